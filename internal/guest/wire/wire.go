@@ -1,0 +1,285 @@
+// Package wire is what host and guest say to each other on one byte stream:
+// one request, and its answer in frames. It holds types, limits and the codec,
+// no behaviour.
+//
+// Each side treats the other's bytes as foreign: a header, a frame, a count or
+// a time that is over its limit ends the stream with an error, never the
+// process. A stream carries one request only, so a kill or a ping never queues
+// behind output.
+//
+// The host writes one frame of kind Request (JSON), then what the operation
+// asks for; the guest answers with frames and ends with exactly one of kind
+// Reply or Failure. A stream that breaks before that has no result.
+package wire
+
+import (
+	"encoding/json"
+	"time"
+
+	"orchestrator/runtime"
+)
+
+// Version is sent by both sides in the first frame; a guest that speaks
+// another one is refused and its sandbox replaced.
+const Version = 1
+
+// Places inside a sandbox.
+const (
+	// RunDir is the folder that the host gives read-only: mode 0700, so that
+	// no command gets at what is in it.
+	RunDir = "/run/orchestrator"
+	// GuestPath, HostSocket and CgroupDir are in RunDir.
+	GuestPath  = RunDir + "/guest"
+	HostSocket = RunDir + "/host.sock"
+	CgroupDir  = RunDir + "/cgroup"
+	// Workspace is where a bound workspace appears, or scratch space.
+	Workspace = "/workspace"
+	// PrivateDir is the guest's own folder on a tmpfs, root only: its socket
+	// for bridges is in it.
+	PrivateDir = "/run/guest"
+)
+
+// Limits of the protocol.
+const (
+	MaxFrame     = 256 << 10 // payload of a data frame
+	MaxHeader    = 1 << 20   // payload of Request, Reply and Failure
+	MaxArgs      = 4096      // elements of argv and env
+	MaxArgBytes  = 512 << 10 // argv and env together
+	MaxPathBytes = 4096
+	MaxShells    = 64 // shells a sandbox keeps, ended ones too, until forgotten
+	MaxEntries   = 10_000
+
+	// SpoolBytes is what the guest keeps of a shell's output per stream unless
+	// asked otherwise, SpoolTotal what it keeps of all shells together.
+	SpoolBytes = 1 << 20
+	SpoolTotal = 16 << 20
+
+	// HeaderTime is how long either side waits for a header that is due.
+	HeaderTime = 10 * time.Second
+	// DrainTime is how long output is still read after the leader has ended
+	// and everything else of the command was killed.
+	DrainTime = 2 * time.Second
+)
+
+// Kind is the first byte of a frame; a big-endian uint32 length and the
+// payload follow.
+type Kind byte
+
+const (
+	KindRequest Kind = 'Q' // host → guest: Request
+	KindReply   Kind = 'R' // guest → host: the operation's reply; last frame
+	KindFailure Kind = 'F' // guest → host: Failure; last frame
+	KindStarted Kind = 'S' // guest → host: Started
+	KindStdout  Kind = '1' // guest → host
+	KindStderr  Kind = '2' // guest → host
+	KindStdin   Kind = '0' // host → guest: input or file data
+	KindEOF     Kind = 'E' // host → guest: end of input; guest → host: end of a stream's data
+	KindSignal  Kind = 'K' // host → guest: Signal
+	KindData    Kind = 'D' // guest → host: file data, spooled output
+	KindChunk   Kind = 'C' // guest → host: Chunk, says where the KindData after it stands
+)
+
+// Op names an operation.
+type Op string
+
+const (
+	OpPing   Op = "ping"   // → Pong
+	OpClaim  Op = "claim"  // Claim → {}: binds the sandbox to a lease
+	OpExec   Op = "exec"   // Command; Stdin/EOF/Signal → Started, Stdout/Stderr …, Reply(Result). A stream that breaks kills it.
+	OpStart  Op = "start"  // Command → Shell: as exec, in the background
+	OpShells Op = "shells" // → []Shell
+	OpShell  Op = "shell"  // ShellRef → Shell
+	OpOutput Op = "output" // Output → (Chunk Data)* Reply(OutputEnd)
+	OpInput  Op = "input"  // ShellRef; Stdin*, EOF closes the shell's stdin, or the stream's end leaves it open → {}
+	OpSignal Op = "signal" // Signal → {}
+	OpKill   Op = "kill"   // Kill → Shell: returns when nothing of it lives
+	OpForget Op = "forget" // ShellRef → {}: an ended shell and its output are dropped
+	OpRead   Op = "read"   // FileRequest → Started(FileInfo), Data*, Reply(FileInfo)
+	OpWrite  Op = "write"  // FileRequest; Stdin*, EOF → Reply(FileInfo): atomic, the old content stays unless all arrived
+	OpList   Op = "list"   // FileRequest → Listing
+	OpStat   Op = "stat"   // FileRequest → FileInfo
+	OpMkdir  Op = "mkdir"  // FileRequest → FileInfo: with parents
+	OpMove   Op = "move"   // FileRequest (To) → FileInfo
+	OpRemove Op = "remove" // FileRequest (Recursive) → {}
+	OpEnd    Op = "end"    // → {}: kills every command and ends PID 1
+)
+
+// Request is the first frame of a stream.
+type Request struct {
+	Version int             `json:"v"`
+	Op      Op              `json:"op"`
+	Body    json.RawMessage `json:"body,omitempty"`
+}
+
+// Failure is an operation that was not carried out. Code is a class of
+// containerd/errdefs in snake case: "invalid_argument", "not_found",
+// "already_exists", "failed_precondition", "resource_exhausted",
+// "permission_denied", "unavailable", "internal".
+type Failure struct {
+	Code    string `json:"code"`
+	Field   string `json:"field,omitempty"`
+	Message string `json:"message"`
+}
+
+// Pong is the answer to a ping.
+type Pong struct {
+	Version int `json:"version"`
+	// Kill is how commands are killed here: "cgroup" or "tag".
+	Kill     string `json:"kill"`
+	Claimed  bool   `json:"claimed"`
+	Commands int    `json:"commands"` // running, shells included
+	Shells   int    `json:"shells"`
+	UptimeMS int64  `json:"uptime_ms"`
+	RSSBytes int64  `json:"rss_bytes"`
+}
+
+// Claim binds a warm sandbox to its lease, once.
+type Claim struct {
+	// Lease is the lease's id; a second claim with another id is refused.
+	Lease string `json:"lease"`
+	// Env is in every command's environment, before the command's own.
+	Env map[string]string `json:"env,omitempty"`
+}
+
+// Command is what to run.
+type Command struct {
+	// ID is chosen by the host, unique in the sandbox; starting the same id
+	// again answers with what runs already.
+	ID   string            `json:"id"`
+	Argv []string          `json:"argv"`
+	Env  map[string]string `json:"env,omitempty"`
+	// Cwd is absolute, or relative to /workspace; empty is /workspace.
+	Cwd string `json:"cwd,omitempty"`
+	// User is "" (1000:1000), a name of the image's /etc/passwd, "uid" or
+	// "uid:gid". Uid 0 is refused.
+	User string `json:"user,omitempty"`
+	// Timeout ends the command and everything it started. Zero: none.
+	Timeout time.Duration `json:"timeout_ns,omitempty"`
+	// Stdin says that input will come; without it stdin is /dev/null.
+	Stdin bool `json:"stdin,omitempty"`
+	// OutputLimit ends the command with output_limit once stdout or stderr has
+	// more bytes. Zero: no limit.
+	OutputLimit int64 `json:"output_limit,omitempty"`
+	// MergeStderr puts stderr into stdout, in the order of writing.
+	MergeStderr bool `json:"merge_stderr,omitempty"`
+	// Spool and Wait are for shells. Spool is how many bytes are kept per
+	// stream (0: SpoolBytes). When they are used up, the oldest are dropped
+	// and their reader gets a gap; with Wait the command waits instead until
+	// a reader has asked for what comes after them.
+	Spool int64 `json:"spool,omitempty"`
+	Wait  bool  `json:"wait,omitempty"`
+}
+
+// Started says that the leader was executed.
+type Started struct {
+	ID  string `json:"id"`
+	Pid int    `json:"pid"` // in the sandbox's pid namespace
+}
+
+// Stream is "stdout" or "stderr".
+type Stream string
+
+const (
+	Stdout Stream = "stdout"
+	Stderr Stream = "stderr"
+)
+
+// Shell is the state of a background command.
+type Shell struct {
+	ID        string    `json:"id"`
+	Argv      []string  `json:"argv"`
+	StartedAt time.Time `json:"started_at"`
+	// Result is there once it has ended.
+	Result *runtime.Result `json:"result,omitempty"`
+	Stdout Span            `json:"stdout"`
+	Stderr Span            `json:"stderr"`
+}
+
+// Span is what the spool holds of a stream: the bytes from Start to End, as
+// absolute offsets from the stream's first byte.
+type Span struct {
+	Start int64 `json:"start"`
+	End   int64 `json:"end"`
+}
+
+// ShellRef names a shell.
+type ShellRef struct {
+	ID string `json:"id"`
+}
+
+// Output asks for a shell's output from an absolute offset. Asking for Offset
+// also says that everything before it has been read (see Command.Wait).
+type Output struct {
+	ID     string `json:"id"`
+	Stream Stream `json:"stream"`
+	Offset int64  `json:"offset"`
+	// Limit is how many bytes to send at most. Zero: what is there. Follow
+	// goes on until the stream's end instead, and ignores Limit and Wait.
+	Limit  int64 `json:"limit,omitempty"`
+	Follow bool  `json:"follow,omitempty"`
+	// Wait is how long to wait for a first byte, at most a minute.
+	Wait time.Duration `json:"wait_ns,omitempty"`
+}
+
+// Chunk says where the data frame after it stands. A chunk whose Offset is
+// greater than where the last one ended tells the exact gap.
+type Chunk struct {
+	Offset int64 `json:"offset"`
+}
+
+// OutputEnd ends an answer to Output.
+type OutputEnd struct {
+	// Next is the offset to ask for next.
+	Next int64 `json:"next"`
+	// EOF: the stream has ended and Next is its length.
+	EOF   bool  `json:"eof"`
+	Shell Shell `json:"shell"`
+}
+
+// Signal goes to the leader, or to every process of the command.
+type Signal struct {
+	ID     string `json:"id,omitempty"`
+	Number int    `json:"number"`
+	All    bool   `json:"all,omitempty"`
+}
+
+// Kill ends a shell: TERM to all, Grace, then KILL.
+type Kill struct {
+	ID    string        `json:"id"`
+	Grace time.Duration `json:"grace_ns,omitempty"`
+}
+
+// FileRequest names a file below /workspace, absolute or relative to it. What
+// leaves it, by .. or by a symbolic link, is refused. Everything is done as
+// the commands' user.
+type FileRequest struct {
+	Path string `json:"path"`
+	To   string `json:"to,omitempty"`
+	// Offset and Limit are for read; Limit zero reads to the end.
+	Offset    int64  `json:"offset,omitempty"`
+	Limit     int64  `json:"limit,omitempty"`
+	Mode      uint32 `json:"mode,omitempty"` // permission bits for write and mkdir; 0: 0644, 0755
+	Recursive bool   `json:"recursive,omitempty"`
+	// Size, if not zero, is how many bytes write expects; others are an error.
+	Size int64 `json:"size,omitempty"`
+}
+
+// FileInfo describes a file without following a link in its last part.
+type FileInfo struct {
+	Name    string    `json:"name"`
+	Path    string    `json:"path"` // relative to /workspace, "." for itself
+	Type    string    `json:"type"` // "file", "dir", "symlink", "other"
+	Size    int64     `json:"size"`
+	Mode    uint32    `json:"mode"`
+	UID     uint32    `json:"uid"`
+	GID     uint32    `json:"gid"`
+	ModTime time.Time `json:"mod_time"`
+	Target  string    `json:"target,omitempty"`
+}
+
+// Listing is a folder's entries, sorted by name; Truncated if there are more
+// than MaxEntries.
+type Listing struct {
+	Items     []FileInfo `json:"items"`
+	Truncated bool       `json:"truncated"`
+}

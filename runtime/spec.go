@@ -1,0 +1,168 @@
+package runtime
+
+import (
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// What the guest may use for itself. It lives outside the commands' cgroup:
+// commands get the sandbox's caps less this reserve, so that the guest answers
+// when they have used up theirs.
+const (
+	GuestReserveBytes = 32 << 20
+	GuestReservePids  = 64
+)
+
+// Smallest caps that leave room for the guest and one small command.
+const (
+	MinMemoryBytes = 64 << 20
+	MinPids        = GuestReservePids + 16
+	MinCPUs        = 0.05
+)
+
+// CommandUID and CommandGID are the user of commands unless the caller names
+// another. User 0 is refused everywhere: it would own the guest.
+const (
+	CommandUID = 1000
+	CommandGID = 1000
+)
+
+// Defaults of Limits.
+const (
+	DefaultMemoryBytes  = 512 << 20
+	DefaultCPUs         = 1.0
+	DefaultPids         = 256
+	DefaultTmpBytes     = 64 << 20
+	DefaultScratchBytes = 64 << 20
+	DefaultOpenFiles    = 4096
+)
+
+// Spec is what a sandbox is made from. Nothing about a caller is in it: env,
+// workspace and user are bound when the sandbox is leased.
+type Spec struct {
+	// ID is unique per host; the container's name is made from it.
+	ID string
+	// Owner names the state directory that the sandbox belongs to.
+	Owner string
+	// Template is the name of the template, Build the build of the
+	// orchestrator that made it; both are for List only.
+	Template string
+	Build    string
+	Image    Image
+	Limits   Limits
+	// Entrypoint comes before the guest's own arguments as PID 1 and must exec
+	// what follows. Empty: the guest is PID 1 from the start.
+	Entrypoint []string
+	// Alone is how long the guest lives without any host before it ends the
+	// sandbox by itself. Zero means DefaultAlone.
+	Alone time.Duration
+}
+
+// DefaultAlone is the guest's dead-man time.
+const DefaultAlone = 10 * time.Minute
+
+// Image is a root filesystem as the images package hands it out.
+type Image struct {
+	// Ref is the name people use, for messages and labels only.
+	Ref string
+	// ID is the digest of the image's configuration ("sha256:…"): what runs.
+	ID string
+	// Root is the unpacked, shared, never written root filesystem on the host.
+	Root string
+	// Archive is a docker-archive with the image, for engines that need to
+	// load it. Empty if the engine has to know the image already.
+	Archive string
+}
+
+// Limits are the caps of one sandbox. The zero value of a field means its
+// default; there is no way to say "unlimited".
+type Limits struct {
+	// MemoryBytes caps everything inside together, the guest and tmpfs too.
+	// Swap is not available to a sandbox.
+	MemoryBytes int64 `json:"memory_bytes"`
+	// CPUs is CPU time per wall time, 1.5 is one and a half cores.
+	CPUs float64 `json:"cpus"`
+	// Pids caps processes and threads.
+	Pids int64 `json:"pids"`
+	// TmpBytes is the size of /tmp, /home/user and /run together with
+	// ScratchBytes, that of /workspace when no workspace is bound, what a
+	// sandbox can keep in files. Both are charged to its memory.
+	TmpBytes     int64 `json:"tmp_bytes"`
+	ScratchBytes int64 `json:"scratch_bytes"`
+	// OpenFiles is RLIMIT_NOFILE of every process.
+	OpenFiles int64 `json:"open_files"`
+}
+
+// WithDefaults fills in what was left zero.
+func (l Limits) WithDefaults() Limits {
+	fill(&l.MemoryBytes, DefaultMemoryBytes)
+	fill(&l.CPUs, DefaultCPUs)
+	fill(&l.Pids, DefaultPids)
+	fill(&l.TmpBytes, DefaultTmpBytes)
+	fill(&l.ScratchBytes, DefaultScratchBytes)
+	fill(&l.OpenFiles, DefaultOpenFiles)
+	return l
+}
+
+func fill[T int64 | float64](v *T, def T) {
+	if *v == 0 {
+		*v = def
+	}
+}
+
+// Validate names the first field that no host could give.
+func (l Limits) Validate() error {
+	bad := func(field string, got any, want string) error {
+		return fmt.Errorf("limits.%s is %v: %s: %w", field, got, want, errdefs.ErrInvalidArgument)
+	}
+	switch {
+	case l.MemoryBytes < MinMemoryBytes:
+		return bad("memory_bytes", l.MemoryBytes, fmt.Sprintf("must be at least %d", MinMemoryBytes))
+	case l.CPUs < MinCPUs || l.CPUs > 1024:
+		return bad("cpus", l.CPUs, fmt.Sprintf("must be from %v to 1024", MinCPUs))
+	case l.Pids < MinPids || l.Pids > 1<<22:
+		return bad("pids", l.Pids, fmt.Sprintf("must be from %d to %d", MinPids, 1<<22))
+	case l.TmpBytes < 1<<20 || l.TmpBytes > l.MemoryBytes:
+		return bad("tmp_bytes", l.TmpBytes, "must be from 1 MiB to memory_bytes")
+	case l.ScratchBytes < 1<<20 || l.ScratchBytes > l.MemoryBytes:
+		return bad("scratch_bytes", l.ScratchBytes, "must be from 1 MiB to memory_bytes")
+	case l.OpenFiles < 64 || l.OpenFiles > 1<<20:
+		return bad("open_files", l.OpenFiles, "must be from 64 to 1048576")
+	}
+	return nil
+}
+
+var (
+	idPattern   = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{7,62}$`)
+	namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+)
+
+// ValidID says whether id can name a sandbox: it becomes part of container
+// names, cgroup names and paths, so nothing but [a-z0-9-] is let through.
+func ValidID(id string) bool { return idPattern.MatchString(id) }
+
+// Validate names the first field that cannot be used. Drivers call it first.
+func (s Spec) Validate() error {
+	bad := func(field, why string) error {
+		return fmt.Errorf("spec.%s %s: %w", field, why, errdefs.ErrInvalidArgument)
+	}
+	switch {
+	case !ValidID(s.ID):
+		return bad("id", fmt.Sprintf("%q does not match %s", s.ID, idPattern))
+	case !ValidID(s.Owner):
+		return bad("owner", fmt.Sprintf("%q does not match %s", s.Owner, idPattern))
+	case !namePattern.MatchString(s.Template):
+		return bad("template", fmt.Sprintf("%q does not match %s", s.Template, namePattern))
+	case s.Image.ID == "" && s.Image.Root == "":
+		return bad("image", "has neither an id nor a root")
+	case s.Image.Root != "" && !filepath.IsAbs(s.Image.Root):
+		return bad("image.root", fmt.Sprintf("%q is not absolute", s.Image.Root))
+	case s.Alone < 0:
+		return bad("alone", "is negative")
+	}
+	return s.Limits.Validate()
+}
