@@ -111,12 +111,25 @@ type Request struct {
 	Body    json.RawMessage `json:"body,omitempty"`
 }
 
-// Failure is an operation that was not carried out. Code is a class of
-// containerd/errdefs in snake case: "invalid_argument", "not_found",
-// "already_exists", "failed_precondition", "resource_exhausted",
-// "permission_denied", "unavailable", "internal".
+// Code is a class of containerd/errdefs in snake case.
+type Code = string
+
+// The codes that a guest sends.
+const (
+	InvalidArgument    Code = "invalid_argument"
+	NotFound           Code = "not_found"
+	AlreadyExists      Code = "already_exists"
+	FailedPrecondition Code = "failed_precondition"
+	ResourceExhausted  Code = "resource_exhausted"
+	PermissionDenied   Code = "permission_denied"
+	Unavailable        Code = "unavailable"
+	Internal           Code = "internal"
+)
+
+// Failure is an operation that was not carried out, and the error that says so
+// within the guest.
 type Failure struct {
-	Code    string `json:"code"`
+	Code    Code   `json:"code"`
 	Field   string `json:"field,omitempty"`
 	Message string `json:"message"`
 }

@@ -1,0 +1,66 @@
+package wire
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// Failf makes a Failure; field may be empty.
+func Failf(code Code, field, format string, args ...any) *Failure {
+	return &Failure{Code: code, Field: field, Message: fmt.Sprintf(format, args...)}
+}
+
+// Error is the message with the field it is about.
+func (f *Failure) Error() string {
+	if f.Field == "" {
+		return f.Message
+	}
+	return f.Field + ": " + f.Message
+}
+
+// ReadRequest reads a stream's first frame, which has to arrive within
+// HeaderTime, and lifts the deadline again. The body is a copy. A *Failure is
+// to be sent back; after any other error nobody is there to read it.
+func (c *Conn) ReadRequest() (Request, error) {
+	if err := c.SetReadDeadline(time.Now().Add(HeaderTime)); err != nil {
+		return Request{}, err
+	}
+	kind, payload, err := c.ReadFrame()
+	if err != nil {
+		return Request{}, fmt.Errorf("read request: %w", err)
+	}
+	if err := c.SetReadDeadline(time.Time{}); err != nil {
+		return Request{}, err
+	}
+	if kind != KindRequest {
+		return Request{}, Failf(InvalidArgument, "", "the first frame is of kind %q, not a request", byte(kind))
+	}
+	return DecodeRequest(payload)
+}
+
+// DecodeRequest decodes and checks a Request.
+func DecodeRequest(payload []byte) (Request, error) {
+	var r Request
+	if err := json.Unmarshal(payload, &r); err != nil {
+		return Request{}, Failf(InvalidArgument, "", "decode request: %v", err)
+	}
+	if r.Version != Version {
+		return Request{}, Failf(FailedPrecondition, "v", "the guest speaks version %d, the host %d", Version, r.Version)
+	}
+	if r.Op == "" || len(r.Op) > 32 {
+		return Request{}, Failf(InvalidArgument, "op", "there is no such operation")
+	}
+	return r, nil
+}
+
+// Decode decodes a request's body into v; nothing is the zero value.
+func Decode(body json.RawMessage, v any) error {
+	if len(body) == 0 {
+		return nil
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return Failf(InvalidArgument, "", "decode request: %v", err)
+	}
+	return nil
+}
