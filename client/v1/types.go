@@ -1,0 +1,271 @@
+// Package v1 is the data of the HTTP interface /v1: what clients send and get.
+// It holds no behaviour but checks of form. Durations are whole milliseconds,
+// sizes are bytes, times are RFC 3339. Unknown fields are errors on both
+// sides of the server; clients ignore fields that a newer server sends.
+package v1
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Usage is what a command used. Zero means that the host cannot tell.
+type Usage struct {
+	CPUUserMS       float64 `json:"cpu_user_ms"`
+	CPUSystemMS     float64 `json:"cpu_system_ms"`
+	MemoryPeakBytes int64   `json:"memory_peak_bytes"`
+	PidsPeak        int64   `json:"pids_peak"`
+}
+
+// SandboxRequest asks for a lease. The zero value leases from the default
+// template without a workspace.
+type SandboxRequest struct {
+	Template string `json:"template,omitempty"`
+	// Workspace is the name of a workspace to bind at /workspace; ReadOnly
+	// binds it read-only. Only one lease at a time may write.
+	Workspace string            `json:"workspace,omitempty"`
+	ReadOnly  bool              `json:"read_only,omitempty"`
+	Env       map[string]string `json:"env,omitempty"`
+	// TTLMS ends the lease after this time, whatever it does; IdleMS after a
+	// time without a call. Zero takes the server's defaults.
+	TTLMS  int64 `json:"ttl_ms,omitempty"`
+	IdleMS int64 `json:"idle_ms,omitempty"`
+	// WhenEmpty is what to do when no warm sandbox is there: "wait" (the
+	// default; WaitMS at most), "cold" (make one now) or "refuse".
+	WhenEmpty string            `json:"when_empty,omitempty"`
+	WaitMS    int64             `json:"wait_ms,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"`
+}
+
+// Sandbox is a lease on one container.
+type Sandbox struct {
+	ID string `json:"id"`
+	// State is "creating", "warm", "leased", "stopping", "gone" or "failed".
+	State     string            `json:"state"`
+	Template  string            `json:"template"`
+	Runtime   string            `json:"runtime"`
+	Image     string            `json:"image"`
+	Workspace string            `json:"workspace,omitempty"`
+	ReadOnly  bool              `json:"read_only,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"`
+	CreatedAt time.Time         `json:"created_at"`
+	// ExpiresAt and IdleMS are when the lease ends by itself.
+	ExpiresAt time.Time `json:"expires_at"`
+	IdleMS    int64     `json:"idle_ms"`
+	LastUseAt time.Time `json:"last_use_at"`
+	// Warm says that it came from the pool.
+	Warm bool `json:"warm"`
+	// EndedAt and Reason are set once it is gone: "removed", "expired",
+	// "idle", "lost", "unclean", "failed".
+	EndedAt *time.Time `json:"ended_at,omitempty"`
+	Reason  string     `json:"reason,omitempty"`
+}
+
+// Exec is a command to run: either Argv, or Command for the sandbox's shell
+// ("bash -c" where the image has one, else "sh -c").
+type Exec struct {
+	Argv    []string          `json:"argv,omitempty"`
+	Command string            `json:"command,omitempty"`
+	Cwd     string            `json:"cwd,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
+	// Stdin is given as a string; StdinBase64 for bytes. Without either
+	// stdin is empty.
+	Stdin       string `json:"stdin,omitempty"`
+	StdinBase64 string `json:"stdin_base64,omitempty"`
+	User        string `json:"user,omitempty"`
+	TimeoutMS   int64  `json:"timeout_ms,omitempty"`
+	// MaxOutputBytes is how much of each stream the answer holds: the head
+	// and the tail of it, with Truncated set if there was more. It does not
+	// stop the command unless StopAtOutput is set: then the ending is
+	// output_limit.
+	MaxOutputBytes int64 `json:"max_output_bytes,omitempty"`
+	StopAtOutput   bool  `json:"stop_at_output,omitempty"`
+}
+
+// ExecResult is how a command ended and what it wrote. Bytes that are not
+// UTF-8 are replaced; ask for raw octets to have them as they are.
+type ExecResult struct {
+	ID string `json:"id"`
+	// Ending is exited, signalled, timeout, cancelled, oom, pids, disk,
+	// output_limit or sandbox_lost. ExitCode is -1 unless it is exited.
+	Ending   string `json:"ending"`
+	ExitCode int    `json:"exit_code"`
+	Signal   int    `json:"signal,omitempty"`
+	Stdout   string `json:"stdout"`
+	Stderr   string `json:"stderr"`
+	// Truncated: Stdout or Stderr lacks a middle part; the totals are exact.
+	Truncated   bool   `json:"truncated"`
+	StdoutBytes int64  `json:"stdout_bytes"`
+	StderrBytes int64  `json:"stderr_bytes"`
+	DurationMS  int64  `json:"duration_ms"`
+	Usage       Usage  `json:"usage"`
+	Detail      string `json:"detail,omitempty"`
+}
+
+// Run is a one-shot call: a sandbox is leased, runs one command, and is
+// destroyed.
+type Run struct {
+	Exec
+	Template  string            `json:"template,omitempty"`
+	Workspace string            `json:"workspace,omitempty"`
+	ReadOnly  bool              `json:"read_only,omitempty"`
+	WhenEmpty string            `json:"when_empty,omitempty"`
+	WaitMS    int64             `json:"wait_ms,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"`
+}
+
+// Lease is the part of a Run that asks for the sandbox.
+func (r Run) Lease() SandboxRequest {
+	return SandboxRequest{
+		Template: r.Template, Workspace: r.Workspace, ReadOnly: r.ReadOnly,
+		WhenEmpty: r.WhenEmpty, WaitMS: r.WaitMS, Labels: r.Labels,
+	}
+}
+
+// Event is one server-sent event of a streamed exec: "started", "stdout",
+// "stderr" or "end". Data of output events is text; Base64 is set instead
+// where the bytes are not UTF-8.
+type Event struct {
+	Type   string      `json:"type"`
+	ID     string      `json:"id,omitempty"`
+	Data   string      `json:"data,omitempty"`
+	Base64 string      `json:"base64,omitempty"`
+	Result *ExecResult `json:"result,omitempty"`
+}
+
+// ShellRequest starts a background command.
+type ShellRequest struct {
+	Exec
+	// MergeStderr puts stderr into stdout in the order of writing.
+	MergeStderr bool `json:"merge_stderr,omitempty"`
+	// KeepOpen leaves stdin open for POST …/input.
+	KeepOpen bool `json:"keep_open,omitempty"`
+	// SpoolBytes is how much of each stream is kept for readers. When it is
+	// used up the oldest bytes go, and a late reader is told the exact gap;
+	// with Lossless the command waits for its reader instead.
+	SpoolBytes int64 `json:"spool_bytes,omitempty"`
+	Lossless   bool  `json:"lossless,omitempty"`
+}
+
+// Shell is a background command.
+type Shell struct {
+	ID        string   `json:"id"`
+	SandboxID string   `json:"sandbox_id"`
+	Argv      []string `json:"argv"`
+	// State is "running" or "ended".
+	State     string      `json:"state"`
+	StartedAt time.Time   `json:"started_at"`
+	Result    *ExecResult `json:"result,omitempty"`
+	// The bytes of each stream that can be read now.
+	StdoutStart int64 `json:"stdout_start"`
+	StdoutEnd   int64 `json:"stdout_end"`
+	StderrStart int64 `json:"stderr_start"`
+	StderrEnd   int64 `json:"stderr_end"`
+}
+
+// Output is a piece of a shell's output.
+type Output struct {
+	Stream string `json:"stream"`
+	// Offset is where Data begins: more than what was asked for if the bytes
+	// between are no longer kept (Gap of them). NextOffset is to ask for next.
+	Offset     int64 `json:"offset"`
+	NextOffset int64 `json:"next_offset"`
+	Gap        int64 `json:"gap"`
+	// Data is text; Base64 is set instead where the bytes are not UTF-8.
+	Data   string `json:"data"`
+	Base64 string `json:"base64,omitempty"`
+	// EOF: the stream has ended at NextOffset.
+	EOF   bool  `json:"eof"`
+	Shell Shell `json:"shell"`
+}
+
+// File describes a file in a workspace.
+type File struct {
+	Name    string    `json:"name"`
+	Path    string    `json:"path"`
+	Type    string    `json:"type"`
+	Size    int64     `json:"size"`
+	Mode    string    `json:"mode"` // octal, "0644"
+	UID     uint32    `json:"uid"`
+	GID     uint32    `json:"gid"`
+	ModTime time.Time `json:"mod_time"`
+	Target  string    `json:"target,omitempty"`
+}
+
+// WorkspaceRequest makes a workspace.
+type WorkspaceRequest struct {
+	Name string `json:"name"`
+}
+
+// Workspace is a folder that outlives sandboxes.
+type Workspace struct {
+	Name      string    `json:"name"`
+	CreatedAt time.Time `json:"created_at"`
+	// Sandboxes are the leases that have it now.
+	Sandboxes []string `json:"sandboxes"`
+}
+
+// Pool is the state of one template's warm pool.
+type Pool struct {
+	Template  string `json:"template"`
+	Image     string `json:"image"`
+	Min       int    `json:"min"`
+	Max       int    `json:"max"`
+	Creating  int    `json:"creating"`
+	Warm      int    `json:"warm"`
+	Leased    int    `json:"leased"`
+	Waiting   int    `json:"waiting"`
+	Created   int64  `json:"created_total"`
+	Failed    int64  `json:"failed_total"`
+	LastError string `json:"last_error,omitempty"`
+}
+
+// Image is an imported image.
+type Image struct {
+	Ref       string    `json:"ref"`
+	ID        string    `json:"id"`
+	SizeBytes int64     `json:"size_bytes"`
+	CreatedAt time.Time `json:"created_at"`
+}
+
+// List is how every list answers.
+type List[T any] struct {
+	Items []T `json:"items"`
+}
+
+// Version says what the server is and what it runs on.
+type Version struct {
+	Version string `json:"version"`
+	Build   string `json:"build"`
+	Runtime string `json:"runtime"`
+	// Why the runtime was chosen, and which cgroup mode was found.
+	Why          string            `json:"why"`
+	Cgroup       string            `json:"cgroup"`
+	Capabilities map[string]string `json:"capabilities"`
+}
+
+// Problem is an error as RFC 9457 has it, with the field that was wrong and
+// the way out. Code is a class in snake case: invalid_argument, not_found,
+// already_exists, failed_precondition, resource_exhausted, permission_denied,
+// unauthenticated, unavailable, deadline_exceeded, not_implemented, internal.
+type Problem struct {
+	Type         string `json:"type"`
+	Title        string `json:"title"`
+	Status       int    `json:"status"`
+	Detail       string `json:"detail"`
+	Code         string `json:"code"`
+	Field        string `json:"field,omitempty"`
+	RetryAfterMS int64  `json:"retry_after_ms,omitempty"`
+}
+
+// Error makes a Problem an error: the detail is a whole sentence.
+func (p *Problem) Error() string { return p.Detail }
+
+// Decode reads a Problem from an error body; it reports whether it was one.
+func Decode(body []byte) (*Problem, bool) {
+	var p Problem
+	if json.Unmarshal(body, &p) != nil || p.Status == 0 {
+		return nil, false
+	}
+	return &p, true
+}
