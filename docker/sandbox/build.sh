@@ -62,6 +62,7 @@ docker_() { DOCKER_BUILDKIT=0 docker --host "$engine" "$@"; }
 clean_up() {
     local status=$?
     trap - EXIT
+    [[ -z ${container:-} ]] || docker_ rm --force "$container" >/dev/null 2>&1 || :
     if [[ -n ${work:-} && -d $work ]]; then
         unmount_under "$work" && rm -rf --one-file-system "$work"
     fi
@@ -88,7 +89,7 @@ debootstrap_base() {
     unmount_under "$root" && rm -rf --one-file-system "$root"
     mkdir -m 0755 "$root"
     say "debootstrap: $SUITE from $MIRROR"
-    if ! debootstrap --variant=minbase --cache-dir="$CACHE/debs" --include="$include" \
+    if ! timeout --kill-after=10 600 debootstrap --variant=minbase --cache-dir="$CACHE/debs" --include="$include" \
         "$SUITE" "$root" "$MIRROR" >"$work/debootstrap.log" 2>&1; then
         tail -n 20 "$work/debootstrap.log" >&2
         [[ ! -f $root/debootstrap/debootstrap.log ]] || tail -n 20 "$root/debootstrap/debootstrap.log" >&2
@@ -106,6 +107,7 @@ tidy() {
     : >"$root/etc/resolv.conf"
     printf 'sandbox\n' >"$root/etc/hostname"
     printf '127.0.0.1 localhost sandbox\n::1 localhost\n' >"$root/etc/hosts"
+    chmod 0644 "$root/etc/resolv.conf" "$root/etc/hostname" "$root/etc/hosts"
     rm -f "$root/etc/machine-id" "$root/var/lib/dbus/machine-id" "$root/var/cache/ldconfig/aux-cache"
     chmod 1777 "$root/tmp" "$root/var/tmp"
 }
@@ -126,7 +128,7 @@ by_debootstrap() {
 
 # by_docker builds the Dockerfile and takes the root out again, so that both ways give the same kind of archive.
 by_docker() {
-    local base tag=orchestrator/sandbox:build-$key container
+    local base tag=orchestrator/sandbox:build-$key
     timeout 20 docker --host "$engine" version >/dev/null 2>&1 || die "the engine at $engine does not answer"
     if timeout 10 docker --host "$engine" pull --quiet "$REGISTRY_BASE" >/dev/null 2>&1; then
         base=$REGISTRY_BASE
@@ -141,11 +143,13 @@ by_docker() {
         fi
     fi
     # The engine of the tests has no bridge; with the packages there already nothing is fetched.
-    docker_ build --quiet --network host --build-arg "BASE=$base" --tag "$tag" "$HERE" >/dev/null
+    docker_ build --network host --build-arg "BASE=$base" --tag "$tag" "$HERE" >"$work/build.log" 2>&1 ||
+        { tail -n 40 "$work/build.log" >&2; die "docker build did not work"; }
     container=$(docker_ create --network none "$tag" true)
     mkdir -p "$work/out/rootfs"
     docker_ export "$container" | tar --numeric-owner -C "$work/out/rootfs" -x
     docker_ rm --force "$container" >/dev/null
+    container=
     docker_ rmi --force "$tag" >/dev/null
     [[ $base == "$REGISTRY_BASE" ]] || docker_ rmi --force "$base" >/dev/null
     printf '%s\n' "$base" >"$work/out/source"

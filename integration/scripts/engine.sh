@@ -100,11 +100,11 @@ down() {
     return "$status"
 }
 
-# background LOG COMMAND...: a process of its own session that keeps nothing of ours open.
+# background LOG COMMAND...: a process of its own session that keeps nothing of ours open, no lock in particular.
 background() {
     local log=$1
     shift
-    setsid "$@" </dev/null >>"$log" 2>&1 9>&- &
+    setsid "$@" </dev/null >>"$log" 2>&1 7>&- 8>&- 9>&- &
 }
 
 configure() {

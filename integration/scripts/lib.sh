@@ -12,7 +12,9 @@ export LC_ALL=C.UTF-8
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # CACHE keeps what is costly to make again and the same for every checkout: root filesystems, the linter.
-CACHE=${ORCHESTRATOR_CACHE:-/var/cache/orchestrator}
+default_cache=/var/cache/orchestrator
+((EUID == 0)) || default_cache=${XDG_CACHE_HOME:-$HOME/.cache}/orchestrator
+CACHE=${ORCHESTRATOR_CACHE:-$default_cache}
 # TEST_STATE holds the engine of the tests; nothing outside of it belongs to that engine.
 TEST_STATE=${ORCHESTRATOR_TEST_STATE:-/var/lib/orchestrator-test}
 ENGINE_DIR=$TEST_STATE/engine

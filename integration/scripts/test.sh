@@ -1,0 +1,335 @@
+#!/usr/bin/env bash
+# Runs the tests. Without arguments, everything; else the named steps with the steps they need:
+#
+#     test.sh [deps | lint | build | image | engine | unit | fuzz | conformance | integration | left | bench]...
+#     test.sh env      starts the engine, makes the image, prints the variables the tests read ("eval" it), leaves it running
+#
+# Whole logs are kept in build/logs/. What went wrong is said again at the end, and the last line is
+# "N passed, N failed". The engine that the tests use is always taken down. One run at a time: a second one waits.
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+ALL=(deps lint build image engine unit fuzz conformance integration left)
+GOLANGCI_VERSION=v2.12.2
+FUZZ_TIME=5s
+LEFT_SECONDS=30 # what ends by itself after its test may take this long
+TAIL=80
+
+LOGS=$ROOT/build/logs
+SCRIPTS=$ROOT/integration/scripts
+BUILD_SANDBOX=$ROOT/docker/sandbox/build.sh
+
+cd "$ROOT"
+
+declare -A result=() # step → ok, failed or "not run"
+
+# needs STEP: the steps that must have gone well before it.
+needs() {
+    case $1 in
+    engine | lint | build | image) echo deps ;;
+    unit | fuzz) echo deps build ;;
+    conformance | integration | bench) echo deps build image engine ;;
+    esac
+}
+
+step_deps() { "$SCRIPTS/deps.sh"; }
+
+step_build() {
+    make --no-print-directory build build-faults
+    "$ROOT/bin/orchestrator" version
+}
+
+# step_image makes the image and, with the engine, sees that the Dockerfile gives the same one.
+step_image() {
+    local rootfs other
+    rootfs=$("$BUILD_SANDBOX" --print-path)
+    say "$rootfs"
+    "$SCRIPTS/engine.sh" up >/dev/null
+    other=$("$BUILD_SANDBOX" --docker "$ENGINE_HOST" --print-path)
+    if [[ $(<"${other%/rootfs}/source") == orchestrator/sandbox-base:* ]]; then
+        diff <(listing "$rootfs") <(listing "$other") || die "the Dockerfile and debootstrap give different images"
+    fi
+}
+
+listing() { (cd "$1" && find . -printf '%p %y %m %U %G %l\n' | sort); }
+
+step_engine() {
+    local archive have key
+    "$SCRIPTS/engine.sh" up
+    archive=$("$BUILD_SANDBOX" --print-archive)
+    key=$(basename "$(dirname "$archive")")
+    have=$(docker --host "$ENGINE_HOST" image inspect --format '{{index .Config.Labels "orchestrator.sandbox.key"}}' \
+        orchestrator/sandbox:latest 2>/dev/null || :)
+    [[ sandbox-$have == "$key" ]] || docker --host "$ENGINE_HOST" load --input "$archive"
+}
+
+step_lint() {
+    local unformatted tags script
+    unformatted=$(gofmt -l .)
+    [[ -z $unformatted ]] || { printf 'gofmt would change:\n%s\n' "$unformatted"; return 1; }
+    go mod verify
+    for tags in '' integration faults integration,faults; do
+        say "go vet -tags '$tags'"
+        go vet -tags "$tags" ./...
+    done
+    while read -r script; do
+        bash -n "$script"
+    done < <(find . -path ./.git -prune -o -path ./build -prune -o \( -name '*.sh' -o -path './.ci/*' \) -type f -print)
+    say "golangci-lint $GOLANGCI_VERSION"
+    "$(linter)" run --timeout 15m --build-tags integration,faults ./...
+}
+
+# linter prints the path of golangci-lint, built with this machine's Go from the module proxy if the cache has none.
+linter() {
+    local path new
+    path=$CACHE/tools/golangci-lint-$GOLANGCI_VERSION-$(cd / && go env GOVERSION GOARCH | xargs | tr ' ' '-')
+    if [[ ! -x $path ]]; then
+        say "building golangci-lint (once; about two minutes)"
+        mkdir -p "$CACHE/tools"
+        new=$(mktemp -d "$CACHE/tools/tmp.XXXXXX")
+        if ! (cd / && retry 3 env GOFLAGS= CGO_ENABLED=0 GOBIN="$new" timeout 900 \
+            go install -ldflags '-s -w' "github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$GOLANGCI_VERSION" \
+            >"$LOGS/golangci-build.log" 2>&1); then
+            rm -rf "$new"
+            tail -n 20 "$LOGS/golangci-build.log" >&2
+            die "golangci-lint could not be built from the Go module proxy ($(cd / && go env GOPROXY)); put a $GOLANGCI_VERSION binary at $path to do without"
+        fi
+        mv -T "$new/golangci-lint" "$path"
+        rm -rf "$new"
+    fi
+    printf '%s\n' "$path"
+}
+
+# go_test STEP ARGUMENT...: go test, its output made readable and counted. No tests at all is a failure.
+go_test() {
+    local name=$1 status passed failed
+    shift
+    set +e
+    go test -json "$@" 2>&1 | awk -v LOG="$LOGS/$name.full.log" -v COUNTS="$LOGS/$name.counts" -f "$SCRIPTS/testjson.awk"
+    status=${PIPESTATUS[0]}
+    set -e
+    read -r passed failed _ <"$LOGS/$name.counts"
+    ((status == 0 && failed == 0)) || { say "go test $*: $passed passed, $failed failed"; return 1; }
+    ((passed > 0)) || die "go test $*: there are no tests"
+}
+
+# packages TAGS PATTERN...: the packages that match, and a failure for a pattern that matches none.
+packages() {
+    local tags=$1 pattern found
+    shift
+    for pattern in "$@"; do
+        found=$(go list -tags "$tags" "$pattern")
+        [[ -n $found ]] || die "there are no packages $pattern"
+        printf '%s\n' "$found"
+    done
+}
+
+step_unit() { CGO_ENABLED=1 go_test unit -race -count=1 -p 2 -timeout 10m ./...; }
+
+step_conformance() {
+    local list
+    list=$(packages integration ./integration/conformance/... ./runtime/...)
+    # shellcheck disable=SC2086 # a list
+    go_test conformance -tags integration -count=1 -p 1 -timeout 20m $list
+}
+
+# step_integration: ./integration but the conformance suite, and every other package with a test behind a tag, so that
+# none is forgotten.
+step_integration() {
+    local list
+    list=$(
+        packages integration,faults ./integration/... | grep -v '/integration/conformance'
+        grep -rlE --include='*_test.go' '^//go:build .*(integration|faults)' . | xargs -r -n1 dirname | sort -u |
+            { grep -vE '^\./(integration|runtime)(/|$)' || :; } | xargs -r go list -tags integration,faults
+    )
+    [[ -n $list ]] || die "there are no integration tests"
+    # shellcheck disable=SC2046,SC2086 # a list
+    go_test integration -tags integration,faults -count=1 -p 1 -timeout 30m $(sort -u <<<"$list")
+}
+
+step_bench() { go run -tags integration ./integration/bench; }
+
+step_fuzz() {
+    local file target count=0
+    while IFS=: read -r file target; do
+        fuzz "$(dirname "$file")" "$target"
+        count=$((count + 1))
+    done < <(grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' . | sed 's/func //' | sort)
+    ((count > 0)) || die "there are no fuzz targets"
+    printf '%d 0 0\n' "$count" >"$LOGS/fuzz.counts"
+}
+
+# fuzz DIR TARGET: a few seconds of one target. At the end of its time Go sometimes reports a worker that was cut off as
+# a failure: "context deadline exceeded" as the only message and no failing input. That, and only that, is tried again.
+fuzz() {
+    local out=$LOGS/fuzz-$2.log try
+    for try in 1 2; do
+        say "fuzz $1 $2"
+        if go test -run '^$' -fuzz "^$2\$" -fuzztime "$FUZZ_TIME" -parallel 2 -timeout 5m "$1" >"$out" 2>&1; then
+            tail -n 1 "$out"
+            return 0
+        fi
+        if ((try == 2)) || ! only_deadline "$out"; then break; fi
+        say "the worker was cut off at the end of its time; once more"
+    done
+    cat "$out"
+    return 1
+}
+
+only_deadline() {
+    ! grep -qE 'Failing input written|panic:|DATA RACE|fatal error:' "$1" &&
+        [[ $(sed -n '/^--- FAIL: Fuzz/,/^FAIL$/{/^--- FAIL/d;/^FAIL$/d;s/^ *//;/^$/d;p}' "$1") == 'context deadline exceeded' ]]
+}
+
+# left_now: what is on the machine that looks like ours, a line each.
+left_now() {
+    local proc exe start at
+    for at in "$TMPDIR" "$TEST_STATE"; do
+        mounts_under "$at" | { grep -v "^$ENGINE_DIR/" || :; } | sed 's/^/mount /'
+    done
+    find /sys/fs/cgroup -type d \( -name 'orchestrator-*' -o -path '*/orchestrator/*' -o -path "*/$ENGINE_CGROUP/*" \) \
+        ! -name "$ENGINE_CGROUP" -printf 'cgroup %p\n' 2>/dev/null || :
+    for proc in /proc/[0-9]*; do
+        exe=$(readlink "$proc/exe" 2>/dev/null) || continue
+        case ${exe% (deleted)} in
+        "$ROOT/bin/"* | "$TMPDIR"/* | */run/orchestrator/guest | */guest/*/guest | /guest) ;;
+        *) continue ;;
+        esac
+        start=$(sed 's/^.*) //' "$proc/stat" 2>/dev/null | cut -d' ' -f20) || continue
+        printf 'process %s started %s %s\n' "${proc#/proc/}" "$start" "$exe"
+    done
+    find "$TMPDIR" -mindepth 1 -maxdepth 1 ! -name 'go-build*' -printf 'file %p\n'
+    find /run /var/lib /dev/shm /tmp -mindepth 1 -maxdepth 1 -name 'orchestrator*' ! -path "$TEST_STATE" -printf 'file %p\n'
+    if docker_is_up; then
+        docker --host "$ENGINE_HOST" ps --all --format 'container {{.ID}} {{.Names}} {{.Status}} {{.Labels}}'
+        # The guest's volume is kept between sandboxes on purpose, as an image is.
+        docker --host "$ENGINE_HOST" volume ls --format 'volume {{.Name}}' | { grep -v '^volume orchestrator-guest' || :; }
+    fi
+}
+
+docker_is_up() { "$SCRIPTS/engine.sh" status >/dev/null 2>&1; }
+
+step_left() {
+    local deadline=$((SECONDS + LEFT_SECONDS)) left
+    while :; do
+        left=$(left_now | sort | comm -13 "$LOGS/before" -)
+        [[ -n $left ]] || break
+        if ((SECONDS >= deadline)); then
+            printf 'the tests left this on the machine:\n%s\n' "$left"
+            return 1
+        fi
+        sleep 1
+    done
+    say "nothing is left"
+}
+
+# environment: what the tests read; the image must be made.
+environment() {
+    local folder
+    folder=$("$BUILD_SANDBOX")
+    export ORCHESTRATOR_TEST_ROOTFS=$folder/rootfs
+    export ORCHESTRATOR_TEST_IMAGE_ARCHIVE=$folder/sandbox.tar
+    export ORCHESTRATOR_TEST_DOCKER=$ENGINE_HOST
+    export ORCHESTRATOR_TEST_BIN=$ROOT/bin/orchestrator
+    export ORCHESTRATOR_TEST_BIN_FAULTS=$ROOT/bin/orchestrator-faults
+    export ORCHESTRATOR_TEST_GUEST=$ROOT/bin/guest
+}
+
+# run STEP: runs it once, after what it needs. It never fails itself; it records.
+run() {
+    local name=$1 need status started
+    [[ -z ${result[$name]:-} ]] || return 0
+    for need in $(needs "$name"); do
+        run "$need"
+        [[ ${result[$need]} == ok ]] && continue
+        result[$name]="not run"
+        order+=("$name")
+        printf '\n=== %s: not run, it needs %s\n' "$name" "$need"
+        return 0
+    done
+    printf '\n=== %s\n' "$name"
+    started=$SECONDS
+    # Not in a condition: there bash would ignore errors inside. The lock is not inherited by what tests start.
+    set +e
+    (
+        set -Eeuo pipefail
+        trap - EXIT INT TERM HUP
+        "step_$name"
+    ) 7>&- 2>&1 </dev/null | tee "$LOGS/$name.log"
+    status=${PIPESTATUS[0]}
+    set -e
+    result[$name]=ok
+    ((status == 0)) || result[$name]=failed
+    order+=("$name")
+    [[ $name != image || $status != 0 ]] || environment
+    printf -- '--- %s: %s, %d s\n' "$name" "${result[$name]}" $((SECONDS - started))
+}
+
+# totals: of all tests, and one for each step that failed without a failed test to show for it.
+totals() {
+    local name passed=0 failed=0 p f
+    for name in "${order[@]}"; do
+        p=0 f=0
+        [[ ! -s $LOGS/$name.counts ]] || read -r p f _ <"$LOGS/$name.counts"
+        if [[ ! -e $LOGS/$name.counts && ${result[$name]} == ok ]]; then p=1; fi
+        if [[ ${result[$name]} != ok ]] && ((f == 0)); then f=1; fi
+        passed=$((passed + p)) failed=$((failed + f))
+    done
+    printf '%d passed, %d failed\n' "$passed" "$failed"
+}
+
+# finish: the engine is taken down, the reasons are said again, the counts are the last line.
+finish() {
+    local status=$? name bad=0
+    trap - EXIT INT TERM HUP
+    set +e
+    if ! "$SCRIPTS/engine.sh" down >"$LOGS/down.log" 2>&1 7>&-; then
+        order+=(down)
+        result[down]=failed
+    fi
+    for name in "${order[@]}"; do
+        [[ ${result[$name]} != ok ]] || continue
+        bad=1
+        printf '\n=== FAILED: %s (%s); the end of %s:\n' "$name" "${result[$name]}" "$LOGS/$name.log"
+        [[ ! -s $LOGS/$name.log ]] || tail -n "$TAIL" "$LOGS/$name.log"
+    done
+    unmount_under "$TMPDIR" && rm -rf --one-file-system "$TMPDIR"
+    printf '\nlogs: %s\n' "$LOGS"
+    ((status == 0)) || printf 'the run was cut off (status %d)\n' "$status"
+    totals
+    ((bad == 0)) || exit 1
+    exit "$status"
+}
+
+if [[ ${1:-} == env ]]; then
+    mkdir -p "$LOGS"
+    { step_deps && "$BUILD_SANDBOX" && step_engine; } >&2
+    environment
+    export -p | grep -o 'ORCHESTRATOR_TEST_.*' | sed 's/^/export /'
+    exit 0
+fi
+
+steps=("$@")
+((${#steps[@]} > 0)) || steps=("${ALL[@]}")
+for step in "${steps[@]}"; do
+    declare -F "step_$step" >/dev/null || die "there is no step $step; there are: ${ALL[*]} bench env"
+done
+((EUID == 0)) || die "must be root: the tests make containers, mounts and cgroups (sudo make test)"
+
+mkdir -p "$TEST_STATE"
+exec 7>"$TEST_STATE/test.lock"
+flock --nonblock 7 || { say "another run of the tests is going on; waiting for it"; flock 7; }
+rm -rf "$LOGS"
+mkdir -p "$LOGS"
+# Short: tests put unix sockets below it, and their paths must not be longer than 107 bytes.
+TMPDIR=$(mktemp -d /tmp/o.XXXX)
+export TMPDIR
+unset DOCKER_HOST DOCKER_CONTEXT DOCKER_TLS_VERIFY
+order=()
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+left_now | sort >"$LOGS/before"
+for step in "${steps[@]}"; do
+    run "$step"
+done

@@ -1,0 +1,83 @@
+# Reads "go test -json" and prints what a person wants: a line per package as it ends, and everything that a failing
+# test or package wrote. All output goes to the file LOG, the counts to the file COUNTS.
+# Lines that are not JSON (go's own messages) are passed through.
+
+function field(name,    key, at, rest) {
+    key = "\"" name "\":\""
+    at = index($0, key)
+    if (!at) return ""
+    rest = substr($0, at + length(key))
+    match(rest, /^([^"\\]|\\.)*/)
+    return substr(rest, 1, RLENGTH)
+}
+
+function plain(s) {
+    gsub(/\\\\/, "\001", s)
+    gsub(/\\n/, "\n", s); gsub(/\\t/, "\t", s); gsub(/\\r/, "", s); gsub(/\\"/, "\"", s)
+    gsub(/\\u003c/, "<", s); gsub(/\\u003e/, ">", s); gsub(/\\u0026/, "\\&", s); gsub(/\\u001b/, "", s)
+    gsub(/\001/, "\\", s)
+    return s
+}
+
+# tail: the last n lines of s, and whether there were more.
+function tail(s, n,    lines, count, i, out) {
+    count = split(s, lines, "\n")
+    i = count > n ? count - n : 1
+    out = i > 1 ? "    [... the first " i - 1 " lines are in the log]\n" : ""
+    for (; i <= count; i++) out = out lines[i] (i < count ? "\n" : "")
+    return out
+}
+
+function seconds(    at) {
+    at = index($0, "\"Elapsed\":")
+    return at ? sprintf("%.1fs", substr($0, at + 10) + 0) : ""
+}
+
+!/^\{"/ { print; print > LOG; next }
+
+{
+    action = field("Action"); pkg = field("Package"); test = field("Test")
+    id = pkg SUBSEP test
+}
+
+action == "output" {
+    text = plain(field("Output"))
+    printf "%s", text > LOG
+    buf[id] = buf[id] text
+    # A test that writes without end must not fill the memory; the log has it all.
+    if (length(buf[id]) > 200000) buf[id] = substr(buf[id], length(buf[id]) - 100000)
+    next
+}
+
+action == "build-output" { text = plain(field("Output")); printf "%s", text; printf "%s", text > LOG; next }
+
+test != "" && action == "pass" { passed++; delete buf[id]; next }
+
+test != "" && action == "skip" {
+    skipped++
+    print "skip  " pkg " " test
+    # The scripts give what tests need: a test that did without has not been run.
+    if (buf[id] ~ /ORCHESTRATOR_TEST_|[Rr]oot/) { failed++; print "      this must not be skipped here:\n" tail(buf[id], 20) }
+    delete buf[id]
+    next
+}
+
+test != "" && action == "fail" {
+    failed++; bad[pkg]++
+    print "\nFAIL  " pkg " " test
+    printf "%s", tail(buf[id], 60)
+    delete buf[id]
+    next
+}
+
+action == "pass" { print "ok    " pkg " " seconds(); fflush(); delete buf[id]; next }
+
+action == "fail" {
+    if (!bad[pkg]) failed++
+    print "FAIL  " pkg " " seconds()
+    if (!bad[pkg]) printf "%s", tail(buf[id], 60)
+    fflush()
+    delete buf[id]
+}
+
+END { printf "%d %d %d\n", passed, failed, skipped > COUNTS }
