@@ -1,0 +1,126 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strconv"
+	"strings"
+)
+
+// capV2 sets the caps of a v2 cgroup.
+func capV2(name string, s Share) error {
+	d, err := openDir(name)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if s.MemoryBytes > 0 {
+		if err := d.write("memory.max", strconv.FormatInt(s.MemoryBytes, 10)); err != nil {
+			return err
+		}
+		// Without this a command pushes its memory out to the host's swap instead of meeting its cap. Kernels without swap have no such file.
+		if err := d.write("memory.swap.max", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if s.Pids > 0 {
+		if err := d.write("pids.max", strconv.FormatInt(s.Pids, 10)); err != nil {
+			return err
+		}
+	}
+	if s.CPU > 0 {
+		return d.write("cpu.max", fmt.Sprintf("%d %d", quota(s.CPU), cpuPeriod))
+	}
+	return nil
+}
+
+// quota is the CPU time per period, µs.
+func quota(cores float64) int64 { return int64(cores * cpuPeriod) }
+
+func capPids(name string, n int64) error {
+	if n == 0 {
+		return nil
+	}
+	d, err := openDir(name)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.write("pids.max", strconv.FormatInt(n, 10))
+}
+
+// capCPUV1 sets quota and period. The kernel refuses a quota above that of the parent.
+func capCPUV1(name string, cores float64) error {
+	if cores == 0 {
+		return nil
+	}
+	d, err := openDir(name)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if err := d.write("cpu.cfs_period_us", strconv.Itoa(cpuPeriod)); err != nil {
+		return err
+	}
+	return d.write("cpu.cfs_quota_us", strconv.FormatInt(quota(cores), 10))
+}
+
+// capMemoryV1 sets the cap of a v1 cgroup. Before kernel 5.11 a v1 cgroup counts its children only if use_hierarchy says so, in it and above
+// it: without it neither this cap nor the sandbox's would bind any exec.
+func capMemoryV1(parent, name string, bytes int64) error {
+	for _, dir := range []string{parent, name} {
+		if err := countChildren(dir); err != nil {
+			return err
+		}
+	}
+	if bytes == 0 {
+		return nil
+	}
+	d, err := openDir(name)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	const (
+		limit = "memory.limit_in_bytes"
+		both  = "memory.memsw.limit_in_bytes" // memory and swap together; never below limit
+	)
+	value := strconv.FormatInt(bytes, 10)
+	if !d.has(both) {
+		// Swap is not accounted here. Swappiness 0 keeps this cgroup's own pressure from swapping it out.
+		if err := d.write("memory.swappiness", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return d.write(limit, value)
+	}
+	// The order depends on whether the cap grows or shrinks.
+	if d.write(both, value) != nil {
+		if err := d.write(limit, value); err != nil {
+			return err
+		}
+		return d.write(both, value)
+	}
+	return d.write(limit, value)
+}
+
+func countChildren(name string) error {
+	d, err := openDir(name)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	const file = "memory.use_hierarchy"
+	on, err := d.read(file)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && strings.TrimSpace(on) == "1" {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := d.write(file, "1"); err != nil {
+		return fmt.Errorf("%w: memory cgroup %s does not count its children; write 1 to %s of the cgroups above it before containers start: %w",
+			ErrUnsupported, name, file, err)
+	}
+	return nil
+}
