@@ -1,0 +1,170 @@
+package fake
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/runtime"
+)
+
+// Options of a Driver. The zero value is a driver over a host of its own.
+type Options struct {
+	// Name is the driver's name; "fake" if empty.
+	Name string
+	// Host is the engine; nil makes a new one.
+	Host *Host
+	// Capabilities of the driver; nil has all of them.
+	Capabilities runtime.Capabilities
+	// Serve is the guest's side of one stream; nil serves with Guest. It has
+	// to return once ctx has ended or conn is closed; conn is closed after it.
+	Serve func(ctx context.Context, id string, conn net.Conn)
+}
+
+// Driver is a runtime.Driver over a Host.
+type Driver struct {
+	options Options
+	host    *Host
+
+	mu     sync.Mutex
+	closed bool
+}
+
+var _ runtime.Driver = (*Driver)(nil)
+
+// New makes a driver.
+func New(o Options) *Driver {
+	if o.Name == "" {
+		o.Name = "fake"
+	}
+	if o.Host == nil {
+		o.Host = &Host{}
+	}
+	if o.Capabilities == nil {
+		o.Capabilities = runtime.Capabilities{}
+		for _, c := range runtime.AllCapabilities() {
+			o.Capabilities[c] = runtime.Yes
+		}
+	}
+	return &Driver{options: o, host: o.Host}
+}
+
+// Host is the engine that the driver works on.
+func (d *Driver) Host() *Host { return d.host }
+
+// Name implements runtime.Driver.
+func (d *Driver) Name() string { return d.options.Name }
+
+// Capabilities implements runtime.Driver.
+func (d *Driver) Capabilities() runtime.Capabilities { return maps.Clone(d.options.Capabilities) }
+
+// Prepare implements runtime.Driver.
+func (d *Driver) Prepare(ctx context.Context, image runtime.Image) error {
+	if err := d.step(ctx, OpPrepare, image.ID); err != nil {
+		return err
+	}
+	if image.ID == "" {
+		return fmt.Errorf("prepare image %q: it has no id: %w", image.Ref, errdefs.ErrInvalidArgument)
+	}
+	d.host.mu.Lock()
+	defer d.host.mu.Unlock()
+	if !slices.Contains(d.host.images, image.ID) {
+		d.host.images = append(d.host.images, image.ID)
+	}
+	return nil
+}
+
+// Create implements runtime.Driver.
+func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox, error) {
+	spec.Limits = spec.Limits.WithDefaults()
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	if err := d.step(ctx, OpCreate, spec.ID); err != nil {
+		return nil, err
+	}
+	m := newMachine(spec)
+	if err := d.host.add(m); err != nil {
+		return nil, err
+	}
+	if err := d.step(ctx, OpCreated, spec.ID); err != nil {
+		return nil, err
+	}
+	return d.sandbox(m), nil
+}
+
+// Adopt implements runtime.Driver.
+func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) {
+	if err := d.step(ctx, OpAdopt, id); err != nil {
+		return nil, err
+	}
+	m := d.host.machine(id)
+	if m == nil || !m.alive() {
+		return nil, fmt.Errorf("adopt sandbox %s: %w", id, errdefs.ErrNotFound)
+	}
+	return d.sandbox(m), nil
+}
+
+// List implements runtime.Driver.
+func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error) {
+	if err := d.step(ctx, OpList, owner); err != nil {
+		return nil, err
+	}
+	d.host.mu.Lock()
+	machines := slices.Collect(maps.Values(d.host.machines))
+	d.host.mu.Unlock()
+	var found []runtime.Found
+	for _, m := range machines {
+		if m.spec.Owner == owner {
+			found = append(found, runtime.Found{ID: m.spec.ID, Template: m.spec.Template, Build: m.spec.Build, Running: m.alive()})
+		}
+	}
+	slices.SortFunc(found, func(a, b runtime.Found) int { return strings.Compare(a.ID, b.ID) })
+	return found, nil
+}
+
+// Remove implements runtime.Driver.
+func (d *Driver) Remove(ctx context.Context, id string) error {
+	if err := d.open(); err != nil {
+		return err
+	}
+	return d.host.remove(ctx, id)
+}
+
+// Close implements runtime.Driver.
+func (d *Driver) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	return nil
+}
+
+func (d *Driver) open() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return fmt.Errorf("driver %s is closed: %w", d.options.Name, errdefs.ErrUnavailable)
+	}
+	return nil
+}
+
+func (d *Driver) step(ctx context.Context, op Op, id string) error {
+	if err := d.open(); err != nil {
+		return err
+	}
+	return d.host.step(ctx, op, id)
+}
+
+func (d *Driver) sandbox(m *machine) *Sandbox {
+	serve := d.options.Serve
+	if serve == nil {
+		serve = func(ctx context.Context, _ string, conn net.Conn) { m.guest.Serve(ctx, conn) }
+	}
+	return &Sandbox{driver: d, machine: m, serve: serve}
+}

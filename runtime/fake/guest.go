@@ -1,0 +1,261 @@
+package fake
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+// Guest answers ping, claim, exec and end as the guest of a sandbox does. Its
+// commands are words it knows: true, false, exit N, echo WORDS, cat, sleep
+// SECONDS, lost (cuts the stream), and those behind sh -c or bash -c. Other
+// operations are refused as unimplemented.
+type Guest struct {
+	// End is called by the operation end; nil does nothing.
+	End func()
+
+	mu       sync.Mutex
+	lease    string
+	env      map[string]string
+	commands int
+	started  time.Time
+}
+
+// Env is the environment that came with the claim.
+func (g *Guest) Env() map[string]string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.env
+}
+
+// Serve answers the one request of a stream.
+func (g *Guest) Serve(ctx context.Context, conn net.Conn) {
+	_ = conn.SetReadDeadline(time.Now().Add(wire.HeaderTime))
+	kind, payload, err := readFrame(conn)
+	if err != nil {
+		return
+	}
+	_ = conn.SetReadDeadline(time.Time{})
+	var request wire.Request
+	if err := json.Unmarshal(payload, &request); kind != wire.KindRequest || err != nil || request.Version != wire.Version {
+		refuse(conn, "invalid_argument", "not a request of this version")
+		return
+	}
+	switch request.Op {
+	case wire.OpPing:
+		answer(conn, wire.KindReply, g.pong())
+	case wire.OpClaim:
+		g.claim(conn, request.Body)
+	case wire.OpExec:
+		g.exec(ctx, conn, request.Body)
+	case wire.OpEnd:
+		answer(conn, wire.KindReply, struct{}{})
+		if g.End != nil {
+			g.End()
+		}
+	default:
+		refuse(conn, "unimplemented", fmt.Sprintf("the fake guest does not know %q", request.Op))
+	}
+}
+
+func (g *Guest) pong() wire.Pong {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.started.IsZero() {
+		g.started = time.Now()
+	}
+	return wire.Pong{Version: wire.Version, Kill: "cgroup", Claimed: g.lease != "", Commands: g.commands,
+		UptimeMS: time.Since(g.started).Milliseconds(), RSSBytes: 4 << 20}
+}
+
+func (g *Guest) claim(conn net.Conn, body json.RawMessage) {
+	var claim wire.Claim
+	if err := json.Unmarshal(body, &claim); err != nil || claim.Lease == "" {
+		refuse(conn, "invalid_argument", "a claim needs a lease")
+		return
+	}
+	g.mu.Lock()
+	taken := g.lease != "" && g.lease != claim.Lease
+	if !taken {
+		g.lease, g.env = claim.Lease, claim.Env
+	}
+	g.mu.Unlock()
+	if taken {
+		refuse(conn, "failed_precondition", "the sandbox is claimed by another lease")
+		return
+	}
+	answer(conn, wire.KindReply, struct{}{})
+}
+
+var (
+	errLost   = errors.New("the stream broke")
+	errSignal = errors.New("signalled")
+	errTime   = errors.New("timeout")
+)
+
+func (g *Guest) exec(ctx context.Context, conn net.Conn, body json.RawMessage) {
+	var command wire.Command
+	if err := json.Unmarshal(body, &command); err != nil || len(command.Argv) == 0 {
+		refuse(conn, "invalid_argument", "a command needs argv")
+		return
+	}
+	g.count(1)
+	defer g.count(-1)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if command.Timeout > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeoutCause(ctx, command.Timeout, errTime)
+		defer stop()
+	}
+	stdin, feed := io.Pipe()
+	context.AfterFunc(ctx, func() { _ = stdin.CloseWithError(context.Cause(ctx)) })
+	var reading sync.WaitGroup
+	reading.Add(1)
+	go func() {
+		defer reading.Done()
+		receive(conn, feed, cancel)
+	}()
+	defer reading.Wait()
+	defer conn.Close() // ends receive
+
+	began := time.Now()
+	answer(conn, wire.KindStarted, wire.Started{ID: command.ID, Pid: 2})
+	code := run(ctx, words(command.Argv), stdin, conn)
+	result := runtime.Result{Ending: runtime.Exited, ExitCode: code, Duration: time.Since(began)}
+	switch cause := context.Cause(ctx); {
+	case code == codeLost, errors.Is(cause, errLost):
+		return
+	case errors.Is(cause, errTime):
+		result.Ending, result.ExitCode = runtime.Timeout, -1
+	case errors.Is(cause, errSignal):
+		result.Ending, result.ExitCode, result.Signal = runtime.Signalled, -1, 15
+	}
+	answer(conn, wire.KindReply, result)
+}
+
+func (g *Guest) count(n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.commands += n
+}
+
+// receive takes the host's frames until the stream ends.
+func receive(conn io.Reader, stdin *io.PipeWriter, cancel context.CancelCauseFunc) {
+	for {
+		kind, payload, err := readFrame(conn)
+		switch {
+		case err != nil:
+			cancel(errLost)
+			_ = stdin.CloseWithError(errLost)
+			return
+		case kind == wire.KindStdin:
+			_, _ = stdin.Write(payload) // an ended command reads no more
+		case kind == wire.KindEOF:
+			_ = stdin.Close()
+		case kind == wire.KindSignal:
+			cancel(errSignal)
+		}
+	}
+}
+
+// words is what a shell with -c would run, for commands without any syntax.
+func words(argv []string) []string {
+	if name := path.Base(argv[0]); (name == "sh" || name == "bash") && len(argv) > 2 && strings.HasPrefix(argv[1], "-") {
+		return strings.Fields(argv[2])
+	}
+	return argv
+}
+
+const codeLost = -2
+
+func run(ctx context.Context, argv []string, stdin io.Reader, conn io.Writer) int {
+	if len(argv) == 0 {
+		return 0
+	}
+	argument := strings.Join(argv[1:], " ")
+	switch path.Base(argv[0]) {
+	case "true":
+		return 0
+	case "false":
+		return 1
+	case "lost":
+		return codeLost
+	case "exit":
+		n, _ := strconv.Atoi(argument)
+		return n
+	case "echo":
+		_ = writeFrame(conn, wire.KindStdout, []byte(argument+"\n"))
+		return 0
+	case "cat":
+		_, _ = io.CopyBuffer(frames{conn}, struct{ io.Reader }{stdin}, make([]byte, wire.MaxFrame))
+		return 0
+	case "sleep":
+		seconds, _ := strconv.ParseFloat(argument, 64)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Duration(seconds * float64(time.Second))):
+		}
+		return 0
+	}
+	_ = writeFrame(conn, wire.KindStderr, []byte(argv[0]+": not found\n"))
+	return 127
+}
+
+// frames writes stdout frames.
+type frames struct{ w io.Writer }
+
+func (f frames) Write(p []byte) (int, error) {
+	if err := writeFrame(f.w, wire.KindStdout, p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+func answer(w io.Writer, kind wire.Kind, body any) {
+	payload, err := json.Marshal(body)
+	if err != nil {
+		payload = []byte("{}")
+	}
+	_ = writeFrame(w, kind, payload) // the host is gone if this fails
+}
+
+func refuse(w io.Writer, code, message string) {
+	answer(w, wire.KindFailure, wire.Failure{Code: code, Message: message})
+}
+
+// readFrame and writeFrame are this side's own codec, so that a fault in the
+// host's does not cancel itself out.
+func readFrame(r io.Reader) (wire.Kind, []byte, error) {
+	var header [5]byte
+	if _, err := io.ReadFull(r, header[:]); err != nil {
+		return 0, nil, err
+	}
+	n := binary.BigEndian.Uint32(header[1:])
+	if n > wire.MaxHeader {
+		return 0, nil, fmt.Errorf("a frame of %d bytes is over the limit", n)
+	}
+	payload := make([]byte, n)
+	_, err := io.ReadFull(r, payload)
+	return wire.Kind(header[0]), payload, err
+}
+
+func writeFrame(w io.Writer, kind wire.Kind, payload []byte) error {
+	frame := make([]byte, 5, 5+len(payload))
+	frame[0] = byte(kind)
+	binary.BigEndian.PutUint32(frame[1:], uint32(len(payload))) //nolint:gosec // payloads are at most MaxHeader
+	_, err := w.Write(append(frame, payload...))
+	return err
+}

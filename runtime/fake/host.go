@@ -1,0 +1,225 @@
+// Package fake is a container engine in memory and a runtime.Driver over it,
+// for the tests of everything above the seam. It is a real implementation:
+// states, owners, half-made sandboxes, adoption by a second driver and streams
+// behave as the contract in package runtime says; only the containers are
+// missing.
+//
+// A Host outlives its drivers, as an engine outlives the orchestrator: to show
+// a restart, make another Driver over the same Host. Each stream that is
+// opened is served by one goroutine, which ends when the stream or its sandbox
+// does; Destroy and Remove wait for them. Everything runs on the clock of
+// package time, so that it works under testing/synctest. Errors are classed by
+// containerd/errdefs.
+package fake
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/runtime"
+)
+
+// Op names a step that a Hook can delay or fail.
+type Op string
+
+// The steps, in the order of a sandbox's life.
+const (
+	OpPrepare Op = "prepare"
+	OpCreate  Op = "create"  // before anything is made
+	OpCreated Op = "created" // it runs; an error leaves it for List to find
+	OpAdopt   Op = "adopt"
+	OpList    Op = "list" // id is the owner
+	OpOpen    Op = "open"
+	OpBind    Op = "bind"
+	OpUnbind  Op = "unbind"
+	OpDestroy Op = "destroy" // Destroy and Remove; an error leaves it as it is
+)
+
+// A Hook is called before each step, concurrently. It may wait, within ctx,
+// and its error becomes the step's.
+type Hook func(ctx context.Context, op Op, id string) error
+
+// Delay is a Hook that waits d before each of ops.
+func Delay(d time.Duration, ops ...Op) Hook {
+	return func(ctx context.Context, op Op, _ string) error {
+		if !slices.Contains(ops, op) {
+			return nil
+		}
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Fail is a Hook that answers err at the first times of each of ops, or always
+// if times is negative.
+func Fail(err error, times int, ops ...Op) Hook {
+	var mu sync.Mutex
+	left := map[Op]int{}
+	for _, op := range ops {
+		left[op] = times
+	}
+	return func(_ context.Context, op Op, _ string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		switch n := left[op]; {
+		case n == 0:
+			return nil
+		case n > 0:
+			left[op] = n - 1
+		}
+		return err
+	}
+}
+
+// A Host is an engine and all it holds. The zero value is ready.
+type Host struct {
+	mu       sync.Mutex
+	hook     Hook
+	machines map[string]*machine
+	created  []string
+	images   []string
+}
+
+// Before installs the hook for all drivers of the host; nil takes it away.
+func (h *Host) Before(hook Hook) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.hook = hook
+}
+
+// IDs lists what the host holds, running or not, sorted.
+func (h *Host) IDs() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Sorted(maps.Keys(h.machines))
+}
+
+// Created lists the ids of all sandboxes ever made, in order.
+func (h *Host) Created() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.created)
+}
+
+// Prepared lists the ids of the images that were prepared, in order.
+func (h *Host) Prepared() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.images)
+}
+
+// Spec tells what a sandbox was made from.
+func (h *Host) Spec(id string) (runtime.Spec, bool) {
+	m := h.machine(id)
+	if m == nil {
+		return runtime.Spec{}, false
+	}
+	return m.spec, true
+}
+
+// Bound tells what is bound at a sandbox's /workspace.
+func (h *Host) Bound(id string) (runtime.Binding, bool) {
+	m := h.machine(id)
+	if m == nil {
+		return runtime.Binding{}, false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.bound == nil {
+		return runtime.Binding{}, false
+	}
+	return *m.bound, true
+}
+
+// Kill ends a sandbox's first process, as the OOM killer would: the sandbox is
+// still listed, not running. It reports whether there was such a sandbox.
+func (h *Host) Kill(id string) bool {
+	m := h.machine(id)
+	if m == nil {
+		return false
+	}
+	m.die()
+	return true
+}
+
+// Vanish takes a sandbox away behind everybody's back, as `docker rm -f` would.
+func (h *Host) Vanish(id string) bool {
+	m := h.machine(id)
+	if m == nil {
+		return false
+	}
+	m.die()
+	m.serving.Wait()
+	h.drop(id)
+	return true
+}
+
+func (h *Host) machine(id string) *machine {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.machines[id]
+}
+
+func (h *Host) drop(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.machines, id)
+}
+
+func (h *Host) add(m *machine) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, there := h.machines[m.spec.ID]; there {
+		return fmt.Errorf("create sandbox %s: %w", m.spec.ID, errdefs.ErrAlreadyExists)
+	}
+	if h.machines == nil {
+		h.machines = map[string]*machine{}
+	}
+	h.machines[m.spec.ID] = m
+	h.created = append(h.created, m.spec.ID)
+	return nil
+}
+
+// step runs the hook, outside the lock: a hook may wait.
+func (h *Host) step(ctx context.Context, op Op, id string) error {
+	h.mu.Lock()
+	hook := h.hook
+	h.mu.Unlock()
+	if err := context.Cause(ctx); err != nil {
+		return fmt.Errorf("%s %s: %w", op, id, err)
+	}
+	if hook == nil {
+		return nil
+	}
+	if err := hook(ctx, op, id); err != nil {
+		return fmt.Errorf("%s %s: %w", op, id, err)
+	}
+	return nil
+}
+
+// remove destroys a machine from any state; nothing there is success.
+func (h *Host) remove(ctx context.Context, id string) error {
+	if err := h.step(ctx, OpDestroy, id); err != nil {
+		return err
+	}
+	m := h.machine(id)
+	if m == nil {
+		return nil
+	}
+	m.die()
+	m.serving.Wait()
+	h.drop(id)
+	return nil
+}

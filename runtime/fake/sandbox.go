@@ -1,0 +1,168 @@
+package fake
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/runtime"
+)
+
+// machine is a container: what lives on when a driver goes.
+type machine struct {
+	spec    runtime.Spec
+	guest   *Guest
+	done    chan struct{} // closed when the first process has ended
+	ctx     context.Context
+	cancel  context.CancelFunc
+	serving sync.WaitGroup
+
+	mu    sync.Mutex
+	dead  bool
+	bound *runtime.Binding
+	conns map[net.Conn]struct{}
+}
+
+func newMachine(spec runtime.Spec) *machine {
+	m := &machine{spec: spec, done: make(chan struct{}), conns: map[net.Conn]struct{}{}}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	m.guest = &Guest{End: m.die}
+	return m
+}
+
+func (m *machine) alive() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !m.dead
+}
+
+// die ends the first process and cuts every stream. It does not wait for the
+// goroutines that serve them, since one of those may be the caller.
+func (m *machine) die() {
+	m.mu.Lock()
+	if m.dead {
+		m.mu.Unlock()
+		return
+	}
+	m.dead = true
+	conns := m.conns
+	m.conns = nil
+	close(m.done)
+	m.mu.Unlock()
+	m.cancel()
+	for conn := range conns {
+		_ = conn.Close()
+	}
+}
+
+// dial makes a stream whose other end is served until it or the machine ends.
+func (m *machine) dial(serve func(context.Context, string, net.Conn)) (net.Conn, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.dead {
+		return nil, fmt.Errorf("open a stream to sandbox %s: it has ended: %w", m.spec.ID, errdefs.ErrUnavailable)
+	}
+	host, guest := net.Pipe()
+	m.conns[guest] = struct{}{}
+	m.serving.Add(1)
+	go func() {
+		defer m.serving.Done()
+		defer m.hangUp(guest)
+		serve(m.ctx, m.spec.ID, guest)
+	}()
+	return host, nil
+}
+
+func (m *machine) hangUp(conn net.Conn) {
+	_ = conn.Close()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.conns, conn)
+}
+
+// Sandbox is one driver's hold on a machine.
+type Sandbox struct {
+	driver   *Driver
+	machine  *machine
+	serve    func(context.Context, string, net.Conn)
+	released atomic.Bool
+}
+
+var _ runtime.Sandbox = (*Sandbox)(nil)
+
+// ID implements runtime.Sandbox.
+func (s *Sandbox) ID() string { return s.machine.spec.ID }
+
+// Open implements runtime.Sandbox.
+func (s *Sandbox) Open(ctx context.Context) (net.Conn, error) {
+	if err := s.step(ctx, OpOpen); err != nil {
+		return nil, err
+	}
+	return s.machine.dial(s.serve)
+}
+
+// Bind implements runtime.Sandbox.
+func (s *Sandbox) Bind(ctx context.Context, b runtime.Binding) error {
+	if !s.driver.options.Capabilities.Has(runtime.CapLateBind) {
+		return fmt.Errorf("bind a workspace: %w", errdefs.ErrNotImplemented)
+	}
+	if err := s.step(ctx, OpBind); err != nil {
+		return err
+	}
+	s.machine.mu.Lock()
+	defer s.machine.mu.Unlock()
+	switch {
+	case s.machine.dead:
+		return fmt.Errorf("bind a workspace in sandbox %s: it has ended: %w", s.ID(), errdefs.ErrUnavailable)
+	case s.machine.bound != nil:
+		return fmt.Errorf("bind a workspace in sandbox %s: one is bound: %w", s.ID(), errdefs.ErrFailedPrecondition)
+	}
+	s.machine.bound = &b
+	return nil
+}
+
+// Unbind implements runtime.Sandbox.
+func (s *Sandbox) Unbind(ctx context.Context) error {
+	if err := s.step(ctx, OpUnbind); err != nil {
+		return err
+	}
+	s.machine.mu.Lock()
+	defer s.machine.mu.Unlock()
+	s.machine.bound = nil
+	return nil
+}
+
+// Done implements runtime.Sandbox.
+func (s *Sandbox) Done() <-chan struct{} { return s.machine.done }
+
+// Destroy implements runtime.Sandbox.
+func (s *Sandbox) Destroy(ctx context.Context) error {
+	if err := s.usable(); err != nil {
+		return err
+	}
+	return s.driver.host.remove(ctx, s.ID())
+}
+
+// Release implements runtime.Sandbox.
+func (s *Sandbox) Release() error {
+	s.released.Store(true)
+	return nil
+}
+
+func (s *Sandbox) usable() error {
+	if s.released.Load() {
+		return fmt.Errorf("sandbox %s was released: %w", s.ID(), errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+func (s *Sandbox) step(ctx context.Context, op Op) error {
+	if err := s.usable(); err != nil {
+		return err
+	}
+	return s.driver.step(ctx, op, s.ID())
+}

@@ -1,0 +1,105 @@
+// Package wrap holds decorators of a runtime.Driver: Timeout bounds each call,
+// Log tells about each call, Limit bounds how many sandboxes are created at
+// once. Each adds one concern, can be put around any driver and around each
+// other, and passes everything else through unchanged.
+//
+// The package decides nothing about sandboxes, starts no goroutine and adds
+// errors of class Unavailable (Timeout) and those of the caller's context
+// (Limit). Decorated drivers and sandboxes are as concurrent as what they
+// wrap.
+package wrap
+
+import (
+	"context"
+	"net"
+
+	"orchestrator/runtime"
+)
+
+// Names of the calls that decorators see.
+const (
+	Prepare = "prepare"
+	Create  = "create"
+	Adopt   = "adopt"
+	List    = "list"
+	Remove  = "remove"
+	Open    = "open"
+	Bind    = "bind"
+	Unbind  = "unbind"
+	Destroy = "destroy"
+)
+
+// around carries out one call of a driver or sandbox. subject is the sandbox's
+// id, the image's id for Prepare, the owner for List.
+type around func(ctx context.Context, op, subject string, do func(context.Context) error) error
+
+type driver struct {
+	runtime.Driver
+	around around
+}
+
+func (d *driver) Prepare(ctx context.Context, image runtime.Image) error {
+	return d.around(ctx, Prepare, image.ID, func(ctx context.Context) error {
+		return d.Driver.Prepare(ctx, image)
+	})
+}
+
+func (d *driver) Create(ctx context.Context, spec runtime.Spec) (made runtime.Sandbox, err error) {
+	err = d.around(ctx, Create, spec.ID, func(ctx context.Context) error {
+		made, err = d.Driver.Create(ctx, spec)
+		return err
+	})
+	return d.wrap(made, err)
+}
+
+func (d *driver) Adopt(ctx context.Context, id string) (found runtime.Sandbox, err error) {
+	err = d.around(ctx, Adopt, id, func(ctx context.Context) error {
+		found, err = d.Driver.Adopt(ctx, id)
+		return err
+	})
+	return d.wrap(found, err)
+}
+
+func (d *driver) wrap(s runtime.Sandbox, err error) (runtime.Sandbox, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &sandbox{Sandbox: s, around: d.around}, nil
+}
+
+func (d *driver) List(ctx context.Context, owner string) (found []runtime.Found, err error) {
+	err = d.around(ctx, List, owner, func(ctx context.Context) error {
+		found, err = d.Driver.List(ctx, owner)
+		return err
+	})
+	return found, err
+}
+
+func (d *driver) Remove(ctx context.Context, id string) error {
+	return d.around(ctx, Remove, id, func(ctx context.Context) error { return d.Driver.Remove(ctx, id) })
+}
+
+type sandbox struct {
+	runtime.Sandbox
+	around around
+}
+
+func (s *sandbox) Open(ctx context.Context) (conn net.Conn, err error) {
+	err = s.around(ctx, Open, s.ID(), func(ctx context.Context) error {
+		conn, err = s.Sandbox.Open(ctx)
+		return err
+	})
+	return conn, err
+}
+
+func (s *sandbox) Bind(ctx context.Context, b runtime.Binding) error {
+	return s.around(ctx, Bind, s.ID(), func(ctx context.Context) error { return s.Sandbox.Bind(ctx, b) })
+}
+
+func (s *sandbox) Unbind(ctx context.Context) error {
+	return s.around(ctx, Unbind, s.ID(), s.Sandbox.Unbind)
+}
+
+func (s *sandbox) Destroy(ctx context.Context) error {
+	return s.around(ctx, Destroy, s.ID(), s.Sandbox.Destroy)
+}

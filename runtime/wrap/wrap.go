@@ -1,0 +1,124 @@
+package wrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/runtime"
+)
+
+// Timeouts bounds the calls of a driver and its sandboxes. Zero means the
+// default.
+type Timeouts struct {
+	Prepare time.Duration
+	Create  time.Duration
+	List    time.Duration
+	Open    time.Duration
+	// Bind is for Bind and Unbind, Remove for Remove and Destroy, Adopt for
+	// Adopt.
+	Bind   time.Duration
+	Remove time.Duration
+	Adopt  time.Duration
+}
+
+// Default times: generous, since what they guard against is an engine that
+// never answers.
+const (
+	DefaultPrepare = 5 * time.Minute // loads an image into the engine
+	DefaultCreate  = time.Minute
+	DefaultList    = 30 * time.Second
+	DefaultOpen    = 30 * time.Second
+	DefaultBind    = 30 * time.Second
+	DefaultRemove  = time.Minute
+	DefaultAdopt   = 30 * time.Second
+)
+
+func (t Timeouts) of(op string) time.Duration {
+	switch op {
+	case Prepare:
+		return or(t.Prepare, DefaultPrepare)
+	case Create:
+		return or(t.Create, DefaultCreate)
+	case List:
+		return or(t.List, DefaultList)
+	case Open:
+		return or(t.Open, DefaultOpen)
+	case Bind, Unbind:
+		return or(t.Bind, DefaultBind)
+	case Remove, Destroy:
+		return or(t.Remove, DefaultRemove)
+	default:
+		return or(t.Adopt, DefaultAdopt)
+	}
+}
+
+func or(d, def time.Duration) time.Duration {
+	if d == 0 {
+		return def
+	}
+	return d
+}
+
+// Timeout bounds each call by a deadline of its own. A call that ran into it
+// fails with class Unavailable and not with the class of a deadline, since the
+// caller's time is not over. The driver has to heed its context.
+func Timeout(d runtime.Driver, times Timeouts) runtime.Driver {
+	return &driver{Driver: d, around: func(ctx context.Context, op, subject string, do func(context.Context) error) error {
+		limit := times.of(op)
+		ours := fmt.Errorf("%s %s: no answer for %s: %w", op, subject, limit, errdefs.ErrUnavailable)
+		bounded, cancel := context.WithTimeoutCause(ctx, limit, ours)
+		defer cancel()
+		err := do(bounded)
+		if err != nil && ctx.Err() == nil && errors.Is(context.Cause(bounded), ours) {
+			return fmt.Errorf("%w: %v", ours, err) //nolint:errorlint // see above: the inner class must not show
+		}
+		return err
+	}}
+}
+
+// Log writes one line of level debug per call, and hands the same facts to
+// observe unless it is nil: metrics are made from them. Errors are for the
+// caller to report; here they are one fact among others.
+func Log(d runtime.Driver, log *slog.Logger, observe func(driver, op string, took time.Duration, err error)) runtime.Driver {
+	name := d.Name()
+	return &driver{Driver: d, around: func(ctx context.Context, op, subject string, do func(context.Context) error) error {
+		began := time.Now()
+		err := do(ctx)
+		took := time.Since(began)
+		if observe != nil {
+			observe(name, op, took, err)
+		}
+		attrs := []slog.Attr{slog.String("driver", name), slog.String("op", op), slog.String("subject", subject), slog.Duration("duration", took)}
+		if err != nil {
+			attrs = append(attrs, slog.Any("error", err))
+		}
+		log.LogAttrs(ctx, slog.LevelDebug, "driver call", attrs...)
+		return err
+	}}
+}
+
+// Limit lets at most n calls of Create run at once; others wait for their turn
+// until their context ends.
+func Limit(d runtime.Driver, n int) runtime.Driver {
+	if n < 1 {
+		n = 1
+	}
+	turns := make(chan struct{}, n)
+	return &driver{Driver: d, around: func(ctx context.Context, op, subject string, do func(context.Context) error) error {
+		if op != Create {
+			return do(ctx)
+		}
+		select {
+		case turns <- struct{}{}:
+			defer func() { <-turns }()
+			return do(ctx)
+		case <-ctx.Done():
+			return fmt.Errorf("%s %s: waiting for one of %d turns: %w", op, subject, n, context.Cause(ctx))
+		}
+	}}
+}
