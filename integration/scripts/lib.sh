@@ -12,11 +12,14 @@ export LC_ALL=C.UTF-8
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # CACHE keeps what is costly to make again and the same for every checkout: root filesystems, the linter.
-default_cache=/var/cache/orchestrator
-((EUID == 0)) || default_cache=${XDG_CACHE_HOME:-$HOME/.cache}/orchestrator
-CACHE=${ORCHESTRATOR_CACHE:-$default_cache}
 # TEST_STATE holds the engine of the tests; nothing outside of it belongs to that engine.
-TEST_STATE=${ORCHESTRATOR_TEST_STATE:-/var/lib/orchestrator-test}
+CACHE=/var/cache/orchestrator TEST_STATE=/var/lib/orchestrator-test
+if ((EUID != 0)); then
+    CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/orchestrator
+    TEST_STATE=$CACHE/test
+fi
+CACHE=${ORCHESTRATOR_CACHE:-$CACHE}
+TEST_STATE=${ORCHESTRATOR_TEST_STATE:-$TEST_STATE}
 ENGINE_DIR=$TEST_STATE/engine
 ENGINE_HOST=unix://$ENGINE_DIR/docker.sock
 # ENGINE_CGROUP is the parent of every container of that engine, so that what is left there is known to be ours.
