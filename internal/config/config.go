@@ -1,0 +1,263 @@
+// Package config is the service's configuration: one YAML file, environment
+// variables over it, flags over both. Every default stands, commented, in
+// default.yaml, which `orchestrator config` prints; a test holds the two
+// together.
+//
+// An unknown key is an error that names the nearest known one; a value that
+// cannot be used names its key and what is allowed. The package starts no
+// goroutine and opens nothing but the file it is given.
+package config
+
+import (
+	_ "embed"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/runtime"
+)
+
+// Commented is the file of defaults.
+//
+//go:embed default.yaml
+var Commented []byte
+
+// Places that are used unless told otherwise.
+const (
+	DefaultStateDir = "/var/lib/orchestrator"
+	DefaultSocket   = "/run/orchestrator.sock"
+	DefaultTemplate = "default"
+	DefaultImage    = "orchestrator/sandbox:latest"
+)
+
+// Config is everything that can be set.
+type Config struct {
+	// Listen is "unix:PATH" or "HOST:PORT". TCP needs TokenFile, and an
+	// address other than loopback needs AllowRemote.
+	Listen      string `json:"listen"`
+	TokenFile   string `json:"token_file"`
+	AllowRemote bool   `json:"allow_remote"`
+	StateDir    string `json:"state_dir"`
+	// Runtime is "auto", "docker" or "oci".
+	Runtime   string              `json:"runtime"`
+	Docker    Docker              `json:"docker"`
+	OCI       OCI                 `json:"oci"`
+	Log       Log                 `json:"log"`
+	Leases    Leases              `json:"leases"`
+	Exec      Exec                `json:"exec"`
+	Admission Admission           `json:"admission"`
+	Guest     Guest               `json:"guest"`
+	Templates map[string]Template `json:"templates"`
+}
+
+// Docker configures the docker runtime.
+type Docker struct {
+	// Host is the engine's address; empty takes DOCKER_HOST or the default socket.
+	Host string `json:"host"`
+	// Mode is "auto", "local" or "stdio".
+	Mode string `json:"mode"`
+}
+
+// OCI configures the embedded runtime.
+type OCI struct {
+	// Runtime is the program: "runc" or "crun".
+	Runtime string `json:"runtime"`
+}
+
+// Log configures the service's log.
+type Log struct {
+	Level  string `json:"level"`  // "debug", "info", "warn", "error"
+	Format string `json:"format"` // "text", "json"
+}
+
+// Leases bounds leases in time.
+type Leases struct {
+	TTL    Duration `json:"ttl"`
+	MaxTTL Duration `json:"max_ttl"`
+	Idle   Duration `json:"idle"`
+}
+
+// Exec bounds single commands.
+type Exec struct {
+	Timeout    Duration `json:"timeout"`
+	MaxTimeout Duration `json:"max_timeout"`
+	// MaxOutput is what an answer holds of each stream unless the call says
+	// otherwise, and OutputCap what a call may ask for.
+	MaxOutput Size `json:"max_output"`
+	OutputCap Size `json:"output_cap"`
+}
+
+// Admission bounds what runs on this host at once.
+type Admission struct {
+	MaxSandboxes int  `json:"max_sandboxes"`
+	MaxMemory    Size `json:"max_memory"`
+	// Wait is how long a call waits for a sandbox unless it says otherwise;
+	// Queue how many calls may wait.
+	Wait  Duration `json:"wait"`
+	Queue int      `json:"queue"`
+}
+
+// Guest configures the process inside.
+type Guest struct {
+	Alone Duration `json:"alone"`
+}
+
+// Template is what a pool keeps warm.
+type Template struct {
+	Image      string   `json:"image"`
+	Entrypoint []string `json:"entrypoint"`
+	Limits     Limits   `json:"limits"`
+	Pool       Pool     `json:"pool"`
+}
+
+// Limits are a template's caps.
+type Limits struct {
+	Memory    Size    `json:"memory"`
+	CPUs      float64 `json:"cpus"`
+	Pids      int64   `json:"pids"`
+	Tmp       Size    `json:"tmp"`
+	Scratch   Size    `json:"scratch"`
+	OpenFiles int64   `json:"open_files"`
+}
+
+// Runtime is the same in the runtime's terms.
+func (l Limits) Runtime() runtime.Limits {
+	return runtime.Limits{
+		MemoryBytes: int64(l.Memory), CPUs: l.CPUs, Pids: l.Pids,
+		TmpBytes: int64(l.Tmp), ScratchBytes: int64(l.Scratch), OpenFiles: l.OpenFiles,
+	}.WithDefaults()
+}
+
+// Pool is a template's warm pool.
+type Pool struct {
+	Min      int      `json:"min"`
+	Max      int      `json:"max"`
+	Rate     float64  `json:"rate"`
+	Parallel int      `json:"parallel"`
+	MaxAge   Duration `json:"max_age"`
+}
+
+// Default is the configuration of a server that was told nothing.
+func Default() Config {
+	return Config{
+		Listen:   "unix:" + DefaultSocket,
+		StateDir: DefaultStateDir,
+		Runtime:  "auto",
+		Docker:   Docker{Mode: "auto"},
+		OCI:      OCI{Runtime: "runc"},
+		Log:      Log{Level: "info", Format: "text"},
+		Leases:   Leases{TTL: Duration(time.Hour), MaxTTL: Duration(24 * time.Hour), Idle: Duration(15 * time.Minute)},
+		Exec: Exec{
+			Timeout: Duration(2 * time.Minute), MaxTimeout: Duration(time.Hour),
+			MaxOutput: 1 << 20, OutputCap: 16 << 20,
+		},
+		Admission: Admission{MaxSandboxes: 100, MaxMemory: 0, Wait: Duration(30 * time.Second), Queue: 1000},
+		Guest:     Guest{Alone: Duration(runtime.DefaultAlone)},
+		Templates: map[string]Template{DefaultTemplate: defaultTemplate()},
+	}
+}
+
+func defaultTemplate() Template {
+	return Template{
+		Image:      DefaultImage,
+		Entrypoint: []string{"/usr/local/lib/orchestrator/entrypoint.sh"},
+		Limits: Limits{
+			Memory: runtime.DefaultMemoryBytes, CPUs: runtime.DefaultCPUs, Pids: runtime.DefaultPids,
+			Tmp: runtime.DefaultTmpBytes, Scratch: runtime.DefaultScratchBytes, OpenFiles: runtime.DefaultOpenFiles,
+		},
+		Pool: Pool{Min: 2, Max: 50, Rate: 20, Parallel: 2, MaxAge: Duration(time.Hour)},
+	}
+}
+
+// Validate names the first key whose value cannot be used.
+func (c Config) Validate() error {
+	if err := c.validateServer(); err != nil {
+		return err
+	}
+	switch {
+	case c.Leases.TTL <= 0:
+		return bad("leases.ttl", c.Leases.TTL, "must be more than 0")
+	case c.Leases.MaxTTL < c.Leases.TTL:
+		return bad("leases.max_ttl", c.Leases.MaxTTL, "must not be less than leases.ttl")
+	case c.Leases.Idle <= 0:
+		return bad("leases.idle", c.Leases.Idle, "must be more than 0")
+	case c.Exec.Timeout <= 0:
+		return bad("exec.timeout", c.Exec.Timeout, "must be more than 0")
+	case c.Exec.MaxTimeout < c.Exec.Timeout:
+		return bad("exec.max_timeout", c.Exec.MaxTimeout, "must not be less than exec.timeout")
+	case c.Exec.MaxOutput < 1 || c.Exec.MaxOutput > c.Exec.OutputCap:
+		return bad("exec.max_output", c.Exec.MaxOutput, "must be from 1 byte to exec.output_cap")
+	case c.Exec.OutputCap > 256<<20:
+		return bad("exec.output_cap", c.Exec.OutputCap, "must be at most 256MiB: larger output is for raw streams")
+	case c.Admission.MaxSandboxes < 1:
+		return bad("admission.max_sandboxes", c.Admission.MaxSandboxes, "must be at least 1")
+	case c.Admission.MaxMemory < 0:
+		return bad("admission.max_memory", c.Admission.MaxMemory, "must not be negative; 0 is 80 % of the host's")
+	case c.Admission.Wait < 0:
+		return bad("admission.wait", c.Admission.Wait, "must not be negative")
+	case c.Admission.Queue < 1:
+		return bad("admission.queue", c.Admission.Queue, "must be at least 1")
+	case c.Guest.Alone < Duration(time.Second):
+		return bad("guest.alone", c.Guest.Alone, "must be at least 1s")
+	case len(c.Templates) == 0:
+		return bad("templates", "empty", "needs at least one template")
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Templates)) {
+		if err := c.Templates[name].validate("templates." + name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c Config) validateServer() error {
+	if err := validateListen(c.Listen); err != nil {
+		return err
+	}
+	switch {
+	case !filepath.IsAbs(c.StateDir):
+		return bad("state_dir", c.StateDir, "must be an absolute path")
+	case !slices.Contains([]string{"auto", "docker", "oci"}, c.Runtime):
+		return bad("runtime", c.Runtime, "must be auto, docker or oci")
+	case !slices.Contains([]string{"auto", "local", "stdio"}, c.Docker.Mode):
+		return bad("docker.mode", c.Docker.Mode, "must be auto, local or stdio")
+	case !slices.Contains([]string{"runc", "crun"}, c.OCI.Runtime):
+		return bad("oci.runtime", c.OCI.Runtime, "must be runc or crun")
+	case !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level):
+		return bad("log.level", c.Log.Level, "must be debug, info, warn or error")
+	case !slices.Contains([]string{"text", "json"}, c.Log.Format):
+		return bad("log.format", c.Log.Format, "must be text or json")
+	}
+	return nil
+}
+
+func (t Template) validate(key string) error {
+	switch {
+	case t.Image == "":
+		return bad(key+".image", `""`, "must name an image")
+	case len(t.Entrypoint) > 0 && !filepath.IsAbs(t.Entrypoint[0]):
+		return bad(key+".entrypoint", t.Entrypoint[0], "must be an absolute path inside the image")
+	case t.Pool.Min < 0:
+		return bad(key+".pool.min", t.Pool.Min, "must not be negative")
+	case t.Pool.Max < 1 || t.Pool.Max < t.Pool.Min:
+		return bad(key+".pool.max", t.Pool.Max, "must be at least 1 and not less than pool.min")
+	case t.Pool.Rate <= 0:
+		return bad(key+".pool.rate", t.Pool.Rate, "must be more than 0 sandboxes a second")
+	case t.Pool.Parallel < 1:
+		return bad(key+".pool.parallel", t.Pool.Parallel, "must be at least 1")
+	case t.Pool.MaxAge < Duration(time.Second):
+		return bad(key+".pool.max_age", t.Pool.MaxAge, "must be at least 1s")
+	}
+	if err := t.Limits.Runtime().Validate(); err != nil {
+		return fmt.Errorf("%s.%w", key, err)
+	}
+	return nil
+}
+
+func bad(key string, got any, want string) error {
+	return fmt.Errorf("configuration: %s is %v: %s: %w", key, got, want, errdefs.ErrInvalidArgument)
+}

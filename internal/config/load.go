@@ -1,0 +1,209 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"sigs.k8s.io/yaml"
+)
+
+// maxFile bounds the configuration file.
+const maxFile = 1 << 20
+
+// Load reads the file at path over the defaults; an empty path reads none.
+// The result is not validated: flags and environment come over it first.
+func Load(path string) (Config, error) {
+	c := Default()
+	if path == "" {
+		return c, nil
+	}
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, fmt.Errorf("configuration file %s does not exist: %w", path, errdefs.ErrInvalidArgument)
+	}
+	if err != nil {
+		return c, fmt.Errorf("configuration file %s: %w", path, err)
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxFile {
+		return c, fmt.Errorf("configuration file %s is not a regular file of at most 1 MiB: %w", path, errdefs.ErrInvalidArgument)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return c, fmt.Errorf("configuration file %s: %w", path, err)
+	}
+	c, err = Parse(text)
+	if err != nil {
+		return c, fmt.Errorf("configuration file %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// Parse reads YAML over the defaults. A template in it stands on the defaults
+// of a template, not on those of another one.
+func Parse(text []byte) (Config, error) {
+	c := Default()
+	raw, err := yaml.YAMLToJSONStrict(text)
+	if err != nil {
+		return c, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	var tree any
+	if err := json.Unmarshal(raw, &tree); err != nil {
+		return c, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	if tree == nil {
+		return c, nil
+	}
+	if err := checkKeys("", tree, reflect.TypeFor[Config]()); err != nil {
+		return c, err
+	}
+	var templates struct {
+		Templates map[string]json.RawMessage `json:"templates"`
+	}
+	if err := json.Unmarshal(raw, &templates); err != nil {
+		return c, fmt.Errorf("templates: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	if err := json.Unmarshal(raw, &c); err != nil {
+		return c, explain(err)
+	}
+	for name, body := range templates.Templates {
+		t := defaultTemplate()
+		if name != DefaultTemplate {
+			t.Entrypoint = nil // another image need not have one
+		}
+		if err := json.Unmarshal(body, &t); err != nil {
+			return c, fmt.Errorf("templates.%s: %w", name, explain(err))
+		}
+		c.Templates[name] = t
+	}
+	return c, nil
+}
+
+func explain(err error) error {
+	if t, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return fmt.Errorf("%s is a %s, which cannot be a %s: %w", t.Field, t.Value, t.Type, errdefs.ErrInvalidArgument)
+	}
+	return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+}
+
+// checkKeys compares what is in the file with what the types know.
+func checkKeys(at string, v any, t reflect.Type) error {
+	m, ok := v.(map[string]any)
+	if !ok {
+		if t.Kind() == reflect.Struct && v != nil {
+			return fmt.Errorf("%s must be a map of keys: %w", name(at), errdefs.ErrInvalidArgument)
+		}
+		return nil
+	}
+	for key, value := range m {
+		path := strings.TrimPrefix(at+"."+key, ".")
+		switch t.Kind() {
+		case reflect.Map:
+			if err := checkKeys(path, value, t.Elem()); err != nil {
+				return err
+			}
+		case reflect.Struct:
+			fields := keysOf(t)
+			field, ok := fields[key]
+			if !ok {
+				return unknown(path, key, fields)
+			}
+			if err := checkKeys(path, value, field); err != nil {
+				return err
+			}
+		default:
+			return fmt.Errorf("%s must be a single value: %w", name(at), errdefs.ErrInvalidArgument)
+		}
+	}
+	return nil
+}
+
+func name(at string) string {
+	if at == "" {
+		return "the configuration"
+	}
+	return at
+}
+
+func keysOf(t reflect.Type) map[string]reflect.Type {
+	out := make(map[string]reflect.Type, t.NumField())
+	for i := range t.NumField() {
+		f := t.Field(i)
+		out[f.Tag.Get("json")] = f.Type
+	}
+	return out
+}
+
+func unknown(path, key string, fields map[string]reflect.Type) error {
+	best, distance := "", len(key)
+	for f := range fields {
+		if d := editDistance(key, f); d < distance || d == distance && f < best {
+			best, distance = f, d
+		}
+	}
+	hint := ""
+	if best != "" && distance <= (len(key)+2)/2 {
+		hint = fmt.Sprintf("; did you mean %q?", best)
+	}
+	return fmt.Errorf("unknown key %s%s: %w", path, hint, errdefs.ErrInvalidArgument)
+}
+
+// editDistance is Levenshtein's.
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// Environment lists the variables that stand over the file, in order, with
+// the flag that stands over them.
+func Environment() []string {
+	return slices.Sorted(func(yield func(string) bool) {
+		for key := range environment {
+			if !yield(key) {
+				return
+			}
+		}
+	})
+}
+
+var environment = map[string]func(*Config, string){
+	"ORCHESTRATOR_LISTEN":      func(c *Config, v string) { c.Listen = v },
+	"ORCHESTRATOR_STATE_DIR":   func(c *Config, v string) { c.StateDir = v },
+	"ORCHESTRATOR_RUNTIME":     func(c *Config, v string) { c.Runtime = v },
+	"ORCHESTRATOR_TOKEN_FILE":  func(c *Config, v string) { c.TokenFile = v },
+	"ORCHESTRATOR_DOCKER_HOST": func(c *Config, v string) { c.Docker.Host = v },
+	"ORCHESTRATOR_DOCKER_MODE": func(c *Config, v string) { c.Docker.Mode = v },
+	"ORCHESTRATOR_OCI_RUNTIME": func(c *Config, v string) { c.OCI.Runtime = v },
+	"ORCHESTRATOR_LOG_LEVEL":   func(c *Config, v string) { c.Log.Level = v },
+	"ORCHESTRATOR_LOG_FORMAT":  func(c *Config, v string) { c.Log.Format = v },
+}
+
+// ApplyEnvironment sets what the variables say; lookup is os.LookupEnv.
+func (c *Config) ApplyEnvironment(lookup func(string) (string, bool)) {
+	for key, set := range environment {
+		if v, ok := lookup(key); ok && v != "" {
+			set(c, v)
+		}
+	}
+}
