@@ -1,0 +1,49 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// Lock is the hold of one process on a state directory. The kernel lets go of
+// it when the process dies.
+type Lock struct{ file *os.File }
+
+// LockDir makes dir (mode 0700) and takes its lock. A directory that another
+// process holds is an error of class Unavailable that names the process.
+func LockDir(dir string) (*Lock, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		holder := make([]byte, 32)
+		n, _ := f.ReadAt(holder, 0) // only for the message
+		err = errors.Join(err, f.Close())
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("state directory %s is held by process %s: %w", dir, strings.TrimSpace(string(holder[:n])), errdefs.ErrUnavailable)
+		}
+		return nil, fmt.Errorf("lock state directory %s: %w", dir, err)
+	}
+	l := &Lock{file: f}
+	if err := f.Truncate(0); err != nil {
+		return nil, errors.Join(err, l.Unlock())
+	}
+	if _, err := f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0); err != nil {
+		return nil, errors.Join(err, l.Unlock())
+	}
+	return l, nil
+}
+
+// Unlock lets go.
+func (l *Lock) Unlock() error { return l.file.Close() }

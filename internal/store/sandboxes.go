@@ -1,0 +1,236 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// State of a sandbox.
+type State string
+
+// The states, in order of life.
+const (
+	Creating State = "creating" // the intent is written; a container may exist
+	Warm     State = "warm"
+	Leased   State = "leased"
+	Stopping State = "stopping"
+	Gone     State = "gone"
+	Failed   State = "failed" // it never became warm
+)
+
+// steps are the allowed ones. Everything may be stopped, from any state.
+var steps = map[State][]State{
+	Creating: {Warm, Leased, Stopping, Failed, Gone},
+	Warm:     {Leased, Stopping, Gone},
+	Leased:   {Stopping, Gone},
+	Stopping: {Stopping, Gone, Failed},
+}
+
+// Ended says whether nothing of the sandbox is left.
+func (s State) Ended() bool { return s == Gone || s == Failed }
+
+// Lease is what was promised to a caller.
+type Lease struct {
+	Workspace string            `json:"workspace,omitempty"`
+	ReadOnly  bool              `json:"read_only,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"`
+	// Key is the idempotency key it was asked for with.
+	Key string `json:"key,omitempty"`
+	// Env is not kept: it may hold secrets, and the guest has it.
+}
+
+// Sandbox is a row.
+type Sandbox struct {
+	ID       string
+	State    State
+	Template string
+	Runtime  string
+	Image    string
+	Build    string
+	Memory   int64
+	Caller   string
+	Lease    Lease
+	Warm     bool // it was leased from the pool
+	Created  time.Time
+	Expires  time.Time // zero unless leased
+	Idle     time.Duration
+	Used     time.Time
+	Ended    time.Time
+	Reason   string
+}
+
+const columns = "id, state, template, runtime, image, build, memory, caller, lease, warm, created, expires, idle, used, ended, reason"
+
+// Insert writes the intent to create a sandbox, before the driver is asked.
+func (s *Store) Insert(ctx context.Context, b Sandbox) error {
+	lease, err := json.Marshal(b.Lease)
+	if err != nil {
+		return err
+	}
+	_, err = s.db.ExecContext(ctx, "INSERT INTO sandboxes ("+columns+") VALUES (?"+strings.Repeat(", ?", 15)+")",
+		b.ID, b.State, b.Template, b.Runtime, b.Image, b.Build, b.Memory, b.Caller, string(lease), b.Warm,
+		stamp(b.Created), stamp(b.Expires), int64(b.Idle), stamp(b.Used), stamp(b.Ended), b.Reason)
+	return wrap("record sandbox "+b.ID, err)
+}
+
+// Update changes a row under the rules of its states. change gets the row as
+// it is and returns an error to leave it so.
+func (s *Store) Update(ctx context.Context, id string, change func(*Sandbox) error) (Sandbox, error) {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return Sandbox{}, wrap("change sandbox "+id, err)
+	}
+	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
+	b, err := scan(tx.QueryRowContext(ctx, "SELECT "+columns+" FROM sandboxes WHERE id = ?", id))
+	if err != nil {
+		return Sandbox{}, missing(id, err)
+	}
+	from := b.State
+	if err := change(&b); err != nil {
+		return Sandbox{}, err
+	}
+	if b.State != from && !slices.Contains(steps[from], b.State) {
+		return Sandbox{}, fmt.Errorf("sandbox %s is %s and cannot become %s: %w", id, from, b.State, errdefs.ErrFailedPrecondition)
+	}
+	lease, err := json.Marshal(b.Lease)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	_, err = tx.ExecContext(ctx, "UPDATE sandboxes SET state = ?, caller = ?, lease = ?, warm = ?, expires = ?, idle = ?, used = ?, ended = ?, reason = ? WHERE id = ?",
+		b.State, b.Caller, string(lease), b.Warm, stamp(b.Expires), int64(b.Idle), stamp(b.Used), stamp(b.Ended), b.Reason, id)
+	if err == nil {
+		err = tx.Commit()
+	}
+	return b, wrap("change sandbox "+id, err)
+}
+
+// Touch records the last use of leases, many at once.
+func (s *Store) Touch(ctx context.Context, used map[string]time.Time) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return wrap("record use", err)
+	}
+	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
+	for id, at := range used {
+		if _, err := tx.ExecContext(ctx, "UPDATE sandboxes SET used = ? WHERE id = ?", stamp(at), id); err != nil {
+			return wrap("record use", err)
+		}
+	}
+	return wrap("record use", tx.Commit())
+}
+
+// Sandbox returns one row; NotFound if there is none.
+func (s *Store) Sandbox(ctx context.Context, id string) (Sandbox, error) {
+	b, err := scan(s.db.QueryRowContext(ctx, "SELECT "+columns+" FROM sandboxes WHERE id = ?", id))
+	return b, missing(id, err)
+}
+
+// Live returns all sandboxes that have not ended, oldest first.
+func (s *Store) Live(ctx context.Context) ([]Sandbox, error) {
+	return s.query(ctx, "WHERE state NOT IN ('gone', 'failed') ORDER BY created, id")
+}
+
+// Leases returns the caller's leases, and with ended those that are over as
+// well, newest first, at most limit.
+func (s *Store) Leases(ctx context.Context, caller string, ended bool, limit int) ([]Sandbox, error) {
+	where := "WHERE caller = ? AND state IN ('leased', 'stopping')"
+	if ended {
+		where = "WHERE caller = ?"
+	}
+	return s.query(ctx, where+" ORDER BY created DESC, id DESC LIMIT ?", caller, limit)
+}
+
+// Forget removes ended rows, their shells, and idempotency keys older than
+// before. It returns the number of sandboxes.
+func (s *Store) Forget(ctx context.Context, before time.Time) (int64, error) {
+	t := stamp(before)
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return 0, wrap("forget", err)
+	}
+	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
+	const old = "state IN ('gone', 'failed') AND ended < ?"
+	if _, err := tx.ExecContext(ctx, "DELETE FROM shells WHERE sandbox IN (SELECT id FROM sandboxes WHERE "+old+")", t); err != nil {
+		return 0, wrap("forget", err)
+	}
+	res, err := tx.ExecContext(ctx, "DELETE FROM sandboxes WHERE "+old, t)
+	if err != nil {
+		return 0, wrap("forget", err)
+	}
+	if _, err := tx.ExecContext(ctx, "DELETE FROM keys WHERE created < ?", t); err != nil {
+		return 0, wrap("forget", err)
+	}
+	n, err := res.RowsAffected()
+	if err == nil {
+		err = tx.Commit()
+	}
+	return n, wrap("forget", err)
+}
+
+func (s *Store) query(ctx context.Context, where string, args ...any) ([]Sandbox, error) {
+	rows, err := s.db.QueryContext(ctx, "SELECT "+columns+" FROM sandboxes "+where, args...)
+	if err != nil {
+		return nil, wrap("list sandboxes", err)
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	var out []Sandbox
+	for rows.Next() {
+		b, err := scan(rows)
+		if err != nil {
+			return nil, wrap("list sandboxes", err)
+		}
+		out = append(out, b)
+	}
+	return out, wrap("list sandboxes", rows.Err())
+}
+
+type scanner interface{ Scan(...any) error }
+
+func scan(row scanner) (Sandbox, error) {
+	var b Sandbox
+	var lease string
+	var created, expires, idle, used, ended int64
+	err := row.Scan(&b.ID, &b.State, &b.Template, &b.Runtime, &b.Image, &b.Build, &b.Memory, &b.Caller, &lease, &b.Warm,
+		&created, &expires, &idle, &used, &ended, &b.Reason)
+	if err != nil {
+		return b, err
+	}
+	b.Created, b.Expires, b.Idle, b.Used, b.Ended = moment(created), moment(expires), time.Duration(idle), moment(used), moment(ended)
+	return b, json.Unmarshal([]byte(lease), &b.Lease)
+}
+
+// Times are stored as nanoseconds, the zero time as 0.
+func stamp(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
+func moment(n int64) time.Time {
+	if n == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, n).UTC()
+}
+
+func missing(id string, err error) error {
+	if err == sql.ErrNoRows { //nolint:errorlint // Row.Scan returns it bare
+		return fmt.Errorf("sandbox %s: %w", id, errdefs.ErrNotFound)
+	}
+	return wrap("read sandbox "+id, err)
+}
+
+func wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, classify(err))
+}

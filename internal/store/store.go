@@ -1,0 +1,123 @@
+// Package store is the truth about what was promised: leases, shells and
+// idempotency keys, in SQLite (WAL, synchronous NORMAL: a commit survives the
+// death of the process, and the last ones may be lost with the power).
+//
+// It knows the states of a sandbox and refuses a step that is not allowed, but
+// decides nothing else. It starts no goroutine; all methods may be called
+// concurrently, writes are serialised by the one connection. Errors are
+// classed by errdefs.
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+
+	_ "modernc.org/sqlite" // the driver "sqlite"
+)
+
+// Store is an open database. Use Open.
+type Store struct {
+	db    *sql.DB
+	owner string
+}
+
+const schema = `
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS sandboxes (
+	id TEXT PRIMARY KEY, state TEXT NOT NULL, template TEXT NOT NULL, runtime TEXT NOT NULL, image TEXT NOT NULL, build TEXT NOT NULL,
+	memory INTEGER NOT NULL, caller TEXT NOT NULL DEFAULT '', lease TEXT NOT NULL DEFAULT '{}', warm INTEGER NOT NULL DEFAULT 0,
+	created INTEGER NOT NULL, expires INTEGER NOT NULL DEFAULT 0, idle INTEGER NOT NULL DEFAULT 0, used INTEGER NOT NULL DEFAULT 0,
+	ended INTEGER NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT ''
+) STRICT;
+CREATE INDEX IF NOT EXISTS sandboxes_state ON sandboxes (state);
+CREATE TABLE IF NOT EXISTS shells (
+	id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, caller TEXT NOT NULL, argv TEXT NOT NULL, started INTEGER NOT NULL, ended INTEGER NOT NULL DEFAULT 0,
+	result TEXT NOT NULL DEFAULT ''
+) STRICT;
+CREATE INDEX IF NOT EXISTS shells_sandbox ON shells (sandbox);
+CREATE TABLE IF NOT EXISTS keys (
+	caller TEXT NOT NULL, key TEXT NOT NULL, op TEXT NOT NULL, hash TEXT NOT NULL, done INTEGER NOT NULL DEFAULT 0, ref TEXT NOT NULL DEFAULT '',
+	answer BLOB NOT NULL DEFAULT x'', created INTEGER NOT NULL, PRIMARY KEY (caller, key)
+) STRICT;
+`
+
+// version of the schema. An older program refuses a newer database.
+const version = 1
+
+// Open opens or makes the database in dir. The caller holds the directory's
+// lock (see Lock).
+func Open(ctx context.Context, dir string) (*Store, error) {
+	path := filepath.Join(dir, "state.db")
+	q := url.Values{"_pragma": {"journal_mode(WAL)", "synchronous(NORMAL)", "busy_timeout(5000)", "foreign_keys(ON)"}, "_txlock": {"immediate"}}
+	db, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+"?"+q.Encode())
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	// One connection: SQLite has one writer, and waiting for it in Go is
+	// fairer than in the library.
+	db.SetMaxOpenConns(1)
+	s := &Store{db: db}
+	if err := s.migrate(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("open %s: %w", path, classify(err)), db.Close())
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return s, nil
+}
+
+func (s *Store) migrate(ctx context.Context) error {
+	var found int
+	if err := s.db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&found); err != nil {
+		return err
+	}
+	if found > version {
+		return fmt.Errorf("the database is of version %d and this program knows %d: use the newer program: %w", found, version, errdefs.ErrFailedPrecondition)
+	}
+	if _, err := s.db.ExecContext(ctx, schema); err != nil {
+		return err
+	}
+	if _, err := s.db.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d", version)); err != nil {
+		return err
+	}
+	owner := "o" + strings.ReplaceAll(uuid.NewString(), "-", "")[:15]
+	if _, err := s.db.ExecContext(ctx, "INSERT OR IGNORE INTO meta (key, value) VALUES ('owner', ?)", owner); err != nil {
+		return err
+	}
+	return s.db.QueryRowContext(ctx, "SELECT value FROM meta WHERE key = 'owner'").Scan(&s.owner)
+}
+
+// Owner is the id of this state directory: every container it makes carries it.
+func (s *Store) Owner() string { return s.owner }
+
+// Close closes the database.
+func (s *Store) Close() error { return s.db.Close() }
+
+// Ping says whether the database can be read and written.
+func (s *Store) Ping(ctx context.Context) error {
+	_, err := s.db.ExecContext(ctx, "INSERT INTO meta (key, value) VALUES ('ping', '') ON CONFLICT DO UPDATE SET value = ''")
+	return classify(err)
+}
+
+// classify gives SQLite's errors a class.
+func classify(err error) error {
+	switch {
+	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	case errors.Is(err, sql.ErrNoRows):
+		return fmt.Errorf("no such row: %w", errdefs.ErrNotFound)
+	case strings.Contains(err.Error(), "database or disk is full"):
+		return fmt.Errorf("%w: free some space under the state directory: %w", err, errdefs.ErrResourceExhausted)
+	default:
+		return err
+	}
+}

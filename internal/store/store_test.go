@@ -1,0 +1,182 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/go-cmp/cmp"
+
+	"orchestrator/runtime"
+)
+
+func open(t *testing.T, dir string) *Store {
+	t.Helper()
+	s, err := Open(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func row(id string) Sandbox {
+	return Sandbox{ID: id, State: Creating, Template: "default", Runtime: "oci", Image: "sha256:1", Build: "b", Memory: 7, Created: time.Unix(5, 0).UTC()}
+}
+
+func TestOwnerAndRowsSurviveReopening(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	owner := s.Owner()
+	if !runtime.ValidID(owner) {
+		t.Fatalf("owner %q cannot name a container", owner)
+	}
+	want := row("aaaaaaaa")
+	if err := s.Insert(t.Context(), want); err != nil {
+		t.Fatal(err)
+	}
+	want.State, want.Caller, want.Lease = Leased, "me", Lease{Workspace: "w", Labels: map[string]string{"a": "b"}}
+	want.Expires, want.Idle = time.Unix(9, 0).UTC(), time.Minute
+	if _, err := s.Update(t.Context(), want.ID, func(b *Sandbox) error { *b = want; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, dir)
+	if s.Owner() != owner {
+		t.Fatalf("owner was %s and is %s", owner, s.Owner())
+	}
+	got, err := s.Live(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]Sandbox{want}, got); d != "" {
+		t.Fatal(d)
+	}
+}
+
+func TestStepsThatAreNotAllowedAreRefused(t *testing.T) {
+	s := open(t, t.TempDir())
+	if err := s.Insert(t.Context(), row("aaaaaaaa")); err != nil {
+		t.Fatal(err)
+	}
+	set := func(to State) error {
+		_, err := s.Update(t.Context(), "aaaaaaaa", func(b *Sandbox) error { b.State = to; return nil })
+		return err
+	}
+	for _, to := range []State{Warm, Leased, Stopping, Gone} {
+		if err := set(to); err != nil {
+			t.Fatalf("to %s: %v", to, err)
+		}
+	}
+	for _, to := range []State{Creating, Warm, Leased, Stopping} {
+		if err := set(to); !errors.Is(err, errdefs.ErrFailedPrecondition) {
+			t.Fatalf("from gone to %s: %v", to, err)
+		}
+	}
+	if _, err := s.Sandbox(t.Context(), "nothing1"); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Fatal(err)
+	}
+}
+
+func TestKeyIsCarriedOutOnce(t *testing.T) {
+	s := open(t, t.TempDir())
+	k := Key{Caller: "me", Key: "k", Op: "run", Hash: "h", Created: time.Unix(1, 0)}
+	if _, fresh, err := s.BeginKey(t.Context(), k); err != nil || !fresh {
+		t.Fatal(fresh, err)
+	}
+	if got, fresh, err := s.BeginKey(t.Context(), k); err != nil || fresh || got.Done {
+		t.Fatal(got, fresh, err)
+	}
+	other := k
+	other.Hash = "x"
+	if _, _, err := s.BeginKey(t.Context(), other); !errors.Is(err, errdefs.ErrInvalidArgument) {
+		t.Fatal(err)
+	}
+	if open, err := s.OpenKeys(t.Context()); err != nil || len(open) != 1 {
+		t.Fatal(open, err)
+	}
+	if err := s.FinishKey(t.Context(), "me", "k", "ref", []byte("answer")); err != nil {
+		t.Fatal(err)
+	}
+	if got, fresh, err := s.BeginKey(t.Context(), k); err != nil || fresh || !got.Done || string(got.Answer) != "answer" || got.Ref != "ref" {
+		t.Fatal(got, fresh, err)
+	}
+	if err := s.DropKey(t.Context(), "me", "k"); err != nil { // a finished key stays
+		t.Fatal(err)
+	}
+	if _, fresh, _ := s.BeginKey(t.Context(), k); fresh {
+		t.Fatal("a finished key was given back")
+	}
+}
+
+func TestShellEndsOnce(t *testing.T) {
+	s := open(t, t.TempDir())
+	ctx := t.Context()
+	if err := s.InsertShell(ctx, Shell{ID: "s1", Sandbox: "aaaaaaaa", Caller: "me", Argv: []string{"x"}, Started: time.Unix(1, 0)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.EndShell(ctx, "s1", time.Unix(2, 0), runtime.Result{Ending: runtime.Exited}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.EndShells(ctx, "aaaaaaaa", time.Unix(3, 0), runtime.Result{Ending: runtime.SandboxLost}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.Shell(ctx, "s1")
+	if err != nil || got.Result.Ending != runtime.Exited {
+		t.Fatal(got, err)
+	}
+}
+
+func TestForgetTakesOnlyWhatEnded(t *testing.T) {
+	s := open(t, t.TempDir())
+	ctx := t.Context()
+	for _, id := range []string{"aaaaaaaa", "bbbbbbbb"} {
+		if err := s.Insert(ctx, row(id)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.Update(ctx, "aaaaaaaa", func(b *Sandbox) error { b.State, b.Ended = Gone, time.Unix(10, 0); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := s.Forget(ctx, time.Unix(11, 0)); err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	if live, err := s.Live(ctx); err != nil || len(live) != 1 {
+		t.Fatal(live, err)
+	}
+}
+
+func TestLockIsHeldByOne(t *testing.T) {
+	dir := t.TempDir()
+	l, err := LockDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LockDir(dir); !errors.Is(err, errdefs.ErrUnavailable) {
+		t.Fatalf("second lock: %v", err)
+	}
+	if err := l.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	l, err = LockDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Unlock()
+}
+
+func TestNewerDatabaseIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	if _, err := s.db.ExecContext(context.Background(), "PRAGMA user_version = 99"); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	if _, err := Open(t.Context(), dir); !errors.Is(err, errdefs.ErrFailedPrecondition) {
+		t.Fatal(err)
+	}
+}
