@@ -1,0 +1,420 @@
+package safefile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// world is a root with a secret beside it.
+func world(t *testing.T) (*Root, string) {
+	t.Helper()
+	top := t.TempDir()
+	if err := os.WriteFile(filepath.Join(top, "secret"), []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(top, "root")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Open(dir, Options{Prefix: "/workspace"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	return r, dir
+}
+
+func put(t *testing.T, r *Root, p, content string, opt WriteOptions) (Info, error) {
+	t.Helper()
+	w, err := r.Write(p, opt)
+	if err != nil {
+		return Info{}, err
+	}
+	defer w.Close()
+	if _, err := io.WriteString(w, content); err != nil {
+		return Info{}, err
+	}
+	return w.Commit()
+}
+
+func get(r *Root, p string) (string, error) {
+	rd, err := r.Read(p, 0, 0)
+	if err != nil {
+		return "", err
+	}
+	defer rd.Close()
+	b, err := io.ReadAll(rd)
+	return string(b), err
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// each runs every operation on p and hands its error to check.
+func each(t *testing.T, r *Root, p string, check func(op string, err error)) {
+	t.Helper()
+	_, err := get(r, p)
+	check("read", err)
+	_, err = put(t, r, p, "x", WriteOptions{})
+	check("write", err)
+	_, err = put(t, r, p, "x", WriteOptions{Parents: true})
+	check("write with parents", err)
+	_, _, err = r.List(t.Context(), p, 10, nil)
+	check("list", err)
+	_, err = r.Mkdir(p, 0)
+	check("mkdir", err)
+	_, err = r.Move(p, "elsewhere")
+	check("move from", err)
+	_, err = r.Move("here", p)
+	check("move to", err)
+	check("remove", r.Remove(t.Context(), p, true))
+}
+
+func TestNothingLeadsOut(t *testing.T) {
+	r, dir := world(t)
+	top := filepath.Dir(dir)
+	must(t, os.Symlink(top, filepath.Join(dir, "abs")))
+	must(t, os.Symlink("..", filepath.Join(dir, "up")))
+	must(t, os.Mkdir(filepath.Join(dir, "sub"), 0o755))
+	must(t, os.Symlink("../../secret", filepath.Join(dir, "sub", "file")))
+	must(t, os.WriteFile(filepath.Join(dir, "here"), nil, 0o644))
+	for _, p := range []string{
+		"..", "../secret", "/etc/passwd", "/", "/workspace/../secret", "/workspacesecret", "/workspace//../../etc/passwd",
+		"sub/../../secret", "abs/secret", "up/secret", "abs/new", "up/new", "up/a/b",
+	} {
+		each(t, r, p, func(op string, err error) {
+			if !errdefs.IsPermissionDenied(err) {
+				t.Errorf("%s %q: %v, want permission denied", op, p, err)
+			}
+		})
+	}
+	if _, err := get(r, "sub/file"); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("read through a link: %v", err)
+	}
+	if _, err := put(t, r, "sub/file", "x", WriteOptions{}); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("write through a link: %v", err)
+	}
+	must(t, os.Symlink("/new", filepath.Join(dir, "dangling")))
+	if _, err := put(t, r, "dangling", "x", WriteOptions{}); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("write through a dangling link: %v", err)
+	}
+	if b, _ := os.ReadFile(filepath.Join(top, "secret")); string(b) != "secret" {
+		t.Errorf("the secret is %q", b)
+	}
+	names, err := os.ReadDir(top)
+	must(t, err)
+	if len(names) != 2 {
+		t.Errorf("beside the root: %v", names)
+	}
+}
+
+func TestRefusesBadPaths(t *testing.T) {
+	r, _ := world(t)
+	must2(put(t, r, "here", "", WriteOptions{}))
+	for name, p := range map[string]string{
+		"NUL": "a\x00b", "UTF-8": "a\xff", "long": strings.Repeat("a/", MaxPath), "part": strings.Repeat("a", 300),
+	} {
+		each(t, r, p, func(op string, err error) {
+			e, ok := errors.AsType[*Error](err)
+			if !ok || !errdefs.IsInvalidArgument(err) || e.Field != "path" && e.Field != "to" {
+				t.Errorf("%s %s: %v, want invalid argument with a field", op, name, err)
+			}
+		})
+	}
+	for _, p := range []string{"", ".", "/workspace", "/workspace/", "sub/.."} {
+		if err := r.Remove(t.Context(), p, true); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("remove %q: %v", p, err)
+		}
+		if info, err := r.Stat(p); err != nil || info.Path != "." || info.Type != TypeDir {
+			t.Errorf("stat %q: %+v %v", p, info, err)
+		}
+	}
+}
+
+func must2(_ Info, err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+func TestNothingBlocks(t *testing.T) {
+	r, dir := world(t)
+	must(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o666))
+	l, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	must(t, err)
+	defer unix.Close(l)
+	must(t, unix.Bind(l, &unix.SockaddrUnix{Name: filepath.Join(dir, "sock")}))
+	must(t, os.Symlink("fifo", filepath.Join(dir, "link")))
+	must(t, os.Mkdir(filepath.Join(dir, "dir"), 0o755))
+	odd := []string{"fifo", "sock", "link", "dir"}
+	if unix.Mknod(filepath.Join(dir, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))) == nil {
+		odd = append(odd, "null")
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for _, p := range odd {
+			if _, err := get(r, p); !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("read %s: %v", p, err)
+			}
+			if _, err := put(t, r, p, "x", WriteOptions{}); !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("write %s: %v", p, err)
+			}
+			if _, err := get(r, p+"/x"); p != "dir" && !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("read below %s: %v", p, err)
+			}
+			if _, _, err := r.List(context.Background(), p, 10, nil); p != "dir" && !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("list %s: %v", p, err)
+			}
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(30 * time.Second):
+		t.Fatal("blocked")
+	}
+	items, _, err := r.List(t.Context(), "", 100, nil)
+	must(t, err)
+	for _, i := range items {
+		if strings.HasPrefix(i.Name, ".orchestrator") {
+			t.Errorf("left %s", i.Name)
+		}
+	}
+}
+
+func TestWritesWholeOrNotAtAll(t *testing.T) {
+	r, dir := world(t)
+	must2(put(t, r, "f", "old", WriteOptions{}))
+	w, err := r.Write("f", WriteOptions{Size: 3})
+	must(t, err)
+	_, _ = io.WriteString(w, "ne")
+	if s, _ := get(r, "f"); s != "old" {
+		t.Errorf("half-way it is %q", s)
+	}
+	if _, err := w.Commit(); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("commit of too little: %v", err)
+	}
+	if _, err := io.WriteString(w, "ww"); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("too much: %v", err)
+	}
+	must(t, w.Close())
+	must(t, w.Close())
+	if s, _ := get(r, "f"); s != "old" {
+		t.Errorf("after giving up it is %q", s)
+	}
+	info, err := put(t, r, "f", "new", WriteOptions{Size: 3})
+	if err != nil || info.Size != 3 || info.Path != "f" {
+		t.Errorf("%+v %v", info, err)
+	}
+	if s, _ := get(r, "/workspace/f"); s != "new" {
+		t.Errorf("it is %q", s)
+	}
+	names, _ := os.ReadDir(dir)
+	if len(names) != 1 {
+		t.Errorf("left %v", names)
+	}
+}
+
+func TestModesAndLinks(t *testing.T) {
+	r, dir := world(t)
+	info, err := put(t, r, "a/b/f", "x", WriteOptions{Mode: 0o6755, Parents: true})
+	if err != nil || info.Mode != 0o755 {
+		t.Errorf("%o %v, want 755", info.Mode, err)
+	}
+	if info, err = put(t, r, "a/b/f", "y", WriteOptions{}); err != nil || info.Mode != 0o755 {
+		t.Errorf("replaced: %o %v, want 755", info.Mode, err)
+	}
+	if _, err = put(t, r, "f", "y", WriteOptions{Mode: 0o100644}); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("mode with a type: %v", err)
+	}
+	if info, err = r.Mkdir("d/e", 0o1700); err != nil || info.Mode != 0o700 || info.Type != TypeDir {
+		t.Errorf("mkdir: %+v %v", info, err)
+	}
+	if info, err = r.Stat("d"); err != nil || info.Mode != 0o755 {
+		t.Errorf("parent: %+v %v", info, err)
+	}
+	if _, err = r.Mkdir("a/b/f", 0); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("mkdir over a file: %v", err)
+	}
+	must(t, os.Symlink("../a/./b/../b/f", filepath.Join(dir, "d", "l1")))
+	must(t, os.Symlink("d/l1", filepath.Join(dir, "l2")))
+	must2(put(t, r, "l2", "through", WriteOptions{}))
+	if s, _ := get(r, "a/b/f"); s != "through" {
+		t.Errorf("the link's target is %q", s)
+	}
+	if info, err = r.Stat("l2"); err != nil || info.Type != TypeSymlink || info.Target != "d/l1" {
+		t.Errorf("%+v %v", info, err)
+	}
+	must(t, os.Symlink("loop", filepath.Join(dir, "loop")))
+	if _, err = put(t, r, "loop", "", WriteOptions{}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("loop: %v", err)
+	}
+	if _, err = get(r, "nothing"); !errdefs.IsNotFound(err) {
+		t.Errorf("nothing: %v", err)
+	}
+	if _, err = r.Move("nothing", "x"); !errdefs.IsNotFound(err) {
+		t.Errorf("nothing: %v", err)
+	}
+	if info, err = r.Move("l2", "d/e/l3"); err != nil || info.Type != TypeSymlink || info.Path != "d/e/l3" {
+		t.Errorf("%+v %v", info, err)
+	}
+}
+
+func TestReadsAPart(t *testing.T) {
+	r, dir := world(t)
+	must2(put(t, r, "f", "0123456789", WriteOptions{}))
+	for _, c := range []struct {
+		offset, limit int64
+		want          string
+	}{{0, 0, "0123456789"}, {3, 0, "3456789"}, {3, 2, "34"}, {8, 100, "89"}, {10, 0, ""}, {1 << 60, 5, ""}} {
+		rd, err := r.Read("f", c.offset, c.limit)
+		must(t, err)
+		b, err := io.ReadAll(rd)
+		if string(b) != c.want || err != nil {
+			t.Errorf("from %d, %d: %q %v", c.offset, c.limit, b, err)
+		}
+		_ = rd.Close()
+	}
+	if _, err := r.Read("f", -1, 0); !errdefs.IsInvalidArgument(err) {
+		t.Error(err)
+	}
+	// A file that grows as fast as it is read ends all the same.
+	rd, err := r.Read("f", 0, 0)
+	must(t, err)
+	defer rd.Close()
+	must(t, os.WriteFile(filepath.Join(dir, "f"), make([]byte, 1000), 0o644))
+	if b, _ := io.ReadAll(rd); len(b) != 10 {
+		t.Errorf("read %d bytes", len(b))
+	}
+	if info, err := rd.Stat(); err != nil || info.Size != 1000 {
+		t.Errorf("%+v %v", info, err)
+	}
+}
+
+func TestListsWithBounds(t *testing.T) {
+	r, dir := world(t)
+	for i := range 1500 {
+		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("f%04d", i)), nil, 0o644))
+	}
+	must(t, os.WriteFile(filepath.Join(dir, "bad\xff"), nil, 0o644))
+	items, more, err := r.List(t.Context(), "/workspace", 2000, nil)
+	if err != nil || more || len(items) != 1501 || items[0].Name != "bad\uFFFD" || items[1500].Name != "f1499" {
+		t.Fatalf("%d %v %v", len(items), more, err)
+	}
+	if items, more, err = r.List(t.Context(), "", 100, nil); len(items) != 100 || !more || err != nil {
+		t.Errorf("%d %v %v", len(items), more, err)
+	}
+	if items, more, err = r.List(t.Context(), "", 1501, nil); len(items) != 1501 || more || err != nil {
+		t.Errorf("%d %v %v", len(items), more, err)
+	}
+	left := 7
+	fits := func(Info) bool { left--; return left >= 0 }
+	if items, more, err = r.List(t.Context(), "", 100, fits); len(items) != 7 || !more || err != nil {
+		t.Errorf("%d %v %v", len(items), more, err)
+	}
+}
+
+func TestRemoves(t *testing.T) {
+	r, dir := world(t)
+	must2(put(t, r, "d/e/f", "", WriteOptions{Parents: true}))
+	must(t, os.Symlink("d", filepath.Join(dir, "l")))
+	if err := r.Remove(t.Context(), "d", false); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("not empty: %v", err)
+	}
+	must(t, r.Remove(t.Context(), "l", true))
+	if _, err := r.Stat("d/e/f"); err != nil {
+		t.Errorf("removing the link did more: %v", err)
+	}
+	must(t, r.Remove(t.Context(), "d", true))
+	if err := r.Remove(t.Context(), "d", true); !errdefs.IsNotFound(err) {
+		t.Errorf("again: %v", err)
+	}
+	if names, _ := os.ReadDir(dir); len(names) != 0 {
+		t.Errorf("left %v", names)
+	}
+}
+
+// A tree deeper than there are descriptors, with wide, closed and odd folders
+// on the way, is removed without going down into it.
+func TestRemovesAHostileTree(t *testing.T) {
+	r, dir := world(t)
+	must(t, os.Mkdir(filepath.Join(dir, "t"), 0o755))
+	at, err := unix.Open(filepath.Join(dir, "t"), unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	must(t, err)
+	const depth = 5000
+	for i := range depth {
+		must(t, unix.Mkdirat(at, "d", 0o755))
+		must(t, unix.Symlinkat("/", at, "root"))
+		if i%100 == 0 {
+			must(t, unix.Mkdirat(at, "d\xff\n", 0o755))
+			must(t, unix.Mkfifoat(at, "fifo", 0))
+		}
+		next, err := unix.Openat(at, "d", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		must(t, err)
+		if i%7 == 0 {
+			must(t, unix.Fchmod(next, 0o777))
+			must(t, unix.Fchmod(at, 0))
+		}
+		_ = unix.Close(at)
+		at = next
+	}
+	for i := range 3000 {
+		n, err := unix.Openat(at, fmt.Sprint("f", i), unix.O_CREAT|unix.O_WRONLY, 0)
+		must(t, err)
+		_ = unix.Close(n)
+	}
+	_ = unix.Close(at)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := r.Remove(ctx, "t", true); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	must(t, r.Remove(t.Context(), "t", true))
+	if names, _ := os.ReadDir(dir); len(names) != 0 {
+		t.Errorf("left %v", names)
+	}
+}
+
+func TestGivesTheOwner(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("not root")
+	}
+	dir := t.TempDir()
+	r, err := Open(dir, Options{Owner: &Owner{1000, 1001}})
+	must(t, err)
+	defer r.Close()
+	must2(put(t, r, "a/b/f", "", WriteOptions{Parents: true}))
+	for _, p := range []string{"a", "a/b", "a/b/f"} {
+		if info, err := r.Stat(p); err != nil || info.UID != 1000 || info.GID != 1001 {
+			t.Errorf("%+v %v", info, err)
+		}
+	}
+}
+
+func FuzzPath(f *testing.F) {
+	for _, s := range []string{"a", "../a", "/workspace/a", "/workspace/../x", "a//b/../../..", "\x00", "\xff", "/", ""} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, p string) {
+		r := &Root{opt: Options{Prefix: "/workspace"}}
+		name, err := r.clean("path", p)
+		if err == nil && !filepath.IsLocal(name) {
+			t.Errorf("%q became %q", p, name)
+		}
+	})
+}

@@ -1,0 +1,204 @@
+package safefile
+
+import (
+	"crypto/rand"
+	"io"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// WriteOptions say how a file is made.
+type WriteOptions struct {
+	// Mode is the permission bits. Zero keeps those of the file that is
+	// replaced, and is 0644 where there is none.
+	Mode uint32
+	// Size, if not zero, is how many bytes have to come.
+	Size int64
+	// Parents makes missing folders above, with mode 0755.
+	Parents bool
+}
+
+// Writer takes a file's new content. Nothing is seen of it until Commit, which
+// puts it in place at once. Content is not synced to the disk. It is for one
+// goroutine.
+type Writer struct {
+	root *Root
+	dir  *os.File
+	base string
+	path string
+	temp string // removed by Close; empty once committed
+	f    *os.File
+	perm uint32
+	size int64
+	n    int64
+}
+
+// Write starts to write the regular file p, which may be there already: then
+// it is replaced, so that hard links to it keep the old content. Links at the
+// end of p are gone along, within the root only.
+func (r *Root) Write(p string, opt WriteOptions) (*Writer, error) {
+	name, err := r.clean("path", p)
+	if err != nil {
+		return nil, err
+	}
+	if opt.Size < 0 {
+		return nil, invalid("size", "must not be negative")
+	}
+	if _, err := checkMode(opt.Mode, 0); err != nil {
+		return nil, err
+	}
+	if name == "." {
+		return nil, notRegular("path", name)
+	}
+	if dir := path.Dir(name); opt.Parents && dir != "." {
+		if err := r.mkdirAll(dir, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	w, err := r.target(name)
+	if err != nil {
+		return nil, err
+	}
+	w.size = opt.Size
+	if opt.Mode != 0 {
+		w.perm = opt.Mode & permMask
+	}
+	w.temp = ".orchestrator-" + strings.ToLower(rand.Text()[:16])
+	flags := unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	var tfd int
+	err = eintr(func() (err error) { tfd, err = unix.Openat(fd(w.dir), w.temp, flags, 0o600); return })
+	if err != nil {
+		w.temp = ""
+		_ = w.Close()
+		return nil, fail("create", "path", name, err)
+	}
+	w.f = os.NewFile(uintptr(tfd), w.temp)
+	return w, nil
+}
+
+// target finds the folder and the name that the file will have.
+func (r *Root) target(name string) (*Writer, error) {
+	p := name
+	for range maxLinks {
+		dir, base, err := r.at("path", p)
+		if err != nil {
+			return nil, err
+		}
+		info, err := statAt(fd(dir), base, p)
+		switch {
+		case os.IsNotExist(err):
+			return &Writer{root: r, dir: dir, base: base, path: name, perm: 0o644}, nil
+		case err == nil && info.Type == TypeFile:
+			return &Writer{root: r, dir: dir, base: base, path: name, perm: info.Mode & permMask}, nil
+		case err == nil && info.Type != TypeSymlink:
+			err = notRegular("path", name)
+		case err == nil:
+			p, err = linkTarget(dir, base, p)
+		}
+		_ = dir.Close()
+		if err != nil {
+			return nil, fail("open", "path", name, err)
+		}
+	}
+	return nil, fail("open", "path", name, unix.ELOOP)
+}
+
+// linkTarget is where the link base in dir leads. It is not cleaned: a ".."
+// after a link has to be resolved, and os.Root does.
+func linkTarget(dir *os.File, base, p string) (string, error) {
+	buf := make([]byte, MaxPath)
+	n, err := unix.Readlinkat(fd(dir), base, buf)
+	if err != nil {
+		return "", err
+	}
+	to := string(buf[:n])
+	if strings.HasPrefix(to, "/") {
+		return "", outside("path", p)
+	}
+	if last := path.Base(to); strings.HasSuffix(to, "/") || last == "." || last == ".." {
+		return "", notRegular("path", p)
+	}
+	to = path.Dir(p) + "/" + to
+	if len(to) > MaxPath {
+		return "", unix.ENAMETOOLONG
+	}
+	return to, nil
+}
+
+// Write is that of io.Writer. More than the expected size is an error.
+func (w *Writer) Write(b []byte) (int, error) {
+	if w.size > 0 && w.n+int64(len(b)) > w.size {
+		return 0, invalid("size", "is %d, but more bytes came", w.size)
+	}
+	n, err := w.f.Write(b)
+	w.n += int64(n)
+	if err != nil {
+		return n, fail("write", "path", w.path, err)
+	}
+	return n, nil
+}
+
+// Commit puts the content in place. Afterwards only Close may be called.
+func (w *Writer) Commit() (Info, error) {
+	if w.size > 0 && w.n != w.size {
+		return Info{}, invalid("size", "is %d, but %d bytes came", w.size, w.n)
+	}
+	if err := w.root.own(w.f, w.perm); err != nil {
+		return Info{}, fail("write", "path", w.path, err)
+	}
+	info, err := statFile(w.f, w.path)
+	if err != nil {
+		return Info{}, fail("stat", "path", w.path, err)
+	}
+	err = eintr(func() error { return unix.Renameat(fd(w.dir), w.temp, fd(w.dir), w.base) })
+	if err != nil {
+		return Info{}, fail("write", "path", w.path, err)
+	}
+	w.temp = ""
+	return info, nil
+}
+
+// Close drops what was not committed. It may be called more than once.
+func (w *Writer) Close() error {
+	if w.temp != "" {
+		_ = unix.Unlinkat(fd(w.dir), w.temp, 0)
+		w.temp = ""
+	}
+	if w.f != nil {
+		_ = w.f.Close()
+		w.f = nil
+	}
+	if w.dir != nil {
+		_ = w.dir.Close()
+		w.dir = nil
+	}
+	return nil
+}
+
+func checkMode(mode, def uint32) (uint32, error) {
+	if mode&^0o7777 != 0 {
+		return 0, invalid("mode", "is %#o: only permission bits can be set", mode)
+	}
+	if mode == 0 {
+		return def, nil
+	}
+	return mode & permMask, nil
+}
+
+func eintr(f func() error) error {
+	for {
+		if err := f(); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+func ignoreEOF(err error) error {
+	if err == io.EOF {
+		return nil
+	}
+	return err
+}
