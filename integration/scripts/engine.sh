@@ -84,12 +84,16 @@ remove_cgroups() {
     return 1
 }
 
+# remove_containers asks the engine; what it cannot do in time is done to its processes.
+remove_containers() {
+    local ids
+    mapfile -t ids < <(timeout 20 docker --host "$ENGINE_HOST" ps --all --quiet 2>/dev/null)
+    ((${#ids[@]} == 0)) || timeout 60 docker --host "$ENGINE_HOST" rm --force --volumes "${ids[@]}" >/dev/null 2>&1 || :
+}
+
 down() {
-    local ids status=0
-    if answers; then
-        mapfile -t ids < <(timeout 20 docker --host "$ENGINE_HOST" ps --all --quiet 2>/dev/null)
-        ((${#ids[@]} == 0)) || timeout 60 docker --host "$ENGINE_HOST" rm --force --volumes "${ids[@]}" >/dev/null 2>&1 || :
-    fi
+    local status=0
+    if answers; then remove_containers; fi
     end dockerd
     end_shims || status=1
     end containerd
@@ -152,6 +156,9 @@ up() {
         [[ -n $(pids_of dockerd) ]] || { sleep 0.5; [[ -n $(pids_of dockerd) ]]; } || give_up "$log" "dockerd ended at once"
         sleep 0.2
     done
+    # Containers of an engine that was killed are of no use to anybody, and would look like leftovers of the tests.
+    remove_containers
+    docker --host "$ENGINE_HOST" volume prune --force >/dev/null
     printf '%s\n' "$ENGINE_HOST"
 }
 
