@@ -138,9 +138,10 @@ func (d dir) children() ([]string, error) {
 	return names, nil
 }
 
-// gone says whether err means that the cgroup was removed: its files answer ENODEV, its directory has none.
+// gone says whether err means that the cgroup was removed: its files answer ENODEV, its directory has none, and only its removal closes
+// our descriptor of it.
 func gone(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV)
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, fs.ErrClosed)
 }
 
 // bare takes the path off an error that is wrapped with a better one.

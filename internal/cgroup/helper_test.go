@@ -1,0 +1,225 @@
+package cgroup
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The test binary is its own helper: with this variable set it plays a role instead of running tests.
+const roleEnv = "CGROUP_TEST_ROLE"
+
+// lifetime bounds every helper, so that a test that dies leaves nothing for long.
+const lifetime = 60 // seconds
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleEnv); role != "" {
+		play(role, os.Args[1:])
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// play says that it is there, waits for one line on stdin (so that it can be put into a group first) and plays the role.
+func play(role string, args []string) {
+	go func() {
+		time.Sleep(lifetime * time.Second)
+		os.Exit(9)
+	}()
+	fmt.Println("here")
+	in := bufio.NewReader(os.Stdin)
+	if _, err := in.ReadString('\n'); err != nil {
+		os.Exit(8)
+	}
+	n := 0
+	if len(args) > 0 {
+		n, _ = strconv.Atoi(args[0])
+	}
+	switch role {
+	case "sleep":
+	case "runners":
+		// Whoever is orphaned comes to this process, and who dies unseen leaves no zombie: they would fill the pids cap.
+		signal.Ignore(syscall.SIGCHLD)
+		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+			os.Exit(5)
+		}
+		end := nowRaw() + lifetime
+		for range n {
+			run(end)
+		}
+	case "bomb":
+		bomb(nowRaw() + lifetime)
+	case "hog":
+		hog(n)
+	case "burn":
+		for end := time.Now().Add(time.Duration(n) * time.Millisecond); time.Now().Before(end); {
+		}
+	case "parent": // leaves a zombie child behind
+		c := exec.Command("/proc/self/exe")
+		c.Env = []string{roleEnv + "=exit"}
+		if err := c.Start(); err != nil {
+			os.Exit(7)
+		}
+		fmt.Println(c.Process.Pid)
+	case "guest":
+		if err := guest(args[0]); err != nil {
+			fmt.Println("error:", err)
+			os.Exit(1)
+		}
+	case "exit":
+		return
+	}
+	fmt.Println("done")
+	_, _ = in.ReadString('\n')
+	select {}
+}
+
+func nowRaw() int64 {
+	var ts syscall.Timespec
+	syscall.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&ts)), 0)
+	return ts.Sec
+}
+
+func fork() uintptr {
+	pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+	if errno != 0 {
+		return ^uintptr(0)
+	}
+	return pid
+}
+
+// run starts a process that forks and exits, its child too, and so on until the time is over: nobody ever sees its pid twice. After a bare fork
+// in a Go program nothing but raw system calls may happen.
+func run(end int64) {
+	switch fork() {
+	case 0:
+	case ^uintptr(0):
+		os.Exit(4)
+	default:
+		return
+	}
+	for {
+		switch fork() {
+		case 0:
+			if nowRaw() > end {
+				syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+			}
+		case ^uintptr(0): // no pid free: it goes on itself
+			if nowRaw() > end {
+				syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+			}
+		default:
+			syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+		}
+	}
+}
+
+// bomb forks sleepers until it was refused ten times.
+func bomb(end int64) {
+	for refused := 0; refused < 10; {
+		switch fork() {
+		case 0:
+			for nowRaw() < end {
+				ts := syscall.Timespec{Sec: 1}
+				syscall.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&ts)), 0, 0)
+			}
+			syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+		case ^uintptr(0):
+			refused++
+		}
+	}
+}
+
+func hog(mib int) {
+	b, err := unix.Mmap(-1, 0, mib<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		os.Exit(6)
+	}
+	for i := 0; i < len(b); i += 4096 {
+		b[i] = 1
+	}
+}
+
+// guest does what the guest does, as it is: PID 1 of its namespace, uid 0 with CAP_KILL alone, the cgroups bound below a folder.
+func guest(dirs string) error {
+	runtime.LockOSThread() // capabilities are per thread
+	var bound map[string]string
+	if err := json.Unmarshal([]byte(dirs), &bound); err != nil {
+		return err
+	}
+	base, err := os.MkdirTemp("", "cgroup-guest-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(base)
+	if err := unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	for name, dir := range bound {
+		at := filepath.Join(base, name)
+		if err := errors.Join(os.Mkdir(at, 0o755), unix.Mount(dir, at, "", unix.MS_BIND, "")); err != nil {
+			return err
+		}
+		defer unix.Unmount(at, 0)
+	}
+	var was [2]unix.CapUserData
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	if err := unix.Capget(&hdr, &was[0]); err != nil {
+		return err
+	}
+	few := was
+	few[0].Effective, few[1].Effective = 1<<unix.CAP_KILL, 0
+	if err := unix.Capset(&hdr, &few[0]); err != nil {
+		return err
+	}
+	err = useTree(base)
+	return errors.Join(err, unix.Capset(&hdr, &was[0])) // to unmount again
+}
+
+func useTree(base string) error {
+	tree, err := OpenTree(base)
+	if err != nil {
+		return err
+	}
+	defer tree.Close()
+	g, err := tree.Make("exec-1")
+	if err != nil {
+		return err
+	}
+	c := exec.Command("/bin/sleep", "60")
+	if err := c.Start(); err != nil {
+		return err
+	}
+	if err := g.Add(c.Process.Pid); err != nil {
+		return err
+	}
+	if n, err := g.Alive(); n != 1 || err != nil {
+		return fmt.Errorf("%d alive, %v", n, err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := g.Kill(ctx); err != nil {
+		return err
+	}
+	if _, err := g.Usage(); err != nil {
+		return err
+	}
+	if err := c.Wait(); err == nil {
+		return errors.New("the killed command ended well")
+	}
+	return g.Remove()
+}

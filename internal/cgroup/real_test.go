@@ -1,0 +1,562 @@
+package cgroup
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// patience bounds every wait; it says nothing of how long things take.
+const patience = 30 * time.Second
+
+func bounded(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
+// helper is a process of the test binary in a role.
+type helper struct {
+	*exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func start(t *testing.T, attr *syscall.SysProcAttr, role string, args ...string) *helper {
+	t.Helper()
+	h := &helper{Cmd: exec.Command("/proc/self/exe", args...)}
+	h.Env = append(os.Environ(), roleEnv+"="+role, "GOMAXPROCS=2")
+	h.SysProcAttr = attr
+	h.Stderr = os.Stderr
+	in, err1 := h.StdinPipe()
+	out, err2 := h.StdoutPipe()
+	if err := errors.Join(err1, err2, h.Start()); err != nil {
+		t.Fatal(err)
+	}
+	h.in, h.out = in, bufio.NewReader(out)
+	t.Cleanup(func() {
+		_ = h.Process.Kill()
+		_ = h.Wait()
+	})
+	h.line(t, "here")
+	return h
+}
+
+func (h *helper) line(t *testing.T, want string) string {
+	t.Helper()
+	s, err := h.out.ReadString('\n')
+	s = strings.TrimSpace(s)
+	if err != nil || want != "" && s != want {
+		t.Fatalf("helper said %q (%v), want %q", s, err, want)
+	}
+	return s
+}
+
+func (h *helper) proceed(t *testing.T) {
+	t.Helper()
+	if _, err := io.WriteString(h.in, "go\n"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+var boxes atomic.Int64
+
+// box is a sandbox without a runtime: an init in a pid namespace and cgroups of its own, in those hierarchies that join allows.
+func box(t *testing.T, join func(name string) bool) *helper {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	h, err := Detect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	init := start(t, &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}, "sleep")
+	for name, m := range h.mounts {
+		if !join(name) {
+			continue
+		}
+		if h.Mode == ModeV2 {
+			if err := enable(m.point, []string{Memory, Pids, CPU}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		dir := filepath.Join(m.point, fmt.Sprintf("cgroup-test-%d-%d", os.Getpid(), boxes.Add(1)))
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { sweepDir(t, dir, init) })
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, init.Process.Pid), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return init
+}
+
+// sweepDir removes what a test left below its cgroup, and the cgroup.
+func sweepDir(t *testing.T, dir string, init *helper) {
+	_ = init.Process.Kill()
+	_ = init.Wait()
+	eventually(t, "removal of "+dir, func() bool {
+		var dirs []string
+		_ = filepath.WalkDir(dir, func(p string, d os.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				dirs = append(dirs, p)
+			}
+			return nil
+		})
+		for i := len(dirs) - 1; i >= 0; i-- {
+			_ = os.Remove(dirs[i])
+		}
+		return !exists(dir)
+	})
+}
+
+func everywhere(string) bool { return true }
+
+// delegated makes a box with a share and opens the delegated cgroups as the guest would see them.
+func delegated(t *testing.T, s Share) (*Tree, *Delegated) {
+	t.Helper()
+	init := box(t, everywhere)
+	d, err := Delegate(init.Process.Pid, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Remove(bounded(t)); err != nil {
+			t.Error(err)
+		}
+	})
+	return treeOf(t, d), d
+}
+
+func treeOf(t *testing.T, d *Delegated) *Tree {
+	t.Helper()
+	tree := &Tree{}
+	for _, kind := range Names() {
+		if d.Dirs[kind] == "" {
+			continue
+		}
+		x, err := openDir(d.Dirs[kind])
+		if err != nil {
+			t.Fatal(err)
+		}
+		tree.dirs = append(tree.dirs, member{dir: x, kind: kind})
+	}
+	t.Cleanup(func() { tree.Close() })
+	return tree
+}
+
+func group(t *testing.T, tree *Tree, name string) *Group {
+	t.Helper()
+	g, err := tree.Make(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// command starts a role in the group.
+func command(t *testing.T, g *Group, role string, args ...string) *helper {
+	t.Helper()
+	h := start(t, nil, role, args...)
+	if err := g.Add(h.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	h.proceed(t)
+	return h
+}
+
+func dead(t *testing.T, g *Group) {
+	t.Helper()
+	n, err := g.Alive()
+	if n != 0 || err != nil {
+		t.Errorf("%d processes alive after the kill, %v", n, err)
+	}
+	if err := g.Remove(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDelegatedCgroupsAreFoundAgainAndRemoved(t *testing.T) {
+	init := box(t, everywhere)
+	pid := init.Process.Pid
+	if d, err := Find(pid); !errors.Is(err, ErrNone) {
+		t.Fatalf("before delegation: %v, %v", d, err)
+	}
+	share := Share{MemoryBytes: 64 << 20, Pids: 50, CPU: 0.5}
+	d, err := Delegate(pid, share)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Delegate(pid, share)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := Find(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(d, again) + cmp.Diff(d, found); diff != "" {
+		t.Errorf("not the same each time:\n%s", diff)
+	}
+	own, err := Of(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, dir := range d.Dirs {
+		if !strings.HasPrefix(dir, strings.TrimSuffix(own[name], "/"+keeper)+"/") || filepath.Base(dir) != commands {
+			t.Errorf("%s: %s is not below the sandbox's %s", name, dir, own[name])
+		}
+	}
+	capsAre(t, d, share)
+	larger := Share{MemoryBytes: 96 << 20, Pids: 60, CPU: 1}
+	if _, err := Delegate(pid, larger); err != nil {
+		t.Fatal(err)
+	}
+	capsAre(t, d, larger)
+
+	g := group(t, treeOf(t, d), "left-behind")
+	command(t, g, "sleep")
+	for range 2 {
+		if err := d.Remove(bounded(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, dir := range d.Dirs {
+		if exists(dir) {
+			t.Errorf("%s is still there", name)
+		}
+	}
+	if d, err := Find(pid); !errors.Is(err, ErrNone) {
+		t.Errorf("after removal: %v, %v", d, err)
+	}
+	if err := unix.Kill(pid, 0); err != nil {
+		t.Errorf("removal ended the sandbox's init: %v", err)
+	}
+}
+
+func capsAre(t *testing.T, d *Delegated, s Share) {
+	t.Helper()
+	tree := treeOf(t, d)
+	for _, x := range tree.dirs {
+		want := map[string]string{
+			"memory.limit_in_bytes": fmt.Sprint(s.MemoryBytes), "memory.memsw.limit_in_bytes": fmt.Sprint(s.MemoryBytes), "memory.max": fmt.Sprint(s.MemoryBytes),
+			"memory.swap.max": "0", "pids.max": fmt.Sprint(s.Pids), "cpu.cfs_quota_us": fmt.Sprint(quota(s.CPU)), "cpu.max": fmt.Sprintf("%d %d", quota(s.CPU), cpuPeriod),
+		}
+		for file, value := range want {
+			if got, err := x.read(file); err == nil && strings.TrimSpace(got) != value {
+				t.Errorf("%s of %s is %q, want %q", file, x.kind, got, value)
+			}
+		}
+	}
+}
+
+func TestWithoutACgroupOfItsOwnASandboxGetsAStandIn(t *testing.T) {
+	init := box(t, func(name string) bool { return name != Unified })
+	pid := init.Process.Pid
+	d, err := Delegate(pid, Share{MemoryBytes: 64 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Remove(bounded(t)); err != nil {
+			t.Error(err)
+		}
+	})
+	h, err := Detect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Unified == "" {
+		t.Logf("no cgroup2 tree on this host; nothing to stand in for")
+		return
+	}
+	top := filepath.Dir(d.Dirs[Unified])
+	if filepath.Dir(top) != h.Unified || !isStandIn(top) {
+		t.Fatalf("commands are in %s", d.Dirs[Unified])
+	}
+	found, err := Find(pid)
+	if diff := cmp.Diff(d, found); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	g := group(t, treeOf(t, d), "x")
+	left := command(t, g, "sleep")
+
+	if swept, err := Sweep(bounded(t)); err != nil || slices.Contains(swept, top) {
+		t.Fatalf("swept %v with the sandbox alive, %v", swept, err)
+	}
+	_ = init.Process.Kill()
+	_ = init.Wait()
+	swept, err := Sweep(bounded(t))
+	if err != nil || !slices.Contains(swept, top) || exists(top) {
+		t.Errorf("swept %v, %v; want %s", swept, err, top)
+	}
+	if err := left.Wait(); err == nil {
+		t.Error("the process left in it ended well")
+	}
+}
+
+func TestACgroupWithStrangersIsNotASandboxsOwn(t *testing.T) {
+	init := box(t, everywhere)
+	stranger := start(t, nil, "sleep")
+	h, err := Detect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := lookUp(init.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths, err := h.of(p.pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, dir := range paths {
+		if own, err := h.own(name, dir, p); !own || err != nil {
+			t.Errorf("%s alone: own %v, %v", name, own, err)
+		}
+		if own, err := h.own(name, h.mounts[name].point, p); own || err != nil {
+			t.Errorf("top of %s: own %v, %v", name, own, err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, stranger.Process.Pid), 0); err != nil {
+			t.Fatal(err)
+		}
+		if own, err := h.own(name, dir, p); own || err != nil {
+			t.Errorf("%s with a stranger: own %v, %v", name, own, err)
+		}
+	}
+}
+
+func TestKillEndsRunnersThatNobodySeesTwice(t *testing.T) {
+	tree, _ := delegated(t, Share{Pids: 2000})
+	for name, blind := range map[string]bool{"as the host can": false, "without cgroup.kill": true} {
+		t.Run(name, func(t *testing.T) {
+			g := group(t, tree, fmt.Sprintf("runners-%v", blind))
+			command(t, g, "runners", "100").line(t, "done")
+			eventually(t, "the runners are there", func() bool {
+				n, err := g.Alive()
+				return n > 1 && err == nil
+			})
+			began := time.Now()
+			if blind {
+				p := g.prey()
+				p.tree = nil
+				if err := p.kill(bounded(t)); err != nil {
+					t.Fatal(err)
+				}
+			} else if err := g.Kill(bounded(t)); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("killed in %v", time.Since(began))
+			dead(t, g)
+		})
+	}
+}
+
+func TestKillEndsStoppedTracedAndFrozenProcesses(t *testing.T) {
+	tree, d := delegated(t, Share{Pids: 500})
+	for _, blind := range []bool{false, true} {
+		t.Run(fmt.Sprintf("blind %v", blind), func(t *testing.T) {
+			runtime.LockOSThread() // a tracer is a thread
+			defer runtime.UnlockOSThread()
+			g := group(t, tree, fmt.Sprintf("odd-%v", blind))
+			command(t, g, "sleep").line(t, "done")
+			if err := g.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			traced := start(t, nil, "sleep")
+			if err := g.Add(traced.Process.Pid); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.PtraceSeize(traced.Process.Pid); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.PtraceInterrupt(traced.Process.Pid); err != nil {
+				t.Fatal(err)
+			}
+			freeze := filepath.Join(d.Dirs[Unified], g.Name(), "cgroup.freeze")
+			if exists(freeze) {
+				if err := os.WriteFile(freeze, []byte("1"), 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p := g.prey()
+			if blind {
+				p.tree = nil
+			}
+			if err := p.kill(bounded(t)); err != nil {
+				t.Fatal(err)
+			}
+			dead(t, g)
+		})
+	}
+}
+
+func TestAZombieHoldsNeitherKillNorRemove(t *testing.T) {
+	tree, _ := delegated(t, Share{Pids: 500})
+	g := group(t, tree, "zombie")
+	h := command(t, g, "parent")
+	h.line(t, "")
+	h.line(t, "done")
+	if err := g.Kill(bounded(t)); err != nil { // h itself is a zombie too until the clean-up waits for it
+		t.Fatal(err)
+	}
+	dead(t, g)
+}
+
+func TestSignalReachesEveryProcessOfTheGroupAndNoOther(t *testing.T) {
+	tree, _ := delegated(t, Share{})
+	g, other := group(t, tree, "a"), group(t, tree, "b")
+	in := []*helper{command(t, g, "sleep"), command(t, g, "sleep")}
+	out := command(t, other, "sleep")
+	if err := g.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range in {
+		_ = h.Wait()
+		if s := h.ProcessState.Sys().(syscall.WaitStatus); s.Signal() != syscall.SIGTERM {
+			t.Errorf("ended with %v", h.ProcessState)
+		}
+	}
+	if n, err := other.Alive(); n != 1 || err != nil {
+		t.Errorf("%d alive in the other group, %v", n, err)
+	}
+	if err := errors.Join(other.Kill(bounded(t)), out.Cmd.Process.Release()); err != nil {
+		t.Error(err)
+	}
+	if err := g.Signal(syscall.SIGTERM); err != nil {
+		t.Errorf("an empty group: %v", err)
+	}
+}
+
+func TestMemoryCapEndsTheExecThatMeetsItAndIsCounted(t *testing.T) {
+	tree, _ := delegated(t, Share{MemoryBytes: 96 << 20})
+	quiet, greedy := group(t, tree, "quiet"), group(t, tree, "greedy")
+	command(t, quiet, "sleep").line(t, "done")
+	h := command(t, greedy, "hog", "1024")
+	_ = h.Wait()
+	if s := h.ProcessState.Sys().(syscall.WaitStatus); s.Signal() != syscall.SIGKILL {
+		t.Errorf("the hog ended with %v", h.ProcessState)
+	}
+	eventually(t, "the kill is counted", func() bool {
+		u, err := greedy.Usage()
+		return err == nil && u.OOMKills >= 1 && u.MemoryPeak > 32<<20
+	})
+	u, err := quiet.Usage()
+	if n, _ := quiet.Alive(); n != 1 || u.OOMKills != 0 || err != nil {
+		t.Errorf("beside it: %d alive, %+v, %v", n, u, err)
+	}
+}
+
+func TestPidsCapStopsABombAndIsCounted(t *testing.T) {
+	tree, _ := delegated(t, Share{Pids: 40})
+	g := group(t, tree, "bomb")
+	command(t, g, "bomb").line(t, "done")
+	u, err := g.Usage()
+	if err != nil || u.PidsDenied < 10 {
+		t.Errorf("%+v, %v", u, err)
+	}
+	if n, err := g.Alive(); n < 5 || n > 40 || err != nil {
+		t.Errorf("%d alive, %v", n, err)
+	}
+	denied := u.PidsDenied
+	if err := g.Kill(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	if u, err := g.Usage(); err != nil || u.PidsDenied != denied {
+		t.Errorf("after the kill %d denied, before %d, %v", u.PidsDenied, denied, err)
+	}
+	dead(t, g)
+}
+
+func TestCPUTimeIsCounted(t *testing.T) {
+	tree, _ := delegated(t, Share{})
+	g := group(t, tree, "burn")
+	command(t, g, "burn", "300").line(t, "done")
+	eventually(t, "CPU time", func() bool {
+		u, err := g.Usage()
+		return err == nil && u.CPUUser+u.CPUSystem > 10*time.Millisecond
+	})
+	whole, err := tree.Usage()
+	if err != nil || whole.CPUUser+whole.CPUSystem < 10*time.Millisecond {
+		t.Errorf("the whole tree: %+v, %v", whole, err)
+	}
+}
+
+func TestRemoveWithAProcessInsideFailsAndWorksAfterAKill(t *testing.T) {
+	tree, _ := delegated(t, Share{})
+	g := group(t, tree, "busy")
+	command(t, g, "sleep")
+	if err := g.remove(0); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("got %v", err)
+	}
+	if err := g.Kill(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	dead(t, g)
+	if _, err := g.Usage(); err == nil {
+		t.Error("usage of a removed group")
+	}
+	if err := g.Kill(bounded(t)); err != nil {
+		t.Errorf("kill of a removed group: %v", err)
+	}
+}
+
+func TestKillEndsWithItsContext(t *testing.T) {
+	tree, _ := delegated(t, Share{})
+	g := group(t, tree, "x")
+	command(t, g, "sleep")
+	why := errors.New("out of patience")
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(why)
+	err := g.Kill(ctx) // it may be dead in time: then there is no error
+	if err != nil && !errors.Is(err, why) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestTheGuestNeedsNoMoreThanItHas(t *testing.T) {
+	init := box(t, everywhere)
+	d, err := Delegate(init.Process.Pid, Share{MemoryBytes: 64 << 20, Pids: 50, CPU: 0.5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Remove(bounded(t)); err != nil {
+			t.Error(err)
+		}
+	})
+	dirs, err := json.Marshal(d.Dirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := start(t, &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}, "guest", string(dirs))
+	g.proceed(t)
+	g.line(t, "done")
+}
