@@ -292,7 +292,9 @@ finish() {
         [[ ${result[$name]} != ok ]] || continue
         bad=1
         printf '\n=== FAILED: %s (%s); the end of %s:\n' "$name" "${result[$name]}" "$LOGS/$name.log"
-        [[ ! -s $LOGS/$name.log ]] || tail -n "$TAIL" "$LOGS/$name.log"
+        [[ -s $LOGS/$name.log ]] || continue
+        tail -n "+$((TAIL + 1))" "$LOGS/$name.log" | grep -q . && head -n "-$TAIL" "$LOGS/$name.log" | grep '^FAIL  '
+        tail -n "$TAIL" "$LOGS/$name.log"
     done
     unmount_under "$TMPDIR" && rm -rf --one-file-system "$TMPDIR"
     printf '\nlogs: %s\n' "$LOGS"

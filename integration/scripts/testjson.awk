@@ -28,6 +28,15 @@ function tail(s, n,    lines, count, i, out) {
     return out
 }
 
+# death: the n lines from where it panicked; goroutines by the hundred may follow. Without a panic, the last n.
+function death(s, n,    lines, count, i, out) {
+    if (!match(s, /(^|\n)(panic: |fatal error: )/)) return tail(s, n)
+    count = split(substr(s, RSTART + (RSTART > 1)), lines, "\n")
+    for (i = 1; i <= count && i <= n; i++) out = out lines[i] "\n"
+    if (count > n) out = out "    [... " count - n " more lines are in the log]\n"
+    return out
+}
+
 function seconds(    at) {
     at = index($0, "\"Elapsed\":")
     return at ? sprintf("%.1fs", substr($0, at + 10) + 0) : ""
@@ -72,12 +81,21 @@ test != "" && action == "fail" {
 
 action == "pass" { print "ok    " pkg " " seconds(); fflush(); delete buf[id]; next }
 
+# A package that fails has said why: in a test, in the test it was in when it died (which then has no end), or by itself.
 action == "fail" {
+    for (open in buf) {
+        split(open, part, SUBSEP)
+        if (part[1] != pkg || part[2] == "" || buf[open] == "") continue
+        if (buf[open] !~ /panic:|fatal error:|DATA RACE|timed out/ && bad[pkg]) continue
+        failed++; bad[pkg]++
+        print "\nFAIL  " pkg " " part[2] " (did not end)"
+        printf "%s", death(buf[open], 60)
+    }
+    if (!bad[pkg] || buf[id] ~ /panic:|fatal error:|DATA RACE|timed out/) printf "%s", death(buf[id], 60)
     if (!bad[pkg]) failed++
     print "FAIL  " pkg " " seconds()
-    if (!bad[pkg]) printf "%s", tail(buf[id], 60)
     fflush()
-    delete buf[id]
+    for (open in buf) if (index(open, pkg SUBSEP) == 1) delete buf[open]
 }
 
 END { printf "%d %d %d\n", passed, failed, skipped > COUNTS }
