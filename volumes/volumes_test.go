@@ -1,0 +1,273 @@
+package volumes
+
+import (
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"orchestrator/internal/safefile"
+	"orchestrator/runtime"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open(t *testing.T, dir string) *Manager {
+	t.Helper()
+	m, err := Open(dir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("not root")
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWorkspacesOutliveTheManager(t *testing.T) {
+	needRoot(t)
+	dir := filepath.Join(t.TempDir(), "workspaces")
+	m := open(t, dir)
+	made, err := m.Create(t.Context(), "proj-1", CreateOptions{})
+	must(t, err)
+	_, err = m.Create(t.Context(), "shared", CreateOptions{Shared: true})
+	must(t, err)
+	if _, err := m.Create(t.Context(), "proj-1", CreateOptions{}); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("again: %v", err)
+	}
+	for _, name := range []string{"", "A", "-x", ".x", "a/b", "..", "a\x00", "ü", strings.Repeat("a", 64)} {
+		if _, err := m.Create(t.Context(), name, CreateOptions{}); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("name %q: %v", name, err)
+		}
+	}
+	h, err := m.Acquire("proj-1", "lease", false)
+	must(t, err)
+	source := h.Binding().Source
+	fi, err := os.Lstat(source)
+	must(t, err)
+	if !fi.IsDir() || fi.Mode().Perm() != 0o755 || strings.Contains(source, "proj-1") {
+		t.Errorf("%s is %v", source, fi.Mode())
+	}
+
+	m = open(t, dir)
+	got, err := m.Get("proj-1")
+	if err != nil || got.ID != made.ID || !got.CreatedAt.Equal(made.CreatedAt) {
+		t.Errorf("%+v %v, made as %+v", got, err, made)
+	}
+	if items := m.List(); len(items) != 2 || !items[1].Shared {
+		t.Errorf("%+v", items)
+	}
+}
+
+func TestFilesAtRest(t *testing.T) {
+	needRoot(t)
+	m := open(t, t.TempDir())
+	_, err := m.Create(t.Context(), "w", CreateOptions{})
+	must(t, err)
+	f, err := m.Files("w")
+	must(t, err)
+	w, err := f.Write("/workspace/a/b.txt", safefile.WriteOptions{Mode: 0o4755, Parents: true})
+	must(t, err)
+	_, err = io.WriteString(w, "hello")
+	must(t, err)
+	info, err := w.Commit()
+	must(t, err)
+	must(t, w.Close())
+	if info.UID != runtime.CommandUID || info.GID != runtime.CommandGID || info.Mode != 0o755 {
+		t.Errorf("%+v", info)
+	}
+	if err := m.Delete(t.Context(), "w"); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("delete with open files: %v", err)
+	}
+	must(t, f.Close())
+	_ = f.Close()
+	must(t, m.Delete(t.Context(), "w"))
+	if _, err := m.Files("w"); !errdefs.IsNotFound(err) {
+		t.Error(err)
+	}
+}
+
+func TestOneWriterManyReaders(t *testing.T) {
+	needRoot(t)
+	m := open(t, t.TempDir())
+	_, err := m.Create(t.Context(), "w", CreateOptions{})
+	must(t, err)
+	one, err := m.Acquire("w", "one", false)
+	must(t, err)
+	again, err := m.Acquire("w", "one", false)
+	if err != nil || again != one {
+		t.Errorf("again: %v %v", again, err)
+	}
+	if _, err := m.Acquire("w", "one", true); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("in the other mode: %v", err)
+	}
+	if _, err := m.Acquire("w", "two", false); !errdefs.IsUnavailable(err) {
+		t.Errorf("second writer: %v", err)
+	}
+	reader, err := m.Acquire("w", "three", true)
+	must(t, err)
+	if b := reader.Binding(); !b.ReadOnly {
+		t.Errorf("%+v", b)
+	}
+	if err := m.Delete(t.Context(), "w"); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("delete while held: %v", err)
+	}
+	one.Release()
+	two, err := m.Acquire("w", "two", false)
+	must(t, err)
+	one.Release()
+	if got, _ := m.Get("w"); len(got.Leases) != 2 {
+		t.Errorf("a second release took somebody's hold: %+v", got.Leases)
+	}
+	two.Release()
+	reader.Release()
+	must(t, m.Delete(t.Context(), "w"))
+	if _, err := m.Acquire("w", "two", false); !errdefs.IsNotFound(err) {
+		t.Error(err)
+	}
+	if err := m.Delete(t.Context(), "w"); !errdefs.IsNotFound(err) {
+		t.Error(err)
+	}
+}
+
+// The rule of holds against a model that knows nothing but the rule.
+func TestHoldsFollowTheRule(t *testing.T) {
+	needRoot(t)
+	rapid.Check(t, func(rt *rapid.T) {
+		m := &Manager{byName: map[string]*entry{}}
+		shared := rapid.Bool().Draw(rt, "shared")
+		m.byName["w"] = &entry{meta: meta{Name: "w", Shared: shared}, holds: map[string]*Hold{}}
+		model := map[string]bool{} // lease → read-only
+		holds := map[string]*Hold{}
+		rt.Repeat(map[string]func(*rapid.T){
+			"acquire": func(rt *rapid.T) {
+				lease := rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(rt, "lease")
+				ro := rapid.Bool().Draw(rt, "ro")
+				had, have := model[lease]
+				allowed := ro || shared
+				if !allowed {
+					allowed = true
+					for _, readOnly := range model {
+						allowed = allowed && readOnly
+					}
+				}
+				if have {
+					allowed = had == ro
+				}
+				h, err := m.Acquire("w", lease, ro)
+				if (err == nil) != allowed {
+					rt.Fatalf("acquire %s ro=%v with %v: %v", lease, ro, model, err)
+				}
+				if err == nil {
+					model[lease], holds[lease] = ro, h
+				}
+			},
+			"release": func(rt *rapid.T) {
+				lease := rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(rt, "lease")
+				if h := holds[lease]; h != nil {
+					h.Release()
+					delete(model, lease)
+				}
+			},
+			"": func(rt *rapid.T) {
+				w, err := m.Get("w")
+				if err != nil || len(w.Leases) != len(model) {
+					rt.Fatalf("%+v %v, want %v", w, err, model)
+				}
+			},
+		})
+	})
+}
+
+func TestInterruptedWorkIsSwept(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	must(t, os.MkdirAll(filepath.Join(dir, newPrefix+"x", "data", "deep"), 0o700))
+	must(t, os.MkdirAll(filepath.Join(dir, gonePrefix+"y", "data", "deep"), 0o700))
+	m := open(t, dir)
+	_, err := m.Create(t.Context(), "w", CreateOptions{})
+	must(t, err)
+	must(t, m.Sweep(t.Context()))
+	must(t, m.Sweep(t.Context()))
+	entries, _ := os.ReadDir(dir)
+	if len(entries) != 1 || len(m.List()) != 1 {
+		t.Errorf("left %v", entries)
+	}
+}
+
+func TestForeignFoldersAreLeftAlone(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	m := open(t, dir)
+	w, err := m.Create(t.Context(), "w", CreateOptions{})
+	must(t, err)
+	good, err := os.ReadFile(filepath.Join(dir, w.ID, metaFile))
+	must(t, err)
+	for name, content := range map[string]string{
+		"empty": "", "junk": "{", "unknown": `{"version":1,"id":"unknown","name":"x","later":1}`, "twice": string(good),
+		"version": `{"version":2,"id":"version","name":"x"}`, "name": `{"version":1,"id":"name","name":"../x"}`,
+	} {
+		must(t, os.MkdirAll(filepath.Join(dir, name, dataDir), 0o700))
+		must(t, os.WriteFile(filepath.Join(dir, name, metaFile), []byte(content), 0o600))
+	}
+	m = open(t, dir)
+	must(t, m.Sweep(t.Context()))
+	if items := m.List(); len(items) != 1 || items[0].Name != "w" {
+		t.Errorf("%+v", items)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 7 {
+		t.Errorf("%v", entries)
+	}
+	if _, err := Open("relative", slog.Default()); !errdefs.IsInvalidArgument(err) {
+		t.Error(err)
+	}
+}
+
+func TestConcurrentCreatesGiveOne(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	m := open(t, dir)
+	var wg sync.WaitGroup
+	made := make(chan string, 8)
+	for range 8 {
+		wg.Go(func() {
+			if w, err := m.Create(t.Context(), "w", CreateOptions{}); err == nil {
+				made <- w.ID
+			} else if !errdefs.IsAlreadyExists(err) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if entries, _ := os.ReadDir(dir); len(made) != 1 || len(entries) != 1 {
+		t.Errorf("made %d, left %v", len(made), entries)
+	}
+}
+
+func FuzzMeta(f *testing.F) {
+	f.Add([]byte(`{"version":1,"id":"x","name":"w","created_at":"2026-01-01T00:00:00Z","shared":true}`))
+	f.Add([]byte(`{"version":1}{}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if w, err := decodeMeta(b); err == nil && !namePattern.MatchString(w.Name) {
+			t.Errorf("%q", w.Name)
+		}
+	})
+}
