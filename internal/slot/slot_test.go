@@ -182,6 +182,25 @@ func TestBindRefusesATargetNobodyWouldSee(t *testing.T) {
 	}
 }
 
+func TestBothWaysToAskAgreeOnWhatIsShared(t *testing.T) {
+	slot := newSlot(t, unix.MS_PRIVATE)
+	for path, want := range map[string]bool{slot: true, filepath.Dir(slot): false} {
+		f, err := open(path, 0)
+		must(t, err)
+		defer f.Close()
+		listed, err := listShared(f)
+		must(t, err)
+		asked, err := statShared(f)
+		if errors.Is(err, errors.ErrUnsupported) {
+			asked, err = want, nil // a kernel before 6.8
+		}
+		must(t, err)
+		if listed != want || asked != want {
+			t.Errorf("%s: listed as shared %v, asked %v, want %v", path, listed, asked, want)
+		}
+	}
+}
+
 func TestBindRefusesToMakeAReadOnlySourceWritable(t *testing.T) {
 	slot := newSlot(t, unix.MS_PRIVATE)
 	ro := newSlot(t, unix.MS_PRIVATE)
