@@ -1,0 +1,103 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Exit is how a process ended and what it and those it waited for used.
+type Exit struct {
+	Status syscall.WaitStatus
+	Rusage syscall.Rusage
+}
+
+// Reaper waits for every child of this process: those it was told of, whose
+// end it reports, and the orphans that the kernel gives to PID 1.
+type Reaper struct {
+	// mu is held over a fork and over a reap, so that a pid is known before
+	// its end can be seen, and not signalled after it.
+	mu      sync.Mutex
+	waiting map[int]chan Exit
+	forked  chan struct{}
+}
+
+// NewReaper makes a reaper. Nothing is reaped before Run.
+func NewReaper() *Reaper {
+	return &Reaper{waiting: make(map[int]chan Exit), forked: make(chan struct{}, 1)}
+}
+
+// Run reaps until ctx ends and no children are left; with children it may
+// outlive ctx, asleep in the kernel. Call it once, in a goroutine of its own.
+func (r *Reaper) Run(ctx context.Context) {
+	for {
+		var info unix.Siginfo
+		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT|unix.WALL, nil)
+		switch {
+		case err == nil:
+			r.reap()
+		case errors.Is(err, unix.EINTR):
+		default: // no children
+			select {
+			case <-r.forked:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// reap takes away all that have ended.
+func (r *Reaper) reap() {
+	for {
+		var e Exit
+		r.mu.Lock()
+		pid, err := syscall.Wait4(-1, &e.Status, syscall.WNOHANG|syscall.WALL, &e.Rusage)
+		done := r.waiting[pid]
+		delete(r.waiting, pid)
+		r.mu.Unlock()
+		if err != nil || pid <= 0 {
+			return
+		}
+		if done != nil {
+			done <- e
+		}
+	}
+}
+
+// start runs a function that forks, and returns where its child's end will be
+// reported, once.
+func (r *Reaper) start(fork func() (int, error)) (int, <-chan Exit, error) {
+	done := make(chan Exit, 1)
+	r.mu.Lock()
+	pid, err := fork()
+	if err == nil {
+		r.waiting[pid] = done
+	}
+	r.mu.Unlock()
+	if err != nil {
+		return 0, nil, err
+	}
+	select {
+	case r.forked <- struct{}{}:
+	default:
+	}
+	return pid, done, nil
+}
+
+// Signal signals a child that was not reaped yet; ESRCH if it was.
+func (r *Reaper) Signal(pid int, sig syscall.Signal) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.waiting[pid]; !ok {
+		return fmt.Errorf("signal %d to process %d: %w", int(sig), pid, syscall.ESRCH)
+	}
+	if err := syscall.Kill(pid, sig); err != nil {
+		return fmt.Errorf("signal %d to process %d: %w", int(sig), pid, err)
+	}
+	return nil
+}

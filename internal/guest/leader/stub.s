@@ -1,0 +1,1 @@
+// Functions without a body (see fork.go) need an assembly file beside them.
