@@ -1,0 +1,295 @@
+// Package files is the part of the guest that serves files below /workspace:
+// read, write, list, stat, mkdir, move and remove, each as the commands' user
+// and never outside of the folder (see internal/safefile).
+//
+// It knows nothing of commands. The folder is opened for each operation and
+// let go at its end: what is mounted there changes when the sandbox is leased.
+// It starts a few threads that run as the commands' user, which Close ends,
+// and, while a tree is removed, a goroutine that watches for the host to give
+// up. Refusals go to the host as a Failure; an error of Serve means that the
+// stream broke.
+package files
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/safefile"
+	"orchestrator/runtime"
+)
+
+// IdleTime is how long a transfer may stand still before it is cut.
+const IdleTime = 2 * time.Minute
+
+// Options of a Server; the zero value serves wire.Workspace as the commands'
+// user.
+type Options struct {
+	// Dir is the folder, which requests call wire.Workspace in any case.
+	Dir string
+	// UID and GID are whom files are touched as. Zero: runtime.CommandUID and
+	// runtime.CommandGID. Nothing is ever done as root.
+	UID, GID int
+}
+
+// Server serves file operations. Methods may be called concurrently.
+type Server struct {
+	dir     string
+	threads *threads
+	buffers sync.Pool // of *[]byte
+}
+
+// New makes a Server. It needs CAP_SETUID and CAP_SETGID; without them every
+// operation fails.
+func New(o Options) *Server {
+	if o.Dir == "" {
+		o.Dir = wire.Workspace
+	}
+	if o.UID == 0 {
+		o.UID = runtime.CommandUID
+	}
+	if o.GID == 0 {
+		o.GID = runtime.CommandGID
+	}
+	s := &Server{dir: o.Dir, threads: newThreads(o.UID, o.GID)}
+	s.buffers.New = func() any { b := make([]byte, wire.HeaderLen+wire.MaxFrame); return &b }
+	return s
+}
+
+// Close ends the threads, after what they do just now. No Serve may run.
+func (s *Server) Close() { s.threads.close() }
+
+// Handles says whether op is an operation on files.
+func Handles(op wire.Op) bool {
+	switch op {
+	case wire.OpRead, wire.OpWrite, wire.OpList, wire.OpStat, wire.OpMkdir, wire.OpMove, wire.OpRemove:
+		return true
+	}
+	return false
+}
+
+// Serve carries out a request that Handles says yes to, and answers it on c,
+// which it leaves open. When ctx ends the operation stops as soon as it can;
+// one that waits for the host stops when c is closed.
+func (s *Server) Serve(ctx context.Context, c *wire.Conn, op wire.Op, body json.RawMessage) error {
+	var q wire.FileRequest
+	if err := wire.Decode(body, &q); err != nil {
+		return c.FailWith(err)
+	}
+	var reply any
+	var err error
+	switch op {
+	case wire.OpRead:
+		return s.read(ctx, c, q)
+	case wire.OpWrite:
+		return s.write(ctx, c, q)
+	case wire.OpRemove:
+		err = s.remove(ctx, c, q)
+	default:
+		err = s.in(ctx, func(r *safefile.Root) (err error) {
+			reply, err = answer(ctx, r, op, q)
+			return err
+		})
+	}
+	if err != nil {
+		return refuse(c, err)
+	}
+	return c.Reply(reply)
+}
+
+// in runs f with the folder opened, as the user.
+func (s *Server) in(ctx context.Context, f func(*safefile.Root) error) error {
+	var err error
+	run := func() {
+		var r *safefile.Root
+		if r, err = safefile.Open(s.dir, safefile.Options{Prefix: wire.Workspace}); err != nil {
+			return
+		}
+		defer r.Close()
+		err = f(r)
+	}
+	if derr := s.threads.do(ctx, run); derr != nil {
+		return derr
+	}
+	return err
+}
+
+// answer is the operations that have one request and one reply.
+func answer(ctx context.Context, r *safefile.Root, op wire.Op, q wire.FileRequest) (any, error) {
+	var info safefile.Info
+	var err error
+	switch op {
+	case wire.OpList:
+		return list(ctx, r, q)
+	case wire.OpStat:
+		info, err = r.Stat(q.Path)
+	case wire.OpMkdir:
+		info, err = r.Mkdir(q.Path, q.Mode)
+	case wire.OpMove:
+		info, err = r.Move(q.Path, q.To)
+	default:
+		return nil, wire.Failf(wire.InvalidArgument, "op", "%q is no operation on files", op)
+	}
+	return wire.FileInfo(info), err
+}
+
+// list is bounded by the size of the reply as much as by the number of
+// entries: names may be long, and longer once they are JSON.
+func list(ctx context.Context, r *safefile.Root, q wire.FileRequest) (wire.Listing, error) {
+	room := wire.MaxHeader - 1024
+	fits := func(i safefile.Info) bool {
+		b, err := json.Marshal(wire.FileInfo(i))
+		room -= len(b) + 1
+		return err == nil && room >= 0
+	}
+	items, more, err := r.List(ctx, q.Path, wire.MaxEntries, fits)
+	l := wire.Listing{Items: make([]wire.FileInfo, len(items)), Truncated: more}
+	for i := range items {
+		l.Items[i] = wire.FileInfo(items[i])
+	}
+	return l, err
+}
+
+// remove stops when the host gives up, as a large tree takes its time.
+func (s *Server) remove(ctx context.Context, c *wire.Conn, q wire.FileRequest) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		if _, _, err := c.ReadFrame(); err != nil {
+			cancel(fmt.Errorf("the host has gone: %w", err))
+		}
+	}()
+	err := s.in(ctx, func(r *safefile.Root) error { return r.Remove(ctx, q.Path, q.Recursive) })
+	_ = c.SetReadDeadline(time.Unix(1, 0))
+	<-watched
+	return err
+}
+
+// read sends a file. Opening it is done as the user; what is open may be read
+// by anybody.
+func (s *Server) read(ctx context.Context, c *wire.Conn, q wire.FileRequest) error {
+	var rd *safefile.Reader
+	err := s.in(ctx, func(r *safefile.Root) (err error) {
+		rd, err = r.Read(q.Path, q.Offset, q.Limit)
+		return err
+	})
+	if err != nil {
+		return refuse(c, err)
+	}
+	defer rd.Close()
+	if err := c.WriteJSON(wire.KindStarted, wire.FileInfo(rd.Info())); err != nil {
+		return err
+	}
+	buf := s.buffers.Get().(*[]byte)
+	defer s.buffers.Put(buf)
+	for {
+		n, err := rd.Read((*buf)[wire.HeaderLen:])
+		if n > 0 {
+			if err := c.SetWriteDeadline(time.Now().Add(IdleTime)); err != nil {
+				return err
+			}
+			if err := c.WriteRoom(wire.KindData, (*buf)[:wire.HeaderLen+n]); err != nil {
+				return fmt.Errorf("send file: %w", err)
+			}
+		}
+		if ctx.Err() != nil {
+			return refuse(c, context.Cause(ctx))
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return refuse(c, err)
+		}
+	}
+	info, err := rd.Stat()
+	if err != nil {
+		return refuse(c, err)
+	}
+	return c.Reply(wire.FileInfo(info))
+}
+
+// write receives a file. The disk is touched on the user's threads only, so
+// that blocks kept for root are not given to a command; waiting for the host
+// holds none of them.
+func (s *Server) write(ctx context.Context, c *wire.Conn, q wire.FileRequest) error {
+	var w *safefile.Writer
+	err := s.in(ctx, func(r *safefile.Root) (err error) {
+		w, err = r.Write(q.Path, safefile.WriteOptions{Mode: q.Mode, Size: q.Size, Parents: q.Recursive})
+		return err
+	})
+	if err != nil {
+		return refuse(c, err)
+	}
+	defer func() {
+		// Also when ctx has ended: what was not committed has to go.
+		_ = s.threads.do(context.WithoutCancel(ctx), func() { _ = w.Close() })
+	}()
+	for {
+		if err := c.SetReadDeadline(time.Now().Add(IdleTime)); err != nil {
+			return err
+		}
+		kind, payload, err := c.ReadFrame()
+		if err != nil {
+			return fmt.Errorf("receive file: %w", err)
+		}
+		var info safefile.Info
+		step := func() { _, err = w.Write(payload) }
+		switch kind {
+		case wire.KindStdin:
+		case wire.KindEOF:
+			step = func() { info, err = w.Commit() }
+		default:
+			return c.Fail(wire.InvalidArgument, "", fmt.Sprintf("a frame of kind %q in a file", byte(kind)))
+		}
+		if derr := s.threads.do(ctx, step); derr != nil {
+			err = derr
+		}
+		if err != nil {
+			return refuse(c, err)
+		}
+		if kind == wire.KindEOF {
+			return c.Reply(wire.FileInfo(info))
+		}
+	}
+}
+
+// refuse sends err in the words of the wire.
+func refuse(c *wire.Conn, err error) error {
+	if e, ok := errors.AsType[*safefile.Error](err); ok {
+		return c.Fail(code(e.Class), e.Field, e.Message)
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, errClosed) {
+		return c.Fail(wire.Unavailable, "", err.Error())
+	}
+	return c.FailWith(err)
+}
+
+func code(class error) wire.Code {
+	switch class {
+	case errdefs.ErrInvalidArgument:
+		return wire.InvalidArgument
+	case errdefs.ErrNotFound:
+		return wire.NotFound
+	case errdefs.ErrAlreadyExists:
+		return wire.AlreadyExists
+	case errdefs.ErrFailedPrecondition:
+		return wire.FailedPrecondition
+	case errdefs.ErrResourceExhausted:
+		return wire.ResourceExhausted
+	case errdefs.ErrPermissionDenied:
+		return wire.PermissionDenied
+	case errdefs.ErrAborted:
+		return wire.Unavailable
+	}
+	return wire.Internal
+}
