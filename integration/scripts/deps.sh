@@ -54,7 +54,7 @@ check_go() {
     have=${have%% *}
     printf '%s\n%s\n' "$want" "$have" | sort --check=quiet --version-sort && return 0
     # An older Go fetches the version that go.mod names, if it may and can.
-    (cd "$ROOT" && go version >/dev/null 2>&1) && return 0
+    (cd "$ROOT" && go list -m >/dev/null 2>&1) && return 0
     die "Go $want or newer is needed; $(command -v go) is $have. See https://go.dev/doc/install"
 }
 
