@@ -78,7 +78,10 @@ func bindSocket(dir *os.File, name string) (*net.UnixListener, error) {
 	}
 	// By the time this closes the next host process may listen at the same path: its socket is not ours to remove.
 	ln.SetUnlinkOnClose(false)
-	if err := errors.Join(unix.Fchmodat(fd, fresh, 0o600, 0), unix.Renameat(fd, fresh, fd, name)); err != nil {
+	if err = unix.Fchmodat(fd, fresh, 0o600, 0); err == nil {
+		err = unix.Renameat(fd, fresh, fd, name)
+	}
+	if err != nil {
 		return nil, errors.Join(err, ln.Close(), unix.Unlinkat(fd, fresh, 0))
 	}
 	return ln, nil
