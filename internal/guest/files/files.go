@@ -6,7 +6,7 @@
 // let go at its end: what is mounted there changes when the sandbox is leased.
 // It starts a few threads that run as the commands' user, which Close ends,
 // and, while a tree is removed, a goroutine that watches for the host to give
-// up. Refusals go to the host as a Failure; an error of Serve means that the
+// up. Refusals go to the host as a Failure; an error of Handle means that the
 // stream broke.
 package files
 
@@ -63,22 +63,13 @@ func New(o Options) *Server {
 	return s
 }
 
-// Close ends the threads, after what they do just now. No Serve may run.
+// Close ends the threads, after what they do just now. No Handle may run.
 func (s *Server) Close() { s.threads.close() }
 
-// Handles says whether op is an operation on files.
-func Handles(op wire.Op) bool {
-	switch op {
-	case wire.OpRead, wire.OpWrite, wire.OpList, wire.OpStat, wire.OpMkdir, wire.OpMove, wire.OpRemove:
-		return true
-	}
-	return false
-}
-
-// Serve carries out a request that Handles says yes to, and answers it on c,
-// which it leaves open. When ctx ends the operation stops as soon as it can;
+// Handle carries out an operation on files and answers it on c, which it
+// leaves open. When ctx ends the operation stops as soon as it can;
 // one that waits for the host stops when c is closed.
-func (s *Server) Serve(ctx context.Context, c *wire.Conn, op wire.Op, body json.RawMessage) error {
+func (s *Server) Handle(ctx context.Context, op wire.Op, body json.RawMessage, c *wire.Conn) error {
 	var q wire.FileRequest
 	if err := wire.Decode(body, &q); err != nil {
 		return c.FailWith(err)

@@ -87,7 +87,7 @@ func ask(t *testing.T, s *Server, op wire.Op, q wire.FileRequest, body []byte) r
 	must(t, err)
 	wg.Go(func() {
 		defer guest.Close()
-		_ = s.Serve(context.Background(), wire.NewConn(guest), op, raw)
+		_ = s.Handle(context.Background(), op, raw, wire.NewConn(guest))
 	})
 	c := wire.NewConn(host)
 	if body != nil {
@@ -233,7 +233,7 @@ func TestAHalfWrittenFileIsNotSeen(t *testing.T) {
 	host, guest := pair(t)
 	served := make(chan error, 1)
 	go func() {
-		served <- s.Serve(context.Background(), wire.NewConn(guest), wire.OpWrite, []byte(`{"path":"f"}`))
+		served <- s.Handle(context.Background(), wire.OpWrite, []byte(`{"path":"f"}`), wire.NewConn(guest))
 	}()
 	must(t, wire.NewConn(host).WriteFrame(wire.KindStdin, []byte("new")))
 	must(t, host.Close())
@@ -270,7 +270,7 @@ func TestRemovalStopsWithTheHost(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Join(dir, "d", "e"), 0o755))
 	host, guest := pair(t)
 	must(t, guest.SetDeadline(time.Now().Add(60*time.Second)))
-	if err := s.Serve(ctx, wire.NewConn(guest), wire.OpRemove, []byte(`{"path":"d","recursive":true}`)); err != nil {
+	if err := s.Handle(ctx, wire.OpRemove, []byte(`{"path":"d","recursive":true}`), wire.NewConn(guest)); err != nil {
 		t.Fatal(err)
 	}
 	if r := answerOf(t, wire.NewConn(host)); r.code() != wire.Unavailable {
@@ -351,7 +351,7 @@ func TestTheUserStaysOnItsThreads(t *testing.T) {
 	}
 	host, guest := pair(t)
 	_ = host
-	must(t, s.Serve(context.Background(), wire.NewConn(guest), wire.OpStat, []byte(`{"path":"f1"}`)))
+	must(t, s.Handle(context.Background(), wire.OpStat, []byte(`{"path":"f1"}`), wire.NewConn(guest)))
 	if r := answerOf(t, wire.NewConn(host)); r.code() != wire.Unavailable {
 		t.Errorf("after Close: %+v", r.failure)
 	}
@@ -386,7 +386,7 @@ func FuzzRequest(f *testing.F) {
 				}
 			}
 		})
-		_ = s.Serve(context.Background(), wire.NewConn(guest), wire.Op(op), json.RawMessage(body))
+		_ = s.Handle(context.Background(), wire.Op(op), json.RawMessage(body), wire.NewConn(guest))
 		_ = guest.Close()
 		_ = host.Close()
 		wg.Wait()
