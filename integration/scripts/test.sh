@@ -65,7 +65,7 @@ step_engine() {
 }
 
 step_lint() {
-    local unformatted tags script
+    local unformatted tags script golangci
     unformatted=$(gofmt -l .)
     [[ -z $unformatted ]] || { printf 'gofmt would change:\n%s\n' "$unformatted"; return 1; }
     go mod verify
@@ -77,7 +77,8 @@ step_lint() {
         bash -n "$script"
     done < <(find . -path ./.git -prune -o -path ./build -prune -o \( -name '*.sh' -o -path './.ci/*' \) -type f -print)
     say "golangci-lint $GOLANGCI_VERSION"
-    "$(linter)" run --timeout 15m --build-tags integration,faults ./...
+    golangci=$(linter)
+    "$golangci" run --timeout 15m --build-tags integration,faults ./...
 }
 
 # linter prints the path of golangci-lint, built with this machine's Go from the module proxy if the cache has none.
@@ -202,7 +203,7 @@ left_now() {
     find "$TMPDIR" -mindepth 1 -maxdepth 1 ! -name 'go-build*' -printf 'file %p\n'
     find /run /var/lib /dev/shm /tmp -mindepth 1 -maxdepth 1 -name 'orchestrator*' ! -path "$TEST_STATE" -printf 'file %p\n'
     if docker_is_up; then
-        docker --host "$ENGINE_HOST" ps --all --format 'container {{.ID}} {{.Names}} {{.Status}} {{.Labels}}'
+        docker --host "$ENGINE_HOST" ps --all --format 'container {{.ID}} {{.Names}} {{.Image}} {{.Labels}}'
         # The guest's volume is kept between sandboxes on purpose, as an image is.
         docker --host "$ENGINE_HOST" volume ls --format 'volume {{.Name}}' | { grep -v '^volume orchestrator-guest' || :; }
     fi
@@ -296,7 +297,7 @@ finish() {
         tail -n "+$((TAIL + 1))" "$LOGS/$name.log" | grep -q . && head -n "-$TAIL" "$LOGS/$name.log" | grep '^FAIL  '
         tail -n "$TAIL" "$LOGS/$name.log"
     done
-    unmount_under "$TMPDIR" && rm -rf --one-file-system "$TMPDIR"
+    unmount_under "$TMPDIR" && rm -rf --one-file-system "$TMPDIR" "$TEST_STATE/tmpdir"
     printf '\nlogs: %s\n' "$LOGS"
     ((status == 0)) || printf 'the run was cut off (status %d)\n' "$status"
     totals
@@ -327,9 +328,16 @@ exec 7>"$TEST_STATE/test.lock"
 flock --nonblock 7 || { say "another run of the tests is going on; waiting for it"; flock 7; }
 rm -rf "$LOGS"
 mkdir -p "$LOGS"
+# What a run that was killed had: its temporary folder and, before a run of everything, its engine.
+if [[ -s $TEST_STATE/tmpdir ]]; then
+    stale=$(<"$TEST_STATE/tmpdir")
+    unmount_under "$stale" && rm -rf --one-file-system "$stale"
+fi
+(($# > 0)) || "$SCRIPTS/engine.sh" down 7>&- || die "the engine of an earlier run cannot be ended"
 # Short: tests put unix sockets below it, and their paths must not be longer than 107 bytes.
 TMPDIR=$(mktemp -d /tmp/o.XXXX)
 export TMPDIR
+printf '%s\n' "$TMPDIR" >"$TEST_STATE/tmpdir"
 unset DOCKER_HOST DOCKER_CONTEXT DOCKER_TLS_VERIFY
 order=()
 keep_engine=
