@@ -1,0 +1,179 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runc "github.com/containerd/go-runc"
+
+	"orchestrator/internal/cell"
+	"orchestrator/internal/fault"
+	"orchestrator/runtime"
+	"orchestrator/runtime/ocispec"
+)
+
+// undoTime bounds the removal of what a failed Create made.
+const undoTime = 20 * time.Second
+
+// Create makes a sandbox. When it fails nothing is left; what could not be removed is told, and found by List.
+func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox, error) {
+	spec.Limits = spec.Limits.WithDefaults()
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	if err := checkImage(spec.Image); err != nil {
+		return nil, err
+	}
+	unlock, err := d.busy.lock(ctx, spec.ID)
+	if err != nil {
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+	}
+	defer unlock()
+	if err := os.Mkdir(d.bundle(spec.ID), 0o700); err != nil {
+		if errors.Is(err, os.ErrExist) {
+			err = errdefs.ErrAlreadyExists
+		}
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+	}
+	s, err := d.create(ctx, spec)
+	if err == nil {
+		return s, nil
+	}
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	return nil, errors.Join(fmt.Errorf("create sandbox %s: %w", spec.ID, err), d.destroy(undo, spec.ID))
+}
+
+// create makes one part after the other. What it made when it fails is removed by destroy, which looks at what is there.
+func (d *Driver) create(ctx context.Context, spec runtime.Spec) (*sandbox, error) {
+	rec := record{
+		ID: spec.ID, Owner: spec.Owner, Template: spec.Template, Build: spec.Build,
+		Created: time.Now().UTC(), Limits: spec.Limits, BootID: d.bootID,
+	}
+	if err := d.write(rec); err != nil {
+		return nil, err
+	}
+	fault.Hit("oci.create.intent")
+	c, err := cell.Make(ctx, d.cellOptions(spec.ID, spec.Limits))
+	if err != nil {
+		return nil, err
+	}
+	s, err := d.fill(ctx, spec, rec, c)
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return s, nil
+}
+
+// fill puts a container around the cell.
+func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record, c *cell.Cell) (*sandbox, error) {
+	fault.Hit("oci.create.cell")
+	if err := d.makeBundle(spec, c); err != nil {
+		return nil, err
+	}
+	fault.Hit("oci.create.overlay")
+	said, err := newWords()
+	if err != nil {
+		return nil, err
+	}
+	init, err := d.start(ctx, spec.ID, said)
+	if err != nil {
+		return nil, errors.Join(err, said.Close())
+	}
+	fault.Hit("oci.create.started")
+	rec.Pid, rec.Started = init.pid, init.started
+	err = d.write(rec)
+	if err == nil {
+		err = c.Attach(ctx, init.pid, share(spec.Limits))
+	}
+	if init.ended() {
+		err = fmt.Errorf("%s: %w", said.after("its first process ended at once"), errdefs.ErrFailedPrecondition)
+	}
+	if err != nil {
+		init.close()
+		return nil, errors.Join(err, said.Close())
+	}
+	fault.Hit("oci.create.attached")
+	return d.hold(spec.ID, c, init, said), nil
+}
+
+// makeBundle writes the configuration and mounts the root.
+func (d *Driver) makeBundle(spec runtime.Spec, c *cell.Cell) error {
+	dir := d.bundle(spec.ID)
+	root := filepath.Join(dir, overlayName)
+	config, err := ocispec.New(spec, ocispec.Places{
+		Root: root, RunDir: c.RunDir(), SlotDir: c.SlotDir(), CgroupsPath: cgroupsPath(spec.ID),
+	})
+	if err != nil {
+		return err
+	}
+	// The overlay is read-only and nodev by itself. Asked for read-only, runc would mount it once more and lose the nodev.
+	config.Root.Readonly = false
+	if d.noSwap {
+		config.Linux.Resources.Memory.Swap = nil
+	}
+	text, err := json.Marshal(config)
+	if err != nil {
+		return fmt.Errorf("configuration: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, bundleConfig), text, 0o600); err != nil {
+		return fmt.Errorf("configuration: %w", err)
+	}
+	if err := os.Mkdir(root, 0o700); err != nil {
+		return fmt.Errorf("root: %w", err)
+	}
+	return mountRoot(root, d.skeleton, spec.Image.Root)
+}
+
+// start runs the OCI runtime and takes hold of the first process.
+func (d *Driver) start(ctx context.Context, id string, said *words) (*process, error) {
+	pidFile := filepath.Join(d.bundle(id), pidName)
+	_, err := d.runtime.Run(ctx, id, d.bundle(id), &runc.CreateOpts{IO: said, PidFile: pidFile, Detach: true})
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("start: %w", context.Cause(ctx))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start: %s", said.after(err.Error()))
+	}
+	pid, err := runc.ReadPidFile(pidFile)
+	if err != nil {
+		return nil, fmt.Errorf("start: %w", err)
+	}
+	init, err := openProcess(pid)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("start: %s: %w", said.after("the first process ended at once"), errdefs.ErrFailedPrecondition)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start: %w", err)
+	}
+	// Between the runtime's report and our hold the process may have died and another may have got its pid.
+	if !inCgroup(pid, cgroupsPath(id)) {
+		init.close()
+		return nil, fmt.Errorf("start: %s: %w", said.after("the first process ended at once"), errdefs.ErrFailedPrecondition)
+	}
+	return init, nil
+}
+
+// inCgroup says whether a process is in a cgroup, or below it, in any hierarchy.
+func inCgroup(pid int, cgroup string) bool {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(text)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		// The runtime may have put our path below the cgroup that it is in itself.
+		if len(parts) == 3 && strings.Contains(parts[2]+"/", cgroup+"/") {
+			return true
+		}
+	}
+	return false
+}

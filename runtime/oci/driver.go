@@ -1,0 +1,256 @@
+// Package oci is the embedded driver: it makes sandboxes with an OCI runtime (runc or crun) and no daemon. It owns the folder "oci" of the state directory,
+// the cgroups /orchestrator/<id>, and the read-only overlay that a sandbox's root is.
+//
+// What is on disk is the truth about which sandboxes there are: a sandbox's folder with its record is made before anything else of it and
+// removed after everything else, so that List and Remove find whatever a crash left. The package never decides who may have a sandbox
+// and never writes into an image's root.
+//
+// It starts one goroutine per sandbox that it holds, which waits for the first process to end; Destroy, Release and Close wait for it. Errors are
+// classed by containerd/errdefs as package runtime says; what cannot be enforced on this host is FailedPrecondition at New, with the fix.
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	"github.com/containerd/errdefs"
+	runc "github.com/containerd/go-runc"
+
+	"orchestrator/internal/cell"
+	"orchestrator/internal/cgroup"
+	"orchestrator/runtime"
+)
+
+// DefaultRuntime is the OCI runtime that is used unless Options names another.
+const DefaultRuntime = "runc"
+
+// Options are what a Driver is made from.
+type Options struct {
+	// StateDir is the absolute folder of the orchestrator's state. The driver writes to its subfolders "oci" and "cells" only.
+	StateDir string
+	// GuestPath is the guest binary on the host: static, absolute, executable.
+	GuestPath string
+	// Runtime is "runc" or "crun", or the absolute path of one of them. Empty means DefaultRuntime.
+	Runtime string
+	// Log gets what nobody is told as an error. Nil discards it.
+	Log *slog.Logger
+}
+
+// Driver makes sandboxes with an OCI runtime. It is safe for concurrent use.
+type Driver struct {
+	dir      string // S/oci
+	cells    string // S/cells
+	guest    string
+	skeleton string
+	bootID   string
+	info     string
+	noSwap   bool // the kernel does not count swap, and there is none
+	runtime  *runc.Runc
+	log      *slog.Logger
+	busy     locks
+
+	mu   sync.Mutex
+	live map[string]*sandbox
+}
+
+var _ runtime.Driver = (*Driver)(nil)
+
+// New checks that sandboxes can be made here with every wall they need and returns the driver. What is missing is an error of class
+// FailedPrecondition that names the fix; a runtime that is not supported is NotImplemented. It starts nothing.
+func New(ctx context.Context, o Options) (*Driver, error) {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	host, noSwap, err := checkCgroups()
+	if err != nil {
+		return nil, err
+	}
+	command, release, err := checkRuntime(ctx, o.Runtime, host)
+	if err != nil {
+		return nil, err
+	}
+	boot, err := readBootID()
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{
+		dir:    filepath.Join(o.StateDir, "oci"),
+		cells:  filepath.Join(o.StateDir, "cells"),
+		guest:  o.GuestPath,
+		bootID: boot,
+		info:   fmt.Sprintf("%s, cgroup %s", release, host.Mode),
+		noSwap: noSwap,
+		log:    o.Log,
+		live:   map[string]*sandbox{},
+		// A runtime that outlived us would go on making a sandbox that the next process is removing.
+		runtime: &runc.Runc{Command: command, Root: filepath.Join(o.StateDir, "oci", "runc"), PdeathSignal: syscall.SIGKILL},
+	}
+	for _, dir := range []string{d.dir, d.cells, d.runtime.Root} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("state of the oci driver: %w", err)
+		}
+	}
+	if d.skeleton, err = makeSkeleton(d.dir); err != nil {
+		return nil, err
+	}
+	if err := probeOverlay(d.dir, d.skeleton); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// Name is "oci".
+func (d *Driver) Name() string { return "oci" }
+
+// Info says in a few words what sandboxes are made with: the runtime, its version and the host's cgroup mode.
+func (d *Driver) Info() string { return d.info }
+
+// Capabilities: all of them. A host that cannot give one is refused by New.
+func (d *Driver) Capabilities() runtime.Capabilities {
+	caps := runtime.Capabilities{}
+	for _, c := range runtime.AllCapabilities() {
+		caps[c] = runtime.Yes
+	}
+	return caps
+}
+
+// Prepare checks that the image has an unpacked root; there is no engine to load it into.
+func (d *Driver) Prepare(_ context.Context, image runtime.Image) error { return checkImage(image) }
+
+func checkImage(image runtime.Image) error {
+	if image.Root == "" {
+		return fmt.Errorf("image %q is not unpacked: the oci driver needs its root folder: %w", image.Ref, errdefs.ErrInvalidArgument)
+	}
+	if !filepath.IsAbs(image.Root) {
+		return fmt.Errorf("image %q: its root %q is not absolute: %w", image.Ref, image.Root, errdefs.ErrInvalidArgument)
+	}
+	info, err := os.Lstat(image.Root)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("image %q: its root %s is gone; import it again: %w", image.Ref, image.Root, errdefs.ErrNotFound)
+	case err != nil:
+		return fmt.Errorf("image %q: %w", image.Ref, err)
+	case !info.IsDir():
+		return fmt.Errorf("image %q: its root %s is not a directory: %w", image.Ref, image.Root, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// List returns what is on disk, in the order of ids. A folder whose record cannot be read belongs to whoever asks: nobody else looks there.
+func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error) {
+	entries, err := os.ReadDir(d.dir)
+	if err != nil {
+		return nil, fmt.Errorf("list sandboxes: %w", err)
+	}
+	var found []runtime.Found
+	for _, e := range entries {
+		if err := ctx.Err(); err != nil {
+			return nil, context.Cause(ctx)
+		}
+		id := e.Name()
+		if !runtime.ValidID(id) {
+			continue
+		}
+		rec, err := d.read(id)
+		switch {
+		case errors.Is(err, os.ErrNotExist) && !exists(d.bundle(id)):
+		case err != nil:
+			d.log.Warn("sandbox with an unreadable record", "sandbox", id, "error", err)
+			found = append(found, runtime.Found{ID: id})
+		case rec.Owner == owner:
+			found = append(found, runtime.Found{ID: id, Template: rec.Template, Build: rec.Build, Running: d.running(rec)})
+		}
+	}
+	return found, nil
+}
+
+// Adopt takes over a sandbox that an earlier driver on the same state directory made.
+func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) {
+	if !runtime.ValidID(id) {
+		return nil, fmt.Errorf("adopt sandbox %q: not an id: %w", id, errdefs.ErrInvalidArgument)
+	}
+	unlock, err := d.busy.lock(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("adopt sandbox %s: %w", id, err)
+	}
+	defer unlock()
+	if d.held(id) != nil {
+		return nil, fmt.Errorf("adopt sandbox %s: this process has it already: %w", id, errdefs.ErrAlreadyExists)
+	}
+	s, err := d.adopt(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("adopt sandbox %s: %w", id, err)
+	}
+	return s, nil
+}
+
+func (d *Driver) adopt(ctx context.Context, id string) (_ *sandbox, err error) {
+	rec, err := d.read(id)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, errdefs.ErrNotFound
+	}
+	if err != nil {
+		return nil, err
+	}
+	init, err := d.initOf(rec)
+	if err != nil {
+		return nil, err
+	}
+	if init == nil || init.ended() {
+		init.close()
+		return nil, fmt.Errorf("its first process has ended: %w", errdefs.ErrNotFound)
+	}
+	c, err := cell.Adopt(ctx, d.cellOptions(id, rec.Limits))
+	if err != nil {
+		init.close()
+		return nil, err
+	}
+	if err := c.Attach(ctx, init.pid, share(rec.Limits)); err != nil {
+		init.close()
+		return nil, errors.Join(err, c.Close())
+	}
+	return d.hold(id, c, init, nil), nil
+}
+
+// Close lets go of every sandbox that is held; they live on.
+func (d *Driver) Close() error {
+	d.mu.Lock()
+	held := make([]*sandbox, 0, len(d.live))
+	for _, s := range d.live {
+		held = append(held, s)
+	}
+	d.mu.Unlock()
+	var errs []error
+	for _, s := range held {
+		errs = append(errs, s.Release())
+	}
+	return errors.Join(errs...)
+}
+
+func (d *Driver) cellOptions(id string, l runtime.Limits) cell.Options {
+	return cell.Options{Dir: d.cells, ID: id, GuestPath: d.guest, ScratchBytes: l.ScratchBytes, Log: d.log}
+}
+
+// share is what the commands may use: the sandbox's caps less what the guest needs to answer when they have used up theirs.
+func share(l runtime.Limits) cgroup.Share {
+	return cgroup.Share{
+		MemoryBytes: l.MemoryBytes - runtime.GuestReserveBytes,
+		Pids:        l.Pids - runtime.GuestReservePids,
+		CPU:         0.95 * l.CPUs,
+	}
+}
+
+func (d *Driver) held(id string) *sandbox {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.live[id]
+}

@@ -1,0 +1,90 @@
+package oci
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+)
+
+// words is the standard error of the runtime and then of the first process: memory of fixed size. Writing to it never waits for a reader and never
+// fails with a broken pipe, it just ends when it is full, whatever becomes of us. It is the IO of a runc command.
+type words struct{ file *os.File }
+
+const wordsBytes = 16 << 10
+
+func newWords() (*words, error) {
+	fd, err := unix.MemfdCreate("stderr", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
+		fd, err = unix.MemfdCreate("stderr", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("memory for messages: %w", err)
+	}
+	w := &words{file: os.NewFile(uintptr(fd), "stderr")}
+	err = w.file.Truncate(wordsBytes)
+	if err == nil {
+		_, err = unix.FcntlInt(w.file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_SHRINK)
+	}
+	if err != nil {
+		_ = w.Close()
+		return nil, fmt.Errorf("memory for messages: %w", err)
+	}
+	return w, nil
+}
+
+// String is what was written so far, fit to be part of an error: one line, bounded, nothing that moves a cursor. The bytes are foreign.
+func (w *words) String() string {
+	const keep = 1000
+	if w == nil {
+		return ""
+	}
+	text := make([]byte, wordsBytes)
+	n, _ := w.file.ReadAt(text, 0)
+	line := strings.ToValidUTF8(string(bytes.Trim(text[:n], "\x00")), "?")
+	line = strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, line)
+	line = strings.Join(strings.Fields(line), " ")
+	if len(line) > keep {
+		line = strings.ToValidUTF8(line[:keep], "") + " ..."
+	}
+	return line
+}
+
+// after puts them behind a message.
+func (w *words) after(message string) string {
+	if said := w.String(); said != "" {
+		return message + ": " + said
+	}
+	return message
+}
+
+// Close gives the memory up on our side.
+func (w *words) Close() error {
+	if w == nil {
+		return nil
+	}
+	return w.file.Close()
+}
+
+// Set makes them cmd's standard error; input and output stay /dev/null.
+func (w *words) Set(cmd *exec.Cmd) { cmd.Stderr = w.file }
+
+// Stdin, Stdout and Stderr are none: nothing is piped.
+func (w *words) Stdin() io.WriteCloser { return nil }
+
+// Stdout is none.
+func (w *words) Stdout() io.ReadCloser { return nil }
+
+// Stderr is none.
+func (w *words) Stderr() io.ReadCloser { return nil }
