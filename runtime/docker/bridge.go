@@ -1,0 +1,170 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/pkg/stdcopy"
+	"github.com/moby/moby/client"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/link"
+)
+
+// bridge is the way into a sandbox of which only the engine's API is in reach:
+// one exec of "guest bridge" whose stdio carries all streams. It is dialled when
+// the first is opened, and again when it broke.
+type bridge struct {
+	d         *Driver
+	container string
+
+	turn chan struct{} // held by whoever dials; guards mux and over
+	mux  *link.Mux
+	over bool
+}
+
+func newBridge(d *Driver, container string) *bridge {
+	return &bridge{d: d, container: container, turn: make(chan struct{}, 1)}
+}
+
+// Between two tries to dial. An exec costs the engine tens of milliseconds, so
+// the first pause is of that size.
+const (
+	firstDial = 50 * time.Millisecond
+	lastDial  = 2 * time.Second
+)
+
+// open opens a stream, and tries until ctx ends. Callers share a mux.
+func (b *bridge) open(ctx context.Context) (net.Conn, error) {
+	for pause := firstDial; ; pause = min(2*pause, lastDial) {
+		conn, err := b.try(ctx)
+		if err == nil {
+			return conn, nil
+		}
+		if errors.Is(err, errReleased) || errdefs.IsNotFound(err) {
+			return nil, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+func (b *bridge) try(ctx context.Context) (net.Conn, error) {
+	m, err := b.dialled(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return m.Open(ctx)
+}
+
+// dialled gives the mux that lives, or a new one.
+func (b *bridge) dialled(ctx context.Context) (*link.Mux, error) {
+	select {
+	case b.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	defer func() { <-b.turn }()
+	if b.over {
+		return nil, errReleased
+	}
+	if b.mux != nil {
+		select {
+		case <-b.mux.Done():
+			_ = b.mux.Close()
+			b.mux = nil
+		default:
+			return b.mux, nil
+		}
+	}
+	m, err := b.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b.mux = m
+	return m, nil
+}
+
+func (b *bridge) dial(ctx context.Context) (*link.Mux, error) {
+	exec, err := b.d.api.ExecCreate(ctx, b.container, client.ExecCreateOptions{
+		User: "0:0", WorkingDir: "/", AttachStdin: true, AttachStdout: true, AttachStderr: true,
+		Cmd: []string{wire.GuestPath, "bridge"},
+	})
+	if err != nil {
+		return nil, b.d.failed(ctx, "make a bridge", err)
+	}
+	got, err := b.d.api.ExecAttach(ctx, exec.ID, client.ExecAttachOptions{})
+	if err != nil {
+		return nil, b.d.failed(ctx, "start a bridge", err)
+	}
+	m, err := link.NewMux(newPipes(got.HijackedResponse))
+	if err != nil {
+		return nil, fmt.Errorf("docker: bridge: %w", err)
+	}
+	return m, nil
+}
+
+// close ends every stream and waits for the goroutines of the bridge.
+func (b *bridge) close() {
+	b.turn <- struct{}{}
+	defer func() { <-b.turn }()
+	b.over = true
+	if b.mux != nil {
+		_ = b.mux.Close()
+	}
+}
+
+// pipes is the stdio of an exec as one transport. The engine puts stdout and
+// stderr into one connection; a goroutine takes them apart, and Close waits for
+// it.
+type pipes struct {
+	*io.PipeReader
+	conn   net.Conn
+	wg     sync.WaitGroup
+	closer func() error
+}
+
+// maxComplaint is how much of a bridge's stderr is kept for the error.
+const maxComplaint = 1 << 10
+
+func newPipes(h client.HijackedResponse) *pipes {
+	r, w := io.Pipe()
+	p := &pipes{PipeReader: r, conn: h.Conn}
+	p.closer = sync.OnceValue(func() error {
+		err := errors.Join(p.conn.Close(), r.Close())
+		p.wg.Wait()
+		return err
+	})
+	p.wg.Go(func() {
+		var said complaint
+		_, err := stdcopy.StdCopy(w, &said, h.Reader)
+		switch {
+		case len(said) > 0:
+			err = fmt.Errorf("bridge ended and said %q", string(said))
+		case err == nil:
+			err = errors.New("bridge ended")
+		}
+		_ = w.CloseWithError(err)
+	})
+	return p
+}
+
+func (p *pipes) Write(b []byte) (int, error) { return p.conn.Write(b) }
+func (p *pipes) Close() error                { return p.closer() }
+
+// complaint keeps the first of what is written to it.
+type complaint []byte
+
+func (c *complaint) Write(b []byte) (int, error) {
+	*c = append(*c, b[:min(len(b), maxComplaint-len(*c))]...)
+	return len(b), nil
+}

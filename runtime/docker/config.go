@@ -1,0 +1,203 @@
+package docker
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/client"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+	"orchestrator/runtime/ocispec"
+)
+
+const (
+	// maxVolumes is how many VOLUMEs an image may declare, maxImageEnv how many
+	// variables: each costs a mount or an entry in every sandbox.
+	maxVolumes  = 32
+	maxImageEnv = 1024
+	// shadowOptions are those of the file system put on an image's VOLUME: root
+	// may write a little there, a command nothing.
+	shadowOptions = "nosuid,nodev,noexec,size=64k,mode=0755"
+)
+
+// places is where the guest and the workspace come from: two folders of the
+// host, or a volume of the engine.
+type places struct {
+	run, slot string
+	volume    string
+}
+
+// seccompProfile is the project's filter as the engine's option.
+func seccompProfile() (string, error) {
+	text, err := ocispec.SeccompJSON()
+	if err != nil {
+		return "", fmt.Errorf("docker: %w", err)
+	}
+	return "seccomp=" + string(text), nil
+}
+
+// configure says what is asked of the engine for a sandbox. It is a pure
+// function; spec has its defaults and is valid.
+func configure(spec runtime.Spec, img image, e engine, at places, seccomp string) (client.ContainerCreateOptions, error) {
+	env, err := environment(img.env)
+	if err != nil {
+		return client.ContainerCreateOptions{}, err
+	}
+	tmpfs, shm := memoryFiles(spec, at)
+	mounts := bindings(e, at)
+	if err := shadow(tmpfs, mounts, img.volumes); err != nil {
+		return client.ContainerCreateOptions{}, err
+	}
+	args := ocispec.Args(spec)
+	labels := ocispec.Labels(spec)
+	labels[labelMode], labels[labelScratch] = ModeLocal, strconv.FormatInt(spec.Limits.ScratchBytes, 10)
+	if at.volume != "" {
+		args = append(args, "--stdio")
+		labels[labelMode] = ModeStdio
+	}
+	none, never := []string{"NONE"}, 0
+	return client.ContainerCreateOptions{
+		Name: containerName(spec.ID),
+		Config: &container.Config{
+			Image: img.id, Hostname: ocispec.Hostname, User: "0:0", WorkingDir: "/",
+			Entrypoint: args[:1], Cmd: args[1:], Env: env,
+			Labels: labels, Healthcheck: &container.HealthConfig{Test: none},
+			StopSignal: "SIGKILL", StopTimeout: &never, NetworkDisabled: true,
+		},
+		HostConfig: hostConfig(spec.Limits, e, tmpfs, shm, mounts, seccomp),
+	}, nil
+}
+
+func hostConfig(l runtime.Limits, e engine, tmpfs map[string]string, shm int64, mounts []mount.Mount, seccomp string) *container.HostConfig {
+	no, pids := false, l.Pids
+	h := &container.HostConfig{
+		NetworkMode: "none", IpcMode: container.IPCModePrivate,
+		ReadonlyRootfs: true, Mounts: mounts, Tmpfs: tmpfs, ShmSize: shm,
+		CapDrop: []string{"ALL"}, CapAdd: ocispec.Capabilities(),
+		SecurityOpt: []string{"no-new-privileges", seccomp},
+		// What the engine mounts of the cgroup tree is of no use to us and says
+		// how the host is built.
+		MaskedPaths: append(ocispec.MaskedPaths(), "/sys/fs/cgroup"), ReadonlyPaths: ocispec.ReadonlyPaths(),
+		Sysctls:   ocispec.Sysctls(),
+		LogConfig: container.LogConfig{Type: "none"}, Init: &no,
+		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled},
+		OomScoreAdj:   ocispec.OOMScoreAdj,
+		Resources: container.Resources{
+			Memory: l.MemoryBytes, MemorySwap: l.MemoryBytes, PidsLimit: &pids,
+			NanoCPUs: int64(math.Round(l.CPUs * 1e9)), Ulimits: ulimits(l),
+		},
+	}
+	if e.cgroupV2 {
+		h.CgroupnsMode = container.CgroupnsModePrivate
+	}
+	return h
+}
+
+// ulimits are the limits as the engine writes them. One that is no limit is left
+// out: the engine may not be allowed to raise its own, which is then in force.
+func ulimits(l runtime.Limits) []*container.Ulimit {
+	var out []*container.Ulimit
+	for _, r := range ocispec.Rlimits(l) {
+		if r.Hard > math.MaxInt64 || r.Soft > math.MaxInt64 {
+			continue
+		}
+		name := strings.ToLower(strings.TrimPrefix(r.Type, "RLIMIT_"))
+		out = append(out, &container.Ulimit{Name: name, Soft: int64(r.Soft), Hard: int64(r.Hard)})
+	}
+	return out
+}
+
+// memoryFiles gives the file systems in memory, and the size of /dev/shm, which
+// the engine mounts itself.
+func memoryFiles(spec runtime.Spec, at places) (tmpfs map[string]string, shm int64) {
+	tmpfs = map[string]string{}
+	for _, t := range ocispec.Tmpfs(spec.Limits) {
+		if t.Path == "/dev/shm" {
+			shm = t.Bytes
+			continue
+		}
+		tmpfs[t.Path] = strings.Join(t.Options(), ",")
+	}
+	if at.volume != "" {
+		scratch := ocispec.TmpfsMount{
+			Path: wire.Workspace, Bytes: spec.Limits.ScratchBytes, Mode: 0o755, UID: runtime.CommandUID, GID: runtime.CommandGID,
+		}
+		tmpfs[scratch.Path] = strings.Join(scratch.Options(), ",")
+	}
+	return tmpfs, shm
+}
+
+func bindings(e engine, at places) []mount.Mount {
+	if at.volume != "" {
+		return []mount.Mount{{
+			Type: mount.TypeVolume, Source: at.volume, Target: wire.RunDir, ReadOnly: true,
+			VolumeOptions: &mount.VolumeOptions{NoCopy: true},
+		}}
+	}
+	run := &mount.BindOptions{Propagation: mount.PropagationRSlave}
+	// What is bound into the folder later (the commands' cgroup) stays writable.
+	run.ReadOnlyNonRecursive = apiAtLeast(e.api, apiReadOnlyNonRecursive)
+	return []mount.Mount{
+		{Type: mount.TypeBind, Source: at.run, Target: wire.RunDir, ReadOnly: true, BindOptions: run},
+		{Type: mount.TypeBind, Source: at.slot, Target: wire.Workspace, BindOptions: &mount.BindOptions{Propagation: mount.PropagationRSlave}},
+	}
+}
+
+// environment is PID 1's. The engine adds what the image has and we do not; a
+// name without "=" makes it leave that one out.
+func environment(image []string) ([]string, error) {
+	if len(image) > maxImageEnv {
+		return nil, refused("the image sets %d environment variables: at most %d are undone", len(image), maxImageEnv)
+	}
+	ours := map[string]bool{}
+	env := ocispec.Env()
+	for _, e := range env {
+		name, _, _ := strings.Cut(e, "=")
+		ours[name] = true
+	}
+	for _, e := range image {
+		name, _, _ := strings.Cut(e, "=")
+		if !ours[name] && name != "" {
+			ours[name] = true
+			env = append(env, name)
+		}
+	}
+	return env, nil
+}
+
+// shadow puts a small file system on every VOLUME of the image that nothing of
+// ours is mounted on: the engine would put a writable folder of its disk there.
+// A volume in a place where that is not possible is refused.
+func shadow(tmpfs map[string]string, mounts []mount.Mount, volumes []string) error {
+	if len(volumes) > maxVolumes {
+		return refused("the image declares %d volumes: at most %d are undone", len(volumes), maxVolumes)
+	}
+	ours := slices.Collect(maps.Keys(tmpfs))
+	for _, m := range mounts {
+		ours = append(ours, m.Target)
+	}
+	for _, v := range volumes {
+		at := path.Clean(v)
+		if slices.Contains(ours, at) {
+			continue
+		}
+		for _, kept := range []string{"/proc", "/sys", "/dev", wire.RunDir, wire.Workspace} {
+			if at == kept || strings.HasPrefix(at, kept+"/") {
+				return refused("the image declares a volume at %q, below %s: use an image without it", v, kept)
+			}
+		}
+		if !path.IsAbs(v) || at == "/" || strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r == ':' || r == ',' || r == 0x7f }) {
+			return refused("the image declares a volume at %q, which cannot be undone: use an image without it", v)
+		}
+		tmpfs[at] = shadowOptions
+	}
+	return nil
+}

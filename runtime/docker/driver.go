@@ -1,0 +1,232 @@
+package docker
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/client"
+
+	"orchestrator/runtime"
+)
+
+// Modes of Options.
+const (
+	// ModeAuto finds out which of the others it is.
+	ModeAuto = "auto"
+	// ModeLocal says that the engine shares kernel, processes and mounts with
+	// this host.
+	ModeLocal = "local"
+	// ModeStdio uses nothing but the engine's API.
+	ModeStdio = "stdio"
+)
+
+// Labels of everything that the driver makes in an engine.
+const (
+	labelOwner    = "orchestrator.owner"
+	labelID       = "orchestrator.id"
+	labelTemplate = "orchestrator.template"
+	labelBuild    = "orchestrator.build"
+	labelMode     = "orchestrator.mode"
+	labelScratch  = "orchestrator.scratch"
+	// labelHelper marks containers and images that live for one call only; its
+	// value names the state directory, so that a later process sweeps them.
+	labelHelper = "orchestrator.helper"
+	// labelGuest marks the volumes that hold a guest; its value names the state
+	// directory too.
+	labelGuest = "orchestrator.guest"
+)
+
+// askTime bounds one question to the engine whose answer needs no work of it.
+const askTime = 30 * time.Second
+
+// Options say which engine to use and how.
+type Options struct {
+	// Host is the engine's address. Empty: DOCKER_HOST with its companions for
+	// TLS, or the engine's default socket.
+	Host string
+	// StateDir is the orchestrator's state directory. Cells are made in
+	// StateDir/cells, the driver's own notes in StateDir/docker.
+	StateDir string
+	// GuestPath is the guest's binary on this host.
+	GuestPath string
+	// Mode is ModeAuto, ModeLocal or ModeStdio. Empty: ModeAuto.
+	Mode string
+	// Log may be nil.
+	Log *slog.Logger
+}
+
+// Driver is the runtime.Driver for one engine. It is safe for concurrent use.
+type Driver struct {
+	api     *client.Client
+	host    string
+	engine  engine
+	mode    string
+	dir     string // StateDir/docker
+	cells   string // StateDir/cells
+	guest   string
+	helper  string // stands for the state directory in labels
+	seccomp string // the profile as the engine takes it, made once
+	log     *slog.Logger
+
+	mu     sync.Mutex
+	images map[string]image    // Image.ID → what the engine knows; guarded by mu
+	held   map[string]*Sandbox // those that this process has in hand; guarded by mu
+
+	// filling is held by whoever fills the guest volume; filled is its name
+	// once that was seen complete, and is guarded by filling.
+	filling chan struct{}
+	filled  string
+}
+
+// New connects to the engine and checks that it can do what is needed. Errors:
+// InvalidArgument for options that make no sense, Unavailable for an engine
+// that does not answer, FailedPrecondition for one that is too old, is not
+// Docker, or cannot enforce a cap; the message names what was found and what
+// is wanted.
+func New(ctx context.Context, o Options) (*Driver, error) {
+	if o.Mode == "" {
+		o.Mode = ModeAuto
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	profile, err := seccompProfile()
+	if err != nil {
+		return nil, err
+	}
+	api, err := connect(o.Host)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256([]byte(o.StateDir))
+	d := &Driver{
+		api: api, host: api.DaemonHost(), guest: o.GuestPath, seccomp: profile,
+		dir: filepath.Join(o.StateDir, "docker"), cells: filepath.Join(o.StateDir, "cells"),
+		helper: hex.EncodeToString(sum[:8]),
+		log:    o.Log.With("driver", "docker"),
+		images: map[string]image{}, held: map[string]*Sandbox{}, filling: make(chan struct{}, 1),
+	}
+	if err := d.open(ctx, o.Mode); err != nil {
+		return nil, errors.Join(err, api.Close())
+	}
+	return d, nil
+}
+
+func (o Options) validate() error {
+	bad := func(field, why string) error {
+		return fmt.Errorf("docker: options.%s %s: %w", field, why, errdefs.ErrInvalidArgument)
+	}
+	switch {
+	case !filepath.IsAbs(o.StateDir):
+		return bad("state_dir", fmt.Sprintf("%q is not absolute", o.StateDir))
+	case !filepath.IsAbs(o.GuestPath):
+		return bad("guest_path", fmt.Sprintf("%q is not absolute", o.GuestPath))
+	case o.Mode != ModeAuto && o.Mode != ModeLocal && o.Mode != ModeStdio:
+		return bad("mode", fmt.Sprintf("%q is none of auto, local, stdio", o.Mode))
+	}
+	return nil
+}
+
+func connect(host string) (*client.Client, error) {
+	opts := []client.Opt{client.FromEnv}
+	if host != "" {
+		// FromEnv still gives the certificates of a TCP address.
+		opts = append(opts, client.WithHost(host))
+	}
+	api, err := client.New(opts...)
+	if err != nil {
+		return nil, fmt.Errorf("docker: engine address: %w: %w", errdefs.ErrInvalidArgument, err)
+	}
+	return api, nil
+}
+
+// open asks the engine what it is and settles the mode.
+func (d *Driver) open(ctx context.Context, mode string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
+	defer cancel()
+	if err := os.MkdirAll(d.dir, 0o700); err != nil {
+		return fmt.Errorf("docker: make state directory: %w", err)
+	}
+	var err error
+	if d.engine, err = d.ask(ctx); err != nil {
+		return err
+	}
+	d.sweep(ctx)
+	if d.mode, err = d.settle(ctx, mode); err != nil {
+		return err
+	}
+	return checkSwap(d.engine, d.mode)
+}
+
+// Name is "docker".
+func (d *Driver) Name() string { return "docker" }
+
+// Mode is ModeLocal or ModeStdio.
+func (d *Driver) Mode() string { return d.mode }
+
+// Engine is the engine's address and version, for people.
+func (d *Driver) Engine() string { return fmt.Sprintf("%s at %s", d.engine.version, d.host) }
+
+// Close lets go of the engine. Sandboxes live on.
+func (d *Driver) Close() error { return d.api.Close() }
+
+// List finds what the engine holds of owner, in any state, and what the driver
+// itself noted down when it began to make a sandbox.
+func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
+	defer cancel()
+	got, err := d.api.ContainerList(ctx, client.ContainerListOptions{
+		All: true, Filters: client.Filters{}.Add("label", labelOwner+"="+owner),
+	})
+	if err != nil {
+		return nil, d.failed(ctx, "list containers", err)
+	}
+	var found []runtime.Found
+	seen := map[string]bool{}
+	for _, c := range got.Items {
+		id := c.Labels[labelID]
+		// An image can bring labels too; only our own names count.
+		if !runtime.ValidID(id) || seen[id] || !named(c.Names, id) {
+			continue
+		}
+		seen[id] = true
+		found = append(found, runtime.Found{
+			ID: id, Template: c.Labels[labelTemplate], Build: c.Labels[labelBuild],
+			Running: c.State == "running" || c.State == "paused" || c.State == "restarting",
+		})
+	}
+	notes, err := d.notes(owner)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range notes {
+		if !seen[id] {
+			found = append(found, runtime.Found{ID: id})
+		}
+	}
+	return found, nil
+}
+
+func named(names []string, id string) bool {
+	for _, n := range names {
+		// A container that is being removed may be listed under its id alone.
+		if n == "/"+containerName(id) {
+			return true
+		}
+	}
+	return len(names) == 0
+}
+
+func containerName(id string) string { return "orchestrator-" + id }

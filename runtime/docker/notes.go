@@ -1,0 +1,75 @@
+package docker
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/runtime"
+)
+
+// A note is a file named by a sandbox's id that says whose it is. It is written
+// before the first thing of a sandbox is made and removed after the last is
+// gone: the cell of a sandbox whose container does not exist is found by it,
+// and not mistaken for another driver's.
+
+// maxNote bounds what is read of one.
+const maxNote = 128
+
+func (d *Driver) notesDir() string { return filepath.Join(d.dir, "sandboxes") }
+
+func (d *Driver) writeNote(spec runtime.Spec) error {
+	if err := os.MkdirAll(d.notesDir(), 0o700); err != nil {
+		return fmt.Errorf("docker: make folder for notes: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(d.notesDir(), spec.ID), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		return fmt.Errorf("docker: sandbox %s: %w", spec.ID, errdefs.ErrAlreadyExists)
+	case err != nil:
+		return fmt.Errorf("docker: note sandbox %s: %w", spec.ID, err)
+	}
+	_, err = f.WriteString(spec.Owner)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(fmt.Errorf("docker: note sandbox %s: %w", spec.ID, err), d.removeNote(spec.ID))
+	}
+	return nil
+}
+
+func (d *Driver) removeNote(id string) error {
+	if err := os.Remove(filepath.Join(d.notesDir(), id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("docker: remove note of sandbox %s: %w", id, err)
+	}
+	return nil
+}
+
+// notes gives the ids of owner's. One that was cut short belongs to whoever asks: its
+// sandbox has nothing else yet.
+func (d *Driver) notes(owner string) ([]string, error) {
+	entries, err := os.ReadDir(d.notesDir())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("docker: read notes: %w", err)
+	}
+	var out []string
+	for _, e := range entries {
+		if !runtime.ValidID(e.Name()) {
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join(d.notesDir(), e.Name()))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("docker: read notes: %w", err)
+		}
+		if text := strings.TrimSpace(string(b[:min(len(b), maxNote)])); text == owner || text == "" {
+			out = append(out, e.Name())
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,189 @@
+package docker
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/client"
+)
+
+// archive writes a tar with these files, in order.
+func archive(t *testing.T, files ...[2]string) string {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, f := range files {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: f[0], Size: int64(len(f[1])), Mode: 0o600}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, f[1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(t.TempDir(), "a.tar")
+	if err := os.WriteFile(name, b.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestAnArchiveIsKnownByItsConfiguration(t *testing.T) {
+	const config = `{"rootfs":{"diff_ids":["sha256:aa","sha256:bb"]}}`
+	sum := sha256.Sum256([]byte(config))
+	got, err := readArchive(archive(t, [2]string{"l/layer.tar", "xxxx"}, [2]string{"c.json", config},
+		[2]string{"manifest.json", `[{"Config":"c.json","RepoTags":["a:b"],"Layers":["l/layer.tar"]}]`}))
+	if err != nil || got.config != "sha256:"+hex.EncodeToString(sum[:]) || len(got.layers) != 2 || got.tags[0] != "a:b" {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	for name, file := range map[string]string{
+		"no manifest":    archive(t, [2]string{"c.json", config}),
+		"two images":     archive(t, [2]string{"manifest.json", `[{"Config":"c.json"},{"Config":"c.json"}]`}),
+		"no config":      archive(t, [2]string{"manifest.json", `[{"Config":"c.json"}]`}),
+		"no JSON":        archive(t, [2]string{"manifest.json", `{`}),
+		"not an archive": archive(t),
+	} {
+		if _, err := readArchive(file); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestAnErrorInAMessageIsAnError(t *testing.T) {
+	if said, err := messages(strings.NewReader(`{"stream":"Loaded image: a\n"}` + `{"status":"sha256:1"}`)); err != nil || len(said) != 2 || said[1] != "sha256:1" {
+		t.Fatalf("%q, %v", said, err)
+	}
+	if _, err := messages(strings.NewReader(`{"error":"no space left"}`)); err == nil || !strings.Contains(err.Error(), "no space left") {
+		t.Fatal(err)
+	}
+	if _, err := messages(strings.NewReader(`{"stream":"cut`)); err == nil {
+		t.Fatal("a cut answer is no error")
+	}
+}
+
+func TestAProcessIsHeldKilledAndWaitedFor(t *testing.T) {
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	waited := make(chan error, 1)
+	go func() { waited <- cmd.Wait() }()
+	t.Cleanup(func() { _ = cmd.Process.Kill(); <-waited })
+	pid := cmd.Process.Pid
+	own, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openProcess(pid, "not-its-cgroup"); !errdefs.IsNotFound(err) {
+		t.Fatalf("a process of another container: %v", err)
+	}
+	p, err := openProcess(pid, string(own))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = p.close() }()
+	cut, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, errSlow)
+	defer cancel()
+	if err := p.wait(cut); !errors.Is(err, errSlow) {
+		t.Fatalf("a wait that was cut: %v", err)
+	}
+	over := make(chan error, 1)
+	go func() {
+		q, err := openProcess(pid, string(own))
+		if err == nil {
+			err = errors.Join(q.wait(t.Context()), q.close())
+		}
+		over <- err
+	}()
+	if err := p.kill(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-over:
+		if err != nil && !errdefs.IsNotFound(err) {
+			t.Fatal(err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("the end of a process was not seen")
+	}
+	waited <- <-waited
+	if err := p.kill(); err != nil {
+		t.Fatalf("a second kill: %v", err)
+	}
+	if _, err := openProcess(pid, string(own)); !errdefs.IsNotFound(err) {
+		t.Fatalf("a process that has ended: %v", err)
+	}
+}
+
+// frame is a piece of an exec's output as the engine sends it.
+func frame(stream byte, text string) []byte {
+	b := make([]byte, 8, 8+len(text))
+	b[0] = stream
+	binary.BigEndian.PutUint32(b[4:], uint32(len(text)))
+	return append(b, text...)
+}
+
+func TestPipesTakeStdoutAndNameTheReasonOfTheEnd(t *testing.T) {
+	host, engine := net.Pipe()
+	p := newPipes(client.NewHijackedResponse(host, ""))
+	defer func() { _ = p.Close() }()
+	go func() {
+		_, _ = engine.Write(append(append(frame(1, "hello"), frame(2, "bridge: no guest")...), frame(1, " world")...))
+		_ = engine.Close()
+	}()
+	b := make([]byte, 11)
+	if _, err := io.ReadFull(p, b); err != nil || string(b) != "hello world" {
+		t.Fatalf("%q, %v", b, err)
+	}
+	if _, err := p.Read(b); err == nil || !strings.Contains(err.Error(), "no guest") {
+		t.Fatalf("end of the pipes: %v", err)
+	}
+}
+
+func TestClosingPipesUnblocksARead(t *testing.T) {
+	host, engine := net.Pipe()
+	defer func() { _ = engine.Close() }()
+	p := newPipes(client.NewHijackedResponse(host, ""))
+	read := make(chan error, 1)
+	go func() { _, err := p.Read(make([]byte, 1)); read <- err }()
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-read:
+		if err == nil {
+			t.Fatal("a read of closed pipes succeeded")
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("a read of closed pipes did not end")
+	}
+}
+
+func TestComplaintsAreBounded(t *testing.T) {
+	var c complaint
+	for range 100 {
+		if n, err := c.Write(bytes.Repeat([]byte("x"), 100)); n != 100 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	if len(c) != maxComplaint {
+		t.Fatalf("%d bytes kept", len(c))
+	}
+}

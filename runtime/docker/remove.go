@@ -1,0 +1,100 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/client"
+
+	"orchestrator/internal/cell"
+	"orchestrator/internal/fault"
+	"orchestrator/runtime"
+)
+
+// Remove destroys a sandbox by id from any state. Nothing there is success.
+// Unavailable: the engine could not be asked, and nothing on this host was
+// touched.
+func (d *Driver) Remove(ctx context.Context, id string) error {
+	if !runtime.ValidID(id) {
+		return fmt.Errorf("docker: sandbox id %q: %w", id, errdefs.ErrInvalidArgument)
+	}
+	// What this process has in hand knows more: its process and its mounts.
+	if s := d.holder(id); s != nil {
+		return s.Destroy(ctx)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, destroyTime, errSlow)
+	defer cancel()
+	if err := d.removeContainers(ctx, id, ""); err != nil {
+		return err
+	}
+	fault.Hit("docker.destroy.deleted")
+	if err := d.removeCell(ctx, id); err != nil {
+		return err
+	}
+	fault.Hit("docker.destroy.unmounted")
+	return d.removeNote(id)
+}
+
+// removeContainers removes the container of a sandbox, which the caller may
+// know. If not, it is looked for by label: a create that was cut short may have
+// made one.
+func (d *Driver) removeContainers(ctx context.Context, id, known string) error {
+	if known != "" {
+		return d.removeContainer(ctx, known)
+	}
+	got, err := d.api.ContainerList(ctx, client.ContainerListOptions{
+		All: true, Filters: client.Filters{}.Add("label", labelID+"="+id),
+	})
+	if err != nil {
+		return d.failed(ctx, "look for sandbox "+id, err)
+	}
+	for _, c := range got.Items {
+		if c.Labels[labelOwner] == "" || !named(c.Names, id) {
+			continue
+		}
+		if err := d.removeContainer(ctx, c.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeContainer kills and removes a container with its anonymous volumes, and
+// returns when the engine does not know it any more.
+func (d *Driver) removeContainer(ctx context.Context, id string) error {
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		_, err := d.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+		switch {
+		case err == nil, errdefs.IsNotFound(err):
+			return nil
+		case client.IsErrConnectionFailed(err) || ctx.Err() != nil:
+			return d.failed(ctx, fmt.Sprintf("remove container %.12s", id), err)
+		}
+		// A conflict is a removal that is under way; an internal error is often
+		// a mount that is busy for a moment.
+		d.log.Debug("container is not gone yet", "container", id, "error", err)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return errors.Join(d.failed(ctx, fmt.Sprintf("remove container %.12s", id), err), err)
+		}
+	}
+}
+
+// removeCell removes the cell of a sandbox whose container is gone, if it is
+// this driver's: without a note it may be another's, with a container alive.
+func (d *Driver) removeCell(ctx context.Context, id string) error {
+	if _, err := os.Lstat(filepath.Join(d.notesDir(), id)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := cell.Remove(ctx, d.cellOptions(id, 0)); err != nil {
+		return fmt.Errorf("docker: sandbox %s: %w", id, err)
+	}
+	return nil
+}

@@ -1,0 +1,310 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"orchestrator/internal/cell"
+	"orchestrator/internal/fault"
+	"orchestrator/runtime"
+)
+
+// Sandbox is one container with its guest. Its methods may be called
+// concurrently.
+type Sandbox struct {
+	d         *Driver
+	id        string
+	mode      string
+	container string // the engine's id, empty until it has said it
+	begun     bool   // a container may exist
+
+	cell   *cell.Cell // local
+	proc   *process   // local
+	bridge *bridge    // stdio
+
+	done chan struct{}
+	// ctx is over when the sandbox has ended or was let go of; its cause says
+	// which. stop ends it, wg waits for the goroutine that looks for the end.
+	ctx  context.Context
+	stop context.CancelCauseFunc
+	wg   sync.WaitGroup
+
+	// turn is held by whoever destroys or releases; gone is guarded by it.
+	turn chan struct{}
+	gone bool
+}
+
+func newSandbox(d *Driver, id, mode string) *Sandbox {
+	s := &Sandbox{d: d, id: id, mode: mode, done: make(chan struct{}), turn: make(chan struct{}, 1)}
+	s.ctx, s.stop = context.WithCancelCause(context.Background())
+	return s
+}
+
+// hold notes that this process has the sandbox in hand. AlreadyExists: it has it
+// already, and a second holder would take the guest away from the first.
+func (d *Driver) hold(s *Sandbox) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.held[s.id] != nil {
+		return fmt.Errorf("docker: sandbox %s is in use by this process: %w", s.id, errdefs.ErrAlreadyExists)
+	}
+	d.held[s.id] = s
+	return nil
+}
+
+func (d *Driver) drop(s *Sandbox) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.held[s.id] == s {
+		delete(d.held, s.id)
+	}
+}
+
+func (d *Driver) holder(id string) *Sandbox {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.held[id]
+}
+
+// errReleased is why a watch or a bridge ended.
+var errReleased = errors.New("the sandbox was released")
+
+// ID is the sandbox's.
+func (s *Sandbox) ID() string { return s.id }
+
+// Done is closed when the first process has ended. It stays open if the sandbox
+// is released before.
+func (s *Sandbox) Done() <-chan struct{} { return s.done }
+
+// Open opens a stream to the guest, and waits for the guest until ctx ends.
+// Unavailable: the sandbox has ended, or was lost.
+func (s *Sandbox) Open(ctx context.Context) (net.Conn, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	// Nobody waits for a guest that has ended.
+	defer context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })()
+	var (
+		conn net.Conn
+		err  error
+	)
+	if s.mode == ModeStdio {
+		conn, err = s.bridge.open(ctx)
+	} else {
+		conn, err = s.cell.Open(ctx)
+	}
+	switch {
+	case err == nil:
+		return conn, nil
+	case s.ctx.Err() != nil:
+		return nil, fmt.Errorf("docker: sandbox %s: %w: %w", s.id, errdefs.ErrUnavailable, context.Cause(s.ctx))
+	}
+	return nil, fmt.Errorf("docker: sandbox %s: %w", s.id, err)
+}
+
+// Bind makes a directory of the host appear at /workspace. NotImplemented on an
+// engine that is used over its API only.
+func (s *Sandbox) Bind(ctx context.Context, b runtime.Binding) error {
+	if s.mode == ModeStdio {
+		return s.noBind()
+	}
+	if err := s.cell.Bind(ctx, b.Source, b.ReadOnly); err != nil {
+		return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
+	}
+	return nil
+}
+
+// Unbind takes it away again.
+func (s *Sandbox) Unbind(ctx context.Context) error {
+	if s.mode == ModeStdio {
+		return s.noBind()
+	}
+	if err := s.cell.Unbind(ctx); err != nil {
+		return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
+	}
+	return nil
+}
+
+func (s *Sandbox) noBind() error {
+	return fmt.Errorf("docker: sandbox %s: nothing can be mounted on an engine that is used over its API only: %w", s.id, errdefs.ErrNotImplemented)
+}
+
+// destroyTime bounds a Destroy or Remove whose caller set no deadline.
+const destroyTime = time.Minute
+
+// Destroy kills everything inside and removes all that was made for the
+// sandbox. After an error it may be called again, here or as Driver.Remove.
+func (s *Sandbox) Destroy(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, destroyTime, errSlow)
+	defer cancel()
+	if err := s.take(ctx); err != nil {
+		return err
+	}
+	defer func() { <-s.turn }()
+	if s.gone {
+		return nil
+	}
+	if err := s.kill(ctx); err != nil {
+		// The engine may still manage what we could not.
+		s.d.log.Warn("first process not killed directly", "sandbox", s.id, "error", err)
+	}
+	fault.Hit("docker.destroy.killed")
+	if err := s.d.removeContainers(ctx, s.id, s.container); err != nil {
+		return err
+	}
+	fault.Hit("docker.destroy.deleted")
+	s.finish()
+	if err := s.clear(ctx); err != nil {
+		return err
+	}
+	s.gone = true
+	s.d.drop(s)
+	return nil
+}
+
+// take waits for this sandbox's turn.
+func (s *Sandbox) take(ctx context.Context) error {
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("docker: sandbox %s: another call is removing it: %w", s.id, context.Cause(ctx))
+	}
+}
+
+// kill ends PID 1, and with it all of the sandbox, without the engine.
+func (s *Sandbox) kill(ctx context.Context) error {
+	if s.proc == nil {
+		return nil
+	}
+	select {
+	case <-s.done:
+		return nil
+	default:
+	}
+	if err := s.proc.kill(); err != nil {
+		return err
+	}
+	select {
+	case <-s.done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// clear removes what is on this host: cell and note.
+func (s *Sandbox) clear(ctx context.Context) error {
+	if s.cell != nil {
+		if err := s.cell.Remove(ctx); err != nil {
+			return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
+		}
+	} else if err := s.d.removeCell(ctx, s.id); err != nil {
+		return err
+	}
+	fault.Hit("docker.destroy.unmounted")
+	return s.d.removeNote(s.id)
+}
+
+// Release lets go of the sandbox without touching it.
+func (s *Sandbox) Release() error {
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	if s.gone {
+		return nil
+	}
+	s.gone = true
+	defer s.d.drop(s)
+	s.letGo()
+	if s.cell == nil {
+		return nil
+	}
+	if err := s.cell.Close(); err != nil {
+		return fmt.Errorf("docker: release sandbox %s: %w", s.id, err)
+	}
+	return nil
+}
+
+// letGo ends what this process runs for the sandbox.
+func (s *Sandbox) letGo() {
+	s.stop(errReleased)
+	s.wg.Wait()
+	if s.bridge != nil {
+		s.bridge.close()
+	}
+	if s.proc != nil {
+		_ = s.proc.close()
+	}
+}
+
+// finish is letGo for a sandbox whose container was seen gone.
+func (s *Sandbox) finish() {
+	s.stop(errEnded)
+	s.letGo()
+	select {
+	case <-s.done:
+	default:
+		close(s.done)
+	}
+}
+
+// errEnded is why nothing can be opened any more.
+var errEnded = errors.New("the sandbox has ended")
+
+// watch closes done when the first process ends.
+func (s *Sandbox) watch() {
+	s.wg.Go(func() {
+		var err error
+		if s.proc != nil {
+			err = s.proc.wait(s.ctx)
+		} else {
+			err = s.d.waitContainer(s.ctx, s.container)
+		}
+		switch {
+		case err == nil:
+			s.stop(errEnded)
+			close(s.done)
+		case s.ctx.Err() == nil:
+			s.d.log.Error("end of the sandbox cannot be seen", "sandbox", s.id, "error", err)
+		}
+	})
+}
+
+// Waiting for a remote container: the engine is asked again after this much,
+// growing from first to last, when a question broke off.
+const (
+	firstWait = 100 * time.Millisecond
+	lastWait  = 5 * time.Second
+)
+
+// waitContainer returns nil when the engine says that the container does not
+// run or does not exist. An engine that cannot be asked is asked again.
+func (d *Driver) waitContainer(ctx context.Context, id string) error {
+	for pause := firstWait; ; pause = min(2*pause, lastWait) {
+		w := d.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
+		// Both end with ctx: waiting for ctx as well would leave the client's
+		// goroutine behind.
+		select {
+		case got := <-w.Result:
+			if got.Error == nil {
+				return nil
+			}
+		case err := <-w.Error:
+			if errdefs.IsNotFound(err) {
+				return nil
+			}
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}

@@ -1,0 +1,84 @@
+// Command standin takes the guest's place in the tests of the docker driver: it
+// is PID 1, reached by the same two ways, and answers each stream's first line,
+// which is the path of a file, with that file's content, or with what became of
+// writing to it if the line is "write PATH". "init" as last argument of an
+// entrypoint script is told apart from "bridge" by name.
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/link"
+)
+
+func main() {
+	if len(os.Args) < 2 {
+		os.Exit(64)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	socket := filepath.Join(wire.PrivateDir, "bridge.sock")
+	var err error
+	switch {
+	case os.Args[1] == "bridge":
+		err = link.Bridge(ctx, os.Stdin, os.Stdout, func(ctx context.Context) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		})
+	case slices.Contains(os.Args, "--stdio"):
+		err = listen(ctx, socket)
+	default:
+		err = link.Park(ctx, wire.HostSocket, 4, answer, func() {})
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func listen(ctx context.Context, socket string) error {
+	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
+		return err
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		go answer(c)
+	}
+}
+
+func answer(c net.Conn) {
+	defer func() { _ = c.Close() }()
+	line, err := bufio.NewReader(c).ReadString('\n')
+	if err != nil {
+		return
+	}
+	line = strings.TrimSpace(line)
+	if path, ok := strings.CutPrefix(line, "write "); ok {
+		err := os.WriteFile(path, []byte("x"), 0o600)
+		_, _ = fmt.Fprintf(c, "write: %v", err)
+		return
+	}
+	b, err := os.ReadFile(line)
+	if err != nil {
+		_, _ = fmt.Fprintf(c, "read: %v", err)
+		return
+	}
+	_, _ = c.Write(b)
+}

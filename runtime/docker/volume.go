@@ -1,0 +1,153 @@
+package docker
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/client"
+
+	"orchestrator/internal/guest/wire"
+)
+
+// fillTime bounds the filling of a guest volume over a slow line.
+const fillTime = 5 * time.Minute
+
+// complete is the file written into a guest volume after the guest.
+const complete = ".complete"
+
+// guestVolume gives the name of the volume with this guest, and fills it if no
+// process has done so before. It is of this guest and this state directory:
+// whoever shares the engine can purge theirs.
+func (d *Driver) guestVolume(ctx context.Context) (string, error) {
+	select {
+	case d.filling <- struct{}{}:
+	case <-ctx.Done():
+		return "", fmt.Errorf("docker: wait for the guest's volume: %w", context.Cause(ctx))
+	}
+	defer func() { <-d.filling }()
+	if d.filled != "" {
+		return d.filled, nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, fillTime, errSlow)
+	defer cancel()
+	hash, err := fileHash(d.guest)
+	if err != nil {
+		return "", err
+	}
+	name := "orchestrator-guest-" + hash[:16] + "-" + d.helper
+	// Creating one that exists gives that one.
+	_, err = d.api.VolumeCreate(ctx, client.VolumeCreateOptions{Name: name, Labels: map[string]string{labelGuest: d.helper}})
+	if err != nil {
+		return "", d.failed(ctx, "make the guest's volume", err)
+	}
+	mounts := []mount.Mount{{Type: mount.TypeVolume, Source: name, Target: wire.RunDir, VolumeOptions: &mount.VolumeOptions{NoCopy: true}}}
+	if err := d.withHelper(ctx, mounts, func(helper string) error { return d.fill(ctx, helper) }); err != nil {
+		return "", err
+	}
+	d.filled = name
+	return name, nil
+}
+
+func fileHash(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", fmt.Errorf("docker: open the guest: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", fmt.Errorf("docker: read the guest: %w", err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// fill puts the guest into the volume that helper has, unless it is there.
+func (d *Driver) fill(ctx context.Context, helper string) error {
+	_, err := d.api.ContainerStatPath(ctx, helper, client.ContainerStatPathOptions{Path: path.Join(wire.RunDir, complete)})
+	switch {
+	case err == nil:
+		return nil
+	case !errdefs.IsNotFound(err):
+		return d.failed(ctx, "look into the guest's volume", err)
+	}
+	r, w := io.Pipe()
+	packed := make(chan error, 1)
+	go func() {
+		err := packGuest(w, d.guest)
+		_ = w.CloseWithError(err)
+		packed <- err
+	}()
+	_, err = d.api.CopyToContainer(ctx, helper, client.CopyToContainerOptions{DestinationPath: wire.RunDir, Content: r})
+	_ = r.Close()
+	if packErr := <-packed; packErr != nil && !errors.Is(packErr, io.ErrClosedPipe) {
+		return fmt.Errorf("docker: read the guest: %w", packErr)
+	}
+	if err != nil {
+		return d.failed(ctx, "fill the guest's volume", err)
+	}
+	return nil
+}
+
+// packGuest writes the volume's content: the guest first, and last the file
+// that says so. The folder is closed to everybody but root, as a cell is.
+func packGuest(to io.Writer, guest string) error {
+	f, err := os.Open(guest)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	w := tar.NewWriter(to)
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0o700}); err != nil {
+		return err
+	}
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: path.Base(wire.GuestPath), Mode: 0o555, Size: info.Size()}); err != nil {
+		return err
+	}
+	if _, err := io.Copy(w, f); err != nil {
+		return err
+	}
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: complete, Mode: 0o444}); err != nil {
+		return err
+	}
+	return w.Close()
+}
+
+// Purge removes what outlives sandboxes in the engine: this state directory's
+// volumes with guests. One that a sandbox still uses stays, without an error.
+func (d *Driver) Purge(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, destroyTime, errSlow)
+	defer cancel()
+	select {
+	case d.filling <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("docker: wait for the guest's volume: %w", context.Cause(ctx))
+	}
+	defer func() { <-d.filling }()
+	d.filled = ""
+	got, err := d.api.VolumeList(ctx, client.VolumeListOptions{Filters: client.Filters{}.Add("label", labelGuest+"="+d.helper)})
+	if err != nil {
+		return d.failed(ctx, "list volumes", err)
+	}
+	var all error
+	for _, v := range got.Items {
+		_, err := d.api.VolumeRemove(ctx, v.Name, client.VolumeRemoveOptions{})
+		if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsConflict(err) {
+			all = errors.Join(all, d.failed(ctx, "remove volume "+v.Name, err))
+		}
+	}
+	return all
+}
