@@ -1,0 +1,191 @@
+package engine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+// Call says who calls and how often the same thing was asked.
+type Call struct {
+	// Caller is who may see and touch what the call makes.
+	Caller string
+	// Key is the Idempotency-Key, or "".
+	Key string
+}
+
+// LocalCaller is the caller where nothing tells callers apart.
+const LocalCaller = "local"
+
+// Stream takes a command's input and output while it runs. With Stdout or
+// Stderr set, the result holds no output of its own.
+type Stream struct {
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	// Started is called once the command runs, before any output.
+	Started func(id string)
+}
+
+func (s Stream) live() bool { return s.Stdout != nil || s.Stderr != nil }
+
+// InvalidError names the field of a request that cannot be used, and what is
+// allowed. It is of class InvalidArgument unless Class says otherwise.
+type InvalidError struct {
+	Field, Message string
+	Class          error
+}
+
+// Error begins with the field.
+func (e *InvalidError) Error() string { return e.Field + " " + e.Message }
+
+// Unwrap gives the class.
+func (e *InvalidError) Unwrap() error {
+	if e.Class != nil {
+		return e.Class
+	}
+	return errdefs.ErrInvalidArgument
+}
+
+func invalid(field, format string, args ...any) error {
+	return &InvalidError{Field: field, Message: fmt.Sprintf(format, args...)}
+}
+
+// Bounds of requests that are not the guest's to check.
+const (
+	maxKey      = 255
+	maxLabels   = 64
+	maxLabel    = 1024
+	maxEnv      = 1024
+	maxEnvBytes = 256 << 10
+	maxStdin    = 16 << 20
+	maxSpool    = wire.SpoolTotal
+)
+
+func (c Call) validate() error {
+	if len(c.Key) > maxKey {
+		return invalid("Idempotency-Key", "is %d bytes long: at most %d", len(c.Key), maxKey)
+	}
+	if !utf8.ValidString(c.Key) {
+		return invalid("Idempotency-Key", "is not valid UTF-8")
+	}
+	return nil
+}
+
+func validateEnv(field string, env map[string]string) error {
+	if len(env) > maxEnv {
+		return invalid(field, "has %d entries: at most %d", len(env), maxEnv)
+	}
+	total := 0
+	for k, v := range env {
+		total += len(k) + len(v)
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
+			return invalid(field, "has a name that is empty or has '=', or a NUL byte: %q", k)
+		}
+	}
+	if total > maxEnvBytes {
+		return invalid(field, "is %d bytes long: at most %d", total, maxEnvBytes)
+	}
+	return nil
+}
+
+func validateLabels(labels map[string]string) error {
+	if len(labels) > maxLabels {
+		return invalid("labels", "has %d entries: at most %d", len(labels), maxLabels)
+	}
+	for k, v := range labels {
+		if k == "" || len(k)+len(v) > maxLabel {
+			return invalid("labels", "has an empty name, or one over %d bytes with its value", maxLabel)
+		}
+	}
+	return nil
+}
+
+// command turns a request into what the guest runs.
+func (e *Engine) command(id string, x v1.Exec) (wire.Command, error) {
+	switch {
+	case len(x.Argv) > 0 && x.Command != "":
+		return wire.Command{}, invalid("command", "and argv are both set: use one of them")
+	case len(x.Argv) == 0 && x.Command == "":
+		return wire.Command{}, invalid("argv", "is empty: give argv, or command for a shell")
+	case x.TimeoutMS < 0:
+		return wire.Command{}, invalid("timeout_ms", "is negative")
+	case x.TimeoutMS > e.opts.MaxTimeout.Milliseconds():
+		return wire.Command{}, invalid("timeout_ms", "is %d: at most %d (exec.max_timeout)", x.TimeoutMS, e.opts.MaxTimeout.Milliseconds())
+	case x.MaxOutputBytes < 0 || x.MaxOutputBytes > e.opts.OutputCap:
+		return wire.Command{}, invalid("max_output_bytes", "is %d: from 0 to %d (exec.output_cap); larger output is for raw streams", x.MaxOutputBytes, e.opts.OutputCap)
+	case x.StopAtOutput && x.MaxOutputBytes == 0:
+		return wire.Command{}, invalid("stop_at_output", "needs max_output_bytes")
+	case x.Stdin != "" && x.StdinBase64 != "":
+		return wire.Command{}, invalid("stdin_base64", "and stdin are both set: use one of them")
+	case len(x.Stdin) > maxStdin || len(x.StdinBase64) > maxStdin/3*4:
+		return wire.Command{}, invalid("stdin", "is over %d bytes: write a file, or stream it", maxStdin)
+	}
+	if err := validateEnv("env", x.Env); err != nil {
+		return wire.Command{}, err
+	}
+	argv := x.Argv
+	if len(argv) == 0 {
+		argv = []string{"bash", "-c", x.Command}
+	}
+	c := wire.Command{ID: id, Argv: argv, Env: x.Env, Cwd: x.Cwd, User: x.User, Timeout: time.Duration(x.TimeoutMS) * time.Millisecond}
+	if x.StopAtOutput {
+		c.OutputLimit = x.MaxOutputBytes
+	}
+	return c, nil
+}
+
+func stdin(x v1.Exec) (io.Reader, error) {
+	switch {
+	case x.StdinBase64 != "":
+		b, err := base64.StdEncoding.DecodeString(x.StdinBase64)
+		if err != nil {
+			return nil, invalid("stdin_base64", "is not base64")
+		}
+		return strings.NewReader(string(b)), nil
+	case x.Stdin != "":
+		return strings.NewReader(x.Stdin), nil
+	}
+	return nil, nil
+}
+
+// present is a result as clients see it.
+func present(id string, r runtime.Result) v1.ExecResult {
+	return v1.ExecResult{
+		ID: id, Ending: string(r.Ending), ExitCode: r.ExitCode, Signal: r.Signal, DurationMS: r.Duration.Milliseconds(), Detail: r.Detail,
+		Usage: v1.Usage{
+			CPUUserMS: ms(r.Usage.CPUUser), CPUSystemMS: ms(r.Usage.CPUSystem),
+			MemoryPeakBytes: r.Usage.MemoryBytes, PidsPeak: r.Usage.Pids,
+		},
+	}
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// hash is the fingerprint of a request for its idempotency key.
+func hash(v any) (string, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// detach keeps ctx's values and gives up its end: what must be finished is
+// finished, within d.
+func detach(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), d)
+}

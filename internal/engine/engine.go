@@ -1,0 +1,199 @@
+// Package engine is the call: the one place where a request is checked, gets a
+// sandbox, runs, answers, and where what it made is given back. Adapters
+// (HTTP, command line) decode, call an Engine's method, and encode; they hold
+// no rule of their own.
+//
+// New opens nothing and Open everything: the state directory's content is
+// compared with what the container engine has. Run works until its context
+// ends and then hands over: shells go on, and the next process takes them up.
+// Errors are classed by errdefs; *InvalidError names the field of a request.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/images"
+	"orchestrator/internal/scheduler"
+	"orchestrator/internal/store"
+	"orchestrator/runtime"
+	"orchestrator/volumes"
+)
+
+// Options of an Engine.
+type Options struct {
+	// Driver, Store, Images and Volumes are open, and closed by their opener
+	// after Run has returned.
+	Driver  runtime.Driver
+	Store   *store.Store
+	Images  *images.Store
+	Volumes *volumes.Manager
+	// Templates are complete but for the image's ID, which is looked up.
+	Templates       []scheduler.Template
+	DefaultTemplate string
+	// Bounds and defaults of requests.
+	TTL, MaxTTL, Idle    time.Duration
+	Timeout, MaxTimeout  time.Duration
+	MaxOutput, OutputCap int64
+	Wait                 time.Duration
+	MaxSandboxes, Queue  int
+	MaxMemory            int64
+	// Version and Build of the program, Why this runtime, and the cgroup mode.
+	Version, Build, Why, Cgroup string
+	Log                         *slog.Logger
+}
+
+// Engine carries calls out. Its methods may be called concurrently.
+type Engine struct {
+	opts  Options
+	log   *slog.Logger
+	sched *scheduler.Scheduler
+
+	mu     sync.Mutex
+	keys   map[string]chan struct{} // idempotency keys under way
+	noBash map[string]bool          // images without bash, by ID
+	ready  bool
+}
+
+// Open prepares the images of all templates and recovers what an earlier
+// process left.
+func Open(ctx context.Context, opts Options) (*Engine, error) {
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	e := &Engine{opts: opts, log: opts.Log, keys: map[string]chan struct{}{}, noBash: map[string]bool{}}
+	for i := range opts.Templates {
+		if err := e.prepare(ctx, &opts.Templates[i]); err != nil {
+			return nil, fmt.Errorf("template %s: %w", opts.Templates[i].Name, err)
+		}
+	}
+	e.sched = scheduler.New(scheduler.Options{
+		Driver: opts.Driver, Store: opts.Store, Volumes: opts.Volumes, Templates: opts.Templates,
+		MaxSandboxes: opts.MaxSandboxes, MaxMemory: opts.MaxMemory, Queue: opts.Queue, Build: opts.Build, Log: opts.Log,
+	})
+	got, err := e.sched.Recover(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e.log.Info("recovered", "warm", got.Warm, "leased", got.Leased, "lost", got.Lost, "removed", got.Removed, "unknown", got.Unknown)
+	return e, e.recoverKeys(ctx)
+}
+
+// prepare finds a template's image and makes it usable.
+func (e *Engine) prepare(ctx context.Context, t *scheduler.Template) error {
+	img, err := e.opts.Images.Resolve(t.Spec.Image.Ref)
+	if err != nil {
+		return err
+	}
+	if e.opts.Driver.Name() == "oci" {
+		if img.Root, err = e.opts.Images.Root(ctx, img.ID); err != nil {
+			return err
+		}
+	}
+	t.Spec.Image = img
+	t.Spec.Limits = t.Spec.Limits.WithDefaults()
+	return e.opts.Driver.Prepare(ctx, img)
+}
+
+// Run works until ctx ends, and then waits for what is under way.
+func (e *Engine) Run(ctx context.Context) error {
+	e.setReady(true)
+	defer e.setReady(false)
+	return e.sched.Run(ctx)
+}
+
+func (e *Engine) setReady(v bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ready = v
+}
+
+// Down destroys every sandbox of this state directory. It is for use without
+// Run.
+func Down(ctx context.Context, d runtime.Driver, st *store.Store, log *slog.Logger) error {
+	s := scheduler.New(scheduler.Options{Driver: d, Store: st, Log: log, MaxSandboxes: 1})
+	return s.DestroyAll(ctx)
+}
+
+// Ready says whether calls can be served now.
+func (e *Engine) Ready(ctx context.Context) error {
+	e.mu.Lock()
+	ready := e.ready
+	e.mu.Unlock()
+	if !ready {
+		return fmt.Errorf("the service is starting or stopping: %w", errdefs.ErrUnavailable)
+	}
+	return e.opts.Store.Ping(ctx)
+}
+
+// Version says what this is and what it runs on.
+func (e *Engine) Version() v1.Version {
+	caps := map[string]string{}
+	for k, v := range e.opts.Driver.Capabilities() {
+		caps[string(k)] = v
+	}
+	return v1.Version{
+		Version: e.opts.Version, Build: e.opts.Build, Runtime: e.opts.Driver.Name(), Why: e.opts.Why, Cgroup: e.opts.Cgroup, Capabilities: caps,
+	}
+}
+
+// recoverKeys settles the idempotency keys of requests that an earlier process
+// did not finish: a lease that was handed out is the answer; a command was cut
+// short with its stream and is lost; what made nothing may be tried again.
+func (e *Engine) recoverKeys(ctx context.Context) error {
+	open, err := e.opts.Store.OpenKeys(ctx)
+	if err != nil {
+		return err
+	}
+	rows, err := e.opts.Store.Live(ctx)
+	if err != nil {
+		return err
+	}
+	leased := map[string]store.Sandbox{}
+	for _, r := range rows {
+		if r.Lease.Key != "" && r.State == store.Leased {
+			leased[r.Caller+"\x00"+r.Lease.Key] = r
+		}
+	}
+	var errs []error
+	for _, k := range open {
+		var answer any
+		switch row, ok := leased[k.Caller+"\x00"+k.Key]; {
+		case k.Op == opLease && ok:
+			answer = e.sandbox(row)
+		case k.Op == opExec || k.Op == opRun:
+			answer = present(k.Ref, runtime.Result{Ending: runtime.SandboxLost, ExitCode: -1, Detail: "the orchestrator ended while it ran"})
+		case k.Op == opShell:
+			sh, known, err := e.recoverShell(ctx, k)
+			if errs = append(errs, err); !known {
+				continue // a later request gets a clear refusal, and nothing runs twice
+			}
+			if sh.ID != "" {
+				answer = sh
+			}
+		}
+		if answer == nil {
+			errs = append(errs, e.opts.Store.DropKey(ctx, k.Caller, k.Key))
+			continue
+		}
+		body, err := marshal(answer)
+		errs = append(errs, err, e.opts.Store.FinishKey(ctx, k.Caller, k.Key, k.Ref, body))
+	}
+	return errors.Join(errs...)
+}
+
+// Dirs are the parts of a state directory.
+type Dirs struct{ Images, Workspaces, Guest string }
+
+// DirsOf says where things are below dir.
+func DirsOf(dir string) Dirs {
+	return Dirs{Images: filepath.Join(dir, "images"), Workspaces: filepath.Join(dir, "workspaces"), Guest: filepath.Join(dir, "guest")}
+}

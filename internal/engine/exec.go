@@ -1,0 +1,205 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/guest"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/scheduler"
+	"orchestrator/runtime"
+)
+
+// Exec runs one command in a leased sandbox and waits for its end. Everything
+// it started is dead when it returns.
+func (e *Engine) Exec(ctx context.Context, call Call, id string, x v1.Exec, st Stream) (v1.ExecResult, error) {
+	ref, err := uuid.NewV7()
+	if err != nil {
+		return v1.ExecResult{}, err
+	}
+	request := struct {
+		Sandbox string
+		v1.Exec
+	}{id, x}
+	return once(ctx, e, call, opExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
+		l, err := e.sched.Lease(ctx, call.Caller, id)
+		if err != nil {
+			return v1.ExecResult{}, err
+		}
+		return e.exec(ctx, l, ref.String(), x, st)
+	}, keepShort)
+}
+
+// Run leases a sandbox, runs one command in it and destroys it. The answer
+// does not wait for the destruction.
+func (e *Engine) Run(ctx context.Context, call Call, r v1.Run, st Stream) (v1.ExecResult, error) {
+	ref, err := uuid.NewV7()
+	if err != nil {
+		return v1.ExecResult{}, err
+	}
+	return once(ctx, e, call, opRun, ref.String(), r, func(ctx context.Context) (v1.ExecResult, error) {
+		if _, err := e.command("", r.Exec); err != nil { // before a sandbox is spent
+			return v1.ExecResult{}, err
+		}
+		lease := r.Lease()
+		l, err := e.acquire(ctx, Call{Caller: call.Caller}, lease)
+		if err != nil {
+			return v1.ExecResult{}, err
+		}
+		res, err := e.exec(ctx, l, ref.String(), r.Exec, st)
+		return res, errors.Join(err, e.sched.End(ctx, l, scheduler.Finished, false))
+	}, keepShort)
+}
+
+// keepShort is what is kept of a result under an idempotency key.
+func keepShort(r v1.ExecResult) v1.ExecResult {
+	var a, b bool
+	r.Stdout, a = shorten(r.Stdout, answerBytes)
+	r.Stderr, b = shorten(r.Stderr, answerBytes)
+	r.Truncated = r.Truncated || a || b
+	return r
+}
+
+// exec runs a command under a lease.
+func (e *Engine) exec(ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st Stream) (v1.ExecResult, error) {
+	c, err := e.command(id, x)
+	if err != nil {
+		return v1.ExecResult{}, err
+	}
+	if c.Timeout == 0 {
+		c.Timeout = e.opts.Timeout
+	}
+	in, err := stdin(x)
+	if err != nil {
+		return v1.ExecResult{}, err
+	}
+	if st.Stdin != nil {
+		in = st.Stdin
+	}
+	c.Stdin = in != nil
+	use, err := l.Enter(ctx)
+	if err != nil {
+		return v1.ExecResult{}, err
+	}
+	defer use.Leave()
+
+	limit := x.MaxOutputBytes
+	if limit == 0 {
+		limit = e.opts.MaxOutput
+	}
+	out, errOut := newCapture(limit), newCapture(limit)
+	io := guest.IO{Stdin: in, Stdout: out, Stderr: errOut, Started: func(wire.Started) {
+		if st.Started != nil {
+			st.Started(id)
+		}
+	}}
+	if st.live() {
+		io.Stdout, io.Stderr = orDiscard(st.Stdout), orDiscard(st.Stderr)
+	}
+	began := time.Now()
+	r, err := e.execShell(use, x, c, io)
+	if err != nil {
+		if r, err = e.lost(l, began, err); err != nil {
+			return v1.ExecResult{}, err
+		}
+	}
+	if r.Unclean {
+		if err := e.sched.End(ctx, l, scheduler.Unclean, false); err != nil {
+			return v1.ExecResult{}, err
+		}
+	}
+	res := present(id, r)
+	res.Stdout, res.Stderr = out.String(), errOut.String()
+	res.StdoutBytes, res.StderrBytes = out.total, errOut.total
+	res.Truncated = out.truncated() || errOut.truncated()
+	return res, nil
+}
+
+func orDiscard(w io.Writer) io.Writer {
+	if w == nil {
+		return io.Discard
+	}
+	return w
+}
+
+// execShell runs the command; a shell command falls back to sh in an image
+// that has no bash, which is remembered.
+func (e *Engine) execShell(use *scheduler.Use, x v1.Exec, c wire.Command, io guest.IO) (runtime.Result, error) {
+	image := use.Image()
+	if x.Command != "" && e.lacksBash(image) {
+		c.Argv[0] = "sh"
+	}
+	r, err := use.Exec(use.Ctx, c, io)
+	if x.Command != "" && c.Argv[0] == "bash" && isMissingProgram(err) {
+		e.mu.Lock()
+		e.noBash[image] = true
+		e.mu.Unlock()
+		c.Argv[0] = "sh"
+		r, err = use.Exec(use.Ctx, c, io) // nothing ran before: the input is whole
+	}
+	return r, err
+}
+
+func (e *Engine) lacksBash(image string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.noBash[image]
+}
+
+func isMissingProgram(err error) bool {
+	g, ok := errors.AsType[*guest.Error](err)
+	return ok && g.Field == "argv" && errdefs.IsNotFound(err)
+}
+
+// lost makes a result of a command whose end was not seen: cancelled if the
+// lease was ended under it, else sandbox_lost. Errors that are about the
+// request stay errors.
+func (e *Engine) lost(l *scheduler.Lease, began time.Time, err error) (runtime.Result, error) {
+	r := runtime.Result{ExitCode: -1, Duration: time.Since(began)}
+	if ended, ok := errors.AsType[*scheduler.EndedError](l.Cause()); ok && ended.Reason != scheduler.Lost {
+		r.Ending, r.Detail = runtime.Cancelled, ended.Error()
+		return r, nil
+	}
+	if errors.Is(err, guest.ErrLost) {
+		r.Ending, r.Detail = runtime.SandboxLost, "the sandbox, or the way to it, went away while the command ran"
+		return r, nil
+	}
+	return r, err
+}
+
+// calm asks every shell of a lease to end and waits for at most grace.
+func (e *Engine) calm(ctx context.Context, l *scheduler.Lease, grace time.Duration) {
+	use, err := l.Enter(ctx)
+	if err != nil {
+		return
+	}
+	defer use.Leave()
+	ctx, cancel := context.WithTimeout(use.Ctx, grace+5*time.Second)
+	defer cancel()
+	shells, err := use.Shells(ctx)
+	if err != nil {
+		return // the destruction that follows kills what is there
+	}
+	for _, sh := range shells {
+		if sh.Result == nil {
+			_ = use.Signal(ctx, wire.Signal{ID: sh.ID, Number: 15, All: true}) // likewise
+		}
+	}
+	deadline := time.Now().Add(grace)
+	for time.Now().Before(deadline) && ctx.Err() == nil {
+		p, err := use.Ping(ctx)
+		if err != nil || p.Commands == 0 {
+			return
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/safefile"
+	"orchestrator/internal/scheduler"
+)
+
+// maxEntries bounds a listing.
+const maxEntries = wire.MaxEntries
+
+// use enters a lease of the caller.
+func (e *Engine) use(ctx context.Context, call Call, sandbox string) (*scheduler.Lease, *scheduler.Use, error) {
+	l, err := e.sched.Lease(ctx, call.Caller, sandbox)
+	if err != nil {
+		return nil, nil, err
+	}
+	u, err := l.Enter(ctx)
+	return l, u, err
+}
+
+// ReadFile opens a file of a sandbox's workspace. The caller closes it.
+func (e *Engine) ReadFile(ctx context.Context, call Call, sandbox string, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
+	l, u, err := e.use(ctx, call, sandbox)
+	if err != nil {
+		return nil, v1.File{}, err
+	}
+	body, info, err := u.ReadFile(u.Ctx, r)
+	if err != nil {
+		u.Leave()
+		return nil, v1.File{}, e.cause(l, err)
+	}
+	return &leaving{ReadCloser: body, use: u}, presentFile(info), nil
+}
+
+// leaving ends a use with the body.
+type leaving struct {
+	io.ReadCloser
+	use *scheduler.Use
+}
+
+// Close closes the body and leaves the lease.
+func (b *leaving) Close() error {
+	defer b.use.Leave()
+	return b.ReadCloser.Close()
+}
+
+// WriteFile writes a file whole, or not at all.
+func (e *Engine) WriteFile(ctx context.Context, call Call, sandbox string, r wire.FileRequest, body io.Reader) (v1.File, error) {
+	return e.file(ctx, call, sandbox, func(u *scheduler.Use) (wire.FileInfo, error) { return u.WriteFile(u.Ctx, r, body) })
+}
+
+// StatFile describes a file.
+func (e *Engine) StatFile(ctx context.Context, call Call, sandbox string, r wire.FileRequest) (v1.File, error) {
+	return e.file(ctx, call, sandbox, func(u *scheduler.Use) (wire.FileInfo, error) { return u.Stat(u.Ctx, r) })
+}
+
+// MakeDir makes a folder with its parents.
+func (e *Engine) MakeDir(ctx context.Context, call Call, sandbox string, r wire.FileRequest) (v1.File, error) {
+	return e.file(ctx, call, sandbox, func(u *scheduler.Use) (wire.FileInfo, error) { return u.Mkdir(u.Ctx, r) })
+}
+
+// MoveFile moves a file or a folder to r.To.
+func (e *Engine) MoveFile(ctx context.Context, call Call, sandbox string, r wire.FileRequest) (v1.File, error) {
+	return e.file(ctx, call, sandbox, func(u *scheduler.Use) (wire.FileInfo, error) { return u.Move(u.Ctx, r) })
+}
+
+// RemoveFile removes a file, or with r.Recursive a folder.
+func (e *Engine) RemoveFile(ctx context.Context, call Call, sandbox string, r wire.FileRequest) error {
+	_, err := e.file(ctx, call, sandbox, func(u *scheduler.Use) (wire.FileInfo, error) { return wire.FileInfo{}, u.Remove(u.Ctx, r) })
+	return err
+}
+
+func (e *Engine) file(ctx context.Context, call Call, sandbox string, do func(*scheduler.Use) (wire.FileInfo, error)) (v1.File, error) {
+	l, u, err := e.use(ctx, call, sandbox)
+	if err != nil {
+		return v1.File{}, err
+	}
+	defer u.Leave()
+	info, err := do(u)
+	return presentFile(info), e.cause(l, err)
+}
+
+// ListFiles lists a folder.
+func (e *Engine) ListFiles(ctx context.Context, call Call, sandbox string, r wire.FileRequest) ([]v1.File, bool, error) {
+	l, u, err := e.use(ctx, call, sandbox)
+	if err != nil {
+		return nil, false, err
+	}
+	defer u.Leave()
+	list, err := u.List(u.Ctx, r)
+	if err != nil {
+		return nil, false, e.cause(l, err)
+	}
+	out := make([]v1.File, 0, len(list.Items))
+	for _, i := range list.Items {
+		out = append(out, presentFile(i))
+	}
+	return out, list.Truncated, nil
+}
+
+func presentFile(i wire.FileInfo) v1.File {
+	return v1.File{
+		Name: i.Name, Path: i.Path, Type: i.Type, Size: i.Size, Mode: fmt.Sprintf("%04o", i.Mode), UID: i.UID, GID: i.GID, ModTime: i.ModTime, Target: i.Target,
+	}
+}
+
+func presentInfo(i safefile.Info) v1.File {
+	return v1.File{
+		Name: i.Name, Path: i.Path, Type: i.Type, Size: i.Size, Mode: fmt.Sprintf("%04o", i.Mode), UID: i.UID, GID: i.GID, ModTime: i.ModTime, Target: i.Target,
+	}
+}

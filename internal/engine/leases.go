@@ -1,0 +1,188 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/scheduler"
+	"orchestrator/internal/store"
+	"orchestrator/pool"
+)
+
+// The operations that take an idempotency key.
+const (
+	opLease     = "lease"
+	opExec      = "exec"
+	opRun       = "run"
+	opShell     = "shell"
+	opWorkspace = "workspace"
+)
+
+// maxListed bounds lists of ended leases.
+const maxListed = 1000
+
+func marshal(v any) ([]byte, error) { return json.Marshal(v) }
+
+// Lease leases a sandbox.
+func (e *Engine) Lease(ctx context.Context, call Call, r v1.SandboxRequest) (v1.Sandbox, error) {
+	return once(ctx, e, call, opLease, "", r, func(ctx context.Context) (v1.Sandbox, error) {
+		l, err := e.acquire(ctx, call, r)
+		if err != nil {
+			return v1.Sandbox{}, err
+		}
+		row, err := e.sched.Row(ctx, call.Caller, l.ID)
+		if err != nil {
+			return v1.Sandbox{}, err
+		}
+		return e.sandbox(row), nil
+	}, same)
+}
+
+func same[T any](v T) T { return v }
+
+func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest) (*scheduler.Lease, error) {
+	if r.Template == "" {
+		r.Template = e.opts.DefaultTemplate
+	}
+	req := scheduler.Request{
+		Caller: call.Caller, Template: r.Template, Env: r.Env,
+		Lease: store.Lease{Workspace: r.Workspace, ReadOnly: r.ReadOnly, Labels: r.Labels, Key: call.Key},
+		TTL:   time.Duration(r.TTLMS) * time.Millisecond, Idle: time.Duration(r.IdleMS) * time.Millisecond,
+		Mode: pool.Mode(r.WhenEmpty), Wait: time.Duration(r.WaitMS) * time.Millisecond,
+	}
+	switch {
+	case req.TTL < 0 || req.TTL > e.opts.MaxTTL:
+		return nil, invalid("ttl_ms", "is %d: from 0 to %d (leases.max_ttl)", r.TTLMS, e.opts.MaxTTL.Milliseconds())
+	case req.Idle < 0 || req.Idle > e.opts.MaxTTL:
+		return nil, invalid("idle_ms", "is %d: from 0 to %d (leases.max_ttl)", r.IdleMS, e.opts.MaxTTL.Milliseconds())
+	case req.Wait < 0 || req.Wait > time.Hour:
+		return nil, invalid("wait_ms", "is %d: from 0 to 3600000", r.WaitMS)
+	case r.ReadOnly && r.Workspace == "":
+		return nil, invalid("read_only", "needs a workspace")
+	}
+	switch req.Mode {
+	case "":
+		req.Mode = pool.Wait
+	case pool.Wait, pool.Cold, pool.Refuse:
+	default:
+		return nil, invalid("when_empty", "is %q: use wait, cold or refuse", r.WhenEmpty)
+	}
+	if err := validateEnv("env", r.Env); err != nil {
+		return nil, err
+	}
+	if err := validateLabels(r.Labels); err != nil {
+		return nil, err
+	}
+	if req.TTL == 0 {
+		req.TTL = e.opts.TTL
+	}
+	if req.Idle == 0 {
+		req.Idle = e.opts.Idle
+	}
+	if req.Wait == 0 {
+		req.Wait = e.opts.Wait
+	}
+	if err := e.checkKnown(r); err != nil {
+		return nil, err
+	}
+	return e.sched.Acquire(ctx, req)
+}
+
+// checkKnown refuses names that are not there before a sandbox is spent.
+func (e *Engine) checkKnown(r v1.SandboxRequest) error {
+	known := e.sched.Templates()
+	if !contains(known, r.Template) {
+		return &InvalidError{Field: "template", Message: fmt.Sprintf("%q is not known: use one of %v", r.Template, known), Class: errdefs.ErrNotFound}
+	}
+	if r.Workspace == "" {
+		return nil
+	}
+	if _, err := e.opts.Volumes.Get(r.Workspace); err != nil {
+		return &InvalidError{Field: "workspace", Message: fmt.Sprintf("%q is not known: make it first", r.Workspace), Class: errdefs.ErrNotFound}
+	}
+	return nil
+}
+
+func contains(list []string, s string) bool {
+	for _, v := range list {
+		if v == s {
+			return true
+		}
+	}
+	return false
+}
+
+// Sandboxes lists the caller's leases, newest first; with ended, those that
+// are over too.
+func (e *Engine) Sandboxes(ctx context.Context, call Call, ended bool) ([]v1.Sandbox, error) {
+	rows, err := e.opts.Store.Leases(ctx, call.Caller, ended, maxListed)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]v1.Sandbox, 0, len(rows))
+	for _, r := range rows {
+		out = append(out, e.sandbox(r))
+	}
+	return out, nil
+}
+
+// Sandbox describes one lease, also one that is over.
+func (e *Engine) Sandbox(ctx context.Context, call Call, id string) (v1.Sandbox, error) {
+	row, err := e.sched.Row(ctx, call.Caller, id)
+	if err != nil {
+		return v1.Sandbox{}, err
+	}
+	return e.sandbox(row), nil
+}
+
+// Remove destroys a sandbox at once, from any state. One that is gone already
+// is success.
+func (e *Engine) Remove(ctx context.Context, call Call, id string) error {
+	if _, err := e.sched.Row(ctx, call.Caller, id); err != nil {
+		return err
+	}
+	if l := e.sched.Live(id); l != nil {
+		return e.sched.End(ctx, l, scheduler.Removed, true)
+	}
+	return nil
+}
+
+// Stop ends a sandbox: every shell gets TERM and the grace time to end by
+// itself first.
+func (e *Engine) Stop(ctx context.Context, call Call, id string, grace time.Duration) (v1.Sandbox, error) {
+	if grace < 0 || grace > time.Minute {
+		return v1.Sandbox{}, invalid("grace_ms", "is %d: from 0 to 60000", grace.Milliseconds())
+	}
+	if _, err := e.sched.Row(ctx, call.Caller, id); err != nil {
+		return v1.Sandbox{}, err
+	}
+	if l := e.sched.Live(id); l != nil {
+		e.calm(ctx, l, grace)
+		if err := e.sched.End(ctx, l, scheduler.Stopped, true); err != nil {
+			return v1.Sandbox{}, err
+		}
+	}
+	return e.Sandbox(ctx, call, id)
+}
+
+func (e *Engine) sandbox(r store.Sandbox) v1.Sandbox {
+	s := v1.Sandbox{
+		ID: r.ID, State: string(r.State), Template: r.Template, Runtime: r.Runtime, Image: r.Image,
+		Workspace: r.Lease.Workspace, ReadOnly: r.Lease.ReadOnly, Labels: r.Lease.Labels, Warm: r.Warm,
+		CreatedAt: r.Created, ExpiresAt: r.Expires, IdleMS: r.Idle.Milliseconds(), LastUseAt: r.Used, Reason: r.Reason,
+	}
+	if l := e.sched; l != nil {
+		if live := l.Live(r.ID); live != nil {
+			s.LastUseAt = live.LastUse().UTC()
+		}
+	}
+	if !r.Ended.IsZero() {
+		s.EndedAt = &r.Ended
+	}
+	return s
+}

@@ -1,0 +1,373 @@
+package engine
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+	"unicode/utf8"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/guest"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/scheduler"
+	"orchestrator/internal/store"
+	"orchestrator/runtime"
+)
+
+// Bounds of reading a shell's output.
+const (
+	maxWait  = time.Minute
+	maxPiece = 1 << 20
+)
+
+// StartShell starts a background command. The promise is written before the
+// guest is asked; asking again under its key finds the same shell.
+func (e *Engine) StartShell(ctx context.Context, call Call, id string, r v1.ShellRequest) (v1.Shell, error) {
+	ref, err := uuid.NewV7()
+	if err != nil {
+		return v1.Shell{}, err
+	}
+	request := struct {
+		Sandbox string
+		v1.ShellRequest
+	}{id, r}
+	return once(ctx, e, call, opShell, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
+		return e.startShell(ctx, call, id, ref.String(), r)
+	}, same)
+}
+
+func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, r v1.ShellRequest) (v1.Shell, error) {
+	switch {
+	case r.StopAtOutput || r.MaxOutputBytes != 0:
+		return v1.Shell{}, invalid("max_output_bytes", "is not for shells: use spool_bytes")
+	case r.SpoolBytes < 0 || r.SpoolBytes > maxSpool:
+		return v1.Shell{}, invalid("spool_bytes", "is %d: from 0 to %d", r.SpoolBytes, maxSpool)
+	}
+	c, err := e.command(id, r.Exec)
+	if err != nil {
+		return v1.Shell{}, err
+	}
+	c.MergeStderr, c.Spool, c.Wait = r.MergeStderr, r.SpoolBytes, r.Lossless
+	in, err := stdin(r.Exec)
+	if err != nil {
+		return v1.Shell{}, err
+	}
+	c.Stdin = in != nil || r.KeepOpen
+	l, err := e.sched.Lease(ctx, call.Caller, sandbox)
+	if err != nil {
+		return v1.Shell{}, err
+	}
+	use, err := l.Enter(ctx)
+	if err != nil {
+		return v1.Shell{}, err
+	}
+	defer use.Leave()
+	if r.Command != "" && e.lacksBash(use.Image()) {
+		c.Argv[0] = "sh"
+	}
+	row := store.Shell{ID: id, Sandbox: sandbox, Caller: call.Caller, Argv: c.Argv, Started: time.Now()}
+	if err := e.opts.Store.InsertShell(ctx, row); err != nil {
+		return v1.Shell{}, err
+	}
+	sh, err := use.Start(use.Ctx, c)
+	if r.Command != "" && c.Argv[0] == "bash" && isMissingProgram(err) {
+		c.Argv[0] = "sh"
+		sh, err = use.Start(use.Ctx, c)
+	}
+	if err == nil && in != nil {
+		err = use.Input(use.Ctx, id, in, !r.KeepOpen)
+	}
+	if err != nil {
+		return v1.Shell{}, errors.Join(e.cause(l, err), e.abandonShell(ctx, use, id))
+	}
+	return presentShell(row, sh), nil
+}
+
+// recoverShell finds out whether the shell of a request that was cut short
+// runs. known false: it cannot be told now. A zero shell: there is none.
+func (e *Engine) recoverShell(ctx context.Context, k store.Key) (sh v1.Shell, known bool, err error) {
+	call := Call{Caller: k.Caller}
+	row, l, use, err := e.shell(ctx, call, k.Ref)
+	if errdefs.IsNotFound(err) {
+		return v1.Shell{}, true, nil
+	}
+	if err != nil {
+		return v1.Shell{}, false, nil //nolint:nilerr // known says it
+	}
+	defer use.Leave()
+	got, err := use.Shell(use.Ctx, k.Ref)
+	switch {
+	case errdefs.IsNotFound(err):
+		return v1.Shell{}, true, e.opts.Store.DeleteShell(ctx, k.Ref)
+	case err != nil:
+		e.log.Warn("shell of an earlier request not found out", "shell", k.Ref, "error", e.cause(l, err))
+		return v1.Shell{}, false, nil
+	}
+	return presentShell(row, got), true, nil
+}
+
+// abandonShell makes sure that nothing runs of a shell whose caller gets an
+// error.
+func (e *Engine) abandonShell(ctx context.Context, use *scheduler.Use, id string) error {
+	ctx, cancel := detach(ctx, 10*time.Second)
+	defer cancel()
+	if _, err := use.Kill(ctx, wire.Kill{ID: id}); err == nil {
+		_ = use.Forget(ctx, id) // it holds nothing but a little output
+	}
+	return e.opts.Store.DeleteShell(ctx, id)
+}
+
+// Shells lists a sandbox's shells, oldest first.
+func (e *Engine) Shells(ctx context.Context, call Call, sandbox string) ([]v1.Shell, error) {
+	if _, err := e.sched.Row(ctx, call.Caller, sandbox); err != nil {
+		return nil, err
+	}
+	rows, err := e.opts.Store.Shells(ctx, sandbox)
+	if err != nil {
+		return nil, err
+	}
+	live := map[string]wire.Shell{}
+	if l := e.sched.Live(sandbox); l != nil {
+		if use, err := l.Enter(ctx); err == nil {
+			defer use.Leave()
+			list, err := use.Shells(use.Ctx)
+			if err != nil {
+				return nil, e.cause(l, err)
+			}
+			for _, sh := range list {
+				live[sh.ID] = sh
+			}
+		}
+	}
+	out := make([]v1.Shell, 0, len(rows))
+	for _, r := range rows {
+		out = append(out, presentShell(r, live[r.ID]))
+	}
+	return out, nil
+}
+
+// shell finds a shell of the caller and, while its sandbox lives, a use of it.
+func (e *Engine) shell(ctx context.Context, call Call, id string) (store.Shell, *scheduler.Lease, *scheduler.Use, error) {
+	row, err := e.opts.Store.Shell(ctx, id)
+	if err == nil && row.Caller != call.Caller {
+		err = fmt.Errorf("shell %s: %w", id, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return row, nil, nil, err
+	}
+	l, err := e.sched.Lease(ctx, call.Caller, row.Sandbox)
+	if err != nil {
+		return row, nil, nil, err
+	}
+	use, err := l.Enter(ctx)
+	return row, l, use, err
+}
+
+// Shell describes one shell, also when its sandbox is gone.
+func (e *Engine) Shell(ctx context.Context, call Call, id string) (v1.Shell, error) {
+	row, l, use, err := e.shell(ctx, call, id)
+	if _, gone := errors.AsType[*scheduler.EndedError](err); gone {
+		row, err = e.opts.Store.Shell(ctx, id) // its end may have been recorded since
+		return presentShell(row, wire.Shell{}), err
+	}
+	if err != nil {
+		return v1.Shell{}, err
+	}
+	defer use.Leave()
+	sh, err := use.Shell(use.Ctx, id)
+	if err != nil {
+		return v1.Shell{}, e.cause(l, err)
+	}
+	e.noteEnd(ctx, sh)
+	return presentShell(row, sh), nil
+}
+
+// noteEnd records how a shell ended when that was seen.
+func (e *Engine) noteEnd(ctx context.Context, sh wire.Shell) {
+	if sh.Result == nil {
+		return
+	}
+	if err := e.opts.Store.EndShell(ctx, sh.ID, time.Now(), *sh.Result); err != nil {
+		e.log.Warn("end of a shell not recorded", "shell", sh.ID, "error", err)
+	}
+}
+
+// KillShell ends a shell: TERM, the grace time, KILL; nothing of it lives when
+// it returns. One that has ended stays as it ended. With forget, its record
+// and output are dropped.
+func (e *Engine) KillShell(ctx context.Context, call Call, id string, grace time.Duration, forget bool) (v1.Shell, error) {
+	if grace < 0 || grace > time.Minute {
+		return v1.Shell{}, invalid("grace_ms", "is %d: from 0 to 60000", grace.Milliseconds())
+	}
+	row, l, use, err := e.shell(ctx, call, id)
+	if _, gone := errors.AsType[*scheduler.EndedError](err); gone {
+		if row, err = e.opts.Store.Shell(ctx, id); err == nil && forget {
+			err = e.opts.Store.DeleteShell(ctx, id)
+		}
+		return presentShell(row, wire.Shell{}), err
+	}
+	if err != nil {
+		return v1.Shell{}, err
+	}
+	defer use.Leave()
+	sh, err := use.Kill(use.Ctx, wire.Kill{ID: id, Grace: grace})
+	if err != nil {
+		return v1.Shell{}, e.cause(l, err)
+	}
+	e.noteEnd(ctx, sh)
+	if sh.Result != nil && sh.Result.Unclean {
+		return presentShell(row, sh), e.sched.End(ctx, l, scheduler.Unclean, false)
+	}
+	if forget {
+		if err := use.Forget(use.Ctx, id); err != nil {
+			return v1.Shell{}, e.cause(l, err)
+		}
+		return presentShell(row, sh), e.opts.Store.DeleteShell(ctx, id)
+	}
+	return presentShell(row, sh), nil
+}
+
+// SignalShell sends a signal to every process of a shell.
+func (e *Engine) SignalShell(ctx context.Context, call Call, id string, number int) error {
+	if number < 1 || number > 64 {
+		return invalid("signal", "is %d: from 1 to 64", number)
+	}
+	_, l, use, err := e.shell(ctx, call, id)
+	if err != nil {
+		return err
+	}
+	defer use.Leave()
+	return e.cause(l, use.Signal(use.Ctx, wire.Signal{ID: id, Number: number, All: true}))
+}
+
+// Input writes to a shell's stdin, and closes it if asked.
+func (e *Engine) Input(ctx context.Context, call Call, id string, r io.Reader, closeIt bool) error {
+	_, l, use, err := e.shell(ctx, call, id)
+	if err != nil {
+		return err
+	}
+	defer use.Leave()
+	return e.cause(l, use.Input(use.Ctx, id, r, closeIt))
+}
+
+// OutputRequest asks for a piece of a shell's output.
+type OutputRequest struct {
+	Stream string // "stdout" (the default) or "stderr"
+	Offset int64
+	Limit  int64
+	Wait   time.Duration
+	Follow bool // to the stream's end
+}
+
+func (r *OutputRequest) validate() error {
+	if r.Stream == "" {
+		r.Stream = string(wire.Stdout)
+	}
+	switch {
+	case r.Stream != string(wire.Stdout) && r.Stream != string(wire.Stderr):
+		return invalid("stream", "is %q: use stdout or stderr", r.Stream)
+	case r.Offset < 0:
+		return invalid("offset", "is negative")
+	case r.Limit < 0:
+		return invalid("limit", "is negative")
+	case r.Wait < 0 || r.Wait > maxWait:
+		return invalid("wait_ms", "is %d: from 0 to %d", r.Wait.Milliseconds(), maxWait.Milliseconds())
+	}
+	return nil
+}
+
+// Output returns a piece of output, at most 1 MiB, waiting for a first byte if
+// asked.
+func (e *Engine) Output(ctx context.Context, call Call, id string, r OutputRequest) (v1.Output, error) {
+	if r.Limit == 0 || r.Limit > maxPiece {
+		r.Limit = maxPiece
+	}
+	r.Follow = false
+	var data []byte
+	first := int64(-1)
+	end, row, err := e.output(ctx, call, id, &r, func(offset int64, p []byte) error {
+		if first < 0 {
+			first = offset
+		}
+		data = append(data, p...)
+		return nil
+	})
+	if err != nil {
+		return v1.Output{}, err
+	}
+	if first < 0 {
+		first = max(end.Next, r.Offset)
+	}
+	out := v1.Output{
+		Stream: r.Stream, Offset: first, NextOffset: end.Next, Gap: first - r.Offset, EOF: end.EOF, Shell: presentShell(row, end.Shell),
+	}
+	out.Data, out.Base64 = text(data)
+	return out, nil
+}
+
+// text gives bytes as text, or as base64 where they are none.
+func text(b []byte) (data, base string) {
+	if utf8.Valid(b) {
+		return string(b), ""
+	}
+	return "", base64.StdEncoding.EncodeToString(b)
+}
+
+// CopyOutput gives a shell's output to sink as it comes. A gap shows in the
+// offsets. It returns the offset to go on from.
+func (e *Engine) CopyOutput(ctx context.Context, call Call, id string, r OutputRequest, sink func(offset int64, data []byte) error) (int64, error) {
+	end, _, err := e.output(ctx, call, id, &r, sink)
+	return end.Next, err
+}
+
+func (e *Engine) output(ctx context.Context, call Call, id string, r *OutputRequest, sink func(int64, []byte) error) (wire.OutputEnd, store.Shell, error) {
+	if err := r.validate(); err != nil {
+		return wire.OutputEnd{}, store.Shell{}, err
+	}
+	row, l, use, err := e.shell(ctx, call, id)
+	if err != nil {
+		return wire.OutputEnd{}, row, err
+	}
+	defer use.Leave()
+	end, err := use.Output(use.Ctx, wire.Output{ID: id, Stream: wire.Stream(r.Stream), Offset: r.Offset, Limit: r.Limit, Follow: r.Follow, Wait: r.Wait}, sink)
+	if err != nil {
+		return end, row, e.cause(l, err)
+	}
+	e.noteEnd(ctx, end.Shell)
+	return end, row, nil
+}
+
+// cause gives the reason a lease ended for, where that is why a call failed.
+func (e *Engine) cause(l *scheduler.Lease, err error) error {
+	if err == nil {
+		return nil
+	}
+	if ended := l.Cause(); ended != nil && (errors.Is(err, guest.ErrLost) || errors.Is(err, context.Canceled)) {
+		return ended
+	}
+	return err
+}
+
+func presentShell(row store.Shell, sh wire.Shell) v1.Shell {
+	out := v1.Shell{
+		ID: row.ID, SandboxID: row.Sandbox, Argv: row.Argv, State: "running", StartedAt: row.Started,
+		StdoutStart: sh.Stdout.Start, StdoutEnd: sh.Stdout.End, StderrStart: sh.Stderr.Start, StderrEnd: sh.Stderr.End,
+	}
+	result := sh.Result
+	if result == nil {
+		result = row.Result
+	}
+	if result != nil {
+		out.State = "ended"
+		r := present(row.ID, runtime.Result(*result))
+		r.StdoutBytes, r.StderrBytes = sh.Stdout.End, sh.Stderr.End
+		out.Result = &r
+	}
+	return out
+}

@@ -1,0 +1,130 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"orchestrator/internal/fault"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/store"
+	"orchestrator/runtime"
+)
+
+// calmTime is how long calls in a lease that ends get to tell how they ended,
+// after their contexts have.
+const calmTime = 2 * time.Second
+
+// End ends a lease: its calls are cancelled, everything inside is killed and
+// nothing is left of the sandbox when Gone is closed. With wait it returns
+// then; an error means that the sweep is still trying. Ending twice is the
+// same as once.
+func (s *Scheduler) End(ctx context.Context, l *Lease, reason string, wait bool) error {
+	if l.begin(reason) {
+		s.mu.Lock()
+		if s.closed {
+			// The next process finds the row and goes on from there.
+			s.mu.Unlock()
+			return s.mark(context.WithoutCancel(ctx), l.ID, store.Stopping, reason)
+		}
+		s.work.Add(1)
+		s.mu.Unlock()
+		go func() { // s.work: Run waits for it
+			defer s.work.Done()
+			s.finish(context.WithoutCancel(ctx), l, reason)
+		}()
+	}
+	if !wait {
+		return nil
+	}
+	select {
+	case <-l.gone:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("sandbox %s is still being removed: %w", l.ID, context.Cause(ctx))
+	}
+}
+
+// finish does what End promised.
+func (s *Scheduler) finish(ctx context.Context, l *Lease, reason string) {
+	if err := s.mark(ctx, l.ID, store.Stopping, reason); err != nil {
+		s.log.Error("lease not marked as stopping", "sandbox", l.ID, "error", err)
+	}
+	fault.Hit("scheduler.end.marked")
+	select {
+	case <-l.idle:
+	case <-time.After(calmTime):
+	}
+	s.settleShells(ctx, l, reason)
+	if s.destroy(ctx, l, reason) {
+		return
+	}
+	s.retry(broken{lease: l, reason: reason, row: store.Sandbox{ID: l.ID}})
+}
+
+// settleShells records how the lease's shells ended: what the guest still can
+// tell, and for the rest that they ended with their sandbox.
+func (s *Scheduler) settleShells(ctx context.Context, l *Lease, reason string) {
+	rows, err := s.opts.Store.Shells(ctx, l.ID)
+	if err != nil || len(rows) == 0 {
+		return
+	}
+	ask, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	var known []wire.Shell
+	if l.member != nil && !l.member.dead() {
+		known, _ = l.member.guest.Shells(ask) // what is not known ends with the sandbox
+	}
+	now := time.Now()
+	for _, sh := range known {
+		if sh.Result != nil {
+			if err := s.opts.Store.EndShell(ctx, sh.ID, now, *sh.Result); err != nil {
+				s.log.Error("end of a shell not recorded", "shell", sh.ID, "error", err)
+			}
+		}
+	}
+	rest := runtime.Result{Ending: runtime.Cancelled, ExitCode: -1, Detail: "its sandbox ended: " + reason}
+	if reason == Lost || reason == Unclean {
+		rest.Ending = runtime.SandboxLost
+	}
+	if err := s.opts.Store.EndShells(ctx, l.ID, now, rest); err != nil {
+		s.log.Error("ends of shells not recorded", "sandbox", l.ID, "error", err)
+	}
+}
+
+// destroy makes one attempt, and on success lets go of all that the lease had.
+func (s *Scheduler) destroy(ctx context.Context, l *Lease, reason string) bool {
+	ctx, cancel := context.WithTimeout(ctx, destroyTime)
+	defer cancel()
+	var err error
+	if l.member != nil {
+		err = l.member.sandbox.Destroy(ctx)
+	} else {
+		err = s.opts.Driver.Remove(ctx, l.ID)
+	}
+	if err != nil {
+		s.log.Error("sandbox not removed; trying again", "sandbox", l.ID, "error", err)
+		return false
+	}
+	fault.Hit("scheduler.end.destroyed")
+	if l.hold != nil {
+		l.hold.Release() // only now: nothing inside can write any more
+	}
+	if err := s.mark(ctx, l.ID, store.Gone, reason); err != nil {
+		s.log.Error("end of a lease not recorded", "sandbox", l.ID, "error", err)
+	}
+	s.mu.Lock()
+	delete(s.leases, l.ID)
+	delete(s.broken, l.ID)
+	s.mu.Unlock()
+	s.forgetMember(l)
+	close(l.gone)
+	return true
+}
+
+// retry hands a sandbox that could not be removed to the sweep.
+func (s *Scheduler) retry(b broken) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.broken[b.row.ID] = b
+}

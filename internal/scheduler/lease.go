@@ -1,0 +1,192 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/guest"
+	"orchestrator/internal/store"
+	"orchestrator/volumes"
+)
+
+// Reasons a lease ends for. They are stored and shown.
+const (
+	Removed   = "removed"   // the caller asked for it
+	Stopped   = "stopped"   // the caller asked, and left time to end
+	Finished  = "finished"  // its one-shot call has ended
+	Expired   = "expired"   // its TTL was over
+	Idle      = "idle"      // nobody used it for its idle time
+	Lost      = "lost"      // the container went away
+	Unclean   = "unclean"   // a command could not be seen dead
+	Abandoned = "abandoned" // it was never handed to its caller
+	ShutDown  = "shut_down" // everything was taken down
+)
+
+// EndedError says why a lease is over; it is of class NotFound.
+type EndedError struct{ ID, Reason string }
+
+// Error is a whole sentence for the caller.
+func (e *EndedError) Error() string { return fmt.Sprintf("sandbox %s is gone: %s", e.ID, e.Reason) }
+
+// Unwrap gives the class.
+func (e *EndedError) Unwrap() error { return errdefs.ErrNotFound }
+
+// errUnknown: after a restart it could not be told whether the sandbox lives.
+var errUnknown = fmt.Errorf("the engine could not tell yet whether the sandbox lives: try again: %w", errdefs.ErrUnavailable)
+
+// Lease is one caller's hold on one sandbox. Its methods may be called
+// concurrently.
+type Lease struct {
+	ID       string
+	Caller   string
+	Template string
+	Created  time.Time
+	Expires  time.Time
+	IdleTime time.Duration
+
+	hold   *volumes.Hold // nil without a workspace
+	memory int64
+
+	mu     sync.Mutex
+	member *member // nil while it is unknown whether it lives
+	active int
+	used   time.Time
+	dirty  bool // used was not stored yet
+	reason string
+	ctx    context.Context // ends with the lease, with an EndedError as its cause
+	cancel context.CancelCauseFunc
+	idle   chan struct{} // closed when active falls to 0 while the lease ends
+	gone   chan struct{} // closed when nothing is left of it
+}
+
+func newLease(row store.Sandbox, m *member) *Lease {
+	l := &Lease{
+		ID: row.ID, Caller: row.Caller, Template: row.Template, Created: row.Created, Expires: row.Expires, IdleTime: row.Idle,
+		memory: row.Memory, member: m, used: row.Used, idle: make(chan struct{}), gone: make(chan struct{}),
+	}
+	l.ctx, l.cancel = context.WithCancelCause(context.Background())
+	return l
+}
+
+// Use is one call's hold on a lease: the lease is not idle, and is not
+// destroyed under the call before its context has ended.
+type Use struct {
+	*guest.Client
+	// Ctx ends with the call's own context or with the lease.
+	Ctx   context.Context
+	lease *Lease
+	stop  func()
+	once  sync.Once
+}
+
+// Enter begins a call. The caller calls Leave on the result.
+func (l *Lease) Enter(ctx context.Context) (*Use, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.reason != "" {
+		return nil, &EndedError{ID: l.ID, Reason: l.reason}
+	}
+	if l.member == nil {
+		return nil, fmt.Errorf("sandbox %s: %w", l.ID, errUnknown)
+	}
+	l.active++
+	both, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
+	return &Use{Client: l.member.guest, Ctx: both, lease: l, stop: func() { stop(); cancel(context.Canceled) }}, nil
+}
+
+// Leave ends the call; it may be called twice.
+func (u *Use) Leave() {
+	u.once.Do(func() {
+		u.stop()
+		l := u.lease
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.active--
+		l.used, l.dirty = time.Now(), true
+		if l.active == 0 && l.reason != "" {
+			close(l.idle)
+		}
+	})
+}
+
+// begin starts the end of the lease. Only the first call gets true.
+func (l *Lease) begin(reason string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.reason != "" {
+		return false
+	}
+	l.reason = reason
+	l.cancel(&EndedError{ID: l.ID, Reason: reason})
+	if l.active == 0 {
+		close(l.idle)
+	}
+	return true
+}
+
+// due says why the lease should end by itself now, or "".
+func (l *Lease) due(now time.Time) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.reason != "":
+		return ""
+	case l.member != nil && l.member.dead():
+		return Lost
+	case !now.Before(l.Expires):
+		return Expired
+	case l.member != nil && l.active == 0 && now.Sub(l.used) >= l.IdleTime:
+		return Idle
+	}
+	return ""
+}
+
+// LastUse is when the last call ended, or the lease began.
+func (l *Lease) LastUse() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.used
+}
+
+// touch counts the lease as used now.
+func (l *Lease) touch() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.used, l.dirty = time.Now(), true
+}
+
+// flush returns the last use if it was not stored yet.
+func (l *Lease) flush() (time.Time, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	dirty := l.dirty
+	l.dirty = false
+	return l.used, dirty
+}
+
+// Ended is the reason the lease ended or ends for, "" while it lives.
+func (l *Lease) Ended() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.reason
+}
+
+// Gone is closed when nothing is left of the sandbox.
+func (l *Lease) Gone() <-chan struct{} { return l.gone }
+
+// Cause is the EndedError if the lease has ended or ends, else nil.
+func (l *Lease) Cause() error {
+	if e, ok := errors.AsType[*EndedError](context.Cause(l.ctx)); ok {
+		return e
+	}
+	return nil
+}
+
+// Image is the ID of the image that the sandbox runs.
+func (u *Use) Image() string { return u.lease.member.image }

@@ -1,0 +1,107 @@
+package scheduler
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+
+	"orchestrator/internal/store"
+	"orchestrator/pool"
+)
+
+func (s *Scheduler) newPool(t Template) *pool.Pool[*member] {
+	return pool.New(pool.Options[*member]{
+		Name:     t.Name,
+		Settings: t.Pool,
+		Create:   func(ctx context.Context) (*member, error) { return s.create(ctx, t) },
+		Probe:    func(ctx context.Context, m *member) error { return m.probe(ctx) },
+		Destroy: func(ctx context.Context, m *member, why string) {
+			row := store.Sandbox{ID: m.id, Template: m.template, Memory: m.memory}
+			if err := s.discard(ctx, row, store.Gone, why, m.sandbox.Destroy); err != nil {
+				s.log.Error("sandbox not removed; trying again", "sandbox", m.id, "error", err)
+			}
+		},
+		Log: s.log,
+	})
+}
+
+// build tells sandboxes that can be kept over a restart: made by this program
+// from this very template.
+func (s *Scheduler) build(t Template) string {
+	spec, err := json.Marshal(t.Spec)
+	if err != nil { // a Spec is plain data
+		return s.opts.Build
+	}
+	sum := sha256.Sum256(append(spec, s.opts.Build...))
+	return hex.EncodeToString(sum[:8])
+}
+
+// PoolStats is one template's pool and image.
+type PoolStats struct {
+	Template, Image string
+	pool.Stats
+}
+
+// Pools tells the state of all pools, sorted by template.
+func (s *Scheduler) Pools() []PoolStats {
+	out := make([]PoolStats, 0, len(s.pools))
+	for _, name := range slices.Sorted(maps.Keys(s.pools)) {
+		t, _ := s.template(name)
+		out = append(out, PoolStats{Template: name, Image: t.Spec.Image.Ref, Stats: s.pools[name].Stats()})
+	}
+	return out
+}
+
+// release lets go of everything that lives on.
+func (s *Scheduler) release() {
+	var errs []error
+	for _, p := range s.pools {
+		for _, m := range p.Rest() {
+			errs = append(errs, m.sandbox.Release())
+		}
+	}
+	for _, l := range s.all() {
+		l.mu.Lock()
+		m := l.member
+		l.mu.Unlock()
+		if m != nil {
+			errs = append(errs, m.sandbox.Release())
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		s.log.Warn("sandboxes not let go of", "error", err)
+	}
+}
+
+// DestroyAll removes every sandbox, leased ones too. It is for down, instead
+// of Run.
+func (s *Scheduler) DestroyAll(ctx context.Context) error {
+	found, err := s.opts.Driver.List(ctx, s.opts.Store.Owner())
+	if err != nil {
+		return err
+	}
+	rows, err := s.opts.Store.Live(ctx)
+	if err != nil {
+		return err
+	}
+	ids := map[string]int64{}
+	for _, f := range found {
+		ids[f.ID] = 0
+	}
+	for _, r := range rows {
+		ids[r.ID] = r.Memory
+	}
+	var errs []error
+	for id, memory := range ids {
+		s.budget.force(memory)
+		err := s.discard(ctx, store.Sandbox{ID: id, Memory: memory}, store.Gone, ShutDown, s.removeByID(id))
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,197 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sync/errgroup"
+
+	"orchestrator/internal/store"
+	"orchestrator/runtime"
+)
+
+// Recovered counts what Recover found.
+type Recovered struct {
+	Warm, Leased, Lost, Removed, Unknown int
+}
+
+// recoverParallel bounds adoptions and removals at once.
+const recoverParallel = 8
+
+// Recover compares what was promised with what the engine has, once, before
+// Run: sandboxes are adopted, finished or removed. A dead engine is an error;
+// an engine that cannot tell of one sandbox leaves that lease unknown, and Run
+// asks again.
+func (s *Scheduler) Recover(ctx context.Context) (Recovered, error) {
+	rows, err := s.opts.Store.Live(ctx)
+	if err != nil {
+		return Recovered{}, err
+	}
+	found, err := s.opts.Driver.List(ctx, s.opts.Store.Owner())
+	if err != nil {
+		return Recovered{}, fmt.Errorf("look for sandboxes of an earlier process: %w", err)
+	}
+	known := make(map[string]bool, len(rows))
+	for _, row := range rows {
+		if row.Runtime != s.opts.Driver.Name() {
+			return Recovered{}, fmt.Errorf("state directory has sandboxes of runtime %s: start with that, or take them down first: %w", row.Runtime, errdefs.ErrFailedPrecondition)
+		}
+		known[row.ID] = true
+		s.budget.force(row.Memory)
+	}
+	c := &counter{}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(recoverParallel)
+	for _, f := range found {
+		if !known[f.ID] {
+			g.Go(func() error { return s.removeOrphan(ctx, f, c) })
+		}
+	}
+	for _, row := range rows {
+		g.Go(func() error { return s.recoverRow(ctx, row, c) })
+	}
+	err = g.Wait()
+	return c.sum(), err
+}
+
+// removeOrphan removes what the engine has and nobody was promised.
+func (s *Scheduler) removeOrphan(ctx context.Context, f runtime.Found, c *counter) error {
+	s.log.Warn("removing a sandbox that is not recorded", "sandbox", f.ID, "template", f.Template)
+	c.add(func(r *Recovered) { r.Removed++ })
+	return s.opts.Driver.Remove(ctx, f.ID)
+}
+
+func (s *Scheduler) recoverRow(ctx context.Context, row store.Sandbox, c *counter) error {
+	remove := s.removeByID(row.ID)
+	switch row.State {
+	case store.Leased:
+		return s.recoverLease(ctx, row, c)
+	case store.Warm:
+		m, err := s.adopt(ctx, row)
+		if err == nil && s.keepWarm(ctx, m, row) {
+			c.add(func(r *Recovered) { r.Warm++ })
+			return nil
+		}
+		if err == nil {
+			remove = m.sandbox.Destroy
+		}
+	}
+	c.add(func(r *Recovered) { r.Removed++ })
+	to := store.Gone
+	if row.State == store.Creating {
+		to = store.Failed
+	}
+	if err := s.discard(ctx, row, to, "its process ended", remove); err != nil {
+		s.log.Error("sandbox not removed; trying again", "sandbox", row.ID, "error", err)
+	}
+	return nil
+}
+
+// keepWarm puts a warm sandbox back into its pool if it is still what the
+// template says and this program made it.
+func (s *Scheduler) keepWarm(ctx context.Context, m *member, row store.Sandbox) bool {
+	t, ok := s.template(row.Template)
+	if !ok || row.Build != s.build(t) {
+		return false
+	}
+	if err := m.probe(ctx); err != nil {
+		return false
+	}
+	return s.pools[row.Template].Adopt(m, row.Created)
+}
+
+func (s *Scheduler) recoverLease(ctx context.Context, row store.Sandbox, c *counter) error {
+	l := newLease(row, nil)
+	if row.Lease.Workspace != "" {
+		hold, err := s.opts.Volumes.Acquire(row.Lease.Workspace, row.ID, row.Lease.ReadOnly)
+		if err != nil {
+			s.log.Error("workspace of a lease is not held", "sandbox", row.ID, "workspace", row.Lease.Workspace, "error", err)
+		} else {
+			l.hold = hold
+		}
+	}
+	s.mu.Lock()
+	s.leases[l.ID] = l
+	s.mu.Unlock()
+	switch known, err := s.resolve(ctx, l, row); {
+	case !known:
+		s.log.Warn("the engine cannot tell whether a leased sandbox lives; asking again", "sandbox", l.ID, "error", err)
+		c.add(func(r *Recovered) { r.Unknown++ })
+	case err != nil:
+		c.add(func(r *Recovered) { r.Lost++ })
+	default:
+		c.add(func(r *Recovered) { r.Leased++ })
+	}
+	return nil
+}
+
+// resolve finds out what became of a leased sandbox. known false: the engine
+// could not tell; the lease stays as promised. An error with known true: the
+// lease is over, and its end is under way.
+func (s *Scheduler) resolve(ctx context.Context, l *Lease, row store.Sandbox) (known bool, err error) {
+	m, err := s.adopt(ctx, row)
+	if errdefs.IsNotFound(err) {
+		return true, errors.Join(err, s.End(ctx, l, Lost, false))
+	}
+	if err != nil {
+		return false, err
+	}
+	ping, cancel := context.WithTimeout(ctx, adoptTime)
+	defer cancel()
+	pong, err := m.guest.Ping(ping)
+	if err != nil {
+		return false, errors.Join(err, m.sandbox.Release())
+	}
+	l.mu.Lock()
+	l.member = m
+	l.used = time.Now() // the time nobody could use it does not count
+	l.mu.Unlock()
+	if p := s.pools[row.Template]; p != nil {
+		p.AdoptTaken(m)
+	}
+	if !pong.Claimed || checkPong(pong) != nil {
+		return true, errors.Join(errdefs.ErrAborted, s.End(ctx, l, Abandoned, false))
+	}
+	return true, nil
+}
+
+// resolveUnknown asks again about leases nobody could tell of.
+func (s *Scheduler) resolveUnknown(ctx context.Context) {
+	for _, l := range s.all() {
+		l.mu.Lock()
+		unknown := l.member == nil && l.reason == ""
+		l.mu.Unlock()
+		if !unknown {
+			continue
+		}
+		row, err := s.opts.Store.Sandbox(ctx, l.ID)
+		if err != nil {
+			continue
+		}
+		if known, err := s.resolve(ctx, l, row); known {
+			s.log.Info("found out what became of a leased sandbox", "sandbox", l.ID, "error", err)
+		}
+	}
+}
+
+func (s *Scheduler) adopt(ctx context.Context, row store.Sandbox) (*member, error) {
+	ctx, cancel := context.WithTimeout(ctx, adoptTime)
+	defer cancel()
+	sb, err := s.opts.Driver.Adopt(ctx, row.ID)
+	if err != nil {
+		return nil, err
+	}
+	return newMember(row, sb), nil
+}
+
+func (s *Scheduler) template(name string) (Template, bool) {
+	for _, t := range s.opts.Templates {
+		if t.Name == name {
+			return t, true
+		}
+	}
+	return Template{}, false
+}

@@ -1,0 +1,158 @@
+// Package scheduler owns sandboxes from the intent to create one to its end:
+// admission by number and memory, the warm pools, leases with their deadlines,
+// what a crash or a hand-over left, and the sweep that tries again until
+// nothing is left.
+//
+// It never decides what a caller may do, and runs no command of its own. Run
+// owns its goroutines and returns when all have ended. Errors are classed by
+// errdefs; a lease that is over gives an *EndedError with the reason.
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sync/errgroup"
+
+	"orchestrator/internal/store"
+	"orchestrator/pool"
+	"orchestrator/runtime"
+	"orchestrator/volumes"
+)
+
+// Template is what a pool keeps warm.
+type Template struct {
+	Name string
+	// Spec is complete but for ID, Owner, Template and Build.
+	Spec runtime.Spec
+	Pool pool.Settings
+}
+
+// Options of a Scheduler; all but Log are needed.
+type Options struct {
+	Driver    runtime.Driver
+	Store     *store.Store
+	Volumes   *volumes.Manager
+	Templates []Template
+	// MaxSandboxes and MaxMemory bound what exists at once, warm ones too.
+	MaxSandboxes int
+	MaxMemory    int64
+	// Queue bounds how many calls wait for a sandbox at once.
+	Queue int
+	// Build tells warm sandboxes of another program from ours.
+	Build string
+	// Keep is how long ended leases can be looked at.
+	Keep time.Duration
+	Log  *slog.Logger
+}
+
+// Scheduler is made by New, filled by Recover, and works while Run runs.
+type Scheduler struct {
+	opts   Options
+	log    *slog.Logger
+	budget *budget
+	pools  map[string]*pool.Pool[*member]
+
+	mu      sync.Mutex
+	leases  map[string]*Lease
+	waiting int
+	broken  map[string]broken // sandboxes that could not be removed yet
+	closed  bool
+	work    sync.WaitGroup // of destroys under way
+}
+
+// broken is a sandbox that the sweep has to remove.
+type broken struct {
+	row    store.Sandbox
+	to     store.State
+	reason string
+	remove func(context.Context) error
+	lease  *Lease // the others are of a sandbox without a lease
+}
+
+// New returns a scheduler that knows nothing yet.
+func New(opts Options) *Scheduler {
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	if opts.Keep == 0 {
+		opts.Keep = time.Hour
+	}
+	s := &Scheduler{
+		opts: opts, log: opts.Log, budget: &budget{count: opts.MaxSandboxes, memory: opts.MaxMemory},
+		pools: map[string]*pool.Pool[*member]{}, leases: map[string]*Lease{}, broken: map[string]broken{},
+	}
+	for _, t := range opts.Templates {
+		s.pools[t.Name] = s.newPool(t)
+	}
+	return s
+}
+
+// Run keeps pools filled and ends what is due, until ctx ends. Then warm
+// sandboxes and leases are let go of, not destroyed: the next process adopts
+// them.
+func (s *Scheduler) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, p := range s.pools {
+		g.Go(func() error { return p.Run(ctx) })
+	}
+	g.Go(func() error { return s.tick(ctx) })
+	err := g.Wait()
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.work.Wait()
+	s.release()
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// Templates lists the names that can be leased, sorted.
+func (s *Scheduler) Templates() []string { return slices.Sorted(maps.Keys(s.pools)) }
+
+// Lease returns a live lease of the caller; one that has ended gives an
+// *EndedError, one of another caller and one never made are NotFound alike.
+func (s *Scheduler) Lease(ctx context.Context, caller, id string) (*Lease, error) {
+	s.mu.Lock()
+	l := s.leases[id]
+	s.mu.Unlock()
+	if l != nil && l.Caller == caller {
+		return l, nil
+	}
+	row, err := s.Row(ctx, caller, id)
+	if err != nil {
+		return nil, err
+	}
+	return nil, &EndedError{ID: id, Reason: row.Reason}
+}
+
+// Row is what is recorded of a lease of the caller, ended ones too.
+func (s *Scheduler) Row(ctx context.Context, caller, id string) (store.Sandbox, error) {
+	row, err := s.opts.Store.Sandbox(ctx, id)
+	if err == nil && row.Caller != caller {
+		err = fmt.Errorf("sandbox %s: %w", id, errdefs.ErrNotFound)
+	}
+	return row, err
+}
+
+// Live returns the caller's live lease by id without asking the store.
+func (s *Scheduler) Live(id string) *Lease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.leases[id]
+}
+
+func (s *Scheduler) all() []*Lease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.leases))
+}
