@@ -76,7 +76,7 @@ func play(role string, args []string) {
 		}
 		fmt.Println(c.Process.Pid)
 	case "guest":
-		if err := guest(args[0]); err != nil {
+		if err := guest(in); err != nil {
 			fmt.Println("error:", err)
 			os.Exit(1)
 		}
@@ -154,9 +154,18 @@ func hog(mib int) {
 	}
 }
 
-// guest does what the guest does, as it is: PID 1 of its namespace, uid 0 with CAP_KILL alone, the cgroups bound below a folder.
-func guest(dirs string) error {
-	runtime.LockOSThread() // capabilities are per thread
+// guest does what the guest does, as it is: PID 1 of its namespace, uid 0 with CAP_KILL alone, in a cgroup namespace that begins at the sandbox's
+// cgroup, the delegated cgroups bound below a folder.
+func guest(in *bufio.Reader) error {
+	runtime.LockOSThread() // namespaces and capabilities are per thread
+	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
+		return err
+	}
+	fmt.Println("unshared")
+	dirs, err := in.ReadString('\n')
+	if err != nil {
+		return err
+	}
 	var bound map[string]string
 	if err := json.Unmarshal([]byte(dirs), &bound); err != nil {
 		return err

@@ -118,6 +118,9 @@ func strangerIn(name string, init process) (bool, error) {
 		}
 	}
 	below, err := d.children()
+	if gone(err) {
+		return false, nil
+	}
 	if err != nil {
 		return false, fmt.Errorf("look for strangers in cgroup %s: %w", name, bare(err))
 	}
