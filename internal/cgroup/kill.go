@@ -40,16 +40,34 @@ func (p prey) kill(ctx context.Context) error {
 			continue
 		}
 		calm = 0
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			if err != nil {
-				return fmt.Errorf("kill cgroup: %w: %w", context.Cause(ctx), err)
-			}
-			return fmt.Errorf("kill cgroup: at least %d processes still alive: %w", alive, context.Cause(ctx))
-		case <-timer.C:
+		if rest(ctx, pause) {
+			continue
 		}
+		if err != nil {
+			return fmt.Errorf("kill cgroup: %w: %w", context.Cause(ctx), err)
+		}
+		return fmt.Errorf("kill cgroup: at least %d processes still alive: %w", alive, context.Cause(ctx))
+	}
+}
+
+// rest waits, and is false when ctx has ended. The runtime's timers round a short wait up to a millisecond, which would be most of a kill's time; so a short one
+// is the kernel's.
+func rest(ctx context.Context, pause time.Duration) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	if pause < time.Millisecond {
+		ts := unix.NsecToTimespec(int64(pause))
+		_ = unix.Nanosleep(&ts, nil) // an interrupted one is a shorter one
+		return true
+	}
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
 	}
 }
 
