@@ -1,0 +1,255 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// memoryDir is a folder on a tmpfs where there is one: unpacking syncs a whole
+// file system, which on a busy disk would make the tests wait for others.
+func memoryDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "orchestrator-images-*")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func newStore(t testing.TB, limits Limits) *Store {
+	t.Helper()
+	s, err := Open(Options{Dir: filepath.Join(memoryDir(t), "images"), Limits: limits})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// item is one entry of a tar for a test.
+type item struct {
+	tar.Header
+	content string
+}
+
+func reg(name, content string) item {
+	return item{tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644}, content}
+}
+
+func dir(name string) item {
+	return item{tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}, ""}
+}
+
+func sym(name, target string) item {
+	return item{tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777}, ""}
+}
+
+func hard(name, target string) item {
+	return item{tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: target, Mode: 0o644}, ""}
+}
+
+func mkTar(t testing.TB, items ...item) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, i := range items {
+		if i.Typeflag == tar.TypeReg && i.Size == 0 {
+			i.Size = int64(len(i.content))
+		}
+		if err := w.WriteHeader(&i.Header); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, i.content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func zip(t testing.TB, raw []byte) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	if _, err := w.Write(raw); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func sum(raw []byte) string { return digest.FromBytes(raw).String() }
+
+func toJSON(t testing.TB, v any) string {
+	t.Helper()
+	raw, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(raw)
+}
+
+func mkConfig(t testing.TB, change func(*config), layers ...[]byte) string {
+	c := config{Architecture: goarch, OS: "linux"}
+	c.RootFS.Type = "layers"
+	for _, l := range layers {
+		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, sum(l))
+	}
+	if change != nil {
+		change(&c)
+	}
+	return toJSON(t, c)
+}
+
+// mkDocker is a docker-archive; pack compresses its layers.
+func mkDocker(t testing.TB, tag, config string, pack bool, layers ...[]byte) []byte {
+	m := dockerManifest{Config: hexOf(sum([]byte(config))) + ".json"}
+	if tag != "" {
+		m.RepoTags = []string{tag}
+	}
+	var items []item
+	for _, l := range layers {
+		name := hexOf(sum(l)) + "/layer.tar"
+		if pack {
+			l = zip(t, l)
+		}
+		m.Layers = append(m.Layers, name)
+		items = append(items, reg(name, string(l)))
+	}
+	items = append(items, reg(m.Config, config), reg(manifestFile, toJSON(t, []dockerManifest{m})))
+	return mkTar(t, items...)
+}
+
+// mkOCI is an OCI layout with gzip layers; change may spoil it.
+func mkOCI(t testing.TB, name, config string, change func(*imagespec.Manifest, *imagespec.Index), layers ...[]byte) []item {
+	blobs := map[string]string{}
+	blob := func(media, content string) imagespec.Descriptor {
+		d := digest.FromString(content)
+		blobs[d.Encoded()] = content
+		return imagespec.Descriptor{MediaType: media, Digest: d, Size: int64(len(content))}
+	}
+	m := imagespec.Manifest{Config: blob(imagespec.MediaTypeImageConfig, config)}
+	m.SchemaVersion = 2
+	for _, l := range layers {
+		m.Layers = append(m.Layers, blob(imagespec.MediaTypeImageLayerGzip, string(zip(t, l))))
+	}
+	var x imagespec.Index
+	x.SchemaVersion = 2
+	if change != nil {
+		change(&m, &x)
+	}
+	if x.Manifests == nil {
+		d := blob(imagespec.MediaTypeImageManifest, toJSON(t, m))
+		if name != "" {
+			d.Annotations = map[string]string{imagespec.AnnotationRefName: name}
+		}
+		x.Manifests = []imagespec.Descriptor{d}
+	}
+	items := []item{reg(layoutFile, `{"imageLayoutVersion":"1.0.0"}`), reg(indexFile, toJSON(t, x))}
+	for hex, content := range blobs {
+		items = append(items, reg("blobs/sha256/"+hex, content))
+	}
+	return items
+}
+
+// root imports an archive and unpacks it.
+func root(t testing.TB, s *Store, archive []byte) (string, error) {
+	t.Helper()
+	image, err := s.Import(t.Context(), bytes.NewReader(archive), "test")
+	if err != nil {
+		return "", err
+	}
+	resolved, err := s.Resolve(image.ID)
+	if err != nil {
+		return "", err
+	}
+	return s.Root(t.Context(), resolved)
+}
+
+// listing tells all that is in a folder but the mount points, as lines.
+func listing(t testing.TB, dir string) string {
+	t.Helper()
+	var b strings.Builder
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		for _, m := range append([]string{"."}, mountPoints...) {
+			if rel == m {
+				return nil
+			}
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		b.WriteString(rel)
+		switch {
+		case info.Mode().Type() == fs.ModeSymlink:
+			target, err := os.Readlink(path)
+			if err != nil {
+				return err
+			}
+			b.WriteString(" -> " + target)
+		case info.IsDir():
+			b.WriteString("/")
+		default:
+			raw, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			b.WriteString(" = " + string(raw))
+		}
+		b.WriteString("\n")
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// nothingHalfMade holds a store to having nothing half made.
+func nothingHalfMade(t testing.TB, s *Store) {
+	t.Helper()
+	for _, kind := range []string{"tmp", "archives", "roots"} {
+		entries, err := os.ReadDir(s.path(kind))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			s.mu.Lock()
+			_, known := s.index.Images["sha256:"+e.Name()]
+			s.mu.Unlock()
+			if !known {
+				t.Errorf("%s/%s is left", kind, e.Name())
+			}
+		}
+	}
+}

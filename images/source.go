@@ -1,0 +1,352 @@
+package images
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	goruntime "runtime"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+const goarch = goruntime.GOARCH
+
+// Names at the top of an archive that say what it is.
+const (
+	manifestFile = "manifest.json"
+	layoutFile   = "oci-layout"
+	indexFile    = "index.json"
+)
+
+// Formats of an import.
+const (
+	formatRootFS = "rootfs"
+	formatDocker = "docker-archive"
+	formatOCI    = "oci"
+)
+
+// source is an image found in an archive: its configuration as it is, and
+// where its layers are. A rootfs has no configuration yet.
+type source struct {
+	format string
+	config []byte
+	layers []layer
+	// name is what the archive itself calls the image, "" if nothing; only
+	// says that the archive holds no other image.
+	name string
+	only bool
+}
+
+type layer struct {
+	open func() (io.ReadCloser, int64, error)
+	// blob is the digest of the layer as it lies there, "" if not known, diff
+	// that of its uncompressed content.
+	blob, diff string
+}
+
+// config is what matters of an image's configuration. Whatever else is in it
+// (VOLUME, HEALTHCHECK, USER, ENTRYPOINT, ONBUILD, labels) is never read.
+type config struct {
+	Architecture string `json:"architecture"`
+	OS           string `json:"os"`
+	Config       struct {
+		Env []string
+	} `json:"config"`
+	RootFS struct {
+		Type    string   `json:"type"`
+		DiffIDs []string `json:"diff_ids"`
+	} `json:"rootfs"`
+}
+
+// readConfig checks a configuration against this host and against the layers.
+func readConfig(raw []byte, layers, most int, arch string) (config, error) {
+	var c config
+	if err := json.Unmarshal(raw, &c); err != nil {
+		return config{}, invalid("image configuration: %v", err)
+	}
+	switch {
+	case c.OS != "" && c.OS != "linux":
+		return config{}, invalid("image is for %q, not for linux", clip(c.OS))
+	case c.Architecture != "" && c.Architecture != arch:
+		return config{}, invalid("image is for architecture %q, this host is %s", clip(c.Architecture), arch)
+	case c.RootFS.Type != "layers":
+		return config{}, invalid("image configuration: rootfs.type is %q, not \"layers\"", clip(c.RootFS.Type))
+	case len(c.RootFS.DiffIDs) != layers:
+		return config{}, invalid("image has %d layers, its configuration names %d", layers, len(c.RootFS.DiffIDs))
+	case layers == 0:
+		return config{}, invalid("image has no layers")
+	case layers > most:
+		return config{}, fmt.Errorf("image has %d layers, more than %d: %w", layers, most, errdefs.ErrResourceExhausted)
+	}
+	for _, id := range c.RootFS.DiffIDs {
+		if err := checkDigest(id); err != nil {
+			return config{}, fmt.Errorf("image configuration: rootfs.diff_ids: %w", err)
+		}
+	}
+	return c, nil
+}
+
+// path is PATH, if the image sets a usable one.
+func (c config) path() string {
+	const most = 4096
+	for _, entry := range slices.Backward(c.Config.Env) {
+		if value, ok := strings.CutPrefix(entry, "PATH="); ok && len(value) <= most && !strings.ContainsRune(value, 0) {
+			return value
+		}
+	}
+	return ""
+}
+
+// open finds the image that is wanted in f; want is a parsed name or "".
+func open(f files, want string, limits Limits, arch string) (source, error) {
+	switch {
+	case f.has(manifestFile):
+		return openDocker(f, want, limits, arch)
+	case f.has(layoutFile):
+		return openOCI(f, want, limits, arch)
+	}
+	if t, ok := f.(*tarFiles); ok {
+		whole := func() (io.ReadCloser, int64, error) {
+			return io.NopCloser(io.NewSectionReader(t.from, 0, t.size)), t.size, nil
+		}
+		return source{format: formatRootFS, layers: []layer{{open: whole}}, only: true}, nil
+	}
+	return source{}, invalid("folder is no OCI layout: it has no %s", layoutFile)
+}
+
+type dockerManifest struct {
+	Config   string
+	RepoTags []string
+	Layers   []string
+}
+
+// maxImages bounds the images of one archive.
+const maxImages = 256
+
+func openDocker(f files, want string, limits Limits, arch string) (source, error) {
+	raw, err := document(f, manifestFile)
+	if err != nil {
+		return source{}, err
+	}
+	chosen, only, err := chooseDocker(raw, want)
+	if err != nil {
+		return source{}, err
+	}
+	s := source{format: formatDocker, only: only}
+	if len(chosen.RepoTags) > 0 {
+		s.name = chosen.RepoTags[0]
+	}
+	if s.config, err = document(f, chosen.Config); err != nil {
+		return source{}, fmt.Errorf("%s: %w", manifestFile, err)
+	}
+	// docker save names the file by its digest: use that to find damage.
+	if hex := path.Base(strings.TrimSuffix(chosen.Config, ".json")); checkDigest("sha256:"+hex) == nil && digest.FromBytes(s.config).Encoded() != hex {
+		return source{}, invalid("image configuration is not what its name says: sha256:%s", hex)
+	}
+	c, err := readConfig(s.config, len(chosen.Layers), limits.Layers, arch)
+	if err != nil {
+		return source{}, err
+	}
+	for i, name := range chosen.Layers {
+		if !f.has(path.Clean("/" + name)[1:]) {
+			return source{}, invalid("%s names layer %q, which is not in the archive", manifestFile, clip(name))
+		}
+		s.layers = append(s.layers, layer{open: func() (io.ReadCloser, int64, error) { return f.open(name) }, diff: c.RootFS.DiffIDs[i]})
+	}
+	return s, nil
+}
+
+// chooseDocker picks the image with the wanted name, or the only one.
+func chooseDocker(raw []byte, want string) (dockerManifest, bool, error) {
+	var manifests []dockerManifest
+	if err := json.Unmarshal(raw, &manifests); err != nil {
+		return dockerManifest{}, false, invalid("%s: %v", manifestFile, err)
+	}
+	var names []string
+	switch {
+	case len(manifests) == 1:
+		return manifests[0], true, nil
+	case len(manifests) > maxImages:
+		return dockerManifest{}, false, invalid("%s names %d images, more than %d", manifestFile, len(manifests), maxImages)
+	}
+	for _, m := range manifests {
+		for _, tag := range m.RepoTags {
+			if parsed, err := ParseName(tag); err == nil && parsed == want {
+				return m, false, nil
+			}
+			names = append(names, clip(tag))
+		}
+	}
+	return dockerManifest{}, false, several(want, names)
+}
+
+func several(want string, names []string) error {
+	if len(names) == 0 {
+		return invalid("archive holds no image that can be told apart")
+	}
+	return invalid("archive holds several images (%s), none of them is %q", clip(strings.Join(names, ", ")), want)
+}
+
+var (
+	indexTypes    = []string{imagespec.MediaTypeImageIndex, "application/vnd.docker.distribution.manifest.list.v2+json"}
+	manifestTypes = []string{imagespec.MediaTypeImageManifest, "application/vnd.docker.distribution.manifest.v2+json"}
+	configTypes   = []string{imagespec.MediaTypeImageConfig, "application/vnd.docker.container.image.v1+json"}
+	layerTypes    = []string{imagespec.MediaTypeImageLayer, imagespec.MediaTypeImageLayerGzip,
+		"application/vnd.docker.image.rootfs.diff.tar", "application/vnd.docker.image.rootfs.diff.tar.gzip"}
+)
+
+func openOCI(f files, want string, limits Limits, arch string) (source, error) {
+	var layout imagespec.ImageLayout
+	if err := decode(f, layoutFile, &layout); err != nil {
+		return source{}, err
+	}
+	if !strings.HasPrefix(layout.Version, "1.") {
+		return source{}, fmt.Errorf("OCI layout has version %q, only 1 is supported: %w", clip(layout.Version), errdefs.ErrNotImplemented)
+	}
+	var top imagespec.Index
+	if err := decode(f, indexFile, &top); err != nil {
+		return source{}, err
+	}
+	chosen, only, err := chooseOCI(top.Manifests, want)
+	if err != nil {
+		return source{}, err
+	}
+	s := source{format: formatOCI, only: only, name: nameOf(chosen)}
+	manifest, err := manifestOf(f, chosen, arch)
+	if err != nil {
+		return source{}, err
+	}
+	if !slices.Contains(configTypes, manifest.Config.MediaType) {
+		return source{}, invalid("configuration has media type %q: not a container image", clip(manifest.Config.MediaType))
+	}
+	if s.config, err = blobOf(f, manifest.Config); err != nil {
+		return source{}, err
+	}
+	c, err := readConfig(s.config, len(manifest.Layers), limits.Layers, arch)
+	if err != nil {
+		return source{}, err
+	}
+	for i, d := range manifest.Layers {
+		if !slices.Contains(layerTypes, d.MediaType) {
+			return source{}, fmt.Errorf("layer %d has media type %q, which is not supported: %w", i, clip(d.MediaType), errdefs.ErrNotImplemented)
+		}
+		if err := checkDigest(d.Digest.String()); err != nil {
+			return source{}, fmt.Errorf("layer %d: %w", i, err)
+		}
+		s.layers = append(s.layers, layer{blob: d.Digest.String(), diff: c.RootFS.DiffIDs[i], open: func() (io.ReadCloser, int64, error) { return openBlob(f, d) }})
+	}
+	return s, nil
+}
+
+func decode(f files, name string, into any) error {
+	raw, err := document(f, name)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(raw, into); err != nil {
+		return invalid("%s: %v", name, err)
+	}
+	return nil
+}
+
+// nameOf is the name that tools write into a layout, which may be a tag only.
+func nameOf(d imagespec.Descriptor) string {
+	if full := d.Annotations["io.containerd.image.name"]; full != "" {
+		return full
+	}
+	return d.Annotations[imagespec.AnnotationRefName]
+}
+
+func chooseOCI(manifests []imagespec.Descriptor, want string) (imagespec.Descriptor, bool, error) {
+	if len(manifests) == 1 {
+		return manifests[0], true, nil
+	}
+	if len(manifests) > maxImages {
+		return imagespec.Descriptor{}, false, invalid("%s names %d images, more than %d", indexFile, len(manifests), maxImages)
+	}
+	var names []string
+	for _, d := range manifests {
+		name := nameOf(d)
+		if parsed, err := ParseName(name); err == nil && parsed == want || name != "" && strings.HasSuffix(want, ":"+name) {
+			return d, false, nil
+		}
+		if name != "" {
+			names = append(names, clip(name))
+		}
+	}
+	return imagespec.Descriptor{}, false, several(want, names)
+}
+
+// manifestOf follows an index to the manifest for this host.
+func manifestOf(f files, d imagespec.Descriptor, arch string) (imagespec.Manifest, error) {
+	const most = 3 // layouts nest an index in an index at times
+	for range most {
+		raw, err := blobOf(f, d)
+		if err != nil {
+			return imagespec.Manifest{}, err
+		}
+		if slices.Contains(manifestTypes, d.MediaType) {
+			var m imagespec.Manifest
+			if err := json.Unmarshal(raw, &m); err != nil {
+				return m, invalid("image manifest %s: %v", d.Digest, err)
+			}
+			return m, nil
+		}
+		if !slices.Contains(indexTypes, d.MediaType) {
+			return imagespec.Manifest{}, invalid("%s has media type %q: neither a manifest nor an index", d.Digest, clip(d.MediaType))
+		}
+		var x imagespec.Index
+		if err := json.Unmarshal(raw, &x); err != nil {
+			return imagespec.Manifest{}, invalid("image index %s: %v", d.Digest, err)
+		}
+		i := slices.IndexFunc(x.Manifests, func(d imagespec.Descriptor) bool {
+			return d.Platform == nil || d.Platform.OS == "linux" && d.Platform.Architecture == arch
+		})
+		if i < 0 {
+			return imagespec.Manifest{}, invalid("image has no variant for linux/%s", arch)
+		}
+		d = x.Manifests[i]
+	}
+	return imagespec.Manifest{}, invalid("image indexes are nested more than %d deep", most)
+}
+
+// openBlob opens what a descriptor names, and checks its size.
+func openBlob(f files, d imagespec.Descriptor) (io.ReadCloser, int64, error) {
+	if err := checkDigest(d.Digest.String()); err != nil {
+		return nil, 0, err
+	}
+	r, size, err := f.open("blobs/sha256/" + d.Digest.Encoded())
+	if err != nil {
+		return nil, 0, invalid("blob %s: %v", d.Digest, err)
+	}
+	if size != d.Size {
+		return nil, 0, errors.Join(invalid("blob %s has %d bytes, %d were announced", d.Digest, size, d.Size), r.Close())
+	}
+	return r, size, nil
+}
+
+// blobOf reads a small blob and checks its digest.
+func blobOf(f files, d imagespec.Descriptor) ([]byte, error) {
+	r, size, err := openBlob(f, d)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	if size > maxDocument {
+		return nil, invalid("blob %s has %d bytes, more than %d", d.Digest, size, maxDocument)
+	}
+	raw, err := io.ReadAll(io.LimitReader(r, maxDocument))
+	if err != nil {
+		return nil, fmt.Errorf("read blob %s: %w", d.Digest, err)
+	}
+	if digest.FromBytes(raw) != d.Digest {
+		return nil, invalid("blob %s is not what its digest says", d.Digest)
+	}
+	return raw, nil
+}

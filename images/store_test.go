@@ -1,0 +1,449 @@
+package images
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/go-cmp/cmp"
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"orchestrator/runtime"
+)
+
+func TestLayersAreAppliedAsTheSpecificationSays(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		layers [][]item
+		want   string
+	}{
+		{"a later layer replaces files", [][]item{{reg("a", "1"), reg("b", "1")}, {reg("a", "2")}}, "a = 2\nb = 1\n"},
+		{"a folder is merged", [][]item{{dir("d"), reg("d/a", "1")}, {dir("d"), reg("d/b", "2")}}, "d/\nd/a = 1\nd/b = 2\n"},
+		{"a file replaces a folder", [][]item{{dir("d"), reg("d/a", "1")}, {reg("d", "2")}}, "d = 2\n"},
+		{"a whiteout removes a file", [][]item{{reg("a", "1"), reg("b", "1")}, {reg(".wh.a", "")}}, "b = 1\n"},
+		{"a whiteout removes a folder", [][]item{{dir("d"), reg("d/a", "1")}, {reg(".wh.d", "")}}, ""},
+		{"a whiteout removes a link, not its target", [][]item{{reg("a", "1"), sym("l", "a")}, {reg(".wh.l", "")}}, "a = 1\n"},
+		{"a whiteout of nothing known does nothing", [][]item{{reg("a", "1")}, {reg(".wh.b", ""), reg("x/y/.wh.z", "")}}, "a = 1\n"},
+		{"a whiteout leaves its own layer alone, before", [][]item{{reg("a", "1")}, {reg("a", "2"), reg(".wh.a", "")}}, "a = 2\n"},
+		{"a whiteout leaves its own layer alone, after", [][]item{{reg("a", "1")}, {reg(".wh.a", ""), reg("a", "2")}}, "a = 2\n"},
+		{"a whiteout of a folder made again", [][]item{{dir("d"), reg("d/a", "1")}, {reg("d/b", "2"), reg(".wh.d", "")}}, "d/\nd/b = 2\n"},
+		{"an opaque folder, marked first", [][]item{{dir("d"), reg("d/a", "1"), reg("d/s/x", "1")}, {reg("d/.wh..wh..opq", ""), reg("d/b", "2"), reg("d/s/y", "2")}}, "d/\nd/b = 2\nd/s/\nd/s/y = 2\n"},
+		{"an opaque folder, marked last", [][]item{{dir("d"), reg("d/a", "1"), reg("d/s/x", "1")}, {reg("d/b", "2"), reg("d/s/y", "2"), reg("d/.wh..wh..opq", "")}}, "d/\nd/b = 2\nd/s/\nd/s/y = 2\n"},
+		{"files of aufs are ignored", [][]item{{reg(".wh..wh.plnk/1", ""), reg(".wh..wh.aufs", ""), reg("a", "1")}}, ".wh..wh.plnk/\n.wh..wh.plnk/1 = \na = 1\n"},
+		{"a file through a link of a lower layer", [][]item{{dir("usr/lib"), sym("lib", "usr/lib")}, {reg("lib/a", "2")}}, "lib -> usr/lib\nusr/\nusr/lib/\nusr/lib/a = 2\n"},
+		{"a file through an absolute link", [][]item{{dir("opt/x"), sym("var/x", "/opt/x")}, {reg("var/x/a", "2")}}, "opt/\nopt/x/\nopt/x/a = 2\nvar/\nvar/x -> /opt/x\n"},
+		{"parents in a link come after links", [][]item{{dir("a/b"), reg("c", "wrong"), sym("l", "a/b"), sym("m", "l/../c"), reg("m/x", "2")}}, "a/\na/b/\na/c/\na/c/x = 2\nc = wrong\nl -> a/b\nm -> l/../c\n"},
+		{"a whiteout through a link", [][]item{{reg("usr/lib/a", "1"), sym("lib", "usr/lib")}, {reg("lib/.wh.a", "")}}, "lib -> usr/lib\nusr/\nusr/lib/\n"},
+		{"a hard link into a lower layer", [][]item{{reg("a", "1")}, {hard("b", "a")}}, "a = 1\nb = 1\n"},
+		{"replacing one hard link leaves the other", [][]item{{reg("a", "1"), hard("b", "/a")}, {reg("b", "2")}}, "a = 1\nb = 2\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var layers [][]byte
+			for _, items := range c.layers {
+				layers = append(layers, mkTar(t, items...))
+			}
+			s := newStore(t, Limits{})
+			dir, err := root(t, s, mkDocker(t, "a:1", mkConfig(t, nil, layers...), true, layers...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, listing(t, dir)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// The three formats of one image: the same id, the same root.
+func TestFormatsAgree(t *testing.T) {
+	l1, l2 := mkTar(t, reg("a", "1"), reg("b", "1")), mkTar(t, reg("a", "2"))
+	config := mkConfig(t, func(c *config) { c.Config.Env = []string{"PATH=/old", "A=b", "PATH=/x:/y"} }, l1, l2)
+	folder := t.TempDir()
+	layout := mkOCI(t, "team/app:3", config, nil, l1, l2)
+	for _, i := range layout {
+		path := filepath.Join(folder, i.Name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(i.content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	nested := mkOCI(t, "", config, nil, l1, l2)
+	for name, from := range map[string][]byte{
+		"docker":      mkDocker(t, "team/app:3", config, false, l1, l2),
+		"docker gzip": zip(t, mkDocker(t, "team/app:3", config, true, l1, l2)),
+		"oci":         mkTar(t, layout...),
+		"oci gzip":    zip(t, mkTar(t, layout...)),
+		"oci folder":  nil,
+		"oci unnamed": mkTar(t, nested...),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t, Limits{})
+			var image Image
+			var err error
+			switch name {
+			case "oci folder":
+				image, err = s.ImportPath(t.Context(), folder, "")
+			case "oci unnamed":
+				if _, err := s.Import(t.Context(), bytes.NewReader(from), ""); !errdefs.IsInvalidArgument(err) {
+					t.Errorf("without any name: %v", err)
+				}
+				image, err = s.Import(t.Context(), bytes.NewReader(from), "team/app:3")
+			default:
+				image, err = s.Import(t.Context(), bytes.NewReader(from), "")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if image.ID != sum([]byte(config)) || !slices.Equal(image.Refs, []string{"team/app:3"}) || image.Path != "/x:/y" {
+				t.Errorf("image is %+v", image)
+			}
+			resolved, err := s.Resolve("docker.io/team/app:3")
+			if err != nil {
+				t.Fatal(err)
+			}
+			// What the store keeps is itself a docker-archive of this image.
+			again := newStore(t, Limits{})
+			copied, err := again.ImportPath(t.Context(), resolved.Archive, "")
+			if err != nil || copied.ID != image.ID || !slices.Equal(copied.Refs, []string{EngineTag(image.ID)}) {
+				t.Errorf("its archive gives %+v, %v", copied, err)
+			}
+			dir, err := s.Root(t.Context(), resolved)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := listing(t, dir); got != "a = 2\nb = 1\n" {
+				t.Errorf("root:\n%s", got)
+			}
+		})
+	}
+}
+
+func TestOneOfSeveralImages(t *testing.T) {
+	l1, l2 := mkTar(t, reg("a", "1")), mkTar(t, reg("a", "2"))
+	c1, c2 := mkConfig(t, nil, l1), mkConfig(t, nil, l2)
+	archive := mkTar(t, reg("1", c1), reg("2", c2), reg("l1", string(l1)), sym("x/l2", "../l2"), reg("l2", string(l2)),
+		reg(manifestFile, `[{"Config":"1","RepoTags":["one:1"],"Layers":["l1"]},{"Config":"2","RepoTags":["two:2"],"Layers":["x/l2"]}]`))
+	s := newStore(t, Limits{})
+	for name, config := range map[string]string{"one:1": c1, "two:2": c2} {
+		if image, err := s.Import(t.Context(), bytes.NewReader(archive), name); err != nil || image.ID != sum([]byte(config)) {
+			t.Errorf("%s: %+v, %v", name, image, err)
+		}
+	}
+	if _, err := s.Import(t.Context(), bytes.NewReader(archive), "three"); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "one:1, two:2") {
+		t.Errorf("three: %v", err)
+	}
+}
+
+func TestPlatformsOfAnIndex(t *testing.T) {
+	l := mkTar(t, reg("a", "1"))
+	s := newStore(t, Limits{})
+	items := mkOCI(t, "a:1", mkConfig(t, nil, l), nil, l)
+	var top imagespec.Index
+	for i, entry := range items {
+		if entry.Name != indexFile {
+			continue
+		}
+		if err := decode(memory{indexFile: entry.content}, indexFile, &top); err != nil {
+			t.Fatal(err)
+		}
+		mine := top.Manifests[0]
+		mine.Platform = &imagespec.Platform{OS: "linux", Architecture: goarch}
+		other := mine
+		other.Platform = &imagespec.Platform{OS: "unknown", Architecture: "unknown"}
+		inner := toJSON(t, imagespec.Index{Manifests: []imagespec.Descriptor{other, mine}})
+		top.Manifests = []imagespec.Descriptor{{MediaType: imagespec.MediaTypeImageIndex, Digest: digestOf(inner), Size: int64(len(inner))}}
+		items[i] = reg(indexFile, toJSON(t, top))
+		items = append(items, reg("blobs/sha256/"+digestOf(inner).Encoded(), inner))
+		break
+	}
+	if _, err := s.Import(t.Context(), bytes.NewReader(mkTar(t, items...)), "a:1"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNames(t *testing.T) {
+	s := newStore(t, Limits{})
+	if _, err := s.Resolve("nothing"); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "no image has been imported") {
+		t.Errorf("in an empty store: %v", err)
+	}
+	image, err := s.Import(t.Context(), bytes.NewReader(mkTar(t, reg("a", "1"))), "debian")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Tag("debian", "other/debian:12"); err != nil {
+		t.Fatal(err)
+	}
+	for _, ref := range []string{"debian", "debian:latest", "docker.io/library/debian", image.ID, hexOf(image.ID)[:12], "debian@" + image.ID, "other/debian:12"} {
+		if got, err := s.Resolve(ref); err != nil || got.ID != image.ID {
+			t.Errorf("%s: %+v, %v", ref, got, err)
+		}
+	}
+	for ref, class := range map[string]func(error) bool{"Debian": errdefs.IsInvalidArgument, "": errdefs.IsInvalidArgument, "a b": errdefs.IsInvalidArgument,
+		"\xff": errdefs.IsInvalidArgument, "sha256:123": errdefs.IsNotFound, "../../etc": errdefs.IsInvalidArgument, "alpine": errdefs.IsNotFound} {
+		if _, err := s.Resolve(ref); !class(err) {
+			t.Errorf("%q: %v", ref, err)
+		}
+	}
+	if _, err := s.Resolve("alpine"); !strings.Contains(err.Error(), "debian:latest, other/debian:12") {
+		t.Errorf("the known names are not told: %v", err)
+	}
+	if err := s.Remove(t.Context(), "debian"); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.List(); len(got) != 1 || !slices.Equal(got[0].Refs, []string{"other/debian:12"}) {
+		t.Errorf("after a name was removed: %+v", got)
+	}
+	if err := s.Remove(t.Context(), "other/debian:12"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Remove(t.Context(), "other/debian:12"); !errdefs.IsNotFound(err) {
+		t.Errorf("removed twice: %v", err)
+	}
+	if got := s.List(); len(got) != 0 {
+		t.Errorf("after the last name was removed: %+v", got)
+	}
+	nothingHalfMade(t, s)
+}
+
+func TestAStoreOpenedAgainKnowsItsImages(t *testing.T) {
+	s := newStore(t, Limits{})
+	path := filepath.Join(t.TempDir(), "a.tar")
+	if err := os.WriteFile(path, mkTar(t, reg("a", "1")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	first, err := s.ImportPath(t.Context(), path, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resolved, err := s.Resolve("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := s.Root(t.Context(), resolved)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What a crash can leave.
+	for _, left := range []string{"tmp/x", "roots/" + strings.Repeat("1", 64), "archives/" + strings.Repeat("2", 64)} {
+		if err := os.MkdirAll(s.path(left), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again, err := Open(Options{Dir: s.dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nothingHalfMade(t, again)
+	if got, err := again.Resolve("a"); err != nil || got.ID != first.ID || got.Root != dir {
+		t.Errorf("resolve: %+v, %v", got, err)
+	}
+	if gone, err := again.Prune(t.Context(), func(id string) bool { return id == first.ID }); err != nil || len(gone) != 0 {
+		t.Errorf("prune of nothing: %v, %v", gone, err)
+	}
+	if gone, err := again.Prune(t.Context(), func(string) bool { return false }); err != nil || !slices.Equal(gone, []string{first.ID}) {
+		t.Errorf("prune of all: %v, %v", gone, err)
+	}
+	nothingHalfMade(t, again)
+	if err := os.WriteFile(s.path("index.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(Options{Dir: s.dir}); !errdefs.IsDataLoss(err) || !strings.Contains(err.Error(), "index.json") {
+		t.Errorf("a damaged index: %v", err)
+	}
+}
+
+func TestTheSameArchiveIsImportedOnce(t *testing.T) {
+	s := newStore(t, Limits{})
+	l := mkTar(t, reg("a", "1"))
+	raw := zip(t, mkDocker(t, "a:1", mkConfig(t, nil, l), false, l))
+	path := filepath.Join(t.TempDir(), "a.tar")
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	first, err := s.ImportPath(t.Context(), path, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.Stat(s.archivePath(first.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Tag("a:1", "b"); err != nil {
+		t.Fatal(err)
+	}
+	for _, ref := range []string{"", "c", "a:1"} {
+		if got, err := s.ImportPath(t.Context(), path, ref); err != nil || got.ID != first.ID {
+			t.Errorf("path again as %q: %+v, %v", ref, got, err)
+		}
+		if got, err := s.Import(t.Context(), bytes.NewReader(raw), ref); err != nil || got.ID != first.ID {
+			t.Errorf("stream again as %q: %+v, %v", ref, got, err)
+		}
+	}
+	if after, err := os.Stat(s.archivePath(first.ID)); err != nil || !os.SameFile(before, after) {
+		t.Errorf("it was written again: %v", err)
+	}
+	if got, err := s.Get("c"); err != nil || !slices.Equal(got.Refs, []string{"a:1", "b:latest", "c:latest"}) {
+		t.Errorf("names: %+v, %v", got, err)
+	}
+	// Another file at the same place is another image.
+	if err := os.WriteFile(path, mkTar(t, reg("b", "2")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.ImportPath(t.Context(), path, "c"); err != nil || got.ID == first.ID {
+		t.Errorf("another file: %+v, %v", got, err)
+	}
+	// And what was removed is read again.
+	if err := s.Remove(t.Context(), first.ID); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.Import(t.Context(), bytes.NewReader(raw), ""); err != nil || got.ID != first.ID {
+		t.Errorf("after a removal: %+v, %v", got, err)
+	}
+}
+
+func TestPathsThatAreNoArchives(t *testing.T) {
+	s := newStore(t, Limits{})
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, class := range map[string]func(error) bool{
+		fifo: errdefs.IsInvalidArgument, t.TempDir(): errdefs.IsInvalidArgument, filepath.Join(fifo+"x", "none"): errdefs.IsNotFound, "/dev/zero": errdefs.IsInvalidArgument,
+	} {
+		if _, err := s.ImportPath(t.Context(), path, "a"); !class(err) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+func TestARootIsUnpackedOnceForAll(t *testing.T) {
+	s := newStore(t, Limits{})
+	if _, err := s.Import(t.Context(), bytes.NewReader(mkTar(t, reg("a", "1"))), "a"); err != nil {
+		t.Fatal(err)
+	}
+	image, err := s.Resolve("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			if dir, err := s.Root(t.Context(), image); err != nil || dir != s.rootPath(image.ID) {
+				t.Errorf("%s, %v", dir, err)
+			}
+		})
+	}
+	group.Wait()
+	nothingHalfMade(t, s)
+	for _, id := range []string{"", "sha256:" + strings.Repeat("0", 64), "../../etc"} {
+		if _, err := s.Root(t.Context(), runtime.Image{ID: id}); err == nil {
+			t.Errorf("%q was unpacked", id)
+		}
+	}
+	// A layer that changed on disk is noticed.
+	f, err := os.OpenFile(s.archivePath(image.ID), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte("2"), 1024); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Dir(s.rootPath(image.ID))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Root(t.Context(), image); err == nil {
+		t.Error("a damaged archive was unpacked")
+	}
+	nothingHalfMade(t, s)
+}
+
+// The same tar, unpacked by GNU tar and by us.
+func TestUnpackingAgreesWithGNUTar(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	sample, theirs := t.TempDir(), t.TempDir()
+	script := `set -e; cd "$1"; mkdir -p a/b/c usr/lib tmp; ln -s usr/lib lib; echo hello >a/b/c/file; ln a/b/c/file a/hard; ln -s ../nowhere a/dangling
+		chmod 1777 tmp; chmod 0640 a/b/c/file; chown 1000:1001 a/b/c/file; chown -h 5:6 a/dangling; : >empty; printf 'a\0b' >usr/lib/$'new\nline'
+		truncate -s 1M sparse; printf x >>sparse; head -c 300000 /dev/urandom >big; touch -d 2001-02-03T04:05:06Z big
+		n=$(printf 'long%.0s' {1..40}); mkdir -p $n/$n; echo deep >$n/$n/$n; chmod 0711 a/b
+		tar --create --sparse --file ../sample.tar .; cd "$2"; tar --extract --same-owner --preserve-permissions --file "$1/../sample.tar"`
+	if out, err := exec.CommandContext(t.Context(), "bash", "-c", script, "bash", sample, theirs).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	s := newStore(t, Limits{})
+	image, err := s.ImportPath(t.Context(), filepath.Join(filepath.Dir(sample), "sample.tar"), "sample")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := s.Root(t.Context(), runtime.Image{ID: image.ID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []string{"workspace", "run/orchestrator", "run", "proc", "sys", "dev", "home/user", "home"} {
+		if err := os.Remove(filepath.Join(ours, m)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tell := `cd "$1"; find . -mindepth 1 -printf '%p %y %m %U:%G %n %l ' \( -type f -printf '%s %T@ ' -exec sha256sum {} \; -o -printf '\n' \) | sort`
+	var got [2]string
+	for i, dir := range []string{theirs, ours} {
+		out, err := exec.CommandContext(t.Context(), "bash", "-c", tell, "bash", dir).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got[i] = string(out)
+	}
+	if len(got[0]) < 1000 {
+		t.Fatalf("the sample is too small:\n%s", got[0])
+	}
+	// Folders' link counts and all else have to be the same.
+	if diff := cmp.Diff(strings.Split(got[0], "\n"), strings.Split(got[1], "\n")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A real engine knows what it loads by the same id.
+func TestDockerLoadsTheArchiveUnderTheSameID(t *testing.T) {
+	host := os.Getenv("ORCHESTRATOR_TEST_DOCKER")
+	if host == "" {
+		t.Skip("ORCHESTRATOR_TEST_DOCKER is not given")
+	}
+	docker := func(args ...string) string {
+		out, err := exec.CommandContext(t.Context(), "docker", append([]string{"--host", host}, args...)...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("docker %s: %v: %s", strings.Join(args, " "), err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	s := newStore(t, Limits{})
+	l1, l2 := mkTar(t, dir("etc"), reg("etc/unique-of-this-test", t.TempDir())), mkTar(t, reg("a", "2"))
+	config := mkConfig(t, nil, l1, l2, l1)
+	for name, archive := range map[string][]byte{"rootfs": l1, "docker": mkDocker(t, "a:1", config, true, l1, l2, l1), "oci": mkTar(t, mkOCI(t, "a:1", config, nil, l1, l2, l1)...)} {
+		image, err := s.Import(t.Context(), bytes.NewReader(archive), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		docker("load", "--quiet", "--input", s.archivePath(image.ID))
+		t.Cleanup(func() {
+			// t.Context has ended here.
+			_ = exec.Command("docker", "--host", host, "rmi", "--force", image.ID).Run() //nolint:noctx // see above
+		})
+		if got := docker("image", "inspect", "--format", "{{.Id}}", EngineTag(image.ID)); got != image.ID {
+			t.Errorf("%s: docker calls it %s, the store %s", name, got, image.ID)
+		}
+		docker("rmi", "--force", image.ID)
+	}
+}

@@ -1,0 +1,308 @@
+package images
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"time"
+)
+
+// tree is a root filesystem being filled, layer by layer. Names are followed
+// as a process whose root it is would follow them: an absolute link starts at
+// the tree's root, .. stops there. Every step goes through os.Root, so that
+// even a mistake in here could not lead out of it.
+type tree struct {
+	root   *os.Root
+	owners bool
+
+	// The folder used last, since entries come folder by folder.
+	last     *os.Root
+	lastName string // as in the archive
+	lastReal string // without links
+
+	// of the present layer: every path it made, and the folders above them.
+	mine map[string]struct{}
+	buf  []byte
+}
+
+func openTree(dir string, owners bool) (*tree, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	return &tree{root: root, owners: owners, mine: map[string]struct{}{}, buf: make([]byte, 256<<10)}, nil
+}
+
+func (t *tree) close() error {
+	t.forget()
+	return t.root.Close()
+}
+
+// forget drops the folder used last: something on the way to it may have gone.
+func (t *tree) forget() {
+	if t.last != nil {
+		_ = t.last.Close() // a folder that was only read
+		t.last = nil
+	}
+}
+
+// nextLayer begins a layer: what is there is now that of lower ones.
+func (t *tree) nextLayer() { clear(t.mine) }
+
+// apply carries out one entry.
+func (t *tree) apply(e entry, content io.Reader) error {
+	if e.base == "." {
+		return nil // the root keeps the mode and owner it was made with
+	}
+	takesAway := e.kind == kindWhiteout || e.kind == kindOpaque
+	dir, real, err := t.folder(e.dir, !takesAway)
+	if takesAway && errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	switch e.kind {
+	case kindOpaque:
+		return t.hideIn(real)
+	case kindWhiteout:
+		return t.hide(path.Join(real, e.base))
+	}
+	isDir, err := t.clear(dir, e)
+	if err != nil {
+		return err
+	}
+	t.note(path.Join(real, e.base))
+	return t.place(dir, real, e, content, isDir)
+}
+
+// clear takes away what stands where an entry goes; only a folder stays for a
+// folder.
+func (t *tree) clear(dir *os.Root, e entry) (isDir bool, err error) {
+	was, err := dir.Lstat(e.base)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil || was.IsDir() && e.kind == kindDir {
+		return err == nil, err
+	}
+	if e.kind == kindLink && e.link == path.Join(e.dir, e.base) {
+		return false, invalid("hard link to itself")
+	}
+	return false, dir.RemoveAll(e.base)
+}
+
+func (t *tree) place(dir *os.Root, real string, e entry, content io.Reader, isDir bool) error {
+	switch e.kind {
+	case kindDir:
+		if !isDir {
+			if err := dir.Mkdir(e.base, 0o700); err != nil {
+				return err
+			}
+		}
+		if err := t.own(dir, e); err != nil {
+			return err
+		}
+		return dir.Chmod(e.base, modeOf(e))
+	case kindFile:
+		return t.file(dir, e, content)
+	case kindSymlink:
+		if err := dir.Symlink(e.link, e.base); err != nil {
+			return err
+		}
+		return t.own(dir, e)
+	case kindLink:
+		return t.link(real, e)
+	}
+	return nil
+}
+
+func (t *tree) own(dir *os.Root, e entry) error {
+	if !t.owners {
+		return nil
+	}
+	return dir.Lchown(e.base, e.header.Uid, e.header.Gid)
+}
+
+// modeOf leaves out setuid and setgid; sticky means something on folders only.
+func modeOf(e entry) fs.FileMode {
+	mode := fs.FileMode(e.header.Mode & 0o777) //nolint:gosec // nine bits
+	if e.kind == kindDir && e.header.Mode&0o1000 != 0 {
+		mode |= fs.ModeSticky
+	}
+	return mode
+}
+
+func (t *tree) file(dir *os.Root, e entry, content io.Reader) error {
+	f, err := dir.OpenFile(e.base, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	type writer struct{ io.Writer } // hides ReadFrom, which would not use the buffer
+	type reader struct{ io.Reader }
+	_, err = io.CopyBuffer(writer{f}, reader{content}, t.buf)
+	if err == nil && t.owners {
+		err = f.Chown(e.header.Uid, e.header.Gid)
+	}
+	if err == nil {
+		err = f.Chmod(modeOf(e))
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	// Python compares a source's time with that in its compiled form.
+	return dir.Chtimes(e.base, time.Time{}, e.header.ModTime)
+}
+
+// link makes a hard link. Its target is followed like any name, but for its
+// last part, and has to be there already.
+func (t *tree) link(real string, e entry) error {
+	from, fromReal, err := t.open(path.Dir(e.link), false)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	was, err := from.Lstat(path.Base(e.link))
+	if errors.Is(err, fs.ErrNotExist) {
+		return invalid("hard link to %q, which is not there", clip(e.link))
+	}
+	if err != nil {
+		return err
+	}
+	if !was.Mode().IsRegular() && was.Mode().Type() != fs.ModeSymlink {
+		return invalid("hard link to %q, which is no file", clip(e.link))
+	}
+	return t.root.Link(path.Join(fromReal, path.Base(e.link)), path.Join(real, e.base))
+}
+
+// folder is open with the result kept for the next entry; the caller does not
+// close it.
+func (t *tree) folder(name string, create bool) (*os.Root, string, error) {
+	if t.last != nil && t.lastName == name {
+		return t.last, t.lastReal, nil
+	}
+	t.forget()
+	dir, real, err := t.open(name, create)
+	if err != nil {
+		return nil, "", err
+	}
+	t.last, t.lastName, t.lastReal = dir, name, real
+	return dir, real, nil
+}
+
+// maxHops is how many symbolic links the kernel follows in one path.
+const maxHops = 40
+
+// open opens a folder by name and tells its path without links. Missing ones
+// are made if create is set.
+func (t *tree) open(name string, create bool) (*os.Root, string, error) {
+	w := walker{root: t.root}
+	if err := w.top(); err != nil {
+		return nil, "", err
+	}
+	if err := w.walk(name, create); err != nil {
+		_ = w.at.Close() // the error that stopped it is what matters
+		return nil, "", err
+	}
+	return w.at, path.Join(w.real...), nil
+}
+
+// walker is on its way through a tree. real is where it is, without links.
+type walker struct {
+	root, at *os.Root
+	real     []string
+}
+
+func (w *walker) walk(name string, create bool) error {
+	todo := strings.Split(name, "/")
+	for hops := 0; len(todo) > 0; {
+		part := todo[0]
+		todo = todo[1:]
+		var err error
+		switch part {
+		case "", ".":
+		case "..":
+			err = w.up()
+		default:
+			var link string
+			if link, err = w.down(part, create); link != "" {
+				if hops++; hops > maxHops {
+					return invalid("more than %d symbolic links", maxHops)
+				}
+				if strings.HasPrefix(link, "/") {
+					err = w.top()
+				}
+				todo = append(strings.Split(link, "/"), todo...)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// down goes into a folder. If part is a symbolic link it stays, and gives the
+// link's target.
+func (w *walker) down(part string, create bool) (link string, err error) {
+	info, err := w.at.Lstat(part)
+	if errors.Is(err, fs.ErrNotExist) && create {
+		info, err = makeFolder(w.at, part)
+	}
+	switch {
+	case err != nil:
+		return "", err
+	case info.Mode().Type() == fs.ModeSymlink:
+		return w.at.Readlink(part)
+	case !info.IsDir():
+		return "", invalid("%q is not a folder", clip(path.Join(path.Join(w.real...), part)))
+	case len(w.real) >= maxDepth:
+		return "", invalid("deeper than %d folders", maxDepth)
+	}
+	next, err := w.at.OpenRoot(part)
+	if err != nil {
+		return "", err
+	}
+	w.enter(next)
+	w.real = append(w.real, part)
+	return "", nil
+}
+
+// up goes to the folder above, at the top nowhere.
+func (w *walker) up() error {
+	real := w.real[:max(0, len(w.real)-1)]
+	next, err := w.root.OpenRoot(path.Join(".", path.Join(real...)))
+	if err != nil {
+		return err
+	}
+	w.enter(next)
+	w.real = real
+	return nil
+}
+
+func (w *walker) top() error {
+	w.real = nil
+	return w.up()
+}
+
+func (w *walker) enter(next *os.Root) {
+	if w.at != nil {
+		_ = w.at.Close() // was only read
+	}
+	w.at = next
+}
+
+// makeFolder makes a folder that an archive takes for granted, with the same
+// mode whatever the umask is.
+func makeFolder(at *os.Root, name string) (fs.FileInfo, error) {
+	if err := at.Mkdir(name, 0o755); err != nil {
+		return nil, err
+	}
+	if err := at.Chmod(name, 0o755); err != nil {
+		return nil, err
+	}
+	return at.Lstat(name)
+}

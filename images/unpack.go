@@ -1,0 +1,196 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"orchestrator/runtime"
+)
+
+// mountPoints have to be folders in every root, since a root that cannot be
+// written cannot get them later. Whatever else stands there gives way.
+var mountPoints = []string{"dev", "proc", "sys", "tmp", "run", "run/orchestrator", "home", "home/user", "workspace"}
+
+// Root returns the host path of an image's unpacked root filesystem, and
+// unpacks it if that was not done yet: once, however many ask. Nothing may
+// ever be written there.
+func (s *Store) Root(ctx context.Context, image runtime.Image) (string, error) {
+	if err := checkDigest(image.ID); err != nil {
+		return "", fmt.Errorf("unpack image: %w", err)
+	}
+	if s.unpacked(image.ID) {
+		return s.rootPath(image.ID), nil
+	}
+	unlock, err := s.unpacking.lock(ctx, image.ID)
+	if err != nil {
+		return "", fmt.Errorf("wait for image %s to be unpacked: %w", image.ID, err)
+	}
+	defer unlock()
+	if s.unpacked(image.ID) {
+		return s.rootPath(image.ID), nil
+	}
+	s.mu.Lock()
+	_, _, err = s.index.find(image.ID)
+	s.mu.Unlock()
+	if err != nil {
+		return "", err
+	}
+	if err := s.unpack(ctx, image.ID); err != nil {
+		return "", diskError(fmt.Errorf("unpack image %s: %w", image.ID, err))
+	}
+	s.log.Info("image unpacked", "image", image.ID, "root", s.rootPath(image.ID))
+	return s.rootPath(image.ID), nil
+}
+
+func (s *Store) unpack(ctx context.Context, id string) error {
+	stage, undo, err := s.stage()
+	if err != nil {
+		return err
+	}
+	defer undo()
+	archive, from, err := readArchive(ctx, s.archivePath(id), id, s.limits, s.arch)
+	if err != nil {
+		return err
+	}
+	defer archive.Close()
+	root := filepath.Join(stage, "root", "fs")
+	if err := os.MkdirAll(root, 0o700); err != nil {
+		return err
+	}
+	// Commands of any user have to get through the root.
+	if err := os.Chmod(root, 0o755); err != nil { //nolint:gosec // the folders above are for root alone
+		return err
+	}
+	if err := s.fill(ctx, root, from.layers); err != nil {
+		return err
+	}
+	if err := syncFS(root); err != nil {
+		return err
+	}
+	if err := os.Rename(filepath.Dir(root), s.path("roots", hexOf(id))); err != nil {
+		return err
+	}
+	return syncDir(s.path("roots"))
+}
+
+// fill applies the layers in order, and makes the mount points.
+func (s *Store) fill(ctx context.Context, root string, layers []layer) (err error) {
+	t, err := openTree(root, s.owners)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.close()) }()
+	left := budget{bytes: s.limits.Bytes, entries: s.limits.Entries}
+	for i, l := range layers {
+		if err := apply(ctx, t, l, &left); err != nil {
+			return fmt.Errorf("layer %d: %w", i, err)
+		}
+	}
+	for _, name := range mountPoints {
+		if err := t.mountPoint(name); err != nil {
+			return fmt.Errorf("make mount point /%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// apply fills in one layer, and checks its digest once more: the archive has
+// been on a disk since it was imported.
+func apply(ctx context.Context, t *tree, l layer, left *budget) error {
+	r, size, err := l.open()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	sum := newDigester()
+	content := io.TeeReader(&bounded{ctx, r, size}, sum)
+	t.nextLayer()
+	if err := walk(ctx, content, left, t.apply); err != nil {
+		return err
+	}
+	if _, err := copyAll(io.Discard, content); err != nil { // what follows the end mark
+		return err
+	}
+	if sum.digest() != l.diff {
+		return invalid("content is %s, the configuration says %s", sum.digest(), l.diff)
+	}
+	return nil
+}
+
+// mountPoint makes a folder, and takes away what is none.
+func (t *tree) mountPoint(name string) error {
+	info, err := t.root.Lstat(name)
+	if err == nil && info.IsDir() {
+		return nil
+	}
+	if err == nil {
+		if err := t.root.Remove(name); err != nil {
+			return err
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	_, err = makeFolder(t.root, name)
+	return err
+}
+
+// note remembers what the present layer made, and the folders above it.
+func (t *tree) note(real string) {
+	for ; real != "."; real = path.Dir(real) {
+		if _, known := t.mine[real]; known {
+			return
+		}
+		t.mine[real] = struct{}{}
+	}
+}
+
+// hide takes away what lower layers have at a path; what the present layer
+// made there stays, whether it came before the whiteout or comes after.
+func (t *tree) hide(real string) error {
+	if _, mine := t.mine[real]; !mine {
+		return t.root.RemoveAll(real)
+	}
+	info, err := t.root.Lstat(real)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil || !info.IsDir() {
+		return err
+	}
+	return t.hideIn(real)
+}
+
+func (t *tree) hideIn(real string) error {
+	dir, err := t.root.Open(path.Join(".", real))
+	if err != nil {
+		return err
+	}
+	names, err := dir.Readdirnames(-1)
+	if err = errors.Join(err, dir.Close()); err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := t.hide(path.Join(real, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// syncFS brings a whole unpacked root to disk by one call: a sync per file
+// would take minutes.
+func syncFS(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(unix.Syncfs(int(d.Fd())), d.Close()) //nolint:gosec // a descriptor fits
+}
