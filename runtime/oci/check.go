@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"orchestrator/internal/cgroup"
@@ -152,7 +153,7 @@ func probeOverlay(dir, skeleton string) error {
 		return fmt.Errorf("probe overlay: %w", err)
 	}
 	defer func() { _ = os.Remove(at) }()
-	err = mountRoot(at, skeleton, filepath.Join(skeleton, "workspace"))
+	err = mountRoot(at, skeleton, filepath.Join(dir, "runc"))
 	switch {
 	case errors.Is(err, unix.ENODEV):
 		return unfit("the kernel has no overlay file system", "modprobe overlay")
@@ -162,4 +163,43 @@ func probeOverlay(dir, skeleton string) error {
 		return fmt.Errorf("probe overlay: %w", err)
 	}
 	return unmountRoot(at)
+}
+
+// rlimitNumbers are those of ocispec that the kernel may refuse because a limit of ours is lower.
+func rlimitNumbers() map[string]int {
+	return map[string]int{
+		"RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK, "RLIMIT_NOFILE": unix.RLIMIT_NOFILE, "RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING,
+	}
+}
+
+// fitRlimits lowers what is above our own hard limits where these cannot be raised: a tighter wall is as good. Not so open files, which were
+// asked for by number.
+func fitRlimits(list []specs.POSIXRlimit) error {
+	for i, r := range list {
+		number, ok := rlimitNumbers()[r.Type]
+		if !ok {
+			continue
+		}
+		var own unix.Rlimit
+		if err := unix.Getrlimit(number, &own); err != nil {
+			return fmt.Errorf("%s: %w", r.Type, err)
+		}
+		if r.Hard <= own.Max || mayRaise() {
+			continue
+		}
+		if number == unix.RLIMIT_NOFILE {
+			return fmt.Errorf("limits.open_files is %d, but this process may give no more than %d: raise its limit (LimitNOFILE= of the unit, ulimit -n) "+
+				"or lower limits.open_files: %w", r.Hard, own.Max, errdefs.ErrFailedPrecondition)
+		}
+		list[i].Hard, list[i].Soft = own.Max, min(r.Soft, own.Max)
+	}
+	return nil
+}
+
+// mayRaise says whether we have CAP_SYS_RESOURCE.
+func mayRaise() bool {
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	err := unix.Capget(&head, &sets[0])
+	return err == nil && sets[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }

@@ -117,6 +117,9 @@ func (d *Driver) makeBundle(spec runtime.Spec, c *cell.Cell) error {
 	}
 	// The overlay is read-only and nodev by itself. Asked for read-only, runc would mount it once more and lose the nodev.
 	config.Root.Readonly = false
+	if err := fitRlimits(config.Process.Rlimits); err != nil {
+		return err
+	}
 	if d.noSwap {
 		config.Linux.Resources.Memory.Swap = nil
 	}

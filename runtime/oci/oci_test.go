@@ -14,13 +14,22 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"go.uber.org/goleak"
 
 	"orchestrator/internal/cgroup"
 	"orchestrator/runtime"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// atEnd removes what all tests share.
+var atEnd = func() {}
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		atEnd()
+		os.Exit(code)
+	}))
+}
 
 func goodRecord() record {
 	return record{
@@ -258,6 +267,20 @@ func TestClosingEndsTheWait(t *testing.T) {
 	wg.Wait()
 	if <-ended {
 		t.Error("we have not ended")
+	}
+}
+
+func TestLimitsThatWeDoNotHaveOurselves(t *testing.T) {
+	if mayRaise() {
+		t.Log("this process may raise its limits, so that it can give any")
+	}
+	list := []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1 << 40, Soft: 1 << 40}}
+	if err := fitRlimits(list); errdefs.IsFailedPrecondition(err) == mayRaise() {
+		t.Errorf("open files: %v", err)
+	}
+	list = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1, Soft: 1}, {Type: "RLIMIT_CORE"}, {Type: "RLIMIT_SIGPENDING", Hard: 1, Soft: 1}}
+	if err := fitRlimits(list); err != nil || list[0].Hard != 1 || list[2].Hard != 1 {
+		t.Errorf("low limits: %+v, %v", list, err)
 	}
 }
 

@@ -19,7 +19,11 @@ func makeSkeleton(dir string) (string, error) {
 		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			return "", fmt.Errorf("mount points: %w", err)
 		}
-		if err := os.Chmod(path, 0o755); err != nil { // whatever our umask is
+		mode := os.FileMode(0o755) // whatever our umask is
+		if name == "tmp" {
+			mode = 0o777 | os.ModeSticky // runc gives a tmpfs the mode of what it covers
+		}
+		if err := os.Chmod(path, mode); err != nil {
 			return "", fmt.Errorf("mount points: %w", err)
 		}
 	}

@@ -2,7 +2,6 @@ package ocispec
 
 import (
 	"fmt"
-	"math"
 	"strconv"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -54,7 +53,8 @@ func Labels(spec runtime.Spec) map[string]string {
 func Capabilities() []string { return []string{"CAP_KILL", "CAP_SETGID", "CAP_SETUID"} }
 
 // Rlimits are the limits of every process. Those that the kernel counts per user count over all sandboxes together, as all commands have
-// the same uid on the host: such a one is either none at all or no limit, never a small number that one sandbox could use up for the others.
+// the same uid on the host: such a one is nothing at all or generous, never a small number that one sandbox could use up for the others. So
+// there is none on processes (RLIMIT_NPROC): the pids cgroup is that cap.
 func Rlimits(l runtime.Limits) []specs.POSIXRlimit {
 	both := func(name string, n uint64) specs.POSIXRlimit { return specs.POSIXRlimit{Type: name, Hard: n, Soft: n} }
 	return []specs.POSIXRlimit{
@@ -63,8 +63,7 @@ func Rlimits(l runtime.Limits) []specs.POSIXRlimit {
 		both("RLIMIT_MSGQUEUE", 0),     // per user: no POSIX message queues
 		both("RLIMIT_NICE", 0),         // no priority above the host's normal one
 		both("RLIMIT_NOFILE", uint64(max(0, l.OpenFiles))),
-		both("RLIMIT_NPROC", math.MaxUint64), // per user: the pids cgroup is the cap
-		both("RLIMIT_RTPRIO", 0),             // no realtime scheduling
+		both("RLIMIT_RTPRIO", 0), // no realtime scheduling
 		// Per user, but a queued signal is charged to the sandbox's memory, and with a limit of the size of the kernel's own default
 		// nobody else's default is exceeded by one sandbox alone.
 		both("RLIMIT_SIGPENDING", 8192),

@@ -1,0 +1,195 @@
+//go:build integration
+
+package oci
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/cell"
+	"orchestrator/runtime"
+)
+
+// half makes parts of a sandbox as a process does that dies on the way.
+type half struct {
+	b    bench
+	spec runtime.Spec
+	rec  record
+	cell *cell.Cell
+}
+
+func (h *half) folder(t *testing.T) {
+	if err := os.Mkdir(h.b.bundle(h.spec.ID), 0o700); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (h *half) record(t *testing.T) {
+	h.folder(t)
+	h.rec = record{ID: h.spec.ID, Owner: owner, Template: "base", Limits: h.spec.Limits, BootID: h.b.bootID}
+	if err := h.b.write(h.rec); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (h *half) withCell(t *testing.T) {
+	h.record(t)
+	c, err := cell.Make(t.Context(), h.b.cellOptions(h.spec.ID, h.spec.Limits))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.cell = c
+	t.Cleanup(func() { _ = c.Close() })
+}
+
+func (h *half) withRoot(t *testing.T) {
+	h.withCell(t)
+	if err := h.b.makeBundle(h.spec, h.cell); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (h *half) runc(t *testing.T, args ...string) {
+	cmd := exec.Command(h.b.runtime.Command, append([]string{"--root", h.b.runtime.Root}, args...)...)
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("runc %v: %v", args, err)
+	}
+}
+
+func (h *half) created(t *testing.T) {
+	h.withRoot(t)
+	h.runc(t, "create", "--bundle", h.b.bundle(h.spec.ID), h.spec.ID)
+}
+
+func (h *half) running(t *testing.T) {
+	h.withRoot(t)
+	h.runc(t, "run", "--detach", "--bundle", h.b.bundle(h.spec.ID), "--pid-file", filepath.Join(h.b.bundle(h.spec.ID), pidName), h.spec.ID)
+}
+
+func (h *half) recorded(t *testing.T) {
+	h.running(t)
+	h.rec.Pid = pidIn(t, filepath.Join(h.b.bundle(h.spec.ID), pidName))
+	p, err := openProcess(h.rec.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	h.rec.Started = p.started
+	if err := h.b.write(h.rec); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// killed: init dead, everything else as it was.
+func (h *half) killed(t *testing.T) {
+	h.recorded(t)
+	p, err := openProcess(h.rec.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	if err := p.kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRemoveFromAnyState(t *testing.T) {
+	for what, make := range map[string]func(*half, *testing.T){
+		"an empty folder": (*half).folder,
+		"a torn record": func(h *half, t *testing.T) {
+			h.record(t)
+			if err := os.WriteFile(filepath.Join(h.b.bundle(h.spec.ID), recordName), []byte(`{"id":`), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"intent":                    (*half).record,
+		"a cell":                    (*half).withCell,
+		"a root":                    (*half).withRoot,
+		"created, never started":    (*half).created,
+		"running, not recorded":     (*half).running,
+		"running and recorded":      (*half).recorded,
+		"first process dead":        (*half).killed,
+		"the runtime's state gone":  func(h *half, t *testing.T) { h.recorded(t); remove(t, filepath.Join(h.b.runtime.Root, h.spec.ID)) },
+		"the runtime has let it go": func(h *half, t *testing.T) { h.killed(t); h.runc(t, "delete", h.spec.ID) },
+		"the record gone": func(h *half, t *testing.T) {
+			h.recorded(t)
+			remove(t, filepath.Join(h.b.bundle(h.spec.ID), recordName))
+		},
+		"paused": func(h *half, t *testing.T) { h.recorded(t); h.runc(t, "pause", h.spec.ID) },
+		"the root unmounted": func(h *half, t *testing.T) {
+			h.killed(t)
+			if err := unix.Unmount(filepath.Join(h.b.bundle(h.spec.ID), overlayName), 0); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"the root mounted twice": func(h *half, t *testing.T) {
+			h.withRoot(t)
+			root := filepath.Join(h.b.bundle(h.spec.ID), overlayName)
+			if err := unix.Mount(root, root, "", unix.MS_BIND, ""); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"of an earlier boot": func(h *half, t *testing.T) {
+			h.recorded(t)
+			h.rec.BootID = "another"
+			if err := h.b.write(h.rec); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := half{b: newBench(t), spec: specFor(t)}
+			h.spec.Limits = h.spec.Limits.WithDefaults()
+			make(&h, t)
+			found, err := h.b.List(t.Context(), owner)
+			if err != nil || len(found) != 1 || found[0].ID != h.spec.ID {
+				t.Errorf("list: %+v, %v", found, err)
+			}
+			for range 2 {
+				if err := h.b.Remove(t.Context(), h.spec.ID); err != nil {
+					t.Fatal(err)
+				}
+			}
+			wantNoCgroup(t, h.spec.ID)
+			h.b.wantNothingLeft(t)
+			if found, err := h.b.List(t.Context(), owner); err != nil || len(found) != 0 {
+				t.Errorf("list afterwards: %+v, %v", found, err)
+			}
+		})
+	}
+}
+
+func remove(t *testing.T, path string) {
+	t.Helper()
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A pid that another process got is not that of the sandbox, and is left alone.
+func TestAnotherProcessWithTheRecordedPid(t *testing.T) {
+	h := half{b: newBench(t), spec: specFor(t)}
+	h.spec.Limits = h.spec.Limits.WithDefaults()
+	h.record(t)
+	h.rec.Pid, h.rec.Started = os.Getpid(), 1
+	if err := h.b.write(h.rec); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := h.b.List(t.Context(), owner); err != nil || len(found) != 1 || found[0].Running {
+		t.Errorf("list: %+v, %v", found, err)
+	}
+	if _, err := h.b.Adopt(t.Context(), h.spec.ID); err == nil || !strings.Contains(err.Error(), "has ended") {
+		t.Errorf("adopt: %v", err)
+	}
+	if err := h.b.Remove(t.Context(), h.spec.ID); err != nil { // and we live to see it
+		t.Error(err)
+	}
+}
