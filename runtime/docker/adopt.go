@@ -34,7 +34,7 @@ func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) 
 		return nil, fmt.Errorf("docker: sandbox %s has ended: %w", id, errdefs.ErrNotFound)
 	}
 	s := newSandbox(d, id, c.Config.Labels[labelMode])
-	s.container, s.begun = c.ID, true
+	s.container, s.begun, s.started = c.ID, true, true
 	if err := d.hold(s); err != nil {
 		return nil, err
 	}

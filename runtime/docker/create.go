@@ -144,6 +144,7 @@ func (d *Driver) cellOptions(id string, scratch int64) cell.Options {
 }
 
 func (s *Sandbox) start(ctx context.Context) error {
+	s.started = true
 	_, err := s.d.api.ContainerStart(ctx, s.container, client.ContainerStartOptions{})
 	switch {
 	case err == nil:
@@ -197,10 +198,16 @@ const abandonTime = 30 * time.Second
 func (s *Sandbox) abandon(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), abandonTime, errSlow)
 	defer cancel()
-	if s.begun {
+	if s.started {
 		return s.Destroy(ctx)
 	}
+	// Nothing runs in it, so what is on this host can go even if the engine is
+	// out of reach; a container it may have made is found by its label.
 	defer s.d.drop(s)
+	var err error
+	if s.begun {
+		err = s.d.removeContainers(ctx, s.id, s.container)
+	}
 	s.letGo()
-	return s.clear(ctx)
+	return errors.Join(err, s.clear(ctx))
 }

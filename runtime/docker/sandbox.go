@@ -25,6 +25,7 @@ type Sandbox struct {
 	mode      string
 	container string // the engine's id, empty until it has said it
 	begun     bool   // a container may exist
+	started   bool   // and something may run in it
 
 	cell   *cell.Cell // local
 	proc   *process   // local

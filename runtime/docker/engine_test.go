@@ -1,0 +1,214 @@
+//go:build integration
+
+package docker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"orchestrator/runtime"
+)
+
+func TestEngineOnThisHostIsFoundToBeLocal(t *testing.T) {
+	h := newHost(t)
+	d := h.open(t, ModeAuto)
+	if d.Mode() != ModeLocal || d.Name() != "docker" {
+		t.Fatalf("mode is %s", d.Mode())
+	}
+	// The answer is kept: a second driver asks nothing.
+	b, err := os.ReadFile(filepath.Join(h.dir, "docker", "locality.json"))
+	var kept verdict
+	if err = errors.Join(err, json.Unmarshal(b, &kept)); err != nil || !kept.Local {
+		t.Fatalf("%+v, %v", kept, err)
+	}
+	if again := h.open(t, ""); again.Mode() != ModeLocal {
+		t.Fatalf("mode is %s the second time", again.Mode())
+	}
+	// What the engine cannot see is no cell.
+	if seen, err := d.sees(t.Context(), "/proc/1/fd/99999/none"); err != nil || seen {
+		t.Fatalf("a file that does not exist is seen: %v, %v", seen, err)
+	}
+	if got := mine(t, d); len(got) != 0 {
+		t.Fatalf("helpers are left: %q", got)
+	}
+}
+
+func mine(t *testing.T, d *Driver) []string {
+	t.Helper()
+	f := client.Filters{}.Add("label", labelHelper+"="+d.helper)
+	c, err := d.api.ContainerList(t.Context(), client.ContainerListOptions{All: true, Filters: f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	i, err := d.api.ImageList(t.Context(), client.ImageListOptions{Filters: f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, x := range c.Items {
+		out = append(out, x.ID)
+	}
+	for _, x := range i.Items {
+		out = append(out, x.ID)
+	}
+	return out
+}
+
+func TestHelpersOfAKilledProcessAreSwept(t *testing.T) {
+	h := newHost(t)
+	d := h.open(t, ModeStdio)
+	img, err := d.importEmpty(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = d.api.ContainerCreate(t.Context(), client.ContainerCreateOptions{
+		Config: &container.Config{Image: img, Entrypoint: []string{"/never"}, Labels: map[string]string{labelHelper: d.helper}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(mine(t, d)) != 2 {
+		t.Fatal("no helpers to sweep")
+	}
+	h.open(t, ModeStdio)
+	if got := mine(t, d); len(got) != 0 {
+		t.Fatalf("helpers are left: %q", got)
+	}
+}
+
+func TestAnUnknownImageIsNamed(t *testing.T) {
+	h := newHost(t)
+	d := h.open(t, ModeStdio)
+	img := runtime.Image{Ref: "nowhere", ID: "sha256:" + strings.Repeat("0", 64)}
+	if err := d.Prepare(t.Context(), img); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "nowhere") {
+		t.Errorf("an image nobody has: %v", err)
+	}
+	img.Archive = h.archive
+	if err := d.Prepare(t.Context(), img); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("an archive with another image: %v", err)
+	}
+	img.ID = "latest"
+	if err := d.Prepare(t.Context(), img); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("an image by tag: %v", err)
+	}
+}
+
+func TestHostileImageConfigurationDoesNothing(t *testing.T) {
+	h := newHost(t)
+	d := h.open(t, ModeAuto)
+	plain := h.image(t)
+	if err := d.Prepare(t.Context(), plain); err != nil {
+		t.Fatal(err)
+	}
+	base, err := d.api.ContainerCreate(t.Context(), client.ContainerCreateOptions{Config: &container.Config{Image: plain.ID, Entrypoint: []string{"/never"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_, _ = d.api.ContainerRemove(context.WithoutCancel(t.Context()), base.ID, client.ContainerRemoveOptions{Force: true})
+	})
+	hostile, err := d.api.ContainerCommit(t.Context(), base.ID, client.ContainerCommitOptions{Changes: []string{
+		"VOLUME /data/", "VOLUME /workspace", "VOLUME /tmp", "VOLUME /var/lib/x", "ENV LD_PRELOAD=/evil.so", "ENV EMPTY=", "USER nobody", `ENTRYPOINT ["/bin/false"]`,
+		`CMD ["x"]`, "WORKDIR /nowhere", "HEALTHCHECK CMD /bin/false", "LABEL orchestrator.owner=evil", "EXPOSE 80",
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_, _ = d.api.ImageRemove(context.WithoutCancel(t.Context()), hostile.ID, client.ImageRemoveOptions{Force: true})
+	})
+	s := h.spec(t)
+	s.Image = runtime.Image{Ref: "hostile", ID: hostile.ID}
+	box := create(t, d, s)
+	if env := ask(t, box, "/proc/1/environ"); strings.Contains(env, "LD_PRELOAD") || strings.Contains(env, "EMPTY") {
+		t.Errorf("environment: %q", env)
+	}
+	mounts := ask(t, box, "/proc/self/mountinfo")
+	for _, line := range strings.Split(mounts, "\n") {
+		for _, at := range []string{" /data ", " /var/lib/x ", " /tmp ", " /workspace "} {
+			if strings.Contains(line, at) && !strings.Contains(line, " - tmpfs ") {
+				t.Errorf("a volume is there: %s", line)
+			}
+		}
+	}
+	// The engine makes the volumes all the same; they go with the container.
+	got, err := d.api.ContainerInspect(t.Context(), containerName(s.ID), client.ContainerInspectOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := box.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, d, s)
+	for _, m := range got.Container.Mounts {
+		if m.Name == "" {
+			continue
+		}
+		if _, err := d.api.VolumeInspect(t.Context(), m.Name, client.VolumeInspectOptions{}); !errdefs.IsNotFound(err) {
+			t.Errorf("a volume for %s is left: %v", m.Destination, err)
+		}
+	}
+}
+
+func TestBridgeIsDialledAgain(t *testing.T) {
+	h := newHost(t)
+	d := h.open(t, ModeStdio)
+	s := h.spec(t)
+	box := create(t, d, s)
+	ask(t, box, "/proc/self/status")
+	if err := box.bridge.mux.Close(); err != nil { // as when the line breaks
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if got := ask(t, box, "/proc/self/status"); !strings.Contains(got, "Pid:") {
+				t.Errorf("answer: %q", got)
+			}
+		})
+	}
+	wg.Wait()
+	if err := box.Bind(t.Context(), runtime.Binding{Source: "/tmp"}); !errdefs.IsNotImplemented(err) {
+		t.Errorf("bind: %v", err)
+	}
+	if err := box.Unbind(t.Context()); !errdefs.IsNotImplemented(err) {
+		t.Errorf("unbind: %v", err)
+	}
+}
+
+func TestGuestVolumeIsFilledOnceAndPurged(t *testing.T) {
+	h := newHost(t)
+	d := h.open(t, ModeStdio)
+	name, err := d.guestVolume(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := h.open(t, ModeStdio).guestVolume(t.Context())
+	if err != nil || again != name {
+		t.Fatalf("%s, then %s, %v", name, again, err)
+	}
+	s := h.spec(t)
+	box := create(t, d, s)
+	if err := d.Purge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.api.VolumeInspect(t.Context(), name, client.VolumeInspectOptions{}); err != nil {
+		t.Errorf("a volume in use was removed: %v", err)
+	}
+	if err := errors.Join(box.Destroy(t.Context()), d.Purge(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.api.VolumeInspect(t.Context(), name, client.VolumeInspectOptions{}); !errdefs.IsNotFound(err) {
+		t.Errorf("the volume is left: %v", err)
+	}
+}

@@ -1,0 +1,194 @@
+//go:build integration
+
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+	"github.com/moby/moby/client"
+
+	"orchestrator/runtime"
+)
+
+// What the tests are given: a real engine, and the sandbox image as an archive.
+const (
+	envEngine  = "ORCHESTRATOR_TEST_DOCKER"
+	envArchive = "ORCHESTRATOR_TEST_IMAGE_ARCHIVE"
+	entrypoint = "/usr/local/lib/orchestrator/entrypoint.sh"
+)
+
+var modes = []string{ModeLocal, ModeStdio}
+
+// standin is the guest of the tests, built once.
+var standin = sync.OnceValues(func() (string, error) {
+	out := filepath.Join(standinDir(), "guest")
+	cmd := exec.Command("go", "build", "-o", out, "./testdata/standin")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, text)
+	}
+	return out, nil
+})
+
+// host is a state directory on the engine of the tests.
+type host struct {
+	dir, engine, archive, guest string
+}
+
+func newHost(t testing.TB) host {
+	t.Helper()
+	h := host{engine: os.Getenv(envEngine), archive: os.Getenv(envArchive)}
+	if h.engine == "" || h.archive == "" {
+		t.Skipf("%s and %s are not set: make test sets them", envEngine, envArchive)
+	}
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	var err error
+	if h.guest, err = standin(); err != nil {
+		t.Fatal(err)
+	}
+	// Short: the path of a unix socket is made from it.
+	if h.dir, err = os.MkdirTemp("", "od"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(h.dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
+func (h host) open(t testing.TB, mode string) *Driver {
+	t.Helper()
+	d, err := New(t.Context(), Options{Host: h.engine, StateDir: h.dir, GuestPath: h.guest, Mode: mode})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(d.Purge(context.WithoutCancel(t.Context())), d.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+func (h host) image(t testing.TB) runtime.Image {
+	t.Helper()
+	a, err := readArchive(h.archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return runtime.Image{Ref: "sandbox", ID: a.config, Archive: h.archive}
+}
+
+func (h host) spec(t testing.TB) runtime.Spec {
+	t.Helper()
+	id := strings.ReplaceAll(uuid.NewString(), "-", "")
+	return runtime.Spec{
+		ID: "t" + id[:15], Owner: "o" + id[16:], Template: "default", Build: "test",
+		Image: h.image(t), Entrypoint: []string{entrypoint},
+	}
+}
+
+// create makes a sandbox that is gone when the test ends.
+func create(t *testing.T, d *Driver, s runtime.Spec) *Sandbox {
+	t.Helper()
+	if err := d.Prepare(t.Context(), s.Image); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Remove(context.WithoutCancel(t.Context()), s.ID); err != nil {
+			t.Error(err)
+		}
+	})
+	box, err := d.Create(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return box.(*Sandbox)
+}
+
+// ask says a line to the stand-in and gives its answer.
+func ask(t *testing.T, box runtime.Sandbox, line string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	for {
+		conn, err := box.Open(ctx)
+		if err != nil {
+			t.Fatalf("open a stream: %v", err)
+		}
+		_ = conn.SetDeadline(time.Now().Add(60 * time.Second))
+		_, err = io.WriteString(conn, line+"\n")
+		var answer []byte
+		if err == nil {
+			answer, err = io.ReadAll(conn)
+		}
+		_ = conn.Close()
+		if err == nil && len(answer) > 0 {
+			return string(answer)
+		}
+		// The bridge may be there a little before the guest is.
+		if ctx.Err() != nil {
+			t.Fatalf("no answer to %q: %v", line, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func ended(t *testing.T, box runtime.Sandbox) {
+	t.Helper()
+	select {
+	case <-box.Done():
+	case <-time.After(60 * time.Second):
+		t.Fatal("the end of the sandbox was not seen")
+	}
+}
+
+func ids(t *testing.T, d *Driver, owner string) []string {
+	t.Helper()
+	found, err := d.List(t.Context(), owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, f := range found {
+		out = append(out, f.ID)
+	}
+	return out
+}
+
+// nothingLeft looks on the host and in the engine for anything of the sandbox.
+func nothingLeft(t *testing.T, d *Driver, s runtime.Spec) {
+	t.Helper()
+	if got := ids(t, d, s.Owner); len(got) != 0 {
+		t.Errorf("listed: %q", got)
+	}
+	_, err := d.api.ContainerInspect(t.Context(), containerName(s.ID), client.ContainerInspectOptions{})
+	if !errdefs.IsNotFound(err) {
+		t.Errorf("the container is left: %v", err)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || strings.Contains(string(mounts), s.ID) {
+		t.Errorf("mounts are left: %v\n%s", err, mounts)
+	}
+	for _, dir := range []string{filepath.Join(d.cells, s.ID), filepath.Join(d.notesDir(), s.ID)} {
+		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", dir, err)
+		}
+	}
+}
