@@ -94,15 +94,24 @@ func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record, c *cel
 	if err == nil {
 		err = c.Attach(ctx, init.pid, share(spec.Limits))
 	}
-	if init.ended() {
-		err = fmt.Errorf("%s: %w", said.after("its first process ended at once"), errdefs.ErrFailedPrecondition)
-	}
-	if err != nil {
+	if err != nil || init.ended() {
+		err = endedAtOnce(ctx, init, said, err)
 		init.close()
 		return nil, errors.Join(err, said.Close())
 	}
 	fault.Hit("oci.create.attached")
 	return d.hold(spec.ID, c, init, said), nil
+}
+
+// endedAtOnce is the error of a start that went wrong: that the first process has ended, with its words, or else what went wrong. What fails because
+// the process is about to be gone may fail a moment before it is.
+func endedAtOnce(ctx context.Context, init *process, said *words, err error) error {
+	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	if init.wait(ctx) != nil {
+		return err
+	}
+	return fmt.Errorf("%s: %w", said.after("its first process ended at once"), errdefs.ErrFailedPrecondition)
 }
 
 // makeBundle writes the configuration and mounts the root.
@@ -152,7 +161,7 @@ func (d *Driver) start(ctx context.Context, id string, said *words) (*process, e
 	}
 	init, err := openProcess(pid)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("start: %s: %w", said.after("the first process ended at once"), errdefs.ErrFailedPrecondition)
+		return nil, endedAtOnce(ctx, nil, said, nil)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("start: %w", err)
@@ -160,7 +169,7 @@ func (d *Driver) start(ctx context.Context, id string, said *words) (*process, e
 	// Between the runtime's report and our hold the process may have died and another may have got its pid.
 	if !inCgroup(pid, cgroupsPath(id)) {
 		init.close()
-		return nil, fmt.Errorf("start: %s: %w", said.after("the first process ended at once"), errdefs.ErrFailedPrecondition)
+		return nil, endedAtOnce(ctx, nil, said, nil)
 	}
 	return init, nil
 }

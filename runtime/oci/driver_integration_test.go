@@ -526,6 +526,9 @@ func TestOpenGivesUpWhenTheSandboxEnds(t *testing.T) {
 	if _, err := s.Open(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("open without a guest: %v", err)
 	}
+	for end := time.Now().Add(patience); s.(*sandbox).said.String() == "" && time.Now().Before(end); {
+		time.Sleep(5 * time.Millisecond)
+	}
 	failed := make(chan error, 1)
 	var wg sync.WaitGroup
 	wg.Go(func() {

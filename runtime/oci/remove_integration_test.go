@@ -23,13 +23,13 @@ type half struct {
 	cell *cell.Cell
 }
 
-func (h *half) folder(t *testing.T) {
+func (h *half) folder(t testing.TB) {
 	if err := os.Mkdir(h.b.bundle(h.spec.ID), 0o700); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (h *half) record(t *testing.T) {
+func (h *half) record(t testing.TB) {
 	h.folder(t)
 	h.rec = record{ID: h.spec.ID, Owner: owner, Template: "base", Limits: h.spec.Limits, BootID: h.b.bootID}
 	if err := h.b.write(h.rec); err != nil {
@@ -37,7 +37,7 @@ func (h *half) record(t *testing.T) {
 	}
 }
 
-func (h *half) withCell(t *testing.T) {
+func (h *half) withCell(t testing.TB) {
 	h.record(t)
 	c, err := cell.Make(t.Context(), h.b.cellOptions(h.spec.ID, h.spec.Limits))
 	if err != nil {
@@ -47,31 +47,31 @@ func (h *half) withCell(t *testing.T) {
 	t.Cleanup(func() { _ = c.Close() })
 }
 
-func (h *half) withRoot(t *testing.T) {
+func (h *half) withRoot(t testing.TB) {
 	h.withCell(t)
 	if err := h.b.makeBundle(h.spec, h.cell); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (h *half) runc(t *testing.T, args ...string) {
+func (h *half) runc(t testing.TB, args ...string) {
 	cmd := exec.Command(h.b.runtime.Command, append([]string{"--root", h.b.runtime.Root}, args...)...)
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("runc %v: %v", args, err)
 	}
 }
 
-func (h *half) created(t *testing.T) {
+func (h *half) created(t testing.TB) {
 	h.withRoot(t)
 	h.runc(t, "create", "--bundle", h.b.bundle(h.spec.ID), h.spec.ID)
 }
 
-func (h *half) running(t *testing.T) {
+func (h *half) running(t testing.TB) {
 	h.withRoot(t)
 	h.runc(t, "run", "--detach", "--bundle", h.b.bundle(h.spec.ID), "--pid-file", filepath.Join(h.b.bundle(h.spec.ID), pidName), h.spec.ID)
 }
 
-func (h *half) recorded(t *testing.T) {
+func (h *half) recorded(t testing.TB) {
 	h.running(t)
 	h.rec.Pid = pidIn(t, filepath.Join(h.b.bundle(h.spec.ID), pidName))
 	p, err := openProcess(h.rec.Pid)
@@ -86,7 +86,7 @@ func (h *half) recorded(t *testing.T) {
 }
 
 // killed: init dead, everything else as it was.
-func (h *half) killed(t *testing.T) {
+func (h *half) killed(t testing.TB) {
 	h.recorded(t)
 	p, err := openProcess(h.rec.Pid)
 	if err != nil {
@@ -102,9 +102,9 @@ func (h *half) killed(t *testing.T) {
 }
 
 func TestRemoveFromAnyState(t *testing.T) {
-	for what, make := range map[string]func(*half, *testing.T){
+	for what, make := range map[string]func(*half, testing.TB){
 		"an empty folder": (*half).folder,
-		"a torn record": func(h *half, t *testing.T) {
+		"a torn record": func(h *half, t testing.TB) {
 			h.record(t)
 			if err := os.WriteFile(filepath.Join(h.b.bundle(h.spec.ID), recordName), []byte(`{"id":`), 0o600); err != nil {
 				t.Fatal(err)
@@ -117,27 +117,27 @@ func TestRemoveFromAnyState(t *testing.T) {
 		"running, not recorded":     (*half).running,
 		"running and recorded":      (*half).recorded,
 		"first process dead":        (*half).killed,
-		"the runtime's state gone":  func(h *half, t *testing.T) { h.recorded(t); remove(t, filepath.Join(h.b.runtime.Root, h.spec.ID)) },
-		"the runtime has let it go": func(h *half, t *testing.T) { h.killed(t); h.runc(t, "delete", h.spec.ID) },
-		"the record gone": func(h *half, t *testing.T) {
+		"the runtime's state gone":  func(h *half, t testing.TB) { h.recorded(t); remove(t, filepath.Join(h.b.runtime.Root, h.spec.ID)) },
+		"the runtime has let it go": func(h *half, t testing.TB) { h.killed(t); h.runc(t, "delete", h.spec.ID) },
+		"the record gone": func(h *half, t testing.TB) {
 			h.recorded(t)
 			remove(t, filepath.Join(h.b.bundle(h.spec.ID), recordName))
 		},
-		"paused": func(h *half, t *testing.T) { h.recorded(t); h.runc(t, "pause", h.spec.ID) },
-		"the root unmounted": func(h *half, t *testing.T) {
+		"paused": func(h *half, t testing.TB) { h.recorded(t); h.runc(t, "pause", h.spec.ID) },
+		"the root unmounted": func(h *half, t testing.TB) {
 			h.killed(t)
 			if err := unix.Unmount(filepath.Join(h.b.bundle(h.spec.ID), overlayName), 0); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"the root mounted twice": func(h *half, t *testing.T) {
+		"the root mounted twice": func(h *half, t testing.TB) {
 			h.withRoot(t)
 			root := filepath.Join(h.b.bundle(h.spec.ID), overlayName)
 			if err := unix.Mount(root, root, "", unix.MS_BIND, ""); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"of an earlier boot": func(h *half, t *testing.T) {
+		"of an earlier boot": func(h *half, t testing.TB) {
 			h.recorded(t)
 			h.rec.BootID = "another"
 			if err := h.b.write(h.rec); err != nil {
@@ -149,6 +149,11 @@ func TestRemoveFromAnyState(t *testing.T) {
 			h := half{b: newBench(t), spec: specFor(t)}
 			h.spec.Limits = h.spec.Limits.WithDefaults()
 			make(&h, t)
+			if h.cell != nil { // who made it is dead
+				if err := h.cell.Close(); err != nil {
+					t.Error(err)
+				}
+			}
 			found, err := h.b.List(t.Context(), owner)
 			if err != nil || len(found) != 1 || found[0].ID != h.spec.ID {
 				t.Errorf("list: %+v, %v", found, err)
@@ -167,7 +172,7 @@ func TestRemoveFromAnyState(t *testing.T) {
 	}
 }
 
-func remove(t *testing.T, path string) {
+func remove(t testing.TB, path string) {
 	t.Helper()
 	if err := os.RemoveAll(path); err != nil {
 		t.Fatal(err)
