@@ -208,6 +208,11 @@ func (p *Pool[T]) reject(ctx context.Context, v T, why string) {
 // await queues up for one that is to be created.
 func (p *Pool[T]) await(ctx context.Context, caller string, mode Mode) (v T, err error) {
 	p.mu.Lock()
+	if len(p.warm) > 0 && p.wait.len() == 0 && !p.stopped { // it came between pop and here
+		p.mu.Unlock()
+		v, _, err = p.Take(ctx, caller, mode)
+		return v, err
+	}
 	full := len(p.warm)+p.creating+len(p.taken) >= p.opts.Settings.Max
 	if p.stopped || mode == Refuse || mode == Cold && full {
 		err = &EmptyError{Template: p.opts.Name, RetryAfter: p.retryAfter()}

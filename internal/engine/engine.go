@@ -3,9 +3,9 @@
 // (HTTP, command line) decode, call an Engine's method, and encode; they hold
 // no rule of their own.
 //
-// New opens nothing and Open everything: the state directory's content is
-// compared with what the container engine has. Run works until its context
-// ends and then hands over: shells go on, and the next process takes them up.
+// Open compares the state directory's content with what the container engine
+// has. Serve works until its context ends and then hands over: shells go on,
+// and the next process takes them up.
 // Errors are classed by errdefs; *InvalidError names the field of a request.
 package engine
 
@@ -31,7 +31,7 @@ import (
 // Options of an Engine.
 type Options struct {
 	// Driver, Store, Images and Volumes are open, and closed by their opener
-	// after Run has returned.
+	// after Serve has returned.
 	Driver  runtime.Driver
 	Store   *store.Store
 	Images  *images.Store
@@ -94,7 +94,7 @@ func (e *Engine) prepare(ctx context.Context, t *scheduler.Template) error {
 		return err
 	}
 	if e.opts.Driver.Name() == "oci" {
-		if img.Root, err = e.opts.Images.Root(ctx, img.ID); err != nil {
+		if img.Root, err = e.opts.Images.Root(ctx, img); err != nil {
 			return err
 		}
 	}
@@ -103,8 +103,8 @@ func (e *Engine) prepare(ctx context.Context, t *scheduler.Template) error {
 	return e.opts.Driver.Prepare(ctx, img)
 }
 
-// Run works until ctx ends, and then waits for what is under way.
-func (e *Engine) Run(ctx context.Context) error {
+// Serve works until ctx ends, and then waits for what is under way.
+func (e *Engine) Serve(ctx context.Context) error {
 	e.setReady(true)
 	defer e.setReady(false)
 	return e.sched.Run(ctx)
@@ -117,7 +117,7 @@ func (e *Engine) setReady(v bool) {
 }
 
 // Down destroys every sandbox of this state directory. It is for use without
-// Run.
+// Serve.
 func Down(ctx context.Context, d runtime.Driver, st *store.Store, log *slog.Logger) error {
 	s := scheduler.New(scheduler.Options{Driver: d, Store: st, Log: log, MaxSandboxes: 1})
 	return s.DestroyAll(ctx)

@@ -55,7 +55,7 @@ func (s *Scheduler) create(ctx context.Context, t Template) (m *member, err erro
 	if err := s.budget.take(ctx, memory); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, createTime, fmt.Errorf("a sandbox of template %s was not ready within %s: %w", t.Name, createTime, errdefs.ErrDeadlineExceeded))
+	ctx, cancel := context.WithTimeoutCause(ctx, createTime, fmt.Errorf("a sandbox of template %s was not ready within %s: %w", t.Name, createTime, context.DeadlineExceeded))
 	defer cancel()
 	id, err := uuid.NewV7()
 	if err != nil {

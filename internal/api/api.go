@@ -1,0 +1,171 @@
+// Package api serves HTTP /v1: it decodes requests, calls the engine, and
+// encodes what comes back. It holds no rule of its own.
+//
+// A handler returns an error; one wrapper answers it as application/problem+json
+// (RFC 9457), logs and counts. Serve owns the goroutines of net/http and waits
+// for them. Requests are bounded in header time, header size and body size.
+package api
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/engine"
+)
+
+// Bounds of requests.
+const (
+	maxJSON       = 32 << 20 // a JSON body: stdin in base64 fits
+	maxHeader     = 256 << 10
+	headerTime    = 10 * time.Second
+	idleTime      = 2 * time.Minute
+	heartbeatTime = 15 * time.Second
+)
+
+// Options of a Server; Engine is needed.
+type Options struct {
+	Engine *engine.Engine
+	// Token, if set, has to come with every request but /healthz.
+	Token string
+	// Down is called once to take everything down after POST /v1/down.
+	Down func()
+	Log  *slog.Logger
+}
+
+// Server answers requests.
+type Server struct {
+	opts Options
+	log  *slog.Logger
+	mux  *http.ServeMux
+}
+
+// New returns a server that listens nowhere yet.
+func New(o Options) *Server {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{opts: o, log: o.Log, mux: http.NewServeMux()}
+	for _, r := range s.routes() {
+		s.mux.Handle(r.method+" "+r.path, s.wrap(r))
+	}
+	s.mux.Handle("/", s.wrap(route{handle: s.unknown}))
+	return s
+}
+
+// Handler is the server without a listener.
+func (s *Server) Handler() http.Handler { return s.mux }
+
+// Serve answers on l until ctx ends, then waits up to grace for requests under
+// way and cuts the rest: their contexts end, and their commands are killed.
+func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration) error {
+	base, cut := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cut(nil)
+	h := &http.Server{
+		Handler: s.mux, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeader,
+		BaseContext: func(net.Listener) context.Context { return base },
+		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	served := make(chan error, 1)
+	go func() { served <- h.Serve(l) }() // waited for below
+	select {
+	case err := <-served:
+		return err
+	case <-ctx.Done():
+	}
+	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	defer cancel()
+	if err := h.Shutdown(wait); err != nil {
+		cut(fmt.Errorf("the service is stopping: %w", errdefs.ErrUnavailable))
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		if h.Shutdown(last) != nil {
+			h.Close() //nolint:errcheck // there is nobody left to tell
+		}
+	}
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// handler is a route's code: it writes an answer or returns an error, not both.
+type handler func(w http.ResponseWriter, r *http.Request, call engine.Call) error
+
+type route struct {
+	method, path string
+	handle       handler
+	// open routes need no token.
+	open bool
+	// summary, body and answer are for /openapi.json.
+	summary      string
+	query        []string
+	body, answer any
+}
+
+// wrap checks the token, calls the handler and answers its error.
+func (s *Server) wrap(rt route) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		began := time.Now()
+		out := &answer{ResponseWriter: w}
+		err := s.authorize(r, rt)
+		if err == nil {
+			err = rt.handle(out, r, engine.Call{Caller: engine.LocalCaller, Key: r.Header.Get("Idempotency-Key")})
+		}
+		if err != nil {
+			s.fail(out, r, err)
+		}
+		s.log.Debug("request", "method", r.Method, "route", rt.path, "status", out.status, "took", time.Since(began))
+	})
+}
+
+// errUnauthenticated has no class in errdefs that means 401 and not 403.
+var errUnauthenticated = fmt.Errorf("a bearer token is needed: %w", errdefs.ErrUnauthenticated)
+
+func (s *Server) authorize(r *http.Request, rt route) error {
+	if s.opts.Token == "" || rt.open {
+		return nil
+	}
+	got, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if !ok || subtle.ConstantTimeCompare([]byte(got), []byte(s.opts.Token)) != 1 {
+		return errUnauthenticated
+	}
+	return nil
+}
+
+func (s *Server) unknown(_ http.ResponseWriter, r *http.Request, _ engine.Call) error {
+	return fmt.Errorf("there is no %s %s: see /openapi.json: %w", r.Method, r.URL.Path, errdefs.ErrNotFound)
+}
+
+// answer remembers whether anything was sent.
+type answer struct {
+	http.ResponseWriter
+	status int
+}
+
+// WriteHeader notes the status.
+func (a *answer) WriteHeader(status int) {
+	if a.status == 0 {
+		a.status = status
+	}
+	a.ResponseWriter.WriteHeader(status)
+}
+
+// Write notes an implicit 200.
+func (a *answer) Write(p []byte) (int, error) {
+	if a.status == 0 {
+		a.status = http.StatusOK
+	}
+	return a.ResponseWriter.Write(p)
+}
+
+// Unwrap is for http.ResponseController.
+func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }

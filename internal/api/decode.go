@@ -1,0 +1,200 @@
+package api
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/strict"
+)
+
+// The forms of an answer.
+const (
+	formJSON   = "application/json"
+	formEvents = "text/event-stream"
+	formRaw    = "application/octet-stream"
+	formFrames = "application/vnd.orchestrator.frames"
+)
+
+// headerExec carries the request of an exec whose body is stdin.
+const headerExec = "Orchestrator-Exec"
+
+// body decodes a JSON body; an empty one is an empty object.
+func body(w http.ResponseWriter, r *http.Request, v any) error {
+	if t := r.Header.Get("Content-Type"); t != "" {
+		if m, _, err := mime.ParseMediaType(t); err != nil || m != formJSON {
+			return &strict.FieldError{Field: "Content-Type", Message: fmt.Sprintf("is %q and must be %s", t, formJSON)}
+		}
+	}
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxJSON))
+	if err != nil {
+		return fmt.Errorf("read the body: %w", err)
+	}
+	if len(strings.TrimSpace(string(b))) == 0 {
+		return nil
+	}
+	return strict.Decode(b, v)
+}
+
+// execBody decodes the request of an exec: a JSON body, or the header with the
+// body as stdin.
+func execBody(w http.ResponseWriter, r *http.Request, v any) (stdin io.Reader, err error) {
+	h := r.Header.Get(headerExec)
+	if h == "" {
+		return nil, body(w, r, v)
+	}
+	b, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(h, "="))
+	if err != nil {
+		return nil, &strict.FieldError{Field: headerExec, Message: "is not base64url"}
+	}
+	if err := strict.Decode(b, v); err != nil {
+		return nil, err
+	}
+	// Input comes while output goes.
+	if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+		return nil, fmt.Errorf("stream stdin: %w: %w", err, errdefs.ErrNotImplemented)
+	}
+	return r.Body, nil
+}
+
+// form chooses the form of an answer from Accept.
+func form(r *http.Request, known ...string) (string, error) {
+	accept := r.Header.Get("Accept")
+	if accept == "" {
+		return known[0], nil
+	}
+	for part := range strings.SplitSeq(accept, ",") {
+		m, _, err := mime.ParseMediaType(part)
+		if err != nil {
+			continue
+		}
+		if m == "*/*" || m == "application/*" {
+			return known[0], nil
+		}
+		for _, k := range known {
+			if m == k {
+				return k, nil
+			}
+		}
+	}
+	return "", &strict.FieldError{Field: "Accept", Message: fmt.Sprintf("is %q and must be one of %s", accept, strings.Join(known, ", "))}
+}
+
+// query reads the parameters of a URL and refuses those that are not known.
+type query struct {
+	values map[string][]string
+	err    error
+}
+
+func queryOf(r *http.Request, known ...string) *query {
+	q := &query{values: r.URL.Query()}
+	for name, v := range q.values {
+		switch {
+		case !contains(known, name):
+			q.fail(name, "is not a parameter here; known are "+strings.Join(known, ", "))
+		case len(v) > 1:
+			q.fail(name, "is given more than once")
+		case !utf8.ValidString(v[0]):
+			q.fail(name, "is not valid UTF-8")
+		}
+	}
+	return q
+}
+
+func contains(list []string, s string) bool {
+	for _, v := range list {
+		if v == s {
+			return true
+		}
+	}
+	return false
+}
+
+func (q *query) fail(name, why string) {
+	if q.err == nil {
+		q.err = &strict.FieldError{Field: name, Message: why}
+	}
+}
+
+func (q *query) text(name string) string {
+	if v := q.values[name]; len(v) == 1 {
+		return v[0]
+	}
+	return ""
+}
+
+func (q *query) number(name string) int64 {
+	v := q.text(name)
+	if v == "" {
+		return 0
+	}
+	n, err := strconv.ParseInt(v, 10, 64)
+	if err != nil || n < 0 {
+		q.fail(name, fmt.Sprintf("is %q and must be a whole number that is not negative", v))
+	}
+	return n
+}
+
+func (q *query) millis(name string) time.Duration {
+	n := q.number(name)
+	if n > int64(24*time.Hour/time.Millisecond) {
+		q.fail(name, "is more than a day")
+		return 0
+	}
+	return time.Duration(n) * time.Millisecond
+}
+
+func (q *query) yes(name string) bool {
+	switch v := q.text(name); v {
+	case "", "false":
+		return false
+	case "true":
+		return true
+	default:
+		q.fail(name, fmt.Sprintf("is %q and must be true or false", v))
+		return false
+	}
+}
+
+func (q *query) mode(name string) uint32 {
+	v := q.text(name)
+	if v == "" {
+		return 0
+	}
+	n, err := strconv.ParseUint(v, 8, 32)
+	if err != nil || n > 0o777 {
+		q.fail(name, fmt.Sprintf("is %q and must be octal permission bits such as 0644", v))
+	}
+	return uint32(n)
+}
+
+// file is the request for a file by its parameters.
+func (q *query) file() wire.FileRequest {
+	return wire.FileRequest{
+		Path: q.text("path"), To: q.text("to"), Offset: q.number("offset"), Limit: q.number("limit"),
+		Mode: q.mode("mode"), Recursive: q.yes("recursive"),
+	}
+}
+
+// reply sends v as JSON.
+func reply(w http.ResponseWriter, status int, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", formJSON)
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+	w.WriteHeader(status)
+	_, err = w.Write(b)
+	return err
+}

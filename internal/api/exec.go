@@ -1,0 +1,243 @@
+package api
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+// doer runs a command with the given streams.
+type doer func(st engine.Stream) (v1.ExecResult, error)
+
+func (s *Server) exec(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.Exec
+	stdin, err := execBody(w, r, &req)
+	if err != nil {
+		return err
+	}
+	return s.stream(w, r, stdin, func(st engine.Stream) (v1.ExecResult, error) {
+		return s.opts.Engine.Exec(r.Context(), call, r.PathValue("id"), req, st)
+	})
+}
+
+func (s *Server) run(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.Run
+	stdin, err := execBody(w, r, &req)
+	if err != nil {
+		return err
+	}
+	return s.stream(w, r, stdin, func(st engine.Stream) (v1.ExecResult, error) {
+		return s.opts.Engine.Run(r.Context(), call, req, st)
+	})
+}
+
+// stream runs a command and answers in the form that was asked for. Nothing is
+// sent before the command runs, so that an error still gets its status.
+func (s *Server) stream(w http.ResponseWriter, r *http.Request, stdin io.Reader, do doer) error {
+	f, err := form(r, formJSON, formEvents, formRaw, formFrames)
+	if err != nil {
+		return err
+	}
+	switch f {
+	case formEvents:
+		return events(w, stdin, do)
+	case formRaw:
+		return raw(w, stdin, do)
+	case formFrames:
+		return frames(w, stdin, do)
+	}
+	res, err := do(engine.Stream{Stdin: stdin})
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, res)
+}
+
+// raw sends stdout as it is, and the result in a trailer.
+func raw(w http.ResponseWriter, stdin io.Reader, do doer) error {
+	w.Header().Set("Trailer", "Orchestrator-Result")
+	w.Header().Set("Content-Type", formRaw)
+	res, err := do(engine.Stream{Stdin: stdin, Stdout: flushing{w, http.NewResponseController(w)}})
+	if err != nil {
+		w.Header().Del("Trailer")
+		return err
+	}
+	b, err := json.Marshal(res)
+	if err != nil {
+		return err
+	}
+	if _, err := w.Write(nil); err != nil { // the header, where there was no output
+		return err
+	}
+	w.Header().Set("Orchestrator-Result", string(b))
+	return nil
+}
+
+// flushing sends small writes at once; big ones fill the buffer by themselves.
+type flushing struct {
+	io.Writer
+	ctl *http.ResponseController
+}
+
+func (f flushing) Write(p []byte) (int, error) {
+	n, err := f.Writer.Write(p)
+	if err == nil && len(p) < 4096 {
+		err = f.ctl.Flush()
+	}
+	return n, err
+}
+
+// framer sends frames from several goroutines: one kind byte, four bytes of
+// length, the payload.
+type framer struct {
+	mu  sync.Mutex
+	w   io.Writer
+	ctl *http.ResponseController
+}
+
+func (f *framer) send(kind byte, p []byte) error {
+	var head [5]byte
+	head[0] = kind
+	binary.BigEndian.PutUint32(head[1:], uint32(len(p))) //nolint:gosec // the engine's pieces are far smaller
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, err := f.w.Write(head[:]); err != nil {
+		return err
+	}
+	if _, err := f.w.Write(p); err != nil {
+		return err
+	}
+	if len(p) < 4096 || kind == 'E' {
+		return f.ctl.Flush()
+	}
+	return nil
+}
+
+func (f *framer) writer(kind byte) io.Writer {
+	return writerFunc(func(p []byte) (int, error) { return len(p), f.send(kind, p) })
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// frames sends both streams and the result, each byte as it is.
+func frames(w http.ResponseWriter, stdin io.Reader, do doer) error {
+	w.Header().Set("Content-Type", formFrames)
+	f := &framer{w: w, ctl: http.NewResponseController(w)}
+	began := false
+	res, err := do(engine.Stream{Stdin: stdin, Stdout: f.writer('1'), Stderr: f.writer('2'), Started: func(id string) {
+		began = true
+		b, _ := json.Marshal(map[string]string{"id": id}) //nolint:errchkjson // a map of strings
+		_ = f.send('S', b)                                // output tells if the client is gone
+	}})
+	if err != nil && !began {
+		return err
+	}
+	if err != nil {
+		b, e := json.Marshal(problem(err))
+		if e != nil {
+			return e
+		}
+		return f.send('P', b)
+	}
+	b, err := json.Marshal(res)
+	if err != nil {
+		return err
+	}
+	return f.send('E', b)
+}
+
+// events sends server-sent events, and a comment now and then so that what is
+// between does not take silence for the end.
+func events(w http.ResponseWriter, stdin io.Reader, do doer) error {
+	h := w.Header()
+	h.Set("Content-Type", formEvents)
+	h.Set("Cache-Control", "no-cache")
+	h.Set("X-Accel-Buffering", "no")
+	e := &eventer{w: w, ctl: http.NewResponseController(w), stop: make(chan struct{})}
+	out, errOut := &eventWriter{e: e, kind: "stdout"}, &eventWriter{e: e, kind: "stderr"}
+	res, err := do(engine.Stream{
+		Stdin: stdin, Stdout: out, Stderr: errOut,
+		Started: func(id string) {
+			e.started = true
+			_ = e.send(v1.Event{Type: "started", ID: id}) // output tells if the client is gone
+			e.beating.Add(1)
+			go e.beat() // e.beating: close waits
+		},
+	})
+	e.close()
+	if err != nil && !e.started {
+		return err
+	}
+	if err != nil {
+		return e.problem(err)
+	}
+	if err := errors.Join(out.flush(), errOut.flush()); err != nil {
+		return err
+	}
+	return e.send(v1.Event{Type: "end", ID: res.ID, Result: &res})
+}
+
+type eventer struct {
+	mu      sync.Mutex
+	w       io.Writer
+	ctl     *http.ResponseController
+	started bool
+	stop    chan struct{}
+	beating sync.WaitGroup
+}
+
+func (e *eventer) send(v v1.Event) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return e.write("event: " + v.Type + "\ndata: " + string(b) + "\n\n")
+}
+
+// problem ends a stream that had begun with an error.
+func (e *eventer) problem(err error) error {
+	b, mErr := json.Marshal(problem(err))
+	if mErr != nil {
+		return mErr
+	}
+	return e.write("event: problem\ndata: " + string(b) + "\n\n")
+}
+
+func (e *eventer) write(s string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, err := io.WriteString(e.w, s); err != nil {
+		return err
+	}
+	return e.ctl.Flush()
+}
+
+func (e *eventer) beat() {
+	defer e.beating.Done()
+	t := time.NewTicker(heartbeatTime)
+	defer t.Stop()
+	for {
+		select {
+		case <-e.stop:
+			return
+		case <-t.C:
+			if e.write(": still here\n\n") != nil {
+				return
+			}
+		}
+	}
+}
+
+func (e *eventer) close() {
+	close(e.stop)
+	e.beating.Wait()
+}

@@ -1,0 +1,184 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+	"orchestrator/internal/guest/wire"
+)
+
+// Listing answers a folder's entries; truncated if there are more.
+type Listing struct {
+	Items     []v1.File `json:"items"`
+	Truncated bool      `json:"truncated"`
+}
+
+// filer is where files are: in a sandbox, or in a workspace at rest.
+type filer struct {
+	read func(context.Context, engine.Call, string, wire.FileRequest) (io.ReadCloser, v1.File, error)
+	stat func(context.Context, engine.Call, string, wire.FileRequest) (v1.File, error)
+	list func(context.Context, engine.Call, string, wire.FileRequest) ([]v1.File, bool, error)
+}
+
+func (s *Server) getFile(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	e := s.opts.Engine
+	return filer{e.ReadFile, e.StatFile, e.ListFiles}.get(w, r, call, r.PathValue("id"))
+}
+
+func (s *Server) getWorkspaceFile(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	e := s.opts.Engine
+	return filer{e.ReadWorkspaceFile, e.StatWorkspaceFile, e.ListWorkspaceFiles}.get(w, r, call, r.PathValue("name"))
+}
+
+func (f filer) get(w http.ResponseWriter, r *http.Request, call engine.Call, of string) (err error) {
+	q := queryOf(r, "path", "offset", "limit", "list", "stat")
+	req, list, stat := q.file(), q.yes("list"), q.yes("stat")
+	if list && stat {
+		q.fail("stat", "and list are both true: use one of them")
+	}
+	if q.err != nil {
+		return q.err
+	}
+	switch {
+	case list:
+		items, truncated, err := f.list(r.Context(), call, of, req)
+		if err != nil {
+			return err
+		}
+		return reply(w, http.StatusOK, Listing{Items: items, Truncated: truncated})
+	case stat:
+		info, err := f.stat(r.Context(), call, of, req)
+		if err != nil {
+			return err
+		}
+		return reply(w, http.StatusOK, info)
+	}
+	body, info, err := f.read(r.Context(), call, of, req)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, body.Close()) }()
+	w.Header().Set("Content-Type", formRaw)
+	w.Header().Set("Orchestrator-Size", strconv.FormatInt(info.Size, 10))
+	w.Header().Set("Orchestrator-Mode", info.Mode)
+	w.WriteHeader(http.StatusOK)
+	// A file can change while it is read, so no length is promised: what is
+	// cut short ends without the last chunk, and the client sees that.
+	_, err = io.Copy(w, body)
+	return err
+}
+
+func (s *Server) putFile(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "path", "mode", "dir")
+	req, dir := q.file(), q.yes("dir")
+	if q.err != nil {
+		return q.err
+	}
+	req.Size = max(0, r.ContentLength)
+	id := r.PathValue("id")
+	var info v1.File
+	var err error
+	if dir {
+		req.Size = 0
+		info, err = s.opts.Engine.MakeDir(r.Context(), call, id, req)
+	} else {
+		info, err = s.opts.Engine.WriteFile(r.Context(), call, id, req, r.Body)
+	}
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, info)
+}
+
+func (s *Server) moveFile(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "path", "to")
+	if q.err != nil {
+		return q.err
+	}
+	info, err := s.opts.Engine.MoveFile(r.Context(), call, r.PathValue("id"), q.file())
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, info)
+}
+
+func (s *Server) removeFile(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "path", "recursive")
+	req := q.file()
+	if q.err != nil {
+		return q.err
+	}
+	if err := s.opts.Engine.RemoveFile(r.Context(), call, r.PathValue("id"), req); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.WorkspaceRequest
+	if err := body(w, r, &req); err != nil {
+		return err
+	}
+	got, err := s.opts.Engine.CreateWorkspace(r.Context(), call, req)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusCreated, got)
+}
+
+func (s *Server) listWorkspaces(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	items, err := s.opts.Engine.Workspaces(r.Context(), call)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, v1.List[v1.Workspace]{Items: items})
+}
+
+func (s *Server) getWorkspace(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	got, err := s.opts.Engine.Workspace(r.Context(), call, r.PathValue("name"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (s *Server) deleteWorkspace(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	if err := s.opts.Engine.DeleteWorkspace(r.Context(), call, r.PathValue("name")); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) putWorkspaceFile(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "path", "mode")
+	req := q.file()
+	if q.err != nil {
+		return q.err
+	}
+	req.Size = max(0, r.ContentLength)
+	info, err := s.opts.Engine.WriteWorkspaceFile(r.Context(), call, r.PathValue("name"), req, r.Body)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, info)
+}
+
+func (s *Server) removeWorkspaceFile(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "path", "recursive")
+	req := q.file()
+	if q.err != nil {
+		return q.err
+	}
+	if err := s.opts.Engine.RemoveWorkspaceFile(r.Context(), call, r.PathValue("name"), req); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}

@@ -1,0 +1,119 @@
+package api
+
+import (
+	"net/http"
+	"reflect"
+	"regexp"
+	"strings"
+	"time"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+type object = map[string]any
+
+var pathParameter = regexp.MustCompile(`\{(\w+)\}`)
+
+// openapi describes the interface, made from the routes and the types
+// themselves so that it cannot say anything else.
+func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
+	schemas := object{}
+	paths := map[string]object{}
+	for _, r := range s.routes() {
+		if paths[r.path] == nil {
+			paths[r.path] = object{}
+		}
+		paths[r.path][strings.ToLower(r.method)] = operation(r, schemas)
+	}
+	ref(reflect.TypeFor[v1.Problem](), schemas)
+	return reply(w, http.StatusOK, object{
+		"openapi": "3.1.0",
+		"info":    object{"title": "orchestrator", "version": s.opts.Engine.Version().Version},
+		"paths":   paths,
+		"components": object{
+			"schemas":         schemas,
+			"securitySchemes": object{"token": object{"type": "http", "scheme": "bearer"}},
+		},
+	})
+}
+
+func operation(r route, schemas object) object {
+	params := []object{}
+	for _, m := range pathParameter.FindAllStringSubmatch(r.path, -1) {
+		params = append(params, object{"name": m[1], "in": "path", "required": true, "schema": object{"type": "string"}})
+	}
+	for _, q := range r.query {
+		params = append(params, object{"name": q, "in": "query", "schema": object{"type": "string"}})
+	}
+	ok := object{"description": "done"}
+	if r.answer != nil {
+		ok["content"] = object{formJSON: object{"schema": ref(reflect.TypeOf(r.answer), schemas)}}
+	}
+	op := object{
+		"summary": r.summary, "parameters": params,
+		"responses": object{
+			"2XX":     ok,
+			"default": object{"description": "an error", "content": object{"application/problem+json": object{"schema": object{"$ref": "#/components/schemas/Problem"}}}},
+		},
+	}
+	if !r.open {
+		op["security"] = []object{{"token": []string{}}, {}}
+	}
+	if r.body != nil {
+		op["requestBody"] = object{"content": object{formJSON: object{"schema": ref(reflect.TypeOf(r.body), schemas)}}}
+	}
+	return op
+}
+
+// ref returns the schema of a type; structs go to schemas by their names.
+func ref(t reflect.Type, schemas object) object {
+	switch {
+	case t == reflect.TypeFor[time.Time]():
+		return object{"type": "string", "format": "date-time"}
+	case t.Kind() == reflect.Pointer:
+		return ref(t.Elem(), schemas)
+	case t.Kind() == reflect.Slice:
+		return object{"type": "array", "items": ref(t.Elem(), schemas)}
+	case t.Kind() == reflect.Map:
+		return object{"type": "object", "additionalProperties": ref(t.Elem(), schemas)}
+	case t.Kind() == reflect.Struct:
+		name := schemaName(t)
+		if _, ok := schemas[name]; !ok {
+			schemas[name] = object{} // a type may contain itself
+			props := object{}
+			properties(t, props, schemas)
+			schemas[name] = object{"type": "object", "properties": props}
+		}
+		return object{"$ref": "#/components/schemas/" + name}
+	case t.Kind() == reflect.Bool:
+		return object{"type": "boolean"}
+	case t.Kind() == reflect.String:
+		return object{"type": "string"}
+	case t.Kind() == reflect.Float64:
+		return object{"type": "number"}
+	}
+	return object{"type": "integer"}
+}
+
+func schemaName(t reflect.Type) string {
+	name := t.Name()
+	if outer, inner, ok := strings.Cut(name, "["); ok { // List[…/v1.Sandbox]
+		inner = strings.TrimSuffix(inner, "]")
+		return inner[strings.LastIndexByte(inner, '.')+1:] + outer
+	}
+	return name
+}
+
+func properties(t reflect.Type, props, schemas object) {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		tag, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case f.Anonymous && tag == "":
+			properties(f.Type, props, schemas)
+		case tag != "-" && f.IsExported():
+			props[tag] = ref(f.Type, schemas)
+		}
+	}
+}

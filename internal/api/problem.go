@@ -1,0 +1,116 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+	"orchestrator/internal/guest"
+	"orchestrator/internal/safefile"
+	"orchestrator/internal/scheduler"
+	"orchestrator/internal/strict"
+	"orchestrator/pool"
+)
+
+// classes maps an error's class to a code and a status: the only place that
+// does.
+var classes = []struct {
+	is     func(error) bool
+	code   string
+	status int
+}{
+	{errdefs.IsInvalidArgument, "invalid_argument", http.StatusBadRequest},
+	{errdefs.IsOutOfRange, "invalid_argument", http.StatusBadRequest},
+	{errdefs.IsUnauthorized, "unauthenticated", http.StatusUnauthorized},
+	{errdefs.IsPermissionDenied, "permission_denied", http.StatusForbidden},
+	{errdefs.IsNotFound, "not_found", http.StatusNotFound},
+	{errdefs.IsAlreadyExists, "already_exists", http.StatusConflict},
+	{errdefs.IsFailedPrecondition, "failed_precondition", http.StatusConflict},
+	{errdefs.IsConflict, "failed_precondition", http.StatusConflict},
+	{errdefs.IsResourceExhausted, "resource_exhausted", http.StatusTooManyRequests},
+	{errdefs.IsNotImplemented, "not_implemented", http.StatusNotImplemented},
+	{errdefs.IsUnavailable, "unavailable", http.StatusServiceUnavailable},
+	{errdefs.IsDeadlineExceeded, "deadline_exceeded", http.StatusGatewayTimeout},
+	{errdefs.IsCanceled, "unavailable", statusClientGone},
+}
+
+// statusClientGone is what is logged when nobody is there to read an answer.
+const statusClientGone = 499
+
+// problem describes an error. One without a class is ours: its text stays in
+// the log, since it may tell of the host.
+func problem(err error) *v1.Problem {
+	p := &v1.Problem{Type: "about:blank", Status: http.StatusInternalServerError, Code: "internal", Detail: "the service could not do this; its log says why"}
+	for _, c := range classes {
+		if c.is(err) {
+			p.Status, p.Code, p.Detail = c.status, c.code, err.Error()
+			break
+		}
+	}
+	p.Title = http.StatusText(p.Status)
+	p.Field = field(err)
+	if e, ok := errors.AsType[*pool.EmptyError](err); ok {
+		p.RetryAfterMS = e.RetryAfter.Milliseconds()
+	}
+	if _, ok := errors.AsType[*scheduler.EndedError](err); ok {
+		p.Title = "Gone"
+	}
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		p.Status, p.Title, p.Code, p.Field = http.StatusRequestEntityTooLarge, http.StatusText(http.StatusRequestEntityTooLarge), "invalid_argument", "body"
+		p.Detail = err.Error()
+	}
+	return p
+}
+
+func field(err error) string {
+	if e, ok := errors.AsType[*engine.InvalidError](err); ok {
+		return e.Field
+	}
+	if e, ok := errors.AsType[*strict.FieldError](err); ok {
+		return e.Field
+	}
+	if e, ok := errors.AsType[*guest.Error](err); ok {
+		return e.Field
+	}
+	if e, ok := errors.AsType[*safefile.Error](err); ok {
+		return e.Field
+	}
+	return ""
+}
+
+// fail answers an error. When the answer has begun, all that is left is to cut
+// it: no client may take it for whole.
+func (s *Server) fail(w *answer, r *http.Request, err error) {
+	p := problem(err)
+	gone := r.Context().Err() != nil && errors.Is(context.Cause(r.Context()), context.Canceled)
+	switch {
+	case gone:
+		s.log.Debug("client went away", "method", r.Method, "path", r.URL.Path, "error", err)
+	case p.Status >= http.StatusInternalServerError:
+		s.log.Error("request not carried out", "method", r.Method, "path", r.URL.Path, "error", err)
+	}
+	if w.status != 0 {
+		panic(http.ErrAbortHandler) // net/http's way to cut a response
+	}
+	if p.RetryAfterMS > 0 {
+		w.Header().Set("Retry-After", strconv.FormatInt((p.RetryAfterMS+999)/1000, 10))
+	}
+	if p.Status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(p.Status)
+	body, err := json.Marshal(p)
+	if err == nil {
+		_, err = w.Write(body)
+	}
+	if err != nil {
+		s.log.Debug("answer not written", "error", err)
+	}
+}

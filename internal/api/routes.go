@@ -1,0 +1,118 @@
+package api
+
+import (
+	"fmt"
+	"net/http"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+// routes is everything that is served, and what /openapi.json is made from.
+func (s *Server) routes() []route {
+	return append(s.sandboxRoutes(), s.otherRoutes()...)
+}
+
+func (s *Server) sandboxRoutes() []route {
+	return []route{
+		{method: "POST", path: "/v1/sandboxes", handle: s.createSandbox, summary: "Lease a sandbox", body: v1.SandboxRequest{}, answer: v1.Sandbox{}},
+		{method: "GET", path: "/v1/sandboxes", handle: s.listSandboxes, summary: "List leases", query: []string{"ended"}, answer: v1.List[v1.Sandbox]{}},
+		{method: "GET", path: "/v1/sandboxes/{id}", handle: s.getSandbox, summary: "Describe a lease, also one that is over", answer: v1.Sandbox{}},
+		{method: "DELETE", path: "/v1/sandboxes/{id}", handle: s.removeSandbox, summary: "Destroy a sandbox now"},
+		{method: "POST", path: "/v1/sandboxes/{id}/stop", handle: s.stopSandbox, summary: "End a sandbox: TERM, the grace time, destroy", query: []string{"grace_ms"}, answer: v1.Sandbox{}},
+		{method: "POST", path: "/v1/sandboxes/{id}/exec", handle: s.exec, summary: "Run a command and wait for its end", body: v1.Exec{}, answer: v1.ExecResult{}},
+		{method: "POST", path: "/v1/run", handle: s.run, summary: "Lease, run one command, destroy", body: v1.Run{}, answer: v1.ExecResult{}},
+		{method: "POST", path: "/v1/sandboxes/{id}/shells", handle: s.startShell, summary: "Start a background command", body: v1.ShellRequest{}, answer: v1.Shell{}},
+		{method: "GET", path: "/v1/sandboxes/{id}/shells", handle: s.listShells, summary: "List background commands", answer: v1.List[v1.Shell]{}},
+		{method: "GET", path: "/v1/shells/{id}", handle: s.getShell, summary: "Describe a background command", answer: v1.Shell{}},
+		{method: "DELETE", path: "/v1/shells/{id}", handle: s.killShell, summary: "Kill a background command: TERM, the grace time, KILL", query: []string{"grace_ms", "forget"}, answer: v1.Shell{}},
+		{method: "POST", path: "/v1/shells/{id}/signal", handle: s.signalShell, summary: "Signal every process of a background command", query: []string{"signal"}},
+		{method: "GET", path: "/v1/shells/{id}/output", handle: s.shellOutput, summary: "Read output from an offset", query: []string{"stream", "offset", "limit", "wait_ms", "follow"}, answer: v1.Output{}},
+		{method: "POST", path: "/v1/shells/{id}/input", handle: s.shellInput, summary: "Write the body to stdin", query: []string{"close"}},
+		{method: "GET", path: "/v1/sandboxes/{id}/files", handle: s.getFile, summary: "Read, describe (stat) or list a file or folder", query: []string{"path", "offset", "limit", "list", "stat"}, answer: v1.File{}},
+		{method: "PUT", path: "/v1/sandboxes/{id}/files", handle: s.putFile, summary: "Write the body to a file, or make a folder (dir)", query: []string{"path", "mode", "dir"}, answer: v1.File{}},
+		{method: "POST", path: "/v1/sandboxes/{id}/files", handle: s.moveFile, summary: "Move a file", query: []string{"path", "to"}, answer: v1.File{}},
+		{method: "DELETE", path: "/v1/sandboxes/{id}/files", handle: s.removeFile, summary: "Remove a file or folder", query: []string{"path", "recursive"}},
+	}
+}
+
+func (s *Server) otherRoutes() []route {
+	return []route{
+		{method: "POST", path: "/v1/workspaces", handle: s.createWorkspace, summary: "Make a workspace", body: v1.WorkspaceRequest{}, answer: v1.Workspace{}},
+		{method: "GET", path: "/v1/workspaces", handle: s.listWorkspaces, summary: "List workspaces", answer: v1.List[v1.Workspace]{}},
+		{method: "GET", path: "/v1/workspaces/{name}", handle: s.getWorkspace, summary: "Describe a workspace", answer: v1.Workspace{}},
+		{method: "DELETE", path: "/v1/workspaces/{name}", handle: s.deleteWorkspace, summary: "Remove a workspace with its files"},
+		{method: "GET", path: "/v1/workspaces/{name}/files", handle: s.getWorkspaceFile, summary: "Read, describe or list files at rest", query: []string{"path", "offset", "limit", "list", "stat"}, answer: v1.File{}},
+		{method: "PUT", path: "/v1/workspaces/{name}/files", handle: s.putWorkspaceFile, summary: "Write the body to a file", query: []string{"path", "mode"}, answer: v1.File{}},
+		{method: "DELETE", path: "/v1/workspaces/{name}/files", handle: s.removeWorkspaceFile, summary: "Remove a file or folder", query: []string{"path", "recursive"}},
+		{method: "GET", path: "/v1/pools", handle: s.pools, summary: "Tell the state of the warm pools", answer: v1.List[v1.Pool]{}},
+		{method: "GET", path: "/v1/images", handle: s.listImages, summary: "List images", answer: v1.List[v1.Image]{}},
+		{method: "POST", path: "/v1/images", handle: s.importImage, summary: "Import the archive in the body", query: []string{"ref"}, answer: v1.List[v1.Image]{}},
+		{method: "DELETE", path: "/v1/images", handle: s.removeImage, summary: "Remove an image", query: []string{"ref"}},
+		{method: "GET", path: "/v1/version", handle: s.version, summary: "Tell what this is and what it runs on", answer: v1.Version{}},
+		{method: "POST", path: "/v1/down", handle: s.down, summary: "Destroy everything and stop the service"},
+		{method: "GET", path: "/healthz", handle: s.healthz, open: true, summary: "The process answers"},
+		{method: "GET", path: "/readyz", handle: s.readyz, open: true, summary: "Calls can be served"},
+		{method: "GET", path: "/openapi.json", handle: s.openapi, open: true, summary: "This description"},
+	}
+}
+
+func (s *Server) pools(w http.ResponseWriter, r *http.Request, _ engine.Call) error {
+	return reply(w, http.StatusOK, v1.List[v1.Pool]{Items: s.opts.Engine.Pools(r.Context())})
+}
+
+func (s *Server) listImages(w http.ResponseWriter, r *http.Request, _ engine.Call) error {
+	return reply(w, http.StatusOK, v1.List[v1.Image]{Items: s.opts.Engine.Images(r.Context())})
+}
+
+func (s *Server) importImage(w http.ResponseWriter, r *http.Request, _ engine.Call) error {
+	q := queryOf(r, "ref")
+	if q.err != nil {
+		return q.err
+	}
+	got, err := s.opts.Engine.ImportImage(r.Context(), r.Body, q.text("ref"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusCreated, v1.List[v1.Image]{Items: got})
+}
+
+func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, _ engine.Call) error {
+	q := queryOf(r, "ref")
+	if q.err != nil {
+		return q.err
+	}
+	if err := s.opts.Engine.RemoveImage(r.Context(), q.text("ref")); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) version(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
+	return reply(w, http.StatusOK, s.opts.Engine.Version())
+}
+
+func (s *Server) down(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
+	if s.opts.Down == nil {
+		return fmt.Errorf("this service cannot be taken down over HTTP: %w", errdefs.ErrNotImplemented)
+	}
+	w.WriteHeader(http.StatusAccepted)
+	s.opts.Down()
+	return nil
+}
+
+func (s *Server) healthz(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
+	_, err := fmt.Fprintln(w, "ok")
+	return err
+}
+
+func (s *Server) readyz(w http.ResponseWriter, r *http.Request, _ engine.Call) error {
+	if err := s.opts.Engine.Ready(r.Context()); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w, "ok")
+	return err
+}

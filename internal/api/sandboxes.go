@@ -1,0 +1,63 @@
+package api
+
+import (
+	"net/http"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+func (s *Server) createSandbox(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.SandboxRequest
+	if err := body(w, r, &req); err != nil {
+		return err
+	}
+	got, err := s.opts.Engine.Lease(r.Context(), call, req)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Location", "/v1/sandboxes/"+got.ID)
+	return reply(w, http.StatusCreated, got)
+}
+
+func (s *Server) listSandboxes(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "ended")
+	ended := q.yes("ended")
+	if q.err != nil {
+		return q.err
+	}
+	items, err := s.opts.Engine.Sandboxes(r.Context(), call, ended)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, v1.List[v1.Sandbox]{Items: items})
+}
+
+func (s *Server) getSandbox(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	got, err := s.opts.Engine.Sandbox(r.Context(), call, r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (s *Server) removeSandbox(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	if err := s.opts.Engine.Remove(r.Context(), call, r.PathValue("id")); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) stopSandbox(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "grace_ms")
+	grace := q.millis("grace_ms")
+	if q.err != nil {
+		return q.err
+	}
+	got, err := s.opts.Engine.Stop(r.Context(), call, r.PathValue("id"), grace)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}

@@ -1,0 +1,140 @@
+package api
+
+import (
+	"errors"
+	"net/http"
+	"strconv"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+func (s *Server) startShell(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.ShellRequest
+	if err := body(w, r, &req); err != nil {
+		return err
+	}
+	got, err := s.opts.Engine.StartShell(r.Context(), call, r.PathValue("id"), req)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Location", "/v1/shells/"+got.ID)
+	return reply(w, http.StatusCreated, got)
+}
+
+func (s *Server) listShells(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	items, err := s.opts.Engine.Shells(r.Context(), call, r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, v1.List[v1.Shell]{Items: items})
+}
+
+func (s *Server) getShell(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	got, err := s.opts.Engine.Shell(r.Context(), call, r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (s *Server) killShell(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "grace_ms", "forget")
+	grace, forget := q.millis("grace_ms"), q.yes("forget")
+	if q.err != nil {
+		return q.err
+	}
+	got, err := s.opts.Engine.KillShell(r.Context(), call, r.PathValue("id"), grace, forget)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (s *Server) signalShell(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "signal")
+	n := q.number("signal")
+	if q.err != nil {
+		return q.err
+	}
+	if err := s.opts.Engine.SignalShell(r.Context(), call, r.PathValue("id"), int(min(n, 1000))); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) shellInput(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "close")
+	closeIt := q.yes("close")
+	if q.err != nil {
+		return q.err
+	}
+	if err := s.opts.Engine.Input(r.Context(), call, r.PathValue("id"), r.Body, closeIt); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) shellOutput(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "stream", "offset", "limit", "wait_ms", "follow")
+	req := engine.OutputRequest{
+		Stream: q.text("stream"), Offset: q.number("offset"), Limit: q.number("limit"), Wait: q.millis("wait_ms"), Follow: q.yes("follow"),
+	}
+	if q.err != nil {
+		return q.err
+	}
+	f, err := form(r, formJSON, formRaw)
+	if err != nil {
+		return err
+	}
+	if f == formRaw {
+		return s.rawOutput(w, r, call, req)
+	}
+	got, err := s.opts.Engine.Output(r.Context(), call, r.PathValue("id"), req)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+// errGap ends a raw answer before bytes that do not follow on what was sent.
+var errGap = errors.New("a gap in the output")
+
+// rawOutput sends octets. Where the first one stands is in a header, so an
+// answer ends before a gap: the next request tells how big it was.
+func (s *Server) rawOutput(w http.ResponseWriter, r *http.Request, call engine.Call, req engine.OutputRequest) error {
+	ctl := http.NewResponseController(w)
+	next := int64(-1)
+	begin := func(offset int64) {
+		w.Header().Set("Content-Type", formRaw)
+		w.Header().Set("Orchestrator-Offset", strconv.FormatInt(offset, 10))
+		w.WriteHeader(http.StatusOK)
+		next = offset
+	}
+	end, err := s.opts.Engine.CopyOutput(r.Context(), call, r.PathValue("id"), req, func(offset int64, p []byte) error {
+		if next < 0 {
+			begin(offset)
+		}
+		if offset != next {
+			return errGap
+		}
+		n, err := w.Write(p)
+		next += int64(n)
+		if err == nil && len(p) < 4096 {
+			err = ctl.Flush()
+		}
+		return err
+	})
+	if errors.Is(err, errGap) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if next < 0 {
+		begin(max(end, req.Offset))
+	}
+	return nil
+}

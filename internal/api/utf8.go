@@ -1,0 +1,64 @@
+package api
+
+import (
+	"encoding/base64"
+	"unicode/utf8"
+
+	v1 "orchestrator/client/v1"
+)
+
+// eventWriter makes events of one stream. A character that a piece ends in the
+// middle of waits for the next piece; what is no UTF-8 goes as base64.
+type eventWriter struct {
+	e    *eventer
+	kind string
+	rest []byte
+}
+
+// Write sends one event, or none while only part of a character is there.
+func (w *eventWriter) Write(p []byte) (int, error) {
+	data := p
+	if len(w.rest) > 0 {
+		data = append(w.rest, p...)
+		w.rest = nil
+	}
+	whole := data[:len(data)-partial(data)]
+	w.rest = append([]byte(nil), data[len(whole):]...)
+	if len(whole) == 0 {
+		return len(p), nil
+	}
+	return len(p), w.e.send(piece(w.kind, whole))
+}
+
+// flush sends a part of a character that nothing followed.
+func (w *eventWriter) flush() error {
+	if len(w.rest) == 0 {
+		return nil
+	}
+	rest := w.rest
+	w.rest = nil
+	return w.e.send(piece(w.kind, rest))
+}
+
+func piece(kind string, b []byte) v1.Event {
+	if utf8.Valid(b) {
+		return v1.Event{Type: kind, Data: string(b)}
+	}
+	return v1.Event{Type: kind, Base64: base64.StdEncoding.EncodeToString(b)}
+}
+
+// partial is how many bytes at the end of b begin a character that is not
+// whole.
+func partial(b []byte) int {
+	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
+		c := b[len(b)-i]
+		if !utf8.RuneStart(c) {
+			continue
+		}
+		if c >= utf8.RuneSelf && !utf8.FullRune(b[len(b)-i:]) {
+			return i
+		}
+		return 0
+	}
+	return 0
+}
