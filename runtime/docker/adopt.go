@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strconv"
 
 	"github.com/containerd/errdefs"
@@ -41,9 +42,11 @@ func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) 
 	if s.mode == ModeStdio {
 		s.bridge = newBridge(d, c.ID)
 		s.watch()
-		return s, nil
+	} else {
+		err = s.adoptLocal(ctx, c)
 	}
-	if err := s.adoptLocal(ctx, c); err != nil {
+	<-s.turn
+	if err != nil {
 		return nil, errors.Join(err, s.Release())
 	}
 	return s, nil
@@ -61,7 +64,11 @@ func (s *Sandbox) adoptLocal(ctx context.Context, c container.InspectResponse) e
 		return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
 	}
 	s.watch()
-	if s.cell, err = cell.Adopt(ctx, s.d.cellOptions(s.id, scratch)); err != nil {
+	s.cell, err = cell.Adopt(ctx, s.d.cellOptions(s.id, scratch))
+	switch {
+	case errors.Is(err, cell.ErrIncomplete), errors.Is(err, fs.ErrNotExist):
+		return refused("sandbox %s runs, but cannot be reached any more: remove it (%v)", s.id, err)
+	case err != nil:
 		return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
 	}
 	limits := runtime.Limits{MemoryBytes: c.HostConfig.Memory, CPUs: float64(c.HostConfig.NanoCPUs) / 1e9}

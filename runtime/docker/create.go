@@ -20,9 +20,16 @@ import (
 // answers when they use all of theirs.
 const commandCPU = 0.95
 
+// createTime bounds a Create whose caller set no deadline; abandonTime bounds
+// the undoing of one.
+const (
+	createTime  = 2 * time.Minute
+	abandonTime = 30 * time.Second
+)
+
 // Create makes a sandbox and returns when its first process runs. If it fails,
 // what was made is removed again; what could not be removed is found by List.
-func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (_ runtime.Sandbox, err error) {
+func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox, error) {
 	spec.Limits = spec.Limits.WithDefaults()
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -31,30 +38,38 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (_ runtime.Sandb
 	if err != nil {
 		return nil, err
 	}
-	if err := d.writeNote(spec); err != nil {
-		return nil, err
-	}
 	s := newSandbox(d, spec.ID, d.mode)
 	if err := d.hold(s); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.abandon(ctx))
-		}
-	}()
+	if err := d.writeNote(spec); err != nil {
+		d.drop(s)
+		return nil, err
+	}
+	err = s.create(ctx, spec, img)
+	<-s.turn
+	if err != nil {
+		return nil, errors.Join(err, s.abandon(ctx))
+	}
+	return s, nil
+}
+
+// create is Create with the turn held, without the undoing.
+func (s *Sandbox) create(ctx context.Context, spec runtime.Spec, img image) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, createTime, errSlow)
+	defer cancel()
 	fault.Hit("docker.create.intent")
 	if err := s.make(ctx, spec, img); err != nil {
-		return nil, err
+		return err
 	}
 	if err := s.start(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	if err := s.attach(ctx, share(spec.Limits)); err != nil {
-		return nil, err
+		return err
 	}
 	fault.Hit("docker.create.attached")
-	return s, nil
+	return nil
 }
 
 // share is what the commands of a sandbox get of its caps.
@@ -191,9 +206,6 @@ func (s *Sandbox) attach(ctx context.Context, share cgroup.Share) error {
 	return nil
 }
 
-// abandonTime bounds the undoing of a create.
-const abandonTime = 30 * time.Second
-
 // abandon undoes a create that failed. Its own context: the caller's may be why.
 func (s *Sandbox) abandon(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), abandonTime, errSlow)
@@ -201,8 +213,16 @@ func (s *Sandbox) abandon(ctx context.Context) error {
 	if s.started {
 		return s.Destroy(ctx)
 	}
+	if err := s.take(ctx); err != nil {
+		return err
+	}
+	defer func() { <-s.turn }()
+	if s.gone {
+		return nil
+	}
 	// Nothing runs in it, so what is on this host can go even if the engine is
 	// out of reach; a container it may have made is found by its label.
+	s.gone = true
 	defer s.d.drop(s)
 	var err error
 	if s.begun {

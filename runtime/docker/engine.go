@@ -46,6 +46,10 @@ func (d *Driver) ask(ctx context.Context) (engine, error) {
 	if err := checkVersion(v); err != nil {
 		return engine{}, err
 	}
+	api := strings.TrimPrefix(d.api.ClientVersion(), "v")
+	if !apiAtLeast(api, minAPI) {
+		return engine{}, refused("API %s is spoken with %s: unset %s, or set it to %s or more", api, describe(v), client.EnvOverrideAPIVersion, minAPI)
+	}
 	got, err := d.api.Info(ctx, client.InfoOptions{})
 	if err != nil {
 		return engine{}, d.failed(ctx, "ask for its abilities", err)
@@ -54,7 +58,7 @@ func (d *Driver) ask(ctx context.Context) (engine, error) {
 		return engine{}, err
 	}
 	return engine{
-		id: got.Info.ID, version: describe(v), api: strings.TrimPrefix(d.api.ClientVersion(), "v"),
+		id: got.Info.ID, version: describe(v), api: api,
 		name: got.Info.Name, swapLimit: got.Info.SwapLimit, cgroupV2: got.Info.CgroupVersion == "2",
 		remapped: hasSecurity(got.Info, "userns") || hasSecurity(got.Info, "rootless"),
 	}, nil

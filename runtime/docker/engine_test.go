@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/client"
 
 	"orchestrator/runtime"
@@ -196,6 +197,19 @@ func TestGuestVolumeIsFilledOnceAndPurged(t *testing.T) {
 	again, err := h.open(t, ModeStdio).guestVolume(t.Context())
 	if err != nil || again != name {
 		t.Fatalf("%s, then %s, %v", name, again, err)
+	}
+	mounts := []mount.Mount{{Type: mount.TypeVolume, Source: name, Target: "/v"}}
+	err = d.withHelper(t.Context(), mounts, func(helper string) error {
+		for path, want := range map[string]os.FileMode{"/v": 0o700, "/v/guest": 0o555} {
+			got, err := d.api.ContainerStatPath(t.Context(), helper, client.ContainerStatPathOptions{Path: path})
+			if err != nil || got.Stat.Mode.Perm() != want {
+				t.Errorf("%s: %v, %v", path, got.Stat.Mode, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 	s := h.spec(t)
 	box := create(t, d, s)

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/mount"
@@ -113,7 +112,7 @@ func (d *Driver) probe(ctx context.Context) (local bool, why string, err error) 
 		return false, "", fmt.Errorf("docker: open probe folder: %w", err)
 	}
 	defer func() { _ = fd.Close() }()
-	byPid := filepath.Join("/proc", strconv.Itoa(os.Getpid()), "fd", strconv.Itoa(int(fd.Fd())))
+	byPid := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd.Fd())
 	for _, try := range []struct{ source, why string }{
 		{filepath.Join(dir, nonce), "it does not see what this host mounts"},
 		{filepath.Join(byPid, nonce), "it does not share this host's kernel and process numbers"},

@@ -227,6 +227,7 @@ func TestRemoveWorksFromEveryState(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
+				<-box.turn
 				// As after a crash: nothing of this process is left.
 				if err := box.Release(); err != nil {
 					t.Fatal(err)

@@ -38,14 +38,17 @@ type Sandbox struct {
 	stop context.CancelCauseFunc
 	wg   sync.WaitGroup
 
-	// turn is held by whoever destroys or releases; gone is guarded by it.
+	// turn is held by whoever makes, destroys or releases; it guards all above
+	// that is not set by newSandbox, and gone.
 	turn chan struct{}
 	gone bool
 }
 
+// newSandbox gives one whose turn the caller has.
 func newSandbox(d *Driver, id, mode string) *Sandbox {
 	s := &Sandbox{d: d, id: id, mode: mode, done: make(chan struct{}), turn: make(chan struct{}, 1)}
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
+	s.turn <- struct{}{}
 	return s
 }
 
@@ -137,8 +140,12 @@ func (s *Sandbox) noBind() error {
 	return fmt.Errorf("docker: sandbox %s: nothing can be mounted on an engine that is used over its API only: %w", s.id, errdefs.ErrNotImplemented)
 }
 
-// destroyTime bounds a Destroy or Remove whose caller set no deadline.
-const destroyTime = time.Minute
+// destroyTime bounds a Destroy or Remove whose caller set no deadline, killTime
+// the part of it in which the engine is not asked yet.
+const (
+	destroyTime = time.Minute
+	killTime    = 10 * time.Second
+)
 
 // Destroy kills everything inside and removes all that was made for the
 // sandbox. After an error it may be called again, here or as Driver.Remove.
@@ -193,6 +200,8 @@ func (s *Sandbox) kill(ctx context.Context) error {
 	if err := s.proc.kill(); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, killTime, errors.New("it does not end"))
+	defer cancel()
 	select {
 	case <-s.done:
 		return nil
