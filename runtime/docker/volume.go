@@ -87,7 +87,9 @@ func (d *Driver) fill(ctx context.Context, helper string) error {
 		_ = w.CloseWithError(err)
 		packed <- err
 	}()
-	_, err = d.api.CopyToContainer(ctx, helper, client.CopyToContainerOptions{DestinationPath: wire.RunDir, Content: r})
+	// Into the folder above: of the one that is unpacked into, the engine leaves
+	// the mode as it is.
+	_, err = d.api.CopyToContainer(ctx, helper, client.CopyToContainerOptions{DestinationPath: path.Dir(wire.RunDir), Content: r})
 	_ = r.Close()
 	if packErr := <-packed; packErr != nil && !errors.Is(packErr, io.ErrClosedPipe) {
 		return fmt.Errorf("docker: read the guest: %w", packErr)
@@ -110,17 +112,18 @@ func packGuest(to io.Writer, guest string) error {
 	if err != nil {
 		return err
 	}
-	w := tar.NewWriter(to)
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0o700}); err != nil {
+	w, dir := tar.NewWriter(to), path.Base(wire.RunDir)
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o700}); err != nil {
 		return err
 	}
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: path.Base(wire.GuestPath), Mode: 0o555, Size: info.Size()}); err != nil {
+	name := path.Join(dir, path.Base(wire.GuestPath))
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o555, Size: info.Size()}); err != nil {
 		return err
 	}
 	if _, err := io.Copy(w, f); err != nil {
 		return err
 	}
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: complete, Mode: 0o444}); err != nil {
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: path.Join(dir, complete), Mode: 0o444}); err != nil {
 		return err
 	}
 	return w.Close()
