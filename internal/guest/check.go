@@ -1,0 +1,117 @@
+package guest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+const (
+	maxID     = 128
+	maxDetail = 512
+	maxSignal = 64
+)
+
+func checkID(id string) error {
+	if id == "" || len(id) > maxID || text(id, maxID) != id {
+		return fmt.Errorf("%.200q is no id", id)
+	}
+	return nil
+}
+
+// checkResult lets through only what a guest can know, and bounds its text.
+func checkResult(r *runtime.Result) error {
+	switch r.Ending {
+	case runtime.Exited, runtime.Signalled, runtime.Timeout, runtime.Cancelled, runtime.OOM, runtime.Pids, runtime.Disk, runtime.OutputLimit, runtime.SandboxLost:
+	default:
+		return fmt.Errorf("a command cannot end with %.64q in the guest", string(r.Ending))
+	}
+	u := r.Usage
+	switch {
+	case r.ExitCode < -1 || r.ExitCode > 255:
+		return fmt.Errorf("exit code %d", r.ExitCode)
+	case r.Ending == runtime.Exited && r.ExitCode < 0:
+		return errors.New("exited without an exit code")
+	case r.Signal < 0 || r.Signal > maxSignal:
+		return fmt.Errorf("signal %d", r.Signal)
+	case r.Duration < 0 || u.CPUUser < 0 || u.CPUSystem < 0 || u.MemoryBytes < 0 || u.Pids < 0:
+		return errors.New("a negative figure in a result")
+	}
+	r.Detail = text(r.Detail, maxDetail)
+	return nil
+}
+
+func checkShell(sh *wire.Shell) error {
+	if err := checkID(sh.ID); err != nil {
+		return err
+	}
+	if len(sh.Argv) > wire.MaxArgs {
+		return fmt.Errorf("a shell with %d arguments", len(sh.Argv))
+	}
+	for _, span := range []wire.Span{sh.Stdout, sh.Stderr} {
+		if span.Start < 0 || span.End < span.Start {
+			return fmt.Errorf("output from %d to %d", span.Start, span.End)
+		}
+	}
+	if sh.Result != nil {
+		return checkResult(sh.Result)
+	}
+	return nil
+}
+
+func checkFile(i *wire.FileInfo) error {
+	switch i.Type {
+	case "file", "dir", "symlink", "other":
+	default:
+		return fmt.Errorf("a file of type %.32q", i.Type)
+	}
+	switch {
+	case i.Size < 0:
+		return fmt.Errorf("a file of %d bytes", i.Size)
+	case i.Name == "" || i.Name == ".." || len(i.Name) > wire.MaxPathBytes || strings.ContainsAny(i.Name, "/\x00"):
+		return fmt.Errorf("a file named %.300q", i.Name)
+	case !filepath.IsLocal(i.Path) || len(i.Path) > 4*wire.MaxPathBytes || strings.IndexByte(i.Path, 0) >= 0:
+		return fmt.Errorf("a file at %.300q", i.Path)
+	case len(i.Target) > 4*wire.MaxPathBytes:
+		return fmt.Errorf("a link to %d bytes", len(i.Target))
+	case i.Mode&^0o7777 != 0:
+		return fmt.Errorf("a file of mode %#o", i.Mode)
+	}
+	return nil
+}
+
+// list decodes an array of at most limit items, one by one: many small ones
+// would take much more room than the frame they came in.
+func list[T any](raw []byte, limit int, check func(*T) error) ([]T, error) {
+	items := []T{}
+	if len(raw) == 0 || string(raw) == "null" {
+		return items, nil
+	}
+	d := json.NewDecoder(bytes.NewReader(raw))
+	if t, err := d.Token(); err != nil || t != json.Delim('[') {
+		return nil, errors.New("no list where one is due")
+	}
+	for d.More() {
+		if len(items) == limit {
+			return nil, fmt.Errorf("a list of more than %d", limit)
+		}
+		var item T
+		if err := d.Decode(&item); err != nil {
+			return nil, fmt.Errorf("decode a list: %w", err)
+		}
+		if err := check(&item); err != nil {
+			return nil, err
+		}
+		items = append(items, item)
+	}
+	if _, err := d.Token(); err != nil {
+		return nil, fmt.Errorf("decode a list: %w", err)
+	}
+	return items, nil
+}

@@ -1,0 +1,227 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"syscall"
+	"time"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+// IO is what a command is connected to. All of it may be nil.
+type IO struct {
+	// Stdin is read in a goroutine of its own until it ends or the command
+	// does. Close it if it can block: a Read under way is not interrupted.
+	Stdin io.Reader
+	// Stdout and Stderr get the output in the order it arrives, one Write at a
+	// time over both. A slow one slows the command down; Exec returns no
+	// earlier than a Write does.
+	Stdout, Stderr io.Writer
+	// Signals are sent to the running command. One that the guest refuses,
+	// because the command has just ended, is dropped.
+	Signals <-chan wire.Signal
+	// Started is called once the command runs, before any output.
+	Started func(wire.Started)
+}
+
+// Details of results that the host gives a reason to.
+const (
+	detailOutput = "what read its output went away"
+	detailInput  = "what gave its input broke off"
+)
+
+var (
+	errOutput = errors.New("write output")
+	errInput  = errors.New("read input")
+)
+
+// Exec runs a command and returns once nothing of it lives.
+//
+// When ctx ends, or a Reader or Writer of rw fails, the guest is told to kill
+// the command and has CancelTime to say how it ended: with Cancelled, unless
+// it had ended before. If that did not come, the error wraps ErrLost and, if
+// ctx ended, its cause. An error of class other than Unavailable says that the
+// command never ran.
+func (c *Client) Exec(ctx context.Context, cmd wire.Command, rw IO) (runtime.Result, error) {
+	cmd.Stdin = rw.Stdin != nil
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s, err := c.begin(ctx, wire.OpExec, cmd)
+	if err != nil {
+		return runtime.Result{}, err
+	}
+	defer s.close()
+	s.within(c.times.short)
+	e := &execution{stream: s, rw: rw, timeout: cmd.Timeout}
+	if rw.Stdin != nil {
+		// Not waited for: see IO.Stdin. Closing the stream ends the rest.
+		go s.pump(rw.Stdin, s.eof, func(err error) { cancel(fmt.Errorf("%w: %w", errInput, err)) })
+	}
+	var signals sync.WaitGroup
+	defer signals.Wait()
+	defer cancel(nil)
+	for {
+		result, done, err := e.step(ctx, func(id string) {
+			if rw.Signals != nil {
+				signals.Go(func() { c.forward(ctx, id, rw.Signals) })
+			}
+		})
+		if errors.Is(err, errOutput) {
+			cancel(err)
+		}
+		switch {
+		case done:
+			return result, err
+		case err != nil && ctx.Err() != nil:
+			return e.giveUp(context.Cause(ctx))
+		case err != nil:
+			return result, err
+		}
+	}
+}
+
+// forward sends signals on streams of their own: they do not queue behind
+// input that the command does not read.
+func (c *Client) forward(ctx context.Context, id string, signals <-chan wire.Signal) {
+	for {
+		select {
+		case sig, ok := <-signals:
+			if !ok {
+				return
+			}
+			sig.ID = id
+			_ = c.Signal(ctx, sig)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// execution is the state of one Exec.
+type execution struct {
+	*stream
+	rw      IO
+	timeout time.Duration
+	started bool
+}
+
+// step takes one frame.
+func (e *execution) step(ctx context.Context, begun func(id string)) (runtime.Result, bool, error) {
+	var none runtime.Result
+	kind, payload, err := e.next(ctx)
+	if err != nil {
+		return none, false, err
+	}
+	switch {
+	case kind == wire.KindFailure:
+		return none, true, e.failure(payload)
+	case kind == wire.KindStarted && !e.started:
+		return none, false, e.start(payload, begun)
+	case kind == wire.KindStdout && e.started:
+		return none, false, write(e.rw.Stdout, payload)
+	case kind == wire.KindStderr && e.started:
+		return none, false, write(e.rw.Stderr, payload)
+	case kind == wire.KindReply && e.started:
+		r, err := e.result(payload)
+		return r, true, err
+	}
+	return none, false, e.unexpected(kind)
+}
+
+func (e *execution) start(payload []byte, begun func(id string)) error {
+	started, err := decode[wire.Started](e.stream, payload)
+	if err != nil {
+		return err
+	}
+	if err := checkID(started.ID); err != nil || started.Pid < 0 {
+		return e.broke("it started pid %d: %v", started.Pid, err)
+	}
+	e.started = true
+	// The guest ends the command in time; that it does not is a lost guest.
+	e.within(0)
+	if e.timeout > 0 {
+		e.within(e.timeout + e.client.times.short)
+	}
+	if e.rw.Started != nil {
+		e.rw.Started(started)
+	}
+	begun(started.ID)
+	return nil
+}
+
+func write(w io.Writer, b []byte) error {
+	if w == nil || len(b) == 0 {
+		return nil
+	}
+	n, err := w.Write(b)
+	if err == nil && n < len(b) {
+		err = io.ErrShortWrite
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", errOutput, err)
+	}
+	return nil
+}
+
+func (e *execution) result(payload []byte) (runtime.Result, error) {
+	r, err := decode[runtime.Result](e.stream, payload)
+	if err == nil {
+		err = checkResult(&r)
+		if err != nil {
+			err = e.broke("%v", err)
+		}
+	}
+	if err != nil {
+		return runtime.Result{}, err
+	}
+	return r, nil
+}
+
+// giveUp makes the guest kill the command and waits for how it ended.
+func (e *execution) giveUp(cause error) (runtime.Result, error) {
+	e.unwatch()
+	end := time.Now().Add(e.client.times.cancel)
+	// Half a stream is the sign where there are halves. Elsewhere the command
+	// is killed on the stream, if its input does not stand in the way.
+	told := e.hangUp()
+	if !told && e.nc.SetDeadline(end) == nil {
+		told = e.c.WriteJSON(wire.KindSignal, wire.Signal{Number: int(syscall.SIGKILL), All: true}) == nil
+	}
+	if told && e.nc.SetReadDeadline(end) == nil {
+		for time.Now().Before(end) {
+			kind, payload, err := e.c.ReadFrame()
+			if err != nil || kind == wire.KindFailure {
+				break
+			}
+			if kind == wire.KindReply {
+				r, err := e.result(payload)
+				if err != nil {
+					return r, err
+				}
+				return gaveUp(r, cause), nil
+			}
+		}
+	}
+	err := &lostError{op: e.op, cause: fmt.Errorf("it did not say how the command ended after it was given up: %w", cause)}
+	return runtime.Result{}, errors.Join(err, fmt.Errorf("%s: %w", e.op, cause))
+}
+
+// gaveUp names an ending that the host brought about. Output or input that
+// broke off is one also where the command ended by itself at that moment: what
+// the caller has of it is not all.
+func gaveUp(r runtime.Result, cause error) runtime.Result {
+	switch {
+	case errors.Is(cause, errOutput):
+		r.Ending, r.Detail = runtime.Cancelled, detailOutput
+	case errors.Is(cause, errInput):
+		r.Ending, r.Detail = runtime.Cancelled, detailInput
+	case r.Ending == runtime.Signalled && r.Signal == int(syscall.SIGKILL):
+		r.Ending = runtime.Cancelled
+	}
+	return r
+}

@@ -1,0 +1,151 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/guest/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// peer is a guest that does what a test tells it to. Pings are answered unless
+// deaf is set.
+type peer struct {
+	t      testing.TB
+	script func(c *wire.Conn, nc net.Conn, req wire.Request)
+	deaf   bool
+	pipe   bool // streams without half close, as muxed ones are
+	wg     sync.WaitGroup
+
+	mu    sync.Mutex
+	conns []net.Conn
+	pings int
+}
+
+// talk makes a client for a peer. Its times are short where waiting is what is
+// tested.
+func talk(t testing.TB, p *peer) *Client {
+	t.Helper()
+	p.t = t
+	t.Cleanup(func() {
+		p.mu.Lock()
+		for _, c := range p.conns {
+			_ = c.Close()
+		}
+		p.mu.Unlock()
+		p.wg.Wait()
+	})
+	c := New(p)
+	c.times = times{
+		open: 20 * time.Second, quiet: 100 * time.Millisecond, patience: 300 * time.Millisecond, short: 30 * time.Second,
+		ping: 2 * time.Second, cancel: 20 * time.Second,
+	}
+	return c
+}
+
+// Open is that of an Opener.
+func (p *peer) Open(context.Context) (net.Conn, error) {
+	host, guest := net.Pipe()
+	if !p.pipe {
+		host, guest = socketPair(p.t)
+	}
+	p.mu.Lock()
+	p.conns = append(p.conns, guest)
+	p.mu.Unlock()
+	p.wg.Go(func() {
+		defer guest.Close()
+		c := wire.NewConn(guest)
+		req, err := c.ReadRequest()
+		if err != nil {
+			return
+		}
+		if req.Op != wire.OpPing {
+			p.script(c, guest, req)
+			return
+		}
+		p.mu.Lock()
+		p.pings++
+		p.mu.Unlock()
+		if p.deaf {
+			_, _, _ = c.ReadFrame()
+			return
+		}
+		_ = c.Reply(wire.Pong{Version: wire.Version})
+	})
+	return host, nil
+}
+
+func socketPair(t testing.TB) (net.Conn, net.Conn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	must(t, err)
+	var ends [2]net.Conn
+	for i, n := range fds {
+		f := os.NewFile(uintptr(n), "pair")
+		ends[i], err = net.FileConn(f)
+		must(t, err)
+		must(t, f.Close())
+	}
+	return ends[0], ends[1]
+}
+
+// frame is one as it stands on the wire, whatever its kind and length.
+func frame(kind wire.Kind, payload string) []byte {
+	n := len(payload)
+	return append([]byte{byte(kind), byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}, payload...)
+}
+
+func jsonFrame(kind wire.Kind, v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return frame(kind, string(b))
+}
+
+// say is a script that sends bytes and hangs up.
+func say(frames ...[]byte) func(*wire.Conn, net.Conn, wire.Request) {
+	return func(_ *wire.Conn, nc net.Conn, _ wire.Request) { _, _ = nc.Write(bytes.Join(frames, nil)) }
+}
+
+// hold is a script that sends bytes and then waits for the host to hang up.
+func hold(frames ...[]byte) func(*wire.Conn, net.Conn, wire.Request) {
+	return func(c *wire.Conn, nc net.Conn, _ wire.Request) {
+		_, _ = nc.Write(bytes.Join(frames, nil))
+		drain(c)
+	}
+}
+
+// drain reads until the host hangs up.
+func drain(c *wire.Conn) {
+	for {
+		if _, _, err := c.ReadFrame(); err != nil {
+			return
+		}
+	}
+}
+
+// soon is a context that bounds a test and not what it tests.
+func soon(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
