@@ -18,7 +18,7 @@ import (
 const (
 	removeTime  = 30 * time.Second // bounds a Remove whose context has no end
 	removeTries = 3
-	killTime    = 2 * time.Second // for init alone, before its cgroups are emptied by force
+	killTime    = time.Second // for init alone, before its cgroups are emptied by force
 )
 
 // Remove destroys a sandbox from any state: held or not, half made, half removed, its first process dead or never started.

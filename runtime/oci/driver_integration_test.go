@@ -513,6 +513,28 @@ func TestEndOfTheFirstProcess(t *testing.T) {
 	}
 }
 
+// Where the orchestrator is PID 1 or a subreaper, first processes become its children, and nobody else collects them.
+func TestWhatTheRuntimeLeavesIsReaped(t *testing.T) {
+	b := newBench(t)
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) }()
+	s := b.make(t)
+	if err := unix.Kill(s.init.pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	wantDone(t, s)
+	if got, err := startStat(s.init.pid); err == nil && strings.Contains(got, "(guest) Z") {
+		t.Errorf("it is a zombie: %s", got)
+	}
+}
+
+func startStat(pid int) (string, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return string(text), err
+}
+
 func TestOpenGivesUpWhenTheSandboxEnds(t *testing.T) {
 	b := newBench(t)
 	spec := specFor(t)

@@ -49,20 +49,29 @@ func makeSkeleton(dir string) (string, error) {
 // mountRoot mounts an image's root below the skeleton. With no upper layer the file system itself is read-only. The layers are given as
 // descriptors: so no character of a path has a meaning, no link is followed, and mountinfo inside tells nothing about the host.
 func mountRoot(target, skeleton, image string) error {
-	var layers [2]*os.File
-	for i, path := range []string{skeleton, image} {
-		fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("root layer %s: %w", path, err)
-		}
-		layers[i] = os.NewFile(uintptr(fd), path)
-		defer func() { _ = layers[i].Close() }()
+	upper, err := openLayer(skeleton)
+	if err != nil {
+		return err
 	}
-	data := fmt.Sprintf("lowerdir=/proc/self/fd/%d:/proc/self/fd/%d", layers[0].Fd(), layers[1].Fd())
+	defer func() { _ = upper.Close() }()
+	lower, err := openLayer(image)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lower.Close() }()
+	data := fmt.Sprintf("lowerdir=/proc/self/fd/%d:/proc/self/fd/%d", upper.Fd(), lower.Fd())
 	if err := unix.Mount("overlay", target, "overlay", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
 		return fmt.Errorf("mount root at %s: %w", target, err)
 	}
 	return nil
+}
+
+func openLayer(path string) (*os.File, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("root layer %s: %w", path, err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
 }
 
 // unmountRoot takes away all that is mounted at target. No lazy unmount: what is still used is an error.

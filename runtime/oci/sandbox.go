@@ -37,6 +37,7 @@ func (d *Driver) hold(id string, c *cell.Cell, init *process, said *words) *sand
 	s.alive, s.died = context.WithCancelCause(context.Background())
 	s.watch.Go(func() {
 		if init.block() {
+			init.reap()
 			s.died(errEnded)
 		}
 	})
