@@ -101,3 +101,7 @@ func (r *Reaper) Signal(pid int, sig syscall.Signal) error {
 	}
 	return nil
 }
+
+// Settle reaps those that have died by now: after a kill not even zombies are
+// left to be seen.
+func (r *Reaper) Settle() { r.reap() }

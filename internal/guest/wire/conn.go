@@ -9,7 +9,10 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // HeaderLen is how many bytes come before a frame's payload. [Conn.WriteRoom]
@@ -118,7 +121,7 @@ func (c *Conn) fill(n int) error {
 			return nil
 		}
 		if err != nil {
-			if errors.Is(err, io.EOF) && (c.end > c.start || n > HeaderLen) {
+			if errors.Is(err, io.EOF) && c.end > c.start {
 				return io.ErrUnexpectedEOF
 			}
 			return err
@@ -130,7 +133,7 @@ func (c *Conn) fill(n int) error {
 // grow makes room for n bytes from start. A buffer follows what really
 // arrived, at most doubling: a length alone makes nobody allocate.
 func (c *Conn) grow(n int) {
-	want := max(readAhead, min(c.start+n, 64<<10, 2*MaxHeader))
+	want := max(readAhead, min(c.start+n, 64<<10))
 	if have := c.end - c.start; have >= 32<<10 {
 		want = c.start + n
 	}
@@ -253,4 +256,24 @@ func clean(message string) string {
 		message = message[:maxMessage]
 	}
 	return strings.ToValidUTF8(message, "�")
+}
+
+// PeerGone says whether the other side has closed the stream, or its sending
+// half, without reading what is still in it. It knows of sockets only.
+func (c *Conn) PeerGone() bool {
+	sc, ok := c.nc.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return true
+	}
+	gone := true // a closed descriptor
+	_ = raw.Control(func(fd uintptr) {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(p, 0)
+		gone = err == nil && n > 0 && p[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
+	})
+	return gone
 }

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/link"
+)
+
+// presence is how often a bridge tells the guest that a host is there, also
+// when that has nothing to say.
+const presence = 5 * time.Second
+
+// runBridge joins the host's mux on stdin and stdout to the guest's socket.
+func runBridge(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var pings sync.WaitGroup
+	defer pings.Wait()
+	defer cancel()
+	pings.Go(func() {
+		tick := time.NewTicker(presence)
+		defer tick.Stop()
+		for {
+			ping(ctx)
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	})
+	return link.Bridge(ctx, os.Stdin, os.Stdout, dialGuest)
+}
+
+func dialGuest(ctx context.Context) (net.Conn, error) {
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "unix", bridgeSocket())
+	if err != nil {
+		return nil, fmt.Errorf("reach the guest: %w", err)
+	}
+	return nc, nil
+}
+
+// ping opens a stream; that it does is what counts.
+func ping(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, presence)
+	defer cancel()
+	nc, err := dialGuest(ctx)
+	if err != nil {
+		return
+	}
+	defer nc.Close()
+	stop := context.AfterFunc(ctx, func() { nc.Close() })
+	defer stop()
+	c := wire.NewConn(nc)
+	if c.WriteJSON(wire.KindRequest, wire.Request{Version: wire.Version, Op: wire.OpPing}) == nil {
+		_, _, _ = c.ReadFrame() //nolint:errcheck // a guest that does not answer is the host's to notice
+	}
+}

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"orchestrator/internal/cgroup"
+	"orchestrator/internal/guest/files"
+	"orchestrator/internal/guest/server"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/link"
+)
+
+const (
+	// parked is how many streams wait for the host.
+	parked = 4
+	// endTime bounds how long the guest takes to kill its commands before it
+	// ends; the kernel kills with PID 1 what is left.
+	endTime = 10 * time.Second
+	// heapLimit keeps the Go heap, spools included, below what is reserved for
+	// the guest (runtime.GuestReserveBytes).
+	heapLimit = 26 << 20
+	gcPercent = 50
+	maxProcs  = 2
+)
+
+func bridgeSocket() string { return filepath.Join(wire.PrivateDir, "bridge.sock") }
+
+// guest is a sandbox's PID 1. Its server is made when the first stream is
+// opened: by then the host has bound the cgroups that commands run in.
+type guest struct {
+	log  *slog.Logger
+	ctx  context.Context
+	stop context.CancelCauseFunc
+	seen atomic.Int64 // when a host was there last, since start
+	born time.Time
+
+	server func() (*server.Server, error)
+	made   atomic.Pointer[server.Server]
+	// runs are not waited for: they end with the process, which ends when the
+	// commands have.
+	runs sync.WaitGroup
+}
+
+var (
+	errEnd   = errors.New("a host asked for the end")
+	errAlone = errors.New("no host was there for too long")
+)
+
+// runInit serves until a host asks for the end, or none was there for too long.
+func runInit(ctx context.Context, o initOptions, log *slog.Logger) error {
+	debug.SetGCPercent(gcPercent)
+	debug.SetMemoryLimit(heapLimit)
+	goruntime.GOMAXPROCS(min(maxProcs, goruntime.NumCPU()))
+	ignoreSignals()
+	g := &guest{log: log, born: time.Now()}
+	g.ctx, g.stop = context.WithCancelCause(ctx)
+	g.server = sync.OnceValues(g.makeServer)
+	defer g.stop(nil)
+
+	l, err := listen()
+	if err != nil {
+		if o.stdio {
+			return err
+		}
+		log.Warn("bridges are not served", "error", err)
+	} else {
+		defer l.Close()
+		g.runs.Go(func() { g.accept(l) })
+	}
+	if !o.stdio {
+		g.runs.Go(func() {
+			err := link.Park(g.ctx, wire.HostSocket, parked, g.serve, g.wind)
+			if g.ctx.Err() == nil {
+				g.stop(fmt.Errorf("park streams: %w", err))
+			}
+		})
+	}
+	debug.FreeOSMemory()
+	g.watch(o.alone)
+	return g.end()
+}
+
+// watch returns when the guest has to end.
+func (g *guest) watch(alone time.Duration) {
+	if alone == 0 {
+		<-g.ctx.Done()
+		return
+	}
+	tick := time.NewTicker(max(alone/16, 10*time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-g.ctx.Done():
+			return
+		case <-tick.C:
+			if time.Since(g.born)-time.Duration(g.seen.Load()) > alone {
+				g.stop(errAlone)
+				return
+			}
+		}
+	}
+}
+
+// end kills what runs. That a host wanted it is no failure, nor that none did.
+func (g *guest) end() error {
+	cause := context.Cause(g.ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.ctx), endTime)
+	defer cancel()
+	if s := g.made.Load(); s != nil {
+		if err := s.Close(ctx); err != nil {
+			g.log.Warn("commands were not ended", "error", err)
+		}
+	}
+	if errors.Is(cause, errEnd) || errors.Is(cause, errAlone) {
+		return nil
+	}
+	return cause
+}
+
+// wind notes that a host is there.
+func (g *guest) wind() { g.seen.Store(int64(time.Since(g.born))) }
+
+func (g *guest) makeServer() (*server.Server, error) {
+	tree, err := cgroup.OpenTree(wire.CgroupDir)
+	if err != nil {
+		if !errors.Is(err, cgroup.ErrNone) {
+			g.log.Warn("commands run without cgroups", "error", err)
+		}
+		tree = nil
+	}
+	s, err := server.New(server.Options{Tree: tree, Files: files.New(files.Options{}), Log: g.log})
+	if err != nil {
+		return nil, err
+	}
+	g.made.Store(s)
+	// Not ended with g.ctx: Close needs what runs there, and the process ends after it.
+	g.runs.Go(func() { s.Run(context.WithoutCancel(g.ctx)) })
+	g.runs.Go(func() {
+		select {
+		case <-s.Ended():
+			g.stop(errEnd)
+		case <-g.ctx.Done():
+		}
+	})
+	return s, nil
+}
+
+// serve answers one stream. A host is there for as long as it is open.
+func (g *guest) serve(nc net.Conn) {
+	s, err := g.server()
+	if err != nil {
+		nc.Close()
+		g.stop(fmt.Errorf("start the server: %w", err))
+		return
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	done := make(chan struct{})
+	go func() { defer close(done); s.Serve(nc) }()
+	for {
+		g.wind()
+		select {
+		case <-done:
+			g.wind()
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// listen opens the socket for bridges, in a folder that is root's alone.
+func listen() (*net.UnixListener, error) {
+	if err := os.MkdirAll(wire.PrivateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the guest's folder: %w", err)
+	}
+	if err := os.Chmod(wire.PrivateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the guest's folder: %w", err)
+	}
+	if err := os.Remove(bridgeSocket()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("listen for bridges: %w", err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: bridgeSocket(), Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen for bridges: %w", err)
+	}
+	return l, nil
+}
+
+// accept serves the streams of bridges. The server bounds how many.
+func (g *guest) accept(l *net.UnixListener) {
+	stop := context.AfterFunc(g.ctx, func() { l.Close() })
+	defer stop()
+	for {
+		nc, err := l.Accept()
+		if err != nil {
+			if g.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			time.Sleep(10 * time.Millisecond) // no descriptors: they come back
+			continue
+		}
+		g.runs.Go(func() { g.serve(nc) })
+	}
+}

@@ -1,0 +1,92 @@
+// Command guest is PID 1 of every sandbox, and the bridge into one.
+//
+//	guest init [--alone D] [--stdio]   serve, as PID 1
+//	guest bridge                       join stdin and stdout to the guest of this sandbox
+//	guest version                      print the protocol's version
+//
+// It is static, needs nothing of the image, and takes no configuration from
+// it. It writes warnings to stderr and nothing to stdout.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+// Exit codes.
+const (
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+func main() {
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	err := run(context.Background(), os.Args[1:], log)
+	var usage usageError
+	switch {
+	case errors.As(err, &usage):
+		fmt.Fprintln(os.Stderr, "guest:", err)
+		os.Exit(exitUsage)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "guest:", err)
+		os.Exit(exitFailed)
+	}
+}
+
+type usageError string
+
+func (e usageError) Error() string { return string(e) }
+
+const usage = usageError("usage: guest init [--alone DURATION] [--stdio] | guest bridge | guest version")
+
+func run(ctx context.Context, args []string, log *slog.Logger) error {
+	if len(args) == 0 {
+		return usage
+	}
+	switch {
+	case args[0] == "init":
+		o, err := parseInit(args[1:])
+		if err != nil {
+			return err
+		}
+		return runInit(ctx, o, log)
+	case args[0] == "bridge" && len(args) == 1:
+		return runBridge(ctx)
+	case args[0] == "version" && len(args) == 1:
+		_, err := fmt.Println("guest", wire.Version)
+		return err
+	}
+	return usage
+}
+
+// initOptions of `guest init`.
+type initOptions struct {
+	// alone is how long the guest lives without a host; 0: for ever.
+	alone time.Duration
+	// stdio: the host is reached through bridges only, none listens in
+	// wire.RunDir.
+	stdio bool
+}
+
+func parseInit(args []string) (initOptions, error) {
+	var o initOptions
+	f := flag.NewFlagSet("init", flag.ContinueOnError)
+	f.SetOutput(os.Stderr)
+	f.DurationVar(&o.alone, "alone", runtime.DefaultAlone, "end the sandbox after this time without a host; 0: never")
+	f.BoolVar(&o.stdio, "stdio", false, "wait for bridges only")
+	if err := f.Parse(args); err != nil {
+		return o, usageError(err.Error())
+	}
+	if f.NArg() > 0 || o.alone < 0 {
+		return o, usage
+	}
+	return o, nil
+}

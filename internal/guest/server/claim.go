@@ -1,0 +1,58 @@
+package server
+
+import (
+	"bytes"
+	"maps"
+	"os"
+	"strconv"
+	"time"
+
+	"orchestrator/internal/guest/wire"
+)
+
+// claimedSpares is how many leaders wait once a sandbox has a user: the next
+// command comes while the place of the last one is being filled.
+const claimedSpares = 2
+
+func (s *Server) ping() wire.Pong {
+	s.mu.Lock()
+	p := wire.Pong{Claimed: s.lease != "", Commands: len(s.running), Shells: len(s.shells)}
+	s.mu.Unlock()
+	p.Version, p.Kill = wire.Version, s.yard.maker.kind()
+	p.UptimeMS, p.RSSBytes = time.Since(s.started).Milliseconds(), residentBytes()
+	return p
+}
+
+func (s *Server) claim(c wire.Claim) (struct{}, error) {
+	if c.Lease == "" || len(c.Lease) > maxID {
+		return struct{}{}, wire.Failf(wire.InvalidArgument, "lease", "must have 1 to %d bytes", maxID)
+	}
+	if f := checkEnv(c.Env); f != nil {
+		return struct{}{}, f
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lease != "" && s.lease != c.Lease {
+		return struct{}{}, wire.Failf(wire.FailedPrecondition, "lease", "the sandbox belongs to another lease")
+	}
+	s.lease, s.env = c.Lease, maps.Clone(c.Env)
+	s.yard.grow(claimedSpares)
+	return struct{}{}, nil
+}
+
+// residentBytes is this process's resident memory, 0 where it is not told.
+func residentBytes() int64 {
+	b, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	fields := bytes.Fields(b)
+	if len(fields) < 2 {
+		return 0
+	}
+	pages, err := strconv.ParseInt(string(fields[1]), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return pages * int64(os.Getpagesize())
+}

@@ -1,0 +1,157 @@
+package server
+
+import (
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"orchestrator/internal/guest/leader"
+	"orchestrator/internal/guest/wire"
+)
+
+const (
+	maxID = 128
+	// maxPaths is how many directories of PATH are searched.
+	maxPaths    = 64
+	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	defaultHome = "/home/user"
+)
+
+func validID(id string) bool {
+	if id == "" || len(id) > maxID {
+		return false
+	}
+	for _, c := range []byte(id) {
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.') {
+			return false
+		}
+	}
+	return true
+}
+
+// check names the first field of a command that cannot be carried out.
+func check(cmd *wire.Command) *wire.Failure {
+	bad := func(field, format string, args ...any) *wire.Failure {
+		return wire.Failf(wire.InvalidArgument, field, format, args...)
+	}
+	size := 0
+	for _, a := range cmd.Argv {
+		size += len(a) + 1
+		if strings.IndexByte(a, 0) >= 0 {
+			return bad("argv", "holds a NUL byte")
+		}
+	}
+	if f := checkEnv(cmd.Env); f != nil {
+		return f
+	}
+	for k, v := range cmd.Env {
+		size += len(k) + len(v) + 2
+	}
+	switch {
+	case cmd.ID != "" && !validID(cmd.ID):
+		return bad("id", "must be 1 to %d of a-z, A-Z, 0-9, '-', '_' and '.'", maxID)
+	case len(cmd.Argv) == 0 || cmd.Argv[0] == "":
+		return bad("argv", "names no program")
+	case len(cmd.Argv) > wire.MaxArgs:
+		return bad("argv", "has %d elements, at most %d are allowed", len(cmd.Argv), wire.MaxArgs)
+	case size > wire.MaxArgBytes:
+		return bad("argv", "has %d bytes together with env, at most %d are allowed", size, wire.MaxArgBytes)
+	case strings.IndexByte(cmd.Cwd, 0) >= 0 || len(cmd.Cwd) > wire.MaxPathBytes:
+		return bad("cwd", "must have at most %d bytes and no NUL byte", wire.MaxPathBytes)
+	case cmd.Timeout < 0:
+		return bad("timeout_ns", "is negative")
+	case cmd.OutputLimit < 0:
+		return bad("output_limit", "is negative")
+	case cmd.Spool < 0 || cmd.Spool > wire.SpoolTotal:
+		return bad("spool", "must be from 0 to %d", wire.SpoolTotal)
+	}
+	return nil
+}
+
+func checkEnv(env map[string]string) *wire.Failure {
+	size := 0
+	for k, v := range env {
+		size += len(k) + len(v) + 2
+		switch {
+		case k == "" || strings.ContainsAny(k, "=\x00"):
+			return wire.Failf(wire.InvalidArgument, "env", "%.80q is no name: it must not be empty, nor hold '=' or NUL", k)
+		case strings.IndexByte(v, 0) >= 0:
+			return wire.Failf(wire.InvalidArgument, "env", "the value of %.80q holds a NUL byte", k)
+		}
+	}
+	if len(env) > wire.MaxArgs || size > wire.MaxArgBytes {
+		return wire.Failf(wire.InvalidArgument, "env", "has %d variables of %d bytes, at most %d of %d are allowed", len(env), size, wire.MaxArgs, wire.MaxArgBytes)
+	}
+	return nil
+}
+
+// program resolves a checked command.
+func (s *Server) program(cmd *wire.Command) (*leader.Program, *wire.Failure) {
+	u, f := s.lookUp(cmd.User)
+	if f != nil {
+		return nil, f
+	}
+	env := map[string]string{"PATH": defaultPath, "HOME": u.home, "USER": u.name, "LOGNAME": u.name, "LANG": "C.UTF-8", "TERM": "dumb"}
+	s.mu.Lock()
+	maps.Copy(env, s.env)
+	s.mu.Unlock()
+	maps.Copy(env, cmd.Env)
+	p := &leader.Program{Argv: cmd.Argv, UID: u.uid, GID: u.gid, Dir: s.Workspace, Paths: search(cmd.Argv[0], env["PATH"])}
+	if filepath.IsAbs(cmd.Cwd) {
+		p.Dir = cmd.Cwd
+	} else if cmd.Cwd != "" {
+		p.Dir = s.Workspace + "/" + cmd.Cwd
+	}
+	p.Env = make([]string, 0, len(env))
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		p.Env = append(p.Env, k+"="+env[k])
+	}
+	return p, nil
+}
+
+// search lists where a program may be, in the order of execvp.
+func search(name, path string) []string {
+	if strings.Contains(name, "/") {
+		return []string{name}
+	}
+	var found []string
+	for dir := range strings.SplitSeq(path, ":") {
+		if len(found) == maxPaths {
+			break
+		}
+		if dir == "" {
+			dir = "."
+		}
+		if len(dir)+1+len(name) < wire.MaxPathBytes {
+			found = append(found, dir+"/"+name)
+		}
+	}
+	return found
+}
+
+// stepFailure says to a caller why the command could not be executed.
+func stepFailure(e *leader.StepError, cmd *wire.Command) *wire.Failure {
+	code := wire.FailedPrecondition
+	switch e.Errno {
+	case syscall.ENOENT:
+		code = wire.NotFound
+	case syscall.EACCES, syscall.EPERM:
+		code = wire.PermissionDenied
+	case syscall.E2BIG, syscall.ENOTDIR, syscall.ENAMETOOLONG, syscall.ELOOP, syscall.ENOEXEC:
+		code = wire.InvalidArgument
+	case syscall.EAGAIN, syscall.ENOMEM, syscall.ENFILE, syscall.EMFILE:
+		code = wire.ResourceExhausted
+	}
+	switch e.Step {
+	case leader.StepDir:
+		return wire.Failf(code, "cwd", "enter %.200q: %v", cmd.Cwd, e.Errno)
+	case leader.StepExec:
+		if e.Errno == syscall.ENOENT && !strings.Contains(cmd.Argv[0], "/") {
+			return wire.Failf(code, "argv", "command not found: %.200q", cmd.Argv[0])
+		}
+		return wire.Failf(code, "argv", "execute %.200q: %v", cmd.Argv[0], e.Errno)
+	}
+	return wire.Failf(code, "user", "take on the command's user: %v", e.Errno)
+}

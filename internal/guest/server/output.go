@@ -1,0 +1,214 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"sync"
+	"time"
+
+	"orchestrator/internal/guest/server/spool"
+	"orchestrator/internal/guest/wire"
+)
+
+// maxWait bounds wire.Output.Wait.
+const maxWait = time.Minute
+
+var errHostGone = errors.New("host has closed the stream")
+
+// output sends what a shell has written, see wire.Output.
+func (s *Server) output(c *wire.Conn, body json.RawMessage) error {
+	var o wire.Output
+	if err := wire.Decode(body, &o); err != nil {
+		return err
+	}
+	sh, err := s.find(o.ID)
+	if err != nil {
+		return err
+	}
+	st, err := pick(sh, &o)
+	if err != nil {
+		return err
+	}
+	st.Ack(o.Offset)
+	ctx, cancel := context.WithCancelCause(s.ctx)
+	defer cancel(nil)
+	var watch sync.WaitGroup
+	watch.Go(func() { // a host that has gone sends nothing more
+		for {
+			if _, _, err := c.ReadFrame(); err != nil {
+				cancel(errHostGone)
+				return
+			}
+		}
+	})
+	defer watch.Wait()
+	defer c.Close()
+	t := &teller{conn: c, stream: st, next: o.Offset}
+	defer func() {
+		if len(t.buf) > wire.HeaderLen+smallBuffer {
+			s.large.give(t.buf)
+		}
+	}()
+	if t.buf = s.large.take(); t.buf == nil {
+		t.buf = make([]byte, wire.HeaderLen+smallBuffer)
+	}
+	if o.Follow {
+		err = t.follow(ctx)
+	} else {
+		err = t.once(ctx, &o)
+	}
+	switch {
+	case errors.Is(err, errHostGone):
+		return nil
+	case errors.Is(err, spool.ErrFreed):
+		s.answer(c, wire.Failf(wire.NotFound, "id", "shell %q was forgotten", o.ID))
+		return nil
+	case err != nil:
+		s.answer(c, err)
+		return nil
+	}
+	_, end, eof := st.Span()
+	return c.Reply(wire.OutputEnd{Next: t.next, EOF: eof && t.next >= end, Shell: sh.state()})
+}
+
+// pick checks a request for output.
+func pick(sh *shell, o *wire.Output) (*spool.Stream, error) {
+	st := sh.out
+	switch o.Stream {
+	case wire.Stdout, "":
+	case wire.Stderr:
+		st = sh.err
+	default:
+		return nil, wire.Failf(wire.InvalidArgument, "stream", `must be "stdout" or "stderr"`)
+	}
+	_, end, _ := st.Span()
+	switch {
+	case o.Offset < 0 || o.Offset > end:
+		return nil, wire.Failf(wire.InvalidArgument, "offset", "must be from 0 to %d, the end of what was written", end)
+	case o.Limit < 0:
+		return nil, wire.Failf(wire.InvalidArgument, "limit", "is negative")
+	case o.Wait < 0 || o.Wait > maxWait:
+		return nil, wire.Failf(wire.InvalidArgument, "wait_ns", "must be from 0 to %d", maxWait)
+	}
+	return st, nil
+}
+
+// teller sends spooled bytes from next on.
+type teller struct {
+	conn   *wire.Conn
+	stream *spool.Stream
+	next   int64
+	buf    []byte // with room for a header
+	chunk  []byte
+}
+
+// once sends what is there, after waiting for a first byte.
+func (t *teller) once(ctx context.Context, o *wire.Output) error {
+	if o.Wait > 0 {
+		wait, cancel := context.WithTimeout(ctx, o.Wait)
+		err := t.stream.Wait(wait, t.next)
+		cancel()
+		if err != nil && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if errors.Is(err, spool.ErrFreed) {
+			return err
+		}
+	}
+	_, end, _ := t.stream.Span()
+	left := o.Limit
+	if left == 0 {
+		left = end // more than is there
+	}
+	for left > 0 && t.next < end {
+		n, err := t.send(left)
+		if err != nil || n == 0 {
+			return err
+		}
+		left -= int64(n)
+	}
+	return nil
+}
+
+// follow sends everything up to the stream's end. What was sent counts as read
+// half a spool later: so much may be on its way when a connection breaks, and
+// the next reader finds it.
+func (t *teller) follow(ctx context.Context) error {
+	for {
+		if err := t.stream.Wait(ctx, t.next); err != nil {
+			return err
+		}
+		n, err := t.send(int64(len(t.buf)))
+		if err != nil {
+			return err
+		}
+		if n == 0 { // ready and nothing there: the end
+			return nil
+		}
+		t.stream.Ack(t.next - t.stream.Limit()/2)
+	}
+}
+
+// send sends one piece of at most limit bytes with its place.
+func (t *teller) send(limit int64) (int, error) {
+	room := t.buf[wire.HeaderLen:]
+	n, at := t.stream.ReadAt(room[:min(int64(len(room)), limit)], t.next)
+	t.next = at
+	if n == 0 {
+		return 0, nil
+	}
+	t.chunk = append(strconv.AppendInt(append(t.chunk[:0], `{"offset":`...), at, 10), '}')
+	if err := t.conn.WriteFrame(wire.KindChunk, t.chunk); err != nil {
+		return 0, errHostGone
+	}
+	if err := t.conn.WriteRoom(wire.KindData, t.buf[:wire.HeaderLen+n]); err != nil {
+		return 0, errHostGone
+	}
+	t.next += int64(n)
+	return n, nil
+}
+
+// input writes to a shell's stdin; streams do so one after the other.
+func (s *Server) input(c *wire.Conn, body json.RawMessage) error {
+	var ref wire.ShellRef
+	if err := wire.Decode(body, &ref); err != nil {
+		return err
+	}
+	sh, err := s.find(ref.ID)
+	if err != nil {
+		return err
+	}
+	if !sh.cmd.Stdin {
+		return wire.Failf(wire.FailedPrecondition, "id", "shell %q was started without stdin", ref.ID)
+	}
+	select {
+	case sh.input <- struct{}{}:
+		defer func() { <-sh.input }()
+	case <-sh.done:
+	case <-time.After(wire.HeaderTime):
+		return wire.Failf(wire.Unavailable, "id", "another stream writes to shell %q", ref.ID)
+	}
+	for {
+		if sh.ended() {
+			return wire.Failf(wire.FailedPrecondition, "id", "shell %q has ended", ref.ID)
+		}
+		kind, payload, err := c.ReadFrame()
+		if err != nil { // the host leaves the input open, and may listen still
+			c.SetWriteDeadline(time.Now().Add(wire.HeaderTime)) //nolint:errcheck // closed: nobody listens
+			_ = c.Reply(nil)
+			return nil
+		}
+		switch kind {
+		case wire.KindStdin:
+			// What arrived is delivered, whether the host is there still or not.
+			sh.run.write(sh.run.sp.in.ours, payload, func() bool { return false })
+		case wire.KindEOF:
+			sh.run.sp.in.ours.Close()
+			return c.Reply(nil)
+		default:
+			return wire.Failf(wire.InvalidArgument, "", "a frame of kind %q is no input", byte(kind))
+		}
+	}
+}

@@ -1,0 +1,263 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"syscall"
+	"time"
+
+	"orchestrator/internal/guest/server/spool"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+// maxShown is how much of argv a shell's state shows, maxListed how much in a
+// list of MaxShells: escaped, each has to fit one frame.
+const (
+	maxShown  = 64 << 10
+	maxListed = 1 << 10
+)
+
+// maxGrace is the longest time between TERM and KILL.
+const maxGrace = time.Minute
+
+// shell is a command in the background with its output.
+type shell struct {
+	cmd     wire.Command
+	out     *spool.Stream
+	err     *spool.Stream
+	input   chan struct{} // taken by the stream that writes to its stdin
+	started chan struct{} // closed when run or failure is there
+	done    chan struct{} // closed when result is there
+
+	// Written before started is closed.
+	run     *run
+	at      time.Time
+	failure error
+
+	result runtime.Result // written before done is closed
+}
+
+// startShell starts a shell, or finds the one of that id, which may be just
+// starting.
+func (s *Server) startShell(cmd wire.Command) (wire.Shell, error) {
+	if f := check(&cmd); f != nil {
+		return wire.Shell{}, f
+	}
+	if cmd.ID == "" {
+		return wire.Shell{}, wire.Failf(wire.InvalidArgument, "id", "must not be empty")
+	}
+	sh, fresh, err := s.reserve(cmd)
+	if err != nil {
+		return wire.Shell{}, err
+	}
+	if fresh {
+		s.bringUp(sh)
+	}
+	select {
+	case <-sh.started:
+	case <-s.ctx.Done():
+		return wire.Shell{}, wire.Failf(wire.Unavailable, "", "the sandbox is ending")
+	}
+	if sh.failure != nil {
+		return wire.Shell{}, sh.failure
+	}
+	return sh.state(), nil
+}
+
+// reserve takes the id, so that two starts at once make one shell.
+func (s *Server) reserve(cmd wire.Command) (*shell, bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sh := s.shells[cmd.ID]; sh != nil {
+		return sh, false, nil
+	}
+	if len(s.shells) >= wire.MaxShells {
+		return nil, false, wire.Failf(wire.ResourceExhausted, "", "%d shells are kept; forget one that has ended", wire.MaxShells)
+	}
+	sh := &shell{cmd: cmd, input: make(chan struct{}, 1), started: make(chan struct{}), done: make(chan struct{})}
+	limit := cmp.Or(cmd.Spool, wire.SpoolBytes)
+	sh.out, sh.err = s.spools.Stream(limit, cmd.Wait), s.spools.Stream(limit, cmd.Wait)
+	s.shells[cmd.ID] = sh
+	return sh, true, nil
+}
+
+// bringUp launches the shell, or drops it again.
+func (s *Server) bringUp(sh *shell) {
+	defer close(sh.started)
+	sh.failure = func() error {
+		p, f := s.program(&sh.cmd)
+		if f != nil {
+			return f
+		}
+		r, err := s.begin(sh.cmd)
+		if err != nil {
+			return err
+		}
+		if err := r.launch(p); err != nil {
+			return err
+		}
+		sh.run, sh.at = r, time.Now()
+		return nil
+	}()
+	if sh.failure != nil {
+		s.drop(sh)
+		return
+	}
+	sh.run.pump(spooled{sh.out}, spooled{sh.err})
+	s.work.Go(func() {
+		res := sh.run.wait(func() { sh.out.Force(); sh.err.Force() })
+		sh.out.Close()
+		sh.err.Close()
+		sh.result = res
+		close(sh.done)
+	})
+}
+
+func (s *Server) drop(sh *shell) {
+	s.mu.Lock()
+	delete(s.shells, sh.cmd.ID)
+	s.mu.Unlock()
+	sh.out.Free()
+	sh.err.Free()
+}
+
+// find returns a shell that was started.
+func (s *Server) find(id string) (*shell, error) {
+	s.mu.Lock()
+	sh := s.shells[id]
+	s.mu.Unlock()
+	if sh != nil {
+		select {
+		case <-sh.started:
+			if sh.failure == nil {
+				return sh, nil
+			}
+		default: // its id has not been answered yet
+		}
+	}
+	return nil, wire.Failf(wire.NotFound, "id", "there is no shell %.128q", id)
+}
+
+func (sh *shell) ended() bool {
+	select {
+	case <-sh.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// state is what is known of a started shell.
+func (sh *shell) state() wire.Shell {
+	w := wire.Shell{ID: sh.cmd.ID, Argv: shorten(sh.cmd.Argv, maxShown), StartedAt: sh.at}
+	if sh.ended() {
+		res := sh.result
+		w.Result = &res
+	}
+	w.Stdout, w.Stderr = span(sh.out), span(sh.err)
+	return w
+}
+
+func span(st *spool.Stream) wire.Span {
+	start, end, _ := st.Span()
+	return wire.Span{Start: start, End: end}
+}
+
+func (s *Server) showShell(ref wire.ShellRef) (wire.Shell, error) {
+	sh, err := s.find(ref.ID)
+	if err != nil {
+		return wire.Shell{}, err
+	}
+	return sh.state(), nil
+}
+
+// listShells lists those that were started, the oldest first. Of argv it tells
+// no more than fits a frame.
+func (s *Server) listShells() []wire.Shell {
+	s.mu.Lock()
+	ids := make([]string, 0, len(s.shells))
+	for id := range s.shells {
+		ids = append(ids, id)
+	}
+	s.mu.Unlock()
+	list := []wire.Shell{}
+	for _, id := range ids {
+		if sh, err := s.find(id); err == nil {
+			w := sh.state()
+			w.Argv = shorten(w.Argv, maxListed)
+			list = append(list, w)
+		}
+	}
+	slices.SortFunc(list, func(a, b wire.Shell) int {
+		return cmp.Or(a.StartedAt.Compare(b.StartedAt), cmp.Compare(a.ID, b.ID))
+	})
+	return list
+}
+
+// shorten keeps of argv about as many bytes as are allowed.
+func shorten(argv []string, left int) []string {
+	for i, a := range argv {
+		if left -= len(a) + 8; left < 0 {
+			return append(slices.Clone(argv[:i]), "…")
+		}
+	}
+	return argv
+}
+
+// signal reaches shells and the commands of other streams.
+func (s *Server) signal(sig wire.Signal) (struct{}, error) {
+	s.mu.Lock()
+	r := s.running[sig.ID]
+	s.mu.Unlock()
+	if r == nil {
+		return struct{}{}, wire.Failf(wire.NotFound, "id", "no command %.128q is running", sig.ID)
+	}
+	return struct{}{}, r.signal(sig.Number, sig.All)
+}
+
+// kill ends a shell and returns when nothing of it lives. One that has ended
+// is no error.
+func (s *Server) kill(k wire.Kill) (wire.Shell, error) {
+	if k.Grace < 0 || k.Grace > maxGrace {
+		return wire.Shell{}, wire.Failf(wire.InvalidArgument, "grace_ns", "must be from 0 to %d", maxGrace)
+	}
+	sh, err := s.find(k.ID)
+	if err != nil {
+		return wire.Shell{}, err
+	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), k.Grace+2*killTime, errors.New("the command does not end"))
+	defer cancel()
+	if k.Grace > 0 && !sh.ended() {
+		sh.run.blame(runtime.Cancelled)
+		if err := sh.run.signal(int(syscall.SIGTERM), true); err == nil {
+			soon := time.NewTimer(k.Grace)
+			defer soon.Stop()
+			select {
+			case <-sh.done:
+			case <-soon.C:
+			}
+		}
+	}
+	sh.run.stop(runtime.Cancelled)
+	select {
+	case <-sh.done:
+		return sh.state(), nil
+	case <-ctx.Done():
+		return wire.Shell{}, wire.Failf(wire.Internal, "", "kill shell %q: %v", k.ID, context.Cause(ctx))
+	}
+}
+
+func (s *Server) forget(ref wire.ShellRef) (struct{}, error) {
+	sh, err := s.find(ref.ID)
+	if err != nil {
+		return struct{}{}, err
+	}
+	if !sh.ended() {
+		return struct{}{}, wire.Failf(wire.FailedPrecondition, "id", "shell %q is running; kill it first", ref.ID)
+	}
+	s.drop(sh)
+	return struct{}{}, nil
+}
