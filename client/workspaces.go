@@ -1,0 +1,30 @@
+package client
+
+import (
+	"context"
+	"net/http"
+
+	v1 "orchestrator/client/v1"
+)
+
+// CreateWorkspace makes an empty workspace.
+func (c *Client) CreateWorkspace(ctx context.Context, name string, opts ...Option) (v1.Workspace, error) {
+	return post[v1.Workspace](ctx, c, newCall(http.MethodPost, "workspaces"), v1.WorkspaceRequest{Name: name}, opts)
+}
+
+// Workspaces lists all workspaces by name.
+func (c *Client) Workspaces(ctx context.Context) ([]v1.Workspace, error) {
+	l, err := ask[v1.List[v1.Workspace]](ctx, c, newCall(http.MethodGet, "workspaces"))
+	return l.Items, err
+}
+
+// Workspace describes one.
+func (c *Client) Workspace(ctx context.Context, name string) (v1.Workspace, error) {
+	return ask[v1.Workspace](ctx, c, newCall(http.MethodGet, "workspaces", name))
+}
+
+// DeleteWorkspace removes a workspace with all its files; not while a sandbox
+// has it.
+func (c *Client) DeleteWorkspace(ctx context.Context, name string) error {
+	return c.answer(ctx, newCall(http.MethodDelete, "workspaces", name), nil)
+}
