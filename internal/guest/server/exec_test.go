@@ -1,0 +1,388 @@
+package server
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+func TestExecEndsAsTheCommandDid(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		cases := []struct {
+			cmd    wire.Command
+			ending runtime.Ending
+			code   int
+			signal int
+		}{
+			{wire.Command{Argv: []string{"true"}}, runtime.Exited, 0, 0},
+			{sh("exit 7"), runtime.Exited, 7, 0},
+			{sh("exit 255"), runtime.Exited, 255, 0},
+			{sh("kill -TERM $$"), runtime.Signalled, -1, 15},
+			{sh("kill -KILL $$"), runtime.Signalled, -1, 9},
+		}
+		for _, c := range cases {
+			a, r := run1(t, s, c.cmd)
+			wantEnding(t, r, c.ending, c.code)
+			if r.Signal != c.signal || !a.started || r.Duration <= 0 {
+				t.Errorf("%v: started %v, %+v", c.cmd.Argv, a.started, r)
+			}
+		}
+	})
+}
+
+func TestExecKeepsStreamsApartAndMergesOnDemand(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		cmd := sh("echo out; echo err >&2; printf '\\377\\000x'")
+		a, _ := run1(t, s, cmd)
+		if a.stdout.String() != "out\n\xff\x00x" || a.stderr.String() != "err\n" {
+			t.Errorf("got %q and %q", a.stdout.String(), a.stderr.String())
+		}
+		cmd.MergeStderr = true
+		a, _ = run1(t, s, cmd)
+		if a.stdout.String() != "out\nerr\n\xff\x00x" || a.stderr.Len() > 0 {
+			t.Errorf("merged: got %q and %q", a.stdout.String(), a.stderr.String())
+		}
+	})
+}
+
+func TestExecPassesInput(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		cmd := wire.Command{Argv: []string{"cat"}, Stdin: true}
+		k := dial(t, s, wire.OpExec, cmd)
+		want := bytes.Repeat([]byte("0123456789abcdef"), 64<<10) // 1 MiB
+		var sent sync.WaitGroup
+		sent.Go(func() {
+			for rest := want; len(rest) > 0; {
+				n := min(len(rest), wire.MaxFrame)
+				if err := k.c.WriteFrame(wire.KindStdin, rest[:n]); err != nil {
+					t.Error(err)
+					return
+				}
+				rest = rest[n:]
+			}
+			if err := k.c.WriteFrame(wire.KindEOF, nil); err != nil {
+				t.Error(err)
+			}
+		})
+		a := k.all()
+		sent.Wait()
+		wantEnding(t, a.result(t), runtime.Exited, 0)
+		if !bytes.Equal(a.stdout.Bytes(), want) {
+			t.Errorf("got %d bytes, want %d the same", a.stdout.Len(), len(want))
+		}
+		// Without Stdin there is none.
+		a, r := run1(t, s, wire.Command{Argv: []string{"cat"}})
+		wantEnding(t, r, runtime.Exited, 0)
+		if a.stdout.Len() != 0 {
+			t.Errorf("got %q", a.stdout.String())
+		}
+	})
+}
+
+func TestExecSendsAllOutput(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		a, r := run1(t, s, sh("head -c 10485760 /dev/zero | tr '\\0' x; echo end >&2"))
+		wantEnding(t, r, runtime.Exited, 0)
+		if a.stdout.Len() != 10<<20 || a.stderr.String() != "end\n" || bytes.Trim(a.stdout.Bytes(), "x") != nil && len(bytes.Trim(a.stdout.Bytes(), "x")) > 0 {
+			t.Errorf("got %d bytes and %q", a.stdout.Len(), a.stderr.String())
+		}
+	})
+}
+
+func TestNothingOutlivesTheEnding(t *testing.T) {
+	scripts := map[string]string{
+		"child that holds stdout": `sleep 7%d & echo ok`,
+		"daemon":                  `setsid sh -c 'trap "" TERM HUP; sleep 7%d & sleep 7%[1]d' >/dev/null 2>&1 </dev/null & echo ok`,
+		"double fork":             `(setsid setsid sh -c '(sleep 7%d &) ; sleep 7%[1]d' &) ; echo ok`,
+		"cleared environment":     `env -i setsid sleep 7%d >/dev/null & echo ok`,
+		"stopped child":           `sleep 7%d & kill -STOP $!; echo ok`,
+	}
+	n := 1000 + os.Getpid()
+	both(t, func(t *testing.T, s *Server) {
+		for name, script := range scripts {
+			n++
+			marker := fmt.Sprintf("7%d", n)
+			a, r := run1(t, s, sh(fmt.Sprintf(script, n)))
+			wantEnding(t, r, runtime.Exited, 0)
+			if a.stdout.String() != "ok\n" {
+				t.Errorf("%s: got %q, %q", name, a.stdout.String(), a.stderr.String())
+			}
+			nothingLeft(t, marker)
+		}
+	})
+}
+
+func TestTimeoutKillsEverything(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		marker := "81." + t.Name()[len(t.Name())-3:]
+		cmd := wire.Command{Argv: []string{"sh", "-c", "echo before; setsid sleep 8111 & while :; do :; done", marker}, Timeout: 300 * time.Millisecond}
+		a, r := run1(t, s, cmd)
+		if r.Ending != runtime.Timeout || r.ExitCode != -1 || r.Unclean || r.Duration < cmd.Timeout {
+			t.Errorf("got %+v", r)
+		}
+		if a.stdout.String() != "before\n" {
+			t.Errorf("got %q", a.stdout.String())
+		}
+		nothingLeft(t, marker)
+		nothingLeft(t, "8111")
+	})
+}
+
+func TestTimeoutActsUnderAFloodOfOutput(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		cmd := wire.Command{Argv: []string{"sh", "-c", "yes >&2 & yes"}, Timeout: 200 * time.Millisecond}
+		k := dial(t, s, wire.OpExec, cmd)
+		a := k.untilStarted()
+		time.Sleep(2 * cmd.Timeout) // the host does not read: pipes and socket are full
+		eventually(t, "no yes is left", func() bool { return len(withMarker(t, "yes")) == 0 })
+		for !k.read(a) {
+		}
+		r := a.result(t)
+		if r.Ending != runtime.Timeout {
+			t.Errorf("got %+v", r)
+		}
+		if b := a.stdout.Bytes(); len(b) == 0 || len(bytes.Trim(b, "y\n")) > 0 {
+			t.Errorf("output of %d bytes is not what was written", len(b))
+		}
+	})
+}
+
+func TestClosedStreamCancels(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		for name, cmd := range map[string]wire.Command{
+			"quiet":         {Argv: []string{"sleep", "8222"}},
+			"writes":        {Argv: []string{"sh", "-c", "yes 8222"}},
+			"takes nothing": {Argv: []string{"sleep", "8222"}, Stdin: true},
+		} {
+			k := dial(t, s, wire.OpExec, cmd)
+			k.untilStarted()
+			if cmd.Stdin {
+				k.nc.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+				for k.c.WriteFrame(wire.KindStdin, make([]byte, wire.MaxFrame)) == nil {
+				}
+			}
+			k.nc.Close()
+			eventually(t, name+" is dead", func() bool {
+				return len(withMarker(t, "8222")) == 0 && ask[wire.Pong](t, s, wire.OpPing, nil).Commands == 0
+			})
+		}
+	})
+}
+
+func TestSignalsReachLeaderOrAll(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		cmd := sh(`trap 'echo usr1' USR1; trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done`)
+		cmd.ID = "signalled"
+		k := dial(t, s, wire.OpExec, cmd)
+		a := k.untilStarted()
+		for !strings.Contains(a.stdout.String(), "ready") {
+			k.read(a)
+		}
+		if err := k.c.WriteJSON(wire.KindSignal, wire.Signal{Number: 10}); err != nil {
+			t.Fatal(err)
+		}
+		for !strings.Contains(a.stdout.String(), "usr1") {
+			k.read(a)
+		}
+		ask[struct{}](t, s, wire.OpSignal, wire.Signal{ID: "signalled", Number: 15, All: true})
+		for !k.read(a) {
+		}
+		wantEnding(t, a.result(t), runtime.Exited, 3)
+		for number, want := range map[int]string{0: wire.NotFound, 65: wire.NotFound} {
+			f := dial(t, s, wire.OpSignal, wire.Signal{ID: "signalled", Number: number}).all().failure
+			if f == nil || f.Code != want {
+				t.Errorf("signal %d: %v", number, f)
+			}
+		}
+	})
+}
+
+func TestOutputLimitEndsTheCommand(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		a, r := run1(t, s, wire.Command{Argv: []string{"yes"}, OutputLimit: 100_001})
+		if r.Ending != runtime.OutputLimit || r.Unclean {
+			t.Errorf("got %+v", r)
+		}
+		if a.stdout.Len() != 100_001 {
+			t.Errorf("got %d bytes", a.stdout.Len())
+		}
+		_, r = run1(t, s, wire.Command{Argv: []string{"head", "-c", "5000", "/dev/zero"}, OutputLimit: 5000})
+		wantEnding(t, r, runtime.Exited, 0)
+	})
+}
+
+func TestBadCommandsNameTheField(t *testing.T) {
+	long := strings.Repeat("x", wire.MaxArgBytes)
+	cases := []struct {
+		cmd         wire.Command
+		code, field string
+	}{
+		{wire.Command{}, wire.InvalidArgument, "argv"},
+		{wire.Command{Argv: []string{""}}, wire.InvalidArgument, "argv"},
+		{wire.Command{Argv: []string{"a\x00b"}}, wire.InvalidArgument, "argv"},
+		{wire.Command{Argv: make([]string, wire.MaxArgs+1)}, wire.InvalidArgument, "argv"},
+		{wire.Command{Argv: []string{"echo", long}}, wire.InvalidArgument, "argv"},
+		{wire.Command{Argv: []string{"echo", long[:200<<10]}}, wire.InvalidArgument, "argv"}, // the kernel's own limit
+		{wire.Command{Argv: []string{"no-such-program"}}, wire.NotFound, "argv"},
+		{wire.Command{Argv: []string{"/no/such/program"}}, wire.NotFound, "argv"},
+		{wire.Command{Argv: []string{"/etc/passwd"}}, wire.PermissionDenied, "argv"},
+		{wire.Command{Argv: []string{"true"}, Cwd: "/no/such/folder"}, wire.NotFound, "cwd"},
+		{wire.Command{Argv: []string{"true"}, Cwd: "/etc/passwd"}, wire.InvalidArgument, "cwd"},
+		{wire.Command{Argv: []string{"true"}, Cwd: "/root/x"}, wire.PermissionDenied, "cwd"},
+		{wire.Command{Argv: []string{"true"}, Cwd: "a\x00"}, wire.InvalidArgument, "cwd"},
+		{wire.Command{Argv: []string{"true"}, User: "root"}, wire.InvalidArgument, "user"},
+		{wire.Command{Argv: []string{"true"}, User: "0"}, wire.InvalidArgument, "user"},
+		{wire.Command{Argv: []string{"true"}, User: "0:1000"}, wire.InvalidArgument, "user"},
+		{wire.Command{Argv: []string{"true"}, User: "4294967295"}, wire.InvalidArgument, "user"},
+		{wire.Command{Argv: []string{"true"}, User: "1000:x"}, wire.InvalidArgument, "user"},
+		{wire.Command{Argv: []string{"true"}, User: "nobody-knows"}, wire.InvalidArgument, "user"},
+		{wire.Command{Argv: []string{"true"}, Env: map[string]string{"a=b": ""}}, wire.InvalidArgument, "env"},
+		{wire.Command{Argv: []string{"true"}, Env: map[string]string{"": ""}}, wire.InvalidArgument, "env"},
+		{wire.Command{Argv: []string{"true"}, Env: map[string]string{"A": "\x00"}}, wire.InvalidArgument, "env"},
+		{wire.Command{Argv: []string{"true"}, Timeout: -1}, wire.InvalidArgument, "timeout_ns"},
+		{wire.Command{Argv: []string{"true"}, ID: "a/b"}, wire.InvalidArgument, "id"},
+	}
+	both(t, func(t *testing.T, s *Server) {
+		for _, c := range cases {
+			f := dial(t, s, wire.OpExec, c.cmd).all().failure
+			if f == nil || f.Code != c.code || f.Field != c.field || f.Message == "" {
+				t.Errorf("%.80q cwd %q user %q: got %v, want %s of %s", c.cmd.Argv, c.cmd.Cwd, c.cmd.User, f, c.code, c.field)
+			}
+		}
+		if p := ask[wire.Pong](t, s, wire.OpPing, nil); p.Commands != 0 {
+			t.Errorf("%d commands are counted", p.Commands)
+		}
+	})
+}
+
+func TestCommandsGetTheirEnvironment(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		a, _ := run1(t, s, wire.Command{Argv: []string{"sh", "-c", `env | sort; id -u; pwd`}, Env: map[string]string{"LANG": "x", "MINE": "a b"}, Cwd: "/"})
+		for _, want := range []string{"HOME=/home/user\n", "LANG=x\n", "MINE=a b\n", "PATH=" + defaultPath + "\n", "\n1000\n/\n"} {
+			if !strings.Contains(a.stdout.String(), want) {
+				t.Errorf("%q is missing in %q", want, a.stdout.String())
+			}
+		}
+		if strings.Contains(a.stdout.String(), inChild) {
+			t.Error("the guest's own environment came through")
+		}
+		a, r := run1(t, s, wire.Command{Argv: []string{"sh", "-c", `id -u; id -g; echo $HOME`}, User: "4242:4343"})
+		wantEnding(t, r, runtime.Exited, 0)
+		if a.stdout.String() != "4242\n4343\n/\n" {
+			t.Errorf("got %q", a.stdout.String())
+		}
+	})
+}
+
+func TestManyCommandsAtOnce(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		var group sync.WaitGroup
+		for range 20 {
+			group.Go(func() {
+				for range 3 {
+					a, r := run1(t, s, sh("echo ok; sleep 0.01"))
+					wantEnding(t, r, runtime.Exited, 0)
+					if a.stdout.String() != "ok\n" {
+						t.Errorf("got %q", a.stdout.String())
+					}
+				}
+			})
+		}
+		group.Wait()
+	})
+}
+
+func TestCapsNameTheEnding(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("not root")
+	}
+	if os.Getenv(cgroupEnv) == "" {
+		return // a host without delegated cgroups has no caps to meet
+	}
+	s := testServer(t, true)
+	_, r := run1(t, s, wire.Command{Argv: []string{"sh", "-c", "head -c 600m /dev/zero | tail"}, Timeout: bound})
+	if r.Ending != runtime.OOM || r.Unclean {
+		t.Errorf("memory: got %+v", r)
+	}
+	_, r = run1(t, s, wire.Command{Argv: []string{"sh", "-c", "i=0; while [ $i -lt 500 ]; do sleep 8333 & i=$((i+1)); done; exit 0"}, Timeout: bound})
+	if r.Ending != runtime.Pids || r.Unclean {
+		t.Errorf("pids: got %+v", r)
+	}
+	nothingLeft(t, "8333")
+	_, r = run1(t, s, sh("head -c 20m /dev/zero | tail -c 1 >/dev/null; i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"))
+	wantEnding(t, r, runtime.Exited, 0)
+	if r.Usage.MemoryBytes == 0 || r.Usage.CPUUser+r.Usage.CPUSystem == 0 {
+		t.Errorf("usage is %+v", r.Usage)
+	}
+}
+
+func TestRunnersThatForkAndExitDie(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("not root")
+	}
+	if os.Getenv(cgroupEnv) == "" {
+		return // without cgroups the result says "unclean" where it cannot follow
+	}
+	s := testServer(t, true)
+	script := `r() { while :; do (sh -c "$0" 8444 & exit); done; }; r`
+	_, r := run1(t, s, wire.Command{Argv: []string{"sh", "-c", script, "sleep 0.001 # 8444"}, Timeout: time.Second})
+	if r.Ending != runtime.Timeout || r.Unclean {
+		t.Errorf("got %+v", r)
+	}
+	nothingLeft(t, "8444")
+	_, r = run1(t, s, wire.Command{Argv: []string{"true"}})
+	wantEnding(t, r, runtime.Exited, 0)
+}
+
+func BenchmarkExecTrue(b *testing.B) {
+	if os.Getuid() != 0 {
+		b.Skip("not root")
+	}
+	for name, cg := range map[string]bool{"cgroup": true, "tag": false} {
+		if cg && os.Getenv(cgroupEnv) == "" {
+			continue
+		}
+		b.Run(name, func(b *testing.B) {
+			s := testServer(b, cg)
+			ask[struct{}](b, s, wire.OpClaim, wire.Claim{Lease: "bench"})
+			for b.Loop() {
+				run1(b, s, wire.Command{Argv: []string{"/bin/true"}})
+			}
+		})
+	}
+}
+
+func BenchmarkExecOutput(b *testing.B) {
+	if os.Getuid() != 0 {
+		b.Skip("not root")
+	}
+	s := testServer(b, false)
+	const size = 256 << 20
+	b.SetBytes(size)
+	for b.Loop() {
+		k := dial(b, s, wire.OpExec, wire.Command{Argv: []string{"head", "-c", "268435456", "/dev/zero"}})
+		n := 0
+		for {
+			kind, p, err := k.c.ReadFrame()
+			if err != nil {
+				b.Fatal(err)
+			}
+			if kind == wire.KindReply {
+				break
+			}
+			if kind == wire.KindStdout {
+				n += len(p)
+			}
+		}
+		if n != size {
+			b.Fatalf("got %d bytes", n)
+		}
+	}
+}
