@@ -176,7 +176,10 @@ func (c *Client) Input(ctx context.Context, id string, r io.Reader, closing bool
 		}
 	}
 	go s.pump(r, done, func(err error) { cancel(fmt.Errorf("%w: %w", errInput, err)) })
-	_, err = s.reply(sctx)
+	payload, err := s.reply(sctx)
+	if err == nil {
+		_, err = decode[struct{}](s, payload)
+	}
 	if errors.Is(err, errSent) {
 		// What was written is delivered before the stream's end, but nobody
 		// can answer: whether the shell is there to take it has to be asked.

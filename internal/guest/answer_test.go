@@ -1,0 +1,337 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"pgregory.net/rapid"
+
+	"orchestrator/internal/guest/files"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+var (
+	shellX = wire.Shell{ID: "x", Argv: []string{"a"}, Stdout: wire.Span{Start: 1, End: 2}}
+	fileX  = wire.FileInfo{Name: "f", Path: "d/f", Type: "file", Size: 4, Mode: 0o644}
+)
+
+// calls is every operation with one reply, or a simple one.
+func calls(ctx context.Context, c *Client) map[string]func() error {
+	q := wire.FileRequest{Path: "d/f"}
+	return map[string]func() error{
+		"ping":   func() error { _, err := c.Ping(ctx); return err },
+		"claim":  func() error { return c.Claim(ctx, wire.Claim{Lease: "l"}) },
+		"end":    func() error { return c.End(ctx) },
+		"exec":   func() error { _, err := c.Exec(ctx, command(), IO{}); return err },
+		"start":  func() error { _, err := c.Start(ctx, command()); return err },
+		"shell":  func() error { _, err := c.Shell(ctx, "x"); return err },
+		"shells": func() error { _, err := c.Shells(ctx); return err },
+		"kill":   func() error { _, err := c.Kill(ctx, wire.Kill{ID: "x"}); return err },
+		"signal": func() error { return c.Signal(ctx, wire.Signal{ID: "x"}) },
+		"forget": func() error { return c.Forget(ctx, "x") },
+		"input":  func() error { return c.Input(ctx, "x", strings.NewReader("in"), true) },
+		"output": func() error {
+			_, err := c.Output(ctx, wire.Output{ID: "x"}, func(int64, []byte) error { return nil })
+			return err
+		},
+		"read": func() error {
+			r, _, err := c.ReadFile(ctx, q)
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			_, err = io.Copy(io.Discard, r)
+			return err
+		},
+		"write":  func() error { _, err := c.WriteFile(ctx, q, strings.NewReader("in")); return err },
+		"list":   func() error { _, err := c.List(ctx, q); return err },
+		"stat":   func() error { _, err := c.Stat(ctx, q); return err },
+		"mkdir":  func() error { _, err := c.Mkdir(ctx, q); return err },
+		"move":   func() error { _, err := c.Move(ctx, q); return err },
+		"remove": func() error { return c.Remove(ctx, q) },
+	}
+}
+
+func TestEveryCallSurvivesABrokenAnswer(t *testing.T) {
+	for name, bytes := range map[string][]byte{
+		"nothing": {}, "half a header": {'R', 0}, "garbage": []byte("garbage, and more of it"), "a huge reply": {'R', 255, 255, 255, 255},
+		"no JSON": frame(wire.KindReply, "{"), "no object": frame(wire.KindReply, `"x"`), "a number": frame(wire.KindReply, `7`),
+		"stdin": frame(wire.KindStdin, "x"), "half a failure": frame(wire.KindFailure, `{"code":`),
+	} {
+		c := New(sayer{t, bytes})
+		for op, call := range calls(soon(t), c) {
+			if err := call(); !errors.Is(err, ErrLost) || !errdefs.IsUnavailable(err) {
+				t.Errorf("%s after %s: %v", op, name, err)
+			}
+		}
+	}
+}
+
+// sayer is an Opener whose guest says the same to everything.
+type sayer struct {
+	t   testing.TB
+	say []byte
+}
+
+func (s sayer) Open(context.Context) (net.Conn, error) {
+	host, guest := socketPair(s.t)
+	if len(s.say) > 64<<10 {
+		s.say = s.say[:64<<10] // what a socket takes without a reader
+	}
+	_, err := guest.Write(s.say)
+	_ = guest.(*net.UnixConn).CloseWrite()
+	go func() {
+		defer guest.Close()
+		_, _ = io.Copy(io.Discard, guest) // ends when the host hangs up
+	}()
+	return host, err
+}
+
+func TestAnswersAreChecked(t *testing.T) {
+	reply := func(v any) []byte { return jsonFrame(wire.KindReply, v) }
+	file := func(change func(*wire.FileInfo)) []byte { i := fileX; change(&i); return reply(i) }
+	shell := func(change func(*wire.Shell)) []byte { s := shellX; change(&s); return reply(s) }
+	opened := jsonFrame(wire.KindStarted, fileX)
+	end := func(next int64) []byte { return reply(wire.OutputEnd{Next: next, Shell: shellX}) }
+	chunk := func(at int64) []byte { return jsonFrame(wire.KindChunk, wire.Chunk{Offset: at}) }
+	data := frame(wire.KindData, "data")
+	for name, c := range map[string]struct {
+		op    string
+		bytes []byte
+	}{
+		"a name with a slash":       {"stat", file(func(i *wire.FileInfo) { i.Name = "../f" })},
+		"a name that leads up":      {"stat", file(func(i *wire.FileInfo) { i.Name = ".." })},
+		"no name":                   {"mkdir", file(func(i *wire.FileInfo) { i.Name = "" })},
+		"an absolute path":          {"move", file(func(i *wire.FileInfo) { i.Path = "/etc/passwd" })},
+		"a path that leads out":     {"write", file(func(i *wire.FileInfo) { i.Path = "a/../../b" })},
+		"a negative size":           {"stat", file(func(i *wire.FileInfo) { i.Size = -1 })},
+		"an unknown type":           {"stat", file(func(i *wire.FileInfo) { i.Type = "door" })},
+		"a mode with a type":        {"stat", file(func(i *wire.FileInfo) { i.Mode = 0o100644 })},
+		"a bad entry in a list":     {"list", frame(wire.KindReply, `{"items":[{}]}`)},
+		"too long a list":           {"list", frame(wire.KindReply, `{"items":[`+strings.Repeat(`{"name":"a","path":"a","type":"dir"},`, wire.MaxEntries)+`{}]}`)},
+		"another shell":             {"shell", shell(func(s *wire.Shell) { s.ID = "y" })},
+		"another shell started":     {"start", shell(func(s *wire.Shell) { s.ID = "y" })},
+		"output before its start":   {"kill", shell(func(s *wire.Shell) { s.Stdout = wire.Span{Start: 2, End: 1} })},
+		"an odd ending of a shell":  {"shell", shell(func(s *wire.Shell) { s.Result = &runtime.Result{Ending: "x"} })},
+		"too many shells":           {"shells", frame(wire.KindReply, "["+strings.Repeat(`{"id":"a"},`, wire.MaxShells)+`{"id":"a"}]`)},
+		"a list that is none":       {"shells", frame(wire.KindReply, `{}`)},
+		"data without a chunk":      {"output", data},
+		"two chunks":                {"output", append(chunk(0), chunk(0)...)},
+		"an end in a chunk":         {"output", append(chunk(0), end(0)...)},
+		"output that goes back":     {"output", bytes.Join([][]byte{chunk(5), data, chunk(8)}, nil)},
+		"an end before the data's":  {"output", bytes.Join([][]byte{chunk(5), data, end(8)}, nil)},
+		"a negative offset":         {"output", append(chunk(-1), data...)},
+		"an offset that overflows":  {"output", append(chunk(1<<63-1), data...)},
+		"another shell's output":    {"output", reply(wire.OutputEnd{Shell: wire.Shell{ID: "y"}})},
+		"a folder that is read":     {"read", jsonFrame(wire.KindStarted, wire.FileInfo{Name: "d", Path: "d", Type: "dir"})},
+		"a file longer than itself": {"read", bytes.Join([][]byte{opened, data, data}, nil)},
+		"a file twice":              {"read", append(bytes.Clone(opened), opened...)},
+		"data before its file":      {"read", data},
+	} {
+		client := talk(t, &peer{script: hold(c.bytes)})
+		if err := calls(soon(t), client)[c.op](); !errors.Is(err, ErrProtocol) || !errors.Is(err, ErrLost) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestACutFileIsNoWholeOne(t *testing.T) {
+	opened := jsonFrame(wire.KindStarted, fileX)
+	for name, c := range map[string]struct {
+		script func(*wire.Conn, net.Conn, wire.Request)
+		is     error
+	}{
+		"shorter":  {hold(opened, frame(wire.KindData, "da"), jsonFrame(wire.KindReply, fileX)), errdefs.ErrUnavailable},
+		"hangs up": {say(opened, frame(wire.KindData, "da")), ErrLost},
+		"fails":    {hold(opened, frame(wire.KindData, "da"), jsonFrame(wire.KindFailure, wire.Failure{Code: wire.Internal})), errdefs.ErrInternal},
+	} {
+		r, _, err := talk(t, &peer{script: c.script}).ReadFile(soon(t), wire.FileRequest{Path: "f"})
+		must(t, err)
+		b, err := io.ReadAll(r)
+		if string(b) != "da" || !errors.Is(err, c.is) {
+			t.Errorf("%s: %q %v", name, b, err)
+		}
+		must(t, r.Close())
+		must(t, r.Close())
+		if _, err := r.Read(make([]byte, 1)); err == nil || err == io.EOF {
+			t.Errorf("%s: after Close: %v", name, err)
+		}
+	}
+}
+
+func TestAReaderEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(soon(t))
+	c := talk(t, &peer{script: hold(jsonFrame(wire.KindStarted, fileX))})
+	r, _, err := c.ReadFile(ctx, wire.FileRequest{Path: "f"})
+	must(t, err)
+	defer r.Close()
+	cancel()
+	if _, err := io.ReadAll(r); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func TestARefusedWriteEndsAtOnce(t *testing.T) {
+	c := talk(t, &peer{script: func(c *wire.Conn, _ net.Conn, _ wire.Request) {
+		_ = c.Fail(wire.ResourceExhausted, "path", "disk full")
+	}})
+	r, w := io.Pipe()
+	defer w.Close()
+	if _, err := c.WriteFile(soon(t), wire.FileRequest{Path: "f"}, r); !errdefs.IsResourceExhausted(err) {
+		t.Error(err)
+	}
+}
+
+func TestInputEndsOrStaysOpen(t *testing.T) {
+	for _, pipe := range []bool{false, true} {
+		for _, closing := range []bool{false, true} {
+			got := make(chan string, 1)
+			c := talk(t, &peer{pipe: pipe, script: func(c *wire.Conn, _ net.Conn, req wire.Request) {
+				if req.Op == wire.OpShell {
+					_ = c.Reply(shellX)
+					return
+				}
+				var in []byte
+				for {
+					kind, b, err := c.ReadFrame()
+					if in = append(in, b...); err != nil || kind == wire.KindEOF {
+						got <- fmt.Sprintf("%d closed=%v", len(in), kind == wire.KindEOF)
+						_ = c.Reply(nil)
+						return
+					}
+				}
+			}})
+			err := c.Input(soon(t), "x", strings.NewReader(strings.Repeat("x", 300_000)), closing)
+			if s := <-got; err != nil || s != fmt.Sprintf("300000 closed=%v", closing) {
+				t.Errorf("pipe %v, closing %v: %v, the guest got %s", pipe, closing, err, s)
+			}
+		}
+	}
+	c := talk(t, &peer{script: hold()})
+	if err := c.Input(soon(t), "x", brokenPipe{}, true); !errors.Is(err, errInput) {
+		t.Error(err)
+	}
+}
+
+// Output is accepted exactly if it never goes back and keeps to its form.
+func TestOutputAgainstItsRule(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		var all []byte
+		next, ok := int64(3), true
+		var want []string
+		for range rapid.IntRange(0, 6).Draw(rt, "chunks") {
+			at := next + rapid.Int64Range(-1, 4).Draw(rt, "step")
+			b := rapid.StringN(0, 5, 20).Draw(rt, "data")
+			all = append(append(all, jsonFrame(wire.KindChunk, wire.Chunk{Offset: at})...), frame(wire.KindData, b)...)
+			if ok = ok && at >= next; ok {
+				want = append(want, fmt.Sprint(at, b))
+			}
+			next = at + int64(len(b))
+		}
+		all = append(all, jsonFrame(wire.KindReply, wire.OutputEnd{Next: next, EOF: true, Shell: shellX})...)
+		c := New(sayer{t, all})
+		var got []string
+		end, err := c.Output(context.Background(), wire.Output{ID: "x", Offset: 3}, func(at int64, b []byte) error {
+			got = append(got, fmt.Sprint(at, string(b)))
+			return nil
+		})
+		if (err == nil) != ok || ok && (end.Next != next || !end.EOF) || fmt.Sprint(got) != fmt.Sprint(want) {
+			rt.Fatalf("%v %+v, got %q, want %q", err, end, got, want)
+		}
+	})
+}
+
+func TestASinkThatFailsEndsOutput(t *testing.T) {
+	c := talk(t, &peer{script: hold(jsonFrame(wire.KindChunk, wire.Chunk{}), frame(wire.KindData, "x"))})
+	full := errors.New("full")
+	if _, err := c.Output(soon(t), wire.Output{ID: "x", Follow: true}, func(int64, []byte) error { return full }); !errors.Is(err, full) {
+		t.Error(err)
+	}
+}
+
+// The client and the server of files, end to end.
+func TestFilesEndToEnd(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("not root")
+	}
+	dir, err := os.MkdirTemp("/tmp", "guest-test-")
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	must(t, os.Chown(dir, 1000, 1000))
+	must(t, os.Chmod(dir, 0o755))
+	server := files.New(files.Options{Dir: dir})
+	c := talk(t, &peer{script: func(c *wire.Conn, _ net.Conn, req wire.Request) {
+		_ = server.Handle(context.Background(), req.Op, req.Body, c)
+	}})
+	t.Cleanup(server.Close)
+	ctx := soon(t)
+	content := make([]byte, 3<<20)
+	_, _ = rand.Read(content)
+	info, err := c.WriteFile(ctx, wire.FileRequest{Path: "/workspace/d/f", Recursive: true, Size: int64(len(content))}, bytes.NewReader(content))
+	if err != nil || info.Size != int64(len(content)) || info.UID != 1000 {
+		t.Fatalf("%+v %v", info, err)
+	}
+	r, info, err := c.ReadFile(ctx, wire.FileRequest{Path: "d/f", Offset: 10})
+	must(t, err)
+	var got bytes.Buffer
+	_, err = io.Copy(&got, r)
+	must(t, err)
+	must(t, r.Close())
+	if !bytes.Equal(got.Bytes(), content[10:]) || info.Path != "d/f" {
+		t.Errorf("%d bytes of %+v", got.Len(), info)
+	}
+	l, err := c.List(ctx, wire.FileRequest{Path: "d"})
+	if err != nil || len(l.Items) != 1 || l.Truncated || l.Items[0].Name != "f" {
+		t.Errorf("%+v %v", l, err)
+	}
+	if _, err := c.WriteFile(ctx, wire.FileRequest{Path: "d"}, endless{}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("write over a folder: %v", err)
+	}
+	if _, err := c.WriteFile(ctx, wire.FileRequest{Path: "d/f"}, io.MultiReader(strings.NewReader("new"), brokenPipe{})); !errors.Is(err, errInput) {
+		t.Errorf("half a file: %v", err)
+	}
+	if info, err := c.Stat(ctx, wire.FileRequest{Path: "d/f"}); err != nil || info.Size != int64(len(content)) {
+		t.Errorf("%+v %v", info, err)
+	}
+	must(t, c.Remove(ctx, wire.FileRequest{Path: "d", Recursive: true}))
+	if _, _, err := c.ReadFile(ctx, wire.FileRequest{Path: "d/f"}); !errdefs.IsNotFound(err) {
+		t.Error(err)
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) { return len(b), nil }
+
+func FuzzAnswer(f *testing.F) {
+	info, _ := json.Marshal(fileX)
+	f.Add(bytes.Join([][]byte{started, frame(wire.KindStdout, "x"), exited}, nil))
+	f.Add(bytes.Join([][]byte{frame(wire.KindStarted, string(info)), frame(wire.KindData, "data"), frame(wire.KindReply, string(info))}, nil))
+	f.Add(bytes.Join([][]byte{jsonFrame(wire.KindChunk, wire.Chunk{Offset: 1}), frame(wire.KindData, "x"), frame(wire.KindReply, `{"next":2,"shell":{"id":"x"}}`)}, nil))
+	f.Add(frame(wire.KindFailure, `{"code":"not_found","message":"m"}`))
+	f.Add(frame(wire.KindReply, `{"items":[{"name":"a","path":"a","type":"file"}],"truncated":true}`))
+	f.Add(frame(wire.KindReply, `[{"id":"x"}]`))
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		c := New(sayer{t, answer})
+		for op, call := range calls(context.Background(), c) {
+			err := call()
+			if e, ok := errors.AsType[*Error](err); ok && strings.ContainsAny(e.Message, "\n\x1b") {
+				t.Errorf("%s: %q", op, e.Message)
+			}
+			if err == io.EOF {
+				t.Errorf("%s: %v", op, err)
+			}
+		}
+	})
+}
