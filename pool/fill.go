@@ -14,82 +14,130 @@ func (p *Pool[T]) look(ctx context.Context) time.Duration {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.stopped {
+		return lookTime
+	}
+	s := p.opts.Settings
+	p.tokens = min(float64(s.Parallel), p.tokens+now.Sub(p.filled).Seconds()*s.Rate)
+	p.filled = now
 	p.retire(ctx, now)
 	if wait := p.notUntil.Sub(now); wait > 0 {
-		return wait
+		return min(wait, lookTime)
 	}
-	p.refillTokens(now)
-	for p.creating < p.opts.Settings.Parallel && len(p.warm)+p.creating+len(p.taken) < p.opts.Settings.Max {
-		wanted := p.wait.len() - p.creating // for those who wait, as fast as it goes
-		if wanted <= 0 {
-			if len(p.warm)+p.creating-p.wait.len() >= p.opts.Settings.Min {
+	for p.creating < s.Parallel && p.count() < s.Max {
+		if p.inRow > 0 && p.creating > 0 {
+			break // after a failure one at a time
+		}
+		if p.wait.len() <= p.creating { // for those who wait, as fast as it goes
+			if len(p.warm)+p.creating-p.wait.len() >= p.target(now) {
 				break
 			}
 			if p.tokens < 1 {
-				return time.Duration((1 - p.tokens) / p.opts.Settings.Rate * float64(time.Second))
+				wait := time.Duration((1 - p.tokens) / s.Rate * float64(time.Second))
+				return min(max(wait, time.Millisecond), lookTime)
 			}
 		}
 		p.tokens = max(0, p.tokens-1)
 		p.creating++ // counted before it is created
-		p.work.Add(1)
-		go func() { // p.work: Run waits for it
-			defer p.work.Done()
-			p.create(ctx)
-		}()
-		if p.inRow > 0 {
-			break // after a failure one at a time
-		}
+		gen, create := p.gen, p.opts.Create
+		p.work.Go(func() { p.create(ctx, gen, create) }) // Run waits for it
 	}
 	return lookTime
 }
 
-func (p *Pool[T]) refillTokens(now time.Time) {
-	s := p.opts.Settings
-	p.tokens = min(float64(s.Parallel), p.tokens+now.Sub(p.filled).Seconds()*s.Rate)
-	p.filled = now
+// target is how many should be warm: one more while one is to be replaced.
+func (p *Pool[T]) target(now time.Time) int {
+	if p.aged(now) {
+		return p.opts.Settings.Min + 1
+	}
+	return p.opts.Settings.Min
 }
 
-// retire takes the oldest warm one away if it is too old: one a look, so that
-// a pool that was filled at once is not emptied at once.
+func (p *Pool[T]) aged(now time.Time) bool {
+	return len(p.warm) > 0 && now.Sub(p.warm[0].made) >= p.opts.Settings.MaxAge
+}
+
+// retire takes the oldest warm one away if it is too old and its successor is
+// there; or, where Max leaves no room for both, if one can be made at once. So
+// a pool that was filled at once is not emptied at once, and keeps old ones
+// while no new one can be made.
 func (p *Pool[T]) retire(ctx context.Context, now time.Time) {
-	if len(p.warm) == 0 || now.Sub(p.warm[0].made) < p.opts.Settings.MaxAge {
+	if !p.aged(now) || p.retiring > 0 {
+		return
+	}
+	succeeded := len(p.warm) > p.opts.Settings.Min
+	noRoom := p.count() >= p.opts.Settings.Max && p.creating == 0 && p.inRow == 0 && p.tokens >= 1
+	if !succeeded && !noRoom {
 		return
 	}
 	old := p.warm[0].value
 	p.warm = p.warm[1:]
 	p.taken[old] = struct{}{}
-	p.work.Add(1)
-	go func() { // p.work: Run waits for it
-		defer p.work.Done()
-		p.opts.Destroy(ctx, old, "too old")
+	p.retiring++
+	p.work.Go(func() { // Run waits for it
+		p.opts.Destroy(context.WithoutCancel(ctx), old, "too old")
+		p.mu.Lock()
+		p.retiring--
+		p.mu.Unlock()
 		p.Gone(old)
-	}()
+	})
 }
 
 // create makes one and hands it on.
-func (p *Pool[T]) create(ctx context.Context) {
-	v, err := p.opts.Create(ctx)
+func (p *Pool[T]) create(ctx context.Context, gen int, create func(context.Context) (T, error)) {
+	v, err := create(ctx)
+	if err != nil {
+		p.failure(ctx, gen, err)
+		return
+	}
+	p.mu.Lock()
+	p.creating--
+	p.created++
+	current := gen == p.gen
+	if current {
+		p.inRow, p.notUntil = 0, time.Time{}
+		p.offer(item[T]{v, time.Now(), gen})
+	} else {
+		p.taken[v] = struct{}{}
+	}
+	p.kick()
+	p.mu.Unlock()
+	if !current {
+		p.opts.Destroy(context.WithoutCancel(ctx), v, changed)
+		p.Gone(v)
+	}
+}
+
+// failure notes that a creation came to nothing, and tells those who wait
+// when there is no more hope than there.
+func (p *Pool[T]) failure(ctx context.Context, gen int, err error) {
+	inRow := p.noteFailure(ctx, gen, err)
+	if inRow == 0 {
+		return
+	}
+	p.log.Error("sandbox not created", "template", p.opts.Name, "error", err, "in_a_row", inRow)
+	if inRow >= tellAfter || hopeless(err) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.tell(fmt.Errorf("no sandbox of template %s can be made: %w", p.opts.Name, err))
+	}
+}
+
+// noteFailure returns how many failures there were in a row, none if this one
+// says nothing: when stopping, or of a template that is no more.
+func (p *Pool[T]) noteFailure(ctx context.Context, gen int, err error) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.creating--
-	defer p.kick()
-	if err == nil {
-		p.created++
-		p.inRow, p.notUntil = 0, time.Time{}
-		p.offerLocked(v, time.Now())
-		return
-	}
-	if ctx.Err() != nil {
-		return // stopping is no failure
+	p.kick()
+	if ctx.Err() != nil || gen != p.gen {
+		return 0
 	}
 	p.failed++
 	p.inRow++
 	p.lastErr = err.Error()
 	p.notUntil = time.Now().Add(min(backoffMax, backoffMin<<min(p.inRow-1, 12)))
-	p.log.Error("sandbox not created", "template", p.opts.Name, "error", err, "in_a_row", p.inRow)
-	if p.inRow >= giveUp || hopeless(err) {
-		p.tell(fmt.Errorf("no sandbox of template %s can be made: %w", p.opts.Name, err))
-	}
+	return p.inRow
 }
 
 // hopeless errors do not go away by trying again.
@@ -97,7 +145,7 @@ func hopeless(err error) bool {
 	return errdefs.IsInvalidArgument(err) || errdefs.IsFailedPrecondition(err) || errdefs.IsNotFound(err) || errdefs.IsNotImplemented(err)
 }
 
-// tell gives everybody who waits an error.
+// tell gives everybody who waits an error. The caller holds mu.
 func (p *Pool[T]) tell(err error) {
 	for w := p.wait.pop(); w != nil; w = p.wait.pop() {
 		w.ready <- served[T]{err: err}
@@ -109,4 +157,28 @@ func (p *Pool[T]) stop() {
 	defer p.mu.Unlock()
 	p.stopped = true
 	p.tell(fmt.Errorf("the pool of template %s is stopping: %w", p.opts.Name, errdefs.ErrUnavailable))
+}
+
+// changed is why the sandboxes of a replaced template are destroyed.
+const changed = "its template has changed"
+
+// Replace changes the template: from now on only what the new create made is
+// handed out. Warm ones of before are destroyed, those being created as soon
+// as they are there; those handed out stay with their owners, and count until
+// they are gone. Who waits goes on waiting.
+func (p *Pool[T]) Replace(s Settings, create func(context.Context) (T, error)) {
+	p.mu.Lock()
+	p.gen++
+	p.opts.Settings, p.opts.Create = s.withDefaults(), create
+	p.inRow, p.notUntil, p.lastErr = 0, time.Time{}, ""
+	old := p.warm
+	p.warm = nil
+	for _, i := range old {
+		p.taken[i.value] = struct{}{}
+	}
+	p.kick()
+	p.mu.Unlock()
+	for _, i := range old {
+		p.discard(context.Background(), i.value, changed)
+	}
 }

@@ -4,31 +4,60 @@
 // It counts what is being created before it is created, so warm, creating and
 // taken together never exceed Max. It knows nothing of leases, stores or
 // drivers: what it keeps is a T that its owner creates, probes and destroys.
-// Run owns every goroutine and waits for them. Errors are classed by errdefs;
-// an empty pool answers with an *EmptyError.
+// What was taken never comes back: its owner says Gone when nothing is left of
+// it.
+//
+// Run keeps the pool filled and waits for every goroutine that creates or
+// destroys. Errors are classed by errdefs; an empty pool answers with an
+// *EmptyError.
 package pool
 
 import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
 )
 
-// Settings of a pool.
+// Settings of a pool. Min may be zero; of the others, what is zero or less
+// becomes its default.
 type Settings struct {
 	// Min is how many are kept warm, Max how many exist at once: warm, being
 	// created and taken.
 	Min, Max int
-	// Rate bounds creations per second that nobody waits for, Parallel all
-	// creations at once.
+	// Rate bounds creations per second that nobody waits for, so that filling
+	// up does not slow down calls; Parallel bounds all creations at once.
 	Rate     float64
 	Parallel int
-	// MaxAge replaces a warm one that nobody took.
+	// MaxAge replaces a warm one that nobody took: one at a time, and the new
+	// one first where Max leaves room for it.
 	MaxAge time.Duration
+}
+
+// Defaults of Settings. That of Max is Min, and 1 at least.
+const (
+	DefaultRate     = 2.0
+	DefaultParallel = 2
+	DefaultMaxAge   = time.Hour
+)
+
+func (s Settings) withDefaults() Settings {
+	s.Min = max(s.Min, 0)
+	s.Max = max(s.Max, s.Min, 1)
+	if s.Rate <= 0 {
+		s.Rate = DefaultRate
+	}
+	if s.Parallel < 1 {
+		s.Parallel = DefaultParallel
+	}
+	if s.MaxAge <= 0 {
+		s.MaxAge = DefaultMaxAge
+	}
+	return s
 }
 
 // Mode says what Take does when nothing is warm.
@@ -47,11 +76,14 @@ const (
 const (
 	backoffMin = 100 * time.Millisecond
 	backoffMax = 30 * time.Second
-	// giveUp is how many creations have to fail in a row until those who wait
+	// tellAfter is how many creations have to fail in a row until those who wait
 	// are told instead of being left to their deadlines.
-	giveUp = 3
+	tellAfter = 3
 	// lookTime is how often ages are looked at.
 	lookTime = time.Second
+	// probeTime bounds a probe, whatever else bounds it: a warm sandbox that
+	// does not answer for so long is of no use to anybody.
+	probeTime = 10 * time.Second
 )
 
 // EmptyError says that nothing is warm and when to try again. It is of class
@@ -79,7 +111,8 @@ type Options[T comparable] struct {
 	Create func(context.Context) (T, error)
 	// Probe says whether a warm one can be handed out.
 	Probe func(context.Context, T) error
-	// Destroy gets rid of one that was never handed out.
+	// Destroy gets rid of one that was never handed out; the text says why.
+	// Its context does not end before it has.
 	Destroy func(context.Context, T, string)
 	Log     *slog.Logger
 }
@@ -92,21 +125,25 @@ type Stats struct {
 	LastError                       string
 }
 
+// item is one that is free or on its way to somebody.
 type item[T any] struct {
 	value T
 	made  time.Time
+	gen   int // see Replace
 }
 
 // Pool is made by New and filled while Run runs.
 type Pool[T comparable] struct {
-	opts Options[T]
+	opts Options[T] // Settings and Create are guarded by mu
 	log  *slog.Logger
 	wake chan struct{} // holds one: look again
 
 	mu       sync.Mutex
-	warm     []item[T] // oldest first
-	taken    map[T]struct{}
+	gen      int
+	warm     []item[T]      // oldest first; empty while somebody waits
+	taken    map[T]struct{} // handed out, or being destroyed
 	creating int
+	retiring int
 	wait     queue[T]
 	stopped  bool
 	created  int64
@@ -124,6 +161,7 @@ func New[T comparable](o Options[T]) *Pool[T] {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	o.Settings = o.Settings.withDefaults()
 	return &Pool[T]{opts: o, log: o.Log, wake: make(chan struct{}, 1), taken: map[T]struct{}{}, tokens: 1, filled: time.Now()}
 }
 
@@ -157,85 +195,117 @@ func (p *Pool[T]) Rest() []T {
 	return out
 }
 
-// Take hands out one that nobody used, and says whether it was warm. It is
-// counted until Gone. Those who wait are served by turns of their callers.
+// Take hands out one that nobody used, and says whether it was warm; a warm
+// one has passed a probe just now. It is counted until Gone. Those who wait
+// are served by turns of their callers.
 func (p *Pool[T]) Take(ctx context.Context, caller string, mode Mode) (value T, warm bool, err error) {
 	for {
-		v, ok, err := p.pop()
+		got, warm, err := p.get(ctx, caller, mode)
 		if err != nil {
-			return v, false, err
+			return value, false, err
 		}
-		if !ok {
-			break
+		if !warm {
+			return got.value, false, nil
 		}
-		if err := p.opts.Probe(ctx, v); err != nil {
-			p.reject(ctx, v, "probe: "+err.Error())
-			if ctx.Err() != nil {
-				return value, false, context.Cause(ctx)
-			}
-			continue
+		// A caller that goes away meanwhile is no reason to destroy it.
+		probing, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeTime)
+		err = p.opts.Probe(probing, got.value)
+		cancel()
+		switch {
+		case err != nil:
+			p.log.Warn("warm sandbox not usable", "template", p.opts.Name, "error", err)
+			p.discard(ctx, got.value, "probe: "+err.Error())
+		case ctx.Err() != nil:
+			p.back(ctx, got)
+			return value, false, context.Cause(ctx)
+		default:
+			return got.value, true, nil
 		}
-		return v, true, nil
 	}
-	v, err := p.await(ctx, caller, mode)
-	return v, false, err
 }
 
-// pop takes the oldest warm one, unless somebody waits before.
-func (p *Pool[T]) pop() (v T, ok bool, err error) {
+// get takes the oldest warm one, or queues up for one that is to be created.
+func (p *Pool[T]) get(ctx context.Context, caller string, mode Mode) (got item[T], warm bool, err error) {
+	if ctx.Err() != nil {
+		return got, false, context.Cause(ctx)
+	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	if p.stopped {
-		return v, false, fmt.Errorf("the pool of template %s is stopping: %w", p.opts.Name, errdefs.ErrUnavailable)
-	}
-	if len(p.warm) == 0 || p.wait.len() > 0 {
-		return v, false, nil
-	}
-	v = p.warm[0].value
-	p.warm = p.warm[1:]
-	p.taken[v] = struct{}{}
-	p.kick()
-	return v, true, nil
-}
-
-// reject destroys one that was popped and did not pass its probe.
-func (p *Pool[T]) reject(ctx context.Context, v T, why string) {
-	p.log.Warn("warm sandbox not usable", "template", p.opts.Name, "error", why)
-	p.opts.Destroy(ctx, v, why)
-	p.Gone(v)
-}
-
-// await queues up for one that is to be created.
-func (p *Pool[T]) await(ctx context.Context, caller string, mode Mode) (v T, err error) {
-	p.mu.Lock()
-	if len(p.warm) > 0 && p.wait.len() == 0 && !p.stopped { // it came between pop and here
 		p.mu.Unlock()
-		v, _, err = p.Take(ctx, caller, mode)
-		return v, err
+		return got, false, fmt.Errorf("the pool of template %s is stopping: %w", p.opts.Name, errdefs.ErrUnavailable)
 	}
-	full := len(p.warm)+p.creating+len(p.taken) >= p.opts.Settings.Max
-	if p.stopped || mode == Refuse || mode == Cold && full {
+	if len(p.warm) > 0 {
+		got, p.warm = p.warm[0], p.warm[1:]
+		p.taken[got.value] = struct{}{}
+		p.kick()
+		p.mu.Unlock()
+		return got, true, nil
+	}
+	// One that is being created, or a free place, may be another's already.
+	full := len(p.taken)+max(p.creating, p.wait.len()) >= p.opts.Settings.Max
+	if mode == Refuse || mode == Cold && full {
 		err = &EmptyError{Template: p.opts.Name, RetryAfter: p.retryAfter()}
 		p.mu.Unlock()
-		return v, err
+		return got, false, err
 	}
 	w := p.wait.push(caller)
 	p.kick()
 	p.mu.Unlock()
 	select {
-	case got := <-w.ready:
-		return got.value, got.err
+	case served := <-w.ready:
+		return served.item, false, served.err
 	case <-ctx.Done():
+		return got, false, p.giveUp(ctx, w)
 	}
+}
+
+// giveUp leaves the queue, and tells what is known of why it took so long.
+func (p *Pool[T]) giveUp(ctx context.Context, w *waiter[T]) error {
 	p.mu.Lock()
 	removed := p.wait.remove(w)
+	err := context.Cause(ctx)
+	if p.inRow > 0 {
+		err = fmt.Errorf("%w; the last try to make a sandbox: %s", err, p.lastErr)
+	}
 	p.mu.Unlock()
 	if !removed { // it was served at the same moment
-		if got := <-w.ready; got.err == nil {
-			p.offer(got.value, time.Now())
+		if served := <-w.ready; served.err == nil {
+			p.back(ctx, served.item)
 		}
 	}
-	return v, context.Cause(ctx)
+	return err
+}
+
+// back takes one back that was on its way to somebody who went away, and so
+// was never used.
+func (p *Pool[T]) back(ctx context.Context, i item[T]) {
+	p.mu.Lock()
+	current := i.gen == p.gen
+	if current {
+		p.offer(i)
+	}
+	p.mu.Unlock()
+	if !current {
+		p.discard(ctx, i.value, changed)
+	}
+}
+
+// discard destroys one that is counted as taken, on the pool's time and not on
+// the caller's.
+func (p *Pool[T]) discard(ctx context.Context, v T, why string) {
+	ctx = context.WithoutCancel(ctx)
+	destroy := func() {
+		p.opts.Destroy(ctx, v, why)
+		p.Gone(v)
+	}
+	p.mu.Lock()
+	if p.stopped { // nobody waits for work any more
+		p.mu.Unlock()
+		destroy()
+		return
+	}
+	p.work.Go(destroy) // Run waits for it
+	p.mu.Unlock()
 }
 
 // retryAfter is a guess from how fast sandboxes are made.
@@ -247,23 +317,24 @@ func (p *Pool[T]) retryAfter() time.Duration {
 	return max(d, 50*time.Millisecond)
 }
 
-// offer gives one that is free to who waits first, or keeps it warm. It is in
-// taken before.
-func (p *Pool[T]) offer(v T, made time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.offerLocked(v, made)
-}
-
-func (p *Pool[T]) offerLocked(v T, made time.Time) {
+// offer gives one that is free to who is next, or keeps it warm. The caller
+// holds mu.
+func (p *Pool[T]) offer(i item[T]) {
 	if w := p.wait.pop(); w != nil {
-		p.taken[v] = struct{}{}
-		w.ready <- served[T]{value: v} // it has room
+		p.taken[i.value] = struct{}{}
+		w.ready <- served[T]{item: i} // it has room
 		return
 	}
-	delete(p.taken, v)
-	p.warm = append(p.warm, item[T]{v, made})
+	delete(p.taken, i.value)
+	at := len(p.warm)
+	for at > 0 && p.warm[at-1].made.After(i.made) { // only what came back or was adopted
+		at--
+	}
+	p.warm = slices.Insert(p.warm, at, i)
 }
+
+// count is how many there are. The caller holds mu.
+func (p *Pool[T]) count() int { return len(p.warm) + p.creating + len(p.taken) }
 
 // Gone says that nothing is left of one that was taken.
 func (p *Pool[T]) Gone(v T) {
@@ -273,14 +344,15 @@ func (p *Pool[T]) Gone(v T) {
 	p.kick()
 }
 
-// Adopt puts a warm one back after a restart; false if it is over Max.
+// Adopt puts a warm one back after a restart, made by a template that has not
+// changed; false if it is over Max.
 func (p *Pool[T]) Adopt(v T, made time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.warm)+p.creating+len(p.taken) >= p.opts.Settings.Max {
+	if p.count() >= p.opts.Settings.Max {
 		return false
 	}
-	p.offerLocked(v, made)
+	p.offer(item[T]{v, made, p.gen})
 	return true
 }
 

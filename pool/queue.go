@@ -21,8 +21,8 @@ type waiter[T any] struct {
 }
 
 type served[T any] struct {
-	value T
-	err   error
+	item item[T]
+	err  error
 }
 
 func (q *queue[T]) len() int { return q.n }

@@ -1,0 +1,214 @@
+package pool_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"orchestrator/pool"
+)
+
+func TestAChangedTemplateDrainsTheOldOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, settings)
+		settle(10 * time.Second)
+		mine := r.mustTake(t, pool.Refuse)
+		settle(50 * time.Millisecond) // one more is being created
+		if s := r.Stats(); s.Creating != 1 {
+			t.Fatalf("before: %+v", s)
+		}
+		s := settings
+		s.Min = 3
+		r.Replace(s, r.host.create("new"))
+		if _, _, err := r.take(t.Context(), "a", pool.Refuse); err == nil {
+			t.Error("an old one was handed out")
+		}
+		id := r.mustTake(t, pool.Wait)
+		settle(10 * time.Second)
+		if s := r.Stats(); s.Warm != 3 || s.Leased != 2 {
+			t.Errorf("afterwards: %+v", s)
+		}
+		r.host.mu.Lock()
+		for id, generation := range r.host.live {
+			if id != mine && generation != "new" {
+				t.Errorf("%d of the old template is still there", id)
+			}
+		}
+		if r.host.live[id] != "new" {
+			t.Errorf("who waited got %d of the old template", id)
+		}
+		r.host.mu.Unlock()
+		r.done(mine)
+		r.done(id)
+	})
+}
+
+func TestAPoolThatStopsTellsThoseWhoWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, pool.Settings{Max: 1})
+		r.mustTake(t, pool.Wait)
+		ended := make(chan error, 1)
+		go func() { // ended receives when it ends
+			_, _, err := r.take(t.Context(), "a", pool.Wait)
+			ended <- err
+		}()
+		synctest.Wait()
+		r.stop()
+		if err := <-ended; err == nil || !strings.Contains(err.Error(), "stopping") {
+			t.Errorf("told: %v", err)
+		}
+	})
+}
+
+// step is one thing that happens to a pool.
+type step struct {
+	Do     string
+	Caller string
+	Mode   pool.Mode
+	Time   time.Duration
+	N      int
+}
+
+func drawSteps(t *rapid.T) []step {
+	one := rapid.Custom(func(t *rapid.T) step {
+		return step{
+			Do:     rapid.SampledFrom([]string{"take", "take", "take", "take", "done", "done", "done", "wait", "wait", "fail", "heal", "kill", "replace"}).Draw(t, "do"),
+			Caller: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "caller"),
+			Mode:   rapid.SampledFrom([]pool.Mode{pool.Wait, pool.Cold, pool.Refuse}).Draw(t, "mode"),
+			Time:   time.Duration(rapid.SampledFrom([]int{0, 1, 50, 99, 100, 101, 500, 3000, 60_000, 4_000_000}).Draw(t, "ms")) * time.Millisecond,
+			N:      rapid.IntRange(0, 5).Draw(t, "n"),
+		}
+	})
+	return rapid.SliceOfN(one, 1, 40).Draw(t, "steps")
+}
+
+// player carries out steps and holds the pool to its invariants after each.
+type player struct {
+	rig
+	settings pool.Settings
+	ctx      context.Context
+	taking   sync.WaitGroup
+	mu       sync.Mutex
+	mine     []int
+	bad      []string
+}
+
+func (p *player) blame(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bad = append(p.bad, fmt.Sprintf(format, args...))
+}
+
+func (p *player) play(s step, i int) {
+	switch s.Do {
+	case "take":
+		p.taking.Go(func() { p.takeOne(s) })
+	case "done":
+		p.finish(s.N)
+	case "wait":
+		time.Sleep(s.Time)
+	case "fail":
+		p.host.fail(s.N)
+	case "heal":
+		p.host.fail(0)
+	case "kill":
+		for n, id := range p.host.ids() {
+			if n == s.N {
+				p.host.mu.Lock()
+				p.host.dead[id] = true
+				p.host.mu.Unlock()
+			}
+		}
+	case "replace":
+		p.Replace(p.settings, p.host.create(fmt.Sprint(i)))
+	}
+	synctest.Wait()
+	p.check(s)
+}
+
+func (p *player) takeOne(s step) {
+	ctx, cancel := context.WithTimeout(p.ctx, s.Time)
+	defer cancel()
+	id, _, err := p.take(ctx, s.Caller, s.Mode)
+	empty := (*pool.EmptyError)(nil)
+	switch {
+	case err == nil:
+		p.mu.Lock()
+		p.mine = append(p.mine, id)
+		p.mu.Unlock()
+	case errors.As(err, &empty) && s.Mode != pool.Wait, errors.Is(err, errCreate), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+	default:
+		p.blame("take: %v", err)
+	}
+}
+
+func (p *player) finish(n int) {
+	p.mu.Lock()
+	if n >= len(p.mine) {
+		p.mu.Unlock()
+		return
+	}
+	id := p.mine[n]
+	p.mine = slices.Delete(p.mine, n, n+1)
+	p.mu.Unlock()
+	p.done(id)
+}
+
+func (p *player) check(after step) {
+	s := p.Stats()
+	live := len(p.host.ids())
+	if s.Warm+s.Creating+s.Leased > p.settings.Max || live > p.settings.Max {
+		p.blame("after %+v: %d live, Max is %d: %+v", after, live, p.settings.Max, s)
+	}
+	if s.Warm+s.Leased != live {
+		p.blame("after %+v: %d live, but %+v", after, live, s)
+	}
+	if s.Waiting > 0 && s.Warm > 0 {
+		p.blame("after %+v: somebody waits and there are warm ones: %+v", after, s)
+	}
+}
+
+// settled says what has to hold when nothing disturbs any more.
+func (p *player) settled() {
+	p.host.fail(0)
+	time.Sleep(2 * time.Hour)
+	synctest.Wait()
+	p.taking.Wait()
+	synctest.Wait()
+	s := p.Stats()
+	if want := min(p.settings.Min, p.settings.Max-len(p.mine)); s.Warm < want || s.Creating != 0 || s.Waiting != 0 || s.Leased != len(p.mine) {
+		p.blame("at rest, %d taken: %+v", len(p.mine), s)
+	}
+	for len(p.mine) > 0 {
+		p.finish(0)
+	}
+}
+
+func TestPoolKeepsItsPromisesWhateverHappens(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		s := pool.Settings{Min: rapid.IntRange(0, 4).Draw(rt, "min"), Rate: rapid.SampledFrom([]float64{0.1, 1, 50}).Draw(rt, "rate"),
+			Parallel: rapid.IntRange(1, 3).Draw(rt, "parallel"), MaxAge: time.Minute}
+		s.Max = max(1, s.Min+rapid.IntRange(0, 3).Draw(rt, "room"))
+		steps := drawSteps(rt)
+		var bad []string
+		synctest.Test(t, func(t *testing.T) {
+			p := &player{rig: start(t, s), settings: s, ctx: t.Context()}
+			for i, step := range steps {
+				p.play(step, i)
+			}
+			p.settled()
+			bad = p.bad
+		})
+		if len(bad) > 0 {
+			rt.Fatalf("%s", strings.Join(bad, "\n"))
+		}
+	})
+}
