@@ -151,9 +151,7 @@ func (c *Client) begin(ctx context.Context, op wire.Op, body any) (*stream, erro
 	if err == nil {
 		err = s.c.WriteFrame(wire.KindRequest, req)
 	}
-	if err == nil {
-		err = nc.SetWriteDeadline(time.Time{})
-	}
+	_ = nc.SetWriteDeadline(time.Time{}) // if it cannot, the guest has hung up
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	} else if err != nil {

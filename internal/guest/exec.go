@@ -15,8 +15,9 @@ import (
 
 // IO is what a command is connected to. All of it may be nil.
 type IO struct {
-	// Stdin is read in a goroutine of its own until it ends or the command
-	// does. Close it if it can block: a Read under way is not interrupted.
+	// Stdin is read in a goroutine of its own from when the command runs, and
+	// not at all if it never does, until it ends or the command does. Close it
+	// if it can block: a Read under way is not interrupted.
 	Stdin io.Reader
 	// Stdout and Stderr get the output in the order it arrives, one Write at a
 	// time over both. A slow one slows the command down; Exec returns no
@@ -58,19 +59,20 @@ func (c *Client) Exec(ctx context.Context, cmd wire.Command, rw IO) (runtime.Res
 	defer s.close()
 	s.within(c.times.short)
 	e := &execution{stream: s, rw: rw, timeout: cmd.Timeout}
-	if rw.Stdin != nil {
-		// Not waited for: see IO.Stdin. Closing the stream ends the rest.
-		go s.pump(rw.Stdin, s.eof, func(err error) { cancel(fmt.Errorf("%w: %w", errInput, err)) })
-	}
 	var signals sync.WaitGroup
 	defer signals.Wait()
 	defer cancel(nil)
+	begun := func(id string) {
+		if rw.Stdin != nil {
+			// Not waited for: see IO.Stdin. Closing the stream ends the rest.
+			go s.pump(rw.Stdin, s.eof, func(err error) { cancel(fmt.Errorf("%w: %w", errInput, err)) })
+		}
+		if rw.Signals != nil {
+			signals.Go(func() { c.forward(ctx, id, rw.Signals) })
+		}
+	}
 	for {
-		result, done, err := e.step(ctx, func(id string) {
-			if rw.Signals != nil {
-				signals.Go(func() { c.forward(ctx, id, rw.Signals) })
-			}
-		})
+		result, done, err := e.step(ctx, begun)
 		if errors.Is(err, errOutput) {
 			cancel(err)
 		}
@@ -192,7 +194,8 @@ func (e *execution) giveUp(cause error) (runtime.Result, error) {
 	if !told && e.nc.SetDeadline(end) == nil {
 		told = e.c.WriteJSON(wire.KindSignal, wire.Signal{Number: int(syscall.SIGKILL), All: true}) == nil
 	}
-	if told && e.nc.SetReadDeadline(end) == nil {
+	if told {
+		_ = e.nc.SetReadDeadline(end) // if it cannot, the guest has hung up
 		for time.Now().Before(end) {
 			kind, payload, err := e.c.ReadFrame()
 			if err != nil || kind == wire.KindFailure {

@@ -135,7 +135,11 @@ func TestExecRefused(t *testing.T) {
 	} {
 		message := strings.Repeat("m", 3000) + "\n"
 		c := talk(t, &peer{script: hold(jsonFrame(wire.KindFailure, wire.Failure{Code: code, Field: "user", Message: message}))})
-		_, err := c.Exec(soon(t), command(), IO{})
+		in := strings.NewReader("whole")
+		_, err := c.Exec(soon(t), command(), IO{Stdin: in})
+		if in.Len() != 5 {
+			t.Error("the input of a command that never ran was read")
+		}
 		e, ok := errors.AsType[*Error](err)
 		if !ok || !is(err) || errors.Is(err, ErrLost) || e.Field != "user" || len(e.Message) > maxMessage {
 			t.Errorf("%q: %v", code, err)
