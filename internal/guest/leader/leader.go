@@ -75,7 +75,7 @@ func (f *Forker) Park() (*Leader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("park a command: %w", err)
 	}
-	pid, exit, err := f.reaper.start(func() (int, error) { return f.fork(pair[1]) })
+	pid, exit, err := f.reaper.Start(func() (int, error) { return f.fork(pair[1]) })
 	unix.Close(pair[1])
 	if err != nil {
 		unix.Close(pair[0])

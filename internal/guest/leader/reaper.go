@@ -69,9 +69,9 @@ func (r *Reaper) reap() {
 	}
 }
 
-// start runs a function that forks, and returns where its child's end will be
+// Start runs a function that forks, and returns where its child's end will be
 // reported, once.
-func (r *Reaper) start(fork func() (int, error)) (int, <-chan Exit, error) {
+func (r *Reaper) Start(fork func() (int, error)) (int, <-chan Exit, error) {
 	done := make(chan Exit, 1)
 	r.mu.Lock()
 	pid, err := fork()

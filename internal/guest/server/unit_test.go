@@ -1,0 +1,228 @@
+package server
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/cgroup"
+	"orchestrator/internal/guest/leader"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+func exited(code int) *leader.Exit { return &leader.Exit{Status: syscall.WaitStatus(code << 8)} }
+
+func signalled(sig int) *leader.Exit { return &leader.Exit{Status: syscall.WaitStatus(sig)} }
+
+func TestJudge(t *testing.T) {
+	no, yes := func() bool { return false }, func() bool { return true }
+	u := func(oom, pids, peak int64) cgroup.Usage {
+		return cgroup.Usage{OOMKills: oom, PidsDenied: pids, PidsPeak: peak}
+	}
+	cases := map[string]struct {
+		facts
+		ending runtime.Ending
+		code   int
+		signal int
+	}{
+		"exit 0":                       {facts{exit: exited(0), full: yes, used: u(1, 1, 0)}, runtime.Exited, 0, 0},
+		"exit 3":                       {facts{exit: exited(3), full: no}, runtime.Exited, 3, 0},
+		"signal":                       {facts{exit: signalled(11), full: no}, runtime.Signalled, -1, 11},
+		"our cause is first":           {facts{exit: signalled(9), cause: runtime.Timeout, used: u(1, 0, 0), full: yes}, runtime.Timeout, -1, 9},
+		"oom":                          {facts{exit: signalled(9), used: u(1, 0, 0), full: no}, runtime.OOM, -1, 9},
+		"oom before pids":              {facts{exit: exited(1), used: u(1, 1, 0), full: yes}, runtime.OOM, 1, 0},
+		"oom of all, alone":            {facts{exit: exited(1), after: u(1, 0, 0), alone: true, full: no}, runtime.OOM, 1, 0},
+		"oom of all, with others":      {facts{exit: exited(1), after: u(1, 0, 0), full: no}, runtime.Exited, 1, 0},
+		"pids":                         {facts{exit: exited(1), used: u(0, 1, 0), full: yes}, runtime.Pids, 1, 0},
+		"pids of all, most by it":      {facts{exit: exited(1), used: u(0, 0, 60), after: u(0, 1, 100), full: no}, runtime.Pids, 1, 0},
+		"pids of all, most by others":  {facts{exit: exited(1), used: u(0, 0, 40), after: u(0, 1, 100), full: no}, runtime.Exited, 1, 0},
+		"pids of all, met before":      {facts{exit: exited(1), before: u(0, 1, 0), after: u(0, 1, 0), alone: true, full: no}, runtime.Exited, 1, 0},
+		"disk":                         {facts{exit: exited(1), full: yes}, runtime.Disk, 1, 0},
+		"not seen to end":              {facts{full: no}, runtime.SandboxLost, -1, 0},
+		"not seen to end, but ordered": {facts{cause: runtime.Cancelled, full: no}, runtime.Cancelled, -1, 0},
+	}
+	for name, c := range cases {
+		if r := judge(c.facts); r.Ending != c.ending || r.ExitCode != c.code || r.Signal != c.signal {
+			t.Errorf("%s: got %+v", name, r)
+		}
+	}
+}
+
+func TestParseUsers(t *testing.T) {
+	text := "root:x:0:0::/root:/bin/sh\nuser:x:1000:1001:,,,:/home/u:\nrel:x:7:7::home:\nbad\n:x:1:1::/:\nneg:x:-1:1::/:\nlast:x:4294967295:1::/:\nnl:x:8:8::/x:/bin/sh"
+	users := parseUsers([]byte(text))
+	want := []user{{"root", 0, 0, "/root"}, {"user", 1000, 1001, "/home/u"}, {"rel", 7, 7, ""}, {"nl", 8, 8, "/x"}}
+	if len(users) != len(want) {
+		t.Fatalf("got %v", users)
+	}
+	for i, u := range users {
+		if u != want[i] {
+			t.Errorf("got %v, want %v", u, want[i])
+		}
+	}
+}
+
+func TestUsersOfAnImageThatPlaysTricks(t *testing.T) {
+	dir := t.TempDir()
+	if got := readUsers(dir); got != nil {
+		t.Errorf("no file: %v", got)
+	}
+	etc := filepath.Join(dir, "etc")
+	if err := os.Mkdir(etc, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(etc, "passwd")
+	if err := unix.Mkfifo(name, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := readUsers(dir); got != nil {
+		t.Errorf("a FIFO: %v", got)
+	}
+	if err := os.Remove(name); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/zero", name); err != nil {
+		t.Fatal(err)
+	}
+	if got := readUsers(dir); got != nil {
+		t.Errorf("a device: %v", got)
+	}
+}
+
+func TestLookUp(t *testing.T) {
+	s := &Server{Options: Options{UID: 1000, GID: 1000}}
+	s.users = func() []user {
+		return []user{{"root", 0, 0, "/root"}, {"toor", 0, 5, "/"}, {"me", 1000, 1000, "/x"}, {"app", 33, 44, "/srv"}}
+	}
+	for name, want := range map[string]user{
+		"": {"me", 1000, 1000, defaultHome}, "app": {"app", 33, 44, "/srv"}, "33": {"app", 33, 44, "/srv"},
+		"33:7": {"app", 33, 7, "/srv"}, "99": {"user", 99, 99, "/"}, "me": {"me", 1000, 1000, defaultHome},
+	} {
+		if got, f := s.lookUp(name); f != nil || got != want {
+			t.Errorf("%q: got %v, %v", name, got, f)
+		}
+	}
+	for _, name := range []string{"root", "toor", "0", "0:0", "00", "x", "app:33", ":", "1:", "-1", "1\x00", strings.Repeat("x", 300)} {
+		if got, f := s.lookUp(name); f == nil || f.Field != "user" {
+			t.Errorf("%q: got %v, %v", name, got, f)
+		}
+	}
+}
+
+func TestStatusHasTag(t *testing.T) {
+	status := "Name:\tx\nState:\t%\nTgid:\t1\nGroups:\t5 77 9 \nVmPeak:\t 1 kB\n"
+	for state, want := range map[string]bool{"R (running)": true, "T (stopped)": true, "D (disk sleep)": true, "Z (zombie)": false, "X (dead)": false} {
+		if got := statusHasTag([]byte(strings.Replace(status, "%", state, 1)), 77); got != want {
+			t.Errorf("%s: got %v", state, got)
+		}
+	}
+	// A name cannot pretend: the kernel escapes what is in it.
+	if statusHasTag([]byte("Name:\tGroups:\\n77\nState:\tR\nGroups:\t7 \n"), 77) || statusHasTag(nil, 77) {
+		t.Error("found where there is none")
+	}
+}
+
+func TestSearch(t *testing.T) {
+	for path, want := range map[string]string{"/a:/b": "/a/x /b/x", "": "./x", "/a::": "/a/x ./x ./x"} {
+		if got := strings.Join(search("x", path), " "); got != want {
+			t.Errorf("%q: got %q", path, got)
+		}
+	}
+	if got := search("d/x", "/a"); len(got) != 1 || got[0] != "d/x" {
+		t.Errorf("got %q", got)
+	}
+	if got := search("x", strings.Repeat("/a:", 1000)); len(got) != maxPaths {
+		t.Errorf("%d places are searched", len(got))
+	}
+}
+
+func FuzzParseUsers(f *testing.F) {
+	f.Add([]byte("root:x:0:0::/root:/bin/sh\nuser:x:1000:1001:,,,:/home/u:\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		for _, u := range parseUsers(text) {
+			if u.name == "" || u.home != "" && !filepath.IsAbs(u.home) || strings.Contains(u.home+u.name, "\x00") {
+				t.Errorf("took %+v", u)
+			}
+		}
+	})
+}
+
+func FuzzLookUp(f *testing.F) {
+	for _, s := range []string{"", "root", "0", "1000:1000", "00:1", "+0"} {
+		f.Add(s)
+	}
+	s := &Server{Options: Options{UID: 1000, GID: 1000}, users: func() []user { return []user{{"root", 0, 0, "/"}} }}
+	f.Fuzz(func(t *testing.T, name string) {
+		if u, fail := s.lookUp(name); fail == nil && (u.uid == 0 || u.uid > maxUserID) {
+			t.Errorf("%q is %+v", name, u)
+		}
+	})
+}
+
+func TestClaimIsOnce(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("not root")
+	}
+	s := testServer(t, false)
+	s.mu.Lock()
+	s.lease = "" // other tests and benchmarks may have claimed it
+	s.mu.Unlock()
+	t.Cleanup(func() { s.mu.Lock(); s.lease, s.env = "", nil; s.mu.Unlock() })
+	if p := ask[wire.Pong](t, s, wire.OpPing, nil); p.Claimed || p.Kill != "tag" || p.Version != wire.Version || p.RSSBytes <= 0 {
+		t.Errorf("got %+v", p)
+	}
+	for range 2 {
+		ask[struct{}](t, s, wire.OpClaim, wire.Claim{Lease: "one", Env: map[string]string{"CLAIMED": "yes", "LANG": "y"}})
+	}
+	if f := dial(t, s, wire.OpClaim, wire.Claim{Lease: "two"}).all().failure; f == nil || f.Code != wire.FailedPrecondition {
+		t.Errorf("second claim: %v", f)
+	}
+	a, _ := run1(t, s, wire.Command{Argv: []string{"sh", "-c", "echo $CLAIMED $LANG"}, Env: map[string]string{"LANG": "x"}})
+	if a.stdout.String() != "yes x\n" {
+		t.Errorf("got %q", a.stdout.String())
+	}
+	if !ask[wire.Pong](t, s, wire.OpPing, nil).Claimed {
+		t.Error("not claimed")
+	}
+}
+
+func TestForeignStreamsAreRefused(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("not root")
+	}
+	s := testServer(t, false)
+	if f := dial(t, s, "nonsense", nil).all().failure; f == nil || f.Code != wire.InvalidArgument || f.Field != "op" {
+		t.Errorf("got %v", f)
+	}
+	if f := dial(t, s, wire.OpExec, []int{1}).all().failure; f == nil || f.Code != wire.InvalidArgument {
+		t.Errorf("got %v", f)
+	}
+	if f := dial(t, s, wire.OpRead, wire.FileRequest{Path: "x"}).all().failure; f == nil || f.Code != wire.FailedPrecondition {
+		t.Errorf("got %v", f)
+	}
+}
+
+func TestSparesThatDieAreReplaced(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		eventually(t, "there is a spare", func() bool { s.yard.wake(); s.yard.mu.Lock(); defer s.yard.mu.Unlock(); return len(s.yard.free) > 0 })
+		s.yard.mu.Lock()
+		for _, sp := range s.yard.free {
+			if err := sp.leader.Signal(syscall.SIGKILL); err != nil {
+				t.Error(err)
+			}
+		}
+		s.yard.mu.Unlock()
+		for range 3 {
+			_, r := run1(t, s, wire.Command{Argv: []string{"true"}})
+			if r.Ending == runtime.Signalled { // it was killed when it had been taken
+				continue
+			}
+			wantEnding(t, r, runtime.Exited, 0)
+		}
+	})
+}
