@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
 	"orchestrator/runtime"
@@ -201,6 +202,11 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 		if !runtime.ValidID(id) || seen[id] || !named(c.Names, id) {
 			continue
 		}
+		if ghost, err := d.ghost(ctx, c); err != nil {
+			return nil, err
+		} else if ghost {
+			continue
+		}
 		seen[id] = true
 		found = append(found, runtime.Found{
 			ID: id, Template: c.Labels[labelTemplate], Build: c.Labels[labelBuild],
@@ -227,6 +233,23 @@ func named(names []string, id string) bool {
 		}
 	}
 	return len(names) == 0
+}
+
+// ghost says whether the engine lists a container that it does not know: one it
+// has removed already (see killContainer). It stays listed until the engine is
+// restarted, and there is nothing of it to remove.
+func (d *Driver) ghost(ctx context.Context, c container.Summary) (bool, error) {
+	if c.State != container.StateRemoving && c.State != container.StateDead && len(c.Names) > 0 {
+		return false, nil
+	}
+	_, err := d.api.ContainerInspect(ctx, c.ID, client.ContainerInspectOptions{})
+	if err == nil {
+		return false, nil
+	}
+	if err = d.failed(ctx, "look at a container that is being removed", err); errdefs.IsNotFound(err) {
+		return true, nil
+	}
+	return false, err
 }
 
 func containerName(id string) string { return "orchestrator-" + id }

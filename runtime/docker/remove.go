@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
 	"orchestrator/internal/cell"
@@ -68,6 +69,9 @@ func (d *Driver) removeContainers(ctx context.Context, id, known string) error {
 // removeContainer kills and removes a container with its anonymous volumes, and
 // returns when the engine does not know it any more.
 func (d *Driver) removeContainer(ctx context.Context, id string) error {
+	if err := d.killContainer(ctx, id); err != nil {
+		return err
+	}
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		_, err := d.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 		switch {
@@ -85,6 +89,31 @@ func (d *Driver) removeContainer(ctx context.Context, id string) error {
 			return errors.Join(d.failed(ctx, fmt.Sprintf("remove container %.12s", id), err), err)
 		}
 	}
+}
+
+// killContainer kills a container and waits until the engine has seen its end.
+// Without that a removal can overtake the news of the end, and the engine then
+// lists a container for ever that it does not know (20.10). Only an engine that
+// is out of reach is an error: a removal by force copes with the rest.
+func (d *Driver) killContainer(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, killTime, errSlow)
+	defer cancel()
+	_, err := d.api.ContainerKill(ctx, id, client.ContainerKillOptions{Signal: "KILL"})
+	if client.IsErrConnectionFailed(err) {
+		return d.failed(ctx, fmt.Sprintf("kill container %.12s", id), err)
+	}
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	w := d.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
+	select {
+	case <-w.Result:
+	case err := <-w.Error:
+		if !errdefs.IsNotFound(err) {
+			d.log.Debug("end of the container not seen by the engine", "container", id, "error", err)
+		}
+	}
+	return nil
 }
 
 // removeCell removes the cell of a sandbox whose container is gone, if it is
