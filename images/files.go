@@ -109,7 +109,10 @@ func indexTar(ctx context.Context, f *os.File, limits Limits) (*tarFiles, error)
 			t.links[name] = path.Clean("/" + header.Linkname)[1:]
 		}
 	}
-	return t, t.ended()
+	if err := t.ended(); err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
 // ended holds a tar to its end mark, so that one cut off between two entries

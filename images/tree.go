@@ -150,7 +150,7 @@ func (t *tree) file(dir *os.Root, e entry, content io.Reader) error {
 	if err == nil {
 		err = f.Chmod(modeOf(e))
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
 	// Python compares a source's time with that in its compiled form.

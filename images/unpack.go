@@ -174,7 +174,7 @@ func (t *tree) hideIn(real string) error {
 		return err
 	}
 	names, err := dir.Readdirnames(-1)
-	if err = errors.Join(err, dir.Close()); err != nil {
+	if err := errors.Join(err, dir.Close()); err != nil {
 		return err
 	}
 	for _, name := range names {

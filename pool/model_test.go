@@ -212,3 +212,52 @@ func TestPoolKeepsItsPromisesWhateverHappens(t *testing.T) {
 		}
 	})
 }
+
+// Who is served in the very moment of giving up either has it or gives it back.
+func TestNothingIsLostBetweenServingAndGivingUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(0)
+		var mu sync.Mutex
+		var leave context.CancelFunc
+		create := h.create("")
+		p := pool.New(pool.Options[int]{Name: "a", Settings: pool.Settings{Max: 1}, Probe: h.probe, Destroy: h.destroy, Create: func(ctx context.Context) (int, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			leave()
+			return create(ctx)
+		}})
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() {
+			if err := p.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		r := rig{Pool: p, host: h}
+		for range 300 {
+			leaving, cancel := context.WithCancel(t.Context())
+			mu.Lock()
+			leave = cancel
+			mu.Unlock()
+			id, _, err := r.take(leaving, "a", pool.Wait)
+			cancel()
+			synctest.Wait()
+			if s := p.Stats(); err != nil && s.Leased != 0 || err == nil && s.Leased != 1 {
+				t.Fatalf("take: %v, afterwards %+v", err, s)
+			}
+			if err == nil {
+				r.done(id)
+			}
+			if id, _, err := r.take(t.Context(), "a", pool.Wait); err != nil {
+				t.Fatal(err)
+			} else {
+				r.done(id)
+			}
+		}
+		cancel()
+		running.Wait()
+		for _, id := range p.Rest() {
+			h.destroy(t.Context(), id, "rest")
+		}
+	})
+}
