@@ -109,6 +109,7 @@ type execution struct {
 	*stream
 	rw      IO
 	timeout time.Duration
+	id      string
 	started bool
 }
 
@@ -143,7 +144,7 @@ func (e *execution) start(payload []byte, begun func(id string)) error {
 	if err := checkID(started.ID); err != nil || started.Pid < 0 {
 		return e.broke("it started pid %d: %v", started.Pid, err)
 	}
-	e.started = true
+	e.id, e.started = started.ID, true
 	// The guest ends the command in time; that it does not is a lost guest.
 	e.within(0)
 	if e.timeout > 0 {
@@ -189,11 +190,8 @@ func (e *execution) giveUp(cause error) (runtime.Result, error) {
 	e.unwatch()
 	end := time.Now().Add(e.client.times.cancel)
 	// Half a stream is the sign where there are halves. Elsewhere the command
-	// is killed on the stream, if its input does not stand in the way.
-	told := e.hangUp()
-	if !told && e.nc.SetDeadline(end) == nil {
-		told = e.c.WriteJSON(wire.KindSignal, wire.Signal{Number: int(syscall.SIGKILL), All: true}) == nil
-	}
+	// is killed over another stream: input may stand in the way on this one.
+	told := e.hangUp() || e.kill(end)
 	if told {
 		_ = e.nc.SetReadDeadline(end) // if it cannot, the guest has hung up
 		for time.Now().Before(end) {
@@ -212,6 +210,18 @@ func (e *execution) giveUp(cause error) (runtime.Result, error) {
 	}
 	err := &lostError{op: e.op, cause: fmt.Errorf("it did not say how the command ended after it was given up: %w", cause)}
 	return runtime.Result{}, errors.Join(err, fmt.Errorf("%s: %w", e.op, cause))
+}
+
+// kill kills the command, if it is known to have started.
+func (e *execution) kill(end time.Time) bool {
+	if !e.started {
+		return false
+	}
+	ctx, cancel := context.WithDeadline(context.Background(), end)
+	defer cancel()
+	err := e.client.Signal(ctx, wire.Signal{ID: e.id, Number: int(syscall.SIGKILL), All: true})
+	_, refused := errors.AsType[*Error](err) // it has just ended
+	return err == nil || refused
 }
 
 // gaveUp names an ending that the host brought about. Output or input that

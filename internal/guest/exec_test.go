@@ -208,33 +208,41 @@ func TestAnOverdueAnswerIsLost(t *testing.T) {
 	}
 }
 
-// killed answers as a guest does that was told to kill the command.
-func killed(c *wire.Conn, nc net.Conn, _ wire.Request) {
-	_, _ = nc.Write(started)
-	for {
-		kind, _, err := c.ReadFrame()
-		if err == nil && kind != wire.KindSignal {
-			continue
+// killed makes a script that answers as a guest does that was told to kill the
+// command: by half a stream, or by a signal on another one.
+func killed(first ...[]byte) func(*wire.Conn, net.Conn, wire.Request) {
+	signalled := make(chan struct{})
+	return func(c *wire.Conn, nc net.Conn, req wire.Request) {
+		if req.Op == wire.OpSignal {
+			close(signalled)
+			_ = c.Reply(nil)
+			return
 		}
-		_ = c.WriteFrame(wire.KindStdout, []byte("late"))
+		_, _ = nc.Write(bytes.Join(append([][]byte{started}, first...), nil))
+		hungUp := make(chan struct{})
+		go func() { drain(c); close(hungUp) }()
 		r := runtime.Result{Ending: runtime.Cancelled, ExitCode: -1}
-		if kind == wire.KindSignal {
+		select {
+		case <-hungUp:
+		case <-signalled:
 			r = runtime.Result{Ending: runtime.Signalled, Signal: 9, ExitCode: -1}
 		}
+		_ = c.WriteFrame(wire.KindStdout, []byte("late"))
 		_ = c.Reply(r)
-		return
 	}
 }
 
 func TestACancelledCommandHasItsEnding(t *testing.T) {
 	for _, pipe := range []bool{false, true} {
-		c := talk(t, &peer{pipe: pipe, script: killed})
-		ctx, cancel := context.WithCancel(soon(t))
-		r, err := c.Exec(ctx, command(), IO{Started: func(wire.Started) { cancel() }})
-		if err != nil || r.Ending != runtime.Cancelled {
-			t.Errorf("pipe %v: %+v %v", pipe, r, err)
+		for _, in := range []io.Reader{nil, endless{}} {
+			c := talk(t, &peer{pipe: pipe, script: killed()})
+			ctx, cancel := context.WithCancel(soon(t))
+			r, err := c.Exec(ctx, command(), IO{Stdin: in, Started: func(wire.Started) { cancel() }})
+			if err != nil || r.Ending != runtime.Cancelled {
+				t.Errorf("pipe %v, input %v: %+v %v", pipe, in != nil, r, err)
+			}
+			cancel()
 		}
-		cancel()
 	}
 }
 
@@ -264,24 +272,16 @@ func (brokenPipe) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 func (brokenPipe) Read([]byte) (int, error)  { return 0, errors.New("gone") }
 
 func TestACallerThatWentAwayCancels(t *testing.T) {
-	c := talk(t, &peer{script: func(c *wire.Conn, nc net.Conn, req wire.Request) {
-		_, _ = nc.Write(append(bytes.Clone(started), frame(wire.KindStdout, "x")...))
-		killed(c, deafConn{nc}, req)
-	}})
+	c := talk(t, &peer{script: killed(frame(wire.KindStdout, "x"))})
 	r, err := c.Exec(soon(t), command(), IO{Stdout: brokenPipe{}})
 	if err != nil || r.Ending != runtime.Cancelled || r.Detail != detailOutput {
 		t.Errorf("output: %+v %v", r, err)
 	}
-	c = talk(t, &peer{script: killed})
+	c = talk(t, &peer{script: killed()})
 	if r, err = c.Exec(soon(t), command(), IO{Stdin: brokenPipe{}}); err != nil || r.Ending != runtime.Cancelled || r.Detail != detailInput {
 		t.Errorf("input: %+v %v", r, err)
 	}
 }
-
-// deafConn drops what is written directly.
-type deafConn struct{ net.Conn }
-
-func (deafConn) Write(b []byte) (int, error) { return len(b), nil }
 
 func TestExecDoesNotWaitForItsReader(t *testing.T) {
 	c := talk(t, &peer{script: func(c *wire.Conn, nc net.Conn, _ wire.Request) {

@@ -58,7 +58,7 @@ func (s *stream) opened(ctx context.Context) (wire.FileInfo, error) {
 
 // fileReader is a file on its way. Its context is that of ReadFile.
 type fileReader struct {
-	ctx context.Context //nolint:containedctx // bounds the reader's life, as with a response body
+	ctx context.Context
 	*stream
 	data []byte // came and was not handed out yet
 	left int64  // is still to come
