@@ -1,0 +1,249 @@
+//go:build integration
+
+package oci
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"orchestrator/runtime"
+)
+
+const owner = "owner-oci-test"
+
+// patience is far more than anything here takes on a busy machine.
+
+const patience = time.Minute
+
+var standin = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "orchestrator-oci-")
+	if err != nil {
+		return "", err
+	}
+	atEnd = func() { _ = os.RemoveAll(dir) }
+	path := filepath.Join(dir, "guest")
+	return path, build(path, "")
+})
+
+func build(path, arch string) error {
+	cmd := exec.Command("go", "build", "-o", path, "./testdata/standin")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if arch != "" {
+		cmd.Env = append(cmd.Env, "GOARCH="+arch)
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the stand-in: %w: %s", err, out)
+	}
+	return nil
+}
+
+// bench is a state directory and a driver on it.
+
+type bench struct {
+	*Driver
+	state string
+	guest string
+}
+
+func newBench(t testing.TB) bench {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	if os.Getenv("ORCHESTRATOR_TEST_ROOTFS") == "" {
+		t.Skip("ORCHESTRATOR_TEST_ROOTFS is not given")
+	}
+	guest, err := standin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := bench{state: t.TempDir(), guest: guest}
+	b.Driver = b.another(t)
+	t.Cleanup(func() {
+		for _, id := range b.ids(t) {
+			if err := b.Remove(context.Background(), id); err != nil {
+				t.Errorf("clean up: %v", err)
+			}
+		}
+		if err := b.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+		b.wantNothingLeft(t)
+	})
+	return b
+}
+
+// another is a second driver on the same state, as after a restart.
+
+func (b bench) another(t testing.TB) *Driver {
+	t.Helper()
+	d, err := New(t.Context(), Options{
+		StateDir: b.state, GuestPath: b.guest, Runtime: os.Getenv("ORCHESTRATOR_TEST_RUNTIME"),
+		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func (b bench) ids(t testing.TB) []string {
+	t.Helper()
+	entries, err := os.ReadDir(b.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for _, e := range entries {
+		if runtime.ValidID(e.Name()) {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids
+}
+
+// wantNothingLeft looks at what the driver makes outside its own folders.
+
+func (b bench) wantNothingLeft(t testing.TB) {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(mounts), b.state) {
+		t.Errorf("mounts are left below %s:\n%s", b.state, mounts)
+	}
+	for _, dir := range []string{b.cells, b.runtime.Root} {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			t.Errorf("left: %s", filepath.Join(dir, e.Name()))
+		}
+	}
+	entries, err := os.ReadDir(b.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Name() != "runc" && e.Name() != ".skeleton" {
+			t.Errorf("left: %s", filepath.Join(b.dir, e.Name()))
+		}
+	}
+}
+
+func wantNoCgroup(t testing.TB, id string) {
+	t.Helper()
+	dirs, err := cgroupsOf(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(dirs) > 0 {
+		t.Errorf("cgroups are left: %v", dirs)
+	}
+}
+
+var count = 0
+
+func specFor(t testing.TB) runtime.Spec {
+	count++
+	id := fmt.Sprintf("t%d-%d", os.Getpid(), count)
+	for len(id) < 8 {
+		id += "x"
+	}
+	return runtime.Spec{
+		ID: id, Owner: owner, Template: "base", Build: "test",
+		Image:  runtime.Image{Ref: "test", Root: os.Getenv("ORCHESTRATOR_TEST_ROOTFS")},
+		Limits: runtime.Limits{MemoryBytes: 128 << 20, TmpBytes: 4 << 20, ScratchBytes: 4 << 20, CPUs: 1.5, Pids: 128, OpenFiles: 512},
+	}
+}
+
+func (b bench) make(t testing.TB) *sandbox {
+	t.Helper()
+	s, err := b.Create(t.Context(), specFor(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.(*sandbox)
+}
+
+type answer struct {
+	Output string `json:"output"`
+	Error  string `json:"error"`
+	Errno  int    `json:"errno"`
+}
+
+// ask has the stand-in do one thing.
+
+func ask(t testing.TB, s runtime.Sandbox, request map[string]any) (answer, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	conn, err := s.Open(ctx)
+	if err != nil {
+		return answer{}, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.NewEncoder(conn).Encode(request); err != nil {
+		return answer{}, err
+	}
+	var a answer
+	return a, json.NewDecoder(bufio.NewReader(conn)).Decode(&a)
+}
+
+// sh runs a shell line inside as uid and returns what it wrote.
+
+func sh(t testing.TB, s runtime.Sandbox, uid int, line string) answer {
+	t.Helper()
+	a, err := ask(t, s, map[string]any{"argv": []string{"/bin/sh", "-c", line}, "uid": uid})
+	if err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	return a
+}
+
+func wantDone(t testing.TB, s runtime.Sandbox) {
+	t.Helper()
+	select {
+	case <-s.Done():
+	case <-time.After(patience):
+		t.Fatal("the sandbox's end was not noticed")
+	}
+}
+
+// A program of the other word size finds no system call table that it may use.
+
+// Where the orchestrator is PID 1 or a subreaper, first processes become its children, and nobody else collects them.
+
+func startStat(pid int) (string, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return string(text), err
+}
+
+func pidIn(t testing.TB, file string) int {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
