@@ -79,7 +79,7 @@ func (s *Server) putFile(w http.ResponseWriter, r *http.Request, call engine.Cal
 	if q.err != nil {
 		return q.err
 	}
-	req.Size = max(0, r.ContentLength)
+	req.Size, req.Recursive = max(0, r.ContentLength), true // folders above are made, as at rest
 	id := r.PathValue("id")
 	var info v1.File
 	var err error

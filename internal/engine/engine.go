@@ -93,6 +93,9 @@ func (e *Engine) prepare(ctx context.Context, t *scheduler.Template) error {
 	if err != nil {
 		return err
 	}
+	// Only the embedded runtime needs the unpacked root; for the others a Root
+	// that comes and goes would look like another template after a restart.
+	img.Root = ""
 	if e.opts.Driver.Name() == "oci" {
 		if img.Root, err = e.opts.Images.Root(ctx, img); err != nil {
 			return err
