@@ -42,8 +42,7 @@ type guest struct {
 	log  *slog.Logger
 	ctx  context.Context
 	stop context.CancelCauseFunc
-	seen atomic.Int64 // when a host was there last, since start
-	born time.Time
+	seen atomic.Int64 // moves while a host is there
 
 	server func() (*server.Server, error)
 	made   atomic.Pointer[server.Server]
@@ -63,7 +62,7 @@ func runInit(ctx context.Context, o initOptions, log *slog.Logger) error {
 	debug.SetMemoryLimit(heapLimit)
 	goruntime.GOMAXPROCS(min(maxProcs, goruntime.NumCPU()))
 	ignoreSignals()
-	g := &guest{log: log, born: time.Now()}
+	g := &guest{log: log}
 	g.ctx, g.stop = context.WithCancelCause(ctx)
 	g.server = sync.OnceValues(g.makeServer)
 	defer g.stop(nil)
@@ -97,17 +96,27 @@ func (g *guest) watch(alone time.Duration) {
 		<-g.ctx.Done()
 		return
 	}
-	tick := time.NewTicker(max(alone/16, 10*time.Millisecond))
+	period := max(alone/16, 10*time.Millisecond)
+	tick := time.NewTicker(period)
 	defer tick.Stop()
+	var quiet time.Duration
+	last, seen := time.Now(), g.seen.Load()
 	for {
 		select {
 		case <-g.ctx.Done():
 			return
 		case <-tick.C:
-			if time.Since(g.born)-time.Duration(g.seen.Load()) > alone {
-				g.stop(errAlone)
-				return
-			}
+		}
+		// A machine that stood still tells nothing about the host: a long pause
+		// counts as a short one.
+		quiet += min(time.Since(last), 2*period)
+		last = time.Now()
+		if now := g.seen.Load(); now != seen {
+			quiet, seen = 0, now
+		}
+		if quiet > alone {
+			g.stop(errAlone)
+			return
 		}
 	}
 }
@@ -129,7 +138,7 @@ func (g *guest) end() error {
 }
 
 // wind notes that a host is there.
-func (g *guest) wind() { g.seen.Store(int64(time.Since(g.born))) }
+func (g *guest) wind() { g.seen.Add(1) }
 
 func (g *guest) makeServer() (*server.Server, error) {
 	tree, err := cgroup.OpenTree(wire.CgroupDir)

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"time"
@@ -79,7 +80,7 @@ type initOptions struct {
 func parseInit(args []string) (initOptions, error) {
 	var o initOptions
 	f := flag.NewFlagSet("init", flag.ContinueOnError)
-	f.SetOutput(os.Stderr)
+	f.SetOutput(io.Discard) // the error says it
 	f.DurationVar(&o.alone, "alone", runtime.DefaultAlone, "end the sandbox after this time without a host; 0: never")
 	f.BoolVar(&o.stdio, "stdio", false, "wait for bridges only")
 	if err := f.Parse(args); err != nil {

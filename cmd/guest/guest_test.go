@@ -1,0 +1,351 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/link"
+	"orchestrator/runtime"
+)
+
+// The test binary plays the guest in namespaces of its own: "prepare" mounts
+// and drops capabilities as a driver would, then it becomes "guest".
+const (
+	roleEnv = "GUEST_TEST_ROLE"
+	dirEnv  = "GUEST_TEST_DIR"
+	bound   = 60 * time.Second
+)
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(roleEnv) {
+	case "prepare":
+		fmt.Fprintln(os.Stderr, "prepare:", prepare())
+		os.Exit(9)
+	case "guest":
+		main()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func prepare() error {
+	for _, m := range []struct {
+		source, target, fs string
+		flags              uintptr
+	}{
+		{"", "/", "", unix.MS_REC | unix.MS_PRIVATE},
+		{"proc", "/proc", "proc", 0},
+	} {
+		if err := unix.Mount(m.source, m.target, m.fs, m.flags, ""); err != nil {
+			return fmt.Errorf("mount %s: %w", m.target, err)
+		}
+	}
+	dir, err := unix.Open(os.Getenv(dirEnv), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, ""); err != nil {
+		return err
+	}
+	if err := os.Mkdir(wire.RunDir, 0o700); err != nil {
+		return err
+	}
+	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", dir), wire.RunDir, "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	if err := dropCapabilities(); err != nil {
+		return err
+	}
+	if err := os.Setenv(roleEnv, "guest"); err != nil {
+		return err
+	}
+	return syscall.Exec("/proc/self/exe", os.Args, os.Environ())
+}
+
+// dropCapabilities leaves what a driver gives to PID 1.
+func dropCapabilities() error {
+	const keep = 1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID | 1<<unix.CAP_KILL
+	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
+		if keep&(1<<c) == 0 {
+			if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+				return err
+			}
+		}
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	data := [2]unix.CapUserData{{Effective: keep, Permitted: keep}}
+	if _, _, errno := syscall.RawSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&data)), 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// sandbox is a guest as PID 1 of its own namespaces.
+type sandbox struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	done chan struct{}
+	dir  string
+	l    *link.Listener
+}
+
+func startGuest(t *testing.T, args ...string) *sandbox {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("not root")
+	}
+	s := &sandbox{t: t, dir: t.TempDir(), done: make(chan struct{})}
+	l, err := link.Listen(filepath.Join(s.dir, "host.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.l = l
+	t.Cleanup(func() { l.Close() })
+	s.cmd = exec.Command("/proc/self/exe", append([]string{"init"}, args...)...)
+	s.cmd.Env = []string{roleEnv + "=prepare", dirEnv + "=" + s.dir, "SECRET=of the host"}
+	s.cmd.Stderr = os.Stderr
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	l.Expect(s.cmd.Process.Pid)
+	go func() { defer close(s.done); s.cmd.Wait() }()
+	t.Cleanup(func() { s.cmd.Process.Kill(); <-s.done })
+	return s
+}
+
+func (s *sandbox) open() net.Conn {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), bound)
+	defer cancel()
+	nc, err := s.l.Open(ctx)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return nc
+}
+
+// ask carries out one operation and returns its reply and what it wrote.
+func ask[Out any](t *testing.T, nc net.Conn, op wire.Op, body any) (out Out, stdout string) {
+	t.Helper()
+	defer nc.Close()
+	if err := nc.SetDeadline(time.Now().Add(bound)); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := json.Marshal(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := wire.NewConn(nc)
+	if err := c.WriteJSON(wire.KindRequest, wire.Request{Version: wire.Version, Op: op, Body: raw}); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		kind, p, err := c.ReadFrame()
+		if err != nil {
+			t.Fatalf("%s: %v", op, err)
+		}
+		switch kind {
+		case wire.KindStdout, wire.KindStderr:
+			stdout += string(p)
+		case wire.KindFailure:
+			t.Fatalf("%s failed: %s", op, p)
+		case wire.KindReply:
+			if err := json.Unmarshal(p, &out); err != nil {
+				t.Fatal(err)
+			}
+			return out, stdout
+		}
+	}
+}
+
+func (s *sandbox) sh(script string) (runtime.Result, string) {
+	s.t.Helper()
+	return ask[runtime.Result](s.t, s.open(), wire.OpExec, wire.Command{Argv: []string{"sh", "-c", script}, Cwd: "/"})
+}
+
+func (s *sandbox) wantEnd() {
+	s.t.Helper()
+	select {
+	case <-s.done:
+		if code := s.cmd.ProcessState.ExitCode(); code != 0 {
+			s.t.Errorf("the guest ended with %v", s.cmd.ProcessState)
+		}
+	case <-time.After(bound):
+		s.t.Fatal("the guest lives")
+	}
+}
+
+func TestGuestServesWithThreeCapabilities(t *testing.T) {
+	s := startGuest(t)
+	pong, _ := ask[wire.Pong](t, s.open(), wire.OpPing, nil)
+	if pong.Version != wire.Version || pong.Kill != "tag" {
+		t.Errorf("got %+v", pong)
+	}
+	r, out := s.sh("id -u; grep -E 'Cap(Prm|Eff|Bnd)|NoNewPrivs|Seccomp:' /proc/self/status; cat /proc/1/environ; env")
+	if r.Ending != runtime.Exited || len(out) < 5 || out[:5] != "1000\n" {
+		t.Errorf("got %+v, %q", r, out)
+	}
+	if strings.Contains(out, "SECRET") || !strings.Contains(out, "CapPrm:\t0000000000000000") || !strings.Contains(out, "NoNewPrivs:\t1") {
+		t.Errorf("got %q", out)
+	}
+	ask[struct{}](t, s.open(), wire.OpEnd, nil)
+	s.wantEnd()
+}
+
+func TestGuestIgnoresSignals(t *testing.T) {
+	s := startGuest(t)
+	s.sh("true")
+	// A command's signals are refused; those of a namespace above reach it.
+	s.sh("for i in $(seq 1 64); do kill -$i 1; done")
+	for sig := syscall.Signal(1); sig <= 64; sig++ {
+		switch sig {
+		case syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGFPE:
+			continue // not ours to ignore
+		}
+		if err := s.cmd.Process.Signal(sig); err != nil {
+			t.Fatalf("signal %d: %v", int(sig), err)
+		}
+	}
+	if r, out := s.sh("echo alive"); r.Ending != runtime.Exited || out != "alive\n" {
+		t.Errorf("got %+v, %q", r, out)
+	}
+}
+
+func TestGuestReapsOrphans(t *testing.T) {
+	s := startGuest(t)
+	for range 5 {
+		if r, _ := s.sh("for i in 1 2 3 4; do (setsid sh -c 'sleep 0.01' &); done; sleep 0.05"); r.Unclean {
+			t.Errorf("got %+v", r)
+		}
+	}
+	for end := time.Now().Add(bound); ; time.Sleep(10 * time.Millisecond) {
+		_, out := s.sh("cat /proc/[0-9]*/stat | grep -c ' Z '; true")
+		if out == "0\n" {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("zombies: %s", out)
+		}
+	}
+}
+
+func TestGuestEndsWithoutAHost(t *testing.T) {
+	s := startGuest(t, "--alone", "4s")
+	k := s.open() // an open stream is a host, parked ones too
+	defer k.Close()
+	select {
+	case <-s.done:
+		t.Fatal("it ended while a host was there")
+	case <-time.After(6 * time.Second):
+	}
+	s.l.Close()
+	k.Close()
+	s.wantEnd()
+}
+
+func TestGuestComesBackToANewHost(t *testing.T) {
+	s := startGuest(t)
+	start, _ := ask[wire.Shell](t, s.open(), wire.OpStart, wire.Command{ID: "on", Argv: []string{"sleep", "1000"}, Cwd: "/"})
+	s.l.Close()
+	l, err := link.Listen(filepath.Join(s.dir, "host.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	l.Expect(s.cmd.Process.Pid)
+	s.l = l
+	got, _ := ask[wire.Shell](t, s.open(), wire.OpShell, wire.ShellRef{ID: "on"})
+	if got.Result != nil || !got.StartedAt.Equal(start.StartedAt) {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestBridgeReachesTheGuest(t *testing.T) {
+	s := startGuest(t, "--stdio", "--alone", "30s")
+	for end := time.Now().Add(bound); ; time.Sleep(10 * time.Millisecond) { // until it listens
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", s.cmd.Process.Pid, bridgeSocket())); err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("it never listens")
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("nsenter", "-t", strconv.Itoa(s.cmd.Process.Pid), "-m", self, "bridge")
+	cmd.Env = append(os.Environ(), roleEnv+"=guest")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	mux, err := link.NewMux(struct {
+		io.Reader
+		io.WriteCloser
+	}{out, in})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { mux.Close(); cmd.Process.Kill(); cmd.Wait() })
+	ctx, cancel := context.WithTimeout(t.Context(), bound)
+	defer cancel()
+	open := func() net.Conn {
+		nc, err := mux.Open(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return nc
+	}
+	if pong, _ := ask[wire.Pong](t, open(), wire.OpPing, nil); pong.Version != wire.Version {
+		t.Errorf("got %+v", pong)
+	}
+	r, text := ask[runtime.Result](t, open(), wire.OpExec, wire.Command{Argv: []string{"sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x"}, Cwd: "/"})
+	if r.Ending != runtime.Exited || len(text) != 3_000_000 {
+		t.Errorf("got %+v and %d bytes", r, len(text))
+	}
+	ask[struct{}](t, open(), wire.OpEnd, nil)
+	s.wantEnd()
+}
+
+func TestArguments(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	for _, args := range [][]string{nil, {"x"}, {"init", "x"}, {"init", "--alone", "-1s"}, {"init", "--alone", "x"}, {"bridge", "x"}, {"version", "x"}} {
+		var bad usageError
+		if err := run(t.Context(), args, log); !errors.As(err, &bad) {
+			t.Errorf("%v: got %v", args, err)
+		}
+	}
+	if o, err := parseInit(nil); err != nil || o.alone != runtime.DefaultAlone || o.stdio {
+		t.Errorf("got %+v, %v", o, err)
+	}
+}
