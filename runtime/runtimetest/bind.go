@@ -1,0 +1,203 @@
+package runtimetest
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/guest"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+// workspace makes a folder of the commands' user on the host, with one file.
+func workspace(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	err := errors.Join(os.WriteFile(file, []byte("content\n"), 0o644), os.Chown(file, runtime.CommandUID, runtime.CommandGID),
+		os.Chown(dir, runtime.CommandUID, runtime.CommandGID), os.Chmod(dir, 0o755))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func (b *box) bind(t *testing.T, source string, readOnly bool) {
+	t.Helper()
+	if err := b.Bind(t.Context(), runtime.Binding{Source: source, ReadOnly: readOnly}); err != nil {
+		t.Fatalf("bind: %v", err)
+	}
+}
+
+func (b *box) unbind(t *testing.T) {
+	t.Helper()
+	if err := b.Unbind(t.Context()); err != nil {
+		t.Fatalf("unbind: %v", err)
+	}
+}
+
+// lateBind: a workspace is there at once, in shells that run already too, its files have the right owner, and once it was taken away it
+// receives no further byte.
+func lateBind(t *testing.T, s *suite) {
+	b, dir := s.make(t, nil), workspace(t)
+	b.want(t, "echo scratch >/workspace/scratch; mkdir /workspace/file")
+	early := b.begin(t, bash("cd /; until grep -q content /workspace/file 2>/dev/null; do sleep 0.05; done; echo seen"), guest.IO{})
+	b.bind(t, dir, false)
+	if got := b.want(t, "cat /workspace/file; pwd; ls"); got != "content\n/workspace\nfile" {
+		t.Errorf("right after the bind there is %q", got)
+	}
+	if o := early.end(t); !strings.Contains(o.stdout, "seen") {
+		t.Errorf("a shell that ran before: %v", o)
+	}
+	b.want(t, "echo more >>file; mkdir new; echo x >new/x; ln -s /etc/shadow link; chmod 4755 new/x; mkfifo fifo")
+	var st syscall.Stat_t
+	if err := syscall.Lstat(filepath.Join(dir, "new/x"), &st); err != nil || st.Uid != runtime.CommandUID || st.Gid != runtime.CommandGID {
+		t.Errorf("a new file on the host: uid %d, gid %d, %v", st.Uid, st.Gid, err)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "file")); string(text) != "content\nmore\n" {
+		t.Errorf("the file on the host has %q, %v", text, err)
+	}
+	// A setuid program in a workspace gives nothing, and no device can be opened in one.
+	for line := range strings.Lines(b.want(t, "grep ' /workspace ' /proc/self/mountinfo")) {
+		if o := strings.Fields(line)[5]; !strings.Contains(o, "nosuid") || !strings.Contains(o, "nodev") {
+			t.Errorf("the workspace is mounted with %q", o)
+		}
+	}
+	if err := b.Bind(t.Context(), runtime.Binding{Source: workspace(t)}); err == nil {
+		t.Error("a second workspace was bound on the first")
+	}
+	b.unbind(t)
+	if got := b.want(t, "ls /workspace; cat /workspace/scratch"); got != "file\nscratch\nscratch" {
+		t.Errorf("after the unbind there is %q", got)
+	}
+	held(t, b, dir)
+	again(t, b)
+	refusedBinds(t, b)
+}
+
+// held: a workspace that a command still has open is not released, and when it was nothing writes to it any more.
+func held(t *testing.T, b *box, dir string) {
+	t.Helper()
+	b.bind(t, dir, false)
+	cmd := bash("cd /workspace; exec 3>>log; (setsid bash -c 'while :; do echo more >&3; sleep 0.01; done' &) ; while :; do echo more >&3; sleep 0.01; done")
+	cmd.ID = "writer"
+	if _, err := b.Start(t.Context(), cmd); err != nil {
+		t.Fatal(err)
+	}
+	log := filepath.Join(dir, "log")
+	size := func() int64 {
+		info, err := os.Stat(log)
+		if err != nil {
+			return -1
+		}
+		return info.Size()
+	}
+	eventually(t, "the writer writes", func() (bool, string) { n := size(); return n > 20, fmt.Sprint(n) })
+	if err := b.Unbind(t.Context()); err == nil {
+		t.Error("a workspace was released that a command has open")
+	}
+	if _, err := b.Kill(t.Context(), wire.Kill{ID: "writer"}); err != nil {
+		t.Fatal(err)
+	}
+	b.unbind(t)
+	after := size()
+	b.want(t, "for i in {1..20}; do echo lost >>/workspace/log; echo lost >>log; sleep 0.02; done")
+	if n := size(); n != after {
+		t.Errorf("after its release the workspace grew from %d to %d bytes", after, n)
+	}
+	b.want(t, "rm /workspace/log")
+	for _, left := range []string{"scratch", "lost"} {
+		if _, err := os.Lstat(filepath.Join(dir, left)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is in the workspace: %v", left, err)
+		}
+	}
+}
+
+// again: another workspace, in which nothing of the last one is.
+func again(t *testing.T, b *box) {
+	t.Helper()
+	other := workspace(t)
+	for range 3 {
+		b.bind(t, other, false)
+		if got := b.want(t, "ls -A /workspace"); got != "file" {
+			t.Errorf("in the next workspace there is %q", got)
+		}
+		b.unbind(t)
+	}
+}
+
+func refusedBinds(t *testing.T, b *box) {
+	t.Helper()
+	dir := workspace(t)
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, source := range []string{"", "relative", filepath.Join(dir, "file"), filepath.Join(dir, "none"), link} {
+		if err := b.Bind(t.Context(), runtime.Binding{Source: source}); err == nil {
+			t.Errorf("%q was bound", source)
+			b.unbind(t)
+		}
+	}
+	if got := b.want(t, "cat /workspace/scratch"); got != "scratch" {
+		t.Errorf("after refused binds there is %q", got)
+	}
+}
+
+// lateBindReadOnly: nothing a command does changes a read-only workspace.
+func lateBindReadOnly(t *testing.T, s *suite) {
+	b, dir := s.make(t, nil), workspace(t)
+	b.bind(t, dir, true)
+	if got := b.want(t, "cat file"); got != "content" {
+		t.Errorf("the file has %q", got)
+	}
+	for _, line := range []string{
+		"echo x >>file", "echo x >file", "echo x >new", "rm file", "mv file other", "mkdir d", "ln file hard", "ln -s x soft", "chmod 777 file", "chmod 777 .",
+		"touch file", "touch -d @0 .", "truncate -s 0 file", "mount -o remount,rw,bind /workspace", "umount /workspace", "mkfifo fifo",
+		"exec 3<>file", "python3 -c 'import os; os.setxattr(\"file\", \"user.x\", b\"x\")'",
+		"cd /proc/self/cwd && echo x >new", "echo x >/proc/self/root/workspace/new",
+	} {
+		o := b.sh(t, line)
+		if o.exited(0) {
+			t.Errorf("%s: %v", line, o)
+		}
+		if strings.HasPrefix(line, "echo") && !strings.Contains(o.stderr, "Read-only file system") {
+			t.Errorf("%s: %v, want EROFS", line, o)
+		}
+	}
+	if _, err := b.WriteFile(t.Context(), wire.FileRequest{Path: "new"}, strings.NewReader("x")); err == nil {
+		t.Error("the guest wrote to it")
+	}
+	entries, err := os.ReadDir(dir)
+	text, rerr := os.ReadFile(filepath.Join(dir, "file"))
+	if err != nil || rerr != nil || len(entries) != 1 || string(text) != "content\n" {
+		t.Errorf("on the host there is %v with %q, %v, %v", entries, text, err, rerr)
+	}
+	b.unbind(t)
+	b.bind(t, dir, false)
+	b.want(t, "echo x >>file")
+	b.unbind(t)
+}
+
+// noLateBind: it is refused as what it is, and the sandbox is none the worse for it.
+func noLateBind(t *testing.T, s *suite) {
+	for _, readOnly := range []bool{false, true} {
+		if err := s.plain.Bind(t.Context(), runtime.Binding{Source: workspace(t), ReadOnly: readOnly}); !errdefs.IsNotImplemented(err) {
+			t.Errorf("bind: %v", err)
+		}
+	}
+	if err := s.plain.Unbind(t.Context()); !errdefs.IsNotImplemented(err) {
+		t.Errorf("unbind: %v", err)
+	}
+	if got := s.plain.want(t, "echo x >/workspace/x; cat /workspace/x; rm /workspace/x"); got != "x" {
+		t.Errorf("scratch space has %q", got)
+	}
+}

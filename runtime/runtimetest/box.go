@@ -1,0 +1,268 @@
+package runtimetest
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"orchestrator/internal/guest"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+//go:embed inside/*.py
+var inside embed.FS
+
+// limits are those of a sandbox that a check has no other wish for: room enough for Python, small enough to be filled quickly.
+func limits() runtime.Limits {
+	return runtime.Limits{
+		MemoryBytes: 192 << 20, CPUs: 2, Pids: runtime.GuestReservePids + 96, TmpBytes: 8 << 20, ScratchBytes: 6 << 20, OpenFiles: 256,
+	}
+}
+
+// box is a sandbox with its guest, and what the host sees of it.
+type box struct {
+	runtime.Sandbox
+	*guest.Client
+	suite *suite
+	spec  runtime.Spec
+	host  view
+}
+
+func (s *suite) spec(change func(*runtime.Spec)) runtime.Spec {
+	spec := runtime.Spec{
+		ID: "t" + token(), Owner: s.owner, Template: "suite", Build: "test", Image: s.Image, Entrypoint: s.Entrypoint, Limits: limits(),
+	}
+	if change != nil {
+		change(&spec)
+	}
+	return spec
+}
+
+// make makes a sandbox. At the end of the test it is removed, and nothing of it may be left.
+func (s *suite) make(t *testing.T, change func(*runtime.Spec)) *box {
+	t.Helper()
+	spec := s.spec(change)
+	b := &box{suite: s, spec: spec}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), Patience)
+		defer cancel()
+		if err := s.driver.Remove(ctx, spec.ID); err != nil {
+			t.Errorf("remove sandbox %s: %v", spec.ID, err)
+		}
+		b.gone(t)
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	sandbox, err := s.driver.Create(ctx, spec)
+	if err != nil {
+		t.Fatalf("create a sandbox: %v", err)
+	}
+	b.take(sandbox)
+	b.host = b.look(t)
+	return b
+}
+
+func (b *box) take(s runtime.Sandbox) { b.Sandbox, b.Client = s, guest.New(s) }
+
+// outcome is a command that has ended.
+type outcome struct {
+	runtime.Result
+	stdout, stderr string
+}
+
+func (o outcome) String() string {
+	return fmt.Sprintf("%s (code %d, signal %d, %s) stdout %.2000q stderr %.2000q", o.Ending, o.ExitCode, o.Signal, o.Detail, o.stdout, o.stderr)
+}
+
+// exited says whether the command ended by itself with the code.
+func (o outcome) exited(code int) bool { return o.Ending == runtime.Exited && o.ExitCode == code }
+
+// try runs a command and hands on what the client says.
+func (b *box) try(ctx context.Context, cmd wire.Command, rw guest.IO) (outcome, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, Patience+cmd.Timeout, errors.New("a command of the suite took too long"))
+	defer cancel()
+	var stdout, stderr capped
+	if rw.Stdout == nil {
+		rw.Stdout = &stdout
+	}
+	if rw.Stderr == nil {
+		rw.Stderr = &stderr
+	}
+	res, err := b.Exec(ctx, cmd, rw)
+	return outcome{res, stdout.String(), stderr.String()}, err
+}
+
+// run runs a command that has to be carried out.
+func (b *box) run(t *testing.T, cmd wire.Command) outcome {
+	t.Helper()
+	o, err := b.try(t.Context(), cmd, guest.IO{})
+	if err != nil {
+		t.Fatalf("run %.80q: %v", cmd.Argv, err)
+	}
+	return o
+}
+
+// bash is the command that runs a line.
+func bash(line string) wire.Command { return wire.Command{Argv: []string{"bash", "-c", line}} }
+
+// sh runs a line of bash.
+func (b *box) sh(t *testing.T, line string) outcome {
+	t.Helper()
+	return b.run(t, bash(line))
+}
+
+// want runs a line of bash that has to end well, and gives what it wrote.
+func (b *box) want(t *testing.T, line string) string {
+	t.Helper()
+	o := b.sh(t, line)
+	if !o.exited(0) {
+		t.Fatalf("%s: %v", line, o)
+	}
+	return strings.TrimSpace(o.stdout)
+}
+
+// python is the command that runs one of our programs.
+func python(program string, args ...string) wire.Command {
+	var text []byte
+	for _, name := range []string{"lib", program} {
+		part, err := inside.ReadFile("inside/" + name + ".py")
+		if err != nil {
+			panic(err) // there is no such program
+		}
+		text = append(append(text, part...), '\n')
+	}
+	return wire.Command{Argv: append([]string{"python3", "-c", string(text)}, args...)}
+}
+
+// told runs one of our programs, which has to end well, and decodes what it tells.
+func (b *box) told(t *testing.T, into any, program string, args ...string) {
+	t.Helper()
+	o := b.run(t, python(program, args...))
+	if !o.exited(0) {
+		t.Fatalf("%s.py %q: %v", program, args, o)
+	}
+	if err := json.Unmarshal([]byte(o.stdout), into); err != nil {
+		t.Fatalf("%s.py told %.400q: %v", program, o.stdout, err)
+	}
+}
+
+// well pings the guest.
+func (b *box) well(t *testing.T) wire.Pong {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	pong, err := b.Ping(ctx)
+	if err != nil {
+		t.Fatalf("the guest does not answer: %v", err)
+	}
+	return pong
+}
+
+// running is a command that goes on while the test does something else.
+type running struct {
+	cancel context.CancelCauseFunc
+	ended  chan struct{}
+	out    capped
+	res    runtime.Result
+	err    error
+}
+
+// begin starts a command. It is given up at the end of the test if it still runs.
+func (b *box) begin(t *testing.T, cmd wire.Command, rw guest.IO) *running {
+	t.Helper()
+	r := &running{ended: make(chan struct{})}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	r.cancel = cancel
+	if rw.Stdout == nil {
+		rw.Stdout = &r.out
+	}
+	go func() {
+		defer close(r.ended)
+		r.res, r.err = b.Exec(ctx, cmd, rw)
+	}()
+	t.Cleanup(func() {
+		cancel(errors.New("the test is over"))
+		<-r.ended
+	})
+	return r
+}
+
+// end waits for the ending.
+func (r *running) end(t *testing.T) outcome {
+	t.Helper()
+	select {
+	case <-r.ended:
+	case <-time.After(Patience):
+		t.Fatal("the command does not end")
+	}
+	if r.err != nil {
+		t.Fatalf("the command was lost: %v", r.err)
+	}
+	return outcome{Result: r.res, stdout: r.out.String()}
+}
+
+// says waits until the command has written something.
+func (r *running) says(t *testing.T, what string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("the command says %q", what), func() (bool, string) {
+		select {
+		case <-r.ended:
+			return strings.Contains(r.out.String(), what), fmt.Sprintf("it ended: %+v, %v", r.res, r.err)
+		default:
+			return strings.Contains(r.out.String(), what), fmt.Sprintf("it said %.400q", r.out.String())
+		}
+	})
+}
+
+// eventually polls until the condition holds. What it last saw is told if it never does.
+func eventually(t *testing.T, what string, holds func() (ok bool, saw string)) {
+	t.Helper()
+	end := time.Now().Add(Patience)
+	for {
+		ok, saw := holds()
+		if ok {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("it did not come about that %s: %s", what, saw)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// capped keeps the first bytes that are written to it, and counts all. It may be read while it is written.
+type capped struct {
+	mu    sync.Mutex
+	buf   bytes.Buffer
+	count int64
+}
+
+const cappedBytes = 1 << 20
+
+func (c *capped) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.count += int64(len(p))
+	c.buf.Write(p[:min(len(p), max(0, cappedBytes-c.buf.Len()))])
+	return len(p), nil
+}
+
+func (c *capped) String() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.buf.String()
+}
+
+func (c *capped) all() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.count
+}

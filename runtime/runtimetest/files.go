@@ -1,0 +1,101 @@
+package runtimetest
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+// files: what goes in and out through the guest, and what does not.
+func files(t *testing.T, s *suite) {
+	b := s.make(t, nil)
+	const size = 3 << 20
+	text := strings.Repeat("0123456789abcdef", size/16)
+	info, err := b.WriteFile(t.Context(), wire.FileRequest{Path: "a/b/file", Mode: 0o640}, strings.NewReader(text))
+	if err != nil {
+		if _, merr := b.Mkdir(t.Context(), wire.FileRequest{Path: "a/b"}); merr != nil {
+			t.Fatal(err, merr)
+		}
+		info, err = b.WriteFile(t.Context(), wire.FileRequest{Path: "a/b/file", Mode: 0o640}, strings.NewReader(text))
+	}
+	if err != nil || info.Size != size || info.UID != runtime.CommandUID {
+		t.Fatalf("write: %+v, %v", info, err)
+	}
+	if got := b.want(t, "stat -c '%s %u %g %a' a/b/file; md5sum <a/b/file"); !strings.HasPrefix(got, fmt.Sprintf("%d 1000 1000 640\n", size)) {
+		t.Errorf("a command sees %q", got)
+	}
+	if got := readFile(t, b, wire.FileRequest{Path: "/workspace/a/b/file", Offset: 16, Limit: 20}); got != text[16:36] {
+		t.Errorf("read a part: %q", got)
+	}
+	if got := readFile(t, b, wire.FileRequest{Path: "a/b/file"}); got != text {
+		t.Errorf("read all: %d bytes", len(got))
+	}
+	if _, err := b.Move(t.Context(), wire.FileRequest{Path: "a/b/file", To: "moved"}); err != nil {
+		t.Error(err)
+	}
+	list, err := b.List(t.Context(), wire.FileRequest{Path: "."})
+	if err != nil || len(list.Items) != 2 || list.Items[1].Name != "moved" {
+		t.Errorf("list: %+v, %v", list, err)
+	}
+	if err := b.Remove(t.Context(), wire.FileRequest{Path: "a", Recursive: true}); err != nil {
+		t.Error(err)
+	}
+	outside(t, b)
+}
+
+// outside: by no name does one get out of the workspace, and nothing there makes the guest wait.
+func outside(t *testing.T, b *box) {
+	t.Helper()
+	b.want(t, "ln -s /etc/passwd link; ln -s / root; ln -s ../../run up; mkfifo fifo; mkdir dir; ln -s /dev/zero zero; ln -s moved fine; python3 -c "+
+		`'import socket; socket.socket(socket.AF_UNIX).bind("sock")'`)
+	for _, path := range []string{
+		"../etc/passwd", "/etc/passwd", "link", "root/etc/passwd", "up/orchestrator/guest", "fifo", "dir", "zero", "sock", "", "a\x00b", "none",
+		"/proc/self/environ", "root/proc/1/environ", "dir/../../etc/passwd", strings.Repeat("x", 5000),
+	} {
+		began := time.Now()
+		r, _, err := b.ReadFile(t.Context(), wire.FileRequest{Path: path})
+		if err == nil {
+			r.Close()
+			t.Errorf("%.80q can be read", path)
+		}
+		if errdefs.IsUnavailable(err) || time.Since(began) > Patience/2 {
+			t.Errorf("%.80q took %s: %v", path, time.Since(began), err)
+		}
+	}
+	for _, path := range []string{"../tmp/x", "/tmp/x", "root/tmp/x", "up/x", "link", "root"} {
+		if _, err := b.WriteFile(t.Context(), wire.FileRequest{Path: path}, strings.NewReader("x")); err == nil && path != "link" && path != "root" {
+			t.Errorf("%q can be written", path)
+		}
+		if err := b.Remove(t.Context(), wire.FileRequest{Path: "root/tmp", Recursive: true}); err == nil {
+			t.Error("a folder outside can be removed")
+		}
+	}
+	if got := b.want(t, "ls -A /tmp; head -c4 /etc/passwd"); got != "root" {
+		t.Errorf("outside there is %q", got)
+	}
+	if _, err := b.WriteFile(t.Context(), wire.FileRequest{Path: "big"}, endless{}); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("a file without end: %v", err)
+	}
+	b.want(t, "echo x >small; cat small; ls")
+}
+
+func readFile(t *testing.T, b *box, q wire.FileRequest) string {
+	t.Helper()
+	r, _, err := b.ReadFile(t.Context(), q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	text, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}

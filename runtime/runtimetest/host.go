@@ -1,0 +1,255 @@
+package runtimetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// view is what the host knows of a sandbox once it runs.
+type view struct {
+	pids    string   // its pid namespace, as /proc/<pid>/ns/pid names it
+	init    int      // its PID 1, by the host's number
+	cgroups []string // the folders its PID 1 is in
+}
+
+// process is one of a sandbox, as the host sees it.
+type process struct {
+	pid, uid int
+	name     string
+	// alive: one of its threads can still run a program's code.
+	alive bool
+}
+
+func (p process) String() string {
+	state := "dead"
+	if p.alive {
+		state = "alive"
+	}
+	return fmt.Sprintf("%d %s (uid %d, %s)", p.pid, p.name, p.uid, state)
+}
+
+// look finds the sandbox on the host by its pid namespace.
+func (b *box) look(t *testing.T) view {
+	t.Helper()
+	v := view{pids: b.want(t, "readlink /proc/self/ns/pid")}
+	for _, pid := range members(t, v.pids) {
+		if field(pid, "NSpid", -1) == "1" {
+			v.init = pid
+		}
+	}
+	if v.init == 0 {
+		t.Fatalf("the host sees no first process of %s", v.pids)
+	}
+	var err error
+	if v.cgroups, err = cgroupsOf(v.init); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// members are the processes of a pid namespace, by the host's numbers.
+func members(t *testing.T, ns string) []int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if at, err := os.Readlink("/proc/" + e.Name() + "/ns/pid"); err == nil && at == ns {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// commands are the processes of the sandbox that are a command's. The guest's own, those that wait to become a command too, are uid 0's.
+func (b *box) commands(t *testing.T) []process {
+	t.Helper()
+	var found []process
+	for _, pid := range members(t, b.host.pids) {
+		uid, err := strconv.Atoi(field(pid, "Uid", 0))
+		if err != nil || uid == 0 {
+			continue
+		}
+		found = append(found, process{pid: pid, uid: uid, name: field(pid, "Name", 0), alive: alive(pid)})
+	}
+	return found
+}
+
+// field is a part of a line of /proc/<pid>/status, "" if the process is gone. Part -1 is the last.
+func field(pid int, key string, part int) string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(text)) {
+		if k, v, ok := strings.Cut(line, ":"); ok && k == key {
+			parts := strings.Fields(v)
+			if part < 0 {
+				part += len(parts)
+			}
+			if part >= 0 && part < len(parts) {
+				return parts[part]
+			}
+		}
+	}
+	return ""
+}
+
+// exiting is PF_EXITING: the kernel is taking the thread apart, and it never returns to its program.
+const exiting = 0x4
+
+// alive says whether a process has a thread that is neither dead nor dying. The first thread alone does not tell: it may be a
+// zombie while others go on.
+func alive(pid int) bool {
+	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil {
+		return true
+	}
+	for _, path := range stats {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+		if len(fields) < 7 || fields[0] == "Z" || fields[0] == "X" {
+			continue
+		}
+		if flags, err := strconv.ParseUint(fields[6], 10, 64); err != nil || flags&exiting == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// dead fails if a process of the user is alive at this moment, and waits until the dead ones were buried.
+func (b *box) dead(t *testing.T, uid int) {
+	t.Helper()
+	mine := func() []process {
+		return slices.DeleteFunc(b.commands(t), func(p process) bool { return p.uid != uid })
+	}
+	for range 3 {
+		if left := slices.DeleteFunc(mine(), func(p process) bool { return !p.alive }); len(left) > 0 {
+			t.Errorf("after the ending was told there are %d processes, among them %v", len(left), left[:min(len(left), 5)])
+			return
+		}
+	}
+	eventually(t, "the dead are buried", func() (bool, string) {
+		left := mine()
+		return len(left) == 0, fmt.Sprint(left)
+	})
+}
+
+// cgroupsOf are the folders of the cgroups that a process is in, but not those that all are in.
+func cgroupsOf(pid int) ([]string, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return nil, err
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	var dirs []string
+	for line := range strings.Lines(string(text)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 || parts[2] == "/" {
+			continue
+		}
+		for _, point := range hierarchies(string(mounts), parts[1]) {
+			dirs = append(dirs, filepath.Join(point, parts[2]))
+		}
+	}
+	return dirs, nil
+}
+
+// hierarchies are the mount points of the cgroup hierarchy with these controllers, "" being version 2.
+func hierarchies(mountinfo, controllers string) []string {
+	var points []string
+	for line := range strings.Lines(mountinfo) {
+		left, right, ok := strings.Cut(line, " - ")
+		l, r := strings.Fields(left), strings.Fields(right)
+		if !ok || len(l) < 5 || len(r) < 3 {
+			continue
+		}
+		first, _, _ := strings.Cut(controllers, ",")
+		if r[0] == "cgroup2" && controllers == "" || r[0] == "cgroup" && first != "" && slices.Contains(strings.Split(r[2], ","), first) {
+			points = append(points, l[4])
+		}
+	}
+	return points
+}
+
+// gone fails unless nothing of a sandbox that was removed is left: no process, mount, cgroup, file, nor anything in the engine.
+func (b *box) gone(t *testing.T) {
+	t.Helper()
+	if b.host.pids != "" {
+		eventually(t, "its processes are gone", func() (bool, string) {
+			left := members(t, b.host.pids)
+			return len(left) == 0, fmt.Sprint(left)
+		})
+	}
+	for _, dir := range b.host.cgroups {
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("its cgroup %s is left: %v", dir, err)
+		}
+	}
+	b.suite.traceless(t, b.spec.ID)
+}
+
+// traceless looks for a sandbox's id in everything that outlives processes.
+func (s *suite) traceless(t *testing.T, id string) {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, id) {
+			t.Errorf("a mount is left: %s", line)
+		}
+	}
+	for _, top := range []string{s.state, "/sys/fs/cgroup"} {
+		err := filepath.WalkDir(top, func(path string, _ fs.DirEntry, err error) error {
+			// Others make and remove cgroups meanwhile.
+			if err == nil && strings.Contains(filepath.Base(path), id) {
+				t.Errorf("%s is left", path)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	found, err := s.driver.List(ctx, s.owner)
+	if err != nil {
+		t.Error(err)
+	}
+	for _, f := range found {
+		if f.ID == id {
+			t.Errorf("it is still listed: %+v", f)
+		}
+	}
+	if s.Left == nil {
+		return
+	}
+	for _, left := range s.Left(t, id) {
+		t.Errorf("the engine still has %s", left)
+	}
+}

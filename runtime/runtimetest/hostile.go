@@ -1,0 +1,266 @@
+package runtimetest
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	goruntime "runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"orchestrator/runtime"
+)
+
+// markEnv is set by the hostile image's configuration, and must not be set inside.
+const markEnv = "HOSTILE_IMAGE"
+
+// hostile makes a sandbox from an image whose configuration asks for everything that an image can ask for, and whose root has bash, a
+// setuid-root copy of it (/suid), and nothing else.
+func (s *suite) hostile(t *testing.T) *box {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "rh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	image, err := hostileImage(dir, s.Image.Root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Drop != nil {
+		t.Cleanup(func() { s.Drop(t, image) })
+	}
+	if err := s.driver.Prepare(t.Context(), image); err != nil {
+		t.Fatal(err)
+	}
+	return s.make(t, func(spec *runtime.Spec) { spec.Image, spec.Entrypoint = image, nil })
+}
+
+// neutralConfig: nothing of an image's configuration has an effect.
+func neutralConfig(t *testing.T, s *suite) {
+	b := s.hostile(t)
+	if o := b.run(t, bash(`echo "$UID $PWD"; echo "${`+markEnv+`-unset} ${LD_PRELOAD-unset} ${BASH_ENV-unset}"`)); o.stdout != "1000 /workspace\nunset unset unset\n" {
+		t.Errorf("user, folder and environment of a command: %v", o)
+	}
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", b.host.init))
+	if err != nil || bytes.Contains(environ, []byte(markEnv)) || bytes.Contains(environ, []byte("LD_PRELOAD")) {
+		t.Errorf("PID 1's environment is %q, %v", environ, err)
+	}
+	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", b.host.init))
+	if err != nil || !bytes.HasPrefix(cmdline, []byte("/run/orchestrator/guest\x00init\x00")) {
+		t.Errorf("PID 1 is %q, %v", cmdline, err)
+	}
+	// Volumes: an engine makes writable folders of its disk for them.
+	for _, volume := range []string{"/data", "/var/lib/volume", "/suid.d"} {
+		if o := b.run(t, bash("echo x >"+volume+"/x")); o.exited(0) {
+			t.Errorf("the image's volume %s can be written", volume)
+		}
+	}
+	mounts := b.want(t, "while read -r line; do echo \"$line\"; done </proc/self/mountinfo")
+	for line := range strings.Lines(mounts) {
+		at := strings.Fields(line)[4]
+		if below(at, []string{"/data", "/var/lib/volume", "/suid.d", "/tmp", "/workspace"}) && !strings.Contains(line, " - tmpfs ") {
+			t.Errorf("a volume is there: %s", line)
+		}
+	}
+	found, err := s.driver.List(t.Context(), "hostile-owner")
+	if err != nil || len(found) > 0 {
+		t.Errorf("the image's labels are believed: %v, %v", found, err)
+	}
+	found, err = s.driver.List(t.Context(), s.owner)
+	if err != nil || !slices.ContainsFunc(found, func(f runtime.Found) bool { return f.ID == b.spec.ID && f.Template == b.spec.Template && f.Running }) {
+		t.Errorf("the sandbox is listed as %+v, %v", found, err)
+	}
+	if err := b.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// hostileConfig is what such an image says of itself.
+func hostileConfig(diff string) ([]byte, error) {
+	return json.Marshal(map[string]any{
+		"architecture": goruntime.GOARCH, "os": "linux", "created": "1970-01-01T00:00:00Z",
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{diff}},
+		"config": map[string]any{
+			"User": "4242:4242", "WorkingDir": "/data/nowhere", "Entrypoint": []string{"/suid", "-p"}, "Cmd": []string{"-c", "exit 9"},
+			"Env":          []string{markEnv + "=1", "LD_PRELOAD=/evil.so", "BASH_ENV=/evil", "PATH=/evil", "LANG=evil", "EMPTY="},
+			"Volumes":      map[string]any{"/data": struct{}{}, "/var/lib/volume/": struct{}{}, "/suid.d": struct{}{}, "/tmp": struct{}{}, "/workspace": struct{}{}},
+			"Healthcheck":  map[string]any{"Test": []string{"CMD-SHELL", "echo x >/data/health"}, "Interval": 1000000000},
+			"ExposedPorts": map[string]any{"80/tcp": struct{}{}}, "StopSignal": "SIGWINCH", "Shell": []string{"/suid"},
+			"Labels": map[string]string{
+				"orchestrator.owner": "hostile-owner", "orchestrator.id": "hostile-id", "orchestrator.template": "hostile", "orchestrator.mode": "hostile",
+			},
+			"OnBuild": []string{"RUN true"}, "ArgsEscaped": true,
+		},
+	})
+}
+
+// hostileImage makes the image in dir, as a folder and as a docker-archive.
+func hostileImage(dir, from string) (runtime.Image, error) {
+	root := filepath.Join(dir, "root")
+	if err := hostileRoot(root, from); err != nil {
+		return runtime.Image{}, fmt.Errorf("make the hostile image: %w", err)
+	}
+	layer, err := tarOf(root)
+	if err != nil {
+		return runtime.Image{}, fmt.Errorf("make the hostile image: %w", err)
+	}
+	config, err := hostileConfig("sha256:" + hash(layer))
+	if err != nil {
+		return runtime.Image{}, fmt.Errorf("make the hostile image: %w", err)
+	}
+	manifest, err := json.Marshal([]map[string]any{{"Config": hash(config) + ".json", "Layers": []string{"layer.tar"}}})
+	if err != nil {
+		return runtime.Image{}, fmt.Errorf("make the hostile image: %w", err)
+	}
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	for _, f := range []struct {
+		name string
+		text []byte
+	}{{"manifest.json", manifest}, {hash(config) + ".json", config}, {"layer.tar", layer}} {
+		err = errors.Join(err, w.WriteHeader(&tar.Header{Name: f.name, Mode: 0o644, Size: int64(len(f.text)), Typeflag: tar.TypeReg}))
+		if err == nil {
+			_, err = w.Write(f.text)
+		}
+	}
+	archive := filepath.Join(dir, "image.tar")
+	if err = errors.Join(err, w.Close(), os.WriteFile(archive, out.Bytes(), 0o600)); err != nil {
+		return runtime.Image{}, fmt.Errorf("make the hostile image: %w", err)
+	}
+	return runtime.Image{Ref: "hostile", ID: "sha256:" + hash(config), Root: root, Archive: archive}, nil
+}
+
+func hash(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// hostileRoot copies bash and what it needs out of another root.
+func hostileRoot(root, from string) error {
+	for _, dir := range []string{"bin", "etc", "data", "var/lib/volume", "suid.d", "usr/bin", "usr/lib", "lib", "lib64"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	shell, err := os.ReadFile(filepath.Join(from, "bin/bash"))
+	if err != nil {
+		return err
+	}
+	for name, mode := range map[string]os.FileMode{"bin/bash": 0o755, "suid": 0o755 | os.ModeSetuid} {
+		at := filepath.Join(root, name)
+		if err := errors.Join(os.WriteFile(at, shell, 0o755), os.Chmod(at, mode)); err != nil {
+			return err
+		}
+	}
+	passwd := "root::0:0:root:/:/bin/bash\nuser:x:1000:1000::/home/user:/bin/bash\n"
+	if err := os.WriteFile(filepath.Join(root, "etc/passwd"), []byte(passwd), 0o644); err != nil {
+		return err
+	}
+	return needs(root, from, shell, map[string]bool{})
+}
+
+// needs copies the loader and the libraries of a program to where they were.
+func needs(root, from string, program []byte, have map[string]bool) error {
+	f, err := elf.NewFile(bytes.NewReader(program))
+	if err != nil {
+		return err
+	}
+	names, err := f.ImportedLibraries()
+	if err != nil {
+		return err
+	}
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			text, err := io.ReadAll(p.Open())
+			if err != nil {
+				return err
+			}
+			names = append(names, strings.TrimRight(string(text), "\x00"))
+		}
+	}
+	for _, name := range names {
+		if have[name] {
+			continue
+		}
+		have[name] = true
+		at, text, err := library(from, name)
+		if err != nil {
+			return err
+		}
+		to := filepath.Join(root, at)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, text, 0o755)); err != nil {
+			return err
+		}
+		if err := needs(root, from, text, have); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// library finds a library, by its path or name, in a root whose /lib may be a link to usr/lib.
+func library(from, name string) (string, []byte, error) {
+	places := []string{name}
+	if !path.IsAbs(name) {
+		places = nil
+		for _, dir := range []string{"/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/lib64", "/lib"} {
+			places = append(places, dir+"/"+name)
+		}
+	}
+	for _, at := range places {
+		if text, err := os.ReadFile(filepath.Join(from, at)); err == nil {
+			return at, text, nil
+		}
+	}
+	return "", nil, fmt.Errorf("library %s: %w", name, fs.ErrNotExist)
+}
+
+// tarOf packs a folder, the same every time.
+func tarOf(root string) ([]byte, error) {
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	err := filepath.WalkDir(root, func(at string, d fs.DirEntry, err error) error {
+		if err != nil || at == root {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		name := strings.TrimPrefix(at, root+"/")
+		h := &tar.Header{Name: name, Mode: int64(info.Mode().Perm()), Typeflag: tar.TypeDir}
+		if info.Mode()&os.ModeSetuid != 0 {
+			h.Mode |= 0o4000
+		}
+		if d.IsDir() {
+			return w.WriteHeader(h)
+		}
+		text, err := os.ReadFile(at)
+		if err != nil {
+			return err
+		}
+		h.Typeflag, h.Size = tar.TypeReg, int64(len(text))
+		if err := w.WriteHeader(h); err != nil {
+			return err
+		}
+		_, err = w.Write(text)
+		return err
+	})
+	return out.Bytes(), errors.Join(err, w.Close())
+}

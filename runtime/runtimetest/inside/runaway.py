@@ -1,0 +1,155 @@
+# Argument: which way to try to outlive one's ending. Each tells "ready" when it is under way.
+import resource
+
+IGNORED = [n for n in range(1, 65) if n not in (9, 19, 32, 33)]
+
+
+def deaf():
+    for n in IGNORED:
+        try:
+            signal.signal(n, signal.SIG_IGN)
+        except (OSError, ValueError):
+            pass
+
+
+def ready():
+    print("ready", flush=True)
+
+
+def daemon(keep=False):
+    """Twice forked, a session of its own, another name, no environment, no descriptor of ours."""
+    if os.fork() == 0:
+        os.setsid()
+        deaf()
+        if os.fork() == 0:
+            libc.prctl(4, 0, 0, 0, 0)  # not dumpable: its files in /proc are root's
+            if not keep:
+                os.closerange(0, 256)
+            os.chdir("/")
+            os.execve("/bin/sleep", ["kworker/0:1", "1000"], {})
+        os._exit(0)
+    os.wait()
+    ready()
+
+
+def runners(count=100):
+    """Each forks itself and exits, so that no scan by pid meets the same one twice."""
+    go_r, go_w = os.pipe()
+    for _ in range(count):
+        if os.fork() == 0:
+            os.close(go_w)
+            os.setsid()
+            os.read(go_r, 1)
+            while True:
+                try:
+                    if os.fork() != 0:
+                        os._exit(0)
+                except OSError:
+                    pass
+    os.close(go_w)
+    ready()
+
+
+def bomb():
+    deaf()
+    ready()
+    while True:
+        try:
+            if os.fork() == 0:
+                os.setsid()
+        except OSError:
+            pass
+
+
+def traced():
+    """Two that trace each other's children, all of them stopped, and one that is its own tracer's parent."""
+    request = 101 if platform.machine() == "x86_64" else 117
+    for _ in range(2):
+        if os.fork() == 0:
+            child = os.fork()
+            if child == 0:
+                syscall(request, 0, 0, 0, 0)
+                os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(1000)
+            os.waitpid(child, os.WUNTRACED)
+            syscall(request, 0x4206, os.getppid(), 0, 0)
+            time.sleep(1000)
+    a = os.fork()
+    if a == 0:
+        time.sleep(0.2)
+        syscall(request, 0x4206, os.getppid(), 0, 0x1E)
+        deaf()
+        time.sleep(1000)
+    syscall(request, 0x4206, a, 0, 0x1E)
+    ready()
+    time.sleep(1000)
+
+
+def stopped():
+    for _ in range(5):
+        if os.fork() == 0:
+            os.setsid()
+            while True:
+                os.kill(os.getpid(), signal.SIGSTOP)
+    ready()
+    while True:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def headless():
+    """The first thread ends, another goes on: the process looks like a zombie and is none."""
+    def go_on():
+        while True:
+            time.sleep(0.01)
+
+    threading.Thread(target=go_on, daemon=True).start()
+    if os.fork() == 0:
+        threading.Thread(target=go_on, daemon=True).start()
+        libc.syscall(60 if platform.machine() == "x86_64" else 93, 0)
+    ready()
+    libc.syscall(60 if platform.machine() == "x86_64" else 93, 0)
+
+
+def subreaper():
+    """Its orphans come back to it, it ignores all signals, and runs only when nobody else does."""
+    libc.prctl(36, 1, 0, 0, 0)
+    deaf()
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    for _ in range(5):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() != 0:
+                os._exit(0)
+            while True:
+                pass
+    ready()
+    while True:
+        time.sleep(1)
+
+
+def sleepers():
+    """As many threads as there may be."""
+    def sleep():
+        time.sleep(1000)
+
+    threading.stack_size(64 << 10)
+    ready()
+    while True:
+        try:
+            threading.Thread(target=sleep).start()
+        except RuntimeError:
+            time.sleep(0.05)
+
+
+{
+    "daemon": daemon,
+    "daemon-keeps-output": lambda: daemon(True),
+    "runners": runners,
+    "runners-waited-for": lambda: (runners(), time.sleep(1000)),
+    "bomb": bomb,
+    "traced": traced,
+    "stopped": stopped,
+    "headless": headless,
+    "subreaper": subreaper,
+    "threads": sleepers,
+}[sys.argv[1]]()

@@ -1,0 +1,311 @@
+package runtimetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"orchestrator/internal/guest"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+// runaway is a way to try to outlive one's ending, see runaway.py.
+type runaway struct {
+	name    string
+	timeout time.Duration // 0: it ends by itself, and leaves others
+	ending  runtime.Ending
+}
+
+func runaways() []runaway {
+	const some = 3 * time.Second
+	return []runaway{
+		{"daemon", 0, runtime.Exited},
+		{"daemon-keeps-output", 0, runtime.Exited},
+		{"runners", 0, runtime.Exited},
+		{"runners-waited-for", some, runtime.Timeout},
+		{"bomb", some, runtime.Timeout},
+		{"threads", some, runtime.Timeout},
+		{"traced", some, runtime.Timeout},
+		{"stopped", some, runtime.Timeout},
+		{"headless", some, runtime.Timeout},
+		{"subreaper", some, runtime.Timeout},
+	}
+}
+
+// kill: when an ending is told, nothing of the command is alive, as the host sees it; another shell of the same sandbox lives on.
+func kill(t *testing.T, s *suite) {
+	k := &killer{suite: s, uid: 20_000}
+	k.sandbox(t)
+	for _, r := range runaways() {
+		t.Run(r.name, func(t *testing.T) { k.ends(t, r) })
+	}
+	t.Run("cancelled", k.cancelled)
+	t.Run("shell", k.shell)
+	t.Run("signals", k.signals)
+	t.Run("output", func(t *testing.T) { outputs(t, k.box) })
+	t.Run("flood of output", func(t *testing.T) { muchOutput(t, s) })
+	t.Run("input", func(t *testing.T) { inputs(t, s) })
+}
+
+// killer is a sandbox in which commands are killed while a bystander lives. Each command has a user of its own, so that what is left of it
+// is known whatever it did to its name, environment, session and parents.
+type killer struct {
+	suite *suite
+	box   *box
+	outer *testing.T
+	uid   int
+}
+
+// sandbox makes the sandbox, or another when one had to be given up.
+func (k *killer) sandbox(t *testing.T) {
+	t.Helper()
+	if k.outer == nil {
+		k.outer = t
+	}
+	k.box = k.suite.make(k.outer, func(spec *runtime.Spec) { spec.Limits.Pids = runtime.GuestReservePids + 200 })
+	cmd := bash("while :; do echo tick; sleep 0.2; done")
+	cmd.ID = "bystander"
+	if _, err := k.box.Start(t.Context(), cmd); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// user gives the next command its user.
+func (k *killer) user(cmd wire.Command) wire.Command {
+	k.uid++
+	cmd.User = strconv.Itoa(k.uid)
+	return cmd
+}
+
+func (k *killer) ends(t *testing.T, r runaway) {
+	cmd := k.user(python("runaway", r.name))
+	cmd.Timeout = r.timeout
+	o, err := k.box.try(t.Context(), cmd, guest.IO{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(o.stdout, "ready") {
+		t.Errorf("it did not get under way: %v", o)
+	}
+	if o.Ending != r.ending {
+		t.Errorf("the ending is %v, want %s", o, r.ending)
+	}
+	k.over(t, o.Result)
+}
+
+// over checks that nothing of the last command is alive. A guest without cgroups may have to give up, if it says so: then the sandbox
+// is destroyed, as whoever uses it has to.
+func (k *killer) over(t *testing.T, res runtime.Result) {
+	t.Helper()
+	if res.Unclean {
+		if k.suite.driver.Capabilities().Has(runtime.CapCommandCgroup) {
+			t.Errorf("the guest could not kill it: %+v", res)
+		}
+		t.Logf("the guest could not kill it and said so: %+v", res)
+		if err := k.box.Destroy(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		k.box.dead(t, k.uid)
+		k.sandbox(t)
+		return
+	}
+	k.box.dead(t, k.uid)
+	k.bystander(t)
+}
+
+// bystander waits until the other shell has gone on.
+func (k *killer) bystander(t *testing.T) {
+	t.Helper()
+	end := func() int64 {
+		sh, err := k.box.Shell(t.Context(), "bystander")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sh.Result != nil {
+			t.Fatalf("the other shell has ended: %+v", sh.Result)
+		}
+		return sh.Stdout.End
+	}
+	before := end()
+	eventually(t, "the other shell goes on", func() (bool, string) { n := end(); return n > before, fmt.Sprint(n) })
+}
+
+// cancelled: a caller that gives up.
+func (k *killer) cancelled(t *testing.T) {
+	r := k.box.begin(t, k.user(python("runaway", "runners-waited-for")), guest.IO{})
+	r.says(t, "ready")
+	r.cancel(errors.New("given up"))
+	o := r.end(t)
+	if o.Ending != runtime.Cancelled {
+		t.Errorf("the ending is %v", o)
+	}
+	k.over(t, o.Result)
+}
+
+// shell: one that is killed, and one that ends by itself and leaves others.
+func (k *killer) shell(t *testing.T) {
+	for name, how := range map[string]string{"killed": "bomb", "ended": "daemon"} {
+		cmd := k.user(python("runaway", how))
+		cmd.ID = name
+		if _, err := k.box.Start(t.Context(), cmd); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the shell is under way", func() (bool, string) {
+			sh, err := k.box.Shell(t.Context(), name)
+			return err == nil && sh.Stdout.End > 0, fmt.Sprintf("%+v, %v", sh, err)
+		})
+		var sh wire.Shell
+		var err error
+		if name == "killed" {
+			sh, err = k.box.Kill(t.Context(), wire.Kill{ID: name, Grace: 50 * time.Millisecond})
+		} else {
+			eventually(t, "the shell ends", func() (bool, string) {
+				sh, err = k.box.Shell(t.Context(), name)
+				return err != nil || sh.Result != nil, fmt.Sprintf("%+v", sh)
+			})
+		}
+		if err != nil || sh.Result == nil {
+			t.Fatalf("shell %s: %+v, %v", name, sh, err)
+		}
+		if want := map[string]runtime.Ending{"killed": runtime.Cancelled, "ended": runtime.Exited}[name]; sh.Result.Ending != want {
+			t.Errorf("the ending is %+v, want %s", sh.Result, want)
+		}
+		k.over(t, *sh.Result)
+	}
+}
+
+// signals: to the leader alone, and to all.
+func (k *killer) signals(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		cmd := k.user(bash(`trap "echo got" USR1; trap "echo bye; exit 5" TERM; (trap "echo child" USR1; echo ready; while :; do sleep 0.05; done) & while :; do sleep 0.05; done`))
+		cmd.ID = fmt.Sprintf("signalled-%v", all)
+		r := k.box.begin(t, cmd, guest.IO{})
+		r.says(t, "ready")
+		send := func(sig wire.Signal) {
+			if err := k.box.Signal(t.Context(), sig); err != nil {
+				t.Fatal(err)
+			}
+		}
+		send(wire.Signal{ID: cmd.ID, Number: 10, All: all})
+		if all {
+			r.says(t, "child")
+		}
+		r.says(t, "got")
+		send(wire.Signal{ID: cmd.ID, Number: 15})
+		if o := r.end(t); !o.exited(5) || strings.Contains(o.stdout, "child") != all {
+			t.Errorf("signals to all (%v): %v", all, o)
+		}
+		k.box.dead(t, k.uid)
+	}
+}
+
+// outputs: what happens to a command's output descriptors does not decide when it ends.
+func outputs(t *testing.T, b *box) {
+	for line, code := range map[string]int{
+		"sleep 1000 & exit 3":                               3, // a child keeps them
+		"exec >&- 2>&-; exit 4":                             4, // they are closed
+		"exec >&- 2>&-; sleep 1; exit 5":                    5,
+		"setsid sleep 1000 >/tmp/out 2>&1 & disown; exit 6": 6,
+		"exec 1<>/proc/self/fd/1; echo x; exit 7":           7, // it has the other end of its pipe
+		"echo out; echo err >&2; exit 8":                    8,
+	} {
+		o := b.sh(t, line)
+		if !o.exited(code) {
+			t.Errorf("%s: %v", line, o)
+		}
+		if code == 8 && (o.stdout != "out\n" || o.stderr != "err\n") {
+			t.Errorf("%s: %v", line, o)
+		}
+	}
+	cmd := bash("yes")
+	cmd.OutputLimit = 100_000
+	if o := b.run(t, cmd); o.Ending != runtime.OutputLimit || len(o.stdout) != 100_000 {
+		t.Errorf("a limit of 100000 bytes: %s with %d", o.Ending, len(o.stdout))
+	}
+}
+
+// muchBytes is what a command writes that writes a lot.
+const muchBytes = 2 << 30
+
+// muchOutput: every byte comes, and the guest's memory is the same all the while.
+func muchOutput(t *testing.T, s *suite) {
+	b := s.make(t, nil)
+	before := b.well(t).RSSBytes
+	var count capped
+	r := b.begin(t, bash(fmt.Sprintf("head -c %d /dev/zero; echo end >&2", muchBytes)), guest.IO{Stdout: &count})
+	most, pings := before, 0
+	began := time.Now()
+	for going := true; going; {
+		most = max(most, b.well(t).RSSBytes)
+		pings++
+		select {
+		case <-r.ended:
+			going = false
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	o := r.end(t)
+	t.Logf("%d MiB in %s, guest at most %d KiB resident (%d before, %d pings)", count.all()>>20, time.Since(began).Round(time.Millisecond), most>>10, before>>10, pings)
+	if !o.exited(0) || count.all() != muchBytes {
+		t.Errorf("%d of %d bytes came: %v", count.all(), muchBytes, o.Result)
+	}
+	if most > before+16<<20 {
+		t.Errorf("the guest grew from %d to %d bytes", before, most)
+	}
+}
+
+// endless gives input for ever.
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+// silent gives nothing, for ever.
+type silent struct{ ctx context.Context }
+
+func (s silent) Read([]byte) (int, error) {
+	<-s.ctx.Done()
+	return 0, context.Cause(s.ctx)
+}
+
+// inputs: commands that read for ever, from who gives for ever or not at all, and one that never reads.
+func inputs(t *testing.T, s *suite) {
+	b := s.make(t, nil)
+	quiet, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for name, c := range map[string]struct {
+		line string
+		rw   guest.IO
+	}{
+		"reads for ever":          {"cat >/dev/null", guest.IO{Stdin: endless{}}},
+		"waits for input":         {"cat", guest.IO{Stdin: silent{quiet}}},
+		"never reads":             {"sleep 1000", guest.IO{Stdin: endless{}}},
+		"reads in the background": {"exec 3<&0; cat <&3 >/dev/null & sleep 1000", guest.IO{Stdin: endless{}}},
+	} {
+		cmd := bash(c.line)
+		cmd.Timeout = 2 * time.Second
+		o, err := b.try(t.Context(), cmd, c.rw)
+		if err != nil || o.Ending != runtime.Timeout {
+			t.Errorf("a command that %s: %v, %v", name, o, err)
+		}
+		b.dead(t, runtime.CommandUID)
+		if rss := b.well(t).RSSBytes; rss > 64<<20 {
+			t.Errorf("the guest has %d bytes", rss)
+		}
+	}
+	o, err := b.try(t.Context(), bash("exec <&-; exit 3"), guest.IO{Stdin: endless{}})
+	if err != nil || !o.exited(3) {
+		t.Errorf("a command that closes its input: %v, %v", o, err)
+	}
+	o, err = b.try(t.Context(), bash("cat; exit 4"), guest.IO{Stdin: strings.NewReader("some input")})
+	if err != nil || !o.exited(4) || o.stdout != "some input" {
+		t.Errorf("a command that gives back its input: %v, %v", o, err)
+	}
+	if o := b.sh(t, "cat; exit 5"); !o.exited(5) || o.stdout != "" {
+		t.Errorf("a command that was given no input: %v", o)
+	}
+}

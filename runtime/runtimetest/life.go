@@ -1,0 +1,341 @@
+package runtimetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/guest"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+// next is the next process of the orchestrator: the driver is closed, and another one is opened on the same state.
+func (s *suite) next(t *testing.T) {
+	t.Helper()
+	if err := s.driver.Close(); err != nil {
+		t.Errorf("close: %v", err)
+	}
+	s.driver = s.Open(t, s.state)
+}
+
+// readopt takes a sandbox over in the next process.
+func (b *box) readopt(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	sandbox, err := b.suite.driver.Adopt(ctx, b.spec.ID)
+	if err != nil {
+		t.Fatalf("adopt: %v", err)
+	}
+	b.take(sandbox)
+}
+
+// adopt: sandboxes, shells, their output and workspaces live on over a restart of the orchestrator.
+func adopt(t *testing.T, s *suite) {
+	b, dir := s.make(t, nil), ""
+	binds := s.driver.Capabilities().Has(runtime.CapLateBind)
+	if binds {
+		dir = workspace(t)
+		b.bind(t, dir, false)
+	}
+	if err := b.Claim(t.Context(), wire.Claim{Lease: "lease", Env: map[string]string{"WHO": "lease"}}); err != nil {
+		t.Fatal(err)
+	}
+	cmd := bash("i=0; while :; do echo $((i++)); sleep 0.02; done")
+	cmd.ID = "counter"
+	if _, err := b.Start(t.Context(), cmd); err != nil {
+		t.Fatal(err)
+	}
+	var seen strings.Builder
+	b.follow(t, &seen, 5)
+	uptime := b.well(t).UptimeMS
+	for range 2 {
+		for _, held := range []*box{b, s.plain} {
+			if err := held.Release(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.next(t)
+		b.readopt(t)
+		s.plain.readopt(t)
+		b.follow(t, &seen, 5)
+	}
+	for i, line := range strings.Fields(seen.String()) {
+		if line != fmt.Sprint(i) {
+			t.Fatalf("line %d of the shell is %q", i, line)
+		}
+	}
+	if pong := b.well(t); pong.UptimeMS < uptime || !pong.Claimed || pong.Shells != 1 {
+		t.Errorf("the guest says %+v", pong)
+	}
+	if got := b.want(t, "echo $WHO"); got != "lease" {
+		t.Errorf("the lease's environment is %q", got)
+	}
+	if _, err := s.driver.Adopt(t.Context(), b.spec.ID); err == nil {
+		t.Error("it was adopted twice by the same process")
+	}
+	if sh, err := b.Kill(t.Context(), wire.Kill{ID: "counter"}); err != nil || sh.Result == nil || sh.Result.Ending != runtime.Cancelled {
+		t.Errorf("the shell was killed: %+v, %v", sh, err)
+	}
+	b.dead(t, runtime.CommandUID)
+	if o := b.run(t, python("flood", "pids")); s.driver.Capabilities().Has(runtime.CapEndingPids) != (o.Ending == runtime.Pids) {
+		t.Errorf("at the pids cap: %v", o)
+	}
+	if binds {
+		if got := b.want(t, "cat file"); got != "content" {
+			t.Errorf("the workspace's file has %q", got)
+		}
+		b.unbind(t)
+		b.bind(t, dir, true)
+	}
+	if _, err := s.driver.Adopt(t.Context(), "t"+token()); !errdefs.IsNotFound(err) {
+		t.Errorf("a sandbox that never was: %v", err)
+	}
+}
+
+// follow reads the counter's output from where it was left, some lines more.
+func (b *box) follow(t *testing.T, seen *strings.Builder, lines int) {
+	t.Helper()
+	want := strings.Count(seen.String(), "\n") + lines
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	for strings.Count(seen.String(), "\n") < want {
+		at := int64(seen.Len())
+		_, err := b.Output(ctx, wire.Output{ID: "counter", Stream: wire.Stdout, Offset: at, Wait: 5 * time.Second}, func(offset int64, data []byte) error {
+			if offset != int64(seen.Len()) {
+				return fmt.Errorf("bytes from %d to %d are missing", seen.Len(), offset)
+			}
+			seen.Write(data)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func noAdopt(t *testing.T, s *suite) {
+	if _, err := s.driver.Adopt(t.Context(), s.plain.spec.ID); err == nil {
+		t.Error("it was adopted")
+	}
+}
+
+// deadMan: a sandbox that nobody asks for lives for as long as there is a host, and ends by itself when there is none.
+func deadMan(t *testing.T, s *suite) {
+	const alone = 2 * time.Second
+	b := s.make(t, func(spec *runtime.Spec) { spec.Alone = alone })
+	select {
+	case <-b.Done():
+		t.Error("it ended although its host is there")
+	case <-time.After(3 * alone):
+	}
+	b.well(t)
+	cmd := python("runaway", "daemon")
+	cmd.ID = "daemon"
+	if _, err := b.Start(t.Context(), cmd); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Start(t.Context(), wire.Command{ID: "busy", Argv: []string{"bash", "-c", "trap '' TERM INT HUP; while :; do echo busy; done"}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, held := range []*box{b, s.plain} {
+		if err := held.Release(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.driver.Close(); err != nil {
+		t.Error(err)
+	}
+	began := time.Now()
+	eventually(t, "it ends by itself", func() (bool, string) {
+		left := members(t, b.host.pids)
+		return len(left) == 0, fmt.Sprint(left)
+	})
+	t.Logf("it ended %s after its host, %s were set", time.Since(began).Round(time.Millisecond), alone)
+	s.driver = s.Open(t, s.state)
+	s.plain.readopt(t)
+	eventually(t, "what has ended is not adopted", func() (bool, string) {
+		again, err := s.driver.Adopt(t.Context(), b.spec.ID)
+		if err == nil {
+			err = again.Release()
+		}
+		return errdefs.IsNotFound(err), fmt.Sprint(err)
+	})
+	if err := s.driver.Remove(t.Context(), b.spec.ID); err != nil {
+		t.Error(err)
+	}
+	b.gone(t)
+}
+
+// nothingLeft: whatever state a sandbox is in, and however often it is asked for, its removal leaves nothing.
+func nothingLeft(t *testing.T, s *suite) {
+	t.Run("destroyed twice", func(t *testing.T) {
+		b := s.busy(t)
+		r := b.begin(t, bash("sleep 1000"), guest.IO{})
+		for range 2 {
+			if err := b.Destroy(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.gone(t)
+		select {
+		case <-b.Done():
+		case <-time.After(Patience):
+			t.Error("its end is not told")
+		}
+		if <-r.ended; r.err == nil {
+			t.Errorf("a command of it ended with %+v", r.res)
+		}
+		if _, err := b.Ping(t.Context()); !errdefs.IsUnavailable(err) {
+			t.Errorf("a ping of what is gone: %v", err)
+		}
+		if _, err := s.driver.Adopt(t.Context(), b.spec.ID); !errdefs.IsNotFound(err) {
+			t.Errorf("what is gone is adopted: %v", err)
+		}
+	})
+	t.Run("its init killed", func(t *testing.T) {
+		b := s.busy(t)
+		r := b.begin(t, bash("echo here; sleep 1000"), guest.IO{})
+		r.says(t, "here")
+		if err := syscall.Kill(b.host.init, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-b.Done():
+		case <-time.After(Patience):
+			t.Fatal("its end is not told")
+		}
+		select {
+		case <-r.ended:
+		case <-time.After(Patience):
+			t.Fatal("the end of its command is not told")
+		}
+		if r.err == nil || !errors.Is(r.err, guest.ErrLost) && !errdefs.IsUnavailable(r.err) {
+			t.Errorf("its command: %+v, %v", r.res, r.err)
+		}
+		eventually(t, "it is listed as not running", func() (bool, string) {
+			found, err := s.driver.List(t.Context(), s.owner)
+			i := slices.IndexFunc(found, func(f runtime.Found) bool { return f.ID == b.spec.ID })
+			return err == nil && i >= 0 && !found[i].Running, fmt.Sprintf("%+v, %v", found, err)
+		})
+		if err := b.Destroy(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		b.gone(t)
+	})
+	t.Run("ended by its guest", func(t *testing.T) {
+		b := s.busy(t)
+		if err := b.End(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-b.Done():
+		case <-time.After(Patience):
+			t.Fatal("its end is not told")
+		}
+		if err := b.Destroy(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		b.gone(t)
+	})
+	t.Run("released", func(t *testing.T) {
+		b := s.busy(t)
+		if err := b.Release(); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := s.driver.Remove(t.Context(), b.spec.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.gone(t)
+	})
+	t.Run("cut short", func(t *testing.T) { cutShort(t, s) })
+}
+
+// busy is a sandbox in which all sorts of things go on.
+func (s *suite) busy(t *testing.T) *box {
+	t.Helper()
+	b := s.make(t, nil)
+	if s.driver.Capabilities().Has(runtime.CapLateBind) {
+		b.bind(t, workspace(t), false)
+	}
+	for name, cmd := range map[string]wire.Command{
+		"stopped": python("runaway", "stopped"), "writer": bash("while :; do echo x >>/workspace/log; sleep 0.01; done"), "runners": python("runaway", "runners-waited-for"),
+	} {
+		cmd.ID = name
+		if _, err := b.Start(t.Context(), cmd); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+// cutShort: a Create that is given up, at any moment, leaves nothing, or what a Remove finds.
+func cutShort(t *testing.T, s *suite) {
+	for after := time.Millisecond; after < time.Second; after = after*2 + after/2 {
+		spec := s.spec(nil)
+		ctx, cancel := context.WithTimeoutCause(t.Context(), after, errors.New("cut short"))
+		sandbox, err := s.driver.Create(ctx, spec)
+		cancel()
+		clean, stop := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
+		if err == nil {
+			err = sandbox.Destroy(clean)
+		} else {
+			err = s.driver.Remove(clean, spec.ID)
+		}
+		stop()
+		if err != nil {
+			t.Errorf("a create that was cut short after %s: %v", after, err)
+		}
+		s.traceless(t, spec.ID)
+	}
+}
+
+// refusals: what cannot be made is refused with a class, and nothing is half made.
+func (s *suite) refusals(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*runtime.Spec)
+		is     func(error) bool
+		names  string
+	}{
+		"an id that is none": {func(p *runtime.Spec) { p.ID = "../../x" }, errdefs.IsInvalidArgument, "id"},
+		"an id twice":        {func(p *runtime.Spec) { p.ID = s.plain.spec.ID }, errdefs.IsAlreadyExists, s.plain.spec.ID},
+		"no owner":           {func(p *runtime.Spec) { p.Owner = "" }, errdefs.IsInvalidArgument, "owner"},
+		"too little memory":  {func(p *runtime.Spec) { p.Limits.MemoryBytes = 1 << 20 }, errdefs.IsInvalidArgument, "memory_bytes"},
+		"too few pids":       {func(p *runtime.Spec) { p.Limits.Pids = 1 }, errdefs.IsInvalidArgument, "pids"},
+		"less than no CPU":   {func(p *runtime.Spec) { p.Limits.CPUs = -1 }, errdefs.IsInvalidArgument, "cpus"},
+		"no image":           {func(p *runtime.Spec) { p.Image = runtime.Image{} }, errdefs.IsInvalidArgument, "image"},
+		"an image nobody has": {func(p *runtime.Spec) {
+			p.Image = runtime.Image{Ref: "none", ID: "sha256:" + strings.Repeat("0", 64), Root: "/no/such/root"}
+		}, errdefs.IsNotFound, "none"},
+		"an entrypoint that is not there": {func(p *runtime.Spec) { p.Entrypoint = []string{"/no/such/program"} }, nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := s.spec(c.change)
+			ctx, cancel := context.WithTimeout(t.Context(), Patience)
+			defer cancel()
+			sandbox, err := s.driver.Create(ctx, spec)
+			if err == nil {
+				t.Error("it was made")
+				if err := sandbox.Destroy(ctx); err != nil {
+					t.Error(err)
+				}
+			} else if c.is != nil && !c.is(err) || !strings.Contains(err.Error(), c.names) {
+				t.Errorf("the error is: %v", err)
+			}
+			if runtime.ValidID(spec.ID) && spec.ID != s.plain.spec.ID {
+				s.traceless(t, spec.ID)
+			}
+		})
+	}
+	s.plain.well(t)
+}

@@ -1,0 +1,212 @@
+package runtimetest
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"orchestrator/internal/guest"
+	"orchestrator/runtime"
+)
+
+// memoryCap: who takes more than the cap dies, nothing is swapped out instead, and the sandbox can be used afterwards.
+func memoryCap(t *testing.T, s *suite) {
+	b := s.make(t, nil)
+	o, err := b.try(t.Context(), python("flood", "one"), guest.IO{})
+	switch {
+	case err != nil && s.driver.Capabilities().Has(runtime.CapCommandCgroup):
+		t.Fatalf("the guest went with the command: %v", err)
+	case err != nil:
+		t.Logf("the sandbox went with the command: %v", err)
+		return
+	case o.exited(0):
+		t.Errorf("%d bytes were not enough to end it: %v", b.spec.Limits.MemoryBytes, o)
+	case o.Usage.MemoryBytes > b.spec.Limits.MemoryBytes:
+		t.Errorf("it had %d bytes, the cap is %d", o.Usage.MemoryBytes, b.spec.Limits.MemoryBytes)
+	}
+	if o.Ending == runtime.Timeout || o.Unclean {
+		t.Errorf("the ending is %v", o)
+	}
+	if got := b.want(t, "echo fine"); got != "fine" {
+		t.Errorf("the next command says %q", got)
+	}
+	noSwap(t, b)
+}
+
+// noSwap reads what the kernel was told about swap.
+func noSwap(t *testing.T, b *box) {
+	t.Helper()
+	swaps, err := os.ReadFile("/proc/swaps")
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	capped := strings.Count(string(swaps), "\n") <= 1
+	for _, dir := range b.host.cgroups {
+		for ; len(dir) > len("/sys/fs/cgroup"); dir = filepath.Dir(dir) {
+			if value, err := os.ReadFile(filepath.Join(dir, "memory.swap.max")); err == nil && strings.TrimSpace(string(value)) == "0" {
+				capped = true
+			}
+			value, err := os.ReadFile(filepath.Join(dir, "memory.memsw.limit_in_bytes"))
+			if n, perr := strconv.ParseInt(strings.TrimSpace(string(value)), 10, 64); err == nil && perr == nil && n <= b.spec.Limits.MemoryBytes {
+				capped = true
+			}
+		}
+	}
+	if !capped {
+		t.Error("the host has swap, and nothing keeps the sandbox from using it")
+	}
+}
+
+// cpuCap: two busy processes get half a core together.
+func cpuCap(t *testing.T, s *suite) {
+	b := s.make(t, func(spec *runtime.Spec) { spec.Limits.CPUs = 0.5 })
+	var cores float64
+	b.told(t, &cores, "flood", "cpu", "2", "2")
+	t.Logf("two busy processes used %.2f cores of 0.50", cores)
+	if cores > 0.75 {
+		t.Errorf("two busy processes used %.2f cores, the cap is 0.5", cores)
+	}
+}
+
+// pidsCap: processes and threads are counted, and the sandbox can be used once they are gone.
+func pidsCap(t *testing.T, s *suite) {
+	b := s.make(t, nil)
+	for _, what := range []string{"pids", "threads"} {
+		o := b.run(t, python("flood", what))
+		var got struct{ Count int64 }
+		if err := json.Unmarshal([]byte(o.stdout), &got); err != nil {
+			t.Fatalf("%s: %v", what, o)
+		}
+		t.Logf("%d %s of %d", got.Count, what, b.spec.Limits.Pids)
+		if got.Count > b.spec.Limits.Pids || got.Count < 16 {
+			t.Errorf("there were %d %s, the cap is %d", got.Count, what, b.spec.Limits.Pids)
+		}
+		b.dead(t, runtime.CommandUID)
+		b.want(t, "true | true | true")
+	}
+}
+
+// tmpfs: the file systems in memory have the sizes that were asked for, no room for files without end, and a full one is named.
+func tmpfs(t *testing.T, s *suite) {
+	b := s.make(t, nil)
+	var got map[string][2]any
+	b.told(t, &got, "flood", "tmpfs", "/tmp", "/home/user", "/workspace", "/dev/shm")
+	l := b.spec.Limits
+	for folder, most := range map[string]int64{"/tmp": l.TmpBytes, "/home/user": l.TmpBytes, "/workspace": l.ScratchBytes, "/dev/shm": l.TmpBytes} {
+		size, _ := got[folder][0].(float64)
+		said := got[folder][1]
+		least := most * 3 / 4
+		if folder == "/dev/shm" {
+			least = 0
+		}
+		if said != "ENOSPC" || int64(size) > most || int64(size) < least {
+			t.Errorf("%s took %d bytes and said %v, its size is %d", folder, int64(size), said, most)
+		}
+	}
+	o := b.sh(t, "head -c 1G /dev/zero >/tmp/x")
+	if o.Ending != runtime.Disk {
+		t.Errorf("a command that ran out of space: %v", o)
+	}
+	if o := b.sh(t, "rm /tmp/x; echo x >/tmp/y && cat /tmp/y"); !o.exited(0) || o.stdout != "x\n" {
+		t.Errorf("after that: %v", o)
+	}
+	manyFiles(t, s)
+}
+
+// manyFiles: files without content are not free. What they take is the sandbox's memory, or there are no more of them.
+func manyFiles(t *testing.T, s *suite) {
+	t.Helper()
+	b := s.make(t, func(spec *runtime.Spec) {
+		spec.Limits.MemoryBytes = runtime.MinMemoryBytes + 16<<20
+		spec.Limits.TmpBytes, spec.Limits.ScratchBytes = 4<<20, 4<<20
+	})
+	o, err := b.try(t.Context(), python("flood", "inodes", "/tmp"), guest.IO{})
+	lines := strings.Fields(o.stdout)
+	if !strings.HasPrefix(o.stdout, "begin") {
+		t.Fatalf("no file was made: %v, %v", o, err)
+	}
+	t.Logf("empty files: %s, then %s, %v", lines[max(0, len(lines)-2):], o.Ending, err)
+	if err != nil && s.driver.Capabilities().Has(runtime.CapCommandCgroup) {
+		t.Errorf("the guest went with the command: %v", err)
+	}
+	if err == nil {
+		if o.exited(0) || o.Ending == runtime.SandboxLost {
+			t.Errorf("files without end: %v", o)
+		}
+		b.well(t)
+	}
+}
+
+// usage: the figures of a command are its own, and its children's.
+func usage(t *testing.T, s *suite) {
+	b := s.make(t, nil)
+	o := b.run(t, python("flood", "use", "48", "5", "0.5"))
+	t.Logf("usage: %+v", o.Usage)
+	u := o.Usage
+	if u.CPUUser+u.CPUSystem < 250*time.Millisecond || u.CPUUser+u.CPUSystem > Patience {
+		t.Errorf("CPU time is %s, it was busy for 0.5 s", u.CPUUser+u.CPUSystem)
+	}
+	if u.MemoryBytes < 48<<20 || u.MemoryBytes > b.spec.Limits.MemoryBytes {
+		t.Errorf("memory is %d, it had more than 48 MiB and less than its cap", u.MemoryBytes)
+	}
+	if u.Pids < 6 || u.Pids > b.spec.Limits.Pids {
+		t.Errorf("pids are %d, it had 6", u.Pids)
+	}
+	small := b.run(t, bash("true"))
+	if small.Usage.MemoryBytes >= 48<<20 || small.Usage.Pids >= 6 {
+		t.Errorf("the next command has figures of the one before: %+v", small.Usage)
+	}
+}
+
+// noUsage: figures that nobody counts are zero and not guessed.
+func noUsage(t *testing.T, s *suite) {
+	if o := s.plain.sh(t, "true"); o.Usage.MemoryBytes != 0 || o.Usage.Pids != 0 {
+		t.Errorf("usage is %+v", o.Usage)
+	}
+}
+
+func endingOOM(t *testing.T, s *suite) {
+	b := s.make(t, nil)
+	for _, how := range []string{"one", "child"} {
+		if o := b.run(t, python("flood", how)); o.Ending != runtime.OOM {
+			t.Errorf("%s went over the memory cap: %v", how, o)
+		}
+	}
+	if o := b.sh(t, "exit 7"); !o.exited(7) {
+		t.Errorf("a command that failed by itself after that: %v", o)
+	}
+	if o := b.sh(t, "kill -9 $$"); o.Ending != runtime.Signalled || o.Signal != 9 {
+		t.Errorf("a command that killed itself after that: %v", o)
+	}
+}
+
+// noEndingOOM: nothing is invented where nobody tells.
+func noEndingOOM(t *testing.T, s *suite) {
+	b := s.make(t, nil)
+	o, err := b.try(t.Context(), python("flood", "one"), guest.IO{})
+	if err == nil && (o.Ending == runtime.OOM || o.exited(0)) {
+		t.Errorf("the ending is %v", o)
+	}
+}
+
+func endingPids(t *testing.T, s *suite) {
+	b := s.make(t, nil)
+	for _, how := range []string{"pids", "threads"} {
+		if o := b.run(t, python("flood", how)); o.Ending != runtime.Pids {
+			t.Errorf("%s at the pids cap: %v", how, o)
+		}
+	}
+	if o := b.sh(t, "exit 7"); !o.exited(7) {
+		t.Errorf("a command that failed by itself after that: %v", o)
+	}
+}
+
+func noEndingPids(t *testing.T, s *suite) {
+	if o := s.make(t, nil).run(t, python("flood", "pids")); !o.exited(1) {
+		t.Errorf("the ending is %v", o)
+	}
+}

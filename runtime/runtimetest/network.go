@@ -1,0 +1,196 @@
+package runtimetest
+
+import (
+	"encoding/json"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// network is what network.py tells.
+type network struct {
+	Sockets       [][3]int             `json:"sockets"` // family, kind, protocol
+	Pairs         []int                `json:"pairs"`
+	OtherTables   map[string]any       `json:"other_tables"`
+	Interfaces    []string             `json:"interfaces"`
+	SysInterfaces []string             `json:"sys_interfaces"`
+	Routes        []string             `json:"routes"`
+	Reached       map[string][2]string `json:"reached"`
+	Abstract      string               `json:"abstract"`
+	Listed        bool                 `json:"listed"`
+	Engine        map[string]string    `json:"engine"`
+	Resolved      string               `json:"resolved"`
+	Loopback      string               `json:"loopback"`
+}
+
+// networkNone: no address family but those that stay inside, by no system call table; nothing of the host is reached, and the host, which
+// listens on all its addresses meanwhile, hears nothing.
+func networkNone(t *testing.T, s *suite) {
+	ear := listen(t)
+	targets, err := json.Marshal(ear.targets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got network
+	s.plain.told(t, &got, "network", string(targets), ear.abstract)
+	for _, o := range got.Sockets {
+		if !staysInside(o[0], o[1], o[2]) {
+			t.Errorf("a socket of family %d, kind %d, protocol %d can be opened", o[0], o[1], o[2])
+		}
+	}
+	if !slices.ContainsFunc(got.Sockets, func(o [3]int) bool { return o[0] == unix.AF_UNIX }) {
+		t.Error("not even a unix socket can be opened: the check shows nothing")
+	}
+	if !slices.Equal(got.Pairs, []int{unix.AF_UNIX}) {
+		t.Errorf("socket pairs of the families %v can be made, want unix alone", got.Pairs)
+	}
+	for how, said := range got.OtherTables {
+		if _, number := said.(float64); number {
+			t.Errorf("%s gives a socket (%v)", how, said)
+		}
+	}
+	if !slices.Equal(got.Interfaces, []string{"lo"}) || !slices.Equal(got.SysInterfaces, []string{"lo"}) || len(got.Routes) > 0 {
+		t.Errorf("interfaces %q, %q, routes by %q; want lo alone", got.Interfaces, got.SysInterfaces, got.Routes)
+	}
+	for to, said := range got.Reached {
+		// A datagram to the sandbox's own loopback goes nowhere, but it goes.
+		if said[0] == "ok" || said[1] == "ok" && !strings.HasPrefix(to, "127.") && !strings.HasPrefix(to, "::1 ") {
+			t.Errorf("%s is reached: by TCP %s, by UDP %s", to, said[0], said[1])
+		}
+	}
+	if got.Abstract == "ok" || got.Listed {
+		t.Errorf("an abstract socket of the host: connecting gives %s, listed %v", got.Abstract, got.Listed)
+	}
+	for path, said := range got.Engine {
+		if said == "ok" {
+			t.Errorf("a command is let in at %s", path)
+		}
+	}
+	if got.Resolved == "ok" {
+		t.Error("a name was resolved")
+	}
+	if got.Loopback != "ok" {
+		t.Errorf("the sandbox's own loopback does not work: %s", got.Loopback)
+	}
+	if n := ear.heard.Load(); n > 0 {
+		t.Errorf("the host heard %d times from inside", n)
+	}
+}
+
+// staysInside says whether a socket can reach nothing outside of a network namespace that has lo alone.
+func staysInside(family, kind, protocol int) bool {
+	switch family {
+	case unix.AF_UNIX:
+		return true
+	case unix.AF_INET, unix.AF_INET6:
+		return (kind == unix.SOCK_STREAM || kind == unix.SOCK_DGRAM) && (protocol == 0 || protocol == unix.IPPROTO_TCP || protocol == unix.IPPROTO_UDP)
+	case unix.AF_NETLINK:
+		return protocol == unix.NETLINK_ROUTE
+	}
+	return false
+}
+
+// ear is a host that listens wherever a sandbox could reach it.
+type ear struct {
+	targets  [][3]any // family, host, port
+	abstract string
+	heard    atomic.Int64
+}
+
+// listen listens on one TCP and one UDP port of all addresses, and on an abstract unix socket, until the test ends.
+func listen(t *testing.T) *ear {
+	t.Helper()
+	e := &ear{abstract: "orchestrator-suite-" + token()}
+	tcp, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := tcp.Addr().(*net.TCPAddr).Port
+	udp, err := net.ListenUDP("udp", &net.UDPAddr{Port: port})
+	if err != nil {
+		tcp.Close()
+		t.Fatal(err)
+	}
+	local, err := net.Listen("unix", "@"+e.abstract)
+	if err != nil {
+		tcp.Close()
+		udp.Close()
+		t.Fatal(err)
+	}
+	accept := func(l net.Listener) {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			e.heard.Add(1)
+			c.Close()
+		}
+	}
+	read := func() {
+		b := make([]byte, 64)
+		for {
+			if n, _, err := udp.ReadFrom(b); err != nil {
+				return
+			} else if strings.HasPrefix(string(b[:n]), "from inside") {
+				e.heard.Add(1)
+			}
+		}
+	}
+	done := make(chan struct{}, 3)
+	for _, f := range []func(){func() { accept(tcp) }, func() { accept(local) }, read} {
+		go func() { f(); done <- struct{}{} }()
+	}
+	t.Cleanup(func() {
+		tcp.Close()
+		udp.Close()
+		local.Close()
+		for range 3 {
+			<-done
+		}
+	})
+	e.aim(t, port)
+	return e
+}
+
+// aim lists the host's addresses, and a few of the world.
+func (e *ear) aim(t *testing.T, port int) {
+	t.Helper()
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		n, ok := a.(*net.IPNet)
+		if !ok || n.IP.IsLinkLocalUnicast() {
+			continue
+		}
+		family := unix.AF_INET6
+		if n.IP.To4() != nil {
+			family = unix.AF_INET
+		}
+		e.targets = append(e.targets, [3]any{family, n.IP.String(), port})
+	}
+	e.targets = append(e.targets,
+		[3]any{unix.AF_INET, "1.1.1.1", 53}, [3]any{unix.AF_INET, "169.254.169.254", 80}, [3]any{unix.AF_INET, "224.0.0.1", 5353},
+		[3]any{unix.AF_INET, "172.17.0.1", 2375}, [3]any{unix.AF_INET6, "2606:4700:4700::1111", 53}, [3]any{unix.AF_INET6, "ff02::1", 5353},
+	)
+	// That it hears is shown, too.
+	c, err := net.DialTimeout("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), Patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	for end := time.Now().Add(Patience); e.heard.Load() == 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the host does not hear itself")
+		}
+	}
+	e.heard.Store(0)
+}

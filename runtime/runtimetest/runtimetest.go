@@ -1,0 +1,198 @@
+// Package runtimetest is the one suite that every driver passes. It shows, from inside sandboxes and with the guest as the only way in, that
+// each capability a driver claims holds against a user who tries everything that is cheap to try; and that one it does not claim is absent
+// openly. What is claimed is written down in a table, driver × capability, to which the suite holds drivers as well.
+//
+// [Run] needs root, a host that shares its processes with the sandboxes (so that it sees what is left of them) and an image with Python 3, bash
+// and coreutils. It never looks into a driver: what it does on the host is to read /proc, /sys/fs/cgroup and the mount table, and to kill
+// processes of sandboxes it made. Every sandbox it makes is removed at the end of its test, and looked for afterwards.
+//
+// No assertion here is about speed, but for one: a guest whose sandbox is full answers within [AnswerTime]. Everything else
+// that takes time is waited for up to [Patience]. The package starts goroutines for commands that run while a test looks at
+// them, and waits for them.
+package runtimetest
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"orchestrator/runtime"
+)
+
+const (
+	// Patience is far more than anything takes on a busy machine.
+	Patience = time.Minute
+	// AnswerTime is how long a guest may take for a ping while commands use up everything else.
+	AnswerTime = 2 * time.Second
+)
+
+// Factory makes drivers of one kind. All fields but Left and Drop are needed.
+type Factory struct {
+	// Name is the driver's column in the committed table.
+	Name string
+	// Open opens the driver on a state directory. Called again for the same one it is the next process of the orchestrator: the driver
+	// before it was closed, or is not used any more.
+	Open func(t *testing.T, state string) runtime.Driver
+	// Image is the sandbox image, unpacked and as an archive; Entrypoint what it asks to have in front of the guest.
+	Image      runtime.Image
+	Entrypoint []string
+	// Left tells what an engine still has of a sandbox, beyond what is on the host.
+	Left func(t *testing.T, id string) []string
+	// Drop lets the engine forget an image that the suite made.
+	Drop func(t *testing.T, image runtime.Image)
+}
+
+// check shows that a capability holds, and that one a driver has not is absent openly. Where absent is nil only the table tells.
+type check struct {
+	holds  func(*testing.T, *suite)
+	absent func(*testing.T, *suite)
+}
+
+func checks() map[runtime.Capability]check {
+	return map[runtime.Capability]check{
+		runtime.CapNetworkNone:   {holds: networkNone},
+		runtime.CapMemory:        {holds: memoryCap},
+		runtime.CapCPU:           {holds: cpuCap},
+		runtime.CapPids:          {holds: pidsCap},
+		runtime.CapReadOnlyRoot:  {holds: readOnlyRoot},
+		runtime.CapCapabilities:  {holds: noCapabilities},
+		runtime.CapNoNewPrivs:    {holds: noNewPrivs},
+		runtime.CapSeccomp:       {holds: seccomp},
+		runtime.CapNonRoot:       {holds: nonRoot},
+		runtime.CapTmpfs:         {holds: tmpfs},
+		runtime.CapNeutralConfig: {holds: neutralConfig},
+		runtime.CapKill:          {holds: kill},
+		runtime.CapCommandCgroup: {holds: commandCgroup, absent: noCommandCgroup},
+		runtime.CapUsage:         {holds: usage, absent: noUsage},
+		runtime.CapEndingOOM:     {holds: endingOOM, absent: noEndingOOM},
+		runtime.CapEndingPids:    {holds: endingPids, absent: noEndingPids},
+		runtime.CapLateBind:      {holds: lateBind, absent: noLateBind},
+		runtime.CapLateBindRO:    {holds: lateBindReadOnly, absent: noLateBind},
+		runtime.CapFiles:         {holds: files},
+		runtime.CapAdopt:         {holds: adopt, absent: noAdopt},
+		runtime.CapDeadMan:       {holds: deadMan},
+		runtime.CapNothingLeft:   {holds: nothingLeft},
+	}
+}
+
+// suite is one run.
+type suite struct {
+	Factory
+	driver runtime.Driver
+	state  string
+	owner  string
+	// plain is a sandbox for checks that leave nothing behind and use nothing up.
+	plain *box
+	walls *walls
+}
+
+// Run holds a driver to the table and to what the table says.
+func Run(t *testing.T, f Factory) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	s := newSuite(t, f)
+	if !t.Run("table", s.table) {
+		t.FailNow()
+	}
+	s.plain = s.make(t, nil)
+	claimed := s.driver.Capabilities()
+	for _, name := range runtime.AllCapabilities() {
+		t.Run(string(name), func(t *testing.T) {
+			began := time.Now()
+			defer func() { t.Logf("took %s", time.Since(began).Round(time.Millisecond)) }()
+			switch c := checks()[name]; {
+			case claimed.Has(name):
+				c.holds(t, s)
+			case c.absent != nil:
+				c.absent(t, s)
+			}
+		})
+	}
+	t.Run("refusals", s.refusals)
+}
+
+func newSuite(t *testing.T, f Factory) *suite {
+	// Short, because paths of unix sockets are made from it.
+	state, err := os.MkdirTemp("", "rt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &suite{Factory: f, state: state, owner: "o" + token()}
+	s.driver = f.Open(t, state)
+	t.Cleanup(func() {
+		s.sweep(t)
+		if err := errors.Join(purge(s.driver), s.driver.Close(), os.RemoveAll(state)); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := s.driver.Prepare(t.Context(), f.Image); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// purge removes what a driver keeps in its engine for sandboxes to come, if it keeps anything.
+func purge(d runtime.Driver) error {
+	p, ok := d.(interface{ Purge(context.Context) error })
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	return p.Purge(ctx)
+}
+
+// sweep removes what a failed test left, and says so.
+func (s *suite) sweep(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	found, err := s.driver.List(ctx, s.owner)
+	if err != nil {
+		t.Error(err)
+	}
+	for _, f := range found {
+		t.Errorf("sandbox %s was left", f.ID)
+		if err := s.driver.Remove(ctx, f.ID); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func (s *suite) table(t *testing.T) {
+	table, err := Table()
+	if err != nil {
+		t.Fatal(err)
+	}
+	row, ok := table[s.Name]
+	if !ok {
+		t.Fatalf("the table has no column %q", s.Name)
+	}
+	have := s.driver.Capabilities()
+	for _, name := range runtime.AllCapabilities() {
+		if have[name] != row[name] {
+			t.Errorf("%s: the driver says %q, the table %q", name, have[name], row[name])
+		}
+	}
+	for name := range have {
+		if !slices.Contains(runtime.AllCapabilities(), name) {
+			t.Errorf("the driver has a capability %q that nobody knows", name)
+		}
+	}
+}
+
+// token is a short name that nothing else has.
+func token() string {
+	id := uuid.New()
+	const letters = "abcdefghijklmnopqrstuvwxyz012345"
+	b := make([]byte, 12)
+	for i := range b {
+		b[i] = letters[id[i]&31]
+	}
+	return string(b)
+}

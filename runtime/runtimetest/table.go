@@ -1,0 +1,61 @@
+package runtimetest
+
+import (
+	_ "embed"
+	"fmt"
+	"slices"
+	"strings"
+
+	"orchestrator/runtime"
+)
+
+//go:embed capabilities.txt
+var table string
+
+// Table is the committed table: driver → capability → "yes", or why not. An error names a cell that is missing.
+func Table() (map[string]runtime.Capabilities, error) { return parse(table) }
+
+// parse reads lines of cells that are divided by "|": first the head, then a line for each capability in the order of
+// runtime.AllCapabilities. What comes after "#" at the start of a line is for people.
+func parse(text string) (map[string]runtime.Capabilities, error) {
+	var drivers []string
+	out := map[string]runtime.Capabilities{}
+	want := runtime.AllCapabilities()
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		cells := strings.Split(line, "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		if drivers == nil {
+			drivers = cells[1:]
+			for _, d := range drivers {
+				if d == "" || out[d] != nil {
+					return nil, fmt.Errorf("capability table: the head names %q twice or not at all", d)
+				}
+				out[d] = runtime.Capabilities{}
+			}
+			continue
+		}
+		if len(want) == 0 || cells[0] != string(want[0]) {
+			return nil, fmt.Errorf("capability table: line %q is not that of %q", cells[0], slices.Concat(want, []runtime.Capability{"the end"})[0])
+		}
+		if len(cells) != len(drivers)+1 {
+			return nil, fmt.Errorf("capability table: %s has %d cells for %d drivers", want[0], len(cells)-1, len(drivers))
+		}
+		for i, d := range drivers {
+			cell := cells[i+1]
+			if cell != runtime.Yes && !strings.HasPrefix(cell, "no: ") {
+				return nil, fmt.Errorf("capability table: %s of %s is %q, neither %q nor \"no: why\"", want[0], d, cell, runtime.Yes)
+			}
+			out[d][want[0]] = cell
+		}
+		want = want[1:]
+	}
+	if len(want) > 0 || len(drivers) == 0 {
+		return nil, fmt.Errorf("capability table: it has no line for %q", want)
+	}
+	return out, nil
+}

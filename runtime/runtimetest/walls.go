@@ -1,0 +1,268 @@
+package runtimetest
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/guest"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+// walls is what walls.py tells.
+type walls struct {
+	Self         map[string]string `json:"self"`
+	Init         map[string]string `json:"init"`
+	InitCommand  []string          `json:"init_command"`
+	IDs          []int             `json:"ids"`
+	RootReadOnly bool              `json:"root_read_only"`
+	Writable     [][]string        `json:"writable"`
+	Made         map[string]string `json:"made"`
+	Node         string            `json:"node"`
+	Devices      []string          `json:"devices"`
+	Read         map[string]string `json:"read"`
+	Set          map[string]string `json:"set"`
+	Mounts       []struct {
+		At      string   `json:"at"`
+		Options []string `json:"options"`
+		Type    string   `json:"type"`
+		Super   []string `json:"super"`
+	} `json:"mounts"`
+	SetuidFiles []string            `json:"setuid_files"`
+	Environment map[string]string   `json:"environment"`
+	Pids        []int               `json:"pids"`
+	Limits      map[string][2]int64 `json:"limits"`
+}
+
+// seen asks once what the plain sandbox looks like to a command.
+func (s *suite) seen(t *testing.T) *walls {
+	t.Helper()
+	if s.walls == nil {
+		var w walls
+		s.plain.told(t, &w, "walls")
+		s.walls = &w
+	}
+	return s.walls
+}
+
+// writableTops are where commands may write: what is there is in memory, and gone with the sandbox.
+func writableTops() []string {
+	return []string{"/tmp", "/home/user", wire.Workspace, "/dev/shm", "/dev/mqueue"}
+}
+
+func below(path string, tops []string) bool {
+	return slices.ContainsFunc(tops, func(top string) bool { return path == top || strings.HasPrefix(path, top+"/") })
+}
+
+// openToAll are device files that every container has.
+func openToAll() []string {
+	return []string{"/dev/full", "/dev/null", "/dev/ptmx", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero", "/dev/pts/ptmx"}
+}
+
+// readOnlyRoot: whatever way one looks, only the file systems in memory can be written.
+func readOnlyRoot(t *testing.T, s *suite) {
+	w := s.seen(t)
+	if !w.RootReadOnly {
+		t.Error("/ is not mounted read-only")
+	}
+	for _, paths := range w.Writable {
+		for _, path := range paths {
+			if !below(path, writableTops()) && !slices.Contains(openToAll(), path) {
+				t.Errorf("%s may be written", path)
+			}
+		}
+	}
+	for path, said := range w.Made {
+		if said == "ok" {
+			t.Errorf("%s can be made", path)
+		}
+	}
+	if w.Node == "ok" {
+		t.Error("a device node can be made")
+	}
+	for _, d := range w.Devices {
+		if !slices.Contains(openToAll(), d) && d != "/dev/console" && !strings.HasPrefix(d, "/dev/pts/") {
+			t.Errorf("there is a device %s", d)
+		}
+	}
+	for path, said := range w.Read {
+		if said == "ok" {
+			t.Errorf("%s can be read", path)
+		}
+	}
+	for path, said := range w.Set {
+		if said == "ok" {
+			t.Errorf("%s can be written", path)
+		}
+	}
+	for _, m := range w.Mounts {
+		if !slices.Contains(m.Options, "ro") && !below(m.At, append(writableTops(), "/proc", "/dev", "/run")) {
+			t.Errorf("%s (%s) is mounted writable", m.At, m.Type)
+		}
+		if m.Type == "tmpfs" && m.At != "/dev" && !slices.Contains(m.Options, "ro") &&
+			(!slices.Contains(m.Options, "nosuid") || !slices.Contains(m.Options, "nodev")) {
+			t.Errorf("%s is mounted with %v, without nosuid or nodev", m.At, m.Options)
+		}
+	}
+	for _, line := range []string{"mount -o remount,rw /", "mount -t tmpfs none /tmp", "umount /tmp", "umount -l /proc/sys"} {
+		if o := s.plain.sh(t, line); o.exited(0) {
+			t.Errorf("%s: %v", line, o)
+		}
+	}
+}
+
+// guestBits are CAP_KILL, CAP_SETGID and CAP_SETUID: what the guest may have, to run commands as somebody else and to end them.
+const guestBits = 1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
+
+func noCapabilities(t *testing.T, s *suite) {
+	w := s.seen(t)
+	for set, value := range w.Self {
+		if !strings.HasPrefix(set, "Cap") {
+			continue
+		}
+		bits, err := strconv.ParseUint(value, 16, 64)
+		if err != nil {
+			t.Fatalf("%s is %q", set, value)
+		}
+		// The bounding set only says what could be gained, which no_new_privs says is nothing.
+		if bits != 0 && (set != "CapBnd" || bits&^guestBits != 0) {
+			t.Errorf("%s of a command is %s", set, value)
+		}
+	}
+	for set, value := range w.Init {
+		if bits, err := strconv.ParseUint(value, 16, 64); strings.HasPrefix(set, "Cap") && (err != nil || bits&^guestBits != 0) {
+			t.Errorf("%s of PID 1 is %s", set, value)
+		}
+	}
+	if len(w.Self) < 5 || len(w.Init) < 5 {
+		t.Errorf("there is nothing to see: %v, %v", w.Self, w.Init)
+	}
+}
+
+// noNewPrivs: the flag is set for all, and setuid programs, of which the image has some, give nothing.
+func noNewPrivs(t *testing.T, s *suite) {
+	w := s.seen(t)
+	for who, status := range map[string]map[string]string{"a command": w.Self, "PID 1": w.Init} {
+		if status["NoNewPrivs"] != "1" {
+			t.Errorf("NoNewPrivs of %s is %q", who, status["NoNewPrivs"])
+		}
+	}
+	h := s.hostile(t)
+	if o := h.run(t, bash("[ -u /suid -a -x /suid ]")); !o.exited(0) {
+		t.Fatalf("there is no setuid program, so that the check shows nothing: %v", o)
+	}
+	for _, line := range []string{`/suid -p -c 'echo $EUID'`, `exec /suid -p -c 'echo $EUID'`} {
+		if got := h.want(t, line); got != strconv.Itoa(runtime.CommandUID) {
+			t.Errorf("%s runs as %s", line, got)
+		}
+	}
+}
+
+func seccomp(t *testing.T, s *suite) {
+	w := s.seen(t)
+	for who, status := range map[string]map[string]string{"a command": w.Self, "PID 1": w.Init} {
+		if status["Seccomp"] != "2" {
+			t.Errorf("Seccomp of %s is %q, want 2 (a filter)", who, status["Seccomp"])
+		}
+	}
+	var got map[string]any
+	s.plain.told(t, &got, "syscalls")
+	if len(got) < 50 {
+		t.Errorf("only %d calls were tried", len(got))
+	}
+	for call, said := range got {
+		text, _ := said.(string)
+		switch {
+		case text == "EPERM", text == "EACCES", strings.HasPrefix(text, "killed "):
+		case text == "ENOSYS":
+		default:
+			t.Errorf("%s got as far as %v", call, said)
+		}
+	}
+	s.plain.well(t)
+}
+
+// nonRoot: commands are uid 1000 or whom the caller names, never 0, and can do nothing to the guest.
+func nonRoot(t *testing.T, s *suite) {
+	w := s.seen(t)
+	want := []int{runtime.CommandUID, runtime.CommandUID, runtime.CommandUID, runtime.CommandGID, runtime.CommandGID, runtime.CommandGID}
+	if len(w.IDs) < 6 || !slices.Equal(w.IDs[:6], want) || slices.Contains(w.IDs, 0) {
+		t.Errorf("uids, gids and groups of a command are %v", w.IDs)
+	}
+	for _, user := range []string{"0", "root", "0:0", "0:1000", "00", "4294967295", "4294967296", "-1", "nobody-knows", "1000:", "1000:x", ":0", " 0", "+0"} {
+		o, err := s.plain.try(t.Context(), wire.Command{Argv: []string{"id", "-u"}, User: user}, guest.IO{})
+		if !errdefs.IsInvalidArgument(err) {
+			t.Errorf("a command as %q: %v, %v", user, o, err)
+		}
+	}
+	for user, want := range map[string]string{"": "1000 1000", "1234": "1234 1234", "1234:4321": "1234 4321", "nobody": "65534 65534"} {
+		o := s.plain.run(t, wire.Command{Argv: []string{"bash", "-c", "echo $(id -u) $(id -g)"}, User: user})
+		if got := strings.TrimSpace(o.stdout); got != want {
+			t.Errorf("a command as %q is %q, want %q", user, got, want)
+		}
+	}
+	guestUntouched(t, s.make(t, nil))
+	secretsStay(t, s.make(t, nil))
+}
+
+// guestUntouched: PID 1 is a process that a command cannot signal, trace, read or slow down.
+func guestUntouched(t *testing.T, b *box) {
+	before := b.well(t)
+	var got map[string]any
+	b.told(t, &got, "guest")
+	for what, said := range got {
+		list, ok := said.([]any)
+		if !ok {
+			list = []any{said}
+		}
+		for _, one := range list {
+			if text, _ := one.(string); text != "EPERM" && text != "EACCES" && text != "ESRCH" && text != "PermissionError" {
+				t.Errorf("%s of PID 1: %v", what, one)
+			}
+		}
+	}
+	if len(got) < 15 {
+		t.Errorf("only %d things were tried", len(got))
+	}
+	// Everything that the user may signal, the sandbox's own processes that wait for commands too if they were its.
+	if o := b.sh(t, "trap '' TERM; kill -TERM -1; kill -KILL -1; true"); o.Ending != runtime.Exited && o.Ending != runtime.Signalled {
+		t.Errorf("killing everything: %v", o)
+	}
+	after := b.well(t)
+	if after.UptimeMS < before.UptimeMS {
+		t.Errorf("the guest was started again: up %d ms, before that %d ms", after.UptimeMS, before.UptimeMS)
+	}
+	if got := b.want(t, "echo fine"); got != "fine" {
+		t.Errorf("the next command says %q", got)
+	}
+}
+
+// secretsStay: what a lease brings is in its commands' environment and nowhere else.
+func secretsStay(t *testing.T, b *box) {
+	const secret = "s3cret-that-nobody-reads"
+	if err := b.Claim(t.Context(), wire.Claim{Lease: "lease", Env: map[string]string{"TOKEN": secret}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.want(t, "echo $TOKEN"); got != secret {
+		t.Errorf("a command of the lease has %q", got)
+	}
+	if err := b.Claim(t.Context(), wire.Claim{Lease: "other"}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("a second lease: %v", err)
+	}
+	for _, name := range []string{"environ", "cmdline", "status"} {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", b.host.init, name))
+		if err != nil || len(text) == 0 {
+			t.Errorf("/proc/1/%s: %d bytes, %v", name, len(text), err)
+		}
+		if strings.Contains(string(text), secret) {
+			t.Errorf("/proc/1/%s holds the secret", name)
+		}
+	}
+}
