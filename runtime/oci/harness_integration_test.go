@@ -247,3 +247,6 @@ func pidIn(t testing.TB, file string) int {
 	}
 	return pid
 }
+
+// crun says whether that is the runtime under test.
+func crun() bool { return filepath.Base(os.Getenv("ORCHESTRATOR_TEST_RUNTIME")) == "crun" }
