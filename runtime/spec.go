@@ -88,9 +88,8 @@ type Limits struct {
 	CPUs float64 `json:"cpus"`
 	// Pids caps processes and threads.
 	Pids int64 `json:"pids"`
-	// TmpBytes is the size of /tmp, /home/user and /run together with
-	// ScratchBytes, that of /workspace when no workspace is bound, what a
-	// sandbox can keep in files. Both are charged to its memory.
+	// TmpBytes is the size of /tmp, and of /home/user again; ScratchBytes that
+	// of /workspace while no workspace is bound. All are charged to memory.
 	TmpBytes     int64 `json:"tmp_bytes"`
 	ScratchBytes int64 `json:"scratch_bytes"`
 	// OpenFiles is RLIMIT_NOFILE of every process.
