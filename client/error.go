@@ -16,6 +16,20 @@ import (
 // of class Unavailable.
 var ErrNoServer = fmt.Errorf("no server answers: %w", errdefs.ErrUnavailable)
 
+// NoServerError is ErrNoServer with where nobody answers, and why.
+type NoServerError struct {
+	Address string
+	Err     error
+}
+
+// Error is a whole sentence.
+func (e *NoServerError) Error() string {
+	return fmt.Sprintf("no server answers on %s: %v", e.Address, e.Err)
+}
+
+// Unwrap gives the class and the cause.
+func (e *NoServerError) Unwrap() []error { return []error{ErrNoServer, e.Err} }
+
 // ErrLost says that the way to the server was cut before its answer was whole.
 // It is of class Unavailable.
 var ErrLost = fmt.Errorf("the connection to the server was cut: %w", errdefs.ErrUnavailable)
@@ -112,7 +126,7 @@ func (c *Client) lost(ctx context.Context, err error) error {
 		return cause
 	}
 	if isDial(err) {
-		return fmt.Errorf("%w at %s: %w", ErrNoServer, c.address, err)
+		return &NoServerError{Address: c.address, Err: err}
 	}
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF

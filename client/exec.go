@@ -49,8 +49,8 @@ func (c *Client) RunStream(ctx context.Context, r v1.Run, s Streams, opts ...Opt
 }
 
 // maxHeader bounds a request that travels as a header because the body is the
-// command's input; servers take headers of 1 MiB.
-const maxHeader = 768 << 10
+// command's input; servers take headers of 256 KiB.
+const maxHeader = 180 << 10
 
 func (c *Client) stream(ctx context.Context, k *call, request any, s Streams) (v1.ExecResult, error) {
 	ctx, cancel := context.WithCancel(ctx)

@@ -75,10 +75,15 @@ func (f Files) Write(ctx context.Context, path string, content io.Reader, o Writ
 	return ask[v1.File](ctx, f.client, f.call(http.MethodPut, path).set("mode", o.Mode).octets(content, size))
 }
 
-// List lists a folder; "" is the topmost.
-func (f Files) List(ctx context.Context, path string) ([]v1.File, error) {
-	l, err := ask[v1.List[v1.File]](ctx, f.client, f.call(http.MethodGet, path).flag("list", true))
-	return l.Items, err
+// List lists a folder; "" is the topmost. truncated says that it has more
+// entries than a server lists.
+func (f Files) List(ctx context.Context, path string) (items []v1.File, truncated bool, err error) {
+	type listing struct {
+		v1.List[v1.File]
+		Truncated bool `json:"truncated"`
+	}
+	l, err := ask[listing](ctx, f.client, f.call(http.MethodGet, path).flag("list", true))
+	return l.Items, l.Truncated, err
 }
 
 // Stat describes a file.

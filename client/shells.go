@@ -123,6 +123,21 @@ func (c *Client) ended(ctx context.Context, id, stream string, offset int64) (bo
 // follow copies one answer; next is moved with every byte that w took.
 func (c *Client) follow(ctx context.Context, id string, r FollowRequest, next *int64, w io.Writer) error {
 	k := newCall(http.MethodGet, "shells", id, "output").set("stream", r.Stream).number("offset", *next).flag("follow", true)
+	return c.octets(ctx, k, id, r.Gap, next, w)
+}
+
+// CopyOutput copies what is there of a shell's output to w as octets, r.Limit
+// bytes at most, and returns the offset after the last one. It ends before a
+// gap that is not at the beginning; one at the beginning is told to gap.
+func (c *Client) CopyOutput(ctx context.Context, id string, r OutputRequest, gap func(from, to int64), w io.Writer) (int64, error) {
+	k := newCall(http.MethodGet, "shells", id, "output").set("stream", r.Stream).number("offset", r.Offset)
+	next := r.Offset
+	err := c.octets(ctx, k.number("limit", r.Limit).duration("wait_ms", r.Wait), id, gap, &next, w)
+	return next, err
+}
+
+// octets copies a raw answer.
+func (c *Client) octets(ctx context.Context, k *call, id string, gap func(from, to int64), next *int64, w io.Writer) error {
 	k.accept = "application/octet-stream"
 	resp, err := c.send(ctx, k)
 	if err != nil {
@@ -135,8 +150,8 @@ func (c *Client) follow(ctx context.Context, id string, r FollowRequest, next *i
 			id, resp.Header.Get("Orchestrator-Offset"), *next, errdefs.ErrInternal)
 	}
 	if first > *next {
-		if r.Gap != nil {
-			r.Gap(*next, first)
+		if gap != nil {
+			gap(*next, first)
 		}
 		*next = first
 	}

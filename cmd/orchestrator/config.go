@@ -1,0 +1,41 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"orchestrator/internal/config"
+)
+
+func (a *app) newConfigCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "config",
+		Short: "Print the configuration with every default",
+		Example: `  orchestrator config > orchestrator.yaml
+  orchestrator config check orchestrator.yaml`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return unknownCommand(cmd, args)
+			}
+			_, err := a.stdout.Write(config.Commented)
+			return err
+		},
+	}
+	c.AddCommand(&cobra.Command{
+		Use:     "check FILE",
+		Short:   "Check a configuration file, with the environment over it",
+		Example: "  orchestrator config check orchestrator.yaml",
+		Args:    names("FILE"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			a.flags.config = args[0]
+			if _, err := a.valid(); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(a.stdout, "%s is good\n", escape(args[0]))
+			return err
+		},
+	})
+	return c
+}

@@ -1,0 +1,281 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/images"
+	"orchestrator/internal/cgroup"
+	"orchestrator/internal/config"
+	"orchestrator/internal/guestbin"
+)
+
+// Results of a check.
+const (
+	checkOK   = "ok"
+	checkWarn = "warn"
+	checkFail = "fail"
+)
+
+// check is one line of doctor.
+type check struct {
+	Name   string `json:"name"`
+	Status string `json:"status"`
+	Found  string `json:"found"`
+	Fix    string `json:"fix,omitempty"`
+}
+
+func (a *app) newDoctorCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "doctor",
+		Short: "Tell what this host can enforce, with the fix for what it cannot",
+		Long: `Tell what this host can enforce, with the fix for what it cannot.
+
+Both runtimes are tried for real, in a folder of their own that is removed
+again. The exit code is 1 if something failed that sandboxes need.`,
+		Example: "  orchestrator doctor\n  orchestrator doctor -o json",
+		Args:    names(),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.runDoctor(cmd.Context()) },
+	}
+}
+
+func (a *app) runDoctor(ctx context.Context) error {
+	c, err := a.valid()
+	if err != nil {
+		return err
+	}
+	checks := []check{checkUser(), checkKernel(), checkCgroups(), checkCgroupKill(), checkSwap(), checkSeccomp(), checkOverlay()}
+	checks = append(checks, a.checkRuntimes(ctx, c)...)
+	checks = append(checks, checkSpace(c.StateDir), a.checkServer(ctx, c), a.checkImage(ctx, c))
+	t := &table{head: []string{"CHECK", "STATUS", "FOUND", "FIX"}}
+	failed := false
+	for _, k := range checks {
+		t.add(k.Name, k.Status, oneLine(k.Found), oneLine(k.Fix))
+		failed = failed || k.Status == checkFail
+	}
+	out := struct {
+		Items []check `json:"items"`
+		OK    bool    `json:"ok"`
+	}{checks, !failed}
+	if err := a.print(out, t); err != nil {
+		return err
+	}
+	if failed {
+		return errChecks
+	}
+	return nil
+}
+
+func checkUser() check {
+	uid := os.Geteuid()
+	if uid != 0 {
+		return check{"user", checkWarn, fmt.Sprintf("uid %d", uid), "run as root: the embedded runtime and workspaces need it"}
+	}
+	return check{"user", checkOK, "root", ""}
+}
+
+func checkKernel() check {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return check{"kernel", checkWarn, err.Error(), ""}
+	}
+	release := unix.ByteSliceToString(u.Release[:])
+	// The call fails for its arguments where it is there.
+	if err := unix.MountSetattr(-1, "", 0, &unix.MountAttr{}); errors.Is(err, unix.ENOSYS) {
+		return check{"kernel", checkFail, release + ", without mount_setattr", "use Linux 5.12 or later: workspaces are bound with it"}
+	}
+	return check{"kernel", checkOK, release, ""}
+}
+
+func checkCgroups() check {
+	h, err := cgroup.Detect()
+	if err != nil {
+		return check{"cgroup", checkFail, err.Error(), "mount the cgroup file systems"}
+	}
+	var missing []string
+	for name, have := range map[string]bool{"memory": h.Memory, "pids": h.Pids, "cpu": h.CPU} {
+		if !have {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 {
+		return check{"cgroup", checkWarn, fmt.Sprintf("%s, without %s", h.Mode, strings.Join(missing, ", ")), "mount /sys/fs/cgroup read-write, with these controllers"}
+	}
+	return check{"cgroup", checkOK, fmt.Sprintf("%s with memory, pids, cpu", h.Mode), ""}
+}
+
+func checkCgroupKill() check {
+	if h, err := cgroup.Detect(); err != nil || !h.Kill {
+		return check{"cgroup.kill", checkWarn, "missing", "use Linux 5.14 or later with a cgroup2 tree: kills are quicker with it, and as complete without"}
+	}
+	return check{"cgroup.kill", checkOK, "there", ""}
+}
+
+func checkSwap() check {
+	text, err := os.ReadFile("/proc/swaps")
+	if err != nil || strings.Count(strings.TrimSpace(string(text)), "\n") == 0 {
+		return check{"swap", checkOK, "off", ""}
+	}
+	if h, err := cgroup.Detect(); err == nil && h.Mode == cgroup.ModeV2 {
+		return check{"swap", checkOK, "on, and counted", ""}
+	}
+	if own, err := cgroup.Of(os.Getpid()); err == nil {
+		if _, err := os.Stat(filepath.Join(own[cgroup.Memory], "memory.memsw.limit_in_bytes")); err == nil {
+			return check{"swap", checkOK, "on, and counted", ""}
+		}
+	}
+	return check{"swap", checkFail, "on, and not counted", "swapoff -a, or boot with swapaccount=1"}
+}
+
+func checkSeccomp() check {
+	text, err := os.ReadFile("/proc/sys/kernel/seccomp/actions_avail")
+	if err != nil || !strings.Contains(string(text), "errno") {
+		return check{"seccomp", checkFail, "no filters", "use a kernel with CONFIG_SECCOMP_FILTER"}
+	}
+	return check{"seccomp", checkOK, "filters", ""}
+}
+
+func checkOverlay() check {
+	text, err := os.ReadFile("/proc/filesystems")
+	if err != nil || !strings.Contains(string(text), "\toverlay\n") {
+		return check{"overlay", checkWarn, "missing", "modprobe overlay: the embedded runtime needs it"}
+	}
+	return check{"overlay", checkOK, "there", ""}
+}
+
+// checkRuntimes makes both drivers in a folder for the occasion. One that can
+// be used is enough.
+func (a *app) checkRuntimes(ctx context.Context, c config.Config) []check {
+	parent := c.StateDir
+	if _, err := os.Stat(parent); err != nil {
+		parent = "" // where temporary files are
+	}
+	dir, err := os.MkdirTemp(parent, ".doctor-")
+	if err != nil {
+		return []check{{"runtime", checkFail, err.Error(), "run as root, or name a --state-dir of your own"}}
+	}
+	defer removeRun(context.WithoutCancel(ctx), dir) //nolint:errcheck // it holds nothing, and is looked at by nobody
+	guest, _, err := guestbin.Write(filepath.Join(dir, "guest"))
+	if err != nil {
+		return []check{{"guest", checkFail, err.Error(), "build with `make build`"}}
+	}
+	c.Log.Level = "error"
+	d := drivers{config: c, stateDir: dir, guest: guest, log: logger(a.stderr, c.Log)}
+	try := func(name string) check {
+		got, what, err := d.open(ctx, name)
+		if err != nil {
+			return check{"runtime " + name, checkWarn, err.Error(), ""}
+		}
+		defer got.Close()
+		return check{"runtime " + name, checkOK, what, ""}
+	}
+	forOCI := try(runtimeOCI)
+	host := dockerHost(c.Docker.Host)
+	forDocker := check{"runtime docker", checkWarn, "nobody answers on " + host, "start a Docker Engine, or leave it: the embedded runtime needs none"}
+	if err := dockerAnswers(ctx, host); err == nil {
+		forDocker = try(runtimeDocker)
+	}
+	wanted := map[string]bool{runtimeOCI: forOCI.Status == checkOK, runtimeDocker: forDocker.Status == checkOK}
+	switch {
+	case c.Runtime != runtimeAuto && !wanted[c.Runtime]:
+		for _, k := range []*check{&forOCI, &forDocker} {
+			if k.Name == "runtime "+c.Runtime {
+				k.Status = checkFail
+			}
+		}
+	case !wanted[runtimeOCI] && !wanted[runtimeDocker]:
+		forOCI.Status = checkFail
+	}
+	return []check{forOCI, forDocker}
+}
+
+func checkSpace(dir string) check {
+	at := dir
+	for at != "/" {
+		if _, err := os.Stat(at); err == nil {
+			break
+		}
+		at = filepath.Dir(at)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(at, &fs); err != nil {
+		return check{"state directory", checkFail, fmt.Sprintf("%s: %v", dir, err), "name another one with --state-dir"}
+	}
+	free := int64(fs.Bavail) * fs.Bsize
+	found := fmt.Sprintf("%s: %s and %d inodes free", dir, size(free), fs.Ffree)
+	switch {
+	case unix.Access(at, unix.W_OK) != nil:
+		return check{"state directory", checkFail, found + ", not writable", "run as root, or name another one with --state-dir"}
+	case free < 2<<30 || fs.Files > 0 && fs.Ffree < 100_000:
+		return check{"state directory", checkWarn, found, "free some: an image takes about 1 GiB and 50,000 inodes"}
+	}
+	return check{"state directory", checkOK, found, ""}
+}
+
+func (a *app) checkServer(ctx context.Context, c config.Config) check {
+	cl, err := a.server(ctx, c)
+	switch {
+	case err != nil:
+		return check{"server", checkWarn, say(err), "look at its log"}
+	case cl == nil:
+		return check{"server", checkOK, "none on " + a.address(c), ""}
+	}
+	v, err := cl.Version(ctx)
+	if err != nil {
+		return check{"server", checkWarn, say(err), "look at its log"}
+	}
+	return check{"server", checkOK, fmt.Sprintf("%s on %s, runtime %s", v.Version, cl.Address(), v.Runtime), ""}
+}
+
+// checkImage looks for the images of all templates.
+func (a *app) checkImage(ctx context.Context, c config.Config) check {
+	known, err := a.imageRefs(ctx, c)
+	if err != nil {
+		return check{"image", checkWarn, say(err), ""}
+	}
+	var missing []string
+	for _, name := range sortedKeys(c.Templates) {
+		if !known(c.Templates[name].Image) {
+			missing = append(missing, c.Templates[name].Image)
+		}
+	}
+	if len(missing) > 0 {
+		return check{"image", checkFail, strings.Join(missing, ", ") + " not imported", "orchestrator image import \"$(make -s image)\""}
+	}
+	return check{"image", checkOK, c.Templates[config.DefaultTemplate].Image, ""}
+}
+
+// imageRefs tells which images are there.
+func (a *app) imageRefs(ctx context.Context, c config.Config) (func(ref string) bool, error) {
+	cl, err := a.server(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	if cl != nil {
+		list, err := cl.Images(ctx)
+		return func(ref string) bool {
+			for _, i := range list {
+				if i.Ref == ref {
+					return true
+				}
+			}
+			return false
+		}, err
+	}
+	if _, err := os.Stat(c.StateDir); err != nil {
+		return func(string) bool { return false }, nil // doctor makes nothing
+	}
+	return withImages(ctx, a, c, func(s *images.Store) (func(string) bool, error) {
+		return func(ref string) bool {
+			_, err := s.Resolve(ref)
+			return err == nil
+		}, nil
+	})
+}

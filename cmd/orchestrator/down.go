@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+
+	"orchestrator/client"
+	"orchestrator/internal/config"
+	"orchestrator/internal/engine"
+	"orchestrator/internal/guestbin"
+	"orchestrator/internal/store"
+	"orchestrator/runtime"
+)
+
+// takeDown destroys everything that a driver has of a state directory, and
+// what it keeps in an engine beside sandboxes.
+func takeDown(ctx context.Context, d runtime.Driver, st *store.Store, log *slog.Logger) error {
+	err := engine.Down(ctx, d, st, log)
+	if p, ok := d.(interface{ Purge(context.Context) error }); ok && err == nil {
+		err = p.Purge(ctx)
+	}
+	return err
+}
+
+func (a *app) newDownCommand() *cobra.Command {
+	var name string
+	var wait time.Duration
+	c := &cobra.Command{
+		Use:   "down",
+		Short: "Destroy every sandbox and stop the server",
+		Long: `Destroy every sandbox, with the background commands in them, and stop the
+server. Workspaces and images stay. Without a server, what a stopped one has
+left in the state directory is destroyed.`,
+		Example: "  orchestrator down\n  orchestrator down --state-dir /var/lib/orchestrator",
+		Args:    names(),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.runDown(cmd.Context(), name, wait) },
+	}
+	c.Flags().StringVar(&name, "runtime", "", "without a server, `NAME` of the runtime to ask: auto, docker or oci")
+	c.Flags().DurationVar(&wait, "wait", 2*time.Minute, "how long to wait for the end of it")
+	return c
+}
+
+func (a *app) runDown(ctx context.Context, name string, wait time.Duration) error {
+	c, err := a.settings()
+	if err != nil {
+		return err
+	}
+	over(&c.Runtime, name)
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, wait, fmt.Errorf("not down after %s: %w", wait, errdefs.ErrUnavailable))
+	defer cancel()
+	cl, err := a.server(ctx, c)
+	if err != nil {
+		return err
+	}
+	if cl != nil {
+		return downServer(ctx, cl, c)
+	}
+	return a.downHere(ctx, c)
+}
+
+// downServer asks a server and waits until it is gone, with its hold on the
+// state directory where that is ours to see.
+func downServer(ctx context.Context, cl *client.Client, c config.Config) error {
+	pid := serverOf(c.StateDir)
+	if err := cl.Down(ctx); err != nil && !errors.Is(err, client.ErrLost) {
+		return err
+	}
+	for {
+		_, err := cl.Version(ctx)
+		cl.Close() // a kept connection would hold its end up
+		if errors.Is(err, client.ErrNoServer) && (pid == "" || serverOf(c.StateDir) != pid) {
+			return nil
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// downHere destroys what a stopped server and killed runs have left.
+func (a *app) downHere(ctx context.Context, c config.Config) (err error) {
+	dir := c.StateDir
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	lock, err := store.LockDir(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Unlock()) }()
+	c.Log.Level = "warn"
+	log := logger(a.stderr, c.Log)
+	if err := sweepRuns(ctx, dir, log); err != nil {
+		return err
+	}
+	if _, err := os.Stat(filepath.Join(dir, "state.db")); errors.Is(err, os.ErrNotExist) {
+		return nil // no server was ever here
+	}
+	st, err := store.Open(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, st.Close()) }()
+	live, err := st.Live(ctx)
+	if err != nil {
+		return err
+	}
+	guest, _, err := guestbin.Write(engine.DirsOf(dir).Guest)
+	if err != nil {
+		return err
+	}
+	d := drivers{config: c, stateDir: dir, guest: guest, log: log}
+	driver, err := d.toTakeDown(ctx, live)
+	if err != nil || driver == nil {
+		return err
+	}
+	return errors.Join(takeDown(ctx, driver, st, log), driver.Close())
+}
+
+// toTakeDown is the driver of what is recorded; with --runtime that one even
+// if others are recorded too. Where nothing is recorded, it is the one that
+// has left a folder, since it may know of more than the records do.
+func (d drivers) toTakeDown(ctx context.Context, live []store.Sandbox) (runtime.Driver, error) {
+	name := d.config.Runtime
+	if name == runtimeAuto {
+		var err error
+		if name, err = runtimeOf(live); err != nil {
+			return nil, err
+		}
+	}
+	for _, n := range []string{runtimeOCI, runtimeDocker} {
+		if _, err := os.Stat(filepath.Join(d.stateDir, n)); name == "" && err == nil {
+			name = n
+		}
+	}
+	if name == "" {
+		return nil, nil
+	}
+	got, _, err := d.open(ctx, name)
+	return got, err
+}

@@ -1,0 +1,260 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/images"
+	"orchestrator/internal/config"
+	"orchestrator/internal/engine"
+	"orchestrator/internal/guestbin"
+	"orchestrator/internal/store"
+	"orchestrator/runtime"
+	"orchestrator/volumes"
+)
+
+// aloneHere is how long a guest of a run without a server lives without its
+// host: the janitor is quicker, and this is for the case that it was killed as
+// well.
+const aloneHere = 15 * time.Second
+
+// oneRun is a run in this process: its own state directory S/runs/<id> for
+// everything that is made, the images and workspaces of S. A janitor is there
+// before anything is made, and cleans up whatever becomes of us.
+func (a *app) oneRun(ctx context.Context, c config.Config, req v1.Run, st engine.Stream) (r v1.ExecResult, err error) {
+	log := logger(a.stderr, c.Log)
+	if req.Template == "" {
+		req.Template = config.DefaultTemplate
+	}
+	if _, known := c.Templates[req.Template]; !known {
+		return r, fmt.Errorf("template %q is not known: use one of %v: %w", req.Template, sortedKeys(c.Templates), errdefs.ErrNotFound)
+	}
+	if err := makeStateDir(c.StateDir); err != nil {
+		return r, err
+	}
+	h := &here{app: a, config: c, log: log, template: req.Template}
+	defer func() { err = errors.Join(err, h.close(ctx)) }()
+	if err := h.open(ctx, req.Workspace); err != nil {
+		return r, err
+	}
+	req.WhenEmpty = "cold" // there is no pool
+	back, end := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan error, 1)
+	go func() { done <- h.engine.Serve(back) }() // waited for below
+	r, err = h.engine.Run(ctx, engine.Call{Caller: engine.LocalCaller}, req, st)
+	end()
+	return r, errors.Join(err, <-done)
+}
+
+func sortedKeys[T any](m map[string]T) []string {
+	out := make([]string, 0, len(m))
+	for k := range m {
+		out = append(out, k)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// here is a run in this process: what it holds.
+type here struct {
+	app      *app
+	config   config.Config
+	log      *slog.Logger
+	template string
+
+	dir     string     // S/runs/<id>
+	locks   []*os.File // the janitor has them too: they are held until both have ended
+	janitor *janitor
+	store   *store.Store
+	driver  runtime.Driver
+	engine  *engine.Engine
+}
+
+// runRecord is what a janitor has to know of a run.
+type runRecord struct {
+	Docker config.Docker `json:"docker"`
+	OCI    config.OCI    `json:"oci"`
+	Guest  string        `json:"guest"`
+}
+
+const recordFile = "run.json"
+
+func (h *here) open(ctx context.Context, workspace string) error {
+	dir := h.config.StateDir
+	using, err := waitLock(ctx, dir, imagesUse, unix.LOCK_SH)
+	if err != nil {
+		return err
+	}
+	h.locks = append(h.locks, using)
+	if workspace != "" {
+		lock, err := flock(filepath.Join(dir, workspacesLock), unix.LOCK_EX)
+		if err != nil {
+			return workspaceHeld(dir, err)
+		}
+		h.locks = append(h.locks, lock)
+		if err := leftHolding(ctx, dir, workspace); err != nil {
+			return err
+		}
+	}
+	guest, hash, err := guestbin.Write(engine.DirsOf(dir).Guest)
+	if err != nil {
+		return err
+	}
+	if err := sweepRuns(ctx, dir, h.log); err != nil {
+		h.log.Warn("leftovers of earlier runs not removed", "error", err)
+	}
+	if err := h.makeDir(dir); err != nil {
+		return err
+	}
+	if h.janitor, err = startJanitor(h.dir, h.locks); err != nil {
+		return err
+	}
+	return h.openEngine(ctx, guest, hash, workspace != "")
+}
+
+func workspaceHeld(dir string, err error) error {
+	if !errdefs.IsUnavailable(err) {
+		return err
+	}
+	if pid := serverOf(dir); pid != "" {
+		return fmt.Errorf("the workspaces in %s are held by the server with pid %s: run without --no-server, and with its --address: %w", dir, pid, errdefs.ErrUnavailable)
+	}
+	return fmt.Errorf("the workspaces in %s are used by another command without a server: wait for its end, or start a server for more than one at a time: %w",
+		dir, errdefs.ErrUnavailable)
+}
+
+// makeDir makes S/runs/<id> and takes its lock before the folder has the name
+// that sweepRuns looks for.
+func (h *here) makeDir(stateDir string) error {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return err
+	}
+	parent := filepath.Join(stateDir, runsDir)
+	if err := os.MkdirAll(parent, 0o700); err != nil {
+		return fmt.Errorf("folder of runs: %w", err)
+	}
+	fresh := filepath.Join(parent, newRun+id.String())
+	if err := os.Mkdir(fresh, 0o700); err != nil {
+		return fmt.Errorf("folder of runs: %w", err)
+	}
+	lock, err := flock(filepath.Join(fresh, "lock"), unix.LOCK_EX)
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(fresh))
+	}
+	h.locks = append(h.locks, lock)
+	dir := filepath.Join(parent, id.String())
+	if err := os.Rename(fresh, dir); err != nil {
+		return errors.Join(fmt.Errorf("folder of runs: %w", err), os.RemoveAll(fresh))
+	}
+	h.dir = dir
+	return nil
+}
+
+// openEngine has the images only until theirs is unpacked and known to the
+// driver.
+func (h *here) openEngine(ctx context.Context, guest, hash string, workspace bool) error {
+	dirs := engine.DirsOf(h.config.StateDir)
+	d := drivers{config: h.config, stateDir: h.dir, guest: guest, log: h.log}
+	var err error
+	if h.store, err = store.Open(ctx, h.dir); err != nil {
+		return err
+	}
+	// Before there is a driver: making one may leave something already.
+	if err := writeRecord(h.dir, runRecord{Docker: h.config.Docker, OCI: h.config.OCI, Guest: guest}); err != nil {
+		return err
+	}
+	var why string
+	if h.driver, why, err = d.choose(ctx, nil); err != nil {
+		return err
+	}
+	if !workspace {
+		dirs.Workspaces = filepath.Join(h.dir, "workspaces") // none is asked for, and S's may be held
+	}
+	shared, err := volumes.Open(dirs.Workspaces, h.log)
+	if err != nil {
+		return err
+	}
+	opts, err := h.app.engineOptions(h.config, hash)
+	if err != nil {
+		return err
+	}
+	h.config.Guest.Alone = config.Duration(aloneHere)
+	opts.Templates = templates(h.config, h.template)
+	for i := range opts.Templates {
+		opts.Templates[i].Pool.Min = 0
+	}
+	opts.Driver, opts.Store, opts.Volumes, opts.Why, opts.Log = h.driver, h.store, shared, why, h.log
+	lock, err := waitLock(ctx, h.config.StateDir, imagesLock, unix.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if opts.Images, err = images.Open(images.Options{Dir: dirs.Images, Log: h.log}); err != nil {
+		return err
+	}
+	h.engine, err = engine.Open(ctx, opts)
+	return imageHint(err)
+}
+
+func writeRecord(dir string, r runRecord) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, recordFile), b, 0o600); err != nil {
+		return fmt.Errorf("record of a run: %w", err)
+	}
+	return nil
+}
+
+func readRecord(dir string) (r runRecord, found bool, err error) {
+	b, err := os.ReadFile(filepath.Join(dir, recordFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, false, nil
+	}
+	if err != nil {
+		return r, false, fmt.Errorf("record of a run: %w", err)
+	}
+	if err := json.Unmarshal(b, &r); err != nil {
+		return r, false, fmt.Errorf("record of a run: %w", err)
+	}
+	return r, true, nil
+}
+
+// close removes what the run made, and waits for the janitor, which finds
+// nothing left to do. What cannot be removed here is left to it.
+func (h *here) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTime)
+	defer cancel()
+	var err error
+	if h.driver != nil {
+		err = errors.Join(takeDown(ctx, h.driver, h.store, h.log), h.driver.Close())
+	}
+	if h.store != nil {
+		err = errors.Join(err, h.store.Close())
+	}
+	if h.dir != "" && err == nil {
+		err = removeRun(ctx, h.dir)
+	}
+	for _, l := range h.locks {
+		err = errors.Join(err, l.Close())
+	}
+	if h.janitor != nil {
+		err = errors.Join(err, h.janitor.wait(ctx))
+	}
+	return err
+}

@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/images"
+	"orchestrator/internal/config"
+	"orchestrator/internal/engine"
+)
+
+func (a *app) newImageCommand() *cobra.Command {
+	return group("image", "Import images and list them; with or without a server",
+		"  orchestrator image import sandbox.tar\n  orchestrator image ls",
+		a.newImageImport(), a.newImageList(), a.newImageRemove())
+}
+
+// withImages opens the images of the state directory for a command without a
+// server.
+func withImages[T any](ctx context.Context, a *app, c config.Config, do func(*images.Store) (T, error)) (T, error) {
+	var none T
+	if err := makeStateDir(c.StateDir); err != nil {
+		return none, err
+	}
+	lock, err := waitLock(ctx, c.StateDir, imagesLock, unix.LOCK_EX)
+	if err != nil {
+		return none, err
+	}
+	defer lock.Close()
+	c.Log.Level = "warn"
+	library, err := images.Open(images.Options{Dir: engine.DirsOf(c.StateDir).Images, Log: logger(a.stderr, c.Log)})
+	if err != nil {
+		return none, err
+	}
+	return do(library)
+}
+
+func present(list ...images.Image) []v1.Image {
+	var out []v1.Image
+	for _, i := range list {
+		out = append(out, engine.PresentImage(i)...)
+	}
+	return out
+}
+
+func (a *app) printImages(list []v1.Image) error {
+	return printList(a, list, []string{"REF", "ID", "SIZE", "IMPORTED"}, func(i v1.Image) []string {
+		return []string{i.Ref, shortID(i.ID), size(i.SizeBytes), ago(i.CreatedAt)}
+	})
+}
+
+// shortID is enough of a digest to tell images apart, and to name one by.
+func shortID(id string) string {
+	const prefix, digits = len("sha256:"), 12
+	if len(id) > prefix+digits {
+		return id[prefix : prefix+digits]
+	}
+	return id
+}
+
+func (a *app) newImageImport() *cobra.Command {
+	var ref string
+	c := &cobra.Command{
+		Use:   "import PATH",
+		Short: "Import a rootfs tar, a docker-archive or an OCI layout",
+		Long: `Import an image: a root filesystem as tar, what "docker save" writes, or an
+OCI layout, each plain or with gzip; - is standard input. An OCI layout as a
+folder is taken without a server only.`,
+		Example: `  orchestrator image import sandbox.tar
+  orchestrator image import --ref tools:1 rootfs.tar.gz
+  docker save alpine | orchestrator image import -`,
+		Args: names("PATH"),
+		RunE: func(cmd *cobra.Command, args []string) error { return a.runImageImport(cmd.Context(), args[0], ref) },
+	}
+	c.Flags().StringVar(&ref, "ref", "", "`NAME` it gets; empty is the archive's own")
+	return c
+}
+
+func (a *app) runImageImport(ctx context.Context, path, ref string) error {
+	c, err := a.valid()
+	if err != nil {
+		return err
+	}
+	cl, err := a.server(ctx, c)
+	if err != nil {
+		return err
+	}
+	var list []v1.Image
+	if cl == nil {
+		list, err = withImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) {
+			if path == "-" {
+				img, err := s.Import(ctx, a.stdin, ref)
+				return present(img), err
+			}
+			img, err := s.ImportPath(ctx, path, ref)
+			return present(img), err
+		})
+	} else {
+		in, n, done, openErr := a.openInput(path)
+		if openErr != nil {
+			return openErr
+		}
+		defer done()
+		list, err = cl.ImportImage(ctx, in, n, ref)
+	}
+	if err != nil {
+		return err
+	}
+	return a.printImages(list)
+}
+
+func (a *app) newImageList() *cobra.Command {
+	return &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List images",
+		Example: "  orchestrator image ls -o json",
+		Args:    names(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx := cmd.Context()
+			c, err := a.valid()
+			if err != nil {
+				return err
+			}
+			cl, err := a.server(ctx, c)
+			if err != nil {
+				return err
+			}
+			var list []v1.Image
+			if cl == nil {
+				list, err = withImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) { return present(s.List()...), nil })
+			} else {
+				list, err = cl.Images(ctx)
+			}
+			if err != nil {
+				return err
+			}
+			return a.printImages(list)
+		},
+	}
+}
+
+func (a *app) newImageRemove() *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm REF",
+		Short:   "Remove an image's name, and the image with its last one",
+		Example: "  orchestrator image rm tools:1",
+		Args:    names("REF"),
+		RunE:    func(cmd *cobra.Command, args []string) error { return a.runImageRemove(cmd.Context(), args[0]) },
+	}
+}
+
+func (a *app) runImageRemove(ctx context.Context, ref string) error {
+	c, err := a.valid()
+	if err != nil {
+		return err
+	}
+	cl, err := a.server(ctx, c)
+	if err != nil {
+		return err
+	}
+	if cl != nil {
+		return cl.RemoveImage(ctx, ref)
+	}
+	_, err = withImages(ctx, a, c, func(s *images.Store) (struct{}, error) {
+		use, err := flock(filepath.Join(c.StateDir, imagesUse), unix.LOCK_EX)
+		if errdefs.IsUnavailable(err) {
+			return struct{}{}, fmt.Errorf("images are in use by a run without a server: wait for its end: %w", err)
+		}
+		if err != nil {
+			return struct{}{}, err
+		}
+		defer use.Close()
+		live, err := leftLive(ctx, c.StateDir)
+		if err == nil && len(live) > 0 { // their roots are the images'
+			err = fmt.Errorf("%d sandboxes of a stopped server live on: start it again, or end them with `orchestrator down`: %w", len(live), errdefs.ErrFailedPrecondition)
+		}
+		if err != nil {
+			return struct{}{}, err
+		}
+		return struct{}{}, s.Remove(ctx, ref)
+	})
+	return err
+}

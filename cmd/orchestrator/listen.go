@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/config"
+)
+
+// minToken is how long a token has to be: 32 random hex digits are 128 bits.
+const minToken = 32
+
+// maxToken bounds the file it is read from.
+const maxToken = 4096
+
+// readToken reads a token from a file that only its owner can read.
+func readToken(path string) (string, error) {
+	bad := func(why string) error {
+		return fmt.Errorf("token file %s %s: %w", path, why, errdefs.ErrInvalidArgument)
+	}
+	// A FIFO would be waited for.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", bad("does not exist")
+	}
+	if err != nil {
+		return "", fmt.Errorf("token file: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("token file: %w", err)
+	case !info.Mode().IsRegular() || info.Size() > maxToken:
+		return "", bad("is not a regular file of at most 4096 bytes")
+	case info.Mode().Perm()&0o077 != 0:
+		return "", bad(fmt.Sprintf("has mode %04o: others can read it; chmod 600 it", info.Mode().Perm()))
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("token file: %w", err)
+	}
+	token := strings.TrimSpace(string(text))
+	if len(token) < minToken {
+		return "", bad(fmt.Sprintf("has %d characters: at least %d, such as `openssl rand -hex 32` makes", len(token), minToken))
+	}
+	for _, c := range []byte(token) {
+		if c <= ' ' || c > '~' {
+			return "", bad("holds more than one word of printable ASCII")
+		}
+	}
+	return token, nil
+}
+
+// checkListen refuses what would be open to others.
+func checkListen(c config.Config) error {
+	network, address := config.SplitListen(c.Listen)
+	if network == "unix" {
+		return nil
+	}
+	bad := func(why string) error {
+		return fmt.Errorf("listen is %s: %s: %w", c.Listen, why, errdefs.ErrInvalidArgument)
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return bad("must be unix:PATH or HOST:PORT")
+	}
+	ip := net.ParseIP(host)
+	local := host == "localhost" || ip != nil && ip.IsLoopback()
+	switch {
+	case c.TokenFile == "":
+		return bad("TCP needs a token; give --token-file")
+	case !local && !c.AllowRemote:
+		return bad("it is not a loopback address; say --allow-remote if others shall reach it")
+	}
+	return nil
+}
+
+// listen opens the server's socket. It is called before anything else runs in
+// the process: the umask is the whole process's.
+func listen(ctx context.Context, c config.Config) (net.Listener, error) {
+	network, address := config.SplitListen(c.Listen)
+	if network != "unix" {
+		l, err := new(net.ListenConfig).Listen(ctx, network, address)
+		if err != nil {
+			return nil, listenError(c.Listen, err)
+		}
+		return l, nil
+	}
+	if err := clearSocket(ctx, address); err != nil {
+		return nil, err
+	}
+	old := syscall.Umask(0o177) // so that it is there with mode 0600 or not at all
+	l, err := new(net.ListenConfig).Listen(ctx, network, address)
+	syscall.Umask(old)
+	if err != nil {
+		return nil, listenError(c.Listen, err)
+	}
+	return l, nil
+}
+
+func listenError(where string, err error) error {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("listen on %s: another program does: %w: %w", where, err, errdefs.ErrUnavailable)
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("listen on %s: its folder does not exist: %w: %w", where, err, errdefs.ErrInvalidArgument)
+	case errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("listen on %s: %w: %w", where, err, errdefs.ErrPermissionDenied)
+	}
+	return fmt.Errorf("listen on %s: %w: %w", where, err, errdefs.ErrFailedPrecondition)
+}
+
+// clearSocket removes the socket of a server that is no more: nobody answers
+// on it.
+func clearSocket(ctx context.Context, path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return listenError("unix:"+path, err)
+	case info.Mode()&os.ModeSocket == 0:
+		return fmt.Errorf("listen on unix:%s: something that is no socket is there: %w", path, errdefs.ErrInvalidArgument)
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	switch {
+	case err == nil:
+		conn.Close()
+		return fmt.Errorf("listen on unix:%s: another server answers there: %w", path, errdefs.ErrUnavailable)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return listenError("unix:"+path, err)
+		}
+		return nil
+	}
+	return listenError("unix:"+path, err)
+}

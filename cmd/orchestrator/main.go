@@ -1,0 +1,69 @@
+// Orchestrator runs commands in warm, disposable sandboxes without a network:
+// the service, and the commands that use it.
+//
+// This package is wiring: it reads flags and configuration, opens the parts in
+// order, hands requests to the engine (in process) or to a server (package
+// client), and prints what comes back. It holds no rule of the service. main
+// owns the goroutine that listens for signals; each command owns its own.
+// What a process exits with is in exit.go and docs/exit-codes.md.
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// version is set when the program is built.
+var version = "dev"
+
+func main() {
+	ctx, stop := untilSignal(context.Background())
+	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, lookup: os.LookupEnv, version: version}
+	code := a.run(ctx, os.Args[1:])
+	stop()
+	os.Exit(code)
+}
+
+// app is what commands share: streams, environment and the flags of all.
+type app struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	lookup         func(string) (string, bool)
+	version        string
+	flags          globalFlags
+}
+
+// interrupted is why a context ends at a signal.
+type interrupted struct{ signal syscall.Signal }
+
+// Error names the signal.
+func (e *interrupted) Error() string { return "stopped by signal " + e.signal.String() }
+
+// untilSignal ends a context at the first signal that asks for an end. After
+// that signals do what they do by themselves: a second one ends the process at
+// once.
+func untilSignal(parent context.Context) (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	done := make(chan struct{})
+	go func() { // stop waits for it
+		defer close(done)
+		select {
+		case s := <-signals:
+			signal.Stop(signals)
+			if number, ok := s.(syscall.Signal); ok {
+				cancel(&interrupted{number})
+			}
+		case <-ctx.Done():
+			signal.Stop(signals)
+		}
+	}()
+	return ctx, func() {
+		cancel(nil)
+		<-done
+	}
+}

@@ -1,0 +1,255 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	v1 "orchestrator/client/v1"
+)
+
+func (a *app) newSandboxCommand() *cobra.Command {
+	return group("sandbox", "Lease sandboxes and end them", `  id=$(orchestrator sandbox create --workspace notes -q)
+  orchestrator exec $id -- ls -l
+  orchestrator sandbox rm $id`,
+		a.newSandboxCreate(), a.newSandboxList(), a.newSandboxStop(), a.newSandboxRemove(), a.newSandboxInspect())
+}
+
+type sandboxOptions struct {
+	template, workspace string
+	readOnly, quiet     bool
+	env, labels         []string
+	ttl, idle, wait     time.Duration
+	whenEmpty, key      string
+}
+
+func (a *app) newSandboxCreate() *cobra.Command {
+	var o sandboxOptions
+	c := &cobra.Command{
+		Use:   "create",
+		Short: "Lease a sandbox",
+		Example: `  orchestrator sandbox create
+  orchestrator sandbox create --template default --workspace notes --read-only --ttl 10m
+  orchestrator sandbox create --env TOKEN=abc --when-empty cold -o json`,
+		Args: names(),
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.runSandboxCreate(cmd.Context(), cmd, o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.template, "template", "", "`NAME` of the template; empty is the default one")
+	f.StringVar(&o.workspace, "workspace", "", "`NAME` of the workspace to have at /workspace")
+	f.BoolVar(&o.readOnly, "read-only", false, "the workspace cannot be written to")
+	f.StringArrayVarP(&o.env, "env", "e", nil, "`KEY=VALUE` for all its commands, or KEY to hand on your own; can be repeated")
+	f.StringArrayVar(&o.labels, "label", nil, "`KEY=VALUE` to find it by; can be repeated")
+	f.DurationVar(&o.ttl, "ttl", 0, "end it after this time; 0 is the server's default")
+	f.DurationVar(&o.idle, "idle", 0, "end it after this time without a call; 0 is the server's default")
+	f.StringVar(&o.whenEmpty, "when-empty", "", "what to do if none is warm: wait (default), cold or refuse")
+	f.DurationVar(&o.wait, "wait", 0, "how long to wait; 0 is the server's default")
+	f.StringVar(&o.key, "idempotency-key", "", "lease at most once for this `KEY`")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print the id only")
+	return c
+}
+
+func (a *app) runSandboxCreate(ctx context.Context, cmd *cobra.Command, o sandboxOptions) error {
+	env, err := a.environment(cmd, o.env)
+	if err != nil {
+		return err
+	}
+	labels, err := pairs(cmd, "--label", o.labels)
+	if err != nil {
+		return err
+	}
+	cl, err := a.client()
+	if err != nil {
+		return err
+	}
+	s, err := cl.CreateSandbox(ctx, v1.SandboxRequest{
+		Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Env: env, Labels: labels,
+		TTLMS: o.ttl.Milliseconds(), IdleMS: o.idle.Milliseconds(), WhenEmpty: o.whenEmpty, WaitMS: o.wait.Milliseconds(),
+	}, key(o.key)...)
+	if err != nil {
+		return err
+	}
+	if o.quiet {
+		_, err := fmt.Fprintln(a.stdout, s.ID)
+		return err
+	}
+	return a.printSandbox(s)
+}
+
+// environment reads --env: KEY=VALUE, or KEY for what we have ourselves.
+func (a *app) environment(cmd *cobra.Command, list []string) (map[string]string, error) {
+	full := make([]string, 0, len(list))
+	for _, e := range list {
+		if !strings.Contains(e, "=") {
+			v, ok := a.lookup(e)
+			if !ok {
+				return nil, usage(cmd, "--env %s is not set here: give it as %s=VALUE", e, e)
+			}
+			e += "=" + v
+		}
+		full = append(full, e)
+	}
+	return pairs(cmd, "--env", full)
+}
+
+func pairs(cmd *cobra.Command, flag string, list []string) (map[string]string, error) {
+	if len(list) == 0 {
+		return nil, nil
+	}
+	out := make(map[string]string, len(list))
+	for _, e := range list {
+		k, v, ok := strings.Cut(e, "=")
+		if !ok || k == "" {
+			return nil, usage(cmd, "%s %q is not KEY=VALUE", flag, e)
+		}
+		out[k] = v
+	}
+	return out, nil
+}
+
+func (a *app) printSandbox(s v1.Sandbox) error {
+	t := &table{}
+	add := func(name, value string) {
+		if value != "" {
+			t.add(name, value)
+		}
+	}
+	add("ID", s.ID)
+	add("STATE", s.State)
+	add("REASON", s.Reason)
+	add("TEMPLATE", s.Template)
+	add("IMAGE", s.Image)
+	add("RUNTIME", s.Runtime)
+	add("WORKSPACE", workspaceOf(s))
+	add("LABELS", labelText(s.Labels))
+	add("WARM", fmt.Sprint(s.Warm))
+	add("CREATED", ago(s.CreatedAt))
+	add("LAST USE", ago(s.LastUseAt))
+	if s.EndedAt != nil {
+		add("ENDED", ago(*s.EndedAt))
+	} else {
+		add("EXPIRES", in(s.ExpiresAt))
+		add("IDLE LIMIT", (time.Duration(s.IdleMS) * time.Millisecond).String())
+	}
+	return a.print(s, t)
+}
+
+func workspaceOf(s v1.Sandbox) string {
+	if s.Workspace != "" && s.ReadOnly {
+		return s.Workspace + " (read-only)"
+	}
+	return s.Workspace
+}
+
+func labelText(labels map[string]string) string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		out = append(out, k+"="+labels[k])
+	}
+	return strings.Join(out, ",")
+}
+
+func (a *app) newSandboxList() *cobra.Command {
+	var ended bool
+	c := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List leased sandboxes",
+		Example: "  orchestrator sandbox ls\n  orchestrator sandbox ls --ended -o json",
+		Args:    names(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := a.client()
+			if err != nil {
+				return err
+			}
+			list, err := cl.Sandboxes(cmd.Context(), ended)
+			if err != nil {
+				return err
+			}
+			head := []string{"ID", "STATE", "TEMPLATE", "WORKSPACE", "CREATED", "EXPIRES", "REASON"}
+			return printList(a, list, head, func(s v1.Sandbox) []string {
+				expires := in(s.ExpiresAt)
+				if s.EndedAt != nil {
+					expires = ""
+				}
+				return []string{s.ID, s.State, s.Template, workspaceOf(s), ago(s.CreatedAt), expires, s.Reason}
+			})
+		},
+	}
+	c.Flags().BoolVar(&ended, "ended", false, "those that are over too")
+	return c
+}
+
+func (a *app) newSandboxInspect() *cobra.Command {
+	return &cobra.Command{
+		Use:     "inspect SANDBOX",
+		Short:   "Describe a sandbox, also one that is over",
+		Example: "  orchestrator sandbox inspect $id -o json",
+		Args:    names("SANDBOX"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := a.client()
+			if err != nil {
+				return err
+			}
+			s, err := cl.Sandbox(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return a.printSandbox(s)
+		},
+	}
+}
+
+func (a *app) newSandboxStop() *cobra.Command {
+	var grace time.Duration
+	c := &cobra.Command{
+		Use:     "stop SANDBOX",
+		Short:   "Ask what runs in a sandbox to end, then destroy it",
+		Example: "  orchestrator sandbox stop $id --grace 10s",
+		Args:    names("SANDBOX"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := a.client()
+			if err != nil {
+				return err
+			}
+			s, err := cl.StopSandbox(cmd.Context(), args[0], grace)
+			if err != nil {
+				return err
+			}
+			return a.printSandbox(s)
+		},
+	}
+	c.Flags().DurationVar(&grace, "grace", 5*time.Second, "how long background commands have to end by themselves")
+	return c
+}
+
+func (a *app) newSandboxRemove() *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm SANDBOX...",
+		Short:   "Destroy sandboxes at once",
+		Example: "  orchestrator sandbox rm $id",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usage(cmd, "SANDBOX is missing")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := a.client()
+			if err != nil {
+				return err
+			}
+			for _, id := range args {
+				if err := cl.RemoveSandbox(cmd.Context(), id); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}

@@ -1,0 +1,287 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/images"
+	"orchestrator/internal/api"
+	"orchestrator/internal/config"
+	"orchestrator/internal/engine"
+	"orchestrator/internal/guestbin"
+	"orchestrator/internal/store"
+	"orchestrator/runtime"
+	"orchestrator/volumes"
+)
+
+// handoverTime is how long calls under way have at SIGTERM; then they are cut.
+const handoverTime = 10 * time.Second
+
+type serveOptions struct {
+	listen, runtime     string
+	logLevel, logFormat string
+	allowRemote         bool
+}
+
+func (a *app) newServeCommand() *cobra.Command {
+	var o serveOptions
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the service",
+		Long: `Run the service until SIGTERM or SIGINT.
+
+That is a hand-over: calls under way get 10 seconds, sandboxes and background
+commands live on, and the next server on the same state directory goes on with
+them. ` + "`orchestrator down`" + ` destroys everything instead. A second signal ends
+the process at once, which loses nothing either.`,
+		Example: `  orchestrator serve
+  orchestrator serve --config /etc/orchestrator.yaml --runtime oci
+  orchestrator serve --listen 127.0.0.1:7070 --token-file /etc/orchestrator.token`,
+		Args: names(),
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.runServe(cmd.Context(), cmd, o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.listen, "listen", "", "unix:`PATH` or HOST:PORT (ORCHESTRATOR_LISTEN)")
+	f.StringVar(&o.runtime, "runtime", "", "`NAME`: auto, docker or oci (ORCHESTRATOR_RUNTIME)")
+	f.BoolVar(&o.allowRemote, "allow-remote", false, "listen on an address that is not loopback")
+	f.StringVar(&o.logLevel, "log-level", "", "debug, info, warn or error (ORCHESTRATOR_LOG_LEVEL)")
+	f.StringVar(&o.logFormat, "log-format", "", "text or json (ORCHESTRATOR_LOG_FORMAT)")
+	return c
+}
+
+// over puts what was given over what was configured.
+func over(value *string, given string) {
+	if given != "" {
+		*value = given
+	}
+}
+
+func (a *app) runServe(ctx context.Context, cmd *cobra.Command, o serveOptions) (err error) {
+	c, err := a.settings()
+	if err != nil {
+		return err
+	}
+	over(&c.Listen, o.listen)
+	over(&c.Runtime, o.runtime)
+	over(&c.Log.Level, o.logLevel)
+	over(&c.Log.Format, o.logFormat)
+	over(&c.TokenFile, a.flags.tokenFile)
+	if cmd.Flags().Changed("allow-remote") {
+		c.AllowRemote = o.allowRemote
+	}
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	if err := checkListen(c); err != nil {
+		return err
+	}
+	token := ""
+	if c.TokenFile != "" {
+		if token, err = readToken(c.TokenFile); err != nil {
+			return err
+		}
+	}
+	s := &service{app: a, config: c, token: token, log: logger(a.stderr, c.Log)}
+	defer func() { err = errors.Join(err, s.close()) }()
+	if err := s.open(ctx); err != nil {
+		return startError(ctx, err)
+	}
+	return s.run(ctx)
+}
+
+// startError is nil for a start that a signal ended: that was asked for.
+func startError(ctx context.Context, err error) error {
+	if _, asked := errors.AsType[*interrupted](context.Cause(ctx)); asked {
+		return nil
+	}
+	return err
+}
+
+// service is an open server: what it holds, in the order it was opened.
+type service struct {
+	app    *app
+	config config.Config
+	token  string
+	log    *slog.Logger
+
+	undo     []func() error // in the order of opening
+	listener net.Listener
+	store    *store.Store
+	volumes  *volumes.Manager
+	driver   runtime.Driver
+	engine   *engine.Engine
+	why      string
+}
+
+func (s *service) later(undo func() error) { s.undo = append(s.undo, undo) }
+
+// close lets go of everything, last first. Sandboxes live on.
+func (s *service) close() error {
+	var errs []error
+	for i := len(s.undo) - 1; i >= 0; i-- {
+		errs = append(errs, s.undo[i]())
+	}
+	s.undo = nil
+	return errors.Join(errs...)
+}
+
+// open takes the locks first: from there on nobody else touches the state.
+// The socket is next, while nothing else runs that makes files; who connects
+// waits until the service is ready.
+func (s *service) open(ctx context.Context) error {
+	dir := s.config.StateDir
+	if err := makeStateDir(dir); err != nil {
+		return err
+	}
+	lock, err := store.LockDir(dir)
+	if err != nil {
+		return err
+	}
+	s.later(lock.Unlock)
+	for name, why := range map[string]string{
+		imagesLock:     "another command uses the images: wait for its end",
+		workspacesLock: "a command without a server uses the workspaces: wait for its end",
+	} {
+		if err := s.takeShort(ctx, name, why); err != nil {
+			return err
+		}
+	}
+	if s.listener, err = listen(ctx, s.config); err != nil {
+		return err
+	}
+	s.later(func() error { return ignoreClosed(s.listener.Close()) })
+	if s.store, err = store.Open(ctx, dir); err != nil {
+		return err
+	}
+	s.later(s.store.Close)
+	return s.openEngine(ctx, dir)
+}
+
+// takeShort takes a lock that commands hold for a short time.
+func (s *service) takeShort(ctx context.Context, name, why string) error {
+	dir := s.config.StateDir
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		f, err := flock(dir+"/"+name, unix.LOCK_EX)
+		if err == nil {
+			s.later(f.Close)
+			return nil
+		}
+		if !errdefs.IsUnavailable(err) || time.Now().After(deadline) {
+			return fmt.Errorf("%w: %s", err, why)
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (s *service) openEngine(ctx context.Context, dir string) error {
+	dirs := engine.DirsOf(dir)
+	library, err := images.Open(images.Options{Dir: dirs.Images, Log: s.log})
+	if err != nil {
+		return err
+	}
+	if s.volumes, err = volumes.Open(dirs.Workspaces, s.log); err != nil {
+		return err
+	}
+	guest, hash, err := guestbin.Write(dirs.Guest)
+	if err != nil {
+		return err
+	}
+	live, err := s.store.Live(ctx)
+	if err != nil {
+		return err
+	}
+	d := drivers{config: s.config, stateDir: dir, guest: guest, log: s.log}
+	if s.driver, s.why, err = d.choose(ctx, live); err != nil {
+		return err
+	}
+	s.later(s.driver.Close)
+	opts, err := s.app.engineOptions(s.config, hash)
+	if err != nil {
+		return err
+	}
+	opts.Driver, opts.Store, opts.Images, opts.Volumes, opts.Why, opts.Log = s.driver, s.store, library, s.volumes, s.why, s.log
+	opts.Templates = templates(s.config)
+	if s.engine, err = engine.Open(ctx, opts); err != nil {
+		return imageHint(err)
+	}
+	fmt.Fprintf(s.app.stderr, "listening on %s, runtime %s (%s), cgroup %s\n", //nolint:errcheck // the log has it too
+		where(s.listener, s.config), s.driver.Name(), oneLine(s.why), opts.Cgroup)
+	return nil
+}
+
+// imageHint says how to get an image that is not there.
+func imageHint(err error) error {
+	if errdefs.IsNotFound(err) {
+		return fmt.Errorf("%w: make it with `make image` and give its path to `orchestrator image import`", err)
+	}
+	return err
+}
+
+func where(l net.Listener, c config.Config) string {
+	if network, _ := config.SplitListen(c.Listen); network == "unix" {
+		return c.Listen
+	}
+	return l.Addr().String() // the port may have been left to the system
+}
+
+func ignoreClosed(err error) error {
+	if errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// run serves until ctx ends or somebody asks for an end of everything.
+func (s *service) run(ctx context.Context) error {
+	var once sync.Once
+	down := make(chan struct{})
+	front, endFront := context.WithCancel(ctx)
+	defer endFront()
+	// The engine outlives the front: calls under way need it.
+	back, endBack := context.WithCancel(context.WithoutCancel(ctx))
+	defer endBack()
+	server := api.New(api.Options{Engine: s.engine, Token: s.token, Log: s.log, Down: func() {
+		once.Do(func() {
+			s.log.Info("taking everything down")
+			close(down)
+			endFront()
+		})
+	}})
+	var work sync.WaitGroup
+	var engineErr error
+	work.Go(func() { // waited for below
+		engineErr = s.engine.Serve(back)
+		endFront()
+	})
+	work.Go(func() { // likewise; it ends with back
+		if err := errors.Join(s.volumes.Sweep(back), sweepRuns(back, s.config.StateDir, s.log)); err != nil && back.Err() == nil {
+			s.log.Warn("leftovers of earlier commands not all removed", "error", err)
+		}
+	})
+	serveErr := server.Serve(front, s.listener, handoverTime)
+	endBack()
+	work.Wait()
+	select {
+	case <-down:
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
+		defer cancel()
+		return errors.Join(serveErr, engineErr, takeDown(end, s.driver, s.store, s.log))
+	default:
+		s.log.Info("stopped; sandboxes live on", "cause", context.Cause(ctx))
+		return errors.Join(serveErr, engineErr)
+	}
+}

@@ -1,0 +1,258 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+)
+
+func (a *app) newShellCommand() *cobra.Command {
+	return group("shell", "Run background commands and read their output", `  sh=$(orchestrator shell start -q $id -- make test)
+  orchestrator shell logs -f $sh
+  orchestrator shell kill $sh`,
+		a.newShellStart(), a.newShellList(), a.newShellLogs(), a.newShellInput(), a.newShellKill())
+}
+
+type shellOptions struct {
+	commandOptions
+	merge, lossless, quiet bool
+	spool                  int64
+}
+
+func (a *app) newShellStart() *cobra.Command {
+	var o shellOptions
+	c := &cobra.Command{
+		Use:   "start [flags] SANDBOX -- CMD...",
+		Short: "Start a background command",
+		Example: `  orchestrator shell start $id -- python3 -m http.server
+  orchestrator shell start --keep-stdin -q $id -c 'cat > notes.txt'`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 || args[0] == "--" {
+				return usage(cmd, "SANDBOX is missing")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return a.runShellStart(cmd.Context(), cmd, o, args) },
+	}
+	f := c.Flags()
+	f.SetInterspersed(false)
+	f.StringVarP(&o.shell, "command", "c", "", "`TEXT` for the sandbox's shell, instead of CMD")
+	f.StringArrayVarP(&o.env, "env", "e", nil, "`KEY=VALUE`, or KEY to hand on your own; can be repeated")
+	f.StringVar(&o.cwd, "cwd", "", "`DIR` to run in; empty is /workspace")
+	f.StringVarP(&o.user, "user", "u", "", "`USER` by name or number, never 0; empty is the sandbox's own")
+	f.DurationVar(&o.timeout, "timeout", 0, "kill it and all it started after this time; 0 is never")
+	f.StringVar(&o.key, "idempotency-key", "", "start it at most once for this `KEY`")
+	f.BoolVarP(&o.interactive, "keep-stdin", "i", false, "keep its input open for `shell input`")
+	f.BoolVar(&o.merge, "merge", false, "standard error goes into standard output")
+	f.BoolVar(&o.lossless, "lossless", false, "it waits for its reader when the kept output is full")
+	f.Int64Var(&o.spool, "spool", 0, "`BYTES` of each stream to keep; 0 is the default")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print the id only")
+	return c
+}
+
+func (a *app) runShellStart(ctx context.Context, cmd *cobra.Command, o shellOptions, args []string) error {
+	x, err := a.exec(cmd, o.commandOptions, args[1:])
+	if err != nil {
+		return err
+	}
+	cl, err := a.client()
+	if err != nil {
+		return err
+	}
+	s, err := cl.StartShell(ctx, args[0], v1.ShellRequest{
+		Exec: x, MergeStderr: o.merge, KeepOpen: o.interactive, SpoolBytes: o.spool, Lossless: o.lossless,
+	}, key(o.key)...)
+	if err != nil {
+		return err
+	}
+	if o.quiet {
+		_, err := fmt.Fprintln(a.stdout, s.ID)
+		return err
+	}
+	return a.printShells(s)
+}
+
+func shellRow(s v1.Shell) []string {
+	end := ""
+	if r := s.Result; r != nil {
+		end = r.Ending
+		switch {
+		case r.Ending == "exited":
+			end = fmt.Sprintf("exited %d", r.ExitCode)
+		case r.Signal != 0:
+			end = fmt.Sprintf("%s %d", r.Ending, r.Signal)
+		}
+	}
+	return []string{s.ID, s.State, end, ago(s.StartedAt), fmt.Sprint(s.StdoutEnd), fmt.Sprint(s.StderrEnd), strings.Join(s.Argv, " ")}
+}
+
+func shellHead() []string {
+	return []string{"ID", "STATE", "ENDING", "STARTED", "STDOUT", "STDERR", "COMMAND"}
+}
+
+// printShells prints one shell as itself.
+func (a *app) printShells(s v1.Shell) error {
+	return a.print(s, &table{head: shellHead(), rows: [][]string{shellRow(s)}})
+}
+
+func (a *app) newShellList() *cobra.Command {
+	return &cobra.Command{
+		Use:     "ls SANDBOX",
+		Aliases: []string{"list"},
+		Short:   "List a sandbox's background commands",
+		Example: "  orchestrator shell ls $id",
+		Args:    names("SANDBOX"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := a.client()
+			if err != nil {
+				return err
+			}
+			list, err := cl.Shells(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return printList(a, list, shellHead(), shellRow)
+		},
+	}
+}
+
+type logsOptions struct {
+	follow, stderr bool
+	offset         int64
+}
+
+func (a *app) newShellLogs() *cobra.Command {
+	var o logsOptions
+	c := &cobra.Command{
+		Use:   "logs SHELL",
+		Short: "Print a background command's output",
+		Long: `Print a background command's output as it is, from an offset on.
+
+With --follow until its end: a connection that is cut and a server that is
+restarted are asked again, from where it stopped. Bytes that are no longer
+kept are told on standard error. With -o json, one piece with where it stands.`,
+		Example: `  orchestrator shell logs $sh
+  orchestrator shell logs -f --stderr $sh
+  orchestrator shell logs --offset 1048576 $sh -o json`,
+		Args: names("SHELL"),
+		RunE: func(cmd *cobra.Command, args []string) error { return a.runShellLogs(cmd.Context(), cmd, o, args[0]) },
+	}
+	f := c.Flags()
+	f.BoolVarP(&o.follow, "follow", "f", false, "go on until the stream's end")
+	f.BoolVar(&o.stderr, "stderr", false, "standard error instead of standard output")
+	f.Int64Var(&o.offset, "offset", 0, "the first `BYTE` to print")
+	return c
+}
+
+func (a *app) runShellLogs(ctx context.Context, cmd *cobra.Command, o logsOptions, id string) error {
+	stream := "stdout"
+	if o.stderr {
+		stream = "stderr"
+	}
+	cl, err := a.client()
+	if err != nil {
+		return err
+	}
+	gap := func(from, to int64) {
+		fmt.Fprintf(a.stderr, "orchestrator: %d bytes are no longer kept: %d to %d\n", to-from, from, to-1) //nolint:errcheck // a note
+	}
+	switch {
+	case o.follow && a.flags.output == "json":
+		return usage(cmd, "--follow and --output json are both given: use one of them")
+	case o.follow:
+		_, err := cl.Follow(ctx, id, client.FollowRequest{Stream: stream, Offset: o.offset, Gap: gap}, a.stdout)
+		return err
+	}
+	if a.flags.output == "json" {
+		out, err := cl.Output(ctx, id, client.OutputRequest{Stream: stream, Offset: o.offset})
+		if err != nil {
+			return err
+		}
+		return a.printJSON(out)
+	}
+	// What is there now, piece by piece; what comes meanwhile is not waited for.
+	sh, err := cl.Shell(ctx, id)
+	if err != nil {
+		return err
+	}
+	end := sh.StdoutEnd
+	if o.stderr {
+		end = sh.StderrEnd
+	}
+	for next := o.offset; next < end; {
+		at, err := cl.CopyOutput(ctx, id, client.OutputRequest{Stream: stream, Offset: next, Limit: end - next}, gap, a.stdout)
+		if err != nil {
+			return err
+		}
+		if at <= next {
+			return nil
+		}
+		next = at
+	}
+	return nil
+}
+
+func (a *app) newShellInput() *cobra.Command {
+	var stayOpen bool
+	c := &cobra.Command{
+		Use:   "input SHELL",
+		Short: "Send standard input to a background command",
+		Example: `  echo hello | orchestrator shell input $sh
+  printf 'line\n' | orchestrator shell input --keep-open $sh`,
+		Args: names("SHELL"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := a.client()
+			if err != nil {
+				return err
+			}
+			return cl.Input(cmd.Context(), args[0], a.stdin, !stayOpen)
+		},
+	}
+	c.Flags().BoolVar(&stayOpen, "keep-open", false, "leave its input open for more")
+	return c
+}
+
+type killOptions struct {
+	grace  time.Duration
+	signal int
+	forget bool
+}
+
+func (a *app) newShellKill() *cobra.Command {
+	var o killOptions
+	c := &cobra.Command{
+		Use:   "kill SHELL",
+		Short: "End a background command with everything it started",
+		Long: `End a background command: TERM, the grace time, KILL. Nothing of it lives
+when this returns. With --signal it only gets that signal.`,
+		Example: `  orchestrator shell kill $sh
+  orchestrator shell kill --grace 30s --forget $sh
+  orchestrator shell kill --signal 1 $sh`,
+		Args: names("SHELL"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := a.client()
+			if err != nil {
+				return err
+			}
+			if o.signal != 0 {
+				return cl.SignalShell(cmd.Context(), args[0], o.signal)
+			}
+			s, err := cl.KillShell(cmd.Context(), args[0], o.grace, o.forget)
+			if err != nil {
+				return err
+			}
+			return a.printShells(s)
+		},
+	}
+	f := c.Flags()
+	f.DurationVar(&o.grace, "grace", 2*time.Second, "time between TERM and KILL")
+	f.IntVar(&o.signal, "signal", 0, "only send this signal, by `NUMBER`")
+	f.BoolVar(&o.forget, "forget", false, "drop its record and output as well")
+	return c
+}

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/store"
+)
+
+// The parts of a state directory S that are used by more than one process.
+// S/lock is held by the server for its life (package store). Beside it:
+//
+//	S/images.lock      whoever has the image store open, the server for its life
+//	S/images.use       shared by runs without a server, so that no image is removed under them
+//	S/workspaces.lock  whoever has the workspaces open: the server, or a run with one for its life
+//	S/runs/<id>        one run without a server; its lock is held by it and its janitor
+const (
+	imagesLock     = "images.lock"
+	imagesUse      = "images.use"
+	workspacesLock = "workspaces.lock"
+	runsDir        = "runs"
+)
+
+// lockWait is how long a command waits for another one that has the same part
+// of the state directory for a short time: unpacking an image takes seconds.
+const lockWait = 2 * time.Minute
+
+// flock takes the lock of a file, shared or exclusive, without waiting. Held by
+// somebody else, it is ErrUnavailable. Closing the file lets go, and so does
+// the end of the last process that has it.
+func flock(path string, how int) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock: %w", err)
+	}
+	err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return nil, errors.Join(fmt.Errorf("%s is held: %w", path, errdefs.ErrUnavailable), f.Close())
+	case err != nil:
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+	}
+	return f, nil
+}
+
+// waitLock is flock that waits, but not for a server: that holds its locks for
+// as long as it lives.
+func waitLock(ctx context.Context, dir, name string, how int) (*os.File, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, lockWait, fmt.Errorf("%s was held by another process for %s: %w", filepath.Join(dir, name), lockWait, errdefs.ErrUnavailable))
+	defer cancel()
+	for {
+		f, err := flock(filepath.Join(dir, name), how)
+		if err == nil || !errdefs.IsUnavailable(err) {
+			return f, err
+		}
+		if pid := serverOf(dir); pid != "" {
+			return nil, fmt.Errorf("state directory %s is held by the server with pid %s: use that server (--address), or another --state-dir: %w",
+				dir, pid, errdefs.ErrUnavailable)
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// serverOf is the pid of the process that holds a state directory, or "".
+func serverOf(dir string) string {
+	path := filepath.Join(dir, "lock")
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
+		return ""
+	}
+	text := make([]byte, 32)
+	n, _ := f.ReadAt(text, 0) // only for the message
+	pid := strings.TrimSpace(string(text[:n]))
+	if pid == "" {
+		pid = "unknown"
+	}
+	return pid
+}
+
+// makeStateDir makes a state directory for its owner alone.
+func makeStateDir(dir string) error {
+	err := os.MkdirAll(dir, 0o700)
+	if errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("state directory %s: %w: run as root, or name a directory of your own with --state-dir: %w", dir, err, errdefs.ErrPermissionDenied)
+	}
+	if err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	return nil
+}
+
+// leftLive are the sandboxes that a server which was stopped has left to the
+// next one.
+func leftLive(ctx context.Context, dir string) (live []store.Sandbox, err error) {
+	if _, err := os.Stat(filepath.Join(dir, "state.db")); errors.Is(err, os.ErrNotExist) {
+		return nil, nil // no server was ever here
+	}
+	lock, err := store.LockDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, lock.Unlock()) }()
+	st, err := store.Open(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, st.Close()) }()
+	return st.Live(ctx)
+}
+
+// leftHolding is an error where such a sandbox has the workspace.
+func leftHolding(ctx context.Context, dir, workspace string) error {
+	live, err := leftLive(ctx, dir)
+	if err != nil {
+		return err
+	}
+	for _, s := range live {
+		if s.Lease.Workspace == workspace {
+			return fmt.Errorf("workspace %s is bound to sandbox %s of a stopped server, which lives on: start it again, or end it with `orchestrator down`: %w",
+				workspace, s.ID, errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,280 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+)
+
+func (a *app) newWorkspaceCommand() *cobra.Command {
+	return group("workspace", "Keep files that outlive sandboxes; with or without a server", `  orchestrator workspace create notes
+  orchestrator workspace put notes report.csv data/report.csv
+  orchestrator run --workspace notes -- head -3 data/report.csv
+  orchestrator workspace get notes data/report.csv -`,
+		a.newWorkspaceCreate(), a.newWorkspaceList(), a.newWorkspaceRemove(), a.newWorkspacePut(), a.newWorkspaceGet(), a.newWorkspaceFiles())
+}
+
+// workspaces is what these commands ask of a server, or of the state directory
+// itself.
+type workspaces interface {
+	CreateWorkspace(ctx context.Context, name string, opts ...client.Option) (v1.Workspace, error)
+	Workspaces(ctx context.Context) ([]v1.Workspace, error)
+	DeleteWorkspace(ctx context.Context, name string) error
+	read(ctx context.Context, name, path string) (io.ReadCloser, error)
+	write(ctx context.Context, name, path string, content io.Reader, size int64, mode string) (v1.File, error)
+	list(ctx context.Context, name, path string) (items []v1.File, truncated bool, err error)
+	remove(ctx context.Context, name, path string) error
+}
+
+// served are a server's workspaces.
+type served struct{ *client.Client }
+
+func (s served) read(ctx context.Context, name, path string) (io.ReadCloser, error) {
+	return s.WorkspaceFiles(name).Read(ctx, path, client.Range{})
+}
+
+func (s served) write(ctx context.Context, name, path string, content io.Reader, size int64, mode string) (v1.File, error) {
+	return s.WorkspaceFiles(name).Write(ctx, path, content, client.WriteOptions{Mode: mode, Size: size, Sized: size >= 0})
+}
+
+func (s served) list(ctx context.Context, name, path string) ([]v1.File, bool, error) {
+	return s.WorkspaceFiles(name).List(ctx, path)
+}
+
+func (s served) remove(ctx context.Context, name, path string) error {
+	return s.WorkspaceFiles(name).Remove(ctx, path, true)
+}
+
+// withWorkspaces does something with the workspaces of the server that
+// answers, or else of the state directory.
+func (a *app) withWorkspaces(ctx context.Context, do func(workspaces) error) (err error) {
+	c, err := a.valid()
+	if err != nil {
+		return err
+	}
+	cl, err := a.server(ctx, c)
+	if err != nil {
+		return err
+	}
+	if cl != nil {
+		return do(served{cl})
+	}
+	local, err := a.openWorkspaces(c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, local.close()) }()
+	return do(local)
+}
+
+func workspaceRow(w v1.Workspace) []string {
+	return []string{w.Name, ago(w.CreatedAt), strings.Join(w.Sandboxes, " ")}
+}
+
+func workspaceHead() []string { return []string{"NAME", "CREATED", "SANDBOXES"} }
+
+func (a *app) newWorkspaceCreate() *cobra.Command {
+	return &cobra.Command{
+		Use:     "create NAME",
+		Short:   "Make an empty workspace",
+		Example: "  orchestrator workspace create notes",
+		Args:    names("NAME"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
+				got, err := w.CreateWorkspace(cmd.Context(), args[0])
+				if err != nil {
+					return err
+				}
+				return a.print(got, &table{head: workspaceHead(), rows: [][]string{workspaceRow(got)}})
+			})
+		},
+	}
+}
+
+func (a *app) newWorkspaceList() *cobra.Command {
+	return &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List workspaces",
+		Example: "  orchestrator workspace ls -o json",
+		Args:    names(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
+				list, err := w.Workspaces(cmd.Context())
+				if err != nil {
+					return err
+				}
+				return printList(a, list, workspaceHead(), workspaceRow)
+			})
+		},
+	}
+}
+
+func (a *app) newWorkspaceRemove() *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm NAME [PATH]",
+		Short:   "Remove a workspace with all its files, or one file or folder of it",
+		Example: "  orchestrator workspace rm notes\n  orchestrator workspace rm notes data/old.csv",
+		Args:    names("NAME", "[PATH]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
+				if len(args) == 2 {
+					return w.remove(cmd.Context(), args[0], args[1])
+				}
+				return w.DeleteWorkspace(cmd.Context(), args[0])
+			})
+		},
+	}
+}
+
+func (a *app) newWorkspaceFiles() *cobra.Command {
+	return &cobra.Command{
+		Use:     "files NAME [PATH]",
+		Short:   "List the files in a folder of a workspace",
+		Example: "  orchestrator workspace files notes data",
+		Args:    names("NAME", "[PATH]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path := "."
+			if len(args) == 2 {
+				path = args[1]
+			}
+			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
+				list, truncated, err := w.list(cmd.Context(), args[0], path)
+				if err != nil {
+					return err
+				}
+				if truncated {
+					fmt.Fprintf(a.stderr, "orchestrator: there are more files than these %d\n", len(list)) //nolint:errcheck // a note
+				}
+				return printList(a, list, []string{"MODE", "OWNER", "SIZE", "MODIFIED", "NAME"}, func(f v1.File) []string {
+					name := f.Name
+					switch {
+					case f.Type == "dir":
+						name += "/"
+					case f.Target != "":
+						name += " -> " + f.Target
+					}
+					return []string{f.Mode, fmt.Sprintf("%d:%d", f.UID, f.GID), fmt.Sprint(f.Size), f.ModTime.Local().Format("2006-01-02 15:04"), name}
+				})
+			})
+		},
+	}
+}
+
+func (a *app) newWorkspacePut() *cobra.Command {
+	var mode string
+	c := &cobra.Command{
+		Use:   "put NAME SOURCE [PATH]",
+		Short: "Copy a file into a workspace; - is standard input",
+		Example: `  orchestrator workspace put notes report.csv
+  echo hello | orchestrator workspace put notes - greetings/hello.txt`,
+		Args: names("NAME", "SOURCE", "[PATH]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			source, path := args[1], ""
+			switch {
+			case len(args) == 3:
+				path = args[2]
+			case source == "-":
+				return usage(cmd, "PATH is missing: standard input has no name")
+			default:
+				path = filepath.Base(source)
+			}
+			in, n, done, err := a.openInput(source)
+			if err != nil {
+				return err
+			}
+			defer done()
+			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
+				_, err := w.write(cmd.Context(), args[0], path, in, n, mode)
+				return err
+			})
+		},
+	}
+	c.Flags().StringVar(&mode, "mode", "0644", "`PERMISSIONS` it gets, octal")
+	return c
+}
+
+// openInput opens a file to be sent, or standard input. size is -1 where it is
+// not known.
+func (a *app) openInput(path string) (in io.Reader, size int64, done func(), err error) {
+	if path == "-" {
+		return a.stdin, -1, func() {}, nil
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO would be waited for
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, 0, nil, fmt.Errorf("%s: no such file: %w", path, errdefs.ErrNotFound)
+	case errors.Is(err, os.ErrPermission):
+		return nil, 0, nil, fmt.Errorf("%w: %w", err, errdefs.ErrPermissionDenied)
+	case err != nil:
+		return nil, 0, nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file; send what has no size through -: %w", path, errdefs.ErrInvalidArgument)
+	}
+	if err != nil {
+		return nil, 0, nil, errors.Join(err, f.Close())
+	}
+	return f, info.Size(), func() { f.Close() }, nil
+}
+
+func (a *app) newWorkspaceGet() *cobra.Command {
+	return &cobra.Command{
+		Use:   "get NAME PATH [TARGET]",
+		Short: "Copy a file out of a workspace; - is standard output",
+		Example: `  orchestrator workspace get notes data/report.csv
+  orchestrator workspace get notes greetings/hello.txt -`,
+		Args: names("NAME", "PATH", "[TARGET]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			target := filepath.Base(args[1])
+			if len(args) == 3 {
+				target = args[2]
+			}
+			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
+				in, err := w.read(cmd.Context(), args[0], args[1])
+				if err != nil {
+					return err
+				}
+				defer in.Close()
+				if target == "-" {
+					_, err := io.Copy(a.stdout, in)
+					return err
+				}
+				return saveAs(target, in)
+			})
+		},
+	}
+}
+
+// saveAs writes a file whole, or leaves what was there.
+func saveAs(target string, in io.Reader) (err error) {
+	if info, err := os.Stat(target); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is not a regular file: name the file to write, or - for standard output: %w", target, errdefs.ErrInvalidArgument)
+	}
+	f, err := os.CreateTemp(filepath.Dir(target), ".orchestrator-*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", target, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	_, err = io.Copy(f, in)
+	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", target, err)
+	}
+	return os.Rename(f.Name(), target)
+}

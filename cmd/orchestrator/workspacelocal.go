@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/config"
+	"orchestrator/internal/engine"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/safefile"
+	"orchestrator/volumes"
+)
+
+// local are the workspaces of a state directory that no server holds.
+type local struct {
+	manager *volumes.Manager
+	lock    *os.File
+	dir     string // the state directory
+}
+
+func (a *app) openWorkspaces(c config.Config) (*local, error) {
+	if err := makeStateDir(c.StateDir); err != nil {
+		return nil, err
+	}
+	lock, err := flock(filepath.Join(c.StateDir, workspacesLock), unix.LOCK_EX)
+	if err != nil {
+		return nil, workspaceHeld(c.StateDir, err)
+	}
+	c.Log.Level = "warn"
+	m, err := volumes.Open(engine.DirsOf(c.StateDir).Workspaces, logger(a.stderr, c.Log))
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return &local{m, lock, c.StateDir}, nil
+}
+
+func (l *local) close() error { return l.lock.Close() }
+
+// CreateWorkspace makes one.
+func (l *local) CreateWorkspace(ctx context.Context, name string, _ ...client.Option) (v1.Workspace, error) {
+	w, err := l.manager.Create(ctx, name, volumes.CreateOptions{})
+	return presentWorkspace(w), err
+}
+
+// Workspaces lists them.
+func (l *local) Workspaces(context.Context) ([]v1.Workspace, error) {
+	var out []v1.Workspace
+	for _, w := range l.manager.List() {
+		out = append(out, presentWorkspace(w))
+	}
+	return out, nil
+}
+
+// DeleteWorkspace removes one.
+func (l *local) DeleteWorkspace(ctx context.Context, name string) error {
+	if err := leftHolding(ctx, l.dir, name); err != nil {
+		return err
+	}
+	return l.manager.Delete(ctx, name)
+}
+
+func presentWorkspace(w volumes.Workspace) v1.Workspace {
+	return v1.Workspace{Name: w.Name, CreatedAt: w.CreatedAt, Sandboxes: []string{}}
+}
+
+func (l *local) read(_ context.Context, name, path string) (io.ReadCloser, error) {
+	files, err := l.manager.Files(name)
+	if err != nil {
+		return nil, err
+	}
+	r, err := files.Read(path, 0, 0)
+	if err != nil {
+		return nil, errors.Join(err, files.Close())
+	}
+	return &opened{Reader: r, close: func() error { return errors.Join(r.Close(), files.Close()) }}, nil
+}
+
+// opened is a file with what to close.
+type opened struct {
+	io.Reader
+	close func() error
+}
+
+// Close closes all.
+func (o *opened) Close() error { return o.close() }
+
+func (l *local) write(_ context.Context, name, path string, content io.Reader, size int64, mode string) (f v1.File, err error) {
+	perm, err := strconv.ParseUint(mode, 8, 32)
+	if err != nil {
+		return f, fmt.Errorf("mode %q is not octal, such as 0644: %w", mode, errdefs.ErrInvalidArgument)
+	}
+	files, err := l.manager.Files(name)
+	if err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, files.Close()) }()
+	w, err := files.Write(path, safefile.WriteOptions{Mode: uint32(perm), Size: max(size, 0), Parents: true})
+	if err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, w.Close()) }()
+	if _, err := io.Copy(w, content); err != nil {
+		return f, err
+	}
+	info, err := w.Commit()
+	return presentFile(info), err
+}
+
+func (l *local) list(ctx context.Context, name, path string) (items []v1.File, truncated bool, err error) {
+	files, err := l.manager.Files(name)
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() { err = errors.Join(err, files.Close()) }()
+	infos, truncated, err := files.List(ctx, path, wire.MaxEntries, nil)
+	for _, i := range infos {
+		items = append(items, presentFile(i))
+	}
+	return items, truncated, err
+}
+
+func (l *local) remove(ctx context.Context, name, path string) (err error) {
+	files, err := l.manager.Files(name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, files.Close()) }()
+	return files.Remove(ctx, path, true)
+}
+
+func presentFile(i safefile.Info) v1.File {
+	return v1.File{
+		Name: i.Name, Path: i.Path, Type: i.Type, Size: i.Size, Mode: fmt.Sprintf("%04o", i.Mode), UID: i.UID, GID: i.GID, ModTime: i.ModTime, Target: i.Target,
+	}
+}
