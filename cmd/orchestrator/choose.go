@@ -58,7 +58,7 @@ func (d drivers) open(ctx context.Context, name string) (runtime.Driver, string,
 		}
 		return got, got.Info(), nil
 	}
-	return nil, "", fmt.Errorf("runtime %q: use auto, docker or oci: %w", name, errdefs.ErrInvalidArgument)
+	return nil, "", refuse(errdefs.ErrInvalidArgument, "runtime %q: use auto, docker or oci", name)
 }
 
 // choose makes the driver that is configured. auto takes the runtime of what
@@ -71,8 +71,8 @@ func (d drivers) choose(ctx context.Context, live []store.Sandbox) (got runtime.
 	}
 	if name := d.config.Runtime; name != runtimeAuto {
 		if had != "" && had != name {
-			return nil, "", fmt.Errorf("runtime is %s, but the state directory %s has live sandboxes of %s: start with --runtime %s, or take them down first with `orchestrator down --runtime %s`: %w",
-				name, d.stateDir, had, had, had, errdefs.ErrFailedPrecondition)
+			return nil, "", refuse(errdefs.ErrFailedPrecondition, "runtime is %s, but the state directory %s has live sandboxes of %s: start with --runtime %s, or take them down first with `orchestrator down --runtime %s`",
+				name, d.stateDir, had, had, had)
 		}
 		got, what, err := d.open(ctx, name)
 		return got, "as configured, " + what, err
@@ -120,8 +120,8 @@ func runtimeOf(live []store.Sandbox) (string, error) {
 		return names[0], nil
 	}
 	slices.Sort(names)
-	return "", fmt.Errorf("the state directory has live sandboxes of %s: take one kind down with `orchestrator down --runtime %s`: %w",
-		strings.Join(names, " and "), names[0], errdefs.ErrFailedPrecondition)
+	return "", refuse(errdefs.ErrFailedPrecondition, "the state directory has live sandboxes of %s: take one kind down with `orchestrator down --runtime %s`",
+		strings.Join(names, " and "), names[0])
 }
 
 // dockerHost is where the docker driver would look.
@@ -139,7 +139,7 @@ func dockerHost(configured string) string {
 // pingTime; a dead engine may accept connections and say nothing. Where TLS or
 // another transport is between, connecting has to do.
 func dockerAnswers(ctx context.Context, host string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, pingTime, fmt.Errorf("no answer within %s: %w", pingTime, errdefs.ErrUnavailable))
+	ctx, cancel := context.WithTimeoutCause(ctx, pingTime, refuse(errdefs.ErrUnavailable, "no answer within %s", pingTime))
 	defer cancel()
 	u, err := url.Parse(host)
 	if err != nil {

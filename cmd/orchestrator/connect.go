@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"time"
 
@@ -103,7 +102,7 @@ func (a *app) server(ctx context.Context, c config.Config) (*client.Client, erro
 		return nil, err
 	}
 	ask, cancel := context.WithTimeoutCause(ctx, answerTime,
-		fmt.Errorf("the server at %s is there but does not answer within %s: %w", cl.Address(), answerTime, errdefs.ErrUnavailable))
+		refuse(errdefs.ErrUnavailable, "the server at %s is there but does not answer within %s", cl.Address(), answerTime))
 	defer cancel()
 	switch _, err := cl.Version(ask); {
 	case errors.Is(err, client.ErrNoServer):

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -57,7 +56,7 @@ func (a *app) runDown(ctx context.Context, name string, wait time.Duration) erro
 	if err := c.Validate(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, wait, fmt.Errorf("not down after %s: %w", wait, errdefs.ErrUnavailable))
+	ctx, cancel := context.WithTimeoutCause(ctx, wait, refuse(errdefs.ErrUnavailable, "not down after %s", wait))
 	defer cancel()
 	cl, err := a.server(ctx, c)
 	if err != nil {

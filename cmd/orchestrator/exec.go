@@ -31,6 +31,15 @@ func (o *commandOptions) register(f *pflag.FlagSet, interactive string) {
 	f.StringVar(&o.key, "idempotency-key", "", "do it at most once for this `KEY`")
 }
 
+// afterName takes -c TEXT that comes after SANDBOX, where flags are no longer
+// parsed: a command of that name there is not.
+func (o commandOptions) afterName(argv []string) (commandOptions, []string) {
+	if o.shell == "" && len(argv) == 2 && (argv[0] == "-c" || argv[0] == "--command") {
+		o.shell, argv = argv[1], nil
+	}
+	return o, argv
+}
+
 // exec makes the request of a command line.
 func (a *app) exec(cmd *cobra.Command, o commandOptions, argv []string) (v1.Exec, error) {
 	if len(argv) > 0 && argv[0] == "--" {
@@ -90,11 +99,8 @@ printed instead. Ctrl-C kills the command with everything it started.`,
 }
 
 func (a *app) runExec(ctx context.Context, cmd *cobra.Command, o commandOptions, args []string) error {
-	id, argv := args[0], args[1:]
-	// -c may come after SANDBOX as well, where flags are no longer parsed.
-	if o.shell == "" && len(argv) == 2 && (argv[0] == "-c" || argv[0] == "--command") {
-		o.shell, argv = argv[1], nil
-	}
+	id := args[0]
+	o, argv := o.afterName(args[1:])
 	x, err := a.exec(cmd, o, argv)
 	if err != nil {
 		return err

@@ -40,6 +40,19 @@ const (
 	exitCancelled   = 130
 )
 
+// refusal is an error of a class that its text does not repeat.
+type refusal struct {
+	error
+	class error
+}
+
+// Unwrap gives what went wrong and the class.
+func (e *refusal) Unwrap() []error { return []error{e.error, e.class} }
+
+func refuse(class error, format string, args ...any) error {
+	return &refusal{fmt.Errorf(format, args...), class}
+}
+
 // ended is a command that did not end with 0. It is no failure of ours: what
 // there is to say about it has been said by its streams.
 type ended struct{ result v1.ExecResult }
@@ -51,7 +64,7 @@ func (e *ended) Error() string {
 		return fmt.Sprintf("the command exited with %d", r.ExitCode)
 	}
 	text := "the command ended: " + strings.ReplaceAll(r.Ending, "_", " ")
-	if r.Signal != 0 {
+	if r.Ending == string(runtime.Signalled) {
 		text += fmt.Sprintf(" %d", r.Signal)
 	}
 	if r.Detail != "" {
@@ -87,11 +100,23 @@ func say(err error) string {
 	e, ok := errors.AsType[*client.NoServerError](err)
 	switch {
 	case !ok:
-		return err.Error()
+		return withoutClass(err.Error())
 	case errors.Is(e.Err, os.ErrPermission):
 		return fmt.Sprintf("no permission for the server's socket %s: use the account that the server runs as", e.Address)
 	}
 	return fmt.Sprintf("no server answers on %s: start one with `orchestrator serve`", e.Address)
+}
+
+// withoutClass drops the class that wrapped errors end with: it is for
+// programs, and the exit code tells it.
+func withoutClass(text string) string {
+	for _, class := range []error{
+		errdefs.ErrInvalidArgument, errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition,
+		errdefs.ErrUnavailable, errdefs.ErrResourceExhausted, errdefs.ErrNotImplemented,
+	} {
+		text = strings.TrimSuffix(text, ": "+class.Error())
+	}
+	return text
 }
 
 // exitCode is the only place that maps errors to exit codes.

@@ -40,7 +40,7 @@ func (a *app) oneRun(ctx context.Context, c config.Config, req v1.Run, st engine
 		req.Template = config.DefaultTemplate
 	}
 	if _, known := c.Templates[req.Template]; !known {
-		return r, fmt.Errorf("template %q is not known: use one of %v: %w", req.Template, sortedKeys(c.Templates), errdefs.ErrNotFound)
+		return r, refuse(errdefs.ErrNotFound, "template %q is not known: use one of %v", req.Template, sortedKeys(c.Templates))
 	}
 	if err := makeStateDir(c.StateDir); err != nil {
 		return r, err
@@ -130,10 +130,10 @@ func workspaceHeld(dir string, err error) error {
 		return err
 	}
 	if pid := serverOf(dir); pid != "" {
-		return fmt.Errorf("the workspaces in %s are held by the server with pid %s: run without --no-server, and with its --address: %w", dir, pid, errdefs.ErrUnavailable)
+		return refuse(errdefs.ErrUnavailable, "the workspaces in %s are held by the server with pid %s: run without --no-server, and with its --address", dir, pid)
 	}
-	return fmt.Errorf("the workspaces in %s are used by another command without a server: wait for its end, or start a server for more than one at a time: %w",
-		dir, errdefs.ErrUnavailable)
+	return refuse(errdefs.ErrUnavailable, "the workspaces in %s are used by another command without a server: wait for its end, or start a server for more than one at a time",
+		dir)
 }
 
 // makeDir makes S/runs/<id> and takes its lock before the folder has the name

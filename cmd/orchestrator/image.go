@@ -179,7 +179,7 @@ func (a *app) runImageRemove(ctx context.Context, ref string) error {
 		defer use.Close()
 		live, err := leftLive(ctx, c.StateDir)
 		if err == nil && len(live) > 0 { // their roots are the images'
-			err = fmt.Errorf("%d sandboxes of a stopped server live on: start it again, or end them with `orchestrator down`: %w", len(live), errdefs.ErrFailedPrecondition)
+			err = refuse(errdefs.ErrFailedPrecondition, "%d sandboxes of a stopped server live on: start it again, or end them with `orchestrator down`", len(live))
 		}
 		if err != nil {
 			return struct{}{}, err

@@ -79,7 +79,7 @@ func (j *janitor) wait(ctx context.Context) error {
 		}
 		return errors.Join(err, werr)
 	case <-ctx.Done():
-		return errors.Join(err, fmt.Errorf("the clean-up goes on in process %d: %w", j.cmd.Process.Pid, errdefs.ErrUnavailable))
+		return errors.Join(err, refuse(errdefs.ErrUnavailable, "the clean-up goes on in process %d", j.cmd.Process.Pid))
 	}
 }
 
@@ -181,7 +181,7 @@ func removeRun(ctx context.Context, dir string) error {
 		return err
 	}
 	if len(mounts) > 0 {
-		return fmt.Errorf("remove %s: %s is still mounted: %w", dir, mounts[0], errdefs.ErrFailedPrecondition)
+		return refuse(errdefs.ErrFailedPrecondition, "remove %s: %s is still mounted", dir, mounts[0])
 	}
 	root, err := safefile.Open(filepath.Dir(dir), safefile.Options{})
 	if errors.Is(err, os.ErrNotExist) || errdefs.IsNotFound(err) {

@@ -24,7 +24,7 @@ const maxToken = 4096
 // readToken reads a token from a file that only its owner can read.
 func readToken(path string) (string, error) {
 	bad := func(why string) error {
-		return fmt.Errorf("token file %s %s: %w", path, why, errdefs.ErrInvalidArgument)
+		return refuse(errdefs.ErrInvalidArgument, "token file %s %s", path, why)
 	}
 	// A FIFO would be waited for.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -67,7 +67,7 @@ func checkListen(c config.Config) error {
 		return nil
 	}
 	bad := func(why string) error {
-		return fmt.Errorf("listen is %s: %s: %w", c.Listen, why, errdefs.ErrInvalidArgument)
+		return refuse(errdefs.ErrInvalidArgument, "listen is %s: %s", c.Listen, why)
 	}
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -110,13 +110,13 @@ func listen(ctx context.Context, c config.Config) (net.Listener, error) {
 func listenError(where string, err error) error {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return fmt.Errorf("listen on %s: another program does: %w: %w", where, err, errdefs.ErrUnavailable)
+		return refuse(errdefs.ErrUnavailable, "listen on %s: another program does: %w", where, err)
 	case errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("listen on %s: its folder does not exist: %w: %w", where, err, errdefs.ErrInvalidArgument)
+		return refuse(errdefs.ErrInvalidArgument, "listen on %s: its folder does not exist: %w", where, err)
 	case errors.Is(err, os.ErrPermission):
-		return fmt.Errorf("listen on %s: %w: %w", where, err, errdefs.ErrPermissionDenied)
+		return refuse(errdefs.ErrPermissionDenied, "listen on %s: %w", where, err)
 	}
-	return fmt.Errorf("listen on %s: %w: %w", where, err, errdefs.ErrFailedPrecondition)
+	return refuse(errdefs.ErrFailedPrecondition, "listen on %s: %w", where, err)
 }
 
 // clearSocket removes the socket of a server that is no more: nobody answers
@@ -129,7 +129,7 @@ func clearSocket(ctx context.Context, path string) error {
 	case err != nil:
 		return listenError("unix:"+path, err)
 	case info.Mode()&os.ModeSocket == 0:
-		return fmt.Errorf("listen on unix:%s: something that is no socket is there: %w", path, errdefs.ErrInvalidArgument)
+		return refuse(errdefs.ErrInvalidArgument, "listen on unix:%s: something that is no socket is there", path)
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -137,7 +137,7 @@ func clearSocket(ctx context.Context, path string) error {
 	switch {
 	case err == nil:
 		conn.Close()
-		return fmt.Errorf("listen on unix:%s: another server answers there: %w", path, errdefs.ErrUnavailable)
+		return refuse(errdefs.ErrUnavailable, "listen on unix:%s: another server answers there", path)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return listenError("unix:"+path, err)

@@ -57,7 +57,8 @@ func (a *app) newShellStart() *cobra.Command {
 }
 
 func (a *app) runShellStart(ctx context.Context, cmd *cobra.Command, o shellOptions, args []string) error {
-	x, err := a.exec(cmd, o.commandOptions, args[1:])
+	command, argv := o.afterName(args[1:])
+	x, err := a.exec(cmd, command, argv)
 	if err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ func flock(path string, how int) (*os.File, error) {
 	err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
-		return nil, errors.Join(fmt.Errorf("%s is held: %w", path, errdefs.ErrUnavailable), f.Close())
+		return nil, errors.Join(refuse(errdefs.ErrUnavailable, "%s is held", path), f.Close())
 	case err != nil:
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
 	}
@@ -54,7 +54,7 @@ func flock(path string, how int) (*os.File, error) {
 // waitLock is flock that waits, but not for a server: that holds its locks for
 // as long as it lives.
 func waitLock(ctx context.Context, dir, name string, how int) (*os.File, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, lockWait, fmt.Errorf("%s was held by another process for %s: %w", filepath.Join(dir, name), lockWait, errdefs.ErrUnavailable))
+	ctx, cancel := context.WithTimeoutCause(ctx, lockWait, refuse(errdefs.ErrUnavailable, "%s was held by another process for %s", filepath.Join(dir, name), lockWait))
 	defer cancel()
 	for {
 		f, err := flock(filepath.Join(dir, name), how)
@@ -62,8 +62,8 @@ func waitLock(ctx context.Context, dir, name string, how int) (*os.File, error) 
 			return f, err
 		}
 		if pid := serverOf(dir); pid != "" {
-			return nil, fmt.Errorf("state directory %s is held by the server with pid %s: use that server (--address), or another --state-dir: %w",
-				dir, pid, errdefs.ErrUnavailable)
+			return nil, refuse(errdefs.ErrUnavailable, "state directory %s is held by the server with pid %s: use that server (--address), or another --state-dir",
+				dir, pid)
 		}
 		select {
 		case <-time.After(20 * time.Millisecond):
@@ -97,7 +97,7 @@ func serverOf(dir string) string {
 func makeStateDir(dir string) error {
 	err := os.MkdirAll(dir, 0o700)
 	if errors.Is(err, os.ErrPermission) {
-		return fmt.Errorf("state directory %s: %w: run as root, or name a directory of your own with --state-dir: %w", dir, err, errdefs.ErrPermissionDenied)
+		return refuse(errdefs.ErrPermissionDenied, "state directory %s: %w: run as root, or name a directory of your own with --state-dir", dir, err)
 	}
 	if err != nil {
 		return fmt.Errorf("state directory: %w", err)
@@ -132,8 +132,8 @@ func leftHolding(ctx context.Context, dir, workspace string) error {
 	}
 	for _, s := range live {
 		if s.Lease.Workspace == workspace {
-			return fmt.Errorf("workspace %s is bound to sandbox %s of a stopped server, which lives on: start it again, or end it with `orchestrator down`: %w",
-				workspace, s.ID, errdefs.ErrFailedPrecondition)
+			return refuse(errdefs.ErrFailedPrecondition, "workspace %s is bound to sandbox %s of a stopped server, which lives on: start it again, or end it with `orchestrator down`",
+				workspace, s.ID)
 		}
 	}
 	return nil

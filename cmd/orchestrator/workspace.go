@@ -214,15 +214,15 @@ func (a *app) openInput(path string) (in io.Reader, size int64, done func(), err
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO would be waited for
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return nil, 0, nil, fmt.Errorf("%s: no such file: %w", path, errdefs.ErrNotFound)
+		return nil, 0, nil, refuse(errdefs.ErrNotFound, "%s: no such file", path)
 	case errors.Is(err, os.ErrPermission):
-		return nil, 0, nil, fmt.Errorf("%w: %w", err, errdefs.ErrPermissionDenied)
+		return nil, 0, nil, refuse(errdefs.ErrPermissionDenied, "%w", err)
 	case err != nil:
 		return nil, 0, nil, err
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is not a regular file; send what has no size through -: %w", path, errdefs.ErrInvalidArgument)
+		err = refuse(errdefs.ErrInvalidArgument, "%s is not a regular file; send what has no size through -", path)
 	}
 	if err != nil {
 		return nil, 0, nil, errors.Join(err, f.Close())
@@ -261,7 +261,7 @@ func (a *app) newWorkspaceGet() *cobra.Command {
 // saveAs writes a file whole, or leaves what was there.
 func saveAs(target string, in io.Reader) (err error) {
 	if info, err := os.Stat(target); err == nil && !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is not a regular file: name the file to write, or - for standard output: %w", target, errdefs.ErrInvalidArgument)
+		return refuse(errdefs.ErrInvalidArgument, "%s is not a regular file: name the file to write, or - for standard output", target)
 	}
 	f, err := os.CreateTemp(filepath.Dir(target), ".orchestrator-*")
 	if err != nil {

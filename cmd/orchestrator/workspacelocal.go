@@ -97,7 +97,7 @@ func (o *opened) Close() error { return o.close() }
 func (l *local) write(_ context.Context, name, path string, content io.Reader, size int64, mode string) (f v1.File, err error) {
 	perm, err := strconv.ParseUint(mode, 8, 32)
 	if err != nil {
-		return f, fmt.Errorf("mode %q is not octal, such as 0644: %w", mode, errdefs.ErrInvalidArgument)
+		return f, refuse(errdefs.ErrInvalidArgument, "mode %q is not octal, such as 0644", mode)
 	}
 	files, err := l.manager.Files(name)
 	if err != nil {
