@@ -1,0 +1,312 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+)
+
+// Targets. The README names them too.
+const (
+	addedTarget   = time.Millisecond // over bare fork and exec
+	engineTarget  = 20.0             // times faster than the engine's exec
+	callsTarget   = 900.0            // calls a second
+	atOnceTarget  = 200 * time.Millisecond
+	leaseP50      = 5 * time.Millisecond
+	leaseP99      = 50 * time.Millisecond
+	serverTarget  = int64(100e6)
+	guestTarget   = int64(8e6)
+	restartTarget = 2 * time.Second
+)
+
+var trueCommand = v1.Exec{Argv: []string{"/bin/true"}}
+
+// manyOCI is what is measured with many sandboxes.
+func (b *bench) manyOCI(ctx context.Context) error {
+	if err := b.srv.configure("oci", b.engine.host, crowd, crowd); err != nil {
+		return err
+	}
+	began := time.Now()
+	if _, err := b.srv.start(ctx); err != nil {
+		return err
+	}
+	if err := b.srv.full(ctx, crowd); err != nil {
+		return err
+	}
+	b.tell(fmt.Sprintf("start, and fill a pool of %d, oci", crowd), fmt.Sprintf("%.1f s", time.Since(began).Seconds()), "two at a time")
+	if v, err := b.srv.client.Version(ctx); err == nil {
+		b.report.host = append(b.report.host, [2]string{"orchestrator", v.Version}, [2]string{"cgroups", v.Cgroup}, [2]string{"embedded runtime", v.Why})
+	}
+	slowest, err := b.restarts(ctx, 0)
+	if err != nil {
+		return err
+	}
+	b.resident()
+	ids, err := b.leases(ctx)
+	if err != nil {
+		return err
+	}
+	for _, m := range []struct {
+		what string
+		do   func(context.Context, []string) error
+	}{{"exec", b.single}, {"eight callers", b.eight}, {"fifty at once", b.atOnce}} {
+		b.say("  " + m.what)
+		if err := m.do(ctx, ids); err != nil {
+			b.fail(m.what, err)
+		}
+	}
+	if slowest, err = b.restarts(ctx, slowest); err != nil {
+		return err
+	}
+	b.figure(fmt.Sprintf("restart after `kill -9` with %d sandboxes, warm and leased, until ready, slowest", crowd), "2 s", ms(slowest), "", slowest <= restartTarget)
+	return nil
+}
+
+// restarts kills the server and starts it again, twice.
+func (b *bench) restarts(ctx context.Context, slowest time.Duration) (time.Duration, error) {
+	for range 2 {
+		had, err := guests(b.root)
+		if err != nil {
+			return 0, err
+		}
+		b.srv.kill()
+		took, err := b.srv.start(ctx)
+		if err != nil {
+			return 0, err
+		}
+		slowest = max(slowest, took)
+		have, err := guests(b.root)
+		if err != nil {
+			return 0, err
+		}
+		if len(had) < crowd || !same(had, have) {
+			return 0, fmt.Errorf("of %d sandboxes before the restart not all are there after it: %d", len(had), len(have))
+		}
+		p, err := b.srv.pool(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if p.Warm+p.Leased < crowd {
+			return 0, fmt.Errorf("after the restart %d sandboxes are warm and %d leased", p.Warm, p.Leased)
+		}
+	}
+	return slowest, nil
+}
+
+// resident tells what service and guests hold while nothing happens.
+func (b *bench) resident() {
+	own, err := memoryOf(b.srv.pid())
+	if err != nil {
+		b.fail("resident size of the service", err)
+		return
+	}
+	b.figure(fmt.Sprintf("resident, service with %d warm sandboxes", crowd), "under 100 MB", mb(own.rss), "PSS "+mb(own.pss), own.rss < serverTarget)
+	found, err := guests(b.root)
+	if err != nil || len(found) == 0 {
+		b.fail("resident size of guests", errors.Join(err, fmt.Errorf("%d were found", len(found))))
+		return
+	}
+	var largest, sum, processes int64
+	for _, g := range found {
+		m, err := memoryOf(g.pid)
+		if err != nil {
+			b.fail("resident size of a guest", err)
+			return
+		}
+		largest = max(largest, m.rss)
+		for _, pid := range g.all {
+			if m, err := memoryOf(pid); err == nil { // it may just have ended
+				sum += m.pss
+				processes++
+			}
+		}
+	}
+	n := int64(len(found))
+	b.figure(fmt.Sprintf("resident, the largest of %d warm guests", n), "under 8 MB", mb(largest),
+		fmt.Sprintf("PSS of all processes in a sandbox %s (%.1f of them)", mb(sum/n), float64(processes)/float64(n)), largest < guestTarget)
+}
+
+// leases takes all sandboxes of the full pool with env and workspace, twice,
+// and leaves the second ones leased.
+func (b *bench) leases(ctx context.Context) ([]string, error) {
+	for i := range crowd {
+		if _, err := b.srv.client.CreateWorkspace(ctx, "bench-"+strconv.Itoa(i)); err != nil {
+			return nil, err
+		}
+	}
+	var all samples
+	var ids []string
+	for round := range 2 {
+		if round > 0 {
+			if err := b.giveBack(ctx, ids); err != nil {
+				return nil, err
+			}
+		}
+		if err := b.srv.quiet(ctx, crowd); err != nil {
+			return nil, err
+		}
+		ids = nil
+		took, err := timed(crowd, func(i int) error {
+			s, err := b.srv.client.CreateSandbox(ctx, v1.SandboxRequest{
+				Workspace: "bench-" + strconv.Itoa(i), Env: map[string]string{"USER_NAME": "bench", "LANG": "C.UTF-8"}, WhenEmpty: "refuse",
+			})
+			ids = append(ids, s.ID)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, took...)
+	}
+	b.figure("lease of a warm sandbox with env and workspace, p50", "5 ms", ms(all.p50()), "", all.p50() <= leaseP50)
+	b.figure("the same, p99", "50 ms", ms(all.p99()), "longest "+ms(all.max()), all.p99() <= leaseP99)
+	return ids, nil
+}
+
+// giveBack removes sandboxes, four at a time.
+func (b *bench) giveBack(ctx context.Context, ids []string) error {
+	took, err := together(4, len(ids), func(i int) error { return b.srv.client.RemoveSandbox(ctx, ids[i]) })
+	if err == nil {
+		b.tell("removal of a leased sandbox, until nothing is left, four at a time, p50", ms(took.p50()), "p99 "+ms(took.p99()))
+	}
+	return err
+}
+
+// together does n things with so many workers.
+func together(workers, n int, do func(i int) error) (samples, error) {
+	var mu sync.Mutex
+	var all samples
+	var errs []error
+	var wg sync.WaitGroup
+	next := make(chan int, n)
+	for i := range n {
+		next <- i
+	}
+	close(next)
+	for range workers {
+		wg.Go(func() {
+			for i := range next {
+				began := time.Now()
+				err := do(i)
+				mu.Lock()
+				all = append(all, time.Since(began))
+				if err != nil {
+					errs = append(errs, err)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return all, errors.Join(errs...)
+}
+
+// callTrue runs true in a sandbox and sees that it did.
+func (b *bench) callTrue(ctx context.Context, id string) error {
+	r, err := b.srv.client.Exec(ctx, id, trueCommand)
+	if err == nil && (r.Ending != "exited" || r.ExitCode != 0) {
+		err = fmt.Errorf("true ended %s %d", r.Ending, r.ExitCode)
+	}
+	return err
+}
+
+// bare runs the helper in a sandbox.
+func (b *bench) bare(ctx context.Context, id string, n int) (samples, error) {
+	r, err := b.srv.client.Exec(ctx, id, v1.Exec{Argv: []string{"/workspace/inside", strconv.Itoa(n), "/bin/true"}})
+	if err != nil {
+		return nil, err
+	}
+	var s samples
+	if err := json.Unmarshal([]byte(r.Stdout), &s); err != nil {
+		return nil, fmt.Errorf("the helper ended %s %d: %.300s", r.Ending, r.ExitCode, r.Stderr)
+	}
+	return s, nil
+}
+
+// single is one caller, beside bare fork and exec in the same sandbox.
+func (b *bench) single(ctx context.Context, ids []string) error {
+	f, err := os.Open(b.inside)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := b.srv.client.SandboxFiles(ids[0]).Write(ctx, "inside", f, client.WriteOptions{Mode: "0755"}); err != nil {
+		return err
+	}
+	var ours, bare samples
+	for range 5 {
+		s, err := b.bare(ctx, ids[0], b.n(100))
+		if err != nil {
+			return err
+		}
+		bare = append(bare, s...)
+		s, err = timed(b.n(200), func(int) error { return b.callTrue(ctx, ids[0]) })
+		if err != nil {
+			return err
+		}
+		ours = append(ours, s...)
+	}
+	target := bare.p50() + addedTarget
+	b.figure("exec of `/bin/true` through HTTP, one caller, p50", "bare + 1.0 ms: "+ms(target), ms(ours.p50()),
+		fmt.Sprintf("bare %s, so + %s (p99: bare %s, exec %s)", ms(bare.p50()), ms(ours.p50()-bare.p50()), ms(bare.p99()), ms(ours.p99())),
+		ours.p50() <= target)
+	return nil
+}
+
+// eight is callers that never wait, each on its own lease.
+func (b *bench) eight(ctx context.Context, ids []string) error {
+	const callers = 8
+	until := time.Now().Add(b.d(4 * time.Second))
+	began := time.Now()
+	each := make([]samples, callers)
+	_, err := together(callers, callers, func(i int) error {
+		for time.Now().Before(until) {
+			at := time.Now()
+			if err := b.callTrue(ctx, ids[i]); err != nil {
+				return err
+			}
+			each[i] = append(each[i], time.Since(at))
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	took := time.Since(began)
+	var all samples
+	for _, s := range each {
+		all = append(all, s...)
+	}
+	b.figure("the same, 8 callers", "900 calls/s", rate(len(all), took, "calls"), fmt.Sprintf("p50 %s, p99 %s", ms(all.p50()), ms(all.p99())),
+		perSecond(len(all), took) >= callsTarget)
+	return nil
+}
+
+// atOnce is one call in every lease at the same moment, and all in one.
+func (b *bench) atOnce(ctx context.Context, ids []string) error {
+	round := func(lease func(i int) string) (samples, error) {
+		return timed(6, func(int) error {
+			_, err := together(crowd, crowd, func(i int) error { return b.callTrue(ctx, lease(i)) })
+			return err
+		})
+	}
+	own, err := round(func(i int) string { return ids[i] })
+	if err != nil {
+		return err
+	}
+	b.figure("the same, 50 at once, all ended, slowest of 6 rounds", "200 ms", ms(own.max()), "p50 of the rounds "+ms(own.p50()), own.max() <= atOnceTarget)
+	one, err := round(func(int) string { return ids[0] })
+	if err != nil {
+		return err
+	}
+	b.tell("50 at once in one and the same sandbox, all ended, slowest of 6 rounds", ms(one.max()), "p50 of the rounds "+ms(one.p50()))
+	return nil
+}

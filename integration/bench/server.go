@@ -1,0 +1,205 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+)
+
+const (
+	startTime = 90 * time.Second // a start, a full pool, a whole clean-up
+	pollTime  = 2 * time.Millisecond
+)
+
+// server is the program under measurement, in a process of its own.
+type server struct {
+	bin, root      string
+	config, socket string
+	client         *client.Client
+	http           *http.Client // for what the client does not have
+	log            *os.File
+
+	cmd   *exec.Cmd
+	ended chan struct{} // closed after Wait
+}
+
+// newServer prepares one whose state is below root. It starts nothing.
+func newServer(bin, root string) (*server, error) {
+	s := &server{bin: bin, root: root, config: filepath.Join(root, "config.yaml"), socket: filepath.Join(root, "o.sock")}
+	var err error
+	if s.client, err = client.New(client.Options{Address: "unix:" + s.socket}); err != nil {
+		return nil, err
+	}
+	var d net.Dialer
+	s.http = &http.Client{Transport: &http.Transport{
+		ReadBufferSize: 256 << 10,
+		DialContext:    func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialContext(ctx, "unix", s.socket) },
+	}}
+	s.log, err = os.Create(filepath.Join(root, "serve.log"))
+	return s, err
+}
+
+// configure writes the configuration for the next start. The default template
+// keeps warm sandboxes; cold is the same and keeps none; wide has two
+// processors.
+func (s *server) configure(runtime, engine string, warm, most int) error {
+	template := func(cpus, warm, most int) string {
+		return fmt.Sprintf("{limits: {memory: 192MiB, pids: 160, cpus: %d}, pool: {min: %d, max: %d, rate: 1000, parallel: 2}, entrypoint: [/usr/local/lib/orchestrator/entrypoint.sh]}", cpus, warm, most)
+	}
+	text := fmt.Sprintf("listen: 'unix:%s'\nstate_dir: '%s'\nruntime: %s\ndocker: {host: '%s'}\nlog: {level: warn}\nadmission: {max_sandboxes: 120}\ntemplates:\n  default: %s\n  cold: %s\n  wide: %s\n",
+		s.socket, filepath.Join(s.root, "s"), runtime, engine, template(1, warm, most), template(1, 0, 20), template(2, 0, 4))
+	return os.WriteFile(s.config, []byte(text), 0o600)
+}
+
+// command is a run of the program with that configuration.
+func (s *server) command(ctx context.Context, args ...string) *exec.Cmd {
+	c := exec.CommandContext(ctx, s.bin, append(args, "--config", s.config)...)
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, "ORCHESTRATOR_") && !strings.HasPrefix(e, "DOCKER_") {
+			c.Env = append(c.Env, e)
+		}
+	}
+	c.Stdout, c.Stderr = s.log, s.log
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is for the bench
+	return c
+}
+
+// start starts the program and returns how long it took until it was ready.
+func (s *server) start(ctx context.Context) (time.Duration, error) {
+	c := s.command(context.WithoutCancel(ctx), "serve")
+	began := time.Now()
+	if err := c.Start(); err != nil {
+		return 0, err
+	}
+	s.cmd, s.ended = c, make(chan struct{})
+	go func(done chan struct{}) { // stop waits for it
+		_ = c.Wait()
+		close(done)
+	}(s.ended)
+	err := s.poll(ctx, "the server is ready", pollTime, func() (bool, error) {
+		select {
+		case <-s.ended:
+			return false, fmt.Errorf("it ended: %s\n%s", c.ProcessState, s.tail())
+		default:
+		}
+		return s.ready(ctx), nil
+	})
+	return time.Since(began), err
+}
+
+func (s *server) ready(ctx context.Context) bool {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://orchestrator/readyz", nil)
+	if err != nil {
+		return false
+	}
+	resp, err := s.http.Do(req)
+	if err != nil {
+		return false
+	}
+	defer resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+// poll asks until it is so, and at most for startTime.
+func (s *server) poll(ctx context.Context, what string, pause time.Duration, ok func() (bool, error)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, startTime, fmt.Errorf("not within %s: %s", startTime, what))
+	defer cancel()
+	for {
+		is, err := ok()
+		if is || err != nil {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// pool is the state of the default template's pool.
+func (s *server) pool(ctx context.Context) (v1.Pool, error) {
+	all, err := s.client.Pools(ctx)
+	if err != nil {
+		return v1.Pool{}, err
+	}
+	for _, p := range all {
+		if p.Template == "default" {
+			return p, nil
+		}
+	}
+	return v1.Pool{}, errors.New("there is no default pool")
+}
+
+// full waits until the pool holds n warm ones and makes no more.
+func (s *server) full(ctx context.Context, n int) error {
+	return s.poll(ctx, fmt.Sprintf("%d sandboxes are warm", n), 5*time.Millisecond, func() (bool, error) {
+		p, err := s.pool(ctx)
+		return p.Warm >= n && p.Creating == 0, err
+	})
+}
+
+// quiet waits until the pool is full and nothing is leased, so that neither
+// creation nor removal goes on beside what is measured.
+func (s *server) quiet(ctx context.Context, n int) error {
+	return s.poll(ctx, fmt.Sprintf("%d sandboxes are warm and none leased", n), 5*time.Millisecond, func() (bool, error) {
+		p, err := s.pool(ctx)
+		return p.Warm >= n && p.Creating == 0 && p.Leased == 0, err
+	})
+}
+
+// kill kills the process as a crash would.
+func (s *server) kill() {
+	_ = s.cmd.Process.Kill()
+	<-s.ended
+	s.http.CloseIdleConnections()
+	s.client.Close()
+}
+
+// down destroys everything and ends the process, by the command where the
+// server does not do it. Without a process it does nothing.
+func (s *server) down(ctx context.Context) error {
+	if s.cmd == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*startTime)
+	defer cancel()
+	err := s.client.Down(ctx)
+	if err == nil {
+		select {
+		case <-s.ended:
+		case <-time.After(startTime):
+			err = errors.New("the server does not end")
+		}
+	}
+	if err != nil {
+		s.kill()
+		if err := s.command(ctx, "down").Run(); err != nil {
+			return fmt.Errorf("take it down: %w\n%s", err, s.tail())
+		}
+	}
+	s.http.CloseIdleConnections()
+	s.client.Close()
+	s.cmd = nil
+	return nil
+}
+
+// tail is the end of the log.
+func (s *server) tail() string {
+	b, _ := os.ReadFile(s.log.Name())
+	return string(b[max(0, len(b)-2000):])
+}
+
+// pid of the server.
+func (s *server) pid() int { return s.cmd.Process.Pid }

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// samples are times of the same thing done many times.
+type samples []time.Duration
+
+// at is the nearest rank of a quantile: a value that was measured.
+func (s samples) at(q float64) time.Duration {
+	if len(s) == 0 {
+		return 0
+	}
+	sorted := slices.Clone(s)
+	slices.Sort(sorted)
+	i := int(math.Ceil(q*float64(len(sorted)))) - 1
+	return sorted[min(max(i, 0), len(sorted)-1)]
+}
+
+func (s samples) p50() time.Duration { return s.at(0.50) }
+func (s samples) p99() time.Duration { return s.at(0.99) }
+func (s samples) max() time.Duration { return s.at(1) }
+
+// timed runs do n times and keeps how long each took.
+func timed(n int, do func(i int) error) (samples, error) {
+	s := make(samples, 0, n)
+	for i := range n {
+		began := time.Now()
+		if err := do(i); err != nil {
+			return s, err
+		}
+		s = append(s, time.Since(began))
+	}
+	return s, nil
+}
+
+// Figures are never rounded in our favour: times and sizes go up, rates and
+// factors down. For a control's figure it is the other way around nowhere:
+// they are shown with more digits than matter.
+
+func ms(d time.Duration) string {
+	v := float64(d) / float64(time.Millisecond)
+	if v >= 100 {
+		return fmt.Sprintf("%.0f ms", math.Ceil(v))
+	}
+	return fmt.Sprintf("%.2f ms", math.Ceil(v*100)/100)
+}
+
+func mb(bytes int64) string { return fmt.Sprintf("%.1f MB", math.Ceil(float64(bytes)/1e5)/10) }
+
+func rate(n int, d time.Duration, unit string) string {
+	return fmt.Sprintf("%.0f %s/s", math.Floor(perSecond(n, d)), unit)
+}
+
+func perSecond(n int, d time.Duration) float64 { return float64(n) / d.Seconds() }
+
+// factor is how many times b fits into a.
+func factor(a, b time.Duration) float64 {
+	if b == 0 {
+		return 0
+	}
+	return float64(a) / float64(b)
+}
+
+func times(f float64) string { return fmt.Sprintf("%.1f×", math.Floor(f*10)/10) }

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// row is one line of the table. A target that is empty makes it one that is
+// only told.
+type row struct {
+	what, target, measured, ratio string
+	reached                       bool
+}
+
+// report is all that is printed.
+type report struct {
+	host   [][2]string
+	rows   []row // with a target
+	beside []row // without one
+	noise  []noiseRow
+	failed []string
+}
+
+// figure adds a line with a target.
+func (r *report) figure(what, target, measured, ratio string, reached bool) {
+	r.rows = append(r.rows, row{what, target, measured, ratio, reached})
+}
+
+// tell adds a line without a target.
+func (r *report) tell(what, measured, ratio string) {
+	r.beside = append(r.beside, row{what: what, measured: measured, ratio: ratio})
+}
+
+// fail says that something could not be measured.
+func (r *report) fail(what string, err error) {
+	r.failed = append(r.failed, fmt.Sprintf("%s: %v", what, err))
+}
+
+func (r *report) write(w io.Writer) error {
+	var b strings.Builder
+	b.WriteString("# Figures\n\n" + preface)
+	b.WriteString("| what | to reach | measured | beside it, in the same run | reached |\n|---|---|---|---|---|\n")
+	for _, x := range r.rows {
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", x.what, x.target, x.measured, dash(x.ratio), yes(x.reached))
+	}
+	for _, f := range r.failed {
+		fmt.Fprintf(&b, "| %s | | not measured | | **no** |\n", cell(f))
+	}
+	b.WriteString("\n## Without a target\n\n| what | measured | beside it |\n|---|---|---|\n")
+	for _, x := range r.beside {
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", x.what, x.measured, dash(x.ratio))
+	}
+	b.WriteString("\n## How noisy the machine was\n\nThe same work, which has nothing to do with ours, before and after. Where these differ, or their p99 is far from their p50, so are the figures above.\n\n")
+	b.WriteString("| | p50 | p99 | longest |\n|---|---|---|---|\n")
+	for _, n := range r.noise {
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", n.what, ms(n.s.p50()), ms(n.s.p99()), ms(n.s.max()))
+	}
+	b.WriteString("\n## Where\n\n")
+	for _, h := range r.host {
+		fmt.Fprintf(&b, "- %s: %s\n", h[0], cell(h[1]))
+	}
+	b.WriteString("\n" + method)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func yes(ok bool) string {
+	if ok {
+		return "yes"
+	}
+	return "**no**"
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "–"
+	}
+	return s
+}
+
+// cell makes foreign text safe in a table.
+func cell(s string) string {
+	s = strings.Join(strings.Fields(s), " ")
+	return strings.ReplaceAll(s, "|", "\\|")
+}
+
+const preface = "As measured by `make bench` in one run on one machine; nothing is rounded in our favour. This file is written by\n" +
+	"`go run ./integration/bench --write docs/figures.md` in the environment that `integration/scripts/test.sh env` prints.\n\n"
+
+const method = `## How
+
+The program is ` + "`orchestrator serve`" + ` on a unix socket, the caller the Go client in another process **on the same cores**: what the caller costs is in the figures.
+Its sandboxes are those of the default template, but for a memory cap of 192 MiB, 160 pids, and the size of the pool.
+
+- *exec*: ` + "`POST /v1/sandboxes/{id}/exec`" + ` of ` + "`/bin/true`" + `, the answer decoded. *Bare*: a static Go program in the same sandbox that forks and executes ` + "`/bin/true`" + ` with two pipes, reads them to their
+  end and waits. The two take turns, in rounds. *Engine's exec*: create and start over the engine's socket, read to the end of the stream, on a sandbox of ours.
+- *8 callers, 50 at once*: each on a lease of its own. Of the rounds of 50 the slowest counts.
+- *lease*: ` + "`POST /v1/sandboxes`" + ` with two variables and a workspace, one after the other, out of a full pool that is not refilled meanwhile.
+- *one-shot*: ` + "`POST /v1/run`" + `; for p50 each waits until the pool is full, for the rate four callers never wait, and the count begins when the pool has been drained.
+- *cold start*: a lease from a template that keeps nothing warm, to the answer; so it has the lease in it. *Create and start*: of the same image by the engine, network none, no log, over its socket.
+- *raw output*: ` + "`head -c … /dev/zero`" + ` with ` + "`Accept: application/octet-stream`" + `; the highest resident size of the service meanwhile, by the kernel.
+- *resident*: of ` + "`/proc/PID/smaps_rollup`" + `; MB are 10^6 bytes.
+- *restart*: from the start of the new process to the first 200 of ` + "`/readyz`" + `; the slowest of the rounds counts, and all sandboxes have to be there with the same processes.
+`
