@@ -18,9 +18,12 @@ func runtimeBeforeFork()
 func runtimeAfterFork()
 
 const (
-	ctlFD    = 3  // where the parked child keeps its end of the socket pair
+	ctlFD    = 3  // where a child keeps its end of a socket pair
 	signals  = 64 // of the kernel; the last one too
 	sigBytes = signals / 8
+	pageSize = 4096 // or less than a page: only to be rounded generously
+	// keepStack is what the nursery keeps of its stack on either side.
+	keepStack = 64 << 10
 )
 
 // Steps that can go wrong in the child, in their order.
@@ -48,22 +51,38 @@ type header struct {
 	gid     uintptr
 }
 
-// childMem is all that the child reads and writes besides the blob. It is made
-// before the fork and must stay reachable until then.
+// childMem is all that nursery and leaders read and write besides the blob. It
+// is at the start of the buffer that they keep, and made before the fork.
 type childMem struct {
-	ctl    uintptr
-	maxFD  uintptr
-	region uintptr // where the blob goes
-	size   uintptr
-	msg    unix.Msghdr
-	iov    unix.Iovec
-	oob    [64]byte
-	act    [4]uint64 // struct kernel_sigaction: default, no flags, empty mask
-	mask   [sigBytes]byte
-	report [2]uint64 // step, errno
+	ctl     uintptr
+	maxFD   uintptr
+	region  uintptr // where the blob goes
+	size    uintptr
+	order   inbox     // of the nursery: one octet and a socket
+	program inbox     // of a leader: a blob and three descriptors
+	act     [4]uint64 // struct kernel_sigaction: default, no flags, empty mask
+	mask    [sigBytes]byte
+	report  [2]uint64 // step, errno; of the nursery: pid, errno
+	drop    [maxDrop]span
+	ndrop   uintptr
 }
 
-// fork makes the parked child and returns its pid. The caller holds
+// inbox is what recvmsg needs.
+type inbox struct {
+	msg unix.Msghdr
+	iov unix.Iovec
+	oob [64]byte
+	one [8]byte
+}
+
+// span is memory that the nursery gives back.
+type span struct{ from, to uintptr }
+
+// maxDrop is how many pieces of memory are given back; a Go program has about
+// twenty.
+const maxDrop = 128
+
+// fork makes the nursery and returns its pid. The caller holds
 // syscall.ForkLock.
 //
 //go:noinline
@@ -76,8 +95,9 @@ func fork(m *childMem) (uintptr, syscall.Errno) {
 		runtimeAfterFork()
 		return pid, errno
 	}
-	// The child, from here to its end: no calls but raw system calls, no
-	// allocation, no pointer stores, nothing that could grow the stack.
+	// The nursery, from here to the end of every process that comes of it: no
+	// calls but raw system calls, no allocation, no pointer stores, nothing
+	// that could grow the stack.
 	if m.ctl != ctlFD {
 		syscall.RawSyscall(unix.SYS_DUP3, m.ctl, ctlFD, unix.O_CLOEXEC)
 	}
@@ -95,14 +115,67 @@ func fork(m *childMem) (uintptr, syscall.Errno) {
 	syscall.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
 	syscall.RawSyscall(unix.SYS_UMASK, 0o022, 0, 0)
 	syscall.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0)
+	// The memory is emptied, not unmapped: with the C library the kernel itself
+	// writes to a place in it (rseq) for as long as the thread lives.
+	var (
+		low  = uintptr(unsafe.Pointer(&errno))&^(pageSize-1) - keepStack
+		high = low + 2*keepStack
+	)
+	for i := uintptr(0); i < m.ndrop && i < maxDrop; i++ {
+		s := &m.drop[i]
+		if s.to <= low || s.from >= high {
+			syscall.RawSyscall(unix.SYS_MADVISE, s.from, s.to-s.from, unix.MADV_DONTNEED)
+			continue
+		}
+		if s.from < low {
+			syscall.RawSyscall(unix.SYS_MADVISE, s.from, low-s.from, unix.MADV_DONTNEED)
+		}
+		if s.to > high {
+			syscall.RawSyscall(unix.SYS_MADVISE, high, s.to-high, unix.MADV_DONTNEED)
+		}
+	}
+	for {
+		// With 0 closed, the socket for the next leader arrives as just that.
+		m.order.msg.SetControllen(len(m.order.oob))
+		n, _, errno := syscall.RawSyscall(unix.SYS_RECVMSG, ctlFD, uintptr(unsafe.Pointer(&m.order.msg)), 0)
+		if errno == syscall.EINTR {
+			continue
+		}
+		if errno != 0 || n == 0 {
+			break // the guest is gone
+		}
+		pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD)|unix.CLONE_PARENT, 0, 0, 0, 0, 0)
+		if errno == 0 && pid == 0 {
+			syscall.RawSyscall(unix.SYS_DUP3, 0, ctlFD, unix.O_CLOEXEC)
+			syscall.RawSyscall(unix.SYS_CLOSE, 0, 0, 0)
+			syscall.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
+			parked(m)
+			break
+		}
+		syscall.RawSyscall(unix.SYS_CLOSE, 0, 0, 0)
+		m.report[0], m.report[1] = uint64(pid), uint64(errno)
+		syscall.RawSyscall(unix.SYS_WRITE, ctlFD, uintptr(unsafe.Pointer(&m.report)), unsafe.Sizeof(m.report))
+	}
+	for {
+		syscall.RawSyscall(unix.SYS_EXIT_GROUP, 127, 0, 0)
+	}
+}
 
-	var step, total, have uintptr
-	var h *header
+// parked waits for a program and becomes it. It returns when it cannot, or is
+// not needed. The rules of fork hold.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func parked(m *childMem) {
+	var have, total uintptr
+	h := *(**header)(unsafe.Pointer(&m.region))
 	for have < unsafe.Sizeof(header{}) || have < total {
 		var n uintptr
+		var errno syscall.Errno
 		if have == 0 {
 			// With 0, 1 and 2 closed the three descriptors arrive as just these.
-			n, _, errno = syscall.RawSyscall(unix.SYS_RECVMSG, ctlFD, uintptr(unsafe.Pointer(&m.msg)), 0)
+			n, _, errno = syscall.RawSyscall(unix.SYS_RECVMSG, ctlFD, uintptr(unsafe.Pointer(&m.program.msg)), 0)
 		} else {
 			n, _, errno = syscall.RawSyscall(unix.SYS_READ, ctlFD, m.region+have, m.size-have)
 		}
@@ -110,57 +183,50 @@ func fork(m *childMem) (uintptr, syscall.Errno) {
 			continue
 		}
 		if errno != 0 || n == 0 || n > m.size-have {
-			goto exit // the guest let it go, or is gone
+			return // the guest let it go, or is gone
 		}
 		have += n
-		h = *(**header)(unsafe.Pointer(&m.region))
 		if have >= unsafe.Sizeof(header{}) {
 			total = h.total
 		}
 	}
-	step, errno = stepReceive, syscall.EBADF
-	if m.msg.Flags&unix.MSG_CTRUNC != 0 {
-		goto fail
-	}
-	step = stepGroups
-	if _, _, errno = syscall.RawSyscall(unix.SYS_SETGROUPS, h.ngroups, h.groups, 0); errno != 0 {
-		goto fail
-	}
-	step = stepGID
-	if _, _, errno = syscall.RawSyscall(unix.SYS_SETRESGID, h.gid, h.gid, h.gid); errno != 0 {
-		goto fail
-	}
-	step = stepUID
-	if _, _, errno = syscall.RawSyscall(unix.SYS_SETRESUID, h.uid, h.uid, h.uid); errno != 0 {
-		goto fail
-	}
-	step = stepChdir
-	if _, _, errno = syscall.RawSyscall(unix.SYS_CHDIR, h.dir, 0, 0); errno != 0 {
-		goto fail
-	}
-	syscall.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&m.mask)), 0, sigBytes, 0, 0)
-	step = stepExec
-	for i, denied := uintptr(0), false; ; i++ {
-		if i == h.npaths {
-			errno = syscall.ENOENT
-			if denied {
-				errno = syscall.EACCES
-			}
-			break
-		}
-		slot := h.paths + i*unsafe.Sizeof(i)
-		_, _, errno = syscall.RawSyscall(unix.SYS_EXECVE, **(**uintptr)(unsafe.Pointer(&slot)), h.argv, h.envp)
-		if errno == syscall.EACCES {
-			denied = true
-		} else if errno != syscall.ENOENT && errno != syscall.ENOTDIR {
-			break
-		}
-	}
-fail:
+	step, errno := become(m, h)
 	m.report[0], m.report[1] = uint64(step), uint64(errno)
 	syscall.RawSyscall(unix.SYS_WRITE, ctlFD, uintptr(unsafe.Pointer(&m.report)), unsafe.Sizeof(m.report))
-exit:
-	for {
-		syscall.RawSyscall(unix.SYS_EXIT_GROUP, 127, 0, 0)
+}
+
+// become takes on identity and place, and execs. It returns the step that
+// failed.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func become(m *childMem, h *header) (int, syscall.Errno) {
+	if m.program.msg.Flags&unix.MSG_CTRUNC != 0 {
+		return stepReceive, syscall.EBADF
 	}
+	if _, _, errno := syscall.RawSyscall(unix.SYS_SETGROUPS, h.ngroups, h.groups, 0); errno != 0 {
+		return stepGroups, errno
+	}
+	if _, _, errno := syscall.RawSyscall(unix.SYS_SETRESGID, h.gid, h.gid, h.gid); errno != 0 {
+		return stepGID, errno
+	}
+	if _, _, errno := syscall.RawSyscall(unix.SYS_SETRESUID, h.uid, h.uid, h.uid); errno != 0 {
+		return stepUID, errno
+	}
+	if _, _, errno := syscall.RawSyscall(unix.SYS_CHDIR, h.dir, 0, 0); errno != 0 {
+		return stepChdir, errno
+	}
+	syscall.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&m.mask)), 0, sigBytes, 0, 0)
+	last := syscall.ENOENT
+	for i := uintptr(0); i < h.npaths; i++ {
+		slot := h.paths + i*unsafe.Sizeof(i)
+		_, _, errno := syscall.RawSyscall(unix.SYS_EXECVE, **(**uintptr)(unsafe.Pointer(&slot)), h.argv, h.envp)
+		if errno == syscall.EACCES {
+			last = errno
+		} else if errno != syscall.ENOENT && errno != syscall.ENOTDIR {
+			return stepExec, errno
+		}
+	}
+	return stepExec, last
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
@@ -39,14 +40,18 @@ var ErrInterrupted = errors.New("start of the command was interrupted")
 // Forker parks leaders. Safe for concurrent use.
 type Forker struct {
 	reaper *Reaper
-	region []byte // never touched in this process: a child's copy is its blob
-	base   uintptr
+	region []byte    // the buffer that nursery and leaders keep
+	mem    *childMem // at its start
+	base   uintptr   // where blobs go, after that
 	maxFD  uintptr
+
+	mu      sync.Mutex // held over an order to the nursery
+	nursery *nursery
 }
 
 // NewForker makes a forker whose children reaper waits for.
 func NewForker(reaper *Reaper) (*Forker, error) {
-	region, err := unix.Mmap(-1, 0, regionBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	region, err := unix.Mmap(-1, 0, memBytes+regionBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, fmt.Errorf("map the command buffer: %w", err)
 	}
@@ -54,8 +59,10 @@ func NewForker(reaper *Reaper) (*Forker, error) {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return nil, fmt.Errorf("read the limit of open files: %w", err)
 	}
-	base := uintptr(unsafe.Pointer(&region[0]))
-	return &Forker{reaper: reaper, region: region, base: base, maxFD: uintptr(min(limit.Cur, 1<<20))}, nil
+	f := &Forker{reaper: reaper, region: region, maxFD: uintptr(min(limit.Cur, 1<<20))}
+	f.mem = (*childMem)(unsafe.Pointer(&region[0]))
+	f.base = uintptr(unsafe.Pointer(&region[memBytes]))
+	return f, nil
 }
 
 // Leader is a parked child, and later the command that it became. Its owner
@@ -75,7 +82,7 @@ func (f *Forker) Park() (*Leader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("park a command: %w", err)
 	}
-	pid, exit, err := f.reaper.Start(func() (int, error) { return f.fork(pair[1]) })
+	pid, exit, err := f.fork(pair[1])
 	unix.Close(pair[1])
 	if err != nil {
 		unix.Close(pair[0])
@@ -83,23 +90,6 @@ func (f *Forker) Park() (*Leader, error) {
 	}
 	unix.SetNonblock(pair[0], true) //nolint:errcheck // only makes Interrupt slow
 	return &Leader{Pid: pid, Exit: exit, forker: f, ctl: os.NewFile(uintptr(pair[0]), "leader"+strconv.Itoa(pid))}, nil
-}
-
-func (f *Forker) fork(ctl int) (int, error) {
-	m := &childMem{ctl: uintptr(ctl), maxFD: f.maxFD, region: f.base, size: regionBytes}
-	m.iov.Base = &f.region[0]
-	m.iov.SetLen(regionBytes)
-	m.msg.Iov = &m.iov
-	m.msg.SetIovlen(1)
-	m.msg.Control = &m.oob[0]
-	m.msg.SetControllen(len(m.oob))
-	syscall.ForkLock.Lock()
-	pid, errno := fork(m)
-	syscall.ForkLock.Unlock()
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(pid), nil
 }
 
 // Exec makes the child the program, with the descriptors as 0, 1 and 2, and

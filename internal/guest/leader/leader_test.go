@@ -289,3 +289,37 @@ func BenchmarkTrue(b *testing.B) {
 		waitExit(b, l)
 	}
 }
+
+func TestParkedChildHoldsNoMemoryOfTheGuest(t *testing.T) {
+	l := park(t)
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(l.Pid), "status"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if kib, ok := strings.CutPrefix(line, "RssAnon:"); ok {
+			n, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(kib), "kB")))
+			if err != nil || n > 512 {
+				t.Errorf("the parked child has %d KiB of its own, %v", n, err)
+			}
+			t.Logf("%d KiB", n)
+		}
+	}
+}
+
+func TestADeadNurseryIsReplaced(t *testing.T) {
+	park(t)
+	f := testForker(t)
+	f.mu.Lock()
+	f.nursery.ctl.Close() // it ends when nobody can give it orders
+	exit := f.nursery.exit
+	f.mu.Unlock()
+	select {
+	case <-exit:
+	case <-time.After(bound):
+		t.Fatal("the nursery lives")
+	}
+	if out, e, err := run(t, sh("echo ok")); err != nil || out != "ok\n" || !e.Status.Exited() {
+		t.Errorf("got %q, %v, %v", out, e.Status, err)
+	}
+}

@@ -19,16 +19,20 @@ type Exit struct {
 // Reaper waits for every child of this process: those it was told of, whose
 // end it reports, and the orphans that the kernel gives to PID 1.
 type Reaper struct {
-	// mu is held over a fork and over a reap, so that a pid is known before
-	// its end can be seen, and not signalled after it.
+	forked chan struct{}
+
+	// mu is held over a reap, so that nobody is signalled after it.
 	mu      sync.Mutex
 	waiting map[int]chan Exit
-	forked  chan struct{}
+	// While forks are under way, early holds the ends of those that nobody
+	// waits for yet.
+	forking int
+	early   map[int]Exit
 }
 
 // NewReaper makes a reaper. Nothing is reaped before Run.
 func NewReaper() *Reaper {
-	return &Reaper{waiting: make(map[int]chan Exit), forked: make(chan struct{}, 1)}
+	return &Reaper{waiting: make(map[int]chan Exit), early: make(map[int]Exit), forked: make(chan struct{}, 1)}
 }
 
 // Run reaps until ctx ends and no children are left; with children it may
@@ -59,6 +63,9 @@ func (r *Reaper) reap() {
 		pid, err := syscall.Wait4(-1, &e.Status, syscall.WNOHANG|syscall.WALL, &e.Rusage)
 		done := r.waiting[pid]
 		delete(r.waiting, pid)
+		if err == nil && pid > 0 && done == nil && r.forking > 0 {
+			r.early[pid] = e
+		}
 		r.mu.Unlock()
 		if err != nil || pid <= 0 {
 			return
@@ -69,14 +76,24 @@ func (r *Reaper) reap() {
 	}
 }
 
-// Start runs a function that forks, and returns where its child's end will be
-// reported, once.
+// Start runs a function that makes a child, and returns where the child's end
+// will be reported, once. If pids are used up so fast that a stranger of the
+// same pid ended meanwhile, its end is reported instead.
 func (r *Reaper) Start(fork func() (int, error)) (int, <-chan Exit, error) {
+	r.mu.Lock()
+	r.forking++
+	r.mu.Unlock()
+	pid, err := fork()
 	done := make(chan Exit, 1)
 	r.mu.Lock()
-	pid, err := fork()
-	if err == nil {
+	if e, ended := r.early[pid]; err == nil && ended {
+		done <- e
+	} else if err == nil {
 		r.waiting[pid] = done
+	}
+	delete(r.early, pid)
+	if r.forking--; r.forking == 0 {
+		clear(r.early)
 	}
 	r.mu.Unlock()
 	if err != nil {
