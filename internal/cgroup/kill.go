@@ -32,7 +32,7 @@ func (p prey) kill(ctx context.Context) error {
 	}
 	calm := 0
 	for pause := 50 * time.Microsecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		alive, err := p.strike()
+		alive, err := p.strike(pause >= time.Millisecond)
 		if err == nil && alive == 0 {
 			if calm++; calm >= need {
 				return nil
@@ -71,16 +71,19 @@ func rest(ctx context.Context, pause time.Duration) bool {
 	}
 }
 
-// strike kills whatever is alive and returns a lower bound of how many that were.
-func (p prey) strike() (int, error) {
+// strike kills whatever is alive and returns a lower bound of how many that were. Thorough does not rely on cgroup.kill alone: the kernel sends that one's
+// signal to the first thread of each process, and one whose first thread has ended while others go on never gets it.
+func (p prey) strike(thorough bool) (int, error) {
+	alive := 0
 	if p.tree != nil {
-		alive, err := p.strikeTree()
-		if alive > 0 || err != nil {
+		var err error
+		if alive, err = p.strikeTree(); err != nil || alive > 0 && !thorough {
 			return alive, err
 		}
 	}
-	// Whoever is left was added to some hierarchies only.
-	return p.hunt(syscall.SIGKILL)
+	// Whoever is left was added to some hierarchies only, or is deaf to cgroup.kill.
+	found, err := p.hunt(syscall.SIGKILL)
+	return max(alive, found), err
 }
 
 func (p prey) strikeTree() (int, error) {
