@@ -24,7 +24,8 @@ import (
 
 // Bounds of requests.
 const (
-	maxJSON       = 32 << 20 // a JSON body: stdin in base64 fits
+	maxJSON       = 32 << 20    // a JSON body: stdin in base64 fits
+	maxDrop       = 4 * maxJSON // of a body that is too big, read and dropped
 	maxHeader     = 256 << 10
 	headerTime    = 10 * time.Second
 	idleTime      = 2 * time.Minute

@@ -38,6 +38,8 @@ func body(w http.ResponseWriter, r *http.Request, v any) error {
 	}
 	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxJSON))
 	if err != nil {
+		// Who is still sending reads the answer only when it was taken off him.
+		_, _ = io.CopyN(io.Discard, r.Body, maxDrop)
 		return fmt.Errorf("read the body: %w", err)
 	}
 	if len(strings.TrimSpace(string(b))) == 0 {
