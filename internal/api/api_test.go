@@ -247,7 +247,7 @@ func TestBadInputNamesTheField(t *testing.T) {
 		{"GET", "/v1/shells/none/output?offset=x", "", 400, "invalid_argument", "offset"},
 		{"PUT", "/v1/sandboxes/" + id + "/files?path=a&mode=9", "x", 400, "invalid_argument", "mode"},
 		{"GET", "/v1/sandboxes/" + id + "/files?path=a&list=true&stat=true", "", 400, "invalid_argument", "stat"},
-		{"POST", "/v1/workspaces", `{"name":"../x"}`, 400, "invalid_argument", ""},
+		{"POST", "/v1/workspaces", `{"name":"../x"}`, 400, "invalid_argument", "name"},
 		{"GET", "/v1/workspaces/none", "", 404, "not_found", ""},
 		{"DELETE", "/v1/images?ref=none", "", 404, "not_found", ""},
 		{"DELETE", "/v1/images?ref=test/image:latest", "", 409, "failed_precondition", ""},

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 
+	"github.com/containerd/errdefs"
+
 	v1 "orchestrator/client/v1"
 	"orchestrator/internal/guest/wire"
 	"orchestrator/internal/safefile"
@@ -15,6 +17,9 @@ import (
 func (e *Engine) CreateWorkspace(ctx context.Context, call Call, r v1.WorkspaceRequest) (v1.Workspace, error) {
 	return once(ctx, e, call, opWorkspace, r.Name, r, func(ctx context.Context) (v1.Workspace, error) {
 		w, err := e.opts.Volumes.Create(ctx, r.Name, volumes.CreateOptions{})
+		if errdefs.IsInvalidArgument(err) {
+			return v1.Workspace{}, &InvalidError{Field: "name", Message: "cannot be used: " + err.Error(), Class: err}
+		}
 		return presentWorkspace(w), err
 	}, same)
 }
