@@ -1,0 +1,228 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"orchestrator/internal/store"
+)
+
+// cleanUp takes everything down, whatever the test left, and fails the test
+// for what remains. The log is shown if the test has failed.
+func (s *Server) cleanUp() {
+	defer s.showLog()
+	defer s.Client.Close()
+	s.note()
+	s.down()
+	if left := s.leftovers(); len(left) > 0 {
+		s.t.Errorf("left on the machine:\n  %s", strings.Join(left, "\n  "))
+		s.force()
+	}
+}
+
+// down destroys all sandboxes: by the server where one answers, else by the
+// command.
+func (s *Server) down() {
+	if s.proc != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), Short)
+		err := s.Client.Down(ctx)
+		cancel()
+		if err == nil {
+			select {
+			case <-s.proc.ended:
+				s.proc = nil
+				return
+			case <-time.After(Long):
+			}
+			s.t.Errorf("the server did not end within %s of being taken down", Long)
+			_ = s.proc.cmd.Process.Signal(syscall.SIGQUIT)
+			time.Sleep(time.Second)
+		}
+		_ = s.proc.cmd.Process.Kill()
+		<-s.proc.ended
+		s.proc = nil
+	}
+	if _, err := os.Stat(filepath.Join(s.dir, "state.db")); err != nil {
+		return // it never began
+	}
+	if got := s.CLI(s.t, "down"); got.Code != 0 {
+		s.t.Errorf("down: exit code %d: %s%s", got.Code, got.Stdout, got.Stderr)
+	}
+}
+
+// note remembers the sandboxes that have something on the host now, so that
+// their cgroups can be looked for later.
+func (s *Server) note() {
+	for _, id := range s.Cells() {
+		s.mu.Lock()
+		if s.words[id] == "" {
+			s.words[id] = id
+		}
+		s.mu.Unlock()
+	}
+}
+
+// Cells lists the sandboxes that have a folder in the state directory.
+func (s *Server) Cells() []string {
+	var ids []string
+	for _, dir := range []string{"cells", "oci", "docker/sandboxes"} {
+		entries, _ := os.ReadDir(filepath.Join(s.dir, dir))
+		for _, e := range entries {
+			if isID(e.Name()) && !slices.Contains(ids, e.Name()) {
+				ids = append(ids, e.Name())
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// isID says whether a name is that of a sandbox: a UUID.
+func isID(name string) bool { return len(name) == 36 && strings.Count(name, "-") == 4 }
+
+// leftovers lists what is on the machine of this server, after a while for
+// what ends by itself.
+func (s *Server) leftovers() []string {
+	var left []string
+	for end := time.Now().Add(Short); ; time.Sleep(5 * pause) {
+		if left = s.leftNow(); len(left) == 0 || time.Now().After(end) {
+			return left
+		}
+	}
+}
+
+func (s *Server) leftNow() []string {
+	var left []string
+	for _, m := range MountsUnder(s.t, s.root) {
+		left = append(left, "mount "+m)
+	}
+	if pids := s.ofState(); len(pids) > 0 {
+		left = append(left, "processes"+Describe(pids))
+	}
+	owner, words := s.promised()
+	if owner == "" {
+		return left
+	}
+	s.mu.Lock()
+	for id, word := range s.words {
+		words = append(words, id, word)
+	}
+	s.mu.Unlock()
+	for _, c := range cgroupsNamed(words) {
+		left = append(left, "cgroup "+c)
+	}
+	if s.Runtime == "docker" && strings.HasPrefix(os.Getenv(EnvDocker), "unix:") {
+		for _, c := range containers(s.t, owner) {
+			left = append(left, "container "+c)
+		}
+	}
+	left = append(left, filesLeft(s.dir)...)
+	return left
+}
+
+// filesLeft lists sockets, and whatever is named after a sandbox, in a state
+// directory.
+func filesLeft(dir string) []string {
+	var left []string
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return nil //nolint:nilerr // others come and go
+		}
+		if rel, _ := filepath.Rel(dir, path); rel == "images" || rel == "workspaces" {
+			return fs.SkipDir
+		}
+		if d.Type()&fs.ModeSocket != 0 {
+			left = append(left, "socket "+path)
+		}
+		if isID(d.Name()) {
+			left = append(left, "file "+path)
+		}
+		return nil
+	})
+	return left
+}
+
+// promised reads the owner and the ids of all sandboxes from the database; no
+// server may run.
+func (s *Server) promised() (owner string, ids []string) {
+	if _, err := os.Stat(filepath.Join(s.dir, "state.db")); err != nil {
+		return "", nil
+	}
+	owner, live, ended := s.Rows(s.t)
+	return owner, append(live, ended...)
+}
+
+// Rows reads the database of a server that does not run: its owner, and the
+// sandboxes that are recorded as live and as ended.
+func (s *Server) Rows(t testing.TB) (owner string, live, ended []string) {
+	t.Helper()
+	if s.proc != nil {
+		t.Fatal("the server runs: its database is its own")
+	}
+	ctx := context.Background()
+	st, err := store.Open(ctx, s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	rows, err := st.Live(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rows {
+		live = append(live, r.ID)
+	}
+	over, err := st.Leases(ctx, "local", true, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range over {
+		if r.State.Ended() {
+			ended = append(ended, r.ID)
+		}
+	}
+	return st.Owner(), live, ended
+}
+
+// force removes what a broken program left, so that the next test does not
+// find it: processes by pid, containers, then mounts.
+func (s *Server) force() {
+	for _, pid := range s.ofState() {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	if owner, _ := s.promised(); owner != "" && s.Runtime == "docker" && strings.HasPrefix(os.Getenv(EnvDocker), "unix:") {
+		for _, c := range containers(s.t, owner) {
+			if _, id, ok := strings.Cut(c, " "); ok {
+				Docker(s.t, "rm", "--force", id)
+			}
+		}
+	}
+	mounts := MountsUnder(s.t, s.root)
+	slices.Reverse(mounts)
+	for _, m := range mounts {
+		_ = syscall.Unmount(m, 0)
+	}
+}
+
+// logLines is how much of a server's log a failed test shows.
+const logLines = 80
+
+func (s *Server) showLog() {
+	if s.t.Failed() {
+		s.t.Logf("the end of the server's log (%s):\n%s", s.Runtime, tail(s.Log(), logLines))
+	}
+	if err := os.Remove(s.log.Name()); err != nil {
+		s.t.Errorf("remove the log: %v", err)
+	}
+	if err := s.log.Close(); err != nil {
+		s.t.Error(fmt.Errorf("close the log: %w", err))
+	}
+}

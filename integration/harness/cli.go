@@ -1,0 +1,99 @@
+package harness
+
+import (
+	"errors"
+	"io"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Command is a run of the command line.
+type Command struct {
+	Code           int // -1 if a signal ended it
+	Stdout, Stderr string
+}
+
+// Running is a command line that runs.
+type Running struct {
+	t        testing.TB
+	cmd      *exec.Cmd
+	out, err limited
+	ended    chan struct{}
+}
+
+// CLI runs the program with the server's configuration and waits for it.
+func (s *Server) CLI(t testing.TB, args ...string) Command {
+	t.Helper()
+	return s.Launch(t, nil, args...).Wait()
+}
+
+// Launch begins to run the program with the server's configuration.
+func (s *Server) Launch(t testing.TB, stdin io.Reader, args ...string) *Running {
+	t.Helper()
+	r := &Running{t: t, cmd: exec.Command(s.bin, args...), ended: make(chan struct{})}
+	r.cmd.Env = append(s.environment(), "ORCHESTRATOR_CONFIG="+s.config)
+	r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = stdin, &r.out, &r.err
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// A command that leaves its output to somebody else is told, not waited for.
+	r.cmd.WaitDelay = Short
+	if err := r.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { // Wait and the clean-up wait for it
+		_ = r.cmd.Wait()
+		close(r.ended)
+	}()
+	t.Cleanup(func() {
+		select {
+		case <-r.ended:
+			return
+		default:
+		}
+		_ = r.cmd.Process.Kill()
+		<-r.ended
+	})
+	return r
+}
+
+// Signal sends a signal to the program.
+func (r *Running) Signal(sig syscall.Signal) {
+	r.t.Helper()
+	if err := r.cmd.Process.Signal(sig); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// Wait waits for the program's end.
+func (r *Running) Wait() Command {
+	r.t.Helper()
+	select {
+	case <-r.ended:
+	case <-time.After(2 * Long):
+		_ = r.cmd.Process.Signal(syscall.SIGQUIT)
+		time.Sleep(time.Second) // for its goroutines to be written down
+		r.t.Fatalf("%v did not end within %s\n%s", r.cmd.Args, 2*Long, tail(r.err.buf.String(), 200))
+	}
+	return Command{Code: r.cmd.ProcessState.ExitCode(), Stdout: r.out.buf.String(), Stderr: r.err.buf.String()}
+}
+
+// Is fails the test unless the command ended with code and said text on
+// standard error, in a single line where it is the program's own.
+func (c Command) Is(t testing.TB, code int, text string) {
+	t.Helper()
+	if c.Code != code || !strings.Contains(c.Stderr, text) {
+		t.Errorf("exit code %d, want %d with %q\nstdout: %.2000s\nstderr: %.2000s", c.Code, code, text, c.Stdout, c.Stderr)
+	}
+}
+
+// ended says whether the program is over.
+func (r *Running) Over() error {
+	select {
+	case <-r.ended:
+		return nil
+	default:
+		return errors.New("it runs")
+	}
+}

@@ -1,0 +1,97 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	v1 "orchestrator/client/v1"
+)
+
+// Answer is an HTTP answer, whole.
+type Answer struct {
+	Status int
+	Header http.Header
+	Body   []byte
+}
+
+// maxAnswer bounds what a test reads.
+const maxAnswer = 64 << 20
+
+// ask sends a request as it is, without the client's help. header is name,
+// value, ….
+func (s *Server) ask(ctx context.Context, method, path string, body io.Reader, header ...string) (Answer, error) {
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", s.socket)
+	}}
+	req, err := http.NewRequestWithContext(ctx, method, "http://orchestrator"+path, body)
+	if err != nil {
+		return Answer{}, err
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		return Answer{}, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	return Answer{resp.StatusCode, resp.Header, b}, err
+}
+
+// Ask sends a request as it is, without the client's help. header is name,
+// value, ….
+func (s *Server) Ask(t testing.TB, method, path, body string, header ...string) Answer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), Long)
+	defer cancel()
+	a, err := s.ask(ctx, method, path, strings.NewReader(body), header...)
+	if err != nil {
+		t.Fatalf("%s %s: %v", method, path, err)
+	}
+	return a
+}
+
+// Into decodes a JSON answer.
+func (a Answer) Into(t testing.TB, v any) {
+	t.Helper()
+	if err := json.Unmarshal(a.Body, v); err != nil {
+		t.Fatalf("%v in %d %.500s", err, a.Status, a.Body)
+	}
+}
+
+// Problem checks that an answer is the problem that it should be, as RFC 9457
+// has it, and that its text says one thing.
+func (a Answer) Problem(t testing.TB, status int, code, field string) v1.Problem {
+	t.Helper()
+	p, ok := v1.Decode(a.Body)
+	if !ok {
+		t.Fatalf("not a problem: %d %.500s", a.Status, a.Body)
+	}
+	if a.Status != status || p.Status != status || p.Code != code || p.Field != field || p.Detail == "" || strings.Contains(p.Detail, "\n") {
+		t.Errorf("got %d %.500s; want %d %s about %q", a.Status, a.Body, status, code, field)
+	}
+	if got := a.Header.Get("Content-Type"); got != "application/problem+json" {
+		t.Errorf("the problem is sent as %q", got)
+	}
+	return *p
+}
+
+// limited keeps the last bytes written to it, for messages.
+type limited struct{ buf bytes.Buffer }
+
+// Write never fails.
+func (l *limited) Write(p []byte) (int, error) {
+	const keep = 8 << 20
+	if l.buf.Len() < keep {
+		l.buf.Write(p)
+	}
+	return len(p), nil
+}

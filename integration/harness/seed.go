@@ -1,0 +1,108 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"orchestrator/images"
+)
+
+// Seed is an image store that holds the sandbox image, imported and unpacked
+// once for all servers of a test process.
+type Seed struct {
+	dir  string
+	once sync.Once
+	err  error
+}
+
+// Close removes it.
+func (s *Seed) Close() error {
+	if s.dir == "" {
+		return nil
+	}
+	return os.RemoveAll(s.dir)
+}
+
+// fill imports the archive, once.
+func (s *Seed) fill(archive string) error {
+	s.once.Do(func() { s.err = s.importOnce(archive) })
+	return s.err
+}
+
+func (s *Seed) importOnce(archive string) (err error) {
+	if s.dir, err = os.MkdirTemp("", "seed"); err != nil {
+		return err
+	}
+	store, err := images.Open(images.Options{Dir: s.dir})
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(archive)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	ctx := context.Background()
+	img, err := store.Import(ctx, f, "")
+	if err != nil {
+		return fmt.Errorf("import %s: %w", archive, err)
+	}
+	got, err := store.Resolve(img.ID)
+	if err != nil {
+		return err
+	}
+	_, err = store.Root(ctx, got)
+	return err
+}
+
+// plant puts the image into the store of a state directory without copying it:
+// archives are linked, and unpacked roots, which are never written again, are
+// reached by a symbolic link.
+func (s *Seed) plant(store string) error {
+	for _, dir := range []string{"archives", "roots", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(store, dir), 0o700); err != nil {
+			return err
+		}
+	}
+	index, err := os.ReadFile(filepath.Join(s.dir, "index.json"))
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(store, "index.json"), index, 0o600); err != nil {
+		return err
+	}
+	for _, kind := range []string{"archives", "roots"} {
+		found, err := os.ReadDir(filepath.Join(s.dir, kind))
+		if err != nil {
+			return err
+		}
+		for _, e := range found {
+			from, to := filepath.Join(s.dir, kind, e.Name()), filepath.Join(store, kind, e.Name())
+			if kind == "roots" {
+				err = os.Symlink(from, to)
+			} else {
+				err = linkAll(from, to)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func linkAll(from, to string) error {
+	files, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	errs := []error{os.MkdirAll(to, 0o700)}
+	for _, f := range files {
+		errs = append(errs, os.Link(filepath.Join(from, f.Name()), filepath.Join(to, f.Name())))
+	}
+	return errors.Join(errs...)
+}
