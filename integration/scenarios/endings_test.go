@@ -1,0 +1,191 @@
+//go:build integration
+
+package scenarios
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/integration/harness"
+)
+
+// The same commands as a user would write them; nothing of any of them is
+// there when its ending is.
+func endings(t *testing.T, s *harness.Server) {
+	word := mark()
+	daemon := "(setsid env -i bash -c 'exec -a " + word + " sleep 3000' >/dev/null 2>&1 &) ; "
+	for _, c := range []struct {
+		name, ending string
+		x            v1.Exec
+		code, signal int
+	}{
+		{"exited 0", "exited", v1.Exec{Command: daemon + "true"}, 0, 0},
+		{"exited 7", "exited", v1.Exec{Command: daemon + "exit 7"}, 7, 0},
+		{"a program", "exited", v1.Exec{Argv: []string{"sh", "-c", "exit 3"}}, 3, 0},
+		{"signalled", "signalled", v1.Exec{Command: daemon + "kill -SEGV $$"}, -1, 11},
+		{"timeout", "timeout", v1.Exec{Command: daemon + "sleep 3000", TimeoutMS: 1500}, -1, 0},
+		{"oom", "oom", v1.Exec{Argv: []string{"python3", "-c", "x = b'x' * (1 << 30)"}}, -1, 0},
+		{"pids", "pids", v1.Exec{Argv: []string{"python3", "-c", bomb, word}}, -1, 0},
+		{"output limit", "output_limit", v1.Exec{Command: daemon + "yes", MaxOutputBytes: 65536, StopAtOutput: true}, -1, 0},
+		{"disk", "disk", v1.Exec{Command: daemon + "head -c 64M /dev/zero > /workspace/big"}, -1, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			id := lease(t, s, v1.SandboxRequest{}).ID
+			r := exec(t, s, id, c.x)
+			gone(t, word)
+			if r.Ending != c.ending {
+				t.Fatalf("%+v", r)
+			}
+			if c.ending == "exited" && r.ExitCode != c.code || c.ending == "signalled" && r.Signal != c.signal {
+				t.Errorf("%+v", r)
+			}
+			if c.ending != "exited" && r.ExitCode == 0 {
+				t.Errorf("an exit code that looks like success: %+v", r)
+			}
+			if c.ending == "output_limit" && r.StdoutBytes < c.x.MaxOutputBytes {
+				t.Errorf("it wrote %d bytes and was stopped at %d", r.StdoutBytes, c.x.MaxOutputBytes)
+			}
+			if got := sh(t, s, id, "rm -f /workspace/big; echo next"); got != "next\n" {
+				t.Errorf("the next command wrote %q", got)
+			}
+		})
+	}
+}
+
+// bomb forks until it is refused, and its children stay.
+const bomb = `
+import os, time
+while True:
+    if os.fork() == 0:
+        time.sleep(3000)
+`
+
+// A lease that is ended under a command: the command is cancelled, not lost.
+func cancelledByRemoval(t *testing.T, s *harness.Server) {
+	word := mark()
+	id := lease(t, s, v1.SandboxRequest{}).ID
+	type answer struct {
+		r   v1.ExecResult
+		err error
+	}
+	answered := make(chan answer, 1)
+	ctx := within(t)
+	go func() { // waited for below
+		r, err := s.Client.Exec(ctx, id, v1.Exec{Command: "exec -a " + word + " sleep 3000"})
+		answered <- answer{r, err}
+	}()
+	seen(t, word, 1)
+	release(t, s, id)
+	gone(t, word)
+	if a := <-answered; a.err != nil || a.r.Ending != "cancelled" || a.r.ExitCode == 0 {
+		t.Errorf("%+v %v", a.r, a.err)
+	}
+}
+
+// A client that goes away takes its command along, in every form of a call.
+func cancelledByClient(t *testing.T, s *harness.Server) {
+	id := lease(t, s, v1.SandboxRequest{}).ID
+	for _, form := range []string{"whole", "streamed"} {
+		word := mark()
+		errGone := errors.New("the client has gone")
+		ctx, cancel := context.WithCancelCause(within(t))
+		ended := make(chan error, 1)
+		x := v1.Exec{Command: "(setsid bash -c 'exec -a " + word + " sleep 3000' &); exec -a " + word + " sleep 3000"}
+		go func() { // waited for below
+			var err error
+			if form == "whole" {
+				_, err = s.Client.Exec(ctx, id, x)
+			} else {
+				_, err = s.Client.ExecStream(ctx, id, x, streamsOf(nil))
+			}
+			ended <- err
+		}()
+		seen(t, word, 2)
+		cancel(errGone)
+		if err := <-ended; !errors.Is(err, errGone) {
+			t.Errorf("%s: %v", form, err)
+		}
+		harness.Eventually(t, harness.Short, form+": its processes are dead", func() bool { return len(harness.Marked(word)) == 0 })
+	}
+	if got := sh(t, s, id, "echo next"); got != "next\n" {
+		t.Errorf("%q", got)
+	}
+}
+
+const runners = `
+import os, sys, time
+def runner():
+    while True:
+        try:
+            if os.fork():
+                os._exit(0)
+        except OSError:
+            pass
+for _ in range(100):
+    if os.fork() == 0:
+        os.setsid()
+        runner()
+time.sleep(0.5)
+`
+
+const unkillable = `
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+`
+
+// After an ending is reported no process of that exec exists, seen from the
+// host, while a second shell in the same lease lives on.
+func nothingOutlives(t *testing.T, s *harness.Server) {
+	id := lease(t, s, v1.SandboxRequest{}).ID
+	ctx := within(t)
+	shell, err := s.Client.StartShell(ctx, id, v1.ShellRequest{Exec: v1.Exec{Command: "while :; do echo tick; sleep 0.1; done"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		x    v1.Exec
+		want string
+	}{
+		{"daemon", v1.Exec{Command: `(setsid env -i bash -c '(exec -a WORD sleep 3000 &) ; exec -a WORD sleep 3000' </dev/null >/dev/null 2>&1 &) ; sleep 0.3`}, "exited"},
+		{"holder of stdout", v1.Exec{Command: `setsid bash -c 'exec -a WORD sleep 3000' & echo started`}, "exited"},
+		{"stubborn", v1.Exec{Command: `trap '' HUP INT TERM; exec -a WORD bash -c 'trap "" HUP INT TERM; while :; do sleep 1; done'`, TimeoutMS: 1000}, "timeout"},
+		{"100 runners", v1.Exec{Argv: []string{"python3", "-c", runners, "WORD"}}, "exited"},
+		{"bomb at the cap", v1.Exec{Argv: []string{"python3", "-c", unkillable, "WORD"}, TimeoutMS: 2500}, "timeout"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			word := mark()
+			c.x.Command = strings.ReplaceAll(c.x.Command, "WORD", word)
+			for i := range c.x.Argv {
+				c.x.Argv[i] = strings.ReplaceAll(c.x.Argv[i], "WORD", word)
+			}
+			r := exec(t, s, id, c.x)
+			gone(t, word)
+			if r.Ending != c.want {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+	now, err := s.Client.Shell(ctx, shell.ID)
+	if err != nil || now.State != "running" {
+		t.Fatalf("%+v %v", now, err)
+	}
+	harness.Eventually(t, harness.Short, "the shell goes on writing", func() bool {
+		later, err := s.Client.Shell(ctx, shell.ID)
+		return err == nil && later.State == "running" && later.StdoutEnd > now.StdoutEnd
+	})
+	end, err := s.Client.KillShell(ctx, shell.ID, time.Second, false)
+	if err != nil || end.State != "ended" {
+		t.Fatalf("%+v %v", end, err)
+	}
+	// Reaping takes a moment, and leaves none unreaped.
+	harness.Eventually(t, harness.Short, "nothing but the guest is inside", func() bool { return len(s.Commands(id)) == 0 })
+}

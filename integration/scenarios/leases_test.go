@@ -1,0 +1,167 @@
+//go:build integration
+
+package scenarios
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/integration/harness"
+)
+
+// A lease ends by itself: at its TTL whatever it does, at its idle time unless
+// a call or a shell is under way.
+func TestDeadlinesOfLeases(t *testing.T) {
+	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
+		ctx := within(t)
+		word := mark()
+		short := lease(t, s, v1.SandboxRequest{TTLMS: 2000})
+		idle := lease(t, s, v1.SandboxRequest{IdleMS: 1500})
+		busy := lease(t, s, v1.SandboxRequest{IdleMS: 1500, WhenEmpty: "cold"})
+		for _, id := range []string{short.ID, busy.ID} {
+			if _, err := s.Client.StartShell(ctx, id, v1.ShellRequest{Exec: v1.Exec{Command: "exec -a " + word + id + " sleep 3000"}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for id, want := range map[string]string{short.ID: "expired", idle.ID: "idle"} {
+			harness.Eventually(t, harness.Short, want, func() bool {
+				sb, err := s.Client.Sandbox(ctx, id)
+				return err == nil && sb.State == "gone" && sb.Reason == want
+			})
+		}
+		gone(t, word+short.ID)
+		p := s.Ask(t, "POST", "/v1/sandboxes/"+short.ID+"/exec", `{"command":"true"}`).Problem(t, 404, "not_found", "")
+		contains(t, p.Detail, "expired")
+		// Far beyond its idle time: the shell keeps it.
+		if sb, err := s.Client.Sandbox(ctx, busy.ID); err != nil || sb.State != "leased" {
+			t.Errorf("%+v %v", sb, err)
+		}
+		seen(t, word+busy.ID, 1)
+	})
+}
+
+// An empty pool: refused at once with a time to try again, made cold, or
+// waited for; and the queue has an end.
+func TestEmptyPool(t *testing.T) {
+	const small = `
+admission: {queue: 2}
+templates:
+  default:
+    limits: {memory: 192MiB, pids: 160}
+    pool: {min: 0, max: 1, rate: 10, parallel: 1}
+`
+	onServer(t, small, func(t *testing.T, s *harness.Server) {
+		a := s.Ask(t, "POST", "/v1/sandboxes", `{"when_empty":"refuse"}`)
+		if p := a.Problem(t, 429, "resource_exhausted", ""); p.RetryAfterMS <= 0 || a.Header.Get("Retry-After") == "" {
+			t.Errorf("no time to try again: %+v %v", p, a.Header)
+		}
+		first := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"})
+		if first.Warm {
+			t.Error("a cold one came from the pool")
+		}
+		s.Ask(t, "POST", "/v1/sandboxes", `{"when_empty":"cold"}`).Problem(t, 429, "resource_exhausted", "")
+		// A wait that is over: an error that says so, and no lease.
+		s.Ask(t, "POST", "/v1/sandboxes", `{"wait_ms":300}`).Problem(t, 503, "unavailable", "")
+		waiting(t, s, first.ID)
+		noLease(t, s)
+	})
+}
+
+// waiting fills the queue, sees the next one refused, and has both served one
+// after the other when the sandbox that all wait for is given back.
+func waiting(t *testing.T, s *harness.Server, held string) {
+	t.Helper()
+	ctx := within(t)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var errs []error
+	for range 2 {
+		wg.Go(func() {
+			sb, err := s.Client.CreateSandbox(ctx, v1.SandboxRequest{WaitMS: harness.Long.Milliseconds()})
+			if err == nil {
+				err = s.Client.RemoveSandbox(ctx, sb.ID)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			errs = append(errs, err)
+		})
+	}
+	harness.Eventually(t, harness.Short, "two wait", func() bool {
+		pools, err := s.Client.Pools(ctx)
+		return err == nil && pools[0].Waiting == 2
+	})
+	s.Ask(t, "POST", "/v1/sandboxes", `{}`).Problem(t, 429, "resource_exhausted", "")
+	release(t, s, held)
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+}
+
+// Fifty calls at once, each with a sandbox of its own: all right, and nothing
+// left of any.
+func TestFiftyAtOnce(t *testing.T) {
+	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
+		ctx := within(t)
+		var wg sync.WaitGroup
+		began := time.Now()
+		for i := range 50 {
+			wg.Go(func() {
+				word := fmt.Sprintf("call-%d", i)
+				r, err := s.Client.Run(ctx, v1.Run{
+					Exec:   v1.Exec{Command: "ls -A /workspace /tmp; echo " + word + " | tee /workspace/left /tmp/left"},
+					WaitMS: (2 * harness.Long).Milliseconds(),
+				})
+				if err != nil || r.Ending != "exited" || r.ExitCode != 0 || r.Stdout != "/tmp:\n\n/workspace:\n"+word+"\n" {
+					t.Errorf("%d: %+v %v", i, r, err)
+				}
+			})
+		}
+		wg.Wait()
+		t.Logf("50 calls in %s", time.Since(began).Round(time.Millisecond))
+		harness.Eventually(t, harness.Long, "no lease is left and the pool is full", func() bool {
+			list, err := s.Client.Sandboxes(ctx, false)
+			pools, perr := s.Client.Pools(ctx)
+			return err == nil && perr == nil && len(list) == 0 && pools[0].Leased == 0 && pools[0].Warm == 2 && pools[0].Creating == 0
+		})
+		if cells := s.Cells(); len(cells) != 2 {
+			t.Errorf("sandboxes on disk: %v", cells)
+		}
+	})
+}
+
+// A template that was changed: the warm ones of the old kind are replaced at
+// the next start, and leases stay what they are.
+func TestChangedTemplate(t *testing.T) {
+	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
+		id := lease(t, s, v1.SandboxRequest{}).ID
+		sh(t, s, id, "echo mine > /workspace/file")
+		before := s.Cells()
+		s.Term()
+		s.Configure(strings.ReplaceAll(roomy, "384MiB", "320MiB"))
+		s.Start()
+		if got := sh(t, s, id, "cat /workspace/file"); got != "mine\n" {
+			t.Errorf("%q", got)
+		}
+		harness.Eventually(t, harness.Long, "the warm ones are new", func() bool {
+			pools, err := s.Client.Pools(within(t))
+			if err != nil || pools[0].Warm != 2 {
+				return false
+			}
+			old := 0
+			for _, c := range s.Cells() {
+				for _, b := range before {
+					if c == b && c != id {
+						old++
+					}
+				}
+			}
+			return old == 0
+		})
+	})
+}

@@ -1,0 +1,233 @@
+//go:build integration
+
+package scenarios
+
+import (
+	"bytes"
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+	"orchestrator/integration/harness"
+)
+
+// big is how much a shell writes while the orchestrator is killed five times.
+const big = 1 << 30
+
+// source is the same bytes as the shell's: AES-128 in counter mode over
+// zeroes, which costs little and looks like noise.
+func source(t *testing.T) string {
+	t.Helper()
+	key, iv := bytes.Repeat([]byte{1}, 16), make([]byte, 16)
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.New()
+	stream := cipher.StreamReader{S: cipher.NewCTR(block, iv), R: zeros{}}
+	if _, err := io.CopyN(sum, stream, big); err != nil {
+		t.Fatal(err)
+	}
+	return hex.EncodeToString(sum.Sum(nil))
+}
+
+// killer hashes what it gets and kills the server at every sixth of it.
+type killer struct {
+	t      *testing.T
+	s      *harness.Server
+	sum    hash.Hash
+	n      int64
+	killed int64
+}
+
+// Write kills before it takes the bytes, so that what is between is in flight.
+func (k *killer) Write(p []byte) (int, error) {
+	if k.n > (k.killed+1)*big/6 && k.killed < 5 {
+		k.killed++
+		k.s.Kill9()
+		k.s.Begin()
+	}
+	k.n += int64(len(p))
+	return k.sum.Write(p)
+}
+
+func TestOutputSurvivesFiveKills(t *testing.T) {
+	want := source(t)
+	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
+		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
+		ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+		defer cancel()
+		shell, err := s.Client.StartShell(ctx, id, v1.ShellRequest{Lossless: true, Exec: v1.Exec{
+			Command: fmt.Sprintf("openssl enc -aes-128-ctr -nosalt -K %s -iv %032d -in /dev/zero 2>/dev/null | head -c %d", strings.Repeat("01", 16), 0, big),
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		k := &killer{t: t, s: s, sum: sha256.New()}
+		gap := func(from, to int64) { t.Errorf("a gap from %d to %d", from, to) }
+		n, err := s.Client.Follow(ctx, shell.ID, client.FollowRequest{Gap: gap}, k)
+		if err != nil || n != big || k.n != big || k.killed != 5 {
+			t.Fatalf("%d bytes, %d kills: %v", n, k.killed, err)
+		}
+		if got := hex.EncodeToString(k.sum.Sum(nil)); got != want {
+			t.Errorf("SHA-256 is %s, want %s", got, want)
+		}
+		s.Ready()
+		end, err := s.Client.Shell(ctx, shell.ID)
+		if err != nil || end.State != "ended" || end.StdoutEnd != big {
+			t.Errorf("%+v %v", end, err)
+		}
+	})
+}
+
+// SIGTERM is a hand-over and kill -9 loses nothing: the shell goes on and its
+// output goes on from the offset, the lease and its workspace are what they
+// were.
+func TestShellsLiveOn(t *testing.T) {
+	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
+		name := workspace(t, s)
+		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold", Workspace: name, Env: map[string]string{"WHO": "lease"}}).ID
+		count := "i=0; while :; do i=$((i+1)); echo $WHO $i; echo $i > /workspace/count; sleep 0.05; done"
+		shell, err := s.Client.StartShell(within(t), id, v1.ShellRequest{Exec: v1.Exec{Command: count}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		init, next, line := s.Init(id), int64(0), 0
+		for _, stop := range []func(){s.Term, s.Kill9, s.Term} {
+			next, line = readLines(t, s, shell.ID, next, line)
+			stop()
+			if _, err := s.Client.Shell(within(t), shell.ID); !errors.Is(err, client.ErrNoServer) {
+				t.Errorf("after its end the server answers: %v", err)
+			}
+			s.Start()
+		}
+		readLines(t, s, shell.ID, next, line)
+		if got := s.Init(id); got != init {
+			t.Errorf("the sandbox is another one: pid %d, and was %d", got, init)
+		}
+		if got := sh(t, s, id, "echo $WHO; test -s count && echo here"); got != "lease\nhere\n" {
+			t.Errorf("%q", got)
+		}
+		// The one writer is still the one writer.
+		s.Ask(t, "POST", "/v1/sandboxes", `{"workspace":"`+name+`","when_empty":"cold"}`).Problem(t, 503, "unavailable", "")
+	})
+}
+
+// readLines reads ten lines or more from an offset and wants every number once.
+func readLines(t *testing.T, s *harness.Server, shell string, next int64, line int) (int64, int) {
+	t.Helper()
+	var text string
+	harness.Eventually(t, harness.Short, "ten lines", func() bool {
+		out, err := s.Client.Output(within(t), shell, client.OutputRequest{Offset: next, Wait: time.Second})
+		if err != nil || out.Gap != 0 || out.Offset != next {
+			t.Fatalf("%+v %v", out, err)
+		}
+		next = out.NextOffset
+		text += out.Data
+		return strings.Count(text, "\n") >= 10 && strings.HasSuffix(text, "\n")
+	})
+	for l := range strings.Lines(text) {
+		line++
+		if want := fmt.Sprintf("lease %d\n", line); l != want {
+			t.Fatalf("%q, want %q", l, want)
+		}
+	}
+	return next, line
+}
+
+// What was done under an idempotency key is not done again, by the next
+// process either; what was cut short is not invented.
+func TestKeysOutliveTheServer(t *testing.T) {
+	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
+		ctx := within(t)
+		ask := v1.SandboxRequest{WhenEmpty: "cold", Labels: map[string]string{"n": "1"}}
+		one, err := s.Client.CreateSandbox(ctx, ask, client.IdempotencyKey("lease"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		append1 := v1.Exec{Command: "echo once >> /workspace/log; cat /workspace/log"}
+		first, err := s.Client.Exec(ctx, one.ID, append1, client.IdempotencyKey("exec"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		word := mark()
+		long := v1.Exec{Command: "echo twice >> /workspace/log; exec -a " + word + " sleep 3000"}
+		cut := make(chan error, 1)
+		go func() { // waited for below
+			_, err := s.Client.Exec(ctx, one.ID, long, client.IdempotencyKey("cut"))
+			cut <- err
+		}()
+		seen(t, word, 1)
+		s.Kill9()
+		if err := <-cut; !errors.Is(err, client.ErrLost) && !errors.Is(err, client.ErrNoServer) {
+			t.Errorf("a call that was cut: %v", err)
+		}
+		harness.Eventually(t, harness.Short, "the command whose server is gone is dead", func() bool { return len(harness.Marked(word)) == 0 })
+		s.Start()
+		again, err := s.Client.CreateSandbox(ctx, ask, client.IdempotencyKey("lease"))
+		if err != nil || again.ID != one.ID {
+			t.Errorf("%+v %v", again, err)
+		}
+		second, err := s.Client.Exec(ctx, one.ID, append1, client.IdempotencyKey("exec"))
+		if err != nil || second.ID != first.ID || second.Stdout != "once\n" {
+			t.Errorf("%+v %v", second, err)
+		}
+		r, err := s.Client.Exec(ctx, one.ID, long, client.IdempotencyKey("cut"))
+		if err != nil || r.Ending != "sandbox_lost" || r.ExitCode == 0 {
+			t.Errorf("%+v %v", r, err)
+		}
+		if got := sh(t, s, one.ID, "cat /workspace/log"); got != "once\ntwice\n" {
+			t.Errorf("%q", got)
+		}
+		p := s.Ask(t, "POST", "/v1/sandboxes", `{"ttl_ms":5000}`, "Idempotency-Key", "lease").Problem(t, 400, "invalid_argument", "")
+		contains(t, p.Detail, "lease")
+		list, err := s.Client.Sandboxes(ctx, false)
+		if err != nil || len(list) != 1 {
+			t.Errorf("%+v %v", list, err)
+		}
+	})
+}
+
+// A container that went away while no server ran: the next one says lost.
+func TestLostBetweenServers(t *testing.T) {
+	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
+		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
+		init := s.Init(id)
+		s.Kill9()
+		kill(t, init)
+		s.Start()
+		harness.Eventually(t, harness.Short, "the lease is over", func() bool {
+			sb, err := s.Client.Sandbox(within(t), id)
+			return err == nil && sb.State == "gone" && sb.Reason == "lost"
+		})
+		sh(t, s, lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID, "true")
+	})
+}
+
+// A host that never comes back leaves nothing: the guest ends by itself.
+func TestGuestEndsAlone(t *testing.T) {
+	onServer(t, "guest: {alone: 2s}\n"+onDemand, func(t *testing.T, s *harness.Server) {
+		word := mark()
+		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
+		if _, err := s.Client.StartShell(within(t), id, v1.ShellRequest{Exec: v1.Exec{Command: "exec -a " + word + " sleep 3000"}}); err != nil {
+			t.Fatal(err)
+		}
+		seen(t, word, 1)
+		s.Inside(id) // so that it can be asked without the engine
+		s.Kill9()
+		harness.Eventually(t, harness.Long, "nothing of the sandbox lives", func() bool {
+			return len(harness.Marked(word)) == 0 && len(s.Inside(id)) == 0
+		})
+	})
+}

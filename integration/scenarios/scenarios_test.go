@@ -1,0 +1,200 @@
+//go:build integration
+
+// Package scenarios shows on real containers, through the real program, what
+// is promised: endings, walls between leases, what a crash leaves, and what
+// bad input gets. Each scenario runs on every runtime.
+package scenarios
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/integration/harness"
+)
+
+// seed is the image store that all servers of this process start with.
+var seed harness.Seed
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := seed.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+// roomy keeps two sandboxes warm that are big enough for what is run in them.
+const roomy = `
+templates:
+  default:
+    limits: {memory: 384MiB, pids: 384, scratch: 32MiB, tmp: 32MiB}
+    pool: {min: 2, max: 16, rate: 10, parallel: 2}
+`
+
+// onDemand keeps none: what is there was asked for.
+const onDemand = `
+templates:
+  default:
+    limits: {memory: 192MiB, pids: 160}
+    pool: {min: 0, max: 8, rate: 10, parallel: 2}
+`
+
+// each runs a scenario on every runtime, two at a time.
+func each(t *testing.T, run func(t *testing.T, runtime string)) {
+	for _, name := range harness.Runtimes() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run(t, name)
+		})
+	}
+}
+
+// onServer runs a scenario on every runtime with a server of its own.
+func onServer(t *testing.T, config string, run func(t *testing.T, s *harness.Server)) {
+	each(t, func(t *testing.T, name string) {
+		run(t, harness.Run(t, harness.Options{Runtime: name, Config: config, Seed: &seed}))
+	})
+}
+
+// The scenarios that can share a server: each gives back what it leased.
+func TestOnOneServer(t *testing.T) {
+	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
+		for _, c := range []struct {
+			name string
+			run  func(*testing.T, *harness.Server)
+		}{
+			{"endings", endings},
+			{"cancelled by the lease's end", cancelledByRemoval},
+			{"cancelled by the client", cancelledByClient},
+			{"nothing of an exec outlives it", nothingOutlives},
+			{"one lease sees nothing of another", leasesAreApart},
+			{"a read-only workspace is read-only", readOnlyWorkspace},
+			{"a released workspace gets no further byte", releasedWorkspace},
+			{"a workspace outlives sandboxes", workspaceOutlives},
+			{"one writer for a workspace", oneWriter},
+			{"the network is none", noNetwork},
+			{"output as it is", rawOutput},
+			{"standard input", standardInput},
+			{"bad input", badInput},
+			{"bad files", badFiles},
+			{"a killed container", killedContainer},
+			{"lists", lists},
+		} {
+			t.Run(c.name, func(t *testing.T) { c.run(t, s) })
+		}
+	})
+}
+
+// within is the time that a scenario's calls have together.
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// lease leases a sandbox for the test.
+func lease(t *testing.T, s *harness.Server, r v1.SandboxRequest) v1.Sandbox {
+	t.Helper()
+	if r.WaitMS == 0 {
+		r.WaitMS = harness.Long.Milliseconds()
+	}
+	got, err := s.Client.CreateSandbox(within(t), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { release(t, s, got.ID) })
+	return got
+}
+
+// release destroys a sandbox; one that is gone is success.
+func release(t *testing.T, s *harness.Server, id string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Long)
+	defer cancel()
+	if err := s.Client.RemoveSandbox(ctx, id); err != nil {
+		t.Errorf("remove sandbox %s: %v", id, err)
+	}
+}
+
+// noLease waits until no lease is there, nor one that is being ended.
+func noLease(t *testing.T, s *harness.Server) {
+	t.Helper()
+	harness.Eventually(t, harness.Short, "no lease is left", func() bool {
+		list, err := s.Client.Sandboxes(within(t), false)
+		return err == nil && len(list) == 0
+	})
+}
+
+// sh runs a shell command in a sandbox and wants it to exit with 0.
+func sh(t *testing.T, s *harness.Server, id, command string) string {
+	t.Helper()
+	r := exec(t, s, id, v1.Exec{Command: command})
+	if r.Ending != "exited" || r.ExitCode != 0 {
+		t.Fatalf("%s: %s %d %s%s%s", command, r.Ending, r.ExitCode, r.Detail, r.Stdout, r.Stderr)
+	}
+	return r.Stdout
+}
+
+// exec runs a command in a sandbox.
+func exec(t *testing.T, s *harness.Server, id string, x v1.Exec) v1.ExecResult {
+	t.Helper()
+	r, err := s.Client.Exec(within(t), id, x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// run is a one-shot call.
+func run(t *testing.T, s *harness.Server, command string) v1.ExecResult {
+	t.Helper()
+	r, err := s.Client.Run(within(t), v1.Run{Exec: v1.Exec{Command: command}, WaitMS: harness.Long.Milliseconds()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+var marks atomic.Int64
+
+// mark is a word that no other process of this machine has in its command line.
+func mark() string { return fmt.Sprintf("mark-%d-%d-end", os.Getpid(), marks.Add(1)) }
+
+// gone wants no process of the host with the word in its command line, now.
+func gone(t *testing.T, word string) {
+	t.Helper()
+	if left := harness.Marked(word); len(left) > 0 {
+		t.Errorf("%d processes live on: %v", len(left), left)
+	}
+}
+
+// seen waits until n processes of the host have the word.
+func seen(t *testing.T, word string, n int) {
+	t.Helper()
+	harness.Eventually(t, harness.Short, fmt.Sprintf("%d processes with %s", n, word), func() bool { return len(harness.Marked(word)) >= n })
+}
+
+// workspace makes one for the test.
+func workspace(t *testing.T, s *harness.Server) string {
+	t.Helper()
+	name := fmt.Sprintf("w%d", marks.Add(1))
+	if _, err := s.Client.CreateWorkspace(within(t), name); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func contains(t *testing.T, text, part string) {
+	t.Helper()
+	if !strings.Contains(text, part) {
+		t.Errorf("%q has no %q", text, part)
+	}
+}

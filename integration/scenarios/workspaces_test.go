@@ -1,0 +1,142 @@
+//go:build integration
+
+package scenarios
+
+import (
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+	"orchestrator/integration/harness"
+)
+
+func put(t *testing.T, f client.Files, path, content string) {
+	t.Helper()
+	if _, err := f.Write(within(t), path, strings.NewReader(content), client.WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func get(t *testing.T, f client.Files, path string) string {
+	t.Helper()
+	body, err := f.Read(within(t), path, client.Range{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer body.Close()
+	b, err := io.ReadAll(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func readOnlyWorkspace(t *testing.T, s *harness.Server) {
+	name := workspace(t, s)
+	files := s.Client.WorkspaceFiles(name)
+	put(t, files, "in.txt", "given")
+	id := lease(t, s, v1.SandboxRequest{Workspace: name, ReadOnly: true}).ID
+	if got := sh(t, s, id, "cat in.txt"); got != "given" {
+		t.Errorf("%q", got)
+	}
+	for _, command := range []string{
+		"echo x > new", "echo x >> in.txt", "rm in.txt", "mv in.txt other", "mkdir d", "touch in.txt", "chmod 777 in.txt", "ln -s in.txt link",
+		"mount -o remount,rw /workspace", "python3 -c 'import os; os.truncate(\"in.txt\", 0)'",
+	} {
+		if r := exec(t, s, id, v1.Exec{Command: command}); r.Ending != "exited" || r.ExitCode == 0 {
+			t.Errorf("%s: %+v", command, r)
+		}
+	}
+	if _, err := s.Client.SandboxFiles(id).Write(within(t), "new", strings.NewReader("x"), client.WriteOptions{}); err == nil {
+		t.Error("a file was written by the interface")
+	}
+	release(t, s, id)
+	list, _, err := files.List(within(t), "")
+	if err != nil || len(list) != 1 || list[0].Name != "in.txt" || get(t, files, "in.txt") != "given" {
+		t.Errorf("%+v %v", list, err)
+	}
+}
+
+// A daemon that writes without end, when its lease ends: nothing is written
+// after the release has been answered.
+func releasedWorkspace(t *testing.T, s *harness.Server) {
+	name, word := workspace(t, s), mark()
+	files := s.Client.WorkspaceFiles(name)
+	id := lease(t, s, v1.SandboxRequest{Workspace: name}).ID
+	writer := "import os, time\nf = open('log', 'ab', buffering=0)\nwhile True:\n    f.write(b'x'); time.sleep(0.001)\n"
+	_, err := s.Client.StartShell(within(t), id, v1.ShellRequest{Exec: v1.Exec{
+		Argv: []string{"bash", "-c", `setsid python3 -c "$0" "$1" & wait`, writer, word},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := func() int64 {
+		f, err := files.Stat(within(t), "log")
+		if errdefs.IsNotFound(err) {
+			return 0
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f.Size
+	}
+	harness.Eventually(t, harness.Short, "the daemon writes", func() bool { return size() > 100 })
+	release(t, s, id)
+	first := size()
+	gone(t, word)
+	// A writer that lived on would have written hundreds of times by then.
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if now := size(); now != first {
+			t.Fatalf("%d bytes came after the release", now-first)
+		}
+	}
+	if err := s.Client.DeleteWorkspace(within(t), name); err != nil {
+		t.Error(err)
+	}
+}
+
+func workspaceOutlives(t *testing.T, s *harness.Server) {
+	name := workspace(t, s)
+	one := lease(t, s, v1.SandboxRequest{Workspace: name}).ID
+	sh(t, s, one, "mkdir -p a/b; echo kept > a/b/c; umask 077; echo own > own; chmod 4755 a/b/c; ln -s /etc/passwd link")
+	put(t, s.Client.SandboxFiles(one), "by-interface", "too")
+	release(t, s, one)
+	files := s.Client.WorkspaceFiles(name)
+	if got := get(t, files, "a/b/c") + get(t, files, "by-interface"); got != "kept\ntoo" {
+		t.Errorf("%q", got)
+	}
+	two := lease(t, s, v1.SandboxRequest{Workspace: name}).ID
+	if got := sh(t, s, two, "cat a/b/c own by-interface; stat -c %u:%g own by-interface; id -u"); got != "kept\nown\ntoo1000:1000\n1000:1000\n1000\n" {
+		t.Errorf("%q", got)
+	}
+	// It can be seen and not taken away while a sandbox has it.
+	w, err := s.Client.Workspace(within(t), name)
+	if err != nil || len(w.Sandboxes) != 1 || w.Sandboxes[0] != two {
+		t.Errorf("%+v %v", w, err)
+	}
+	s.Ask(t, "DELETE", "/v1/workspaces/"+name, "").Problem(t, 409, "failed_precondition", "")
+	release(t, s, two)
+	if err := s.Client.DeleteWorkspace(within(t), name); err != nil {
+		t.Error(err)
+	}
+	s.Ask(t, "GET", "/v1/workspaces/"+name, "").Problem(t, 404, "not_found", "")
+}
+
+func oneWriter(t *testing.T, s *harness.Server) {
+	name := workspace(t, s)
+	writer := lease(t, s, v1.SandboxRequest{Workspace: name}).ID
+	a := s.Ask(t, "POST", "/v1/sandboxes", `{"workspace":"`+name+`"}`)
+	if p := a.Problem(t, 503, "unavailable", ""); !strings.Contains(p.Detail, name) {
+		t.Errorf("%+v", p)
+	}
+	// Nothing is half done: that request holds no sandbox and no workspace.
+	release(t, s, writer)
+	noLease(t, s)
+	next := lease(t, s, v1.SandboxRequest{Workspace: name}).ID
+	sh(t, s, next, "echo x > y")
+}
