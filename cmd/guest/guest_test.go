@@ -202,7 +202,7 @@ func TestGuestServesWithThreeCapabilities(t *testing.T) {
 	if pong.Version != wire.Version || pong.Kill != "tag" {
 		t.Errorf("got %+v", pong)
 	}
-	r, out := s.sh("id -u; grep -E 'Cap(Prm|Eff|Bnd)|NoNewPrivs|Seccomp:' /proc/self/status; cat /proc/1/environ; env")
+	r, out := s.sh("id -u; grep -E 'Cap(Prm|Eff|Bnd)|NoNewPrivs|Seccomp:' /proc/self/status; cat /proc/1/environ 2>&1; env")
 	if r.Ending != runtime.Exited || len(out) < 5 || out[:5] != "1000\n" {
 		t.Errorf("got %+v, %q", r, out)
 	}

@@ -95,16 +95,31 @@ func fork(m *childMem) (uintptr, syscall.Errno) {
 		runtimeAfterFork()
 		return pid, errno
 	}
-	// The nursery, from here to the end of every process that comes of it: no
-	// calls but raw system calls, no allocation, no pointer stores, nothing
-	// that could grow the stack.
+	// From here to the end of every process that comes of it: no calls but raw
+	// system calls, no allocation, no pointer stores, nothing that could grow
+	// the stack.
+	letGo(m)
+	empty(m)
+	tend(m)
+	for {
+		syscall.RawSyscall(unix.SYS_EXIT_GROUP, 127, 0, 0)
+	}
+}
+
+// letGo gives up descriptors, session and signal handlers. The rules of fork
+// hold here and in all that follows.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func letGo(m *childMem) {
 	if m.ctl != ctlFD {
 		syscall.RawSyscall(unix.SYS_DUP3, m.ctl, ctlFD, unix.O_CLOEXEC)
 	}
 	for fd := uintptr(0); fd < ctlFD; fd++ {
 		syscall.RawSyscall(unix.SYS_CLOSE, fd, 0, 0)
 	}
-	if _, _, errno = syscall.RawSyscall(unix.SYS_CLOSE_RANGE, ctlFD+1, uintptr(^uint32(0)), 0); errno != 0 {
+	if _, _, errno := syscall.RawSyscall(unix.SYS_CLOSE_RANGE, ctlFD+1, uintptr(^uint32(0)), 0); errno != 0 {
 		for fd := uintptr(ctlFD + 1); fd < m.maxFD; fd++ {
 			syscall.RawSyscall(unix.SYS_CLOSE, fd, 0, 0)
 		}
@@ -115,12 +130,19 @@ func fork(m *childMem) (uintptr, syscall.Errno) {
 	syscall.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
 	syscall.RawSyscall(unix.SYS_UMASK, 0o022, 0, 0)
 	syscall.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0)
-	// The memory is emptied, not unmapped: with the C library the kernel itself
-	// writes to a place in it (rseq) for as long as the thread lives.
-	var (
-		low  = uintptr(unsafe.Pointer(&errno))&^(pageSize-1) - keepStack
-		high = low + 2*keepStack
-	)
+}
+
+// empty gives back all memory but the buffer and the stack. It is emptied, not
+// unmapped: with the C library the kernel itself writes to a place in it (rseq)
+// for as long as the thread lives.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func empty(m *childMem) {
+	var here byte
+	low := uintptr(unsafe.Pointer(&here))&^(pageSize-1) - keepStack
+	high := low + 2*keepStack
 	for i := uintptr(0); i < m.ndrop && i < maxDrop; i++ {
 		s := &m.drop[i]
 		if s.to <= low || s.from >= high {
@@ -134,6 +156,15 @@ func fork(m *childMem) (uintptr, syscall.Errno) {
 			syscall.RawSyscall(unix.SYS_MADVISE, high, s.to-high, unix.MADV_DONTNEED)
 		}
 	}
+}
+
+// tend forks leaders when told to. It returns when the guest is gone, and in
+// a leader that is not needed or could not become what it was to.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func tend(m *childMem) {
 	for {
 		// With 0 closed, the socket for the next leader arrives as just that.
 		m.order.msg.SetControllen(len(m.order.oob))
@@ -142,7 +173,7 @@ func fork(m *childMem) (uintptr, syscall.Errno) {
 			continue
 		}
 		if errno != 0 || n == 0 {
-			break // the guest is gone
+			return
 		}
 		pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD)|unix.CLONE_PARENT, 0, 0, 0, 0, 0)
 		if errno == 0 && pid == 0 {
@@ -150,19 +181,16 @@ func fork(m *childMem) (uintptr, syscall.Errno) {
 			syscall.RawSyscall(unix.SYS_CLOSE, 0, 0, 0)
 			syscall.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
 			parked(m)
-			break
+			return
 		}
 		syscall.RawSyscall(unix.SYS_CLOSE, 0, 0, 0)
 		m.report[0], m.report[1] = uint64(pid), uint64(errno)
 		syscall.RawSyscall(unix.SYS_WRITE, ctlFD, uintptr(unsafe.Pointer(&m.report)), unsafe.Sizeof(m.report))
 	}
-	for {
-		syscall.RawSyscall(unix.SYS_EXIT_GROUP, 127, 0, 0)
-	}
 }
 
 // parked waits for a program and becomes it. It returns when it cannot, or is
-// not needed. The rules of fork hold.
+// not needed.
 //
 //go:nosplit
 //go:norace

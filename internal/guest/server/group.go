@@ -28,7 +28,9 @@ type groupMaker struct {
 	// late is whether counters of the tree tell what those of a group do not.
 	late bool
 	tags *tagRange
-	next atomic.Int64
+	// around are the counters of the sandbox's own cgroup.
+	around around
+	next   atomic.Int64
 }
 
 func newGroupMaker(tree *cgroup.Tree) (*groupMaker, error) {
@@ -39,7 +41,7 @@ func newGroupMaker(tree *cgroup.Tree) (*groupMaker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &groupMaker{tags: tags}, nil
+	return &groupMaker{tags: tags, around: findAround("/sys/fs/cgroup")}, nil
 }
 
 // kind is "cgroup" or "tag".
@@ -67,9 +69,12 @@ func (m *groupMaker) make() (group, []uint32, error) {
 }
 
 // counters are those of all commands together, where a group's own do not
-// tell of a cap that it met with others.
+// tell of a cap that it met with others, or there are none.
 func (m *groupMaker) counters() cgroup.Usage {
-	if m.tree == nil || !m.late {
+	if m.tree == nil {
+		return m.around.read()
+	}
+	if !m.late {
 		return cgroup.Usage{}
 	}
 	u, err := m.tree.Usage()

@@ -141,6 +141,28 @@ func TestSearch(t *testing.T) {
 	}
 }
 
+func TestCountersAroundTheSandbox(t *testing.T) {
+	v2, v1 := t.TempDir(), t.TempDir()
+	for name, text := range map[string]string{
+		filepath.Join(v2, "memory.events"):             "low 0\nhigh 9\noom 4\noom_kill 3\noom_group_kill 0\n",
+		filepath.Join(v2, "pids.events"):               "max 7\n",
+		filepath.Join(v1, "memory/memory.oom_control"): "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+		filepath.Join(v1, "pids/pids.events"):          "max 7\n",
+	} {
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for dir, want := range map[string]cgroup.Usage{v2: {OOMKills: 3, PidsDenied: 7}, v1: {OOMKills: 3, PidsDenied: 7}, t.TempDir(): {}} {
+		if got := findAround(dir).read(); got != want {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+	}
+}
+
 func FuzzParseUsers(f *testing.F) {
 	f.Add([]byte("root:x:0:0::/root:/bin/sh\nuser:x:1000:1001:,,,:/home/u:\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
