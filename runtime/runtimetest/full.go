@@ -2,6 +2,8 @@ package runtimetest
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -16,8 +18,7 @@ func commandCgroup(t *testing.T, s *suite) {
 	if pong := b.well(t); pong.Kill != "cgroup" {
 		t.Errorf("commands are killed by %q", pong.Kill)
 	}
-	control := answers(t, b, time.Second)
-	t.Logf("slowest ping in a quiet sandbox: %s", control)
+	t.Logf("pings in a quiet sandbox: %s", answers(t, b, time.Second))
 	for name, cmd := range map[string]wire.Command{
 		"pids":    python("runaway", "bomb"),
 		"threads": python("runaway", "threads"),
@@ -27,12 +28,12 @@ func commandCgroup(t *testing.T, s *suite) {
 		"output":  bash("yes & yes & yes >&2"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			cmd.Timeout = 4 * time.Second
+			cmd.Timeout = 3 * time.Second
 			r := b.begin(t, cmd, guest.IO{Stdout: &capped{}})
-			slowest := answers(t, b, 3*time.Second)
-			t.Logf("slowest ping: %s, in a quiet sandbox %s", slowest, control)
-			if slowest > AnswerTime {
-				t.Errorf("a ping took %s", slowest)
+			took := answers(t, b, 2500*time.Millisecond)
+			t.Logf("pings: %s", took)
+			if took.median > AnswerTime {
+				t.Errorf("pings took %s", took)
 			}
 			if o := r.end(t); o.Unclean || o.Ending == runtime.SandboxLost {
 				t.Errorf("the ending is %v", o)
@@ -43,17 +44,27 @@ func commandCgroup(t *testing.T, s *suite) {
 	}
 	t.Run("tmpfs", func(t *testing.T) {
 		o := b.run(t, python("flood", "tmpfs", "/tmp", "/home/user", "/workspace", "/dev/shm", "keep"))
-		if slowest := answers(t, b, time.Second); slowest > AnswerTime {
-			t.Errorf("with %s full a ping took %s", o.stdout, slowest)
+		if took := answers(t, b, time.Second); took.median > AnswerTime {
+			t.Errorf("with %s full pings took %s", o.stdout, took)
 		}
 		b.want(t, "rm /tmp/flood /home/user/flood /workspace/flood /dev/shm/flood && echo x >/tmp/x")
 	})
 }
 
-// answers pings for a while, and says how long the slowest answer took. The first of each sandbox may be on a stream that has to be made.
-func answers(t *testing.T, b *box, during time.Duration) time.Duration {
+// latency is how long pings took.
+type latency struct {
+	median, slowest time.Duration
+	count           int
+}
+
+func (l latency) String() string {
+	return fmt.Sprintf("half of %d within %s, all within %s", l.count, l.median, l.slowest)
+}
+
+// answers pings for a while. Each has to be answered; how fast is for the caller to judge, who knows that the machine does other things too.
+func answers(t *testing.T, b *box, during time.Duration) latency {
 	t.Helper()
-	var slowest time.Duration
+	var all []time.Duration
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	for end := time.Now().Add(during); time.Now().Before(end); {
@@ -61,13 +72,14 @@ func answers(t *testing.T, b *box, during time.Duration) time.Duration {
 		if _, err := b.Ping(ctx); err != nil {
 			t.Fatalf("the guest does not answer: %v", err)
 		}
-		slowest = max(slowest, time.Since(began))
+		all = append(all, time.Since(began))
 		select {
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
 		}
 	}
-	return slowest
+	slices.Sort(all)
+	return latency{median: all[len(all)/2], slowest: all[len(all)-1], count: len(all)}
 }
 
 // noCommandCgroup: the guest says itself that it has none.

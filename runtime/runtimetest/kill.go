@@ -22,7 +22,7 @@ type runaway struct {
 }
 
 func runaways() []runaway {
-	const some = 3 * time.Second
+	const some = 2 * time.Second
 	return []runaway{
 		{"daemon", 0, runtime.Exited},
 		{"daemon-keeps-output", 0, runtime.Exited},
@@ -67,7 +67,10 @@ func (k *killer) sandbox(t *testing.T) {
 	if k.outer == nil {
 		k.outer = t
 	}
-	k.box = k.suite.make(k.outer, func(spec *runtime.Spec) { spec.Limits.Pids = runtime.GuestReservePids + 200 })
+	k.box = k.suite.make(k.outer, func(spec *runtime.Spec) {
+		// So much memory that the pids cap is met first.
+		spec.Limits.Pids, spec.Limits.MemoryBytes = runtime.GuestReservePids+200, 1<<30
+	})
 	cmd := bash("while :; do echo tick; sleep 0.2; done")
 	cmd.ID = "bystander"
 	if _, err := k.box.Start(t.Context(), cmd); err != nil {
@@ -287,7 +290,7 @@ func inputs(t *testing.T, s *suite) {
 		"reads in the background": {"exec 3<&0; cat <&3 >/dev/null & sleep 1000", guest.IO{Stdin: endless{}}},
 	} {
 		cmd := bash(c.line)
-		cmd.Timeout = 2 * time.Second
+		cmd.Timeout = time.Second
 		o, err := b.try(t.Context(), cmd, c.rw)
 		if err != nil || o.Ending != runtime.Timeout {
 			t.Errorf("a command that %s: %v, %v", name, o, err)

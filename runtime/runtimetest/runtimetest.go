@@ -6,7 +6,7 @@
 // and coreutils. It never looks into a driver: what it does on the host is to read /proc, /sys/fs/cgroup and the mount table, and to kill
 // processes of sandboxes it made. Every sandbox it makes is removed at the end of its test, and looked for afterwards.
 //
-// No assertion here is about speed, but for one: a guest whose sandbox is full answers within [AnswerTime]. Everything else
+// No assertion here is about speed, but for one: a guest whose sandbox is full answers, as a rule within [AnswerTime]. Everything else
 // that takes time is waited for up to [Patience]. The package starts goroutines for commands that run while a test looks at
 // them, and waits for them.
 package runtimetest
@@ -27,7 +27,8 @@ import (
 const (
 	// Patience is far more than anything takes on a busy machine.
 	Patience = time.Minute
-	// AnswerTime is how long a guest may take for a ping while commands use up everything else.
+	// AnswerTime is within what a guest answers half of all pings while commands use up everything else. It is far more than it takes: the
+	// machine may be busy with other tests.
 	AnswerTime = 2 * time.Second
 )
 

@@ -1,5 +1,5 @@
 # Does to PID 1, from a command, what a command could try.
-pr, told = ctypes.CDLL(None, use_errno=True), {}
+told = {}
 iov = lambda b: (ctypes.c_void_p * 2)(ctypes.addressof(b), len(b))
 there = ctypes.create_string_buffer(16)
 x86 = platform.machine() == "x86_64"
@@ -8,7 +8,6 @@ told["signals"] = sorted({attempt(lambda: os.kill(1, n)) for n in range(1, 65)})
 told["queued"] = sorted({str(syscall(129 if x86 else 138, 1, n, ctypes.create_string_buffer(struct.pack("iii", n, 0, -1) + bytes(116)))) for n in range(1, 65)})
 told["thread"] = sorted({str(syscall(234 if x86 else 131, 1, 1, n)) for n in range(1, 65)})
 told["pidfd"] = str(apart(lambda: syscall(424, os.pidfd_open(1), 9, 0, 0)))
-told["group"] = attempt(lambda: os.killpg(1, 9))
 told["attach"] = str(apart(lambda: syscall(101 if x86 else 117, 16, 1, 0, 0)))
 told["seize"] = str(apart(lambda: syscall(101 if x86 else 117, 0x4206, 1, 0, 0)))
 told["read memory"] = str(apart(lambda: syscall(310 if x86 else 270, 1, iov(there), 1, iov(there), 1, 0)))

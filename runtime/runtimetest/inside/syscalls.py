@@ -56,7 +56,6 @@ calls = {
     "migrate_pages": (256, 238, [0, 0, 0, 0]),
     "mbind": (237, 235, [0, 0, 0, 0, 0, 0]),
     "personality no randomisation": (135, 92, [0x0040000]),
-    "personality 32 bit": (135, 92, [8]),
     "modify_ldt": (154, None, [0, zeros(64), 64]),
     "iopl": (172, None, [3]),
     "ioperm": (173, None, [0x80, 1, 1]),

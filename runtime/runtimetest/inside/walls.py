@@ -61,7 +61,7 @@ secret = ["/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg", "/dev/k
           "/run/orchestrator/cgroup", "/run/orchestrator/host.sock", "/run/guest", "/etc/shadow", "/sys/kernel/debug", "/sys/kernel/security"]
 settings = ["/proc/sys/kernel/core_pattern", "/proc/sys/kernel/msgmni", "/proc/sys/vm/drop_caches", "/proc/sys/net/ipv4/ip_forward", "/proc/sysrq-trigger",
             "/proc/1/oom_score_adj", "/sys/kernel/uevent_helper", "/sys/class/net/lo/mtu", "/etc/passwd", "/etc/ld.so.preload", "/usr/bin/python3",
-            "/proc/1/attr/current", "/proc/self/uid_map", "/proc/1/clear_refs", "/dev/full/x"]
+            "/proc/1/clear_refs", "/dev/full/x"]
 
 
 def make(path):
