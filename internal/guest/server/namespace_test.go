@@ -32,7 +32,9 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	fuzzing := slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-test.fuzz") && !strings.HasPrefix(a, "-test.fuzzcachedir") })
+	fuzzing := slices.ContainsFunc(os.Args, func(a string) bool {
+		return strings.HasPrefix(a, "-test.fuzz") && !strings.HasPrefix(a, "-test.fuzzcachedir")
+	})
 	if os.Getuid() != 0 || fuzzing { // a fuzzer needs the descriptors it was given
 		os.Exit(m.Run())
 	}

@@ -123,7 +123,7 @@ func (st *Stream) next() int64 {
 // makeRoom drops what may be dropped for a new chunk and says whether there is
 // room now. A stream with nothing always gets its first chunk.
 func (st *Stream) makeRoom(size int64) bool {
-	if st.forced {
+	if st.wait && st.forced {
 		return true
 	}
 	for st.held+size > st.limit && st.droppable(0) {
@@ -220,8 +220,8 @@ func (st *Stream) signal() {
 	}
 }
 
-// Force makes Space stop waiting and go over the limits: for the bounded rest
-// that the pipe of an ended command holds.
+// Force makes Space stop waiting, and go over the limits where it would have
+// to: for the bounded rest that the pipe of an ended command holds.
 func (st *Stream) Force() {
 	st.set.mu.Lock()
 	defer st.set.mu.Unlock()

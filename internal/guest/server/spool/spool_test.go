@@ -149,6 +149,16 @@ func TestForceAndFreeLetAWaitingWriterGo(t *testing.T) {
 	}
 }
 
+func TestForceKeepsTheLimitOfThoseThatDrop(t *testing.T) {
+	st := New(16<<20).Stream(64<<10, false)
+	write(st, 60<<10)
+	st.Force()
+	write(st, 60<<10)
+	if start, end, _ := st.Span(); end-start > 64<<10 {
+		t.Errorf("%d bytes are held", end-start)
+	}
+}
+
 func TestWaitersDoNotStarveOthers(t *testing.T) {
 	s := New(256 << 10)
 	held := s.Stream(256<<10, true)
