@@ -2,7 +2,6 @@ package docker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -145,12 +144,12 @@ func (d *Driver) hasLayers(ctx context.Context, name string, layers []string) (s
 }
 
 // load gives the engine the archive and returns what it says it loaded.
-func (d *Driver) load(ctx context.Context, img runtime.Image) (names []string, err error) {
+func (d *Driver) load(ctx context.Context, img runtime.Image) ([]string, error) {
 	f, err := os.Open(img.Archive)
 	if err != nil {
 		return nil, fmt.Errorf("docker: image %s: open archive: %w", img.Ref, err)
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
+	defer func() { _ = f.Close() }() // the client has closed what it sent
 	body, err := d.api.ImageLoad(ctx, f, client.ImageLoadWithQuiet(true))
 	if err != nil {
 		return nil, d.failed(ctx, "load image "+img.Ref, err)
@@ -160,6 +159,7 @@ func (d *Driver) load(ctx context.Context, img runtime.Image) (names []string, e
 	if err != nil {
 		return nil, d.failed(ctx, "load image "+img.Ref, err)
 	}
+	var names []string
 	for _, line := range strings.Split(strings.Join(said, ""), "\n") {
 		for _, intro := range []string{"Loaded image ID: ", "Loaded image: "} {
 			if name, ok := strings.CutPrefix(line, intro); ok {
