@@ -108,17 +108,21 @@ func without(index uint, bits uint64) specs.LinuxSeccompArg {
 	return specs.LinuxSeccompArg{Index: index, Op: specs.OpMaskedEqual, Value: bits, ValueTwo: 0}
 }
 
-// sockets: the families that stay inside. Of the internet protocols up to UDP: SCTP, DCCP, SMC, MPTCP, L2TP and their kind load kernel modules
-// that nobody here needs. Raw sockets need a capability that nobody has.
+// sockets: the families that stay inside. Of the internet protocols TCP and UDP: SCTP, DCCP, SMC, MPTCP, L2TP and their kind load kernel modules
+// that nobody here needs, and ICMP is for a network that is not there. Raw sockets need a capability that nobody has.
 func sockets() []specs.LinuxSyscall {
 	const family, protocol = 0, 2
-	return []specs.LinuxSyscall{
+	rules := []specs.LinuxSyscall{
 		allow("socket", arg(family, specs.OpEqualTo, unix.AF_UNIX)),
-		allow("socket", arg(family, specs.OpEqualTo, unix.AF_INET), arg(protocol, specs.OpLessEqual, unix.IPPROTO_UDP)),
-		allow("socket", arg(family, specs.OpEqualTo, unix.AF_INET6), arg(protocol, specs.OpLessEqual, unix.IPPROTO_UDP)),
 		allow("socket", arg(family, specs.OpEqualTo, unix.AF_NETLINK), arg(protocol, specs.OpEqualTo, unix.NETLINK_ROUTE)),
 		allow("socketpair", arg(family, specs.OpEqualTo, unix.AF_UNIX)),
 	}
+	for _, f := range []uint64{unix.AF_INET, unix.AF_INET6} {
+		for _, p := range []uint64{0, unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+			rules = append(rules, allow("socket", arg(family, specs.OpEqualTo, f), arg(protocol, specs.OpEqualTo, p)))
+		}
+	}
+	return rules
 }
 
 // ptraceOldSetOptions is PTRACE_OLDSETOPTIONS: PTRACE_SETOPTIONS by its first number, which the kernel still knows on x86.
