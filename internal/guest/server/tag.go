@@ -169,22 +169,27 @@ func hasTag(pid int, gid uint32, buf []byte) bool {
 	return statusHasTag(buf[:n], gid)
 }
 
-// statusHasTag reads proc_pid_status(5).
+// statusHasTag reads proc_pid_status(5). A process whose first thread has ended looks dead while other threads go on; only their number tells.
 func statusHasTag(status []byte, gid uint32) bool {
+	tagged, dead := false, false
 	for line := range bytes.Lines(status) {
 		key, value, _ := bytes.Cut(line, []byte(":"))
+		value = bytes.TrimSpace(value)
 		switch string(key) {
 		case "State":
-			if v := bytes.TrimSpace(value); len(v) > 0 && (v[0] == 'Z' || v[0] == 'X') {
-				return false
-			}
+			dead = len(value) > 0 && (value[0] == 'Z' || value[0] == 'X')
 		case "Groups":
 			for f := range bytes.FieldsSeq(value) {
 				if n, err := strconv.ParseUint(string(f), 10, 32); err == nil && uint32(n) == gid {
-					return true
+					tagged = true
 				}
 			}
-			return false
+			if !tagged || !dead {
+				return tagged
+			}
+		case "Threads":
+			n, err := strconv.Atoi(string(value))
+			return tagged && err == nil && n > 1
 		}
 	}
 	return false
