@@ -58,6 +58,7 @@ func (s *suite) make(t *testing.T, change func(*runtime.Spec)) *box {
 			t.Errorf("remove sandbox %s: %v", spec.ID, err)
 		}
 		b.gone(t)
+		_ = b.host.held.Close() // nil if it was never seen
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()

@@ -19,6 +19,7 @@ import (
 // view is what the host knows of a sandbox once it runs.
 type view struct {
 	pids    string   // its pid namespace, as /proc/<pid>/ns/pid names it
+	held    *os.File // keeps that name from being given to another sandbox's
 	init    int      // its PID 1, by the host's number
 	cgroups []string // the folders its PID 1 is in
 }
@@ -53,6 +54,7 @@ func (b *box) look(t *testing.T) view {
 	for _, pid := range pids(t) {
 		if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && bytes.HasSuffix(text, []byte(mark+"\x00")) {
 			v.pids, _ = os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid))
+			v.held, _ = os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
 		}
 	}
 	r.cancel(errors.New("seen"))

@@ -130,12 +130,12 @@ func noAdopt(t *testing.T, s *suite) {
 
 // deadMan: a sandbox that nobody asks for lives for as long as there is a host, and ends by itself when there is none.
 func deadMan(t *testing.T, s *suite) {
-	const alone = 2 * time.Second
+	const alone = 3 * time.Second
 	b := s.make(t, func(spec *runtime.Spec) { spec.Alone = alone })
 	select {
 	case <-b.Done():
 		t.Error("it ended although its host is there")
-	case <-time.After(3 * alone):
+	case <-time.After(2 * alone):
 	}
 	b.well(t)
 	cmd := python("runaway", "daemon")
