@@ -81,11 +81,11 @@ const (
 // Follow copies a shell's output to w as it comes, until the stream's end, and
 // returns the offset after the last byte written. A connection that is cut and
 // a server that is away are asked again, from where it stopped, for as long as
-// ctx lives: only the end of ctx, w's own error and what the server refuses
-// end it early. No byte is written twice.
+// ctx lives: only the end of ctx, w's own error, what the server refuses, and
+// no server from the start end it early. No byte is written twice.
 func (c *Client) Follow(ctx context.Context, id string, r FollowRequest, w io.Writer) (int64, error) {
 	next, pause := r.Offset, followMin
-	for {
+	for first := true; ; first = false {
 		before := next
 		err := c.follow(ctx, id, r, &next, w)
 		if err == nil {
@@ -101,6 +101,9 @@ func (c *Client) Follow(ctx context.Context, id string, r FollowRequest, w io.Wr
 			continue // a gap ended the answer
 		}
 		if _, own := errors.AsType[*errWriter](err); own || !errdefs.IsUnavailable(err) || context.Cause(ctx) != nil {
+			return next, err
+		}
+		if first && errors.Is(err, ErrNoServer) {
 			return next, err
 		}
 		select {
