@@ -85,9 +85,10 @@ const (
 // no server from the start end it early. No byte is written twice.
 func (c *Client) Follow(ctx context.Context, id string, r FollowRequest, w io.Writer) (int64, error) {
 	next, pause := r.Offset, followMin
-	for first := true; ; first = false {
+	for answered := false; ; {
 		before := next
 		err := c.follow(ctx, id, r, &next, w)
+		answered = answered || !errors.Is(err, ErrNoServer)
 		if err == nil {
 			var end bool
 			if end, err = c.ended(ctx, id, r.Stream, next); end {
@@ -103,7 +104,7 @@ func (c *Client) Follow(ctx context.Context, id string, r FollowRequest, w io.Wr
 		if _, own := errors.AsType[*errWriter](err); own || !errdefs.IsUnavailable(err) || context.Cause(ctx) != nil {
 			return next, err
 		}
-		if first && errors.Is(err, ErrNoServer) {
+		if !answered && errors.Is(err, ErrNoServer) {
 			return next, err
 		}
 		select {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -201,6 +202,32 @@ func TestFollowGoesOnFromWhereItWasCut(t *testing.T) {
 	}
 }
 
+// away is a transport to a server that goes away for one request in the middle.
+type away struct {
+	http.RoundTripper
+	n atomic.Int64
+}
+
+func (a *away) RoundTrip(r *http.Request) (*http.Response, error) {
+	if a.n.Add(1) == 2 {
+		return nil, &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+	}
+	return a.RoundTripper.RoundTrip(r)
+}
+
+// The stream has ended, and the server goes away before it can say so.
+func TestFollowWaitsForAServerThatWasThere(t *testing.T) {
+	s := &outputServer{t: t, all: "abc", respond: func(int64, http.ResponseWriter, int) bool { return false }}
+	c := serve(t, s.ServeHTTP)
+	transport := &away{RoundTripper: c.http.Transport}
+	c.http.Transport = transport
+	var got bytes.Buffer
+	if next, err := c.Follow(t.Context(), "s1", FollowRequest{}, &got); err != nil || next != 3 || got.String() != "abc" {
+		t.Fatalf("got %d, %v, %q", next, err, got.String())
+	}
+	c.http.Transport = transport.RoundTripper // its connections are closed at the end
+}
+
 func TestFollowTellsGaps(t *testing.T) {
 	s := &outputServer{t: t, all: strings.Repeat("x", 100)}
 	s.respond = func(n int64, w http.ResponseWriter, offset int) bool {
@@ -254,6 +281,13 @@ func TestFollowEndsWithItsContextAndWithRefusals(t *testing.T) {
 		if _, err := c.Follow(t.Context(), "s1", FollowRequest{Offset: 7}, &got); err == nil || got.Len() > 0 {
 			t.Errorf("%s: got %v and %q", name, err, got.String())
 		}
+	}
+	none, err := New(Options{Address: freeAddress(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := none.Follow(t.Context(), "s1", FollowRequest{}, io.Discard); !errors.Is(err, ErrNoServer) {
+		t.Errorf("no server from the start: got %v", err)
 	}
 	s := &outputServer{t: t, all: "abc", respond: func(int64, http.ResponseWriter, int) bool { return false }}
 	full := errdefs.ErrUnavailable // a writer's own error of that class is not asked again

@@ -56,7 +56,8 @@ func (d drivers) open(ctx context.Context, name string) (runtime.Driver, string,
 		if err != nil {
 			return nil, "", err
 		}
-		return got, got.Info(), nil
+		info := got.Info()
+		return got, info, nil
 	}
 	return nil, "", refuse(errdefs.ErrInvalidArgument, "runtime %q: use auto, docker or oci", name)
 }

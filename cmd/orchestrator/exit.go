@@ -112,7 +112,7 @@ func say(err error) string {
 func withoutClass(text string) string {
 	for _, class := range []error{
 		errdefs.ErrInvalidArgument, errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition,
-		errdefs.ErrUnavailable, errdefs.ErrResourceExhausted, errdefs.ErrNotImplemented,
+		errdefs.ErrUnavailable, errdefs.ErrResourceExhausted, errdefs.ErrNotImplemented, errdefs.ErrUnauthenticated,
 	} {
 		text = strings.TrimSuffix(text, ": "+class.Error())
 	}
@@ -144,6 +144,7 @@ func exitCode(err error) int {
 		{errdefs.IsAlreadyExists, exitExists},
 		{errdefs.IsPermissionDenied, exitDenied},
 		{errdefs.IsUnauthorized, exitDenied},
+		{func(err error) bool { return errors.Is(err, os.ErrPermission) }, exitDenied},
 		{errdefs.IsFailedPrecondition, exitPrecondition},
 		{errdefs.IsNotImplemented, exitPrecondition},
 		{errdefs.IsResourceExhausted, exitTryAgain},
