@@ -3,6 +3,7 @@ package harness
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -85,11 +86,50 @@ func Docker(t testing.TB, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// containers lists the engine's containers of an owner, in any state.
-func containers(t testing.TB, owner string) []string {
-	t.Helper()
-	out := Docker(t, "ps", "--all", "--no-trunc", "--filter", "label=orchestrator.owner="+owner, "--format", `{{.Label "orchestrator.id"}} {{.ID}}`)
-	return strings.FieldsFunc(out, func(r rune) bool { return r == '\n' })
+// containers lists the engine's containers, in any state, that something of
+// the state directory is mounted in.
+func (s *Server) containers() []string {
+	if s.Runtime != "docker" {
+		return nil
+	}
+	out := Docker(s.t, "ps", "--all", "--no-trunc", "--filter", "label=orchestrator.owner", "--format", "{{.Names}} {{.Mounts}}")
+	var found []string
+	for line := range strings.Lines(out) {
+		if name, mounts, _ := strings.Cut(line, " "); strings.Contains(mounts, filepath.Base(s.root)+"/") {
+			found = append(found, name)
+		}
+	}
+	return found
+}
+
+// Engine lists the sandboxes that the engine has, in any state: containers, or
+// for the embedded runtime what is on disk.
+func (s *Server) Engine() []string {
+	if s.Runtime != "docker" {
+		return s.Cells()
+	}
+	var ids []string
+	for _, name := range s.containers() {
+		ids = append(ids, strings.TrimPrefix(name, "orchestrator-"))
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Cgroups lists cgroup folders of a sandbox that has ever been seen.
+func (s *Server) Cgroups(id string) []string {
+	s.mu.Lock()
+	word := s.words[id]
+	s.mu.Unlock()
+	return cgroupsNamed(slices.DeleteFunc([]string{id, word}, func(w string) bool { return w == "" }))
+}
+
+// Seen lists all sandboxes that ever had something on the host when a process
+// of the server ended.
+func (s *Server) Seen() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.words))
 }
 
 // Inside lists the host's processes in a sandbox, its first one too.

@@ -111,6 +111,14 @@ func New(t testing.TB, o Options) *Server {
 	return s
 }
 
+// For makes failures those of a subtest until the function that it returns is
+// called. Subtests that run at once cannot share it.
+func (s *Server) For(t testing.TB) (back func()) {
+	was := s.t
+	s.t = t
+	return func() { s.t = was }
+}
+
 // Run is New and Start.
 func Run(t testing.TB, o Options) *Server {
 	t.Helper()

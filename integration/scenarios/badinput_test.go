@@ -143,12 +143,32 @@ func TestServeRefuses(t *testing.T) {
 			{"an image that is not there", "templates: {default: {image: 'no/such:image'}}", 66, []string{"default", "no/such:image"}},
 			{"a cap below the least", "templates: {default: {limits: {memory: 1MiB}}}", 64, []string{"templates.default.limits.memory", "at least"}},
 			{"a key that is unknown", "templates: {default: {limits: {memroy: 1g}}}", 64, []string{"memroy", "memory"}},
-			{"more memory than there is", "admission: {max_memory: 128MiB}", 78, []string{"admission.max_memory"}},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				refuses(t, harness.New(t, harness.Options{Runtime: name, Config: c.config, Seed: &seed}), c.code, c.texts...)
 			})
 		}
+	})
+}
+
+// Caps that cannot be kept here: nothing is made, and the answer names the cap.
+func TestCapsThatCannotBe(t *testing.T) {
+	const config = `
+admission: {max_memory: 400MiB}
+templates:
+  default: {limits: {memory: 192MiB}, pool: {min: 0, max: 2}}
+  tall: {limits: {memory: 512MiB}, pool: {min: 0, max: 2}}
+  wide: {limits: {memory: 192MiB, cpus: 1000}, pool: {min: 0, max: 2}}
+`
+	onServer(t, config, func(t *testing.T, s *harness.Server) {
+		p := s.Ask(t, "POST", "/v1/sandboxes", `{"template":"tall","when_empty":"cold"}`).Problem(t, 409, "failed_precondition", "")
+		contains(t, p.Detail, "admission.max_memory")
+		if s.Runtime == "docker" { // which takes no more CPUs than there are
+			p = s.Ask(t, "POST", "/v1/sandboxes", `{"template":"wide","when_empty":"cold"}`).Problem(t, 400, "invalid_argument", "")
+			contains(t, strings.ToLower(p.Detail), "cpus")
+		}
+		noLease(t, s)
+		sh(t, s, lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID, "true")
 	})
 }
 

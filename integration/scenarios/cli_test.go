@@ -1,0 +1,158 @@
+//go:build integration
+
+package scenarios
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/integration/harness"
+)
+
+// hide is a word that a shell puts together again: a command line has it in
+// pieces, the process that it starts whole.
+func hide(word string) string { return word[:4] + `""` + word[4:] }
+
+// A run without a server: the exit code says how it ended, and nothing is left.
+func TestRunHere(t *testing.T) {
+	each(t, func(t *testing.T, name string) {
+		s := harness.New(t, harness.Options{Runtime: name, Config: onDemand, Seed: &seed})
+		for _, c := range []struct {
+			name string
+			code int
+			text string
+			args []string
+		}{
+			{"exited 0", 0, "", []string{"-c", "echo out; echo err >&2"}},
+			{"exited 7", 7, "", []string{"--", "sh", "-c", "exit 7"}},
+			{"signalled", 139, "signalled", []string{"-c", "kill -SEGV $$"}},
+			{"timeout", 124, "timeout", []string{"--timeout", "1s", "-c", "setsid sleep 3000 & sleep 3000"}},
+			{"oom", 122, "oom", []string{"--", "python3", "-c", "x = b'x' * (1 << 30)"}},
+			{"pids", 121, "pids", []string{"--", "python3", "-c", bomb}},
+			{"user 0", 64, "user", []string{"--user", "0", "--", "true"}},
+			{"no such template", 66, "nope", []string{"--template", "nope", "--", "true"}},
+			{"no such workspace", 66, "nope", []string{"--workspace", "nope", "--", "true"}},
+			{"no command", 64, "CMD", nil},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				got := s.CLI(t, append([]string{"run", "--no-server"}, c.args...)...)
+				got.Is(t, c.code, c.text)
+				if c.code == 0 && (got.Stdout != "out\n" || got.Stderr != "err\n") {
+					t.Errorf("%+v", got)
+				}
+			})
+		}
+		if left := s.Left(); len(left) > 0 {
+			t.Errorf("left: %v", left)
+		}
+		got := s.CLI(t, "run", "--no-server", "-o", "json", "-c", "echo out")
+		var r v1.ExecResult
+		if err := json.Unmarshal([]byte(got.Stdout), &r); err != nil || r.Ending != "exited" || r.Stdout != "out\n" {
+			t.Errorf("%+v %v", got, err)
+		}
+	})
+}
+
+// Whatever ends a run, nothing of it stays: a Ctrl-C, TERM, and a kill that it
+// cannot see coming, after which nobody runs anything again.
+func TestRunIsKilled(t *testing.T) {
+	each(t, func(t *testing.T, name string) {
+		for _, c := range []struct {
+			name   string
+			signal syscall.Signal
+			codes  []int
+		}{{"INT", syscall.SIGINT, []int{130}}, {"TERM", syscall.SIGTERM, []int{130, 143}}, {"KILL", syscall.SIGKILL, []int{-1}}} {
+			t.Run(c.name, func(t *testing.T) {
+				s := harness.New(t, harness.Options{Runtime: name, Config: onDemand, Seed: &seed})
+				word := mark()
+				r := s.Launch(t, nil, "run", "--no-server", "-c", "(setsid bash -c 'exec -a "+hide(word)+" sleep 3000' &); exec -a "+hide(word)+" sleep 3000")
+				seen(t, word, 2)
+				r.Signal(c.signal)
+				if got := r.Wait(); !slices.Contains(c.codes, got.Code) {
+					t.Errorf("%+v", got)
+				}
+				if c.signal == syscall.SIGKILL {
+					harness.Eventually(t, harness.Long, "its processes are dead", func() bool { return len(harness.Marked(word)) == 0 })
+				}
+				gone(t, word)
+				if left := s.Left(); len(left) > 0 {
+					t.Errorf("left: %v", left)
+				}
+			})
+		}
+	})
+}
+
+// What the README does: import the image, run without a server, serve.
+func TestImportAndRun(t *testing.T) {
+	s := harness.New(t, harness.Options{Runtime: "oci", Config: onDemand})
+	s.CLI(t, "run", "--no-server", "--", "true").Is(t, 66, "orchestrator/sandbox")
+	s.CLI(t, "image", "import", harness.Need(t, harness.EnvArchive)).Is(t, 0, "")
+	if got := s.CLI(t, "image", "ls"); got.Code != 0 || !strings.Contains(got.Stdout, "orchestrator/sandbox") {
+		t.Errorf("%+v", got)
+	}
+	if got := s.CLI(t, "run", "--no-server", "-c", "echo fine"); got.Code != 0 || got.Stdout != "fine\n" {
+		t.Errorf("%+v", got)
+	}
+	s.Start()
+	if got := s.CLI(t, "run", "--when-empty", "cold", "-c", "echo served"); got.Code != 0 || got.Stdout != "served\n" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// The commands that need a server, without one and with one.
+func TestCommandLine(t *testing.T) {
+	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
+		text := func(args ...string) string {
+			t.Helper()
+			got := s.CLI(t, args...)
+			if got.Code != 0 {
+				t.Fatalf("%v: %+v", args, got)
+			}
+			return strings.TrimSuffix(got.Stdout, "\n")
+		}
+		text("workspace", "create", "notes")
+		id := text("sandbox", "create", "--when-empty", "cold", "--workspace", "notes", "-q")
+		if got := text("exec", id, "-c", "echo kept > file; pwd"); got != "/workspace" {
+			t.Errorf("%q", got)
+		}
+		s.CLI(t, "exec", id, "--", "sh", "-c", "exit 9").Is(t, 9, "")
+		in := s.Launch(t, strings.NewReader("piped"), "exec", "-i", id, "--", "wc", "-c").Wait()
+		if in.Code != 0 || strings.TrimSpace(in.Stdout) != "5" {
+			t.Errorf("%+v", in)
+		}
+		shell := text("shell", "start", "-q", id, "-c", "for i in 1 2 3; do echo $i; sleep 0.2; done")
+		logs := s.Launch(t, nil, "shell", "logs", "-f", shell)
+		if got := logs.Wait(); got.Code != 0 || got.Stdout != "1\n2\n3\n" {
+			t.Errorf("%+v", got)
+		}
+		word := mark()
+		cut := s.Launch(t, nil, "exec", id, "-c", "exec -a "+hide(word)+" sleep 3000")
+		seen(t, word, 1)
+		cut.Signal(syscall.SIGINT)
+		cut.Wait().Is(t, 130, "")
+		harness.Eventually(t, harness.Short, "it is dead", func() bool { return len(harness.Marked(word)) == 0 })
+		for _, args := range [][]string{{"sandbox", "ls"}, {"sandbox", "inspect", id}, {"shell", "ls", id}, {"pool"}, {"image", "ls"}, {"workspace", "ls"}, {"version"}} {
+			text(args...)
+			if got := text(append(args, "-o", "json")...); !json.Valid([]byte(got)) {
+				t.Errorf("%v: not JSON: %s", args, got)
+			}
+		}
+		text("sandbox", "rm", id)
+		s.CLI(t, "exec", id, "--", "true").Is(t, 66, "removed")
+		text("sandbox", "create", "--when-empty", "cold", "-q")
+		text("down")
+		if state := s.Ended(); !state.Success() {
+			t.Errorf("after down the server ended with %s", state)
+		}
+		if left := s.Left(); len(left) > 0 {
+			t.Errorf("left: %v", left)
+		}
+		s.CLI(t, "sandbox", "ls").Is(t, 69, "orchestrator serve")
+		text("down") // twice is once
+	})
+}

@@ -1,0 +1,192 @@
+//go:build integration && faults
+
+package scenarios
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/integration/harness"
+)
+
+// pointsOf finds every fault point of the program that a runtime reaches, in
+// the source, so that none is forgotten.
+func pointsOf(t *testing.T, runtime string) []string {
+	t.Helper()
+	hit := regexp.MustCompile(`fault\.Hit\("([^"]+)"\)`)
+	found := map[string]bool{}
+	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range hit.FindAllSubmatch(text, -1) {
+			found[string(m[1])] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var points []string
+	for p := range found {
+		first, _, _ := strings.Cut(p, ".")
+		if !slices.Contains(harness.Runtimes(), first) || first == runtime {
+			points = append(points, p)
+		}
+	}
+	if len(points) < 10 {
+		t.Fatalf("only %v", points)
+	}
+	slices.Sort(points)
+	return points
+}
+
+// kill -9 at each step of create, lease and destroy: after the next start
+// everything is accounted for, and calls work.
+func TestCrashAtEveryPoint(t *testing.T) {
+	each(t, func(t *testing.T, name string) {
+		s := harness.New(t, harness.Options{Runtime: name, Bin: harness.Need(t, harness.EnvFaults), Config: onDemand, Seed: &seed})
+		s.Start()
+		ws := workspace(t, s)
+		s.Term()
+		for _, point := range pointsOf(t, name) {
+			ok := t.Run(point, func(t *testing.T) {
+				defer s.For(t)()
+				crash(t, s, point, ws)
+				s.Configure(onDemand)
+				s.Start()
+				accounted(t, s)
+				works(t, s, ws)
+				s.Term()
+				if live, _ := s.Rows(t); len(live) > 0 {
+					t.Errorf("rows are left: %v", live)
+				}
+			})
+			if !ok {
+				break // the next one would begin in the middle of this one
+			}
+		}
+	})
+}
+
+// crash does everything that a sandbox goes through, with a server that dies
+// at the point.
+func crash(t *testing.T, s *harness.Server, point, ws string) {
+	t.Helper()
+	env := "ORCHESTRATOR_FAULT=" + point
+	if strings.HasPrefix(point, "scheduler.destroy.") {
+		// What is taken down without ever having been leased: warm ones of a
+		// template that was changed.
+		s.Configure(strings.Replace(onDemand, "min: 0", "min: 1", 1))
+		s.Start()
+		harness.Eventually(t, harness.Long, "one is warm", func() bool {
+			pools, err := s.Client.Pools(within(t))
+			return err == nil && pools[0].Warm == 1
+		})
+		s.Term()
+		s.Configure(strings.Replace(onDemand, "192MiB", "200MiB", 1))
+		s.Begin(env)
+	} else {
+		s.Start(env)
+		live(t, s, ws)
+	}
+	state := s.Ended()
+	if status, ok := state.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != syscall.SIGKILL {
+		t.Fatalf("it was to die at %s and ended with %s", point, state)
+	}
+}
+
+// live is a sandbox's life up to wherever the server dies.
+func live(t *testing.T, s *harness.Server, ws string) {
+	t.Helper()
+	ctx := within(t)
+	sb, err := s.Client.CreateSandbox(ctx, v1.SandboxRequest{WhenEmpty: "cold", Workspace: ws})
+	if err != nil {
+		return
+	}
+	if _, err := s.Client.StartShell(ctx, sb.ID, v1.ShellRequest{Exec: v1.Exec{Command: "while :; do echo x >> /workspace/log; sleep 0.01; done"}}); err != nil {
+		return
+	}
+	if _, err := s.Client.Exec(ctx, sb.ID, v1.Exec{Command: "true"}); err != nil {
+		return
+	}
+	_ = s.Client.RemoveSandbox(ctx, sb.ID) // it dies here or has died
+}
+
+// accounted wants host, engine and interface to agree on which sandboxes there
+// are, and nothing of any other.
+func accounted(t *testing.T, s *harness.Server) {
+	t.Helper()
+	harness.Eventually(t, harness.Long, "everything is accounted for", func() bool {
+		why := unaccounted(t, s)
+		if why != "" {
+			t.Log(why) // only a failed test shows it
+		}
+		return why == ""
+	})
+}
+
+// unaccounted says what is not accounted for now, or "".
+func unaccounted(t *testing.T, s *harness.Server) string {
+	t.Helper()
+	list, err := s.Client.Sandboxes(within(t), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var leased []string
+	for _, sb := range list {
+		leased = append(leased, sb.ID)
+	}
+	slices.Sort(leased)
+	if cells, engine := s.Cells(), s.Engine(); !slices.Equal(leased, cells) || !slices.Equal(leased, engine) {
+		return fmt.Sprintf("leased %v, on disk %v, engine %v", leased, cells, engine)
+	}
+	for _, id := range s.Seen() {
+		if left := s.Cgroups(id); len(left) > 0 && !slices.Contains(leased, id) {
+			return fmt.Sprintf("cgroups of %s: %v", id, left)
+		}
+	}
+	for _, m := range harness.MountsUnder(t, s.Dir()) {
+		if !slices.ContainsFunc(leased, func(id string) bool { return strings.Contains(m, id) }) {
+			return "mount " + m
+		}
+	}
+	return ""
+}
+
+// works gives back what was leased, and has the workspace and a new sandbox
+// used by somebody else.
+func works(t *testing.T, s *harness.Server, ws string) {
+	t.Helper()
+	ctx := within(t)
+	list, err := s.Client.Sandboxes(ctx, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sb := range list {
+		// It works, or it was promised to nobody and has been given up since.
+		if r, err := s.Client.Exec(ctx, sb.ID, v1.Exec{Command: "true"}); err != nil && !errdefs.IsNotFound(err) || err == nil && r.ExitCode != 0 {
+			t.Errorf("%+v %v", r, err)
+		}
+		release(t, s, sb.ID)
+	}
+	sb, err := s.Client.CreateSandbox(ctx, v1.SandboxRequest{WhenEmpty: "cold", Workspace: ws})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := sh(t, s, sb.ID, "rm -f log; echo fine"); got != "fine\n" {
+		t.Errorf("%q", got)
+	}
+	release(t, s, sb.ID)
+}
