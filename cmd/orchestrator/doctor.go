@@ -100,9 +100,12 @@ func checkCgroups() check {
 		return check{"cgroup", checkFail, err.Error(), "mount the cgroup file systems"}
 	}
 	var missing []string
-	for name, have := range map[string]bool{"memory": h.Memory, "pids": h.Pids, "cpu": h.CPU} {
-		if !have {
-			missing = append(missing, name)
+	for _, c := range []struct {
+		name string
+		have bool
+	}{{"memory", h.Memory}, {"pids", h.Pids}, {"cpu", h.CPU}} {
+		if !c.have {
+			missing = append(missing, c.name)
 		}
 	}
 	if len(missing) > 0 {
@@ -171,7 +174,7 @@ func (a *app) checkRuntimes(ctx context.Context, c config.Config) []check {
 	try := func(name string) check {
 		got, what, err := d.open(ctx, name)
 		if err != nil {
-			return check{"runtime " + name, checkWarn, err.Error(), ""}
+			return check{"runtime " + name, checkWarn, withoutClass(err.Error()), ""}
 		}
 		defer got.Close()
 		return check{"runtime " + name, checkOK, what, ""}

@@ -31,6 +31,9 @@ import (
 // well.
 const aloneHere = 15 * time.Second
 
+// sweepTime bounds what a run does for earlier ones.
+const sweepTime = 10 * time.Second
+
 // oneRun is a run in this process: its own state directory S/runs/<id> for
 // everything that is made, the images and workspaces of S. A janitor is there
 // before anything is made, and cleans up whatever becomes of us.
@@ -113,7 +116,9 @@ func (h *here) open(ctx context.Context, workspace string) error {
 	if err != nil {
 		return err
 	}
-	if err := sweepRuns(ctx, dir, h.log); err != nil {
+	sweep, cancel := context.WithTimeout(ctx, sweepTime)
+	defer cancel()
+	if err := sweepRuns(sweep, dir, h.log); err != nil {
 		h.log.Warn("leftovers of earlier runs not removed", "error", err)
 	}
 	if err := h.makeDir(dir); err != nil {

@@ -226,7 +226,7 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 // imageHint says how to get an image that is not there.
 func imageHint(err error) error {
 	if errdefs.IsNotFound(err) {
-		return fmt.Errorf("%w: make it with `make image` and give its path to `orchestrator image import`", err)
+		return refuse(errdefs.ErrNotFound, "%s: make it with `make image` and give its path to `orchestrator image import`", withoutClass(err.Error()))
 	}
 	return err
 }

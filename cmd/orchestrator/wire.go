@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,7 +22,7 @@ import (
 func templates(c config.Config, wanted ...string) []scheduler.Template {
 	var out []scheduler.Template
 	for name, t := range c.Templates {
-		if len(wanted) > 0 && !contains(wanted, name) {
+		if len(wanted) > 0 && !slices.Contains(wanted, name) {
 			continue
 		}
 		out = append(out, scheduler.Template{
@@ -33,15 +34,6 @@ func templates(c config.Config, wanted ...string) []scheduler.Template {
 		})
 	}
 	return out
-}
-
-func contains(list []string, s string) bool {
-	for _, v := range list {
-		if v == s {
-			return true
-		}
-	}
-	return false
 }
 
 // engineOptions are those that the configuration and the program say.
