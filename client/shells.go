@@ -78,18 +78,29 @@ const (
 	followMax = 2 * time.Second
 )
 
+// Follow reads pieces of this size, and waits so long for the first byte of
+// one: shorter than what proxies take for a dead connection.
+const (
+	followPiece = 1 << 20
+	followWait  = 20 * time.Second
+)
+
 // Follow copies a shell's output to w as it comes, until the stream's end, and
 // returns the offset after the last byte written. A connection that is cut and
 // a server that is away are asked again, from where it stopped, for as long as
 // ctx lives: only the end of ctx, w's own error, what the server refuses, and
 // no server from the start end it early. No byte is written twice.
+//
+// It asks piece by piece: only the offset of the next question tells the shell
+// what was read, so a lossless shell drops nothing that was still on the way.
 func (c *Client) Follow(ctx context.Context, id string, r FollowRequest, w io.Writer) (int64, error) {
 	next, pause := r.Offset, followMin
+	var err error
 	for answered := false; ; {
 		before := next
-		err := c.follow(ctx, id, r, &next, w)
+		next, err = c.CopyOutput(ctx, id, OutputRequest{Stream: r.Stream, Offset: next, Limit: followPiece, Wait: followWait}, r.Gap, w)
 		answered = answered || !errors.Is(err, ErrNoServer)
-		if err == nil {
+		if err == nil && next == before {
 			var end bool
 			if end, err = c.ended(ctx, id, r.Stream, next); end {
 				return next, nil
@@ -99,7 +110,7 @@ func (c *Client) Follow(ctx context.Context, id string, r FollowRequest, w io.Wr
 			pause = followMin
 		}
 		if err == nil {
-			continue // a gap ended the answer
+			continue
 		}
 		if _, own := errors.AsType[*errWriter](err); own || !errdefs.IsUnavailable(err) || context.Cause(ctx) != nil {
 			return next, err
@@ -122,12 +133,6 @@ func (c *Client) Follow(ctx context.Context, id string, r FollowRequest, w io.Wr
 func (c *Client) ended(ctx context.Context, id, stream string, offset int64) (bool, error) {
 	out, err := c.Output(ctx, id, OutputRequest{Stream: stream, Offset: offset, Limit: 1, Wait: followMin})
 	return err == nil && out.EOF && out.NextOffset == offset, err
-}
-
-// follow copies one answer; next is moved with every byte that w took.
-func (c *Client) follow(ctx context.Context, id string, r FollowRequest, next *int64, w io.Writer) error {
-	k := newCall(http.MethodGet, "shells", id, "output").set("stream", r.Stream).number("offset", *next).flag("follow", true)
-	return c.octets(ctx, k, id, r.Gap, next, w)
 }
 
 // CopyOutput copies what is there of a shell's output to w as octets, r.Limit

@@ -168,7 +168,7 @@ func (s *outputServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		s.t.Error(err)
 	}
-	if q.Get("follow") == "" {
+	if r.Header.Get("Accept") != "application/octet-stream" {
 		answer(s.t, w, v1.Output{Offset: int64(offset), NextOffset: int64(offset), EOF: offset == len(s.all)})
 		return
 	}

@@ -47,6 +47,10 @@ type Server struct {
 	opts Options
 	log  *slog.Logger
 	mux  *http.ServeMux
+	// soon ends when a hand-over begins: who only waits for output is let go
+	// at once, and asks the next process.
+	soon    context.Context
+	handing context.CancelCauseFunc
 }
 
 // New returns a server that listens nowhere yet.
@@ -55,6 +59,7 @@ func New(o Options) *Server {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{opts: o, log: o.Log, mux: http.NewServeMux()}
+	s.soon, s.handing = context.WithCancelCause(context.Background())
 	for _, r := range s.routes() {
 		s.mux.Handle(r.method+" "+r.path, s.wrap(r))
 	}
@@ -82,10 +87,11 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration)
 		return err
 	case <-ctx.Done():
 	}
+	s.handing(errStopping)
 	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	if err := h.Shutdown(wait); err != nil {
-		cut(fmt.Errorf("the service is stopping: %w", errdefs.ErrUnavailable))
+		cut(errStopping)
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		if h.Shutdown(last) != nil {
@@ -96,6 +102,16 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration)
 		return err
 	}
 	return nil
+}
+
+var errStopping = fmt.Errorf("the service is stopping: %w", errdefs.ErrUnavailable)
+
+// untilStop is for requests that only wait: their context ends as soon as a
+// hand-over begins.
+func (s *Server) untilStop(r *http.Request) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(r.Context())
+	stop := context.AfterFunc(s.soon, func() { cancel(context.Cause(s.soon)) })
+	return ctx, func() { stop(); cancel(context.Canceled) }
 }
 
 // handler is a route's code: it writes an answer or returns an error, not both.

@@ -89,10 +89,12 @@ func (s *Server) shellOutput(w http.ResponseWriter, r *http.Request, call engine
 	if err != nil {
 		return err
 	}
+	ctx, cancel := s.untilStop(r)
+	defer cancel()
 	if f == formRaw {
-		return s.rawOutput(w, r, call, req)
+		return s.rawOutput(w, r.WithContext(ctx), call, req)
 	}
-	got, err := s.opts.Engine.Output(r.Context(), call, r.PathValue("id"), req)
+	got, err := s.opts.Engine.Output(ctx, call, r.PathValue("id"), req)
 	if err != nil {
 		return err
 	}
