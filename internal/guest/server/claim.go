@@ -10,10 +10,6 @@ import (
 	"orchestrator/internal/guest/wire"
 )
 
-// claimedSpares is how many leaders wait once a sandbox has a user: the next
-// command comes while the place of the last one is being filled.
-const claimedSpares = 2
-
 func (s *Server) ping() wire.Pong {
 	s.mu.Lock()
 	p := wire.Pong{Claimed: s.lease != "", Commands: len(s.running), Shells: len(s.shells)}
@@ -36,7 +32,6 @@ func (s *Server) claim(c wire.Claim) (struct{}, error) {
 		return struct{}{}, wire.Failf(wire.FailedPrecondition, "lease", "the sandbox belongs to another lease")
 	}
 	s.lease, s.env = c.Lease, maps.Clone(c.Env)
-	s.yard.grow(claimedSpares)
 	return struct{}{}, nil
 }
 

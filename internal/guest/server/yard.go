@@ -20,6 +20,11 @@ import (
 const (
 	// oomScore makes the kernel take commands before the guest.
 	oomScore = "600"
+	// spares is how many wait: the next command comes while the place of the
+	// last one is being filled. All are made before a sandbox has a user: the
+	// kernel's first move of a process to another cgroup after a pause takes 5
+	// to 15 ms, and a command that begins meanwhile is held up by it.
+	spares = 2
 	// refillPause is how long the yard waits after it could not make a spare.
 	refillPause = 500 * time.Millisecond
 )
@@ -120,20 +125,11 @@ type yard struct {
 
 	mu     sync.Mutex
 	free   []*spare
-	want   int
 	closed bool
 }
 
 func newYard(forker *leader.Forker, maker *groupMaker, log *slog.Logger) *yard {
-	return &yard{forker: forker, maker: maker, log: log, kick: make(chan struct{}, 1), want: 1}
-}
-
-// grow raises how many spares are kept.
-func (y *yard) grow(want int) {
-	y.mu.Lock()
-	y.want = max(y.want, want)
-	y.mu.Unlock()
-	y.wake()
+	return &yard{forker: forker, maker: maker, log: log, kick: make(chan struct{}, 1)}
 }
 
 func (y *yard) wake() {
@@ -175,7 +171,7 @@ func (y *yard) fill() error {
 			}
 		}
 		y.free = alive
-		full := len(y.free) >= y.want || y.closed
+		full := len(y.free) >= spares || y.closed
 		y.mu.Unlock()
 		for _, sp := range dead {
 			sp.discard(y.log)
