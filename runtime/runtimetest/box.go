@@ -23,7 +23,7 @@ var inside embed.FS
 // limits are those of a sandbox that a check has no other wish for: room enough for Python, small enough to be filled quickly.
 func limits() runtime.Limits {
 	return runtime.Limits{
-		MemoryBytes: 192 << 20, CPUs: 2, Pids: runtime.GuestReservePids + 96, TmpBytes: 8 << 20, ScratchBytes: 6 << 20, OpenFiles: 256,
+		MemoryBytes: 192 << 20, CPUs: 2, Pids: runtime.GuestReservePids + 96, TmpBytes: 8 << 20, ScratchBytes: 6 << 20, OpenFiles: 2048,
 	}
 }
 

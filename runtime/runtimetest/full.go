@@ -42,6 +42,7 @@ func commandCgroup(t *testing.T, s *suite) {
 			b.want(t, "true | true")
 		})
 	}
+	t.Run("spools", func(t *testing.T) { spools(t, b) })
 	t.Run("tmpfs", func(t *testing.T) {
 		o := b.run(t, python("flood", "tmpfs", "/tmp", "/home/user", "/workspace", "/dev/shm", "keep"))
 		if took := answers(t, b, time.Second); took.median > AnswerTime {
@@ -49,6 +50,44 @@ func commandCgroup(t *testing.T, s *suite) {
 		}
 		b.want(t, "rm /tmp/flood /home/user/flood /workspace/flood /dev/shm/flood && echo x >/tmp/x")
 	})
+}
+
+// spools: shells that nobody listens to, with as much kept of each as there may be, do not make the guest greater than what is reserved for it.
+func spools(t *testing.T, b *box) {
+	const shells = 12
+	for i := range shells {
+		cmd := bash("yes | head -c 30M; yes | head -c 30M >&2; sleep 1000")
+		cmd.ID, cmd.Spool = fmt.Sprintf("spool-%d", i), wire.SpoolTotal
+		if _, err := b.Start(t.Context(), cmd); err != nil {
+			// A guest may say that it keeps no more.
+			t.Logf("shell %d: %v", i, err)
+		}
+	}
+	var most int64
+	all, err := b.Shells(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sh := range all {
+		eventually(t, "shell "+sh.ID+" has written", func() (bool, string) {
+			most = max(most, b.well(t).RSSBytes)
+			now, err := b.Shell(t.Context(), sh.ID)
+			return err == nil && now.Stderr.End == 30<<20, fmt.Sprintf("%+v, %v", now, err)
+		})
+	}
+	t.Logf("%d shells with %d MiB each: guest at most %d KiB resident", len(all), 60, most>>10)
+	if most > runtime.GuestReserveBytes {
+		t.Errorf("the guest has %d bytes, reserved are %d", most, runtime.GuestReserveBytes)
+	}
+	for _, sh := range all {
+		if _, err := b.Kill(t.Context(), wire.Kill{ID: sh.ID}); err != nil {
+			t.Error(err)
+		}
+		if err := b.Forget(t.Context(), sh.ID); err != nil {
+			t.Error(err)
+		}
+	}
+	b.dead(t, runtime.CommandUID)
 }
 
 // latency is how long pings took.

@@ -48,6 +48,7 @@ func kill(t *testing.T, s *suite) {
 	t.Run("shell", k.shell)
 	t.Run("signals", k.signals)
 	t.Run("output", func(t *testing.T) { outputs(t, k.box) })
+	t.Run("many at once", func(t *testing.T) { manyAtOnce(t, k.box) })
 	t.Run("flood of output", func(t *testing.T) { muchOutput(t, s) })
 	t.Run("input", func(t *testing.T) { inputs(t, s) })
 }
@@ -230,6 +231,23 @@ func outputs(t *testing.T, b *box) {
 	if o := b.run(t, cmd); o.Ending != runtime.OutputLimit || len(o.stdout) != 100_000 {
 		t.Errorf("a limit of 100000 bytes: %s with %d", o.Ending, len(o.stdout))
 	}
+}
+
+// manyAtOnce: commands that run side by side have each their own ending, output and death.
+func manyAtOnce(t *testing.T, b *box) {
+	const uid = 30_000
+	all := make([]*running, 50)
+	for i := range all {
+		cmd := bash(fmt.Sprintf("sleep 1000 & echo %d; exit %d", i, i))
+		cmd.User = strconv.Itoa(uid)
+		all[i] = b.begin(t, cmd, guest.IO{})
+	}
+	for i, r := range all {
+		if o := r.end(t); !o.exited(i) || o.stdout != fmt.Sprintf("%d\n", i) {
+			t.Errorf("command %d of %d: %v", i, len(all), o)
+		}
+	}
+	b.dead(t, uid)
 }
 
 // muchBytes is what a command writes that writes a lot; through an engine's stream it takes ten times as long.

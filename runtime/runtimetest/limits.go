@@ -88,6 +88,12 @@ func pidsCap(t *testing.T, s *suite) {
 		b.dead(t, runtime.CommandUID)
 		b.want(t, "true | true | true")
 	}
+	// What else a process may have many of.
+	for name, most := range map[string]int64{"RLIMIT_NOFILE": b.spec.Limits.OpenFiles, "RLIMIT_CORE": 0, "RLIMIT_RTPRIO": 0, "RLIMIT_MEMLOCK": 1 << 20} {
+		if got, ok := s.seen(t).Limits[name]; !ok || got[1] < 0 || got[1] > most {
+			t.Errorf("%s is %v, want at most %d", name, got, most)
+		}
+	}
 }
 
 // tmpfs: the file systems in memory have the sizes that were asked for, no room for files without end, and a full one is named.

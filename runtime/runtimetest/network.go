@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/guest"
 )
 
 // network is what network.py tells.
@@ -80,6 +82,27 @@ func networkNone(t *testing.T, s *suite) {
 	}
 	if n := ear.heard.Load(); n > 0 {
 		t.Errorf("the host heard %d times from inside", n)
+	}
+	neighbours(t, s)
+}
+
+// neighbours: two sandboxes, in which commands of the same user run, do not find each other.
+func neighbours(t *testing.T, s *suite) {
+	t.Helper()
+	offer := s.make(t, nil).begin(t, python("neighbour", "offer", "4711", "neighbour-mark"), guest.IO{})
+	offer.says(t, "ready")
+	var own, other map[string]string
+	if err := json.NewDecoder(strings.NewReader(offer.out.String())).Decode(&own); err != nil {
+		t.Fatalf("%v: %q", err, offer.out.String())
+	}
+	s.plain.told(t, &other, "neighbour", "look", "4711")
+	for what, said := range other {
+		if said == "ok" {
+			t.Errorf("the %s of another sandbox is found", what)
+		}
+		if own[what] != "ok" && what != "process" {
+			t.Errorf("the %s of the same sandbox is not found (%s): the check shows nothing", what, own[what])
+		}
 	}
 }
 

@@ -20,4 +20,10 @@ told["oom score"] = attempt(lambda: open("/proc/1/oom_score_adj", "w").write("10
 told["uid 0"] = attempt(lambda: os.setuid(0))
 told["gid 0"] = attempt(lambda: os.setgid(0))
 told["groups"] = attempt(lambda: os.setgroups([]))
+# What waits to become a command is the guest's too. It has the secrets of those before it in no place of its own.
+waiting = [p for p in os.listdir("/proc") if p.isdigit() and os.stat("/proc/" + p).st_uid == 0]
+told["kill those waiting"] = sorted({attempt(lambda: os.kill(int(p), 9)) for p in waiting})
+for file in ("environ", "mem", "maps", "stack", "syscall", "auxv"):
+    told["read %s of those waiting" % file] = sorted({attempt(lambda: open("/proc/%s/%s" % (p, file), "rb").read(1)) for p in waiting})
+told["look into those waiting"] = sorted({attempt(lambda: os.listdir("/proc/%s/%s" % (p, d))) for p in waiting for d in ("fd", "map_files", "root")})
 tell(told)
