@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"github.com/containerd/errdefs"
 
@@ -53,6 +54,7 @@ func problem(err error) *v1.Problem {
 			break
 		}
 	}
+	p.Detail = strings.ReplaceAll(p.Detail, "\n", "; ") // joined errors stand one to a line
 	p.Title = http.StatusText(p.Status)
 	p.Field = field(err)
 	if e, ok := errors.AsType[*pool.EmptyError](err); ok {
