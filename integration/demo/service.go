@@ -54,7 +54,8 @@ func newService(bin string) (s *service, err error) {
 			err = errors.Join(err, s.remove())
 		}
 	}()
-	if err = os.WriteFile(s.config, fmt.Appendf(nil, settings, dir), 0o600); err != nil {
+	err = os.WriteFile(s.config, fmt.Appendf(nil, settings, dir), 0o600)
+	if err != nil {
 		return nil, err
 	}
 	if s.log, err = os.Create(filepath.Join(dir, "log")); err != nil {
@@ -202,7 +203,7 @@ func marked(word string) []int {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		line, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		line, _ := os.ReadFile("/proc/" + e.Name() + "/cmdline")
 		if bytes.Contains(line, []byte(word)) {
 			pids = append(pids, pid)
 		}

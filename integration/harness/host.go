@@ -28,7 +28,7 @@ func Processes(match func(pid int) bool) []int {
 
 // procFile reads a file of a process; one that is gone is empty.
 func procFile(pid int, name string) []byte {
-	b, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), name))
+	b, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/" + name)
 	return b
 }
 
@@ -199,6 +199,22 @@ func Describe(pids []int) string {
 		fmt.Fprintf(&b, "\n  %d %s %s", pid, bytes.ReplaceAll(procFile(pid, "cmdline"), []byte{0}, []byte{' '}), bytes.Fields(append(procFile(pid, "stat"), " ? ? ?"...))[2])
 	}
 	return b.String()
+}
+
+// PeakMemory is the most resident memory that a process ever had, in bytes.
+func PeakMemory(t testing.TB, pid int) int64 {
+	t.Helper()
+	for line := range strings.Lines(string(procFile(pid, "status"))) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "VmHWM:" {
+			kib, err := strconv.ParseInt(f[1], 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return kib << 10
+		}
+	}
+	t.Fatalf("process %d has no memory", pid)
+	return 0
 }
 
 // Dead says whether a process is gone, or waits for nothing but its parent.

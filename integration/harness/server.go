@@ -28,6 +28,8 @@ type Options struct {
 	Config string
 	// Docker configures the docker runtime; empty is the engine of the tests.
 	Docker string
+	// Mode is how the engine is reached: "auto" where it is empty.
+	Mode string
 	// Root is where the state directory is made; empty is a folder of the test.
 	Root string
 	// Seed has the image; nil starts with no image at all.
@@ -51,13 +53,14 @@ type Server struct {
 	Runtime string
 	Client  *client.Client
 
-	t      testing.TB
-	bin    string
-	root   string // of everything below
-	dir    string
-	socket string
-	config string
-	log    *os.File
+	t       testing.TB
+	options Options
+	bin     string
+	root    string // of everything below
+	dir     string
+	socket  string
+	config  string
+	log     *os.File
 
 	mu    sync.Mutex
 	words map[string]string // sandbox → what its cgroups are named by
@@ -73,7 +76,7 @@ type process struct {
 // New prepares a server and the clean-up of everything it will make.
 func New(t testing.TB, o Options) *Server {
 	t.Helper()
-	s := &Server{t: t, Runtime: o.Runtime, bin: o.Bin, root: o.Root, words: map[string]string{}}
+	s := &Server{t: t, Runtime: o.Runtime, bin: o.Bin, root: o.Root, options: o, words: map[string]string{}}
 	if s.bin == "" {
 		s.bin = Need(t, EnvBin)
 	}
@@ -134,15 +137,20 @@ func (s *Server) writeConfig(o Options) {
 	if o.Config == "" {
 		o.Config = DefaultConfig
 	}
+	if o.Mode == "" {
+		o.Mode = "auto"
+	}
 	s.config = filepath.Join(s.root, "config.yaml")
-	WriteFile(s.t, s.config, fmt.Sprintf("listen: 'unix:%s'\nstate_dir: '%s'\nruntime: %s\ndocker: {host: '%s'}\nlog: {level: debug}\n%s",
-		s.socket, s.dir, o.Runtime, o.Docker, o.Config))
+	WriteFile(s.t, s.config, fmt.Sprintf("listen: 'unix:%s'\nstate_dir: '%s'\nruntime: %s\ndocker: {host: '%s', mode: %s}\nlog: {level: debug}\n%s",
+		s.socket, s.dir, o.Runtime, o.Docker, o.Mode, o.Config))
 }
 
 // Configure changes what comes after the harness's own configuration, for the
 // next start.
 func (s *Server) Configure(config string) {
-	s.writeConfig(Options{Runtime: s.Runtime, Config: config})
+	o := s.options
+	o.Config = config
+	s.writeConfig(o)
 }
 
 // Dir is the state directory, Socket where it listens, Config its file.
@@ -218,10 +226,11 @@ func (s *Server) status(path string) int {
 // Ended waits for the process's end and returns its state.
 func (s *Server) Ended() *os.ProcessState {
 	s.t.Helper()
-	p := s.proc
-	if p == nil {
+	if s.proc == nil {
 		s.t.Fatal("no server runs")
+		return nil
 	}
+	p := s.proc
 	select {
 	case <-p.ended:
 	case <-time.After(Long):
@@ -231,6 +240,16 @@ func (s *Server) Ended() *os.ProcessState {
 	s.proc = nil
 	s.note()
 	return p.cmd.ProcessState
+}
+
+// Pid is the process that runs.
+func (s *Server) Pid() int {
+	s.t.Helper()
+	if s.proc == nil {
+		s.t.Fatal("no server runs")
+		return 0
+	}
+	return s.proc.cmd.Process.Pid
 }
 
 // Signal sends a signal to the process.

@@ -1,0 +1,121 @@
+package harness
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// Relay is a way to the engine that can be cut, so that a test can have a dead
+// engine while all others have a live one.
+type Relay struct {
+	t      testing.TB
+	engine string
+	path   string
+
+	mu       sync.Mutex
+	listener net.Listener
+	conns    map[net.Conn]bool
+	work     sync.WaitGroup
+}
+
+// NewRelay returns one that is open. It goes with the test.
+func NewRelay(t testing.TB) *Relay {
+	t.Helper()
+	engine, ok := strings.CutPrefix(Need(t, EnvDocker), "unix://")
+	if !ok {
+		t.Fatalf("%s is not a unix socket", EnvDocker)
+	}
+	r := &Relay{t: t, engine: engine, path: filepath.Join(TempDir(t), "engine.sock"), conns: map[net.Conn]bool{}}
+	r.Open()
+	t.Cleanup(r.Cut)
+	return r
+}
+
+// Host is the address for the docker runtime.
+func (r *Relay) Host() string { return "unix://" + r.path }
+
+// Open listens.
+func (r *Relay) Open() {
+	r.t.Helper()
+	l, err := net.Listen("unix", r.path)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.mu.Lock()
+	r.listener = l
+	r.mu.Unlock()
+	r.work.Go(func() { // Cut waits for it
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			r.work.Go(func() { r.carry(c) })
+		}
+	})
+}
+
+// Cut ends every connection, and refuses new ones until Open.
+func (r *Relay) Cut() {
+	r.mu.Lock()
+	if r.listener != nil {
+		r.listener.Close()
+		r.listener = nil
+	}
+	for c := range r.conns {
+		c.Close()
+	}
+	r.mu.Unlock()
+	r.work.Wait()
+	if err := os.Remove(r.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		r.t.Error(err)
+	}
+}
+
+func (r *Relay) carry(down net.Conn) {
+	defer down.Close()
+	up, err := net.Dial("unix", r.engine)
+	if err != nil {
+		return
+	}
+	defer up.Close()
+	if !r.keep(down, up) {
+		return
+	}
+	defer r.drop(down, up)
+	var both sync.WaitGroup
+	both.Go(func() { pour(up, down) })
+	both.Go(func() { pour(down, up) })
+	both.Wait()
+}
+
+// pour copies one direction to its end and hands the end on.
+func pour(to, from net.Conn) {
+	_, _ = io.Copy(to, from)
+	if u, ok := to.(*net.UnixConn); ok {
+		_ = u.CloseWrite()
+	}
+}
+
+func (r *Relay) keep(conns ...net.Conn) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range conns {
+		r.conns[c] = true
+	}
+	return r.listener != nil
+}
+
+func (r *Relay) drop(conns ...net.Conn) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range conns {
+		delete(r.conns, c)
+	}
+}
