@@ -87,15 +87,15 @@ func (b *bench) restarts(ctx context.Context, slowest time.Duration) (time.Durat
 		if err != nil {
 			return 0, err
 		}
-		if len(had) < crowd || !same(had, have) {
-			return 0, fmt.Errorf("of %d sandboxes before the restart not all are there after it: %d", len(had), len(have))
+		if len(had) < crowd || !holds(have, had) {
+			return 0, fmt.Errorf("of %d sandboxes before the restart not all are there after it, but %d", len(had), len(have))
 		}
-		p, err := b.srv.pool(ctx)
+		err = b.srv.poll(ctx, "all sandboxes are known again", pollTime, func() (bool, error) {
+			p, err := b.srv.pool(ctx)
+			return p.Warm+p.Leased >= crowd, err
+		})
 		if err != nil {
 			return 0, err
-		}
-		if p.Warm+p.Leased < crowd {
-			return 0, fmt.Errorf("after the restart %d sandboxes are warm and %d leased", p.Warm, p.Leased)
 		}
 	}
 	return slowest, nil

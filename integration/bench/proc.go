@@ -93,18 +93,18 @@ func guests(root string) ([]guest, error) {
 	return found, nil
 }
 
-// same says whether two lists have the same first processes.
-func same(a, b []guest) bool {
+// holds says whether all first processes of some are among others.
+func holds(all, some []guest) bool {
 	pids := map[int]bool{}
-	for _, g := range a {
+	for _, g := range all {
 		pids[g.pid] = true
 	}
-	for _, g := range b {
+	for _, g := range some {
 		if !pids[g.pid] {
 			return false
 		}
 	}
-	return len(a) == len(b)
+	return true
 }
 
 // mountsUnder says whether something is mounted below a folder.
