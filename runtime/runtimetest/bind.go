@@ -59,7 +59,7 @@ func lateBind(t *testing.T, s *suite) {
 	}
 	b.want(t, "echo more >>file; mkdir new; echo x >new/x; ln -s /etc/shadow link; chmod 4755 new/x; mkfifo fifo")
 	var st syscall.Stat_t
-	if err := syscall.Lstat(filepath.Join(dir, "new/x"), &st); err != nil || st.Uid != runtime.CommandUID || st.Gid != runtime.CommandGID {
+	if err := syscall.Lstat(filepath.Join(dir, "new", "x"), &st); err != nil || st.Uid != runtime.CommandUID || st.Gid != runtime.CommandGID {
 		t.Errorf("a new file on the host: uid %d, gid %d, %v", st.Uid, st.Gid, err)
 	}
 	if text, err := os.ReadFile(filepath.Join(dir, "file")); string(text) != "content\nmore\n" {

@@ -158,7 +158,7 @@ func hostileRoot(root, from string) error {
 			return err
 		}
 	}
-	shell, err := os.ReadFile(filepath.Join(from, "bin/bash"))
+	shell, err := os.ReadFile(filepath.Join(from, "bin", "bash"))
 	if err != nil {
 		return err
 	}
@@ -169,7 +169,7 @@ func hostileRoot(root, from string) error {
 		}
 	}
 	passwd := "root::0:0:root:/:/bin/bash\nuser:x:1000:1000::/home/user:/bin/bash\n"
-	if err := os.WriteFile(filepath.Join(root, "etc/passwd"), []byte(passwd), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "etc", "passwd"), []byte(passwd), 0o644); err != nil {
 		return err
 	}
 	return needs(root, from, shell, map[string]bool{})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -144,11 +145,20 @@ func (k *killer) cancelled(t *testing.T) {
 	r := k.box.begin(t, k.user(python("runaway", "runners-waited-for")), guest.IO{})
 	r.says(t, "ready")
 	r.cancel(errors.New("given up"))
-	o := r.end(t)
-	if o.Ending != runtime.Cancelled {
-		t.Errorf("the ending is %v", o)
+	<-r.ended
+	if errors.Is(r.err, guest.ErrLost) {
+		// On a machine as busy as that the guest may be too late to tell; it has to kill it all the same.
+		t.Logf("the ending was not told: %v", r.err)
+		eventually(t, "nothing of it is alive", func() (bool, string) {
+			left := slices.DeleteFunc(k.box.commands(t), func(p process) bool { return p.uid != k.uid || !p.alive })
+			return len(left) == 0, fmt.Sprint(left)
+		})
+		return
 	}
-	k.over(t, o.Result)
+	if r.err != nil || r.res.Ending != runtime.Cancelled {
+		t.Errorf("the ending is %+v, %v", r.res, r.err)
+	}
+	k.over(t, r.res)
 }
 
 // shell: one that is killed, and one that ends by itself and leaves others.

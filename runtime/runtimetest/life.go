@@ -79,9 +79,7 @@ func adopt(t *testing.T, s *suite) {
 	if got := b.want(t, "echo $WHO"); got != "lease" {
 		t.Errorf("the lease's environment is %q", got)
 	}
-	if _, err := s.driver.Adopt(t.Context(), b.spec.ID); err == nil {
-		t.Error("it was adopted twice by the same process")
-	}
+	badAdopts(t, b)
 	if sh, err := b.Kill(t.Context(), wire.Kill{ID: "counter"}); err != nil || sh.Result == nil || sh.Result.Ending != runtime.Cancelled {
 		t.Errorf("the shell was killed: %+v, %v", sh, err)
 	}
@@ -96,7 +94,15 @@ func adopt(t *testing.T, s *suite) {
 		b.unbind(t)
 		b.bind(t, dir, true)
 	}
-	if _, err := s.driver.Adopt(t.Context(), "t"+token()); !errdefs.IsNotFound(err) {
+}
+
+// badAdopts: one that this process has in its hands, and one that never was.
+func badAdopts(t *testing.T, b *box) {
+	t.Helper()
+	if _, err := b.suite.driver.Adopt(t.Context(), b.spec.ID); err == nil {
+		t.Error("it was adopted twice by the same process")
+	}
+	if _, err := b.suite.driver.Adopt(t.Context(), "t"+token()); !errdefs.IsNotFound(err) {
 		t.Errorf("a sandbox that never was: %v", err)
 	}
 }
@@ -177,70 +183,14 @@ func deadMan(t *testing.T, s *suite) {
 
 // nothingLeft: whatever state a sandbox is in, and however often it is asked for, its removal leaves nothing.
 func nothingLeft(t *testing.T, s *suite) {
-	t.Run("destroyed twice", func(t *testing.T) {
-		b := s.busy(t)
-		r := b.begin(t, bash("sleep 1000"), guest.IO{})
-		for range 2 {
-			if err := b.Destroy(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		}
-		b.gone(t)
-		select {
-		case <-b.Done():
-		case <-time.After(Patience):
-			t.Error("its end is not told")
-		}
-		if <-r.ended; r.err == nil {
-			t.Errorf("a command of it ended with %+v", r.res)
-		}
-		if _, err := b.Ping(t.Context()); !errdefs.IsUnavailable(err) {
-			t.Errorf("a ping of what is gone: %v", err)
-		}
-		if _, err := s.driver.Adopt(t.Context(), b.spec.ID); !errdefs.IsNotFound(err) {
-			t.Errorf("what is gone is adopted: %v", err)
-		}
-	})
-	t.Run("its init killed", func(t *testing.T) {
-		b := s.busy(t)
-		r := b.begin(t, bash("echo here; sleep 1000"), guest.IO{})
-		r.says(t, "here")
-		if err := syscall.Kill(b.host.init, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		select {
-		case <-b.Done():
-		case <-time.After(Patience):
-			t.Fatal("its end is not told")
-		}
-		select {
-		case <-r.ended:
-		case <-time.After(Patience):
-			t.Fatal("the end of its command is not told")
-		}
-		if r.err == nil || !errors.Is(r.err, guest.ErrLost) && !errdefs.IsUnavailable(r.err) {
-			t.Errorf("its command: %+v, %v", r.res, r.err)
-		}
-		eventually(t, "it is listed as not running", func() (bool, string) {
-			found, err := s.driver.List(t.Context(), s.owner)
-			i := slices.IndexFunc(found, func(f runtime.Found) bool { return f.ID == b.spec.ID })
-			return err == nil && i >= 0 && !found[i].Running, fmt.Sprintf("%+v, %v", found, err)
-		})
-		if err := b.Destroy(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		b.gone(t)
-	})
+	t.Run("destroyed twice", func(t *testing.T) { destroyedTwice(t, s.busy(t)) })
+	t.Run("its init killed", func(t *testing.T) { initKilled(t, s.busy(t)) })
 	t.Run("ended by its guest", func(t *testing.T) {
 		b := s.busy(t)
 		if err := b.End(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		select {
-		case <-b.Done():
-		case <-time.After(Patience):
-			t.Fatal("its end is not told")
-		}
+		b.wantDone(t)
 		if err := b.Destroy(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -259,6 +209,67 @@ func nothingLeft(t *testing.T, s *suite) {
 		b.gone(t)
 	})
 	t.Run("cut short", func(t *testing.T) { cutShort(t, s) })
+}
+
+// wantDone waits until the end of the sandbox is told.
+func (b *box) wantDone(t *testing.T) {
+	t.Helper()
+	select {
+	case <-b.Done():
+	case <-time.After(Patience):
+		t.Fatal("its end is not told")
+	}
+}
+
+// lost waits until a command went with its sandbox, which is no ending of the command's.
+func (r *running) lost(t *testing.T) {
+	t.Helper()
+	select {
+	case <-r.ended:
+	case <-time.After(Patience):
+		t.Fatal("the end of its command is not told")
+	}
+	if r.err == nil || !errors.Is(r.err, guest.ErrLost) && !errdefs.IsUnavailable(r.err) {
+		t.Errorf("its command ended with %+v, %v", r.res, r.err)
+	}
+}
+
+func destroyedTwice(t *testing.T, b *box) {
+	r := b.begin(t, bash("echo here; sleep 1000"), guest.IO{})
+	r.says(t, "here")
+	for range 2 {
+		if err := b.Destroy(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.gone(t)
+	b.wantDone(t)
+	r.lost(t)
+	if _, err := b.Ping(t.Context()); !errdefs.IsUnavailable(err) {
+		t.Errorf("a ping of what is gone: %v", err)
+	}
+	if _, err := b.suite.driver.Adopt(t.Context(), b.spec.ID); !errdefs.IsNotFound(err) {
+		t.Errorf("what is gone is adopted: %v", err)
+	}
+}
+
+func initKilled(t *testing.T, b *box) {
+	r := b.begin(t, bash("echo here; sleep 1000"), guest.IO{})
+	r.says(t, "here")
+	if err := syscall.Kill(b.host.init, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	b.wantDone(t)
+	r.lost(t)
+	eventually(t, "it is listed as not running", func() (bool, string) {
+		found, err := b.suite.driver.List(t.Context(), b.spec.Owner)
+		i := slices.IndexFunc(found, func(f runtime.Found) bool { return f.ID == b.spec.ID })
+		return err == nil && i >= 0 && !found[i].Running, fmt.Sprintf("%+v, %v", found, err)
+	})
+	if err := b.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.gone(t)
 }
 
 // busy is a sandbox in which all sorts of things go on.

@@ -32,7 +32,9 @@ def look():
 if what == "look":
     tell(look())
 else:
-    sockets = [socket.socket(socket.AF_UNIX), socket.create_server(("", port)), socket.create_server(("::", port), family=socket.AF_INET6)]
+    sockets = [socket.socket(socket.AF_UNIX), socket.create_server(("", port))]
+    if os.path.exists("/proc/net/if_inet6"):
+        attempt(lambda: sockets.append(socket.create_server(("::", port), family=socket.AF_INET6)))
     sockets[0].bind(name_)
     sockets[0].listen()
     shared()
