@@ -28,7 +28,7 @@ func calls() []call {
 		{"Python over a file in a workspace", "exited 0", python},
 		{"a background shell, followed to its end", "exited 0", background},
 		{"a download, with the network none", "exited 7", network},
-		{"1 GiB of memory under a cap of 256 MiB", "oom", memory},
+		{"1 GiB of memory under a cap of 384 MiB", "oom", memory},
 		{"a fork bomb", "pids", bomb},
 		{"a timeout with a daemonised child", "timeout", timeout},
 		{"kill -9 of the orchestrator under a shell", "exited 0", crash},
@@ -152,7 +152,7 @@ func timeout(ctx context.Context, s *service) (outcome, error) {
 	}
 	answered := make(chan answer, 1)
 	go func() { // waited for below
-		r, err := s.client.Run(ctx, v1.Run{Exec: v1.Exec{Command: command, TimeoutMS: 1000}})
+		r, err := s.client.Run(ctx, v1.Run{Exec: v1.Exec{Command: command, TimeoutMS: 2000}})
 		answered <- answer{r, err}
 	}()
 	before := 0

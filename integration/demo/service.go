@@ -29,7 +29,7 @@ state_dir: '%[1]s/s'
 runtime: oci
 templates:
   default:
-    limits: {memory: 256MiB, cpus: 1, pids: 200}
+    limits: {memory: 384MiB, cpus: 1, pids: 160}
     pool: {min: 2, max: 8}
 `
 

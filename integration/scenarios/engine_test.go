@@ -36,15 +36,13 @@ func TestEngineGoesAway(t *testing.T) {
 }
 
 // A remote engine: nothing but the engine's exec is in reach. What can be done
-// without mounts is the same; how a command ended is told without what only a
-// cgroup of its own can tell.
+// without mounts and without a cgroup for each command is the same.
 func TestOverStdioOnly(t *testing.T) {
 	s := harness.Run(t, harness.Options{Runtime: "docker", Mode: "stdio", Config: roomy, Seed: &seed})
 	for _, c := range []struct {
 		name string
 		run  func(*testing.T, *harness.Server)
 	}{
-		{"nothing of an exec outlives it", nothingOutlives},
 		{"one lease sees nothing of another", leasesAreApart},
 		{"cancelled by the client", cancelledByClient},
 		{"output as it is", rawOutput},

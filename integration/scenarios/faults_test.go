@@ -95,7 +95,7 @@ func crash(t *testing.T, s *harness.Server, point, ws string) {
 			return err == nil && pools[0].Warm == 1
 		})
 		s.Term()
-		s.Configure(strings.Replace(onDemand, "192MiB", "200MiB", 1))
+		s.Configure(strings.Replace(onDemand, "256MiB", "264MiB", 1))
 		s.Begin(env)
 	} else {
 		s.Start(env)

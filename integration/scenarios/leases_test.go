@@ -20,14 +20,16 @@ func TestDeadlinesOfLeases(t *testing.T) {
 	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
 		ctx := within(t)
 		word := mark()
-		short := lease(t, s, v1.SandboxRequest{TTLMS: 2000})
-		idle := lease(t, s, v1.SandboxRequest{IdleMS: 1500})
-		busy := lease(t, s, v1.SandboxRequest{IdleMS: 1500, WhenEmpty: "cold"})
-		for _, id := range []string{short.ID, busy.ID} {
-			if _, err := s.Client.StartShell(ctx, id, v1.ShellRequest{Exec: v1.Exec{Command: "exec -a " + word + id + " sleep 3000"}}); err != nil {
+		stay := func(r v1.SandboxRequest) v1.Sandbox {
+			sb := lease(t, s, r)
+			if _, err := s.Client.StartShell(ctx, sb.ID, v1.ShellRequest{Exec: v1.Exec{Command: "exec -a " + word + sb.ID + " sleep 3000"}}); err != nil {
 				t.Fatal(err)
 			}
+			return sb
 		}
+		busy := stay(v1.SandboxRequest{IdleMS: 4000})
+		idle := lease(t, s, v1.SandboxRequest{IdleMS: 4000})
+		short := stay(v1.SandboxRequest{TTLMS: 6000})
 		for id, want := range map[string]string{short.ID: "expired", idle.ID: "idle"} {
 			harness.Eventually(t, harness.Short, want, func() bool {
 				sb, err := s.Client.Sandbox(ctx, id)
@@ -143,7 +145,7 @@ func TestChangedTemplate(t *testing.T) {
 		sh(t, s, id, "echo mine > /workspace/file")
 		before := s.Cells()
 		s.Term()
-		s.Configure(strings.ReplaceAll(roomy, "384MiB", "320MiB"))
+		s.Configure(strings.ReplaceAll(roomy, "768MiB", "704MiB"))
 		s.Start()
 		if got := sh(t, s, id, "cat /workspace/file"); got != "mine\n" {
 			t.Errorf("%q", got)

@@ -162,7 +162,7 @@ func TestKeysOutliveTheServer(t *testing.T) {
 			t.Fatal(err)
 		}
 		word := mark()
-		long := v1.Exec{Command: "echo twice >> /workspace/log; exec -a " + word + " sleep 3000"}
+		long := v1.Exec{Command: "echo twice >> /workspace/log; exec -a " + hide(word) + " sleep 3000"}
 		cut := make(chan error, 1)
 		go func() { // waited for below
 			_, err := s.Client.Exec(ctx, one.ID, long, client.IdempotencyKey("cut"))

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 const roomy = `
 templates:
   default:
-    limits: {memory: 384MiB, pids: 384, scratch: 32MiB, tmp: 32MiB}
+    limits: {memory: 768MiB, pids: 384, scratch: 32MiB, tmp: 32MiB}
     pool: {min: 2, max: 16, rate: 10, parallel: 2}
 `
 
@@ -44,7 +44,7 @@ templates:
 const onDemand = `
 templates:
   default:
-    limits: {memory: 192MiB, pids: 160}
+    limits: {memory: 256MiB, pids: 160}
     pool: {min: 0, max: 8, rate: 10, parallel: 2}
 `
 
