@@ -180,7 +180,7 @@ func statusHasTag(status []byte, gid uint32) bool {
 			dead = len(value) > 0 && (value[0] == 'Z' || value[0] == 'X')
 		case "Groups":
 			for f := range bytes.FieldsSeq(value) {
-				if n, err := strconv.ParseUint(string(f), 10, 32); err == nil && uint32(n) == gid {
+				if n, err := strconv.ParseUint(string(f), 10, 32); err == nil && n == uint64(gid) {
 					tagged = true
 				}
 			}
