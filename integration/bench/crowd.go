@@ -242,22 +242,64 @@ func (b *bench) single(ctx context.Context, ids []string) error {
 		return err
 	}
 	var ours, bare samples
+	var service, caller time.Duration
 	for range 5 {
 		s, err := b.bare(ctx, ids[0], b.n(100))
 		if err != nil {
 			return err
 		}
 		bare = append(bare, s...)
-		s, err = timed(b.n(200), func(int) error { return b.callTrue(ctx, ids[0]) })
+		s, err = b.accounted(&service, &caller, func() (samples, error) {
+			return timed(b.n(200), func(int) error { return b.callTrue(ctx, ids[0]) })
+		})
 		if err != nil {
 			return err
 		}
 		ours = append(ours, s...)
 	}
+	n := time.Duration(len(ours))
+	b.tell("processor time of a call: service, caller", ms(service/n)+", "+ms(caller/n), "")
 	target := bare.p50() + addedTarget
 	b.figure("exec of `/bin/true` through HTTP, one caller, p50", "bare + 1.0 ms: "+ms(target), ms(ours.p50()),
 		fmt.Sprintf("bare %s, so + %s (p99: bare %s, exec %s)", ms(bare.p50()), ms(ours.p50()-bare.p50()), ms(bare.p99()), ms(ours.p99())),
 		ours.p50() <= target)
+	return b.parts(ctx, ids[0])
+}
+
+// accounted adds what the service and this process use meanwhile.
+func (b *bench) accounted(service, caller *time.Duration, do func() (samples, error)) (samples, error) {
+	before, err := processorTime(b.srv.pid())
+	if err != nil {
+		return nil, err
+	}
+	own, err := processorTime(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	s, err := do()
+	if err != nil {
+		return nil, err
+	}
+	after, err1 := processorTime(b.srv.pid())
+	ownAfter, err2 := processorTime(os.Getpid())
+	*service += after - before
+	*caller += ownAfter - own
+	return s, errors.Join(err1, err2)
+}
+
+// parts is what a call costs without a command.
+func (b *bench) parts(ctx context.Context, id string) error {
+	http, err := timed(b.n(500), func(int) error { _, err := b.srv.client.Version(ctx); return err })
+	if err != nil {
+		return err
+	}
+	files := b.srv.client.SandboxFiles(id)
+	guest, err := timed(b.n(500), func(int) error { _, err := files.Stat(ctx, "inside"); return err })
+	if err != nil {
+		return err
+	}
+	b.tell("a request that ends in the service (`GET /v1/version`), p50", ms(http.p50()), "p99 "+ms(http.p99()))
+	b.tell("a request that goes to the guest and runs nothing (stat of a file), p50", ms(guest.p50()), "p99 "+ms(guest.p99()))
 	return nil
 }
 

@@ -52,8 +52,9 @@ func main() {
 	write := flag.String("write", "", "write the table to `FILE` too")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
-	if err := run(ctx, *quick, *write); err != nil {
+	err := run(ctx, *quick, *write)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -122,8 +123,8 @@ func (b *bench) close(ctx context.Context) error {
 func (b *bench) measure(ctx context.Context) error {
 	b.report.host = b.host(ctx)
 	ticks, stolen := cpuTicks()
-	before, err := noise(ctx, "before")
-	if err != nil {
+	var err error
+	if b.noise, err = noise(ctx, "before"); err != nil {
 		return err
 	}
 	if err := b.importImage(ctx); err != nil {
@@ -149,7 +150,7 @@ func (b *bench) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.noise = append(before, after...)
+	b.noise = append(b.noise, after...)
 	ticks2, stolen2 := cpuTicks()
 	b.report.host = append(b.report.host,
 		[2]string{"processor time taken by other machines meanwhile", fmt.Sprintf("%.1f %%", 100*float64(stolen2-stolen)/float64(max(1, ticks2-ticks)))},

@@ -2,11 +2,15 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
+
+	"orchestrator/internal/guest/wire"
 )
 
 // memory is what a process holds: all that is resident, and its part of what
@@ -42,6 +46,22 @@ func resetPeak(pid int) error {
 
 func peak(pid int) (int64, error) { return kilobytes(fmt.Sprintf("/proc/%d/status", pid), "VmHWM") }
 
+// processorTime is what a process has used so far, in steps of 10 ms.
+func processorTime(pid int) (time.Duration, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	_, after, _ := strings.Cut(string(b), ") ")
+	f := strings.Fields(after)
+	if len(f) < 13 {
+		return 0, fmt.Errorf("/proc/%d/stat is short", pid)
+	}
+	user, err1 := strconv.Atoi(f[11])
+	system, err2 := strconv.Atoi(f[12])
+	return time.Duration(user+system) * 10 * time.Millisecond, errors.Join(err1, err2)
+}
+
 // guest is the first process of a sandbox, with all that run inside.
 type guest struct {
 	pid int
@@ -66,11 +86,12 @@ func guests(root string) ([]guest, error) {
 		if err != nil {
 			continue
 		}
-		ns, err := os.Readlink(filepath.Join("/proc", e.Name(), "ns/mnt"))
+		proc := "/proc/" + e.Name()
+		ns, err := os.Readlink(proc + "/ns/mnt")
 		if err != nil || ns == own {
 			continue
 		}
-		mounts, err := os.ReadFile(filepath.Join("/proc", e.Name(), "mountinfo"))
+		mounts, err := os.ReadFile(proc + "/mountinfo")
 		if err != nil || !bytes.Contains(mounts, word) {
 			continue
 		}
@@ -80,7 +101,12 @@ func guests(root string) ([]guest, error) {
 			byNS[ns] = g
 		}
 		g.all = append(g.all, pid)
-		if f := strings.Fields(lineOf(filepath.Join("/proc", e.Name(), "status"), "NSpid")); len(f) > 1 && f[len(f)-1] == "1" {
+		// A container that is being made sees the host's mounts for a moment, ours too; so the first process has to be a guest.
+		argv, err := os.ReadFile(proc + "/cmdline")
+		if err != nil || !bytes.HasPrefix(argv, []byte(wire.GuestPath+"\x00")) {
+			continue
+		}
+		if f := strings.Fields(lineOf(proc+"/status", "NSpid")); len(f) > 1 && f[len(f)-1] == "1" {
 			g.pid = pid
 		}
 	}
