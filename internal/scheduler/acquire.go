@@ -15,6 +15,7 @@ import (
 	"orchestrator/internal/guest/wire"
 	"orchestrator/internal/store"
 	"orchestrator/pool"
+	"orchestrator/volumes"
 )
 
 // Request is what a lease is asked for. It has been validated but for what
@@ -50,18 +51,36 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := s.promise(ctx, m, r, warm)
+	// Before the promise, so that of two promises of one workspace after a
+	// crash none can be of a lease that never had it.
+	hold, err := s.hold(m.id, r.Lease)
 	if err != nil {
 		return nil, errors.Join(err, s.drop(ctx, m, err))
 	}
+	l, err := s.promise(ctx, m, hold, r, warm)
+	if err != nil {
+		if hold != nil {
+			hold.Release() // it was never bound
+		}
+		return nil, errors.Join(err, s.drop(ctx, m, err))
+	}
+	defer close(l.bound)
 	if err := s.bind(ctx, l, r); err != nil {
 		return nil, errors.Join(err, s.End(context.WithoutCancel(ctx), l, Abandoned, false))
 	}
 	return l, nil
 }
 
+// hold takes the workspace of a lease, if it has one.
+func (s *Scheduler) hold(id string, l store.Lease) (*volumes.Hold, error) {
+	if l.Workspace == "" {
+		return nil, nil
+	}
+	return s.opts.Volumes.Acquire(l.Workspace, id, l.ReadOnly)
+}
+
 // promise writes the lease down and makes it known.
-func (s *Scheduler) promise(ctx context.Context, m *member, r Request, warm bool) (*Lease, error) {
+func (s *Scheduler) promise(ctx context.Context, m *member, hold *volumes.Hold, r Request, warm bool) (*Lease, error) {
 	now := time.Now()
 	row, err := s.opts.Store.Update(ctx, m.id, func(b *store.Sandbox) error {
 		b.State, b.Caller, b.Lease, b.Warm = store.Leased, r.Caller, r.Lease, warm
@@ -72,7 +91,7 @@ func (s *Scheduler) promise(ctx context.Context, m *member, r Request, warm bool
 		return nil, err
 	}
 	fault.Hit("scheduler.lease.promised")
-	l := newLease(row, m)
+	l := newLease(row, m, hold)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -83,16 +102,15 @@ func (s *Scheduler) promise(ctx context.Context, m *member, r Request, warm bool
 }
 
 // bind gives the sandbox what belongs to the caller. The claim is last: after
-// a crash a lease without a claim was never handed out.
+// a crash a lease without a claim was never handed out. It ends with the
+// lease, which waits for it.
 func (s *Scheduler) bind(ctx context.Context, l *Lease, r Request) error {
-	if name := r.Lease.Workspace; name != "" {
-		hold, err := s.opts.Volumes.Acquire(name, l.ID, r.Lease.ReadOnly)
-		if err != nil {
-			return err
-		}
-		l.hold = hold
-		if err := l.member.sandbox.Bind(ctx, hold.Binding()); err != nil {
-			return fmt.Errorf("bind workspace %s: %w", name, err)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })()
+	if l.hold != nil {
+		if err := l.member.sandbox.Bind(ctx, l.hold.Binding()); err != nil {
+			return fmt.Errorf("bind workspace %s: %w", r.Lease.Workspace, err)
 		}
 		fault.Hit("scheduler.lease.bound")
 	}
@@ -101,7 +119,7 @@ func (s *Scheduler) bind(ctx context.Context, l *Lease, r Request) error {
 	}
 	fault.Hit("scheduler.lease.claimed")
 	l.touch()
-	return nil
+	return l.Cause()
 }
 
 // drop destroys a sandbox that was taken from its pool and leased to nobody.

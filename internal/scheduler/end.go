@@ -51,6 +51,7 @@ func (s *Scheduler) finish(ctx context.Context, l *Lease, reason string) {
 		s.log.Error("lease not marked as stopping", "sandbox", l.ID, "error", err)
 	}
 	fault.Hit("scheduler.end.marked")
+	<-l.bound // a mount that is made while the sandbox goes would stay
 	select {
 	case <-l.idle:
 	case <-time.After(calmTime):
@@ -107,11 +108,12 @@ func (s *Scheduler) destroy(ctx context.Context, l *Lease, reason string) bool {
 		return false
 	}
 	fault.Hit("scheduler.end.destroyed")
-	if l.hold != nil {
-		l.hold.Release() // only now: nothing inside can write any more
-	}
 	if err := s.mark(ctx, l.ID, store.Gone, reason); err != nil {
-		s.log.Error("end of a lease not recorded", "sandbox", l.ID, "error", err)
+		s.log.Error("end of a lease not recorded; trying again", "sandbox", l.ID, "error", err)
+		return false
+	}
+	if l.hold != nil {
+		l.hold.Release() // only now: nothing inside can write, and no row claims it
 	}
 	s.mu.Lock()
 	delete(s.leases, l.ID)

@@ -36,6 +36,9 @@ func (e *EndedError) Error() string { return fmt.Sprintf("sandbox %s is gone: %s
 // Unwrap gives the class.
 func (e *EndedError) Unwrap() error { return errdefs.ErrNotFound }
 
+// errBinding: the lease is seen in a list before it is handed out.
+var errBinding = fmt.Errorf("the sandbox is not handed out yet: %w", errdefs.ErrUnavailable)
+
 // errUnknown: after a restart it could not be told whether the sandbox lives.
 var errUnknown = fmt.Errorf("the engine could not tell yet whether the sandbox lives: try again: %w", errdefs.ErrUnavailable)
 
@@ -51,9 +54,10 @@ type Lease struct {
 
 	hold   *volumes.Hold // nil without a workspace
 	memory int64
+	bound  chan struct{} // closed when nothing is bound to it any more: only then it is used, or destroyed
 
 	mu     sync.Mutex
-	member *member // nil while it is unknown whether it lives
+	member *member // nil while it is unknown whether it lives; does not change once reason is set
 	active int
 	used   time.Time
 	dirty  bool // used was not stored yet
@@ -64,10 +68,10 @@ type Lease struct {
 	gone   chan struct{} // closed when nothing is left of it
 }
 
-func newLease(row store.Sandbox, m *member) *Lease {
+func newLease(row store.Sandbox, m *member, hold *volumes.Hold) *Lease {
 	l := &Lease{
 		ID: row.ID, Caller: row.Caller, Template: row.Template, Created: row.Created, Expires: row.Expires, IdleTime: row.Idle,
-		memory: row.Memory, member: m, used: row.Used, idle: make(chan struct{}), gone: make(chan struct{}),
+		hold: hold, memory: row.Memory, bound: make(chan struct{}), member: m, used: row.Used, idle: make(chan struct{}), gone: make(chan struct{}),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	return l
@@ -93,6 +97,11 @@ func (l *Lease) Enter(ctx context.Context) (*Use, error) {
 	}
 	if l.member == nil {
 		return nil, fmt.Errorf("sandbox %s: %w", l.ID, errUnknown)
+	}
+	select {
+	case <-l.bound:
+	default:
+		return nil, fmt.Errorf("sandbox %s: %w", l.ID, errBinding)
 	}
 	l.active++
 	both, cancel := context.WithCancelCause(ctx)

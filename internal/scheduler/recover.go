@@ -104,15 +104,12 @@ func (s *Scheduler) keepWarm(ctx context.Context, m *member, row store.Sandbox) 
 }
 
 func (s *Scheduler) recoverLease(ctx context.Context, row store.Sandbox, c *counter) error {
-	l := newLease(row, nil)
-	if row.Lease.Workspace != "" {
-		hold, err := s.opts.Volumes.Acquire(row.Lease.Workspace, row.ID, row.Lease.ReadOnly)
-		if err != nil {
-			s.log.Error("workspace of a lease is not held", "sandbox", row.ID, "workspace", row.Lease.Workspace, "error", err)
-		} else {
-			l.hold = hold
-		}
+	hold, err := s.hold(row.ID, row.Lease)
+	if err != nil {
+		s.log.Error("workspace of a lease is not held", "sandbox", row.ID, "workspace", row.Lease.Workspace, "error", err)
 	}
+	l := newLease(row, nil, hold)
+	close(l.bound) // what the earlier process had bound stays so
 	s.mu.Lock()
 	s.leases[l.ID] = l
 	s.mu.Unlock()
