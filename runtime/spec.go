@@ -22,6 +22,8 @@ const (
 	MinMemoryBytes = 64 << 20
 	MinPids        = GuestReservePids + 16
 	MinCPUs        = 0.05
+	// MinOpenFiles: the guest needs several for each command that runs.
+	MinOpenFiles = 256
 )
 
 // CommandUID and CommandGID are the user of commands unless the caller names
@@ -129,8 +131,8 @@ func (l Limits) Validate() error {
 		return bad("tmp_bytes", l.TmpBytes, "must be from 1 MiB to memory_bytes")
 	case l.ScratchBytes < 1<<20 || l.ScratchBytes > l.MemoryBytes:
 		return bad("scratch_bytes", l.ScratchBytes, "must be from 1 MiB to memory_bytes")
-	case l.OpenFiles < 64 || l.OpenFiles > 1<<20:
-		return bad("open_files", l.OpenFiles, "must be from 64 to 1048576")
+	case l.OpenFiles < MinOpenFiles || l.OpenFiles > 1<<20:
+		return bad("open_files", l.OpenFiles, fmt.Sprintf("must be from %d to 1048576", MinOpenFiles))
 	}
 	return nil
 }

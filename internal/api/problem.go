@@ -14,9 +14,7 @@ import (
 	"orchestrator/internal/engine"
 	"orchestrator/internal/guest"
 	"orchestrator/internal/safefile"
-	"orchestrator/internal/scheduler"
 	"orchestrator/internal/strict"
-	"orchestrator/pool"
 )
 
 // classes maps an error's class to a code and a status: the only place that
@@ -57,10 +55,10 @@ func problem(err error) *v1.Problem {
 	p.Detail = strings.ReplaceAll(p.Detail, "\n", "; ") // joined errors stand one to a line
 	p.Title = http.StatusText(p.Status)
 	p.Field = field(err)
-	if e, ok := errors.AsType[*pool.EmptyError](err); ok {
+	if e, ok := errors.AsType[*engine.EmptyError](err); ok {
 		p.RetryAfterMS = e.RetryAfter.Milliseconds()
 	}
-	if _, ok := errors.AsType[*scheduler.EndedError](err); ok {
+	if _, ok := errors.AsType[*engine.EndedError](err); ok {
 		p.Title = "Gone"
 	}
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {

@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/base64"
+	"slices"
 	"unicode/utf8"
 
 	v1 "orchestrator/client/v1"
@@ -19,7 +20,7 @@ type eventWriter struct {
 func (w *eventWriter) Write(p []byte) (int, error) {
 	data := p
 	if len(w.rest) > 0 {
-		data = append(w.rest, p...)
+		data = slices.Concat(w.rest, p)
 		w.rest = nil
 	}
 	whole := data[:len(data)-partial(data)]

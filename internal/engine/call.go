@@ -16,6 +16,8 @@ import (
 
 	v1 "orchestrator/client/v1"
 	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/scheduler"
+	"orchestrator/pool"
 	"orchestrator/runtime"
 )
 
@@ -26,6 +28,14 @@ type Call struct {
 	// Key is the Idempotency-Key, or "".
 	Key string
 }
+
+// Errors of the layers below that adapters tell apart.
+type (
+	// EmptyError: no sandbox is free; it says when to try again.
+	EmptyError = pool.EmptyError
+	// EndedError: the lease is over; it says for which reason.
+	EndedError = scheduler.EndedError
+)
 
 // LocalCaller is the caller where nothing tells callers apart.
 const LocalCaller = "local"

@@ -84,7 +84,10 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		return nil, err
 	}
 	e.log.Info("recovered", "warm", got.Warm, "leased", got.Leased, "lost", got.Lost, "removed", got.Removed, "unknown", got.Unknown)
-	return e, e.recoverKeys(ctx)
+	if err := e.recoverKeys(ctx); err != nil {
+		return nil, err
+	}
+	return e, nil
 }
 
 // prepare finds a template's image and makes it usable.

@@ -47,7 +47,8 @@ func once[T any](ctx context.Context, e *Engine, call Call, op, ref string, requ
 			return zero, fmt.Errorf("the first request with Idempotency-Key %q was cut short: look at what it made before trying with a new key: %w", call.Key, errdefs.ErrUnavailable)
 		}
 		var answer T
-		return answer, json.Unmarshal(k.Answer, &answer)
+		err := json.Unmarshal(k.Answer, &answer)
+		return answer, err
 	}
 	answer, err := do(ctx)
 	finish, cancel := detach(ctx, 10*time.Second)

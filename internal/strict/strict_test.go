@@ -17,7 +17,7 @@ type doc struct {
 
 func TestErrorsNameTheField(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
-		{`{"nmae":"x"}`, "nmae is not known here"},
+		{`{"nam":"x"}`, "nam is not known here"},
 		{`{"name":1}`, "name is a JSON number and must be a string"},
 		{`{"n":"1"}`, "n is a JSON string and must be a whole number"},
 		{`{"n":1.5}`, "n is a JSON number 1.5 and must be a whole number"},
