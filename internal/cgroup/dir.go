@@ -3,9 +3,9 @@ package cgroup
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,61 +13,137 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dir is one open cgroup directory. Everything below it is opened relative to its descriptor. Safe for concurrent use, Close included.
+// dir is one open cgroup directory. Everything below it is opened relative to its descriptor, by names of this package's own, and no
+// link is followed. Safe for concurrent use, Close included.
+//
+// The calls are the kernel's own: a command costs some thirty reads and writes of files that are a line long and never block, and
+// package os makes six further system calls for each, so that they could.
 type dir struct {
-	*os.Root
+	file *os.File
 	name string // for messages only
 }
 
+const openDirFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC
+
 func openDir(path string) (dir, error) {
-	r, err := os.OpenRoot(path)
+	fd, err := retry(func() (int, error) { return unix.Open(path, openDirFlags, 0) })
 	if err != nil {
-		return dir{}, err
+		return dir{}, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	return dir{Root: r, name: path}, nil
+	return dir{file: os.NewFile(uintptr(fd), path), name: path}, nil
 }
 
 // open opens a child.
 func (d dir) open(child string) (dir, error) {
-	r, err := d.OpenRoot(child)
+	c := dir{name: d.name + "/" + child}
+	err := d.at(func(fd int) error {
+		n, err := unix.Openat(fd, child, openDirFlags|unix.O_NOFOLLOW, 0)
+		if err == nil {
+			c.file = os.NewFile(uintptr(n), c.name)
+		}
+		return err
+	})
 	if err != nil {
-		return dir{}, fmt.Errorf("open cgroup %s: %w", d.name+"/"+child, bare(err))
+		return dir{}, fmt.Errorf("open cgroup %s: %w", c.name, err)
 	}
-	return dir{Root: r, name: d.name + "/" + child}, nil
+	return c, nil
+}
+
+// Close gives the descriptor back. Idempotent.
+func (d dir) Close() error {
+	if err := d.file.Close(); !errors.Is(err, fs.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// at calls do with the directory's descriptor, which stays open meanwhile, again if a signal came between.
+func (d dir) at(do func(fd int) error) error {
+	conn, err := d.file.SyscallConn()
+	if err != nil {
+		return bare(err)
+	}
+	var failed error
+	err = conn.Control(func(fd uintptr) {
+		for {
+			if failed = do(int(fd)); failed != unix.EINTR {
+				return
+			}
+		}
+	})
+	if err != nil {
+		return fs.ErrClosed
+	}
+	return failed
+}
+
+// retry does something again that a signal came between.
+func retry(do func() (int, error)) (int, error) {
+	for {
+		n, err := do()
+		if err != unix.EINTR {
+			return n, err
+		}
+	}
 }
 
 // readMax bounds what is read of one file: the longest is a cgroup.procs of some hundred thousand lines.
 const readMax = 4 << 20
 
+// openFile opens a file of the cgroup; it is closed with unix.Close.
+func (d dir) openFile(file string, flags int) (fd int, err error) {
+	err = d.at(func(at int) (err error) {
+		fd, err = unix.Openat(at, file, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		return err
+	})
+	return fd, err
+}
+
 func (d dir) read(file string) (string, error) {
-	f, err := d.Open(file)
+	fd, err := d.openFile(file, unix.O_RDONLY)
 	if err != nil {
-		return "", fmt.Errorf("read %s/%s: %w", d.name, file, bare(err))
+		return "", fmt.Errorf("read %s/%s: %w", d.name, file, err)
 	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, readMax))
-	if err != nil {
-		return "", fmt.Errorf("read %s/%s: %w", d.name, file, bare(err))
+	defer unix.Close(fd) //nolint:errcheck // nothing was written
+	var small [1024]byte
+	text := small[:0]
+	for len(text) < readMax {
+		if len(text) == cap(text) {
+			text = slices.Grow(text, len(text))
+		}
+		n, err := retry(func() (int, error) { return unix.Read(fd, text[len(text):cap(text)]) })
+		if err != nil {
+			return "", fmt.Errorf("read %s/%s: %w", d.name, file, err)
+		}
+		if n == 0 {
+			break
+		}
+		text = text[:len(text)+n]
 	}
-	return string(b), nil
+	return string(text), nil
 }
 
 // write writes without creating: a missing file must stay "no such file", the sign of a kernel that lacks it.
 func (d dir) write(file, value string) error {
-	f, err := d.OpenFile(file, os.O_WRONLY, 0)
+	fd, err := d.openFile(file, unix.O_WRONLY)
 	if err != nil {
-		return fmt.Errorf("write %s/%s: %w", d.name, file, bare(err))
+		return fmt.Errorf("write %s/%s: %w", d.name, file, err)
 	}
-	_, err = f.WriteString(value)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("write %q to %s/%s: %w", value, d.name, file, bare(err))
+	_, err = retry(func() (int, error) { return unix.Write(fd, []byte(value)) })
+	if err = errors.Join(err, unix.Close(fd)); err != nil {
+		return fmt.Errorf("write %q to %s/%s: %w", value, d.name, file, err)
 	}
 	return nil
 }
 
 func (d dir) has(file string) bool {
-	_, err := d.Lstat(file)
-	return err == nil
+	var st unix.Stat_t
+	return d.at(func(fd int) error { return unix.Fstatat(fd, file, &st, unix.AT_SYMLINK_NOFOLLOW) }) == nil
+}
+
+// mkdir makes a child.
+func (d dir) mkdir(child string) error {
+	return d.at(func(fd int) error { return unix.Mkdirat(fd, child, 0o755) })
 }
 
 // number reads a file of one number; false where there is none or the file says "max".
@@ -107,7 +183,7 @@ func (d dir) procs() (pids []int, hidden int, err error) {
 func (d dir) remove(child string, patience time.Duration) error {
 	end := time.Now().Add(patience)
 	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		err := d.Remove(child)
+		err := d.at(func(fd int) error { return unix.Unlinkat(fd, child, unix.AT_REMOVEDIR) })
 		if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 			return nil
 		}
@@ -120,10 +196,11 @@ func (d dir) remove(child string, patience time.Duration) error {
 
 // children names the cgroups directly below.
 func (d dir) children() ([]string, error) {
-	f, err := d.Open(".")
+	here, err := d.open(".")
 	if err != nil {
 		return nil, err
 	}
+	f := here.file
 	defer f.Close()
 	entries, err := f.ReadDir(-1)
 	if err != nil {

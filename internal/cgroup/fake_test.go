@@ -22,7 +22,7 @@ func fakeTree(t *testing.T, files map[string]string) *Tree {
 			t.Fatal(err)
 		}
 	}
-	tree, err := openTree(root, func(*os.Root) (bool, error) { return true, nil })
+	tree, err := openTree(root, func(dir) (bool, error) { return true, nil })
 	if err != nil {
 		t.Fatal(err)
 	}

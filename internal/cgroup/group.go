@@ -17,6 +17,7 @@ type Group struct {
 	tree   *Tree
 	made   int // how many of the tree's hierarchies have the directory
 	dirs   []member
+	split  atomic.Bool  // an Add failed: somebody may be in some of dirs only
 	denied atomic.Int64 // PidsDenied when Kill closed the group for forks, -1 before
 }
 
@@ -33,6 +34,7 @@ func (g *Group) Add(pid int) error {
 	}
 	for _, d := range g.dirs {
 		if err := d.write("cgroup.procs", strconv.Itoa(pid)); err != nil {
+			g.split.Store(true)
 			return fmt.Errorf("add process %d to group %s: %w", pid, g.name, err)
 		}
 	}
@@ -69,7 +71,8 @@ func (g *Group) Kill(ctx context.Context) error {
 }
 
 func (g *Group) prey() prey {
-	var p prey
+	// A command cannot move itself: what it forks is where it is, in every hierarchy.
+	p := prey{whole: !g.split.Load()}
 	for _, d := range g.dirs {
 		p.all = append(p.all, d.dir)
 		p.aim(d.kind, d.dir)

@@ -15,6 +15,8 @@ type prey struct {
 	tree *dir  // a cgroup2 directory with cgroup.kill, or nil; it and all below it is killed at once, forks in flight included
 	pids *dir  // a directory with pids.max, or nil
 	all  []dir // every directory, on every hierarchy
+	// whole: whoever is in any of them is in tree too, so that an empty tree says it all.
+	whole bool
 }
 
 // kill returns when nothing is alive in the cgroups, or ctx has ended. Without cgroup.kill it forbids the group to fork by setting its pids cap to
@@ -77,7 +79,7 @@ func (p prey) strike(thorough bool) (int, error) {
 	alive := 0
 	if p.tree != nil {
 		var err error
-		if alive, err = p.strikeTree(); err != nil || alive > 0 && !thorough {
+		if alive, err = p.strikeTree(); err != nil || alive > 0 && !thorough || alive == 0 && p.whole {
 			return alive, err
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -29,7 +28,7 @@ type member struct {
 // The descriptors are kept: what is bound there later is not seen, what is unbound later stays usable.
 func OpenTree(dir string) (*Tree, error) { return openTree(dir, isCgroup) }
 
-func openTree(path string, real func(*os.Root) (bool, error)) (*Tree, error) {
+func openTree(path string, real func(dir) (bool, error)) (*Tree, error) {
 	root, err := openDir(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrNone
@@ -47,7 +46,7 @@ func openTree(path string, real func(*os.Root) (bool, error)) (*Tree, error) {
 		if err == nil {
 			d.name = kind
 			var ok bool
-			if ok, err = real(d.Root); !ok {
+			if ok, err = real(d); !ok {
 				d.Close()
 			} else {
 				t.dirs = append(t.dirs, member{dir: d, kind: kind})
@@ -65,14 +64,9 @@ func openTree(path string, real func(*os.Root) (bool, error)) (*Tree, error) {
 }
 
 // isCgroup asks the kernel which file system this is: an empty folder that waits for its mount is not one.
-func isCgroup(r *os.Root) (bool, error) {
-	f, err := r.Open(".")
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
+func isCgroup(d dir) (bool, error) {
 	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+	if err := d.at(func(fd int) error { return unix.Fstatfs(fd, &st) }); err != nil {
 		return false, fmt.Errorf("statfs: %w", err)
 	}
 	return st.Type == unix.CGROUP_SUPER_MAGIC || st.Type == unix.CGROUP2_SUPER_MAGIC, nil
@@ -106,7 +100,7 @@ func (t *Tree) Make(name string) (*Group, error) {
 	g := &Group{name: name, tree: t}
 	g.denied.Store(-1)
 	for _, parent := range t.dirs {
-		if err := parent.Mkdir(name, 0o755); err != nil {
+		if err := parent.mkdir(name); err != nil {
 			g.undo()
 			return nil, fmt.Errorf("make group %s/%s: %w", parent.name, name, bare(err))
 		}

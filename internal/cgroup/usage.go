@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"fmt"
+	"io/fs"
 	"time"
 )
 
@@ -18,8 +19,8 @@ type Usage struct {
 func usage(dirs []member) (Usage, error) {
 	var u Usage
 	for _, d := range dirs {
-		if _, err := d.Stat("cgroup.procs"); err != nil {
-			return Usage{}, fmt.Errorf("usage of cgroup %s: %w", d.name, bare(err))
+		if !d.has("cgroup.procs") {
+			return Usage{}, fmt.Errorf("usage of cgroup %s: %w", d.name, fs.ErrNotExist)
 		}
 		switch d.kind {
 		case Memory:
