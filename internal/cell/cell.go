@@ -163,17 +163,19 @@ func (c *Cell) adopt(ctx context.Context) error {
 	}
 	guest := filepath.Join(c.RunDir(), filepath.Base(wire.GuestPath))
 	for _, path := range []string{c.RunDir(), guest, c.SlotDir()} {
-		n, err := slot.Mounted(path)
+		there, err := slot.IsMount(path)
 		if err != nil {
 			return err
 		}
-		if n == 0 {
+		if !there {
 			return fmt.Errorf("%w: nothing is mounted at %s", ErrIncomplete, path)
 		}
-		if path == c.SlotDir() {
-			c.workspaces = n - 1
-		}
 	}
+	n, err := slot.Mounted(c.SlotDir())
+	if err != nil {
+		return err
+	}
+	c.workspaces = n - 1
 	for _, path := range []string{c.RunDir(), c.SlotDir()} {
 		shared, err := slot.Shared(path)
 		if err != nil {

@@ -60,11 +60,11 @@ func (c *Cell) bindGroups(initPid int, share cgroup.Share) error {
 			continue
 		}
 		if check {
-			n, err := slot.Mounted(c.groupDir(name))
+			bound, err := slot.IsMount(c.groupDir(name))
 			if err != nil {
 				return err
 			}
-			if n > 0 {
+			if bound {
 				continue
 			}
 		}

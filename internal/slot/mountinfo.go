@@ -45,6 +45,23 @@ func Mounted(target string) (int, error) {
 	return n, nil
 }
 
+// IsMount reports whether something is mounted at target; false too where there is no such path. It asks the kernel about the one place, and where
+// that is too old for it (before 5.8) reads the whole list.
+func IsMount(target string) (bool, error) {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, target, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look at %s: %w", target, err)
+	case st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0:
+		n, err := Mounted(target)
+		return n > 0, err
+	}
+	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
+}
+
 // Shared reports whether target, a mount point or a place below one, lies on a shared mount, so that what is bound there
 // reaches containers.
 func Shared(target string) (bool, error) {
