@@ -35,7 +35,7 @@ func (b *budget) take(ctx context.Context, memory int64) error {
 	}
 	b.mu.Lock()
 	if b.waiting.Len() == 0 && b.fits(memory) {
-		b.add(memory)
+		b.add(1, memory)
 		b.mu.Unlock()
 		return nil
 	}
@@ -51,7 +51,7 @@ func (b *budget) take(ctx context.Context, memory int64) error {
 	defer b.mu.Unlock()
 	select {
 	case <-s.ready: // it came at the same moment: hand it on
-		b.add(-memory)
+		b.add(-1, -memory)
 	default:
 		b.waiting.Remove(e)
 	}
@@ -65,13 +65,13 @@ func (b *budget) take(ctx context.Context, memory int64) error {
 func (b *budget) force(memory int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.add(memory)
+	b.add(1, memory)
 }
 
 func (b *budget) give(memory int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.add(-memory)
+	b.add(-1, -memory)
 	b.serve()
 }
 
@@ -79,13 +79,9 @@ func (b *budget) fits(memory int64) bool {
 	return b.used < b.count && b.bytes+memory <= b.memory
 }
 
-func (b *budget) add(memory int64) {
+func (b *budget) add(n int, memory int64) {
+	b.used += n
 	b.bytes += memory
-	if memory < 0 {
-		b.used--
-	} else {
-		b.used++
-	}
 }
 
 func (b *budget) serve() {
@@ -94,7 +90,7 @@ func (b *budget) serve() {
 		if !b.fits(s.memory) {
 			return
 		}
-		b.add(s.memory)
+		b.add(1, s.memory)
 		b.waiting.Remove(e)
 		close(s.ready)
 	}

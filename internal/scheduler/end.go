@@ -56,16 +56,16 @@ func (s *Scheduler) finish(ctx context.Context, l *Lease, reason string) {
 	case <-l.idle:
 	case <-time.After(calmTime):
 	}
-	s.settleShells(ctx, l, reason)
+	s.settleShells(ctx, l)
 	if s.destroy(ctx, l, reason) {
 		return
 	}
 	s.retry(broken{lease: l, reason: reason, row: store.Sandbox{ID: l.ID}})
 }
 
-// settleShells records how the lease's shells ended: what the guest still can
-// tell, and for the rest that they ended with their sandbox.
-func (s *Scheduler) settleShells(ctx context.Context, l *Lease, reason string) {
+// settleShells records how the lease's shells ended as far as the guest can
+// still tell.
+func (s *Scheduler) settleShells(ctx context.Context, l *Lease) {
 	rows, err := s.opts.Store.Shells(ctx, l.ID)
 	if err != nil || len(rows) == 0 {
 		return
@@ -84,13 +84,19 @@ func (s *Scheduler) settleShells(ctx context.Context, l *Lease, reason string) {
 			}
 		}
 	}
+}
+
+// settleRest records of shells whose end nobody saw that they ended with their
+// sandbox, and that it is gone.
+func (s *Scheduler) settleRest(ctx context.Context, id, reason string) error {
 	rest := runtime.Result{Ending: runtime.Cancelled, ExitCode: -1, Detail: "its sandbox ended: " + reason}
 	if reason == Lost || reason == Unclean {
 		rest.Ending = runtime.SandboxLost
 	}
-	if err := s.opts.Store.EndShells(ctx, l.ID, now, rest); err != nil {
-		s.log.Error("ends of shells not recorded", "sandbox", l.ID, "error", err)
+	if err := s.opts.Store.EndShells(ctx, id, time.Now(), rest); err != nil {
+		return err
 	}
+	return s.mark(ctx, id, store.Gone, reason)
 }
 
 // destroy makes one attempt, and on success lets go of all that the lease had.
@@ -108,7 +114,7 @@ func (s *Scheduler) destroy(ctx context.Context, l *Lease, reason string) bool {
 		return false
 	}
 	fault.Hit("scheduler.end.destroyed")
-	if err := s.mark(ctx, l.ID, store.Gone, reason); err != nil {
+	if err := s.settleRest(ctx, l.ID, reason); err != nil {
 		s.log.Error("end of a lease not recorded; trying again", "sandbox", l.ID, "error", err)
 		return false
 	}

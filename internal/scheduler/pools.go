@@ -6,9 +6,13 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 
+	"golang.org/x/sync/errgroup"
+
+	"orchestrator/internal/fault"
 	"orchestrator/internal/store"
 	"orchestrator/pool"
 )
@@ -88,20 +92,42 @@ func (s *Scheduler) DestroyAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ids := map[string]int64{}
+	ids := map[string]bool{}
 	for _, f := range found {
-		ids[f.ID] = 0
+		ids[f.ID] = true
 	}
 	for _, r := range rows {
-		ids[r.ID] = r.Memory
+		ids[r.ID] = true
 	}
-	var errs []error
-	for id, memory := range ids {
-		s.budget.force(memory)
-		err := s.discard(ctx, store.Sandbox{ID: id, Memory: memory}, store.Gone, ShutDown, s.removeByID(id))
-		if err != nil {
-			errs = append(errs, err)
-		}
+	var g errgroup.Group // none of them stops the others
+	g.SetLimit(recoverParallel)
+	errs := make(chan error, len(ids))
+	for id := range ids {
+		g.Go(func() error { errs <- s.shutDown(ctx, id); return nil })
 	}
-	return errors.Join(errs...)
+	_ = g.Wait()
+	close(errs)
+	var all []error
+	for err := range errs {
+		all = append(all, err)
+	}
+	return errors.Join(all...)
+}
+
+// shutDown removes one sandbox with all that is promised of it.
+func (s *Scheduler) shutDown(ctx context.Context, id string) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("sandbox %s is not removed: %w", id, context.Cause(ctx))
+	}
+	if err := s.mark(ctx, id, store.Stopping, ShutDown); err != nil {
+		s.log.Error("sandbox not marked as stopping", "sandbox", id, "error", err)
+	}
+	fault.Hit("scheduler.destroy.marked")
+	one, cancel := context.WithTimeout(ctx, destroyTime)
+	defer cancel()
+	if err := s.opts.Driver.Remove(one, id); err != nil {
+		return fmt.Errorf("remove sandbox %s: %w", id, err)
+	}
+	fault.Hit("scheduler.destroy.removed")
+	return s.settleRest(ctx, id, ShutDown)
 }

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
-
 	"orchestrator/internal/store"
 	"orchestrator/runtime"
 )
@@ -17,6 +17,9 @@ import (
 type Recovered struct {
 	Warm, Leased, Lost, Removed, Unknown int
 }
+
+// left is why a sandbox ends that nobody waits for any more.
+const left = "its process ended"
 
 // recoverParallel bounds adoptions and removals at once.
 const recoverParallel = 8
@@ -42,38 +45,64 @@ func (s *Scheduler) Recover(ctx context.Context) (Recovered, error) {
 		known[row.ID] = true
 		s.budget.force(row.Memory)
 	}
+	// Leases hold their workspaces before anything that takes time: those that
+	// live before those whose end was under way.
+	for _, state := range []store.State{store.Leased, store.Stopping} {
+		for _, row := range rows {
+			if row.State == state && row.Caller != "" {
+				s.takeUp(row)
+			}
+		}
+	}
 	c := &counter{}
-	g, ctx := errgroup.WithContext(ctx)
+	var g errgroup.Group // none of them stops the others
 	g.SetLimit(recoverParallel)
 	for _, f := range found {
 		if !known[f.ID] {
-			g.Go(func() error { return s.removeOrphan(ctx, f, c) })
+			g.Go(func() error { s.removeOrphan(ctx, f, c); return nil })
 		}
 	}
 	for _, row := range rows {
-		g.Go(func() error { return s.recoverRow(ctx, row, c) })
+		g.Go(func() error { s.recoverRow(ctx, row, c); return nil })
 	}
-	err = g.Wait()
-	return c.sum(), err
+	_ = g.Wait()
+	return c.sum(), context.Cause(ctx)
 }
 
 // removeOrphan removes what the engine has and nobody was promised.
-func (s *Scheduler) removeOrphan(ctx context.Context, f runtime.Found, c *counter) error {
+func (s *Scheduler) removeOrphan(ctx context.Context, f runtime.Found, c *counter) {
 	s.log.Warn("removing a sandbox that is not recorded", "sandbox", f.ID, "template", f.Template)
 	c.add(func(r *Recovered) { r.Removed++ })
-	return s.opts.Driver.Remove(ctx, f.ID)
+	s.budget.force(0)
+	s.discarded(ctx, store.Sandbox{ID: f.ID, Template: f.Template}, store.Gone, s.removeByID(f.ID))
 }
 
-func (s *Scheduler) recoverRow(ctx context.Context, row store.Sandbox, c *counter) error {
+// discarded discards what an earlier process left. What cannot be removed is
+// for the sweep, and keeps nobody from starting.
+func (s *Scheduler) discarded(ctx context.Context, row store.Sandbox, to store.State, remove func(context.Context) error) {
+	if err := s.discard(ctx, row, to, left, remove); err != nil {
+		s.log.Error("sandbox not removed; trying again", "sandbox", row.ID, "error", err)
+	}
+}
+
+func (s *Scheduler) recoverRow(ctx context.Context, row store.Sandbox, c *counter) {
 	remove := s.removeByID(row.ID)
-	switch row.State {
-	case store.Leased:
-		return s.recoverLease(ctx, row, c)
-	case store.Warm:
+	l := s.Live(row.ID)
+	switch {
+	case l != nil && row.State == store.Leased && !row.Lease.OneShot:
+		s.recoverLease(ctx, l, row, c)
+		return
+	case l != nil:
+		c.add(func(r *Recovered) { r.Removed++ })
+		if err := s.End(ctx, l, cmp.Or(row.Reason, left), false); err != nil {
+			s.log.Error("lease not ended", "sandbox", l.ID, "error", err)
+		}
+		return
+	case row.State == store.Warm:
 		m, err := s.adopt(ctx, row)
 		if err == nil && s.keepWarm(ctx, m, row) {
 			c.add(func(r *Recovered) { r.Warm++ })
-			return nil
+			return
 		}
 		if err == nil {
 			remove = m.sandbox.Destroy
@@ -84,10 +113,7 @@ func (s *Scheduler) recoverRow(ctx context.Context, row store.Sandbox, c *counte
 	if row.State == store.Creating {
 		to = store.Failed
 	}
-	if err := s.discard(ctx, row, to, "its process ended", remove); err != nil {
-		s.log.Error("sandbox not removed; trying again", "sandbox", row.ID, "error", err)
-	}
-	return nil
+	s.discarded(ctx, row, to, remove)
 }
 
 // keepWarm puts a warm sandbox back into its pool if it is still what the
@@ -103,7 +129,9 @@ func (s *Scheduler) keepWarm(ctx context.Context, m *member, row store.Sandbox) 
 	return s.pools[row.Template].Adopt(m, row.Created)
 }
 
-func (s *Scheduler) recoverLease(ctx context.Context, row store.Sandbox, c *counter) error {
+// takeUp makes a lease of an earlier process known, with its workspace: while
+// a sandbox may live, nobody else gets what it can write to.
+func (s *Scheduler) takeUp(row store.Sandbox) {
 	hold, err := s.hold(row.ID, row.Lease)
 	if err != nil {
 		s.log.Error("workspace of a lease is not held", "sandbox", row.ID, "workspace", row.Lease.Workspace, "error", err)
@@ -111,8 +139,11 @@ func (s *Scheduler) recoverLease(ctx context.Context, row store.Sandbox, c *coun
 	l := newLease(row, nil, hold)
 	close(l.bound) // what the earlier process had bound stays so
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.leases[l.ID] = l
-	s.mu.Unlock()
+}
+
+func (s *Scheduler) recoverLease(ctx context.Context, l *Lease, row store.Sandbox, c *counter) {
 	switch known, err := s.resolve(ctx, l, row); {
 	case !known:
 		s.log.Warn("the engine cannot tell whether a leased sandbox lives; asking again", "sandbox", l.ID, "error", err)
@@ -122,7 +153,6 @@ func (s *Scheduler) recoverLease(ctx context.Context, row store.Sandbox, c *coun
 	default:
 		c.add(func(r *Recovered) { r.Leased++ })
 	}
-	return nil
 }
 
 // resolve finds out what became of a leased sandbox. known false: the engine

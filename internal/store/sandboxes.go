@@ -41,6 +41,8 @@ type Lease struct {
 	Workspace string            `json:"workspace,omitempty"`
 	ReadOnly  bool              `json:"read_only,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"`
+	// OneShot: it is for one call, and over when that is.
+	OneShot bool `json:"one_shot,omitempty"`
 	// Key is the idempotency key it was asked for with.
 	Key string `json:"key,omitempty"`
 	// Env is not kept: it may hold secrets, and the guest has it.

@@ -1,0 +1,120 @@
+package scheduler
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/store"
+	"orchestrator/runtime"
+	"orchestrator/runtime/fake"
+	"orchestrator/volumes"
+)
+
+// crashed opens the store of a process that is no more.
+func (w *world) crashed(t *testing.T, change func(*store.Store)) {
+	t.Helper()
+	st, err := store.Open(t.Context(), w.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(st)
+	if err := st.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) step(t *testing.T, id string, change func(*store.Sandbox)) {
+	t.Helper()
+	w.crashed(t, func(st *store.Store) {
+		if _, err := st.Update(t.Context(), id, func(b *store.Sandbox) error { change(b); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// Killed between the mark and the destruction: until the sandbox is gone it
+// can write to its workspace, and its shells have not ended.
+func TestAnEndThatWasCutKeepsItsWorkspaceAndSettlesShells(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	if _, err := s.volumes.Create(t.Context(), "w", volumes.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	with := func(r *Request) { r.Lease.Workspace = "w" }
+	l := s.acquire(t, with)
+	s.stop()
+	w.step(t, l.ID, func(b *store.Sandbox) { b.State, b.Reason = store.Stopping, Removed })
+	w.crashed(t, func(st *store.Store) {
+		if err := st.InsertShell(t.Context(), store.Shell{ID: "sh", Sandbox: l.ID, Caller: "me", Started: time.Now()}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	w.host.Before(fake.Fail(errors.New("the engine says no"), -1, fake.OpDestroy))
+	s = w.start(t)
+	eventually(t, "it was tried", func() bool { return s.Broken() == 1 })
+	if _, err := s.tryAcquire(t.Context(), with); !errdefs.IsUnavailable(err) {
+		t.Errorf("its workspace was given away: %v", err)
+	}
+	if got, err := s.store.Shell(t.Context(), "sh"); err != nil || got.Result != nil {
+		t.Errorf("its shell is said to have ended: %+v %v", got, err)
+	}
+	w.host.Before(nil)
+	eventually(t, "it is gone", func() bool { return s.row(t, l.ID).State == store.Gone })
+	if got := s.row(t, l.ID).Reason; got != Removed {
+		t.Errorf("it ended for %q", got)
+	}
+	if got, err := s.store.Shell(t.Context(), "sh"); err != nil || got.Result == nil || got.Result.Ending != runtime.Cancelled {
+		t.Errorf("its shell: %+v %v", got, err)
+	}
+	s.acquire(t, with)
+}
+
+func TestALeaseForOneCallEndsWithItsProcess(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	l := s.acquire(t, func(r *Request) { r.Lease.OneShot = true })
+	s.stop()
+	s = w.start(t)
+	eventually(t, "it is gone", func() bool { return s.row(t, l.ID).State == store.Gone })
+}
+
+func TestAnOrphanThatStaysKeepsNobodyFromStarting(t *testing.T) {
+	w := newWorld(t)
+	w.crashed(t, func(st *store.Store) {
+		spec := runtime.Spec{ID: "orphan-00", Owner: st.Owner(), Template: "default", Image: runtime.Image{ID: "sha256:1"}, Limits: runtime.Limits{}.WithDefaults()}
+		if _, err := fake.New(fake.Options{Host: w.host}).Create(t.Context(), spec); err != nil {
+			t.Fatal(err)
+		}
+	})
+	w.host.Before(fake.Fail(errors.New("busy"), 1, fake.OpDestroy))
+	s := w.start(t)
+	eventually(t, "the sweep removed it", func() bool { return !slices.Contains(w.host.IDs(), "orphan-00") && s.Broken() == 0 })
+	eventually(t, "only the warm one counts", func() bool {
+		s.budget.mu.Lock()
+		defer s.budget.mu.Unlock()
+		return s.budget.used == s.Pools()[0].Warm
+	})
+}
+
+func TestDestroyAllSettlesShells(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	l := s.acquire(t)
+	s.stop()
+	w.crashed(t, func(st *store.Store) {
+		if err := st.InsertShell(t.Context(), store.Shell{ID: "sh", Sandbox: l.ID, Caller: "me", Started: time.Now()}); err != nil {
+			t.Fatal(err)
+		}
+		d := New(Options{Driver: fake.New(fake.Options{Host: w.host}), Store: st, MaxSandboxes: 1})
+		if err := d.DestroyAll(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := st.Shell(t.Context(), "sh"); err != nil || got.Result == nil {
+			t.Errorf("a shell of nothing runs: %+v %v", got, err)
+		}
+	})
+}
