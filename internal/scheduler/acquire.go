@@ -95,7 +95,7 @@ func (s *Scheduler) promise(ctx context.Context, m *member, hold *volumes.Hold, 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return nil, fmt.Errorf("the service is stopping: %w", errdefs.ErrUnavailable)
+		return nil, errStopping
 	}
 	s.leases[l.ID] = l
 	return l, nil
@@ -144,7 +144,7 @@ func (s *Scheduler) enqueue() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return fmt.Errorf("the service is stopping: %w", errdefs.ErrUnavailable)
+		return errStopping
 	}
 	if s.waiting >= s.opts.Queue {
 		return fmt.Errorf("%d calls wait for a sandbox already (admission.queue): %w", s.waiting, errdefs.ErrResourceExhausted)

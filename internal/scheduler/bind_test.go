@@ -57,3 +57,69 @@ func TestEndWhileTheWorkspaceIsBound(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 }
+
+// Between the look at the clock and the end there is a question to the guest.
+func TestALeaseUsedAgainIsNotIdle(t *testing.T) {
+	s := newWorld(t).start(t)
+	l := s.acquire(t)
+	use, err := l.Enter(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := s.End(t.Context(), l, Idle, false); err != nil {
+			t.Fatal(err)
+		}
+		if l.Ended() != "" {
+			t.Fatal("it was ended under a call, or right after one")
+		}
+		use.Leave()
+	}
+}
+
+// A guest that does not answer may have a shell that works.
+func TestASlowGuestIsNotIdle(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	asked := make(chan struct{}, 1)
+	l := s.acquire(t)
+	w.host.Before(func(ctx context.Context, op fake.Op, id string) error {
+		if op != fake.OpOpen || id != l.ID {
+			return nil
+		}
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	l.mu.Lock()
+	l.IdleTime = time.Millisecond
+	l.mu.Unlock()
+	<-asked
+	select {
+	case <-asked: // so the first question had no answer
+	case <-l.Gone():
+		t.Fatal("it ended because its guest did not answer")
+	}
+	w.host.Before(nil)
+	<-l.Gone()
+}
+
+// The end of a lease of unknown fate removes its sandbox by id; nothing may
+// be counted for it after that.
+func TestALeaseThatEndedIsNotFoundAgain(t *testing.T) {
+	s := newWorld(t).start(t)
+	row := s.row(t, s.acquire(t).ID)
+	unknown := newLease(row, nil, nil)
+	if !unknown.begin(Removed) {
+		t.Fatal("it does not end")
+	}
+	if known, err := s.resolve(t.Context(), unknown, row); !known || !errdefs.IsNotFound(err) {
+		t.Fatal(known, err)
+	}
+	if st := s.Pools()[0]; unknown.member != nil || st.Leased != 1 {
+		t.Fatalf("%+v", st)
+	}
+}

@@ -25,7 +25,10 @@ func (s *Scheduler) End(ctx context.Context, l *Lease, reason string, wait bool)
 		if s.closed {
 			// The next process finds the row and goes on from there.
 			s.mu.Unlock()
-			return s.mark(context.WithoutCancel(ctx), l.ID, store.Stopping, reason)
+			if err := s.mark(context.WithoutCancel(ctx), l.ID, store.Stopping, reason); err != nil || !wait {
+				return err
+			}
+			return fmt.Errorf("sandbox %s is removed by the next service: %w", l.ID, errStopping)
 		}
 		s.work.Add(1)
 		s.mu.Unlock()

@@ -36,6 +36,8 @@ func (e *EndedError) Error() string { return fmt.Sprintf("sandbox %s is gone: %s
 // Unwrap gives the class.
 func (e *EndedError) Unwrap() error { return errdefs.ErrNotFound }
 
+var errStopping = fmt.Errorf("the service is stopping: %w", errdefs.ErrUnavailable)
+
 // errBinding: the lease is seen in a list before it is handed out.
 var errBinding = fmt.Errorf("the sandbox is not handed out yet: %w", errdefs.ErrUnavailable)
 
@@ -124,11 +126,12 @@ func (u *Use) Leave() {
 	})
 }
 
-// begin starts the end of the lease. Only the first call gets true.
+// begin starts the end of the lease. Only the first call gets true; an idle
+// lease that is used again by now goes on.
 func (l *Lease) begin(reason string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.reason != "" {
+	if l.reason != "" || reason == Idle && !l.idleAt(time.Now()) {
 		return false
 	}
 	l.reason = reason
@@ -150,10 +153,27 @@ func (l *Lease) due(now time.Time) string {
 		return Lost
 	case !now.Before(l.Expires):
 		return Expired
-	case l.member != nil && l.active == 0 && now.Sub(l.used) >= l.IdleTime:
+	case l.member != nil && l.idleAt(now):
 		return Idle
 	}
 	return ""
+}
+
+// idleAt is to be called with the lock held.
+func (l *Lease) idleAt(now time.Time) bool {
+	return l.active == 0 && now.Sub(l.used) >= l.IdleTime
+}
+
+// found gives the lease its sandbox after a restart; false if it has ended
+// meanwhile, and is removed without.
+func (l *Lease) found(m *member) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.reason != "" {
+		return false
+	}
+	l.member, l.used = m, time.Now() // the time nobody could use it does not count
+	return true
 }
 
 // LastUse is when the last call ended, or the lease began.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
@@ -172,12 +171,15 @@ func (s *Scheduler) resolve(ctx context.Context, l *Lease, row store.Sandbox) (k
 	if err != nil {
 		return false, errors.Join(err, m.sandbox.Release())
 	}
-	l.mu.Lock()
-	l.member = m
-	l.used = time.Now() // the time nobody could use it does not count
-	l.mu.Unlock()
-	if p := s.pools[row.Template]; p != nil {
-		p.AdoptTaken(m)
+	p := s.pools[row.Template]
+	if p != nil {
+		p.AdoptTaken(m) // before its end can say that it is gone
+	}
+	if !l.found(m) {
+		if p != nil {
+			p.Gone(m)
+		}
+		return true, errors.Join(l.Cause(), m.sandbox.Release())
 	}
 	if !pong.Claimed || checkPong(pong) != nil {
 		return true, errors.Join(errdefs.ErrAborted, s.End(ctx, l, Abandoned, false))

@@ -104,6 +104,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		g.Go(func() error { return p.Run(ctx) })
 	}
 	g.Go(func() error { return s.tick(ctx) })
+	g.Go(func() error { return s.repair(ctx) })
 	err := g.Wait()
 	s.mu.Lock()
 	s.closed = true
@@ -131,6 +132,9 @@ func (s *Scheduler) Lease(ctx context.Context, caller, id string) (*Lease, error
 	row, err := s.Row(ctx, caller, id)
 	if err != nil {
 		return nil, err
+	}
+	if row.State == store.Leased && row.Reason == "" { // promised just now
+		return nil, fmt.Errorf("sandbox %s: %w", id, errBinding)
 	}
 	return nil, &EndedError{ID: id, Reason: row.Reason}
 }

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // How often things are looked at.
@@ -15,12 +17,14 @@ const (
 	forgetTime = 10 * time.Minute       // ended rows are dropped
 )
 
-// tick ends leases that are due, records uses, tries failed removals again
-// and forgets old rows.
+// askParallel bounds how many guests are asked at once whether they are idle.
+const askParallel = 16
+
+// tick ends leases that are due and records uses. It waits for no engine.
 func (s *Scheduler) tick(ctx context.Context) error {
 	t := time.NewTicker(tickTime)
 	defer t.Stop()
-	var flushed, swept, forgot time.Time
+	var flushed time.Time
 	for {
 		var now time.Time
 		select {
@@ -34,11 +38,25 @@ func (s *Scheduler) tick(ctx context.Context) error {
 			flushed = now
 			s.flush(ctx)
 		}
-		if now.Sub(swept) >= sweepTime {
-			swept = now
-			s.sweep(ctx)
-			s.resolveUnknown(ctx)
+	}
+}
+
+// repair tries failed removals again, asks again about leases nobody could
+// tell of, and forgets old rows.
+func (s *Scheduler) repair(ctx context.Context) error {
+	t := time.NewTimer(tickTime) // soon after a restart
+	defer t.Stop()
+	var forgot time.Time
+	for {
+		var now time.Time
+		select {
+		case <-ctx.Done():
+			return nil
+		case now = <-t.C:
 		}
+		t.Reset(sweepTime)
+		s.sweep(ctx)
+		s.resolveUnknown(ctx)
 		if now.Sub(forgot) >= forgetTime {
 			forgot = now
 			if _, err := s.opts.Store.Forget(ctx, now.Add(-s.opts.Keep)); err != nil {
@@ -49,27 +67,39 @@ func (s *Scheduler) tick(ctx context.Context) error {
 }
 
 func (s *Scheduler) endDue(ctx context.Context, now time.Time) {
+	var asking errgroup.Group
+	asking.SetLimit(askParallel)
 	for _, l := range s.all() {
-		reason := l.due(now)
-		if reason == Idle && s.busy(ctx, l) {
-			l.touch()
-			continue
+		switch reason := l.due(now); reason {
+		case "":
+		case Idle:
+			asking.Go(func() error { s.endIdle(ctx, l); return nil })
+		default:
+			s.endNow(ctx, l, reason)
 		}
-		if reason == "" {
-			continue
-		}
-		if err := s.End(ctx, l, reason, false); err != nil {
-			s.log.Error("lease not ended", "sandbox", l.ID, "reason", reason, "error", err)
-		}
+	}
+	_ = asking.Wait()
+}
+
+// endIdle ends a lease unless a background shell is busy in it. Where nobody
+// can tell, it is asked again: a slow guest is not an idle one.
+func (s *Scheduler) endIdle(ctx context.Context, l *Lease) {
+	ping, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	switch p, err := l.member.guest.Ping(ping); {
+	case err != nil:
+		s.log.Debug("cannot tell whether an idle sandbox is busy", "sandbox", l.ID, "error", err)
+	case p.Commands > 0:
+		l.touch()
+	default:
+		s.endNow(ctx, l, Idle)
 	}
 }
 
-// busy says whether a background shell keeps a lease from being idle.
-func (s *Scheduler) busy(ctx context.Context, l *Lease) bool {
-	ctx, cancel := context.WithTimeout(ctx, probeTime)
-	defer cancel()
-	p, err := l.member.guest.Ping(ctx)
-	return err == nil && p.Commands > 0
+func (s *Scheduler) endNow(ctx context.Context, l *Lease, reason string) {
+	if err := s.End(ctx, l, reason, false); err != nil {
+		s.log.Error("lease not ended", "sandbox", l.ID, "reason", reason, "error", err)
+	}
 }
 
 func (s *Scheduler) flush(ctx context.Context) {
