@@ -12,7 +12,7 @@ while read -r name; do
     [[ $name == ORCHESTRATOR_CACHE || $name == ORCHESTRATOR_IMAGE_* ]] || unset "$name"
 done < <(compgen -e ORCHESTRATOR_ || :)
 
-integration/scripts/deps.sh
+integration/scripts/deps.sh --embedded
 make --no-print-directory --silent build
 archive=$(docker/sandbox/build.sh --print-archive)
 CGO_ENABLED=0 go build -trimpath -buildvcs=false -o bin/demo ./integration/demo

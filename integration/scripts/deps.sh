@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Installs what "make demo" and "make test" need and this machine has not, from the distribution's packages:
 #
-#     deps.sh [--check]     --check installs nothing and fails if something is missing
+#     deps.sh [--check|--embedded]
+#
+# --check installs nothing and fails if something is missing; --embedded leaves out what only tests with a Docker
+# Engine and the race detector need.
 #
 # For Debian and Ubuntu, as root. Where everything is there it does nothing and uses no network. It does not install
 # Go: it says what is wrong with the one it finds.
@@ -10,9 +13,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 # A file or command that must be there, and the package that brings it.
 NEEDS=(
-    "dockerd docker.io"
-    "docker docker-cli"
-    "containerd containerd"
     "runc runc"
     "debootstrap debootstrap"
     "/usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring"
@@ -21,8 +21,6 @@ NEEDS=(
     "ps procps"
     "make make"
     "git git"
-    "gcc gcc"
-    "/usr/include/stdlib.h libc6-dev"
     "xz xz-utils"
     "tar tar"
     "curl curl"
@@ -30,6 +28,13 @@ NEEDS=(
     "mount mount"
     "awk mawk"
     "find findutils"
+)
+[[ ${1:-} == --embedded ]] || NEEDS+=(
+    "dockerd docker.io"
+    "docker docker-cli"
+    "containerd containerd"
+    "gcc gcc"
+    "/usr/include/stdlib.h libc6-dev"
 )
 
 missing() {
@@ -91,7 +96,7 @@ if ((${#wanted[@]} > 0)); then
     say "installing: ${first[*]}"
     retry 3 install_packages "${first[@]}" || { tail -n 40 "$log" >&2; die "apt-get could not install: ${first[*]} (log: $log)"; }
     hash -r
-    command -v docker >/dev/null || retry 3 install_packages docker-cli || { tail -n 40 "$log" >&2; die "apt-get could not install docker-cli (log: $log)"; }
+    [[ ! " ${wanted[*]} " == *" docker-cli "* ]] || command -v docker >/dev/null || retry 3 install_packages docker-cli || { tail -n 40 "$log" >&2; die "apt-get could not install docker-cli (log: $log)"; }
     mapfile -t wanted < <(missing)
     ((${#wanted[@]} == 0)) || die "still missing after the installation: ${wanted[*]} (log: $log)"
     rm -f "$log"
