@@ -56,9 +56,10 @@ func (s *Store) BeginKey(ctx context.Context, k Key) (got Key, fresh bool, err e
 	return k, true, wrap("take idempotency key", err)
 }
 
-// FinishKey records the final answer.
+// FinishKey records the final answer; the key counts as made now.
 func (s *Store) FinishKey(ctx context.Context, caller, key, ref string, answer []byte) error {
-	_, err := s.db.ExecContext(ctx, "UPDATE keys SET done = 1, ref = ?, answer = ? WHERE caller = ? AND key = ?", ref, answer, caller, key)
+	_, err := s.db.ExecContext(ctx, "UPDATE keys SET done = 1, ref = ?, answer = ?, created = ? WHERE caller = ? AND key = ?",
+		ref, answer, stamp(time.Now()), caller, key)
 	return wrap("record the answer of an idempotency key", err)
 }
 
@@ -72,7 +73,7 @@ func (s *Store) DropKey(ctx context.Context, caller, key string) error {
 // OpenKeys returns the keys whose requests were cut short by the end of the
 // process.
 func (s *Store) OpenKeys(ctx context.Context) ([]Key, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT caller, key, op, hash, ref FROM keys WHERE done = 0")
+	rows, err := s.db.QueryContext(ctx, "SELECT caller, key, op, hash, ref, created FROM keys WHERE done = 0")
 	if err != nil {
 		return nil, wrap("list idempotency keys", err)
 	}
@@ -80,9 +81,11 @@ func (s *Store) OpenKeys(ctx context.Context) ([]Key, error) {
 	var out []Key
 	for rows.Next() {
 		var k Key
-		if err := rows.Scan(&k.Caller, &k.Key, &k.Op, &k.Hash, &k.Ref); err != nil {
+		var created int64
+		if err := rows.Scan(&k.Caller, &k.Key, &k.Op, &k.Hash, &k.Ref, &created); err != nil {
 			return nil, wrap("list idempotency keys", err)
 		}
+		k.Created = moment(created)
 		out = append(out, k)
 	}
 	return out, wrap("list idempotency keys", rows.Err())

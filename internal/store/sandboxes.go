@@ -149,8 +149,8 @@ func (s *Store) Leases(ctx context.Context, caller string, ended bool, limit int
 	return s.query(ctx, where+" ORDER BY created DESC, id DESC LIMIT ?", caller, limit)
 }
 
-// Forget removes ended rows, their shells, and idempotency keys older than
-// before. It returns the number of sandboxes.
+// Forget removes rows that ended, with their shells, and idempotency keys that
+// were answered before the given time. It returns the number of sandboxes.
 func (s *Store) Forget(ctx context.Context, before time.Time) (int64, error) {
 	t := stamp(before)
 	tx, err := s.db.BeginTx(ctx, nil)
@@ -166,7 +166,9 @@ func (s *Store) Forget(ctx context.Context, before time.Time) (int64, error) {
 	if err != nil {
 		return 0, wrap("forget", err)
 	}
-	if _, err := tx.ExecContext(ctx, "DELETE FROM keys WHERE created < ?", t); err != nil {
+	// A key under way keeps its request from being carried out twice, however
+	// long that takes.
+	if _, err := tx.ExecContext(ctx, "DELETE FROM keys WHERE done = 1 AND created < ?", t); err != nil {
 		return 0, wrap("forget", err)
 	}
 	n, err := res.RowsAffected()

@@ -180,3 +180,32 @@ func TestNewerDatabaseIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A key keeps a request from being carried out twice for as long as it takes,
+// and its answer for as long after that.
+func TestForgetLeavesKeysUnderWay(t *testing.T) {
+	s := open(t, t.TempDir())
+	old := time.Now().Add(-2 * time.Hour)
+	for _, key := range []string{"under way", "answered"} {
+		if _, _, err := s.BeginKey(t.Context(), Key{Caller: "me", Key: key, Op: "run", Hash: "h", Created: old}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.FinishKey(t.Context(), "me", "answered", "", []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	forget := func(before time.Time, want map[string]bool) {
+		t.Helper()
+		if _, err := s.Forget(t.Context(), before); err != nil {
+			t.Fatal(err)
+		}
+		for key, kept := range want {
+			_, fresh, err := s.BeginKey(t.Context(), Key{Caller: "me", Key: key, Op: "run", Hash: "h", Created: time.Now()})
+			if err != nil || fresh == kept {
+				t.Errorf("%s: fresh %v, %v", key, fresh, err)
+			}
+		}
+	}
+	forget(time.Now().Add(-time.Hour), map[string]bool{"under way": true, "answered": true})
+	forget(time.Now().Add(time.Hour), map[string]bool{"under way": true, "answered": false})
+}
