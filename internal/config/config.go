@@ -197,8 +197,8 @@ func (c Config) Validate() error {
 		return bad("admission.max_sandboxes", c.Admission.MaxSandboxes, "must be at least 1")
 	case c.Admission.MaxMemory < 0:
 		return bad("admission.max_memory", c.Admission.MaxMemory, "must not be negative; 0 is 80 % of the host's")
-	case c.Admission.Wait < 0:
-		return bad("admission.wait", c.Admission.Wait, "must not be negative")
+	case c.Admission.Wait <= 0:
+		return bad("admission.wait", c.Admission.Wait, "must be more than 0; a call that shall not wait says so")
 	case c.Admission.Queue < 1:
 		return bad("admission.queue", c.Admission.Queue, "must be at least 1")
 	case c.Guest.Alone < Duration(time.Second):
