@@ -174,7 +174,13 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 		var answer any
 		switch row, ok := leased[k.Caller+"\x00"+k.Key]; {
 		case k.Op == opLease && ok:
-			answer = e.sandbox(row)
+			if l := e.sched.Live(row.ID); l != nil && l.Ended() == "" {
+				answer = e.sandbox(row)
+			}
+		case k.Op == opWorkspace:
+			if w, err := e.opts.Volumes.Get(k.Ref); err == nil && !w.CreatedAt.Before(k.Created) {
+				answer = presentWorkspace(w) // its folder is there whole or not
+			}
 		case k.Op == opExec || k.Op == opRun:
 			answer = present(k.Ref, runtime.Result{Ending: runtime.SandboxLost, ExitCode: -1, Detail: "the orchestrator ended while it ran"})
 		case k.Op == opShell:

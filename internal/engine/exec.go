@@ -48,12 +48,16 @@ func (e *Engine) Run(ctx context.Context, call Call, r v1.Run, st Stream) (v1.Ex
 			return v1.ExecResult{}, err
 		}
 		lease := r.Lease()
-		l, err := e.acquire(ctx, Call{Caller: call.Caller}, lease)
+		l, err := e.acquire(ctx, Call{Caller: call.Caller}, lease, true)
 		if err != nil {
 			return v1.ExecResult{}, err
 		}
 		res, err := e.exec(ctx, l, ref.String(), r.Exec, st)
-		return res, errors.Join(err, e.sched.End(ctx, l, scheduler.Finished, false))
+		if err := e.sched.End(ctx, l, scheduler.Finished, false); err != nil {
+			// The command ran: that is the answer. The next start ends the rest.
+			e.log.Error("lease not ended", "sandbox", l.ID, "error", err)
+		}
+		return res, err
 	}, keepShort)
 }
 
@@ -162,6 +166,9 @@ func isMissingProgram(err error) bool {
 // request stay errors.
 func (e *Engine) lost(l *scheduler.Lease, began time.Time, err error) (runtime.Result, error) {
 	r := runtime.Result{ExitCode: -1, Duration: time.Since(began)}
+	if _, refused := errors.AsType[*guest.Error](err); refused {
+		return r, err // it never ran
+	}
 	if ended, ok := errors.AsType[*scheduler.EndedError](l.Cause()); ok && ended.Reason != scheduler.Lost {
 		r.Ending, r.Detail = runtime.Cancelled, ended.Error()
 		return r, nil

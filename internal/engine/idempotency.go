@@ -16,9 +16,13 @@ import (
 // stream: a result with more is kept shortened, and says so.
 const answerBytes = 64 << 10
 
+// errLeft marks the error of a request that may have left something running.
+var errLeft = errors.New("it may have been carried out all the same")
+
 // once carries out do at most once for a caller's key, and gives every later
 // request with it the first one's answer. Requests that come while the first
-// is under way wait for it. An error gives the key back: nothing was done.
+// is under way wait for it. An error gives the key back, since nothing was
+// done, unless it is errLeft.
 //
 // ref is what do is going to make; after a crash it tells what had been begun.
 func once[T any](ctx context.Context, e *Engine, call Call, op, ref string, request any, do func(context.Context) (T, error), keep func(T) T) (T, error) {
@@ -43,7 +47,7 @@ func once[T any](ctx context.Context, e *Engine, call Call, op, ref string, requ
 		return zero, err
 	}
 	if !fresh {
-		if !k.Done { // its process died, and recovery could not tell how far it came
+		if !k.Done { // nobody could tell how far it came
 			return zero, fmt.Errorf("the first request with Idempotency-Key %q was cut short: look at what it made before trying with a new key: %w", call.Key, errdefs.ErrUnavailable)
 		}
 		var answer T
@@ -53,6 +57,9 @@ func once[T any](ctx context.Context, e *Engine, call Call, op, ref string, requ
 	answer, err := do(ctx)
 	finish, cancel := detach(ctx, 10*time.Second)
 	defer cancel()
+	if errors.Is(err, errLeft) {
+		return zero, err // the key stays: nothing is to be done twice
+	}
 	if err != nil {
 		return zero, errors.Join(err, e.opts.Store.DropKey(finish, call.Caller, call.Key))
 	}

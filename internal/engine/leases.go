@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -31,36 +32,47 @@ func marshal(v any) ([]byte, error) { return json.Marshal(v) }
 // Lease leases a sandbox.
 func (e *Engine) Lease(ctx context.Context, call Call, r v1.SandboxRequest) (v1.Sandbox, error) {
 	return once(ctx, e, call, opLease, "", r, func(ctx context.Context) (v1.Sandbox, error) {
-		l, err := e.acquire(ctx, call, r)
+		l, err := e.acquire(ctx, call, r, false)
 		if err != nil {
 			return v1.Sandbox{}, err
 		}
-		row, err := e.sched.Row(ctx, call.Caller, l.ID)
-		if err != nil {
-			return v1.Sandbox{}, err
-		}
-		return e.sandbox(row), nil
+		return e.handOut(ctx, call, l)
 	}, same)
+}
+
+// handOut describes a new lease. One that nobody would get to know of ends:
+// under a key, who asks again gets it.
+func (e *Engine) handOut(ctx context.Context, call Call, l *scheduler.Lease) (v1.Sandbox, error) {
+	read, cancel := detach(ctx, 10*time.Second)
+	defer cancel()
+	row, err := e.sched.Row(read, call.Caller, l.ID)
+	if err == nil && ctx.Err() != nil && call.Key == "" {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return v1.Sandbox{}, errors.Join(err, e.sched.End(read, l, scheduler.Abandoned, false))
+	}
+	return e.sandbox(row), nil
 }
 
 func same[T any](v T) T { return v }
 
-func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest) (*scheduler.Lease, error) {
+func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, oneShot bool) (*scheduler.Lease, error) {
 	if r.Template == "" {
 		r.Template = e.opts.DefaultTemplate
 	}
 	req := scheduler.Request{
 		Caller: call.Caller, Template: r.Template, Env: r.Env,
-		Lease: store.Lease{Workspace: r.Workspace, ReadOnly: r.ReadOnly, Labels: r.Labels, Key: call.Key},
+		Lease: store.Lease{Workspace: r.Workspace, ReadOnly: r.ReadOnly, Labels: r.Labels, OneShot: oneShot, Key: call.Key},
 		TTL:   time.Duration(r.TTLMS) * time.Millisecond, Idle: time.Duration(r.IdleMS) * time.Millisecond,
 		Mode: pool.Mode(r.WhenEmpty), Wait: time.Duration(r.WaitMS) * time.Millisecond,
 	}
 	switch {
-	case req.TTL < 0 || req.TTL > e.opts.MaxTTL:
+	case r.TTLMS < 0 || r.TTLMS > e.opts.MaxTTL.Milliseconds():
 		return nil, invalid("ttl_ms", "is %d: from 0 to %d (leases.max_ttl)", r.TTLMS, e.opts.MaxTTL.Milliseconds())
-	case req.Idle < 0 || req.Idle > e.opts.MaxTTL:
+	case r.IdleMS < 0 || r.IdleMS > e.opts.MaxTTL.Milliseconds():
 		return nil, invalid("idle_ms", "is %d: from 0 to %d (leases.max_ttl)", r.IdleMS, e.opts.MaxTTL.Milliseconds())
-	case req.Wait < 0 || req.Wait > time.Hour:
+	case r.WaitMS < 0 || r.WaitMS > time.Hour.Milliseconds():
 		return nil, invalid("wait_ms", "is %d: from 0 to 3600000", r.WaitMS)
 	case r.ReadOnly && r.Workspace == "":
 		return nil, invalid("read_only", "needs a workspace")

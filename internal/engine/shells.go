@@ -84,7 +84,7 @@ func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, 
 		err = use.Input(use.Ctx, id, in, !r.KeepOpen)
 	}
 	if err != nil {
-		return v1.Shell{}, errors.Join(e.cause(l, err), e.abandonShell(ctx, use, id))
+		return v1.Shell{}, errors.Join(e.cause(l, err), e.abandonShell(ctx, l, use, id))
 	}
 	return presentShell(row, sh), nil
 }
@@ -113,11 +113,18 @@ func (e *Engine) recoverShell(ctx context.Context, k store.Key) (sh v1.Shell, kn
 }
 
 // abandonShell makes sure that nothing runs of a shell whose caller gets an
-// error.
-func (e *Engine) abandonShell(ctx context.Context, use *scheduler.Use, id string) error {
+// error. Where that cannot be told, the shell stays recorded.
+func (e *Engine) abandonShell(ctx context.Context, l *scheduler.Lease, use *scheduler.Use, id string) error {
 	ctx, cancel := detach(ctx, 10*time.Second)
 	defer cancel()
-	if _, err := use.Kill(ctx, wire.Kill{ID: id}); err == nil {
+	sh, err := use.Kill(ctx, wire.Kill{ID: id})
+	switch {
+	case errdefs.IsNotFound(err): // it never ran
+	case err != nil && l.Cause() == nil:
+		return fmt.Errorf("shell %s: %w: %w", id, errLeft, err)
+	case err == nil && sh.Result != nil && sh.Result.Unclean:
+		return e.sched.End(ctx, l, scheduler.Unclean, false)
+	case err == nil:
 		_ = use.Forget(ctx, id) // it holds nothing but a little output
 	}
 	return e.opts.Store.DeleteShell(ctx, id)

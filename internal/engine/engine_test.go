@@ -1,0 +1,306 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/scheduler"
+	"orchestrator/internal/store"
+	"orchestrator/runtime"
+	"orchestrator/volumes"
+)
+
+func TestStopEndsShellsFirst(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	id := s.lease(t)
+	sh, err := s.StartShell(t.Context(), me, id, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if list, err := s.Shells(t.Context(), me, id); err != nil || len(list) != 1 || list[0].State != "running" {
+		t.Fatalf("%+v %v", list, err)
+	}
+	if _, err := s.Stop(t.Context(), me, id, 2*time.Minute); !errdefs.IsInvalidArgument(err) {
+		t.Fatal(err)
+	}
+	got, err := s.Stop(t.Context(), me, id, 10*time.Second)
+	if err != nil || got.State != "gone" || got.Reason != scheduler.Stopped {
+		t.Fatalf("%+v %v", got, err)
+	}
+	if n := w.guest(id).running(); n != 0 {
+		t.Errorf("%d shells were not told", n)
+	}
+	end, err := s.Shell(t.Context(), me, sh.ID)
+	if err != nil || end.State != "ended" || end.Result == nil || end.Result.Ending != "cancelled" {
+		t.Errorf("%+v %v", end, err)
+	}
+	if _, err := s.Stop(t.Context(), me, id, 0); err != nil {
+		t.Errorf("stopping twice: %v", err)
+	}
+}
+
+func TestNobodyTouchesWhatIsAnothers(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	id := s.lease(t)
+	sh, err := s.StartShell(t.Context(), me, id, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	you := Call{Caller: "you"}
+	_, stop := s.Stop(t.Context(), you, id, 0)
+	_, get := s.Sandbox(t.Context(), you, id)
+	_, shells := s.Shells(t.Context(), you, id)
+	_, shell := s.Shell(t.Context(), you, sh.ID)
+	_, kill := s.KillShell(t.Context(), you, sh.ID, 0, true)
+	_, exec := s.Exec(t.Context(), you, id, v1.Exec{Argv: []string{"true"}}, Stream{})
+	_, _, read := s.ReadFile(t.Context(), you, id, wire.FileRequest{Path: "a"})
+	for _, err := range []error{s.Remove(t.Context(), you, id), stop, get, shells, shell, kill, exec, read, s.SignalShell(t.Context(), you, sh.ID, 9)} {
+		if !errdefs.IsNotFound(err) {
+			t.Errorf("got %v", err)
+		}
+	}
+	if list, err := s.Sandboxes(t.Context(), you, true); err != nil || len(list) != 0 {
+		t.Errorf("%v %v", list, err)
+	}
+}
+
+func TestMillisecondsDoNotOverflow(t *testing.T) {
+	s := newWorld(t).start(t)
+	const wraps = 1<<63/1_000_000*2 + 2 // a few microseconds, after the overflow
+	for _, r := range []v1.SandboxRequest{{TTLMS: wraps}, {IdleMS: wraps}, {WaitMS: wraps}} {
+		if _, err := s.Lease(t.Context(), me, r); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%+v: %v", r, err)
+		}
+	}
+}
+
+// A caller that went away while its sandbox was made does not know of it.
+func TestALeaseForNobodyEnds(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	for _, key := range []string{"", "k"} {
+		ctx, leave := context.WithCancel(t.Context())
+		l, err := s.acquire(ctx, Call{Caller: LocalCaller, Key: key}, v1.SandboxRequest{}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		leave()
+		_, err = s.handOut(ctx, Call{Caller: LocalCaller, Key: key}, l)
+		if key != "" {
+			if err != nil || l.Ended() != "" {
+				t.Errorf("who asks again under the key does not get it: %v", err)
+			}
+			continue
+		}
+		if !errors.Is(err, context.Canceled) || l.Ended() != scheduler.Abandoned {
+			t.Errorf("%v, ended %q", err, l.Ended())
+		}
+	}
+}
+
+// A start that failed without a sign of the shell's end is not forgotten.
+func TestAShellThatMayRunStaysRecorded(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	id := s.lease(t)
+	g := w.guest(id)
+	g.refuses(func(op wire.Op) *wire.Failure {
+		if op == wire.OpStart { // it runs, and the answer is lost
+			g.refuses(func(op wire.Op) *wire.Failure { return &wire.Failure{Code: wire.Unavailable, Message: "later"} })
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.shells["left"] = wire.Shell{}
+			return &wire.Failure{Code: wire.Unavailable, Message: "later"}
+		}
+		return nil
+	})
+	key := Call{Caller: LocalCaller, Key: "k"}
+	r := v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}}
+	if _, err := s.StartShell(t.Context(), key, id, r); !errors.Is(err, errLeft) {
+		t.Fatal(err)
+	}
+	g.refuses(nil)
+	if rows, err := s.store.Shells(t.Context(), id); err != nil || len(rows) != 1 {
+		t.Errorf("%v %v", rows, err)
+	}
+	if _, err := s.StartShell(t.Context(), key, id, r); !errdefs.IsUnavailable(err) {
+		t.Errorf("it was started twice: %v", err)
+	}
+	if n := g.running(); n != 1 {
+		t.Errorf("%d run", n)
+	}
+}
+
+// cut is a process that was killed with a request under way.
+func (w *world) cut(t *testing.T, keys ...store.Key) {
+	t.Helper()
+	st := w.open(t)
+	defer st.Close()
+	for _, k := range keys {
+		k.Caller = LocalCaller
+		if k.Created.IsZero() {
+			k.Created = time.Now()
+		}
+		if _, fresh, err := st.BeginKey(t.Context(), k); err != nil || !fresh {
+			t.Fatal(fresh, err)
+		}
+	}
+}
+
+func sum(t *testing.T, v any) string {
+	t.Helper()
+	h, err := hash(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func TestKeysAfterACrash(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	id := s.lease(t)
+	sh, err := s.StartShell(t.Context(), me, id, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyed, err := s.acquire(t.Context(), Call{Caller: LocalCaller, Key: "lease"}, v1.SandboxRequest{}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if _, err := s.volumes.Create(t.Context(), "made", volumes.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.stop()
+
+	lease := v1.SandboxRequest{}
+	shell := struct {
+		Sandbox string
+		v1.ShellRequest
+	}{id, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}}}
+	run := v1.Run{Exec: v1.Exec{Argv: []string{"echo", "twice?"}}}
+	made := v1.WorkspaceRequest{Name: "made"}
+	w.cut(t,
+		store.Key{Key: "lease", Op: opLease, Hash: sum(t, lease)},
+		store.Key{Key: "nothing", Op: opLease, Hash: sum(t, lease)},
+		store.Key{Key: "shell", Op: opShell, Hash: sum(t, shell), Ref: sh.ID},
+		store.Key{Key: "no shell", Op: opShell, Hash: sum(t, shell), Ref: "never"},
+		store.Key{Key: "run", Op: opRun, Hash: sum(t, run), Ref: "ref"},
+		store.Key{Key: "made", Op: opWorkspace, Hash: sum(t, made), Ref: "made", Created: began},
+		store.Key{Key: "other's", Op: opWorkspace, Hash: sum(t, made), Ref: "made"},
+	)
+	s = w.start(t)
+	under := func(key string) Call { return Call{Caller: LocalCaller, Key: key} }
+	if got, err := s.Lease(t.Context(), under("lease"), lease); err != nil || got.ID != keyed.ID {
+		t.Errorf("lease: %+v %v", got, err)
+	}
+	if got, err := s.Lease(t.Context(), under("nothing"), lease); err != nil || got.ID == keyed.ID || got.ID == id {
+		t.Errorf("a lease that was not made: %+v %v", got, err)
+	}
+	if got, err := s.StartShell(t.Context(), under("shell"), id, shell.ShellRequest); err != nil || got.ID != sh.ID {
+		t.Errorf("shell: %+v %v", got, err)
+	}
+	if got, err := s.StartShell(t.Context(), under("no shell"), id, shell.ShellRequest); err != nil || got.ID == sh.ID {
+		t.Errorf("a shell that was not started: %+v %v", got, err)
+	}
+	if got, err := s.Run(t.Context(), under("run"), run, Stream{}); err != nil || got.Ending != string(runtime.SandboxLost) {
+		t.Errorf("run: %+v %v", got, err)
+	}
+	if got, err := s.CreateWorkspace(t.Context(), under("made"), made); err != nil || got.Name != "made" {
+		t.Errorf("workspace: %+v %v", got, err)
+	}
+	if _, err := s.CreateWorkspace(t.Context(), under("other's"), made); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("a workspace of somebody else: %v", err)
+	}
+}
+
+// Killed between the promise and the claim: nobody ever had the lease.
+func TestAKeyIsNotAnsweredWithAnAbandonedLease(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	eventually(t, "one is warm", func() bool { return s.Pools(t.Context())[0].Warm == 1 })
+	s.stop()
+	warm := w.host.IDs()[0]
+	st := w.open(t)
+	if _, err := st.Update(t.Context(), warm, func(b *store.Sandbox) error {
+		b.State, b.Caller, b.Lease.Key = store.Leased, LocalCaller, "k"
+		b.Expires, b.Idle, b.Used = time.Now().Add(time.Hour), time.Hour, time.Now()
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	st.Close()
+	w.cut(t, store.Key{Key: "k", Op: opLease, Hash: sum(t, v1.SandboxRequest{})})
+	s = w.start(t)
+	got, err := s.Lease(t.Context(), Call{Caller: LocalCaller, Key: "k"}, v1.SandboxRequest{})
+	if err != nil || got.ID == warm {
+		t.Fatalf("%+v %v", got, err)
+	}
+}
+
+// A sandbox of a run whose process was killed is for nobody.
+func TestARunThatWasKilledLeavesNoSandbox(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	if _, err := s.acquire(t.Context(), me, v1.SandboxRequest{}, true); err != nil {
+		t.Fatal(err)
+	}
+	s.stop()
+	s = w.start(t)
+	eventually(t, "no lease is left", func() bool {
+		list, err := s.Sandboxes(t.Context(), me, false)
+		return err == nil && len(list) == 0
+	})
+}
+
+func TestSameKeyAtOnceRunsOnce(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	ids := make(chan string, 8)
+	for range cap(ids) {
+		go func() {
+			got, err := s.Lease(context.Background(), Call{Caller: LocalCaller, Key: "k"}, v1.SandboxRequest{})
+			if err != nil {
+				t.Error(err)
+			}
+			ids <- got.ID
+		}()
+	}
+	first := <-ids
+	for range cap(ids) - 1 {
+		if id := <-ids; id != first {
+			t.Errorf("%s and %s", id, first)
+		}
+	}
+}
+
+func TestExecInALeaseThatEndsIsCancelled(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	id := s.lease(t)
+	started := make(chan struct{})
+	got := make(chan v1.ExecResult, 1)
+	go func() {
+		r, err := s.Exec(context.Background(), me, id, v1.Exec{Argv: []string{"sleep", "600"}}, Stream{Started: func(string) { close(started) }})
+		if err != nil {
+			t.Error(err)
+		}
+		got <- r
+	}()
+	<-started
+	if err := s.Remove(t.Context(), me, id); err != nil {
+		t.Fatal(err)
+	}
+	if r := <-got; r.Ending != string(runtime.Cancelled) {
+		t.Errorf("%+v", r)
+	}
+}

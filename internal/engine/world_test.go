@@ -1,0 +1,263 @@
+package engine
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/images"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/scheduler"
+	"orchestrator/internal/store"
+	"orchestrator/pool"
+	"orchestrator/runtime"
+	"orchestrator/runtime/fake"
+	"orchestrator/volumes"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("database/sql.(*DB).connectionOpener"))
+}
+
+var me = Call{Caller: LocalCaller}
+
+// world is a state directory and an engine that outlive services.
+type world struct {
+	dir  string
+	host *fake.Host
+
+	mu     sync.Mutex
+	guests map[string]*guestOfShells
+}
+
+func newWorld(t *testing.T) *world {
+	return &world{dir: t.TempDir(), host: &fake.Host{}, guests: map[string]*guestOfShells{}}
+}
+
+// service is one process over a world.
+type service struct {
+	*Engine
+	store   *store.Store
+	volumes *volumes.Manager
+	stop    func()
+}
+
+func (w *world) open(t *testing.T) *store.Store {
+	t.Helper()
+	st, err := store.Open(t.Context(), w.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+func (w *world) start(t *testing.T) *service {
+	t.Helper()
+	st := w.open(t)
+	v, err := volumes.Open(filepath.Join(w.dir, "workspaces"), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := Open(t.Context(), Options{
+		Driver: fake.New(fake.Options{Host: w.host, Serve: w.serve}), Store: st, Images: w.images(t), Volumes: v, DefaultTemplate: "default",
+		Templates: []scheduler.Template{{
+			Name: "default", Spec: runtime.Spec{Image: runtime.Image{Ref: "test/image:latest"}},
+			Pool: pool.Settings{Min: 1, Max: 10, Rate: 1000, Parallel: 2, MaxAge: time.Hour},
+		}},
+		TTL: time.Hour, MaxTTL: 2 * time.Hour, Idle: time.Hour, Timeout: time.Minute, MaxTimeout: time.Hour,
+		MaxOutput: 1 << 20, OutputCap: 2 << 20, Wait: 30 * time.Second, MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100, Build: "b",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- e.Serve(ctx) }()
+	s := &service{Engine: e, store: st, volumes: v}
+	s.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		st.Close()
+	})
+	t.Cleanup(s.stop)
+	return s
+}
+
+func (w *world) images(t *testing.T) *images.Store {
+	t.Helper()
+	im, err := images.Open(images.Options{Dir: filepath.Join(w.dir, "images")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rootfs bytes.Buffer
+	tw := tar.NewWriter(&rootfs)
+	if err := tw.WriteHeader(&tar.Header{Name: "bin/", Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
+		t.Fatal(err)
+	}
+	tw.Close()
+	if _, err := im.Import(t.Context(), &rootfs, "test/image:latest"); err != nil {
+		t.Fatal(err)
+	}
+	return im
+}
+
+func (s *service) lease(t *testing.T) string {
+	t.Helper()
+	got, err := s.Lease(t.Context(), me, v1.SandboxRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got.ID
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	t.Fatal("never: " + what)
+}
+
+// guestOfShells is the fake guest with shells that end only when they are
+// told to, and commands whose streams break when they are killed.
+type guestOfShells struct {
+	*fake.Guest
+	// refuse, if set, is asked before an operation on shells.
+	refuse func(wire.Op) *wire.Failure
+
+	mu     sync.Mutex
+	shells map[string]wire.Shell
+	execs  map[string]net.Conn
+}
+
+func (w *world) guest(id string) *guestOfShells {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	g := w.guests[id]
+	if g == nil {
+		g = &guestOfShells{Guest: &fake.Guest{}, shells: map[string]wire.Shell{}, execs: map[string]net.Conn{}}
+		w.guests[id] = g
+	}
+	return g
+}
+
+func (w *world) serve(ctx context.Context, id string, conn net.Conn) { w.guest(id).serve(ctx, conn) }
+
+// again gives a stream back what was read of it.
+type again struct {
+	net.Conn
+	first *bytes.Reader
+}
+
+func (a *again) Read(p []byte) (int, error) {
+	if a.first.Len() > 0 {
+		return a.first.Read(p)
+	}
+	return a.Conn.Read(p)
+}
+
+func (g *guestOfShells) serve(ctx context.Context, conn net.Conn) {
+	c := wire.NewConn(conn)
+	_, payload, err := c.ReadFrame()
+	if err != nil {
+		return
+	}
+	var q struct {
+		Op   wire.Op
+		Body struct{ ID string }
+	}
+	if json.Unmarshal(payload, &q) != nil {
+		return
+	}
+	switch q.Op {
+	case wire.OpStart, wire.OpShell, wire.OpShells, wire.OpKill, wire.OpSignal, wire.OpForget:
+		g.shell(c, q.Op, q.Body.ID)
+	default:
+		if q.Op == wire.OpExec {
+			g.mu.Lock()
+			g.execs[q.Body.ID] = conn
+			g.mu.Unlock()
+		}
+		head := []byte{byte(wire.KindRequest), byte(len(payload) >> 24), byte(len(payload) >> 16), byte(len(payload) >> 8), byte(len(payload))}
+		g.Serve(ctx, &again{conn, bytes.NewReader(append(head, payload...))})
+	}
+}
+
+func (g *guestOfShells) shell(c *wire.Conn, op wire.Op, id string) {
+	g.mu.Lock()
+	refuse := g.refuse
+	g.mu.Unlock()
+	if refuse != nil {
+		if f := refuse(op); f != nil {
+			g.answer(c, wire.KindFailure, f)
+			return
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	sh, found := g.shells[id]
+	if exec := g.execs[id]; exec != nil && op == wire.OpSignal {
+		_ = exec.Close() // the host sees it end
+	}
+	switch {
+	case op == wire.OpShells:
+		items := []wire.Shell{}
+		for _, s := range g.shells {
+			items = append(items, s)
+		}
+		g.answer(c, wire.KindReply, items)
+		return
+	case op == wire.OpStart && !found:
+		sh = wire.Shell{ID: id, Argv: []string{"x"}, StartedAt: time.Now()}
+		g.shells[id] = sh
+	case !found:
+		g.answer(c, wire.KindFailure, &wire.Failure{Code: wire.NotFound, Message: "no such shell"})
+		return
+	case op == wire.OpKill || op == wire.OpSignal:
+		sh.Result = &runtime.Result{Ending: runtime.Cancelled, ExitCode: -1}
+		g.shells[id] = sh
+	case op == wire.OpForget:
+		delete(g.shells, id)
+	}
+	if op == wire.OpSignal || op == wire.OpForget {
+		g.answer(c, wire.KindReply, struct{}{})
+		return
+	}
+	g.answer(c, wire.KindReply, sh)
+}
+
+func (g *guestOfShells) answer(c *wire.Conn, kind wire.Kind, v any) {
+	b, _ := json.Marshal(v)
+	_ = c.WriteFrame(kind, b) // the host is gone if this fails
+}
+
+func (g *guestOfShells) refuses(f func(wire.Op) *wire.Failure) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.refuse = f
+}
+
+func (g *guestOfShells) running() (n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, s := range g.shells {
+		if s.Result == nil {
+			n++
+		}
+	}
+	return n
+}
