@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -28,6 +29,8 @@ const (
 	maxDrop       = 4 * maxJSON // of a body that is too big, read and dropped
 	maxHeader     = 256 << 10
 	headerTime    = 10 * time.Second
+	bodyTime      = 2 * time.Minute // for a JSON body
+	refusedTime   = 5 * time.Second // for the body of a caller without the token
 	idleTime      = 2 * time.Minute
 	heartbeatTime = 15 * time.Second
 )
@@ -135,13 +138,28 @@ func (s *Server) wrap(rt route) http.Handler {
 		out := &answer{ResponseWriter: w}
 		err := s.authorize(r, rt)
 		if err == nil {
-			err = rt.handle(out, r, engine.Call{Caller: engine.LocalCaller, Key: r.Header.Get("Idempotency-Key")})
+			err = handle(out, r, rt.handle)
+		} else {
+			// net/http takes what is left of the body off him before it answers.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTime)) // any connection can
+			w.Header().Set("Connection", "close")
 		}
 		if err != nil {
 			s.fail(out, r, err)
 		}
 		s.log.Debug("request", "method", r.Method, "route", rt.path, "status", out.status, "took", time.Since(began))
 	})
+}
+
+// handle calls a handler. A panic in it is an error as others are: it is
+// logged and answered.
+func handle(w http.ResponseWriter, r *http.Request, h handler) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return h(w, r, engine.Call{Caller: engine.LocalCaller, Key: r.Header.Get("Idempotency-Key")})
 }
 
 // errUnauthenticated has no class in errdefs that means 401 and not 403.

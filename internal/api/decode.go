@@ -7,6 +7,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -36,12 +37,16 @@ func body(w http.ResponseWriter, r *http.Request, v any) error {
 			return &strict.FieldError{Field: "Content-Type", Message: fmt.Sprintf("is %q and must be %s", t, formJSON)}
 		}
 	}
+	ctl := http.NewResponseController(w)
+	_ = ctl.SetReadDeadline(time.Now().Add(bodyTime)) // any connection can
 	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxJSON))
 	if err != nil {
 		// Who is still sending reads the answer only when it was taken off him.
 		_, _ = io.CopyN(io.Discard, r.Body, maxDrop)
-		return fmt.Errorf("read the body: %w", err)
+		w.Header().Set("Connection", "close")
+		return fmt.Errorf("read the body: %w: %w", err, errdefs.ErrInvalidArgument)
 	}
+	_ = ctl.SetReadDeadline(time.Time{}) // it would end the request's context
 	if len(strings.TrimSpace(string(b))) == 0 {
 		return nil
 	}
@@ -99,7 +104,11 @@ type query struct {
 }
 
 func queryOf(r *http.Request, known ...string) *query {
-	q := &query{values: r.URL.Query()}
+	values, err := url.ParseQuery(r.URL.RawQuery)
+	q := &query{values: values}
+	if err != nil { // what was dropped may be what mattered
+		q.fail("query", "cannot be read: "+err.Error())
+	}
 	for name, v := range q.values {
 		switch {
 		case !contains(known, name):

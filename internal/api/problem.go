@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -39,6 +40,9 @@ var classes = []struct {
 	{errdefs.IsCanceled, "unavailable", statusClientGone},
 }
 
+// retryTime is when to ask again where nobody can tell when there is room.
+const retryTime = time.Second
+
 // statusClientGone is what is logged when nobody is there to read an answer.
 const statusClientGone = 499
 
@@ -54,6 +58,9 @@ func problem(err error) *v1.Problem {
 	}
 	p.Detail = strings.ReplaceAll(p.Detail, "\n", "; ") // joined errors stand one to a line
 	p.Title = http.StatusText(p.Status)
+	if p.Status == http.StatusTooManyRequests {
+		p.RetryAfterMS = retryTime.Milliseconds() // unless more is known, below
+	}
 	p.Field = field(err)
 	if e, ok := errors.AsType[*engine.EmptyError](err); ok {
 		p.RetryAfterMS = e.RetryAfter.Milliseconds()

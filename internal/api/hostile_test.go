@@ -1,0 +1,108 @@
+package api
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+// Half a query is not taken for the whole.
+func TestAQueryThatCannotBeRead(t *testing.T) {
+	srv, _ := newServer(t, "")
+	id := lease(t, srv)
+	for _, query := range []string{"path=%zz&recursive=true", "path=a;recursive=true"} {
+		problemIs(t, ask(t, srv, "DELETE", "/v1/sandboxes/"+id+"/files?"+query, ""), http.StatusBadRequest, "invalid_argument", "query")
+	}
+}
+
+// Nobody without the token holds a connection by sending nothing.
+func TestARefusedCallerDoesNotHoldTheServer(t *testing.T) {
+	srv, _ := newServer(t, "secret")
+	conn, err := net.Dial("tcp", strings.TrimPrefix(srv.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(60 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Fprint(conn, "POST /v1/run HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"); err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusUnauthorized || !res.Close {
+		t.Fatalf("%d, close %v", res.StatusCode, res.Close)
+	}
+}
+
+func TestAPanicIsAnswered(t *testing.T) {
+	var log strings.Builder
+	s := &Server{log: slog.New(slog.NewTextHandler(&log, nil))}
+	h := s.wrap(route{handle: func(http.ResponseWriter, *http.Request, engine.Call) error { panic("a nil somewhere") }})
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/", nil))
+	if w.Code != http.StatusInternalServerError || strings.Contains(w.Body.String(), "nil") || !strings.Contains(log.String(), "a nil somewhere") {
+		t.Fatalf("%d %s; log %s", w.Code, w.Body, log.String())
+	}
+}
+
+func TestTooManySaysWhenToAskAgain(t *testing.T) {
+	if p := problem(fmt.Errorf("full: %w", errdefs.ErrResourceExhausted)); p.Status != http.StatusTooManyRequests || p.RetryAfterMS <= 0 {
+		t.Fatalf("%+v", p)
+	}
+}
+
+// A client that goes away in the middle takes its command with it.
+func TestAClientThatLeavesEndsItsCommand(t *testing.T) {
+	for _, accept := range []string{formJSON, formEvents, formRaw, formFrames} {
+		t.Run(accept, func(t *testing.T) {
+			srv, _ := newServer(t, "")
+			ctx, leave := context.WithCancel(t.Context())
+			req, err := http.NewRequestWithContext(ctx, "POST", srv.URL+"/v1/run", strings.NewReader(`{"argv":["sleep","600"]}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Accept", accept)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				if res, err := srv.Client().Do(req); err == nil {
+					res.Body.Close()
+				}
+			}()
+			leased := func() int {
+				var list v1.List[v1.Sandbox]
+				ask(t, srv, "GET", "/v1/sandboxes", "").into(t, &list)
+				return len(list.Items)
+			}
+			for deadline := time.Now().Add(30 * time.Second); leased() == 0; {
+				if time.Now().After(deadline) {
+					t.Fatal("it never ran")
+				}
+			}
+			leave()
+			<-done
+			for deadline := time.Now().Add(60 * time.Second); leased() != 0; time.Sleep(20 * time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatal("its sandbox is still leased")
+				}
+			}
+		})
+	}
+}
