@@ -304,3 +304,25 @@ func TestExecInALeaseThatEndsIsCancelled(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// Killed between the promise of a shell and its start.
+func TestAShellThatNeverRanIsNotRunning(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	id := s.lease(t)
+	sh, err := s.StartShell(t.Context(), me, id, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.stop()
+	st := w.open(t)
+	if err := st.InsertShell(t.Context(), store.Shell{ID: "never", Sandbox: id, Caller: LocalCaller, Started: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	st.Close()
+	s = w.start(t)
+	list, err := s.Shells(t.Context(), me, id)
+	if err != nil || len(list) != 2 || list[0].ID != sh.ID || list[0].State != "running" || list[1].Result == nil || list[1].Result.Ending != "sandbox_lost" {
+		t.Fatalf("%+v %v", list, err)
+	}
+}

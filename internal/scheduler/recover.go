@@ -5,9 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
+	"orchestrator/internal/guest/wire"
 	"orchestrator/internal/store"
 	"orchestrator/runtime"
 )
@@ -171,6 +174,7 @@ func (s *Scheduler) resolve(ctx context.Context, l *Lease, row store.Sandbox) (k
 	if err != nil {
 		return false, errors.Join(err, m.sandbox.Release())
 	}
+	s.settleUnstarted(ctx, m)
 	p := s.pools[row.Template]
 	if p != nil {
 		p.AdoptTaken(m) // before its end can say that it is gone
@@ -186,6 +190,34 @@ func (s *Scheduler) resolve(ctx context.Context, l *Lease, row store.Sandbox) (k
 	}
 	return true, nil
 }
+
+// settleUnstarted records of shells that were promised, and that the guest does
+// not know, that nobody saw their end: else they would run for ever. Nothing
+// is started in the sandbox meanwhile.
+func (s *Scheduler) settleUnstarted(ctx context.Context, m *member) {
+	rows, err := s.opts.Store.Shells(ctx, m.id)
+	if err != nil || !slices.ContainsFunc(rows, unended) {
+		return
+	}
+	ask, cancel := context.WithTimeout(ctx, adoptTime)
+	defer cancel()
+	known, err := m.guest.Shells(ask)
+	if err != nil {
+		s.log.Warn("shells of a sandbox not compared", "sandbox", m.id, "error", err)
+		return
+	}
+	lost := runtime.Result{Ending: runtime.SandboxLost, ExitCode: -1, Detail: "it had not started when the service ended"}
+	for _, row := range rows {
+		if !unended(row) || slices.ContainsFunc(known, func(sh wire.Shell) bool { return sh.ID == row.ID }) {
+			continue
+		}
+		if err := s.opts.Store.EndShell(ctx, row.ID, time.Now(), lost); err != nil {
+			s.log.Warn("end of a shell not recorded", "shell", row.ID, "error", err)
+		}
+	}
+}
+
+func unended(sh store.Shell) bool { return sh.Result == nil }
 
 // resolveUnknown asks again about leases nobody could tell of.
 func (s *Scheduler) resolveUnknown(ctx context.Context) {
