@@ -41,6 +41,9 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	if p == nil {
 		return nil, fmt.Errorf("there is no template %q: use one of %s: %w", r.Template, strings.Join(slices.Sorted(maps.Keys(s.pools)), ", "), errdefs.ErrNotFound)
 	}
+	if err := s.checkWorkspace(r.Lease); err != nil {
+		return nil, err
+	}
 	if err := s.enqueue(); err != nil {
 		return nil, err
 	}
@@ -69,6 +72,24 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 		return nil, errors.Join(err, s.End(context.WithoutCancel(ctx), l, Abandoned, false))
 	}
 	return l, nil
+}
+
+// checkWorkspace refuses a workspace that another lease writes to before a
+// sandbox is spent on it. Whether it can be had is decided by hold.
+func (s *Scheduler) checkWorkspace(l store.Lease) error {
+	if l.Workspace == "" {
+		return nil
+	}
+	w, err := s.opts.Volumes.Get(l.Workspace)
+	if err != nil || l.ReadOnly || w.Shared {
+		return err
+	}
+	for _, other := range w.Leases {
+		if !other.ReadOnly {
+			return fmt.Errorf("lease %s writes to workspace %s: wait for its end, or take it read-only: %w", other.ID, l.Workspace, errdefs.ErrUnavailable)
+		}
+	}
+	return nil
 }
 
 // hold takes the workspace of a lease, if it has one.

@@ -123,3 +123,24 @@ func TestALeaseThatEndedIsNotFoundAgain(t *testing.T) {
 		t.Fatalf("%+v", st)
 	}
 }
+
+// Who asks again and again for a workspace that is taken costs nothing.
+func TestATakenWorkspaceSpendsNoSandbox(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	if _, err := s.volumes.Create(t.Context(), "w", volumes.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	with := func(r *Request) { r.Lease.Workspace = "w" }
+	s.acquire(t, with)
+	eventually(t, "one is warm", func() bool { return s.Pools()[0].Warm == 1 })
+	created := len(w.host.Created())
+	for range 5 {
+		if _, err := s.tryAcquire(t.Context(), with); !errdefs.IsUnavailable(err) {
+			t.Fatal(err)
+		}
+	}
+	if st := s.Pools()[0]; st.Warm != 1 || len(w.host.Created()) != created {
+		t.Fatalf("%+v, %d made", st, len(w.host.Created())-created)
+	}
+}
