@@ -69,11 +69,15 @@ func raw(w http.ResponseWriter, stdin io.Reader, do doer) error {
 		w.Header().Del("Trailer")
 		return err
 	}
+	kept := res.Stdout
+	res.Stdout, res.Stderr = "", ""
 	b, err := json.Marshal(res)
 	if err != nil {
 		return err
 	}
-	if _, err := w.Write(nil); err != nil { // the header, where there was no output
+	// The header, where there was no output, and that of an earlier request
+	// with the same key.
+	if _, err := io.WriteString(w, kept); err != nil {
 		return err
 	}
 	w.Header().Set("Orchestrator-Result", string(b))
@@ -148,6 +152,16 @@ func frames(w http.ResponseWriter, stdin io.Reader, do doer) error {
 		}
 		return f.send('P', b)
 	}
+	// Output of an earlier request with the same key was not streamed.
+	for kind, kept := range map[byte]string{'1': res.Stdout, '2': res.Stderr} {
+		if kept == "" {
+			continue
+		}
+		if err := f.send(kind, []byte(kept)); err != nil {
+			return err
+		}
+	}
+	res.Stdout, res.Stderr = "", ""
 	b, err := json.Marshal(res)
 	if err != nil {
 		return err
@@ -183,6 +197,16 @@ func events(w http.ResponseWriter, stdin io.Reader, do doer) error {
 	if err := errors.Join(out.flush(), errOut.flush()); err != nil {
 		return err
 	}
+	// Output of an earlier request with the same key was not streamed.
+	for kind, kept := range map[string]string{"stdout": res.Stdout, "stderr": res.Stderr} {
+		if kept == "" {
+			continue
+		}
+		if err := e.send(piece(kind, []byte(kept))); err != nil {
+			return err
+		}
+	}
+	res.Stdout, res.Stderr = "", ""
 	return e.send(v1.Event{Type: "end", ID: res.ID, Result: &res})
 }
 

@@ -106,3 +106,29 @@ func TestAClientThatLeavesEndsItsCommand(t *testing.T) {
 		})
 	}
 }
+
+// An answer that is given again, in another form, loses no output silently.
+func TestAKeyGivesTheOutputAgainInEveryForm(t *testing.T) {
+	srv, _ := newServer(t, "")
+	const run = `{"argv":["echo","once"]}`
+	again := func(key, accept string) asked {
+		return ask(t, srv, "POST", "/v1/run", run, "Idempotency-Key", key, "Accept", accept)
+	}
+	again("k", formJSON)
+	if got := again("k", formRaw); got.body != "once\n" {
+		t.Errorf("raw: %+v", got)
+	}
+	if kinds, out := unframe(t, again("k", formFrames).body); kinds != "1E" || out != "once\n" {
+		t.Errorf("frames: %s %q", kinds, out)
+	}
+	if got := again("k", formEvents); !strings.Contains(got.body, `"data":"once\n"`) {
+		t.Errorf("events: %+v", got)
+	}
+	// What was streamed is not kept, and that is said.
+	again("s", formRaw)
+	var res v1.ExecResult
+	again("s", formJSON).into(t, &res)
+	if res.Stdout != "" || res.StdoutBytes != 5 || !res.Truncated {
+		t.Errorf("%+v", res)
+	}
+}

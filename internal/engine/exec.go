@@ -61,12 +61,14 @@ func (e *Engine) Run(ctx context.Context, call Call, r v1.Run, st Stream) (v1.Ex
 	}, keepShort)
 }
 
-// keepShort is what is kept of a result under an idempotency key.
+// keepShort is what is kept of a result under an idempotency key. Of output
+// that was streamed nothing is, and that is said.
 func keepShort(r v1.ExecResult) v1.ExecResult {
 	var a, b bool
 	r.Stdout, a = shorten(r.Stdout, answerBytes)
 	r.Stderr, b = shorten(r.Stderr, answerBytes)
-	r.Truncated = r.Truncated || a || b
+	streamed := r.Stdout == "" && r.StdoutBytes > 0 || r.Stderr == "" && r.StderrBytes > 0
+	r.Truncated = r.Truncated || a || b || streamed
 	return r
 }
 
@@ -104,7 +106,8 @@ func (e *Engine) exec(ctx context.Context, l *scheduler.Lease, id string, x v1.E
 		}
 	}}
 	if st.live() {
-		io.Stdout, io.Stderr = orDiscard(st.Stdout), orDiscard(st.Stderr)
+		out, errOut = newCapture(0), newCapture(0) // they count
+		io.Stdout, io.Stderr = both(st.Stdout, out), both(st.Stderr, errOut)
 	}
 	began := time.Now()
 	r, err := e.execShell(use, x, c, io)
@@ -121,15 +124,16 @@ func (e *Engine) exec(ctx context.Context, l *scheduler.Lease, id string, x v1.E
 	res := present(id, r)
 	res.Stdout, res.Stderr = out.String(), errOut.String()
 	res.StdoutBytes, res.StderrBytes = out.total, errOut.total
-	res.Truncated = out.truncated() || errOut.truncated()
+	res.Truncated = !st.live() && (out.truncated() || errOut.truncated())
 	return res, nil
 }
 
-func orDiscard(w io.Writer) io.Writer {
+// both writes to w, if there is one, and then to c.
+func both(w io.Writer, c *capture) io.Writer {
 	if w == nil {
-		return io.Discard
+		return c
 	}
-	return w
+	return io.MultiWriter(w, c)
 }
 
 // execShell runs the command; a shell command falls back to sh in an image
