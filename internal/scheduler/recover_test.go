@@ -118,3 +118,23 @@ func TestDestroyAllSettlesShells(t *testing.T) {
 		}
 	})
 }
+
+func TestDestroyAllLeavesNothing(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	s.acquire(t)
+	s.stop()
+	st, err := store.Open(t.Context(), w.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	d := New(Options{Driver: fake.New(fake.Options{Host: w.host}), Store: st, MaxSandboxes: 1})
+	if err := d.DestroyAll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	live, err := st.Live(t.Context())
+	if err != nil || len(live) != 0 || len(w.host.IDs()) != 0 {
+		t.Fatal(live, w.host.IDs(), err)
+	}
+}
