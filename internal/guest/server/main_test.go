@@ -45,13 +45,7 @@ var (
 func testServer(t testing.TB, cg bool) *Server {
 	t.Helper()
 	serversOnce.Do(func() {
-		var err error
-		if workspace, err = os.MkdirTemp("", "workspace"); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(workspace, 0o777); err != nil {
-			t.Fatal(err)
-		}
+		workspace = os.Getenv(workspaceEnv)
 		serverTag = newTestServer(t, nil)
 		if dir := os.Getenv(cgroupEnv); dir != "" {
 			tree, err := cgroup.OpenTree(dir)

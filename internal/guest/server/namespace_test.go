@@ -26,9 +26,12 @@ import (
 const (
 	inChild   = "SERVER_TEST_CHILD"
 	cgroupEnv = "SERVER_TEST_CGROUPS"
-	bound     = 60 * time.Second
-	testPids  = 200
-	testMem   = 256 << 20
+	// workspaceEnv is a folder for commands: not below TMPDIR, which may be
+	// closed to their user.
+	workspaceEnv = "SERVER_TEST_WORKSPACE"
+	bound        = 60 * time.Second
+	testPids     = 200
+	testMem      = 256 << 20
 )
 
 func TestMain(m *testing.M) {
@@ -55,8 +58,16 @@ func TestMain(m *testing.M) {
 
 // outer runs the tests in a child and removes its cgroups afterwards.
 func outer() (int, error) {
+	dir, err := os.MkdirTemp("/tmp", "server-test-")
+	if err != nil {
+		return 1, err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o777); err != nil {
+		return 1, err
+	}
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inChild+"=1")
+	cmd.Env = append(os.Environ(), inChild+"=1", workspaceEnv+"="+dir)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	in, err := cmd.StdinPipe()
