@@ -86,6 +86,25 @@ func TestExecPassesInput(t *testing.T) {
 	})
 }
 
+func TestCommandsOpenTheirStreamsByName(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		cmd := sh("echo out >/dev/stdout; echo err >/dev/stderr; cat /dev/stdin; cat </dev/stdout || echo refused")
+		cmd.Stdin = true
+		k := dial(t, s, wire.OpExec, cmd)
+		if err := k.c.WriteFrame(wire.KindStdin, []byte("in\n")); err != nil {
+			t.Fatal(err)
+		}
+		if err := k.c.WriteFrame(wire.KindEOF, nil); err != nil {
+			t.Fatal(err)
+		}
+		a := k.all()
+		wantEnding(t, a.result(t), runtime.Exited, 0)
+		if a.stdout.String() != "out\nin\nrefused\n" || !strings.HasPrefix(a.stderr.String(), "err\n") {
+			t.Errorf("got %q and %q", a.stdout.String(), a.stderr.String())
+		}
+	})
+}
+
 func TestExecSendsAllOutput(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		a, r := run1(t, s, sh("head -c 10485760 /dev/zero | tr '\\0' x; echo end >&2"))

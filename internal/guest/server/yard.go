@@ -49,16 +49,18 @@ type pipe struct {
 }
 
 // newPipe makes a pipe of which the guest has the end for reading or writing.
+// Its mode lets commands, which do not own it, open their end again by name:
+// /dev/stdin, /dev/stdout and /dev/stderr are that.
 func newPipe(read bool) (pipe, error) {
 	var fd [2]int
 	if err := unix.Pipe2(fd[:], unix.O_CLOEXEC); err != nil {
 		return pipe{theirs: -1}, fmt.Errorf("make a pipe: %w", err)
 	}
-	ours, theirs := fd[0], fd[1]
+	ours, theirs, mode := fd[0], fd[1], uint32(0o222)
 	if !read {
-		ours, theirs = theirs, ours
+		ours, theirs, mode = theirs, ours, 0o444
 	}
-	if err := unix.SetNonblock(ours, true); err != nil {
+	if err := errors.Join(unix.SetNonblock(ours, true), unix.Fchmod(theirs, mode)); err != nil {
 		unix.Close(ours)
 		unix.Close(theirs)
 		return pipe{theirs: -1}, fmt.Errorf("make a pipe: %w", err)
