@@ -24,20 +24,21 @@ var classes = []struct {
 	is     func(error) bool
 	code   string
 	status int
+	text   error // what a wrapped class adds to a message, and people need not read
 }{
-	{errdefs.IsInvalidArgument, "invalid_argument", http.StatusBadRequest},
-	{errdefs.IsOutOfRange, "invalid_argument", http.StatusBadRequest},
-	{errdefs.IsUnauthorized, "unauthenticated", http.StatusUnauthorized},
-	{errdefs.IsPermissionDenied, "permission_denied", http.StatusForbidden},
-	{errdefs.IsNotFound, "not_found", http.StatusNotFound},
-	{errdefs.IsAlreadyExists, "already_exists", http.StatusConflict},
-	{errdefs.IsFailedPrecondition, "failed_precondition", http.StatusConflict},
-	{errdefs.IsConflict, "failed_precondition", http.StatusConflict},
-	{errdefs.IsResourceExhausted, "resource_exhausted", http.StatusTooManyRequests},
-	{errdefs.IsNotImplemented, "not_implemented", http.StatusNotImplemented},
-	{errdefs.IsUnavailable, "unavailable", http.StatusServiceUnavailable},
-	{errdefs.IsDeadlineExceeded, "deadline_exceeded", http.StatusGatewayTimeout},
-	{errdefs.IsCanceled, "unavailable", statusClientGone},
+	{errdefs.IsInvalidArgument, "invalid_argument", http.StatusBadRequest, errdefs.ErrInvalidArgument},
+	{errdefs.IsOutOfRange, "invalid_argument", http.StatusBadRequest, errdefs.ErrOutOfRange},
+	{errdefs.IsUnauthorized, "unauthenticated", http.StatusUnauthorized, errdefs.ErrUnauthenticated},
+	{errdefs.IsPermissionDenied, "permission_denied", http.StatusForbidden, errdefs.ErrPermissionDenied},
+	{errdefs.IsNotFound, "not_found", http.StatusNotFound, errdefs.ErrNotFound},
+	{errdefs.IsAlreadyExists, "already_exists", http.StatusConflict, errdefs.ErrAlreadyExists},
+	{errdefs.IsFailedPrecondition, "failed_precondition", http.StatusConflict, errdefs.ErrFailedPrecondition},
+	{errdefs.IsConflict, "failed_precondition", http.StatusConflict, errdefs.ErrConflict},
+	{errdefs.IsResourceExhausted, "resource_exhausted", http.StatusTooManyRequests, errdefs.ErrResourceExhausted},
+	{errdefs.IsNotImplemented, "not_implemented", http.StatusNotImplemented, errdefs.ErrNotImplemented},
+	{errdefs.IsUnavailable, "unavailable", http.StatusServiceUnavailable, errdefs.ErrUnavailable},
+	{errdefs.IsDeadlineExceeded, "deadline_exceeded", http.StatusGatewayTimeout, context.DeadlineExceeded},
+	{errdefs.IsCanceled, "unavailable", statusClientGone, context.Canceled},
 }
 
 // retryTime is when to ask again where nobody can tell when there is room.
@@ -52,7 +53,7 @@ func problem(err error) *v1.Problem {
 	p := &v1.Problem{Type: "about:blank", Status: http.StatusInternalServerError, Code: "internal", Detail: "the service could not do this; its log says why"}
 	for _, c := range classes {
 		if c.is(err) {
-			p.Status, p.Code, p.Detail = c.status, c.code, err.Error()
+			p.Status, p.Code, p.Detail = c.status, c.code, strings.TrimSuffix(err.Error(), ": "+c.text.Error())
 			break
 		}
 	}
