@@ -106,6 +106,9 @@ func (e *Engine) prepare(ctx context.Context, t *scheduler.Template) error {
 	}
 	t.Spec.Image = img
 	t.Spec.Limits = t.Spec.Limits.WithDefaults()
+	if need := t.Spec.Limits.MemoryBytes; need > e.opts.MaxMemory {
+		return fmt.Errorf("limits.memory is %d bytes and admission.max_memory %d: no sandbox of it could ever be made: %w", need, e.opts.MaxMemory, errdefs.ErrFailedPrecondition)
+	}
 	return e.opts.Driver.Prepare(ctx, img)
 }
 
