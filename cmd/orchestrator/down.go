@@ -63,28 +63,32 @@ func (a *app) runDown(ctx context.Context, name string, wait time.Duration) erro
 		return err
 	}
 	if cl != nil {
-		return downServer(ctx, cl, c)
+		ours, err := downServer(ctx, cl, c)
+		if err != nil || !ours {
+			return err
+		}
 	}
+	// After a server too: what it could not destroy is tried again, or told.
 	return a.downHere(ctx, c)
 }
 
 // downServer asks a server and waits until it is gone, with its hold on the
-// state directory where that is ours to see.
-func downServer(ctx context.Context, cl *client.Client, c config.Config) error {
+// state directory where that is ours to see; ours says whether it is.
+func downServer(ctx context.Context, cl *client.Client, c config.Config) (ours bool, err error) {
 	pid := serverOf(c.StateDir)
 	if err := cl.Down(ctx); err != nil && !errors.Is(err, client.ErrLost) {
-		return err
+		return false, err
 	}
 	for {
 		_, err := cl.Version(ctx)
 		cl.Close() // a kept connection would hold its end up
 		if errors.Is(err, client.ErrNoServer) && (pid == "" || serverOf(c.StateDir) != pid) {
-			return nil
+			return pid != "", nil
 		}
 		select {
 		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return false, context.Cause(ctx)
 		}
 	}
 }
