@@ -33,6 +33,7 @@ const (
 	refusedTime   = 5 * time.Second // for the body of a caller without the token
 	idleTime      = 2 * time.Minute
 	heartbeatTime = 15 * time.Second
+	takeTime      = 5 * time.Minute // for a client to take a piece of an answer
 )
 
 // Options of a Server; Engine is needed.
@@ -50,6 +51,8 @@ type Server struct {
 	opts Options
 	log  *slog.Logger
 	mux  *http.ServeMux
+	// stall is takeTime but in tests.
+	stall time.Duration
 	// soon ends when a hand-over begins: who only waits for output is let go
 	// at once, and asks the next process.
 	soon    context.Context
@@ -61,7 +64,7 @@ func New(o Options) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{opts: o, log: o.Log, mux: http.NewServeMux()}
+	s := &Server{opts: o, log: o.Log, mux: http.NewServeMux(), stall: takeTime}
 	s.soon, s.handing = context.WithCancelCause(context.Background())
 	for _, r := range s.routes() {
 		s.mux.Handle(r.method+" "+r.path, s.wrap(r))
@@ -135,7 +138,8 @@ type route struct {
 func (s *Server) wrap(rt route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		began := time.Now()
-		out := &answer{ResponseWriter: w}
+		out := newAnswer(w, s.stall)
+		defer out.last()
 		err := s.authorize(r, rt)
 		if err == nil {
 			err = handle(out, r, rt.handle)
@@ -179,28 +183,3 @@ func (s *Server) authorize(r *http.Request, rt route) error {
 func (s *Server) unknown(_ http.ResponseWriter, r *http.Request, _ engine.Call) error {
 	return fmt.Errorf("there is no %s %s: see /openapi.json: %w", r.Method, r.URL.Path, errdefs.ErrNotFound)
 }
-
-// answer remembers whether anything was sent.
-type answer struct {
-	http.ResponseWriter
-	status int
-}
-
-// WriteHeader notes the status.
-func (a *answer) WriteHeader(status int) {
-	if a.status == 0 {
-		a.status = status
-	}
-	a.ResponseWriter.WriteHeader(status)
-}
-
-// Write notes an implicit 200.
-func (a *answer) Write(p []byte) (int, error) {
-	if a.status == 0 {
-		a.status = http.StatusOK
-	}
-	return a.ResponseWriter.Write(p)
-}
-
-// Unwrap is for http.ResponseController.
-func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }

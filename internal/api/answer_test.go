@@ -1,0 +1,106 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"orchestrator/internal/engine"
+)
+
+func serveOne(t *testing.T, stall time.Duration, h handler) *httptest.Server {
+	t.Helper()
+	s := &Server{log: slog.New(slog.DiscardHandler), stall: stall}
+	srv := httptest.NewServer(s.wrap(route{handle: h}))
+	t.Cleanup(srv.Close)
+	return srv
+}
+
+// Who asks and never reads does not hold what the answer holds.
+func TestAReaderThatNeverReadsIsGivenUp(t *testing.T) {
+	pieces := map[string]func(w http.ResponseWriter) error{
+		"writes": func(w http.ResponseWriter) error {
+			_, err := w.Write(make([]byte, 32<<10))
+			return err
+		},
+		"flushes": func(w http.ResponseWriter) error {
+			if _, err := w.Write(make([]byte, 1000)); err != nil {
+				return err
+			}
+			return http.NewResponseController(w).Flush()
+		},
+		"one huge piece": func(w http.ResponseWriter) error {
+			_, err := w.Write(make([]byte, 64<<20))
+			return err
+		},
+	}
+	for name, piece := range pieces {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ended := make(chan error, 1)
+			srv := serveOne(t, time.Second, func(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
+				for {
+					if err := piece(w); err != nil {
+						ended <- err
+						return err
+					}
+				}
+			})
+			conn, err := net.Dial("tcp", strings.TrimPrefix(srv.URL, "http://"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case err := <-ended:
+				if !errors.Is(err, os.ErrDeadlineExceeded) {
+					t.Fatal(err)
+				}
+			case <-time.After(60 * time.Second):
+				t.Fatal("still writing to a client that takes nothing")
+			}
+		})
+	}
+}
+
+// Silence of ours is not the client's, in an answer or between two.
+func TestASilentAnswerIsNotGivenUp(t *testing.T) {
+	const stall = 2 * time.Second
+	srv := serveOne(t, stall, func(w http.ResponseWriter, r *http.Request, _ engine.Call) error {
+		for range 2 {
+			if _, err := io.WriteString(w, "piece "); err != nil {
+				return err
+			}
+			if err := http.NewResponseController(w).Flush(); err != nil {
+				return err
+			}
+			select {
+			case <-time.After(stall * 3 / 2):
+			case <-r.Context().Done():
+			}
+		}
+		return nil
+	})
+	for range 2 { // over one connection
+		res, err := srv.Client().Get(srv.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(res.Body)
+		res.Body.Close()
+		if err != nil || string(b) != "piece piece " {
+			t.Fatalf("%q, %v", b, err)
+		}
+	}
+}
