@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
+	"os"
 	"strconv"
 	"strings"
 )
@@ -82,6 +84,9 @@ func capMemoryV1(parent, name string, bytes int64) error {
 		return err
 	}
 	defer d.Close()
+	if err := capSockets(d, strconv.FormatInt(bytes/socketPart, 10)); err != nil {
+		return err
+	}
 	const (
 		limit = "memory.limit_in_bytes"
 		both  = "memory.memsw.limit_in_bytes" // memory and swap together; never below limit
@@ -102,6 +107,56 @@ func capMemoryV1(parent, name string, bytes int64) error {
 		return d.write(both, value)
 	}
 	return d.write(limit, value)
+}
+
+// A v1 cgroup counts what TCP and UDP sockets hold apart from all other memory, and not at all in a cgroup without a cap of its own on it: then
+// some thousand sockets on the loopback hold gigabytes, and use up what all sockets of the host may have together. A part of the memory cap is
+// plenty for a sandbox without a network.
+const (
+	socketFile = "memory.kmem.tcp.limit_in_bytes"
+	socketPart = 4
+)
+
+// capSockets caps what the sockets of a v1 cgroup hold; those of a v2 cgroup count as its memory.
+func capSockets(d dir, value string) error {
+	now, err := d.read(socketFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if sameNumber(now, value) {
+		return nil // setting it again is refused while it is exceeded
+	}
+	return d.write(socketFile, value)
+}
+
+// sameNumber compares a cap, which the kernel rounds down to whole pages.
+func sameNumber(a, b string) bool {
+	n, err1 := strconv.ParseInt(strings.TrimSpace(a), 10, 64)
+	m, err2 := strconv.ParseInt(strings.TrimSpace(b), 10, 64)
+	page := int64(os.Getpagesize())
+	return err1 == nil && err2 == nil && n/page == m/page
+}
+
+// inheritSockets gives a group the cap of its parent, which binds them all together: without one of its own its sockets are not counted.
+func inheritSockets(parent, d dir) error {
+	value, err := parent.read(socketFile)
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
+	if err != nil {
+		return fmt.Errorf("%s/%s: %w", parent.name, socketFile, err)
+	}
+	if n >= math.MaxInt64&^int64(os.Getpagesize()-1) {
+		return nil // no cap
+	}
+	return d.write(socketFile, strconv.FormatInt(n, 10))
 }
 
 func countChildren(name string) error {

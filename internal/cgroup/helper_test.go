@@ -65,6 +65,13 @@ func play(role string, args []string) {
 		bomb(nowRaw() + lifetime)
 	case "hog":
 		hog(n)
+	case "sockets":
+		held, err := sockets(n)
+		if err != nil {
+			fmt.Println("error:", err)
+			os.Exit(3)
+		}
+		fmt.Println(held)
 	case "burn":
 		for end := time.Now().Add(time.Duration(n) * time.Millisecond); time.Now().Before(end); {
 		}
@@ -152,6 +159,43 @@ func hog(mib int) {
 	for i := 0; i < len(b); i += 4096 {
 		b[i] = 1
 	}
+}
+
+// sockets has n sockets take as many datagrams as they will and tells how many bytes they held.
+func sockets(n int) (held int, err error) {
+	tx, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return 0, err
+	}
+	piece := make([]byte, 4000)
+	var all []int
+	for range n {
+		rx, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return 0, err
+		}
+		all = append(all, rx)
+		if err := unix.Bind(rx, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+			return 0, err
+		}
+		at, err := unix.Getsockname(rx)
+		if err != nil {
+			return 0, err
+		}
+		for range 60 {
+			_ = unix.Sendto(tx, piece, 0, at) // refused, or dropped unseen: that is the cap
+		}
+	}
+	for _, rx := range all {
+		for {
+			got, err := unix.Read(rx, piece)
+			if err != nil {
+				break
+			}
+			held += got
+		}
+	}
+	return held, nil
 }
 
 // guest does what the guest does, as it is: PID 1 of its namespace, uid 0 with CAP_KILL alone, in a cgroup namespace that begins at the sandbox's

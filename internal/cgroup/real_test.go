@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -82,7 +83,7 @@ func capsAre(t *testing.T, d *Delegated, s Share) {
 	for _, x := range tree.dirs {
 		want := map[string]string{
 			"memory.limit_in_bytes": fmt.Sprint(s.MemoryBytes), "memory.memsw.limit_in_bytes": fmt.Sprint(s.MemoryBytes), "memory.max": fmt.Sprint(s.MemoryBytes),
-			"memory.swap.max": "0", "pids.max": fmt.Sprint(s.Pids), "cpu.cfs_quota_us": fmt.Sprint(quota(s.CPU)), "cpu.max": fmt.Sprintf("%d %d", quota(s.CPU), cpuPeriod),
+			"memory.kmem.tcp.limit_in_bytes": fmt.Sprint(s.MemoryBytes / socketPart), "memory.swap.max": "0", "pids.max": fmt.Sprint(s.Pids), "cpu.cfs_quota_us": fmt.Sprint(quota(s.CPU)), "cpu.max": fmt.Sprintf("%d %d", quota(s.CPU), cpuPeriod),
 		}
 		for file, value := range want {
 			if got, err := x.read(file); err == nil && strings.TrimSpace(got) != value {
@@ -287,6 +288,27 @@ func TestMemoryCapEndsTheExecThatMeetsItAndIsCounted(t *testing.T) {
 	if n, _ := quiet.Alive(); n != 1 || u.OOMKills != 0 || err != nil {
 		t.Errorf("beside it: %d alive, %+v, %v", n, u, err)
 	}
+}
+
+// Datagrams that nobody reads: some thousand sockets hold many times the cap, unless it binds them.
+func TestSocketsAreCapped(t *testing.T) {
+	const most = 64 << 20
+	tree, _ := delegated(t, Share{MemoryBytes: most})
+	g := group(t, tree, "sockets")
+	h := command(t, g, "sockets", "1000")
+	held, err := strconv.ParseInt(h.line(t, ""), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.line(t, "done")
+	t.Logf("%d bytes were held", held)
+	if held > most {
+		t.Errorf("sockets held %d bytes, the cap is %d", held, most)
+	}
+	if err := g.Kill(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	dead(t, g)
 }
 
 func TestPidsCapStopsABombAndIsCounted(t *testing.T) {

@@ -118,7 +118,9 @@ func (t *Tree) Make(name string) (*Group, error) {
 	return g, nil
 }
 
-// prepare sets what only v2 needs.
+// prepare sets what a group does not have from its parent.
+//
+// memory.kmem.tcp (v1): see inheritSockets. The others are of v2.
 //
 // memory.oom.group: when the cap of all commands is met the kernel picks one victim; with this the whole exec it belongs to dies, and no other. An
 // exec that lost one process in the middle (a compiler below a build, a worker of a pool) rarely ends in a way that tells anyone why, and often
@@ -127,6 +129,9 @@ func (t *Tree) Make(name string) (*Group, error) {
 // pids.max: since kernel 6.11 a refused fork is counted where the cap is, not where the fork was. The same cap on the exec's own group lets the exec
 // that fills it alone be named; where several filled it together only the tree's counter moves.
 func prepare(parent, d dir, kind string) error {
+	if kind == Memory {
+		return inheritSockets(parent, d)
+	}
 	if kind != Unified {
 		return nil
 	}
