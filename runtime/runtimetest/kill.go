@@ -46,6 +46,7 @@ func kill(t *testing.T, s *suite) {
 		t.Run(r.name, func(t *testing.T) { k.ends(t, r) })
 	}
 	t.Run("cancelled", k.cancelled)
+	t.Run("kept by a tracer", k.kept)
 	t.Run("shell", k.shell)
 	t.Run("signals", k.signals)
 	t.Run("output", func(t *testing.T) { outputs(t, k.box) })
@@ -159,6 +160,25 @@ func (k *killer) cancelled(t *testing.T) {
 		t.Errorf("the ending is %+v, %v", r.res, r.err)
 	}
 	k.over(t, r.res)
+}
+
+// kept: another command of the same user traces the command and does not let go of it when it is dead.
+func (k *killer) kept(t *testing.T) {
+	keeper := k.user(python("runaway", "keeper"))
+	r := k.box.begin(t, keeper, guest.IO{})
+	r.says(t, "ready")
+	o := k.box.run(t, wire.Command{Argv: []string{"sleep", "4321"}, User: keeper.User, Timeout: 5 * time.Second})
+	if o.Ending != runtime.Timeout || o.Unclean {
+		t.Errorf("the ending is %v", o)
+	}
+	if strings.Contains(r.out.String(), "kept") {
+		<-r.ended
+	} else {
+		t.Log("it was not traced in time")
+		r.cancel(errors.New("the command has ended"))
+		<-r.ended
+	}
+	k.over(t, o.Result)
 }
 
 // shell: one that is killed, and one that ends by itself and leaves others.

@@ -1,12 +1,16 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"os"
 	"strconv"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"orchestrator/internal/cgroup"
 	"orchestrator/internal/guest/leader"
@@ -17,6 +21,9 @@ import (
 // killTime bounds how long a kill may take before the sandbox is called
 // unclean: what is still alive then does not die.
 const killTime = 10 * time.Second
+
+// traceTime is how long a tracer may take to let go of a dead command.
+const traceTime = time.Second
 
 // run is one command, from the moment that it counts until its ending.
 type run struct {
@@ -229,17 +236,49 @@ func (r *run) kill(exit *leader.Exit) (*leader.Exit, bool) {
 		r.s.Log.Error("a command was not killed", "command", r.id, "error", err)
 	}
 	if exit == nil {
-		select {
-		case e := <-r.sp.leader.Exit:
-			exit = &e
-		case <-ctx.Done():
-		}
+		exit = r.leaderEnd(ctx, err == nil)
 	}
 	r.mu.Lock()
 	r.over = true
 	r.mu.Unlock()
 	r.s.reaper.Settle()
 	return exit, err == nil && exit != nil
+}
+
+// leaderEnd waits for the end of a leader that was killed, until ctx ends. A
+// dead process goes to its tracer before it comes to its parent: a process of
+// another command that keeps it is killed, if everything else is dead.
+func (r *run) leaderEnd(ctx context.Context, dead bool) *leader.Exit {
+	tick := time.NewTicker(traceTime)
+	defer tick.Stop()
+	for {
+		select {
+		case e := <-r.sp.leader.Exit:
+			return &e
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+		if pid := tracerOf(r.sp.leader.Pid); dead && pid > 1 {
+			r.s.Log.Warn("killing a process that keeps a dead command", "command", r.id, "tracer", pid)
+			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended meanwhile
+		}
+	}
+}
+
+// tracerOf is who traces a process, 0 if nobody does.
+func tracerOf(pid int) int {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := bytes.Cut(text, []byte("\nTracerPid:"))
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	n, err := strconv.Atoi(string(bytes.TrimSpace(line)))
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // drain takes what the pipes still hold.

@@ -85,6 +85,23 @@ def traced():
     time.sleep(1000)
 
 
+def keeper():
+    """Traces whoever of its user sleeps for 4321 seconds, and never waits for it."""
+    request = 101 if platform.machine() == "x86_64" else 117
+    kept = set()
+    ready()
+    while True:
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open("/proc/%s/cmdline" % pid, "rb") as f:
+                    if pid not in kept and f.read() == b"sleep\x004321\x00" and syscall(request, 0x4206, int(pid), 0, 0) == 0:
+                        kept.add(pid)
+                        print("kept", flush=True)
+            except OSError:
+                pass
+        time.sleep(0.01)
+
+
 def stopped():
     for _ in range(5):
         if os.fork() == 0:
@@ -148,6 +165,7 @@ def sleepers():
     "runners-waited-for": lambda: (runners(), time.sleep(1000)),
     "bomb": bomb,
     "traced": traced,
+    "keeper": keeper,
     "stopped": stopped,
     "headless": headless,
     "subreaper": subreaper,
