@@ -95,6 +95,9 @@ func classOf(err error) (error, string) {
 		return errdefs.ErrFailedPrecondition, "the folder is not empty"
 	case unix.ENOTDIR:
 		return errdefs.ErrFailedPrecondition, "a part of it is not a folder"
+	case unix.EAGAIN:
+		// The kernel would let the opener wait for as long as the holder of the lease may take.
+		return errdefs.ErrFailedPrecondition, "a command has a lease on it"
 	case unix.EROFS:
 		return errdefs.ErrFailedPrecondition, "it is read-only here"
 	case unix.EXDEV:

@@ -196,6 +196,27 @@ func TestNothingBlocks(t *testing.T) {
 	}
 }
 
+// Who has a lease on a file may keep others from opening it for most of a minute.
+func TestALeaseBlocksNobody(t *testing.T) {
+	r, dir := world(t)
+	must2(put(t, r, "f", "old", WriteOptions{}))
+	f, err := os.OpenFile(filepath.Join(dir, "f"), os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Logf("there are no leases here: %v", err)
+		return
+	}
+	if _, err := get(r, "f"); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("read: %v", err)
+	}
+	_, err = put(t, r, "f", "new", WriteOptions{})
+	must(t, err)
+	if got, err := get(r, "f"); got != "new" || err != nil {
+		t.Errorf("after writing: %q, %v", got, err)
+	}
+}
+
 func TestWritesWholeOrNotAtAll(t *testing.T) {
 	r, dir := world(t)
 	must2(put(t, r, "f", "old", WriteOptions{}))
