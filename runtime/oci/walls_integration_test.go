@@ -51,6 +51,14 @@ func TestWallsFromInside(t *testing.T) {
 		{"no block device", "mknod /tmp/d b 254 0 2>&1", "mknod: /tmp/d: Operation not permitted\n", 0},
 		{"mounting", "mount -t tmpfs none /tmp 2>&1 | grep -c denied", "1\n", 0},
 		{"a terminal", "ls /dev/ptmx /dev/pts/ptmx", "/dev/ptmx\n/dev/pts/ptmx\n", 1000},
+		{"not all terminals", `python3 -c 'import os
+n = 0
+try:
+    while n < 500:
+        os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
+        n += 1
+except OSError as e:
+    print(n, e.strerror)'`, "64 No space left on device\n", 1000},
 		{"signals", "cat /proc/1/oom_score_adj", "500\n", 1000},
 	} {
 		if c.what == "root's flags" && crun() {

@@ -20,6 +20,8 @@ const (
 
 	runBytes = 4 << 20  // /run holds the guest's sockets
 	shmBytes = 16 << 20 // /dev/shm, at most
+
+	terminals = 64 // pseudo terminals that can be open at a time
 )
 
 // Args is the command line of PID 1: the guest, behind the template's entrypoint if it has one.
