@@ -7,17 +7,22 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 )
+
+// probeTime is far longer than a probe of the lock takes.
+const probeTime = time.Second
 
 // Lock is the hold of one process on a state directory. The kernel lets go of
 // it when the process dies.
 type Lock struct{ file *os.File }
 
 // LockDir makes dir (mode 0700) and takes its lock. A directory that another
-// process holds is an error of class Unavailable that names the process.
+// process holds is an error of class Unavailable that names the process, unless
+// it lets go within probeTime: whoever asks who holds it does by taking it.
 func LockDir(dir string) (*Lock, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
@@ -26,7 +31,12 @@ func LockDir(dir string) (*Lock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	for end := time.Now().Add(probeTime); errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(end); {
+		time.Sleep(probeTime / 50)
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
 		holder := make([]byte, 32)
 		n, _ := f.ReadAt(holder, 0) // only for the message
 		err = errors.Join(err, f.Close())

@@ -3,11 +3,14 @@ package store
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"orchestrator/runtime"
 )
@@ -208,4 +211,46 @@ func TestForgetLeavesKeysUnderWay(t *testing.T) {
 	}
 	forget(time.Now().Add(-time.Hour), map[string]bool{"under way": true, "answered": true})
 	forget(time.Now().Add(time.Hour), map[string]bool{"under way": true, "answered": false})
+}
+
+// Whoever asks who holds a directory has its lock for an instant.
+func TestAProbeOfTheLockIsNotItsHolder(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "lock")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			if unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
+				_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
+			}
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	for range 500 {
+		l, err := LockDir(dir)
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		if err := l.Unlock(); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	<-stopped
 }
