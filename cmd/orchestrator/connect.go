@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -15,6 +17,10 @@ import (
 // answerTime is how long a server may take to say that it is there, before a
 // command does without it.
 const answerTime = 5 * time.Second
+
+// startTime is how long a command waits for a server that holds the state
+// directory and does not listen yet. It may listen elsewhere, too.
+const startTime = 5 * time.Second
 
 // settings reads the configuration file, the environment over it, and the
 // flags of all commands over both. It is not validated yet.
@@ -86,12 +92,35 @@ func (a *app) clientFor(c config.Config) (*client.Client, error) {
 }
 
 // client is for commands that need a server.
-func (a *app) client() (*client.Client, error) {
+func (a *app) client(ctx context.Context) (*client.Client, error) {
 	c, err := a.settings()
 	if err != nil {
 		return nil, err
 	}
+	a.awaitStart(ctx, c, startTime)
 	return a.clientFor(c)
+}
+
+// awaitStart waits while a server is starting: it was started just before this
+// command, and without it the command would fail or get in its way.
+func (a *app) awaitStart(ctx context.Context, c config.Config, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	network, address := config.SplitListen(a.address(c))
+	for ctx.Err() == nil && serverOf(c.StateDir) != "" {
+		conn, err := new(net.Dialer).DialContext(ctx, network, address)
+		if err == nil {
+			conn.Close()
+			return
+		}
+		if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) {
+			return // what is wrong is told by the call itself
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
 }
 
 // server is a client for the server that answers, or nil if none does. What
@@ -101,6 +130,7 @@ func (a *app) server(ctx context.Context, c config.Config) (*client.Client, erro
 	if err != nil {
 		return nil, err
 	}
+	a.awaitStart(ctx, c, startTime)
 	ask, cancel := context.WithTimeoutCause(ctx, answerTime,
 		refuse(errdefs.ErrUnavailable, "the server at %s is there but does not answer within %s", cl.Address(), answerTime))
 	defer cancel()

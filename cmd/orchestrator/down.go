@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -59,7 +60,7 @@ func (a *app) runDown(ctx context.Context, name string, wait time.Duration) erro
 	ctx, cancel := context.WithTimeoutCause(ctx, wait, refuse(errdefs.ErrUnavailable, "not down after %s", wait))
 	defer cancel()
 	cl, err := a.server(ctx, c)
-	if err != nil {
+	if err != nil && !errors.Is(err, client.ErrLost) { // cut by its end: another down was quicker
 		return err
 	}
 	if cl != nil {
@@ -76,7 +77,8 @@ func (a *app) runDown(ctx context.Context, name string, wait time.Duration) erro
 // state directory where that is ours to see; ours says whether it is.
 func downServer(ctx context.Context, cl *client.Client, c config.Config) (ours bool, err error) {
 	pid := serverOf(c.StateDir)
-	if err := cl.Down(ctx); err != nil && !errors.Is(err, client.ErrLost) {
+	// Not there any more: another down was quicker.
+	if err := cl.Down(ctx); err != nil && !errors.Is(err, client.ErrLost) && !errors.Is(err, client.ErrNoServer) {
 		return false, err
 	}
 	for {
@@ -93,13 +95,32 @@ func downServer(ctx context.Context, cl *client.Client, c config.Config) (ours b
 	}
 }
 
+// lockState takes the lock of a state directory when a server that ends, or
+// another down, lets go of it.
+func (a *app) lockState(ctx context.Context, dir string) (*store.Lock, error) {
+	for first := true; ; first = false {
+		lock, err := store.LockDir(dir)
+		if err == nil || !errdefs.IsUnavailable(err) {
+			return lock, err
+		}
+		if first {
+			fmt.Fprintf(a.stderr, "orchestrator: waiting for the end of process %s, which holds %s\n", serverOf(dir), dir) //nolint:errcheck // it is waited for anyway
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
 // downHere destroys what a stopped server and killed runs have left.
 func (a *app) downHere(ctx context.Context, c config.Config) (err error) {
 	dir := c.StateDir
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	lock, err := store.LockDir(dir)
+	lock, err := a.lockState(ctx, dir)
 	if err != nil {
 		return err
 	}

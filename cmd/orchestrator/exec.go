@@ -89,7 +89,7 @@ printed instead. Ctrl-C kills the command with everything it started.`,
 			if len(args) == 0 || args[0] == "--" {
 				return usage(cmd, "SANDBOX is missing")
 			}
-			return nil
+			return names("SANDBOX")(cmd, args[:1])
 		},
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runExec(cmd.Context(), cmd, o, args) },
 	}
@@ -105,7 +105,7 @@ func (a *app) runExec(ctx context.Context, cmd *cobra.Command, o commandOptions,
 	if err != nil {
 		return err
 	}
-	cl, err := a.client()
+	cl, err := a.client(ctx)
 	if err != nil {
 		return err
 	}

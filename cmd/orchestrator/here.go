@@ -135,7 +135,7 @@ func workspaceHeld(dir string, err error) error {
 		return err
 	}
 	if pid := serverOf(dir); pid != "" {
-		return refuse(errdefs.ErrUnavailable, "the workspaces in %s are held by the server with pid %s: run without --no-server, and with its --address", dir, pid)
+		return &servedError{refuse(errdefs.ErrUnavailable, "the workspaces in %s are held by the server with pid %s: use that server (--address), and no --no-server", dir, pid)}
 	}
 	return refuse(errdefs.ErrUnavailable, "the workspaces in %s are used by another command without a server: wait for its end, or start a server for more than one at a time",
 		dir)

@@ -15,7 +15,7 @@ func (a *app) newPoolCommand() *cobra.Command {
 		Example: "  orchestrator pool\n  orchestrator pool -o json",
 		Args:    names(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cl, err := a.client()
+			cl, err := a.client(cmd.Context())
 			if err != nil {
 				return err
 			}

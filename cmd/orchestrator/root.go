@@ -104,6 +104,9 @@ func names(want ...string) cobra.PositionalArgs {
 			if i >= len(args) && !strings.HasPrefix(name, "[") {
 				return usage(cmd, "%s is missing", name)
 			}
+			if i < len(args) && args[i] == "" {
+				return usage(cmd, "%s is empty", strings.Trim(name, "[]"))
+			}
 		}
 		if len(args) > len(want) {
 			return usage(cmd, "unexpected argument %q", args[len(want)])

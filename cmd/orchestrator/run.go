@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -73,16 +74,25 @@ func (a *app) runRun(ctx context.Context, cmd *cobra.Command, o runOptions, args
 	req := v1.Run{
 		Exec: x, Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, WhenEmpty: o.whenEmpty, WaitMS: o.wait.Milliseconds(),
 	}
-	if !o.noServer {
-		cl, err := a.server(ctx, c)
-		if err != nil {
+	if o.noServer {
+		return a.runHere(ctx, c, req, o)
+	}
+	cl, err := a.server(ctx, c)
+	if err != nil {
+		return err
+	}
+	if cl == nil {
+		err := a.runHere(ctx, c, req, o)
+		if _, served := errors.AsType[*servedError](err); !served {
 			return err
 		}
-		if cl != nil {
-			return a.runServed(ctx, cl, req, o)
+		// One was started meanwhile; nothing has run.
+		var e error
+		if cl, e = a.server(ctx, c); cl == nil {
+			return errors.Join(err, e)
 		}
 	}
-	return a.runHere(ctx, c, req, o)
+	return a.runServed(ctx, cl, req, o)
 }
 
 // runServed has a server do it.

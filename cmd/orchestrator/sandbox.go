@@ -63,7 +63,7 @@ func (a *app) runSandboxCreate(ctx context.Context, cmd *cobra.Command, o sandbo
 	if err != nil {
 		return err
 	}
-	cl, err := a.client()
+	cl, err := a.client(ctx)
 	if err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func (a *app) newSandboxList() *cobra.Command {
 		Example: "  orchestrator sandbox ls\n  orchestrator sandbox ls --ended -o json",
 		Args:    names(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cl, err := a.client()
+			cl, err := a.client(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -192,7 +192,7 @@ func (a *app) newSandboxInspect() *cobra.Command {
 		Example: "  orchestrator sandbox inspect $id -o json",
 		Args:    names("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.client()
+			cl, err := a.client(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -213,7 +213,7 @@ func (a *app) newSandboxStop() *cobra.Command {
 		Example: "  orchestrator sandbox stop $id --grace 10s",
 		Args:    names("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.client()
+			cl, err := a.client(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -234,13 +234,13 @@ func (a *app) newSandboxRemove() *cobra.Command {
 		Short:   "Destroy sandboxes at once",
 		Example: "  orchestrator sandbox rm $id",
 		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return usage(cmd, "SANDBOX is missing")
+			if slices.Contains(args, "") {
+				return usage(cmd, "SANDBOX is empty")
 			}
-			return nil
+			return names("SANDBOX")(cmd, args[:min(len(args), 1)])
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.client()
+			cl, err := a.client(cmd.Context())
 			if err != nil {
 				return err
 			}

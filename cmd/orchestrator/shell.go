@@ -36,7 +36,7 @@ func (a *app) newShellStart() *cobra.Command {
 			if len(args) == 0 || args[0] == "--" {
 				return usage(cmd, "SANDBOX is missing")
 			}
-			return nil
+			return names("SANDBOX")(cmd, args[:1])
 		},
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runShellStart(cmd.Context(), cmd, o, args) },
 	}
@@ -62,7 +62,7 @@ func (a *app) runShellStart(ctx context.Context, cmd *cobra.Command, o shellOpti
 	if err != nil {
 		return err
 	}
-	cl, err := a.client()
+	cl, err := a.client(ctx)
 	if err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (a *app) newShellList() *cobra.Command {
 		Example: "  orchestrator shell ls $id",
 		Args:    names("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.client()
+			cl, err := a.client(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -156,7 +156,7 @@ func (a *app) runShellLogs(ctx context.Context, cmd *cobra.Command, o logsOption
 	if o.stderr {
 		stream = "stderr"
 	}
-	cl, err := a.client()
+	cl, err := a.client(ctx)
 	if err != nil {
 		return err
 	}
@@ -208,7 +208,7 @@ func (a *app) newShellInput() *cobra.Command {
   printf 'line\n' | orchestrator shell input --keep-open $sh`,
 		Args: names("SHELL"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.client()
+			cl, err := a.client(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -237,7 +237,7 @@ when this returns. With --signal it only gets that signal.`,
   orchestrator shell kill --signal 1 $sh`,
 		Args: names("SHELL"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := a.client()
+			cl, err := a.client(cmd.Context())
 			if err != nil {
 				return err
 			}

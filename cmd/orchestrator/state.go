@@ -62,8 +62,8 @@ func waitLock(ctx context.Context, dir, name string, how int) (*os.File, error) 
 			return f, err
 		}
 		if pid := serverOf(dir); pid != "" {
-			return nil, refuse(errdefs.ErrUnavailable, "state directory %s is held by the server with pid %s: use that server (--address), or another --state-dir",
-				dir, pid)
+			return nil, &servedError{refuse(errdefs.ErrUnavailable, "state directory %s is held by the server with pid %s: use that server (--address), or another --state-dir",
+				dir, pid)}
 		}
 		select {
 		case <-time.After(20 * time.Millisecond):
@@ -72,6 +72,12 @@ func waitLock(ctx context.Context, dir, name string, how int) (*os.File, error) 
 		}
 	}
 }
+
+// servedError says that a server holds what a command without one needs.
+type servedError struct{ error }
+
+// Unwrap gives its class.
+func (e *servedError) Unwrap() error { return e.error }
 
 // serverOf is the pid of the process that holds a state directory, or "".
 func serverOf(dir string) string {

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net"
+	"path/filepath"
+	"testing"
+
+	"orchestrator/internal/config"
+	"orchestrator/internal/store"
+)
+
+// A command that comes right after a server was started finds it.
+func TestACommandWaitsForAServerThatStarts(t *testing.T) {
+	dir := t.TempDir()
+	sock := filepath.Join(dir, "sock")
+	a := &app{lookup: func(string) (string, bool) { return "", false }}
+	c := config.Config{StateDir: filepath.Join(dir, "state"), Listen: "unix:" + sock}
+	a.awaitStart(t.Context(), c, patience) // there is none: nothing to wait for
+	lock, err := store.LockDir(c.StateDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Unlock()
+	waited := make(chan error, 1)
+	go func() {
+		a.awaitStart(t.Context(), c, patience)
+		conn, err := net.Dial("unix", sock)
+		if err == nil {
+			err = conn.Close()
+		}
+		waited <- err
+	}()
+	l, err := net.Listen("unix", sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Two at once are as good as one.
+func TestDownWaitsForWhoHoldsTheState(t *testing.T) {
+	dir := t.TempDir()
+	held, err := store.LockDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &app{stderr: io.Discard}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := a.lockState(gone, dir); err == nil {
+		t.Fatal("it has what another one holds")
+	}
+	got := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		lock, err := a.lockState(ctx, dir)
+		if err == nil {
+			err = lock.Unlock()
+		}
+		got <- err
+	}()
+	if err := held.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-got; err != nil {
+		t.Fatal(err)
+	}
+}
