@@ -13,7 +13,7 @@ import (
 // commands get the sandbox's caps less this reserve, so that the guest answers
 // when they have used up theirs.
 const (
-	GuestReserveBytes = 32 << 20
+	GuestReserveBytes = 40 << 20
 	GuestReservePids  = 64
 )
 

@@ -28,8 +28,9 @@ const (
 	// ends; the kernel kills with PID 1 what is left.
 	endTime = 10 * time.Second
 	// heapLimit keeps the Go heap, spools included, below what is reserved for
-	// the guest (runtime.GuestReserveBytes).
-	heapLimit = 26 << 20
+	// the guest (runtime.GuestReserveBytes), of which the kernel takes a third for
+	// sockets, pipes and cgroups when as many commands run as may.
+	heapLimit = 24 << 20
 	gcPercent = 50
 	maxProcs  = 2
 )

@@ -3,11 +3,14 @@ package server
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"orchestrator/internal/guest/wire"
 	"orchestrator/runtime"
@@ -171,6 +174,42 @@ func TestTimeoutActsUnderAFloodOfOutput(t *testing.T) {
 			t.Errorf("output of %d bytes is not what was written", len(b))
 		}
 	})
+}
+
+// What a host does not take is the guest's memory: of many streams each holds little.
+func TestManyUnreadStreamsHoldLittle(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("not root")
+	}
+	s := testServer(t, false)
+	const streams = fullStreams + 8
+	var all []*call
+	for range streams {
+		k := dial(t, s, wire.OpExec, sh("exec yes"))
+		k.untilStarted()
+		all = append(all, k)
+	}
+	raw, err := all[streams-1].nc.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := -1
+	eventually(t, "the stream is full", func() bool {
+		var held int
+		if err := raw.Control(func(fd uintptr) { held, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }); err != nil {
+			t.Fatal(err)
+		}
+		full := held > 0 && held == before
+		before = held
+		return full
+	})
+	if most := 2 * writeBuffer; before > most {
+		t.Errorf("the last of %d streams holds %d bytes, want at most %d", streams, before, most)
+	}
+	for _, k := range all {
+		k.nc.Close()
+	}
+	eventually(t, "all are dead", func() bool { return ask[wire.Pong](t, s, wire.OpPing, nil).Commands == 0 })
 }
 
 func TestClosedStreamCancels(t *testing.T) {

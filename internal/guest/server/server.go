@@ -42,6 +42,11 @@ const (
 	// for those that look, kill and end.
 	MaxStreams     = 192
 	reserveStreams = 32
+	// fullStreams may have as much under way to the host as the kernel lets
+	// them, the others writeBuffer: what a host does not take is charged to the
+	// guest, whose memory is what is reserved for it.
+	fullStreams = 16
+	writeBuffer = 16 << 10
 )
 
 // Files serves the operations on files. It writes its reply itself; an error
@@ -179,6 +184,9 @@ func (s *Server) Serve(nc net.Conn) {
 	c := wire.NewConn(nc)
 	n := s.streams.Add(1)
 	defer s.streams.Add(-1)
+	if b, ok := nc.(interface{ SetWriteBuffer(int) error }); ok && n > fullStreams {
+		_ = b.SetWriteBuffer(writeBuffer) // it only saves memory
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			s.Log.Error("serving a stream panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
