@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -51,7 +52,7 @@ func (a *app) runDoctor(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	checks := []check{checkUser(), checkKernel(), checkCgroups(), checkCgroupKill(), checkSwap(), checkSeccomp(), checkOverlay()}
+	checks := []check{checkUser(), checkKernel(), checkCgroups(), checkCgroupKill(), checkSwap(), checkSeccomp(), checkOverlay(), checkCores("/proc/sys/kernel/core_pattern"), checkFiles("/proc/sys/fs/file-max")}
 	checks = append(checks, a.checkRuntimes(ctx, c)...)
 	checks = append(checks, checkSpace(c.StateDir), a.checkServer(ctx, c), a.checkImage(ctx, c))
 	t := &table{head: []string{"CHECK", "STATUS", "FOUND", "FIX"}}
@@ -143,6 +144,39 @@ func checkSeccomp() check {
 		return check{"seccomp", checkFail, "no filters", "use a kernel with CONFIG_SECCOMP_FILTER"}
 	}
 	return check{"seccomp", checkOK, "filters", ""}
+}
+
+// checkCores looks whether the kernel starts a program for a process that crashed: it does so outside of every container and whatever the
+// limit on core files is.
+func checkCores(file string) check {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return check{"core dumps", checkWarn, err.Error(), ""}
+	}
+	program, piped := strings.CutPrefix(strings.TrimSpace(string(text)), "|")
+	if !piped {
+		return check{"core dumps", checkOK, "to files", ""}
+	}
+	return check{"core dumps", checkWarn, "a crash in a sandbox starts " + program + " as root on this host", "sysctl kernel.core_pattern=core"}
+}
+
+// manyFiles is more than the sandboxes of one host come to. Systemd sets no bound at all.
+const manyFiles = 100_000_000
+
+// checkFiles looks how many files may be open on the host, which is one number for all: three sandboxes can open two million.
+func checkFiles(file string) check {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return check{"open files", checkWarn, err.Error(), ""}
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		return check{"open files", checkWarn, err.Error(), ""}
+	}
+	if n < manyFiles {
+		return check{"open files", checkWarn, fmt.Sprintf("%d for the whole host: sandboxes can use them up", n), "sysctl fs.file-max=9223372036854775807"}
+	}
+	return check{"open files", checkOK, "as many as memory holds", ""}
 }
 
 func checkOverlay() check {
