@@ -95,14 +95,14 @@ func (a *app) runImageImport(ctx context.Context, path, ref string) error {
 	if cl == nil {
 		list, err = withImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) {
 			if path == "-" {
-				img, err := s.Import(ctx, a.stdin, ref)
+				img, err := s.Import(ctx, a.input(ctx), ref)
 				return present(img), err
 			}
 			img, err := s.ImportPath(ctx, path, ref)
 			return present(img), err
 		})
 	} else {
-		in, n, done, openErr := a.openInput(path)
+		in, n, done, openErr := a.openInput(ctx, path)
 		if openErr != nil {
 			return openErr
 		}

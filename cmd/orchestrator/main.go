@@ -36,6 +36,18 @@ type app struct {
 	flags          globalFlags
 }
 
+// input is standard input that ends with ctx: nothing else interrupts a Read
+// that waits for a terminal or a pipe. What copies it ends with the process.
+func (a *app) input(ctx context.Context) io.Reader {
+	r, w := io.Pipe()
+	context.AfterFunc(ctx, func() { w.CloseWithError(context.Cause(ctx)) })
+	go func() {
+		_, err := io.Copy(w, a.stdin)
+		w.CloseWithError(err)
+	}()
+	return r
+}
+
 // interrupted is why a context ends at a signal.
 type interrupted struct{ signal syscall.Signal }
 

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -222,5 +224,28 @@ func TestErrorsAreOneLineWithoutTheirClass(t *testing.T) {
 	}
 	if a.finish(result(v1.ExecResult{Ending: "oom", Signal: 9})); b.String() != "orchestrator: the command ended: oom\n" {
 		t.Errorf("an ending is told as %q", b.String())
+	}
+}
+
+// Ctrl-C ends a command that waits for its standard input.
+func TestInputEndsWithItsContext(t *testing.T) {
+	typed, keyboard := io.Pipe()
+	defer keyboard.Close()
+	a := &app{stdin: typed}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	in := a.input(ctx)
+	if _, err := io.WriteString(keyboard, "x"); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 1)
+	if _, err := io.ReadFull(in, b); err != nil || b[0] != 'x' {
+		t.Fatalf("%q, %v", b, err)
+	}
+	cancel(&interrupted{syscall.SIGINT})
+	if _, err := io.ReadAll(in); exitCode(err) != 130 {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll((&app{stdin: strings.NewReader("all")}).input(t.Context())); err != nil || string(b) != "all" {
+		t.Fatalf("%q, %v", b, err)
 	}
 }

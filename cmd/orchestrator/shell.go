@@ -212,7 +212,7 @@ func (a *app) newShellInput() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return cl.Input(cmd.Context(), args[0], a.stdin, !stayOpen)
+			return cl.Input(cmd.Context(), args[0], a.input(cmd.Context()), !stayOpen)
 		},
 	}
 	c.Flags().BoolVar(&stayOpen, "keep-open", false, "leave its input open for more")

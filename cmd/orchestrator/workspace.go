@@ -190,7 +190,7 @@ func (a *app) newWorkspacePut() *cobra.Command {
 			default:
 				path = filepath.Base(source)
 			}
-			in, n, done, err := a.openInput(source)
+			in, n, done, err := a.openInput(cmd.Context(), source)
 			if err != nil {
 				return err
 			}
@@ -207,9 +207,9 @@ func (a *app) newWorkspacePut() *cobra.Command {
 
 // openInput opens a file to be sent, or standard input. size is -1 where it is
 // not known.
-func (a *app) openInput(path string) (in io.Reader, size int64, done func(), err error) {
+func (a *app) openInput(ctx context.Context, path string) (in io.Reader, size int64, done func(), err error) {
 	if path == "-" {
-		return a.stdin, -1, func() {}, nil
+		return a.input(ctx), -1, func() {}, nil
 	}
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO would be waited for
 	switch {
