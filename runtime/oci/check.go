@@ -112,9 +112,12 @@ func checkRuntime(ctx context.Context, name string, host cgroup.Host) (path, rel
 	if path, err = filepath.Abs(path); err != nil {
 		return "", "", fmt.Errorf("runtime %s: %w", name, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ask, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, path, "--version").CombinedOutput()
+	out, err := exec.CommandContext(ask, path, "--version").CombinedOutput()
+	if ctx.Err() != nil {
+		return "", "", fmt.Errorf("%s --version: %w", path, context.Cause(ctx))
+	}
 	if err != nil {
 		return "", "", unfit(fmt.Sprintf("%s --version: %v", path, err), "install a working "+kind)
 	}
