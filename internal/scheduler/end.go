@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/containerd/errdefs"
+
 	"orchestrator/internal/fault"
 	"orchestrator/internal/guest/wire"
 	"orchestrator/internal/store"
@@ -15,9 +17,14 @@ import (
 // after their contexts have.
 const calmTime = 2 * time.Second
 
+// stuckTime is how long who waits for an end waits for further attempts when
+// the first one failed: an engine may be away for hours.
+const stuckTime = 4 * sweepTime
+
 // End ends a lease: its calls are cancelled, everything inside is killed and
 // nothing is left of the sandbox when Gone is closed. With wait it returns
-// then; an error means that the sweep is still trying. Ending twice is the
+// then, or when attempts to remove it have failed for stuckTime: the error, of
+// class Unavailable, means that the sweep is still trying. Ending twice is the
 // same as once.
 func (s *Scheduler) End(ctx context.Context, l *Lease, reason string, wait bool) error {
 	if l.begin(reason) {
@@ -43,6 +50,18 @@ func (s *Scheduler) End(ctx context.Context, l *Lease, reason string, wait bool)
 	select {
 	case <-l.gone:
 		return nil
+	case <-l.stuck:
+		select {
+		case <-l.gone:
+		case <-ctx.Done():
+		case <-time.After(s.stuckTime):
+		}
+		select {
+		case <-l.gone:
+			return nil
+		default:
+		}
+		return fmt.Errorf("sandbox %s could not be removed yet; the service goes on trying, and its log says why: %w", l.ID, errdefs.ErrUnavailable)
 	case <-ctx.Done():
 		return fmt.Errorf("sandbox %s is still being removed: %w", l.ID, context.Cause(ctx))
 	}
@@ -64,6 +83,7 @@ func (s *Scheduler) finish(ctx context.Context, l *Lease, reason string) {
 		return
 	}
 	s.retry(broken{lease: l, reason: reason, row: store.Sandbox{ID: l.ID}})
+	close(l.stuck)
 }
 
 // settleShells records how the lease's shells ended as far as the guest can

@@ -68,12 +68,13 @@ type Lease struct {
 	cancel context.CancelCauseFunc
 	idle   chan struct{} // closed when active falls to 0 while the lease ends
 	gone   chan struct{} // closed when nothing is left of it
+	stuck  chan struct{} // closed when the first attempt to remove it failed
 }
 
 func newLease(row store.Sandbox, m *member, hold *volumes.Hold) *Lease {
 	l := &Lease{
 		ID: row.ID, Caller: row.Caller, Template: row.Template, Created: row.Created, Expires: row.Expires, IdleTime: row.Idle,
-		hold: hold, memory: row.Memory, bound: make(chan struct{}), member: m, used: row.Used, idle: make(chan struct{}), gone: make(chan struct{}),
+		hold: hold, memory: row.Memory, bound: make(chan struct{}), member: m, used: row.Used, idle: make(chan struct{}), gone: make(chan struct{}), stuck: make(chan struct{}),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	return l

@@ -138,3 +138,29 @@ func TestDestroyAllLeavesNothing(t *testing.T) {
 		t.Fatal(live, w.host.IDs(), err)
 	}
 }
+
+// Nobody waits for as long as an engine is away.
+func TestAnEndThatFailsIsToldToWhoWaits(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	l := s.acquire(t)
+	s.stuckTime = 0
+	w.host.Before(fake.Fail(errors.New("the engine is away"), -1, fake.OpDestroy))
+	for range 2 {
+		if err := s.End(t.Context(), l, Removed, true); !errdefs.IsUnavailable(err) {
+			t.Fatalf("it is said to be gone: %v", err)
+		}
+	}
+	w.host.Before(nil)
+	eventually(t, "it is gone", func() bool {
+		select {
+		case <-l.Gone():
+			return true
+		default:
+			return false
+		}
+	})
+	if err := s.End(t.Context(), l, Removed, true); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -60,6 +60,8 @@ type Scheduler struct {
 	budget *budget
 	pools  map[string]*pool.Pool[*member]
 
+	stuckTime time.Duration // the constant, but in tests
+
 	mu      sync.Mutex
 	leases  map[string]*Lease
 	waiting int
@@ -86,7 +88,7 @@ func New(opts Options) *Scheduler {
 		opts.Keep = time.Hour
 	}
 	s := &Scheduler{
-		opts: opts, log: opts.Log, budget: &budget{count: opts.MaxSandboxes, memory: opts.MaxMemory},
+		opts: opts, log: opts.Log, stuckTime: stuckTime, budget: &budget{count: opts.MaxSandboxes, memory: opts.MaxMemory},
 		pools: map[string]*pool.Pool[*member]{}, leases: map[string]*Lease{}, broken: map[string]broken{},
 	}
 	for _, t := range opts.Templates {
