@@ -72,10 +72,12 @@ func Rlimits(l runtime.Limits) []specs.POSIXRlimit {
 	}
 }
 
-// Sysctls are those of the sandbox's own IPC namespace. SysV shared memory that nobody is attached to goes away: it would outlive the
-// command that made it.
+// Sysctls are those of the sandbox's own IPC and network namespaces. SysV shared memory that nobody is attached to goes away: it would outlive the
+// command that made it. TCP sockets begin with small buffers: what is in the first ones is not refused at the cap on what sockets hold.
 func Sysctls() map[string]string {
 	return map[string]string{
+		"net.ipv4.tcp_rmem":      "4096 8192 1048576",
+		"net.ipv4.tcp_wmem":      "4096 8192 1048576",
 		"kernel.shm_rmid_forced": "1",
 		"kernel.msgmni":          "32",
 		"kernel.shmmni":          "256",

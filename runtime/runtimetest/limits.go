@@ -35,6 +35,29 @@ func memoryCap(t *testing.T, s *suite) {
 		t.Errorf("the next command says %q", got)
 	}
 	noSwap(t, b)
+	if s.driver.Capabilities().Has(runtime.CapCommandCgroup) {
+		sockets(t, b)
+	}
+}
+
+// sockets: what connections hold is not free either.
+func sockets(t *testing.T, b *box) {
+	t.Helper()
+	cmd := python("flood", "sockets", "4", "900")
+	cmd.Timeout = Patience / 2
+	o, err := b.try(t.Context(), cmd, guest.IO{})
+	if err != nil {
+		t.Fatalf("the guest went with the command: %v", err)
+	}
+	var held int64
+	if json.Unmarshal([]byte(o.stdout), &held) != nil {
+		t.Logf("sockets were the end of it: %v", o) // where they count as its memory
+		return
+	}
+	t.Logf("connections held %d MiB", held>>20)
+	if held > b.spec.Limits.MemoryBytes {
+		t.Errorf("connections held %d bytes, the cap is %d", held, b.spec.Limits.MemoryBytes)
+	}
 }
 
 // noSwap reads what the kernel was told about swap.

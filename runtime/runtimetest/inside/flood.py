@@ -102,6 +102,30 @@ def inodes(folder):
         sys.exit(1)
 
 
+def sockets(processes, pairs):
+    """How many bytes are under way in TCP connections that nobody reads from."""
+    r, w = os.pipe()
+    for _ in range(int(processes)):
+        if os.fork() == 0:
+            listener, keep, held = socket.create_server(("127.0.0.1", 0)), [], 0
+            for _ in range(int(pairs)):
+                try:
+                    one = socket.create_connection(listener.getsockname())
+                    keep += [one, listener.accept()[0]]
+                    one.setblocking(False)
+                    while True:
+                        held += one.send(bytes(64 << 10))
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    break
+            os.write(w, b"%d\n" % held)
+            time.sleep(1000)
+    os.close(w)
+    with os.fdopen(r) as f:
+        tell(sum(int(f.readline()) for _ in range(int(processes))))
+
+
 def cpu(seconds, processes):
     """CPU time over wall time of some processes that do nothing else."""
     for _ in range(int(processes)):
@@ -127,5 +151,5 @@ def use(mib, processes, seconds):
         pass
 
 
-{"memory": memory, "one": one, "child": child, "pids": pids, "threads": threads, "tmpfs": tmpfs, "inodes": inodes,
+{"memory": memory, "one": one, "child": child, "pids": pids, "threads": threads, "tmpfs": tmpfs, "inodes": inodes, "sockets": sockets,
  "cpu": cpu, "use": use}[sys.argv[1]](*[a for a in sys.argv[2:] if a != "keep"])
