@@ -67,8 +67,10 @@ func (c *Client) readFrames(ctx context.Context, r io.Reader, s Streams) (v1.Exe
 				err = errors.New("an end without an ending")
 			}
 			if err == nil {
-				// What follows is the body's own end; with it the connection can be used again.
-				_, _ = io.CopyN(io.Discard, in, 1)
+				if s.Stdin == nil {
+					// What follows is the body's own end; with it the connection can be used again.
+					_, _ = io.CopyN(io.Discard, in, 1)
+				}
 				return end, nil
 			}
 		case frameProblem:

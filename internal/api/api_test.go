@@ -395,3 +395,41 @@ func TestOpenAPIIsWhole(t *testing.T) {
 		}
 	}
 }
+
+// endless never stops sending.
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+// The answer to a command that does not read its input arrives, however much
+// is still sent.
+func TestAnswerArrivesWhileInputIsSent(t *testing.T) {
+	srv, _ := newServer(t, "")
+	exec := srv.URL + "/v1/sandboxes/" + lease(t, srv) + "/exec"
+	for range 5 {
+		req, err := http.NewRequestWithContext(t.Context(), "POST", exec, io.NopCloser(endless{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set(headerExec, base64.RawURLEncoding.EncodeToString([]byte(`{"argv":["exit","4"]}`)))
+		req.Header.Set("Content-Type", formRaw)
+		req.Header.Set("Accept", formFrames)
+		res, err := srv.Client().Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(700 * time.Millisecond) // longer than net/http leaves a connection open by itself
+		var kinds []byte
+		for !bytes.Contains(kinds, []byte("E")) {
+			head := make([]byte, 5)
+			if _, err := io.ReadFull(res.Body, head); err != nil {
+				t.Fatalf("after %q: %v", kinds, err)
+			}
+			if _, err := io.CopyN(io.Discard, res.Body, int64(binary.BigEndian.Uint32(head[1:]))); err != nil {
+				t.Fatal(err)
+			}
+			kinds = append(kinds, head[0])
+		}
+		res.Body.Close()
+	}
+}

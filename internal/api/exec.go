@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,12 @@ import (
 
 	v1 "orchestrator/client/v1"
 	"orchestrator/internal/engine"
+)
+
+// How long a client's input is still taken after the answer; and at a hand-over.
+const (
+	drainTime     = 5 * time.Second
+	drainHandOver = time.Second
 )
 
 // doer runs a command with the given streams.
@@ -38,6 +45,21 @@ func (s *Server) run(w http.ResponseWriter, r *http.Request, call engine.Call) e
 	})
 }
 
+// drain takes what a client still sends of its input after the answer, until it
+// has read that and closes. Were the connection closed under its writes, it
+// would find them broken and might not get to read the answer that is waiting
+// for it.
+func (s *Server) drain(w http.ResponseWriter, stdin io.Reader) {
+	ctl := http.NewResponseController(w)
+	if ctl.Flush() != nil {
+		return
+	}
+	_ = ctl.SetReadDeadline(time.Now().Add(drainTime)) // any connection can
+	stop := context.AfterFunc(s.soon, func() { _ = ctl.SetReadDeadline(time.Now().Add(drainHandOver)) })
+	defer stop()
+	_, _ = io.Copy(io.Discard, stdin) // its end, whichever, is what is waited for
+}
+
 // stream runs a command and answers in the form that was asked for. Nothing is
 // sent before the command runs, so that an error still gets its status.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request, stdin io.Reader, do doer) error {
@@ -47,12 +69,22 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, stdin io.Reader,
 	}
 	switch f {
 	case formEvents:
-		return events(w, stdin, do)
+		err = events(w, stdin, do)
 	case formRaw:
-		return raw(w, stdin, do)
+		return raw(w, stdin, do) // its result comes when the handler is through
 	case formFrames:
-		return frames(w, stdin, do)
+		err = frames(w, stdin, do)
+	default:
+		err = whole(w, stdin, do)
 	}
+	if err == nil && stdin != nil {
+		s.drain(w, stdin)
+	}
+	return err
+}
+
+// whole answers with the result and all that is kept of the output.
+func whole(w http.ResponseWriter, stdin io.Reader, do doer) error {
 	res, err := do(engine.Stream{Stdin: stdin})
 	if err != nil {
 		return err
