@@ -153,7 +153,7 @@ func Default() Config {
 		Leases:   Leases{TTL: Duration(time.Hour), MaxTTL: Duration(24 * time.Hour), Idle: Duration(15 * time.Minute)},
 		Exec: Exec{
 			Timeout: Duration(2 * time.Minute), MaxTimeout: Duration(time.Hour),
-			MaxOutput: 1 << 20, OutputCap: 16 << 20,
+			MaxOutput: 1 << 20, OutputCap: 4 << 20,
 		},
 		Admission: Admission{MaxSandboxes: 100, MaxMemory: 0, Wait: Duration(30 * time.Second), Queue: 1000},
 		Guest:     Guest{Alone: Duration(runtime.DefaultAlone)},
