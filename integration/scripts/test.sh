@@ -78,7 +78,9 @@ step_lint() {
     done < <(find . -path ./.git -prune -o -path ./build -prune -o \( -name '*.sh' -o -path './.ci/*' \) -type f -print)
     say "golangci-lint $GOLANGCI_VERSION"
     golangci=$(linter)
-    "$golangci" run --timeout 15m --build-tags integration,faults ./...
+    # Its cache is of this checkout alone: what it remembers of another one names files by where they were, and fails
+    # the run when they are there no more.
+    GOLANGCI_LINT_CACHE=$ROOT/build/lint-cache "$golangci" run --timeout 15m --build-tags integration,faults ./...
 }
 
 # linter prints the path of golangci-lint, built with this machine's Go from the module proxy if the cache has none.
