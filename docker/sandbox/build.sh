@@ -14,7 +14,7 @@
 #     source        what the base was
 # whose name carries a hash of everything it was made from; when it exists nothing is done. Everything else goes to
 # stderr. ORCHESTRATOR_CACHE (default /var/cache/orchestrator), ORCHESTRATOR_IMAGE_SUITE (bookworm) and
-# ORCHESTRATOR_IMAGE_MIRROR (http://deb.debian.org/debian) change where from and where to.
+# ORCHESTRATOR_IMAGE_MIRROR (the distribution's own archive, as debootstrap knows it) change where from and where to.
 #
 # Concurrent runs wait for each other. A run that is interrupted or fails leaves no mount and no half-made result.
 # shellcheck source-path=SCRIPTDIR/../../integration/scripts
@@ -24,7 +24,7 @@ HERE=$ROOT/docker/sandbox
 IMAGE=orchestrator/sandbox:latest
 REGISTRY_BASE=debian:bookworm-slim
 SUITE=${ORCHESTRATOR_IMAGE_SUITE:-bookworm}
-MIRROR=${ORCHESTRATOR_IMAGE_MIRROR:-http://deb.debian.org/debian}
+MIRROR=${ORCHESTRATOR_IMAGE_MIRROR:-}
 KEEP_DAYS=14 # results of other versions that nobody asked for in this time are removed
 
 engine=
@@ -83,14 +83,14 @@ remove_stale() {
 debootstrap_base() {
     local root=$work/base keyring=/usr/share/keyrings/debian-archive-keyring.gpg include
     command -v debootstrap >/dev/null || die "debootstrap is missing: run integration/scripts/deps.sh, or apt-get install debootstrap"
-    [[ $MIRROR != *debian.org* || -r $keyring ]] || die "$keyring is missing: apt-get install debian-archive-keyring"
+    [[ -n $MIRROR || -r $keyring ]] || die "$keyring is missing: apt-get install debian-archive-keyring"
     include=$(packages | tr ' ' ',')
     mkdir -p "$CACHE/debs"
     unmount_under "$root" && rm -rf --one-file-system "$root"
     mkdir -m 0755 "$root"
-    say "debootstrap: $SUITE from $MIRROR"
+    say "debootstrap: $SUITE from ${MIRROR:-the distribution}"
     if ! timeout --kill-after=10 600 debootstrap --variant=minbase --cache-dir="$CACHE/debs" --include="$include" \
-        "$SUITE" "$root" "$MIRROR" >"$work/debootstrap.log" 2>&1; then
+        "$SUITE" "$root" ${MIRROR:+"$MIRROR"} >"$work/debootstrap.log" 2>&1; then
         tail -n 20 "$work/debootstrap.log" >&2
         [[ ! -f $root/debootstrap/debootstrap.log ]] || tail -n 20 "$root/debootstrap/debootstrap.log" >&2
         return 1
@@ -115,7 +115,7 @@ tidy() {
 # by_debootstrap does by hand what the Dockerfile says.
 by_debootstrap() {
     local root=$work/out/rootfs lib=/usr/local/lib/orchestrator
-    retry 3 debootstrap_base || die "debootstrap did not work three times; is $MIRROR in reach? (ORCHESTRATOR_IMAGE_MIRROR names another)"
+    retry 3 debootstrap_base || die "debootstrap did not work three times; is ${MIRROR:-the distribution} in reach? (ORCHESTRATOR_IMAGE_MIRROR names another)"
     mv "$work/base" "$root"
     mkdir -p "$root$lib"
     install -m 0644 "$HERE/packages" "$root$lib/packages"
@@ -138,7 +138,7 @@ by_docker() {
         if [[ -d $CACHE/sandbox-$key/rootfs ]]; then
             tar --numeric-owner -C "$CACHE/sandbox-$key/rootfs" -c . | docker_ import - "$base" >/dev/null
         else
-            retry 3 debootstrap_base || die "debootstrap did not work three times; is $MIRROR in reach?"
+            retry 3 debootstrap_base || die "debootstrap did not work three times; is ${MIRROR:-the distribution} in reach?"
             tar --numeric-owner -C "$work/base" -c . | docker_ import - "$base" >/dev/null
         fi
     fi
