@@ -8,6 +8,7 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -111,7 +112,7 @@ func queryOf(r *http.Request, known ...string) *query {
 	}
 	for name, v := range q.values {
 		switch {
-		case !contains(known, name):
+		case !slices.Contains(known, name):
 			q.fail(name, "is not a parameter here; known are "+strings.Join(known, ", "))
 		case len(v) > 1:
 			q.fail(name, "is given more than once")
@@ -120,15 +121,6 @@ func queryOf(r *http.Request, known ...string) *query {
 		}
 	}
 	return q
-}
-
-func contains(list []string, s string) bool {
-	for _, v := range list {
-		if v == s {
-			return true
-		}
-	}
-	return false
 }
 
 func (q *query) fail(name, why string) {

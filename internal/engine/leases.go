@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -108,7 +109,7 @@ func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, on
 // checkKnown refuses names that are not there before a sandbox is spent.
 func (e *Engine) checkKnown(r v1.SandboxRequest) error {
 	known := e.sched.Templates()
-	if !contains(known, r.Template) {
+	if !slices.Contains(known, r.Template) {
 		return &InvalidError{Field: "template", Message: fmt.Sprintf("%q is not known: use one of %v", r.Template, known), Class: errdefs.ErrNotFound}
 	}
 	if r.Workspace == "" {
@@ -118,15 +119,6 @@ func (e *Engine) checkKnown(r v1.SandboxRequest) error {
 		return &InvalidError{Field: "workspace", Message: fmt.Sprintf("%q is not known: make it first", r.Workspace), Class: errdefs.ErrNotFound}
 	}
 	return nil
-}
-
-func contains(list []string, s string) bool {
-	for _, v := range list {
-		if v == s {
-			return true
-		}
-	}
-	return false
 }
 
 // Sandboxes lists the caller's leases, newest first; with ended, those that
