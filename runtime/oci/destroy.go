@@ -12,6 +12,7 @@ import (
 
 	"orchestrator/internal/cell"
 	"orchestrator/internal/fault"
+	"orchestrator/internal/slot"
 	"orchestrator/runtime"
 )
 
@@ -145,6 +146,10 @@ func (d *Driver) delete(ctx context.Context, id string) error {
 			return fmt.Errorf("delete container: %w", context.Cause(ctx))
 		}
 		d.log.Debug("the runtime did not delete a container, its state is removed", "sandbox", id, "error", err)
+	}
+	// A runtime that was killed while it started leaves the mount of its own program in there.
+	if err := slot.Sweep(ctx, state, killTime); err != nil {
+		return fmt.Errorf("delete container: %w", err)
 	}
 	if err := os.RemoveAll(state); err != nil {
 		return fmt.Errorf("delete container: %w", err)
