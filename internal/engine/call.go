@@ -21,12 +21,24 @@ import (
 	"orchestrator/runtime"
 )
 
-// Call says who calls and how often the same thing was asked.
+// Call says who calls and how often the same thing was asked. Identify makes
+// it of a token, Local of the right to use the service's socket.
 type Call struct {
 	// Caller is who may see and touch what the call makes.
 	Caller string
 	// Key is the Idempotency-Key, or "".
 	Key string
+	// Token is the id of the caller's token, "" without one.
+	Token string
+	// Profile is the caller's, Trust their level from 0 to 3.
+	Profile string
+	Trust   int
+	Quotas  v1.Quotas
+	// Operator callers may do everything: choose a profile, make tokens,
+	// answer questions, read the audit.
+	Operator bool
+	// Via is how the call came: "http", "mcp", "cli" or "shell".
+	Via string
 }
 
 // Errors of the layers below that adapters tell apart.

@@ -16,6 +16,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"orchestrator/internal/policy/argv"
 	"orchestrator/runtime"
 )
 
@@ -152,6 +153,10 @@ type Claim struct {
 	Lease string `json:"lease"`
 	// Env is in every command's environment, before the command's own.
 	Env map[string]string `json:"env,omitempty"`
+	// Alias are further names of folders below Workspace, as links that the
+	// guest makes: each must be below the commands' home directory. A name
+	// that is taken, or cannot be made, refuses the claim.
+	Alias map[string]string `json:"alias,omitempty"`
 }
 
 // Command is what to run.
@@ -181,6 +186,14 @@ type Command struct {
 	// a reader has asked for what comes after them.
 	Spool int64 `json:"spool,omitempty"`
 	Wait  bool  `json:"wait,omitempty"`
+	// Check, if set, is decided on by the guest before anything runs: the
+	// second decision on an argument vector. What it refuses is a Failure of
+	// code PermissionDenied.
+	Check *argv.Rules `json:"check,omitempty"`
+	// Limits bound this command alone, below the sandbox's. Zero: no bound of
+	// its own. Where the guest cannot set them it refuses the command.
+	MemoryBytes int64   `json:"memory_bytes,omitempty"`
+	CPUs        float64 `json:"cpus,omitempty"`
 }
 
 // Started says that the leader was executed.
@@ -275,6 +288,9 @@ type FileRequest struct {
 	Recursive bool   `json:"recursive,omitempty"`
 	// Size, if not zero, is how many bytes write expects; others are an error.
 	Size int64 `json:"size,omitempty"`
+	// NoFollow refuses symbolic links in any part of the path. Without it they
+	// are followed within the folder.
+	NoFollow bool `json:"no_follow,omitempty"`
 }
 
 // FileInfo describes a file without following a link in its last part.
