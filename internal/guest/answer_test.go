@@ -60,6 +60,9 @@ func calls(ctx context.Context, c *Client) map[string]func() error {
 		"mkdir":  func() error { _, err := c.Mkdir(ctx, q); return err },
 		"move":   func() error { _, err := c.Move(ctx, q); return err },
 		"remove": func() error { return c.Remove(ctx, q) },
+		"edit":   func() error { _, err := c.EditFile(ctx, wire.EditRequest{FileRequest: q}); return err },
+		"glob":   func() error { _, err := c.Glob(ctx, wire.GlobRequest{FileRequest: q}); return err },
+		"search": func() error { _, err := c.Search(ctx, wire.SearchRequest{FileRequest: q}); return err },
 	}
 }
 
@@ -120,6 +123,17 @@ func TestAnswersAreChecked(t *testing.T) {
 		"a mode with a type":        {"stat", file(func(i *wire.FileInfo) { i.Mode = 0o100644 })},
 		"a bad entry in a list":     {"list", frame(wire.KindReply, `{"items":[{}]}`)},
 		"too long a list":           {"list", frame(wire.KindReply, `{"items":[`+strings.Repeat(`{"name":"a","path":"a","type":"dir"},`, wire.MaxEntries)+`{}]}`)},
+		"a path beside /tmp":        {"stat", file(func(i *wire.FileInfo) { i.Path = "/tmpfile" })},
+		"a path out of /tmp":        {"stat", file(func(i *wire.FileInfo) { i.Path = "/tmp/../etc" })},
+		"an edit of nothing":        {"edit", reply(wire.EditReply{Info: fileX})},
+		"a bad file edited":         {"edit", frame(wire.KindReply, `{"count":1,"line":1}`)},
+		"a bad name found":          {"glob", frame(wire.KindReply, `{"items":[{}]}`)},
+		"too many names found":      {"glob", frame(wire.KindReply, `{"items":[`+strings.Repeat(`{"name":"a","path":"a","type":"dir"},`, wire.MaxMatches)+`{}]}`)},
+		"a match without a line":    {"search", frame(wire.KindReply, `{"matches":[{"path":"a","column":1}]}`)},
+		"a match in another place":  {"search", frame(wire.KindReply, `{"matches":[{"path":"../a","line":1,"column":1}]}`)},
+		"a match of a long line":    {"search", reply(wire.SearchReply{Matches: []wire.Match{{Path: "a", Line: 1, Column: 1, Text: strings.Repeat("x", 4*wire.MaxLineBytes)}}})},
+		"a match among many lines":  {"search", reply(wire.SearchReply{Matches: []wire.Match{{Path: "a", Line: 1, Column: 1, After: make([]string, 11)}}})},
+		"a negative count of files": {"search", frame(wire.KindReply, `{"files":-1}`)},
 		"another shell":             {"shell", shell(func(s *wire.Shell) { s.ID = "y" })},
 		"another shell started":     {"start", shell(func(s *wire.Shell) { s.ID = "y" })},
 		"output before its start":   {"kill", shell(func(s *wire.Shell) { s.Stdout = wire.Span{Start: 2, End: 1} })},

@@ -76,12 +76,24 @@ func checkFile(i *wire.FileInfo) error {
 		return fmt.Errorf("a file of %d bytes", i.Size)
 	case i.Name == "" || i.Name == ".." || len(i.Name) > wire.MaxPathBytes || strings.ContainsAny(i.Name, "/\x00"):
 		return fmt.Errorf("a file named %.300q", i.Name)
-	case !filepath.IsLocal(i.Path) || len(i.Path) > 4*wire.MaxPathBytes || strings.IndexByte(i.Path, 0) >= 0:
-		return fmt.Errorf("a file at %.300q", i.Path)
 	case len(i.Target) > 4*wire.MaxPathBytes:
 		return fmt.Errorf("a link to %d bytes", len(i.Target))
 	case i.Mode&^0o7777 != 0:
 		return fmt.Errorf("a file of mode %#o", i.Mode)
+	}
+	return checkPath(i.Path)
+}
+
+// checkPath lets through what is below one of the two folders.
+func checkPath(p string) error {
+	local := p
+	if p == wire.Tmp {
+		local = "."
+	} else if rest, ok := strings.CutPrefix(p, wire.Tmp+"/"); ok {
+		local = rest
+	}
+	if !filepath.IsLocal(local) || len(p) > 4*wire.MaxPathBytes || strings.IndexByte(p, 0) >= 0 {
+		return fmt.Errorf("a file at %.300q", p)
 	}
 	return nil
 }

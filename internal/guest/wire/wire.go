@@ -35,6 +35,8 @@ const (
 	CgroupDir  = RunDir + "/cgroup"
 	// Workspace is where a bound workspace appears, or scratch space.
 	Workspace = "/workspace"
+	// Tmp is the other folder whose files are served.
+	Tmp = "/tmp"
 	// PrivateDir is the guest's own folder on a tmpfs, root only: its socket
 	// for bridges is in it.
 	PrivateDir = "/run/guest"
@@ -275,9 +277,9 @@ type Kill struct {
 	Grace time.Duration `json:"grace_ns,omitempty"`
 }
 
-// FileRequest names a file below /workspace, absolute or relative to it. What
-// leaves it, by .. or by a symbolic link, is refused. Everything is done as
-// the commands' user.
+// FileRequest names a file below /workspace, absolute or relative to it, or one
+// below /tmp, absolute. What leaves the one or the other, by .. or by a symbolic
+// link, is refused. Everything is done as the commands' user.
 type FileRequest struct {
 	Path string `json:"path"`
 	To   string `json:"to,omitempty"`
@@ -296,7 +298,7 @@ type FileRequest struct {
 // FileInfo describes a file without following a link in its last part.
 type FileInfo struct {
 	Name    string    `json:"name"`
-	Path    string    `json:"path"` // relative to /workspace, "." for itself
+	Path    string    `json:"path"` // relative to /workspace, "." for itself; below /tmp absolute
 	Type    string    `json:"type"` // "file", "dir", "symlink", "other"
 	Size    int64     `json:"size"`
 	Mode    uint32    `json:"mode"`

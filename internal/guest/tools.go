@@ -1,0 +1,83 @@
+package guest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"orchestrator/internal/guest/wire"
+)
+
+// maxContext is how many lines a match may bring before and after it.
+const maxContext = 10
+
+// EditFile replaces text in a file, all of it or nothing. NotFound: there is no
+// such file or no such text; FailedPrecondition: the text is there more than
+// once, the file is no text, or it changed meanwhile.
+func (c *Client) EditFile(ctx context.Context, q wire.EditRequest) (wire.EditReply, error) {
+	return askChecked(ctx, c, wire.OpEdit, q, c.times.short, func(r *wire.EditReply) error {
+		if r.Count < 1 || r.Line < 1 {
+			return fmt.Errorf("%d replacements from line %d", r.Count, r.Line)
+		}
+		return checkFile(&r.Info)
+	})
+}
+
+// Glob lists files by their names. A large tree takes as long as it takes, but
+// the guest stops when ctx ends.
+func (c *Client) Glob(ctx context.Context, q wire.GlobRequest) (wire.GlobReply, error) {
+	raw, err := ask[struct {
+		Items     json.RawMessage `json:"items"`
+		Truncated bool            `json:"truncated"`
+	}](ctx, c, wire.OpGlob, q, 0)
+	if err != nil {
+		return wire.GlobReply{}, err
+	}
+	items, err := list(raw.Items, wire.MaxMatches, checkFile)
+	if err != nil {
+		return wire.GlobReply{}, broke(wire.OpGlob, "%v", err)
+	}
+	return wire.GlobReply{Items: items, Truncated: raw.Truncated}, nil
+}
+
+// Search looks for a pattern in files. A large tree takes as long as it takes,
+// but the guest stops when ctx ends.
+func (c *Client) Search(ctx context.Context, q wire.SearchRequest) (wire.SearchReply, error) {
+	raw, err := ask[struct {
+		Matches   json.RawMessage `json:"matches"`
+		Files     int             `json:"files"`
+		Skipped   int             `json:"skipped"`
+		Truncated bool            `json:"truncated"`
+	}](ctx, c, wire.OpSearch, q, 0)
+	if err != nil {
+		return wire.SearchReply{}, err
+	}
+	if raw.Files < 0 || raw.Skipped < 0 {
+		return wire.SearchReply{}, broke(wire.OpSearch, "%d files, %d skipped", raw.Files, raw.Skipped)
+	}
+	matches, err := list(raw.Matches, wire.MaxMatches, checkMatch)
+	if err != nil {
+		return wire.SearchReply{}, broke(wire.OpSearch, "%v", err)
+	}
+	return wire.SearchReply{Matches: matches, Files: raw.Files, Skipped: raw.Skipped, Truncated: raw.Truncated}, nil
+}
+
+func checkMatch(m *wire.Match) error {
+	if err := checkPath(m.Path); err != nil {
+		return err
+	}
+	if m.Line < 1 || m.Column < 1 {
+		return fmt.Errorf("a match at line %d, column %d", m.Line, m.Column)
+	}
+	if len(m.Before) > maxContext || len(m.After) > maxContext {
+		return fmt.Errorf("a match with %d lines before and %d after it", len(m.Before), len(m.After))
+	}
+	for _, lines := range [][]string{{m.Text}, m.Before, m.After} {
+		for _, l := range lines {
+			if len(l) > 3*wire.MaxLineBytes { // U+FFFD for each byte that is none
+				return fmt.Errorf("a line of %d bytes", len(l))
+			}
+		}
+	}
+	return nil
+}
