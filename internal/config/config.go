@@ -14,6 +14,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -43,15 +44,21 @@ type Config struct {
 	AllowRemote bool   `json:"allow_remote"`
 	StateDir    string `json:"state_dir"`
 	// Runtime is "auto", "docker" or "oci".
-	Runtime   string              `json:"runtime"`
-	Docker    Docker              `json:"docker"`
-	OCI       OCI                 `json:"oci"`
-	Log       Log                 `json:"log"`
-	Leases    Leases              `json:"leases"`
-	Exec      Exec                `json:"exec"`
-	Admission Admission           `json:"admission"`
-	Guest     Guest               `json:"guest"`
-	Templates map[string]Template `json:"templates"`
+	Runtime   string    `json:"runtime"`
+	Docker    Docker    `json:"docker"`
+	OCI       OCI       `json:"oci"`
+	Log       Log       `json:"log"`
+	Leases    Leases    `json:"leases"`
+	Exec      Exec      `json:"exec"`
+	Admission Admission `json:"admission"`
+	Guest     Guest     `json:"guest"`
+	// What governs calls: see governed.go.
+	Callers       Callers             `json:"callers"`
+	Profiles      Profiles            `json:"profiles"`
+	Approvals     Approvals           `json:"approvals"`
+	Audit         Audit               `json:"audit"`
+	ReadonlyShell ReadonlyShell       `json:"readonly_shell"`
+	Templates     map[string]Template `json:"templates"`
 }
 
 // Docker configures the docker runtime.
@@ -157,7 +164,10 @@ func Default() Config {
 		},
 		Admission: Admission{MaxSandboxes: 100, MaxMemory: 0, Wait: Duration(30 * time.Second), Queue: 1000},
 		Guest:     Guest{Alone: Duration(runtime.DefaultAlone)},
-		Templates: map[string]Template{DefaultTemplate: defaultTemplate()},
+		Callers:   defaultCallers(), Profiles: Profiles{Default: "default"}, Approvals: defaultApprovals(),
+		Audit:         Audit{Redact: Redact{Files: []string{}, Patterns: []string{}}},
+		ReadonlyShell: ReadonlyShell{Caller: "local", Workspaces: map[string]string{}},
+		Templates:     map[string]Template{DefaultTemplate: defaultTemplate()},
 	}
 }
 
@@ -205,6 +215,11 @@ func (c Config) Validate() error {
 		return bad("guest.alone", c.Guest.Alone, "must be at least 1s")
 	case len(c.Templates) == 0:
 		return bad("templates", "empty", "needs at least one template")
+	}
+	for _, err := range []error{c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(), c.ReadonlyShell.validate(c.Listen)} {
+		if err != nil {
+			return err
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Templates)) {
 		if err := c.Templates[name].validate("templates." + name); err != nil {
@@ -257,6 +272,8 @@ func (t Template) validate(key string) error {
 	}
 	return nil
 }
+
+func quoted(s string) string { return strconv.Quote(s) }
 
 func bad(key string, got any, want string) error {
 	return fmt.Errorf("configuration: %s is %v: %s: %w", key, got, want, errdefs.ErrInvalidArgument)

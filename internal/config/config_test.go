@@ -30,7 +30,8 @@ func TestCommentedFileIsTheDefault(t *testing.T) {
 	if d := cmp.Diff(Default(), got); d != "" {
 		t.Fatalf("default.yaml is not the default (-code +file):\n%s", d)
 	}
-	for _, key := range []string{"listen", "ttl", "max_output", "queue", "alone", "open_files", "max_age"} {
+	for _, key := range []string{"listen", "ttl", "max_output", "queue", "alone", "open_files", "max_age",
+		"calls", "max_waiting", "max_pending", "dir", "webhook", "secret_file", "expiry", "patterns", "enabled", "workspaces"} {
 		if !strings.Contains(b.String(), key+":") {
 			t.Errorf("default.yaml does not show %s", key)
 		}
@@ -74,6 +75,28 @@ func TestValidateNamesTheKey(t *testing.T) {
 		{"templates: {default: {pool: {min: 9, max: 3}}}", "templates.default.pool.max"},
 		{"templates: {a: {limits: {memory: 1m}}}", "templates.a.limits.memory_bytes"},
 		{"templates: {a: {entrypoint: [x]}}", "templates.a.entrypoint"},
+		{"callers: {sandboxes: -1}", "callers.sandboxes"},
+		{"callers: {memory: -1}", "callers.memory"},
+		{"callers: {calls: -1}", "callers.calls"},
+		{"callers: {max_waiting: -1}", "callers.max_waiting"},
+		{"callers: {max_pending: -1}", "callers.max_pending"},
+		{"profiles: {dir: x}", "profiles.dir"},
+		{"profiles: {default: ''}", "profiles.default"},
+		{"approvals: {webhook: 'ftp://x'}", "approvals.webhook"},
+		{"approvals: {webhook: 'https:///x'}", "approvals.webhook"},
+		{"approvals: {secret_file: x}", "approvals.secret_file"},
+		{"approvals: {secret_file: /x}", "approvals.secret_file"},
+		{"approvals: {max_pending: 0}", "approvals.max_pending"},
+		{"approvals: {expiry: 1ms}", "approvals.expiry"},
+		{"audit: {redact: {files: [x]}}", "audit.redact.files"},
+		{"audit: {redact: {patterns: ['(']}}", "audit.redact.patterns"},
+		{"audit: {redact: {patterns: ['a*']}}", "audit.redact.patterns"},
+		{"readonly_shell: {caller: A}", "readonly_shell.caller"},
+		{"readonly_shell: {workspaces: {x: a}}", "readonly_shell.workspaces"},
+		{"readonly_shell: {workspaces: {/x/: a}}", "readonly_shell.workspaces"},
+		{"readonly_shell: {workspaces: {/x: ''}}", "readonly_shell.workspaces./x"},
+		{"readonly_shell: {enabled: true}", "readonly_shell.workspaces"},
+		{"{listen: ':80', readonly_shell: {enabled: true, workspaces: {/x: a}}}", "readonly_shell.enabled"},
 	} {
 		got, err := Parse([]byte(c.yaml))
 		if err != nil {
@@ -82,6 +105,20 @@ func TestValidateNamesTheKey(t *testing.T) {
 		}
 		if err := got.Validate(); err == nil || !strings.Contains(err.Error(), c.want+" ") {
 			t.Errorf("%s: got %v, want an error about %s", c.yaml, err, c.want)
+		}
+	}
+}
+
+func TestReadonlyShellIsForThisHostOnly(t *testing.T) {
+	for listen, ok := range map[string]bool{
+		"unix:/x": true, "127.0.0.1:80": true, "[::1]:80": true, "localhost:80": true,
+		":80": false, "0.0.0.0:80": false, "[::]:80": false, "10.0.0.1:80": false, "example.org:80": false,
+	} {
+		c := Default()
+		c.Listen = listen
+		c.ReadonlyShell.Enabled, c.ReadonlyShell.Workspaces = true, map[string]string{"/srv/a": "a"}
+		if err := c.Validate(); (err == nil) != ok {
+			t.Errorf("listen %s: %v", listen, err)
 		}
 	}
 }
