@@ -13,9 +13,10 @@ import (
 // caps. Paths are as the sandbox names them. It is made for one call.
 type Box interface {
 	Caps() Caps
-	// Exec runs a command and waits for its end. Both streams are whole up to
-	// the caps' bound; Cut has been applied.
-	Exec(ctx context.Context, x v1.Exec) (v1.ExecResult, error)
+	// Exec runs a command and waits for its end. Of both streams the caps' Cut
+	// has been applied; rest is the id by which Output gives the whole, "" if
+	// there is no more.
+	Exec(ctx context.Context, x v1.Exec) (r v1.ExecResult, rest string, err error)
 	// StartShell starts a background command in the call's sandbox.
 	StartShell(ctx context.Context, r v1.ShellRequest) (v1.Shell, error)
 	// Shells lists the caller's background commands: of the call's sandbox or

@@ -3,14 +3,28 @@ package tool
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"slices"
 	"time"
 
+	"github.com/containerd/errdefs"
+	"github.com/google/jsonschema-go/jsonschema"
+
 	v1 "orchestrator/client/v1"
+	"orchestrator/internal/strict"
 )
 
 // Effect is what a tool does to the world, as "calls(shell)", "reads(filesystem)",
 // "writes(filesystem)" or "spawns(process)".
 type Effect string
+
+// The effects of the built-in tools.
+const (
+	CallsShell  Effect = "calls(shell)"
+	ReadsFiles  Effect = "reads(filesystem)"
+	WritesFiles Effect = "writes(filesystem)"
+	Spawns      Effect = "spawns(process)"
+)
 
 // Trust levels that a tool may need, and a caller may have.
 const (
@@ -33,16 +47,31 @@ type Tool struct {
 	// Input and Output are JSON Schemas.
 	Input, Output json.RawMessage
 
-	// check decodes and validates an input, without a sandbox.
-	check func(raw json.RawMessage) (Prepared, error)
+	required []string
+	check    func(raw json.RawMessage) (Prepared, error)
+}
+
+// Check decodes and validates an input, without a sandbox. An error is of class
+// InvalidArgument and names the field.
+func (t *Tool) Check(raw json.RawMessage) (Prepared, error) {
+	if len(t.required) > 0 {
+		var fields map[string]json.RawMessage
+		if err := strict.Decode(raw, &fields); err != nil {
+			return Prepared{}, err
+		}
+		for _, name := range t.required {
+			if _, ok := fields[name]; !ok {
+				return Prepared{}, invalid(name, "is missing")
+			}
+		}
+	}
+	return t.check(raw)
 }
 
 // Prepared is a call that was checked and waits to run.
 type Prepared struct {
-	// Command is what a command policy decides on: Shell is a command line for
-	// the sandbox's shell, Argv an argument vector. Both empty: no command.
-	Shell string
-	Argv  []string
+	// Command is what a command policy decides on; nil: no command.
+	Command *Command
 	// Reads and Writes are paths that it names.
 	Reads, Writes []string
 	// NeedsSandbox: Run gets a Box with a sandbox. Background: what it starts
@@ -52,15 +81,31 @@ type Prepared struct {
 	Run func(ctx context.Context, box Box) (any, Outcome, error)
 }
 
+// Command is what a tool is about to run, in one of three forms.
+type Command struct {
+	// Shell is a command line for the sandbox's shell.
+	Shell string
+	// Line is a command line without a shell: who decides on it splits it into
+	// Argv, which has to be set before Run.
+	Line string
+	// Argv is an argument vector.
+	Argv []string
+}
+
 // Outcome is what the engine and the audit need to know of how it went.
 type Outcome struct {
 	// Ending is of a command, "" for a tool that runs none.
-	Ending   string
-	ExitCode int
-	Duration time.Duration
-	Usage    v1.Usage
-	Stdout   int64
-	Stderr   int64
+	Ending    string
+	ExitCode  int
+	Signal    int
+	Duration  time.Duration
+	Usage     v1.Usage
+	Stdout    int64
+	Stderr    int64
+	Truncated bool
+	Detail    string
+	// TimeoutMS is the time-out that was in force.
+	TimeoutMS int64
 }
 
 // Caps bound one call, as the profile and the service set them. Zero: none.
@@ -81,16 +126,69 @@ type Caps struct {
 	// NoFollow refuses symbolic links in paths instead of following them
 	// within the folder.
 	NoFollow bool
+	// MemoryBytes and CPUs bound what one command may use of the sandbox.
+	MemoryBytes int64
+	CPUs        float64
 }
 
-// Cut says how much of a stream is kept and which part.
-type Cut struct {
-	// Limit is in Unit: "bytes" or "characters". Zero takes the service's.
-	Limit int64  `json:"limit,omitempty"`
-	Unit  string `json:"unit,omitempty"`
-	// Keep is "head", "tail" or "both".
-	Keep string `json:"keep,omitempty"`
-	// Marker stands where the rest was: after the head, before the tail, or
-	// between. {omitted}, {total} and {unit} in it are replaced.
-	Marker string `json:"marker,omitempty"`
+// Builtins are all built-in tools, sorted by name.
+func Builtins() []*Tool { return slices.Clone(builtins) }
+
+var builtins = []*Tool{
+	fsDelete, fsEdit, fsGlob, fsList, fsRead, fsSearch, fsStat, fsWrite,
+	systemBash, systemKill, systemLine, systemOutput, systemRun, systemShells,
+}
+
+// Get finds a built-in tool by its name.
+func Get(name string) (*Tool, bool) {
+	for _, t := range builtins {
+		if t.Name == name {
+			return t, true
+		}
+	}
+	return nil, false
+}
+
+// define completes a tool with what its types say.
+func define[In, Out any](t Tool, check func(in *In) (Prepared, error), run func(ctx context.Context, box Box, in *In) (Out, Outcome, error)) *Tool {
+	in, err := jsonschema.For[In](nil)
+	if err != nil {
+		panic(fmt.Sprintf("input of %s: %v", t.Name, err)) // the types are ours
+	}
+	out, err := jsonschema.For[Out](nil)
+	if err != nil {
+		panic(fmt.Sprintf("output of %s: %v", t.Name, err))
+	}
+	t.required = in.Required
+	t.Input, t.Output = mustJSON(in), mustJSON(out)
+	t.check = func(raw json.RawMessage) (Prepared, error) {
+		v := new(In)
+		if err := strict.Decode(raw, v); err != nil {
+			return Prepared{}, err
+		}
+		p, err := check(v)
+		if err != nil {
+			return Prepared{}, err
+		}
+		p.Run = func(ctx context.Context, box Box) (any, Outcome, error) { return run(ctx, box, v) }
+		return p, nil
+	}
+	return &t
+}
+
+func mustJSON(v any) json.RawMessage {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // a schema of ours
+	}
+	return b
+}
+
+func invalid(field, format string, args ...any) error {
+	return &strict.FieldError{Field: field, Message: fmt.Sprintf(format, args...)}
+}
+
+// forbidden is an error about a path that the profile does not give.
+func forbidden(format string, args ...any) error {
+	return fmt.Errorf("path "+format+": %w", append(args, errdefs.ErrPermissionDenied)...)
 }

@@ -1,0 +1,84 @@
+package tool
+
+import (
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"orchestrator/internal/guest/wire"
+)
+
+// path gives the name that the sandbox has for a path of the caller's: aliases
+// are replaced, and what is outside of the folders that the caps allow is
+// refused. That it leaves none of them by a link or by ".." once it is used is
+// the guest's to see to.
+func (c Caps) path(field, p string) (string, error) {
+	if strings.ContainsRune(p, 0) {
+		return "", invalid(field, "holds a NUL byte")
+	}
+	if len(p) > wire.MaxPathBytes {
+		return "", invalid(field, "is %d bytes long: at most %d", len(p), wire.MaxPathBytes)
+	}
+	full := c.unalias(p)
+	if !path.IsAbs(full) {
+		full = wire.Workspace + "/" + full
+	}
+	full = path.Clean(full)
+	if len(c.Dirs) == 0 || slices.ContainsFunc(c.Dirs, func(d string) bool { return within(full, d) }) {
+		return full, nil
+	}
+	return "", forbidden("%s is not allowed: use one below %s", quote(p), strings.Join(c.shown(), ", "))
+}
+
+// shown are the allowed folders as the caller names them.
+func (c Caps) shown() []string {
+	out := slices.Clone(c.Dirs)
+	for i, d := range out {
+		for alias, target := range c.Alias {
+			if target == d {
+				out[i] = alias
+			}
+		}
+	}
+	return out
+}
+
+func (c Caps) unalias(p string) string {
+	clean := p
+	if path.IsAbs(p) {
+		clean = path.Clean(p)
+	}
+	// The longest first: one alias may be below another.
+	for _, alias := range slices.SortedFunc(maps.Keys(c.Alias), func(a, b string) int { return len(b) - len(a) }) {
+		if within(clean, alias) {
+			return c.Alias[alias] + strings.TrimPrefix(clean, alias)
+		}
+	}
+	return p
+}
+
+func within(p, dir string) bool {
+	dir = strings.TrimSuffix(dir, "/")
+	return p == dir || strings.HasPrefix(p, dir+"/")
+}
+
+// folder is path for the folder of a command; empty is the workspace.
+func (c Caps) folder(field, p string) (string, error) {
+	if p == "" {
+		return "", nil
+	}
+	if len(c.Dirs) == 0 && len(c.Alias) == 0 {
+		return p, nil
+	}
+	return c.path(field, p)
+}
+
+// quote shows a path that somebody gave, bounded.
+func quote(p string) string {
+	const most = 200
+	if len(p) > most {
+		p = p[:most] + "…"
+	}
+	return strings.ToValidUTF8(`"`+p+`"`, "\uFFFD")
+}
