@@ -20,7 +20,6 @@ import (
 	"cel.dev/cel-go/cel"
 	"cel.dev/cel-go/common/ast"
 	"cel.dev/cel-go/common/types"
-	"cel.dev/cel-go/ext"
 	"cel.dev/cel-go/interpreter"
 	"github.com/containerd/errdefs"
 )
@@ -30,7 +29,8 @@ const (
 	// MaxSource is the longest expression, in bytes.
 	MaxSource = 16 << 10
 	// MaxCost bounds the work of one evaluation in the units of CEL, of which a
-	// field access is one and ten bytes of text that are looked at another.
+	// field access is one and ten bytes of text that are looked at another: at
+	// most some 100 ms.
 	MaxCost = 1_000_000
 	// MaxValues and MaxBytes bound a result: the values in it, and the bytes of
 	// its strings and names.
@@ -40,8 +40,12 @@ const (
 	MaxDepth = 100
 
 	maxNodes   = 10_000
+	maxNesting = 100
 	maxRange   = 10_000
 	maxRegexp  = 1_000
+	maxProduct = 64 << 20      // see heavy
+	maxMemory  = MaxBytes / 10 // CEL counts ten bytes, or one value, as one
+	measure    = 64            // how often a value that is made in a loop is measured
 	checkEvery = 100
 	maxQuote   = 80
 )
@@ -76,40 +80,18 @@ func Compile(source string, vars ...string) (*Expr, error) {
 	program, err := env.Program(tree,
 		cel.EvalOptions(cel.OptOptimize),
 		cel.CostLimit(MaxCost),
+		cel.MemoryLimit(maxMemory),
+		cel.MemoryTracking(
+			types.MemoryTrackerSampleInterval(measure),
+			types.MemoryTrackerSizeCalculator(types.NewSizeCalculator(
+				types.SizeCalculatorMaxDepth(MaxDepth), types.SizeCalculatorMaxTraversal(MaxValues))),
+		),
 		cel.InterruptCheckFrequency(checkEvery),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", line(err.Error()), errdefs.ErrInvalidArgument)
 	}
 	return &Expr{source: source, ast: tree, program: program}, nil
-}
-
-func environment(vars []string) (*cel.Env, error) {
-	registry, err := types.NewRegistry()
-	if err != nil {
-		return nil, err
-	}
-	opts := []cel.EnvOption{
-		cel.CustomTypeAdapter(adapter{registry}),
-		cel.CustomTypeProvider(registry),
-		cel.ParserExpressionSizeLimit(MaxSource),
-		cel.ExpressionNodeLimit(maxNodes),
-		cel.ParserErrorRecoveryLimit(4),
-		cel.RegexProgramSizeLimit(maxRegexp),
-		cel.CrossTypeNumericComparisons(true),
-		cel.DefaultUTCTimeZone(true),
-		cel.OptionalTypes(),
-		ext.Strings(), ext.Lists(ext.ListsMaxRangeSize(maxRange)), ext.Sets(), ext.Math(), ext.Encoders(),
-		ext.Bindings(), ext.TwoVarComprehensions(), ext.Regex(),
-	}
-	for _, v := range vars {
-		opts = append(opts, cel.Variable(v, cel.DynType))
-	}
-	env, err := cel.NewEnv(opts...)
-	if err != nil {
-		return nil, fmt.Errorf("variables %q: %s: %w", vars, line(err.Error()), errdefs.ErrInvalidArgument)
-	}
-	return env, nil
 }
 
 // syntax is the first of what is wrong with a source, on one line.
@@ -173,7 +155,7 @@ func (x *Expr) failure(ctx context.Context, err error) error {
 func (x *Expr) part(id int64) (text, place string) {
 	tree, text := x.ast.NativeRep(), x.source
 	ast.PreOrderVisit(tree.Expr(), ast.NewExprVisitor(func(e ast.Expr) {
-		if e.ID() == id {
+		if e.ID() == id && e.Kind() != ast.UnspecifiedExprKind {
 			if s, err := cel.ExprToString(e, tree.SourceInfo()); err == nil {
 				text = s
 			}
