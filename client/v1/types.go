@@ -48,7 +48,9 @@ type Sandbox struct {
 	Workspace string            `json:"workspace,omitempty"`
 	ReadOnly  bool              `json:"read_only,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"`
-	CreatedAt time.Time         `json:"created_at"`
+	// Session is the session of tool calls that it belongs to.
+	Session   string    `json:"session,omitempty"`
+	CreatedAt time.Time `json:"created_at"`
 	// ExpiresAt and IdleMS are when the lease ends by itself.
 	ExpiresAt time.Time `json:"expires_at"`
 	IdleMS    int64     `json:"idle_ms"`

@@ -39,6 +39,9 @@ type Call struct {
 	Operator bool
 	// Via is how the call came: "http", "mcp", "cli" or "shell".
 	Via string
+	// By is who speaks, where that is not the caller: a person that an adapter
+	// asked.
+	By string
 }
 
 // Errors of the layers below that adapters tell apart.

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sync/errgroup"
 
 	v1 "orchestrator/client/v1"
 	"orchestrator/images"
@@ -46,9 +47,23 @@ type Options struct {
 	Wait                 time.Duration
 	MaxSandboxes, Queue  int
 	MaxMemory            int64
+	// Quotas bound callers with tokens that say nothing else.
+	Quotas Quotas
+	// CheckProfile says whether a profile is known, with an *InvalidError of the
+	// field "profile"; nil takes every name.
+	CheckProfile func(name string) error
 	// Version and Build of the program, Why this runtime, and the cgroup mode.
 	Version, Build, Why, Cgroup string
 	Log                         *slog.Logger
+}
+
+// Quotas are a caller's bounds; zero is none. Waiting is how many calls wait
+// for a sandbox at once.
+type Quotas struct {
+	Sandboxes   int
+	MemoryBytes int64
+	Calls       int64 // of tools in a day (UTC)
+	Waiting     int
 }
 
 // Engine carries calls out. Its methods may be called concurrently.
@@ -57,10 +72,15 @@ type Engine struct {
 	log   *slog.Logger
 	sched *scheduler.Scheduler
 
-	mu     sync.Mutex
-	keys   map[string]chan struct{} // idempotency keys under way
-	noBash map[string]bool          // images without bash, by ID
-	ready  bool
+	callers *callers
+
+	mu   sync.Mutex
+	keys map[string]chan struct{} // idempotency keys under way
+	// sessions are the sandboxes of sessions, by sessionKey.
+	sessions map[Call]string
+	outputs  *outputs        // nil where no tools are called
+	noBash   map[string]bool // images without bash, by ID
+	ready    bool
 }
 
 // Open prepares the images of all templates and recovers what an earlier
@@ -69,7 +89,11 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	e := &Engine{opts: opts, log: opts.Log, keys: map[string]chan struct{}{}, noBash: map[string]bool{}}
+	e := &Engine{opts: opts, log: opts.Log, keys: map[string]chan struct{}{}, sessions: map[Call]string{}, noBash: map[string]bool{}}
+	var err error
+	if e.callers, err = newCallers(ctx, opts.Store); err != nil {
+		return nil, err
+	}
 	for i := range opts.Templates {
 		if err := e.prepare(ctx, &opts.Templates[i]); err != nil {
 			return nil, fmt.Errorf("template %s: %w", opts.Templates[i].Name, err)
@@ -116,7 +140,10 @@ func (e *Engine) prepare(ctx context.Context, t *scheduler.Template) error {
 func (e *Engine) Serve(ctx context.Context) error {
 	e.setReady(true)
 	defer e.setReady(false)
-	return e.sched.Run(ctx)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return e.sched.Run(ctx) })
+	g.Go(func() error { return e.callers.run(ctx, e.log) })
+	return g.Wait()
 }
 
 func (e *Engine) setReady(v bool) {
@@ -181,7 +208,7 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 				answer = e.sandbox(row)
 			}
 		case k.Op == opWorkspace:
-			if w, err := e.opts.Volumes.Get(k.Ref); err == nil && !w.CreatedAt.Before(k.Created) {
+			if w, err := e.findWorkspace(Call{Caller: k.Caller}, k.Ref); err == nil && !w.CreatedAt.Before(k.Created) {
 				answer = presentWorkspace(w) // its folder is there whole or not
 			}
 		case k.Op == opExec || k.Op == opRun:

@@ -88,7 +88,7 @@ func TestALeaseForNobodyEnds(t *testing.T) {
 	s := w.start(t)
 	for _, key := range []string{"", "k"} {
 		ctx, leave := context.WithCancel(t.Context())
-		l, err := s.acquire(ctx, Call{Caller: LocalCaller, Key: key}, v1.SandboxRequest{}, false)
+		l, err := s.acquire(ctx, Call{Caller: LocalCaller, Key: key}, v1.SandboxRequest{}, acquisition{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -172,7 +172,7 @@ func TestKeysAfterACrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keyed, err := s.acquire(t.Context(), Call{Caller: LocalCaller, Key: "lease"}, v1.SandboxRequest{}, false)
+	keyed, err := s.acquire(t.Context(), Call{Caller: LocalCaller, Key: "lease"}, v1.SandboxRequest{}, acquisition{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +251,7 @@ func TestAKeyIsNotAnsweredWithAnAbandonedLease(t *testing.T) {
 func TestARunThatWasKilledLeavesNoSandbox(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
-	if _, err := s.acquire(t.Context(), me, v1.SandboxRequest{}, true); err != nil {
+	if _, err := s.acquire(t.Context(), me, v1.SandboxRequest{}, acquisition{oneShot: true}); err != nil {
 		t.Fatal(err)
 	}
 	s.stop()

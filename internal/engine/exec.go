@@ -32,7 +32,7 @@ func (e *Engine) Exec(ctx context.Context, call Call, id string, x v1.Exec, st S
 		if err != nil {
 			return v1.ExecResult{}, err
 		}
-		return e.exec(ctx, l, ref.String(), x, st)
+		return e.exec(ctx, l, ref.String(), x, st, nil)
 	}, keepShort)
 }
 
@@ -48,11 +48,11 @@ func (e *Engine) Run(ctx context.Context, call Call, r v1.Run, st Stream) (v1.Ex
 			return v1.ExecResult{}, err
 		}
 		lease := r.Lease()
-		l, err := e.acquire(ctx, Call{Caller: call.Caller}, lease, true)
+		l, err := e.acquire(ctx, call.keyless(), lease, acquisition{oneShot: true})
 		if err != nil {
 			return v1.ExecResult{}, err
 		}
-		res, err := e.exec(ctx, l, ref.String(), r.Exec, st)
+		res, err := e.exec(ctx, l, ref.String(), r.Exec, st, nil)
 		if err := e.sched.End(ctx, l, scheduler.Finished, false); err != nil {
 			// The command ran: that is the answer. The next start ends the rest.
 			e.log.Error("lease not ended", "sandbox", l.ID, "error", err)
@@ -72,11 +72,15 @@ func keepShort(r v1.ExecResult) v1.ExecResult {
 	return r
 }
 
-// exec runs a command under a lease.
-func (e *Engine) exec(ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st Stream) (v1.ExecResult, error) {
+// exec runs a command under a lease. tune, if set, completes what the guest is
+// asked for.
+func (e *Engine) exec(ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st Stream, tune func(*wire.Command)) (v1.ExecResult, error) {
 	c, err := e.command(id, x)
 	if err != nil {
 		return v1.ExecResult{}, err
+	}
+	if tune != nil {
+		tune(&c)
 	}
 	if c.Timeout == 0 {
 		c.Timeout = e.opts.Timeout

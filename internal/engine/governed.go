@@ -42,27 +42,6 @@ type AuditFilter struct {
 	Newest bool
 }
 
-// Identify finds the caller of a token. What is no token, or not good any
-// more, is of class Unauthenticated.
-func (e *Engine) Identify(ctx context.Context, token string) (Call, error) {
-	return Call{}, errdefs.ErrNotImplemented
-}
-
-// CreateToken makes a token; its secret is in the answer and nowhere else.
-func (e *Engine) CreateToken(ctx context.Context, call Call, r v1.TokenRequest) (v1.Token, error) {
-	return v1.Token{}, errdefs.ErrNotImplemented
-}
-
-// Tokens lists all, newest first.
-func (e *Engine) Tokens(ctx context.Context, call Call) ([]v1.Token, error) {
-	return nil, errdefs.ErrNotImplemented
-}
-
-// RevokeToken ends a token at once. Calls under way go on.
-func (e *Engine) RevokeToken(ctx context.Context, call Call, id string) (v1.Token, error) {
-	return v1.Token{}, errdefs.ErrNotImplemented
-}
-
 // Profiles lists the profiles; for callers with a token, theirs.
 func (e *Engine) Profiles(ctx context.Context, call Call) ([]v1.Profile, error) {
 	return nil, errdefs.ErrNotImplemented

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,6 +24,7 @@ const (
 	opRun       = "run"
 	opShell     = "shell"
 	opWorkspace = "workspace"
+	opTool      = "tool"
 )
 
 // maxListed bounds lists of ended leases.
@@ -33,7 +35,7 @@ func marshal(v any) ([]byte, error) { return json.Marshal(v) }
 // Lease leases a sandbox.
 func (e *Engine) Lease(ctx context.Context, call Call, r v1.SandboxRequest) (v1.Sandbox, error) {
 	return once(ctx, e, call, opLease, "", r, func(ctx context.Context) (v1.Sandbox, error) {
-		l, err := e.acquire(ctx, call, r, false)
+		l, err := e.acquire(ctx, call, r, acquisition{})
 		if err != nil {
 			return v1.Sandbox{}, err
 		}
@@ -58,15 +60,23 @@ func (e *Engine) handOut(ctx context.Context, call Call, l *scheduler.Lease) (v1
 
 func same[T any](v T) T { return v }
 
-func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, oneShot bool) (*scheduler.Lease, error) {
+// acquisition is what the engine itself adds to a request for a lease.
+type acquisition struct {
+	oneShot bool
+	session string
+	alias   map[string]string
+}
+
+func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
 	if r.Template == "" {
 		r.Template = e.opts.DefaultTemplate
 	}
 	req := scheduler.Request{
 		Caller: call.Caller, Template: r.Template, Env: r.Env,
-		Lease: store.Lease{Workspace: r.Workspace, ReadOnly: r.ReadOnly, Labels: r.Labels, OneShot: oneShot, Key: call.Key},
+		Lease: store.Lease{Workspace: diskName(call.Caller, r.Workspace), Named: r.Workspace, ReadOnly: r.ReadOnly, Labels: r.Labels, OneShot: a.oneShot, Session: a.session, Key: call.Key},
 		TTL:   time.Duration(r.TTLMS) * time.Millisecond, Idle: time.Duration(r.IdleMS) * time.Millisecond,
 		Mode: pool.Mode(r.WhenEmpty), Wait: time.Duration(r.WaitMS) * time.Millisecond,
+		Quotas: e.quotas(call),
 	}
 	switch {
 	case r.TTLMS < 0 || r.TTLMS > e.opts.MaxTTL.Milliseconds():
@@ -100,14 +110,15 @@ func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, on
 	if req.Wait == 0 {
 		req.Wait = e.opts.Wait
 	}
-	if err := e.checkKnown(r); err != nil {
+	if err := e.checkKnown(call, r); err != nil {
 		return nil, err
 	}
-	return e.sched.Acquire(ctx, req)
+	l, err := e.sched.Acquire(ctx, req)
+	return l, workspaceError(err, req.Lease.Workspace, r.Workspace)
 }
 
 // checkKnown refuses names that are not there before a sandbox is spent.
-func (e *Engine) checkKnown(r v1.SandboxRequest) error {
+func (e *Engine) checkKnown(call Call, r v1.SandboxRequest) error {
 	known := e.sched.Templates()
 	if !slices.Contains(known, r.Template) {
 		return &InvalidError{Field: "template", Message: fmt.Sprintf("%q is not known: use one of %v", r.Template, known), Class: errdefs.ErrNotFound}
@@ -115,7 +126,7 @@ func (e *Engine) checkKnown(r v1.SandboxRequest) error {
 	if r.Workspace == "" {
 		return nil
 	}
-	if _, err := e.opts.Volumes.Get(r.Workspace); err != nil {
+	if _, err := e.opts.Volumes.Get(diskName(call.Caller, r.Workspace)); err != nil {
 		return &InvalidError{Field: "workspace", Message: fmt.Sprintf("%q is not known: make it first", r.Workspace), Class: errdefs.ErrNotFound}
 	}
 	return nil
@@ -177,7 +188,7 @@ func (e *Engine) Stop(ctx context.Context, call Call, id string, grace time.Dura
 func (e *Engine) sandbox(r store.Sandbox) v1.Sandbox {
 	s := v1.Sandbox{
 		ID: r.ID, State: string(r.State), Template: r.Template, Runtime: r.Runtime, Image: r.Image,
-		Workspace: r.Lease.Workspace, ReadOnly: r.Lease.ReadOnly, Labels: r.Lease.Labels, Warm: r.Warm,
+		Workspace: cmp.Or(r.Lease.Named, r.Lease.Workspace), ReadOnly: r.Lease.ReadOnly, Session: r.Lease.Session, Labels: r.Lease.Labels, Warm: r.Warm,
 		CreatedAt: r.Created, ExpiresAt: r.Expires, IdleMS: r.Idle.Milliseconds(), LastUseAt: r.Used, Reason: r.Reason,
 	}
 	if l := e.sched; l != nil {

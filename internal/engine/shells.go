@@ -15,6 +15,7 @@ import (
 	v1 "orchestrator/client/v1"
 	"orchestrator/internal/guest"
 	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/said"
 	"orchestrator/internal/scheduler"
 	"orchestrator/internal/store"
 	"orchestrator/runtime"
@@ -38,11 +39,11 @@ func (e *Engine) StartShell(ctx context.Context, call Call, id string, r v1.Shel
 		v1.ShellRequest
 	}{id, r}
 	return once(ctx, e, call, opShell, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
-		return e.startShell(ctx, call, id, ref.String(), r)
+		return e.startShell(ctx, call, id, ref.String(), r, nil)
 	}, same)
 }
 
-func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, r v1.ShellRequest) (v1.Shell, error) {
+func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, r v1.ShellRequest, tune func(*wire.Command)) (v1.Shell, error) {
 	switch {
 	case r.StopAtOutput || r.MaxOutputBytes != 0:
 		return v1.Shell{}, invalid("max_output_bytes", "is not for shells: use spool_bytes")
@@ -54,6 +55,9 @@ func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, 
 		return v1.Shell{}, err
 	}
 	c.MergeStderr, c.Spool, c.Wait = r.MergeStderr, r.SpoolBytes, r.Lossless
+	if tune != nil {
+		tune(&c)
+	}
 	in, err := stdin(r.Exec)
 	if err != nil {
 		return v1.Shell{}, err
@@ -162,8 +166,8 @@ func (e *Engine) Shells(ctx context.Context, call Call, sandbox string) ([]v1.Sh
 // shell finds a shell of the caller and, while its sandbox lives, a use of it.
 func (e *Engine) shell(ctx context.Context, call Call, id string) (store.Shell, *scheduler.Lease, *scheduler.Use, error) {
 	row, err := e.opts.Store.Shell(ctx, id)
-	if err == nil && row.Caller != call.Caller {
-		err = fmt.Errorf("shell %s: %w", id, errdefs.ErrNotFound)
+	if errdefs.IsNotFound(err) || err == nil && row.Caller != call.Caller {
+		return store.Shell{}, nil, nil, said.Errorf(errdefs.ErrNotFound, "there is no shell %q", id)
 	}
 	if err != nil {
 		return row, nil, nil, err

@@ -38,11 +38,16 @@ func (s State) Ended() bool { return s == Gone || s == Failed }
 
 // Lease is what was promised to a caller.
 type Lease struct {
+	// Workspace is its name on disk; Named is the caller's name of it where that
+	// is another one.
 	Workspace string            `json:"workspace,omitempty"`
+	Named     string            `json:"named,omitempty"`
 	ReadOnly  bool              `json:"read_only,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"`
 	// OneShot: it is for one call, and over when that is.
 	OneShot bool `json:"one_shot,omitempty"`
+	// Session is the session of its caller that it is the sandbox of.
+	Session string `json:"session,omitempty"`
 	// Key is the idempotency key it was asked for with.
 	Key string `json:"key,omitempty"`
 	// Env is not kept: it may hold secrets, and the guest has it.

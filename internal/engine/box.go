@@ -1,0 +1,201 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/policy/argv"
+	"orchestrator/internal/scheduler"
+	"orchestrator/internal/tool"
+)
+
+// box is where one tool call runs. The sandbox is leased by who makes it.
+type box struct {
+	e     *Engine
+	call  Call
+	id    string // of the call
+	caps  tool.Caps
+	lease *scheduler.Lease // nil for a tool that needs none
+	// scope bounds what Shells lists: a sandbox, or "" for all of the caller's.
+	scope string
+	// check is the guest's decision on the argument vector, if there is one.
+	check *argv.Rules
+	watch Watch
+}
+
+var _ tool.Box = (*box)(nil)
+
+// Caps are the call's.
+func (b *box) Caps() tool.Caps { return b.caps }
+
+// Exec runs a command with the cut and the caps of the call.
+func (b *box) Exec(ctx context.Context, x v1.Exec) (r v1.ExecResult, rest string, err error) {
+	cut := b.caps.Output
+	if cut.Limit == 0 {
+		cut.Limit, cut.Unit = b.e.opts.MaxOutput, tool.Bytes
+	}
+	out, errOut := b.stream("stdout", cut), b.stream("stderr", cut)
+	r, err = b.e.exec(ctx, b.lease, b.id, x, Stream{Stdout: out, Stderr: errOut}, b.tune)
+	if err != nil {
+		return r, "", errors.Join(err, out.drop(), errOut.drop())
+	}
+	var cutOut, cutErr bool
+	r.Stdout, cutOut = out.keeper.Text()
+	r.Stderr, cutErr = errOut.keeper.Text()
+	r.Truncated = cutOut || cutErr
+	if b.e.outputs != nil && (out.finish(cutOut) || errOut.finish(cutErr)) {
+		rest = b.id
+	}
+	return r, rest, nil
+}
+
+func (b *box) tune(c *wire.Command) {
+	c.Check, c.MemoryBytes, c.CPUs = b.check, b.caps.MemoryBytes, b.caps.CPUs
+}
+
+// stream takes one stream of a command's output to where it belongs.
+type stream struct {
+	name   string
+	keeper *tool.Keeper
+	kept   *kept // nil where nothing is kept
+	watch  func(stream string, p []byte)
+	e      *Engine
+}
+
+func (b *box) stream(name string, cut tool.Cut) *stream {
+	s := &stream{name: name, keeper: tool.NewKeeper(cut), watch: b.watch.Output, e: b.e}
+	if b.e.outputs != nil {
+		s.kept = b.e.outputs.keep(b.call.Caller, b.id, name, cut.Limit)
+	}
+	return s
+}
+
+// Write never fails.
+func (s *stream) Write(p []byte) (int, error) {
+	s.keeper.Write(p) //nolint:errcheck // it cannot fail
+	if s.kept != nil {
+		s.kept.Write(p) //nolint:errcheck // likewise
+	}
+	if s.watch != nil {
+		s.watch(s.name, p)
+	}
+	return len(p), nil
+}
+
+// finish says whether more can be read than the answer holds.
+func (s *stream) finish(cut bool) bool {
+	have, err := s.kept.done(cut)
+	if err != nil {
+		s.e.log.Warn("output not kept whole", "stream", s.name, "error", err)
+	}
+	return have && cut
+}
+
+func (s *stream) drop() error {
+	if s.kept == nil {
+		return nil
+	}
+	_, err := s.kept.done(false)
+	return err
+}
+
+// StartShell starts a background command in the call's sandbox.
+func (b *box) StartShell(ctx context.Context, r v1.ShellRequest) (v1.Shell, error) {
+	return b.e.startShell(ctx, b.call, b.lease.ID, b.id, r, b.tune)
+}
+
+// Shells lists what the scope says.
+func (b *box) Shells(ctx context.Context) ([]v1.Shell, error) {
+	if b.scope != "" {
+		return b.e.Shells(ctx, b.call, b.scope)
+	}
+	leases, err := b.e.Sandboxes(ctx, b.call, false)
+	if err != nil {
+		return nil, err
+	}
+	all := []v1.Shell{}
+	for _, l := range leases {
+		list, err := b.e.Shells(ctx, b.call, l.ID)
+		switch {
+		case errdefs.IsNotFound(err): // it ended meanwhile
+		case err != nil:
+			return nil, err
+		}
+		all = append(all, list...)
+	}
+	return all, nil
+}
+
+// Output reads of a background command or of an earlier call.
+func (b *box) Output(ctx context.Context, id, stream string, offset, limit int64, wait time.Duration) (v1.Output, error) {
+	r := OutputRequest{Stream: stream, Offset: offset, Limit: limit, Wait: wait}
+	out, err := b.e.Output(ctx, b.call, id, r)
+	if errdefs.IsNotFound(err) && b.e.outputs != nil {
+		if rest, kept := b.e.outputs.read(b.call.Caller, id, r); kept == nil {
+			return rest, nil
+		}
+	}
+	return out, err
+}
+
+// KillShell ends a background command.
+func (b *box) KillShell(ctx context.Context, id string, grace time.Duration) (v1.Shell, error) {
+	return b.e.KillShell(ctx, b.call, id, grace, false)
+}
+
+// ReadFile opens a file; the caller closes it.
+func (b *box) ReadFile(ctx context.Context, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
+	return b.e.ReadFile(ctx, b.call, b.lease.ID, r)
+}
+
+// WriteFile writes a file whole, or not at all.
+func (b *box) WriteFile(ctx context.Context, r wire.FileRequest, body io.Reader) (v1.File, error) {
+	return b.e.WriteFile(ctx, b.call, b.lease.ID, r, body)
+}
+
+// EditFile replaces text in a file.
+func (b *box) EditFile(ctx context.Context, r wire.EditRequest) (wire.EditReply, error) {
+	return use(ctx, b, func(u *scheduler.Use) (wire.EditReply, error) { return u.EditFile(u.Ctx, r) })
+}
+
+// StatFile describes a file.
+func (b *box) StatFile(ctx context.Context, r wire.FileRequest) (v1.File, error) {
+	return b.e.StatFile(ctx, b.call, b.lease.ID, r)
+}
+
+// ListFiles lists a folder.
+func (b *box) ListFiles(ctx context.Context, r wire.FileRequest) ([]v1.File, bool, error) {
+	return b.e.ListFiles(ctx, b.call, b.lease.ID, r)
+}
+
+// RemoveFile removes a file or, if r says so, a folder.
+func (b *box) RemoveFile(ctx context.Context, r wire.FileRequest) error {
+	return b.e.RemoveFile(ctx, b.call, b.lease.ID, r)
+}
+
+// Glob finds files by name.
+func (b *box) Glob(ctx context.Context, r wire.GlobRequest) (wire.GlobReply, error) {
+	return use(ctx, b, func(u *scheduler.Use) (wire.GlobReply, error) { return u.Glob(u.Ctx, r) })
+}
+
+// Search finds lines in files.
+func (b *box) Search(ctx context.Context, r wire.SearchRequest) (wire.SearchReply, error) {
+	return use(ctx, b, func(u *scheduler.Use) (wire.SearchReply, error) { return u.Search(u.Ctx, r) })
+}
+
+func use[T any](ctx context.Context, b *box, do func(*scheduler.Use) (T, error)) (T, error) {
+	var zero T
+	u, err := b.lease.Enter(ctx)
+	if err != nil {
+		return zero, err
+	}
+	defer u.Leave()
+	got, err := do(u)
+	return got, b.e.cause(b.lease, err)
+}

@@ -1,0 +1,265 @@
+package engine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+
+	v1 "orchestrator/client/v1"
+)
+
+// Bounds of the outputs that are kept because an answer had no room for them.
+const (
+	keptStream = 16 << 20 // of one stream
+	keptAll    = 1 << 30
+	keptTime   = time.Hour
+	keptSweep  = time.Minute
+)
+
+// outputs keeps the whole output of calls whose answers were cut, in files,
+// until they are too old or too much. The path of a file tells whose it is, so
+// that nobody gets at another's.
+type outputs struct {
+	dir string
+
+	mu    sync.Mutex
+	bytes int64 // what the files have together, about
+}
+
+func openOutputs(dir string) (*outputs, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("folder of outputs: %w", err)
+	}
+	o := &outputs{dir: dir}
+	_, err := o.sweep(time.Now())
+	return o, err
+}
+
+func (o *outputs) folder(caller string) string { return filepath.Join(o.dir, digest(caller)) }
+
+// digest is a name for a file that stands for a text of any form.
+func digest(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:16])
+}
+
+func (o *outputs) path(caller, id, stream string) string {
+	return filepath.Join(o.folder(caller), id+"."+stream)
+}
+
+// keep returns a writer that keeps a stream once more than room bytes were
+// written to it.
+func (o *outputs) keep(caller, id, stream string, room int64) *kept {
+	return &kept{outputs: o, path: o.path(caller, id, stream), room: room}
+}
+
+// kept is one stream. What is written is buffered up to room, and goes to a
+// file from then on. An error of the file only ends the keeping: the call is
+// worth more than its log. It is used by one goroutine.
+type kept struct {
+	outputs *outputs
+	path    string
+	room    int64
+	buffer  []byte
+	file    *os.File
+	size    int64
+	failed  error
+}
+
+// Write never fails.
+func (k *kept) Write(p []byte) (int, error) {
+	n := len(p)
+	if k.failed != nil {
+		return n, nil
+	}
+	if k.file == nil {
+		if int64(len(k.buffer)+n) <= k.room {
+			k.buffer = append(k.buffer, p...)
+			return n, nil
+		}
+		if k.failed = k.begin(); k.failed != nil {
+			return n, nil
+		}
+	}
+	k.put(p)
+	return n, nil
+}
+
+func (k *kept) begin() error {
+	if err := os.MkdirAll(filepath.Dir(k.path), 0o700); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(k.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	k.file = f
+	k.put(k.buffer)
+	k.buffer = nil
+	return nil
+}
+
+func (k *kept) put(p []byte) {
+	p = p[:min(int64(len(p)), keptStream-k.size)]
+	if len(p) == 0 || k.failed != nil {
+		return
+	}
+	if !k.outputs.reserve(int64(len(p))) {
+		k.failed = fmt.Errorf("outputs that are kept use up their %d bytes: %w", int64(keptAll), errdefs.ErrResourceExhausted)
+		return
+	}
+	n, err := k.file.Write(p)
+	k.size += int64(n)
+	k.failed = err
+}
+
+// done closes the file, and makes one of what is buffered if cut says that the
+// answer lacks a part of it. It reports whether there is a file.
+func (k *kept) done(cut bool) (bool, error) {
+	if k.file == nil && cut && k.failed == nil {
+		k.failed = k.begin()
+	}
+	if k.file == nil {
+		return false, k.failed
+	}
+	return true, errors.Join(k.failed, k.file.Close())
+}
+
+func (o *outputs) reserve(n int64) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.bytes+n > keptAll {
+		return false
+	}
+	o.bytes += n
+	return true
+}
+
+// run removes what is too old, until ctx ends.
+func (o *outputs) run(ctx context.Context) error {
+	tick := time.NewTicker(keptSweep)
+	defer tick.Stop()
+	for {
+		select {
+		case now := <-tick.C:
+			if _, err := o.sweep(now); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// sweep removes files that are too old, and the oldest while there are too
+// many bytes. It returns how many files are left.
+func (o *outputs) sweep(now time.Time) (int, error) {
+	type file struct {
+		path string
+		size int64
+		mod  time.Time
+	}
+	var files []file
+	var total int64
+	err := filepath.WalkDir(o.dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return ignoreMissing(err)
+		}
+		info, err := d.Info()
+		if err != nil {
+			return ignoreMissing(err)
+		}
+		files = append(files, file{path, info.Size(), info.ModTime()})
+		total += info.Size()
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("outputs that are kept: %w", err)
+	}
+	slices.SortFunc(files, func(a, b file) int { return a.mod.Compare(b.mod) })
+	left := len(files)
+	for _, f := range files {
+		if now.Sub(f.mod) < keptTime && total <= keptAll/4*3 {
+			break
+		}
+		if err := ignoreMissing(os.Remove(f.path)); err != nil {
+			return left, fmt.Errorf("outputs that are kept: %w", err)
+		}
+		total -= f.size
+		left--
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.bytes = total
+	return left, nil
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// read gives a piece. NotFound: nothing is kept of such a call of the caller.
+func (o *outputs) read(caller, id string, r OutputRequest) (out v1.Output, err error) {
+	if _, err := uuid.Parse(id); err != nil || len(id) != 36 {
+		return out, fmt.Errorf("output of call %q: %w", id, errdefs.ErrNotFound)
+	}
+	if r.Stream == "" {
+		r.Stream = "stdout"
+	}
+	if err := r.validate(); err != nil {
+		return out, err
+	}
+	f, err := os.Open(o.path(caller, id, r.Stream))
+	if errors.Is(err, fs.ErrNotExist) {
+		if other := o.path(caller, id, otherStream(r.Stream)); exists(other) {
+			return v1.Output{Stream: r.Stream, Offset: r.Offset, NextOffset: r.Offset, EOF: true}, nil // only the other was cut
+		}
+		return out, fmt.Errorf("output of call %s: %w", id, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return out, fmt.Errorf("output of call %s: %w", id, err)
+	}
+	defer f.Close()
+	limit := r.Limit
+	if limit == 0 || limit > maxPiece {
+		limit = maxPiece
+	}
+	b, err := io.ReadAll(io.NewSectionReader(f, r.Offset, limit))
+	if err != nil {
+		return out, fmt.Errorf("output of call %s: %w", id, err)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return out, fmt.Errorf("output of call %s: %w", id, err)
+	}
+	out = v1.Output{Stream: r.Stream, Offset: r.Offset, NextOffset: r.Offset + int64(len(b)), EOF: r.Offset+int64(len(b)) >= info.Size()}
+	out.Data, out.Base64 = text(b)
+	return out, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func otherStream(s string) string {
+	if s == "stdout" {
+		return "stderr"
+	}
+	return "stdout"
+}

@@ -1,0 +1,97 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"unicode/utf8"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/scheduler"
+)
+
+// maxSession bounds the name of a session.
+const maxSession = 128
+
+// sessionKey is in the space of idempotency keys, which cannot hold a NUL.
+func sessionKey(call Call, name string) Call {
+	return Call{Caller: call.Caller, Key: "\x00session\x00" + name}
+}
+
+func validateSession(name string) error {
+	if name == "" || len(name) > maxSession || !utf8.ValidString(name) {
+		return invalid("session", "is not a name of 1 to %d bytes", maxSession)
+	}
+	for _, c := range name {
+		if c < ' ' || c == 0x7f {
+			return invalid("session", "has a control character")
+		}
+	}
+	return nil
+}
+
+// session gives the sandbox of a session, and leases it for the session's first
+// call, or anew when its lease has ended.
+func (e *Engine) session(ctx context.Context, call Call, name string, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
+	leave, err := e.enterKey(ctx, sessionKey(call, name))
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	l, err := e.findSession(ctx, call, name)
+	if err != nil {
+		return nil, err
+	}
+	if l == nil {
+		a.session = name
+		if l, err = e.acquire(ctx, call.keyless(), r, a); err != nil {
+			return nil, err
+		}
+	}
+	e.mu.Lock()
+	e.sessions[sessionKey(call, name)] = l.ID
+	e.mu.Unlock()
+	return l, nil
+}
+
+// findSession returns nil if the session has no sandbox.
+func (e *Engine) findSession(ctx context.Context, call Call, name string) (*scheduler.Lease, error) {
+	e.mu.Lock()
+	id := e.sessions[sessionKey(call, name)]
+	e.mu.Unlock()
+	if l := e.sched.Live(id); l != nil && l.Ended() == "" && l.Caller == call.Caller {
+		return l, nil
+	}
+	rows, err := e.opts.Store.Leases(ctx, call.Caller, false, maxListed)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range rows {
+		if r.Lease.Session != name {
+			continue
+		}
+		if l := e.sched.Live(r.ID); l != nil && l.Ended() == "" {
+			return l, nil
+		}
+	}
+	return nil, nil
+}
+
+// EndSession ends a session's sandbox. One that has none is of class NotFound.
+func (e *Engine) EndSession(ctx context.Context, call Call, name string) error {
+	if err := validateSession(name); err != nil {
+		return err
+	}
+	l, err := e.findSession(ctx, call, name)
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	delete(e.sessions, sessionKey(call, name))
+	e.mu.Unlock()
+	if l == nil {
+		return fmt.Errorf("session %q has no sandbox: %w", name, errdefs.ErrNotFound)
+	}
+	return e.sched.End(ctx, l, scheduler.Removed, true)
+}
