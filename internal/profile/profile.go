@@ -87,11 +87,51 @@ type Error struct {
 	Message string `json:"message,omitempty"`
 }
 
+// Values of Profile.Workspace.
+const (
+	WorkspaceNone   = "none"
+	WorkspaceCaller = "caller"
+	WorkspaceJob    = "job"
+)
+
+// Endings of calls beside those of commands ("exited", "timeout" and so on),
+// for End.Ending and the keys of Tool.Errors.
+const (
+	EndingOK       = "ok"
+	EndingFailed   = "failed"          // the tool itself says no: a file that is not there
+	EndingPolicy   = "policy_denied"   // a rule says no
+	EndingApproval = "approval_denied" // nobody said yes
+	EndingInvalid  = "invalid"         // the input is not of the schema; Prepare says so
+)
+
+// Classes of those endings, beside those of package policy for policy_denied
+// and the problems of an InputError for invalid.
+const (
+	ClassNever    = "never" // of policy_denied, by a rule that is marked so
+	ClassTrust    = "trust"
+	ClassDisabled = "disabled"
+	ClassRate     = "rate"
+	ClassQuota    = "quota"
+
+	ClassRefused = "refused" // somebody said no
+	ClassExpired = "expired" // nobody answered
+	ClassBudget  = "budget"  // it is used up
+	ClassRuled   = "rule"    // an approval rule denies
+
+	ClassNotFound   = "not_found"
+	ClassExists     = "exists"
+	ClassPermission = "permission"
+	ClassInvalid    = "invalid"
+	ClassLimit      = "limit"
+)
+
 // End is how a call ended, for expressions and templates: its ending, whether
 // that is a refusal (and by which rule), and what it took.
 type End struct {
-	Ending     string  `json:"ending"`
-	Refused    bool    `json:"refused"`
+	Ending  string `json:"ending"`
+	Refused bool   `json:"refused"`
+	// Class is of the refusal or the failure, as "denylist", "trust" or
+	// "not_found".
 	Class      string  `json:"class"`
 	Rule       string  `json:"rule"`
 	Never      bool    `json:"never"`
@@ -101,7 +141,10 @@ type End struct {
 	Signal     int     `json:"signal"`
 	DurationMS float64 `json:"duration_ms"`
 	TimeoutMS  int64   `json:"timeout_ms"`
-	Detail     string  `json:"detail"`
+	// Detail says what happened where no rule was at work.
+	Detail string `json:"detail"`
+	// RetryAfterMS is set for a rate limit.
+	RetryAfterMS int64 `json:"retry_after_ms"`
 }
 
 // Caps bound a tool's calls. Zero takes the service's.

@@ -1,0 +1,161 @@
+package profile
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// tree is a part of a file as JSON has it: map[string]any, []any, string,
+// int64, float64, bool or nil.
+type tree = map[string]any
+
+var rawType = reflect.TypeFor[json.RawMessage]()
+
+// check compares a node with what a type takes, and returns it as JSON has it.
+// Lines of all parts are noted in src.
+func check(src *source, path string, n *node, t reflect.Type) (any, error) {
+	if _, ok := src.lines[path]; !ok {
+		src.lines[path] = n.line
+	}
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t == rawType || t.Kind() == reflect.Interface {
+		return plain(src, path, n), nil
+	}
+	want := wants(t)
+	if n.kind == whole && want == number {
+		return float64(n.value.(int64)), nil
+	}
+	if n.kind != want {
+		return nil, src.fail(path, "is %s and must be %s%s", n.kind, want, quoteHint(n, want))
+	}
+	switch want {
+	case list:
+		return checkList(src, path, n, t)
+	case object:
+		return checkObject(src, path, n, t)
+	}
+	return n.value, nil
+}
+
+func quoteHint(n *node, want kind) string {
+	if want == text && n.kind != list && n.kind != object && n.kind != null {
+		return ": put it in quotes"
+	}
+	return ""
+}
+
+func wants(t reflect.Type) kind {
+	switch t.Kind() {
+	case reflect.Struct, reflect.Map:
+		return object
+	case reflect.Slice:
+		return list
+	case reflect.Bool:
+		return boolean
+	case reflect.Int, reflect.Int64:
+		return whole
+	case reflect.Float64:
+		return number
+	}
+	return text
+}
+
+func checkList(src *source, path string, n *node, t reflect.Type) (any, error) {
+	out := make([]any, len(n.items))
+	for i, item := range n.items {
+		v, err := check(src, fmt.Sprintf("%s[%d]", path, i), item, t.Elem())
+		if err != nil {
+			return nil, err
+		}
+		out[i] = v
+	}
+	return out, nil
+}
+
+func checkObject(src *source, path string, n *node, t reflect.Type) (any, error) {
+	out := make(tree, len(n.keys))
+	for i, key := range n.keys {
+		at := join(path, key)
+		elem, err := member(src, at, key, n.at[i], t)
+		if err != nil {
+			return nil, err
+		}
+		if n.items[i].kind == null {
+			return nil, src.fail(at, "is empty: leave it out, or give it a value")
+		}
+		v, err := check(src, at, n.items[i], elem)
+		if err != nil {
+			return nil, err
+		}
+		out[key] = v
+	}
+	return out, nil
+}
+
+// member is the type of what stands under a key.
+func member(src *source, at, key string, line int, t reflect.Type) (reflect.Type, error) {
+	src.lines[at] = line
+	if t.Kind() == reflect.Map {
+		return t.Elem(), nil
+	}
+	fields := fieldsOf(t)
+	elem, ok := fields[key]
+	if !ok {
+		return nil, src.fail(at, "is not known here%s", nearest(key, slices.Sorted(maps.Keys(fields))))
+	}
+	return elem, nil
+}
+
+// fieldsOf are the keys that a struct takes, with those of structs in it.
+func fieldsOf(t reflect.Type) map[string]reflect.Type {
+	out := make(map[string]reflect.Type, t.NumField())
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if f.Anonymous && name == "" {
+			maps.Copy(out, fieldsOf(f.Type))
+			continue
+		}
+		if name != "" && name != "-" {
+			out[name] = f.Type
+		}
+	}
+	return out
+}
+
+// plain is a node as JSON has it, whatever it is.
+func plain(src *source, path string, n *node) any {
+	if _, ok := src.lines[path]; !ok {
+		src.lines[path] = n.line
+	}
+	switch n.kind {
+	case object:
+		out := make(tree, len(n.keys))
+		for i, key := range n.keys {
+			src.lines[join(path, key)] = n.at[i]
+			out[key] = plain(src, join(path, key), n.items[i])
+		}
+		return out
+	case list:
+		out := make([]any, len(n.items))
+		for i, item := range n.items {
+			out[i] = plain(src, fmt.Sprintf("%s[%d]", path, i), item)
+		}
+		return out
+	}
+	return n.value
+}
+
+func join(path, key string) string {
+	key = shorten(key)
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}

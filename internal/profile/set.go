@@ -1,0 +1,310 @@
+package profile
+
+import (
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+)
+
+//go:embed data/*.yaml
+var data embed.FS
+
+// Default is the profile of callers that name none.
+const Default = "default"
+
+// BuiltIn is the source of the profiles that come with the service.
+const BuiltIn = "built in"
+
+// Bounds of a folder of profiles.
+const (
+	maxFiles   = 1000
+	maxExtends = 16
+)
+
+// Set are the profiles that a service knows. It is immutable.
+type Set struct{ profiles map[string]*Compiled }
+
+// Get finds a profile; "" is Default. The error for one that is not known is
+// of class NotFound and names those that are.
+func (s *Set) Get(name string) (*Compiled, error) {
+	if name == "" {
+		name = Default
+	}
+	if c, ok := s.profiles[name]; ok {
+		return c, nil
+	}
+	known := slices.Sorted(maps.Keys(s.profiles))
+	return nil, fmt.Errorf("profile %q is not known%s (known: %s): %w", shorten(name), nearest(name, known), strings.Join(known, ", "), errdefs.ErrNotFound)
+}
+
+// List gives all, sorted by name.
+func (s *Set) List() []*Compiled {
+	out := make([]*Compiled, 0, len(s.profiles))
+	for _, name := range slices.Sorted(maps.Keys(s.profiles)) {
+		out = append(out, s.profiles[name])
+	}
+	return out
+}
+
+// Builtin compiles the profiles that come with the service.
+func Builtin() (*Set, error) {
+	l := newLoader()
+	if err := l.builtin(); err != nil {
+		return nil, err
+	}
+	return l.compile()
+}
+
+// Load compiles the built-in profiles and those of a folder: *.yaml, *.yml and
+// *.json, not of folders in it. A file may extend another or a built-in one,
+// and may not take the name of either. What is wrong with a file is a
+// *FileError; all files are looked at, and the errors joined.
+func Load(dir string) (*Set, error) {
+	l := newLoader()
+	if err := l.builtin(); err != nil {
+		return nil, err
+	}
+	if err := l.folder(dir); err != nil {
+		return nil, err
+	}
+	return l.compile()
+}
+
+type loader struct {
+	drafts map[string]*draft
+	merged map[string]*draft
+	order  []string
+	errs   []error
+}
+
+func newLoader() *loader {
+	return &loader{drafts: map[string]*draft{}, merged: map[string]*draft{}}
+}
+
+func (l *loader) builtin() error {
+	files, err := data.ReadDir("data")
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		text, err := data.ReadFile("data/" + f.Name())
+		if err != nil {
+			return err
+		}
+		l.add("data/"+f.Name(), text, true)
+	}
+	return nil
+}
+
+func (l *loader) folder(dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return fmt.Errorf("profiles: %w", err)
+	}
+	defer root.Close()
+	entries, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return fmt.Errorf("profiles: %w", err)
+	}
+	count := 0
+	for _, e := range entries {
+		if !slices.Contains([]string{".yaml", ".yml", ".json"}, path.Ext(e.Name())) || strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		if count++; count > maxFiles {
+			return fmt.Errorf("profiles: %s holds over %d files: %w", dir, maxFiles, errdefs.ErrInvalidArgument)
+		}
+		file := path.Join(dir, e.Name())
+		text, err := readFile(root, e.Name())
+		if err != nil {
+			l.errs = append(l.errs, &FileError{File: file, Reason: err.Error()})
+			continue
+		}
+		l.add(file, text, false)
+	}
+	return nil
+}
+
+// readFile reads a regular file, and a byte more than one may have.
+func readFile(root *os.Root, name string) ([]byte, error) {
+	info, err := root.Stat(name)
+	if err != nil {
+		return nil, reason(err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errors.New("is not a regular file")
+	}
+	if info.Size() > MaxFile {
+		return nil, fmt.Errorf("is %d bytes long: at most %d", info.Size(), MaxFile)
+	}
+	f, err := root.Open(name)
+	if err != nil {
+		return nil, reason(err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, MaxFile+1))
+	return b, reason(err)
+}
+
+func reason(err error) error {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		return p.Err
+	}
+	return err
+}
+
+var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
+
+var profileType = reflect.TypeFor[Profile]()
+
+// add reads one file. What is wrong with it is kept for the end.
+func (l *loader) add(file string, text []byte, builtin bool) {
+	d, name, err := read(file, text)
+	if err == nil {
+		err = l.unique(d, name)
+	}
+	if err != nil {
+		l.errs = append(l.errs, err)
+		return
+	}
+	d.files[0].builtin = builtin
+	l.drafts[name] = d
+	l.order = append(l.order, name)
+}
+
+func (l *loader) unique(d *draft, name string) error {
+	other, ok := l.drafts[name]
+	switch {
+	case !ok:
+		return nil
+	case other.files[0].builtin:
+		return d.files[0].fail("name", "is %q, which is built in: take another name, and extend it", name)
+	}
+	return d.files[0].fail("name", "is %q, which %s has as well", name, other.files[0].file)
+}
+
+// read makes a draft of one file's text.
+func read(file string, text []byte) (*draft, string, error) {
+	n, err := parseFile(file, text)
+	if err != nil {
+		return nil, "", err
+	}
+	src := &source{file: file, lines: map[string]int{}}
+	base := strings.TrimSuffix(path.Base(file), path.Ext(file))
+	v, err := check(src, "", n, profileType)
+	if err != nil {
+		return nil, "", err
+	}
+	body := v.(tree)
+	name, ok := body["name"].(string)
+	if !ok {
+		name = base
+		body["name"] = name
+	}
+	if !validName.MatchString(name) {
+		return nil, "", src.fail("name", "is %q: use at most 64 of a-z, 0-9, - and _, and begin with a letter or digit", shorten(name))
+	}
+	return newDraft(body, src), name, checkTools(src, body)
+}
+
+// checkTools sees to names, which merging goes by.
+func checkTools(src *source, body tree) error {
+	seen := map[string]int{}
+	for i, t := range items(body, "tools") {
+		name, _ := t.(tree)["name"].(string)
+		at := toolPath(i)
+		if name == "" {
+			return src.fail(at+".name", "is missing: every tool needs one")
+		}
+		if !validTool.MatchString(name) {
+			return src.fail(at+".name", "is %q: use at most 64 of letters, digits, '.', - and _, and begin with a letter", shorten(name))
+		}
+		form := mcpName(name)
+		if first, ok := seen[form]; ok {
+			return src.fail(at+".name", "is %q, which tools[%d] has as well (dots are underscores over MCP)", name, first)
+		}
+		seen[form] = i
+	}
+	return nil
+}
+
+var validTool = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9._-]{0,63}$`)
+
+// mcpName is a tool's name where dots may not be.
+func mcpName(name string) string { return strings.ReplaceAll(name, ".", "_") }
+
+// merge puts a profile over those that it extends.
+func (l *loader) merge(name string, way []string) (*draft, error) {
+	if d, ok := l.merged[name]; ok {
+		return d, nil
+	}
+	d := l.drafts[name]
+	parent, _ := d.body["extends"].(string)
+	if parent == "" {
+		l.merged[name] = d
+		return d, nil
+	}
+	src := d.files[0]
+	way = append(way, name)
+	switch {
+	case slices.Contains(way, parent):
+		return nil, src.fail("extends", "goes round: %s", strings.Join(append(way, parent), " extends "))
+	case len(way) > maxExtends:
+		return nil, src.fail("extends", "is the %dth in a row: at most %d", len(way), maxExtends)
+	case l.drafts[parent] == nil:
+		return nil, src.fail("extends", "is %q, which is not known%s", shorten(parent), nearest(parent, l.order))
+	}
+	p, err := l.merge(parent, way)
+	if err != nil {
+		if slices.Contains(way[:len(way)-1], parent) {
+			return nil, err
+		}
+		return nil, src.fail("extends", "cannot be used: %s", err)
+	}
+	m := extend(d, p)
+	l.merged[name] = m
+	return m, nil
+}
+
+func (l *loader) compile() (*Set, error) {
+	s := &Set{profiles: make(map[string]*Compiled, len(l.order))}
+	for _, name := range l.order {
+		d, err := l.merge(name, nil)
+		if err == nil {
+			s.profiles[name], err = compile(d)
+		}
+		if err != nil {
+			l.errs = append(l.errs, err)
+		}
+	}
+	if len(l.errs) > 0 {
+		return nil, errors.Join(l.errs...)
+	}
+	return s, nil
+}
+
+// decode makes a Profile of a draft, whose types are checked.
+func decode(d *draft) (Profile, error) {
+	var p Profile
+	b, err := json.Marshal(d.body)
+	if err != nil {
+		return p, d.files[0].fail("", "cannot be read: %s", err)
+	}
+	if err := json.Unmarshal(b, &p); err != nil {
+		return p, d.files[0].fail("", "cannot be read: %s", shorten(err.Error()))
+	}
+	p.Warnings = d.warnings
+	return p, nil
+}

@@ -1,0 +1,201 @@
+package profile
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"text/template"
+	"text/template/parse"
+
+	"github.com/containerd/errdefs"
+)
+
+// Bounds of templates, in bytes.
+const (
+	maxTemplate = 16 << 10
+	maxText     = 32 << 20
+	maxMessage  = 16 << 10
+)
+
+// functions are all that templates may call, beside comparisons.
+var functions = template.FuncMap{
+	"json":   toJSON,
+	"join":   joinList,
+	"lower":  strings.ToLower,
+	"upper":  strings.ToUpper,
+	"trim":   strings.TrimSpace,
+	"indent": indent,
+}
+
+var words = []string{
+	"and", "or", "not", "len", "index", "slice", "eq", "ne", "lt", "le", "gt", "ge", "print",
+	"json", "join", "lower", "upper", "trim", "indent",
+}
+
+func toJSON(v any) (string, error) {
+	b, err := encodeJSON(v)
+	return string(b), err
+}
+
+func joinList(sep string, list any) (string, error) {
+	switch list := list.(type) {
+	case nil:
+		return "", nil
+	case []string:
+		return strings.Join(list, sep), nil
+	case []any:
+		parts := make([]string, len(list))
+		for i, v := range list {
+			parts[i] = fmt.Sprint(v)
+		}
+		return strings.Join(parts, sep), nil
+	}
+	return "", errors.New("join takes a separator and a list")
+}
+
+// indent puts n spaces before every line that is not empty.
+func indent(n int, s string) (string, error) {
+	if n < 0 || n > 64 {
+		return "", errors.New("indent takes 0 to 64 spaces")
+	}
+	lines := strings.Split(s, "\n")
+	for i, l := range lines {
+		if l != "" {
+			lines[i] = strings.Repeat(" ", n) + l
+		}
+	}
+	return strings.Join(lines, "\n"), nil
+}
+
+// textTemplate is a compiled template with a bound on what it makes.
+type textTemplate struct {
+	t    *template.Template
+	most int
+	// whole: it looks at .result, which has to be made plain for it.
+	result bool
+}
+
+// newTemplate compiles a template, which may use the fields names.
+func newTemplate(source string, most int, names ...string) (*textTemplate, error) {
+	if len(source) > maxTemplate {
+		return nil, fmt.Errorf("is %d bytes long: at most %d", len(source), maxTemplate)
+	}
+	t, err := template.New("template").Funcs(functions).Parse(source)
+	if err != nil {
+		return nil, errors.New("does not parse: " + strings.TrimPrefix(err.Error(), "template: template:"))
+	}
+	if len(t.Templates()) > 1 {
+		return nil, errors.New("defines a template: write it out where it stands")
+	}
+	c := &textTemplate{t: t, most: most}
+	if t.Tree == nil {
+		return c, nil
+	}
+	w := walker{names: names, root: true}
+	w.node(t.Root)
+	c.result = w.result
+	return c, w.err
+}
+
+// run makes the text. A text over the bound is an error.
+func (t *textTemplate) run(data map[string]any) (string, error) {
+	w := &bounded{most: t.most}
+	if err := t.t.Execute(w, data); err != nil {
+		if errors.Is(err, errTooLong) {
+			return "", fmt.Errorf("a text is over %d bytes long: %w", t.most, errdefs.ErrResourceExhausted)
+		}
+		return "", fmt.Errorf("make a text: %s: %w", strings.TrimPrefix(err.Error(), "template: "), errdefs.ErrInternal)
+	}
+	return w.String(), nil
+}
+
+var errTooLong = errors.New("too long")
+
+type bounded struct {
+	strings.Builder
+	most int
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.Len()+len(p) > b.most {
+		return 0, errTooLong
+	}
+	return b.Builder.Write(p)
+}
+
+// walker looks for what templates may not do. It finds the first.
+type walker struct {
+	names  []string
+	root   bool // dot is the data
+	result bool
+	err    error
+}
+
+func (w *walker) fail(format string, args ...any) {
+	if w.err == nil {
+		w.err = fmt.Errorf(format, args...)
+	}
+}
+
+func (w *walker) node(n parse.Node) {
+	if n == nil || reflect.ValueOf(n).IsNil() || w.err != nil {
+		return
+	}
+	switch n := n.(type) {
+	case *parse.ListNode:
+		for _, c := range n.Nodes {
+			w.node(c)
+		}
+	case *parse.ActionNode:
+		w.node(n.Pipe)
+	case *parse.IfNode:
+		w.branch(&n.BranchNode, false)
+	case *parse.RangeNode:
+		w.branch(&n.BranchNode, true)
+	case *parse.WithNode:
+		w.branch(&n.BranchNode, true)
+	case *parse.TemplateNode:
+		w.fail("uses another template, which profiles do not know")
+	case *parse.PipeNode:
+		for _, c := range n.Cmds {
+			for _, a := range c.Args {
+				w.node(a)
+			}
+		}
+	case *parse.ChainNode:
+		w.node(n.Node)
+	case *parse.IdentifierNode:
+		if !slices.Contains(words, n.Ident) {
+			w.fail("calls %s, which is not known here: use %s", n.Ident, strings.Join(words, ", "))
+		}
+	case *parse.FieldNode:
+		if w.root {
+			w.name(n.Ident[0])
+		}
+	case *parse.VariableNode:
+		if n.Ident[0] == "$" && len(n.Ident) > 1 {
+			w.name(n.Ident[1])
+		}
+	}
+}
+
+func (w *walker) name(name string) {
+	if name == "result" {
+		w.result = true
+	}
+	if !slices.Contains(w.names, name) {
+		w.fail("uses .%s, which is not known here%s", name, nearest(name, w.names))
+	}
+}
+
+// branch walks both ways; in range and with the dot is something else.
+func (w *walker) branch(b *parse.BranchNode, moves bool) {
+	w.node(b.Pipe)
+	root := w.root
+	w.root = root && !moves
+	w.node(b.List)
+	w.root = root
+	w.node(b.ElseList)
+}
