@@ -1,0 +1,246 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// Used is when its call began, 0 before. A key names one request of a caller,
+// for as long as the row is kept.
+const approvalsSchema = `
+CREATE TABLE IF NOT EXISTS approvals (
+	id TEXT PRIMARY KEY, kind TEXT NOT NULL, state TEXT NOT NULL, call TEXT NOT NULL, caller TEXT NOT NULL, session TEXT NOT NULL,
+	profile TEXT NOT NULL, tool TEXT NOT NULL, input BLOB NOT NULL, rule TEXT NOT NULL, reason TEXT NOT NULL, questions TEXT NOT NULL,
+	key TEXT NOT NULL, hash TEXT NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL, decided INTEGER NOT NULL DEFAULT 0,
+	by TEXT NOT NULL DEFAULT '', scope TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', modified BLOB NOT NULL DEFAULT x'',
+	escalated TEXT NOT NULL DEFAULT '', used INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE UNIQUE INDEX IF NOT EXISTS approvals_key ON approvals (caller, key) WHERE key <> '';
+CREATE INDEX IF NOT EXISTS approvals_state ON approvals (state, created);
+CREATE INDEX IF NOT EXISTS approvals_caller ON approvals (caller, created);
+CREATE INDEX IF NOT EXISTS approvals_created ON approvals (created);
+CREATE TABLE IF NOT EXISTS grants (
+	caller TEXT NOT NULL, session TEXT NOT NULL, tool TEXT NOT NULL, rule TEXT NOT NULL, approve INTEGER NOT NULL, approval TEXT NOT NULL,
+	by TEXT NOT NULL, note TEXT NOT NULL, created INTEGER NOT NULL, PRIMARY KEY (caller, session, tool, rule)
+) STRICT;
+`
+
+// pendingState is the one state of an approval that is not final.
+const pendingState = "pending"
+
+// Approval is a row: a question about a call, and its answer. Its states are
+// the business of package approval; the store knows that only a pending one
+// can be decided, and that only one that is approved can be used, once.
+type Approval struct {
+	ID, Kind, State, Call   string
+	Caller, Session         string
+	Profile, Tool           string
+	Input                   []byte
+	Rule, Reason, Questions string
+	Key, Hash               string
+	Created, Expires        time.Time
+	Decided                 time.Time
+	By, Scope, Note         string
+	Modified                []byte
+	Escalated               string
+	Used                    time.Time
+}
+
+// Grant is an answer that reaches the later calls of a session.
+type Grant struct {
+	Caller, Session, Tool, Rule string
+	Approve                     bool
+	// Approval is the one that was answered, By who did.
+	Approval, By, Note string
+	Created            time.Time
+}
+
+// ApprovalFilter chooses approvals; "" takes all.
+type ApprovalFilter struct {
+	Caller, State string
+	Limit         int
+}
+
+const approvalColumns = "id, kind, state, call, caller, session, profile, tool, input, rule, reason, questions, key, hash, created, expires, " +
+	"decided, by, scope, note, modified, escalated, used"
+
+// InsertApproval records a question. If the caller has one under the same key,
+// that is returned, with fresh false.
+func (s *Store) InsertApproval(ctx context.Context, a Approval) (got Approval, fresh bool, err error) {
+	res, err := s.db.ExecContext(ctx, "INSERT INTO approvals ("+approvalColumns+") VALUES (?"+strings.Repeat(", ?", 22)+") ON CONFLICT (caller, key) WHERE key <> '' DO NOTHING",
+		a.ID, a.Kind, a.State, a.Call, a.Caller, a.Session, a.Profile, a.Tool, blob(a.Input), a.Rule, a.Reason, a.Questions, a.Key, a.Hash,
+		stamp(a.Created), stamp(a.Expires), stamp(a.Decided), a.By, a.Scope, a.Note, blob(a.Modified), a.Escalated, stamp(a.Used))
+	if err != nil {
+		return Approval{}, false, wrap("record approval "+a.ID, err)
+	}
+	if n, err := res.RowsAffected(); err != nil || n == 1 {
+		return a, true, wrap("record approval "+a.ID, err)
+	}
+	got, err = s.ApprovalByKey(ctx, a.Caller, a.Key)
+	return got, false, err
+}
+
+// Approval returns one row; NotFound if there is none.
+func (s *Store) Approval(ctx context.Context, id string) (Approval, error) {
+	a, err := scanApproval(s.db.QueryRowContext(ctx, "SELECT "+approvalColumns+" FROM approvals WHERE id = ?", id))
+	return a, missingApproval(id, err)
+}
+
+// ApprovalByKey returns what a caller was asked under a key; NotFound if
+// nothing was.
+func (s *Store) ApprovalByKey(ctx context.Context, caller, key string) (Approval, error) {
+	a, err := scanApproval(s.db.QueryRowContext(ctx, "SELECT "+approvalColumns+" FROM approvals WHERE caller = ? AND key = ? AND key <> ''", caller, key))
+	return a, missingApproval("of key "+key, err)
+}
+
+// Approvals lists approvals, the newest first.
+func (s *Store) Approvals(ctx context.Context, f ApprovalFilter) ([]Approval, error) {
+	query := "SELECT " + approvalColumns + " FROM approvals"
+	var where []string
+	var args []any
+	if f.Caller != "" {
+		where, args = append(where, "caller = ?"), append(args, f.Caller)
+	}
+	if f.State != "" {
+		where, args = append(where, "state = ?"), append(args, f.State)
+	}
+	if len(where) > 0 {
+		query += " WHERE " + strings.Join(where, " AND ")
+	}
+	query += " ORDER BY created DESC, id DESC"
+	if f.Limit > 0 {
+		query, args = query+" LIMIT ?", append(args, f.Limit)
+	}
+	rows, err := s.db.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, wrap("list approvals", err)
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	var out []Approval
+	for rows.Next() {
+		a, err := scanApproval(rows)
+		if err != nil {
+			return nil, wrap("list approvals", err)
+		}
+		out = append(out, a)
+	}
+	return out, wrap("list approvals", rows.Err())
+}
+
+// DecideApproval makes a pending one final, with the state and the answer of
+// a, and records the grants that go with it. With refund, what was taken of a
+// budget under the approval's id is given back. done is false if it was not
+// pending any more; the row is returned as it is then.
+func (s *Store) DecideApproval(ctx context.Context, a Approval, grants []Grant, refund bool) (got Approval, done bool, err error) {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return Approval{}, false, wrap("decide approval "+a.ID, err)
+	}
+	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
+	res, err := tx.ExecContext(ctx, "UPDATE approvals SET state = ?, decided = ?, by = ?, scope = ?, note = ?, modified = ? WHERE id = ? AND state = ?",
+		a.State, stamp(a.Decided), a.By, a.Scope, a.Note, blob(a.Modified), a.ID, pendingState)
+	if err != nil {
+		return Approval{}, false, wrap("decide approval "+a.ID, err)
+	}
+	n, err := res.RowsAffected()
+	if err != nil {
+		return Approval{}, false, wrap("decide approval "+a.ID, err)
+	}
+	got, err = scanApproval(tx.QueryRowContext(ctx, "SELECT "+approvalColumns+" FROM approvals WHERE id = ?", a.ID))
+	if err != nil || n == 0 {
+		return got, false, missingApproval(a.ID, err)
+	}
+	for _, g := range grants {
+		if _, err := tx.ExecContext(ctx, "INSERT OR REPLACE INTO grants (caller, session, tool, rule, approve, approval, by, note, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+			g.Caller, g.Session, g.Tool, g.Rule, g.Approve, g.Approval, g.By, g.Note, stamp(g.Created)); err != nil {
+			return Approval{}, false, wrap("record a grant", err)
+		}
+	}
+	if refund {
+		if err := giveBack(ctx, tx, a.ID); err != nil {
+			return Approval{}, false, wrap("give back a budget", err)
+		}
+	}
+	return got, true, wrap("decide approval "+a.ID, tx.Commit())
+}
+
+// EscalateApproval hands a pending one on, with a new time to expire. done is
+// false if it was not pending any more.
+func (s *Store) EscalateApproval(ctx context.Context, id, to string, expires time.Time) (done bool, err error) {
+	res, err := s.db.ExecContext(ctx, "UPDATE approvals SET escalated = ?, expires = ? WHERE id = ? AND state = ?", to, stamp(expires), id, pendingState)
+	if err != nil {
+		return false, wrap("hand on approval "+id, err)
+	}
+	n, err := res.RowsAffected()
+	return n == 1, wrap("hand on approval "+id, err)
+}
+
+// UseApproval marks one of the given state as used. done is false if it was
+// used before, or is of another state.
+func (s *Store) UseApproval(ctx context.Context, id, state string, at time.Time) (done bool, err error) {
+	res, err := s.db.ExecContext(ctx, "UPDATE approvals SET used = ? WHERE id = ? AND state = ? AND used = 0", stamp(at), id, state)
+	if err != nil {
+		return false, wrap("use approval "+id, err)
+	}
+	n, err := res.RowsAffected()
+	return n == 1, wrap("use approval "+id, err)
+}
+
+// Grant returns what a session was granted, if that was after since.
+func (s *Store) Grant(ctx context.Context, caller, session, tool, rule string, since time.Time) (Grant, bool, error) {
+	g := Grant{Caller: caller, Session: session, Tool: tool, Rule: rule}
+	var created int64
+	err := s.db.QueryRowContext(ctx, "SELECT approve, approval, by, note, created FROM grants WHERE caller = ? AND session = ? AND tool = ? AND rule = ? AND created > ?",
+		caller, session, tool, rule, stamp(since)).Scan(&g.Approve, &g.Approval, &g.By, &g.Note, &created)
+	if errors.Is(err, sql.ErrNoRows) {
+		return Grant{}, false, nil
+	}
+	g.Created = moment(created)
+	return g, err == nil, wrap("read a grant", err)
+}
+
+// DropGrants takes back what a session was granted.
+func (s *Store) DropGrants(ctx context.Context, caller, session string) error {
+	_, err := s.db.ExecContext(ctx, "DELETE FROM grants WHERE caller = ? AND session = ?", caller, session)
+	return wrap("take back grants", err)
+}
+
+// ForgetApprovals removes approvals that were decided and grants that were made
+// before the given times. Pending ones stay.
+func (s *Store) ForgetApprovals(ctx context.Context, decided, granted time.Time) error {
+	if _, err := s.db.ExecContext(ctx, "DELETE FROM approvals WHERE state <> ? AND decided < ?", pendingState, stamp(decided)); err != nil {
+		return wrap("forget approvals", err)
+	}
+	_, err := s.db.ExecContext(ctx, "DELETE FROM grants WHERE created < ?", stamp(granted))
+	return wrap("forget grants", err)
+}
+
+func scanApproval(row scanner) (Approval, error) {
+	var a Approval
+	var created, expires, decided, used int64
+	err := row.Scan(&a.ID, &a.Kind, &a.State, &a.Call, &a.Caller, &a.Session, &a.Profile, &a.Tool, &a.Input, &a.Rule, &a.Reason, &a.Questions,
+		&a.Key, &a.Hash, &created, &expires, &decided, &a.By, &a.Scope, &a.Note, &a.Modified, &a.Escalated, &used)
+	a.Created, a.Expires, a.Decided, a.Used = moment(created), moment(expires), moment(decided), moment(used)
+	return a, err
+}
+
+// blob keeps a nil slice from being NULL.
+func blob(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}
+
+func missingApproval(id string, err error) error {
+	if errors.Is(err, sql.ErrNoRows) {
+		return fmt.Errorf("approval %s: %w", id, errdefs.ErrNotFound)
+	}
+	return wrap("read approval "+id, err)
+}
