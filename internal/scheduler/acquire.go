@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +11,7 @@ import (
 
 	"orchestrator/internal/fault"
 	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/said"
 	"orchestrator/internal/store"
 	"orchestrator/pool"
 	"orchestrator/volumes"
@@ -30,6 +29,8 @@ type Request struct {
 	// Mode says what to do when the pool is empty; Wait bounds all waiting.
 	Mode pool.Mode
 	Wait time.Duration
+	// Quotas bound the caller.
+	Quotas Quotas
 }
 
 // Acquire leases a sandbox that nobody used before: taken from the pool,
@@ -37,20 +38,39 @@ type Request struct {
 // order. When it fails, the sandbox is destroyed and nothing is left of the
 // lease.
 func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
-	p := s.pools[r.Template]
-	if p == nil {
-		return nil, fmt.Errorf("there is no template %q: use one of %s: %w", r.Template, strings.Join(slices.Sorted(maps.Keys(s.pools)), ", "), errdefs.ErrNotFound)
+	t, ok := s.template(r.Template)
+	if !ok {
+		return nil, said.Errorf(errdefs.ErrNotFound, "there is no template %q: use one of %s", r.Template, strings.Join(s.Templates(), ", "))
 	}
 	if err := s.checkWorkspace(r.Lease); err != nil {
 		return nil, err
 	}
-	if err := s.enqueue(); err != nil {
+	if err := s.enqueue(r.Caller, r.Quotas.Waiting); err != nil {
 		return nil, err
 	}
-	defer s.dequeue()
-	ctx, cancel := context.WithTimeoutCause(ctx, r.Wait, fmt.Errorf("no sandbox of template %s within %s: %w", r.Template, r.Wait, errdefs.ErrUnavailable))
+	defer s.dequeue(r.Caller)
+	ctx, cancel := context.WithTimeoutCause(ctx, r.Wait, said.Errorf(errdefs.ErrUnavailable, "no sandbox of template %s within %s", r.Template, r.Wait))
 	defer cancel()
-	m, warm, err := p.Take(ctx, r.Caller, r.Mode)
+	memory := t.Spec.Limits.MemoryBytes
+	if err := s.reserve(ctx, r.Caller, memory, r.Quotas, r.Mode != pool.Refuse); err != nil {
+		return nil, err
+	}
+	l, err := s.lease(ctx, r)
+	if err != nil {
+		s.unreserve(r.Caller, memory)
+		return nil, err
+	}
+	defer close(l.bound)
+	if err := s.bind(ctx, l, r); err != nil {
+		return nil, errors.Join(err, s.End(context.WithoutCancel(ctx), l, Abandoned, false))
+	}
+	return l, nil
+}
+
+// lease takes a sandbox and promises it. Until then its end gives nothing back
+// of the caller's quotas.
+func (s *Scheduler) lease(ctx context.Context, r Request) (*Lease, error) {
+	m, warm, err := s.pools[r.Template].Take(ctx, r.Caller, r.Mode)
 	if err != nil {
 		return nil, err
 	}
@@ -67,12 +87,20 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 		}
 		return nil, errors.Join(err, s.drop(ctx, m, err))
 	}
-	defer close(l.bound)
-	if err := s.bind(ctx, l, r); err != nil {
-		return nil, errors.Join(err, s.End(context.WithoutCancel(ctx), l, Abandoned, false))
-	}
 	return l, nil
 }
+
+// BusyError says that another lease writes to a workspace, named as on disk.
+// It is of class Unavailable.
+type BusyError struct{ Workspace, Lease string }
+
+// Error is a whole sentence.
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("lease %s writes to workspace %s: wait for its end, or take it read-only", e.Lease, e.Workspace)
+}
+
+// Unwrap gives the class.
+func (e *BusyError) Unwrap() error { return errdefs.ErrUnavailable }
 
 // checkWorkspace refuses a workspace that another lease writes to before a
 // sandbox is spent on it. Whether it can be had is decided by hold.
@@ -86,7 +114,7 @@ func (s *Scheduler) checkWorkspace(l store.Lease) error {
 	}
 	for _, other := range w.Leases {
 		if !other.ReadOnly {
-			return fmt.Errorf("lease %s writes to workspace %s: wait for its end, or take it read-only: %w", other.ID, l.Workspace, errdefs.ErrUnavailable)
+			return &BusyError{Workspace: l.Workspace, Lease: other.ID}
 		}
 	}
 	return nil
@@ -97,7 +125,13 @@ func (s *Scheduler) hold(id string, l store.Lease) (*volumes.Hold, error) {
 	if l.Workspace == "" {
 		return nil, nil
 	}
-	return s.opts.Volumes.Acquire(l.Workspace, id, l.ReadOnly)
+	h, err := s.opts.Volumes.Acquire(l.Workspace, id, l.ReadOnly)
+	if errdefs.IsUnavailable(err) { // somebody was faster
+		if busy := s.checkWorkspace(l); busy != nil {
+			return nil, busy
+		}
+	}
+	return h, err
 }
 
 // promise writes the lease down and makes it known.
@@ -151,6 +185,7 @@ func (s *Scheduler) drop(ctx context.Context, m *member, why error) error {
 
 // forgetMember gives back what the pool and the budget counted for a lease.
 func (s *Scheduler) forgetMember(l *Lease) {
+	s.unreserve(l.Caller, l.memory)
 	if l.member == nil {
 		s.budget.give(l.memory)
 		return
@@ -161,21 +196,32 @@ func (s *Scheduler) forgetMember(l *Lease) {
 	}
 }
 
-func (s *Scheduler) enqueue() error {
+// enqueue counts a call that waits for a sandbox; most bounds those of its
+// caller, 0 does not.
+func (s *Scheduler) enqueue(caller string, most int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return errStopping
 	}
+	u := s.usageOf(caller)
+	if most > 0 && u.waiting >= most {
+		return &QuotaError{Quota: "waiting", Limit: int64(most), Used: int64(u.waiting), Unit: "calls that wait for a sandbox"}
+	}
 	if s.waiting >= s.opts.Queue {
-		return fmt.Errorf("%d calls wait for a sandbox already (admission.queue): %w", s.waiting, errdefs.ErrResourceExhausted)
+		s.drain(caller, u)
+		return said.Errorf(errdefs.ErrResourceExhausted, "%d calls wait for a sandbox already (admission.queue)", s.waiting)
 	}
 	s.waiting++
+	u.waiting++
 	return nil
 }
 
-func (s *Scheduler) dequeue() {
+func (s *Scheduler) dequeue(caller string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waiting--
+	u := s.usageOf(caller)
+	u.waiting--
+	s.drain(caller, u)
 }

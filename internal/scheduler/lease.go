@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"orchestrator/internal/guest"
+	"orchestrator/internal/said"
 	"orchestrator/internal/store"
 	"orchestrator/volumes"
 )
@@ -36,13 +37,13 @@ func (e *EndedError) Error() string { return fmt.Sprintf("sandbox %s is gone: %s
 // Unwrap gives the class.
 func (e *EndedError) Unwrap() error { return errdefs.ErrNotFound }
 
-var errStopping = fmt.Errorf("the service is stopping: %w", errdefs.ErrUnavailable)
+var errStopping = said.Errorf(errdefs.ErrUnavailable, "the service is stopping")
 
 // errBinding: the lease is seen in a list before it is handed out.
-var errBinding = fmt.Errorf("the sandbox is not handed out yet: %w", errdefs.ErrUnavailable)
+var errBinding = said.Errorf(errdefs.ErrUnavailable, "the sandbox is not handed out yet")
 
 // errUnknown: after a restart it could not be told whether the sandbox lives.
-var errUnknown = fmt.Errorf("the engine could not tell yet whether the sandbox lives: try again: %w", errdefs.ErrUnavailable)
+var errUnknown = said.Errorf(errdefs.ErrUnavailable, "the engine could not tell yet whether the sandbox lives: try again")
 
 // Lease is one caller's hold on one sandbox. Its methods may be called
 // concurrently.

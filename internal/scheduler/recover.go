@@ -139,6 +139,7 @@ func (s *Scheduler) takeUp(row store.Sandbox) {
 		s.log.Error("workspace of a lease is not held", "sandbox", row.ID, "workspace", row.Lease.Workspace, "error", err)
 	}
 	l := newLease(row, nil, hold)
+	s.count(row.Caller, row.Memory)
 	close(l.bound) // what the earlier process had bound stays so
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,7 +11,6 @@ package scheduler
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -21,6 +20,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 
+	"orchestrator/internal/said"
 	"orchestrator/internal/store"
 	"orchestrator/pool"
 	"orchestrator/runtime"
@@ -64,6 +64,7 @@ type Scheduler struct {
 
 	mu      sync.Mutex
 	leases  map[string]*Lease
+	usage   map[string]*usage // by caller
 	waiting int
 	broken  map[string]broken // sandboxes that could not be removed yet
 	closed  bool
@@ -89,7 +90,7 @@ func New(opts Options) *Scheduler {
 	}
 	s := &Scheduler{
 		opts: opts, log: opts.Log, stuckTime: stuckTime, budget: &budget{count: opts.MaxSandboxes, memory: opts.MaxMemory},
-		pools: map[string]*pool.Pool[*member]{}, leases: map[string]*Lease{}, broken: map[string]broken{},
+		pools: map[string]*pool.Pool[*member]{}, leases: map[string]*Lease{}, usage: map[string]*usage{}, broken: map[string]broken{},
 	}
 	for _, t := range opts.Templates {
 		s.pools[t.Name] = s.newPool(t)
@@ -136,7 +137,7 @@ func (s *Scheduler) Lease(ctx context.Context, caller, id string) (*Lease, error
 		return nil, err
 	}
 	if row.State == store.Leased && row.Reason == "" { // promised just now
-		return nil, fmt.Errorf("sandbox %s: %w", id, errBinding)
+		return nil, errBinding
 	}
 	return nil, &EndedError{ID: id, Reason: row.Reason}
 }
@@ -144,8 +145,8 @@ func (s *Scheduler) Lease(ctx context.Context, caller, id string) (*Lease, error
 // Row is what is recorded of a lease of the caller, ended ones too.
 func (s *Scheduler) Row(ctx context.Context, caller, id string) (store.Sandbox, error) {
 	row, err := s.opts.Store.Sandbox(ctx, id)
-	if err == nil && row.Caller != caller {
-		err = fmt.Errorf("sandbox %s: %w", id, errdefs.ErrNotFound)
+	if errdefs.IsNotFound(err) || err == nil && row.Caller != caller {
+		return store.Sandbox{}, said.Errorf(errdefs.ErrNotFound, "there is no sandbox %q", id)
 	}
 	return row, err
 }

@@ -1,0 +1,179 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/said"
+)
+
+const tokensSchema = `
+CREATE TABLE IF NOT EXISTS tokens (
+	id TEXT PRIMARY KEY, hash BLOB NOT NULL, caller TEXT NOT NULL, profile TEXT NOT NULL, trust INTEGER NOT NULL, quotas TEXT NOT NULL,
+	operator INTEGER NOT NULL, note TEXT NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL, revoked INTEGER NOT NULL DEFAULT 0,
+	used INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE IF NOT EXISTS call_counts (day TEXT NOT NULL, caller TEXT NOT NULL, calls INTEGER NOT NULL, PRIMARY KEY (day, caller)) STRICT;
+CREATE TABLE IF NOT EXISTS workspace_names (disk TEXT PRIMARY KEY, caller TEXT NOT NULL, name TEXT NOT NULL) STRICT;
+CREATE INDEX IF NOT EXISTS workspace_names_caller ON workspace_names (caller, name);
+`
+
+// Token is a row. Of the secret there is its SHA-256 only.
+type Token struct {
+	ID       string
+	Hash     []byte
+	Caller   string
+	Profile  string
+	Trust    int
+	Quotas   v1.Quotas
+	Operator bool
+	Note     string
+	Created  time.Time
+	Expires  time.Time // zero: it lasts
+	Revoked  time.Time // zero: it is good
+	Used     time.Time
+}
+
+const tokenColumns = "id, hash, caller, profile, trust, quotas, operator, note, created, expires, revoked, used"
+
+// InsertToken records a new token.
+func (s *Store) InsertToken(ctx context.Context, t Token) error {
+	quotas, err := json.Marshal(t.Quotas)
+	if err != nil {
+		return err
+	}
+	_, err = s.db.ExecContext(ctx, "INSERT INTO tokens ("+tokenColumns+") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+		t.ID, t.Hash, t.Caller, t.Profile, t.Trust, string(quotas), t.Operator, t.Note, stamp(t.Created), stamp(t.Expires), stamp(t.Revoked), stamp(t.Used))
+	return wrap("record token "+t.ID, err)
+}
+
+// Tokens returns all, newest first.
+func (s *Store) Tokens(ctx context.Context) ([]Token, error) {
+	rows, err := s.db.QueryContext(ctx, "SELECT "+tokenColumns+" FROM tokens ORDER BY created DESC, id DESC")
+	if err != nil {
+		return nil, wrap("list tokens", err)
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	var out []Token
+	for rows.Next() {
+		t, err := scanToken(rows)
+		if err != nil {
+			return nil, wrap("list tokens", err)
+		}
+		out = append(out, t)
+	}
+	return out, wrap("list tokens", rows.Err())
+}
+
+// RevokeToken ends a token and returns its row; one that was revoked before
+// stays so. NotFound: there is none.
+func (s *Store) RevokeToken(ctx context.Context, id string, at time.Time) (Token, error) {
+	row := s.db.QueryRowContext(ctx, "UPDATE tokens SET revoked = CASE revoked WHEN 0 THEN ? ELSE revoked END WHERE id = ? RETURNING "+tokenColumns, stamp(at), id)
+	t, err := scanToken(row)
+	if errors.Is(err, sql.ErrNoRows) {
+		return t, said.Errorf(errdefs.ErrNotFound, "there is no token %q", id)
+	}
+	return t, wrap("revoke token "+id, err)
+}
+
+// TouchTokens records the last uses of tokens, many at once.
+func (s *Store) TouchTokens(ctx context.Context, used map[string]time.Time) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return wrap("record use of tokens", err)
+	}
+	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
+	for id, at := range used {
+		if _, err := tx.ExecContext(ctx, "UPDATE tokens SET used = ? WHERE id = ?", stamp(at), id); err != nil {
+			return wrap("record use of tokens", err)
+		}
+	}
+	return wrap("record use of tokens", tx.Commit())
+}
+
+func scanToken(row scanner) (Token, error) {
+	var t Token
+	var quotas string
+	var created, expires, revoked, used int64
+	if err := row.Scan(&t.ID, &t.Hash, &t.Caller, &t.Profile, &t.Trust, &quotas, &t.Operator, &t.Note, &created, &expires, &revoked, &used); err != nil {
+		return t, err
+	}
+	t.Created, t.Expires, t.Revoked, t.Used = moment(created), moment(expires), moment(revoked), moment(used)
+	return t, json.Unmarshal([]byte(quotas), &t.Quotas)
+}
+
+// Calls returns how many tools each caller has called on a day, "2006-01-02".
+func (s *Store) Calls(ctx context.Context, day string) (map[string]int64, error) {
+	rows, err := s.db.QueryContext(ctx, "SELECT caller, calls FROM call_counts WHERE day = ?", day)
+	if err != nil {
+		return nil, wrap("count calls", err)
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	out := map[string]int64{}
+	for rows.Next() {
+		var caller string
+		var n int64
+		if err := rows.Scan(&caller, &n); err != nil {
+			return nil, wrap("count calls", err)
+		}
+		out[caller] = n
+	}
+	return out, wrap("count calls", rows.Err())
+}
+
+// SetCalls records how many tools callers have called on a day, and forgets
+// the days before it.
+func (s *Store) SetCalls(ctx context.Context, day string, calls map[string]int64) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return wrap("count calls", err)
+	}
+	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
+	for caller, n := range calls {
+		if _, err := tx.ExecContext(ctx, "INSERT INTO call_counts (day, caller, calls) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET calls = excluded.calls", day, caller, n); err != nil {
+			return wrap("count calls", err)
+		}
+	}
+	if _, err := tx.ExecContext(ctx, "DELETE FROM call_counts WHERE day < ?", day); err != nil {
+		return wrap("count calls", err)
+	}
+	return wrap("count calls", tx.Commit())
+}
+
+// NameWorkspace notes what a caller calls the workspace of a name on disk. It
+// is written before the workspace is made, so there is none without a name.
+func (s *Store) NameWorkspace(ctx context.Context, disk, caller, name string) error {
+	_, err := s.db.ExecContext(ctx, "INSERT INTO workspace_names (disk, caller, name) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", disk, caller, name)
+	return wrap("name a workspace", err)
+}
+
+// UnnameWorkspace forgets such a name; to be called when the workspace is gone.
+func (s *Store) UnnameWorkspace(ctx context.Context, disk string) error {
+	_, err := s.db.ExecContext(ctx, "DELETE FROM workspace_names WHERE disk = ?", disk)
+	return wrap("forget the name of a workspace", err)
+}
+
+// WorkspaceNames returns a caller's names of workspaces, by name on disk. Not
+// every one of them need be there.
+func (s *Store) WorkspaceNames(ctx context.Context, caller string) (map[string]string, error) {
+	rows, err := s.db.QueryContext(ctx, "SELECT disk, name FROM workspace_names WHERE caller = ?", caller)
+	if err != nil {
+		return nil, wrap("list workspaces", err)
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	out := map[string]string{}
+	for rows.Next() {
+		var disk, name string
+		if err := rows.Scan(&disk, &name); err != nil {
+			return nil, wrap("list workspaces", err)
+		}
+		out[disk] = name
+	}
+	return out, wrap("list workspaces", rows.Err())
+}
