@@ -72,7 +72,7 @@ func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, a 
 		r.Template = e.opts.DefaultTemplate
 	}
 	req := scheduler.Request{
-		Caller: call.Caller, Template: r.Template, Env: r.Env,
+		Caller: call.Caller, Template: r.Template, Env: r.Env, Alias: a.alias,
 		Lease: store.Lease{Workspace: diskName(call.Caller, r.Workspace), Named: r.Workspace, ReadOnly: r.ReadOnly, Labels: r.Labels, OneShot: a.oneShot, Session: a.session, Key: call.Key},
 		TTL:   time.Duration(r.TTLMS) * time.Millisecond, Idle: time.Duration(r.IdleMS) * time.Millisecond,
 		Mode: pool.Mode(r.WhenEmpty), Wait: time.Duration(r.WaitMS) * time.Millisecond,

@@ -24,6 +24,8 @@ type Request struct {
 	Template string
 	Lease    store.Lease
 	Env      map[string]string
+	// Alias are further names of folders of the workspace; see wire.Claim.
+	Alias map[string]string
 	TTL      time.Duration
 	Idle     time.Duration
 	// Mode says what to do when the pool is empty; Wait bounds all waiting.
@@ -169,7 +171,7 @@ func (s *Scheduler) bind(ctx context.Context, l *Lease, r Request) error {
 		}
 		fault.Hit("scheduler.lease.bound")
 	}
-	if err := l.member.guest.Claim(ctx, wire.Claim{Lease: l.ID, Env: r.Env}); err != nil {
+	if err := l.member.guest.Claim(ctx, wire.Claim{Lease: l.ID, Env: r.Env, Alias: r.Alias}); err != nil {
 		return fmt.Errorf("claim sandbox %s: %w", l.ID, err)
 	}
 	fault.Hit("scheduler.lease.claimed")

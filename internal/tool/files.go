@@ -14,6 +14,7 @@ import (
 
 	v1 "orchestrator/client/v1"
 	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/said"
 )
 
 // MaxFile bounds a file that a tool reads or writes whole, unless the caps say
@@ -58,7 +59,7 @@ func (c Caps) request(field, p string) (wire.FileRequest, error) {
 // writable refuses what a read-only profile does not give.
 func (c Caps) writable() error {
 	if c.ReadOnly {
-		return fmt.Errorf("files are read-only here: %w", errdefs.ErrPermissionDenied)
+		return said.Errorf(errdefs.ErrPermissionDenied, "files are read-only here")
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 
 	v1 "orchestrator/client/v1"
+	"orchestrator/internal/said"
 	"orchestrator/internal/strict"
 )
 
@@ -190,5 +191,5 @@ func invalid(field, format string, args ...any) error {
 
 // forbidden is an error about a path that the profile does not give.
 func forbidden(format string, args ...any) error {
-	return fmt.Errorf("path "+format+": %w", append(args, errdefs.ErrPermissionDenied)...)
+	return said.Errorf(errdefs.ErrPermissionDenied, "path "+format, args...)
 }
