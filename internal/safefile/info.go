@@ -88,7 +88,7 @@ func (r *Root) List(ctx context.Context, p string, limit int, fits func(Info) bo
 	if err != nil {
 		return nil, false, err
 	}
-	dir, err := r.dir.OpenFile(name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	dir, err := r.open("path", name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK)
 	if err != nil {
 		return nil, false, fail("open", "path", name, err)
 	}

@@ -12,6 +12,7 @@
 package safefile
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path"
@@ -40,6 +41,8 @@ type Options struct {
 	// Owner is given to what is created. Without it that belongs to whoever
 	// creates it.
 	Owner *Owner
+	// NoFollow refuses symbolic links in any part of a path, the last one too.
+	NoFollow bool
 }
 
 // Owner is a user and a group.
@@ -48,7 +51,7 @@ type Owner struct{ UID, GID int }
 // Root is a folder outside of which nothing is touched. Methods may be called
 // concurrently. A path is at most MaxPath bytes of UTF-8 without NUL, and is
 // cleaned lexically first: "a/../b" is "b". Links within the root are
-// followed, but in the last part only by Read, Write, List and Mkdir.
+// followed, but in the last part only by Read, Write, Edit, List, Mkdir and Walk.
 type Root struct {
 	dir *os.Root
 	opt Options
@@ -97,7 +100,7 @@ func (r *Root) at(field, p string) (*os.File, string, error) {
 	if dir = strings.TrimRight(dir, "/"); dir == "" {
 		dir = "."
 	}
-	f, err := r.dir.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	f, err := r.open(field, dir, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, "", fail("open", field, dir, err)
 	}
@@ -114,7 +117,14 @@ func (r *Root) entry(field, p string) (*os.File, string, string, error) {
 		return nil, "", "", invalid(field, "is the workspace itself")
 	}
 	dir, base, err := r.at(field, name)
-	return dir, base, name, err
+	if err != nil {
+		return nil, "", "", err
+	}
+	if err := r.plainAt(field, dir, base, name); err != nil {
+		_ = dir.Close()
+		return nil, "", "", err
+	}
+	return dir, base, name, nil
 }
 
 // Stat describes p; a link in its last part is described itself.
@@ -132,7 +142,7 @@ func (r *Root) Stat(p string) (Info, error) {
 	if err != nil {
 		return Info{}, fail("stat", "path", name, err)
 	}
-	return info, nil
+	return info, r.plain("path", info)
 }
 
 // Mkdir makes the folder p and those above it. That it is there already is no
@@ -173,11 +183,11 @@ func (r *Root) mkdirAll(leaf string, perm uint32) error {
 			name = path.Dir(name)
 			continue
 		}
-		fi, serr := r.dir.Stat(name)
-		if serr == nil && fi.IsDir() {
+		is, serr := r.isDir(name)
+		if is {
 			break
 		}
-		if serr != nil && !os.IsNotExist(serr) {
+		if serr != nil && !os.IsNotExist(serr) && !errors.Is(serr, unix.ENOTDIR) {
 			err = serr // of a link, where it leads
 		}
 		return fail("make folder", "path", name, err)
@@ -191,10 +201,10 @@ func (r *Root) mkdirAll(leaf string, perm uint32) error {
 }
 
 func (r *Root) mkdir(name string, perm uint32) error {
-	if err := r.dir.Mkdir(name, 0o700); err != nil {
+	if err := r.mkdirOne(name); err != nil {
 		return err
 	}
-	f, err := r.dir.OpenFile(name, unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	f, err := r.open("path", name, unix.O_DIRECTORY|unix.O_NONBLOCK)
 	if err != nil {
 		return err
 	}
@@ -255,33 +265,42 @@ func (r *Root) Read(p string, offset, limit int64) (*Reader, error) {
 	}
 	// Looked at before it is opened, so that opening a device does nothing;
 	// and again afterwards by what was opened.
-	if fi, err := r.dir.Stat(name); err == nil && !fi.Mode().IsRegular() {
-		return nil, notRegular("path", name)
+	if err := r.peek(name); err != nil {
+		return nil, err
 	}
-	f, err := r.dir.OpenFile(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	f, err := r.open("path", name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {
 		return nil, fail("open", "path", name, err)
 	}
-	rd := &Reader{f: f}
-	if rd.info, err = statFile(f, name); err != nil {
-		_ = f.Close()
-		return nil, fail("stat", "path", name, err)
-	}
-	if rd.info.Type != TypeFile {
-		_ = f.Close()
-		return nil, notRegular("path", name)
+	rd, err := newReader(f, name)
+	if err != nil {
+		return nil, err
 	}
 	rd.left = max(rd.info.Size-offset, 0)
 	if limit > 0 {
 		rd.left = min(rd.left, limit)
 	}
-	if rd.left > 0 {
+	if rd.left > 0 && offset > 0 {
 		if _, err := f.Seek(offset, io.SeekStart); err != nil {
 			_ = f.Close()
 			return nil, fail("seek", "path", name, err)
 		}
 	}
 	return rd, nil
+}
+
+// newReader takes over what was opened, if it is a regular file.
+func newReader(f *os.File, name string) (*Reader, error) {
+	info, err := statFile(f, name)
+	if err != nil {
+		_ = f.Close()
+		return nil, fail("stat", "path", name, err)
+	}
+	if info.Type != TypeFile {
+		_ = f.Close()
+		return nil, notRegular("path", name)
+	}
+	return &Reader{f: f, left: info.Size, info: info}, nil
 }
 
 // Info is the file when it was opened.

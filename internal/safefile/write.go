@@ -95,6 +95,8 @@ func (r *Root) target(name string) (*Writer, error) {
 			return &Writer{root: r, dir: dir, base: base, path: name, perm: info.Mode & permMask}, nil
 		case err == nil && info.Type != TypeSymlink:
 			err = notRegular("path", name)
+		case err == nil && r.opt.NoFollow:
+			err = linked("path", p)
 		case err == nil:
 			p, err = linkTarget(dir, base, p)
 		}

@@ -1,0 +1,149 @@
+package safefile
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// Two ways to walk a path: os.Root goes along the links that stay in the
+// folder; with Options.NoFollow each part is opened by itself, and a link is an
+// error. The names are clean ones, without "..".
+
+// linked is the refusal of a link where none is followed.
+func linked(field, p string) *Error {
+	return &Error{Class: errdefs.ErrPermissionDenied, Field: field, Message: fmt.Sprintf("%q is a symbolic link, and links are not followed here", p)}
+}
+
+// open opens name for reading or as a handle; flags say which.
+func (r *Root) open(field, name string, flags int) (*os.File, error) {
+	if !r.opt.NoFollow {
+		return r.dir.OpenFile(name, flags, 0)
+	}
+	top, err := r.top()
+	if err != nil || name == "." && flags&unix.O_PATH != 0 {
+		return top, err
+	}
+	defer top.Close()
+	return r.below(field, top, name, flags)
+}
+
+// top is a handle of the folder itself.
+func (r *Root) top() (*os.File, error) {
+	return r.dir.OpenFile(".", unix.O_PATH|unix.O_DIRECTORY, 0)
+}
+
+// below opens name below a folder, and no part of it may be a link.
+func (r *Root) below(field string, top *os.File, name string, flags int) (*os.File, error) {
+	const handle = unix.O_PATH | unix.O_DIRECTORY
+	at, own := fd(top), -1
+	defer func() {
+		if own >= 0 {
+			unix.Close(own)
+		}
+	}()
+	rest := name
+	for {
+		part, more, deeper := strings.Cut(rest, "/")
+		how := flags
+		if deeper {
+			how = handle
+		}
+		n, err := openAt(at, part, how)
+		if err == unix.ELOOP || err == unix.ENOTDIR && how&unix.O_DIRECTORY != 0 {
+			if isLink(at, part) {
+				return nil, linked(field, strings.TrimSuffix(strings.TrimSuffix(name, more), "/"))
+			}
+		}
+		if err != nil {
+			return nil, &fs.PathError{Op: "open", Path: name, Err: err}
+		}
+		if own >= 0 {
+			unix.Close(own)
+		}
+		if !deeper {
+			own = -1
+			return os.NewFile(uintptr(n), name), nil
+		}
+		at, own, rest = n, n, more
+	}
+}
+
+// openAt opens base in a folder, and not what it leads to if it is a link.
+func openAt(at int, base string, flags int) (n int, err error) {
+	err = eintr(func() (err error) {
+		n, err = unix.Openat(at, base, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		return err
+	})
+	return n, err
+}
+
+func isLink(at int, base string) bool {
+	var st unix.Stat_t
+	err := eintr(func() error { return unix.Fstatat(at, base, &st, noFollow) })
+	return err == nil && typeOf(st.Mode) == TypeSymlink
+}
+
+// plain refuses a link in the last part of a path where none is followed.
+func (r *Root) plain(field string, info Info) error {
+	if r.opt.NoFollow && info.Type == TypeSymlink {
+		return linked(field, info.Path)
+	}
+	return nil
+}
+
+// plainAt is plain for what is about to be changed, if it is there.
+func (r *Root) plainAt(field string, dir *os.File, base, name string) error {
+	if r.opt.NoFollow && isLink(fd(dir), base) {
+		return linked(field, name)
+	}
+	return nil
+}
+
+// peek refuses what is there and no regular file.
+func (r *Root) peek(name string) error {
+	if !r.opt.NoFollow {
+		if fi, err := r.dir.Stat(name); err == nil && !fi.Mode().IsRegular() {
+			return notRegular("path", name)
+		}
+		return nil
+	}
+	info, err := r.Stat(name)
+	if err == nil && info.Type != TypeFile {
+		err = notRegular("path", name)
+	}
+	return err
+}
+
+// mkdirOne makes one folder.
+func (r *Root) mkdirOne(name string) error {
+	if !r.opt.NoFollow {
+		return r.dir.Mkdir(name, 0o700)
+	}
+	if name == "." {
+		return &fs.PathError{Op: "mkdir", Path: name, Err: unix.EEXIST}
+	}
+	dir, err := r.open("path", path.Dir(name), unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := eintr(func() error { return unix.Mkdirat(fd(dir), path.Base(name), 0o700) }); err != nil {
+		return &fs.PathError{Op: "mkdir", Path: name, Err: err}
+	}
+	return nil
+}
+
+// isDir says whether name leads to a folder, and what keeps it from being one.
+func (r *Root) isDir(name string) (bool, error) {
+	f, err := r.open("path", name, unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return false, err
+	}
+	return true, f.Close()
+}

@@ -1,0 +1,107 @@
+package safefile
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+)
+
+// strict is a root of the same folder that follows no link.
+func strict(t *testing.T, dir string) *Root {
+	t.Helper()
+	r, err := Open(dir, Options{Prefix: "/workspace", NoFollow: true})
+	must(t, err)
+	t.Cleanup(func() { _ = r.Close() })
+	return r
+}
+
+func TestNoLinkIsFollowedWhereNoneMayBe(t *testing.T) {
+	_, dir := world(t)
+	r := strict(t, dir)
+	must(t, os.MkdirAll(filepath.Join(dir, "a", "b"), 0o755))
+	must(t, os.WriteFile(filepath.Join(dir, "a", "b", "file"), []byte("content"), 0o644))
+	must(t, os.WriteFile(filepath.Join(dir, "here"), nil, 0o644))
+	must(t, os.Symlink("a", filepath.Join(dir, "to-a")))
+	must(t, os.Symlink("b/file", filepath.Join(dir, "a", "to-file")))
+	must(t, os.Symlink("nowhere", filepath.Join(dir, "a", "dangling")))
+	must(t, os.Symlink("/etc", filepath.Join(dir, "out")))
+	for _, p := range []string{"to-a", "to-a/b", "to-a/b/file", "to-a/new", "a/to-file", "a/dangling", "a/dangling/x", "out", "out/passwd"} {
+		each(t, r, p, func(op string, err error) {
+			if !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), "symbolic link") {
+				t.Errorf("%s %q: %v, want a refusal of the link", op, p, err)
+			}
+		})
+		if _, err := r.Edit(t.Context(), p, Edit{Old: "c", New: "d", MaxBytes: 100}); !errdefs.IsPermissionDenied(err) {
+			t.Errorf("edit %q: %v", p, err)
+		}
+		if _, err := r.Walk(t.Context(), p, WalkOptions{}, func(*Entry) error { return nil }); !errdefs.IsPermissionDenied(err) {
+			t.Errorf("walk %q: %v", p, err)
+		}
+		if _, err := r.Stat(p); !errdefs.IsPermissionDenied(err) {
+			t.Errorf("stat %q: %v", p, err)
+		}
+	}
+	if s, err := get(r, "a/b/file"); err != nil || s != "content" {
+		t.Errorf("without a link: %q, %v", s, err)
+	}
+}
+
+func TestWithoutLinksEverythingWorksAsBefore(t *testing.T) {
+	_, dir := world(t)
+	r := strict(t, dir)
+	must2(r.Mkdir("a/b/c", 0o700))
+	must2(r.Mkdir("a/b/c", 0))
+	must2(put(t, r, "a/b/c/file", "x", WriteOptions{}))
+	must2(put(t, r, "d/e/file", "y", WriteOptions{Parents: true}))
+	must2(r.Move("d/e/file", "a/moved"))
+	items, _, err := r.List(t.Context(), ".", 10, nil)
+	if err != nil || len(items) != 2 {
+		t.Errorf("%v, %v", items, err)
+	}
+	if _, err := r.Mkdir("a/moved", 0); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("a folder in a file's place: %v", err)
+	}
+	if _, err := r.Mkdir("a/moved/x", 0); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("a folder below a file: %v", err)
+	}
+	if _, err := r.Stat("nowhere/x"); !errdefs.IsNotFound(err) {
+		t.Errorf("below nothing: %v", err)
+	}
+	must(t, r.Remove(t.Context(), "a", true))
+	if info, err := r.Stat("."); err != nil || info.Path != "." {
+		t.Errorf("%+v, %v", info, err)
+	}
+}
+
+func TestLinksAreMadeOnce(t *testing.T) {
+	_, dir := world(t)
+	r := strict(t, dir)
+	for _, fresh := range []bool{true, false} {
+		if made, err := r.Symlink("a/b/name", "/workspace"); made != fresh || err != nil {
+			t.Errorf("made %v, %v", made, err)
+		}
+	}
+	if to, err := os.Readlink(filepath.Join(dir, "a", "b", "name")); to != "/workspace" || err != nil {
+		t.Errorf("it leads to %q, %v", to, err)
+	}
+	if _, err := r.Symlink("a/b/name", "/elsewhere"); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("a name that is taken by another link: %v", err)
+	}
+	if _, err := r.Symlink("a", "/workspace"); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("a name that is taken by a folder: %v", err)
+	}
+	if _, err := r.Symlink("a/b/name/below", "/workspace"); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("a name behind a link: %v", err)
+	}
+	for _, p := range []string{"../x", "/x", "", "/workspace"} {
+		if _, err := r.Symlink(p, "/workspace"); err == nil {
+			t.Errorf("%q was made", p)
+		} else if _, ok := errors.AsType[*Error](err); !ok {
+			t.Errorf("%q: %v", p, err)
+		}
+	}
+}

@@ -1,0 +1,40 @@
+package safefile
+
+import (
+	"path"
+
+	"golang.org/x/sys/unix"
+)
+
+// Symlink makes the symbolic link p with the text target, and the folders above
+// it. Where target leads is not looked at. It answers false where that very
+// link was there already; anything else of that name is AlreadyExists.
+func (r *Root) Symlink(p, target string) (bool, error) {
+	name, err := r.clean("path", p)
+	if err != nil {
+		return false, err
+	}
+	if name == "." {
+		return false, invalid("path", "is the folder itself")
+	}
+	if dir := path.Dir(name); dir != "." {
+		if err := r.mkdirAll(dir, 0o755); err != nil {
+			return false, err
+		}
+	}
+	dir, base, err := r.at("path", name)
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	err = eintr(func() error { return unix.Symlinkat(target, fd(dir), base) })
+	if err == unix.EEXIST {
+		if info, serr := statAt(fd(dir), base, name); serr == nil && info.Type == TypeSymlink && info.Target == target {
+			return false, nil
+		}
+	}
+	if err != nil {
+		return false, fail("make link", "path", name, err)
+	}
+	return true, nil
+}

@@ -1,0 +1,105 @@
+package safefile
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+func TestAWalkSeesEverythingOnce(t *testing.T) {
+	r, dir := world(t)
+	want := map[string]string{}
+	for i := range 5000 { // more than are sorted at a time
+		name := fmt.Sprintf("many/%05d", i)
+		want[name] = TypeFile
+	}
+	want["many"], want["deep"] = TypeDir, TypeDir
+	must(t, os.Mkdir(filepath.Join(dir, "many"), 0o755))
+	for name, kind := range want {
+		if kind == TypeFile {
+			must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o644))
+		}
+	}
+	deep := "deep" + strings.Repeat("/d", 300)
+	must(t, os.MkdirAll(filepath.Join(dir, deep), 0o755))
+	for p := deep; p != "deep"; p = filepath.Dir(p) {
+		want[p] = TypeDir
+	}
+	must(t, os.Symlink("..", filepath.Join(dir, "deep", "loop")))
+	must(t, os.Symlink("/", filepath.Join(dir, "out")))
+	must(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o666))
+	must(t, os.WriteFile(filepath.Join(dir, "odd\xff\n"), nil, 0o644))
+	want["deep/loop"], want["out"], want["fifo"], want["odd\xff\n"] = TypeSymlink, TypeSymlink, TypeOther, TypeFile
+	seen := map[string]string{}
+	whole, err := r.Walk(t.Context(), ".", WalkOptions{}, func(e *Entry) error {
+		if _, twice := seen[e.Rel]; twice {
+			t.Errorf("%q twice", e.Rel)
+		}
+		seen[e.Rel] = e.Type
+		if rd, err := e.Open(); (err == nil) != (e.Type == TypeFile) {
+			t.Errorf("open %q: %v", e.Rel, err)
+		} else if err == nil {
+			_ = rd.Close()
+		}
+		return nil
+	})
+	if err != nil || !whole || len(seen) != len(want) {
+		t.Errorf("whole %v, %v: %d of %d", whole, err, len(seen), len(want))
+	}
+	for name, kind := range want {
+		if seen[name] != kind {
+			t.Errorf("%q is %q, want %q", name, seen[name], kind)
+		}
+	}
+	n := 0
+	whole, err = r.Walk(t.Context(), "many", WalkOptions{Max: 10}, func(*Entry) error { n++; return nil })
+	if whole || err != nil || n != 10 {
+		t.Errorf("of ten: %d, whole %v, %v", n, whole, err)
+	}
+	n = 0
+	whole, err = r.Walk(t.Context(), ".", WalkOptions{Enter: func(rel string) bool { return rel != "many" }}, func(e *Entry) error {
+		if strings.HasPrefix(e.Rel, "many/") {
+			n++
+		}
+		return nil
+	})
+	if !whole || err != nil || n != 0 {
+		t.Errorf("it looked into a folder it should not: %d, whole %v, %v", n, whole, err)
+	}
+}
+
+func TestAWalkBeginsAtAFileToo(t *testing.T) {
+	r, dir := world(t)
+	must2(put(t, r, "a/f", "text", WriteOptions{Parents: true}))
+	must(t, os.Symlink("f", filepath.Join(dir, "a", "link")))
+	must(t, os.Symlink("../../secret", filepath.Join(dir, "a", "out")))
+	for p, rel := range map[string]string{"a/f": "f", "a/link": "link"} {
+		var text string
+		whole, err := r.Walk(t.Context(), p, WalkOptions{}, func(e *Entry) error {
+			if e.Rel != rel || e.Type != TypeFile {
+				t.Errorf("%+v", e)
+			}
+			rd, err := e.Open()
+			if err != nil {
+				return err
+			}
+			b, err := io.ReadAll(rd)
+			text = string(b)
+			return err
+		})
+		if !whole || err != nil || text != "text" {
+			t.Errorf("%s: %q, %v", p, text, err)
+		}
+	}
+	for p, is := range map[string]func(error) bool{"a/out": errdefs.IsPermissionDenied, "nothing": errdefs.IsNotFound, "a/f/x": errdefs.IsFailedPrecondition} {
+		if _, err := r.Walk(t.Context(), p, WalkOptions{}, func(*Entry) error { return nil }); !is(err) {
+			t.Errorf("%s: %v", p, err)
+		}
+	}
+}
