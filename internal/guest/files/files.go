@@ -1,22 +1,24 @@
-// Package files is the part of the guest that serves files below /workspace:
-// read, write, list, stat, mkdir, move and remove, each as the commands' user
-// and never outside of the folder (see internal/safefile).
+// Package files is the part of the guest that serves files below /workspace and
+// /tmp: read, write, edit, list, stat, mkdir, move, remove, glob and search, each
+// as the commands' user and never outside of the folder (see internal/safefile).
 //
 // It knows nothing of commands. The folder is opened for each operation and
 // let go at its end: what is mounted there changes when the sandbox is leased.
 // It starts a few threads that run as the commands' user, which Close ends,
-// and, while a tree is removed, a goroutine that watches for the host to give
-// up. Refusals go to the host as a Failure; an error of Handle means that the
+// and, while a tree is removed or looked through, a goroutine that watches for
+// the host to give up. Refusals go to the host as a Failure; an error of Handle means that the
 // stream broke.
 package files
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -29,11 +31,12 @@ import (
 // IdleTime is how long a transfer may stand still before it is cut.
 const IdleTime = 2 * time.Minute
 
-// Options of a Server; the zero value serves wire.Workspace as the commands'
-// user.
+// Options of a Server; the zero value serves wire.Workspace and wire.Tmp as the
+// commands' user.
 type Options struct {
-	// Dir is the folder, which requests call wire.Workspace in any case.
-	Dir string
+	// Dir is the folder, which requests call wire.Workspace in any case; Tmp the
+	// one they call wire.Tmp, and Home the one that aliases are made in, wire.Home.
+	Dir, Tmp, Home string
 	// UID and GID are whom files are touched as. Zero: runtime.CommandUID and
 	// runtime.CommandGID. Nothing is ever done as root.
 	UID, GID int
@@ -41,24 +44,28 @@ type Options struct {
 
 // Server serves file operations. Methods may be called concurrently.
 type Server struct {
-	dir     string
+	opt     Options
 	threads *threads
-	buffers sync.Pool // of *[]byte
+	buffers sync.Pool     // of *[]byte
+	looking chan struct{} // globs and searches that run
+	alias   atomic.Pointer[[]alias]
 }
+
+// maxLooking is how many globs and searches run at a time: each takes some
+// memory of the guest's, and one of the few threads for as long as it lasts.
+const maxLooking = 2
 
 // New makes a Server. It needs CAP_SETUID and CAP_SETGID; without them every
 // operation fails.
 func New(o Options) *Server {
-	if o.Dir == "" {
-		o.Dir = wire.Workspace
-	}
+	o.Dir, o.Tmp, o.Home = cmp.Or(o.Dir, wire.Workspace), cmp.Or(o.Tmp, wire.Tmp), cmp.Or(o.Home, wire.Home)
 	if o.UID == 0 {
 		o.UID = runtime.CommandUID
 	}
 	if o.GID == 0 {
 		o.GID = runtime.CommandGID
 	}
-	s := &Server{dir: o.Dir, threads: newThreads(o.UID, o.GID)}
+	s := &Server{opt: o, threads: newThreads(o.UID, o.GID), looking: make(chan struct{}, maxLooking)}
 	s.buffers.New = func() any { b := make([]byte, wire.HeaderLen+wire.MaxFrame); return &b }
 	return s
 }
@@ -70,22 +77,31 @@ func (s *Server) Close() { s.threads.close() }
 // leaves open. When ctx ends the operation stops as soon as it can;
 // one that waits for the host stops when c is closed.
 func (s *Server) Handle(ctx context.Context, op wire.Op, body json.RawMessage, c *wire.Conn) error {
+	switch op {
+	case wire.OpEdit, wire.OpGlob, wire.OpSearch:
+		return s.handleTool(ctx, op, body, c)
+	}
 	var q wire.FileRequest
 	if err := wire.Decode(body, &q); err != nil {
 		return c.FailWith(err)
 	}
+	pl, err := s.place(&q)
+	if err != nil {
+		return refuse(c, err)
+	}
 	var reply any
-	var err error
 	switch op {
 	case wire.OpRead:
-		return s.read(ctx, c, q)
+		return s.read(ctx, c, pl, q)
 	case wire.OpWrite:
-		return s.write(ctx, c, q)
+		return s.write(ctx, c, pl, q)
 	case wire.OpRemove:
-		err = s.remove(ctx, c, q)
+		err = s.watched(ctx, c, func(ctx context.Context) error {
+			return s.in(ctx, pl, func(r *safefile.Root) error { return r.Remove(ctx, q.Path, q.Recursive) })
+		})
 	default:
-		err = s.in(ctx, func(r *safefile.Root) (err error) {
-			reply, err = answer(ctx, r, op, q)
+		err = s.in(ctx, pl, func(r *safefile.Root) (err error) {
+			reply, err = answer(ctx, r, pl, op, q)
 			return err
 		})
 	}
@@ -95,16 +111,16 @@ func (s *Server) Handle(ctx context.Context, op wire.Op, body json.RawMessage, c
 	return c.Reply(reply)
 }
 
-// in runs f with the folder opened, as the user.
-func (s *Server) in(ctx context.Context, f func(*safefile.Root) error) error {
+// in runs f with the folder of pl opened, as the user.
+func (s *Server) in(ctx context.Context, pl place, f func(*safefile.Root) error) error {
 	var err error
 	run := func() {
 		var r *safefile.Root
-		if r, err = safefile.Open(s.dir, safefile.Options{Prefix: wire.Workspace}); err != nil {
+		if r, err = safefile.Open(pl.dir, safefile.Options{Prefix: pl.prefix, NoFollow: pl.noFollow}); err != nil {
 			return
 		}
 		defer r.Close()
-		err = f(r)
+		err = pl.name(f(r))
 	}
 	if derr := s.threads.do(ctx, run); derr != nil {
 		return derr
@@ -113,12 +129,12 @@ func (s *Server) in(ctx context.Context, f func(*safefile.Root) error) error {
 }
 
 // answer is the operations that have one request and one reply.
-func answer(ctx context.Context, r *safefile.Root, op wire.Op, q wire.FileRequest) (any, error) {
+func answer(ctx context.Context, r *safefile.Root, pl place, op wire.Op, q wire.FileRequest) (any, error) {
 	var info safefile.Info
 	var err error
 	switch op {
 	case wire.OpList:
-		return list(ctx, r, q)
+		return list(ctx, r, pl, q)
 	case wire.OpStat:
 		info, err = r.Stat(q.Path)
 	case wire.OpMkdir:
@@ -128,28 +144,36 @@ func answer(ctx context.Context, r *safefile.Root, op wire.Op, q wire.FileReques
 	default:
 		return nil, wire.Failf(wire.InvalidArgument, "op", "%q is no operation on files", op)
 	}
-	return wire.FileInfo(info), err
+	return pl.info(info), err
 }
 
 // list is bounded by the size of the reply as much as by the number of
 // entries: names may be long, and longer once they are JSON.
-func list(ctx context.Context, r *safefile.Root, q wire.FileRequest) (wire.Listing, error) {
-	room := wire.MaxHeader - 1024
-	fits := func(i safefile.Info) bool {
-		b, err := json.Marshal(wire.FileInfo(i))
-		room -= len(b) + 1
-		return err == nil && room >= 0
-	}
-	items, more, err := r.List(ctx, q.Path, wire.MaxEntries, fits)
+func list(ctx context.Context, r *safefile.Root, pl place, q wire.FileRequest) (wire.Listing, error) {
+	room := replyRoom
+	items, more, err := r.List(ctx, q.Path, wire.MaxEntries, func(i safefile.Info) bool { return room.take(pl.info(i)) })
 	l := wire.Listing{Items: make([]wire.FileInfo, len(items)), Truncated: more}
 	for i := range items {
-		l.Items[i] = wire.FileInfo(items[i])
+		l.Items[i] = pl.info(items[i])
 	}
 	return l, err
 }
 
-// remove stops when the host gives up, as a large tree takes its time.
-func (s *Server) remove(ctx context.Context, c *wire.Conn, q wire.FileRequest) error {
+// room is how many bytes of a reply are left.
+type room int
+
+const replyRoom = room(wire.MaxHeader - 1024)
+
+// take says whether v fits, as one more item.
+func (r *room) take(v any) bool {
+	b, err := json.Marshal(v)
+	*r -= room(len(b) + 1)
+	return err == nil && *r >= 0
+}
+
+// watched ends f's context when the host gives up, as a large tree takes its
+// time.
+func (s *Server) watched(ctx context.Context, c *wire.Conn, f func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	watched := make(chan struct{})
@@ -159,7 +183,7 @@ func (s *Server) remove(ctx context.Context, c *wire.Conn, q wire.FileRequest) e
 			cancel(fmt.Errorf("the host has gone: %w", err))
 		}
 	}()
-	err := s.in(ctx, func(r *safefile.Root) error { return r.Remove(ctx, q.Path, q.Recursive) })
+	err := f(ctx)
 	_ = c.SetReadDeadline(time.Unix(1, 0))
 	<-watched
 	return err
@@ -167,9 +191,9 @@ func (s *Server) remove(ctx context.Context, c *wire.Conn, q wire.FileRequest) e
 
 // read sends a file. Opening it is done as the user; what is open may be read
 // by anybody.
-func (s *Server) read(ctx context.Context, c *wire.Conn, q wire.FileRequest) error {
+func (s *Server) read(ctx context.Context, c *wire.Conn, pl place, q wire.FileRequest) error {
 	var rd *safefile.Reader
-	err := s.in(ctx, func(r *safefile.Root) (err error) {
+	err := s.in(ctx, pl, func(r *safefile.Root) (err error) {
 		rd, err = r.Read(q.Path, q.Offset, q.Limit)
 		return err
 	})
@@ -177,7 +201,7 @@ func (s *Server) read(ctx context.Context, c *wire.Conn, q wire.FileRequest) err
 		return refuse(c, err)
 	}
 	defer rd.Close()
-	if err := c.WriteJSON(wire.KindStarted, wire.FileInfo(rd.Info())); err != nil {
+	if err := c.WriteJSON(wire.KindStarted, pl.info(rd.Info())); err != nil {
 		return err
 	}
 	buf := s.buffers.Get().(*[]byte)
@@ -206,15 +230,15 @@ func (s *Server) read(ctx context.Context, c *wire.Conn, q wire.FileRequest) err
 	if err != nil {
 		return refuse(c, err)
 	}
-	return c.Reply(wire.FileInfo(info))
+	return c.Reply(pl.info(info))
 }
 
 // write receives a file. The disk is touched on the user's threads only, so
 // that blocks kept for root are not given to a command; waiting for the host
 // holds none of them.
-func (s *Server) write(ctx context.Context, c *wire.Conn, q wire.FileRequest) error {
+func (s *Server) write(ctx context.Context, c *wire.Conn, pl place, q wire.FileRequest) error {
 	var w *safefile.Writer
-	err := s.in(ctx, func(r *safefile.Root) (err error) {
+	err := s.in(ctx, pl, func(r *safefile.Root) (err error) {
 		w, err = r.Write(q.Path, safefile.WriteOptions{Mode: q.Mode, Size: q.Size, Parents: q.Recursive})
 		return err
 	})
@@ -249,7 +273,7 @@ func (s *Server) write(ctx context.Context, c *wire.Conn, q wire.FileRequest) er
 			return refuse(c, err)
 		}
 		if kind == wire.KindEOF {
-			return c.Reply(wire.FileInfo(info))
+			return c.Reply(pl.info(info))
 		}
 	}
 }

@@ -262,7 +262,7 @@ func (s *Server) dispatch(c *wire.Conn, req wire.Request) error {
 		err := c.Reply(nil)
 		s.end()
 		return err
-	case wire.OpRead, wire.OpWrite, wire.OpList, wire.OpStat, wire.OpMkdir, wire.OpMove, wire.OpRemove:
+	case wire.OpRead, wire.OpWrite, wire.OpList, wire.OpStat, wire.OpMkdir, wire.OpMove, wire.OpRemove, wire.OpEdit, wire.OpGlob, wire.OpSearch:
 		if s.Files == nil {
 			return wire.Failf(wire.FailedPrecondition, "", "this guest serves no files")
 		}

@@ -32,40 +32,45 @@ type EditReply struct {
 	Info  FileInfo `json:"info"`
 }
 
-// GlobRequest lists files below Path whose path relative to it matches Pattern:
-// *, ?, [class], {a,b} and ** for any number of folders.
+// GlobRequest lists files and folders below Path whose path relative to it
+// matches Pattern: *, ?, [class], {a,b}, ** for any number of folders, and \
+// before a character that stands for itself. Links are listed, not followed. A
+// name that begins with a dot needs Hidden, or a dot in the pattern.
 type GlobRequest struct {
 	FileRequest
 	Pattern string `json:"pattern"`
 	Hidden  bool   `json:"hidden,omitempty"` // also names that begin with a dot
-	Max     int    `json:"max,omitempty"`    // 0: MaxMatches
+	Max     int    `json:"max,omitempty"`    // 0, and at most: MaxMatches
 }
 
 // GlobReply lists what was found, sorted by path. Truncated: there is more, or
-// MaxWalk was reached.
+// there may be, as not everything was looked at.
 type GlobReply struct {
 	Items     []FileInfo `json:"items"`
 	Truncated bool       `json:"truncated"`
 }
 
-// SearchRequest looks for a regular expression (RE2) in the files below Path, or
-// in the file Path.
+// SearchRequest looks for a regular expression (RE2) in the lines of the files
+// below Path, or of the file Path. Links below Path are not followed.
 type SearchRequest struct {
 	FileRequest
 	Pattern    string `json:"pattern"`
 	Literal    bool   `json:"literal,omitempty"`
 	IgnoreCase bool   `json:"ignore_case,omitempty"`
-	// Glob bounds it to files that match; Hidden takes names with a dot too.
+	// Glob bounds it to files that match; without a slash it is about their
+	// names, in any folder. Hidden takes names with a dot too.
 	Glob   string `json:"glob,omitempty"`
 	Hidden bool   `json:"hidden,omitempty"`
 	// Before and After are lines of context, at most 10 each.
 	Before int `json:"before,omitempty"`
 	After  int `json:"after,omitempty"`
-	Max    int `json:"max,omitempty"` // 0: MaxMatches
+	Max    int `json:"max,omitempty"` // 0, and at most: MaxMatches
 }
 
-// SearchReply lists the matches by path and line. Files that hold a NUL byte
-// are skipped, and counted.
+// SearchReply lists the matches by path and line. Files that hold a NUL byte, or
+// cannot be read, are skipped, and counted. Truncated: there is more, or there
+// may be, as not everything was looked at: files longer than MaxSearchBytes, lines
+// longer than some 64 KiB to 1 MiB, trees larger than MaxWalk.
 type SearchReply struct {
 	Matches   []Match `json:"matches"`
 	Files     int     `json:"files"` // looked at

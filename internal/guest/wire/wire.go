@@ -37,6 +37,8 @@ const (
 	Workspace = "/workspace"
 	// Tmp is the other folder whose files are served.
 	Tmp = "/tmp"
+	// Home is the commands' home directory, a tmpfs of theirs.
+	Home = "/home/user"
 	// PrivateDir is the guest's own folder on a tmpfs, root only: its socket
 	// for bridges is in it.
 	PrivateDir = "/run/guest"
@@ -51,6 +53,12 @@ const (
 	MaxPathBytes = 4096
 	MaxShells    = 64 // shells a sandbox keeps, ended ones too, until forgotten
 	MaxEntries   = 10_000
+	MaxAlias     = 16
+
+	// MinCommandMemory in bytes and MinCommandCPUs are the least that a command
+	// can have for itself.
+	MinCommandMemory = 4 << 20
+	MinCommandCPUs   = 0.01
 
 	// SpoolBytes is what the guest keeps of a shell's output per stream unless
 	// asked otherwise, SpoolTotal what it keeps of all shells together.
@@ -156,8 +164,9 @@ type Claim struct {
 	// Env is in every command's environment, before the command's own.
 	Env map[string]string `json:"env,omitempty"`
 	// Alias are further names of folders below Workspace, as links that the
-	// guest makes: each must be below the commands' home directory. A name
-	// that is taken, or cannot be made, refuses the claim.
+	// guest makes: "/home/user/projects": "/workspace". Each must be below Home,
+	// and not below another. A name that is taken, or cannot be made, refuses
+	// the claim. Operations on files take these names as well.
 	Alias map[string]string `json:"alias,omitempty"`
 }
 
@@ -190,10 +199,15 @@ type Command struct {
 	Wait  bool  `json:"wait,omitempty"`
 	// Check, if set, is decided on by the guest before anything runs: the
 	// second decision on an argument vector. What it refuses is a Failure of
-	// code PermissionDenied.
+	// code PermissionDenied and field "argv". Such a command must be a program
+	// of the image, not one from a folder that commands can write to, and has of
+	// the environment only what names a language, a time zone or a terminal, and
+	// PATH: other variables make harmless programs run others.
 	Check *argv.Rules `json:"check,omitempty"`
-	// Limits bound this command alone, below the sandbox's. Zero: no bound of
-	// its own. Where the guest cannot set them it refuses the command.
+	// MemoryBytes and CPUs bound this command alone, with all that it starts,
+	// below what all commands may have. Zero: no bound of its own; else at least
+	// MinCommandMemory and MinCommandCPUs. Where the guest cannot set them it
+	// refuses the command, FailedPrecondition.
 	MemoryBytes int64   `json:"memory_bytes,omitempty"`
 	CPUs        float64 `json:"cpus,omitempty"`
 }
@@ -290,8 +304,8 @@ type FileRequest struct {
 	Recursive bool   `json:"recursive,omitempty"`
 	// Size, if not zero, is how many bytes write expects; others are an error.
 	Size int64 `json:"size,omitempty"`
-	// NoFollow refuses symbolic links in any part of the path. Without it they
-	// are followed within the folder.
+	// NoFollow refuses symbolic links in any part of the path, the last one too:
+	// PermissionDenied. Without it they are followed within the folder.
 	NoFollow bool `json:"no_follow,omitempty"`
 }
 
