@@ -1,0 +1,241 @@
+package approval
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"path"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/expr"
+)
+
+// Bounds of rules.
+const (
+	maxRules   = 1000
+	maxText    = 4096
+	maxExpires = int64(30 * 24 * 3600 * 1000)
+	// maxLimit keeps budgets exact: they are counted in millionths.
+	maxLimit = 1e12
+	micro    = 1e6
+)
+
+// The periods of budgets.
+const (
+	Daily   = "daily"
+	Weekly  = "weekly" // ISO weeks: they begin on Monday
+	Monthly = "monthly"
+)
+
+// RuleError says what is wrong with a rule. It is of class InvalidArgument.
+type RuleError struct {
+	// Path is the place, such as "approvals[2].when".
+	Path   string
+	Reason string
+}
+
+// Error begins with the place.
+func (e *RuleError) Error() string { return e.Path + ": " + e.Reason }
+
+// Unwrap gives the class.
+func (e *RuleError) Unwrap() error { return errdefs.ErrInvalidArgument }
+
+// CallFacts are what rules may know of a call beside its input: "call" in
+// conditions.
+type CallFacts struct {
+	Caller  string
+	Session string
+	Profile string
+	Tool    string
+	Trust   int
+	Via     string
+}
+
+func (c CallFacts) vars() map[string]any {
+	return map[string]any{"caller": c.Caller, "session": c.Session, "profile": c.Profile, "tool": c.Tool, "trust": int64(c.Trust), "via": c.Via}
+}
+
+// Rules are the compiled rules of a profile. They never change, and may be
+// used concurrently. A nil Rules has none.
+type Rules struct {
+	rules []compiled
+}
+
+type compiled struct {
+	Rule
+	when, amount *expr.Expr
+	limit        int64 // in millionths
+}
+
+// Compile checks rules and compiles their expressions. A rule without an id
+// is called after its place, "approvals[2]". Errors are *RuleError.
+func Compile(rules []Rule) (*Rules, error) {
+	if len(rules) > maxRules {
+		return nil, &RuleError{"approvals", fmt.Sprintf("has %d rules: at most %d", len(rules), maxRules)}
+	}
+	r := &Rules{rules: make([]compiled, len(rules))}
+	ids := map[string]int{}
+	for i, rule := range rules {
+		c, err := compile(fmt.Sprintf("approvals[%d]", i), rule)
+		if err != nil {
+			return nil, err
+		}
+		if first, twice := ids[c.ID]; twice {
+			return nil, &RuleError{fmt.Sprintf("approvals[%d].id", i), fmt.Sprintf("%q is the id of approvals[%d] as well", c.ID, first)}
+		}
+		ids[c.ID] = i
+		r.rules[i] = c
+	}
+	return r, nil
+}
+
+func compile(at string, r Rule) (compiled, error) {
+	c := compiled{Rule: r}
+	fail := func(field, format string, args ...any) (compiled, error) {
+		return compiled{}, &RuleError{at + "." + field, fmt.Sprintf(format, args...)}
+	}
+	if c.ID == "" {
+		c.ID = at
+	}
+	switch {
+	case len(r.ID) > 200 || strings.ContainsAny(r.ID, "\n\x00"):
+		return fail("id", "must be one line of at most 200 bytes")
+	case r.Tool == "":
+		return fail("tool", "is empty: give a tool's name, or * for all")
+	case len(r.Message) > maxText:
+		return fail("message", "is %d bytes long: at most %d", len(r.Message), maxText)
+	case r.ExpiresMS < 0 || r.ExpiresMS > maxExpires:
+		return fail("expires_ms", "is %d: from 0 (10 minutes) to %d (30 days)", r.ExpiresMS, maxExpires)
+	}
+	if _, err := path.Match(r.Tool, "x"); err != nil {
+		return fail("tool", "%q is not a glob: a [ is not closed", r.Tool)
+	}
+	switch r.Action {
+	case Approve, Deny, Prompt, Budget:
+	default:
+		return fail("action", "%q is not an action: approve, deny, prompt or budget", r.Action)
+	}
+	if field, err := c.compileBudget(); err != nil {
+		return fail(field, "%s", err)
+	}
+	for _, e := range []struct {
+		field, source string
+		to            **expr.Expr
+	}{{"when", r.When, &c.when}, {"amount", r.Amount, &c.amount}} {
+		if e.source == "" {
+			continue
+		}
+		x, err := expr.Compile(e.source, "input", "call")
+		if err != nil {
+			return fail(e.field, "%s", err)
+		}
+		*e.to = x
+	}
+	return c, nil
+}
+
+func (c *compiled) compileBudget() (field string, err error) {
+	if c.Action != Budget {
+		for _, f := range []struct {
+			name string
+			set  bool
+		}{{"limit", c.Limit != 0}, {"period", c.Period != ""}, {"amount", c.Amount != ""}, {"then", c.Then != ""}} {
+			if f.set {
+				return f.name, fmt.Errorf("is for the action budget, and this one is %s", c.Action)
+			}
+		}
+		return "", nil
+	}
+	switch {
+	case !(c.Limit > 0 && c.Limit <= maxLimit): // NaN as well
+		return "limit", fmt.Errorf("is %v: more than 0, at most %g", c.Limit, float64(maxLimit))
+	case c.Period != Daily && c.Period != Weekly && c.Period != Monthly:
+		return "period", fmt.Errorf("%q is not a period: daily, weekly or monthly", c.Period)
+	case c.Then != "" && c.Then != Deny && c.Then != Prompt:
+		return "then", fmt.Errorf("%q is not allowed: deny or prompt", c.Then)
+	}
+	c.limit = int64(math.Round(c.Limit * micro))
+	if c.limit == 0 {
+		return "limit", fmt.Errorf("is %v: at least a millionth", c.Limit)
+	}
+	return "", nil
+}
+
+// Find returns the first rule that matches the tool and whose condition holds.
+// A condition that fails to evaluate holds for rules that deny or prompt, and
+// does not for those that approve. A budget whose condition fails is returned
+// as a rule that denies: whether it would be counted is not known.
+func (r *Rules) Find(ctx context.Context, tool string, input map[string]any, call CallFacts) (Rule, bool) {
+	c, ok := r.find(ctx, tool, input, call)
+	return c.Rule, ok
+}
+
+func (r *Rules) find(ctx context.Context, tool string, input map[string]any, call CallFacts) (compiled, bool) {
+	if r == nil {
+		return compiled{}, false
+	}
+	var vars map[string]any
+	for _, c := range r.rules {
+		if match, err := path.Match(c.Tool, tool); err != nil || !match {
+			continue
+		}
+		if c.when == nil {
+			return c, true
+		}
+		if vars == nil {
+			vars = variables(input, call)
+		}
+		holds, err := c.when.Bool(ctx, vars)
+		switch {
+		case err == nil && holds:
+			return c, true
+		case err == nil || c.Action == Approve:
+			continue
+		case c.Action == Budget:
+			c.Action = Deny
+		}
+		c.Message = strings.TrimSpace(c.Message + " (its condition could not be evaluated: " + reason(err) + ")")
+		return c, true
+	}
+	return compiled{}, false
+}
+
+func variables(input map[string]any, call CallFacts) map[string]any {
+	if input == nil {
+		input = map[string]any{}
+	}
+	return map[string]any{"input": input, "call": call.vars()}
+}
+
+// count is what a call takes of the rule's budget, in millionths.
+func (c *compiled) count(ctx context.Context, input map[string]any, call CallFacts) (int64, error) {
+	if c.amount == nil {
+		return micro, nil
+	}
+	n, err := c.amount.Number(ctx, variables(input, call))
+	switch {
+	case err != nil:
+		return 0, errors.New(reason(err))
+	case n < 0:
+		return 0, fmt.Errorf("%s is negative: %v", c.Amount, n)
+	case n > maxLimit:
+		return math.MaxInt64, nil
+	}
+	m := int64(math.Round(n * micro))
+	if m == 0 && n > 0 {
+		m = 1 // not even the smallest amount is free
+	}
+	return m, nil
+}
+
+// reason is an error without the name of its class.
+func reason(err error) string {
+	s := err.Error()
+	for _, class := range []error{errdefs.ErrInvalidArgument, errdefs.ErrResourceExhausted} {
+		s = strings.TrimSuffix(s, ": "+class.Error())
+	}
+	return s
+}

@@ -1,0 +1,179 @@
+package approval
+
+import (
+	"bytes"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// Headers of what is posted. The signature is "sha256=" and the HMAC-SHA256, in
+// hex, of the timestamp (Unix seconds), a dot and the body.
+const (
+	HeaderTimestamp = "X-Orchestrator-Timestamp"
+	HeaderSignature = "X-Orchestrator-Signature"
+	// HeaderDelivery is the same for every try of one event.
+	HeaderDelivery = "X-Orchestrator-Delivery"
+)
+
+// Webhook is an address that is told of events: each is posted as JSON, in
+// order. URL is https, or http on the loopback; Secret is the signature's key,
+// and without one nothing is signed. Of a webhook that does not answer, events
+// are dropped and logged; nothing waits for it.
+type Webhook struct {
+	URL    string
+	Secret []byte
+	// Client is for tests; unless set, one that follows no redirect.
+	Client *http.Client
+}
+
+const (
+	hookQueue   = 1024
+	hookTimeout = 5 * time.Second // of one try
+	hookTries   = 4
+	hookBackoff = 500 * time.Millisecond // after the first try; then twice as long each time
+)
+
+// hook posts events. A nil hook has no address.
+type hook struct {
+	Webhook
+	log     *slog.Logger
+	queue   chan Event
+	dropped atomic.Int64
+}
+
+func newHook(w Webhook, log *slog.Logger) (*hook, error) {
+	if w.URL == "" {
+		return nil, nil
+	}
+	u, err := url.Parse(w.URL)
+	switch {
+	case err != nil || u.Host == "":
+		return nil, fmt.Errorf("approvals.webhook is not an address: %w", errdefs.ErrInvalidArgument)
+	case u.Scheme == "https":
+	case u.Scheme == "http" && loopback(u.Hostname()):
+	default:
+		return nil, fmt.Errorf("approvals.webhook must be https, or http on the loopback: what is asked would go over the network in the clear: %w", errdefs.ErrInvalidArgument)
+	}
+	if w.Client == nil {
+		w.Client = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	}
+	return &hook{Webhook: w, log: log, queue: make(chan Event, hookQueue)}, nil
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// send never waits.
+func (h *hook) send(e Event) {
+	if h == nil {
+		return
+	}
+	select {
+	case h.queue <- e:
+	default:
+		h.dropped.Add(1)
+	}
+}
+
+func (h *hook) run(ctx context.Context) error {
+	if h == nil {
+		return nil
+	}
+	defer h.Client.CloseIdleConnections()
+	for {
+		var e Event
+		select {
+		case <-ctx.Done():
+			return nil
+		case e = <-h.queue:
+		}
+		if lost := h.dropped.Swap(0); lost > 0 {
+			h.log.Warn("the webhook is too slow: events were dropped", "events", lost)
+		}
+		if err := h.deliver(ctx, e); err != nil && ctx.Err() == nil {
+			h.log.Warn("the webhook was not told of an event", "approval", e.Request.ID, "event", e.Type, "error", err)
+		}
+	}
+}
+
+// deliver tries a few times. What the receiver refuses is not tried again.
+func (h *hook) deliver(ctx context.Context, e Event) error {
+	body, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	id := fmt.Sprintf("%s-%s-%d", e.Request.ID, e.Type, e.Request.Expires.Unix())
+	wait := hookBackoff
+	for try := 1; ; try++ {
+		again, err := h.post(ctx, id, body)
+		if err == nil || !again || try == hookTries {
+			return err
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return context.Cause(ctx)
+		case <-t.C:
+		}
+		wait *= 2
+	}
+}
+
+func (h *hook) post(ctx context.Context, id string, body []byte) (again bool, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, hookTimeout, fmt.Errorf("no answer in %s", hookTimeout))
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, h.URL, bytes.NewReader(body))
+	if err != nil {
+		return false, err
+	}
+	stamp := strconv.FormatInt(time.Now().Unix(), 10)
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set(HeaderDelivery, id)
+	req.Header.Set(HeaderTimestamp, stamp)
+	if len(h.Secret) > 0 {
+		req.Header.Set(HeaderSignature, sign(h.Secret, stamp, body))
+	}
+	resp, err := h.Client.Do(req)
+	if err != nil {
+		// The address may hold a secret, and is in the error.
+		var u *url.Error
+		if errors.As(err, &u) {
+			err = u.Err
+		}
+		return true, err
+	}
+	defer resp.Body.Close()                                //nolint:errcheck // it was read as far as it matters
+	io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10)) //nolint:errcheck // only so that the connection can be used again
+	switch {
+	case resp.StatusCode < 300:
+		return false, nil
+	case resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode == http.StatusRequestTimeout, resp.StatusCode >= 500:
+		return true, fmt.Errorf("the webhook answered %s", resp.Status)
+	}
+	return false, fmt.Errorf("the webhook answered %s", resp.Status)
+}
+
+func sign(secret []byte, stamp string, body []byte) string {
+	m := hmac.New(sha256.New, secret)
+	m.Write([]byte(stamp + "."))
+	m.Write(body)
+	return "sha256=" + hex.EncodeToString(m.Sum(nil))
+}
