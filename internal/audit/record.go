@@ -53,9 +53,9 @@ type Kind string
 
 // The kinds.
 const (
-	Open  Kind = "open"
-	Close Kind = "close"
-	Note  Kind = "event"
+	KindOpen  Kind = "open"
+	KindClose Kind = "close"
+	KindEvent Kind = "event"
 )
 
 // MaxInput bounds the input that a record holds, in bytes.

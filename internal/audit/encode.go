@@ -1,0 +1,104 @@
+package audit
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// seqPrefix begins every record as it is stored; the number follows.
+const seqPrefix = `{"seq":`
+
+// maxText bounds what a record says in words, maxName what it names, in bytes.
+const (
+	maxText = 4 << 10
+	maxName = 512
+)
+
+// plain is a Record without what the writer puts in front.
+type plain Record
+
+// encode is a record from its kind on, as a JSON object.
+func encode(r Record) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false) // commands stay readable
+	body := struct {
+		Seq  *int64 `json:"seq,omitempty"`
+		Time *int64 `json:"time,omitempty"`
+		plain
+	}{plain: plain(r)}
+	if err := enc.Encode(body); err != nil {
+		return nil, fmt.Errorf("encode an audit record: %w", err)
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
+
+func decode(b []byte) (Record, error) {
+	var r Record
+	err := json.Unmarshal(b, &r)
+	return r, err
+}
+
+// clean redacts and bounds what comes from callers.
+func (l *Log) clean(r Record) Record {
+	if len(r.Input) > 0 {
+		size, sum := r.InputBytes, r.InputHash
+		r.Input, r.InputBytes, r.InputHash = l.redact.Input(r.Input)
+		if size > r.InputBytes {
+			r.InputBytes, r.InputHash = size, sum // it was cut before it came here
+		}
+	}
+	for _, s := range []*string{&r.Caller, &r.Token, &r.Profile, &r.Session, &r.Via, &r.Action, &r.Approval, &r.By, &r.Sandbox, &r.Workspace, &r.Image, &r.Call} {
+		*s = l.bounded(*s, maxName)
+	}
+	r.Rule = l.bounded(r.Rule, maxText)
+	r.Error = l.bounded(r.Error, maxText)
+	return r
+}
+
+// bounded is s without secrets and at most about limit bytes long.
+func (l *Log) bounded(s string, limit int) string {
+	s = l.redact.Text(s)
+	if len(s) > limit {
+		for limit > 0 && !utf8.RuneStart(s[limit]) {
+			limit--
+		}
+		s = s[:limit] + "…"
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
+}
+
+// closing is the record that closes a call.
+func closing(open, outcome Record) Record {
+	r := outcome
+	r.Kind, r.Call, r.Input, r.InputBytes, r.InputHash = KindClose, open.Call, nil, 0, ""
+	for _, f := range []struct {
+		to   *string
+		from string
+	}{
+		{&r.Caller, open.Caller},
+		{&r.Token, open.Token},
+		{&r.Profile, open.Profile},
+		{&r.Session, open.Session},
+		{&r.Via, open.Via},
+		{&r.Action, open.Action},
+		{&r.Verdict, open.Verdict},
+		{&r.Rule, open.Rule},
+		{&r.Approval, open.Approval},
+		{&r.By, open.By},
+		{&r.Sandbox, open.Sandbox},
+		{&r.Workspace, open.Workspace},
+		{&r.Image, open.Image},
+	} {
+		if *f.to == "" {
+			*f.to = f.from
+		}
+	}
+	if r.Trust == 0 {
+		r.Trust = open.Trust
+	}
+	return r
+}

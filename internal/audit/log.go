@@ -1,0 +1,333 @@
+package audit
+
+import (
+	"context"
+	"crypto/hmac"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/store"
+)
+
+// Store keeps the rows: *store.AuditDB. Append is called by one goroutine at a
+// time.
+type Store interface {
+	Append(ctx context.Context, rows []store.AuditRow) error
+	Last(ctx context.Context) (store.AuditRow, error)
+	Running(ctx context.Context) ([]store.AuditRow, error)
+	Scan(ctx context.Context, f store.AuditFilter, row func(store.AuditRow) error) error
+}
+
+// Options of a log. Store and Head are needed.
+type Options struct {
+	Store Store
+	// Redactor takes secrets out of what is recorded; nil knows the patterns
+	// and no values.
+	Redactor *Redactor
+	// Head is the path of the head file. Key is that of the key file, by
+	// default "audit.key" beside it.
+	Head, Key string
+	Log       *slog.Logger
+}
+
+// Bounds of what waits to be written.
+const (
+	queueLength = 1024
+	batchLength = 512
+	// retryAfter is when closings that could not be written are tried again.
+	retryAfter = time.Second
+)
+
+// What Open says of calls that nobody closed.
+const (
+	LostEnding = "sandbox_lost"
+	LostError  = "the orchestrator ended while it ran"
+)
+
+// HeadAction is the action of the record that Open makes where the log does
+// not go on from where the head file says it was.
+const HeadAction = "audit.head"
+
+// Log is an open audit log. All methods may be called concurrently. It starts
+// two goroutines, one that writes records and one that writes the head file;
+// Close waits for both.
+type Log struct {
+	store  Store
+	redact *Redactor
+	log    *slog.Logger
+	key    []byte
+	head   headFile
+
+	queue   chan *item
+	stop    chan struct{} // closed by Close: nothing is queued any more
+	stopped chan struct{}
+	heads   chan head // of length 1: the newest
+	headed  chan struct{}
+
+	closing sync.RWMutex // read-held while queueing
+	closed  bool
+	failed  error // what the last attempt to write at Close said
+
+	mu   sync.Mutex
+	last head // the last written
+
+	mac  hash.Hash // the writer's
+	kept []*item   // the writer's: closings to be tried again
+}
+
+// item is what waits to be written.
+type item struct {
+	body          []byte // the record from its kind on
+	opens, closes string
+	state         atomic.Int32
+	done          chan error // nil: nobody waits, and it must not be lost
+}
+
+// The states of an item: the writer takes it, or who waits gives it up.
+const (
+	itemWaits int32 = iota
+	itemTaken
+	itemGivenUp
+)
+
+// Open opens the log: it goes on behind the last record, closes the calls
+// that a crash left open, and compares with the head file. That they differ is
+// reported, as a record and to Log, and no error: a log that refused to open
+// could be ended by whoever can write the file.
+func Open(ctx context.Context, o Options) (*Log, error) {
+	if o.Store == nil || o.Head == "" {
+		return nil, fmt.Errorf("audit: Store and Head are needed: %w", errdefs.ErrInvalidArgument)
+	}
+	if o.Key == "" {
+		o.Key = filepath.Join(filepath.Dir(o.Head), "audit.key")
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Redactor == nil {
+		o.Redactor = NewRedactor()
+	}
+	row, err := o.Store.Last(ctx)
+	if err != nil {
+		return nil, err
+	}
+	last := genesis()
+	if len(row.Hash) > 0 {
+		last = head{Seq: row.Seq, Hash: row.Hash}
+	}
+	key, fresh, err := loadKey(o.Key)
+	if err != nil {
+		return nil, err
+	}
+	l := &Log{
+		store: o.Store, redact: o.Redactor, log: o.Log, key: key, head: headFile{path: o.Head, key: key},
+		queue: make(chan *item, queueLength), stop: make(chan struct{}), stopped: make(chan struct{}),
+		heads: make(chan head, 1), headed: make(chan struct{}),
+		last: last, mac: newMAC(key),
+	}
+	mismatch := l.compare(last, fresh)
+	if mismatch == "" {
+		l.announce(last) // so that the file is there from the first moment
+	}
+	go l.write()
+	go l.writeHeads()
+	if err := l.recover(ctx, mismatch); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// compare says in which way the head file does not fit the last record, or "".
+func (l *Log) compare(last head, fresh bool) string {
+	h, err := l.head.read()
+	switch {
+	case fresh && last.Seq == 0:
+		return "" // a new log
+	case fresh:
+		return fmt.Sprintf("the key file is missing: the %d records before this one cannot be verified any more", last.Seq)
+	case err != nil:
+		return "the head file cannot be used: " + err.Error()
+	case h.Seq > last.Seq:
+		return fmt.Sprintf("the log ends at record %d, and the head file says %d: it was cut", last.Seq, h.Seq)
+	case h.Seq == last.Seq && !hmac.Equal(h.Hash, last.Hash):
+		return fmt.Sprintf("record %d is not the one that the head file knows", last.Seq)
+	}
+	return "" // older: the process died between a record and its head
+}
+
+// recover writes what the start found out.
+func (l *Log) recover(ctx context.Context, mismatch string) error {
+	running, err := l.store.Running(ctx)
+	if err != nil {
+		return err
+	}
+	if mismatch != "" {
+		l.log.Error("the audit log does not fit its head", "problem", mismatch)
+		if err := l.Event(ctx, Record{Action: HeadAction, Error: mismatch}); err != nil {
+			return err
+		}
+	}
+	for _, row := range running {
+		r, err := decode(row.Record)
+		if err != nil || r.Call != row.Opens {
+			r = Record{Call: row.Opens, Action: "unknown"} // tampered with; it ends all the same
+		}
+		e := &Entry{log: l, open: r}
+		if err := e.Close(ctx, Record{Ending: LostEnding, Error: LostError}); err != nil {
+			return err
+		}
+	}
+	if len(running) > 0 {
+		l.log.Warn("calls ended with the orchestrator before this one", "calls", len(running))
+	}
+	return l.Flush(ctx)
+}
+
+// Begin records that a call is about to run, as a record of kind KindOpen, and
+// returns once that outlives the process. Without it, nothing may run. If ctx
+// ends before it is written, there is no record.
+func (l *Log) Begin(ctx context.Context, r Record) (*Entry, error) {
+	if r.Call == "" {
+		return nil, fmt.Errorf("audit: a call needs an id: %w", errdefs.ErrInvalidArgument)
+	}
+	r.Kind = KindOpen
+	r = l.clean(r)
+	if err := l.commit(ctx, r); err != nil {
+		return nil, fmt.Errorf("record the call: %w", err)
+	}
+	r.Input, r.InputBytes, r.InputHash = nil, 0, "" // the entry lives as long as the call
+	return &Entry{log: l, open: r}, nil
+}
+
+// Event records something that is no call, and returns once that outlives the
+// process.
+func (l *Log) Event(ctx context.Context, r Record) error {
+	r.Kind = KindEvent
+	if err := l.commit(ctx, l.clean(r)); err != nil {
+		return fmt.Errorf("record %s: %w", r.Action, err)
+	}
+	return nil
+}
+
+// Entry is a call under way. Its methods may be called concurrently.
+type Entry struct {
+	log  *Log
+	open Record // without its input
+	mu   sync.Mutex
+	done bool
+}
+
+// Close records how the call ended. What it is and who asked for it is taken
+// from the open record where outcome leaves it empty, the input never is. The
+// record is written in order but Close does not wait for it, unless the queue
+// is full. Only the first Close that returns nil counts.
+func (e *Entry) Close(ctx context.Context, outcome Record) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.done {
+		return nil
+	}
+	r := e.log.clean(closing(e.open, outcome))
+	body, err := encode(r)
+	if err != nil {
+		return err
+	}
+	if err := e.log.enqueue(ctx, &item{body: body, closes: r.Call}); err != nil {
+		return fmt.Errorf("record the end of call %s: %w", r.Call, err)
+	}
+	e.done = true
+	return nil
+}
+
+// commit queues a record and waits until it is written.
+func (l *Log) commit(ctx context.Context, r Record) error {
+	body, err := encode(r)
+	if err != nil {
+		return err
+	}
+	it := &item{body: body, done: make(chan error, 1)}
+	if r.Kind == KindOpen {
+		it.opens = r.Call
+	}
+	return l.wait(ctx, it)
+}
+
+func (l *Log) wait(ctx context.Context, it *item) error {
+	if err := l.enqueue(ctx, it); err != nil {
+		return err
+	}
+	select {
+	case err := <-it.done:
+		return err
+	case <-ctx.Done():
+		if it.state.CompareAndSwap(itemWaits, itemGivenUp) {
+			return context.Cause(ctx)
+		}
+		return <-it.done // it is being written: that is soon over
+	}
+}
+
+func (l *Log) enqueue(ctx context.Context, it *item) error {
+	l.closing.RLock()
+	defer l.closing.RUnlock()
+	if l.closed {
+		return fmt.Errorf("the audit log is closed: %w", errdefs.ErrUnavailable)
+	}
+	select {
+	case l.queue <- it:
+		return nil
+	default:
+	}
+	select {
+	case l.queue <- it:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Flush returns once all that was queued before is written, and the head file
+// too; or says why that cannot be.
+func (l *Log) Flush(ctx context.Context) error {
+	if err := l.wait(ctx, &item{done: make(chan error, 1)}); err != nil {
+		return err
+	}
+	return l.head.wait(ctx, l.written().Seq)
+}
+
+// Head is "SEQ:HASH" of the last record that is written. Kept elsewhere, it
+// lets Verify find a log that was cut or made anew.
+func (l *Log) Head(context.Context) string { return l.written().String() }
+
+func (l *Log) written() head {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.last
+}
+
+// Close writes what is queued and ends the log. It says whether something
+// could not be written; the store is the caller's to close.
+func (l *Log) Close() error {
+	l.closing.Lock()
+	first := !l.closed
+	l.closed = true
+	l.closing.Unlock()
+	if first {
+		close(l.stop)
+	}
+	<-l.stopped
+	<-l.headed
+	return l.failed
+}
+
+// String is the form that users keep.
+func (h head) String() string { return fmt.Sprintf("%d:%s", h.Seq, hex.EncodeToString(h.Hash)) }

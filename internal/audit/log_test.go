@@ -1,0 +1,404 @@
+package audit
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"orchestrator/internal/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is a state directory with an open log.
+type world struct {
+	t   testing.TB
+	dir string
+	db  *store.AuditDB
+	log *Log
+	red *Redactor
+}
+
+func newWorld(t testing.TB) *world {
+	t.Helper()
+	w := &world{t: t, dir: t.TempDir(), red: NewRedactor()}
+	w.open()
+	t.Cleanup(w.close)
+	return w
+}
+
+func (w *world) path(name string) string { return filepath.Join(w.dir, name) }
+
+func (w *world) open() {
+	w.t.Helper()
+	var err error
+	if w.db, err = store.OpenAudit(w.t.Context(), w.dir); err != nil {
+		w.t.Fatal(err)
+	}
+	if w.log, err = Open(w.t.Context(), Options{Store: w.db, Redactor: w.red, Head: w.path("audit.head")}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) close() {
+	if w.log == nil {
+		return
+	}
+	if err := errors.Join(w.log.Close(), w.db.Close()); err != nil {
+		w.t.Error(err)
+	}
+	w.log = nil
+}
+
+// die leaves everything as a killed process does: what is open stays open.
+func (w *world) die() {
+	w.t.Helper()
+	w.flush()
+	w.close()
+}
+
+func (w *world) flush() {
+	w.t.Helper()
+	if err := w.log.Flush(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) begin(id string) *Entry {
+	w.t.Helper()
+	e, err := w.log.Begin(w.t.Context(), Record{Call: id, Caller: "ann", Action: "system.bash", Trust: 2, Input: json.RawMessage(`{"command":"ls"}`)})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return e
+}
+
+func (w *world) call(id string) {
+	w.t.Helper()
+	if err := w.begin(id).Close(w.t.Context(), Record{Verdict: "allow", Ending: "exit", Sandbox: "box-" + id}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) list(f Filter) []Stored {
+	w.t.Helper()
+	w.flush()
+	all, err := w.log.List(w.t.Context(), f)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return all
+}
+
+func kinds(all []Stored) string {
+	var words []string
+	for _, r := range all {
+		words = append(words, fmt.Sprintf("%d:%s:%s", r.Seq, r.Kind, r.Call))
+	}
+	return strings.Join(words, " ")
+}
+
+func TestACallHasAnOpenAndACloseRecord(t *testing.T) {
+	w := newWorld(t)
+	e := w.begin("c1")
+	code := 3
+	for range 2 { // the second changes nothing
+		if err := e.Close(t.Context(), Record{Verdict: "allow", Rule: "r", Ending: "exit", ExitCode: &code, Sandbox: "b1", CPUMS: 1.5}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := w.list(Filter{})
+	if got := kinds(all); got != "1:open:c1 2:close:c1" {
+		t.Fatal(got)
+	}
+	open, end := all[0], all[1]
+	if string(open.Input) != `{"command":"ls"}` || end.Input != nil {
+		t.Errorf("inputs %s and %s", open.Input, end.Input)
+	}
+	if end.Caller != "ann" || end.Action != "system.bash" || end.Trust != 2 || end.Verdict != "allow" || *end.ExitCode != 3 || end.CPUMS != 1.5 {
+		t.Errorf("closed as %+v", end.Record)
+	}
+	if open.Time.IsZero() || len(open.Hash) != 64 || open.Hash == end.Hash {
+		t.Errorf("time %v, hash %s", open.Time, open.Hash)
+	}
+	if got, want := w.log.Head(t.Context()), "2:"+end.Hash; got != want {
+		t.Errorf("head %s, want %s", got, want)
+	}
+	for _, f := range []string{"audit.db", "audit.key", "audit.head"} {
+		if info, err := os.Stat(w.path(f)); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", f, info.Mode(), err)
+		}
+	}
+}
+
+func TestCallsThatACrashLeftOpenAreClosed(t *testing.T) {
+	w := newWorld(t)
+	w.begin("c1")
+	w.call("c2")
+	w.begin("c3")
+	w.die()
+	w.open()
+	all := w.list(Filter{After: 4})
+	if got := kinds(all); got != "5:close:c1 6:close:c3" {
+		t.Fatal(got)
+	}
+	if r := all[0]; r.Ending != LostEnding || r.Error != LostError || r.Caller != "ann" || r.Action != "system.bash" {
+		t.Errorf("closed as %+v", r.Record)
+	}
+	w.die()
+	w.open()
+	if all := w.list(Filter{After: 6}); len(all) > 0 {
+		t.Errorf("closed again: %s", kinds(all))
+	}
+}
+
+func TestFiltersMatchTheRecordThatClosesACall(t *testing.T) {
+	w := newWorld(t)
+	ends := []Record{{Verdict: "allow", Ending: "exit", Sandbox: "b1"}, {Verdict: "deny", Ending: "refused"}, {Verdict: "allow", Ending: "timeout", Sandbox: "b2"}}
+	for i, end := range ends {
+		e, err := w.log.Begin(t.Context(), Record{Call: fmt.Sprint("c", i), Caller: []string{"ann", "bob", "ann"}[i], Action: []string{"system.bash", "fs.read", "fs.read"}[i]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := e.Close(t.Context(), end); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := w.list(Filter{})
+	for _, c := range []struct {
+		f    Filter
+		want string
+	}{
+		{Filter{Caller: "bob"}, "3:open:c1 4:close:c1"},
+		{Filter{Caller: "ann", Ending: "timeout"}, "6:close:c2"},
+		{Filter{Verdict: "deny"}, "4:close:c1"},
+		{Filter{Action: "fs.read", Verdict: "allow"}, "6:close:c2"},
+		{Filter{Sandbox: "b1"}, "2:close:c0"},
+		{Filter{Call: "c2"}, "5:open:c2 6:close:c2"},
+		{Filter{After: 2, Limit: 2}, "3:open:c1 4:close:c1"},
+		{Filter{Newest: true, Limit: 2}, "5:open:c2 6:close:c2"},
+		{Filter{Caller: "ann", Newest: true, Limit: 3}, "2:close:c0 5:open:c2 6:close:c2"},
+		{Filter{Newest: true}, kinds(all)},
+		{Filter{Since: all[0].Time}, kinds(all)},
+		{Filter{Until: all[0].Time}, ""},
+		{Filter{Since: time.Now().Add(time.Hour)}, ""},
+		{Filter{Since: all[0].Time, Until: all[5].Time.Add(time.Hour), Caller: "bob"}, "3:open:c1 4:close:c1"},
+		{Filter{Caller: "nobody", Newest: true, Limit: 1}, ""},
+	} {
+		if got := kinds(w.list(c.f)); got != c.want {
+			t.Errorf("%+v: %s, want %s", c.f, got, c.want)
+		}
+	}
+}
+
+func TestAnExportIsTheStoredBytesAndTheHash(t *testing.T) {
+	w := newWorld(t)
+	w.call("c1")
+	all := w.list(Filter{})
+	var b bytes.Buffer
+	if err := w.log.Export(t.Context(), Filter{}, &b); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
+	if len(lines) != 2 {
+		t.Fatal(b.String())
+	}
+	prev := genesis().Hash
+	for i, line := range lines {
+		record, ok := strings.CutSuffix(line, `,"hash":"`+all[i].Hash+`"}`)
+		if !ok || !json.Valid([]byte(line)) {
+			t.Fatal(line)
+		}
+		mac := newMAC(w.log.key)
+		prev = chain(mac, prev, []byte(record+"}"))
+		if fmt.Sprintf("%x", prev) != all[i].Hash {
+			t.Errorf("line %d does not give its hash", i)
+		}
+	}
+	full := errors.New("full")
+	if err := w.log.Export(t.Context(), Filter{}, writerFunc(func([]byte) (int, error) { return 0, full })); !errors.Is(err, full) {
+		t.Errorf("%v", err)
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+func TestManyCallsAtOnceKeepTheirOrder(t *testing.T) {
+	w := newWorld(t)
+	const callers, calls = 16, 25
+	var wg sync.WaitGroup
+	for i := range callers {
+		wg.Go(func() {
+			for j := range calls {
+				e, err := w.log.Begin(t.Context(), Record{Call: fmt.Sprintf("c%d-%d", i, j), Caller: fmt.Sprint(i), Action: "a"})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := e.Close(t.Context(), Record{Ending: "exit"}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	all := w.list(Filter{Limit: 10000})
+	if len(all) != 2*callers*calls {
+		t.Fatalf("%d records", len(all))
+	}
+	open := map[string]bool{}
+	for i, r := range all {
+		if r.Seq != int64(i+1) {
+			t.Fatalf("record %d is at %d", r.Seq, i+1)
+		}
+		if (r.Kind == KindOpen) == open[r.Call] {
+			t.Fatalf("%s of %s out of order", r.Kind, r.Call)
+		}
+		open[r.Call] = true
+	}
+	w.sound()
+}
+
+// failing is a store whose disk is full from time to time.
+type failing struct {
+	Store
+	mu  sync.Mutex
+	err error
+}
+
+func (f *failing) set(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err = err
+}
+
+func (f *failing) Append(ctx context.Context, rows []store.AuditRow) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return f.err
+	}
+	return f.Store.Append(ctx, rows)
+}
+
+func TestNothingBeginsThatCannotBeRecorded(t *testing.T) {
+	w := newWorld(t)
+	w.close()
+	db, err := store.OpenAudit(t.Context(), w.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	f := &failing{Store: db}
+	if w.log, err = Open(t.Context(), Options{Store: f, Head: w.path("audit.head")}); err != nil {
+		t.Fatal(err)
+	}
+	w.db = db
+	e := w.begin("c1")
+	full := errors.New("database or disk is full")
+	f.set(full)
+	if _, err := w.log.Begin(t.Context(), Record{Call: "c2", Action: "a"}); !errors.Is(err, full) {
+		t.Errorf("Begin: %v", err)
+	}
+	if err := w.log.Event(t.Context(), Record{Action: "a"}); !errors.Is(err, full) {
+		t.Errorf("Event: %v", err)
+	}
+	if err := e.Close(t.Context(), Record{Ending: "exit"}); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	if err := w.log.Flush(t.Context()); !errors.Is(err, full) {
+		t.Errorf("Flush: %v", err)
+	}
+	f.set(nil)
+	if got := kinds(w.list(Filter{})); got != "1:open:c1 2:close:c1" {
+		t.Errorf("after there is space again: %s", got)
+	}
+	w.sound()
+}
+
+func TestAFullDatabaseIsAnErrorOfBegin(t *testing.T) {
+	w := newWorld(t)
+	w.sql("PRAGMA journal_mode") // it is there
+	if _, err := w.log.Begin(t.Context(), Record{Call: "c1", Action: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	w.close()
+	if err := os.Chmod(w.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w.open()
+	w.db.Close()
+	if _, err := w.log.Begin(t.Context(), Record{Call: "c2", Action: "a"}); err == nil {
+		t.Error("began without a database")
+	}
+}
+
+func TestBeginGivesUpWithItsContext(t *testing.T) {
+	w := newWorld(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := w.log.Begin(ctx, Record{Call: "c1", Action: "a"})
+	if got := kinds(w.list(Filter{})); (err == nil) != (got == "1:open:c1") {
+		t.Errorf("%v, and the log has %q", err, got)
+	}
+}
+
+func TestAClosedLogRefuses(t *testing.T) {
+	w := newWorld(t)
+	e := w.begin("c1")
+	w.flush()
+	if err := w.log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.log.Begin(t.Context(), Record{Call: "c2", Action: "a"}); err == nil {
+		t.Error("began")
+	}
+	if err := e.Close(t.Context(), Record{}); err == nil {
+		t.Error("closed")
+	}
+	if err := w.log.Flush(t.Context()); err == nil {
+		t.Error("flushed")
+	}
+}
+
+func TestRecordsAreRedactedAndBounded(t *testing.T) {
+	w := newWorld(t)
+	w.red.Add("correct horse")
+	long := strings.Repeat("x", 3*MaxInput)
+	for _, r := range []Record{
+		{Action: "a", Input: json.RawMessage(`{"command":"echo correct horse && ls > out"}`), Error: "no correct horse"},
+		{Action: "a", Input: json.RawMessage(`{"content":"` + long + `"}`)},
+		{Action: "a", Input: json.RawMessage(`{broken "correct horse`)},
+		{Action: long + "correct horse", Error: "\x00\xff" + long},
+	} {
+		if err := w.log.Event(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := w.list(Filter{})
+	if got := string(all[0].Input); got != `{"command":"echo [redacted] && ls > out"}` || all[0].Error != "no [redacted]" {
+		t.Errorf("%s, %s", got, all[0].Error)
+	}
+	if r := all[1]; len(r.Input) > MaxInput || len(r.Input) < MaxInput*9/10 || r.InputBytes != len(long)+14 || len(r.InputHash) != 64 {
+		t.Errorf("%d bytes of %d, %s", len(r.Input), r.InputBytes, r.InputHash)
+	}
+	if got := string(all[2].Input); got != `"{broken \"[redacted]"` {
+		t.Errorf("%s", got)
+	}
+	if r := all[3]; len(r.Action) > maxName+8 || len(r.Error) > maxText+16 {
+		t.Errorf("%d, %d bytes", len(r.Action), len(r.Error))
+	}
+	w.sound()
+}

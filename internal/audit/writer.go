@@ -1,0 +1,148 @@
+package audit
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"orchestrator/internal/store"
+)
+
+// write is the goroutine that appends to the store: it takes all that waits,
+// up to batchLength, in one transaction.
+func (l *Log) write() {
+	defer close(l.stopped)
+	defer close(l.heads)
+	retry := time.NewTimer(time.Hour)
+	defer retry.Stop()
+	for {
+		var batch []*item
+		select {
+		case it := <-l.queue:
+			batch = l.gather(it)
+		case <-retry.C:
+		case <-l.stop:
+			l.drain()
+			return
+		}
+		l.try(batch)
+		if len(l.kept) > 0 {
+			retry.Reset(retryAfter)
+		}
+	}
+}
+
+// drain writes what is queued when the log ends. Nothing is added any more.
+func (l *Log) drain() {
+	for {
+		select {
+		case it := <-l.queue:
+			l.try(l.gather(it))
+		default:
+			if len(l.kept) > 0 {
+				l.failed = l.try(nil)
+			}
+			return
+		}
+	}
+}
+
+func (l *Log) gather(first *item) []*item {
+	batch := []*item{first}
+	for len(batch) < batchLength {
+		select {
+		case it := <-l.queue:
+			batch = append(batch, it)
+		default:
+			return batch
+		}
+	}
+	return batch
+}
+
+// try writes a batch behind the closings that wait for another attempt, and
+// tells who waits. Where it fails, the closings are kept: there is at most one
+// for each call that was begun, and nothing is begun while writing fails.
+func (l *Log) try(batch []*item) error {
+	taken := l.kept
+	for _, it := range batch {
+		if it.state.CompareAndSwap(itemWaits, itemTaken) {
+			taken = append(taken, it)
+		}
+	}
+	err := l.append(taken)
+	l.kept = nil
+	for _, it := range taken {
+		switch {
+		case it.done != nil:
+			it.done <- err
+		case err != nil:
+			l.kept = append(l.kept, it)
+		}
+	}
+	if err != nil {
+		l.log.Error("the audit log cannot be written", "error", err, "kept", len(l.kept))
+	}
+	return err
+}
+
+// append numbers, chains and stores items. Nothing is used up where it fails.
+func (l *Log) append(items []*item) error {
+	rows := make([]store.AuditRow, 0, len(items))
+	last := l.written()
+	now := time.Now().UTC().Format(store.AuditTime)
+	for _, it := range items {
+		if it.body == nil {
+			continue // a Flush
+		}
+		row := store.AuditRow{Seq: last.Seq + 1, Prev: last.Hash, Opens: it.opens, Closes: it.closes}
+		row.Record = stamp(row.Seq, now, it.body)
+		row.Hash = chain(l.mac, row.Prev, row.Record)
+		last = head{Seq: row.Seq, Hash: row.Hash}
+		rows = append(rows, row)
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	// What was asked for is finished: each caller's ctx counts until its item is taken.
+	if err := l.store.Append(context.Background(), rows); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.last = last
+	l.mu.Unlock()
+	l.announce(last)
+	return nil
+}
+
+// stamp puts the number and the time in front of an encoded record.
+func stamp(seq int64, now string, body []byte) []byte {
+	b := make([]byte, 0, len(body)+len(seqPrefix)+len(now)+32)
+	b = append(b, seqPrefix...)
+	b = strconv.AppendInt(b, seq, 10)
+	b = append(b, `,"time":"`...)
+	b = append(b, now...)
+	b = append(b, `",`...)
+	return append(b, body[1:]...)
+}
+
+// announce leaves the newest head to the goroutine that writes the file. It
+// is for the writer, and for Open before there is one.
+func (l *Log) announce(h head) {
+	select {
+	case <-l.heads:
+	default:
+	}
+	l.heads <- h
+}
+
+// writeHeads writes the head file, off the way of the records: under load it
+// skips to the newest.
+func (l *Log) writeHeads() {
+	defer close(l.headed)
+	for h := range l.heads {
+		if err := l.head.write(h); err != nil {
+			l.log.Error("the head of the audit log cannot be written", "error", err)
+		}
+	}
+}
