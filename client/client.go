@@ -12,7 +12,8 @@
 // cut before the answer was whole. What was asked for may have happened, and
 // is never reported as success.
 //
-// The package tries nothing again by itself, but for Follow, which says so.
+// The package tries nothing again by itself, but for Follow, WatchApprovals and
+// CallTool with Persist, which say so.
 // net/http sends a request once more if its kept connection proves closed
 // before an answer began, and only where that is safe: reads, and requests
 // with an IdempotencyKey.

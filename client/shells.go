@@ -141,22 +141,23 @@ func (c *Client) ended(ctx context.Context, id, stream string, offset int64) (bo
 func (c *Client) CopyOutput(ctx context.Context, id string, r OutputRequest, gap func(from, to int64), w io.Writer) (int64, error) {
 	k := newCall(http.MethodGet, "shells", id, "output").set("stream", r.Stream).number("offset", r.Offset)
 	next := r.Offset
-	err := c.octets(ctx, k.number("limit", r.Limit).duration("wait_ms", r.Wait), id, gap, &next, w)
+	_, err := c.octets(ctx, k.number("limit", r.Limit).duration("wait_ms", r.Wait), "shell "+id, gap, &next, w)
 	return next, err
 }
 
-// octets copies a raw answer.
-func (c *Client) octets(ctx context.Context, k *call, id string, gap func(from, to int64), next *int64, w io.Writer) error {
+// octets copies a raw answer; what names whose output it is. end says that the
+// server knows of no more.
+func (c *Client) octets(ctx context.Context, k *call, what string, gap func(from, to int64), next *int64, w io.Writer) (end bool, err error) {
 	k.accept = "application/octet-stream"
 	resp, err := c.send(ctx, k)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer resp.Body.Close()
 	first, err := strconv.ParseInt(resp.Header.Get("Orchestrator-Offset"), 10, 64)
 	if err != nil || first < *next {
-		return fmt.Errorf("output of shell %s begins at %q, and %d was asked for: %w",
-			id, resp.Header.Get("Orchestrator-Offset"), *next, errdefs.ErrInternal)
+		return false, fmt.Errorf("output of %s begins at %q, and %d was asked for: %w",
+			what, resp.Header.Get("Orchestrator-Offset"), *next, errdefs.ErrInternal)
 	}
 	if first > *next {
 		if gap != nil {
@@ -171,14 +172,14 @@ func (c *Client) octets(ctx context.Context, k *call, id string, gap func(from, 
 			m, werr := w.Write(buf[:n])
 			*next += int64(m)
 			if werr != nil {
-				return &errWriter{"output", werr}
+				return false, &errWriter{"output", werr}
 			}
 		}
 		if err == io.EOF {
-			return nil
+			return resp.Header.Get("Orchestrator-End") == "true", nil
 		}
 		if err != nil {
-			return c.lost(ctx, err)
+			return false, c.lost(ctx, err)
 		}
 	}
 }

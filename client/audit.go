@@ -1,0 +1,92 @@
+package client
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"time"
+
+	v1 "orchestrator/client/v1"
+)
+
+// CreateToken makes a token; its secret is in the answer and nowhere else.
+// Operators may.
+func (c *Client) CreateToken(ctx context.Context, r v1.TokenRequest) (v1.Token, error) {
+	return post[v1.Token](ctx, c, newCall(http.MethodPost, "tokens"), r, nil)
+}
+
+// Tokens lists all tokens without their secrets, newest first.
+func (c *Client) Tokens(ctx context.Context) ([]v1.Token, error) {
+	l, err := ask[v1.List[v1.Token]](ctx, c, newCall(http.MethodGet, "tokens"))
+	return l.Items, err
+}
+
+// RevokeToken ends a token at once. Calls under way go on.
+func (c *Client) RevokeToken(ctx context.Context, id string) (v1.Token, error) {
+	return ask[v1.Token](ctx, c, newCall(http.MethodDelete, "tokens", id))
+}
+
+// AuditFilter chooses audit records. The zero value takes all.
+type AuditFilter struct {
+	Caller, Action, Verdict, Ending, Call, Sandbox string
+	Since, Until                                   time.Time
+	// After is the sequence number to begin behind. Limit is how many at most;
+	// 0 is 1000 for Audit and all for ExportAudit. Newest takes the last ones
+	// instead of the first.
+	After  int64
+	Limit  int
+	Newest bool
+}
+
+func (f AuditFilter) on(k *call) *call {
+	at := func(t time.Time) string {
+		if t.IsZero() {
+			return ""
+		}
+		return t.Format(time.RFC3339Nano)
+	}
+	k.set("caller", f.Caller).set("action", f.Action).set("verdict", f.Verdict).set("ending", f.Ending).set("call", f.Call).set("sandbox", f.Sandbox)
+	k.set("since", at(f.Since)).set("until", at(f.Until))
+	return k.number("after", f.After).number("limit", int64(f.Limit)).flag("newest", f.Newest)
+}
+
+// Audit lists audit records in their order: an operator's list has everybody's,
+// another caller's their own.
+func (c *Client) Audit(ctx context.Context, f AuditFilter) ([]v1.AuditRecord, error) {
+	l, err := ask[v1.List[v1.AuditRecord]](ctx, c, f.on(newCall(http.MethodGet, "audit")))
+	return l.Items, err
+}
+
+// ExportAudit copies audit records to w as JSON lines. Operators may. After an
+// error what was written is not whole.
+func (c *Client) ExportAudit(ctx context.Context, f AuditFilter, w io.Writer) error {
+	k := f.on(newCall(http.MethodGet, "audit", "export"))
+	k.accept = "application/x-ndjson"
+	resp, err := c.send(ctx, k)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	buf := make([]byte, dataBuffer)
+	for {
+		n, err := resp.Body.Read(buf)
+		if n > 0 {
+			if _, err := w.Write(buf[:n]); err != nil {
+				return &errWriter{"audit records", err}
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return c.lost(ctx, err)
+		}
+	}
+}
+
+// VerifyAudit has the chain of all audit records checked. head is the Head of
+// an earlier report that was kept elsewhere, or "". A log that is not whole is
+// no error: the report says so.
+func (c *Client) VerifyAudit(ctx context.Context, head string) (v1.AuditReport, error) {
+	return ask[v1.AuditReport](ctx, c, newCall(http.MethodGet, "audit", "verify").set("head", head))
+}

@@ -1,0 +1,89 @@
+package client
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+
+	v1 "orchestrator/client/v1"
+)
+
+const eventsType = "text/event-stream"
+
+// maxEvent bounds one server-sent event: a tool's result with both its streams
+// is in one.
+const maxEvent = 1 << 30
+
+// readEvents gives each server-sent event to event, until the stream ends, or
+// event says that it was the last or fails. What ends by itself was cut.
+func (c *Client) readEvents(ctx context.Context, k *call, event func(kind string, data []byte) (last bool, err error)) error {
+	k.accept = eventsType
+	resp, err := c.send(ctx, k)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if m, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || m != eventsType {
+		return fmt.Errorf("%w: the answer is %q and not a stream of events", ErrLost, resp.Header.Get("Content-Type"))
+	}
+	in := bufio.NewReaderSize(resp.Body, 64<<10)
+	kind, data := "", []byte(nil)
+	for {
+		line, err := readLine(in, maxEvent-len(data))
+		if err != nil {
+			return c.lost(ctx, err)
+		}
+		name, value, _ := bytes.Cut(line, []byte(":"))
+		value = bytes.TrimPrefix(value, []byte(" "))
+		switch {
+		case len(line) == 0 && data != nil:
+			if last, err := c.event(ctx, kind, data, event); last || err != nil {
+				return err
+			}
+			kind, data = "", nil
+		case string(name) == "event":
+			kind = string(value)
+		case string(name) == "data" && data == nil:
+			data = append([]byte{}, value...)
+		case string(name) == "data":
+			data = append(append(data, '\n'), value...)
+		}
+	}
+}
+
+func (c *Client) event(ctx context.Context, kind string, data []byte, event func(string, []byte) (bool, error)) (last bool, err error) {
+	if kind != "problem" {
+		return event(kind, data)
+	}
+	var p v1.Problem
+	if err := json.Unmarshal(data, &p); err != nil {
+		return true, c.lost(ctx, fmt.Errorf("a problem that is no JSON: %w", err))
+	}
+	return true, problem(&p)
+}
+
+// readLine reads one line of at most limit bytes, without its end.
+func readLine(in *bufio.Reader, limit int) ([]byte, error) {
+	var line []byte
+	for {
+		piece, err := in.ReadSlice('\n')
+		line = append(line, piece...)
+		if len(line) > limit {
+			return nil, errors.New("an event that is too long")
+		}
+		if err == nil {
+			return bytes.TrimRight(line, "\r\n"), nil
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			if err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return nil, err
+		}
+	}
+}
