@@ -18,11 +18,7 @@ func capV2(name string, s Share) error {
 	}
 	defer d.Close()
 	if s.MemoryBytes > 0 {
-		if err := d.write("memory.max", strconv.FormatInt(s.MemoryBytes, 10)); err != nil {
-			return err
-		}
-		// Without this a command pushes its memory out to the host's swap instead of meeting its cap. Kernels without swap have no such file.
-		if err := d.write("memory.swap.max", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := setMemoryV2(d, s.MemoryBytes); err != nil {
 			return err
 		}
 	}
@@ -87,26 +83,7 @@ func capMemoryV1(parent, name string, bytes int64) error {
 	if err := capSockets(d, strconv.FormatInt(bytes/socketPart, 10)); err != nil {
 		return err
 	}
-	const (
-		limit = "memory.limit_in_bytes"
-		both  = "memory.memsw.limit_in_bytes" // memory and swap together; never below limit
-	)
-	value := strconv.FormatInt(bytes, 10)
-	if !d.has(both) {
-		// Swap is not accounted here. Swappiness 0 keeps this cgroup's own pressure from swapping it out.
-		if err := d.write("memory.swappiness", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return d.write(limit, value)
-	}
-	// The order depends on whether the cap grows or shrinks.
-	if d.write(both, value) != nil {
-		if err := d.write(limit, value); err != nil {
-			return err
-		}
-		return d.write(both, value)
-	}
-	return d.write(limit, value)
+	return setMemoryV1(d, bytes)
 }
 
 // A v1 cgroup counts what TCP and UDP sockets hold apart from all other memory, and not at all in a cgroup without a cap of its own on it: then

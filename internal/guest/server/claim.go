@@ -19,6 +19,8 @@ func (s *Server) ping() wire.Pong {
 	return p
 }
 
+// claim binds the sandbox to a lease. Claims are one at a time: links are made
+// before the lease counts, and not while others wait for the server's state.
 func (s *Server) claim(c wire.Claim) (struct{}, error) {
 	if c.Lease == "" || len(c.Lease) > maxID {
 		return struct{}{}, wire.Failf(wire.InvalidArgument, "lease", "must have 1 to %d bytes", maxID)
@@ -26,11 +28,24 @@ func (s *Server) claim(c wire.Claim) (struct{}, error) {
 	if f := checkEnv(c.Env); f != nil {
 		return struct{}{}, f
 	}
+	s.claiming.Lock()
+	defer s.claiming.Unlock()
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.lease != "" && s.lease != c.Lease {
+	taken := s.lease != "" && s.lease != c.Lease
+	s.mu.Unlock()
+	if taken {
 		return struct{}{}, wire.Failf(wire.FailedPrecondition, "lease", "the sandbox belongs to another lease")
 	}
+	if len(c.Alias) > 0 {
+		if s.Files == nil {
+			return struct{}{}, wire.Failf(wire.FailedPrecondition, "alias", "this guest serves no files")
+		}
+		if err := s.Files.Alias(s.ctx, c.Alias); err != nil {
+			return struct{}{}, err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.lease, s.env = c.Lease, maps.Clone(c.Env)
 	return struct{}{}, nil
 }

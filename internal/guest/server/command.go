@@ -15,8 +15,9 @@ const (
 	maxID = 128
 	// maxPaths is how many directories of PATH are searched.
 	maxPaths    = 64
+	maxCPUs     = 1024
 	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-	defaultHome = "/home/user"
+	defaultHome = wire.Home
 )
 
 func validID(id string) bool {
@@ -64,6 +65,10 @@ func check(cmd *wire.Command) *wire.Failure {
 		return bad("timeout_ns", "is negative")
 	case cmd.OutputLimit < 0:
 		return bad("output_limit", "is negative")
+	case cmd.MemoryBytes < 0 || cmd.MemoryBytes > 0 && cmd.MemoryBytes < wire.MinCommandMemory:
+		return bad("memory_bytes", "must be 0 for no cap, or at least %d", wire.MinCommandMemory)
+	case !(cmd.CPUs == 0 || cmd.CPUs >= wire.MinCommandCPUs && cmd.CPUs <= maxCPUs):
+		return bad("cpus", "must be 0 for no cap, or from %v to %d", wire.MinCommandCPUs, maxCPUs)
 	case cmd.Spool < 0 || cmd.Spool > wire.SpoolTotal:
 		return bad("spool", "must be from 0 to %d", wire.SpoolTotal)
 	}
@@ -95,9 +100,14 @@ func (s *Server) program(cmd *wire.Command) (*leader.Program, *wire.Failure) {
 	}
 	env := map[string]string{"PATH": defaultPath, "HOME": u.home, "USER": u.name, "LOGNAME": u.name, "LANG": "C.UTF-8", "TERM": "dumb"}
 	s.mu.Lock()
-	maps.Copy(env, s.env)
+	lease := s.env // replaced, never changed
 	s.mu.Unlock()
-	maps.Copy(env, cmd.Env)
+	own := cmd.Env
+	if cmd.Check != nil {
+		lease, own = plain(lease), plain(own)
+	}
+	maps.Copy(env, lease)
+	maps.Copy(env, own)
 	p := &leader.Program{Argv: cmd.Argv, UID: u.uid, GID: u.gid, Dir: s.Workspace, Paths: search(cmd.Argv[0], env["PATH"])}
 	if filepath.IsAbs(cmd.Cwd) {
 		p.Dir = cmd.Cwd

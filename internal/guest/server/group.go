@@ -17,6 +17,8 @@ type group interface {
 	Signal(sig syscall.Signal) error
 	// Kill returns nil when nothing in it is alive.
 	Kill(ctx context.Context) error
+	// Limit caps what is in it; cgroup.ErrUnsupported where that cannot be.
+	Limit(memory int64, cores float64) error
 	Usage() (cgroup.Usage, error)
 	Remove() error
 }

@@ -58,6 +58,11 @@ func (s *Server) begin(cmd wire.Command) (*run, error) {
 		s.countOut(r)
 		return nil, err
 	}
+	if err := sp.limit(&cmd); err != nil {
+		sp.discard(s.Log)
+		s.countOut(r)
+		return nil, err
+	}
 	r.mu.Lock()
 	r.sp = sp // stop may be called already
 	r.mu.Unlock()
@@ -114,14 +119,21 @@ func (r *run) launch(p *leader.Program) error {
 		r.timer = time.AfterFunc(r.cmd.Timeout, func() { r.stop(runtime.Timeout) })
 	}
 	r.before = r.s.yard.maker.counters()
-	err := sp.leader.Exec(p, stdio)
+	refusal := r.s.decide(&r.cmd, p)
+	var err error
+	if refusal == nil {
+		err = sp.leader.Exec(p, stdio)
+	}
 	sp.handOver()
-	if err == nil || errors.Is(err, leader.ErrInterrupted) {
+	if refusal == nil && (err == nil || errors.Is(err, leader.ErrInterrupted)) {
 		return nil
 	}
 	r.end()
 	sp.closePipes()
 	r.leave()
+	if refusal != nil {
+		return refusal
+	}
 	if step, ok := errors.AsType[*leader.StepError](err); ok {
 		return stepFailure(step, &r.cmd)
 	}

@@ -53,6 +53,8 @@ const (
 // is sent as a Failure unless the stream was answered already.
 type Files interface {
 	Handle(ctx context.Context, op wire.Op, body json.RawMessage, c *wire.Conn) error
+	// Alias makes further names of folders, all or none: see wire.Claim.
+	Alias(ctx context.Context, names map[string]string) error
 }
 
 // Options of a server. The zero value is that of a sandbox without cgroups and
@@ -92,6 +94,7 @@ type Server struct {
 	end     func()
 	work    sync.WaitGroup // commands and what cleans up behind them
 
+	claiming sync.Mutex // held by a claim, before mu
 	mu       sync.Mutex
 	lease    string
 	env      map[string]string

@@ -195,6 +195,11 @@ func statusHasTag(status []byte, gid uint32) bool {
 	return false
 }
 
+// Limit cannot be.
+func (t *tag) Limit(int64, float64) error {
+	return fmt.Errorf("%w: commands have no cgroups in this sandbox", cgroup.ErrUnsupported)
+}
+
 // Usage is nothing: nobody counts.
 func (t *tag) Usage() (cgroup.Usage, error) { return cgroup.Usage{}, nil }
 

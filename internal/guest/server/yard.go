@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"orchestrator/internal/cgroup"
 	"orchestrator/internal/guest/leader"
 	"orchestrator/internal/guest/wire"
 )
@@ -97,6 +98,25 @@ func (sp *spare) closePipes() {
 
 // alive says whether the leader still waits.
 func (sp *spare) alive() bool { return len(sp.leader.Exit) == 0 }
+
+// limit sets the caps that the command alone has.
+func (sp *spare) limit(cmd *wire.Command) error {
+	if cmd.MemoryBytes == 0 && cmd.CPUs == 0 {
+		return nil
+	}
+	err := sp.group.Limit(cmd.MemoryBytes, cmd.CPUs)
+	if errors.Is(err, cgroup.ErrUnsupported) {
+		field := "memory_bytes"
+		if cmd.MemoryBytes == 0 {
+			field = "cpus"
+		}
+		return wire.Failf(wire.FailedPrecondition, field, "a command cannot have caps of its own here: %v", err)
+	}
+	if err != nil {
+		return wire.Failf(wire.Internal, "", "set the caps of the command: %v", err)
+	}
+	return nil
+}
 
 // discard gives up a spare that never ran anything.
 func (sp *spare) discard(log *slog.Logger) {
