@@ -84,9 +84,9 @@ type Gate struct {
 type entry struct {
 	request Request
 	kept
-	ready   bool
-	index   int           // in the queue
-	done    chan struct{} // closed when it is decided
+	ready bool
+	index int           // in the queue
+	done  chan struct{} // closed when it is decided
 }
 
 // New makes a gate over what the store knows. Questions whose time is over

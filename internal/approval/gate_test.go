@@ -1,0 +1,375 @@
+package approval
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+func TestACallThatNoRuleMatchesIsApproved(t *testing.T) {
+	w := newWorld(t, Options{})
+	if d := w.want(t, call("a", nil), OutcomeApproved); d.Request != nil || d.Rule != "" {
+		t.Fatalf("%+v", d)
+	}
+}
+
+func TestADenialBeatsEverythingElse(t *testing.T) {
+	w := newWorld(t, Options{})
+	a := call("a", prompts(t))
+	d := w.want(t, a, OutcomeAsked)
+	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove, Scope: ScopeSession})
+	a.Rules = rules(t, Rule{ID: "no", Tool: "bash", Action: Deny, Message: "not today"})
+	a.Reasons = []Reason{{Rule: "policy", Message: "git push"}}
+	if d := w.want(t, a, OutcomeDenied); d.Rule != "no" || d.Message != "not today" {
+		t.Fatalf("%+v", d)
+	}
+}
+
+func TestAQuestionIsAskedOnceForTheSameKeyAndCall(t *testing.T) {
+	w := newWorld(t, Options{})
+	a := call("a", prompts(t))
+	first := w.want(t, a, OutcomeAsked)
+	if first.Request.State != Pending || first.Request.Reason == "" || string(first.Request.Input) != `{"command":"ls"}` {
+		t.Fatalf("%+v", first.Request)
+	}
+	if again := w.want(t, a, OutcomeAsked); again.Request.ID != first.Request.ID {
+		t.Fatal("asked twice")
+	}
+	other := a
+	other.Hash = "another"
+	if _, err := w.Decide(t.Context(), other); !errors.Is(err, errdefs.ErrInvalidArgument) {
+		t.Fatal(err)
+	}
+	other = a
+	other.Caller = "bea"
+	if d := w.want(t, other, OutcomeAsked); d.Request.ID == first.Request.ID {
+		t.Fatal("a key of another caller found the request")
+	}
+	w.answer(t, first.Request.ID, "bob", Answer{Action: AnswerApprove, Note: "fine"})
+	if d := w.want(t, a, OutcomeApproved); d.Request.By != "bob" || d.Message != "fine" {
+		t.Fatalf("%+v", d)
+	}
+	if err := w.Use(t.Context(), first.Request.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Use(t.Context(), first.Request.ID); !errors.Is(err, errdefs.ErrFailedPrecondition) || !strings.Contains(err.Error(), "used at") {
+		t.Fatal(err)
+	}
+	if _, err := w.Decide(t.Context(), a); !errors.Is(err, errdefs.ErrFailedPrecondition) || !strings.Contains(err.Error(), "used already") {
+		t.Fatal(err)
+	}
+}
+
+func TestAnAnswerIsFinal(t *testing.T) {
+	w := newWorld(t, Options{})
+	d := w.want(t, call("a", prompts(t)), OutcomeAsked)
+	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerDeny, Note: "no"})
+	w.clock = w.clock.Add(time.Minute)
+	if r := w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerDeny, Note: "no"}); !r.Decided.Equal(noon) {
+		t.Fatalf("the same answer changed it: %+v", r)
+	}
+	for _, c := range []struct {
+		by string
+		a  Answer
+	}{{"bob", Answer{Action: AnswerApprove}}, {"eve", Answer{Action: AnswerDeny, Note: "no"}}, {"bob", Answer{Action: AnswerEscalate, To: "x"}}} {
+		_, err := w.Answer(t.Context(), d.Request.ID, c.by, c.a)
+		if !errors.Is(err, errdefs.ErrConflict) || !strings.Contains(err.Error(), "denied by bob at 2026-07-15T12:00:00Z") {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	if d := w.want(t, call("a", prompts(t)), OutcomeDenied); !strings.Contains(d.Message, "denied by bob. no") {
+		t.Fatalf("%+v", d)
+	}
+	if err := w.Use(t.Context(), d.Request.ID); !errors.Is(err, errdefs.ErrFailedPrecondition) {
+		t.Fatal(err)
+	}
+}
+
+func TestBadAnswersNameTheField(t *testing.T) {
+	w := newWorld(t, Options{Check: func(_ context.Context, _ Request, in json.RawMessage) error {
+		if strings.Contains(string(in), "bad") {
+			return errdefs.ErrInvalidArgument
+		}
+		return nil
+	}})
+	a := call("a", prompts(t))
+	a.Session = ""
+	d := w.want(t, a, OutcomeAsked)
+	for _, c := range []struct {
+		by   string
+		a    Answer
+		want string
+	}{
+		{"bob", Answer{}, "action:"},
+		{"bob", Answer{Action: "yes"}, "action:"},
+		{"", Answer{Action: AnswerApprove}, "by:"},
+		{"bob", Answer{Action: AnswerApprove, Scope: "ever"}, "scope:"},
+		{"bob", Answer{Action: AnswerApprove, Scope: ScopeSession}, "names no session"},
+		{"bob", Answer{Action: AnswerModify, Scope: ScopeSession, Input: json.RawMessage("{}")}, "scope:"},
+		{"bob", Answer{Action: AnswerModify}, "input:"},
+		{"bob", Answer{Action: AnswerModify, Input: json.RawMessage(`[]`)}, "input:"},
+		{"bob", Answer{Action: AnswerModify, Input: json.RawMessage(`{`)}, "input:"},
+		{"bob", Answer{Action: AnswerModify, Input: json.RawMessage(`{"bad":1}`)}, "invalid argument"},
+		{"bob", Answer{Action: AnswerApprove, Input: json.RawMessage(`{}`)}, "input:"},
+		{"bob", Answer{Action: AnswerEscalate}, "to:"},
+		{"bob", Answer{Action: AnswerDeny, To: "x"}, "to:"},
+		{"bob", Answer{Action: AnswerDeny, Note: strings.Repeat("a", 5000)}, "note:"},
+	} {
+		if _, err := w.Answer(t.Context(), d.Request.ID, c.by, c.a); !errors.Is(err, errdefs.ErrInvalidArgument) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v", c.a, err)
+		}
+	}
+	if _, err := w.Answer(t.Context(), "nope", "bob", Answer{Action: AnswerApprove}); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Error(err)
+	}
+	if _, err := w.List(t.Context(), Filter{State: "nope"}); !errors.Is(err, errdefs.ErrInvalidArgument) {
+		t.Error(err)
+	}
+	r := w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerModify, Input: json.RawMessage(`{"command":"ls -l"}`)})
+	if r.State != Approved || string(r.Modified) != `{"command":"ls -l"}` {
+		t.Fatalf("%+v", r)
+	}
+}
+
+func TestAnAnswerForTheSessionAnswersItsLaterCalls(t *testing.T) {
+	for _, action := range []string{AnswerApprove, AnswerDeny} {
+		t.Run(action, func(t *testing.T) {
+			w := newWorld(t, Options{})
+			r := prompts(t)
+			d := w.want(t, call("a", r), OutcomeAsked)
+			w.answer(t, d.Request.ID, "bob", Answer{Action: action, Scope: ScopeSession})
+			w.restart(t)
+			later := w.decide(t, call("b", r))
+			if want := map[string]Outcome{AnswerApprove: OutcomeApproved, AnswerDeny: OutcomeDenied}[action]; later.Outcome != want || later.Granted != d.Request.ID || later.By != "bob" {
+				t.Fatalf("%+v", later)
+			}
+			for name, change := range map[string]func(*Ask){
+				"caller":  func(a *Ask) { a.Caller = "bea" },
+				"session": func(a *Ask) { a.Session = "s2" },
+				"tool":    func(a *Ask) { a.Tool = "other" },
+				"profile": func(a *Ask) { a.Profile = "q" },
+				"rule":    func(a *Ask) { a.Rules = rules(t, Rule{ID: "other", Tool: "*", Action: Prompt}) },
+				"reason":  func(a *Ask) { a.Reasons = []Reason{{Rule: "policy.push"}}; a.Rules = nil },
+			} {
+				a := call("other-"+name, r)
+				change(&a)
+				if d := w.decide(t, a); d.Outcome != OutcomeAsked {
+					t.Errorf("another %s was %s", name, d.Outcome)
+				}
+			}
+			w.clock = w.clock.Add(DefaultGrant)
+			w.want(t, call("c", r), OutcomeAsked)
+			if err := w.EndSession(t.Context(), "ann", "s1"); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+func TestEveryQuestionOfACallMustBeAnswered(t *testing.T) {
+	w := newWorld(t, Options{})
+	a := call("a", prompts(t))
+	a.Reasons = []Reason{{Kind: KindTrust, Rule: "trust", Message: "needs trust 3"}, {Rule: "push", Message: "git push"}}
+	d := w.want(t, a, OutcomeAsked)
+	if d.Request.Kind != KindTrust || d.Request.Rule != "trust, push, ask" || !strings.Contains(d.Request.Reason, "needs trust 3; git push; ") {
+		t.Fatalf("%+v", d.Request)
+	}
+	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove, Scope: ScopeSession})
+	b := call("b", prompts(t))
+	b.Reasons = []Reason{{Rule: "push"}}
+	w.want(t, b, OutcomeApproved)
+	b.Key, b.Reasons = "c", append(b.Reasons, Reason{Rule: "new"})
+	b.Hash = "hash-c"
+	if d := w.want(t, b, OutcomeAsked); d.Request.Rule != "new" {
+		t.Fatalf("%+v", d.Request)
+	}
+	// A rule that approves answers no question of the policy.
+	w.want(t, func() Ask {
+		a := call("d", rules(t, Rule{Tool: "*", Action: Approve}))
+		a.Reasons = []Reason{{Rule: "rm"}}
+		return a
+	}(), OutcomeAsked)
+}
+
+func TestAWaitEndsWithTheAnswer(t *testing.T) {
+	w := newWorld(t, Options{})
+	d := w.want(t, call("a", prompts(t)), OutcomeAsked)
+	got := make(chan Request, 8)
+	var wg sync.WaitGroup
+	for range cap(got) {
+		wg.Go(func() {
+			r, err := w.Wait(context.Background(), d.Request.ID)
+			if err != nil {
+				t.Error(err)
+			}
+			got <- r
+		})
+	}
+	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove})
+	wg.Wait()
+	for range cap(got) {
+		if r := <-got; r.State != Approved || r.By != "bob" {
+			t.Fatalf("%+v", r)
+		}
+	}
+	if r, err := w.Wait(t.Context(), d.Request.ID); err != nil || r.State != Approved {
+		t.Fatal(r, err)
+	}
+	d = w.want(t, call("b", prompts(t)), OutcomeAsked)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("gone")
+	cancel(why)
+	if _, err := w.Wait(ctx, d.Request.ID); !errors.Is(err, why) {
+		t.Fatal(err)
+	}
+	if err := w.Abandon(t.Context(), d.Request.ID); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := w.Wait(t.Context(), d.Request.ID); err != nil || r.State != Cancelled {
+		t.Fatal(r, err)
+	}
+	if err := w.Abandon(t.Context(), d.Request.ID); err != nil {
+		t.Fatal("a second time:", err)
+	}
+	if _, err := w.Answer(t.Context(), d.Request.ID, "bob", Answer{Action: AnswerApprove}); !errors.Is(err, errdefs.ErrConflict) {
+		t.Fatal(err)
+	}
+	if _, err := w.Wait(t.Context(), "nope"); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Fatal(err)
+	}
+}
+
+func TestARestartLosesNothing(t *testing.T) {
+	w := newWorld(t, Options{})
+	a := call("a", prompts(t))
+	a.Session = "s1"
+	d := w.want(t, a, OutcomeAsked)
+	late := w.want(t, call("late", rules(t, Rule{ID: "late", Tool: "*", Action: Prompt, ExpiresMS: 1000})), OutcomeAsked)
+	w.restart(t)
+	if d2 := w.want(t, a, OutcomeAsked); d2.Request.ID != d.Request.ID || d2.Request.Expires != d.Request.Expires {
+		t.Fatalf("%+v, was %+v", d2.Request, d.Request)
+	}
+	w.clock = w.clock.Add(2 * time.Second)
+	w.restart(t)
+	if r, err := w.Get(t.Context(), late.Request.ID); err != nil || r.State != Expired {
+		t.Fatal(r, err)
+	}
+	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove, Scope: ScopeSession})
+	w.restart(t)
+	w.want(t, a, OutcomeApproved)
+	if err := w.Use(t.Context(), d.Request.ID); err != nil {
+		t.Fatal(err)
+	}
+	w.restart(t)
+	if err := w.Use(t.Context(), d.Request.ID); !errors.Is(err, errdefs.ErrFailedPrecondition) {
+		t.Fatal(err)
+	}
+	w.want(t, call("next", prompts(t)), OutcomeApproved) // by the session's grant
+}
+
+func TestTooManyQuestionsAreRefused(t *testing.T) {
+	w := newWorld(t, Options{MaxPending: 3, MaxPendingPerCaller: 2})
+	r := prompts(t)
+	var last Decision
+	for i := range 2 {
+		last = w.want(t, call(key(i), r), OutcomeAsked)
+	}
+	if _, err := w.Decide(t.Context(), call("x", r)); !errors.Is(err, errdefs.ErrResourceExhausted) || !strings.Contains(err.Error(), "2 questions of ann") {
+		t.Fatal(err)
+	}
+	w.want(t, call(key(1), r), OutcomeAsked) // one that was asked is found
+	other := call("y", r)
+	other.Caller = "bea"
+	w.want(t, other, OutcomeAsked)
+	other.Caller = "cleo"
+	if _, err := w.Decide(t.Context(), other); !errors.Is(err, errdefs.ErrResourceExhausted) || !strings.Contains(err.Error(), "approvals.max_pending") {
+		t.Fatal(err)
+	}
+	w.answer(t, last.Request.ID, "bob", Answer{Action: AnswerDeny})
+	w.want(t, call("x", r), OutcomeAsked)
+}
+
+func TestConcurrentCallsOfOneKeyAskOnce(t *testing.T) {
+	w := newWorld(t, Options{})
+	a := call("a", prompts(t))
+	ids := make(chan string, 16)
+	var wg sync.WaitGroup
+	for range cap(ids) {
+		wg.Go(func() {
+			d, err := w.Decide(context.Background(), a)
+			if err != nil || d.Request == nil {
+				t.Error(d, err)
+				return
+			}
+			ids <- d.Request.ID
+		})
+	}
+	wg.Wait()
+	close(ids)
+	first := <-ids
+	for id := range ids {
+		if id != first {
+			t.Fatal("asked twice")
+		}
+	}
+	// Of many who use it, one may.
+	w.answer(t, first, "bob", Answer{Action: AnswerApprove})
+	used := make(chan error, 16)
+	for range cap(used) {
+		wg.Go(func() { used <- w.Use(context.Background(), first) })
+	}
+	wg.Wait()
+	n := 0
+	for range cap(used) {
+		if err := <-used; err == nil {
+			n++
+		} else if !errors.Is(err, errdefs.ErrFailedPrecondition) {
+			t.Error(err)
+		}
+	}
+	if n != 1 {
+		t.Fatalf("used %d times", n)
+	}
+}
+
+func TestListsAreTheCallersAndNewestFirst(t *testing.T) {
+	w := newWorld(t, Options{})
+	r := prompts(t)
+	for i := range 4 {
+		w.clock = w.clock.Add(time.Second)
+		a := call(key(i), r)
+		a.Caller = []string{"ann", "bea"}[i%2]
+		w.want(t, a, OutcomeAsked)
+	}
+	all, err := w.List(t.Context(), Filter{})
+	if err != nil || len(all) != 4 || all[0].Key != "k3" || all[3].Key != "k0" {
+		t.Fatal(all, err)
+	}
+	w.answer(t, all[0].ID, "bob", Answer{Action: AnswerDeny})
+	hers, err := w.List(t.Context(), Filter{Caller: "bea", State: Pending, Limit: 5})
+	if err != nil || len(hers) != 1 || hers[0].Key != "k1" {
+		t.Fatal(hers, err)
+	}
+}
+
+func TestALongInputIsCutForApproversAndSaysSo(t *testing.T) {
+	w := newWorld(t, Options{})
+	a := call("a", prompts(t))
+	a.Input = json.RawMessage(`{"path":"x","content":"` + strings.Repeat("é", 100_000) + `END"}`)
+	in := string(w.want(t, a, OutcomeAsked).Request.Input)
+	if len(in) > maxInput || !json.Valid([]byte(in)) || !strings.Contains(in, `"path":"x"`) || !strings.Contains(in, "bytes are not shown") || !strings.Contains(in, `END"`) {
+		t.Fatal(in)
+	}
+	b := call("b", prompts(t))
+	b.Input, _ = json.Marshal(map[string]any{"l": make([]int, 100_000)})
+	in = string(w.want(t, b, OutcomeAsked).Request.Input)
+	if len(in) > maxInput || !json.Valid([]byte(in)) {
+		t.Fatal(in)
+	}
+}

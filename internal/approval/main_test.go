@@ -1,0 +1,111 @@
+package approval
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"orchestrator/internal/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is a gate over a store in dir, with a clock of its own.
+type world struct {
+	*Gate
+	store *store.Store
+	dir   string
+	clock time.Time
+	opts  Options
+}
+
+// noon of a Wednesday, in the middle of a month.
+var noon = time.Date(2026, time.July, 15, 12, 0, 0, 0, time.UTC)
+
+func newWorld(t testing.TB, opts Options) *world {
+	t.Helper()
+	w := &world{dir: t.TempDir(), clock: noon, opts: opts}
+	w.open(t)
+	t.Cleanup(func() { w.store.Close() })
+	return w
+}
+
+func (w *world) open(t testing.TB) {
+	t.Helper()
+	s, err := store.Open(context.Background(), w.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := w.opts
+	o.Store, o.Now = s, func() time.Time { return w.clock }
+	g, err := New(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.store, w.Gate = s, g
+}
+
+// restart is the death of the process and its next life.
+func (w *world) restart(t testing.TB) {
+	t.Helper()
+	if err := w.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w.open(t)
+}
+
+func rules(t testing.TB, r ...Rule) *Rules {
+	t.Helper()
+	c, err := Compile(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// call is an ask of "ann" with the tool "bash".
+func call(key string, r *Rules) Ask {
+	return Ask{Call: "call-" + key, Caller: "ann", Session: "s1", Profile: "p", Tool: "bash", Trust: 1, Key: key, Hash: "hash-" + key,
+		Input: json.RawMessage(`{"command":"ls"}`), Args: map[string]any{"command": "ls"}, Rules: r}
+}
+
+func (w *world) decide(t testing.TB, a Ask) Decision {
+	t.Helper()
+	d, err := w.Decide(context.Background(), a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func (w *world) want(t testing.TB, a Ask, o Outcome) Decision {
+	t.Helper()
+	d := w.decide(t, a)
+	if d.Outcome != o {
+		t.Fatalf("%s, want %s: %+v", d.Outcome, o, d)
+	}
+	return d
+}
+
+func (w *world) answer(t testing.TB, id, by string, a Answer) Request {
+	t.Helper()
+	r, err := w.Answer(context.Background(), id, by, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+var prompt = Rule{ID: "ask", Tool: "*", Action: Prompt}
+
+func prompts(t testing.TB) *Rules { return rules(t, prompt) }
+
+func budget(limit float64, period string) Rule {
+	return Rule{ID: "b", Tool: "*", Action: Budget, Limit: limit, Period: period}
+}
+
+func key(i int) string { return fmt.Sprintf("k%d", i) }
