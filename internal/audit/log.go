@@ -43,6 +43,9 @@ type Options struct {
 const (
 	queueLength = 1024
 	batchLength = 512
+	// closeWithin is how long a closing waits for something to be written
+	// with. A call that begins right behind it does not wait for its commit.
+	closeWithin = 5 * time.Millisecond
 	// retryAfter is when closings that could not be written are tried again.
 	retryAfter = time.Second
 )
@@ -81,7 +84,7 @@ type Log struct {
 	last head // the last written
 
 	mac  hash.Hash // the writer's
-	kept []*item   // the writer's: closings to be tried again
+	kept []*item   // the writer's: closings to be written with what comes next
 }
 
 // item is what waits to be written.

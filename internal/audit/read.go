@@ -37,8 +37,15 @@ type Stored struct {
 	Hash string `json:"hash"`
 }
 
-// List reads records that are written.
+// settled waits for what is queued, so that a call that is over is seen to be.
+// A log that cannot be written can be read all the same.
+func (l *Log) settled(ctx context.Context) {
+	_ = l.wait(ctx, &item{done: make(chan error, 1)})
+}
+
+// List reads records.
 func (l *Log) List(ctx context.Context, f Filter) ([]Stored, error) {
+	l.settled(ctx)
 	if f.Limit <= 0 {
 		f.Limit = ListLimit
 	}
@@ -60,6 +67,7 @@ func (l *Log) Export(ctx context.Context, f Filter, w io.Writer) error {
 	if f.Newest && f.Limit <= 0 {
 		f.Newest = false // all of them
 	}
+	l.settled(ctx)
 	var line bytes.Buffer
 	return l.store.Scan(ctx, store.AuditFilter(f), func(row store.AuditRow) error {
 		line.Reset()

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"time"
 
@@ -9,7 +10,8 @@ import (
 )
 
 // write is the goroutine that appends to the store: it takes all that waits,
-// up to batchLength, in one transaction.
+// up to batchLength, in one transaction. Closings that nobody waits for stay
+// for the next one, or for closeWithin.
 func (l *Log) write() {
 	defer close(l.stopped)
 	defer close(l.heads)
@@ -25,8 +27,14 @@ func (l *Log) write() {
 			l.drain()
 			return
 		}
-		l.try(batch)
-		if len(l.kept) > 0 {
+		if len(batch) > 0 && !urgent(batch) && len(l.kept)+len(batch) < batchLength {
+			if len(l.kept) == 0 {
+				retry.Reset(closeWithin)
+			}
+			l.kept = append(l.kept, batch...)
+			continue
+		}
+		if err := l.try(batch); err != nil {
 			retry.Reset(retryAfter)
 		}
 	}
@@ -45,6 +53,11 @@ func (l *Log) drain() {
 			return
 		}
 	}
+}
+
+// urgent says whether somebody waits for an item of the batch.
+func urgent(batch []*item) bool {
+	return slices.ContainsFunc(batch, func(it *item) bool { return it.done != nil })
 }
 
 func (l *Log) gather(first *item) []*item {
