@@ -91,15 +91,8 @@ func (s *Server) Alias(ctx context.Context, names map[string]string) error {
 		return err
 	}
 	home := place{dir: s.opt.Home, prefix: wire.Home, noFollow: true}
-	err = s.in(ctx, home, func(r *safefile.Root) (err error) {
-		var made []string
-		defer func() {
-			for _, name := range made {
-				if err != nil {
-					_ = r.Remove(context.WithoutCancel(ctx), name, false)
-				}
-			}
-		}()
+	var made []string
+	err = s.in(ctx, home, func(r *safefile.Root) error {
 		for _, a := range all {
 			fresh, err := r.Symlink(a.name, a.target)
 			if err != nil {
@@ -111,6 +104,15 @@ func (s *Server) Alias(ctx context.Context, names map[string]string) error {
 		}
 		return nil
 	})
+	if err != nil {
+		home.noFollow = false // or the links could not be named
+		_ = s.in(context.WithoutCancel(ctx), home, func(r *safefile.Root) error {
+			for _, name := range made {
+				_ = r.Remove(context.WithoutCancel(ctx), name, false)
+			}
+			return nil
+		})
+	}
 	if e, ok := errors.AsType[*safefile.Error](err); ok {
 		return wire.Failf(code(e.Class), "alias", "%s", e.Message)
 	}
