@@ -86,7 +86,7 @@ func checkObject(src *source, path string, n *node, t reflect.Type) (any, error)
 		if err != nil {
 			return nil, err
 		}
-		if n.items[i].kind == null {
+		if n.items[i].kind == null && elem != rawType {
 			return nil, src.fail(at, "is empty: leave it out, or give it a value")
 		}
 		v, err := check(src, at, n.items[i], elem)

@@ -144,6 +144,9 @@ func (k *toolCompiler) base() error {
 		name = k.spec.Name
 	}
 	t, ok := tool.Get(name)
+	if !ok && k.spec.Disabled && k.spec.Base == "" && k.spec.Input != nil && k.spec.Effects != nil && k.spec.Trust != nil {
+		return nil // a name that is kept and refused
+	}
 	if !ok {
 		known := make([]string, 0, 16)
 		for _, b := range tool.Builtins() {

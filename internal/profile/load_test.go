@@ -4,14 +4,17 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/containerd/errdefs"
 )
 
+var builtin = sync.OnceValues(Builtin)
+
 func builtins(t testing.TB) *Set {
 	t.Helper()
-	s, err := Builtin()
+	s, err := builtin()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -88,7 +88,7 @@ func (s *inputSchema) check(raw json.RawMessage) (map[string]any, error) {
 	}
 	// A null is as good as nothing: so have the clients of the sources.
 	for name, v := range input {
-		if p := s.schema.Properties[name]; v == nil && p != nil && !slices.Contains(s.schema.Required, name) && !allowsNull(p) {
+		if p := s.schema.Properties[name]; v == nil && p != nil && !slices.Contains(s.schema.Required, name) {
 			delete(input, name)
 		}
 	}
@@ -104,10 +104,6 @@ func (s *inputSchema) check(raw json.RawMessage) (map[string]any, error) {
 		return nil, &InputError{Problem: "value", Message: "does not fit the tool's schema: " + shorten(err.Error())}
 	}
 	return input, nil
-}
-
-func allowsNull(s *jsonschema.Schema) bool {
-	return s.Type == "" && len(s.Types) == 0 || slices.Contains(append(s.Types, s.Type), "null")
 }
 
 func decodeInput(raw json.RawMessage) (map[string]any, error) {
@@ -144,6 +140,20 @@ func explain(path string, s *jsonschema.Schema, v any) *InputError {
 	if len(s.Enum) > 0 && !slices.ContainsFunc(s.Enum, func(e any) bool { return reflect.DeepEqual(e, v) }) {
 		b, _ := encodeJSON(s.Enum) // it was JSON
 		return fail("value", "is %s: use one of %s", show(v), b)
+	}
+	if s.Const != nil && !reflect.DeepEqual(*s.Const, v) {
+		return fail("value", "is %s: it must be %s", show(v), show(*s.Const))
+	}
+	if s.If != nil {
+		then := s.Then
+		if explain(path, s.If, v) != nil {
+			then = s.Else
+		}
+		if then != nil {
+			if e := explain(path, then, v); e != nil {
+				return e
+			}
+		}
 	}
 	switch v := v.(type) {
 	case map[string]any:

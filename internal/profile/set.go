@@ -203,6 +203,9 @@ func read(file string, text []byte) (*draft, string, error) {
 	}
 	src := &source{file: file, lines: map[string]int{}}
 	base := strings.TrimSuffix(path.Base(file), path.Ext(file))
+	if isGateway(n) {
+		return readGateway(src, base, n)
+	}
 	v, err := check(src, "", n, profileType)
 	if err != nil {
 		return nil, "", err
@@ -290,9 +293,20 @@ func (l *loader) compile() (*Set, error) {
 		}
 	}
 	if len(l.errs) > 0 {
-		return nil, errors.Join(l.errs...)
+		return nil, errors.Join(distinct(l.errs)...)
 	}
 	return s, nil
+}
+
+// distinct drops what is told already: a fault of a profile shows in those
+// that extend it too.
+func distinct(errs []error) []error {
+	seen := map[string]bool{}
+	return slices.DeleteFunc(errs, func(err error) bool {
+		told := seen[err.Error()]
+		seen[err.Error()] = true
+		return told
+	})
 }
 
 // decode makes a Profile of a draft, whose types are checked.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"text/template"
 	"text/template/parse"
@@ -27,11 +28,14 @@ var functions = template.FuncMap{
 	"upper":  strings.ToUpper,
 	"trim":   strings.TrimSpace,
 	"indent": indent,
+	"div":    divide,
+	"int":    func(v any) (int64, error) { f, err := toNumber(v); return int64(f), err },
+	"float":  decimal,
 }
 
 var words = []string{
 	"and", "or", "not", "len", "index", "slice", "eq", "ne", "lt", "le", "gt", "ge", "print",
-	"json", "join", "lower", "upper", "trim", "indent",
+	"json", "join", "lower", "upper", "trim", "indent", "div", "int", "float",
 }
 
 func toJSON(v any) (string, error) {
@@ -67,6 +71,43 @@ func indent(n int, s string) (string, error) {
 		}
 	}
 	return strings.Join(lines, "\n"), nil
+}
+
+func toNumber(v any) (float64, error) {
+	switch v := v.(type) {
+	case int:
+		return float64(v), nil
+	case int64:
+		return float64(v), nil
+	case float64:
+		return v, nil
+	}
+	return 0, errors.New("not a number")
+}
+
+func divide(a, b any) (float64, error) {
+	x, err := toNumber(a)
+	if err != nil {
+		return 0, err
+	}
+	y, err := toNumber(b)
+	if err == nil && y == 0 {
+		err = errors.New("division by zero")
+	}
+	if err != nil {
+		return 0, err
+	}
+	return x / y, nil
+}
+
+// decimal writes a number with a point, as 120.0 and 0.1.
+func decimal(v any) (string, error) {
+	f, err := toNumber(v)
+	s := strconv.FormatFloat(f, 'f', -1, 64)
+	if !strings.Contains(s, ".") {
+		s += ".0"
+	}
+	return s, err
 }
 
 // textTemplate is a compiled template with a bound on what it makes.

@@ -37,7 +37,7 @@ func (c *Compiled) Tools() []*CompiledTool { return slices.Clone(c.order) }
 type CompiledTool struct {
 	spec    Tool
 	profile *Compiled
-	builtin *tool.Tool // nil where bases chooses it
+	builtin *tool.Tool // nil where bases chooses it, or there is none
 
 	schema                   *inputSchema // nil: the built-in tool's own check
 	bases, arguments, result *expr.Expr

@@ -1,0 +1,478 @@
+package profile
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"orchestrator/internal/approval"
+	"orchestrator/internal/expr"
+)
+
+// Gateway is the profile that configurations of the gateway system extend.
+const Gateway = "gateway"
+
+// gatewayDoc is a configuration file of the gateway system.
+type gatewayDoc struct {
+	Tools struct {
+		Bash       gatewayBash    `json:"bash"`
+		Filesystem gatewayFiles   `json:"filesystem"`
+		HTTP       gatewayHTTP    `json:"http"`
+		Browser    gatewayBrowser `json:"browser"`
+		Sandbox    gatewaySandbox `json:"sandbox"`
+	} `json:"tools"`
+	Approval struct {
+		Rules []gatewayRule `json:"rules"`
+	} `json:"approval"`
+	Policy struct {
+		Enabled        map[string]bool         `json:"enabled"`
+		RateLimits     map[string]gatewayRate  `json:"rateLimits"`
+		ResourceLimits map[string]gatewayLimit `json:"resourceLimits"`
+	} `json:"policy"`
+}
+
+type gatewayBash struct {
+	Enabled            *bool     `json:"enabled"`
+	AllowedCommands    *[]string `json:"allowedCommands"`
+	DeniedCommands     []string  `json:"deniedCommands"`
+	AllowedDirectories *[]string `json:"allowedDirectories"`
+	TimeoutMS          int64     `json:"timeoutMs"`
+	MaxOutputBytes     int64     `json:"maxOutputBytes"`
+}
+
+type gatewayFiles struct {
+	Enabled            *bool     `json:"enabled"`
+	AllowedDirectories *[]string `json:"allowedDirectories"`
+	ReadOnly           bool      `json:"readOnly"`
+	MaxFileSize        int64     `json:"maxFileSize"`
+	FollowSymlinks     *bool     `json:"followSymlinks"`
+}
+
+type gatewayHTTP struct {
+	Enabled         *bool    `json:"enabled"`
+	AllowedDomains  []string `json:"allowedDomains"`
+	BlockedDomains  []string `json:"blockedDomains"`
+	TimeoutMS       int64    `json:"timeoutMs"`
+	MaxResponseSize int64    `json:"maxResponseSize"`
+	AllowedMethods  []string `json:"allowedMethods"`
+}
+
+type gatewayBrowser struct {
+	Enabled          *bool    `json:"enabled"`
+	Mode             string   `json:"mode"`
+	TimeoutMS        int64    `json:"timeoutMs"`
+	MaxContentLength int64    `json:"maxContentLength"`
+	AllowedDomains   []string `json:"allowedDomains"`
+}
+
+type gatewaySandbox struct {
+	Enabled      *bool             `json:"enabled"`
+	Image        string            `json:"image"`
+	NetworkMode  string            `json:"networkMode"`
+	MemoryLimit  string            `json:"memoryLimit"`
+	CPULimit     float64           `json:"cpuLimit"`
+	VolumeMounts map[string]string `json:"volumeMounts"`
+}
+
+type gatewayRule struct {
+	ToolName     string   `json:"toolName"`
+	Action       string   `json:"action"`
+	Condition    string   `json:"condition"`
+	BudgetLimit  *float64 `json:"budgetLimit"`
+	BudgetPeriod string   `json:"budgetPeriod"`
+	BudgetField  string   `json:"budgetField"`
+}
+
+type gatewayRate struct {
+	MaxCalls int   `json:"maxCalls"`
+	WindowMS int64 `json:"windowMs"`
+}
+
+type gatewayLimit struct {
+	MaxDuration int64   `json:"maxDuration"` // milliseconds
+	MaxMemory   int64   `json:"maxMemory"`   // bytes
+	MaxCPU      float64 `json:"maxCpu"`
+}
+
+// isGateway tells a configuration of the gateway system from a profile: there
+// tools are a map, here a list.
+func isGateway(n *node) bool {
+	tools := n.get("tools")
+	return tools != nil && tools.kind == object
+}
+
+// FromGateway makes a profile of a configuration file of the gateway system. It
+// extends Gateway. Paths name places in the sandbox: the first one is where the
+// workspace appears. What cannot be taken as it was meant is a warning of the
+// profile; what is not known is a *FileError, with name as the file.
+func FromGateway(name string, doc []byte) (Profile, error) {
+	n, err := parseFile(name+".json", doc)
+	if err != nil {
+		return Profile{}, err
+	}
+	p, _, err := fromGateway(&source{file: name, lines: map[string]int{}}, name, n)
+	return p, err
+}
+
+// readGateway is read for such a file.
+func readGateway(src *source, name string, n *node) (*draft, string, error) {
+	p, origins, err := fromGateway(src, name, n)
+	if err != nil {
+		return nil, "", err
+	}
+	b, err := json.Marshal(p)
+	if err != nil {
+		return nil, "", src.fail("", "cannot be read: %s", err)
+	}
+	var body tree
+	if err := json.Unmarshal(b, &body); err != nil {
+		return nil, "", src.fail("", "cannot be read: %s", err)
+	}
+	return &draft{body: body, origins: origins, files: []*source{src}, warnings: p.Warnings}, name, nil
+}
+
+func fromGateway(src *source, name string, n *node) (Profile, map[string][]origin, error) {
+	if !validName.MatchString(name) {
+		return Profile{}, nil, src.fail("", "is named %q: use at most 64 of a-z, 0-9, - and _, and begin with a letter or digit", shorten(name))
+	}
+	v, err := check(src, "", n, reflect.TypeFor[gatewayDoc]())
+	if err != nil {
+		return Profile{}, nil, err
+	}
+	g := &gatewayReader{src: src, tools: map[string]*Tool{}, p: Profile{Name: name, Extends: Gateway, Title: name, Paths: map[string]string{}}}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return Profile{}, nil, src.fail("", "cannot be read: %s", err)
+	}
+	if err := json.Unmarshal(b, &g.doc); err != nil {
+		return Profile{}, nil, src.fail("", "cannot be read: %s", shorten(err.Error()))
+	}
+	for _, step := range []func() error{g.bash, g.files, g.web, g.sandbox, g.approvals, g.policy} {
+		if err := step(); err != nil {
+			return Profile{}, nil, err
+		}
+	}
+	return g.profile(), g.origins(), nil
+}
+
+// gatewayTools are what such a file may speak of, in order.
+var gatewayTools = []string{"bash", "filesystem", "http", "browser"}
+
+type gatewayReader struct {
+	src   *source
+	doc   gatewayDoc
+	p     Profile
+	tools map[string]*Tool
+}
+
+func (g *gatewayReader) tool(name string) *Tool {
+	t := g.tools[name]
+	if t == nil {
+		t = &Tool{Name: name}
+		g.tools[name] = t
+	}
+	return t
+}
+
+func (g *gatewayReader) warn(at, format string, args ...any) {
+	w := &FileError{File: g.src.file, Line: g.src.line(at), Path: at, Reason: fmt.Sprintf(format, args...)}
+	g.p.Warnings = append(g.p.Warnings, w.Error())
+}
+
+func (g *gatewayReader) enabled(name string, on *bool) {
+	if on != nil && !*on {
+		g.tool(name).Disabled = true
+	}
+}
+
+func (g *gatewayReader) positive(at string, n float64) error {
+	if _, ok := g.src.lines[at]; ok && n <= 0 {
+		return g.src.fail(at, "is %v: more than 0, or leave it out", n)
+	}
+	return nil
+}
+
+func (g *gatewayReader) bash() error {
+	b, at := &g.doc.Tools.Bash, "tools.bash"
+	g.enabled("bash", b.Enabled)
+	if b.AllowedCommands != nil {
+		if len(*b.AllowedCommands) == 0 {
+			return g.src.fail(at+".allowedCommands", "is empty, which allows no command: leave it out to allow all, or set enabled to false")
+		}
+		g.p.Policy.Allow = *b.AllowedCommands
+	}
+	g.p.Policy.Deny = b.DeniedCommands
+	if err := g.positive(at+".timeoutMs", float64(b.TimeoutMS)); err != nil {
+		return err
+	}
+	if err := g.positive(at+".maxOutputBytes", float64(b.MaxOutputBytes)); err != nil {
+		return err
+	}
+	c := &g.tool("bash").Caps
+	c.TimeoutMS, c.Output.Limit = b.TimeoutMS, b.MaxOutputBytes
+	return g.directories(at, b.AllowedDirectories, c)
+}
+
+func (g *gatewayReader) files() error {
+	f, at := &g.doc.Tools.Filesystem, "tools.filesystem"
+	g.enabled("filesystem", f.Enabled)
+	if err := g.positive(at+".maxFileSize", float64(f.MaxFileSize)); err != nil {
+		return err
+	}
+	c := &g.tool("filesystem").Caps
+	c.ReadOnly, c.MaxFile = f.ReadOnly, f.MaxFileSize
+	c.NoFollow = f.FollowSymlinks != nil && !*f.FollowSymlinks
+	return g.directories(at, f.AllowedDirectories, c)
+}
+
+const (
+	workspaceDir = "/workspace"
+	tempDir      = "/tmp"
+)
+
+// directories takes the allowed folders. The first that is no place of the
+// sandbox anyway becomes the name of the workspace.
+func (g *gatewayReader) directories(at string, dirs *[]string, c *Caps) error {
+	if dirs == nil {
+		return nil
+	}
+	at += ".allowedDirectories"
+	if len(*dirs) == 0 {
+		return g.src.fail(at, "is empty, which allows no folder: leave it out, or set enabled to false")
+	}
+	for i, dir := range *dirs {
+		here := fmt.Sprintf("%s[%d]", at, i)
+		clean := path.Clean(dir)
+		if !path.IsAbs(dir) || clean == "/" || strings.ContainsRune(dir, 0) {
+			return g.src.fail(here, "is %q: use an absolute path below the root", shorten(dir))
+		}
+		c.Dirs = append(c.Dirs, clean)
+		switch {
+		case below(clean, workspaceDir), below(clean, tempDir), g.known(clean):
+		case len(g.p.Paths) == 0:
+			g.p.Paths[clean] = workspaceDir
+		default:
+			g.warn(here, "%s is no place of a sandbox: only the first folder is where the workspace appears", clean)
+		}
+	}
+	return nil
+}
+
+func (g *gatewayReader) known(dir string) bool {
+	for from := range g.p.Paths {
+		if below(dir, from) {
+			return true
+		}
+	}
+	return false
+}
+
+func below(dir, of string) bool { return dir == of || strings.HasPrefix(dir, of+"/") }
+
+// web keeps what cannot be had yet, and says so.
+func (g *gatewayReader) web() error {
+	h, b := &g.doc.Tools.HTTP, &g.doc.Tools.Browser
+	if b.Mode != "" && b.Mode != "simple" && b.Mode != "playwright" {
+		return g.src.fail("tools.browser.mode", "is %q: use simple or playwright%s", shorten(b.Mode), nearest(b.Mode, []string{"simple", "playwright"}))
+	}
+	for i, m := range h.AllowedMethods {
+		if !slices.Contains([]string{"GET", "POST", "PUT", "DELETE"}, m) {
+			return g.src.fail(fmt.Sprintf("tools.http.allowedMethods[%d]", i), "is %q: use GET, POST, PUT or DELETE", shorten(m))
+		}
+	}
+	for _, part := range []struct {
+		name string
+		on   *bool
+	}{{"http", h.Enabled}, {"browser", b.Enabled}} {
+		g.enabled(part.name, part.on)
+		at := "tools." + part.name
+		if _, ok := g.src.lines[at]; ok && (part.on == nil || *part.on) {
+			g.warn(at, "is not enabled: this service has no %s tool yet, and sandboxes have no network", part.name)
+		}
+	}
+	return nil
+}
+
+func (g *gatewayReader) sandbox() error {
+	s, at := &g.doc.Tools.Sandbox, "tools.sandbox"
+	if s.Enabled != nil && !*s.Enabled {
+		g.warn(at+".enabled", "is false, which cannot be: every call runs in a sandbox")
+	}
+	if s.Image != "" {
+		g.warn(at+".image", "%q is not used: the image is that of the service's template", shorten(s.Image))
+	}
+	switch s.NetworkMode {
+	case "", "none":
+	case "bridge":
+		g.warn(at+".networkMode", "is bridge, which is not to be had yet: sandboxes have no network")
+	default:
+		return g.src.fail(at+".networkMode", "is %q: use none or bridge", shorten(s.NetworkMode))
+	}
+	if len(s.VolumeMounts) > 0 {
+		g.warn(at+".volumeMounts", "are not used: a call names its workspace, and no folder of the host is mounted")
+	}
+	if err := g.positive(at+".cpuLimit", s.CPULimit); err != nil {
+		return err
+	}
+	memory, ok := memorySize(s.MemoryLimit)
+	if !ok {
+		return g.src.fail(at+".memoryLimit", "is %q: use a number of bytes with k, m or g behind it, as 512m", shorten(s.MemoryLimit))
+	}
+	c := &g.tool("bash").Caps
+	c.MemoryBytes, c.CPUs = memory, s.CPULimit
+	return nil
+}
+
+var memoryForm = regexp.MustCompile(`^([0-9]{1,12})([bkmg]?)b?$`)
+
+func memorySize(s string) (int64, bool) {
+	if s == "" {
+		return 0, true
+	}
+	m := memoryForm.FindStringSubmatch(strings.ToLower(s))
+	if m == nil {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(m[1], 10, 64)
+	unit := map[string]int64{"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}[m[2]]
+	if err != nil || n == 0 || n > (1<<50)/unit {
+		return 0, false
+	}
+	return n * unit, true
+}
+
+var fieldForm = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$`)
+
+func (g *gatewayReader) approvals() error {
+	for i, r := range g.doc.Approval.Rules {
+		at := fmt.Sprintf("approval.rules[%d]", i)
+		if err := g.named(at+".toolName", r.ToolName); err != nil {
+			return err
+		}
+		if !slices.Contains([]string{"approve", "deny", "prompt", "budget"}, r.Action) {
+			return g.src.fail(at+".action", "is %q: use approve, deny, prompt or budget%s", shorten(r.Action), nearest(r.Action, []string{"approve", "deny", "prompt", "budget"}))
+		}
+		out := approval.Rule{ID: fmt.Sprintf("approval-%d", i+1), Tool: r.ToolName, Action: approval.Action(r.Action), When: r.Condition}
+		if r.Condition != "" {
+			if _, err := expr.Compile(r.Condition, inputNames...); err != nil {
+				return g.src.fail(at+".condition", "%s", withoutClass(err))
+			}
+		}
+		if err := g.budget(at, r, &out); err != nil {
+			return err
+		}
+		g.p.Approvals = append(g.p.Approvals, out)
+	}
+	return nil
+}
+
+func (g *gatewayReader) budget(at string, r gatewayRule, out *approval.Rule) error {
+	if r.Action != "budget" {
+		if r.BudgetLimit != nil || r.BudgetPeriod != "" || r.BudgetField != "" {
+			return g.src.fail(at, "has a budget, and its action is %s: use budget", r.Action)
+		}
+		return nil
+	}
+	if r.BudgetLimit == nil || *r.BudgetLimit <= 0 {
+		return g.src.fail(at+".budgetLimit", "must be more than 0 for a budget")
+	}
+	if r.BudgetPeriod == "" {
+		r.BudgetPeriod = "daily"
+	}
+	periods := []string{"daily", "weekly", "monthly"}
+	if !slices.Contains(periods, r.BudgetPeriod) {
+		return g.src.fail(at+".budgetPeriod", "is %q: use daily, weekly or monthly%s", shorten(r.BudgetPeriod), nearest(r.BudgetPeriod, periods))
+	}
+	if r.BudgetField != "" {
+		if !fieldForm.MatchString(r.BudgetField) {
+			return g.src.fail(at+".budgetField", "is %q: use the name of a field of the input", shorten(r.BudgetField))
+		}
+		out.Amount = "double(input." + r.BudgetField + ")"
+	}
+	out.Limit, out.Period = *r.BudgetLimit, r.BudgetPeriod
+	return nil
+}
+
+// named sees to the name of a tool, or a glob over names.
+func (g *gatewayReader) named(at, name string) error {
+	for _, known := range gatewayTools {
+		if ok, err := path.Match(name, known); err == nil && ok {
+			return nil
+		}
+	}
+	return g.src.fail(at, "is %q, which is no tool here%s (tools: %s)", shorten(name), nearest(name, gatewayTools), strings.Join(gatewayTools, ", "))
+}
+
+func (g *gatewayReader) policy() error {
+	p := &g.doc.Policy
+	for _, name := range slices.Sorted(maps.Keys(p.Enabled)) {
+		on := p.Enabled[name]
+		if err := g.named("policy.enabled."+name, name); err != nil {
+			return err
+		}
+		g.enabled(name, &on)
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.RateLimits)) {
+		r, at := p.RateLimits[name], join("policy.rateLimits", name)
+		if err := g.named(at, name); err != nil {
+			return err
+		}
+		if r.MaxCalls <= 0 || r.WindowMS <= 0 {
+			return g.src.fail(at, "needs maxCalls and windowMs over 0")
+		}
+		g.tool(name).Rate = &approval.Rate{MaxCalls: r.MaxCalls, WindowMS: r.WindowMS}
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.ResourceLimits)) {
+		l, at := p.ResourceLimits[name], join("policy.resourceLimits", name)
+		if err := g.named(at, name); err != nil {
+			return err
+		}
+		if l.MaxDuration < 0 || l.MaxMemory < 0 || l.MaxCPU < 0 {
+			return g.src.fail(at, "has a limit that is negative")
+		}
+		g.limit(&g.tool(name).Caps, l)
+	}
+	return nil
+}
+
+func (g *gatewayReader) limit(c *Caps, l gatewayLimit) {
+	if l.MaxDuration > 0 {
+		c.MaxTimeoutMS = l.MaxDuration
+		if c.TimeoutMS == 0 || c.TimeoutMS > l.MaxDuration {
+			c.TimeoutMS = l.MaxDuration
+		}
+	}
+	if l.MaxMemory > 0 && (c.MemoryBytes == 0 || l.MaxMemory < c.MemoryBytes) {
+		c.MemoryBytes = l.MaxMemory
+	}
+	if l.MaxCPU > 0 && (c.CPUs == 0 || l.MaxCPU < c.CPUs) {
+		c.CPUs = l.MaxCPU
+	}
+}
+
+func (g *gatewayReader) profile() Profile {
+	for _, name := range gatewayTools {
+		if t := g.tools[name]; t != nil {
+			g.p.Tools = append(g.p.Tools, *t)
+		}
+	}
+	return g.p
+}
+
+// origins say where the parts of the profile stand in the file.
+func (g *gatewayReader) origins() map[string][]origin {
+	out := map[string][]origin{}
+	for i, t := range g.p.Tools {
+		out[toolPath(i)] = []origin{{g.src, "tools." + t.Name}}
+	}
+	for i := range g.p.Approvals {
+		out[fmt.Sprintf("approvals[%d]", i)] = []origin{{g.src, fmt.Sprintf("approval.rules[%d]", i)}}
+	}
+	return out
+}
