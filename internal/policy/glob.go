@@ -1,0 +1,246 @@
+package policy
+
+import (
+	"errors"
+	"strings"
+)
+
+// Text that is not all known holds marks, control characters that no command
+// may contain in their place.
+const (
+	anyText = '\x00' // any text, as of a variable that nothing here sets
+	anyName = '\x01' // an unquoted *: any text without a slash
+	anyByte = '\x02' // an unquoted ? or [...]: one character
+)
+
+const marks = "\x00\x01\x02"
+
+// answer is what is known of a condition.
+type answer uint8
+
+const (
+	no answer = iota
+	maybe
+	yes
+)
+
+func both(a, b answer) answer { return min(a, b) }
+
+// known says whether s is all known, globs included.
+func known(s string) bool { return !strings.ContainsAny(s, marks) }
+
+// certain says whether s holds no text that only a run would tell.
+func certain(s string) bool { return strings.IndexByte(s, anyText) < 0 }
+
+// token is a part of a glob.
+type token struct {
+	kind byte // 'c' a character, '?' any but a slash, '*' any number of them, '+' ("**") anything, '[' a class
+	c    byte
+	neg  bool
+	set  []byte // pairs of first and last
+}
+
+// glob is a pattern: * and ? stop at slashes, ** does not, and \ quotes.
+type glob struct {
+	text   string
+	plain  bool // no wildcard: text is what it matches
+	tokens []token
+}
+
+func newGlob(s string) (glob, error) {
+	g := glob{plain: true}
+	var plain strings.Builder
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; c {
+		case '\\':
+			if i++; i == len(s) {
+				return glob{}, errors.New("ends in a backslash")
+			}
+			g.tokens = append(g.tokens, token{kind: 'c', c: s[i]})
+			plain.WriteByte(s[i])
+		case '?':
+			g.plain = false
+			g.tokens = append(g.tokens, token{kind: '?'})
+		case '*':
+			g.plain = false
+			kind := byte('*')
+			for i+1 < len(s) && s[i+1] == '*' {
+				i, kind = i+1, '+'
+			}
+			g.tokens = append(g.tokens, token{kind: kind})
+		case '[':
+			t, n, err := class(s[i:])
+			if err != nil {
+				return glob{}, err
+			}
+			g.plain = false
+			g.tokens = append(g.tokens, t)
+			i += n - 1
+		default:
+			if c <= anyByte {
+				return glob{}, errors.New("holds a control character")
+			}
+			g.tokens = append(g.tokens, token{kind: 'c', c: c})
+			plain.WriteByte(c)
+		}
+	}
+	g.text = plain.String()
+	return g, nil
+}
+
+// class reads "[a-z]" at the start of s and says how long it is.
+func class(s string) (token, int, error) {
+	t := token{kind: '['}
+	i := 1
+	if i < len(s) && (s[i] == '!' || s[i] == '^') {
+		t.neg = true
+		i++
+	}
+	for first := true; i < len(s); first = false {
+		if s[i] == ']' && !first {
+			return t, i + 1, nil
+		}
+		lo, hi := s[i], s[i]
+		i++
+		if i+1 < len(s) && s[i] == '-' && s[i+1] != ']' {
+			hi = s[i+1]
+			i += 2
+		}
+		t.set = append(t.set, lo, hi)
+	}
+	return token{}, 0, errors.New("has a [ without its ]")
+}
+
+func (t *token) has(c byte) bool {
+	switch t.kind {
+	case 'c':
+		return t.c == c
+	case '?':
+		return c != '/'
+	}
+	in := false
+	for i := 0; i < len(t.set); i += 2 {
+		in = in || (t.set[i] <= c && c <= t.set[i+1])
+	}
+	return in != t.neg && c != '/'
+}
+
+// match says whether the glob matches s. What is unknown of s makes it maybe,
+// unless the glob holds for all that it could be.
+func (g *glob) match(s string) answer {
+	if g.plain && g.text == s {
+		return yes
+	}
+	if g.covers(s) {
+		return yes
+	}
+	if known(s) || !g.meets(s) {
+		return no
+	}
+	return maybe
+}
+
+// covers matches s as it stands. A mark is a character that only wildcards at
+// least as wide take; a glob of the command's takes itself.
+func (g *glob) covers(s string) bool { return g.begins(s) && g.walk(s, false) }
+
+// begins compares what stands before the first wildcard: most patterns fail
+// there.
+func (g *glob) begins(s string) bool {
+	for i := range g.tokens {
+		if g.tokens[i].kind != 'c' {
+			return true
+		}
+		if i == len(s) || s[i] > anyByte && s[i] != g.tokens[i].c {
+			return false
+		}
+	}
+	return len(s) == len(g.tokens)
+}
+
+// meets says whether something that s could be is matched.
+func (g *glob) meets(s string) bool { return g.walk(s, true) }
+
+// walk runs the glob over s as a set of states. With free, a mark of s stands
+// for all that it could be.
+func (g *glob) walk(s string, free bool) bool {
+	n := len(g.tokens)
+	var small [2][64]bool
+	cur, next := small[0][:], small[1][:]
+	if n >= len(cur) {
+		cur, next = make([]bool, n+1), make([]bool, n+1)
+	}
+	cur[0] = true
+	g.skip(cur)
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		clear(next)
+		for t := 0; t <= n; t++ {
+			if !cur[t] {
+				continue
+			}
+			if free && (c == anyText || c == anyName) {
+				// The mark takes any number of the glob's tokens.
+				for u := t; ; u++ {
+					next[u] = true
+					if u == n || c == anyName && g.tokens[u].kind == 'c' && g.tokens[u].c == '/' {
+						break
+					}
+				}
+				continue
+			}
+			if t == n {
+				continue
+			}
+			tk := &g.tokens[t]
+			switch tk.kind {
+			case '+':
+				next[t] = true
+			case '*':
+				if c != '/' && c != anyText {
+					next[t] = true
+				}
+			default:
+				next[t+1] = next[t+1] || tk.fits(c, free)
+			}
+		}
+		g.skip(next)
+		cur, next = next, cur
+	}
+	return cur[n]
+}
+
+// fits says whether a token takes the character c, which may be a mark.
+func (t *token) fits(c byte, free bool) bool {
+	switch {
+	case c > anyByte:
+		return t.has(c)
+	case c == anyByte && free:
+		return t.kind != 'c' || t.c != '/'
+	case c == anyByte:
+		return t.kind == '?' || t.kind == 'c' && t.c == '?'
+	}
+	return c == anyName && t.kind == 'c' && t.c == '*'
+}
+
+// skip adds what is reached by wildcards that take nothing.
+func (g *glob) skip(states []bool) {
+	for t := range g.tokens {
+		if states[t] && (g.tokens[t].kind == '*' || g.tokens[t].kind == '+') {
+			states[t+1] = true
+		}
+	}
+}
+
+// globs are alternatives.
+type globs []glob
+
+func (gs globs) match(s string) answer {
+	best := no
+	for i := range gs {
+		if best = max(best, gs[i].match(s)); best == yes {
+			break
+		}
+	}
+	return best
+}

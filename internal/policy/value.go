@@ -1,0 +1,175 @@
+package policy
+
+import (
+	"maps"
+	"path"
+	"strings"
+
+	"mvdan.cc/sh/v3/syntax"
+)
+
+// span is a place in the outer command.
+type span struct{ start, end int }
+
+// field is a word as a program gets it.
+type field struct {
+	text string // with marks
+	at   span
+	bare bool // an unquoted unknown: perhaps several words, or none
+	// guess: text is what stands there unless the environment says otherwise.
+	guess bool
+	// feeds are the programs whose output the word is made of, or names.
+	feeds []string
+}
+
+// variable is what is known of a shell variable.
+type variable struct {
+	text     string
+	list     []string // of an array
+	isList   bool
+	exported bool
+}
+
+// scope is the state of one shell: what a line before has set.
+type scope struct {
+	vars    map[string]variable
+	funcs   map[string]*syntax.FuncDecl
+	aliases map[string]string
+	params  []string // $1 and on
+	cwd     string   // "" is where the command begins
+	ifs     string
+	// exports: set -a.
+	exports bool
+	loops   int
+}
+
+func newScope() *scope { return &scope{ifs: " \t\n"} }
+
+// fork is the scope of a subshell. Its maps are copied when it has any.
+func (r *run) fork(s *scope) *scope {
+	r.step(1 + len(s.vars) + len(s.funcs) + len(s.aliases))
+	c := *s
+	c.vars, c.funcs, c.aliases = maps.Clone(s.vars), maps.Clone(s.funcs), maps.Clone(s.aliases)
+	return &c
+}
+
+func (s *scope) set(name string, v variable) {
+	if s.vars == nil {
+		s.vars = map[string]variable{}
+	}
+	if old, ok := s.vars[name]; ok && old.exported || s.exports {
+		v.exported = true
+	}
+	s.vars[name] = v
+	if name == "IFS" && !v.isList {
+		s.ifs = v.text
+	}
+}
+
+// merge takes what another way through the same code has set: what differs is
+// unknown.
+func (r *run) merge(s, other *scope) {
+	r.step(1 + len(s.vars) + len(other.vars))
+	for name, v := range other.vars {
+		if old, ok := s.vars[name]; !ok || !old.same(v) {
+			s.set(name, variable{text: string(anyText), exported: v.exported || old.exported})
+		}
+	}
+	for name := range s.vars {
+		if _, ok := other.vars[name]; !ok {
+			s.set(name, variable{text: string(anyText)})
+		}
+	}
+	for name, f := range other.funcs {
+		s.define(name, f)
+	}
+	for name, a := range other.aliases {
+		s.alias(name, a)
+	}
+	if s.cwd != other.cwd {
+		s.cwd = string(anyText)
+	}
+	if s.ifs != other.ifs {
+		s.ifs = string(anyText)
+	}
+}
+
+func (v variable) same(o variable) bool {
+	if v.text != o.text || v.isList != o.isList || len(v.list) != len(o.list) {
+		return false
+	}
+	for i := range v.list {
+		if v.list[i] != o.list[i] {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *scope) define(name string, f *syntax.FuncDecl) {
+	if s.funcs == nil {
+		s.funcs = map[string]*syntax.FuncDecl{}
+	}
+	s.funcs[name] = f
+}
+
+func (s *scope) alias(name, text string) {
+	if s.aliases == nil {
+		s.aliases = map[string]string{}
+	}
+	s.aliases[name] = text
+}
+
+// lookup gives a variable's value; ok is false if nothing here sets it.
+func (s *scope) lookup(name string) (variable, bool) {
+	if v, ok := s.vars[name]; ok {
+		return v, true
+	}
+	switch name {
+	case "HOME":
+		return variable{text: "~", exported: true}, true
+	case "PWD":
+		if s.cwd == "" {
+			return variable{text: ".", exported: true}, true
+		}
+		return variable{text: s.cwd, exported: true}, true
+	case "IFS":
+		return variable{text: " \t\n"}, true
+	}
+	return variable{}, false
+}
+
+// clean writes a path in the one way that globs are compared with: no "//",
+// "/./" or "/../", "~" for the home directory however it is named, "." for the
+// directory where the command begins. cwd is what cd has set.
+func clean(p, cwd string) string {
+	if p == "" {
+		return p
+	}
+	if cwd != "" && p[0] != '/' && p[0] != '~' && p[0] != '-' && p[0] != anyText {
+		p = cwd + "/" + p
+	}
+	if !strings.Contains(p, "/") {
+		return p
+	}
+	if !known(p) && (strings.Contains(p, "..") || p[0] == anyText) {
+		if strings.Contains(p, "..") && !certain(p) {
+			return string(anyText)
+		}
+	}
+	switch {
+	case strings.HasPrefix(p, "~"):
+		home, rest, _ := strings.Cut(p, "/")
+		rest = path.Clean(rest)
+		switch {
+		case rest == ".":
+			return home
+		case rest == ".." || strings.HasPrefix(rest, "../"):
+			return string(anyText)
+		}
+		return home + "/" + rest
+	case strings.HasPrefix(p, "./") && len(p) > 2 && p[2] <= anyByte:
+		return "./" + path.Clean(p[2:])
+	}
+	return path.Clean(p)
+}
