@@ -61,7 +61,7 @@ func (l *Log) clean(r Record) Record {
 
 // bounded is s without secrets and at most about limit bytes long.
 func (l *Log) bounded(s string, limit int) string {
-	s = l.redact.Text(s)
+	s = l.redact.beginning(s, limit)
 	if len(s) > limit {
 		for limit > 0 && !utf8.RuneStart(s[limit]) {
 			limit--

@@ -3,6 +3,7 @@ package audit
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"go.uber.org/goleak"
 
 	"orchestrator/internal/store"
@@ -328,20 +330,57 @@ func TestNothingBeginsThatCannotBeRecorded(t *testing.T) {
 	w.sound()
 }
 
-func TestAFullDatabaseIsAnErrorOfBegin(t *testing.T) {
+func TestAFullDiskIsAnErrorOfBegin(t *testing.T) {
 	w := newWorld(t)
-	w.sql("PRAGMA journal_mode") // it is there
-	if _, err := w.log.Begin(t.Context(), Record{Call: "c1", Action: "a"}); err != nil {
+	w.sql("CREATE TRIGGER full BEFORE INSERT ON records BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
+	if _, err := w.log.Begin(t.Context(), Record{Call: "c1", Action: "a"}); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("began on a full disk: %v", err)
+	}
+	w.sql("DROP TRIGGER full")
+	w.begin("c2")
+	if got := kinds(w.list(Filter{})); got != "1:open:c2" {
+		t.Error(got)
+	}
+	w.sound()
+}
+
+func TestNothingBeginsWithoutADatabase(t *testing.T) {
+	w := newWorld(t)
+	if err := w.db.Close(); err != nil {
 		t.Fatal(err)
 	}
-	w.close()
-	if err := os.Chmod(w.dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	w.open()
-	w.db.Close()
-	if _, err := w.log.Begin(t.Context(), Record{Call: "c2", Action: "a"}); err == nil {
+	if _, err := w.log.Begin(t.Context(), Record{Call: "c1", Action: "a"}); err == nil {
 		t.Error("began without a database")
+	}
+}
+
+// A closing that is lost with the log is no silent loss: Close says so, and
+// the next Open closes the call.
+func TestCloseSaysWhatCouldNotBeWritten(t *testing.T) {
+	w := newWorld(t)
+	e := w.begin("c1")
+	w.sql("CREATE TRIGGER full BEFORE INSERT ON records BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
+	if err := e.Close(t.Context(), Record{Ending: "exit"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.log.Close(); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("%v", err)
+	}
+	if err := w.db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w.log = nil
+	db, err := sql.Open("sqlite", w.path(store.AuditFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.ExecContext(t.Context(), "DROP TRIGGER full"); err != nil {
+		t.Fatal(err)
+	}
+	db.Close()
+	w.open()
+	if got := kinds(w.list(Filter{Ending: LostEnding})); got != "2:close:c1" {
+		t.Error(got)
 	}
 }
 

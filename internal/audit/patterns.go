@@ -3,7 +3,7 @@ package audit
 import "strings"
 
 // maxPattern bounds what one pattern looks at, in bytes, so that no text makes
-// the search slow. Private keys are the exception: they go on to their end.
+// the search slow. Tokens and private keys go on to their end.
 const maxPattern = 4 << 10
 
 // pattern finds secrets that begin in a known way. A letter or digit before
@@ -12,6 +12,8 @@ type pattern struct {
 	begin string // lower case if fold
 	fold  bool
 	word  bool
+	// once: what it finds has nothing else of it inside.
+	once bool
 	// find gets the text and where it begins; ok is false if it is none.
 	find func(s string, i int) (span, bool)
 }
@@ -25,7 +27,7 @@ var patterns = index([]pattern{
 	token("hooks.slack.com/services/", path, 20),
 	token("sk-", name, 20), token("sk_live_", alnum, 16), token("sk_test_", alnum, 16), token("rk_live_", alnum, 16), token("rk_test_", alnum, 16), token("whsec_", alnum, 16),
 	token("AIza", name, 30), token("ya29.", name, 20), token("SG.", dotted, 30), token("dop_v1_", alnum, 32), token("eyJ", dotted, 20, jwt),
-	{begin: "-----begin ", fold: true, find: privateKey},
+	{begin: "-----begin ", fold: true, once: true, find: privateKey},
 	{begin: "bearer", fold: true, word: true, find: bearer},
 	{begin: "://", find: userinfo},
 	userFlag("-u"), userFlag("--user"), userFlag("--proxy-user"),
@@ -46,17 +48,23 @@ func index(all []pattern) (byFirst [256][]pattern) {
 
 // findPatterns adds where in s something looks like a secret.
 func findPatterns(spans []span, s string) []span {
+	last, lastEnd := "", 0
 	for i := 0; i < len(s); i++ {
 		for _, p := range patterns[s[i]] {
-			if len(s)-i < len(p.begin) || p.word && i > 0 && isWord(s[i-1]) {
+			if len(s)-i < len(p.begin) || p.word && i > 0 && isWord(s[i-1]) || p.once && i < lastEnd && p.begin == last {
 				continue
 			}
 			begin := s[i : i+len(p.begin)]
 			if begin != p.begin && !(p.fold && strings.EqualFold(begin, p.begin)) {
 				continue
 			}
-			if found, ok := p.find(s, i); ok {
-				spans = append(spans, found)
+			found, ok := p.find(s, i)
+			if !ok {
+				continue
+			}
+			spans = append(spans, found)
+			if p.once {
+				last, lastEnd = p.begin, found.to
 			}
 		}
 	}
@@ -91,9 +99,9 @@ var (
 
 func isWord(c byte) bool { return alnum[c] || c == '_' }
 
-// run is where the bytes of a class that begin at i end.
-func run(s string, i int, c *class) int {
-	end := min(len(s), i+maxPattern)
+// run is where the bytes of a class that begin at i end, at most limit of them.
+func run(s string, i int, c *class, limit int) int {
+	end := i + min(len(s)-i, limit)
 	for i < end && c[s[i]] {
 		i++
 	}
@@ -102,9 +110,9 @@ func run(s string, i int, c *class) int {
 
 // token is a beginning and at least n bytes of a class; all of checks hold.
 func token(begin string, c class, n int, checks ...func(string) bool) pattern {
-	return pattern{begin: begin, word: true, find: func(s string, i int) (span, bool) {
+	return pattern{begin: begin, word: true, once: true, find: func(s string, i int) (span, bool) {
 		body := i + len(begin)
-		end := run(s, body, &c)
+		end := run(s, body, &c, len(s))
 		if end-body < n {
 			return span{}, false
 		}
@@ -151,7 +159,7 @@ func bearer(s string, i int) (span, bool) {
 	if strings.HasPrefix(s[from:], "%20") {
 		from += 3
 	}
-	end := run(s, from, &credential)
+	end := run(s, from, &credential, maxPattern)
 	return span{from, end}, from > i && end-from >= 8
 }
 
@@ -189,7 +197,7 @@ func userFlag(flag string) pattern {
 
 // flag is the value behind a flag such as --api-key, with a space between.
 func flag(s string, i int) (span, bool) {
-	end := run(s, i, &name)
+	end := run(s, i, &name, maxSecretName+1)
 	if end == len(s) || (s[end] != ' ' && s[end] != '\t') || end-i > maxSecretName || !isSecretFlag(s[i:end]) {
 		return span{}, false
 	}
@@ -204,7 +212,7 @@ func flag(s string, i int) (span, bool) {
 // name of a secret.
 func assignment(s string, i int) (span, bool) {
 	before := i
-	if before > 0 && s[before-1] == ':' {
+	if s[i] == '=' && before > 0 && s[before-1] == ':' {
 		before-- // Go's :=
 	}
 	for before > 0 && i-before < 8 && (s[before-1] == ' ' || s[before-1] == '"' || s[before-1] == '\'' || s[before-1] == '\\') {

@@ -94,6 +94,16 @@ func (r *Redactor) Text(s string) string {
 	return string(appendRedacted(make([]byte, 0, len(s)), s, spans, len(s)))
 }
 
+// beginning is s without secrets, or a beginning of it that is not much longer
+// than limit, of whose rest only so much is looked at as a secret may need.
+func (r *Redactor) beginning(s string, limit int) string {
+	if len(s) <= limit {
+		return r.Text(s)
+	}
+	s = s[:min(len(s), limit+max(r.known.window(), maxPattern))]
+	return string(appendRedacted(nil, s, r.find(nil, s), limit+1))
+}
+
 // JSON is raw without secrets: in strings, in the values of members whose
 // names say that they are secret, and in the arguments behind such flags. Valid
 // JSON stays valid; what is not valid comes back as a JSON string.

@@ -1,0 +1,298 @@
+package audit
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// What looks like a secret is put together here, so that nobody's scanner
+// finds one in this file.
+var (
+	aws    = "AKIA" + "ABCDEFGHIJKLMNOP"
+	github = "ghp_" + strings.Repeat("a1", 18)
+	slack  = "xoxb-" + "123456789012-abcdefghij"
+	openai = "sk-" + "proj-" + strings.Repeat("Zz9", 10)
+	jwtOf  = "eyJ" + "hbGciOiJIUzI1NiJ9" + ".eyJzdWIiOiIxMjM0In0." + "c2lnbmF0dXJlMTIz"
+	pem    = "-----BEGIN RSA " + "PRIVATE KEY-----\nMIIabc\ndef==\n-----END RSA PRIVATE KEY-----"
+)
+
+func TestWhatLooksLikeASecretIsRedacted(t *testing.T) {
+	for _, c := range []struct{ in, want string }{
+		// Tokens of services.
+		{"key " + aws + " end", "key [redacted] end"},
+		{"ASIA" + strings.Repeat("Q", 16), "[redacted]"},
+		{"git clone " + github, "git clone [redacted]"},
+		{"github_pat_" + strings.Repeat("b2_", 10), "[redacted]"},
+		{"glpat-" + strings.Repeat("c", 20), "[redacted]"},
+		{"(" + slack + ")", "([redacted])"},
+		{"'" + openai + "'", "'[redacted]'"},
+		{"sk_live_" + strings.Repeat("d", 24), "[redacted]"},
+		{"AIza" + strings.Repeat("e", 35), "[redacted]"},
+		{"npm_" + strings.Repeat("f", 36), "[redacted]"},
+		{"https://hooks.slack.com/services/T000/B000/" + strings.Repeat("g", 24), "https://[redacted]"},
+		{"x " + jwtOf + ".", "x [redacted]"},
+		{"a\n" + pem + "\nb", "a\n[redacted]\nb"},
+		{"-----BEGIN OPENSSH " + "PRIVATE KEY-----\nabc", "[redacted]"},
+		// Headers.
+		{"-H 'Authorization: Bearer abc.def-123'", "-H 'Authorization: [redacted]'"},
+		{`-H "authorization: Basic dXNlcjpwYXNz" -v`, `-H "authorization: [redacted]" -v`},
+		{"bearer abcdefgh1234", "bearer [redacted]"},
+		{"X-Api-Key: abc123", "X-Api-Key: [redacted]"},
+		{"Cookie: a=b; c=d\nHost: x", "Cookie: [redacted]\nHost: x"},
+		// Assignments and flags.
+		{"PGPASSWORD=hunter2 psql", "PGPASSWORD=[redacted] psql"},
+		{"export API_KEY='a b c'; ls", "export API_KEY='[redacted]'; ls"},
+		{"password: hunter2", "password: [redacted]"},
+		{`token := "abc"`, `token := "[redacted]"`},
+		{"--password hunter2 -v", "--password [redacted] -v"},
+		{"--api-key=abc -v", "--api-key=[redacted] -v"},
+		{"-secret abc", "-secret [redacted]"},
+		{"AWS_SECRET_ACCESS_KEY=abc/def+ghi aws s3 ls", "AWS_SECRET_ACCESS_KEY=[redacted] aws s3 ls"},
+		{"DB_PASS=x make", "DB_PASS=[redacted] make"},
+		{"client_secret=abc&x=1", "client_secret=[redacted]&x=1"},
+		{`{"password": "a\"b", "x": 1}`, `{"password": "[redacted]", "x": 1}`},
+		{`curl -d "{\"token\":\"abc\",\"x\":1}"`, `curl -d "{\"token\":\"[redacted]\",\"x\":1}"`},
+		{"{'secret': 'abc'}", "{'secret': '[redacted]'}"},
+		{"curl -u ann:hunter2 x", "curl -u ann:[redacted] x"},
+		{"curl --user 'ann:hunter 2' x", "curl --user 'ann:[redacted]' x"},
+		{"curl -uann:hunter2 x", "curl -uann:[redacted] x"},
+		// Addresses.
+		{"postgres://ann:p@ss@db:5432/x", "postgres://[redacted]@db:5432/x"},
+		{"git clone https://abcdef@example.com/r", "git clone https://[redacted]@example.com/r"},
+		// Two at once, and what overlaps.
+		{aws + " " + aws, "[redacted] [redacted]"},
+		{"token=" + github + " x", "token=[redacted] x"},
+		// What is none.
+		{"ssh://git@example.com/r", ""},
+		{"https://example.com/a@b?c=d", ""},
+		{"password=$PASSWORD make", ""},
+		{"token=${TOKEN}", ""},
+		{`TOKEN="$(cat file)" x`, ""},
+		{"max_tokens=5", ""},
+		{"task-" + strings.Repeat("a", 30), ""},
+		{"monkey=banana", ""},
+		{"std::token::next", ""},
+		{"echo 12:30 = x", ""},
+		{"bypass=1", ""},
+		{"password=", ""},
+		{"token: true", ""},
+		{"the bearer of news", ""},
+		{"-----BEGIN CERTIFICATE-----\nabc", ""},
+		{"sort -u -k3", ""},
+		{"", ""},
+		{"=", ""},
+		{"-u", ""},
+		{"://", ""},
+	} {
+		if c.want == "" {
+			c.want = c.in
+		}
+		if got := NewRedactor().Text(c.in); got != c.want {
+			t.Errorf("%q\n got %q\nwant %q", c.in, got, c.want)
+		}
+	}
+}
+
+func TestJSONIsRedactedAndStaysAsItIs(t *testing.T) {
+	r := NewRedactor(regexp.MustCompile(`ticket-\d+`))
+	r.Add("correct horse")
+	r.Add(`with "quotes" and \`)
+	r.Add("987654321")
+	r.Add(`{"a":"b","c":1}`)
+	for _, c := range []struct{ in, want string }{
+		{`{"a": 1,  "b" : [true, null, "x"]}`, ""},
+		{`{"command":"echo a && b > c"}`, ""},
+		{`{"password":"x"}`, `{"password":"[redacted]"}`},
+		{`{"Api-Key" : 12, "n": 12}`, `{"Api-Key" : "[redacted]", "n": 12}`},
+		{`{"token":null,"secret":true,"password":""}`, ""},
+		{`{"credentials":{"user":"u","n":[1,{"x":"y"}]},"after":"z"}`, `{"credentials":{"user":"[redacted]","n":["[redacted]",{"x":"[redacted]"}]},"after":"z"}`},
+		{`{"argv":["mysql","--password","x","-v"]}`, `{"argv":["mysql","--password","[redacted]","-v"]}`},
+		{`{"argv":["x","--token"],"b":"c"}`, ""},
+		{`{"env":{"GH_TOKEN":"x","HOME":"/"}}`, `{"env":{"GH_TOKEN":"[redacted]","HOME":"/"}}`},
+		{`{"env":["GH_TOKEN=x","HOME=/"]}`, `{"env":["GH_TOKEN=[redacted]","HOME=/"]}`},
+		{`{"a":"correct horse"}`, `{"a":"[redacted]"}`},
+		{`{"correct horse":1}`, `{"[redacted]":1}`},
+		{`{"a":"\u0063orrect\u0020horse\n"}`, `{"a":"[redacted]\n"}`},
+		{`{"a":"with \"quotes\" and \\"}`, `{"a":"[redacted]"}`},
+		{`{"a":"{\"b\":\"with \\\"quotes\\\" and \\\\\"}"}`, `{"a":"{\"b\":\"[redacted]\"}"}`},
+		{`{"n":987654321}`, `"{\"n\":[redacted]}"`},
+		{`[{"a":"b","c":1}]`, `"[[redacted]]"`},
+		{`{"a":"ticket-12"}`, `{"a":"[redacted]"}`},
+		{`{"a":"\ud83d\ude00 correct horse"}`, `{"a":"😀 [redacted]"}`},
+		{`"password=abc"`, `"password=[redacted]"`},
+		{`{"password":"x"`, `"{\"password\":\"[redacted]\""`},
+		{"\xff correct horse", "\"\\ufffd [redacted]\""},
+		{``, `""`},
+	} {
+		if c.want == "" {
+			c.want = c.in
+		}
+		got := string(r.JSON(json.RawMessage(c.in)))
+		if got != c.want {
+			t.Errorf("%s\n got %s\nwant %s", c.in, got, c.want)
+		}
+		if !json.Valid([]byte(got)) {
+			t.Errorf("%s is not valid", got)
+		}
+	}
+}
+
+// written are the ways in which a value is looked for.
+func written(v string) map[string]string {
+	j, _ := json.Marshal(v)
+	jj, _ := json.Marshal(string(j))
+	return map[string]string{
+		"as it is": v, "JSON": string(j), "JSON in JSON": string(jj), "query": url.QueryEscape(v), "path": url.PathEscape(v),
+		"component": strings.ReplaceAll(url.QueryEscape(v), "+", "%20"), "lower case escapes": lowerEscapes(url.QueryEscape(v)),
+		"hex": hex.EncodeToString([]byte(v)), "upper case hex": strings.ToUpper(hex.EncodeToString([]byte(v))),
+		"base64": base64.StdEncoding.EncodeToString([]byte(v)), "base64 for URLs": base64.RawURLEncoding.EncodeToString([]byte(v)),
+		"base64 behind one byte": base64.StdEncoding.EncodeToString([]byte(":" + v)), "base64 behind two": base64.StdEncoding.EncodeToString([]byte("a:" + v + "\n")),
+		"base64 behind four": base64.URLEncoding.EncodeToString([]byte("ann:" + v + "xy")),
+	}
+}
+
+func TestAKnownValueIsFoundInEveryForm(t *testing.T) {
+	for _, v := range []string{"sixsix", "correct horse/battery+staple", "a<b>&c\"d\\e\tf", "zeilen\nüber zeilen", "\x01\x02\x03\x04\x05\x06", "?>?>?>~~~"} {
+		r := NewRedactor()
+		r.Add("  " + v + "\n")
+		for form, s := range written(v) {
+			if got := r.Text("<<" + s + ">>"); !strings.Contains(got, Redacted) || strings.Contains(got, s) {
+				t.Errorf("%q as %s: %q stays %q", v, form, s, got)
+			}
+		}
+	}
+}
+
+func TestAValueIsForgottenAfterItsLastRemove(t *testing.T) {
+	r := NewRedactor()
+	r.Add("correct horse")
+	r.Add("correct horse")
+	r.Add("correct horse battery")
+	r.Add("short")
+	r.Add("")
+	r.Remove("never added")
+	r.Remove("correct horse")
+	if got := r.Text("correct horse, short, correct horse battery"); got != "[redacted], short, [redacted]" {
+		t.Error(got)
+	}
+	r.Remove("correct horse")
+	r.Remove("correct horse")
+	if got := r.Text("correct horse, correct horse battery"); got != "correct horse, [redacted]" {
+		t.Error(got)
+	}
+	r.Remove("correct horse battery")
+	if r.known.filter != [1 << 16]uint32{} || len(r.known.forms)+len(r.known.refs) > 0 {
+		t.Error("something is left")
+	}
+}
+
+func TestValuesComeAndGoWhileTextIsRedacted(t *testing.T) {
+	r := NewRedactor()
+	r.Add("correct horse")
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			v := fmt.Sprint("value number ", i)
+			for range 50 {
+				r.Add(v)
+				if got := r.Text("correct horse " + v); got != "[redacted] [redacted]" {
+					t.Error(got)
+				}
+				r.Remove(v)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestALargeInputIsCutAndNoSecretWithIt(t *testing.T) {
+	r := NewRedactor()
+	secret := strings.Repeat("correct horse ", 20) + "battery"
+	r.Add(secret)
+	for at := MaxInput - len(secret) - 20; at < MaxInput+20; at += 7 {
+		for _, before := range []string{"x", `\n`, `\u0078`} {
+			fill := strings.Repeat(before, at/len(before))
+			raw := json.RawMessage(`{"c":"` + fill + secret + strings.Repeat("y", 2*MaxInput) + `"}`)
+			out, size, sum := r.Input(raw)
+			whole := sha256.Sum256(raw)
+			if !json.Valid(out) || len(out) > MaxInput || size != len(raw) || sum != hex.EncodeToString(whole[:]) {
+				t.Fatalf("%d bytes of %d, %s", len(out), size, sum)
+			}
+			if strings.Contains(string(out), "correct horse") {
+				t.Fatalf("at %d: a part of the secret is left", at)
+			}
+		}
+	}
+	if out, size, sum := r.Input(json.RawMessage(`{"a":1}`)); string(out) != `{"a":1}` || size != 0 || sum != "" {
+		t.Errorf("%s, %d, %s", out, size, sum)
+	}
+	grows := json.RawMessage(`["` + strings.TrimSuffix(strings.Repeat(`token=a","`, MaxInput/11), `,"`) + `]`)
+	if !json.Valid(grows) {
+		t.Fatal("not valid")
+	}
+	if out, size, _ := r.Input(grows); len(out) > MaxInput || size != len(grows) || !json.Valid(out) {
+		t.Errorf("%d bytes of %d", len(out), size)
+	}
+}
+
+// No text makes the search slow: each of these would, if a pattern looked at
+// the same bytes again and again.
+func TestNoTextMakesTheSearchSlow(t *testing.T) {
+	r := NewRedactor()
+	r.Add("aaaaaaaaaaaaaaaa")
+	for _, part := range []string{"a", "://", "=", ":", "-", "-u ", "token=", "token='", `token=\\\"`, "--token ", "sk-", "eyJ", "bearer ", "-----BEGIN ", "-----BEGIN PRIVATE KEY ", "%20", `\`, `"`, "[", "{", `{"token":`, "password: \\'"} {
+		s := strings.Repeat(part, 1<<18/len(part))
+		_ = r.Text(s)
+		r.JSON(json.RawMessage(s))
+		r.Input(json.RawMessage(s))
+	}
+}
+
+func FuzzRedact(f *testing.F) {
+	f.Add("correct horse", `{"a":"correct horse"}`, uint8(0))
+	f.Add(`a"b\c<d>`, `["x",{"token":1}]`, uint8(1))
+	f.Add("987654", `{"n":98765}`, uint8(3))
+	f.Add("redact", `x`, uint8(3))
+	f.Fuzz(func(t *testing.T, secret, text string, place uint8) {
+		r := NewRedactor()
+		r.Add(secret)
+		secret = strings.TrimSpace(secret)
+		known := len(secret) >= minValue
+		for _, s := range written(secret) {
+			in := text
+			if known {
+				at := int(place) % (len(text) + 1)
+				in = text[:at] + s + text[at:]
+			}
+			for _, raw := range []string{in, string(quote(in)), `{"k":` + string(quote(in)) + `}`} {
+				out, _, _ := r.Input(json.RawMessage(raw))
+				if !json.Valid(out) {
+					t.Fatalf("%q became %q", raw, out)
+				}
+				gone(t, r, known, secret, string(out))
+				if json.Valid([]byte(raw)) && !json.Valid(r.JSON(json.RawMessage(raw))) {
+					t.Fatalf("%q is not valid any more", raw)
+				}
+			}
+			gone(t, r, known, secret, r.Text(in))
+		}
+	})
+}
+
+// gone says that no form of the secret is left. What stands in its place may
+// look like one.
+func gone(t *testing.T, r *Redactor, known bool, secret, out string) {
+	t.Helper()
+	rest := strings.ReplaceAll(out, Redacted, "\x00")
+	if spans := r.known.find(nil, rest); known && len(spans) > 0 && !strings.ContainsRune(secret, 0) {
+		t.Fatalf("%q is left in %q", secret, out)
+	}
+}

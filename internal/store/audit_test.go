@@ -1,0 +1,152 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+func openTestAudit(t *testing.T, dir string) *AuditDB {
+	t.Helper()
+	a, err := OpenAudit(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close() })
+	return a
+}
+
+func auditRows(from, to int64) (rows []AuditRow) {
+	for i := from; i <= to; i++ {
+		at := time.Unix(i, 0).UTC().Format(AuditTime)
+		record := fmt.Sprintf(`{"seq":%d,"time":%q,"call":"c%d","caller":"caller-%d","ending":"exit"}`, i, at, i, i%3)
+		rows = append(rows, AuditRow{Seq: i, Record: []byte(record), Prev: []byte{1}, Hash: []byte{byte(i)}, Opens: fmt.Sprint("c", i)})
+	}
+	return rows
+}
+
+func auditSeqs(t *testing.T, a *AuditDB, f AuditFilter) (seqs []int64) {
+	t.Helper()
+	if err := a.Scan(t.Context(), f, func(r AuditRow) error { seqs = append(seqs, r.Seq); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return seqs
+}
+
+func TestAuditRowsAreReadPageByPage(t *testing.T) {
+	dir := t.TempDir()
+	a := openTestAudit(t, dir)
+	const n = 2*auditPage + 100
+	if err := a.Append(t.Context(), auditRows(1, n)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		f           AuditFilter
+		count       int
+		first, last int64
+	}{
+		{AuditFilter{}, n, 1, n},
+		{AuditFilter{After: 10}, n - 10, 11, n},
+		{AuditFilter{Limit: auditPage}, auditPage, 1, auditPage},
+		{AuditFilter{Limit: auditPage + 1}, auditPage + 1, 1, auditPage + 1},
+		{AuditFilter{Newest: true, Limit: auditPage + 1}, auditPage + 1, n - auditPage, n},
+		{AuditFilter{Newest: true, Limit: 5, After: n - 2}, 2, n - 1, n},
+		{AuditFilter{Caller: "caller-0", Limit: 2}, 2, 3, 6},
+		{AuditFilter{Since: time.Unix(100, 0), Until: time.Unix(200, 0)}, 100, 100, 199},
+		{AuditFilter{Since: time.Unix(100, 0), Ending: "exit", Newest: true, Limit: 1}, 1, n, n},
+	} {
+		seqs := auditSeqs(t, a, c.f)
+		if len(seqs) != c.count || seqs[0] != c.first || seqs[len(seqs)-1] != c.last {
+			t.Errorf("%+v: %d rows", c.f, len(seqs))
+		}
+	}
+	if err := a.Scan(t.Context(), AuditFilter{Newest: true}, nil); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("the newest without a limit: %v", err)
+	}
+	stop := errors.New("stop")
+	if err := a.Scan(t.Context(), AuditFilter{}, func(AuditRow) error { return stop }); err != stop {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestAuditKnowsWhichCallsRun(t *testing.T) {
+	dir := t.TempDir()
+	a := openTestAudit(t, dir)
+	if last, err := a.Last(t.Context()); err != nil || last.Seq != 0 || last.Hash != nil {
+		t.Errorf("%+v, %v", last, err)
+	}
+	rows := auditRows(1, 3)
+	rows[2].Opens, rows[2].Closes = "", "c1"
+	if err := a.Append(t.Context(), rows); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Append(t.Context(), auditRows(3, 4)); err == nil {
+		t.Error("a number was used twice")
+	}
+	a.Close()
+	a = openTestAudit(t, dir)
+	if last, err := a.Last(t.Context()); err != nil || last.Seq != 3 || last.Hash[0] != 3 {
+		t.Errorf("%+v, %v", last, err)
+	}
+	running, err := a.Running(t.Context())
+	if err != nil || len(running) != 1 || running[0].Opens != "c2" || running[0].Seq != 2 {
+		t.Errorf("%+v, %v", running, err)
+	}
+}
+
+// Each way of asking that is meant to be quick uses its index.
+func TestAuditFiltersUseTheirIndex(t *testing.T) {
+	a := openTestAudit(t, t.TempDir())
+	for where, index := range map[string]string{
+		"caller = 'a' AND ending = 'x'": "records_caller", "call = 'a'": "records_call", "caller = 'a' AND seq > 5": "records_caller",
+	} {
+		rows, err := a.read.QueryContext(t.Context(), "EXPLAIN QUERY PLAN SELECT seq, record, prev, hash FROM records WHERE "+where+" ORDER BY seq LIMIT 5")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var plan strings.Builder
+		for rows.Next() {
+			var id, parent, unused int
+			var detail string
+			if err := rows.Scan(&id, &parent, &unused, &detail); err != nil {
+				t.Fatal(err)
+			}
+			plan.WriteString(detail + "\n")
+		}
+		rows.Close()
+		if !strings.Contains(plan.String(), "USING INDEX "+index) || strings.Contains(plan.String(), "TEMP B-TREE") {
+			t.Errorf("%s: %s", where, plan.String())
+		}
+	}
+}
+
+func TestAnAuditLogOfANewerProgramIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	a := openTestAudit(t, dir)
+	if _, err := a.write.ExecContext(t.Context(), "PRAGMA user_version = 99"); err != nil {
+		t.Fatal(err)
+	}
+	a.Close()
+	if _, err := OpenAudit(t.Context(), dir); !errdefs.IsFailedPrecondition(err) {
+		t.Error(err)
+	}
+	if info, err := os.Stat(filepath.Join(dir, AuditFile)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+}
+
+func TestADamagedAuditFileIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, AuditFile), []byte(strings.Repeat("not a database ", 1000)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenAudit(t.Context(), dir); err == nil || !strings.Contains(err.Error(), AuditFile) {
+		t.Error(err)
+	}
+}
