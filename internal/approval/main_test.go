@@ -40,13 +40,18 @@ func (w *world) open(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := w.opts
-	o.Store, o.Now = s, func() time.Time { return w.clock }
-	g, err := New(context.Background(), o)
+	w.store = s
+	g, err := New(context.Background(), w.gateOptions())
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.store, w.Gate = s, g
+	w.Gate = g
+}
+
+func (w *world) gateOptions() Options {
+	o := w.opts
+	o.Store, o.Now = w.store, func() time.Time { return w.clock }
+	return o
 }
 
 // restart is the death of the process and its next life.

@@ -22,9 +22,9 @@ CREATE TABLE IF NOT EXISTS approvals (
 	escalated TEXT NOT NULL DEFAULT '', used INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE UNIQUE INDEX IF NOT EXISTS approvals_key ON approvals (caller, key) WHERE key <> '';
-CREATE INDEX IF NOT EXISTS approvals_state ON approvals (state, created);
-CREATE INDEX IF NOT EXISTS approvals_caller ON approvals (caller, created);
-CREATE INDEX IF NOT EXISTS approvals_created ON approvals (created);
+CREATE INDEX IF NOT EXISTS approvals_state ON approvals (state, created, id);
+CREATE INDEX IF NOT EXISTS approvals_caller ON approvals (caller, created, id);
+CREATE INDEX IF NOT EXISTS approvals_created ON approvals (created, id);
 CREATE TABLE IF NOT EXISTS grants (
 	caller TEXT NOT NULL, session TEXT NOT NULL, tool TEXT NOT NULL, rule TEXT NOT NULL, approve INTEGER NOT NULL, approval TEXT NOT NULL,
 	by TEXT NOT NULL, note TEXT NOT NULL, created INTEGER NOT NULL, PRIMARY KEY (caller, session, tool, rule)
