@@ -20,7 +20,8 @@ import (
 
 // Guest answers ping, claim, exec and end as the guest of a sandbox does. Its
 // commands are words it knows: true, false, exit N, echo WORDS, cat, sleep
-// SECONDS, lost (cuts the stream), and those behind sh -c or bash -c. Other
+// SECONDS, lost (cuts the stream), and those behind sh -c or bash -c. A command's
+// rules for arguments are asked, and caps of its own taken for granted. Other
 // operations are refused as unimplemented.
 type Guest struct {
 	// End is called by the operation end; nil does nothing.
@@ -29,6 +30,7 @@ type Guest struct {
 	mu       sync.Mutex
 	lease    string
 	env      map[string]string
+	alias    map[string]string
 	commands int
 	started  time.Time
 }
@@ -38,6 +40,13 @@ func (g *Guest) Env() map[string]string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.env
+}
+
+// Alias are the further names of the workspace that came with the claim.
+func (g *Guest) Alias() map[string]string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.alias
 }
 
 // Serve answers the one request of a stream.
@@ -89,7 +98,7 @@ func (g *Guest) claim(conn net.Conn, body json.RawMessage) {
 	g.mu.Lock()
 	taken := g.lease != "" && g.lease != claim.Lease
 	if !taken {
-		g.lease, g.env = claim.Lease, claim.Env
+		g.lease, g.env, g.alias = claim.Lease, claim.Env, claim.Alias
 	}
 	g.mu.Unlock()
 	if taken {
@@ -110,6 +119,13 @@ func (g *Guest) exec(ctx context.Context, conn net.Conn, body json.RawMessage) {
 	if err := json.Unmarshal(body, &command); err != nil || len(command.Argv) == 0 {
 		refuse(conn, "invalid_argument", "a command needs argv")
 		return
+	}
+	if command.Check != nil {
+		// There are no files here: the names of paths have to do.
+		if refusal := command.Check.Check(command.Argv); refusal != nil {
+			answer(conn, wire.KindFailure, wire.Failure{Code: wire.PermissionDenied, Field: "argv", Message: refusal.Message})
+			return
+		}
 	}
 	g.count(1)
 	defer g.count(-1)

@@ -115,6 +115,10 @@ func Run(t *testing.T, f Factory) {
 			}
 		})
 	}
+	t.Run("a command's own caps", func(t *testing.T) { ownCaps(t, s) })
+	t.Run("what tools do with files", func(t *testing.T) { toolFiles(t, s) })
+	t.Run("further names of the workspace", func(t *testing.T) { furtherNames(t, s) })
+	t.Run("arguments are decided on inside", func(t *testing.T) { checkedArgv(t, s) })
 	t.Run("refusals", s.refusals)
 }
 

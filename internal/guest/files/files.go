@@ -111,6 +111,10 @@ func (s *Server) Handle(ctx context.Context, op wire.Op, body json.RawMessage, c
 	return c.Reply(reply)
 }
 
+// As runs f as the user, where files are concerned. An error means that f did not
+// run.
+func (s *Server) As(ctx context.Context, f func()) error { return s.threads.do(ctx, f) }
+
 // in runs f with the folder of pl opened, as the user.
 func (s *Server) in(ctx context.Context, pl place, f func(*safefile.Root) error) error {
 	var err error

@@ -12,6 +12,7 @@ import (
 
 	"orchestrator/internal/guest/leader"
 	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/policy/argv"
 )
 
 // A command with wire.Command.Check is decided on by its argument vector. That
@@ -40,7 +41,7 @@ func (s *Server) decide(cmd *wire.Command, p *leader.Program) *wire.Failure {
 	if cmd.Check == nil {
 		return nil
 	}
-	if f := checkArgv(cmd, p.Dir); f != nil {
+	if f := s.checkArgv(cmd, p.Dir); f != nil {
 		return f
 	}
 	p.Paths = slices.DeleteFunc(p.Paths, func(name string) bool { return !s.ofImage(name) })
@@ -98,7 +99,18 @@ func mountOf(fd int) int {
 	return 0
 }
 
-// checkArgv asks the rules.
-func checkArgv(*wire.Command, string) *wire.Failure {
-	return wire.Failf(wire.FailedPrecondition, "check", "this guest does not decide on arguments")
+// checkArgv asks the rules, as the commands' user: what that user cannot get at
+// is not judged by what is there.
+func (s *Server) checkArgv(cmd *wire.Command, cwd string) *wire.Failure {
+	var refusal *argv.Refusal
+	check := func() { refusal = cmd.Check.CheckHere(cmd.Argv, cwd) }
+	if s.Files == nil {
+		check()
+	} else if err := s.Files.As(s.ctx, check); err != nil {
+		return wire.Failf(wire.Unavailable, "", "decide on the command: %v", err)
+	}
+	if refusal == nil {
+		return nil
+	}
+	return wire.Failf(wire.PermissionDenied, "argv", "%s", refusal.Message)
 }

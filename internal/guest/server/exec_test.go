@@ -306,6 +306,11 @@ func TestBadCommandsNameTheField(t *testing.T) {
 		{wire.Command{Argv: []string{"true"}, Env: map[string]string{"A": "\x00"}}, wire.InvalidArgument, "env"},
 		{wire.Command{Argv: []string{"true"}, Timeout: -1}, wire.InvalidArgument, "timeout_ns"},
 		{wire.Command{Argv: []string{"true"}, ID: "a/b"}, wire.InvalidArgument, "id"},
+		{wire.Command{Argv: []string{"true"}, MemoryBytes: -1}, wire.InvalidArgument, "memory_bytes"},
+		{wire.Command{Argv: []string{"true"}, MemoryBytes: 1}, wire.InvalidArgument, "memory_bytes"},
+		{wire.Command{Argv: []string{"true"}, CPUs: -1}, wire.InvalidArgument, "cpus"},
+		{wire.Command{Argv: []string{"true"}, CPUs: 0.001}, wire.InvalidArgument, "cpus"},
+		{wire.Command{Argv: []string{"true"}, CPUs: 1e9}, wire.InvalidArgument, "cpus"},
 	}
 	both(t, func(t *testing.T, s *Server) {
 		for _, c := range cases {

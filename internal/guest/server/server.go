@@ -55,6 +55,9 @@ type Files interface {
 	Handle(ctx context.Context, op wire.Op, body json.RawMessage, c *wire.Conn) error
 	// Alias makes further names of folders, all or none: see wire.Claim.
 	Alias(ctx context.Context, names map[string]string) error
+	// As runs f, which looks at files, as the commands' user. An error means that
+	// it did not run.
+	As(ctx context.Context, f func()) error
 }
 
 // Options of a server. The zero value is that of a sandbox without cgroups and

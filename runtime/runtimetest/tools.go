@@ -1,0 +1,152 @@
+package runtimetest
+
+import (
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/guest"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/policy/argv"
+	"orchestrator/runtime"
+)
+
+// ownCaps: a command with caps of its own meets them, alone, and another beside it does not.
+func ownCaps(t *testing.T, s *suite) {
+	b := s.make(t, nil)
+	small := python("flood", "one")
+	small.MemoryBytes = 48 << 20
+	if !s.driver.Capabilities().Has(runtime.CapCommandCgroup) {
+		for field, cmd := range map[string]wire.Command{"memory_bytes": small, "cpus": {Argv: []string{"true"}, CPUs: 0.1}} {
+			if o, err := b.Exec(t.Context(), cmd, guest.IO{}); !errdefs.IsFailedPrecondition(err) || !strings.HasPrefix(err.Error(), field) {
+				t.Errorf("a cap that nobody enforces: %v, %v", o, err)
+			}
+		}
+		return
+	}
+	stdin, release := io.Pipe()
+	beside := b.begin(t, bash("head -c 60M /dev/zero | tail -c 60M >/dev/null; echo ready; read line"), guest.IO{Stdin: stdin})
+	beside.says(t, "ready")
+	o := b.run(t, small)
+	release.Close()
+	if o.Ending != runtime.OOM || o.Unclean || o.Usage.MemoryBytes > small.MemoryBytes {
+		t.Errorf("it took more than its %d bytes: %v, %+v", small.MemoryBytes, o, o.Usage)
+	}
+	if o := beside.end(t); !o.exited(1) {
+		t.Errorf("the command beside it: %v", o)
+	}
+	enough := bash("head -c 8M /dev/zero | tail -c 8M | wc -c")
+	enough.MemoryBytes = 48 << 20
+	if o := b.run(t, enough); !o.exited(0) || strings.TrimSpace(o.stdout) != "8388608" {
+		t.Errorf("with caps that it does not meet: %v", o)
+	}
+	large := bash("true")
+	large.MemoryBytes, large.CPUs = 64<<30, 500
+	if o := b.run(t, large); !o.exited(0) {
+		t.Errorf("with caps above the sandbox's: %v", o)
+	}
+	slow := python("flood", "cpu", "2", "2")
+	slow.CPUs = 0.3
+	o = b.run(t, slow)
+	cores := (o.Usage.CPUUser + o.Usage.CPUSystem).Seconds() / o.Duration.Seconds()
+	t.Logf("two busy processes used %.2f cores of 0.30", cores)
+	if !o.exited(0) || cores > 0.6 {
+		t.Errorf("two busy processes used %.2f cores, their cap is 0.3: %v", cores, o)
+	}
+	for field, cmd := range map[string]wire.Command{
+		"memory_bytes": {Argv: []string{"true"}, MemoryBytes: 1 << 10}, "cpus": {Argv: []string{"true"}, CPUs: 0.001},
+	} {
+		if o, err := b.Exec(t.Context(), cmd, guest.IO{}); !errdefs.IsInvalidArgument(err) || !strings.HasPrefix(err.Error(), field) {
+			t.Errorf("too small a cap: %v, %v", o, err)
+		}
+	}
+	b.well(t)
+}
+
+// toolFiles: text is edited and looked for in the sandbox, below the workspace and /tmp, and no link that may not be followed is.
+func toolFiles(t *testing.T, s *suite) {
+	b := s.make(t, nil)
+	b.want(t, `mkdir -p src/deep; echo "func Foo() {}" >src/a.go; printf 'x\nFoo\n' >src/deep/b.txt; echo Foo >/tmp/c.txt; ln -s /etc out; ln -s src link; mkfifo fifo`)
+	e, err := b.EditFile(t.Context(), wire.EditRequest{FileRequest: wire.FileRequest{Path: "src/a.go"}, Old: "Foo", New: "Bar"})
+	if err != nil || e.Count != 1 || e.Info.UID != runtime.CommandUID {
+		t.Errorf("edit: %+v, %v", e, err)
+	}
+	if got := b.want(t, "cat src/a.go"); got != "func Bar() {}" {
+		t.Errorf("a command sees %q", got)
+	}
+	if _, err := b.EditFile(t.Context(), wire.EditRequest{FileRequest: wire.FileRequest{Path: "out/passwd"}, Old: "root", New: "toor"}); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("edit outside: %v", err)
+	}
+	for path, want := range map[string]string{".": "src/deep/b.txt", "/tmp": "/tmp/c.txt"} {
+		g, err := b.Glob(t.Context(), wire.GlobRequest{FileRequest: wire.FileRequest{Path: path}, Pattern: "**/*.txt"})
+		if err != nil || g.Truncated || len(g.Items) != 1 || g.Items[0].Path != want {
+			t.Errorf("glob in %s: %+v, %v", path, g, err)
+		}
+		f, err := b.Search(t.Context(), wire.SearchRequest{FileRequest: wire.FileRequest{Path: path}, Pattern: "^F.o$"})
+		if err != nil || f.Truncated || len(f.Matches) != 1 || f.Matches[0].Path != want {
+			t.Errorf("search in %s: %+v, %v", path, f, err)
+		}
+	}
+	if _, err := b.Stat(t.Context(), wire.FileRequest{Path: "link/a.go", NoFollow: true}); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("a link that is not to be followed: %v", err)
+	}
+	if _, err := b.WriteFile(t.Context(), wire.FileRequest{Path: "/tmp/d"}, strings.NewReader("x")); err != nil {
+		t.Error(err)
+	}
+	if got := b.want(t, "cat /tmp/d; stat -c %u /tmp/d"); got != "x1000" {
+		t.Errorf("a command sees %q", got)
+	}
+	if err := b.Remove(t.Context(), wire.FileRequest{Path: "/tmp/d"}); err != nil {
+		t.Error(err)
+	}
+}
+
+// furtherNames: the workspace appears under the names that a claim gives it, and a bad name refuses the claim.
+func furtherNames(t *testing.T, s *suite) {
+	b := s.make(t, nil)
+	bad := wire.Claim{Lease: "lease", Alias: map[string]string{"/etc/projects": wire.Workspace}}
+	if err := b.Claim(t.Context(), bad); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("a name outside of home: %v", err)
+	}
+	good := wire.Claim{Lease: "lease", Alias: map[string]string{"/home/user/work/projects": wire.Workspace}}
+	for range 2 {
+		if err := b.Claim(t.Context(), good); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := bash("echo text >f; cat /workspace/f; stat -c %u /home/user/work/projects")
+	cmd.Cwd = "/home/user/work/projects"
+	if o := b.run(t, cmd); !o.exited(0) || !strings.HasPrefix(o.stdout, "text\n1000\n") {
+		t.Errorf("a command there: %v", o)
+	}
+	if got := readFile(t, b, wire.FileRequest{Path: "/home/user/work/projects/f"}); got != "text\n" {
+		t.Errorf("a file there: %q", got)
+	}
+}
+
+// checkedArgv: the guest decides on arguments by itself, and a program that a command planted is not taken for the image's.
+func checkedArgv(t *testing.T, s *suite) {
+	b := s.make(t, nil)
+	b.want(t, `mkdir bin; printf '#!/bin/sh\necho planted' >bin/echo; chmod +x bin/echo; ln -s /etc out; cp bin/echo /tmp/echo`)
+	rules := &argv.Rules{Root: wire.Workspace, Programs: map[string]argv.Program{"echo": {}, "ls": {}, "cat": {}}}
+	for _, path := range []string{"/workspace/bin:/tmp:/usr/bin:/bin", "bin:.:/usr/bin:/bin"} {
+		o := b.run(t, wire.Command{Argv: []string{"echo", "real;", "$HOME"}, Env: map[string]string{"PATH": path}, Check: rules})
+		if !o.exited(0) || o.stdout != "real; $HOME\n" {
+			t.Errorf("with PATH %s: %v", path, o)
+		}
+	}
+	for _, args := range [][]string{
+		{"rm", "-rf", "."}, {"bin/echo"}, {"/workspace/bin/echo"}, {"/tmp/echo"}, {"cat", "/etc/passwd"}, {"cat", "out/passwd"}, {"ls", "../etc"}, {"sh", "-c", "true"},
+	} {
+		cmd := wire.Command{ID: "checked", Argv: args, Env: map[string]string{"PATH": "/workspace/bin:/usr/bin:/bin"}, Check: rules}
+		if o, err := b.Exec(t.Context(), cmd, guest.IO{}); !errdefs.IsPermissionDenied(err) || !strings.HasPrefix(err.Error(), "argv") {
+			t.Errorf("%q: %v, %v", args, o, err)
+		}
+		if sh, err := b.Start(t.Context(), cmd); !errdefs.IsPermissionDenied(err) {
+			t.Errorf("%q as a shell: %+v, %v", args, sh, err)
+		}
+	}
+	b.well(t)
+}
