@@ -1,6 +1,7 @@
 package profile
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -9,7 +10,9 @@ import (
 	"strings"
 	"time"
 
+	"orchestrator/internal/approval"
 	"orchestrator/internal/expr"
+	"orchestrator/internal/policy"
 	"orchestrator/internal/tool"
 )
 
@@ -23,7 +26,16 @@ type Compiled struct {
 	tools  map[string]*CompiledTool
 	byForm map[string]*CompiledTool // by the name with underscores for dots
 	order  []*CompiledTool
+
+	policy    *policy.Policy
+	approvals *approval.Rules
 }
+
+// Policy decides on commands of tools that have none of their own.
+func (c *Compiled) Policy() *policy.Policy { return c.policy }
+
+// Approvals are the profile's rules on calls.
+func (c *Compiled) Approvals() *approval.Rules { return c.approvals }
 
 // Names of variables in expressions, and of fields in templates.
 var (
@@ -73,7 +85,63 @@ func compile(d *draft) (*Compiled, error) {
 		c.tools[t.Name], c.byForm[form] = ct, ct
 		c.order = append(c.order, ct)
 	}
-	return c, nil
+	if c.policy, err = compilePolicy(p.Policy, func(field, reason string) error {
+		part, rest := policyPart(field)
+		return d.fail(part, rest, "%s", reason)
+	}); err != nil {
+		return nil, err
+	}
+	return c, c.rules(d)
+}
+
+// compilePolicy compiles a command policy; fail makes an error of what is wrong
+// with one of its fields.
+func compilePolicy(r policy.Rules, fail func(field, reason string) error) (*policy.Policy, error) {
+	p, err := policy.Compile(r)
+	if err == nil {
+		return p, nil
+	}
+	if e, ok := errors.AsType[*policy.RuleError](err); ok {
+		return nil, fail(e.Path, e.Reason)
+	}
+	return nil, fail("", withoutClass(err))
+}
+
+// policyPart splits the place in a policy into what a file may have brought by
+// itself, and a field of it.
+func policyPart(field string) (part, rest string) {
+	if !strings.HasPrefix(field, "rules[") {
+		return "", join("policy", field)
+	}
+	part, rest, _ = strings.Cut(field, "]")
+	return "policy." + part + "]", strings.TrimPrefix(rest, ".")
+}
+
+// rules compiles the approvals. One for a tool that is not here would never
+// hold: that is a slip, and if it denies a dangerous one.
+func (c *Compiled) rules(d *draft) error {
+	for i, r := range c.Profile.Approvals {
+		if !slices.ContainsFunc(c.order, func(t *CompiledTool) bool { ok, err := path.Match(r.Tool, t.spec.Name); return ok || err != nil }) {
+			names := make([]string, len(c.order))
+			for i, t := range c.order {
+				names[i] = t.spec.Name
+			}
+			return d.fail(fmt.Sprintf("approvals[%d]", i), "tool", "is %q, which is no tool here%s (tools: %s)", shorten(r.Tool), nearest(r.Tool, names), strings.Join(names, ", "))
+		}
+	}
+	var err error
+	if c.approvals, err = approval.Compile(c.Profile.Approvals); err == nil {
+		return nil
+	}
+	e, ok := errors.AsType[*approval.RuleError](err)
+	if !ok {
+		return d.fail("", "approvals", "%s", withoutClass(err))
+	}
+	part, field := e.Path, ""
+	if i := strings.Index(part, "]."); i >= 0 {
+		part, field = part[:i+1], part[i+2:]
+	}
+	return d.fail(part, field, "%s", strings.TrimSuffix(e.Reason, ": invalid argument"))
 }
 
 func checkSettings(d *draft, p *Profile) error {
@@ -121,7 +189,7 @@ func (k *toolCompiler) fail(field, format string, args ...any) error {
 
 func (k *toolCompiler) compile() (*CompiledTool, error) {
 	k.out = &CompiledTool{spec: k.spec, profile: k.profile, errors: map[string]*toolError{}}
-	for _, step := range []func() error{k.base, k.level, k.schema, k.expressions, k.texts, k.caps} {
+	for _, step := range []func() error{k.base, k.level, k.schema, k.expressions, k.texts, k.policy, k.caps} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -266,6 +334,17 @@ func (k *toolCompiler) error(key string, e Error) error {
 	}
 	k.out.errors[key] = out
 	return nil
+}
+
+func (k *toolCompiler) policy() error {
+	if k.spec.Policy == nil {
+		return nil
+	}
+	var err error
+	k.out.policy, err = compilePolicy(*k.spec.Policy, func(field, reason string) error {
+		return k.fail(join("policy", field), "%s", reason)
+	})
+	return err
 }
 
 func (k *toolCompiler) caps() error {

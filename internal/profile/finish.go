@@ -57,14 +57,7 @@ func (s *scene) names() (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.call.input == nil {
-		v, err := decodeJSON(s.call.raw)
-		if err != nil {
-			return nil, err
-		}
-		s.call.input, _ = v.(map[string]any)
-	}
-	s.vars = map[string]any{"r": r, "input": s.call.input, "call": s.call.call, "end": s.end.plain()}
+	s.vars = map[string]any{"r": r, "input": s.call.Given(), "call": s.call.call, "end": s.end.plain()}
 	return s.vars, nil
 }
 

@@ -84,7 +84,8 @@ func items(t tree, key string) []any {
 //   - deny, forbid and rules of a policy are joined, a rule of the same id is
 //     replaced, allow and argv are replaced; a child with another match brings
 //     a policy of its own, of which only the messages are merged;
-//   - the child's approvals come first, for the first that matches decides;
+//   - the child's approvals come first, for the first that matches decides; one
+//     of the same id takes the parent's place;
 //   - paths are merged by folder, all else is replaced.
 func extend(child, parent *draft) *draft {
 	d := &draft{
@@ -101,8 +102,13 @@ func extend(child, parent *draft) *draft {
 	d.policy(child, parent)
 	d.tools(child, parent)
 	approvals := make([]any, 0, 8)
+	seen := map[any]bool{nil: false}
 	for _, from := range []*draft{child, parent} {
 		for i, a := range items(from.body, "approvals") {
+			if from == parent && seen[ruleID(a)] {
+				continue
+			}
+			seen[ruleID(a)] = ruleID(a) != nil
 			d.origins[fmt.Sprintf("approvals[%d]", len(approvals))] = from.origins[fmt.Sprintf("approvals[%d]", i)]
 			approvals = append(approvals, a)
 		}

@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 )
 
 // Bounds of a profile's file.
@@ -88,27 +86,17 @@ func badLine(data []byte) int {
 	return line
 }
 
-var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
-
-// lineOf takes the line out of the library's message.
-func lineOf(err error) (int, string) {
-	words := strings.ReplaceAll(err.Error(), "\n", " ")
-	m := yamlLine.FindStringSubmatch(words)
-	if m == nil {
-		return 0, words
-	}
-	line, _ := strconv.Atoi(m[1]) // no line is 0
-	return line, words[len(m[0]):]
-}
-
 func parseYAML(src *source, data []byte) (*node, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	var doc, more yaml.Node
 	if err := d.Decode(&doc); errors.Is(err, io.EOF) {
 		return nil, src.fail("", "is empty")
 	} else if err != nil {
-		line, words := lineOf(err)
-		return nil, &FileError{File: src.file, Line: line, Reason: "is not YAML: " + shorten(words)}
+		out := &FileError{File: src.file, Reason: "is not YAML: " + shorten(err.Error())}
+		if e, ok := errors.AsType[*yaml.LoadError](err); ok {
+			out.Line, out.Reason = e.Mark.Line, "is not YAML: "+shorten(e.Message)
+		}
+		return nil, out
 	}
 	if err := d.Decode(&more); !errors.Is(err, io.EOF) {
 		return nil, &FileError{File: src.file, Line: more.Line, Reason: "has more than one document: use a file for each profile"}

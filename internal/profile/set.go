@@ -203,7 +203,7 @@ func read(file string, text []byte) (*draft, string, error) {
 	}
 	src := &source{file: file, lines: map[string]int{}}
 	base := strings.TrimSuffix(path.Base(file), path.Ext(file))
-	if isGateway(n) {
+	if path.Ext(file) == ".json" && isGateway(n) {
 		return readGateway(src, base, n)
 	}
 	v, err := check(src, "", n, profileType)

@@ -10,6 +10,7 @@ import (
 
 	"orchestrator/internal/approval"
 	"orchestrator/internal/expr"
+	"orchestrator/internal/policy"
 	"orchestrator/internal/tool"
 )
 
@@ -44,6 +45,7 @@ type CompiledTool struct {
 	text                     *textTemplate
 	errors                   map[string]*toolError
 	caps                     tool.Caps
+	policy                   *policy.Policy // nil: the profile's
 }
 
 type toolError struct {
@@ -141,3 +143,11 @@ func (t *CompiledTool) Caps() tool.Caps { return t.caps }
 
 // Rate is its limit for one caller, nil for none.
 func (t *CompiledTool) Rate() *approval.Rate { return t.spec.Rate }
+
+// Policy decides on its commands: its own, or the profile's.
+func (t *CompiledTool) Policy() *policy.Policy {
+	if t.policy == nil {
+		return t.profile.policy
+	}
+	return t.policy
+}

@@ -1,0 +1,154 @@
+package profile
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"orchestrator/internal/approval"
+)
+
+func TestAProfileStandsOverWhatItExtends(t *testing.T) {
+	s, err := load(t, map[string]string{
+		"base.yaml": `
+title: Base
+workspace: caller
+policy:
+  deny: [sudo]
+  allow: [ls]
+  unknown: deny
+  messages: {empty: nothing, denylist: no}
+  rules:
+    - {id: a, action: deny, programs: [rm]}
+    - {id: b, action: ask, programs: [git]}
+paths: {/src: /workspace}
+approvals:
+  - {id: one, tool: system.bash, action: prompt}
+  - {id: two, tool: system.bash, action: deny}
+tools:
+  - name: system.bash
+    trust: 2
+    errors: {timeout: {type: A}, oom: {type: B}}
+    caps: {timeout_ms: 1000, max_timeout_ms: 5000, clamp: true, output: {limit: 10, keep: head}}
+  - name: fs.read
+`,
+		"child.yaml": `
+extends: base
+title: Child
+policy:
+  allow: [cat]
+  deny: [su]
+  messages: {empty: "nothing, child"}
+  rules:
+    - {id: b, action: allow, programs: [git]}
+    - {id: c, action: deny, programs: [dd]}
+paths: {/tmp/x: /tmp}
+approvals:
+  - {id: two, tool: fs.read, action: approve}
+tools:
+  - name: fs.write
+  - name: system.bash
+    trust: 0
+    errors: {oom: {type: C}}
+    caps: {timeout_ms: 2000, clamp: false, output: {limit: 20}}
+`,
+		"grandchild.yaml": "extends: child\ntools:\n  - {name: fs.read, disabled: true}\n",
+		"literal.yaml":    "extends: child\npolicy: {match: literal, rules: [{id: x, action: deny, substring: x}]}\n",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := s.Get("child")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := c.Profile
+	if p.Title != "Child" || p.Workspace != WorkspaceCaller || p.Name != "child" {
+		t.Errorf("%+v", p)
+	}
+	if d := cmp.Diff(map[string]string{"/src": "/workspace", "/tmp/x": "/tmp"}, p.Paths); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff([]string{"cat"}, p.Policy.Allow); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff([]string{"sudo", "su"}, p.Policy.Deny); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff(map[string]string{"empty": "nothing, child", "denylist": "no"}, p.Policy.Messages); d != "" {
+		t.Error(d)
+	}
+	var rules []string
+	for _, r := range p.Policy.Rules {
+		rules = append(rules, r.ID+" "+string(r.Action))
+	}
+	if d := cmp.Diff([]string{"a deny", "b allow", "c deny"}, rules); d != "" {
+		t.Error(d)
+	}
+	if p.Policy.Unknown != "deny" {
+		t.Error(p.Policy.Unknown)
+	}
+	if d := cmp.Diff([]approval.Rule{{ID: "two", Tool: "fs.read", Action: "approve"}, {ID: "one", Tool: "system.bash", Action: "prompt"}}, p.Approvals); d != "" {
+		t.Error(d)
+	}
+	var names []string
+	for _, ct := range c.Tools() {
+		names = append(names, ct.Name())
+	}
+	if d := cmp.Diff([]string{"system.bash", "fs.read", "fs.write"}, names); d != "" {
+		t.Error(d)
+	}
+	bash := mustTool(t, c, "system.bash")
+	caps := bash.Caps()
+	if bash.Trust() != 0 || caps.Timeout != 2*time.Second || caps.MaxTimeout != 5*time.Second || caps.Clamp || caps.Output.Limit != 20 || caps.Output.Keep != "head" {
+		t.Errorf("%d %+v", bash.Trust(), caps)
+	}
+	if bash.errors["timeout"].kind != "A" || bash.errors["oom"].kind != "C" {
+		t.Errorf("%+v", bash.errors)
+	}
+	base, err := s.Get("base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b := mustTool(t, base, "system.bash"); b.Trust() != 2 || b.Caps().Output.Limit != 10 || len(base.Profile.Policy.Deny) != 1 {
+		t.Errorf("what is extended has changed: %+v", base.Profile)
+	}
+	g, err := s.Get("grandchild")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mustTool(t, g, "fs.read").Enabled() || !mustTool(t, g, "fs.write").Enabled() {
+		t.Error("a tool that is disabled further down is enabled")
+	}
+	l, err := s.Get("literal")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if q := l.Profile.Policy; len(q.Rules) != 1 || len(q.Deny) != 0 || len(q.Allow) != 0 || q.Messages["empty"] != "nothing, child" {
+		t.Errorf("%+v", q)
+	}
+}
+
+func TestAnAgentsProfileAllowsItsOwnPrograms(t *testing.T) {
+	text, err := os.ReadFile("testdata/writer.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := load(t, map[string]string{"writer.yaml": string(text)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := s.Get("writer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := c.Profile.Policy
+	if len(p.Allow) != 12 || p.Allow[0] != "pdflatex" || len(p.Deny) != 34 {
+		t.Errorf("%d allowed, %d denied", len(p.Allow), len(p.Deny))
+	}
+	if caps := mustTool(t, c, "run_command").Caps(); caps.Timeout != 5*time.Minute || caps.MaxTimeout != 10*time.Minute || caps.Output.Limit != 50000 {
+		t.Errorf("%+v", caps)
+	}
+}
