@@ -117,22 +117,30 @@ func (f *headFile) write(h head) error {
 // wait returns once the head of seq, or a later one, was written or could not be.
 func (f *headFile) wait(ctx context.Context, seq int64) error {
 	for {
-		f.mu.Lock()
-		if f.seq >= seq {
-			defer f.mu.Unlock()
-			return f.err
+		changed, err := f.state(seq)
+		if changed == nil {
+			return err
 		}
-		if f.changed == nil {
-			f.changed = make(chan struct{})
-		}
-		changed := f.changed
-		f.mu.Unlock()
 		select {
 		case <-changed:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// state is what became of the head of seq, or a channel that the next write
+// closes.
+func (f *headFile) state(seq int64) (<-chan struct{}, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.seq >= seq {
+		return nil, f.err
+	}
+	if f.changed == nil {
+		f.changed = make(chan struct{})
+	}
+	return f.changed, nil
 }
 
 // loadKey reads the key, or makes one: fresh says that there was none.

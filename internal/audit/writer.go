@@ -45,7 +45,7 @@ func (l *Log) drain() {
 	for {
 		select {
 		case it := <-l.queue:
-			l.try(l.gather(it))
+			_ = l.try(l.gather(it)) // who waits is told, the rest is tried once more
 		default:
 			if len(l.kept) > 0 {
 				l.failed = l.try(nil)
