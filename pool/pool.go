@@ -114,7 +114,9 @@ type Options[T comparable] struct {
 	// Destroy gets rid of one that was never handed out; the text says why.
 	// Its context does not end before it has.
 	Destroy func(context.Context, T, string)
-	Log     *slog.Logger
+	// Turns are shared by the pools of a host; nil: this pool has its own.
+	Turns *Turns
+	Log   *slog.Logger
 }
 
 // Stats is the state of a pool at one moment.
@@ -161,8 +163,11 @@ func New[T comparable](o Options[T]) *Pool[T] {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	if o.Turns == nil {
+		o.Turns = &Turns{}
+	}
 	o.Settings = o.Settings.withDefaults()
-	return &Pool[T]{opts: o, log: o.Log, wake: make(chan struct{}, 1), taken: map[T]struct{}{}, tokens: 1, filled: time.Now()}
+	return &Pool[T]{opts: o, wait: queue[T]{turns: o.Turns}, log: o.Log, wake: make(chan struct{}, 1), taken: map[T]struct{}{}, tokens: 1, filled: time.Now()}
 }
 
 // Run keeps the pool filled until ctx ends and then waits for what is under
@@ -342,6 +347,33 @@ func (p *Pool[T]) Gone(v T) {
 	defer p.mu.Unlock()
 	delete(p.taken, v)
 	p.kick()
+}
+
+// Waiting says whether somebody waits for one when so many more than now will
+// have been made, and if so, when that caller had a turn last: the lower, the
+// longer ago.
+func (p *Pool[T]) Waiting(more int) (turn uint64, waiting bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.wait.turn(more)
+}
+
+// Yield destroys the oldest warm one and returns when nothing is left of it;
+// false if none is warm. It is for a host that needs the room for somebody who
+// waits. The pool fills up again as soon as there is room.
+func (p *Pool[T]) Yield(ctx context.Context, why string) bool {
+	p.mu.Lock()
+	if len(p.warm) == 0 || p.stopped {
+		p.mu.Unlock()
+		return false
+	}
+	old := p.warm[0].value
+	p.warm = p.warm[1:]
+	p.taken[old] = struct{}{}
+	p.mu.Unlock()
+	p.opts.Destroy(context.WithoutCancel(ctx), old, why)
+	p.Gone(old)
+	return true
 }
 
 // Adopt puts a warm one back after a restart, made by a template that has not

@@ -52,9 +52,11 @@ func (m *member) dead() bool {
 // is unknown.
 func (s *Scheduler) create(ctx context.Context, t Template) (m *member, err error) {
 	memory := t.Spec.Limits.MemoryBytes
-	if err := s.budget.take(ctx, memory); err != nil {
+	from := s.sources[t.Name]
+	if err := s.budget.take(ctx, memory, from); err != nil {
 		return nil, err
 	}
+	defer s.budget.made(from)
 	ctx, cancel := context.WithTimeoutCause(ctx, createTime, fmt.Errorf("a sandbox of template %s was not ready within %s: %w", t.Name, createTime, context.DeadlineExceeded))
 	defer cancel()
 	id, err := uuid.NewV7()

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -29,8 +30,39 @@ func (s *Scheduler) newPool(t Template) *pool.Pool[*member] {
 				s.log.Error("sandbox not removed; trying again", "sandbox", m.id, "error", err)
 			}
 		},
-		Log: s.log,
+		Turns: s.turns,
+		Log:   s.log,
 	})
+}
+
+// makeRoom gives up idle warm sandboxes while somebody waits for one of another
+// template and the host has no room for it: one at a time, of the pool that has
+// the most.
+func (s *Scheduler) makeRoom(ctx context.Context) error {
+	t := time.NewTicker(tickTime)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.budget.hungry:
+		case <-t.C: // one may have become warm, or be wanted, since
+		}
+		for ctx.Err() == nil && s.budget.starved() && s.yield(ctx) {
+		}
+	}
+}
+
+// yield destroys one warm sandbox; false if there is none.
+func (s *Scheduler) yield(ctx context.Context) bool {
+	var richest *pool.Pool[*member]
+	most := 0
+	for _, p := range s.pools {
+		if n := p.Stats().Warm; n > most {
+			richest, most = p, n
+		}
+	}
+	return richest != nil && richest.Yield(ctx, "its room is needed")
 }
 
 // build tells sandboxes that can be kept over a restart: made by this program

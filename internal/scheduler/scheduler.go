@@ -59,6 +59,10 @@ type Scheduler struct {
 	log    *slog.Logger
 	budget *budget
 	pools  map[string]*pool.Pool[*member]
+	// sources are the same pools as the budget sees them, turns those of callers
+	// over all of them.
+	sources map[string]*source
+	turns   *pool.Turns
 
 	stuckTime time.Duration // the constant, but in tests
 
@@ -89,11 +93,12 @@ func New(opts Options) *Scheduler {
 		opts.Keep = time.Hour
 	}
 	s := &Scheduler{
-		opts: opts, log: opts.Log, stuckTime: stuckTime, budget: &budget{count: opts.MaxSandboxes, memory: opts.MaxMemory},
-		pools: map[string]*pool.Pool[*member]{}, leases: map[string]*Lease{}, usage: map[string]*usage{}, broken: map[string]broken{},
+		opts: opts, log: opts.Log, stuckTime: stuckTime, budget: newBudget(opts.MaxSandboxes, opts.MaxMemory),
+		pools: map[string]*pool.Pool[*member]{}, sources: map[string]*source{}, turns: &pool.Turns{}, leases: map[string]*Lease{}, usage: map[string]*usage{}, broken: map[string]broken{},
 	}
 	for _, t := range opts.Templates {
-		s.pools[t.Name] = s.newPool(t)
+		p := s.newPool(t)
+		s.pools[t.Name], s.sources[t.Name] = p, &source{turn: p.Waiting}
 	}
 	return s
 }
@@ -108,6 +113,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	}
 	g.Go(func() error { return s.tick(ctx) })
 	g.Go(func() error { return s.repair(ctx) })
+	g.Go(func() error { return s.makeRoom(ctx) })
 	err := g.Wait()
 	s.mu.Lock()
 	s.closed = true

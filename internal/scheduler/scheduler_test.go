@@ -368,25 +368,3 @@ func TestHostIsNotOverfilled(t *testing.T) {
 	s.acquire(t)
 	_ = b
 }
-
-func TestBudgetServesInOrder(t *testing.T) {
-	b := &budget{count: 2, memory: 100}
-	if err := b.take(t.Context(), 200); !errdefs.IsFailedPrecondition(err) {
-		t.Fatal(err)
-	}
-	if err := b.take(t.Context(), 60); err != nil {
-		t.Fatal(err)
-	}
-	big := make(chan error, 1)
-	go func() { big <- b.take(context.Background(), 80) }()
-	eventually(t, "the big one waits", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.waiting.Len() == 1 })
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	if err := b.take(ctx, 10); !errdefs.IsResourceExhausted(err) {
-		t.Fatalf("a small one overtook: %v", err)
-	}
-	b.give(60)
-	if err := <-big; err != nil {
-		t.Fatal(err)
-	}
-}
