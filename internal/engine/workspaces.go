@@ -2,48 +2,183 @@ package engine
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 
 	v1 "orchestrator/client/v1"
 	"orchestrator/internal/guest/wire"
 	"orchestrator/internal/safefile"
+	"orchestrator/internal/said"
+	"orchestrator/internal/scheduler"
 	"orchestrator/volumes"
 )
+
+// Workspaces belong to their callers. Those of the local caller have their own
+// names on disk. Those of others are called ownedPrefix and a digest of caller
+// and name there, so that nobody's name meets another's; which name is whose
+// stands in the store.
+
+// ownedPrefix begins the names on disk of all but the local caller's
+// workspaces, and ownedLength is how long they are.
+const (
+	ownedPrefix = "caller."
+	ownedLength = len(ownedPrefix) + 2*28
+)
+
+// diskName is the name on disk of a caller's workspace, "" for none. A name that
+// is no name of a workspace stays so.
+func diskName(caller, name string) string {
+	if caller == LocalCaller {
+		if owned(name) {
+			return "?" + name // no name: it is another's
+		}
+		return name
+	}
+	if !callerPattern.MatchString(name) {
+		return name
+	}
+	sum := sha256.Sum256([]byte(caller + "\x00" + name))
+	return ownedPrefix + hex.EncodeToString(sum[:28])
+}
+
+// owned says whether a name on disk is of a workspace of another caller than
+// the local one.
+func owned(disk string) bool {
+	return len(disk) == ownedLength && strings.HasPrefix(disk, ownedPrefix)
+}
+
+// workspaceError says an error about a workspace in the words of its caller.
+func workspaceError(err error, disk, name string) error {
+	if err == nil {
+		return nil
+	}
+	if busy, ok := errors.AsType[*scheduler.BusyError](err); ok {
+		return &InvalidError{
+			Field: "workspace", Class: errdefs.ErrUnavailable,
+			Message: fmt.Sprintf("%q is written to by sandbox %s: wait for its end, remove it, or ask with read_only", name, busy.Lease),
+		}
+	}
+	if disk == name || disk == "" {
+		return err
+	}
+	return &renamed{err: err, disk: disk, name: name}
+}
+
+// renamed hides a name on disk.
+type renamed struct {
+	err        error
+	disk, name string
+}
+
+// Error has the caller's name instead.
+func (r *renamed) Error() string { return strings.ReplaceAll(r.err.Error(), r.disk, r.name) }
+
+// Unwrap gives the error as it is.
+func (r *renamed) Unwrap() error { return r.err }
+
+// findWorkspace finds a workspace of the caller. That of another and one that is
+// not there are NotFound alike.
+func (e *Engine) findWorkspace(call Call, name string) (volumes.Workspace, error) {
+	w, err := e.opts.Volumes.Get(diskName(call.Caller, name))
+	if errdefs.IsNotFound(err) {
+		return w, said.Errorf(errdefs.ErrNotFound, "there is no workspace %q", name)
+	}
+	w.Name = name
+	return w, err
+}
 
 // CreateWorkspace makes an empty workspace.
 func (e *Engine) CreateWorkspace(ctx context.Context, call Call, r v1.WorkspaceRequest) (v1.Workspace, error) {
 	return once(ctx, e, call, opWorkspace, r.Name, r, func(ctx context.Context) (v1.Workspace, error) {
-		w, err := e.opts.Volumes.Create(ctx, r.Name, volumes.CreateOptions{})
-		if errdefs.IsInvalidArgument(err) {
-			return v1.Workspace{}, &InvalidError{Field: "name", Message: "cannot be used: " + err.Error(), Class: err}
+		disk := diskName(call.Caller, r.Name)
+		if err := e.nameWorkspace(ctx, call, disk, r.Name); err != nil {
+			return v1.Workspace{}, err
 		}
-		return presentWorkspace(w), err
+		w, err := e.opts.Volumes.Create(ctx, disk, volumes.CreateOptions{})
+		switch {
+		case errdefs.IsInvalidArgument(err):
+			return v1.Workspace{}, invalid("name", "is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, begin with a letter or a digit, and not as %s<56 digits>", r.Name, ownedPrefix)
+		case errdefs.IsAlreadyExists(err):
+			return v1.Workspace{}, said.Errorf(errdefs.ErrAlreadyExists, "workspace %q is there already", r.Name)
+		}
+		if err == nil { // again: one of that name may have been deleted meanwhile
+			err = e.nameWorkspace(ctx, call, disk, r.Name)
+		}
+		w.Name = r.Name
+		return presentWorkspace(w), workspaceError(err, disk, r.Name)
 	}, same)
 }
 
-// Workspaces lists all workspaces by name.
-func (e *Engine) Workspaces(context.Context, Call) ([]v1.Workspace, error) {
-	list := e.opts.Volumes.List()
-	out := make([]v1.Workspace, 0, len(list))
-	for _, w := range list {
-		out = append(out, presentWorkspace(w))
+// nameWorkspace notes whose a name on disk is, where it does not say.
+func (e *Engine) nameWorkspace(ctx context.Context, call Call, disk, name string) error {
+	if call.Caller == LocalCaller || !owned(disk) {
+		return nil
+	}
+	return e.opts.Store.NameWorkspace(ctx, disk, call.Caller, name)
+}
+
+// Workspaces lists the caller's workspaces by name.
+func (e *Engine) Workspaces(ctx context.Context, call Call) ([]v1.Workspace, error) {
+	out := []v1.Workspace{}
+	if call.Caller == LocalCaller {
+		for _, w := range e.opts.Volumes.List() {
+			if !owned(w.Name) {
+				out = append(out, presentWorkspace(w))
+			}
+		}
+		return out, nil
+	}
+	names, err := e.opts.Store.WorkspaceNames(ctx, call.Caller)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range slices.Sorted(maps.Values(names)) {
+		if w, err := e.findWorkspace(call, name); err == nil { // one whose making was cut short is not
+			out = append(out, presentWorkspace(w))
+		}
 	}
 	return out, nil
 }
 
 // Workspace describes one.
-func (e *Engine) Workspace(_ context.Context, _ Call, name string) (v1.Workspace, error) {
-	w, err := e.opts.Volumes.Get(name)
+func (e *Engine) Workspace(_ context.Context, call Call, name string) (v1.Workspace, error) {
+	w, err := e.findWorkspace(call, name)
 	return presentWorkspace(w), err
 }
 
 // DeleteWorkspace removes a workspace with all its files; not while a sandbox
 // has it.
-func (e *Engine) DeleteWorkspace(ctx context.Context, _ Call, name string) error {
-	return e.opts.Volumes.Delete(ctx, name)
+func (e *Engine) DeleteWorkspace(ctx context.Context, call Call, name string) error {
+	if _, err := e.findWorkspace(call, name); err != nil {
+		return err
+	}
+	disk := diskName(call.Caller, name)
+	// Its name goes first: after it, one that is made anew could lose its own.
+	if err := e.opts.Store.UnnameWorkspace(ctx, disk); err != nil {
+		return err
+	}
+	err := e.opts.Volumes.Delete(ctx, disk)
+	if err == nil || errdefs.IsNotFound(err) {
+		return workspaceError(err, disk, name)
+	}
+	again, cancel := detach(ctx, 10*time.Second)
+	defer cancel()
+	if _, find := e.findWorkspace(call, name); find == nil {
+		err = errors.Join(err, e.nameWorkspace(again, call, disk, name))
+	}
+	if errdefs.IsFailedPrecondition(err) {
+		return said.Errorf(errdefs.ErrFailedPrecondition, "workspace %q is in use: remove the sandboxes that have it first", name)
+	}
+	return workspaceError(err, disk, name)
 }
 
 func presentWorkspace(w volumes.Workspace) v1.Workspace {
@@ -54,10 +189,20 @@ func presentWorkspace(w volumes.Workspace) v1.Workspace {
 	return out
 }
 
+// workspaceFiles opens the files of a workspace of the caller.
+func (e *Engine) workspaceFiles(call Call, name string) (*volumes.Files, error) {
+	if _, err := e.findWorkspace(call, name); err != nil {
+		return nil, err
+	}
+	disk := diskName(call.Caller, name)
+	files, err := e.opts.Volumes.Files(disk)
+	return files, workspaceError(err, disk, name)
+}
+
 // ReadWorkspaceFile opens a file of a workspace from the host. The caller
 // closes it.
-func (e *Engine) ReadWorkspaceFile(_ context.Context, _ Call, name string, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
-	files, err := e.opts.Volumes.Files(name)
+func (e *Engine) ReadWorkspaceFile(_ context.Context, call Call, name string, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
+	files, err := e.workspaceFiles(call, name)
 	if err != nil {
 		return nil, v1.File{}, err
 	}
@@ -79,8 +224,8 @@ func (c *closeBoth) Close() error { return errors.Join(c.first.Close(), c.then.C
 
 // WriteWorkspaceFile writes a file of a workspace from the host, whole or not
 // at all.
-func (e *Engine) WriteWorkspaceFile(_ context.Context, _ Call, name string, r wire.FileRequest, body io.Reader) (f v1.File, err error) {
-	files, err := e.opts.Volumes.Files(name)
+func (e *Engine) WriteWorkspaceFile(_ context.Context, call Call, name string, r wire.FileRequest, body io.Reader) (f v1.File, err error) {
+	files, err := e.workspaceFiles(call, name)
 	if err != nil {
 		return v1.File{}, err
 	}
@@ -98,8 +243,8 @@ func (e *Engine) WriteWorkspaceFile(_ context.Context, _ Call, name string, r wi
 }
 
 // ListWorkspaceFiles lists a folder of a workspace.
-func (e *Engine) ListWorkspaceFiles(ctx context.Context, _ Call, name string, r wire.FileRequest) (list []v1.File, truncated bool, err error) {
-	files, err := e.opts.Volumes.Files(name)
+func (e *Engine) ListWorkspaceFiles(ctx context.Context, call Call, name string, r wire.FileRequest) (list []v1.File, truncated bool, err error) {
+	files, err := e.workspaceFiles(call, name)
 	if err != nil {
 		return nil, false, err
 	}
@@ -113,8 +258,8 @@ func (e *Engine) ListWorkspaceFiles(ctx context.Context, _ Call, name string, r 
 }
 
 // StatWorkspaceFile describes a file of a workspace.
-func (e *Engine) StatWorkspaceFile(_ context.Context, _ Call, name string, r wire.FileRequest) (f v1.File, err error) {
-	files, err := e.opts.Volumes.Files(name)
+func (e *Engine) StatWorkspaceFile(_ context.Context, call Call, name string, r wire.FileRequest) (f v1.File, err error) {
+	files, err := e.workspaceFiles(call, name)
 	if err != nil {
 		return v1.File{}, err
 	}
@@ -125,8 +270,8 @@ func (e *Engine) StatWorkspaceFile(_ context.Context, _ Call, name string, r wir
 
 // RemoveWorkspaceFile removes a file or, with r.Recursive, a folder of a
 // workspace.
-func (e *Engine) RemoveWorkspaceFile(ctx context.Context, _ Call, name string, r wire.FileRequest) (err error) {
-	files, err := e.opts.Volumes.Files(name)
+func (e *Engine) RemoveWorkspaceFile(ctx context.Context, call Call, name string, r wire.FileRequest) (err error) {
+	files, err := e.workspaceFiles(call, name)
 	if err != nil {
 		return err
 	}

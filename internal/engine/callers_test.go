@@ -1,0 +1,436 @@
+package engine
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/guest/wire"
+)
+
+var boss = Local("")
+
+func (s *service) token(t *testing.T, r v1.TokenRequest) v1.Token {
+	t.Helper()
+	got, err := s.CreateToken(t.Context(), boss, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func (s *service) as(t *testing.T, r v1.TokenRequest) Call {
+	t.Helper()
+	call, err := s.Identify(t.Context(), s.token(t, r).Secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return call
+}
+
+func TestATokenIsItsCaller(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	r := v1.TokenRequest{Caller: "ann", Profile: "p", Trust: 2, Quotas: v1.Quotas{Sandboxes: 1}, Note: "n"}
+	tok := s.token(t, r)
+	if !strings.HasPrefix(tok.Secret, "orc_"+tok.ID+"_") || len(tok.Secret) != len("orc__")+len(tok.ID)+43 {
+		t.Fatalf("secret is %q", tok.Secret)
+	}
+	want := Call{Caller: "ann", Token: tok.ID, Profile: "p", Trust: 2, Quotas: r.Quotas}
+	check := func(s *service) {
+		t.Helper()
+		if got, err := s.Identify(t.Context(), tok.Secret); err != nil || got != want {
+			t.Fatalf("%+v %v", got, err)
+		}
+	}
+	check(s)
+	list, err := s.Tokens(t.Context(), boss)
+	if err != nil || len(list) != 1 || list[0].Secret != "" || list[0].LastUseAt == nil {
+		t.Fatalf("%+v %v", list, err)
+	}
+	used := *list[0].LastUseAt
+	s.stop()
+	s = w.start(t)
+	if list, err = s.Tokens(t.Context(), boss); err != nil || len(list) != 1 || list[0].LastUseAt == nil || !list[0].LastUseAt.Equal(used) {
+		t.Fatalf("the last use is not kept: %+v %v", list, err)
+	}
+	check(s)
+}
+
+func TestASecretIsNowhereAtRest(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	key := boss
+	key.Key = "k"
+	tok, err := s.CreateToken(t.Context(), key, v1.TokenRequest{Caller: "ann"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.stop()
+	secret := []byte(tok.Secret[len(TokenPrefix)+len(tok.ID)+1:])
+	files, err := filepath.Glob(filepath.Join(w.dir, "state.db*"))
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(b, secret) {
+			t.Errorf("%s has the secret", f)
+		}
+	}
+}
+
+// What is learned from a refusal is the same for all.
+func TestWhatIsNoGoodTokenIsRefusedAlike(t *testing.T) {
+	s := newWorld(t).start(t)
+	good, revoked, expired := s.token(t, v1.TokenRequest{Caller: "a"}), s.token(t, v1.TokenRequest{Caller: "a"}), s.token(t, v1.TokenRequest{Caller: "a", TTLMS: 1000})
+	if _, err := s.Identify(t.Context(), revoked.Secret); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if got, err := s.RevokeToken(t.Context(), boss, revoked.ID); err != nil || got.RevokedAt == nil || got.Secret != "" {
+			t.Fatalf("%+v %v", got, err)
+		}
+	}
+	now := time.Now()
+	s.callers.now = func() time.Time { return now.Add(time.Minute) }
+	flipped := []byte(good.Secret)
+	flipped[len(flipped)-3] ^= 1
+	for name, token := range map[string]string{
+		"revoked": revoked.Secret, "expired": expired.Secret, "another secret": string(flipped), "of another id": "orc_0123456789abcdef" + good.Secret[20:],
+		"short": good.Secret[:len(good.Secret)-1], "long": good.Secret + "a", "empty": "", "prefix": "orc_", "id": "orc_" + good.ID, "id and nothing": "orc_" + good.ID + "_",
+		"NUL": good.Secret + "\x00", "huge": strings.Repeat("orc_", 1<<18),
+	} {
+		if got, err := s.Identify(t.Context(), token); !errors.Is(err, ErrToken) || err.Error() != ErrToken.Error() || got != (Call{}) {
+			t.Errorf("%s: %+v %v", name, got, err)
+		}
+	}
+	if _, err := s.Identify(t.Context(), good.Secret); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.RevokeToken(t.Context(), boss, "none"); !errdefs.IsNotFound(err) {
+		t.Error(err)
+	}
+}
+
+func TestBadTokenRequestsNameTheField(t *testing.T) {
+	s := newWorld(t).start(t)
+	s.opts.CheckProfile = func(name string) error {
+		if name == "known" {
+			return nil
+		}
+		return invalid("profile", "%q is not known", name)
+	}
+	for _, c := range []struct {
+		field string
+		r     v1.TokenRequest
+	}{
+		{"caller", v1.TokenRequest{}},
+		{"caller", v1.TokenRequest{Caller: "local"}},
+		{"caller", v1.TokenRequest{Caller: "Ann"}},
+		{"caller", v1.TokenRequest{Caller: "../x"}},
+		{"caller", v1.TokenRequest{Caller: "a\x00b"}},
+		{"caller", v1.TokenRequest{Caller: strings.Repeat("a", 64)}},
+		{"trust", v1.TokenRequest{Caller: "a", Trust: 4}},
+		{"trust", v1.TokenRequest{Caller: "a", Trust: -1}},
+		{"quotas.sandboxes", v1.TokenRequest{Caller: "a", Quotas: v1.Quotas{Sandboxes: -1}}},
+		{"quotas.memory_bytes", v1.TokenRequest{Caller: "a", Quotas: v1.Quotas{MemoryBytes: -1}}},
+		{"quotas.calls", v1.TokenRequest{Caller: "a", Quotas: v1.Quotas{Calls: -1}}},
+		{"ttl_ms", v1.TokenRequest{Caller: "a", TTLMS: -1}},
+		{"ttl_ms", v1.TokenRequest{Caller: "a", TTLMS: 1 << 62}},
+		{"note", v1.TokenRequest{Caller: "a", Note: strings.Repeat("n", 1025)}},
+		{"note", v1.TokenRequest{Caller: "a", Note: "\xff"}},
+		{"profile", v1.TokenRequest{Caller: "a", Profile: "other"}},
+	} {
+		_, err := s.CreateToken(t.Context(), boss, c.r)
+		if e, ok := errors.AsType[*InvalidError](err); !ok || e.Field != c.field || !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%+v: %v", c.r, err)
+		}
+	}
+	if _, err := s.CreateToken(t.Context(), boss, v1.TokenRequest{Caller: "a", Profile: "known"}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTokensAreForOperators(t *testing.T) {
+	s := newWorld(t).start(t)
+	ann := s.as(t, v1.TokenRequest{Caller: "ann", Trust: 3})
+	_, create := s.CreateToken(t.Context(), ann, v1.TokenRequest{Caller: "ann"})
+	_, list := s.Tokens(t.Context(), ann)
+	_, revoke := s.RevokeToken(t.Context(), ann, ann.Token)
+	for _, err := range []error{create, list, revoke} {
+		if !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), "only operators may") {
+			t.Errorf("got %v", err)
+		}
+	}
+	ops := s.as(t, v1.TokenRequest{Caller: "ops", Operator: true})
+	if _, err := s.RevokeToken(t.Context(), ops, ann.Token); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWorkspacesAreTheirCallers(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	ann, bob := s.as(t, v1.TokenRequest{Caller: "ann"}), s.as(t, v1.TokenRequest{Caller: "bob"})
+	everybody := []Call{boss, ann, bob}
+	for _, call := range everybody { // the same name is three workspaces
+		made, err := s.CreateWorkspace(t.Context(), call, v1.WorkspaceRequest{Name: "w"})
+		if err != nil || made.Name != "w" {
+			t.Fatalf("%+v %v", made, err)
+		}
+		if _, err := s.CreateWorkspace(t.Context(), call, v1.WorkspaceRequest{Name: "w"}); !errdefs.IsAlreadyExists(err) || strings.Contains(err.Error(), ownedPrefix) {
+			t.Fatal(err)
+		}
+		body := strings.NewReader(call.Caller)
+		if _, err := s.WriteWorkspaceFile(t.Context(), call, "w", wire.FileRequest{Path: "who", Mode: 0o644, Size: int64(body.Len())}, body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	only := func(s *service) {
+		t.Helper()
+		for _, call := range everybody {
+			list, err := s.Workspaces(t.Context(), call)
+			if err != nil || len(list) != 1 || list[0].Name != "w" {
+				t.Fatalf("%s: %+v %v", call.Caller, list, err)
+			}
+			r, _, err := s.ReadWorkspaceFile(t.Context(), call, "w", wire.FileRequest{Path: "who"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got bytes.Buffer
+			_, err = got.ReadFrom(r)
+			r.Close()
+			if err != nil || got.String() != call.Caller {
+				t.Errorf("%s reads %q %v", call.Caller, got.String(), err)
+			}
+		}
+	}
+	only(s)
+	s.stop()
+	s = w.start(t)
+	only(s)
+
+	// Who knows the name on disk has no more from it than others.
+	disk := diskName("ann", "w")
+	for _, call := range everybody {
+		if _, err := s.Workspace(t.Context(), call, disk); !errdefs.IsNotFound(err) {
+			t.Errorf("%s: %v", call.Caller, err)
+		}
+		if err := s.DeleteWorkspace(t.Context(), call, disk); !errdefs.IsNotFound(err) {
+			t.Errorf("%s: %v", call.Caller, err)
+		}
+	}
+	if _, err := s.CreateWorkspace(t.Context(), boss, v1.WorkspaceRequest{Name: disk}); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("a name of another's on disk: %v", err)
+	}
+	if _, err := s.Lease(t.Context(), boss, v1.SandboxRequest{Workspace: disk}); !errdefs.IsNotFound(err) {
+		t.Error(err)
+	}
+	if err := s.DeleteWorkspace(t.Context(), ann, "w"); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := s.Workspaces(t.Context(), ann); err != nil || len(list) != 0 {
+		t.Errorf("%v %v", list, err)
+	}
+	if _, err := s.Workspace(t.Context(), bob, "w"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestASecondWriterIsToldTheWayOut(t *testing.T) {
+	s := newWorld(t).start(t)
+	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
+	for _, call := range []Call{boss, ann} {
+		if _, err := s.CreateWorkspace(t.Context(), call, v1.WorkspaceRequest{Name: "w"}); err != nil {
+			t.Fatal(err)
+		}
+		first, err := s.Lease(t.Context(), call, v1.SandboxRequest{Workspace: "w"})
+		if err != nil || first.Workspace != "w" {
+			t.Fatalf("%+v %v", first, err)
+		}
+		_, err = s.Lease(t.Context(), call, v1.SandboxRequest{Workspace: "w"})
+		e, ok := errors.AsType[*InvalidError](err)
+		if !ok || e.Field != "workspace" || !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), first.ID) || !strings.Contains(err.Error(), "read_only") {
+			t.Errorf("got %v", err)
+		}
+		if _, err := s.Lease(t.Context(), call, v1.SandboxRequest{Workspace: "w", ReadOnly: true}); err != nil {
+			t.Error(err)
+		}
+		if err := s.DeleteWorkspace(t.Context(), call, "w"); !errdefs.IsFailedPrecondition(err) || strings.Contains(err.Error(), ownedPrefix) {
+			t.Error(err)
+		}
+		if list, err := s.Workspaces(t.Context(), call); err != nil || len(list) != 1 || len(list[0].Sandboxes) != 2 {
+			t.Errorf("%+v %v", list, err)
+		}
+	}
+}
+
+func TestQuotasHoldAtOnce(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	ann := s.as(t, v1.TokenRequest{Caller: "ann", Quotas: v1.Quotas{Sandboxes: 3}})
+	var mu sync.Mutex
+	var got []string
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			l, err := s.Lease(t.Context(), ann, v1.SandboxRequest{})
+			mu.Lock()
+			defer mu.Unlock()
+			if q, ok := errors.AsType[*QuotaError](err); ok && q.Quota == "sandboxes" && q.Limit == 3 && q.Used == 3 && errdefs.IsResourceExhausted(err) {
+				return
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			got = append(got, l.ID)
+		})
+	}
+	group.Wait()
+	if len(got) != 3 {
+		t.Fatalf("%d of 3", len(got))
+	}
+	s.lease(t) // others are not held to it
+	s.stop()
+	s = w.start(t)
+	if _, err := s.Lease(t.Context(), ann, v1.SandboxRequest{}); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("after a restart: %v", err)
+	}
+	if err := s.Remove(t.Context(), ann, got[0]); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Lease(t.Context(), ann, v1.SandboxRequest{}); err != nil {
+		t.Errorf("what was given back cannot be had: %v", err)
+	}
+}
+
+// One command after another is one sandbox at a time.
+func TestOneShotsInARowNeedAQuotaOfOne(t *testing.T) {
+	s := newWorld(t).start(t)
+	ann := s.as(t, v1.TokenRequest{Caller: "ann", Quotas: v1.Quotas{Sandboxes: 1}})
+	for range 5 {
+		if _, err := s.Run(t.Context(), ann, v1.Run{Exec: v1.Exec{Argv: []string{"true"}}}, Stream{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestMemoryIsAQuotaToo(t *testing.T) {
+	s := newWorld(t).start(t)
+	one := s.opts.Templates[0].Spec.Limits.MemoryBytes
+	ann := s.as(t, v1.TokenRequest{Caller: "ann", Quotas: v1.Quotas{MemoryBytes: 2*one - 1}})
+	if _, err := s.Lease(t.Context(), ann, v1.SandboxRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.Lease(t.Context(), ann, v1.SandboxRequest{})
+	if q, ok := errors.AsType[*QuotaError](err); !ok || q.Quota != "memory_bytes" || q.Limit != 2*one-1 || q.Used != one {
+		t.Fatal(err)
+	}
+}
+
+func TestDefaultQuotasAreForCallersWithTokens(t *testing.T) {
+	s := newWorld(t).start(t)
+	s.opts.Quotas = Quotas{Sandboxes: 1, Calls: 1}
+	for _, c := range []struct {
+		call Call
+		more bool
+	}{
+		{boss, true},
+		{s.as(t, v1.TokenRequest{Caller: "ops", Operator: true}), true},
+		{s.as(t, v1.TokenRequest{Caller: "ann"}), false},
+		{s.as(t, v1.TokenRequest{Caller: "bob", Quotas: v1.Quotas{Sandboxes: 2, Calls: 2}}), true},
+	} {
+		for i := range 2 {
+			_, lease := s.Lease(t.Context(), c.call, v1.SandboxRequest{})
+			count := s.quotaCalls(t.Context(), c.call)
+			for _, err := range []error{lease, count} {
+				if want := i == 0 || c.more; (err == nil) != want {
+					t.Errorf("%s, number %d: %v", c.call.Caller, i, err)
+				}
+			}
+		}
+	}
+}
+
+func TestCallsAreCountedUntilMidnight(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	ann := s.as(t, v1.TokenRequest{Caller: "ann", Quotas: v1.Quotas{Calls: 100}})
+	evening := time.Now().UTC().Truncate(24 * time.Hour).Add(23 * time.Hour)
+	s.callers.now = func() time.Time { return evening }
+	var group sync.WaitGroup
+	refused := make(chan error, 200)
+	for range 130 {
+		group.Go(func() {
+			if err := s.quotaCalls(t.Context(), ann); err != nil {
+				refused <- err
+			}
+		})
+	}
+	group.Wait()
+	if len(refused) != 30 {
+		t.Fatalf("%d of 130 were refused", len(refused))
+	}
+	q, ok := errors.AsType[*QuotaError](<-refused)
+	if !ok || q.Quota != "calls" || q.Limit != 100 || q.Used != 100 || q.RetryAfter != time.Hour || !errdefs.IsResourceExhausted(q) {
+		t.Fatalf("%+v", q)
+	}
+	s.stop()
+	s = w.start(t)
+	if err := s.callers.counts.load(t.Context(), s.store, evening); err != nil { // the test's midnight is not ours
+		t.Fatal(err)
+	}
+	s.callers.now = func() time.Time { return evening }
+	if err := s.quotaCalls(t.Context(), ann); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("after a restart: %v", err)
+	}
+	s.callers.now = func() time.Time { return evening.Add(time.Hour) }
+	if err := s.quotaCalls(t.Context(), ann); err != nil {
+		t.Errorf("the next day: %v", err)
+	}
+	s.callers.now = func() time.Time { return evening }
+	for i := range 100 { // a clock that goes back gives nothing back
+		if err := s.quotaCalls(t.Context(), ann); (err == nil) != (i < 99) {
+			t.Fatalf("call %d: %v", i, err)
+		}
+	}
+}
+
+func TestWaitingCallsOfOneCallerAreBounded(t *testing.T) {
+	s := newWorld(t).start(t)
+	s.opts.Quotas = Quotas{Waiting: 1}
+	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
+	if got := s.quotas(ann).Waiting; got != 1 {
+		t.Errorf("waiting is %d", got)
+	}
+	if got := s.quotas(boss).Waiting; got != 0 {
+		t.Errorf("of the local caller it is %d", got)
+	}
+}
+
+func BenchmarkIdentify(b *testing.B) {
+	c := &callers{now: time.Now, tokens: map[string]*grant{}}
+	e := &Engine{callers: c}
+	for i := range 1000 {
+		id := fmt.Sprintf("%016x", i)
+		c.tokens[id] = &grant{}
+	}
+	token := TokenPrefix + fmt.Sprintf("%016x", 7) + "_" + strings.Repeat("a", 43)
+	for b.Loop() {
+		_, _ = e.Identify(b.Context(), token)
+	}
+}
