@@ -1,0 +1,169 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"sync"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+// underway is a call that runs.
+type underway struct {
+	s      *Server
+	x      *session
+	access Access
+	client *mcp.ServerSession
+	tool   string
+
+	progress *progress // nil if the client wants none
+	// asking are elicitations; they end once the call runs or is over.
+	asking sync.WaitGroup
+	ctx    context.Context // of asking
+	hush   context.CancelFunc
+	mu     sync.Mutex
+	asked  map[string]bool // by the approval's id
+}
+
+// callTool carries out tools/call.
+func (s *Server) callTool(ctx context.Context, ss *mcp.ServerSession, x *session, a Access, p *mcp.CallToolParamsRaw) (*mcp.CallToolResult, error) {
+	ctx, cancel := x.bind(ctx, a)
+	defer cancel()
+	tool, known, err := s.resolve(ctx, x, a, p.Name)
+	if err != nil {
+		return nil, s.protocolError(a, err, "tools not listed")
+	}
+	if !known {
+		tool = p.Name // the engine refuses it, and its audit has it
+	}
+	if a.Call.Key, err = key(p.Meta); err != nil {
+		return nil, err
+	}
+	c := &underway{s: s, x: x, access: a, client: ss, tool: tool, asked: map[string]bool{}}
+	c.ctx, c.hush = context.WithCancel(ctx)
+	if token := p.GetProgressToken(); token != nil {
+		c.progress = startProgress(ctx, func(ctx context.Context, value float64, message string) {
+			// A client that does not take it is found out by the answer.
+			_ = ss.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: token, Progress: value, Message: message})
+		})
+	}
+	r, err := s.engine.CallTool(ctx, x.use(a), tool, v1.ToolCall{
+		Input: p.Arguments, Session: x.name, Workspace: a.Workspace, ReadOnly: a.ReadOnly, Job: a.Job, Template: a.Template, Profile: a.Profile,
+	}, c.watch())
+	c.hush()
+	c.asking.Wait()
+	if c.progress != nil {
+		c.progress.finish()
+	}
+	x.called(r.ID)
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx) // nobody waits for it
+	case err != nil && !known:
+		return nil, unknownTool(p.Name)
+	case err != nil:
+		return s.failed(a, err)
+	}
+	return result(r), nil
+}
+
+// bind gives the context of a call: it ends with the request, with the session
+// and with the HTTP request that brought it.
+func (x *session) bind(ctx context.Context, a Access) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := []func() bool{context.AfterFunc(x.ctx, func() { cancel(context.Cause(x.ctx)) })}
+	if a.post != nil {
+		stop = append(stop, context.AfterFunc(a.post.ctx, func() { cancel(context.Cause(a.post.ctx)) }))
+	}
+	return ctx, func() {
+		for _, f := range stop {
+			f()
+		}
+		cancel(context.Canceled)
+	}
+}
+
+// key is the idempotency key in a request's _meta, or "".
+func key(m mcp.Meta) (string, error) {
+	switch v := m[metaKey].(type) {
+	case nil:
+		return "", nil
+	case string:
+		return v, nil
+	}
+	return "", &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "_meta " + metaKey + " is not a string"}
+}
+
+func (c *underway) watch() engine.Watch {
+	w := engine.Watch{
+		Asked: c.ask,
+		Started: func(string) {
+			c.hush()
+			if c.progress != nil {
+				c.progress.wait("")
+			}
+		},
+	}
+	if c.progress != nil {
+		w.Output = func(_ string, b []byte) { c.progress.output(b) }
+	}
+	return w
+}
+
+// ask tells of a question that the call waits for, and asks the user where
+// that is allowed.
+func (c *underway) ask(a v1.Approval) {
+	if c.progress != nil {
+		c.progress.wait("waiting for the answer to approval " + plain(a.ID, maxName))
+	}
+	c.mu.Lock()
+	again := c.asked[a.ID]
+	c.asked[a.ID] = true
+	c.mu.Unlock()
+	if again {
+		return
+	}
+	c.asking.Go(func() {
+		_ = c.client.Log(c.ctx, &mcp.LoggingMessageParams{ //nolint:staticcheck // for clients that set a level; as progress
+			Level: "notice", Logger: "orchestrator",
+			Data: map[string]any{"message": "a call waits for an approval", "approval": a.ID, "tool": c.tool, "rule": a.Rule},
+		})
+		c.elicit(a)
+	})
+}
+
+// result is a call's end as MCP has it.
+func result(r v1.ToolResult) *mcp.CallToolResult {
+	text := r.Text
+	meta := mcp.Meta{metaCall: r.ID, metaEnding: r.Ending}
+	if r.Error != nil {
+		if !strings.Contains(text, r.Error.Message) {
+			text = strings.TrimSpace(r.Error.Type + ": " + r.Error.Message + "\n" + text)
+		}
+		meta[metaError] = r.Error
+	}
+	for k, v := range map[string]string{metaSandbox: r.SandboxID, metaAsked: r.Approval, metaRest: r.Rest} {
+		if v != "" {
+			meta[k] = v
+		}
+	}
+	if r.Verdict != nil && r.Verdict.Rule != "" {
+		meta[metaRule] = r.Verdict.Rule
+	}
+	if text == "" {
+		text = string(r.Output)
+	}
+	res := &mcp.CallToolResult{Meta: meta, Content: []mcp.Content{&mcp.TextContent{Text: text}}, IsError: r.Error != nil}
+	if o := strings.TrimSpace(string(r.Output)); strings.HasPrefix(o, "{") {
+		res.StructuredContent = json.RawMessage(o)
+	}
+	if r.Rest != "" {
+		res.Content = append(res.Content, outputLink(r.Rest))
+	}
+	return res
+}

@@ -1,0 +1,166 @@
+package mcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/modelcontextprotocol/go-sdk/auth"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"orchestrator/internal/engine"
+)
+
+// Names by which the library hands our own on.
+const (
+	accessKey   = "access"
+	headerID    = "Mcp-Session-Id"
+	headerEvent = "Last-Event-ID"
+)
+
+type accessContext struct{}
+
+// post is an HTTP request that may bring calls. Its context outlives the
+// connection: a client may come back for the rest.
+type post struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+}
+
+// newHTTP makes the library's handler. It binds a session to the caller who
+// began it; the token itself was checked before and is not handed on.
+func (s *Server) newHTTP() http.Handler {
+	h := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s.sdk }, &mcp.StreamableHTTPOptions{
+		EventStore: mcp.NewMemoryEventStore(nil), SessionTimeout: s.opts.SessionIdle, MaxRequestBodyBytes: maxMessage, Logger: s.log,
+	})
+	verify := func(_ context.Context, _ string, r *http.Request) (*auth.TokenInfo, error) {
+		a, ok := r.Context().Value(accessContext{}).(Access)
+		if !ok {
+			return nil, errors.New("request without a caller")
+		}
+		return &auth.TokenInfo{UserID: a.Call.Caller, Extra: map[string]any{accessKey: a}}, nil
+	}
+	return auth.RequireBearerToken(verify, &auth.RequireBearerTokenOptions{AllowMissingExpiration: true})(h)
+}
+
+// Serve answers one request of the streamable HTTP transport, made by call's
+// caller. The query may say where tools run: workspace, read_only, template,
+// job and, for operators, profile.
+func (s *Server) Serve(w http.ResponseWriter, r *http.Request, call engine.Call) {
+	if err := s.checkOrigin(r); err != nil {
+		http.Error(w, "Forbidden: "+err.Error(), http.StatusForbidden)
+		return
+	}
+	a, err := placement(r.URL.Query())
+	if err != nil {
+		http.Error(w, "Bad Request: "+err.Error(), http.StatusBadRequest)
+		return
+	}
+	a.Call = call
+	a.Call.Key = "" // a key is of one call, and comes with it
+	x := s.byID(r.Header.Get(headerID))
+	if x != nil && x.caller != call.Caller {
+		x = nil // the library refuses
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	switch r.Method {
+	case http.MethodPost:
+		a.post = newPost(r.Context())
+		defer s.leave(r, x, a.post)
+	case http.MethodGet:
+		// Who only waits is let go at once when a hand-over begins.
+		defer context.AfterFunc(s.stopping, cancel)()
+		// What begins with "_" is an event of the session's own stream.
+		if id := r.Header.Get(headerEvent); x != nil && id != "" && !strings.HasPrefix(id, "_") {
+			defer x.resume(s.opts.Resume)()
+		}
+	case http.MethodDelete:
+		if x != nil {
+			x.cancel(errEnded)
+		}
+	}
+	r = r.Clone(context.WithValue(ctx, accessContext{}, a))
+	r.Header.Set("Authorization", "Bearer checked") // the library wants one; the real one ends here
+	s.http.ServeHTTP(w, r)
+}
+
+func newPost(ctx context.Context) *post {
+	p := &post{}
+	p.ctx, p.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	return p
+}
+
+// leave is for the end of a request. If the client is gone and its answer was
+// not whole, it has a while to come back.
+func (s *Server) leave(r *http.Request, x *session, p *post) {
+	switch {
+	case r.Context().Err() == nil:
+		p.cancel(context.Canceled) // all is answered, or the session has ended
+	case x == nil || s.stopping.Err() != nil:
+		p.cancel(errGone)
+	default:
+		x.lose(p, s.opts.Resume)
+	}
+}
+
+// placement reads where tools run from a URL's query.
+func placement(q url.Values) (a Access, err error) {
+	for k, v := range q {
+		if len(v) > 1 {
+			return a, fmt.Errorf("%s is there %d times", k, len(v))
+		}
+		switch k {
+		case "profile":
+			a.Profile = v[0]
+		case "workspace":
+			a.Workspace = v[0]
+		case "template":
+			a.Template = v[0]
+		case "job":
+			a.Job = v[0]
+		case "read_only":
+			if a.ReadOnly, err = strconv.ParseBool(v[0]); err != nil {
+				return a, fmt.Errorf("read_only is %s: use true or false", quote(v[0], maxName))
+			}
+		default:
+			return a, fmt.Errorf("query %s is not known: use profile, workspace, read_only, template or job", quote(k, maxName))
+		}
+	}
+	return a, nil
+}
+
+// checkOrigin refuses pages of other places: a browser sends their Origin, and
+// with a rebound name their Host. Other programs send no Origin.
+func (s *Server) checkOrigin(r *http.Request) error {
+	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && isLoopback(local.String()) && !isLoopback(r.Host) {
+		return fmt.Errorf("Host %s is not this machine's", quote(r.Host, maxName))
+	}
+	for _, origin := range r.Header.Values("Origin") {
+		if slices.Contains(s.opts.Origins, origin) {
+			continue
+		}
+		u, err := url.Parse(origin)
+		if err != nil || u.Host == "" || !strings.EqualFold(u.Host, r.Host) {
+			return fmt.Errorf("Origin %s is not allowed", quote(origin, maxName))
+		}
+	}
+	return nil
+}
+
+// isLoopback says whether HOST or HOST:PORT is this machine alone.
+func isLoopback(address string) bool {
+	host := address
+	if h, _, err := net.SplitHostPort(address); err == nil {
+		host = h
+	}
+	host = strings.Trim(host, "[]")
+	ip := net.ParseIP(host)
+	return strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
+}

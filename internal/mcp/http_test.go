@@ -1,0 +1,307 @@
+package mcp
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"orchestrator/internal/engine"
+)
+
+// serve gives a server's URL; the bearer token is the caller, "root" is an
+// operator.
+func serve(t *testing.T, o Options) (string, *Server) {
+	t.Helper()
+	s := New(o)
+	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		caller := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+		s.Serve(w, r, engine.Call{Caller: caller, Operator: caller == "root"})
+	}))
+	t.Cleanup(func() {
+		closeServer(t, s)
+		h.Close()
+	})
+	return h.URL, s
+}
+
+// bearer is a client's way of requests with a token.
+type bearer string
+
+func (a bearer) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+string(a))
+	return http.DefaultTransport.RoundTrip(r)
+}
+
+func dial(t *testing.T, at, caller string) *mcp.ClientSession {
+	t.Helper()
+	cs, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil).Connect(t.Context(),
+		&mcp.StreamableClientTransport{Endpoint: at, HTTPClient: &http.Client{Transport: bearer(caller)}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cs.Close() })
+	t.Cleanup(http.DefaultTransport.(*http.Transport).CloseIdleConnections)
+	return cs
+}
+
+func TestHTTPCallsAreTheCallers(t *testing.T) {
+	f := newFake()
+	at, _ := serve(t, Options{Engine: f})
+	cs := dial(t, at+"/mcp?workspace=notes&read_only=true&template=big", "ben")
+	if r, err := cs.CallTool(t.Context(), bash("echo hello")); err != nil || textOf(t, r) != "hello" {
+		t.Fatalf("got %v, %v", r, err)
+	}
+	if f.by[0].Caller != "ben" || f.by[0].Operator || f.by[0].Via != "mcp" {
+		t.Errorf("called as %+v", f.by[0])
+	}
+	if c := f.calls[0]; c.Workspace != "notes" || !c.ReadOnly || c.Template != "big" {
+		t.Errorf("called %+v", c)
+	}
+	cs.Close() // DELETE
+	eventually(t, "the end of the session", func() bool { return len(f.hasEnded()) == 1 })
+}
+
+func TestTheEndOfAnHTTPSessionEndsWhatRuns(t *testing.T) {
+	f := newFake()
+	at, _ := serve(t, Options{Engine: f})
+	cs := dial(t, at, "ben")
+	go func() { _, _ = cs.CallTool(context.Background(), bash("wait for it")) }()
+	within(t, f.running, "a running command")
+	res, body := request(t, http.MethodDelete, at, "ben", cs.ID(), "")
+	if res.StatusCode != http.StatusNoContent {
+		t.Errorf("DELETE is answered %d %s", res.StatusCode, body)
+	}
+	within(t, f.killed, "the end of the command")
+}
+
+// request sends one request as MCP has them.
+func request(t *testing.T, method, at, caller, session, body string, header ...string) (*http.Response, string) {
+	t.Helper()
+	res := begin(t, t.Context(), method, at, caller, session, body, header...)
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res, string(b)
+}
+
+func begin(t *testing.T, ctx context.Context, method, at, caller, session, body string, header ...string) *http.Response { //nolint:revive // t first, as in every helper
+	t.Helper()
+	r, err := http.NewRequestWithContext(ctx, method, at, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Accept", "application/json, text/event-stream")
+	r.Header.Set("Authorization", "Bearer "+caller)
+	r.Header.Set("Mcp-Protocol-Version", "2025-11-25")
+	if session != "" {
+		r.Header.Set(headerID, session)
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+		if header[i] == "Host" {
+			r.Host = header[i+1]
+		}
+	}
+	res, err := http.DefaultTransport.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res
+}
+
+const (
+	hello = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`
+	call  = `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"system_bash","arguments":{"command":"wait for it"}}}`
+	quick = `{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"system_bash","arguments":{"command":"echo quick"}}}`
+)
+
+// introduce opens a session by hand.
+func introduce(t *testing.T, at, caller string) string {
+	t.Helper()
+	res, body := request(t, http.MethodPost, at, caller, "", hello)
+	id := res.Header.Get(headerID)
+	if res.StatusCode != http.StatusOK || id == "" {
+		t.Fatalf("initialize is answered %d %s", res.StatusCode, body)
+	}
+	return id
+}
+
+func TestASessionIsOnlyForTheCallerWhoBeganIt(t *testing.T) {
+	f := newFake()
+	at, _ := serve(t, Options{Engine: f})
+	id := introduce(t, at, "ben")
+	for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodDelete} {
+		res, body := request(t, method, at, "eve", id, quick)
+		if res.StatusCode != http.StatusForbidden {
+			t.Errorf("%s of another's session is answered %d %s", method, res.StatusCode, body)
+		}
+	}
+	if res, body := request(t, http.MethodPost, at, "ben", id, quick); res.StatusCode != http.StatusOK || !strings.Contains(body, "quick") {
+		t.Errorf("the owner is answered %d %s", res.StatusCode, body)
+	}
+	if res, _ := request(t, http.MethodPost, at, "ben", "no-such", quick); res.StatusCode != http.StatusNotFound {
+		t.Errorf("a session that is not there is answered %d", res.StatusCode)
+	}
+}
+
+func TestALostStreamEndsItsCall(t *testing.T) {
+	f := newFake()
+	at, _ := serve(t, Options{Engine: f, Resume: time.Millisecond})
+	id := introduce(t, at, "ben")
+	ctx, hangUp := context.WithCancel(t.Context())
+	defer hangUp()
+	res := begin(t, ctx, http.MethodPost, at, "ben", id, call)
+	defer res.Body.Close()
+	within(t, f.running, "a running command")
+	hangUp()
+	if err := within(t, f.killed, "the end of the command"); !errors.Is(err, errGone) {
+		t.Errorf("it ended because of %v", err)
+	}
+}
+
+func TestAClientThatComesBackKeepsItsCall(t *testing.T) {
+	f := newFake()
+	at, s := serve(t, Options{Engine: f, Resume: time.Hour})
+	id := introduce(t, at, "ben")
+	x := s.byID(id)
+	state := func() (lost, resumed int) {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		return len(x.lost), x.resumed
+	}
+	ctx, hangUp := context.WithCancel(t.Context())
+	defer hangUp()
+	res := begin(t, ctx, http.MethodPost, at, "ben", id, call)
+	defer res.Body.Close()
+	within(t, f.running, "a running command")
+	event := firstEvent(t, res.Body)
+	hangUp()
+	eventually(t, "the loss of the stream", func() bool { lost, _ := state(); return lost == 1 })
+
+	ctx, leave := context.WithCancel(t.Context())
+	gone := make(chan struct{})
+	go func() { // answered only when there is something to tell
+		defer close(gone)
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, at, http.NoBody)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for k, v := range map[string]string{
+			"Accept": "text/event-stream", "Authorization": "Bearer ben", headerID: id, headerEvent: event, "Mcp-Protocol-Version": "2025-11-25",
+		} {
+			r.Header.Set(k, v)
+		}
+		if res, err := http.DefaultTransport.RoundTrip(r); err == nil {
+			res.Body.Close()
+		}
+	}()
+	eventually(t, "the return of the client", func() bool { _, resumed := state(); return resumed == 1 })
+	x.giveUp() // too late: it is back
+	if len(f.killed) != 0 {
+		t.Error("the command was ended although its client came back")
+	}
+	leave()
+	<-gone
+	eventually(t, "the client's leaving", func() bool { _, resumed := state(); return resumed == 0 })
+	x.giveUp()
+	within(t, f.killed, "the end of the command")
+}
+
+// firstEvent reads the id of the first event of a stream.
+func firstEvent(t *testing.T, r io.Reader) string {
+	t.Helper()
+	for lines := bufio.NewScanner(r); lines.Scan(); {
+		if id, ok := strings.CutPrefix(lines.Text(), "id: "); ok {
+			return id
+		}
+	}
+	t.Fatal("the stream has no event with an id")
+	return ""
+}
+
+func TestPagesOfOtherPlacesAreRefused(t *testing.T) {
+	f := newFake()
+	at, _ := serve(t, Options{Engine: f, Origins: []string{"https://ok.example"}})
+	u, err := url.Parse(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range map[string]struct {
+		header []string
+		want   int
+	}{
+		"no origin":              {nil, http.StatusOK},
+		"its own":                {[]string{"Origin", at}, http.StatusOK},
+		"one that is configured": {[]string{"Origin", "https://ok.example"}, http.StatusOK},
+		"another page":           {[]string{"Origin", "http://evil.example"}, http.StatusForbidden},
+		"another port":           {[]string{"Origin", "http://" + u.Hostname() + ":1"}, http.StatusForbidden},
+		"no place at all":        {[]string{"Origin", "null"}, http.StatusForbidden},
+		"a name that was bound":  {[]string{"Host", "evil.example", "Origin", "http://evil.example"}, http.StatusForbidden},
+		"a name without origin":  {[]string{"Host", "evil.example"}, http.StatusForbidden},
+	} {
+		if res, body := request(t, http.MethodPost, at, "ben", "", hello, c.header...); res.StatusCode != c.want {
+			t.Errorf("%s: %d %s, want %d", what, res.StatusCode, body, c.want)
+		}
+	}
+}
+
+func TestBadHTTPRequestsAreRefusedClearly(t *testing.T) {
+	at, _ := serve(t, Options{Engine: newFake()})
+	for what, c := range map[string]struct {
+		query, body string
+		want        int
+		says        string
+	}{
+		"an unknown parameter": {"?workspce=x", hello, http.StatusBadRequest, "workspce"},
+		"a flag that is none":  {"?read_only=perhaps", hello, http.StatusBadRequest, "read_only"},
+		"one thing twice":      {"?job=a&job=b", hello, http.StatusBadRequest, "job is there 2 times"},
+		"not JSON":             {"", "{", http.StatusBadRequest, "malformed"},
+		"nothing":              {"", "", http.StatusBadRequest, "body"},
+		"too much":             {"", `"` + strings.Repeat("x", maxMessage+1) + `"`, http.StatusRequestEntityTooLarge, "exceeds"},
+	} {
+		res, body := request(t, http.MethodPost, at+c.query, "ben", "", c.body)
+		if res.StatusCode != c.want || !strings.Contains(body, c.says) {
+			t.Errorf("%s: %d %s, want %d", what, res.StatusCode, body, c.want)
+		}
+	}
+}
+
+func TestOneCallerCannotTakeAllSessions(t *testing.T) {
+	at, _ := serve(t, Options{Engine: newFake()})
+	for range maxOfCaller {
+		introduce(t, at, "eve")
+	}
+	if _, body := request(t, http.MethodPost, at, "eve", "", hello); !strings.Contains(body, "too many sessions") {
+		t.Errorf("one more is answered %s", body)
+	}
+	introduce(t, at, "ben")
+}
+
+func TestAHandOverLetsWaitingStreamsGo(t *testing.T) {
+	f := newFake()
+	at, s := serve(t, Options{Engine: f})
+	id := introduce(t, at, "ben")
+	res := begin(t, t.Context(), http.MethodGet, at, "ben", id, "")
+	defer res.Body.Close()
+	s.Stop()
+	if _, err := io.ReadAll(res.Body); err != nil {
+		t.Errorf("the stream ended with %v", err)
+	}
+	if _, body := request(t, http.MethodPost, at, "ben", "", hello); !strings.Contains(body, "stopping") {
+		t.Errorf("a new session is answered %s", body)
+	}
+}

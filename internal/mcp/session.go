@@ -1,0 +1,193 @@
+package mcp
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"orchestrator/internal/engine"
+)
+
+// keptCalls is how many ids of earlier calls a session remembers, for
+// completion.
+const keptCalls = 100
+
+var (
+	errEnded = errors.New("the client ended the session")
+	errGone  = errors.New("the client went away")
+)
+
+// session is one MCP session: a session of the engine, its name.
+type session struct {
+	name   string
+	caller string
+	// ctx ends with the session, and with it what the session runs.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	mu     sync.Mutex
+	used   bool // something was called
+	access Access
+	names  names
+	calls  []string
+	// lost are requests whose HTTP stream broke off; resumed counts the
+	// streams by which the client came back for the rest.
+	lost    []*post
+	resumed int
+	timer   *time.Timer
+}
+
+// admit opens the session of a client that introduces itself.
+func (s *Server) admit(ss *mcp.ServerSession, a Access) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping.Err() != nil {
+		return refused("the service is stopping")
+	}
+	if _, ok := s.sessions[ss]; ok {
+		return nil // the library refuses the second introduction
+	}
+	own := 0
+	for _, x := range s.sessions {
+		if x.caller == a.Call.Caller {
+			own++
+		}
+	}
+	if own >= maxOfCaller || len(s.sessions) >= maxSessions {
+		return refused(fmt.Sprintf("too many sessions: you have %d of at most %d, all together %d of %d; end some (DELETE), or wait until they are given up",
+			own, maxOfCaller, len(s.sessions), maxSessions))
+	}
+	x := &session{name: "mcp-" + strings.ToLower(rand.Text()), caller: a.Call.Caller}
+	x.ctx, x.cancel = context.WithCancelCause(context.Background())
+	s.sessions[ss] = x
+	s.ending.Go(func() { s.end(ss, x) })
+	return nil
+}
+
+// refused is an error of the protocol.
+func refused(message string) error {
+	return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: message}
+}
+
+// session is the session of a client that has introduced itself.
+func (s *Server) session(ss *mcp.ServerSession) (*session, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if x, ok := s.sessions[ss]; ok {
+		return x, nil
+	}
+	return nil, refused("there is no session: initialize first")
+}
+
+// byID is the session that an HTTP header names, or nil.
+func (s *Server) byID(id string) *session {
+	if id == "" {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ss, x := range s.sessions {
+		if ss.ID() == id {
+			return x
+		}
+	}
+	return nil
+}
+
+// end waits for the end of a session and removes its sandbox.
+func (s *Server) end(ss *mcp.ServerSession, x *session) {
+	if err := ss.Wait(); err != nil {
+		s.log.Debug("mcp session broke off", "session", x.name, "error", err)
+	}
+	x.cancel(errEnded)
+	x.mu.Lock()
+	used, call := x.used, x.access.Call
+	x.mu.Unlock()
+	if used {
+		call.Key = ""
+		ctx, cancel := context.WithTimeoutCause(context.Background(), endTime, fmt.Errorf("the session's sandbox was not removed within %s", endTime))
+		defer cancel()
+		// One whose sandbox is gone already, or that never got one, is as well.
+		if err := s.engine.EndSession(ctx, call, x.name); err != nil && !errdefs.IsNotFound(err) {
+			s.log.Warn("sandbox of an mcp session not removed", "session", x.name, "error", errors.Join(err, context.Cause(ctx)))
+		}
+	}
+	s.mu.Lock()
+	delete(s.sessions, ss)
+	s.mu.Unlock()
+}
+
+// use notes that something is called, and by whom.
+func (x *session) use(a Access) engine.Call {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.used, x.access = true, a
+	return a.Call
+}
+
+// called remembers a call's id.
+func (x *session) called(id string) {
+	if id == "" {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.calls = append(x.calls, id)
+	if n := len(x.calls) - keptCalls; n > 0 {
+		x.calls = slices.Delete(x.calls, 0, n)
+	}
+}
+
+// lose takes over a request whose stream broke off: it ends unless the client
+// comes back in time.
+func (x *session) lose(p *post, in time.Duration) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.lost = append(x.lost, p)
+	x.arm(in)
+}
+
+// resume notes that the client came back; what it returns notes that it went
+// away again.
+func (x *session) resume(in time.Duration) (gone func()) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.resumed++
+	x.arm(in)
+	return func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.resumed--
+		x.arm(in)
+	}
+}
+
+func (x *session) arm(in time.Duration) {
+	if x.timer != nil {
+		x.timer.Stop()
+	}
+	if x.resumed == 0 && len(x.lost) > 0 {
+		x.timer = time.AfterFunc(in, x.giveUp)
+	}
+}
+
+func (x *session) giveUp() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.resumed > 0 {
+		return
+	}
+	for _, p := range x.lost {
+		p.cancel(errGone)
+	}
+	x.lost = nil
+}
