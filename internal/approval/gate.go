@@ -117,7 +117,10 @@ func New(ctx context.Context, o Options) (*Gate, error) {
 		e.ready = true
 		g.add(e)
 	}
-	return g, g.expire(ctx)
+	if err := g.expire(ctx); err != nil {
+		return nil, err
+	}
+	return g, nil
 }
 
 func (o *Options) defaults() {

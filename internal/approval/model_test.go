@@ -1,7 +1,9 @@
 package approval
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -23,10 +25,20 @@ type model struct {
 // TestTheGateKeepsToItsModel does what callers, approvers and the time may do,
 // in any order and across restarts.
 func TestTheGateKeepsToItsModel(t *testing.T) {
+	// One store for all: callers are new in each run.
+	w := newWorld(t, Options{MaxPending: 6, MaxPendingPerCaller: 4})
+	runs := 0
 	rapid.Check(t, func(rt *rapid.T) {
-		w := newWorld(t, Options{MaxPending: 6, MaxPendingPerCaller: 4})
-		defer w.store.Close()
+		runs++
+		callers := []string{fmt.Sprint("ann", runs), fmt.Sprint("bea", runs)}
 		var all []*model
+		defer func() {
+			for _, m := range all {
+				if err := w.Abandon(context.Background(), m.id); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
 		granted := map[string]bool{}
 		pending := func(caller string) (n int) {
 			for _, m := range all {
@@ -59,7 +71,7 @@ func TestTheGateKeepsToItsModel(t *testing.T) {
 		rt.Repeat(map[string]func(*rapid.T){
 			"decide": func(rt *rapid.T) {
 				a := call(rapid.SampledFrom([]string{"", "k1", "k2", "k3"}).Draw(rt, "key"), r)
-				a.Caller = rapid.SampledFrom([]string{"ann", "bea"}).Draw(rt, "caller")
+				a.Caller = rapid.SampledFrom(callers).Draw(rt, "caller")
 				a.Session = rapid.SampledFrom([]string{"", "s1"}).Draw(rt, "session")
 				i := slices.IndexFunc(all, func(m *model) bool { return a.Key != "" && m.ask.Key == a.Key && m.ask.Caller == a.Caller })
 				d, err := w.Decide(rt.Context(), a)
@@ -167,19 +179,26 @@ func TestTheGateKeepsToItsModel(t *testing.T) {
 				w.Gate = g
 			},
 			"": func(rt *rapid.T) {
-				list, err := w.List(rt.Context(), Filter{})
-				if err != nil || len(list) != len(all) {
-					rt.Fatalf("%d requests, want %d: %v", len(list), len(all), err)
-				}
-				for _, m := range all {
-					check(rt, m, list[slices.IndexFunc(list, func(r Request) bool { return r.ID == m.id })])
-				}
 				w.mu.Lock()
 				defer w.mu.Unlock()
-				if len(w.pending) != pending("") || len(w.queue) != len(w.pending) || w.callers["ann"] != pending("ann") {
+				if len(w.pending) != pending("") || len(w.queue) != len(w.pending) || w.callers[callers[0]] != pending(callers[0]) {
 					rt.Fatalf("in memory: %d pending, %d in the queue, %v", len(w.pending), len(w.queue), w.callers)
 				}
 			},
 		})
+		var list []Request
+		for _, caller := range callers {
+			l, err := w.List(rt.Context(), Filter{Caller: caller})
+			if err != nil {
+				rt.Fatal(err)
+			}
+			list = append(list, l...)
+		}
+		if len(list) != len(all) {
+			rt.Fatalf("%d requests, want %d", len(list), len(all))
+		}
+		for _, m := range all {
+			check(rt, m, list[slices.IndexFunc(list, func(r Request) bool { return r.ID == m.id })])
+		}
 	})
 }

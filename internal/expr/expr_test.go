@@ -177,7 +177,7 @@ func TestAnotherTypeThanAskedForIsAnError(t *testing.T) {
 func TestWorkAndResultsAreBounded(t *testing.T) {
 	doubled := "[1]" + strings.Repeat(".map(a, [a, a])", 25)
 	nested := strings.Repeat("cel.bind(a, ", 30) + "'xxxxxxxxxx'" + strings.Repeat(", a + a + a)", 30)
-	long, _ := json.Marshal(map[string]any{"s": strings.Repeat("a", 4<<20), "l": make([]int, 5000)})
+	long, _ := json.Marshal(map[string]any{"s": strings.Repeat("a", 1<<20), "l": make([]int, 2000)})
 	vars := input(t, string(long))
 	for _, source := range []string{
 		doubled, nested,
