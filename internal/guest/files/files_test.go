@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -47,7 +48,7 @@ func workspace(t *testing.T) string {
 
 func serve(t *testing.T, dir string) *Server {
 	t.Helper()
-	s := New(Options{Dir: dir})
+	s := New(Options{Dir: dir, Tmp: filepath.Join(dir, "none"), Home: filepath.Join(dir, "none")})
 	t.Cleanup(s.Close)
 	return s
 }
@@ -375,10 +376,16 @@ func FuzzRequest(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chown(dir, 1000, 1000); err != nil {
-		f.Fatal(err)
+	o := Options{Dir: dir + "/workspace", Tmp: dir + "/tmp", Home: dir + "/home"}
+	for _, d := range []string{dir, o.Dir, o.Tmp, o.Home} {
+		if err := errors.Join(ignoreExist(os.Mkdir(d, 0o755)), os.Chmod(d, 0o755), os.Chown(d, 1000, 1000)); err != nil {
+			f.Fatal(err)
+		}
 	}
-	s := New(Options{Dir: dir})
+	f.Add("edit", `{"path":"/tmp/a","old":"a","new":"b"}`)
+	f.Add("glob", `{"pattern":"**/[a-z]*","max":3}`)
+	f.Add("search", `{"pattern":"(a|b)+","glob":"*.go","before":2}`)
+	s := New(o)
 	f.Cleanup(s.Close)
 	f.Fuzz(func(t *testing.T, op, body string) {
 		host, guest := net.Pipe()

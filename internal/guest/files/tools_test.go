@@ -288,6 +288,59 @@ func TestASearchEndsWithItsHost(t *testing.T) {
 	}
 }
 
+// While somebody swaps folders for links that lead out, nothing from outside is
+// found, and nothing there is changed.
+func TestNothingOutsideIsReachedWhileTheTreeChanges(t *testing.T) {
+	s, dir := tree(t, map[string]string{"a/sub/f": "inside", "a/f": "inside"})
+	outside := workspace(t)
+	must(t, os.MkdirAll(filepath.Join(outside, "sub"), 0o755))
+	for _, name := range []string{"f", "sub/f"} {
+		must(t, os.WriteFile(filepath.Join(outside, name), []byte("inside secret"), 0o666))
+		must(t, os.Chown(filepath.Join(outside, name), 1000, 1000))
+	}
+	must(t, os.Symlink(outside, filepath.Join(dir, "link")))
+	must(t, exec.Command("chown", "-hR", "1000:1000", dir, outside).Run())
+	stop := make(chan struct{})
+	var swapping sync.WaitGroup
+	swapping.Go(func() {
+		a, b := filepath.Join(dir, "a"), filepath.Join(dir, "link")
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
+			}
+		}
+	})
+	for i := range 200 {
+		path := []string{".", "a", "a/sub"}[i%3]
+		for _, op := range []wire.Op{wire.OpSearch, wire.OpGlob, wire.OpEdit} {
+			q := struct {
+				wire.SearchRequest
+				Old string `json:"old"`
+				New string `json:"new"`
+			}{wire.SearchRequest{FileRequest: wire.FileRequest{Path: path, NoFollow: i%2 == 0}, Pattern: "secret"}, "inside", "changed"}
+			if op == wire.OpGlob {
+				q.Pattern = "**"
+			}
+			if op == wire.OpEdit {
+				q.Path = path + "/f"
+			}
+			if r := send(t, s, op, q); strings.Contains(string(r.last), "secret") || strings.Contains(string(r.last), filepath.Base(outside)+"/") {
+				t.Fatalf("%s of %s: %s", op, path, r.last)
+			}
+		}
+	}
+	close(stop)
+	swapping.Wait()
+	for _, name := range []string{"f", "sub/f"} {
+		if b, err := os.ReadFile(filepath.Join(outside, name)); string(b) != "inside secret" || err != nil {
+			t.Errorf("outside, %s is %q, %v", name, b, err)
+		}
+	}
+}
+
 func TestTmpIsServedToo(t *testing.T) {
 	s, dir := tree(t, map[string]string{"f": "in the workspace"})
 	if i := ask(t, s, wire.OpWrite, wire.FileRequest{Path: "/tmp/a/f", Recursive: true}, []byte("in tmp")).info(t); i.Path != "/tmp/a/f" || i.UID != 1000 {
@@ -482,4 +535,23 @@ func FuzzSearch(f *testing.F) {
 			t.Fatalf("%d of %d", len(fd.matches), want)
 		}
 	})
+}
+
+// BenchmarkScan is the speed of one search in memory, of lines of 60 bytes.
+func BenchmarkScan(b *testing.B) {
+	text := strings.Repeat("the quick brown fox jumps over the lazy dog, again and again\n", 1<<14)
+	for _, pattern := range []string{"needle", `\bfox\s+walks\b`, "(?i)NEEDLE"} {
+		b.Run(pattern, func(b *testing.B) {
+			b.SetBytes(int64(len(text)))
+			for b.Loop() {
+				fd, err := newFinder(&wire.SearchRequest{Pattern: pattern})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := fd.scan(b.Context(), &lines{r: strings.NewReader(text), longest: fd.longest}, "f"); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }

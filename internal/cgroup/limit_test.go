@@ -1,0 +1,109 @@
+package cgroup
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// limited is a group in hierarchies that are plain folders with these files.
+func limited(t *testing.T, files map[string]string) (*Group, func(name string) string) {
+	t.Helper()
+	tree := fakeTree(t, files)
+	g := &Group{name: "g", tree: tree}
+	for _, d := range tree.dirs {
+		child, err := d.open("g")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { child.Close() })
+		g.dirs = append(g.dirs, member{dir: child, kind: d.kind})
+	}
+	return g, func(name string) string {
+		kind, file, _ := strings.Cut(name, "/")
+		for _, d := range tree.dirs {
+			if d.kind == kind {
+				b, err := os.ReadFile(filepath.Join(d.file.Name(), file))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return string(b)
+			}
+		}
+		t.Fatalf("there is no hierarchy %s", kind)
+		return ""
+	}
+}
+
+// A plain file keeps what was in it behind a shorter text; the kernel's do not.
+func starts(t *testing.T, name, got, want string) {
+	t.Helper()
+	if !strings.HasPrefix(got, want) {
+		t.Errorf("%s is %q, want %q", name, got, want)
+	}
+}
+
+func TestAGroupIsLimitedAlone(t *testing.T) {
+	for name, tt := range map[string]struct{ files, want map[string]string }{
+		"v1": {
+			map[string]string{
+				"memory/g/memory.limit_in_bytes": "", "memory/g/memory.memsw.limit_in_bytes": "", "memory/g/memory.kmem.tcp.limit_in_bytes": "999999999999",
+				"cpu/g/cpu.cfs_period_us": "", "cpu/g/cpu.cfs_quota_us": "",
+			},
+			map[string]string{
+				"memory/g/memory.limit_in_bytes": "67108864", "memory/g/memory.memsw.limit_in_bytes": "67108864", "memory/g/memory.kmem.tcp.limit_in_bytes": "16777216",
+				"cpu/g/cpu.cfs_period_us": "100000", "cpu/g/cpu.cfs_quota_us": "50000",
+			},
+		},
+		"v1 without accounting of swap": {
+			map[string]string{"memory/g/memory.limit_in_bytes": "", "memory/g/memory.swappiness": "60", "cpu/g/cpu.cfs_period_us": "", "cpu/g/cpu.cfs_quota_us": ""},
+			map[string]string{"memory/g/memory.limit_in_bytes": "67108864", "memory/g/memory.swappiness": "0"},
+		},
+		"v2": {
+			map[string]string{"unified/g/memory.max": "", "unified/g/memory.swap.max": "", "unified/g/cpu.max": ""},
+			map[string]string{"unified/g/memory.max": "67108864", "unified/g/memory.swap.max": "0", "unified/g/cpu.max": "50000 100000"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, read := limited(t, tt.files)
+			if err := g.Limit(64<<20, 0.5); err != nil {
+				t.Fatal(err)
+			}
+			for file, want := range tt.want {
+				starts(t, file, read(file), want)
+			}
+		})
+	}
+}
+
+func TestTheCPUControllerIsHandedDownWhenItIsWanted(t *testing.T) {
+	g, read := limited(t, map[string]string{
+		"unified/cgroup.controllers": "cpuset cpu memory pids\n", "unified/cgroup.subtree_control": "", "unified/g/memory.max": "",
+	})
+	// The kernel would make the file now.
+	if err := g.Limit(0, 0.5); err == nil {
+		t.Error("there was a cpu.max")
+	}
+	starts(t, "subtree_control", read("unified/cgroup.subtree_control"), "+cpu")
+}
+
+func TestALimitThatNobodyEnforcesIsRefused(t *testing.T) {
+	for name, files := range map[string]map[string]string{
+		"no controllers": {"unified/g/cgroup.procs": "", "unified/cgroup.controllers": "memory pids\n"},
+		"pids alone":     {"pids/g/cgroup.procs": ""},
+		"no quotas":      {"cpu/g/cpu.shares": ""},
+	} {
+		g, _ := limited(t, files)
+		if err := g.Limit(0, 1); !errors.Is(err, ErrUnsupported) {
+			t.Errorf("%s: cpu: %v", name, err)
+		}
+		if err := g.Limit(1<<20, 0); !errors.Is(err, ErrUnsupported) {
+			t.Errorf("%s: memory: %v", name, err)
+		}
+		if err := g.Limit(0, 0); err != nil {
+			t.Errorf("%s: nothing: %v", name, err)
+		}
+	}
+}
