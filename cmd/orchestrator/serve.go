@@ -19,6 +19,7 @@ import (
 	"orchestrator/internal/config"
 	"orchestrator/internal/engine"
 	"orchestrator/internal/guestbin"
+	"orchestrator/internal/mcp"
 	"orchestrator/internal/store"
 	"orchestrator/runtime"
 	"orchestrator/volumes"
@@ -120,6 +121,7 @@ type service struct {
 	volumes  *volumes.Manager
 	driver   runtime.Driver
 	engine   *engine.Engine
+	governed *governance
 	why      string
 }
 
@@ -215,6 +217,12 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 	}
 	opts.Driver, opts.Store, opts.Images, opts.Volumes, opts.Why, opts.Log = s.driver, s.store, library, s.volumes, s.why, s.log
 	opts.Templates = templates(s.config)
+	opts.Quotas = quotas(s.config.Callers)
+	if s.governed, err = openGovernance(ctx, s.config, dir, s.store, s.log); err != nil {
+		return err
+	}
+	s.later(s.governed.close)
+	opts.Governance = s.governed.Governance
 	if s.engine, err = engine.Open(ctx, opts); err != nil {
 		return imageHint(err)
 	}
@@ -254,7 +262,10 @@ func (s *service) run(ctx context.Context) error {
 	// The engine outlives the front: calls under way need it.
 	back, endBack := context.WithCancel(context.WithoutCancel(ctx))
 	defer endBack()
-	server := api.New(api.Options{Engine: s.engine, Token: s.token, Log: s.log, Down: func() {
+	defer context.AfterFunc(front, s.engine.HandOver)()
+	talk := mcp.New(mcp.Options{Engine: s.engine, Version: s.app.version, Log: s.log})
+	defer context.AfterFunc(front, talk.Stop)()
+	server := api.New(api.Options{Engine: s.engine, Token: s.token, Log: s.log, Shell: s.governed.Compat != nil, MCP: talk, Down: func() {
 		once.Do(func() {
 			s.log.Info("taking everything down")
 			close(down)
@@ -273,6 +284,11 @@ func (s *service) run(ctx context.Context) error {
 		}
 	})
 	serveErr := server.Serve(front, s.listener, handoverTime)
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), handoverTime)
+	if err := talk.Close(ending); err != nil {
+		s.log.Warn("sessions not all ended", "error", err)
+	}
+	cancel()
 	endBack()
 	work.Wait()
 	select {

@@ -52,6 +52,8 @@ type Options struct {
 	// CheckProfile says whether a profile is known, with an *InvalidError of the
 	// field "profile"; nil takes every name.
 	CheckProfile func(name string) error
+	// Governance is what tool calls need; nil: there are none.
+	Governance *Governance
 	// Version and Build of the program, Why this runtime, and the cgroup mode.
 	Version, Build, Why, Cgroup string
 	Log                         *slog.Logger
@@ -78,9 +80,14 @@ type Engine struct {
 	keys map[string]chan struct{} // idempotency keys under way
 	// sessions are the sandboxes of sessions, by sessionKey.
 	sessions map[Call]string
-	outputs  *outputs        // nil where no tools are called
-	noBash   map[string]bool // images without bash, by ID
-	ready    bool
+	outputs  *outputs // nil where no tools are called
+
+	handing context.Context // ends when a hand-over begins
+	handOff context.CancelFunc
+	closing chan struct{} // closed when Serve ends
+	work    sync.WaitGroup
+	noBash  map[string]bool // images without bash, by ID
+	ready   bool
 }
 
 // Open prepares the images of all templates and recovers what an earlier
@@ -89,7 +96,8 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	e := &Engine{opts: opts, log: opts.Log, keys: map[string]chan struct{}{}, sessions: map[Call]string{}, noBash: map[string]bool{}}
+	e := &Engine{opts: opts, log: opts.Log, keys: map[string]chan struct{}{}, sessions: map[Call]string{}, noBash: map[string]bool{}, closing: make(chan struct{})}
+	e.handing, e.handOff = context.WithCancel(context.Background())
 	var err error
 	if e.callers, err = newCallers(ctx, opts.Store); err != nil {
 		return nil, err
@@ -97,6 +105,11 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	for i := range opts.Templates {
 		if err := e.prepare(ctx, &opts.Templates[i]); err != nil {
 			return nil, fmt.Errorf("template %s: %w", opts.Templates[i].Name, err)
+		}
+	}
+	if g := opts.Governance; g != nil {
+		if e.outputs, err = openOutputs(g.Outputs); err != nil {
+			return nil, err
 		}
 	}
 	e.sched = scheduler.New(scheduler.Options{
@@ -140,11 +153,21 @@ func (e *Engine) prepare(ctx context.Context, t *scheduler.Template) error {
 func (e *Engine) Serve(ctx context.Context) error {
 	e.setReady(true)
 	defer e.setReady(false)
+	defer e.work.Wait()
+	defer close(e.closing)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return e.sched.Run(ctx) })
 	g.Go(func() error { return e.callers.run(ctx, e.log) })
+	if gov := e.opts.Governance; gov != nil {
+		g.Go(func() error { return gov.Gate.Run(ctx) })
+		g.Go(func() error { return e.outputs.run(ctx) })
+	}
 	return g.Wait()
 }
+
+// HandOver lets go of calls that only wait for somebody's consent: they are
+// told to come back, and the questions stay.
+func (e *Engine) HandOver() { e.handOff() }
 
 func (e *Engine) setReady(v bool) {
 	e.mu.Lock()
@@ -170,8 +193,12 @@ func (e *Engine) Ready(ctx context.Context) error {
 	return e.opts.Store.Ping(ctx)
 }
 
-// Version says what this is and what it runs on.
-func (e *Engine) Version() v1.Version {
+// Version says what this is and what it runs on. How that was found out is for
+// operators.
+func (e *Engine) Version(call Call) v1.Version {
+	if !call.Operator {
+		return v1.Version{Version: e.opts.Version, Runtime: e.opts.Driver.Name(), Capabilities: map[string]string{}}
+	}
 	caps := map[string]string{}
 	for k, v := range e.opts.Driver.Capabilities() {
 		caps[string(k)] = v
@@ -213,6 +240,10 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 			}
 		case k.Op == opExec || k.Op == opRun:
 			answer = present(k.Ref, runtime.Result{Ending: runtime.SandboxLost, ExitCode: -1, Detail: "the orchestrator ended while it ran"})
+		case k.Op == opTool:
+			if answer, err = e.recoverTool(ctx, k); err != nil {
+				return err
+			}
 		case k.Op == opShell:
 			sh, known, err := e.recoverShell(ctx, k)
 			if errs = append(errs, err); !known {

@@ -3,12 +3,17 @@ package engine
 import (
 	"context"
 	"encoding/json"
-	"io"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/containerd/errdefs"
 
 	v1 "orchestrator/client/v1"
+	"orchestrator/internal/approval"
+	"orchestrator/internal/audit"
+	"orchestrator/internal/policy"
+	"orchestrator/internal/profile"
 	"orchestrator/internal/tool"
 )
 
@@ -42,82 +47,167 @@ type AuditFilter struct {
 	Newest bool
 }
 
+// Governance is what tool calls need beyond sandboxes. It is opened and closed
+// by who makes the engine.
+type Governance struct {
+	Profiles *profile.Set
+	// Default is the profile of callers that have none.
+	Default  string
+	Gate     *approval.Gate
+	Limiter  *approval.Limiter
+	Audit    *audit.Log
+	Redactor *audit.Redactor
+	// Outputs is the folder for outputs that answers have no room for.
+	Outputs string
+	// Compat is for the readonly system's own clients; nil: not served.
+	Compat *Compat
+}
+
+// Compat says whom the readonly system's clients are, who send no token.
+type Compat struct {
+	Caller     string
+	Workspaces map[string]string // by the path that clients name
+}
+
+var errUngoverned = fmt.Errorf("this service calls no tools: %w", errdefs.ErrNotImplemented)
+
+func (g *Governance) profile(name string) (*profile.Compiled, error) { return g.Profiles.Get(name) }
+
+// profileOf is the name of a caller's profile.
+func (e *Engine) profileOf(call Call) string {
+	if call.Profile != "" {
+		return call.Profile
+	}
+	return e.opts.Governance.Default
+}
+
 // Profiles lists the profiles; for callers with a token, theirs.
-func (e *Engine) Profiles(ctx context.Context, call Call) ([]v1.Profile, error) {
-	return nil, errdefs.ErrNotImplemented
+func (e *Engine) Profiles(_ context.Context, call Call) ([]v1.Profile, error) {
+	g := e.opts.Governance
+	if g == nil {
+		return nil, errUngoverned
+	}
+	out := []v1.Profile{}
+	for _, p := range g.Profiles.List() {
+		if call.Operator || p.Profile.Name == e.profileOf(call) {
+			out = append(out, presentProfile(p))
+		}
+	}
+	return out, nil
+}
+
+func presentProfile(p *profile.Compiled) v1.Profile {
+	names := []string{}
+	for _, t := range p.Tools() {
+		names = append(names, t.Name())
+	}
+	return v1.Profile{
+		Name: p.Profile.Name, Title: p.Profile.Title, Description: p.Profile.Description, Tools: names, Source: p.Source, Warnings: p.Profile.Warnings,
+	}
+}
+
+// chosen is the profile that a request speaks of.
+func (e *Engine) chosen(call Call, name string) (*profile.Compiled, error) {
+	g := e.opts.Governance
+	switch {
+	case g == nil:
+		return nil, errUngoverned
+	case name == "":
+		name = e.profileOf(call)
+	case !call.Operator && name != e.profileOf(call):
+		return nil, &InvalidError{Field: "profile", Message: "is not yours to choose: leave it out", Class: errdefs.ErrPermissionDenied}
+	}
+	p, err := g.profile(name)
+	if err != nil {
+		return nil, &InvalidError{Field: "profile", Message: "cannot be used: " + err.Error(), Class: err}
+	}
+	return p, nil
 }
 
 // Tools lists the tools of the caller's profile, or for operators of the one
 // that is named.
-func (e *Engine) Tools(ctx context.Context, call Call, profile string) ([]v1.Tool, error) {
-	return nil, errdefs.ErrNotImplemented
+func (e *Engine) Tools(_ context.Context, call Call, name string) ([]v1.Tool, error) {
+	p, err := e.chosen(call, name)
+	if err != nil {
+		return nil, err
+	}
+	out := []v1.Tool{}
+	for _, t := range p.Tools() {
+		out = append(out, presentTool(t))
+	}
+	return out, nil
 }
 
-// CallTool carries out one tool call: the transaction that DESIGN calls the way
-// of a call. A refusal is a result; an error says that the request cannot be
-// used, or could not be carried out.
-func (e *Engine) CallTool(ctx context.Context, call Call, name string, r v1.ToolCall, w Watch) (v1.ToolResult, error) {
-	return v1.ToolResult{}, errdefs.ErrNotImplemented
+func presentTool(t *profile.CompiledTool) v1.Tool {
+	caps := t.Caps()
+	out := v1.Tool{
+		Name: t.Name(), Title: t.Title(), Description: t.Description(), Input: t.Input(), Output: t.Output(), Trust: t.Trust(), Enabled: t.Enabled(),
+		Cacheable: t.Cacheable(), ReadOnly: t.ReadOnly(), Destructive: t.Destructive(), Idempotent: t.Idempotent(),
+		Caps: v1.ToolCaps{
+			TimeoutMS: caps.Timeout.Milliseconds(), MaxTimeoutMS: caps.MaxTimeout.Milliseconds(), Output: caps.Output.Limit, OutputUnit: caps.Output.Unit,
+			MemoryBytes: caps.MemoryBytes, CPUs: caps.CPUs,
+		},
+	}
+	for _, effect := range t.Effects() {
+		out.Effects = append(out.Effects, string(effect))
+	}
+	if r := t.Rate(); r != nil {
+		out.Caps.MaxCalls, out.Caps.WindowMS = r.MaxCalls, r.WindowMS
+	}
+	return out
 }
 
 // RefuseCall records a call that could not even be decoded, and returns cause.
 func (e *Engine) RefuseCall(ctx context.Context, call Call, name string, body []byte, cause error) error {
+	g := e.opts.Governance
+	if g == nil {
+		return cause
+	}
+	ctx, cancel := detach(ctx, settleTime)
+	defer cancel()
+	r := audit.Record{
+		Kind: audit.KindEvent, Caller: call.Caller, Token: call.Token, Profile: e.profileOf(call), Trust: call.Trust, Via: call.Via,
+		Action: bounded(name), Ending: endedFailed, Error: g.Redactor.Text(cause.Error()),
+	}
+	if json.Valid(body) {
+		r.Input = body
+	} else {
+		r.InputBytes = len(body)
+	}
+	if err := g.Audit.Event(ctx, r); err != nil {
+		return errors.Join(cause, fmt.Errorf("and the call was not recorded: %w", err))
+	}
 	return cause
 }
 
 // CallOutput reads the whole output of an earlier call of the caller, from an
 // absolute offset, as long as it is kept.
-func (e *Engine) CallOutput(ctx context.Context, call Call, id string, r OutputRequest) (v1.Output, error) {
-	return v1.Output{}, errdefs.ErrNotImplemented
+func (e *Engine) CallOutput(_ context.Context, call Call, id string, r OutputRequest) (v1.Output, error) {
+	if e.outputs == nil {
+		return v1.Output{}, errUngoverned
+	}
+	return e.outputs.read(call.Caller, id, r)
 }
 
 // CheckPolicy says what the policy of a profile would decide. Nothing runs, and
 // nothing is recorded.
-func (e *Engine) CheckPolicy(ctx context.Context, call Call, r v1.PolicyCheck) (v1.Verdict, error) {
-	return v1.Verdict{}, errdefs.ErrNotImplemented
+func (e *Engine) CheckPolicy(_ context.Context, call Call, r v1.PolicyCheck) (v1.Verdict, error) {
+	p, err := e.chosen(call, r.Profile)
+	if err != nil {
+		return v1.Verdict{}, err
+	}
+	v, err := p.Check(r.Tool, r.Command, r.Argv)
+	if err != nil {
+		return v1.Verdict{}, err
+	}
+	return presentVerdict(v), nil
 }
 
-// Approvals lists the caller's questions, an operator's list has everybody's;
-// state "" takes all, the newest first, at most 1000.
-func (e *Engine) Approvals(ctx context.Context, call Call, state string) ([]v1.Approval, error) {
-	return nil, errdefs.ErrNotImplemented
-}
-
-// Approval describes one question.
-func (e *Engine) Approval(ctx context.Context, call Call, id string) (v1.Approval, error) {
-	return v1.Approval{}, errdefs.ErrNotImplemented
-}
-
-// AnswerApproval answers a question; only operators may.
-func (e *Engine) AnswerApproval(ctx context.Context, call Call, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
-	return v1.Approval{}, errdefs.ErrNotImplemented
-}
-
-// WatchApprovals tells of questions from now on, until ctx ends: the caller's,
-// or for operators everybody's. sink must return soon; a listener that is too
-// slow is ended with an error of class ResourceExhausted.
-func (e *Engine) WatchApprovals(ctx context.Context, call Call, sink func(v1.ApprovalEvent) error) error {
-	return errdefs.ErrNotImplemented
-}
-
-// Audit lists records; an operator's, or the caller's own.
-func (e *Engine) Audit(ctx context.Context, call Call, f AuditFilter) ([]v1.AuditRecord, error) {
-	return nil, errdefs.ErrNotImplemented
-}
-
-// ExportAudit writes records as JSON lines; only operators may.
-func (e *Engine) ExportAudit(ctx context.Context, call Call, f AuditFilter, w io.Writer) error {
-	return errdefs.ErrNotImplemented
-}
-
-// VerifyAudit checks the chain of all records; head is "SEQ:HASH" of one that
-// was kept elsewhere, or "". Only operators may.
-func (e *Engine) VerifyAudit(ctx context.Context, call Call, head string) (v1.AuditReport, error) {
-	return v1.AuditReport{}, errdefs.ErrNotImplemented
-}
-
-// Shell is the readonly system's POST /shell, for its existing clients: it
-// answers refusals in the shape that they know.
-func (e *Engine) ShellCompat(ctx context.Context, command, workspace string, timeout time.Duration) (json.RawMessage, error) {
-	return nil, errdefs.ErrNotImplemented
+func presentVerdict(v policy.Verdict) v1.Verdict {
+	out := v1.Verdict{Verdict: string(v.Action), Rule: v.Rule, Class: v.Class, Never: v.Never, Message: v.Message, Program: v.Program}
+	if v.At != nil {
+		at := v1.Position(*v.At)
+		out.At = &at
+	}
+	return out
 }

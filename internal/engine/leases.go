@@ -114,6 +114,9 @@ func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, a 
 		return nil, err
 	}
 	l, err := e.sched.Acquire(ctx, req)
+	if err == nil {
+		e.hide(l, r.Env)
+	}
 	return l, workspaceError(err, req.Lease.Workspace, r.Workspace)
 }
 

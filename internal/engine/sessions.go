@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"maps"
 	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
@@ -50,6 +51,9 @@ func (e *Engine) session(ctx context.Context, call Call, name string, r v1.Sandb
 		}
 	}
 	e.mu.Lock()
+	if len(e.sessions) > 2*e.opts.MaxSandboxes { // most are over: a session has one sandbox
+		maps.DeleteFunc(e.sessions, func(_ Call, id string) bool { return e.sched.Live(id) == nil })
+	}
 	e.sessions[sessionKey(call, name)] = l.ID
 	e.mu.Unlock()
 	return l, nil
@@ -92,6 +96,11 @@ func (e *Engine) EndSession(ctx context.Context, call Call, name string) error {
 	e.mu.Unlock()
 	if l == nil {
 		return fmt.Errorf("session %q has no sandbox: %w", name, errdefs.ErrNotFound)
+	}
+	if g := e.opts.Governance; g != nil {
+		if err := g.Gate.EndSession(ctx, call.Caller, name); err != nil {
+			return err
+		}
 	}
 	return e.sched.End(ctx, l, scheduler.Removed, true)
 }

@@ -62,3 +62,7 @@ func (r *run) checkArgv(words []string, fields []field) {
 	}
 	r.report(f)
 }
+
+// Second is the decision that the sandbox makes again on an argument vector,
+// right before it runs: Rules.Argv, nil if there is none.
+func (p *Policy) Second() *argv.Rules { return p.rules.Argv }

@@ -1,0 +1,177 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/approval"
+	"orchestrator/internal/audit"
+)
+
+// Approvals lists the caller's questions, an operator's list has everybody's;
+// state "" takes all, the newest first, at most 1000.
+func (e *Engine) Approvals(ctx context.Context, call Call, state string) ([]v1.Approval, error) {
+	g := e.opts.Governance
+	if g == nil {
+		return nil, errUngoverned
+	}
+	switch approval.State(state) {
+	case "", approval.Pending, approval.Approved, approval.Denied, approval.Expired, approval.Cancelled:
+	default:
+		return nil, invalid("state", "is %q: use pending, approved, denied, expired or cancelled", state)
+	}
+	list, err := g.Gate.List(ctx, approval.Filter{Caller: scopeOf(call), State: approval.State(state), Limit: maxListed})
+	if err != nil {
+		return nil, err
+	}
+	out := make([]v1.Approval, 0, len(list))
+	for _, q := range list {
+		out = append(out, presentApproval(q))
+	}
+	return out, nil
+}
+
+// scopeOf is whose questions and records a caller sees: "" is everybody's.
+func scopeOf(call Call) string {
+	if call.Operator {
+		return ""
+	}
+	return call.Caller
+}
+
+// Approval describes one question.
+func (e *Engine) Approval(ctx context.Context, call Call, id string) (v1.Approval, error) {
+	g := e.opts.Governance
+	if g == nil {
+		return v1.Approval{}, errUngoverned
+	}
+	q, err := g.Gate.Get(ctx, id)
+	if err == nil && !call.Operator && q.Caller != call.Caller {
+		err = fmt.Errorf("approval %s: %w", id, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return v1.Approval{}, err
+	}
+	return presentApproval(q), nil
+}
+
+// AnswerApproval answers a question; only operators may.
+func (e *Engine) AnswerApproval(ctx context.Context, call Call, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
+	g := e.opts.Governance
+	if g == nil {
+		return v1.Approval{}, errUngoverned
+	}
+	if err := call.operate("answer approvals"); err != nil {
+		return v1.Approval{}, err
+	}
+	by := call.By
+	if by == "" {
+		by = call.Caller
+	}
+	q, err := g.Gate.Answer(ctx, id, by, approval.Answer{Action: a.Action, Scope: approval.Scope(a.Scope), Input: a.Input, To: a.To, Note: a.Note})
+	r := audit.Record{Kind: audit.KindEvent, Caller: call.Caller, Token: call.Token, Via: call.Via, Action: "approval." + bounded(a.Action), Approval: bounded(id), By: by}
+	if err != nil {
+		r.Error = err.Error()
+	}
+	if body, merr := json.Marshal(a); merr == nil {
+		r.Input = body
+	}
+	if aerr := g.Audit.Event(ctx, r); aerr != nil {
+		e.log.Error("answer of an approval not recorded", "approval", id, "error", aerr)
+	}
+	if err != nil {
+		return v1.Approval{}, err
+	}
+	return presentApproval(q), nil
+}
+
+// WatchApprovals tells of questions from now on, those that wait first, until
+// ctx ends: the caller's, or for operators everybody's. sink must return soon;
+// a listener that is too slow is ended with an error of class
+// ResourceExhausted.
+func (e *Engine) WatchApprovals(ctx context.Context, call Call, sink func(v1.ApprovalEvent) error) error {
+	g := e.opts.Governance
+	if g == nil {
+		return errUngoverned
+	}
+	return g.Gate.Subscribe(ctx, scopeOf(call), func(ev approval.Event) error {
+		return sink(v1.ApprovalEvent{Type: ev.Type, Approval: presentApproval(ev.Request)})
+	})
+}
+
+func presentApproval(q approval.Request) v1.Approval {
+	out := v1.Approval{
+		ID: q.ID, Kind: string(q.Kind), State: string(q.State), Call: q.Call, Caller: q.Caller, Session: q.Session, Profile: q.Profile, Tool: q.Tool,
+		Input: q.Input, Rule: q.Rule, Reason: q.Reason, CreatedAt: q.Created, ExpiresAt: q.Expires, By: q.By, Scope: string(q.Scope), Note: q.Note,
+		Modified: q.Modified, Escalated: q.Escalated,
+	}
+	if !q.Decided.IsZero() {
+		out.DecidedAt = &q.Decided
+	}
+	return out
+}
+
+// Audit lists records; an operator's, or the caller's own.
+func (e *Engine) Audit(ctx context.Context, call Call, f AuditFilter) ([]v1.AuditRecord, error) {
+	g := e.opts.Governance
+	if g == nil {
+		return nil, errUngoverned
+	}
+	if !call.Operator {
+		f.Caller = call.Caller
+	}
+	list, err := g.Audit.List(ctx, audit.Filter(f))
+	if err != nil {
+		return nil, err
+	}
+	out := make([]v1.AuditRecord, 0, len(list))
+	for _, r := range list {
+		out = append(out, presentRecord(r))
+	}
+	return out, nil
+}
+
+// ExportAudit writes records as JSON lines; only operators may.
+func (e *Engine) ExportAudit(ctx context.Context, call Call, f AuditFilter, w io.Writer) error {
+	if e.opts.Governance == nil {
+		return errUngoverned
+	}
+	if err := call.operate("export the audit log"); err != nil {
+		return err
+	}
+	return e.opts.Governance.Audit.Export(ctx, audit.Filter(f), w)
+}
+
+// VerifyAudit checks the chain of all records; head is "SEQ:HASH" of one that
+// was kept elsewhere, or "". Only operators may.
+func (e *Engine) VerifyAudit(ctx context.Context, call Call, head string) (v1.AuditReport, error) {
+	if e.opts.Governance == nil {
+		return v1.AuditReport{}, errUngoverned
+	}
+	if err := call.operate("verify the audit log"); err != nil {
+		return v1.AuditReport{}, err
+	}
+	r, err := e.opts.Governance.Audit.Verify(ctx, head)
+	if err != nil {
+		return v1.AuditReport{}, err
+	}
+	out := v1.AuditReport{OK: r.OK, Records: r.Records, Head: r.Head, Problems: []v1.AuditProblem{}, More: r.More}
+	for _, p := range r.Problems {
+		out.Problems = append(out.Problems, v1.AuditProblem{Seq: p.Seq, Kind: string(p.Kind), Message: p.Message})
+	}
+	return out, nil
+}
+
+func presentRecord(r audit.Stored) v1.AuditRecord {
+	return v1.AuditRecord{
+		Seq: r.Seq, Time: r.Time, Kind: string(r.Kind), Call: r.Call, Caller: r.Caller, Token: r.Token, Profile: r.Profile, Trust: r.Trust,
+		Session: r.Session, Via: r.Via, Action: r.Action, Input: r.Input, InputBytes: r.InputBytes, InputHash: r.InputHash, Verdict: r.Verdict,
+		Rule: r.Rule, Approval: r.Approval, By: r.By, Sandbox: r.Sandbox, Workspace: r.Workspace, Image: r.Image, Ending: r.Ending, ExitCode: r.ExitCode,
+		DurationMS: r.DurationMS, CPUMS: r.CPUMS, MemoryPeak: r.MemoryPeak, Stdout: r.Stdout, Stderr: r.Stderr, Error: r.Error, Hash: r.Hash,
+	}
+}

@@ -1,0 +1,150 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/approval"
+	"orchestrator/internal/policy"
+	"orchestrator/internal/profile"
+	"orchestrator/internal/said"
+	"orchestrator/internal/store"
+	"orchestrator/runtime"
+)
+
+// errHandover is the cause of a wait that ends because the service stops: the
+// question stays.
+var errHandover = said.Errorf(errdefs.ErrUnavailable, "the service is stopping: come back with the same Idempotency-Key")
+
+// consent gets the call the consent that it needs: from the profile's rules, or
+// from somebody. An approver may change the input, which is then checked as the
+// caller's own was.
+func (t *toolCall) consent(ctx context.Context, reasons []approval.Reason) error {
+	rules := t.profile.Approvals()
+	if rules == nil && len(reasons) == 0 {
+		return nil
+	}
+	d, err := t.g.Gate.Decide(ctx, approval.Ask{
+		Call: t.id, Caller: t.call.Caller, Session: t.session(), Profile: t.profile.Profile.Name, Tool: t.name, Trust: t.call.Trust, Via: t.call.Via,
+		Input: t.g.Redactor.JSON(t.input), Args: t.shaped.Values(), Key: t.call.Key, Hash: t.hash, Rules: rules, Reasons: reasons,
+	})
+	if err != nil {
+		return err
+	}
+	t.reserved = d.Reservation
+	switch {
+	case d.Outcome == approval.OutcomeDenied:
+		class := profile.ClassRuled
+		if d.RetryAfter > 0 {
+			class = profile.ClassBudget
+		}
+		return t.noConsent(class, d.Rule, d.Message, d.RetryAfter)
+	case d.Outcome == approval.OutcomeAsked:
+		return t.wait(ctx, *d.Request)
+	case d.Request != nil:
+		return t.accept(ctx, *d.Request)
+	}
+	t.approval, t.by = d.Granted, d.By
+	return nil
+}
+
+// wait waits for the answer to a question. A caller who goes away without a key
+// to come back with takes the question along.
+func (t *toolCall) wait(ctx context.Context, q approval.Request) error {
+	t.approval = q.ID
+	if t.watch.Asked != nil {
+		t.watch.Asked(presentApproval(q))
+	}
+	waiting, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(t.e.handing, func() { cancel(errHandover) })()
+	got, err := t.g.Gate.Wait(waiting, q.ID)
+	if err != nil {
+		if ctx.Err() != nil && t.call.Key == "" {
+			give, cancel := detach(ctx, settleTime)
+			defer cancel()
+			err = errors.Join(err, t.g.Gate.Abandon(give, q.ID))
+		}
+		return err
+	}
+	return t.accept(ctx, got)
+}
+
+// accept takes an answer. The use of an approval is written down before the
+// call runs, so that it runs once.
+func (t *toolCall) accept(ctx context.Context, q approval.Request) error {
+	t.approval, t.by = q.ID, q.By
+	switch q.State {
+	case approval.Approved:
+	case approval.Expired:
+		return t.noConsent(profile.ClassExpired, q.Rule, approval.Refusal(q), 0)
+	default:
+		return t.noConsent(profile.ClassRefused, q.Rule, approval.Refusal(q), 0)
+	}
+	if len(q.Modified) > 0 {
+		t.input = q.Modified
+		if _, err := t.prepare(ctx); err != nil {
+			return err
+		}
+		t.record.Input = q.Modified
+	}
+	return t.g.Gate.Use(ctx, q.ID)
+}
+
+func (t *toolCall) noConsent(class, rule, message string, again time.Duration) error {
+	v := policy.Verdict{Action: policy.Deny, Class: class, Rule: rule, Message: message}
+	t.verdict = &v
+	return &refusal{ending: approvalDenied, verdict: v, again: again}
+}
+
+// giveBack returns what a budget gave to a call that did not run.
+func (t *toolCall) giveBack(ctx context.Context, why error) {
+	if t.reserved == "" || t.reached {
+		return
+	}
+	finish, cancel := detach(ctx, settleTime)
+	defer cancel()
+	if err := t.g.Gate.Refund(finish, t.reserved); err != nil {
+		t.e.log.Error("budget not given back", "call", t.id, "error", err, "cause", why)
+	}
+}
+
+// CheckModified says whether an approver's input can replace a call's: what the
+// policy denies is denied whoever wants it.
+func (g *Governance) CheckModified(ctx context.Context, q approval.Request, input json.RawMessage) error {
+	p, err := g.Profiles.Get(q.Profile)
+	if err != nil {
+		return err
+	}
+	t := &toolCall{g: g, id: q.Call, name: q.Tool, profile: p, input: input, call: Call{Caller: q.Caller}}
+	if t.tool, err = p.Tool(q.Tool); err != nil {
+		return err
+	}
+	if _, err = t.prepare(ctx); err != nil {
+		return said.Errorf(errdefs.ErrInvalidArgument, "input: %s", err)
+	}
+	return nil
+}
+
+// recoverTool says what became of a tool call whose process ended: one that
+// still waits for somebody's consent, or has it and did not begin, goes on when
+// its caller comes back; any other was cut short.
+func (e *Engine) recoverTool(ctx context.Context, k store.Key) (answer any, err error) {
+	row, err := e.opts.Store.ApprovalByKey(ctx, k.Caller, k.Key)
+	switch {
+	case errdefs.IsNotFound(err):
+	case err != nil:
+		return nil, err
+	case row.Used.IsZero():
+		return nil, nil
+	}
+	return v1.ToolResult{
+		ID: k.Ref, Ending: string(runtime.SandboxLost), Approval: row.ID,
+		Error: &v1.ToolError{Type: string(runtime.SandboxLost), Message: "the orchestrator ended while the call ran"},
+	}, nil
+}

@@ -1,0 +1,136 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/guest"
+	"orchestrator/internal/policy"
+	"orchestrator/internal/scheduler"
+	"orchestrator/internal/tool"
+)
+
+// run gets the call its sandbox and carries it out.
+func (t *toolCall) run(ctx context.Context) (any, tool.Outcome, error) {
+	b := &box{e: t.e, call: t.call.keyless(), id: t.id, caps: t.tool.Caps(), watch: t.watch}
+	if t.ready.NeedsSandbox {
+		l, done, err := t.place(ctx)
+		if err != nil {
+			return nil, tool.Outcome{}, err
+		}
+		defer done()
+		b.lease, t.sandbox = l, l.ID
+		t.record.Image = t.e.imageOf(l.Template)
+		if t.watch.Started != nil {
+			t.watch.Started(l.ID)
+		}
+	} else if err := t.scope(ctx, b); err != nil {
+		return nil, tool.Outcome{}, err
+	}
+	if p := t.tool.Policy(); p != nil && t.ready.Command != nil && len(t.ready.Command.Argv) > 0 {
+		b.check = p.Second()
+	}
+	t.reached = true
+	out, o, err := t.ready.Run(ctx, b)
+	if g, ok := errors.AsType[*guest.Error](err); ok && b.check != nil && g.Field == "argv" && errdefs.IsPermissionDenied(err) {
+		err = t.refuse(policy.Verdict{Action: policy.Deny, Class: policy.ClassArgument, Rule: "sandbox:argv", Message: g.Message})
+	}
+	return out, o, err
+}
+
+// scope is what a tool without a sandbox looks at.
+func (t *toolCall) scope(ctx context.Context, b *box) error {
+	switch session := t.session(); {
+	case t.r.Sandbox != "":
+		if _, err := t.e.Sandbox(ctx, t.call, t.r.Sandbox); err != nil {
+			return err
+		}
+		b.scope = t.r.Sandbox
+	case session != "":
+		l, err := t.e.findSession(ctx, t.call, session)
+		if err != nil {
+			return err
+		}
+		if l != nil {
+			b.scope = l.ID
+		}
+	}
+	return nil
+}
+
+// session is the call's: a job is one.
+func (t *toolCall) session() string {
+	if t.r.Session == "" && t.r.Job != "" {
+		return "job_" + t.r.Job
+	}
+	return t.r.Session
+}
+
+// place finds or leases the call's sandbox. done is to be called when the call
+// is over.
+func (t *toolCall) place(ctx context.Context) (l *scheduler.Lease, done func(), err error) {
+	if t.r.Sandbox != "" {
+		l, err := t.e.sched.Lease(ctx, t.call.Caller, t.r.Sandbox)
+		return l, func() {}, err
+	}
+	r := v1.SandboxRequest{Template: t.r.Template, Workspace: t.r.Workspace, ReadOnly: t.r.ReadOnly}
+	if r.Workspace == "" {
+		if r.Workspace, err = t.workspace(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	t.record.Workspace = r.Workspace
+	a := acquisition{alias: t.profile.Profile.Paths}
+	if s := t.session(); s != "" {
+		l, err := t.e.session(ctx, t.call, s, r, a)
+		return l, func() {}, err
+	}
+	// What goes on in the background needs a sandbox that does: it ends when
+	// its lease does.
+	a.oneShot = !t.ready.Background
+	if l, err = t.e.acquire(ctx, t.call.keyless(), r, a); err != nil {
+		return nil, nil, err
+	}
+	if !a.oneShot {
+		return l, func() {}, nil
+	}
+	return l, func() {
+		if err := t.e.sched.End(ctx, l, scheduler.Finished, false); err != nil {
+			// The call ran: that is the answer. The next start ends the rest.
+			t.e.log.Error("lease not ended", "sandbox", l.ID, "error", err)
+		}
+	}, nil
+}
+
+// workspace is the one that the profile gives a call that names none; it is
+// made with its first call.
+func (t *toolCall) workspace(ctx context.Context) (string, error) {
+	var name string
+	switch mode := t.profile.Profile.Workspace; {
+	case t.r.Job != "":
+		name = "job_" + t.r.Job
+	case mode == "caller":
+		name = "home"
+	default:
+		return "", nil
+	}
+	_, err := t.e.CreateWorkspace(ctx, t.call.keyless(), v1.WorkspaceRequest{Name: name})
+	if err != nil && !errdefs.IsAlreadyExists(err) {
+		return "", fmt.Errorf("workspace of the call: %w", err)
+	}
+	return name, nil
+}
+
+// imageOf is the digest of a template's image.
+func (e *Engine) imageOf(template string) string {
+	for _, t := range e.opts.Templates {
+		if t.Name == template {
+			return t.Spec.Image.ID
+		}
+	}
+	return ""
+}

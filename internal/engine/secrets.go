@@ -1,0 +1,68 @@
+package engine
+
+import (
+	"bytes"
+	"encoding/json"
+	"regexp"
+
+	"orchestrator/internal/scheduler"
+)
+
+// secretName matches names of variables that hold secrets.
+var secretName = regexp.MustCompile(`(?i)(secret|token|passw|passphrase|credential|private|api_?key|access_?key|auth|cookie|session|_key$|^key$|_pat$|dsn|database_url|connection_?string)`)
+
+// hide keeps the values of a lease's secrets out of what is recorded and
+// logged, as long as the lease lives. The values are not stored: after a
+// restart they are known by their patterns alone.
+func (e *Engine) hide(l *scheduler.Lease, env map[string]string) {
+	g := e.opts.Governance
+	if g == nil {
+		return
+	}
+	var hidden []string
+	for name, value := range env {
+		if secretName.MatchString(name) {
+			g.Redactor.Add(value)
+			hidden = append(hidden, value)
+		}
+	}
+	if len(hidden) == 0 {
+		return
+	}
+	e.work.Go(func() { // Serve waits for it
+		select {
+		case <-l.Gone():
+		case <-e.closing:
+		}
+		for _, v := range hidden {
+			g.Redactor.Remove(v)
+		}
+	})
+}
+
+// variables are those that a tool's input sets for its command.
+func variables(input json.RawMessage) map[string]string {
+	var in struct {
+		Env map[string]string `json:"env"`
+	}
+	if !bytes.Contains(input, []byte(`"env"`)) || json.Unmarshal(input, &in) != nil {
+		return nil // what is no input is refused later
+	}
+	return in.Env
+}
+
+// hideNow is hide for the variables of one call.
+func (g *Governance) hideNow(env map[string]string) (show func()) {
+	var hidden []string
+	for name, value := range env {
+		if secretName.MatchString(name) {
+			g.Redactor.Add(value)
+			hidden = append(hidden, value)
+		}
+	}
+	return func() {
+		for _, v := range hidden {
+			g.Redactor.Remove(v)
+		}
+	}
+}
