@@ -185,11 +185,24 @@ func globClass(s string) (string, int, error) {
 	}
 }
 
-// newPattern compiles what a search looks for, and says how much of a line is
-// looked at.
-func newPattern(q *wire.SearchRequest) (*regexp.Regexp, int, error) {
-	bad := func(format string, args ...any) (*regexp.Regexp, int, error) {
-		return nil, 0, wire.Failf(wire.InvalidArgument, "pattern", format, args...)
+// expression is what a search looks for.
+type expression struct {
+	re      *regexp.Regexp
+	needle  needle
+	longest int // bytes of a line that are looked at
+}
+
+// find is where it is in a line, or nil.
+func (e *expression) find(line []byte) []int {
+	if !e.needle.in(line) {
+		return nil
+	}
+	return e.re.FindIndex(line)
+}
+
+func newExpression(q *wire.SearchRequest) (*expression, error) {
+	bad := func(format string, args ...any) (*expression, error) {
+		return nil, wire.Failf(wire.InvalidArgument, "pattern", format, args...)
 	}
 	switch {
 	case q.Pattern == "":
@@ -218,7 +231,7 @@ func newPattern(q *wire.SearchRequest) (*regexp.Regexp, int, error) {
 	if err != nil {
 		return bad("is no regular expression of RE2: %v", err)
 	}
-	return re, min(max(matchWork/size, leastLine), mostLine), nil
+	return &expression{re: re, needle: newNeedle(tree), longest: min(max(matchWork/size, leastLine), mostLine)}, nil
 }
 
 // cost is about how many instructions an expression takes, known before they

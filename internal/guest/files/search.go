@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -55,13 +54,12 @@ func (s *Server) search(ctx context.Context, q wire.SearchRequest) (wire.SearchR
 
 // finder is one search.
 type finder struct {
-	re            *regexp.Regexp
+	*expression
 	glob          *glob // nil: every file
 	names         bool  // the glob is about names alone
 	hidden        bool
 	before, after int
 	limit         int
-	longest       int // bytes of a line that are looked at
 
 	buf     []byte
 	matches []wire.Match
@@ -82,7 +80,7 @@ func newFinder(q *wire.SearchRequest) (*finder, error) {
 		}
 	}
 	f := &finder{hidden: q.Hidden, before: q.Before, after: q.After, limit: limit, room: wire.MaxHeader}
-	if f.re, f.longest, err = newPattern(q); err != nil {
+	if f.expression, err = newExpression(q); err != nil {
 		return nil, err
 	}
 	if q.Glob != "" {
@@ -158,7 +156,7 @@ func (f *finder) scan(ctx context.Context, in *lines, name string) error {
 		if full && open == 0 && f.cut {
 			continue
 		}
-		at := f.re.FindIndex(line)
+		at := f.find(line)
 		if at == nil && open == 0 && f.before == 0 {
 			continue
 		}

@@ -509,6 +509,8 @@ func FuzzSearch(f *testing.F) {
 	f.Add("a\nb\r\nc", "b", true)
 	f.Add("x\x00", "x", false)
 	f.Add("(((", "(", false)
+	f.Add("Kelvin \u212A\nſtreet\nSTREET", "(?i)(k|s)?treet", false)
+	f.Add("aXbYc\nABC\n\xff", `(?i)a(x|b){1,2}.*C+`, false)
 	f.Fuzz(func(t *testing.T, text, pattern string, literal bool) {
 		q := wire.SearchRequest{Pattern: pattern, Literal: literal, Before: 1, After: 1}
 		fd, err := newFinder(&q)
