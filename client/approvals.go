@@ -79,45 +79,56 @@ type approvalWatch struct {
 func (w *approvalWatch) listen(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	seen := map[string]bool{} // since nil: the list of what is pending is over
 	return w.client.readEvents(ctx, newCall(http.MethodGet, "approvals", "events"), func(kind string, data []byte) (bool, error) {
 		w.heard++
 		if kind == "listening" {
-			defer func() { seen = nil }()
-			return false, w.missed(ctx, seen)
+			return false, w.missed(ctx)
 		}
 		var e v1.ApprovalEvent
 		if err := json.Unmarshal(data, &e); err != nil {
 			return true, fmt.Errorf("%w: an event that is no JSON: %w", ErrLost, err)
 		}
-		if seen != nil {
-			seen[e.Approval.ID] = true
-		}
 		return false, w.tell(e)
 	})
 }
 
+// tell hands an event on, unless it was told before.
 func (w *approvalWatch) tell(e v1.ApprovalEvent) error {
-	switch id := e.Approval.ID; e.Type {
+	known := w.pending[e.Approval.ID]
+	switch e.Type {
 	case "asked":
-		if w.pending[id] {
+		if known {
 			return nil
 		}
-		w.pending[id] = true
+		w.pending[e.Approval.ID] = true
 	case "decided":
-		delete(w.pending, id)
+		if !known {
+			return nil
+		}
+		delete(w.pending, e.Approval.ID)
 	}
 	w.failed = w.event(e)
 	return w.failed
 }
 
 // missed tells what was decided while nobody listened.
-func (w *approvalWatch) missed(ctx context.Context, seen map[string]bool) error {
+func (w *approvalWatch) missed(ctx context.Context) error {
+	if len(w.pending) == 0 {
+		return nil
+	}
+	list, err := w.client.Approvals(ctx, "pending")
+	if err != nil {
+		return err
+	}
+	still := map[string]bool{}
+	for _, a := range list {
+		still[a.ID] = true
+	}
 	for id := range w.pending {
-		if seen[id] {
+		if still[id] {
 			continue
 		}
-		a, err := w.client.Approval(ctx, id)
+		a, err := w.client.Approval(ctx, id) // a list has not all
 		switch {
 		case errdefs.IsNotFound(err):
 			delete(w.pending, id)

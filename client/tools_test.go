@@ -180,12 +180,16 @@ func TestAWatchGoesOnOverARestart(t *testing.T) {
 			answer(t, w, v1.Approval{ID: "q" + id, State: "denied"})
 			return
 		}
+		if r.URL.Path == "/v1/approvals" {
+			answer(t, w, v1.List[v1.Approval]{Items: []v1.Approval{{ID: "q2", State: "pending"}}})
+			return
+		}
 		switch turn.Add(1) {
 		case 1:
-			sendEvents(w, "asked", `{"type":"asked","approval":{"id":"q1"}}`, "asked", `{"type":"asked","approval":{"id":"q2"}}`, "listening", `{"type":"listening"}`)
+			sendEvents(w, "listening", `{"type":"listening"}`, "asked", `{"type":"asked","approval":{"id":"q1"}}`, "asked", `{"type":"asked","approval":{"id":"q2"}}`)
 			cut()
 		default:
-			sendEvents(w, "asked", `{"type":"asked","approval":{"id":"q2"}}`, "listening", `{"type":"listening"}`,
+			sendEvents(w, "listening", `{"type":"listening"}`, "asked", `{"type":"asked","approval":{"id":"q2"}}`,
 				"asked", `{"type":"asked","approval":{"id":"q3"}}`)
 			<-r.Context().Done()
 		}

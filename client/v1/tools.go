@@ -66,8 +66,9 @@ type ToolResult struct {
 	// Ending is as in ExecResult, or "ok" and "failed" for a tool that runs no
 	// command, or "policy_denied" or "approval_denied".
 	Ending string `json:"ending"`
-	// ExitCode is set where a command exited.
+	// ExitCode is set where a command exited, Signal where one ended it.
 	ExitCode *int `json:"exit_code,omitempty"`
+	Signal   int  `json:"signal,omitempty"`
 	// Output is of the tool's output schema. Text is its form for models.
 	Output json.RawMessage `json:"output,omitempty"`
 	Text   string          `json:"text,omitempty"`

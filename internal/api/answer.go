@@ -17,6 +17,8 @@ type answer struct {
 	ctl    *http.ResponseController
 	stall  time.Duration
 	status int
+	// seen is what the caller may see of an error.
+	seen func(error) error
 }
 
 func newAnswer(w http.ResponseWriter, stall time.Duration) *answer {

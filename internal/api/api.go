@@ -21,6 +21,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"orchestrator/internal/engine"
+	"orchestrator/internal/said"
 )
 
 // Bounds of requests.
@@ -41,6 +42,12 @@ type Options struct {
 	Engine *engine.Engine
 	// Token, if set, has to come with every request but /healthz.
 	Token string
+	// Shell switches the readonly system's POST /shell on, which takes no token.
+	Shell bool
+	// MCP answers what comes to /mcp, for the caller; nil: there is no such path.
+	MCP interface {
+		Serve(w http.ResponseWriter, r *http.Request, call engine.Call)
+	}
 	// Down is called once to take everything down after POST /v1/down.
 	Down func()
 	Log  *slog.Logger
@@ -68,6 +75,9 @@ func New(o Options) *Server {
 	s.soon, s.handing = context.WithCancelCause(context.Background())
 	for _, r := range s.routes() {
 		s.mux.Handle(r.method+" "+r.path, s.wrap(r))
+	}
+	if o.MCP != nil {
+		s.mux.Handle("/mcp", s.wrap(route{path: "/mcp", handle: s.talk}))
 	}
 	s.mux.Handle("/", s.wrap(route{handle: s.unknown}))
 	return s
@@ -110,7 +120,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration)
 	return nil
 }
 
-var errStopping = fmt.Errorf("the service is stopping: %w", errdefs.ErrUnavailable)
+var errStopping = said.Errorf(errdefs.ErrUnavailable, "the service is stopping")
 
 // untilStop is for requests that only wait: their context ends as soon as a
 // hand-over begins.
@@ -126,8 +136,9 @@ type handler func(w http.ResponseWriter, r *http.Request, call engine.Call) erro
 type route struct {
 	method, path string
 	handle       handler
-	// open routes need no token.
-	open bool
+	// open routes need no token, and have no caller; operator routes are not for
+	// callers who are no operators.
+	open, operator bool
 	// summary, body and answer are for /openapi.json.
 	summary      string
 	query        []string
@@ -140,9 +151,16 @@ func (s *Server) wrap(rt route) http.Handler {
 		began := time.Now()
 		out := newAnswer(w, s.stall)
 		defer out.last()
-		err := s.authorize(r, rt)
+		call, err := s.identify(r)
+		if rt.open && err != nil {
+			call, err = engine.Call{}, nil
+		}
+		out.seen = func(err error) error { return seen(call, s.log, err) }
+		if err == nil && rt.operator {
+			err = call.Operate("use " + rt.method + " " + rt.path)
+		}
 		if err == nil {
-			err = handle(out, r, rt.handle)
+			err = handle(out, r, rt.handle, call)
 		} else {
 			// net/http takes what is left of the body off him before it answers.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTime)) // any connection can
@@ -151,35 +169,54 @@ func (s *Server) wrap(rt route) http.Handler {
 		if err != nil {
 			s.fail(out, r, err)
 		}
-		s.log.Debug("request", "method", r.Method, "route", rt.path, "status", out.status, "took", time.Since(began))
+		s.log.Debug("request", "method", r.Method, "route", rt.path, "caller", call.Caller, "status", out.status, "took", time.Since(began))
 	})
 }
 
 // handle calls a handler. A panic in it is an error as others are: it is
 // logged and answered.
-func handle(w http.ResponseWriter, r *http.Request, h handler) (err error) {
+func handle(w http.ResponseWriter, r *http.Request, h handler, call engine.Call) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	return h(w, r, engine.Call{Caller: engine.LocalCaller, Key: r.Header.Get("Idempotency-Key")})
+	return h(w, r, call)
 }
 
 // errUnauthenticated has no class in errdefs that means 401 and not 403.
-var errUnauthenticated = fmt.Errorf("a bearer token is needed: %w", errdefs.ErrUnauthenticated)
+var errUnauthenticated = said.Errorf(errdefs.ErrUnauthenticated, "a bearer token is needed")
 
-func (s *Server) authorize(r *http.Request, rt route) error {
-	if s.opts.Token == "" || rt.open {
-		return nil
-	}
+// identify finds out who calls. A token that the service made stands for its
+// caller wherever it comes in. Otherwise whoever has the service's own token,
+// or comes over the socket of a service without one, is the local operator.
+func (s *Server) identify(r *http.Request) (engine.Call, error) {
 	got, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	if !ok || subtle.ConstantTimeCompare([]byte(got), []byte(s.opts.Token)) != 1 {
-		return errUnauthenticated
+	call := engine.Local("")
+	switch {
+	case ok && s.opts.Token != "" && subtle.ConstantTimeCompare([]byte(got), []byte(s.opts.Token)) == 1:
+	case ok && strings.HasPrefix(got, engine.TokenPrefix):
+		var err error
+		if call, err = s.opts.Engine.Identify(r.Context(), got); err != nil {
+			return engine.Call{}, err
+		}
+	case ok && s.opts.Token != "":
+		return engine.Call{}, engine.ErrToken
+	case s.opts.Token != "":
+		return engine.Call{}, errUnauthenticated
 	}
+	call.Key, call.Via = r.Header.Get("Idempotency-Key"), "http"
+	return call, nil
+}
+
+// talk hands a request of the Model Context Protocol on, which has a form of its
+// own for what goes wrong.
+func (s *Server) talk(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	s.opts.MCP.Serve(w, r, call)
 	return nil
 }
 
+// unknown answers what is no route.
 func (s *Server) unknown(_ http.ResponseWriter, r *http.Request, _ engine.Call) error {
-	return fmt.Errorf("there is no %s %s: see /openapi.json: %w", r.Method, r.URL.Path, errdefs.ErrNotFound)
+	return said.Errorf(errdefs.ErrNotFound, "there is no %s %s: see /openapi.json", r.Method, r.URL.Path)
 }

@@ -61,6 +61,7 @@ func newServer(t *testing.T, token string) (*httptest.Server, *fake.Host) {
 		}},
 		TTL: time.Hour, MaxTTL: 2 * time.Hour, Idle: time.Hour, Timeout: time.Minute, MaxTimeout: time.Hour,
 		MaxOutput: 1 << 20, OutputCap: 2 << 20, Wait: 20 * time.Second, MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100, Build: "b",
+		Governance: governance(t, st, dir),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +69,7 @@ func newServer(t *testing.T, token string) (*httptest.Server, *fake.Host) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- e.Serve(ctx) }()
-	srv := httptest.NewServer(New(Options{Engine: e, Token: token}).Handler())
+	srv := httptest.NewServer(New(Options{Engine: e, Token: token, Shell: true}).Handler())
 	t.Cleanup(func() {
 		srv.Close()
 		cancel()

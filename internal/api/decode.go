@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -33,9 +34,26 @@ const headerExec = "Orchestrator-Exec"
 
 // body decodes a JSON body; an empty one is an empty object.
 func body(w http.ResponseWriter, r *http.Request, v any) error {
+	b, err := readJSON(w, r)
+	if err != nil {
+		return err
+	}
+	return decodeJSON(b, v)
+}
+
+func decodeJSON(b []byte, v any) error {
+	if len(bytes.TrimSpace(b)) == 0 {
+		return nil
+	}
+	return strict.Decode(b, v)
+}
+
+// readJSON reads a JSON body up to its bound. With an error it returns what was
+// read before it.
+func readJSON(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if t := r.Header.Get("Content-Type"); t != "" {
 		if m, _, err := mime.ParseMediaType(t); err != nil || m != formJSON {
-			return &strict.FieldError{Field: "Content-Type", Message: fmt.Sprintf("is %q and must be %s", t, formJSON)}
+			return nil, &strict.FieldError{Field: "Content-Type", Message: fmt.Sprintf("is %q and must be %s", t, formJSON)}
 		}
 	}
 	ctl := http.NewResponseController(w)
@@ -45,13 +63,10 @@ func body(w http.ResponseWriter, r *http.Request, v any) error {
 		// Who is still sending reads the answer only when it was taken off him.
 		_, _ = io.CopyN(io.Discard, r.Body, maxDrop)
 		w.Header().Set("Connection", "close")
-		return fmt.Errorf("read the body: %w: %w", err, errdefs.ErrInvalidArgument)
+		return b, fmt.Errorf("read the body: %w: %w", err, errdefs.ErrInvalidArgument)
 	}
 	_ = ctl.SetReadDeadline(time.Time{}) // it would end the request's context
-	if len(strings.TrimSpace(string(b))) == 0 {
-		return nil
-	}
-	return strict.Decode(b, v)
+	return b, nil
 }
 
 // execBody decodes the request of an exec: a JSON body, or the header with the

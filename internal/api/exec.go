@@ -178,7 +178,7 @@ func frames(w http.ResponseWriter, stdin io.Reader, do doer) error {
 		return err
 	}
 	if err != nil {
-		b, e := json.Marshal(problem(err))
+		b, e := json.Marshal(told(w, err))
 		if e != nil {
 			return e
 		}
@@ -261,7 +261,7 @@ func (e *eventer) send(v v1.Event) error {
 
 // problem ends a stream that had begun with an error.
 func (e *eventer) problem(err error) error {
-	b, mErr := json.Marshal(problem(err))
+	b, mErr := json.Marshal(told(e.w, err))
 	if mErr != nil {
 		return mErr
 	}

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"encoding/json"
 	"net/http"
 	"reflect"
 	"regexp"
@@ -29,7 +30,7 @@ func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ engine.Call) 
 	ref(reflect.TypeFor[v1.Problem](), schemas)
 	return reply(w, http.StatusOK, object{
 		"openapi": "3.1.0",
-		"info":    object{"title": "orchestrator", "version": s.opts.Engine.Version().Version},
+		"info":    object{"title": "orchestrator", "version": s.opts.Engine.Version(engine.Call{}).Version},
 		"paths":   paths,
 		"components": object{
 			"schemas":         schemas,
@@ -71,6 +72,8 @@ func ref(t reflect.Type, schemas object) object {
 	switch {
 	case t == reflect.TypeFor[time.Time]():
 		return object{"type": "string", "format": "date-time"}
+	case t == reflect.TypeFor[json.RawMessage]():
+		return object{} // any JSON
 	case t.Kind() == reflect.Pointer:
 		return ref(t.Elem(), schemas)
 	case t.Kind() == reflect.Slice:

@@ -15,6 +15,7 @@ import (
 	"orchestrator/internal/engine"
 	"orchestrator/internal/guest"
 	"orchestrator/internal/safefile"
+	"orchestrator/internal/said"
 	"orchestrator/internal/strict"
 )
 
@@ -57,6 +58,9 @@ func problem(err error) *v1.Problem {
 			break
 		}
 	}
+	if e, ok := errors.AsType[*said.Error](err); ok && p.Code == "internal" {
+		p.Detail = e.Message
+	}
 	p.Detail = strings.ReplaceAll(p.Detail, "\n", "; ") // joined errors stand one to a line
 	p.Title = http.StatusText(p.Status)
 	if p.Status == http.StatusTooManyRequests {
@@ -64,6 +68,9 @@ func problem(err error) *v1.Problem {
 	}
 	p.Field = field(err)
 	if e, ok := errors.AsType[*engine.EmptyError](err); ok {
+		p.RetryAfterMS = e.RetryAfter.Milliseconds()
+	}
+	if e, ok := errors.AsType[*engine.QuotaError](err); ok && e.RetryAfter > 0 {
 		p.RetryAfterMS = e.RetryAfter.Milliseconds()
 	}
 	if _, ok := errors.AsType[*engine.EndedError](err); ok {
@@ -95,7 +102,7 @@ func field(err error) string {
 // fail answers an error. When the answer has begun, all that is left is to cut
 // it: no client may take it for whole.
 func (s *Server) fail(w *answer, r *http.Request, err error) {
-	p := problem(err)
+	p := told(w, err)
 	gone := r.Context().Err() != nil && errors.Is(context.Cause(r.Context()), context.Canceled)
 	switch {
 	case gone:

@@ -3,6 +3,7 @@ package api
 import (
 	"fmt"
 	"net/http"
+	"slices"
 
 	"github.com/containerd/errdefs"
 
@@ -12,7 +13,7 @@ import (
 
 // routes is everything that is served, and what /openapi.json is made from.
 func (s *Server) routes() []route {
-	return append(s.sandboxRoutes(), s.otherRoutes()...)
+	return slices.Concat(s.sandboxRoutes(), s.toolRoutes(), s.approvalRoutes(), s.tokenRoutes(), s.auditRoutes(), s.shellCompatRoutes(), s.otherRoutes())
 }
 
 func (s *Server) sandboxRoutes() []route {
@@ -49,50 +50,50 @@ func (s *Server) otherRoutes() []route {
 		{method: "DELETE", path: "/v1/workspaces/{name}/files", handle: s.removeWorkspaceFile, summary: "Remove a file or folder", query: []string{"path", "recursive"}},
 		{method: "GET", path: "/v1/pools", handle: s.pools, summary: "Tell the state of the warm pools", answer: v1.List[v1.Pool]{}},
 		{method: "GET", path: "/v1/images", handle: s.listImages, summary: "List images", answer: v1.List[v1.Image]{}},
-		{method: "POST", path: "/v1/images", handle: s.importImage, summary: "Import the archive in the body", query: []string{"ref"}, answer: v1.List[v1.Image]{}},
-		{method: "DELETE", path: "/v1/images", handle: s.removeImage, summary: "Remove an image", query: []string{"ref"}},
+		{method: "POST", path: "/v1/images", handle: s.importImage, operator: true, summary: "Import the archive in the body", query: []string{"ref"}, answer: v1.List[v1.Image]{}},
+		{method: "DELETE", path: "/v1/images", handle: s.removeImage, operator: true, summary: "Remove an image", query: []string{"ref"}},
 		{method: "GET", path: "/v1/version", handle: s.version, summary: "Tell what this is and what it runs on", answer: v1.Version{}},
-		{method: "POST", path: "/v1/down", handle: s.down, summary: "Destroy everything and stop the service"},
+		{method: "POST", path: "/v1/down", handle: s.down, operator: true, summary: "Destroy everything and stop the service"},
 		{method: "GET", path: "/healthz", handle: s.healthz, open: true, summary: "The process answers"},
 		{method: "GET", path: "/readyz", handle: s.readyz, open: true, summary: "Calls can be served"},
 		{method: "GET", path: "/openapi.json", handle: s.openapi, open: true, summary: "This description"},
 	}
 }
 
-func (s *Server) pools(w http.ResponseWriter, r *http.Request, _ engine.Call) error {
-	return reply(w, http.StatusOK, v1.List[v1.Pool]{Items: s.opts.Engine.Pools(r.Context())})
+func (s *Server) pools(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	return reply(w, http.StatusOK, v1.List[v1.Pool]{Items: s.opts.Engine.Pools(r.Context(), call)})
 }
 
 func (s *Server) listImages(w http.ResponseWriter, r *http.Request, _ engine.Call) error {
 	return reply(w, http.StatusOK, v1.List[v1.Image]{Items: s.opts.Engine.Images(r.Context())})
 }
 
-func (s *Server) importImage(w http.ResponseWriter, r *http.Request, _ engine.Call) error {
+func (s *Server) importImage(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	q := queryOf(r, "ref")
 	if q.err != nil {
 		return q.err
 	}
-	got, err := s.opts.Engine.ImportImage(r.Context(), r.Body, q.text("ref"))
+	got, err := s.opts.Engine.ImportImage(r.Context(), call, r.Body, q.text("ref"))
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusCreated, v1.List[v1.Image]{Items: got})
 }
 
-func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, _ engine.Call) error {
+func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	q := queryOf(r, "ref")
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.RemoveImage(r.Context(), q.text("ref")); err != nil {
+	if err := s.opts.Engine.RemoveImage(r.Context(), call, q.text("ref")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-func (s *Server) version(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
-	return reply(w, http.StatusOK, s.opts.Engine.Version())
+func (s *Server) version(w http.ResponseWriter, _ *http.Request, call engine.Call) error {
+	return reply(w, http.StatusOK, s.opts.Engine.Version(call))
 }
 
 func (s *Server) down(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {

@@ -1,0 +1,96 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+func (s *Server) approvalRoutes() []route {
+	return []route{
+		{method: "GET", path: "/v1/approvals", handle: s.listApprovals, summary: "List questions about calls, the newest first", query: []string{"state"}, answer: v1.List[v1.Approval]{}},
+		{method: "GET", path: "/v1/approvals/events", handle: s.watchApprovals, summary: "Server-sent events: \"listening\", what is pending as \"asked\", then what happens", answer: v1.ApprovalEvent{}},
+		{method: "GET", path: "/v1/approvals/{id}", handle: s.getApproval, summary: "Describe a question", answer: v1.Approval{}},
+		{method: "POST", path: "/v1/approvals/{id}/answer", handle: s.answerApproval, summary: "Approve, deny, modify or escalate", body: v1.ApprovalAnswer{}, answer: v1.Approval{}},
+	}
+}
+
+func (s *Server) listApprovals(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "state")
+	if q.err != nil {
+		return q.err
+	}
+	items, err := s.opts.Engine.Approvals(r.Context(), call, q.text("state"))
+	return list(w, items, err)
+}
+
+func (s *Server) getApproval(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	got, err := s.opts.Engine.Approval(r.Context(), call, r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (s *Server) answerApproval(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.ApprovalAnswer
+	if err := body(w, r, &req); err != nil {
+		return err
+	}
+	got, err := s.opts.Engine.AnswerApproval(r.Context(), call, r.PathValue("id"), req)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+// watchApprovals tells all that is pending and then what happens, until the
+// client leaves or a hand-over begins. Who is too slow is ended, and is told all
+// that is pending when they come back.
+func (s *Server) watchApprovals(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	if q := queryOf(r); q.err != nil {
+		return q.err
+	}
+	if _, err := form(r, formEvents); err != nil {
+		return err
+	}
+	ctx, cancel := s.untilStop(r)
+	defer cancel()
+	live := make(chan v1.ApprovalEvent)
+	ended := make(chan error, 1)
+	go func() { // waited for below
+		ended <- s.opts.Engine.WatchApprovals(ctx, call, func(e v1.ApprovalEvent) error {
+			select {
+			case live <- e:
+				return nil
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		})
+	}()
+	out := newSSE(w)
+	beat := time.NewTicker(heartbeatTime)
+	defer beat.Stop()
+	// The client knows at once that somebody listens, however quiet it is.
+	for err := out.send("listening", v1.ApprovalEvent{Type: "listening"}); ; {
+		if err != nil {
+			cancel()
+			<-ended
+			return err
+		}
+		select {
+		case e := <-live:
+			err = out.send(e.Type, e)
+		case <-beat.C:
+			err = out.beat()
+		case err := <-ended:
+			if ctx.Err() != nil || err == nil {
+				return nil // the client left, or asks the next process
+			}
+			return out.problem(err)
+		}
+	}
+}

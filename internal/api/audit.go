@@ -1,0 +1,78 @@
+package api
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+// formLines is JSON documents, one on each line.
+const formLines = "application/x-ndjson"
+
+func auditFilters() []string {
+	return []string{"caller", "action", "verdict", "ending", "call", "sandbox", "since", "until", "after", "limit", "newest"}
+}
+
+func (s *Server) auditRoutes() []route {
+	return []route{
+		{method: "GET", path: "/v1/audit", handle: s.listAudit, summary: "List audit records", query: auditFilters(), answer: v1.List[v1.AuditRecord]{}},
+		{method: "GET", path: "/v1/audit/export", handle: s.exportAudit, summary: "Stream audit records as JSON lines", query: auditFilters()},
+		{method: "GET", path: "/v1/audit/verify", handle: s.verifyAudit, summary: "Check the chain of all audit records", query: []string{"head"}, answer: v1.AuditReport{}},
+	}
+}
+
+func auditFilter(r *http.Request) (engine.AuditFilter, error) {
+	q := queryOf(r, auditFilters()...)
+	f := engine.AuditFilter{
+		Caller: q.text("caller"), Action: q.text("action"), Verdict: q.text("verdict"), Ending: q.text("ending"), Call: q.text("call"), Sandbox: q.text("sandbox"),
+		Since: q.time("since"), Until: q.time("until"), After: q.number("after"), Limit: int(min(q.number("limit"), 1<<31-1)), Newest: q.yes("newest"),
+	}
+	return f, q.err
+}
+
+func (q *query) time(name string) time.Time {
+	v := q.text(name)
+	if v == "" {
+		return time.Time{}
+	}
+	t, err := time.Parse(time.RFC3339, v)
+	if err != nil {
+		q.fail(name, fmt.Sprintf("is %q and must be a time such as 2026-01-02T15:04:05Z", v))
+	}
+	return t
+}
+
+func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	f, err := auditFilter(r)
+	if err != nil {
+		return err
+	}
+	items, err := s.opts.Engine.Audit(r.Context(), call, f)
+	return list(w, items, err)
+}
+
+// exportAudit streams. An error in the middle cuts the answer, which so cannot
+// be taken for whole.
+func (s *Server) exportAudit(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	f, err := auditFilter(r)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", formLines)
+	return s.opts.Engine.ExportAudit(r.Context(), call, f, w)
+}
+
+func (s *Server) verifyAudit(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "head")
+	if q.err != nil {
+		return q.err
+	}
+	got, err := s.opts.Engine.VerifyAudit(r.Context(), call, q.text("head"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}

@@ -1,0 +1,209 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+	"orchestrator/internal/guest"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/said"
+	"orchestrator/internal/strict"
+)
+
+// bearer makes a token and gives the header that carries it.
+func bearer(t *testing.T, srv *httptest.Server, request string) []string {
+	t.Helper()
+	var tok v1.Token
+	got := ask(t, srv, "POST", "/v1/tokens", request, "Authorization", "Bearer secret")
+	got.into(t, &tok)
+	if got.status != http.StatusCreated || tok.Secret == "" {
+		t.Fatalf("%+v", got)
+	}
+	return []string{"Authorization", "Bearer " + tok.Secret}
+}
+
+func TestATokenActsForItsCallerOnEveryListener(t *testing.T) {
+	for _, own := range []string{"secret", ""} { // "": a unix socket
+		srv, _ := newServer(t, own)
+		ann := bearer(t, srv, `{"caller":"ann"}`)
+		var s v1.Sandbox
+		got := ask(t, srv, "POST", "/v1/sandboxes", "{}", ann...)
+		got.into(t, &s)
+		if got.status != http.StatusCreated {
+			t.Fatalf("%+v", got)
+		}
+		if got := ask(t, srv, "GET", "/v1/sandboxes/"+s.ID, "", ann...); got.status != http.StatusOK {
+			t.Errorf("%+v", got)
+		}
+		problemIs(t, ask(t, srv, "GET", "/v1/sandboxes/"+s.ID, "", "Authorization", "Bearer secret"), http.StatusNotFound, "not_found", "")
+		forged := ask(t, srv, "GET", "/v1/pools", "", "Authorization", ann[1]+"x")
+		problemIs(t, forged, http.StatusUnauthorized, "unauthenticated", "")
+		unknown := ask(t, srv, "GET", "/v1/pools", "", "Authorization", "Bearer orc_0123456789abcdef_"+strings.Repeat("a", 43))
+		if unknown.body != forged.body {
+			t.Errorf("%s and %s", unknown.body, forged.body)
+		}
+	}
+}
+
+func TestRoutesOfOperatorsAreRefused(t *testing.T) {
+	srv, _ := newServer(t, "secret")
+	ann := bearer(t, srv, `{"caller":"ann","trust":3}`)
+	for _, c := range [][2]string{
+		{"POST", "/v1/images"}, {"DELETE", "/v1/images?ref=x"}, {"POST", "/v1/down"},
+		{"POST", "/v1/tokens"}, {"GET", "/v1/tokens"}, {"DELETE", "/v1/tokens/x"},
+	} {
+		body := ""
+		if c[1] == "/v1/tokens" && c[0] == "POST" {
+			body = `{"caller":"ann","operator":true}`
+		}
+		problemIs(t, ask(t, srv, c[0], c[1], body, ann...), http.StatusForbidden, "permission_denied", "")
+	}
+	var v v1.Version
+	ask(t, srv, "GET", "/v1/version", "", ann...).into(t, &v)
+	if v.Why != "" || len(v.Capabilities) != 0 {
+		t.Errorf("%+v", v)
+	}
+}
+
+func TestReadinessNeedsNoToken(t *testing.T) {
+	srv, _ := newServer(t, "secret")
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		if got := ask(t, srv, "GET", "/readyz", ""); got.status == http.StatusOK {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatalf("%+v", got)
+		}
+	}
+}
+
+// What an error holds of the host does not reach who is no operator.
+func TestErrorsHoldNothingOfTheHost(t *testing.T) {
+	const host = "/var/lib/orchestrator/workspaces/0198"
+	path := &fs.PathError{Op: "open", Path: host, Err: errors.New("permission denied")}
+	for name, c := range map[string]struct {
+		err    error
+		status int
+		want   string // what of it is shown
+	}{
+		"bare":                {path, 500, ""},
+		"classed":             {fmt.Errorf("bind: %w: %w", path, errdefs.ErrUnavailable), 503, ""},
+		"not found":           {fmt.Errorf("no such image %s: %w", host, errdefs.ErrNotFound), 404, ""},
+		"precondition":        {fmt.Errorf("driver: %s: %w", host, errdefs.ErrFailedPrecondition), 409, ""},
+		"exhausted":           {fmt.Errorf("disk of %s is full: %w", host, errdefs.ErrResourceExhausted), 429, ""},
+		"invalid":             {fmt.Errorf("%s: %w", host, errdefs.ErrInvalidArgument), 400, ""},
+		"denied":              {fmt.Errorf("%s: %w", host, errdefs.ErrPermissionDenied), 403, ""},
+		"deadline":            {fmt.Errorf("%s: %w", host, context.DeadlineExceeded), 504, ""},
+		"panic":               {errors.New("panic: " + host + "\ngoroutine 1 [running]"), 500, ""},
+		"joined":              {errors.Join(said.Errorf(errdefs.ErrNotFound, "there is no x"), path), 404, "there is no x"},
+		"around a field":      {fmt.Errorf("%s: %w", host, &engine.InvalidError{Field: "f", Message: "is wrong"}), 400, "f is wrong"},
+		"around what is said": {fmt.Errorf("%s: %w", host, said.Errorf(errdefs.ErrUnavailable, "try later")), 503, "try later"},
+		"around a quota":      {fmt.Errorf("%s: %w", host, &engine.QuotaError{Quota: "calls", Limit: 1, Used: 1, Unit: "u"}), 429, "the quota calls is used up"},
+		"around an end":       {fmt.Errorf("%s: %w", host, &engine.EndedError{ID: "x", Reason: "idle"}), 404, "sandbox x is gone: idle"},
+		"around the guest's":  {fmt.Errorf("%s: %w", host, &guest.Error{Code: wire.NotFound, Message: "no file"}), 404, "no file"},
+		"around JSON":         {fmt.Errorf("%s: %w", host, &strict.FieldError{Field: "f", Message: "is unknown"}), 400, "f is unknown"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var logged bytes.Buffer
+			log := slog.New(slog.NewTextHandler(&logged, nil))
+			p := problem(seen(engine.Call{Caller: "ann"}, log, c.err))
+			if strings.Contains(p.Detail, "/var") || strings.Contains(p.Detail, "goroutine") || !strings.Contains(p.Detail, c.want) || p.Status != c.status {
+				t.Errorf("%d %q", p.Status, p.Detail)
+			}
+			ref := regexp.MustCompile(`e-[A-Z2-7]{12}`).FindString(p.Detail)
+			if (ref == "") != (c.want != "") {
+				t.Errorf("%q has no reference, or one too many", p.Detail)
+			}
+			if ref != "" && (!strings.Contains(logged.String(), ref) || !strings.Contains(logged.String(), host)) {
+				t.Errorf("the log has %q", logged.String())
+			}
+			if p := problem(seen(engine.Local(""), log, c.err)); p.Status != c.status || c.status != 500 && !strings.Contains(p.Detail, "/var") {
+				t.Errorf("an operator is told %q", p.Detail)
+			}
+		})
+	}
+}
+
+// Foreign and not there look the same on every route that has an id or a name.
+func TestAnothersAndNobodysLookTheSame(t *testing.T) {
+	srv, _ := newServer(t, "secret")
+	ann, bob := bearer(t, srv, `{"caller":"ann"}`), bearer(t, srv, `{"caller":"bob"}`)
+	var s v1.Sandbox
+	ask(t, srv, "POST", "/v1/sandboxes", "{}", ann...).into(t, &s)
+	if got := ask(t, srv, "POST", "/v1/workspaces", `{"name":"w"}`, ann...); got.status != http.StatusCreated {
+		t.Fatalf("%+v", got)
+	}
+	const nobodys = "00000000-0000-7000-8000-000000000000"
+	for _, c := range []struct{ method, path, body, theirs, none string }{
+		{"GET", "/v1/sandboxes/ID", "", s.ID, nobodys},
+		{"DELETE", "/v1/sandboxes/ID", "", s.ID, nobodys},
+		{"POST", "/v1/sandboxes/ID/stop", "", s.ID, nobodys},
+		{"POST", "/v1/sandboxes/ID/exec", `{"argv":["true"]}`, s.ID, nobodys},
+		{"POST", "/v1/sandboxes/ID/shells", `{"argv":["true"]}`, s.ID, nobodys},
+		{"GET", "/v1/sandboxes/ID/shells", "", s.ID, nobodys},
+		{"GET", "/v1/sandboxes/ID/files?path=a", "", s.ID, nobodys},
+		{"PUT", "/v1/sandboxes/ID/files?path=a", "x", s.ID, nobodys},
+		{"POST", "/v1/sandboxes/ID/files?path=a&to=b", "", s.ID, nobodys},
+		{"DELETE", "/v1/sandboxes/ID/files?path=a", "", s.ID, nobodys},
+		{"GET", "/v1/workspaces/ID", "", "w", "v"},
+		{"DELETE", "/v1/workspaces/ID", "", "w", "v"},
+		{"GET", "/v1/workspaces/ID/files?path=a", "", "w", "v"},
+		{"GET", "/v1/workspaces/ID/files?path=.&list=true", "", "w", "v"},
+		{"PUT", "/v1/workspaces/ID/files?path=a", "x", "w", "v"},
+		{"DELETE", "/v1/workspaces/ID/files?path=a", "", "w", "v"},
+		{"POST", "/v1/sandboxes", `{"workspace":"ID"}`, "w", "v"},
+		{"POST", "/v1/run", `{"argv":["true"],"workspace":"ID"}`, "w", "v"},
+	} {
+		get := func(id string) asked {
+			got := ask(t, srv, c.method, strings.ReplaceAll(c.path, "ID", id), strings.ReplaceAll(c.body, "ID", id), bob...)
+			got.body = strings.ReplaceAll(got.body, `"`+id+`\"`, `"ID\"`)
+			got.body = strings.ReplaceAll(got.body, id+`\"`, `ID\"`)
+			return got
+		}
+		theirs, none := get(c.theirs), get(c.none)
+		if theirs.status != http.StatusNotFound || theirs.body != none.body || theirs.status != none.status {
+			t.Errorf("%s %s: %d %s, %d %s", c.method, c.path, theirs.status, theirs.body, none.status, none.body)
+		}
+	}
+	for _, path := range []string{"/v1/sandboxes?ended=true", "/v1/workspaces"} {
+		var list v1.List[any]
+		if ask(t, srv, "GET", path, "", bob...).into(t, &list); len(list.Items) != 0 {
+			t.Errorf("%s: %v", path, list.Items)
+		}
+	}
+}
+
+func TestATokenIsNotLogged(t *testing.T) {
+	var logged bytes.Buffer
+	srv := New(Options{Token: "secret", Engine: nil, Log: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	req := httptest.NewRequest(http.MethodGet, "/v1/pools", nil)
+	req.Header.Set("Authorization", "Bearer wrongtoken")
+	srv.Handler().ServeHTTP(httptest.NewRecorder(), req)
+	if strings.Contains(logged.String(), "wrongtoken") || !strings.Contains(logged.String(), "/v1/pools") {
+		t.Errorf("%s", logged.String())
+	}
+}
+
+func TestEveryCodeHasAGeneralSentence(t *testing.T) {
+	for _, c := range classes {
+		if general[c.code] == "" {
+			t.Errorf("none for %s", c.code)
+		}
+	}
+	if general["internal"] == "" {
+		t.Error("none for internal")
+	}
+}

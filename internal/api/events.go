@@ -1,0 +1,110 @@
+package api
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"slices"
+
+	v1 "orchestrator/client/v1"
+)
+
+// sse writes server-sent events from one goroutine.
+type sse struct {
+	w     http.ResponseWriter
+	ctl   *http.ResponseController
+	began bool
+}
+
+func newSSE(w http.ResponseWriter) sse {
+	h := w.Header()
+	h.Set("Content-Type", formEvents)
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Accel-Buffering", "no")
+	return sse{w: w, ctl: http.NewResponseController(w)}
+}
+
+func (e *sse) send(kind string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return e.write("event: " + kind + "\ndata: " + string(b) + "\n\n")
+}
+
+func (e *sse) write(s string) error {
+	e.began = true
+	if _, err := io.WriteString(e.w, s); err != nil {
+		return err
+	}
+	return e.ctl.Flush()
+}
+
+// problem ends a stream that had begun with an error.
+func (e *sse) problem(err error) error { return e.send("problem", told(e.w, err)) }
+
+// beat keeps what is between from taking silence for the end.
+func (e *sse) beat() error {
+	if !e.began {
+		return nil // an error would lose its status
+	}
+	return e.write(": still here\n\n")
+}
+
+// toolEventer sends the events of a tool call. Characters that a piece of
+// output ends in the middle of wait for the next one.
+type toolEventer struct {
+	sse
+	rest map[string][]byte
+}
+
+func newToolEventer(w http.ResponseWriter) *toolEventer {
+	return &toolEventer{sse: newSSE(w), rest: map[string][]byte{}}
+}
+
+func (e *toolEventer) event(v v1.ToolEvent) error { return e.send(v.Type, v) }
+
+func (e *toolEventer) queued(q queued) error {
+	if q.output == nil {
+		return e.event(q.event)
+	}
+	kind := q.event.Type
+	if q.event.Missed > 0 {
+		if err := e.flushStream(kind); err != nil {
+			return err
+		}
+	}
+	data := slices.Concat(e.rest[kind], q.output)
+	whole := data[:len(data)-partial(data)]
+	e.rest[kind] = data[len(whole):]
+	if len(whole) == 0 && q.event.Missed == 0 {
+		return nil
+	}
+	v := outputEvent(kind, whole)
+	v.Missed = q.event.Missed
+	return e.event(v)
+}
+
+// flush sends parts of characters that nothing followed.
+func (e *toolEventer) flush() error {
+	for _, kind := range []string{"stdout", "stderr"} {
+		if err := e.flushStream(kind); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *toolEventer) flushStream(kind string) error {
+	rest := e.rest[kind]
+	if len(rest) == 0 {
+		return nil
+	}
+	delete(e.rest, kind)
+	return e.event(outputEvent(kind, rest))
+}
+
+func outputEvent(kind string, b []byte) v1.ToolEvent {
+	p := piece(kind, b)
+	return v1.ToolEvent{Type: kind, Data: p.Data, Base64: p.Base64}
+}

@@ -1,0 +1,91 @@
+package api
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"log/slog"
+	"net/http"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+	"orchestrator/internal/guest"
+	"orchestrator/internal/safefile"
+	"orchestrator/internal/said"
+	"orchestrator/internal/strict"
+)
+
+// forCallers finds, in an error, the one whose words are for whoever called. The
+// words around it are not: they may name paths of the host, or what a driver
+// said.
+func forCallers(err error) error {
+	for _, find := range []func(error) error{
+		as[*engine.InvalidError], as[*strict.FieldError], as[*engine.QuotaError], as[*engine.EmptyError], as[*engine.EndedError],
+		as[*http.MaxBytesError], as[*said.Error], as[*safefile.Error], as[*guest.Error],
+	} {
+		if got := find(err); got != nil {
+			return got
+		}
+	}
+	return nil
+}
+
+func as[E error](err error) error {
+	if e, ok := errors.AsType[E](err); ok {
+		return e
+	}
+	return nil
+}
+
+// general says of each code what everybody may know.
+var general = map[string]string{
+	"invalid_argument":    "the request cannot be used",
+	"unauthenticated":     "a good bearer token is needed",
+	"permission_denied":   "this is not allowed",
+	"not_found":           "there is no such thing, or it is not yours",
+	"already_exists":      "it is there already",
+	"failed_precondition": "this cannot be done as things are",
+	"resource_exhausted":  "there is no room for this now: try again later",
+	"not_implemented":     "this service cannot do this",
+	"unavailable":         "the service cannot do this now: try again later",
+	"deadline_exceeded":   "this took too long",
+	"internal":            "the service could not do this",
+}
+
+// seen is an error as its caller may see it. Operators see all of it. Others see
+// what was said to them, or a general sentence with a reference under which the
+// log has the rest.
+func seen(call engine.Call, log *slog.Logger, err error) error {
+	if err == nil || call.Operator {
+		return err
+	}
+	if got := forCallers(err); got != nil {
+		return got
+	}
+	p := problem(err)
+	ref := "e-" + rand.Text()[:12]
+	level := slog.LevelWarn
+	if errors.Is(err, context.Canceled) {
+		level = slog.LevelDebug // the client went away
+	}
+	log.Log(context.Background(), level, "error not shown to its caller", "reference", ref, "caller", call.Caller, "code", p.Code, "error", err)
+	var class error = errdefs.ErrInternal
+	for _, c := range classes {
+		if c.code == p.Code && c.is(err) {
+			class = c.text
+		}
+	}
+	return said.Errorf(class, "%s; the service's log has the reason under %s", general[p.Code], ref)
+}
+
+// told is the problem that stands for an error in an answer that has begun.
+func told(w any, err error) *v1.Problem {
+	if a, ok := w.(*answer); ok && a.seen != nil {
+		err = a.seen(err)
+	} else {
+		err = seen(engine.Call{}, slog.New(slog.DiscardHandler), err)
+	}
+	return problem(err)
+}

@@ -1,0 +1,129 @@
+package api
+
+import (
+	"fmt"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/engine"
+	"orchestrator/internal/said"
+	"orchestrator/internal/strict"
+)
+
+// Bounds of POST /shell: its clients send one command line, and give up after
+// 35 seconds.
+const (
+	maxShellBody     = 1 << 20
+	shellTimeout     = 30 * time.Second
+	maxShellTimeout  = time.Hour
+	shellCompatTool  = "run_shell"
+	shellCompatVia   = "shell"
+	shellCompatRoute = "/shell"
+)
+
+// shellRequest is what clients of the readonly system send.
+type shellRequest struct {
+	Command   string   `json:"command"`
+	Workspace string   `json:"workspace"`
+	Timeout   *float64 `json:"timeout"` // seconds
+}
+
+// shellAnswer is what they get, whatever happens.
+type shellAnswer struct {
+	Success    bool   `json:"success"`
+	Stdout     string `json:"stdout"`
+	Stderr     string `json:"stderr"`
+	ReturnCode int    `json:"returncode"`
+}
+
+// shellCompatRoutes is empty unless the readonly system's endpoint is switched
+// on: its clients send no token.
+func (s *Server) shellCompatRoutes() []route {
+	if !s.opts.Shell {
+		return nil
+	}
+	return []route{{
+		method: "POST", path: shellCompatRoute, handle: s.shellCompat, open: true,
+		summary: "Run a read-only command, for existing clients of the readonly system; from this host only", body: shellRequest{}, answer: shellAnswer{},
+	}}
+}
+
+// shellCompat answers 200 to everything but what is not from this host's own
+// programs.
+func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	call.Via = shellCompatVia
+	if err := fromHere(r); err != nil {
+		return s.opts.Engine.RefuseCall(r.Context(), call, shellCompatTool, nil, err)
+	}
+	var req shellRequest
+	timeout := shellTimeout
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime)) // any connection can
+	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxShellBody))
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // it would end the request's context
+	if err == nil {
+		err = strict.Decode(raw, &req)
+	}
+	if err == nil {
+		timeout, err = req.timeout()
+	}
+	if err != nil {
+		err = s.opts.Engine.RefuseCall(r.Context(), call, shellCompatTool, raw, err)
+		return s.shellRefusal(w, err)
+	}
+	got, err := s.opts.Engine.ShellCompat(r.Context(), req.Command, req.Workspace, timeout)
+	if err != nil {
+		return s.shellRefusal(w, err)
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (r shellRequest) timeout() (time.Duration, error) {
+	if r.Timeout == nil {
+		return shellTimeout, nil
+	}
+	if t := *r.Timeout; t > 0 && t <= maxShellTimeout.Seconds() {
+		return time.Duration(t * float64(time.Second)), nil
+	}
+	return 0, &strict.FieldError{Field: "timeout", Message: fmt.Sprintf("is %v and must be over 0 and at most %v seconds", *r.Timeout, maxShellTimeout.Seconds())}
+}
+
+// shellRefusal says what went wrong in the shape that the clients know. They are
+// nobody in particular, and are told nothing of the host.
+func (s *Server) shellRefusal(w http.ResponseWriter, err error) error {
+	return reply(w, http.StatusOK, shellAnswer{Stderr: problem(seen(engine.Call{}, s.log, err)).Detail, ReturnCode: -1})
+}
+
+// fromHere refuses everybody who is not a program on this host, and pages that
+// a browser on it shows: those send Origin, or Sec-Fetch-Site, or cannot send
+// JSON.
+func fromHere(r *http.Request) error {
+	refused := func(why string) error {
+		return said.Errorf(errdefs.ErrPermissionDenied, "%s %s", shellCompatRoute, why)
+	}
+	if !localPeer(r) {
+		return refused("answers programs on this host only")
+	}
+	if site := r.Header.Get("Sec-Fetch-Site"); r.Header.Get("Origin") != "" || site != "" && site != "none" {
+		return refused("does not answer web pages")
+	}
+	if m, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || m != formJSON {
+		return refused("needs Content-Type " + formJSON)
+	}
+	return nil
+}
+
+// localPeer says whether a request came over a unix socket or from a loopback
+// address.
+func localPeer(r *http.Request) bool {
+	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && local.Network() == "unix" {
+		return true
+	}
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	ip := net.ParseIP(host)
+	return err == nil && ip != nil && ip.IsLoopback()
+}

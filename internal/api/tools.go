@@ -1,0 +1,131 @@
+package api
+
+import (
+	"encoding/base64"
+	"net/http"
+	"strconv"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+func (s *Server) toolRoutes() []route {
+	return []route{
+		{method: "GET", path: "/v1/tools", handle: s.listTools, summary: "List the tools that can be called, with their schemas", query: []string{"profile"}, answer: v1.List[v1.Tool]{}},
+		{method: "POST", path: "/v1/tools/{name}/call", handle: s.callTool, summary: "Call a tool: policy, approval, run, audit", body: v1.ToolCall{}, answer: v1.ToolResult{}},
+		{method: "GET", path: "/v1/calls/{id}/output", handle: s.callOutput, summary: "Read the whole output of an earlier call from an offset", query: []string{"stream", "offset", "limit", "wait_ms"}, answer: v1.Output{}},
+		{method: "DELETE", path: "/v1/sessions/{name}", handle: s.endSession, summary: "End a session: its sandbox is destroyed"},
+		{method: "POST", path: "/v1/policy/check", handle: s.checkPolicy, summary: "Tell what a command policy says; nothing runs", body: v1.PolicyCheck{}, answer: v1.Verdict{}},
+		{method: "GET", path: "/v1/profiles", handle: s.listProfiles, summary: "List the profiles", answer: v1.List[v1.Profile]{}},
+	}
+}
+
+func (s *Server) listTools(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "profile")
+	if q.err != nil {
+		return q.err
+	}
+	items, err := s.opts.Engine.Tools(r.Context(), call, q.text("profile"))
+	return list(w, items, err)
+}
+
+// list answers with a list.
+func list[T any](w http.ResponseWriter, items []T, err error) error {
+	if err != nil {
+		return err
+	}
+	if items == nil {
+		items = []T{}
+	}
+	return reply(w, http.StatusOK, v1.List[T]{Items: items})
+}
+
+// callTool has what cannot be decoded recorded as well: nobody sounds out a
+// service without a trace.
+func (s *Server) callTool(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	name := r.PathValue("name")
+	var req v1.ToolCall
+	raw, err := readJSON(w, r)
+	if err == nil {
+		err = decodeJSON(raw, &req)
+	}
+	f := formJSON
+	if err == nil {
+		f, err = form(r, formJSON, formEvents)
+	}
+	if err != nil {
+		return s.opts.Engine.RefuseCall(r.Context(), call, name, raw, err)
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	if f == formEvents {
+		return s.toolEvents(w, r, call, name, req)
+	}
+	res, err := s.opts.Engine.CallTool(r.Context(), call, name, req, engine.Watch{})
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, res)
+}
+
+func (s *Server) callOutput(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "stream", "offset", "limit", "wait_ms")
+	req := engine.OutputRequest{Stream: q.text("stream"), Offset: q.number("offset"), Limit: q.number("limit"), Wait: q.millis("wait_ms")}
+	if q.err != nil {
+		return q.err
+	}
+	f, err := form(r, formJSON, formRaw)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := s.untilStop(r)
+	defer cancel()
+	got, err := s.opts.Engine.CallOutput(ctx, call, r.PathValue("id"), req)
+	if err != nil {
+		return err
+	}
+	if f == formJSON {
+		return reply(w, http.StatusOK, got)
+	}
+	data := []byte(got.Data)
+	if got.Base64 != "" {
+		if data, err = base64.StdEncoding.DecodeString(got.Base64); err != nil {
+			return err
+		}
+	}
+	h := w.Header()
+	h.Set("Content-Type", formRaw)
+	h.Set("Content-Length", strconv.Itoa(len(data)))
+	h.Set("Orchestrator-Offset", strconv.FormatInt(got.Offset, 10))
+	h.Set("Orchestrator-End", strconv.FormatBool(got.EOF))
+	w.WriteHeader(http.StatusOK)
+	_, err = w.Write(data)
+	return err
+}
+
+func (s *Server) endSession(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	if err := s.opts.Engine.EndSession(r.Context(), call, r.PathValue("name")); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) checkPolicy(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.PolicyCheck
+	if err := body(w, r, &req); err != nil {
+		return err
+	}
+	got, err := s.opts.Engine.CheckPolicy(r.Context(), call, req)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (s *Server) listProfiles(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	if q := queryOf(r); q.err != nil {
+		return q.err
+	}
+	items, err := s.opts.Engine.Profiles(r.Context(), call)
+	return list(w, items, err)
+}

@@ -1,0 +1,132 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+// maxPending bounds the output that waits for a client, in bytes; each piece
+// counts pieceCost more. What comes while it is full is left out of the stream,
+// and the result still has it.
+const (
+	maxPending = 1 << 20
+	pieceCost  = 256
+)
+
+// toolStream is what happens in one tool call, on its way to the client.
+type toolStream struct {
+	mu     sync.Mutex
+	queue  []queued
+	bytes  int
+	missed map[string]int64 // by stream
+	wake   chan struct{}
+}
+
+// queued waits to be sent: an event, or a piece of output.
+type queued struct {
+	event  v1.ToolEvent
+	output []byte
+}
+
+// push queues an event; it never waits.
+func (c *toolStream) push(q queued) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n := len(q.output); n > 0 {
+		kind := q.event.Type
+		if c.bytes+n > maxPending {
+			c.missed[kind] += int64(n)
+			return
+		}
+		q.event.Missed = c.missed[kind]
+		delete(c.missed, kind)
+		c.bytes += n + pieceCost
+	}
+	c.queue = append(c.queue, q)
+	select {
+	case c.wake <- struct{}{}:
+	default: // it will look anyway
+	}
+}
+
+func (c *toolStream) take() []queued {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	got := c.queue
+	c.queue, c.bytes = nil, 0
+	return got
+}
+
+// toolEvents carries a call out and sends what happens as server-sent events.
+// Nothing is sent before something happened, so that an error still gets its
+// status.
+func (s *Server) toolEvents(w http.ResponseWriter, r *http.Request, call engine.Call, name string, req v1.ToolCall) error {
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(context.Canceled)
+	c := &toolStream{missed: map[string]int64{}, wake: make(chan struct{}, 1)}
+	var res v1.ToolResult
+	var callErr error
+	done := make(chan struct{})
+	go func() { // waited for below: send returns once it is closed
+		defer close(done)
+		defer func() {
+			if p := recover(); p != nil { // as in handle
+				callErr = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			}
+		}()
+		res, callErr = s.opts.Engine.CallTool(ctx, call, name, req, c.watch())
+	}()
+	out := newToolEventer(w)
+	if err := c.send(out, done); err != nil { // the client is gone: what runs for it ends
+		cancel(fmt.Errorf("%w: %w", context.Canceled, err))
+		<-done
+		return err
+	}
+	switch {
+	case callErr != nil && !out.began:
+		return callErr
+	case callErr != nil:
+		return out.problem(callErr)
+	}
+	return out.event(v1.ToolEvent{Type: "end", Result: &res})
+}
+
+func (c *toolStream) watch() engine.Watch {
+	return engine.Watch{
+		Asked:   func(a v1.Approval) { c.push(queued{event: v1.ToolEvent{Type: "approval", Approval: &a}}) },
+		Started: func(sandbox string) { c.push(queued{event: v1.ToolEvent{Type: "started", SandboxID: sandbox}}) },
+		Output: func(stream string, p []byte) {
+			c.push(queued{event: v1.ToolEvent{Type: stream}, output: append([]byte(nil), p...)})
+		},
+	}
+}
+
+// send sends what is queued until the call is done and all is sent.
+func (c *toolStream) send(out *toolEventer, done <-chan struct{}) error {
+	beat := time.NewTicker(heartbeatTime)
+	defer beat.Stop()
+	for over := false; !over; {
+		select {
+		case <-c.wake:
+		case <-done:
+			over = true
+		case <-beat.C:
+			if err := out.beat(); err != nil {
+				return err
+			}
+		}
+		for _, q := range c.take() {
+			if err := out.queued(q); err != nil {
+				return err
+			}
+		}
+	}
+	return out.flush()
+}
