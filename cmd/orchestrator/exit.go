@@ -20,7 +20,7 @@ import (
 // itself. 128 and more is a signal. Everything else is the command's own.
 const (
 	exitOK           = 0
-	exitChecksFailed = 1  // doctor found something
+	exitChecksFailed = 1  // doctor or audit verify found something, or a tool failed
 	exitUsage        = 64 // the command line, the configuration or a value in the request
 	exitNotFound     = 66
 	exitUnavailable  = 69 // no server, or a state directory that is held
@@ -29,6 +29,11 @@ const (
 	exitTryAgain     = 75 // no room now, or it took too long
 	exitDenied       = 77
 	exitPrecondition = 78 // this host, or the state of things, does not allow it
+
+	// A policy's verdicts and refused calls: nothing ran.
+	exitPolicyAsk      = 116
+	exitPolicyDenied   = 117
+	exitApprovalDenied = 118
 
 	exitOutputLimit = 120
 	exitPids        = 121
@@ -88,7 +93,7 @@ var errChecks = errors.New("a check failed")
 func (a *app) finish(err error) int {
 	code := exitCode(err)
 	e, command := errors.AsType[*ended](err)
-	quiet := err == nil || errors.Is(err, errChecks) || command && e.result.Ending == string(runtime.Exited)
+	quiet := err == nil || errors.Is(err, errChecks) || command && e.result.Ending == string(runtime.Exited) || said(err)
 	if !quiet {
 		fmt.Fprintf(a.stderr, "orchestrator: %s\n", oneLine(say(err))) //nolint:errcheck // there is nowhere else to say it
 	}
@@ -126,6 +131,12 @@ func exitCode(err error) int {
 	}
 	if e, ok := errors.AsType[*ended](err); ok {
 		return endingCode(e.result)
+	}
+	if e, ok := errors.AsType[*refusedCall](err); ok {
+		return refusedCode(e.result)
+	}
+	if e, ok := errors.AsType[*verdictError](err); ok {
+		return e.code()
 	}
 	if e, ok := errors.AsType[*interrupted](err); ok {
 		return exitSignal + int(e.signal)
@@ -179,8 +190,10 @@ func endingCode(r v1.ExecResult) int {
 		return exitDisk
 	case runtime.OutputLimit:
 		return exitOutputLimit
-	case runtime.PolicyDenied, runtime.ApprovalDenied:
-		return exitDenied
+	case runtime.PolicyDenied:
+		return exitPolicyDenied
+	case runtime.ApprovalDenied:
+		return exitApprovalDenied
 	}
 	return exitLost
 }

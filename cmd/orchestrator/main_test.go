@@ -116,7 +116,7 @@ func TestEveryCommandHasHelpWithExamples(t *testing.T) {
 func TestEveryEndingHasItsExitCode(t *testing.T) {
 	want := map[runtime.Ending]int{
 		runtime.Exited: 5, runtime.Signalled: 143, runtime.Timeout: 124, runtime.Cancelled: 130, runtime.OOM: 122, runtime.Pids: 121,
-		runtime.Disk: 123, runtime.OutputLimit: 120, runtime.PolicyDenied: 77, runtime.ApprovalDenied: 77, runtime.SandboxLost: 125,
+		runtime.Disk: 123, runtime.OutputLimit: 120, runtime.PolicyDenied: 117, runtime.ApprovalDenied: 118, runtime.SandboxLost: 125,
 	}
 	for _, e := range runtime.Endings() {
 		r := v1.ExecResult{Ending: string(e), ExitCode: -1}
@@ -175,7 +175,7 @@ func TestExitCodesAreDocumented(t *testing.T) {
 	}
 	for _, code := range []int{
 		exitOK, exitChecksFailed, exitUsage, exitNotFound, exitUnavailable, exitInternal, exitExists, exitTryAgain, exitDenied,
-		exitPrecondition, exitOutputLimit, exitPids, exitOOM, exitDisk, exitTimeout, exitLost, exitCancelled,
+		exitPrecondition, exitPolicyAsk, exitPolicyDenied, exitApprovalDenied, exitOutputLimit, exitPids, exitOOM, exitDisk, exitTimeout, exitLost, exitCancelled,
 	} {
 		if !strings.Contains(string(text), fmt.Sprintf("| %d |", code)) {
 			t.Errorf("%d is not in docs/exit-codes.md", code)

@@ -63,6 +63,7 @@ how a command ended that did not end by itself.`,
 	root.AddCommand(
 		a.newServeCommand(), a.newRunCommand(), a.newSandboxCommand(), a.newExecCommand(), a.newShellCommand(),
 		a.newPoolCommand(), a.newImageCommand(), a.newWorkspaceCommand(), a.newDownCommand(), a.newDoctorCommand(),
+		a.newMCPCommand(), a.newToolCommand(), a.newApprovalsCommand(), a.newTokenCommand(), a.newAuditCommand(), a.newPolicyCommand(), a.newProfileCommand(),
 		a.newConfigCommand(), a.newVersionCommand(), a.newJanitorCommand(),
 	)
 	return root

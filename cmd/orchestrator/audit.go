@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+)
+
+func (a *app) newAuditCommand() *cobra.Command {
+	return group("audit", "Read, export and verify the record of calls", `  orchestrator audit ls --caller ci --since 1h
+  orchestrator audit export > audit.jsonl
+  orchestrator audit verify --head "$(cat head)"`,
+		a.newAuditList(), a.newAuditExport(), a.newAuditVerify())
+}
+
+// auditOptions choose records.
+type auditOptions struct {
+	filter       client.AuditFilter
+	since, until string
+}
+
+func (o *auditOptions) register(f *pflag.FlagSet) {
+	f.StringVar(&o.filter.Caller, "caller", "", "only of this `CALLER`")
+	f.StringVar(&o.filter.Action, "action", "", "only of this `TOOL` or action, such as token.create")
+	f.StringVar(&o.filter.Verdict, "verdict", "", "only with this `VERDICT`: allow, ask or deny")
+	f.StringVar(&o.filter.Ending, "ending", "", "only with this `ENDING`, such as timeout or policy_denied")
+	f.StringVar(&o.filter.Call, "call", "", "only of the call with this `ID`")
+	f.StringVar(&o.filter.Sandbox, "sandbox", "", "only in the sandbox with this `ID`")
+	f.StringVar(&o.since, "since", "", "only from this `TIME` on: 2026-01-02T15:04:05Z, or 1h for an hour ago")
+	f.StringVar(&o.until, "until", "", "only before this `TIME`")
+	f.Int64Var(&o.filter.After, "after", 0, "only behind the record with this `NUMBER`")
+}
+
+// chosen is the filter with its times.
+func (o auditOptions) chosen(cmd *cobra.Command) (client.AuditFilter, error) {
+	f := o.filter
+	for name, t := range map[string]struct {
+		given string
+		to    *time.Time
+	}{"--since": {o.since, &f.Since}, "--until": {o.until, &f.Until}} {
+		if t.given == "" {
+			continue
+		}
+		if d, err := time.ParseDuration(t.given); err == nil && d >= 0 {
+			*t.to = time.Now().Add(-d)
+			continue
+		}
+		at, err := time.Parse(time.RFC3339, t.given)
+		if err != nil {
+			return f, usage(cmd, "%s is %q: give a time such as 2026-01-02T15:04:05Z, or how long ago, such as 90m", name, t.given)
+		}
+		*t.to = at
+	}
+	if f.After < 0 || f.Limit < 0 {
+		return f, usage(cmd, "--after and --limit must not be negative")
+	}
+	return f, nil
+}
+
+func auditRow(r v1.AuditRecord) []string {
+	ending := r.Ending
+	if r.ExitCode != nil && r.Ending == "exited" {
+		ending = fmt.Sprintf("exited %d", *r.ExitCode)
+	}
+	return []string{fmt.Sprint(r.Seq), r.Time.Local().Format(time.DateTime), r.Kind, r.Caller, r.Action, r.Verdict, r.Rule, ending, r.Call, clip(string(r.Input), 60)}
+}
+
+func (a *app) newAuditList() *cobra.Command {
+	var o auditOptions
+	var oldest bool
+	c := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List audit records, the newest last",
+		Long: `List audit records, the newest last. A call has two: "open" from before it ran,
+and "close" from after it ended.`,
+		Example: `  orchestrator audit ls
+  orchestrator audit ls --caller ci --ending policy_denied --since 24h
+  orchestrator audit ls --call $id -o json`,
+		Args: names(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f, err := o.chosen(cmd)
+			if err != nil {
+				return err
+			}
+			f.Newest = !oldest && f.After == 0
+			cl, err := a.client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			got, err := cl.Audit(cmd.Context(), f)
+			if err != nil {
+				return err
+			}
+			return printList(a, got, []string{"SEQ", "TIME", "KIND", "CALLER", "ACTION", "VERDICT", "RULE", "ENDING", "CALL", "INPUT"}, auditRow)
+		},
+	}
+	o.register(c.Flags())
+	c.Flags().IntVar(&o.filter.Limit, "limit", 100, "`N` records at most; 0 is as many as the server gives at once")
+	c.Flags().BoolVar(&oldest, "oldest", false, "the first of them instead of the last")
+	return c
+}
+
+func (a *app) newAuditExport() *cobra.Command {
+	var o auditOptions
+	c := &cobra.Command{
+		Use:   "export",
+		Short: "Print audit records as JSON lines",
+		Long: `Print audit records as JSON lines, all of them unless told otherwise. With
+another exit code than 0 what was printed is not whole.`,
+		Example: `  orchestrator audit export > audit.jsonl
+  orchestrator audit export --after 1000 --since 24h | jq -c 'select(.verdict == "deny")'`,
+		Args: names(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f, err := o.chosen(cmd)
+			if err != nil {
+				return err
+			}
+			cl, err := a.client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return cl.ExportAudit(cmd.Context(), f, a.stdout)
+		},
+	}
+	o.register(c.Flags())
+	c.Flags().IntVar(&o.filter.Limit, "limit", 0, "`N` records at most; 0 is all")
+	return c
+}
+
+func (a *app) newAuditVerify() *cobra.Command {
+	var head string
+	c := &cobra.Command{
+		Use:   "verify",
+		Short: "Check that no audit record was changed, removed, inserted or moved",
+		Long: `Check the chain of all audit records. Exit code 1: the log is not whole, and the
+records that are wrong are named.
+
+The head that it prints is of the last record. Keep it elsewhere: with --head, a
+later check also finds a log that was cut at its end, or made anew.`,
+		Example: `  orchestrator audit verify
+  orchestrator audit verify -o json | jq -r .head > head
+  orchestrator audit verify --head "$(cat head)"`,
+		Args: names(),
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.runAuditVerify(cmd.Context(), head) },
+	}
+	c.Flags().StringVar(&head, "head", "", "`SEQ:HASH` of an earlier check, which has to be in the log")
+	return c
+}
+
+func (a *app) runAuditVerify(ctx context.Context, head string) error {
+	cl, err := a.client(ctx)
+	if err != nil {
+		return err
+	}
+	r, err := cl.VerifyAudit(ctx, head)
+	if err != nil {
+		return err
+	}
+	return a.printAuditReport(r)
+}
+
+func (a *app) printAuditReport(r v1.AuditReport) error {
+	state := "whole"
+	if !r.OK {
+		state = "NOT WHOLE"
+	}
+	t := &table{}
+	t.add("log", state)
+	t.add("records", fmt.Sprint(r.Records))
+	t.add("head", r.Head)
+	for _, p := range r.Problems {
+		t.add(fmt.Sprintf("record %d", p.Seq), p.Kind+": "+p.Message)
+	}
+	if r.More {
+		t.add("", "there are more problems than are listed")
+	}
+	if err := a.print(r, t); err != nil {
+		return err
+	}
+	if !r.OK {
+		return errChecks
+	}
+	return nil
+}

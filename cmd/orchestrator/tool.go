@@ -1,0 +1,248 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+)
+
+func (a *app) newToolCommand() *cobra.Command {
+	return group("tool", "List and call tools", `  orchestrator tool ls
+  orchestrator tool call system.bash command='ls -l'`,
+		a.newToolList(), a.newToolCall())
+}
+
+func (a *app) newToolList() *cobra.Command {
+	var profile string
+	c := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List the tools that can be called",
+		Long: `List the tools that can be called, with the trust that each needs.
+
+With -o json, the schemas of their inputs and outputs too.`,
+		Example: `  orchestrator tool ls
+  orchestrator tool ls --profile gateway -o json`,
+		Args: names(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := a.client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			tools, err := cl.Tools(cmd.Context(), profile)
+			if err != nil {
+				return err
+			}
+			return printList(a, tools, []string{"NAME", "TRUST", "STATE", "EFFECTS", "DESCRIPTION"}, toolRow)
+		},
+	}
+	c.Flags().StringVar(&profile, "profile", "", "`NAME` of the profile whose tools are listed; empty is your own")
+	return c
+}
+
+func toolRow(t v1.Tool) []string {
+	state := "enabled"
+	if !t.Enabled {
+		state = "disabled"
+	}
+	what, _, _ := strings.Cut(t.Description, "\n")
+	return []string{t.Name, fmt.Sprint(t.Trust), state, strings.Join(t.Effects, " "), clip(what, 70)}
+}
+
+// clip cuts a text for a table.
+func clip(s string, n int) string {
+	runes := []rune(s)
+	if len(runes) <= n {
+		return s
+	}
+	return string(runes[:n-1]) + "…"
+}
+
+type toolCallOptions struct {
+	input, inputFile string
+	call             v1.ToolCall
+	key              string
+	progress         bool
+}
+
+func (a *app) newToolCall() *cobra.Command {
+	var o toolCallOptions
+	c := &cobra.Command{
+		Use:   "call [flags] NAME [KEY=VALUE...]",
+		Short: "Call a tool and print what it answers",
+		Long: `Call a tool and print what it answers, in its form for models; with -o json the
+whole result.
+
+The input is given as JSON, or as KEY=VALUE pairs, which are read by the types
+that the tool's schema has: a list takes its key several times, and objects are
+JSON. KEY:=JSON gives a value as JSON, whatever the schema says.
+
+A call that waits for an approval tells its id on standard error and waits. It
+goes on waiting while the server is restarted: the call has an idempotency key
+and happens at most once. Ctrl-C cancels it, and kills what it runs. Exit codes
+are in docs/exit-codes.md.`,
+		Example: `  orchestrator tool call system.bash command='ls -l' timeout_ms=5000
+  orchestrator tool call system.run argv=git argv=status --session s1 --workspace notes
+  orchestrator tool call fs.write --input '{"path":"a.txt","content":"hello"}' --workspace notes
+  orchestrator tool call run_shell --profile readonly command='ls' -o json`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usage(cmd, "NAME is missing")
+			}
+			return names("NAME")(cmd, args[:1])
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return a.runToolCall(cmd.Context(), cmd, o, args) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.input, "input", "", "`JSON` object that is the input")
+	f.StringVar(&o.inputFile, "input-file", "", "`FILE` with the input as JSON; - is standard input")
+	f.StringVar(&o.call.Sandbox, "sandbox", "", "`ID` of a leased sandbox to run in")
+	f.StringVar(&o.call.Session, "session", "", "`NAME` of a session, whose sandbox is made with its first call and kept")
+	f.StringVar(&o.call.Workspace, "workspace", "", "`NAME` of the workspace to have at /workspace")
+	f.BoolVar(&o.call.ReadOnly, "read-only", false, "the workspace cannot be written to")
+	f.StringVar(&o.call.Job, "job", "", "`UUID` of a job, which has a workspace of its own")
+	f.StringVar(&o.call.Template, "template", "", "`NAME` of the sandbox's template; empty is the default one")
+	f.StringVar(&o.call.Profile, "profile", "", "`NAME` of the profile to call with; empty is your own")
+	f.BoolVar(&o.call.RaiseTrust, "raise-trust", false, "ask for an approval where the tool needs more trust than you have")
+	f.BoolVar(&o.progress, "progress", false, "copy what a command writes to standard error as it comes")
+	f.StringVar(&o.key, "idempotency-key", "", "do it at most once for this `KEY`; empty makes one")
+	return c
+}
+
+func (a *app) runToolCall(ctx context.Context, cmd *cobra.Command, o toolCallOptions, args []string) error {
+	name, pairs := args[0], args[1:]
+	given := 0
+	for _, yes := range []bool{o.input != "", o.inputFile != "", len(pairs) > 0} {
+		if yes {
+			given++
+		}
+	}
+	if given > 1 {
+		return usage(cmd, "--input, --input-file and KEY=VALUE exclude each other: use one of them")
+	}
+	cl, err := a.client(ctx)
+	if err != nil {
+		return err
+	}
+	if o.call.Input, err = a.toolInput(ctx, cmd, cl, o, name, pairs); err != nil {
+		return err
+	}
+	r, err := cl.CallTool(ctx, name, o.call, a.watchCall(o))
+	if err != nil {
+		return err
+	}
+	if err := a.printToolResult(r); err != nil {
+		return err
+	}
+	return toolEnding(r)
+}
+
+// toolInput is the input from wherever it was given.
+func (a *app) toolInput(ctx context.Context, cmd *cobra.Command, cl *client.Client, o toolCallOptions, name string, pairs []string) ([]byte, error) {
+	switch {
+	case o.input != "":
+		return jsonObject(cmd, "--input", []byte(o.input))
+	case o.inputFile != "":
+		b, err := a.readInput(ctx, o.inputFile)
+		if err != nil {
+			return nil, err
+		}
+		return jsonObject(cmd, "--input-file", b)
+	case len(pairs) == 0:
+		return nil, nil
+	}
+	tools, err := cl.Tools(ctx, o.call.Profile)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range tools {
+		if t.Name == name {
+			return pairsInput(cmd, t, pairs)
+		}
+	}
+	return nil, nil // the server says so, and records it
+}
+
+// maxInput bounds an input that is read from a file.
+const maxInput = 32 << 20
+
+func (a *app) readInput(ctx context.Context, file string) ([]byte, error) {
+	in := a.input(ctx)
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		in = f
+	}
+	b, err := io.ReadAll(io.LimitReader(in, maxInput))
+	if err != nil {
+		return nil, fmt.Errorf("read the input: %w", err)
+	}
+	return b, nil
+}
+
+// watchCall tells on standard error what a call waits for.
+func (a *app) watchCall(o toolCallOptions) client.CallOptions {
+	asked, away := "", false
+	w := client.CallOptions{IdempotencyKey: o.key, Persist: true}
+	w.Asked = func(q v1.Approval) {
+		if q.ID == asked && !away {
+			return
+		}
+		asked, away = q.ID, false
+		why := q.Rule
+		if q.Reason != "" {
+			why += ": " + q.Reason
+		}
+		a.note("waiting for approval %s (%s) until %s; answer with `orchestrator approvals approve %s`, or deny",
+			q.ID, why, q.ExpiresAt.Local().Format("15:04:05"), q.ID)
+	}
+	w.Away = func(err error) {
+		if !away {
+			a.note("%s; asking again", say(err))
+		}
+		away = true
+	}
+	if o.progress {
+		w.Output = func(_ string, p []byte, missed int64) {
+			if missed > 0 {
+				a.note("%d bytes are left out here", missed)
+			}
+			a.stderr.Write(p) //nolint:errcheck // for the eye
+		}
+	}
+	return w
+}
+
+// note tells something on standard error that is no error.
+func (a *app) note(format string, args ...any) {
+	fmt.Fprintf(a.stderr, "orchestrator: %s\n", oneLine(fmt.Sprintf(format, args...))) //nolint:errcheck // a note
+}
+
+// printToolResult prints the form for models as it is, or all of it as JSON.
+func (a *app) printToolResult(r v1.ToolResult) error {
+	if a.flags.output == "json" {
+		return a.printJSON(r)
+	}
+	text := r.Text
+	if text == "" && len(r.Output) > 0 && string(r.Output) != "null" {
+		text = string(r.Output)
+	}
+	if text == "" {
+		return nil
+	}
+	if !strings.HasSuffix(text, "\n") {
+		text += "\n"
+	}
+	_, err := io.WriteString(a.stdout, text)
+	return err
+}
