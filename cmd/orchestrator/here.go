@@ -77,12 +77,14 @@ type here struct {
 	config   config.Config
 	log      *slog.Logger
 	template string
+	governs  bool // tools are called, not only commands run
 
 	dir     string     // S/runs/<id>
 	locks   []*os.File // the janitor has them too: they are held until both have ended
 	janitor *janitor
 	store   *store.Store
 	driver  runtime.Driver
+	rules   *governance
 	engine  *engine.Engine
 }
 
@@ -203,6 +205,12 @@ func (h *here) openEngine(ctx context.Context, guest, hash string, workspace boo
 		opts.Templates[i].Pool.Min = 0
 	}
 	opts.Driver, opts.Store, opts.Volumes, opts.Why, opts.Log = h.driver, h.store, shared, why, h.log
+	if h.governs {
+		if h.rules, err = openGovernance(ctx, h.config, h.dir, h.store, h.log); err != nil {
+			return err
+		}
+		opts.Governance = h.rules.Governance
+	}
 	lock, err := waitLock(ctx, h.config.StateDir, imagesLock, unix.LOCK_EX)
 	if err != nil {
 		return err
@@ -248,6 +256,9 @@ func (h *here) close(ctx context.Context) error {
 	var err error
 	if h.driver != nil {
 		err = errors.Join(takeDown(ctx, h.driver, h.store, h.log), h.driver.Close())
+	}
+	if h.rules != nil {
+		err = errors.Join(err, h.rules.close())
 	}
 	if h.store != nil {
 		err = errors.Join(err, h.store.Close())
