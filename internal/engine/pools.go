@@ -11,11 +11,15 @@ import (
 	"orchestrator/images"
 )
 
-// Pools tells the state of the warm pools.
-func (e *Engine) Pools(context.Context) []v1.Pool {
+// Pools tells the state of the warm pools. What went wrong in them is for
+// operators: it may say a lot of the host.
+func (e *Engine) Pools(_ context.Context, call Call) []v1.Pool {
 	stats := e.sched.Pools()
 	out := make([]v1.Pool, 0, len(stats))
 	for _, p := range stats {
+		if !call.Operator {
+			p.LastError = ""
+		}
 		out = append(out, v1.Pool{
 			Template: p.Template, Image: p.Image, Min: p.Settings.Min, Max: p.Settings.Max, Creating: p.Creating, Warm: p.Warm,
 			Leased: p.Leased, Waiting: p.Waiting, Created: p.Created, Failed: p.Failed, LastError: p.LastError,
@@ -34,8 +38,11 @@ func (e *Engine) Images(context.Context) []v1.Image {
 }
 
 // ImportImage takes in an image; see images.Store.Import. A template's pool
-// goes on with what it has until the service is started again.
-func (e *Engine) ImportImage(ctx context.Context, r io.Reader, ref string) ([]v1.Image, error) {
+// goes on with what it has until the service is started again. Only operators may.
+func (e *Engine) ImportImage(ctx context.Context, call Call, r io.Reader, ref string) ([]v1.Image, error) {
+	if err := call.operate("import images"); err != nil {
+		return nil, err
+	}
 	img, err := e.opts.Images.Import(ctx, r, ref)
 	if err != nil {
 		return nil, err
@@ -44,8 +51,11 @@ func (e *Engine) ImportImage(ctx context.Context, r io.Reader, ref string) ([]v1
 }
 
 // RemoveImage removes a name, and the image with its last one, unless a
-// template uses it.
-func (e *Engine) RemoveImage(ctx context.Context, ref string) error {
+// template uses it. Only operators may.
+func (e *Engine) RemoveImage(ctx context.Context, call Call, ref string) error {
+	if err := call.operate("remove images"); err != nil {
+		return err
+	}
 	img, err := e.opts.Images.Get(ref)
 	if err != nil {
 		return err
