@@ -73,7 +73,7 @@ func TestABrokenFileIsToldWithLineAndReason(t *testing.T) {
 		"an unknown function":         {tool + "    text: '{{printf \"%d\" 3}}'\n", "x.yaml:4: tools[0].text: calls printf, which is not known here"},
 		"a template in a template":    {tool + "    text: '{{define \"a\"}}{{end}}'\n", "x.yaml:4: tools[0].text: defines a template"},
 		"an unknown ending":           {tool + "    errors: {timeuot: {type: A}}\n", `x.yaml:4: tools[0].errors.timeuot: is no ending; did you mean "timeout"?`},
-		"an unknown class":            {tool + "    errors: {'policy_denied:tust': {type: A}}\n", `x.yaml:4: tools[0].errors.policy_denied:tust: is no class of policy_denied; did you mean "trust"?`},
+		"an unknown class":            {tool + "    errors: {'policy_denied:trost': {type: A}}\n", `x.yaml:4: tools[0].errors.policy_denied:trost: is no class of policy_denied; did you mean "trust"?`},
 		"an error without a type":     {tool + "    errors: {timeout: {message: A}}\n", "x.yaml:4: tools[0].errors.timeout: needs a type"},
 		"a broken message":            {tool + "    errors: {timeout: {type: A, message: '{{.field}}'}}\n", "x.yaml:4: tools[0].errors.timeout.message: uses .field"},
 		"a negative cap":              {tool + "    caps: {cpus: -1}\n", "x.yaml:4: tools[0].caps.cpus: is negative"},

@@ -23,22 +23,6 @@ type Call struct {
 	call  map[string]any
 }
 
-// Given is the caller's input with the defaults put in, for rules that look at
-// it. It is nil for one that is no object.
-func (c *Call) Given() map[string]any {
-	if c.input == nil {
-		v, err := decodeJSON(c.raw)
-		if err != nil {
-			return nil
-		}
-		c.input, _ = v.(map[string]any)
-		if c.input == nil && v == nil {
-			c.input = map[string]any{}
-		}
-	}
-	return c.input
-}
-
 // Prepare checks the input of a call and maps it. call is for expressions: id,
 // caller, trust, tool, profile and session. What is wrong with the input is an
 // *InputError, or what the built-in tool says of it; other errors are the

@@ -91,7 +91,10 @@ func compile(d *draft) (*Compiled, error) {
 	}); err != nil {
 		return nil, err
 	}
-	return c, c.rules(d)
+	if err := c.rules(d); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // compilePolicy compiles a command policy; fail makes an error of what is wrong
@@ -111,7 +114,7 @@ func compilePolicy(r policy.Rules, fail func(field, reason string) error) (*poli
 // itself, and a field of it.
 func policyPart(field string) (part, rest string) {
 	if !strings.HasPrefix(field, "rules[") {
-		return "", join("policy", field)
+		return "", joinField("policy", field)
 	}
 	part, rest, _ = strings.Cut(field, "]")
 	return "policy." + part + "]", strings.TrimPrefix(rest, ".")
@@ -342,7 +345,7 @@ func (k *toolCompiler) policy() error {
 	}
 	var err error
 	k.out.policy, err = compilePolicy(*k.spec.Policy, func(field, reason string) error {
-		return k.fail(join("policy", field), "%s", reason)
+		return k.fail(joinField("policy", field), "%s", reason)
 	})
 	return err
 }

@@ -57,7 +57,7 @@ func (s *scene) names() (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.vars = map[string]any{"r": r, "input": s.call.Given(), "call": s.call.call, "end": s.end.plain()}
+	s.vars = map[string]any{"r": r, "input": s.call.Values(), "call": s.call.call, "end": s.end.plain()}
 	return s.vars, nil
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"orchestrator/internal/approval"
 	"orchestrator/internal/expr"
+	"orchestrator/internal/policy"
 )
 
 // Gateway is the profile that configurations of the gateway system extend.
@@ -208,6 +209,9 @@ func (g *gatewayReader) bash() error {
 		g.p.Policy.Allow = *b.AllowedCommands
 	}
 	g.p.Policy.Deny = b.DeniedCommands
+	if b.AllowedCommands != nil || len(b.DeniedCommands) > 0 {
+		g.p.Policy.Unknown = policy.Deny // a list that could be walked around is none
+	}
 	if err := g.positive(at+".timeoutMs", float64(b.TimeoutMS)); err != nil {
 		return err
 	}

@@ -4,17 +4,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/containerd/errdefs"
 )
 
-var builtin = sync.OnceValues(Builtin)
-
 func builtins(t testing.TB) *Set {
 	t.Helper()
-	s, err := builtin()
+	s, err := Builtin()
 	if err != nil {
 		t.Fatal(err)
 	}

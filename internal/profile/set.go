@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/containerd/errdefs"
 )
@@ -60,8 +61,8 @@ func (s *Set) List() []*Compiled {
 
 // Builtin compiles the profiles that come with the service.
 func Builtin() (*Set, error) {
-	l := newLoader()
-	if err := l.builtin(); err != nil {
+	l, err := shipped()
+	if err != nil {
 		return nil, err
 	}
 	return l.compile()
@@ -72,25 +73,42 @@ func Builtin() (*Set, error) {
 // and may not take the name of either. What is wrong with a file is a
 // *FileError; all files are looked at, and the errors joined.
 func Load(dir string) (*Set, error) {
-	l := newLoader()
-	if err := l.builtin(); err != nil {
+	base, err := shipped()
+	if err != nil {
 		return nil, err
 	}
+	l := base.clone()
 	if err := l.folder(dir); err != nil {
 		return nil, err
 	}
 	return l.compile()
 }
 
+// shipped are the built-in profiles, which never change.
+var shipped = sync.OnceValues(func() (*loader, error) {
+	l := newLoader()
+	if err := l.builtin(); err != nil {
+		return nil, err
+	}
+	_, err := l.compile()
+	return l, err
+})
+
 type loader struct {
-	drafts map[string]*draft
-	merged map[string]*draft
-	order  []string
-	errs   []error
+	drafts   map[string]*draft
+	merged   map[string]*draft
+	compiled map[string]*Compiled
+	order    []string
+	errs     []error
 }
 
 func newLoader() *loader {
-	return &loader{drafts: map[string]*draft{}, merged: map[string]*draft{}}
+	return &loader{drafts: map[string]*draft{}, merged: map[string]*draft{}, compiled: map[string]*Compiled{}}
+}
+
+// clone is a loader that goes on where l is; what both hold is not changed.
+func (l *loader) clone() *loader {
+	return &loader{drafts: maps.Clone(l.drafts), merged: maps.Clone(l.merged), compiled: maps.Clone(l.compiled), order: slices.Clone(l.order)}
 }
 
 func (l *loader) builtin() error {
@@ -282,11 +300,13 @@ func (l *loader) merge(name string, way []string) (*draft, error) {
 }
 
 func (l *loader) compile() (*Set, error) {
-	s := &Set{profiles: make(map[string]*Compiled, len(l.order))}
 	for _, name := range l.order {
+		if l.compiled[name] != nil {
+			continue
+		}
 		d, err := l.merge(name, nil)
 		if err == nil {
-			s.profiles[name], err = compile(d)
+			l.compiled[name], err = compile(d)
 		}
 		if err != nil {
 			l.errs = append(l.errs, err)
@@ -295,7 +315,7 @@ func (l *loader) compile() (*Set, error) {
 	if len(l.errs) > 0 {
 		return nil, errors.Join(distinct(l.errs)...)
 	}
-	return s, nil
+	return &Set{profiles: maps.Clone(l.compiled)}, nil
 }
 
 // distinct drops what is told already: a fault of a profile shows in those
