@@ -71,7 +71,7 @@ func TestAnApprovalOutlivesTheService(t *testing.T) {
 				}()
 				q := asked(t, s)
 				s.Kill9()
-				s.Begin()
+				s.Start()
 				if !waits {
 					if got := <-first; got.err == nil {
 						t.Fatalf("a caller who does not come back got %+v", got.r)
