@@ -181,7 +181,12 @@ func (r *run) written(c *call) []field {
 	if len(c.words) == 0 {
 		return out
 	}
+	program := family(programName(c.words[0].text))
+	if !writers[program] {
+		return out
+	}
 	args := c.args()
+	r.step(len(args) / 2)
 	var operands []field
 	for i := 0; i < len(args); i++ {
 		if s := args[i].text; s == "--" {
@@ -197,7 +202,7 @@ func (r *run) written(c *call) []field {
 			out = append(out[:len(out):len(out)], f)
 		}
 	}
-	switch family(programName(c.words[0].text)) {
+	switch program {
 	case "tee", "truncate", "touch", "sponge", "mkdir":
 		add(operands...)
 	case "cp", "mv", "install", "ln", "rsync", "scp":
@@ -240,4 +245,10 @@ func (r *run) written(c *call) []field {
 		}
 	}
 	return out
+}
+
+// writers are the programs that written knows.
+var writers = map[string]bool{
+	"tee": true, "truncate": true, "touch": true, "sponge": true, "mkdir": true, "cp": true, "mv": true, "install": true, "ln": true, "rsync": true,
+	"scp": true, "dd": true, "sed": true, "perl": true, "curl": true, "wget": true, "sort": true,
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"path"
 	"strings"
 
@@ -83,7 +84,7 @@ func (r *run) exec(sc *scope, c *call) string {
 	if len(c.words) == 0 {
 		return ""
 	}
-	r.step(len(c.words) / 4)
+	r.step(len(c.words))
 	if !r.fixed {
 		r.here = c.at
 	}
@@ -123,6 +124,9 @@ func (r *run) fed(c *call) {
 
 // programName is the name that counts.
 func programName(p string) string {
+	if len(p) > maxPath {
+		p = p[len(p)-maxPath:]
+	}
 	if i := strings.LastIndexByte(p, '/'); i >= 0 {
 		p = path.Base(p)
 	}
@@ -140,27 +144,20 @@ func (r *run) guessed(sc *scope, c *call) string {
 	text := strings.ReplaceAll(p.text, string(anyText), "")
 	if !known(text) {
 		if list := r.couldBe(programName(text)); list != "" {
-			r.report(finding{action: min2(Deny, r.p.rules.Unknown), class: ClassUnknown, rule: ClassUnknown, program: list, reason: "it may be " + list, at: c.at})
+			r.report(finding{action: r.p.rules.Unknown, class: ClassUnknown, rule: ClassUnknown, program: list, reason: "it may be " + list, at: c.at})
 		}
 		r.behindUnknown(sc, c)
 		return string(anyText)
 	}
 	if text == "" {
 		if len(c.words) > 1 {
-			r.exec(sc, c.with(1))
+			r.mild(func() { r.exec(sc, c.with(1)) })
 		}
 		return string(anyText)
 	}
 	n.words[0].text, n.words[0].guess = text, false
-	r.exec(sc, &n)
+	r.mild(func() { r.exec(sc, &n) })
 	return string(anyText)
-}
-
-func min2(a, b Action) Action {
-	if rank(a) < rank(b) {
-		return a
-	}
-	return b
 }
 
 // couldBe finds a program of the rules that a glob may stand for.
@@ -189,7 +186,7 @@ func (r *run) couldBe(name string) string {
 // behindUnknown looks for programs among the arguments of an unknown one.
 func (r *run) behindUnknown(sc *scope, c *call) {
 	if len(c.words) > 1 && c.words[0].bare {
-		r.exec(sc, c.with(1))
+		r.mild(func() { r.exec(sc, c.with(1)) })
 	}
 }
 
@@ -288,6 +285,9 @@ func quote(s string) string {
 // reserved is the variable that stands for unknown text in nested code.
 const reserved = "__unknown__"
 
+// codeCost is what one more piece of code counts in steps.
+const codeCost = 100
+
 // code walks a text that a shell would run, in the scope sc. at is the outer
 // word that holds it.
 func (r *run) code(sc *scope, text string, at span) string {
@@ -300,6 +300,7 @@ func (r *run) code(sc *scope, text string, at span) string {
 	if r.parsed += len(text); r.parsed > maxParsed {
 		r.limit("it has too much code within code")
 	}
+	r.step(codeCost + len(text)/16)
 	defer func() { r.nested-- }()
 	if !certain(text) {
 		r.unknown("a part of the code that it runs is made when it runs", "", Deny, at)
@@ -313,8 +314,8 @@ func (r *run) code(sc *scope, text string, at span) string {
 	}
 	file, err := parse(text)
 	if err != nil {
-		if err == errDeep {
-			r.limit("it is nested too deep")
+		if errors.Is(err, errDeep) || errors.Is(err, errMuch) {
+			r.limit("code in it cannot be looked at: " + err.Error())
 		}
 		r.unknown("the code that it runs does not parse", "", Deny, at)
 		return string(anyText)

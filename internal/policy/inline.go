@@ -189,8 +189,9 @@ func (r *run) sed(sc *scope, code string, c *call) {
 			r.maybeCode(sc, text, c)
 		}
 		if strings.HasPrefix(line, "s") && len(line) > 3 {
-			if parts := strings.Split(line[2:], line[1:2]); len(parts) == 3 && strings.Contains(parts[2], "e") {
-				r.maybeCode(sc, parts[1], c)
+			body := strings.ReplaceAll(line[2:], "\\"+line[1:2], "\x7f")
+			if parts := strings.Split(body, line[1:2]); len(parts) == 3 && strings.Contains(parts[2], "e") {
+				r.maybeCode(sc, strings.ReplaceAll(parts[1], "\x7f", line[1:2]), c)
 			}
 		}
 	}

@@ -98,6 +98,7 @@ func (r *run) holds(l *rule, c *call) (answer, span) {
 	if a != no && len(l.writes) > 0 {
 		b := no
 		for _, f := range r.written(c) {
+			r.step(1 + len(f.text)/64)
 			m := l.writes.match(f.text)
 			if f.guess && m == no {
 				m = maybe
@@ -159,23 +160,28 @@ func (r *run) split(l *rule, args []field) split {
 func (w *split) cluster(l *rule, s string, rest []field) int {
 	name, value, has := strings.Cut(s, "=")
 	w.flags = append(w.flags, flag{name, value, has})
+	var seen [256]bool
 	for i := 1; i < len(s); i++ {
-		short := "-" + s[i:i+1]
+		if seen[s[i]] {
+			continue
+		}
+		seen[s[i]] = true
+		short := s[i : i+1]
 		if s[i] <= anyByte {
 			w.loose++
 			return 0
 		}
-		if l.values[short] {
+		if l.values["-"+short] {
 			if i+1 < len(s) {
-				w.flags = append(w.flags, flag{short, s[i+1:], true})
+				w.flags = append(w.flags, flag{"-" + short, s[i+1:], true})
 			} else if len(rest) > 0 {
-				w.flags = append(w.flags, flag{short, rest[0].text, true})
+				w.flags = append(w.flags, flag{"-" + short, rest[0].text, true})
 				return 1
 			}
 			return 0
 		}
 		if len(s) > 2 {
-			w.flags = append(w.flags, flag{name: short})
+			w.flags = append(w.flags, flag{name: "-" + short})
 		}
 	}
 	return 0
@@ -243,11 +249,18 @@ func (s *spelling) match(f *flag) answer {
 	return both(a, s.value.match(f.value))
 }
 
+// maxPath is the system's.
+const maxPath = 4096
+
 // operand looks for an operand that one of the globs matches.
 func (r *run) operand(l *rule, w *split) answer {
 	best := no
 	for _, o := range w.operands {
-		r.step(1 + len(o.text)/64)
+		r.step(1 + min(len(o.text), maxPath)/32)
+		if len(o.text) > maxPath {
+			r.step(maxPath / 64)
+			o.text = o.text[:maxPath] // no path is longer
+		}
 		m := l.operands.match(o.text)
 		if m != yes {
 			if p := clean(o.text, r.cwd); p != o.text {

@@ -173,6 +173,9 @@ func (b *builder) scalar(p *syntax.ParamExp, name string) (string, bool) {
 		case err != nil || n > len(b.sc.params):
 			return "", err == nil
 		case n == 0:
+			if b.sc.zero != "" {
+				return b.sc.zero, true
+			}
 			return "bash", true
 		}
 		return b.sc.params[n-1], true

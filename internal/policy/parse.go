@@ -17,14 +17,17 @@ const (
 	maxNested  = 12       // code within code: sh -c, eval, functions
 	maxDepth   = 200      // constructs within constructs, in one piece of code
 	maxFrames  = 2000     // of the parser's own stack, about ten for each construct
-	maxParsed  = 96 << 10 // bytes of code in all
-	maxSteps   = 60_000   // of the walk: words, matches, copied variables
+	maxParsed  = 80 << 10 // bytes of code in all
+	maxSteps   = 20_000   // of the walk: words, matches, copied variables
 	maxText    = 64 << 10 // bytes of one value
 	maxBraces  = 64       // words that one word's braces may become
 	maxForEach = 16       // rounds of a loop over known words
 )
 
-var errDeep = errors.New("nested too deep")
+var (
+	errDeep = errors.New("nested too deep")
+	errMuch = errors.New("too many words and operators")
+)
 
 var parsers = sync.Pool{New: func() any { return syntax.NewParser(syntax.Variant(syntax.LangBash)) }}
 
@@ -52,6 +55,9 @@ func (s *source) Read(p []byte) (int, error) {
 // parse reads shell code. The tree it returns may be of an error too, and is
 // then not looked at.
 func parse(text string) (*syntax.File, error) {
+	if weight(text) > maxWeight {
+		return nil, errMuch
+	}
 	p := parsers.Get().(*syntax.Parser)
 	defer parsers.Put(p)
 	return p.Parse(&source{text: text}, "")

@@ -164,10 +164,19 @@ func (r *run) step(n int) {
 	}
 }
 
+const forkBomb = ":(){:|:&};:"
+
 func (r *run) syntax(err error) {
-	if errors.Is(err, errDeep) {
-		r.report(finding{action: Deny, class: ClassLimit, reason: "it is nested too deep"})
+	if errors.Is(err, errDeep) || errors.Is(err, errMuch) {
+		r.report(finding{action: Deny, class: ClassLimit, reason: "it cannot be looked at: " + err.Error()})
 		return
+	}
+	if strings.Contains(strings.Join(strings.Fields(r.src), ""), forkBomb) {
+		// As it is often written, without the blanks that make it run.
+		r.construct("fork_bomb", span{0, len(r.src)})
+		if r.any {
+			return
+		}
 	}
 	f := finding{action: Deny, class: ClassSyntax, reason: "it does not parse: " + err.Error()}
 	var pos syntax.Pos

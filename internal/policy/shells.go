@@ -52,6 +52,9 @@ func (r *run) shell(sc *scope, c *call) string {
 	switch {
 	case code && len(rest) > 0:
 		n := r.process(sc, c)
+		if len(rest) > 1 {
+			n.zero = rest[1].text
+		}
 		if len(rest) > 2 {
 			n.params = texts(rest[2:])
 		}

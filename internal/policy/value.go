@@ -35,6 +35,7 @@ type scope struct {
 	vars    map[string]variable
 	funcs   map[string]*syntax.FuncDecl
 	aliases map[string]string
+	zero    string   // $0
 	params  []string // $1 and on
 	cwd     string   // "" is where the command begins
 	ifs     string
@@ -152,10 +153,8 @@ func clean(p, cwd string) string {
 	if !strings.Contains(p, "/") {
 		return p
 	}
-	if !known(p) && (strings.Contains(p, "..") || p[0] == anyText) {
-		if strings.Contains(p, "..") && !certain(p) {
-			return string(anyText)
-		}
+	if !certain(p) && strings.Contains(p, "..") {
+		return string(anyText)
 	}
 	switch {
 	case strings.HasPrefix(p, "~"):
@@ -168,7 +167,7 @@ func clean(p, cwd string) string {
 			return string(anyText)
 		}
 		return home + "/" + rest
-	case strings.HasPrefix(p, "./") && len(p) > 2 && p[2] <= anyByte:
+	case strings.HasPrefix(p, "./") && len(p) > 2 && p[2] == anyText:
 		return "./" + path.Clean(p[2:])
 	}
 	return path.Clean(p)

@@ -1,0 +1,94 @@
+package policy
+
+import (
+	"bufio"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// policies compiles every rule set of testdata, by the name of its file.
+func policies(t testing.TB) map[string]*Policy {
+	t.Helper()
+	files, err := filepath.Glob("testdata/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no rule sets:", err)
+	}
+	out := map[string]*Policy{}
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var rules Rules
+		if err := yaml.UnmarshalStrict(data, &rules); err != nil {
+			t.Fatalf("%s: %v", f, err)
+		}
+		p, err := Compile(rules)
+		if err != nil {
+			t.Fatalf("%s: %v", f, err)
+		}
+		out[strings.TrimSuffix(filepath.Base(f), ".yaml")] = p
+	}
+	return out
+}
+
+// evasion is a line of evasions.txt.
+type evasion struct {
+	line                            int
+	profile, verdict, rule, command string
+}
+
+func evasions(t testing.TB) []evasion {
+	t.Helper()
+	f, err := os.Open("testdata/evasions.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var out []evasion
+	var head []string
+	lines := bufio.NewScanner(f)
+	for n := 1; lines.Scan(); n++ {
+		line := lines.Text()
+		switch {
+		case line == "" || len(head) == 0 && strings.HasPrefix(line, "#"):
+		case strings.HasPrefix(line, "[") && strings.HasSuffix(line, "]") && len(strings.Fields(line)) == 3 && !strings.HasPrefix(line, "[["):
+			head = strings.Fields(line[1 : len(line)-1])
+		default:
+			out = append(out, evasion{n, head[0], head[1], head[2], strings.ReplaceAll(line, "⏎", "\n")})
+		}
+	}
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestEvasionsGetTheVerdictThatTheyMustGet(t *testing.T) {
+	all := policies(t)
+	list := evasions(t)
+	for _, e := range list {
+		p := all[e.profile]
+		if p == nil {
+			t.Fatalf("line %d: no rules %q", e.line, e.profile)
+		}
+		v := p.Command(e.command)
+		if string(v.Action) != e.verdict || e.rule != "..." && v.Rule != e.rule {
+			t.Errorf("evasions.txt:%d: %s: %q is %s by %s (%s); want %s by %s", e.line, e.profile, e.command, v.Action, v.Rule, v.Message, e.verdict, e.rule)
+		}
+		if v.Action != Allow && (v.At == nil || v.Message == "") {
+			t.Errorf("evasions.txt:%d: %q: no place or no message: %+v", e.line, e.command, v)
+		}
+		if v.At != nil && (v.At.Offset < 0 || v.At.Offset > len(e.command)) {
+			t.Errorf("evasions.txt:%d: place %+v is outside", e.line, v.At)
+		}
+	}
+	if len(list) < 300 {
+		t.Errorf("%d evasions; want at least 300", len(list))
+	}
+	t.Logf("%d commands", len(list))
+}
