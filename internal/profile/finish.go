@@ -1,6 +1,7 @@
 package profile
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 )
@@ -9,7 +10,8 @@ import (
 type Shown struct {
 	// Output is of the tool's output schema; nil for a call that has none.
 	Output json.RawMessage
-	// Text is its form for models.
+	// Text is its form for models: the profile's, or the output as JSON, or for
+	// a call without one what is said of its ending.
 	Text string
 	// Error is set if the tool calls this ending an error.
 	Error *Error
@@ -34,6 +36,10 @@ func (c *Call) Finish(ctx context.Context, r any, end End) (Shown, error) {
 		out.Text, err = s.run(t.text)
 	case out.Output != nil:
 		out.Text = string(out.Output)
+	case out.Error != nil:
+		out.Text = out.Error.Message
+	default:
+		out.Text = cmp.Or(end.Message, end.Detail)
 	}
 	return out, err
 }
@@ -104,10 +110,7 @@ func (s *scene) error() (*Error, error) {
 		if e == nil {
 			continue
 		}
-		out := &Error{Type: e.kind, Message: s.end.Message}
-		if out.Message == "" {
-			out.Message = s.end.Detail
-		}
+		out := &Error{Type: e.kind, Message: cmp.Or(s.end.Message, s.end.Detail)}
 		if e.message == nil {
 			return out, nil
 		}

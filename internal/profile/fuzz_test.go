@@ -14,18 +14,19 @@ import (
 // FuzzLoad: whatever a file holds, it is a profile that can be called, or a
 // *FileError of that file, soon.
 func FuzzLoad(f *testing.F) {
-	files, err := data.ReadDir("data")
-	if err != nil {
-		f.Fatal(err)
+	// Seeds are small: the fuzzer takes a minute to shorten a large one.
+	for _, text := range []string{
+		"tools: [{name: system.bash, trust: 1, text: '{{.r.stdout}}', errors: {timeout: {type: T, message: '{{.end.rule}}'}}}]\n",
+		"tools:\n- name: x\n  base: system.run\n  input: {type: object, properties: {command: {type: string, default: ls}}}\n  arguments: '{\"argv\": [input.command]}'\n  result: 'r'\n",
+		"extends: phase2\npolicy: {match: literal, rules: [{id: a, action: deny, pattern: 'a.*b'}]}\n",
+		"extends: universal\npolicy: {allow: [ls], deny: [rm], forbid: [';'], unknown: ask, messages: {allowlist: '{{.Program}}'}}\n",
+		"extends: gateway\npaths: {/a: /workspace}\napprovals: [{tool: bash, action: budget, limit: 1, period: daily, when: 'true'}]\n",
+		"extends: readonly\nworkspace: job\ntools: [{name: run_shell, caps: {dirs: [/workspace], output: {limit: 3, keep: tail}}, rate: {max_calls: 1, window_ms: 2}}]\n",
+	} {
+		f.Add(text, false)
 	}
-	for _, e := range files {
-		text, err := data.ReadFile("data/" + e.Name())
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(string(text), false)
-	}
-	f.Add(example(f), true)
+	f.Add(`{"tools": {"bash": {"allowedCommands": ["ls"], "allowedDirectories": ["/a"]}, "sandbox": {"memoryLimit": "1m"}}}`, true)
+	f.Add(`{"tools": {}, "approval": {"rules": [{"toolName": "bash", "action": "prompt", "condition": "true"}]}, "policy": {"rateLimits": {"bash": {"maxCalls": 1, "windowMs": 1}}}}`, true)
 	f.Add(bomb(24), false)
 	f.Add("name: x\ntools: &a [*a]\n", false)
 	f.Add("extends: phase2\ntools: [{name: system.bash, caps: {timeout_ms: 1}}]\n", false)

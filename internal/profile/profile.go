@@ -67,7 +67,8 @@ type Tool struct {
 	// refusals and other endings without an output too, with r null.
 	Result string `json:"result,omitempty"`
 	// Text is a text/template over the same names (.r .input .call .end .result)
-	// that gives the form for models; absent, it is the output as JSON.
+	// that gives the form for models; absent, it is the output as JSON, or of a
+	// call without one what is said of its ending.
 	Text string `json:"text,omitempty"`
 	// Errors say which endings are errors of the tool, and how they are called
 	// and worded. Keys are endings, or "policy_denied:never" and the like

@@ -66,6 +66,9 @@ func TestInputsOfTheSourcesBecomeThoseOfBuiltInTools(t *testing.T) {
 		{"gateway", "filesystem", `{"operation":"delete","path":"a"}`, "fs.delete", `{"path":"a"}`},
 
 		{"readonly", "run_shell", `{"command":"grep -r TODO ."}`, "system.line", `{"command":"grep -r TODO .","cwd":"/workspace"}`},
+		{"readonly", "run_shell", `{"command":"ls","timeout":5}`, "system.line", `{"command":"ls","cwd":"/workspace","timeout_ms":5000}`},
+		{"readonly", "run_shell", `{"command":"ls","timeout":0}`, "system.line", `{"command":"ls","cwd":"/workspace"}`},
+		{"readonly", "run_shell", `{"command":"ls","timeout":9999}`, "system.line", `{"command":"ls","cwd":"/workspace","timeout_ms":30000}`},
 		{"readonly", "run_shell", `{"command":""}`, "system.line", `{"command":"","cwd":"/workspace"}`},
 
 		{"universal", "run_command", `{"command":"ls | wc -l"}`, "system.bash", `{"command":"ls | wc -l"}`},
@@ -153,7 +156,7 @@ func TestEndingsHaveTheShapesOfTheSources(t *testing.T) {
 		name, profile, tool, input string
 		r                          any
 		end                        End
-		output, text               string // text "json": the output
+		output, text               string // text "json": the output; "" without one: the message
 		kind, message              string
 	}{
 		{
@@ -259,7 +262,7 @@ func TestEndingsHaveTheShapesOfTheSources(t *testing.T) {
 			`{"stdout":"a","stderr":"b","exit_code":1,"ending":"exited","truncated":false,"stdout_bytes":0,"stderr_bytes":0,"duration_ms":12}`, "Exit code: 1\na\nSTDERR:\nb", "", "",
 		},
 		{"the service's", "default", "fs.write", `{"path":"a"}`, &tool.WriteOutput{Path: "a<b", Bytes: 3}, End{Ending: "ok"}, `{"path":"a<b","bytes":3}`, "json", "", ""},
-		{"nothing", "default", "fs.write", `{"path":"a"}`, nil, End{Ending: EndingFailed, Message: "x"}, `null`, "", "", ""},
+		{"nothing", "default", "fs.write", `{"path":"a"}`, nil, End{Ending: EndingFailed, Message: "x"}, `null`, "x", "", ""},
 	} {
 		t.Run(c.profile+" "+c.tool+" "+c.name, func(t *testing.T) {
 			call, err := toolOf(t, c.profile, c.tool).Prepare(context.Background(), json.RawMessage(c.input), nil)
@@ -271,8 +274,11 @@ func TestEndingsHaveTheShapesOfTheSources(t *testing.T) {
 				t.Fatal(err)
 			}
 			sameJSON(t, "output", string(got.Output), c.output)
-			if c.text == "json" {
+			switch {
+			case c.text == "json":
 				c.text = string(got.Output)
+			case c.text == "" && c.output == "null":
+				c.text = c.message
 			}
 			if got.Text != c.text {
 				t.Errorf("text is %q", got.Text)
