@@ -227,7 +227,7 @@ func TestKeysAfterACrash(t *testing.T) {
 func TestAKeyIsNotAnsweredWithAnAbandonedLease(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
-	eventually(t, "one is warm", func() bool { return s.Pools(t.Context())[0].Warm == 1 })
+	eventually(t, "one is warm", func() bool { return s.Pools(t.Context(), boss)[0].Warm == 1 })
 	s.stop()
 	warm := w.host.IDs()[0]
 	st := w.open(t)

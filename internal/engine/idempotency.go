@@ -4,11 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/containerd/errdefs"
 
+	"orchestrator/internal/said"
 	"orchestrator/internal/store"
 )
 
@@ -48,7 +48,7 @@ func once[T any](ctx context.Context, e *Engine, call Call, op, ref string, requ
 	}
 	if !fresh {
 		if !k.Done { // nobody could tell how far it came
-			return zero, fmt.Errorf("the first request with Idempotency-Key %q was cut short: look at what it made before trying with a new key: %w", call.Key, errdefs.ErrUnavailable)
+			return zero, said.Errorf(errdefs.ErrUnavailable, "the first request with Idempotency-Key %q was cut short: look at what it made before trying with a new key", call.Key)
 		}
 		var answer T
 		err := json.Unmarshal(k.Answer, &answer)

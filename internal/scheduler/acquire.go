@@ -26,8 +26,8 @@ type Request struct {
 	Env      map[string]string
 	// Alias are further names of folders of the workspace; see wire.Claim.
 	Alias map[string]string
-	TTL      time.Duration
-	Idle     time.Duration
+	TTL   time.Duration
+	Idle  time.Duration
 	// Mode says what to do when the pool is empty; Wait bounds all waiting.
 	Mode pool.Mode
 	Wait time.Duration

@@ -4,10 +4,11 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/said"
 )
 
 // Key is an idempotency key: the promise that a request with it is carried out
@@ -42,7 +43,7 @@ func (s *Store) BeginKey(ctx context.Context, k Key) (got Key, fresh bool, err e
 		Scan(&got.Op, &got.Hash, &got.Done, &got.Ref, &got.Answer, &created)
 	switch {
 	case err == nil && (got.Op != k.Op || got.Hash != k.Hash):
-		return Key{}, false, fmt.Errorf("Idempotency-Key %q was used for another request: use a new key: %w", k.Key, errdefs.ErrInvalidArgument)
+		return Key{}, false, said.Errorf(errdefs.ErrInvalidArgument, "Idempotency-Key %q was used for another request: use a new key", k.Key)
 	case err == nil:
 		got.Created = moment(created)
 		return got, false, nil
