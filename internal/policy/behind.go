@@ -9,8 +9,6 @@ type wrapper struct {
 	short string   // flags that take the next word, or the rest of theirs
 	long  []string // long flags that take the next word
 	skip  int      // operands before the program
-	// assigns: NAME=value operands before the program.
-	assigns bool
 }
 
 var wrappers = map[string]wrapper{

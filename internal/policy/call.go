@@ -127,8 +127,8 @@ func programName(p string) string {
 	if len(p) > maxPath {
 		p = p[len(p)-maxPath:]
 	}
-	if i := strings.LastIndexByte(p, '/'); i >= 0 {
-		p = path.Base(p)
+	if i := strings.LastIndexByte(p, '/'); i >= 0 && i < len(p)-1 {
+		p = path.Base(p) // what ends in a slash is no program
 	}
 	return p
 }

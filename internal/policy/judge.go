@@ -120,7 +120,6 @@ type split struct {
 	flags    []flag
 	operands []field
 	loose    int // unknown words that may be flags, operands or nothing
-	whole    bool
 }
 
 // flag is one flag: "-r" or "--force", with the value that stands with it.

@@ -185,9 +185,9 @@ func (r *run) env(sc *scope, c *call) string {
 			continue
 		case long && strings.HasPrefix(s, "--split-string="):
 			return r.envSplit(sc, &n, s[len("--split-string="):], args[i], args[i+1:])
-		case long && len(s) > 3 && strings.HasPrefix("--split-string", s) && i+1 < len(args):
+		case long && len(s) > 3 && abbreviates(s, "--split-string") && i+1 < len(args):
 			return r.envSplit(sc, &n, args[i+1].text, args[i+1], args[i+2:])
-		case long && len(s) > 3 && strings.HasPrefix("--ignore-environment", s):
+		case long && len(s) > 3 && abbreviates(s, "--ignore-environment"):
 			n.bareEnv = true
 			continue
 		case long:
@@ -223,6 +223,9 @@ func (r *run) env(sc *scope, c *call) string {
 	return r.exec(sc, r.plain(&n, i))
 }
 
+// abbreviates says whether s is short for a long flag.
+func abbreviates(s, flag string) bool { return strings.HasPrefix(flag, s) }
+
 // envSplit is env -S: a string of words, some of which may be env's own.
 func (r *run) envSplit(sc *scope, c *call, s string, at field, rest []field) string {
 	words := []field{c.words[0]}
@@ -231,7 +234,8 @@ func (r *run) envSplit(sc *scope, c *call, s string, at field, rest []field) str
 	}
 	r.step(len(words))
 	n := *c
-	n.words = append(words, rest...)
+	words = append(words, rest...)
+	n.words = words
 	if r.nested++; r.nested > maxNested {
 		r.limit("it has code within code, too deep")
 	}

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -497,7 +498,7 @@ func (r *run) assign(sc *scope, a *syntax.Assign) {
 		v.text = r.text(sc, a.Value).text
 		if a.Append {
 			if old.isList {
-				v.isList, v.list = true, append(old.list[:len(old.list):len(old.list)], v.text)
+				v.isList, v.list = true, slices.Concat(old.list, []string{v.text})
 			} else if v.text = old.text + v.text; len(v.text) > maxText {
 				v.text = string(anyText)
 			}

@@ -98,17 +98,17 @@ func (s *sedReader) space(set string) {
 func (s *sedReader) until(delim byte) bool {
 	bracket := false
 	for ; !s.done(); s.at++ {
-		switch c := s.text[s.at]; {
-		case c == '\\':
+		switch s.text[s.at] {
+		case '\\':
 			s.at++
-		case c == delim:
+		case delim:
 			s.at++
 			return !bracket
-		case c == '\n':
+		case '\n':
 			return false
-		case c == '[':
+		case '[':
 			bracket = true
-		case c == ']':
+		case ']':
 			bracket = false
 		}
 	}
@@ -218,7 +218,8 @@ func (s *sedReader) substitute(c byte) string {
 	}
 	delim := s.text[s.at]
 	s.at++
-	if !s.until(delim) || !s.until(delim) {
+	found := s.until(delim)
+	if !found || !s.until(delim) {
 		return "a command of it is not understood"
 	}
 	for c == 's' && !s.done() {
