@@ -1,7 +1,7 @@
 // Bench makes the table of figures: each thing that is to be fast or small
 // beside what it is compared with, in one run, and how noisy the machine was.
 //
-//	go run ./integration/bench [--quick] [--write FILE]
+//	go run ./integration/bench [--quick] [--only WORD] [--write FILE]
 //
 // It measures the real program through the Go client, on the embedded runtime
 // and on a Docker Engine, and needs root and the environment that
@@ -24,6 +24,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -43,6 +44,7 @@ type bench struct {
 	engine       *engine
 	srv          *server
 	short        bool
+	only         string // the phases whose name has it
 	began        time.Time
 	oneShotOCI   time.Duration // p50
 }
@@ -50,9 +52,10 @@ type bench struct {
 func main() {
 	quick := flag.Bool("quick", false, "fewer samples: only to see that everything works")
 	write := flag.String("write", "", "write the table to `FILE` too")
+	only := flag.String("only", "", "only the phases with `WORD` in their name")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	err := run(ctx, *quick, *write)
+	err := run(ctx, *quick, *only, *write)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -60,8 +63,8 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, quick bool, file string) (err error) {
-	b := &bench{short: quick, began: time.Now()}
+func run(ctx context.Context, quick bool, only, file string) (err error) {
+	b := &bench{short: quick, only: only, began: time.Now()}
 	if err := b.open(ctx); err != nil {
 		return err
 	}
@@ -134,8 +137,11 @@ func (b *bench) measure(ctx context.Context) error {
 		name string
 		do   func(context.Context) error
 	}{
-		{"many sandboxes on oci", b.manyOCI}, {"single calls on oci", b.callsOCI}, {"docker", b.docker},
+		{"many sandboxes on oci", b.manyOCI}, {"single calls on oci", b.callsOCI}, {"governed calls on oci", b.governed}, {"docker", b.docker},
 	} {
+		if !strings.Contains(phase.name, b.only) {
+			continue
+		}
 		b.say(phase.name)
 		err := phase.do(ctx)
 		err = errors.Join(err, b.srv.down(ctx))

@@ -99,6 +99,9 @@ Its sandboxes are those of the default template, but for a memory cap of 192 MiB
 - *lease*: ` + "`POST /v1/sandboxes`" + ` with two variables and a workspace, one after the other, out of a full pool that is not refilled meanwhile.
 - *one-shot*: ` + "`POST /v1/run`" + `; for p50 each waits until the pool is full, for the rate four callers never wait, and the count begins when the pool has been drained.
 - *cold start*: a lease from a template that keeps nothing warm, to the answer; so it has the lease in it. *Create and start*: of the same image by the engine, network none, no log, over its socket.
+- *verdict, audit*: in the process of the bench itself, through the packages that the service uses; records have about 600 bytes.
+- *governed call*: ` + "`POST /v1/tools/system.bash/call`" + ` of ` + "`true`" + ` in a leased sandbox, and ` + "`exec`" + ` of the same command in the same sandbox, in turns.
+- *approval*: from the call of a tool that has to be asked for to the event at a listener of ` + "`/v1/approvals/events`" + `, each in the Go client.
 - *raw output*: ` + "`head -c … /dev/zero`" + ` with ` + "`Accept: application/octet-stream`" + `; the highest resident size of the service meanwhile, by the kernel.
 - *resident*: of ` + "`/proc/PID/smaps_rollup`" + `; MB are 10^6 bytes.
 - *restart*: from the start of the new process to the first 200 of ` + "`/readyz`" + `; the slowest of the rounds counts, and all sandboxes have to be there with the same processes.
