@@ -69,6 +69,8 @@ type ToolResult struct {
 	// ExitCode is set where a command exited, Signal where one ended it.
 	ExitCode *int `json:"exit_code,omitempty"`
 	Signal   int  `json:"signal,omitempty"`
+	// Detail says in a sentence why it ended so, where there is more to say.
+	Detail string `json:"detail,omitempty"`
 	// Output is of the tool's output schema. Text is its form for models.
 	Output json.RawMessage `json:"output,omitempty"`
 	Text   string          `json:"text,omitempty"`

@@ -97,6 +97,13 @@ func (a *app) newApprovalsShow() *cobra.Command {
 }
 
 func (a *app) printApproval(q v1.Approval) error {
+	expires, decided := in(q.ExpiresAt), ""
+	if q.State != "pending" {
+		expires = ""
+	}
+	if q.DecidedAt != nil {
+		decided = ago(*q.DecidedAt)
+	}
 	t := &table{}
 	for _, row := range [][]string{
 		{"id", q.ID},
@@ -111,7 +118,8 @@ func (a *app) printApproval(q v1.Approval) error {
 		{"rule", q.Rule},
 		{"reason", q.Reason},
 		{"asked", ago(q.CreatedAt)},
-		{"expires", in(q.ExpiresAt)},
+		{"expires", expires},
+		{"decided", decided},
 		{"by", q.By},
 		{"scope", q.Scope},
 		{"note", q.Note},

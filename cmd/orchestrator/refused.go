@@ -28,10 +28,12 @@ func (e *refusedCall) Error() string {
 	switch {
 	case r.Error != nil && r.Error.Message != "":
 		text = r.Error.Message
+	case r.Detail != "":
+		text += ": " + r.Detail
 	case r.Verdict != nil && r.Verdict.Message != "":
 		text += ": " + r.Verdict.Message
 	}
-	if r.Error != nil && r.Error.RetryAfterMS > 0 {
+	if r.Error != nil && r.Error.RetryAfterMS > 0 && !strings.Contains(text, "again in") {
 		text += fmt.Sprintf(" (try again in %s)", time.Duration(r.Error.RetryAfterMS)*time.Millisecond)
 	}
 	return text

@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -134,14 +136,39 @@ func (a *app) runToolCall(ctx context.Context, cmd *cobra.Command, o toolCallOpt
 	if o.call.Input, err = a.toolInput(ctx, cmd, cl, o, name, pairs); err != nil {
 		return err
 	}
-	r, err := cl.CallTool(ctx, name, o.call, a.watchCall(o))
+	w := a.watchCall(o)
+	question, tell := "", w.Asked
+	w.Asked = func(q v1.Approval) {
+		question = q.ID
+		tell(q)
+	}
+	w.Started = func(string) { question = "" }
+	r, err := cl.CallTool(ctx, name, o.call, w)
 	if err != nil {
+		if _, gaveUp := errors.AsType[*interrupted](err); gaveUp && o.key == "" {
+			a.withdraw(ctx, cl, question)
+		}
 		return err
 	}
 	if err := a.printToolResult(r); err != nil {
 		return err
 	}
 	return toolEnding(r)
+}
+
+// withdrawTime bounds the last request of a command that was interrupted.
+const withdrawTime = 2 * time.Second
+
+// withdraw answers the question of a call that was given up, where we may:
+// nobody else has its key, so nobody will come back for it.
+func (a *app) withdraw(ctx context.Context, cl *client.Client, question string) {
+	if question == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTime)
+	defer cancel()
+	// Callers who may not answer leave it to expire.
+	_, _ = cl.AnswerApproval(ctx, question, v1.ApprovalAnswer{Action: "deny", Note: "its caller gave up"})
 }
 
 // toolInput is the input from wherever it was given.

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -360,7 +361,7 @@ func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err erro
 		ID: t.id, Tool: t.name, Ending: end.Ending, Approval: t.approval, SandboxID: t.sandbox,
 		DurationMS: ms(time.Since(t.began)), Usage: o.Usage,
 	}
-	res.Signal = o.Signal
+	res.Signal, res.Detail = o.Signal, cmp.Or(end.Message, end.Detail)
 	if o.Ending == string(runtime.Exited) {
 		res.ExitCode = &o.ExitCode
 	}
