@@ -195,10 +195,16 @@ func (e *Engine) checkToken(r v1.TokenRequest) error {
 	case len(r.Note) > maxNote || !utf8.ValidString(r.Note):
 		return invalid("note", "is over %d bytes, or not valid UTF-8", maxNote)
 	}
-	if r.Profile == "" || e.opts.CheckProfile == nil {
+	switch {
+	case r.Profile == "":
 		return nil
+	case e.opts.CheckProfile != nil:
+		return e.opts.CheckProfile(r.Profile)
+	case e.opts.Governance != nil:
+		_, err := e.chosen(Local(""), r.Profile)
+		return err
 	}
-	return e.opts.CheckProfile(r.Profile)
+	return nil
 }
 
 // Tokens lists all, newest first. Only operators may.
@@ -270,9 +276,7 @@ func (c *callers) run(ctx context.Context, log *slog.Logger) error {
 	for noted := time.Now(); ; {
 		select {
 		case <-ctx.Done():
-			end, cancel := detach(ctx, 10*time.Second)
-			defer cancel()
-			return errors.Join(c.counts.flush(end, c.store), c.noteUses(end))
+			return c.last(ctx)
 		case <-t.C:
 		}
 		err := c.counts.flush(ctx, c.store)
@@ -284,6 +288,13 @@ func (c *callers) run(ctx context.Context, log *slog.Logger) error {
 			log.Warn("calls and uses of tokens not written down; trying again", "error", err)
 		}
 	}
+}
+
+// last writes down what is left when the service ends.
+func (c *callers) last(ctx context.Context) error {
+	ctx, cancel := detach(ctx, 10*time.Second)
+	defer cancel()
+	return errors.Join(c.counts.flush(ctx, c.store), c.noteUses(ctx))
 }
 
 // noteUses stores when tokens were last used.
