@@ -1,0 +1,74 @@
+package profile
+
+import (
+	"fmt"
+	"path"
+	"strings"
+	"time"
+
+	"orchestrator/internal/tool"
+)
+
+func (k *toolCompiler) caps() error {
+	c := k.spec.Caps
+	for _, n := range []struct {
+		field string
+		value float64
+	}{
+		{"timeout_ms", float64(c.TimeoutMS)}, {"max_timeout_ms", float64(c.MaxTimeoutMS)}, {"output.limit", float64(c.Output.Limit)},
+		{"max_file_bytes", float64(c.MaxFile)}, {"memory_bytes", float64(c.MemoryBytes)}, {"cpus", c.CPUs},
+	} {
+		if n.value < 0 {
+			return k.fail("caps."+n.field, "is negative")
+		}
+	}
+	const day = 24 * time.Hour
+	if limit := day.Milliseconds(); c.TimeoutMS > limit || c.MaxTimeoutMS > limit {
+		return k.fail("caps", "has a time-out over a day")
+	}
+	if c.MaxTimeoutMS > 0 && c.TimeoutMS > c.MaxTimeoutMS {
+		return k.fail("caps.timeout_ms", "is %d, more than max_timeout_ms, %d", c.TimeoutMS, c.MaxTimeoutMS)
+	}
+	if err := oneOf(k.d, k.at, "caps.output.unit", c.Output.Unit, "", tool.Bytes, tool.Characters); err != nil {
+		return err
+	}
+	if err := oneOf(k.d, k.at, "caps.output.keep", c.Output.Keep, "", tool.Head, tool.Tail, tool.Both); err != nil {
+		return err
+	}
+	dirs, err := k.dirs(c.Dirs)
+	if err != nil {
+		return err
+	}
+	k.out.caps = tool.Caps{
+		Timeout: time.Duration(c.TimeoutMS) * time.Millisecond, MaxTimeout: time.Duration(c.MaxTimeoutMS) * time.Millisecond, Clamp: c.Clamp,
+		Output: c.Output, MaxFile: c.MaxFile, Dirs: dirs, Alias: k.profile.Profile.Paths, ReadOnly: c.ReadOnly, NoFollow: c.NoFollow,
+		MemoryBytes: c.MemoryBytes, CPUs: c.CPUs,
+	}
+	return nil
+}
+
+// dirs are the allowed folders as the sandbox names them.
+func (k *toolCompiler) dirs(dirs []string) ([]string, error) {
+	out := make([]string, 0, len(dirs))
+	for i, dir := range dirs {
+		if !path.IsAbs(dir) || path.Clean(dir) != dir || strings.ContainsRune(dir, 0) {
+			return nil, k.fail(fmt.Sprintf("caps.dirs[%d]", i), "is %q: use an absolute, clean path", shorten(dir))
+		}
+		out = append(out, k.profile.inside(dir))
+	}
+	return out, nil
+}
+
+// inside gives the sandbox's name of a folder that a profile names.
+func (c *Compiled) inside(dir string) string {
+	best := ""
+	for from := range c.Profile.Paths {
+		if (dir == from || strings.HasPrefix(dir, from+"/")) && len(from) > len(best) {
+			best = from
+		}
+	}
+	if best == "" {
+		return dir
+	}
+	return c.Profile.Paths[best] + strings.TrimPrefix(dir, best)
+}
