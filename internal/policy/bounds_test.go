@@ -152,6 +152,8 @@ func manyVariables() string {
 const (
 	mostBytes = 16 << 20
 	mostTime  = 5 * time.Millisecond
+	// allowed is for machines that do much else at the same time.
+	allowed = 10 * mostTime
 )
 
 func TestNoCommandTakesMuchMemoryOrTime(t *testing.T) {
@@ -171,12 +173,15 @@ func TestNoCommandTakesMuchMemoryOrTime(t *testing.T) {
 				continue
 			}
 			best := time.Hour
-			for i := 0; i < 20 && best > mostTime/2; i++ {
+			for i := 0; i < 20 && best > mostTime; i++ {
 				start := time.Now()
 				p.Command(command)
 				best = min(best, time.Since(start))
 			}
 			if best > mostTime {
+				t.Logf("%s by %s: %v at best; %v is what an idle machine must keep", name, profile, best, mostTime)
+			}
+			if best > allowed {
 				t.Errorf("%s by %s: %v at best (%s %s)", name, profile, best, v.Action, v.Rule)
 			}
 		}

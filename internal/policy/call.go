@@ -78,7 +78,7 @@ func (r *run) simple(sc *scope, c *syntax.CallExpr, rd *redirected) string {
 func (r *run) exec(sc *scope, c *call) string {
 	r.enter()
 	defer r.leave()
-	for len(c.words) > 0 && c.words[0].bare && c.words[0].text == "" {
+	for len(c.words) > 0 && (c.words[0].text == "--" || c.words[0].bare && c.words[0].text == "") {
 		c = c.with(1)
 	}
 	if len(c.words) == 0 {
@@ -286,7 +286,7 @@ func quote(s string) string {
 const reserved = "__unknown__"
 
 // codeCost is what one more piece of code counts in steps.
-const codeCost = 100
+const codeCost = 150
 
 // code walks a text that a shell would run, in the scope sc. at is the outer
 // word that holds it.
