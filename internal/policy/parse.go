@@ -35,6 +35,7 @@ var parsers = sync.Pool{New: func() any { return syntax.NewParser(syntax.Variant
 // gone: the parser calls itself for whatever opens, and has no bound of its own.
 type source struct {
 	text string
+	read bool // a piece has been read: there may be depth
 	pcs  [1]uintptr
 }
 
@@ -44,11 +45,11 @@ func (s *source) Read(p []byte) (int, error) {
 	if s.text == "" {
 		return 0, io.EOF
 	}
-	if runtime.Callers(maxFrames, s.pcs[:]) > 0 {
+	if s.read && runtime.Callers(maxFrames, s.pcs[:]) > 0 {
 		return 0, errDeep
 	}
 	n := copy(p[:min(len(p), piece)], s.text)
-	s.text = s.text[n:]
+	s.text, s.read = s.text[n:], true
 	return n, nil
 }
 
