@@ -85,6 +85,7 @@ type spelling struct {
 
 // Compile checks rules and makes a Policy of them. An error is a *RuleError.
 func Compile(r Rules) (*Policy, error) {
+	r.Rules = slices.Clone(r.Rules) // what the caller changes later is not ours
 	c := compiler{p: &Policy{rules: r, byName: map[string][]int{}, builds: map[string][]int{}, messages: map[string]*template.Template{}}}
 	c.settings(&c.p.rules)
 	if len(r.Rules) > maxRules {
