@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,7 +77,7 @@ func openGovernance(ctx context.Context, c config.Config, dir string, st *store.
 		return g, err
 	}
 	g.Gate, err = approval.New(ctx, approval.Options{
-		Store: st, Log: log, MaxPending: c.Approvals.MaxPending, MaxPendingPerCaller: c.Callers.MaxPending, Expiry: c.Approvals.Expiry.Std(),
+		Store: st, Log: log, MaxPending: c.Approvals.MaxPending, MaxPendingPerCaller: cmp.Or(c.Callers.MaxPending, c.Approvals.MaxPending), Expiry: c.Approvals.Expiry.Std(),
 		Check: g.CheckModified, Webhook: hook,
 	})
 	if err != nil {

@@ -74,7 +74,7 @@ func (l *Log) bounded(s string, limit int) string {
 // closing is the record that closes a call.
 func closing(open, outcome Record) Record {
 	r := outcome
-	r.Kind, r.Call, r.Input, r.InputBytes, r.InputHash = KindClose, open.Call, nil, 0, ""
+	r.Kind, r.Call = KindClose, open.Call
 	for _, f := range []struct {
 		to   *string
 		from string

@@ -230,8 +230,8 @@ type Entry struct {
 }
 
 // Close records how the call ended. What it is and who asked for it is taken
-// from the open record where outcome leaves it empty, the input never is. The
-// record is written in order but Close does not wait for it, unless the queue
+// from the open record where outcome leaves it empty, but for the input: outcome
+// has one where it was another that ran. The record is written in order but Close does not wait for it, unless the queue
 // is full. Only the first Close that returns nil counts.
 func (e *Entry) Close(ctx context.Context, outcome Record) error {
 	e.mu.Lock()

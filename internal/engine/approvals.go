@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 
 	"github.com/containerd/errdefs"
@@ -11,6 +10,7 @@ import (
 	v1 "orchestrator/client/v1"
 	"orchestrator/internal/approval"
 	"orchestrator/internal/audit"
+	"orchestrator/internal/said"
 )
 
 // Approvals lists the caller's questions, an operator's list has everybody's;
@@ -52,7 +52,7 @@ func (e *Engine) Approval(ctx context.Context, call Call, id string) (v1.Approva
 	}
 	q, err := g.Gate.Get(ctx, id)
 	if err == nil && !call.Operator && q.Caller != call.Caller {
-		err = fmt.Errorf("approval %s: %w", id, errdefs.ErrNotFound)
+		err = said.Errorf(errdefs.ErrNotFound, "there is no approval %q", bounded(id))
 	}
 	if err != nil {
 		return v1.Approval{}, err

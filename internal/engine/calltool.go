@@ -380,6 +380,9 @@ func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err erro
 		return v1.ToolResult{}, err
 	}
 	res.Output, res.Text = shown.Output, shown.Text
+	if shown.Error == nil && (end.Refused || end.Ending == endedFailed) {
+		shown.Error = &profile.Error{Type: end.Ending, Message: end.Message}
+	}
 	if shown.Error != nil {
 		res.Error = &v1.ToolError{Type: shown.Error.Type, Message: shown.Error.Message, RetryAfterMS: end.RetryAfterMS}
 	}

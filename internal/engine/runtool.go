@@ -10,6 +10,7 @@ import (
 	v1 "orchestrator/client/v1"
 	"orchestrator/internal/guest"
 	"orchestrator/internal/policy"
+	"orchestrator/internal/profile"
 	"orchestrator/internal/scheduler"
 	"orchestrator/internal/tool"
 )
@@ -62,12 +63,24 @@ func (t *toolCall) scope(ctx context.Context, b *box) error {
 	return nil
 }
 
-// session is the call's: a job is one.
+// homeSession is that of calls whose profile keeps files for each caller: they
+// may come at once, and a workspace has one writer.
+const (
+	homeSession   = "home"
+	homeWorkspace = "home"
+)
+
+// session is the call's: a job is one, and so is a caller's home.
 func (t *toolCall) session() string {
-	if t.r.Session == "" && t.r.Job != "" {
-		return "job_" + t.r.Job
+	switch r := t.r; {
+	case r.Session != "" || r.Sandbox != "":
+		return r.Session
+	case r.Job != "":
+		return "job_" + r.Job
+	case r.Workspace == "" && r.Template == "" && t.profile.Profile.Workspace == profile.WorkspaceCaller:
+		return homeSession
 	}
-	return t.r.Session
+	return ""
 }
 
 // place finds or leases the call's sandbox. done is to be called when the call
@@ -113,8 +126,8 @@ func (t *toolCall) workspace(ctx context.Context) (string, error) {
 	switch mode := t.profile.Profile.Workspace; {
 	case t.r.Job != "":
 		name = "job_" + t.r.Job
-	case mode == "caller":
-		name = "home"
+	case mode == profile.WorkspaceCaller && t.session() == homeSession:
+		name = homeWorkspace
 	default:
 		return "", nil
 	}

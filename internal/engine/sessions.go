@@ -2,13 +2,13 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 
 	v1 "orchestrator/client/v1"
+	"orchestrator/internal/said"
 	"orchestrator/internal/scheduler"
 )
 
@@ -95,7 +95,7 @@ func (e *Engine) EndSession(ctx context.Context, call Call, name string) error {
 	delete(e.sessions, sessionKey(call, name))
 	e.mu.Unlock()
 	if l == nil {
-		return fmt.Errorf("session %q has no sandbox: %w", name, errdefs.ErrNotFound)
+		return said.Errorf(errdefs.ErrNotFound, "session %q has no sandbox", name)
 	}
 	if g := e.opts.Governance; g != nil {
 		if err := g.Gate.EndSession(ctx, call.Caller, name); err != nil {

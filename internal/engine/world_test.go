@@ -40,7 +40,7 @@ type world struct {
 	guests map[string]*guestOfShells
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	return &world{dir: t.TempDir(), host: &fake.Host{}, guests: map[string]*guestOfShells{}}
 }
 
@@ -52,7 +52,7 @@ type service struct {
 	stop    func()
 }
 
-func (w *world) open(t *testing.T) *store.Store {
+func (w *world) open(t testing.TB) *store.Store {
 	t.Helper()
 	st, err := store.Open(t.Context(), w.dir)
 	if err != nil {
@@ -61,9 +61,16 @@ func (w *world) open(t *testing.T) *store.Store {
 	return st
 }
 
-func (w *world) start(t *testing.T) *service {
+func (w *world) start(t testing.TB) *service { return w.startWith(t, nil) }
+
+// startWith is start with what govern makes over the store.
+func (w *world) startWith(t testing.TB, govern func(*store.Store) *Governance) *service {
 	t.Helper()
 	st := w.open(t)
+	var g *Governance
+	if govern != nil {
+		g = govern(st)
+	}
 	v, err := volumes.Open(filepath.Join(w.dir, "workspaces"), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +82,7 @@ func (w *world) start(t *testing.T) *service {
 			Pool: pool.Settings{Min: 1, Max: 10, Rate: 1000, Parallel: 2, MaxAge: time.Hour},
 		}},
 		TTL: time.Hour, MaxTTL: 2 * time.Hour, Idle: time.Hour, Timeout: time.Minute, MaxTimeout: time.Hour,
-		MaxOutput: 1 << 20, OutputCap: 2 << 20, Wait: 30 * time.Second, MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100, Build: "b",
+		MaxOutput: 1 << 20, OutputCap: 2 << 20, Wait: 30 * time.Second, MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100, Build: "b", Governance: g,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -95,7 +102,7 @@ func (w *world) start(t *testing.T) *service {
 	return s
 }
 
-func (w *world) images(t *testing.T) *images.Store {
+func (w *world) images(t testing.TB) *images.Store {
 	t.Helper()
 	im, err := images.Open(images.Options{Dir: filepath.Join(w.dir, "images")})
 	if err != nil {
@@ -113,7 +120,7 @@ func (w *world) images(t *testing.T) *images.Store {
 	return im
 }
 
-func (s *service) lease(t *testing.T) string {
+func (s *service) lease(t testing.TB) string {
 	t.Helper()
 	got, err := s.Lease(t.Context(), me, v1.SandboxRequest{})
 	if err != nil {
@@ -122,7 +129,7 @@ func (s *service) lease(t *testing.T) string {
 	return got.ID
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
+func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if ok() {

@@ -129,7 +129,7 @@ func runCommand(ctx context.Context, box Box, x v1.Exec, background bool) (Comma
 		return CommandOutput{}, Outcome{}, err
 	}
 	x.Cwd = cwd
-	if err := caps.timeout(&x); err != nil {
+	if err := caps.timeout(&x, background); err != nil {
 		return CommandOutput{}, Outcome{}, err
 	}
 	if background {
@@ -162,8 +162,12 @@ func startCommand(ctx context.Context, box Box, x v1.Exec) (CommandOutput, Outco
 // Started is the ending of a call that started a background command.
 const Started = "started"
 
-// timeout applies the caps' default and bound.
-func (c Caps) timeout(x *v1.Exec) error {
+// timeout applies the caps' default and bound. What goes on in the background
+// ends by itself only where that was asked for.
+func (c Caps) timeout(x *v1.Exec, background bool) error {
+	if x.TimeoutMS == 0 && background {
+		return nil
+	}
 	if x.TimeoutMS == 0 {
 		x.TimeoutMS = c.Timeout.Milliseconds()
 	}

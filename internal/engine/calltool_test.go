@@ -1,0 +1,347 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/approval"
+	"orchestrator/internal/audit"
+	"orchestrator/internal/profile"
+	"orchestrator/internal/store"
+)
+
+const team = `
+name: team
+extends: default
+raise_trust: prompt
+policy:
+  deny: [sudo]
+  unknown: deny
+  rules:
+    - {id: careful, action: ask, programs: [rm]}
+tools:
+  - {name: fs.list, rate: {max_calls: 1, window_ms: 3600000}}
+  - {name: fs.stat, disabled: true}
+approvals:
+  - {id: few, tool: fs.glob, action: budget, limit: 1, period: monthly}
+`
+
+// governed starts a service that calls tools. The audit log outlives it.
+func (w *world) governed(t testing.TB) *service {
+	t.Helper()
+	return w.startWith(t, func(st *store.Store) *Governance {
+		dir := filepath.Join(w.dir, "profiles")
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "team.yaml"), []byte(team), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		g := &Governance{Default: "team", Limiter: &approval.Limiter{}, Redactor: audit.NewRedactor(), Outputs: filepath.Join(w.dir, "outputs")}
+		var err error
+		if g.Profiles, err = profile.Load(dir); err != nil {
+			t.Fatal(err)
+		}
+		if g.Gate, err = approval.New(t.Context(), approval.Options{Store: st, Check: g.CheckModified}); err != nil {
+			t.Fatal(err)
+		}
+		db, err := store.OpenAudit(t.Context(), w.dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { db.Close() })
+		if g.Audit, err = audit.Open(t.Context(), audit.Options{Store: db, Redactor: g.Redactor, Head: filepath.Join(w.dir, "audit.head")}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { g.Audit.Close() })
+		return g
+	})
+}
+
+// agent is a caller who is no operator.
+var agent = Call{Caller: "agent", Profile: "team", Trust: 3}
+
+func bash(command string) v1.ToolCall {
+	b, err := json.Marshal(map[string]string{"command": command})
+	if err != nil {
+		panic(err)
+	}
+	return v1.ToolCall{Input: b}
+}
+
+func (s *service) call(t testing.TB, call Call, name string, r v1.ToolCall) v1.ToolResult {
+	t.Helper()
+	got, err := s.CallTool(t.Context(), call, name, r, Watch{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// records are the audit log's of one call, the opening and the closing.
+func (s *service) records(t testing.TB, id string) []v1.AuditRecord {
+	t.Helper()
+	got, err := s.Audit(t.Context(), Local(""), AuditFilter{Call: id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func TestACallRunsAndIsRecorded(t *testing.T) {
+	s := newWorld(t).governed(t)
+	got := s.call(t, agent, "system.bash", bash("true"))
+	if got.Ending != "exited" || got.Error != nil || got.SandboxID == "" {
+		t.Fatalf("%+v", got)
+	}
+	r := s.records(t, got.ID)
+	if len(r) != 2 || r[0].Kind != "open" || r[1].Kind != "close" || r[1].Verdict != "allow" || r[1].Sandbox != got.SandboxID || r[1].Ending != "exited" || r[1].Image == "" || r[1].Caller != "agent" {
+		t.Errorf("%+v", r)
+	}
+	eventually(t, "a sandbox for one call ends with it", func() bool {
+		list, err := s.Sandboxes(t.Context(), agent, false)
+		return err == nil && len(list) == 0
+	})
+}
+
+func TestARefusedCallLeasesNothing(t *testing.T) {
+	s := newWorld(t).governed(t)
+	for _, c := range []struct {
+		name, rule string
+		call       Call
+		tool       string
+		r          v1.ToolCall
+	}{
+		{"by a list", "denylist:sudo", agent, "system.bash", bash("sudo ls")},
+		{"by what is not known", "unknown", agent, "system.bash", bash("$(cat x)")},
+		{"by trust", "trust:3", Call{Caller: "agent", Profile: "team", Trust: 2}, "system.bash", bash("true")},
+		{"disabled", "disabled:fs.stat", agent, "fs.stat", v1.ToolCall{Input: json.RawMessage(`{"path": "a"}`)}},
+	} {
+		got := s.call(t, c.call, c.tool, c.r)
+		if got.Ending != "policy_denied" || got.Verdict == nil || !strings.HasPrefix(got.Verdict.Rule, c.rule) || got.SandboxID != "" {
+			t.Errorf("%s: %+v", c.name, got)
+		}
+		if r := s.records(t, got.ID); len(r) != 2 || r[1].Verdict != "deny" || r[1].Ending != "policy_denied" {
+			t.Errorf("%s: %+v", c.name, r)
+		}
+	}
+	if list, err := s.Sandboxes(t.Context(), agent, true); err != nil || len(list) != 0 {
+		t.Errorf("leased: %v %v", list, err)
+	}
+}
+
+func TestWithoutARecordThereIsNoCall(t *testing.T) {
+	s := newWorld(t).governed(t)
+	s.opts.Governance.Audit.Close()
+	_, err := s.CallTool(t.Context(), agent, "system.bash", bash("true"), Watch{})
+	if !errdefs.IsUnavailable(err) {
+		t.Errorf("%v", err)
+	}
+	if list, err := s.Sandboxes(t.Context(), agent, true); err != nil || len(list) != 0 {
+		t.Errorf("leased: %v %v", list, err)
+	}
+}
+
+// ask calls in the background and returns the question and where the answer
+// will be.
+func (s *service) ask(t testing.TB, call Call, r v1.ToolCall) (v1.Approval, <-chan v1.ToolResult) {
+	t.Helper()
+	asked, done := make(chan v1.Approval, 1), make(chan v1.ToolResult, 1)
+	go func() { // ends with the answer, or with the test
+		got, err := s.CallTool(t.Context(), call, "system.bash", r, Watch{Asked: func(q v1.Approval) { asked <- q }})
+		if err != nil && context.Cause(t.Context()) == nil {
+			t.Error(err)
+		}
+		done <- got
+	}()
+	select {
+	case q := <-asked:
+		return q, done
+	case <-time.After(30 * time.Second):
+		t.Fatal("nobody was asked")
+	}
+	panic("unreachable")
+}
+
+func TestAQuestionIsAnsweredByAnOperator(t *testing.T) {
+	s := newWorld(t).governed(t)
+	q, done := s.ask(t, agent, bash("rm x"))
+	if _, err := s.AnswerApproval(t.Context(), agent, q.ID, v1.ApprovalAnswer{Action: "approve"}); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("the caller's own answer: %v", err)
+	}
+	if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "sudo rm x"}`)}); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("an input that the policy denies: %v", err)
+	}
+	op := Local("")
+	op.By = "ada"
+	if _, err := s.AnswerApproval(t.Context(), op, q.ID, v1.ApprovalAnswer{Action: "modify", Input: json.RawMessage(`{"command": "rm y"}`)}); err != nil {
+		t.Fatal(err)
+	}
+	got := <-done
+	if got.Ending != "exited" || got.Approval != q.ID {
+		t.Fatalf("%+v", got)
+	}
+	r := s.records(t, got.ID)
+	if len(r) != 2 || r[1].Approval != q.ID || r[1].By != "ada" || !strings.Contains(string(r[1].Input), "rm y") {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestADeniedQuestionIsAnAnswer(t *testing.T) {
+	s := newWorld(t).governed(t)
+	q, done := s.ask(t, agent, bash("rm x"))
+	if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: "deny", Note: "not today"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-done; got.Ending != "approval_denied" || !strings.Contains(got.Verdict.Message, "not today") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestTrustIsRaisedByAnApproval(t *testing.T) {
+	s := newWorld(t).governed(t)
+	low := Call{Caller: "agent", Profile: "team", Trust: 1}
+	r := bash("true")
+	r.RaiseTrust = true
+	q, done := s.ask(t, low, r)
+	if q.Kind != "trust" {
+		t.Errorf("%+v", q)
+	}
+	if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-done; got.Ending != "exited" {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestACallerWhoComesBackFindsTheQuestion(t *testing.T) {
+	w := newWorld(t)
+	s := w.governed(t)
+	keyed := agent
+	keyed.Key = "k"
+	ctx, leave := context.WithCancel(t.Context())
+	asked := make(chan v1.Approval, 1)
+	gone := make(chan error, 1)
+	go func() { // waited for below
+		_, err := s.CallTool(ctx, keyed, "system.bash", bash("rm x"), Watch{Asked: func(q v1.Approval) { asked <- q }})
+		gone <- err
+	}()
+	q := <-asked
+	leave()
+	if err := <-gone; err == nil {
+		t.Fatal("a caller who left got an answer")
+	}
+	if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+		t.Fatal(err)
+	}
+	first := s.call(t, keyed, "system.bash", bash("rm x"))
+	if first.Ending != "exited" || first.Approval != q.ID {
+		t.Fatalf("%+v", first)
+	}
+	if second := s.call(t, keyed, "system.bash", bash("rm x")); second.ID != first.ID {
+		t.Errorf("it ran again: %+v", second)
+	}
+}
+
+func TestACallerWhoLeavesForGoodTakesTheQuestionAlong(t *testing.T) {
+	s := newWorld(t).governed(t)
+	ctx, leave := context.WithCancel(t.Context())
+	asked := make(chan v1.Approval, 1)
+	gone := make(chan error, 1)
+	go func() { // waited for below
+		_, err := s.CallTool(ctx, agent, "system.bash", bash("rm x"), Watch{Asked: func(q v1.Approval) { asked <- q }})
+		gone <- err
+	}()
+	q := <-asked
+	leave()
+	<-gone
+	if got, err := s.Approval(t.Context(), agent, q.ID); err != nil || got.State != "cancelled" {
+		t.Errorf("%+v %v", got, err)
+	}
+}
+
+func TestASessionKeepsItsSandbox(t *testing.T) {
+	w := newWorld(t)
+	s := w.governed(t)
+	r := bash("true")
+	r.Session = "one"
+	first := s.call(t, agent, "system.bash", r)
+	if second := s.call(t, agent, "system.bash", r); second.SandboxID != first.SandboxID {
+		t.Errorf("%s and then %s", first.SandboxID, second.SandboxID)
+	}
+	other := Call{Caller: "other", Profile: "team", Trust: 3}
+	if third := s.call(t, other, "system.bash", r); third.SandboxID == first.SandboxID {
+		t.Error("another caller got it")
+	}
+	if err := s.EndSession(t.Context(), agent, "one"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.EndSession(t.Context(), agent, "one"); !errdefs.IsNotFound(err) {
+		t.Errorf("%v", err)
+	}
+	if last := s.call(t, agent, "system.bash", r); last.SandboxID == first.SandboxID {
+		t.Error("an ended session goes on")
+	}
+}
+
+func TestRatesAndBudgetsAreKept(t *testing.T) {
+	s := newWorld(t).governed(t)
+	in := v1.ToolCall{Input: json.RawMessage(`{"path": 7}`)} // counts, whatever its input
+	if _, err := s.CallTool(t.Context(), agent, "fs.list", in, Watch{}); !errdefs.IsInvalidArgument(err) {
+		t.Fatalf("%v", err)
+	}
+	got := s.call(t, agent, "fs.list", in)
+	if got.Ending != "policy_denied" || got.Verdict.Class != profile.ClassRate || got.Error == nil || got.Error.RetryAfterMS <= 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestPlacesThatCannotBeAreRefused(t *testing.T) {
+	s := newWorld(t).governed(t)
+	for want, r := range map[string]v1.ToolCall{
+		"sandbox":   {Sandbox: "a", Session: "b"},
+		"job":       {Job: "x"},
+		"session":   {Session: "a\nb"},
+		"profile":   {Profile: "default"},
+		"workspace": {Workspace: "nowhere"},
+	} {
+		r.Input = bash("true").Input
+		_, err := s.CallTool(t.Context(), agent, "system.bash", r, Watch{})
+		if err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+}
+
+func BenchmarkGovernedCall(b *testing.B) {
+	s := newWorld(b).governed(b)
+	box, err := s.Lease(b.Context(), Local(""), v1.SandboxRequest{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Run("exec", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := s.Exec(b.Context(), me, box.ID, v1.Exec{Command: "true"}, Stream{}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	for _, profile := range []string{"default", "phase2"} {
+		b.Run(profile, func(b *testing.B) {
+			r := bash("true")
+			r.Sandbox, r.Profile = box.ID, profile
+			for b.Loop() {
+				s.call(b, Local(""), "system.bash", r)
+			}
+		})
+	}
+}
