@@ -35,6 +35,7 @@ NEEDS=(
     "containerd containerd"
     "gcc gcc"
     "/usr/include/stdlib.h libc6-dev"
+    "npm npm"
 )
 
 missing() {

@@ -1,0 +1,328 @@
+//go:build integration
+
+// Package mcp shows on real containers, through the real program, what an
+// agent's MCP client gets: tools on standard input and output, with a server
+// and without one, and over HTTP; and that the public conformance suite passes.
+package mcp
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"orchestrator/integration/harness"
+)
+
+var seed harness.Seed
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := seed.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+// profile is the one of the scenarios: it asks about "git push".
+const profile = "phase2"
+
+// client is a client's session with the program, and how to reach its server.
+type client struct {
+	*mcp.ClientSession
+	elicited chan *mcp.ElicitParams
+	process  *os.Process // of a program that serves it alone
+}
+
+// options make a client whose user answers so; "" has no user.
+func options(elicited chan *mcp.ElicitParams, decision string) *mcp.ClientOptions {
+	if decision == "" {
+		return nil
+	}
+	return &mcp.ClientOptions{ElicitationHandler: func(_ context.Context, r *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
+		elicited <- r.Params
+		return &mcp.ElicitResult{Action: "accept", Content: map[string]any{"decision": decision}}, nil
+	}}
+}
+
+// stdio starts `orchestrator mcp` and speaks to it.
+func stdio(t *testing.T, s *harness.Server, decision string, args ...string) *client {
+	t.Helper()
+	cmd := exec.Command(harness.Need(t, harness.EnvBin), append([]string{"mcp", "--log-level", "info"}, args...)...)
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, "ORCHESTRATOR_") && !strings.HasPrefix(e, "DOCKER_") {
+			cmd.Env = append(cmd.Env, e)
+		}
+	}
+	cmd.Env = append(cmd.Env, "ORCHESTRATOR_CONFIG="+s.Config())
+	cmd.Stderr = os.Stderr
+	c := dial(t, &mcp.CommandTransport{Command: cmd, TerminateDuration: harness.Long}, decision)
+	c.process = cmd.Process
+	return c
+}
+
+// overHTTP speaks to a server's /mcp, over its socket.
+func overHTTP(t *testing.T, s *harness.Server, decision, query string) *client {
+	t.Helper()
+	dialer := &net.Dialer{}
+	way := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return dialer.DialContext(ctx, "unix", s.Socket())
+	}}
+	t.Cleanup(way.CloseIdleConnections)
+	return dial(t, &mcp.StreamableClientTransport{Endpoint: "http://orchestrator/mcp" + query, HTTPClient: &http.Client{Transport: way}}, decision)
+}
+
+func dial(t *testing.T, way mcp.Transport, decision string) *client {
+	t.Helper()
+	c := &client{elicited: make(chan *mcp.ElicitParams, 4)}
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Long)
+	defer cancel()
+	var err error
+	c.ClientSession, err = mcp.NewClient(&mcp.Implementation{Name: "scenario", Version: "1"}, options(c.elicited, decision)).Connect(ctx, way, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// call calls a tool and gives its structured output and its text.
+func (c *client) call(t *testing.T, tool string, args map[string]any) (out map[string]any, text string, isError bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Long)
+	defer cancel()
+	r, err := c.CallTool(ctx, &mcp.CallToolParams{Name: tool, Arguments: args})
+	if err != nil {
+		t.Fatalf("%s %v: %v", tool, args, err)
+	}
+	if b, err := json.Marshal(r.StructuredContent); err == nil {
+		_ = json.Unmarshal(b, &out) // absent in refusals
+	}
+	if len(r.Content) > 0 {
+		if c, ok := r.Content[0].(*mcp.TextContent); ok {
+			text = c.Text
+		}
+	}
+	return out, text, r.IsError
+}
+
+// each holds a scenario for every way to the tools.
+func each(t *testing.T, decision string, run func(t *testing.T, c *client)) {
+	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
+	t.Run("over HTTP", func(t *testing.T) { run(t, overHTTP(t, s, decision, "?profile="+profile)) })
+	t.Run("by a server", func(t *testing.T) { run(t, stdio(t, s, decision, "--profile", profile)) })
+	t.Run("without a server", func(t *testing.T) {
+		alone := harness.New(t, harness.Options{Runtime: "oci", Seed: &seed})
+		run(t, stdio(t, alone, decision, "--profile", profile, "--no-server"))
+	})
+}
+
+func TestAnAgentWorksInOneSandbox(t *testing.T) {
+	each(t, "", func(t *testing.T, c *client) {
+		var tools []string
+		for tool, err := range c.Tools(t.Context(), nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			tools = append(tools, tool.Name)
+		}
+		for _, want := range []string{"system_bash", "system_kill", "system_output", "system_shells"} {
+			if !slices.Contains(tools, want) {
+				t.Fatalf("%s is none of %v", want, tools)
+			}
+		}
+		if _, text, isError := c.call(t, "system_bash", map[string]any{"command": `python3 -c 'print("hel" + "lo")' > /workspace/said`}); isError {
+			t.Fatalf("writing: %s", text)
+		}
+		if _, text, isError := c.call(t, "system_bash", map[string]any{"command": "cat /workspace/said"}); isError || !strings.Contains(text, "hello") {
+			t.Errorf("reading in another call: %q", text)
+		}
+		if _, text, isError := c.call(t, "system_bash", map[string]any{"command": "rm -rf /"}); !isError {
+			t.Errorf("what the profile never allows ran: %q", text)
+		}
+		if _, _, isError := c.call(t, "system_bash", map[string]any{"comand": "ls"}); !isError {
+			t.Error("a call with an unknown field was carried out")
+		}
+	})
+}
+
+func TestABackgroundCommandIsReadFromItsOffsetAndKilled(t *testing.T) {
+	each(t, "", func(t *testing.T, c *client) {
+		word := "mcp" + strings.ToLower(rand.Text())
+		out, text, isError := c.call(t, "system_bash", map[string]any{
+			"command": "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.05; done # " + word, "run_in_background": true,
+		})
+		id, _ := out["background_task_id"].(string)
+		if isError || id == "" {
+			t.Fatalf("not started: %q %v", text, out)
+		}
+		var offset float64
+		var read string
+		harness.Eventually(t, harness.Long, "ten lines in several readings", func() bool {
+			out, text, isError := c.call(t, "system_output", map[string]any{"shell_id": id, "offset": offset, "wait_ms": 1000})
+			if isError {
+				t.Fatalf("not read: %q", text)
+			}
+			if out["offset"] != offset {
+				t.Fatalf("asked for offset %v, got %v", offset, out["offset"])
+			}
+			read += fmt.Sprint(out["data"])
+			offset, _ = out["next_offset"].(float64)
+			return strings.Count(read, "\n") >= 10
+		})
+		for i, line := range strings.Split(strings.TrimSpace(read), "\n")[:9] {
+			if line != fmt.Sprintf("line %d", i+1) {
+				t.Errorf("line %d reads %q: a piece is missing or there twice", i+1, line)
+			}
+		}
+		if out, text, _ := c.call(t, "system_shells", nil); !strings.Contains(fmt.Sprint(out), id) {
+			t.Errorf("system_shells has %v %q, without %s", out, text, id)
+		}
+		if len(harness.Marked(word)) == 0 {
+			t.Error("the command does not run on the host")
+		}
+		if out, text, _ := c.call(t, "system_kill", map[string]any{"shell_id": id}); out["success"] != true {
+			t.Errorf("not killed: %v %q", out, text)
+		}
+		gone(t, word)
+		if out, text, _ := c.call(t, "system_kill", map[string]any{"shell_id": "nobody"}); out["success"] != false || !strings.Contains(fmt.Sprint(out["message"]), "not found") {
+			t.Errorf("an unknown one: %v %q", out, text)
+		}
+	})
+}
+
+// gone waits until no process has the word any more.
+func gone(t *testing.T, word string) {
+	t.Helper()
+	harness.Eventually(t, harness.Short, "the command is gone", func() bool { return len(harness.Marked(word)) == 0 })
+}
+
+// start begins a call of a command that lasts, and waits until it runs.
+func (c *client) start(ctx context.Context, t *testing.T, word string) <-chan error {
+	t.Helper()
+	ended := make(chan error, 1)
+	go func() {
+		p := &mcp.CallToolParams{Name: "system_bash", Arguments: map[string]any{"command": "echo begun; sleep 1000 & sleep 1001; echo " + word}}
+		p.SetProgressToken(word)
+		r, err := c.CallTool(ctx, p)
+		if err == nil {
+			err = fmt.Errorf("it ended with %+v", r.Meta)
+		}
+		ended <- err
+	}()
+	harness.Eventually(t, harness.Long, "the command runs", func() bool {
+		select {
+		case err := <-ended:
+			t.Fatalf("the call ended at once: %v", err)
+		default:
+		}
+		return len(harness.Marked(word)) > 0
+	})
+	return ended
+}
+
+func TestACancelledCallKillsItsProcesses(t *testing.T) {
+	each(t, "", func(t *testing.T, c *client) {
+		word := "mcp" + strings.ToLower(rand.Text())
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ended := c.start(ctx, t, word)
+		cancel()
+		gone(t, word)
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("the call ended with %v", err)
+		}
+		if out, text, _ := c.call(t, "system_bash", map[string]any{"command": "pgrep sleep; echo over"}); out["stdout"] != "over\n" {
+			t.Errorf("the session after it: %q", text)
+		}
+	})
+}
+
+func TestAClientThatIsKilledLeavesNothing(t *testing.T) {
+	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
+	for what, args := range map[string][]string{"by a server": nil, "without a server": {"--no-server"}} {
+		t.Run(what, func(t *testing.T) {
+			at := s
+			if args != nil {
+				at = harness.New(t, harness.Options{Runtime: "oci", Seed: &seed})
+			}
+			word := "mcp" + strings.ToLower(rand.Text())
+			c := stdio(t, at, "", append(args, "--profile", profile)...)
+			c.start(context.WithoutCancel(t.Context()), t, word)
+			if err := c.process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			harness.Eventually(t, harness.Long, "the command is gone", func() bool { return len(harness.Marked(word)) == 0 })
+		})
+	}
+}
+
+func TestTheEndOfASessionRemovesItsSandbox(t *testing.T) {
+	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
+	for what, begin := range map[string]func() *client{
+		"over HTTP": func() *client { return overHTTP(t, s, "", "") }, "by a server": func() *client { return stdio(t, s, "") },
+	} {
+		c := begin()
+		if _, text, isError := c.call(t, "system_bash", map[string]any{"command": "true"}); isError {
+			t.Fatalf("%s: %s", what, text)
+		}
+		leases := func() int {
+			ctx, cancel := context.WithTimeout(context.Background(), harness.Short)
+			defer cancel()
+			all, err := s.Client.Sandboxes(ctx, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(all)
+		}
+		if leases() != 1 {
+			t.Errorf("%s: the session has %d sandboxes", what, leases())
+		}
+		c.Close()
+		harness.Eventually(t, harness.Short, what+": its sandbox is gone", func() bool { return leases() == 0 })
+	}
+}
+
+func TestTheUserApprovesInTheClient(t *testing.T) {
+	each(t, "approve", func(t *testing.T, c *client) {
+		_, text, isError := c.call(t, "system_bash", map[string]any{"command": "git push origin main"})
+		if isError && strings.Contains(text, "Denied") {
+			t.Errorf("approved, and answered %q", text)
+		}
+		asked(t, c)
+	})
+}
+
+func TestTheUserDeniesInTheClient(t *testing.T) {
+	each(t, "deny", func(t *testing.T, c *client) {
+		_, text, isError := c.call(t, "system_bash", map[string]any{"command": "git push origin main"})
+		if !isError || !strings.Contains(text, "ConfirmationDenied") {
+			t.Errorf("denied, and answered %q", text)
+		}
+		asked(t, c)
+	})
+}
+
+// asked checks the question that the user saw.
+func asked(t *testing.T, c *client) {
+	t.Helper()
+	select {
+	case p := <-c.elicited:
+		if !strings.Contains(p.Message, `Command: "git push origin main"`) {
+			t.Errorf("the question is %q", p.Message)
+		}
+	default:
+		t.Error("the user was not asked")
+	}
+}

@@ -1,0 +1,215 @@
+//go:build integration
+
+package mcp
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"orchestrator/integration/harness"
+)
+
+// suiteTime bounds one scenario of the suite.
+const suiteTime = 2 * time.Minute
+
+const (
+	fixtureTool     = "needs a fixture: tools of the suite's own server"
+	fixtureResource = "needs a fixture: resources of the suite's own server"
+	fixturePrompt   = "needs a fixture: prompts of the suite's own server"
+)
+
+// suite is every scenario for servers that the public suite has, and why it is
+// left out, or "".
+var suite = map[string]string{
+	"server-initialize":           "",
+	"ping":                        "",
+	"logging-set-level":           "",
+	"completion-complete":         "",
+	"tools-list":                  "",
+	"server-sse-multiple-streams": "",
+	"resources-list":              "",
+	"resources-subscribe":         "",
+	"resources-unsubscribe":       "",
+	"prompts-list":                "",
+	"dns-rebinding-protection":    "",
+
+	"tools-call-simple-text":       fixtureTool,
+	"tools-call-image":             fixtureTool,
+	"tools-call-audio":             fixtureTool,
+	"tools-call-embedded-resource": fixtureTool,
+	"tools-call-mixed-content":     fixtureTool,
+	"tools-call-with-logging":      fixtureTool,
+	"tools-call-error":             fixtureTool,
+	"tools-call-with-progress":     fixtureTool,
+	"tools-call-sampling":          fixtureTool,
+	"tools-call-elicitation":       fixtureTool,
+	"json-schema-2020-12":          fixtureTool,
+	"elicitation-sep1034-defaults": fixtureTool,
+	"elicitation-sep1330-enums":    fixtureTool,
+	"server-sse-polling":           fixtureTool,
+
+	"resources-read-text":      fixtureResource,
+	"resources-read-binary":    fixtureResource,
+	"resources-templates-read": fixtureResource,
+
+	"prompts-get-simple":            fixturePrompt,
+	"prompts-get-with-args":         fixturePrompt,
+	"prompts-get-embedded-resource": fixturePrompt,
+	"prompts-get-with-image":        fixturePrompt,
+}
+
+// conformance runs the suite's program.
+func conformance(t *testing.T, dir string, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), suiteTime)
+	defer cancel()
+	bin := filepath.Join(dir, "node_modules", ".bin")
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "node"), append([]string{filepath.Join(bin, "conformance")}, args...)...)
+	cmd.Dir = t.TempDir() // it writes its results where it is
+	out, err := cmd.CombinedOutput()
+	return string(out), errors.Join(err, ctx.Err())
+}
+
+func TestThePublicConformanceSuitePasses(t *testing.T) {
+	harness.Need(t, harness.EnvBin)
+	if os.Getenv("ORCHESTRATOR_TEST_NO_MCP_SUITE") != "" {
+		t.Skip("ORCHESTRATOR_TEST_NO_MCP_SUITE is set")
+	}
+	install := exec.Command("../scripts/mcp.sh")
+	install.Stderr = os.Stderr
+	path, err := install.Output()
+	if err != nil {
+		t.Fatalf("the suite is not there, and could not be installed (see above; ORCHESTRATOR_TEST_NO_MCP_SUITE=1 leaves it out): %v", err)
+	}
+	dir := strings.TrimSpace(string(path))
+
+	// A scenario that is not in the table is none that may be left out.
+	listed, err := conformance(t, dir, "list", "--server")
+	if err != nil {
+		t.Fatalf("list of scenarios: %v\n%s", err, listed)
+	}
+	var all []string
+	for _, m := range regexp.MustCompile(`(?m)^\s+- (\S+)`).FindAllStringSubmatch(listed, -1) {
+		all = append(all, m[1])
+		if _, ok := suite[m[1]]; !ok {
+			t.Errorf("the suite has a scenario %s that the table has not", m[1])
+		}
+	}
+	for name := range suite {
+		if !slices.Contains(all, name) {
+			t.Errorf("the table has a scenario %s that the suite has not:\n%s", name, listed)
+		}
+	}
+
+	at := serveTCP(t)
+	slices.Sort(all)
+	for _, name := range all {
+		t.Run(name, func(t *testing.T) {
+			if why := suite[name]; why != "" {
+				t.Skip(why)
+			}
+			out, err := conformance(t, dir, "server", "--url", at+"/mcp", "--scenario", name)
+			if err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
+// serveTCP starts a real server on a TCP port, which wants a token. The suite
+// sends none: what it sends passes a proxy that adds it, and nothing else.
+func serveTCP(t *testing.T) string {
+	t.Helper()
+	s := harness.New(t, harness.Options{Runtime: "oci", Seed: &seed})
+	token := strings.ToLower(rand.Text() + rand.Text())
+	file := filepath.Join(harness.TempDir(t), "token")
+	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(harness.Need(t, harness.EnvBin), "serve", "--config", s.Config(), "--listen", "127.0.0.1:0", "--token-file", file)
+	log, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := make(chan string, 1)
+	read := make(chan struct{})
+	go func() { // ends with the process
+		defer close(read)
+		in := bufio.NewReader(log)
+		line, _ := in.ReadString('\n')
+		for line != "" && !strings.HasPrefix(line, "listening on ") {
+			line, _ = in.ReadString('\n')
+		}
+		lines <- line
+		_, _ = io.Copy(io.Discard, in)
+	}()
+	t.Cleanup(func() {
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Error(err)
+		}
+		<-read
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the server ended with %v", err)
+		}
+	})
+	var address string
+	select {
+	case line := <-lines:
+		if _, err := fmt.Sscanf(line, "listening on %s", &address); err != nil {
+			t.Fatalf("the server says %q", line)
+		}
+	case <-time.After(harness.Long):
+		t.Fatal("the server does not listen")
+	}
+	to, err := url.Parse("http://" + strings.TrimSuffix(address, ","))
+	if err != nil {
+		t.Fatal(err)
+	}
+	way := &httputil.ReverseProxy{
+		FlushInterval: -1,
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(to)
+			r.Out.Host = r.In.Host
+			r.Out.Header.Set("Authorization", "Bearer "+token)
+		},
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+		},
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo),
+	}
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// Read before anything is answered: net/http closes the body then, and a
+		// proxy that still reads it takes that for a failure of the server.
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		way.ServeHTTP(w, r)
+	}))
+	t.Cleanup(proxy.Close)
+	return proxy.URL
+}

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Prints the folder of the public MCP conformance suite, with the Node that it wants, and installs both there with npm
+# if they are missing:
+#
+#     mcp.sh        the folder; node and conformance are in its node_modules/.bin
+#
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+SUITE_VERSION=0.1.16
+NODE_MAJOR=22
+
+dir=$CACHE/tools/mcp-conformance-$SUITE_VERSION-node$NODE_MAJOR
+bin=node_modules/.bin
+mkdir -p "$CACHE/tools"
+exec 8>"$CACHE/tools/mcp-conformance.lock"
+flock 8
+if [[ ! -x $dir/$bin/node || ! -e $dir/$bin/conformance ]]; then
+    command -v npm >/dev/null || die "npm is not installed, and the MCP conformance suite is an npm package: run integration/scripts/deps.sh, or install npm by hand"
+    say "installing the MCP conformance suite $SUITE_VERSION with Node $NODE_MAJOR (once; about 240 MB)"
+    new=$(mktemp -d "$CACHE/tools/tmp.XXXXXX")
+    trap 'rm -rf "$new"' EXIT
+    printf '{"private": true}\n' >"$new/package.json"
+    retry 3 timeout 300 npm install --prefix "$new" --no-audit --no-fund --no-update-notifier --loglevel=error \
+        "node@$NODE_MAJOR" "@modelcontextprotocol/conformance@$SUITE_VERSION" >"$new/install.log" 2>&1 </dev/null 8>&- ||
+        { tail -n 20 "$new/install.log" >&2; die "npm could not install the MCP conformance suite; is its registry reachable? A folder made elsewhere can be put at $dir"; }
+    version=$("$new/$bin/node" --version)
+    [[ $version == v$NODE_MAJOR.* ]] || die "npm's package node@$NODE_MAJOR brought $version"
+    rm -rf "$dir"
+    chmod 0755 "$new"
+    mv -T "$new" "$dir"
+fi
+printf '%s\n' "$dir"
