@@ -178,17 +178,17 @@ func (r *run) syntax(err error) {
 			return
 		}
 	}
-	f := finding{action: Deny, class: ClassSyntax, reason: "it does not parse: " + err.Error()}
+	f := finding{action: Deny, class: ClassSyntax, reason: err.Error()}
 	var pos syntax.Pos
 	var parse syntax.ParseError
 	var lang syntax.LangError
 	switch {
 	case errors.As(err, &parse):
 		pos = parse.Pos
-		f.reason = "it does not parse: " + parse.Text
+		f.reason = parse.Text
 	case errors.As(err, &lang):
 		pos = lang.Pos
-		f.reason = "it does not parse: " + lang.Feature + " is not bash's"
+		f.reason = lang.Feature + " is not bash's"
 	}
 	at := min(int(pos.Offset()), len(r.src))
 	f.at = span{at, len(r.src)}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"strings"
 	"unicode/utf8"
 
@@ -32,7 +33,7 @@ func Decode(data []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
-		return explain(err)
+		return explain(err, v)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return &FieldError{"body", "has more than one JSON value"}
@@ -40,9 +41,9 @@ func Decode(data []byte, v any) error {
 	return nil
 }
 
-func explain(err error) error {
+func explain(err error, v any) error {
 	if t, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		field := t.Field
+		field := named(reflect.TypeOf(v), t.Field)
 		if field == "" {
 			field = "body"
 		}
@@ -55,6 +56,42 @@ func explain(err error) error {
 		return &FieldError{"body", "is not a whole JSON value"}
 	}
 	return &FieldError{"body", "is not JSON: " + err.Error()}
+}
+
+// named is the path of a field as whoever wrote the document knows it: without
+// the types that Go embeds, which encoding/json names as well.
+func named(t reflect.Type, path string) string {
+	var out []string
+	for name := range strings.SplitSeq(path, ".") {
+		for t != nil && t.Kind() != reflect.Struct {
+			if k := t.Kind(); k != reflect.Pointer && k != reflect.Slice && k != reflect.Array && k != reflect.Map {
+				break
+			}
+			t = t.Elem()
+		}
+		if t == nil || t.Kind() != reflect.Struct {
+			out = append(out, name)
+			continue
+		}
+		f, ok := t.FieldByName(name)
+		if ok && f.Anonymous && f.Tag.Get("json") == "" {
+			t = f.Type
+			continue
+		}
+		out = append(out, name)
+		t = member(t, name)
+	}
+	return strings.Join(out, ".")
+}
+
+// member is the type of the field with a name in JSON, nil if there is none.
+func member(t reflect.Type, name string) reflect.Type {
+	for f := range t.Fields() {
+		if tag, _, _ := strings.Cut(f.Tag.Get("json"), ","); tag == name {
+			return f.Type
+		}
+	}
+	return nil
 }
 
 func kind(goType string) string {

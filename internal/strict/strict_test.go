@@ -8,7 +8,13 @@ import (
 	"github.com/containerd/errdefs"
 )
 
+type common struct {
+	Wait int64 `json:"wait"`
+}
+
 type doc struct {
+	common
+	In   struct{ common }  `json:"in"`
 	Name string            `json:"name"`
 	N    int64             `json:"n"`
 	L    []string          `json:"l"`
@@ -23,6 +29,8 @@ func TestErrorsNameTheField(t *testing.T) {
 		{`{"n":1.5}`, "n is a JSON number 1.5 and must be a whole number"},
 		{`{"l":"x"}`, "l is a JSON string and must be a list"},
 		{`{"env":[1]}`, "env is a JSON array and must be an object"},
+		{`{"wait":"x"}`, "wait is a JSON string and must be a whole number"},
+		{`{"in":{"wait":"x"}}`, "in.wait is a JSON string and must be a whole number"},
 		{`[]`, "body is a JSON array and must be an object"},
 		{`{"n":1}{}`, "body has more than one JSON value"},
 		{`{"n":1`, "body is not a whole JSON value"},

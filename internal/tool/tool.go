@@ -3,6 +3,7 @@ package tool
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -58,7 +59,7 @@ func (t *Tool) Check(raw json.RawMessage) (Prepared, error) {
 	if len(t.required) > 0 {
 		var fields map[string]json.RawMessage
 		if err := strict.Decode(raw, &fields); err != nil {
-			return Prepared{}, err
+			return Prepared{}, aboutInput(err)
 		}
 		for _, name := range t.required {
 			if _, ok := fields[name]; !ok {
@@ -165,7 +166,7 @@ func define[In, Out any](t Tool, check func(in *In) (Prepared, error), run func(
 	t.check = func(raw json.RawMessage) (Prepared, error) {
 		v := new(In)
 		if err := strict.Decode(raw, v); err != nil {
-			return Prepared{}, err
+			return Prepared{}, aboutInput(err)
 		}
 		p, err := check(v)
 		if err != nil {
@@ -183,6 +184,14 @@ func mustJSON(v any) json.RawMessage {
 		panic(err) // a schema of ours
 	}
 	return b
+}
+
+// aboutInput names the input where it is wrong as a whole.
+func aboutInput(err error) error {
+	if e, ok := errors.AsType[*strict.FieldError](err); ok && e.Field == "body" {
+		return &strict.FieldError{Field: "input", Message: e.Message}
+	}
+	return err
 }
 
 func invalid(field, format string, args ...any) error {
