@@ -199,16 +199,50 @@ func (l *Log) recover(ctx context.Context, mismatch string) error {
 // returns once that outlives the process. Without it, nothing may run. If ctx
 // ends before it is written, there is no record.
 func (l *Log) Begin(ctx context.Context, r Record) (*Entry, error) {
+	e, err := l.Start(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return e, e.Opened(ctx)
+}
+
+// Start is Begin without the wait: nothing may run before Opened has returned
+// nil.
+func (l *Log) Start(ctx context.Context, r Record) (*Entry, error) {
 	if r.Call == "" {
 		return nil, fmt.Errorf("audit: a call needs an id: %w", errdefs.ErrInvalidArgument)
 	}
 	r.Kind = KindOpen
 	r = l.clean(r)
-	if err := l.commit(ctx, r); err != nil {
+	body, err := encode(r)
+	if err != nil {
+		return nil, fmt.Errorf("record the call: %w", err)
+	}
+	it := &item{body: body, done: make(chan error, 1), opens: r.Call}
+	if err := l.enqueue(ctx, it); err != nil {
 		return nil, fmt.Errorf("record the call: %w", err)
 	}
 	r.Input, r.InputBytes, r.InputHash = nil, 0, "" // the entry lives as long as the call
-	return &Entry{log: l, open: r}, nil
+	return &Entry{log: l, open: r, opening: it}, nil
+}
+
+// Opened returns once the record that opens the call outlives the process, or
+// says why it does not. If ctx ends before it is written, there is no record.
+func (e *Entry) Opened(ctx context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.opened(ctx)
+}
+
+func (e *Entry) opened(ctx context.Context) error {
+	if e.opening != nil {
+		it := e.opening
+		e.opening = nil
+		if err := e.log.taken(ctx, it); err != nil {
+			e.failed = fmt.Errorf("record the call: %w", err)
+		}
+	}
+	return e.failed
 }
 
 // Event records something that is no call, and returns once that outlives the
@@ -225,19 +259,26 @@ func (l *Log) Event(ctx context.Context, r Record) error {
 type Entry struct {
 	log  *Log
 	open Record // without its input
-	mu   sync.Mutex
-	done bool
+
+	mu      sync.Mutex
+	opening *item // until somebody waited for it
+	failed  error // why the call is not recorded
+	done    bool
 }
 
 // Close records how the call ended. What it is and who asked for it is taken
 // from the open record where outcome leaves it empty, but for the input: outcome
-// has one where it was another that ran. The record is written in order but Close does not wait for it, unless the queue
-// is full. Only the first Close that returns nil counts.
+// has one where it was another that ran. The record is written in order, and
+// Close does not wait for it unless the queue is full; it waits for the one
+// that opens the call. Only the first Close that returns nil counts.
 func (e *Entry) Close(ctx context.Context, outcome Record) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.done {
 		return nil
+	}
+	if err := e.opened(ctx); err != nil {
+		return err
 	}
 	r := e.log.clean(closing(e.open, outcome))
 	body, err := encode(r)
@@ -257,17 +298,18 @@ func (l *Log) commit(ctx context.Context, r Record) error {
 	if err != nil {
 		return err
 	}
-	it := &item{body: body, done: make(chan error, 1)}
-	if r.Kind == KindOpen {
-		it.opens = r.Call
-	}
-	return l.wait(ctx, it)
+	return l.wait(ctx, &item{body: body, done: make(chan error, 1)})
 }
 
 func (l *Log) wait(ctx context.Context, it *item) error {
 	if err := l.enqueue(ctx, it); err != nil {
 		return err
 	}
+	return l.taken(ctx, it)
+}
+
+// taken waits for what is queued.
+func (l *Log) taken(ctx context.Context, it *item) error {
 	select {
 	case err := <-it.done:
 		return err

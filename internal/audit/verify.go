@@ -199,6 +199,9 @@ func (v *verifier) row(r store.AuditRow) {
 		return
 	}
 	v.renumbered(r.Seq, claims)
+	if call, caller := found(r.Record); call != r.Call || caller != r.Caller {
+		v.problem(claims, Changed, "record %d is found by another call or caller than it says", claims)
+	}
 	v.blind = false
 	v.last.Seq = claims
 	v.last.Hash = append(v.last.Hash[:0], r.Hash...)

@@ -86,6 +86,8 @@ func TestVerifyTellsWhatWasDone(t *testing.T) {
 		{"first changed", "UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = 1", "1:changed"},
 		{"last changed", "UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = 10", "10:changed"},
 		{"all changed", "UPDATE records SET record = replace(record, 'ann', 'bob')", "1:changed 2:changed 3:changed 4:changed 5:changed 6:changed 7:changed 8:changed 9:changed 10:changed"},
+		{"moved to another caller", "UPDATE records SET caller = 'bob' WHERE seq = 5", "5:changed"},
+		{"moved to another call", "UPDATE records SET call = 'x' WHERE seq = 5", "5:changed"},
 		{"hash changed", "UPDATE records SET hash = x'00' WHERE seq = 5", "5:changed"},
 		{"link changed", "UPDATE records SET prev = zeroblob(32) WHERE seq = 5", "5:changed"},
 		{"text destroyed", "UPDATE records SET record = 'x' WHERE seq = 5", "5:changed"},
@@ -299,7 +301,7 @@ func TestListsAndExportsOutliveDamage(t *testing.T) {
 			t.Error(line)
 		}
 	}
-	if all := w.list(Filter{Caller: "ann"}); len(all) != 9 {
+	if all := w.list(Filter{Caller: "ann"}); len(all) != 10 || all[4].Error == "" {
 		t.Errorf("%s", kinds(all))
 	}
 }

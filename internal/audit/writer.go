@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"bytes"
 	"context"
 	"slices"
 	"strconv"
@@ -111,6 +112,7 @@ func (l *Log) append(items []*item) error {
 		row := store.AuditRow{Seq: last.Seq + 1, Prev: last.Hash, Opens: it.opens, Closes: it.closes}
 		row.Record = stamp(row.Seq, now, it.body)
 		row.Hash = chain(l.mac, row.Prev, row.Record)
+		row.Call, row.Caller = found(row.Record)
 		last = head{Seq: row.Seq, Hash: row.Hash}
 		rows = append(rows, row)
 	}
@@ -139,6 +141,33 @@ func stamp(seq int64, now string, body []byte) []byte {
 	return append(b, body[1:]...)
 }
 
+// found is what a record that stamp made is found by: call and caller follow its
+// kind, if it has them.
+func found(record []byte) (call, caller string) {
+	_, rest, _ := bytes.Cut(record, []byte(`"kind":"`))
+	_, rest, _ = bytes.Cut(rest, []byte(`"`))
+	call, rest = member(rest, `,"call":"`)
+	caller, _ = member(rest, `,"caller":"`)
+	return call, caller
+}
+
+// member takes a member with a text off the front.
+func member(b []byte, name string) (string, []byte) {
+	value, ok := bytes.CutPrefix(b, []byte(name))
+	if !ok {
+		return "", b
+	}
+	for i := 0; i < len(value); i++ {
+		switch value[i] {
+		case '\\':
+			i++
+		case '"':
+			return string(value[:i]), value[i+1:]
+		}
+	}
+	return "", b
+}
+
 // announce leaves the newest head to the goroutine that writes the file. It
 // is for the writer, and for Open before there is one.
 func (l *Log) announce(h head) {
@@ -149,13 +178,24 @@ func (l *Log) announce(h head) {
 	l.heads <- h
 }
 
+// headEvery bounds how often the head file is written. What a kill leaves
+// without a head is at most that old.
+const headEvery = 20 * time.Millisecond
+
 // writeHeads writes the head file, off the way of the records: under load it
 // skips to the newest.
 func (l *Log) writeHeads() {
 	defer close(l.headed)
+	pause := time.NewTimer(0)
+	defer pause.Stop()
 	for h := range l.heads {
+		select {
+		case <-pause.C:
+		case <-l.stop:
+		}
 		if err := l.head.write(h); err != nil {
 			l.log.Error("the head of the audit log cannot be written", "error", err)
 		}
+		pause.Reset(headEvery)
 	}
 }

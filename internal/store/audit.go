@@ -30,6 +30,9 @@ type AuditRow struct {
 	Seq        int64
 	Record     []byte
 	Prev, Hash []byte
+	// Call and Caller are what the row is found by, and stand in the record too:
+	// whoever verifies the log compares them.
+	Call, Caller string
 	// Opens and Closes name the call that Append is to remember as running, or
 	// to forget. Reading leaves them empty.
 	Opens, Closes string
@@ -53,14 +56,15 @@ type AuditFilter struct {
 // of the text is the order in time.
 const AuditTime = "2006-01-02T15:04:05.000000Z"
 
-// What is filtered by is computed from the record and not stored beside it:
-// so it cannot say anything else than what the hash covers.
+// What is filtered by is computed from the record and not stored beside it, so
+// it cannot say anything else than what the hash covers; but for call and
+// caller, which are asked for most: to parse each record for them costs more
+// than all the rest of writing it.
 const auditSchema = `
 CREATE TABLE IF NOT EXISTS records (
 	seq INTEGER PRIMARY KEY, record TEXT NOT NULL, prev BLOB NOT NULL, hash BLOB NOT NULL,
-	time TEXT AS (iif(json_valid(record), record ->> '$.time', NULL)) VIRTUAL,
-	call TEXT AS (iif(json_valid(record), record ->> '$.call', NULL)) VIRTUAL,
-	caller TEXT AS (iif(json_valid(record), record ->> '$.caller', NULL)) VIRTUAL,
+	call TEXT NOT NULL DEFAULT '', caller TEXT NOT NULL DEFAULT '',
+	time TEXT AS (substr(record, instr(record, '"time":"') + 8, 27)) VIRTUAL,
 	action TEXT AS (iif(json_valid(record), record ->> '$.action', NULL)) VIRTUAL,
 	verdict TEXT AS (iif(json_valid(record), record ->> '$.verdict', NULL)) VIRTUAL,
 	ending TEXT AS (iif(json_valid(record), record ->> '$.ending', NULL)) VIRTUAL,
@@ -141,7 +145,7 @@ func (a *AuditDB) prepare(ctx context.Context) (err error) {
 		to   **sql.Stmt
 		text string
 	}{
-		{&a.insert, "INSERT INTO records (seq, record, prev, hash) VALUES (?, ?, ?, ?)"},
+		{&a.insert, "INSERT INTO records (seq, record, prev, hash, call, caller) VALUES (?, ?, ?, ?, ?, ?)"},
 		{&a.open, "INSERT OR REPLACE INTO running (call, seq) VALUES (?, ?)"},
 		{&a.closed, "DELETE FROM running WHERE call = ?"},
 	} {
@@ -172,7 +176,7 @@ func (a *AuditDB) Append(ctx context.Context, rows []AuditRow) error {
 func (a *AuditDB) appendRows(ctx context.Context, tx *sql.Tx, rows []AuditRow) error {
 	insert, open, closed := tx.StmtContext(ctx, a.insert), tx.StmtContext(ctx, a.open), tx.StmtContext(ctx, a.closed)
 	for _, r := range rows {
-		if _, err := insert.ExecContext(ctx, r.Seq, string(r.Record), r.Prev, r.Hash); err != nil {
+		if _, err := insert.ExecContext(ctx, r.Seq, string(r.Record), r.Prev, r.Hash, r.Call, r.Caller); err != nil {
 			return err
 		}
 		if r.Opens != "" {
@@ -247,7 +251,7 @@ func (a *AuditDB) Scan(ctx context.Context, filter AuditFilter, f func(AuditRow)
 
 func (a *AuditDB) page(ctx context.Context, q auditQuery, limit int, f func(AuditRow) error) (n int, last int64, err error) {
 	last = q.last
-	rows, err := a.read.QueryContext(ctx, "SELECT seq, record, prev, hash FROM records"+q.where()+" ORDER BY seq LIMIT ?", append(q.args, limit)...)
+	rows, err := a.read.QueryContext(ctx, "SELECT seq, record, prev, hash, call, caller FROM records"+q.where()+" ORDER BY seq LIMIT ?", append(q.args, limit)...)
 	if err != nil {
 		return 0, last, &AuditReadError{last, classify(err)}
 	}
@@ -255,7 +259,7 @@ func (a *AuditDB) page(ctx context.Context, q auditQuery, limit int, f func(Audi
 	var record, prev, sum sql.RawBytes
 	for rows.Next() {
 		r := AuditRow{}
-		if err := rows.Scan(&r.Seq, &record, &prev, &sum); err != nil {
+		if err := rows.Scan(&r.Seq, &record, &prev, &sum, &r.Call, &r.Caller); err != nil {
 			return n, last, &AuditReadError{last, classify(err)}
 		}
 		r.Record, r.Prev, r.Hash = record, prev, sum

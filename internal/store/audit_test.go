@@ -26,7 +26,7 @@ func auditRows(from, to int64) (rows []AuditRow) {
 	for i := from; i <= to; i++ {
 		at := time.Unix(i, 0).UTC().Format(AuditTime)
 		record := fmt.Sprintf(`{"seq":%d,"time":%q,"call":"c%d","caller":"caller-%d","ending":"exit"}`, i, at, i, i%3)
-		rows = append(rows, AuditRow{Seq: i, Record: []byte(record), Prev: []byte{1}, Hash: []byte{byte(i)}, Opens: fmt.Sprint("c", i)})
+		rows = append(rows, AuditRow{Seq: i, Record: []byte(record), Prev: []byte{1}, Hash: []byte{byte(i)}, Call: fmt.Sprint("c", i), Caller: fmt.Sprint("caller-", i%3), Opens: fmt.Sprint("c", i)})
 	}
 	return rows
 }
