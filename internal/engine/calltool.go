@@ -93,7 +93,9 @@ type toolCall struct {
 	verdict  *policy.Verdict
 	approval string
 	by       string
-	reserved string       // what was taken of a budget
+	unused   string // the approval that has to be marked as used
+	reserved string // what was taken of a budget
+	entry    *audit.Entry
 	record   audit.Record // what closes the entry
 	sandbox  string
 	reached  bool // the tool itself was asked
@@ -119,10 +121,12 @@ func (t *toolCall) do(ctx context.Context) (res v1.ToolResult, err error) {
 		t.input = json.RawMessage("{}")
 	}
 	defer t.g.hideNow(variables(t.input))()
-	entry, err := t.g.Audit.Begin(ctx, t.opening())
-	if err != nil {
-		return res, fmt.Errorf("the call cannot be recorded, so it is not carried out: %w: %w", errdefs.ErrUnavailable, err)
+	// It is written while the call is looked at, and waited for before anything
+	// is asked, leased or run.
+	if t.entry, err = t.g.Audit.Start(ctx, t.opening()); err != nil {
+		return res, unrecorded(err)
 	}
+	entry := t.entry
 	defer func() {
 		t.record.DurationMS = ms(time.Since(t.began))
 		if err != nil {
@@ -136,6 +140,10 @@ func (t *toolCall) do(ctx context.Context) (res v1.ToolResult, err error) {
 	}()
 	out, outcome, err := t.carryOut(ctx)
 	return t.answer(ctx, out, outcome, err)
+}
+
+func unrecorded(err error) error {
+	return fmt.Errorf("the call cannot be recorded, so it is not carried out: %w: %w", errdefs.ErrUnavailable, err)
 }
 
 func (t *toolCall) opening() audit.Record {
@@ -164,6 +172,9 @@ func (t *toolCall) carryOut(ctx context.Context) (any, tool.Outcome, error) {
 	questions, err := t.admit(ctx)
 	if err != nil {
 		return nil, none, err
+	}
+	if err := t.entry.Opened(ctx); err != nil {
+		return nil, none, unrecorded(err)
 	}
 	if err := t.consent(ctx, questions); err != nil {
 		return nil, none, err
@@ -352,6 +363,10 @@ func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err erro
 	if err != nil {
 		if t.tool == nil || !t.isAnswer(err, &end) {
 			t.record.Ending = endedFailed
+			if ctx.Err() != nil {
+				t.record.Ending = string(runtime.Cancelled)
+			}
+			t.record.Approval, t.record.By, t.record.Sandbox = t.approval, t.by, t.sandbox
 			return v1.ToolResult{}, err
 		}
 		out = nil

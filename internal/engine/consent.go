@@ -75,8 +75,7 @@ func (t *toolCall) wait(ctx context.Context, q approval.Request) error {
 	return t.accept(ctx, got)
 }
 
-// accept takes an answer. The use of an approval is written down before the
-// call runs, so that it runs once.
+// accept takes an answer.
 func (t *toolCall) accept(ctx context.Context, q approval.Request) error {
 	t.approval, t.by = q.ID, q.By
 	switch q.State {
@@ -93,7 +92,17 @@ func (t *toolCall) accept(ctx context.Context, q approval.Request) error {
 		}
 		t.record.Input = q.Modified
 	}
-	return t.g.Gate.Use(ctx, q.ID)
+	t.unused = q.ID
+	return nil
+}
+
+// use writes down that the call's approval is used, right before it runs: so it
+// runs once, and what fails before does not use it up.
+func (t *toolCall) use(ctx context.Context) error {
+	if t.unused == "" {
+		return nil
+	}
+	return t.g.Gate.Use(ctx, t.unused)
 }
 
 func (t *toolCall) noConsent(class, rule, message string, again time.Duration) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -34,6 +35,9 @@ func (t *toolCall) run(ctx context.Context) (any, tool.Outcome, error) {
 	}
 	if p := t.tool.Policy(); p != nil && t.ready.Command != nil && len(t.ready.Command.Argv) > 0 {
 		b.check = p.Second()
+	}
+	if err := t.use(ctx); err != nil {
+		return nil, tool.Outcome{}, err
 	}
 	t.reached = true
 	out, o, err := t.ready.Run(ctx, b)
@@ -105,7 +109,7 @@ func (t *toolCall) place(ctx context.Context) (l *scheduler.Lease, done func(), 
 	// What goes on in the background needs a sandbox that does: it ends when
 	// its lease does.
 	a.oneShot = !t.ready.Background
-	if l, err = t.e.acquire(ctx, t.call.keyless(), r, a); err != nil {
+	if l, err = t.acquire(ctx, r, a); err != nil {
 		return nil, nil, err
 	}
 	if !a.oneShot {
@@ -117,6 +121,44 @@ func (t *toolCall) place(ctx context.Context) (l *scheduler.Lease, done func(), 
 			t.e.log.Error("lease not ended", "sandbox", l.ID, "error", err)
 		}
 	}, nil
+}
+
+// acquire leases a sandbox for one call. A workspace that another one-shot call
+// writes to, or a sandbox that is just ending, is free soon: the call waits its
+// turn, as long as calls wait for a sandbox.
+func (t *toolCall) acquire(ctx context.Context, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
+	waiting, cancel := context.WithTimeout(ctx, t.e.opts.Wait)
+	defer cancel()
+	for {
+		l, err := t.e.acquire(ctx, t.call.keyless(), r, a)
+		busy, ok := errors.AsType[*InvalidError](err)
+		if !ok || busy.Field != "workspace" || !errdefs.IsUnavailable(err) || !t.e.freeSoon(ctx, t.call, r.Workspace) {
+			return l, err
+		}
+		select {
+		case <-time.After(turnTime):
+		case <-waiting.Done():
+			return nil, err
+		}
+	}
+}
+
+// turnTime is how often who waits for a workspace looks again.
+const turnTime = 10 * time.Millisecond
+
+// freeSoon says whether all that has a workspace is a call, or ends already.
+func (e *Engine) freeSoon(ctx context.Context, call Call, workspace string) bool {
+	w, err := e.Workspace(ctx, call, workspace)
+	if err != nil {
+		return false
+	}
+	for _, id := range w.Sandboxes {
+		row, err := e.sched.Row(ctx, call.Caller, id)
+		if l := e.sched.Live(id); err == nil && !row.Lease.OneShot && l != nil && l.Ended() == "" {
+			return false
+		}
+	}
+	return true
 }
 
 // workspace is the one that the profile gives a call that names none; it is
