@@ -114,6 +114,11 @@ func (c *commandInput) prepare(cmd *Command) (Prepared, error) {
 	if c.TimeoutMS < 0 {
 		return Prepared{}, invalid("timeout_ms", "is negative")
 	}
+	for name, value := range c.Env {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
+			return Prepared{}, invalid("env", "has a name that is empty or has '=', or a NUL byte: %q", name)
+		}
+	}
 	return Prepared{Command: cmd, NeedsSandbox: true, Background: c.RunInBackground}, nil
 }
 
