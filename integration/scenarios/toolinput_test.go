@@ -1,0 +1,339 @@
+//go:build integration
+
+package scenarios
+
+import (
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+	"orchestrator/integration/harness"
+)
+
+// Bounds of what bad input may cost. The biggest body is decoded twice.
+const (
+	inputMemory = 768 << 20
+	inputTime   = harness.Short
+)
+
+// nobody is the id of no sandbox, and jobID one of a job.
+const (
+	nobody = "00000000-0000-7000-8000-000000000000"
+	jobID  = "0190b6f0-0000-7000-8000-000000000000"
+)
+
+// badCall is a request that cannot be used.
+type badCall struct {
+	name, tool, body string
+	status           int
+	code, field      string
+	says             string // in the text, beside the field
+}
+
+func badCalls() []badCall {
+	const bash = "system.bash"
+	bad := func(name, body, field, says string) badCall {
+		return badCall{name, bash, body, http.StatusBadRequest, "invalid_argument", field, says}
+	}
+	none := func(name, tool, body, field, says string) badCall {
+		return badCall{name, tool, body, http.StatusNotFound, "not_found", field, says}
+	}
+	at := func(place string) string { return `{"input":{"command":"true"},` + place + `}` }
+	return []badCall{
+		bad("half a document", `{"input":`, "body", "whole JSON"),
+		bad("no JSON", `input=x`, "body", "not JSON"),
+		bad("two documents", `{}{}`, "body", "more than one"),
+		bad("a list", `[]`, "body", "must be an object"),
+		bad("invalid UTF-8", "{\"input\":{\"command\":\"\xff\"}}", "body", "UTF-8"),
+		bad("an unknown field of the request", `{"inputs":{"command":"true"}}`, "inputs", "not known"),
+		bad("a session that is a number", `{"session":1}`, "session", "must be a string"),
+		bad("an input that is text", `{"input":"true"}`, "input", "must be an object"),
+		bad("an input that is a list", `{"input":["true"]}`, "input", "must be an object"),
+		bad("no input", `{}`, "command", "missing"),
+		bad("an input that is null", `{"input":null}`, "command", "missing"),
+		bad("an empty command", `{"input":{"command":""}}`, "command", "empty"),
+		bad("a blank command", `{"input":{"command":" \t\n"}}`, "command", "empty"),
+		bad("a command that is a number", `{"input":{"command":5}}`, "command", "must be a string"),
+		bad("a command that nests 9,000 deep", `{"input":{"command":`+nested("[", 9000, "]")+`}}`, "command", "must be a string"),
+		bad("JSON that nests 100,000 deep", `{"input":`+nested("[", 100_000, "]")+`}`, "body", "depth"),
+		bad("objects that nest 100,000 deep", `{"input":`+nested(`{"a":`, 100_000, "}")+`}`, "body", ""),
+		bad("an unknown field of the input", `{"input":{"command":"true","comand":"x"}}`, "comand", "not known"),
+		bad("a time that is text", `{"input":{"command":"true","timeout_ms":"1s"}}`, "timeout_ms", "whole number"),
+		bad("a time that is negative", `{"input":{"command":"true","timeout_ms":-1}}`, "timeout_ms", "negative"),
+		bad("a NUL byte", `{"input":{"command":"echo a\u0000b"}}`, "command", "NUL"),
+		bad("a NUL byte in the environment", `{"input":{"command":"true","env":{"A":"\u0000"}}}`, "env", "NUL"),
+		bad("20 MB", `{"input":{"command":"echo `+strings.Repeat("x", 20<<20)+`"}}`, "input", "at most"),
+		none("an unknown tool", "system.bsh", `{"input":{"command":"true"}}`, "", `did you mean "system.bash"?`),
+		none("a tool's name that is a path", "..%2f..%2fetc", `{}`, "", "known: "),
+		none("an unknown profile", bash, at(`"profile":"phase3"`), "profile", `did you mean "phase2"?`),
+		bad("a sandbox and a session", at(`"sandbox":"`+nobody+`","session":"s"`), "sandbox", "session"),
+		bad("a sandbox and a job", at(`"sandbox":"`+nobody+`","job":"`+jobID+`"`), "sandbox", "job"),
+		bad("a sandbox and a workspace", at(`"sandbox":"`+nobody+`","workspace":"w"`), "sandbox", "workspace"),
+		bad("a sandbox and a template", at(`"sandbox":"`+nobody+`","template":"default"`), "sandbox", "template"),
+		bad("a job and a workspace", at(`"job":"`+jobID+`","workspace":"w"`), "job", "workspace"),
+		bad("a job that is no uuid", at(`"job":"../x"`), "job", "uuid"),
+		bad("a session with a control character", at(`"session":"a\u0007"`), "session", "control character"),
+		bad("a session's name that is too long", at(`"session":"`+strings.Repeat("s", 200)+`"`), "session", "128"),
+		bad("read-only without a workspace", at(`"read_only":true`), "read_only", "workspace"),
+		none("an unknown sandbox", bash, at(`"sandbox":"`+nobody+`"`), "", nobody),
+		none("an unknown workspace", bash, at(`"workspace":"nope"`), "workspace", "nope"),
+		none("a workspace that is a path", bash, at(`"workspace":"../x"`), "workspace", "not known"),
+		none("an unknown template", bash, at(`"template":"nope"`), "template", "default"),
+		{"an empty path", "fs.read", `{"input":{"path":""}}`, http.StatusBadRequest, "invalid_argument", "path", "empty"},
+	}
+}
+
+// nested is open n times, something in the middle, and shut n times.
+func nested(open string, n int, shut string) string {
+	return strings.Repeat(open, n) + "1" + strings.Repeat(shut, n)
+}
+
+// One clear error that names the field and the way out, nothing leased, and a
+// record of it, whoever sends what.
+func TestBadInputOfTools(t *testing.T) {
+	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand, Seed: &seed})
+	defer pinged(t, s)()
+	for _, c := range badCalls() {
+		t.Run(c.name, func(t *testing.T) {
+			defer s.For(t)()
+			before := last(t, s)
+			p := s.Ask(t, "POST", "/v1/tools/"+c.tool+"/call", c.body).Problem(t, c.status, c.code, c.field)
+			contains(t, p.Detail, c.says)
+			if c.field != "" && c.field != "body" {
+				contains(t, p.Detail, c.field)
+			}
+			if len(p.Detail) > 2000 {
+				t.Errorf("the text is %d bytes long", len(p.Detail))
+			}
+			var told bool
+			for _, r := range since(t, s, before) {
+				told = told || r.Ending == "failed" && strings.HasPrefix(r.Error, p.Detail)
+				if r.Sandbox != "" {
+					t.Errorf("it got sandbox %s", r.Sandbox)
+				}
+			}
+			if !told {
+				t.Errorf("no record says %q: %+v", p.Detail, since(t, s, before))
+			}
+		})
+	}
+	t.Run("a command that does not parse", func(t *testing.T) { unparsed(t, s) })
+	t.Run("on the command line", func(t *testing.T) { badCommandLines(t, s) })
+	t.Run("with bad tokens", func(t *testing.T) { badTokens(t, s) })
+	leased, err := s.Client.Sandboxes(within(t), true)
+	if err != nil || len(leased) != 1 { // that of the good call in between
+		t.Errorf("leased: %+v %v", leased, err)
+	}
+	if got := harness.PeakMemory(t, s.Pid()); got > inputMemory {
+		t.Errorf("the service had %d MiB", got>>20)
+	} else {
+		t.Logf("the service had %d MiB at most", got>>20)
+	}
+}
+
+// pinged calls a tool again and again beside what the test does; the function
+// that it returns ends that, and wants each call to have been answered in time.
+// The session keeps to one sandbox.
+func pinged(t *testing.T, s *harness.Server) (stop func()) {
+	t.Helper()
+	r := v1.ToolCall{Session: "ping", Input: input(t, map[string]any{"command": "true"})}
+	call(t, s, "system.bash", r, client.CallOptions{})
+	ended, worst := make(chan struct{}), make(chan time.Duration, 1)
+	go func() { // waited for by stop
+		var most time.Duration
+		for {
+			select {
+			case <-ended:
+				worst <- most
+				return
+			case <-time.After(50 * time.Millisecond):
+			}
+			began := time.Now()
+			if got, err := s.Client.CallTool(t.Context(), "system.bash", r, client.CallOptions{}); err != nil || got.Ending != "exited" {
+				t.Errorf("a call beside it: %+v %v", got, err)
+			}
+			most = max(most, time.Since(began))
+		}
+	}()
+	return func() {
+		close(ended)
+		most := <-worst
+		if most > inputTime {
+			t.Errorf("a call beside it took %s", most)
+		}
+		t.Logf("calls beside it took %s at most", most)
+	}
+}
+
+// last is the number of the last record.
+func last(t *testing.T, s *harness.Server) int64 {
+	t.Helper()
+	got, err := s.Client.Audit(within(t), client.AuditFilter{Limit: 1, Newest: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) == 0 {
+		return 0
+	}
+	return got[0].Seq
+}
+
+// since are the records behind a number, less those of the pings.
+func since(t *testing.T, s *harness.Server, seq int64) []v1.AuditRecord {
+	t.Helper()
+	got, err := s.Client.Audit(within(t), client.AuditFilter{After: seq})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pings := map[string]bool{}
+	for _, r := range got {
+		if r.Session == "ping" {
+			pings[r.Call] = true
+		}
+	}
+	var out []v1.AuditRecord
+	for _, r := range got {
+		if r.Call == "" || !pings[r.Call] {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// What the policy cannot look at is refused, and the place is told.
+func unparsed(t *testing.T, s *harness.Server) {
+	for _, c := range []struct {
+		name, command, rule string
+		line, column        int // 0: no matter
+	}{
+		{"a parenthesis that was not opened", "echo a\necho )", "syntax", 2, 6},
+		{"an open quotation", "echo 'a", "syntax", 1, 6},
+		{"an end without a beginning", "echo a; done", "syntax", 1, 9},
+		{"a megabyte", "echo " + strings.Repeat("x", 1<<20), "limit", 0, 0},
+		{"100,000 (", strings.Repeat("( ", 100_000), "limit", 0, 0},
+		{"100,000 {", strings.Repeat("{ ", 100_000), "limit", 0, 0},
+		{"100,000 $(", strings.Repeat("$(", 100_000), "limit", 0, 0},
+		{"100,000 [[", strings.Repeat("[[ ", 100_000), "limit", 0, 0},
+		{"20,000 (", strings.Repeat("(", 20_000), "", 0, 0},
+		{"20,000 {", strings.Repeat("{ ", 20_000), "", 0, 0},
+		{"20,000 $(", strings.Repeat("$(", 20_000), "", 0, 0},
+		{"20,000 [[", strings.Repeat("[[ ", 20_000), "", 0, 0},
+		{"20,000 $(( that close", strings.Repeat("$((", 10_000) + "1" + strings.Repeat("))", 10_000), "", 0, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			began := time.Now()
+			r := call(t, s, "system.bash", v1.ToolCall{Profile: "phase2", Input: input(t, map[string]any{"command": c.command})}, client.CallOptions{})
+			v := r.Verdict
+			if r.Ending != "policy_denied" || v == nil || v.Verdict != "deny" || c.rule != "" && v.Rule != c.rule || r.SandboxID != "" {
+				t.Fatalf("%+v %+v", r, v)
+			}
+			if c.line > 0 && (v.At == nil || v.At.Line != c.line || v.At.Column != c.column) {
+				t.Errorf("it says %+v, not line %d, column %d", v.At, c.line, c.column)
+			}
+			if c.line > 0 {
+				contains(t, r.Error.Message, fmt.Sprintf("line %d, column %d", c.line, c.column))
+			}
+			if took := time.Since(began); took > inputTime {
+				t.Errorf("it took %s", took)
+			}
+			got, err := s.Client.Audit(within(t), client.AuditFilter{Call: r.ID})
+			if err != nil || len(got) != 2 || got[1].Ending != "policy_denied" || got[1].Rule != v.Rule {
+				t.Errorf("%+v %v", got, err)
+			}
+		})
+	}
+}
+
+// The same on the command line: one line on standard error, and the code of
+// docs/exit-codes.md.
+func badCommandLines(t *testing.T, s *harness.Server) {
+	deep := filepath.Join(harness.TempDir(t), "deep.json")
+	harness.WriteFile(t, deep, nested("[", 100_000, "]"))
+	for _, c := range []struct {
+		args []string
+		code int
+		text string
+	}{
+		{[]string{"system.bash", "--input", `{"command":`}, 64, "--input"},
+		{[]string{"system.bash", "--input", `[]`}, 64, "--input"},
+		{[]string{"system.bash", "--input-file", deep}, 64, "--input-file"},
+		{[]string{"system.bash", "--input", `{"command":"true"}`, "command=true"}, 64, "exclude each other"},
+		{[]string{"system.bash"}, 64, "command is missing"},
+		{[]string{"system.bash", "command= "}, 64, "command is empty"},
+		{[]string{"system.bash", "comand=true"}, 64, "comand"},
+		{[]string{"system.bash", "command=true", "timeout_ms=soon"}, 64, "timeout_ms"},
+		{[]string{"system.bsh", "command=true"}, 66, "system.bash"},
+		{[]string{"system.bash", "command=true", "--profile", "phase3"}, 66, "phase2"},
+		{[]string{"system.bash", "command=true", "--workspace", "nope"}, 66, "nope"},
+		{[]string{"system.bash", "command=true", "--job", "x"}, 64, "job"},
+		{[]string{"system.bash", "command=echo )", "--profile", "phase2"}, 117, "line 1, column 6"},
+	} {
+		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
+			got := s.CLI(t, append([]string{"tool", "call"}, c.args...)...)
+			got.Is(t, c.code, c.text)
+			if strings.Count(got.Stderr, "\n") != 1 || !strings.HasPrefix(got.Stderr, "orchestrator: ") {
+				t.Errorf("not one line: %q", got.Stderr)
+			}
+		})
+	}
+}
+
+// Tokens that are not good: one answer for all of them, on every way in.
+func badTokens(t *testing.T, s *harness.Server) {
+	var over, gone v1.Token
+	s.Ask(t, "POST", "/v1/tokens", `{"caller":"ann","trust":3,"ttl_ms":1}`).Into(t, &over)
+	s.Ask(t, "POST", "/v1/tokens", `{"caller":"ann","trust":3}`).Into(t, &gone)
+	if _, err := s.Client.RevokeToken(within(t), gone.ID); err != nil {
+		t.Fatal(err)
+	}
+	for _, secret := range []string{
+		over.Secret, gone.Secret, gone.Secret[:len(gone.Secret)-1] + "A", "orc_", "orc_x_y", "orc_" + strings.Repeat("0", 100_000), "orc_" + nobody,
+	} {
+		for _, path := range []string{"/v1/tools/system.bash/call", "/v1/sandboxes", "/v1/policy/check", "/v1/approvals/" + nobody + "/answer", "/mcp"} {
+			p := s.Ask(t, "POST", path, `{}`, "Authorization", "Bearer "+secret).Problem(t, http.StatusUnauthorized, "unauthenticated", "")
+			if p.Detail != "the bearer token is not known, or not good any more" {
+				t.Errorf("%s", p.Detail)
+			}
+		}
+	}
+	for body, field := range map[string]string{
+		`{"caller":""}`: "caller", `{"caller":"../x"}`: "caller", `{"caller":"local"}`: "caller", `{"caller":"ann","trust":4}`: "trust",
+		`{"caller":"ann","trust":-1}`: "trust", `{"caller":"ann","ttl_ms":-1}`: "ttl_ms", `{"caller":"ann","quotas":{"calls":-1}}`: "quotas.calls",
+		`{"caller":"ann","trust":"3"}`: "trust", `{"caller":"ann","quotas":{"call":1}}`: "call",
+	} {
+		s.Ask(t, "POST", "/v1/tokens", body).Problem(t, http.StatusBadRequest, "invalid_argument", field)
+	}
+	s.Ask(t, "POST", "/v1/tokens", `{"caller":"ann","profile":"phase3"}`).Problem(t, http.StatusNotFound, "not_found", "profile")
+}
+
+// A server does not start with a profile that is broken, and says where.
+func TestServeRefusesBrokenProfiles(t *testing.T) {
+	for _, c := range []struct {
+		name, file, text string
+		texts            []string
+	}{
+		{"an unknown key", "mine.yaml", "name: mine\nextends: default\npolcy: {}\n", []string{"mine.yaml:3: polcy", `did you mean "policy"?`}},
+		{"a rule's action", "mine.yaml", "name: mine\nextends: default\npolicy:\n  rules:\n    - id: a\n      action: dney\n      programs: [a]\n", []string{"mine.yaml:6: policy.rules[0].action", "dney"}},
+		{"an expression", "mine.yaml", "name: mine\ntools:\n  - name: system.bash\n    result: '{'\n", []string{"mine.yaml:4: tools[0].result"}},
+		{"no YAML", "mine.yml", "name: [\n", []string{"mine.yml:"}},
+		{"JSON that ends too soon", "mine.json", `{"name":`, []string{"mine.json:1: "}},
+		{"a name that is built in", "mine.yaml", "name: phase2\nextends: default\n", []string{"mine.yaml:1: name", "built in"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := harness.TempDir(t)
+			harness.WriteFile(t, filepath.Join(dir, c.file), c.text)
+			s := harness.New(t, harness.Options{Runtime: "oci", Seed: &seed, Config: onDemand + fmt.Sprintf("profiles: {dir: '%s'}\n", dir)})
+			refuses(t, s, 64, c.texts...)
+		})
+	}
+	t.Run("a default that is not there", func(t *testing.T) {
+		s := harness.New(t, harness.Options{Runtime: "oci", Seed: &seed, Config: onDemand + "profiles: {default: phase3}\n"})
+		refuses(t, s, 66, "profiles.default", "phase3", "phase2")
+	})
+}
+
