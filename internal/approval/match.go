@@ -70,6 +70,9 @@ type compiled struct {
 	limit        int64 // in millionths
 }
 
+// None says that there are no rules.
+func (r *Rules) None() bool { return r == nil || len(r.rules) == 0 }
+
 // Compile checks rules and compiles their expressions. A rule without an id
 // is called after its place, "approvals[2]". Errors are *RuleError.
 func Compile(rules []Rule) (*Rules, error) {

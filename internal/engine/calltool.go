@@ -50,11 +50,7 @@ func (e *Engine) CallTool(ctx context.Context, call Call, name string, r v1.Tool
 	ran := false
 	res, err := once(ctx, e, call, opTool, id.String(), request, func(ctx context.Context) (v1.ToolResult, error) {
 		ran = true
-		sum, err := hash(request)
-		if err != nil {
-			return v1.ToolResult{}, err
-		}
-		t := &toolCall{e: e, g: e.opts.Governance, call: call, id: id.String(), name: name, r: r, watch: w, hash: sum}
+		t := &toolCall{e: e, g: e.opts.Governance, call: call, id: id.String(), name: name, r: r, watch: w, sum: func() (string, error) { return hash(request) }}
 		return t.do(ctx)
 	}, keepTool)
 	if err != nil && !ran { // the key was used for another request, or the caller left
@@ -82,7 +78,7 @@ type toolCall struct {
 	name  string
 	r     v1.ToolCall
 	watch Watch
-	hash  string
+	sum   func() (string, error) // the request's fingerprint
 
 	profile *profile.Compiled
 	tool    *profile.CompiledTool

@@ -26,12 +26,16 @@ var errHandover = said.Errorf(errdefs.ErrUnavailable, "the service is stopping: 
 // caller's own was.
 func (t *toolCall) consent(ctx context.Context, reasons []approval.Reason) error {
 	rules := t.profile.Approvals()
-	if rules == nil && len(reasons) == 0 {
+	if rules.None() && len(reasons) == 0 {
 		return nil
+	}
+	sum, err := t.sum()
+	if err != nil {
+		return err
 	}
 	d, err := t.g.Gate.Decide(ctx, approval.Ask{
 		Call: t.id, Caller: t.call.Caller, Session: t.session(), Profile: t.profile.Profile.Name, Tool: t.name, Trust: t.call.Trust, Via: t.call.Via,
-		Input: t.g.Redactor.JSON(t.input), Args: t.shaped.Values(), Key: t.call.Key, Hash: t.hash, Rules: rules, Reasons: reasons,
+		Input: t.g.Redactor.JSON(t.input), Args: t.shaped.Values(), Key: t.call.Key, Hash: sum, Rules: rules, Reasons: reasons,
 	})
 	if err != nil {
 		return err
