@@ -168,8 +168,10 @@ func (r remote) CallOutput(ctx context.Context, _ engine.Call, id string, o engi
 	return r.cl.CallOutput(ctx, id, client.OutputRequest{Stream: o.Stream, Offset: o.Offset, Limit: o.Limit, Wait: o.Wait})
 }
 
-// AnswerApproval answers a question as the caller.
-func (r remote) AnswerApproval(ctx context.Context, _ engine.Call, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
+// AnswerApproval answers a question as the caller that the server knows; the
+// note says whose answer it was.
+func (r remote) AnswerApproval(ctx context.Context, call engine.Call, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
+	a.Note = call.Caller
 	return r.cl.AnswerApproval(ctx, id, a)
 }
 

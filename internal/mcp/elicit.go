@@ -54,7 +54,6 @@ func (c *underway) elicit(a v1.Approval) {
 		return // dismissed: no decision. Or another was quicker.
 	}
 	client := c.clientName()
-	answer.Note = "elicitation: " + client
 	// The call may end meanwhile; what the user said still counts.
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(c.ctx), answerTime, errors.New("the approval took no answer in time"))
 	defer cancel()

@@ -124,7 +124,7 @@ func New(o Options) *Server {
 	s.sdk = mcp.NewServer(&mcp.Implementation{Name: "orchestrator", Title: "Orchestrator", Version: o.Version}, &mcp.ServerOptions{
 		Instructions: instructions,
 		Capabilities: &mcp.ServerCapabilities{
-			Tools: &mcp.ToolCapabilities{}, Logging: &mcp.LoggingCapabilities{},
+			Tools: &mcp.ToolCapabilities{}, Logging: &mcp.LoggingCapabilities{}, //nolint:staticcheck // logging is for the revisions that have it
 			Resources: &mcp.ResourceCapabilities{Subscribe: true}, Prompts: &mcp.PromptCapabilities{},
 		},
 		CompletionHandler: s.complete, SubscribeHandler: s.subscribe, UnsubscribeHandler: s.unsubscribe,
