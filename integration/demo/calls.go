@@ -23,7 +23,7 @@ type call struct {
 }
 
 func calls() []call {
-	return []call{
+	return append([]call{
 		{"a shell pipeline", "exited 0", pipeline},
 		{"Python over a file in a workspace", "exited 0", python},
 		{"a background shell, followed to its end", "exited 0", background},
@@ -32,7 +32,7 @@ func calls() []call {
 		{"a fork bomb", "pids", bomb},
 		{"a timeout with a daemonised child", "timeout", timeout},
 		{"kill -9 of the orchestrator under a shell", "exited 0", crash},
-	}
+	}, governed()...)
 }
 
 // outcomeOf is a result in words.

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+)
+
+// governed is what is decided about calls before they run.
+func governed() []call {
+	return []call{
+		{"sudo behind env and quotes, profile phase2", "policy_denied", refused},
+		{"rm -r, profile phase2: asked, approved, run", "exited 0", approved},
+		{"find -delete, profile readonly, by a token", "policy_denied", readonly},
+		{"the audit log of these calls, verified", "whole", audited},
+	}
+}
+
+// tool calls a tool that takes a command.
+func tool(ctx context.Context, c *client.Client, name, profile, command string, o client.CallOptions) (v1.ToolResult, error) {
+	input, err := json.Marshal(map[string]string{"command": command})
+	if err != nil {
+		return v1.ToolResult{}, err
+	}
+	return c.CallTool(ctx, name, v1.ToolCall{Profile: profile, Input: input}, o)
+}
+
+// ended is a tool's result in words.
+func ended(r v1.ToolResult, seen string) outcome {
+	ending := r.Ending
+	if ending == "exited" && r.ExitCode != nil {
+		ending += fmt.Sprintf(" %d", *r.ExitCode)
+	}
+	return outcome{ending, seen}
+}
+
+func refused(ctx context.Context, s *service) (outcome, error) {
+	r, err := tool(ctx, s.client, "system.bash", "phase2", `true && env LANG=C 'su'"do" id`, client.CallOptions{})
+	if err != nil || r.Verdict == nil {
+		return ended(r, ""), errors.Join(err, noVerdict(r))
+	}
+	return ended(r, fmt.Sprintf("%s, at column %d", r.Verdict.Rule, r.Verdict.At.Column)), nil
+}
+
+func noVerdict(r v1.ToolResult) error {
+	if r.Verdict == nil || r.Verdict.At == nil {
+		return fmt.Errorf("the verdict is not told: %+v", r.Verdict)
+	}
+	return nil
+}
+
+func approved(ctx context.Context, s *service) (outcome, error) {
+	var began time.Time
+	var told time.Duration
+	watch, stop := context.WithCancel(ctx)
+	heard := make(chan error, 1)
+	go func() { // waited for below
+		heard <- s.client.WatchApprovals(watch, func(e v1.ApprovalEvent) error {
+			if e.Type != "asked" {
+				return nil
+			}
+			told = time.Since(began)
+			_, err := s.client.AnswerApproval(ctx, e.Approval.ID, v1.ApprovalAnswer{Action: "approve", Note: "in the demo"})
+			return err
+		})
+	}()
+	began = time.Now()
+	r, err := tool(ctx, s.client, "system.bash", "phase2", "mkdir junk && rm -r junk && test ! -e junk", client.CallOptions{})
+	stop()
+	if err := <-heard; err != nil && ctx.Err() == nil && !errors.Is(err, context.Canceled) {
+		return outcome{}, err
+	}
+	if err == nil && r.Approval == "" {
+		err = errors.New("nobody was asked")
+	}
+	return ended(r, fmt.Sprintf("a listener knew %s after the call began", round(told))), err
+}
+
+func readonly(ctx context.Context, s *service) (outcome, error) {
+	token, err := s.client.CreateToken(ctx, v1.TokenRequest{Caller: "reader", Profile: "readonly", Trust: 3})
+	if err != nil {
+		return outcome{}, err
+	}
+	c, err := client.New(client.Options{Address: s.client.Address(), Token: token.Secret})
+	if err != nil {
+		return outcome{}, err
+	}
+	defer c.Close()
+	r, err := tool(ctx, c, "run_shell", "", "find . -name '*.txt' -delete", client.CallOptions{})
+	if err != nil || r.Verdict == nil {
+		return ended(r, ""), errors.Join(err, noVerdict(r))
+	}
+	if _, err := c.Tokens(ctx); err == nil {
+		return outcome{}, errors.New("a caller who is no operator saw the tokens")
+	}
+	return ended(r, r.Verdict.Rule), nil
+}
+
+func audited(ctx context.Context, s *service) (outcome, error) {
+	r, err := s.client.VerifyAudit(ctx, "")
+	if err != nil {
+		return outcome{}, err
+	}
+	if !r.OK {
+		return outcome{ending: "broken"}, fmt.Errorf("%+v", r.Problems)
+	}
+	return outcome{"whole", fmt.Sprintf("%d records, a keyed chain", r.Records)}, nil
+}
