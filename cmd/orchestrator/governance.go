@@ -78,7 +78,7 @@ func openGovernance(ctx context.Context, c config.Config, dir string, st *store.
 	}
 	g.Gate, err = approval.New(ctx, approval.Options{
 		Store: st, Log: log, MaxPending: c.Approvals.MaxPending, MaxPendingPerCaller: cmp.Or(c.Callers.MaxPending, c.Approvals.MaxPending), Expiry: c.Approvals.Expiry.Std(),
-		Check: g.CheckModified, Webhook: hook,
+		Free: engine.LocalCaller, Check: g.CheckModified, Webhook: hook,
 	})
 	if err != nil {
 		return g, err

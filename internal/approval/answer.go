@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"orchestrator/internal/said"
 	"orchestrator/internal/store"
 )
 
@@ -219,7 +220,7 @@ func (g *Gate) Wait(ctx context.Context, id string) (Request, error) {
 	case <-ctx.Done():
 		return r, context.Cause(ctx)
 	case <-g.stopped:
-		return r, fmt.Errorf("the service stops; approval %s stays, come back with the same key: %w", id, errdefs.ErrUnavailable)
+		return r, said.Errorf(errdefs.ErrUnavailable, "the service stops; approval %s stays, come back with the same key", id)
 	}
 	return g.Get(ctx, id)
 }
@@ -237,9 +238,9 @@ func (g *Gate) Use(ctx context.Context, id string) error {
 		return err
 	}
 	if !row.Used.IsZero() {
-		return fmt.Errorf("approval %s was used at %s already, and is good for one call: %w", id, row.Used.Format(time.RFC3339), errdefs.ErrFailedPrecondition)
+		return said.Errorf(errdefs.ErrFailedPrecondition, "approval %s was used at %s already, and is good for one call", id, row.Used.Format(time.RFC3339))
 	}
-	return fmt.Errorf("approval %s is %s, not approved: %w", id, row.State, errdefs.ErrFailedPrecondition)
+	return said.Errorf(errdefs.ErrFailedPrecondition, "approval %s is %s, not approved", id, row.State)
 }
 
 // Abandon cancels a pending request whose caller is gone for good. One that

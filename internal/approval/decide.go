@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
+	"orchestrator/internal/said"
 	"orchestrator/internal/store"
 )
 
@@ -258,12 +259,12 @@ func (g *Gate) admit(e *entry) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if n := len(g.pending); n >= g.opts.MaxPending {
-		return fmt.Errorf("%d questions wait for an answer, which is the most allowed (approvals.max_pending): answer some, or let them expire: %w",
-			n, errdefs.ErrResourceExhausted)
+		return said.Errorf(errdefs.ErrResourceExhausted, "%d questions wait for an answer, which is the most allowed (approvals.max_pending): answer some, or let them expire", n)
 	}
-	if n := g.callers[e.request.Caller]; n >= g.opts.MaxPendingPerCaller {
-		return fmt.Errorf("%d questions of %s wait for an answer, which is the most allowed for one caller (callers.max_pending): %w",
-			n, e.request.Caller, errdefs.ErrResourceExhausted)
+	caller := e.request.Caller
+	if n := g.callers[caller]; n >= g.opts.MaxPendingPerCaller && (caller != g.opts.Free || caller == "") {
+		return said.Errorf(errdefs.ErrResourceExhausted,
+			"%d questions of %s wait for an answer, which is the most allowed for one caller (callers.max_pending): have some answered, or let them expire", n, caller)
 	}
 	g.add(e)
 	return nil
@@ -272,7 +273,7 @@ func (g *Gate) admit(e *entry) error {
 // again decides for a call that was asked about before.
 func (g *Gate) again(ctx context.Context, a Ask, row store.Approval) (Decision, error) {
 	if row.Hash != a.Hash {
-		return Decision{}, fmt.Errorf("Idempotency-Key %q was used for another call: use a new key: %w", a.Key, errdefs.ErrInvalidArgument)
+		return Decision{}, said.Errorf(errdefs.ErrInvalidArgument, "Idempotency-Key %q was used for another call: use a new key", a.Key)
 	}
 	if State(row.State) == Pending && !row.Expires.After(g.now()) {
 		r, err := g.end(ctx, row.ID, Expired)
@@ -289,7 +290,7 @@ func answered(r Request) (Decision, error) {
 	d := Decision{Rule: r.Rule, Message: r.Reason, Request: &r, By: r.By, Outcome: OutcomeDenied}
 	switch {
 	case r.Used:
-		return Decision{}, fmt.Errorf("approval %s was used already by call %s, and is good for one: ask again with a new key: %w", r.ID, r.Call, errdefs.ErrFailedPrecondition)
+		return Decision{}, said.Errorf(errdefs.ErrFailedPrecondition, "approval %s was used already by call %s, and is good for one: ask again with a new key", r.ID, r.Call)
 	case r.State == Approved:
 		d.Outcome, d.Message, d.Reservation = OutcomeApproved, r.Note, r.ID
 	case r.State == Pending:

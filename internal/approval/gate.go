@@ -46,6 +46,8 @@ type Options struct {
 	// MaxPending bounds the questions that wait at once, MaxPendingPerCaller
 	// those of one caller.
 	MaxPending, MaxPendingPerCaller int
+	// Free is a caller who has no bound of their own; "" is nobody.
+	Free string
 	// Expiry is how long a question waits whose rule says nothing.
 	Expiry time.Duration
 	// Keep is how long decided requests are kept, Grant how long an answer for

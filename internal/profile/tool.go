@@ -2,7 +2,6 @@ package profile
 
 import (
 	"encoding/json"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -11,6 +10,7 @@ import (
 	"orchestrator/internal/approval"
 	"orchestrator/internal/expr"
 	"orchestrator/internal/policy"
+	"orchestrator/internal/said"
 	"orchestrator/internal/tool"
 )
 
@@ -28,7 +28,7 @@ func (c *Compiled) Tool(name string) (*CompiledTool, error) {
 	for i, t := range c.order {
 		known[i] = t.spec.Name
 	}
-	return nil, fmt.Errorf("tool %q is not in profile %s%s (known: %s): %w", shorten(name), c.Profile.Name, nearest(name, known), strings.Join(known, ", "), errdefs.ErrNotFound)
+	return nil, said.Errorf(errdefs.ErrNotFound, "tool %q is not in profile %s%s (known: %s)", shorten(name), c.Profile.Name, nearest(name, known), strings.Join(known, ", "))
 }
 
 // Tools lists all in the order of the file, disabled ones too.
