@@ -85,7 +85,8 @@ func (s *Server) toolEvents(w http.ResponseWriter, r *http.Request, call engine.
 	}()
 	out := newToolEventer(w)
 	if err := c.send(out, done); err != nil { // the client is gone: what runs for it ends
-		cancel(fmt.Errorf("%w: %w", context.Canceled, err))
+		err = fmt.Errorf("%w: %w", context.Canceled, err)
+		cancel(err)
 		<-done
 		return err
 	}

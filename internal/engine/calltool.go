@@ -264,7 +264,7 @@ func (t *toolCall) prepare(ctx context.Context) (*policy.Verdict, error) {
 	}
 	shaped, err := t.tool.Prepare(ctx, t.input, t.facts())
 	if err != nil {
-		return nil, err
+		return nil, sayInput(err)
 	}
 	t.shaped = shaped
 	if t.ready, err = shaped.Base.Check(shaped.Input); err != nil {

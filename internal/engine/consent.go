@@ -42,7 +42,10 @@ func (t *toolCall) consent(ctx context.Context, reasons []approval.Reason) error
 	}
 	t.reserved = d.Reservation
 	switch {
+	case d.Outcome == approval.OutcomeDenied && d.Request != nil: // it was answered while its caller was away
+		return t.accept(ctx, *d.Request)
 	case d.Outcome == approval.OutcomeDenied:
+		t.approval, t.by = d.Granted, d.By
 		class := profile.ClassRuled
 		if d.RetryAfter > 0 {
 			class = profile.ClassBudget

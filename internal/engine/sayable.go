@@ -1,9 +1,11 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 
 	"orchestrator/internal/guest"
+	"orchestrator/internal/profile"
 	"orchestrator/internal/safefile"
 	"orchestrator/internal/said"
 	"orchestrator/internal/strict"
@@ -28,4 +30,16 @@ func sayable(err error, class string) string {
 		return e.Error()
 	}
 	return class
+}
+
+// sayInput makes what is wrong with an input readable for its caller.
+func sayInput(err error) error {
+	e, ok := errors.AsType[*profile.InputError](err)
+	switch {
+	case !ok:
+		return err
+	case e.Type != "": // in the profile's words, and whole
+		return &said.Error{Message: e.Message, Class: err}
+	}
+	return &InvalidError{Field: cmp.Or(e.Field, "input"), Message: e.Message, Class: err}
 }
