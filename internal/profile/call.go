@@ -1,6 +1,7 @@
 package profile
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -83,7 +84,7 @@ func (t *CompiledTool) worded(err error) error {
 		}
 		worded := &InputError{Field: e.Field, Problem: e.Problem, Type: te.kind, Message: e.Error()}
 		if te.message != nil {
-			s, err := te.message.run(map[string]any{"field": e.Field, "message": e.Message})
+			s, err := te.message.run(map[string]any{"field": cmp.Or(e.Field, "input"), "message": e.Message})
 			if err != nil {
 				return t.broken("errors."+key, err)
 			}
