@@ -98,6 +98,7 @@ func nested(open string, n int, shut string) string {
 func TestBadInputOfTools(t *testing.T) {
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand, Seed: &seed})
 	defer pinged(t, s)()
+	ann := person(t, s, `{"caller":"ann","trust":3}`)
 	for _, c := range badCalls() {
 		t.Run(c.name, func(t *testing.T) {
 			defer s.For(t)()
@@ -109,6 +110,12 @@ func TestBadInputOfTools(t *testing.T) {
 			}
 			if len(p.Detail) > 2000 {
 				t.Errorf("the text is %d bytes long", len(p.Detail))
+			}
+			if c.field != "profile" { // which is not hers to choose
+				again := ann.ask(t, "POST", "/v1/tools/"+c.tool+"/call", c.body).Problem(t, c.status, c.code, c.field)
+				if again.Detail != p.Detail {
+					t.Errorf("a caller with a token reads %q and not %q", again.Detail, p.Detail)
+				}
 			}
 			var told bool
 			for _, r := range since(t, s, before) {
@@ -122,6 +129,18 @@ func TestBadInputOfTools(t *testing.T) {
 			}
 		})
 	}
+	t.Run("of a profile's own schema", func(t *testing.T) {
+		bob := person(t, s, `{"caller":"bob","trust":3,"profile":"phase2"}`)
+		for body, field := range map[string]string{
+			`{"input":[]}`: "input", `{}`: "command", `{"input":{"command":5}}`: "command", `{"input":{"command":"true","cwd":"/"}}`: "cwd",
+			`{"input":{"command":"true","timeout_ms":0}}`: "timeout_ms", `{"profile":"default","input":{"command":"true"}}`: "profile",
+		} {
+			got := bob.ask(t, "POST", "/v1/tools/system.bash/call", body)
+			if p, ok := v1.Decode(got.Body); !ok || got.Status/100 != 4 || !strings.Contains(p.Detail, field) {
+				t.Errorf("%s: %d %s", body, got.Status, got.Body)
+			}
+		}
+	})
 	t.Run("a command that does not parse", func(t *testing.T) { unparsed(t, s) })
 	t.Run("on the command line", func(t *testing.T) { badCommandLines(t, s) })
 	t.Run("with bad tokens", func(t *testing.T) { badTokens(t, s) })
