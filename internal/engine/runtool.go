@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
 
 	v1 "orchestrator/client/v1"
 	"orchestrator/internal/guest"
+	"orchestrator/internal/guest/wire"
 	"orchestrator/internal/policy"
 	"orchestrator/internal/profile"
 	"orchestrator/internal/scheduler"
@@ -101,7 +104,7 @@ func (t *toolCall) place(ctx context.Context) (l *scheduler.Lease, done func(), 
 		}
 	}
 	t.record.Workspace = r.Workspace
-	a := acquisition{alias: t.profile.Profile.Paths}
+	a := acquisition{alias: links(t.profile.Profile.Paths)}
 	if s := t.session(); s != "" {
 		l, err := t.e.session(ctx, t.call, s, r, a)
 		return l, func() {}, err
@@ -121,6 +124,27 @@ func (t *toolCall) place(ctx context.Context) (l *scheduler.Lease, done func(), 
 			t.e.log.Error("lease not ended", "sandbox", l.ID, "error", err)
 		}
 	}, nil
+}
+
+// links are the names of folders that a sandbox can have as links: those below
+// the home directory, of folders of the workspace. Paths of inputs are mapped
+// by the tools whatever they are, so the others are left out.
+func links(paths map[string]string) map[string]string {
+	out := map[string]string{}
+	for name, target := range paths {
+		if strings.HasPrefix(name, wire.Home+"/") && (target == wire.Workspace || strings.HasPrefix(target, wire.Workspace+"/")) {
+			out[name] = target
+		}
+	}
+	for name := range out { // one below another is there by way of that
+		for up := path.Dir(name); up != wire.Home && up != "/"; up = path.Dir(up) {
+			if _, ok := out[up]; ok {
+				delete(out, name)
+				break
+			}
+		}
+	}
+	return out
 }
 
 // acquire leases a sandbox for one call. A workspace that another one-shot call
