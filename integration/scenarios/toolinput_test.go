@@ -355,4 +355,3 @@ func TestServeRefusesBrokenProfiles(t *testing.T) {
 		refuses(t, s, 66, "profiles.default", "phase3", "phase2")
 	})
 }
-

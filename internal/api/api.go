@@ -155,7 +155,12 @@ func (s *Server) wrap(rt route) http.Handler {
 		if rt.open && err != nil {
 			call, err = engine.Call{}, nil
 		}
-		out.seen = func(err error) error { return seen(call, s.log, err) }
+		out.seen = func(err error) error {
+			if ctx := r.Context(); ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
+				err = fmt.Errorf("%w: %w", context.Canceled, err) // nobody is there to be told
+			}
+			return seen(call, s.log, err)
+		}
 		if err == nil && rt.operator {
 			err = call.Operate("use " + rt.method + " " + rt.path)
 		}

@@ -51,7 +51,7 @@ func (e *Engine) Approval(ctx context.Context, call Call, id string) (v1.Approva
 		return v1.Approval{}, errUngoverned
 	}
 	q, err := g.Gate.Get(ctx, id)
-	if err == nil && !call.Operator && q.Caller != call.Caller {
+	if !call.Operator && (errdefs.IsNotFound(err) || err == nil && q.Caller != call.Caller) { // one answer for both
 		err = said.Errorf(errdefs.ErrNotFound, "there is no approval %q", bounded(id))
 	}
 	if err != nil {

@@ -106,7 +106,7 @@ func TestBadInputsAreToldByTheirField(t *testing.T) {
 		{"phase2", "system.bash", `{"command":"x","timeout_ms":0}`, "ValidationError", "timeout_ms is 0: at least 1"},
 		{"phase2", "system.bash", `{"command":"x","timeout_ms":1.5}`, "ValidationError", "timeout_ms is a number and must be a whole number"},
 		{"phase2", "system.bash", `{"command":"x","run_in_background":"yes"}`, "ValidationError", "run_in_background is a string and must be true or false"},
-		{"phase2", "system.bash", `[1]`, "ValidationError", " is a list and must be an object"},
+		{"phase2", "system.bash", `[1]`, "ValidationError", "input is a list and must be an object"},
 		{"gateway", "bash", `{"command":"ls","args":"-l"}`, "InvalidInput", "args is a string and must be a list"},
 		{"gateway", "bash", `{"command":"ls","args":["-l",1]}`, "InvalidInput", "args[1] is a number and must be a string"},
 		{"gateway", "bash", `{"command":""}`, "InvalidInput", "command is too short"},
