@@ -57,6 +57,9 @@ func (b *box) Exec(ctx context.Context, x v1.Exec) (r v1.ExecResult, rest string
 
 func (b *box) tune(c *wire.Command) {
 	c.Check, c.MemoryBytes, c.CPUs = b.check, b.caps.MemoryBytes, b.caps.CPUs
+	if c.Cwd != "" { // where a profile puts its commands is not the caller's to choose
+		c.Dirs = b.caps.Dirs
+	}
 }
 
 // stream takes one stream of a command's output to where it belongs.

@@ -61,6 +61,8 @@ func check(cmd *wire.Command) *wire.Failure {
 		return bad("argv", "has %d bytes together with env, at most %d are allowed", size, wire.MaxArgBytes)
 	case strings.IndexByte(cmd.Cwd, 0) >= 0 || len(cmd.Cwd) > wire.MaxPathBytes:
 		return bad("cwd", "must have at most %d bytes and no NUL byte", wire.MaxPathBytes)
+	case len(cmd.Dirs) > maxDirs || !absolute(cmd.Dirs):
+		return bad("dirs", "must be at most %d absolute paths of at most %d bytes, without a NUL byte", maxDirs, wire.MaxPathBytes)
 	case cmd.Timeout < 0:
 		return bad("timeout_ns", "is negative")
 	case cmd.OutputLimit < 0:
@@ -113,6 +115,9 @@ func (s *Server) program(cmd *wire.Command) (*leader.Program, *wire.Failure) {
 		p.Dir = cmd.Cwd
 	} else if cmd.Cwd != "" {
 		p.Dir = s.Workspace + "/" + cmd.Cwd
+	}
+	if f := confine(cmd, p); f != nil {
+		return nil, f
 	}
 	p.Env = make([]string, 0, len(env))
 	for _, k := range slices.Sorted(maps.Keys(env)) {

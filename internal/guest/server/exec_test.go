@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -295,6 +296,7 @@ func TestBadCommandsNameTheField(t *testing.T) {
 		{wire.Command{Argv: []string{"true"}, Cwd: "/etc/passwd"}, wire.InvalidArgument, "cwd"},
 		{wire.Command{Argv: []string{"true"}, Cwd: "/root/x"}, wire.PermissionDenied, "cwd"},
 		{wire.Command{Argv: []string{"true"}, Cwd: "a\x00"}, wire.InvalidArgument, "cwd"},
+		{wire.Command{Argv: []string{"true"}, Dirs: []string{"in"}}, wire.InvalidArgument, "dirs"},
 		{wire.Command{Argv: []string{"true"}, User: "root"}, wire.InvalidArgument, "user"},
 		{wire.Command{Argv: []string{"true"}, User: "0"}, wire.InvalidArgument, "user"},
 		{wire.Command{Argv: []string{"true"}, User: "0:1000"}, wire.InvalidArgument, "user"},
@@ -448,4 +450,42 @@ func BenchmarkExecOutput(b *testing.B) {
 			b.Fatalf("got %d bytes", n)
 		}
 	}
+}
+
+func TestCommandsAreStartedInTheFoldersThatTheyMayBeIn(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		top, err := os.MkdirTemp(s.Workspace, "dirs")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(top, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		base := filepath.Base(top)
+		for _, dir := range []string{"in/sub", "inner"} {
+			if err := os.MkdirAll(filepath.Join(top, dir), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for name, target := range map[string]string{"in/out": "/tmp", "in/dots": "../inner", "in/here": "sub", "in/round": "round", "into": "in/sub", "in/proc": "/proc/self/cwd"} {
+			if err := os.Symlink(target, filepath.Join(top, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for cwd, code := range map[string]string{
+			"in": "", "in/sub": "", "in/sub/..": "", "in/here": "", "in/here/..": "", "into": "", "in/": "",
+			"": wire.PermissionDenied, "inner": wire.PermissionDenied, "in/..": wire.PermissionDenied, "in/out": wire.PermissionDenied, "in/dots": wire.PermissionDenied,
+			"in/proc": wire.PermissionDenied, "in/here/../..": wire.PermissionDenied, "in/none": wire.NotFound, "in/round": wire.InvalidArgument,
+		} {
+			for _, full := range []string{base + "/" + cwd, top + "/" + cwd} {
+				a := dial(t, s, wire.OpExec, wire.Command{Argv: []string{"true"}, Cwd: full, Dirs: []string{"/no/such/folder", top + "/in"}}).all()
+				switch {
+				case code == "":
+					wantEnding(t, a.result(t), runtime.Exited, 0)
+				case a.failure == nil || a.failure.Code != code || a.failure.Field != "cwd":
+					t.Errorf("%q: got %v, want %s", full, a.failure, code)
+				}
+			}
+		}
+	})
 }

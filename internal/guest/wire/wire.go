@@ -179,6 +179,9 @@ type Command struct {
 	Env  map[string]string `json:"env,omitempty"`
 	// Cwd is absolute, or relative to /workspace; empty is /workspace.
 	Cwd string `json:"cwd,omitempty"`
+	// Dirs, if set, are absolute folders: Cwd is refused, PermissionDenied,
+	// where it leads out of all of them, by links or by "..".
+	Dirs []string `json:"dirs,omitempty"`
 	// User is "" (1000:1000), a name of the image's /etc/passwd, "uid" or
 	// "uid:gid". Uid 0 is refused.
 	User string `json:"user,omitempty"`
