@@ -201,10 +201,10 @@ func profiles(t *testing.T, files map[string]string) (config string) {
 }
 
 // timeoutKills runs a command that hides what it starts until its time is over,
-// and sees all of it dead, as the host shows it. field says how long, second is
-// a second in its unit. A machine that has not started everything by then gets
-// more time.
-func timeoutKills(t *testing.T, a agent, field string, second int) {
+// and sees all of it dead, as the host shows it. in makes the input of a command
+// with so many seconds, and whom to call with it. A machine that has not started
+// everything by then gets more time.
+func timeoutKills(t *testing.T, in func(command string, seconds int) (agent, fields)) {
 	t.Helper()
 	const hidden = 5
 	for seconds := 1; ; seconds *= 4 {
@@ -214,7 +214,8 @@ func timeoutKills(t *testing.T, a agent, field string, second int) {
 		ended, most := make(chan struct{}), 0
 		go func() { // received below
 			defer close(ended)
-			r, err := a.client.CallTool(soon(t), a.tool, a.request(t, fields{"command": command, field: seconds * second}), client.CallOptions{})
+			a, in := in(command, seconds)
+			r, err := a.client.CallTool(soon(t), a.tool, a.request(t, in), client.CallOptions{})
 			if err != nil || r.Ending != "timeout" {
 				t.Errorf("%+v %v", r, err)
 			}

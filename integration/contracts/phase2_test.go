@@ -85,7 +85,7 @@ func TestPhase2(t *testing.T) {
 		"time-max":       phase2Time(600_001, 600_000),
 		"time-unlimited": bash(phase2TimeUnlimited),
 		"time-error":     bash(phase2TimeError),
-		"time-kill":      bash(func(t *testing.T, a agent) { timeoutKills(t, a, "timeout_ms", 1000) }),
+		"time-kill":      bash(phase2TimeKill),
 
 		"output-whole":      bash(phase2Whole),
 		"output-cut":        bash(phase2Cut),
@@ -434,6 +434,12 @@ func phase2TimeError(t *testing.T, a agent) {
 	ends(t, r, "timeout", "ToolTimeoutError", "Command timed out after 0.1s")
 	r = a.call(t, fields{"command": "exit 124", "timeout_ms": 60_000})
 	ends(t, r, "exited", "", "")
+}
+
+func phase2TimeKill(t *testing.T, a agent) {
+	timeoutKills(t, func(command string, seconds int) (agent, fields) {
+		return a, fields{"command": command, "timeout_ms": 1000 * seconds}
+	})
 }
 
 func phase2Whole(t *testing.T, a agent) {
