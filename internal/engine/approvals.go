@@ -74,20 +74,31 @@ func (e *Engine) AnswerApproval(ctx context.Context, call Call, id string, a v1.
 		by = call.Caller
 	}
 	q, err := g.Gate.Answer(ctx, id, by, approval.Answer{Action: a.Action, Scope: approval.Scope(a.Scope), Input: a.Input, To: a.To, Note: a.Note})
-	r := audit.Record{Kind: audit.KindEvent, Caller: call.Caller, Token: call.Token, Via: call.Via, Action: "approval." + bounded(a.Action), Approval: bounded(id), By: by}
-	if err != nil {
-		r.Error = err.Error()
-	}
-	if body, merr := json.Marshal(a); merr == nil {
-		r.Input = body
-	}
-	if aerr := g.Audit.Event(ctx, r); aerr != nil {
-		e.log.Error("answer of an approval not recorded", "approval", id, "error", aerr)
-	}
+	e.recordOperator(ctx, call, audit.Record{Action: "approval." + bounded(a.Action), Approval: bounded(id), By: by}, a, err)
 	if err != nil {
 		return v1.Approval{}, err
 	}
 	return presentApproval(q), nil
+}
+
+// recordOperator records what an operator did, or tried to.
+func (e *Engine) recordOperator(ctx context.Context, call Call, r audit.Record, input any, cause error) {
+	g := e.opts.Governance
+	if g == nil {
+		return
+	}
+	r.Kind, r.Caller, r.Token, r.Via = audit.KindEvent, call.Caller, call.Token, call.Via
+	if cause != nil {
+		r.Error = g.Redactor.Text(cause.Error())
+	}
+	if body, err := json.Marshal(input); err == nil {
+		r.Input = body
+	}
+	ctx, cancel := detach(ctx, settleTime)
+	defer cancel()
+	if err := g.Audit.Event(ctx, r); err != nil {
+		e.log.Error("what an operator did was not recorded", "action", r.Action, "error", err)
+	}
 }
 
 // WatchApprovals tells of questions from now on, those that wait first, until

@@ -20,6 +20,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	v1 "orchestrator/client/v1"
+	"orchestrator/internal/audit"
 	"orchestrator/internal/said"
 	"orchestrator/internal/store"
 	"orchestrator/internal/tool"
@@ -133,29 +134,37 @@ func (e *Engine) CreateToken(ctx context.Context, call Call, r v1.TokenRequest) 
 	if err := call.operate("make tokens"); err != nil {
 		return v1.Token{}, err
 	}
-	if err := e.checkToken(r); err != nil {
+	t, secret, err := e.createToken(ctx, r)
+	if err != nil {
+		e.recordOperator(ctx, call, audit.Record{Action: "token.create"}, r, err)
 		return v1.Token{}, err
+	}
+	out := presentToken(t)
+	e.recordOperator(ctx, call, audit.Record{Action: "token.create"}, out, nil)
+	out.Secret = TokenPrefix + t.ID + "_" + secret
+	return out, nil
+}
+
+func (e *Engine) createToken(ctx context.Context, r v1.TokenRequest) (t store.Token, secret string, err error) {
+	if err := e.checkToken(r); err != nil {
+		return t, "", err
 	}
 	raw := make([]byte, tokenIDBytes+tokenBytes)
 	if _, err := rand.Read(raw); err != nil {
-		return v1.Token{}, err
+		return t, "", err
 	}
-	id, secret := hex.EncodeToString(raw[:tokenIDBytes]), base64.RawURLEncoding.EncodeToString(raw[tokenIDBytes:])
+	id := hex.EncodeToString(raw[:tokenIDBytes])
+	secret = base64.RawURLEncoding.EncodeToString(raw[tokenIDBytes:])
 	sum := sha256.Sum256([]byte(secret))
 	c := e.callers
-	t := store.Token{
+	t = store.Token{
 		ID: id, Hash: sum[:], Caller: r.Caller, Profile: r.Profile, Trust: r.Trust, Quotas: r.Quotas, Operator: r.Operator, Note: r.Note,
 		Created: c.now().UTC(),
 	}
 	if r.TTLMS > 0 {
 		t.Expires = t.Created.Add(time.Duration(r.TTLMS) * time.Millisecond)
 	}
-	if err := c.add(ctx, t); err != nil {
-		return v1.Token{}, err
-	}
-	out := presentToken(t)
-	out.Secret = TokenPrefix + id + "_" + secret
-	return out, nil
+	return t, secret, c.add(ctx, t)
 }
 
 // add records a token before it can be used.
@@ -239,6 +248,9 @@ func (e *Engine) RevokeToken(ctx context.Context, call Call, id string) (v1.Toke
 	}
 	c := e.callers
 	t, err := c.store.RevokeToken(ctx, id, c.now())
+	defer func() { // once it is over
+		e.recordOperator(ctx, call, audit.Record{Action: "token.revoke"}, map[string]string{"id": bounded(id), "caller": t.Caller}, err)
+	}()
 	if err != nil {
 		return v1.Token{}, err
 	}

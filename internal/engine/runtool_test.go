@@ -1,9 +1,12 @@
 package engine
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	v1 "orchestrator/client/v1"
 )
 
 func TestLinksAreOnlyWhatASandboxCanHave(t *testing.T) {
@@ -20,5 +23,42 @@ func TestLinksAreOnlyWhatASandboxCanHave(t *testing.T) {
 		if diff := cmp.Diff(c.want, links(c.paths)); diff != "" {
 			t.Errorf("%s: %s", c.name, diff)
 		}
+	}
+}
+
+func TestTokensAreRecordedWithoutTheirSecrets(t *testing.T) {
+	s := newWorld(t).governed(t)
+	made, err := s.CreateToken(t.Context(), Local(""), v1.TokenRequest{Caller: "ci", Note: "of a test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.CreateToken(t.Context(), Local(""), v1.TokenRequest{Caller: "ci", Trust: 9}); err == nil {
+		t.Error("there is no trust of 9")
+	}
+	if _, err := s.RevokeToken(t.Context(), Local(""), made.ID); err != nil {
+		t.Fatal(err)
+	}
+	list, err := s.Audit(t.Context(), Local(""), AuditFilter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	secret := strings.TrimPrefix(made.Secret, TokenPrefix+made.ID+"_")
+	for _, r := range list {
+		what := r.Action
+		if r.Error != "" {
+			what += ": " + r.Error
+		}
+		got = append(got, what)
+		if strings.Contains(string(r.Input), secret) || strings.Contains(string(r.Input), "hash") {
+			t.Errorf("a secret is recorded: %s", r.Input)
+		}
+		if r.Error == "" && !strings.Contains(string(r.Input), made.ID) {
+			t.Errorf("%s does not name the token: %s", r.Action, r.Input)
+		}
+	}
+	want := []string{"token.create", "token.create: trust is 9: from 0 to 3", "token.revoke"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
 	}
 }
