@@ -33,7 +33,9 @@ type Program struct {
 	// elsewhere. Short ones ("-o") are found in clusters and with a value glued
 	// on, long ones ("--output") by unambiguous prefix and with "=value".
 	DenyFlags []string `json:"deny_flags,omitempty"`
-	// ValueFlags take a value, glued on or in the next word, that is no path.
+	// ValueFlags take a value, glued on or in the next word, that is no path. A
+	// long flag that only takes it glued on ("--color") is none of them, nor is a
+	// short one after whose value further flags may follow.
 	ValueFlags []string `json:"value_flags,omitempty"`
 	// PathFlags take a path.
 	PathFlags []string `json:"path_flags,omitempty"`
@@ -43,6 +45,12 @@ type Program struct {
 	// SingleDash: flags are words with one dash ("-name"), not clusters. A flag
 	// that ends in * stands for all that begin so.
 	SingleDash bool `json:"single_dash,omitempty"`
+	// FlagsFirst: after its first operand it takes no flags any more. What looks
+	// like one is an operand then, and what is denied stays so.
+	FlagsFirst bool `json:"flags_first,omitempty"`
+	// FilesOnly: paths must not be folders, since it would follow the links that
+	// are in them. Only CheckHere can tell.
+	FilesOnly bool `json:"files_only,omitempty"`
 	// Operands says what operands are: "paths" (unless set), "pattern-first"
 	// (a text, then paths), "text", "assignments" (NAME=value), or "none".
 	Operands string `json:"operands,omitempty"`

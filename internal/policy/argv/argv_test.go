@@ -45,7 +45,7 @@ func TestTheFileAndTheValueOfReadOnlyAreTheSame(t *testing.T) {
 func TestReadOnlyAllows(t *testing.T) {
 	for _, line := range []string{
 		"ls", "ls -la", "ls -la src /workspace/src", "cat a b -", "cat ./a", "cat a/../b", "cat -- -x", "head -n 5 a", "head -5 a", "tail -n +3 a", "tail -f log", "tail --pid 1 -f a",
-		"less a", "less -N a", "file a", "file -b a", "stat a", "stat -c %n a", "find .", "find . -name *.go", "find src -type f -newer a -print0", "find . -path ./x/* -prune", "find . ( -name a ) -ls", "find /workspace -maxdepth 2",
+		"less a", "less -N a", "less a -N", "less -b 5 -x4 a", "less -p x a", "ls --color a", "ls --color=auto a", "grep --color x a", "uniq --group=both a", "awk 1 a x=1 -", "awk -e 1 a", "file a", "file -b a", "stat a", "stat -c %n a", "find .", "find . -name *.go", "find src -type f -newer a -print0", "find . -path ./x/* -prune", "find . ( -name a ) -ls", "find /workspace -maxdepth 2",
 		"find . -printf %p/x", "grep x a", "grep -rn TODO .", "grep /etc/passwd a", "grep -e /etc -r .", "grep --regexp=/etc a", "grep -A3 x a", "grep --include=*.go -r x .", "rg x", "rg -n TODO src", "rg -e ../x src", "rg --files src", "rg -t go x",
 		"awk {print} a", "awk -F: {print} a", "awk -F , {print} a", "awk '/x/ || /y/' a", "awk 'NR > 5' a", "awk -v x=1 'NR==x' a", "sed -n 5p a", "sed s/a/b/ a", "sed s/a/b/g a", "sed -n '1,5p;10q' a", "sed -e s/a/b/ -e s/c/d/2p a", "sed '/x/d' a", "sed '/a/,/b/{s/x/y/;p}' a",
 		"sed 's|/etc/passwd|x|' a", `sed 's/\//x/' a`, "sed y/abc/xyz/ a", "sed '$!N;P;D' a", "sed ':a;N;ba' a", "sed 1~2d a", "sed -E 's/(a)/\\1/' a", "sed -s 5p a b",
@@ -73,9 +73,10 @@ sort -o x a|sort -ox a|sort --output=x a|sort --out x a|sort -uo x a|sort a -o x
 rg --pre sh x|rg --pre=sh x|rg --pre-glob x y|rg --hostname-bin=x y|rg -z x|rg --search-zip x|rg -nz x|rg --follow x|rg -L x|rg --ignore-file x y
 less -o x a|less -ox a|less -O x a|less -k x a|less --lesskey-src=x a|less --log-file=x a|less +!id a|less +F a|less -t x|less -T x a|less -Nox a
 file -m x a|file -C -m x|file --compile|file -f x|file -z a|date -s now|date --set=now|date -f x|date --file=x|date -us now|diff -l a b|diff --paginate a b|diff --to-file=x a|diff --from-file=x a|diff -r a b|diff -ur a b|diff -X x a b
+awk 'BEGIN{system("id")}' -e 1|awk 'BEGIN{system("id")}' a --source=1|env PATH=/workspace --|env PATH=/workspace -x|env A=b -u|env -u PATH PATH=. --help|less -b5ox a|less -h5kx a|less -x4tx a|less a -o x|ls -L a|ls -lL .|ls --dereference a
 uniq a b|uniq -c a b|uniq -- a b|wc --files0-from=x|wc --files0=x|grep -R x .|grep --dereference-recursive x .|pwd x|whoami x`,
 		ClassPath: `cat /etc/passwd|cat ../x|cat a/../../x|cat ~/x|cat ~root/x|cat /workspace/../etc/passwd|cat /workspacex|cat /|ls /|ls ..|ls -la /etc|head -n 5 /etc/passwd|tail /etc/passwd|less /etc/passwd|stat /etc|file /etc/passwd|find /|find / -name x|find .. -name x|find . -newer /etc/passwd|find . -neweram /etc/x|find . -samefile /etc/x
-grep x /etc/passwd|grep -e x /etc/passwd|grep -f /etc/passwd a|grep -f/etc/passwd a|grep --file=/etc/passwd a|grep --fil=/etc/passwd a|grep -rf ../x .|grep --exclude-from=/etc/x y a|grep -ie x /etc/passwd|rg x /etc|rg -f /etc/passwd a|rg --files /etc|rg -e x ../y|awk {print} /etc/passwd|awk -F: {print} /etc/passwd|sed -n p /etc/passwd|sed -e p /etc/passwd|sed p a /etc/passwd|wc /etc/passwd|sort /etc/passwd|sort a ../b|uniq /etc/passwd|cut -f1 /etc/passwd|diff a /etc/passwd|date -r /etc/passwd|date --reference=/etc/passwd|ls --foo=/etc/passwd|cat --x=../y|ls -x/etc|stat -x../y`,
+grep x /etc/passwd|grep -e x /etc/passwd|grep -f /etc/passwd a|grep -f/etc/passwd a|grep --file=/etc/passwd a|grep --fil=/etc/passwd a|grep -rf ../x .|grep --exclude-from=/etc/x y a|grep -ie x /etc/passwd|rg x /etc|rg -f /etc/passwd a|rg --files /etc|rg -e x ../y|awk {print} /etc/passwd|awk -F: {print} /etc/passwd|sed -n p /etc/passwd|sed -e p /etc/passwd|sed p a /etc/passwd|wc /etc/passwd|sort /etc/passwd|sort a ../b|uniq /etc/passwd|cut -f1 /etc/passwd|diff a /etc/passwd|date -r /etc/passwd|date --reference=/etc/passwd|ls --color /etc|ls --col /etc|grep --color x /etc/passwd|grep --colour x /etc/passwd|uniq --group /etc/passwd|diff --context /etc/passwd a|diff --unified /etc/passwd a|awk 1 a -v /etc/passwd|awk 1 -F /etc/passwd|awk 1 -- /etc/passwd|less a -b /etc/passwd|less a -P /etc/passwd|less a -- /etc/passwd|less -b /etc/passwd|ls --foo=/etc/passwd|cat --x=../y|ls -x/etc|stat -x../y`,
 		ClassAllowList: `rm x|/bin/ls|./ls|bash|sh -c id|LS|python3|ls; rm|sudo ls|cd /|echo x|busybox ls|xargs ls`,
 	} {
 		for _, line := range strings.FieldsFunc(lines, func(c rune) bool { return c == '\n' }) {
@@ -154,6 +155,34 @@ func TestLinksDoNotLeaveTheWorkspace(t *testing.T) {
 	}
 	if no := ReadOnly(filepath.Join(base, "alias")).CheckHere([]string{"cat", "file"}, root); no != nil {
 		t.Errorf("a root that is a link: %v", no)
+	}
+}
+
+// A program that goes through a folder's files itself follows the links in it.
+func TestProgramsThatFollowLinksTakeNoFolder(t *testing.T) {
+	root := t.TempDir()
+	for _, dir := range []string{"one", "two"} {
+		if err := os.Mkdir(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(root, "file"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("two", filepath.Join(root, "link")); err != nil {
+		t.Fatal(err)
+	}
+	for line, allowed := range map[string]bool{
+		"diff file file": true, "diff file missing": true, "diff - file": true, "ls one": true,
+		"diff one two": false, "diff file two": false, "diff one file": false, "diff file link": false, "diff -q . one": false,
+	} {
+		words, err := Split(line)
+		if err != nil {
+			t.Fatal(line, err)
+		}
+		if no := ReadOnly(root).CheckHere(words, root); (no == nil) != allowed {
+			t.Errorf("%s: %+v", line, no)
+		}
 	}
 }
 

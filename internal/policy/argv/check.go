@@ -89,6 +89,8 @@ func (c *checker) flags(argv []string) *Refusal {
 		switch {
 		case rest || len(a) < 2 || a[0] != '-':
 			no = c.operand(a)
+		case c.program.FlagsFirst && c.operands > 0:
+			no = c.late(a, argv)
 		case a == "--":
 			rest = true
 		case a[1] == '-':
@@ -103,9 +105,23 @@ func (c *checker) flags(argv []string) *Refusal {
 	return nil
 }
 
+// late is for an operand of a FlagsFirst program that looks like a flag.
+func (c *checker) late(a string, argv []string) (no *Refusal) {
+	at := c.index
+	switch {
+	case a == "--":
+	case a[1] == '-':
+		no = c.long(a, argv)
+	default:
+		no = c.cluster(a, argv)
+	}
+	if c.index = at; no != nil { // whatever it took for a value is an operand too
+		return no
+	}
+	return c.operand(a)
+}
+
 // hasPatternFlag: a flag gives the pattern or script, so that no operand does.
-// Where it is not sure, it is false and true in turn: the caller checks both
-// readings.
 func (c *checker) hasPatternFlag(argv []string) bool {
 	if len(c.program.PatternFlags) == 0 {
 		return false
@@ -116,6 +132,9 @@ func (c *checker) hasPatternFlag(argv []string) bool {
 		case a == "--":
 			return false
 		case len(a) < 2 || a[0] != '-':
+			if c.program.FlagsFirst {
+				return false
+			}
 		case a[1] == '-':
 			name, _, glued := strings.Cut(a, "=")
 			if f := find(c.program.PatternFlags, name); f != "" {
@@ -319,8 +338,12 @@ func (c *checker) path(p string) *Refusal {
 		return nil
 	}
 	// "a/../b" leaves by way of what a links to: the system's reading counts.
-	if at, err := resolve(full); err != nil || !below(c.real, at) {
+	at, err := resolve(full)
+	if err != nil || !below(c.real, at) {
 		return out
+	}
+	if info, err := os.Lstat(at); c.program.FilesOnly && err == nil && info.IsDir() {
+		return c.refuse(ClassPath, "%s takes no folder here: links in it may lead outside the workspace", c.name)
 	}
 	return nil
 }

@@ -6,8 +6,9 @@ package argv
 func ReadOnly(root string) Rules {
 	return Rules{Root: root, Programs: map[string]Program{
 		"awk": {
-			Operands: PatternFirst,
-			Script:   "awk",
+			Operands:   PatternFirst,
+			Script:     "awk",
+			FlagsFirst: true,
 			DenyFlags: []string{
 				"-f", "--file", "-E", "--exec", "-i", "--include", "-l", "--load", "-W", "-o", "--pretty-print", "-p", "--profile", "-d", "--dump-variables",
 				"-D", "--debug",
@@ -26,9 +27,10 @@ func ReadOnly(root string) Rules {
 			PathFlags:  []string{"-r", "--reference"},
 		},
 		"diff": {
+			FilesOnly: true,
 			DenyFlags: []string{"-l", "--paginate", "-r", "--recursive", "--from-file", "--to-file", "-X", "--exclude-from"},
 			ValueFlags: []string{
-				"-C", "--context", "-U", "--unified", "-D", "--ifdef", "-F", "--show-function-line", "-I", "--ignore-matching-lines", "-L", "--label", "-S",
+				"-C", "-U", "-D", "--ifdef", "-F", "--show-function-line", "-I", "--ignore-matching-lines", "-L", "--label", "-S",
 				"--starting-file", "-W", "--width", "-x", "--exclude", "--old-line-format", "--new-line-format", "--unchanged-line-format", "--line-format",
 				"--old-group-format", "--new-group-format", "--unchanged-group-format", "--changed-group-format", "--tabsize", "--horizon-lines",
 				"--palette",
@@ -36,6 +38,7 @@ func ReadOnly(root string) Rules {
 		},
 		"env": {
 			Operands:   Assignments,
+			FlagsFirst: true,
 			DenyFlags:  []string{"-S", "--split-string", "-C", "--chdir", "-P"},
 			ValueFlags: []string{"-u", "--unset"},
 		},
@@ -58,7 +61,7 @@ func ReadOnly(root string) Rules {
 			DenyFlags: []string{"-R", "--dereference-recursive"},
 			ValueFlags: []string{
 				"-A", "--after-context", "-B", "--before-context", "-C", "--context", "-D", "--devices", "-d", "--directories", "-e", "--regexp", "-m",
-				"--max-count", "--binary-files", "--color", "--colour", "--exclude", "--exclude-dir", "--include", "--label", "--group-separator",
+				"--max-count", "--binary-files", "--exclude", "--exclude-dir", "--include", "--label", "--group-separator",
 			},
 			PathFlags:    []string{"-f", "--file", "--exclude-from"},
 			PatternFlags: []string{"-e", "--regexp", "-f", "--file"},
@@ -67,16 +70,15 @@ func ReadOnly(root string) Rules {
 			ValueFlags: []string{"-c", "--bytes", "-n", "--lines"},
 		},
 		"less": {
+			FlagsFirst:   true,
 			DenyOperands: []string{"+"},
 			DenyFlags:    []string{"-o", "-O", "--log-file", "--LOG-FILE", "-k", "--lesskey-file", "--lesskey-src", "--lesskey-content", "-t", "--tag", "-T", "--tag-file"},
-			ValueFlags: []string{
-				"-b", "--buffers", "-D", "--color", "-h", "--max-back-scroll", "-j", "--jump-target", "-p", "--pattern", "-P", "--prompt", "-x", "--tabs",
-				"-y", "--max-forw-scroll", "-z", "--window", "-#", "--shift",
-			},
+			ValueFlags:   []string{"-D", "--color", "-p", "--pattern", "-P", "--prompt"},
 		},
 		"ls": {
+			DenyFlags: []string{"-L", "--dereference"},
 			ValueFlags: []string{
-				"-I", "--ignore", "-T", "--tabsize", "-w", "--width", "--block-size", "--color", "--format", "--hide", "--indicator-style",
+				"-I", "--ignore", "-T", "--tabsize", "-w", "--width", "--block-size", "--format", "--hide", "--indicator-style",
 				"--quoting-style", "--sort", "--time", "--time-style",
 			},
 		},
@@ -118,7 +120,7 @@ func ReadOnly(root string) Rules {
 		},
 		"uniq": {
 			MaxOperands: 1,
-			ValueFlags:  []string{"-f", "--skip-fields", "-s", "--skip-chars", "-w", "--check-chars", "--group"},
+			ValueFlags:  []string{"-f", "--skip-fields", "-s", "--skip-chars", "-w", "--check-chars"},
 		},
 		"wc": {
 			DenyFlags:  []string{"--files0-from"},
