@@ -21,6 +21,9 @@ import (
 // question stays.
 var errHandover = said.Errorf(errdefs.ErrUnavailable, "the service is stopping: come back with the same Idempotency-Key")
 
+// errStopping is the cause for a caller who cannot come back: the question goes.
+var errStopping = said.Errorf(errdefs.ErrUnavailable, "the service is stopping, and the call has no Idempotency-Key to come back with: call again")
+
 // consent gets the call the consent that it needs: from the profile's rules, or
 // from somebody. An approver may change the input, which is then checked as the
 // caller's own was.
@@ -69,10 +72,14 @@ func (t *toolCall) wait(ctx context.Context, q approval.Request) error {
 	}
 	waiting, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(t.e.handing, func() { cancel(errHandover) })()
+	stopping := errHandover
+	if t.call.Key == "" {
+		stopping = errStopping
+	}
+	defer context.AfterFunc(t.e.handing, func() { cancel(stopping) })()
 	got, err := t.g.Gate.Wait(waiting, q.ID)
 	if err != nil {
-		if ctx.Err() != nil && t.call.Key == "" {
+		if t.call.Key == "" && waiting.Err() != nil {
 			give, cancel := detach(ctx, settleTime)
 			defer cancel()
 			err = errors.Join(err, t.g.Gate.Abandon(give, q.ID))
