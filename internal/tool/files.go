@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -53,7 +54,15 @@ func wireState(i wire.FileInfo) FileState {
 // request is the guest's request for a path of the caller's.
 func (c Caps) request(field, p string) (wire.FileRequest, error) {
 	full, err := c.path(field, p)
-	return wire.FileRequest{Path: full, NoFollow: c.NoFollow}, err
+	return wire.FileRequest{Path: full, NoFollow: c.NoFollow || c.inPart(full)}, err
+}
+
+// inPart says whether only a part of a folder that the guest keeps paths in is
+// allowed for a path. A link there may lead to another part, which the guest
+// would follow; so there none is followed.
+func (c Caps) inPart(full string) bool {
+	whole := func(d string) bool { return (d == wire.Workspace || d == wire.Tmp) && within(full, d) }
+	return len(c.Dirs) > 0 && !slices.ContainsFunc(c.Dirs, whole)
 }
 
 // writable refuses what a read-only profile does not give.
@@ -206,7 +215,7 @@ var fsWrite = define(Tool{
 	if r.Mode, err = permissions(in.Mode); err != nil {
 		return WriteOutput{}, Outcome{}, err
 	}
-	r.Size = int64(len(body))
+	r.Size, r.Recursive = int64(len(body)), true
 	info, err := box.WriteFile(ctx, r, bytes.NewReader(body))
 	return WriteOutput{Path: in.Path, Bytes: info.Size}, Outcome{}, err
 })

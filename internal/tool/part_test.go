@@ -1,0 +1,24 @@
+package tool
+
+import "testing"
+
+func TestInAPartOfAFolderNoLinkIsFollowed(t *testing.T) {
+	for _, c := range []struct {
+		dirs  []string
+		path  string
+		plain bool
+	}{
+		{nil, "a/b", false},
+		{[]string{"/workspace"}, "a/b", false},
+		{[]string{"/workspace", "/tmp"}, "/tmp/x", false},
+		{[]string{"/workspace/a", "/workspace"}, "a/b", false},
+		{[]string{"/workspace/a"}, "a/b", true},
+		{[]string{"/workspace/a", "/tmp"}, "a/b", true},
+		{[]string{"/workspace", "/tmp/a"}, "/tmp/a/b", true},
+	} {
+		r, err := Caps{Dirs: c.dirs}.request("path", c.path)
+		if err != nil || r.NoFollow != c.plain {
+			t.Errorf("%v %s: %+v %v", c.dirs, c.path, r, err)
+		}
+	}
+}
