@@ -3,9 +3,14 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
+
 	v1 "orchestrator/client/v1"
+	"orchestrator/internal/policy"
 	"orchestrator/internal/tool"
 )
 
@@ -50,9 +55,27 @@ func (e *Engine) ShellCompat(ctx context.Context, command, workspace string, tim
 		return nil, err
 	}
 	res, err := e.CallTool(ctx, call, compatTool, v1.ToolCall{Input: input, Session: "shell-" + name, Workspace: name, ReadOnly: true}, Watch{})
+	if _, bad := errors.AsType[*InvalidError](err); bad && errdefs.IsNotFound(err) { // it was not made yet
+		return marshal(CompatAnswer{Stderr: compatNoPlace, ReturnCode: -1})
+	}
 	if err != nil {
 		e.log.Error("command of a readonly client not run", "error", err)
 		return marshal(CompatAnswer{Stderr: compatBroken, ReturnCode: -1})
 	}
+	if res.Ending == policyDenied && res.Verdict != nil {
+		return marshal(CompatAnswer{Stderr: compatRefusal(*res.Verdict), ReturnCode: -1})
+	}
 	return res.Output, nil
+}
+
+// compatRefusal words a refusal as that system's own endpoint did, which was not
+// as its tool did, with the reason behind it.
+func compatRefusal(v v1.Verdict) string {
+	switch v.Class {
+	case policy.ClassForbidden:
+		return "Blocked: '" + strings.TrimPrefix(v.Rule, v.Class+":") + "' not allowed"
+	case policy.ClassAllowList, policy.ClassEmpty:
+		return "Command not allowed: " + v.Message
+	}
+	return v.Message
 }
