@@ -1,0 +1,236 @@
+//go:build integration
+
+package contracts
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+	"orchestrator/integration/harness"
+)
+
+// gatewayFiles are configurations of the gateway system, by the name of the
+// profile that they become. The example is its own, as it stands.
+var gatewayFiles = map[string]string{
+	"lists": `{"tools": {
+		"bash": {"allowedCommands": ["ls", "cat", "grep", "git", "pwd"], "allowedDirectories": ["/workspace"]}}}`,
+	"denies":         `{"tools": {"bash": {"deniedCommands": ["rm", "sudo"]}}}`,
+	"both":           `{"tools": {"bash": {"allowedCommands": ["ls", "rm"], "deniedCommands": ["rm"]}}}`,
+	"limits":         `{"tools": {"bash": {"timeoutMs": 1500, "maxOutputBytes": 100}, "filesystem": {"maxFileSize": 7}}}`,
+	"sizes":          `{"tools": {"filesystem": {"maxFileSize": 10485760}}}`,
+	"readonly-files": `{"tools": {"filesystem": {"readOnly": true}}}`,
+	"plain":          `{"tools": {"filesystem": {"followSymlinks": false}}}`,
+	"dirs":           `{"tools": {"filesystem": {"allowedDirectories": ["/workspace/in", "/tmp"]}, "bash": {"allowedDirectories": ["/workspace/in"]}}}`,
+	"boxed":          `{"tools": {"sandbox": {"enabled": true, "image": "other:latest", "networkMode": "bridge", "volumeMounts": {"/etc": "/host"}}}}`,
+	"memory":         `{"tools": {"sandbox": {"networkMode": "none", "memoryLimit": "64m"}}}`,
+	"cpu":            `{"tools": {"sandbox": {"cpuLimit": 0.25}}}`,
+	"caps":           `{"tools": {}, "policy": {"resourceLimits": {"bash": {"maxDuration": 1500, "maxMemory": 67108864}}}}`,
+	"cpu-caps":       `{"tools": {}, "policy": {"resourceLimits": {"bash": {"maxCpu": 0.25}}}}`,
+	"asks": `{"tools": {"bash": {"deniedCommands": ["rm"]}}, "approval": {"rules": [
+		{"toolName": "bash", "action": "approve", "condition": "input.command == 'true'"},
+		{"toolName": "bash", "action": "deny", "condition": "input.command == 'false'"},
+		{"toolName": "bash", "action": "prompt"}]}}`,
+	"breaks": `{"tools": {}, "approval": {"rules": [
+		{"toolName": "bash", "action": "deny", "condition": "input.args[0] == 'x'"},
+		{"toolName": "bash", "action": "approve"}]}}`,
+	"daily":   `{"tools": {}, "approval": {"rules": [{"toolName": "filesystem", "action": "budget", "budgetLimit": 2, "budgetPeriod": "daily"}]}}`,
+	"weekly":  `{"tools": {}, "approval": {"rules": [{"toolName": "filesystem", "action": "budget", "budgetLimit": 2, "budgetPeriod": "weekly"}]}}`,
+	"monthly": `{"tools": {}, "approval": {"rules": [{"toolName": "filesystem", "action": "budget", "budgetLimit": 2, "budgetPeriod": "monthly"}]}}`,
+	"amounts": `{"tools": {}, "approval": {"rules": [
+		{"toolName": "filesystem", "action": "budget", "budgetLimit": 10, "budgetPeriod": "daily", "budgetField": "content"}]}}`,
+	"off":   `{"tools": {"bash": {"enabled": false}}, "policy": {"enabled": {"filesystem": false}}}`,
+	"rates": `{"tools": {}, "policy": {"rateLimits": {"bash": {"maxCalls": 2, "windowMs": 600000}, "filesystem": {"maxCalls": 1, "windowMs": 300}}}}`,
+}
+
+// example is the source's own configuration, which package profile keeps as it
+// stands.
+const example = "../../internal/profile/testdata/gateway.json"
+
+// gatewayConfig has all of them in a folder of profiles.
+func gatewayConfig(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile(example)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := harness.TempDir(t)
+	harness.WriteFile(t, filepath.Join(dir, "example.json"), string(b))
+	for name, text := range gatewayFiles {
+		harness.WriteFile(t, filepath.Join(dir, name+".json"), text)
+	}
+	return fmt.Sprintf(`
+profiles: {dir: '%s'}
+templates:
+  default:
+    limits: {memory: 768MiB, pids: 160}
+    pool: {min: 1, max: 12, rate: 10, parallel: 2}
+  cold:
+    limits: {memory: 192MiB, pids: 160}
+    pool: {min: 0, max: 8}
+`, dir)
+}
+
+// table is the tests of a contract.
+type table = map[string]func(t *testing.T, s *harness.Server, l line)
+
+// gateway is the contract's test, with what its lines share.
+type gateway struct {
+	t      *testing.T
+	config string
+	once   sync.Once
+	slow   chan v1.ToolResult
+	names  int
+}
+
+func TestGateway(t *testing.T) {
+	t.Parallel()
+	g := &gateway{t: t, config: gatewayConfig(t), slow: make(chan v1.ToolResult, 1)}
+	tests := table{}
+	for _, part := range []table{g.tools(), g.bash(), g.files(), g.paths(), g.sandbox(), g.approvals(), g.budgets(), g.policy(), g.example()} {
+		maps.Copy(tests, part)
+	}
+	for id, run := range tests {
+		tests[id] = func(t *testing.T, s *harness.Server, l line) {
+			g.once.Do(func() { g.start(s) })
+			run(t, s, l)
+		}
+	}
+	hold(t, "gateway.txt", g.config, tests)
+}
+
+// start sets up the workspace, and lets a command run into the time-out that
+// nobody set while the other lines are tested.
+func (g *gateway) start(s *harness.Server) {
+	sleeper := g.somebody(g.t, s, "gateway", "bash")
+	done := make(chan struct{})
+	go func() { // the clean-up waits for it
+		defer close(done)
+		got, err := sleeper.client.CallTool(soon(g.t), "bash", sleeper.request(g.t, fields{"command": "sleep", "args": []string{"3000"}}), client.CallOptions{})
+		if err != nil {
+			g.t.Error(err)
+		}
+		g.slow <- got
+	}()
+	g.t.Cleanup(func() { <-done })
+	shell(g.t, operator(s, "gateway", "bash"), workspaceScript)
+}
+
+// workspaceScript makes what lines find in the workspace, and a folder outside.
+const workspaceScript = `
+set -e
+mkdir -p in/sub other ~/out
+echo inside > in/file
+echo deep > in/sub/file
+echo other > other/file
+echo theirs > ~/out/file
+ln -s in/file link-in
+ln -s in link-dir
+ln -s /etc/passwd link-file
+ln -s /etc link-folder
+ln -s chain-2 chain-1
+ln -s /etc/passwd chain-2
+ln -s ../../../etc link-dots
+ln -s ~/out/new link-new
+ln -s /proc/self link-proc
+ln -s ../other in/link-other
+ln -s ../other/file in/link-other-file
+`
+
+// somebody is a caller of their own, with a workspace, a sandbox, rates and
+// budgets that are nobody else's.
+func (g *gateway) somebody(t *testing.T, s *harness.Server, profile, tool string) agent {
+	t.Helper()
+	g.names++
+	return holder(t, s, v1.TokenRequest{Caller: fmt.Sprintf("caller-%d", g.names), Profile: profile}, tool)
+}
+
+// shell runs a script with bash of the profile gateway, and wants it to go well.
+func shell(t *testing.T, a agent, script string) string {
+	t.Helper()
+	r := a.call(t, fields{"command": "sh", "args": []string{"-c", script}})
+	if r.ExitCode == nil || *r.ExitCode != 0 {
+		t.Fatalf("%s: %+v %s", script, r, r.Output)
+	}
+	return outputOf(t, r)["stdout"].(string)
+}
+
+// words of a line that stand between backticks.
+func quoted(t *testing.T, l line) string {
+	t.Helper()
+	_, rest, _ := strings.Cut(l.says, "`")
+	word, _, ok := strings.Cut(rest, "`")
+	if !ok {
+		t.Fatalf("%s quotes nothing", l.id)
+	}
+	return word
+}
+
+// refuses wants a call that cannot be used: a problem about a field.
+func refuses(t *testing.T, a agent, in fields, field string) {
+	t.Helper()
+	got, err := a.client.CallTool(soon(t), a.tool, a.request(t, in), client.CallOptions{})
+	p, ok := errors.AsType[*v1.Problem](err)
+	if !ok || p.Code != "invalid_argument" || !strings.Contains(p.Field+" "+p.Detail, field) {
+		t.Errorf("%v: %+v %v; want an error about %s", in, got, err, field)
+	}
+}
+
+// like is ends, with a part of the message.
+func like(t *testing.T, r v1.ToolResult, ending, kind, part string) {
+	t.Helper()
+	if r.Ending != ending || r.Error == nil || r.Error.Type != kind || !strings.Contains(r.Error.Message, part) {
+		t.Errorf("%s %+v; want %s %s with %q (%.300s)", r.Ending, r.Error, ending, kind, part, r.Output)
+	}
+}
+
+func (g *gateway) tools() table {
+	known := func(t *testing.T, s *harness.Server, l line) v1.Tool {
+		t.Helper()
+		list, err := s.Client.Tools(soon(t), "gateway")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tool := range list {
+			if tool.Name == lastOf(l) {
+				return tool
+			}
+		}
+		t.Fatalf("%s is not in %+v", lastOf(l), list)
+		return v1.Tool{}
+	}
+	listed := func(description string, words ...string) func(t *testing.T, s *harness.Server, l line) {
+		return func(t *testing.T, s *harness.Server, l line) {
+			tool := known(t, s, l)
+			if !tool.Enabled || !strings.HasPrefix(tool.Description, description) {
+				t.Errorf("%+v", tool)
+			}
+			for _, w := range words {
+				if !strings.Contains(string(tool.Input), `"`+w+`"`) {
+					t.Errorf("no %s in %s", w, tool.Input)
+				}
+			}
+		}
+	}
+	later := func(in fields) func(t *testing.T, s *harness.Server, l line) {
+		return func(t *testing.T, s *harness.Server, l line) {
+			if known(t, s, l).Enabled {
+				t.Errorf("%s is enabled", lastOf(l))
+			}
+			ends(t, operator(s, "gateway", lastOf(l)).call(t, in), "policy_denied", "ToolDisabled", "Tool "+lastOf(l)+" is disabled")
+		}
+	}
+	return table{
+		"registry/bash":       listed("Execute bash commands", "command", "args", "cwd"),
+		"registry/filesystem": listed("File system operations", "operation", "path", "content", "encoding", "read", "write", "list", "stat", "delete"),
+		"registry/http":       later(fields{"method": "GET", "url": "https://example.com"}),
+		"registry/browser":    later(fields{"url": "https://example.com"}),
+	}
+}

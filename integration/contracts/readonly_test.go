@@ -1,0 +1,274 @@
+//go:build integration
+
+package contracts
+
+import (
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+	"orchestrator/integration/harness"
+)
+
+const readonlyConfig = `
+readonly_shell: {enabled: true, caller: chat, workspaces: {/srv/old: old, /srv/gone: gone}}
+templates:
+  default:
+    limits: {memory: 192MiB, pids: 160}
+    pool: {min: 1, max: 12, rate: 10, parallel: 2}
+`
+
+// whitelist are the commands that run, as refusals name them.
+const whitelist = "awk, cat, cut, date, diff, env, file, find, grep, head, less, ls, pwd, rg, sed, sort, stat, tail, tr, uniq, wc, which, whoami"
+
+// notesScript makes what lines find in a workspace.
+const notesScript = `
+set -e
+mkdir sub bin
+printf 'TODO one\ntwo\n' > notes
+printf 'notes\0' > list
+echo 1 > script
+printf '#!/bin/sh\necho evil\n' > ls && chmod +x ls && cp ls bin/ls
+ln -s /etc/passwd link-file
+ln -s /etc link-folder
+ln -s chain-2 chain-1
+ln -s /etc/passwd chain-2
+ln -s notes link-in
+`
+
+// readonly is the contract's test, with what its lines share.
+type readonly struct {
+	t    *testing.T
+	once sync.Once
+	// What waits for 30 s meanwhile: without a time-out, with one that is too
+	// long, and over POST /shell.
+	slow, most, shellSlow chan v1.ToolResult
+	before                string // what the workspace held
+
+	mu   sync.Mutex
+	told []string // what refusals and failures said
+}
+
+func TestReadonly(t *testing.T) {
+	t.Parallel()
+	r := &readonly{t: t, slow: make(chan v1.ToolResult, 1), most: make(chan v1.ToolResult, 1), shellSlow: make(chan v1.ToolResult, 1)}
+	tests := table{}
+	for _, part := range []table{r.commands(), r.refusals(), r.around(), r.shell()} {
+		maps.Copy(tests, part)
+	}
+	for id, run := range tests {
+		tests[id] = func(t *testing.T, s *harness.Server, l line) {
+			r.once.Do(func() { r.start(s) })
+			run(t, s, l)
+		}
+	}
+	hold(t, "readonly.txt", readonlyConfig, tests)
+}
+
+// start sets the workspaces up, and begins what takes 30 s.
+func (r *readonly) start(s *harness.Server) {
+	t := r.t
+	setup := operator(s, "default", "system.bash")
+	if got := setup.run(t, notesScript); got.ExitCode == nil || *got.ExitCode != 0 {
+		t.Fatalf("%s", got.Output)
+	}
+	r.before = r.holds(t, s)
+	chat := holder(t, s, v1.TokenRequest{Caller: "chat", Profile: "default", Trust: 3}, "system.bash")
+	if _, err := chat.client.CreateWorkspace(soon(t), "old"); err != nil {
+		t.Fatal(err)
+	}
+	box, err := chat.client.CreateSandbox(soon(t), v1.SandboxRequest{Workspace: "old", WhenEmpty: "cold"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := chat.client.Exec(soon(t), box.ID, v1.Exec{Command: notesScript}); err != nil || got.ExitCode != 0 {
+		t.Fatalf("%+v %v", got, err)
+	}
+	if err := chat.client.RemoveSandbox(soon(t), box.ID); err != nil {
+		t.Fatal(err)
+	}
+	var waits sync.WaitGroup
+	later := func(to chan v1.ToolResult, in fields) {
+		a := holder(t, s, v1.TokenRequest{Caller: "slow-" + itoa(len(in)), Profile: "readonly"}, "run_shell")
+		waits.Go(func() {
+			got, err := a.client.CallTool(soon(t), a.tool, a.request(t, in), client.CallOptions{})
+			if err != nil {
+				t.Error(err)
+			}
+			to <- got
+		})
+	}
+	later(r.slow, fields{"command": "tail -f --retry notes"})
+	later(r.most, fields{"command": "tail -f --retry notes", "timeout": 3600})
+	waits.Go(func() {
+		var got v1.ToolResult
+		got.Output = s.Ask(t, "POST", "/shell", `{"command":"tail -f notes","workspace":"/srv/old"}`, "Content-Type", "application/json").Body
+		r.shellSlow <- got
+	})
+	t.Cleanup(waits.Wait)
+}
+
+// holds is what is in the workspace, with the files' content.
+func (r *readonly) holds(t *testing.T, s *harness.Server) string {
+	t.Helper()
+	got := operator(s, "default", "system.bash").run(t, `find . -printf '%p %y %m %l\n' | sort; cat notes list script ls bin/ls`)
+	if got.ExitCode == nil || *got.ExitCode != 0 {
+		t.Fatalf("%s", got.Output)
+	}
+	return outputOf(t, got)["stdout"].(string)
+}
+
+// run runs a line in the one sandbox, and remembers what is said of refusals.
+func (r *readonly) run(t *testing.T, s *harness.Server, command string) v1.ToolResult {
+	t.Helper()
+	got := operator(s, "readonly", "run_shell").run(t, command)
+	if out := outputOf(t, got); out["success"] != true {
+		r.remember(string(got.Output) + got.Text + got.Detail)
+	}
+	return got
+}
+
+func (r *readonly) remember(text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.told = append(r.told, text)
+}
+
+// refused wants a refusal, by a rule that begins as it says, with a text.
+func (r *readonly) refused(t *testing.T, got v1.ToolResult, rule, says string) {
+	t.Helper()
+	if got.Ending != "policy_denied" || got.Verdict == nil || !strings.HasPrefix(got.Verdict.Rule, rule) {
+		t.Errorf("%s %+v %s; want a refusal by %s", got.Ending, got.Verdict, got.Output, rule)
+		return
+	}
+	gives(t, got, fields{"success": false, "stdout": "", "returncode": -1})
+	if text, _ := outputOf(t, got)["stderr"].(string); !strings.HasPrefix(text, "Security: ") || !strings.Contains(text, says) {
+		t.Errorf("%q; want %q", text, says)
+	}
+}
+
+func (r *readonly) commands() table {
+	find := func(t *testing.T, s *harness.Server) []v1.Tool {
+		t.Helper()
+		list, err := s.Client.Tools(soon(t), "readonly")
+		if err != nil || len(list) == 0 {
+			t.Fatalf("%+v %v", list, err)
+		}
+		return list
+	}
+	return table{
+		"tool/name": func(t *testing.T, s *harness.Server, _ line) {
+			if got := find(t, s)[0]; got.Name != "run_shell" || got.Description != "Run read-only shell commands like ls, cat, grep, find." || !got.Enabled {
+				t.Errorf("%+v", got)
+			}
+		},
+		"tool/input": func(t *testing.T, s *harness.Server, _ line) {
+			got := find(t, s)[0]
+			for _, name := range []string{"command", "timeout"} {
+				if !strings.Contains(string(got.Input), `"`+name+`"`) {
+					t.Errorf("no %s in %s", name, got.Input)
+				}
+			}
+			for _, name := range []string{"success", "stdout", "stderr", "returncode"} {
+				if !strings.Contains(string(got.Output), `"`+name+`"`) {
+					t.Errorf("no %s in %s", name, got.Output)
+				}
+			}
+			gives(t, r.run(t, s, "cat notes"), fields{"success": true, "stdout": "TODO one\ntwo\n", "stderr": "", "returncode": 0})
+		},
+		"tool/only": func(t *testing.T, s *harness.Server, _ line) {
+			if list := find(t, s); len(list) != 1 {
+				t.Errorf("%+v", list)
+			}
+		},
+		"allowed": func(t *testing.T, s *harness.Server, l line) {
+			command := quoted(t, l)
+			if program, _, _ := strings.Cut(command, " "); program != lastOf(l) {
+				t.Fatalf("%s is about %s", l.id, command)
+			}
+			says := map[string]string{
+				"ls": "notes\n", "cat": "two\n", "head": "TODO one\n", "tail": "two\n", "less": "two\n", "file": "notes: ", "stat": "notes", "find": "./notes\n", "grep": "notes:TODO one\n",
+				"rg": "TODO one", "awk": "1\n", "sed": "TODO one\n", "wc": "2 notes\n", "sort": "two\n", "uniq": "two\n", "cut": "TODO\n", "pwd": "/workspace\n", "which": "/bin/ls\n",
+				"whoami": "\n", "date": "UTC", "env": "PATH=",
+			}[lastOf(l)]
+			got := r.run(t, s, command)
+			gives(t, got, fields{"success": true, "returncode": 0})
+			if out, _ := outputOf(t, got)["stdout"].(string); !strings.Contains(out, says) {
+				t.Errorf("%q has no %q", out, says)
+			}
+		},
+		"allowed-all": func(t *testing.T, s *harness.Server, _ line) {
+			names := strings.Split(whitelist, ", ")
+			if !slices.IsSorted(names) || len(names) != 23 {
+				t.Fatal(names)
+			}
+			gives(t, r.run(t, s, "nothing"), fields{"stderr": "Security: Command 'nothing' not in whitelist. Allowed: " + whitelist})
+		},
+		"inside": func(t *testing.T, s *harness.Server, l line) {
+			gives(t, r.run(t, s, quoted(t, l)), fields{"success": true, "stdout": "TODO one\ntwo\n"})
+		},
+		"guest-link-inside": func(t *testing.T, s *harness.Server, _ line) {
+			gives(t, r.run(t, s, "cat link-in"), fields{"success": true, "stdout": "TODO one\ntwo\n"})
+		},
+		"words": func(t *testing.T, s *harness.Server, _ line) {
+			for command, want := range map[string]string{`grep -c 'TODO one' notes`: "1\n", `grep -c "TODO one" notes`: "1\n", `grep -c TODO\ one notes`: "1\n", "cat \t no'te's": "TODO one\ntwo\n"} {
+				gives(t, r.run(t, s, command), fields{"success": true, "stdout": want})
+			}
+		},
+		"meta-not": func(t *testing.T, s *harness.Server, l line) {
+			switch lastOf(l) {
+			case "line":
+				gives(t, r.run(t, s, "ls\nnotes"), fields{"success": true, "stdout": "notes\n"})
+			case "ampersand":
+				gives(t, r.run(t, s, "grep -c & notes"), fields{"success": false, "stdout": "0\n", "returncode": 1})
+			default:
+				gives(t, r.run(t, s, "ls *"), fields{"success": false, "stdout": "", "returncode": 2})
+			}
+		},
+	}
+}
+
+// hostWords are what only the host knows.
+func hostWords(t *testing.T, s *harness.Server) []string {
+	t.Helper()
+	name, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := []string{s.Dir(), s.Socket(), "/var/", "/run/", "/tmp/", "/sys/", "orchestrator", "runc", "cgroup", "goroutine", ".go:", "root:"}
+	if len(name) > 3 {
+		words = append(words, name)
+	}
+	return words
+}
+
+// shellAnswer is the one shape that POST /shell answers in.
+type shellAnswer struct {
+	Success    *bool   `json:"success"`
+	Stdout     *string `json:"stdout"`
+	Stderr     *string `json:"stderr"`
+	ReturnCode *int    `json:"returncode"`
+}
+
+// post sends a body to POST /shell, as its clients do, and wants their shape.
+func (r *readonly) post(t *testing.T, s *harness.Server, body string, success bool, says string) shellAnswer {
+	t.Helper()
+	got := s.Ask(t, "POST", "/shell", body, "Content-Type", "application/json")
+	var a shellAnswer
+	got.Into(t, &a)
+	if got.Status != 200 || a.Success == nil || a.Stdout == nil || a.Stderr == nil || a.ReturnCode == nil {
+		t.Fatalf("%s: %d %s", body, got.Status, got.Body)
+	}
+	if *a.Success != success || success != (*a.ReturnCode == 0) || !strings.Contains(*a.Stdout+*a.Stderr, says) {
+		t.Errorf("%s: %s; want %v, %q", body, got.Body, success, says)
+	}
+	if !success {
+		r.remember(string(got.Body))
+	}
+	return a
+}
