@@ -31,9 +31,10 @@ type CallOptions struct {
 	// one asked. A call that may wait for an approval should have one.
 	IdempotencyKey string
 	// Persist asks again with the key while the server is away or hands over:
-	// after a cut, where nobody listens, and where the server says that it is
-	// unavailable (but not for longer than PersistUnavailable at a time). Only
-	// the end of ctx gives it up. Without a key, it makes one.
+	// after a cut, where nobody listens any more, and where the server says that
+	// it is unavailable (but not for longer than PersistUnavailable at a time).
+	// Only the end of ctx gives it up; but where nobody listens to begin with,
+	// that is the answer. Without a key, it makes one.
 	Persist bool
 	// Asked: the call waits for an answer to this question. With Persist it may
 	// be told again.
@@ -73,9 +74,9 @@ func (c *Client) CallTool(ctx context.Context, name string, call v1.ToolCall, o 
 		o.IdempotencyKey = NewKey()
 	}
 	pause, since := persistMin, time.Time{}
-	for {
+	for begun := false; ; begun = true {
 		r, err := c.callTool(ctx, name, call, o)
-		if err == nil || context.Cause(ctx) != nil || !errdefs.IsUnavailable(err) {
+		if err == nil || context.Cause(ctx) != nil || !errdefs.IsUnavailable(err) || !begun && errors.Is(err, ErrNoServer) {
 			return r, err
 		}
 		switch {

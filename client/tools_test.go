@@ -140,13 +140,25 @@ func TestACallThatIsRefusedDoesNotPersist(t *testing.T) {
 }
 
 func TestPersistenceEndsWithItsContext(t *testing.T) {
+	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(http.StatusServiceUnavailable)
+		answer(t, w, v1.Problem{Status: 503, Code: "unavailable", Detail: "stopping"})
+	})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	reason := errors.New("enough")
+	if _, err := c.CallTool(ctx, "x", v1.ToolCall{}, CallOptions{Persist: true, Away: func(error) { cancel(reason) }}); !errors.Is(err, reason) {
+		t.Fatal(err)
+	}
+}
+
+func TestACallWhereNobodyListensDoesNotPersist(t *testing.T) {
 	c, err := New(Options{Address: freeAddress(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancelCause(t.Context())
-	reason := errors.New("enough")
-	if _, err := c.CallTool(ctx, "x", v1.ToolCall{}, CallOptions{Persist: true, Away: func(error) { cancel(reason) }}); !errors.Is(err, reason) {
+	away := func(error) { t.Error("it was asked again") }
+	if _, err := c.CallTool(t.Context(), "x", v1.ToolCall{}, CallOptions{Persist: true, Away: away}); !errors.Is(err, ErrNoServer) {
 		t.Fatal(err)
 	}
 }

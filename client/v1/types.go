@@ -251,12 +251,14 @@ type Version struct {
 // already_exists, failed_precondition, resource_exhausted, permission_denied,
 // unauthenticated, unavailable, deadline_exceeded, not_implemented, internal.
 type Problem struct {
-	Type         string `json:"type"`
-	Title        string `json:"title"`
-	Status       int    `json:"status"`
-	Detail       string `json:"detail"`
-	Code         string `json:"code"`
-	Field        string `json:"field,omitempty"`
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"`
+	Code   string `json:"code"`
+	Field  string `json:"field,omitempty"`
+	// Kind is what the profile of a tool calls an error of its input.
+	Kind         string `json:"kind,omitempty"`
 	RetryAfterMS int64  `json:"retry_after_ms,omitempty"`
 }
 
