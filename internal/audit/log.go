@@ -57,7 +57,8 @@ const (
 )
 
 // HeadAction is the action of the record that Open makes where the log does
-// not go on from where the head file says it was.
+// not go on from where the head file says it was. Its ending is the kind of the
+// problem, which Verify tells from then on.
 const HeadAction = "audit.head"
 
 // Log is an open audit log. All methods may be called concurrently. It starts
@@ -138,7 +139,7 @@ func Open(ctx context.Context, o Options) (*Log, error) {
 		last: last, mac: newMAC(key),
 	}
 	mismatch := l.compare(last, fresh)
-	if mismatch == "" {
+	if mismatch == nil {
 		l.announce(last) // so that the file is there from the first moment
 	}
 	go l.write()
@@ -149,33 +150,37 @@ func Open(ctx context.Context, o Options) (*Log, error) {
 	return l, nil
 }
 
-// compare says in which way the head file does not fit the last record, or "".
-func (l *Log) compare(last head, fresh bool) string {
+// compare says in which way the head file does not fit the last record; nil: it
+// does.
+func (l *Log) compare(last head, fresh bool) *Problem {
+	found := func(kind ProblemKind, format string, args ...any) *Problem {
+		return &Problem{last.Seq + 1, kind, fmt.Sprintf(format, args...)}
+	}
 	h, err := l.head.read()
 	switch {
 	case fresh && last.Seq == 0:
-		return "" // a new log
+		return nil // a new log
 	case fresh:
-		return fmt.Sprintf("the key file is missing: the %d records before this one cannot be verified any more", last.Seq)
+		return found(Unreadable, "the key file is missing: the %d records before this one cannot be verified any more", last.Seq)
 	case err != nil:
-		return "the head file cannot be used: " + err.Error()
+		return found(Unreadable, "the head file cannot be used: %v", err)
 	case h.Seq > last.Seq:
-		return fmt.Sprintf("the log ends at record %d, and the head file says %d: it was cut", last.Seq, h.Seq)
+		return found(Cut, "the log ends at record %d, and the head file says %d: it was cut", last.Seq, h.Seq)
 	case h.Seq == last.Seq && !hmac.Equal(h.Hash, last.Hash):
-		return fmt.Sprintf("record %d is not the one that the head file knows", last.Seq)
+		return found(Changed, "record %d is not the one that the head file knows", last.Seq)
 	}
-	return "" // older: the process died between a record and its head
+	return nil // older: the process died between a record and its head
 }
 
 // recover writes what the start found out.
-func (l *Log) recover(ctx context.Context, mismatch string) error {
+func (l *Log) recover(ctx context.Context, mismatch *Problem) error {
 	running, err := l.store.Running(ctx)
 	if err != nil {
 		return err
 	}
-	if mismatch != "" {
-		l.log.Error("the audit log does not fit its head", "problem", mismatch)
-		if err := l.Event(ctx, Record{Action: HeadAction, Error: mismatch}); err != nil {
+	if mismatch != nil {
+		l.log.Error("the audit log does not fit its head", "problem", mismatch.Message)
+		if err := l.Event(ctx, Record{Action: HeadAction, Ending: string(mismatch.Kind), Error: mismatch.Message}); err != nil {
 			return err
 		}
 	}

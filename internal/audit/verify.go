@@ -62,7 +62,8 @@ const (
 // back log and head to an older copy of both. Only a head that was kept out of
 // their reach shows that, and only for the records up to it. It also does not
 // know of what was never recorded. The last records before a loss of power may
-// be missing, and then the head file says that they were cut.
+// be missing, and then the head file says that they were cut. The next start
+// writes that into the log, and it stays a problem of this log for good.
 func (l *Log) Verify(ctx context.Context, kept string) (Report, error) {
 	var heads []witness
 	if kept != "" {
@@ -199,13 +200,29 @@ func (v *verifier) row(r store.AuditRow) {
 		return
 	}
 	v.renumbered(r.Seq, claims)
-	if call, caller := found(r.Record); call != r.Call || caller != r.Caller {
+	call, caller := found(r.Record)
+	if call != r.Call || caller != r.Caller {
 		v.problem(claims, Changed, "record %d is found by another call or caller than it says", claims)
+	}
+	if call == "" && caller == "" {
+		v.testimony(claims, r.Record)
 	}
 	v.blind = false
 	v.last.Seq = claims
 	v.last.Hash = append(v.last.Hash[:0], r.Hash...)
 	v.testify()
+}
+
+// testimony is what a start found out about the log and wrote into it: from
+// then on the head file fits again, and nothing else tells. Events of callers
+// have their names.
+func (v *verifier) testimony(seq int64, record []byte) {
+	if !bytes.Contains(record, []byte(HeadAction)) {
+		return
+	}
+	if r, err := decode(record); err == nil && r.Kind == KindEvent && r.Action == HeadAction {
+		v.problem(seq, ProblemKind(r.Ending), "a start of the service found that %s", r.Error)
+	}
 }
 
 // seqOf reads the number at the beginning of a record.
