@@ -67,6 +67,9 @@ func problem(err error) *v1.Problem {
 		p.RetryAfterMS = retryTime.Milliseconds() // unless more is known, below
 	}
 	p.Field = field(err)
+	if e, ok := errors.AsType[*engine.InputError](err); ok {
+		p.Kind = e.Type
+	}
 	if e, ok := errors.AsType[*engine.EmptyError](err); ok {
 		p.RetryAfterMS = e.RetryAfter.Milliseconds()
 	}
@@ -85,6 +88,9 @@ func problem(err error) *v1.Problem {
 
 func field(err error) string {
 	if e, ok := errors.AsType[*engine.InvalidError](err); ok {
+		return e.Field
+	}
+	if e, ok := errors.AsType[*engine.InputError](err); ok {
 		return e.Field
 	}
 	if e, ok := errors.AsType[*strict.FieldError](err); ok {

@@ -32,9 +32,12 @@ func sayable(err error, class string) string {
 	return class
 }
 
+// InputError is what is wrong with a tool's input, with its profile's name of it.
+type InputError = profile.InputError
+
 // sayInput makes what is wrong with an input readable for its caller.
 func sayInput(err error) error {
-	e, ok := errors.AsType[*profile.InputError](err)
+	e, ok := errors.AsType[*InputError](err)
 	switch {
 	case !ok:
 		return err
