@@ -136,7 +136,7 @@ func confirmMissing(t *testing.T, s *harness.Server, l line) {
 		t.Fatal(l.id)
 	}
 	got := s.Ask(t, "POST", "/v1/tools/bash/call", `{"profile":"confirm","input":`+input+`}`)
-	if p, ok := v1.Decode(got.Body); !ok || got.Status != 400 || p.Detail != "missing 'command' parameter" {
+	if p, ok := v1.Decode(got.Body); !ok || got.Status != 400 || p.Detail != "missing 'command' parameter" || p.Kind != "InvalidArgs" || p.Field != "command" {
 		t.Errorf("%d %s", got.Status, got.Body)
 	}
 }
@@ -163,7 +163,7 @@ var confirmDenies = map[string]commandSet{
 		runs:   []string{"echo mkfs", "ls mkfs; true", "man mkfs; true"},
 	},
 	"dd": {
-		denied: []string{"dd if=/dev/zero of=x", "dd of=x if=/dev/zero bs=1", "/bin/dd if=x", `d"d" if=x`, "nohup dd if=x", "sh -c 'dd if=x'", "dd 'if=x'"},
+		denied: []string{"dd if=/dev/zero of=x count=1", "dd of=x if=/dev/zero bs=1 count=1", "/bin/dd if=x", `d"d" if=x`, "nohup dd if=x", "sh -c 'dd if=x'", "dd 'if=x'"},
 		runs:   []string{"echo 'dd if=x'", "echo x | dd of=copy", "dd --version"},
 	},
 	"fork-bomb": {
@@ -400,7 +400,7 @@ func confirmStderr(t *testing.T, a agent) {
 
 func confirmFlood(t *testing.T, a agent) {
 	ends(t, a.run(t, "cat /dev/urandom"), "timeout", "Failed", "Command timed out after 1s")
-	reads(t, a.run(t, "echo hello"), "Exit code: 0\nhello\n")
+	reads(t, a.as("confirm").run(t, "echo hello"), "Exit code: 0\nhello\n")
 }
 
 func confirmNarrow(t *testing.T, a agent) {

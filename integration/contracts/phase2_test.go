@@ -42,6 +42,7 @@ func TestPhase2(t *testing.T) {
 		"kill-trust":   phase2Trust("system.kill", 2),
 		"bash-effects": phase2Effects("system.bash", "calls(shell)", "writes(filesystem)", "spawns(process)"),
 		"kill-effects": phase2Effects("system.kill", "calls(shell)"),
+		"cacheable":    phase2Cacheable,
 		"bash-title":   phase2Title,
 		"bash-input":   phase2Input("system.bash", "command", "timeout_ms", "working_directory", "run_in_background"),
 		"kill-input":   phase2Input("system.kill", "shell_id"),
@@ -101,6 +102,7 @@ func TestPhase2(t *testing.T) {
 		"kill-grace":        bash(phase2KillGrace),
 		"kill-tree":         bash(phase2KillTree),
 		"kill-result":       bash(phase2KillResult),
+		"kill-ended":        bash(phase2KillEnded),
 		"kill-unknown":      bash(phase2KillUnknown),
 		"kill-foreign":      phase2KillForeign,
 
@@ -182,6 +184,17 @@ func phase2Effects(name string, want ...string) phase2Test {
 	}
 }
 
+func phase2Cacheable(t *testing.T, s *harness.Server, _ line) {
+	for _, name := range []string{"system.bash", "system.kill"} {
+		if toolNamed(t, s, "phase2", name).Cacheable {
+			t.Errorf("%s is cacheable", name)
+		}
+	}
+	a := operator(s, "phase2", "system.bash")
+	gives(t, a.run(t, "echo x >> twice; cat twice"), fields{"stdout": "x\n"})
+	gives(t, a.run(t, "echo x >> twice; cat twice"), fields{"stdout": "x\nx\n"})
+}
+
 func phase2Title(t *testing.T, s *harness.Server, _ line) {
 	if got := toolNamed(t, s, "phase2", "system.bash").Description; !strings.Contains(got, "shell command") || !strings.Contains(got, "safety") {
 		t.Errorf("%q", got)
@@ -209,7 +222,7 @@ func phase2Input(name string, want ...string) phase2Test {
 	}
 }
 
-// phase2Count: the rules' ids end in numbers of patterns that they stand for.
+// phase2Count: so many lines of a kind have a set of commands each.
 func phase2Count(kind string, want int) phase2Test {
 	return func(t *testing.T, _ *harness.Server, _ line) {
 		n := 0
@@ -607,6 +620,15 @@ func phase2KillResult(t *testing.T, a agent) {
 	if out := outputOf(t, r); len(out) != 3 {
 		t.Errorf("%v", out)
 	}
+}
+
+func phase2KillEnded(t *testing.T, a agent) {
+	id := started(t, a, "exit 3")
+	harness.Eventually(t, harness.Short, "the shell ends", func() bool {
+		return outputOf(t, a.with("system.output").call(t, fields{"shell_id": id, "wait_ms": 500}))["state"] == "ended"
+	})
+	gives(t, a.kill(t, id), fields{"shell_id": id, "success": true})
+	gives(t, a.with("system.output").call(t, fields{"shell_id": id}), fields{"ending": "exited", "exit_code": 3})
 }
 
 func phase2KillUnknown(t *testing.T, a agent) {
