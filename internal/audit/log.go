@@ -208,7 +208,10 @@ func (l *Log) Begin(ctx context.Context, r Record) (*Entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return e, e.Opened(ctx)
+	if err := e.Opened(ctx); err != nil {
+		return nil, err
+	}
+	return e, nil
 }
 
 // Start is Begin without the wait: nothing may run before Opened has returned
