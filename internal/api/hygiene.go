@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -11,33 +12,8 @@ import (
 
 	v1 "orchestrator/client/v1"
 	"orchestrator/internal/engine"
-	"orchestrator/internal/guest"
-	"orchestrator/internal/safefile"
 	"orchestrator/internal/said"
-	"orchestrator/internal/strict"
 )
-
-// forCallers finds, in an error, the one whose words are for whoever called. The
-// words around it are not: they may name paths of the host, or what a driver
-// said.
-func forCallers(err error) error {
-	for _, find := range []func(error) error{
-		as[*engine.InvalidError], as[*strict.FieldError], as[*engine.QuotaError], as[*engine.EmptyError], as[*engine.EndedError],
-		as[*http.MaxBytesError], as[*said.Error], as[*safefile.Error], as[*guest.Error],
-	} {
-		if got := find(err); got != nil {
-			return got
-		}
-	}
-	return nil
-}
-
-func as[E error](err error) error {
-	if e, ok := errors.AsType[E](err); ok {
-		return e
-	}
-	return nil
-}
 
 // general says of each code what everybody may know.
 var general = map[string]string{
@@ -61,7 +37,7 @@ func seen(call engine.Call, log *slog.Logger, err error) error {
 	if err == nil || call.Operator {
 		return err
 	}
-	if got := forCallers(err); got != nil {
+	if got := cmp.Or(engine.As[*http.MaxBytesError](err), engine.ForCallers(err)); got != nil {
 		return got
 	}
 	p := problem(err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"reflect"
 	"slices"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"sigs.k8s.io/yaml"
+
+	"orchestrator/internal/strict"
 )
 
 // maxFile bounds the configuration file.
@@ -141,38 +144,11 @@ func keysOf(t reflect.Type) map[string]reflect.Type {
 }
 
 func unknown(path, key string, fields map[string]reflect.Type) error {
-	best, distance := "", len(key)
-	for f := range fields {
-		if d := editDistance(key, f); d < distance || d == distance && f < best {
-			best, distance = f, d
-		}
-	}
 	hint := ""
-	if best != "" && distance <= (len(key)+2)/2 {
+	if best := strict.Nearest(key, slices.Sorted(maps.Keys(fields))); best != "" {
 		hint = fmt.Sprintf("; did you mean %q?", best)
 	}
 	return fmt.Errorf("unknown key %s%s: %w", path, hint, errdefs.ErrInvalidArgument)
-}
-
-// editDistance is Levenshtein's.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // Environment lists the variables that stand over the file, in order, with

@@ -13,6 +13,7 @@ import (
 	"orchestrator/internal/guest"
 	"orchestrator/internal/guest/wire"
 	"orchestrator/internal/scheduler"
+	"orchestrator/internal/tool"
 	"orchestrator/runtime"
 )
 
@@ -103,14 +104,17 @@ func (e *Engine) exec(ctx context.Context, l *scheduler.Lease, id string, x v1.E
 	if limit == 0 {
 		limit = e.opts.MaxOutput
 	}
-	out, errOut := newCapture(limit), newCapture(limit)
+	cut := tool.Cut{Limit: limit}
+	if st.live() {
+		cut.Limit = 0 // they only count
+	}
+	out, errOut := tool.NewKeeper(cut), tool.NewKeeper(cut)
 	io := guest.IO{Stdin: in, Stdout: out, Stderr: errOut, Started: func(wire.Started) {
 		if st.Started != nil {
 			st.Started(id)
 		}
 	}}
 	if st.live() {
-		out, errOut = newCapture(0), newCapture(0) // they count
 		io.Stdout, io.Stderr = both(st.Stdout, out), both(st.Stderr, errOut)
 	}
 	began := time.Now()
@@ -126,14 +130,18 @@ func (e *Engine) exec(ctx context.Context, l *scheduler.Lease, id string, x v1.E
 		}
 	}
 	res := present(id, r)
-	res.Stdout, res.Stderr = out.String(), errOut.String()
-	res.StdoutBytes, res.StderrBytes = out.total, errOut.total
-	res.Truncated = !st.live() && (out.truncated() || errOut.truncated())
+	res.StdoutBytes, res.StderrBytes = out.Total(), errOut.Total()
+	if !st.live() {
+		var a, b bool
+		res.Stdout, a = out.Text()
+		res.Stderr, b = errOut.Text()
+		res.Truncated = a || b
+	}
 	return res, nil
 }
 
 // both writes to w, if there is one, and then to c.
-func both(w io.Writer, c *capture) io.Writer {
+func both(w io.Writer, c *tool.Keeper) io.Writer {
 	if w == nil {
 		return c
 	}

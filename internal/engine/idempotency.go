@@ -10,6 +10,7 @@ import (
 
 	"orchestrator/internal/said"
 	"orchestrator/internal/store"
+	"orchestrator/internal/tool"
 )
 
 // answerBytes bounds what is kept of an answer under an idempotency key, per
@@ -104,7 +105,7 @@ func shorten(s string, n int) (string, bool) {
 	if len(s) <= n {
 		return s, false
 	}
-	c := newCapture(int64(n))
-	c.Write([]byte(s)) //nolint:errcheck // it cannot fail
-	return c.String(), true
+	k := tool.NewKeeper(tool.Cut{Limit: int64(n)})
+	k.Write([]byte(s)) //nolint:errcheck // it cannot fail
+	return k.Text()
 }

@@ -11,23 +11,33 @@ import (
 	"orchestrator/internal/strict"
 )
 
-// sayable are the words of a tool's failure that its caller may read: those
-// that were made for callers, and else only its class.
+// ForCallers finds, in an error, the one whose words are for whoever called; nil
+// if there is none. The words around it are not: they may name paths of the
+// host, or what a driver said.
+func ForCallers(err error) error {
+	for _, find := range []func(error) error{
+		As[*InvalidError], As[*strict.FieldError], As[*QuotaError], As[*EmptyError], As[*EndedError], As[*said.Error], As[*safefile.Error], As[*guest.Error],
+	} {
+		if got := find(err); got != nil {
+			return got
+		}
+	}
+	return nil
+}
+
+// As is errors.AsType as an error, nil if there is none.
+func As[E error](err error) error {
+	if e, ok := errors.AsType[E](err); ok {
+		return e
+	}
+	return nil
+}
+
+// sayable are the words of a tool's failure that its caller may read, and else
+// only its class.
 func sayable(err error, class string) string {
-	if e, ok := errors.AsType[*guest.Error](err); ok {
-		return e.Error()
-	}
-	if e, ok := errors.AsType[*strict.FieldError](err); ok {
-		return e.Error()
-	}
-	if e, ok := errors.AsType[*InvalidError](err); ok {
-		return e.Error()
-	}
-	if e, ok := errors.AsType[*safefile.Error](err); ok {
-		return e.Error()
-	}
-	if e, ok := errors.AsType[*said.Error](err); ok {
-		return e.Error()
+	if got := ForCallers(err); got != nil {
+		return got.Error()
 	}
 	return class
 }

@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"cmp"
 	"errors"
 	"strings"
 
@@ -10,10 +11,6 @@ import (
 
 	v1 "orchestrator/client/v1"
 	"orchestrator/internal/engine"
-	"orchestrator/internal/guest"
-	"orchestrator/internal/safefile"
-	"orchestrator/internal/said"
-	"orchestrator/internal/strict"
 )
 
 // failed is a call that could not be carried out. Models see why, and may do
@@ -43,7 +40,7 @@ func (s *Server) protocolError(a Access, err error, what string) error {
 func (s *Server) words(a Access, err error, what string) string {
 	said := err
 	if !a.Call.Operator {
-		said = forCallers(err)
+		said = cmp.Or(engine.As[*v1.Problem](err), engine.ForCallers(err))
 	}
 	if said == nil || !known(err) {
 		s.log.Error(what, "caller", a.Call.Caller, "error", err)
@@ -52,26 +49,6 @@ func (s *Server) words(a Access, err error, what string) string {
 		return what + ": the service could not do this; its log says why"
 	}
 	return strings.ReplaceAll(withoutClass(said.Error()), "\n", "; ")
-}
-
-// forCallers finds, in an error, the one whose words are for whoever called.
-func forCallers(err error) error {
-	for _, find := range []func(error) error{
-		as[*v1.Problem], as[*engine.InvalidError], as[*strict.FieldError], as[*engine.EmptyError], as[*engine.EndedError],
-		as[*said.Error], as[*safefile.Error], as[*guest.Error],
-	} {
-		if got := find(err); got != nil {
-			return got
-		}
-	}
-	return nil
-}
-
-func as[E error](err error) error {
-	if e, ok := errors.AsType[E](err); ok {
-		return e
-	}
-	return nil
 }
 
 // classes are those of errors that are no fault of the service.

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/strict"
 )
 
 // FileError is what is wrong with a profile's file: where, in which part of it,
@@ -64,40 +66,10 @@ func (s *source) line(path string) int {
 
 // nearest proposes the known name that is closest to one that is not.
 func nearest(name string, known []string) string {
-	best, distance := "", len(name)
-	for _, k := range known {
-		if d := editDistance(name, k); d < distance || d == distance && best != "" && k < best {
-			best, distance = k, d
-		}
+	if best := strict.Nearest(name, known); best != "" {
+		return fmt.Sprintf("; did you mean %q?", best)
 	}
-	if best == "" || distance > (len(name)+2)/2 {
-		return ""
-	}
-	return fmt.Sprintf("; did you mean %q?", best)
-}
-
-// editDistance is Levenshtein's. Names over 64 bytes are too far from any.
-func editDistance(a, b string) int {
-	if len(a) > 64 || len(b) > 64 {
-		return max(len(a), len(b))
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
+	return ""
 }
 
 // shorten bounds what an error shows of a file.

@@ -1,4 +1,4 @@
-package engine
+package tool
 
 import (
 	"strings"
@@ -9,11 +9,11 @@ import (
 )
 
 // However it is written, what is kept is the head and the tail.
-func TestCaptureKeepsHeadAndTail(t *testing.T) {
+func TestAKeeperKeepsHeadAndTail(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limit := rapid.IntRange(1, 50).Draw(t, "limit")
 		parts := rapid.SliceOf(rapid.StringMatching(`[a-z]{0,40}`)).Draw(t, "parts")
-		c := newCapture(int64(limit))
+		c := NewKeeper(Cut{Limit: int64(limit)})
 		for _, p := range parts {
 			if n, err := c.Write([]byte(p)); n != len(p) || err != nil {
 				t.Fatal(n, err)
@@ -24,28 +24,28 @@ func TestCaptureKeepsHeadAndTail(t *testing.T) {
 		if len(all) > limit {
 			want = all[:(limit+1)/2] + all[len(all)-limit/2:]
 		}
-		if c.String() != want || c.truncated() != (len(all) > limit) || c.total != int64(len(all)) {
-			t.Fatalf("kept %q of %q with limit %d, want %q", c.String(), all, limit, want)
+		if got, cut := c.Text(); got != want || cut != (len(all) > limit) || c.Total() != int64(len(all)) {
+			t.Fatalf("kept %q of %q with limit %d, want %q", got, all, limit, want)
 		}
 	})
 }
 
-func TestCaptureIsValidUTF8(t *testing.T) {
+func TestAKeeperIsValidUTF8(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := newCapture(int64(rapid.IntRange(1, 20).Draw(t, "limit")))
+		c := NewKeeper(Cut{Limit: int64(rapid.IntRange(1, 20).Draw(t, "limit"))})
 		for _, p := range rapid.SliceOf(rapid.SliceOf(rapid.Byte())).Draw(t, "parts") {
 			c.Write(p) //nolint:errcheck // it cannot fail
 		}
-		if !utf8.ValidString(c.String()) {
-			t.Fatalf("%q", c.String())
+		if got, _ := c.Text(); !utf8.ValidString(got) {
+			t.Fatalf("%q", got)
 		}
 	})
 }
 
-func TestCaptureDropsHalfCharactersAtTheCut(t *testing.T) {
-	c := newCapture(8)
+func TestAKeeperDropsHalfCharactersAtTheCut(t *testing.T) {
+	c := NewKeeper(Cut{Limit: 8})
 	c.Write([]byte(strings.Repeat("ä", 20) + "x")) //nolint:errcheck // it cannot fail
-	if got := c.String(); strings.Contains(got, "\uFFFD") || !strings.HasPrefix(got, "ää") || !strings.HasSuffix(got, "äx") {
+	if got, _ := c.Text(); strings.Contains(got, "\uFFFD") || !strings.HasPrefix(got, "ää") || !strings.HasSuffix(got, "äx") {
 		t.Fatalf("%q", got)
 	}
 }
