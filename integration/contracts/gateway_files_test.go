@@ -190,7 +190,7 @@ func (g *gateway) files() table {
 // biggestRead reads a file of the greatest size, and not one with a byte more.
 func biggestRead(t *testing.T, a agent, profile string, size int) {
 	t.Helper()
-	shell(t, a, "truncate -s "+itoa(size)+" edge; truncate -s "+itoa(size+1)+" over")
+	shell(t, a, "yes | tr -d '\\n' | head -c "+itoa(size)+" > edge; truncate -s "+itoa(size+1)+" over")
 	out := outputOf(t, file(t, a.as(profile), "read", "edge"))
 	if out["size"] != float64(size) || len(out["content"].(string)) != size {
 		t.Errorf("%d bytes: size %v, %d bytes of content", size, out["size"], len(out["content"].(string)))

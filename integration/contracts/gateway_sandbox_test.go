@@ -97,12 +97,12 @@ func (g *gateway) sandbox() table {
 				t.Fatal(err)
 			}
 			id, mark := g.lease(t, s, v1.SandboxRequest{Workspace: w.Name}).ID, word()
-			script := "trap 'echo asked > told; exit' TERM; while :; do sleep 0.05; done # " + mark
+			script := "trap 'echo asked > told; exit' TERM; touch ready; while :; do sleep 0.05; done"
 			if _, err := s.Client.StartShell(soon(t), id, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"bash", "-c", script, mark}}}); err != nil {
 				t.Fatal(err)
 			}
 			there(t, mark, 1)
-			harness.Eventually(t, harness.Short, "the trap is set", func() bool { return g.exec(t, s, id, "sleep 0.2").ExitCode == 0 })
+			harness.Eventually(t, harness.Short, "the trap is set", func() bool { return g.exec(t, s, id, "test -e ready").ExitCode == 0 })
 			got, err := s.Client.StopSandbox(soon(t), id, harness.Short)
 			if err != nil || got.State != "gone" {
 				t.Errorf("%+v %v", got, err)
