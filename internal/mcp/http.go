@@ -65,8 +65,9 @@ func (s *Server) Serve(w http.ResponseWriter, r *http.Request, call engine.Call)
 	a.Call = call
 	a.Call.Key = "" // a key is of one call, and comes with it
 	x := s.byID(r.Header.Get(headerID))
-	if x != nil && x.caller != call.Caller {
-		x = nil // the library refuses
+	if x != nil && x.caller != call.Caller { // in the library's words for one that is not there
+		http.Error(w, "session not found", http.StatusNotFound)
+		return
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()

@@ -145,7 +145,7 @@ func TestASessionIsOnlyForTheCallerWhoBeganIt(t *testing.T) {
 	id := introduce(t, at, "ben")
 	for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodDelete} {
 		res, body := request(t, method, at, "eve", id, quick)
-		if res.StatusCode != http.StatusForbidden {
+		if res.StatusCode != http.StatusNotFound {
 			t.Errorf("%s of another's session is answered %d %s", method, res.StatusCode, body)
 		}
 	}
