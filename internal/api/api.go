@@ -139,6 +139,8 @@ type route struct {
 	// open routes need no token, and have no caller; operator routes are not for
 	// callers who are no operators.
 	open, operator bool
+	// direct routes run or write without a tool: see engine.Direct.
+	direct bool
 	// summary, body and answer are for /openapi.json.
 	summary      string
 	query        []string
@@ -163,6 +165,9 @@ func (s *Server) wrap(rt route) http.Handler {
 		}
 		if err == nil && rt.operator {
 			err = call.Operate("use " + rt.method + " " + rt.path)
+		}
+		if err == nil && rt.direct {
+			err = s.opts.Engine.Direct(call, "use "+rt.method+" "+rt.path)
 		}
 		if err == nil {
 			err = handle(out, r, rt.handle, call)

@@ -137,10 +137,39 @@ func TestErrorsHoldNothingOfTheHost(t *testing.T) {
 	}
 }
 
+// What runs or writes without a tool is past its policy, approvals and records.
+func TestWhoMayOnlyUseToolsDoesNotGetRoundThem(t *testing.T) {
+	srv, _ := newServer(t, "secret")
+	const id = "00000000-0000-7000-8000-000000000000"
+	for request, want := range map[string]int{
+		`{"caller":"a","trust":3}`:                        http.StatusForbidden, // the service's default is team
+		`{"caller":"b","profile":"team","trust":3}`:       http.StatusForbidden,
+		`{"caller":"c","profile":"readonly","trust":3}`:   http.StatusForbidden,
+		`{"caller":"d","profile":"default","trust":2}`:    http.StatusForbidden,
+		`{"caller":"e","profile":"default","trust":3}`:    http.StatusNotFound,
+		`{"caller":"f","profile":"team","operator":true}`: http.StatusNotFound,
+	} {
+		who := bearer(t, srv, request)
+		for _, c := range [][3]string{
+			{"POST", "/v1/sandboxes/" + id + "/exec", `{"argv":["true"]}`}, {"POST", "/v1/run", `{"argv":["true"],"workspace":"none"}`},
+			{"POST", "/v1/sandboxes/" + id + "/shells", `{"argv":["true"]}`}, {"POST", "/v1/shells/" + id + "/input", "x"},
+			{"PUT", "/v1/sandboxes/" + id + "/files?path=a", "x"}, {"POST", "/v1/sandboxes/" + id + "/files?path=a&to=b", ""}, {"DELETE", "/v1/sandboxes/" + id + "/files?path=a", ""},
+			{"PUT", "/v1/workspaces/none/files?path=a", "x"}, {"DELETE", "/v1/workspaces/none/files?path=a", ""}, {"DELETE", "/v1/workspaces/none", ""},
+		} {
+			if got := ask(t, srv, c[0], c[1], c[2], who...); got.status != want {
+				t.Errorf("%s: %s %s: %d %s; want %d", request, c[0], c[1], got.status, got.body, want)
+			}
+		}
+		if got := ask(t, srv, "GET", "/v1/sandboxes", "", who...); got.status != http.StatusOK {
+			t.Errorf("%s: %+v", request, got)
+		}
+	}
+}
+
 // Foreign and not there look the same on every route that has an id or a name.
 func TestAnothersAndNobodysLookTheSame(t *testing.T) {
 	srv, _ := newServer(t, "secret")
-	ann, bob := bearer(t, srv, `{"caller":"ann"}`), bearer(t, srv, `{"caller":"bob"}`)
+	ann, bob := bearer(t, srv, `{"caller":"ann"}`), bearer(t, srv, `{"caller":"bob","profile":"default","trust":3}`)
 	var s v1.Sandbox
 	ask(t, srv, "POST", "/v1/sandboxes", "{}", ann...).into(t, &s)
 	if got := ask(t, srv, "POST", "/v1/workspaces", `{"name":"w"}`, ann...); got.status != http.StatusCreated {

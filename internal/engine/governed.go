@@ -14,6 +14,7 @@ import (
 	"orchestrator/internal/audit"
 	"orchestrator/internal/policy"
 	"orchestrator/internal/profile"
+	"orchestrator/internal/said"
 	"orchestrator/internal/tool"
 )
 
@@ -79,6 +80,23 @@ func (e *Engine) profileOf(call Call) string {
 		return call.Profile
 	}
 	return e.opts.Governance.Default
+}
+
+// Direct refuses callers who may only use tools, for what runs or writes
+// without one: no policy, approval or record would see it. It is for operators,
+// and for callers of the highest trust whose profile is the one that refuses
+// nothing; what is what they may not do.
+func (e *Engine) Direct(call Call, what string) error {
+	if call.Operator || e.opts.Governance == nil {
+		return nil
+	}
+	if name := e.profileOf(call); name != profile.Default {
+		return said.Errorf(errdefs.ErrPermissionDenied, "callers of profile %s may not %s: use its tools (POST /v1/tools/NAME/call)", name, what)
+	}
+	if call.Trust < tool.TrustMax {
+		return said.Errorf(errdefs.ErrPermissionDenied, "only callers of trust level %d may %s, and this one has %d: use tools (POST /v1/tools/NAME/call)", tool.TrustMax, what, call.Trust)
+	}
+	return nil
 }
 
 // Profiles lists the profiles; for callers with a token, theirs.
