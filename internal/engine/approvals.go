@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"strings"
 
 	"github.com/containerd/errdefs"
 
@@ -34,6 +35,17 @@ func (e *Engine) Approvals(ctx context.Context, call Call, state string) ([]v1.A
 		out = append(out, presentApproval(q))
 	}
 	return out, nil
+}
+
+// hostError begins the text of errors in records that are for operators alone.
+const hostError = "service: "
+
+// recorded is the text of an error for a record.
+func recorded(err error) string {
+	if ForCallers(err) == nil {
+		return hostError + err.Error()
+	}
+	return err.Error()
 }
 
 // scopeOf is whose questions and records a caller sees: "" is everybody's.
@@ -142,6 +154,9 @@ func (e *Engine) Audit(ctx context.Context, call Call, f AuditFilter) ([]v1.Audi
 	}
 	out := make([]v1.AuditRecord, 0, len(list))
 	for _, r := range list {
+		if !call.Operator && strings.HasPrefix(r.Error, hostError) {
+			r.Error = "the service could not do this"
+		}
 		out = append(out, presentRecord(r))
 	}
 	return out, nil

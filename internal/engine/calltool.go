@@ -60,11 +60,12 @@ func (e *Engine) CallTool(ctx context.Context, call Call, name string, r v1.Tool
 }
 
 // keepTool is what is kept of a result under an idempotency key: one that is
-// too big loses its output, and its text says so.
+// too big loses its output, and says so.
 func keepTool(r v1.ToolResult) v1.ToolResult {
 	if len(r.Output)+len(r.Text) > maxRememberTool {
 		r.Output = nil
 		r.Text, _ = shorten(r.Text, answerBytes)
+		r.Detail = cmp.Or(r.Detail, "the output was too long to be kept for its Idempotency-Key")
 	}
 	return r
 }
@@ -126,7 +127,7 @@ func (t *toolCall) do(ctx context.Context) (res v1.ToolResult, err error) {
 	defer func() {
 		t.record.DurationMS = ms(time.Since(t.began))
 		if err != nil {
-			t.record.Error = t.g.Redactor.Text(err.Error())
+			t.record.Error = t.g.Redactor.Text(recorded(err))
 		}
 		finish, cancel := detach(ctx, settleTime)
 		defer cancel()

@@ -278,6 +278,14 @@ func TestASessionKeepsItsSandbox(t *testing.T) {
 	if second := s.call(t, agent, "system.bash", r); second.SandboxID != first.SandboxID {
 		t.Errorf("%s and then %s", first.SandboxID, second.SandboxID)
 	}
+	if _, err := s.CreateWorkspace(t.Context(), agent, v1.WorkspaceRequest{Name: "elsewhere"}); err != nil {
+		t.Fatal(err)
+	}
+	moved := r
+	moved.Workspace = "elsewhere"
+	if _, err := s.CallTool(t.Context(), agent, "system.bash", moved, Watch{}); !errdefs.IsInvalidArgument(err) || !strings.HasPrefix(err.Error(), "workspace") {
+		t.Errorf("another workspace than the session's: %v", err)
+	}
 	other := Call{Caller: "other", Profile: "team", Trust: 3}
 	if third := s.call(t, other, "system.bash", r); third.SandboxID == first.SandboxID {
 		t.Error("another caller got it")

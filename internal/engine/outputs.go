@@ -25,6 +25,7 @@ import (
 const (
 	keptStream = 16 << 20 // of one stream
 	keptAll    = 1 << 30
+	keptCaller = keptAll / 4 // of one caller: nobody fills it for all
 	keptTime   = time.Hour
 	keptSweep  = time.Minute
 )
@@ -36,7 +37,8 @@ type outputs struct {
 	dir string
 
 	mu    sync.Mutex
-	bytes int64 // what the files have together, about
+	bytes int64            // what the files have together, about
+	each  map[string]int64 // by folder: a caller's
 }
 
 func openOutputs(dir string) (*outputs, error) {
@@ -117,8 +119,8 @@ func (k *kept) put(p []byte) {
 	if len(p) == 0 || k.failed != nil {
 		return
 	}
-	if !k.outputs.reserve(int64(len(p))) {
-		k.failed = fmt.Errorf("outputs that are kept use up their %d bytes: %w", int64(keptAll), errdefs.ErrResourceExhausted)
+	if !k.outputs.reserve(filepath.Dir(k.path), int64(len(p))) {
+		k.failed = fmt.Errorf("outputs that are kept use up their %d bytes, or %d of one caller: %w", int64(keptAll), int64(keptCaller), errdefs.ErrResourceExhausted)
 		return
 	}
 	n, err := k.file.Write(p)
@@ -138,13 +140,14 @@ func (k *kept) done(cut bool) (bool, error) {
 	return true, errors.Join(k.failed, k.file.Close())
 }
 
-func (o *outputs) reserve(n int64) bool {
+func (o *outputs) reserve(folder string, n int64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.bytes+n > keptAll {
+	if o.bytes+n > keptAll || o.each[folder]+n > keptCaller {
 		return false
 	}
 	o.bytes += n
+	o.each[folder] += n
 	return true
 }
 
@@ -191,19 +194,25 @@ func (o *outputs) sweep(now time.Time) (int, error) {
 	}
 	slices.SortFunc(files, func(a, b file) int { return a.mod.Compare(b.mod) })
 	left := len(files)
+	each := map[string]int64{}
 	for _, f := range files {
-		if now.Sub(f.mod) < keptTime && total <= keptAll/4*3 {
-			break
+		each[filepath.Dir(f.path)] += f.size
+	}
+	for _, f := range files {
+		folder := filepath.Dir(f.path)
+		if now.Sub(f.mod) < keptTime && total <= keptAll/4*3 && each[folder] <= keptCaller/4*3 {
+			continue
 		}
 		if err := ignoreMissing(os.Remove(f.path)); err != nil {
 			return left, fmt.Errorf("outputs that are kept: %w", err)
 		}
 		total -= f.size
+		each[folder] -= f.size
 		left--
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.bytes = total
+	o.bytes, o.each = total, each
 	return left, nil
 }
 

@@ -107,6 +107,9 @@ func (t *toolCall) place(ctx context.Context) (l *scheduler.Lease, done func(), 
 	a := acquisition{alias: links(t.profile.Profile.Paths)}
 	if s := t.session(); s != "" {
 		l, err := t.e.session(ctx, t.call, s, r, a)
+		if err == nil {
+			err = t.fits(ctx, l)
+		}
 		return l, func() {}, err
 	}
 	// What goes on in the background needs a sandbox that does: it ends when
@@ -124,6 +127,27 @@ func (t *toolCall) place(ctx context.Context) (l *scheduler.Lease, done func(), 
 			t.e.log.Error("lease not ended", "sandbox", l.ID, "error", err)
 		}
 	}, nil
+}
+
+// fits refuses a call that asks for another place than its session has.
+func (t *toolCall) fits(ctx context.Context, l *scheduler.Lease) error {
+	r := t.r
+	if r.Template != "" && r.Template != l.Template {
+		return invalid("template", "is %q, and the session's sandbox is of %q: leave it out, or take another session", r.Template, l.Template)
+	}
+	if r.Workspace == "" && !r.ReadOnly {
+		return nil
+	}
+	s, err := t.e.Sandbox(ctx, t.call, l.ID)
+	switch {
+	case err != nil:
+		return err
+	case r.Workspace != "" && r.Workspace != s.Workspace:
+		return invalid("workspace", "is %q, and the session has %q: leave it out, or take another session", r.Workspace, s.Workspace)
+	case r.ReadOnly && !s.ReadOnly:
+		return invalid("read_only", "is asked for, and the session may write: take another session")
+	}
+	return nil
 }
 
 // links are the names of folders that a sandbox can have as links: those below

@@ -1,0 +1,93 @@
+package engine
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+)
+
+func TestOutputsAreTheirCallersAlone(t *testing.T) {
+	o, err := openOutputs(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := uuid.Must(uuid.NewV7()).String()
+	k := o.keep("ann", id, "stdout", 4)
+	for _, part := range []string{"ab", "cd", "ef", "gh"} {
+		k.Write([]byte(part)) //nolint:errcheck // it cannot fail
+	}
+	if have, err := k.done(true); !have || err != nil {
+		t.Fatal(have, err)
+	}
+	got, err := o.read("ann", id, OutputRequest{Offset: 2, Limit: 3})
+	if err != nil || got.Data != "cde" || got.NextOffset != 5 || got.EOF {
+		t.Errorf("%+v %v", got, err)
+	}
+	if got, err := o.read("ann", id, OutputRequest{Stream: "stderr"}); err != nil || !got.EOF {
+		t.Errorf("the stream that was not cut: %+v %v", got, err)
+	}
+	for caller, of := range map[string]string{"bob": id, "ann": "../" + id} {
+		if _, err := o.read(caller, of, OutputRequest{}); !errdefs.IsNotFound(err) {
+			t.Errorf("%s reads %s: %v", caller, of, err)
+		}
+	}
+}
+
+func TestWhatFitsIsNotKept(t *testing.T) {
+	o, err := openOutputs(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := o.keep("ann", uuid.Must(uuid.NewV7()).String(), "stdout", 4)
+	k.Write([]byte("abcd")) //nolint:errcheck // it cannot fail
+	if have, err := k.done(false); have || err != nil {
+		t.Error(have, err)
+	}
+}
+
+func TestOutputsAreBoundedAndForgotten(t *testing.T) {
+	o, err := openOutputs(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := []string{}
+	for range 3 {
+		id := uuid.Must(uuid.NewV7()).String()
+		k := o.keep("ann", id, "stdout", 0)
+		k.Write([]byte(strings.Repeat("x", 1000))) //nolint:errcheck // it cannot fail
+		if _, err := k.done(true); err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, id)
+	}
+	o.mu.Lock()
+	o.each[o.folder("ann")] = keptCaller - 10
+	o.mu.Unlock()
+	k := o.keep("ann", uuid.Must(uuid.NewV7()).String(), "stdout", 0)
+	k.Write([]byte(strings.Repeat("x", 1000))) //nolint:errcheck // it cannot fail
+	if _, err := k.done(true); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("over a caller's bound: %v", err)
+	}
+	other := o.keep("bob", ids[0], "stdout", 0)
+	other.Write([]byte("y")) //nolint:errcheck // it cannot fail
+	if _, err := other.done(true); err != nil {
+		t.Errorf("another caller: %v", err)
+	}
+	old := time.Now().Add(-2 * keptTime)
+	if err := os.Chtimes(o.path("ann", ids[0], "stdout"), old, old); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.sweep(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.read("ann", ids[0], OutputRequest{}); !errdefs.IsNotFound(err) {
+		t.Errorf("an old one: %v", err)
+	}
+	if _, err := o.read("ann", ids[1], OutputRequest{}); err != nil {
+		t.Errorf("a new one: %v", err)
+	}
+}
