@@ -169,7 +169,7 @@ fuzz() {
     local out=$LOGS/fuzz-$2.log try
     for try in 1 2; do
         say "fuzz $1 $2"
-        if go test -run '^$' -fuzz "^$2\$" -fuzztime "$FUZZ_TIME" -parallel 2 -timeout 5m "$1" >"$out" 2>&1; then
+        if go test -run '^$' -fuzz "^$2\$" -fuzztime "$FUZZ_TIME" -fuzzminimizetime 1s -parallel 2 -timeout 5m "$1" >"$out" 2>&1; then
             tail -n 1 "$out"
             return 0
         fi
