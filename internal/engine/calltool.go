@@ -391,7 +391,7 @@ func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err erro
 	if err != nil {
 		return v1.ToolResult{}, err
 	}
-	res.Output, res.Text = shown.Output, shown.Text
+	res.Output, res.Text = shown.Output, forModels(shown.Text)
 	if shown.Error == nil && (end.Refused || end.Ending == endedFailed) {
 		shown.Error = &profile.Error{Type: end.Ending, Message: end.Message}
 	}
@@ -399,6 +399,20 @@ func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err erro
 		res.Error = &v1.ToolError{Type: shown.Error.Type, Message: shown.Error.Message, RetryAfterMS: end.RetryAfterMS}
 	}
 	return res, nil
+}
+
+// maxText bounds the form for models of an output that its tool did not cut: a
+// file of many megabytes is in the output, and no model reads it twice.
+const maxText = 256 << 10
+
+func forModels(text string) string {
+	if len(text) <= maxText {
+		return text
+	}
+	k := tool.NewKeeper(tool.Cut{Limit: maxText, Marker: "\n... ({omitted} of {total} {unit} left out) ...\n"})
+	k.Write([]byte(text)) //nolint:errcheck // it cannot fail
+	text, _ = k.Text()
+	return text
 }
 
 // isAnswer tells refusals and failures of the tool, which are answers, from
