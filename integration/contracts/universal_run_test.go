@@ -1,0 +1,96 @@
+//go:build integration
+
+package contracts
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"orchestrator/client"
+)
+
+// universalTime: with this timeout (nil: none) a command of the profile has so
+// many milliseconds.
+func universalTime(profile string, given any, has int) func(t *testing.T, a agent) {
+	return func(t *testing.T, a agent) {
+		in := fields{"command": "ls"}
+		if given != nil {
+			in["timeout"] = given
+		}
+		gives(t, a.as(profile).call(t, in), fields{"timeout_ms": has})
+	}
+}
+
+func universalGiven(t *testing.T, a agent) {
+	universalTime("seen", 5, 5_000)(t, a)
+	universalTime("seen", 0.25, 250)(t, a)
+	universalTime("seen", 600, 600_000)(t, a)
+}
+
+func universalAgentCap(t *testing.T, a agent) {
+	universalTime("patient", 1200, 1_200_000)(t, a)
+	universalTime("patient", 7200, 1_800_000)(t, a)
+	universalTime("patient", nil, 120_000)(t, a)
+	universalTime("writer-seen", 601, 600_000)(t, a)
+	a = a.as("hasty")
+	for _, in := range []fields{{"command": "sleep 600"}, {"command": "sleep 600", "timeout": 60}} {
+		gives(t, a.call(t, in), fields{"timed_out": true})
+	}
+}
+
+func universalTimeout(t *testing.T, a agent) {
+	r := a.call(t, fields{"command": "echo before; sleep 600", "timeout": 1})
+	ends(t, r, "timeout", "Timeout", "Command timed out after 1s")
+	gives(t, r, fields{"timed_out": true, "exit_code": -1})
+	if !strings.HasPrefix(r.Text, "Command timed out after 1s") {
+		t.Errorf("%q", r.Text)
+	}
+	gives(t, a.run(t, "exit 124"), fields{"timed_out": false, "exit_code": 124})
+}
+
+func universalTimeKill(t *testing.T, a agent) {
+	timeoutKills(t, func(command string, seconds int) (agent, fields) {
+		return a, fields{"command": command, "timeout": seconds}
+	})
+}
+
+func universalTimeWrong(t *testing.T, a agent) {
+	for _, timeout := range []any{0, -1, "10", true} {
+		_, err := a.client.CallTool(soon(t), a.tool, a.request(t, fields{"command": "ls", "timeout": timeout}), client.CallOptions{})
+		if err == nil || !strings.Contains(err.Error(), "timeout") {
+			t.Errorf("%v: %v", timeout, err)
+		}
+	}
+}
+
+func universalWhole(t *testing.T, a agent) {
+	gives(t, a.run(t, "head -c 50000 /dev/zero | tr '\\0' x"), fields{"stdout": strings.Repeat("x", 50_000), "truncated": false})
+}
+
+func universalTail(t *testing.T, a agent) {
+	r := a.run(t, "printf head; head -c 50000 /dev/zero | tr '\\0' x")
+	gives(t, r, fields{"stdout": "... (4 of 50004 characters truncated)\n" + strings.Repeat("x", 50_000), "truncated": true})
+	if caps := toolNamed(t, a.s, "universal", "run_command").Caps; caps.Output != 50_000 || caps.OutputUnit != "characters" {
+		t.Errorf("%+v", caps)
+	}
+}
+
+func universalStreams(t *testing.T, a agent) {
+	r := a.run(t, "head -c 50000 /dev/zero | tr '\\0' x; (printf head; head -c 50000 /dev/zero | tr '\\0' y) >&2")
+	gives(t, r, fields{"stdout": strings.Repeat("x", 50_000), "stderr": "... (4 of 50004 characters truncated)\n" + strings.Repeat("y", 50_000), "truncated": true})
+}
+
+func universalCharacters(t *testing.T, a agent) {
+	out := outputOf(t, a.run(t, `python3 -c "print('x' + 'é€' * 25000, end='')"`))
+	if got := out["stdout"].(string); !strings.HasSuffix(got, strings.Repeat("é€", 25_000)) || strings.Contains(got, "x") || out["truncated"] != true {
+		t.Errorf("%d characters, truncated: %v", utf8.RuneCountInString(got), out["truncated"])
+	}
+}
+
+func universalRest(t *testing.T, a agent) {
+	r := a.run(t, "printf head; head -c 50000 /dev/zero | tr '\\0' x")
+	if o, err := a.client.CallOutput(soon(t), r.Rest, client.OutputRequest{Limit: 4}); err != nil || o.Data != "head" {
+		t.Errorf("the beginning by %q is %+v %v", r.Rest, o, err)
+	}
+}
