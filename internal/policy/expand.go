@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"slices"
 	"strings"
 
 	"mvdan.cc/sh/v3/syntax"
@@ -123,14 +124,18 @@ func (r *run) braces(w *syntax.Word, emit func([]syntax.WordPart)) bool {
 		r.visit(w.Parts)
 		return false
 	}
+	all := w.Parts
 	if open > 0 {
-		split = syntax.SplitBraces(w) || split
+		// Of a copy: a word that was split does not know its place any more.
+		c := &syntax.Word{Parts: slices.Clone(all)}
+		split = syntax.SplitBraces(c) || split
+		all = c.Parts
 	}
 	if !split {
-		emit(w.Parts)
+		emit(all)
 		return true
 	}
-	words := r.alternatives(w.Parts)
+	words := r.alternatives(all)
 	if words == nil {
 		r.visit(w.Parts)
 		return false

@@ -18,6 +18,9 @@ func sane(t *testing.T, command string, v Verdict) {
 	if v.Action != Allow && v.Action != Ask && v.Action != Deny {
 		t.Fatalf("%q: no action: %+v", command, v)
 	}
+	if v.Rule == unreadable {
+		t.Fatalf("%q: a fault", command)
+	}
 	if v.Action != Allow && (v.Message == "" || v.Class == "" || v.Rule == "") {
 		t.Fatalf("%q: says nothing: %+v", command, v)
 	}

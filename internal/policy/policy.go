@@ -140,13 +140,17 @@ func (r *run) top(command string) {
 // stopped ends a walk that went past its bounds.
 type stopped struct{}
 
-// guard runs a walk and takes back what bounds end it by.
+// unreadable is the rule of a command that something went wrong over while it
+// was looked at: a fault of ours or of the parser's.
+const unreadable = "unreadable"
+
+// guard runs a walk and takes back what bounds end it by. A fault refuses the
+// command, and does no more.
 func (r *run) guard(walk func()) {
 	defer func() {
-		if e := recover(); e != nil {
-			if _, ok := e.(stopped); !ok {
-				panic(e)
-			}
+		e := recover()
+		if _, ended := e.(stopped); e != nil && !ended {
+			r.report(finding{action: Deny, class: ClassLimit, rule: unreadable, reason: "it cannot be looked at", at: span{0, len(r.src)}})
 		}
 	}()
 	walk()
