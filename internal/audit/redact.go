@@ -1,12 +1,14 @@
 package audit
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"regexp"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // Redacted stands where a secret was.
@@ -106,10 +108,15 @@ func (r *Redactor) beginning(s string, limit int) string {
 
 // JSON is raw without secrets: in strings, in the values of members whose
 // names say that they are secret, and in the arguments behind such flags. Valid
-// JSON stays valid; what is not valid comes back as a JSON string.
+// JSON stays valid; what is not valid comes back as a JSON string. It is valid
+// UTF-8 in any case, which json.Valid does not ask for and readers of an export
+// do.
 func (r *Redactor) JSON(raw json.RawMessage) json.RawMessage {
 	if !json.Valid(raw) {
 		return r.seal(quote(r.Text(string(raw))))
+	}
+	if !utf8.Valid(raw) {
+		raw = bytes.ToValidUTF8(raw, []byte("\uFFFD"))
 	}
 	return r.seal(r.walk(string(raw), len(raw)))
 }

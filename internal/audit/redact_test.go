@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unicode/utf8"
 )
 
 // What looks like a secret is put together here, so that nobody's scanner
@@ -156,6 +157,20 @@ func written(v string) map[string]string {
 		"base64": base64.StdEncoding.EncodeToString([]byte(v)), "base64 for URLs": base64.RawURLEncoding.EncodeToString([]byte(v)),
 		"base64 behind one byte": base64.StdEncoding.EncodeToString([]byte(":" + v)), "base64 behind two": base64.StdEncoding.EncodeToString([]byte("a:" + v + "\n")),
 		"base64 behind four": base64.URLEncoding.EncodeToString([]byte("ann:" + v + "xy")),
+	}
+}
+
+// A caller who sends bytes that are no text does not make an export that
+// nobody can read.
+func TestRedactedJSONIsAlwaysText(t *testing.T) {
+	for _, in := range []string{"{\"a\":\"\xff\xfeb\"}", "{\"\xc3\":1}", "no json \xff", "\xff"} {
+		r := NewRedactor()
+		if out := r.JSON([]byte(in)); !utf8.Valid(out) || !json.Valid(out) {
+			t.Errorf("%q becomes %q", in, out)
+		}
+		if out, _, _ := r.Input([]byte(in)); !utf8.Valid(out) || !json.Valid(out) {
+			t.Errorf("%q is recorded as %q", in, out)
+		}
 	}
 }
 
