@@ -160,8 +160,8 @@ func kept(t *testing.T, dir string) (files []place) {
 	return files
 }
 
-// Whatever is done to the audit log while nobody looks is found, each time that
-// it is checked from then on.
+// Whatever is done to the audit log while nobody looks is found, also by whoever
+// checks it long after.
 func TestATamperedAuditIsFound(t *testing.T) {
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand, Seed: &seed})
 	for i := range 6 { // of twelve records; nothing of it needs a sandbox
@@ -206,14 +206,19 @@ func TestATamperedAuditIsFound(t *testing.T) {
 			defer s.For(t)()
 			restore(t, s.Dir(), saved)
 			tamper(t, filepath.Join(s.Dir(), "audit.db"), c.do)
-			for _, when := range []string{"at first", "after a restart"} {
+			times := 1
+			if c.kind == "cut" { // what a start finds, the next one could not
+				times = 2
+			}
+			for range times {
 				s.Start()
 				got := s.CLI(t, "audit", "verify")
 				if got.Code != 1 || !strings.Contains(got.Stdout, "NOT WHOLE") || !strings.Contains(got.Stdout, c.kind) {
-					t.Errorf("%s: exit code %d\n%s%s", when, got.Code, got.Stdout, got.Stderr)
+					t.Errorf("exit code %d\n%s%s", got.Code, got.Stdout, got.Stderr)
 				}
-				if got := s.CLI(t, "audit", "verify", "--head", report.Head); got.Code != 1 && c.name != "a record added at the end" {
-					t.Errorf("%s, with the head from before: exit code %d\n%s%s", when, got.Code, got.Stdout, got.Stderr)
+				again, err := s.Client.VerifyAudit(within(t), report.Head)
+				if err != nil || again.OK {
+					t.Errorf("with the head from before: %+v %v", again, err)
 				}
 				s.Term()
 			}

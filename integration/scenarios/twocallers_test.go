@@ -44,10 +44,14 @@ func TestToolCallersAreApart(t *testing.T) {
 		t.Run("by the same names", func(t *testing.T) { sameNames(t, ann, bob) })
 		t.Run("by keys", func(t *testing.T) { keysAreOnesOwn(t, s) })
 		t.Run("in watching", func(t *testing.T) { watchesAreOnesOwn(t, s) })
+		t.Run("over MCP", func(t *testing.T) { protocolSessionsAreOnesOwn(t, ann, bob) })
 
 		// Nothing of it did anything.
 		if got := ann.as(t, "system.output", `{"session":"`+session+`","input":{"shell_id":"`+of.shell+`"}}`); got.Ending != "ok" || !strings.Contains(string(got.Output), `"running"`) {
 			t.Errorf("the shell: %+v %s", got, got.Output)
+		}
+		if got := ann.ask(t, "GET", "/v1/calls/"+of.call+"/output", ""); got.Status != http.StatusOK || !strings.Contains(string(got.Body), "secret-of-ann") {
+			t.Errorf("the output: %d %.200s", got.Status, got.Body)
 		}
 		if got, err := s.Client.Approval(within(t), of.question); err != nil || got.State != "pending" {
 			t.Errorf("the question: %+v %v", got, err)
@@ -270,6 +274,47 @@ func watchesAreOnesOwn(t *testing.T, s *harness.Server) {
 		if _, err := s.Client.AnswerApproval(within(t), id, v1.ApprovalAnswer{Action: "deny"}); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// speak sends a message of the Model Context Protocol.
+func (p somebody) speak(t *testing.T, method, session, message string) harness.Answer {
+	t.Helper()
+	header := append([]string{"Content-Type", "application/json", "Accept", "application/json, text/event-stream", "MCP-Protocol-Version", "2025-06-18"}, p.header...)
+	if session != "" {
+		header = append(header, "Mcp-Session-Id", session)
+	}
+	return p.Ask(t, method, "/mcp", message, header...)
+}
+
+// A session of the protocol is its caller's: for another it is as one that is
+// not there, and it goes on.
+func protocolSessionsAreOnesOwn(t *testing.T, ann, bob somebody) {
+	const (
+		begin = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"scenario","version":"1"}}}`
+		begun = `{"jsonrpc":"2.0","method":"notifications/initialized"}`
+		cat   = `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"system_bash","arguments":{"command":"echo of-ann >> mcp.txt; cat mcp.txt"}}}`
+	)
+	opened := ann.speak(t, "POST", "", begin)
+	id := opened.Header.Get("Mcp-Session-Id")
+	if opened.Status != http.StatusOK || id == "" {
+		t.Fatalf("%d %v %s", opened.Status, opened.Header, opened.Body)
+	}
+	ann.speak(t, "POST", id, begun)
+	if got := ann.speak(t, "POST", id, cat); got.Status != http.StatusOK || !strings.Contains(string(got.Body), "of-ann") {
+		t.Fatalf("%d %s", got.Status, got.Body)
+	}
+	for _, c := range [][2]string{{"POST", cat}, {"POST", begun}, {"DELETE", ""}} {
+		theirs, none := bob.speak(t, c[0], id, c[1]), bob.speak(t, c[0], "no-such-session", c[1])
+		if theirs.Status/100 != 4 || theirs.Status != none.Status || string(theirs.Body) != string(none.Body) {
+			t.Errorf("%s %s: %d %s, and for nobody's %d %s", c[0], c[1], theirs.Status, theirs.Body, none.Status, none.Body)
+		}
+	}
+	if got := ann.speak(t, "POST", id, cat); got.Status != http.StatusOK || strings.Count(string(got.Body), "of-ann") < 2 {
+		t.Errorf("%d %s", got.Status, got.Body)
+	}
+	if got := ann.speak(t, "DELETE", id, ""); got.Status/100 != 2 {
+		t.Errorf("%d %s", got.Status, got.Body)
 	}
 }
 
