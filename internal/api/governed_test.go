@@ -2,6 +2,7 @@ package api
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -454,6 +455,9 @@ func TestWhoMayUseTheReadonlyShell(t *testing.T) {
 		"a page of the same host":   {"127.0.0.1:5", "tcp", []string{"Sec-Fetch-Site", "same-site"}, false},
 		"a form":                    {"127.0.0.1:5", "tcp", []string{"Content-Type", "text/plain"}, false},
 		"a form that says nothing":  {"127.0.0.1:5", "tcp", []string{"Content-Type", ""}, false},
+		"a page of a rebound name":  {"127.0.0.1:5", "tcp", []string{"Host", "evil.example:7070"}, false},
+		"by the address of IPv6":    {"[::1]:5", "tcp", []string{"Host", "[::1]:7070"}, true},
+		"a name on a unix socket":   {"@", "unix", []string{"Host", "orchestrator"}, true},
 		"a form over a unix socket": {"@", "unix", []string{"Content-Type", "application/x-www-form-urlencoded"}, false},
 	} {
 		r := httptest.NewRequest("POST", "/shell", nil)
@@ -462,6 +466,7 @@ func TestWhoMayUseTheReadonlyShell(t *testing.T) {
 		for i := 0; i+1 < len(c.header); i += 2 {
 			r.Header.Set(c.header[i], c.header[i+1])
 		}
+		r.Host = cmp.Or(r.Header.Get("Host"), "localhost:7070")
 		var addr net.Addr = &net.TCPAddr{}
 		if c.local == "unix" {
 			addr = &net.UnixAddr{Net: "unix"}

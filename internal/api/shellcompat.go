@@ -6,6 +6,7 @@ import (
 	"mime"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -100,7 +101,7 @@ func (s *Server) shellRefusal(w http.ResponseWriter, err error) error {
 
 // fromHere refuses everybody who is not a program on this host, and pages that
 // a browser on it shows: those send Origin, or Sec-Fetch-Site, or cannot send
-// JSON.
+// JSON, or have a name of their own that leads here.
 func fromHere(r *http.Request) error {
 	refused := func(why string) error {
 		return said.Errorf(errdefs.ErrPermissionDenied, "%s %s", shellCompatRoute, why)
@@ -111,6 +112,9 @@ func fromHere(r *http.Request) error {
 	if site := r.Header.Get("Sec-Fetch-Site"); r.Header.Get("Origin") != "" || site != "" && site != "none" {
 		return refused("does not answer web pages")
 	}
+	if !overUnix(r) && !loopback(r.Host) {
+		return refused("is on this host alone: call it by localhost or a loopback address")
+	}
 	if m, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || m != formJSON {
 		return refused("needs Content-Type " + formJSON)
 	}
@@ -119,11 +123,19 @@ func fromHere(r *http.Request) error {
 
 // localPeer says whether a request came over a unix socket or from a loopback
 // address.
-func localPeer(r *http.Request) bool {
-	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && local.Network() == "unix" {
-		return true
+func localPeer(r *http.Request) bool { return overUnix(r) || loopback(r.RemoteAddr) }
+
+func overUnix(r *http.Request) bool {
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	return ok && local.Network() == "unix"
+}
+
+// loopback says whether HOST or HOST:PORT is this host's own.
+func loopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		host = strings.Trim(address, "[]")
 	}
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	ip := net.ParseIP(host)
-	return err == nil && ip != nil && ip.IsLoopback()
+	return strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
 }
