@@ -43,6 +43,11 @@ func TestListenersHearOfAllThatConcernsThem(t *testing.T) {
 	}
 	expect("all", all, "asked", before.Request.ID)
 	expect("ann", anns, "asked", before.Request.ID)
+	for listening := 0; listening < 3; time.Sleep(time.Millisecond) { // bea has heard nothing yet
+		w.mu.Lock()
+		listening = len(w.listeners)
+		w.mu.Unlock()
+	}
 	a := call("a", prompts(t))
 	a.Caller = "bea"
 	d := w.want(t, a, OutcomeAsked)
