@@ -180,7 +180,7 @@ func (l *Log) announce(h head) {
 
 // headEvery bounds how often the head file is written. What a kill leaves
 // without a head is at most that old.
-const headEvery = 20 * time.Millisecond
+const headEvery = 100 * time.Millisecond
 
 // writeHeads writes the head file, off the way of the records: under load it
 // skips to the newest.

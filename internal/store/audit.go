@@ -63,18 +63,16 @@ const AuditTime = "2006-01-02T15:04:05.000000Z"
 const auditSchema = `
 CREATE TABLE IF NOT EXISTS records (
 	seq INTEGER PRIMARY KEY, record TEXT NOT NULL, prev BLOB NOT NULL, hash BLOB NOT NULL,
-	call TEXT NOT NULL DEFAULT '', caller TEXT NOT NULL DEFAULT '',
-	time TEXT AS (substr(record, instr(record, '"time":"') + 8, 27)) VIRTUAL,
-	action TEXT AS (iif(json_valid(record), record ->> '$.action', NULL)) VIRTUAL,
-	verdict TEXT AS (iif(json_valid(record), record ->> '$.verdict', NULL)) VIRTUAL,
-	ending TEXT AS (iif(json_valid(record), record ->> '$.ending', NULL)) VIRTUAL,
-	sandbox TEXT AS (iif(json_valid(record), record ->> '$.sandbox', NULL)) VIRTUAL
+	call TEXT NOT NULL DEFAULT '', caller TEXT NOT NULL DEFAULT ''
 ) STRICT;
-CREATE INDEX IF NOT EXISTS records_time ON records (time);
+CREATE INDEX IF NOT EXISTS records_time ON records (` + auditTime + `);
 CREATE INDEX IF NOT EXISTS records_call ON records (call);
 CREATE INDEX IF NOT EXISTS records_caller ON records (caller);
 CREATE TABLE IF NOT EXISTS running (call TEXT PRIMARY KEY, seq INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 `
+
+// auditTime is a record's time, which stands at the same place in all of them.
+const auditTime = `substr(record, instr(record, '"time":"') + 8, 27)`
 
 // auditVersion of the schema. An older program refuses a newer database.
 const auditVersion = 1
@@ -304,10 +302,16 @@ func (q *auditQuery) where() string {
 	return " WHERE " + strings.Join(q.conds, " AND ")
 }
 
+// member is a text of a record, NULL where it is no JSON any more.
+func member(name string) string {
+	return "iif(json_valid(record), record ->> '$." + name + "', NULL)"
+}
+
 func (a *AuditDB) query(ctx context.Context, f AuditFilter) (auditQuery, error) {
 	var q auditQuery
 	for _, c := range []struct{ column, value string }{
-		{"caller", f.Caller}, {"action", f.Action}, {"verdict", f.Verdict}, {"ending", f.Ending}, {"call", f.Call}, {"sandbox", f.Sandbox},
+		{"caller", f.Caller}, {"call", f.Call}, {member("action"), f.Action}, {member("verdict"), f.Verdict}, {member("ending"), f.Ending},
+		{member("sandbox"), f.Sandbox},
 	} {
 		if c.value != "" {
 			q.add(c.column+" = ?", c.value)
@@ -349,14 +353,14 @@ func (a *AuditDB) during(ctx context.Context, q *auditQuery, f AuditFilter) erro
 		until = f.Until.UTC().Format(AuditTime)
 	}
 	var first, last int64
-	err := a.read.QueryRowContext(ctx, "SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) FROM records WHERE time >= ? AND time < ?", since, until).Scan(&first, &last)
+	err := a.read.QueryRowContext(ctx, "SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) FROM records WHERE "+auditTime+" >= ? AND "+auditTime+" < ?", since, until).Scan(&first, &last)
 	if err != nil {
 		return fmt.Errorf("read the audit log: %w", classify(err))
 	}
 	q.add("seq >= ?", first)
 	q.add("seq <= ?", last)
-	q.add("+time >= ?", since) // the plus keeps the index out: its order is another
-	q.add("+time < ?", until)
+	q.add("+"+auditTime+" >= ?", since) // the plus keeps the index out: its order is another
+	q.add("+"+auditTime+" < ?", until)
 	return nil
 }
 
