@@ -508,6 +508,7 @@ func FuzzGlob(f *testing.F) {
 func FuzzSearch(f *testing.F) {
 	f.Add("a\nb\r\nc", "b", true)
 	f.Add("x\x00", "x", false)
+	f.Add("\r", ".", false)
 	f.Add("(((", "(", false)
 	f.Add("Kelvin \u212A\nſtreet\nSTREET", "(?i)(k|s)?treet", false)
 	f.Add("aXbYc\nABC\n\xff", `(?i)a(x|b){1,2}.*C+`, false)
@@ -529,7 +530,7 @@ func FuzzSearch(f *testing.F) {
 		}
 		want := 0
 		for line := range strings.Lines(text) {
-			if fd.re.MatchString(strings.TrimSuffix(strings.TrimSuffix(line, "\n"), "\r")) {
+			if fd.re.MatchString(strings.TrimSuffix(strings.TrimSuffix(line, "\r\n"), "\n")) {
 				want++
 			}
 		}
