@@ -43,10 +43,13 @@ func (e *Engine) CallTool(ctx context.Context, call Call, name string, r v1.Tool
 	if err != nil {
 		return v1.ToolResult{}, err
 	}
+	// Another of the caller's tokens does not get an answer, or use an approval,
+	// that what it may do itself did not lead to.
 	request := struct {
-		Tool string
+		Tool, Whose string
+		Level       int
 		v1.ToolCall
-	}{name, r}
+	}{name, e.profileOf(call), call.Trust, r}
 	ran := false
 	res, err := once(ctx, e, call, opTool, id.String(), request, func(ctx context.Context) (v1.ToolResult, error) {
 		ran = true

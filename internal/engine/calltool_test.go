@@ -252,6 +252,40 @@ func TestACallerWhoComesBackFindsTheQuestion(t *testing.T) {
 	}
 }
 
+// Tokens of one caller may differ in trust.
+func TestAnApprovalIsOfTheTokenThatAsked(t *testing.T) {
+	s := newWorld(t).governed(t)
+	keyed := agent
+	keyed.Key = "k"
+	r := bash("rm x")
+	r.RaiseTrust = true
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	asked := make(chan v1.Approval, 1)
+	gone := make(chan error, 1)
+	go func() { // waited for below
+		_, err := s.CallTool(ctx, keyed, "system.bash", r, Watch{Asked: func(q v1.Approval) { asked <- q }})
+		gone <- err
+	}()
+	q := <-asked
+	leave()
+	<-gone
+	if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+		t.Fatal(err)
+	}
+	low := keyed
+	low.Trust = 0
+	if got, err := s.CallTool(t.Context(), low, "system.bash", r, Watch{}); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if got := s.call(t, keyed, "system.bash", r); got.Ending != "exited" || got.Approval != q.ID {
+		t.Errorf("%+v", got)
+	}
+	if got, err := s.CallTool(t.Context(), low, "system.bash", r, Watch{}); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
 func TestACallerWhoLeavesForGoodTakesTheQuestionAlong(t *testing.T) {
 	s := newWorld(t).governed(t)
 	ctx, leave := context.WithCancel(t.Context())
