@@ -165,7 +165,7 @@ type ApprovalAnswer struct {
 // "decided".
 type ApprovalEvent struct {
 	Type     string   `json:"type"`
-	Approval Approval `json:"approval"`
+	Approval Approval `json:"approval,omitzero"`
 }
 
 // Quotas bound a caller. Zero: the service's default.

@@ -288,7 +288,7 @@ func (a *app) newApprovalsModify() *cobra.Command {
 			return a.runAnswer(cmd.Context(), args, w)
 		},
 	}
-	o.register(c.Flags(), true)
+	o.register(c.Flags(), false)
 	c.Flags().StringVar(&input, "input", "", "`JSON` object that is the call's input instead")
 	c.Flags().StringVar(&file, "input-file", "", "`FILE` with it; - is standard input")
 	return c

@@ -125,5 +125,5 @@ type Answer struct {
 // Event is told to listeners.
 type Event struct {
 	Type    string  `json:"type"` // "asked", "escalated", "decided"
-	Request Request `json:"request"`
+	Request Request `json:"approval"`
 }

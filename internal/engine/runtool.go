@@ -75,6 +75,9 @@ func (t *toolCall) scope(ctx context.Context, b *box) error {
 const (
 	homeSession   = "home"
 	homeWorkspace = "home"
+	// ownIdle is how long a sandbox of a home or a job waits for the next call:
+	// files are in the workspace, and others need the room.
+	ownIdle = 2 * time.Minute
 )
 
 // session is the call's: a job is one, and so is a caller's home.
@@ -106,6 +109,9 @@ func (t *toolCall) place(ctx context.Context) (l *scheduler.Lease, done func(), 
 	t.record.Workspace = r.Workspace
 	a := acquisition{alias: links(t.profile.Profile.Paths)}
 	if s := t.session(); s != "" {
+		if t.r.Session == "" { // nobody asked for it to stay
+			r.IdleMS = ownIdle.Milliseconds()
+		}
 		l, err := t.e.session(ctx, t.call, s, r, a)
 		if err == nil {
 			err = t.fits(ctx, l)
