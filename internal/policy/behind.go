@@ -141,8 +141,15 @@ func (r *run) behind(sc *scope, c *call) string {
 		r.set(sc, c)
 	case "shift":
 		r.shift(sc, c)
-	case "read", "mapfile", "readarray", "getopts":
+	case "read", "getopts":
 		r.read(sc, name, c)
+	case "mapfile", "readarray":
+		r.given(sc, c, 'C')
+		r.read(sc, name, c)
+	case "compgen":
+		r.given(sc, c, 'C')
+	case "hash":
+		r.given(sc, c, 'p') // the program that a name stands for from now on
 	case "busybox":
 		return r.exec(sc, r.plain(c, skipFlags(c.args(), wrapper{})))
 	case "xargs":

@@ -14,6 +14,25 @@ func (r *run) trap(sc *scope, c *call) {
 	}
 }
 
+// given looks at the code that a builtin gets by a flag of one letter.
+func (r *run) given(sc *scope, c *call, flag byte) {
+	args := c.args()
+	for i, a := range args {
+		at := strings.IndexByte(a.text, flag)
+		if at < 1 || a.text[0] != '-' || a.text[1] == '-' {
+			continue
+		}
+		if a.text = a.text[at+1:]; a.text == "" {
+			if i+1 == len(args) {
+				return
+			}
+			a = args[i+1]
+		}
+		r.code(r.fork(sc), a.text, a.at)
+		return
+	}
+}
+
 func (r *run) chdir(sc *scope, c *call) {
 	args := c.args()
 	i := skipFlags(args, wrapper{})

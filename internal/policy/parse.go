@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"runtime"
+	"strings"
 	"sync"
 
 	"mvdan.cc/sh/v3/syntax"
@@ -27,6 +28,8 @@ const (
 var (
 	errDeep = errors.New("nested too deep")
 	errMuch = errors.New("too many words and operators")
+	// The shell goes on with the word, and the parser sometimes sees a comment.
+	errHash = errors.New("a # right behind a backquote is read in more than one way: put a blank between them")
 )
 
 var parsers = sync.Pool{New: func() any { return syntax.NewParser(syntax.Variant(syntax.LangBash)) }}
@@ -58,6 +61,9 @@ func (s *source) Read(p []byte) (int, error) {
 func parse(text string) (*syntax.File, error) {
 	if weight(text) > maxWeight {
 		return nil, errMuch
+	}
+	if strings.Contains(text, "`#") {
+		return nil, errHash
 	}
 	p := parsers.Get().(*syntax.Parser)
 	defer parsers.Put(p)
