@@ -28,9 +28,13 @@ const (
 var (
 	errDeep = errors.New("nested too deep")
 	errMuch = errors.New("too many words and operators")
-	// The shell goes on with the word, and the parser sometimes sees a comment.
-	errHash = errors.New("a # right behind a backquote is read in more than one way: put a blank between them")
+	// Where the shell goes on with a word, the parser sometimes sees a comment,
+	// and would not see what runs behind it.
+	errHash = errors.New("a # within a word is read in more than one way: quote it, or put a blank before it")
 )
+
+// commenting parsers keep comments in the tree.
+var commenting = sync.Pool{New: func() any { return syntax.NewParser(syntax.Variant(syntax.LangBash), syntax.KeepComments(true)) }}
 
 var parsers = sync.Pool{New: func() any { return syntax.NewParser(syntax.Variant(syntax.LangBash)) }}
 
@@ -62,10 +66,40 @@ func parse(text string) (*syntax.File, error) {
 	if weight(text) > maxWeight {
 		return nil, errMuch
 	}
-	if strings.Contains(text, "`#") {
+	pool := &parsers
+	if hashed(text) {
+		pool = &commenting
+	}
+	p := pool.Get().(*syntax.Parser)
+	defer pool.Put(p)
+	file, err := p.Parse(&source{text: text}, "")
+	if err == nil && pool == &commenting && miscommented(file, text) {
 		return nil, errHash
 	}
-	p := parsers.Get().(*syntax.Parser)
-	defer parsers.Put(p)
-	return p.Parse(&source{text: text}, "")
+	return file, err
+}
+
+// before are the bytes that a comment may stand behind.
+const before = " \t\n;&|()<>"
+
+// hashed says whether a # stands where no comment begins.
+func hashed(text string) bool {
+	for i := 1; i < len(text); i++ {
+		if text[i] == '#' && strings.IndexByte(before, text[i-1]) < 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// miscommented says whether the parser took a part of a word for a comment.
+func miscommented(file *syntax.File, text string) (bad bool) {
+	syntax.Walk(file, func(n syntax.Node) bool {
+		if c, ok := n.(*syntax.Comment); ok {
+			at := int(c.Hash.Offset())
+			bad = bad || at > 0 && (at > len(text) || strings.IndexByte(before, text[at-1]) < 0)
+		}
+		return !bad
+	})
+	return bad
 }
