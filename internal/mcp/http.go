@@ -73,6 +73,10 @@ func (s *Server) Serve(w http.ResponseWriter, r *http.Request, call engine.Call)
 	defer cancel()
 	switch r.Method {
 	case http.MethodPost:
+		if err := checkBatch(r); err != nil {
+			http.Error(w, "Bad Request: "+err.Error(), http.StatusBadRequest)
+			return
+		}
 		a.post = newPost(r.Context())
 		defer s.leave(r, x, a.post)
 	case http.MethodGet:
