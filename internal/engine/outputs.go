@@ -26,9 +26,12 @@ const (
 	keptStream = 16 << 20 // of one stream
 	keptAll    = 1 << 30
 	keptCaller = keptAll / 4 // of one caller: nobody fills it for all
+	keptFile   = 4 << 10      // what a file takes beside its bytes
 	keptTime   = time.Hour
 	keptSweep  = time.Minute
 )
+
+var errKept = fmt.Errorf("outputs that are kept use up their %d bytes, or %d of one caller: %w", int64(keptAll), int64(keptCaller), errdefs.ErrResourceExhausted)
 
 // outputs keeps the whole output of calls whose answers were cut, in files,
 // until they are too old or too much. The path of a file tells whose it is, so
@@ -101,6 +104,9 @@ func (k *kept) Write(p []byte) (int, error) {
 }
 
 func (k *kept) begin() error {
+	if !k.outputs.reserve(filepath.Dir(k.path), keptFile) {
+		return errKept
+	}
 	if err := os.MkdirAll(filepath.Dir(k.path), 0o700); err != nil {
 		return err
 	}
@@ -120,7 +126,7 @@ func (k *kept) put(p []byte) {
 		return
 	}
 	if !k.outputs.reserve(filepath.Dir(k.path), int64(len(p))) {
-		k.failed = fmt.Errorf("outputs that are kept use up their %d bytes, or %d of one caller: %w", int64(keptAll), int64(keptCaller), errdefs.ErrResourceExhausted)
+		k.failed = errKept
 		return
 	}
 	n, err := k.file.Write(p)
@@ -185,8 +191,8 @@ func (o *outputs) sweep(now time.Time) (int, error) {
 		if err != nil {
 			return ignoreMissing(err)
 		}
-		files = append(files, file{path, info.Size(), info.ModTime()})
-		total += info.Size()
+		files = append(files, file{path, info.Size() + keptFile, info.ModTime()})
+		total += info.Size() + keptFile
 		return nil
 	})
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 )
 
 // secretName matches names of variables that hold secrets.
-var secretName = regexp.MustCompile(`(?i)(secret|token|passw|passphrase|credential|private|api_?key|access_?key|auth|cookie|session|_key$|^key$|_pat$|dsn|database_url|connection_?string)`)
+var secretName = regexp.MustCompile(`(?i)(secret|token|passw|passphrase|credential|private|api_?key|access_?key|auth|cookie|session|_key$|^key$|_pat$|(^|_)pw$|(^|_)pass$|dsn|database_url|connection_?string)`)
 
 // hide keeps the values of a lease's secrets out of what is recorded and
 // logged, as long as the lease lives. The values are not stored: after a
