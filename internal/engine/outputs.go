@@ -26,7 +26,7 @@ const (
 	keptStream = 16 << 20 // of one stream
 	keptAll    = 1 << 30
 	keptCaller = keptAll / 4 // of one caller: nobody fills it for all
-	keptFile   = 4 << 10      // what a file takes beside its bytes
+	keptFile   = 4 << 10     // what a file takes beside its bytes
 	keptTime   = time.Hour
 	keptSweep  = time.Minute
 )
