@@ -12,7 +12,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 ALL=(deps lint build image engine unit fuzz conformance integration left)
 GOLANGCI_VERSION=v2.12.2
-FUZZ_TIME=5s
+FUZZ_TIME=3s
 LEFT_SECONDS=30 # what ends by itself after its test may take this long
 TAIL=80
 
