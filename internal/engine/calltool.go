@@ -394,7 +394,7 @@ func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err erro
 	if err != nil {
 		return v1.ToolResult{}, err
 	}
-	res.Output, res.Text = shown.Output, forModels(shown.Text)
+	res.Output, res.Text = shown.Output, forModels(shown)
 	if shown.Error == nil && (end.Refused || end.Ending == endedFailed) {
 		shown.Error = &profile.Error{Type: end.Ending, Message: end.Message}
 	}
@@ -404,12 +404,13 @@ func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err erro
 	return res, nil
 }
 
-// maxText bounds the form for models of an output that its tool did not cut: a
-// file of many megabytes is in the output, and no model reads it twice.
+// maxText bounds the form for models where that is nothing but the output: a
+// file of many megabytes is there already, and no model reads it twice.
 const maxText = 256 << 10
 
-func forModels(text string) string {
-	if len(text) <= maxText {
+func forModels(shown profile.Shown) string {
+	text := shown.Text
+	if len(text) <= maxText || text != string(shown.Output) {
 		return text
 	}
 	k := tool.NewKeeper(tool.Cut{Limit: maxText, Marker: "\n... ({omitted} of {total} {unit} left out) ...\n"})
