@@ -120,7 +120,7 @@ func TestShellsLiveOn(t *testing.T) {
 			t.Errorf("%q", got)
 		}
 		// The one writer is still the one writer.
-		s.Ask(t, "POST", "/v1/sandboxes", `{"workspace":"`+name+`","when_empty":"cold"}`).Problem(t, 503, "unavailable", "")
+		s.Ask(t, "POST", "/v1/sandboxes", `{"workspace":"`+name+`","when_empty":"cold"}`).Problem(t, 503, "unavailable", "workspace")
 	})
 }
 

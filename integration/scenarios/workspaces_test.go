@@ -131,7 +131,7 @@ func oneWriter(t *testing.T, s *harness.Server) {
 	name := workspace(t, s)
 	writer := lease(t, s, v1.SandboxRequest{Workspace: name}).ID
 	a := s.Ask(t, "POST", "/v1/sandboxes", `{"workspace":"`+name+`"}`)
-	if p := a.Problem(t, 503, "unavailable", ""); !strings.Contains(p.Detail, name) {
+	if p := a.Problem(t, 503, "unavailable", "workspace"); !strings.Contains(p.Detail, name) {
 		t.Errorf("%+v", p)
 	}
 	// Nothing is half done: that request holds no sandbox and no workspace.
