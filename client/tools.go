@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -73,10 +75,14 @@ func (c *Client) CallTool(ctx context.Context, name string, call v1.ToolCall, o 
 	if o.IdempotencyKey == "" {
 		o.IdempotencyKey = NewKey()
 	}
+	// A server that was there once is waited for. Its first connection may be cut
+	// and dialled again within one request: net/http does that for one with a key.
+	var met atomic.Bool
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { met.Store(true) }})
 	pause, since := persistMin, time.Time{}
-	for begun := false; ; begun = true {
+	for {
 		r, err := c.callTool(ctx, name, call, o)
-		if err == nil || context.Cause(ctx) != nil || !errdefs.IsUnavailable(err) || !begun && errors.Is(err, ErrNoServer) {
+		if err == nil || context.Cause(ctx) != nil || !errdefs.IsUnavailable(err) || !met.Load() && errors.Is(err, ErrNoServer) {
 			return r, err
 		}
 		switch {
