@@ -120,13 +120,13 @@ func (t *toolCall) do(ctx context.Context) (res v1.ToolResult, err error) {
 	if len(t.input) == 0 {
 		t.input = json.RawMessage("{}")
 	}
-	defer t.g.hideNow(variables(t.input))()
+	show, _ := t.g.hideNow(variables(t.input))
+	defer show()
 	// It is written while the call is looked at, and waited for before anything
 	// is asked, leased or run.
 	if t.entry, err = t.g.Audit.Start(ctx, t.opening()); err != nil {
 		return res, unrecorded(err)
 	}
-	entry := t.entry
 	defer func() {
 		t.record.DurationMS = ms(time.Since(t.began))
 		if err != nil {
@@ -134,7 +134,7 @@ func (t *toolCall) do(ctx context.Context) (res v1.ToolResult, err error) {
 		}
 		finish, cancel := detach(ctx, settleTime)
 		defer cancel()
-		if cerr := entry.Close(finish, t.record); cerr != nil {
+		if cerr := t.entry.Close(finish, t.record); cerr != nil {
 			t.e.log.Error("end of a call not recorded", "call", t.id, "error", cerr)
 		}
 	}()

@@ -19,14 +19,8 @@ func (e *Engine) hide(l *scheduler.Lease, env map[string]string) {
 	if g == nil {
 		return
 	}
-	var hidden []string
-	for name, value := range env {
-		if secretName.MatchString(name) {
-			g.Redactor.Add(value)
-			hidden = append(hidden, value)
-		}
-	}
-	if len(hidden) == 0 {
+	show, any := g.hideNow(env)
+	if !any {
 		return
 	}
 	e.work.Go(func() { // Serve waits for it
@@ -34,9 +28,7 @@ func (e *Engine) hide(l *scheduler.Lease, env map[string]string) {
 		case <-l.Gone():
 		case <-e.closing:
 		}
-		for _, v := range hidden {
-			g.Redactor.Remove(v)
-		}
+		show()
 	})
 }
 
@@ -51,8 +43,9 @@ func variables(input json.RawMessage) map[string]string {
 	return in.Env
 }
 
-// hideNow is hide for the variables of one call.
-func (g *Governance) hideNow(env map[string]string) (show func()) {
+// hideNow hides the values of secrets until show is called; any says whether
+// there are some.
+func (g *Governance) hideNow(env map[string]string) (show func(), any bool) {
 	var hidden []string
 	for name, value := range env {
 		if secretName.MatchString(name) {
@@ -64,5 +57,5 @@ func (g *Governance) hideNow(env map[string]string) (show func()) {
 		for _, v := range hidden {
 			g.Redactor.Remove(v)
 		}
-	}
+	}, len(hidden) > 0
 }

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -96,7 +95,7 @@ func OpenAudit(ctx context.Context, dir string) (*AuditDB, error) {
 		return nil, fmt.Errorf("open the audit log: %w", err)
 	}
 	a := &AuditDB{}
-	if a.write, err = openAudit(path, "immediate", 1); err != nil {
+	if a.write, err = openFile(path, "immediate", 1); err != nil {
 		return nil, err
 	}
 	if err := a.migrate(ctx); err != nil {
@@ -105,22 +104,10 @@ func OpenAudit(ctx context.Context, dir string) (*AuditDB, error) {
 	if err := a.prepare(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("open %s: %w", path, classify(err)), a.write.Close())
 	}
-	if a.read, err = openAudit(path, "deferred", 4, "query_only(ON)"); err != nil {
+	if a.read, err = openFile(path, "deferred", 4, "query_only(ON)"); err != nil {
 		return nil, errors.Join(err, a.write.Close())
 	}
 	return a, nil
-}
-
-func openAudit(path, lock string, conns int, pragmas ...string) (*sql.DB, error) {
-	pragmas = append([]string{"journal_mode(WAL)", "synchronous(NORMAL)", "busy_timeout(5000)"}, pragmas...)
-	q := url.Values{"_pragma": pragmas, "_txlock": {lock}}
-	db, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+"?"+q.Encode())
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", path, err)
-	}
-	db.SetMaxOpenConns(conns)
-	db.SetMaxIdleConns(conns)
-	return db, nil
 }
 
 func (a *AuditDB) migrate(ctx context.Context) error {

@@ -57,14 +57,12 @@ const version = 1
 // lock (see Lock).
 func Open(ctx context.Context, dir string) (*Store, error) {
 	path := filepath.Join(dir, "state.db")
-	q := url.Values{"_pragma": {"journal_mode(WAL)", "synchronous(NORMAL)", "busy_timeout(5000)", "foreign_keys(ON)"}, "_txlock": {"immediate"}}
-	db, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+"?"+q.Encode())
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", path, err)
-	}
 	// One connection: SQLite has one writer, and waiting for it in Go is
 	// fairer than in the library.
-	db.SetMaxOpenConns(1)
+	db, err := openFile(path, "immediate", 1, "foreign_keys(ON)")
+	if err != nil {
+		return nil, err
+	}
 	s := &Store{db: db}
 	if err := s.migrate(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("open %s: %w", path, classify(err)), db.Close())
@@ -73,6 +71,20 @@ func Open(ctx context.Context, dir string) (*Store, error) {
 		return nil, errors.Join(err, db.Close())
 	}
 	return s, nil
+}
+
+// openFile opens a database with what all of ours have: a write-ahead log, and
+// commits that outlive the process.
+func openFile(path, lock string, conns int, pragmas ...string) (*sql.DB, error) {
+	pragmas = append([]string{"journal_mode(WAL)", "synchronous(NORMAL)", "busy_timeout(5000)"}, pragmas...)
+	q := url.Values{"_pragma": pragmas, "_txlock": {lock}}
+	db, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+"?"+q.Encode())
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	db.SetMaxOpenConns(conns)
+	db.SetMaxIdleConns(conns)
+	return db, nil
 }
 
 func (s *Store) migrate(ctx context.Context) error {

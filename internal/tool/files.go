@@ -118,7 +118,7 @@ var fsRead = define(Tool{
 	if err := checkEncoding(in.Encoding); err != nil {
 		return Prepared{}, err
 	}
-	return Prepared{NeedsSandbox: true, Reads: []string{in.Path}}, nil
+	return Prepared{NeedsSandbox: true}, nil
 }, func(ctx context.Context, box Box, in *readInput) (ReadOutput, Outcome, error) {
 	out, err := readFile(ctx, box, in)
 	return out, Outcome{}, err
@@ -195,7 +195,7 @@ var fsWrite = define(Tool{
 	if _, err := content(in); err != nil {
 		return Prepared{}, err
 	}
-	return Prepared{NeedsSandbox: true, Writes: []string{in.Path}}, nil
+	return Prepared{NeedsSandbox: true}, nil
 }, func(ctx context.Context, box Box, in *writeInput) (WriteOutput, Outcome, error) {
 	caps := box.Caps()
 	if err := caps.writable(); err != nil {
@@ -276,7 +276,7 @@ var fsEdit = define(Tool{
 	case in.Old == in.New:
 		return Prepared{}, invalid("new", "is the same as old")
 	}
-	return Prepared{NeedsSandbox: true, Reads: []string{in.Path}, Writes: []string{in.Path}}, nil
+	return Prepared{NeedsSandbox: true}, nil
 }, func(ctx context.Context, box Box, in *editInput) (EditOutput, Outcome, error) {
 	caps := box.Caps()
 	if err := caps.writable(); err != nil {
@@ -302,7 +302,7 @@ var fsStat = define(Tool{
 	if in.Path == "" {
 		return Prepared{}, invalid("path", "is empty")
 	}
-	return Prepared{NeedsSandbox: true, Reads: []string{in.Path}}, nil
+	return Prepared{NeedsSandbox: true}, nil
 }, func(ctx context.Context, box Box, in *pathInput) (FileState, Outcome, error) {
 	r, err := box.Caps().request("path", in.Path)
 	if err != nil {
@@ -328,7 +328,7 @@ var fsList = define(Tool{
 	Description: "Lists a folder of the sandbox's workspace.",
 	Effects:     []Effect{ReadsFiles},
 }, func(in *listInput) (Prepared, error) {
-	return Prepared{NeedsSandbox: true, Reads: []string{in.Path}}, nil
+	return Prepared{NeedsSandbox: true}, nil
 }, func(ctx context.Context, box Box, in *listInput) (ListOutput, Outcome, error) {
 	r, err := box.Caps().request("path", in.Path)
 	if err != nil {
@@ -364,7 +364,7 @@ var fsDelete = define(Tool{
 	if in.Path == "" {
 		return Prepared{}, invalid("path", "is empty")
 	}
-	return Prepared{NeedsSandbox: true, Writes: []string{in.Path}}, nil
+	return Prepared{NeedsSandbox: true}, nil
 }, func(ctx context.Context, box Box, in *deleteInput) (DeleteOutput, Outcome, error) {
 	caps := box.Caps()
 	if err := caps.writable(); err != nil {

@@ -30,7 +30,7 @@ var fsGlob = define(Tool{
 	if err := checkResults(in.MaxResults); err != nil {
 		return Prepared{}, err
 	}
-	return Prepared{NeedsSandbox: true, Reads: []string{in.Path}}, nil
+	return Prepared{NeedsSandbox: true}, nil
 }, func(ctx context.Context, box Box, in *globInput) (GlobOutput, Outcome, error) {
 	r, err := box.Caps().request("path", in.Path)
 	if err != nil {
@@ -103,7 +103,7 @@ var fsSearch = define(Tool{
 	if err := checkResults(in.MaxResults); err != nil {
 		return Prepared{}, err
 	}
-	return Prepared{NeedsSandbox: true, Reads: []string{in.Path}}, nil
+	return Prepared{NeedsSandbox: true}, nil
 }, func(ctx context.Context, box Box, in *searchInput) (SearchOutput, Outcome, error) {
 	r, err := box.Caps().request("path", in.Path)
 	if err != nil {

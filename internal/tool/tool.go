@@ -74,8 +74,6 @@ func (t *Tool) Check(raw json.RawMessage) (Prepared, error) {
 type Prepared struct {
 	// Command is what a command policy decides on; nil: no command.
 	Command *Command
-	// Reads and Writes are paths that it names.
-	Reads, Writes []string
 	// NeedsSandbox: Run gets a Box with a sandbox. Background: what it starts
 	// lives on after the call, so the sandbox must.
 	NeedsSandbox, Background bool
