@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/yamux"
+
+	"orchestrator/internal/link/relay"
 )
 
 // bridgeDial bounds how long a stream waits for the guest's own socket.
@@ -55,7 +57,8 @@ func Bridge(ctx context.Context, stdin io.Reader, stdout io.Writer, dial func(co
 // before it: the host would take streams closed in good order for the guest's own end of file.
 func serveBridge(ctx context.Context, sess *yamux.Session, dial func(context.Context) (net.Conn, error)) {
 	// Twice what the host opens: it counts a stream as closed a little before we do.
-	slots := make(chan struct{}, 2*maxMuxed)
+	slots := make(chan struct{}, 2*(maxMuxed+MaxCarried))
+	pool := new(relay.Pool)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -76,15 +79,21 @@ func serveBridge(ctx context.Context, sess *yamux.Session, dial func(context.Con
 		}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			join(ctx, s, dial)
+			join(ctx, s, func(ctx context.Context) (net.Conn, error) {
+				conn, err := dial(ctx)
+				if err == nil {
+					relay.Bound(conn, len(slots))
+				}
+				return conn, err
+			}, pool)
 		})
 	}
 }
 
-// join copies between a stream and a connection of the guest. A stream the host closed is closed as a whole; a connection
-// the guest closed ends the stream once everything it sent went out, and what the host still writes is thrown away,
-// so that the host never waits for a window nobody opens.
-func join(ctx context.Context, s *yamux.Stream, dial func(context.Context) (net.Conn, error)) {
+// join copies between a stream and a connection of the guest. A stream the host closed is closed as a whole; where the
+// guest has said its last, the host is told once everything went out, and what the host still writes is the guest's to
+// take, or thrown away if it takes no more, so that the host never waits for a window nobody opens.
+func join(ctx context.Context, s *yamux.Stream, dial func(context.Context) (net.Conn, error), pool *relay.Pool) {
 	past := time.Unix(1, 0)
 	defer func() { _ = s.Close() }()
 	dialCtx, cancel := context.WithTimeout(ctx, bridgeDial)
@@ -97,16 +106,15 @@ func join(ctx context.Context, s *yamux.Stream, dial func(context.Context) (net.
 	defer stop()
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if _, err := io.Copy(conn, s); err != nil {
+		if _, err := pool.Copy(conn, s); err != nil {
 			_, _ = io.Copy(io.Discard, s) // the guest reads no more, but may have answered
 		}
 		_ = conn.Close()
 		_ = s.SetWriteDeadline(past)
 	})
 	wg.Go(func() {
-		_, _ = io.Copy(s, conn)
+		_, _ = pool.Copy(s, conn)
 		_ = s.Close()
-		_ = conn.Close()
 	})
 	wg.Wait()
 }

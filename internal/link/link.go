@@ -11,7 +11,8 @@
 //
 // Streams of both ways are net.Conn with deadlines. Half close differs and no protocol on top may need it: a local
 // stream is a *net.UnixConn and has CloseWrite; a muxed stream has none, because yamux cannot give up reading
-// alone, so there Close ends both directions (what was written before it is still delivered).
+// alone, so there Close ends both directions (what was written before it is still delivered). The guest can end its
+// own direction alone on both.
 //
 // The package never checks who may open a stream, never retries for the caller and never makes up an end of file: a
 // transport that broke is an error ([ErrLost]) on every stream of it, not io.EOF.
@@ -49,6 +50,10 @@ const (
 	MaxParked = 64
 	// MaxServed is how many streams a guest has in hand at once, parked ones included; beyond it parks no more.
 	MaxServed = 256
+	// MaxCarried is how many streams of a mux may carry connections, see Carry of its streams. The bridge lives in the
+	// sandbox, and holds up to two windows of each that a command does not read from: 64 MiB. On the local way they are the
+	// guest's to count: Park does not count what was kept.
+	MaxCarried = 128
 	// HelloTimeout is how long a connection may take to say its greeting.
 	HelloTimeout = 10 * time.Second
 	// startTimeout bounds the one octet that starts a parked stream. The socket's buffer is empty there, so only a

@@ -20,7 +20,7 @@ type Listener struct {
 	wg   sync.WaitGroup
 
 	mu       sync.Mutex
-	pid      int                  // who may use the link; 0: nobody yet
+	check    func(pid int) error  // says who may use the link; nil: nobody yet
 	greeting map[*parked]struct{} // accepted, greeting still to come
 	free     []*parked            // greeted, not taken
 	wake     chan struct{}        // closed and replaced whenever free may have something to take
@@ -90,13 +90,29 @@ func bindSocket(dir *os.File, name string) (*net.UnixListener, error) {
 // Expect names the one process, by its pid in the host's pid namespace, whose streams are used: the sandbox's init. What
 // other processes parked is closed. A pid of 0 means nobody.
 func (l *Listener) Expect(pid int) {
+	if pid == 0 {
+		l.ExpectWhere(nil)
+		return
+	}
+	l.ExpectWhere(func(peer int) error {
+		if peer != pid {
+			return fmt.Errorf("peer is process %d, expected %d", peer, pid)
+		}
+		return nil
+	})
+}
+
+// ExpectWhere is Expect for a sandbox whose streams are opened on its behalf by processes of the host, such as the one
+// that gVisor has for files: check returns nil for those that are this sandbox's. It must be quick and is called for each
+// stream when it comes and when it was greeted; nil means nobody.
+func (l *Listener) ExpectWhere(check func(pid int) error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.pid = pid
+	l.check = check
 	kept := l.free[:0]
 	for _, p := range l.free {
-		if pid != 0 && p.pid != pid {
-			l.refuse(p, fmt.Errorf("peer is process %d, expected %d", p.pid, pid))
+		if err := l.stranger(p.pid); err != nil {
+			l.refuse(p, err)
 			continue
 		}
 		kept = append(kept, p)
@@ -104,6 +120,14 @@ func (l *Listener) Expect(pid int) {
 	clear(l.free[len(kept):])
 	l.free = kept
 	l.wakeAll()
+}
+
+// stranger says why a process may not use the link; nil where it may, or where nobody is expected yet. The lock is held.
+func (l *Listener) stranger(pid int) error {
+	if l.check == nil {
+		return nil
+	}
+	return l.check(pid)
 }
 
 // Open takes a stream to the guest, and waits for one until ctx ends. That a stream was opened says that the guest was
@@ -188,8 +212,8 @@ func (l *Listener) admit(conn *net.UnixConn) {
 		_ = conn.Close()
 	case err != nil:
 		l.refuse(p, fmt.Errorf("peer's credentials: %w", err))
-	case l.pid != 0 && pid != l.pid:
-		l.refuse(p, fmt.Errorf("peer is process %d, expected %d", pid, l.pid))
+	case l.stranger(pid) != nil:
+		l.refuse(p, l.stranger(pid))
 	case !l.room():
 		l.refuse(p, fmt.Errorf("%d streams are parked already", MaxParked))
 	default:
@@ -235,8 +259,8 @@ func (l *Listener) greet(p *parked) {
 		_ = p.conn.Close()
 	case err != nil:
 		l.refuse(p, fmt.Errorf("process %d: %w", p.pid, err))
-	case l.pid != 0 && p.pid != l.pid:
-		l.refuse(p, fmt.Errorf("peer is process %d, expected %d", p.pid, l.pid))
+	case l.stranger(p.pid) != nil:
+		l.refuse(p, l.stranger(p.pid))
 	default:
 		l.free = append(l.free, p)
 		l.wakeAll()
@@ -251,7 +275,7 @@ func (l *Listener) take() (*parked, <-chan struct{}, error) {
 	if l.closed {
 		return nil, nil, fmt.Errorf("open a stream to the sandbox: %w", ErrClosed)
 	}
-	if l.pid == 0 || len(l.free) == 0 {
+	if l.check == nil || len(l.free) == 0 {
 		return nil, l.wake, nil
 	}
 	last := len(l.free) - 1

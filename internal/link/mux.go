@@ -15,10 +15,11 @@ import (
 )
 
 const (
-	// maxMuxed is how many streams one mux carries at once. With muxWindow it bounds what a guest can make the
-	// host hold: 128 MiB, and only where the host leaves its own streams unread.
+	// maxMuxed is how many streams one mux has at once for requests, and MaxCarried for connections: each has its own
+	// count, so that connections never keep a request waiting. With muxWindow, the least that yamux has, they bound what
+	// a guest can make the host hold: 96 MiB, and only where the host leaves its own streams unread.
 	maxMuxed  = 256
-	muxWindow = 512 << 10
+	muxWindow = 256 << 10
 	// keepAlive and stall find a transport that is dead without having said so: a ping each keepAlive, an answer within stall.
 	keepAlive = 15 * time.Second
 	stall     = 20 * time.Second
@@ -29,7 +30,7 @@ const (
 func muxConfig() *yamux.Config {
 	c := yamux.DefaultConfig()
 	// The backlog is above what Open lets through, so that yamux itself never makes an opener wait.
-	c.AcceptBacklog = 2 * maxMuxed
+	c.AcceptBacklog = 2 * (maxMuxed + MaxCarried)
 	c.MaxStreamWindowSize = muxWindow
 	c.KeepAliveInterval = keepAlive
 	c.ConnectionWriteTimeout = stall
@@ -45,7 +46,8 @@ func muxConfig() *yamux.Config {
 type Mux struct {
 	t     *transport
 	sess  *yamux.Session
-	slots chan struct{} // one per open stream
+	slots chan struct{} // one per open stream that is not carried
+	carry chan struct{} // one per carried one
 	// own is set before Close ends the session, so that what follows is ErrClosed and not ErrLost.
 	own atomic.Bool
 	wg  sync.WaitGroup
@@ -59,7 +61,7 @@ func NewMux(rwc io.ReadWriteCloser) (*Mux, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start mux: %w", err), rwc.Close())
 	}
-	m := &Mux{t: t, sess: sess, slots: make(chan struct{}, maxMuxed)}
+	m := &Mux{t: t, sess: sess, slots: make(chan struct{}, maxMuxed), carry: make(chan struct{}, MaxCarried)}
 	// Streams are opened from here only. Without this a guest could open streams nobody accepts and fill them.
 	m.wg.Go(func() { _ = sess.GoAway() })
 	return m, nil
@@ -101,7 +103,7 @@ func (m *Mux) Open(ctx context.Context) (net.Conn, error) {
 			<-m.slots
 			return nil, openErr(m.explain(r.err))
 		}
-		return &muxed{m: m, s: r.s}, nil
+		return &muxed{m: m, s: r.s, slots: m.slots}, nil
 	case <-ctx.Done():
 		return nil, openErr(context.Cause(ctx))
 	}
@@ -152,6 +154,22 @@ type muxed struct {
 	m      *Mux
 	s      *yamux.Stream
 	closed atomic.Bool
+	slots  chan struct{} // where it counts
+}
+
+// Carry counts the stream as a connection from now on and no more as a request. It waits while [MaxCarried] are open. It is
+// for whoever opened the stream, before anybody else has it. Errors are those of Open.
+func (c *muxed) Carry(ctx context.Context) error {
+	select {
+	case c.m.carry <- struct{}{}:
+	case <-c.m.sess.CloseChan():
+		return openErr(c.m.broken())
+	case <-ctx.Done():
+		return openErr(context.Cause(ctx))
+	}
+	<-c.slots
+	c.slots = c.m.carry
+	return nil
 }
 
 func (c *muxed) Read(b []byte) (int, error) {
@@ -180,7 +198,7 @@ func (c *muxed) Close() error {
 	if c.closed.Swap(true) {
 		return net.ErrClosed
 	}
-	defer func() { <-c.m.slots }()
+	defer func() { <-c.slots }()
 	err := c.s.Close()
 	// yamux goes on reading after its Close; a deadline in the past is how to make it stop.
 	return errors.Join(err, c.s.SetDeadline(time.Unix(1, 0)))

@@ -27,14 +27,15 @@ const (
 
 // Park is the guest's end of the local way. It keeps n streams parked at the host's listener at path, redials what was
 // used or lost (waiting 5 to 100 ms between attempts while nobody listens), and calls serve in a goroutine of its own
-// for each stream the host opens. serve owns the stream until it returns; Park closes it then.
+// for each stream the host opens. serve owns the stream until it returns; Park closes it then, unless serve kept it: a
+// stream that was kept is not Park's any more and counts for nothing here.
 //
 // seen is called, from several goroutines, whenever a host is there: when it accepted a stream, at every use, and every
 // second while a stream is parked. It must be quick; storing the time is what it is for.
 //
 // At most [MaxServed] streams are in hand at once; beyond that nothing is parked until one ends. Park returns the cause of
 // ctx when ctx ends, after it closed every stream and every serve has returned.
-func Park(ctx context.Context, path string, n int, serve func(net.Conn), seen func()) error {
+func Park(ctx context.Context, path string, n int, serve func(net.Conn) (kept bool), seen func()) error {
 	if n < 1 || n > MaxServed {
 		return fmt.Errorf("park %d streams: want 1 to %d", n, MaxServed)
 	}
@@ -51,7 +52,7 @@ func Park(ctx context.Context, path string, n int, serve func(net.Conn), seen fu
 
 type parker struct {
 	path  string
-	serve func(net.Conn)
+	serve func(net.Conn) (kept bool)
 	seen  func()
 
 	slots   chan struct{} // one per stream in hand
@@ -128,12 +129,14 @@ func (p *parker) park(ctx context.Context) (_ net.Conn, err error) {
 // hand runs serve on an open stream.
 func (p *parker) hand(ctx context.Context, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	kept := false
 	defer func() {
-		stop()
-		_ = conn.Close()
+		if !stop() || !kept {
+			_ = conn.Close()
+		}
 		<-p.slots
 	}()
-	p.serve(conn)
+	kept = p.serve(conn)
 }
 
 // presence winds the dead-man clock while streams lie parked and nothing else does. With every slot in use none is parked

@@ -24,7 +24,9 @@ func park(t *testing.T, path string, n int, serve func(net.Conn)) *guest {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	g := &guest{cancel: cancel, done: make(chan error, 1)}
-	go func() { g.done <- Park(ctx, path, n, serve, func() { g.seen.Add(1) }) }()
+	go func() {
+		g.done <- Park(ctx, path, n, func(c net.Conn) bool { serve(c); return false }, func() { g.seen.Add(1) })
+	}()
 	t.Cleanup(func() { cancel(nil); g.wait() })
 	return g
 }
@@ -192,7 +194,7 @@ func TestParkEndsWithItsContext(t *testing.T) {
 
 func TestParkRefusesASillyCount(t *testing.T) {
 	for _, n := range []int{0, MaxServed + 1} {
-		if err := Park(t.Context(), "unused", n, echo, func() {}); err == nil {
+		if err := Park(t.Context(), "unused", n, nil, func() {}); err == nil {
 			t.Errorf("park %d streams: no error", n)
 		}
 	}

@@ -90,6 +90,7 @@ func TestEditsThatAreRefusedLeaveTheFile(t *testing.T) {
 			t.Errorf("%s: %v", p, err)
 		}
 	}
+	must(t, os.WriteFile(filepath.Join(dir, "f"), []byte("x"), 0o644))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := r.Edit(ctx, "f", Edit{Old: "x", New: "y", All: true, MaxBytes: editMax}); !errdefs.IsAborted(err) {

@@ -89,7 +89,9 @@ func classOf(err error) (error, string) {
 		return errdefs.ErrPermissionDenied, ""
 	case unix.ENAMETOOLONG, unix.EINVAL:
 		return errdefs.ErrInvalidArgument, ""
-	case unix.ENOSPC, unix.EDQUOT, unix.EFBIG, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EMLINK:
+	case unix.ENOSPC, unix.EDQUOT:
+		return errdefs.ErrResourceExhausted, "there is no room left for it"
+	case unix.EFBIG, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EMLINK:
 		return errdefs.ErrResourceExhausted, ""
 	case unix.ENOTEMPTY:
 		return errdefs.ErrFailedPrecondition, "the folder is not empty"

@@ -1,0 +1,151 @@
+package relay
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// unixPair is a connection as those of the link are.
+func unixPair(t testing.TB) (near, far net.Conn) {
+	t.Helper()
+	return pairOn(t, "unix", filepath.Join(t.TempDir(), "s"))
+}
+
+// until waits for something of a pool's pipes.
+func (p *Pool) until(t *testing.T, what string, is func(pipes) bool) {
+	t.Helper()
+	for end := time.Now().Add(bound); ; time.Sleep(time.Millisecond) {
+		p.mu.Lock()
+		now := p.pipes
+		p.mu.Unlock()
+		if is(now) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: never, but %+v", what, now)
+		}
+	}
+}
+
+// Large pieces go by a pipe, which is there only while bytes are in it, and what
+// is in it when a copy breaks off comes to nobody.
+func TestPipesAreHeldWhileBytesAreUnderWay(t *testing.T) {
+	var p Pool
+	from, in := pair(t)
+	out, to := unixPair(t)
+	go func() { _, _ = from.Write(make([]byte, 64<<20)) }() // until it is closed
+	ended := make(chan error, 1)
+	go func() { _, err := p.Copy(out, in); ended <- err }()
+
+	other, otherIn := pair(t)
+	otherOut, otherTo := unixPair(t)
+	otherEnded := make(chan error, 1)
+	go func() { _, err := p.Copy(otherOut, otherIn); otherEnded <- err }()
+	text := bytes.Repeat([]byte("text"), 100_000)
+	whole := func() {
+		t.Helper()
+		go func() { _, _ = other.Write(text) }()
+		got := make([]byte, len(text))
+		if _, err := io.ReadFull(otherTo, got); err != nil || !bytes.Equal(got, text) {
+			t.Errorf("other bytes came than were sent: %v", err)
+		}
+	}
+
+	p.until(t, "one holds bytes", func(q pipes) bool { return q.taken == 1 })
+	whole()
+	p.until(t, "the other has none at rest", func(q pipes) bool { return q.taken == 1 && len(q.free) > 0 })
+	to.Close()
+	if err := <-ended; !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("ended with %v", err)
+	}
+	whole()
+	other.Close()
+	if err := <-otherEnded; err != nil {
+		t.Error(err)
+	}
+	if left := p.rest(); left != "" {
+		t.Error(left)
+	}
+}
+
+// Of what is too much nothing is sent, and each byte is asked for once.
+func TestCountIsAskedBefore(t *testing.T) {
+	for name, pairs := range map[string]func(testing.TB) (a, b net.Conn){"by pipes": unixPair, "copied": func(t testing.TB) (a, b net.Conn) {
+		a, b = pair(t)
+		return struct{ net.Conn }{a}, b
+	}} {
+		t.Run(name, func(t *testing.T) {
+			const most = 1 << 20
+			var p Pool
+			from, in := pair(t)
+			out, to := pairs(t)
+			go func() { _, _ = from.Write(make([]byte, 8*most)); from.Close() }()
+			came := make(chan int64, 1)
+			go func() { n, _ := io.Copy(io.Discard, to); came <- n }()
+			enough, asked, last := errors.New("enough"), 0, 0
+			moved, err := p.CopyCounted(out, in, func(n int) error {
+				asked, last = asked+n, n
+				if asked > most {
+					return enough
+				}
+				return nil
+			})
+			out.Close()
+			if n := <-came; err != enough || n != moved || n != int64(asked-last) || n > most {
+				t.Errorf("%d bytes came, %d were moved, %d asked for with %d that were too much, %v", n, moved, asked, last, err)
+			}
+			if left := p.rest(); left != "" {
+				t.Error(left)
+			}
+		})
+	}
+}
+
+// Where the kernel, or what stands for it, moves nothing to or from a stream,
+// nothing is lost.
+func TestCopiesWhatCannotBeSpliced(t *testing.T) {
+	raw := func(f *os.File, err error) (*os.File, syscall.RawConn) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		c, err := f.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f, c
+	}
+	var p Pool
+	path := filepath.Join(t.TempDir(), "f")
+	file, to := raw(os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)) // no splice goes to its end
+	from, in := pair(t)
+	want := bytes.Repeat([]byte("x"), 10_000)
+	if _, err := from.Write(want); err != nil {
+		t.Fatal(err)
+	}
+	s := newSplice(&p, file, in, func(int) error { return nil })
+	s.to = to
+	n, err := s.next()
+	if got, _ := os.ReadFile(path); err != nil || n == 0 || !bytes.Equal(got, want[:n]) || !p.pipes.never {
+		t.Errorf("%d bytes came of %d, %v", len(got), n, err)
+	}
+
+	p.pipes.never = false
+	_, s.from = raw(os.Open(t.TempDir()))
+	if _, err := s.next(); err != errCopy || !p.pipes.never {
+		t.Errorf("from a folder: %v", err)
+	}
+	p.enter()
+	p.leave()
+	if left := p.rest(); left != "" {
+		t.Error(left)
+	}
+}
