@@ -174,7 +174,7 @@ func TestKillEndsRunnersThatNobodySeesTwice(t *testing.T) {
 	for name, blind := range map[string]bool{"as the host can": false, "without cgroup.kill": true} {
 		t.Run(name, func(t *testing.T) {
 			g := group(t, tree, fmt.Sprintf("runners-%v", blind))
-			command(t, g, "runners", "100").line(t, "done")
+			command(t, g, "runners", "40").line(t, "done")
 			eventually(t, "the runners are there", func() bool {
 				n, err := g.Alive()
 				return n > 1 && err == nil
