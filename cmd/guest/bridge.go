@@ -19,6 +19,7 @@ const presence = time.Second
 
 // runBridge joins the host's mux on stdin and stdout to the guest's socket.
 func runBridge(ctx context.Context) error {
+	keepThreads(bridgeThreads)
 	ctx, cancel := context.WithCancel(ctx)
 	var pings sync.WaitGroup
 	defer pings.Wait()

@@ -43,7 +43,9 @@ type guest struct {
 	log  *slog.Logger
 	ctx  context.Context
 	stop context.CancelCauseFunc
-	seen atomic.Int64 // moves while a host is there
+	// ulimits are those of every command's processes.
+	ulimits map[string]int64
+	seen    atomic.Int64 // moves while a host is there
 
 	server func() (*server.Server, error)
 	made   atomic.Pointer[server.Server]
@@ -63,7 +65,16 @@ func runInit(ctx context.Context, o initOptions, log *slog.Logger) error {
 	debug.SetMemoryLimit(heapLimit)
 	goruntime.GOMAXPROCS(min(maxProcs, goruntime.NumCPU()))
 	ignoreSignals()
-	g := &guest{log: log}
+	if o.stdio {
+		keepThreads(guestThreads)
+	}
+	// Some runtimes give a tmpfs the mode of what it covers, whatever was asked for.
+	for _, path := range o.shared {
+		if err := os.Chmod(path, 0o777|os.ModeSticky); err != nil {
+			return fmt.Errorf("open a folder to all users: %w", err)
+		}
+	}
+	g := &guest{log: log, ulimits: o.ulimits}
 	g.ctx, g.stop = context.WithCancelCause(ctx)
 	g.server = sync.OnceValues(g.makeServer)
 	defer g.stop(nil)
@@ -149,7 +160,11 @@ func (g *guest) makeServer() (*server.Server, error) {
 		}
 		tree = nil
 	}
-	s, err := server.New(server.Options{Tree: tree, Files: files.New(files.Options{}), Log: g.log})
+	programs := map[string]string{}
+	for _, name := range wire.Programs() {
+		programs[name] = wire.ProgramPath(wire.GuestPath, name)
+	}
+	s, err := server.New(server.Options{Tree: tree, Files: files.New(files.Options{}), Programs: programs, Ulimits: g.ulimits, Log: g.log})
 	if err != nil {
 		return nil, err
 	}
@@ -166,24 +181,25 @@ func (g *guest) makeServer() (*server.Server, error) {
 	return s, nil
 }
 
-// serve answers one stream. A host is there for as long as it is open.
-func (g *guest) serve(nc net.Conn) {
+// serve answers one stream, which is closed then or kept by the server. A host is
+// there for as long as it is answered.
+func (g *guest) serve(nc net.Conn) (kept bool) {
 	s, err := g.server()
 	if err != nil {
 		nc.Close()
 		g.stop(fmt.Errorf("start the server: %w", err))
-		return
+		return false
 	}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	done := make(chan struct{})
-	go func() { defer close(done); s.Serve(nc) }()
+	go func() { defer close(done); kept = s.Serve(nc) }()
 	for {
 		g.wind()
 		select {
 		case <-done:
 			g.wind()
-			return
+			return kept
 		case <-tick.C:
 		}
 	}

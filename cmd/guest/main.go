@@ -1,8 +1,8 @@
 // Command guest is PID 1 of every sandbox, and the bridge into one.
 //
-//	guest init [--alone D] [--stdio]   serve, as PID 1
-//	guest bridge                       join stdin and stdout to the guest of this sandbox
-//	guest version                      print the protocol's version
+//	guest init [--alone D] [--ulimit NAME=N] [--shared PATH] [--stdio]   serve, as PID 1
+//	guest bridge    join stdin and stdout to the guest of this sandbox
+//	guest version   print the protocol's version
 //
 // It is static, needs nothing of the image, and takes no configuration from
 // it. It writes warnings to stderr and nothing to stdout.
@@ -16,6 +16,8 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"orchestrator/internal/guest/wire"
@@ -46,7 +48,7 @@ type usageError string
 
 func (e usageError) Error() string { return string(e) }
 
-const usage = usageError("usage: guest init [--alone DURATION] [--stdio] | guest bridge | guest version")
+const usage = usageError("usage: guest init [--alone DURATION] [--ulimit NAME=N]... [--shared PATH]... [--stdio] | guest bridge | guest version")
 
 func run(ctx context.Context, args []string, log *slog.Logger) error {
 	if len(args) == 0 {
@@ -75,6 +77,10 @@ type initOptions struct {
 	// stdio: the host is reached through bridges only, none listens in
 	// wire.RunDir.
 	stdio bool
+	// ulimits are limits of every command's processes.
+	ulimits map[string]int64
+	// shared are folders on file systems of their own that every user may write to.
+	shared []string
 }
 
 func parseInit(args []string) (initOptions, error) {
@@ -82,6 +88,22 @@ func parseInit(args []string) (initOptions, error) {
 	f := flag.NewFlagSet("init", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // the error says it
 	f.DurationVar(&o.alone, "alone", runtime.DefaultAlone, "end the sandbox after this time without a host; 0: never")
+	f.Func("ulimit", "NAME=N, a limit of every command's processes", func(text string) error {
+		name, number, _ := strings.Cut(text, "=")
+		n, err := strconv.ParseInt(number, 10, 64)
+		if err != nil {
+			return err
+		}
+		if o.ulimits == nil {
+			o.ulimits = map[string]int64{}
+		}
+		o.ulimits[name] = n
+		return runtime.ValidateUlimits(o.ulimits)
+	})
+	f.Func("shared", "PATH of a tmpfs that every user may write to", func(path string) error {
+		o.shared = append(o.shared, path)
+		return nil
+	})
 	f.BoolVar(&o.stdio, "stdio", false, "wait for bridges only")
 	if err := f.Parse(args); err != nil {
 		return o, usageError(err.Error())

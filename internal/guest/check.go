@@ -59,6 +59,11 @@ func checkShell(sh *wire.Shell) error {
 			return fmt.Errorf("output from %d to %d", span.Start, span.End)
 		}
 	}
+	if sh.TTY != nil {
+		if f := sh.TTY.Check(); f != nil {
+			return fmt.Errorf("a terminal of which %w", f)
+		}
+	}
 	if sh.Result != nil {
 		return checkResult(sh.Result)
 	}

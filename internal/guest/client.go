@@ -88,6 +88,12 @@ func (c *Client) Ping(ctx context.Context) (wire.Pong, error) {
 	return pong, err
 }
 
+// Base sets what all commands have; for a sandbox that nobody has used.
+func (c *Client) Base(ctx context.Context, base wire.Base) error {
+	_, err := ask[struct{}](ctx, c, wire.OpBase, base, c.times.short)
+	return err
+}
+
 // Claim binds the sandbox to a lease. Again with the same lease it does
 // nothing; with another it is refused.
 func (c *Client) Claim(ctx context.Context, claim wire.Claim) error {
@@ -145,7 +151,11 @@ func (c *Client) begin(ctx context.Context, op wire.Op, body any) (*stream, erro
 	if err != nil {
 		return nil, unreached(ctx, op, err, cause)
 	}
-	s := &stream{client: c, nc: nc, c: wire.NewConn(nc), op: op}
+	if err := c.count(ctx, nc, op); err != nil {
+		_ = nc.Close()
+		return nil, unreached(ctx, op, err, nil)
+	}
+	s := &stream{client: c, nc: nc, c: newConn(nc, op), op: op}
 	s.watch(ctx)
 	err = nc.SetWriteDeadline(time.Now().Add(wire.HeaderTime))
 	if err == nil {

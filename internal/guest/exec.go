@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,6 +35,10 @@ type IO struct {
 const (
 	detailOutput = "what read its output went away"
 	detailInput  = "what gave its input broke off"
+	detailCaller = "its caller gave it up"
+	detailTime   = "the time that its caller had for it was over"
+	detailSignal = "a signal ended it"
+	detailGuest  = "the guest lost the stream to the host, or was ending, and killed it"
 )
 
 var (
@@ -45,20 +50,30 @@ var (
 //
 // When ctx ends, or a Reader or Writer of rw fails, the guest is told to kill
 // the command and has CancelTime to say how it ended: with Cancelled, unless
-// it had ended before. If that did not come, the error wraps ErrLost and, if
-// ctx ended, its cause. An error of class other than Unavailable says that the
-// command never ran.
+// it had ended before. Its Detail is then the words of ctx's cause, which are
+// for whoever gets the result. If no ending came, the error wraps ErrLost and, if
+// ctx ended, its cause. A command that was killed without any of this ends with
+// SandboxLost. An error of class other than Unavailable says that the command
+// never ran.
 func (c *Client) Exec(ctx context.Context, cmd wire.Command, rw IO) (runtime.Result, error) {
 	cmd.Stdin = rw.Stdin != nil
+	e := &execution{rw: rw, timeout: cmd.Timeout}
+	return e.carryOut(ctx, c, wire.OpExec, cmd, c.times.short)
+}
+
+// carryOut asks for a command and sees it to its end. It has to begin within a
+// time.
+func (e *execution) carryOut(ctx context.Context, c *Client, op wire.Op, body any, within time.Duration) (runtime.Result, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s, err := c.begin(ctx, wire.OpExec, cmd)
+	s, err := c.begin(ctx, op, body)
 	if err != nil {
 		return runtime.Result{}, err
 	}
 	defer s.close()
-	s.within(c.times.short)
-	e := &execution{stream: s, rw: rw, timeout: cmd.Timeout}
+	s.within(within)
+	e.stream = s
+	rw := e.rw
 	var signals sync.WaitGroup
 	defer signals.Wait()
 	defer cancel(nil)
@@ -78,7 +93,7 @@ func (c *Client) Exec(ctx context.Context, cmd wire.Command, rw IO) (runtime.Res
 		}
 		switch {
 		case done:
-			return result, err
+			return e.unasked(result), err
 		case err != nil && ctx.Err() != nil:
 			return e.giveUp(context.Cause(ctx))
 		case err != nil:
@@ -111,6 +126,8 @@ type execution struct {
 	timeout time.Duration
 	id      string
 	started bool
+	// session is what a result says of one.
+	session wire.SessionResult
 }
 
 // step takes one frame.
@@ -172,9 +189,9 @@ func write(w io.Writer, b []byte) error {
 }
 
 func (e *execution) result(payload []byte) (runtime.Result, error) {
-	r, err := decode[runtime.Result](e.stream, payload)
+	r, err := decode[wire.SessionResult](e.stream, payload)
 	if err == nil {
-		err = checkResult(&r)
+		err = checkResult(&r.Result)
 		if err != nil {
 			err = e.broke("%v", err)
 		}
@@ -182,7 +199,8 @@ func (e *execution) result(payload []byte) (runtime.Result, error) {
 	if err != nil {
 		return runtime.Result{}, err
 	}
-	return r, nil
+	e.session = r
+	return r.Result, nil
 }
 
 // giveUp makes the guest kill the command and waits for how it ended.
@@ -224,17 +242,41 @@ func (e *execution) kill(end time.Time) bool {
 	return err == nil || refused
 }
 
-// gaveUp names an ending that the host brought about. Output or input that
-// broke off is one also where the command ended by itself at that moment: what
-// the caller has of it is not all.
+// gaveUp names an ending that the host brought about: all that the guest saw of
+// that is a stream that ended, or a signal. Output or input that broke off is one
+// also where the command ended by itself at that moment: what the caller has of
+// it is not all.
 func gaveUp(r runtime.Result, cause error) runtime.Result {
 	switch {
 	case errors.Is(cause, errOutput):
 		r.Ending, r.Detail = runtime.Cancelled, detailOutput
 	case errors.Is(cause, errInput):
 		r.Ending, r.Detail = runtime.Cancelled, detailInput
-	case r.Ending == runtime.Signalled && r.Signal == int(syscall.SIGKILL):
-		r.Ending = runtime.Cancelled
+	case r.Ending == runtime.Signalled && r.Signal == int(syscall.SIGKILL), r.Ending == runtime.SandboxLost, r.Ending == runtime.Cancelled:
+		r.Ending, r.Detail = runtime.Cancelled, cmp.Or(r.Detail, whyGivenUp(cause))
+	}
+	return r
+}
+
+func whyGivenUp(cause error) string {
+	switch {
+	case errors.Is(cause, context.Canceled):
+		return detailCaller
+	case errors.Is(cause, context.DeadlineExceeded):
+		return detailTime
+	}
+	return text(cause.Error(), maxDetail)
+}
+
+// unasked names the ending of a command that the host did not give up: what a
+// guest takes for that is a way between the two that broke. Only in a session a
+// signal cancels, which came on another stream.
+func (e *execution) unasked(r runtime.Result) runtime.Result {
+	switch {
+	case r.Ending == runtime.Cancelled && e.op == wire.OpSessionExec:
+		r.Detail = cmp.Or(r.Detail, detailSignal)
+	case r.Ending == runtime.Cancelled, r.Ending == runtime.SandboxLost:
+		r.Ending, r.Detail = runtime.SandboxLost, cmp.Or(r.Detail, detailGuest)
 	}
 	return r
 }

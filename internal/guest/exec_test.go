@@ -221,7 +221,7 @@ func killed(first ...[]byte) func(*wire.Conn, net.Conn, wire.Request) {
 		_, _ = nc.Write(bytes.Join(append([][]byte{started}, first...), nil))
 		hungUp := make(chan struct{})
 		go func() { drain(c); close(hungUp) }()
-		r := runtime.Result{Ending: runtime.Cancelled, ExitCode: -1}
+		r := runtime.Result{Ending: runtime.SandboxLost, ExitCode: -1}
 		select {
 		case <-hungUp:
 		case <-signalled:
@@ -235,13 +235,31 @@ func killed(first ...[]byte) func(*wire.Conn, net.Conn, wire.Request) {
 func TestACancelledCommandHasItsEnding(t *testing.T) {
 	for _, pipe := range []bool{false, true} {
 		for _, in := range []io.Reader{nil, endless{}} {
-			c := talk(t, &peer{pipe: pipe, script: killed()})
-			ctx, cancel := context.WithCancel(soon(t))
-			r, err := c.Exec(ctx, command(), IO{Stdin: in, Started: func(wire.Started) { cancel() }})
-			if err != nil || r.Ending != runtime.Cancelled {
-				t.Errorf("pipe %v, input %v: %+v %v", pipe, in != nil, r, err)
+			for want, cause := range map[string]error{detailCaller: nil, detailTime: context.DeadlineExceeded, "its lease is over": errors.New("its lease is over")} {
+				c := talk(t, &peer{pipe: pipe, script: killed()})
+				ctx, cancel := context.WithCancelCause(soon(t))
+				r, err := c.Exec(ctx, command(), IO{Stdin: in, Started: func(wire.Started) { cancel(cause) }})
+				if err != nil || r.Ending != runtime.Cancelled || r.Detail != want {
+					t.Errorf("pipe %v, input %v, %v: %+v %v", pipe, in != nil, cause, r, err)
+				}
 			}
-			cancel()
+		}
+	}
+}
+
+// Whatever made the guest kill it, nobody who waits for the command did.
+func TestACommandThatOnlyTheGuestGaveUpIsLost(t *testing.T) {
+	for _, said := range []runtime.Ending{runtime.Cancelled, runtime.SandboxLost} {
+		c := talk(t, &peer{script: say(started, jsonFrame(wire.KindReply, runtime.Result{Ending: said, ExitCode: -1}))})
+		if r, err := c.Exec(soon(t), command(), IO{}); err != nil || r.Ending != runtime.SandboxLost || r.Detail != detailGuest {
+			t.Errorf("%s: %+v %v", said, r, err)
+		}
+		want, detail := said, detailGuest
+		if said == runtime.Cancelled { // by a signal on another stream
+			detail = detailSignal
+		}
+		if r, err := c.ExecSession(soon(t), wire.SessionExec{ID: "x"}, IO{}); err != nil || r.Ending != want || r.Detail != detail {
+			t.Errorf("%s in a session: %+v %v", said, r, err)
 		}
 	}
 }

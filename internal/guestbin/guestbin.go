@@ -1,6 +1,6 @@
 // Package guestbin holds the guest, the binary that becomes PID 1 of every
-// sandbox, and puts it where sandboxes can be given it. Building it comes
-// first: `make build` does both. It starts no goroutine.
+// sandbox, with its programs, and puts them where sandboxes can be given them.
+// Building them comes first: `make build` does both. It starts no goroutine.
 package guestbin
 
 import (
@@ -11,8 +11,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"time"
+
+	"orchestrator/internal/guest/wire"
 )
 
 //go:embed bin/*
@@ -22,39 +27,65 @@ var files embed.FS
 var ErrNone = errors.New("this binary was built without a guest: build it with `make build`")
 
 // Bytes returns the guest, or ErrNone.
-func Bytes() ([]byte, error) {
-	b, err := files.ReadFile("bin/guest")
+func Bytes() ([]byte, error) { return binary(name) }
+
+func binary(name string) ([]byte, error) {
+	b, err := files.ReadFile("bin/" + name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrNone
 	}
 	return b, err
 }
 
-// Write puts the guest at dir/<hash>/guest, with mode 0555, and returns that
-// path and the hash. It appears there whole or not at all; one that is there
-// already is checked and kept. Concurrent calls are fine.
+// name is that of the guest's file; those of its programs are beside it.
+const name = "guest"
+
+// Write puts the guest at dir/<hash>/guest, its programs beside it as
+// wire.ProgramPath says, with mode 0555, and returns that path and the hash of all
+// of them. The guest comes last, and each file appears whole or not at all; what
+// is there already is checked and kept. Concurrent calls are fine.
 func Write(dir string) (path, hash string, err error) {
-	b, err := Bytes()
-	if err != nil {
+	all := make(map[string][]byte)
+	for _, program := range wire.Programs() {
+		file := wire.ProgramPath(name, program)
+		if all[file], err = binary(file); err != nil {
+			return "", "", err
+		}
+	}
+	if all[name], err = Bytes(); err != nil {
 		return "", "", err
 	}
-	return write(dir, b)
+	return write(dir, all)
 }
 
-func write(dir string, b []byte) (path, hash string, err error) {
-	sum := sha256.Sum256(b)
-	hash = hex.EncodeToString(sum[:])
-	folder := filepath.Join(dir, hash)
-	path = filepath.Join(folder, "guest")
-	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, b) {
-		return path, hash, os.Chmod(path, 0o555)
+func write(dir string, all map[string][]byte) (path, hash string, err error) {
+	h := sha256.New()
+	order := slices.Sorted(maps.Keys(all))
+	for _, file := range order {
+		sum := sha256.Sum256(all[file])
+		h.Write(sum[:])
 	}
+	hash = hex.EncodeToString(h.Sum(nil))
+	folder := filepath.Join(dir, hash)
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return "", "", fmt.Errorf("write the guest: %w", err)
 	}
-	tmp, err := os.CreateTemp(folder, ".guest-*")
+	for _, file := range slices.Backward(order) {
+		if err := writeFile(filepath.Join(folder, file), all[file]); err != nil {
+			return "", "", fmt.Errorf("write the guest: %w", err)
+		}
+	}
+	return filepath.Join(folder, name), hash, nil
+}
+
+func writeFile(path string, b []byte) error {
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, b) {
+		now := time.Now()
+		return errors.Join(os.Chmod(path, 0o555), os.Chtimes(path, now, now)) // for Sweep
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".guest-*")
 	if err != nil {
-		return "", "", fmt.Errorf("write the guest: %w", err)
+		return err
 	}
 	defer os.Remove(tmp.Name())
 	_, err = tmp.Write(b)
@@ -62,8 +93,39 @@ func write(dir string, b []byte) (path, hash string, err error) {
 	if err == nil {
 		err = os.Rename(tmp.Name(), path)
 	}
-	if err != nil {
-		return "", "", fmt.Errorf("write the guest: %w", err)
+	return err
+}
+
+// sweepAge is how long a guest is kept that no program has written again: every
+// start of one does.
+const sweepAge = 7 * 24 * time.Hour
+
+// Sweep removes the guests of other versions in dir that nobody asked for in a
+// week. Sandboxes that have one as their first process go on with it. It is for
+// the service that holds the state directory.
+func Sweep(dir, keep string) (removed []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	return path, hash, nil
+	var errs []error
+	for _, e := range entries {
+		folder := filepath.Join(dir, e.Name())
+		if b, err := hex.DecodeString(e.Name()); err != nil || len(b) != sha256.Size || e.Name() == keep || !e.IsDir() {
+			continue
+		}
+		fi, err := os.Stat(filepath.Join(folder, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			fi, err = e.Info()
+		}
+		if err != nil || time.Since(fi.ModTime()) < sweepAge {
+			continue
+		}
+		if err := os.RemoveAll(folder); err != nil {
+			errs = append(errs, fmt.Errorf("remove an earlier guest: %w", err))
+			continue
+		}
+		removed = append(removed, e.Name())
+	}
+	return removed, errors.Join(append(errs, err)...)
 }

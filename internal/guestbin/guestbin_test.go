@@ -5,11 +5,16 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 )
+
+func both(text string) map[string][]byte {
+	return map[string][]byte{"guest": []byte(text), "guest-web": []byte("web")}
+}
 
 func TestWritePutsItOnceAndRepairs(t *testing.T) {
 	dir := t.TempDir()
-	path, hash, err := write(dir, []byte("guest"))
+	path, hash, err := write(dir, both("guest"))
 	if err != nil || path != filepath.Join(dir, hash, "guest") {
 		t.Fatalf("got %q, %v", path, err)
 	}
@@ -24,7 +29,7 @@ func TestWritePutsItOnceAndRepairs(t *testing.T) {
 			t.Fatalf("mode is %v, %v", st.Mode(), err)
 		}
 		entries, err := os.ReadDir(filepath.Dir(path))
-		if err != nil || len(entries) != 1 {
+		if err != nil || len(entries) != 2 {
 			t.Fatalf("left behind: %v, %v", entries, err)
 		}
 	}
@@ -36,7 +41,7 @@ func TestWritePutsItOnceAndRepairs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if again, _, err := write(dir, []byte("guest")); err != nil || again != path {
+		if again, _, err := write(dir, both("guest")); err != nil || again != path {
 			t.Fatalf("got %q, %v", again, err)
 		}
 		check()
@@ -50,5 +55,46 @@ func TestBytesSaysWhenThereIsNoGuest(t *testing.T) {
 	}
 	if !errors.Is(err, ErrNone) {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestSweepRemovesWhatNobodyAskedForInAWeek(t *testing.T) {
+	dir := t.TempDir()
+	var hashes []string
+	for _, text := range []string{"old", "new", "ours"} {
+		_, hash, err := write(dir, both(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		hashes = append(hashes, hash)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "other"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	long := time.Now().Add(-sweepAge - time.Hour)
+	for _, h := range []string{hashes[0], hashes[2]} {
+		if err := os.Chtimes(filepath.Join(dir, h, "guest"), long, long); err != nil {
+			t.Fatal(err)
+		}
+	}
+	removed, err := Sweep(dir, hashes[2])
+	if err != nil || len(removed) != 1 || removed[0] != hashes[0] {
+		t.Fatalf("removed %v, %v", removed, err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 3 {
+		t.Fatalf("left %v, %v", left, err)
+	}
+	// Who writes one that is there asks for it.
+	if err := os.Chtimes(filepath.Join(dir, hashes[1], "guest"), long, long); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := write(dir, both("new")); err != nil {
+		t.Fatal(err)
+	}
+	if removed, err := Sweep(dir, hashes[2]); err != nil || len(removed) != 0 {
+		t.Fatalf("removed %v, %v", removed, err)
+	}
+	if _, err := Sweep(filepath.Join(dir, "none"), ""); err != nil {
+		t.Fatal(err)
 	}
 }

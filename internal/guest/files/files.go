@@ -23,6 +23,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"orchestrator/internal/carry"
 	"orchestrator/internal/guest/wire"
 	"orchestrator/internal/safefile"
 	"orchestrator/runtime"
@@ -49,6 +50,9 @@ type Server struct {
 	buffers sync.Pool     // of *[]byte
 	looking chan struct{} // globs and searches that run
 	alias   atomic.Pointer[[]alias]
+
+	carrying sync.Mutex  // held while the workspace is packed or unpacked
+	known    carry.Known // what was unpacked; guarded by carrying
 }
 
 // maxLooking is how many globs and searches run at a time: each takes some
@@ -80,6 +84,8 @@ func (s *Server) Handle(ctx context.Context, op wire.Op, body json.RawMessage, c
 	switch op {
 	case wire.OpEdit, wire.OpGlob, wire.OpSearch:
 		return s.handleTool(ctx, op, body, c)
+	case wire.OpPack, wire.OpUnpack:
+		return s.carry(ctx, op, body, c)
 	}
 	var q wire.FileRequest
 	if err := wire.Decode(body, &q); err != nil {
@@ -110,6 +116,9 @@ func (s *Server) Handle(ctx context.Context, op wire.Op, body json.RawMessage, c
 	}
 	return c.Reply(reply)
 }
+
+// Become makes files touched as another user; before the first one is.
+func (s *Server) Become(uid, gid int) error { return s.threads.become(uid, gid) }
 
 // As runs f as the user, where files are concerned. An error means that f did not
 // run.
@@ -249,10 +258,10 @@ func (s *Server) write(ctx context.Context, c *wire.Conn, pl place, q wire.FileR
 	if err != nil {
 		return refuse(c, err)
 	}
-	defer func() {
-		// Also when ctx has ended: what was not committed has to go.
-		_ = s.threads.do(context.WithoutCancel(ctx), func() { _ = w.Close() })
-	}()
+	// drop removes what was not committed, also when ctx has ended. Before the answer: who gets it may end the sandbox at once, and what
+	// lies in a workspace then stays there.
+	drop := func() { _ = s.threads.do(context.WithoutCancel(ctx), func() { _ = w.Close() }) }
+	defer drop()
 	for {
 		if err := c.SetReadDeadline(time.Now().Add(IdleTime)); err != nil {
 			return err
@@ -268,12 +277,14 @@ func (s *Server) write(ctx context.Context, c *wire.Conn, pl place, q wire.FileR
 		case wire.KindEOF:
 			step = func() { info, err = w.Commit() }
 		default:
+			drop()
 			return c.Fail(wire.InvalidArgument, "", fmt.Sprintf("a frame of kind %q in a file", byte(kind)))
 		}
 		if derr := s.threads.do(ctx, step); derr != nil {
 			err = derr
 		}
 		if err != nil {
+			drop()
 			return refuse(c, err)
 		}
 		if kind == wire.KindEOF {

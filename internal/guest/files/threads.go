@@ -41,6 +41,17 @@ func newThreads(uid, gid int) *threads {
 	return &threads{uid: uid, gid: gid, jobs: make(chan job), quit: make(chan struct{})}
 }
 
+// become makes them another user's. It is refused once a thread is there.
+func (t *threads) become(uid, gid int) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.n > 0 {
+		return errors.New("files have been touched already")
+	}
+	t.uid, t.gid = uid, gid
+	return nil
+}
+
 // do runs f as the user and waits for it. An error means that f did not run.
 func (t *threads) do(ctx context.Context, f func()) error {
 	j := job{run: f, done: make(chan error, 1)}
@@ -111,6 +122,9 @@ func become(uid, gid int) error {
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
 		return fmt.Errorf("drop groups: %w", errno)
 	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETFSUID, ^uintptr(0), 0, 0); errno == unix.ENOSYS {
+		return becomeEffective(uid, gid)
+	}
 	// setfsuid and setfsgid tell no errors: asking with an id that does not
 	// exist tells what is in force.
 	unix.RawSyscall(unix.SYS_SETFSGID, uintptr(gid), 0, 0)
@@ -120,6 +134,20 @@ func become(uid, gid int) error {
 	unix.RawSyscall(unix.SYS_SETFSUID, uintptr(uid), 0, 0)
 	if got, _, _ := unix.RawSyscall(unix.SYS_SETFSUID, ^uintptr(0), 0, 0); int(got) != uid {
 		return fmt.Errorf("become user %d: still %d", uid, got)
+	}
+	return nil
+}
+
+// becomeEffective is become for gVisor, which has no users for files alone. The
+// real and the saved user stay root, and it is those that decide who may signal or
+// trace the thread.
+func becomeEffective(uid, gid int) error {
+	const same = ^uintptr(0)
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, same, uintptr(gid), same); errno != 0 {
+		return fmt.Errorf("become group %d: %w", gid, errno)
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, same, uintptr(uid), same); errno != 0 {
+		return fmt.Errorf("become user %d: %w", uid, errno)
 	}
 	return nil
 }

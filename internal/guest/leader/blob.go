@@ -3,6 +3,7 @@ package leader
 import (
 	"encoding/binary"
 	"fmt"
+	"os"
 	"unsafe"
 )
 
@@ -17,11 +18,16 @@ type Program struct {
 	// Paths are tried one after the other as execvp does; relative ones are
 	// taken from Dir.
 	Paths []string
-	Dir   string
-	UID   uint32
-	GID   uint32
+	// File, if set, is what is executed, whatever its name, and Paths are not
+	// looked at. It need not be in reach of the user.
+	File *os.File
+	Dir  string
+	UID  uint32
+	GID  uint32
 	// Groups become the only supplementary groups.
 	Groups []uint32
+	// Terminal makes descriptor 0 the controlling terminal of its session.
+	Terminal bool
 }
 
 // A blob is built for an address at which it will stand in the child.
@@ -51,6 +57,12 @@ func (b *blob) build(p *Program) error {
 	h := header{
 		argv: b.room(len(p.Argv) + 1), envp: b.room(len(p.Env) + 1), paths: b.room(len(p.Paths)),
 		npaths: uintptr(len(p.Paths)), ngroups: uintptr(len(p.Groups)), uid: uintptr(p.UID), gid: uintptr(p.GID),
+	}
+	if p.Terminal {
+		h.tty = 1
+	}
+	if p.File != nil {
+		h.file = fileFD
 	}
 	h.groups = b.here()
 	for _, g := range p.Groups {

@@ -19,6 +19,7 @@ func runtimeAfterFork()
 
 const (
 	ctlFD    = 3  // where a child keeps its end of a socket pair
+	fileFD   = 4  // and where what it is to execute arrives, if that is a file
 	signals  = 64 // of the kernel; the last one too
 	sigBytes = signals / 8
 	pageSize = 4096 // or less than a page: only to be rounded generously
@@ -32,6 +33,7 @@ const (
 	stepGroups
 	stepGID
 	stepUID
+	stepTerminal
 	stepChdir
 	stepExec
 )
@@ -49,6 +51,9 @@ type header struct {
 	ngroups uintptr
 	uid     uintptr
 	gid     uintptr
+	tty     uintptr // 1: descriptor 0 becomes the controlling terminal
+	file    uintptr // fileFD: what is executed, instead of paths
+	empty   uintptr // a string without a byte: the name of that file
 }
 
 // childMem is all that nursery and leaders read and write besides the blob. It
@@ -175,8 +180,21 @@ func tend(m *childMem) {
 		if errno != 0 || n == 0 {
 			return
 		}
-		pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD)|unix.CLONE_PARENT, 0, 0, 0, 0, 0)
+		flags, twice := uintptr(syscall.SIGCHLD)|unix.CLONE_PARENT, m.order.one[0] == orderTwice
+		if twice {
+			flags = uintptr(syscall.SIGCHLD)
+		}
+		pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, flags, 0, 0, 0, 0, 0)
 		if errno == 0 && pid == 0 {
+			if twice {
+				// In between: it forks the leader, tells, and leaves it to PID 1.
+				pid, _, errno = syscall.RawSyscall6(syscall.SYS_CLONE, flags, 0, 0, 0, 0, 0)
+				if errno != 0 || pid != 0 {
+					m.report[0], m.report[1] = uint64(pid), uint64(errno)
+					syscall.RawSyscall(unix.SYS_WRITE, ctlFD, uintptr(unsafe.Pointer(&m.report)), unsafe.Sizeof(m.report))
+					syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+				}
+			}
 			syscall.RawSyscall(unix.SYS_DUP3, 0, ctlFD, unix.O_CLOEXEC)
 			syscall.RawSyscall(unix.SYS_CLOSE, 0, 0, 0)
 			syscall.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
@@ -184,6 +202,12 @@ func tend(m *childMem) {
 			return
 		}
 		syscall.RawSyscall(unix.SYS_CLOSE, 0, 0, 0)
+		if twice && errno == 0 {
+			for errno = syscall.EINTR; errno == syscall.EINTR; {
+				_, _, errno = syscall.RawSyscall6(unix.SYS_WAIT4, pid, 0, 0, 0, 0, 0)
+			}
+			continue
+		}
 		m.report[0], m.report[1] = uint64(pid), uint64(errno)
 		syscall.RawSyscall(unix.SYS_WRITE, ctlFD, uintptr(unsafe.Pointer(&m.report)), unsafe.Sizeof(m.report))
 	}
@@ -202,7 +226,8 @@ func parked(m *childMem) {
 		var n uintptr
 		var errno syscall.Errno
 		if have == 0 {
-			// With 0, 1 and 2 closed the three descriptors arrive as just these.
+			// With 0, 1 and 2 closed the three descriptors arrive as just these, and a
+			// fourth as fileFD.
 			n, _, errno = syscall.RawSyscall(unix.SYS_RECVMSG, ctlFD, uintptr(unsafe.Pointer(&m.program.msg)), 0)
 		} else {
 			n, _, errno = syscall.RawSyscall(unix.SYS_READ, ctlFD, m.region+have, m.size-have)
@@ -242,10 +267,21 @@ func become(m *childMem, h *header) (int, syscall.Errno) {
 	if _, _, errno := syscall.RawSyscall(unix.SYS_SETRESUID, h.uid, h.uid, h.uid); errno != 0 {
 		return stepUID, errno
 	}
+	if h.tty != 0 {
+		// It leads a session of its own that has none yet, see tend.
+		if _, _, errno := syscall.RawSyscall(unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0); errno != 0 {
+			return stepTerminal, errno
+		}
+	}
 	if _, _, errno := syscall.RawSyscall(unix.SYS_CHDIR, h.dir, 0, 0); errno != 0 {
 		return stepChdir, errno
 	}
 	syscall.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&m.mask)), 0, sigBytes, 0, 0)
+	if h.file != 0 {
+		syscall.RawSyscall(unix.SYS_FCNTL, h.file, unix.F_SETFD, unix.FD_CLOEXEC)
+		_, _, errno := syscall.RawSyscall6(unix.SYS_EXECVEAT, h.file, uintptr(unsafe.Pointer(&h.empty)), h.argv, h.envp, unix.AT_EMPTY_PATH, 0)
+		return stepExec, errno
+	}
 	last := syscall.ENOENT
 	for i := uintptr(0); i < h.npaths; i++ {
 		slot := h.paths + i*unsafe.Sizeof(i)

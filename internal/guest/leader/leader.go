@@ -20,6 +20,7 @@ type Step string
 
 const (
 	StepIdentity Step = "take on the user"
+	StepTerminal Step = "take on the terminal"
 	StepDir      Step = "enter the working directory"
 	StepExec     Step = "execute"
 )
@@ -47,6 +48,7 @@ type Forker struct {
 
 	mu      sync.Mutex // held over an order to the nursery
 	nursery *nursery
+	how     byte // what the nursery is told; 0: not known yet
 }
 
 // NewForker makes a forker whose children reaper waits for.
@@ -114,6 +116,8 @@ func (l *Leader) Exec(p *Program, stdio [3]int) error {
 func stepError(step, errno uint64) error {
 	e := &StepError{Step: StepIdentity, Errno: syscall.Errno(errno)}
 	switch step {
+	case stepTerminal:
+		e.Step = StepTerminal
 	case stepChdir:
 		e.Step = StepDir
 	case stepExec:
@@ -133,7 +137,11 @@ func (l *Leader) send(p *Program, stdio [3]int) error {
 	if err != nil {
 		return fmt.Errorf("send the command: %w", err)
 	}
-	rights, sent := unix.UnixRights(stdio[:]...), 0
+	fds := stdio[:]
+	if p.File != nil {
+		fds = append(fds, int(p.File.Fd()))
+	}
+	rights, sent := unix.UnixRights(fds...), 0
 	var failed error
 	err = conn.Write(func(fd uintptr) bool {
 		for sent < len(b.buf) {

@@ -323,3 +323,36 @@ func TestADeadNurseryIsReplaced(t *testing.T) {
 		t.Errorf("got %q, %v, %v", out, e.Status, err)
 	}
 }
+
+func TestFileIsExecutedOutOfReach(t *testing.T) {
+	t.Parallel()
+	echo, err := os.ReadFile("/bin/echo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(t.TempDir(), "echo") // in a folder of root's
+	if err := os.WriteFile(name, echo, 0o555); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := os.Chmod(filepath.Dir(name), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p := &Program{Argv: []string{"echo", "a", "b"}, File: file, Dir: "/", UID: 1000, GID: 1000}
+	if out, e, err := run(t, p); err != nil || out != "a b\n" || e.Status.ExitStatus() != 0 {
+		t.Errorf("got %q, %v, %v", out, e.Status, err)
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	p.File = null
+	if _, _, err := run(t, p); !errors.Is(err, syscall.EACCES) {
+		t.Errorf("a file that cannot be executed: %v", err)
+	}
+}

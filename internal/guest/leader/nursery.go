@@ -105,8 +105,15 @@ func (f *Forker) listDroppable(m *childMem) {
 	}
 }
 
+// What the nursery is told: fork the leader as a child of the guest, or fork it
+// behind another process that ends, so that it comes to PID 1.
+const (
+	orderOnce  = 'f'
+	orderTwice = 't'
+)
+
 // order has a leader forked that gets the socket, and returns its pid.
-func (n *nursery) order(socket int) (int, error) {
+func (n *nursery) order(how byte, socket int) (int, error) {
 	if err := n.ctl.SetDeadline(time.Now().Add(orderTime)); err != nil {
 		return 0, err
 	}
@@ -118,7 +125,7 @@ func (n *nursery) order(socket int) (int, error) {
 	var failed error
 	if err := conn.Write(func(fd uintptr) bool {
 		for {
-			failed = unix.Sendmsg(int(fd), []byte{'f'}, rights, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+			failed = unix.Sendmsg(int(fd), []byte{how}, rights, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
 			if !errors.Is(failed, unix.EINTR) {
 				return !errors.Is(failed, unix.EAGAIN)
 			}
@@ -139,6 +146,34 @@ func (n *nursery) order(socket int) (int, error) {
 	return int(binary.NativeEndian.Uint64(b[:])), nil
 }
 
+// learn finds out whether children that the nursery forks with CLONE_PARENT
+// are this process's: gVisor makes them the nursery's, and nobody would learn of
+// their end.
+func (f *Forker) learn() {
+	f.how = orderOnce
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(pair[0]) // ends the child
+	defer unix.Close(pair[1])
+	pid, _, err := f.reaper.Start(func() (int, error) { return f.nursery.order(orderOnce, pair[1]) })
+	if err == nil && !isOurs(pid) {
+		f.how = orderTwice
+		f.reaper.forget(pid)
+	}
+}
+
+// isOurs says whether a process is a child of this one, or has ended.
+func isOurs(pid int) bool {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return true
+	}
+	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
+	return len(fields) < 2 || string(fields[1]) == strconv.Itoa(os.Getpid())
+}
+
 // fork has a leader forked, by a new nursery if the old one has died.
 func (f *Forker) fork(socket int) (int, <-chan Exit, error) {
 	f.mu.Lock()
@@ -150,8 +185,11 @@ func (f *Forker) fork(socket int) (int, <-chan Exit, error) {
 				return 0, nil, err
 			}
 			f.nursery = n
+			if f.how == 0 {
+				f.learn()
+			}
 		}
-		pid, exit, err := f.reaper.Start(func() (int, error) { return f.nursery.order(socket) })
+		pid, exit, err := f.reaper.Start(func() (int, error) { return f.nursery.order(f.how, socket) })
 		if _, refused := errors.AsType[syscall.Errno](err); err == nil || refused && len(f.nursery.exit) == 0 && !errors.Is(err, syscall.EPIPE) {
 			return pid, exit, err
 		}

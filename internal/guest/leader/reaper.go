@@ -119,6 +119,13 @@ func (r *Reaper) Signal(pid int, sig syscall.Signal) error {
 	return nil
 }
 
+// forget takes back a Start of what turned out to be no child.
+func (r *Reaper) forget(pid int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.waiting, pid)
+}
+
 // Settle reaps those that have died by now: after a kill not even zombies are
 // left to be seen.
 func (r *Reaper) Settle() { r.reap() }

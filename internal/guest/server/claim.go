@@ -12,8 +12,9 @@ import (
 
 func (s *Server) ping() wire.Pong {
 	s.mu.Lock()
-	p := wire.Pong{Claimed: s.lease != "", Commands: len(s.running), Shells: len(s.shells)}
+	p := wire.Pong{Claimed: s.lease != "", Commands: len(s.running), Shells: len(s.shells), Warm: s.warmed()}
 	s.mu.Unlock()
+	p.Commands -= s.idleSessions()
 	p.Version, p.Kill = wire.Version, s.yard.maker.kind()
 	p.UptimeMS, p.RSSBytes = time.Since(s.started).Milliseconds(), residentBytes()
 	return p

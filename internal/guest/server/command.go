@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -53,7 +54,9 @@ func check(cmd *wire.Command) *wire.Failure {
 	switch {
 	case cmd.ID != "" && !validID(cmd.ID):
 		return bad("id", "must be 1 to %d of a-z, A-Z, 0-9, '-', '_' and '.'", maxID)
-	case len(cmd.Argv) == 0 || cmd.Argv[0] == "":
+	case cmd.Program != "" && cmd.Check != nil:
+		return bad("check", "is for programs of the sandbox")
+	case cmd.Program == "" && (len(cmd.Argv) == 0 || cmd.Argv[0] == ""):
 		return bad("argv", "names no program")
 	case len(cmd.Argv) > wire.MaxArgs:
 		return bad("argv", "has %d elements, at most %d are allowed", len(cmd.Argv), wire.MaxArgs)
@@ -73,6 +76,9 @@ func check(cmd *wire.Command) *wire.Failure {
 		return bad("cpus", "must be 0 for no cap, or from %v to %d", wire.MinCommandCPUs, maxCPUs)
 	case cmd.Spool < 0 || cmd.Spool > wire.SpoolTotal:
 		return bad("spool", "must be from 0 to %d", wire.SpoolTotal)
+	}
+	if cmd.TTY != nil {
+		return cmd.TTY.Check()
 	}
 	return nil
 }
@@ -96,21 +102,33 @@ func checkEnv(env map[string]string) *wire.Failure {
 
 // program resolves a checked command.
 func (s *Server) program(cmd *wire.Command) (*leader.Program, *wire.Failure) {
-	u, f := s.lookUp(cmd.User)
+	s.mu.Lock()
+	lease, base := s.env, s.base // replaced, never changed
+	s.mu.Unlock()
+	u, f := s.lookUp(cmp.Or(cmd.User, base.User))
 	if f != nil {
 		return nil, f
 	}
 	env := map[string]string{"PATH": defaultPath, "HOME": u.home, "USER": u.name, "LOGNAME": u.name, "LANG": "C.UTF-8", "TERM": "dumb"}
-	s.mu.Lock()
-	lease := s.env // replaced, never changed
-	s.mu.Unlock()
-	own := cmd.Env
+	own, template := cmd.Env, base.Env
 	if cmd.Check != nil {
-		lease, own = plain(lease), plain(own)
+		template, lease, own = plain(template), plain(lease), plain(own)
 	}
+	maps.Copy(env, template)
 	maps.Copy(env, lease)
+	if cmd.Check == nil {
+		maps.Copy(env, s.proxy.variables())
+	}
+	if cmd.TTY != nil {
+		env["TERM"] = cmd.TTY.Term
+	}
 	maps.Copy(env, own)
-	p := &leader.Program{Argv: cmd.Argv, UID: u.uid, GID: u.gid, Dir: s.Workspace, Paths: search(cmd.Argv[0], env["PATH"])}
+	p := &leader.Program{Argv: cmd.Argv, UID: u.uid, GID: u.gid, Dir: s.Workspace}
+	if cmd.Program == "" {
+		p.Paths = search(cmd.Argv[0], env["PATH"])
+	} else {
+		p.Argv = append([]string{cmd.Program}, cmd.Argv...)
+	}
 	if filepath.IsAbs(cmd.Cwd) {
 		p.Dir = cmd.Cwd
 	} else if cmd.Cwd != "" {
@@ -160,9 +178,14 @@ func stepFailure(e *leader.StepError, cmd *wire.Command) *wire.Failure {
 		code = wire.ResourceExhausted
 	}
 	switch e.Step {
+	case leader.StepTerminal:
+		return wire.Failf(wire.Internal, "tty", "%v", e)
 	case leader.StepDir:
 		return wire.Failf(code, "cwd", "enter %.200q: %v", cmd.Cwd, e.Errno)
 	case leader.StepExec:
+		if cmd.Program != "" {
+			return programFailure(cmd, e.Errno)
+		}
 		if e.Errno == syscall.ENOENT && !strings.Contains(cmd.Argv[0], "/") {
 			return wire.Failf(code, "argv", "command not found: %.200q", cmd.Argv[0])
 		}

@@ -1,9 +1,9 @@
 package server
 
 import (
+	"slices"
+	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"orchestrator/internal/cgroup"
 	"orchestrator/internal/guest/leader"
@@ -17,13 +17,17 @@ type facts struct {
 	used  cgroup.Usage   // of its group
 	// before and after are of all commands together, where they tell more.
 	before, after cgroup.Usage
-	alone         bool        // it ran alone all the time
-	full          func() bool // no space for files is left
+	alone         bool // it ran alone all the time
+	// full lists the places without room for files; wasFull are those before the
+	// command. told: its output ended with the kernel's words for that.
+	full    func() []string
+	wasFull []string
+	told    bool
 }
 
 // result is what is known of a command after its kill.
 func (r *run) result(exit *leader.Exit) runtime.Result {
-	f := facts{exit: exit, before: r.before, full: r.s.diskFull}
+	f := facts{exit: exit, before: r.before, full: r.s.diskFull, wasFull: r.wasFull}
 	r.mu.Lock()
 	f.cause = r.cause
 	r.mu.Unlock()
@@ -33,6 +37,7 @@ func (r *run) result(exit *leader.Exit) runtime.Result {
 	}
 	f.used = used
 	if failed(exit) {
+		f.told = r.told()
 		f.after = r.s.yard.maker.counters()
 		r.s.mu.Lock()
 		f.alone = r.alone && r.s.starts == r.begun
@@ -68,11 +73,32 @@ func judge(f facts) runtime.Result {
 	case f.used.PidsDenied > 0 || f.metPidsCap():
 		res.Ending = runtime.Pids
 		res.Detail = "processes were refused to the command at the pids cap"
-	case f.full():
-		res.Ending = runtime.Disk
-		res.Detail = "the command failed with no space left in the sandbox"
+	default:
+		f.judgeDisk(&res)
 	}
 	return res
+}
+
+// judgeDisk blames a full file system for the failure of a command that filled
+// it, which only who ran alone is known to have done, or whose last words are
+// that it is full. That there was no room before it, and is none now, is no more
+// than a remark on a command that failed without a word about it.
+func (f *facts) judgeDisk(res *runtime.Result) {
+	full := f.full()
+	if len(full) == 0 {
+		return
+	}
+	filled := slices.DeleteFunc(slices.Clone(full), func(at string) bool { return slices.Contains(f.wasFull, at) })
+	switch {
+	case f.told:
+		res.Ending = runtime.Disk
+		res.Detail = "the command failed for want of room in " + strings.Join(full, ", ")
+	case f.alone && len(filled) > 0:
+		res.Ending = runtime.Disk
+		res.Detail = "the command failed and left no room in " + strings.Join(filled, ", ")
+	default:
+		res.Detail = "there is no room in " + strings.Join(full, ", ")
+	}
 }
 
 // metPidsCap blames a command for a cap that all commands have together if it
@@ -92,15 +118,4 @@ func usageOf(f facts) runtime.Usage {
 		u.CPUSystem = time.Duration(f.exit.Rusage.Stime.Nano())
 	}
 	return u
-}
-
-// diskFull says whether a place that commands write to has no space left.
-func (s *Server) diskFull() bool {
-	for _, dir := range []string{s.Workspace, "/tmp", defaultHome} {
-		var st unix.Statfs_t
-		if err := unix.Statfs(dir, &st); err == nil && st.Blocks > 0 && (st.Bavail == 0 || st.Files > 0 && st.Ffree == 0) {
-			return true
-		}
-	}
-	return false
 }

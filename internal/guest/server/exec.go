@@ -28,6 +28,9 @@ func (s *Server) exec(c *wire.Conn, body json.RawMessage) error {
 	if f := check(&cmd); f != nil {
 		return f
 	}
+	if cmd.TTY != nil {
+		return wire.Failf(wire.InvalidArgument, "tty", "is for shells")
+	}
 	p, f := s.program(&cmd)
 	if f != nil {
 		return f
@@ -45,7 +48,7 @@ func (s *Server) exec(c *wire.Conn, body json.RawMessage) error {
 		return nil
 	}
 	if err := c.WriteJSON(wire.KindStarted, wire.Started{ID: r.id, Pid: r.sp.leader.Pid}); err != nil {
-		r.stop(runtime.Cancelled)
+		r.stop(runtime.SandboxLost)
 	}
 	stdout := &frames{conn: c, kind: wire.KindStdout, large: s.large, file: r.sp.out.ours}
 	stderr := &frames{conn: c, kind: wire.KindStderr, large: s.large, file: r.sp.err.ours}
@@ -59,9 +62,10 @@ func (s *Server) exec(c *wire.Conn, body json.RawMessage) error {
 }
 
 // feed carries out what the host sends: input, its end, signals. When the
-// stream ends, or what comes is not that, the command is cancelled.
+// stream ends, or what comes is not that, the command is killed: there is no
+// telling a host that gave it up from one that is gone.
 func (r *run) feed(c *wire.Conn) {
-	defer r.stop(runtime.Cancelled)
+	defer r.stop(runtime.SandboxLost)
 	in := r.sp.in.ours
 	for {
 		kind, payload, err := c.ReadFrame()

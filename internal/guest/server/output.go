@@ -70,6 +70,12 @@ func (s *Server) output(c *wire.Conn, body json.RawMessage) error {
 		return nil
 	}
 	_, end, eof := st.Span()
+	if o.Follow { // the ending comes right after the streams' ends
+		select {
+		case <-sh.done:
+		case <-ctx.Done():
+		}
+	}
 	return c.Reply(wire.OutputEnd{Next: t.next, EOF: eof && t.next >= end, Shell: sh.state()})
 }
 
@@ -179,6 +185,9 @@ func (s *Server) input(c *wire.Conn, body json.RawMessage) error {
 	sh, err := s.find(ref.ID)
 	if err != nil {
 		return err
+	}
+	if sh.cmd.TTY != nil {
+		return s.typeIn(c, sh)
 	}
 	if !sh.cmd.Stdin {
 		return wire.Failf(wire.FailedPrecondition, "id", "shell %q was started without stdin", ref.ID)

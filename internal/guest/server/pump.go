@@ -40,6 +40,9 @@ type pump struct {
 	lost  func() // the sink failed
 	count int64
 	waste []byte // for what nobody wants
+	last  []byte // the end of what came, for the ending
+	// terminal: file is the master of one.
+	terminal bool
 }
 
 // run returns when all writers have closed the pipe, or a read deadline has
@@ -48,6 +51,7 @@ func (p *pump) run() {
 	for {
 		b := p.room()
 		n, err := p.file.Read(b)
+		p.note(b[:max(n, 0)])
 		p.took(n)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			p.drain()
@@ -70,6 +74,18 @@ func (p *pump) room() []byte {
 		p.waste = make([]byte, smallBuffer)
 	}
 	return p.waste
+}
+
+// note keeps the end of what was read.
+func (p *pump) note(b []byte) {
+	if len(b) >= lastKept {
+		p.last = append(p.last[:0], b[len(b)-lastKept:]...)
+		return
+	}
+	if over := len(p.last) + len(b) - lastKept; over > 0 {
+		p.last = append(p.last[:0], p.last[over:]...)
+	}
+	p.last = append(p.last, b...)
 }
 
 func (p *pump) took(n int) {
@@ -101,6 +117,10 @@ func (p *pump) drain() {
 		return
 	}
 	_ = conn.Control(func(fd uintptr) {
+		if p.terminal {
+			p.drainTerminal(int(fd))
+			return
+		}
 		left, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
 		for err == nil && left > 0 {
 			b := p.room()
@@ -113,6 +133,7 @@ func (p *pump) drain() {
 			if n <= 0 {
 				return
 			}
+			p.note(b[:n])
 			p.took(n)
 			left -= n
 		}

@@ -34,14 +34,19 @@ type run struct {
 	started time.Time
 	timer   *time.Timer
 	pumps   sync.WaitGroup
+	outputs []*pump
+	term    *terminal    // nil: it has pipes
 	before  cgroup.Usage // of all commands together
+	wasFull []string     // places without room then
 	begun   int64        // s.starts when it began
 	alone   bool         // nothing else ran then
+	warm    bool         // nobody had claimed the sandbox then
 
 	stopped chan struct{} // closed by the first stop
 
 	mu     sync.Mutex
 	cause  runtime.Ending // why it is to end, "" while it is not
+	ended  bool           // its leader has ended, without a cause of ours
 	killed bool           // stopped is closed
 	over   bool           // its leader has been reaped, or given up
 }
@@ -89,6 +94,7 @@ func (s *Server) countIn(r *run) error {
 	s.running[r.id] = r
 	s.starts++
 	r.begun = s.starts
+	r.warm = s.lease == ""
 	s.work.Add(1)
 	return nil
 }
@@ -104,13 +110,6 @@ func (s *Server) countOut(r *run) {
 // executed, and nothing of it is left.
 func (r *run) launch(p *leader.Program) error {
 	sp := r.sp
-	stdio := [3]int{int(r.s.null.Fd()), sp.out.theirs, sp.err.theirs}
-	if r.cmd.Stdin {
-		stdio[0] = sp.in.theirs
-	}
-	if r.cmd.MergeStderr {
-		stdio[2] = sp.out.theirs
-	}
 	p.Groups = sp.groups
 	r.mu.Lock()
 	r.started = time.Now()
@@ -119,17 +118,29 @@ func (r *run) launch(p *leader.Program) error {
 		r.timer = time.AfterFunc(r.cmd.Timeout, func() { r.stop(runtime.Timeout) })
 	}
 	r.before = r.s.yard.maker.counters()
+	r.wasFull = r.s.diskFull()
 	refusal := r.s.decide(&r.cmd, p)
+	if refusal == nil && r.cmd.TTY != nil {
+		refusal = r.onTerminal(p)
+	}
+	if refusal == nil && r.cmd.Program != "" {
+		if refusal = r.s.openProgram(&r.cmd, p); refusal == nil {
+			defer p.File.Close()
+		}
+	}
+	if refusal == nil {
+		refusal = r.s.bound(sp.leader.Pid)
+	}
 	var err error
 	if refusal == nil {
-		err = sp.leader.Exec(p, stdio)
+		err = sp.leader.Exec(p, r.stdio())
 	}
 	sp.handOver()
 	if refusal == nil && (err == nil || errors.Is(err, leader.ErrInterrupted)) {
 		return nil
 	}
-	r.end()
-	sp.closePipes()
+	r.kill(nil)
+	r.closeStreams()
 	r.leave()
 	if refusal != nil {
 		return refusal
@@ -140,29 +151,63 @@ func (r *run) launch(p *leader.Program) error {
 	return wire.Failf(wire.Internal, "", "start the command: %v", err)
 }
 
+// stdio are the descriptors that the command gets as 0, 1 and 2.
+func (r *run) stdio() [3]int {
+	if r.term != nil {
+		return [3]int{r.term.slave, r.term.slave, r.term.slave}
+	}
+	fd := [3]int{int(r.s.null.Fd()), r.sp.out.theirs, r.sp.err.theirs}
+	if r.cmd.Stdin {
+		fd[0] = r.sp.in.theirs
+	}
+	if r.cmd.MergeStderr {
+		fd[2] = r.sp.out.theirs
+	}
+	return fd
+}
+
+func (r *run) closeStreams() {
+	r.sp.closePipes()
+	if r.term != nil {
+		r.term.close()
+	}
+}
+
 // pump starts moving output. Call it after launch, and wait after that.
 func (r *run) pump(stdout, stderr sink) {
 	for _, p := range []*pump{
-		{file: r.sp.out.ours, sink: stdout, limit: r.cmd.OutputLimit},
+		{file: r.sp.out.ours, sink: stdout, limit: r.cmd.OutputLimit, terminal: r.term != nil},
 		{file: r.sp.err.ours, sink: stderr, limit: r.cmd.OutputLimit},
 	} {
 		p.over = func() { r.stop(runtime.OutputLimit) }
-		p.lost = func() { r.stop(runtime.Cancelled) }
+		p.lost = func() { r.stop(runtime.SandboxLost) }
+		r.outputs = append(r.outputs, p)
 		r.pumps.Go(p.run)
 	}
 }
 
+// told says whether the command's last words were that there is no room; ask
+// once the pumps are done.
+func (r *run) told() bool {
+	for _, p := range r.outputs {
+		if told(p.last) {
+			return true
+		}
+	}
+	return false
+}
+
 // stop ends the command for a reason of ours; the first one counts. It does
-// not wait.
+// not wait. SandboxLost is for what nobody is seen to ask for: the stream to the
+// host ended or broke, or this guest is ending. A host that gave the command up
+// ended the stream itself, and names that better.
 func (r *run) stop(cause runtime.Ending) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.over {
 		return
 	}
-	if r.cause == "" {
-		r.cause = cause
-	}
+	r.note(cause)
 	if !r.killed {
 		r.killed = true
 		close(r.stopped)
@@ -176,9 +221,25 @@ func (r *run) stop(cause runtime.Ending) {
 func (r *run) blame(cause runtime.Ending) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.cause == "" && !r.over {
+	if !r.over {
+		r.note(cause)
+	}
+}
+
+// note is to be called with the lock held. What comes while a command that has
+// ended by itself is cleared away did not end it; that it wrote more than it may
+// can still turn out.
+func (r *run) note(cause runtime.Ending) {
+	if r.cause == "" && (!r.ended || cause == runtime.OutputLimit) {
 		r.cause = cause
 	}
+}
+
+// left notes that the leader has ended.
+func (r *run) left() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended = r.cause == ""
 }
 
 // signal sends a signal to the leader or to all; NotFound if it has ended.
@@ -213,6 +274,7 @@ func (r *run) wait(onEnd func()) runtime.Result {
 	select {
 	case e := <-r.sp.leader.Exit:
 		exit = &e
+		r.left()
 	case <-r.stopped:
 	}
 	exit, clean := r.kill(exit)
@@ -231,9 +293,8 @@ func (r *run) wait(onEnd func()) runtime.Result {
 	return res
 }
 
-// end kills everything and reaps the leader.
-func (r *run) end() { r.kill(nil) }
-
+// kill kills everything and reaps the leader, unless that has ended as exit
+// says. It returns its end, nil if that was not seen, and whether all are dead.
 func (r *run) kill(exit *leader.Exit) (*leader.Exit, bool) {
 	if r.timer != nil {
 		defer r.timer.Stop()
@@ -300,7 +361,7 @@ func (r *run) drain() {
 		p.ours.SetReadDeadline(past) //nolint:errcheck // a closed one has nothing to read
 	}
 	r.pumps.Wait()
-	r.sp.closePipes()
+	r.closeStreams()
 }
 
 // leave counts the command out, and removes its group when there is time.

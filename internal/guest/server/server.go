@@ -9,8 +9,10 @@
 // and trusts no file of the image.
 //
 // Goroutines: the reaper and the one that parks leaders ([Server.Run]); two per
-// stream at most, and two per running command for its output; short ones that
-// remove the groups of ended commands. [Server.Close] waits for the commands.
+// stream at most, and two per running command for its output; two per carried
+// connection, and one for each that waits for the host and for the proxy's
+// listener; short ones that remove the groups of ended commands. [Server.Close]
+// waits for the commands and the connections.
 // What is refused is answered with a [wire.Failure] that names the field.
 package server
 
@@ -31,6 +33,7 @@ import (
 	"orchestrator/internal/guest/leader"
 	"orchestrator/internal/guest/server/spool"
 	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/link/relay"
 	"orchestrator/runtime"
 )
 
@@ -73,6 +76,12 @@ type Options struct {
 	Root string
 	// Workspace is where commands start. Empty: wire.Workspace.
 	Workspace string
+	// Sessions is where sessions have their pipes. Empty: SessionDir.
+	Sessions string
+	// Ulimits are limits of every command's processes; see runtime.Spec.
+	Ulimits map[string]int64
+	// Programs are where the guest's own programs are, by their names.
+	Programs map[string]string
 	// UID and GID are the user of commands that name none. Zero: those of the
 	// runtime package.
 	UID, GID uint32
@@ -90,20 +99,27 @@ type Server struct {
 	large   *largeBuffers
 	null    *os.File
 	users   func() []user
+	places  func() []string // where commands can write
 	streams atomic.Int64
 	ctx     context.Context // ends with Close
 	cancel  context.CancelCauseFunc
 	ended   chan struct{}
 	end     func()
 	work    sync.WaitGroup // commands and what cleans up behind them
+	buffers relay.Pool     // of proxy and dials
+	proxy   proxy
+	dials   *carrier
 
 	claiming sync.Mutex // held by a claim, before mu
 	mu       sync.Mutex
 	lease    string
 	env      map[string]string
+	base     wire.Base // of all commands; replaced, never changed
 	running  map[string]*run
 	starts   int64 // commands begun so far
 	shells   map[string]*shell
+	sessions map[string]*session
+	turns    map[string]*turn // commands in sessions, by their ids
 	nextName int64
 	closed   bool
 }
@@ -119,11 +135,17 @@ func New(o Options) (*Server, error) {
 	if o.Workspace == "" {
 		o.Workspace = wire.Workspace
 	}
+	if o.Sessions == "" {
+		o.Sessions = SessionDir
+	}
 	if o.UID == 0 {
 		o.UID = runtime.CommandUID
 	}
 	if o.GID == 0 {
 		o.GID = runtime.CommandGID
+	}
+	if err := checkUlimits(o.Ulimits); err != nil {
+		return nil, err
 	}
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -132,9 +154,14 @@ func New(o Options) (*Server, error) {
 	s := &Server{
 		Options: o, started: time.Now(), reaper: leader.NewReaper(), spools: spool.New(wire.SpoolTotal), large: newLargeBuffers(),
 		null: null, ended: make(chan struct{}), running: make(map[string]*run), shells: make(map[string]*shell),
+		sessions: make(map[string]*session), turns: make(map[string]*turn),
 	}
+	s.places = sync.OnceValue(s.findPlaces)
 	s.users = sync.OnceValue(func() []user { return readUsers(o.Root) })
 	s.end = sync.OnceFunc(func() { close(s.ended) })
+	files := openFiles()
+	s.proxy.conns = newCarrier(&s.buffers, min(wire.MaxEgress, files/filesPerProxied))
+	s.dials = newCarrier(&s.buffers, min(wire.MaxDials, files/filesPerDial))
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	forker, err := leader.NewForker(s.reaper)
 	if err != nil {
@@ -169,12 +196,14 @@ func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
 	for _, r := range s.running {
-		r.stop(runtime.Cancelled)
+		r.stop(runtime.SandboxLost)
 	}
 	s.mu.Unlock()
 	s.cancel(errors.New("guest is ending"))
+	s.proxy.stop()
+	s.dials.close()
 	done := make(chan struct{})
-	go func() { s.work.Wait(); close(done) }()
+	go func() { s.work.Wait(); s.proxy.conns.wait(); s.dials.wait(); close(done) }()
 	select {
 	case <-done:
 	case <-ctx.Done():
@@ -184,9 +213,14 @@ func (s *Server) Close(ctx context.Context) error {
 	return nil
 }
 
-// Serve answers the one request of a stream and closes it.
-func (s *Server) Serve(nc net.Conn) {
-	defer nc.Close()
+// Serve answers the one request of a stream and closes it, unless it carries a
+// connection from then on: then it is kept, and closed with that.
+func (s *Server) Serve(nc net.Conn) (kept bool) {
+	defer func() {
+		if !kept {
+			nc.Close()
+		}
+	}()
 	c := wire.NewConn(nc)
 	n := s.streams.Add(1)
 	defer s.streams.Add(-1)
@@ -200,7 +234,7 @@ func (s *Server) Serve(nc net.Conn) {
 	}()
 	if n > MaxStreams+reserveStreams {
 		s.answer(c, tooManyStreams())
-		return
+		return false
 	}
 	req, err := c.ReadRequest()
 	if err == nil {
@@ -210,11 +244,12 @@ func (s *Server) Serve(nc net.Conn) {
 			err = s.dispatch(c, req)
 		}
 	} else if _, ours := errors.AsType[*wire.Failure](err); !ours {
-		return // nobody is there
+		return false // nobody is there
 	}
-	if err != nil {
+	if err != nil && err != errCarried {
 		s.answer(c, err)
 	}
+	return err == errCarried
 }
 
 func tooManyStreams() error {
@@ -234,7 +269,7 @@ func (s *Server) answer(c *wire.Conn, err error) {
 // light says whether an operation is short and needed when everything is full.
 func light(op wire.Op) bool {
 	switch op {
-	case wire.OpPing, wire.OpKill, wire.OpSignal, wire.OpForget, wire.OpEnd, wire.OpShell, wire.OpShells:
+	case wire.OpPing, wire.OpEgress, wire.OpKill, wire.OpSignal, wire.OpForget, wire.OpEnd, wire.OpShell, wire.OpShells, wire.OpSessions, wire.OpSessionEnd, wire.OpResize:
 		return true
 	}
 	return false
@@ -246,6 +281,8 @@ func (s *Server) dispatch(c *wire.Conn, req wire.Request) error {
 		return c.Reply(s.ping())
 	case wire.OpClaim:
 		return handle(c, req.Body, s.claim)
+	case wire.OpBase:
+		return handle(c, req.Body, s.setBase)
 	case wire.OpExec:
 		return s.exec(c, req.Body)
 	case wire.OpStart:
@@ -260,15 +297,31 @@ func (s *Server) dispatch(c *wire.Conn, req wire.Request) error {
 		return s.input(c, req.Body)
 	case wire.OpSignal:
 		return handle(c, req.Body, s.signal)
+	case wire.OpResize:
+		return handle(c, req.Body, s.resize)
 	case wire.OpKill:
 		return handle(c, req.Body, s.kill)
 	case wire.OpForget:
 		return handle(c, req.Body, s.forget)
+	case wire.OpSessionStart:
+		return handle(c, req.Body, s.startSession)
+	case wire.OpSessions:
+		return c.Reply(s.listSessions())
+	case wire.OpSessionExec:
+		return s.execSession(c, req.Body)
+	case wire.OpSessionEnd:
+		return handle(c, req.Body, s.endSession)
+	case wire.OpEgress:
+		return handle(c, req.Body, s.egress)
+	case wire.OpAccept:
+		return s.accept(c)
+	case wire.OpDial:
+		return s.dial(c, req.Body)
 	case wire.OpEnd:
 		err := c.Reply(nil)
 		s.end()
 		return err
-	case wire.OpRead, wire.OpWrite, wire.OpList, wire.OpStat, wire.OpMkdir, wire.OpMove, wire.OpRemove, wire.OpEdit, wire.OpGlob, wire.OpSearch:
+	case wire.OpRead, wire.OpWrite, wire.OpList, wire.OpStat, wire.OpMkdir, wire.OpMove, wire.OpRemove, wire.OpEdit, wire.OpGlob, wire.OpSearch, wire.OpPack, wire.OpUnpack:
 		if s.Files == nil {
 			return wire.Failf(wire.FailedPrecondition, "", "this guest serves no files")
 		}

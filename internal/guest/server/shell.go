@@ -157,7 +157,7 @@ func (sh *shell) state() wire.Shell {
 		res := sh.result
 		w.Result = &res
 	}
-	w.Stdout, w.Stderr = span(sh.out), span(sh.err)
+	w.Stdout, w.Stderr, w.TTY = span(sh.out), span(sh.err), sh.tty()
 	return w
 }
 
@@ -210,8 +210,11 @@ func shorten(argv []string, left int) []string {
 // signal reaches shells and the commands of other streams.
 func (s *Server) signal(sig wire.Signal) (struct{}, error) {
 	s.mu.Lock()
-	r := s.running[sig.ID]
+	r, t := s.running[sig.ID], s.turns[sig.ID]
 	s.mu.Unlock()
+	if t != nil {
+		return struct{}{}, t.signal(sig.Number)
+	}
 	if r == nil {
 		return struct{}{}, wire.Failf(wire.NotFound, "id", "no command %.128q is running", sig.ID)
 	}

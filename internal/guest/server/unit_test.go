@@ -20,7 +20,8 @@ func exited(code int) *leader.Exit { return &leader.Exit{Status: syscall.WaitSta
 func signalled(sig int) *leader.Exit { return &leader.Exit{Status: syscall.WaitStatus(sig)} }
 
 func TestJudge(t *testing.T) {
-	no, yes := func() bool { return false }, func() bool { return true }
+	no, yes := func() []string { return nil }, func() []string { return []string{"/tmp (no space)"} }
+	was := []string{"/tmp (no space)"}
 	u := func(oom, pids, peak int64) cgroup.Usage {
 		return cgroup.Usage{OOMKills: oom, PidsDenied: pids, PidsPeak: peak}
 	}
@@ -42,13 +43,38 @@ func TestJudge(t *testing.T) {
 		"pids of all, most by it":      {facts{exit: exited(1), used: u(0, 0, 60), after: u(0, 1, 100), full: no}, runtime.Pids, 1, 0},
 		"pids of all, most by others":  {facts{exit: exited(1), used: u(0, 0, 40), after: u(0, 1, 100), full: no}, runtime.Exited, 1, 0},
 		"pids of all, met before":      {facts{exit: exited(1), before: u(0, 1, 0), after: u(0, 1, 0), alone: true, full: no}, runtime.Exited, 1, 0},
-		"disk":                         {facts{exit: exited(1), full: yes}, runtime.Disk, 1, 0},
+		"disk, filled":                 {facts{exit: exited(1), alone: true, full: yes}, runtime.Disk, 1, 0},
+		"disk, killed":                 {facts{exit: signalled(7), alone: true, full: yes}, runtime.Disk, -1, 7},
+		"disk, filled by whom":         {facts{exit: exited(1), full: yes}, runtime.Exited, 1, 0},
+		"disk, told among others":      {facts{exit: exited(1), full: yes, told: true}, runtime.Disk, 1, 0},
+		"disk, full before and told":   {facts{exit: exited(1), alone: true, full: yes, wasFull: was, told: true}, runtime.Disk, 1, 0},
+		"disk, full before":            {facts{exit: exited(1), alone: true, full: yes, wasFull: was}, runtime.Exited, 1, 0},
+		"disk, told with room":         {facts{exit: exited(1), alone: true, full: no, told: true}, runtime.Exited, 1, 0},
 		"not seen to end":              {facts{full: no}, runtime.SandboxLost, -1, 0},
 		"not seen to end, but ordered": {facts{cause: runtime.Cancelled, full: no}, runtime.Cancelled, -1, 0},
 	}
 	for name, c := range cases {
 		if r := judge(c.facts); r.Ending != c.ending || r.ExitCode != c.code || r.Signal != c.signal {
 			t.Errorf("%s: got %+v", name, r)
+		}
+	}
+}
+
+// What comes when a command has ended by itself, and is being cleared away, is
+// not why it ended.
+func TestAnEndingIsWhatCameFirst(t *testing.T) {
+	for _, c := range []struct{ before, after, want runtime.Ending }{
+		{"", runtime.SandboxLost, ""}, {"", runtime.Timeout, ""}, {"", runtime.OutputLimit, runtime.OutputLimit},
+		{runtime.Timeout, runtime.SandboxLost, runtime.Timeout}, {runtime.SandboxLost, runtime.OutputLimit, runtime.SandboxLost},
+	} {
+		r := &run{stopped: make(chan struct{})}
+		if c.before != "" {
+			r.stop(c.before)
+		}
+		r.left()
+		r.stop(c.after)
+		if r.cause != c.want {
+			t.Errorf("%q, its end, %q: ended by %q, want %q", c.before, c.after, r.cause, c.want)
 		}
 	}
 }

@@ -3,9 +3,7 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"os"
 	"strconv"
 	"sync"
 	"syscall"
@@ -41,32 +39,6 @@ type spare struct {
 	in     pipe // the guest writes
 	out    pipe // the guest reads
 	err    pipe
-}
-
-// pipe has an end for the guest and one for the command.
-type pipe struct {
-	ours   *os.File
-	theirs int // -1: closed
-}
-
-// newPipe makes a pipe of which the guest has the end for reading or writing.
-// Its mode lets commands, which do not own it, open their end again by name:
-// /dev/stdin, /dev/stdout and /dev/stderr are that.
-func newPipe(read bool) (pipe, error) {
-	var fd [2]int
-	if err := unix.Pipe2(fd[:], unix.O_CLOEXEC); err != nil {
-		return pipe{theirs: -1}, fmt.Errorf("make a pipe: %w", err)
-	}
-	ours, theirs, mode := fd[0], fd[1], uint32(0o222)
-	if !read {
-		ours, theirs, mode = theirs, ours, 0o444
-	}
-	if err := errors.Join(unix.SetNonblock(ours, true), unix.Fchmod(theirs, mode)); err != nil {
-		unix.Close(ours)
-		unix.Close(theirs)
-		return pipe{theirs: -1}, fmt.Errorf("make a pipe: %w", err)
-	}
-	return pipe{ours: os.NewFile(uintptr(ours), "pipe"), theirs: theirs}, nil
 }
 
 // handOver closes the command's end, which it has got by now.

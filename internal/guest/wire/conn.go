@@ -46,6 +46,7 @@ type Conn struct {
 	in    []byte // in[start:end] was read and not yet handed out
 	start int
 	end   int
+	exact bool // nothing is read beyond a frame
 
 	mu    sync.Mutex
 	err   error // first failed write
@@ -57,6 +58,26 @@ type Conn struct {
 
 // NewConn takes over nc, Close included.
 func NewConn(nc net.Conn) *Conn { return &Conn{nc: nc} }
+
+// NewExactConn is NewConn for a stream on which something that is not a frame
+// may follow one: no byte beyond a frame is taken from it.
+func NewExactConn(nc net.Conn) *Conn { return &Conn{nc: nc, exact: true} }
+
+// Raw gives the stream back to whoever goes on with what is not framed. It is
+// refused if the other side has said something already. No frame is read or
+// written afterwards.
+func (c *Conn) Raw() (net.Conn, error) {
+	if c.end > c.start {
+		return nil, Failf(InvalidArgument, "", "%d bytes came before their turn", c.end-c.start)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return nil, c.err
+	}
+	c.err, c.in = ErrEnded, nil
+	return c.nc, nil
+}
 
 // Close closes the stream. Blocked reads and writes return.
 func (c *Conn) Close() error { return c.nc.Close() }
@@ -113,7 +134,10 @@ func (c *Conn) fill(n int) error {
 			c.start = 0
 		}
 		c.grow(n)
-		upTo := max(c.start+n, min(c.start+readAhead, len(c.in)))
+		upTo := c.start + n
+		if !c.exact {
+			upTo = max(upTo, c.start+readAhead)
+		}
 		upTo = min(upTo, len(c.in))
 		m, err := c.nc.Read(c.in[c.end:upTo])
 		c.end += max(m, 0)
@@ -276,4 +300,34 @@ func (c *Conn) PeerGone() bool {
 		gone = err == nil && n > 0 && p[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
 	})
 	return gone
+}
+
+// AwaitPeer returns when the other side has said something, nil, or has closed
+// the stream, io.EOF, and takes nothing of what it said; or when the read deadline
+// passes. It knows of sockets only.
+func (c *Conn) AwaitPeer() error {
+	sc, ok := c.nc.(syscall.Conn)
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	if c.end > c.start {
+		return nil
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var n int
+	var peek error
+	var one [1]byte
+	if err := raw.Read(func(fd uintptr) bool {
+		n, _, peek = unix.Recvfrom(int(fd), one[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		return peek != unix.EAGAIN && peek != unix.EINTR
+	}); err != nil {
+		return err
+	}
+	if peek == nil && n == 0 {
+		return io.EOF
+	}
+	return peek
 }

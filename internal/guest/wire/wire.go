@@ -152,9 +152,11 @@ type Pong struct {
 	Kill     string `json:"kill"`
 	Claimed  bool   `json:"claimed"`
 	Commands int    `json:"commands"` // running, shells included
-	Shells   int    `json:"shells"`
-	UptimeMS int64  `json:"uptime_ms"`
-	RSSBytes int64  `json:"rss_bytes"`
+	// Warm are those of them that run since before the sandbox was claimed.
+	Warm     int   `json:"warm,omitempty"`
+	Shells   int   `json:"shells"`
+	UptimeMS int64 `json:"uptime_ms"`
+	RSSBytes int64 `json:"rss_bytes"`
 }
 
 // Claim binds a warm sandbox to its lease, once.
@@ -213,12 +215,21 @@ type Command struct {
 	// refuses the command, FailedPrecondition.
 	MemoryBytes int64   `json:"memory_bytes,omitempty"`
 	CPUs        float64 `json:"cpus,omitempty"`
+	// Program, if set, is one of the guest's own programs instead of one of the
+	// sandbox: it gets Argv as its arguments, and is run as any command is.
+	Program string `json:"program,omitempty"`
+	// TTY, if set, runs a shell's command on a pseudo terminal, see there.
+	TTY *TTY `json:"tty,omitempty"`
 }
 
-// Started says that the leader was executed.
+// Started says that the leader was executed, or that the stream carries a
+// connection.
 type Started struct {
 	ID  string `json:"id"`
 	Pid int    `json:"pid"` // in the sandbox's pid namespace
+	// Beside is how many connections are carried besides this one: either side
+	// keeps less of each where there are many.
+	Beside int `json:"beside,omitempty"`
 }
 
 // Stream is "stdout" or "stderr".
@@ -238,6 +249,8 @@ type Shell struct {
 	Result *runtime.Result `json:"result,omitempty"`
 	Stdout Span            `json:"stdout"`
 	Stderr Span            `json:"stderr"`
+	// TTY is there for those on a terminal, with the size that it has now.
+	TTY *TTY `json:"tty,omitempty"`
 }
 
 // Span is what the spool holds of a stream: the bytes from Start to End, as

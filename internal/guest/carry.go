@@ -1,0 +1,53 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"orchestrator/internal/guest/wire"
+)
+
+// Unpack makes files in the workspace of a stream that r gives, which is to be
+// one of package carry. If r fails or ctx ends some of them may be there.
+func (c *Client) Unpack(ctx context.Context, q wire.Carry, r io.Reader) (wire.Carried, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s, err := c.begin(ctx, wire.OpUnpack, q)
+	if err != nil {
+		return wire.Carried{}, err
+	}
+	defer s.close()
+	go s.pump(r, s.eof, func(err error) { cancel(fmt.Errorf("%w: %w", errInput, err)) })
+	payload, err := s.reply(ctx)
+	if err != nil {
+		return wire.Carried{}, err
+	}
+	return decode[wire.Carried](s, payload)
+}
+
+// Pack writes the workspace to w. What w got is foreign, and the whole of it
+// only if there is no error.
+func (c *Client) Pack(ctx context.Context, q wire.Carry, w io.Writer) (wire.Carried, error) {
+	s, err := c.begin(ctx, wire.OpPack, q)
+	if err != nil {
+		return wire.Carried{}, err
+	}
+	defer s.close()
+	for {
+		kind, payload, err := s.next(ctx)
+		switch {
+		case err != nil:
+			return wire.Carried{}, err
+		case kind == wire.KindFailure:
+			return wire.Carried{}, s.failure(payload)
+		case kind == wire.KindReply:
+			return decode[wire.Carried](s, payload)
+		case kind != wire.KindData:
+			return wire.Carried{}, s.unexpected(kind)
+		}
+		if _, err := w.Write(payload); err != nil {
+			return wire.Carried{}, err
+		}
+	}
+}

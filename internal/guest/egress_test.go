@@ -1,0 +1,58 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/guest/wire"
+)
+
+func TestStreamsBecomeConnections(t *testing.T) {
+	started := jsonFrame(wire.KindStarted, wire.Started{Beside: -1})
+	for name, c := range map[string]struct {
+		script func(*wire.Conn, net.Conn, wire.Request)
+		want   error
+	}{
+		"bytes with the frame": {say(started, []byte("hello")), nil},
+		"refused":              {say(jsonFrame(wire.KindFailure, wire.Failure{Code: wire.NotFound, Field: "port"})), errdefs.ErrNotFound},
+		"another frame":        {hold(frame(wire.KindStdout, "x")), ErrProtocol},
+		"no JSON":              {hold(frame(wire.KindStarted, "x")), ErrProtocol},
+		"an end":               {say(), ErrLost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nc, err := talk(t, &peer{script: c.script}).Dial(soon(t), 80)
+			if !errors.Is(err, c.want) {
+				t.Fatalf("got %v, want %v", err, c.want)
+			}
+			if c.want != nil {
+				return
+			}
+			defer nc.Close()
+			if got, err := io.ReadAll(nc); err != nil || string(got) != "hello" {
+				t.Errorf("got %q, %v", got, err)
+			}
+		})
+	}
+}
+
+func TestAcceptWaitsForAsLongAsItsCaller(t *testing.T) {
+	p := &peer{script: hold()}
+	c := talk(t, p)
+	ctx, cancel := context.WithCancelCause(soon(t))
+	gone := errors.New("the sandbox is given back")
+	time.AfterFunc(3*c.times.quiet, func() { cancel(gone) }) // meanwhile it is pinged
+	if _, err := c.Accept(ctx); !errors.Is(err, gone) {
+		t.Errorf("got %v", err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pings == 0 {
+		t.Error("a silent guest was not asked whether it is well")
+	}
+}

@@ -1,0 +1,130 @@
+package files
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/carry"
+	"orchestrator/internal/guest/wire"
+)
+
+// carry packs or unpacks the workspace, as the user. It holds one thread for as
+// long as it lasts, and there is one at a time.
+func (s *Server) carry(ctx context.Context, op wire.Op, body json.RawMessage, c *wire.Conn) error {
+	var q wire.Carry
+	if err := wire.Decode(body, &q); err != nil {
+		return c.FailWith(err)
+	}
+	if q.MaxBytes < 1 {
+		return c.Fail(wire.InvalidArgument, "max_bytes", "must be at least 1")
+	}
+	if !s.carrying.TryLock() {
+		return c.Fail(wire.Unavailable, "", "the workspace is being carried already")
+	}
+	defer s.carrying.Unlock()
+	var sum carry.Sum
+	var err error
+	run := func() { sum, err = s.unpack(ctx, q, c) }
+	if op == wire.OpPack {
+		run = func() { sum, err = s.pack(ctx, q, c) }
+	}
+	if derr := s.threads.do(ctx, run); derr != nil {
+		err = derr
+	}
+	if err != nil {
+		return c.FailWith(carryFailure(err))
+	}
+	return c.Reply(wire.Carried{Entries: sum.Entries, Bytes: sum.Bytes, Kept: sum.Kept})
+}
+
+func (s *Server) unpack(ctx context.Context, q wire.Carry, c *wire.Conn) (carry.Sum, error) {
+	in := &frames{c: c}
+	sum, err := carry.Unpack(ctx, in, s.opt.Dir, carry.Limits{Bytes: q.MaxBytes}, q.ReadOnly)
+	if err != nil {
+		return sum, err
+	}
+	s.known, err = carry.Remember(ctx, s.opt.Dir)
+	return sum, err
+}
+
+func (s *Server) pack(ctx context.Context, q wire.Carry, c *wire.Conn) (carry.Sum, error) {
+	known := s.known
+	if q.Whole {
+		known = nil
+	}
+	return carry.Pack(ctx, dataFrames{c}, s.opt.Dir, carry.Limits{Bytes: q.MaxBytes}, known)
+}
+
+// carryFailure gives an error its class on the wire.
+func carryFailure(err error) error {
+	large, ok := errors.AsType[*carry.TooLargeError](err)
+	switch {
+	case ok:
+		return wire.Failf(wire.FailedPrecondition, "max_bytes", "the files have more than %d bytes, with %.200q", large.Limit, large.Path)
+	case errors.Is(err, errClosed), errors.Is(err, context.Canceled):
+		return wire.Failf(wire.Unavailable, "", "%v", err)
+	case errdefs.IsFailedPrecondition(err):
+		return wire.Failf(wire.FailedPrecondition, "", "%v", err)
+	case errdefs.IsInvalidArgument(err):
+		return wire.Failf(wire.InvalidArgument, "", "%v", err)
+	}
+	return err
+}
+
+// frames reads what the host sends.
+type frames struct {
+	c    *wire.Conn
+	left []byte
+	over bool
+}
+
+func (f *frames) Read(b []byte) (int, error) {
+	for len(f.left) == 0 {
+		if f.over {
+			return 0, io.EOF
+		}
+		if err := f.c.SetReadDeadline(time.Now().Add(IdleTime)); err != nil {
+			return 0, err
+		}
+		kind, payload, err := f.c.ReadFrame()
+		if err != nil {
+			return 0, fmt.Errorf("receive files: %w", err)
+		}
+		switch kind {
+		case wire.KindStdin:
+			f.left = payload
+		case wire.KindEOF:
+			f.over = true
+		default:
+			return 0, wire.Failf(wire.InvalidArgument, "", "a frame of kind %q among files", byte(kind))
+		}
+	}
+	n := copy(b, f.left)
+	f.left = f.left[n:]
+	return n, nil
+}
+
+// dataFrames sends to the host.
+type dataFrames struct{ c *wire.Conn }
+
+func (d dataFrames) Write(b []byte) (int, error) {
+	sent := 0
+	for len(b) > 0 {
+		part := b[:min(len(b), wire.MaxFrame)]
+		if err := d.c.SetWriteDeadline(time.Now().Add(IdleTime)); err != nil {
+			return sent, err
+		}
+		if err := d.c.WriteFrame(wire.KindData, part); err != nil {
+			return sent, fmt.Errorf("send files: %w", err)
+		}
+		sent += len(part)
+		b = b[len(part):]
+	}
+	return sent, nil
+}

@@ -1,0 +1,49 @@
+package server
+
+import (
+	"maps"
+
+	"orchestrator/internal/guest/wire"
+)
+
+// setBase takes what all commands have. A user that the image does not have,
+// or uid 0, is refused here and not for every command.
+func (s *Server) setBase(b wire.Base) (struct{}, error) {
+	if f := checkEnv(b.Env); f != nil {
+		return struct{}{}, f
+	}
+	u, f := s.lookUp(b.User)
+	if f != nil {
+		return struct{}{}, f
+	}
+	s.claiming.Lock()
+	defer s.claiming.Unlock()
+	s.mu.Lock()
+	late := s.lease != "" || s.starts > 0
+	s.mu.Unlock()
+	if late {
+		return struct{}{}, wire.Failf(wire.FailedPrecondition, "", "the sandbox is in use already")
+	}
+	if files, ok := s.Files.(interface{ Become(uid, gid int) error }); ok && b.User != "" {
+		if err := files.Become(int(u.uid), int(u.gid)); err != nil {
+			return struct{}{}, wire.Failf(wire.FailedPrecondition, "user", "files cannot be touched as %q: %v", b.User, err)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.base = wire.Base{Env: maps.Clone(b.Env), User: b.User}
+	return struct{}{}, nil
+}
+
+// warmed counts the commands that run since before the claim. The lock is held.
+func (s *Server) warmed() (n int) {
+	if s.lease == "" {
+		return 0
+	}
+	for _, r := range s.running {
+		if r.warm {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,69 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"strconv"
+	"syscall"
+
+	"orchestrator/internal/guest/wire"
+)
+
+// dial connects a stream to a server on the sandbox's loopback.
+func (s *Server) dial(c *wire.Conn, body json.RawMessage) error {
+	var d wire.Dial
+	if err := wire.Decode(body, &d); err != nil {
+		return err
+	}
+	if d.Port < 1 || d.Port > 65535 {
+		return wire.Failf(wire.InvalidArgument, "port", "must be from 1 to 65535")
+	}
+	if d.Port == wire.ProxyPort && s.proxy.current() != nil {
+		return wire.Failf(wire.FailedPrecondition, "port", "%d is the sandbox's own proxy", d.Port)
+	}
+	select {
+	case s.dials.slots <- struct{}{}:
+	default:
+		return wire.Failf(wire.ResourceExhausted, "", "%d connections into the sandbox are open, no more are allowed", cap(s.dials.slots))
+	}
+	conn, err := s.dialLoopback(d.Port)
+	if err != nil {
+		<-s.dials.slots
+		return err
+	}
+	if !s.dials.add(conn) {
+		return wire.Failf(wire.Unavailable, "", "the sandbox is ending")
+	}
+	err = s.dials.join(c, conn)
+	if err != errCarried {
+		s.dials.drop(conn)
+	}
+	return err
+}
+
+// dialLoopback tries both versions: servers listen on the one or the other.
+func (s *Server) dialLoopback(port int) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(s.ctx, wire.HeaderTime)
+	defer cancel()
+	d := net.Dialer{KeepAlive: -1}
+	var full bool
+	for _, host := range []string{"127.0.0.1", "::1"} {
+		conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		if err == nil {
+			return conn, nil
+		}
+		switch {
+		case s.ctx.Err() != nil:
+			return nil, wire.Failf(wire.Unavailable, "", "the sandbox is ending")
+		case ctx.Err() != nil:
+			return nil, wire.Failf(wire.Unavailable, "port", "what listens on port %d takes no connection within %s", port, wire.HeaderTime)
+		}
+		full = full || errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM)
+	}
+	if full {
+		return nil, wire.Failf(wire.ResourceExhausted, "", "the sandbox has no room for a connection")
+	}
+	return nil, wire.Failf(wire.NotFound, "port", "nothing listens on port %d of the sandbox's loopback", port)
+}

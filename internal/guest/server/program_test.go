@@ -1,0 +1,33 @@
+package server
+
+import (
+	"testing"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/policy/argv"
+	"orchestrator/runtime"
+)
+
+func TestOwnPrograms(t *testing.T) {
+	s := testServer(t, false)
+	a, r := run1(t, s, wire.Command{Program: "echo", Argv: []string{"a", "b"}})
+	wantEnding(t, r, runtime.Exited, 0)
+	if a.stdout.String() != "a b\n" {
+		t.Errorf("got %q", a.stdout.String())
+	}
+	for _, c := range []struct {
+		cmd   wire.Command
+		code  wire.Code
+		field string
+	}{
+		{wire.Command{Program: "sh"}, wire.InvalidArgument, "program"},
+		{wire.Command{Program: "../sh"}, wire.InvalidArgument, "program"},
+		{wire.Command{Program: "none"}, wire.FailedPrecondition, "program"},
+		{wire.Command{Program: "echo", Check: &argv.Rules{}}, wire.InvalidArgument, "check"},
+		{wire.Command{Program: "echo", Argv: []string{"\x00"}}, wire.InvalidArgument, "argv"},
+	} {
+		if a := dial(t, s, wire.OpExec, c.cmd).all(); a.failure == nil || a.failure.Code != c.code || a.failure.Field != c.field {
+			t.Errorf("%+v: got %+v", c.cmd, a.failure)
+		}
+	}
+}

@@ -1,0 +1,437 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+var sessionIDs atomic.Int64
+
+// testSession is a session under test.
+type testSession struct {
+	t  testing.TB
+	s  *Server
+	id string
+}
+
+func openSession(t testing.TB, s *Server, st wire.SessionStart) *testSession {
+	t.Helper()
+	if st.Shell == "" {
+		st.Shell = "bash"
+	}
+	st.ID = fmt.Sprintf("se-%d", sessionIDs.Add(1))
+	got := ask[wire.Session](t, s, wire.OpSessionStart, st)
+	if got.ID != st.ID || got.Pid <= 1 || got.Busy {
+		t.Fatalf("started as %+v", got)
+	}
+	t.Cleanup(func() {
+		dial(t, s, wire.OpSessionEnd, wire.ShellRef{ID: st.ID}).all() // it may be gone
+	})
+	return &testSession{t: t, s: s, id: st.ID}
+}
+
+// outcome is what came of a command in a session.
+type outcome struct {
+	wire.SessionResult
+	out, err string
+}
+
+func (o outcome) String() string {
+	return fmt.Sprintf("%s %d ended=%v %q %q (%s)", o.Ending, o.ExitCode, o.Ended, o.out, o.err, o.Detail)
+}
+
+func (se *testSession) dial(x wire.SessionExec) *call {
+	se.t.Helper()
+	x.Session = se.id
+	if x.ID == "" {
+		x.ID = fmt.Sprintf("c-%d", sessionIDs.Add(1))
+	}
+	return dial(se.t, se.s, wire.OpSessionExec, x)
+}
+
+func (se *testSession) exec(x wire.SessionExec) outcome {
+	se.t.Helper()
+	return outcomeOf(se.t, se.dial(x).all())
+}
+
+func outcomeOf(t testing.TB, a *answer) outcome {
+	t.Helper()
+	if a.failure != nil {
+		t.Fatalf("failed: %+v", a.failure)
+	}
+	o := outcome{out: a.stdout.String(), err: a.stderr.String()}
+	if err := json.Unmarshal(a.reply, &o.SessionResult); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func (se *testSession) run(text string) outcome {
+	se.t.Helper()
+	return se.exec(wire.SessionExec{Text: text, Timeout: bound})
+}
+
+// gives checks exit code and output of a command, and that the session lives.
+func (se *testSession) gives(text string, code int, out string) outcome {
+	se.t.Helper()
+	o := se.run(text)
+	if o.Ending != runtime.Exited || o.ExitCode != code || o.Ended || out != "*" && o.out != out {
+		se.t.Errorf("%s: %v, want exit %d and %q", text, o, code, out)
+	}
+	return o
+}
+
+func (se *testSession) isGone() {
+	se.t.Helper()
+	a := se.dial(wire.SessionExec{Text: "echo x"}).all()
+	if a.failure == nil || a.failure.Code != wire.FailedPrecondition || !strings.Contains(a.failure.Message, "has ended") {
+		se.t.Errorf("an ended session answers %+v %s", a.failure, a.reply)
+	}
+}
+
+func TestSessionKeepsItsState(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		se := openSession(t, s, wire.SessionStart{Env: map[string]string{"GIVEN": "yes"}, Cwd: "/usr"})
+		se.gives(`pwd; echo $GIVEN`, 0, "/usr\nyes\n")
+		se.gives(`cd /tmp; x=5; export Y=6; f() { echo fn $x; }; alias hi='echo aliased'; shopt -s nullglob; trap 'echo usr' USR1`, 0, "")
+		se.gives(`pwd; f; sh -c 'echo $Y'; hi there; echo /nope*; shopt nullglob; kill -USR1 $$`, 0, "/tmp\nfn 5\n6\naliased there\n\nnullglob       \ton\nusr\n")
+		se.gives(`(exit 7)`, 7, "")
+		se.gives(`echo $?`, 0, "0\n")
+	})
+}
+
+func TestSessionKeepsStreamsApartByteByByte(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		se := openSession(t, s, wire.SessionStart{})
+		o := se.run(`printf 'a\0\377b'; printf 'e\0\376' >&2; false`)
+		if o.out != "a\x00\xffb" || o.err != "e\x00\xfe" || o.ExitCode != 1 {
+			t.Errorf("got %v", o)
+		}
+		o = se.run(`head -c 3000000 /dev/zero; head -c 1000000 /dev/zero >&2`)
+		if len(o.out) != 3000000 || len(o.err) != 1000000 {
+			t.Errorf("got %d and %d bytes", len(o.out), len(o.err))
+		}
+	})
+}
+
+func TestSessionOutlivesClumsyCommands(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		se := openSession(t, s, wire.SessionStart{})
+		for _, c := range []struct {
+			text string
+			code int
+			out  string
+		}{
+			{`echo "unbalanced`, 2, ""},
+			{`echo 'unbalanced`, 2, ""},
+			{`if true`, 2, ""},
+			{`)`, 2, ""},
+			{"cat <<EOF\nhi", 0, "hi\n"},
+			{`echo a\`, 0, "*"},
+			{`}`, 2, ""},
+			{`set -u; echo $nope; echo after`, 1, ""},
+			{`echo alive; set +u`, 0, "alive\n"},
+			{`readonly r=1; r=2; echo after`, 1, ""},
+			{`echo ${nope?bad}; echo after`, 1, ""},
+			{`echo ${}; echo after`, 1, ""},
+			{`return 5`, 5, ""},
+			{`break; continue; echo x`, 0, "x\n"},
+			{`exec nosuchprogram; echo x`, 0, "x\n"},
+			{`nosuchprogram`, 127, ""},
+			{`exec >` + workspace + `/redirected 2>&1; echo hidden`, 0, ""},
+			{`echo seen`, 0, "seen\n"},
+			{`exec <&- >&- 2>&-`, 0, ""},
+			{`echo seen`, 0, "seen\n"},
+			{`for f in /proc/$$/fd/*; do eval "exec ${f##*/}>&-"; done`, 0, ""},
+			{`echo seen`, 0, "seen\n"},
+			{`mkdir -p ` + workspace + `/gone && cd ` + workspace + `/gone && rmdir ` + workspace + `/gone`, 0, ""},
+			{`echo seen; cd /`, 0, "seen\n"},
+			{`set -o noclobber; set -f; set -x; set -v; IFS=:,`, 0, ""},
+			{`echo seen`, 0, "seen\n"},
+			{`set +vxf; IFS=' '; printf() { :; }; exec() { :; }; alias exit=:`, 0, ""},
+			{`echo seen`, 0, "seen\n"},
+			{`kill -INT $$; echo x`, 130, "*"},
+			{`kill -TERM $$; kill -QUIT $$; echo x`, 0, "x\n"},
+			{`cat; read x`, 1, ""},
+			{`echo seen`, 0, "seen\n"},
+		} {
+			se.gives(c.text, c.code, c.out)
+			if t.Failed() {
+				return
+			}
+		}
+	})
+}
+
+func TestSessionEndsWithItsShell(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		for text, code := range map[string]int{"exit 3": 3, "echo x; exit": 0, "exec sh -c 'exit 4'": 4, "kill -9 $$": -1, "trap 'exit 6' EXIT; exit 5": 6} {
+			se := openSession(t, s, wire.SessionStart{})
+			o := se.run(text)
+			if !o.Ended || o.ExitCode != code || code < 0 && o.Ending != runtime.Signalled {
+				t.Errorf("%s: %v", text, o)
+			}
+			se.isGone()
+		}
+	})
+}
+
+func TestSessionTakesInput(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		se := openSession(t, s, wire.SessionStart{})
+		k := se.dial(wire.SessionExec{Text: `read a; echo "<$a>"; cat`, Stdin: true, Timeout: bound})
+		want := bytes.Repeat([]byte("0123456789abcdef"), 8<<10)
+		if err := k.c.WriteFrame(wire.KindStdin, []byte("one\n")); err != nil {
+			t.Fatal(err)
+		}
+		if err := k.c.WriteFrame(wire.KindStdin, want); err != nil {
+			t.Fatal(err)
+		}
+		if err := k.c.WriteFrame(wire.KindEOF, nil); err != nil {
+			t.Fatal(err)
+		}
+		if o := outcomeOf(t, k.all()); o.out != "<one>\n"+string(want) {
+			t.Errorf("got %d bytes", len(o.out))
+		}
+		k = se.dial(wire.SessionExec{Text: `cat`, Stdin: true, Timeout: bound}) // at once at its end
+		if err := k.c.WriteFrame(wire.KindEOF, nil); err != nil {
+			t.Fatal(err)
+		}
+		if o := outcomeOf(t, k.all()); o.ExitCode != 0 || o.out != "" {
+			t.Errorf("got %v", o)
+		}
+		k = se.dial(wire.SessionExec{Text: `echo nobody reads`, Stdin: true, Timeout: bound})
+		if err := k.c.WriteFrame(wire.KindStdin, want); err != nil {
+			t.Fatal(err)
+		}
+		if o := outcomeOf(t, k.all()); o.out != "nobody reads\n" {
+			t.Errorf("got %v", o)
+		}
+		se.gives("echo next", 0, "next\n")
+	})
+}
+
+func TestSessionIsInterruptedInTime(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		se := openSession(t, s, wire.SessionStart{})
+		for i, text := range []string{
+			`while :; do :; done`,
+			`f() { while :; do :; done; }; f; echo not reached`,
+			`while :; do sleep 0.01; done`,
+			`sleep 1000`,
+			`sleep 1000 | cat`,
+			`sh -c 'trap "" INT TERM; while :; do sleep 1; done'`,
+			`rm -f fifo; mkfifo fifo; read x <fifo`,
+			`for i in 1 2 3; do setsid sh -c 'sleep 1000' & done; wait`,
+			`kill -STOP $$`,
+			`x=$(sleep 1000); echo not reached`,
+		} {
+			marker := fmt.Sprintf("kept-%s-%d", se.id, i)
+			se.gives(fmt.Sprintf("kept=%s", marker), 0, "")
+			o := se.exec(wire.SessionExec{Text: "echo begin; " + text, Timeout: 300 * time.Millisecond})
+			if o.Ending != runtime.Timeout || o.ExitCode != -1 || o.Ended || o.out != "begin\n" {
+				t.Errorf("%s: %v", text, o)
+			}
+			if o.Duration > 300*time.Millisecond+wire.SessionTime {
+				t.Errorf("%s took %v", text, o.Duration)
+			}
+			se.gives("echo $kept", 0, marker+"\n")
+			if t.Failed() {
+				return
+			}
+		}
+		eventually(t, "nothing sleeps", func() bool { return len(withMarker(t, "1000")) == 0 })
+	})
+}
+
+func TestSessionThatDoesNotComeBackIsKilled(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		se := openSession(t, s, wire.SessionStart{})
+		o := se.exec(wire.SessionExec{Text: `trap '' INT; while :; do :; done`, Timeout: 100 * time.Millisecond})
+		if o.Ending != runtime.Timeout || !o.Ended || !strings.Contains(o.Detail, "killed") {
+			t.Errorf("got %v", o)
+		}
+		se.isGone()
+	})
+}
+
+func TestSessionKeepsWhatIsInTheBackground(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		se := openSession(t, s, wire.SessionStart{})
+		marker := "31.4" + se.id[3:]
+		began := time.Now()
+		se.gives(`sleep `+marker+` & echo started`, 0, "started\n")
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		se.gives(`(sleep 0.3; echo late; sleep `+marker+`) & while :; do echo loud; sleep 0.01; done & echo two`, 0, "*")
+		se.gives(`sleep 0.5; echo clean`, 0, "clean\n")
+		// In time only what the command itself started is killed.
+		o := se.exec(wire.SessionExec{Text: `sleep 1` + marker, Timeout: 100 * time.Millisecond})
+		if o.Ending != runtime.Timeout || o.Ended {
+			t.Errorf("got %v", o)
+		}
+		if n := len(withMarker(t, marker)); n < 2 {
+			t.Errorf("%d of what was in the background are alive", n)
+		}
+		se.gives(`jobs -p | wc -l; kill %1; wait %1`, 143, "*")
+		ask[wire.Session](t, s, wire.OpSessionEnd, wire.ShellRef{ID: se.id})
+		nothingLeft(t, marker)
+		nothingLeft(t, "echo loud")
+	})
+}
+
+func TestSessionRunsOneCommandAtATime(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		se := openSession(t, s, wire.SessionStart{})
+		first := se.dial(wire.SessionExec{Text: `sleep 0.5; x=set`, Timeout: bound})
+		first.untilStarted()
+		if a := se.dial(wire.SessionExec{Text: `echo no`}).all(); a.failure == nil || a.failure.Code != wire.ResourceExhausted || !strings.Contains(a.failure.Message, "busy") {
+			t.Errorf("a busy session answers %+v %s", a.failure, a.reply)
+		}
+		if a := se.dial(wire.SessionExec{Text: `echo no`, Wait: 10 * time.Millisecond}).all(); a.failure == nil {
+			t.Errorf("a busy session answers %s", a.reply)
+		}
+		second := se.dial(wire.SessionExec{Text: `echo $x`, Wait: bound, Timeout: bound})
+		if o := outcomeOf(t, second.all()); o.out != "set\n" {
+			t.Errorf("got %v", o)
+		}
+		first.all()
+	})
+}
+
+func TestSessionCommandEndsWithItsStream(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		se := openSession(t, s, wire.SessionStart{})
+		k := se.dial(wire.SessionExec{Text: `sleep 27.18`})
+		k.untilStarted()
+		k.nc.Close()
+		if o := outcomeOf(t, se.dial(wire.SessionExec{Text: `echo alive`, Wait: bound}).all()); o.out != "alive\n" {
+			t.Errorf("got %v", o)
+		}
+		nothingLeft(t, "27.18")
+	})
+}
+
+func TestSessionStopsAtOutputLimit(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		se := openSession(t, s, wire.SessionStart{})
+		o := se.exec(wire.SessionExec{Text: `while :; do echo x; done`, OutputLimit: 100, Timeout: bound})
+		if o.Ending != runtime.OutputLimit || len(o.out) != 100 || o.Ended {
+			t.Errorf("got %v", o)
+		}
+		se.gives("echo next", 0, "next\n")
+	})
+}
+
+func TestSessionIsNotForged(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		// A command that writes into what it finds of the channel breaks its own session at most.
+		se := openSession(t, s, wire.SessionStart{})
+		other := openSession(t, s, wire.SessionStart{})
+		o := se.run(`for f in $(tr '\0' '\n' </proc/$$/cmdline) ${BASH_SOURCE%/*}/*; do [ -w "$f" ] && echo garbage >"$f"; done; sleep 0.2; exit 9`)
+		if o.Ending == runtime.Exited && o.ExitCode == 0 {
+			t.Errorf("got %v", o)
+		}
+		if o := se.dial(wire.SessionExec{Text: "echo x", Timeout: time.Second}).all(); o.failure == nil && o.stdout.String() != "x\n" {
+			t.Errorf("the broken session answers %s", o.reply)
+		}
+		other.gives("echo whole", 0, "whole\n")
+		a := se.dial(wire.SessionExec{Text: `ls ` + workspace + `/sh`, Timeout: bound}).all()
+		if a.stdout.Len() > 0 {
+			t.Errorf("the folder can be listed: %s", a.stdout.String())
+		}
+	})
+}
+
+func TestSessionInShThatIsNotBash(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		se := openSession(t, s, wire.SessionStart{Shell: "sh"})
+		se.gives(`cd /usr; x=5; f() { echo fn $x; }`, 0, "")
+		se.gives(`pwd; f`, 0, "/usr\nfn 5\n")
+		se.gives(`echo 'unbalanced`, 2, "")
+		se.gives(`set -u; echo $nope; echo after`, 2, "")
+		se.gives(`set +u; exec >/dev/null; echo hidden`, 0, "")
+		se.gives(`echo seen`, 0, "seen\n")
+		for _, text := range []string{`while :; do :; done`, `sleep 1000`} {
+			o := se.exec(wire.SessionExec{Text: text, Timeout: 200 * time.Millisecond})
+			if o.Ending != runtime.Timeout || o.Ended {
+				t.Errorf("%s: %v", text, o)
+			}
+			se.gives(`echo $x`, 0, "5\n")
+		}
+		if o := se.run("exit 3"); !o.Ended || o.ExitCode != 3 {
+			t.Errorf("got %v", o)
+		}
+	})
+}
+
+func TestSessionOutlivesManyInterrupts(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		for _, shell := range []string{"bash", "sh"} {
+			manyInterrupts(t, openSession(t, s, wire.SessionStart{Shell: shell}))
+		}
+		nothingLeft(t, "27.18")
+	})
+}
+
+func manyInterrupts(t *testing.T, se *testSession) {
+	t.Helper()
+	for i := range 60 {
+		k := se.dial(wire.SessionExec{Text: []string{`sleep 27.18`, `:`, `while :; do :; done`, `echo x | cat`}[i%4], Wait: bound})
+		k.untilStarted()
+		time.Sleep(time.Duration(i*37%200) * 10 * time.Microsecond)
+		k.nc.Close()
+		a := se.dial(wire.SessionExec{Text: `echo alive`, Wait: bound}).all()
+		if a.failure != nil || a.stdout.String() != "alive\n" {
+			t.Fatalf("after %d: %+v %s %q", i, a.failure, a.reply, a.stdout.String())
+		}
+	}
+}
+
+// Whatever is typed, the session goes on with the next command, and what bash
+// itself takes for an error of syntax does not succeed.
+func TestSessionTakesAnyText(t *testing.T) {
+	pieces := []string{
+		"'", `"`, "`", "$(", ")", "(", "{ ", "; }", "<<E\n", "E\n", "\n", "if ", "then ", "fi\n", "case x in ", "x) ", ";;", "esac\n", "&&", "||", "|", ";", "&", `\`, "#", "true ", "false ",
+		"for i in 1; do ", "done\n", "while false; do ", "${", "}", "$((", "))", "[[ ", "]] ", "f() ", "x=", "x=(", "<", ">", "!", "$'", "\t", "\xff", "\r", "function ", "coproc ", "select ", "time ", "until ",
+	}
+	both(t, func(t *testing.T, s *Server) {
+		random := rand.New(rand.NewPCG(1, 2))
+		se := openSession(t, s, wire.SessionStart{Cwd: workspace})
+		for range 150 {
+			var text strings.Builder
+			for range 1 + random.IntN(12) {
+				text.WriteString(pieces[random.IntN(len(pieces))])
+			}
+			wrong := run0(t, s, wire.Command{Argv: []string{"bash", "-n", "-c", text.String()}}).ExitCode == 2
+			a := se.dial(wire.SessionExec{Text: text.String(), Timeout: time.Second}).all()
+			if a.failure != nil {
+				t.Fatalf("%q: %+v", text.String(), a.failure)
+			}
+			o := outcomeOf(t, a)
+			if o.Ended || wrong && o.Ending == runtime.Exited && o.ExitCode == 0 {
+				t.Fatalf("%q, wrong %v: %v", text.String(), wrong, o)
+			}
+			next := se.dial(wire.SessionExec{Text: "echo alive", Timeout: bound}).all()
+			if next.failure != nil || next.stdout.String() != "alive\n" {
+				t.Fatalf("after %q, which ended %v: %+v %s", text.String(), o, next.failure, next.reply)
+			}
+		}
+	})
+}
+
+func run0(t testing.TB, s *Server, cmd wire.Command) runtime.Result {
+	t.Helper()
+	_, r := run1(t, s, cmd)
+	return r
+}

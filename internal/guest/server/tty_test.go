@@ -1,0 +1,301 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+// screen is a terminal under test.
+type screen struct {
+	t     *testing.T
+	s     *Server
+	id    string
+	keys  *call
+	typed int64
+}
+
+func onScreen(t *testing.T, s *Server, cmd wire.Command) *screen {
+	t.Helper()
+	if cmd.TTY == nil {
+		cmd.TTY = &wire.TTY{}
+	}
+	return &screen{t: t, s: s, id: start(t, s, cmd).ID}
+}
+
+func bash() wire.Command {
+	return wire.Command{Argv: []string{"bash", "--norc", "--noprofile"}, Env: map[string]string{"PS1": "$ ", "HISTFILE": ""}}
+}
+
+// press types and waits until the terminal has it.
+func (c *screen) press(text string) {
+	c.t.Helper()
+	if c.keys == nil {
+		c.keys = dial(c.t, c.s, wire.OpInput, wire.ShellRef{ID: c.id})
+	}
+	if err := c.keys.c.WriteFrame(wire.KindStdin, []byte(text)); err != nil {
+		c.t.Fatal(err)
+	}
+	c.typed += int64(len(text))
+	kind, p, err := c.keys.c.ReadFrame()
+	var taken wire.Chunk
+	if err != nil || kind != wire.KindChunk || json.Unmarshal(p, &taken) != nil || taken.Offset != c.typed {
+		c.t.Fatalf("typed %q: frame %q %s, %v", text, byte(kind), p, err)
+	}
+}
+
+// shown is all output that is kept.
+func (c *screen) shown() string {
+	c.t.Helper()
+	a, _ := output(c.t, c.s, wire.Output{ID: c.id})
+	return a.data.String()
+}
+
+// sees waits until the output has a text.
+func (c *screen) sees(text string) {
+	c.t.Helper()
+	last := ""
+	for end := time.Now().Add(bound); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if last = c.shown(); strings.Contains(last, text) {
+			return
+		}
+	}
+	c.t.Fatalf("never shown: %q in %q", text, last)
+}
+
+// ends waits for the ending, which comes with all that was written.
+func (c *screen) ends() (string, runtime.Result) {
+	c.t.Helper()
+	a, end := output(c.t, c.s, wire.Output{ID: c.id, Follow: true})
+	if !end.EOF || end.Shell.Result == nil {
+		c.t.Fatalf("the output ended without a result: %+v", end)
+	}
+	return a.data.String(), *end.Shell.Result
+}
+
+func TestTerminalIsTheCommandsOwn(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		c := onScreen(t, s, wire.Command{
+			Argv: []string{"sh", "-c", `test -t 0 && test -t 1 && test -t 2 && echo three
+				stty size; echo "$TERM/${COLUMNS-no}/${LINES-no}"; ps -o sid= -p $$ | tr -d ' ' | grep -qx $$ && echo leads
+				cat /dev/null > $(tty) && stat -c %u $(tty); echo err >&2; echo through > /dev/tty; exit 3`},
+			TTY: &wire.TTY{Cols: 132, Rows: 50},
+		})
+		text, r := c.ends()
+		wantEnding(t, r, runtime.Exited, 3)
+		want := "three\r\n50 132\r\nxterm-256color/no/no\r\nleads\r\n1000\r\nerr\r\nthrough\r\n"
+		if text != want {
+			t.Errorf("got %q, want %q", text, want)
+		}
+		got := ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: c.id})
+		if got.TTY == nil || got.TTY.Term != wire.DefaultTerm {
+			t.Errorf("its state is %+v", got.TTY)
+		}
+	})
+}
+
+func TestTermIsTheCallers(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		c := onScreen(t, s, wire.Command{Argv: []string{"sh", "-c", "echo $TERM"}, TTY: &wire.TTY{Term: "vt100"}})
+		if text, _ := c.ends(); text != "vt100\r\n" {
+			t.Errorf("got %q", text)
+		}
+	})
+}
+
+func TestJobControl(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		c := onScreen(t, s, bash())
+		c.sees("$ ")
+		c.press("sleep 4711\r")
+		eventually(t, "sleep runs", func() bool { return len(withMarker(t, "4711")) == 1 })
+		c.press("\x1a") // Ctrl-Z
+		c.sees("Stopped")
+		c.press("fg\r")
+		eventually(t, "it goes on", func() bool { return strings.Count(c.shown(), "sleep 4711\r\n") == 3 })
+		c.press("\x03") // Ctrl-C
+		eventually(t, "sleep is gone", func() bool { return len(withMarker(t, "4711")) == 0 })
+		c.press("echo code=$?\r")
+		c.sees("code=130\r\n")
+		c.press("exit 5\r")
+		_, r := c.ends()
+		wantEnding(t, r, runtime.Exited, 5)
+	})
+}
+
+func TestResizeIsSeen(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		c := onScreen(t, s, wire.Command{Argv: []string{"bash", "-c", `trap 'stty size' WINCH; echo ready; while :; do sleep 0.02; done`}})
+		c.sees("ready")
+		ask[struct{}](t, s, wire.OpResize, wire.Resize{ID: c.id, Cols: 101, Rows: 33})
+		c.sees("33 101\r\n")
+		if got := ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: c.id}); got.TTY.Cols != 101 || got.TTY.Rows != 33 {
+			t.Errorf("its state is %+v", got.TTY)
+		}
+		for _, z := range []wire.Resize{{ID: c.id, Rows: 1}, {ID: c.id, Cols: 1, Rows: -1}, {ID: c.id, Cols: wire.MaxCells + 1, Rows: 1}} {
+			if f := dial(t, s, wire.OpResize, z).all().failure; f == nil || f.Code != wire.InvalidArgument || f.Field == "" {
+				t.Errorf("%+v: %v", z, f)
+			}
+		}
+		ask[wire.Shell](t, s, wire.OpKill, wire.Kill{ID: c.id})
+		if f := dial(t, s, wire.OpResize, wire.Resize{ID: c.id, Cols: 1, Rows: 1}).all().failure; f == nil || f.Code != wire.FailedPrecondition {
+			t.Errorf("resize of one that has ended: %v", f)
+		}
+	})
+}
+
+func TestTerminalOutputIsWhole(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		c := onScreen(t, s, wire.Command{Argv: []string{"seq", "100000"}})
+		var want bytes.Buffer
+		for i := range 100000 {
+			fmt.Fprintf(&want, "%d\r\n", i+1)
+		}
+		text, r := c.ends()
+		wantEnding(t, r, runtime.Exited, 0)
+		if text != want.String() {
+			t.Errorf("%d bytes, want %d; the end is %q", len(text), want.Len(), tail([]byte(text)))
+		}
+	})
+}
+
+func TestManyTypeOnOneTerminal(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		c := onScreen(t, s, wire.Command{Argv: []string{"cat"}})
+		d := &screen{t: t, s: s, id: c.id}
+		c.press("one\r")
+		d.press("two\r")
+		c.press("three\r")
+		eventually(t, "all is there twice", func() bool { return strings.Count(c.shown(), "three") == 2 })
+		d.press("\x04")
+		text, r := c.ends()
+		wantEnding(t, r, runtime.Exited, 0)
+		for _, word := range []string{"one", "two", "three"} {
+			if strings.Count(text, word) != 2 {
+				t.Errorf("%q has not two %q", text, word)
+			}
+		}
+	})
+}
+
+func TestInputThatNobodyReadsHoldsNobody(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		c := onScreen(t, s, wire.Command{Argv: []string{"sh", "-c", "stty raw -echo; echo ready; sleep 1000"}})
+		c.sees("ready")
+		stuck := dial(t, s, wire.OpInput, wire.ShellRef{ID: c.id})
+		if err := stuck.c.WriteFrame(wire.KindStdin, bytes.Repeat([]byte("x"), wire.MaxFrame)); err != nil {
+			t.Fatal(err)
+		}
+		waiting := dial(t, s, wire.OpInput, wire.ShellRef{ID: c.id})
+		if err := waiting.c.WriteFrame(wire.KindStdin, bytes.Repeat([]byte("y"), wire.MaxFrame)); err != nil {
+			t.Fatal(err)
+		}
+		ask[struct{}](t, s, wire.OpResize, wire.Resize{ID: c.id, Cols: 7, Rows: 7})
+		stuck.nc.Close()                                               // gives up its turn
+		got := ask[wire.Shell](t, s, wire.OpKill, wire.Kill{ID: c.id}) // ends the other's wait
+		wantEnding(t, *got.Result, runtime.Cancelled, -1)
+		for {
+			kind, _, err := waiting.c.ReadFrame()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if kind == wire.KindFailure {
+				break
+			}
+		}
+	})
+}
+
+func TestKillTakesWhatLeftTheSession(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		c := onScreen(t, s, wire.Command{Argv: []string{"bash", "-c", "setsid -f sleep 4712; nohup sleep 4712 & echo ready; wait"}})
+		c.sees("ready")
+		eventually(t, "both run", func() bool { return len(withMarker(t, "4712")) >= 2 })
+		got := ask[wire.Shell](t, s, wire.OpKill, wire.Kill{ID: c.id})
+		wantEnding(t, *got.Result, runtime.Cancelled, -1)
+		if left := withMarker(t, "4712"); len(left) > 0 {
+			t.Errorf("processes %v live on", left)
+		}
+	})
+}
+
+// A command may close its terminal and open it again.
+func TestTerminalCanBeOpenedAgain(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		c := onScreen(t, s, wire.Command{Argv: []string{"sh", "-c", `exec </dev/null >/dev/null 2>&1; sleep 0.1; echo back >/dev/tty; sleep 0.1; echo again >/dev/tty`}})
+		if text, _ := c.ends(); text != "back\r\nagain\r\n" {
+			t.Errorf("got %q", text)
+		}
+	})
+}
+
+func TestWhatNoTerminalCanBe(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		for name, c := range map[string]struct {
+			tty   wire.TTY
+			field string
+		}{
+			"a term with a space":   {wire.TTY{Term: "xterm 256"}, "term"},
+			"a long term":           {wire.TTY{Term: strings.Repeat("x", wire.MaxTerm+1)}, "term"},
+			"negative columns":      {wire.TTY{Cols: -1}, "cols"},
+			"too many rows":         {wire.TTY{Rows: wire.MaxCells + 1}, "rows"},
+			"a term that is a path": {wire.TTY{Term: "../x"}, "term"},
+		} {
+			f := dial(t, s, wire.OpStart, wire.Command{ID: "no", Argv: []string{"true"}, TTY: &c.tty}).all().failure
+			if f == nil || f.Code != wire.InvalidArgument || f.Field != c.field {
+				t.Errorf("%s: %v", name, f)
+			}
+		}
+		if f := dial(t, s, wire.OpExec, wire.Command{Argv: []string{"true"}, TTY: &wire.TTY{}}).all().failure; f == nil || f.Field != "tty" {
+			t.Errorf("exec with a terminal: %v", f)
+		}
+		f := dial(t, s, wire.OpStart, wire.Command{ID: "no", Argv: []string{"no-such-program"}, TTY: &wire.TTY{}}).all().failure
+		if f == nil || f.Code != wire.NotFound || f.Field != "argv" {
+			t.Errorf("a missing program: %v", f)
+		}
+		c := onScreen(t, s, wire.Command{Argv: []string{"cat"}})
+		k := dial(t, s, wire.OpInput, wire.ShellRef{ID: c.id})
+		if err := k.c.WriteFrame(wire.KindEOF, nil); err != nil {
+			t.Fatal(err)
+		}
+		if f := k.all().failure; f == nil || f.Code != wire.InvalidArgument {
+			t.Errorf("the end of a terminal's input: %v", f)
+		}
+	})
+}
+
+func TestEndedTerminalsLeaveNoDescriptors(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		before := -1
+		for i := range 20 {
+			c := onScreen(t, s, wire.Command{ID: fmt.Sprint(i), Argv: []string{"true"}})
+			c.ends()
+			eventually(t, "its descriptors are closed", func() bool {
+				now := terminals(t)
+				if before < 0 {
+					before = now
+				}
+				return now <= before
+			})
+		}
+	})
+}
+
+// terminals counts the descriptors of terminals that this process has.
+func terminals(t *testing.T) (n int) {
+	t.Helper()
+	for fd := range 1024 {
+		if _, err := unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ); err == nil {
+			n++
+		}
+	}
+	return n
+}

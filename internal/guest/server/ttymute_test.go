@@ -1,0 +1,32 @@
+package server
+
+import (
+	"testing"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+// What gVisor leaves to the guest, on a terminal that could do it itself.
+func TestMuteTerminalsAreHelped(t *testing.T) {
+	both(t, func(t *testing.T, s *Server) {
+		c := onScreen(t, s, wire.Command{Argv: []string{"bash", "-c", `trap 'stty size' WINCH; trap 'echo int' INT; trap 'exit 6' QUIT; echo ready; while :; do read -t 0.02 x && echo "got $x"; done`}})
+		c.sees("ready")
+		sh, err := s.find(c.id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sh.run.term.mute {
+			t.Error("the kernel's own terminals are not mute")
+		}
+		sh.run.term.mute = true
+		c.press("a\x03b\r")
+		c.sees("int\r\n")
+		c.sees("got ab\r\n") // the key is gone, and nothing else
+		ask[struct{}](t, s, wire.OpResize, wire.Resize{ID: c.id, Cols: 44, Rows: 22})
+		c.sees("22 44\r\n")
+		c.press("\x1c")
+		_, r := c.ends()
+		wantEnding(t, r, runtime.Exited, 6)
+	})
+}

@@ -1,0 +1,71 @@
+package guest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"orchestrator/internal/guest/wire"
+)
+
+// StartSession starts a session. With an id that is there it answers with that
+// one.
+func (c *Client) StartSession(ctx context.Context, st wire.SessionStart) (wire.Session, error) {
+	return c.askSession(ctx, wire.OpSessionStart, st, st.ID)
+}
+
+// EndSession kills what lives of a session and forgets it.
+func (c *Client) EndSession(ctx context.Context, id string) (wire.Session, error) {
+	return c.askSession(ctx, wire.OpSessionEnd, wire.ShellRef{ID: id}, id)
+}
+
+func (c *Client) askSession(ctx context.Context, op wire.Op, body any, id string) (wire.Session, error) {
+	return askChecked(ctx, c, op, body, c.times.short, func(se *wire.Session) error {
+		if se.ID != id {
+			return fmt.Errorf("asked for session %q it answers for %.200q", id, se.ID)
+		}
+		return checkSession(se)
+	})
+}
+
+// Sessions describes all sessions, ended ones that were not forgotten too.
+func (c *Client) Sessions(ctx context.Context) ([]wire.Session, error) {
+	raw, err := ask[json.RawMessage](ctx, c, wire.OpSessions, nil, c.times.short)
+	if err != nil {
+		return nil, err
+	}
+	items, err := list(raw, wire.MaxSessions, checkSession)
+	if err != nil {
+		return nil, broke(wire.OpSessions, "%v", err)
+	}
+	return items, nil
+}
+
+// ExecSession runs a command in a session, as Exec does one by itself. When ctx
+// ends, or a Reader or Writer fails, the command is interrupted and the session
+// lives on where it can. An error of class other than Unavailable says that the
+// command never ran: ResourceExhausted that the session is busy,
+// FailedPrecondition that it has ended.
+func (c *Client) ExecSession(ctx context.Context, x wire.SessionExec, rw IO) (wire.SessionResult, error) {
+	x.Stdin = rw.Stdin != nil
+	e := &execution{rw: rw, timeout: x.Timeout}
+	r, err := e.carryOut(ctx, c, wire.OpSessionExec, x, max(x.Wait, 0)+c.times.short)
+	return wire.SessionResult{Result: r, Ended: e.session.Ended, Renewed: e.session.Renewed}, err
+}
+
+func checkSession(se *wire.Session) error {
+	if err := checkID(se.ID); err != nil {
+		return err
+	}
+	switch {
+	case se.Shell != "bash" && se.Shell != "sh":
+		return fmt.Errorf("a session of shell %.64q", se.Shell)
+	case se.Pid < 0 || se.Commands < 0 || se.Waiting < 0 || se.Left < 0:
+		return errors.New("a negative figure in a session")
+	}
+	if se.Result != nil {
+		return checkResult(se.Result)
+	}
+	return nil
+}
