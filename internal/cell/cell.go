@@ -2,7 +2,7 @@
 // is given, the socket on which its guest reports, the late-bound workspace and the late-bound cgroups.
 //
 //	S/cells/<id>/run          small tmpfs, root only; the container sees it read-only at wire.RunDir
-//	S/cells/<id>/run/guest    the guest binary, a read-only bind
+//	S/cells/<id>/run/guest    the guest binary, a read-only bind, and so its programs (guest-web)
 //	S/cells/<id>/run/host.sock
 //	S/cells/<id>/run/cgroup/  empty folders, onto which Attach binds the delegated cgroups
 //	S/cells/<id>/slot         tmpfs of the sandbox's scratch size; a workspace is bound on top of it
@@ -29,6 +29,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"sync/atomic"
 	"time"
 
 	"orchestrator/internal/cgroup"
@@ -80,6 +81,10 @@ type Cell struct {
 	// init is the sandbox's process, 0 before Attach; grouped: its cgroups are bound.
 	init    int
 	grouped bool
+	// apart: what is mounted later does not appear inside.
+	apart bool
+	// groups are those that Attach delegated, nil before that and without any. Read without the turn.
+	groups atomic.Pointer[cgroup.Delegated]
 	// checkGroups: some cgroups may be bound already, by a process before us or by an Attach that failed.
 	checkGroups bool
 }
@@ -133,11 +138,33 @@ func (c *Cell) steps(o Options) []func() error {
 				Bytes: o.ScratchBytes, Mode: 0o755, UID: workspaceUID, GID: workspaceUID,
 			})
 		},
-		func() error { return os.WriteFile(guest, nil, 0o700) },
-		func() error { return slot.BindFile(guest, o.GuestPath, true) },
+		func() error { return bindPrograms(guest, o.GuestPath) },
+		func() error { return bindBinary(guest, o.GuestPath) }, // last: with it a cell counts as whole
 		c.makeGroupDirs,
 		c.listen,
 	}
+}
+
+// bindBinary makes a file of the host's appear at path.
+func bindBinary(path, source string) error {
+	if err := os.WriteFile(path, nil, 0o700); err != nil {
+		return err
+	}
+	return slot.BindFile(path, source, true)
+}
+
+// bindPrograms has the programs beside the guest that there are.
+func bindPrograms(guest, source string) error {
+	for _, name := range wire.Programs() {
+		from := wire.ProgramPath(source, name)
+		if _, err := os.Lstat(from); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := bindBinary(wire.ProgramPath(guest, name), from); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Adopt takes over the cell of a host process before this one: it listens again at the same path, and the guest comes back by
@@ -222,6 +249,24 @@ func (c *Cell) Attach(ctx context.Context, initPid int, share cgroup.Share) erro
 	return nil
 }
 
+// AttachAs is Attach for a sandbox that takes neither cgroups nor a workspace from outside once it runs (gVisor): it lets the
+// processes park streams for which check returns nil. initPid is the process that stands for the sandbox. Idempotent.
+func (c *Cell) AttachAs(ctx context.Context, initPid int, check func(pid int) error) error {
+	if initPid <= 0 {
+		return fmt.Errorf("attach cell %s: pid %d is nobody's", c.id, initPid)
+	}
+	if err := c.take(ctx); err != nil {
+		return fmt.Errorf("attach cell %s: %w", c.id, err)
+	}
+	defer c.give()
+	if c.init != 0 && c.init != initPid {
+		return fmt.Errorf("attach cell %s to process %d: it is attached to %d", c.id, initPid, c.init)
+	}
+	c.ln.ExpectWhere(check)
+	c.init, c.apart = initPid, true
+	return nil
+}
+
 // Open opens a stream to the guest; see link.Listener.Open.
 func (c *Cell) Open(ctx context.Context) (net.Conn, error) { return c.ln.Open(ctx) }
 
@@ -235,6 +280,8 @@ func (c *Cell) Bind(ctx context.Context, source string, ro bool) error {
 	switch {
 	case c.init == 0:
 		return fmt.Errorf("bind workspace in cell %s: %w", c.id, ErrNotAttached)
+	case c.apart:
+		return fmt.Errorf("bind workspace in cell %s: it would not be seen inside: %w", c.id, errors.ErrUnsupported)
 	case c.workspaces > 0:
 		return fmt.Errorf("bind workspace in cell %s: %w", c.id, ErrBound)
 	}

@@ -52,6 +52,7 @@ func (c *Cell) bindGroups(initPid int, share cgroup.Share) error {
 	if err := c.record(d); err != nil {
 		return err
 	}
+	c.groups.Store(d)
 	check := c.checkGroups
 	c.checkGroups = true
 	for _, name := range cgroup.Names() {
@@ -73,6 +74,20 @@ func (c *Cell) bindGroups(initPid int, share cgroup.Share) error {
 		}
 	}
 	return nil
+}
+
+// Figures are what the sandbox uses now. errors.ErrUnsupported before Attach and where it has no cgroups that are ours to read (AttachAs, and a host
+// without any); fs.ErrNotExist once it is gone. It waits for no other call.
+func (c *Cell) Figures() (cgroup.Figures, error) {
+	d := c.groups.Load()
+	if d == nil {
+		return cgroup.Figures{}, fmt.Errorf("figures of cell %s: it has no cgroups of its own: %w", c.id, errors.ErrUnsupported)
+	}
+	f, err := d.Figures()
+	if err != nil {
+		return cgroup.Figures{}, fmt.Errorf("figures of cell %s: %w", c.id, err)
+	}
+	return f, nil
 }
 
 // record writes which cgroups are ours, whole or not at all. It need not outlive a crash of the machine: neither do they.

@@ -85,15 +85,16 @@ func beGuest(run, slot, root string) error {
 	if err := unix.Mount("", filepath.Join(root, "run"), "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		return err
 	}
-	serve := func(c net.Conn) {
+	serve := func(c net.Conn) bool {
 		var o order
 		if err := json.NewDecoder(c).Decode(&o); err != nil {
-			return
+			return false
 		}
 		out, err := obey(o.Do, filepath.Join(root, o.Path))
 		var errno syscall.Errno
 		errors.As(err, &errno)
 		_ = json.NewEncoder(c).Encode(outcome{out, errno})
+		return false
 	}
 	return link.Park(context.Background(), filepath.Join(root, "run", filepath.Base(wire.HostSocket)), 4, serve, func() {})
 }

@@ -57,7 +57,7 @@ func New(spec runtime.Spec, at Places) (*specs.Spec, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &specs.Spec{
+	config := &specs.Spec{
 		Version:     version,
 		Hostname:    Hostname,
 		Root:        &specs.Root{Path: at.Root, Readonly: true},
@@ -77,7 +77,14 @@ func New(spec runtime.Spec, at Places) (*specs.Spec, error) {
 			ReadonlyPaths:     ReadonlyPaths(),
 			RootfsPropagation: "rslave", // mounts of the host go in, none comes out
 		},
-	}, nil
+	}
+	for _, t := range MoreTmpfs(spec) {
+		config.Mounts = append(config.Mounts, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: t.Options()})
+	}
+	if spec.Class == runtime.ClassGVisor {
+		forGVisor(config, spec.Limits)
+	}
+	return config, nil
 }
 
 func process(spec runtime.Spec) *specs.Process {

@@ -2,6 +2,8 @@ package ocispec
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -30,9 +32,16 @@ func Args(spec runtime.Spec) []string {
 	if alone == 0 {
 		alone = runtime.DefaultAlone
 	}
-	args := make([]string, 0, len(spec.Entrypoint)+4)
+	args := make([]string, 0, len(spec.Entrypoint)+4+2*len(spec.Ulimits)+2*len(spec.Tmpfs))
 	args = append(args, spec.Entrypoint...)
-	return append(args, wire.GuestPath, "init", "--alone", alone.String())
+	args = append(args, wire.GuestPath, "init", "--alone", alone.String())
+	for _, name := range slices.Sorted(maps.Keys(spec.Ulimits)) { // the guest gives them to commands, and has none itself
+		args = append(args, "--ulimit", name+"="+strconv.FormatInt(spec.Ulimits[name], 10))
+	}
+	for _, t := range MoreTmpfs(spec) {
+		args = append(args, "--shared", t.Path)
+	}
+	return args
 }
 
 // Env is the whole environment of PID 1. Whoever can read /proc/1/environ learns nothing; what a caller brings is bound at claim
@@ -113,6 +122,15 @@ func Tmpfs(l runtime.Limits) []TmpfsMount {
 		{Path: "/home/user", Bytes: l.TmpBytes, Mode: 0o755, UID: runtime.CommandUID, GID: runtime.CommandGID},
 		{Path: "/run", Bytes: min(runBytes, l.TmpBytes), Mode: 0o755, NoExec: true},
 	}
+}
+
+// MoreTmpfs lists what the template adds to that, sorted by path. As in /tmp, every user may write there and run what is there.
+func MoreTmpfs(spec runtime.Spec) []TmpfsMount {
+	var out []TmpfsMount
+	for _, path := range slices.Sorted(maps.Keys(spec.Tmpfs)) {
+		out = append(out, TmpfsMount{Path: path, Bytes: spec.Tmpfs[path], Mode: 0o1777})
+	}
+	return out
 }
 
 // MaskedPaths cannot be read inside: they tell about the host, or reach into its kernel.

@@ -43,6 +43,10 @@ func SeccompJSON() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	return seccompText(filter)
+}
+
+func seccompText(filter *specs.LinuxSeccomp) ([]byte, error) {
 	text, err := json.Marshal(filter)
 	if err != nil {
 		return nil, fmt.Errorf("seccomp filter: %w", err)

@@ -1,0 +1,76 @@
+package ocispec
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"orchestrator/runtime"
+)
+
+func TestGVisorConfiguration(t *testing.T) {
+	spec, at := example()
+	spec.Class = runtime.ClassGVisor
+	got, err := New(spec, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := spec.Limits.WithDefaults()
+	for _, m := range got.Mounts {
+		if m.Destination == "/workspace" && (m.Type != "tmpfs" || !slices.Contains(m.Options, "size=67108864") || !slices.Contains(m.Options, "uid=1000")) {
+			t.Errorf("/workspace is %+v", m)
+		}
+	}
+	if *got.Linux.Resources.Memory.Limit <= l.MemoryBytes || *got.Linux.Resources.Pids.Limit <= l.Pids {
+		t.Errorf("the host's caps have no room for gVisor: %+v", got.Linux.Resources)
+	}
+	i := slices.IndexFunc(got.Process.Rlimits, func(r specs.POSIXRlimit) bool { return r.Type == "RLIMIT_NPROC" })
+	if i < 0 || got.Process.Rlimits[i].Hard != uint64(l.Pids-runtime.GuestReservePids) {
+		t.Errorf("processes inside are not limited: %+v", got.Process.Rlimits)
+	}
+	if got.Linux.Seccomp == nil || slices.ContainsFunc(got.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.CgroupNamespace }) {
+		t.Errorf("filter %v, namespaces %v", got.Linux.Seccomp != nil, got.Linux.Namespaces)
+	}
+	for _, r := range got.Linux.Seccomp.Syscalls {
+		if slices.Contains(r.Names, "clone3") && r.Action != specs.ActAllow {
+			t.Error("clone3 is refused with an errno that nobody falls back from")
+		}
+	}
+	if plain := made(t); plain.Linux.Sysctl == nil || *plain.Linux.Resources.Pids.Limit != 100 {
+		t.Error("class container has changed too")
+	}
+}
+
+func TestGVisorFlags(t *testing.T) {
+	const common = "  -network value\n    \tx\n  -oci-seccomp\n    \tx\n"
+	for what, c := range map[string]struct {
+		text    string
+		want    []string
+		missing string
+	}{
+		"2022":      {common + "  -host-uds value\n    \tcontrols\n  -fsgofer-host-uds\n    \tDEPRECATED: use host-uds=all\n  -overlay2 value\n", []string{"--network=none", "--host-uds=open", "--oci-seccomp", "--overlay2=none"}, ""},
+		"older":     {common + "  -fsgofer-host-uds\n    \tallow\n", []string{"--network=none", "--fsgofer-host-uds", "--oci-seccomp"}, ""},
+		"no socket": {common + "  -not-host-uds value\n    \tmentions host-uds\n", nil, "host-uds"},
+		"no filter": {"  -network value\n  -host-uds value\n", nil, "oci-seccomp"},
+		"nothing":   {"", nil, "network"},
+	} {
+		got, missing := GVisorFlags(c.text)
+		if diff := cmp.Diff(c.want, got); diff != "" || missing != c.missing {
+			t.Errorf("%s: missing %q, %s", what, missing, diff)
+		}
+	}
+}
+
+func TestGVisorPlatforms(t *testing.T) {
+	for text, want := range map[string][]string{
+		"  -platform string\n    \tspecifies which platform to use: ptrace (default), kvm. (default \"ptrace\")\n  -platform_device_path string\n    \tsystrap\n": {"kvm", "ptrace"},
+		"  -platform string\n    \tspecifies which platform to use: systrap (default), ptrace, kvm. (default \"systrap\")\n":                                      {"systrap", "kvm", "ptrace"},
+		"": nil,
+	} {
+		if diff := cmp.Diff(want, GVisorPlatforms(text)); diff != "" {
+			t.Errorf("%q: %s", text, diff)
+		}
+	}
+}
