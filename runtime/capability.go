@@ -26,8 +26,10 @@ const (
 	CapUsage         Capability = "usage"          // CPU, memory and pids figures per command
 	CapEndingOOM     Capability = "ending-oom"     // over the memory cap is named
 	CapEndingPids    Capability = "ending-pids"    // over the pids cap is named
+	CapEndingDisk    Capability = "ending-disk"    // out of room for files is named
 	CapLateBind      Capability = "late-bind"      // a workspace appears in a running sandbox
 	CapLateBindRO    Capability = "late-bind-ro"   // and can be read-only
+	CapQuota         Capability = "quota"          // a workspace with a bound stops there
 	CapFiles         Capability = "files"          // files are read and written through the guest
 	CapAdopt         Capability = "adopt"          // sandboxes and shells live on over a restart of the orchestrator
 	CapDeadMan       Capability = "dead-man"       // a sandbox whose host is gone ends itself
@@ -38,8 +40,8 @@ const (
 func AllCapabilities() []Capability {
 	return []Capability{
 		CapNetworkNone, CapMemory, CapCPU, CapPids, CapReadOnlyRoot, CapCapabilities, CapNoNewPrivs, CapSeccomp, CapNonRoot, CapTmpfs,
-		CapNeutralConfig, CapKill, CapCommandCgroup, CapUsage, CapEndingOOM, CapEndingPids, CapLateBind, CapLateBindRO, CapFiles, CapAdopt,
-		CapDeadMan, CapNothingLeft,
+		CapNeutralConfig, CapKill, CapCommandCgroup, CapUsage, CapEndingOOM, CapEndingPids, CapEndingDisk, CapLateBind, CapLateBindRO, CapQuota,
+		CapFiles, CapAdopt, CapDeadMan, CapNothingLeft,
 	}
 }
 

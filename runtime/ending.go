@@ -13,14 +13,20 @@ const (
 	Signalled Ending = "signalled"
 	// Timeout: its time was over, and everything it started was killed.
 	Timeout Ending = "timeout"
-	// Cancelled: the caller gave it up or killed it.
+	// Cancelled: the caller gave it up or killed it, or its sandbox was ended on
+	// purpose; Result.Detail says which where the caller may not know.
 	Cancelled Ending = "cancelled"
 	// OOM: the kernel killed it, or a process of it, for going over the memory
 	// cap, and it did not end well by itself afterwards.
 	OOM Ending = "oom"
 	// Pids: it was refused processes at the pids cap and did not end well.
 	Pids Ending = "pids"
-	// Disk: it ran out of the space that the sandbox has and did not end well.
+	// Disk: it did not end well, and at its end a file system that it can write
+	// to has hardly any room for data (less than 2 MiB, or than a 32nd of it) or
+	// none for files; Result.Detail names which. Besides, its last words were the
+	// kernel's for that, or it ran alone and there was room before it. A command
+	// that gives the room back as it fails is not seen to have lacked it, and ends
+	// as Exited.
 	Disk Ending = "disk"
 	// OutputLimit: it wrote more than the caller allowed and asked to stop at.
 	OutputLimit Ending = "output_limit"

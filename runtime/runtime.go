@@ -22,11 +22,15 @@ import (
 // Create that was cut short has removed what it made, or left it where List
 // finds it.
 type Driver interface {
-	// Name is the word the driver is chosen by: "docker" or "oci".
+	// Name is the word the driver is chosen by: "docker", "containerd" or "oci".
 	Name() string
-	// Capabilities tells what the driver enforces and offers on this host. The
-	// suite in runtimetest holds a driver to exactly this.
-	Capabilities() Capabilities
+	// Classes are the isolation classes it can make sandboxes of on this host,
+	// from the weakest to the strongest.
+	Classes() []Class
+	// Capabilities tells what the driver enforces and offers on this host for
+	// sandboxes of a class, nil for one that is not among its Classes. The suite
+	// in runtimetest holds a driver to exactly this.
+	Capabilities(class Class) Capabilities
 	// Prepare makes the image usable for Create, loading it into the engine
 	// where there is one. It is idempotent and cheap when nothing is to do.
 	Prepare(ctx context.Context, image Image) error

@@ -2,8 +2,11 @@ package runtime
 
 import (
 	"fmt"
+	"maps"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -55,7 +58,16 @@ type Spec struct {
 	Template string
 	Build    string
 	Image    Image
-	Limits   Limits
+	// Class is how the sandbox is isolated. A driver that cannot make it refuses.
+	Class  Class `json:",omitempty"`
+	Limits Limits
+	// Tmpfs are further folders to write to, on a tmpfs of so many bytes each,
+	// charged to memory. The folder must be in the image.
+	Tmpfs map[string]int64 `json:",omitempty"`
+	// Ulimits are limits of every process of a command, by name (see
+	// UlimitNames): sizes in bytes, "cpu" in seconds. The guest gives them on and
+	// has none itself.
+	Ulimits map[string]int64 `json:",omitempty"`
 	// Entrypoint comes before the guest's own arguments as PID 1 and must exec
 	// what follows. Empty: the guest is PID 1 from the start.
 	Entrypoint []string
@@ -165,5 +177,56 @@ func (s Spec) Validate() error {
 	case s.Alone < 0:
 		return bad("alone", "is negative")
 	}
-	return s.Limits.Validate()
+	if _, err := ParseClass(string(s.Class)); err != nil {
+		return fmt.Errorf("spec.class: %w", err)
+	}
+	if err := s.Limits.Validate(); err != nil {
+		return err
+	}
+	if err := ValidateTmpfs(s.Tmpfs, s.Limits.MemoryBytes); err != nil {
+		return err
+	}
+	return ValidateUlimits(s.Ulimits)
+}
+
+// UlimitNames are the limits that Spec.Ulimits may set: those that the kernel
+// counts per process. What it counts per user would be shared by all sandboxes.
+func UlimitNames() []string { return []string{"as", "cpu", "data", "fsize", "rss", "stack"} }
+
+// ValidateUlimits names the first limit that cannot be set.
+func ValidateUlimits(limits map[string]int64) error {
+	for _, name := range slices.Sorted(maps.Keys(limits)) {
+		if !slices.Contains(UlimitNames(), name) {
+			return fmt.Errorf("ulimits.%s cannot be set: use %s; open files are limits.open_files, processes limits.pids: %w", name, strings.Join(UlimitNames(), ", "), errdefs.ErrInvalidArgument)
+		}
+		if limits[name] < 1 {
+			return fmt.Errorf("ulimits.%s is %d: must be at least 1: %w", name, limits[name], errdefs.ErrInvalidArgument)
+		}
+	}
+	return nil
+}
+
+// ourPaths are mounted by us: nothing else can be, there or below.
+var ourPaths = []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/home/user", "/workspace"}
+
+// ValidateTmpfs names the first folder that cannot be a tmpfs of a sandbox with
+// so much memory.
+func ValidateTmpfs(mounts map[string]int64, memory int64) error {
+	for _, path := range slices.Sorted(maps.Keys(mounts)) {
+		bad := func(why string) error {
+			return fmt.Errorf("tmpfs %q %s: %w", path, why, errdefs.ErrInvalidArgument)
+		}
+		if !filepath.IsAbs(path) || filepath.Clean(path) != path || path == "/" || strings.ContainsAny(path, ",:\x00\n") {
+			return bad("is not a clean absolute path below /")
+		}
+		for _, our := range ourPaths {
+			if path == our || strings.HasPrefix(path, our+"/") || strings.HasPrefix(our, path+"/") {
+				return bad("is, is below or holds " + our + ", which every sandbox has")
+			}
+		}
+		if size := mounts[path]; size < 64<<10 || size > memory {
+			return bad(fmt.Sprintf("is of %d bytes: must be from 64 KiB to limits.memory", size))
+		}
+	}
+	return nil
 }

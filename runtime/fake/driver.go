@@ -20,8 +20,10 @@ type Options struct {
 	Name string
 	// Host is the engine; nil makes a new one.
 	Host *Host
-	// Capabilities of the driver; nil has all of them.
+	// Capabilities of the driver, for each of its classes; nil has all of them.
 	Capabilities runtime.Capabilities
+	// Classes it makes; nil is ClassContainer alone.
+	Classes []runtime.Class
 	// Serve is the guest's side of one stream; nil serves with Guest. It has
 	// to return once ctx has ended or conn is closed; conn is closed after it.
 	Serve func(ctx context.Context, id string, conn net.Conn)
@@ -46,6 +48,9 @@ func New(o Options) *Driver {
 	if o.Host == nil {
 		o.Host = &Host{}
 	}
+	if o.Classes == nil {
+		o.Classes = []runtime.Class{runtime.ClassContainer}
+	}
 	if o.Capabilities == nil {
 		o.Capabilities = runtime.Capabilities{}
 		for _, c := range runtime.AllCapabilities() {
@@ -62,7 +67,15 @@ func (d *Driver) Host() *Host { return d.host }
 func (d *Driver) Name() string { return d.options.Name }
 
 // Capabilities implements runtime.Driver.
-func (d *Driver) Capabilities() runtime.Capabilities { return maps.Clone(d.options.Capabilities) }
+func (d *Driver) Capabilities(class runtime.Class) runtime.Capabilities {
+	if !slices.Contains(d.Classes(), class.OrDefault()) {
+		return nil
+	}
+	return maps.Clone(d.options.Capabilities)
+}
+
+// Classes are those of the options.
+func (d *Driver) Classes() []runtime.Class { return d.options.Classes }
 
 // Prepare implements runtime.Driver.
 func (d *Driver) Prepare(ctx context.Context, image runtime.Image) error {

@@ -110,6 +110,7 @@ func (g *Guest) claim(conn net.Conn, body json.RawMessage) {
 
 var (
 	errLost   = errors.New("the stream broke")
+	errLeft   = errors.New("the host hung up")
 	errSignal = errors.New("signalled")
 	errTime   = errors.New("timeout")
 )
@@ -152,6 +153,8 @@ func (g *Guest) exec(ctx context.Context, conn net.Conn, body json.RawMessage) {
 	code := run(ctx, words(command.Argv), stdin, conn)
 	result := runtime.Result{Ending: runtime.Exited, ExitCode: code, Duration: time.Since(began)}
 	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, errLeft):
+		result.Ending, result.ExitCode = runtime.SandboxLost, -1
 	case code == codeLost, errors.Is(cause, errLost):
 		return
 	case errors.Is(cause, errTime):
@@ -173,6 +176,10 @@ func receive(conn io.Reader, stdin *io.PipeWriter, cancel context.CancelCauseFun
 	for {
 		kind, payload, err := readFrame(conn)
 		switch {
+		case errors.Is(err, io.EOF): // half of it closed: the caller gave up, and is told of the end
+			cancel(errLeft)
+			_ = stdin.CloseWithError(errLeft)
+			return
 		case err != nil:
 			cancel(errLost)
 			_ = stdin.CloseWithError(errLost)

@@ -38,6 +38,7 @@ const (
 	OpOpen    Op = "open"
 	OpBind    Op = "bind"
 	OpUnbind  Op = "unbind"
+	OpFigures Op = "figures"
 	OpDestroy Op = "destroy" // Destroy and Remove; an error leaves it as it is
 )
 
@@ -141,6 +142,19 @@ func (h *Host) Bound(id string) (runtime.Binding, bool) {
 		return runtime.Binding{}, false
 	}
 	return *m.bound, true
+}
+
+// Uses sets what a sandbox's figures say from now on. It reports whether there
+// is such a sandbox.
+func (h *Host) Uses(id string, f runtime.Figures) bool {
+	m := h.machine(id)
+	if m == nil {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.figures = f
+	return true
 }
 
 // Kill ends a sandbox's first process, as the OOM killer would: the sandbox is

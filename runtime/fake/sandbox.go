@@ -25,6 +25,8 @@ type machine struct {
 	dead  bool
 	bound *runtime.Binding
 	conns map[net.Conn]struct{}
+
+	figures runtime.Figures
 }
 
 func newMachine(spec runtime.Spec) *machine {
@@ -66,7 +68,7 @@ func (m *machine) dial(serve func(context.Context, string, net.Conn)) (net.Conn,
 	if m.dead {
 		return nil, fmt.Errorf("open a stream to sandbox %s: it has ended: %w", m.spec.ID, errdefs.ErrUnavailable)
 	}
-	host, guest := net.Pipe()
+	host, guest := newDuplex()
 	m.conns[guest] = struct{}{}
 	m.serving.Add(1)
 	go func() {
@@ -92,7 +94,10 @@ type Sandbox struct {
 	released atomic.Bool
 }
 
-var _ runtime.Sandbox = (*Sandbox)(nil)
+var (
+	_ runtime.Sandbox = (*Sandbox)(nil)
+	_ runtime.Meter   = (*Sandbox)(nil)
+)
 
 // ID implements runtime.Sandbox.
 func (s *Sandbox) ID() string { return s.machine.spec.ID }
@@ -134,6 +139,23 @@ func (s *Sandbox) Unbind(ctx context.Context) error {
 	defer s.machine.mu.Unlock()
 	s.machine.bound = nil
 	return nil
+}
+
+// Figures implements runtime.Meter: they are what Host.Uses set. Where the
+// driver has no CapUsage, it tells none.
+func (s *Sandbox) Figures(ctx context.Context) (runtime.Figures, error) {
+	if !s.driver.options.Capabilities.Has(runtime.CapUsage) {
+		return runtime.Figures{}, fmt.Errorf("figures of sandbox %s: %w", s.ID(), errdefs.ErrNotImplemented)
+	}
+	if err := s.step(ctx, OpFigures); err != nil {
+		return runtime.Figures{}, err
+	}
+	s.machine.mu.Lock()
+	defer s.machine.mu.Unlock()
+	if s.machine.dead {
+		return runtime.Figures{}, fmt.Errorf("figures of sandbox %s: it has ended: %w", s.ID(), errdefs.ErrNotFound)
+	}
+	return s.machine.figures, nil
 }
 
 // Done implements runtime.Sandbox.

@@ -38,7 +38,8 @@ type box struct {
 
 func (s *suite) spec(change func(*runtime.Spec)) runtime.Spec {
 	spec := runtime.Spec{
-		ID: "t" + token(), Owner: s.owner, Template: "suite", Build: "test", Image: s.Image, Entrypoint: s.Entrypoint, Limits: limits(),
+		Class: s.Class,
+		ID:    "t" + token(), Owner: s.owner, Template: "suite", Build: "test", Image: s.Image, Entrypoint: s.Entrypoint, Limits: s.limits(),
 	}
 	if change != nil {
 		change(&spec)

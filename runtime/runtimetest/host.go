@@ -45,6 +45,9 @@ func (p process) String() string {
 // look finds the sandbox on the host by a command with a name of its own.
 func (b *box) look(t *testing.T) view {
 	t.Helper()
+	if b.suite.apart() {
+		return b.lookApart(t)
+	}
 	mark := token()
 	cmd := bash("echo here; read -r _")
 	cmd.Argv = append(cmd.Argv, mark)
@@ -108,11 +111,23 @@ func members(t *testing.T, ns string) []int {
 	})
 }
 
+// members are the processes of the host that are the sandbox's.
+func (b *box) members(t *testing.T) []int {
+	t.Helper()
+	if b.suite.apart() {
+		return membersOf(b.host.cgroups)
+	}
+	return members(t, b.host.pids)
+}
+
 // commands are the processes of the sandbox that are a command's. The guest's own, those that wait to become a command too, are uid 0's.
 func (b *box) commands(t *testing.T) []process {
 	t.Helper()
+	if b.suite.apart() {
+		return b.commandsInside(t)
+	}
 	var found []process
-	for _, pid := range members(t, b.host.pids) {
+	for _, pid := range b.members(t) {
 		uid, err := strconv.Atoi(field(pid, "Uid", 0))
 		if err != nil || uid == 0 {
 			continue
@@ -230,7 +245,7 @@ func hierarchies(mountinfo, controllers string) []string {
 func (b *box) gone(t *testing.T) {
 	t.Helper()
 	// A dead one may wait to be buried by whoever inherited it, which is not the driver's business.
-	if left := slices.DeleteFunc(members(t, b.host.pids), func(pid int) bool { return !alive(pid) }); b.host.pids != "" && len(left) > 0 {
+	if left := slices.DeleteFunc(b.members(t), func(pid int) bool { return !alive(pid) }); b.host.init != 0 && len(left) > 0 {
 		t.Errorf("after its removal processes are alive: %v", left)
 	}
 	for _, dir := range b.host.cgroups {

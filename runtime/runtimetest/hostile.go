@@ -57,13 +57,11 @@ func neutralConfig(t *testing.T, s *suite) {
 	if o := b.run(t, bash(`echo "$UID $PWD"; echo "${`+markEnv+`-unset} ${LD_PRELOAD-unset} ${BASH_ENV-unset}"`)); o.stdout != "1000 /workspace\nunset unset unset\n" {
 		t.Errorf("user, folder and environment of a command: %v", o)
 	}
-	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", b.host.init))
-	if err != nil || bytes.Contains(environ, []byte(markEnv)) || bytes.Contains(environ, []byte("LD_PRELOAD")) {
-		t.Errorf("PID 1's environment is %q, %v", environ, err)
+	if environ := b.insideInit(t, "environ"); strings.Contains(environ, markEnv) || strings.Contains(environ, "LD_PRELOAD") {
+		t.Errorf("PID 1's environment is %q", environ)
 	}
-	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", b.host.init))
-	if err != nil || !bytes.HasPrefix(cmdline, []byte("/run/orchestrator/guest\x00init\x00")) {
-		t.Errorf("PID 1 is %q, %v", cmdline, err)
+	if cmdline := b.insideInit(t, "cmdline"); !strings.HasPrefix(cmdline, "/run/orchestrator/guest\x00init\x00") {
+		t.Errorf("PID 1 is %q", cmdline)
 	}
 	// Volumes: an engine makes writable folders of its disk for them.
 	for _, volume := range []string{"/data", "/var/lib/volume", "/suid.d"} {

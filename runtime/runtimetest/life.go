@@ -41,7 +41,7 @@ func (b *box) readopt(t *testing.T) {
 // adopt: sandboxes, shells, their output and workspaces live on over a restart of the orchestrator.
 func adopt(t *testing.T, s *suite) {
 	b, dir := s.make(t, nil), ""
-	binds := s.driver.Capabilities().Has(runtime.CapLateBind)
+	binds := s.driver.Capabilities(s.Class).Has(runtime.CapLateBind)
 	if binds {
 		dir = workspace(t)
 		b.bind(t, dir, false)
@@ -54,6 +54,7 @@ func adopt(t *testing.T, s *suite) {
 	if _, err := b.Start(t.Context(), cmd); err != nil {
 		t.Fatal(err)
 	}
+	b.switches(t, wire.Egress{On: true})
 	var seen strings.Builder
 	b.follow(t, &seen, 5)
 	uptime := b.well(t).UptimeMS
@@ -67,6 +68,7 @@ func adopt(t *testing.T, s *suite) {
 		b.readopt(t)
 		s.plain.readopt(t)
 		b.follow(t, &seen, 5)
+		b.says(t)
 	}
 	for i, line := range strings.Fields(seen.String()) {
 		if line != fmt.Sprint(i) {
@@ -84,7 +86,7 @@ func adopt(t *testing.T, s *suite) {
 		t.Errorf("the shell was killed: %+v, %v", sh, err)
 	}
 	b.dead(t, runtime.CommandUID)
-	if o := b.run(t, python("flood", "pids")); s.driver.Capabilities().Has(runtime.CapEndingPids) != (o.Ending == runtime.Pids) {
+	if o := b.run(t, python("flood", "pids")); s.driver.Capabilities(s.Class).Has(runtime.CapEndingPids) != (o.Ending == runtime.Pids) {
 		t.Errorf("at the pids cap: %v", o)
 	}
 	if binds {
@@ -162,7 +164,7 @@ func deadMan(t *testing.T, s *suite) {
 	}
 	began := time.Now()
 	eventually(t, "it ends by itself", func() (bool, string) {
-		left := slices.DeleteFunc(members(t, b.host.pids), func(pid int) bool { return !alive(pid) })
+		left := slices.DeleteFunc(b.members(t), func(pid int) bool { return !alive(pid) })
 		return len(left) == 0, fmt.Sprint(left)
 	})
 	t.Logf("it ended %s after its host, %s were set", time.Since(began).Round(time.Millisecond), alone)
@@ -276,7 +278,7 @@ func initKilled(t *testing.T, b *box) {
 func (s *suite) busy(t *testing.T) *box {
 	t.Helper()
 	b := s.make(t, nil)
-	if s.driver.Capabilities().Has(runtime.CapLateBind) {
+	if s.driver.Capabilities(s.Class).Has(runtime.CapLateBind) {
 		b.bind(t, workspace(t), false)
 	}
 	for name, cmd := range map[string]wire.Command{

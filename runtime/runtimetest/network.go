@@ -53,11 +53,14 @@ func networkNone(t *testing.T, s *suite) {
 		t.Errorf("socket pairs of the families %v can be made, want unix alone", got.Pairs)
 	}
 	for how, said := range got.OtherTables {
+		if s.apart() {
+			break // gVisor has one table for all: number 102 is getuid there, by whatever instruction
+		}
 		if _, number := said.(float64); number {
 			t.Errorf("%s gives a socket (%v)", how, said)
 		}
 	}
-	if !slices.Equal(got.Interfaces, []string{"lo"}) || !slices.Equal(got.SysInterfaces, []string{"lo"}) || len(got.Routes) > 0 {
+	if !slices.Equal(got.Interfaces, []string{"lo"}) || !slices.Equal(got.SysInterfaces, []string{"lo"}) && !(s.apart() && len(got.SysInterfaces) == 0) || len(got.Routes) > 0 {
 		t.Errorf("interfaces %q, %q, routes by %q; want lo alone", got.Interfaces, got.SysInterfaces, got.Routes)
 	}
 	for to, said := range got.Reached {

@@ -26,7 +26,7 @@ import (
 
 const (
 	// Patience is far more than anything takes on a busy machine.
-	Patience = time.Minute
+	Patience = 2 * time.Minute
 	// AnswerTime is within what a guest answers half of all pings while commands use up everything else. It is far more than it takes: the
 	// machine may be busy with other tests.
 	AnswerTime = 2 * time.Second
@@ -36,12 +36,18 @@ const (
 type Factory struct {
 	// Name is the driver's column in the committed table.
 	Name string
+	// Class is that of the sandboxes; empty is ClassContainer.
+	Class runtime.Class
 	// Open opens the driver on a state directory. Called again for the same one it is the next process of the orchestrator: the driver
 	// before it was closed, or is not used any more.
 	Open func(t *testing.T, state string) runtime.Driver
 	// Image is the sandbox image, unpacked and as an archive; Entrypoint what it asks to have in front of the guest.
 	Image      runtime.Image
 	Entrypoint []string
+	// Pid is the process of the host that stands for a sandbox whose class hides its processes. Only for classes but ClassContainer.
+	Pid func(t *testing.T, id string) int
+	// Outside leaves out what commands meet inside and no driver has a part in, for a class whose kernel another driver's run has shown whole.
+	Outside bool
 	// Left tells what an engine still has of a sandbox, beyond what is on the host.
 	Left func(t *testing.T, id string) []string
 	// Drop lets the engine forget an image that the suite made.
@@ -64,7 +70,7 @@ func checks() map[runtime.Capability]check {
 		runtime.CapCapabilities:  {holds: noCapabilities},
 		runtime.CapNoNewPrivs:    {holds: noNewPrivs},
 		runtime.CapSeccomp:       {holds: seccomp},
-		runtime.CapNonRoot:       {holds: nonRoot},
+		runtime.CapNonRoot:       {holds: nonRoot, absent: lessNonRoot},
 		runtime.CapTmpfs:         {holds: tmpfs},
 		runtime.CapNeutralConfig: {holds: neutralConfig},
 		runtime.CapKill:          {holds: kill},
@@ -72,12 +78,22 @@ func checks() map[runtime.Capability]check {
 		runtime.CapUsage:         {holds: usage, absent: noUsage},
 		runtime.CapEndingOOM:     {holds: endingOOM, absent: noEndingOOM},
 		runtime.CapEndingPids:    {holds: endingPids, absent: noEndingPids},
+		runtime.CapEndingDisk:    {holds: endingDisk},
 		runtime.CapLateBind:      {holds: lateBind, absent: noLateBind},
 		runtime.CapLateBindRO:    {holds: lateBindReadOnly, absent: noLateBind},
-		runtime.CapFiles:         {holds: files},
+		runtime.CapQuota:         {holds: quota, absent: noLateBind},
+		runtime.CapFiles:         {holds: files, absent: files},
 		runtime.CapAdopt:         {holds: adopt, absent: noAdopt},
 		runtime.CapDeadMan:       {holds: deadMan},
 		runtime.CapNothingLeft:   {holds: nothingLeft},
+	}
+}
+
+// ofKernel are the capabilities that a class's kernel and the guest give, whatever driver has started them.
+func ofKernel() []runtime.Capability {
+	return []runtime.Capability{
+		runtime.CapCapabilities, runtime.CapNoNewPrivs, runtime.CapSeccomp, runtime.CapNonRoot, runtime.CapTmpfs, runtime.CapKill,
+		runtime.CapCommandCgroup, runtime.CapUsage, runtime.CapEndingOOM, runtime.CapEndingPids, runtime.CapEndingDisk,
 	}
 }
 
@@ -102,8 +118,11 @@ func Run(t *testing.T, f Factory) {
 		t.FailNow()
 	}
 	s.plain = s.make(t, nil)
-	claimed := s.driver.Capabilities()
+	claimed := s.driver.Capabilities(s.Class)
 	for _, name := range runtime.AllCapabilities() {
+		if s.Outside && slices.Contains(ofKernel(), name) {
+			continue
+		}
 		t.Run(string(name), func(t *testing.T) {
 			began := time.Now()
 			defer func() { t.Logf("took %s", time.Since(began).Round(time.Millisecond)) }()
@@ -114,6 +133,11 @@ func Run(t *testing.T, f Factory) {
 				c.absent(t, s)
 			}
 		})
+	}
+	t.Run("connections", func(t *testing.T) { connections(t, s) })
+	if s.Outside {
+		t.Run("refusals", s.refusals)
+		return
 	}
 	t.Run("a command's own caps", func(t *testing.T) { ownCaps(t, s) })
 	t.Run("what tools do with files", func(t *testing.T) { toolFiles(t, s) })
@@ -178,7 +202,7 @@ func (s *suite) table(t *testing.T) {
 	if !ok {
 		t.Fatalf("the table has no column %q", s.Name)
 	}
-	have := s.driver.Capabilities()
+	have := s.driver.Capabilities(s.Class)
 	for _, name := range runtime.AllCapabilities() {
 		if have[name] != row[name] {
 			t.Errorf("%s: the driver says %q, the table %q", name, have[name], row[name])

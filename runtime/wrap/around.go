@@ -27,6 +27,7 @@ const (
 	Bind    = "bind"
 	Unbind  = "unbind"
 	Destroy = "destroy"
+	Figures = "figures"
 )
 
 // around carries out one call of a driver or sandbox. subject is the sandbox's
@@ -98,6 +99,15 @@ func (s *sandbox) Bind(ctx context.Context, b runtime.Binding) error {
 
 func (s *sandbox) Unbind(ctx context.Context) error {
 	return s.around(ctx, Unbind, s.ID(), s.Sandbox.Unbind)
+}
+
+// Figures makes every decorated sandbox a runtime.Meter; what is inside may be none.
+func (s *sandbox) Figures(ctx context.Context) (f runtime.Figures, err error) {
+	err = s.around(ctx, Figures, s.ID(), func(ctx context.Context) error {
+		f, err = runtime.FiguresOf(ctx, s.Sandbox)
+		return err
+	})
+	return f, err
 }
 
 func (s *sandbox) Destroy(ctx context.Context) error {

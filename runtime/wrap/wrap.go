@@ -24,6 +24,8 @@ type Timeouts struct {
 	Bind   time.Duration
 	Remove time.Duration
 	Adopt  time.Duration
+	// Figures is for the figures of one sandbox.
+	Figures time.Duration
 }
 
 // Default times: generous, since what they guard against is an engine that
@@ -36,6 +38,7 @@ const (
 	DefaultBind    = 30 * time.Second
 	DefaultRemove  = time.Minute
 	DefaultAdopt   = 30 * time.Second
+	DefaultFigures = 5 * time.Second
 )
 
 func (t Timeouts) of(op string) time.Duration {
@@ -52,6 +55,8 @@ func (t Timeouts) of(op string) time.Duration {
 		return or(t.Bind, DefaultBind)
 	case Remove, Destroy:
 		return or(t.Remove, DefaultRemove)
+	case Figures:
+		return or(t.Figures, DefaultFigures)
 	default:
 		return or(t.Adopt, DefaultAdopt)
 	}

@@ -51,6 +51,7 @@ func TestTimeoutBoundsEachCall(t *testing.T) {
 			wrap.Bind:    {wrap.DefaultBind, func(ctx context.Context) error { return s.Bind(ctx, runtime.Binding{Source: "/w"}) }},
 			wrap.Unbind:  {wrap.DefaultBind, s.Unbind},
 			wrap.Destroy: {wrap.DefaultRemove, s.Destroy},
+			wrap.Figures: {wrap.DefaultFigures, func(ctx context.Context) error { _, err := runtime.FiguresOf(ctx, s); return err }},
 		}
 		for op, call := range calls {
 			began := time.Now()

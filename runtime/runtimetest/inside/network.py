@@ -93,7 +93,7 @@ tell({
     "pairs": pairs(),
     "other_tables": other_tables(),
     "interfaces": [n for _, n in socket.if_nameindex()],
-    "sys_interfaces": os.listdir("/sys/class/net"),
+    "sys_interfaces": (os.listdir("/sys/class/net") if os.path.isdir("/sys/class/net") else []),
     "routes": [l.split()[0] for l in open("/proc/net/route").readlines()[1:]],
     "reached": {"%s %d" % (h, p): reach(f, h, p) for f, h, p in targets},
     "abstract": unix("\0" + abstract),

@@ -1,0 +1,261 @@
+package runtimetest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/guest"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+)
+
+// crowd is how many connections of the proxy there are at once; over a mux, where the bridge holds what commands do not read, they are less.
+const (
+	crowd      = 500
+	muxedCrowd = 120
+)
+
+// world is what egress.py tells of a sandbox.
+type world struct {
+	Proxy       string   `json:"proxy"`
+	Interfaces  []string `json:"interfaces"`
+	Resolved    string   `json:"resolved"`
+	Env         string   `json:"env"`
+	Placeholder string   `json:"placeholder"`
+}
+
+// connections: servers inside are reached, and a command's connections to the proxy come out, over the host's streams alone. The sandbox has
+// loopback and nothing else all the time.
+func connections(t *testing.T, s *suite) {
+	b := s.make(t, func(spec *runtime.Spec) { spec.Limits.OpenFiles = runtime.DefaultOpenFiles })
+	dials(t, b)
+	closed := world{Proxy: "ECONNREFUSED", Interfaces: []string{"lo"}, Resolved: "no"}
+	b.sees(t, closed)
+	egress(t, b)
+	b.switches(t, wire.Egress{})
+	b.sees(t, closed)
+	ownProgram(t, b)
+}
+
+func (b *box) switches(t *testing.T, e wire.Egress) {
+	t.Helper()
+	if err := b.Egress(t.Context(), e); err != nil {
+		t.Fatalf("switch the proxy (on: %v): %v", e.On, err)
+	}
+}
+
+func (b *box) sees(t *testing.T, want world) {
+	t.Helper()
+	var got world
+	b.told(t, &got, "egress", "look", "0")
+	if !slices.Equal(got.Interfaces, want.Interfaces) {
+		t.Errorf("interfaces %q", got.Interfaces)
+	}
+	if got.Interfaces = want.Interfaces; fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("a command sees %+v, want %+v", got, want)
+	}
+}
+
+// dials: a server on either loopback address answers, and each direction ends by itself where the stream lets it.
+func dials(t *testing.T, b *box) {
+	t.Helper()
+	const port = 4710
+	server := b.begin(t, python("egress", "listen", strconv.Itoa(port)), guest.IO{})
+	server.says(t, "\n")
+	ports := []int{port}
+	if strings.Contains(server.out.String(), "6") {
+		ports = append(ports, port+1)
+	}
+	for _, p := range ports {
+		nc, err := b.Dial(t.Context(), p)
+		if err != nil {
+			t.Fatalf("dial port %d: %v", p, err)
+		}
+		echoes(t, nc)
+	}
+	if _, err := b.Dial(t.Context(), port+2); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "4712") {
+		t.Errorf("nothing listens there: %v", err)
+	}
+	server.cancel(nil)
+}
+
+func echoes(t *testing.T, nc net.Conn) {
+	t.Helper()
+	defer nc.Close()
+	nc.SetDeadline(time.Now().Add(Patience))
+	want := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+	half, halves := nc.(interface{ CloseWrite() error })
+	sent := make(chan error, 1)
+	go func() {
+		_, err := nc.Write(want)
+		if err == nil && halves {
+			err = half.CloseWrite()
+		}
+		sent <- err
+	}()
+	got := make([]byte, len(want))
+	_, err := io.ReadFull(nc, got)
+	if err != nil || !bytes.Equal(got, want) {
+		t.Fatalf("what came back is not what was sent: %v", err)
+	}
+	if err := <-sent; err != nil {
+		t.Fatal(err)
+	}
+	if halves {
+		if rest, err := io.ReadAll(nc); err != nil || string(rest) != "end" {
+			t.Errorf("after our end it says %q, %v", rest, err)
+		}
+	}
+}
+
+// egress: the proxy is there while it is on, and what connects to it is the host's to serve.
+func egress(t *testing.T, b *box) {
+	t.Helper()
+	thief := b.begin(t, python("egress", "take", "0"), guest.IO{})
+	thief.says(t, "ready")
+	if err := b.Egress(t.Context(), wire.Egress{On: true}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "3128") {
+		t.Errorf("a command has the proxy's port: %v", err)
+	}
+	thief.cancel(nil)
+	<-thief.ended
+	if _, err := b.Accept(t.Context()); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("accept while the proxy is off: %v", err)
+	}
+	b.switches(t, wire.Egress{On: true, Env: map[string]string{"TOKEN": "placeholder"}})
+	b.sees(t, world{Proxy: "ok", Interfaces: []string{"lo"}, Resolved: "no", Env: "http://127.0.0.1:3128", Placeholder: "placeholder"})
+	b.says(t)
+	crowded(t, b)
+}
+
+// says: a command says hello to the proxy and ends its direction, and gets the host's answer. Connections that nobody waits for are not mixed
+// up with it: they are closed by now.
+func (b *box) says(t *testing.T) {
+	t.Helper()
+	hello := b.begin(t, python("egress", "say", "0"), guest.IO{})
+	for {
+		nc, err := b.Accept(t.Context())
+		if err != nil {
+			t.Fatalf("accept: %v", err)
+		}
+		nc.SetDeadline(time.Now().Add(Patience))
+		said, err := io.ReadAll(nc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(said) > 0 {
+			_, err = fmt.Fprintf(nc, "you said %s", said)
+		}
+		nc.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(said) > 0 {
+			break
+		}
+	}
+	if o := hello.end(t); !o.exited(0) || o.stdout != "you said hello\n" {
+		t.Errorf("through the proxy: %v", o)
+	}
+}
+
+// crowded: with many connections open the guest answers and kills as ever, and has hardly more memory.
+func crowded(t *testing.T, b *box) {
+	t.Helper()
+	before := b.well(t).RSSBytes
+	crowd := crowd
+	if nc, err := b.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	} else if _, local := nc.(*net.UnixConn); nc.Close() == nil && !local {
+		crowd = muxedCrowd
+	}
+	holder := b.begin(t, python("egress", "hold", strconv.Itoa(crowd)), guest.IO{})
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	var mu sync.Mutex
+	var held []net.Conn
+	defer func() {
+		for _, nc := range held {
+			nc.Close()
+		}
+	}()
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for ctx.Err() == nil {
+				nc, err := b.Accept(ctx)
+				if err != nil {
+					return
+				}
+				mu.Lock()
+				held = append(held, nc)
+				if len(held) == crowd {
+					cancel()
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	if len(held) < crowd {
+		t.Fatalf("%d connections of %d came out", len(held), crowd)
+	}
+	holder.says(t, "ready")
+	for _, nc := range held { // as many bytes at once as they take
+		nc.SetWriteDeadline(time.Now().Add(Patience))
+		if _, err := nc.Write(make([]byte, 1<<10)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pong := b.well(t)
+	began := time.Now()
+	holder.cancel(nil)
+	<-holder.ended
+	killed := time.Since(began)
+	t.Logf("%d connections: the guest has %d KiB, %d more than before; a kill took %s", crowd, pong.RSSBytes>>10, (pong.RSSBytes-before)>>10, killed.Round(time.Millisecond))
+	if pong.RSSBytes-before > runtime.GuestReserveBytes/2 {
+		t.Errorf("the guest has %d bytes more than before", pong.RSSBytes-before)
+	}
+	if killed > 10*AnswerTime {
+		t.Errorf("a kill took %s", killed)
+	}
+}
+
+// ownProgram: a program of the guest's runs as any command does, as the commands' user, who cannot reach it by its name.
+func ownProgram(t *testing.T, b *box) {
+	t.Helper()
+	stdin, request := io.Pipe()
+	defer request.Close()
+	pid := make(chan int, 1)
+	web := b.begin(t, wire.Command{Program: "web"}, guest.IO{Stdin: stdin, Started: func(s wire.Started) { pid <- s.Pid }})
+	select {
+	case n := <-pid:
+		if got := b.want(t, fmt.Sprintf("awk '/^Uid/ {print $2}' /proc/%d/status", n)); got != strconv.Itoa(runtime.CommandUID) {
+			t.Errorf("it runs as %q", got)
+		}
+	case <-web.ended:
+		t.Fatalf("it did not start: %v", web.err)
+	}
+	if _, err := io.WriteString(request, "{}"); err != nil {
+		t.Fatal(err)
+	}
+	request.Close()
+	if o := web.end(t); !o.exited(0) || !strings.Contains(o.stdout, `"fault"`) {
+		t.Errorf("an empty request: %v", o)
+	}
+	for name, cmd := range map[string]wire.Command{"program": {Program: "sh", Argv: []string{"-c", "id"}}, "argv": {Argv: []string{wire.ProgramPath(wire.GuestPath, "web")}}} {
+		if o, err := b.Exec(t.Context(), cmd, guest.IO{}); err == nil || !strings.HasPrefix(err.Error(), name) {
+			t.Errorf("%v: %v, %v", cmd, o, err)
+		}
+	}
+}
