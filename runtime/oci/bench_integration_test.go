@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"orchestrator/internal/cell"
+
+	"orchestrator/internal/ocihost"
 )
 
 // BenchmarkLife tells what a sandbox costs from Create to the first answer, and at its end.
@@ -57,20 +59,20 @@ func BenchmarkParts(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		init, err := w.start(ctx, id, said)
+		init, err := w.start(ctx, h.spec, said)
 		lap(&start, err)
-		lap(&attach, c.Attach(ctx, init.pid, share(h.spec.Limits)))
-		if err := init.kill(); err != nil {
+		lap(&attach, c.Attach(ctx, init.Pid, ocihost.Share(h.spec.Limits)))
+		if err := init.Kill(); err != nil {
 			b.Fatal(err)
 		}
-		lap(&end, init.wait(ctx))
+		lap(&end, init.Wait(ctx))
 		lap(&uncell, c.Remove(ctx))
 		lap(&del, w.delete(ctx, id))
-		if err := removeCgroups(ctx, id); err != nil {
+		if err := ocihost.RemoveCgroups(ctx, id); err != nil {
 			b.Fatal(err)
 		}
 		lap(&unmount, unmountRoot(filepath.Join(w.bundle(id), overlayName)))
-		init.close()
+		init.Close()
 		_ = said.Close()
 		if err := w.Remove(ctx, id); err != nil {
 			b.Fatal(err)

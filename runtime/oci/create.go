@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -16,6 +14,7 @@ import (
 
 	"orchestrator/internal/cell"
 	"orchestrator/internal/fault"
+	"orchestrator/internal/ocihost"
 	"orchestrator/runtime"
 	"orchestrator/runtime/ocispec"
 )
@@ -32,7 +31,10 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	if err := checkImage(spec.Image); err != nil {
 		return nil, err
 	}
-	unlock, err := d.busy.lock(ctx, spec.ID)
+	if err := d.checkClass(spec); err != nil {
+		return nil, err
+	}
+	unlock, err := d.busy.Lock(ctx, spec.ID)
 	if err != nil {
 		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
 	}
@@ -49,13 +51,13 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	}
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
-	return nil, errors.Join(fmt.Errorf("create sandbox %s: %w", spec.ID, err), d.destroy(undo, spec.ID))
+	return nil, errors.Join(fmt.Errorf("create sandbox %s: %w", spec.ID, err), d.removal.Destroy(undo, spec.ID))
 }
 
 // create makes one part after the other. What it made when it fails is removed by destroy, which looks at what is there.
-func (d *Driver) create(ctx context.Context, spec runtime.Spec) (*sandbox, error) {
+func (d *Driver) create(ctx context.Context, spec runtime.Spec) (*ocihost.Held, error) {
 	rec := record{
-		ID: spec.ID, Owner: spec.Owner, Template: spec.Template, Build: spec.Build,
+		ID: spec.ID, Owner: spec.Owner, Template: spec.Template, Build: spec.Build, Class: spec.Class,
 		Created: time.Now().UTC(), Limits: spec.Limits, BootID: d.bootID,
 	}
 	if err := d.write(rec); err != nil {
@@ -74,7 +76,7 @@ func (d *Driver) create(ctx context.Context, spec runtime.Spec) (*sandbox, error
 }
 
 // fill puts a container around the cell.
-func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record, c *cell.Cell) (*sandbox, error) {
+func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record, c *cell.Cell) (*ocihost.Held, error) {
 	fault.Hit("oci.create.cell")
 	if err := d.makeBundle(spec, c); err != nil {
 		return nil, err
@@ -84,34 +86,38 @@ func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record, c *cel
 	if err != nil {
 		return nil, err
 	}
-	init, err := d.start(ctx, spec.ID, said)
+	start := d.start
+	if spec.Class == runtime.ClassGVisor {
+		start = d.startGVisor
+	}
+	init, err := start(ctx, spec, said)
 	if err != nil {
 		return nil, errors.Join(err, said.Close())
 	}
 	fault.Hit("oci.create.started")
-	rec.Pid, rec.Started = init.pid, init.started
+	rec.Pid, rec.Started = init.Pid, init.Started
 	err = d.write(rec)
 	if err == nil {
-		err = c.Attach(ctx, init.pid, share(spec.Limits))
+		err = ocihost.Attach(ctx, c, spec.ID, spec.Class, init.Pid, spec.Limits)
 	}
-	if err != nil || init.ended() {
+	if err != nil || init.Ended() {
 		err = endedAtOnce(ctx, init, said, err)
-		init.close()
+		init.Close()
 		return nil, errors.Join(err, said.Close())
 	}
 	fault.Hit("oci.create.attached")
-	return d.hold(spec.ID, c, init, said), nil
+	return d.live.Hold(spec.ID, spec.Class, c, init, said), nil
 }
 
 // endedAtOnce is the error of a start that went wrong: that the first process has ended, with its words, or else what went wrong. What fails because
 // the process is about to be gone may fail a moment before it is.
-func endedAtOnce(ctx context.Context, init *process, said *words, err error) error {
+func endedAtOnce(ctx context.Context, init *ocihost.Process, said *words, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
-	if init.wait(ctx) != nil {
+	if init.Wait(ctx) != nil {
 		return err
 	}
-	return fmt.Errorf("%s: %w", said.after("its first process ended at once"), errdefs.ErrFailedPrecondition)
+	return fmt.Errorf("%s: %w", said.After("its first process ended at once"), errdefs.ErrFailedPrecondition)
 }
 
 // makeBundle writes the configuration and mounts the root.
@@ -119,15 +125,17 @@ func (d *Driver) makeBundle(spec runtime.Spec, c *cell.Cell) error {
 	dir := d.bundle(spec.ID)
 	root := filepath.Join(dir, overlayName)
 	config, err := ocispec.New(spec, ocispec.Places{
-		Root: root, RunDir: c.RunDir(), SlotDir: c.SlotDir(), CgroupsPath: cgroupsPath(spec.ID),
+		Root: root, RunDir: c.RunDir(), SlotDir: c.SlotDir(), CgroupsPath: ocihost.CgroupsPath(spec.ID),
 	})
 	if err != nil {
 		return err
 	}
-	// The overlay is read-only and nodev by itself. Asked for read-only, runc would mount it once more and lose the nodev.
-	config.Root.Readonly = false
-	if err := fitRlimits(config.Process.Rlimits); err != nil {
-		return err
+	if spec.Class != runtime.ClassGVisor {
+		// The overlay is read-only and nodev by itself. Asked for read-only, runc would mount it once more and lose the nodev.
+		config.Root.Readonly = false
+		if err := ocihost.FitRlimits(config.Process.Rlimits); err != nil {
+			return err
+		}
 	}
 	if d.noSwap {
 		config.Linux.Resources.Memory.Swap = nil
@@ -146,20 +154,26 @@ func (d *Driver) makeBundle(spec runtime.Spec, c *cell.Cell) error {
 }
 
 // start runs the OCI runtime and takes hold of the first process.
-func (d *Driver) start(ctx context.Context, id string, said *words) (*process, error) {
+func (d *Driver) start(ctx context.Context, spec runtime.Spec, said *words) (*ocihost.Process, error) {
+	id := spec.ID
 	pidFile := filepath.Join(d.bundle(id), pidName)
 	_, err := d.runtime.Run(ctx, id, d.bundle(id), &runc.CreateOpts{IO: said, PidFile: pidFile, Detach: true})
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("start: %w", context.Cause(ctx))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("start: %s", said.after(err.Error()))
+		return nil, fmt.Errorf("start: %s", said.After(err.Error()))
 	}
 	pid, err := runc.ReadPidFile(pidFile)
 	if err != nil {
 		return nil, fmt.Errorf("start: %w", err)
 	}
-	init, err := openProcess(pid)
+	return d.take(ctx, id, pid, said)
+}
+
+// take takes hold of the process that a runtime told.
+func (d *Driver) take(ctx context.Context, id string, pid int, said *words) (*ocihost.Process, error) {
+	init, err := ocihost.Open(pid)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, endedAtOnce(ctx, nil, said, nil)
 	}
@@ -167,25 +181,9 @@ func (d *Driver) start(ctx context.Context, id string, said *words) (*process, e
 		return nil, fmt.Errorf("start: %w", err)
 	}
 	// Between the runtime's report and our hold the process may have died and another may have got its pid.
-	if !inCgroup(pid, cgroupsPath(id)) {
-		init.close()
+	if !ocihost.InCgroup(pid, ocihost.CgroupsPath(id)) {
+		init.Close()
 		return nil, endedAtOnce(ctx, nil, said, nil)
 	}
 	return init, nil
-}
-
-// inCgroup says whether a process is in a cgroup, or below it, in any hierarchy.
-func inCgroup(pid int, cgroup string) bool {
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
-	if err != nil {
-		return false
-	}
-	for line := range strings.Lines(string(text)) {
-		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		// The runtime may have put our path below the cgroup that it is in itself.
-		if len(parts) == 3 && strings.Contains(parts[2]+"/", cgroup+"/") {
-			return true
-		}
-	}
-	return false
 }

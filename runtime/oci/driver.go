@@ -23,12 +23,12 @@ import (
 	runc "github.com/containerd/go-runc"
 
 	"orchestrator/internal/cell"
-	"orchestrator/internal/cgroup"
+	"orchestrator/internal/ocihost"
 	"orchestrator/runtime"
 )
 
 // DefaultRuntime is the OCI runtime that is used unless Options names another.
-const DefaultRuntime = "runc"
+const DefaultRuntime = ocihost.DefaultRuntime
 
 // Options are what a Driver is made from.
 type Options struct {
@@ -38,6 +38,9 @@ type Options struct {
 	GuestPath string
 	// Runtime is "runc" or "crun", or the absolute path of one of them. Empty means DefaultRuntime.
 	Runtime string
+	// GVisor is the runsc for class gvisor, by name or absolute path. Empty means DefaultGVisor. Where it does not work, that class is not
+	// offered.
+	GVisor string
 	// Log gets what nobody is told as an error. Nil discards it.
 	Log *slog.Logger
 }
@@ -53,10 +56,12 @@ type Driver struct {
 	noSwap   bool // the kernel does not count swap, and there is none
 	runtime  *runc.Runc
 	log      *slog.Logger
-	busy     locks
+	busy     ocihost.Locks
+	// gvisor finds runsc at the first use of the class.
+	gvisor func() (*gvisor, error)
 
-	mu   sync.Mutex
-	live map[string]*sandbox
+	live    ocihost.Set
+	removal ocihost.Remover
 }
 
 var _ runtime.Driver = (*Driver)(nil)
@@ -70,15 +75,15 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	host, noSwap, err := checkCgroups()
+	cgroups, noSwap, err := host.CheckCgroups()
 	if err != nil {
 		return nil, err
 	}
-	command, release, err := checkRuntime(ctx, o.Runtime, host)
+	command, release, err := host.CheckRuntime(ctx, o.Runtime, cgroups)
 	if err != nil {
 		return nil, err
 	}
-	boot, err := readBootID()
+	boot, err := ocihost.BootID()
 	if err != nil {
 		return nil, err
 	}
@@ -87,10 +92,9 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 		cells:  filepath.Join(o.StateDir, "cells"),
 		guest:  o.GuestPath,
 		bootID: boot,
-		info:   fmt.Sprintf("%s, cgroup %s", release, host.Mode),
+		info:   fmt.Sprintf("%s, cgroup %s", release, cgroups.Mode),
 		noSwap: noSwap,
 		log:    o.Log,
-		live:   map[string]*sandbox{},
 		// A runtime that outlived us would go on making a sandbox that the next process is removing.
 		runtime: &runc.Runc{Command: command, Root: filepath.Join(o.StateDir, "oci", "runc"), PdeathSignal: syscall.SIGKILL},
 	}
@@ -105,6 +109,9 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	if err := probeOverlay(d.dir, d.skeleton); err != nil {
 		return nil, err
 	}
+	d.removal = ocihost.Remover{Locks: &d.busy, TearDown: d.tearDown, Left: d.leftOf}
+	d.live.Remove = d.Remove
+	d.gvisor = sync.OnceValues(func() (*gvisor, error) { return d.findGVisor(context.WithoutCancel(ctx), o.GVisor) })
 	return d, nil
 }
 
@@ -113,15 +120,6 @@ func (d *Driver) Name() string { return "oci" }
 
 // Info says in a few words what sandboxes are made with: the runtime, its version and the host's cgroup mode.
 func (d *Driver) Info() string { return d.info }
-
-// Capabilities: all of them. A host that cannot give one is refused by New.
-func (d *Driver) Capabilities() runtime.Capabilities {
-	caps := runtime.Capabilities{}
-	for _, c := range runtime.AllCapabilities() {
-		caps[c] = runtime.Yes
-	}
-	return caps
-}
 
 // Prepare checks that the image has an unpacked root; there is no engine to load it into.
 func (d *Driver) Prepare(_ context.Context, image runtime.Image) error { return checkImage(image) }
@@ -178,12 +176,12 @@ func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) 
 	if !runtime.ValidID(id) {
 		return nil, fmt.Errorf("adopt sandbox %q: not an id: %w", id, errdefs.ErrInvalidArgument)
 	}
-	unlock, err := d.busy.lock(ctx, id)
+	unlock, err := d.busy.Lock(ctx, id)
 	if err != nil {
 		return nil, fmt.Errorf("adopt sandbox %s: %w", id, err)
 	}
 	defer unlock()
-	if d.held(id) != nil {
+	if d.live.Get(id) != nil {
 		return nil, fmt.Errorf("adopt sandbox %s: this process has it already: %w", id, errdefs.ErrAlreadyExists)
 	}
 	s, err := d.adopt(ctx, id)
@@ -193,7 +191,7 @@ func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) 
 	return s, nil
 }
 
-func (d *Driver) adopt(ctx context.Context, id string) (_ *sandbox, err error) {
+func (d *Driver) adopt(ctx context.Context, id string) (_ *ocihost.Held, err error) {
 	rec, err := d.read(id)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, errdefs.ErrNotFound
@@ -205,52 +203,25 @@ func (d *Driver) adopt(ctx context.Context, id string) (_ *sandbox, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if init == nil || init.ended() {
-		init.close()
+	if init == nil || init.Ended() {
+		init.Close()
 		return nil, fmt.Errorf("its first process has ended: %w", errdefs.ErrNotFound)
 	}
 	c, err := cell.Adopt(ctx, d.cellOptions(id, rec.Limits))
 	if err != nil {
-		init.close()
+		init.Close()
 		return nil, err
 	}
-	if err := c.Attach(ctx, init.pid, share(rec.Limits)); err != nil {
-		init.close()
+	if err := ocihost.Attach(ctx, c, id, rec.Class, init.Pid, rec.Limits); err != nil {
+		init.Close()
 		return nil, errors.Join(err, c.Close())
 	}
-	return d.hold(id, c, init, nil), nil
+	return d.live.Hold(id, rec.Class, c, init, nil), nil
 }
 
 // Close lets go of every sandbox that is held; they live on.
-func (d *Driver) Close() error {
-	d.mu.Lock()
-	held := make([]*sandbox, 0, len(d.live))
-	for _, s := range d.live {
-		held = append(held, s)
-	}
-	d.mu.Unlock()
-	var errs []error
-	for _, s := range held {
-		errs = append(errs, s.Release())
-	}
-	return errors.Join(errs...)
-}
+func (d *Driver) Close() error { return d.live.Release() }
 
 func (d *Driver) cellOptions(id string, l runtime.Limits) cell.Options {
 	return cell.Options{Dir: d.cells, ID: id, GuestPath: d.guest, ScratchBytes: l.ScratchBytes, Log: d.log}
-}
-
-// share is what the commands may use: the sandbox's caps less what the guest needs to answer when they have used up theirs.
-func share(l runtime.Limits) cgroup.Share {
-	return cgroup.Share{
-		MemoryBytes: l.MemoryBytes - runtime.GuestReserveBytes,
-		Pids:        l.Pids - runtime.GuestReservePids,
-		CPU:         0.95 * l.CPUs,
-	}
-}
-
-func (d *Driver) held(id string) *sandbox {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.live[id]
 }

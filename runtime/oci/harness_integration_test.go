@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"orchestrator/internal/ocihost"
 	"orchestrator/runtime"
 )
 
@@ -146,7 +147,7 @@ func (b bench) wantNothingLeft(t testing.TB) {
 
 func wantNoCgroup(t testing.TB, id string) {
 	t.Helper()
-	dirs, err := cgroupsOf(id)
+	dirs, err := ocihost.CgroupsOf(id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,13 +171,13 @@ func specFor(t testing.TB) runtime.Spec {
 	}
 }
 
-func (b bench) make(t testing.TB) *sandbox {
+func (b bench) make(t testing.TB) *ocihost.Held {
 	t.Helper()
 	s, err := b.Create(t.Context(), specFor(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.(*sandbox)
+	return s.(*ocihost.Held)
 }
 
 type answer struct {

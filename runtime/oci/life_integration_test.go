@@ -14,13 +14,14 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"orchestrator/internal/ocihost"
 	"orchestrator/runtime"
 )
 
 func TestListAdoptAndRemoveTwice(t *testing.T) {
 	b := newBench(t)
 	s := b.make(t)
-	pid := s.init.pid
+	pid := s.Init.Pid
 	want := runtime.Found{ID: s.ID(), Template: "base", Build: "test", Running: true}
 	if got, err := b.List(t.Context(), owner); err != nil || len(got) != 1 || got[0] != want {
 		t.Errorf("list: %+v, %v", got, err)
@@ -58,7 +59,7 @@ func TestListAdoptAndRemoveTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := again.(*sandbox).init.pid; got != pid {
+	if got := again.(*ocihost.Held).Init.Pid; got != pid {
 		t.Errorf("process %d became %d", pid, got)
 	}
 	if got := sh(t, again, 1000, "echo here"); got.Output != "here\n" {
@@ -90,9 +91,9 @@ func TestListAdoptAndRemoveTwice(t *testing.T) {
 
 func TestEndOfTheFirstProcess(t *testing.T) {
 	b := newBench(t)
-	for what, end := range map[string]func(*sandbox){
-		"killed":    func(s *sandbox) { _ = unix.Kill(s.init.pid, unix.SIGKILL) },
-		"by itself": func(s *sandbox) { _, _ = ask(t, s, map[string]any{"end": true}) },
+	for what, end := range map[string]func(*ocihost.Held){
+		"killed":    func(s *ocihost.Held) { _ = unix.Kill(s.Init.Pid, unix.SIGKILL) },
+		"by itself": func(s *ocihost.Held) { _, _ = ask(t, s, map[string]any{"end": true}) },
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := b.make(t)
@@ -126,11 +127,11 @@ func TestWhatTheRuntimeLeavesIsReaped(t *testing.T) {
 	}
 	defer func() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) }()
 	s := b.make(t)
-	if err := unix.Kill(s.init.pid, unix.SIGKILL); err != nil {
+	if err := unix.Kill(s.Init.Pid, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	wantDone(t, s)
-	if got, err := startStat(s.init.pid); err == nil && strings.Contains(got, "(guest) Z") {
+	if got, err := startStat(s.Init.Pid); err == nil && strings.Contains(got, "(guest) Z") {
 		t.Errorf("it is a zombie: %s", got)
 	}
 }
@@ -148,7 +149,7 @@ func TestOpenGivesUpWhenTheSandboxEnds(t *testing.T) {
 	if _, err := s.Open(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("open without a guest: %v", err)
 	}
-	for end := time.Now().Add(patience); s.(*sandbox).said.String() == "" && time.Now().Before(end); {
+	for end := time.Now().Add(patience); s.(*ocihost.Held).Words.(*words).String() == "" && time.Now().Before(end); {
 		time.Sleep(5 * time.Millisecond)
 	}
 	failed := make(chan error, 1)
@@ -157,7 +158,7 @@ func TestOpenGivesUpWhenTheSandboxEnds(t *testing.T) {
 		_, err := s.Open(context.Background())
 		failed <- err
 	})
-	if err := unix.Kill(s.(*sandbox).init.pid, unix.SIGKILL); err != nil {
+	if err := unix.Kill(s.(*ocihost.Held).Init.Pid, unix.SIGKILL); err != nil {
 		t.Error(err)
 	}
 	wg.Wait()

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"orchestrator/internal/ocihost"
 	"orchestrator/runtime"
 )
 
@@ -21,6 +22,7 @@ type record struct {
 	Build    string         `json:"build"`
 	Created  time.Time      `json:"created"`
 	Limits   runtime.Limits `json:"limits"`
+	Class    runtime.Class  `json:"class,omitempty"`
 	// BootID, Pid and Started name the first process for good; Pid is 0 until it runs.
 	BootID  string `json:"boot_id"`
 	Pid     int    `json:"pid,omitempty"`
@@ -95,19 +97,19 @@ func (d *Driver) write(rec record) error {
 }
 
 // initOf takes hold of the recorded first process; nil if it has ended, or never ran.
-func (d *Driver) initOf(rec record) (*process, error) {
+func (d *Driver) initOf(rec record) (*ocihost.Process, error) {
 	if rec.Pid == 0 || rec.BootID != d.bootID {
 		return nil, nil
 	}
-	p, err := openProcess(rec.Pid)
+	p, err := ocihost.Open(rec.Pid)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if p.started != rec.Started {
-		p.close()
+	if p.Started != rec.Started {
+		p.Close()
 		return nil, nil
 	}
 	return p, nil
@@ -118,7 +120,7 @@ func (d *Driver) running(rec record) bool {
 	if rec.Pid == 0 || rec.BootID != d.bootID {
 		return false
 	}
-	started, err := startTime(rec.Pid)
+	started, err := ocihost.StartTime(rec.Pid)
 	return err == nil && started == rec.Started
 }
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"orchestrator/internal/cell"
+	"orchestrator/internal/ocihost"
 	"orchestrator/runtime"
 )
 
@@ -74,12 +75,12 @@ func (h *half) running(t testing.TB) {
 func (h *half) recorded(t testing.TB) {
 	h.running(t)
 	h.rec.Pid = pidIn(t, filepath.Join(h.b.bundle(h.spec.ID), pidName))
-	p, err := openProcess(h.rec.Pid)
+	p, err := ocihost.Open(h.rec.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.close()
-	h.rec.Started = p.started
+	defer p.Close()
+	h.rec.Started = p.Started
 	if err := h.b.write(h.rec); err != nil {
 		t.Fatal(err)
 	}
@@ -88,15 +89,15 @@ func (h *half) recorded(t testing.TB) {
 // killed: init dead, everything else as it was.
 func (h *half) killed(t testing.TB) {
 	h.recorded(t)
-	p, err := openProcess(h.rec.Pid)
+	p, err := ocihost.Open(h.rec.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.close()
-	if err := p.kill(); err != nil {
+	defer p.Close()
+	if err := p.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.wait(t.Context()); err != nil {
+	if err := p.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }

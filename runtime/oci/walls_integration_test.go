@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"orchestrator/internal/ocihost"
 	"orchestrator/runtime"
 )
 
@@ -73,7 +74,7 @@ except OSError as e:
 func TestCapsOnTheHost(t *testing.T) {
 	b := newBench(t)
 	s := b.make(t)
-	dirs, err := cgroupsOf(s.ID())
+	dirs, err := ocihost.CgroupsOf(s.ID())
 	if err != nil || len(dirs) == 0 {
 		t.Fatalf("cgroups %v, %v", dirs, err)
 	}

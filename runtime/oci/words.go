@@ -61,8 +61,8 @@ func (w *words) String() string {
 	return line
 }
 
-// after puts them behind a message.
-func (w *words) after(message string) string {
+// After puts them behind a message.
+func (w *words) After(message string) string {
 	if said := w.String(); said != "" {
 		return message + ": " + said
 	}

@@ -38,7 +38,7 @@ func main() {
 		fmt.Println("hello from", os.Args[0])
 		return
 	}
-	if err := link.Park(context.Background(), wire.HostSocket, 4, serve, func() {}); err != nil {
+	if err := link.Park(context.Background(), wire.HostSocket, 4, func(c net.Conn) bool { serve(c); return false }, func() {}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -1,0 +1,35 @@
+package oci
+
+import (
+	"orchestrator/runtime"
+	"orchestrator/runtime/ocispec"
+)
+
+// Classes are container, and gvisor where runsc was seen to run a sandbox here. That is tried once.
+func (d *Driver) Classes() []runtime.Class {
+	classes := []runtime.Class{runtime.ClassContainer}
+	if _, err := d.gvisor(); err == nil {
+		classes = append(classes, runtime.ClassGVisor)
+	}
+	return classes
+}
+
+// Why says why a class is not offered, and what to do about it; nil if it is.
+func (d *Driver) Why(class runtime.Class) error {
+	return d.checkClass(runtime.Spec{Class: class, Limits: runtime.Limits{}.WithDefaults()})
+}
+
+// Capabilities of class container are all: a host that cannot give one is refused by New.
+func (d *Driver) Capabilities(class runtime.Class) runtime.Capabilities {
+	if d.Why(class) != nil {
+		return nil
+	}
+	if class == runtime.ClassGVisor {
+		return ocispec.GVisorCapabilities()
+	}
+	caps := runtime.Capabilities{}
+	for _, c := range runtime.AllCapabilities() {
+		caps[c] = runtime.Yes
+	}
+	return caps
+}

@@ -1,0 +1,99 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	goruntime "runtime"
+	"slices"
+	"syscall"
+
+	"github.com/containerd/errdefs"
+	runc "github.com/containerd/go-runc"
+
+	"orchestrator/internal/cgroup"
+	"orchestrator/internal/ocihost"
+	"orchestrator/runtime"
+	"orchestrator/runtime/ocispec"
+)
+
+// DefaultGVisor is the program for sandboxes of class gvisor unless Options names another.
+const DefaultGVisor = "runsc"
+
+// runscName is the folder of a sandbox's bundle in which runsc keeps its state: of its own, so that it goes with the bundle whatever
+// runsc was able to clean up.
+const runscName = "runsc"
+
+// gvisor is a runsc that was seen to run a sandbox on this host.
+type gvisor struct {
+	Path     string   `json:"path"`
+	Release  string   `json:"release"`
+	Platform string   `json:"platform"`
+	Flags    []string `json:"flags"`
+}
+
+// launch puts itself into the cgroups that are named before "--" and becomes what stands behind it. So runsc and all it starts are capped from
+// their first instruction; its own handling of cgroups (which gives up where one is mounted in a second place) is off.
+const launch = `while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit 125; shift; done; shift; exec "$@"`
+
+// run runs runsc in cgroups. Standard error is said's; it ends with ctx, and with this process.
+func (g *gvisor) run(ctx context.Context, root string, cgroups []string, said *words, args ...string) error {
+	line := slices.Concat([]string{"-c", launch, "launch"}, cgroups, []string{"--", g.Path, "--root=" + root, "--platform=" + g.Platform, "--ignore-cgroups"}, g.Flags, args)
+	cmd := exec.CommandContext(ctx, "/bin/sh", line...)
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	cmd.Stderr = said.file
+	// One that outlived us would go on making a sandbox that the next process is removing. The kernel ends it with the thread
+	// that started it, which therefore has to stay.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	return cmd.Run()
+}
+
+// startGVisor runs runsc and takes hold of its kernel, which stands for the sandbox: nothing inside lives without it.
+func (d *Driver) startGVisor(ctx context.Context, spec runtime.Spec, said *words) (*ocihost.Process, error) {
+	g, err := d.gvisor()
+	if err != nil {
+		return nil, err
+	}
+	dirs, err := cgroup.Make(ocihost.CgroupsPath(spec.ID), whole(ocispec.GVisorCaps(spec.Limits)))
+	if errors.Is(err, cgroup.ErrUnsupported) {
+		return nil, unfit(err.Error(), "a sandbox of class gvisor is capped by its cgroup alone")
+	}
+	if err != nil {
+		return nil, err
+	}
+	bundle := d.bundle(spec.ID)
+	pidFile := filepath.Join(bundle, pidName)
+	err = g.run(ctx, filepath.Join(bundle, runscName), dirs, said, "run", "--detach", "--bundle="+bundle, "--pid-file="+pidFile, spec.ID)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("start: %w", context.Cause(ctx))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start: %s", said.After(err.Error()))
+	}
+	pid, err := runc.ReadPidFile(pidFile)
+	if err != nil {
+		return nil, fmt.Errorf("start: %w", err)
+	}
+	return d.take(ctx, spec.ID, pid, said)
+}
+
+// whole are the caps of a whole sandbox.
+func whole(l runtime.Limits) cgroup.Share {
+	return cgroup.Share{MemoryBytes: l.MemoryBytes, Pids: l.Pids, CPU: l.CPUs}
+}
+
+// checkClass refuses what cannot be made here.
+func (d *Driver) checkClass(spec runtime.Spec) error {
+	switch spec.Class.OrDefault() {
+	case runtime.ClassContainer:
+		return nil
+	case runtime.ClassGVisor:
+		_, err := d.gvisor()
+		return err
+	}
+	return fmt.Errorf("class %s: the oci driver has no virtual machines; use class gvisor: %w", spec.Class, errdefs.ErrFailedPrecondition)
+}
