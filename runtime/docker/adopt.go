@@ -34,7 +34,7 @@ func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) 
 	case !c.State.Running:
 		return nil, fmt.Errorf("docker: sandbox %s has ended: %w", id, errdefs.ErrNotFound)
 	}
-	s := newSandbox(d, id, c.Config.Labels[labelMode])
+	s := newSandbox(d, id, c.Config.Labels[labelMode], runtime.Class(c.Config.Labels[labelClass]))
 	s.container, s.begun, s.started = c.ID, true, true
 	if err := d.hold(s); err != nil {
 		return nil, err
@@ -60,7 +60,7 @@ func (s *Sandbox) adoptLocal(ctx context.Context, c container.InspectResponse) e
 	if err != nil {
 		return refused("sandbox %s: label %s: %v", s.id, labelScratch, err)
 	}
-	if s.proc, err = openProcess(c.State.Pid, c.ID); err != nil {
+	if s.proc, err = openProcess(c.State.Pid, c.ID, s.inside()); err != nil {
 		return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
 	}
 	s.watch()
@@ -75,7 +75,7 @@ func (s *Sandbox) adoptLocal(ctx context.Context, c container.InspectResponse) e
 	if c.HostConfig.PidsLimit != nil {
 		limits.Pids = *c.HostConfig.PidsLimit
 	}
-	if err := s.cell.Attach(ctx, c.State.Pid, share(limits)); err != nil {
+	if err := s.join(ctx, c.State.Pid, share(limits)); err != nil {
 		return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
 	}
 	return nil

@@ -1,25 +1,51 @@
 package docker
 
-import "orchestrator/runtime"
+import (
+	"orchestrator/runtime"
+	"orchestrator/runtime/ocispec"
+)
 
-// Capabilities is the row of the committed table for the mode that was found.
-func (d *Driver) Capabilities() runtime.Capabilities { return capabilities(d.mode) }
+// What there is not, in the words of the committed table.
+const (
+	noCgroup = "no: the cgroups of a remote engine are out of reach"
+	noBind   = "no: nothing can be mounted into a sandbox of a remote engine; files travel over the stream"
+)
 
-func capabilities(mode string) runtime.Capabilities {
+// Classes are container, and gvisor where the engine was seen to run a sandbox
+// with it. That is tried once.
+func (d *Driver) Classes() []runtime.Class {
+	classes := []runtime.Class{runtime.ClassContainer}
+	if d.Why(runtime.ClassGVisor) == nil {
+		classes = append(classes, runtime.ClassGVisor)
+	}
+	return classes
+}
+
+// Why says why a class is not offered, and what to do about it; nil if it is.
+func (d *Driver) Why(class runtime.Class) error { return d.checkClass(class) }
+
+// Capabilities is the row of the committed table for a class, in the mode that
+// was found.
+func (d *Driver) Capabilities(class runtime.Class) runtime.Capabilities {
+	if d.Why(class) != nil {
+		return nil
+	}
+	return capabilities(d.mode, class)
+}
+
+func capabilities(mode string, class runtime.Class) runtime.Capabilities {
+	if mode != ModeStdio && class == runtime.ClassGVisor {
+		return ocispec.GVisorCapabilities()
+	}
 	c := runtime.Capabilities{}
 	for _, name := range runtime.AllCapabilities() {
 		c[name] = runtime.Yes
 	}
-	if mode != ModeStdio {
-		return c
+	if mode == ModeStdio {
+		for _, name := range []runtime.Capability{runtime.CapCommandCgroup, runtime.CapUsage, runtime.CapEndingOOM, runtime.CapEndingPids} {
+			c[name] = noCgroup
+		}
+		c[runtime.CapLateBind], c[runtime.CapLateBindRO], c[runtime.CapQuota] = noBind, noBind, noBind
 	}
-	const (
-		noCgroup = "no: the cgroups of a remote engine are out of reach"
-		noBind   = "no: nothing can be mounted into a sandbox of a remote engine; files travel over the stream"
-	)
-	for _, name := range []runtime.Capability{runtime.CapCommandCgroup, runtime.CapUsage, runtime.CapEndingOOM, runtime.CapEndingPids} {
-		c[name] = noCgroup
-	}
-	c[runtime.CapLateBind], c[runtime.CapLateBindRO] = noBind, noBind
 	return c
 }

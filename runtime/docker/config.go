@@ -12,6 +12,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/client"
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"orchestrator/internal/guest/wire"
 	"orchestrator/runtime"
@@ -35,9 +36,9 @@ type places struct {
 	volume    string
 }
 
-// seccompProfile is the project's filter as the engine's option.
-func seccompProfile() (string, error) {
-	text, err := ocispec.SeccompJSON()
+// seccompProfile is a filter of the project as the engine's option.
+func seccompProfile(filter func() ([]byte, error)) (string, error) {
+	text, err := filter()
 	if err != nil {
 		return "", fmt.Errorf("docker: %w", err)
 	}
@@ -52,7 +53,7 @@ func configure(spec runtime.Spec, img image, e engine, at places, seccomp string
 		return client.ContainerCreateOptions{}, err
 	}
 	tmpfs, shm := memoryFiles(spec, at)
-	mounts := bindings(e, at)
+	mounts := bindings(e, at, spec.Class)
 	if err := shadow(tmpfs, mounts, img.volumes); err != nil {
 		return client.ContainerCreateOptions{}, err
 	}
@@ -63,6 +64,8 @@ func configure(spec runtime.Spec, img image, e engine, at places, seccomp string
 		args = append(args, "--stdio")
 		labels[labelMode] = ModeStdio
 	}
+	// An image with the label of helpers, as that of a try is, makes no sandbox one that is swept.
+	labels[labelClass], labels[labelHelper] = string(spec.Class.OrDefault()), ""
 	none, never := []string{"NONE"}, 0
 	return client.ContainerCreateOptions{
 		Name: containerName(spec.ID),
@@ -92,7 +95,7 @@ func hostConfig(l runtime.Limits, e engine, tmpfs map[string]string, shm int64, 
 		OomScoreAdj:   ocispec.OOMScoreAdj,
 		Resources: container.Resources{
 			Memory: l.MemoryBytes, MemorySwap: l.MemoryBytes, PidsLimit: &pids,
-			NanoCPUs: int64(math.Round(l.CPUs * 1e9)), Ulimits: ulimits(l),
+			NanoCPUs: int64(math.Round(l.CPUs * 1e9)), Ulimits: ulimits(ocispec.Rlimits(l)),
 		},
 	}
 	if e.cgroupV2 {
@@ -103,9 +106,9 @@ func hostConfig(l runtime.Limits, e engine, tmpfs map[string]string, shm int64, 
 
 // ulimits are the limits as the engine writes them. One that is no limit is left
 // out: the engine may not be allowed to raise its own, which is then in force.
-func ulimits(l runtime.Limits) []*container.Ulimit {
+func ulimits(limits []specs.POSIXRlimit) []*container.Ulimit {
 	var out []*container.Ulimit
-	for _, r := range ocispec.Rlimits(l) {
+	for _, r := range limits {
 		if r.Hard > math.MaxInt64 || r.Soft > math.MaxInt64 {
 			continue
 		}
@@ -119,23 +122,21 @@ func ulimits(l runtime.Limits) []*container.Ulimit {
 // the engine mounts itself.
 func memoryFiles(spec runtime.Spec, at places) (tmpfs map[string]string, shm int64) {
 	tmpfs = map[string]string{}
-	for _, t := range ocispec.Tmpfs(spec.Limits) {
+	for _, t := range append(ocispec.Tmpfs(spec.Limits), ocispec.MoreTmpfs(spec)...) {
 		if t.Path == "/dev/shm" {
 			shm = t.Bytes
 			continue
 		}
 		tmpfs[t.Path] = strings.Join(t.Options(), ",")
 	}
-	if at.volume != "" {
-		scratch := ocispec.TmpfsMount{
-			Path: wire.Workspace, Bytes: spec.Limits.ScratchBytes, Mode: 0o755, UID: runtime.CommandUID, GID: runtime.CommandGID,
-		}
+	if at.volume != "" || spec.Class == runtime.ClassGVisor {
+		scratch := ocispec.Scratch(spec.Limits)
 		tmpfs[scratch.Path] = strings.Join(scratch.Options(), ",")
 	}
 	return tmpfs, shm
 }
 
-func bindings(e engine, at places) []mount.Mount {
+func bindings(e engine, at places, class runtime.Class) []mount.Mount {
 	if at.volume != "" {
 		return []mount.Mount{{
 			Type: mount.TypeVolume, Source: at.volume, Target: wire.RunDir, ReadOnly: true,
@@ -145,8 +146,12 @@ func bindings(e engine, at places) []mount.Mount {
 	run := &mount.BindOptions{Propagation: mount.PropagationRSlave}
 	// What is bound into the folder later (the commands' cgroup) stays writable.
 	run.ReadOnlyNonRecursive = apiAtLeast(e.api, apiReadOnlyNonRecursive)
+	guest := mount.Mount{Type: mount.TypeBind, Source: at.run, Target: wire.RunDir, ReadOnly: true, BindOptions: run}
+	if class == runtime.ClassGVisor {
+		return []mount.Mount{guest}
+	}
 	return []mount.Mount{
-		{Type: mount.TypeBind, Source: at.run, Target: wire.RunDir, ReadOnly: true, BindOptions: run},
+		guest,
 		{Type: mount.TypeBind, Source: at.slot, Target: wire.Workspace, BindOptions: &mount.BindOptions{Propagation: mount.PropagationRSlave}},
 	}
 }

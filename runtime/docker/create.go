@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -34,11 +35,23 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
+	if err := d.checkClass(spec.Class); err != nil {
+		return nil, err
+	}
 	img, err := d.prepared(ctx, spec.Image)
 	if err != nil {
 		return nil, err
 	}
-	s := newSandbox(d, spec.ID, d.mode)
+	s, err := d.raise(ctx, spec, img)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// raise makes a sandbox of an image that the engine knows.
+func (d *Driver) raise(ctx context.Context, spec runtime.Spec, img image) (*Sandbox, error) {
+	s := newSandbox(d, spec.ID, d.mode, spec.Class)
 	if err := d.hold(s); err != nil {
 		return nil, err
 	}
@@ -46,10 +59,15 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 		d.drop(s)
 		return nil, err
 	}
-	err = s.create(ctx, spec, img)
+	err := s.create(ctx, spec, img)
 	<-s.turn
 	if err != nil {
-		return nil, errors.Join(err, s.abandon(ctx))
+		undo := s.abandon(ctx)
+		if errdefs.IsUnavailable(undo) {
+			// The engine went away in the middle: what it did to the container says nothing of the Spec.
+			return nil, fmt.Errorf("%w: %v", undo, err)
+		}
+		return nil, errors.Join(err, undo)
 	}
 	return s, nil
 }
@@ -61,6 +79,14 @@ func (s *Sandbox) create(ctx context.Context, spec runtime.Spec, img image) erro
 	fault.Hit("docker.create.intent")
 	if err := s.make(ctx, spec, img); err != nil {
 		return err
+	}
+	if s.class == runtime.ClassGVisor {
+		done, err := s.cage(spec.Limits)
+		if err != nil {
+			return err
+		}
+		defer done()
+		fault.Hit("docker.create.gvisor.cgroups")
 	}
 	if err := s.start(ctx); err != nil {
 		return err
@@ -91,6 +117,9 @@ func (s *Sandbox) make(ctx context.Context, spec runtime.Spec, img image) error 
 	ask, err := configure(spec, img, s.d.engine, at, s.d.seccomp)
 	if err != nil {
 		return fmt.Errorf("image %s: %w", spec.Image.Ref, err)
+	}
+	if s.class == runtime.ClassGVisor {
+		forGVisor(ask.HostConfig, spec.Limits, s.d.runsc, s.d.gvisorSeccomp)
 	}
 	s.begun = true
 	patient, cancel := outlast(ctx, answerTime)
@@ -190,14 +219,18 @@ func (s *Sandbox) attach(ctx context.Context, share cgroup.Share) error {
 		if state != nil {
 			code = state.ExitCode
 		}
+		if code == 128+int(syscall.SIGKILL) || code == 128+int(syscall.SIGTERM) {
+			return fmt.Errorf("docker: sandbox %s was killed while it was started: %w", s.id, errdefs.ErrUnavailable)
+		}
 		// Not NotFound: for Create that would mean nothing to the caller.
 		return refused("sandbox %s ended while it was started, with code %d: the guest or the template's entrypoint does not run on this image", s.id, code)
 	}
-	if s.proc, err = openProcess(state.Pid, s.container); err != nil {
-		return refused("sandbox %s ended while it was started: %v", s.id, err)
+	if s.proc, err = openProcess(state.Pid, s.container, s.inside()); err != nil {
+		// It ran a moment ago. Who ended it is not known: perhaps an engine that stops. One that always ends by itself is told after a few.
+		return fmt.Errorf("docker: sandbox %s ended while it was started: %v: %w", s.id, err, errdefs.ErrUnavailable)
 	}
 	s.watch()
-	switch err := s.cell.Attach(ctx, state.Pid, share); {
+	switch err := s.join(ctx, state.Pid, share); {
 	case errors.Is(err, cgroup.ErrUnsupported):
 		return refused("sandbox %s: its commands cannot be capped apart from the guest: %v", s.id, err)
 	case err != nil:

@@ -182,7 +182,7 @@ func TestAnImagesVolumesAreCoveredOrRefused(t *testing.T) {
 func TestLimitsKeepTheirNumbers(t *testing.T) {
 	l := runtime.Limits{OpenFiles: 77}.WithDefaults()
 	seen := map[string]int64{}
-	for _, u := range ulimits(l) {
+	for _, u := range ulimits(ocispec.Rlimits(l)) {
 		if u.Hard < 0 || u.Soft != u.Hard {
 			t.Errorf("%+v", u)
 		}
@@ -278,14 +278,14 @@ func TestACapTheEngineDropsFailsTheCreate(t *testing.T) {
 
 func TestEveryCapabilityHasAnAnswerInBothModes(t *testing.T) {
 	for _, mode := range []string{ModeLocal, ModeStdio} {
-		c := capabilities(mode)
+		c := capabilities(mode, runtime.ClassContainer)
 		for _, name := range runtime.AllCapabilities() {
 			if c[name] == "" {
 				t.Errorf("%s says nothing about %s", mode, name)
 			}
 		}
 	}
-	if len(capabilities(ModeLocal).Missing()) != 0 || capabilities(ModeStdio).Has(runtime.CapLateBind) {
+	if len(capabilities(ModeLocal, "").Missing()) != 0 || capabilities(ModeStdio, "").Has(runtime.CapLateBind) {
 		t.Error("a row of the table is wrong")
 	}
 }

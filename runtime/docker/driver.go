@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -17,6 +18,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"orchestrator/runtime"
+	"orchestrator/runtime/ocispec"
 )
 
 // Modes of Options.
@@ -37,6 +39,7 @@ const (
 	labelTemplate = "orchestrator.template"
 	labelBuild    = "orchestrator.build"
 	labelMode     = "orchestrator.mode"
+	labelClass    = "orchestrator.class"
 	labelScratch  = "orchestrator.scratch"
 	// labelHelper marks containers and images that live for one call only; its
 	// value names the state directory, so that a later process sweeps them.
@@ -61,6 +64,9 @@ type Options struct {
 	GuestPath string
 	// Mode is ModeAuto, ModeLocal or ModeStdio. Empty: ModeAuto.
 	Mode string
+	// GVisor is the engine's name of the runtime for class gvisor. Empty:
+	// DefaultGVisor. Where it does not work, that class is not offered.
+	GVisor string
 	// Log may be nil.
 	Log *slog.Logger
 }
@@ -77,6 +83,11 @@ type Driver struct {
 	helper  string // stands for the state directory in labels
 	seccomp string // the profile as the engine takes it, made once
 	log     *slog.Logger
+
+	runsc         string // the engine's name of the runtime for class gvisor
+	gvisorSeccomp string // the profile for it
+	gvisor        search
+	search        func() error // for gvisor
 
 	mu     sync.Mutex
 	images map[string]image    // Image.ID → what the engine knows; guarded by mu
@@ -103,7 +114,11 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	profile, err := seccompProfile()
+	profile, err := seccompProfile(ocispec.SeccompJSON)
+	if err != nil {
+		return nil, err
+	}
+	gvisorProfile, err := seccompProfile(ocispec.GVisorSeccompJSON)
 	if err != nil {
 		return nil, err
 	}
@@ -116,9 +131,10 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 		api: api, host: api.DaemonHost(), guest: o.GuestPath, seccomp: profile,
 		dir: filepath.Join(o.StateDir, "docker"), cells: filepath.Join(o.StateDir, "cells"),
 		helper: hex.EncodeToString(sum[:8]),
-		log:    o.Log.With("driver", "docker"),
+		log:    o.Log.With("driver", "docker"), runsc: cmp.Or(o.GVisor, DefaultGVisor), gvisorSeccomp: gvisorProfile,
 		images: map[string]image{}, held: map[string]*Sandbox{}, filling: make(chan struct{}, 1),
 	}
+	d.search = func() error { return d.findGVisor(context.WithoutCancel(ctx)) }
 	if err := d.open(ctx, o.Mode); err != nil {
 		return nil, errors.Join(err, api.Close())
 	}
@@ -168,7 +184,13 @@ func (d *Driver) open(ctx context.Context, mode string) error {
 	if d.mode, err = d.settle(ctx, mode); err != nil {
 		return err
 	}
-	return checkSwap(d.engine, d.mode)
+	if err := checkSwap(d.engine, d.mode); err != nil || d.mode != ModeLocal {
+		return err
+	}
+	if err := d.sweepTries(ctx); err != nil {
+		d.log.Warn("tries of class gvisor left until the next start", "error", err)
+	}
+	return d.layLauncher()
 }
 
 // Name is "docker".

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
@@ -51,36 +52,74 @@ func TestVictim(t *testing.T) {
 
 func TestWhatAKilledProcessLeavesIsFoundAndRemoved(t *testing.T) {
 	for _, mode := range modes {
-		for _, point := range []string{
-			"create.intent", "create.cell", "create.created", "create.started", "create.attached",
-			"destroy.killed", "destroy.deleted", "destroy.unmounted",
-		} {
-			t.Run(mode+" "+point, func(t *testing.T) {
-				h := newHost(t)
-				d := h.open(t, mode)
-				s := h.spec(t)
-				text, err := json.Marshal(victim{Options{Host: h.engine, StateDir: h.dir, GuestPath: h.guest, Mode: mode}, s})
-				if err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() { _ = d.Remove(context.WithoutCancel(t.Context()), s.ID) })
-				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-				defer cancel()
-				cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestVictim$")
-				cmd.Env = append(os.Environ(), envVictim+"="+string(text), fault.Env+"=docker."+point)
-				out, err := cmd.CombinedOutput()
-				exit := (*exec.ExitError)(nil)
-				if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-					t.Fatalf("the victim was not killed at %s: %v\n%s", point, err, out)
-				}
-				if got := ids(t, d, s.Owner); !slices.Equal(got, []string{s.ID}) {
-					t.Errorf("found afterwards: %q", got)
-				}
-				if err := d.Remove(t.Context(), s.ID); err != nil {
-					t.Fatal(err)
-				}
-				nothingLeft(t, d, s)
-			})
-		}
+		killAtEveryPoint(t, mode, runtime.ClassContainer, "create.intent", "create.cell", "create.created", "create.started", "create.attached",
+			"destroy.killed", "destroy.deleted", "destroy.unmounted")
+	}
+	killAtEveryPoint(t, ModeLocal, runtime.ClassGVisor, "create.intent", "create.cell", "create.created", "create.gvisor.cgroups", "create.started", "create.attached",
+		"destroy.killed", "destroy.deleted", "destroy.unmounted")
+}
+
+func killAtEveryPoint(t *testing.T, mode string, class runtime.Class, points ...string) {
+	for _, point := range points {
+		t.Run(mode+" "+string(class)+" "+point, func(t *testing.T) {
+			h := newHost(t)
+			d := h.open(t, mode)
+			s := h.spec(t)
+			s.Class = class
+			if err := d.Why(class); err != nil {
+				t.Fatal(err) // found here, so that the victim has no try to die in
+			}
+			text, err := json.Marshal(victim{Options{Host: h.engine, StateDir: h.dir, GuestPath: h.guest, Mode: mode}, s})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = d.Remove(context.WithoutCancel(t.Context()), s.ID) })
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestVictim$")
+			cmd.Env = append(os.Environ(), envVictim+"="+string(text), fault.Env+"=docker."+point)
+			out, err := cmd.CombinedOutput()
+			exit := (*exec.ExitError)(nil)
+			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+				t.Fatalf("the victim was not killed at %s: %v\n%s", point, err, out)
+			}
+			if got := ids(t, d, s.Owner); !slices.Equal(got, []string{s.ID}) {
+				t.Errorf("found afterwards: %q", got)
+			}
+			if err := d.Remove(t.Context(), s.ID); err != nil {
+				t.Fatal(err)
+			}
+			nothingLeft(t, d, s)
+		})
+	}
+}
+
+// A try of class gvisor that was cut short is removed by the next process, before it is asked for anything.
+func TestATryThatWasCutShortIsRemovedAtTheNextStart(t *testing.T) {
+	for _, point := range []string{"create.created", "create.gvisor.cgroups", "create.started", "destroy.deleted"} {
+		t.Run(point, func(t *testing.T) {
+			h := newHost(t)
+			s := h.spec(t)
+			s.Class = runtime.ClassGVisor
+			text, err := json.Marshal(victim{Options{Host: h.engine, StateDir: h.dir, GuestPath: h.guest, Mode: ModeLocal}, s})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestVictim$")
+			cmd.Env = append(os.Environ(), envVictim+"="+string(text), fault.Env+"=docker."+point)
+			out, err := cmd.CombinedOutput()
+			exit := (*exec.ExitError)(nil)
+			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+				t.Fatalf("the victim was not killed at %s: %v\n%s", point, err, out)
+			}
+			left, err := filepath.Glob(filepath.Join(h.dir, "docker", "sandboxes", proberPrefix+"*"))
+			if err != nil || len(left) != 1 {
+				t.Fatalf("the victim left the notes %q, %v", left, err)
+			}
+			d := h.open(t, ModeLocal)
+			nothingLeft(t, d, runtime.Spec{ID: filepath.Base(left[0]), Owner: d.prober()})
+		})
 	}
 }

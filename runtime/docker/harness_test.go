@@ -19,6 +19,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/moby/moby/client"
 
+	"orchestrator/internal/ocihost"
 	"orchestrator/runtime"
 )
 
@@ -185,6 +186,18 @@ func nothingLeft(t *testing.T, d *Driver, s runtime.Spec) {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil || strings.Contains(string(mounts), s.ID) {
 		t.Errorf("mounts are left: %v\n%s", err, mounts)
+	}
+	if dirs, err := ocihost.CgroupsOf(s.ID); err != nil || len(dirs) != 0 {
+		t.Errorf("cgroups are left: %q, %v", dirs, err)
+	}
+	hands, err := filepath.Glob(filepath.Join(handDir, "*"))
+	if err != nil {
+		t.Error(err)
+	}
+	for _, hand := range hands {
+		if text, err := os.ReadFile(hand); err == nil && strings.Contains(string(text), s.ID) {
+			t.Errorf("%s is left", hand)
+		}
 	}
 	for _, dir := range []string{filepath.Join(d.cells, s.ID), filepath.Join(d.notesDir(), s.ID)} {
 		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {

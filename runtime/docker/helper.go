@@ -62,11 +62,14 @@ func (d *Driver) cleanUp(ctx context.Context, what string, undo func(context.Con
 	}
 }
 
-// importEmpty makes an image with one empty folder and gives its id.
-func (d *Driver) importEmpty(ctx context.Context) (string, error) {
+// importEmpty makes an image with empty folders, at least one, and gives its id.
+func (d *Driver) importEmpty(ctx context.Context, more ...string) (string, error) {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
-	err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: "empty/", Mode: 0o755})
+	var err error
+	for _, dir := range append([]string{"empty"}, more...) {
+		err = errors.Join(err, w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755}))
+	}
 	if err = errors.Join(err, w.Close()); err != nil {
 		return "", fmt.Errorf("docker: make an empty layer: %w", err)
 	}

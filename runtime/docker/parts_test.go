@@ -91,10 +91,10 @@ func TestAProcessIsHeldKilledAndWaitedFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openProcess(pid, "not-its-cgroup"); !errdefs.IsNotFound(err) {
+	if _, err := openProcess(pid, "test", "not-its-cgroup"); !errdefs.IsNotFound(err) {
 		t.Fatalf("a process of another container: %v", err)
 	}
-	p, err := openProcess(pid, string(own))
+	p, err := openProcess(pid, "test", string(own))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func TestAProcessIsHeldKilledAndWaitedFor(t *testing.T) {
 	}
 	over := make(chan error, 1)
 	go func() {
-		q, err := openProcess(pid, string(own))
+		q, err := openProcess(pid, "test", string(own))
 		if err == nil {
 			err = errors.Join(q.wait(t.Context()), q.close())
 		}
@@ -127,7 +127,7 @@ func TestAProcessIsHeldKilledAndWaitedFor(t *testing.T) {
 	if err := p.kill(); err != nil {
 		t.Fatalf("a second kill: %v", err)
 	}
-	if _, err := openProcess(pid, string(own)); !errdefs.IsNotFound(err) {
+	if _, err := openProcess(pid, "test", string(own)); !errdefs.IsNotFound(err) {
 		t.Fatalf("a process that has ended: %v", err)
 	}
 }

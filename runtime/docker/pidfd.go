@@ -20,9 +20,9 @@ type process struct {
 	f   *os.File
 }
 
-// openProcess takes hold of pid if it is in the container's cgroup. NotFound:
-// it is not, or not any more.
-func openProcess(pid int, containerID string) (*process, error) {
+// openProcess takes hold of pid if it is in the container's cgroup, whose path
+// has inside in it. NotFound: it is not, or not any more.
+func openProcess(pid int, containerID, inside string) (*process, error) {
 	if pid <= 0 {
 		return nil, fmt.Errorf("container %.12s has no process: %w", containerID, errdefs.ErrNotFound)
 	}
@@ -36,7 +36,7 @@ func openProcess(pid int, containerID string) (*process, error) {
 	// Non-blocking, so that waiting costs no thread.
 	p := &process{pid: pid, f: os.NewFile(uintptr(fd), "pidfd")}
 	in, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
-	if err == nil && !bytes.Contains(in, []byte(containerID)) {
+	if err == nil && !bytes.Contains(in, []byte(inside)) {
 		return nil, errors.Join(fmt.Errorf("process %d is not of container %.12s: %w", pid, containerID, errdefs.ErrNotFound), p.close())
 	}
 	if err != nil || p.ended() {

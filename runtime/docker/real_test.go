@@ -117,7 +117,7 @@ func TestKilledPIDOneIsSeenAndRemoved(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p, err := openProcess(got.Container.State.Pid, got.Container.ID)
+			p, err := openProcess(got.Container.State.Pid, got.Container.ID, got.Container.ID)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -216,7 +216,7 @@ func TestRemoveWorksFromEveryState(t *testing.T) {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() { _ = d.Remove(context.WithoutCancel(t.Context()), s.ID) })
-				box := newSandbox(d, s.ID, mode)
+				box := newSandbox(d, s.ID, mode, "")
 				steps := []func() error{
 					func() error { return box.make(t.Context(), s, known) },
 					func() error { return box.start(t.Context()) },

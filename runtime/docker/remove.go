@@ -15,6 +15,7 @@ import (
 
 	"orchestrator/internal/cell"
 	"orchestrator/internal/fault"
+	"orchestrator/internal/ocihost"
 	"orchestrator/runtime"
 )
 
@@ -72,6 +73,9 @@ func (d *Driver) removeContainer(ctx context.Context, id string) error {
 	if err := d.killContainer(ctx, id); err != nil {
 		return err
 	}
+	if err := uncage(id); err != nil {
+		return err
+	}
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		_, err := d.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 		switch {
@@ -94,12 +98,13 @@ func (d *Driver) removeContainer(ctx context.Context, id string) error {
 // killContainer kills a container and waits until the engine has seen its end.
 // Without that a removal can overtake the news of the end, and the engine then
 // lists a container for ever that it does not know (20.10). Only an engine that
-// is out of reach is an error: a removal by force copes with the rest.
+// is out of reach is an error: a removal by force copes with the rest, and with
+// an engine that is slow.
 func (d *Driver) killContainer(ctx context.Context, id string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, killTime, errSlow)
+	ctx, cancel := context.WithTimeoutCause(ctx, engineKillTime, errSlow)
 	defer cancel()
 	_, err := d.api.ContainerKill(ctx, id, client.ContainerKillOptions{Signal: "KILL"})
-	if client.IsErrConnectionFailed(err) {
+	if client.IsErrConnectionFailed(err) && ctx.Err() == nil {
 		return d.failed(ctx, fmt.Sprintf("kill container %.12s", id), err)
 	}
 	if errdefs.IsNotFound(err) {
@@ -121,6 +126,9 @@ func (d *Driver) killContainer(ctx context.Context, id string) error {
 func (d *Driver) removeCell(ctx context.Context, id string) error {
 	if _, err := os.Lstat(filepath.Join(d.notesDir(), id)); errors.Is(err, fs.ErrNotExist) {
 		return nil
+	}
+	if err := ocihost.RemoveCgroups(ctx, id); err != nil {
+		return fmt.Errorf("docker: sandbox %s: %w", id, err)
 	}
 	if err := cell.Remove(ctx, d.cellOptions(id, 0)); err != nil {
 		return fmt.Errorf("docker: sandbox %s: %w", id, err)

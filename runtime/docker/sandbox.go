@@ -14,7 +14,9 @@ import (
 
 	"orchestrator/internal/cell"
 	"orchestrator/internal/fault"
+	"orchestrator/internal/ocihost"
 	"orchestrator/runtime"
+	"orchestrator/runtime/ocispec"
 )
 
 // Sandbox is one container with its guest. Its methods may be called
@@ -23,6 +25,7 @@ type Sandbox struct {
 	d         *Driver
 	id        string
 	mode      string
+	class     runtime.Class
 	container string // the engine's id, empty until it has said it
 	begun     bool   // a container may exist
 	started   bool   // and something may run in it
@@ -45,8 +48,8 @@ type Sandbox struct {
 }
 
 // newSandbox gives one whose turn the caller has.
-func newSandbox(d *Driver, id, mode string) *Sandbox {
-	s := &Sandbox{d: d, id: id, mode: mode, done: make(chan struct{}), turn: make(chan struct{}, 1)}
+func newSandbox(d *Driver, id, mode string, class runtime.Class) *Sandbox {
+	s := &Sandbox{d: d, id: id, mode: mode, class: class.OrDefault(), done: make(chan struct{}), turn: make(chan struct{}, 1)}
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
 	s.turn <- struct{}{}
 	return s
@@ -114,10 +117,10 @@ func (s *Sandbox) Open(ctx context.Context) (net.Conn, error) {
 }
 
 // Bind makes a directory of the host appear at /workspace. NotImplemented on an
-// engine that is used over its API only.
+// engine that is used over its API only, and in class gvisor.
 func (s *Sandbox) Bind(ctx context.Context, b runtime.Binding) error {
-	if s.mode == ModeStdio {
-		return s.noBind()
+	if why := s.noBind(); why != "" {
+		return fmt.Errorf("docker: sandbox %s: %s: %w", s.id, why, errdefs.ErrNotImplemented)
 	}
 	if err := s.cell.Bind(ctx, b.Source, b.ReadOnly); err != nil {
 		return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
@@ -127,8 +130,8 @@ func (s *Sandbox) Bind(ctx context.Context, b runtime.Binding) error {
 
 // Unbind takes it away again.
 func (s *Sandbox) Unbind(ctx context.Context) error {
-	if s.mode == ModeStdio {
-		return s.noBind()
+	if why := s.noBind(); why != "" {
+		return fmt.Errorf("docker: sandbox %s: %s: %w", s.id, why, errdefs.ErrNotImplemented)
 	}
 	if err := s.cell.Unbind(ctx); err != nil {
 		return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
@@ -136,15 +139,34 @@ func (s *Sandbox) Unbind(ctx context.Context) error {
 	return nil
 }
 
-func (s *Sandbox) noBind() error {
-	return fmt.Errorf("docker: sandbox %s: nothing can be mounted on an engine that is used over its API only: %w", s.id, errdefs.ErrNotImplemented)
+// noBind says why nothing can be mounted into it, "" if it can.
+func (s *Sandbox) noBind() string {
+	switch {
+	case s.mode == ModeStdio:
+		return "nothing can be mounted on an engine that is used over its API only"
+	case s.class == runtime.ClassGVisor:
+		return ocispec.NoGVisorBind
+	}
+	return ""
+}
+
+// Figures are what its cgroups say now. NotImplemented on an engine that is used
+// over its API only.
+func (s *Sandbox) Figures(context.Context) (runtime.Figures, error) {
+	if s.mode == ModeStdio {
+		return runtime.Figures{}, fmt.Errorf("docker: sandbox %s: the cgroups of another host cannot be read: %w", s.id, errdefs.ErrNotImplemented)
+	}
+	return ocihost.Figures(s.cell)
 }
 
 // destroyTime bounds a Destroy or Remove whose caller set no deadline, killTime
-// the part of it in which the engine is not asked yet.
+// the part of it in which the engine is not asked yet, engineKillTime that in
+// which the engine is waited for before it is told to remove by force. It holds
+// a container for as long as its runtime cleans up, which gVisor's can draw out.
 const (
-	destroyTime = time.Minute
-	killTime    = 10 * time.Second
+	destroyTime    = time.Minute
+	killTime       = 10 * time.Second
+	engineKillTime = 30 * time.Second
 )
 
 // Destroy kills everything inside and removes all that was made for the
@@ -162,6 +184,12 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 	if err := s.kill(ctx); err != nil {
 		// The engine may still manage what we could not.
 		s.d.log.Warn("first process not killed directly", "sandbox", s.id, "error", err)
+	}
+	if s.class == runtime.ClassGVisor {
+		// gVisor's kernel does not take its file server and its tasks along.
+		if err := ocihost.RemoveCgroups(ctx, s.id); err != nil {
+			return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
+		}
 	}
 	fault.Hit("docker.destroy.killed")
 	if err := s.d.removeContainers(ctx, s.id, s.container); err != nil {
@@ -213,6 +241,9 @@ func (s *Sandbox) kill(ctx context.Context) error {
 // clear removes what is on this host: cell and note.
 func (s *Sandbox) clear(ctx context.Context) error {
 	if s.cell != nil {
+		if err := ocihost.RemoveCgroups(ctx, s.id); err != nil {
+			return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
+		}
 		if err := s.cell.Remove(ctx); err != nil {
 			return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
 		}

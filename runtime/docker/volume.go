@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"time"
@@ -40,7 +41,7 @@ func (d *Driver) guestVolume(ctx context.Context) (string, error) {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, fillTime, errSlow)
 	defer cancel()
-	hash, err := fileHash(d.guest)
+	hash, err := guestHash(d.guest)
 	if err != nil {
 		return "", err
 	}
@@ -58,17 +59,42 @@ func (d *Driver) guestVolume(ctx context.Context) (string, error) {
 	return name, nil
 }
 
-func fileHash(file string) (string, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return "", fmt.Errorf("docker: open the guest: %w", err)
-	}
-	defer func() { _ = f.Close() }()
+// guestHash is of all that is packed.
+func guestHash(guest string) (string, error) {
 	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", fmt.Errorf("docker: read the guest: %w", err)
+	err := eachBinary(guest, func(name string, f *os.File, _ os.FileInfo) error {
+		_, _ = io.WriteString(h, name+"\x00") // a hash takes all
+		_, err := io.Copy(h, f)
+		return err
+	})
+	return hex.EncodeToString(h.Sum(nil)), err
+}
+
+// eachBinary opens the programs of the guest that there are, and then the guest.
+func eachBinary(guest string, do func(name string, f *os.File, info os.FileInfo) error) error {
+	one := func(file, name string) error {
+		f, err := os.Open(file)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }()
+		info, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		return do(name, f, info)
 	}
-	return hex.EncodeToString(h.Sum(nil)), nil
+	name := path.Base(wire.GuestPath)
+	for _, program := range wire.Programs() {
+		err := one(wire.ProgramPath(guest, program), wire.ProgramPath(name, program))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("docker: read the guest's program %s: %w", program, err)
+		}
+	}
+	if err := one(guest, name); err != nil {
+		return fmt.Errorf("docker: read the guest: %w", err)
+	}
+	return nil
 }
 
 // fill puts the guest into the volume that helper has, unless it is there.
@@ -92,7 +118,7 @@ func (d *Driver) fill(ctx context.Context, helper string) error {
 	_, err = d.api.CopyToContainer(ctx, helper, client.CopyToContainerOptions{DestinationPath: path.Dir(wire.RunDir), Content: r})
 	_ = r.Close()
 	if packErr := <-packed; packErr != nil && !errors.Is(packErr, io.ErrClosedPipe) {
-		return fmt.Errorf("docker: read the guest: %w", packErr)
+		return packErr
 	}
 	if err != nil {
 		return d.failed(ctx, "fill the guest's volume", err)
@@ -100,27 +126,21 @@ func (d *Driver) fill(ctx context.Context, helper string) error {
 	return nil
 }
 
-// packGuest writes the volume's content: the guest first, and last the file
-// that says so. The folder is closed to everybody but root, as a cell is.
+// packGuest writes the volume's content: programs and guest first, and last the
+// file that says so. The folder is closed to everybody but root, as a cell is.
 func packGuest(to io.Writer, guest string) error {
-	f, err := os.Open(guest)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
 	w, dir := tar.NewWriter(to), path.Base(wire.RunDir)
 	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o700}); err != nil {
 		return err
 	}
-	name := path.Join(dir, path.Base(wire.GuestPath))
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o555, Size: info.Size()}); err != nil {
+	err := eachBinary(guest, func(name string, f *os.File, info os.FileInfo) error {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: path.Join(dir, name), Mode: 0o555, Size: info.Size()}); err != nil {
+			return err
+		}
+		_, err := io.Copy(w, f)
 		return err
-	}
-	if _, err := io.Copy(w, f); err != nil {
+	})
+	if err != nil {
 		return err
 	}
 	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: path.Join(dir, complete), Mode: 0o444}); err != nil {

@@ -37,7 +37,7 @@ func main() {
 	case slices.Contains(os.Args, "--stdio"):
 		err = listen(ctx, socket)
 	default:
-		err = link.Park(ctx, wire.HostSocket, 4, answer, func() {})
+		err = link.Park(ctx, wire.HostSocket, 4, func(c net.Conn) bool { answer(c); return false }, func() {})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -1,0 +1,129 @@
+package docker
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/runtime"
+	"orchestrator/runtime/ocispec"
+)
+
+func TestForGVisorNothingIsMountedLaterAndTheCapsHoldItsKernelToo(t *testing.T) {
+	s := spec()
+	s.Class = runtime.ClassGVisor
+	h := configured(t, s, image{id: "sha256:1"}, engine{api: "1.41"}, places{run: "/s/run", slot: "/s/slot"}).HostConfig
+	forGVisor(h, s.Limits, "runsc", "seccomp={}")
+	if h.Runtime != "runsc" || h.NetworkMode != "none" || !h.ReadonlyRootfs || !slices.Contains(h.SecurityOpt, "no-new-privileges") {
+		t.Errorf("runtime %q, network %q, root %v, options %q", h.Runtime, h.NetworkMode, h.ReadonlyRootfs, h.SecurityOpt)
+	}
+	if len(h.Mounts) != 1 || h.Mounts[0].Target != wire.RunDir || !h.Mounts[0].ReadOnly {
+		t.Errorf("mounted are %+v", h.Mounts)
+	}
+	if !strings.Contains(h.Tmpfs[wire.Workspace], "size=") {
+		t.Errorf("the workspace is %q", h.Tmpfs[wire.Workspace])
+	}
+	if h.Memory <= s.Limits.MemoryBytes || h.MemorySwap != h.Memory || *h.PidsLimit <= s.Limits.Pids {
+		t.Errorf("memory %d, with swap %d, pids %d", h.Memory, h.MemorySwap, *h.PidsLimit)
+	}
+	if u := h.Ulimits[len(h.Ulimits)-1]; u.Name != "nproc" || u.Hard != s.Limits.Pids-runtime.GuestReservePids {
+		t.Errorf("the last limit is %+v", u)
+	}
+}
+
+func TestOnlyTheFlagsThatAreNeededAreTaken(t *testing.T) {
+	need := []string{"--network=none", "--oci-seccomp"}
+	for args, fit := range map[string]bool{
+		"--network=none --oci-seccomp":                true,
+		"--platform=kvm --oci-seccomp --network=none": true,
+		"--network=none":                              false,
+		"":                                            false,
+		"--network=none --oci-seccomp --network=host":  false,
+		"--network=none --oci-seccomp -network=host":   false,
+		"--network=none --oci-seccomp=false":           false,
+		"--oci-seccomp --network=none -oci-seccomp=no": false,
+	} {
+		if got := unfitArgs(strings.Fields(args), need); (got == "") != fit {
+			t.Errorf("%q: %q", args, got)
+		}
+	}
+}
+
+func TestOnlyTheLauncherIsTheLauncher(t *testing.T) {
+	d := &Driver{dir: t.TempDir()}
+	path := filepath.Join(d.dir, launcherName)
+	if err := os.WriteFile(path, []byte("#!/bin/sh\nexec runsc \"$@\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if isLauncher(path) || isLauncher(d.dir) || isLauncher(filepath.Join(d.dir, "none")) {
+		t.Error("something else was taken for it")
+	}
+	for range 2 {
+		if err := d.layLauncher(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o700 || !isLauncher(path) {
+		t.Errorf("what was laid down: %v, %v", info, err)
+	}
+}
+
+// The launcher begins nothing for a container whose cgroups nobody named, for nothing would cap it.
+func TestTheLauncherStartsNoContainerThatIsNotOurs(t *testing.T) {
+	d := &Driver{dir: t.TempDir()}
+	if err := d.layLauncher(); err != nil {
+		t.Fatal(err)
+	}
+	began := filepath.Join(d.dir, "began")
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, "runsc"), []byte("#!/bin/sh\necho \"$*\" >"+began+"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	run := func(args ...string) error {
+		cmd := exec.Command(filepath.Join(d.dir, launcherName), args...)
+		cmd.Env = []string{"PATH=" + bin + ":/usr/bin:/bin"}
+		return cmd.Run()
+	}
+	if err := run("--oci-seccomp", "create", "--bundle", "/none", "nobody-named-it"); err == nil {
+		t.Error("it said that it began")
+	}
+	if _, err := os.Stat(began); err == nil {
+		t.Error("runsc was started")
+	}
+	if err := run("--oci-seccomp", "state", "nobody-named-it"); err != nil {
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(began); err != nil || string(text) != "--ignore-cgroups --oci-seccomp state nobody-named-it\n" {
+		t.Errorf("runsc was given %q, %v", text, err)
+	}
+}
+
+func TestGVisorIsNotOfferedOnARemoteEngine(t *testing.T) {
+	d := &Driver{mode: ModeStdio, runsc: DefaultGVisor}
+	d.search = func() error { return d.findGVisor(t.Context()) }
+	if got := d.Classes(); !slices.Equal(got, []runtime.Class{runtime.ClassContainer}) || d.Capabilities(runtime.ClassGVisor) != nil {
+		t.Errorf("offered are %q", got)
+	}
+	if err := d.Why(runtime.ClassGVisor); err == nil || !strings.Contains(err.Error(), "on this host") {
+		t.Errorf("why not: %v", err)
+	}
+	if d.Why(runtime.ClassVM) == nil {
+		t.Error("virtual machines are offered")
+	}
+}
+
+func TestAdviceIsWhatTheEngineReads(t *testing.T) {
+	d := &Driver{dir: "/s/docker", runsc: "mine"}
+	flags, missing := ocispec.GVisorFlags("  -network value\n  -host-uds value\n  -oci-seccomp\n")
+	if missing != "" {
+		t.Fatal(missing)
+	}
+	want := `{"runtimes":{"mine":{"path":"/s/docker/runsc","runtimeArgs":["--network=none","--host-uds=open","--oci-seccomp"]}}}`
+	if got := d.advice(flags); !strings.Contains(got, want) {
+		t.Errorf("the advice is %s", got)
+	}
+}

@@ -1,0 +1,257 @@
+package docker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+	"github.com/moby/moby/client"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/ocihost"
+	"orchestrator/runtime"
+	"orchestrator/runtime/ocispec"
+)
+
+const (
+	// gvisorTime bounds the try of a sandbox, which takes a second.
+	gvisorTime = 30 * time.Second
+	// gvisorName remembers what was found, in the driver's folder.
+	gvisorName = "gvisor.json"
+	// maxLauncher bounds what is read of a program that may be the launcher.
+	maxLauncher = 64 << 10
+	// proberPrefix begins the ids of tries' sandboxes and the name of their owner.
+	proberPrefix = "probe-"
+)
+
+// search is the search for a gVisor that works, at the first use of the class.
+// That the engine was away is not remembered.
+type search struct {
+	mu   sync.Mutex
+	over bool
+	err  error
+}
+
+func (s *search) once(find func() error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.over {
+		s.err = find()
+		s.over = !errdefs.IsUnavailable(s.err)
+	}
+	return s.err
+}
+
+// findGVisor says why this engine runs no sandbox with gVisor, nil if it does.
+// What works is remembered until engine or programs change or the host is
+// booted; what does not is tried again by the next process, as somebody may have
+// mended it.
+func (d *Driver) findGVisor(ctx context.Context) error {
+	if d.mode != ModeLocal {
+		return refused("class gvisor: the cgroups of a remote engine are out of reach, and nothing else would cap it: use an engine on this host")
+	}
+	key, err := d.checkRunsc(ctx)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(d.dir, gvisorName)
+	if had, err := os.ReadFile(file); err == nil && string(had) == key {
+		return nil
+	}
+	if err := d.tryGVisor(ctx); err != nil {
+		if errdefs.IsUnavailable(err) && !d.answers(ctx) {
+			return fmt.Errorf("class gvisor: %w", err)
+		}
+		return refused("class gvisor: runtime %s of the engine cannot run a sandbox (%v): see the engine's log; ptrace must be allowed "+
+			"(kernel.yama.ptrace_scope below 3), or name a platform in its runtimeArgs", d.runsc, err)
+	}
+	if err := errors.Join(os.WriteFile(file+".new", []byte(key), 0o600), os.Rename(file+".new", file)); err != nil {
+		d.log.Debug("what was found of gVisor is not remembered", "error", err)
+	}
+	return nil
+}
+
+// checkRunsc looks how the engine starts runsc, and gives what a try holds for.
+func (d *Driver) checkRunsc(ctx context.Context) (key string, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
+	defer cancel()
+	path, err := exec.LookPath("runsc")
+	if err != nil {
+		return "", refused("class gvisor: runsc is not found: install gVisor (apt-get install runsc, or https://gvisor.dev/docs/user_guide/install/)")
+	}
+	text, err := exec.CommandContext(ctx, path, "flags").CombinedOutput()
+	if err != nil {
+		return "", refused("class gvisor: %s flags: %v: install a working runsc", path, err)
+	}
+	flags, missing := ocispec.GVisorFlags(string(text))
+	if missing != "" {
+		return "", refused("class gvisor: %s has no flag --%s: install a newer runsc", path, missing)
+	}
+	got, err := d.api.Info(ctx, client.InfoOptions{})
+	if err != nil {
+		return "", d.failed(ctx, "ask for its runtimes", err)
+	}
+	known, ok := got.Info.Runtimes[d.runsc]
+	if !ok {
+		return "", refused("class gvisor: the engine has no runtime %q: %s", d.runsc, d.advice(flags))
+	}
+	if !isLauncher(known.Path) {
+		return "", refused("class gvisor: runtime %s of the engine is %s, which does not start in the sandbox's cgroup: %s", d.runsc, known.Path, d.advice(flags))
+	}
+	if bad := unfitArgs(known.Args, flags); bad != "" {
+		return "", refused("class gvisor: the runtimeArgs of runtime %s %s: %s", d.runsc, bad, d.advice(flags))
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", fmt.Errorf("class gvisor: %w", err)
+	}
+	boot, err := ocihost.BootID()
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s %s %s %s %s %q %s %d %d\n%s", boot, d.engine.id, d.engine.version, d.runsc, known.Path, known.Args,
+		path, info.Size(), info.ModTime().UnixNano(), launcher), nil
+}
+
+// advice is how to make the engine start runsc as it has to be.
+func (d *Driver) advice(flags []string) string {
+	entry := map[string]any{"runtimes": map[string]any{d.runsc: map[string]any{"path": filepath.Join(d.dir, launcherName), "runtimeArgs": flags}}}
+	text, err := json.Marshal(entry)
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("put %s into /etc/docker/daemon.json and reload the engine (kill -HUP), then start the orchestrator again", text)
+}
+
+// isLauncher says whether a program is the launcher, wherever it lies.
+func isLauncher(path string) bool {
+	info, err := os.Stat(path)
+	if err != nil || !info.Mode().IsRegular() || info.Size() > maxLauncher {
+		return false
+	}
+	text, err := os.ReadFile(path)
+	return err == nil && string(text) == string(launcher)
+}
+
+// unfitArgs says what is wrong with the flags that the engine gives to runsc,
+// "" if nothing: those that are needed have to be among them, and none of them
+// a second time with another value.
+func unfitArgs(args, flags []string) string {
+	name := func(flag string) string {
+		n, _, _ := strings.Cut(strings.TrimLeft(flag, "-"), "=")
+		return n
+	}
+	for _, f := range flags {
+		if !slices.Contains(args, f) {
+			return "lack " + f
+		}
+		for _, a := range args {
+			if a != f && strings.HasPrefix(a, "-") && name(a) == name(f) {
+				return fmt.Sprintf("say %s, where only %s is safe", a, f)
+			}
+		}
+	}
+	return ""
+}
+
+// answers says whether the engine can be asked.
+func (d *Driver) answers(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	_, err := d.api.Ping(ctx, client.PingOptions{})
+	return err == nil
+}
+
+// prober owns the sandboxes of tries.
+func (d *Driver) prober() string { return proberPrefix + d.helper }
+
+// sweepTries removes what tries left that were cut short. The lock keeps another
+// process away from the state directory's tries (doctor beside the service);
+// whoever finds it taken leaves the tries alone.
+func (d *Driver) sweepTries(ctx context.Context) error {
+	lock, err := d.lockTries(unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	return d.removeTries(ctx)
+}
+
+func (d *Driver) removeTries(ctx context.Context) error {
+	left, err := d.List(ctx, d.prober())
+	if err != nil {
+		return err
+	}
+	for _, f := range left {
+		// A note that was cut short names nobody, so it is listed for everybody.
+		if !strings.HasPrefix(f.ID, proberPrefix) {
+			continue
+		}
+		if err := d.Remove(ctx, f.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lockTries is held until the file is closed.
+func (d *Driver) lockTries(how int) (*os.File, error) {
+	lock, err := os.OpenFile(filepath.Join(d.dir, "gvisor.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("docker: lock tries of class gvisor: %w", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|how); err != nil {
+		return nil, errors.Join(fmt.Errorf("docker: lock tries of class gvisor: %w", err), lock.Close())
+	}
+	return lock, nil
+}
+
+// tryGVisor makes a sandbox with the guest alone in it, waits until the guest
+// has dialled, and removes it.
+func (d *Driver) tryGVisor(ctx context.Context) (err error) {
+	lock, err := d.lockTries(0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	if err := d.removeTries(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, gvisorTime, fmt.Errorf("the guest did not answer within %s", gvisorTime))
+	defer cancel()
+	img, err := d.importEmpty(ctx, "dev", "dev/shm", "etc", "home", "home/user", "proc", "run", "sys", "tmp", "workspace")
+	if err != nil {
+		return err
+	}
+	defer d.cleanUp(ctx, "remove helper image", func(ctx context.Context) error {
+		_, err := d.api.ImageRemove(ctx, img, client.ImageRemoveOptions{Force: true, PruneChildren: true})
+		return err
+	})
+	spec := runtime.Spec{
+		ID: proberPrefix + uuid.NewString(), Owner: d.prober(), Template: "probe", Build: "probe", Class: runtime.ClassGVisor,
+		Image: runtime.Image{Ref: "probe", ID: img}, Limits: runtime.Limits{}.WithDefaults(),
+	}
+	s, err := d.raise(ctx, spec, image{id: img})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Destroy(context.WithoutCancel(ctx))) }()
+	conn, err := s.Open(ctx)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
