@@ -1,0 +1,36 @@
+package containerd
+
+import (
+	"orchestrator/runtime"
+	"orchestrator/runtime/ocispec"
+)
+
+// Classes are container, and gvisor where containerd was seen to run a sandbox with runsc. That is tried once.
+func (d *Driver) Classes() []runtime.Class {
+	classes := []runtime.Class{runtime.ClassContainer}
+	if d.Why(runtime.ClassGVisor) == nil {
+		classes = append(classes, runtime.ClassGVisor)
+	}
+	return classes
+}
+
+// Why says why a class is not offered, and what to do about it; nil if it is.
+func (d *Driver) Why(class runtime.Class) error {
+	_, err := d.handlerOf(class)
+	return err
+}
+
+// Capabilities of class container are all: a host that cannot give one is refused by New.
+func (d *Driver) Capabilities(class runtime.Class) runtime.Capabilities {
+	if d.Why(class) != nil {
+		return nil
+	}
+	if class == runtime.ClassGVisor {
+		return ocispec.GVisorCapabilities()
+	}
+	caps := runtime.Capabilities{}
+	for _, c := range runtime.AllCapabilities() {
+		caps[c] = runtime.Yes
+	}
+	return caps
+}

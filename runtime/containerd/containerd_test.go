@@ -1,0 +1,266 @@
+package containerd
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/errdefs"
+
+	"orchestrator/runtime"
+)
+
+func TestVersions(t *testing.T) {
+	for version, ok := range map[string]bool{
+		"1.6.20~ds1": true, "1.6.0": true, "v1.7.24": true, "v2.0.1": true, "2.1": true, "1.5.18": false, "v1.4.3~ds1": false, "0.9": false, "": false, "v": false, "1": false, "new": false,
+	} {
+		if newEnough(version) != ok {
+			t.Errorf("%q: want %v", version, ok)
+		}
+	}
+}
+
+func good(t *testing.T) Options {
+	guest := filepath.Join(t.TempDir(), "guest")
+	if err := os.WriteFile(guest, nil, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return Options{StateDir: t.TempDir(), GuestPath: guest}
+}
+
+func TestOptionsThatCannotBeUsed(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	for what, c := range map[string]struct {
+		change func(*Options)
+		says   string
+	}{
+		"relative state":  {func(o *Options) { o.StateDir = "state" }, "state dir"},
+		"relative guest":  {func(o *Options) { o.GuestPath = "guest" }, "guest path"},
+		"relative socket": {func(o *Options) { o.Address = "containerd.sock" }, "containerd.address"},
+		"no guest":        {func(o *Options) { o.GuestPath += "-gone" }, "guest"},
+	} {
+		o := good(t)
+		c.change(&o)
+		if _, err := New(t.Context(), o); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// A class that is not offered is refused with the way out.
+func TestClassesThatAreNotOffered(t *testing.T) {
+	d := &Driver{}
+	d.search = func() (handler, error) { return d.findGVisor(t.Context(), "/no/such/runsc") }
+	if got := d.Classes(); len(got) != 1 || got[0] != runtime.ClassContainer {
+		t.Errorf("classes: %v", got)
+	}
+	for _, class := range []runtime.Class{runtime.ClassGVisor, runtime.ClassVM} {
+		if d.Capabilities(class) != nil {
+			t.Errorf("capabilities of class %s are told", class)
+		}
+		if _, err := d.handlerOf(class); !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("class %s: %v", class, err)
+		}
+	}
+	for _, c := range runtime.AllCapabilities() {
+		if d.Capabilities("")[c] == "" {
+			t.Errorf("nothing is said of %s", c)
+		}
+	}
+}
+
+// That the daemon was away says nothing of runsc; what was found is looked for once.
+func TestSearchIsRepeatedForADaemonThatWasAway(t *testing.T) {
+	var s search
+	said := []error{errdefs.ErrUnavailable, errdefs.ErrFailedPrecondition}
+	for _, want := range []error{errdefs.ErrUnavailable, errdefs.ErrFailedPrecondition, errdefs.ErrFailedPrecondition} {
+		_, err := s.once(func() (handler, error) {
+			if len(said) == 0 {
+				t.Fatal("it is searched again")
+			}
+			next := said[0]
+			said = said[1:]
+			return handler{}, next
+		})
+		if !errors.Is(err, want) {
+			t.Errorf("told %v, want %v", err, want)
+		}
+	}
+}
+
+// The launcher joins the cgroups of the sandbox that it makes, and of none else; words come through as they are.
+func TestLauncher(t *testing.T) {
+	d := &Driver{dir: filepath.Join(t.TempDir(), "it's a folder")}
+	cg := filepath.Join(d.dir, "cgroup of s")
+	for _, dir := range []string{cg, d.runscState("s")} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(d.runscState("s"), cgroupsName), []byte(cg+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h, err := d.gvisorHandler(&gvisor{Path: "/bin/echo", Platform: "none", Flags: []string{"--a=$b '"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args []string
+		ok   bool
+		in   bool
+	}{
+		{[]string{"--root", "/r", "delete", "--force", "s"}, true, false},
+		{[]string{"--root", "/r", "create", "--bundle", "/b", "s"}, true, true},
+		{[]string{"--root", "/r", "create", "--bundle", "/b", "t"}, false, false},
+		{[]string{"--root", "/r", "start", "t"}, true, false},
+	} {
+		procs := filepath.Join(cg, "cgroup.procs")
+		_ = os.Remove(procs)
+		out, err := exec.Command(h.binary, c.args...).Output()
+		want := "--platform=none --ignore-cgroups --a=$b ' " + strings.Join(c.args, " ") + "\n"
+		if (err == nil) != c.ok || c.ok && string(out) != want {
+			t.Errorf("%q: %q, %v", c.args, out, err)
+		}
+		if exists(procs) != c.in {
+			t.Errorf("%q: in the cgroup is not %v", c.args, c.in)
+		}
+	}
+}
+
+func TestDaemonThatIsNotThere(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	dir := t.TempDir()
+	dead := filepath.Join(dir, "dead.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	for _, address := range []string{filepath.Join(dir, "none.sock"), dead} {
+		o := good(t)
+		o.Address = address
+		if _, err := New(t.Context(), o); !errdefs.IsUnavailable(err) && !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%s: %v", address, err)
+		}
+		if _, err := peerOf(t.Context(), address); !errdefs.IsUnavailable(err) {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}
+
+func TestPeerIsWhoListens(t *testing.T) {
+	address := filepath.Join(t.TempDir(), "l.sock")
+	l, err := net.Listen("unix", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if pid, err := peerOf(t.Context(), address); err != nil || pid != os.Getpid() {
+		t.Errorf("peer is %d, %v", pid, err)
+	}
+	if err := checkPeer(t.Context(), address); err != nil {
+		t.Error(err)
+	}
+}
+
+// An image may have anything where mount points belong: none of it is followed, and what is no folder is replaced.
+func TestSkeletonFollowsNothing(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	outside, root := t.TempDir(), t.TempDir()
+	victim := filepath.Join(outside, "hostname")
+	for _, err := range []error{
+		os.WriteFile(victim, []byte("host\n"), 0o600),
+		os.Symlink(outside, filepath.Join(root, "etc")),
+		os.Symlink("/", filepath.Join(root, "home")),
+		os.WriteFile(filepath.Join(root, "proc"), nil, 0o600),
+		os.MkdirAll(filepath.Join(root, "workspace", "kept"), 0o700),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := writeSkeleton(root); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text, err := os.ReadFile(victim); err != nil || string(text) != "host\n" {
+		t.Errorf("a file outside holds %q, %v", text, err)
+	}
+	for _, name := range []string{"proc", "sys", "dev", "tmp", "run/orchestrator", "workspace/kept", "home/user", "etc"} {
+		if info, err := os.Lstat(filepath.Join(root, name)); err != nil || !info.IsDir() {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
+	}
+	if text, err := os.ReadFile(filepath.Join(root, "etc/hostname")); err != nil || string(text) != "sandbox\n" {
+		t.Errorf("hostname is %q, %v", text, err)
+	}
+	other := t.TempDir()
+	for _, err := range []error{
+		os.Mkdir(filepath.Join(other, "etc"), 0o700),
+		os.Symlink(victim, filepath.Join(other, "etc/hostname")),
+		os.MkdirAll(filepath.Join(other, "etc/hosts/folder"), 0o700),
+		writeSkeleton(other),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text, err := os.ReadFile(victim); err != nil || string(text) != "host\n" {
+		t.Errorf("a file outside holds %q, %v", text, err)
+	}
+}
+
+func TestImagesWithoutADigestAreRefused(t *testing.T) {
+	for _, id := range []string{"", "latest", "sha256:", "sha256:../../x"} {
+		err := (&Driver{}).Prepare(t.Context(), runtime.Image{Ref: "x", ID: id})
+		if !errdefs.IsInvalidArgument(err) {
+			t.Errorf("id %q: %v", id, err)
+		}
+	}
+}
+
+func TestTasksThatRun(t *testing.T) {
+	for status, want := range map[task.Status]bool{
+		task.Status_RUNNING: true, task.Status_PAUSED: true, task.Status_PAUSING: true, task.Status_CREATED: false, task.Status_STOPPED: false, task.Status_UNKNOWN: false,
+	} {
+		if alive(&task.Process{Status: status}) != want {
+			t.Errorf("%s: want %v", status, want)
+		}
+	}
+}
+
+func TestWhatIsNoShim(t *testing.T) {
+	d := &Driver{namespace: DefaultNamespace}
+	if got := d.shimsOf("nobody-has-this-id"); len(got) > 0 {
+		t.Errorf("shims: %v", got)
+	}
+	if d.isShim(os.Getpid(), "nobody-has-this-id") {
+		t.Error("we are one")
+	}
+	if !option([]string{"shim", "-namespace", "a", "-id", "b"}, "-id", "b") || option([]string{"shim", "-id"}, "-id", "") {
+		t.Error("options are read wrongly")
+	}
+}
+
+func TestAnEndedContextIsTold(t *testing.T) {
+	why := errors.New("gave up")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(why)
+	if err := said(ctx, errors.New("rpc error")); !errors.Is(err, why) {
+		t.Errorf("told %v", err)
+	}
+}

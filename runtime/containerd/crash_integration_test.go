@@ -1,0 +1,204 @@
+//go:build integration
+
+package containerd
+
+import (
+	"context"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/ocihost"
+	"orchestrator/runtime"
+)
+
+// A daemon that is killed takes nothing with it: sandboxes run, commands run in them, and what asks the daemon is told that it could not.
+func TestDaemonIsKilledAndComesBack(t *testing.T) {
+	b := newBench(t)
+	kept, removed, ended := b.make(t), b.make(t), b.make(t)
+	slow := make(chan string, 1)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { slow <- sh(t, kept, "sleep 2; echo through") })
+	daemon(t, "kill")
+	up := sync.OnceFunc(func() { daemon(t, "up") })
+	defer up()
+	wantAlive(t, kept)
+	if err := kept.Bind(t.Context(), runtime.Binding{Source: t.TempDir()}); err != nil {
+		t.Errorf("bind without the daemon: %v", err)
+	}
+	for what, err := range map[string]error{
+		"list":           second(b.List(t.Context(), owner)),
+		"adopt":          second(b.Adopt(t.Context(), "nobody-knows-it")),
+		"create":         second(b.Create(t.Context(), b.spec())),
+		"prepare":        b.Prepare(t.Context(), b.image),
+		"remove":         b.Remove(t.Context(), removed.ID()),
+		"remove unknown": b.Remove(t.Context(), "nobody-knows-it"),
+		"a new driver":   second(New(t.Context(), Options{Address: daemonSocket, StateDir: b.state, GuestPath: b.guest})),
+	} {
+		if !errdefs.IsUnavailable(err) {
+			t.Errorf("%s without the daemon: %v", what, err)
+		}
+	}
+	if err := unix.Kill(ended.Init.Pid, unix.SIGKILL); err != nil {
+		t.Error(err)
+	}
+	wantDone(t, ended) // nobody is asked for it
+	up()
+	if got := <-slow; got != "through\n" {
+		t.Errorf("the command that ran meanwhile says %q", got)
+	}
+	b.eventually(t, "the driver notices that the daemon is back", func() bool { _, err := b.List(t.Context(), owner); return err == nil })
+	wantAlive(t, kept)
+	if err := kept.Release(); err != nil {
+		t.Error(err)
+	}
+	next := b.another(t)
+	defer next.Close()
+	adopted, err := next.Adopt(t.Context(), kept.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantAlive(t, adopted)
+	if _, err := next.Adopt(t.Context(), ended.ID()); !errdefs.IsNotFound(err) {
+		t.Errorf("adopting one that ended meanwhile: %v", err)
+	}
+	if err := adopted.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, s := range []*ocihost.Held{removed, ended} {
+		if err := b.Remove(t.Context(), s.ID()); err != nil {
+			t.Error(err)
+		}
+		b.wantNothingLeft(t, s.ID())
+	}
+	b.wantNothingLeft(t, kept.ID())
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// eventually waits for what takes a moment.
+func (b bench) eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %s: %s", patience, what)
+		}
+	}
+}
+
+// Wherever in a Create the daemon dies, what it had made by then is removed once it is back.
+func TestDaemonIsKilledInTheMiddleOfCreate(t *testing.T) {
+	b := newBench(t)
+	failed := 0
+	for _, after := range []time.Duration{
+		time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond, 30 * time.Millisecond, 45 * time.Millisecond, 60 * time.Millisecond, 90 * time.Millisecond, 120 * time.Millisecond,
+	} {
+		t.Run(after.String(), func(t *testing.T) {
+			spec := b.spec()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			pid, err := peerOf(ctx, daemonSocket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var wg sync.WaitGroup
+			wg.Go(func() { _, err = b.Create(ctx, spec) })
+			time.Sleep(after)
+			// Not by the script, which takes as long as a whole Create.
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			wg.Wait()
+			if err != nil {
+				failed++
+			}
+			back := func() {
+				daemon(t, "up")
+				b.eventually(t, "the driver notices that the daemon is back", func() bool { _, err := b.List(t.Context(), owner); return err == nil })
+			}
+			back()
+			t.Logf("the call said: %v", err)
+			for range 2 {
+				if err := b.Remove(t.Context(), spec.ID); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// A bundle that had no file "runtime" yet is one that the daemon fails to clear away when it starts (1.6). It has no shim,
+			// and goes with the next start, when no record names it any more.
+			bundle := filepath.Join(daemonTasks, b.namespace, spec.ID)
+			if exists(bundle) && !exists(filepath.Join(bundle, "runtime")) && len(b.shimsOf(spec.ID)) == 0 {
+				t.Log("the daemon could not clear away what it had begun")
+				daemon(t, "kill")
+				back()
+			}
+			b.wantNothingLeft(t, spec.ID)
+		})
+	}
+	if failed == 0 {
+		t.Error("the daemon was never killed in the middle")
+	}
+}
+
+func TestShimIsKilled(t *testing.T) {
+	for what, alone := range map[string]bool{"alone": true, "with the daemon": false} {
+		t.Run(what, func(t *testing.T) {
+			b := newBench(t)
+			s := b.make(t)
+			shims := b.shimsOf(s.ID())
+			if len(shims) != 1 {
+				t.Fatalf("shims: %v", shims)
+			}
+			if !alone {
+				daemon(t, "kill")
+				defer daemon(t, "up")
+			}
+			if err := unix.Kill(shims[0], unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			if !alone {
+				wantAlive(t, s) // it has lost nothing but its parent
+				daemon(t, "up")
+				b.eventually(t, "the driver notices that the daemon is back", func() bool { _, err := b.List(t.Context(), owner); return err == nil })
+			}
+			wantDone(t, s) // the daemon ends what it has no shim for
+			for range 2 {
+				if err := b.Remove(t.Context(), s.ID()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b.wantNothingLeft(t, s.ID())
+		})
+	}
+}
+
+// A shim that is stopped answers nothing, and keeps nobody from removing its sandbox.
+func TestShimThatHangs(t *testing.T) {
+	b := newBench(t)
+	s := b.make(t)
+	for _, pid := range b.shimsOf(s.ID()) {
+		if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := b.another(t)
+	defer d.Close()
+	if _, err := d.Adopt(t.Context(), s.ID()); !errdefs.IsUnavailable(err) {
+		t.Errorf("adopt: %v", err)
+	}
+	if got, err := d.List(t.Context(), owner); err != nil || len(got) != 1 || !got[0].Running {
+		t.Errorf("list: %+v, %v", got, err)
+	}
+	if err := d.Remove(t.Context(), s.ID()); err != nil {
+		t.Error(err)
+	}
+	wantDone(t, s)
+	if err := s.Release(); err != nil {
+		t.Error(err)
+	}
+	b.wantNothingLeft(t, s.ID())
+}

@@ -1,0 +1,161 @@
+package containerd
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/cell"
+	"orchestrator/internal/fault"
+	"orchestrator/internal/ocihost"
+	"orchestrator/internal/slot"
+	"orchestrator/runtime"
+)
+
+// stateTime is how long what is mounted in a folder of the daemon's or a runtime's is swept.
+const stateTime = time.Second
+
+// Remove destroys a sandbox from any state: held or not, half made, half removed, its first process dead or never started, its shim gone.
+func (d *Driver) Remove(ctx context.Context, id string) error { return d.removal.Remove(ctx, id) }
+
+// tearDown removes one part after the other; each step is done when there is nothing to do. The record goes last.
+func (d *Driver) tearDown(ctx context.Context, id string) error {
+	// What can be killed without the daemon is, whether it answers or not.
+	if s := d.live.Get(id); s != nil {
+		if err := s.Init.Kill(); err != nil {
+			return fmt.Errorf("kill process %d: %w", s.Init.Pid, err)
+		}
+	}
+	recorded, err := d.recorded(ctx, id)
+	if err != nil {
+		return err
+	}
+	if !recorded && d.live.Get(id) == nil && len(d.leftOf(id)) == 0 {
+		return nil
+	}
+	if err := d.end(ctx, id); err != nil {
+		return err
+	}
+	fault.Hit("containerd.destroy.killed")
+	if err := d.deleteTask(ctx, id); err != nil {
+		return err
+	}
+	fault.Hit("containerd.destroy.task")
+	if err := d.sweep(ctx, id); err != nil {
+		return err
+	}
+	if err := d.removeCell(ctx, id); err != nil {
+		return err
+	}
+	fault.Hit("containerd.destroy.cell")
+	if err := d.api.ContainerService().Delete(ctx, id); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("delete record: %w", err)
+	}
+	if s := d.live.Get(id); s != nil {
+		s.LetGo()
+	}
+	return nil
+}
+
+// recorded asks the daemon whether it has the container.
+func (d *Driver) recorded(ctx context.Context, id string) (bool, error) {
+	_, err := d.api.ContainerService().Get(ctx, id)
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for its record: %w", err)
+	}
+	return true, nil
+}
+
+// end kills everything inside and waits until it is dead.
+func (d *Driver) end(ctx context.Context, id string) error {
+	init, done, err := d.initFor(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer done()
+	// gVisor's kernel does not take its file server and its tasks along.
+	return ocihost.End(ctx, id, init, func() bool { return exists(d.runscState(id)) })
+}
+
+// initFor takes hold of the first process, nil if there is none to be found. done gives up a hold that is not the sandbox's own.
+func (d *Driver) initFor(ctx context.Context, id string) (init *ocihost.Process, done func(), err error) {
+	if s := d.live.Get(id); s != nil {
+		return s.Init, func() {}, nil
+	}
+	init, err = d.initOf(ctx, id)
+	if ctx.Err() != nil || errdefs.IsUnavailable(err) && !d.answers(ctx) {
+		return nil, nil, err
+	}
+	if err != nil {
+		// None, or none that the daemon can tell of: the cgroups have to do.
+		d.log.Debug("no first process to kill", "sandbox", id, "error", err)
+		return nil, func() {}, nil
+	}
+	return init, init.Close, nil
+}
+
+func (d *Driver) removeCell(ctx context.Context, id string) error {
+	if s := d.live.Get(id); s != nil {
+		return s.Cell.Remove(ctx)
+	}
+	return cell.Remove(ctx, d.cellOptions(id, runtime.Limits{}.WithDefaults()))
+}
+
+// sweep takes away what a daemon, a shim or a runtime that was killed did not.
+func (d *Driver) sweep(ctx context.Context, id string) error {
+	if err := ocihost.RemoveCgroups(ctx, id); err != nil {
+		return err
+	}
+	if err := d.endShims(ctx, id); err != nil {
+		return err
+	}
+	for _, root := range d.bundleMounts(id) {
+		if err := slot.Sweep(ctx, root, stateTime); err != nil {
+			return fmt.Errorf("root: %w", err)
+		}
+		_ = os.RemoveAll(filepath.Dir(root)) // the daemon's, which does so too when it starts
+	}
+	for _, state := range []string{d.runtimeState(id), d.runscState(id)} {
+		if !exists(state) {
+			continue
+		}
+		// A runtime that was killed while it started leaves the mount of its own program in there.
+		if err := slot.Sweep(ctx, state, stateTime); err != nil {
+			return fmt.Errorf("state of the runtime: %w", err)
+		}
+		if err := os.RemoveAll(state); err != nil {
+			return fmt.Errorf("state of the runtime: %w", err)
+		}
+	}
+	return nil
+}
+
+// leftOf names what there still is of a sandbox on the host, for the error that says so.
+func (d *Driver) leftOf(id string) []string {
+	var left []string
+	for _, pid := range d.shimsOf(id) {
+		left = append(left, fmt.Sprintf("shim %d", pid))
+	}
+	if dirs, err := ocihost.CgroupsOf(id); err == nil {
+		left = append(left, dirs...)
+	}
+	left = append(left, d.bundleMounts(id)...)
+	for _, path := range []string{filepath.Join(d.cells, id), d.runtimeState(id), d.runscState(id)} {
+		if exists(path) {
+			left = append(left, path)
+		}
+	}
+	return left
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}

@@ -1,0 +1,184 @@
+// Package containerd is the driver that makes sandboxes with a containerd of version 1.6 or later, in a namespace of its own there. It owns the
+// folder "containerd" of the state directory, the cgroups /orchestrator/<id>, and everything in the namespace.
+//
+// What containerd has on record is the truth about which sandboxes there are: a sandbox's container is recorded before anything else of it is
+// made and deleted after everything else, so that List and Remove find whatever a crash left, of the orchestrator or of containerd. A daemon
+// that does not answer is an error of class Unavailable, never NotFound. Images are unpacked once, by the daemon, and held by a lease of
+// their own; a sandbox's container holds its root in use. The package never runs a command in a container: streams go through the cell.
+//
+// It starts one goroutine per sandbox that it holds, which waits for the first process to end, by that process and not by events; Destroy, Release and
+// Close wait for it. Errors are classed by containerd/errdefs as package runtime says.
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	client "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/cell"
+	"orchestrator/internal/ocihost"
+	"orchestrator/runtime"
+)
+
+// Defaults of Options.
+const (
+	DefaultAddress   = "/run/containerd/containerd.sock"
+	DefaultNamespace = "orchestrator"
+)
+
+// host makes the checks that every driver with an OCI configuration needs.
+const host = ocihost.Driver("containerd")
+
+// Options are what a Driver is made from.
+type Options struct {
+	// Address is the absolute path of the daemon's socket. Empty means DefaultAddress.
+	Address string
+	// Namespace is the one in the daemon that is ours alone. Empty means DefaultNamespace.
+	Namespace string
+	// Snapshotter keeps the images' roots. Empty means the daemon's default.
+	Snapshotter string
+	// Runtime makes containers: "runc" or "crun", or the absolute path of one. Empty means runc.
+	Runtime string
+	// GVisor is the runsc for class gvisor, by name or absolute path. Empty means DefaultGVisor. Where it does not work, that class is not
+	// offered.
+	GVisor string
+	// StateDir is the absolute folder of the orchestrator's state. The driver writes to its subfolder "containerd" only.
+	StateDir string
+	// GuestPath is the guest binary on the host: static, absolute, executable.
+	GuestPath string
+	// Log gets what nobody is told as an error. Nil discards it.
+	Log *slog.Logger
+}
+
+// Driver makes sandboxes with containerd. It is safe for concurrent use.
+type Driver struct {
+	dir         string // S/containerd
+	cells       string // S/containerd/cells
+	guest       string
+	address     string
+	namespace   string
+	snapshotter string
+	info        string
+	noSwap      bool // the kernel does not count swap, and there is none
+	container   handler
+	gvisor      search
+	search      func() (handler, error) // for gvisor
+	api         *client.Client
+	log         *slog.Logger
+	busy        ocihost.Locks // by sandbox, and by image
+
+	live    ocihost.Set
+	removal ocihost.Remover
+}
+
+var (
+	_ runtime.Driver         = (*Driver)(nil)
+	_ runtime.ImageForgetter = (*Driver)(nil)
+)
+
+// New checks that sandboxes can be made here with every wall they need and returns the driver. What is missing is an error of class
+// FailedPrecondition that names the fix; a daemon that does not answer is Unavailable.
+func New(ctx context.Context, o Options) (_ *Driver, err error) {
+	o = o.withDefaults()
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	cgroups, noSwap, err := host.CheckCgroups()
+	if err != nil {
+		return nil, err
+	}
+	if err := checkPeer(ctx, o.Address); err != nil {
+		return nil, err
+	}
+	d := &Driver{
+		dir:       filepath.Join(o.StateDir, "containerd"),
+		cells:     filepath.Join(o.StateDir, "containerd", "cells"),
+		guest:     o.GuestPath,
+		address:   o.Address,
+		namespace: o.Namespace,
+		noSwap:    noSwap,
+		log:       o.Log,
+	}
+	d.removal = ocihost.Remover{Locks: &d.busy, TearDown: d.tearDown, Left: d.leftOf}
+	d.live.Remove = d.Remove
+	for _, dir := range []string{d.dir, d.cells, d.runtimeRoot(), filepath.Join(d.dir, runscName)} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("state of the containerd driver: %w", err)
+		}
+	}
+	if d.api, err = connect(o); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.api.Close())
+		}
+	}()
+	version, err := checkVersion(ctx, d.api)
+	if err != nil {
+		return nil, err
+	}
+	if d.snapshotter, err = findSnapshotter(ctx, d.api, o.Snapshotter); err != nil {
+		return nil, err
+	}
+	if d.container, err = o.findRuntime(ctx, cgroups); err != nil {
+		return nil, err
+	}
+	d.info = fmt.Sprintf("containerd %s, %s, snapshots by %s, cgroup %s", version, d.container.release, d.snapshotter, cgroups.Mode)
+	d.search = func() (handler, error) { return d.findGVisor(context.WithoutCancel(ctx), o.GVisor) }
+	return d, nil
+}
+
+func (o Options) withDefaults() Options {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Address == "" {
+		o.Address = DefaultAddress
+	}
+	if o.Namespace == "" {
+		o.Namespace = DefaultNamespace
+	}
+	return o
+}
+
+func (o Options) validate() error {
+	for _, x := range []struct{ name, path string }{{"state dir", o.StateDir}, {"guest path", o.GuestPath}, {"containerd.address", o.Address}} {
+		if !filepath.IsAbs(x.path) {
+			return fmt.Errorf("%s %q is not absolute: %w", x.name, x.path, errdefs.ErrInvalidArgument)
+		}
+	}
+	if os.Geteuid() != 0 {
+		return host.Unfit("it is not run as root", "run it as root, or use the docker driver")
+	}
+	return host.CheckGuest(o.GuestPath)
+}
+
+// Name is "containerd".
+func (d *Driver) Name() string { return "containerd" }
+
+// Info says in a few words what sandboxes are made with.
+func (d *Driver) Info() string { return d.info }
+
+// runtimeRoot is where the OCI runtimes keep what they know of their containers; the shims put the namespace below it.
+func (d *Driver) runtimeRoot() string { return filepath.Join(d.dir, "runtime") }
+
+// runtimeState is the folder in which a sandbox's runtime does so.
+func (d *Driver) runtimeState(id string) string {
+	return filepath.Join(d.runtimeRoot(), d.namespace, id)
+}
+
+func (d *Driver) cellOptions(id string, l runtime.Limits) cell.Options {
+	return cell.Options{Dir: d.cells, ID: id, GuestPath: d.guest, ScratchBytes: l.ScratchBytes, Log: d.log}
+}
+
+// Close lets go of every sandbox that is held, and of the daemon; they live on.
+func (d *Driver) Close() error {
+	return errors.Join(d.live.Release(), d.api.Close())
+}

@@ -1,0 +1,157 @@
+package containerd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/cell"
+	"orchestrator/internal/ocihost"
+	"orchestrator/runtime"
+)
+
+// Labels that List and Adopt read; ocispec writes them.
+const (
+	labelOwner    = "orchestrator.owner"
+	labelTemplate = "orchestrator.template"
+	labelBuild    = "orchestrator.build"
+)
+
+// List returns what the daemon has on record, and cells of this state directory that it knows nothing of: its records may have been lost.
+func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error) {
+	if !runtime.ValidID(owner) {
+		return nil, fmt.Errorf("list sandboxes of %q: not an owner: %w", owner, errdefs.ErrInvalidArgument)
+	}
+	recorded, err := d.api.ContainerService().List(ctx, fmt.Sprintf("labels.%q==%s", labelOwner, owner))
+	if err != nil {
+		return nil, fmt.Errorf("list sandboxes: %w", err)
+	}
+	running, err := d.running(ctx)
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]bool{}
+	var found []runtime.Found
+	for _, c := range recorded {
+		known[c.ID] = true
+		found = append(found, runtime.Found{ID: c.ID, Template: c.Labels[labelTemplate], Build: c.Labels[labelBuild], Running: running[c.ID]})
+	}
+	left, err := cell.Leftovers(d.cells)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range left {
+		if known[id] || !runtime.ValidID(id) {
+			continue
+		}
+		switch _, err := d.api.ContainerService().Get(ctx, id); {
+		case errdefs.IsNotFound(err):
+			found = append(found, runtime.Found{ID: id})
+		case err != nil:
+			return nil, fmt.Errorf("list sandboxes: %w", err)
+		}
+	}
+	return found, nil
+}
+
+// running are the ids whose first process the daemon believes to be alive, or has a shim for that does not answer.
+func (d *Driver) running(ctx context.Context) (map[string]bool, error) {
+	got, err := d.api.TaskService().List(ctx, &tasks.ListTasksRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("list sandboxes: %w", said(ctx, err))
+	}
+	out := map[string]bool{}
+	for _, t := range got.Tasks {
+		out[t.ID] = alive(t) || t.Status == task.Status_UNKNOWN
+	}
+	return out, nil
+}
+
+// alive says whether a task was started and has not ended.
+func alive(t *task.Process) bool {
+	return t.Status == task.Status_RUNNING || t.Status == task.Status_PAUSED || t.Status == task.Status_PAUSING
+}
+
+// Adopt takes over a sandbox that an earlier driver on the same state directory made.
+func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) {
+	if !runtime.ValidID(id) {
+		return nil, fmt.Errorf("adopt sandbox %q: not an id: %w", id, errdefs.ErrInvalidArgument)
+	}
+	unlock, err := d.busy.Lock(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("adopt sandbox %s: %w", id, err)
+	}
+	defer unlock()
+	if d.live.Get(id) != nil {
+		return nil, fmt.Errorf("adopt sandbox %s: this process has it already: %w", id, errdefs.ErrAlreadyExists)
+	}
+	s, err := d.adopt(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("adopt sandbox %s: %w", id, err)
+	}
+	return s, nil
+}
+
+func (d *Driver) adopt(ctx context.Context, id string) (*ocihost.Held, error) {
+	record, err := d.api.ContainerService().Get(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	limits, err := limitsOf(record)
+	if err != nil {
+		return nil, err
+	}
+	init, err := d.initOf(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	c, err := cell.Adopt(ctx, d.cellOptions(id, limits))
+	if err != nil {
+		init.Close()
+		return nil, err
+	}
+	class := runtime.Class(record.Labels[labelClass]).OrDefault()
+	if err := ocihost.Attach(ctx, c, id, class, init.Pid, limits); err != nil {
+		init.Close()
+		return nil, errors.Join(err, c.Close())
+	}
+	return d.live.Hold(id, class, c, init, nil), nil
+}
+
+// limitsOf reads the caps that a sandbox was made with.
+func limitsOf(record containers.Container) (runtime.Limits, error) {
+	var l runtime.Limits
+	if err := json.Unmarshal([]byte(record.Labels[labelLimits]), &l); err != nil {
+		return l, fmt.Errorf("label %s: %w", labelLimits, err)
+	}
+	return l, l.Validate()
+}
+
+// initOf takes hold of a sandbox's running first process. NotFound: it never ran, or has ended.
+func (d *Driver) initOf(ctx context.Context, id string) (*ocihost.Process, error) {
+	got, err := d.api.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
+	if err != nil {
+		return nil, fmt.Errorf("first process: %w", said(ctx, err))
+	}
+	if got.Process.Status == task.Status_UNKNOWN {
+		return nil, fmt.Errorf("its shim does not answer: %w", errdefs.ErrUnavailable)
+	}
+	if !alive(got.Process) {
+		return nil, fmt.Errorf("its first process does not run: %w", errdefs.ErrNotFound)
+	}
+	init, err := holdInit(id, got.Process.Pid)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("its first process has ended: %w", errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("first process: %w", err)
+	}
+	return init, nil
+}

@@ -1,0 +1,113 @@
+package containerd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"orchestrator/internal/cgroup"
+	"orchestrator/internal/ocihost"
+	"orchestrator/runtime"
+	"orchestrator/runtime/ocispec"
+)
+
+const (
+	// DefaultGVisor is the program for sandboxes of class gvisor unless Options names another.
+	DefaultGVisor = "runsc"
+	// runscName is the folder with one for each sandbox, in which runsc keeps its state: it names files by the sandbox, and not
+	// folders as runc does.
+	runscName = "runsc"
+	// cgroupsName is the file in there that names the sandbox's cgroups, one in a line.
+	cgroupsName = "cgroups"
+)
+
+// launcher is the program that the shim of runc takes for runc: it hands its arguments on to runsc, after flags of ours. The one
+// that makes a sandbox puts itself into the sandbox's cgroups first, so that runsc and all it starts are capped from their first
+// instruction. The last argument is the sandbox. What is in % are a folder, a program and flags, quoted.
+const launcher = `#!/bin/sh
+# Written by the orchestrator, and again whenever it starts.
+making=
+for last; do
+	[ "$last" != create ] || making=yes
+done
+if [ -n "$making" ]; then
+	while read -r cgroup; do
+		echo $$ >"$cgroup/cgroup.procs" || exit 125
+	done <%s/"$last"/` + cgroupsName + ` || exit 125
+fi
+exec %s "$@"
+`
+
+// gvisor is a runsc with a platform.
+type gvisor struct {
+	Path     string   `json:"path"`
+	Release  string   `json:"release"`
+	Platform string   `json:"platform"`
+	Flags    []string `json:"flags"`
+}
+
+// launcherOf is where the launcher for a platform lies.
+func (d *Driver) launcherOf(platform string) string { return filepath.Join(d.dir, "launch-"+platform) }
+
+// handler writes the launcher down and says how sandboxes are made with it. Shims that are at work keep reading the one they have.
+func (d *Driver) gvisorHandler(g *gvisor) (handler, error) {
+	words := append([]string{g.Path, "--platform=" + g.Platform, "--ignore-cgroups"}, g.Flags...)
+	for i, w := range words {
+		words[i] = quoted(w)
+	}
+	path := d.launcherOf(g.Platform)
+	text := fmt.Sprintf(launcher, quoted(filepath.Join(d.dir, runscName)), strings.Join(words, " "))
+	if had, err := os.ReadFile(path); err == nil && string(had) == text {
+		return handler{shim: runcShim, binary: path, release: g.Release}, nil
+	}
+	f, err := os.CreateTemp(d.dir, ".launch-")
+	if err != nil {
+		return handler{}, fmt.Errorf("launcher for class gvisor: %w", err)
+	}
+	_, err = f.WriteString(text)
+	err = errors.Join(err, f.Chmod(0o700), f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return handler{}, fmt.Errorf("launcher for class gvisor: %w", err)
+	}
+	return handler{shim: runcShim, binary: path, release: g.Release}, nil
+}
+
+// quoted is a word for the shell.
+func quoted(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
+
+// runscState is the folder in which runsc keeps what it knows of a sandbox. There is one as soon as anything of gVisor's is made.
+func (d *Driver) runscState(id string) string { return filepath.Join(d.dir, runscName, id) }
+
+// runtimeRootOf is where a sandbox's runtime keeps its state; the shim puts the namespace below it.
+func (d *Driver) runtimeRootOf(id string, class runtime.Class) string {
+	if class == runtime.ClassGVisor {
+		return d.runscState(id)
+	}
+	return d.runtimeRoot()
+}
+
+// makeGVisorCgroups makes the cgroups that the launcher goes into, and names them to it.
+func (d *Driver) makeGVisorCgroups(id string, l runtime.Limits) error {
+	state := d.runscState(id)
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		return fmt.Errorf("state of gVisor: %w", err)
+	}
+	caps := ocispec.GVisorCaps(l)
+	dirs, err := cgroup.Make(ocihost.CgroupsPath(id), cgroup.Share{MemoryBytes: caps.MemoryBytes, Pids: caps.Pids, CPU: caps.CPUs})
+	if errors.Is(err, cgroup.ErrUnsupported) {
+		return host.Unfit(err.Error(), "a sandbox of class gvisor is capped by its cgroup alone")
+	}
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(state, cgroupsName), []byte(strings.Join(dirs, "\n")+"\n"), 0o600); err != nil {
+		return fmt.Errorf("state of gVisor: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,252 @@
+//go:build integration
+
+package containerd
+
+import (
+	"archive/tar"
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/ocihost"
+	"orchestrator/runtime"
+)
+
+const (
+	owner = "owner-containerd-test"
+	// patience is far more than anything here takes on a busy machine.
+	patience = time.Minute
+	// daemonState is where the daemon of these tests has everything: it is killed, so that it is no other test's.
+	daemonState  = "/var/lib/orchestrator-crashes"
+	daemonSocket = daemonState + "/containerd/containerd.sock"
+	daemonTasks  = daemonState + "/containerd/state/io.containerd.runtime.v2.task"
+)
+
+// script runs a verb of the script that keeps our daemon.
+func script(verb string) error {
+	cmd := exec.Command("../../integration/scripts/containerd.sh", verb)
+	cmd.Env = append(os.Environ(), "ORCHESTRATOR_TEST_STATE="+daemonState)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("containerd.sh %s: %w: %s", verb, err, out)
+	}
+	return nil
+}
+
+func daemon(t testing.TB, verb string) {
+	t.Helper()
+	if err := script(verb); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// prepared starts the daemon and builds the stand-in for the guest, once.
+var prepared = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "orchestrator-ctd-")
+	if err != nil {
+		return "", err
+	}
+	atEnd = func() error {
+		err := script("down")
+		if err == nil {
+			err = os.RemoveAll(daemonState)
+		}
+		return errors.Join(err, os.RemoveAll(dir))
+	}
+	path := filepath.Join(dir, "guest")
+	cmd := exec.Command("go", "build", "-o", path, "../oci/testdata/standin")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the stand-in: %w: %s", err, out)
+	}
+	return path, script("up")
+})
+
+// bench is a state directory and a driver on it.
+type bench struct {
+	*Driver
+	state string
+	guest string
+	image runtime.Image
+}
+
+func newBench(t testing.TB) bench {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	archive := os.Getenv("ORCHESTRATOR_TEST_IMAGE_ARCHIVE")
+	if archive == "" {
+		t.Skip("ORCHESTRATOR_TEST_IMAGE_ARCHIVE is not given")
+	}
+	guest, err := prepared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := bench{state: t.TempDir(), guest: guest, image: runtime.Image{Ref: "test", Archive: archive, ID: imageID(t, archive)}}
+	b.Driver = b.another(t)
+	t.Cleanup(func() {
+		found, err := b.List(context.Background(), owner)
+		if err != nil {
+			t.Error(err)
+		}
+		for _, f := range found {
+			if err := b.Remove(context.Background(), f.ID); err != nil {
+				t.Errorf("clean up: %v", err)
+			}
+			b.wantNothingLeft(t, f.ID)
+		}
+		if err := b.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	if err := b.Prepare(t.Context(), b.image); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// imageID is the digest of the configuration that an archive names.
+func imageID(t testing.TB, archive string) string {
+	f, err := os.Open(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for r := tar.NewReader(f); ; {
+		h, err := r.Next()
+		if err != nil {
+			t.Fatalf("%s has no manifest: %v", archive, err)
+		}
+		if h.Name != "manifest.json" {
+			continue
+		}
+		var manifest []struct{ Config string }
+		text, err := io.ReadAll(r)
+		if err = errors.Join(err, json.Unmarshal(text, &manifest)); err != nil {
+			t.Fatal(err)
+		}
+		return "sha256:" + strings.TrimSuffix(manifest[0].Config, ".json")
+	}
+}
+
+// another is a second driver on the same state, as after a restart.
+func (b bench) another(t testing.TB) *Driver {
+	t.Helper()
+	d, err := New(t.Context(), Options{
+		Address: daemonSocket, StateDir: b.state, GuestPath: b.guest, Runtime: os.Getenv("ORCHESTRATOR_TEST_RUNTIME"),
+		Snapshotter: os.Getenv("ORCHESTRATOR_TEST_SNAPSHOTTER"),
+		Log:         slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// wantNothingLeft looks for a sandbox in everything that the driver and the daemon make.
+func (b bench) wantNothingLeft(t testing.TB, id string) {
+	t.Helper()
+	if left := b.leftOf(id); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	if _, err := b.api.ContainerService().Get(context.Background(), id); !errdefs.IsNotFound(err) {
+		t.Errorf("the record is left: %v", err)
+	}
+	if bundle := filepath.Join(daemonTasks, b.namespace, id); exists(bundle) {
+		t.Errorf("left: %s", bundle)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || strings.Contains(string(mounts), id) {
+		t.Errorf("mounts are left: %v\n%s", err, mounts)
+	}
+	if dirs, err := ocihost.CgroupsOf(id); err != nil || len(dirs) > 0 {
+		t.Errorf("cgroups are left: %v, %v", dirs, err)
+	}
+}
+
+var (
+	countLock sync.Mutex
+	count     int
+)
+
+func (b bench) spec() runtime.Spec {
+	countLock.Lock()
+	defer countLock.Unlock()
+	count++
+	return runtime.Spec{
+		ID: fmt.Sprintf("test-%d-%d", os.Getpid(), count), Owner: owner, Template: "base", Build: "test", Image: b.image,
+		Limits: runtime.Limits{MemoryBytes: 128 << 20, TmpBytes: 4 << 20, ScratchBytes: 4 << 20, CPUs: 1.5, Pids: 128, OpenFiles: 512},
+	}
+}
+
+func (b bench) make(t testing.TB) *ocihost.Held {
+	t.Helper()
+	s, err := b.Create(t.Context(), b.spec())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.(*ocihost.Held)
+}
+
+type answer struct {
+	Output string `json:"output"`
+	Error  string `json:"error"`
+	Errno  int    `json:"errno"`
+}
+
+// sh runs a shell line inside as user 1000 and returns what it wrote.
+func sh(t testing.TB, s runtime.Sandbox, line string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	conn, err := s.Open(ctx)
+	if err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.NewEncoder(conn).Encode(map[string]any{"argv": []string{"/bin/sh", "-c", line}, "uid": 1000}); err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	var a answer
+	if err := json.NewDecoder(bufio.NewReader(conn)).Decode(&a); err != nil || a.Error != "" {
+		t.Fatalf("%s: %+v, %v", line, a, err)
+	}
+	return a.Output
+}
+
+func wantDone(t testing.TB, s runtime.Sandbox) {
+	t.Helper()
+	select {
+	case <-s.Done():
+	case <-time.After(patience):
+		t.Fatal("the sandbox's end was not noticed")
+	}
+}
+
+func wantAlive(t testing.TB, s runtime.Sandbox) {
+	t.Helper()
+	select {
+	case <-s.Done():
+		t.Error("the sandbox is taken for ended")
+	default:
+	}
+	if got := sh(t, s, "echo here"); got != "here\n" {
+		t.Errorf("a command says %q", got)
+	}
+}

@@ -1,0 +1,236 @@
+//go:build integration
+
+package containerd
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/cell"
+	"orchestrator/runtime"
+)
+
+func TestListAdoptAndRemoveTwice(t *testing.T) {
+	b := newBench(t)
+	s := b.make(t)
+	want := runtime.Found{ID: s.ID(), Template: "base", Build: "test", Running: true}
+	if got, err := b.List(t.Context(), owner); err != nil || len(got) != 1 || got[0] != want {
+		t.Errorf("list: %+v, %v", got, err)
+	}
+	if got, err := b.List(t.Context(), "somebody-else"); err != nil || len(got) != 0 {
+		t.Errorf("list of another owner: %+v, %v", got, err)
+	}
+	if _, err := b.Adopt(t.Context(), s.ID()); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("adopting what is held: %v", err)
+	}
+	again := b.spec()
+	again.ID = s.ID()
+	if _, err := b.Create(t.Context(), again); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("creating it again: %v", err)
+	}
+	wantAlive(t, s)
+	if _, err := b.Adopt(t.Context(), "not-there"); !errdefs.IsNotFound(err) {
+		t.Errorf("adopting nothing: %v", err)
+	}
+	dir := t.TempDir()
+	if err := s.Bind(t.Context(), runtime.Binding{Source: dir}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Release(); err != nil {
+		t.Fatal(err)
+	}
+	d := b.another(t)
+	defer d.Close()
+	next, err := d.Adopt(t.Context(), s.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantAlive(t, next)
+	if err := next.Unbind(t.Context()); err != nil {
+		t.Errorf("unbind what the other bound: %v", err)
+	}
+	for range 2 {
+		if err := errors.Join(next.Destroy(t.Context()), d.Remove(t.Context(), s.ID())); err != nil {
+			t.Error(err)
+		}
+	}
+	wantDone(t, next)
+	b.wantNothingLeft(t, s.ID())
+	if _, err := d.Adopt(t.Context(), s.ID()); !errdefs.IsNotFound(err) {
+		t.Errorf("adopting what is gone: %v", err)
+	}
+	if _, err := os.Stat(dir); err != nil {
+		t.Errorf("the workspace: %v", err)
+	}
+}
+
+func TestEndOfTheFirstProcess(t *testing.T) {
+	b := newBench(t)
+	s := b.make(t)
+	wantAlive(t, s)
+	if err := unix.Kill(s.Init.Pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	wantDone(t, s)
+	if _, err := s.Open(t.Context()); !errdefs.IsUnavailable(err) {
+		t.Errorf("open: %v", err)
+	}
+	if err := s.Release(); err != nil {
+		t.Error(err)
+	}
+	if _, err := b.Adopt(t.Context(), s.ID()); !errdefs.IsNotFound(err) {
+		t.Errorf("adopt: %v", err)
+	}
+	if err := b.Remove(t.Context(), s.ID()); err != nil {
+		t.Error(err)
+	}
+	b.wantNothingLeft(t, s.ID())
+}
+
+func TestCreateThatFailsLeavesNothing(t *testing.T) {
+	b := newBench(t)
+	for what, c := range map[string]struct {
+		entrypoint []string
+		says       string
+	}{
+		"an entrypoint that is not there": {[]string{"/no/such/entrypoint"}, "/no/such/entrypoint"},
+		"an entrypoint that ends":         {[]string{"/bin/sh", "-c", "exit 73"}, "ended"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			spec := b.spec()
+			spec.Entrypoint = c.entrypoint
+			s, err := b.Create(t.Context(), spec)
+			if err == nil {
+				// It ended a moment later: then the first to open a stream is told.
+				_, err = s.Open(t.Context())
+				if derr := s.Destroy(t.Context()); derr != nil {
+					t.Error(derr)
+				}
+			}
+			if err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("error is %v, want it to say %q", err, c.says)
+			}
+			b.wantNothingLeft(t, spec.ID)
+		})
+	}
+}
+
+func TestCreateThatIsCancelledLeavesNothing(t *testing.T) {
+	b := newBench(t)
+	for _, after := range []time.Duration{time.Millisecond, 5 * time.Millisecond, 15 * time.Millisecond, 30 * time.Millisecond, 60 * time.Millisecond, 120 * time.Millisecond, 200 * time.Millisecond} {
+		spec := b.spec()
+		ctx, cancel := context.WithTimeout(t.Context(), after)
+		s, err := b.Create(ctx, spec)
+		cancel()
+		if err == nil {
+			err = s.Destroy(t.Context())
+		} else if errors.Is(err, context.DeadlineExceeded) || errdefs.IsDeadlineExceeded(err) {
+			err = nil
+		}
+		if err != nil {
+			t.Errorf("after %s: %v", after, err)
+		}
+		b.wantNothingLeft(t, spec.ID)
+	}
+}
+
+func TestSandboxesInParallel(t *testing.T) {
+	b := newBench(t)
+	var wg sync.WaitGroup
+	for range 4 {
+		spec := b.spec()
+		wg.Go(func() {
+			s, err := b.Create(t.Context(), spec)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			var both sync.WaitGroup
+			for range 2 {
+				both.Go(func() {
+					if err := s.Destroy(t.Context()); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			both.Wait()
+			b.wantNothingLeft(t, spec.ID)
+		})
+	}
+	wg.Wait()
+}
+
+// A cell that the daemon knows nothing of, as when its records were lost, is found and removed.
+func TestCellWithoutARecordIsFound(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec()
+	c, err := cell.Make(t.Context(), b.cellOptions(spec.ID, spec.Limits))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if got, err := b.List(t.Context(), owner); err != nil || len(got) != 1 || got[0].ID != spec.ID || got[0].Running {
+		t.Errorf("list: %+v, %v", got, err)
+	}
+	if err := b.Remove(t.Context(), spec.ID); err != nil {
+		t.Error(err)
+	}
+	b.wantNothingLeft(t, spec.ID)
+}
+
+// collect has the daemon collect garbage now.
+func (b bench) collect(t *testing.T) {
+	t.Helper()
+	l, err := b.api.LeasesService().Create(t.Context(), leases.WithRandomID())
+	if err == nil {
+		err = b.api.LeasesService().Delete(t.Context(), l, leases.SynchronousDelete)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRootOfALiveSandboxStaysAndThenGoes(t *testing.T) {
+	b := newBench(t)
+	s := b.make(t)
+	if err := b.Forget(t.Context(), b.image); err != nil {
+		t.Fatal(err)
+	}
+	b.collect(t)
+	snaps := b.api.SnapshotService(b.snapshotter)
+	if _, err := snaps.Stat(t.Context(), viewName(b.image)); err != nil {
+		t.Errorf("the root of a live sandbox: %v", err)
+	}
+	if got := sh(t, s, "ls /usr/bin | wc -l"); got == "0\n" {
+		t.Error("its root is empty")
+	}
+	if err := s.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.collect(t)
+	for _, name := range []string{viewName(b.image), rootName(b.image)} {
+		if _, err := snaps.Stat(t.Context(), name); !errdefs.IsNotFound(err) {
+			t.Errorf("%s is kept: %v", name, err)
+		}
+	}
+	// Whoever did not hear of it gets a sandbox all the same.
+	s = b.make(t)
+	wantAlive(t, s)
+	b.collect(t)
+	if err := s.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.collect(t)
+	if _, err := snaps.Stat(t.Context(), viewName(b.image)); err != nil {
+		t.Errorf("a prepared root without sandboxes: %v", err)
+	}
+}

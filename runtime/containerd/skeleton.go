@@ -1,0 +1,90 @@
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"orchestrator/internal/slot"
+)
+
+// skeletonVersion changes whenever writeSkeleton does.
+const skeletonVersion = "2"
+
+// writeSkeleton makes the mount points of every sandbox, as real folders whatever the image has in their place, and the three files that name
+// the machine. The image is hostile: nothing in it is followed.
+func writeSkeleton(dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	for _, name := range []string{".", "proc", "sys", "dev", "tmp", "run", "run/orchestrator", "workspace", "home", "home/user", "etc"} {
+		if err := makeFolder(root, name); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	for name, text := range map[string]string{
+		"etc/hostname":    "sandbox\n",
+		"etc/hosts":       "127.0.0.1 localhost sandbox\n::1 localhost\n",
+		"etc/resolv.conf": "",
+	} {
+		if err := makeFile(root, name, text); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// makeFolder makes name a folder of root's own. What is in it stays, but for a name that is none.
+func makeFolder(root *os.Root, name string) error {
+	info, err := root.Lstat(name)
+	if err == nil && !info.IsDir() {
+		if err := root.Remove(name); err != nil {
+			return err
+		}
+		err = fs.ErrNotExist
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = root.Mkdir(name, 0o755)
+	}
+	if err != nil {
+		return err
+	}
+	mode := os.FileMode(0o755) // whatever our umask is
+	if name == "tmp" {
+		mode = 0o777 | os.ModeSticky // runtimes give a tmpfs the mode of what it covers
+	}
+	if err := root.Lchown(name, 0, 0); err != nil {
+		return err
+	}
+	return root.Chmod(name, mode)
+}
+
+// makeFile puts a new file in the place of whatever is there.
+func makeFile(root *os.Root, name, text string) error {
+	if err := root.RemoveAll(name); err != nil {
+		return err
+	}
+	f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Chmod(0o644), f.Close())
+}
+
+// mountPoint is a folder for a mount of ours.
+func (d *Driver) mountPoint(name string) string { return filepath.Join(d.dir, "mount-"+name) }
+
+// unmount takes away what is mounted at a folder of ours, and the folder.
+func unmount(ctx context.Context, dir string) error {
+	if err := slot.Sweep(ctx, dir, 2*time.Second); err != nil {
+		return err
+	}
+	return os.Remove(dir)
+}

@@ -1,0 +1,139 @@
+package containerd
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/ocihost"
+)
+
+const (
+	// taskTime is how long the daemon and the shim may take to see that a dead process is dead, before the shim is killed.
+	taskTime = 3 * time.Second
+	// shimPrefix is how programs of shims are named.
+	shimPrefix = "containerd-shim-"
+)
+
+// deleteTask has the daemon forget the task of a sandbox whose processes are dead. It may learn of their end a moment later than we.
+func (d *Driver) deleteTask(ctx context.Context, id string) error {
+	patience := time.Now().Add(taskTime)
+	for {
+		// A shim that hangs lets the daemon wait for ever.
+		short, cancel := context.WithTimeout(ctx, taskTime)
+		_, err := d.api.TaskService().Delete(short, &tasks.DeleteTaskRequest{ContainerID: id})
+		cancel()
+		if err = said(ctx, err); err == nil || errdefs.IsNotFound(err) {
+			return nil
+		}
+		if ctx.Err() != nil || errdefs.IsUnavailable(err) && !d.answers(ctx) {
+			return fmt.Errorf("delete task: %w", err)
+		}
+		if time.Now().After(patience) {
+			// A shim that hangs, or is gone without the daemon's knowing: without it the daemon cleans up by itself.
+			d.log.Debug("the task is not deleted, its shim is killed", "sandbox", id, "error", err)
+			if err := d.endShims(ctx, id); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("delete task: %w: %w", context.Cause(ctx), err)
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}
+
+// answers says whether the daemon does: a task's error may be that of its shim, which is unavailable too.
+func (d *Driver) answers(ctx context.Context) bool {
+	_, err := d.api.Version(ctx)
+	return err == nil
+}
+
+// shimsOf are the processes of shims that containerd started for a sandbox. A command inside may call itself so, but it is in other namespaces.
+func (d *Driver) shimsOf(id string) []int {
+	procs, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	var pids []int
+	for _, p := range procs {
+		if pid, err := strconv.Atoi(p.Name()); err == nil && pid > 1 && d.isShim(pid, id) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func (d *Driver) isShim(pid int, id string) bool {
+	dir := "/proc/" + strconv.Itoa(pid)
+	text, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+	if err != nil {
+		return false
+	}
+	args := strings.Split(string(bytes.TrimRight(text, "\x00")), "\x00")
+	if !strings.HasPrefix(filepath.Base(args[0]), shimPrefix) || !option(args, "-id", id) || !option(args, "-namespace", d.namespace) {
+		return false
+	}
+	for _, ns := range []string{"mnt", "pid"} {
+		own, err1 := os.Readlink("/proc/self/ns/" + ns)
+		other, err2 := os.Readlink(filepath.Join(dir, "ns", ns))
+		if err1 != nil || err2 != nil || own != other {
+			return false
+		}
+	}
+	var st unix.Stat_t
+	return unix.Stat(dir, &st) == nil && st.Uid == 0
+}
+
+// option says whether arguments have an option with that value.
+func option(args []string, name, value string) bool {
+	i := slices.Index(args, name)
+	return i >= 0 && i+1 < len(args) && args[i+1] == value
+}
+
+// endShims kills the shims of a sandbox and waits until they are dead.
+func (d *Driver) endShims(ctx context.Context, id string) error {
+	for _, pid := range d.shimsOf(id) {
+		p, err := ocihost.Open(pid)
+		if err != nil {
+			continue // dead by now, or seen by who looks for leftovers
+		}
+		if d.isShim(pid, id) {
+			if err = p.Kill(); err == nil {
+				err = p.Wait(ctx)
+			}
+		}
+		p.Close()
+		if err != nil {
+			return fmt.Errorf("shim %d: %w", pid, err)
+		}
+	}
+	return nil
+}
+
+// bundleMounts are the roots that shims mounted for a sandbox: STATE/…/NAMESPACE/ID/rootfs.
+func (d *Driver) bundleMounts(id string) []string {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil
+	}
+	var points []string
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) > 4 && strings.HasSuffix(fields[4], "/"+filepath.Join(d.namespace, id, bundleRoot)) && !slices.Contains(points, fields[4]) {
+			points = append(points, fields[4])
+		}
+	}
+	return points
+}
