@@ -201,7 +201,15 @@ func (s *Store) take(ctx context.Context, ref string, fetch func(stage string) (
 	if !from.only {
 		sum = "" // another name would mean another image of the same archive
 	}
-	return s.keep(id, entry, seen{ID: id, Name: from.name}, sum, ref, stage)
+	name, err := nameFor(ref, from.name)
+	if err != nil {
+		return Image{}, err
+	}
+	return s.keep(id, entry, stage, name, func(x *index) {
+		if sum != "" {
+			x.Seen[sum] = seen{ID: id, Name: from.name}
+		}
+	})
 }
 
 // name gives an image that is here already one more name.
@@ -212,6 +220,7 @@ func (s *Store) name(id, sum, ref string) (Image, error) {
 	if err != nil {
 		return Image{}, err
 	}
+	s.Touch(id)
 	if s.index.Refs[name] != id {
 		if err := s.update(func(x *index) { x.Refs[name] = id }); err != nil {
 			return Image{}, err
@@ -220,13 +229,10 @@ func (s *Store) name(id, sum, ref string) (Image, error) {
 	return s.view(id), nil
 }
 
-// keep moves what build made to its place and enters it into the index. A
-// crash in between leaves a folder that Open sweeps away.
-func (s *Store) keep(id string, entry record, from seen, sum, ref, stage string) (Image, error) {
-	name, err := nameFor(ref, from.Name)
-	if err != nil {
-		return Image{}, err
-	}
+// keep moves what build made to its place and enters it into the index, with a
+// name if it has one, and what else enter does. A crash in between leaves a
+// folder that Open sweeps away.
+func (s *Store) keep(id string, entry record, stage, name string, enter func(*index)) (Image, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	made, place := filepath.Join(stage, "image"), s.path("archives", hexOf(id))
@@ -236,14 +242,14 @@ func (s *Store) keep(id string, entry record, from seen, sum, ref, stage string)
 			return Image{}, diskError(fmt.Errorf("keep image %s: %w", id, err))
 		}
 	}
-	err = s.update(func(x *index) {
+	err := s.update(func(x *index) {
 		if !known {
 			x.Images[id] = entry
 		}
-		x.Refs[name] = id
-		if sum != "" {
-			x.Seen[sum] = from
+		if name != "" {
+			x.Refs[name] = id
 		}
+		enter(x)
 	})
 	if err != nil && !known {
 		err = errors.Join(err, os.Rename(place, made)) // the stage goes away

@@ -17,6 +17,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
+
+	"orchestrator/images/ref"
 )
 
 const indexVersion = 1
@@ -38,6 +40,9 @@ type record struct {
 	Size         int64     `json:"size"`
 	Imported     time.Time `json:"imported"`
 	Path         string    `json:"path,omitempty"`
+	// Digests are the manifests it was pulled by, "host/path@sha256:…".
+	Digests []string `json:"digests,omitempty"`
+	Pinned  bool     `json:"pinned,omitempty"`
 }
 
 type seen struct {
@@ -157,21 +162,38 @@ func (x *index) drop(id string) {
 	maps.DeleteFunc(x.Files, func(_ string, f file) bool { _, known := x.Seen[f.Digest]; return !known })
 }
 
+// pulled is the id of what was pulled by this reference with a digest, or "".
+func (x *index) pulled(text string) string {
+	r, err := ref.Parse(text)
+	if err != nil {
+		return ""
+	}
+	for id, record := range x.Images {
+		if slices.Contains(record.Digests, r.Pinned(r.Digest)) {
+			return id
+		}
+	}
+	return ""
+}
+
 var hexPrefix = regexp.MustCompile(`^[0-9a-f]{12,64}$`)
 
 // find returns the id that ref means, and a name of it, "" if it has none.
-func (x *index) find(ref string) (id, name string, err error) {
-	if _, after, ok := strings.Cut(ref, "@"); ok {
-		ref = after
+func (x *index) find(want string) (id, name string, err error) {
+	if _, after, ok := strings.Cut(want, "@"); ok {
+		if id := x.pulled(want); id != "" {
+			return id, want, nil
+		}
+		want = after
 	}
 	switch {
-	case isID(ref):
-		id = ref
-	case hexPrefix.MatchString(ref):
+	case isID(want):
+		id = want
+	case hexPrefix.MatchString(want):
 		for known := range x.Images {
-			if strings.HasPrefix(hexOf(known), ref) {
+			if strings.HasPrefix(hexOf(known), want) {
 				if id != "" {
-					return "", "", invalid("image %q is the start of more than one id", ref)
+					return "", "", invalid("image %q is the start of more than one id", want)
 				}
 				id = known
 			}
@@ -183,15 +205,15 @@ func (x *index) find(ref string) (id, name string, err error) {
 		}
 		return id, name, nil
 	}
-	if id == "" && !isID(ref) {
-		if name, err = ParseName(ref); err != nil {
+	if id == "" && !isID(want) {
+		if name, err = ParseName(want); err != nil {
 			return "", "", err
 		}
 		if id, known := x.Refs[name]; known {
 			return id, name, nil
 		}
 	}
-	return "", "", fmt.Errorf("image %q is not here; %s: %w", clip(ref), x.known(), errdefs.ErrNotFound)
+	return "", "", fmt.Errorf("image %q is not here; %s: %w", clip(want), x.known(), errdefs.ErrNotFound)
 }
 
 // known tells people which names there are.

@@ -24,11 +24,12 @@ const (
 	indexFile    = "index.json"
 )
 
-// Formats of an import.
+// What an image came as.
 const (
-	formatRootFS = "rootfs"
-	formatDocker = "docker-archive"
-	formatOCI    = "oci"
+	formatRootFS   = "rootfs"
+	formatDocker   = "docker-archive"
+	formatOCI      = "oci"
+	formatRegistry = "registry"
 )
 
 // source is an image found in an archive: its configuration as it is, and
@@ -90,6 +91,15 @@ func readConfig(raw []byte, layers, most int, arch string) (config, error) {
 		}
 	}
 	return c, nil
+}
+
+// layersOf is how many layers a configuration names.
+func layersOf(raw []byte) (int, error) {
+	var c config
+	if err := json.Unmarshal(raw, &c); err != nil {
+		return 0, invalid("image configuration: %v", err)
+	}
+	return len(c.RootFS.DiffIDs), nil
 }
 
 // path is PATH, if the image sets a usable one.

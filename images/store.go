@@ -9,9 +9,9 @@
 // attributes (file capabilities are one of them) are dropped. Of the image's
 // configuration only PATH means anything later.
 //
-// The package never pulls, never runs anything and knows nothing of sandboxes:
-// whoever removes an image has to know that nothing uses it. It starts no
-// goroutine. Errors are of class NotFound (no such image), InvalidArgument
+// The package speaks to no registry (images/pull does, and hands over what came),
+// never runs anything and knows nothing of sandboxes: whoever removes an image
+// has to know that nothing uses it. It starts no goroutine. Errors are of class NotFound (no such image), InvalidArgument
 // (archive or name), NotImplemented (a known format that is not supported),
 // ResourceExhausted (over a limit, disk full) or DataLoss (the store's own
 // files).
@@ -21,6 +21,7 @@
 //	index.json                    names, images, archives that were seen
 //	archives/<hex>/archive.tar    docker-archive; config.json beside it
 //	roots/<hex>/fs                unpacked, never written again
+//	blobs/<hex>[.part]            layers on their way from a registry
 //	tmp/                          what is being made; emptied by Open
 package images
 
@@ -32,6 +33,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -85,7 +87,7 @@ type Image struct {
 	ID string `json:"id"`
 	// Refs are its names, sorted. An image can be without any.
 	Refs []string `json:"refs"`
-	// Format is what it was imported from: "rootfs", "docker-archive", "oci".
+	// Format is what it came as: "rootfs", "docker-archive", "oci", "registry".
 	Format       string    `json:"format"`
 	Architecture string    `json:"architecture"`
 	SizeBytes    int64     `json:"size_bytes"` // of the layers, uncompressed
@@ -94,6 +96,11 @@ type Image struct {
 	Path string `json:"path,omitempty"`
 	// Unpacked says that Root needs to do nothing.
 	Unpacked bool `json:"unpacked"`
+	// Digests are the manifests it was pulled by, "host/path@sha256:…".
+	Digests []string `json:"digests,omitempty"`
+	// Pinned images are not collected. Used is when one was last of use.
+	Pinned bool      `json:"pinned"`
+	Used   time.Time `json:"used"`
 }
 
 // Store is a folder of images. Methods may be called concurrently.
@@ -106,11 +113,13 @@ type Store struct {
 
 	importing keyed // one import at a time: bounds disk and CPU
 	unpacking keyed // one unpacking or removal per image
+	fetching  keyed // one download per blob
 
 	// mu is held while index.json is written, which is small, and while a
 	// folder is renamed to go with it.
 	mu    sync.Mutex
 	index index
+	holds map[string]int // who needs a blob or an image, by digest
 }
 
 // Open opens the store, makes its folder where needed and clears away what an
@@ -122,11 +131,11 @@ func Open(o Options) (*Store, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{dir: o.Dir, limits: o.Limits.withDefaults(), log: o.Log, arch: goarch, owners: os.Geteuid() == 0}
+	s := &Store{dir: o.Dir, limits: o.Limits.withDefaults(), log: o.Log, arch: goarch, owners: os.Geteuid() == 0, holds: map[string]int{}}
 	if err := os.RemoveAll(s.path("tmp")); err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	for _, dir := range []string{"", "tmp", "archives", "roots"} {
+	for _, dir := range []string{"", "tmp", "archives", "roots", "blobs"} {
 		if err := os.MkdirAll(s.path(dir), 0o700); err != nil {
 			return nil, fmt.Errorf("open image store: %w", err)
 		}
@@ -176,6 +185,10 @@ func (s *Store) sweep() error {
 	}
 	return nil
 }
+
+// Scratch makes a folder on the store's disk that remove takes away again, or
+// else the next Open.
+func (s *Store) Scratch() (dir string, remove func(), err error) { return s.stage() }
 
 // stage makes a folder that goes away with undo, whatever became of it.
 func (s *Store) stage() (dir string, undo func(), err error) {
@@ -237,7 +250,7 @@ func (s *Store) List() []Image {
 func (s *Store) view(id string) Image {
 	r := s.index.Images[id]
 	return Image{ID: id, Refs: s.index.refsOf(id), Format: r.Format, Architecture: r.Architecture, SizeBytes: r.Size,
-		Imported: r.Imported, Path: r.Path, Unpacked: s.unpacked(id)}
+		Imported: r.Imported, Path: r.Path, Unpacked: s.unpacked(id), Digests: slices.Clone(r.Digests), Pinned: r.Pinned, Used: s.used(id)}
 }
 
 // Tag gives an image one more name.
@@ -269,30 +282,13 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		return s.update(func(x *index) { delete(x.Refs, name) })
 	}
 	s.mu.Unlock()
-	return s.discard(ctx, id)
-}
-
-// Prune removes every image that keep refuses, with its names, and returns
-// their ids. keep is called without any lock held.
-func (s *Store) Prune(ctx context.Context, keep func(id string) bool) ([]string, error) {
-	var gone []string
-	var errs error
-	for _, image := range s.List() {
-		if keep(image.ID) {
-			continue
-		}
-		if err := s.discard(ctx, image.ID); err != nil {
-			errs = errors.Join(errs, err)
-			continue
-		}
-		gone = append(gone, image.ID)
-	}
-	return gone, errs
+	return s.discard(ctx, id, nil)
 }
 
 // discard forgets an image first and moves it away then: what a crash leaves
-// in between is swept by Open. The deleting itself comes after the lock.
-func (s *Store) discard(ctx context.Context, id string) error {
+// in between is swept by Open. The deleting itself comes after the lock. may,
+// unless nil, has the last word, with the lock held.
+func (s *Store) discard(ctx context.Context, id string, may func() error) error {
 	unlock, err := s.unpacking.lock(ctx, id)
 	if err != nil {
 		return fmt.Errorf("remove image %s: %w", id, err)
@@ -305,6 +301,11 @@ func (s *Store) discard(ctx context.Context, id string) error {
 	defer undo()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if may != nil {
+		if err := may(); err != nil {
+			return err
+		}
+	}
 	if err := s.update(func(x *index) { x.drop(id) }); err != nil {
 		return err
 	}

@@ -245,11 +245,13 @@ func TestAStoreOpenedAgainKnowsItsImages(t *testing.T) {
 	if got, err := again.Resolve("a"); err != nil || got.ID != first.ID || got.Root != dir {
 		t.Errorf("resolve: %+v, %v", got, err)
 	}
-	if gone, err := again.Prune(t.Context(), func(id string) bool { return id == first.ID }); err != nil || len(gone) != 0 {
-		t.Errorf("prune of nothing: %v, %v", gone, err)
+	all := Collection{Budget: 1, Fresh: -1, Needed: map[string][]string{first.ID: {"a test"}}}
+	if got, err := again.Collect(t.Context(), all); err != nil || got.Freed != 0 {
+		t.Errorf("collected of what is needed: %+v, %v", got, err)
 	}
-	if gone, err := again.Prune(t.Context(), func(string) bool { return false }); err != nil || !slices.Equal(gone, []string{first.ID}) {
-		t.Errorf("prune of all: %v, %v", gone, err)
+	all.Needed = nil
+	if got, err := again.Collect(t.Context(), all); err != nil || !got.Verdicts[0].Removed || got.Used != 0 {
+		t.Errorf("collected of all: %+v, %v", got, err)
 	}
 	nothingHalfMade(t, again)
 	if err := os.WriteFile(s.path("index.json"), []byte("{"), 0o600); err != nil {

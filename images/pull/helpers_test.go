@@ -1,0 +1,260 @@
+package pull
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	served "github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"go.uber.org/goleak"
+
+	"orchestrator/images"
+	"orchestrator/images/ref"
+	"orchestrator/images/registry"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// site is a registry for a test. before may answer a request itself.
+type site struct {
+	host string
+	mu   sync.Mutex
+	// seen are requests, "METHOD path" and the Range if there is one.
+	seen   []string
+	before func(w http.ResponseWriter, r *http.Request) bool
+}
+
+func newSite(t testing.TB) *site {
+	t.Helper()
+	s := &site{}
+	inner := served.New(served.Logger(log.New(io.Discard, "", 0)))
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.mu.Lock()
+		s.seen = append(s.seen, strings.TrimSpace(r.Method+" "+r.URL.Path+" "+r.Header.Get("Range")))
+		before := s.before
+		s.mu.Unlock()
+		if before != nil && before(w, r) {
+			return
+		}
+		inner.ServeHTTP(w, r)
+	}))
+	t.Cleanup(srv.Close)
+	t.Cleanup(http.DefaultTransport.(*http.Transport).CloseIdleConnections)
+	s.host = strings.TrimPrefix(srv.URL, "http://")
+	return s
+}
+
+func (s *site) on(before func(w http.ResponseWriter, r *http.Request) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.before = before
+}
+
+// took counts requests since the last call whose text has all of the parts.
+func (s *site) took(parts ...string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+next:
+	for _, line := range s.seen {
+		for _, p := range parts {
+			if !strings.Contains(line, p) {
+				continue next
+			}
+		}
+		n++
+	}
+	return n
+}
+
+func (s *site) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = nil
+}
+
+// push puts an image under a name, and returns its reference.
+func (s *site) push(t testing.TB, at string, img v1.Image) string {
+	t.Helper()
+	text := s.host + "/" + at
+	r, err := name.ParseReference(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := s.before
+	s.on(nil)
+	if err := remote.Write(r, img); err != nil {
+		t.Fatal(err)
+	}
+	s.on(before)
+	s.forget()
+	return text
+}
+
+func (s *site) pushIndex(t testing.TB, at string, x v1.ImageIndex) string {
+	t.Helper()
+	text := s.host + "/" + at
+	r, err := name.ParseReference(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.WriteIndex(r, x); err != nil {
+		t.Fatal(err)
+	}
+	s.forget()
+	return text
+}
+
+// layer is one with a file of this content.
+func layer(t testing.TB, file, content string) v1.Layer {
+	t.Helper()
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	w := tar.NewWriter(z)
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: file, Mode: 0o644, Size: int64(len(content))}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(w, content); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// image is one for this host with these layers.
+func image(t testing.TB, layers ...v1.Layer) v1.Image {
+	t.Helper()
+	return imageFor(t, goruntime.GOARCH, layers...)
+}
+
+func imageFor(t testing.TB, arch string, layers ...v1.Layer) v1.Image {
+	t.Helper()
+	img, err := mutate.AppendLayers(empty.Image, layers...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = c.DeepCopy()
+	c.Architecture, c.OS = arch, "linux"
+	c.Config.Env = []string{"PATH=/bin"}
+	if img, err = mutate.ConfigFile(img, c); err != nil {
+		t.Fatal(err)
+	}
+	return img
+}
+
+func digestOf(t testing.TB, x interface{ Digest() (v1.Hash, error) }) string {
+	t.Helper()
+	h, err := x.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h.String()
+}
+
+// world is a store, and what pulls into it.
+type world struct {
+	dir   string
+	store *images.Store
+	*Puller
+}
+
+// memory is a folder on a tmpfs where there is one, as of package images.
+func memory(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "orchestrator-pull-*")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func newWorld(t testing.TB, s *site, change func(*Options, *registry.Options)) *world {
+	t.Helper()
+	return worldIn(t, filepath.Join(memory(t), "images"), s, change)
+}
+
+func worldIn(t testing.TB, dir string, s *site, change func(*Options, *registry.Options)) *world {
+	t.Helper()
+	store, err := images.Open(images.Options{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Store: store}
+	ro := registry.Options{
+		Insecure: []string{s.host}, Pause: time.Millisecond, Patience: 2 * time.Second,
+		Environment: func(string) (string, bool) { return "", false },
+	}
+	if change != nil {
+		change(&o, &ro)
+	}
+	o.Registry = registry.New(ro)
+	p := New(o)
+	t.Cleanup(func() { p.Close() })
+	return &world{dir, store, p}
+}
+
+// blobs are the files of downloads that are left.
+func (w *world) blobs(t testing.TB) []string {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(w.dir, "blobs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, e := range entries {
+		out = append(out, e.Name())
+	}
+	return out
+}
+
+func (w *world) pull(t testing.TB, text string) (images.Image, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	return w.Pull(ctx, text, nil)
+}
+
+func list(t testing.TB, patterns ...string) ref.List {
+	t.Helper()
+	l, err := ref.ParseList(patterns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
