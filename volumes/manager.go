@@ -1,11 +1,14 @@
 // Package volumes owns workspaces: folders on the host that outlive sandboxes,
-// who holds them now, and their files while no sandbox is asked for them.
+// what bounds them, who holds them now, their files while no sandbox is asked
+// for them, what overlay leases changed of them, and their snapshots.
 //
-// It mounts nothing (a driver binds what a Hold names), decides nothing about
-// callers, keeps holds in memory only (the store is the truth about leases:
-// after a restart the scheduler acquires again what it promised) and starts no
-// goroutine. One Manager per folder: the state directory's lock sees to that.
-// Errors are classed by containerd/errdefs.
+// It decides nothing about callers, and keeps holds in memory only (the store is
+// the truth about leases: after a restart the scheduler acquires again what it
+// promised, and then calls Sweep). It mounts file systems and overlays on the
+// host; a driver binds what a Hold names. It starts no goroutine: Run is its
+// caller's. One Manager per folder: the state directory's lock sees to that.
+// Errors are classed by containerd/errdefs; besides, *BusyError and
+// *ConflictError.
 package volumes
 
 import (
@@ -15,17 +18,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/google/uuid"
 
-	"orchestrator/internal/safefile"
-	"orchestrator/runtime"
+	"orchestrator/internal/disk"
+	"orchestrator/internal/fault"
 )
 
 // Names of folders that are being made or removed begin so.
@@ -34,52 +34,112 @@ const (
 	gonePrefix = ".gone-"
 )
 
-var namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+// Auto is the mechanism that is found out.
+const Auto = "auto"
 
-// Workspace describes one.
-type Workspace struct {
-	// ID names its folder. It is not made from the name: sandboxes see it.
-	ID        string
-	Name      string
-	CreatedAt time.Time
-	// Shared lets more than one lease write at a time.
-	Shared bool
-	// Leases have it now, sorted by id.
-	Leases []Lease
+// Options of a Manager. The zero value bounds nothing and keeps no overlay for
+// longer than it has to.
+type Options struct {
+	// Mechanism enforces quotas: Auto, or one of package disk; empty is
+	// disk.None.
+	Mechanism string
+	// Quota is what a workspace holds that is made without a size; MaxQuota the
+	// most that can be asked for, 0 without a bound.
+	Quota, MaxQuota int64
+	Overlays        Overlays
+	// Snapshots is how many a workspace can have.
+	Snapshots int
+	// Idle is how long a file system stays mounted after its last use; zero is
+	// DefaultIdle.
+	Idle time.Duration
+	Log  *slog.Logger
 }
 
-// Lease is one lease's hold on a workspace.
-type Lease struct {
-	ID       string
-	ReadOnly bool
+// Overlays bounds what overlay leases leave.
+type Overlays struct {
+	// Keep is how long the changes of a lease that is over are kept; zero is for
+	// ever. Max is how many overlays, live and kept, a workspace can have; zero
+	// is DefaultOverlays.
+	Keep time.Duration
+	Max  int
 }
+
+// Defaults of Options.
+const (
+	DefaultIdle     = 30 * time.Second
+	DefaultOverlays = 32
+)
+
+// How often what is due is looked at, and how long an end of the process waits
+// for what goes on.
+const (
+	tickTime  = 5 * time.Second
+	closeTime = 20 * time.Second
+)
 
 // Manager keeps the workspaces of one folder. Methods may be called
 // concurrently.
 type Manager struct {
-	dir string
-	log *slog.Logger
+	dir  string
+	opts Options
+	log  *slog.Logger
 	// left is what Open found of interrupted work; never changed after.
 	left []string
 
+	mechanism func() (disk.Mechanism, string)
+
 	mu     sync.Mutex
 	byName map[string]*entry
+	// settled: every lease of an earlier process that lives has its hold.
+	settled bool
 }
 
-// entry is a workspace; the Manager's lock guards it.
+// entry is a workspace. The Manager's lock guards it but for what only who has
+// the turn touches.
 type entry struct {
-	meta  meta
-	busy  bool // being made or deleted: there for its name only
-	files int  // open Files
-	holds map[string]*Hold
+	meta     meta
+	busy     bool // being made or deleted: there for its name only
+	holds    map[string]*Hold
+	reading  map[int]int // open Files by generation
+	writing  int         // those of them that write
+	overlays map[string]*overlay
+	state    state
+	root     string    // of the mounted file system, else ""
+	used     time.Time // the last turn
+	ending   []ending
+	late     []ending // those that failed, for the next tick
+	waiting  []*waiter
+
+	turn  chan struct{}
+	found bool // it was mounted by another process, whose leases may have it
+	swept bool // what an earlier process left on the file system was looked for
+}
+
+// ending is what is left to be done for a hold that was given back.
+type ending func(ctx context.Context, g *ground) error
+
+func newEntry(w meta) *entry {
+	return &entry{
+		meta: w, holds: map[string]*Hold{}, reading: map[int]int{}, overlays: map[string]*overlay{}, turn: make(chan struct{}, 1),
+		state: state{Version: stateVersion},
+	}
 }
 
 // Open loads the workspaces in dir, making dir where there is none. One whose
 // metadata cannot be read is left alone, logged, and not offered. Nothing is
 // removed: see Sweep.
-func Open(dir string, log *slog.Logger) (*Manager, error) {
+func Open(dir string, opts Options) (*Manager, error) {
 	if !filepath.IsAbs(dir) {
 		return nil, fmt.Errorf("open workspaces: folder %q is not absolute: %w", dir, errdefs.ErrInvalidArgument)
+	}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	if opts.Idle == 0 {
+		opts.Idle = DefaultIdle
+	}
+	if opts.Overlays.Max == 0 {
+		opts.Overlays.Max = DefaultOverlays
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open workspaces: %w", err)
@@ -88,188 +148,442 @@ func Open(dir string, log *slog.Logger) (*Manager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open workspaces: %w", err)
 	}
-	m := &Manager{dir: dir, log: log, byName: map[string]*entry{}}
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), newPrefix) || strings.HasPrefix(e.Name(), gonePrefix) {
-			m.left = append(m.left, e.Name())
+	m := &Manager{dir: dir, opts: opts, log: opts.Log, byName: map[string]*entry{}}
+	m.mechanism = sync.OnceValues(m.detect)
+	for _, f := range entries {
+		if strings.HasPrefix(f.Name(), newPrefix) || strings.HasPrefix(f.Name(), gonePrefix) {
+			m.left = append(m.left, f.Name())
 			continue
 		}
-		found, err := readMeta(filepath.Join(dir, e.Name()))
-		if err == nil && m.byName[found.Name] != nil {
-			err = fmt.Errorf("workspace %q is there as %s already", found.Name, m.byName[found.Name].meta.ID)
-		}
+		e, err := m.load(filepath.Join(dir, f.Name()))
 		if err != nil {
-			log.Warn("workspace not usable", "path", filepath.Join(dir, e.Name()), "err", err)
+			m.log.Warn("workspace not usable", "path", filepath.Join(dir, f.Name()), "err", err)
 			continue
 		}
-		m.byName[found.Name] = &entry{meta: found, holds: map[string]*Hold{}}
+		m.byName[e.meta.Name] = e
 	}
 	return m, nil
 }
 
+func (m *Manager) load(dir string) (*entry, error) {
+	found, err := readMeta(dir)
+	if err != nil {
+		return nil, err
+	}
+	if other := m.byName[found.Name]; other != nil {
+		return nil, fmt.Errorf("workspace %q is there as %s already", found.Name, other.meta.ID)
+	}
+	e := newEntry(found)
+	if e.state, err = readState(m.content(found)); err != nil {
+		return nil, err
+	}
+	e.overlays, err = m.readOverlays(found)
+	return e, err
+}
+
+// detect finds out what enforces quotas here, and why it is nothing better.
+func (m *Manager) detect() (disk.Mechanism, string) {
+	switch m.opts.Mechanism {
+	case "":
+		return disk.None, ""
+	case Auto:
+		return disk.Detect(m.dir)
+	}
+	return disk.Mechanism(m.opts.Mechanism), ""
+}
+
+// Mechanism is what enforces the quotas of workspaces that are made now, and why
+// it is nothing better. The first call may take a while.
+func (m *Manager) Mechanism() (disk.Mechanism, string) { return m.mechanism() }
+
+// Quotas are what a workspace holds that is made without a size, and the most
+// that can be asked for; 0 is no bound.
+func (m *Manager) Quotas() (usual, most int64) { return m.opts.Quota, m.opts.MaxQuota }
+
+// Dir is the folder that all workspaces are in.
+func (m *Manager) Dir() string { return m.dir }
+
+func (m *Manager) folder(w meta) string { return filepath.Join(m.dir, w.ID) }
+
+// content is the folder that a restore swaps.
+func (m *Manager) content(w meta) string {
+	dir := filepath.Join(m.folder(w), contentDir)
+	if _, err := os.Lstat(dir); err != nil {
+		return m.folder(w) // of an earlier version
+	}
+	return dir
+}
+
+// disk is the folder of a workspace's disk; ok is false where it has none.
+func (m *Manager) disk(w meta) (dir string, ok bool) {
+	content := m.content(w)
+	return filepath.Join(content, diskDir), content != m.folder(w)
+}
+
+// on has do work on a workspace while nobody else does, with its file system
+// mounted.
+func (m *Manager) on(ctx context.Context, name string, do func(*ground) error) error {
+	e, err := m.take(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer m.pass(ctx, e)
+	g, err := m.ground(ctx, e)
+	if err != nil {
+		return err
+	}
+	if err := g.end(ctx); err != nil {
+		m.log.Warn("what a lease left is not put away yet", "workspace", e.meta.Name, "error", err)
+	}
+	return do(g)
+}
+
+// take waits for the turn of a workspace. Who gets it calls pass.
+func (m *Manager) take(ctx context.Context, name string) (*entry, error) {
+	m.mu.Lock()
+	e, err := m.find(name)
+	m.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case e.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for workspace %s: %w", name, context.Cause(ctx))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.byName[name] != e || e.busy { // deleted meanwhile
+		<-e.turn
+		return nil, noWorkspace(name)
+	}
+	return e, nil
+}
+
+// pass gives the turn back, after what came up meanwhile.
+func (m *Manager) pass(ctx context.Context, e *entry) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
+	defer cancel()
+	for {
+		m.endAll(ctx, e)
+		<-e.turn
+		m.mu.Lock()
+		more := len(e.ending) > 0 && m.byName[e.meta.Name] == e && !e.busy
+		m.wake(e)
+		m.mu.Unlock()
+		if !more {
+			return
+		}
+		select {
+		case e.turn <- struct{}{}:
+		default: // whoever was quicker does it
+			return
+		}
+	}
+}
+
+// endAll does what is left to be done for holds that were given back; what fails
+// is left for the next tick.
+func (m *Manager) endAll(ctx context.Context, e *entry) {
+	m.mu.Lock()
+	todo := len(e.ending) > 0 && m.byName[e.meta.Name] == e
+	m.mu.Unlock()
+	if !todo {
+		return
+	}
+	g, err := m.ground(ctx, e)
+	if err == nil {
+		err = g.end(ctx)
+	} else {
+		m.mu.Lock()
+		e.late, e.ending = append(e.late, e.ending...), nil
+		m.mu.Unlock()
+	}
+	if err != nil {
+		m.log.Warn("what a lease left is not put away yet", "workspace", e.meta.Name, "error", err)
+	}
+}
+
+func (g *ground) end(ctx context.Context) error {
+	var errs []error
+	for {
+		g.m.mu.Lock()
+		todo := g.e.ending
+		g.e.ending = nil
+		g.m.mu.Unlock()
+		if len(todo) == 0 {
+			return errors.Join(errs...)
+		}
+		for _, end := range todo {
+			if err := end(ctx, g); err != nil {
+				errs = append(errs, err)
+				g.m.mu.Lock()
+				g.e.late = append(g.e.late, end)
+				g.m.mu.Unlock()
+			}
+		}
+	}
+}
+
+// later leaves something to be done, at once if nobody has the turn.
+func (m *Manager) later(e *entry, do ending) {
+	m.mu.Lock()
+	e.ending = append(e.ending, do)
+	m.mu.Unlock()
+	select {
+	case e.turn <- struct{}{}:
+		m.pass(context.Background(), e)
+	default: // whoever has it does this too
+	}
+}
+
+// ground mounts the file system of a workspace. Who calls it has the turn.
+func (m *Manager) ground(ctx context.Context, e *entry) (*ground, error) {
+	g := &ground{m: m, e: e, root: e.root}
+	if g.root == "" {
+		g.root = m.folder(e.meta)
+		if dir, ok := m.disk(e.meta); ok {
+			m.mu.Lock()
+			settled := m.settled
+			m.mu.Unlock()
+			if mounted, err := disk.Mounted(dir); err == nil {
+				e.found = mounted && !settled
+			}
+			root, err := disk.Mount(ctx, dir)
+			if err != nil {
+				return nil, fmt.Errorf("files of workspace %s: %w", e.meta.Name, err)
+			}
+			g.root = root
+		}
+	}
+	m.mu.Lock()
+	e.root, e.used = g.root, time.Now()
+	m.mu.Unlock()
+	if e.swept {
+		return g, nil
+	}
+	if err := g.prepare(ctx); err != nil {
+		return nil, fmt.Errorf("files of workspace %s: %w", e.meta.Name, err)
+	}
+	e.swept = true
+	return g, nil
+}
+
+// prepare removes what an interrupted change left on the file system, and makes
+// the first folder of files where it is new.
+func (g *ground) prepare(ctx context.Context) error {
+	_, err := os.Lstat(g.current())
+	if errors.Is(err, os.ErrNotExist) && g.e.state.Current == 0 {
+		temp := filepath.Join(g.root, newGeneration)
+		if err = g.m.remove(ctx, temp); err == nil {
+			err = makeData(temp)
+		}
+		if err == nil {
+			err = os.Rename(temp, g.current())
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(g.tidy(ctx), g.sweepUppers(ctx), g.m.tidyFolder(ctx, g.e.meta))
+}
+
 // Sweep frees what an interrupted Create or Delete of an earlier process left,
-// as Open found it. It takes as long as the files are many, and may run beside
-// everything else.
+// as Open found it, and ends the overlays whose leases did. It is to be called
+// once all leases that live have been acquired again; it takes as long as the
+// files are many, and may run beside everything else.
 func (m *Manager) Sweep(ctx context.Context) error {
 	var errs []error
 	for _, name := range m.left {
 		errs = append(errs, m.free(ctx, name))
 	}
-	return errors.Join(errs...)
+	m.mu.Lock()
+	m.settled = true
+	var stale []string
+	for name, e := range m.byName {
+		if !e.busy && (m.deserted(e) || e.state.Writer != nil || len(e.state.Pins) > 0) {
+			stale = append(stale, name)
+		}
+	}
+	m.mu.Unlock()
+	for _, name := range stale {
+		err := m.on(ctx, name, func(g *ground) error { return g.settle(ctx) })
+		if err != nil && !errdefs.IsNotFound(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(append(errs, m.sweepDisks(ctx))...)
+}
+
+// sweepDisks unmounts what an earlier process left mounted.
+func (m *Manager) sweepDisks(ctx context.Context) error {
+	return disk.Sweep(ctx, m.dir, func(dir string) bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		for _, e := range m.byName {
+			if d, ok := m.disk(e.meta); ok && d == dir {
+				return e.root != "" || e.busy || len(e.turn) > 0
+			}
+		}
+		return false
+	})
 }
 
 // free removes a folder of m.dir with all that commands left in it.
 func (m *Manager) free(ctx context.Context, name string) error {
-	root, err := safefile.Open(m.dir, safefile.Options{})
-	if err != nil {
-		return err
+	if dir := filepath.Join(m.dir, name, contentDir, diskDir); exists(dir) {
+		if err := disk.Unmount(ctx, dir); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("free workspace: %w", err)
+		}
 	}
-	defer root.Close()
-	if err := root.Remove(ctx, name, true); err != nil && !errdefs.IsNotFound(err) {
+	if err := m.remove(ctx, filepath.Join(m.dir, name)); err != nil {
 		return fmt.Errorf("free workspace: %w", err)
 	}
 	return nil
 }
 
-// CreateOptions of a workspace; the zero value is good.
-type CreateOptions struct {
-	Shared bool
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
-// Create makes an empty workspace, owned by the commands' user. AlreadyExists:
-// there is one of that name.
-func (m *Manager) Create(ctx context.Context, name string, opt CreateOptions) (Workspace, error) {
-	if !namePattern.MatchString(name) {
-		return Workspace{}, fmt.Errorf("workspace name %q does not match %s: %w", name, namePattern, errdefs.ErrInvalidArgument)
+// Run looks after what is due until ctx ends: overlays that were kept for long
+// enough, and file systems that nobody uses.
+func (m *Manager) Run(ctx context.Context) error {
+	t := time.NewTicker(min(tickTime, m.opts.Idle))
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+		m.tick(ctx, time.Now())
 	}
-	id, err := uuid.NewV7()
-	if err != nil {
-		return Workspace{}, fmt.Errorf("create workspace %s: %w", name, err)
-	}
-	made := &entry{
-		meta:  meta{Version: metaVersion, ID: id.String(), Name: name, CreatedAt: time.Now().UTC(), Shared: opt.Shared},
-		busy:  true,
-		holds: map[string]*Hold{},
-	}
-	m.mu.Lock()
-	taken := m.byName[name] != nil
-	if !taken {
-		m.byName[name] = made
-	}
-	m.mu.Unlock()
-	if taken {
-		return Workspace{}, fmt.Errorf("workspace %s is there already: %w", name, errdefs.ErrAlreadyExists)
-	}
-	err = m.make(made.meta)
-	m.mu.Lock()
-	made.busy = false
-	if err != nil {
-		delete(m.byName, name)
-	}
-	m.mu.Unlock()
-	if err != nil {
-		// Little is in it, and it has to go even if the caller did.
-		err = errors.Join(err, m.free(context.WithoutCancel(ctx), newPrefix+made.meta.ID))
-		return Workspace{}, fmt.Errorf("create workspace %s: %w", name, err)
-	}
-	return m.Get(name)
 }
 
-// make builds the folder under another name, so that it is there whole or not.
-func (m *Manager) make(w meta) error {
-	temp := filepath.Join(m.dir, newPrefix+w.ID)
-	data := filepath.Join(temp, dataDir)
-	if err := os.MkdirAll(data, 0o700); err != nil {
-		return err
-	}
-	if err := os.Chown(data, runtime.CommandUID, runtime.CommandGID); err != nil {
-		return err
-	}
-	if err := os.Chmod(data, 0o755); err != nil {
-		return err
-	}
-	if err := writeMeta(temp, w); err != nil {
-		return err
-	}
-	if err := os.Rename(temp, filepath.Join(m.dir, w.ID)); err != nil {
-		return err
-	}
-	return syncDir(m.dir)
-}
-
-// Get describes a workspace.
-func (m *Manager) Get(name string) (Workspace, error) {
+func (m *Manager) tick(ctx context.Context, now time.Time) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	e, err := m.find(name)
-	if err != nil {
-		return Workspace{}, err
-	}
-	return e.describe(), nil
-}
-
-// List describes all of them, sorted by name.
-func (m *Manager) List() []Workspace {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	items := []Workspace{}
+	entries := make([]*entry, 0, len(m.byName))
 	for _, e := range m.byName {
 		if !e.busy {
-			items = append(items, e.describe())
+			entries = append(entries, e)
 		}
 	}
-	slices.SortFunc(items, func(a, b Workspace) int { return strings.Compare(a.Name, b.Name) })
-	return items
+	m.mu.Unlock()
+	for _, e := range entries {
+		m.retry(e)
+		if err := m.expire(ctx, e, now); err != nil && ctx.Err() == nil {
+			m.log.Warn("old overlay not removed", "workspace", e.meta.Name, "error", err)
+		}
+		if err := m.rest(ctx, e, now.Add(-m.opts.Idle)); err != nil {
+			m.log.Warn("file system not unmounted", "workspace", e.meta.Name, "error", err)
+		}
+	}
+}
+
+// retry takes up again what failed.
+func (m *Manager) retry(e *entry) {
+	m.mu.Lock()
+	late := e.late
+	e.late = nil
+	m.mu.Unlock()
+	for _, end := range late {
+		m.later(e, end)
+	}
+}
+
+// rest unmounts a file system that was not used since before.
+func (m *Manager) rest(ctx context.Context, e *entry, before time.Time) error {
+	select {
+	case e.turn <- struct{}{}:
+	default:
+		return nil
+	}
+	defer m.pass(ctx, e)
+	m.mu.Lock()
+	idle := e.root != "" && !e.inUse() && len(e.ending)+len(e.late) == 0 && e.used.Before(before)
+	m.mu.Unlock()
+	if !idle {
+		return nil
+	}
+	return m.unmount(ctx, e)
+}
+
+// inUse is to be called with the lock held.
+func (e *entry) inUse() bool {
+	for _, users := range e.reading {
+		if users > 0 {
+			return true
+		}
+	}
+	return len(e.holds) > 0 || e.writing > 0
+}
+
+// unmount is to be called with the turn.
+func (m *Manager) unmount(ctx context.Context, e *entry) error {
+	if dir, ok := m.disk(e.meta); ok {
+		if err := disk.Unmount(ctx, dir); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e.root = ""
+	return nil
+}
+
+// Close unmounts what no lease has. It is to be called when nothing else is any
+// more; leases live on, and so do their mounts.
+func (m *Manager) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
+	defer cancel()
+	m.mu.Lock()
+	var names []string
+	for name, e := range m.byName {
+		if e.root != "" || len(e.ending)+len(e.late) > 0 {
+			names = append(names, name)
+		}
+	}
+	m.mu.Unlock()
+	var errs []error
+	for _, name := range names {
+		e, err := m.take(ctx, name)
+		if err != nil {
+			continue
+		}
+		m.retryHere(ctx, e)
+		m.mu.Lock()
+		used := e.inUse() || m.deserted(e) || e.found && !m.settled
+		m.mu.Unlock()
+		if !used {
+			errs = append(errs, m.unmount(ctx, e))
+		}
+		<-e.turn
+	}
+	return errors.Join(errs...)
+}
+
+// retryHere tries what failed a last time.
+func (m *Manager) retryHere(ctx context.Context, e *entry) {
+	m.mu.Lock()
+	e.ending, e.late = append(e.ending, e.late...), nil
+	m.mu.Unlock()
+	m.endAll(ctx, e)
 }
 
 // find is to be called with the lock held.
 func (m *Manager) find(name string) (*entry, error) {
 	e := m.byName[name]
 	if e == nil || e.busy {
-		return nil, fmt.Errorf("there is no workspace %q: %w", name, errdefs.ErrNotFound)
+		return nil, noWorkspace(name)
 	}
 	return e, nil
 }
 
-func (e *entry) describe() Workspace {
-	w := Workspace{ID: e.meta.ID, Name: e.meta.Name, CreatedAt: e.meta.CreatedAt, Shared: e.meta.Shared, Leases: []Lease{}}
-	for _, h := range e.holds {
-		w.Leases = append(w.Leases, Lease{ID: h.lease, ReadOnly: h.readOnly})
-	}
-	slices.SortFunc(w.Leases, func(a, b Lease) int { return strings.Compare(a.ID, b.ID) })
-	return w
+func noWorkspace(name string) error {
+	return fmt.Errorf("there is no workspace %q: %w", name, errdefs.ErrNotFound)
 }
 
-// Delete removes a workspace and its files. FailedPrecondition: a lease holds
-// it, or its files are open. If ctx ends while files are removed the workspace
-// is gone all the same, and Sweep frees the rest after the next start; the
-// error says so.
-func (m *Manager) Delete(ctx context.Context, name string) error {
-	m.mu.Lock()
-	e, err := m.find(name)
-	if err == nil && (len(e.holds) > 0 || e.files > 0) {
-		err = fmt.Errorf("workspace %s is in use by %d leases: %w", name, len(e.holds), errdefs.ErrFailedPrecondition)
-	}
-	if err == nil {
-		e.busy = true
-	}
-	m.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	gone := gonePrefix + e.meta.ID
-	err = os.Rename(filepath.Join(m.dir, e.meta.ID), filepath.Join(m.dir, gone))
-	m.mu.Lock()
-	e.busy = false
-	if err == nil {
-		delete(m.byName, name)
-	}
-	m.mu.Unlock()
-	if err != nil {
-		return fmt.Errorf("delete workspace %s: %w", name, err)
-	}
-	if err := errors.Join(syncDir(m.dir), m.free(ctx, gone)); err != nil {
-		return fmt.Errorf("workspace %s is deleted, but its space is not free yet: %w", name, err)
-	}
-	return nil
-}
+// hit is fault.Hit. The points of this package are died at in its own tests.
+func hit(point string) { fault.Hit(point) }

@@ -11,11 +11,35 @@ import (
 	"time"
 )
 
+// What is in the folder of a workspace:
+//
+//	workspace.json   what it is
+//	content/         what is swapped whole by a restore
+//	  state.json     which generation is the current one, and what became of it
+//	  disk/          see package disk; on its root:
+//	    data         the first generation of the files, data.1 the next one, …
+//	    uppers/ID    what the overlay ID has changed
+//	overlays/ID.*    what is known of the overlay ID
+//	merged/ID        where the overlay ID is mounted while its lease lives
+//	snapshots/ID     a copy of content, and snapshot.json
+//
+// One made by an earlier version has data and state.json beside workspace.json,
+// and no disk: nothing bounds it.
 const (
-	metaVersion = 1
-	metaFile    = "workspace.json"
-	dataDir     = "data"
-	maxMeta     = 64 << 10
+	metaVersion   = 1
+	metaFile      = "workspace.json"
+	contentDir    = "content"
+	stateFile     = "state.json"
+	diskDir       = "disk"
+	dataDir       = "data"
+	uppersDir     = "uppers"
+	overlaysDir   = "overlays"
+	mergedDir     = "merged"
+	snapshotsDir  = "snapshots"
+	snapshotFile  = "snapshot.json"
+	maxMeta       = 64 << 10
+	maxState      = 16 << 20
+	maxComparison = 256 << 20
 )
 
 // meta is what is kept of a workspace beside its data.
@@ -29,12 +53,7 @@ type meta struct {
 
 // readMeta reads and checks the metadata of the workspace in dir.
 func readMeta(dir string) (meta, error) {
-	f, err := os.Open(filepath.Join(dir, metaFile))
-	if err != nil {
-		return meta{}, err
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxMeta))
+	b, err := readBounded(filepath.Join(dir, metaFile), maxMeta)
 	if err != nil {
 		return meta{}, err
 	}
@@ -45,23 +64,31 @@ func readMeta(dir string) (meta, error) {
 	if w.ID != filepath.Base(dir) {
 		return meta{}, fmt.Errorf("the folder holds the metadata of %q", w.ID)
 	}
-	if fi, err := os.Lstat(filepath.Join(dir, dataDir)); err != nil {
-		return meta{}, err
-	} else if !fi.IsDir() {
-		return meta{}, errors.New("data is not a folder")
+	for _, name := range []string{contentDir, dataDir} {
+		if fi, err := os.Lstat(filepath.Join(dir, name)); err == nil && fi.IsDir() {
+			return w, nil
+		}
 	}
-	return w, nil
+	return meta{}, errors.New("there is no folder of files")
+}
+
+func readBounded(path string, most int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(b)) > most {
+		err = fmt.Errorf("%s is longer than %d octets", path, most)
+	}
+	return b, err
 }
 
 func decodeMeta(b []byte) (meta, error) {
 	var w meta
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&w); err != nil {
-		return meta{}, fmt.Errorf("decode %s: %w", metaFile, err)
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return meta{}, fmt.Errorf("decode %s: something follows the object", metaFile)
+	if err := decodeStrict(metaFile, b, &w); err != nil {
+		return meta{}, err
 	}
 	if w.Version != metaVersion {
 		return meta{}, fmt.Errorf("%s is of version %d, this build reads %d", metaFile, w.Version, metaVersion)
@@ -72,18 +99,50 @@ func decodeMeta(b []byte) (meta, error) {
 	return w, nil
 }
 
-// writeMeta writes into a folder that nobody else knows yet.
-func writeMeta(dir string, w meta) error {
-	b, err := json.Marshal(w)
+func decodeStrict(what string, b []byte, to any) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(to); err != nil {
+		return fmt.Errorf("decode %s: %w", what, err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return fmt.Errorf("decode %s: something follows the object", what)
+	}
+	return nil
+}
+
+// writeJSON replaces a file whole, so that it outlives a power cut.
+func writeJSON(path string, v any) error {
+	b, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(filepath.Join(dir, metaFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	temp := path + ".new"
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(append(b, '\n'))
-	return errors.Join(err, f.Sync(), f.Close(), syncDir(dir))
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+// readJSON reads what writeJSON wrote; a file that is not there leaves v as it
+// is.
+func readJSON(path string, most int64, v any) error {
+	b, err := readBounded(path, most)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return decodeStrict(path, b, v)
 }
 
 // syncDir makes the names in dir outlive a power cut.

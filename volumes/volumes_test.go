@@ -2,7 +2,6 @@ package volumes
 
 import (
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
@@ -21,21 +21,21 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func open(t *testing.T, dir string) *Manager {
 	t.Helper()
-	m, err := Open(dir, slog.New(slog.DiscardHandler))
+	m, err := Open(dir, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return m
 }
 
-func needRoot(t *testing.T) {
+func needRoot(t testing.TB) {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("not root")
 	}
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +58,7 @@ func TestWorkspacesOutliveTheManager(t *testing.T) {
 			t.Errorf("name %q: %v", name, err)
 		}
 	}
-	h, err := m.Acquire("proj-1", "lease", false)
+	h, err := m.Acquire(t.Context(), "proj-1", "lease", ReadWrite)
 	must(t, err)
 	source := h.Binding().Source
 	fi, err := os.Lstat(source)
@@ -82,7 +82,7 @@ func TestFilesAtRest(t *testing.T) {
 	m := open(t, t.TempDir())
 	_, err := m.Create(t.Context(), "w", CreateOptions{})
 	must(t, err)
-	f, err := m.Files("w")
+	f, err := m.Edit(t.Context(), "w")
 	must(t, err)
 	w, err := f.Write("/workspace/a/b.txt", safefile.WriteOptions{Mode: 0o4755, Parents: true})
 	must(t, err)
@@ -100,7 +100,7 @@ func TestFilesAtRest(t *testing.T) {
 	must(t, f.Close())
 	_ = f.Close()
 	must(t, m.Delete(t.Context(), "w"))
-	if _, err := m.Files("w"); !errdefs.IsNotFound(err) {
+	if _, err := m.Edit(t.Context(), "w"); !errdefs.IsNotFound(err) {
 		t.Error(err)
 	}
 }
@@ -110,19 +110,19 @@ func TestOneWriterManyReaders(t *testing.T) {
 	m := open(t, t.TempDir())
 	_, err := m.Create(t.Context(), "w", CreateOptions{})
 	must(t, err)
-	one, err := m.Acquire("w", "one", false)
+	one, err := m.Acquire(t.Context(), "w", "one", ReadWrite)
 	must(t, err)
-	again, err := m.Acquire("w", "one", false)
+	again, err := m.Acquire(t.Context(), "w", "one", ReadWrite)
 	if err != nil || again != one {
 		t.Errorf("again: %v %v", again, err)
 	}
-	if _, err := m.Acquire("w", "one", true); !errdefs.IsFailedPrecondition(err) {
+	if _, err := m.Acquire(t.Context(), "w", "one", ReadOnly); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("in the other mode: %v", err)
 	}
-	if _, err := m.Acquire("w", "two", false); !errdefs.IsUnavailable(err) {
+	if _, err := m.Acquire(t.Context(), "w", "two", ReadWrite); !errdefs.IsUnavailable(err) {
 		t.Errorf("second writer: %v", err)
 	}
-	reader, err := m.Acquire("w", "three", true)
+	reader, err := m.Acquire(t.Context(), "w", "three", ReadOnly)
 	must(t, err)
 	if b := reader.Binding(); !b.ReadOnly {
 		t.Errorf("%+v", b)
@@ -131,7 +131,7 @@ func TestOneWriterManyReaders(t *testing.T) {
 		t.Errorf("delete while held: %v", err)
 	}
 	one.Release()
-	two, err := m.Acquire("w", "two", false)
+	two, err := m.Acquire(t.Context(), "w", "two", ReadWrite)
 	must(t, err)
 	one.Release()
 	if got, _ := m.Get("w"); len(got.Leases) != 2 {
@@ -140,7 +140,7 @@ func TestOneWriterManyReaders(t *testing.T) {
 	two.Release()
 	reader.Release()
 	must(t, m.Delete(t.Context(), "w"))
-	if _, err := m.Acquire("w", "two", false); !errdefs.IsNotFound(err) {
+	if _, err := m.Acquire(t.Context(), "w", "two", ReadWrite); !errdefs.IsNotFound(err) {
 		t.Error(err)
 	}
 	if err := m.Delete(t.Context(), "w"); !errdefs.IsNotFound(err) {
@@ -151,33 +151,44 @@ func TestOneWriterManyReaders(t *testing.T) {
 // The rule of holds against a model that knows nothing but the rule.
 func TestHoldsFollowTheRule(t *testing.T) {
 	needRoot(t)
+	m := open(t, t.TempDir())
 	rapid.Check(t, func(rt *rapid.T) {
-		m := &Manager{byName: map[string]*entry{}}
 		shared := rapid.Bool().Draw(rt, "shared")
-		m.byName["w"] = &entry{meta: meta{Name: "w", Shared: shared}, holds: map[string]*Hold{}}
-		model := map[string]bool{} // lease → read-only
+		name := "w" + strings.ReplaceAll(uuid.NewString(), "-", "")
+		_, err := m.Create(t.Context(), name, CreateOptions{Shared: shared})
+		must(t, err)
+		model := map[string]Mode{}
 		holds := map[string]*Hold{}
+		defer func() {
+			for _, h := range holds {
+				h.Release()
+			}
+			must(t, m.Delete(t.Context(), name))
+		}()
 		rt.Repeat(map[string]func(*rapid.T){
 			"acquire": func(rt *rapid.T) {
 				lease := rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(rt, "lease")
-				ro := rapid.Bool().Draw(rt, "ro")
-				had, have := model[lease]
-				allowed := ro || shared
-				if !allowed {
-					allowed = true
-					for _, readOnly := range model {
-						allowed = allowed && readOnly
-					}
+				mode := rapid.SampledFrom([]Mode{ReadWrite, ReadOnly, Overlaid}).Draw(rt, "mode")
+				has := map[Mode]int{}
+				for _, m := range model {
+					has[m]++
 				}
-				if have {
-					allowed = had == ro
+				allowed := true
+				switch mode {
+				case ReadWrite:
+					allowed = has[Overlaid] == 0 && (shared || has[ReadWrite] == 0)
+				case Overlaid:
+					allowed = has[ReadWrite] == 0
 				}
-				h, err := m.Acquire("w", lease, ro)
+				if had, have := model[lease]; have {
+					allowed = had == mode
+				}
+				h, err := m.Acquire(t.Context(), name, lease, mode)
 				if (err == nil) != allowed {
-					rt.Fatalf("acquire %s ro=%v with %v: %v", lease, ro, model, err)
+					rt.Fatalf("acquire %s %s with %v: %v", lease, mode, model, err)
 				}
 				if err == nil {
-					model[lease], holds[lease] = ro, h
+					model[lease], holds[lease] = mode, h
 				}
 			},
 			"release": func(rt *rapid.T) {
@@ -185,10 +196,11 @@ func TestHoldsFollowTheRule(t *testing.T) {
 				if h := holds[lease]; h != nil {
 					h.Release()
 					delete(model, lease)
+					delete(holds, lease)
 				}
 			},
 			"": func(rt *rapid.T) {
-				w, err := m.Get("w")
+				w, err := m.Get(name)
 				if err != nil || len(w.Leases) != len(model) {
 					rt.Fatalf("%+v %v, want %v", w, err, model)
 				}
@@ -236,7 +248,7 @@ func TestForeignFoldersAreLeftAlone(t *testing.T) {
 	if entries, _ := os.ReadDir(dir); len(entries) != 7 {
 		t.Errorf("%v", entries)
 	}
-	if _, err := Open("relative", slog.Default()); !errdefs.IsInvalidArgument(err) {
+	if _, err := Open("relative", Options{}); !errdefs.IsInvalidArgument(err) {
 		t.Error(err)
 	}
 }

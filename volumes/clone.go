@@ -1,0 +1,257 @@
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A clone of a tree has folders of its own, and for every file another name of
+// the same inode. So it costs no file's size, and holds as long as files are
+// replaced and not written to: see generation.go for when that is.
+
+// clone fills dst, an empty folder, with what is in src, without what skip
+// names. put says how a file comes there.
+func clone(ctx context.Context, src, dst *tree, skip func(rel string) bool, put putter) error {
+	var dirs []string
+	var to *os.File // the folder of dst that is being filled
+	var filled string
+	defer func() {
+		if to != nil {
+			to.Close()
+		}
+	}()
+	err := src.walk(ctx, "", func(rel string, from *os.File, name string, st *unix.Stat_t) (bool, error) {
+		if skip(rel) {
+			return false, nil
+		}
+		if at := above(rel); to == nil || at != filled {
+			next, err := dst.dir(at)
+			if err != nil {
+				return false, err
+			}
+			if to != nil {
+				to.Close()
+			}
+			to, filled = next, at
+		}
+		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			return false, put(from, to, name, st)
+		}
+		dirs = append(dirs, rel)
+		return true, unix.Mkdirat(fdOf(to), name, 0o700)
+	})
+	if err != nil {
+		return err
+	}
+	// Times last, from within outwards: what is made in a folder changes its own.
+	for i := len(dirs) - 1; i >= 0; i-- {
+		if err := likeDir(src, dst, dirs[i]); err != nil {
+			return err
+		}
+	}
+	return likeDir(src, dst, "")
+}
+
+func above(rel string) string {
+	dir, _ := path.Split(rel)
+	return strings.TrimSuffix(dir, "/")
+}
+
+// putter puts a file that is no folder from one folder into another.
+type putter func(from, to *os.File, name string, st *unix.Stat_t) error
+
+// linkFile gives a file another name. One with as many as it can have is
+// copied.
+func linkFile(from, to *os.File, name string, st *unix.Stat_t) error {
+	err := unix.Linkat(fdOf(from), name, fdOf(to), name, 0)
+	if err == unix.EMLINK {
+		return copyFile(from, to, name, st)
+	}
+	if err != nil {
+		return fmt.Errorf("link %q: %w", head(name), err)
+	}
+	return nil
+}
+
+// likeDir gives a folder of dst owner, mode, attributes and time of that in src.
+func likeDir(src, dst *tree, rel string) error {
+	from, err := src.dir(rel)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := dst.dir(rel)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	return like(from, to)
+}
+
+// like gives to what describes from, but for its size.
+func like(from, to *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fdOf(from), &st); err != nil {
+		return err
+	}
+	if err := unix.Fchown(fdOf(to), int(st.Uid), int(st.Gid)); err != nil {
+		return err
+	}
+	if err := unix.Fchmod(fdOf(to), st.Mode&0o7777); err != nil {
+		return err
+	}
+	if err := likeAttributes(from, to); err != nil {
+		return err
+	}
+	times := []unix.Timespec{st.Atim, st.Mtim}
+	return unix.UtimesNanoAt(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fdOf(to)), times, 0)
+}
+
+// maxAttributes bounds the names of a file's attributes, as the kernel does.
+const maxAttributes = 64 << 10
+
+// attributes lists those of an open file.
+func attributes(f *os.File) ([]string, error) {
+	buf := make([]byte, maxAttributes)
+	n, err := unix.Flistxattr(fdOf(f), buf)
+	if err == unix.ENOTSUP {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for name := range strings.SplitSeq(string(buf[:n]), "\x00") {
+		if name != "" {
+			out = append(out, name)
+		}
+	}
+	return out, nil
+}
+
+// plainAttribute says whether an attribute may stand in a workspace: one that
+// its user sets and no file system reads anything into.
+func plainAttribute(name string) bool {
+	return strings.HasPrefix(name, "user.") && !strings.HasPrefix(name, "user.overlay.")
+}
+
+func likeAttributes(from, to *os.File) error {
+	names, err := attributes(from)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if !plainAttribute(name) && !strings.HasPrefix(name, "system.posix_acl_") {
+			continue
+		}
+		value := make([]byte, maxAttributes)
+		n, err := unix.Fgetxattr(fdOf(from), name, value)
+		if err == nil {
+			err = unix.Fsetxattr(fdOf(to), name, value[:n], 0)
+		}
+		if err != nil {
+			return fmt.Errorf("attribute %q: %w", head(name), err)
+		}
+	}
+	return nil
+}
+
+// copyFile copies a file, link or special file with its description.
+func copyFile(from, to *os.File, name string, st *unix.Stat_t) error {
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return copyRegular(from, to, name)
+	case unix.S_IFLNK:
+		target, err := readLinkAt(fdOf(from), name)
+		if err != nil {
+			return err
+		}
+		if err := unix.Symlinkat(target, fdOf(to), name); err != nil {
+			return err
+		}
+	case unix.S_IFIFO, unix.S_IFSOCK:
+		if err := unix.Mknodat(fdOf(to), name, st.Mode, 0); err != nil {
+			return err
+		}
+	default: // devices never work in a workspace
+		return nil
+	}
+	if err := unix.Fchownat(fdOf(to), name, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	return unix.UtimesNanoAt(fdOf(to), name, []unix.Timespec{st.Atim, st.Mtim}, unix.AT_SYMLINK_NOFOLLOW)
+}
+
+func copyRegular(from, to *os.File, name string) (err error) {
+	rd, err := unix.Openat(fdOf(from), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	in := os.NewFile(uintptr(rd), name)
+	defer in.Close()
+	wr, err := unix.Openat(fdOf(to), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	out := os.NewFile(uintptr(wr), name)
+	defer func() { err = errors.Join(err, out.Close()) }()
+	if err := copyData(in, out); err != nil {
+		return fmt.Errorf("copy %q: %w", head(name), err)
+	}
+	return like(in, out)
+}
+
+// copyData copies what is in a file and leaves its holes: by reference where the
+// file system can.
+func copyData(in, out *os.File) error {
+	if unix.IoctlFileClone(fdOf(out), fdOf(in)) == nil {
+		return nil
+	}
+	info, err := in.Stat()
+	if err != nil {
+		return err
+	}
+	size := info.Size()
+	for at := int64(0); at < size; {
+		from, err := unix.Seek(fdOf(in), at, unix.SEEK_DATA)
+		if err == unix.ENXIO { // nothing but a hole follows
+			break
+		}
+		if err != nil {
+			return err
+		}
+		to, err := unix.Seek(fdOf(in), from, unix.SEEK_HOLE)
+		if err != nil {
+			return err
+		}
+		if err := copyRange(in, out, from, to); err != nil {
+			return err
+		}
+		at = to
+	}
+	return out.Truncate(size)
+}
+
+func copyRange(in, out *os.File, from, to int64) error {
+	buf := make([]byte, 1<<20)
+	for from < to {
+		n, err := in.ReadAt(buf[:min(int64(len(buf)), to-from)], from)
+		if n > 0 {
+			if _, err := out.WriteAt(buf[:n], from); err != nil {
+				return err
+			}
+			from += int64(n)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

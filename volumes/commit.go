@@ -1,0 +1,419 @@
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/runtime"
+)
+
+// CommitOptions of Commit.
+type CommitOptions struct {
+	// Paths are what is committed, with what is below them; none is everything.
+	Paths []string
+	// Force commits also what others changed since the overlay was made: theirs
+	// is lost.
+	Force bool
+}
+
+// Committed says what a commit did.
+type Committed struct {
+	// Paths are those that were committed, sorted.
+	Paths []string
+	// Dropped are those that can be in no workspace: devices, FIFOs, sockets.
+	Dropped []string
+	// Left is how many changes stay in the overlay. With none it is gone.
+	Left int
+}
+
+// ConflictError says that a commit would lose what others did. Nothing was
+// committed. It is of class Conflict.
+type ConflictError struct {
+	Overlay   string
+	Conflicts []Conflict // sorted by path
+}
+
+// maxTold is how many conflicts the error's text names.
+const maxTold = 10
+
+// Error names the paths.
+func (e *ConflictError) Error() string {
+	var told []string
+	for _, c := range e.Conflicts[:min(len(e.Conflicts), maxTold)] {
+		told = append(told, c.String())
+	}
+	more := ""
+	if n := len(e.Conflicts) - maxTold; n > 0 {
+		more = fmt.Sprintf("; and %d more", n)
+	}
+	return fmt.Sprintf("overlay %s conflicts with what others changed: %s%s. Nothing is committed: choose other paths, or force it, which loses theirs",
+		e.Overlay, strings.Join(told, "; "), more)
+}
+
+// Unwrap gives the class.
+func (e *ConflictError) Unwrap() error { return errdefs.ErrConflict }
+
+// PathError says that a path was chosen that an overlay does not change. It is of
+// class InvalidArgument.
+type PathError struct{ Overlay, Path string }
+
+// Error is a whole sentence.
+func (e *PathError) Error() string {
+	return fmt.Sprintf("%s is not among the changes of overlay %s", head(e.Path), e.Overlay)
+}
+
+// Unwrap gives the class.
+func (e *PathError) Unwrap() error { return errdefs.ErrInvalidArgument }
+
+// Commit puts what an overlay changed into its workspace, all of it or nothing,
+// whenever the process dies. Its lease has to be over (*LiveError), and no other
+// may be writing (*BusyError); other overlays do not notice. What is committed
+// belongs to the commands' user, and has no setuid or setgid bit and no attribute but
+// the user's own. What was not chosen stays in the overlay. See *ConflictError.
+func (m *Manager) Commit(ctx context.Context, id string, opt CommitOptions) (Committed, error) {
+	found, err := m.FindOverlay(id)
+	if err != nil {
+		return Committed{}, err
+	}
+	var out Committed
+	err = m.on(ctx, found.Workspace, func(g *ground) (err error) {
+		out, err = g.commit(ctx, id, opt)
+		return err
+	})
+	return out, err
+}
+
+func (g *ground) commit(ctx context.Context, id string, opt CommitOptions) (Committed, error) {
+	if o, err := g.overlay(id); err != nil {
+		return Committed{}, err
+	} else if o.Live {
+		return Committed{}, &LiveError{ID: id}
+	}
+	if err := errors.Join(g.atRest(), g.endWriting(ctx)); err != nil {
+		return Committed{}, err
+	}
+	v, err := g.view(ctx, id)
+	if err != nil {
+		return Committed{}, err
+	}
+	chosen, err := v.choose(opt.Paths)
+	if err != nil {
+		return Committed{}, err
+	}
+	if !opt.Force {
+		if err := g.conflicts(v, chosen); err != nil {
+			return Committed{}, err
+		}
+	}
+	var out Committed
+	var takes []*delta
+	for _, d := range chosen {
+		if !d.plain() {
+			out.Dropped = append(out.Dropped, d.path)
+			continue
+		}
+		takes = append(takes, d)
+		out.Paths = append(out.Paths, d.path)
+	}
+	if len(takes) > 0 {
+		if err := g.apply(ctx, v, takes); err != nil {
+			return Committed{}, fmt.Errorf("commit overlay %s: %w", id, err)
+		}
+	}
+	// It is committed from here on, and what follows can be done again.
+	out.Left = len(v.deltas) - len(chosen)
+	after := context.WithoutCancel(ctx)
+	if out.Left == 0 {
+		err = g.drop(after, id)
+	} else {
+		for _, d := range chosen {
+			v.o.Committed = append(v.o.Committed, []byte(d.path))
+		}
+		err = g.keep(v.o)
+	}
+	hit("volumes.commit.done")
+	if err = errors.Join(err, g.tidy(after)); err != nil {
+		g.m.log.Warn("overlay is committed, but not put away yet", "workspace", g.e.meta.Name, "overlay", id, "error", err)
+	}
+	return out, nil
+}
+
+// atRest says who writes to the workspace itself now.
+func (g *ground) atRest() error {
+	g.m.mu.Lock()
+	defer g.m.mu.Unlock()
+	if g.e.writing > 0 {
+		return &BusyError{Workspace: g.e.meta.Name}
+	}
+	for _, h := range g.e.holds {
+		if h.mode == ReadWrite {
+			return &BusyError{Workspace: g.e.meta.Name, Lease: h.lease}
+		}
+	}
+	return nil
+}
+
+// choose finds the changes that paths name, and folders that those need.
+func (v *view) choose(paths []string) ([]*delta, error) {
+	chosen := map[string]bool{}
+	for _, p := range paths {
+		rel, err := relative(p)
+		if err != nil {
+			return nil, err
+		}
+		found := false
+		for i := range v.deltas {
+			if at := v.deltas[i].path; below(at, rel) {
+				chosen[at], found = true, true
+			}
+		}
+		if !found {
+			return nil, &PathError{Overlay: v.o.ID, Path: p}
+		}
+	}
+	for i := range v.deltas { // a folder has to be there for what is in it
+		d := &v.deltas[i]
+		if !chosen[d.path] || d.kind == Removed {
+			continue
+		}
+		for _, up := range parents(d.path) {
+			if f := v.folders[up]; f != nil && (f.kind == Added || f.kind == Changed && !isDir(&f.base)) {
+				chosen[up] = true
+			}
+		}
+	}
+	var out []*delta
+	for i := range v.deltas {
+		if len(paths) == 0 || chosen[v.deltas[i].path] {
+			out = append(out, &v.deltas[i])
+		}
+	}
+	return out, nil
+}
+
+// relative is a caller's path as paths of a tree are.
+func relative(p string) (string, error) {
+	rel := strings.TrimPrefix(strings.TrimPrefix(p, MountedAt), "/")
+	if strings.HasPrefix(p, "/") && p != MountedAt && !strings.HasPrefix(p, MountedAt+"/") {
+		return "", fmt.Errorf("%s is not in %s: %w", head(p), MountedAt, errdefs.ErrInvalidArgument)
+	}
+	if rel = path.Clean(rel); rel == "." {
+		return "", nil
+	}
+	if !filepath.IsLocal(rel) {
+		return "", fmt.Errorf("%s is not in the workspace: %w", head(p), errdefs.ErrInvalidArgument)
+	}
+	return rel, nil
+}
+
+// conflicts are those of the chosen changes, and of folders they are in.
+func (g *ground) conflicts(v *view, chosen []*delta) error {
+	base, err := openTree(v.dir)
+	if err != nil {
+		return err
+	}
+	defer base.close()
+	made := map[string]bool{}
+	for _, d := range chosen {
+		made[d.path] = d.kind != Removed && isDir(&d.upper)
+	}
+	found := map[string]Conflict{}
+	for _, d := range chosen {
+		if c, ok := v.conflict[d.path]; ok {
+			found[d.path] = c
+		}
+		if d.kind == Removed {
+			continue
+		}
+		for _, up := range parents(d.path) {
+			if made[up] {
+				continue
+			}
+			st, there, err := base.stat(up)
+			if err != nil {
+				return err
+			}
+			if there && isDir(&st) {
+				break // so are those above
+			}
+			c := Conflict{Path: up}
+			if by, ok := g.e.state.blame(up); ok {
+				c.By, c.At = by.By, by.At
+			}
+			found[up] = c
+		}
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	e := &ConflictError{Overlay: v.o.ID}
+	for _, c := range found {
+		e.Conflicts = append(e.Conflicts, c)
+	}
+	slices.SortFunc(e.Conflicts, func(a, b Conflict) int { return strings.Compare(a.Path, b.Path) })
+	return e
+}
+
+// apply makes the next generation with the chosen changes, which are sorted by
+// path.
+func (g *ground) apply(ctx context.Context, v *view, chosen []*delta) error {
+	upper, err := openTree(filepath.Join(g.upper(v.o.ID), upperPart))
+	if err != nil {
+		return err
+	}
+	defer upper.close()
+	gone := map[string]bool{} // what the next generation does not take from this one
+	c := change{By: "overlay " + v.o.ID, At: time.Now().UTC()}
+	for _, d := range chosen {
+		c.Paths = append(c.Paths, []byte(d.path))
+		if d.kind == Removed || !isDir(&d.upper) || d.kind == Changed && !isDir(&d.base) {
+			gone[d.path] = true
+		}
+	}
+	// A folder that is removed stays as long as something in it does.
+	stay := g.remaining(v, chosen)
+	skip := func(rel string) bool { return gone[rel] && !stay[rel] }
+	alter := func(dst *tree) error {
+		for _, d := range chosen {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if d.kind == Removed {
+				continue
+			}
+			if err := put(upper, dst, d); err != nil {
+				return fmt.Errorf("%s: %w", head(d.path), err)
+			}
+		}
+		hit("volumes.commit.built")
+		return nil
+	}
+	return g.fork(ctx, skip, alter, c)
+}
+
+// remaining are folders whose removal was chosen without that of all they have.
+// Everything that a removed folder has is a removed path too, so it is enough to
+// look at those.
+func (g *ground) remaining(v *view, chosen []*delta) map[string]bool {
+	taken, out := map[string]bool{}, map[string]bool{}
+	for _, d := range chosen {
+		taken[d.path] = true
+	}
+	for i := range v.deltas {
+		if d := &v.deltas[i]; d.kind == Removed && !taken[d.path] {
+			for _, up := range parents(d.path) {
+				out[up] = true
+			}
+		}
+	}
+	return out
+}
+
+// put puts what an overlay has at a path into a generation that is being made.
+func put(upper, dst *tree, d *delta) error {
+	if err := makeAbove(dst, d.path); err != nil {
+		return err
+	}
+	to, err := dst.dir(above(d.path))
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	name := path.Base(d.path)
+	if isDir(&d.upper) {
+		err := makeDir(to, name, d.upper.Mode)
+		if err == unix.EEXIST {
+			err = setDir(to, name, d.upper.Mode)
+		}
+		return err
+	}
+	from, err := upper.dir(above(d.path))
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	if err := clean(upper, d); err != nil {
+		return err
+	}
+	return linkFile(from, to, name, &d.upper)
+}
+
+// makeAbove makes the folders above a path that are not there: with force, what
+// others removed comes back for what is in it.
+func makeAbove(dst *tree, rel string) error {
+	ups := parents(rel)
+	for i := len(ups) - 1; i >= 0; i-- {
+		st, found, err := dst.stat(ups[i])
+		if err != nil {
+			return err
+		}
+		if found && isDir(&st) {
+			continue
+		}
+		to, err := dst.dir(above(ups[i]))
+		if err != nil {
+			return err
+		}
+		if found {
+			err = unix.Unlinkat(fdOf(to), path.Base(ups[i]), 0)
+		}
+		if err == nil {
+			err = makeDir(to, path.Base(ups[i]), 0o755)
+		}
+		if err := errors.Join(err, to.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clean takes from a file of an overlay what may not be in a workspace. Nothing
+// writes to it any more.
+func clean(upper *tree, d *delta) error {
+	if d.upper.Mode&unix.S_IFMT != unix.S_IFREG {
+		dir, err := upper.dir(above(d.path))
+		if err != nil {
+			return err
+		}
+		defer dir.Close()
+		return unix.Fchownat(fdOf(dir), path.Base(d.path), runtime.CommandUID, runtime.CommandGID, unix.AT_SYMLINK_NOFOLLOW)
+	}
+	f, st, err := upper.regular(d.path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := removeAttributes(f); err != nil {
+		return err
+	}
+	if err := unix.Fchown(fdOf(f), runtime.CommandUID, runtime.CommandGID); err != nil {
+		return err
+	}
+	return unix.Fchmod(fdOf(f), st.Mode&0o777)
+}
+
+func removeAttributes(f *os.File) error {
+	names, err := attributes(f)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if plainAttribute(name) {
+			continue
+		}
+		if err := unix.Fremovexattr(fdOf(f), name); err != nil && err != unix.ENODATA {
+			return fmt.Errorf("attribute %q: %w", head(name), err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,204 @@
+package volumes
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/disk"
+)
+
+// The quota counts what overlays and commits take; a full workspace can still be
+// looked at, discarded and written to again.
+func TestTheQuotaCountsOverlays(t *testing.T) {
+	m := world(t, Options{Mechanism: Auto, Quota: 8 << 20, MaxQuota: 32 << 20, Snapshots: 4}, map[string]string{"a": "base"})
+	if mechanism, why := m.Mechanism(); mechanism == disk.None {
+		t.Fatalf("nothing enforces quotas here: %s", why)
+	}
+	o := hold(t, m, "o", Overlaid)
+	err := os.WriteFile(filepath.Join(o.Binding().Source, "big"), make([]byte, 16<<20), 0o644)
+	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+		t.Errorf("16 MiB into 8: %v", err)
+	}
+	write(t, o, "a", "") // as much as there is room for
+	o.Release()
+	w, err := m.Get("w")
+	if must(t, err); w.QuotaBytes != 8<<20 || w.UsedBytes < 6<<20 {
+		t.Errorf("%+v", w)
+	}
+	if d, err := m.Diff(t.Context(), "o", DiffOptions{Text: true}); err != nil || len(d.Changes) != 2 {
+		t.Errorf("%+v %v", d, err)
+	}
+	must(t, m.Discard(t.Context(), "o"))
+	rw := hold(t, m, "rw", ReadWrite)
+	write(t, rw, "b", strings.Repeat("x", 4<<20))
+	rw.Release()
+	if _, err := m.Resize(t.Context(), "w", 64<<20); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("more than anybody may have: %v", err)
+	}
+	_, err = m.Resize(t.Context(), "w", 32<<20)
+	must(t, err)
+	overlaid(t, m, "big", map[string]string{"c": strings.Repeat("y", 12<<20)})
+	commit(t, m, "big") // takes no room of its own
+	if w, err := m.Get("w"); err != nil || w.QuotaBytes != 32<<20 || w.UsedBytes > 20<<20 {
+		t.Errorf("%+v %v", w, err)
+	}
+}
+
+// unmounted sees that nothing is mounted below a folder.
+func unmounted(t *testing.T, dir string) {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	must(t, err)
+	for line := range bytes.Lines(b) {
+		if bytes.Contains(line, []byte(dir)) {
+			t.Errorf("mounted: %s", line)
+		}
+	}
+}
+
+func TestNothingStaysMounted(t *testing.T) {
+	m := world(t, Options{Mechanism: Auto, Quota: 4 << 20, Idle: time.Minute}, nil)
+	h := hold(t, m, "o", Overlaid)
+	write(t, h, "a", "a")
+	m.tick(t.Context(), time.Now().Add(time.Hour))
+	if got := read(t, h, "a"); got != "a" {
+		t.Errorf("under a lease %q", got)
+	}
+	must(t, m.Close()) // a hand-over
+	again := start(t, m.dir, m.opts)
+	h = hold(t, again, "o", Overlaid)
+	must(t, again.Sweep(t.Context()))
+	if got := read(t, h, "a"); got != "a" {
+		t.Errorf("after a hand-over %q", got)
+	}
+	h.Release()
+	again.tick(t.Context(), time.Now().Add(30*time.Second))
+	again.tick(t.Context(), time.Now().Add(time.Hour))
+	unmounted(t, m.dir)
+	h = hold(t, again, "p", Overlaid)
+	write(t, h, "a", "a")
+	must(t, again.Down(t.Context()))
+	unmounted(t, m.dir)
+	if list, _ := again.Overlays("w"); len(list) != 2 {
+		t.Errorf("%+v", list)
+	}
+}
+
+func TestSnapshots(t *testing.T) {
+	for _, mechanism := range []string{"", Auto} {
+		t.Run("mechanism "+mechanism, func(t *testing.T) {
+			m := world(t, Options{Mechanism: mechanism, Quota: 8 << 20, Snapshots: 2}, map[string]string{"a": "old", "d/b": "old"})
+			overlaid(t, m, "o", map[string]string{"a": "old2"})
+			commit(t, m, "o") // so that it is not the first generation
+			s, err := m.Snapshot(t.Context(), "w", "before")
+			must(t, err)
+			rw := hold(t, m, "rw", ReadWrite)
+			write(t, rw, "a", "new")
+			remove(t, rw, "d")
+			if _, err := m.Snapshot(t.Context(), "w", ""); !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("snapshot under a lease: %v", err)
+			}
+			if _, err := m.Restore(t.Context(), "w", s.ID); !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("restore under a lease: %v", err)
+			}
+			rw.Release()
+			if _, err := m.Snapshot(t.Context(), "w", "before"); !errdefs.IsAlreadyExists(err) {
+				t.Errorf("a label twice: %v", err)
+			}
+			_, err = m.Snapshot(t.Context(), "w", "")
+			must(t, err)
+			if _, err := m.Snapshot(t.Context(), "w", ""); !errdefs.IsResourceExhausted(err) {
+				t.Errorf("one too many: %v", err)
+			}
+			overlaid(t, m, "p", map[string]string{"a": "mine"})
+			if _, err := m.Restore(t.Context(), "w", "before"); !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("restore below an overlay: %v", err)
+			}
+			must(t, m.Discard(t.Context(), "p"))
+			if mechanism == Auto {
+				_, err = m.Resize(t.Context(), "w", 16<<20)
+				must(t, err)
+			}
+			for range 2 {
+				_, err = m.Restore(t.Context(), "w", "before")
+				must(t, err)
+				if got := []string{now(t, m, "a"), now(t, m, "d/b")}; !slices.Equal(got, []string{"old2", "old"}) {
+					t.Errorf("restored %v", got)
+				}
+			}
+			if w, err := m.Get("w"); err != nil || mechanism == Auto && w.QuotaBytes != 16<<20 || w.Snapshots != 2 {
+				t.Errorf("%+v %v", w, err)
+			}
+			_, err = m.Create(t.Context(), "copy", CreateOptions{FromName: "w", From: "before"})
+			must(t, err)
+			h, err := m.Acquire(t.Context(), "copy", "c", ReadWrite)
+			must(t, err)
+			if got := read(t, h, "a"); got != "old2" {
+				t.Errorf("a copy has %q", got)
+			}
+			write(t, h, "a", "copy")
+			h.Release()
+			if got := now(t, m, "a"); got != "old2" {
+				t.Errorf("a copy is not one: %q", got)
+			}
+			must(t, m.RemoveSnapshot(t.Context(), "w", "before"))
+			if _, err := m.Restore(t.Context(), "w", s.ID); !errdefs.IsNotFound(err) {
+				t.Error(err)
+			}
+			oneGeneration(t, m)
+			must(t, m.Delete(t.Context(), "copy"))
+			must(t, m.Delete(t.Context(), "w"))
+		})
+	}
+}
+
+// A workspace of an earlier version has no disk and works as ever.
+func TestAWorkspaceOfAnEarlierVersion(t *testing.T) {
+	needRoot(t)
+	dir := filepath.Join(t.TempDir(), "workspaces")
+	const id = "0198f0a0-0000-7000-8000-000000000000"
+	must(t, os.MkdirAll(filepath.Join(dir, id), 0o700))
+	must(t, makeData(filepath.Join(dir, id, dataDir)))
+	must(t, os.WriteFile(filepath.Join(dir, id, dataDir, "a"), []byte("old"), 0o644))
+	must(t, os.WriteFile(filepath.Join(dir, id, metaFile), []byte(`{"version":1,"id":"`+id+`","name":"w","created_at":"2026-01-01T00:00:00Z","shared":false}`+"\n"), 0o600))
+	m := start(t, dir, Options{Mechanism: Auto, Quota: 8 << 20, Snapshots: 2})
+	if w, err := m.Get("w"); err != nil || w.QuotaBytes != 0 || w.Mechanism != disk.None {
+		t.Errorf("%+v %v", w, err)
+	}
+	if _, err := m.Resize(t.Context(), "w", 8<<20); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("resize: %v", err)
+	}
+	overlaid(t, m, "o", map[string]string{"a": "new"})
+	commit(t, m, "o")
+	if got := now(t, m, "a"); got != "new" {
+		t.Errorf("%q", got)
+	}
+	_, err := m.Snapshot(t.Context(), "w", "s")
+	must(t, err)
+	rw := hold(t, m, "rw", ReadWrite)
+	write(t, rw, "a", "newer")
+	rw.Release()
+	_, err = m.Restore(t.Context(), "w", "s")
+	must(t, err)
+	if got := now(t, m, "a"); got != "new" {
+		t.Errorf("restored %q", got)
+	}
+	oneGeneration(t, m)
+	entries, err := os.ReadDir(filepath.Join(dir, id))
+	must(t, err)
+	for _, f := range entries {
+		if _, is := generationOf(f.Name()); is {
+			t.Errorf("%s is left", f.Name())
+		}
+	}
+	must(t, m.Delete(t.Context(), "w"))
+}

@@ -1,0 +1,92 @@
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"orchestrator/internal/disk"
+)
+
+// ReleaseAll gives back whatever was acquired. It is to be called when no sandbox
+// of those leases lives any more.
+func (m *Manager) ReleaseAll() {
+	m.mu.Lock()
+	var holds []*Hold
+	for _, e := range m.byName {
+		for _, h := range e.holds {
+			holds = append(holds, h)
+		}
+	}
+	m.mu.Unlock()
+	for _, h := range holds {
+		h.Release()
+	}
+}
+
+// Down gives back whatever leases have, of earlier processes too, and unmounts
+// everything. It is to be called when no sandbox lives any more, and nothing
+// else is called.
+func (m *Manager) Down(ctx context.Context) error {
+	m.ReleaseAll()
+	m.mu.Lock()
+	m.settled = true
+	var names []string
+	for name := range m.byName {
+		names = append(names, name)
+	}
+	m.mu.Unlock()
+	var errs []error
+	for _, name := range names {
+		errs = append(errs, m.downOne(ctx, name))
+	}
+	none := func(string) bool { return false }
+	return errors.Join(append(errs, disk.Sweep(ctx, m.dir, none))...)
+}
+
+func (m *Manager) downOne(ctx context.Context, name string) error {
+	e, err := m.take(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer m.pass(ctx, e)
+	m.retryHere(ctx, e)
+	m.mu.Lock()
+	needed := m.deserted(e) || len(e.late) > 0 || e.state.Writer != nil || len(e.state.Pins) > 0
+	m.mu.Unlock()
+	if needed {
+		g, err := m.ground(ctx, e)
+		if err == nil {
+			err = g.settle(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("workspace %s: %w", name, err)
+		}
+	}
+	return m.unmount(ctx, e)
+}
+
+// Rest unmounts what a process that was killed has mounted and no sandbox uses.
+func (m *Manager) Rest(ctx context.Context) error {
+	err := disk.Sweep(ctx, m.dir, func(string) bool { return false })
+	if errors.Is(err, disk.ErrBusy) {
+		return nil // a stopped service's sandboxes have them
+	}
+	return err
+}
+
+// Deserted lists overlays that are mounted for leases that nobody has acquired
+// again: of a process that was killed, or that others will take up.
+func (m *Manager) Deserted() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []string
+	for _, e := range m.byName {
+		for id, o := range e.overlays {
+			if o.Live && e.holds[id] == nil {
+				out = append(out, id)
+			}
+		}
+	}
+	return out
+}

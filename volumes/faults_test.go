@@ -1,0 +1,176 @@
+//go:build faults
+
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"orchestrator/internal/fault"
+)
+
+// The child of a test below: it does one thing, and is killed in it.
+func init() {
+	what := os.Getenv("VOLUMES_CHILD")
+	if what == "" {
+		return
+	}
+	ctx := context.Background()
+	m, err := Open(os.Getenv("VOLUMES_DIR"), Options{Mechanism: os.Getenv("VOLUMES_MECHANISM"), Quota: 8 << 20, Snapshots: 4})
+	if err == nil && what != "overlay" {
+		err = m.Sweep(ctx)
+	}
+	if err == nil {
+		switch what {
+		case "commit":
+			_, err = m.Commit(ctx, "o", CommitOptions{})
+		case "part":
+			_, err = m.Commit(ctx, "o", CommitOptions{Paths: []string{"a", "n"}})
+		case "overlay":
+			var h *Hold
+			if h, err = m.Acquire(ctx, "w", "p", Overlaid); err == nil {
+				err = os.WriteFile(h.Binding().Source+"/p", []byte("p"), 0o644)
+				h.Release()
+			}
+		case "discard":
+			err = m.Discard(ctx, "o")
+		case "snapshot":
+			_, err = m.Snapshot(ctx, "w", "s")
+		case "restore":
+			_, err = m.Restore(ctx, "w", "before")
+		}
+	}
+	fmt.Fprintln(os.Stderr, "not killed:", err)
+	os.Exit(3)
+}
+
+// kill has a child die at a point.
+func kill(t *testing.T, m *Manager, what, point string) {
+	t.Helper()
+	must(t, m.Close())
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "VOLUMES_CHILD="+what, "VOLUMES_DIR="+m.dir, "VOLUMES_MECHANISM="+m.opts.Mechanism, fault.Env+"="+point)
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Fatalf("%s at %s: %v: %s", what, point, err, out)
+	}
+}
+
+// Killed at any step, a commit is done or not begun; what it left is gone after
+// the next start, and doing it again does no harm.
+func TestKilledCommits(t *testing.T) {
+	for _, mechanism := range []string{"", Auto} {
+		for _, what := range []string{"commit", "part"} {
+			for point, done := range map[string]bool{
+				"volumes.commit.built": false, "volumes.generation.made": false, "volumes.generation.current": true, "volumes.commit.done": true, "volumes.overlay.removed": true,
+			} {
+				if what == "part" && point == "volumes.overlay.removed" {
+					continue
+				}
+				t.Run(strings.Join([]string{mechanism, what, point}, " "), func(t *testing.T) {
+					m := world(t, Options{Mechanism: mechanism, Quota: 8 << 20}, map[string]string{"a": "base", "b": "base", "gone": "base"})
+					o := hold(t, m, "o", Overlaid)
+					write(t, o, "a", "mine")
+					write(t, o, "n", "mine")
+					remove(t, o, "gone")
+					o.Release()
+					kill(t, m, what, point)
+					m = start(t, m.dir, m.opts)
+					must(t, m.Sweep(t.Context()))
+					want := []string{"base", "-", "base"}
+					if done {
+						want = []string{"mine", "mine", "-"}
+						if what == "part" {
+							want[2] = "base"
+						}
+					}
+					if got := []string{now(t, m, "a"), now(t, m, "n"), now(t, m, "gone")}; !slices.Equal(got, want) {
+						t.Errorf("%v, want %v", got, want)
+					}
+					oneGeneration(t, m)
+					if _, err := m.FindOverlay("o"); err == nil {
+						commit(t, m, "o")
+					} else if !done || what == "part" {
+						t.Error(err)
+					}
+					if got := []string{now(t, m, "a"), now(t, m, "n"), now(t, m, "b")}; !slices.Equal(got, []string{"mine", "mine", "base"}) {
+						t.Errorf("done again: %v", got)
+					}
+					oneGeneration(t, m)
+				})
+			}
+		}
+	}
+}
+
+func TestKilledOverlays(t *testing.T) {
+	for _, point := range []string{"volumes.overlay.noted", "volumes.overlay.made", "volumes.overlay.mounted", "volumes.overlay.unmounted", "volumes.overlay.kept"} {
+		t.Run(point, func(t *testing.T) {
+			m := world(t, Options{Mechanism: Auto, Quota: 8 << 20}, map[string]string{"a": "base"})
+			kill(t, m, "overlay", point)
+			m = start(t, m.dir, m.opts)
+			must(t, m.Sweep(t.Context()))
+			written := strings.HasSuffix(point, "unmounted") || strings.HasSuffix(point, "kept")
+			list, err := m.Overlays("w")
+			if must(t, err); written != (len(list) == 1) || written && (list[0].Live || list[0].Changes != 1) {
+				t.Errorf("%+v", list)
+			}
+			if got := now(t, m, "a"); got != "base" {
+				t.Errorf("%q", got)
+			}
+			oneGeneration(t, m)
+			must(t, m.Close())
+			unmounted(t, m.dir)
+		})
+	}
+}
+
+func TestKilledRestores(t *testing.T) {
+	for _, mechanism := range []string{"", Auto} {
+		for what, points := range map[string][]string{"restore": {"volumes.restore.copied", "volumes.restore.swapped"}, "snapshot": {"volumes.snapshot.copied"}, "discard": {"volumes.overlay.removed"}} {
+			for _, point := range points {
+				t.Run(mechanism+" "+point, func(t *testing.T) {
+					m := world(t, Options{Mechanism: mechanism, Quota: 8 << 20, Snapshots: 4}, map[string]string{"a": "old"})
+					_, err := m.Snapshot(t.Context(), "w", "before")
+					must(t, err)
+					rw := hold(t, m, "rw", ReadWrite)
+					write(t, rw, "a", "new")
+					rw.Release()
+					if what == "discard" {
+						overlaid(t, m, "o", map[string]string{"a": "mine"})
+					}
+					kill(t, m, what, point)
+					m = start(t, m.dir, m.opts)
+					must(t, m.Sweep(t.Context()))
+					want := "new"
+					if point == "volumes.restore.swapped" {
+						want = "old"
+					}
+					if got := now(t, m, "a"); got != want {
+						t.Errorf("%q, want %q", got, want)
+					}
+					if _, err := m.FindOverlay("o"); err == nil {
+						must(t, m.Discard(t.Context(), "o"))
+					}
+					if s, err := m.Snapshots("w"); err != nil || len(s) != 1 {
+						t.Errorf("%+v %v", s, err)
+					}
+					_, err = m.Restore(t.Context(), "w", "before")
+					must(t, err)
+					if got := now(t, m, "a"); got != "old" {
+						t.Errorf("restored %q", got)
+					}
+					oneGeneration(t, m)
+				})
+			}
+		}
+	}
+}

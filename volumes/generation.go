@@ -1,0 +1,272 @@
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/safefile"
+	"orchestrator/runtime"
+)
+
+// The files of a workspace are a generation: a folder. What changes files
+// beside overlays that are mounted on them does not touch their generation: it
+// makes the next one, as a clone, changes that, and then, in one step, says that
+// this is the current one. So a change is there whole or not at all, whenever
+// the process dies, and an overlay's lower layer never changes under it.
+//
+// Generations share the inodes of what did not change. Therefore nothing writes
+// to files in place while an overlay is mounted on any generation: a lease that
+// may write has the workspace without overlays, and what the host writes is a
+// new file under an old name.
+//
+// A generation that is not the current one goes with the last lease on it.
+
+// state says which generation is the current one.
+type state struct {
+	Version int `json:"version"`
+	Current int `json:"current"`
+	// Pins are leases on another generation than the current one.
+	Pins map[string]int `json:"pins,omitempty"`
+	// Writer is who may be writing to files in place, if overlays have to know.
+	Writer *writer `json:"writer,omitempty"`
+	// History is what was changed of late, the oldest first.
+	History []change `json:"history,omitempty"`
+}
+
+// writer is a time in which files are written to in place.
+type writer struct {
+	By    string    `json:"by"`
+	Since time.Time `json:"since"` // as files of the workspace are stamped
+}
+
+// change tells who changed which paths.
+type change struct {
+	Generation int       `json:"generation"` // the one that it made
+	By         string    `json:"by"`
+	At         time.Time `json:"at"`
+	Paths      [][]byte  `json:"paths"`
+}
+
+const (
+	stateVersion   = 1
+	maxHistory     = 64
+	maxHistoryPath = 2000     // paths of one change that are remembered
+	maxHistoryText = 64 << 10 // and their octets: all of it has to be read again, see maxState
+)
+
+// remember adds a change to the history, which stays bounded.
+func (s *state) remember(c change) {
+	c.Paths = c.Paths[:min(len(c.Paths), maxHistoryPath)]
+	for i, text := 0, 0; i < len(c.Paths); i++ {
+		if text += len(c.Paths[i]); text > maxHistoryText {
+			c.Paths = c.Paths[:i]
+		}
+	}
+	s.History = append(s.History, c)
+	if more := len(s.History) - maxHistory; more > 0 {
+		s.History = append([]change(nil), s.History[more:]...)
+	}
+}
+
+// blame is the last change of a path, or of a folder above it.
+func (s *state) blame(rel string) (change, bool) {
+	for i := len(s.History) - 1; i >= 0; i-- {
+		for _, p := range s.History[i].Paths {
+			if string(p) == rel || below(rel, string(p)) {
+				return s.History[i], true
+			}
+		}
+	}
+	return change{}, false
+}
+
+// generationName is the folder of a generation.
+func generationName(n int) string {
+	if n == 0 {
+		return dataDir
+	}
+	return dataDir + "." + strconv.Itoa(n)
+}
+
+// generationOf is the number of a generation's folder.
+func generationOf(name string) (int, bool) {
+	if name == dataDir {
+		return 0, true
+	}
+	text, ok := strings.CutPrefix(name, dataDir+".")
+	n, err := strconv.Atoi(text)
+	return n, ok && err == nil && n > 0
+}
+
+// newGeneration is a generation that is being made.
+const newGeneration = newPrefix + "data"
+
+// makeData makes an empty folder of files.
+func makeData(dir string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	if err := os.Chown(dir, runtime.CommandUID, runtime.CommandGID); err != nil {
+		return err
+	}
+	return os.Chmod(dir, 0o755)
+}
+
+// ground is a workspace whose file system is mounted, in the hands of who has
+// its turn.
+type ground struct {
+	m    *Manager
+	e    *entry
+	root string // of the file system
+}
+
+func (g *ground) generation(n int) string { return filepath.Join(g.root, generationName(n)) }
+
+func (g *ground) current() string { return g.generation(g.e.state.Current) }
+
+func (g *ground) upper(id string) string { return filepath.Join(g.root, uppersDir, id) }
+
+// fork makes the next generation, has it changed, and makes it the current one.
+// skip names what does not come along. After an error nothing has changed.
+func (g *ground) fork(ctx context.Context, skip func(rel string) bool, alter func(dst *tree) error, c change) (err error) {
+	temp := filepath.Join(g.root, newGeneration)
+	if err := g.m.remove(ctx, temp); err != nil {
+		return err
+	}
+	if err := os.Mkdir(temp, 0o700); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.m.remove(context.WithoutCancel(ctx), temp))
+		}
+	}()
+	src, err := openTree(g.current())
+	if err != nil {
+		return err
+	}
+	defer src.close()
+	dst, err := openTree(temp)
+	if err != nil {
+		return err
+	}
+	defer dst.close()
+	if err := clone(ctx, src, dst, skip, linkFile); err != nil {
+		return err
+	}
+	if err := alter(dst); err != nil {
+		return err
+	}
+	if err := unix.Syncfs(fdOf(dst.top)); err != nil {
+		return fmt.Errorf("write the files out: %w", err)
+	}
+	return g.promote(ctx, temp, c)
+}
+
+// promote makes a finished folder the current generation.
+func (g *ground) promote(ctx context.Context, temp string, c change) error {
+	next := g.e.state
+	next.Current, next.Pins = next.Current+1, map[string]int{}
+	for lease, n := range g.m.pinned(g.e) {
+		next.Pins[lease] = n
+	}
+	c.Generation = next.Current
+	next.History = append([]change(nil), next.History...)
+	next.remember(c)
+	if err := g.m.remove(ctx, g.generation(next.Current)); err != nil { // of a crash, in between
+		return err
+	}
+	if err := os.Rename(temp, g.generation(next.Current)); err != nil {
+		return err
+	}
+	hit("volumes.generation.made")
+	if err := g.save(next); err != nil {
+		return errors.Join(err, g.m.remove(context.WithoutCancel(ctx), g.generation(next.Current)))
+	}
+	hit("volumes.generation.current")
+	return nil
+}
+
+func (g *ground) save(s state) error {
+	s.Version = stateVersion
+	if err := writeJSON(filepath.Join(g.m.content(g.e.meta), stateFile), s); err != nil {
+		return err
+	}
+	g.m.mu.Lock()
+	g.e.state = s
+	g.m.mu.Unlock()
+	return nil
+}
+
+// readState reads what save wrote. The first generation needs no file.
+func readState(content string) (state, error) {
+	s := state{Version: stateVersion}
+	if err := readJSON(filepath.Join(content, stateFile), maxState, &s); err != nil {
+		return s, err
+	}
+	if s.Version != stateVersion || s.Current < 0 {
+		return s, fmt.Errorf("%s is of version %d, this build reads %d: %w", stateFile, s.Version, stateVersion, errdefs.ErrFailedPrecondition)
+	}
+	return s, nil
+}
+
+// tidy removes generations that nobody needs, and what was being made of one.
+// While somebody writes in place it is left for later: a file's stamp changes
+// with the number of its names, which would look like a change.
+func (g *ground) tidy(ctx context.Context) error {
+	if g.e.state.Writer != nil {
+		return nil
+	}
+	needed := map[int]bool{g.e.state.Current: true}
+	g.m.mu.Lock()
+	for _, h := range g.e.holds {
+		needed[h.generation] = true
+	}
+	for n, users := range g.e.reading {
+		needed[n] = needed[n] || users > 0
+	}
+	if !g.m.settled { // leases of an earlier process are not all known yet
+		for _, n := range g.e.state.Pins {
+			needed[n] = true
+		}
+	}
+	g.m.mu.Unlock()
+	entries, err := os.ReadDir(g.root)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, f := range entries {
+		n, is := generationOf(f.Name())
+		if is && !needed[n] || f.Name() == newGeneration {
+			errs = append(errs, g.m.remove(ctx, filepath.Join(g.root, f.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// remove removes a folder of ours with all that commands left in it; one that is
+// not there is success.
+func (m *Manager) remove(ctx context.Context, dir string) error {
+	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	root, err := safefile.Open(filepath.Dir(dir), safefile.Options{})
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if err := root.Remove(ctx, filepath.Base(dir), true); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("remove files: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,157 @@
+package volumes
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// inDepth makes a folder whose path is as long as paths can be, and gives it
+// open. Names in it cost a command some octets and whoever reads them thousands.
+func inDepth(t *testing.T, dir string) int {
+	t.Helper()
+	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	must(t, err)
+	for range 15 {
+		name := strings.Repeat("d", 250)
+		must(t, unix.Mkdirat(at, name, 0o755))
+		next, err := unix.Openat(at, name, unix.O_PATH|unix.O_DIRECTORY, 0)
+		must(t, err)
+		must(t, unix.Close(at))
+		at = next
+	}
+	t.Cleanup(func() { unix.Close(at) })
+	return at
+}
+
+func touchAt(t *testing.T, dir int, name string) {
+	t.Helper()
+	fd, err := unix.Openat(dir, name, unix.O_CREAT|unix.O_WRONLY, 0o644)
+	must(t, err)
+	must(t, unix.Close(fd))
+}
+
+func TestLongPathsOfAnOverlayAreBounded(t *testing.T) {
+	m := world(t, Options{}, nil)
+	h := hold(t, m, "o", Overlaid)
+	at := inDepth(t, h.Binding().Source)
+	touchAt(t, at, "f")
+	for i := range maxDeltaNames / 3700 { // far fewer than maxDeltas
+		must(t, unix.Linkat(at, "f", at, fmt.Sprint(i), 0))
+	}
+	must(t, unix.Close(at))
+	h.Release()
+	if _, err := m.Diff(t.Context(), "o", DiffOptions{}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "discard it") {
+		t.Errorf("diff: %v", err)
+	}
+	fi, err := os.Stat(m.overlayFile(m.byName["w"].meta, "o", basisExt))
+	if must(t, err); fi.Size() > 1<<10 {
+		t.Errorf("%d octets are kept of what is not usable", fi.Size())
+	}
+	must(t, m.Discard(t.Context(), "o"))
+}
+
+// What commits tell of long paths must not become more than is read again.
+func TestHistoryOfLongPathsIsBounded(t *testing.T) {
+	var s state
+	long := []byte(strings.Repeat("p", maxTreePath))
+	for i := range 2 * maxHistory {
+		c := change{Generation: i, By: "overlay x", At: time.Now()}
+		for range 2 * maxHistoryPath {
+			c.Paths = append(c.Paths, long)
+		}
+		s.remember(c)
+	}
+	dir := t.TempDir()
+	must(t, writeJSON(filepath.Join(dir, stateFile), state{Version: stateVersion, History: s.History}))
+	_, err := readState(dir)
+	must(t, err)
+}
+
+// An overlay with as many paths as it can have, of which all were committed but
+// one, or written to by others, is there after a restart.
+func TestManyCommittedPathsAreReadAgain(t *testing.T) {
+	m := world(t, Options{}, nil)
+	overlaid(t, m, "o", map[string]string{"a": "a"})
+	must(t, m.on(t.Context(), "w", func(g *ground) error {
+		o, err := g.overlay("o")
+		must(t, err)
+		p := []byte(strings.Repeat("p", maxDeltaNames/maxDeltas))
+		for range maxDeltas {
+			o.Committed = append(o.Committed, p)
+			o.Touched = append(o.Touched, touch{Path: p, By: "sandbox 0191b1a0-0000-7000-8000-000000000000", At: time.Now()})
+		}
+		return g.keep(o)
+	}))
+	if got, err := m.readOverlays(m.byName["w"].meta); err != nil || len(got["o"].Committed) != maxDeltas {
+		t.Errorf("%v", err)
+	}
+}
+
+// A difference costs as much as is read for it, whatever comes out.
+func TestDiffsOfLongLinesAreBounded(t *testing.T) {
+	m := world(t, Options{}, nil)
+	const files = 2 * maxDiffRead / (2 * maxCompared)
+	line := func(seed int) string {
+		var b strings.Builder
+		for i := 0; b.Len() < maxCompared-8; i++ {
+			seed = seed*1103515245 + 12345
+			b.WriteByte('a' + byte(seed>>16&15))
+		}
+		return b.String()
+	}
+	many := func(h *Hold, text string) {
+		write(t, h, "0", text)
+		for i := 1; i < files; i++ {
+			must(t, os.Link(filepath.Join(h.Binding().Source, "0"), filepath.Join(h.Binding().Source, fmt.Sprint(i))))
+		}
+	}
+	h := hold(t, m, "rw", ReadWrite)
+	many(h, line(1))
+	write(t, h, "z", "a\n")
+	h.Release()
+	h = hold(t, m, "o", Overlaid)
+	for i := range files {
+		remove(t, h, fmt.Sprint(i))
+	}
+	many(h, line(2)+"x")
+	write(t, h, "z", "b\n")
+	h.Release()
+	d, err := m.Diff(t.Context(), "o", DiffOptions{Text: true})
+	must(t, err)
+	var told int
+	for _, c := range d.Changes { // "z" too: nothing was left to be read
+		told += len(c.Text)
+		if !c.Cut {
+			t.Errorf("%s is not cut", c.Path)
+		}
+	}
+	if len(d.Changes) != files+1 || told > maxDiffText {
+		t.Errorf("%d changes with %d octets", len(d.Changes), told)
+	}
+}
+
+func TestAFullWorkspaceHasNoRoomForAnOverlay(t *testing.T) {
+	m := world(t, Options{Mechanism: Auto, Quota: 8 << 20}, nil)
+	h := hold(t, m, "rw", ReadWrite)
+	for i := 0; ; i++ {
+		if err := os.Mkdir(filepath.Join(h.Binding().Source, fmt.Sprint(i)), 0o755); err != nil {
+			break
+		}
+	}
+	h.Release()
+	_, err := m.Acquire(t.Context(), "w", "o", Overlaid)
+	if _, ok := errors.AsType[*FullError](err); !ok || !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("%v", err)
+	}
+	if list, err := m.Overlays("w"); err != nil || len(list) != 0 {
+		t.Errorf("it left %+v, %v", list, err)
+	}
+}

@@ -1,0 +1,547 @@
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/safefile"
+	"orchestrator/runtime"
+)
+
+// start is a Manager of dir whose mounts go with the test.
+func start(t testing.TB, dir string, opts Options) *Manager {
+	t.Helper()
+	m, err := Open(dir, opts)
+	must(t, err)
+	t.Cleanup(func() { must(t, m.Down(context.Background())) })
+	return m
+}
+
+// world is a workspace "w" with files.
+func world(t testing.TB, opts Options, files map[string]string) *Manager {
+	t.Helper()
+	needRoot(t)
+	m := start(t, filepath.Join(t.TempDir(), "workspaces"), opts)
+	_, err := m.Create(t.Context(), "w", CreateOptions{})
+	must(t, err)
+	h := hold(t, m, "first", ReadWrite)
+	for p, text := range files {
+		write(t, h, p, text)
+	}
+	h.Release()
+	return m
+}
+
+func hold(t testing.TB, m *Manager, lease string, mode Mode) *Hold {
+	t.Helper()
+	h, err := m.Acquire(t.Context(), "w", lease, mode)
+	must(t, err)
+	return h
+}
+
+func write(t testing.TB, h *Hold, p, text string) {
+	t.Helper()
+	p = filepath.Join(h.Binding().Source, p)
+	must(t, os.MkdirAll(filepath.Dir(p), 0o755))
+	must(t, os.WriteFile(p, []byte(text), 0o644))
+}
+
+func read(t testing.TB, h *Hold, p string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(h.Binding().Source, p))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "-"
+	}
+	must(t, err)
+	return string(b)
+}
+
+// now is what a lease that is made now finds at a path.
+func now(t testing.TB, m *Manager, p string) string {
+	t.Helper()
+	h := hold(t, m, "now", ReadOnly)
+	defer h.Release()
+	return read(t, h, p)
+}
+
+func remove(t testing.TB, h *Hold, p string) {
+	t.Helper()
+	must(t, os.RemoveAll(filepath.Join(h.Binding().Source, p)))
+}
+
+// overlaid leaves an overlay of a lease that is over.
+func overlaid(t testing.TB, m *Manager, lease string, files map[string]string) {
+	t.Helper()
+	h := hold(t, m, lease, Overlaid)
+	for p, text := range files {
+		write(t, h, p, text)
+	}
+	h.Release()
+}
+
+func commit(t testing.TB, m *Manager, id string, paths ...string) Committed {
+	t.Helper()
+	c, err := m.Commit(t.Context(), id, CommitOptions{Paths: paths})
+	must(t, err)
+	return c
+}
+
+func conflicts(t testing.TB, err error) []Conflict {
+	t.Helper()
+	var c *ConflictError
+	if !errors.As(err, &c) || !errdefs.IsConflict(err) {
+		t.Fatalf("no conflict: %v", err)
+	}
+	return c.Conflicts
+}
+
+func TestLeasesWithOverlaysAtOnce(t *testing.T) {
+	m := world(t, Options{}, map[string]string{"a": "base", "b": "base", "d/c": "base"})
+	one, two, three := hold(t, m, "one", Overlaid), hold(t, m, "two", Overlaid), hold(t, m, "three", Overlaid)
+	reader := hold(t, m, "reader", ReadOnly)
+	write(t, one, "a", "one")
+	write(t, two, "b", "two")
+	write(t, three, "a", "three")
+	write(t, three, "n", "three")
+	if got := []string{read(t, one, "a"), read(t, two, "a"), read(t, three, "a"), read(t, reader, "a")}; !slices.Equal(got, []string{"one", "base", "three", "base"}) {
+		t.Errorf("they see %v", got)
+	}
+	if _, err := m.Commit(t.Context(), "one", CommitOptions{}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("commit of a live one: %v", err)
+	}
+	if err := m.Discard(t.Context(), "one"); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("discard of a live one: %v", err)
+	}
+	one.Release()
+	if c := commit(t, m, "one"); !slices.Equal(c.Paths, []string{"a"}) || c.Left != 0 {
+		t.Errorf("%+v", c)
+	}
+	if got := []string{read(t, two, "a"), read(t, three, "a"), read(t, reader, "a"), now(t, m, "a")}; !slices.Equal(got, []string{"base", "three", "base", "one"}) {
+		t.Errorf("after the first commit they see %v", got)
+	}
+	two.Release()
+	commit(t, m, "two")
+	three.Release()
+	_, err := m.Commit(t.Context(), "three", CommitOptions{})
+	if c := conflicts(t, err); len(c) != 1 || c[0].Path != "a" || c[0].By != "overlay one" || c[0].At.IsZero() {
+		t.Errorf("%+v", c)
+	}
+	if got := []string{now(t, m, "a"), now(t, m, "b"), now(t, m, "n")}; !slices.Equal(got, []string{"one", "two", "-"}) {
+		t.Errorf("after a conflict there is %v", got)
+	}
+	if c := commit(t, m, "three", "n"); c.Left != 1 {
+		t.Errorf("%+v", c)
+	}
+	_, err = m.Commit(t.Context(), "three", CommitOptions{Force: true})
+	must(t, err)
+	if got := now(t, m, "a"); got != "three" {
+		t.Errorf("forced: %q", got)
+	}
+	reader.Release()
+	if list, _ := m.Overlays("w"); len(list) != 0 {
+		t.Errorf("left %+v", list)
+	}
+	oneGeneration(t, m)
+}
+
+// oneGeneration sees that nothing of earlier states or overlays takes room.
+func oneGeneration(t testing.TB, m *Manager) {
+	t.Helper()
+	e := m.byName["w"]
+	entries, err := os.ReadDir(e.root)
+	must(t, err)
+	var names []string
+	for _, f := range entries {
+		if _, is := generationOf(f.Name()); is || strings.HasPrefix(f.Name(), ".") {
+			names = append(names, f.Name())
+		}
+	}
+	if !slices.Equal(names, []string{generationName(e.state.Current)}) {
+		t.Errorf("there are %v, and %d is the current one", names, e.state.Current)
+	}
+	if uppers, err := os.ReadDir(filepath.Join(e.root, uppersDir)); err == nil && len(uppers) != len(e.overlays) {
+		t.Errorf("%d uppers of %d overlays", len(uppers), len(e.overlays))
+	}
+}
+
+func TestChosenPathsAreCommitted(t *testing.T) {
+	m := world(t, Options{}, map[string]string{"gone/x": "x", "gone/y": "y", "f": "f"})
+	h := hold(t, m, "o", Overlaid)
+	write(t, h, "new/deep/a", "a")
+	write(t, h, "new/b", "b")
+	write(t, h, "f", "F")
+	remove(t, h, "gone")
+	h.Release()
+	var unknown *PathError
+	if _, err := m.Commit(t.Context(), "o", CommitOptions{Paths: []string{"new", "nothing"}}); !errors.As(err, &unknown) || unknown.Path != "nothing" {
+		t.Errorf("a path that is not changed: %v", err)
+	}
+	for _, p := range []string{"../x", "/etc", "/workspaces"} {
+		if _, err := m.Commit(t.Context(), "o", CommitOptions{Paths: []string{p}}); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: %v", p, err)
+		}
+	}
+	if c := commit(t, m, "o", "/workspace/new/deep", "gone/x"); !slices.Equal(c.Paths, []string{"gone/x", "new", "new/deep", "new/deep/a"}) {
+		t.Errorf("%+v", c)
+	}
+	if got := []string{now(t, m, "new/deep/a"), now(t, m, "new/b"), now(t, m, "gone/x"), now(t, m, "gone/y"), now(t, m, "f")}; !slices.Equal(got, []string{"a", "-", "-", "y", "f"}) {
+		t.Errorf("%v", got)
+	}
+	d, err := m.Diff(t.Context(), "o", DiffOptions{})
+	must(t, err)
+	if d.Added != 1 || d.Changed != 1 || d.Removed != 2 {
+		t.Errorf("left %+v", d)
+	}
+	commit(t, m, "o")
+	if got := []string{now(t, m, "new/b"), now(t, m, "gone/y"), now(t, m, "f")}; !slices.Equal(got, []string{"b", "-", "F"}) {
+		t.Errorf("%v", got)
+	}
+	oneGeneration(t, m)
+}
+
+// listing is all that a tree holds, as commands see it.
+func listing(t testing.TB, dir string) string {
+	t.Helper()
+	var b strings.Builder
+	must(t, filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(p, &st); err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(dir, p)
+		fmt.Fprintf(&b, "%s %o %d", rel, st.Mode, st.Uid)
+		switch st.Mode & unix.S_IFMT {
+		case unix.S_IFREG:
+			text, err := os.ReadFile(p)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(&b, " %q", text)
+		case unix.S_IFLNK:
+			target, _ := os.Readlink(p)
+			fmt.Fprintf(&b, " -> %s", target)
+		}
+		b.WriteByte('\n')
+		return nil
+	}))
+	return b.String()
+}
+
+// scramble does something at random in a tree.
+func scramble(t testing.TB, r *rand.Rand, dir string, steps int) {
+	t.Helper()
+	names := []string{"a", "b", "c"}
+	at := func() string {
+		p := dir
+		for range 1 + r.IntN(3) {
+			p = filepath.Join(p, names[r.IntN(len(names))])
+		}
+		return p
+	}
+	for range steps {
+		p := at()
+		var err error
+		switch r.IntN(6) {
+		case 0:
+			err = os.RemoveAll(p)
+		case 1:
+			err = os.MkdirAll(p, 0o755)
+		case 2:
+			err = os.Symlink("x", p)
+		case 3:
+			err = os.Rename(p, at())
+		case 4:
+			err = os.Chmod(p, []os.FileMode{0o644, 0o755, 0o700}[r.IntN(3)])
+		default:
+			err = os.WriteFile(p, []byte(fmt.Sprint(r.IntN(3))), 0o644)
+		}
+		_ = err // many are impossible
+	}
+	must(t, filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
+		return errors.Join(err, os.Lchown(p, runtime.CommandUID, runtime.CommandGID))
+	}))
+}
+
+// A commit of everything gives what the lease saw, whatever it did; so do
+// commits of its parts one after the other.
+func TestACommitGivesWhatTheLeaseSaw(t *testing.T) {
+	m := world(t, Options{}, nil)
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		rw := hold(t, m, fmt.Sprint("rw", seed), ReadWrite)
+		scramble(t, r, rw.Binding().Source, 15)
+		rw.Release()
+		id := fmt.Sprint("o", seed)
+		h := hold(t, m, id, Overlaid)
+		scramble(t, r, h.Binding().Source, 15)
+		want := listing(t, h.Binding().Source)
+		h.Release()
+		if _, err := m.FindOverlay(id); err == nil {
+			d, err := m.Diff(t.Context(), id, DiffOptions{Text: true})
+			must(t, err)
+			if len(d.Changes) > 1 && seed%2 == 0 {
+				_, err := m.Commit(t.Context(), id, CommitOptions{Paths: []string{d.Changes[r.IntN(len(d.Changes))].Path}})
+				must(t, err)
+			}
+			if _, err := m.FindOverlay(id); err == nil {
+				commit(t, m, id)
+			}
+		}
+		ro := hold(t, m, "ro", ReadOnly)
+		got := listing(t, ro.Binding().Source)
+		ro.Release()
+		if got != want {
+			t.Fatalf("seed %d: committed\n%s\nthe lease saw\n%s", seed, got, want)
+		}
+		oneGeneration(t, m)
+	}
+}
+
+func TestWhatIsCommittedIsPlain(t *testing.T) {
+	m := world(t, Options{}, map[string]string{"f": "f", "keep": "k"})
+	h := hold(t, m, "o", Overlaid)
+	dir := h.Binding().Source
+	write(t, h, "s", "s")
+	must(t, unix.Chmod(filepath.Join(dir, "s"), 0o6755))
+	must(t, unix.Setxattr(filepath.Join(dir, "s"), "user.note", []byte("x"), 0))
+	capability := []byte{1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+	must(t, unix.Setxattr(filepath.Join(dir, "s"), "security.capability", capability, 0))
+	must(t, os.MkdirAll(filepath.Join(dir, "g"), 0o755))
+	must(t, unix.Chmod(filepath.Join(dir, "g"), 0o3777))
+	must(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o644))
+	must(t, unix.Mknod(filepath.Join(dir, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+	remove(t, h, "f")
+	must(t, unix.Mkfifo(filepath.Join(dir, "f"), 0o644))
+	must(t, os.Symlink("/etc/passwd", filepath.Join(dir, "l")))
+	must(t, os.Link(filepath.Join(dir, "s"), filepath.Join(dir, "s2")))
+	h.Release()
+	c := commit(t, m, "o")
+	if !slices.Equal(c.Dropped, []string{"f", "fifo", "null"}) || c.Left != 0 {
+		t.Errorf("%+v", c)
+	}
+	ro := hold(t, m, "ro", ReadOnly)
+	defer ro.Release()
+	dir = ro.Binding().Source
+	if got, want := listing(t, dir), ". 40755 1000\nf 100644 0 \"f\"\ng 40777 1000\nkeep 100644 0 \"k\"\nl 120777 1000 -> /etc/passwd\ns 100755 1000 \"s\"\ns2 100755 1000 \"s\"\n"; got != want {
+		t.Errorf("%s, want\n%s", got, want)
+	}
+	b := make([]byte, 1024)
+	n, err := unix.Listxattr(filepath.Join(dir, "s"), b)
+	if must(t, err); string(b[:n]) != "user.note\x00" {
+		t.Errorf("attributes %q", b[:n])
+	}
+}
+
+func TestWritingInPlaceIsFound(t *testing.T) {
+	m := world(t, Options{}, map[string]string{"a": "aaaa", "b": "bbbb", "gone": "gone", "d/x": "x"})
+	overlaid(t, m, "o", map[string]string{"a": "mine", "b": "mine", "gone": "mine", "new": "mine", "d/y": "mine"})
+	rw := hold(t, m, "writer", ReadWrite)
+	p := filepath.Join(rw.Binding().Source, "a")
+	var st unix.Stat_t
+	must(t, unix.Lstat(p, &st))
+	f, err := os.OpenFile(p, os.O_WRONLY, 0)
+	must(t, err)
+	_, err = f.WriteString("AAAA") // as long as before
+	must(t, errors.Join(err, f.Close()))
+	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, p, []unix.Timespec{st.Atim, st.Mtim}, 0)) // and as old
+	remove(t, rw, "gone")
+	write(t, rw, "new", "theirs")
+	remove(t, rw, "d")
+	rw.Release()
+	_, err = m.Commit(t.Context(), "o", CommitOptions{})
+	var told []string
+	for _, c := range conflicts(t, err) {
+		told = append(told, c.Path+" "+c.By)
+	}
+	if !slices.Equal(told, []string{"a sandbox writer", "d ", "gone sandbox writer", "new sandbox writer"}) {
+		t.Errorf("%q", told)
+	}
+	commit(t, m, "o", "b")
+	if got := []string{now(t, m, "a"), now(t, m, "b"), now(t, m, "new")}; !slices.Equal(got, []string{"AAAA", "mine", "theirs"}) {
+		t.Errorf("%v", got)
+	}
+	d, err := m.Diff(t.Context(), "o", DiffOptions{})
+	must(t, err)
+	if i := slices.IndexFunc(d.Changes, func(c Change) bool { return c.Path == "a" }); i < 0 || d.Changes[i].Conflict == nil {
+		t.Errorf("the diff tells of no conflict: %+v", d.Changes)
+	}
+	if _, err = m.Commit(t.Context(), "o", CommitOptions{Force: true}); err != nil {
+		t.Error(err)
+	}
+	if got := []string{now(t, m, "a"), now(t, m, "d/x"), now(t, m, "d/y")}; !slices.Equal(got, []string{"mine", "-", "mine"}) {
+		t.Errorf("forced %v", got)
+	}
+}
+
+func TestTheHostWritesBesideOverlays(t *testing.T) {
+	m := world(t, Options{}, map[string]string{"a": "base"})
+	o := hold(t, m, "o", Overlaid)
+	write(t, o, "a", "mine")
+	f, err := m.Edit(t.Context(), "w")
+	must(t, err)
+	for p, text := range map[string]string{"a": "host", "h": "host"} {
+		w, err := f.Write(p, safefile.WriteOptions{})
+		must(t, err)
+		_, err = w.Write([]byte(text))
+		must(t, err)
+		_, err = w.Commit()
+		must(t, errors.Join(err, w.Close()))
+	}
+	if _, err := m.Acquire(t.Context(), "w", "second", Overlaid); !errdefs.IsUnavailable(err) {
+		t.Errorf("an overlay while the host writes: %v", err)
+	}
+	must(t, f.Close())
+	if got := []string{read(t, o, "a"), read(t, o, "h"), now(t, m, "a"), now(t, m, "h")}; !slices.Equal(got, []string{"mine", "-", "host", "host"}) {
+		t.Errorf("%v", got)
+	}
+	o.Release()
+	_, err = m.Commit(t.Context(), "o", CommitOptions{})
+	if c := conflicts(t, err); len(c) != 1 || c[0].Path != "a" {
+		t.Errorf("%+v", c)
+	}
+	oneGeneration(t, m)
+}
+
+func TestWhoReadsKeepsWhatItHas(t *testing.T) {
+	m := world(t, Options{}, map[string]string{"a": "base"})
+	reader := hold(t, m, "reader", ReadOnly)
+	overlaid(t, m, "o", map[string]string{"a": "mine"})
+	commit(t, m, "o")
+	if got := read(t, reader, "a") + now(t, m, "a"); got != "basemine" {
+		t.Errorf("%q", got)
+	}
+	again := start(t, m.dir, Options{}) // as after a kill
+	reader = hold(t, again, "reader", ReadOnly)
+	must(t, again.Sweep(t.Context()))
+	if got := read(t, reader, "a") + now(t, again, "a"); got != "basemine" {
+		t.Errorf("after a restart %q", got)
+	}
+	reader.Release()
+	oneGeneration(t, again)
+}
+
+func TestAfterARestart(t *testing.T) {
+	m := world(t, Options{}, map[string]string{"a": "base"})
+	live, over, empty := hold(t, m, "live", Overlaid), hold(t, m, "over", Overlaid), hold(t, m, "empty", Overlaid)
+	write(t, live, "a", "live")
+	write(t, over, "b", "over")
+	_ = empty
+	again := start(t, m.dir, Options{})
+	if _, err := again.Acquire(t.Context(), "w", "writer", ReadWrite); !errdefs.IsUnavailable(err) {
+		t.Errorf("a writer below a lease that nobody has acquired yet: %v", err)
+	}
+	if _, err := again.Edit(t.Context(), "w"); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("the host below such a lease: %v", err)
+	}
+	live = hold(t, again, "live", Overlaid)
+	must(t, again.Sweep(t.Context()))
+	if got := read(t, live, "a"); got != "live" {
+		t.Errorf("the lease has %q", got)
+	}
+	write(t, live, "c", "live")
+	if list, _ := again.Overlays("w"); len(list) != 2 || !list[0].Live || list[1].Live || list[1].ID != "over" {
+		t.Errorf("%+v", list)
+	}
+	commit(t, again, "over")
+	live.Release()
+	commit(t, again, "live")
+	if got := []string{now(t, again, "a"), now(t, again, "b"), now(t, again, "c")}; !slices.Equal(got, []string{"live", "over", "live"}) {
+		t.Errorf("%v", got)
+	}
+	oneGeneration(t, again)
+}
+
+func TestOverlaysAreBounded(t *testing.T) {
+	m := world(t, Options{Overlays: Overlays{Keep: time.Hour, Max: 2}}, map[string]string{"a": "base"})
+	overlaid(t, m, "one", map[string]string{"a": "1"})
+	two := hold(t, m, "two", Overlaid)
+	if _, err := m.Acquire(t.Context(), "w", "three", Overlaid); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("one too many: %v", err)
+	}
+	write(t, two, "a", "2")
+	m.tick(t.Context(), time.Now().Add(2*time.Hour))
+	if list, _ := m.Overlays("w"); len(list) != 1 || list[0].ID != "two" || !list[0].Live {
+		t.Errorf("after its time: %+v", list)
+	}
+	two.Release()
+	m.tick(t.Context(), time.Now().Add(2*time.Hour))
+	if list, _ := m.Overlays("w"); len(list) != 0 {
+		t.Errorf("after its time: %+v", list)
+	}
+	if _, err := m.Diff(t.Context(), "two", DiffOptions{}); !errdefs.IsNotFound(err) {
+		t.Error(err)
+	}
+}
+
+// What somebody wrote in place before a kill is found all the same.
+func TestWritingBeforeAKillIsFound(t *testing.T) {
+	m := world(t, Options{}, map[string]string{"a": "aaaa", "b": "bbbb"})
+	overlaid(t, m, "o", map[string]string{"a": "mine", "b": "mine"})
+	rw := hold(t, m, "writer", ReadWrite)
+	write(t, rw, "a", "AAAA")
+	again := start(t, m.dir, Options{})
+	must(t, again.Sweep(t.Context()))
+	_, err := again.Commit(t.Context(), "o", CommitOptions{})
+	if c := conflicts(t, err); len(c) != 1 || c[0].Path != "a" || c[0].By != "sandbox writer" {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestWhoWaitsGetsTheWorkspaceInTurn(t *testing.T) {
+	m := world(t, Options{}, nil)
+	h := hold(t, m, "h", ReadWrite)
+	var busy *BusyError
+	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := m.Await(short, "w", ReadWrite); !errors.As(err, &busy) || busy.Lease != "h" {
+		t.Errorf("nobody let go: %v", err)
+	}
+	got := make(chan int, 3)
+	for i := range 3 {
+		go func() {
+			done, err := m.Await(t.Context(), "w", ReadWrite)
+			if err != nil {
+				t.Error(err)
+				got <- -1
+				return
+			}
+			h, err := m.Acquire(t.Context(), "w", fmt.Sprint("lease", i), ReadWrite)
+			if err != nil {
+				t.Error(err)
+			}
+			got <- i
+			done()
+			h.Release()
+		}()
+		for waiting := 0; waiting <= i; { // so that their order is known
+			m.mu.Lock()
+			waiting = len(m.byName["w"].waiting)
+			m.mu.Unlock()
+			time.Sleep(time.Millisecond)
+		}
+	}
+	h.Release()
+	for i := range 3 {
+		if n := <-got; n != i {
+			t.Errorf("%d came as number %d", n, i)
+		}
+	}
+	if _, err := m.Await(t.Context(), "none", ReadWrite); !errdefs.IsNotFound(err) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,471 @@
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/disk"
+)
+
+// Snapshot is a copy of a workspace's files at one time. It takes room of the
+// host, not of the workspace's quota.
+type Snapshot struct {
+	ID        string
+	Workspace string
+	Label     string
+	CreatedAt time.Time
+	// Bytes is what it takes of the host's disk.
+	Bytes int64
+}
+
+type snapshotMeta struct {
+	Version   int       `json:"version"`
+	ID        string    `json:"id"`
+	Label     string    `json:"label,omitempty"`
+	CreatedAt time.Time `json:"created_at"`
+}
+
+// MaxLabel is how long a snapshot's label can be.
+const MaxLabel = 200
+
+// newContent is the content of a workspace that a restore makes.
+const newContent = newPrefix + "content"
+
+// Snapshot copies a workspace that nothing uses: a file system that is written
+// to cannot be copied as of one moment without stopping who writes.
+// FailedPrecondition: a lease has it, or a file is open. ResourceExhausted:
+// there are too many.
+func (m *Manager) Snapshot(ctx context.Context, name, label string) (Snapshot, error) {
+	if len(label) > MaxLabel || strings.ContainsFunc(label, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' }) {
+		return Snapshot{}, fmt.Errorf("label is longer than %d octets, or has what cannot be printed: %w", MaxLabel, errdefs.ErrInvalidArgument)
+	}
+	e, err := m.take(ctx, name)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	defer m.pass(ctx, e)
+	list, err := m.snapshots(e.meta)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	switch {
+	case m.opts.Snapshots == 0:
+		return Snapshot{}, fmt.Errorf("there are no snapshots here (workspaces.snapshots): %w", errdefs.ErrFailedPrecondition)
+	case len(list) >= m.opts.Snapshots:
+		return Snapshot{}, fmt.Errorf("workspace %s has %d snapshots (workspaces.snapshots): remove some: %w", name, len(list), errdefs.ErrResourceExhausted)
+	case slices.ContainsFunc(list, func(s snapshotMeta) bool { return label != "" && (s.Label == label || s.ID == label) }):
+		return Snapshot{}, fmt.Errorf("workspace %s has a snapshot %q: %w", name, label, errdefs.ErrAlreadyExists)
+	}
+	if err := m.quiet(ctx, e); err != nil {
+		return Snapshot{}, err
+	}
+	id, err := uuid.NewV7()
+	if err != nil {
+		return Snapshot{}, err
+	}
+	made := snapshotMeta{Version: 1, ID: id.String(), Label: label, CreatedAt: time.Now().UTC()}
+	if err := m.copySnapshot(ctx, e, made); err != nil {
+		return Snapshot{}, fmt.Errorf("snapshot of workspace %s: %w", name, err)
+	}
+	return m.presentSnapshot(e.meta, made), nil
+}
+
+func (m *Manager) copySnapshot(ctx context.Context, e *entry, made snapshotMeta) (err error) {
+	dir := filepath.Join(m.folder(e.meta), snapshotsDir)
+	temp := filepath.Join(dir, newPrefix+made.ID)
+	if err := os.MkdirAll(temp, 0o700); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.remove(context.WithoutCancel(ctx), temp))
+		}
+	}()
+	if err := m.copyContent(ctx, m.content(e.meta), filepath.Join(temp, contentDir)); err != nil {
+		return err
+	}
+	hit("volumes.snapshot.copied")
+	if err := writeJSON(filepath.Join(temp, snapshotFile), made); err != nil {
+		return err
+	}
+	if err := os.Rename(temp, filepath.Join(dir, made.ID)); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+// quiet sees that nothing uses a workspace, and unmounts it. Who calls it has
+// the turn.
+func (m *Manager) quiet(ctx context.Context, e *entry) error {
+	m.endAll(ctx, e)
+	m.mu.Lock()
+	var err error
+	switch {
+	case len(e.holds) > 0:
+		for id := range e.holds {
+			err = fmt.Errorf("workspace %s is in use by sandbox %s: end it first: %w", e.meta.Name, id, errdefs.ErrFailedPrecondition)
+		}
+	case m.deserted(e):
+		err = fmt.Errorf("sandbox %s of a stopped service has an overlay on workspace %s: start the service again, or end it with `orchestrator down`: %w", e.liveOverlay(), e.meta.Name, errdefs.ErrFailedPrecondition)
+	case e.inUse():
+		err = fmt.Errorf("files of workspace %s are open: try again: %w", e.meta.Name, errdefs.ErrFailedPrecondition)
+	}
+	m.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	g, err := m.ground(ctx, e)
+	if err == nil {
+		err = g.endWriting(ctx)
+	}
+	if err == nil {
+		err = m.unmount(ctx, e)
+	}
+	return err
+}
+
+// copyContent copies the content of a workspace or a snapshot that nothing uses
+// into dst, which it makes. What a workspace of an earlier version has gets a
+// disk.
+func (m *Manager) copyContent(ctx context.Context, src, dst string) error {
+	if err := os.Mkdir(dst, 0o700); err != nil {
+		return err
+	}
+	from, to := filepath.Join(src, diskDir), filepath.Join(dst, diskDir)
+	st, err := readState(src)
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(to, 0o700); err != nil {
+		return err
+	}
+	mechanism, bound := disk.None, int64(0)
+	if exists(from) {
+		if bound, mechanism, err = disk.Bound(from); err != nil {
+			return err
+		}
+	}
+	if mechanism == disk.Loop {
+		if err := copyFolder(from, to); err != nil {
+			return err
+		}
+		return writeJSON(filepath.Join(dst, stateFile), state{Version: stateVersion, Current: st.Current})
+	}
+	files := src
+	if exists(from) {
+		if files, err = disk.Mount(ctx, from); err != nil {
+			return err
+		}
+	}
+	if err := disk.Make(ctx, to, disk.Options{Mechanism: mechanism, Bytes: bound}); err != nil {
+		return err
+	}
+	root, err := disk.Mount(ctx, to)
+	if err != nil {
+		return err
+	}
+	return copyTree(ctx, filepath.Join(files, generationName(st.Current)), filepath.Join(root, dataDir))
+}
+
+// copyTree copies a folder of files. One that is not there is new, and empty.
+func copyTree(ctx context.Context, from, to string) error {
+	if !exists(from) {
+		return nil
+	}
+	if err := os.Mkdir(to, 0o700); err != nil {
+		return err
+	}
+	src, err := openTree(from)
+	if err != nil {
+		return err
+	}
+	defer src.close()
+	dst, err := openTree(to)
+	if err != nil {
+		return err
+	}
+	defer dst.close()
+	if err := clone(ctx, src, dst, func(string) bool { return false }, copyFile); err != nil {
+		return err
+	}
+	return unix.Syncfs(fdOf(dst.top))
+}
+
+// copyFolder copies the files of a folder of ours, and folders without what is in
+// them.
+func copyFolder(from, to string) error {
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := os.Open(to)
+	if err != nil {
+		return err
+	}
+	defer dst.Close()
+	for _, f := range entries {
+		switch {
+		case f.Type().IsRegular():
+			err = copyRegular(src, dst, f.Name())
+		case f.IsDir():
+			err = os.Mkdir(filepath.Join(to, f.Name()), 0o700)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return unix.Syncfs(fdOf(dst))
+}
+
+// makeFrom fills the content of a new workspace from a snapshot.
+func (m *Manager) makeFrom(ctx context.Context, content string, opt CreateOptions) error {
+	e, err := m.take(ctx, opt.FromName)
+	if err != nil {
+		return err
+	}
+	defer m.pass(ctx, e)
+	s, err := m.findSnapshot(e.meta, opt.From)
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(content); err != nil {
+		return err
+	}
+	if err := m.copyContent(ctx, filepath.Join(m.snapshotDir(e.meta, s.ID), contentDir), content); err != nil {
+		return err
+	}
+	if opt.QuotaBytes == 0 {
+		return nil
+	}
+	return disk.Resize(ctx, filepath.Join(content, diskDir), opt.QuotaBytes)
+}
+
+// Restore puts a workspace back to what it was at a snapshot, but for its quota.
+// It is whole or not at all. FailedPrecondition: something uses it, or it has
+// overlays, which are of other files than those.
+func (m *Manager) Restore(ctx context.Context, name, snapshot string) (Snapshot, error) {
+	e, err := m.take(ctx, name)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	defer m.pass(ctx, e)
+	s, err := m.findSnapshot(e.meta, snapshot)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	if err := m.quiet(ctx, e); err != nil {
+		return Snapshot{}, err
+	}
+	m.mu.Lock()
+	for id := range e.overlays {
+		err = fmt.Errorf("workspace %s has %d overlays, one of sandbox %s: commit or discard them first: %w", name, len(e.overlays), id, errdefs.ErrFailedPrecondition)
+	}
+	m.mu.Unlock()
+	if err != nil {
+		return Snapshot{}, err
+	}
+	if err := m.swap(ctx, e, s); err != nil {
+		return Snapshot{}, fmt.Errorf("restore workspace %s: %w", name, err)
+	}
+	return m.presentSnapshot(e.meta, s), nil
+}
+
+// swap puts a copy of a snapshot in the place of a workspace's content.
+func (m *Manager) swap(ctx context.Context, e *entry, s snapshotMeta) (err error) {
+	temp, content := filepath.Join(m.folder(e.meta), newContent), filepath.Join(m.folder(e.meta), contentDir)
+	if err := m.remove(ctx, temp); err != nil {
+		return err
+	}
+	after := context.WithoutCancel(ctx)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.remove(after, temp))
+		}
+	}()
+	if err := m.copyContent(ctx, filepath.Join(m.snapshotDir(e.meta, s.ID), contentDir), temp); err != nil {
+		return err
+	}
+	if err := m.keepBound(ctx, e.meta, filepath.Join(temp, diskDir)); err != nil {
+		return err
+	}
+	next, err := readState(temp)
+	if err != nil {
+		return err
+	}
+	hit("volumes.restore.copied")
+	flags := uint(unix.RENAME_EXCHANGE)
+	if !exists(content) { // of an earlier version: its files go with the next mount
+		flags = 0
+	}
+	if err := unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, content, flags); err != nil {
+		return err
+	}
+	hit("volumes.restore.swapped")
+	m.mu.Lock()
+	e.state, e.root, e.swept = next, "", false
+	m.mu.Unlock()
+	if err := errors.Join(syncDir(m.folder(e.meta)), m.tidyFolder(after, e.meta)); err != nil {
+		m.log.Warn("files of before a restore are not removed yet", "workspace", e.meta.Name, "error", err)
+	}
+	return nil
+}
+
+// keepBound gives a copy the quota that the workspace has now.
+func (m *Manager) keepBound(ctx context.Context, w meta, copied string) error {
+	dir, ok := m.disk(w)
+	if !ok {
+		return nil
+	}
+	want, _, err := disk.Bound(dir)
+	if err != nil {
+		return err
+	}
+	has, _, err := disk.Bound(copied)
+	if err != nil || want == has || want == 0 || has == 0 {
+		return err
+	}
+	return disk.Resize(ctx, copied, want)
+}
+
+// tidyFolder removes what interrupted work left beside the content.
+func (m *Manager) tidyFolder(ctx context.Context, w meta) error {
+	dir := m.folder(w)
+	errs := []error{m.remove(ctx, filepath.Join(dir, newContent))}
+	if content := m.content(w); content != dir {
+		entries, err := os.ReadDir(dir)
+		errs = append(errs, err)
+		for _, f := range entries {
+			if _, is := generationOf(f.Name()); is || f.Name() == stateFile || f.Name() == uppersDir {
+				errs = append(errs, m.remove(ctx, filepath.Join(dir, f.Name())))
+			}
+		}
+	}
+	entries, err := os.ReadDir(filepath.Join(dir, snapshotsDir))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	for _, f := range entries {
+		if strings.HasPrefix(f.Name(), newPrefix) || strings.HasPrefix(f.Name(), gonePrefix) {
+			errs = append(errs, m.remove(ctx, filepath.Join(dir, snapshotsDir, f.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Snapshots lists those of a workspace, the oldest first.
+func (m *Manager) Snapshots(name string) ([]Snapshot, error) {
+	m.mu.Lock()
+	e, err := m.find(name)
+	m.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	list, err := m.snapshots(e.meta)
+	out := make([]Snapshot, 0, len(list))
+	for _, s := range list {
+		out = append(out, m.presentSnapshot(e.meta, s))
+	}
+	return out, err
+}
+
+// RemoveSnapshot removes one, by its id or label.
+func (m *Manager) RemoveSnapshot(ctx context.Context, name, snapshot string) error {
+	e, err := m.take(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer m.pass(ctx, e)
+	s, err := m.findSnapshot(e.meta, snapshot)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(m.folder(e.meta), snapshotsDir)
+	gone := filepath.Join(dir, gonePrefix+s.ID)
+	if err := os.Rename(m.snapshotDir(e.meta, s.ID), gone); err != nil {
+		return err
+	}
+	if err := errors.Join(syncDir(dir), m.remove(ctx, gone)); err != nil {
+		return fmt.Errorf("snapshot %s is removed, but its space is not free yet: %w", s.ID, err)
+	}
+	return nil
+}
+
+func (m *Manager) snapshotDir(w meta, id string) string {
+	return filepath.Join(m.folder(w), snapshotsDir, id)
+}
+
+func (m *Manager) snapshots(w meta) ([]snapshotMeta, error) {
+	entries, err := os.ReadDir(filepath.Join(m.folder(w), snapshotsDir))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var out []snapshotMeta
+	for _, f := range entries {
+		if uuid.Validate(f.Name()) != nil {
+			continue
+		}
+		var s snapshotMeta
+		if err := readJSON(filepath.Join(m.snapshotDir(w, f.Name()), snapshotFile), maxMeta, &s); err != nil {
+			return nil, err
+		}
+		if s.ID == f.Name() {
+			out = append(out, s)
+		}
+	}
+	slices.SortFunc(out, func(a, b snapshotMeta) int { return strings.Compare(a.ID, b.ID) }) // their ids begin with the time
+	return out, nil
+}
+
+func (m *Manager) findSnapshot(w meta, name string) (snapshotMeta, error) {
+	list, err := m.snapshots(w)
+	if err != nil {
+		return snapshotMeta{}, err
+	}
+	for _, s := range list {
+		if name != "" && (s.ID == name || s.Label == name) {
+			return s, nil
+		}
+	}
+	return snapshotMeta{}, fmt.Errorf("workspace %s has no snapshot %q: %w", w.Name, name, errdefs.ErrNotFound)
+}
+
+func (m *Manager) countSnapshots(w meta) int {
+	entries, err := os.ReadDir(filepath.Join(m.folder(w), snapshotsDir))
+	if err != nil {
+		return 0
+	}
+	n := 0
+	for _, f := range entries {
+		if uuid.Validate(f.Name()) == nil {
+			n++
+		}
+	}
+	return n
+}
+
+func (m *Manager) presentSnapshot(w meta, s snapshotMeta) Snapshot {
+	out := Snapshot{ID: s.ID, Workspace: w.Name, Label: s.Label, CreatedAt: s.CreatedAt}
+	var st unix.Stat_t
+	if unix.Stat(filepath.Join(m.snapshotDir(w, s.ID), contentDir, diskDir, "disk.img"), &st) == nil {
+		out.Bytes = st.Blocks * 512
+	}
+	return out
+}
