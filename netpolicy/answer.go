@@ -1,0 +1,128 @@
+package netpolicy
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+)
+
+// answer passes an answer on as it comes: nothing is followed, kept, unpacked
+// or waited for.
+func (x *exchange) answer(resp *http.Response) error {
+	if resp.StatusCode < 200 {
+		return unreached("request to "+x.f.decision.Host, fmt.Errorf("the server answered with status %d", resp.StatusCode))
+	}
+	h := x.w.Header()
+	for field, values := range forwardable(resp.Header) {
+		h[field] = values
+	}
+	h.Del(RefusalHeader) // it is the gateway's own
+	x.mask.header(h)
+	for _, field := range []string{"Content-Type", "Date"} {
+		if _, ok := h[field]; !ok {
+			h[field] = nil // else the server adds its own
+		}
+	}
+	for field := range resp.Trailer {
+		h.Add("Trailer", field)
+	}
+	if !x.body.eof.Load() {
+		h.Set("Connection", "close") // what is left of the body is no request
+	}
+	announced := len(resp.Trailer)
+	x.answered = true
+	x.w.WriteHeader(resp.StatusCode)
+	if err := x.copyBody(resp.Body); err != nil {
+		return err
+	}
+	if len(resp.Trailer) == 0 {
+		return nil
+	}
+	x.mask.header(resp.Trailer)
+	_ = http.NewResponseController(x.w).Flush() // trailers want chunks
+	for field, values := range resp.Trailer {
+		if announced != len(resp.Trailer) {
+			field = http.TrailerPrefix + field
+		}
+		h[field] = values
+	}
+	return nil
+}
+
+// copyBody sends on whatever comes at once.
+func (x *exchange) copyBody(from io.Reader) error {
+	to := &toClient{x: x, flush: http.NewResponseController(x.w).Flush}
+	_, err := x.f.s.buffers.Copy(to, from)
+	switch {
+	case to.gone:
+		return errGone
+	case err != nil:
+		return x.mask.unreached("the answer broke off", err)
+	}
+	return to.send(x.mask.body(nil, true))
+}
+
+// toClient is where a body goes: through the mask to the client.
+type toClient struct {
+	x     *exchange
+	flush func() error
+	gone  bool // the client is
+}
+
+// Write implements io.Writer. It may change p.
+func (a *toClient) Write(p []byte) (int, error) {
+	a.x.f.count(true, len(p))
+	return len(p), a.send(a.x.mask.body(p, false))
+}
+
+func (a *toClient) send(p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	_, err := a.x.w.Write(p)
+	if err == nil {
+		err = a.flush()
+	}
+	if err != nil {
+		a.gone = true
+		return errGone
+	}
+	return nil
+}
+
+// upgrade hands both connections to a relay, once the server agreed.
+func (x *exchange) upgrade(resp *http.Response) error {
+	outside, ok := resp.Body.(io.ReadWriteCloser)
+	if !ok || !x.socket || !isWebSocket(resp.Header) {
+		resp.Body.Close()
+		return unreached("request to "+x.f.decision.Host, errors.New("the server switched to a protocol that was not asked for"))
+	}
+	header := forwardable(resp.Header)
+	x.mask.header(header)
+	header.Set("Connection", "Upgrade")
+	header.Set("Upgrade", "websocket")
+	head := x.c.takeOver(x.w)
+	x.upgraded = true
+	x.c.next <- func() { x.f.end(x.follow(header, outside, head)) }
+	return nil
+}
+
+// follow tells the client that the protocol changed, and carries what comes then.
+func (x *exchange) follow(header http.Header, outside io.ReadWriteCloser, head []byte) error {
+	defer outside.Close()
+	nc := x.c.Conn
+	nc.SetDeadline(time.Now().Add(x.f.s.g.o.Limits.HeaderTime))
+	if _, err := io.WriteString(nc, "HTTP/1.1 101 Switching Protocols\r\n"); err != nil {
+		return errGone
+	}
+	if err := header.Write(nc); err != nil {
+		return errGone
+	}
+	if _, err := io.WriteString(nc, "\r\n"); err != nil {
+		return errGone
+	}
+	nc.SetDeadline(time.Time{})
+	return x.f.relay(nc, outside, head, x.f.count)
+}

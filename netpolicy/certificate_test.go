@@ -1,0 +1,54 @@
+package netpolicy
+
+import (
+	"crypto/ecdh"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/binary"
+	"math/big"
+	"testing"
+	"time"
+)
+
+// certificate is its own authority, for names below .test.
+func certificate(t testing.TB) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, DNSNames: []string{"*.test"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// echConfig is a list of one configuration for Encrypted Client Hello, with
+// which a client hides the name it wants behind that of a public one.
+func echConfig(t testing.TB) []byte {
+	t.Helper()
+	key, err := ecdh.X25519().GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u16 := func(b []byte, n int) []byte { return binary.BigEndian.AppendUint16(b, uint16(n)) }
+	public := key.PublicKey().Bytes()
+	body := []byte{7}      // its id
+	body = u16(body, 0x20) // DHKEM(X25519, HKDF-SHA256)
+	body = append(u16(body, len(public)), public...)
+	body = u16(u16(u16(body, 4), 1), 1) // HKDF-SHA256, AES-128-GCM
+	body = append(append(body, 32, 6), "a.test"...)
+	body = u16(body, 0) // no extensions
+	one := append(u16(u16(nil, 0xfe0d), len(body)), body...)
+	return append(u16(nil, len(one)), one...)
+}

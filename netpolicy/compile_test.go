@@ -1,0 +1,78 @@
+package netpolicy
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+)
+
+func TestCompileNamesTheField(t *testing.T) {
+	many := func(n int) []string { return slices.Repeat([]string{"/x"}, n) }
+	for _, c := range []struct {
+		rule        Rule
+		field, says string
+	}{
+		{Rule{}, "host", "is empty"},
+		{Rule{Host: "https://a.com/x"}, "host", "URL"},
+		{Rule{Host: "a.com:443"}, "host", "port"},
+		{Rule{Host: "a.*.com"}, "host", "*.example.com"},
+		{Rule{Host: "**.a.com"}, "host", "*.example.com"},
+		{Rule{Host: "*.8.8.8.8"}, "host", "range"},
+		{Rule{Host: "127.1"}, "host", "decimal"},
+		{Rule{Host: "10.0.0.7/8"}, "host", "write 10.0.0.0/8"},
+		{Rule{Host: "10.0.0.0/33"}, "host", "no range"},
+		{Rule{Host: "::ffff:0.0.0.0/80"}, "host", "IPv4"},
+		{Rule{Host: "u@a.com"}, "host", "user"},
+		{Rule{Host: "a.com", Protocol: "TLS"}, "protocol", "tls, http, https or tcp"},
+		{Rule{Host: "a.com", Protocol: "udp"}, "protocol", "tls, http, https or tcp"},
+		{Rule{Host: "a.com", Protocol: TCP}, "ports", "names its ports"},
+		{Rule{Host: "a.com", Ports: []int{0}}, "ports", "1 to 65535"},
+		{Rule{Host: "a.com", Ports: []int{443, 65536}}, "ports", "65536 at [1]"},
+		{Rule{Host: "a.com", Ports: make([]int, MaxPorts+1)}, "ports", "the most"},
+		{Rule{Host: "a.com", Paths: []string{"/x"}}, "paths", "cannot be seen inside TLS: use protocol http or https"},
+		{Rule{Host: "a.com", Paths: []string{"/x"}, Deny: true}, "paths", "use protocol http or https"},
+		{Rule{Host: "a.com", Methods: []string{"GET"}, Protocol: TCP, Ports: []int{1}}, "methods", "use protocol http or https"},
+		{Rule{Host: "a.com", Methods: []string{"GE T"}, Protocol: HTTP}, "methods", "word"},
+		{Rule{Host: "a.com", Methods: []string{"connect"}, Protocol: HTTP}, "methods", "tunnel"},
+		{Rule{Host: "a.com", Methods: many(MaxMethods + 1), Protocol: HTTP}, "methods", "the most"},
+		{Rule{Host: "a.com", Paths: many(MaxPaths + 1), Protocol: HTTP}, "paths", "the most"},
+		{Rule{Host: "a.com", Paths: []string{"x"}, Protocol: HTTP}, "paths", `begins with "/"`},
+		{Rule{Host: "a.com", Paths: []string{"/x*y"}, Protocol: HTTP}, "paths", "at the end"},
+		{Rule{Host: "a.com", Paths: []string{"/x?y"}, Protocol: HTTP}, "paths", "query"},
+		{Rule{Host: "a.com", Paths: []string{"/a/../b"}, Protocol: HTTP}, "paths", "dots"},
+		{Rule{Host: "a.com", Paths: []string{"/" + strings.Repeat("a", MaxPath)}, Protocol: HTTP}, "paths", "too long"},
+	} {
+		_, err := Compile([]Rule{{Host: "ok.com"}, c.rule})
+		var invalid *InvalidError
+		switch {
+		case !errors.As(err, &invalid) || !errdefs.IsInvalidArgument(err):
+			t.Errorf("%+v: %v", c.rule, err)
+		case invalid.Field != "egress.rules[1]."+c.field || !strings.Contains(err.Error(), c.says):
+			t.Errorf("%+v: %v, not %s ... %s", c.rule, err, c.field, c.says)
+		}
+	}
+	if _, err := Compile(make([]Rule, MaxRules+1)); err == nil || !strings.HasPrefix(err.Error(), "egress.rules are 257") {
+		t.Error(err)
+	}
+	long := Rule{Host: "a.com", Protocol: HTTP, Paths: slices.Repeat([]string{"/" + strings.Repeat("a", MaxPath-1)}, MaxPaths)}
+	if _, err := Compile([]Rule{long}); err == nil || !strings.HasPrefix(err.Error(), "egress.rules have 131077 bytes") {
+		t.Error(err)
+	}
+}
+
+func TestEmpty(t *testing.T) {
+	var none *Rules
+	for rules, want := range map[*Rules]bool{
+		none: true, mustCompile(t, ""): true, mustCompile(t, "deny a.com"): true, mustCompile(t, "deny a.com\na.com"): false,
+	} {
+		if rules.Empty() != want {
+			t.Errorf("%+v: empty is %v", rules, !want)
+		}
+	}
+	if d := none.Decide(Want{Host: "a.com", Port: 443, Tunnel: true}); d.Allowed {
+		t.Error("no rules allow something")
+	}
+}

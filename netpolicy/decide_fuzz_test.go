@@ -1,0 +1,144 @@
+package netpolicy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// choices makes rules and wants of a fuzzer's bytes, from few words, so that
+// they often meet.
+type choices struct{ b []byte }
+
+func (c *choices) of(n int) int {
+	if len(c.b) == 0 {
+		return 0
+	}
+	x := int(c.b[0]) % n
+	c.b = c.b[1:]
+	return x
+}
+
+func (c *choices) pick(words ...string) string { return words[c.of(len(words))] }
+
+func (c *choices) ports() []int {
+	return [][]int{nil, {443}, {80}, {443, 80}, {8443}}[c.of(5)]
+}
+
+func (c *choices) rule() Rule {
+	r := Rule{
+		Host:     c.pick("a.com", "*.a.com", "*", "b.a.com", "8.8.8.8", "8.8.0.0/16", "*.com", "0.0.0.0/0"),
+		Protocol: c.pick("", TLS, HTTP, HTTPS, TCP), Ports: c.ports(), Deny: c.of(4) == 1,
+	}
+	if r.Protocol == HTTP || r.Protocol == HTTPS {
+		r.Methods = [][]string{nil, {"GET"}, {"GET", "POST"}}[c.of(3)]
+		r.Paths = [][]string{nil, {"/x"}, {"/v1/*", "/"}}[c.of(3)]
+	}
+	if r.Protocol == TCP && r.Ports == nil {
+		r.Ports = []int{80}
+	}
+	return r
+}
+
+func (c *choices) rules() []Rule {
+	rules := make([]Rule, c.of(6))
+	for i := range rules {
+		rules[i] = c.rule()
+	}
+	return rules
+}
+
+func (c *choices) want() Want {
+	w := Want{Host: c.pick("a.com", "b.a.com", "c.b.a.com", "8.8.8.8", "x.org", "a.com@b.com"), Port: []int{443, 80, 8443}[c.of(3)]}
+	if w.Tunnel = c.of(2) == 0; !w.Tunnel {
+		w.Method = c.pick("GET", "POST", "get")
+		w.Path = c.pick("/x", "/v1/a", "/", "/v1/../x", "/X/")
+	}
+	return w
+}
+
+func FuzzDecide(f *testing.F) {
+	f.Add([]byte("\x02\x00\x00\x00\x00\x02\x03\x00\x00\x00\x00\x00\x00"))
+	f.Add([]byte("any bytes will do, for each of them is one choice of few words"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c := &choices{b}
+		rules, ceiling, deny, w := c.rules(), c.rules(), c.rule(), c.want()
+		deny.Deny = true
+		compile := func(rules []Rule) *Rules {
+			r, err := Compile(rules)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r
+		}
+		r, top := compile(rules), compile(ceiling)
+		d, both := r.Decide(w), r.Within(top, w)
+		checkDecision(t, w, d)
+		checkDecision(t, w, both)
+		if again := compile(rules).Decide(w); again != d {
+			t.Fatalf("%+v is %+v, then %+v", w, d, again)
+		}
+		upper := w
+		if upper.Host = strings.ToUpper(w.Host) + "."; (r.Decide(upper) != d) != strings.Contains(w.Host, "@") {
+			t.Fatalf("%s is %+v, %s is %+v", w.Host, d, upper.Host, r.Decide(upper))
+		}
+		more := compile(append(slices.Clone(rules), deny)).Decide(w)
+		if more.Allowed && more != d {
+			t.Fatalf("%+v denies more, and %+v is %+v, not %+v", deny, w, more, d)
+		}
+		if both.Allowed && (!d.Allowed || both.Port != d.Port || both.Rule != d.Rule) {
+			t.Fatalf("%+v is %+v, and under a ceiling %+v", w, d, both)
+		}
+		under := r.Within(compile(append(slices.Clone(ceiling), deny)), w)
+		if under.Allowed && under != both {
+			t.Fatalf("the ceiling denies %+v more, and %+v is %+v, not %+v", deny, w, under, both)
+		}
+		if d.Allowed {
+			checkRules(t, r, d, w)
+		}
+	})
+}
+
+// checkRules looks at all rules, one after the other: the one that allowed has
+// host and port, and none denies all of what is done.
+func checkRules(t *testing.T, r *Rules, d Decision, w Want) {
+	host, addr, _ := CanonicalHost(w.Host)
+	for i := range r.rules {
+		one := &r.rules[i]
+		matches := one.host.matches(host, addr) || one.deny && one.host.kind == every
+		carried := one.protocols == anything || one.protocols == protocolNames[d.Protocol] || d.Protocol == TCP
+		at := fmt.Sprintf("%+v is %+v by rule %d, %s", w, d, i, one.says)
+		switch {
+		case i == d.Rule && (one.deny || !matches || !slices.Contains(one.ports, uint16(d.Port))):
+			t.Fatal(at)
+		case one.deny && matches && carried && !one.narrow() && (len(one.ports) == 0 || slices.Contains(one.ports, uint16(d.Port))):
+			t.Fatal(at + " and should be denied")
+		}
+	}
+}
+
+func BenchmarkDecide(b *testing.B) {
+	var rules []Rule
+	for i := range MaxRules - 4 {
+		rules = append(rules, Rule{Host: fmt.Sprintf("host%d.example.com", i)})
+	}
+	rules = append(rules, parseRules(b, "http *.api.example.org GET,POST /v1/* /v2/*\ndeny *.evil.org\ndeny 198.51.100.0/24\n*")...)
+	r, err := Compile(rules)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, w := range map[string]Want{
+		"name":    {Host: "host200.example.com", Port: 443, Tunnel: true},
+		"star":    {Host: "deep.down.in.some.example.net", Port: 443, Tunnel: true},
+		"request": {Host: "eu.api.example.org", Port: 80, Method: "GET", Path: "/v2/things/17"},
+		"refused": {Host: "a.evil.org", Port: 443, Tunnel: true},
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				r.Decide(w)
+			}
+		})
+	}
+}

@@ -1,0 +1,133 @@
+package netpolicy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+)
+
+// handle takes one connection from inside to its end.
+func (s *Session) handle(ctx context.Context, nc net.Conn) {
+	over, ok := s.admit()
+	defer s.leave()
+	defer nc.Close()
+	defer context.AfterFunc(ctx, func() { nc.Close() })()
+	begun := time.Now()
+	if !ok {
+		s.garbage(begun, over.Error())
+		return
+	}
+	var first [1]byte
+	nc.SetReadDeadline(begun.Add(s.g.o.Limits.HeaderTime))
+	if _, err := io.ReadFull(nc, first[:]); err != nil {
+		s.garbage(begun, "the connection ended before anything was asked")
+		return
+	}
+	c := newClient(ctx, s, nc, first[:])
+	c.over = over
+	if first[0] == socksVersion {
+		s.socks(c)
+		return
+	}
+	c.serve()
+}
+
+type clientKey struct{}
+
+// newServer is one server for all sessions: it parses requests of HTTP/1.1 and
+// nothing else, and refuses what can be read in two ways.
+func newServer(g *Gateway) *http.Server {
+	l := g.o.Limits
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	return &http.Server{
+		Handler:                      http.HandlerFunc(serveRequest),
+		Protocols:                    protocols,
+		DisableGeneralOptionsHandler: true,
+		ReadHeaderTimeout:            l.HeaderTime,
+		IdleTimeout:                  l.IdleTime,
+		MaxHeaderBytes:               maxHeader,
+		ErrorLog:                     slog.NewLogLogger(g.log.Handler(), slog.LevelDebug),
+		ConnContext: func(ctx context.Context, nc net.Conn) context.Context {
+			return context.WithValue(ctx, clientKey{}, nc)
+		},
+		ConnState: func(nc net.Conn, state http.ConnState) {
+			c := nc.(*client)
+			switch state {
+			case http.StateActive:
+				c.unasked.Store(true)
+			case http.StateIdle:
+				c.between.Store(true)
+			case http.StateClosed:
+				if c.unasked.Load() {
+					c.s.garbage(c.begun, fmt.Sprintf("no request that can be understood: not HTTP, over %d bytes of header, or not there within %s", maxHeader, l.HeaderTime))
+				}
+				close(c.closed) // the last that is done
+			}
+		},
+	}
+}
+
+func serveRequest(w http.ResponseWriter, r *http.Request) {
+	c := r.Context().Value(clientKey{}).(*client)
+	c.between.Store(false)
+	c.unasked.Store(false)
+	if r.Method == http.MethodConnect {
+		c.s.connect(c, w, r)
+		return
+	}
+	c.s.request(c, w, r)
+}
+
+// takeOver takes the connection from the server. What it had read comes first.
+func (c *client) takeOver(w http.ResponseWriter) (head []byte) {
+	_, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	head = make([]byte, rw.Reader.Buffered())
+	// Buffered bytes are there.
+	_, _ = io.ReadFull(rw.Reader, head)
+	return append(head, c.head...)
+}
+
+// refuse answers with the reason, in the status line, where tools show it, and
+// in the body. The connection ends with it.
+func (c *client) refuse(w http.ResponseWriter, r *http.Request, no *refusal) {
+	c.takeOver(w)
+	method := r.Method
+	c.next <- func() {
+		body := no.reason + "\n"
+		head := fmt.Sprintf("HTTP/1.1 %d %s\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n%s: %s\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n",
+			no.status, no.reason, len(body), RefusalHeader, no.kind())
+		if method == http.MethodHead {
+			body = ""
+		}
+		lastWord(c.Conn, []byte(head+body))
+	}
+}
+
+// lastWord writes, and reads what still comes for a moment: closing a socket
+// with unread bytes would take the word away again.
+func lastWord(nc net.Conn, b []byte) {
+	nc.SetDeadline(time.Now().Add(lingerTime))
+	if _, err := nc.Write(b); err != nil {
+		return
+	}
+	if closeWrite(nc) == nil {
+		_, _ = io.CopyN(io.Discard, nc, lingerBytes)
+	}
+}
+
+// closeWrite ends one direction, where that is possible.
+func closeWrite(v any) error {
+	if w, ok := v.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}

@@ -1,0 +1,387 @@
+package netpolicy
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// site answers by path, and notes what it was asked.
+type site struct {
+	*httptest.Server
+	port  int
+	asked chan *http.Request
+}
+
+func newSite(t testing.TB) *site {
+	t.Helper()
+	s := &site{asked: make(chan *http.Request, 100)}
+	s.Server = httptest.NewServer(s)
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	t.Cleanup(s.Close)
+	s.port = portOf(t, s.Server)
+	return s
+}
+
+func (s *site) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	rc := http.NewResponseController(w)
+	if r.URL.Path == "/early" {
+		nc, rw, _ := rc.Hijack()
+		rw.WriteString("HTTP/1.1 413 Request Entity Too Large\r\nContent-Length: 2\r\n\r\nno")
+		rw.Flush()
+		io.Copy(io.Discard, rw.Reader)
+		nc.Close()
+		return
+	}
+	body, err := io.ReadAll(r.Body)
+	note := r.Clone(r.Context())
+	note.Body = io.NopCloser(bytes.NewReader(body))
+	s.asked <- note
+	switch {
+	case err != nil:
+		w.WriteHeader(http.StatusTeapot)
+	case r.URL.Path == "/moved":
+		http.Redirect(w, r, "http://169.254.169.254/", http.StatusFound)
+	case r.URL.Path == "/short":
+		w.Header().Set("Content-Length", "100")
+		io.WriteString(w, "half")
+	case r.URL.Path == "/trailer":
+		w.Header().Set("Trailer", "X-Sum")
+		io.WriteString(w, "body")
+		w.Header().Set("X-Sum", "7")
+	case r.URL.Path == "/slow":
+		io.WriteString(w, "first")
+		rc.Flush()
+		<-r.Context().Done()
+	case r.URL.Path == "/large":
+		w.Write(make([]byte, 16<<20))
+	case r.URL.Path == "/cut":
+		nc, rw, _ := rc.Hijack()
+		rw.WriteString("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+		rw.Flush()
+		nc.Close()
+	case r.URL.Path == "/strange":
+		nc, rw, _ := rc.Hijack()
+		rw.WriteString("HTTP/1.1 200 OK\r\nno field " + r.Header.Get("Authorization") + "\r\n\r\n")
+		rw.Flush()
+		nc.Close()
+	case r.URL.Path == "/socket":
+		nc, rw, _ := rc.Hijack()
+		rw.WriteString("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + r.Header.Get("Upgrade") + "\r\n\r\n")
+		rw.Flush()
+		io.Copy(nc, rw.Reader)
+		nc.Close()
+	case r.URL.Path == "/echo":
+		for field, values := range r.Header {
+			w.Header()["Echo-"+field] = values
+		}
+		fmt.Fprint(w, r.Header)
+	default:
+		fmt.Fprintf(w, "%s %s %s", r.Method, r.URL, body)
+	}
+}
+
+func TestRequestsAreCarriedAsTheyAre(t *testing.T) {
+	s := newSite(t)
+	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTP, Ports: []int{s.port}})
+	c := w.client()
+	base := fmt.Sprintf("http://a.test:%d", s.port)
+
+	req, _ := http.NewRequest(http.MethodPost, base+"/x%2Fy?q=%20;a", io.MultiReader(strings.NewReader("some "), strings.NewReader("body")))
+	req.Header.Set("Proxy-Authorization", "Basic eDp5")
+	req.Header.Set("Connection", "x-mine")
+	req.Header.Set("X-Mine", "1")
+	req.Header.Set("X-Yours", "2")
+	req.Header.Set("User-Agent", "test")
+	req.Header.Set("Expect", "100-continue")
+	req.Trailer = http.Header{"X-End": {"t"}}
+	resp, err := c.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, _ := io.ReadAll(resp.Body)
+	if string(body) != "POST /x%2Fy?q=%20;a some body" || resp.Header.Get("Via") != "" {
+		t.Errorf("answer %q", body)
+	}
+	got := <-s.asked
+	if got.Host != fmt.Sprintf("a.test:%d", s.port) || got.Header.Get("X-Yours") != "2" || got.Header.Get("User-Agent") != "test" || got.Trailer.Get("X-End") != "t" {
+		t.Errorf("the server was asked %v %v %v", got.Host, got.Header, got.Trailer)
+	}
+	for _, field := range []string{"Proxy-Authorization", "X-Mine", "X-Forwarded-For", "Proxy-Connection", "Connection"} {
+		if v, ok := got.Header[field]; ok {
+			t.Errorf("the server got %s: %q", field, v)
+		}
+	}
+	line := w.audited(1)
+	if !line.Allowed || line.Method != "POST" || line.Path != "/x%2Fy" || line.Sent != 9 || line.Received != int64(len(body)) || line.Address != target("127.0.0.1", s.port) || line.Protocol != HTTP {
+		t.Errorf("audited %+v", line)
+	}
+
+	if resp, err = c.Get(base + "/moved"); err != nil || resp.StatusCode != http.StatusFound || resp.Header.Get("Location") != "http://169.254.169.254/" {
+		t.Errorf("a redirect: %v, %v", resp, err)
+	}
+	resp.Body.Close()
+	if resp, err = c.Get(base + "/trailer"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = io.Copy(io.Discard, resp.Body); err != nil || resp.Trailer.Get("X-Sum") != "7" {
+		t.Errorf("trailer: %v, %v", resp.Trailer, err)
+	}
+	if resp, err = c.Head(base + "/"); err != nil || resp.ContentLength <= 0 {
+		t.Errorf("HEAD: %v, %v", resp, err)
+	}
+	resp, err = c.Head("http://b.test/")
+	if err != nil || resp.StatusCode != http.StatusForbidden {
+		t.Errorf("HEAD that is refused: %v, %v", resp, err)
+	}
+}
+
+func TestWhatLiesAboutItsLengthBreaksOff(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	w := newWorld(t, Options{Limits: Limits{IdleTime: 700 * time.Millisecond, HeaderTime: 700 * time.Millisecond}}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTP, Ports: []int{s.port}})
+	c := w.client()
+	n := 0
+	for path, reason := range map[string]string{"/short": "broke off", "/cut": "broke off", "/slow": "without a byte"} {
+		resp, err := c.Get(fmt.Sprintf("http://a.test:%d%s", s.port, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body, err := io.ReadAll(resp.Body); err == nil || len(body) == 0 {
+			t.Errorf("%s: %q and no error", path, body)
+		}
+		resp.Body.Close()
+		n++
+		wantText(t, path, w.audited(n).Reason, reason)
+	}
+	resp, err := c.Get(fmt.Sprintf("http://a.test:%d/strange", s.port))
+	if err != nil || resp.StatusCode != http.StatusBadGateway {
+		t.Fatalf("no HTTP: %v, %v", resp, err)
+	}
+	resp.Body.Close()
+	n++
+
+	// A body that is shorter than it says, by its end and by silence.
+	head := fmt.Sprintf("POST http://a.test:%d/ HTTP/1.1\r\nHost: a.test\r\nContent-Length: 10\r\n\r\nabc", s.port)
+	nc := w.dial()
+	io.WriteString(nc, head)
+	closeWrite(nc)
+	got, _ := io.ReadAll(nc)
+	wantText(t, "short body", string(got), "HTTP/1.1 400 the request's body ended early")
+	got = []byte(w.say(head))
+	wantText(t, "silent body", string(got), "HTTP/1.1 504 ended after")
+	for i := range 2 {
+		if line := w.audited(n + 1 + i); line.Sent != 3 {
+			t.Errorf("audited %+v", line)
+		}
+	}
+	// A client that does not read is given up as well.
+	nc = w.dial()
+	fmt.Fprintf(nc, "GET http://a.test:%d/large HTTP/1.1\r\nHost: a.test\r\n\r\n", s.port)
+	if line := w.audited(n + 3); line.Received == 0 || line.Received == 16<<20 {
+		t.Errorf("audited %+v", line)
+	}
+	n++
+	// More than it says is the next request, and looked at as one.
+	got = []byte(w.say(strings.Replace(head, "Content-Length: 10", "Content-Length: 1", 1) + " no request\r\n\r\n"))
+	wantText(t, "long body", string(got), "HTTP/1.1 200 OK")
+	wantText(t, "what follows", w.audited(n+4).Reason, "no request that can be understood")
+}
+
+// What is left of a body that the server did not wait for is no request.
+func TestAnAnswerThatIsEarlyIsTheLast(t *testing.T) {
+	s := newSite(t)
+	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTP, Ports: []int{s.port}})
+	nc := w.dial()
+	fmt.Fprintf(nc, "POST http://a.test:%d/early HTTP/1.1\r\nHost: a.test\r\nContent-Length: 100\r\n\r\nabc", s.port)
+	in := bufio.NewReader(nc)
+	resp, err := http.ReadResponse(in, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusRequestEntityTooLarge || !resp.Close || string(body) != "no" {
+		t.Errorf("%s %v %q", resp.Status, resp.Close, body)
+	}
+	w.audited(1)
+	fmt.Fprintf(nc, "GET http://a.test:%d/ HTTP/1.1\r\nHost: a.test\r\n\r\n", s.port)
+	closeWrite(nc)
+	rest, err := io.ReadAll(in)
+	if err != nil || len(rest) > 0 || len(s.asked) > 0 {
+		t.Errorf("what follows was answered %q, %v", rest, err)
+	}
+}
+
+func TestRequestsInATunnelAreDecidedOneByOne(t *testing.T) {
+	s := newSite(t)
+	w := newWorld(t, Options{}, SessionOptions{},
+		Rule{Host: "a.test", Protocol: HTTP, Ports: []int{s.port}, Methods: []string{"GET"}, Paths: []string{"/open/*"}},
+		Rule{Host: "b.test", Protocol: HTTP, Ports: []int{s.port}})
+	for i, c := range []struct {
+		head, status string
+	}{
+		{"GET /open/2 HTTP/1.1\r\nHost: a.test:%d\r\n", "HTTP/1.1 200"},
+		{"GET /shut HTTP/1.1\r\nHost: a.test:%d\r\n", "HTTP/1.1 403 "},
+		{"POST /open/2 HTTP/1.1\r\nHost: a.test:%d\r\n", "HTTP/1.1 403 "},
+		{"GET /open/2 HTTP/1.1\r\nHost: b.test:%d\r\n", "HTTP/1.1 403 "},
+		{"GET /open/2 HTTP/1.1\r\nHost: a.test:1%d\r\n", "HTTP/1.1 400 "},
+		{"GET http://b.test:%d/ HTTP/1.1\r\nHost: a.test\r\n", "HTTP/1.1 403 "},
+		{"CONNECT b.test:%d HTTP/1.1\r\nHost: a.test\r\n", "HTTP/1.1 400 "},
+	} {
+		nc, err := w.connect(target("a.test", s.port))
+		if i%2 == 1 {
+			nc, err = w.socksTo(target("a.test", s.port))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		in := bufio.NewReader(nc)
+		fmt.Fprintf(nc, "GET /open/1 HTTP/1.1\r\nHost: a.test:%d\r\n\r\n"+c.head+"\r\n", s.port, s.port)
+		resp, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(resp.Body)
+		wantText(t, "first", string(body), "GET /open/1")
+		status, _ := in.ReadString('\n')
+		wantText(t, c.head, status, c.status)
+		nc.Close()
+	}
+	close(s.asked)
+	for r := range s.asked {
+		if !strings.HasPrefix(r.URL.Path, "/open/") || !strings.HasPrefix(r.Host, "a.test") {
+			t.Errorf("the server was asked %s %s", r.Host, r.URL)
+		}
+	}
+}
+
+func TestUpgradesToWebSocketsAlone(t *testing.T) {
+	s := newSite(t)
+	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTP, Ports: []int{s.port}})
+	// One with a body is none: it would be read while the connection is taken over.
+	for to, status := range map[string]string{"websocket": "101", "h2c": "502", "websocket\r\nContent-Length: 6": "502"} {
+		nc := w.dial()
+		fmt.Fprintf(nc, "GET http://a.test:%d/socket HTTP/1.1\r\nHost: a.test\r\nConnection: keep-alive, Upgrade\r\nUpgrade: %s\r\n\r\nearly ", s.port, to)
+		in := bufio.NewReader(nc)
+		resp, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantText(t, to, resp.Status, status)
+		if asked := <-s.asked; (asked.Header.Get("Upgrade") != "") != (to == "websocket") {
+			t.Errorf("%s: the server was asked to upgrade to %q", to, asked.Header.Get("Upgrade"))
+		}
+		if to != "websocket" {
+			continue
+		}
+		io.WriteString(nc, "and late")
+		closeWrite(nc)
+		got, err := io.ReadAll(in)
+		if err != nil || string(got) != "early and late" {
+			t.Errorf("%q came back: %v", got, err)
+		}
+	}
+}
+
+func TestSecretsStayOutside(t *testing.T) {
+	const value = "Bearer s3cr3t-t0ken"
+	s := newSite(t)
+	other, roots := secureServer(t, s)
+	secret := Secret{Name: "api", Hosts: []string{"secret.test"}, Header: "Authorization", Value: value}
+	ports := []int{s.port}
+	w := newWorld(t, Options{Roots: roots}, SessionOptions{Secrets: []Secret{secret}},
+		Rule{Host: "*", Protocol: HTTP, Ports: ports}, Rule{Host: "secret.test", Protocol: HTTPS, Ports: []int{portOf(t, other)}})
+	c := w.client()
+	ask := func(url string) (string, *http.Request) {
+		t.Helper()
+		req, _ := http.NewRequest(http.MethodGet, url, nil)
+		req.Header.Set("Authorization", "from inside")
+		req.Header.Set("Connection", "Authorization")
+		resp, err := c.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all bytes.Buffer
+		resp.Header.Write(&all)
+		io.Copy(&all, resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %s", resp.Status, &all)
+		}
+		return all.String(), <-s.asked
+	}
+	text, got := ask(fmt.Sprintf("http://secret.test:%d/echo", s.port))
+	if v := got.Header["Authorization"]; !slices.Equal(v, []string{value}) {
+		t.Errorf("http: the server got %q", v)
+	}
+	if strings.Contains(text, "s3cr3t") || !strings.Contains(text, "Bearer ************") {
+		t.Errorf("http: inside came %q", text)
+	}
+	text, got = ask("http://secret.test/echo")
+	if v := got.Header.Get("Authorization"); v != value || got.TLS == nil && got.ProtoMajor != 2 {
+		t.Errorf("https: the server got %q by %s", v, got.Proto)
+	}
+	if strings.Contains(text, "s3cr3t") {
+		t.Errorf("https: inside came %q", text)
+	}
+	text, got = ask(fmt.Sprintf("http://a.test:%d/echo", s.port))
+	if v := got.Header.Get("Authorization"); v != "" || strings.Contains(text, "s3cr3t") {
+		t.Errorf("another host got %q", v)
+	}
+	text = w.say(fmt.Sprintf("GET http://secret.test:%d/strange HTTP/1.1\r\nHost: secret.test\r\n\r\n", s.port))
+	if strings.Contains(text, "s3cr3t") || !strings.Contains(text, "no field Bearer ****") {
+		t.Errorf("of what is no HTTP came %q", text)
+	}
+	w.audited(4)
+	// What has one ends with it.
+	nc := w.dial()
+	fmt.Fprintf(nc, "GET http://secret.test:%d/socket HTTP/1.1\r\nHost: secret.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", s.port)
+	in := bufio.NewReader(nc)
+	if resp, err := http.ReadResponse(in, nil); err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatal(resp, err)
+	}
+	w.s.Set(w.s.rules, nil)
+	if _, err := in.ReadByte(); err == nil {
+		t.Error("it goes on without its credential")
+	}
+	wantText(t, "end", w.audited(5).Reason, "a change of the secrets")
+	if all := fmt.Sprintf("%+v %#v", w.s.State(), w.lines); strings.Contains(all, "s3cr3t") {
+		t.Errorf("the state holds it: %s", all)
+	}
+}
+
+func TestMaskFindsWhatComesInPieces(t *testing.T) {
+	const token = "abcabd-token"
+	text := "x abcab abcabcabd-tokenabcabd-token, abcabd-toke"
+	want := strings.ReplaceAll(text, token, strings.Repeat("*", len(token)))
+	for size := 1; size < len(text); size++ {
+		m := &mask{}
+		m.add("Basic " + token)
+		var got []byte
+		for piece := range slices.Chunk([]byte(text), size) {
+			got = append(got, m.body(bytes.Clone(piece), false)...)
+		}
+		got = append(got, m.body(nil, true)...)
+		if string(got) != want {
+			t.Errorf("in pieces of %d: %q", size, got)
+		}
+	}
+}
+
+func TestServersOfHTTPSAreVerified(t *testing.T) {
+	srv, _ := secureServer(t, http.NotFoundHandler())
+	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTPS, Ports: []int{portOf(t, srv)}})
+	got := w.say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
+	wantText(t, "answer", got, "HTTP/1.1 502 ")
+	wantText(t, "answer", got, "certificate signed by unknown authority")
+	if line := w.audited(1); line.Received != 0 || line.Protocol != HTTPS {
+		t.Errorf("audited %+v", line)
+	}
+}

@@ -1,0 +1,291 @@
+package netpolicy
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// socksTo opens a tunnel by SOCKS5 with a name; a reply other than 0 is an error.
+func (w *world) socksTo(to string) (net.Conn, error) {
+	w.t.Helper()
+	host, port, err := splitTarget(to)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	nc := w.dial()
+	ask := append([]byte{5, 2, 2, 0}, 5, 1, 0, 3, byte(len(host)))
+	ask = append(append(ask, host...), byte(port>>8), byte(port))
+	nc.Write(ask)
+	var reply [12]byte
+	if _, err := io.ReadFull(nc, reply[:]); err != nil {
+		return nil, err
+	}
+	if reply[3] != 0 {
+		return nil, fmt.Errorf("SOCKS5 reply %d", reply[3])
+	}
+	return nc, nil
+}
+
+// oneWay hides that a stream can end one direction alone.
+type oneWay struct{ net.Conn }
+
+func TestTunnelCarriesBothWaysAndItsEnds(t *testing.T) {
+	port := echo(t)
+	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Ports: []int{port}, Protocol: TCP})
+	for i, open := range []func(string) (net.Conn, error){w.connect, w.socksTo} {
+		nc, err := open(target("A.Test.", port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent := make([]byte, 1<<20)
+		rand.Read(sent)
+		go func() {
+			nc.Write(sent)
+			closeWrite(nc)
+		}()
+		got, err := io.ReadAll(nc)
+		if err != nil || !bytes.Equal(got, sent) {
+			t.Fatalf("%d bytes of %d came back: %v", len(got), len(sent), err)
+		}
+		line := w.audited(i + 1)
+		if !line.Allowed || line.Sent != 1<<20 || line.Received != 1<<20 || line.Method != "CONNECT" ||
+			line.Host != "a.test" || line.Port != port || line.Protocol != TCP || line.Address != target("127.0.0.1", port) || line.Session != "lease-1" {
+			t.Errorf("audited: %+v", line)
+		}
+	}
+}
+
+// What the server says last reaches a stream that cannot end by halves, and so
+// does its end.
+func TestTunnelOnStreamsThatEndAsAWhole(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	port := l.Addr().(*net.TCPAddr).Port
+	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Ports: []int{port}, Protocol: TCP})
+	ours, theirs := socketPair(t)
+	w.in <- oneWay{theirs}
+	fmt.Fprintf(ours, "CONNECT a.test:%d HTTP/1.1\r\n\r\n", port)
+	server, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := strings.Repeat("last words ", 100_000)
+	go func() {
+		io.WriteString(server, want)
+		server.Close()
+	}()
+	got, err := io.ReadAll(ours)
+	if err != nil || !strings.HasSuffix(string(got), want) {
+		t.Errorf("%d bytes came: %v", len(got), err)
+	}
+}
+
+// secureServer is its own authority, for names below .test.
+func secureServer(t testing.TB, h http.Handler) (*httptest.Server, *x509.CertPool) {
+	t.Helper()
+	s := httptest.NewUnstartedServer(h)
+	s.EnableHTTP2 = true
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // of clients that were refused
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{certificate(t)}}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	roots := x509.NewCertPool()
+	roots.AddCert(s.Certificate())
+	return s, roots
+}
+
+// inPieces passes on writes in records of one byte each, as some clients do to be
+// hard to read.
+type inPieces struct{ net.Conn }
+
+func (s inPieces) Write(p []byte) (int, error) {
+	if len(p) < 5 || p[0] != 22 || p[5] != 1 {
+		return s.Conn.Write(p)
+	}
+	for _, b := range p[5:] {
+		if _, err := s.Conn.Write([]byte{22, 3, 1, 0, 1, b}); err != nil {
+			return 0, err
+		}
+	}
+	return len(p), nil
+}
+
+func TestTunnelOfTLSHasToBeForItsHost(t *testing.T) {
+	t.Parallel()
+	srv, roots := secureServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "hello") }))
+	port := portOf(t, srv)
+	w := newWorld(t, Options{Limits: Limits{HeaderTime: 700 * time.Millisecond}}, SessionOptions{},
+		Rule{Host: "a.test", Ports: []int{port}}, Rule{Host: "127.0.0.1", Ports: []int{port}})
+	n := 0
+	try := func(what, host, name string, wrap func(net.Conn) net.Conn, change func(*tls.Config)) (error, Connection) {
+		t.Helper()
+		nc, err := w.connect(target(host, port))
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		defer nc.Close()
+		if wrap != nil {
+			nc = wrap(nc)
+		}
+		o := &tls.Config{ServerName: name, RootCAs: roots}
+		if change != nil {
+			change(o)
+		}
+		err = tls.Client(nc, o).Handshake()
+		nc.Close()
+		n++
+		return err, w.audited(n)
+	}
+	if err, line := try("right name", "a.test", "a.test", nil, nil); err != nil || !line.Allowed || line.Protocol != TLS {
+		t.Errorf("right name: %v, %+v", err, line)
+	}
+	if err, line := try("in pieces", "a.test", "a.test", func(c net.Conn) net.Conn { return inPieces{c} }, nil); err != nil || !line.Allowed {
+		t.Errorf("in pieces: %v, %+v", err, line)
+	}
+	refused := func(what string, err error, line Connection, reason string) {
+		t.Helper()
+		if err == nil || line.Allowed {
+			t.Errorf("%s: was carried: %+v", what, line)
+		}
+		wantText(t, what, line.Reason, reason)
+		wantText(t, what, fmt.Sprint(err), "access denied")
+	}
+	err, line := try("other name", "a.test", "b.test", nil, nil)
+	refused("other name", err, line, "the ClientHello is for b.test")
+	err, line = try("no name", "a.test", "", nil, func(o *tls.Config) { o.InsecureSkipVerify = true })
+	refused("no name", err, line, "names no server")
+	err, line = try("ech", "a.test", "a.test", nil, func(o *tls.Config) { o.EncryptedClientHelloConfigList = echConfig(t) })
+	refused("ech", err, line, "ECH")
+
+	for what, c := range map[string]struct{ send, reason string }{
+		"no TLS":  {"GET / HTTP/1.1\r\n\r\n", "not TLS"},
+		"half":    {"\x16\x03\x01\x02\x00\x01", "timed out"},
+		"nothing": {"", "timed out"},
+	} {
+		nc, err := w.connect(target("a.test", port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(nc, c.send)
+		alert, _ := io.ReadAll(nc)
+		if !bytes.Equal(alert, alertDenied) {
+			t.Errorf("%s: got %x", what, alert)
+		}
+		n++
+		if line := w.audited(n); line.Allowed || line.Received != 0 {
+			t.Errorf("%s: %+v", what, line)
+		} else {
+			wantText(t, what, line.Reason, c.reason)
+		}
+	}
+	// A bare address is allowed by its rule, and is loopback all the same.
+	if _, err := w.connect(target("127.0.0.1", port)); err == nil {
+		t.Error("loopback was reached by a bare address")
+	}
+}
+
+func TestSetEndsWhatIsNoLongerAllowed(t *testing.T) {
+	port := echo(t)
+	allow := func(host string) Rule { return Rule{Host: host, Ports: []int{port}, Protocol: TCP} }
+	w := newWorld(t, Options{}, SessionOptions{}, allow("a.test"), allow("b.test"))
+	a, err := w.connect(target("a.test", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := w.connect(target("b.test", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.s.Set(compiled(t, allow("b.test")), nil)
+	if _, err := a.Read(make([]byte, 1)); err == nil {
+		t.Error("the tunnel is still there")
+	}
+	line := w.audited(1)
+	wantText(t, "audit", line.Reason, "ended by a change of the rules")
+	if _, err := w.connect(target("a.test", port)); err == nil {
+		t.Error("a new tunnel was opened")
+	}
+	io.WriteString(b, "x")
+	if _, err := io.ReadFull(b, make([]byte, 1)); err != nil {
+		t.Errorf("the other tunnel ended too: %v", err)
+	}
+	w.s.Set(compiled(t, allow("b.test"), Rule{Host: "127.0.0.0/8", Deny: true}), nil)
+	if _, err := b.Read(make([]byte, 1)); err == nil {
+		t.Error("a tunnel to a range that is denied is still there")
+	}
+	wantText(t, "audit", w.audited(3).Reason, "127.0.0.0/8")
+	// One that was still being connected to, of which no address was known.
+	f, err := w.s.begin(t.Context(), newClient(t.Context(), w.s, nil, nil), Want{Host: "b.test", Port: port, Tunnel: true})
+	if err == nil {
+		f.reached(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+	}
+	if f.ended() == nil {
+		t.Errorf("what was reached late goes on: %v", err)
+	}
+	f.end(nil)
+	w.s.Set(nil, nil)
+	if st := w.s.State(); st.Refused != 2 || st.Allowed != 2 || len(st.Recent) != 4 {
+		t.Errorf("state: %+v", st)
+	}
+}
+
+func TestEndOfASessionEndsAllOfIt(t *testing.T) {
+	port := echo(t)
+	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Ports: []int{port}, Protocol: TCP})
+	if _, err := w.connect(target("a.test", port)); err != nil {
+		t.Fatal(err)
+	}
+	silent, half := w.dial(), w.dial()
+	io.WriteString(half, "GET http://a.test/ HT")
+	w.stop()
+	for _, nc := range []net.Conn{silent, half} {
+		if _, err := nc.Read(make([]byte, 1)); err == nil {
+			t.Error("a connection was left open")
+		}
+	}
+	reasons := ""
+	for n := range 3 {
+		reasons += w.audited(n+1).Reason + "\n"
+	}
+	wantText(t, "audit", reasons, errSessionEnd.Error())
+	if st := w.s.State(); st.Open != 0 {
+		t.Errorf("%d connections are open", st.Open)
+	}
+}
+
+// What breaks off says so in the audit, without addresses of the service's host.
+func TestTunnelThatBreaksOffSaysSo(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	port := l.Addr().(*net.TCPAddr).Port
+	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Ports: []int{port}, Protocol: TCP})
+	if _, err := w.connect(target("a.test", port)); err != nil {
+		t.Fatal(err)
+	}
+	server, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.(*net.TCPConn).SetLinger(0) // close is a reset
+	server.Close()
+	if line := w.audited(1); !line.Allowed || line.Reason != "the connection broke off: connection reset by peer" {
+		t.Errorf("audited %+v", line)
+	}
+}

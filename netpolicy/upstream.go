@@ -1,0 +1,116 @@
+package netpolicy
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Connections to servers that are kept for the next request.
+const (
+	keptServers = 64
+	keptEach    = 16
+	keptTime    = 30 * time.Second
+)
+
+// newTransports makes the HTTP clients of a session. They resolve, check and
+// pin an address for each connection, and never leave that to anybody else: no
+// proxy of the host's environment, no redirects, no cookies, no unpacking. The
+// second one speaks HTTP/1.1 alone, on connections that are used once.
+func newTransports(s *Session) (plain, upgrades *http.Transport) {
+	plain = &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return s.dialServer(ctx)
+		},
+		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return s.dialSecure(ctx, "h2", "http/1.1")
+		},
+		MaxIdleConns:           keptServers,
+		MaxIdleConnsPerHost:    keptEach,
+		IdleConnTimeout:        keptTime,
+		MaxResponseHeaderBytes: 2 * maxHeader,
+		ExpectContinueTimeout:  time.Second,
+		DisableCompression:     true,
+		ForceAttemptHTTP2:      true,
+	}
+	upgrades = plain.Clone()
+	upgrades.DialTLSContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return s.dialSecure(ctx, "http/1.1")
+	}
+	upgrades.ForceAttemptHTTP2 = false
+	upgrades.TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{}
+	upgrades.DisableKeepAlives = true
+	return plain, upgrades
+}
+
+// dialServer connects for the flow of ctx, and no longer than it lives: the
+// transport would go on for a client that has left, and who comes and leaves in
+// a loop would have any number under way.
+func (s *Session) dialServer(ctx context.Context) (net.Conn, error) {
+	f := ctx.Value(flowKey{}).(*flow)
+	nc, err := s.dial(f.ctx, f.decision)
+	if err != nil {
+		return nil, err
+	}
+	// HTTP/2 keeps one for each name, however many there are.
+	if s.outside.Add(1) > s.inside()+keptServers {
+		plain, _ := s.transports()
+		plain.CloseIdleConnections()
+	}
+	return &counted{Conn: nc, s: s, left: sync.OnceFunc(func() { s.outside.Add(-1) })}, nil
+}
+
+// dialSecure is dialServer with TLS, of one of these protocols.
+func (s *Session) dialSecure(ctx context.Context, protocols ...string) (net.Conn, error) {
+	f := ctx.Value(flowKey{}).(*flow)
+	nc, err := s.dialServer(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tc := tls.Client(nc, &tls.Config{RootCAs: s.g.o.Roots, MinVersion: tls.VersionTLS12, ServerName: f.decision.Host, NextProtos: protocols})
+	ctx, cancel := context.WithTimeout(f.ctx, s.g.o.Limits.DialTime)
+	defer cancel()
+	if err := tc.HandshakeContext(ctx); err != nil {
+		nc.Close()
+		return nil, err
+	}
+	return tc, nil
+}
+
+// transports are those for a request that begins now.
+func (s *Session) transports() (plain, upgrades *http.Transport) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.plain, s.upgrades
+}
+
+// forgetServers closes connections that wait for requests, and has the others
+// closed after theirs.
+func (s *Session) forgetServers() {
+	s.mu.Lock()
+	plain, upgrades := s.plain, s.upgrades
+	s.plain, s.upgrades = newTransports(s)
+	s.mu.Unlock()
+	plain.CloseIdleConnections()
+	upgrades.CloseIdleConnections()
+}
+
+// outURL is where a request goes: path and query as they came, the rest as was
+// decided.
+func outURL(d Decision, in *url.URL) *url.URL {
+	out := &url.URL{Scheme: "http", Path: in.Path, RawPath: in.RawPath, RawQuery: in.RawQuery, ForceQuery: in.ForceQuery}
+	usual := 80
+	if d.Protocol == HTTPS {
+		out.Scheme, usual = "https", 443
+	}
+	out.Host = target(d.Host, d.Port)
+	if d.Port == usual {
+		out.Host = out.Host[:strings.LastIndexByte(out.Host, ':')]
+	}
+	return out
+}
