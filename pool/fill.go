@@ -21,8 +21,15 @@ func (p *Pool[T]) look(ctx context.Context) time.Duration {
 	p.tokens = min(float64(s.Parallel), p.tokens+now.Sub(p.filled).Seconds()*s.Rate)
 	p.filled = now
 	p.retire(ctx, now)
+	p.shrink(ctx, now)
+	if p.removed != nil {
+		return lookTime
+	}
 	if wait := p.notUntil.Sub(now); wait > 0 {
 		return min(wait, lookTime)
+	}
+	if len(p.warm) >= p.wanted(now) {
+		p.short = time.Time{}
 	}
 	for p.creating < s.Parallel && p.count() < s.Max {
 		if p.inRow > 0 && p.creating > 0 {
@@ -31,6 +38,9 @@ func (p *Pool[T]) look(ctx context.Context) time.Duration {
 		if p.wait.len() <= p.creating { // for those who wait, as fast as it goes
 			if len(p.warm)+p.creating-p.wait.len() >= p.target(now) {
 				break
+			}
+			if wait := p.settles(now); wait > 0 {
+				return min(wait, lookTime)
 			}
 			if p.tokens < 1 {
 				wait := time.Duration((1 - p.tokens) / s.Rate * float64(time.Second))
@@ -45,12 +55,36 @@ func (p *Pool[T]) look(ctx context.Context) time.Duration {
 	return lookTime
 }
 
+// settles is for how long those who have sandboxes are left alone yet: see
+// Settings.Settle. The caller holds mu.
+func (p *Pool[T]) settles(now time.Time) time.Duration {
+	if p.short.IsZero() {
+		p.short = now
+	}
+	if len(p.taken) == 0 {
+		return 0
+	}
+	return p.short.Add(p.opts.Settings.Settle).Sub(now)
+}
+
 // target is how many should be warm: one more while one is to be replaced.
 func (p *Pool[T]) target(now time.Time) int {
 	if p.aged(now) {
-		return p.opts.Settings.Min + 1
+		return p.wanted(now) + 1
 	}
-	return p.opts.Settings.Min
+	return p.wanted(now)
+}
+
+// wanted is how many are kept warm: Min, or what the demand of late asks for.
+func (p *Pool[T]) wanted(now time.Time) int {
+	s := p.opts.Settings
+	if p.removed != nil {
+		return 0
+	}
+	if !s.Adaptive {
+		return s.Min
+	}
+	return min(max(p.demand.need(now), s.Min), s.Max)
 }
 
 func (p *Pool[T]) aged(now time.Time) bool {
@@ -65,17 +99,41 @@ func (p *Pool[T]) retire(ctx context.Context, now time.Time) {
 	if !p.aged(now) || p.retiring > 0 {
 		return
 	}
-	succeeded := len(p.warm) > p.opts.Settings.Min
+	succeeded := len(p.warm) > p.wanted(now)
 	noRoom := p.count() >= p.opts.Settings.Max && p.creating == 0 && p.inRow == 0 && p.tokens >= 1
 	if !succeeded && !noRoom {
 		return
 	}
+	p.oldestGoes(ctx, "too old")
+}
+
+// shrink takes warm ones away that are more than are wanted: at once where they
+// are over Max, else one at a time and slowly, as demand may come back.
+func (p *Pool[T]) shrink(ctx context.Context, now time.Time) {
+	for p.count() > p.opts.Settings.Max && len(p.warm) > 0 {
+		p.oldestGoes(ctx, tooMany)
+	}
+	if p.retiring > 0 || len(p.warm) <= p.target(now) {
+		p.enough = now
+		return
+	}
+	if now.Sub(p.enough) >= shrinkTime {
+		p.enough = now
+		p.oldestGoes(ctx, tooMany)
+	}
+}
+
+// tooMany is why a warm one goes that is not wanted any more.
+const tooMany = "more are warm than are wanted"
+
+// oldestGoes destroys the oldest warm one. The caller holds mu.
+func (p *Pool[T]) oldestGoes(ctx context.Context, why string) {
 	old := p.warm[0].value
 	p.warm = p.warm[1:]
 	p.taken[old] = struct{}{}
 	p.retiring++
 	p.work.Go(func() { // Run waits for it
-		p.opts.Destroy(context.WithoutCancel(ctx), old, "too old")
+		p.opts.Destroy(context.WithoutCancel(ctx), old, why)
 		p.mu.Lock()
 		p.retiring--
 		p.mu.Unlock()
@@ -85,6 +143,7 @@ func (p *Pool[T]) retire(ctx context.Context, now time.Time) {
 
 // create makes one and hands it on.
 func (p *Pool[T]) create(ctx context.Context, gen int, create func(context.Context) (T, error)) {
+	began := time.Now()
 	v, err := create(ctx)
 	if err != nil {
 		p.failure(ctx, gen, err)
@@ -93,6 +152,7 @@ func (p *Pool[T]) create(ctx context.Context, gen int, create func(context.Conte
 	p.mu.Lock()
 	p.creating--
 	p.created++
+	p.demand.made(time.Since(began))
 	current := gen == p.gen
 	if current {
 		p.inRow, p.notUntil = 0, time.Time{}
@@ -157,28 +217,4 @@ func (p *Pool[T]) stop() {
 	defer p.mu.Unlock()
 	p.stopped = true
 	p.tell(fmt.Errorf("the pool of template %s is stopping: %w", p.opts.Name, errdefs.ErrUnavailable))
-}
-
-// changed is why the sandboxes of a replaced template are destroyed.
-const changed = "its template has changed"
-
-// Replace changes the template: from now on only what the new create made is
-// handed out. Warm ones of before are destroyed, those being created as soon
-// as they are there; those handed out stay with their owners, and count until
-// they are gone. Who waits goes on waiting.
-func (p *Pool[T]) Replace(s Settings, create func(context.Context) (T, error)) {
-	p.mu.Lock()
-	p.gen++
-	p.opts.Settings, p.opts.Create = s.withDefaults(), create
-	p.inRow, p.notUntil, p.lastErr = 0, time.Time{}, ""
-	old := p.warm
-	p.warm = nil
-	for _, i := range old {
-		p.taken[i.value] = struct{}{}
-	}
-	p.kick()
-	p.mu.Unlock()
-	for _, i := range old {
-		p.discard(context.Background(), i.value, changed)
-	}
 }

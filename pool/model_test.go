@@ -68,6 +68,8 @@ func TestAPoolThatStopsTellsThoseWhoWait(t *testing.T) {
 	})
 }
 
+var errGone = errors.New("it has been removed")
+
 // step is one thing that happens to a pool.
 type step struct {
 	Do     string
@@ -80,7 +82,7 @@ type step struct {
 func drawSteps(t *rapid.T) []step {
 	one := rapid.Custom(func(t *rapid.T) step {
 		return step{
-			Do:     rapid.SampledFrom([]string{"take", "take", "take", "take", "done", "done", "done", "wait", "wait", "fail", "heal", "kill", "replace"}).Draw(t, "do"),
+			Do:     rapid.SampledFrom([]string{"take", "take", "take", "take", "done", "done", "done", "wait", "wait", "fail", "heal", "kill", "replace", "resize", "remove"}).Draw(t, "do"),
 			Caller: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "caller"),
 			Mode:   rapid.SampledFrom([]pool.Mode{pool.Wait, pool.Cold, pool.Refuse}).Draw(t, "mode"),
 			Time:   time.Duration(rapid.SampledFrom([]int{0, 1, 50, 99, 100, 101, 500, 3000, 60_000, 4_000_000}).Draw(t, "ms")) * time.Millisecond,
@@ -94,6 +96,7 @@ func drawSteps(t *rapid.T) []step {
 type player struct {
 	rig
 	settings pool.Settings
+	removed  bool
 	ctx      context.Context
 	taking   sync.WaitGroup
 	mu       sync.Mutex
@@ -128,7 +131,14 @@ func (p *player) play(s step, i int) {
 			}
 		}
 	case "replace":
+		p.removed = false
 		p.Replace(p.settings, p.host.create(fmt.Sprint(i)))
+	case "resize": // never below what is there
+		p.settings.Min, p.settings.Adaptive = min(s.N, p.settings.Max), s.N%2 == 0
+		p.Resize(p.settings)
+	case "remove":
+		p.removed = true
+		p.Remove(errGone)
 	}
 	synctest.Wait()
 	p.check(s)
@@ -144,7 +154,7 @@ func (p *player) takeOne(s step) {
 		p.mu.Lock()
 		p.mine = append(p.mine, id)
 		p.mu.Unlock()
-	case errors.As(err, &empty) && s.Mode != pool.Wait, errors.Is(err, errCreate), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+	case errors.As(err, &empty) && s.Mode != pool.Wait, errors.Is(err, errCreate), errors.Is(err, errGone), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 	default:
 		p.blame("take: %v", err)
 	}
@@ -171,6 +181,9 @@ func (p *player) check(after step) {
 	if s.Warm+s.Leased != live {
 		p.blame("after %+v: %d live, but %+v", after, live, s)
 	}
+	if p.removed && (s.Warm > 0 || s.Waiting > 0) {
+		p.blame("after %+v: of a removed pool %+v", after, s)
+	}
 	if s.Waiting > 0 && s.Warm > 0 {
 		p.blame("after %+v: somebody waits and there are warm ones: %+v", after, s)
 	}
@@ -183,8 +196,23 @@ func (p *player) settled() {
 	synctest.Wait()
 	p.taking.Wait()
 	synctest.Wait()
+	want := min(p.settings.Min, p.settings.Max-len(p.mine))
+	if p.removed {
+		want = 0
+	}
+	rests := func(s pool.Stats) bool {
+		return s.Warm >= want && s.Warm <= p.settings.Max && s.Creating == 0 && s.Waiting == 0 && s.Leased == len(p.mine)
+	}
 	s := p.Stats()
-	if want := min(p.settings.Min, p.settings.Max-len(p.mine)); s.Warm < want || s.Creating != 0 || s.Waiting != 0 || s.Leased != len(p.mine) {
+	for range 50 { // old ones are replaced for ever: this may be such a moment
+		if rests(s) {
+			break
+		}
+		time.Sleep(37 * time.Millisecond)
+		synctest.Wait()
+		s = p.Stats()
+	}
+	if !rests(s) {
 		p.blame("at rest, %d taken: %+v", len(p.mine), s)
 	}
 	for len(p.mine) > 0 {

@@ -36,6 +36,12 @@ type Settings struct {
 	// MaxAge replaces a warm one that nobody took: one at a time, and the new
 	// one first where Max leaves room for it.
 	MaxAge time.Duration
+	// Settle is for how long a pool that ran short leaves the host to what was
+	// taken before it fills up. Who waits is served at once all the same, and
+	// what nobody has any more is waited for no longer. Zero: it never waits.
+	Settle time.Duration
+	// Adaptive keeps as many warm as come while one is made, from Min to Max.
+	Adaptive bool
 }
 
 // Defaults of Settings. That of Max is Min, and 1 at least.
@@ -81,6 +87,8 @@ const (
 	tellAfter = 3
 	// lookTime is how often ages are looked at.
 	lookTime = time.Second
+	// shrinkTime is how long there have to be too many warm ones until one goes.
+	shrinkTime = 5 * time.Second
 	// probeTime bounds a probe, whatever else bounds it: a warm sandbox that
 	// does not answer for so long is of no use to anybody.
 	probeTime = 10 * time.Second
@@ -125,6 +133,8 @@ type Stats struct {
 	Creating, Warm, Leased, Waiting int
 	Created, Failed                 int64
 	LastError                       string
+	// Target is how many are to be warm now.
+	Target int
 }
 
 // item is one that is free or on its way to somebody.
@@ -155,6 +165,10 @@ type Pool[T comparable] struct {
 	notUntil time.Time // the next creation, after a failure
 	tokens   float64   // of Rate
 	filled   time.Time // when tokens was right
+	enough   time.Time // when there were last no more warm than wanted
+	short    time.Time // since when fewer are warm than wanted; zero: they are not
+	demand   demand
+	removed  error // why nothing is handed out any more
 	work     sync.WaitGroup
 }
 
@@ -204,8 +218,8 @@ func (p *Pool[T]) Rest() []T {
 // one has passed a probe just now. It is counted until Gone. Those who wait
 // are served by turns of their callers.
 func (p *Pool[T]) Take(ctx context.Context, caller string, mode Mode) (value T, warm bool, err error) {
-	for {
-		got, warm, err := p.get(ctx, caller, mode)
+	for again := false; ; again = true {
+		got, warm, err := p.get(ctx, caller, mode, again)
 		if err != nil {
 			return value, false, err
 		}
@@ -230,7 +244,8 @@ func (p *Pool[T]) Take(ctx context.Context, caller string, mode Mode) (value T, 
 }
 
 // get takes the oldest warm one, or queues up for one that is to be created.
-func (p *Pool[T]) get(ctx context.Context, caller string, mode Mode) (got item[T], warm bool, err error) {
+// again: it is not the first time for who asks.
+func (p *Pool[T]) get(ctx context.Context, caller string, mode Mode, again bool) (got item[T], warm bool, err error) {
 	if ctx.Err() != nil {
 		return got, false, context.Cause(ctx)
 	}
@@ -238,6 +253,17 @@ func (p *Pool[T]) get(ctx context.Context, caller string, mode Mode) (got item[T
 	if p.stopped {
 		p.mu.Unlock()
 		return got, false, fmt.Errorf("the pool of template %s is stopping: %w", p.opts.Name, errdefs.ErrUnavailable)
+	}
+	if err := p.removed; err != nil {
+		p.mu.Unlock()
+		return got, false, err
+	}
+	if !again {
+		now := time.Now()
+		wanted := p.wanted(now)
+		if p.demand.came(now); len(p.warm) == 0 {
+			p.demand.missed(now, wanted)
+		}
 	}
 	if len(p.warm) > 0 {
 		got, p.warm = p.warm[0], p.warm[1:]
@@ -381,7 +407,7 @@ func (p *Pool[T]) Yield(ctx context.Context, why string) bool {
 func (p *Pool[T]) Adopt(v T, made time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.count() >= p.opts.Settings.Max {
+	if p.count() >= p.opts.Settings.Max || p.removed != nil {
 		return false
 	}
 	p.offer(item[T]{v, made, p.gen})
@@ -401,7 +427,7 @@ func (p *Pool[T]) Stats() Stats {
 	defer p.mu.Unlock()
 	return Stats{
 		Settings: p.opts.Settings, Creating: p.creating, Warm: len(p.warm), Leased: len(p.taken), Waiting: p.wait.len(),
-		Created: p.created, Failed: p.failed, LastError: p.lastErr,
+		Created: p.created, Failed: p.failed, LastError: p.lastErr, Target: p.wanted(time.Now()),
 	}
 }
 

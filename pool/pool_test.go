@@ -41,6 +41,37 @@ func TestFillsToMinAndRefillsAtItsRate(t *testing.T) {
 	})
 }
 
+// What was taken has the host to itself for a while, unless somebody waits.
+func TestAPoolSettlesBeforeItFillsUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, pool.Settings{Min: 1, Max: 5, Rate: 100, Parallel: 1, MaxAge: time.Hour, Settle: 3 * time.Second})
+		settle(time.Second) // nothing is taken: it fills up at once
+		warm := func(want int, when string) {
+			t.Helper()
+			if s := r.Stats(); s.Warm != want || s.Creating != 0 {
+				t.Errorf("%s: %+v", when, s)
+			}
+		}
+		warm(1, "at first")
+		first := r.mustTake(t, pool.Refuse)
+		settle(2 * time.Second)
+		warm(0, "while one is used")
+		r.done(first)
+		settle(200 * time.Millisecond)
+		warm(1, "after its use")
+		r.mustTake(t, pool.Refuse)
+		settle(time.Second)
+		began := time.Now()
+		if r.mustTake(t, pool.Wait); time.Since(began) > 200*time.Millisecond {
+			t.Errorf("who waits got one after %s", time.Since(began))
+		}
+		settle(time.Second)
+		warm(0, "two seconds after the first was taken")
+		settle(1200 * time.Millisecond)
+		warm(1, "though both are used still")
+	})
+}
+
 func TestEmptyPoolAnswersByMode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, pool.Settings{Min: 0, Max: 1, Rate: 2, Parallel: 1, MaxAge: time.Hour})

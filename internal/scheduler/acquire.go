@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -26,13 +25,18 @@ type Request struct {
 	Env      map[string]string
 	// Alias are further names of folders of the workspace; see wire.Claim.
 	Alias map[string]string
-	TTL   time.Duration
-	Idle  time.Duration
+	// Egress, if set, switches the sandbox's proxy on. Who asks serves what comes
+	// from it.
+	Egress *wire.Egress
+	TTL    time.Duration
+	Idle   time.Duration
 	// Mode says what to do when the pool is empty; Wait bounds all waiting.
 	Mode pool.Mode
 	Wait time.Duration
 	// Quotas bound the caller.
 	Quotas Quotas
+
+	memory int64 // what was reserved of them
 }
 
 // Acquire leases a sandbox that nobody used before: taken from the pool,
@@ -40,9 +44,9 @@ type Request struct {
 // order. When it fails, the sandbox is destroyed and nothing is left of the
 // lease.
 func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
-	t, ok := s.template(r.Template)
+	t, st, ok := s.shelf.lookUp(r.Template)
 	if !ok {
-		return nil, said.Errorf(errdefs.ErrNotFound, "there is no template %q: use one of %s", r.Template, strings.Join(s.Templates(), ", "))
+		return nil, s.unknownTemplate(r.Template)
 	}
 	if err := s.checkWorkspace(r.Lease); err != nil {
 		return nil, err
@@ -53,11 +57,14 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	defer s.dequeue(r.Caller)
 	ctx, cancel := context.WithTimeoutCause(ctx, r.Wait, said.Errorf(errdefs.ErrUnavailable, "no sandbox of template %s within %s", r.Template, r.Wait))
 	defer cancel()
+	r.Lease.CarryBytes = s.carryBytes(t, r.Lease)
+	r.Lease.Class = string(t.Spec.Class.OrDefault())
 	memory := t.Spec.Limits.MemoryBytes
 	if err := s.reserve(ctx, r.Caller, memory, r.Quotas, r.Mode != pool.Refuse); err != nil {
 		return nil, err
 	}
-	l, err := s.lease(ctx, r)
+	r.memory = memory
+	l, err := s.lease(ctx, r, st.pool)
 	if err != nil {
 		s.unreserve(r.Caller, memory)
 		return nil, err
@@ -71,14 +78,14 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 
 // lease takes a sandbox and promises it. Until then its end gives nothing back
 // of the caller's quotas.
-func (s *Scheduler) lease(ctx context.Context, r Request) (*Lease, error) {
-	m, warm, err := s.pools[r.Template].Take(ctx, r.Caller, r.Mode)
+func (s *Scheduler) lease(ctx context.Context, r Request, from *pool.Pool[*member]) (*Lease, error) {
+	m, warm, err := from.Take(ctx, r.Caller, r.Mode)
 	if err != nil {
 		return nil, err
 	}
 	// Before the promise, so that of two promises of one workspace after a
 	// crash none can be of a lease that never had it.
-	hold, err := s.hold(m.id, r.Lease)
+	hold, err := s.hold(ctx, m.id, r.Lease)
 	if err != nil {
 		return nil, errors.Join(err, s.drop(ctx, m, err))
 	}
@@ -92,48 +99,32 @@ func (s *Scheduler) lease(ctx context.Context, r Request) (*Lease, error) {
 	return l, nil
 }
 
-// BusyError says that another lease writes to a workspace, named as on disk.
-// It is of class Unavailable.
-type BusyError struct{ Workspace, Lease string }
-
-// Error is a whole sentence.
-func (e *BusyError) Error() string {
-	return fmt.Sprintf("lease %s writes to workspace %s: wait for its end, or take it read-only", e.Lease, e.Workspace)
+// modeOf is how a lease has its workspace.
+func modeOf(l store.Lease) volumes.Mode {
+	switch {
+	case l.Overlay:
+		return volumes.Overlaid
+	case l.ReadOnly:
+		return volumes.ReadOnly
+	}
+	return volumes.ReadWrite
 }
 
-// Unwrap gives the class.
-func (e *BusyError) Unwrap() error { return errdefs.ErrUnavailable }
-
-// checkWorkspace refuses a workspace that another lease writes to before a
-// sandbox is spent on it. Whether it can be had is decided by hold.
+// checkWorkspace refuses a workspace that others have before a sandbox is spent
+// on it. Whether it can be had is decided by hold.
 func (s *Scheduler) checkWorkspace(l store.Lease) error {
 	if l.Workspace == "" {
 		return nil
 	}
-	w, err := s.opts.Volumes.Get(l.Workspace)
-	if err != nil || l.ReadOnly || w.Shared {
-		return err
-	}
-	for _, other := range w.Leases {
-		if !other.ReadOnly {
-			return &BusyError{Workspace: l.Workspace, Lease: other.ID}
-		}
-	}
-	return nil
+	return s.opts.Volumes.Free(l.Workspace, modeOf(l))
 }
 
 // hold takes the workspace of a lease, if it has one.
-func (s *Scheduler) hold(id string, l store.Lease) (*volumes.Hold, error) {
+func (s *Scheduler) hold(ctx context.Context, id string, l store.Lease) (*volumes.Hold, error) {
 	if l.Workspace == "" {
 		return nil, nil
 	}
-	h, err := s.opts.Volumes.Acquire(l.Workspace, id, l.ReadOnly)
-	if errdefs.IsUnavailable(err) { // somebody was faster
-		if busy := s.checkWorkspace(l); busy != nil {
-			return nil, busy
-		}
-	}
-	return h, err
+	return s.opts.Volumes.Acquire(ctx, l.Workspace, id, modeOf(l))
 }
 
 // promise writes the lease down and makes it known.
@@ -148,7 +139,9 @@ func (s *Scheduler) promise(ctx context.Context, m *member, hold *volumes.Hold, 
 		return nil, err
 	}
 	fault.Hit("scheduler.lease.promised")
+	s.step(row)
 	l := newLease(row, m, hold)
+	l.memory = r.memory // that of the template may have changed meanwhile
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -166,13 +159,21 @@ func (s *Scheduler) bind(ctx context.Context, l *Lease, r Request) error {
 	defer cancel(nil)
 	defer context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })()
 	if l.hold != nil {
-		if err := l.member.sandbox.Bind(ctx, l.hold.Binding()); err != nil {
+		if err := s.give(ctx, l); err != nil {
 			return fmt.Errorf("bind workspace %s: %w", r.Lease.Workspace, err)
 		}
 		fault.Hit("scheduler.lease.bound")
 	}
+	if err := s.adoptHooks(ctx, l); err != nil {
+		return err
+	}
 	if err := l.member.guest.Claim(ctx, wire.Claim{Lease: l.ID, Env: r.Env, Alias: r.Alias}); err != nil {
 		return fmt.Errorf("claim sandbox %s: %w", l.ID, err)
+	}
+	if r.Egress != nil {
+		if err := l.member.guest.Egress(ctx, *r.Egress); err != nil {
+			return fmt.Errorf("give sandbox %s egress: %w", l.ID, err)
+		}
 	}
 	fault.Hit("scheduler.lease.claimed")
 	l.touch()
@@ -181,7 +182,7 @@ func (s *Scheduler) bind(ctx context.Context, l *Lease, r Request) error {
 
 // drop destroys a sandbox that was taken from its pool and leased to nobody.
 func (s *Scheduler) drop(ctx context.Context, m *member, why error) error {
-	defer s.pools[m.template].Gone(m)
+	defer s.goneFrom(m)
 	return s.discard(ctx, store.Sandbox{ID: m.id, Template: m.template, Memory: m.memory}, store.Gone, firstLine(why), m.sandbox.Destroy)
 }
 
@@ -193,9 +194,7 @@ func (s *Scheduler) forgetMember(l *Lease) {
 		return
 	}
 	s.budget.give(l.member.memory)
-	if p := s.pools[l.Template]; p != nil {
-		p.Gone(l.member)
-	}
+	s.goneFrom(l.member)
 }
 
 // enqueue counts a call that waits for a sandbox; most bounds those of its

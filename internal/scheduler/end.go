@@ -79,6 +79,7 @@ func (s *Scheduler) finish(ctx context.Context, l *Lease, reason string) {
 	case <-time.After(calmTime):
 	}
 	s.settleShells(ctx, l)
+	s.carryHome(ctx, l, reason)
 	if s.destroy(ctx, l, reason) {
 		return
 	}

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,9 +10,11 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"orchestrator/internal/carry"
 	"orchestrator/internal/guest"
 	"orchestrator/internal/said"
 	"orchestrator/internal/store"
+	"orchestrator/runtime"
 	"orchestrator/volumes"
 )
 
@@ -54,8 +57,12 @@ type Lease struct {
 	Created  time.Time
 	Expires  time.Time
 	IdleTime time.Duration
+	Network  string // of the profile that it was leased for, or ""
+
+	private bool // a tool's own: nobody can name it
 
 	hold   *volumes.Hold // nil without a workspace
+	carry  *carried      // nil where the workspace is mounted, or none is had
 	memory int64
 	bound  chan struct{} // closed when nothing is bound to it any more: only then it is used, or destroyed
 
@@ -75,9 +82,12 @@ type Lease struct {
 func newLease(row store.Sandbox, m *member, hold *volumes.Hold) *Lease {
 	l := &Lease{
 		ID: row.ID, Caller: row.Caller, Template: row.Template, Created: row.Created, Expires: row.Expires, IdleTime: row.Idle,
-		hold: hold, memory: row.Memory, bound: make(chan struct{}), member: m, used: row.Used, idle: make(chan struct{}), gone: make(chan struct{}), stuck: make(chan struct{}),
+		Network: row.Lease.Network, private: row.Lease.Private, hold: hold, memory: row.Memory, bound: make(chan struct{}), member: m, used: row.Used, idle: make(chan struct{}), gone: make(chan struct{}), stuck: make(chan struct{}),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
+	if row.Lease.CarryBytes > 0 {
+		l.carry = &carried{limits: carry.Limits{Bytes: row.Lease.CarryBytes}, name: cmp.Or(row.Lease.Named, row.Lease.Workspace)}
+	}
 	return l
 }
 
@@ -88,6 +98,7 @@ type Use struct {
 	// Ctx ends with the call's own context or with the lease.
 	Ctx   context.Context
 	lease *Lease
+	leave func()
 	stop  func()
 	once  sync.Once
 }
@@ -96,36 +107,64 @@ type Use struct {
 func (l *Lease) Enter(ctx context.Context) (*Use, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if err := l.usable(); err != nil {
+		return nil, err
+	}
+	l.active++
+	return l.use(ctx, l.leave), nil
+}
+
+// Attend is Enter for who only waits for what the sandbox does: the lease may be
+// idle meanwhile, and its end waits for nobody.
+func (l *Lease) Attend(ctx context.Context) (*Use, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.usable(); err != nil {
+		return nil, err
+	}
+	return l.use(ctx, func() {}), nil
+}
+
+// usable is to be called with the lock held.
+func (l *Lease) usable() error {
 	if l.reason != "" {
-		return nil, &EndedError{ID: l.ID, Reason: l.reason}
+		return &EndedError{ID: l.ID, Reason: l.reason}
 	}
 	if l.member == nil {
-		return nil, fmt.Errorf("sandbox %s: %w", l.ID, errUnknown)
+		return fmt.Errorf("sandbox %s: %w", l.ID, errUnknown)
 	}
 	select {
 	case <-l.bound:
+		return nil
 	default:
-		return nil, fmt.Errorf("sandbox %s: %w", l.ID, errBinding)
+		return fmt.Errorf("sandbox %s: %w", l.ID, errBinding)
 	}
-	l.active++
+}
+
+// use is to be called with the lock held.
+func (l *Lease) use(ctx context.Context, leave func()) *Use {
 	both, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
-	return &Use{Client: l.member.guest, Ctx: both, lease: l, stop: func() { stop(); cancel(context.Canceled) }}, nil
+	return &Use{Client: l.member.guest, Ctx: both, lease: l, leave: leave, stop: func() { stop(); cancel(context.Canceled) }}
 }
 
 // Leave ends the call; it may be called twice.
 func (u *Use) Leave() {
 	u.once.Do(func() {
 		u.stop()
-		l := u.lease
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.active--
-		l.used, l.dirty = time.Now(), true
-		if l.active == 0 && l.reason != "" {
-			close(l.idle)
-		}
+		u.leave()
 	})
+}
+
+// leave is the end of a call.
+func (l *Lease) leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.active--
+	l.used, l.dirty = time.Now(), true
+	if l.active == 0 && l.reason != "" {
+		close(l.idle)
+	}
 }
 
 // begin starts the end of the lease. Only the first call gets true; an idle
@@ -183,6 +222,21 @@ func (l *Lease) LastUse() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.used
+}
+
+// Figures are what the lease's sandbox uses now. It is no use of the lease: one
+// that is only looked at ends when it is idle.
+func (l *Lease) Figures(ctx context.Context) (runtime.Figures, error) {
+	l.mu.Lock()
+	m, reason := l.member, l.reason
+	l.mu.Unlock()
+	switch {
+	case reason != "":
+		return runtime.Figures{}, &EndedError{ID: l.ID, Reason: reason}
+	case m == nil:
+		return runtime.Figures{}, fmt.Errorf("sandbox %s: %w", l.ID, errUnknown)
+	}
+	return runtime.FiguresOf(ctx, m.sandbox)
 }
 
 // touch counts the lease as used now.

@@ -30,6 +30,7 @@ type member struct {
 	template string
 	image    string
 	memory   int64
+	hooks    int // commands of the warm-up that stay
 	sandbox  runtime.Sandbox
 	guest    *guest.Client
 }
@@ -50,14 +51,13 @@ func (m *member) dead() bool {
 // create makes one sandbox of a template and waits for its guest. The intent
 // is in the store before the driver is asked, so nothing that a crash leaves
 // is unknown.
-func (s *Scheduler) create(ctx context.Context, t Template) (m *member, err error) {
+func (s *Scheduler) create(ctx context.Context, t Template, from *source) (m *member, err error) {
 	memory := t.Spec.Limits.MemoryBytes
-	from := s.sources[t.Name]
 	if err := s.budget.take(ctx, memory, from); err != nil {
 		return nil, err
 	}
 	defer s.budget.made(from)
-	ctx, cancel := context.WithTimeoutCause(ctx, createTime, fmt.Errorf("a sandbox of template %s was not ready within %s: %w", t.Name, createTime, context.DeadlineExceeded))
+	short, cancel := context.WithTimeoutCause(ctx, createTime, fmt.Errorf("a sandbox of template %s was not ready within %s: %w", t.Name, createTime, context.DeadlineExceeded))
 	defer cancel()
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -68,11 +68,12 @@ func (s *Scheduler) create(ctx context.Context, t Template) (m *member, err erro
 		ID: id.String(), State: store.Creating, Template: t.Name, Runtime: s.opts.Driver.Name(), Image: t.Spec.Image.ID,
 		Build: s.build(t), Memory: memory, Created: time.Now(),
 	}
-	if err := s.opts.Store.Insert(ctx, row); err != nil {
+	if err := s.opts.Store.Insert(short, row); err != nil {
 		s.budget.give(memory)
 		return nil, err
 	}
 	fault.Hit("scheduler.create.intent")
+	s.step(row)
 	remove := s.removeByID(row.ID)
 	defer func() {
 		if err != nil {
@@ -81,19 +82,24 @@ func (s *Scheduler) create(ctx context.Context, t Template) (m *member, err erro
 	}()
 	spec := t.Spec
 	spec.ID, spec.Owner, spec.Template, spec.Build = row.ID, s.opts.Store.Owner(), t.Name, row.Build
-	sb, err := s.opts.Driver.Create(ctx, spec)
+	sb, err := s.opts.Driver.Create(short, spec)
 	if err != nil {
 		return nil, fmt.Errorf("create a sandbox of template %s: %w", t.Name, err)
 	}
 	remove = sb.Destroy
 	m = newMember(row, sb)
-	if err := m.ready(ctx); err != nil {
+	if err := m.ready(short); err != nil {
+		return nil, err
+	}
+	if err := m.warmUp(ctx, t); err != nil { // which has times of its own
 		return nil, err
 	}
 	fault.Hit("scheduler.create.ready")
-	if _, err := s.opts.Store.Update(ctx, m.id, func(b *store.Sandbox) error { b.State = store.Warm; return nil }); err != nil {
+	row, err = s.opts.Store.Update(ctx, m.id, func(b *store.Sandbox) error { b.State = store.Warm; return nil })
+	if err != nil {
 		return nil, err
 	}
+	s.step(row)
 	return m, nil
 }
 
@@ -141,6 +147,9 @@ func (m *member) probe(ctx context.Context) error {
 	if p.Claimed {
 		return fmt.Errorf("sandbox %s is claimed already: %w", m.id, errdefs.ErrFailedPrecondition)
 	}
+	if p.Commands < m.hooks {
+		return fmt.Errorf("sandbox %s: of its warm-up %d of %d commands run: %w", m.id, p.Commands, m.hooks, errdefs.ErrFailedPrecondition)
+	}
 	return checkPong(p)
 }
 
@@ -170,8 +179,9 @@ func (s *Scheduler) removeByID(id string) func(context.Context) error {
 
 // mark steps a row; one that is not there, or has ended, stays so.
 func (s *Scheduler) mark(ctx context.Context, id string, to store.State, reason string) error {
-	_, err := s.opts.Store.Update(ctx, id, func(b *store.Sandbox) error {
-		if b.State.Ended() {
+	same := false
+	row, err := s.opts.Store.Update(ctx, id, func(b *store.Sandbox) error {
+		if same = b.State == to || b.State.Ended(); b.State.Ended() {
 			return nil
 		}
 		b.State = to
@@ -185,6 +195,9 @@ func (s *Scheduler) mark(ctx context.Context, id string, to store.State, reason 
 	})
 	if errdefs.IsNotFound(err) {
 		return nil
+	}
+	if err == nil && !same {
+		s.step(row)
 	}
 	return err
 }

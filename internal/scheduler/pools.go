@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -16,13 +14,19 @@ import (
 	"orchestrator/internal/fault"
 	"orchestrator/internal/store"
 	"orchestrator/pool"
+	"orchestrator/runtime"
 )
 
-func (s *Scheduler) newPool(t Template) *pool.Pool[*member] {
+// creator makes sandboxes of one version of a template.
+func (s *Scheduler) creator(t Template, from *source) func(context.Context) (*member, error) {
+	return func(ctx context.Context) (*member, error) { return s.create(ctx, t, from) }
+}
+
+func (s *Scheduler) newPool(t Template, from *source) *pool.Pool[*member] {
 	return pool.New(pool.Options[*member]{
 		Name:     t.Name,
 		Settings: t.Pool,
-		Create:   func(ctx context.Context) (*member, error) { return s.create(ctx, t) },
+		Create:   s.creator(t, from),
 		Probe:    func(ctx context.Context, m *member) error { return m.probe(ctx) },
 		Destroy: func(ctx context.Context, m *member, why string) {
 			row := store.Sandbox{ID: m.id, Template: m.template, Memory: m.memory}
@@ -57,7 +61,8 @@ func (s *Scheduler) makeRoom(ctx context.Context) error {
 func (s *Scheduler) yield(ctx context.Context) bool {
 	var richest *pool.Pool[*member]
 	most := 0
-	for _, p := range s.pools {
+	for _, st := range s.shelf.all() {
+		p := st.pool
 		if n := p.Stats().Warm; n > most {
 			richest, most = p, n
 		}
@@ -66,10 +71,15 @@ func (s *Scheduler) yield(ctx context.Context) bool {
 }
 
 // build tells sandboxes that can be kept over a restart: made by this program
-// from this very template.
+// from this very template, with the same warm-up.
 func (s *Scheduler) build(t Template) string {
-	spec, err := json.Marshal(t.Spec)
-	if err != nil { // a Spec is plain data
+	spec, err := json.Marshal(struct {
+		runtime.Spec
+		Env    map[string]string `json:",omitempty"`
+		User   string            `json:",omitempty"`
+		Warmup []Hook            `json:",omitempty"`
+	}{t.Spec, t.Env, t.User, t.Warmup})
+	if err != nil { // it is plain data
 		return s.opts.Build
 	}
 	sum := sha256.Sum256(append(spec, s.opts.Build...))
@@ -84,10 +94,11 @@ type PoolStats struct {
 
 // Pools tells the state of all pools, sorted by template.
 func (s *Scheduler) Pools() []PoolStats {
-	out := make([]PoolStats, 0, len(s.pools))
-	for _, name := range slices.Sorted(maps.Keys(s.pools)) {
-		t, _ := s.template(name)
-		out = append(out, PoolStats{Template: name, Image: t.Spec.Image.Ref, Stats: s.pools[name].Stats()})
+	out := []PoolStats{}
+	for _, name := range s.Templates() {
+		if t, st, ok := s.shelf.lookUp(name); ok {
+			out = append(out, PoolStats{Template: name, Image: t.Spec.Image.Ref, Stats: st.pool.Stats()})
+		}
 	}
 	return out
 }
@@ -95,8 +106,8 @@ func (s *Scheduler) Pools() []PoolStats {
 // release lets go of everything that lives on.
 func (s *Scheduler) release() {
 	var errs []error
-	for _, p := range s.pools {
-		for _, m := range p.Rest() {
+	for _, st := range s.shelf.all() {
+		for _, m := range st.pool.Rest() {
 			errs = append(errs, m.sandbox.Release())
 		}
 	}

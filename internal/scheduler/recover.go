@@ -52,7 +52,7 @@ func (s *Scheduler) Recover(ctx context.Context) (Recovered, error) {
 	for _, state := range []store.State{store.Leased, store.Stopping} {
 		for _, row := range rows {
 			if row.State == state && row.Caller != "" {
-				s.takeUp(row)
+				s.takeUp(ctx, row)
 			}
 		}
 	}
@@ -96,6 +96,7 @@ func (s *Scheduler) recoverRow(ctx context.Context, row store.Sandbox, c *counte
 		return
 	case l != nil:
 		c.add(func(r *Recovered) { r.Removed++ })
+		s.findCarried(ctx, l, row)
 		if err := s.End(ctx, l, cmp.Or(row.Reason, left), false); err != nil {
 			s.log.Error("lease not ended", "sandbox", l.ID, "error", err)
 		}
@@ -125,16 +126,18 @@ func (s *Scheduler) keepWarm(ctx context.Context, m *member, row store.Sandbox) 
 	if !ok || row.Build != s.build(t) {
 		return false
 	}
+	m.hooks = t.stays()
 	if err := m.probe(ctx); err != nil {
 		return false
 	}
-	return s.pools[row.Template].Adopt(m, row.Created)
+	p := s.pool(row.Template)
+	return p != nil && p.Adopt(m, row.Created)
 }
 
 // takeUp makes a lease of an earlier process known, with its workspace: while
 // a sandbox may live, nobody else gets what it can write to.
-func (s *Scheduler) takeUp(row store.Sandbox) {
-	hold, err := s.hold(row.ID, row.Lease)
+func (s *Scheduler) takeUp(ctx context.Context, row store.Sandbox) {
+	hold, err := s.hold(ctx, row.ID, row.Lease)
 	if err != nil {
 		s.log.Error("workspace of a lease is not held", "sandbox", row.ID, "workspace", row.Lease.Workspace, "error", err)
 	}
@@ -176,7 +179,7 @@ func (s *Scheduler) resolve(ctx context.Context, l *Lease, row store.Sandbox) (k
 		return false, errors.Join(err, m.sandbox.Release())
 	}
 	s.settleUnstarted(ctx, m)
-	p := s.pools[row.Template]
+	p := s.pool(row.Template)
 	if p != nil {
 		p.AdoptTaken(m) // before its end can say that it is gone
 	}
@@ -247,13 +250,4 @@ func (s *Scheduler) adopt(ctx context.Context, row store.Sandbox) (*member, erro
 		return nil, err
 	}
 	return newMember(row, sb), nil
-}
-
-func (s *Scheduler) template(name string) (Template, bool) {
-	for _, t := range s.opts.Templates {
-		if t.Name == name {
-			return t, true
-		}
-	}
-	return Template{}, false
 }

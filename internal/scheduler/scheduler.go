@@ -33,19 +33,36 @@ type Template struct {
 	// Spec is complete but for ID, Owner, Template and Build.
 	Spec runtime.Spec
 	Pool pool.Settings
+	// Env and User are defaults of its commands.
+	Env  map[string]string
+	User string
+	// Warmup runs before a sandbox counts as warm.
+	Warmup []Hook
+}
+
+// Hook is a command that warms a sandbox up.
+type Hook struct {
+	Argv    []string
+	Timeout time.Duration
+	// Background starts it as a shell that lives on in the lease.
+	Background bool
 }
 
 // Options of a Scheduler; all but Log are needed.
 type Options struct {
-	Driver    runtime.Driver
-	Store     *store.Store
-	Volumes   *volumes.Manager
+	Driver  runtime.Driver
+	Store   *store.Store
+	Volumes *volumes.Manager
+	// Templates are there from the start; see Put and Drop for later ones.
 	Templates []Template
 	// MaxSandboxes and MaxMemory bound what exists at once, warm ones too.
 	MaxSandboxes int
 	MaxMemory    int64
 	// Queue bounds how many calls wait for a sandbox at once.
 	Queue int
+	// Step, if set, is told of every state that a sandbox comes to. It must not
+	// wait.
+	Step func(Step)
 	// Build tells warm sandboxes of another program from ours.
 	Build string
 	// Keep is how long ended leases can be looked at.
@@ -58,11 +75,8 @@ type Scheduler struct {
 	opts   Options
 	log    *slog.Logger
 	budget *budget
-	pools  map[string]*pool.Pool[*member]
-	// sources are the same pools as the budget sees them, turns those of callers
-	// over all of them.
-	sources map[string]*source
-	turns   *pool.Turns
+	shelf  shelf
+	turns  *pool.Turns // of callers over all pools
 
 	stuckTime time.Duration // the constant, but in tests
 
@@ -94,11 +108,11 @@ func New(opts Options) *Scheduler {
 	}
 	s := &Scheduler{
 		opts: opts, log: opts.Log, stuckTime: stuckTime, budget: newBudget(opts.MaxSandboxes, opts.MaxMemory),
-		pools: map[string]*pool.Pool[*member]{}, sources: map[string]*source{}, turns: &pool.Turns{}, leases: map[string]*Lease{}, usage: map[string]*usage{}, broken: map[string]broken{},
+		turns: &pool.Turns{}, leases: map[string]*Lease{}, usage: map[string]*usage{}, broken: map[string]broken{},
 	}
+	s.shelf.stocks = map[string]*stock{}
 	for _, t := range opts.Templates {
-		p := s.newPool(t)
-		s.pools[t.Name], s.sources[t.Name] = p, &source{turn: p.Waiting}
+		s.Put(t)
 	}
 	return s
 }
@@ -108,9 +122,7 @@ func New(opts Options) *Scheduler {
 // them.
 func (s *Scheduler) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	for _, p := range s.pools {
-		g.Go(func() error { return p.Run(ctx) })
-	}
+	g.Go(func() error { return s.runPools(ctx) })
 	g.Go(func() error { return s.tick(ctx) })
 	g.Go(func() error { return s.repair(ctx) })
 	g.Go(func() error { return s.makeRoom(ctx) })
@@ -126,21 +138,23 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	return err
 }
 
-// Templates lists the names that can be leased, sorted.
-func (s *Scheduler) Templates() []string { return slices.Sorted(maps.Keys(s.pools)) }
-
-// Lease returns a live lease of the caller; one that has ended gives an
-// *EndedError, one of another caller and one never made are NotFound alike.
+// Lease returns a live lease of the caller, to be used by its id; one that has
+// ended gives an *EndedError, one of another caller and one never made are
+// NotFound alike. What a tool has for itself is PermissionDenied: it may reach,
+// and be trusted with, more than its caller.
 func (s *Scheduler) Lease(ctx context.Context, caller, id string) (*Lease, error) {
 	s.mu.Lock()
 	l := s.leases[id]
 	s.mu.Unlock()
-	if l != nil && l.Caller == caller {
+	if l != nil && l.Caller == caller && !l.private {
 		return l, nil
 	}
 	row, err := s.Row(ctx, caller, id)
 	if err != nil {
 		return nil, err
+	}
+	if row.Lease.Private && row.Reason == "" {
+		return nil, said.Errorf(errdefs.ErrPermissionDenied, "sandbox %s is that of a tool's call, and of nobody else", id)
 	}
 	if row.State == store.Leased && row.Reason == "" { // promised just now
 		return nil, errBinding

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"path/filepath"
 	"testing"
 	"time"
@@ -45,7 +44,7 @@ func (w *world) start(t *testing.T, change ...func(*Options)) *service {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := volumes.Open(filepath.Join(w.dir, "workspaces"), slog.New(slog.DiscardHandler))
+	v, err := volumes.Open(filepath.Join(w.dir, "workspaces"), volumes.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,9 @@ const (
 	forgetTime = 10 * time.Minute       // ended rows are dropped
 )
 
+// keepRows is how many leases that ended can be looked at, however new they are.
+const keepRows = 10_000
+
 // askParallel bounds how many guests are asked at once whether they are idle.
 const askParallel = 16
 
@@ -57,12 +60,31 @@ func (s *Scheduler) repair(ctx context.Context) error {
 		t.Reset(sweepTime)
 		s.sweep(ctx)
 		s.resolveUnknown(ctx)
+		s.clear()
 		if now.Sub(forgot) >= forgetTime {
 			forgot = now
-			if _, err := s.opts.Store.Forget(ctx, now.Add(-s.opts.Keep)); err != nil {
-				s.log.Warn("old rows not forgotten", "error", err)
-			}
+			s.forget(ctx, now)
 		}
+	}
+}
+
+// forget drops the rows of what ended, and keeps the database as small as what
+// is left of it.
+func (s *Scheduler) forget(ctx context.Context, now time.Time) {
+	_, err := s.opts.Store.Forget(ctx, now.Add(-s.opts.Keep))
+	if err == nil {
+		_, err = s.opts.Store.Trim(ctx, keepRows)
+	}
+	if err != nil {
+		s.log.Warn("old rows not forgotten", "error", err)
+		return
+	}
+	freed, err := s.opts.Store.Compact(ctx)
+	switch {
+	case err != nil:
+		s.log.Warn("database not made smaller", "error", err)
+	case freed > 0:
+		s.log.Info("database made smaller", "bytes", freed)
 	}
 }
 
@@ -89,7 +111,7 @@ func (s *Scheduler) endIdle(ctx context.Context, l *Lease) {
 	switch p, err := l.member.guest.Ping(ping); {
 	case err != nil:
 		s.log.Debug("cannot tell whether an idle sandbox is busy", "sandbox", l.ID, "error", err)
-	case p.Commands > 0:
+	case p.Commands > p.Warm:
 		l.touch()
 	default:
 		s.endNow(ctx, l, Idle)

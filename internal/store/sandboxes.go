@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
 )
 
 // State of a sandbox.
@@ -40,16 +42,31 @@ func (s State) Ended() bool { return s == Gone || s == Failed }
 type Lease struct {
 	// Workspace is its name on disk; Named is the caller's name of it where that
 	// is another one.
-	Workspace string            `json:"workspace,omitempty"`
-	Named     string            `json:"named,omitempty"`
-	ReadOnly  bool              `json:"read_only,omitempty"`
-	Labels    map[string]string `json:"labels,omitempty"`
+	Workspace string `json:"workspace,omitempty"`
+	Named     string `json:"named,omitempty"`
+	ReadOnly  bool   `json:"read_only,omitempty"`
+	// Overlay: it writes to an overlay over the workspace.
+	Overlay bool `json:"overlay,omitempty"`
+	// CarryBytes is above 0 where the workspace cannot be mounted: its files travel
+	// there and back, at most so many bytes of them.
+	CarryBytes int64             `json:"carry_bytes,omitempty"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	// Class is how its sandbox is isolated; "" before classes were kept.
+	Class string `json:"class,omitempty"`
 	// OneShot: it is for one call, and over when that is.
 	OneShot bool `json:"one_shot,omitempty"`
+	// Private: a tool has it for itself, and its caller cannot use it.
+	Private bool `json:"private,omitempty"`
+	// Network is that of the profile whose call it was leased for, if it has one:
+	// calls of others do not get it.
+	Network string `json:"network,omitempty"`
 	// Session is the session of its caller that it is the sandbox of.
 	Session string `json:"session,omitempty"`
 	// Key is the idempotency key it was asked for with.
 	Key string `json:"key,omitempty"`
+	// Egress is what it may reach; nil: nothing. Unbound: who asked has no ceiling.
+	Egress  *v1.Egress `json:"egress,omitempty"`
+	Unbound bool       `json:"unbound,omitempty"`
 	// Env is not kept: it may hold secrets, and the guest has it.
 }
 

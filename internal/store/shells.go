@@ -22,7 +22,17 @@ type Shell struct {
 	Started time.Time
 	Ended   time.Time
 	Result  *runtime.Result
+	// TTY says that it runs on a terminal.
+	TTY bool
 }
+
+// terminalsSchema marks the shells that run on terminals.
+const terminalsSchema = `
+CREATE TABLE IF NOT EXISTS terminals (shell TEXT PRIMARY KEY REFERENCES shells (id) ON DELETE CASCADE) STRICT;
+`
+
+// shellColumns are what scanShell reads.
+const shellColumns = "id, sandbox, caller, argv, started, ended, result, EXISTS (SELECT 1 FROM terminals WHERE shell = shells.id)"
 
 // InsertShell writes the promise of a shell, before the guest is asked.
 func (s *Store) InsertShell(ctx context.Context, sh Shell) error {
@@ -30,8 +40,28 @@ func (s *Store) InsertShell(ctx context.Context, sh Shell) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.db.ExecContext(ctx, "INSERT INTO shells (id, sandbox, caller, argv, started) VALUES (?, ?, ?, ?, ?)", sh.ID, sh.Sandbox, sh.Caller, string(argv), stamp(sh.Started))
-	return wrap("record shell "+sh.ID, err)
+	return wrap("record shell "+sh.ID, s.insertShell(ctx, sh, string(argv)))
+}
+
+func (s *Store) insertShell(ctx context.Context, sh Shell, argv string) error {
+	const row = "INSERT INTO shells (id, sandbox, caller, argv, started) VALUES (?, ?, ?, ?, ?)"
+	values := []any{sh.ID, sh.Sandbox, sh.Caller, argv, stamp(sh.Started)}
+	if !sh.TTY {
+		_, err := s.db.ExecContext(ctx, row, values...)
+		return err
+	}
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback() //nolint:errcheck // it was committed, or the error is told
+	if _, err := tx.ExecContext(ctx, row, values...); err != nil {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, "INSERT INTO terminals (shell) VALUES (?)", sh.ID); err != nil {
+		return err
+	}
+	return tx.Commit()
 }
 
 // EndShell records how a shell ended, once; later calls change nothing.
@@ -62,7 +92,7 @@ func (s *Store) DeleteShell(ctx context.Context, id string) error {
 
 // Shell returns one row; NotFound if there is none.
 func (s *Store) Shell(ctx context.Context, id string) (Shell, error) {
-	sh, err := scanShell(s.db.QueryRowContext(ctx, "SELECT id, sandbox, caller, argv, started, ended, result FROM shells WHERE id = ?", id))
+	sh, err := scanShell(s.db.QueryRowContext(ctx, "SELECT "+shellColumns+" FROM shells WHERE id = ?", id))
 	if errors.Is(err, sql.ErrNoRows) {
 		return sh, fmt.Errorf("shell %s: %w", id, errdefs.ErrNotFound)
 	}
@@ -71,7 +101,7 @@ func (s *Store) Shell(ctx context.Context, id string) (Shell, error) {
 
 // Shells returns the shells of a sandbox, oldest first.
 func (s *Store) Shells(ctx context.Context, sandbox string) ([]Shell, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT id, sandbox, caller, argv, started, ended, result FROM shells WHERE sandbox = ? ORDER BY started, id", sandbox)
+	rows, err := s.db.QueryContext(ctx, "SELECT "+shellColumns+" FROM shells WHERE sandbox = ? ORDER BY started, id", sandbox)
 	if err != nil {
 		return nil, wrap("list shells", err)
 	}
@@ -91,7 +121,7 @@ func scanShell(row scanner) (Shell, error) {
 	var sh Shell
 	var argv, result string
 	var started, ended int64
-	if err := row.Scan(&sh.ID, &sh.Sandbox, &sh.Caller, &argv, &started, &ended, &result); err != nil {
+	if err := row.Scan(&sh.ID, &sh.Sandbox, &sh.Caller, &argv, &started, &ended, &result, &sh.TTY); err != nil {
 		return sh, err
 	}
 	sh.Started, sh.Ended = moment(started), moment(ended)

@@ -59,7 +59,7 @@ func Open(ctx context.Context, dir string) (*Store, error) {
 	path := filepath.Join(dir, "state.db")
 	// One connection: SQLite has one writer, and waiting for it in Go is
 	// fairer than in the library.
-	db, err := openFile(path, "immediate", 1, "foreign_keys(ON)")
+	db, err := openFile(path, "immediate", 1, "foreign_keys(ON)", "journal_size_limit(16777216)")
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (s *Store) migrate(ctx context.Context) error {
 	if found > version {
 		return fmt.Errorf("the database is of version %d and this program knows %d: use the newer program: %w", found, version, errdefs.ErrFailedPrecondition)
 	}
-	for _, part := range []string{schema, tokensSchema, approvalsSchema, budgetsSchema} {
+	for _, part := range []string{schema, terminalsSchema, tokensSchema, approvalsSchema, budgetsSchema} {
 		if _, err := s.db.ExecContext(ctx, part); err != nil {
 			return err
 		}

@@ -128,6 +128,15 @@ func TestShellEndsOnce(t *testing.T) {
 	if err := s.EndShells(ctx, "aaaaaaaa", time.Unix(3, 0), runtime.Result{Ending: runtime.SandboxLost}); err != nil {
 		t.Fatal(err)
 	}
+	if err := s.InsertShell(ctx, Shell{ID: "s2", Sandbox: "aaaaaaaa", Caller: "me", Argv: []string{"x"}, Started: time.Unix(2, 0), TTY: true}); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := s.Shells(ctx, "aaaaaaaa"); err != nil || len(list) != 2 || list[0].TTY || !list[1].TTY {
+		t.Errorf("shells are %+v, %v", list, err)
+	}
+	if err := s.DeleteShell(ctx, "s2"); err != nil {
+		t.Error(err)
+	}
 	got, err := s.Shell(ctx, "s1")
 	if err != nil || got.Result.Ending != runtime.Exited {
 		t.Fatal(got, err)

@@ -1,0 +1,251 @@
+package scheduler
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/guest/wire"
+	"orchestrator/pool"
+	"orchestrator/runtime"
+	"orchestrator/runtime/fake"
+)
+
+func named(name string, n int) Template {
+	return Template{
+		Name: name, Spec: runtime.Spec{Image: runtime.Image{ID: "sha256:1"}, Limits: runtime.Limits{}.WithDefaults()},
+		Pool: pool.Settings{Min: n, Max: 10, Rate: 1000, Parallel: 2, MaxAge: time.Hour},
+	}
+}
+
+func (s *service) stats(name string) pool.Stats {
+	for _, p := range s.Pools() {
+		if p.Template == name {
+			return p.Stats
+		}
+	}
+	return pool.Stats{}
+}
+
+func TestTemplatesComeChangeAndGo(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	kept := s.acquire(t)
+	if got := s.Put(named("extra", 2)); got != Added {
+		t.Fatal(got)
+	}
+	eventually(t, "two of the new template are warm", func() bool { return s.stats("extra").Warm == 2 })
+	if got := s.Put(named("extra", 2)); got != Same {
+		t.Error(got)
+	}
+	if got := s.Put(named("extra", 3)); got != Resized {
+		t.Error(got)
+	}
+	eventually(t, "a third is warm", func() bool { return s.stats("extra").Warm == 3 })
+	if n := s.stats("extra").Created; n != 3 {
+		t.Errorf("%d were made for three", n)
+	}
+	changed := named("extra", 3)
+	changed.Env = map[string]string{"A": "b"}
+	changed.Warmup = []Hook{{Argv: []string{"false"}, Timeout: time.Second}}
+	if got := s.Put(changed); got != Changed {
+		t.Error(got)
+	}
+	eventually(t, "what cannot be warmed up is told", func() bool {
+		st := s.stats("extra")
+		return st.Warm == 0 && strings.Contains(st.LastError, "extra")
+	})
+	if !s.Drop("default") || s.Drop("default") || s.Drop("nobody") {
+		t.Error("dropped not once")
+	}
+	_, err := s.tryAcquire(t.Context())
+	if !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "use one of extra") {
+		t.Error(err)
+	}
+	if kept.Ended() != "" {
+		t.Error("a lease ended with its template")
+	}
+	if err := s.End(t.Context(), kept, Removed, true); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the removed template is forgotten", func() bool { s.clear(); return s.shelf.find("default") == nil })
+	if got := s.Put(named("default", 1)); got != Added {
+		t.Error(got)
+	}
+	again := s.acquire(t)
+	if err := s.End(t.Context(), again, Removed, true); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Whatever changes while leases are taken, each sandbox is destroyed once, and
+// nothing is left that somebody has to give back.
+func TestTemplatesChangeUnderLeases(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t, func(o *Options) { o.MaxSandboxes = 12 })
+	stop, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	var work sync.WaitGroup
+	for i := range 6 {
+		work.Go(func() {
+			for stop.Err() == nil {
+				name := fmt.Sprint("t", i%3)
+				l, err := s.tryAcquire(t.Context(), func(r *Request) { r.Template, r.Wait = name, 300*time.Millisecond })
+				if err != nil {
+					if !errdefs.IsNotFound(err) && !errdefs.IsUnavailable(err) && !strings.Contains(err.Error(), "room for sandboxes") {
+						t.Error(err)
+					}
+					time.Sleep(time.Millisecond)
+					continue
+				}
+				if err := s.End(t.Context(), l, Removed, i%2 == 0); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range 3 {
+		work.Go(func() {
+			for n := 0; stop.Err() == nil; n++ {
+				tm := named(fmt.Sprint("t", i), n%3)
+				tm.Spec.Limits.Pids += int64(n / 2 % 3)
+				tm.Spec.Limits.MemoryBytes += int64(n/4%2) << 20
+				if s.Put(tm); n%7 == 6 {
+					s.Drop(tm.Name)
+				}
+				s.clear()
+				time.Sleep(3 * time.Millisecond)
+			}
+		})
+	}
+	work.Wait()
+	for i := range 3 {
+		s.Drop(fmt.Sprint("t", i))
+	}
+	s.Drop("default")
+	eventually(t, "nothing is left", func() bool {
+		s.clear()
+		s.budget.mu.Lock()
+		used, bytes := s.budget.used, s.budget.bytes
+		s.budget.mu.Unlock()
+		return used == 0 && bytes == 0 && len(s.shelf.all()) == 0
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.usage) != 0 || len(s.leases) != 0 || s.waiting != 0 {
+		t.Errorf("callers still have %v, %d leases", s.usage, len(s.leases))
+	}
+}
+
+// hookGuest is the fake guest with a base and a shell for each start.
+type hookGuest struct {
+	*fake.Guest
+	mu     sync.Mutex
+	base   wire.Base
+	shells []wire.Shell
+}
+
+func (g *hookGuest) serve(conn net.Conn, op wire.Op, body json.RawMessage) bool {
+	c := wire.NewConn(conn)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch op {
+	case wire.OpBase:
+		_ = json.Unmarshal(body, &g.base)
+		_ = c.Reply(nil)
+	case wire.OpStart:
+		var cmd wire.Command
+		_ = json.Unmarshal(body, &cmd)
+		sh := wire.Shell{ID: cmd.ID, Argv: cmd.Argv, StartedAt: time.Now()}
+		g.shells = append(g.shells, sh)
+		_ = c.Reply(sh)
+	case wire.OpShells:
+		_ = c.Reply(g.shells)
+	case wire.OpPing:
+		_ = c.Reply(wire.Pong{Version: wire.Version, Kill: "tag", Commands: len(g.shells)})
+	default:
+		return false
+	}
+	return true
+}
+
+func TestWhatStaysInTheBackgroundIsTheLeases(t *testing.T) {
+	w := newWorld(t)
+	guests := map[string]*hookGuest{}
+	var mu sync.Mutex
+	serve := func(ctx context.Context, id string, conn net.Conn) {
+		mu.Lock()
+		g := guests[id]
+		if g == nil {
+			g = &hookGuest{Guest: &fake.Guest{}}
+			guests[id] = g
+		}
+		mu.Unlock()
+		c := &recorded{Conn: conn}
+		req, err := wire.NewConn(c).ReadRequest()
+		if err == nil && !g.serve(conn, req.Op, req.Body) {
+			g.Serve(ctx, &recorded{Conn: conn, first: c.read, replay: true})
+		}
+	}
+	s := w.start(t, func(o *Options) {
+		o.Driver = fake.New(fake.Options{Host: w.host, Serve: serve})
+		o.Templates[0].Env, o.Templates[0].User = map[string]string{"A": "b"}, "77"
+		o.Templates[0].Warmup = []Hook{{Argv: []string{"true"}, Timeout: time.Second}, {Argv: []string{"server", "x"}, Background: true}}
+	})
+	l := s.acquire(t)
+	rows, err := s.store.Shells(t.Context(), l.ID)
+	if err != nil || len(rows) != 1 || rows[0].Argv[0] != "server" || rows[0].Caller != "me" {
+		t.Fatalf("%+v, %v", rows, err)
+	}
+	mu.Lock()
+	base := guests[l.ID].base
+	mu.Unlock()
+	if base.Env["A"] != "b" || base.User != "77" {
+		t.Errorf("%+v", base)
+	}
+	if err := s.End(t.Context(), l, Removed, true); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// recorded keeps what is read of a stream, or gives it again.
+type recorded struct {
+	net.Conn
+	read, first []byte
+	replay      bool
+}
+
+func (r *recorded) Read(p []byte) (int, error) {
+	if r.replay && len(r.first) > 0 {
+		n := copy(p, r.first)
+		r.first = r.first[n:]
+		return n, nil
+	}
+	n, err := r.Conn.Read(p)
+	if !r.replay {
+		r.read = append(r.read, p[:n]...)
+	}
+	return n, err
+}
+
+func TestAHookSaysWhyItFailed(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t, func(o *Options) {
+		o.Templates[0].Warmup = []Hook{{Argv: []string{"exit", "7"}, Timeout: time.Second}}
+	})
+	eventually(t, "it is told", func() bool {
+		st := s.stats("default")
+		return st.Failed > 0 && strings.Contains(st.LastError, "warm-up 1 (exit): exited with 7")
+	})
+	_, err := s.tryAcquire(t.Context())
+	if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "warm-up") {
+		t.Error(err)
+	}
+}
