@@ -56,6 +56,14 @@ func (l *Log) clean(r Record) Record {
 	}
 	r.Rule = l.bounded(r.Rule, maxText)
 	r.Error = l.bounded(r.Error, maxText)
+	if r.Egress != nil {
+		e := *r.Egress
+		for _, s := range []*string{&e.Host, &e.Protocol, &e.Method, &e.Address, &e.Reason} {
+			*s = l.bounded(*s, maxName)
+		}
+		e.Path = l.bounded(e.Path, maxText)
+		r.Egress = &e
+	}
 	return r
 }
 

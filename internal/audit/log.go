@@ -263,6 +263,35 @@ func (l *Log) Event(ctx context.Context, r Record) error {
 	return nil
 }
 
+// Events records several things that are no calls, in order and in as few
+// commits as can be. It returns how many outlive the process, and why the rest
+// do not.
+func (l *Log) Events(ctx context.Context, records []Record) (written int, err error) {
+	queued := make([]*item, 0, len(records))
+	for _, r := range records {
+		body, encodeErr := encode(l.clean(r))
+		if err = encodeErr; err != nil {
+			break
+		}
+		it := &item{body: body, done: make(chan error, 1)}
+		if err = l.enqueue(ctx, it); err != nil {
+			break
+		}
+		queued = append(queued, it)
+	}
+	for _, it := range queued {
+		if failed := l.taken(ctx, it); failed != nil {
+			err = failed
+			continue
+		}
+		written++
+	}
+	if err != nil {
+		return written, fmt.Errorf("record %d events: %w", len(records), err)
+	}
+	return written, nil
+}
+
 // Entry is a call under way. Its methods may be called concurrently.
 type Entry struct {
 	log  *Log

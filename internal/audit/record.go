@@ -46,6 +46,25 @@ type Record struct {
 	Stdout     int64   `json:"stdout_bytes,omitempty"`
 	Stderr     int64   `json:"stderr_bytes,omitempty"`
 	Error      string  `json:"error,omitempty"`
+
+	// Egress is set for kind "egress".
+	Egress *Egress `json:"egress,omitempty"`
+}
+
+// Egress is a connection out of a sandbox, or one request of plain HTTP. The
+// record's Verdict is "allow" or "deny".
+type Egress struct {
+	Host     string `json:"host,omitempty"`
+	Port     int    `json:"port,omitempty"`
+	Protocol string `json:"protocol,omitempty"`
+	Method   string `json:"method,omitempty"`
+	Path     string `json:"path,omitempty"`
+	// Address is what was connected to.
+	Address string `json:"address,omitempty"`
+	Reason  string `json:"reason"`
+	// Sent and Received are in bytes, as the sandbox sees it.
+	Sent     int64 `json:"sent"`
+	Received int64 `json:"received"`
 }
 
 // Kind of a record.
@@ -53,9 +72,10 @@ type Kind string
 
 // The kinds.
 const (
-	KindOpen  Kind = "open"
-	KindClose Kind = "close"
-	KindEvent Kind = "event"
+	KindOpen   Kind = "open"
+	KindClose  Kind = "close"
+	KindEvent  Kind = "event"
+	KindEgress Kind = "egress"
 )
 
 // MaxInput bounds the input that a record holds, in bytes.

@@ -29,10 +29,11 @@ var Commented []byte
 
 // Places that are used unless told otherwise.
 const (
-	DefaultStateDir = "/var/lib/orchestrator"
-	DefaultSocket   = "/run/orchestrator.sock"
-	DefaultTemplate = "default"
-	DefaultImage    = "orchestrator/sandbox:latest"
+	DefaultStateDir   = "/var/lib/orchestrator"
+	DefaultSocket     = "/run/orchestrator.sock"
+	DefaultContainerd = "/run/containerd/containerd.sock"
+	DefaultTemplate   = "default"
+	DefaultImage      = "orchestrator/sandbox:latest"
 )
 
 // Config is everything that can be set.
@@ -43,22 +44,34 @@ type Config struct {
 	TokenFile   string `json:"token_file"`
 	AllowRemote bool   `json:"allow_remote"`
 	StateDir    string `json:"state_dir"`
-	// Runtime is "auto", "docker" or "oci".
-	Runtime   string    `json:"runtime"`
-	Docker    Docker    `json:"docker"`
-	OCI       OCI       `json:"oci"`
-	Log       Log       `json:"log"`
-	Leases    Leases    `json:"leases"`
-	Exec      Exec      `json:"exec"`
-	Admission Admission `json:"admission"`
-	Guest     Guest     `json:"guest"`
+	// Runtime is "auto", "docker", "containerd" or "oci".
+	Runtime    string     `json:"runtime"`
+	Docker     Docker     `json:"docker"`
+	Containerd Containerd `json:"containerd"`
+	OCI        OCI        `json:"oci"`
+	Log        Log        `json:"log"`
+	Leases     Leases     `json:"leases"`
+	Exec       Exec       `json:"exec"`
+	Admission  Admission  `json:"admission"`
+	Guest      Guest      `json:"guest"`
 	// What governs calls: see governed.go.
-	Callers       Callers             `json:"callers"`
-	Profiles      Profiles            `json:"profiles"`
-	Approvals     Approvals           `json:"approvals"`
-	Audit         Audit               `json:"audit"`
-	ReadonlyShell ReadonlyShell       `json:"readonly_shell"`
-	Templates     map[string]Template `json:"templates"`
+	Callers       Callers       `json:"callers"`
+	Profiles      Profiles      `json:"profiles"`
+	Approvals     Approvals     `json:"approvals"`
+	Audit         Audit         `json:"audit"`
+	ReadonlyShell ReadonlyShell `json:"readonly_shell"`
+	// What sandboxes may reach: see egress.go.
+	Egress Egress `json:"egress"`
+	// What tools of the web reach by way of that: see web.go.
+	Web     Web     `json:"web"`
+	Browser Browser `json:"browser"`
+	// What sandboxes are made from and work on: see storage.go.
+	Workspaces   Workspaces          `json:"workspaces"`
+	Images       Images              `json:"images"`
+	TemplatesDir string              `json:"templates_dir"`
+	Templates    map[string]Template `json:"templates"`
+
+	written map[string]bool // which of Templates stand in the file
 }
 
 // Docker configures the docker runtime.
@@ -67,12 +80,31 @@ type Docker struct {
 	Host string `json:"host"`
 	// Mode is "auto", "local" or "stdio".
 	Mode string `json:"mode"`
+	// GVisor is the engine's name of the runtime for that class; empty takes one
+	// that is known by its name, if the engine has it.
+	GVisor string `json:"gvisor"`
+}
+
+// Containerd configures the containerd runtime.
+type Containerd struct {
+	// Address is the socket's path, Namespace the one that is ours alone.
+	Address   string `json:"address"`
+	Namespace string `json:"namespace"`
+	// Snapshotter unpacks images; empty is the daemon's default.
+	Snapshotter string `json:"snapshotter"`
+	// Runtime makes sandboxes of class container ("runc" or "crun"), GVisor
+	// ("runsc") those of that class; empty: where there is one.
+	Runtime string `json:"runtime"`
+	GVisor  string `json:"gvisor"`
 }
 
 // OCI configures the embedded runtime.
 type OCI struct {
 	// Runtime is the program: "runc" or "crun".
 	Runtime string `json:"runtime"`
+	// GVisor is the program for the class of that name; empty: runsc, where
+	// there is one.
+	GVisor string `json:"gvisor"`
 }
 
 // Log configures the service's log.
@@ -115,10 +147,30 @@ type Guest struct {
 
 // Template is what a pool keeps warm.
 type Template struct {
-	Image      string   `json:"image"`
+	Image string `json:"image"`
+	// Class is the isolation: container, gvisor or vm.
+	Class      string   `json:"class"`
 	Entrypoint []string `json:"entrypoint"`
 	Limits     Limits   `json:"limits"`
-	Pool       Pool     `json:"pool"`
+	// Tmpfs are further folders to write to, Ulimits limits of every process:
+	// see runtime.Spec.
+	Tmpfs   map[string]Size `json:"tmpfs"`
+	Ulimits map[string]Size `json:"ulimits"`
+	// Env is in every command's environment, below what a lease and a call
+	// bring. User runs commands that name none.
+	Env  map[string]string `json:"env"`
+	User string            `json:"user"`
+	// Warmup runs in a sandbox before it counts as warm, in order.
+	Warmup []Hook `json:"warmup"`
+	Pool   Pool   `json:"pool"`
+}
+
+// Hook is a command that warms a sandbox up.
+type Hook struct {
+	Argv    []string `json:"argv"`
+	Timeout Duration `json:"timeout"`
+	// Background starts it as a shell that the lease finds running.
+	Background bool `json:"background"`
 }
 
 // Limits are a template's caps.
@@ -146,18 +198,24 @@ type Pool struct {
 	Rate     float64  `json:"rate"`
 	Parallel int      `json:"parallel"`
 	MaxAge   Duration `json:"max_age"`
+	// Settle is for how long a pool that ran short leaves the host to the calls
+	// before it fills up, unless somebody waits.
+	Settle Duration `json:"settle"`
+	// Adaptive keeps as many warm as the demand of late asks for, from Min to Max.
+	Adaptive bool `json:"adaptive"`
 }
 
 // Default is the configuration of a server that was told nothing.
 func Default() Config {
 	return Config{
-		Listen:   "unix:" + DefaultSocket,
-		StateDir: DefaultStateDir,
-		Runtime:  "auto",
-		Docker:   Docker{Mode: "auto"},
-		OCI:      OCI{Runtime: "runc"},
-		Log:      Log{Level: "info", Format: "text"},
-		Leases:   Leases{TTL: Duration(time.Hour), MaxTTL: Duration(24 * time.Hour), Idle: Duration(15 * time.Minute)},
+		Listen:     "unix:" + DefaultSocket,
+		StateDir:   DefaultStateDir,
+		Runtime:    "auto",
+		Docker:     Docker{Mode: "auto"},
+		OCI:        OCI{Runtime: "runc"},
+		Containerd: Containerd{Address: DefaultContainerd, Namespace: "orchestrator", Runtime: "runc"},
+		Log:        Log{Level: "info", Format: "text"},
+		Leases:     Leases{TTL: Duration(time.Hour), MaxTTL: Duration(24 * time.Hour), Idle: Duration(15 * time.Minute)},
 		Exec: Exec{
 			Timeout: Duration(2 * time.Minute), MaxTimeout: Duration(time.Hour),
 			MaxOutput: 1 << 20, OutputCap: 4 << 20,
@@ -167,13 +225,20 @@ func Default() Config {
 		Callers:   defaultCallers(), Profiles: Profiles{Default: "default"}, Approvals: defaultApprovals(),
 		Audit:         Audit{Redact: Redact{Files: []string{}, Patterns: []string{}}},
 		ReadonlyShell: ReadonlyShell{Caller: "local", Workspaces: map[string]string{}},
-		Templates:     map[string]Template{DefaultTemplate: defaultTemplate()},
+		Egress:        defaultEgress(), Web: defaultWeb(), Browser: defaultBrowser(),
+		Workspaces: defaultWorkspaces(), Images: defaultImages(),
+		Templates: map[string]Template{DefaultTemplate: defaultTemplate()},
 	}
 }
 
 func defaultTemplate() Template {
 	return Template{
 		Image:      DefaultImage,
+		Class:      string(runtime.ClassContainer),
+		Tmpfs:      map[string]Size{},
+		Ulimits:    map[string]Size{},
+		Env:        map[string]string{},
+		Warmup:     []Hook{},
 		Entrypoint: []string{"/usr/local/lib/orchestrator/entrypoint.sh"},
 		Limits: Limits{
 			Memory: runtime.DefaultMemoryBytes, CPUs: runtime.DefaultCPUs, Pids: runtime.DefaultPids,
@@ -216,12 +281,15 @@ func (c Config) Validate() error {
 	case len(c.Templates) == 0:
 		return bad("templates", "empty", "needs at least one template")
 	}
-	for _, err := range []error{c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(), c.ReadonlyShell.validate(c.Listen)} {
+	for _, err := range []error{c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(), c.ReadonlyShell.validate(c.Listen), c.Egress.validate(), c.Web.validate(c), c.Browser.validate(), c.Workspaces.validate(), c.Images.validate()} {
 		if err != nil {
 			return err
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Templates)) {
+		if !names.MatchString(name) {
+			return bad("templates", quoted(name), namesText)
+		}
 		if err := c.Templates[name].validate("templates." + name); err != nil {
 			return err
 		}
@@ -236,8 +304,16 @@ func (c Config) validateServer() error {
 	switch {
 	case !filepath.IsAbs(c.StateDir):
 		return bad("state_dir", c.StateDir, "must be an absolute path")
-	case !slices.Contains([]string{"auto", "docker", "oci"}, c.Runtime):
-		return bad("runtime", c.Runtime, "must be auto, docker or oci")
+	case !slices.Contains([]string{"auto", "docker", "containerd", "oci"}, c.Runtime):
+		return bad("runtime", c.Runtime, "must be auto, docker, containerd or oci")
+	case !filepath.IsAbs(c.Containerd.Address):
+		return bad("containerd.address", c.Containerd.Address, "must be an absolute path")
+	case !names.MatchString(c.Containerd.Namespace):
+		return bad("containerd.namespace", c.Containerd.Namespace, namesText)
+	case !slices.Contains([]string{"runc", "crun"}, c.Containerd.Runtime):
+		return bad("containerd.runtime", c.Containerd.Runtime, "must be runc or crun")
+	case c.TemplatesDir != "" && !filepath.IsAbs(c.TemplatesDir):
+		return bad("templates_dir", c.TemplatesDir, "must be an absolute path")
 	case !slices.Contains([]string{"auto", "local", "stdio"}, c.Docker.Mode):
 		return bad("docker.mode", c.Docker.Mode, "must be auto, local or stdio")
 	case !slices.Contains([]string{"runc", "crun"}, c.OCI.Runtime):
@@ -250,27 +326,24 @@ func (c Config) validateServer() error {
 	return nil
 }
 
-func (t Template) validate(key string) error {
-	switch {
-	case t.Image == "":
-		return bad(key+".image", `""`, "must name an image")
-	case len(t.Entrypoint) > 0 && !filepath.IsAbs(t.Entrypoint[0]):
-		return bad(key+".entrypoint", t.Entrypoint[0], "must be an absolute path inside the image")
-	case t.Pool.Min < 0:
-		return bad(key+".pool.min", t.Pool.Min, "must not be negative")
-	case t.Pool.Max < 1 || t.Pool.Max < t.Pool.Min:
-		return bad(key+".pool.max", t.Pool.Max, "must be at least 1 and not less than pool.min")
-	case t.Pool.Rate <= 0:
-		return bad(key+".pool.rate", t.Pool.Rate, "must be more than 0 sandboxes a second")
-	case t.Pool.Parallel < 1:
-		return bad(key+".pool.parallel", t.Pool.Parallel, "must be at least 1")
-	case t.Pool.MaxAge < Duration(time.Second):
-		return bad(key+".pool.max_age", t.Pool.MaxAge, "must be at least 1s")
+func (t Template) validateMounts() error {
+	if err := runtime.ValidateTmpfs(octets(t.Tmpfs), int64(t.Limits.Memory)); err != nil {
+		return err
 	}
-	if err := t.Limits.Runtime().Validate(); err != nil {
-		return fmt.Errorf("%s.%w", key, err)
+	return runtime.ValidateUlimits(octets(t.Ulimits))
+}
+
+func knownClass(name string) bool {
+	_, err := runtime.ParseClass(name)
+	return err == nil
+}
+
+func octets(sizes map[string]Size) map[string]int64 {
+	out := make(map[string]int64, len(sizes))
+	for name, size := range sizes {
+		out[name] = int64(size)
 	}
-	return nil
+	return out
 }
 
 func quoted(s string) string { return strconv.Quote(s) }

@@ -18,6 +18,8 @@ type Callers struct {
 	Sandboxes int   `json:"sandboxes"`
 	Memory    Size  `json:"memory"`
 	Calls     int64 `json:"calls"`
+	// Disk is what the quotas of a caller's workspaces come to.
+	Disk Size `json:"disk"`
 	// MaxWaiting is how many calls of one caller wait for a sandbox at once,
 	// MaxPending how many of its questions wait for an answer.
 	MaxWaiting int `json:"max_waiting"`
@@ -66,7 +68,7 @@ type ReadonlyShell struct {
 }
 
 func defaultCallers() Callers {
-	return Callers{Sandboxes: 20, Memory: 16 << 30, Calls: 100_000, MaxWaiting: 100, MaxPending: 100}
+	return Callers{Sandboxes: 20, Memory: 16 << 30, Disk: 100 << 30, Calls: 100_000, MaxWaiting: 100, MaxPending: 100}
 }
 
 func defaultApprovals() Approvals {
@@ -82,6 +84,8 @@ func (c Callers) validate() error {
 	switch {
 	case c.Sandboxes < 0:
 		return bad("callers.sandboxes", c.Sandboxes, "must not be negative; 0 is no bound")
+	case c.Disk < 0:
+		return bad("callers.disk", c.Disk, "must not be negative; 0 is no bound")
 	case c.Memory < 0:
 		return bad("callers.memory", c.Memory, "must not be negative; 0 is no bound")
 	case c.Calls < 0:

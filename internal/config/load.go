@@ -27,25 +27,34 @@ func Load(path string) (Config, error) {
 	if path == "" {
 		return c, nil
 	}
-	info, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return c, fmt.Errorf("configuration file %s does not exist: %w", path, errdefs.ErrInvalidArgument)
-	}
+	text, err := readFile("configuration file", path)
 	if err != nil {
-		return c, fmt.Errorf("configuration file %s: %w", path, err)
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxFile {
-		return c, fmt.Errorf("configuration file %s is not a regular file of at most 1 MiB: %w", path, errdefs.ErrInvalidArgument)
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return c, fmt.Errorf("configuration file %s: %w", path, err)
+		return c, err
 	}
 	c, err = Parse(text)
 	if err != nil {
 		return c, fmt.Errorf("configuration file %s: %w", path, err)
 	}
 	return c, nil
+}
+
+// readFile reads a file that somebody wrote for us; what names it in errors.
+func readFile(what, path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s %s does not exist: %w", what, path, errdefs.ErrInvalidArgument)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", what, path, err)
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxFile {
+		return nil, fmt.Errorf("%s %s is not a regular file of at most 1 MiB: %w", what, path, errdefs.ErrInvalidArgument)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", what, path, err)
+	}
+	return text, nil
 }
 
 // Parse reads YAML over the defaults. A template in it stands on the defaults
@@ -76,14 +85,15 @@ func Parse(text []byte) (Config, error) {
 		return c, explain(err)
 	}
 	for name, body := range templates.Templates {
-		t := defaultTemplate()
-		if name != DefaultTemplate {
-			t.Entrypoint = nil // another image need not have one
-		}
+		t := startOf(name)
 		if err := json.Unmarshal(body, &t); err != nil {
 			return c, fmt.Errorf("templates.%s: %w", name, explain(err))
 		}
 		c.Templates[name] = t
+		if c.written == nil {
+			c.written = map[string]bool{}
+		}
+		c.written[name] = true
 	}
 	return c, nil
 }
@@ -97,6 +107,14 @@ func explain(err error) error {
 
 // checkKeys compares what is in the file with what the types know.
 func checkKeys(at string, v any, t reflect.Type) error {
+	if list, ok := v.([]any); ok && t.Kind() == reflect.Slice {
+		for i, value := range list {
+			if err := checkKeys(fmt.Sprintf("%s[%d]", at, i), value, t.Elem()); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	m, ok := v.(map[string]any)
 	if !ok {
 		if t.Kind() == reflect.Struct && v != nil {
@@ -138,6 +156,9 @@ func keysOf(t reflect.Type) map[string]reflect.Type {
 	out := make(map[string]reflect.Type, t.NumField())
 	for i := range t.NumField() {
 		f := t.Field(i)
+		if !f.IsExported() {
+			continue
+		}
 		out[f.Tag.Get("json")] = f.Type
 	}
 	return out

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"cel.dev/cel-go/cel"
@@ -29,9 +30,11 @@ const (
 	// MaxSource is the longest expression, in bytes.
 	MaxSource = 16 << 10
 	// MaxCost bounds the work of one evaluation in the units of CEL, of which a
-	// field access is one and ten bytes of text that are looked at another: at
-	// most some 100 ms.
+	// field access is one and ten bytes of text that are looked at another. Most
+	// that cost as much take some 100 ms; what its units do not see, MaxTime ends.
 	MaxCost = 1_000_000
+	// MaxTime bounds the time of one evaluation.
+	MaxTime = time.Second
 	// MaxValues and MaxBytes bound a result: the values in it, and the bytes of
 	// its strings and names.
 	MaxValues = 200_000
@@ -46,7 +49,7 @@ const (
 	maxProduct = 64 << 20      // see heavy
 	maxMemory  = MaxBytes / 10 // CEL counts ten bytes, or one value, as one
 	measure    = 64            // how often a value that is made in a loop is measured
-	checkEvery = 100
+	checkEvery = 8             // one match over the longest text is tens of milliseconds
 	maxQuote   = 80
 )
 
@@ -121,8 +124,13 @@ func (x *Expr) Eval(ctx context.Context, vars map[string]any) (any, error) {
 	if vars == nil {
 		vars = map[string]any{}
 	}
-	out, _, err := x.program.ContextEval(ctx, vars)
+	bounded, cancel := context.WithTimeout(ctx, MaxTime)
+	defer cancel()
+	out, _, err := x.program.ContextEval(bounded, vars)
 	if err != nil {
+		if bounded.Err() != nil && ctx.Err() == nil {
+			return nil, fmt.Errorf("evaluating %q takes longer than %s: %w", quote(x.source), MaxTime, errdefs.ErrResourceExhausted)
+		}
 		return nil, x.failure(ctx, err)
 	}
 	var p plain

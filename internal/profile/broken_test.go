@@ -77,6 +77,7 @@ func TestABrokenFileIsToldWithLineAndReason(t *testing.T) {
 		"an error without a type":     {tool + "    errors: {timeout: {message: A}}\n", "x.yaml:4: tools[0].errors.timeout: needs a type"},
 		"a broken message":            {tool + "    errors: {timeout: {type: A, message: '{{.field}}'}}\n", "x.yaml:4: tools[0].errors.timeout.message: uses .field"},
 		"a negative cap":              {tool + "    caps: {cpus: -1}\n", "x.yaml:4: tools[0].caps.cpus: is negative"},
+		"a bound of another tool":     {tool + "    caps: {web: {deny: [a.example]}}\n", "x.yaml:4: tools[0].caps.web: bounds web.fetch, http.request, browser.open, and means nothing to "},
 		"a default over the bound":    {tool + "    caps: {timeout_ms: 3, max_timeout_ms: 2}\n", "x.yaml:4: tools[0].caps.timeout_ms: is 3, more than max_timeout_ms, 2"},
 		"an unknown unit":             {tool + "    caps: {output: {unit: lines}}\n", `x.yaml:4: tools[0].caps.output.unit: is "lines": use bytes, characters`},
 		"a relative folder":           {tool + "    caps: {dirs: [a]}\n", `x.yaml:4: tools[0].caps.dirs[0]: is "a": use an absolute, clean path`},

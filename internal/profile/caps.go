@@ -3,6 +3,7 @@ package profile
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,6 +44,25 @@ func (k *toolCompiler) caps() error {
 		Timeout: time.Duration(c.TimeoutMS) * time.Millisecond, MaxTimeout: time.Duration(c.MaxTimeoutMS) * time.Millisecond, Clamp: c.Clamp,
 		Output: c.Output, MaxFile: c.MaxFile, Dirs: dirs, Alias: k.profile.Profile.Paths, ReadOnly: c.ReadOnly, NoFollow: c.NoFollow,
 		MemoryBytes: c.MemoryBytes, CPUs: c.CPUs,
+	}
+	return k.web(c.Web)
+}
+
+// reaching are the tools that caps.web bounds.
+var reaching = []string{"web.fetch", "http.request", "browser.open"}
+
+// web compiles what tools of the web may reach.
+func (k *toolCompiler) web(w *tool.WebCaps) error {
+	if w == nil {
+		return nil
+	}
+	if b := k.out.builtin; b != nil && !slices.Contains(reaching, b.Name) {
+		return k.fail("caps.web", "bounds %s, and means nothing to %s: leave it out", strings.Join(reaching, ", "), b.Name)
+	}
+	k.out.caps.Web = *w
+	if err := k.out.caps.Web.Compile(); err != nil {
+		field, message, _ := strings.Cut(err.Error(), " ")
+		return k.fail("caps.web."+field, "%s", message)
 	}
 	return nil
 }

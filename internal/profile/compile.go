@@ -47,7 +47,7 @@ var (
 var endings = map[string][]string{
 	"ok": nil, "started": nil, "exited": nil, "signalled": nil, "timeout": nil, "cancelled": nil,
 	"oom": nil, "pids": nil, "disk": nil, "output_limit": nil, "sandbox_lost": nil,
-	EndingFailed: {ClassNotFound, ClassPermission, ClassInvalid, ClassLimit, ClassExists},
+	EndingFailed: {ClassNotFound, ClassPermission, ClassInvalid, ClassLimit, ClassExists, ClassNetwork},
 	EndingPolicy: {
 		ClassNever, "rule", "allowlist", "denylist", "forbidden", "unknown", "syntax", "empty", ClassLimit, "path", "argument", "default",
 		ClassTrust, ClassDisabled, ClassRate, ClassQuota,
@@ -153,7 +153,7 @@ func checkSettings(d *draft, p *Profile) error {
 	if err := oneOf(d, "", "workspace", p.Workspace, "", WorkspaceNone, WorkspaceCaller, WorkspaceJob); err != nil {
 		return err
 	}
-	if err := oneOf(d, "", "network", p.Network, "", "none", "bridge"); err != nil {
+	if err := oneOf(d, "", "network", p.Network, "", NetworkNone, NetworkBridge); err != nil {
 		return err
 	}
 	for _, from := range slices.Sorted(maps.Keys(p.Paths)) {

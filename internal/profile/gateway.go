@@ -72,7 +72,7 @@ func fromGateway(src *source, name string, n *node) (Profile, map[string][]origi
 	if err := json.Unmarshal(b, &g.doc); err != nil {
 		return Profile{}, nil, src.fail("", "cannot be read: %s", shorten(err.Error()))
 	}
-	for _, step := range []func() error{g.bash, g.files, g.web, g.sandbox, g.approvals, g.policy} {
+	for _, step := range []func() error{g.bash, g.files, g.http, g.browser, g.sandbox, g.approvals, g.policy} {
 		if err := step(); err != nil {
 			return Profile{}, nil, err
 		}
@@ -197,30 +197,6 @@ func (g *gatewayReader) known(dir string) bool {
 
 func below(dir, of string) bool { return dir == of || strings.HasPrefix(dir, of+"/") }
 
-// web keeps what cannot be had yet, and says so.
-func (g *gatewayReader) web() error {
-	h, b := &g.doc.Tools.HTTP, &g.doc.Tools.Browser
-	if b.Mode != "" && b.Mode != "simple" && b.Mode != "playwright" {
-		return g.src.fail("tools.browser.mode", "is %q: use simple or playwright%s", shorten(b.Mode), nearest(b.Mode, []string{"simple", "playwright"}))
-	}
-	for i, m := range h.AllowedMethods {
-		if !slices.Contains([]string{"GET", "POST", "PUT", "DELETE"}, m) {
-			return g.src.fail(fmt.Sprintf("tools.http.allowedMethods[%d]", i), "is %q: use GET, POST, PUT or DELETE", shorten(m))
-		}
-	}
-	for _, part := range []struct {
-		name string
-		on   *bool
-	}{{"http", h.Enabled}, {"browser", b.Enabled}} {
-		g.enabled(part.name, part.on)
-		at := "tools." + part.name
-		if _, ok := g.src.lines[at]; ok && (part.on == nil || *part.on) {
-			g.warn(at, "is not enabled: this service has no %s tool yet, and sandboxes have no network", part.name)
-		}
-	}
-	return nil
-}
-
 func (g *gatewayReader) sandbox() error {
 	s, at := &g.doc.Tools.Sandbox, "tools.sandbox"
 	if s.Enabled != nil && !*s.Enabled {
@@ -231,8 +207,8 @@ func (g *gatewayReader) sandbox() error {
 	}
 	switch s.NetworkMode {
 	case "", "none":
-	case "bridge":
-		g.warn(at+".networkMode", "is bridge, which is not to be had yet: sandboxes have no network")
+	case "bridge": // all public egress; the interface stays none
+		g.p.Network = NetworkBridge
 	default:
 		return g.src.fail(at+".networkMode", "is %q: use none or bridge", shorten(s.NetworkMode))
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"orchestrator/internal/approval"
+	"orchestrator/internal/tool"
 )
 
 func example(t testing.TB) string {
@@ -66,14 +67,23 @@ func TestTheGatewaysExampleLoadsAsItStands(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	for _, w := range []string{
-		"tools.http: is not enabled", "tools.browser: is not enabled", "tools.sandbox.enabled: is false", "tools.sandbox.image: ",
+		"tools.sandbox.enabled: is false", "tools.sandbox.image: ",
 	} {
 		if !strings.Contains(strings.Join(p.Warnings, "\n"), w) {
 			t.Errorf("no warning of %q in %q", w, p.Warnings)
 		}
 	}
-	if len(p.Warnings) != 4 {
+	if len(p.Warnings) != 2 {
 		t.Errorf("%q", p.Warnings)
+	}
+	h := mustTool(t, c, "http").Caps()
+	web := tool.Reach{
+		Allow: []string{"api.github.com", "*.api.github.com", "docs.solana.com", "*.docs.solana.com"}, Deny: []string{"localhost", "*.localhost", "127.0.0.1"},
+		Methods: []string{"GET", "POST", "PUT", "DELETE"},
+	}
+	web.HTTP = web.Allow
+	if d := cmp.Diff(web, h.Web.Reach); d != "" || h.Timeout != 30*time.Second || h.Web.MaxBytes != 1<<20 || h.Web.Limited == nil {
+		t.Errorf("%+v %s", h, d)
 	}
 }
 
@@ -91,8 +101,8 @@ func TestEverySettingOfTheGatewayIsTakenOrWarnedOf(t *testing.T) {
 		"tools": {
 			"bash": {"enabled": false, "timeoutMs": 5000, "maxOutputBytes": 99, "allowedDirectories": ["/home/a", "/home/a/b", "/workspace/x", "/srv"]},
 			"filesystem": {"readOnly": true, "followSymlinks": false, "maxFileSize": 7},
-			"http": {"enabled": false, "allowedMethods": ["GET"]},
-			"browser": {"mode": "playwright"},
+			"http": {"enabled": false, "allowedMethods": ["GET"], "blockedDomains": ["a.example", "10.0.0.0/8"], "timeoutMs": 8, "maxResponseSize": 9},
+			"browser": {"mode": "playwright", "maxContentLength": 10},
 			"sandbox": {"enabled": true, "networkMode": "bridge", "memoryLimit": "1g", "cpuLimit": 1.5, "volumeMounts": {"/a": "/b"}}
 		},
 		"approval": {"rules": [
@@ -113,11 +123,21 @@ func TestEverySettingOfTheGatewayIsTakenOrWarnedOf(t *testing.T) {
 			TimeoutMS: 3000, MaxTimeoutMS: 3000, MemoryBytes: 1000, CPUs: 0.5, Dirs: []string{"/home/a", "/home/a/b", "/workspace/x", "/srv"},
 		}},
 		{Name: "filesystem", Caps: Caps{ReadOnly: true, NoFollow: true, MaxFile: 7}},
-		{Name: "http", Disabled: true, Rate: &approval.Rate{MaxCalls: 1, WindowMS: 2}},
+		{
+			Name: "http", Disabled: true, Rate: &approval.Rate{MaxCalls: 1, WindowMS: 2},
+			Caps: Caps{TimeoutMS: 8, Web: &tool.WebCaps{Reach: tool.Reach{Deny: []string{"a.example", "*.a.example", "10.0.0.0/8"}, Methods: []string{"GET"}}, MaxBytes: 9}},
+		},
+		{
+			Name: "browser", Arguments: `{"url": input.url, ?"wait_for": input.?waitForSelector, "screenshot": input.screenshot ? "viewport" : "", "mode": "real"}`,
+			Caps: Caps{Web: &tool.WebCaps{Reach: tool.Reach{Deny: []string{"a.example", "*.a.example", "10.0.0.0/8"}}, MaxText: 10}},
+		},
 	}
 	want[0].Caps.Output.Limit = 99
 	if d := cmp.Diff(want, p.Tools); d != "" {
 		t.Error(d)
+	}
+	if p.Network != NetworkBridge {
+		t.Errorf("the network is %q", p.Network)
 	}
 	rules := []approval.Rule{
 		{ID: "approval-1", Tool: "*", Action: "deny", When: "input.command == 'x'"},
@@ -128,8 +148,6 @@ func TestEverySettingOfTheGatewayIsTakenOrWarnedOf(t *testing.T) {
 	}
 	if d := cmp.Diff([]string{
 		"team:3: tools.bash.allowedDirectories[3]: /srv is no place of a sandbox: only the first folder is where the workspace appears",
-		"team:6: tools.browser: is not enabled: this service has no browser tool yet, and sandboxes have no network",
-		"team:7: tools.sandbox.networkMode: is bridge, which is not to be had yet: sandboxes have no network",
 		"team:7: tools.sandbox.volumeMounts: are not used: a call names its workspace, and no folder of the host is mounted",
 	}, p.Warnings); d != "" {
 		t.Error(d)
@@ -148,6 +166,10 @@ func TestWhatTheGatewayDoesNotKnowIsAnError(t *testing.T) {
 		`{"tools": {"bash": {"timeoutMs": 0}}}`:                                                                                        "tools.bash.timeoutMs: is 0: more than 0",
 		`{"tools": {"filesystem": {"maxFileSize": -1}}}`:                                                                               "tools.filesystem.maxFileSize: is -1",
 		`{"tools": {"http": {"allowedMethods": ["PATCH"]}}}`:                                                                           `tools.http.allowedMethods[0]: is "PATCH"`,
+		`{"tools": {"http": {"allowedDomains": []}}}`:                                                                                  "tools.http.allowedDomains: is empty, which allows no host",
+		`{"tools": {"http": {"allowedDomains": ["a.example", "https://b.example"]}}}`:                                                  "tools.http.allowedDomains[1]: is no host: ",
+		`{"tools": {"http": {"blockedDomains": ["0x7f.1"]}}}`:                                                                          "tools.http.blockedDomains[0]: is no host: ",
+		`{"tools": {"http": {"maxResponseSize": 0}}}`:                                                                                  "tools.http.maxResponseSize: is 0: more than 0",
 		`{"tools": {"browser": {"mode": "simpel"}}}`:                                                                                   `tools.browser.mode: is "simpel": use simple or playwright; did you mean "simple"?`,
 		`{"tools": {"sandbox": {"networkMode": "host"}}}`:                                                                              `tools.sandbox.networkMode: is "host": use none or bridge`,
 		`{"tools": {"sandbox": {"memoryLimit": "much"}}}`:                                                                              `tools.sandbox.memoryLimit: is "much"`,

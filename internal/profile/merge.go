@@ -238,10 +238,12 @@ func mergeTool(p, c tree) tree {
 		if a, b := in(p, key), in(c, key); a != nil && b != nil {
 			merged := tree{}
 			over(merged, a, b)
-			if x, y := in(a, "output"), in(b, "output"); key == "caps" && x != nil && y != nil {
-				cut := tree{}
-				over(cut, x, y)
-				merged["output"] = cut
+			for _, part := range []string{"output", "web"} {
+				if x, y := in(a, part), in(b, part); key == "caps" && x != nil && y != nil {
+					both := tree{}
+					over(both, x, y)
+					merged[part] = both
+				}
 			}
 			out[key] = merged
 		}

@@ -33,7 +33,9 @@ type Profile struct {
 	// default), "caller" (one for each caller) or "job" (one for each job,
 	// named job_<uuid>).
 	Workspace string `json:"workspace,omitempty"`
-	// Network is "none", or "bridge": all public egress through the gateway.
+	// Network of the sandboxes that calls get is "none" (the default), or
+	// "bridge": all public egress through the gateway. The interface is none in
+	// both.
 	Network string `json:"network,omitempty"`
 	// Warnings are what could not be taken as it was meant.
 	Warnings []string `json:"-"`
@@ -88,6 +90,12 @@ type Error struct {
 	Message string `json:"message,omitempty"`
 }
 
+// Values of Profile.Network.
+const (
+	NetworkNone   = "none"
+	NetworkBridge = "bridge"
+)
+
 // Values of Profile.Workspace.
 const (
 	WorkspaceNone   = "none"
@@ -124,6 +132,7 @@ const (
 	ClassPermission = "permission"
 	ClassInvalid    = "invalid"
 	ClassLimit      = "limit"
+	ClassNetwork    = "network" // what was asked outside gave no answer
 )
 
 // End is how a call ended, for expressions and templates: its ending, whether
@@ -161,4 +170,6 @@ type Caps struct {
 	// MemoryBytes and CPUs bound what one call may use of the sandbox.
 	MemoryBytes int64   `json:"memory_bytes,omitempty"`
 	CPUs        float64 `json:"cpus,omitempty"`
+	// Web bounds tools of the web, below what the service allows.
+	Web *tool.WebCaps `json:"web,omitempty"`
 }

@@ -324,9 +324,11 @@ func TestCapsAndLevelsAreThoseOfTheSources(t *testing.T) {
 	if d := cmp.Diff([]tool.Effect{tool.CallsShell, tool.WritesFiles, tool.Spawns}, got); d != "" {
 		t.Error(d)
 	}
-	for _, name := range []string{"http", "browser"} {
-		if toolOf(t, "gateway", name).Enabled() {
-			t.Errorf("%s is enabled", name)
+	for _, name := range []string{"phase2 web.fetch", "phase2 web.search", "gateway http"} {
+		profile, web, _ := strings.Cut(name, " ")
+		ct := toolOf(t, profile, web)
+		if d := cmp.Diff([]tool.Effect{tool.CallsNetwork}, ct.Effects()); d != "" || !ct.Enabled() || ct.Trust() != map[string]int{"phase2": 1, "gateway": 0}[profile] || ct.Cacheable() != (web == "web.fetch") {
+			t.Errorf("%s: enabled %v, trust %d, cacheable %v %s", name, ct.Enabled(), ct.Trust(), ct.Cacheable(), d)
 		}
 	}
 }

@@ -1,0 +1,205 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/netpolicy"
+)
+
+// Egress configures what sandboxes may reach of the world outside. Without
+// rules of its own a sandbox reaches nothing, whatever stands here.
+type Egress struct {
+	// Enabled: there is a gateway. Without it nobody gets rules.
+	Enabled bool `json:"enabled"`
+	// Resolver are name servers, ADDRESS or ADDRESS:PORT; empty is the host's way.
+	Resolver []string `json:"resolver"`
+	// Private are hosts that may be reached at addresses that are not public.
+	Private []EgressPrivate `json:"private"`
+	// Allow is the most that callers with tokens may ask for; empty: nothing.
+	// Operators have no such bound.
+	Allow []EgressRule `json:"allow"`
+	// Secrets are credentials that the gateway sets on requests.
+	Secrets []EgressSecret `json:"secrets"`
+	// CAFile has further authorities, in PEM, for rules of protocol https.
+	CAFile string       `json:"ca_file"`
+	Limits EgressLimits `json:"limits"`
+}
+
+// EgressPrivate is an exception for services of one's own.
+type EgressPrivate struct {
+	Hosts  []string `json:"hosts"`
+	Ranges []string `json:"ranges"`
+}
+
+// EgressRule is as netpolicy.Rule.
+type EgressRule struct {
+	Host     string   `json:"host"`
+	Ports    []int    `json:"ports"`
+	Protocol string   `json:"protocol"`
+	Methods  []string `json:"methods"`
+	Paths    []string `json:"paths"`
+	Deny     bool     `json:"deny"`
+}
+
+// EgressSecret is a credential. Its value never comes into a sandbox.
+type EgressSecret struct {
+	Name  string   `json:"name"`
+	Hosts []string `json:"hosts"`
+	// Header is set to Prefix and what is in ValueFile, without the white space
+	// around it.
+	Header    string `json:"header"`
+	Prefix    string `json:"prefix"`
+	ValueFile string `json:"value_file"`
+	// Env is a variable that holds a placeholder inside, for programs that will
+	// not start without; "" is none.
+	Env string `json:"env"`
+	// Callers are who may have it beside operators; "*" is everybody.
+	Callers []string `json:"callers"`
+}
+
+// EgressLimits bound what one sandbox does at the gateway.
+type EgressLimits struct {
+	// Connections is how many it has at once, Bytes how many it moves as long as
+	// it lives, in both directions; 0 is no bound.
+	Connections int  `json:"connections"`
+	Bytes       Size `json:"bytes"`
+	// Connect and Header bound the steps of a connection, Idle ends one over which
+	// nothing moves, and MaxTime every one; MaxTime 0 never does.
+	Connect Duration `json:"connect"`
+	Header  Duration `json:"header"`
+	Idle    Duration `json:"idle"`
+	MaxTime Duration `json:"max_time"`
+}
+
+func defaultEgress() Egress {
+	return Egress{
+		Enabled: true, Resolver: []string{}, Private: []EgressPrivate{}, Allow: []EgressRule{}, Secrets: []EgressSecret{},
+		Limits: EgressLimits{
+			Connections: netpolicy.DefaultConnections, Connect: Duration(netpolicy.DefaultDialTime), Header: Duration(netpolicy.DefaultHeaderTime),
+			Idle: Duration(netpolicy.DefaultIdleTime), MaxTime: Duration(netpolicy.DefaultMaxTime),
+		},
+	}
+}
+
+// Rules are those of Allow in the gateway's terms.
+func (e Egress) Rules() []netpolicy.Rule {
+	out := make([]netpolicy.Rule, 0, len(e.Allow))
+	for _, r := range e.Allow {
+		out = append(out, netpolicy.Rule(r))
+	}
+	return out
+}
+
+// Exceptions are those of Private in the gateway's terms.
+func (e Egress) Exceptions() ([]netpolicy.Private, error) {
+	var out []netpolicy.Private
+	for i, p := range e.Private {
+		one := netpolicy.Private{Hosts: p.Hosts}
+		for j, text := range p.Ranges {
+			r, err := netip.ParsePrefix(text)
+			if err != nil {
+				return nil, bad(fmt.Sprintf("egress.private[%d].ranges[%d]", i, j), quoted(text), `must be a range of addresses, such as "10.1.0.0/16"`)
+			}
+			one.Ranges = append(one.Ranges, r)
+		}
+		out = append(out, one)
+	}
+	return out, nil
+}
+
+var variables = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+
+func (e Egress) validate() error {
+	if _, err := netpolicy.NewResolver(e.Resolver); err != nil {
+		return rephrased(err)
+	}
+	private, err := e.Exceptions()
+	if err != nil {
+		return err
+	}
+	if _, err := netpolicy.NewGuard(private); err != nil {
+		return rephrased(err)
+	}
+	if _, err := netpolicy.Compile(e.Rules()); err != nil {
+		return rephrased(err)
+	}
+	if e.CAFile != "" && !filepath.IsAbs(e.CAFile) {
+		return bad("egress.ca_file", e.CAFile, "must be an absolute path")
+	}
+	var secrets []netpolicy.Secret
+	for i, s := range e.Secrets {
+		if err := s.validate("egress.secrets[" + strconv.Itoa(i) + "]"); err != nil {
+			return err
+		}
+		// A stand-in for the value, which is read at the start.
+		secrets = append(secrets, netpolicy.Secret{Name: s.Name, Hosts: s.Hosts, Header: s.Header, Value: s.Prefix + "x"})
+	}
+	if err := netpolicy.CheckSecrets(secrets); err != nil {
+		return rephrased(err)
+	}
+	return e.Limits.validate()
+}
+
+// rephrased is an error of the gateway's about what stands in the file.
+func rephrased(err error) error {
+	if e, ok := errors.AsType[*netpolicy.InvalidError](err); ok {
+		return fmt.Errorf("configuration: %s %s: %w", strings.Replace(e.Field, "egress.rules", "egress.allow", 1), e.Message, e.Unwrap())
+	}
+	return fmt.Errorf("configuration: %w: %w", err, errdefs.ErrInvalidArgument)
+}
+
+// validate checks what the gateway does not know of.
+func (s EgressSecret) validate(at string) error {
+	switch {
+	case !filepath.IsAbs(s.ValueFile):
+		return bad(at+".value_file", quoted(s.ValueFile), "must be an absolute path")
+	case strings.ContainsAny(s.Prefix, "\r\n\x00"):
+		return bad(at+".prefix", quoted(s.Prefix), "must not have line breaks")
+	case s.Env != "" && !variables.MatchString(s.Env):
+		return bad(at+".env", quoted(s.Env), "must be a variable's name, such as API_TOKEN")
+	}
+	for _, c := range s.Callers {
+		if c != "*" && !names.MatchString(c) {
+			return bad(at+".callers", quoted(c), namesText+`; "*" is everybody`)
+		}
+	}
+	return nil
+}
+
+// Gateway is the same in the gateway's terms.
+func (l EgressLimits) Gateway() netpolicy.Limits {
+	out := netpolicy.Limits{
+		Connections: l.Connections, Bytes: int64(l.Bytes), DialTime: l.Connect.Std(), HeaderTime: l.Header.Std(), IdleTime: l.Idle.Std(), MaxTime: l.MaxTime.Std(),
+	}
+	if l.MaxTime == 0 {
+		out.MaxTime = -1 // zero is its default
+	}
+	return out
+}
+
+func (l EgressLimits) validate() error {
+	switch {
+	case l.Connections < 1 || l.Connections > netpolicy.DefaultConnections:
+		return bad("egress.limits.connections", l.Connections, "must be from 1 to "+strconv.Itoa(netpolicy.DefaultConnections))
+	case l.Bytes < 0:
+		return bad("egress.limits.bytes", l.Bytes, "must not be negative; 0 is no bound")
+	case l.Connect < Duration(time.Millisecond) || l.Connect > Duration(time.Minute):
+		return bad("egress.limits.connect", l.Connect, "must be from 1ms to 1m")
+	case l.Header < Duration(time.Millisecond) || l.Header > Duration(time.Minute):
+		return bad("egress.limits.header", l.Header, "must be from 1ms to 1m")
+	case l.Idle < Duration(time.Millisecond):
+		return bad("egress.limits.idle", l.Idle, "must be at least 1ms")
+	case l.MaxTime < 0:
+		return bad("egress.limits.max_time", l.MaxTime, "must not be negative; 0 is no bound")
+	}
+	return nil
+}

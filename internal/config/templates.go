@@ -1,0 +1,256 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"sigs.k8s.io/yaml"
+)
+
+// maxTemplates bounds how many files of a folder are looked at.
+const maxTemplates = 1000
+
+// Bounds of warm-up hooks.
+const (
+	DefaultHookTimeout = Duration(30 * time.Second)
+	MaxHookTimeout     = Duration(10 * time.Minute)
+	MaxHooks           = 16
+)
+
+// Source is one template as it was found.
+type Source struct {
+	Name string
+	// File is where it stands; empty for the one that needs none.
+	File     string
+	Template Template
+	// Err is why it cannot be used.
+	Err error
+}
+
+// Sources are the templates of the configuration and of its folder, sorted by
+// name and validated. What is wrong with one of them is in its Err; the error
+// says that the folder cannot be read.
+func (c Config) Sources(file string) ([]Source, error) {
+	var out []Source
+	for name, t := range c.Templates {
+		s := Source{Name: name, File: file, Template: t, Err: t.validate("templates." + name)}
+		if !c.written[name] {
+			s.File = ""
+		}
+		out = append(out, s)
+	}
+	more, err := readTemplates(c.TemplatesDir)
+	for _, s := range more {
+		at := slices.IndexFunc(out, func(o Source) bool { return o.Name == s.Name })
+		switch {
+		case at < 0:
+			out = append(out, s)
+		case out[at].File == "": // nobody wrote it
+			out[at] = s
+		default:
+			out[at].Err = twice(s.Name, out[at].File, s.File)
+		}
+	}
+	slices.SortFunc(out, func(a, b Source) int { return strings.Compare(a.Name, b.Name) })
+	return out, err
+}
+
+func twice(name, a, b string) error {
+	return fmt.Errorf("template %s stands in %s and in %s: remove one of them: %w", name, a, b, errdefs.ErrInvalidArgument)
+}
+
+// WithFolder is the configuration with the folder's templates among its own.
+// The first one that cannot be used is an error.
+func (c Config) WithFolder(file string) (Config, error) {
+	list, err := c.Sources(file)
+	if err != nil {
+		return c, err
+	}
+	templates := make(map[string]Template, len(list))
+	for _, s := range list {
+		if s.Err != nil {
+			return c, s.Err
+		}
+		templates[s.Name] = s.Template
+	}
+	c.Templates = templates
+	return c, nil
+}
+
+// readTemplates reads a folder's NAME.yaml and NAME.json, in the order of their
+// names. Names that begin with a dot, folders, and files of other kinds are
+// nobody's templates.
+func readTemplates(dir string) ([]Source, error) {
+	if dir == "" {
+		return nil, nil
+	}
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("templates_dir %s does not exist: %w", dir, errdefs.ErrInvalidArgument)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("templates_dir: %w", err)
+	}
+	var out []Source
+	for _, e := range entries {
+		kind := filepath.Ext(e.Name())
+		if strings.HasPrefix(e.Name(), ".") || e.IsDir() || !slices.Contains([]string{".yaml", ".json", ".yml"}, kind) {
+			continue
+		}
+		if len(out) == maxTemplates {
+			return out, fmt.Errorf("templates_dir %s has over %d templates: %w", dir, maxTemplates, errdefs.ErrInvalidArgument)
+		}
+		s := Source{Name: strings.TrimSuffix(e.Name(), kind), File: filepath.Join(dir, e.Name())}
+		if kind == ".yml" {
+			s.Err = fmt.Errorf("template file %s: name it %s.yaml: %w", s.File, s.Name, errdefs.ErrInvalidArgument)
+		} else {
+			s.Template, s.Err = ReadTemplate(s.File)
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// ReadTemplate reads a template's file, named as the template, over the
+// defaults and validates it. The error names the file and the key.
+func ReadTemplate(path string) (Template, error) {
+	text, err := readFile("template file", path)
+	if err != nil {
+		return Template{}, err
+	}
+	name := strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))
+	t, err := ParseTemplate(name, text)
+	if err != nil {
+		return t, fmt.Errorf("template file %s: %w", path, err)
+	}
+	return t, nil
+}
+
+// ParseTemplate reads YAML or JSON over the defaults of a template of that
+// name, and validates it.
+func ParseTemplate(name string, text []byte) (Template, error) {
+	t := startOf(name)
+	raw, err := yaml.YAMLToJSONStrict(text)
+	if err != nil {
+		return t, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	var tree any
+	if err := json.Unmarshal(raw, &tree); err != nil {
+		return t, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	if len(bytes.TrimSpace(text)) == 0 || tree == nil {
+		return t, fmt.Errorf("it is empty: %w", errdefs.ErrInvalidArgument)
+	}
+	if err := checkKeys("", tree, reflect.TypeFor[Template]()); err != nil {
+		return t, err
+	}
+	if err := json.Unmarshal(raw, &t); err != nil {
+		return t, explain(err)
+	}
+	if !names.MatchString(name) {
+		return t, fmt.Errorf("%q is no name of a template: %s: %w", name, namesText, errdefs.ErrInvalidArgument)
+	}
+	return t, t.validate("")
+}
+
+// startOf is what a template of that name stands on.
+func startOf(name string) Template {
+	t := defaultTemplate()
+	if name != DefaultTemplate {
+		t.Entrypoint = nil // another image need not have one
+	}
+	return t
+}
+
+func (t Template) validate(key string) error {
+	at := func(field string) string { return strings.TrimPrefix(key+"."+field, ".") }
+	switch {
+	case t.Image == "":
+		return bad(at("image"), `""`, "must name an image")
+	case !knownClass(t.Class):
+		return bad(at("class"), quoted(t.Class), "must be container, gvisor or vm")
+	case len(t.Entrypoint) > 0 && !filepath.IsAbs(t.Entrypoint[0]):
+		return bad(at("entrypoint"), t.Entrypoint[0], "must be an absolute path inside the image")
+	case t.Pool.Min < 0:
+		return bad(at("pool.min"), t.Pool.Min, "must not be negative")
+	case t.Pool.Max < 1 || t.Pool.Max < t.Pool.Min:
+		return bad(at("pool.max"), t.Pool.Max, "must be at least 1 and not less than pool.min")
+	case t.Pool.Rate <= 0:
+		return bad(at("pool.rate"), t.Pool.Rate, "must be more than 0 sandboxes a second")
+	case t.Pool.Parallel < 1:
+		return bad(at("pool.parallel"), t.Pool.Parallel, "must be at least 1")
+	case t.Pool.MaxAge < Duration(time.Second):
+		return bad(at("pool.max_age"), t.Pool.MaxAge, "must be at least 1s")
+	case t.Pool.Settle < 0 || t.Pool.Settle > Duration(time.Minute):
+		return bad(at("pool.settle"), t.Pool.Settle, "must be between 0s and 1m")
+	case rootUser(t.User):
+		return bad(at("user"), quoted(t.User), "would own the sandbox's guest; use any other, empty is 1000:1000")
+	case len(t.Warmup) > MaxHooks:
+		return bad(at("warmup"), len(t.Warmup), fmt.Sprintf("must be at most %d commands", MaxHooks))
+	}
+	for i, h := range t.Warmup {
+		if err := h.validate(at(fmt.Sprintf("warmup[%d]", i))); err != nil {
+			return err
+		}
+	}
+	if err := validateEnv(at("env"), t.Env); err != nil {
+		return err
+	}
+	for _, err := range []error{t.Limits.Runtime().Validate(), t.validateMounts()} {
+		if err != nil {
+			return fmt.Errorf("%s%w", strings.TrimSuffix(at(" "), " "), err)
+		}
+	}
+	return nil
+}
+
+func (h Hook) validate(key string) error {
+	switch {
+	case len(h.Argv) == 0 || h.Argv[0] == "":
+		return bad(key+".argv", "empty", "must name a program")
+	case slices.ContainsFunc(h.Argv, func(a string) bool { return strings.ContainsRune(a, 0) }):
+		return bad(key+".argv", "of bytes that no program takes", "must have no NUL")
+	case h.Timeout < 0 || h.Timeout > MaxHookTimeout:
+		return bad(key+".timeout", h.Timeout, "must be from 0 (which is "+DefaultHookTimeout.String()+") to "+MaxHookTimeout.String())
+	case h.Background && h.Timeout != 0:
+		return bad(key+".timeout", h.Timeout, "is not for what runs in the background: it lives as long as the sandbox")
+	}
+	return nil
+}
+
+// Bounds of a template's environment, those of a lease's.
+const (
+	maxEnv      = 1024
+	maxEnvBytes = 256 << 10
+)
+
+func validateEnv(key string, env map[string]string) error {
+	total := 0
+	for k, v := range env {
+		total += len(k) + len(v)
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
+			return bad(key, quoted(k), "names must not be empty or have '=', and nothing a NUL byte")
+		}
+	}
+	if len(env) > maxEnv || total > maxEnvBytes {
+		return bad(key, fmt.Sprintf("of %d variables and %d bytes", len(env), total), fmt.Sprintf("must be at most %d and %d", maxEnv, maxEnvBytes))
+	}
+	return nil
+}
+
+// rootUser says whether a user is root by the form of its name. What is root by
+// the image's /etc/passwd is refused inside.
+func rootUser(user string) bool {
+	id, _, _ := strings.Cut(user, ":")
+	return id == "root" || id != "" && strings.Trim(id, "0") == ""
+}

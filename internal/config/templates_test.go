@@ -1,0 +1,126 @@
+package config
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+)
+
+func folder(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func sourcesOf(t *testing.T, c Config, file string) map[string]Source {
+	t.Helper()
+	list, err := c.Sources(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]Source{}
+	for _, s := range list {
+		out[s.Name] = s
+	}
+	return out
+}
+
+func TestAFolderHoldsTemplates(t *testing.T) {
+	dir := folder(t, map[string]string{
+		"py.yaml":      "image: python:3\npool: {min: 1, adaptive: true}\nwarmup: [{argv: [python3, -c, 'import json'], timeout: 5s}]",
+		"node.json":    `{"image": "node:22", "user": "1001:1001", "env": {"A": "b"}}`,
+		"bad.yaml":     "image: x\npool: {mn: 1}",
+		"worse.yaml":   "image: x\nwarmup: [{argv: [a], timout: 5s}]",
+		"old.yml":      "image: x",
+		".swp.yaml":    "x",
+		"README.md":    "x",
+		"both.yaml":    "image: x",
+		"both.json":    `{"image": "x"}`,
+		"empty.yaml":   "",
+		"cfg.yaml":     "image: x",
+		"UPPER.yaml":   "image: x",
+		"default.yaml": "image: mine:1",
+	})
+	c, err := Parse([]byte("templates_dir: " + dir + "\ntemplates: {cfg: {image: other}}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := sourcesOf(t, c, "/etc/o.yaml")
+	if len(got) != 10 {
+		t.Errorf("%d templates: %v", len(got), got)
+	}
+	py := got["py"]
+	if py.Err != nil || py.Template.Image != "python:3" || !py.Template.Pool.Adaptive || py.Template.Pool.Max != defaultTemplate().Pool.Max || py.Template.Entrypoint != nil {
+		t.Errorf("py: %+v", py)
+	}
+	if d := got["default"]; d.Err != nil || d.Template.Image != "mine:1" || len(d.Template.Entrypoint) != 1 {
+		t.Errorf("default: %+v", d)
+	}
+	for name, want := range map[string]string{
+		"bad":   dir + `/bad.yaml: unknown key pool.mn; did you mean "min"?`,
+		"worse": `unknown key warmup[0].timout; did you mean "timeout"?`,
+		"old":   "name it old.yaml",
+		"both":  "both.json and in " + dir + "/both.yaml: remove one of them",
+		"empty": "it is empty",
+		"cfg":   "stands in /etc/o.yaml and in " + dir + "/cfg.yaml",
+		"UPPER": "is no name of a template",
+	} {
+		if err := got[name].Err; err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, errdefs.ErrInvalidArgument) {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+	if _, err := c.WithFolder(""); err == nil {
+		t.Error("a folder with broken files is good")
+	}
+}
+
+func TestTemplatesAreValidated(t *testing.T) {
+	for _, c := range []struct{ yaml, want string }{
+		{"image: x\nuser: root", "user is"},
+		{"image: x\nuser: '0:5'", "user is"},
+		{"image: x\nenv: {'a=b': c}", "env is"},
+		{"image: x\nenv: {a: 1}", "env"},
+		{"image: x\nwarmup: [{argv: []}]", "warmup[0].argv"},
+		{"image: x\nwarmup: [{argv: [a], timeout: 1h}]", "warmup[0].timeout"},
+		{"image: x\nwarmup: [{argv: [a], background: true, timeout: 1s}]", "warmup[0].timeout"},
+		{"image: x\ntmpfs: {/tmp/x: 1MiB}", `tmpfs "/tmp/x"`},
+		{"image: x\nulimits: {nproc: 5}", "ulimits.nproc"},
+		{"image: x\nclass: strong", "class"},
+		{"image: x\nlimits: {memory: 1m}", "limits.memory_bytes"},
+		{"image: x\npool: {min: 9, max: 2}", "pool.max"},
+		{"[1]", "must be a map"},
+		{"image: x\nimage: y", "already set"},
+	} {
+		if _, err := ParseTemplate("a", []byte(c.yaml)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q: %v, want %q", c.yaml, err, c.want)
+		}
+	}
+}
+
+func TestAMissingFolderIsAnError(t *testing.T) {
+	c := Default()
+	c.TemplatesDir = "/nowhere/at/all"
+	if list, err := c.Sources(""); err == nil || len(list) != 1 {
+		t.Errorf("%v, %v", list, err)
+	}
+}
+
+func FuzzParseTemplate(f *testing.F) {
+	f.Add([]byte("image: x\npool: {min: 1}"))
+	f.Add([]byte("warmup: [{argv: [a]}, 5]"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		got, err := ParseTemplate("a", text)
+		if err == nil && got.validate("") != nil {
+			t.Error("taken, and not valid")
+		}
+	})
+}
