@@ -7,6 +7,7 @@ import (
 
 	v1 "orchestrator/client/v1"
 	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/web"
 )
 
 // Box is where a tool runs: a sandbox, through the guest, within the call's
@@ -36,4 +37,16 @@ type Box interface {
 	RemoveFile(ctx context.Context, r wire.FileRequest) error
 	Glob(ctx context.Context, r wire.GlobRequest) (wire.GlobReply, error)
 	Search(ctx context.Context, r wire.SearchRequest) (wire.SearchReply, error)
+
+	// Web makes one exchange with a host outside: by the web program, in a fresh
+	// sandbox that is gone when it returns, and is not the call's. An answer with
+	// a Fault is no error.
+	Web(ctx context.Context, x Exchange) (web.Answer, error)
+	// WebHost is what the service has for that. It is never nil.
+	WebHost() *WebHost
+	// Browse opens one page in a browser, in a fresh sandbox of its own. An error
+	// may be a *browser.Fault.
+	Browse(ctx context.Context, v Visit) (Sight, error)
+	// BrowserHost is what the service has for that. It is never nil.
+	BrowserHost() *BrowserHost
 }

@@ -16,16 +16,17 @@ import (
 	"orchestrator/internal/strict"
 )
 
-// Effect is what a tool does to the world, as "calls(shell)", "reads(filesystem)",
-// "writes(filesystem)" or "spawns(process)".
+// Effect is what a tool does to the world, as "calls(shell)", "calls(network)",
+// "reads(filesystem)", "writes(filesystem)" or "spawns(process)".
 type Effect string
 
 // The effects of the built-in tools.
 const (
-	CallsShell  Effect = "calls(shell)"
-	ReadsFiles  Effect = "reads(filesystem)"
-	WritesFiles Effect = "writes(filesystem)"
-	Spawns      Effect = "spawns(process)"
+	CallsShell   Effect = "calls(shell)"
+	CallsNetwork Effect = "calls(network)"
+	ReadsFiles   Effect = "reads(filesystem)"
+	WritesFiles  Effect = "writes(filesystem)"
+	Spawns       Effect = "spawns(process)"
 )
 
 // Trust levels that a tool may need, and a caller may have.
@@ -129,14 +130,16 @@ type Caps struct {
 	// MemoryBytes and CPUs bound what one command may use of the sandbox.
 	MemoryBytes int64
 	CPUs        float64
+	// Web bounds tools of the web.
+	Web WebCaps
 }
 
 // Builtins are all built-in tools, sorted by name.
 func Builtins() []*Tool { return slices.Clone(builtins) }
 
 var builtins = []*Tool{
-	fsDelete, fsEdit, fsGlob, fsList, fsRead, fsSearch, fsStat, fsWrite,
-	systemBash, systemKill, systemLine, systemOutput, systemRun, systemShells,
+	browserOpen, fsDelete, fsEdit, fsGlob, fsList, fsRead, fsSearch, fsStat, fsWrite, httpRequest,
+	systemBash, systemKill, systemLine, systemOutput, systemRun, systemShells, webFetch, webSearch,
 }
 
 // Get finds a built-in tool by its name.
@@ -148,6 +151,9 @@ func Get(name string) (*Tool, bool) {
 	}
 	return nil, false
 }
+
+// errNoOutput is returned beside an outcome that says all there is to say.
+var errNoOutput = errors.New("there is no output")
 
 // define completes a tool with what its types say.
 func define[In, Out any](t Tool, check func(in *In) (Prepared, error), run func(ctx context.Context, box Box, in *In) (Out, Outcome, error)) *Tool {
@@ -170,7 +176,13 @@ func define[In, Out any](t Tool, check func(in *In) (Prepared, error), run func(
 		if err != nil {
 			return Prepared{}, err
 		}
-		p.Run = func(ctx context.Context, box Box) (any, Outcome, error) { return run(ctx, box, v) }
+		p.Run = func(ctx context.Context, box Box) (any, Outcome, error) {
+			out, o, err := run(ctx, box, v)
+			if err == errNoOutput {
+				return nil, o, nil
+			}
+			return out, o, err
+		}
 		return p, nil
 	}
 	return &t

@@ -1,0 +1,258 @@
+package tool
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"errors"
+	"net/http"
+	"net/url"
+	"time"
+	"unicode/utf8"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/browser"
+	"orchestrator/internal/said"
+	"orchestrator/internal/web"
+)
+
+// Modes of browser.open.
+const (
+	Simple = "simple" // the page's text as its host sends it: no script runs
+	Real   = "real"   // as a browser shows it
+)
+
+// Bounds of browser.open.
+const (
+	// BrowseText is how many characters an answer holds unless asked otherwise.
+	BrowseText   = 20_000
+	maxSelector  = 1 << 10
+	maxPageWait  = 60 * time.Second
+	minBrowse    = time.Second
+	answerSimple = "no scripts were run: the page was read as its host sends it"
+)
+
+// BrowserHost is what a service has for browser.open beside sandboxes.
+type BrowserHost struct {
+	// Open bounds what pages may be got from, for everybody.
+	Open *Reached
+}
+
+// Visit is one page to be opened in a browser, with what may be reached on the
+// way.
+type Visit struct {
+	Request browser.Request
+	Reach   *Reached
+	Ceiling *Reached // nil: none
+}
+
+// Sight is what came of it.
+type Sight struct {
+	browser.Result
+	// Isolation says in a sentence what was around the browser.
+	Isolation string
+	// Blocked is what the gateway refused meanwhile.
+	Blocked []Blocked
+}
+
+// Blocked is a host that was not reached.
+type Blocked struct {
+	Host   string `json:"host"`
+	Port   int    `json:"port"`
+	Reason string `json:"reason"`
+}
+
+type browserInput struct {
+	URL        string `json:"url" jsonschema:"the page"`
+	Mode       string `json:"mode,omitempty" jsonschema:"real (a browser that runs scripts, the default) or simple (the page as its host sends it)"`
+	WaitFor    string `json:"wait_for,omitempty" jsonschema:"a CSS selector: the page is looked at once something it selects is seen"`
+	WaitMS     int64  `json:"wait_ms,omitempty" jsonschema:"leave the page alone for so many milliseconds after it was loaded"`
+	Screenshot string `json:"screenshot,omitempty" jsonschema:"a picture: viewport (what a window shows) or full (the whole page)"`
+	PDF        bool   `json:"pdf,omitempty" jsonschema:"the page as a PDF"`
+	Width      int64  `json:"width,omitempty" jsonschema:"of the window, in pixels; 1280 unless set"`
+	Height     int64  `json:"height,omitempty" jsonschema:"of the window, in pixels; 800 unless set"`
+	MaxChars   int    `json:"max_chars,omitempty" jsonschema:"at most this many characters of content; 20000 unless set"`
+	TimeoutMS  int64  `json:"timeout_ms,omitempty" jsonschema:"give up after this many milliseconds"`
+
+	at *url.URL
+}
+
+// Picture is a PNG.
+type Picture struct {
+	Width  int `json:"width"`
+	Height int `json:"height"`
+	// Cut: the page goes on below.
+	Cut bool   `json:"cut,omitempty"`
+	PNG string `json:"png_base64"`
+}
+
+// BrowserOutput is what a page shows.
+type BrowserOutput struct {
+	URL       string `json:"url" jsonschema:"the address that was asked for"`
+	FinalURL  string `json:"final_url" jsonschema:"where that led, by redirects and scripts"`
+	Status    int64  `json:"status,omitempty"`
+	MediaType string `json:"media_type,omitempty"`
+	Title     string `json:"title"`
+	Content   string `json:"content" jsonschema:"the text of the page as it is seen"`
+	// Truncated: the page has more text than Content holds.
+	Truncated bool           `json:"truncated"`
+	Links     []browser.Link `json:"links,omitempty"`
+	// Loaded is false for a page that was still loading when it was looked at.
+	Loaded     bool     `json:"loaded"`
+	Screenshot *Picture `json:"screenshot,omitempty"`
+	PDF        string   `json:"pdf_base64,omitempty"`
+	// Errors are those of the page's scripts; Failed parts of it that could not be
+	// had; Blocked hosts that the rules did not let it reach.
+	Errors  []string          `json:"errors,omitempty"`
+	Failed  []browser.Failure `json:"failed,omitempty"`
+	Blocked []Blocked         `json:"blocked,omitempty"`
+	Dialogs int               `json:"dialogs,omitempty" jsonschema:"how many alerts and questions it opened; all were dismissed"`
+	// ScriptsStopped: they left no time for anything else.
+	ScriptsStopped bool   `json:"scripts_stopped,omitempty"`
+	Mode           string `json:"mode"`
+	Isolation      string `json:"isolation" jsonschema:"what was around what read the page"`
+}
+
+var browserOpen = define(Tool{
+	Name: "browser.open", Title: "Open a web page in a browser", Trust: 1, ReadOnly: true, Idempotent: true,
+	Description: "Opens a page in a browser of its own, in a sandbox that is destroyed afterwards: its text as it is seen, its links, a picture, a PDF. Only hosts that the rules allow are reached.",
+	Effects:     []Effect{CallsNetwork},
+}, func(in *browserInput) (p Prepared, err error) {
+	if in.at, err = address(in.URL); err != nil {
+		return p, err
+	}
+	return p, in.check()
+}, func(ctx context.Context, box Box, in *browserInput) (BrowserOutput, Outcome, error) {
+	if in.Mode == Simple {
+		return readPage(ctx, box, in)
+	}
+	return openPage(ctx, box, in)
+})
+
+func (in *browserInput) check() error {
+	in.Mode = cmp.Or(in.Mode, Real)
+	in.Width, in.Height = cmp.Or(in.Width, browser.DefaultWidth), cmp.Or(in.Height, browser.DefaultHeight)
+	switch {
+	case in.Mode != Simple && in.Mode != Real:
+		return invalid("mode", "is %q: use real or simple", in.Mode)
+	case len(in.WaitFor) > maxSelector || !utf8.ValidString(in.WaitFor):
+		return invalid("wait_for", "is %d bytes long, or no text: at most %d", len(in.WaitFor), maxSelector)
+	case in.WaitMS < 0 || in.WaitMS > maxPageWait.Milliseconds():
+		return invalid("wait_ms", "is %d: from 0 to %d", in.WaitMS, maxPageWait.Milliseconds())
+	case in.Screenshot != browser.NoPicture && in.Screenshot != browser.Viewport && in.Screenshot != browser.FullPage:
+		return invalid("screenshot", "is %q: use viewport or full", in.Screenshot)
+	case in.Width < browser.MinSide || in.Width > browser.MaxWidth:
+		return invalid("width", "is %d: from %d to %d", in.Width, browser.MinSide, browser.MaxWidth)
+	case in.Height < browser.MinSide || in.Height > browser.MaxPixels/in.Width:
+		return invalid("height", "is %d: from %d to %d at this width", in.Height, browser.MinSide, browser.MaxPixels/in.Width)
+	case in.MaxChars < 0 || in.MaxChars > browser.MaxText:
+		return invalid("max_chars", "is %d: from 1 to %d", in.MaxChars, browser.MaxText)
+	case in.TimeoutMS < 0:
+		return invalid("timeout_ms", "is negative")
+	}
+	if in.Mode == Real {
+		return nil
+	}
+	for field, asked := range map[string]bool{"wait_for": in.WaitFor != "", "wait_ms": in.WaitMS != 0, "screenshot": in.Screenshot != "", "pdf": in.PDF} {
+		if asked {
+			return invalid(field, "needs a browser: set mode to real")
+		}
+	}
+	return nil
+}
+
+// readPage is the simple mode: the web program reads the page.
+func readPage(ctx context.Context, box Box, in *browserInput) (out BrowserOutput, o Outcome, err error) {
+	caps, host := box.Caps(), box.BrowserHost()
+	limit, err := caps.webTimeout(in.TimeoutMS, browser.DefaultTime)
+	if err != nil {
+		return out, o, err
+	}
+	most, err := caps.text("max_chars", in.MaxChars, BrowseText)
+	if err != nil {
+		return out, o, err
+	}
+	x := Exchange{Request: web.Request{
+		URL: in.at.String(), Method: http.MethodGet, TimeoutMS: limit.Milliseconds(), MaxBytes: cmp.Or(caps.Web.MaxBytes, web.MaxBody),
+		MaxText: most, Redirects: web.Follow, MaxRedirects: web.MaxRedirects, Form: web.Text, Header: [][2]string{{"Accept", accepted}},
+	}}
+	x.bind(host.Open, caps)
+	if err := x.allowed(in.at); err != nil {
+		return out, o, err
+	}
+	began := time.Now()
+	a, err := ask(ctx, box, x)
+	if l := late(err, limit); l != nil {
+		return out, *l, errNoOutput
+	}
+	if err != nil {
+		return out, o, err
+	}
+	return BrowserOutput{
+		URL: in.URL, FinalURL: a.URL, Status: int64(a.Status), MediaType: a.MediaType, Title: a.Title, Content: a.Text, Truncated: a.Truncated,
+		Loaded: true, Mode: Simple, Isolation: answerSimple,
+	}, Outcome{Duration: time.Since(began), Truncated: a.Truncated}, nil
+}
+
+// openPage is the real mode.
+func openPage(ctx context.Context, box Box, in *browserInput) (out BrowserOutput, o Outcome, err error) {
+	caps, host := box.Caps(), box.BrowserHost()
+	limit, err := caps.webTimeout(in.TimeoutMS, browser.DefaultTime)
+	if err != nil {
+		return out, o, err
+	}
+	if limit < minBrowse || limit > browser.MaxTime {
+		return out, o, invalid("timeout_ms", "is %d: from %d to %d for a browser", limit.Milliseconds(), minBrowse.Milliseconds(), browser.MaxTime.Milliseconds())
+	}
+	most, err := caps.text("max_chars", in.MaxChars, BrowseText)
+	if err != nil {
+		return out, o, err
+	}
+	x := Exchange{Request: web.Request{Method: http.MethodGet}}
+	x.bind(host.Open, caps)
+	if err := x.allowed(in.at); err != nil { // before a sandbox is spent on it
+		return out, o, err
+	}
+	began := time.Now()
+	s, err := box.Browse(ctx, Visit{Reach: x.Reach, Ceiling: x.Ceiling, Request: browser.Request{
+		URL: in.at.String(), Time: limit, WaitFor: in.WaitFor, Wait: time.Duration(in.WaitMS) * time.Millisecond,
+		Picture: in.Screenshot, PDF: in.PDF, Width: in.Width, Height: in.Height, MaxText: most,
+	}})
+	err = x.browserError(err)
+	if l := late(err, limit); l != nil {
+		return out, *l, errNoOutput
+	}
+	if err != nil {
+		return out, o, err
+	}
+	for i := range s.Blocked {
+		s.Blocked[i].Reason = x.reason(s.Blocked[i].Reason)
+	}
+	out = BrowserOutput{
+		URL: in.URL, FinalURL: s.URL, Status: s.Status, MediaType: s.MediaType, Title: s.Title, Content: s.Text, Truncated: s.Truncated, Links: s.Links,
+		Loaded: s.Loaded, PDF: base64.StdEncoding.EncodeToString(s.PDF), Errors: s.Errors, Failed: s.Failed, Blocked: s.Blocked, Dialogs: s.Dialogs, ScriptsStopped: s.Stopped,
+		Mode: Real, Isolation: s.Isolation,
+	}
+	if s.Picture != nil {
+		out.Screenshot = &Picture{Width: s.Width, Height: s.Height, Cut: s.PictureCut, PNG: base64.StdEncoding.EncodeToString(s.Picture)}
+	}
+	return out, Outcome{Duration: time.Since(began), Truncated: s.Truncated}, nil
+}
+
+// browserError is a fault in the terms of tools.
+func (x *Exchange) browserError(err error) error {
+	f, ok := errors.AsType[*browser.Fault](err)
+	if !ok {
+		return err
+	}
+	switch f.Kind {
+	case browser.FaultSelector:
+		return invalid("wait_for", "%s", f.Message)
+	case browser.FaultCrashed, browser.FaultBusy, browser.FaultSize:
+		return said.Errorf(errdefs.ErrResourceExhausted, "%s", f.Message)
+	case browser.FaultBrowser:
+		return &WebError{Kind: web.FaultProgram, Message: f.Message}
+	}
+	return &WebError{Kind: f.Kind, Message: x.reason(f.Message)}
+}

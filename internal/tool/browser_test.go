@@ -1,0 +1,99 @@
+package tool
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/browser"
+	"orchestrator/internal/web"
+)
+
+func TestInputsOfTheBrowserAreChecked(t *testing.T) {
+	for input, want := range map[string]string{
+		`{}`:                                "url is missing",
+		`{"url": "file:///etc/x"}`:          "url has to begin with https:// or http://",
+		`{"url": "javascript:1"}`:           "url has to begin with https:// or http://",
+		`{"url": "https://u:p@a.example/"}`: "url has a user or a password before the host: leave it out",
+		`{"url": "https://a.example/", "mode": "fast"}`:                           `mode is "fast": use real or simple`,
+		`{"url": "https://a.example/", "screenshot": "all"}`:                      `screenshot is "all": use viewport or full`,
+		`{"url": "https://a.example/", "screenshot": "full", "mode": "simple"}`:   "screenshot needs a browser: set mode to real",
+		`{"url": "https://a.example/", "wait_ms": 99999999}`:                      "wait_ms is 99999999: from 0 to 60000",
+		`{"url": "https://a.example/", "width": 9000}`:                            "width is 9000: from 64 to 1920",
+		`{"url": "https://a.example/", "height": 9000}`:                           "height is 9000: from 64 to 6144 at this width",
+		`{"url": "https://a.example/", "max_chars": 9999999}`:                     "max_chars is 9999999: from 1 to 1000000",
+		`{"url": "https://a.example/", "timeout_ms": -1}`:                         "timeout_ms is negative",
+		`{"url": "https://a.example/", "wait_for": "#a", "click": "#b"}`:          "click is not known here",
+		`{"url": "https://a.example/", "screenshot": "full", "pdf": true}`:        "",
+		`{"url": "http://bücher.example:8080/a?b#c", "mode": "simple"}`:           "",
+		`{"url": "https://a.example/", "width": 1920, "height": 4096}`:            "",
+		`{"url": "https://a.example/", "width": 1920, "height": 4097}`:            "height is 4097: from 64 to 4096 at this width",
+		`{"url": "https://a.example/", "wait_for": "` + "\\u0000" + `#a, b > c"}`: "",
+	} {
+		_, err := browserOpen.Check(json.RawMessage(input))
+		if got := text(err); got != want {
+			t.Errorf("%s: %q, want %q", input, got, want)
+		}
+	}
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// browseBox opens pages itself.
+type browseBox struct {
+	webBox
+	sight Sight
+	fault error
+	seen  []Visit
+}
+
+func (b *browseBox) BrowserHost() *BrowserHost { return &BrowserHost{Open: b.host.Fetch} }
+
+func (b *browseBox) Browse(_ context.Context, v Visit) (Sight, error) {
+	b.seen = append(b.seen, v)
+	return b.sight, b.fault
+}
+
+// What went wrong with a page is told by its class, and nothing is leased for
+// what the rules do not have.
+func TestFaultsOfTheBrowserAreClassed(t *testing.T) {
+	for kind, is := range map[string]func(error) bool{
+		web.FaultDenied: errdefs.IsPermissionDenied, web.FaultName: errdefs.IsNotFound, web.FaultContent: errdefs.IsInvalidArgument, web.FaultTLS: errdefs.IsUnavailable,
+		browser.FaultSelector: errdefs.IsInvalidArgument, browser.FaultCrashed: errdefs.IsResourceExhausted, browser.FaultBusy: errdefs.IsResourceExhausted,
+		browser.FaultSize: errdefs.IsResourceExhausted, browser.FaultBrowser: errdefs.IsInternal,
+	} {
+		b := &browseBox{webBox: *newWebBox(t, ""), fault: &browser.Fault{Kind: kind, Message: "m"}}
+		if _, _, err := browsed(t, b, `{"url": "https://a.example/"}`); err == nil || !is(err) {
+			t.Errorf("%s: %v", kind, err)
+		}
+	}
+	b := &browseBox{webBox: *newWebBox(t, ""), fault: &browser.Fault{Kind: web.FaultTimeout, Message: "m"}}
+	if _, o, err := browsed(t, b, `{"url": "https://a.example/", "timeout_ms": 2000}`); err != nil || o.Ending != "timeout" || o.TimeoutMS != 2000 {
+		t.Errorf("%+v %v", o, err)
+	}
+	if _, _, err := browsed(t, b, `{"url": "https://evil.example/"}`); !errdefs.IsPermissionDenied(err) || len(b.seen) != 1 {
+		t.Errorf("a host that is denied: %v, %d visits", err, len(b.seen))
+	}
+	b = &browseBox{webBox: *newWebBox(t, ""), sight: Sight{Result: browser.Result{URL: "https://b.example/", Text: "t", Picture: []byte{1, 2, 3}, Width: 2, Height: 1}, Isolation: "i"}}
+	got, _, err := browsed(t, b, `{"url": "https://a.example/", "screenshot": "full"}`)
+	out, _ := got.(BrowserOutput)
+	if err != nil || out.FinalURL != "https://b.example/" || out.Screenshot == nil || out.Screenshot.PNG != "AQID" || out.Isolation != "i" || b.seen[0].Request.Picture != browser.FullPage {
+		t.Errorf("%+v %v", got, err)
+	}
+}
+
+func browsed(t *testing.T, b *browseBox, in string) (any, Outcome, error) {
+	t.Helper()
+	p, err := browserOpen.Check(json.RawMessage(in))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Run(t.Context(), b)
+}

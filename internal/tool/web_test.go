@@ -1,0 +1,334 @@
+package tool
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/web"
+	"orchestrator/internal/webcache"
+	"orchestrator/internal/websearch"
+)
+
+// webBox answers exchanges itself, and notes them. All else of a Box is nil.
+type webBox struct {
+	Box
+	caps   Caps
+	host   WebHost
+	answer func(x Exchange) web.Answer
+	asked  []Exchange
+}
+
+func (b *webBox) Caps() Caps        { return b.caps }
+func (b *webBox) WebHost() *WebHost { return &b.host }
+
+func (b *webBox) Web(_ context.Context, x Exchange) (web.Answer, error) {
+	b.asked = append(b.asked, x)
+	return b.answer(x), nil
+}
+
+func compiled(t *testing.T, r Reach) *Reached {
+	t.Helper()
+	got, err := r.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// newWebBox allows what a service allows by itself, and answers with a page.
+func newWebBox(t *testing.T, text string) *webBox {
+	return &webBox{
+		host: WebHost{
+			Fetch: compiled(t, Reach{Allow: []string{"*"}, Deny: []string{"evil.example"}}).Named("web.fetch"), Request: compiled(t, Reach{Allow: []string{"*"}, HTTP: []string{"*"}}),
+			Cache: webcache.New(10, 1<<20), Owner: "me",
+		},
+		answer: func(x Exchange) web.Answer {
+			return web.Answer{URL: x.Request.URL, Status: 200, MediaType: "text/html", Title: "A page", Text: text, Body: []byte(text), Bytes: int64(len(text))}
+		},
+	}
+}
+
+func try[T any](t *testing.T, tl *Tool, b *webBox, in string) (out T, o Outcome, err error) {
+	t.Helper()
+	p, err := tl.Check(json.RawMessage(in))
+	if err != nil {
+		return out, o, err
+	}
+	if p.NeedsSandbox {
+		t.Error("the call's own sandbox is asked for")
+	}
+	got, o, err := p.Run(t.Context(), b)
+	if got != nil {
+		out = got.(T)
+	}
+	return out, o, err
+}
+
+func fetched(t *testing.T, b *webBox, in string) FetchOutput {
+	t.Helper()
+	out, _, err := try[FetchOutput](t, webFetch, b, in)
+	if err != nil {
+		t.Fatalf("%s: %v", in, err)
+	}
+	return out
+}
+
+func TestPagesAreCachedForWhoMayHaveThem(t *testing.T) {
+	b := newWebBox(t, "text")
+	first, second := fetched(t, b, `{"url": "http://a.example/x#part"}`), fetched(t, b, `{"url": "https://A.example/x", "prompt": "text"}`)
+	if first.Cached || first.URL != "https://a.example/x" || !second.Cached || len(b.asked) != 1 {
+		t.Errorf("%+v, then %+v, %d asked", first, second, len(b.asked))
+	}
+	for name, change := range map[string]func(){
+		"another owner":     func() { b.host.Owner = "you" },
+		"other rights":      func() { b.host.Fetch = compiled(t, Reach{Allow: []string{"a.example"}}) },
+		"a profile's rules": func() { b.caps.Web.Limited = compiled(t, Reach{Allow: []string{"a.example"}}) },
+		"another bound":     func() { b.caps.Web.MaxBytes = 1000 },
+	} {
+		b.asked = nil
+		change()
+		if out := fetched(t, b, `{"url": "https://a.example/x"}`); out.Cached || len(b.asked) != 1 {
+			t.Errorf("%s got what was fetched before", name)
+		}
+	}
+	if out := fetched(t, b, `{"url": "https://a.example/x", "form": "article"}`); out.Cached {
+		t.Error("another form was taken from the cache")
+	}
+	if out := fetched(t, b, `{"url": "https://a.example/x", "fresh": true}`); out.Cached {
+		t.Error("a fresh page was asked for")
+	}
+	b.answer = func(x Exchange) web.Answer {
+		return web.Answer{URL: x.Request.URL, Status: 200, Text: "mine", Header: [][2]string{{"Set-Cookie", "a=b"}}}
+	}
+	for range 2 {
+		if out := fetched(t, b, `{"url": "https://a.example/mine"}`); out.Cached {
+			t.Error("what is for one visitor was cached")
+		}
+	}
+}
+
+func TestWhatAPageBecomes(t *testing.T) {
+	b := newWebBox(t, strings.Repeat("ä", 10_001))
+	out := fetched(t, b, `{"url": "https://a.example/"}`)
+	if !out.Truncated || out.Extraction != Whole || out.Content != strings.Repeat("ä", 10_000)+"\n... (content truncated)" {
+		t.Errorf("%d bytes %+v", len(out.Content), out.Truncated)
+	}
+	b = newWebBox(t, "# Prices\n\nThe lamp costs twelve.\n\n# History\n\n"+strings.Repeat("Nothing of note happened then. ", 100))
+	if out = fetched(t, b, `{"url": "https://a.example/", "prompt": "What does the lamp cost?"}`); out.Extraction != Passages || !strings.Contains(out.Content, "costs twelve") || strings.Contains(out.Content, "Nothing of note") {
+		t.Errorf("%+v", out)
+	}
+	if out = fetched(t, b, `{"url": "https://a.example/", "prompt": "zzz"}`); out.Extraction != Whole || out.Note == "" || !strings.Contains(out.Content, "costs twelve") {
+		t.Errorf("%+v", out)
+	}
+	b.host.Extract = model(func(prompt string) (string, error) { return "Twelve. " + prompt, nil })
+	if out = fetched(t, b, `{"url": "https://a.example/", "prompt": "lamp", "max_chars": 6}`); out.Extraction != ByModel || out.Content != "Twelve\n... (content truncated)" || !out.Truncated || !out.Cached {
+		t.Errorf("%+v", out)
+	}
+	b.host.Extract = model(func(string) (string, error) { return "", errors.New("the model is away") })
+	if out = fetched(t, b, `{"url": "https://a.example/", "prompt": "lamp"}`); out.Extraction != Passages || !strings.HasPrefix(out.Note, "the model is away; ") || !strings.Contains(out.Content, "twelve") {
+		t.Errorf("%+v", out)
+	}
+	b.answer = func(x Exchange) web.Answer {
+		return web.Answer{URL: x.Request.URL, Status: 302, RedirectURL: "https://b.example/y"}
+	}
+	if out = fetched(t, b, `{"url": "https://c.example/"}`); out.RedirectURL != "https://b.example/y" || out.Content != "Redirected to different host. Fetch: https://b.example/y" || out.Cached {
+		t.Errorf("%+v", out)
+	}
+}
+
+// What a call asks for is bounded by its profile and by its own time.
+func TestACallKeepsToItsBounds(t *testing.T) {
+	b := newWebBox(t, "text")
+	b.caps.Web.MaxText = 100
+	for in, says := range map[string]string{
+		`{"url": "https://a.example/", "max_chars": 101}`:                  "max_chars is 101: at most 100",
+		`{"url": "https://a.example/", "timeout_ms": 300001}`:              "timeout_ms is 300001: at most 300000",
+		`{"url": "https://a.example/", "timeout_ms": 9223372036854775807}`: "timeout_ms is 9223372036854775807: at most 300000",
+		`{"url": "https://a.example/", "timeout_ms": 18446744073710}`:      "timeout_ms is 18446744073710: at most 300000",
+	} {
+		if _, _, err := try[FetchOutput](t, webFetch, b, in); text(err) != says || len(b.asked) != 0 {
+			t.Errorf("%s: %v, %d asked", in, err, len(b.asked))
+		}
+	}
+	if _, _, err := browsed(t, &browseBox{webBox: *b}, `{"url": "https://a.example/", "max_chars": 101}`); text(err) != "max_chars is 101: at most 100" {
+		t.Errorf("a browser's: %v", err)
+	}
+	left := time.Duration(0)
+	b.host.Extract = timed(func(ctx context.Context) (string, error) {
+		end, _ := ctx.Deadline()
+		left = time.Until(end)
+		return "Twelve\x1b[2J.", nil
+	})
+	if out := fetched(t, b, `{"url": "https://a.example/", "prompt": "lamp", "timeout_ms": 3000}`); left <= 0 || left > 3*time.Second || out.Content != "Twelve[2J." {
+		t.Errorf("the model has %s, and says %q", left, out.Content)
+	}
+}
+
+type timed func(context.Context) (string, error)
+
+func (m timed) Name() string { return "test" }
+func (m timed) Extract(ctx context.Context, _, _, _ string) (string, error) {
+	return m(ctx)
+}
+
+type model func(prompt string) (string, error)
+
+func (m model) Name() string { return "test" }
+func (m model) Extract(_ context.Context, prompt, _, _ string) (string, error) {
+	return m(prompt)
+}
+
+// What is refused is refused before a sandbox is spent.
+func TestWhatMayNotBeReachedIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		tool  *Tool
+		in    string
+		class error
+		says  string
+	}{
+		{webFetch, `{"url": "https://evil.example/"}`, errdefs.ErrPermissionDenied, "evil.example"},
+		{webFetch, `{"url": "https://a.example:8443/"}`, errdefs.ErrPermissionDenied, "in web.fetch"},
+		{webFetch, `{"url": "https://93.184.216.34/"}`, errdefs.ErrPermissionDenied, "93.184.216.34"},
+		{webFetch, `{"url": "https://[::1]/"}`, errdefs.ErrPermissionDenied, "::1"},
+		{webFetch, `{"url": "ftp://a.example/"}`, errdefs.ErrInvalidArgument, "url has to begin with https://"},
+		{webFetch, `{"url": "file:///etc/passwd"}`, errdefs.ErrInvalidArgument, "url has to begin"},
+		{webFetch, `{"url": "https://user:pw@a.example/"}`, errdefs.ErrInvalidArgument, "url has a user"},
+		{webFetch, `{"url": "https://a.example\\@b.example/"}`, errdefs.ErrInvalidArgument, "url has a space, a backslash"},
+		{webFetch, `{"url": "https://2130706433/"}`, errdefs.ErrInvalidArgument, "url names a host"},
+		{webFetch, `{"url": "https://0x7f.1/"}`, errdefs.ErrInvalidArgument, "url names a host"},
+		{webFetch, `{"url": "https://a.example:0/"}`, errdefs.ErrInvalidArgument, "url has the port"},
+		{webFetch, `{"url": "https://a.example:/"}`, errdefs.ErrInvalidArgument, "url has a colon"},
+		{webFetch, `{"url": "https:///x"}`, errdefs.ErrInvalidArgument, "url names no host"},
+		{webFetch, `{"url": "https://a.example/\u0000"}`, errdefs.ErrInvalidArgument, "url has a space"},
+		{webFetch, `{"url": "https://a.example/", "form": "pdf"}`, errdefs.ErrInvalidArgument, "form"},
+		{webFetch, `{"url": "https://a.example/", "timeout_ms": 400000}`, errdefs.ErrInvalidArgument, "timeout_ms is 400000: at most 300000"},
+		{webFetch, `{"url": "https://a.example/", "max_chars": 999999}`, errdefs.ErrInvalidArgument, "max_chars"},
+		{httpRequest, `{"url": "https://a.example/", "method": "TRACE"}`, errdefs.ErrInvalidArgument, "method"},
+		{httpRequest, `{"url": "https://a.example/", "headers": {"Host": "b.example"}}`, errdefs.ErrInvalidArgument, "headers.Host is not yours"},
+		{httpRequest, `{"url": "https://a.example/", "headers": {"orchestrator-refusal": "denied"}}`, errdefs.ErrInvalidArgument, "headers.orchestrator-refusal is not yours"},
+		{httpRequest, `{"url": "https://a.example/", "headers": {"content-length": "1"}}`, errdefs.ErrInvalidArgument, "headers.content-length"},
+		{httpRequest, `{"url": "https://a.example/", "headers": {"Proxy-Authorization": "x"}}`, errdefs.ErrInvalidArgument, "headers.Proxy-Authorization"},
+		{httpRequest, `{"url": "https://a.example/", "headers": {"X": "a\r\nHost: b"}}`, errdefs.ErrInvalidArgument, "headers.X has a line break"},
+		{httpRequest, `{"url": "https://a.example/", "headers": {"a b": "c"}}`, errdefs.ErrInvalidArgument, `headers has the name "a b"`},
+		{httpRequest, `{"url": "https://a.example/", "headers": {"x-a": "1", "X-A": "2"}}`, errdefs.ErrInvalidArgument, "twice"},
+		{httpRequest, `{"url": "https://a.example/", "body": "x"}`, errdefs.ErrInvalidArgument, "body is for methods"},
+		{httpRequest, `{"url": "https://a.example/", "method": "POST", "body": "x", "body_base64": "eA=="}`, errdefs.ErrInvalidArgument, "body_base64"},
+		{httpRequest, `{"url": "https://a.example/", "max_bytes": 99999999}`, errdefs.ErrInvalidArgument, "max_bytes"},
+		{httpRequest, `{"url": "http://a.example:8080/"}`, errdefs.ErrPermissionDenied, "8080"},
+		{webSearch, `{"query": " "}`, errdefs.ErrInvalidArgument, "query is empty"},
+		{webSearch, `{"query": "` + strings.Repeat("x", 401) + `"}`, errdefs.ErrInvalidArgument, "query is 401 characters"},
+		{webSearch, `{"query": "x", "count": 21}`, errdefs.ErrInvalidArgument, "count"},
+		{webSearch, `{"query": "x"}`, errdefs.ErrFailedPrecondition, "web.search.provider"},
+	} {
+		b := newWebBox(t, "")
+		_, _, err := try[any](t, c.tool, b, c.in)
+		if !errors.Is(err, c.class) || !strings.Contains(err.Error(), c.says) || len(b.asked) > 0 {
+			t.Errorf("%s: %v, %d asked; want %v: %q", c.in, err, len(b.asked), c.class, c.says)
+		}
+	}
+	b := newWebBox(t, "")
+	b.caps.Web.Limited = compiled(t, Reach{Allow: []string{"*.a.example"}, Methods: []string{"GET"}})
+	for _, in := range []string{`{"url": "https://b.example/"}`, `{"url": "http://x.a.example/"}`, `{"url": "https://x.a.example/", "method": "PUT"}`} {
+		if _, _, err := try[RequestOutput](t, httpRequest, b, in); !errdefs.IsPermissionDenied(err) || len(b.asked) > 0 {
+			t.Errorf("%s within a profile's bounds: %v", in, err)
+		}
+	}
+}
+
+func TestPlainHTTPIsForHostsThatHaveIt(t *testing.T) {
+	b := newWebBox(t, "text")
+	b.host.Fetch = compiled(t, Reach{Allow: []string{"*"}, HTTP: []string{"old.example"}})
+	for in, want := range map[string]string{
+		"http://old.example/a": "http://old.example/a", "http://new.example/a": "https://new.example/a", "http://new.example:80/": "https://new.example/",
+	} {
+		if got := fetched(t, b, fmt.Sprintf(`{"url": %q}`, in)); got.URL != want {
+			t.Errorf("%s: %s", in, got.URL)
+		}
+	}
+}
+
+func TestRequestsAndTheirAnswers(t *testing.T) {
+	b := newWebBox(t, "")
+	b.answer = func(x Exchange) web.Answer {
+		return web.Answer{
+			URL: "https://b.example/", Status: 404, Header: [][2]string{{"X-A", "1"}, {"x-a", "2"}, {"Content-Type", "text/plain"}}, Body: append([]byte("no"), x.Request.Body...), Bytes: 9,
+		}
+	}
+	in := `{"url": "https://a.example/p", "method": "POST", "headers": {"X-B": "2", "X-A": "1"}, "body_base64": "eHk="}`
+	out, _, err := try[RequestOutput](t, httpRequest, b, in)
+	if err != nil || out.Status != 404 || out.URL != "https://b.example/" || out.Body != "noxy" || out.Headers["x-a"] != "1, 2" || out.BodyBase64 != "" {
+		t.Errorf("%+v %v", out, err)
+	}
+	r := b.asked[0].Request
+	if r.Method != "POST" || fmt.Sprint(r.Header) != "[[X-A 1] [X-B 2]]" || r.Redirects != web.Follow || r.Form != web.Raw || r.MaxBytes != RequestBody || r.TimeoutMS != 30_000 {
+		t.Errorf("%+v", r)
+	}
+	b.answer = func(Exchange) web.Answer {
+		return web.Answer{URL: "https://a.example/", Status: 200, Body: []byte{0xff, 0x00}, Bytes: 2}
+	}
+	if out, _, err = try[RequestOutput](t, httpRequest, b, `{"url": "https://a.example/"}`); err != nil || out.BodyBase64 != "/wA=" || out.Body != "" {
+		t.Errorf("%+v %v", out, err)
+	}
+	b.answer = func(Exchange) web.Answer {
+		return web.Answer{URL: "https://a.example/", Status: 200, Body: []byte("ä\xc3"), Bytes: 9, Truncated: true}
+	}
+	if out, _, err = try[RequestOutput](t, httpRequest, b, `{"url": "https://a.example/"}`); err != nil || out.Body != "ä" || !out.Truncated {
+		t.Errorf("%+v %v", out, err)
+	}
+}
+
+// A fault is an error of its class, and being late is an ending.
+func TestFaultsAreErrors(t *testing.T) {
+	for kind, want := range map[string]error{
+		web.FaultURL: errdefs.ErrInvalidArgument, web.FaultDenied: errdefs.ErrPermissionDenied, web.FaultName: errdefs.ErrNotFound, web.FaultConnect: errdefs.ErrUnavailable,
+		web.FaultTLS: errdefs.ErrUnavailable, web.FaultProtocol: errdefs.ErrUnavailable, web.FaultRedirect: errdefs.ErrUnavailable, web.FaultContent: errdefs.ErrInvalidArgument,
+	} {
+		b := newWebBox(t, "")
+		b.answer = func(Exchange) web.Answer { return web.Answer{Fault: &web.Fault{Kind: kind, Message: "because"}} }
+		for _, tl := range []*Tool{webFetch, httpRequest} {
+			if _, _, err := try[any](t, tl, b, `{"url": "https://a.example/"}`); !errors.Is(err, want) || err.Error() != "because" {
+				t.Errorf("%s of %s: %v", kind, tl.Name, err)
+			}
+		}
+	}
+	b := newWebBox(t, "")
+	b.caps.Timeout = 7 * time.Second
+	b.answer = func(Exchange) web.Answer {
+		return web.Answer{Fault: &web.Fault{Kind: web.FaultTimeout, Message: "too late"}}
+	}
+	out, o, err := try[any](t, webFetch, b, `{"url": "https://a.example/"}`)
+	if out != nil || err != nil || o.Ending != "timeout" || o.TimeoutMS != 7000 || o.Detail != "too late" {
+		t.Errorf("%v %+v %v", out, o, err)
+	}
+}
+
+func TestASearchGoesToItsProviderAlone(t *testing.T) {
+	p, err := websearch.New(websearch.Options{Kind: websearch.Brave, Key: "the-key"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newWebBox(t, "")
+	b.host.Search = p
+	b.answer = func(x Exchange) web.Answer {
+		return web.Answer{URL: x.Request.URL, Status: 200, Body: []byte(`{"web": {"results": [{"title": "T", "url": "https://a.example/", "description": "D"}, {"title": "no source"}]}}`)}
+	}
+	out, _, err := try[WebSearchOutput](t, webSearch, b, `{"query": "q", "count": 3}`)
+	if err != nil || out.Count != 1 || out.Dropped != 1 || out.Provider != "brave" || out.Results[0].URL != "https://a.example/" {
+		t.Errorf("%+v %v", out, err)
+	}
+	x := b.asked[0]
+	if len(x.Reach.Rules) != 1 || x.Reach.Rules[0].Host != "api.search.brave.com" || len(x.Secrets) != 1 || strings.Contains(fmt.Sprintf("%+v", x), "the-key") {
+		t.Errorf("%+v", x)
+	}
+	b.answer = func(Exchange) web.Answer { return web.Answer{Status: 429, Header: [][2]string{{"Retry-After", "9"}}} }
+	if _, _, err := try[WebSearchOutput](t, webSearch, b, `{"query": "q"}`); !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "try again in 9s") {
+		t.Errorf("%v", err)
+	}
+}

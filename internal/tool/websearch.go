@@ -1,0 +1,80 @@
+package tool
+
+import (
+	"context"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/said"
+	"orchestrator/internal/websearch"
+)
+
+type webSearchInput struct {
+	Query string `json:"query" jsonschema:"what to search for"`
+	Count int    `json:"count,omitempty" jsonschema:"at most this many results, up to 20"`
+}
+
+// WebSearchOutput are results; each has its source.
+type WebSearchOutput struct {
+	Query   string             `json:"query"`
+	Results []websearch.Result `json:"results"`
+	Count   int                `json:"count"`
+	// Provider is who was asked, Dropped how many results had no source.
+	Provider string `json:"provider"`
+	Dropped  int    `json:"dropped,omitempty"`
+}
+
+var webSearch = define(Tool{
+	Name: "web.search", Title: "Search the web", Trust: 1, ReadOnly: true, Idempotent: true,
+	Description: "Searches the web. Every result has the address of its source.",
+	Effects:     []Effect{CallsNetwork},
+}, func(in *webSearchInput) (Prepared, error) {
+	switch {
+	case strings.TrimSpace(in.Query) == "":
+		return Prepared{}, invalid("query", "is empty")
+	case utf8.RuneCountInString(in.Query) > websearch.MaxQuery:
+		return Prepared{}, invalid("query", "is %d characters long: at most %d", utf8.RuneCountInString(in.Query), websearch.MaxQuery)
+	case strings.ContainsFunc(in.Query, func(r rune) bool { return r < ' ' && r != '\t' && r != '\n' || r == 0x7f }):
+		return Prepared{}, invalid("query", "has a control character")
+	case in.Count < 0 || in.Count > websearch.MaxResults:
+		return Prepared{}, invalid("count", "is %d: from 1 to %d", in.Count, websearch.MaxResults)
+	}
+	return Prepared{}, nil
+}, runWebSearch)
+
+func runWebSearch(ctx context.Context, box Box, in *webSearchInput) (out WebSearchOutput, o Outcome, err error) {
+	p := box.WebHost().Search
+	if p == nil {
+		return out, o, said.Errorf(errdefs.ErrFailedPrecondition,
+			"no search provider is configured: an operator sets web.search.provider to searxng, brave or serper, and its url or key_file, in the service's configuration")
+	}
+	n, began := p.Results(in.Count), time.Now()
+	x := Exchange{Secrets: p.Secrets()}
+	if x.Request, err = p.Request(in.Query, n); err != nil {
+		return out, o, err
+	}
+	limit, err := box.Caps().webTimeout(0, time.Duration(x.Request.TimeoutMS)*time.Millisecond)
+	if err != nil {
+		return out, o, err
+	}
+	x.Request.TimeoutMS = limit.Milliseconds()
+	if x.Reach, err = reached(p.Rules()); err != nil {
+		return out, o, err
+	}
+	a, err := ask(ctx, box, x)
+	if l := late(err, limit); l != nil {
+		return out, *l, errNoOutput
+	}
+	if err != nil {
+		return out, o, err
+	}
+	out = WebSearchOutput{Query: in.Query, Provider: p.Name()}
+	if out.Results, out.Dropped, err = p.Read(a, n); err != nil {
+		return out, o, err
+	}
+	out.Count = len(out.Results)
+	return out, Outcome{Duration: time.Since(began)}, nil
+}

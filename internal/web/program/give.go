@@ -1,0 +1,42 @@
+package program
+
+import (
+	"context"
+	"orchestrator/internal/web"
+)
+
+// give fills in the body in the form that was asked for. A conversion that does
+// not end in time is left behind.
+func give(ctx context.Context, req *web.Request, a *web.Answer, b *body) error {
+	a.MediaType = b.mediaType
+	if req.Form == web.Raw {
+		a.Body, a.Form = b.data, web.Raw
+		return nil
+	}
+	type result struct {
+		text *converted
+		err  error
+	}
+	done := make(chan result, 1)
+	at := a.URL
+	go func() {
+		var r result
+		defer func() {
+			if p := recover(); p != nil {
+				r = result{err: panicked(p)}
+			}
+			done <- r
+		}()
+		r.text, r.err = convert(b, req.Form, at)
+	}()
+	select {
+	case r := <-done:
+		if r.err != nil {
+			return r.err
+		}
+		r.text.into(a, req.MaxText)
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,36 @@
+package program
+
+import (
+	"github.com/JohannesKaufmann/html-to-markdown/v2/converter"
+	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/base"
+	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/commonmark"
+	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/strikethrough"
+	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/table"
+
+	"orchestrator/internal/web"
+)
+
+// markdown is what is in the tree, which is used up by it.
+func (p *page) markdown() (string, error) {
+	escape := converter.EscapeModeSmart
+	if p.plain {
+		escape = converter.EscapeModeDisabled
+	}
+	c := converter.NewConverter(converter.WithEscapeMode(escape), converter.WithPlugins(
+		base.NewBasePlugin(),
+		commonmark.NewCommonmarkPlugin(commonmark.WithListEndComment(false)),
+		strikethrough.NewStrikethroughPlugin(),
+		table.NewTablePlugin(
+			// Columns that line up can multiply a table's size.
+			table.WithCellPaddingBehavior(table.CellPaddingBehaviorMinimal),
+			table.WithNewlineBehavior(table.NewlineBehaviorPreserve),
+			table.WithHeaderPromotion(true),
+			table.WithSkipEmptyRows(true),
+		),
+	))
+	b, err := c.ConvertNode(p.doc)
+	if err != nil {
+		return "", faultf(web.FaultContent, "the page cannot be written as Markdown: %v", err)
+	}
+	return string(b), nil
+}
