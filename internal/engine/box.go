@@ -27,6 +27,10 @@ type box struct {
 	// check is the guest's decision on the argument vector, if there is one.
 	check *argv.Rules
 	watch Watch
+	// profile is the name of the call's; placed is told of the sandbox of an
+	// exchange with the web.
+	profile string
+	placed  func(*scheduler.Lease)
 }
 
 var _ tool.Box = (*box)(nil)

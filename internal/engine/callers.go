@@ -197,6 +197,8 @@ func (e *Engine) checkToken(r v1.TokenRequest) error {
 		return invalid("quotas.sandboxes", "is %d: not negative; 0 is the service's default", q.Sandboxes)
 	case q.MemoryBytes < 0:
 		return invalid("quotas.memory_bytes", "is %d: not negative; 0 is the service's default", q.MemoryBytes)
+	case q.DiskBytes < 0:
+		return invalid("quotas.disk_bytes", "is %d: not negative; 0 is the service's default", q.DiskBytes)
 	case q.Calls < 0:
 		return invalid("quotas.calls", "is %d: not negative; 0 is the service's default", q.Calls)
 	case r.TTLMS < 0 || r.TTLMS > maxTokenTTL.Milliseconds():

@@ -331,7 +331,8 @@ func TestOneShotsInARowNeedAQuotaOfOne(t *testing.T) {
 
 func TestMemoryIsAQuotaToo(t *testing.T) {
 	s := newWorld(t).start(t)
-	one := s.opts.Templates[0].Spec.Limits.MemoryBytes
+	template, _ := s.sched.Template("default")
+	one := template.Spec.Limits.MemoryBytes
 	ann := s.as(t, v1.TokenRequest{Caller: "ann", Quotas: v1.Quotas{MemoryBytes: 2*one - 1}})
 	if _, err := s.Lease(t.Context(), ann, v1.SandboxRequest{}); err != nil {
 		t.Fatal(err)

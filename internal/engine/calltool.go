@@ -448,6 +448,9 @@ func failureOf(err error) (class string, ok bool) {
 	if g, ok := errors.AsType[*guest.Error](err); ok && errdefs.IsInternal(g) {
 		return "", false
 	}
+	if w, ok := errors.AsType[*tool.WebError](err); ok && (errdefs.IsUnavailable(w) || errdefs.IsInternal(w)) {
+		return profile.ClassNetwork, true
+	}
 	switch {
 	case errdefs.IsInvalidArgument(err):
 		return profile.ClassInvalid, true

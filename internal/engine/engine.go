@@ -23,6 +23,7 @@ import (
 
 	v1 "orchestrator/client/v1"
 	"orchestrator/images"
+	"orchestrator/images/pull"
 	"orchestrator/internal/scheduler"
 	"orchestrator/internal/store"
 	"orchestrator/runtime"
@@ -33,13 +34,25 @@ import (
 type Options struct {
 	// Driver, Store, Images and Volumes are open, and closed by their opener
 	// after Serve has returned.
-	Driver  runtime.Driver
-	Store   *store.Store
-	Images  *images.Store
-	Volumes *volumes.Manager
+	Driver runtime.Driver
+	Store  *store.Store
+	Images *images.Store
+	// Puller brings images from registries; nil: none are pulled.
+	Puller *pull.Puller
+	// Builder builds images; nil: none are built.
+	Builder runtime.ImageBuilder
+	// ImageBounds are what images may take of the disk.
+	ImageBounds ImageBounds
+	Volumes     *volumes.Manager
 	// Templates are complete but for the image's ID, which is looked up.
+	// LoadTemplates, if set, gives them instead, at the start and at each reload;
+	// then one that is not ready keeps nobody from starting. An error means that
+	// more may be missing from the list.
 	Templates       []scheduler.Template
+	LoadTemplates   func() ([]TemplateSource, error)
 	DefaultTemplate string
+	// FetchImage gets an image that a template lacks; nil: nobody does.
+	FetchImage func(ctx context.Context, ref string) error
 	// Bounds and defaults of requests.
 	TTL, MaxTTL, Idle    time.Duration
 	Timeout, MaxTimeout  time.Duration
@@ -54,6 +67,12 @@ type Options struct {
 	CheckProfile func(name string) error
 	// Governance is what tool calls need; nil: there are none.
 	Governance *Governance
+	// Egress is what sandboxes may reach; nil: nothing.
+	Egress *EgressOptions
+	// Web is what tools of the web have beside that; nil: they reach nothing.
+	Web *WebOptions
+	// Browser is what browser.open has; nil: there is no browser.
+	Browser *BrowserOptions
 	// Version and Build of the program, Why this runtime, and the cgroup mode.
 	Version, Build, Why, Cgroup string
 	Log                         *slog.Logger
@@ -64,6 +83,7 @@ type Options struct {
 type Quotas struct {
 	Sandboxes   int
 	MemoryBytes int64
+	DiskBytes   int64 // of workspaces together
 	Calls       int64 // of tools in a day (UTC)
 	Waiting     int
 }
@@ -74,13 +94,20 @@ type Engine struct {
 	log   *slog.Logger
 	sched *scheduler.Scheduler
 
-	callers *callers
+	callers   *callers
+	templates *templates
+	events    *eventHub
+	egress    *egress         // nil: sandboxes reach nothing
+	left      []store.Sandbox // what an earlier process had
+	attached  attachedCount   // to terminals
 
 	mu   sync.Mutex
 	keys map[string]chan struct{} // idempotency keys under way
 	// sessions are the sandboxes of sessions, by sessionKey.
 	sessions map[Call]string
 	outputs  *outputs // nil where no tools are called
+
+	newImage chan struct{} // holds one: an image came
 
 	handing context.Context // ends when a hand-over begins
 	handOff context.CancelFunc
@@ -96,16 +123,15 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	e := &Engine{opts: opts, log: opts.Log, keys: map[string]chan struct{}{}, sessions: map[Call]string{}, noBash: map[string]bool{}, closing: make(chan struct{})}
+	e := &Engine{opts: opts, log: opts.Log, keys: map[string]chan struct{}{}, sessions: map[Call]string{}, noBash: map[string]bool{}, closing: make(chan struct{}), newImage: make(chan struct{}, 1), templates: newTemplates(), events: newEventHub()}
 	e.handing, e.handOff = context.WithCancel(context.Background())
 	var err error
 	if e.callers, err = newCallers(ctx, opts.Store); err != nil {
 		return nil, err
 	}
-	for i := range opts.Templates {
-		if err := e.prepare(ctx, &opts.Templates[i]); err != nil {
-			return nil, fmt.Errorf("template %s: %w", opts.Templates[i].Name, err)
-		}
+	ready, err := e.openTemplates(ctx)
+	if err != nil {
+		return nil, err
 	}
 	if g := opts.Governance; g != nil {
 		if e.outputs, err = openOutputs(g.Outputs); err != nil {
@@ -113,7 +139,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		}
 	}
 	e.sched = scheduler.New(scheduler.Options{
-		Driver: opts.Driver, Store: opts.Store, Volumes: opts.Volumes, Templates: opts.Templates,
+		Driver: opts.Driver, Store: opts.Store, Volumes: opts.Volumes, Templates: ready, Step: e.noteStep,
 		MaxSandboxes: opts.MaxSandboxes, MaxMemory: opts.MaxMemory, Queue: opts.Queue, Build: opts.Build, Log: opts.Log,
 	})
 	got, err := e.sched.Recover(ctx)
@@ -122,6 +148,12 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	}
 	e.log.Info("recovered", "warm", got.Warm, "leased", got.Leased, "lost", got.Lost, "removed", got.Removed, "unknown", got.Unknown)
 	if err := e.recoverKeys(ctx); err != nil {
+		return nil, err
+	}
+	if e.left, err = opts.Store.Live(ctx); err != nil {
+		return nil, err
+	}
+	if e.egress, err = openEgress(opts.Egress, e); err != nil {
 		return nil, err
 	}
 	return e, nil
@@ -143,8 +175,15 @@ func (e *Engine) prepare(ctx context.Context, t *scheduler.Template) error {
 	}
 	t.Spec.Image = img
 	t.Spec.Limits = t.Spec.Limits.WithDefaults()
+	// Only this class is asked for: to find out about all of them takes a driver seconds on a host that it does not know yet.
+	if class := t.Spec.Class.OrDefault(); e.opts.Driver.Capabilities(class) == nil {
+		return fmt.Errorf("class %s: runtime %s makes none of it on this host, but %v: %w", class, e.opts.Driver.Name(), e.opts.Driver.Classes(), errdefs.ErrFailedPrecondition)
+	}
 	if need := t.Spec.Limits.MemoryBytes; need > e.opts.MaxMemory {
 		return fmt.Errorf("limits.memory is %d bytes and admission.max_memory %d: no sandbox of it could ever be made: %w", need, e.opts.MaxMemory, errdefs.ErrFailedPrecondition)
+	}
+	if err := checkMountPoints(img, t.Spec.Tmpfs); err != nil {
+		return err
 	}
 	return e.opts.Driver.Prepare(ctx, img)
 }
@@ -155,9 +194,15 @@ func (e *Engine) Serve(ctx context.Context) error {
 	defer e.setReady(false)
 	defer e.work.Wait()
 	defer close(e.closing)
+	defer e.closeEgress()
+	e.resumeEgress(e.left)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return e.sched.Run(ctx) })
 	g.Go(func() error { return e.callers.run(ctx, e.log) })
+	g.Go(func() error { return e.opts.Volumes.Run(ctx) })
+	g.Go(func() error { return e.runSpace(ctx) })
+	g.Go(func() error { return e.runTemplates(ctx) })
+	g.Go(func() error { return e.runImages(ctx) })
 	if gov := e.opts.Governance; gov != nil {
 		g.Go(func() error { return gov.Gate.Run(ctx) })
 		g.Go(func() error { return e.outputs.run(ctx) })
@@ -200,7 +245,7 @@ func (e *Engine) Version(call Call) v1.Version {
 		return v1.Version{Version: e.opts.Version, Runtime: e.opts.Driver.Name(), Capabilities: map[string]string{}}
 	}
 	caps := map[string]string{}
-	for k, v := range e.opts.Driver.Capabilities() {
+	for k, v := range e.opts.Driver.Capabilities("") {
 		caps[string(k)] = v
 	}
 	return v1.Version{
@@ -238,13 +283,21 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 			if w, err := e.findWorkspace(Call{Caller: k.Caller}, k.Ref); err == nil && !w.CreatedAt.Before(k.Created) {
 				answer = presentWorkspace(w) // its folder is there whole or not
 			}
-		case k.Op == opExec || k.Op == opRun:
+		case k.Op == opExec || k.Op == opRun || k.Op == opSessionExec:
 			answer = present(k.Ref, runtime.Result{Ending: runtime.SandboxLost, ExitCode: -1, Detail: "the orchestrator ended while it ran"})
 		case k.Op == opTool:
 			if answer, err = e.recoverTool(ctx, k); err != nil {
 				return err
 			}
-		case k.Op == opShell:
+		case k.Op == opSession:
+			se, known := e.recoverShellSession(ctx, k)
+			if !known {
+				continue
+			}
+			if se.ID != "" {
+				answer = se
+			}
+		case k.Op == opShell, k.Op == opTerminal:
 			sh, known, err := e.recoverShell(ctx, k)
 			if errs = append(errs, err); !known {
 				continue // a later request gets a clear refusal, and nothing runs twice

@@ -283,25 +283,37 @@ func TestSameKeyAtOnceRunsOnce(t *testing.T) {
 	}
 }
 
-func TestExecInALeaseThatEndsIsCancelled(t *testing.T) {
+func TestExecInALeaseThatEndsSaysWhy(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
-	id := s.lease(t)
-	started := make(chan struct{})
-	got := make(chan v1.ExecResult, 1)
-	go func() {
-		r, err := s.Exec(context.Background(), me, id, v1.Exec{Argv: []string{"sleep", "600"}}, Stream{Started: func(string) { close(started) }})
-		if err != nil {
-			t.Error(err)
+	for reason, want := range map[string]runtime.Ending{
+		scheduler.Removed: runtime.Cancelled, scheduler.Expired: runtime.Cancelled, scheduler.Lost: runtime.SandboxLost,
+	} {
+		id := s.lease(t)
+		started := make(chan struct{})
+		got := make(chan v1.ExecResult, 1)
+		go func() {
+			r, err := s.Exec(context.Background(), me, id, v1.Exec{Argv: []string{"sleep", "600"}}, Stream{Started: func(string) { close(started) }})
+			if err != nil {
+				t.Error(err)
+			}
+			got <- r
+		}()
+		select {
+		case <-started:
+		case r := <-got:
+			t.Fatalf("%s: it did not start: %+v", reason, r)
 		}
-		got <- r
-	}()
-	<-started
-	if err := s.Remove(t.Context(), me, id); err != nil {
-		t.Fatal(err)
-	}
-	if r := <-got; r.Ending != string(runtime.Cancelled) {
-		t.Errorf("%+v", r)
+		if err := s.sched.End(t.Context(), s.sched.Live(id), reason, true); err != nil {
+			t.Fatal(err)
+		}
+		detail := (&scheduler.EndedError{ID: id, Reason: reason}).Error()
+		if reason == scheduler.Lost {
+			detail = detailLost
+		}
+		if r := <-got; r.Ending != string(want) || r.Detail != detail {
+			t.Errorf("%s: %+v", reason, r)
+		}
 	}
 }
 

@@ -29,7 +29,7 @@ func (e *Engine) Exec(ctx context.Context, call Call, id string, x v1.Exec, st S
 		v1.Exec
 	}{id, x}
 	return once(ctx, e, call, opExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
-		l, err := e.sched.Lease(ctx, call.Caller, id)
+		l, err := e.leaseOf(ctx, call, id)
 		if err != nil {
 			return v1.ExecResult{}, err
 		}
@@ -54,9 +54,14 @@ func (e *Engine) Run(ctx context.Context, call Call, r v1.Run, st Stream) (v1.Ex
 			return v1.ExecResult{}, err
 		}
 		res, err := e.exec(ctx, l, ref.String(), r.Exec, st, nil)
-		if err := e.sched.End(ctx, l, scheduler.Finished, false); err != nil {
+		// An overlay is waited for: what is told of it can be committed.
+		overlay := lease.Mode == modeOverlay
+		if err := e.sched.End(ctx, l, scheduler.Finished, overlay); err != nil {
 			// The command ran: that is the answer. The next start ends the rest.
 			e.log.Error("lease not ended", "sandbox", l.ID, "error", err)
+		}
+		if _, none := e.opts.Volumes.FindOverlay(l.ID); overlay && none == nil {
+			res.Overlay = l.ID
 		}
 		return res, err
 	}, keepShort)
@@ -76,6 +81,15 @@ func keepShort(r v1.ExecResult) v1.ExecResult {
 // exec runs a command under a lease. tune, if set, completes what the guest is
 // asked for.
 func (e *Engine) exec(ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st Stream, tune func(*wire.Command)) (v1.ExecResult, error) {
+	return e.conduct(ctx, l, id, x, st, tune, func(use *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
+		return e.execShell(use, x, c, io)
+	})
+}
+
+// conduct has a command carried out, and takes its output.
+func (e *Engine) conduct(ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st Stream, tune func(*wire.Command),
+	carryOut func(*scheduler.Use, wire.Command, guest.IO) (runtime.Result, error),
+) (v1.ExecResult, error) {
 	c, err := e.command(id, x)
 	if err != nil {
 		return v1.ExecResult{}, err
@@ -118,16 +132,9 @@ func (e *Engine) exec(ctx context.Context, l *scheduler.Lease, id string, x v1.E
 		io.Stdout, io.Stderr = both(st.Stdout, out), both(st.Stderr, errOut)
 	}
 	began := time.Now()
-	r, err := e.execShell(use, x, c, io)
-	if err != nil {
-		if r, err = e.lost(l, began, err); err != nil {
-			return v1.ExecResult{}, err
-		}
-	}
-	if r.Unclean {
-		if err := e.sched.End(ctx, l, scheduler.Unclean, false); err != nil {
-			return v1.ExecResult{}, err
-		}
+	r, err := carryOut(use, c, io)
+	if r, err = e.settle(ctx, l, began, r, err); err != nil {
+		return v1.ExecResult{}, err
 	}
 	res := present(id, r)
 	res.StdoutBytes, res.StderrBytes = out.Total(), errOut.Total()
@@ -138,6 +145,23 @@ func (e *Engine) exec(ctx context.Context, l *scheduler.Lease, id string, x v1.E
 		res.Truncated = a || b
 	}
 	return res, nil
+}
+
+// settle names the ending of a command by what became of its lease, and ends a
+// lease in which something of it may live.
+func (e *Engine) settle(ctx context.Context, l *scheduler.Lease, began time.Time, r runtime.Result, err error) (runtime.Result, error) {
+	switch {
+	case err != nil:
+		if r, err = e.lost(l, began, err); err != nil {
+			return r, err
+		}
+	case r.Ending == runtime.Cancelled && l.Ended() == scheduler.Lost:
+		r.Ending, r.Detail = runtime.SandboxLost, detailLost // it was given up for that
+	}
+	if r.Unclean {
+		return r, e.sched.End(ctx, l, scheduler.Unclean, false)
+	}
+	return r, nil
 }
 
 // both writes to w, if there is one, and then to c.
@@ -157,9 +181,7 @@ func (e *Engine) execShell(use *scheduler.Use, x v1.Exec, c wire.Command, io gue
 	}
 	r, err := use.Exec(use.Ctx, c, io)
 	if x.Command != "" && c.Argv[0] == "bash" && isMissingProgram(err) {
-		e.mu.Lock()
-		e.noBash[image] = true
-		e.mu.Unlock()
+		e.noteNoBash(image)
 		c.Argv[0] = "sh"
 		r, err = use.Exec(use.Ctx, c, io) // nothing ran before: the input is whole
 	}
@@ -172,10 +194,18 @@ func (e *Engine) lacksBash(image string) bool {
 	return e.noBash[image]
 }
 
+func (e *Engine) noteNoBash(image string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.noBash[image] = true
+}
+
 func isMissingProgram(err error) bool {
 	g, ok := errors.AsType[*guest.Error](err)
 	return ok && g.Field == "argv" && errdefs.IsNotFound(err)
 }
+
+const detailLost = "the sandbox, or the way to it, went away while the command ran"
 
 // lost makes a result of a command whose end was not seen: cancelled if the
 // lease was ended under it, else sandbox_lost. Errors that are about the
@@ -190,7 +220,7 @@ func (e *Engine) lost(l *scheduler.Lease, began time.Time, err error) (runtime.R
 		return r, nil
 	}
 	if errors.Is(err, guest.ErrLost) {
-		r.Ending, r.Detail = runtime.SandboxLost, "the sandbox, or the way to it, went away while the command ran"
+		r.Ending, r.Detail = runtime.SandboxLost, detailLost
 		return r, nil
 	}
 	return r, err

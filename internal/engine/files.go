@@ -16,7 +16,7 @@ const maxEntries = wire.MaxEntries
 
 // use enters a lease of the caller.
 func (e *Engine) use(ctx context.Context, call Call, sandbox string) (*scheduler.Lease, *scheduler.Use, error) {
-	l, err := e.sched.Lease(ctx, call.Caller, sandbox)
+	l, err := e.leaseOf(ctx, call, sandbox)
 	if err != nil {
 		return nil, nil, err
 	}

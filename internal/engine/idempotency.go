@@ -76,7 +76,11 @@ func once[T any](ctx context.Context, e *Engine, call Call, op, ref string, requ
 
 // enterKey lets one request at a time work under a key.
 func (e *Engine) enterKey(ctx context.Context, call Call) (leave func(), err error) {
-	name := call.Caller + "\x00" + call.Key
+	return e.enterName(ctx, call.Caller+"\x00"+call.Key)
+}
+
+// enterName lets one request at a time work under a name.
+func (e *Engine) enterName(ctx context.Context, name string) (leave func(), err error) {
 	for {
 		e.mu.Lock()
 		busy, taken := e.keys[name]

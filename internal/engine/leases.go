@@ -23,8 +23,12 @@ const (
 	opExec      = "exec"
 	opRun       = "run"
 	opShell     = "shell"
+	opTerminal  = "terminal"
 	opWorkspace = "workspace"
 	opTool      = "tool"
+
+	opSession     = "session"
+	opSessionExec = "session_exec"
 )
 
 // maxListed bounds lists of ended leases.
@@ -65,66 +69,86 @@ type acquisition struct {
 	oneShot bool
 	session string
 	alias   map[string]string
+	// egress is what a tool reaches, in place of what the request asks for.
+	egress *toolEgress
+	// private: a tool's own, which its caller cannot use beside it.
+	private bool
+	// network is that of the profile, if it has one.
+	network string
 }
 
 func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
-	if r.Template == "" {
-		r.Template = e.opts.DefaultTemplate
+	if err := e.settleTemplate(&r); err != nil {
+		return nil, err
+	}
+	if err := settleMode(&r); err != nil {
+		return nil, err
+	}
+	if err := e.checkRequest(r); err != nil {
+		return nil, err
 	}
 	req := scheduler.Request{
 		Caller: call.Caller, Template: r.Template, Env: r.Env, Alias: a.alias,
-		Lease: store.Lease{Workspace: diskName(call.Caller, r.Workspace), Named: r.Workspace, ReadOnly: r.ReadOnly, Labels: r.Labels, OneShot: a.oneShot, Session: a.session, Key: call.Key},
-		TTL:   time.Duration(r.TTLMS) * time.Millisecond, Idle: time.Duration(r.IdleMS) * time.Millisecond,
-		Mode: pool.Mode(r.WhenEmpty), Wait: time.Duration(r.WaitMS) * time.Millisecond,
+		Lease: store.Lease{Workspace: diskName(call.Caller, r.Workspace), Named: r.Workspace, ReadOnly: r.ReadOnly, Overlay: r.Mode == modeOverlay, Labels: r.Labels, OneShot: a.oneShot, Private: a.private, Network: a.network, Session: a.session, Key: call.Key},
+		TTL:   cmp.Or(time.Duration(r.TTLMS)*time.Millisecond, e.opts.TTL), Idle: cmp.Or(time.Duration(r.IdleMS)*time.Millisecond, e.opts.Idle),
+		Mode: cmp.Or(pool.Mode(r.WhenEmpty), pool.Wait), Wait: cmp.Or(time.Duration(r.WaitMS)*time.Millisecond, e.opts.Wait),
 		Quotas: e.quotas(call),
-	}
-	switch {
-	case r.TTLMS < 0 || r.TTLMS > e.opts.MaxTTL.Milliseconds():
-		return nil, invalid("ttl_ms", "is %d: from 0 to %d (leases.max_ttl)", r.TTLMS, e.opts.MaxTTL.Milliseconds())
-	case r.IdleMS < 0 || r.IdleMS > e.opts.MaxTTL.Milliseconds():
-		return nil, invalid("idle_ms", "is %d: from 0 to %d (leases.max_ttl)", r.IdleMS, e.opts.MaxTTL.Milliseconds())
-	case r.WaitMS < 0 || r.WaitMS > time.Hour.Milliseconds():
-		return nil, invalid("wait_ms", "is %d: from 0 to 3600000", r.WaitMS)
-	case r.ReadOnly && r.Workspace == "":
-		return nil, invalid("read_only", "needs a workspace")
-	}
-	switch req.Mode {
-	case "":
-		req.Mode = pool.Wait
-	case pool.Wait, pool.Cold, pool.Refuse:
-	default:
-		return nil, invalid("when_empty", "is %q: use wait, cold or refuse", r.WhenEmpty)
-	}
-	if err := validateEnv("env", r.Env); err != nil {
-		return nil, err
-	}
-	if err := validateLabels(r.Labels); err != nil {
-		return nil, err
-	}
-	if req.TTL == 0 {
-		req.TTL = e.opts.TTL
-	}
-	if req.Idle == 0 {
-		req.Idle = e.opts.Idle
-	}
-	if req.Wait == 0 {
-		req.Wait = e.opts.Wait
 	}
 	if err := e.checkKnown(call, r); err != nil {
 		return nil, err
 	}
-	l, err := e.sched.Acquire(ctx, req)
-	if err == nil {
-		e.hide(l, r.Env)
+	g, err := e.reachOf(call, r, a)
+	if err != nil {
+		return nil, err
 	}
-	return l, workspaceError(err, req.Lease.Workspace, r.Workspace)
+	g.keep(&req.Lease)
+	req.Egress = g.wire()
+	l, err := e.sched.Acquire(ctx, req)
+	if err != nil {
+		return nil, workspaceError(err, req.Lease.Workspace, r.Workspace)
+	}
+	e.hide(l, r.Env)
+	if err := e.lend(ctx, call, l, g, a.egress == nil); err != nil {
+		return nil, errors.Join(err, e.sched.End(context.WithoutCancel(ctx), l, scheduler.Abandoned, false))
+	}
+	return l, nil
+}
+
+// checkRequest says what of a request cannot be, whatever there is.
+func (e *Engine) checkRequest(r v1.SandboxRequest) error {
+	switch {
+	case r.TTLMS < 0 || r.TTLMS > e.opts.MaxTTL.Milliseconds():
+		return invalid("ttl_ms", "is %d: from 0 to %d (leases.max_ttl)", r.TTLMS, e.opts.MaxTTL.Milliseconds())
+	case r.IdleMS < 0 || r.IdleMS > e.opts.MaxTTL.Milliseconds():
+		return invalid("idle_ms", "is %d: from 0 to %d (leases.max_ttl)", r.IdleMS, e.opts.MaxTTL.Milliseconds())
+	case r.WaitMS < 0 || r.WaitMS > time.Hour.Milliseconds():
+		return invalid("wait_ms", "is %d: from 0 to 3600000", r.WaitMS)
+	case r.ReadOnly && r.Workspace == "":
+		return invalid("read_only", "needs a workspace")
+	}
+	switch pool.Mode(r.WhenEmpty) {
+	case "", pool.Wait, pool.Cold, pool.Refuse:
+	default:
+		return invalid("when_empty", "is %q: use wait, cold or refuse", r.WhenEmpty)
+	}
+	if err := validateEnv("env", r.Env); err != nil {
+		return err
+	}
+	return validateLabels(r.Labels)
+}
+
+// reachOf is what a new lease may reach.
+func (e *Engine) reachOf(call Call, r v1.SandboxRequest, a acquisition) (*reach, error) {
+	if a.egress != nil {
+		return e.reachTool(a.egress)
+	}
+	return e.reachFor(call, r.Egress)
 }
 
 // checkKnown refuses names that are not there before a sandbox is spent.
 func (e *Engine) checkKnown(call Call, r v1.SandboxRequest) error {
-	known := e.sched.Templates()
-	if !slices.Contains(known, r.Template) {
-		return &InvalidError{Field: "template", Message: fmt.Sprintf("%q is not known: use one of %v", r.Template, known), Class: errdefs.ErrNotFound}
+	if err := e.checkTemplate(call, r.Template); err != nil {
+		return err
 	}
 	if r.Workspace == "" {
 		return nil
@@ -144,6 +168,24 @@ func (e *Engine) Sandboxes(ctx context.Context, call Call, ended bool) ([]v1.San
 	}
 	out := make([]v1.Sandbox, 0, len(rows))
 	for _, r := range rows {
+		out = append(out, e.sandbox(r))
+	}
+	return out, nil
+}
+
+// AllSandboxes lists everything that lives, newest first: leases of all callers,
+// what is warm, and what comes and goes. Only operators may.
+func (e *Engine) AllSandboxes(ctx context.Context, call Call) ([]v1.Sandbox, error) {
+	if err := call.operate("see what others have"); err != nil {
+		return nil, err
+	}
+	rows, err := e.opts.Store.Live(ctx)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(rows, func(a, b store.Sandbox) int { return b.Created.Compare(a.Created) })
+	out := make([]v1.Sandbox, 0, min(len(rows), maxListed))
+	for _, r := range rows[:min(len(rows), maxListed)] {
 		out = append(out, e.sandbox(r))
 	}
 	return out, nil
@@ -190,8 +232,8 @@ func (e *Engine) Stop(ctx context.Context, call Call, id string, grace time.Dura
 
 func (e *Engine) sandbox(r store.Sandbox) v1.Sandbox {
 	s := v1.Sandbox{
-		ID: r.ID, State: string(r.State), Template: r.Template, Runtime: r.Runtime, Image: r.Image,
-		Workspace: cmp.Or(r.Lease.Named, r.Lease.Workspace), ReadOnly: r.Lease.ReadOnly, Session: r.Lease.Session, Labels: r.Lease.Labels, Warm: r.Warm,
+		ID: r.ID, Caller: r.Caller, State: string(r.State), Template: r.Template, Runtime: r.Runtime, Image: r.Image,
+		Workspace: cmp.Or(r.Lease.Named, r.Lease.Workspace), ReadOnly: r.Lease.ReadOnly, Mode: modeOf(r.Lease), Class: r.Lease.Class, Egress: r.Lease.Egress, Session: r.Lease.Session, Labels: r.Lease.Labels, Warm: r.Warm,
 		CreatedAt: r.Created, ExpiresAt: r.Expires, IdleMS: r.Idle.Milliseconds(), LastUseAt: r.Used, Reason: r.Reason,
 	}
 	if l := e.sched; l != nil {

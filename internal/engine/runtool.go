@@ -17,22 +17,20 @@ import (
 	"orchestrator/internal/profile"
 	"orchestrator/internal/scheduler"
 	"orchestrator/internal/tool"
+	"orchestrator/volumes"
 )
 
 // run gets the call its sandbox and carries it out.
 func (t *toolCall) run(ctx context.Context) (any, tool.Outcome, error) {
-	b := &box{e: t.e, call: t.call.keyless(), id: t.id, caps: t.tool.Caps(), watch: t.watch}
+	b := &box{e: t.e, call: t.call.keyless(), id: t.id, caps: t.tool.Caps(), watch: t.watch, profile: t.profile.Profile.Name, placed: t.placed}
 	if t.ready.NeedsSandbox {
 		l, done, err := t.place(ctx)
 		if err != nil {
 			return nil, tool.Outcome{}, err
 		}
 		defer done()
-		b.lease, t.sandbox = l, l.ID
-		t.record.Image = t.e.imageOf(l.Template)
-		if t.watch.Started != nil {
-			t.watch.Started(l.ID)
-		}
+		b.lease = l
+		t.placed(l)
 	} else if err := t.scope(ctx, b); err != nil {
 		return nil, tool.Outcome{}, err
 	}
@@ -48,6 +46,14 @@ func (t *toolCall) run(ctx context.Context) (any, tool.Outcome, error) {
 		err = t.refuse(policy.Verdict{Action: policy.Deny, Class: policy.ClassArgument, Rule: "sandbox:argv", Message: g.Message})
 	}
 	return out, o, err
+}
+
+// placed notes where the call runs.
+func (t *toolCall) placed(l *scheduler.Lease) {
+	t.sandbox, t.record.Image = l.ID, t.e.imageOf(l.Template)
+	if t.watch.Started != nil {
+		t.watch.Started(l.ID)
+	}
 }
 
 // scope is what a tool without a sandbox looks at.
@@ -97,7 +103,7 @@ func (t *toolCall) session() string {
 // is over.
 func (t *toolCall) place(ctx context.Context) (l *scheduler.Lease, done func(), err error) {
 	if t.r.Sandbox != "" {
-		l, err := t.e.sched.Lease(ctx, t.call.Caller, t.r.Sandbox)
+		l, err := t.e.leaseOf(ctx, t.call, t.r.Sandbox)
 		return l, func() {}, err
 	}
 	r := v1.SandboxRequest{Template: t.r.Template, Workspace: t.r.Workspace, ReadOnly: t.r.ReadOnly}
@@ -108,13 +114,20 @@ func (t *toolCall) place(ctx context.Context) (l *scheduler.Lease, done func(), 
 	}
 	t.record.Workspace = r.Workspace
 	a := acquisition{alias: links(t.profile.Profile.Paths)}
+	t.network(&a)
 	if s := t.session(); s != "" {
 		if t.r.Session == "" { // nobody asked for it to stay
 			r.IdleMS = ownIdle.Milliseconds()
 		}
 		l, err := t.e.session(ctx, t.call, s, r, a)
 		if err == nil {
+			err = t.e.mayEnter(t.call, l)
+		}
+		if err == nil {
 			err = t.fits(ctx, l)
+		}
+		if err == nil {
+			err = t.hasNetwork(ctx, l)
 		}
 		return l, func() {}, err
 	}
@@ -178,27 +191,24 @@ func links(paths map[string]string) map[string]string {
 }
 
 // acquire leases a sandbox for one call. A workspace that another one-shot call
-// writes to, or a sandbox that is just ending, is free soon: the call waits its
+// writes to, or a sandbox that is just ending, is free soon: the call waits in
 // turn, as long as calls wait for a sandbox.
 func (t *toolCall) acquire(ctx context.Context, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
 	waiting, cancel := context.WithTimeout(ctx, t.e.opts.Wait)
 	defer cancel()
-	for {
+	for pass := func() {}; ; {
 		l, err := t.e.acquire(ctx, t.call.keyless(), r, a)
+		pass()
 		busy, ok := errors.AsType[*InvalidError](err)
 		if !ok || busy.Field != "workspace" || !errdefs.IsUnavailable(err) || !t.e.freeSoon(ctx, t.call, r.Workspace) {
 			return l, err
 		}
-		select {
-		case <-time.After(turnTime):
-		case <-waiting.Done():
+		var late error
+		if pass, late = t.e.opts.Volumes.Await(waiting, diskName(t.call.Caller, r.Workspace), volumes.ReadWrite); late != nil {
 			return nil, err
 		}
 	}
 }
-
-// turnTime is how often who waits for a workspace looks again.
-const turnTime = 10 * time.Millisecond
 
 // freeSoon says whether all that has a workspace is a call, or ends already.
 func (e *Engine) freeSoon(ctx context.Context, call Call, workspace string) bool {
@@ -236,10 +246,6 @@ func (t *toolCall) workspace(ctx context.Context) (string, error) {
 
 // imageOf is the digest of a template's image.
 func (e *Engine) imageOf(template string) string {
-	for _, t := range e.opts.Templates {
-		if t.Name == template {
-			return t.Spec.Image.ID
-		}
-	}
-	return ""
+	t, _ := e.sched.Template(template)
+	return t.Spec.Image.ID
 }

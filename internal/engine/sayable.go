@@ -9,6 +9,8 @@ import (
 	"orchestrator/internal/safefile"
 	"orchestrator/internal/said"
 	"orchestrator/internal/strict"
+	"orchestrator/internal/tool"
+	"orchestrator/internal/websearch"
 )
 
 // ForCallers finds, in an error, the one whose words are for whoever called; nil
@@ -16,7 +18,7 @@ import (
 // host, or what a driver said.
 func ForCallers(err error) error {
 	for _, find := range []func(error) error{
-		As[*InvalidError], As[*strict.FieldError], As[*QuotaError], As[*EmptyError], As[*EndedError], As[*said.Error], As[*safefile.Error], As[*guest.Error],
+		As[*InvalidError], As[*strict.FieldError], As[*QuotaError], As[*EmptyError], As[*EndedError], As[*PortError], As[*said.Error], As[*safefile.Error], As[*tool.WebError], As[*websearch.AnswerError], As[*guest.Error],
 	} {
 		if got := find(err); got != nil {
 			return got

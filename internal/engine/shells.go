@@ -63,7 +63,7 @@ func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, 
 		return v1.Shell{}, err
 	}
 	c.Stdin = in != nil || r.KeepOpen
-	l, err := e.sched.Lease(ctx, call.Caller, sandbox)
+	l, err := e.leaseOf(ctx, call, sandbox)
 	if err != nil {
 		return v1.Shell{}, err
 	}
@@ -75,7 +75,7 @@ func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, 
 	if r.Command != "" && e.lacksBash(use.Image()) {
 		c.Argv[0] = "sh"
 	}
-	row := store.Shell{ID: id, Sandbox: sandbox, Caller: call.Caller, Argv: c.Argv, Started: time.Now()}
+	row := store.Shell{ID: id, Sandbox: sandbox, Caller: call.Caller, Argv: c.Argv, Started: time.Now(), TTY: c.TTY != nil}
 	if err := e.opts.Store.InsertShell(ctx, row); err != nil {
 		return v1.Shell{}, err
 	}
@@ -90,6 +90,7 @@ func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, 
 	if err != nil {
 		return v1.Shell{}, errors.Join(e.cause(l, err), e.abandonShell(ctx, l, use, id))
 	}
+	e.events.tell(v1.ServiceEvent{Type: "shell.started", Caller: row.Caller, Sandbox: row.Sandbox, Shell: row.ID})
 	return presentShell(row, sh), nil
 }
 
@@ -172,7 +173,7 @@ func (e *Engine) shell(ctx context.Context, call Call, id string) (store.Shell, 
 	if err != nil {
 		return row, nil, nil, err
 	}
-	l, err := e.sched.Lease(ctx, call.Caller, row.Sandbox)
+	l, err := e.leaseOf(ctx, call, row.Sandbox)
 	if err != nil {
 		return row, nil, nil, err
 	}
@@ -207,6 +208,7 @@ func (e *Engine) noteEnd(ctx context.Context, sh wire.Shell) {
 	if err := e.opts.Store.EndShell(ctx, sh.ID, time.Now(), *sh.Result); err != nil {
 		e.log.Warn("end of a shell not recorded", "shell", sh.ID, "error", err)
 	}
+	e.events.tell(v1.ServiceEvent{Type: "shell.ended", Shell: sh.ID, Reason: string(sh.Result.Ending)})
 }
 
 // KillShell ends a shell: TERM, the grace time, KILL; nothing of it lives when
@@ -257,13 +259,20 @@ func (e *Engine) SignalShell(ctx context.Context, call Call, id string, number i
 	return e.cause(l, use.Signal(use.Ctx, wire.Signal{ID: id, Number: number, All: true}))
 }
 
-// Input writes to a shell's stdin, and closes it if asked.
+// Input writes to a shell's stdin, and closes it if asked. That of a terminal
+// has no end.
 func (e *Engine) Input(ctx context.Context, call Call, id string, r io.Reader, closeIt bool) error {
-	_, l, use, err := e.shell(ctx, call, id)
+	row, l, use, err := e.shell(ctx, call, id)
 	if err != nil {
 		return err
 	}
 	defer use.Leave()
+	if row.TTY {
+		if closeIt {
+			return invalid("close", "is not for terminals: write the character that stands for the end, 0x04, and leave the input open")
+		}
+		return e.cause(l, use.Type(use.Ctx, id, r, nil))
+	}
 	return e.cause(l, use.Input(use.Ctx, id, r, closeIt))
 }
 
@@ -368,7 +377,7 @@ func (e *Engine) cause(l *scheduler.Lease, err error) error {
 func presentShell(row store.Shell, sh wire.Shell) v1.Shell {
 	out := v1.Shell{
 		ID: row.ID, SandboxID: row.Sandbox, Argv: row.Argv, State: "running", StartedAt: row.Started,
-		StdoutStart: sh.Stdout.Start, StdoutEnd: sh.Stdout.End, StderrStart: sh.Stderr.Start, StderrEnd: sh.Stderr.End,
+		TTY: row.TTY, StdoutStart: sh.Stdout.Start, StdoutEnd: sh.Stdout.End, StderrStart: sh.Stderr.Start, StderrEnd: sh.Stderr.End,
 	}
 	result := sh.Result
 	if result == nil {

@@ -18,7 +18,6 @@ import (
 	"orchestrator/internal/guest/wire"
 	"orchestrator/internal/safefile"
 	"orchestrator/internal/said"
-	"orchestrator/internal/scheduler"
 	"orchestrator/volumes"
 )
 
@@ -61,16 +60,28 @@ func workspaceError(err error, disk, name string) error {
 	if err == nil {
 		return nil
 	}
-	if busy, ok := errors.AsType[*scheduler.BusyError](err); ok {
-		return &InvalidError{
-			Field: "workspace", Class: errdefs.ErrUnavailable,
-			Message: fmt.Sprintf("%q is written to by sandbox %s: wait for its end, remove it, or ask with read_only", name, busy.Lease),
-		}
+	if busy, ok := errors.AsType[*volumes.BusyError](err); ok {
+		return &InvalidError{Field: "workspace", Class: errdefs.ErrUnavailable, Message: busyText(busy, name)}
+	}
+	if _, ok := errors.AsType[*volumes.FullError](err); ok {
+		return &InvalidError{Field: "workspace", Class: errdefs.ErrFailedPrecondition,
+			Message: fmt.Sprintf("%q has no room for an overlay: remove files, discard overlays, or resize it", name)}
 	}
 	if disk == name || disk == "" {
 		return err
 	}
 	return &renamed{err: err, disk: disk, name: name}
+}
+
+// busyText says who has a workspace, and what can be done about it.
+func busyText(b *volumes.BusyError, name string) string {
+	switch {
+	case b.Lease == "":
+		return fmt.Sprintf("%q is being written to from the host: try again", name)
+	case b.Overlay:
+		return fmt.Sprintf("%q has an overlay of sandbox %s, below which nobody may write: wait for its end, remove it, or ask with read_only or mode overlay", name, b.Lease)
+	}
+	return fmt.Sprintf("%q is written to by sandbox %s: wait for its end, remove it, or ask with read_only", name, b.Lease)
 }
 
 // renamed hides a name on disk.
@@ -103,8 +114,10 @@ func (e *Engine) CreateWorkspace(ctx context.Context, call Call, r v1.WorkspaceR
 		if err := e.nameWorkspace(ctx, call, disk, r.Name); err != nil {
 			return v1.Workspace{}, err
 		}
-		w, err := e.opts.Volumes.Create(ctx, disk, volumes.CreateOptions{})
+		w, err := e.makeWorkspace(ctx, call, disk, volumes.CreateOptions{QuotaBytes: r.QuotaBytes})
 		switch {
+		case As[*InvalidError](err) != nil:
+			return v1.Workspace{}, err
 		case errdefs.IsInvalidArgument(err):
 			return v1.Workspace{}, invalid("name", "is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, begin with a letter or a digit, and not as %s<56 digits>", r.Name, ownedPrefix)
 		case errdefs.IsAlreadyExists(err):
@@ -113,7 +126,9 @@ func (e *Engine) CreateWorkspace(ctx context.Context, call Call, r v1.WorkspaceR
 		if err == nil { // again: one of that name may have been deleted meanwhile
 			err = e.nameWorkspace(ctx, call, disk, r.Name)
 		}
-		w.Name = r.Name
+		if w.Name = r.Name; err == nil {
+			e.events.tell(v1.ServiceEvent{Type: "workspace.created", Caller: call.Caller, Workspace: r.Name})
+		}
 		return presentWorkspace(w), workspaceError(err, disk, r.Name)
 	}, same)
 }
@@ -168,6 +183,7 @@ func (e *Engine) DeleteWorkspace(ctx context.Context, call Call, name string) er
 	}
 	err := e.opts.Volumes.Delete(ctx, disk)
 	if err == nil || errdefs.IsNotFound(err) {
+		e.events.tell(v1.ServiceEvent{Type: "workspace.removed", Caller: call.Caller, Workspace: name})
 		return workspaceError(err, disk, name)
 	}
 	again, cancel := detach(ctx, 10*time.Second)
@@ -182,27 +198,35 @@ func (e *Engine) DeleteWorkspace(ctx context.Context, call Call, name string) er
 }
 
 func presentWorkspace(w volumes.Workspace) v1.Workspace {
-	out := v1.Workspace{Name: w.Name, CreatedAt: w.CreatedAt, Sandboxes: make([]string, 0, len(w.Leases))}
+	out := v1.Workspace{
+		Name: w.Name, CreatedAt: w.CreatedAt, Sandboxes: make([]string, 0, len(w.Leases)),
+		QuotaBytes: w.QuotaBytes, UsedBytes: w.UsedBytes, Overlays: w.Overlays, Snapshots: w.Snapshots,
+	}
 	for _, l := range w.Leases {
 		out.Sandboxes = append(out.Sandboxes, l.ID)
 	}
 	return out
 }
 
-// workspaceFiles opens the files of a workspace of the caller.
-func (e *Engine) workspaceFiles(call Call, name string) (*volumes.Files, error) {
+// workspaceFiles opens the files of a workspace of the caller, and to be written
+// to if write is set.
+func (e *Engine) workspaceFiles(ctx context.Context, call Call, name string, write bool) (*volumes.Files, error) {
 	if _, err := e.findWorkspace(call, name); err != nil {
 		return nil, err
 	}
 	disk := diskName(call.Caller, name)
-	files, err := e.opts.Volumes.Files(disk)
+	open := e.opts.Volumes.Files
+	if write {
+		open = e.opts.Volumes.Edit
+	}
+	files, err := open(ctx, disk)
 	return files, workspaceError(err, disk, name)
 }
 
 // ReadWorkspaceFile opens a file of a workspace from the host. The caller
 // closes it.
-func (e *Engine) ReadWorkspaceFile(_ context.Context, call Call, name string, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
-	files, err := e.workspaceFiles(call, name)
+func (e *Engine) ReadWorkspaceFile(ctx context.Context, call Call, name string, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
+	files, err := e.workspaceFiles(ctx, call, name, false)
 	if err != nil {
 		return nil, v1.File{}, err
 	}
@@ -222,10 +246,22 @@ type closeBoth struct {
 // Close closes both.
 func (c *closeBoth) Close() error { return errors.Join(c.first.Close(), c.then.Close()) }
 
+// MakeWorkspaceDir makes a folder of a workspace at rest, with its parents.
+func (e *Engine) MakeWorkspaceDir(ctx context.Context, call Call, name string, r wire.FileRequest) (f v1.File, err error) {
+	files, err := e.workspaceFiles(ctx, call, name, true)
+	if err != nil {
+		return v1.File{}, err
+	}
+	defer func() { err = errors.Join(err, files.Close()) }()
+	info, err := files.Mkdir(r.Path, r.Mode)
+	return presentInfo(info), err
+}
+
 // WriteWorkspaceFile writes a file of a workspace from the host, whole or not
 // at all.
-func (e *Engine) WriteWorkspaceFile(_ context.Context, call Call, name string, r wire.FileRequest, body io.Reader) (f v1.File, err error) {
-	files, err := e.workspaceFiles(call, name)
+func (e *Engine) WriteWorkspaceFile(ctx context.Context, call Call, name string, r wire.FileRequest, body io.Reader) (f v1.File, err error) {
+	e.guardSpace()
+	files, err := e.workspaceFiles(ctx, call, name, true)
 	if err != nil {
 		return v1.File{}, err
 	}
@@ -244,7 +280,7 @@ func (e *Engine) WriteWorkspaceFile(_ context.Context, call Call, name string, r
 
 // ListWorkspaceFiles lists a folder of a workspace.
 func (e *Engine) ListWorkspaceFiles(ctx context.Context, call Call, name string, r wire.FileRequest) (list []v1.File, truncated bool, err error) {
-	files, err := e.workspaceFiles(call, name)
+	files, err := e.workspaceFiles(ctx, call, name, false)
 	if err != nil {
 		return nil, false, err
 	}
@@ -258,8 +294,8 @@ func (e *Engine) ListWorkspaceFiles(ctx context.Context, call Call, name string,
 }
 
 // StatWorkspaceFile describes a file of a workspace.
-func (e *Engine) StatWorkspaceFile(_ context.Context, call Call, name string, r wire.FileRequest) (f v1.File, err error) {
-	files, err := e.workspaceFiles(call, name)
+func (e *Engine) StatWorkspaceFile(ctx context.Context, call Call, name string, r wire.FileRequest) (f v1.File, err error) {
+	files, err := e.workspaceFiles(ctx, call, name, false)
 	if err != nil {
 		return v1.File{}, err
 	}
@@ -271,7 +307,7 @@ func (e *Engine) StatWorkspaceFile(_ context.Context, call Call, name string, r 
 // RemoveWorkspaceFile removes a file or, with r.Recursive, a folder of a
 // workspace.
 func (e *Engine) RemoveWorkspaceFile(ctx context.Context, call Call, name string, r wire.FileRequest) (err error) {
-	files, err := e.workspaceFiles(call, name)
+	files, err := e.workspaceFiles(ctx, call, name, true)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"log/slog"
 	"net"
 	"path/filepath"
 	"sync"
@@ -66,16 +65,27 @@ func (w *world) start(t testing.TB) *service { return w.startWith(t, nil) }
 // startWith is start with what govern makes over the store.
 func (w *world) startWith(t testing.TB, govern func(*store.Store) *Governance) *service {
 	t.Helper()
+	return w.startBoth(t, govern, nil)
+}
+
+// startOptions is start with other options.
+func (w *world) startOptions(t testing.TB, change func(*Options)) *service {
+	t.Helper()
+	return w.startBoth(t, nil, change)
+}
+
+func (w *world) startBoth(t testing.TB, govern func(*store.Store) *Governance, change func(*Options)) *service {
+	t.Helper()
 	st := w.open(t)
 	var g *Governance
 	if govern != nil {
 		g = govern(st)
 	}
-	v, err := volumes.Open(filepath.Join(w.dir, "workspaces"), slog.New(slog.DiscardHandler))
+	v, err := volumes.Open(filepath.Join(w.dir, "workspaces"), volumes.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := Open(t.Context(), Options{
+	o := Options{
 		Driver: fake.New(fake.Options{Host: w.host, Serve: w.serve}), Store: st, Images: w.images(t), Volumes: v, DefaultTemplate: "default",
 		Templates: []scheduler.Template{{
 			Name: "default", Spec: runtime.Spec{Image: runtime.Image{Ref: "test/image:latest"}},
@@ -83,7 +93,11 @@ func (w *world) startWith(t testing.TB, govern func(*store.Store) *Governance) *
 		}},
 		TTL: time.Hour, MaxTTL: 2 * time.Hour, Idle: time.Hour, Timeout: time.Minute, MaxTimeout: time.Hour,
 		MaxOutput: 1 << 20, OutputCap: 2 << 20, Wait: 30 * time.Second, MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100, Build: "b", Governance: g,
-	})
+	}
+	if change != nil {
+		change(&o)
+	}
+	e, err := Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,16 +122,22 @@ func (w *world) images(t testing.TB) *images.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := im.Import(t.Context(), archive(t), "test/image:latest"); err != nil {
+		t.Fatal(err)
+	}
+	return im
+}
+
+// archive is a root filesystem of its own.
+func archive(t testing.TB) *bytes.Buffer {
+	t.Helper()
 	var rootfs bytes.Buffer
 	tw := tar.NewWriter(&rootfs)
 	if err := tw.WriteHeader(&tar.Header{Name: "bin/", Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
 		t.Fatal(err)
 	}
 	tw.Close()
-	if _, err := im.Import(t.Context(), &rootfs, "test/image:latest"); err != nil {
-		t.Fatal(err)
-	}
-	return im
+	return &rootfs
 }
 
 func (s *service) lease(t testing.TB) string {
@@ -140,7 +160,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 }
 
 // guestOfShells is the fake guest with shells that end only when they are
-// told to, and commands whose streams break when they are killed.
+// told to, and commands that tell when they are killed.
 type guestOfShells struct {
 	*fake.Guest
 	// refuse, if set, is asked before an operation on shells.
@@ -218,7 +238,10 @@ func (g *guestOfShells) shell(c *wire.Conn, op wire.Op, id string) {
 	defer g.mu.Unlock()
 	sh, found := g.shells[id]
 	if exec := g.execs[id]; exec != nil && op == wire.OpSignal {
-		_ = exec.Close() // the host sees it end
+		g.answer(c, wire.KindReply, struct{}{})
+		g.answer(wire.NewConn(exec), wire.KindReply, runtime.Result{Ending: runtime.Signalled, Signal: 9, ExitCode: -1})
+		_ = exec.Close()
+		return
 	}
 	switch {
 	case op == wire.OpShells:

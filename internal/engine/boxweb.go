@@ -1,0 +1,150 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/guest"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/said"
+	"orchestrator/internal/scheduler"
+	"orchestrator/internal/tool"
+	"orchestrator/internal/web"
+	"orchestrator/internal/webcache"
+	"orchestrator/runtime"
+)
+
+// WebOptions are what the tools of the web need beside the gateway.
+type WebOptions struct {
+	// Host is the same for all calls but for its Owner.
+	Host tool.WebHost
+	// Template is that of the sandboxes in which the web program runs; "" is the
+	// default one.
+	Template string
+	// Roots are the authorities, in PEM, that hosts are known by; "" are those of
+	// the template's image.
+	Roots string
+}
+
+// webGrace is how much longer than its own time the web program may take, to say
+// that it was too slow.
+const webGrace = 5 * time.Second
+
+// WebHost is the service's, for this caller with these rights.
+func (b *box) WebHost() *tool.WebHost {
+	var h tool.WebHost
+	if o := b.e.opts.Web; o != nil {
+		h = o.Host
+	} else { // nothing can be reached
+		h = tool.WebHost{Fetch: &tool.Reached{}, Request: &tool.Reached{}, Cache: webcache.New(0, 0)}
+	}
+	h.Caller = b.call.Caller
+	h.Owner = fmt.Sprintf("%s\x00%s\x00%s\x00%d", b.call.Caller, b.call.Token, b.profile, b.call.Trust)
+	return &h
+}
+
+// Web makes one exchange: a sandbox is leased, gets what the exchange may reach
+// and nothing else, runs the web program, and ends. The answer does not wait
+// for its destruction.
+func (b *box) Web(ctx context.Context, x tool.Exchange) (web.Answer, error) {
+	var none web.Answer
+	request := v1.SandboxRequest{}
+	if o := b.e.opts.Web; o != nil {
+		request.Template, x.Request.Roots = o.Template, o.Roots
+	}
+	x.Request.Proxy = "127.0.0.1:" + strconv.Itoa(wire.ProxyPort)
+	body, err := json.Marshal(x.Request)
+	switch {
+	case err != nil:
+		return none, err
+	case len(body) > web.MaxRequest:
+		return none, invalid("body", "makes a request of %d bytes: at most %d", len(body), web.MaxRequest)
+	}
+	egress := &toolEgress{Rules: x.Reach.Rules, Secrets: x.Secrets}
+	if x.Ceiling != nil {
+		egress.Ceiling = x.Ceiling.Compiled
+	}
+	l, err := b.e.acquire(ctx, b.call, request, acquisition{oneShot: true, private: true, egress: egress})
+	if err != nil {
+		return none, err
+	}
+	defer func() {
+		if err := b.e.sched.End(ctx, l, scheduler.Finished, false); err != nil {
+			// The exchange was made: that is the answer. The next start ends the rest.
+			b.e.log.Error("lease not ended", "sandbox", l.ID, "error", err)
+		}
+	}()
+	b.placed(l)
+	return b.exchange(ctx, l, body, x.Request)
+}
+
+// exchange runs the program and reads what it says.
+func (b *box) exchange(ctx context.Context, l *scheduler.Lease, body []byte, r web.Request) (web.Answer, error) {
+	limit := min(time.Duration(r.TimeoutMS)*time.Millisecond+webGrace, b.e.opts.MaxTimeout)
+	most := answerBytesOf(r)
+	out, errOut := &capped{most: most}, &capped{most: 4 << 10}
+	res, err := b.e.conduct(ctx, l, b.id,
+		v1.Exec{Argv: []string{web.Program}, TimeoutMS: limit.Milliseconds()},
+		Stream{Stdin: bytes.NewReader(body), Stdout: out, Stderr: errOut},
+		func(c *wire.Command) {
+			c.Program, c.Argv, c.OutputLimit = web.Program, nil, int64(most)
+			c.MemoryBytes, c.CPUs = b.caps.MemoryBytes, b.caps.CPUs
+		},
+		func(use *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
+			return use.Exec(use.Ctx, c, io)
+		})
+	if err != nil {
+		return web.Answer{}, b.e.cause(l, err)
+	}
+	switch runtime.Ending(res.Ending) {
+	case runtime.Exited:
+	case runtime.Timeout:
+		return web.Answer{Fault: &web.Fault{Kind: web.FaultTimeout, Message: fmt.Sprintf("no whole answer within %d ms", r.TimeoutMS)}}, nil
+	case runtime.OOM:
+		return web.Answer{}, said.Errorf(errdefs.ErrResourceExhausted, "what came needs more memory than its sandbox has")
+	case runtime.Cancelled:
+		if ctx.Err() != nil {
+			return web.Answer{}, context.Cause(ctx)
+		}
+		fallthrough
+	case runtime.SandboxLost:
+		return web.Answer{}, fmt.Errorf("the web program ended by %s: %s: %w", res.Ending, res.Detail, errdefs.ErrUnavailable)
+	default:
+		return unread("the program that converts it ended by " + res.Ending), nil
+	}
+	if res.ExitCode != 0 && len(out.kept) == 0 {
+		// Some libraries end the program over what they are given to read.
+		b.e.log.Info("the web program broke off", "sandbox", l.ID, "code", res.ExitCode, "said", oneLine(string(errOut.kept)))
+		return unread("the program that converts it broke off"), nil
+	}
+	a, err := readAnswer(out.kept, r)
+	if err != nil {
+		b.e.log.Warn("the web program wrote what is no answer", "sandbox", l.ID, "code", res.ExitCode, "said", oneLine(string(errOut.kept)), "error", err)
+		return unread("the program that converts it gave no answer that can be used"), nil
+	}
+	return a, nil
+}
+
+// unread is the answer where the web program gave none.
+func unread(why string) web.Answer {
+	return web.Answer{Fault: &web.Fault{Kind: web.FaultContent, Message: "what came could not be read: " + why}}
+}
+
+// capped keeps the beginning of what is written to it.
+type capped struct {
+	kept []byte
+	most int
+}
+
+// Write never fails.
+func (c *capped) Write(p []byte) (int, error) {
+	c.kept = append(c.kept, p[:min(len(p), c.most-len(c.kept))]...)
+	return len(p), nil
+}

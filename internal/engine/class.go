@@ -1,0 +1,56 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/runtime"
+)
+
+// settleTemplate names the template of a request that names none, and refuses
+// one that is weaker than the class that is asked for. Without a name it is
+// the default template if that is strong enough, else the first that is.
+func (e *Engine) settleTemplate(r *v1.SandboxRequest) error {
+	least, err := runtime.ParseClass(r.Class)
+	if err != nil {
+		return invalid("class", "%q is not known: use container, gvisor or vm", r.Class)
+	}
+	named := r.Template != ""
+	if !named {
+		r.Template = e.opts.DefaultTemplate
+	}
+	t, known := e.sched.Template(r.Template)
+	if r.Class == "" || named && !known || known && t.Spec.Class.AtLeast(least) {
+		return nil // a name that is not known is told elsewhere
+	}
+	strong := e.strongEnough(least)
+	if !named && len(strong) > 0 {
+		r.Template = strong[0]
+		return nil
+	}
+	which := fmt.Sprintf("no template is of class %s or stronger: add one (class: %s)", least, least)
+	if len(strong) > 0 {
+		which = "use " + strings.Join(strong, " or ")
+	}
+	weak := "the templates are weaker than " + string(least)
+	if known {
+		weak = fmt.Sprintf("template %s is of class %s, weaker than %s", r.Template, t.Spec.Class.OrDefault(), least)
+	}
+	return &InvalidError{Field: "class", Message: weak + ": " + which, Class: errdefs.ErrFailedPrecondition}
+}
+
+// strongEnough are the templates of at least a class, sorted.
+func (e *Engine) strongEnough(least runtime.Class) []string {
+	var names []string
+	for _, name := range e.sched.Templates() {
+		if t, ok := e.sched.Template(name); ok && t.Spec.Class.AtLeast(least) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}

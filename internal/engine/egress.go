@@ -1,0 +1,318 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/audit"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/scheduler"
+	"orchestrator/internal/store"
+	"orchestrator/netpolicy"
+)
+
+// EgressOptions say what sandboxes may reach of the world outside.
+type EgressOptions struct {
+	// Gateway is what carries it; its Audit is the engine's.
+	Gateway netpolicy.Options
+	// Allow is the most that callers may ask for who are no operators; nil or
+	// empty: nothing.
+	Allow *netpolicy.Rules
+	// Secrets are credentials that a lease can name.
+	Secrets []Credential
+}
+
+// Credential is a secret of the service. Its value never comes into a sandbox.
+type Credential struct {
+	netpolicy.Secret
+	// Bare is the value without what its header puts in front of it.
+	Bare string
+	// Env is a variable that holds a placeholder inside, or "".
+	Env string
+	// Callers are who may name it beside operators; "*" is everybody.
+	Callers []string
+}
+
+// toolEgress is what the engine itself asks for, for a tool that reaches out: no
+// bound of the caller's stands over it.
+type toolEgress struct {
+	Rules []netpolicy.Rule
+	// Ceiling, if set, is the most that the tool may have: both have to allow.
+	Ceiling *netpolicy.Rules
+	// Secrets are set by the gateway; they are neither stored nor named.
+	Secrets []netpolicy.Secret
+}
+
+// reach is what a lease may reach, checked.
+type reach struct {
+	asked   v1.Egress
+	rules   *netpolicy.Rules
+	ceiling *netpolicy.Rules // nil: none
+	secrets []netpolicy.Secret
+	env     map[string]string // placeholders
+}
+
+var errNoGateway = &InvalidError{
+	Field: "egress", Message: "is not to be had: this service has no gateway (egress.enabled in its configuration)", Class: errdefs.ErrFailedPrecondition,
+}
+
+// reachFor checks what a caller asks for; nil: nothing.
+func (e *Engine) reachFor(call Call, r *v1.Egress) (*reach, error) {
+	switch {
+	case r == nil || len(r.Rules) == 0 && len(r.Secrets) == 0:
+		return nil, nil
+	case e.egress == nil:
+		return nil, errNoGateway
+	case len(r.Rules) == 0:
+		return nil, invalid("egress.rules", "is empty, and secrets are for what rules allow: give rules")
+	}
+	g := &reach{asked: v1.Egress{Rules: slices.Clone(r.Rules), Secrets: slices.Clone(r.Secrets)}}
+	if !call.Operator {
+		if g.ceiling = e.egress.o.Allow; g.ceiling.Empty() {
+			return nil, &InvalidError{Field: "egress", Message: "is not allowed to callers with tokens: egress.allow in the service's configuration is empty", Class: errdefs.ErrPermissionDenied}
+		}
+	}
+	rules := make([]netpolicy.Rule, 0, len(r.Rules))
+	for _, one := range r.Rules {
+		rules = append(rules, netpolicy.Rule(one))
+	}
+	if err := g.compile(rules); err != nil {
+		return nil, err
+	}
+	for i, name := range r.Secrets {
+		c, ok := e.egress.credential(call, name)
+		if !ok {
+			return nil, &InvalidError{Field: fmt.Sprintf("egress.secrets[%d]", i), Message: fmt.Sprintf("is %q: there is no such secret for this caller (egress.secrets in the service's configuration)", bounded(name)), Class: errdefs.ErrNotFound}
+		}
+		if slices.Contains(r.Secrets[:i], name) {
+			return nil, invalid(fmt.Sprintf("egress.secrets[%d]", i), "is %q, as another one", name)
+		}
+		g.take(c)
+	}
+	return g, nil
+}
+
+func (g *reach) compile(rules []netpolicy.Rule) (err error) {
+	g.rules, err = netpolicy.Compile(rules)
+	if bad, ok := errors.AsType[*netpolicy.InvalidError](err); ok {
+		return &InvalidError{Field: bad.Field, Message: bad.Message}
+	}
+	return err
+}
+
+// take adds a credential, and its placeholder.
+func (g *reach) take(c Credential) {
+	g.secrets = append(g.secrets, c.Secret)
+	if c.Env != "" {
+		if g.env == nil {
+			g.env = map[string]string{}
+		}
+		g.env[c.Env] = "set-by-the-gateway-" + c.Name
+	}
+}
+
+// reachTool is reachFor for a tool.
+func (e *Engine) reachTool(t *toolEgress) (*reach, error) {
+	if e.egress == nil {
+		return nil, errNoGateway
+	}
+	g := &reach{secrets: t.Secrets, ceiling: t.Ceiling}
+	for _, r := range t.Rules {
+		g.asked.Rules = append(g.asked.Rules, v1.EgressRule(r))
+	}
+	if err := g.compile(t.Rules); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// wire is what the guest is told.
+func (g *reach) wire() *wire.Egress {
+	if g == nil {
+		return nil
+	}
+	return &wire.Egress{On: true, Env: g.env}
+}
+
+// keep puts it into what is stored of a lease.
+func (g *reach) keep(l *store.Lease) {
+	l.Egress, l.Unbound = nil, false
+	if g != nil {
+		asked := g.asked
+		l.Egress, l.Unbound = &asked, g.ceiling == nil
+	}
+}
+
+// granted is what a lease may reach that an earlier process made. A secret that is
+// no longer configured is left out, and the gateway then sets none.
+func (e *Engine) granted(row store.Sandbox) (*reach, error) {
+	if e.egress == nil {
+		return nil, errNoGateway
+	}
+	call := Call{Caller: row.Caller, Operator: row.Lease.Unbound}
+	r := v1.Egress{Rules: row.Lease.Egress.Rules}
+	for _, name := range row.Lease.Egress.Secrets {
+		if _, ok := e.egress.credential(call, name); !ok {
+			e.log.Warn("secret of a lease is no longer there", "sandbox", row.ID, "secret", name)
+			continue
+		}
+		r.Secrets = append(r.Secrets, name)
+	}
+	return e.reachFor(call, &r)
+}
+
+// enterEgress lets one change at a time be made to a lease's.
+func (e *Engine) enterEgress(ctx context.Context, id string) (leave func(), err error) {
+	return e.enterName(ctx, "egress\x00"+id)
+}
+
+// lend serves what a new lease may reach; record, unless it is a tool's, whose
+// call has its record.
+func (e *Engine) lend(ctx context.Context, call Call, l *scheduler.Lease, g *reach, record bool) error {
+	if g == nil {
+		return nil
+	}
+	leave, err := e.enterEgress(ctx, l.ID)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	row, err := e.opts.Store.Sandbox(ctx, l.ID)
+	if err != nil {
+		return err
+	}
+	if o, _ := e.egress.find(l.ID); o != nil || row.Lease.Egress == nil {
+		return nil // its caller found it in a list, and has changed it
+	}
+	if record {
+		if err := e.recordReach(ctx, call, l.ID, g); err != nil {
+			return err
+		}
+	}
+	e.serveEgress(l, g, false)
+	return nil
+}
+
+// Egress tells what a sandbox of the caller's may reach, and what came of it.
+func (e *Engine) Egress(ctx context.Context, call Call, id string) (v1.EgressState, error) {
+	if _, err := e.leaseOf(ctx, call, id); err != nil {
+		return v1.EgressState{}, err
+	}
+	return e.egressState(id), nil
+}
+
+func (e *Engine) egressState(id string) v1.EgressState {
+	out := v1.EgressState{Egress: v1.Egress{Rules: []v1.EgressRule{}}, Recent: []v1.EgressConnection{}}
+	o, g := e.egress.find(id)
+	if o == nil {
+		return out
+	}
+	s := o.session.State()
+	out.Egress = g.asked
+	out.Open, out.Sent, out.Received, out.Allowed, out.Refused = s.Open, s.Sent, s.Received, s.Allowed, s.Refused
+	for _, c := range slices.Backward(s.Recent) {
+		out.Recent = append(out.Recent, v1.EgressConnection{
+			Time: c.Time.UTC(), Host: c.Host, Port: c.Port, Protocol: c.Protocol, Method: c.Method, Path: c.Path, Address: c.Address,
+			Allowed: c.Allowed, Reason: c.Reason, Sent: c.Sent, Received: c.Received, DurationMS: ms(c.Duration),
+		})
+	}
+	return out
+}
+
+// SetEgress changes what a sandbox of the caller's may reach, at once: what is
+// open and no longer allowed ends. No rules are none, and end the proxy inside.
+// The change is in the audit log before it counts.
+func (e *Engine) SetEgress(ctx context.Context, call Call, id string, r v1.Egress) (v1.EgressState, error) {
+	l, err := e.leaseOf(ctx, call, id)
+	if err != nil {
+		return v1.EgressState{}, err
+	}
+	g, err := e.reachFor(call, &r)
+	if err != nil {
+		return v1.EgressState{}, err
+	}
+	leave, err := e.enterEgress(ctx, id)
+	if err != nil {
+		return v1.EgressState{}, err
+	}
+	defer leave()
+	use, err := l.Enter(ctx)
+	if err != nil {
+		return v1.EgressState{}, err
+	}
+	defer use.Leave()
+	if err := e.recordReach(ctx, call, id, g); err != nil {
+		return v1.EgressState{}, err
+	}
+	// From here on it is carried out: half a change would be neither.
+	ctx, cancel := detach(use.Ctx, time.Minute)
+	defer cancel()
+	if err := e.changeEgress(ctx, l, use, g); err != nil {
+		return v1.EgressState{}, e.cause(l, err)
+	}
+	return e.egressState(id), nil
+}
+
+// changeEgress takes away before the store says so, and gives after.
+func (e *Engine) changeEgress(ctx context.Context, l *scheduler.Lease, use *scheduler.Use, g *reach) error {
+	old, before := e.egress.find(l.ID)
+	if g == nil {
+		e.egress.end(old)
+	}
+	_, err := e.opts.Store.Update(ctx, l.ID, func(b *store.Sandbox) error {
+		if b.State != store.Leased {
+			return &EndedError{ID: l.ID, Reason: b.Reason}
+		}
+		g.keep(&b.Lease)
+		return nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case g == nil:
+		if e.egress == nil {
+			return nil
+		}
+		return use.Egress(ctx, wire.Egress{})
+	}
+	if err := use.Egress(ctx, *g.wire()); err != nil {
+		return errors.Join(err, e.withdraw(ctx, l.ID, before))
+	}
+	e.serveEgress(l, g, false)
+	return nil
+}
+
+// withdraw writes down again what was before.
+func (e *Engine) withdraw(ctx context.Context, id string, before *reach) error {
+	_, err := e.opts.Store.Update(ctx, id, func(b *store.Sandbox) error {
+		before.keep(&b.Lease)
+		return nil
+	})
+	return err
+}
+
+// recordReach records what a lease may reach from now on. What cannot be
+// recorded is not given.
+func (e *Engine) recordReach(ctx context.Context, call Call, id string, g *reach) error {
+	gov := e.opts.Governance
+	if gov == nil {
+		return nil
+	}
+	asked := v1.Egress{Rules: []v1.EgressRule{}}
+	if g != nil {
+		asked = g.asked
+	}
+	body, err := marshal(asked)
+	if err != nil {
+		return err
+	}
+	return gov.Audit.Event(ctx, audit.Record{
+		Kind: audit.KindEvent, Caller: call.Caller, Token: call.Token, Via: call.Via, Action: "egress.set", Sandbox: id, Input: body,
+	})
+}

@@ -1,0 +1,198 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/audit"
+	"orchestrator/internal/profile"
+	"orchestrator/internal/store"
+	"orchestrator/netpolicy"
+)
+
+// Asking without a gateway, over the ceiling or for somebody else's secret is
+// refused before a sandbox is spent.
+func TestEgressThatIsNotToBeHadIsRefused(t *testing.T) {
+	w := newWorld(t)
+	none := w.start(t)
+	if _, err := none.Lease(t.Context(), Local(""), v1.SandboxRequest{Egress: &v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}}}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("without a gateway: %v", err)
+	}
+	none.stop()
+	s := w.startOptions(t, func(o *Options) {
+		o.Egress = &EgressOptions{Secrets: []Credential{{Secret: netpolicy.Secret{Name: "api", Hosts: []string{"a.test"}, Header: "X-Key", Value: "value-of-it"}, Callers: []string{"ann"}}}}
+	})
+	for _, c := range []struct {
+		call  Call
+		ask   v1.Egress
+		is    func(error) bool
+		field string
+	}{
+		{Call{Caller: "ann"}, v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}}, errdefs.IsPermissionDenied, "egress"},
+		{Local(""), v1.Egress{Rules: []v1.EgressRule{{Host: "a.test", Paths: []string{"/"}}}}, errdefs.IsInvalidArgument, "egress.rules[0].paths"},
+		{Local(""), v1.Egress{Secrets: []string{"api"}}, errdefs.IsInvalidArgument, "egress.rules"},
+		{Local(""), v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}, Secrets: []string{"x"}}, errdefs.IsNotFound, "egress.secrets[0]"},
+	} {
+		_, err := s.Lease(t.Context(), c.call, v1.SandboxRequest{Egress: &c.ask})
+		if bad, ok := errors.AsType[*InvalidError](err); !ok || !c.is(err) || bad.Field != c.field {
+			t.Errorf("%+v: %v", c.ask, err)
+		}
+	}
+	for caller, want := range map[string]bool{"ann": true, "bob": false} {
+		if _, ok := s.egress.credential(Call{Caller: caller}, "api"); ok != want {
+			t.Errorf("%s has the secret: %t", caller, ok)
+		}
+	}
+	if rows, err := s.store.Leases(t.Context(), LocalCaller, true, 10); err != nil || len(rows) != 0 {
+		t.Errorf("%v %v", rows, err)
+	}
+}
+
+// Who gives the proxy up and takes it again begins neither the bytes nor the
+// records anew; with the lease both are forgotten.
+func TestWhatWasCarriedCountsForTheLease(t *testing.T) {
+	w := newWorld(t)
+	s := w.startOptions(t, func(o *Options) { o.Egress = &EgressOptions{} })
+	sb, err := s.Lease(t.Context(), Local(""), v1.SandboxRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := s.sched.Live(sb.ID)
+	g, err := s.reachFor(Local(""), &v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.egress.past[l.ID] = carried{3, 4}
+	var first *trailed
+	for range 2 {
+		s.serveEgress(l, g, false)
+		known := s.egress.trail.known[l.ID]
+		if first == nil {
+			first = known
+		}
+		if got := s.egressState(l.ID); got.Sent != 3 || got.Received != 4 || known != first {
+			t.Errorf("%+v, %p and %p", got, known, first)
+		}
+		o, _ := s.egress.find(l.ID)
+		s.egress.end(o)
+	}
+	s.serveEgress(l, g, false)
+	o, _ := s.egress.find(l.ID)
+	if err := s.Remove(t.Context(), Local(""), l.ID); err != nil {
+		t.Fatal(err)
+	}
+	<-o.done
+	if len(s.egress.past)+len(s.egress.trail.known) > 0 {
+		t.Errorf("%v %v", s.egress.past, s.egress.trail.known)
+	}
+}
+
+// What a profile's network is for is not for a token of the same caller whose
+// profile has none: not by its id, not as a session.
+func TestNetworkOfAProfileIsForItsCallsAlone(t *testing.T) {
+	w := newWorld(t)
+	if err := os.Mkdir(filepath.Join(w.dir, "profiles"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(w.dir, "profiles", "wide.yaml"), []byte("name: wide\nextends: default\nnetwork: bridge\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := w.governed(t)
+	wide := Call{Caller: agent.Caller, Profile: "wide", Trust: 3}
+	l, err := s.session(t.Context(), wide, "work", v1.SandboxRequest{}, acquisition{network: profile.NetworkBridge})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, call := range []Call{wide, {Caller: agent.Caller, Operator: true}} {
+		if _, err := s.leaseOf(t.Context(), call, l.ID); err != nil {
+			t.Errorf("%+v: %v", call, err)
+		}
+	}
+	r := bash("true")
+	r.Session = "work"
+	_, bySession := s.CallTool(t.Context(), agent, "system.bash", r, Watch{})
+	r.Session, r.Sandbox = "", l.ID
+	_, byID := s.CallTool(t.Context(), agent, "system.bash", r, Watch{})
+	_, byPort := s.Dial(t.Context(), agent, l.ID, 80)
+	_, byExec := s.Exec(t.Context(), agent, l.ID, v1.Exec{Argv: []string{"true"}}, Stream{})
+	for how, err := range map[string]error{"session": bySession, "id": byID, "port": byPort, "exec": byExec} {
+		if !errdefs.IsPermissionDenied(err) {
+			t.Errorf("by %s: %v", how, err)
+		}
+	}
+}
+
+// All connections are recorded, or counted where the log cannot keep up.
+func TestConnectionsAreRecordedOrCounted(t *testing.T) {
+	db, err := store.OpenAudit(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	slow := &slowAudit{AuditDB: db, open: make(chan struct{})}
+	log, err := audit.Open(t.Context(), audit.Options{Store: slow, Head: filepath.Join(t.TempDir(), "head")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	trail := newTrail(log, slog.New(slog.DiscardHandler))
+	// Twice as many as one sandbox may have at once, of each of so many that all
+	// together are more than the queue holds.
+	const boxes = 8
+	const all = boxes * 2 * trailBurst
+	var notes sync.WaitGroup
+	for i := range boxes {
+		trail.know("box"+strconv.Itoa(i), "ann")
+		notes.Go(func() {
+			for j := range all / boxes {
+				trail.note(netpolicy.Connection{Session: "box" + strconv.Itoa(i), Host: "a.test", Port: 1 + i, Path: strconv.Itoa(j), Allowed: j%2 == 0, Reason: "because"})
+			}
+		})
+	}
+	notes.Wait() // and none of them waited for the log
+	close(slow.open)
+	trail.close()
+	records, missed, fast := 0, 0, 0
+	err = db.Scan(t.Context(), store.AuditFilter{}, func(r store.AuditRow) error {
+		switch text := string(r.Record); {
+		case strings.Contains(text, `"kind":"egress"`) && strings.Contains(text, `"caller":"ann"`):
+			records++
+		case strings.Contains(text, "egress.missed"):
+			_, rest, _ := strings.Cut(text, `"error":"`)
+			n := 0
+			if _, err := fmt.Sscan(rest, &n); err != nil {
+				return err
+			}
+			missed += n
+			if strings.Contains(text, `"sandbox":"box`) {
+				fast += n
+			}
+		}
+		return nil
+	})
+	if err != nil || records+missed != all || records < trailLength || fast == 0 || fast == missed {
+		t.Errorf("%d recorded, %d counted as missed, %d of them as too fast, of %d: %v", records, missed, fast, all, err)
+	}
+}
+
+// slowAudit writes nothing until it is opened.
+type slowAudit struct {
+	*store.AuditDB
+	open chan struct{}
+}
+
+func (s *slowAudit) Append(ctx context.Context, rows []store.AuditRow) error {
+	<-s.open
+	return s.AuditDB.Append(ctx, rows)
+}

@@ -1,0 +1,218 @@
+package engine
+
+import (
+	"context"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"orchestrator/internal/audit"
+	"orchestrator/internal/scheduler"
+	"orchestrator/internal/store"
+	"orchestrator/netpolicy"
+)
+
+// askTime is between attempts to reach the guest of a lease that an earlier
+// process had.
+const askTime = time.Second
+
+// egress is the gateway, and the leases that it serves. The methods take nil,
+// for a service without.
+type egress struct {
+	o       EgressOptions
+	gateway *netpolicy.Gateway
+	trail   *trail
+	ctx     context.Context // of all that is served
+	stop    context.CancelFunc
+
+	mu   sync.Mutex
+	live map[string]*outlet // by sandbox
+	// past is what leases carried that reach nothing now: who has the proxy taken
+	// away and given again gets no more by that.
+	past map[string]carried
+}
+
+// carried are bytes on connections to the outside.
+type carried struct{ sent, received int64 }
+
+// outlet is one lease's way out.
+type outlet struct {
+	id      string
+	reach   *reach // of egress.mu
+	session *netpolicy.Session
+	stop    context.CancelFunc
+	done    chan struct{} // closed when nothing of it runs
+}
+
+// openEgress makes the gateway; log is nil where nothing is recorded.
+func openEgress(o *EgressOptions, e *Engine) (*egress, error) {
+	if o == nil {
+		return nil, nil
+	}
+	x := &egress{o: *o, live: map[string]*outlet{}, past: map[string]carried{}}
+	var log *audit.Log
+	if g := e.opts.Governance; g != nil {
+		log = g.Audit
+		for _, c := range o.Secrets { // for good: they are the service's own
+			g.Redactor.Add(c.Value)
+			g.Redactor.Add(c.Bare)
+		}
+	}
+	x.trail = newTrail(log, e.log)
+	x.o.Gateway.Audit = x.trail.note
+	var err error
+	if x.gateway, err = netpolicy.New(x.o.Gateway); err != nil {
+		x.trail.close()
+		return nil, err
+	}
+	x.ctx, x.stop = context.WithCancel(context.Background())
+	return x, nil
+}
+
+// closeEgress ends all connections, and returns when they are recorded.
+func (e *Engine) closeEgress() {
+	x := e.egress
+	if x == nil {
+		return
+	}
+	x.stop()
+	if err := x.gateway.Close(); err != nil {
+		e.log.Error("gateway not closed", "error", err)
+	}
+	x.trail.close()
+}
+
+func (x *egress) credential(call Call, name string) (Credential, bool) {
+	i := slices.IndexFunc(x.o.Secrets, func(c Credential) bool { return c.Name == name })
+	if i < 0 {
+		return Credential{}, false
+	}
+	c := x.o.Secrets[i]
+	return c, call.Operator || slices.Contains(c.Callers, "*") || slices.Contains(c.Callers, call.Caller)
+}
+
+// find gives the outlet of a sandbox and what it is granted now, or nil.
+func (x *egress) find(id string) (*outlet, *reach) {
+	if x == nil {
+		return nil, nil
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if o := x.live[id]; o != nil {
+		return o, o.reach
+	}
+	return nil, nil
+}
+
+// end ends what is served, and waits for that; nil is nothing.
+func (x *egress) end(o *outlet) {
+	if o == nil {
+		return
+	}
+	o.stop()
+	<-o.done
+}
+
+// serveEgress serves what a lease may reach from now on. again: the guest is to
+// be told, since an earlier process may have died before it was.
+func (e *Engine) serveEgress(l *scheduler.Lease, g *reach, again bool) {
+	x := e.egress
+	if old, before := x.find(l.ID); old != nil {
+		if before.ceiling == g.ceiling {
+			x.mu.Lock()
+			old.reach = g
+			x.mu.Unlock()
+			old.session.Set(g.rules, g.secrets)
+			return
+		}
+		x.end(old) // a session keeps its ceiling
+	}
+	ctx, stop := context.WithCancel(x.ctx)
+	o := &outlet{id: l.ID, reach: g, stop: stop, done: make(chan struct{})}
+	x.trail.know(l.ID, l.Caller)
+	x.mu.Lock()
+	before := x.past[l.ID]
+	o.session = x.gateway.Session(netpolicy.SessionOptions{Name: l.ID, Rules: g.rules, Ceiling: g.ceiling, Secrets: g.secrets, Sent: before.sent, Received: before.received})
+	x.live[l.ID] = o
+	if len(x.past) > 2*e.opts.MaxSandboxes { // most are over
+		for id := range x.past {
+			x.forget(id, e.sched.Live(id) == nil)
+		}
+	}
+	x.mu.Unlock()
+	e.work.Go(func() { // Serve waits for it
+		defer close(o.done)
+		defer stop()
+		e.serveOutlet(ctx, l, o, again, g)
+		s := o.session.State()
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		delete(x.live, l.ID)
+		x.past[l.ID] = carried{s.Sent, s.Received}
+		x.forget(l.ID, l.Ended() != "")
+	})
+}
+
+// forget drops what is known of a lease that is over; mu is held.
+func (x *egress) forget(id string, over bool) {
+	if over {
+		delete(x.past, id)
+		x.trail.forget(id)
+	}
+}
+
+// serveOutlet serves until ctx or the lease ends.
+func (e *Engine) serveOutlet(ctx context.Context, l *scheduler.Lease, o *outlet, again bool, g *reach) {
+	use := e.attend(ctx, l, again, g)
+	if use == nil {
+		return
+	}
+	defer use.Leave()
+	err := o.session.Serve(use.Ctx, func(ctx context.Context) (net.Conn, error) { return use.Accept(ctx) })
+	if err != nil && ctx.Err() == nil {
+		e.log.Error("egress of a sandbox not served", "sandbox", o.id, "error", err)
+	}
+}
+
+// attend waits until the sandbox of a lease is there; nil: it never will be.
+func (e *Engine) attend(ctx context.Context, l *scheduler.Lease, again bool, g *reach) *scheduler.Use {
+	for {
+		use, err := l.Attend(ctx)
+		if err == nil && again {
+			if err = use.Egress(use.Ctx, *g.wire()); err != nil {
+				use.Leave()
+			}
+		}
+		if err == nil {
+			return use
+		}
+		if errdefs.IsNotFound(err) || ctx.Err() != nil || l.Cause() != nil {
+			return nil
+		}
+		e.log.Warn("egress of a sandbox not served yet; trying again", "sandbox", l.ID, "error", err)
+		select {
+		case <-time.After(askTime):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// resumeEgress serves leases of an earlier process again.
+func (e *Engine) resumeEgress(rows []store.Sandbox) {
+	for _, row := range rows {
+		l := e.sched.Live(row.ID)
+		if row.State != store.Leased || row.Lease.Egress == nil || l == nil || l.Ended() != "" {
+			continue
+		}
+		g, err := e.granted(row)
+		if err != nil || g == nil {
+			e.log.Warn("a sandbox may reach nothing any more", "sandbox", row.ID, "error", err)
+			continue
+		}
+		e.serveEgress(l, g, true)
+	}
+}

@@ -1,0 +1,110 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "orchestrator/client/v1"
+)
+
+var errEnough = errors.New("enough")
+
+// upTo collects the kinds of events until one is told.
+func (s *service) upTo(t *testing.T, call Call, q EventQuery, last string) (kinds []string, at int64) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	q.Follow = true
+	err := s.Events(ctx, call, q, func(e v1.ServiceEvent) error {
+		kinds, at = append(kinds, e.Type), e.ID
+		if e.Type == last {
+			return errEnough
+		}
+		return nil
+	})
+	if !errors.Is(err, errEnough) {
+		t.Fatalf("%v after %v", err, kinds)
+	}
+	return kinds, at
+}
+
+func TestEventsTellTheLifeOfASandbox(t *testing.T) {
+	s := newWorld(t).start(t)
+	op := Local("")
+	id := s.lease(t)
+	sh, err := s.StartShell(t.Context(), me, id, v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds, at := s.upTo(t, op, EventQuery{}, "shell.started")
+	for _, want := range []string{"sandbox.creating", "sandbox.leased"} {
+		if !slices.Contains(kinds, want) {
+			t.Errorf("no %s in %v", want, kinds)
+		}
+	}
+	if err := s.Remove(t.Context(), me, id); err != nil {
+		t.Fatal(err)
+	}
+	var mine []string
+	own := Call{Caller: LocalCaller}
+	err = s.Events(t.Context(), own, EventQuery{After: at}, func(e v1.ServiceEvent) error {
+		if e.Sandbox != id || e.Caller != LocalCaller || e.Type == "shell.ended" && e.Shell != sh.ID || e.Type == "sandbox.gone" && e.Reason != "removed" {
+			t.Errorf("%+v", e)
+		}
+		mine = append(mine, e.Type)
+		return nil
+	})
+	if err != nil || !slices.Equal(mine, []string{"sandbox.stopping", "shell.ended", "sandbox.gone"}) {
+		t.Errorf("%v, %v", mine, err)
+	}
+	if err := s.Events(t.Context(), Call{Caller: "you"}, EventQuery{}, func(e v1.ServiceEvent) error { t.Errorf("another is told %+v", e); return nil }); err != nil {
+		t.Error(err)
+	}
+	if err := s.Events(t.Context(), op, EventQuery{Since: time.Now().Add(time.Hour)}, func(e v1.ServiceEvent) error { t.Errorf("too old: %+v", e); return nil }); err != nil {
+		t.Error(err)
+	}
+}
+
+// Who is slower than the ring is told that something is missing, and goes on.
+func TestSlowReadersOfEventsAreToldOfGaps(t *testing.T) {
+	e := &Engine{events: newEventHub()}
+	op := Local("")
+	e.events.tell(v1.ServiceEvent{Type: "first"})
+	seen, gaps, last := 0, 0, int64(0)
+	err := e.Events(t.Context(), op, EventQuery{Follow: true}, func(ev v1.ServiceEvent) error {
+		if ev.ID <= last {
+			t.Fatalf("%d after %d", ev.ID, last)
+		}
+		last = ev.ID
+		switch ev.Type {
+		case "first":
+			for range 2 * maxEvents {
+				e.events.tell(v1.ServiceEvent{Type: "many"})
+			}
+			e.events.tell(v1.ServiceEvent{Type: "end"})
+		case "gap":
+			gaps++
+		case "many":
+			seen++
+		case "end":
+			return errEnough
+		}
+		return nil
+	})
+	if !errors.Is(err, errEnough) || gaps != 1 || seen != maxEvents-1 {
+		t.Errorf("%v, %d gaps, %d seen", err, gaps, seen)
+	}
+	// A place of an earlier process, and one of a clock that was ahead.
+	for _, id := range []int64{5, last + 1e12} {
+		var first string
+		if err := e.Events(t.Context(), op, EventQuery{After: id}, func(ev v1.ServiceEvent) error { first = ev.Type; return errEnough }); !errors.Is(err, errEnough) || first != "gap" {
+			t.Errorf("after %d: %q, %v", id, first, err)
+		}
+	}
+	if err := e.Events(t.Context(), op, EventQuery{After: -1}, func(ev v1.ServiceEvent) error { t.Errorf("told %+v", ev); return nil }); err != nil {
+		t.Error(err)
+	}
+}

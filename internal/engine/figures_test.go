@@ -1,0 +1,87 @@
+package engine
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/runtime"
+	"orchestrator/runtime/fake"
+)
+
+func TestFiguresAreTheCallersOwnAndOperatorsSeeAll(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	defer s.stop()
+	mine := s.lease(t)
+	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
+	hers, err := s.Lease(t.Context(), ann, v1.SandboxRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := runtime.Figures{CPU: 1500 * time.Millisecond, Memory: 50 << 20, MemoryLimit: 256 << 20, Pids: 3, PidsLimit: 160}
+	w.host.Uses(hers.ID, used)
+	list, err := s.Figures(t.Context(), ann)
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	got := list[0]
+	if got.At.IsZero() {
+		t.Error("no time")
+	}
+	got.At = time.Time{}
+	want := v1.Figures{ID: hers.ID, Template: "default", Caller: "ann", CPUMS: 1500, MemoryBytes: 50 << 20, MemoryLimitBytes: 256 << 20, Pids: 3, PidsLimit: 160}
+	if got != want {
+		t.Errorf("%+v", got)
+	}
+	list, err = s.Figures(t.Context(), Local(""))
+	ids := make([]string, 0, 2)
+	for _, f := range list { // which of the two was made first is open
+		ids = append(ids, f.ID)
+	}
+	slices.Sort(ids)
+	both := []string{hers.ID, mine}
+	slices.Sort(both)
+	if err != nil || !slices.Equal(ids, both) {
+		t.Errorf("an operator sees %+v, %v", list, err)
+	}
+	w.host.Kill(hers.ID)
+	eventually(t, "one that has ended is left out", func() bool {
+		list, err := s.Figures(t.Context(), ann)
+		return err == nil && len(list) == 0
+	})
+}
+
+// What cannot be told is said to be missing, not 0, and nothing of why is told
+// that is the host's.
+func TestFiguresThatAreMissingAreSo(t *testing.T) {
+	w := newWorld(t)
+	s := w.start(t)
+	defer s.stop()
+	id := s.lease(t)
+	w.host.Before(fake.Fail(errors.New("read /sys/fs/cgroup/secret: input/output error"), -1, fake.OpFigures))
+	list, err := s.Figures(t.Context(), me)
+	if err != nil || len(list) != 1 || list[0].ID != id || list[0].Missing != "they could not be read now" {
+		t.Errorf("%+v, %v", list, err)
+	}
+	w.host.Before(nil)
+	s.stop()
+	none := runtime.Capabilities{}
+	for _, c := range runtime.AllCapabilities() {
+		if c != runtime.CapUsage {
+			none[c] = runtime.Yes
+		}
+	}
+	s = w.startOptions(t, func(o *Options) {
+		o.Driver = fake.New(fake.Options{Host: w.host, Serve: w.serve, Capabilities: none})
+	})
+	defer s.stop()
+	eventually(t, "the lease is there again, without figures", func() bool {
+		list, err := s.Figures(t.Context(), me)
+		return err == nil && slices.ContainsFunc(list, func(f v1.Figures) bool {
+			return f.ID == id && f.Missing == "a sandbox of this runtime and class tells none"
+		})
+	})
+}

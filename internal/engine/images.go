@@ -1,0 +1,158 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/images"
+	"orchestrator/images/pull"
+)
+
+// Images lists the images. What needs them is for operators.
+func (e *Engine) Images(ctx context.Context, call Call) ([]v1.Image, error) {
+	var needed map[string][]string
+	if call.Operator {
+		var err error
+		if needed, err = e.imagesNeeded(ctx); err != nil {
+			return nil, err
+		}
+	}
+	out := []v1.Image{}
+	for _, i := range e.opts.Images.List() {
+		for _, shown := range PresentImage(i) {
+			if shown.UsedBy = needed[i.ID]; !call.Operator {
+				shown.UsedAt = time.Time{}
+			}
+			out = append(out, shown)
+		}
+	}
+	return out, nil
+}
+
+// PinImage keeps an image from being collected, or lets it be again. Only
+// operators may.
+func (e *Engine) PinImage(_ context.Context, call Call, ref string, pinned bool) ([]v1.Image, error) {
+	if err := call.operate("pin images"); err != nil {
+		return nil, err
+	}
+	img, err := e.opts.Images.Pin(ref, pinned)
+	if err != nil {
+		return nil, err
+	}
+	return PresentImage(img), nil
+}
+
+// ImportImage takes in an image; see images.Store.Import. A template's pool
+// goes on with what it has until templates are reloaded. Only operators may.
+func (e *Engine) ImportImage(ctx context.Context, call Call, r io.Reader, ref string) ([]v1.Image, error) {
+	if err := call.operate("import images"); err != nil {
+		return nil, err
+	}
+	img, err := e.opts.Images.Import(ctx, r, ref)
+	if err != nil {
+		return nil, err
+	}
+	e.events.tell(v1.ServiceEvent{Type: "image.imported", Image: ref})
+	e.templates.again()
+	e.imageCame()
+	return PresentImage(img), nil
+}
+
+// RemoveImage removes a name, and the image with its last one, unless a
+// template uses it. Only operators may.
+func (e *Engine) RemoveImage(ctx context.Context, call Call, ref string) error {
+	if err := call.operate("remove images"); err != nil {
+		return err
+	}
+	img, err := e.opts.Images.Get(ref)
+	if err != nil {
+		return err
+	}
+	// No template comes to use it meanwhile.
+	if err := e.templates.take(ctx); err != nil {
+		return err
+	}
+	defer e.templates.leave()
+	if user := e.imageUser(img.ID); user != "" {
+		return fmt.Errorf("image %s is used by template %s: %w", ref, user, errdefs.ErrFailedPrecondition)
+	}
+	if err := e.opts.Images.Remove(ctx, ref); err != nil {
+		return err
+	}
+	e.events.tell(v1.ServiceEvent{Type: "image.removed", Image: ref})
+	if len(img.Refs) > 1 {
+		return nil
+	}
+	return e.forgetImage(ctx, img.ID)
+}
+
+// PresentImage shows an image once for each of its names.
+func PresentImage(i images.Image) []v1.Image {
+	refs := i.Refs
+	if len(refs) == 0 {
+		refs = []string{""}
+	}
+	out := make([]v1.Image, 0, len(refs))
+	for _, ref := range refs {
+		out = append(out, v1.Image{Ref: ref, ID: i.ID, SizeBytes: i.SizeBytes, CreatedAt: i.Imported, UsedAt: i.Used, Pinned: i.Pinned, Digests: i.Digests})
+	}
+	return out
+}
+
+// PullImage brings an image from its registry, and tells how far it is to
+// tell, which may be nil and is called by PullImage's own goroutine. Whoever
+// asks for what is being pulled waits for the same. Templates that wait for an
+// image are tried again. Only operators may.
+func (e *Engine) PullImage(ctx context.Context, call Call, r v1.PullRequest, tell func(v1.PullEvent)) ([]v1.Image, error) {
+	if err := call.operate("pull images"); err != nil {
+		return nil, err
+	}
+	if e.opts.Puller == nil {
+		return nil, fmt.Errorf("this service pulls no images: %w", errdefs.ErrNotImplemented)
+	}
+	if r.Ref == "" {
+		return nil, &InvalidError{Field: "ref", Message: "is missing: it names the image to pull", Class: errdefs.ErrInvalidArgument}
+	}
+	var watch func(pull.Progress)
+	if tell != nil {
+		watch = PullEvents("", tell)
+	}
+	img, err := e.opts.Puller.Pull(ctx, r.Ref, watch)
+	if err != nil {
+		return nil, err
+	}
+	if r.Keep {
+		if img, err = e.opts.Images.Pin(img.ID, true); err != nil {
+			return nil, err
+		}
+	}
+	e.templates.again()
+	e.imageCame()
+	e.events.tell(v1.ServiceEvent{Type: "image.pulled", Image: r.Ref})
+	return PresentImage(img), nil
+}
+
+// PullEvents turns the progress of a pull into events: of the layers those that
+// have changed. ref is what a build pulls.
+func PullEvents(ref string, tell func(v1.PullEvent)) func(pull.Progress) {
+	var last pull.Progress
+	return func(p pull.Progress) {
+		e := v1.PullEvent{Type: "progress", Ref: ref, Phase: p.Phase, Digest: p.Digest}
+		for i, l := range p.Layers {
+			if i >= len(last.Layers) || last.Layers[i] != l {
+				e.Layers = append(e.Layers, v1.PullLayer{Digest: l.Digest, SizeBytes: l.Size, HaveBytes: l.Have, Here: l.Here})
+			}
+		}
+		if last.Phase == p.Phase && last.Digest == p.Digest && slices.Equal(last.Layers, p.Layers) {
+			return
+		}
+		last = p
+		tell(e)
+	}
+}

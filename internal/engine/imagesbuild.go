@@ -1,0 +1,163 @@
+package engine
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/images"
+	"orchestrator/images/build"
+	"orchestrator/images/pull"
+	"orchestrator/runtime"
+)
+
+// ImageBuild is what a build needs.
+type ImageBuild struct {
+	Store   *images.Store
+	Puller  *pull.Puller
+	Builder runtime.ImageBuilder
+	Log     *slog.Logger
+}
+
+// BuildImage builds an image from a Dockerfile in a context, a tar, and takes
+// it in. Only operators may: what RUN says is run by the engine, with its
+// network.
+func (e *Engine) BuildImage(ctx context.Context, call Call, r v1.BuildRequest, files io.Reader, tell func(v1.PullEvent)) ([]v1.Image, error) {
+	if err := call.operate("build images"); err != nil {
+		return nil, err
+	}
+	b := ImageBuild{Store: e.opts.Images, Puller: e.opts.Puller, Builder: e.opts.Builder, Log: e.log}
+	img, err := b.Do(ctx, r, files, tell)
+	if err != nil {
+		return nil, err
+	}
+	e.templates.again()
+	e.imageCame()
+	return PresentImage(img), nil
+}
+
+// Do builds. The images that the Dockerfile is based on come from the store,
+// or are pulled into it first; the engine fetches none. tell may be nil.
+func (b ImageBuild) Do(ctx context.Context, r v1.BuildRequest, files io.Reader, tell func(v1.PullEvent)) (images.Image, error) {
+	if b.Builder == nil {
+		return images.Image{}, fmt.Errorf("this service builds no images: %w", errdefs.ErrNotImplemented)
+	}
+	if _, err := images.ParseName(r.Ref); err != nil {
+		return images.Image{}, &InvalidError{Field: "ref", Message: "is the name that the image gets: " + err.Error(), Class: errdefs.ErrInvalidArgument}
+	}
+	if r.File == "" {
+		r.File = "Dockerfile"
+	}
+	if tell == nil {
+		tell = func(v1.PullEvent) {}
+	}
+	dir, remove, err := b.Store.Scratch()
+	if err != nil {
+		return images.Image{}, err
+	}
+	defer remove()
+	spool, err := os.OpenFile(filepath.Join(dir, "context.tar"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return images.Image{}, fmt.Errorf("build: %w", err)
+	}
+	defer spool.Close()
+	n, err := io.Copy(spool, io.LimitReader(files, build.MaxContext+1))
+	switch {
+	case err != nil:
+		return images.Image{}, fmt.Errorf("receive the build context: %w", err)
+	case n > build.MaxContext:
+		return images.Image{}, fmt.Errorf("the build context has more than %d bytes: %w", int64(build.MaxContext), errdefs.ErrResourceExhausted)
+	}
+	text, err := build.Find(io.NewSectionReader(spool, 0, n), r.File)
+	if err != nil {
+		return images.Image{}, err
+	}
+	dockerfile, err := build.Parse(text, r.Args)
+	if err != nil {
+		return images.Image{}, err
+	}
+	what := runtime.Build{File: r.File, Args: r.Args, Target: r.Target, Network: r.Network, Log: events(tell)}
+	names := map[string]string{}
+	var held []func()
+	defer func() {
+		for _, release := range held {
+			release()
+		}
+	}()
+	mark := strings.ToLower(rand.Text())
+	for i, ref := range dockerfile.Bases() {
+		img, release, err := b.base(ctx, ref, tell)
+		if err != nil {
+			return images.Image{}, fmt.Errorf("base %s: %w", ref, err)
+		}
+		held = append(held, release)
+		names[ref] = fmt.Sprintf("orchestrator/base:%s-%d", mark, i)
+		what.Bases = append(what.Bases, runtime.Base{Name: names[ref], Image: img})
+	}
+	return b.run(ctx, r, what, func(w io.Writer) error {
+		return build.Rewrite(io.NewSectionReader(spool, 0, n), w, r.File, dockerfile.Renamed(names))
+	})
+}
+
+// run has the builder build, and takes in what it made.
+func (b ImageBuild) run(ctx context.Context, r v1.BuildRequest, what runtime.Build, pack func(io.Writer) error) (img images.Image, err error) {
+	in, out := io.Pipe()
+	packed := make(chan struct{})
+	go func() { // waited for below
+		defer close(packed)
+		out.CloseWithError(pack(out))
+	}()
+	what.Context = in
+	archive, err := b.Builder.Build(ctx, what)
+	in.CloseWithError(errors.New("the build has ended"))
+	<-packed
+	if err != nil {
+		return images.Image{}, err
+	}
+	defer func() {
+		if left := archive.Close(); left != nil {
+			b.Log.Warn("a build has left something in the engine", "ref", r.Ref, "error", left)
+		}
+	}()
+	if img, err = b.Store.Import(ctx, archive, r.Ref); err != nil {
+		return images.Image{}, err
+	}
+	if r.Keep {
+		return b.Store.Pin(img.ID, true)
+	}
+	return img, nil
+}
+
+// base finds an image that a Dockerfile names, or pulls it. It is not collected
+// before release.
+func (b ImageBuild) base(ctx context.Context, ref string, tell func(v1.PullEvent)) (runtime.Image, func(), error) {
+	img, err := b.Store.Resolve(ref)
+	if errdefs.IsNotFound(err) && b.Puller != nil {
+		var pulled images.Image
+		if pulled, err = b.Puller.Pull(ctx, ref, PullEvents(ref, tell)); err == nil {
+			img, err = b.Store.Resolve(pulled.ID)
+		}
+	}
+	if err != nil {
+		return runtime.Image{}, nil, err
+	}
+	return img, b.Store.Hold(img.ID), nil
+}
+
+// events turns what is written into events.
+type events func(v1.PullEvent)
+
+// Write tells a piece.
+func (e events) Write(p []byte) (int, error) {
+	e(v1.PullEvent{Type: "log", Log: string(p)})
+	return len(p), nil
+}

@@ -1,0 +1,149 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/images"
+	"orchestrator/runtime"
+)
+
+// collectEvery is how often images are collected, besides after each new one.
+const collectEvery = time.Hour
+
+// ImageBounds are what images may take, and how long one may be unused; zero is
+// no bound.
+type ImageBounds struct {
+	Budget int64
+	MaxAge time.Duration
+}
+
+// CollectImages removes images that nothing needs, by the configured bounds, or
+// with dry only tells. Only operators may.
+func (e *Engine) CollectImages(ctx context.Context, call Call, dry bool) (v1.ImageCollection, error) {
+	if err := call.operate("collect images"); err != nil {
+		return v1.ImageCollection{}, err
+	}
+	got, err := e.collectImages(ctx, dry)
+	return PresentCollection(got, e.opts.ImageBounds, dry), err
+}
+
+// collectImages has the templates' turn: none comes to use an image meanwhile.
+func (e *Engine) collectImages(ctx context.Context, dry bool) (images.Collected, error) {
+	if err := e.templates.take(ctx); err != nil {
+		return images.Collected{}, err
+	}
+	defer e.templates.leave()
+	needed, err := e.imagesNeeded(ctx)
+	if err != nil {
+		return images.Collected{}, err
+	}
+	for id := range needed {
+		e.opts.Images.Touch(id)
+	}
+	got, err := e.opts.Images.Collect(ctx, images.Collection{Budget: e.opts.ImageBounds.Budget, MaxAge: e.opts.ImageBounds.MaxAge, Needed: needed, Dry: dry})
+	if dry {
+		return got, err
+	}
+	for _, v := range got.Verdicts {
+		if v.Removed {
+			err = errors.Join(err, e.forgetImage(ctx, v.Image.ID))
+		}
+	}
+	return got, err
+}
+
+// forgetImage removes the driver's copy of an image that is no longer here.
+func (e *Engine) forgetImage(ctx context.Context, id string) error {
+	f, ok := e.opts.Driver.(runtime.ImageForgetter)
+	if !ok {
+		return nil
+	}
+	err := f.Forget(ctx, runtime.Image{ID: id})
+	if errdefs.IsFailedPrecondition(err) { // somebody else's container runs it
+		e.log.Info("the engine keeps its copy of an image", "image", id, "error", err)
+		return nil
+	}
+	return err
+}
+
+// imagesNeeded are the images that must stay, by id, and what needs them:
+// templates, also those that are not ready, and sandboxes.
+func (e *Engine) imagesNeeded(ctx context.Context) (map[string][]string, error) {
+	needed := map[string][]string{}
+	for _, name := range e.sched.Templates() {
+		if t, ok := e.sched.Template(name); ok {
+			needed[t.Spec.Image.ID] = append(needed[t.Spec.Image.ID], "template:"+name)
+		}
+	}
+	for name, want := range e.templates.images() {
+		if img, err := e.opts.Images.Resolve(want); err == nil {
+			if by := "template:" + name; !slices.Contains(needed[img.ID], by) {
+				needed[img.ID] = append(needed[img.ID], by)
+			}
+		}
+	}
+	rows, err := e.opts.Store.Live(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range rows {
+		needed[r.Image] = append(needed[r.Image], "sandbox:"+r.ID)
+	}
+	return needed, nil
+}
+
+// images are the names that templates have for their images, by template.
+func (t *templates) images() map[string]string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := map[string]string{}
+	for name, known := range t.known {
+		if known.want.Err == nil {
+			out[name] = known.want.Spec.Image.Ref
+		}
+	}
+	return out
+}
+
+// runImages collects images until ctx ends.
+func (e *Engine) runImages(ctx context.Context) error {
+	t := time.NewTicker(collectEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		case <-e.newImage:
+		}
+		if _, err := e.collectImages(ctx, false); err != nil && ctx.Err() == nil {
+			e.log.Warn("images not all collected", "error", err)
+		}
+	}
+}
+
+// imageCame has images collected soon.
+func (e *Engine) imageCame() {
+	select {
+	case e.newImage <- struct{}{}:
+	default: // it is about to be
+	}
+}
+
+// PresentCollection shows what a collection did.
+func PresentCollection(c images.Collected, b ImageBounds, dry bool) v1.ImageCollection {
+	out := v1.ImageCollection{
+		Items: []v1.CollectedImage{}, FreedBytes: c.Freed, BlobBytes: c.BlobBytes, UsedBytes: c.Used,
+		BudgetBytes: b.Budget, MaxAgeMS: b.MaxAge.Milliseconds(), DryRun: dry,
+	}
+	for _, v := range c.Verdicts {
+		out.Items = append(out.Items, v1.CollectedImage{ID: v.Image.ID, Refs: v.Image.Refs, DiskBytes: v.Bytes, UsedAt: v.Image.Used, Removed: v.Removed, Why: v.Why})
+	}
+	return out
+}

@@ -1,0 +1,330 @@
+package engine
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/said"
+	"orchestrator/internal/scheduler"
+	"orchestrator/internal/store"
+	"orchestrator/volumes"
+)
+
+// The modes of a lease's workspace.
+const (
+	modeWrite   = "rw"
+	modeRead    = "ro"
+	modeOverlay = "overlay"
+)
+
+// settleMode makes of mode and read_only one thing.
+func settleMode(r *v1.SandboxRequest) error {
+	switch r.Mode {
+	case "":
+		return nil
+	case modeWrite, modeRead, modeOverlay:
+	default:
+		return invalid("mode", "is %q: use rw, ro or overlay", r.Mode)
+	}
+	switch {
+	case r.Workspace == "":
+		return invalid("mode", "needs a workspace")
+	case r.ReadOnly && r.Mode != modeRead:
+		return invalid("mode", "is %q, and read_only is set: leave one of them out", r.Mode)
+	}
+	r.ReadOnly = r.Mode == modeRead
+	return nil
+}
+
+// modeOf is how a lease has its workspace, "" without one.
+func modeOf(l store.Lease) string {
+	switch {
+	case l.Workspace == "":
+		return ""
+	case l.Overlay:
+		return modeOverlay
+	case l.ReadOnly:
+		return modeRead
+	}
+	return modeWrite
+}
+
+// Overlays lists what overlay leases changed of a workspace, the oldest first.
+func (e *Engine) Overlays(_ context.Context, call Call, name string) ([]v1.Overlay, error) {
+	if _, err := e.findWorkspace(call, name); err != nil {
+		return nil, err
+	}
+	list, err := e.opts.Volumes.Overlays(diskName(call.Caller, name))
+	out := make([]v1.Overlay, 0, len(list))
+	for _, o := range list {
+		out = append(out, PresentOverlay(o, name))
+	}
+	return out, workspaceError(err, diskName(call.Caller, name), name)
+}
+
+// findOverlay finds an overlay of the caller, and what it calls the workspace.
+// That of another and one that is not there are NotFound alike.
+func (e *Engine) findOverlay(ctx context.Context, call Call, id string) (volumes.Overlay, string, error) {
+	none := said.Errorf(errdefs.ErrNotFound, "there is no overlay %q: it was none, changed nothing, or was committed, discarded or kept long enough", id)
+	o, err := e.opts.Volumes.FindOverlay(id)
+	if errdefs.IsNotFound(err) {
+		return o, "", none
+	}
+	if err != nil {
+		return o, "", err
+	}
+	if call.Caller == LocalCaller {
+		if owned(o.Workspace) {
+			return o, "", none
+		}
+		return o, o.Workspace, nil
+	}
+	names, err := e.opts.Store.WorkspaceNames(ctx, call.Caller)
+	if err != nil {
+		return o, "", err
+	}
+	name, ok := names[o.Workspace]
+	if !ok {
+		return o, "", none
+	}
+	return o, name, nil
+}
+
+// Overlay describes one.
+func (e *Engine) Overlay(ctx context.Context, call Call, id string) (v1.Overlay, error) {
+	o, name, err := e.findOverlay(ctx, call, id)
+	return PresentOverlay(o, name), err
+}
+
+// DiffOverlay tells what an overlay changed, of the paths that are named or of
+// all, with text differences if text is set.
+func (e *Engine) DiffOverlay(ctx context.Context, call Call, id string, paths []string, text bool) (v1.Diff, error) {
+	o, name, err := e.findOverlay(ctx, call, id)
+	if err != nil {
+		return v1.Diff{}, err
+	}
+	d, err := e.opts.Volumes.Diff(ctx, id, volumes.DiffOptions{Paths: paths, Text: text})
+	return PresentDiff(d, name), overlayError(err, o.Workspace, name)
+}
+
+// CommitOverlay puts what an overlay changed into its workspace, all that was
+// asked for or nothing. With r.End its lease is ended first.
+func (e *Engine) CommitOverlay(ctx context.Context, call Call, id string, r v1.CommitRequest) (v1.Commit, error) {
+	o, name, err := e.findOverlay(ctx, call, id)
+	if err != nil {
+		return v1.Commit{}, err
+	}
+	if r.End {
+		if err := e.endOverlay(ctx, call, o); err != nil {
+			return v1.Commit{}, err
+		}
+		if _, err := e.opts.Volumes.FindOverlay(id); errdefs.IsNotFound(err) {
+			return v1.Commit{ID: id, Paths: []string{}, Dropped: []string{}}, nil // it had changed nothing
+		}
+	}
+	c, err := e.opts.Volumes.Commit(ctx, id, volumes.CommitOptions{Paths: r.Paths, Force: r.Force})
+	return PresentCommit(id, c), overlayError(err, o.Workspace, name)
+}
+
+// DiscardOverlay removes what an overlay changed. With end its lease is ended
+// first.
+func (e *Engine) DiscardOverlay(ctx context.Context, call Call, id string, end bool) error {
+	o, name, err := e.findOverlay(ctx, call, id)
+	if err != nil {
+		return err
+	}
+	if end {
+		if err := e.endOverlay(ctx, call, o); err != nil {
+			return err
+		}
+	}
+	err = e.opts.Volumes.Discard(ctx, id)
+	if end && errdefs.IsNotFound(err) { // it had changed nothing
+		return nil
+	}
+	return overlayError(err, o.Workspace, name)
+}
+
+// endOverlay ends the lease of an overlay.
+func (e *Engine) endOverlay(ctx context.Context, call Call, o volumes.Overlay) error {
+	if !o.Live {
+		return nil
+	}
+	if _, err := e.sched.Row(ctx, call.Caller, o.ID); err != nil {
+		return err
+	}
+	if l := e.sched.Live(o.ID); l != nil {
+		return e.sched.End(ctx, l, scheduler.Removed, true)
+	}
+	return nil
+}
+
+// Snapshot copies the files of a workspace. What it takes of the host counts for
+// its caller as workspaces do.
+func (e *Engine) Snapshot(ctx context.Context, call Call, name, label string) (v1.Snapshot, error) {
+	w, err := e.findWorkspace(call, name)
+	if err != nil {
+		return v1.Snapshot{}, err
+	}
+	if call.Caller != LocalCaller {
+		leave, err := e.enterKey(ctx, spaceKey(call))
+		if err != nil {
+			return v1.Snapshot{}, err
+		}
+		defer leave()
+		if err := e.checkSpace(ctx, call, w.UsedBytes); err != nil {
+			return v1.Snapshot{}, err
+		}
+	}
+	return onWorkspace(e, call, name, func(disk string) (v1.Snapshot, error) {
+		s, err := e.opts.Volumes.Snapshot(ctx, disk, label)
+		return PresentSnapshot(s, name), err
+	})
+}
+
+// Snapshots lists those of a workspace, the oldest first.
+func (e *Engine) Snapshots(_ context.Context, call Call, name string) ([]v1.Snapshot, error) {
+	return onWorkspace(e, call, name, func(disk string) ([]v1.Snapshot, error) {
+		list, err := e.opts.Volumes.Snapshots(disk)
+		out := make([]v1.Snapshot, 0, len(list))
+		for _, s := range list {
+			out = append(out, PresentSnapshot(s, name))
+		}
+		return out, err
+	})
+}
+
+// Restore puts a workspace back to a snapshot, named by its id or label.
+func (e *Engine) Restore(ctx context.Context, call Call, name, snapshot string) (v1.Snapshot, error) {
+	return onWorkspace(e, call, name, func(disk string) (v1.Snapshot, error) {
+		s, err := e.opts.Volumes.Restore(ctx, disk, snapshot)
+		return PresentSnapshot(s, name), err
+	})
+}
+
+// RemoveSnapshot removes a snapshot, named by its id or label.
+func (e *Engine) RemoveSnapshot(ctx context.Context, call Call, name, snapshot string) error {
+	_, err := onWorkspace(e, call, name, func(disk string) (struct{}, error) {
+		return struct{}{}, e.opts.Volumes.RemoveSnapshot(ctx, disk, snapshot)
+	})
+	return err
+}
+
+func onWorkspace[T any](e *Engine, call Call, name string, do func(disk string) (T, error)) (T, error) {
+	if _, err := e.findWorkspace(call, name); err != nil {
+		var none T
+		return none, err
+	}
+	disk := diskName(call.Caller, name)
+	out, err := do(disk)
+	return out, overlayError(err, disk, name)
+}
+
+// tellable are the classes of errors of package volumes whose words name nothing
+// but names, ids and paths of the caller.
+var tellable = []error{errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition, errdefs.ErrResourceExhausted, errdefs.ErrInvalidArgument}
+
+// overlayError says an error about overlays or snapshots in the words of the
+// caller.
+func overlayError(err error, disk, name string) error {
+	if err == nil {
+		return nil
+	}
+	words := func(text string) string { return strings.ReplaceAll(text, disk, name) }
+	if live, ok := errors.AsType[*volumes.LiveError](err); ok {
+		return said.Errorf(errdefs.ErrFailedPrecondition,
+			"sandbox %s is not over, and still writes to the overlay: end it first, with `orchestrator sandbox rm %s` or by asking with end", live.ID, live.ID)
+	}
+	if c, ok := errors.AsType[*volumes.ConflictError](err); ok {
+		return said.Errorf(errdefs.ErrConflict, "%s", c.Error())
+	}
+	if p, ok := errors.AsType[*volumes.PathError](err); ok {
+		return invalid("paths", "names %q, which is not among the changes: see the diff for those", p.Path)
+	}
+	if _, ok := errors.AsType[*volumes.BusyError](err); ok {
+		return workspaceError(err, disk, name)
+	}
+	for _, class := range tellable {
+		if errors.Is(err, class) {
+			return said.Errorf(class, "%s", words(strings.TrimSuffix(err.Error(), ": "+class.Error())))
+		}
+	}
+	return workspaceError(err, disk, name)
+}
+
+// PresentOverlay describes an overlay of the workspace that its caller calls
+// name.
+func PresentOverlay(o volumes.Overlay, name string) v1.Overlay {
+	out := v1.Overlay{ID: o.ID, Workspace: name, CreatedAt: o.CreatedAt, Live: o.Live, Changes: o.Changes}
+	out.EndedAt, out.ExpiresAt = timeOrNone(o.EndedAt), timeOrNone(o.ExpiresAt)
+	return out
+}
+
+func timeOrNone(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
+// PresentDiff is a diff as clients get it.
+func PresentDiff(d volumes.Diff, name string) v1.Diff {
+	out := v1.Diff{
+		Overlay: PresentOverlay(d.Overlay, name), Changes: make([]v1.Change, 0, len(d.Changes)),
+		Added: d.Added, Changed: d.Changed, Removed: d.Removed, Truncated: d.Truncated,
+	}
+	for _, c := range d.Changes {
+		change := v1.Change{
+			Kind: string(c.Kind), Type: c.Type, TypeBefore: c.TypeBefore, Size: c.Size, SizeBefore: c.SizeBefore,
+			Diff: c.Text, Binary: c.Binary, Truncated: c.Cut, Dropped: c.Dropped,
+		}
+		change.Path, change.PathBase64 = presentPath(c.Path)
+		if c.Kind != volumes.Removed {
+			change.Mode = fmt.Sprintf("%04o", c.Mode)
+		}
+		if c.Kind != volumes.Added {
+			change.ModeBefore = fmt.Sprintf("%04o", c.ModeBefore)
+		}
+		if c.Conflict != nil {
+			change.Conflict = &v1.Conflict{By: c.Conflict.By, At: timeOrNone(c.Conflict.At)}
+		}
+		out.Changes = append(out.Changes, change)
+	}
+	return out
+}
+
+// presentPath is a path as text, and exact where it is not UTF-8.
+func presentPath(p string) (text, exact string) {
+	if utf8.ValidString(p) {
+		return p, ""
+	}
+	return strings.ToValidUTF8(p, "\uFFFD"), base64.StdEncoding.EncodeToString([]byte(p))
+}
+
+// PresentCommit tells what was committed of an overlay.
+func PresentCommit(id string, c volumes.Committed) v1.Commit {
+	return v1.Commit{ID: id, Paths: presentPaths(c.Paths), Dropped: presentPaths(c.Dropped), Left: c.Left}
+}
+
+func presentPaths(paths []string) []string {
+	out := make([]string, 0, len(paths))
+	for _, p := range paths {
+		text, _ := presentPath(p)
+		out = append(out, text)
+	}
+	return out
+}
+
+// PresentSnapshot describes a snapshot of the workspace that its caller calls
+// name.
+func PresentSnapshot(s volumes.Snapshot, name string) v1.Snapshot {
+	return v1.Snapshot{ID: s.ID, Workspace: name, Label: s.Label, CreatedAt: s.CreatedAt, SizeBytes: s.Bytes}
+}

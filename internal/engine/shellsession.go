@@ -1,0 +1,260 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/guest"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/said"
+	"orchestrator/internal/scheduler"
+	"orchestrator/internal/store"
+	"orchestrator/runtime"
+)
+
+// sessionWait is how long a command waits for its turn unless it says so.
+const sessionWait = time.Minute
+
+// withoutBash says what a session in sh lacks. It is one sentence for callers.
+const withoutBash = "this is sh: what only bash has, such as arrays, [[ ]], shopt, source and process substitution, may be missing"
+
+// StartShellSession starts a shell in a leased sandbox in which commands are
+// run one after the other. The guest keeps it: it is there after a restart of
+// this process.
+func (e *Engine) StartShellSession(ctx context.Context, call Call, sandbox string, r v1.ShellSessionRequest) (v1.ShellSession, error) {
+	ref, err := uuid.NewV7()
+	if err != nil {
+		return v1.ShellSession{}, err
+	}
+	request := struct {
+		Sandbox string
+		v1.ShellSessionRequest
+	}{sandbox, r}
+	return once(ctx, e, call, opSession, ref.String(), request, func(ctx context.Context) (v1.ShellSession, error) {
+		return e.startShellSession(ctx, call, sandbox, ref.String(), r)
+	}, same)
+}
+
+func (e *Engine) startShellSession(ctx context.Context, call Call, sandbox, id string, r v1.ShellSessionRequest) (v1.ShellSession, error) {
+	if r.Shell != "" && r.Shell != "bash" && r.Shell != "sh" {
+		return v1.ShellSession{}, invalid("shell", "is %q: use bash or sh, or leave it out for what the image has", r.Shell)
+	}
+	if err := validateEnv("env", r.Env); err != nil {
+		return v1.ShellSession{}, err
+	}
+	l, use, err := e.enter(ctx, call, sandbox)
+	if err != nil {
+		return v1.ShellSession{}, err
+	}
+	defer use.Leave()
+	st := wire.SessionStart{ID: id, Shell: cmp.Or(r.Shell, "bash"), Cwd: r.Cwd, Env: r.Env, User: r.User}
+	if r.Shell == "" && e.lacksBash(use.Image()) {
+		st.Shell = "sh"
+	}
+	se, err := use.StartSession(use.Ctx, st)
+	if r.Shell == "" && st.Shell == "bash" && isMissingProgram(err) {
+		e.noteNoBash(use.Image())
+		st.Shell = "sh"
+		se, err = use.StartSession(use.Ctx, st)
+	}
+	if err != nil {
+		e.dropShellSession(ctx, use, id)
+		return v1.ShellSession{}, e.cause(l, err)
+	}
+	return presentShellSession(sandbox, se), nil
+}
+
+// dropShellSession ends a session that its caller gets an error for. If that
+// fails too, it goes with the sandbox.
+func (e *Engine) dropShellSession(ctx context.Context, use *scheduler.Use, id string) {
+	ctx, cancel := detach(ctx, 10*time.Second)
+	defer cancel()
+	if _, err := use.EndSession(ctx, id); err != nil && !errdefs.IsNotFound(err) {
+		e.log.Warn("session that was not begun well not ended", "session", id, "error", err)
+	}
+}
+
+func (e *Engine) enter(ctx context.Context, call Call, sandbox string) (*scheduler.Lease, *scheduler.Use, error) {
+	l, err := e.leaseOf(ctx, call, sandbox)
+	if err != nil {
+		return nil, nil, err
+	}
+	use, err := l.Enter(ctx)
+	return l, use, err
+}
+
+// ShellSessions lists a sandbox's sessions, the oldest first.
+func (e *Engine) ShellSessions(ctx context.Context, call Call, sandbox string) ([]v1.ShellSession, error) {
+	l, use, err := e.enter(ctx, call, sandbox)
+	if err != nil {
+		return nil, err
+	}
+	defer use.Leave()
+	list, err := use.Sessions(use.Ctx)
+	if err != nil {
+		return nil, e.cause(l, err)
+	}
+	out := make([]v1.ShellSession, 0, len(list))
+	for _, se := range list {
+		out = append(out, presentShellSession(sandbox, se))
+	}
+	return out, nil
+}
+
+// EndShellSession kills what lives of a session, and forgets it.
+func (e *Engine) EndShellSession(ctx context.Context, call Call, sandbox, id string) (v1.ShellSession, error) {
+	l, use, err := e.enter(ctx, call, sandbox)
+	if err != nil {
+		return v1.ShellSession{}, err
+	}
+	defer use.Leave()
+	se, err := use.EndSession(use.Ctx, id)
+	if err != nil {
+		return v1.ShellSession{}, e.cause(l, noShellSession(id, err))
+	}
+	if se.Result != nil && se.Result.Unclean {
+		err = e.sched.End(ctx, l, scheduler.Unclean, false)
+	}
+	return presentShellSession(sandbox, se), err
+}
+
+// ExecShellSession runs a command in a session, as Exec does one by itself.
+func (e *Engine) ExecShellSession(ctx context.Context, call Call, sandbox, id string, x v1.ShellSessionExec, st Stream) (v1.ExecResult, error) {
+	ref, err := uuid.NewV7()
+	if err != nil {
+		return v1.ExecResult{}, err
+	}
+	request := struct {
+		Sandbox, Session string
+		v1.ShellSessionExec
+	}{sandbox, id, x}
+	return once(ctx, e, call, opSessionExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
+		return e.execShellSession(ctx, call, sandbox, id, ref.String(), x, st)
+	}, keepShort)
+}
+
+func (e *Engine) execShellSession(ctx context.Context, call Call, sandbox, id, ref string, x v1.ShellSessionExec, st Stream) (v1.ExecResult, error) {
+	wait, err := sessionTurn(x)
+	if err != nil {
+		return v1.ExecResult{}, err
+	}
+	l, err := e.leaseOf(ctx, call, sandbox)
+	if err != nil {
+		return v1.ExecResult{}, err
+	}
+	var got wire.SessionResult
+	res, err := e.conduct(ctx, l, ref, x.Exec, st, nil, func(use *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
+		text := x.Command
+		if text == "" {
+			text = commandLine(x.Argv)
+		}
+		var err error
+		got, err = use.ExecSession(use.Ctx, wire.SessionExec{
+			ID: c.ID, Session: id, Text: text, Timeout: c.Timeout, OutputLimit: c.OutputLimit, Wait: wait, Renew: x.Renew,
+		}, io)
+		return got.Result, noShellSession(id, err)
+	})
+	if err != nil {
+		return res, err
+	}
+	switch {
+	case got.Ended || runtime.Ending(res.Ending) == runtime.SandboxLost || l.Ended() != "":
+		res.Session = v1.SessionEnded
+	case got.Renewed:
+		res.Session = v1.SessionRenewed
+	default:
+		res.Session = v1.SessionOpen
+	}
+	return res, nil
+}
+
+// sessionTurn checks a request for a command in a session, and says how long it
+// waits for its turn.
+func sessionTurn(x v1.ShellSessionExec) (time.Duration, error) {
+	switch {
+	case x.Cwd != "":
+		return 0, invalid("cwd", "is the session's: use cd in the command")
+	case len(x.Env) > 0:
+		return 0, invalid("env", "is the session's: use export in the command")
+	case x.User != "":
+		return 0, invalid("user", "is the session's")
+	case x.WaitMS < 0 || x.WaitMS > wire.MaxSessionWait.Milliseconds():
+		return 0, invalid("wait_ms", "is %d: from 0 to %d", x.WaitMS, wire.MaxSessionWait.Milliseconds())
+	case x.WhenBusy == "refuse" && x.WaitMS > 0:
+		return 0, invalid("wait_ms", "is for when_busy wait")
+	case x.WhenBusy == "refuse":
+		return 0, nil
+	case x.WhenBusy != "" && x.WhenBusy != "wait":
+		return 0, invalid("when_busy", "is %q: use wait or refuse", x.WhenBusy)
+	case x.WaitMS > 0:
+		return time.Duration(x.WaitMS) * time.Millisecond, nil
+	}
+	return sessionWait, nil
+}
+
+// commandLine quotes an argument vector for a shell.
+func commandLine(argv []string) string {
+	words := make([]string, len(argv))
+	for i, a := range argv {
+		words[i] = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+	}
+	return strings.Join(words, " ")
+}
+
+// noShellSession words the guest's not finding one for callers.
+func noShellSession(id string, err error) error {
+	if errdefs.IsNotFound(err) {
+		return said.Errorf(errdefs.ErrNotFound, "there is no session %.128q", id)
+	}
+	return err
+}
+
+// recoverShellSession finds the session of a request that was cut short, in the
+// sandboxes of its caller. known false: it cannot be told now.
+func (e *Engine) recoverShellSession(ctx context.Context, k store.Key) (v1.ShellSession, bool) {
+	call := Call{Caller: k.Caller}
+	rows, err := e.opts.Store.Leases(ctx, k.Caller, false, maxListed)
+	if err != nil {
+		return v1.ShellSession{}, false
+	}
+	for _, row := range rows {
+		list, err := e.ShellSessions(ctx, call, row.ID)
+		if errdefs.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			e.log.Warn("session of an earlier request not found out", "session", k.Ref, "error", err)
+			return v1.ShellSession{}, false
+		}
+		for _, se := range list {
+			if se.ID == k.Ref {
+				return se, true
+			}
+		}
+	}
+	return v1.ShellSession{}, true
+}
+
+func presentShellSession(sandbox string, se wire.Session) v1.ShellSession {
+	out := v1.ShellSession{
+		ID: se.ID, SandboxID: sandbox, Shell: se.Shell, State: "idle", StartedAt: se.StartedAt,
+		Commands: se.Commands, Waiting: se.Waiting, Left: se.Left,
+	}
+	if se.Shell == "sh" {
+		out.Missing = withoutBash
+	}
+	if se.Busy {
+		out.State = "busy"
+	}
+	if se.Result != nil {
+		r := present(se.ID, *se.Result)
+		out.State, out.Result = "ended", &r
+	}
+	return out
+}

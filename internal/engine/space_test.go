@@ -1,0 +1,166 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/disk"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/volumes"
+)
+
+// Two that are made at once do not both get the last of what a caller may have.
+func TestACallersWorkspacesHaveABoundTogether(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	w := newWorld(t)
+	s := w.startOptions(t, func(o *Options) {
+		v, err := volumes.Open(filepath.Join(w.dir, "bounded"), volumes.Options{Mechanism: string(disk.Loop), Quota: 8 << 20, MaxQuota: 64 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := v.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		o.Volumes, o.Quotas.DiskBytes = v, 20<<20
+	})
+	defer s.stop()
+	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
+	var made atomic.Int32
+	var group sync.WaitGroup
+	for _, name := range []string{"a", "b", "c", "d"} {
+		group.Go(func() {
+			_, err := s.CreateWorkspace(t.Context(), ann, v1.WorkspaceRequest{Name: name})
+			if q, ok := errors.AsType[*QuotaError](err); ok && q.Quota == "disk_bytes" && q.Limit == 20<<20 && q.Used == 16<<20 && errdefs.IsResourceExhausted(err) {
+				return
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			made.Add(1)
+		})
+	}
+	group.Wait()
+	list, err := s.Workspaces(t.Context(), ann)
+	if err != nil || made.Load() != 2 || len(list) != 2 {
+		t.Fatalf("%d were made, %+v, %v", made.Load(), list, err)
+	}
+	one := list[0].Name
+	if _, err := s.ResizeWorkspace(t.Context(), ann, one, v1.WorkspaceResize{QuotaBytes: 16 << 20}); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("grown beyond the bound: %v", err)
+	}
+	if got, err := s.ResizeWorkspace(t.Context(), ann, one, v1.WorkspaceResize{QuotaBytes: 12 << 20}); err != nil || got.QuotaBytes != 12<<20 || got.Name != one {
+		t.Errorf("grown within it: %+v, %v", got, err)
+	}
+	if err := s.DeleteWorkspace(t.Context(), ann, one); err != nil {
+		t.Fatal(err)
+	}
+	more := s.as(t, v1.TokenRequest{Caller: "ann", Quotas: v1.Quotas{DiskBytes: 40 << 20}})
+	if _, err := s.CreateWorkspace(t.Context(), more, v1.WorkspaceRequest{Name: "more", QuotaBytes: 32 << 20}); err != nil {
+		t.Errorf("a token's own bound: %v", err)
+	}
+	for _, bytes := range []int64{-1, 7, 65 << 20} {
+		_, err := s.CreateWorkspace(t.Context(), Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: bytes})
+		if bad, ok := errors.AsType[*InvalidError](err); !ok || bad.Field != "quota_bytes" {
+			t.Errorf("%d octets: %v", bytes, err)
+		}
+	}
+}
+
+// A size that nothing enforces is refused, not ignored.
+func TestASizeThatNothingEnforcesIsRefused(t *testing.T) {
+	s := newWorld(t).start(t)
+	defer s.stop()
+	_, err := s.CreateWorkspace(t.Context(), Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: 8 << 20})
+	if bad, ok := errors.AsType[*InvalidError](err); !ok || bad.Field != "quota_bytes" || !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("%v", err)
+	}
+}
+
+// boundedWorld is a service whose workspaces have disks.
+func boundedWorld(t *testing.T, limit int64) *service {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	w := newWorld(t)
+	return w.startOptions(t, func(o *Options) {
+		v, err := volumes.Open(filepath.Join(w.dir, "bounded"), volumes.Options{Mechanism: string(disk.Loop), Quota: 8 << 20, MaxQuota: 64 << 20, Snapshots: 16})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := v.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		o.Volumes, o.Quotas.DiskBytes = v, limit
+	})
+}
+
+// Snapshots are outside of a workspace's quota, and not of its caller's.
+func TestSnapshotsCountForTheirCaller(t *testing.T) {
+	s := boundedWorld(t, 20<<20)
+	defer s.stop()
+	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
+	if _, err := s.CreateWorkspace(t.Context(), ann, v1.WorkspaceRequest{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	content := make([]byte, 5<<20)
+	rand.NewChaCha8([32]byte{}).Read(content)
+	_, err := s.WriteWorkspaceFile(t.Context(), ann, "a", wire.FileRequest{Path: "f", Mode: 0o644, Size: int64(len(content))}, bytes.NewReader(content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := 0
+	for range 4 {
+		_, err = s.Snapshot(t.Context(), ann, "a", "")
+		if err != nil {
+			break
+		}
+		made++
+	}
+	if q, ok := errors.AsType[*QuotaError](err); !ok || q.Quota != "disk_bytes" || made == 0 || made > 2 {
+		t.Errorf("%d snapshots of 5 MiB within 12: %v", made, err)
+	}
+	if _, err := s.CreateWorkspace(t.Context(), ann, v1.WorkspaceRequest{Name: "b"}); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("beside them: %v", err)
+	}
+}
+
+// Whose own workspace takes long keeps no other caller from making one.
+func TestCallersTakeRoomBesideOneAnother(t *testing.T) {
+	s := boundedWorld(t, 20<<20)
+	defer s.stop()
+	ann, bob := s.as(t, v1.TokenRequest{Caller: "ann"}), s.as(t, v1.TokenRequest{Caller: "bob"})
+	leave, err := s.enterKey(t.Context(), spaceKey(ann))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer leave()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := s.CreateWorkspace(ctx, bob, v1.WorkspaceRequest{Name: "b"}); err != nil {
+		t.Errorf("%v", err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.CreateWorkspace(gone, ann, v1.WorkspaceRequest{Name: "a"}); !errors.Is(err, context.Canceled) {
+		t.Errorf("who has gone still waits: %v", err)
+	}
+}

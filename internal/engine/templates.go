@@ -1,0 +1,347 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/said"
+	"orchestrator/internal/scheduler"
+)
+
+// Times of templates that are not ready.
+const (
+	retryMin = 2 * time.Second
+	retryMax = time.Minute
+)
+
+// TemplateSource is a template as it was found where templates are kept. It is
+// complete but for its image's ID.
+type TemplateSource struct {
+	scheduler.Template
+	// File is where it stands; empty: the program has it.
+	File string
+	// Err is why it cannot be used; of the rest only the name counts then.
+	Err error
+}
+
+// templates is what is known of all templates: those that the scheduler has,
+// and those that are not ready. Who changes them has the turn.
+type templates struct {
+	turn chan struct{} // holds one
+	wake chan struct{} // holds one: try again now
+
+	mu    sync.Mutex
+	known map[string]*template
+	err   error // why the last look at them was not whole
+}
+
+// template is one of them. The lock guards it.
+type template struct {
+	want  TemplateSource
+	since time.Time // of the version that is leased; zero: there is none
+	err   error     // why want is not what is leased
+	seq   int       // of what is known of it
+	tries int
+	next  time.Time // when it is tried again; zero: when it changes
+}
+
+func newTemplates() *templates {
+	return &templates{turn: make(chan struct{}, 1), wake: make(chan struct{}, 1), known: map[string]*template{}}
+}
+
+func (t *templates) take(ctx context.Context) error {
+	select {
+	case t.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (t *templates) leave() { <-t.turn }
+
+// again makes those that are not ready be tried at once.
+func (t *templates) again() {
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
+}
+
+// openTemplates prepares all templates and returns those that are ready. Where
+// they are given and not looked up, one that is not is an error.
+func (e *Engine) openTemplates(ctx context.Context) ([]scheduler.Template, error) {
+	var sources []TemplateSource
+	for _, t := range e.opts.Templates {
+		sources = append(sources, TemplateSource{Template: t})
+	}
+	if e.opts.LoadTemplates != nil {
+		list, err := e.opts.LoadTemplates()
+		if sources = list; err != nil {
+			e.templates.err = err
+			e.log.Error("templates not all read", "error", err)
+		}
+	}
+	var ready []scheduler.Template
+	for _, src := range sources {
+		t, err := e.readied(ctx, src)
+		if err != nil && e.opts.LoadTemplates == nil {
+			return nil, fmt.Errorf("template %s: %w", src.Name, err)
+		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if e.note(src, err); err == nil {
+			ready = append(ready, t)
+		}
+	}
+	return ready, nil
+}
+
+// readied is a source made ready to be leased.
+func (e *Engine) readied(ctx context.Context, src TemplateSource) (scheduler.Template, error) {
+	if src.Err != nil {
+		return scheduler.Template{}, src.Err
+	}
+	t := src.Template
+	err := e.prepare(ctx, &t)
+	return t, err
+}
+
+// note records what became of a source.
+func (e *Engine) note(src TemplateSource, err error) {
+	e.templates.mu.Lock()
+	defer e.templates.mu.Unlock()
+	t := e.templates.known[src.Name]
+	if t == nil {
+		t = &template{}
+		e.templates.known[src.Name] = t
+	}
+	told := t.err != nil && err != nil && t.err.Error() == err.Error()
+	t.want, t.err = src, err
+	t.seq++
+	if err == nil {
+		t.since, t.tries, t.next = time.Now(), 0, time.Time{}
+		return
+	}
+	t.next = time.Time{}
+	if src.Err == nil { // what is in the file is good: it is the host that is not ready
+		t.next = time.Now().Add(min(retryMax, retryMin<<min(t.tries, 10)))
+		t.tries++
+	}
+	if !told {
+		e.events.tell(v1.ServiceEvent{Type: "template.not_ready", Template: src.Name, Reason: inLine(err)})
+		e.log.Error("template not ready", "template", src.Name, "file", src.File, "version_in_use", !t.since.IsZero(), "error", err)
+	}
+}
+
+// Reload is what a reload of templates did, by names.
+type Reload struct {
+	Added, Changed, Resized, Removed []string
+	// Failed are those whose new version is not in use, and why.
+	Failed map[string]error
+}
+
+// Reload reads the templates again and puts them to use: see
+// scheduler.Scheduler.Put and Drop. One that cannot be used leaves its last
+// good version as it is. The error means that they could not all be read; then
+// none is removed. It is for signals and for who watches the files.
+func (e *Engine) Reload(ctx context.Context) (Reload, error) {
+	r := Reload{Failed: map[string]error{}}
+	if e.opts.LoadTemplates == nil {
+		return r, said.Errorf(errdefs.ErrFailedPrecondition, "this service's templates cannot be reloaded")
+	}
+	if err := e.templates.take(ctx); err != nil {
+		return r, err
+	}
+	defer e.templates.leave()
+	sources, err := e.opts.LoadTemplates()
+	e.templates.mu.Lock()
+	e.templates.err = err
+	e.templates.mu.Unlock()
+	for _, src := range sources {
+		e.reloadOne(ctx, src, &r)
+		if ctx.Err() != nil {
+			return r, context.Cause(ctx)
+		}
+	}
+	if err != nil {
+		e.log.Error("templates not all read", "error", err)
+		return r, err
+	}
+	r.Removed = e.forgetOthers(sources)
+	if len(r.Added)+len(r.Changed)+len(r.Resized)+len(r.Removed) > 0 {
+		e.log.Info("templates reloaded", "added", r.Added, "changed", r.Changed, "resized", r.Resized, "removed", r.Removed, "failed", len(r.Failed))
+	}
+	return r, nil
+}
+
+func (e *Engine) reloadOne(ctx context.Context, src TemplateSource, r *Reload) {
+	t, err := e.readied(ctx, src)
+	if err != nil {
+		e.note(src, err)
+		r.Failed[src.Name] = err
+		return
+	}
+	change := e.sched.Put(t)
+	if change == scheduler.Same && e.isReady(src) {
+		return
+	}
+	e.note(src, nil)
+	switch change {
+	case scheduler.Added:
+		r.Added = append(r.Added, src.Name)
+		e.events.tell(v1.ServiceEvent{Type: "template.ready", Template: src.Name})
+	case scheduler.Changed:
+		r.Changed = append(r.Changed, src.Name)
+		e.events.tell(v1.ServiceEvent{Type: "template.changed", Template: src.Name})
+	case scheduler.Resized:
+		r.Resized = append(r.Resized, src.Name)
+		e.events.tell(v1.ServiceEvent{Type: "template.resized", Template: src.Name})
+	case scheduler.Same: // its file may have moved, or is good again
+	}
+}
+
+// isReady says whether nothing is to be noted about a source that changed
+// nothing.
+func (e *Engine) isReady(src TemplateSource) bool {
+	e.templates.mu.Lock()
+	defer e.templates.mu.Unlock()
+	t := e.templates.known[src.Name]
+	return t != nil && t.err == nil && t.want.File == src.File
+}
+
+// forgetOthers drops what is not among the sources.
+func (e *Engine) forgetOthers(sources []TemplateSource) (removed []string) {
+	e.templates.mu.Lock()
+	for _, name := range slices.Sorted(maps.Keys(e.templates.known)) {
+		if !slices.ContainsFunc(sources, func(s TemplateSource) bool { return s.Name == name }) {
+			delete(e.templates.known, name)
+			removed = append(removed, name)
+		}
+	}
+	e.templates.mu.Unlock()
+	for _, name := range removed {
+		e.sched.Drop(name)
+		e.events.tell(v1.ServiceEvent{Type: "template.removed", Template: name})
+	}
+	return removed
+}
+
+// runTemplates tries those again that are not ready, until ctx ends.
+func (e *Engine) runTemplates(ctx context.Context) error {
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	for {
+		now := false
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-e.templates.wake:
+			now = true
+		case <-t.C:
+		}
+		for _, t := range e.due(now) {
+			e.retry(ctx, t)
+		}
+	}
+}
+
+// due are copies of those to be tried again.
+func (e *Engine) due(now bool) (out []template) {
+	e.templates.mu.Lock()
+	defer e.templates.mu.Unlock()
+	for _, t := range e.templates.known {
+		if !t.next.IsZero() && (now || time.Now().After(t.next)) {
+			out = append(out, *t)
+		}
+	}
+	return out
+}
+
+// retry makes one ready that was not, and gets its image if it can. What takes
+// long is done without the turn.
+func (e *Engine) retry(ctx context.Context, was template) {
+	src := was.want
+	if fetch := e.opts.FetchImage; fetch != nil {
+		if _, err := e.opts.Images.Resolve(src.Spec.Image.Ref); errdefs.IsNotFound(err) {
+			if err := fetch(ctx, src.Spec.Image.Ref); err != nil {
+				if e.unchanged(was) {
+					e.note(src, err)
+				}
+				return
+			}
+		}
+	}
+	if err := e.templates.take(ctx); err != nil {
+		return
+	}
+	defer e.templates.leave()
+	if !e.unchanged(was) {
+		return // it was reloaded meanwhile
+	}
+	t, err := e.readied(ctx, src)
+	if ctx.Err() != nil {
+		return
+	}
+	if e.note(src, err); err == nil {
+		e.sched.Put(t)
+		e.log.Info("template ready", "template", src.Name)
+		e.events.tell(v1.ServiceEvent{Type: "template.ready", Template: src.Name})
+	}
+}
+
+// unchanged says whether nothing more is known of a template since.
+func (e *Engine) unchanged(was template) bool {
+	e.templates.mu.Lock()
+	defer e.templates.mu.Unlock()
+	t := e.templates.known[was.want.Name]
+	return t != nil && t.seq == was.seq
+}
+
+// NotReady is why a template cannot be leased, or nil.
+func (e *Engine) NotReady(name string) error {
+	e.templates.mu.Lock()
+	defer e.templates.mu.Unlock()
+	if t := e.templates.known[name]; t != nil && t.since.IsZero() {
+		return t.err
+	}
+	return nil
+}
+
+// checkTemplate refuses one that is not there or not ready, with the way out.
+func (e *Engine) checkTemplate(call Call, name string) error {
+	known := e.sched.Templates()
+	if slices.Contains(known, name) {
+		return nil
+	}
+	why := e.NotReady(name)
+	if why == nil {
+		return &InvalidError{Field: "template", Message: fmt.Sprintf("%q is not known: use one of %v", name, known), Class: errdefs.ErrNotFound}
+	}
+	text := "try again later"
+	if call.Operator {
+		text = strings.TrimSpace(inLine(why))
+	}
+	return &InvalidError{Field: "template", Message: fmt.Sprintf("%q is not ready: %s; ready are %v", name, text, known), Class: errdefs.ErrUnavailable}
+}
+
+func inLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// imageUser names a template that uses an image, or "".
+func (e *Engine) imageUser(id string) string {
+	for _, name := range e.sched.Templates() {
+		if t, ok := e.sched.Template(name); ok && t.Spec.Image.ID == id {
+			return name
+		}
+	}
+	return ""
+}

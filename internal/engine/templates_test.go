@@ -1,0 +1,145 @@
+package engine
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/scheduler"
+	"orchestrator/pool"
+	"orchestrator/runtime"
+)
+
+// shelf is where the templates of a test are kept.
+type shelf struct {
+	mu   sync.Mutex
+	list []TemplateSource
+	err  error
+}
+
+func (s *shelf) set(err error, list ...TemplateSource) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list, s.err = list, err
+}
+
+func (s *shelf) load() ([]TemplateSource, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.list, s.err
+}
+
+func from(name, image string, low int) TemplateSource {
+	return TemplateSource{File: "/t/" + name + ".yaml", Template: scheduler.Template{
+		Name: name, Spec: runtime.Spec{Image: runtime.Image{Ref: image}}, Pool: pool.Settings{Min: low, Max: 10, Rate: 1000, Parallel: 2},
+	}}
+}
+
+func broken(name string) TemplateSource {
+	return TemplateSource{File: "/t/" + name + ".yaml", Template: scheduler.Template{Name: name}, Err: errors.New("line 3 is bad")}
+}
+
+const here = "test/image:latest"
+
+func TestTemplatesAreReloaded(t *testing.T) {
+	w := newWorld(t)
+	kept := &shelf{}
+	kept.set(nil, from("default", here, 1), from("far", "not/there:1", 1), broken("odd"))
+	s := w.startOptions(t, func(o *Options) { o.Templates, o.LoadTemplates = nil, kept.load })
+	op := Local("")
+	s.lease(t)
+	show := func(name string) v1.Template {
+		t.Helper()
+		got, err := s.Template(t.Context(), op, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	if d := show("default"); d.State != "ready" || d.Error != "" || d.File != "/t/default.yaml" || d.ReadyAt == nil {
+		t.Errorf("%+v", d)
+	}
+	if f := show("far"); f.State != "not_ready" || !strings.Contains(f.Error, "not/there:1") || f.ReadyAt != nil {
+		t.Errorf("%+v", f)
+	}
+	if o := show("odd"); o.State != "not_ready" || o.Error != "line 3 is bad" {
+		t.Errorf("%+v", o)
+	}
+	for call, want := range map[*Call]string{&op: "not/there:1", {Caller: "you"}: "try again later"} {
+		_, err := s.Lease(t.Context(), *call, v1.SandboxRequest{Template: "far"})
+		if e, ok := errors.AsType[*InvalidError](err); !ok || e.Field != "template" || !errdefs.IsUnavailable(err) || !strings.Contains(e.Message, want) || !strings.Contains(e.Message, "[default]") {
+			t.Error(err)
+		}
+	}
+	if list := s.Templates(t.Context(), Call{Caller: "you"}); len(list) != 3 || list[1].Error != "" || list[1].File != "" {
+		t.Errorf("for another: %+v", list)
+	}
+	if _, err := s.ReloadTemplates(t.Context(), Call{Caller: "you"}); !errdefs.IsPermissionDenied(err) {
+		t.Error(err)
+	}
+
+	// A broken version leaves the last good one; others go on.
+	kept.set(nil, broken("default"), from("odd", here, 0))
+	got, err := s.ReloadTemplates(t.Context(), op)
+	if err != nil || len(got.Added) != 1 || got.Added[0] != "odd" || len(got.Removed) != 1 || got.Removed[0] != "far" || got.Failed["default"] != "line 3 is bad" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if d := show("default"); d.State != "ready" || d.Error != "line 3 is bad" || d.Image != here {
+		t.Errorf("%+v", d)
+	}
+	s.lease(t)
+
+	// Where not all can be read, nothing is removed.
+	kept.set(errors.New("the folder cannot be read"))
+	if _, err := s.ReloadTemplates(t.Context(), op); err == nil {
+		t.Error("no error")
+	}
+	s.lease(t)
+
+	kept.set(nil, from("default", here, 3), from("odd", here, 0))
+	got, err = s.ReloadTemplates(t.Context(), op)
+	if err != nil || len(got.Resized) != 1 || len(got.Failed)+len(got.Added)+len(got.Changed)+len(got.Removed) != 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if d := show("default"); d.Error != "" || d.Pool.Min != 3 {
+		t.Errorf("%+v", d)
+	}
+	if got, err = s.ReloadTemplates(t.Context(), op); err != nil || len(got.Resized)+len(got.Changed)+len(got.Failed) != 0 {
+		t.Errorf("nothing changed: %+v, %v", got, err)
+	}
+}
+
+// An image that comes makes its template ready without being asked.
+func TestATemplateWaitsForItsImage(t *testing.T) {
+	w := newWorld(t)
+	kept := &shelf{}
+	kept.set(nil, from("default", "other/image:1", 1))
+	s := w.startOptions(t, func(o *Options) { o.Templates, o.LoadTemplates = nil, kept.load })
+	if err := s.NotReady("default"); !errdefs.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	if _, err := s.ImportImage(t.Context(), Local(""), archive(t), "other/image:1"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is ready", func() bool { return s.NotReady("default") == nil })
+	s.lease(t)
+	if err := s.RemoveImage(t.Context(), Local(""), "other/image:1"); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("an image in use: %v", err)
+	}
+}
+
+func TestAClassThatIsNotHereIsNotReady(t *testing.T) {
+	w := newWorld(t)
+	kept := &shelf{}
+	strong := from("strong", here, 1)
+	strong.Spec.Class = runtime.ClassVM
+	kept.set(nil, from("default", here, 1), strong)
+	s := w.startOptions(t, func(o *Options) { o.Templates, o.LoadTemplates = nil, kept.load })
+	if err := s.NotReady("strong"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "class vm") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,96 @@
+package engine
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/said"
+	"orchestrator/internal/scheduler"
+)
+
+// States of a template as they are shown.
+const (
+	templateReady    = "ready"
+	templateNotReady = "not_ready"
+)
+
+// Templates describes all templates, sorted by name.
+func (e *Engine) Templates(_ context.Context, call Call) []v1.Template {
+	e.templates.mu.Lock()
+	defer e.templates.mu.Unlock()
+	out := make([]v1.Template, 0, len(e.templates.known))
+	for _, name := range slices.Sorted(maps.Keys(e.templates.known)) {
+		out = append(out, e.presentTemplate(call, e.templates.known[name]))
+	}
+	return out
+}
+
+// Template describes one.
+func (e *Engine) Template(_ context.Context, call Call, name string) (v1.Template, error) {
+	e.templates.mu.Lock()
+	defer e.templates.mu.Unlock()
+	t := e.templates.known[name]
+	if t == nil {
+		return v1.Template{}, said.Errorf(errdefs.ErrNotFound, "there is no template %q: there are %s", name, strings.Join(slices.Sorted(maps.Keys(e.templates.known)), ", "))
+	}
+	return e.presentTemplate(call, t), nil
+}
+
+// ReloadTemplates is Reload for a call. Only operators may.
+func (e *Engine) ReloadTemplates(ctx context.Context, call Call) (v1.TemplateReload, error) {
+	if err := call.operate("reload templates"); err != nil {
+		return v1.TemplateReload{}, err
+	}
+	r, err := e.Reload(ctx)
+	out := v1.TemplateReload{
+		Added: listed(r.Added), Changed: listed(r.Changed), Resized: listed(r.Resized), Removed: listed(r.Removed), Failed: map[string]string{},
+	}
+	for name, why := range r.Failed {
+		out.Failed[name] = inLine(why)
+	}
+	return out, err
+}
+
+func listed(names []string) []string { return append([]string{}, names...) }
+
+// presentTemplate shows the version that is leased, or else the one that is to
+// be. The lock of templates is held.
+func (e *Engine) presentTemplate(call Call, t *template) v1.Template {
+	shown, state := t.want.Template, templateNotReady
+	live, ready := e.sched.Template(t.want.Name)
+	if ready {
+		shown, state = live, templateReady
+	}
+	out := describe(shown)
+	out.State = state
+	if ready {
+		since := t.since.UTC()
+		out.ReadyAt = &since
+	}
+	if call.Operator {
+		out.File = t.want.File
+		if t.err != nil {
+			out.Error = inLine(t.err)
+		}
+	}
+	return out
+}
+
+func describe(t scheduler.Template) v1.Template {
+	l, p := t.Spec.Limits, t.Pool
+	out := v1.Template{
+		Name: t.Name, Image: t.Spec.Image.Ref, ImageID: t.Spec.Image.ID, Class: string(t.Spec.Class.OrDefault()), Entrypoint: t.Spec.Entrypoint,
+		Limits: v1.Limits{MemoryBytes: l.MemoryBytes, CPUs: l.CPUs, Pids: l.Pids, TmpBytes: l.TmpBytes, ScratchBytes: l.ScratchBytes, OpenFiles: l.OpenFiles},
+		Tmpfs:  t.Spec.Tmpfs, Ulimits: t.Spec.Ulimits, Env: slices.Sorted(maps.Keys(t.Env)), User: t.User,
+		Pool: v1.PoolSettings{Min: p.Min, Max: p.Max, Rate: p.Rate, Parallel: p.Parallel, MaxAgeMS: p.MaxAge.Milliseconds(), SettleMS: p.Settle.Milliseconds(), Adaptive: p.Adaptive},
+	}
+	for _, h := range t.Warmup {
+		out.Warmup = append(out.Warmup, v1.WarmupHook{Argv: h.Argv, TimeoutMS: h.Timeout.Milliseconds(), Background: h.Background})
+	}
+	return out
+}

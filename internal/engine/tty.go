@@ -1,0 +1,179 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/guest"
+	"orchestrator/internal/guest/wire"
+	"orchestrator/internal/said"
+	"orchestrator/internal/scheduler"
+	"orchestrator/internal/store"
+)
+
+// maxAttached is how many may be attached to one terminal at a time. Each holds
+// two streams of the guest.
+const maxAttached = 16
+
+// OpenTerminal starts a background command on a terminal of its own. Asking
+// again under its key finds the same one.
+func (e *Engine) OpenTerminal(ctx context.Context, call Call, sandbox string, r v1.TerminalRequest) (v1.Shell, error) {
+	ref, err := uuid.NewV7()
+	if err != nil {
+		return v1.Shell{}, err
+	}
+	request := struct {
+		Sandbox string
+		v1.TerminalRequest
+	}{sandbox, r}
+	return once(ctx, e, call, opTerminal, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
+		tty := &wire.TTY{Term: r.Term, Cols: r.Cols, Rows: r.Rows}
+		if f := tty.Check(); f != nil {
+			return v1.Shell{}, invalid(f.Field, "%s", f.Message)
+		}
+		req := v1.ShellRequest{
+			Exec:       v1.Exec{Argv: r.Argv, Command: r.Command, Cwd: r.Cwd, Env: r.Env, User: r.User, TimeoutMS: r.TimeoutMS},
+			SpoolBytes: r.SpoolBytes,
+		}
+		plain := len(r.Argv) == 0 && r.Command == ""
+		if plain {
+			req.Command = "bash" // so that it falls back to sh; the vector is put right below
+		}
+		return e.startShell(ctx, call, sandbox, ref.String(), req, func(c *wire.Command) {
+			c.TTY = tty
+			if plain {
+				c.Argv = c.Argv[:1]
+			}
+		})
+	}, same)
+}
+
+// Attachment is one caller's hold on a terminal. Its methods may be called
+// concurrently; Leave ends it.
+type Attachment struct {
+	e     *Engine
+	row   store.Shell
+	lease *scheduler.Lease
+	use   *scheduler.Use
+	state wire.Shell
+	leave func()
+}
+
+// Attach attaches to a terminal of the caller's in a sandbox, until ctx ends or
+// Leave. The lease counts as used meanwhile.
+func (e *Engine) Attach(ctx context.Context, call Call, sandbox, id string) (*Attachment, error) {
+	row, l, use, err := e.shell(ctx, call, id)
+	if err != nil {
+		return nil, err
+	}
+	a := &Attachment{e: e, row: row, lease: l, use: use}
+	leave, err := e.attached.enter(id)
+	if err != nil {
+		use.Leave()
+		return nil, err
+	}
+	a.leave = sync.OnceFunc(func() { leave(); use.Leave() })
+	switch {
+	case row.Sandbox != sandbox:
+		err = said.Errorf(errdefs.ErrNotFound, "there is no shell %q in this sandbox", id)
+	case !row.TTY:
+		err = said.Errorf(errdefs.ErrFailedPrecondition, "shell %q has no terminal: read its output and write to its input instead", id)
+	default:
+		a.state, err = use.Shell(use.Ctx, id)
+		err = e.cause(l, err)
+	}
+	if err != nil {
+		a.Leave()
+		return nil, err
+	}
+	return a, nil
+}
+
+// Leave gives the hold up; the terminal stays. Idempotent.
+func (a *Attachment) Leave() { a.leave() }
+
+// Span is where the output that was kept stood at the beginning.
+func (a *Attachment) Span() (start, end int64) { return a.state.Stdout.Start, a.state.Stdout.End }
+
+// Size is what the terminal's was at the beginning.
+func (a *Attachment) Size() (cols, rows int) {
+	if a.state.TTY == nil {
+		return 0, 0
+	}
+	return a.state.TTY.Cols, a.state.TTY.Rows
+}
+
+// Follow gives the output from offset on to sink until the command ends, and
+// returns how. A gap shows in the offsets.
+func (a *Attachment) Follow(offset int64, sink func(offset int64, data []byte) error) (v1.ExecResult, error) {
+	end, err := a.use.Output(a.use.Ctx, wire.Output{ID: a.row.ID, Stream: wire.Stdout, Offset: offset, Follow: true}, sink)
+	if err != nil {
+		return v1.ExecResult{}, a.e.cause(a.lease, err)
+	}
+	a.e.noteEnd(a.use.Ctx, end.Shell)
+	sh := presentShell(a.row, end.Shell)
+	if sh.Result == nil {
+		return v1.ExecResult{}, errors.New("the output of a terminal ended before its command")
+	}
+	return *sh.Result, nil
+}
+
+// Type gives what r gives to the terminal, until r ends. taken is told how many
+// bytes it got.
+func (a *Attachment) Type(r io.Reader, taken func(total int64)) error {
+	return a.e.cause(a.lease, a.use.Type(a.use.Ctx, a.row.ID, r, taken))
+}
+
+// Resize sets the terminal's size; of several who are attached, the last one's
+// counts.
+func (a *Attachment) Resize(cols, rows int) error {
+	if f := wire.CheckSize(cols, rows); f != nil {
+		return invalid(f.Field, "%s", f.Message)
+	}
+	return a.e.cause(a.lease, a.use.Resize(a.use.Ctx, wire.Resize{ID: a.row.ID, Cols: cols, Rows: rows}))
+}
+
+// Signal sends a signal to every process of the terminal's command.
+func (a *Attachment) Signal(number int) error {
+	if number < 1 || number > 64 {
+		return invalid("signal", "is %d: from 1 to 64", number)
+	}
+	return a.e.cause(a.lease, a.use.Signal(a.use.Ctx, wire.Signal{ID: a.row.ID, Number: number, All: true}))
+}
+
+// Ended says whether an error is that the command was over.
+func Ended(err error) bool {
+	g, ok := errors.AsType[*guest.Error](err)
+	return ok && (errdefs.IsFailedPrecondition(g) || errdefs.IsNotFound(g))
+}
+
+// attachedCount counts who is attached, by terminal. The zero value is good.
+type attachedCount struct {
+	mu sync.Mutex
+	n  map[string]int
+}
+
+func (c *attachedCount) enter(id string) (leave func(), err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n[id] >= maxAttached {
+		return nil, said.Errorf(errdefs.ErrResourceExhausted, "%d are attached to terminal %s, no more are allowed", maxAttached, id)
+	}
+	if c.n == nil {
+		c.n = map[string]int{}
+	}
+	c.n[id]++
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.n[id]--; c.n[id] == 0 {
+			delete(c.n, id)
+		}
+	}, nil
+}
