@@ -3,10 +3,8 @@ package client
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
-	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -39,40 +37,15 @@ func (c *Client) AnswerApproval(ctx context.Context, id string, a v1.ApprovalAns
 // and what the server refuses, end it early.
 func (c *Client) WatchApprovals(ctx context.Context, event func(v1.ApprovalEvent) error) error {
 	w := &approvalWatch{client: c, event: event, pending: map[string]bool{}}
-	pause := persistMin
-	for answered := false; ; {
-		heard := w.heard
-		err := w.listen(ctx)
-		answered = answered || !errors.Is(err, ErrNoServer)
-		switch {
-		case w.failed != nil:
-			return w.failed
-		case context.Cause(ctx) != nil:
-			return context.Cause(ctx)
-		case !answered:
-			return err
-		case !errdefs.IsUnavailable(err) && !errdefs.IsResourceExhausted(err): // which is: we were too slow
-			return err
-		}
-		if w.heard > heard {
-			pause = persistMin
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-		pause = min(2*pause, persistMax)
-	}
+	return relisten(ctx, &w.progress, w.listen)
 }
 
 // approvalWatch is what a listener knows over several connections.
 type approvalWatch struct {
+	progress
 	client  *Client
 	event   func(v1.ApprovalEvent) error
 	pending map[string]bool
-	heard   int
-	failed  error // what event returned
 }
 
 // listen listens over one connection.

@@ -94,7 +94,7 @@ func classOfStatus(status int) error {
 		return errdefs.ErrPermissionDenied
 	case http.StatusNotFound:
 		return errdefs.ErrNotFound
-	case http.StatusTooManyRequests:
+	case http.StatusTooManyRequests, http.StatusInsufficientStorage:
 		return errdefs.ErrResourceExhausted
 	case http.StatusNotImplemented, http.StatusMethodNotAllowed:
 		return errdefs.ErrNotImplemented

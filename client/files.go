@@ -91,7 +91,7 @@ func (f Files) Stat(ctx context.Context, path string) (v1.File, error) {
 	return ask[v1.File](ctx, f.client, f.call(http.MethodGet, path).flag("stat", true))
 }
 
-// MakeDir makes a folder with its parents. Only sandboxes have it.
+// MakeDir makes a folder with its parents.
 func (f Files) MakeDir(ctx context.Context, path string) (v1.File, error) {
 	return ask[v1.File](ctx, f.client, f.call(http.MethodPut, path).flag("dir", true))
 }

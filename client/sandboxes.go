@@ -20,6 +20,13 @@ func (c *Client) Sandboxes(ctx context.Context, ended bool) ([]v1.Sandbox, error
 	return l.Items, err
 }
 
+// AllSandboxes lists everything that lives: leases of all callers, what is warm
+// and what is being made. It is for operators.
+func (c *Client) AllSandboxes(ctx context.Context) ([]v1.Sandbox, error) {
+	l, err := ask[v1.List[v1.Sandbox]](ctx, c, newCall(http.MethodGet, "sandboxes").flag("all", true))
+	return l.Items, err
+}
+
 // Sandbox describes one lease, also one that is over.
 func (c *Client) Sandbox(ctx context.Context, id string) (v1.Sandbox, error) {
 	return ask[v1.Sandbox](ctx, c, newCall(http.MethodGet, "sandboxes", id))
@@ -35,4 +42,10 @@ func (c *Client) RemoveSandbox(ctx context.Context, id string) error {
 // grace and then destroys it. It returns when nothing is left of it.
 func (c *Client) StopSandbox(ctx context.Context, id string, grace time.Duration) (v1.Sandbox, error) {
 	return ask[v1.Sandbox](ctx, c, newCall(http.MethodPost, "sandboxes", id, "stop").duration("grace_ms", grace))
+}
+
+// SyncSandbox brings the workspace up to what the sandbox has, where it is
+// carried and not mounted; elsewhere there is nothing to do.
+func (c *Client) SyncSandbox(ctx context.Context, id string) (v1.Sync, error) {
+	return ask[v1.Sync](ctx, c, newCall(http.MethodPost, "sandboxes", id, "sync"))
 }

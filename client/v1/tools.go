@@ -172,6 +172,7 @@ type ApprovalEvent struct {
 type Quotas struct {
 	Sandboxes   int   `json:"sandboxes,omitempty"`    // at once
 	MemoryBytes int64 `json:"memory_bytes,omitempty"` // of them together
+	DiskBytes   int64 `json:"disk_bytes,omitempty"`   // of its workspaces together
 	Calls       int64 `json:"calls,omitempty"`        // of tools in a day (UTC)
 }
 
@@ -236,8 +237,24 @@ type AuditRecord struct {
 	Stdout     int64           `json:"stdout_bytes,omitempty"`
 	Stderr     int64           `json:"stderr_bytes,omitempty"`
 	Error      string          `json:"error,omitempty"`
+	// Egress is set for kind "egress".
+	Egress *AuditEgress `json:"egress,omitempty"`
 	// Hash is the record's own in the chain, as hex.
 	Hash string `json:"hash"`
+}
+
+// AuditEgress is a connection out of a sandbox, or one request of plain HTTP;
+// the record's verdict is "allow" or "deny".
+type AuditEgress struct {
+	Host     string `json:"host,omitempty"`
+	Port     int    `json:"port,omitempty"`
+	Protocol string `json:"protocol,omitempty"`
+	Method   string `json:"method,omitempty"`
+	Path     string `json:"path,omitempty"`
+	Address  string `json:"address,omitempty"` // that was connected to
+	Reason   string `json:"reason"`
+	Sent     int64  `json:"sent"`
+	Received int64  `json:"received"`
 }
 
 // AuditReport is what a verification found.

@@ -23,9 +23,16 @@ type SandboxRequest struct {
 	Template string `json:"template,omitempty"`
 	// Workspace is the name of a workspace to bind at /workspace; ReadOnly
 	// binds it read-only. Only one lease at a time may write.
-	Workspace string            `json:"workspace,omitempty"`
-	ReadOnly  bool              `json:"read_only,omitempty"`
-	Env       map[string]string `json:"env,omitempty"`
+	Workspace string `json:"workspace,omitempty"`
+	ReadOnly  bool   `json:"read_only,omitempty"`
+	// Mode is how the workspace is bound: "rw" (the default), "ro" (as
+	// ReadOnly), or "overlay": changes are kept apart, to be looked at, committed
+	// or discarded. Any number of overlay leases can be on one workspace.
+	Mode string `json:"mode,omitempty"`
+	// Class is the isolation that is wanted at least: "container", "gvisor" or
+	// "vm". A template of a weaker class is refused.
+	Class string            `json:"class,omitempty"`
+	Env   map[string]string `json:"env,omitempty"`
 	// TTLMS ends the lease after this time, whatever it does; IdleMS after a
 	// time without a call. Zero takes the server's defaults.
 	TTLMS  int64 `json:"ttl_ms,omitempty"`
@@ -35,11 +42,16 @@ type SandboxRequest struct {
 	WhenEmpty string            `json:"when_empty,omitempty"`
 	WaitMS    int64             `json:"wait_ms,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"`
+	// Egress is what commands may reach through the proxy that the sandbox then
+	// has. Nil: nothing.
+	Egress *Egress `json:"egress,omitempty"`
 }
 
 // Sandbox is a lease on one container.
 type Sandbox struct {
 	ID string `json:"id"`
+	// Caller is whose lease it is; empty while it is nobody's.
+	Caller string `json:"caller,omitempty"`
 	// State is "creating", "warm", "leased", "stopping", "gone" or "failed".
 	State     string            `json:"state"`
 	Template  string            `json:"template"`
@@ -47,7 +59,11 @@ type Sandbox struct {
 	Image     string            `json:"image"`
 	Workspace string            `json:"workspace,omitempty"`
 	ReadOnly  bool              `json:"read_only,omitempty"`
+	Mode      string            `json:"mode,omitempty"`
+	Class     string            `json:"class,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"`
+	// Egress is what it may reach; nil: nothing.
+	Egress *Egress `json:"egress,omitempty"`
 	// Session is the session of tool calls that it belongs to.
 	Session   string    `json:"session,omitempty"`
 	CreatedAt time.Time `json:"created_at"`
@@ -61,6 +77,14 @@ type Sandbox struct {
 	// "idle", "lost", "unclean", "failed".
 	EndedAt *time.Time `json:"ended_at,omitempty"`
 	Reason  string     `json:"reason,omitempty"`
+}
+
+// Sync says what was brought from a sandbox to its workspace. Not Carried: the
+// workspace is mounted, read-only, or there is none, so there is nothing to do.
+type Sync struct {
+	Carried bool  `json:"carried"`
+	Entries int   `json:"entries"`
+	Bytes   int64 `json:"bytes"`
 }
 
 // Exec is a command to run: either Argv, or Command for the sandbox's shell
@@ -102,6 +126,11 @@ type ExecResult struct {
 	DurationMS  int64  `json:"duration_ms"`
 	Usage       Usage  `json:"usage"`
 	Detail      string `json:"detail,omitempty"`
+	// Session is what came of the session that a command ran in: "open",
+	// "renewed" or "ended".
+	Session string `json:"session,omitempty"`
+	// Overlay is the id of what a run with mode "overlay" changed, if anything.
+	Overlay string `json:"overlay,omitempty"`
 }
 
 // Run is a one-shot call: a sandbox is leased, runs one command, and is
@@ -111,16 +140,19 @@ type Run struct {
 	Template  string            `json:"template,omitempty"`
 	Workspace string            `json:"workspace,omitempty"`
 	ReadOnly  bool              `json:"read_only,omitempty"`
+	Mode      string            `json:"mode,omitempty"`
+	Class     string            `json:"class,omitempty"`
 	WhenEmpty string            `json:"when_empty,omitempty"`
 	WaitMS    int64             `json:"wait_ms,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"`
+	Egress    *Egress           `json:"egress,omitempty"`
 }
 
 // Lease is the part of a Run that asks for the sandbox.
 func (r Run) Lease() SandboxRequest {
 	return SandboxRequest{
-		Template: r.Template, Workspace: r.Workspace, ReadOnly: r.ReadOnly,
-		WhenEmpty: r.WhenEmpty, WaitMS: r.WaitMS, Labels: r.Labels,
+		Template: r.Template, Workspace: r.Workspace, ReadOnly: r.ReadOnly, Mode: r.Mode, Class: r.Class,
+		WhenEmpty: r.WhenEmpty, WaitMS: r.WaitMS, Labels: r.Labels, Egress: r.Egress,
 	}
 }
 
@@ -158,6 +190,8 @@ type Shell struct {
 	State     string      `json:"state"`
 	StartedAt time.Time   `json:"started_at"`
 	Result    *ExecResult `json:"result,omitempty"`
+	// TTY: it runs on a terminal, see TerminalRequest.
+	TTY bool `json:"tty,omitempty"`
 	// The bytes of each stream that can be read now.
 	StdoutStart int64 `json:"stdout_start"`
 	StdoutEnd   int64 `json:"stdout_end"`
@@ -197,6 +231,8 @@ type File struct {
 // WorkspaceRequest makes a workspace.
 type WorkspaceRequest struct {
 	Name string `json:"name"`
+	// QuotaBytes is what it holds at most; zero takes the server's default.
+	QuotaBytes int64 `json:"quota_bytes,omitempty"`
 }
 
 // Workspace is a folder that outlives sandboxes.
@@ -205,14 +241,25 @@ type Workspace struct {
 	CreatedAt time.Time `json:"created_at"`
 	// Sandboxes are the leases that have it now.
 	Sandboxes []string `json:"sandboxes"`
+	// QuotaBytes is what it holds at most, 0 where nothing bounds it, UsedBytes
+	// what is in it: of a workspace at rest, as of its last use.
+	QuotaBytes int64 `json:"quota_bytes,omitempty"`
+	UsedBytes  int64 `json:"used_bytes,omitempty"`
+	// Overlays and Snapshots are how many it has.
+	Overlays  int `json:"overlays,omitempty"`
+	Snapshots int `json:"snapshots,omitempty"`
 }
 
 // Pool is the state of one template's warm pool.
 type Pool struct {
-	Template  string `json:"template"`
-	Image     string `json:"image"`
-	Min       int    `json:"min"`
-	Max       int    `json:"max"`
+	Template string `json:"template"`
+	Image    string `json:"image"`
+	Min      int    `json:"min"`
+	Max      int    `json:"max"`
+	// Target is how many are to be warm now: Min, or between Min and Max what the
+	// demand of late asks for where Adaptive is set.
+	Target    int    `json:"target"`
+	Adaptive  bool   `json:"adaptive,omitempty"`
 	Creating  int    `json:"creating"`
 	Warm      int    `json:"warm"`
 	Leased    int    `json:"leased"`
@@ -220,14 +267,6 @@ type Pool struct {
 	Created   int64  `json:"created_total"`
 	Failed    int64  `json:"failed_total"`
 	LastError string `json:"last_error,omitempty"`
-}
-
-// Image is an imported image.
-type Image struct {
-	Ref       string    `json:"ref"`
-	ID        string    `json:"id"`
-	SizeBytes int64     `json:"size_bytes"`
-	CreatedAt time.Time `json:"created_at"`
 }
 
 // List is how every list answers.

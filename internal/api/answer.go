@@ -33,8 +33,12 @@ func (a *answer) disarm() { _ = a.ctl.SetWriteDeadline(time.Time{}) }
 // last bounds what net/http sends when the handler is through.
 func (a *answer) last() { a.arm() }
 
-// WriteHeader notes the status.
+// WriteHeader notes the status. What only informs is not sent: servers in
+// sandboxes would put foreign fields in it.
 func (a *answer) WriteHeader(status int) {
+	if status < http.StatusOK && status != http.StatusSwitchingProtocols {
+		return
+	}
 	if a.status == 0 {
 		a.status = status
 	}

@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -35,6 +36,7 @@ const (
 	idleTime      = 2 * time.Minute
 	heartbeatTime = 15 * time.Second
 	takeTime      = 5 * time.Minute // for a client to take a piece of an answer
+	leaveTime     = 5 * time.Second // for clients at terminals to be told of a hand-over
 )
 
 // Options of a Server; Engine is needed.
@@ -58,8 +60,10 @@ type Server struct {
 	opts Options
 	log  *slog.Logger
 	mux  *http.ServeMux
-	// stall is takeTime but in tests.
-	stall time.Duration
+	// stall is takeTime and beat heartbeatTime but in tests.
+	stall, beat time.Duration
+	// terminals are the connections that net/http does not wait for.
+	terminals sync.WaitGroup
 	// soon ends when a hand-over begins: who only waits for output is let go
 	// at once, and asks the next process.
 	soon    context.Context
@@ -71,10 +75,10 @@ func New(o Options) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{opts: o, log: o.Log, mux: http.NewServeMux(), stall: takeTime}
+	s := &Server{opts: o, log: o.Log, mux: http.NewServeMux(), stall: takeTime, beat: heartbeatTime}
 	s.soon, s.handing = context.WithCancelCause(context.Background())
 	for _, r := range s.routes() {
-		s.mux.Handle(r.method+" "+r.path, s.wrap(r))
+		s.mux.Handle(strings.TrimPrefix(r.method+" "+r.path, " "), s.wrap(r))
 	}
 	if o.MCP != nil {
 		s.mux.Handle("/mcp", s.wrap(route{path: "/mcp", handle: s.talk}))
@@ -114,10 +118,25 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration)
 			h.Close() //nolint:errcheck // there is nobody left to tell
 		}
 	}
+	s.leaveTerminals()
 	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
+}
+
+// leaveTerminals waits until clients at terminals were told to come back, or
+// do not listen.
+func (s *Server) leaveTerminals() {
+	told := make(chan struct{})
+	go func() { // it ends with the last of them
+		defer close(told)
+		s.terminals.Wait()
+	}()
+	select {
+	case <-told:
+	case <-time.After(leaveTime):
+	}
 }
 
 var errStopping = said.Errorf(errdefs.ErrUnavailable, "the service is stopping")
@@ -134,7 +153,7 @@ func (s *Server) untilStop(r *http.Request) (context.Context, context.CancelFunc
 type handler func(w http.ResponseWriter, r *http.Request, call engine.Call) error
 
 type route struct {
-	method, path string
+	method, path string // no method: every one
 	handle       handler
 	// open routes need no token, and have no caller; operator routes are not for
 	// callers who are no operators.
@@ -187,7 +206,11 @@ func (s *Server) wrap(rt route) http.Handler {
 // logged and answered.
 func handle(w http.ResponseWriter, r *http.Request, h handler, call engine.Call) (err error) {
 	defer func() {
-		if p := recover(); p != nil {
+		switch p := recover(); p {
+		case nil:
+		case http.ErrAbortHandler: // how an answer that has begun is cut
+			panic(p)
+		default:
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()

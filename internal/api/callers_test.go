@@ -64,6 +64,7 @@ func TestRoutesOfOperatorsAreRefused(t *testing.T) {
 	ann := bearer(t, srv, `{"caller":"ann","trust":3}`)
 	for _, c := range [][2]string{
 		{"POST", "/v1/images"}, {"DELETE", "/v1/images?ref=x"}, {"POST", "/v1/down"},
+		{"POST", "/v1/images/pull"}, {"POST", "/v1/images/build?ref=x"}, {"POST", "/v1/images/gc"}, {"PUT", "/v1/images/pin?ref=x"}, {"DELETE", "/v1/images/pin?ref=x"},
 		{"POST", "/v1/tokens"}, {"GET", "/v1/tokens"}, {"DELETE", "/v1/tokens/x"},
 	} {
 		body := ""

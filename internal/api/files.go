@@ -157,13 +157,20 @@ func (s *Server) deleteWorkspace(w http.ResponseWriter, r *http.Request, call en
 }
 
 func (s *Server) putWorkspaceFile(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	q := queryOf(r, "path", "mode")
-	req := q.file()
+	q := queryOf(r, "path", "mode", "dir")
+	req, dir := q.file(), q.yes("dir")
 	if q.err != nil {
 		return q.err
 	}
-	req.Size = max(0, r.ContentLength)
-	info, err := s.opts.Engine.WriteWorkspaceFile(r.Context(), call, r.PathValue("name"), req, r.Body)
+	name := r.PathValue("name")
+	var info v1.File
+	var err error
+	if dir {
+		info, err = s.opts.Engine.MakeWorkspaceDir(r.Context(), call, name, req)
+	} else {
+		req.Size = max(0, r.ContentLength)
+		info, err = s.opts.Engine.WriteWorkspaceFile(r.Context(), call, name, req, r.Body)
+	}
 	if err != nil {
 		return err
 	}

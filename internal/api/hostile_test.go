@@ -83,6 +83,7 @@ func TestAClientThatLeavesEndsItsCommand(t *testing.T) {
 			go func() {
 				defer close(done)
 				if res, err := srv.Client().Do(req); err == nil {
+					<-ctx.Done()
 					res.Body.Close()
 				}
 			}()
@@ -91,7 +92,7 @@ func TestAClientThatLeavesEndsItsCommand(t *testing.T) {
 				ask(t, srv, "GET", "/v1/sandboxes", "").into(t, &list)
 				return len(list.Items)
 			}
-			for deadline := time.Now().Add(30 * time.Second); leased() == 0; {
+			for deadline := time.Now().Add(30 * time.Second); leased() == 0; time.Sleep(5 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatal("it never ran")
 				}

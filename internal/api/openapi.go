@@ -14,7 +14,7 @@ import (
 
 type object = map[string]any
 
-var pathParameter = regexp.MustCompile(`\{(\w+)\}`)
+var pathParameter = regexp.MustCompile(`\{(\w+)(\.\.\.)?\}`)
 
 // openapi describes the interface, made from the routes and the types
 // themselves so that it cannot say anything else.
@@ -22,10 +22,17 @@ func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ engine.Call) 
 	schemas := object{}
 	paths := map[string]object{}
 	for _, r := range s.routes() {
-		if paths[r.path] == nil {
-			paths[r.path] = object{}
+		path := strings.ReplaceAll(r.path, "...}", "}")
+		if paths[path] == nil {
+			paths[path] = object{}
 		}
-		paths[r.path][strings.ToLower(r.method)] = operation(r, schemas)
+		methods := []string{strings.ToLower(r.method)}
+		if r.method == "" {
+			methods = allMethods
+		}
+		for _, method := range methods {
+			paths[path][method] = operation(r, schemas)
+		}
 	}
 	ref(reflect.TypeFor[v1.Problem](), schemas)
 	return reply(w, http.StatusOK, object{
@@ -38,6 +45,9 @@ func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ engine.Call) 
 		},
 	})
 }
+
+// allMethods are those that a description can have.
+var allMethods = []string{"get", "put", "post", "delete", "options", "head", "patch", "trace"}
 
 func operation(r route, schemas object) object {
 	params := []object{}

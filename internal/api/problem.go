@@ -58,6 +58,9 @@ func problem(err error) *v1.Problem {
 			break
 		}
 	}
+	if noRoom(err) && p.Status == http.StatusTooManyRequests {
+		p.Status = http.StatusInsufficientStorage
+	}
 	if e, ok := errors.AsType[*said.Error](err); ok && p.Code == "internal" {
 		p.Detail = e.Message
 	}
@@ -78,6 +81,9 @@ func problem(err error) *v1.Problem {
 	}
 	if _, ok := errors.AsType[*engine.EndedError](err); ok {
 		p.Title = "Gone"
+	}
+	if _, ok := errors.AsType[*engine.PortError](err); ok {
+		p.Status, p.Title, p.Field = http.StatusBadGateway, http.StatusText(http.StatusBadGateway), "port"
 	}
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		p.Status, p.Title, p.Code, p.Field = http.StatusRequestEntityTooLarge, http.StatusText(http.StatusRequestEntityTooLarge), "invalid_argument", "body"
@@ -113,7 +119,7 @@ func (s *Server) fail(w *answer, r *http.Request, err error) {
 	switch {
 	case gone:
 		s.log.Debug("client went away", "method", r.Method, "path", r.URL.Path, "error", err)
-	case p.Status >= http.StatusInternalServerError:
+	case p.Status >= http.StatusInternalServerError && p.Status != http.StatusInsufficientStorage && p.Status != http.StatusBadGateway: // which are the caller's
 		s.log.Error("request not carried out", "method", r.Method, "path", r.URL.Path, "error", err)
 	}
 	if w.status != 0 {

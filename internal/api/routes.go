@@ -13,20 +13,22 @@ import (
 
 // routes is everything that is served, and what /openapi.json is made from.
 func (s *Server) routes() []route {
-	return slices.Concat(s.sandboxRoutes(), s.toolRoutes(), s.approvalRoutes(), s.tokenRoutes(), s.auditRoutes(), s.shellCompatRoutes(), s.otherRoutes())
+	return slices.Concat(s.sandboxRoutes(), s.shellSessionRoutes(), s.toolRoutes(), s.approvalRoutes(), s.tokenRoutes(), s.auditRoutes(), s.imageRoutes(), s.templateRoutes(), s.eventRoutes(), s.shellCompatRoutes(), s.overlayRoutes(), s.spaceRoutes(), s.figureRoutes(), s.portRoutes(), s.egressRoutes(), s.otherRoutes())
 }
 
 func (s *Server) sandboxRoutes() []route {
 	return []route{
 		{method: "POST", path: "/v1/sandboxes", handle: s.createSandbox, summary: "Lease a sandbox", body: v1.SandboxRequest{}, answer: v1.Sandbox{}},
-		{method: "GET", path: "/v1/sandboxes", handle: s.listSandboxes, summary: "List leases", query: []string{"ended"}, answer: v1.List[v1.Sandbox]{}},
+		{method: "GET", path: "/v1/sandboxes", handle: s.listSandboxes, summary: "List leases; with all, for operators, everything that lives", query: []string{"ended", "all"}, answer: v1.List[v1.Sandbox]{}},
 		{method: "GET", path: "/v1/sandboxes/{id}", handle: s.getSandbox, summary: "Describe a lease, also one that is over", answer: v1.Sandbox{}},
 		{method: "DELETE", path: "/v1/sandboxes/{id}", handle: s.removeSandbox, summary: "Destroy a sandbox now"},
+		{method: "POST", path: "/v1/sandboxes/{id}/sync", handle: s.syncSandbox, summary: "Bring a workspace that is carried up to what the sandbox has", answer: v1.Sync{}},
 		{method: "POST", path: "/v1/sandboxes/{id}/stop", handle: s.stopSandbox, summary: "End a sandbox: TERM, the grace time, destroy", query: []string{"grace_ms"}, answer: v1.Sandbox{}},
 		{method: "POST", path: "/v1/sandboxes/{id}/exec", direct: true, handle: s.exec, summary: "Run a command and wait for its end", body: v1.Exec{}, answer: v1.ExecResult{}},
 		{method: "POST", path: "/v1/run", direct: true, handle: s.run, summary: "Lease, run one command, destroy", body: v1.Run{}, answer: v1.ExecResult{}},
 		{method: "POST", path: "/v1/sandboxes/{id}/shells", direct: true, handle: s.startShell, summary: "Start a background command", body: v1.ShellRequest{}, answer: v1.Shell{}},
 		{method: "GET", path: "/v1/sandboxes/{id}/shells", handle: s.listShells, summary: "List background commands", answer: v1.List[v1.Shell]{}},
+		{method: "GET", path: "/v1/sandboxes/{id}/pty", direct: true, handle: s.pty, summary: "Open a terminal, or attach to one (shell), as a WebSocket of subprotocol " + v1.TerminalProtocol, query: ptyQuery, answer: v1.TerminalMessage{}},
 		{method: "GET", path: "/v1/shells/{id}", handle: s.getShell, summary: "Describe a background command", answer: v1.Shell{}},
 		{method: "DELETE", path: "/v1/shells/{id}", handle: s.killShell, summary: "Kill a background command: TERM, the grace time, KILL", query: []string{"grace_ms", "forget"}, answer: v1.Shell{}},
 		{method: "POST", path: "/v1/shells/{id}/signal", handle: s.signalShell, summary: "Signal every process of a background command", query: []string{"signal"}},
@@ -46,12 +48,9 @@ func (s *Server) otherRoutes() []route {
 		{method: "GET", path: "/v1/workspaces/{name}", handle: s.getWorkspace, summary: "Describe a workspace", answer: v1.Workspace{}},
 		{method: "DELETE", path: "/v1/workspaces/{name}", direct: true, handle: s.deleteWorkspace, summary: "Remove a workspace with its files"},
 		{method: "GET", path: "/v1/workspaces/{name}/files", handle: s.getWorkspaceFile, summary: "Read, describe or list files at rest", query: []string{"path", "offset", "limit", "list", "stat"}, answer: v1.File{}},
-		{method: "PUT", path: "/v1/workspaces/{name}/files", direct: true, handle: s.putWorkspaceFile, summary: "Write the body to a file", query: []string{"path", "mode"}, answer: v1.File{}},
+		{method: "PUT", path: "/v1/workspaces/{name}/files", direct: true, handle: s.putWorkspaceFile, summary: "Write the body to a file, or make a folder (dir)", query: []string{"path", "mode", "dir"}, answer: v1.File{}},
 		{method: "DELETE", path: "/v1/workspaces/{name}/files", direct: true, handle: s.removeWorkspaceFile, summary: "Remove a file or folder", query: []string{"path", "recursive"}},
 		{method: "GET", path: "/v1/pools", handle: s.pools, summary: "Tell the state of the warm pools", answer: v1.List[v1.Pool]{}},
-		{method: "GET", path: "/v1/images", handle: s.listImages, summary: "List images", answer: v1.List[v1.Image]{}},
-		{method: "POST", path: "/v1/images", handle: s.importImage, operator: true, summary: "Import the archive in the body", query: []string{"ref"}, answer: v1.List[v1.Image]{}},
-		{method: "DELETE", path: "/v1/images", handle: s.removeImage, operator: true, summary: "Remove an image", query: []string{"ref"}},
 		{method: "GET", path: "/v1/version", handle: s.version, summary: "Tell what this is and what it runs on", answer: v1.Version{}},
 		{method: "POST", path: "/v1/down", handle: s.down, operator: true, summary: "Destroy everything and stop the service"},
 		{method: "GET", path: "/healthz", handle: s.healthz, open: true, summary: "The process answers"},
@@ -62,34 +61,6 @@ func (s *Server) otherRoutes() []route {
 
 func (s *Server) pools(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	return reply(w, http.StatusOK, v1.List[v1.Pool]{Items: s.opts.Engine.Pools(r.Context(), call)})
-}
-
-func (s *Server) listImages(w http.ResponseWriter, r *http.Request, _ engine.Call) error {
-	return reply(w, http.StatusOK, v1.List[v1.Image]{Items: s.opts.Engine.Images(r.Context())})
-}
-
-func (s *Server) importImage(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	q := queryOf(r, "ref")
-	if q.err != nil {
-		return q.err
-	}
-	got, err := s.opts.Engine.ImportImage(r.Context(), call, r.Body, q.text("ref"))
-	if err != nil {
-		return err
-	}
-	return reply(w, http.StatusCreated, v1.List[v1.Image]{Items: got})
-}
-
-func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	q := queryOf(r, "ref")
-	if q.err != nil {
-		return q.err
-	}
-	if err := s.opts.Engine.RemoveImage(r.Context(), call, q.text("ref")); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
 }
 
 func (s *Server) version(w http.ResponseWriter, _ *http.Request, call engine.Call) error {

@@ -21,12 +21,15 @@ func (s *Server) createSandbox(w http.ResponseWriter, r *http.Request, call engi
 }
 
 func (s *Server) listSandboxes(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	q := queryOf(r, "ended")
-	ended := q.yes("ended")
+	q := queryOf(r, "ended", "all")
+	ended, all := q.yes("ended"), q.yes("all")
 	if q.err != nil {
 		return q.err
 	}
 	items, err := s.opts.Engine.Sandboxes(r.Context(), call, ended)
+	if all {
+		items, err = s.opts.Engine.AllSandboxes(r.Context(), call)
+	}
 	if err != nil {
 		return err
 	}
@@ -56,6 +59,14 @@ func (s *Server) stopSandbox(w http.ResponseWriter, r *http.Request, call engine
 		return q.err
 	}
 	got, err := s.opts.Engine.Stop(r.Context(), call, r.PathValue("id"), grace)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (s *Server) syncSandbox(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	got, err := s.opts.Engine.Sync(r.Context(), call, r.PathValue("id"))
 	if err != nil {
 		return err
 	}

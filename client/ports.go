@@ -1,0 +1,117 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+)
+
+// Dial connects to a server on the loopback of a leased sandbox. ctx bounds
+// connecting only. The sandbox is not idle while the connection is open, and its
+// end is the connection's. CloseWrite ends what is sent, where the way to the
+// sandbox can end one direction alone. If nothing listens on the port the error
+// is of class Unavailable and names it.
+//
+// Operators may, and callers who may run commands without tools.
+func (c *Client) Dial(ctx context.Context, sandbox string, port int) (net.Conn, error) {
+	if port < 1 || port > 65535 {
+		return nil, fmt.Errorf("port %d is not from 1 to 65535: %w", port, errdefs.ErrInvalidArgument)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, newCall(http.MethodGet, "sandboxes", sandbox, "ports", strconv.Itoa(port)).url(c.base), http.NoBody)
+	if err != nil {
+		return nil, fmt.Errorf("make request: %w", err)
+	}
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", v1.PortProtocol)
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	p := &portConn{port: port}
+	// A body has no deadlines; the connection below it has.
+	trace := &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) { p.below = got.Conn }}
+	resp, err := c.http.Do(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
+	if err != nil {
+		return nil, c.lost(ctx, err)
+	}
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		defer resp.Body.Close()
+		if resp.StatusCode >= 200 && resp.StatusCode <= 399 {
+			return nil, fmt.Errorf("%w: the server does not carry connections to sandboxes", ErrLost)
+		}
+		return nil, c.readProblem(resp)
+	}
+	body, ok := resp.Body.(io.ReadWriteCloser)
+	if !ok || p.below == nil || !strings.EqualFold(resp.Header.Get("Upgrade"), v1.PortProtocol) {
+		resp.Body.Close()
+		return nil, fmt.Errorf("%w: the answer is not the connection that was asked for", ErrLost)
+	}
+	p.ReadWriteCloser = body
+	return p, nil
+}
+
+// PortTransport carries requests to a server of HTTP on a sandbox's loopback:
+// that of URLs such as "http://localhost:8080/", whatever host they name. It is
+// the caller's, as is closing what is kept of connections, which hold the lease:
+// CloseIdleConnections.
+func (c *Client) PortTransport(sandbox string) *http.Transport {
+	return &http.Transport{
+		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			_, port, err := net.SplitHostPort(address)
+			if err != nil {
+				return nil, err
+			}
+			n, err := strconv.Atoi(port)
+			if err != nil {
+				return nil, fmt.Errorf("port %q is no number: %w", port, errdefs.ErrInvalidArgument)
+			}
+			return c.Dial(ctx, sandbox, n)
+		},
+		DisableCompression:     true, // answers are foreign: nobody may make us unpack them
+		MaxResponseHeaderBytes: 256 << 10,
+		IdleConnTimeout:        10 * time.Second,
+	}
+}
+
+// portConn is a connection to a port: the body of an upgraded answer, with what
+// only the connection below it can do.
+type portConn struct {
+	io.ReadWriteCloser
+	below net.Conn
+	port  int
+}
+
+// CloseWrite ends what is sent.
+func (p *portConn) CloseWrite() error {
+	if half, ok := p.ReadWriteCloser.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// LocalAddr is that of the connection to the server of the interface.
+func (p *portConn) LocalAddr() net.Addr { return p.below.LocalAddr() }
+
+// RemoteAddr is the port, on the sandbox's loopback.
+func (p *portConn) RemoteAddr() net.Addr {
+	return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: p.port}
+}
+
+// SetDeadline is as of every net.Conn.
+func (p *portConn) SetDeadline(t time.Time) error { return p.below.SetDeadline(t) }
+
+// SetReadDeadline is as of every net.Conn.
+func (p *portConn) SetReadDeadline(t time.Time) error { return p.below.SetReadDeadline(t) }
+
+// SetWriteDeadline is as of every net.Conn.
+func (p *portConn) SetWriteDeadline(t time.Time) error { return p.below.SetWriteDeadline(t) }

@@ -1,0 +1,25 @@
+package client
+
+import (
+	"context"
+	"net/http"
+
+	v1 "orchestrator/client/v1"
+)
+
+// Templates lists the templates, those that are not ready too.
+func (c *Client) Templates(ctx context.Context) ([]v1.Template, error) {
+	l, err := ask[v1.List[v1.Template]](ctx, c, newCall(http.MethodGet, "templates"))
+	return l.Items, err
+}
+
+// Template describes one.
+func (c *Client) Template(ctx context.Context, name string) (v1.Template, error) {
+	return ask[v1.Template](ctx, c, newCall(http.MethodGet, "templates", name))
+}
+
+// ReloadTemplates makes the server read its templates again. It returns when
+// new versions are in use; what is warm of old ones goes meanwhile.
+func (c *Client) ReloadTemplates(ctx context.Context) (v1.TemplateReload, error) {
+	return ask[v1.TemplateReload](ctx, c, newCall(http.MethodPost, "templates", "reload"))
+}

@@ -1,0 +1,44 @@
+package api
+
+import (
+	"net/http"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+func (s *Server) egressRoutes() []route {
+	return []route{
+		{method: "GET", path: "/v1/sandboxes/{id}/egress", handle: s.getEgress, summary: "Tell what a sandbox may reach, and its last connections", answer: v1.EgressState{}},
+		{method: "PUT", path: "/v1/sandboxes/{id}/egress", handle: s.putEgress, summary: "Change what a sandbox may reach, at once", body: v1.Egress{}, answer: v1.EgressState{}},
+		{method: "DELETE", path: "/v1/sandboxes/{id}/egress", handle: s.deleteEgress, summary: "Let a sandbox reach nothing"},
+	}
+}
+
+func (s *Server) getEgress(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	got, err := s.opts.Engine.Egress(r.Context(), call, r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (s *Server) putEgress(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.Egress
+	if err := body(w, r, &req); err != nil {
+		return err
+	}
+	got, err := s.opts.Engine.SetEgress(r.Context(), call, r.PathValue("id"), req)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (s *Server) deleteEgress(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	if _, err := s.opts.Engine.SetEgress(r.Context(), call, r.PathValue("id"), v1.Egress{}); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}

@@ -1,0 +1,22 @@
+package api
+
+import (
+	"net/http"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+func (s *Server) figureRoutes() []route {
+	return []route{
+		{method: "GET", path: "/v1/figures", handle: s.figures, summary: "Tell what leased sandboxes use now; for operators, those of all callers", answer: v1.List[v1.Figures]{}},
+	}
+}
+
+func (s *Server) figures(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	items, err := s.opts.Engine.Figures(r.Context(), call)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, v1.List[v1.Figures]{Items: items})
+}

@@ -1,0 +1,137 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+func (s *Server) imageRoutes() []route {
+	return []route{
+		{method: "GET", path: "/v1/images", handle: s.listImages, summary: "List images", answer: v1.List[v1.Image]{}},
+		{method: "POST", path: "/v1/images", handle: s.importImage, operator: true, summary: "Import the archive in the body", query: []string{"ref"}, answer: v1.List[v1.Image]{}},
+		{method: "DELETE", path: "/v1/images", handle: s.removeImage, operator: true, summary: "Remove an image", query: []string{"ref"}},
+		{method: "POST", path: "/v1/images/pull", handle: s.pullImage, operator: true, summary: "Bring an image from its registry", body: v1.PullRequest{}, answer: v1.List[v1.Image]{}},
+		{method: "POST", path: "/v1/images/build", handle: s.buildImage, operator: true, summary: "Build from a Dockerfile in the context in the body, a tar", query: []string{"ref", "file", "target", "network", "args", "keep"}, answer: v1.List[v1.Image]{}},
+		{method: "POST", path: "/v1/images/gc", handle: s.collectImages, operator: true, summary: "Remove images that nothing needs, or tell which (dry_run)", query: []string{"dry_run"}, answer: v1.ImageCollection{}},
+		{method: "PUT", path: "/v1/images/pin", handle: s.pinImage, operator: true, summary: "Keep an image from being collected", query: []string{"ref"}, answer: v1.List[v1.Image]{}},
+		{method: "DELETE", path: "/v1/images/pin", handle: s.pinImage, operator: true, summary: "Let a pinned image be collected again", query: []string{"ref"}, answer: v1.List[v1.Image]{}},
+	}
+}
+
+func (s *Server) listImages(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	items, err := s.opts.Engine.Images(r.Context(), call)
+	return list(w, items, err)
+}
+
+func (s *Server) importImage(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "ref")
+	if q.err != nil {
+		return q.err
+	}
+	got, err := s.opts.Engine.ImportImage(r.Context(), call, r.Body, q.text("ref"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusCreated, v1.List[v1.Image]{Items: got})
+}
+
+func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "ref")
+	if q.err != nil {
+		return q.err
+	}
+	if err := s.opts.Engine.RemoveImage(r.Context(), call, q.text("ref")); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// pullImage answers when the image is there, or tells on its way how far it
+// is. A client that goes away takes the pull with it, unless others wait for it.
+func (s *Server) pullImage(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.PullRequest
+	if err := body(w, r, &req); err != nil {
+		return err
+	}
+	f, err := form(r, formJSON, formEvents)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := s.untilStop(r)
+	defer cancel()
+	if f == formEvents {
+		return s.imageEvents(ctx, w, func(ctx context.Context, tell func(v1.PullEvent)) error {
+			got, err := s.opts.Engine.PullImage(ctx, call, req, tell)
+			if err == nil {
+				tell(v1.PullEvent{Type: "end", Images: got})
+			}
+			return err
+		})
+	}
+	got, err := s.opts.Engine.PullImage(ctx, call, req, nil)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, v1.List[v1.Image]{Items: got})
+}
+
+// buildImage takes all of the context before it answers.
+func (s *Server) buildImage(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "ref", "file", "target", "network", "args", "keep")
+	req := v1.BuildRequest{Ref: q.text("ref"), File: q.text("file"), Target: q.text("target"), Network: q.text("network"), Keep: q.yes("keep")}
+	if raw := q.text("args"); raw != "" {
+		if err := json.Unmarshal([]byte(raw), &req.Args); err != nil {
+			q.fail("args", "is no JSON object of texts")
+		}
+	}
+	if q.err != nil {
+		return q.err
+	}
+	f, err := form(r, formJSON, formEvents)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := s.untilStop(r)
+	defer cancel()
+	if f == formEvents {
+		return s.imageEvents(ctx, w, func(ctx context.Context, tell func(v1.PullEvent)) error {
+			got, err := s.opts.Engine.BuildImage(ctx, call, req, r.Body, tell)
+			if err == nil {
+				tell(v1.PullEvent{Type: "end", Images: got})
+			}
+			return err
+		})
+	}
+	got, err := s.opts.Engine.BuildImage(ctx, call, req, r.Body, nil)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, v1.List[v1.Image]{Items: got})
+}
+
+func (s *Server) collectImages(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "dry_run")
+	dry := q.yes("dry_run")
+	if q.err != nil {
+		return q.err
+	}
+	got, err := s.opts.Engine.CollectImages(r.Context(), call, dry)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (s *Server) pinImage(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "ref")
+	if q.err != nil {
+		return q.err
+	}
+	items, err := s.opts.Engine.PinImage(r.Context(), call, q.text("ref"), r.Method == http.MethodPut)
+	return list(w, items, err)
+}

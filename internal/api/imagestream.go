@@ -1,0 +1,56 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	v1 "orchestrator/client/v1"
+)
+
+// imageEvents sends what do tells as server-sent events. Each waits until it is
+// sent, so that nothing has to be kept for a client that is slow.
+func (s *Server) imageEvents(ctx context.Context, w http.ResponseWriter, do func(ctx context.Context, tell func(v1.PullEvent)) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(context.Canceled)
+	events := make(chan v1.PullEvent)
+	done := make(chan error, 1)
+	go func() { // waited for below
+		defer func() {
+			if p := recover(); p != nil { // as in handle
+				done <- fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			}
+		}()
+		done <- do(ctx, func(e v1.PullEvent) {
+			select {
+			case events <- e:
+			case <-ctx.Done():
+			}
+		})
+	}()
+	out := newSSE(w)
+	beat := time.NewTicker(heartbeatTime)
+	defer beat.Stop()
+	for {
+		var err error
+		select {
+		case e := <-events:
+			err = out.send(e.Type, e)
+		case <-beat.C:
+			err = out.beat()
+		case err := <-done:
+			if err != nil && out.began {
+				return out.problem(err)
+			}
+			return err
+		}
+		if err != nil { // the client is gone
+			err = fmt.Errorf("%w: %w", context.Canceled, err)
+			cancel(err)
+			<-done
+			return err
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package api
+
+import (
+	"net/http"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+func (s *Server) overlayRoutes() []route {
+	return []route{
+		{method: "GET", path: "/v1/workspaces/{name}/overlays", handle: s.listOverlays, summary: "List what overlay leases changed of a workspace", answer: v1.List[v1.Overlay]{}},
+		{method: "GET", path: "/v1/overlays/{id}", handle: s.getOverlay, summary: "Describe an overlay by the id of its sandbox", answer: v1.Overlay{}},
+		{method: "POST", path: "/v1/overlays/{id}/diff", handle: s.diffOverlay, summary: "Tell what an overlay changed", body: v1.DiffRequest{}, answer: v1.Diff{}},
+		{method: "POST", path: "/v1/overlays/{id}/commit", direct: true, handle: s.commitOverlay, summary: "Put changes of an overlay into its workspace, all or nothing", body: v1.CommitRequest{}, answer: v1.Commit{}},
+		{method: "DELETE", path: "/v1/overlays/{id}", direct: true, handle: s.discardOverlay, summary: "Discard what an overlay changed", query: []string{"end"}},
+		{method: "POST", path: "/v1/workspaces/{name}/snapshots", direct: true, handle: s.makeSnapshot, summary: "Copy the files of a workspace that nothing uses", body: v1.SnapshotRequest{}, answer: v1.Snapshot{}},
+		{method: "GET", path: "/v1/workspaces/{name}/snapshots", handle: s.listSnapshots, summary: "List the snapshots of a workspace", answer: v1.List[v1.Snapshot]{}},
+		{method: "DELETE", path: "/v1/workspaces/{name}/snapshots/{id}", direct: true, handle: s.removeSnapshot, summary: "Remove a snapshot by its id or label"},
+		{method: "POST", path: "/v1/workspaces/{name}/restore", direct: true, handle: s.restore, summary: "Put a workspace that nothing uses back to a snapshot", body: v1.RestoreRequest{}, answer: v1.Snapshot{}},
+	}
+}
+
+func (s *Server) listOverlays(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	items, err := s.opts.Engine.Overlays(r.Context(), call, r.PathValue("name"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, v1.List[v1.Overlay]{Items: items})
+}
+
+func (s *Server) getOverlay(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	got, err := s.opts.Engine.Overlay(r.Context(), call, r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (s *Server) diffOverlay(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.DiffRequest
+	if err := body(w, r, &req); err != nil {
+		return err
+	}
+	got, err := s.opts.Engine.DiffOverlay(r.Context(), call, r.PathValue("id"), req.Paths, req.Text)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (s *Server) commitOverlay(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.CommitRequest
+	if err := body(w, r, &req); err != nil {
+		return err
+	}
+	got, err := s.opts.Engine.CommitOverlay(r.Context(), call, r.PathValue("id"), req)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (s *Server) discardOverlay(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "end")
+	end := q.yes("end")
+	if q.err != nil {
+		return q.err
+	}
+	if err := s.opts.Engine.DiscardOverlay(r.Context(), call, r.PathValue("id"), end); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) makeSnapshot(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.SnapshotRequest
+	if err := body(w, r, &req); err != nil {
+		return err
+	}
+	got, err := s.opts.Engine.Snapshot(r.Context(), call, r.PathValue("name"), req.Label)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusCreated, got)
+}
+
+func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	items, err := s.opts.Engine.Snapshots(r.Context(), call, r.PathValue("name"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, v1.List[v1.Snapshot]{Items: items})
+}
+
+func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	if err := s.opts.Engine.RemoveSnapshot(r.Context(), call, r.PathValue("name"), r.PathValue("id")); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) restore(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.RestoreRequest
+	if err := body(w, r, &req); err != nil {
+		return err
+	}
+	got, err := s.opts.Engine.Restore(r.Context(), call, r.PathValue("name"), req.Snapshot)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}

@@ -1,0 +1,363 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coder/websocket"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+	"orchestrator/internal/strict"
+)
+
+const (
+	// pongTime is how long a client may take to answer a ping.
+	pongTime = time.Minute
+	// keysTime is how long what a client typed may still take to get to the
+	// terminal when its connection ends.
+	keysTime = time.Second
+	// lastTime bounds the last message, and the closing handshake.
+	lastTime = 3 * time.Second
+	// ptyPiece is how much output goes into a message.
+	ptyPiece = 32 << 10
+	// maxSignals is how many signals may wait for their turn.
+	maxSignals = 16
+)
+
+// Why a connection ends, besides errors and the command's own end.
+var (
+	errDetached   = errors.New("the client detached")
+	errClientGone = errors.New("the client went away")
+)
+
+// errProtocol is a message that a client must not send; it ends the connection
+// with a code.
+type errProtocol struct {
+	*strict.FieldError
+	code websocket.StatusCode
+}
+
+// Unwrap gives what is told.
+func (e *errProtocol) Unwrap() error { return e.FieldError }
+
+func breach(code websocket.StatusCode, field, format string, args ...any) error {
+	return &errProtocol{&strict.FieldError{Field: field, Message: fmt.Sprintf(format, args...)}, code}
+}
+
+// exited is the command's end.
+type exited struct{ result v1.ExecResult }
+
+func (exited) Error() string { return "the command ended" }
+
+// ptySession is one client at a terminal. The connection's reader waits for
+// nothing but the client, so that pings, resizes and signals are always heard;
+// output waits for the client and nobody else does: the guest keeps it.
+type ptySession struct {
+	server *Server
+	conn   *websocket.Conn
+	at     *engine.Attachment
+	req    ptyRequest
+	tell   func(error) *v1.Problem
+
+	ctx context.Context // ends with a cause when the session has to
+	end context.CancelCauseFunc
+
+	// wire ends what is read and written: an end of it cuts the connection.
+	wire context.Context
+	cut  context.CancelFunc
+
+	keys    *keys
+	acks    chan struct{} // something was taken
+	sizes   chan v1.TerminalMessage
+	signals chan int
+	writing atomic.Int32 // messages on their way to the client
+
+	typed chan struct{} // closed when no more is typed
+	whole bool          // all that was typed got to the terminal, see settle
+	work  sync.WaitGroup
+}
+
+func newPTYSession(s *Server, conn *websocket.Conn, at *engine.Attachment, req ptyRequest, tell func(error) *v1.Problem) *ptySession {
+	t := &ptySession{
+		server: s, conn: conn, at: at, req: req, tell: tell, keys: newKeys(),
+		acks: make(chan struct{}, 1), sizes: make(chan v1.TerminalMessage, 1), signals: make(chan int, maxSignals), typed: make(chan struct{}),
+	}
+	t.ctx, t.end = context.WithCancelCause(context.Background())
+	t.wire, t.cut = context.WithCancel(context.Background())
+	return t
+}
+
+// run serves the client and returns when the connection is closed.
+func (t *ptySession) run() {
+	stop := context.AfterFunc(t.server.soon, func() { t.end(context.Cause(t.server.soon)) })
+	defer stop()
+	cols, rows := t.at.Size()
+	if t.send(v1.TerminalMessage{Type: "started", Shell: t.req.shell, Offset: t.req.offset, Cols: cols, Rows: rows}) != nil {
+		t.at.Leave()
+		t.cut()
+		return
+	}
+	var reader sync.WaitGroup
+	reader.Go(t.read)
+	defer reader.Wait()
+	defer t.cut()
+	t.work.Go(t.show)
+	t.work.Go(t.acknowledge)
+	t.work.Go(t.steer)
+	t.work.Go(t.ping)
+	go func() { // waited for by settle
+		defer close(t.typed)
+		err := t.at.Type(t.keys, func(total int64) {
+			t.keys.took(total)
+			select {
+			case t.acks <- struct{}{}:
+			default:
+			}
+		})
+		if err != nil && !engine.Ended(err) {
+			t.end(err)
+		}
+	}()
+	<-t.ctx.Done()
+	t.settle()
+	t.finish(context.Cause(t.ctx))
+}
+
+// settle gives what was typed a last chance to get to the terminal, and then
+// ends everything but the connection.
+func (t *ptySession) settle() {
+	t.keys.end()
+	patience := time.NewTimer(keysTime)
+	defer patience.Stop()
+	if _, over := errors.AsType[exited](context.Cause(t.ctx)); !over {
+		select {
+		case <-t.typed:
+			t.whole = true
+		case <-patience.C:
+		}
+	}
+	t.at.Leave()
+	<-t.typed
+	// Output may still be on its way to a client that takes it slowly.
+	late := time.AfterFunc(lastTime, t.cut)
+	defer late.Stop()
+	t.work.Wait()
+}
+
+// finish says why the connection ends and closes it.
+func (t *ptySession) finish(cause error) {
+	code, reason := websocket.StatusNormalClosure, ""
+	switch e, over := errors.AsType[exited](cause); {
+	case over:
+		_ = t.last(v1.TerminalMessage{Type: "exit", Result: &e.result}) // who is gone does not ask
+		reason = "the command ended"
+	case errors.Is(cause, errDetached):
+		reason = "detached"
+	case errors.Is(cause, errClientGone):
+		return
+	case errors.Is(cause, errStopping):
+		_ = t.last(v1.TerminalMessage{Type: "taken", Bytes: t.keys.total(), Settled: t.whole})
+		code, reason = websocket.StatusServiceRestart, "the service restarts: attach again at the offset"
+	default:
+		p := t.tell(cause)
+		_ = t.last(v1.TerminalMessage{Type: "error", Problem: p})
+		code, reason = websocket.StatusPolicyViolation, p.Code
+		if b, ok := errors.AsType[*errProtocol](cause); ok {
+			code = b.code
+		} else if p.Status >= 500 {
+			code = websocket.StatusInternalError
+		}
+	}
+	_ = t.conn.Close(code, reason) // a client that does not answer is cut
+}
+
+// send sends a message, and gives a client up that takes nothing.
+func (t *ptySession) send(m v1.TerminalMessage) error {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return t.write(t.wire, websocket.MessageText, b, t.server.stall)
+}
+
+func (t *ptySession) last(m v1.TerminalMessage) error {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return t.write(t.wire, websocket.MessageText, b, lastTime)
+}
+
+func (t *ptySession) write(ctx context.Context, kind websocket.MessageType, b []byte, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	t.writing.Add(1)
+	defer t.writing.Add(-1)
+	if err := t.conn.Write(ctx, kind, b); err != nil {
+		return fmt.Errorf("%w: %w", errClientGone, err)
+	}
+	return nil
+}
+
+// show sends the output until the command's end.
+func (t *ptySession) show() {
+	next := t.req.offset
+	result, err := t.at.Follow(next, func(offset int64, data []byte) error {
+		if offset != next {
+			if err := t.send(v1.TerminalMessage{Type: "gap", From: next, To: offset}); err != nil {
+				return err
+			}
+			next = offset
+		}
+		for len(data) > 0 {
+			if t.ctx.Err() != nil {
+				return context.Cause(t.ctx)
+			}
+			n := min(len(data), ptyPiece)
+			if err := t.write(t.wire, websocket.MessageBinary, data[:n], t.server.stall); err != nil {
+				return err
+			}
+			data, next = data[n:], next+int64(n)
+		}
+		return nil
+	})
+	if err == nil {
+		err = exited{result}
+	}
+	t.end(err)
+}
+
+// acknowledge tells what was taken, as often as the client takes that.
+func (t *ptySession) acknowledge() {
+	for {
+		select {
+		case <-t.acks:
+		case <-t.ctx.Done():
+			return
+		}
+		if err := t.send(v1.TerminalMessage{Type: "taken", Bytes: t.keys.total()}); err != nil {
+			t.end(err)
+			return
+		}
+	}
+}
+
+// steer carries out resizes and signals. One that comes too late is none.
+func (t *ptySession) steer() {
+	for {
+		var err error
+		select {
+		case m := <-t.sizes:
+			err = t.at.Resize(m.Cols, m.Rows)
+		case n := <-t.signals:
+			err = t.at.Signal(n)
+		case <-t.ctx.Done():
+			return
+		}
+		if err != nil && !engine.Ended(err) {
+			t.end(err)
+			return
+		}
+	}
+}
+
+// ping finds out who has gone without a word, and keeps what is between from
+// taking silence for the end. While output is on its way to the client, how
+// long that may take is bounded instead.
+func (t *ptySession) ping() {
+	tick := time.NewTicker(t.server.beat)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-t.ctx.Done():
+			return
+		}
+		ctx, cancel := context.WithTimeout(t.ctx, pongTime)
+		err := t.conn.Ping(ctx)
+		cancel()
+		if err != nil && t.ctx.Err() == nil && t.writing.Load() == 0 {
+			t.end(errClientGone)
+			return
+		}
+	}
+}
+
+// read takes what the client sends until the connection ends.
+func (t *ptySession) read() {
+	for {
+		kind, r, err := t.conn.Reader(t.wire)
+		if err == nil {
+			err = t.take(kind, r)
+		}
+		if err != nil {
+			if _, ours := errors.AsType[*errProtocol](err); !ours && !errors.Is(err, errDetached) {
+				err = errClientGone
+			}
+			t.end(err)
+			// What follows is dropped: closing takes it off the client.
+			return
+		}
+	}
+}
+
+// take takes one message. An error that is no errProtocol is the connection's.
+func (t *ptySession) take(kind websocket.MessageType, r io.Reader) error {
+	if kind == websocket.MessageBinary {
+		b, err := io.ReadAll(r) // bounded by SetReadLimit
+		switch {
+		case err != nil:
+			return err
+		case t.req.readOnly && len(b) > 0:
+			return breach(websocket.StatusPolicyViolation, "read_only", "is set: nothing may be typed")
+		case !t.keys.add(b):
+			return breach(websocket.StatusPolicyViolation, "message", "goes over the %d bytes that may be on their way", v1.TerminalWindow)
+		}
+		return nil
+	}
+	b, err := io.ReadAll(io.LimitReader(r, v1.TerminalControl+1))
+	if err != nil {
+		return err
+	}
+	if len(b) > v1.TerminalControl {
+		return breach(websocket.StatusMessageTooBig, "message", "is over %d bytes", v1.TerminalControl)
+	}
+	var m v1.TerminalMessage
+	if err := strict.Decode(b, &m); err != nil {
+		return breach(websocket.StatusInvalidFramePayloadData, "message", "cannot be read: %v", err)
+	}
+	return t.obey(m)
+}
+
+// obey hands a control message on.
+func (t *ptySession) obey(m v1.TerminalMessage) error {
+	if t.req.readOnly && m.Type != "detach" {
+		return breach(websocket.StatusPolicyViolation, "read_only", "is set: %q is not allowed", m.Type)
+	}
+	switch m.Type {
+	case "resize":
+		select { // only the last one counts
+		case <-t.sizes:
+		default:
+		}
+		t.sizes <- m // there is room: nobody else sends
+	case "signal":
+		select {
+		case t.signals <- m.Signal:
+		default:
+			return breach(websocket.StatusPolicyViolation, "signal", "comes faster than signals can be sent")
+		}
+	case "detach":
+		return errDetached
+	default:
+		return breach(websocket.StatusPolicyViolation, "type", "is %q: clients send resize, signal and detach", m.Type)
+	}
+	return nil
+}

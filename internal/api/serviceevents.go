@@ -1,0 +1,102 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+func (s *Server) eventRoutes() []route {
+	return []route{{
+		method: "GET", path: "/v1/events", handle: s.serviceEvents, summary: "Tell what happened, and with follow what happens, as server-sent events; Last-Event-ID goes on",
+		query: []string{"after", "since", "follow"}, answer: v1.ServiceEvent{},
+	}}
+}
+
+// serviceEvents tells the events that are kept, or those after Last-Event-ID,
+// and with follow those to come, until the client leaves or a hand-over begins.
+func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	q := queryOf(r, "after", "since", "follow")
+	if q.err != nil {
+		return q.err
+	}
+	if _, err := form(r, formEvents); err != nil {
+		return err
+	}
+	query, err := eventQuery(r, q.text("after"), q.text("since"))
+	if err != nil {
+		return err
+	}
+	if query.Follow = q.yes("follow"); q.err != nil {
+		return q.err
+	}
+	ctx, cancel := s.untilStop(r)
+	defer cancel()
+	live := make(chan v1.ServiceEvent)
+	ended := make(chan error, 1)
+	go func() { // waited for below
+		ended <- s.opts.Engine.Events(ctx, call, query, func(e v1.ServiceEvent) error {
+			select {
+			case live <- e:
+				return nil
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		})
+	}()
+	out := newSSE(w)
+	beat := time.NewTicker(heartbeatTime)
+	defer beat.Stop()
+	for err := out.write(": listening\n\n"); ; {
+		if err != nil {
+			cancel()
+			<-ended
+			return err
+		}
+		select {
+		case e := <-live:
+			if err = out.write("id: " + strconv.FormatInt(e.ID, 10) + "\n"); err == nil {
+				err = out.send(e.Type, e)
+			}
+		case <-beat.C:
+			err = out.beat()
+		case err := <-ended:
+			switch {
+			case ctx.Err() != nil:
+				return nil // the client left, or asks the next process
+			case err == nil:
+				return out.send("end", struct{}{})
+			}
+			return out.problem(err)
+		}
+	}
+}
+
+// eventQuery reads where to begin: after an event, by the header or the query,
+// or at a time, as RFC 3339 or how long ago.
+func eventQuery(r *http.Request, after, since string) (q engine.EventQuery, err error) {
+	if last := r.Header.Get("Last-Event-ID"); last != "" {
+		after = last
+	}
+	if after != "" {
+		if q.After, err = strconv.ParseInt(after, 10, 64); err != nil {
+			return q, &engine.InvalidError{Field: "after", Message: fmt.Sprintf("is %q: use the id of an event, or -1 for those to come", after)}
+		}
+	}
+	if since == "" {
+		return q, nil
+	}
+	if ago, err := time.ParseDuration(since); err == nil && ago >= 0 {
+		q.Since = time.Now().Add(-ago)
+		return q, nil
+	}
+	if q.Since, err = time.Parse(time.RFC3339, since); err != nil {
+		return q, &engine.InvalidError{Field: "since", Message: fmt.Sprintf("is %q: use a time such as 10m or 2026-01-02T15:04:05Z", since)}
+	}
+	return q, nil
+}

@@ -1,0 +1,56 @@
+package api
+
+import (
+	"net/http"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+func (s *Server) shellSessionRoutes() []route {
+	return []route{
+		{method: "POST", path: "/v1/sandboxes/{id}/sessions", direct: true, handle: s.startShellSession, summary: "Start a shell that lives on between its commands", body: v1.ShellSessionRequest{}, answer: v1.ShellSession{}},
+		{method: "GET", path: "/v1/sandboxes/{id}/sessions", handle: s.listShellSessions, summary: "List a sandbox's sessions", answer: v1.List[v1.ShellSession]{}},
+		{method: "DELETE", path: "/v1/sandboxes/{id}/sessions/{session}", handle: s.endShellSession, summary: "Kill what lives of a session and forget it", answer: v1.ShellSession{}},
+		{method: "POST", path: "/v1/sandboxes/{id}/sessions/{session}/exec", direct: true, handle: s.execShellSession, summary: "Run a command in a session and wait for its end", body: v1.ShellSessionExec{}, answer: v1.ExecResult{}},
+	}
+}
+
+func (s *Server) startShellSession(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.ShellSessionRequest
+	if err := body(w, r, &req); err != nil {
+		return err
+	}
+	got, err := s.opts.Engine.StartShellSession(r.Context(), call, r.PathValue("id"), req)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusCreated, got)
+}
+
+func (s *Server) listShellSessions(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	items, err := s.opts.Engine.ShellSessions(r.Context(), call, r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, v1.List[v1.ShellSession]{Items: items})
+}
+
+func (s *Server) endShellSession(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	got, err := s.opts.Engine.EndShellSession(r.Context(), call, r.PathValue("id"), r.PathValue("session"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (s *Server) execShellSession(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.ShellSessionExec
+	stdin, err := execBody(w, r, &req)
+	if err != nil {
+		return err
+	}
+	return s.stream(w, r, stdin, func(st engine.Stream) (v1.ExecResult, error) {
+		return s.opts.Engine.ExecShellSession(r.Context(), call, r.PathValue("id"), r.PathValue("session"), req, st)
+	})
+}

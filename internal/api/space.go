@@ -1,0 +1,35 @@
+package api
+
+import (
+	"errors"
+	"net/http"
+
+	"golang.org/x/sys/unix"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+func (s *Server) spaceRoutes() []route {
+	return []route{
+		{method: "PATCH", path: "/v1/workspaces/{name}", direct: true, handle: s.resizeWorkspace, summary: "Change what a workspace holds at most", body: v1.WorkspaceResize{}, answer: v1.Workspace{}},
+	}
+}
+
+func (s *Server) resizeWorkspace(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	var req v1.WorkspaceResize
+	if err := body(w, r, &req); err != nil {
+		return err
+	}
+	got, err := s.opts.Engine.ResizeWorkspace(r.Context(), call, r.PathValue("name"), req)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+// noRoom says whether something was not written for want of room where it was
+// to go: waiting does not help then, unlike with other bounds.
+func noRoom(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+}

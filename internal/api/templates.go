@@ -1,0 +1,36 @@
+package api
+
+import (
+	"net/http"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/engine"
+)
+
+func (s *Server) templateRoutes() []route {
+	return []route{
+		{method: "GET", path: "/v1/templates", handle: s.listTemplates, summary: "List templates", answer: v1.List[v1.Template]{}},
+		{method: "GET", path: "/v1/templates/{name}", handle: s.getTemplate, summary: "Describe a template", answer: v1.Template{}},
+		{method: "POST", path: "/v1/templates/reload", handle: s.reloadTemplates, operator: true, summary: "Read the templates again", answer: v1.TemplateReload{}},
+	}
+}
+
+func (s *Server) listTemplates(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	return reply(w, http.StatusOK, v1.List[v1.Template]{Items: s.opts.Engine.Templates(r.Context(), call)})
+}
+
+func (s *Server) getTemplate(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	got, err := s.opts.Engine.Template(r.Context(), call, r.PathValue("name"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
+
+func (s *Server) reloadTemplates(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	got, err := s.opts.Engine.ReloadTemplates(r.Context(), call)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, got)
+}
