@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -68,7 +69,11 @@ func auditRow(r v1.AuditRecord) []string {
 	if r.ExitCode != nil && r.Ending == "exited" {
 		ending = fmt.Sprintf("exited %d", *r.ExitCode)
 	}
-	return []string{fmt.Sprint(r.Seq), r.Time.Local().Format(time.DateTime), r.Kind, r.Caller, r.Action, r.Verdict, r.Rule, ending, r.Call, clip(string(r.Input), 60)}
+	call, input := r.Call, string(r.Input)
+	if e := r.Egress; e != nil {
+		call, input = r.Sandbox, strings.TrimSpace(fmt.Sprintf("%s %s%s: %s", e.Method, hostPort(e.Host, e.Port), e.Path, e.Reason))
+	}
+	return []string{fmt.Sprint(r.Seq), r.Time.Local().Format(time.DateTime), r.Kind, r.Caller, r.Action, r.Verdict, r.Rule, ending, call, clip(input, 60)}
 }
 
 func (a *app) newAuditList() *cobra.Command {
@@ -79,10 +84,12 @@ func (a *app) newAuditList() *cobra.Command {
 		Aliases: []string{"list"},
 		Short:   "List audit records, the newest last",
 		Long: `List audit records, the newest last. A call has two: "open" from before it ran,
-and "close" from after it ended.`,
+and "close" from after it ended. One of kind "egress" is a connection out of a
+sandbox, whose id stands under CALL.`,
 		Example: `  orchestrator audit ls
   orchestrator audit ls --caller ci --ending policy_denied --since 24h
-  orchestrator audit ls --call $id -o json`,
+  orchestrator audit ls --call $id -o json
+  orchestrator audit ls --action egress --verdict deny --sandbox $id`,
 		Args: names(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f, err := o.chosen(cmd)

@@ -18,16 +18,21 @@ import (
 	"orchestrator/internal/config"
 	"orchestrator/internal/store"
 	"orchestrator/runtime"
+	"orchestrator/runtime/containerd"
 	"orchestrator/runtime/docker"
 	"orchestrator/runtime/oci"
 )
 
 // The runtimes by name.
 const (
-	runtimeAuto   = "auto"
-	runtimeDocker = "docker"
-	runtimeOCI    = "oci"
+	runtimeAuto       = "auto"
+	runtimeDocker     = "docker"
+	runtimeContainerd = "containerd"
+	runtimeOCI        = "oci"
 )
+
+// runtimeNames is for those who have to name one.
+const runtimeNames = "auto, docker, containerd or oci"
 
 // pingTime bounds the question whether Docker answers.
 const pingTime = 2 * time.Second
@@ -45,26 +50,41 @@ func (d drivers) open(ctx context.Context, name string) (runtime.Driver, string,
 	switch name {
 	case runtimeDocker:
 		got, err := docker.New(ctx, docker.Options{
-			Host: d.config.Docker.Host, StateDir: d.stateDir, GuestPath: d.guest, Mode: d.config.Docker.Mode, Log: d.log,
+			Host: d.config.Docker.Host, StateDir: d.stateDir, GuestPath: d.guest, Mode: d.config.Docker.Mode, GVisor: d.config.Docker.GVisor, Log: d.log,
 		})
 		if err != nil {
 			return nil, "", err
 		}
 		return got, got.Engine() + ", " + got.Mode(), nil
+	case runtimeContainerd:
+		got, err := containerd.New(ctx, d.containerdOptions())
+		if err != nil {
+			return nil, "", err
+		}
+		info := got.Info()
+		return got, info, nil
 	case runtimeOCI:
-		got, err := oci.New(ctx, oci.Options{StateDir: d.stateDir, GuestPath: d.guest, Runtime: d.config.OCI.Runtime, Log: d.log})
+		got, err := oci.New(ctx, oci.Options{StateDir: d.stateDir, GuestPath: d.guest, Runtime: d.config.OCI.Runtime, GVisor: d.config.OCI.GVisor, Log: d.log})
 		if err != nil {
 			return nil, "", err
 		}
 		info := got.Info()
 		return got, info, nil
 	}
-	return nil, "", refuse(errdefs.ErrInvalidArgument, "runtime %q: use auto, docker or oci", name)
+	return nil, "", refuse(errdefs.ErrInvalidArgument, "runtime %q: use "+runtimeNames, name)
+}
+
+func (d drivers) containerdOptions() containerd.Options {
+	c := d.config.Containerd
+	return containerd.Options{
+		Address: c.Address, Namespace: c.Namespace, Snapshotter: c.Snapshotter, Runtime: c.Runtime, GVisor: c.GVisor,
+		StateDir: d.stateDir, GuestPath: d.guest, Log: d.log,
+	}
 }
 
 // choose makes the driver that is configured. auto takes the runtime of what
-// is there already, then Docker where it answers and is fit, then oci; why
-// says what decided.
+// is there already, then Docker where it answers and is fit, then oci, and
+// containerd only if told to; why says what decided.
 func (d drivers) choose(ctx context.Context, live []store.Sandbox) (got runtime.Driver, why string, err error) {
 	had, err := runtimeOf(live)
 	if err != nil {

@@ -25,15 +25,19 @@ func (a *app) newConfigCommand() *cobra.Command {
 	}
 	c.AddCommand(&cobra.Command{
 		Use:     "check FILE",
-		Short:   "Check a configuration file, with the environment over it",
+		Short:   "Check a configuration file, with the environment over it, and its templates_dir",
 		Example: "  orchestrator config check orchestrator.yaml",
 		Args:    names("FILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			a.flags.config = args[0]
-			if _, err := a.valid(); err != nil {
+			c, err := a.valid()
+			if err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(a.stdout, "%s is good\n", escape(args[0]))
+			if _, err := c.WithFolder(args[0]); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(a.stdout, "%s is good\n", escape(args[0]))
 			return err
 		},
 	})

@@ -22,14 +22,19 @@ const answerTime = 5 * time.Second
 // directory and does not listen yet. It may listen elsewhere, too.
 const startTime = 5 * time.Second
 
+// configFile is the configuration file's path, or "" for none.
+func (a *app) configFile() string {
+	if a.flags.config != "" {
+		return a.flags.config
+	}
+	path, _ := a.lookup("ORCHESTRATOR_CONFIG")
+	return path
+}
+
 // settings reads the configuration file, the environment over it, and the
 // flags of all commands over both. It is not validated yet.
 func (a *app) settings() (config.Config, error) {
-	path := a.flags.config
-	if path == "" {
-		path, _ = a.lookup("ORCHESTRATOR_CONFIG")
-	}
-	c, err := config.Load(path)
+	c, err := config.Load(a.configFile())
 	if err != nil {
 		return c, err
 	}

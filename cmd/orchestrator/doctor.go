@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,6 +17,7 @@ import (
 	"orchestrator/internal/cgroup"
 	"orchestrator/internal/config"
 	"orchestrator/internal/guestbin"
+	"orchestrator/runtime"
 )
 
 // Results of a check.
@@ -39,7 +41,7 @@ func (a *app) newDoctorCommand() *cobra.Command {
 		Short: "Tell what this host can enforce, with the fix for what it cannot",
 		Long: `Tell what this host can enforce, with the fix for what it cannot.
 
-Both runtimes are tried for real, in a folder of their own that is removed
+All runtimes are tried for real, in a folder of their own that is removed
 again. The exit code is 1 if something failed that sandboxes need.`,
 		Example: "  orchestrator doctor\n  orchestrator doctor -o json",
 		Args:    names(),
@@ -54,7 +56,7 @@ func (a *app) runDoctor(ctx context.Context) error {
 	}
 	checks := []check{checkUser(), checkKernel(), checkCgroups(), checkCgroupKill(), checkSwap(), checkSeccomp(), checkOverlay(), checkCores("/proc/sys/kernel/core_pattern"), checkFiles("/proc/sys/fs/file-max")}
 	checks = append(checks, a.checkRuntimes(ctx, c)...)
-	checks = append(checks, checkSpace(c.StateDir), a.checkServer(ctx, c), a.checkImage(ctx, c))
+	checks = append(checks, checkSpace(c.StateDir), checkQuota(c), checkKept(c.StateDir), a.checkServer(ctx, c), a.checkImage(ctx, c))
 	t := &table{head: []string{"CHECK", "STATUS", "FOUND", "FIX"}}
 	failed := false
 	for _, k := range checks {
@@ -187,7 +189,7 @@ func checkOverlay() check {
 	return check{"overlay", checkOK, "there", ""}
 }
 
-// checkRuntimes makes both drivers in a folder for the occasion. One that can
+// checkRuntimes makes all drivers in a folder for the occasion. One that can
 // be used is enough.
 func (a *app) checkRuntimes(ctx context.Context, c config.Config) []check {
 	parent := c.StateDir
@@ -211,7 +213,7 @@ func (a *app) checkRuntimes(ctx context.Context, c config.Config) []check {
 			return check{"runtime " + name, checkWarn, withoutClass(err.Error()), ""}
 		}
 		defer got.Close()
-		return check{"runtime " + name, checkOK, what, ""}
+		return check{"runtime " + name, checkOK, what + "; " + classesOf(got), ""}
 	}
 	forOCI := try(runtimeOCI)
 	host := dockerHost(c.Docker.Host)
@@ -219,18 +221,42 @@ func (a *app) checkRuntimes(ctx context.Context, c config.Config) []check {
 	if err := dockerAnswers(ctx, host); err == nil {
 		forDocker = try(runtimeDocker)
 	}
-	wanted := map[string]bool{runtimeOCI: forOCI.Status == checkOK, runtimeDocker: forDocker.Status == checkOK}
-	switch {
-	case c.Runtime != runtimeAuto && !wanted[c.Runtime]:
-		for _, k := range []*check{&forOCI, &forDocker} {
-			if k.Name == "runtime "+c.Runtime {
-				k.Status = checkFail
+	forContainerd := check{"runtime containerd", checkWarn, "nobody listens on " + c.Containerd.Address, "start containerd, or leave it: the embedded runtime needs none"}
+	if _, err := os.Stat(c.Containerd.Address); err == nil {
+		forContainerd = try(runtimeContainerd)
+	}
+	checks := []check{forOCI, forDocker, forContainerd}
+	// Which of them must work: the one that is configured, or one that auto takes.
+	switch fit := func(k check) bool { return k.Status == checkOK }; {
+	case c.Runtime != runtimeAuto:
+		for i, k := range checks {
+			if k.Name == "runtime "+c.Runtime && !fit(k) {
+				checks[i].Status = checkFail
 			}
 		}
-	case !wanted[runtimeOCI] && !wanted[runtimeDocker]:
-		forOCI.Status = checkFail
+	case !fit(forOCI) && !fit(forDocker):
+		checks[0].Status = checkFail
 	}
-	return []check{forOCI, forDocker}
+	return checks
+}
+
+// classesOf says which isolation classes a driver makes here, and why not
+// gvisor where it could.
+func classesOf(d runtime.Driver) string {
+	classes := d.Classes()
+	names := make([]string, len(classes))
+	for i, c := range classes {
+		names[i] = string(c)
+	}
+	text := "classes " + strings.Join(names, ", ")
+	why, ok := d.(interface{ Why(runtime.Class) error })
+	if !ok || slices.Contains(classes, runtime.ClassGVisor) {
+		return text
+	}
+	if err := why.Why(runtime.ClassGVisor); err != nil {
+		text += "; no gvisor: " + oneLine(withoutClass(err.Error()))
+	}
+	return text
 }
 
 func checkSpace(dir string) check {
@@ -273,6 +299,10 @@ func (a *app) checkServer(ctx context.Context, c config.Config) check {
 
 // checkImage looks for the images of all templates.
 func (a *app) checkImage(ctx context.Context, c config.Config) check {
+	c, err := c.WithFolder(a.configFile())
+	if err != nil {
+		return check{"image", checkFail, say(err), "orchestrator template check FILE"}
+	}
 	known, err := a.imageRefs(ctx, c)
 	if err != nil {
 		return check{"image", checkWarn, say(err), ""}

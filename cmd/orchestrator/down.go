@@ -43,7 +43,7 @@ left in the state directory is destroyed.`,
 		Args:    names(),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return a.runDown(cmd.Context(), name, wait) },
 	}
-	c.Flags().StringVar(&name, "runtime", "", "without a server, `NAME` of the runtime to ask: auto, docker or oci")
+	c.Flags().StringVar(&name, "runtime", "", "without a server, `NAME` of the runtime to ask: auto, docker, containerd or oci")
 	c.Flags().DurationVar(&wait, "wait", 2*time.Minute, "how long to wait for the end of it")
 	return c
 }
@@ -130,6 +130,11 @@ func (a *app) downHere(ctx context.Context, c config.Config) (err error) {
 	if err := sweepRuns(ctx, dir, log); err != nil {
 		return err
 	}
+	defer func() {
+		if err == nil { // else something may still write
+			err = downWorkspaces(ctx, c, log)
+		}
+	}()
 	if _, err := os.Stat(filepath.Join(dir, "state.db")); errors.Is(err, os.ErrNotExist) {
 		return nil // no server was ever here
 	}
@@ -165,7 +170,7 @@ func (d drivers) toTakeDown(ctx context.Context, live []store.Sandbox) (runtime.
 			return nil, err
 		}
 	}
-	for _, n := range []string{runtimeOCI, runtimeDocker} {
+	for _, n := range []string{runtimeOCI, runtimeContainerd, runtimeDocker} {
 		if _, err := os.Stat(filepath.Join(d.stateDir, n)); name == "" && err == nil {
 			name = n
 		}

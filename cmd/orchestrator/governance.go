@@ -151,5 +151,5 @@ func webhook(c config.Approvals) (w approval.Webhook, err error) {
 
 // quotas are what a caller's token does not say.
 func quotas(c config.Callers) engine.Quotas {
-	return engine.Quotas{Sandboxes: c.Sandboxes, MemoryBytes: int64(c.Memory), Calls: c.Calls, Waiting: c.MaxWaiting}
+	return engine.Quotas{Sandboxes: c.Sandboxes, MemoryBytes: int64(c.Memory), DiskBytes: int64(c.Disk), Calls: c.Calls, Waiting: c.MaxWaiting}
 }

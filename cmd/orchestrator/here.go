@@ -40,15 +40,17 @@ const sweepTime = 10 * time.Second
 func (a *app) oneRun(ctx context.Context, c config.Config, req v1.Run, st engine.Stream) (r v1.ExecResult, err error) {
 	log := logger(a.stderr, c.Log)
 	if req.Template == "" {
-		req.Template = config.DefaultTemplate
+		if req.Template, err = a.templateOfClass(c, req.Class); err != nil {
+			return r, err
+		}
 	}
-	if _, known := c.Templates[req.Template]; !known {
-		return r, refuse(errdefs.ErrNotFound, "template %q is not known: use one of %v", req.Template, sortedKeys(c.Templates))
+	if c, err = a.withTemplate(c, req.Template); err != nil {
+		return r, err
 	}
 	if err := makeStateDir(c.StateDir); err != nil {
 		return r, err
 	}
-	h := &here{app: a, config: c, log: log, template: req.Template}
+	h := &here{app: a, config: c, log: log, template: req.Template, reaches: req.Egress != nil}
 	defer func() { err = errors.Join(err, h.close(ctx)) }()
 	if err := h.open(ctx, req.Workspace); err != nil {
 		return r, err
@@ -57,7 +59,7 @@ func (a *app) oneRun(ctx context.Context, c config.Config, req v1.Run, st engine
 	back, end := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan error, 1)
 	go func() { done <- h.engine.Serve(back) }() // waited for below
-	r, err = h.engine.Run(ctx, engine.Call{Caller: engine.LocalCaller}, req, st)
+	r, err = h.engine.Run(ctx, engine.Local(""), req, st)
 	end()
 	return r, errors.Join(err, <-done)
 }
@@ -78,21 +80,26 @@ type here struct {
 	log      *slog.Logger
 	template string
 	governs  bool // tools are called, not only commands run
+	reaches  bool // it has egress rules
 
 	dir     string     // S/runs/<id>
 	locks   []*os.File // the janitor has them too: they are held until both have ended
 	janitor *janitor
 	store   *store.Store
 	driver  runtime.Driver
+	volumes *volumes.Manager
 	rules   *governance
 	engine  *engine.Engine
 }
 
 // runRecord is what a janitor has to know of a run.
 type runRecord struct {
-	Docker config.Docker `json:"docker"`
-	OCI    config.OCI    `json:"oci"`
-	Guest  string        `json:"guest"`
+	Docker     config.Docker     `json:"docker"`
+	Containerd config.Containerd `json:"containerd"`
+	OCI        config.OCI        `json:"oci"`
+	Guest      string            `json:"guest"`
+	// Workspaces: the run has them, and its janitor after it.
+	Workspaces bool `json:"workspaces"`
 }
 
 const recordFile = "run.json"
@@ -181,7 +188,7 @@ func (h *here) openEngine(ctx context.Context, guest, hash string, workspace boo
 		return err
 	}
 	// Before there is a driver: making one may leave something already.
-	if err := writeRecord(h.dir, runRecord{Docker: h.config.Docker, OCI: h.config.OCI, Guest: guest}); err != nil {
+	if err := writeRecord(h.dir, runRecord{Docker: h.config.Docker, Containerd: h.config.Containerd, OCI: h.config.OCI, Guest: guest, Workspaces: workspace}); err != nil {
 		return err
 	}
 	var why string
@@ -191,8 +198,7 @@ func (h *here) openEngine(ctx context.Context, guest, hash string, workspace boo
 	if !workspace {
 		dirs.Workspaces = filepath.Join(h.dir, "workspaces") // none is asked for, and S's may be held
 	}
-	shared, err := volumes.Open(dirs.Workspaces, h.log)
-	if err != nil {
+	if h.volumes, err = volumes.Open(dirs.Workspaces, volumeOptions(h.config, h.log)); err != nil {
 		return err
 	}
 	opts, err := h.app.engineOptions(h.config, hash)
@@ -204,7 +210,12 @@ func (h *here) openEngine(ctx context.Context, guest, hash string, workspace boo
 	for i := range opts.Templates {
 		opts.Templates[i].Pool.Min = 0
 	}
-	opts.Driver, opts.Store, opts.Volumes, opts.Why, opts.Log = h.driver, h.store, shared, why, h.log
+	opts.Driver, opts.Store, opts.Volumes, opts.Why, opts.Log = h.driver, h.store, h.volumes, why, h.log
+	if h.reaches || h.governs { // else nobody needs the files with secrets
+		if opts.Egress, err = egressOf(h.config.Egress, h.log); err != nil {
+			return err
+		}
+	}
 	if h.governs {
 		if h.rules, err = openGovernance(ctx, h.config, h.dir, h.store, h.log); err != nil {
 			return err
@@ -256,6 +267,10 @@ func (h *here) close(ctx context.Context) error {
 	var err error
 	if h.driver != nil {
 		err = errors.Join(takeDown(ctx, h.driver, h.store, h.log), h.driver.Close())
+	}
+	if h.volumes != nil && err == nil { // else something may still write
+		h.volumes.ReleaseAll()
+		err = h.volumes.Close()
 	}
 	if h.rules != nil {
 		err = errors.Join(err, h.rules.close())

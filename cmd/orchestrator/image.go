@@ -2,8 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
@@ -16,9 +19,10 @@ import (
 )
 
 func (a *app) newImageCommand() *cobra.Command {
-	return group("image", "Import images and list them; with or without a server",
-		"  orchestrator image import sandbox.tar\n  orchestrator image ls",
-		a.newImageImport(), a.newImageList(), a.newImageRemove())
+	return group("image", "Pull, import and list images; with or without a server",
+		"  orchestrator image pull debian:12\n  orchestrator image import sandbox.tar\n  orchestrator image ls",
+		a.newImagePull(), a.newImageBuild(), a.newImageImport(), a.newImageList(), a.newImageRemove(), a.newImageCollect(),
+		a.newImagePin("pin", "Keep an image from being collected", true), a.newImagePin("unpin", "Let a pinned image be collected again", false))
 }
 
 // withImages opens the images of the state directory for a command without a
@@ -49,10 +53,43 @@ func present(list ...images.Image) []v1.Image {
 	return out
 }
 
+// printImages prints a row for each image, with all its names.
 func (a *app) printImages(list []v1.Image) error {
-	return printList(a, list, []string{"REF", "ID", "SIZE", "IMPORTED"}, func(i v1.Image) []string {
-		return []string{i.Ref, shortID(i.ID), size(i.SizeBytes), ago(i.CreatedAt)}
-	})
+	if a.flags.output == "json" {
+		return printList(a, list, nil, func(v1.Image) []string { return nil })
+	}
+	t := &table{head: []string{"ID", "REFS", "SIZE", "AGE", "USED", "PINNED", "USED BY"}}
+	at := map[string]int{}
+	for _, i := range list {
+		ref := i.Ref
+		if ref == "" && len(i.Digests) > 0 {
+			ref = i.Digests[0]
+		}
+		if n, twice := at[i.ID]; twice {
+			t.rows[n][1] += ", " + ref
+			continue
+		}
+		at[i.ID] = len(t.rows)
+		pinned := ""
+		if i.Pinned {
+			pinned = "yes"
+		}
+		used := ago(i.UsedAt)
+		if len(i.UsedBy) > 0 {
+			used = "now"
+		}
+		t.add(shortID(i.ID), ref, size(i.SizeBytes), ago(i.CreatedAt), used, pinned, someOf(i.UsedBy))
+	}
+	return a.print(nil, t)
+}
+
+// someOf is a list that fits a cell.
+func someOf(list []string) string {
+	const most = 2
+	if len(list) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
+	}
+	return strings.Join(list, ", ")
 }
 
 // shortID is enough of a digest to tell images apart, and to name one by.
@@ -169,22 +206,32 @@ func (a *app) runImageRemove(ctx context.Context, ref string) error {
 		return cl.RemoveImage(ctx, ref)
 	}
 	_, err = withImages(ctx, a, c, func(s *images.Store) (struct{}, error) {
-		use, err := flock(filepath.Join(c.StateDir, imagesUse), unix.LOCK_EX)
-		if errdefs.IsUnavailable(err) {
-			return struct{}{}, fmt.Errorf("images are in use by a run without a server: wait for its end: %w", err)
-		}
+		use, err := unusedImages(ctx, c)
 		if err != nil {
 			return struct{}{}, err
 		}
 		defer use.Close()
-		live, err := leftLive(ctx, c.StateDir)
-		if err == nil && len(live) > 0 { // their roots are the images'
-			err = refuse(errdefs.ErrFailedPrecondition, "%d sandboxes of a stopped server live on: start it again, or end them with `orchestrator down`", len(live))
-		}
-		if err != nil {
-			return struct{}{}, err
-		}
 		return struct{}{}, s.Remove(ctx, ref)
 	})
 	return err
+}
+
+// unusedImages makes sure that nothing runs from an image, until what it
+// returns is closed.
+func unusedImages(ctx context.Context, c config.Config) (io.Closer, error) {
+	use, err := flock(filepath.Join(c.StateDir, imagesUse), unix.LOCK_EX)
+	if errdefs.IsUnavailable(err) {
+		return nil, fmt.Errorf("images are in use by a run without a server: wait for its end: %w", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	live, err := leftLive(ctx, c.StateDir)
+	if err == nil && len(live) > 0 { // their roots are the images'
+		err = refuse(errdefs.ErrFailedPrecondition, "%d sandboxes of a stopped server live on: start it again, or end them with `orchestrator down`", len(live))
+	}
+	if err != nil {
+		return nil, errors.Join(err, use.Close())
+	}
+	return use, nil
 }

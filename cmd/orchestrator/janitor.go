@@ -105,9 +105,16 @@ func (a *app) runJanitor(ctx context.Context, dir string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, janitorTime)
 	defer cancel()
+	record, _, err := readRecord(dir) // of what cannot be read nothing is cleaned up, and that is told below
+	if err != nil {
+		record = runRecord{}
+	}
 	for {
 		log, closeLog := janitorLog(dir)
 		err := cleanRun(ctx, dir, log)
+		if err == nil && record.Workspaces { // we have them since the run ended
+			err = endLeft(ctx, filepath.Dir(filepath.Dir(dir)), log)
+		}
 		if err != nil {
 			log.Error("not cleaned up yet", "error", err)
 		}
@@ -156,10 +163,10 @@ func downRun(ctx context.Context, dir string, r runRecord, log *slog.Logger) err
 		return err
 	}
 	c := config.Default()
-	c.Docker, c.OCI = r.Docker, r.OCI
+	c.Docker, c.Containerd, c.OCI = r.Docker, r.Containerd, r.OCI
 	d := drivers{config: c, stateDir: dir, guest: r.Guest, log: log}
 	var errs []error
-	for _, name := range []string{runtimeDocker, runtimeOCI} {
+	for _, name := range []string{runtimeDocker, runtimeContainerd, runtimeOCI} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			continue
 		}

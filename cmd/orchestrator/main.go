@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
 )
 
@@ -20,8 +21,8 @@ import (
 var version = "dev"
 
 func main() {
-	ctx, stop := untilSignal(context.Background())
-	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, lookup: os.LookupEnv, version: version}
+	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, lookup: os.LookupEnv, version: version, hangups: make(chan struct{}, 1)}
+	ctx, stop := a.untilSignal(context.Background())
 	code := a.run(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
@@ -34,6 +35,10 @@ type app struct {
 	lookup         func(string) (string, bool)
 	version        string
 	flags          globalFlags
+
+	// serving: SIGHUP is no end, and told to hangups, which holds one.
+	serving atomic.Bool
+	hangups chan struct{}
 }
 
 // input is standard input that ends with ctx: nothing else interrupts a Read
@@ -57,21 +62,32 @@ func (e *interrupted) Error() string { return "stopped by signal " + e.signal.St
 // untilSignal ends a context at the first signal that asks for an end. After
 // that signals do what they do by themselves: a second one ends the process at
 // once.
-func untilSignal(parent context.Context) (ctx context.Context, stop func()) {
+func (a *app) untilSignal(parent context.Context) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	done := make(chan struct{})
 	go func() { // stop waits for it
 		defer close(done)
-		select {
-		case s := <-signals:
-			signal.Stop(signals)
-			if number, ok := s.(syscall.Signal); ok {
-				cancel(&interrupted{number})
+		defer signal.Stop(signals) // at the latest
+		for {
+			select {
+			case s := <-signals:
+				if s == syscall.SIGHUP && a.serving.Load() {
+					select {
+					case a.hangups <- struct{}{}:
+					default: // one is waiting
+					}
+					continue
+				}
+				signal.Stop(signals)
+				if number, ok := s.(syscall.Signal); ok {
+					cancel(&interrupted{number})
+				}
+				return
+			case <-ctx.Done():
+				return
 			}
-		case <-ctx.Done():
-			signal.Stop(signals)
 		}
 	}()
 	return ctx, func() {

@@ -58,8 +58,8 @@ Standard output is the protocol's alone; what is logged goes to standard error.`
 	f.StringVar(&o.job, "job", "", "`UUID` of a job, which has a workspace of its own")
 	f.BoolVar(&o.noElicit, "no-elicit", false, "never ask the client's user for approvals")
 	f.BoolVar(&o.noServer, "no-server", false, "do it in this process even if a server answers")
-	f.StringVar(&o.runtime, "runtime", "", "without a server, `NAME`: auto, docker or oci (ORCHESTRATOR_RUNTIME)")
-	f.StringVar(&o.logLevel, "log-level", "warn", "what is logged: debug, info, warn or error")
+	f.StringVar(&o.runtime, "runtime", "", "without a server, `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
+	f.StringVar(&o.logLevel, "log-level", "warn", "`LEVEL` of what is logged: debug, info, warn or error")
 	return c
 }
 
@@ -125,8 +125,8 @@ func (a *app) mcpHere(ctx context.Context, c config.Config, o mcpOptions) (err e
 	if o.template == "" {
 		o.template = config.DefaultTemplate
 	}
-	if _, known := c.Templates[o.template]; !known {
-		return refuse(errdefs.ErrNotFound, "template %q is not known: use one of %v", o.template, sortedKeys(c.Templates))
+	if c, err = a.withTemplate(c, o.template); err != nil {
+		return err
 	}
 	if err := makeStateDir(c.StateDir); err != nil {
 		return err

@@ -23,10 +23,10 @@ func (a *app) newPoolCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			head := []string{"TEMPLATE", "IMAGE", "MIN", "MAX", "CREATING", "WARM", "LEASED", "WAITING", "CREATED", "FAILED", "LAST ERROR"}
+			head := []string{"TEMPLATE", "IMAGE", "MIN", "MAX", "TARGET", "CREATING", "WARM", "LEASED", "WAITING", "CREATED", "FAILED", "LAST ERROR"}
 			return printList(a, list, head, func(p v1.Pool) []string {
 				return []string{
-					p.Template, p.Image, fmt.Sprint(p.Min), fmt.Sprint(p.Max), fmt.Sprint(p.Creating), fmt.Sprint(p.Warm), fmt.Sprint(p.Leased),
+					p.Template, p.Image, fmt.Sprint(p.Min), fmt.Sprint(p.Max), fmt.Sprint(p.Target), fmt.Sprint(p.Creating), fmt.Sprint(p.Warm), fmt.Sprint(p.Leased),
 					fmt.Sprint(p.Waiting), fmt.Sprint(p.Created), fmt.Sprint(p.Failed), oneLine(p.LastError),
 				}
 			})

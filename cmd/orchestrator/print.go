@@ -115,6 +115,14 @@ func ago(t time.Time) string {
 	return units.HumanDuration(time.Since(t)) + " ago"
 }
 
+// age is how long something has been there.
+func age(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return units.HumanDuration(time.Since(t))
+}
+
 // in is how long it is until then.
 func in(t time.Time) string {
 	d := time.Until(t)

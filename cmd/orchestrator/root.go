@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -43,7 +45,7 @@ how a command ended that did not end by itself.`,
 		Args:          cobra.ArbitraryArgs,
 		RunE:          unknownCommand,
 	}
-	root.CompletionOptions.HiddenDefaultCmd = true
+	root.CompletionOptions.HiddenDefaultCmd = false
 	root.SetIn(a.stdin)
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
@@ -61,11 +63,12 @@ how a command ended that did not end by itself.`,
 		return nil
 	}
 	root.AddCommand(
-		a.newServeCommand(), a.newRunCommand(), a.newSandboxCommand(), a.newExecCommand(), a.newShellCommand(),
-		a.newPoolCommand(), a.newImageCommand(), a.newWorkspaceCommand(), a.newDownCommand(), a.newDoctorCommand(),
+		a.newServeCommand(), a.newRunCommand(), a.newSandboxCommand(), a.newExecCommand(), a.newShellCommand(), a.newSessionCommand(), a.newForwardCommand(),
+		a.newPoolCommand(), a.newTemplateCommand(), a.newEventsCommand(), a.newPsCommand(), a.newTopCommand(), a.newCopyCommand(), a.newLogsCommand(), a.newImageCommand(), a.newWorkspaceCommand(), a.newDownCommand(), a.newDoctorCommand(),
 		a.newMCPCommand(), a.newToolCommand(), a.newApprovalsCommand(), a.newTokenCommand(), a.newAuditCommand(), a.newPolicyCommand(), a.newProfileCommand(),
 		a.newConfigCommand(), a.newVersionCommand(), a.newJanitorCommand(),
 	)
+	a.completeArguments(root)
 	return root
 }
 
@@ -86,9 +89,20 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 	}
 	cmd.SuggestionsMinimumDistance = 2
 	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
-		return &usageError{fmt.Sprintf("unknown command %q", cmd.CommandPath()+" "+args[0]), fmt.Sprintf("did you mean `%s %s`?", cmd.CommandPath(), like[0])}
+		return &usageError{fmt.Sprintf("unknown command %q", cmd.CommandPath()+" "+args[0]), fmt.Sprintf("did you mean `%s %s`?", cmd.CommandPath(), likest(like, args[0]))}
 	}
 	return usage(cmd, "unknown command %q", cmd.CommandPath()+" "+args[0])
+}
+
+// likest is the name that begins most like word; of several, the first.
+func likest(names []string, word string) string {
+	alike := func(name string) (n int) {
+		for n < min(len(name), len(word)) && name[n] == word[n] {
+			n++
+		}
+		return n
+	}
+	return slices.MaxFunc(names, func(a, b string) int { return cmp.Compare(alike(a), alike(b)) })
 }
 
 // group is a command that only has others.

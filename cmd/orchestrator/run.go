@@ -15,11 +15,14 @@ import (
 
 type runOptions struct {
 	commandOptions
+	egressOptions
 	template, workspace string
+	mode, class         string
 	readOnly, noServer  bool
 	whenEmpty           string
 	wait                time.Duration
 	runtime, logLevel   string
+	junit, junitName    string
 }
 
 func (a *app) newRunCommand() *cobra.Command {
@@ -45,20 +48,29 @@ process, nothing of the sandbox stays.`,
 	}
 	f := c.Flags()
 	f.SetInterspersed(false)
-	o.register(f, "pass standard input on")
+	o.commandOptions.register(f, "pass standard input on")
+	o.egressOptions.register(f)
 	f.StringVar(&o.template, "template", "", "`NAME` of the template; empty is the default one")
 	f.StringVar(&o.workspace, "workspace", "", "`NAME` of the workspace to have at /workspace")
 	f.BoolVar(&o.readOnly, "read-only", false, "the workspace cannot be written to")
-	f.StringVar(&o.whenEmpty, "when-empty", "", "what a server does if no sandbox is warm: wait (default), cold or refuse")
+	f.StringVar(&o.mode, "mode", "", modeHelp)
+	f.StringVar(&o.class, "class", "", classHelp)
+	f.StringVar(&o.whenEmpty, "when-empty", "", "`WHAT` a server does if no sandbox is warm: wait (default), cold or refuse")
 	f.DurationVar(&o.wait, "wait", 0, "how long a server waits for one; 0 is its default")
+	f.StringVar(&o.junit, "junit", "", "write a report in JUnit's XML to `FILE`, of one test case")
+	f.StringVar(&o.junitName, "junit-name", "", "`NAME` of the test case; empty is the command")
 	f.BoolVar(&o.noServer, "no-server", false, "do it in this process even if a server answers")
-	f.StringVar(&o.runtime, "runtime", "", "without a server, `NAME`: auto, docker or oci (ORCHESTRATOR_RUNTIME)")
-	f.StringVar(&o.logLevel, "log-level", "error", "without a server, what is logged: debug, info, warn or error")
+	f.StringVar(&o.runtime, "runtime", "", "without a server, `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
+	f.StringVar(&o.logLevel, "log-level", "error", "without a server, `LEVEL` of what is logged: debug, info, warn or error")
 	return c
 }
 
 func (a *app) runRun(ctx context.Context, cmd *cobra.Command, o runOptions, args []string) error {
 	x, err := a.exec(cmd, o.commandOptions, args)
+	if err != nil {
+		return err
+	}
+	egress, err := o.egress(cmd)
 	if err != nil {
 		return err
 	}
@@ -72,8 +84,15 @@ func (a *app) runRun(ctx context.Context, cmd *cobra.Command, o runOptions, args
 		return err
 	}
 	req := v1.Run{
-		Exec: x, Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, WhenEmpty: o.whenEmpty, WaitMS: o.wait.Milliseconds(),
+		Exec: x, Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Mode: o.mode, Class: o.class, WhenEmpty: o.whenEmpty, WaitMS: o.wait.Milliseconds(), Egress: egress,
 	}
+	report := a.report(o.junit, o.junitName, x)
+	return report.finish(a, a.runAnywhere(ctx, c, req, o))
+}
+
+// runAnywhere has a server do it, or does it in this process where there is
+// none.
+func (a *app) runAnywhere(ctx context.Context, c config.Config, req v1.Run, o runOptions) error {
 	if o.noServer {
 		return a.runHere(ctx, c, req, o)
 	}
@@ -105,6 +124,7 @@ func (a *app) runServed(ctx context.Context, cl *client.Client, req v1.Run, o ru
 	if err != nil {
 		return err
 	}
+	a.noteOverlay(r)
 	return result(r)
 }
 
@@ -125,5 +145,6 @@ func (a *app) runHere(ctx context.Context, c config.Config, req v1.Run, o runOpt
 	if err != nil {
 		return err
 	}
+	a.noteOverlay(r)
 	return result(r)
 }

@@ -17,11 +17,13 @@ func (a *app) newSandboxCommand() *cobra.Command {
 	return group("sandbox", "Lease sandboxes and end them", `  id=$(orchestrator sandbox create --workspace notes -q)
   orchestrator exec $id -- ls -l
   orchestrator sandbox rm $id`,
-		a.newSandboxCreate(), a.newSandboxList(), a.newSandboxStop(), a.newSandboxRemove(), a.newSandboxInspect())
+		a.newSandboxCreate(), a.newSandboxEnter(), a.newSandboxList(), a.newSandboxSync(), a.newSandboxStop(), a.newSandboxRemove(), a.newSandboxInspect(), a.newSandboxEgress())
 }
 
 type sandboxOptions struct {
+	egressOptions
 	template, workspace string
+	mode, class         string
 	readOnly, quiet     bool
 	env, labels         []string
 	ttl, idle, wait     time.Duration
@@ -35,7 +37,8 @@ func (a *app) newSandboxCreate() *cobra.Command {
 		Short: "Lease a sandbox",
 		Example: `  orchestrator sandbox create
   orchestrator sandbox create --template default --workspace notes --read-only --ttl 10m
-  orchestrator sandbox create --env TOKEN=abc --when-empty cold -o json`,
+  orchestrator sandbox create --env TOKEN=abc --when-empty cold -o json
+  orchestrator sandbox create --egress tls://pypi.org --egress tls://files.pythonhosted.org`,
 		Args: names(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.runSandboxCreate(cmd.Context(), cmd, o) },
 	}
@@ -43,11 +46,14 @@ func (a *app) newSandboxCreate() *cobra.Command {
 	f.StringVar(&o.template, "template", "", "`NAME` of the template; empty is the default one")
 	f.StringVar(&o.workspace, "workspace", "", "`NAME` of the workspace to have at /workspace")
 	f.BoolVar(&o.readOnly, "read-only", false, "the workspace cannot be written to")
+	f.StringVar(&o.mode, "mode", "", modeHelp)
+	f.StringVar(&o.class, "class", "", classHelp)
 	f.StringArrayVarP(&o.env, "env", "e", nil, "`KEY=VALUE` for all its commands, or KEY to hand on your own; can be repeated")
 	f.StringArrayVar(&o.labels, "label", nil, "`KEY=VALUE` to find it by; can be repeated")
 	f.DurationVar(&o.ttl, "ttl", 0, "end it after this time; 0 is the server's default")
 	f.DurationVar(&o.idle, "idle", 0, "end it after this time without a call; 0 is the server's default")
-	f.StringVar(&o.whenEmpty, "when-empty", "", "what to do if none is warm: wait (default), cold or refuse")
+	o.egressOptions.register(f)
+	f.StringVar(&o.whenEmpty, "when-empty", "", "`WHAT` to do if none is warm: wait (default), cold or refuse")
 	f.DurationVar(&o.wait, "wait", 0, "how long to wait; 0 is the server's default")
 	f.StringVar(&o.key, "idempotency-key", "", "lease at most once for this `KEY`")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print the id only")
@@ -63,13 +69,17 @@ func (a *app) runSandboxCreate(ctx context.Context, cmd *cobra.Command, o sandbo
 	if err != nil {
 		return err
 	}
+	egress, err := o.egress(cmd)
+	if err != nil {
+		return err
+	}
 	cl, err := a.client(ctx)
 	if err != nil {
 		return err
 	}
 	s, err := cl.CreateSandbox(ctx, v1.SandboxRequest{
-		Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Env: env, Labels: labels,
-		TTLMS: o.ttl.Milliseconds(), IdleMS: o.idle.Milliseconds(), WhenEmpty: o.whenEmpty, WaitMS: o.wait.Milliseconds(),
+		Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Mode: o.mode, Class: o.class, Env: env, Labels: labels,
+		TTLMS: o.ttl.Milliseconds(), IdleMS: o.idle.Milliseconds(), WhenEmpty: o.whenEmpty, WaitMS: o.wait.Milliseconds(), Egress: egress,
 	}, key(o.key)...)
 	if err != nil {
 		return err
@@ -125,6 +135,7 @@ func (a *app) printSandbox(s v1.Sandbox) error {
 	add("TEMPLATE", s.Template)
 	add("IMAGE", s.Image)
 	add("RUNTIME", s.Runtime)
+	add("CLASS", s.Class)
 	add("WORKSPACE", workspaceOf(s))
 	add("LABELS", labelText(s.Labels))
 	add("WARM", fmt.Sprint(s.Warm))

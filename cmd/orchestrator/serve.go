@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -22,6 +23,7 @@ import (
 	"orchestrator/internal/mcp"
 	"orchestrator/internal/store"
 	"orchestrator/runtime"
+	"orchestrator/runtime/docker"
 	"orchestrator/volumes"
 )
 
@@ -32,6 +34,7 @@ type serveOptions struct {
 	listen, runtime     string
 	logLevel, logFormat string
 	allowRemote         bool
+	ephemeral           bool
 }
 
 func (a *app) newServeCommand() *cobra.Command {
@@ -44,7 +47,8 @@ func (a *app) newServeCommand() *cobra.Command {
 That is a hand-over: calls under way get 10 seconds, sandboxes and background
 commands live on, and the next server on the same state directory goes on with
 them. ` + "`orchestrator down`" + ` destroys everything instead. A second signal ends
-the process at once, which loses nothing either.`,
+the process at once, which loses nothing either. SIGHUP reads the templates
+again, which also happens by itself when their files change.`,
 		Example: `  orchestrator serve
   orchestrator serve --config /etc/orchestrator.yaml --runtime oci
   orchestrator serve --listen 127.0.0.1:7070 --token-file /etc/orchestrator.token`,
@@ -53,10 +57,11 @@ the process at once, which loses nothing either.`,
 	}
 	f := c.Flags()
 	f.StringVar(&o.listen, "listen", "", "unix:`PATH` or HOST:PORT (ORCHESTRATOR_LISTEN)")
-	f.StringVar(&o.runtime, "runtime", "", "`NAME`: auto, docker or oci (ORCHESTRATOR_RUNTIME)")
+	f.StringVar(&o.runtime, "runtime", "", "`NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
 	f.BoolVar(&o.allowRemote, "allow-remote", false, "listen on an address that is not loopback")
-	f.StringVar(&o.logLevel, "log-level", "", "debug, info, warn or error (ORCHESTRATOR_LOG_LEVEL)")
-	f.StringVar(&o.logFormat, "log-format", "", "text or json (ORCHESTRATOR_LOG_FORMAT)")
+	f.BoolVar(&o.ephemeral, "ephemeral", false, "at the end, which is that of standard input too, destroy everything and remove the state directory; only with --state-dir")
+	f.StringVar(&o.logLevel, "log-level", "", "`LEVEL` of what is logged: debug, info, warn or error (ORCHESTRATOR_LOG_LEVEL)")
+	f.StringVar(&o.logFormat, "log-format", "", "`FORM` of the log: text or json (ORCHESTRATOR_LOG_FORMAT)")
 	return c
 }
 
@@ -86,13 +91,20 @@ func (a *app) runServe(ctx context.Context, cmd *cobra.Command, o serveOptions) 
 	if err := checkListen(c); err != nil {
 		return err
 	}
+	if o.ephemeral {
+		if err := a.checkEphemeral(cmd, c.StateDir); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, removeEphemeral(c.StateDir, err)) }()
+	}
 	token := ""
 	if c.TokenFile != "" {
 		if token, err = readToken(c.TokenFile); err != nil {
 			return err
 		}
 	}
-	s := &service{app: a, config: c, token: token, log: logger(a.stderr, c.Log)}
+	a.serving.Store(true)
+	s := &service{app: a, config: c, token: token, log: logger(a.stderr, c.Log), ephemeral: o.ephemeral}
 	defer func() { err = errors.Join(err, s.close()) }()
 	if err := s.open(ctx); err != nil {
 		return startError(ctx, err)
@@ -114,6 +126,8 @@ type service struct {
 	config config.Config
 	token  string
 	log    *slog.Logger
+	// ephemeral: nothing is handed over.
+	ephemeral bool
 
 	undo     []func() error // in the order of opening
 	listener net.Listener
@@ -195,9 +209,15 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	if s.volumes, err = volumes.Open(dirs.Workspaces, s.log); err != nil {
+	puller, err := newPuller(s.config.Images, library, s.log)
+	if err != nil {
 		return err
 	}
+	s.later(puller.Close)
+	if s.volumes, err = volumes.Open(dirs.Workspaces, volumeOptions(s.config, s.log)); err != nil {
+		return err
+	}
+	s.later(s.volumes.Close)
 	guest, hash, err := guestbin.Write(dirs.Guest)
 	if err != nil {
 		return err
@@ -211,24 +231,47 @@ func (s *service) openEngine(ctx context.Context, dir string) error {
 		return err
 	}
 	s.later(s.driver.Close)
+	sweepGuests(dirs.Guest, hash, s.log)
 	opts, err := s.app.engineOptions(s.config, hash)
 	if err != nil {
 		return err
 	}
 	opts.Driver, opts.Store, opts.Images, opts.Volumes, opts.Why, opts.Log = s.driver, s.store, library, s.volumes, s.why, s.log
-	opts.Templates = templates(s.config)
+	opts.ImageBounds, opts.Builder = imageBounds(s.config.Images), docker.Builder{Host: s.config.Docker.Host}
+	opts.Puller, opts.FetchImage = puller, fetchImage(s.config.Images, puller, s.log)
+	opts.LoadTemplates = s.loadTemplates
 	opts.Quotas = quotas(s.config.Callers)
 	if s.governed, err = openGovernance(ctx, s.config, dir, s.store, s.log); err != nil {
 		return err
 	}
 	s.later(s.governed.close)
 	opts.Governance = s.governed.Governance
-	if s.engine, err = engine.Open(ctx, opts); err != nil {
-		return imageHint(err)
+	if opts.Egress, err = egressOf(s.config.Egress, s.log); err != nil {
+		return err
 	}
+	if opts.Web, err = webOf(s.config, s.governed.Redactor.Add); err != nil {
+		return err
+	}
+	if opts.Browser, err = browserOf(s.config); err != nil {
+		return err
+	}
+	if s.engine, err = engine.Open(ctx, opts); err != nil {
+		return err
+	}
+	s.sayNotReady(ctx)
 	fmt.Fprintf(s.app.stderr, "listening on %s, runtime %s (%s), cgroup %s\n", //nolint:errcheck // the log has it too
 		where(s.listener, s.config), s.driver.Name(), oneLine(s.why), opts.Cgroup)
 	return nil
+}
+
+// sayNotReady says on the terminal what keeps templates from being used.
+func (s *service) sayNotReady(ctx context.Context) {
+	for _, t := range s.engine.Templates(ctx, engine.Local("")) {
+		if t.Error == "" {
+			continue
+		}
+		s.app.note("template %s is not ready: %s", t.Name, withoutClass(t.Error))
+	}
 }
 
 // imageHint says how to get an image that is not there.
@@ -272,6 +315,12 @@ func (s *service) run(ctx context.Context) error {
 			endFront()
 		})
 	}})
+	if s.ephemeral {
+		go func() { // ends with standard input, or with the process
+			_, _ = io.Copy(io.Discard, s.app.stdin)
+			endFront()
+		}()
+	}
 	var work sync.WaitGroup
 	var engineErr error
 	work.Go(func() { // waited for below
@@ -279,10 +328,11 @@ func (s *service) run(ctx context.Context) error {
 		endFront()
 	})
 	work.Go(func() { // likewise; it ends with back
-		if err := errors.Join(s.volumes.Sweep(back), sweepRuns(back, s.config.StateDir, s.log)); err != nil && back.Err() == nil {
+		if err := errors.Join(sweepRuns(back, s.config.StateDir, s.log), s.volumes.Sweep(back)); err != nil && back.Err() == nil {
 			s.log.Warn("leftovers of earlier commands not all removed", "error", err)
 		}
 	})
+	work.Go(func() { s.watchTemplates(back, s.app.hangups) }) // likewise
 	serveErr := server.Serve(front, s.listener, handoverTime)
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), handoverTime)
 	if err := talk.Close(ending); err != nil {
@@ -291,11 +341,18 @@ func (s *service) run(ctx context.Context) error {
 	cancel()
 	endBack()
 	work.Wait()
+	if s.ephemeral {
+		once.Do(func() { close(down) })
+	}
 	select {
 	case <-down:
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
 		defer cancel()
-		return errors.Join(serveErr, engineErr, takeDown(end, s.driver, s.store, s.log))
+		err := takeDown(end, s.driver, s.store, s.log)
+		if err == nil { // else something may still write
+			err = s.volumes.Down(end)
+		}
+		return errors.Join(serveErr, engineErr, err)
 	default:
 		s.log.Info("stopped; sandboxes live on", "cause", context.Cause(ctx))
 		return errors.Join(serveErr, engineErr)

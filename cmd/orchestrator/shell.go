@@ -16,7 +16,7 @@ func (a *app) newShellCommand() *cobra.Command {
 	return group("shell", "Run background commands and read their output", `  sh=$(orchestrator shell start -q $id -- make test)
   orchestrator shell logs -f $sh
   orchestrator shell kill $sh`,
-		a.newShellStart(), a.newShellList(), a.newShellLogs(), a.newShellInput(), a.newShellKill())
+		a.newShellStart(), a.newShellList(), a.newShellAttach(), a.newShellLogs(), a.newShellInput(), a.newShellKill())
 }
 
 type shellOptions struct {
@@ -90,11 +90,15 @@ func shellRow(s v1.Shell) []string {
 			end = fmt.Sprintf("%s %d", r.Ending, r.Signal)
 		}
 	}
-	return []string{s.ID, s.State, end, ago(s.StartedAt), fmt.Sprint(s.StdoutEnd), fmt.Sprint(s.StderrEnd), strings.Join(s.Argv, " ")}
+	tty := "-"
+	if s.TTY {
+		tty = "tty"
+	}
+	return []string{s.ID, s.State, end, tty, ago(s.StartedAt), fmt.Sprint(s.StdoutEnd), fmt.Sprint(s.StderrEnd), strings.Join(s.Argv, " ")}
 }
 
 func shellHead() []string {
-	return []string{"ID", "STATE", "ENDING", "STARTED", "STDOUT", "STDERR", "COMMAND"}
+	return []string{"ID", "STATE", "ENDING", "TTY", "STARTED", "STDOUT", "STDERR", "COMMAND"}
 }
 
 // printShells prints one shell as itself.

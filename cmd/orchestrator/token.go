@@ -20,6 +20,7 @@ func (a *app) newTokenCommand() *cobra.Command {
 type tokenOptions struct {
 	request v1.TokenRequest
 	memory  string
+	disk    string
 	ttl     time.Duration
 }
 
@@ -43,6 +44,7 @@ or as a bearer token.`,
 	f.IntVar(&o.request.Trust, "trust", 0, "`LEVEL` of trust, from 0 to 3")
 	f.IntVar(&o.request.Quotas.Sandboxes, "sandboxes", 0, "`N` sandboxes at once at most; 0 is the service's default")
 	f.StringVar(&o.memory, "memory", "", "`SIZE` of their memory together, such as 4g; empty is the service's default")
+	f.StringVar(&o.disk, "disk", "", "`SIZE` that their workspaces hold together, such as 50g; empty is the service's default")
 	f.Int64Var(&o.request.Quotas.Calls, "calls", 0, "`N` tool calls in a day (UTC); 0 is the service's default")
 	f.DurationVar(&o.ttl, "ttl", 0, "it ends after this time; 0 is never")
 	f.BoolVar(&o.request.Operator, "operator", false, "it may do everything: make tokens, answer questions, read the audit")
@@ -66,6 +68,13 @@ func (a *app) runTokenCreate(ctx context.Context, cmd *cobra.Command, o tokenOpt
 		}
 		r.Quotas.MemoryBytes = n
 	}
+	if o.disk != "" {
+		n, err := units.RAMInBytes(o.disk)
+		if err != nil || n <= 0 {
+			return usage(cmd, "--disk is %q: give a size such as 512m or 50g", o.disk)
+		}
+		r.Quotas.DiskBytes = n
+	}
 	cl, err := a.client(ctx)
 	if err != nil {
 		return err
@@ -85,7 +94,7 @@ func (a *app) runTokenCreate(ctx context.Context, cmd *cobra.Command, o tokenOpt
 }
 
 func tokenHead() []string {
-	return []string{"ID", "CALLER", "PROFILE", "TRUST", "STATE", "MADE", "LAST USED", "SANDBOXES", "MEMORY", "CALLS", "NOTE"}
+	return []string{"ID", "CALLER", "PROFILE", "TRUST", "STATE", "MADE", "LAST USED", "SANDBOXES", "MEMORY", "DISK", "CALLS", "NOTE"}
 }
 
 func tokenRow(t v1.Token) []string {
@@ -99,6 +108,10 @@ func tokenRow(t v1.Token) []string {
 	if t.Quotas.MemoryBytes > 0 {
 		memory = size(t.Quotas.MemoryBytes)
 	}
+	disk := ""
+	if t.Quotas.DiskBytes > 0 {
+		disk = size(t.Quotas.DiskBytes)
+	}
 	used := ""
 	if t.LastUseAt != nil {
 		used = ago(*t.LastUseAt)
@@ -109,7 +122,7 @@ func tokenRow(t v1.Token) []string {
 	}
 	return []string{
 		t.ID, t.Caller, t.Profile, trust, tokenState(t), ago(t.CreatedAt), used,
-		number(int64(t.Quotas.Sandboxes)), memory, number(t.Quotas.Calls), t.Note,
+		number(int64(t.Quotas.Sandboxes)), memory, disk, number(t.Quotas.Calls), t.Note,
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"log/slog"
@@ -9,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/containerd/errdefs"
 
 	"orchestrator/internal/cgroup"
 	"orchestrator/internal/config"
@@ -25,15 +28,81 @@ func templates(c config.Config, wanted ...string) []scheduler.Template {
 		if len(wanted) > 0 && !slices.Contains(wanted, name) {
 			continue
 		}
-		out = append(out, scheduler.Template{
-			Name: name,
-			Spec: runtime.Spec{
-				Template: name, Image: runtime.Image{Ref: t.Image}, Limits: t.Limits.Runtime(), Entrypoint: t.Entrypoint, Alone: c.Guest.Alone.Std(),
-			},
-			Pool: pool.Settings{Min: t.Pool.Min, Max: t.Pool.Max, Rate: t.Pool.Rate, Parallel: t.Pool.Parallel, MaxAge: t.Pool.MaxAge.Std()},
-		})
+		out = append(out, templateOf(name, t, c.Guest.Alone.Std()))
 	}
 	return out
+}
+
+// templateOf is a configured template in the scheduler's terms.
+func templateOf(name string, t config.Template, alone time.Duration) scheduler.Template {
+	out := scheduler.Template{
+		Name: name,
+		Spec: runtime.Spec{
+			Template: name, Image: runtime.Image{Ref: t.Image}, Class: runtime.Class(t.Class), Limits: t.Limits.Runtime(),
+			Tmpfs: octets(t.Tmpfs), Ulimits: octets(t.Ulimits), Entrypoint: t.Entrypoint, Alone: alone,
+		},
+		Pool: pool.Settings{Min: t.Pool.Min, Max: t.Pool.Max, Rate: t.Pool.Rate, Parallel: t.Pool.Parallel, MaxAge: t.Pool.MaxAge.Std(), Settle: t.Pool.Settle.Std(), Adaptive: t.Pool.Adaptive},
+		Env:  t.Env, User: t.User,
+	}
+	for _, h := range t.Warmup {
+		out.Warmup = append(out.Warmup, scheduler.Hook{Argv: h.Argv, Timeout: cmp.Or(h.Timeout, config.DefaultHookTimeout).Std(), Background: h.Background})
+	}
+	return out
+}
+
+// octets are sizes as numbers; nil for none, so that nothing looks as a change.
+func octets(sizes map[string]config.Size) map[string]int64 {
+	if len(sizes) == 0 {
+		return nil
+	}
+	out := make(map[string]int64, len(sizes))
+	for name, n := range sizes {
+		out[name] = int64(n)
+	}
+	return out
+}
+
+// loadTemplates reads the configuration and its folder again, for what they say
+// of templates. Everything else stays as it was at the start.
+func (s *service) loadTemplates() ([]engine.TemplateSource, error) {
+	file := s.app.configFile()
+	c, err := config.Load(file)
+	if err != nil {
+		return nil, err
+	}
+	list, err := c.Sources(file)
+	out := make([]engine.TemplateSource, 0, len(list))
+	for _, src := range list {
+		t := scheduler.Template{Name: src.Name}
+		if src.Err == nil {
+			t = templateOf(src.Name, src.Template, s.config.Guest.Alone.Std())
+		}
+		out = append(out, engine.TemplateSource{Template: t, File: src.File, Err: src.Err})
+	}
+	return out, err
+}
+
+// withTemplate is a configuration with the folder's templates among its own.
+// Only the one that is wanted has to be good.
+func (a *app) withTemplate(c config.Config, wanted string) (config.Config, error) {
+	list, err := c.Sources(a.configFile())
+	if err != nil {
+		return c, err
+	}
+	all := map[string]config.Template{}
+	for _, src := range list {
+		if src.Err != nil && src.Name == wanted {
+			return c, src.Err
+		}
+		if src.Err == nil {
+			all[src.Name] = src.Template
+		}
+	}
+	if _, known := all[wanted]; !known {
+		return c, refuse(errdefs.ErrNotFound, "template %q is not known: use one of %v", wanted, sortedKeys(all))
+	}
+	c.Templates = all
+	return c, nil
 }
 
 // engineOptions are those that the configuration and the program say.

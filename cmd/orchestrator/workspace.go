@@ -22,19 +22,23 @@ func (a *app) newWorkspaceCommand() *cobra.Command {
   orchestrator workspace put notes report.csv data/report.csv
   orchestrator run --workspace notes -- head -3 data/report.csv
   orchestrator workspace get notes data/report.csv -`,
-		a.newWorkspaceCreate(), a.newWorkspaceList(), a.newWorkspaceRemove(), a.newWorkspacePut(), a.newWorkspaceGet(), a.newWorkspaceFiles())
+		a.newWorkspaceCreate(), a.newWorkspaceList(), a.newWorkspaceResize(), a.newWorkspaceRemove(), a.newWorkspacePut(), a.newWorkspaceGet(), a.newWorkspaceFiles(),
+		a.newWorkspaceDiff(), a.newWorkspaceCommit(), a.newWorkspaceDiscard(), a.newWorkspaceOverlays(),
+		a.newWorkspaceSnapshot(), a.newWorkspaceSnapshots(), a.newWorkspaceRestore())
 }
 
 // workspaces is what these commands ask of a server, or of the state directory
 // itself.
 type workspaces interface {
-	CreateWorkspace(ctx context.Context, name string, opts ...client.Option) (v1.Workspace, error)
+	CreateWorkspaceOf(ctx context.Context, name string, quota int64, opts ...client.Option) (v1.Workspace, error)
+	ResizeWorkspace(ctx context.Context, name string, quota int64) (v1.Workspace, error)
 	Workspaces(ctx context.Context) ([]v1.Workspace, error)
 	DeleteWorkspace(ctx context.Context, name string) error
 	read(ctx context.Context, name, path string) (io.ReadCloser, error)
 	write(ctx context.Context, name, path string, content io.Reader, size int64, mode string) (v1.File, error)
 	list(ctx context.Context, name, path string) (items []v1.File, truncated bool, err error)
 	remove(ctx context.Context, name, path string) error
+	overlays
 }
 
 // served are a server's workspaces.
@@ -79,27 +83,31 @@ func (a *app) withWorkspaces(ctx context.Context, do func(workspaces) error) (er
 }
 
 func workspaceRow(w v1.Workspace) []string {
-	return []string{w.Name, ago(w.CreatedAt), strings.Join(w.Sandboxes, " ")}
+	return append([]string{w.Name, ago(w.CreatedAt)}, append(spaceCells(w), strings.Join(w.Sandboxes, " "))...)
 }
 
-func workspaceHead() []string { return []string{"NAME", "CREATED", "SANDBOXES"} }
+func workspaceHead() []string { return []string{"NAME", "CREATED", "SIZE", "USED", "SANDBOXES"} }
 
 func (a *app) newWorkspaceCreate() *cobra.Command {
-	return &cobra.Command{
+	var quota string
+	c := &cobra.Command{
 		Use:     "create NAME",
 		Short:   "Make an empty workspace",
-		Example: "  orchestrator workspace create notes",
+		Example: "  orchestrator workspace create notes\n  orchestrator workspace create notes --quota 64MiB",
 		Args:    names("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			bytes, err := quotaSize(cmd, "--quota", quota)
+			if err != nil {
+				return err
+			}
 			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
-				got, err := w.CreateWorkspace(cmd.Context(), args[0])
-				if err != nil {
-					return err
-				}
-				return a.print(got, &table{head: workspaceHead(), rows: [][]string{workspaceRow(got)}})
+				got, err := w.CreateWorkspaceOf(cmd.Context(), args[0], bytes)
+				return a.printWorkspace(got, err)
 			})
 		},
 	}
+	c.Flags().StringVar(&quota, "quota", "", "`SIZE` that it holds at most, such as 64MiB; empty is the default of the configuration")
+	return c
 }
 
 func (a *app) newWorkspaceList() *cobra.Command {

@@ -37,18 +37,31 @@ func (a *app) openWorkspaces(c config.Config) (*local, error) {
 		return nil, workspaceHeld(c.StateDir, err)
 	}
 	c.Log.Level = "warn"
-	m, err := volumes.Open(engine.DirsOf(c.StateDir).Workspaces, logger(a.stderr, c.Log))
+	m, err := volumes.Open(engine.DirsOf(c.StateDir).Workspaces, volumeOptions(c, logger(a.stderr, c.Log)))
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
-	return &local{m, lock, c.StateDir}, nil
+	got := &local{m, lock, c.StateDir}
+	if err := endDeserted(context.Background(), c.StateDir, m); err != nil {
+		return nil, errors.Join(err, got.close())
+	}
+	return got, nil
 }
 
-func (l *local) close() error { return l.lock.Close() }
+func (l *local) close() error { return errors.Join(l.manager.Close(), l.lock.Close()) }
 
-// CreateWorkspace makes one.
-func (l *local) CreateWorkspace(ctx context.Context, name string, _ ...client.Option) (v1.Workspace, error) {
-	w, err := l.manager.Create(ctx, name, volumes.CreateOptions{})
+// CreateWorkspaceOf makes one.
+func (l *local) CreateWorkspaceOf(ctx context.Context, name string, quota int64, _ ...client.Option) (v1.Workspace, error) {
+	w, err := l.manager.Create(ctx, name, volumes.CreateOptions{QuotaBytes: quota})
+	return presentWorkspace(w), err
+}
+
+// ResizeWorkspace changes what one holds at most.
+func (l *local) ResizeWorkspace(ctx context.Context, name string, quota int64) (v1.Workspace, error) {
+	if err := leftHolding(ctx, l.dir, name); err != nil {
+		return v1.Workspace{}, err
+	}
+	w, err := l.manager.Resize(ctx, name, quota)
 	return presentWorkspace(w), err
 }
 
@@ -70,11 +83,11 @@ func (l *local) DeleteWorkspace(ctx context.Context, name string) error {
 }
 
 func presentWorkspace(w volumes.Workspace) v1.Workspace {
-	return v1.Workspace{Name: w.Name, CreatedAt: w.CreatedAt, Sandboxes: []string{}}
+	return v1.Workspace{Name: w.Name, CreatedAt: w.CreatedAt, Sandboxes: []string{}, QuotaBytes: w.QuotaBytes, UsedBytes: w.UsedBytes, Overlays: w.Overlays, Snapshots: w.Snapshots}
 }
 
-func (l *local) read(_ context.Context, name, path string) (io.ReadCloser, error) {
-	files, err := l.manager.Files(name)
+func (l *local) read(ctx context.Context, name, path string) (io.ReadCloser, error) {
+	files, err := l.manager.Files(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -94,12 +107,12 @@ type opened struct {
 // Close closes all.
 func (o *opened) Close() error { return o.close() }
 
-func (l *local) write(_ context.Context, name, path string, content io.Reader, size int64, mode string) (f v1.File, err error) {
+func (l *local) write(ctx context.Context, name, path string, content io.Reader, size int64, mode string) (f v1.File, err error) {
 	perm, err := strconv.ParseUint(mode, 8, 32)
 	if err != nil {
 		return f, refuse(errdefs.ErrInvalidArgument, "mode %q is not octal, such as 0644", mode)
 	}
-	files, err := l.manager.Files(name)
+	files, err := l.manager.Edit(ctx, name)
 	if err != nil {
 		return f, err
 	}
@@ -117,7 +130,7 @@ func (l *local) write(_ context.Context, name, path string, content io.Reader, s
 }
 
 func (l *local) list(ctx context.Context, name, path string) (items []v1.File, truncated bool, err error) {
-	files, err := l.manager.Files(name)
+	files, err := l.manager.Files(ctx, name)
 	if err != nil {
 		return nil, false, err
 	}
@@ -130,7 +143,7 @@ func (l *local) list(ctx context.Context, name, path string) (items []v1.File, t
 }
 
 func (l *local) remove(ctx context.Context, name, path string) (err error) {
-	files, err := l.manager.Files(name)
+	files, err := l.manager.Edit(ctx, name)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"orchestrator/client"
+)
+
+// completeTime is how long a server is asked for names while somebody waits at
+// a prompt.
+const completeTime = 2 * time.Second
+
+// lister asks a server for names of one kind; what went wrong is no name.
+type lister func(ctx context.Context, cl *client.Client) []string
+
+// completeArguments makes `completion` offer what a server has, for the first
+// argument of each command, by its name in the usage, and for flags.
+func (a *app) completeArguments(root *cobra.Command) {
+	byWord := map[string]lister{"SANDBOX": sandboxNames, "SHELL": shellNames, "WORKSPACE": workspaceNames, "REF": imageNames}
+	byGroup := map[string]lister{"workspace": workspaceNames, "template": templateNames}
+	byFlag := map[string]lister{"workspace": workspaceNames, "template": templateNames}
+	var walk func(*cobra.Command)
+	walk = func(c *cobra.Command) {
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+		for name, list := range byFlag {
+			if c.Flags().Lookup(name) != nil {
+				_ = c.RegisterFlagCompletionFunc(name, a.complete(list, false)) // once for each
+			}
+		}
+		word := firstArgument(c.Use)
+		list := byWord[word]
+		if word == "NAME" && c.HasParent() && c.Name() != "create" {
+			list = byGroup[c.Parent().Name()]
+		}
+		if list != nil && c.ValidArgsFunction == nil {
+			c.ValidArgsFunction = a.complete(list, true)
+		}
+	}
+	walk(root)
+}
+
+// firstArgument is the first word of a usage in capitals.
+func firstArgument(use string) string {
+	for i, word := range strings.Fields(use) {
+		word = strings.TrimRight(strings.Trim(word, "[]"), ".")
+		if i > 0 && word != "" && word == strings.ToUpper(word) && word != strings.ToLower(word) {
+			return word
+		}
+	}
+	return ""
+}
+
+// complete offers names; only for the first argument if there may be more of
+// another kind.
+func (a *app) complete(list lister, first bool) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if first && len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), completeTime)
+		defer cancel()
+		c, err := a.settings()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		cl, err := a.clientFor(c)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return list(ctx, cl), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+func sandboxNames(ctx context.Context, cl *client.Client) (out []string) {
+	list, _ := cl.Sandboxes(ctx, false)
+	for _, s := range list {
+		out = append(out, s.ID+"\t"+escape(s.Template+" "+workspaceOf(s)))
+	}
+	return out
+}
+
+func shellNames(ctx context.Context, cl *client.Client) (out []string) {
+	list, _ := cl.Sandboxes(ctx, false)
+	for _, s := range list {
+		shells, _ := cl.Shells(ctx, s.ID)
+		for _, sh := range shells {
+			out = append(out, sh.ID+"\t"+escape(sh.State+" "+strings.Join(sh.Argv, " ")))
+		}
+	}
+	return out
+}
+
+func workspaceNames(ctx context.Context, cl *client.Client) (out []string) {
+	list, _ := cl.Workspaces(ctx)
+	for _, w := range list {
+		out = append(out, escape(w.Name))
+	}
+	return out
+}
+
+func templateNames(ctx context.Context, cl *client.Client) (out []string) {
+	list, _ := cl.Templates(ctx)
+	for _, t := range list {
+		out = append(out, t.Name+"\t"+t.State)
+	}
+	return out
+}
+
+func imageNames(ctx context.Context, cl *client.Client) (out []string) {
+	list, _ := cl.Images(ctx)
+	for _, i := range list {
+		out = append(out, escape(i.Ref))
+	}
+	return out
+}

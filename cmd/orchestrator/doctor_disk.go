@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"orchestrator/internal/config"
+	"orchestrator/internal/disk"
+	"orchestrator/internal/engine"
+	"orchestrator/internal/guestbin"
+)
+
+// checkQuota tries what bounds workspaces, where they are or would be.
+func checkQuota(c config.Config) check {
+	const name = "workspace quota"
+	dir := engine.DirsOf(c.StateDir).Workspaces
+	for _, err := os.Stat(dir); err != nil && dir != "/"; _, err = os.Stat(dir) {
+		dir = filepath.Dir(dir)
+	}
+	want := c.Workspaces.Mechanism
+	if want == string(disk.None) {
+		return check{name, checkWarn, "none, as configured: a workspace can fill the host's disk", "set workspaces.mechanism to auto"}
+	}
+	m, why := disk.Detect(dir)
+	if want == string(disk.Project) {
+		m, why = disk.Project, ""
+		if err := disk.Try(context.Background(), dir, m); err != nil {
+			m, why = disk.None, err.Error()
+		}
+	}
+	fix := "install e2fsprogs, and see that /dev/loop-control is there"
+	switch {
+	case want != "auto" && want != string(m):
+		return check{name, checkFail, fmt.Sprintf("%s is configured and %s works: %s", want, m, why), fix}
+	case m == disk.None:
+		return check{name, checkWarn, "nothing bounds workspaces: " + why, fix}
+	}
+	found := fmt.Sprintf("%s, %s each unless told otherwise", m, size(int64(c.Workspaces.Quota)))
+	if m == disk.Loop && !mayGrow() {
+		found += "; they grow only while no sandbox has them, for want of CAP_SYS_RESOURCE"
+	}
+	return check{name, checkOK, found, ""}
+}
+
+// mayGrow says whether this process has CAP_SYS_RESOURCE.
+func mayGrow() bool {
+	const sysResource = 24
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(text), "\nCapEff:")
+	var have uint64
+	_, err = fmt.Sscanf(strings.TrimSpace(rest), "%x", &have)
+	return err == nil && have&(1<<sysResource) != 0
+}
+
+// checkKept says what the state directory has collected, and who removes it.
+func checkKept(stateDir string) check {
+	var parts []string
+	for _, db := range []string{"state.db", "audit.db"} {
+		if fi, err := os.Stat(filepath.Join(stateDir, db)); err == nil {
+			parts = append(parts, fmt.Sprintf("%s of %s", db, size(fi.Size())))
+		}
+	}
+	guests := count(engine.DirsOf(stateDir).Guest)
+	if guests > 1 {
+		parts = append(parts, fmt.Sprintf("%d guests (those of other versions go a week after their last start)", guests))
+	}
+	if n := count(filepath.Join(stateDir, runsDir)); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d runs without a server (the next run or serve removes those that are over)", n))
+	}
+	if n := count(filepath.Join(stateDir, "outputs")); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d outputs (kept for an hour)", n))
+	}
+	if len(parts) == 0 {
+		return check{"kept", checkOK, "nothing", ""}
+	}
+	return check{"kept", checkOK, strings.Join(parts, ", "), ""}
+}
+
+func count(dir string) int {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return 0
+	}
+	return len(entries)
+}
+
+// sweepGuests removes what earlier versions of this program left.
+func sweepGuests(dir, keep string, log *slog.Logger) {
+	removed, err := guestbin.Sweep(dir, keep)
+	if err != nil {
+		log.Warn("earlier guests not removed", "path", dir, "error", err)
+	}
+	for _, hash := range removed {
+		log.Info("earlier guest removed", "hash", hash)
+	}
+}

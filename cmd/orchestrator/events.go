@@ -1,0 +1,67 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+)
+
+func (a *app) newEventsCommand() *cobra.Command {
+	q := client.EventQuery{}
+	c := &cobra.Command{
+		Use:   "events",
+		Short: "Show what happened, and with -f what happens",
+		Long: `Show what happened to sandboxes, shells, workspaces, templates and images: what
+is your own, and everything for operators. The server keeps the latest 4096
+events. With -f it goes on, over restarts of the server too; a line "gap" says
+that some were missed. With -o json there is one object on each line.`,
+		Example: `  orchestrator events --since 10m
+  orchestrator events -f
+  orchestrator events -f -o json | jq 'select(.type == "sandbox.gone")'`,
+		Args: names(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := a.client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			colour := a.colours()
+			return cl.Events(cmd.Context(), q, func(e v1.ServiceEvent) error {
+				if a.flags.output == "json" {
+					return json.NewEncoder(a.stdout).Encode(e)
+				}
+				_, err := fmt.Fprintln(a.stdout, eventLine(e, colour))
+				return err
+			})
+		},
+	}
+	f := c.Flags()
+	f.BoolVarP(&q.Follow, "follow", "f", false, "go on with what happens")
+	f.StringVar(&q.Since, "since", "", "leave out what is older: `TIME` as 10m (ago) or 2026-01-02T15:04:05Z")
+	return c
+}
+
+// eventLine is an event on one line: when, what, and what it is about.
+func eventLine(e v1.ServiceEvent, p palette) string {
+	line := []string{e.At.Local().Format("2006-01-02T15:04:05.000"), p.event(e.Type)}
+	for _, part := range []struct{ name, value string }{
+		{"sandbox", e.Sandbox}, {"shell", e.Shell}, {"template", e.Template}, {"workspace", e.Workspace}, {"image", e.Image}, {"caller", e.Caller}, {"reason", e.Reason},
+	} {
+		if part.value != "" {
+			line = append(line, part.name+"="+quoteIfNeeded(oneLine(part.value)))
+		}
+	}
+	return strings.Join(line, " ")
+}
+
+// quoteIfNeeded keeps a value with spaces one word.
+func quoteIfNeeded(s string) string {
+	if strings.ContainsAny(s, " \"") {
+		return fmt.Sprintf("%q", s)
+	}
+	return s
+}

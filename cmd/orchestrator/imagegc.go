@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/images"
+	"orchestrator/internal/config"
+	"orchestrator/internal/engine"
+)
+
+// imageBounds are what images may take of the disk.
+func imageBounds(c config.Images) engine.ImageBounds {
+	return engine.ImageBounds{Budget: int64(c.Budget), MaxAge: c.MaxAge.Std()}
+}
+
+func (a *app) newImageCollect() *cobra.Command {
+	var dry bool
+	c := &cobra.Command{
+		Use:   "gc",
+		Short: "Remove images that nothing needs",
+		Long: `Remove left downloads, images that were unused for images.max_age, and while
+all together are over images.budget the longest unused ones. What a template, a
+sandbox or something under way needs stays, and so does what is pinned or was
+used within the last minutes. The server does so by itself, too: hourly, and
+after each pull and import.`,
+		Example: `  orchestrator image gc --dry-run
+  orchestrator image gc -o json`,
+		Args: names(),
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.runImageCollect(cmd.Context(), dry) },
+	}
+	c.Flags().BoolVar(&dry, "dry-run", false, "only tell what would go, and why the rest stays")
+	return c
+}
+
+func (a *app) runImageCollect(ctx context.Context, dry bool) error {
+	c, err := a.valid()
+	if err != nil {
+		return err
+	}
+	cl, err := a.server(ctx, c)
+	if err != nil {
+		return err
+	}
+	var got v1.ImageCollection
+	if cl != nil {
+		got, err = cl.CollectImages(ctx, dry)
+	} else {
+		got, err = withImages(ctx, a, c, func(s *images.Store) (v1.ImageCollection, error) { return a.collectHere(ctx, c, s, dry) })
+	}
+	if err != nil {
+		return err
+	}
+	t := &table{head: []string{"ID", "REFS", "DISK", "USED", "REMOVED", "WHY"}}
+	for _, i := range got.Items {
+		removed := ""
+		if i.Removed {
+			removed = "yes"
+		}
+		t.add(shortID(i.ID), someOf(i.Refs), size(i.DiskBytes), ago(i.UsedAt), removed, i.Why)
+	}
+	if err := a.print(got, t); err != nil || a.flags.output == "json" {
+		return err
+	}
+	budget := ""
+	if got.BudgetBytes > 0 {
+		budget = " of " + size(got.BudgetBytes)
+	}
+	words := "freed"
+	if dry {
+		words = "would be freed"
+	}
+	_, err = fmt.Fprintf(a.stdout, "%s %s; %s%s are used\n", size(got.FreedBytes), words, size(got.UsedBytes), budget)
+	return err
+}
+
+// collectHere collects without a server; templates' images stay.
+func (a *app) collectHere(ctx context.Context, c config.Config, s *images.Store, dry bool) (v1.ImageCollection, error) {
+	use, err := unusedImages(ctx, c)
+	if err != nil {
+		return v1.ImageCollection{}, err
+	}
+	defer use.Close()
+	templates, err := c.Sources(a.configFile())
+	if err != nil { // what cannot be read may need an image
+		return v1.ImageCollection{}, err
+	}
+	needed := map[string][]string{}
+	for _, t := range templates {
+		if t.Err != nil {
+			return v1.ImageCollection{}, fmt.Errorf("template %s: %w", t.Name, t.Err)
+		}
+		if img, err := s.Resolve(t.Template.Image); err == nil {
+			needed[img.ID] = append(needed[img.ID], "template:"+t.Name)
+		}
+	}
+	bounds := imageBounds(c.Images)
+	got, err := s.Collect(ctx, images.Collection{Budget: bounds.Budget, MaxAge: bounds.MaxAge, Needed: needed, Dry: dry})
+	return engine.PresentCollection(got, bounds, dry), err
+}
+
+func (a *app) newImagePin(use, short string, pinned bool) *cobra.Command {
+	return &cobra.Command{
+		Use:     use + " REF",
+		Short:   short,
+		Example: "  orchestrator image " + use + " tools:1",
+		Args:    names("REF"),
+		RunE:    func(cmd *cobra.Command, args []string) error { return a.runImagePin(cmd.Context(), args[0], pinned) },
+	}
+}
+
+func (a *app) runImagePin(ctx context.Context, ref string, pinned bool) error {
+	c, err := a.valid()
+	if err != nil {
+		return err
+	}
+	cl, err := a.server(ctx, c)
+	if err != nil {
+		return err
+	}
+	var list []v1.Image
+	if cl != nil {
+		list, err = cl.PinImage(ctx, ref, pinned)
+	} else {
+		list, err = withImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) {
+			img, err := s.Pin(ref, pinned)
+			if err != nil {
+				return nil, err
+			}
+			return present(img), nil
+		})
+	}
+	if err != nil {
+		return err
+	}
+	return a.printImages(list)
+}

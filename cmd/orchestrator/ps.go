@@ -1,0 +1,70 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	v1 "orchestrator/client/v1"
+)
+
+func (a *app) newPsCommand() *cobra.Command {
+	var all, ended, quiet bool
+	c := &cobra.Command{
+		Use:   "ps",
+		Short: "Show leased sandboxes",
+		Long: `Show your leased sandboxes. With --all, which is for operators, everything that
+lives: what others leased, and what is warm or being made.`,
+		Example: `  orchestrator ps
+  orchestrator ps --all
+  orchestrator ps -q | xargs -n1 orchestrator sandbox rm`,
+		Args: names(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if all && ended {
+				return usage(cmd, "--all and --ended are not for one list: use one of them")
+			}
+			cl, err := a.client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			list, err := cl.Sandboxes(cmd.Context(), ended)
+			if all {
+				list, err = cl.AllSandboxes(cmd.Context())
+			}
+			if err != nil {
+				return err
+			}
+			if quiet {
+				return a.printIDs(list)
+			}
+			return printList(a, list, []string{"ID", "TEMPLATE", "CLASS", "STATE", "AGE", "CALLER", "WORKSPACE", "LAST USE"}, psRow)
+		},
+	}
+	f := c.Flags()
+	f.BoolVarP(&all, "all", "a", false, "everything that lives, of all callers; for operators")
+	f.BoolVar(&ended, "ended", false, "those that are over too")
+	f.BoolVarP(&quiet, "quiet", "q", false, "print the ids only")
+	return c
+}
+
+func psRow(s v1.Sandbox) []string {
+	used := ago(s.LastUseAt)
+	if s.Caller == "" {
+		used = ""
+	}
+	return []string{s.ID, s.Template, s.Class, s.State, age(s.CreatedAt), s.Caller, workspaceOf(s), used}
+}
+
+func (a *app) printIDs(list []v1.Sandbox) error {
+	t := &table{}
+	for _, s := range list {
+		t.add(s.ID)
+	}
+	return t.write(a.stdout)
+}
+
+// newLogsCommand is `shell logs` by a shorter name.
+func (a *app) newLogsCommand() *cobra.Command {
+	c := a.newShellLogs()
+	c.Example = `  orchestrator logs $sh
+  orchestrator logs -f --stderr $sh`
+	return c
+}

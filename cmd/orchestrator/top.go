@@ -1,0 +1,135 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+)
+
+const (
+	// firstLook is the most between the first two looks: there is no share of
+	// the processors before the second.
+	firstLook = time.Second
+	// Times between two looks that make sense.
+	minInterval = 100 * time.Millisecond
+	maxInterval = time.Hour
+)
+
+type topOptions struct {
+	once     bool
+	interval time.Duration
+	sort     string
+}
+
+func (a *app) newTopCommand() *cobra.Command {
+	var o topOptions
+	c := &cobra.Command{
+		Use:   "top",
+		Short: "Show what sandboxes use now",
+		Long: `Show what your leased sandboxes use now, and for operators those of all callers:
+processors (100 is one of them), memory and processes against their limits, and
+what is in the workspace where its size is bounded. On a terminal it is drawn
+again at each interval until Ctrl-C. Elsewhere it is printed once, or with
+--interval again and again; with -o json one object on a line each time.`,
+		Example: `  orchestrator top
+  orchestrator top --sort memory --interval 5s
+  orchestrator top --once -o json | jq '.items[] | select(.cpu_percent > 90).id'`,
+		Args: names(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.interval < minInterval || o.interval > maxInterval {
+				return usage(cmd, "--interval is %s: from %s to %s", o.interval, minInterval, maxInterval)
+			}
+			switch o.sort {
+			case "", "cpu", "memory":
+			default:
+				return usage(cmd, "--sort is %q: use cpu or memory", o.sort)
+			}
+			o.once = o.once || !isTerminal(a.stdout) && !cmd.Flags().Changed("interval")
+			cl, err := a.client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return a.runTop(cmd.Context(), cl, o)
+		},
+	}
+	f := c.Flags()
+	f.BoolVar(&o.once, "once", false, "print the figures once, over a second, and end")
+	f.DurationVar(&o.interval, "interval", 2*time.Second, "`TIME` between two looks, from 100ms to 1h")
+	f.StringVar(&o.sort, "sort", "", "most first by `FIGURE`: cpu or memory; else the newest sandbox first")
+	return c
+}
+
+// runTop looks until ctx ends, or twice for once: the first look is what the
+// second one's share of the processors is reckoned from.
+func (a *app) runTop(ctx context.Context, cl *client.Client, o topOptions) error {
+	show := a.topShow(o)
+	defer show.end()
+	last, err := cl.Figures(ctx)
+	if err != nil {
+		return err
+	}
+	for pause := min(o.interval, firstLook); ; pause = o.interval {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pause):
+		}
+		now, err := cl.Figures(ctx)
+		if err != nil {
+			return err
+		}
+		if err := show.draw(topLines(last, now, o.sort)); err != nil || o.once {
+			return err
+		}
+		last = now
+	}
+}
+
+// topShow shows one look after the other.
+type topShow struct {
+	draw func([]topLine) error
+	end  func() // gives the terminal back
+}
+
+func (a *app) topShow(o topOptions) topShow {
+	s := topShow{end: func() {}}
+	switch term, _ := a.lookup("TERM"); {
+	case a.flags.output == "json" && o.once:
+		s.draw = func(l []topLine) error { return a.printJSON(v1.List[topLine]{Items: l}) }
+	case a.flags.output == "json":
+		s.draw = func(l []topLine) error { return json.NewEncoder(a.stdout).Encode(v1.List[topLine]{Items: l}) }
+	case o.once:
+		s.draw = func(l []topLine) error { return topTable(l).write(a.stdout) }
+	case isTerminal(a.stdout) && term != "dumb":
+		w := newFullScreen(a.stdout)
+		s.end = w.close
+		s.draw = func(l []topLine) error {
+			var b bytes.Buffer
+			fmt.Fprintf(&b, "%s   sandboxes: %d   every %s   Ctrl-C ends\n\n", time.Now().Format("15:04:05"), len(l), o.interval)
+			if cols, _ := w.size(); cols < wideScreen {
+				l = shortIDs(l)
+			}
+			if err := topTable(l).write(&b); err != nil {
+				return err
+			}
+			return w.draw(b.String())
+		}
+	default:
+		first := true
+		s.draw = func(l []topLine) error {
+			if !first {
+				fmt.Fprintln(a.stdout) //nolint:errcheck // the table tells
+			}
+			first = false
+			return topTable(l).write(a.stdout)
+		}
+	}
+	return s
+}

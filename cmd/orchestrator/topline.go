@@ -1,0 +1,104 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	v1 "orchestrator/client/v1"
+)
+
+// topLine is a sandbox's figures with its share of the processors since the
+// look before; nil where it was not seen then.
+type topLine struct {
+	v1.Figures
+	CPUPercent *float64 `json:"cpu_percent"`
+}
+
+// topLines reckons from two looks, and sorts.
+func topLines(last, now []v1.Figures, by string) []topLine {
+	before := map[string]v1.Figures{}
+	for _, f := range last {
+		before[f.ID] = f
+	}
+	lines := make([]topLine, 0, len(now))
+	for _, f := range now {
+		l := topLine{Figures: f}
+		if was, ok := before[f.ID]; ok {
+			l.CPUPercent = share(was, f)
+		}
+		lines = append(lines, l)
+	}
+	switch by {
+	case "cpu":
+		slices.SortStableFunc(lines, func(a, b topLine) int { return cmp.Compare(b.cpu(), a.cpu()) })
+	case "memory":
+		slices.SortStableFunc(lines, func(a, b topLine) int { return cmp.Compare(b.MemoryBytes, a.MemoryBytes) })
+	}
+	return lines
+}
+
+// share is the time on the processors between two looks by the time between
+// them, in percent: 100 is one processor.
+func share(was, is v1.Figures) *float64 {
+	between := is.At.Sub(was.At)
+	if was.Missing != "" || is.Missing != "" || between <= 0 {
+		return nil
+	}
+	p := max(0, 100*(is.CPUMS-was.CPUMS)/(float64(between)/float64(time.Millisecond)))
+	return &p
+}
+
+// cpu puts those without a share last.
+func (l topLine) cpu() float64 {
+	if l.CPUPercent == nil {
+		return -1
+	}
+	return *l.CPUPercent
+}
+
+func topTable(lines []topLine) *table {
+	t := &table{head: []string{"ID", "TEMPLATE", "CALLER", "CPU%", "MEM/LIMIT", "PIDS/LIMIT", "WORKSPACE", "USED"}}
+	for _, l := range lines {
+		cpu, memory, pids, used := "", "", "", ""
+		if l.CPUPercent != nil {
+			cpu = strconv.FormatFloat(*l.CPUPercent, 'f', 1, 64)
+		}
+		if l.Missing == "" {
+			memory = of(size(l.MemoryBytes), size(l.MemoryLimitBytes), l.MemoryLimitBytes)
+			pids = of(fmt.Sprint(l.Pids), fmt.Sprint(l.PidsLimit), l.PidsLimit)
+		}
+		if l.WorkspaceQuotaBytes > 0 {
+			used = of(size(l.WorkspaceUsedBytes), size(l.WorkspaceQuotaBytes), l.WorkspaceQuotaBytes)
+		}
+		t.add(l.ID, l.Template, l.Caller, cpu, memory, pids, l.Workspace, used)
+	}
+	return t
+}
+
+// wideScreen has room for whole ids beside all figures, in columns. idEnd is
+// what is left of an id elsewhere: the end, which is not the time.
+const (
+	wideScreen = 120
+	idEnd      = 8
+)
+
+func shortIDs(lines []topLine) []topLine {
+	lines = slices.Clone(lines)
+	for i, l := range lines {
+		if n := len(l.ID); n > idEnd {
+			lines[i].ID = "…" + l.ID[n-idEnd:]
+		}
+	}
+	return lines
+}
+
+// of is a figure with its limit, if there is one.
+func of(figure, limit string, n int64) string {
+	if n == 0 {
+		return figure
+	}
+	return figure + " / " + limit
+}

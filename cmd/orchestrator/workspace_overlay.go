@@ -1,0 +1,302 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+
+	"orchestrator/client"
+	v1 "orchestrator/client/v1"
+	"orchestrator/internal/config"
+	"orchestrator/volumes"
+)
+
+// modeHelp is what --mode says.
+const modeHelp = "`MODE` of having the workspace: rw (default), ro, or overlay, which keeps what changes apart for workspace diff, commit and discard"
+
+// volumeOptions are what the configuration says about workspaces.
+func volumeOptions(c config.Config, log *slog.Logger) volumes.Options {
+	w := c.Workspaces
+	return volumes.Options{
+		Mechanism: w.Mechanism, Quota: int64(w.Quota), MaxQuota: int64(w.MaxQuota), Snapshots: w.Snapshots, Log: log,
+		Overlays: volumes.Overlays{Keep: w.Overlays.Keep.Std(), Max: w.Overlays.Max},
+	}
+}
+
+// overlays is what the commands about overlays and snapshots ask of a server, or
+// of the state directory itself.
+type overlays interface {
+	Overlays(ctx context.Context, workspace string) ([]v1.Overlay, error)
+	DiffOverlay(ctx context.Context, id string, text bool, paths ...string) (v1.Diff, error)
+	CommitOverlay(ctx context.Context, id string, r v1.CommitRequest) (v1.Commit, error)
+	DiscardOverlay(ctx context.Context, id string, end bool) error
+	Snapshot(ctx context.Context, workspace, label string) (v1.Snapshot, error)
+	Snapshots(ctx context.Context, workspace string) ([]v1.Snapshot, error)
+	RemoveSnapshot(ctx context.Context, workspace, snapshot string) error
+	Restore(ctx context.Context, workspace, snapshot string) (v1.Snapshot, error)
+}
+
+var (
+	_ overlays = (*client.Client)(nil)
+	_ overlays = (*local)(nil)
+)
+
+// noteOverlay says how to look at what a run has changed.
+func (a *app) noteOverlay(r v1.ExecResult) {
+	if r.Overlay != "" {
+		fmt.Fprintf(a.stderr, "orchestrator: changes are kept apart: see `orchestrator workspace diff %s`\n", r.Overlay) //nolint:errcheck // a note
+	}
+}
+
+func (a *app) newWorkspaceDiff() *cobra.Command {
+	var bare bool
+	c := &cobra.Command{
+		Use:   "diff SANDBOX|NAME [PATH...]",
+		Short: "Show what a sandbox with an overlay changed of its workspace",
+		Long: `Show what a sandbox that was made with --mode overlay changed of its workspace,
+while it lives or after. For the name of a workspace, what each of its overlays
+changed is shown.`,
+		Example: "  orchestrator workspace diff $id\n  orchestrator workspace diff $id src --name-only\n  orchestrator workspace diff notes",
+		Args:    atLeast("SANDBOX"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
+				d, err := w.DiffOverlay(cmd.Context(), args[0], !bare, args[1:]...)
+				if err == nil {
+					return a.printDiff(d, !bare)
+				}
+				if !errdefs.IsNotFound(err) {
+					return err
+				}
+				list, none := w.Overlays(cmd.Context(), args[0])
+				if none != nil {
+					return err
+				}
+				return a.diffAll(cmd.Context(), w, list, !bare, args[1:])
+			})
+		},
+	}
+	c.Flags().BoolVar(&bare, "name-only", false, "the paths, and no text")
+	return c
+}
+
+// diffAll shows what each overlay of a workspace changed.
+func (a *app) diffAll(ctx context.Context, w workspaces, list []v1.Overlay, text bool, paths []string) error {
+	diffs := make([]v1.Diff, 0, len(list))
+	for _, o := range list {
+		d, err := w.DiffOverlay(ctx, o.ID, text, paths...)
+		if errdefs.IsNotFound(err) { // gone meanwhile
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		diffs = append(diffs, d)
+	}
+	if a.flags.output == "json" {
+		return a.print(v1.List[v1.Diff]{Items: diffs}, nil)
+	}
+	for _, d := range diffs {
+		if err := a.printDiff(d, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printDiff prints changes as a table, and then as text.
+func (a *app) printDiff(d v1.Diff, text bool) error {
+	t := &table{head: []string{"", "PATH", "TYPE", "SIZE", "NOTE"}}
+	for _, c := range d.Changes {
+		t.add(strings.ToUpper(c.Kind[:1]), c.Path, kindOf(c), sizes(c), noteOn(c))
+	}
+	if err := a.print(d, t); err != nil || a.flags.output == "json" {
+		return err
+	}
+	state := "kept"
+	if d.Overlay.Live {
+		state = "live: its sandbox is not over"
+	}
+	if _, err := fmt.Fprintf(a.stdout, "overlay %s on %s (%s): %d added, %d changed, %d removed\n", d.Overlay.ID, d.Overlay.Workspace, state, d.Added, d.Changed, d.Removed); err != nil {
+		return err
+	}
+	if d.Truncated {
+		if _, err := fmt.Fprintf(a.stdout, "there are more changes than the %d shown: name paths\n", len(d.Changes)); err != nil {
+			return err
+		}
+	}
+	if !text {
+		return nil
+	}
+	for _, c := range d.Changes {
+		if err := writeDiff(a.stdout, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeDiff(w io.Writer, c v1.Change) error {
+	if c.Diff == "" {
+		return nil
+	}
+	cut := ""
+	if c.Truncated {
+		cut = "(cut: the rest is not shown)\n"
+	}
+	_, err := fmt.Fprintf(w, "\n%s%s", escapeText(c.Diff), cut)
+	return err
+}
+
+// escapeText makes lines safe to show on a terminal; -o json has them as they are.
+func escapeText(s string) string {
+	var b strings.Builder
+	for line := range strings.Lines(s) {
+		for i, part := range strings.Split(strings.TrimSuffix(line, "\n"), "\t") {
+			if i > 0 {
+				b.WriteByte('\t')
+			}
+			b.WriteString(escape(part))
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+func kindOf(c v1.Change) string {
+	switch {
+	case c.Type == "":
+		return c.TypeBefore
+	case c.TypeBefore == "" || c.Type == c.TypeBefore:
+		return c.Type
+	}
+	return c.TypeBefore + " -> " + c.Type
+}
+
+func sizes(c v1.Change) string {
+	switch c.Kind {
+	case "added":
+		return size(c.Size)
+	case "removed":
+		return size(c.SizeBefore)
+	}
+	return size(c.SizeBefore) + " -> " + size(c.Size)
+}
+
+func noteOn(c v1.Change) string {
+	var notes []string
+	if c.ModeBefore != "" && c.Mode != "" && c.Mode != c.ModeBefore {
+		notes = append(notes, c.ModeBefore+" -> "+c.Mode)
+	}
+	if c.Binary {
+		notes = append(notes, "binary")
+	}
+	if c.Dropped {
+		notes = append(notes, "cannot be committed")
+	}
+	if c.Conflict != nil {
+		by := c.Conflict.By
+		if by == "" {
+			by = "somebody"
+		}
+		notes = append(notes, "CONFLICT: changed by "+by)
+	}
+	return strings.Join(notes, ", ")
+}
+
+func (a *app) newWorkspaceCommit() *cobra.Command {
+	var r v1.CommitRequest
+	c := &cobra.Command{
+		Use:   "commit SANDBOX [PATH...]",
+		Short: "Put what a sandbox with an overlay changed into its workspace",
+		Long: `Put what a sandbox with an overlay changed into its workspace: all of it, or the
+paths that are named with what is below them. It is done whole or not at all.
+What others have changed meanwhile is not overwritten: then nothing is
+committed, and the paths are named.`,
+		Example: "  orchestrator workspace commit $id\n  orchestrator workspace commit $id src README.md --end",
+		Args:    atLeast("SANDBOX"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.Paths = args[1:]
+			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
+				got, err := w.CommitOverlay(cmd.Context(), args[0], r)
+				if err != nil {
+					return err
+				}
+				t := &table{head: []string{"COMMITTED", "DROPPED", "LEFT"}}
+				t.add(fmt.Sprint(len(got.Paths)), fmt.Sprint(len(got.Dropped)), fmt.Sprint(got.Left))
+				return a.print(got, t)
+			})
+		},
+	}
+	c.Flags().BoolVar(&r.Force, "force", false, "overwrite what others have changed meanwhile")
+	c.Flags().BoolVar(&r.End, "end", false, "end the sandbox first, if it is not over")
+	return c
+}
+
+func (a *app) newWorkspaceDiscard() *cobra.Command {
+	var end bool
+	c := &cobra.Command{
+		Use:     "discard SANDBOX...",
+		Short:   "Discard what sandboxes with an overlay changed",
+		Example: "  orchestrator workspace discard $id --end",
+		Args:    atLeast("SANDBOX"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
+				for _, id := range args {
+					if err := w.DiscardOverlay(cmd.Context(), id, end); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	}
+	c.Flags().BoolVar(&end, "end", false, "end the sandbox first, if it is not over")
+	return c
+}
+
+func (a *app) newWorkspaceOverlays() *cobra.Command {
+	return &cobra.Command{
+		Use:     "overlays NAME",
+		Short:   "List what sandboxes with an overlay changed of a workspace",
+		Example: "  orchestrator workspace overlays notes",
+		Args:    names("NAME"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
+				list, err := w.Overlays(cmd.Context(), args[0])
+				if err != nil {
+					return err
+				}
+				return printList(a, list, []string{"SANDBOX", "CREATED", "STATE", "CHANGES", "EXPIRES"}, func(o v1.Overlay) []string {
+					row := []string{o.ID, ago(o.CreatedAt), "kept", fmt.Sprint(o.Changes), ""}
+					if o.Live {
+						row[2], row[3] = "live", ""
+					}
+					if o.ExpiresAt != nil {
+						row[4] = in(*o.ExpiresAt)
+					}
+					return row
+				})
+			})
+		},
+	}
+}
+
+// atLeast takes one argument or more, none of them empty.
+func atLeast(name string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return usage(cmd, "%s is missing", name)
+		}
+		for _, a := range args {
+			if a == "" {
+				return usage(cmd, "an argument is empty")
+			}
+		}
+		return nil
+	}
+}

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/config"
+	"orchestrator/internal/engine"
+	"orchestrator/internal/store"
+	"orchestrator/volumes"
+)
+
+// What processes that were killed left of overlays and mounts. Whoever calls
+// these has workspaces.lock, so that no run with a workspace lives.
+
+// endDeserted ends overlays of runs without a server that were killed: those of
+// a stopped server's sandboxes live on.
+func endDeserted(ctx context.Context, stateDir string, m *volumes.Manager) error {
+	left := m.Deserted()
+	if len(left) == 0 {
+		return nil
+	}
+	live, err := leftLive(ctx, stateDir)
+	if errdefs.IsUnavailable(err) {
+		return nil // a server starts, and does this
+	}
+	if err != nil {
+		return err
+	}
+	return m.Ended(ctx, slices.DeleteFunc(left, func(id string) bool {
+		return slices.ContainsFunc(live, func(s store.Sandbox) bool { return s.ID == id })
+	})...)
+}
+
+// endLeft does the same for a janitor, with mounts.
+func endLeft(ctx context.Context, stateDir string, log *slog.Logger) error {
+	m, err := volumes.Open(engine.DirsOf(stateDir).Workspaces, volumes.Options{Log: log})
+	if err != nil {
+		return err
+	}
+	return errors.Join(endDeserted(ctx, stateDir, m), m.Rest(ctx), m.Close())
+}
+
+// downWorkspaces ends all overlays and unmounts all workspaces when no sandbox
+// is left.
+func downWorkspaces(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
+	dir := engine.DirsOf(c.StateDir).Workspaces
+	lock, err := flock(filepath.Join(c.StateDir, workspacesLock), unix.LOCK_EX)
+	if errdefs.IsUnavailable(err) {
+		return nil // of a run that lives, which takes its own down
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	m, err := volumes.Open(dir, volumeOptions(c, log))
+	if err != nil {
+		return err
+	}
+	return m.Down(ctx)
+}
