@@ -50,6 +50,9 @@ func (b *bench) manyOCI(ctx context.Context) error {
 		return err
 	}
 	b.resident()
+	if err := b.idle("oci", ""); err != nil {
+		b.fail("idle cost, oci", err)
+	}
 	ids, err := b.leases(ctx)
 	if err != nil {
 		return err
@@ -91,7 +94,7 @@ func (b *bench) restarts(ctx context.Context, slowest time.Duration) (time.Durat
 			return 0, fmt.Errorf("of %d sandboxes before the restart not all are there after it, but %d", len(had), len(have))
 		}
 		err = b.srv.poll(ctx, "all sandboxes are known again", pollTime, func() (bool, error) {
-			p, err := b.srv.pool(ctx)
+			p, err := b.srv.pool(ctx, "default")
 			return p.Warm+p.Leased >= crowd, err
 		})
 		if err != nil {
@@ -220,7 +223,7 @@ func (b *bench) callTrue(ctx context.Context, id string) error {
 
 // bare runs the helper in a sandbox.
 func (b *bench) bare(ctx context.Context, id string, n int) (samples, error) {
-	r, err := b.srv.client.Exec(ctx, id, v1.Exec{Argv: []string{"/workspace/inside", strconv.Itoa(n), "/bin/true"}})
+	r, err := b.srv.client.Exec(ctx, id, v1.Exec{Argv: []string{"/workspace/inside", "fork", strconv.Itoa(n), "/bin/true"}})
 	if err != nil {
 		return nil, err
 	}

@@ -18,6 +18,9 @@ func (b *bench) docker(ctx context.Context) error {
 	if _, err := b.srv.start(ctx); err != nil {
 		return err
 	}
+	if err := errors.Join(b.srv.full(ctx, warm), b.idle("docker", shimOf)); err != nil {
+		b.fail("idle cost, docker", err)
+	}
 	for _, m := range []struct {
 		what string
 		do   func(context.Context) error

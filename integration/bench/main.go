@@ -3,8 +3,8 @@
 //
 //	go run ./integration/bench [--quick] [--only WORD] [--write FILE]
 //
-// It measures the real program through the Go client, on the embedded runtime
-// and on a Docker Engine, and needs root and the environment that
+// It measures the real program through the Go client, on the embedded runtime,
+// on a Docker Engine and on a containerd, and needs root and the environment that
 // integration/scripts/test.sh gives. Whatever it makes is removed, also after
 // a signal. What could not be measured is said in the table and makes the exit
 // code 1; a target that was not reached does not.
@@ -92,8 +92,8 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("must be root: it makes containers, mounts and cgroups")
 	}
-	host := ""
-	for name, v := range map[string]*string{"BIN": &b.bin, "IMAGE_ARCHIVE": &b.archive, "DOCKER": &host} {
+	host, socket := "", ""
+	for name, v := range map[string]*string{"BIN": &b.bin, "IMAGE_ARCHIVE": &b.archive, "DOCKER": &host, "CONTAINERD": &socket} {
 		if *v = os.Getenv("ORCHESTRATOR_TEST_" + name); *v == "" {
 			return fmt.Errorf("ORCHESTRATOR_TEST_%s is not set: use `make bench`, or the environment that integration/scripts/test.sh env prints", name)
 		}
@@ -110,7 +110,7 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if out, err := c.CombinedOutput(); err != nil {
 		return errors.Join(fmt.Errorf("build the helper: %w\n%s", err, out), os.RemoveAll(b.root))
 	}
-	b.srv, err = newServer(b.bin, b.root)
+	b.srv, err = newServer(b.bin, b.root, socket)
 	return err
 }
 
@@ -137,7 +137,7 @@ func (b *bench) measure(ctx context.Context) error {
 		name string
 		do   func(context.Context) error
 	}{
-		{"many sandboxes on oci", b.manyOCI}, {"single calls on oci", b.callsOCI}, {"governed calls on oci", b.governed}, {"docker", b.docker},
+		{"many sandboxes on oci", b.manyOCI}, {"single calls on oci", b.callsOCI}, {"governed calls on oci", b.governed}, {"egress on oci", b.egress}, {"browser on oci", b.browser}, {"docker", b.docker}, {"containerd", b.containerd},
 	} {
 		if !strings.Contains(phase.name, b.only) {
 			continue

@@ -146,3 +146,8 @@ func mountsUnder(dir string) bool {
 	}
 	return false
 }
+
+// parentOf is the parent of a process.
+func parentOf(pid int) (int, error) {
+	return strconv.Atoi(lineOf(fmt.Sprintf("/proc/%d/status", pid), "PPid"))
+}

@@ -26,6 +26,7 @@ const (
 type server struct {
 	bin, root      string
 	config, socket string
+	containerd     string // its socket
 	client         *client.Client
 	http           *http.Client // for what the client does not have
 	log            *os.File
@@ -35,8 +36,8 @@ type server struct {
 }
 
 // newServer prepares one whose state is below root. It starts nothing.
-func newServer(bin, root string) (*server, error) {
-	s := &server{bin: bin, root: root, config: filepath.Join(root, "config.yaml"), socket: filepath.Join(root, "o.sock")}
+func newServer(bin, root, containerd string) (*server, error) {
+	s := &server{bin: bin, root: root, containerd: containerd, config: filepath.Join(root, "config.yaml"), socket: filepath.Join(root, "o.sock")}
 	var err error
 	if s.client, err = client.New(client.Options{Address: "unix:" + s.socket}); err != nil {
 		return nil, err
@@ -52,14 +53,14 @@ func newServer(bin, root string) (*server, error) {
 
 // configure writes the configuration for the next start. The default template
 // keeps warm sandboxes; cold is the same and keeps none; wide has two
-// processors.
-func (s *server) configure(runtime, engine string, warm, most int) error {
+// processors. More is further configuration.
+func (s *server) configure(runtime, engine string, warm, most int, more ...string) error {
 	template := func(cpus, warm, most int) string {
 		return fmt.Sprintf("{limits: {memory: 192MiB, pids: 160, cpus: %d}, pool: {min: %d, max: %d, rate: 1000, parallel: 2}, entrypoint: [/usr/local/lib/orchestrator/entrypoint.sh]}", cpus, warm, most)
 	}
-	text := fmt.Sprintf("listen: 'unix:%s'\nstate_dir: '%s'\nruntime: %s\ndocker: {host: '%s'}\nlog: {level: warn}\nadmission: {max_sandboxes: 120}\ntemplates:\n  default: %s\n  cold: %s\n  wide: %s\n",
-		s.socket, filepath.Join(s.root, "s"), runtime, engine, template(1, warm, most), template(1, 0, 20), template(2, 0, 4))
-	return os.WriteFile(s.config, []byte(text), 0o600)
+	text := fmt.Sprintf("listen: 'unix:%s'\nstate_dir: '%s'\nruntime: %s\ndocker: {host: '%s'}\ncontainerd: {address: '%s'}\nlog: {level: warn}\nadmission: {max_sandboxes: 120}\negress: {private: [{hosts: [127.0.0.1, localhost], ranges: [127.0.0.0/8]}]}\ntemplates:\n  default: %s\n  cold: %s\n  wide: %s\n",
+		s.socket, filepath.Join(s.root, "s"), runtime, engine, s.containerd, template(1, warm, most), template(1, 0, 20), template(2, 0, 4))
+	return os.WriteFile(s.config, []byte(text+strings.Join(more, "")), 0o600)
 }
 
 // command is a run of the program with that configuration.
@@ -128,24 +129,24 @@ func (s *server) poll(ctx context.Context, what string, pause time.Duration, ok 
 	}
 }
 
-// pool is the state of the default template's pool.
-func (s *server) pool(ctx context.Context) (v1.Pool, error) {
+// pool is the state of a template's pool.
+func (s *server) pool(ctx context.Context, template string) (v1.Pool, error) {
 	all, err := s.client.Pools(ctx)
 	if err != nil {
 		return v1.Pool{}, err
 	}
 	for _, p := range all {
-		if p.Template == "default" {
+		if p.Template == template {
 			return p, nil
 		}
 	}
-	return v1.Pool{}, errors.New("there is no default pool")
+	return v1.Pool{}, fmt.Errorf("there is no pool of template %s", template)
 }
 
 // full waits until the pool holds n warm ones and makes no more.
 func (s *server) full(ctx context.Context, n int) error {
 	return s.poll(ctx, fmt.Sprintf("%d sandboxes are warm", n), 5*time.Millisecond, func() (bool, error) {
-		p, err := s.pool(ctx)
+		p, err := s.pool(ctx, "default")
 		return p.Warm >= n && p.Creating == 0, err
 	})
 }
@@ -154,7 +155,7 @@ func (s *server) full(ctx context.Context, n int) error {
 // creation nor removal goes on beside what is measured.
 func (s *server) quiet(ctx context.Context, n int) error {
 	return s.poll(ctx, fmt.Sprintf("%d sandboxes are warm and none leased", n), 5*time.Millisecond, func() (bool, error) {
-		p, err := s.pool(ctx)
+		p, err := s.pool(ctx, "default")
 		return p.Warm >= n && p.Creating == 0 && p.Leased == 0, err
 	})
 }

@@ -103,6 +103,9 @@ Its sandboxes are those of the default template, but for a memory cap of 192 MiB
 - *governed call*: ` + "`POST /v1/tools/system.bash/call`" + ` of ` + "`true`" + ` in a leased sandbox, and ` + "`exec`" + ` of the same command in the same sandbox, in turns.
 - *approval*: from the call of a tool that has to be asked for to the event at a listener of ` + "`/v1/approvals/events`" + `, each in the Go client.
 - *raw output*: ` + "`head -c … /dev/zero`" + ` with ` + "`Accept: application/octet-stream`" + `; the highest resident size of the service meanwhile, by the kernel.
+- *through the gateway*: a static Go program in a sandbox with two processors, by its proxy, and the same program on the host without one, or by a relay of ` + "`io.Copy`" + ` in the process of the bench, in turns.
+  Requests are on one connection, one after the other; the servers are in the bench's process. Tunnels are open and silent; the command is a background one, from its start to the answer that nothing of it lives.
+- *browser*: ` + "`browser.open`" + ` of a page on loopback with a picture of 1280 × 800, in the example's template; each call waits until a browser is warm and no other starts.
 - *resident*: of ` + "`/proc/PID/smaps_rollup`" + `; MB are 10^6 bytes.
 - *restart*: from the start of the new process to the first 200 of ` + "`/readyz`" + `; the slowest of the rounds counts, and all sandboxes have to be there with the same processes.
 `

@@ -11,6 +11,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -60,13 +62,32 @@ func image(t *testing.T) runtime.Image {
 	}
 }
 
-func TestOCI(t *testing.T) {
-	guest := given(t, "GUEST")
+func TestOCI(t *testing.T) { onOCI(t, "oci", runtime.ClassContainer) }
+
+// The runs on class gvisor wait much and are slow: they go on side by side when all others are over.
+func TestOCIGVisor(t *testing.T) {
+	t.Parallel()
+	onOCI(t, "oci-gvisor", runtime.ClassGVisor)
+}
+
+// outside says whether a run on another driver than oci leaves out what its class shows inside: TestOCIGVisor shows that, with the same
+// kernel and the same guest. ORCHESTRATOR_TEST_WHOLE in the environment leaves nothing out.
+func outside(class runtime.Class) bool {
+	return class != runtime.ClassContainer && os.Getenv("ORCHESTRATOR_TEST_WHOLE") == ""
+}
+
+func onOCI(t *testing.T, name string, class runtime.Class) {
+	guest, at := given(t, "GUEST"), ""
 	runtimetest.Run(t, runtimetest.Factory{
-		Name: "oci", Image: image(t), Entrypoint: []string{entrypoint},
+		Name: name, Class: class, Image: image(t), Entrypoint: []string{entrypoint},
+		Pid: func(t *testing.T, id string) int {
+			t.Helper()
+			return pidIn(t, filepath.Join(at, "oci", id, "pid"))
+		},
 		Open: func(t *testing.T, state string) runtime.Driver {
 			t.Helper()
-			d, err := oci.New(t.Context(), oci.Options{StateDir: state, GuestPath: guest})
+			at = state
+			d, err := oci.New(t.Context(), oci.Options{StateDir: state, GuestPath: guest, GVisor: os.Getenv("ORCHESTRATOR_TEST_RUNSC")})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -80,9 +101,12 @@ func TestDockerLocal(t *testing.T) { onDocker(t, docker.ModeLocal) }
 func TestDockerStdio(t *testing.T) { onDocker(t, docker.ModeStdio) }
 
 func onDocker(t *testing.T, mode string) {
-	engine, guest := given(t, "DOCKER"), given(t, "GUEST")
-	runtimetest.Run(t, runtimetest.Factory{
-		Name: "docker-" + mode, Image: image(t), Entrypoint: []string{entrypoint},
+	runtimetest.Run(t, dockerFactory(given(t, "DOCKER"), given(t, "GUEST"), mode, image(t)))
+}
+
+func dockerFactory(engine, guest, mode string, i runtime.Image) runtimetest.Factory {
+	return runtimetest.Factory{
+		Name: "docker-" + mode, Image: i, Entrypoint: []string{entrypoint},
 		Open: func(t *testing.T, state string) runtime.Driver {
 			t.Helper()
 			d, err := docker.New(t.Context(), docker.Options{Host: engine, StateDir: state, GuestPath: guest, Mode: mode})
@@ -102,7 +126,18 @@ func onDocker(t *testing.T, mode string) {
 			t.Helper()
 			ask(t, engine, "rmi", "--force", image.ID)
 		},
-	})
+	}
+}
+
+// pidIn reads the file in which a runtime told a pid.
+func pidIn(t *testing.T, path string) int {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	pid, perr := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err = errors.Join(err, perr); err != nil {
+		t.Fatal(err)
+	}
+	return pid
 }
 
 // ask gives the lines that the engine's own client says.

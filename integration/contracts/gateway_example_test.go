@@ -3,6 +3,7 @@
 package contracts
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -110,9 +111,20 @@ func (g *gateway) example() table {
 			g.warned(t, s, "example", map[string]string{
 				"disabled": "tools.sandbox.enabled: is false, which cannot be: every call runs in a sandbox",
 				"image":    `tools.sandbox.image: "agenc/sandbox:latest" is not used`,
-				"http":     "tools.http: is not enabled",
-				"browser":  "tools.browser: is not enabled",
 			}[lastOf(l)])
+		},
+		"example-http": func(t *testing.T, s *harness.Server, _ line) {
+			a := operator(s, "example", "http")
+			for _, host := range []string{"github.com", "xapi.github.com", "localhost", "127.0.0.1"} {
+				like(t, a.get(t, fmt.Sprintf("https://%s:%d/", host, g.site.TLS)), "failed", "DomainBlocked", "")
+			}
+			// These may be asked; the name servers here do not know them.
+			for _, host := range []string{"api.github.com", "x.docs.solana.com"} {
+				like(t, a.get(t, fmt.Sprintf("https://%s:%d/", host, g.site.TLS)), "failed", "NetworkError", host+" has no address")
+			}
+			if got := caps(t, s, "http").TimeoutMS; got != 30000 {
+				t.Errorf("%d ms", got)
+			}
 		},
 		"example-cli": func(t *testing.T, s *harness.Server, _ line) {
 			ls := s.CLI(t, "profile", "ls", "-o", "json")

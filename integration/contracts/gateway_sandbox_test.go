@@ -4,6 +4,7 @@ package contracts
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"syscall"
@@ -206,18 +207,23 @@ func (g *gateway) sandbox() table {
 		},
 		"volume-mounts": func(t *testing.T, s *harness.Server, _ line) {
 			g.warned(t, s, "boxed", "tools.sandbox.volumeMounts: are not used")
-			r := operator(s, "boxed", "bash").call(t, program("ls", "/host"))
+			r := g.somebody(t, s, "boxed", "bash").call(t, program("ls", "/host"))
 			if out := outputOf(t, r); out["exitCode"] == float64(0) {
 				t.Errorf("%s", r.Output)
 			}
 		},
 		"image": func(t *testing.T, s *harness.Server, _ line) {
 			g.warned(t, s, "boxed", `tools.sandbox.image: "other:latest" is not used`)
-			gives(t, operator(s, "boxed", "bash").call(t, program("echo", "runs")), fields{"stdout": "runs\n"})
+			gives(t, g.somebody(t, s, "boxed", "bash").call(t, program("echo", "runs")), fields{"stdout": "runs\n"})
 		},
 		"bridge": func(t *testing.T, s *harness.Server, _ line) {
-			g.warned(t, s, "boxed", "tools.sandbox.networkMode: is bridge, which is not to be had yet")
-			gives(t, operator(s, "boxed", "bash").call(t, program("ls", "/sys/class/net")), fields{"stdout": "lo\n"})
+			a := g.somebody(t, s, "boxed", "bash")
+			gives(t, a.call(t, program("ls", "/sys/class/net")), fields{"stdout": "lo\n"})
+			for host, says := range map[string]string{"nowhere.example": "nowhere.example has no address", "x.other.test": "egress.private"} {
+				if out := outputOf(t, a.call(t, program("curl", "-sS", "-m", "20", "http://"+host+"/"))); !strings.Contains(fmt.Sprint(out["stdout"]), says) {
+					t.Errorf("%s: %v", host, out)
+				}
+			}
 		},
 		"shutdown": func(t *testing.T, _ *harness.Server, _ line) {
 			s, mark := g.another(t), word()

@@ -47,6 +47,8 @@ var gatewayFiles = map[string]string{
 	"monthly": `{"tools": {}, "approval": {"rules": [{"toolName": "filesystem", "action": "budget", "budgetLimit": 2, "budgetPeriod": "monthly"}]}}`,
 	"amounts": `{"tools": {}, "approval": {"rules": [
 		{"toolName": "filesystem", "action": "budget", "budgetLimit": 10, "budgetPeriod": "daily", "budgetField": "content"}]}}`,
+	"web": `{"tools": {"http": {"allowedDomains": ["site.test", "other.test", "localhost", "127.0.0.1", "10.0.0.1", "169.254.169.254"],
+		"blockedDomains": ["blocked.site.test"], "timeoutMs": 2500, "maxResponseSize": 1000, "allowedMethods": ["GET", "POST", "PUT"]}}}`,
 	"off":   `{"tools": {"bash": {"enabled": false}}, "policy": {"enabled": {"filesystem": false}}}`,
 	"rates": `{"tools": {}, "policy": {"rateLimits": {"bash": {"maxCalls": 2, "windowMs": 600000}, "filesystem": {"maxCalls": 1, "windowMs": 300}}}}`,
 }
@@ -89,13 +91,15 @@ type gateway struct {
 	once   sync.Once
 	slow   chan v1.ToolResult
 	names  int
+	site   *harness.Website
 }
 
 func TestGateway(t *testing.T) {
 	t.Parallel()
-	g := &gateway{t: t, config: gatewayConfig(t), slow: make(chan v1.ToolResult, 1)}
+	g := &gateway{t: t, config: gatewayConfig(t), slow: make(chan v1.ToolResult, 1), site: harness.NewWebsite(t, "")}
+	g.config += g.site.Config
 	tests := table{}
-	for _, part := range []table{g.tools(), g.bash(), g.files(), g.paths(), g.sandbox(), g.approvals(), g.budgets(), g.policy(), g.example()} {
+	for _, part := range []table{g.tools(), g.http(), g.bash(), g.files(), g.paths(), g.sandbox(), g.approvals(), g.budgets(), g.policy(), g.example()} {
 		maps.Copy(tests, part)
 	}
 	for id, run := range tests {
@@ -222,18 +226,10 @@ func (g *gateway) tools() table {
 			}
 		}
 	}
-	later := func(in fields) func(t *testing.T, s *harness.Server, l line) {
-		return func(t *testing.T, s *harness.Server, l line) {
-			if known(t, s, l).Enabled {
-				t.Errorf("%s is enabled", lastOf(l))
-			}
-			ends(t, operator(s, "gateway", lastOf(l)).call(t, in), "policy_denied", "ToolDisabled", "Tool "+lastOf(l)+" is disabled")
-		}
-	}
 	return table{
 		"registry/bash":       listed("Execute bash commands", "command", "args", "cwd"),
 		"registry/filesystem": listed("File system operations", "operation", "path", "content", "encoding", "read", "write", "list", "stat", "delete"),
-		"registry/http":       later(fields{"method": "GET", "url": "https://example.com"}),
-		"registry/browser":    later(fields{"url": "https://example.com"}),
+		"registry/http":       listed("HTTP requests", "method", "url", "headers", "body", "GET", "POST", "PUT", "DELETE"),
+		"registry/browser":    listed("Browse web pages", "url", "waitForSelector", "screenshot"),
 	}
 }

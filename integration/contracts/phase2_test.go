@@ -4,6 +4,7 @@ package contracts
 
 import (
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -28,13 +29,23 @@ tools:
     result: '{"timeout_ms": end.timeout_ms}'
 `
 
+// phase2Hasty waits for the web for a short time.
+const phase2Hasty = `
+name: phase2-hasty
+extends: phase2
+tools:
+  - name: web.fetch
+    caps: {timeout_ms: 2000}
+`
+
 type phase2Test = func(t *testing.T, s *harness.Server, l line)
 
 func TestPhase2(t *testing.T) {
 	bash := func(test func(t *testing.T, a agent)) phase2Test {
 		return func(t *testing.T, s *harness.Server, _ line) { test(t, operator(s, "phase2", "system.bash")) }
 	}
-	hold(t, "phase2.txt", profiles(t, map[string]string{"phase2-seen": phase2Seen}), map[string]phase2Test{
+	w := &phase2Web{harness.NewWebsite(t, phase2Model)}
+	tests := map[string]phase2Test{
 		"tools":        phase2Tools,
 		"bash-trust":   phase2Trust("system.bash", 3),
 		"kill-trust":   phase2Trust("system.kill", 2),
@@ -112,7 +123,9 @@ func TestPhase2(t *testing.T) {
 		"trust-not":   phase2TrustNot,
 		"trust-never": phase2TrustNever,
 		"trace":       phase2Trace,
-	})
+	}
+	maps.Copy(tests, w.tests())
+	hold(t, "phase2.txt", profiles(t, map[string]string{"phase2-seen": phase2Seen, "phase2-hasty": phase2Hasty})+w.Config, tests)
 }
 
 // toolNamed is a tool of a profile, as callers see it.
@@ -159,7 +172,7 @@ func phase2Tools(t *testing.T, s *harness.Server, _ line) {
 			t.Errorf("%s is disabled", tool.Name)
 		}
 	}
-	for _, want := range []string{"system.bash", "system.kill", "system.output", "system.shells"} {
+	for _, want := range []string{"system.bash", "system.kill", "system.output", "system.shells", "web.fetch", "web.search"} {
 		if !slices.Contains(names, want) {
 			t.Errorf("no %s in %v", want, names)
 		}

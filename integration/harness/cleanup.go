@@ -81,7 +81,7 @@ func (s *Server) note() {
 // Cells lists the sandboxes that have a folder in the state directory.
 func (s *Server) Cells() []string {
 	var ids []string
-	for _, dir := range []string{"cells", "oci", "docker/sandboxes"} {
+	for _, dir := range []string{"cells", "oci", "docker/sandboxes", "containerd/cells"} {
 		entries, _ := os.ReadDir(filepath.Join(s.dir, dir))
 		for _, e := range entries {
 			if isID(e.Name()) && !slices.Contains(ids, e.Name()) {
@@ -126,6 +126,11 @@ func (s *Server) leftNow() []string {
 	}
 	for _, c := range s.containers() {
 		left = append(left, "container "+c)
+	}
+	if s.Runtime == "containerd" {
+		for _, c := range s.recorded() {
+			left = append(left, "container "+c)
+		}
 	}
 	return append(left, filesLeft(s.dir)...)
 }

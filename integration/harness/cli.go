@@ -66,6 +66,9 @@ func (r *Running) Signal(sig syscall.Signal) {
 	}
 }
 
+// Output is what the program has written to standard output by now.
+func (r *Running) Output() string { return r.out.String() }
+
 // Wait waits for the program's end.
 func (r *Running) Wait() Command {
 	r.t.Helper()
@@ -74,9 +77,9 @@ func (r *Running) Wait() Command {
 	case <-time.After(2 * Long):
 		_ = r.cmd.Process.Signal(syscall.SIGQUIT)
 		time.Sleep(time.Second) // for its goroutines to be written down
-		r.t.Fatalf("%v did not end within %s\n%s", r.cmd.Args, 2*Long, tail(r.err.buf.String(), 200))
+		r.t.Fatalf("%v did not end within %s\n%s", r.cmd.Args, 2*Long, tail(r.err.String(), 200))
 	}
-	return Command{Code: r.cmd.ProcessState.ExitCode(), Stdout: r.out.buf.String(), Stderr: r.err.buf.String()}
+	return Command{Code: r.cmd.ProcessState.ExitCode(), Stdout: r.out.String(), Stderr: r.err.String()}
 }
 
 // Is fails the test unless the command ended with code and said text on

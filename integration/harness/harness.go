@@ -24,6 +24,12 @@ const (
 	EnvFaults  = "ORCHESTRATOR_TEST_BIN_FAULTS"
 	EnvDocker  = "ORCHESTRATOR_TEST_DOCKER"
 	EnvArchive = "ORCHESTRATOR_TEST_IMAGE_ARCHIVE"
+	// EnvBrowser and EnvClients are archives of the images that stand on the
+	// sandbox image.
+	EnvBrowser = "ORCHESTRATOR_TEST_BROWSER_ARCHIVE"
+	EnvClients = "ORCHESTRATOR_TEST_CLIENTS_ARCHIVE"
+	// EnvContainerd is the socket of the containerd of the tests.
+	EnvContainerd = "ORCHESTRATOR_TEST_CONTAINERD"
 )
 
 // Bounds of waiting. They are far more than what a loaded machine needs; what
@@ -36,6 +42,10 @@ const (
 
 // Runtimes are those that every scenario is held on.
 func Runtimes() []string { return []string{"oci", "docker"} }
+
+// AllRuntimes are those and containerd, on which scenarios are held that are
+// about what drivers do: walls, restarts, crashes.
+func AllRuntimes() []string { return append(Runtimes(), "containerd") }
 
 // Need returns a variable of the environment, or skips the test where it is
 // not given; the script that runs the tests gives it.

@@ -86,6 +86,31 @@ func Docker(t testing.TB, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
+// Containerd runs the client of the tests' containerd in the service's namespace.
+func Containerd(t testing.TB, args ...string) (string, error) {
+	t.Helper()
+	out, err := exec.Command("ctr", append([]string{"--address", Need(t, EnvContainerd), "--namespace", "orchestrator"}, args...)...).Output()
+	return strings.TrimSpace(string(out)), err
+}
+
+// recorded lists the containers that containerd has on record, in any state, that
+// have something of the state directory mounted.
+func (s *Server) recorded() []string {
+	ids, err := Containerd(s.t, "containers", "list", "--quiet")
+	if err != nil {
+		s.t.Fatalf("containers of containerd: %v", err)
+	}
+	var found []string
+	for id := range strings.FieldsSeq(ids) {
+		// An error is one that went meanwhile.
+		if info, err := Containerd(s.t, "containers", "info", id); err == nil && strings.Contains(info, s.dir+"/") {
+			found = append(found, id)
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
 // containers lists the engine's containers, in any state, that something of
 // the state directory is mounted in.
 func (s *Server) containers() []string {
@@ -105,7 +130,10 @@ func (s *Server) containers() []string {
 // Engine lists the sandboxes that the engine has, in any state: containers, or
 // for the embedded runtime what is on disk.
 func (s *Server) Engine() []string {
-	if s.Runtime != "docker" {
+	switch s.Runtime {
+	case "containerd":
+		return s.recorded()
+	case "oci":
 		return s.Cells()
 	}
 	var ids []string

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 
 	v1 "orchestrator/client/v1"
@@ -85,13 +86,24 @@ func (a Answer) Problem(t testing.TB, status int, code, field string) v1.Problem
 }
 
 // limited keeps the last bytes written to it, for messages.
-type limited struct{ buf bytes.Buffer }
+type limited struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
 
 // Write never fails.
 func (l *limited) Write(p []byte) (int, error) {
 	const keep = 8 << 20
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.buf.Len() < keep {
 		l.buf.Write(p)
 	}
 	return len(p), nil
+}
+
+func (l *limited) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
 }

@@ -14,6 +14,9 @@ import (
 // Seed is an image store that holds the sandbox image, imported and unpacked
 // once for all servers of a test process.
 type Seed struct {
+	// More are variables that name archives of further images.
+	More []string
+
 	dir  string
 	once sync.Once
 	err  error
@@ -27,13 +30,13 @@ func (s *Seed) Close() error {
 	return os.RemoveAll(s.dir)
 }
 
-// fill imports the archive, once.
-func (s *Seed) fill(archive string) error {
-	s.once.Do(func() { s.err = s.importOnce(archive) })
+// fill imports the archives, once.
+func (s *Seed) fill(archives ...string) error {
+	s.once.Do(func() { s.err = s.importOnce(archives) })
 	return s.err
 }
 
-func (s *Seed) importOnce(archive string) (err error) {
+func (s *Seed) importOnce(archives []string) (err error) {
 	if s.dir, err = os.MkdirTemp("", "seed"); err != nil {
 		return err
 	}
@@ -41,6 +44,15 @@ func (s *Seed) importOnce(archive string) (err error) {
 	if err != nil {
 		return err
 	}
+	for _, archive := range archives {
+		if err := importOne(store, archive); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func importOne(store *images.Store, archive string) error {
 	f, err := os.Open(archive)
 	if err != nil {
 		return err

@@ -16,11 +16,12 @@ import (
 	"time"
 
 	"orchestrator/client"
+	"orchestrator/internal/config"
 )
 
 // Options of a Server; the zero value but for Runtime is good.
 type Options struct {
-	Runtime string // "oci" or "docker"
+	Runtime string // "oci", "docker" or "containerd"
 	// Bin is the program; empty takes the one without fault points.
 	Bin string
 	// Config is YAML after what the harness writes: templates, leases, ….
@@ -88,7 +89,11 @@ func New(t testing.TB, o Options) *Server {
 		t.Fatal(err)
 	}
 	if o.Seed != nil {
-		if err := o.Seed.fill(Need(t, EnvArchive)); err != nil {
+		archives := []string{Need(t, EnvArchive)}
+		for _, name := range o.Seed.More {
+			archives = append(archives, Need(t, name))
+		}
+		if err := o.Seed.fill(archives...); err != nil {
 			t.Fatal(err)
 		}
 		store := filepath.Join(s.dir, "images")
@@ -134,6 +139,10 @@ func (s *Server) writeConfig(o Options) {
 	if o.Docker == "" && o.Runtime == "docker" {
 		o.Docker = Need(s.t, EnvDocker)
 	}
+	containerd := config.DefaultContainerd
+	if o.Runtime == "containerd" {
+		containerd = Need(s.t, EnvContainerd)
+	}
 	if o.Config == "" {
 		o.Config = DefaultConfig
 	}
@@ -141,8 +150,8 @@ func (s *Server) writeConfig(o Options) {
 		o.Mode = "auto"
 	}
 	s.config = filepath.Join(s.root, "config.yaml")
-	WriteFile(s.t, s.config, fmt.Sprintf("listen: 'unix:%s'\nstate_dir: '%s'\nruntime: %s\ndocker: {host: '%s', mode: %s}\nlog: {level: debug}\n%s",
-		s.socket, s.dir, o.Runtime, o.Docker, o.Mode, o.Config))
+	WriteFile(s.t, s.config, fmt.Sprintf("listen: 'unix:%s'\nstate_dir: '%s'\nruntime: %s\ndocker: {host: '%s', mode: %s}\ncontainerd: {address: '%s'}\nlog: {level: debug}\n%s",
+		s.socket, s.dir, o.Runtime, o.Docker, o.Mode, containerd, o.Config))
 }
 
 // Configure changes what comes after the harness's own configuration, for the

@@ -140,13 +140,36 @@ func TestServeRefuses(t *testing.T) {
 			code         int
 			texts        []string
 		}{
-			{"an image that is not there", "templates: {default: {image: 'no/such:image'}}", 66, []string{"default", "no/such:image"}},
 			{"a cap below the least", "templates: {default: {limits: {memory: 1MiB}}}", 64, []string{"templates.default.limits.memory", "at least"}},
-			{"a template that never fits", "admission: {max_memory: 400MiB}", 78, []string{"default", "limits.memory", "admission.max_memory"}},
 			{"a key that is unknown", "templates: {default: {limits: {memroy: 1g}}}", 64, []string{"memroy", "memory"}},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				refuses(t, harness.New(t, harness.Options{Runtime: name, Config: c.config, Seed: &seed}), c.code, c.texts...)
+			})
+		}
+	})
+}
+
+// What keeps one template from being leased keeps nobody from starting: it is not
+// ready, and who asks for it is told why.
+func TestServeSaysWhatIsNotReady(t *testing.T) {
+	each(t, func(t *testing.T, name string) {
+		for _, c := range []struct {
+			name, config string
+			texts        []string
+		}{
+			{"an image that is not there", "templates: {default: {image: 'no/such:image'}}", []string{"not ready", "no/such:image"}},
+			{"a template that never fits", "admission: {max_memory: 400MiB}", []string{"not ready", "limits.memory", "admission.max_memory"}},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				s := harness.Run(t, harness.Options{Runtime: name, Config: c.config, Seed: &seed})
+				p := s.Ask(t, "POST", "/v1/sandboxes", `{}`).Problem(t, 503, "unavailable", "template")
+				for _, text := range c.texts {
+					contains(t, p.Detail, text)
+				}
+				got := s.CLI(t, "template", "ls")
+				contains(t, got.Stdout, "not_ready")
+				noLease(t, s)
 			})
 		}
 	})

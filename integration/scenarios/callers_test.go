@@ -62,6 +62,9 @@ func TestCallersAreApart(t *testing.T) {
 		ann.make(t, "/v1/sandboxes", fmt.Sprintf(`{"workspace":"w","wait_ms":%d}`, harness.Long.Milliseconds()), &box)
 		var shell v1.Shell
 		ann.make(t, "/v1/sandboxes/"+box.ID+"/shells", `{"command":"echo of ann > secret; sleep 1000"}`, &shell)
+		harness.Eventually(t, harness.Long, "the shell has written", func() bool {
+			return string(ann.ask(t, "GET", "/v1/workspaces/w/files?path=secret", "").Body) == "of ann\n"
+		})
 
 		const nobodys = "00000000-0000-7000-8000-000000000000"
 		for _, c := range []struct{ method, path, body, theirs, none string }{

@@ -81,7 +81,7 @@ func cancelledByRemoval(t *testing.T, s *harness.Server) {
 	seen(t, word, 1)
 	release(t, s, id)
 	gone(t, word)
-	if a := <-answered; a.err != nil || a.r.Ending != "cancelled" || a.r.ExitCode == 0 {
+	if a := <-answered; a.err != nil || a.r.Ending != "cancelled" || a.r.ExitCode == 0 || a.r.Detail != "sandbox "+id+" is gone: removed" {
 		t.Errorf("%+v %v", a.r, a.err)
 	}
 }

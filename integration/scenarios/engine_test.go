@@ -36,7 +36,8 @@ func TestEngineGoesAway(t *testing.T) {
 }
 
 // A remote engine: nothing but the engine's exec is in reach. What can be done
-// without mounts and without a cgroup for each command is the same.
+// without mounts and without a cgroup for each command is the same. Workspaces
+// are carried: TestWorkspaceIsCarriedOverStdio.
 func TestOverStdioOnly(t *testing.T) {
 	s := harness.Run(t, harness.Options{Runtime: "docker", Mode: "stdio", Config: roomy, Seed: &seed})
 	for _, c := range []struct {
@@ -53,8 +54,4 @@ func TestOverStdioOnly(t *testing.T) {
 			c.run(t, s)
 		})
 	}
-	t.Run("no workspace", func(t *testing.T) {
-		name := workspace(t, s)
-		s.Ask(t, "POST", "/v1/sandboxes", `{"workspace":"`+name+`"}`).Problem(t, 501, "not_implemented", "")
-	})
 }

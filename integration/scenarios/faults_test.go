@@ -41,7 +41,13 @@ func pointsOf(t *testing.T, runtime string) []string {
 	var points []string
 	for p := range found {
 		first, _, _ := strings.Cut(p, ".")
-		if !slices.Contains(harness.Runtimes(), first) || first == runtime {
+		if strings.Contains(p, "carry.") {
+			continue // only where a workspace is carried: TestCarriedWorkspaceSurvivesACrash dies there
+		}
+		if strings.Contains(p, ".prepare.") || strings.Contains(p, ".gvisor.") {
+			continue // not on the way of a call; the driver's own tests die there
+		}
+		if !slices.Contains(harness.AllRuntimes(), first) || first == runtime {
 			points = append(points, p)
 		}
 	}
@@ -55,7 +61,7 @@ func pointsOf(t *testing.T, runtime string) []string {
 // kill -9 at each step of create, lease and destroy: after the next start
 // everything is accounted for, and calls work.
 func TestCrashAtEveryPoint(t *testing.T) {
-	each(t, func(t *testing.T, name string) {
+	eachOfAll(t, func(t *testing.T, name string) {
 		s := harness.New(t, harness.Options{Runtime: name, Bin: harness.Need(t, harness.EnvFaults), Config: onDemand, Seed: &seed})
 		s.Start()
 		ws := workspace(t, s)
@@ -158,6 +164,9 @@ func unaccounted(t *testing.T, s *harness.Server) string {
 		}
 	}
 	for _, m := range harness.MountsUnder(t, s.Dir()) {
+		if strings.HasPrefix(m, filepath.Join(s.Dir(), "workspaces")+"/") && strings.HasSuffix(m, "/disk/mnt") {
+			continue // a workspace's own disk stays for a while after its last use; "down" takes it away
+		}
 		if !slices.ContainsFunc(leased, func(id string) bool { return strings.Contains(m, id) }) {
 			return "mount " + m
 		}

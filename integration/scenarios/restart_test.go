@@ -64,7 +64,7 @@ func (k *killer) Write(p []byte) (int, error) {
 
 func TestOutputSurvivesFiveKills(t *testing.T) {
 	want := source(t)
-	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
+	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 		ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 		defer cancel()
@@ -95,7 +95,7 @@ func TestOutputSurvivesFiveKills(t *testing.T) {
 // output goes on from the offset, the lease and its workspace are what they
 // were.
 func TestShellsLiveOn(t *testing.T) {
-	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
+	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold", Workspace: name, Env: map[string]string{"WHO": "lease"}}).ID
 		count := "i=0; while :; do i=$((i+1)); echo $WHO $i; echo $i > /workspace/count; sleep 0.05; done"
@@ -149,7 +149,7 @@ func readLines(t *testing.T, s *harness.Server, shell string, next int64, line i
 // What was done under an idempotency key is not done again, by the next
 // process either; what was cut short is not invented.
 func TestKeysOutliveTheServer(t *testing.T) {
-	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
+	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		ctx := within(t)
 		ask := v1.SandboxRequest{WhenEmpty: "cold", Labels: map[string]string{"n": "1"}}
 		one, err := s.Client.CreateSandbox(ctx, ask, client.IdempotencyKey("lease"))
@@ -201,7 +201,7 @@ func TestKeysOutliveTheServer(t *testing.T) {
 
 // A container that went away while no server ran: the next one says lost.
 func TestLostBetweenServers(t *testing.T) {
-	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
+	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 		init := s.Init(id)
 		s.Kill9()
@@ -217,7 +217,7 @@ func TestLostBetweenServers(t *testing.T) {
 
 // A host that never comes back leaves nothing: the guest ends by itself.
 func TestGuestEndsAlone(t *testing.T) {
-	onServer(t, "guest: {alone: 2s}\n"+onDemand, func(t *testing.T, s *harness.Server) {
+	onServerOfAll(t, "guest: {alone: 2s}\n"+onDemand, func(t *testing.T, s *harness.Server) {
 		word := mark()
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 		if _, err := s.Client.StartShell(within(t), id, v1.ShellRequest{Exec: v1.Exec{Command: "exec -a " + word + " sleep 3000"}}); err != nil {

@@ -2,7 +2,8 @@
 
 // Package scenarios shows on real containers, through the real program, what
 // is promised: endings, walls between leases, what a crash leaves, and what
-// bad input gets. Each scenario runs on every runtime.
+// bad input gets. Each scenario runs on the embedded runtime and on Docker; what is about
+// drivers runs on containerd too.
 package scenarios
 
 import (
@@ -48,9 +49,18 @@ templates:
     pool: {min: 0, max: 8, rate: 10, parallel: 2}
 `
 
-// each runs a scenario on every runtime, two at a time.
+// each runs a scenario on the runtimes that all are held on, two at a time.
 func each(t *testing.T, run func(t *testing.T, runtime string)) {
-	for _, name := range harness.Runtimes() {
+	on(t, harness.Runtimes(), run)
+}
+
+// eachOfAll runs one that is about what drivers do on all of them.
+func eachOfAll(t *testing.T, run func(t *testing.T, runtime string)) {
+	on(t, harness.AllRuntimes(), run)
+}
+
+func on(t *testing.T, runtimes []string, run func(t *testing.T, runtime string)) {
+	for _, name := range runtimes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			run(t, name)
@@ -65,9 +75,16 @@ func onServer(t *testing.T, config string, run func(t *testing.T, s *harness.Ser
 	})
 }
 
+// onServerOfAll is onServer on all runtimes.
+func onServerOfAll(t *testing.T, config string, run func(t *testing.T, s *harness.Server)) {
+	eachOfAll(t, func(t *testing.T, name string) {
+		run(t, harness.Run(t, harness.Options{Runtime: name, Config: config, Seed: &seed}))
+	})
+}
+
 // The scenarios that can share a server: each gives back what it leased.
 func TestOnOneServer(t *testing.T) {
-	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
+	onServerOfAll(t, roomy, func(t *testing.T, s *harness.Server) {
 		for _, c := range []struct {
 			name string
 			run  func(*testing.T, *harness.Server)

@@ -26,16 +26,21 @@ NEEDS=(
     "curl curl"
     "flock util-linux"
     "mount mount"
+    "mkfs.ext4 e2fsprogs"
     "awk mawk"
     "find findutils"
 )
 [[ ${1:-} == --embedded ]] || NEEDS+=(
     "dockerd docker.io"
+    "docker-registry docker-registry"
     "docker docker-cli"
     "containerd containerd"
+    "ctr containerd"
     "gcc gcc"
     "/usr/include/stdlib.h libc6-dev"
     "npm npm"
+    "runsc runsc"
+    "tmux tmux"
 )
 
 missing() {

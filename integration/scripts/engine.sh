@@ -12,59 +12,16 @@
 # matter what a reboot or a kill -9 left behind.
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+DAEMON_DIR=$ENGINE_DIR
+source "$(dirname "${BASH_SOURCE[0]}")/daemon.sh"
 
 START_SECONDS=60
-STOP_SECONDS=20
 # Longer paths do not fit into the address of a unix socket (108 bytes), and would fail in odd ways.
 MAX_STATE_PATH=64
 
-CONTAINERD_SOCKET=$ENGINE_DIR/containerd/containerd.sock
+ITS_CONTAINERD=$ENGINE_DIR/containerd/containerd.sock
 
 answers() { timeout 5 docker --host "$ENGINE_HOST" version --format '{{.Server.Version}}' >/dev/null 2>&1; }
-
-# pids_of NAME: processes of our engine whose executable is NAME.
-pids_of() {
-    local proc exe args
-    for proc in /proc/[0-9]*; do
-        exe=$(readlink "$proc/exe" 2>/dev/null) || continue
-        exe=${exe% (deleted)}
-        [[ ${exe##*/} == "$1" ]] || continue
-        args=$(tr '\0' '\n' <"$proc/cmdline" 2>/dev/null) || continue
-        [[ $args == *"$ENGINE_DIR/"* ]] && printf '%s\n' "${proc#/proc/}"
-    done
-    return 0
-}
-
-children_of() { awk -v parent="$1" '{ pid = $1; sub(/^.*\) /, ""); if ($2 == parent) print pid }' /proc/[0-9]*/stat 2>/dev/null || :; }
-
-# end NAME: TERM to all of that name, a while to go, then KILL.
-end() {
-    local name=$1 pid deadline
-    while read -r pid; do kill -TERM "$pid" 2>/dev/null || :; done < <(pids_of "$name")
-    deadline=$((SECONDS + STOP_SECONDS))
-    while ((SECONDS < deadline)); do
-        [[ -n $(pids_of "$name") ]] || return 0
-        sleep 0.1
-    done
-    say "$name did not end in $STOP_SECONDS s; killing it"
-    while read -r pid; do kill -KILL "$pid" 2>/dev/null || :; done < <(pids_of "$name")
-    sleep 0.2
-}
-
-# end_shims: what is left of containers when their engine is gone: the shim and, as its children, their PID 1.
-end_shims() {
-    local shim child name=containerd-shim-runc-v2 deadline=$((SECONDS + STOP_SECONDS))
-    while ((SECONDS < deadline)); do
-        [[ -n $(pids_of "$name") ]] || return 0
-        while read -r shim; do
-            while read -r child; do kill -KILL "$child" 2>/dev/null || :; done < <(children_of "$shim")
-            kill -KILL "$shim" 2>/dev/null || :
-        done < <(pids_of "$name")
-        sleep 0.1
-    done
-    say "shims of the engine do not end: $(pids_of "$name" | xargs)"
-    return 1
-}
 
 # remove_cgroups: kills what is still in the engine's cgroups (a container's PID 1 whose shim is gone) and removes them.
 remove_cgroups() {
@@ -100,15 +57,8 @@ down() {
     end_shims || status=1
     remove_cgroups || status=1
     unmount_under "$ENGINE_DIR" || { say "mounts are left under $ENGINE_DIR"; status=1; }
-    rm -rf "$ENGINE_DIR/exec" "$ENGINE_DIR/containerd/state" "$ENGINE_DIR"/*.pid "$ENGINE_DIR"/*.sock "$CONTAINERD_SOCKET"*
+    rm -rf "$ENGINE_DIR/exec" "$ENGINE_DIR/containerd/state" "$ENGINE_DIR"/*.pid "$ENGINE_DIR"/*.sock "$ITS_CONTAINERD"*
     return "$status"
-}
-
-# background LOG COMMAND...: a process of its own session that keeps nothing of ours open, no lock in particular.
-background() {
-    local log=$1
-    shift
-    setsid "$@" </dev/null >>"$log" 2>&1 7>&- 8>&- 9>&- &
 }
 
 configure() {
@@ -121,15 +71,41 @@ state = "$ENGINE_DIR/containerd/state"
 oom_score = 0
 disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.internal.v1.opt"]
 [grpc]
-  address = "$CONTAINERD_SOCKET"
+  address = "$ITS_CONTAINERD"
 TOML
-    # A file of its own, so that the settings of the machine's engine are not read.
-    printf '{}\n' >"$ENGINE_DIR/daemon.json"
+    settings || :
+}
+
+# settings writes the engine's settings: a file of its own, so that those of the machine's engine are not read. Where runsc is, it is a runtime of the
+# engine as docs/adr/0023 has it. Fails if they were as they are.
+settings() {
+    local text='{}' launcher=$ENGINE_DIR/runsc
+    if command -v runsc >/dev/null; then
+        install -m 0700 "$(dirname "${BASH_SOURCE[0]}")/../../runtime/docker/runsc.sh" "$launcher.new"
+        mv "$launcher.new" "$launcher"
+        text='{"runtimes": {"runsc": {"path": "'$launcher'", "runtimeArgs": ["--network=none", "--host-uds=open", "--oci-seccomp", "--overlay2=none"]}}}'
+    fi
+    [[ $(cat "$ENGINE_DIR/daemon.json" 2>/dev/null) != "$text" ]] || return 1
+    printf '%s\n' "$text" >"$ENGINE_DIR/daemon.json"
+}
+
+# refresh brings the settings of an engine that runs up to date.
+refresh() {
+    local pid deadline=$((SECONDS + START_SECONDS))
+    settings || return 0
+    while read -r pid; do kill -HUP "$pid"; done < <(pids_of dockerd)
+    [[ $(<"$ENGINE_DIR/daemon.json") == *runsc* ]] || return 0
+    while ((SECONDS < deadline)); do
+        [[ $(docker --host "$ENGINE_HOST" info --format '{{json .Runtimes}}') != *runsc* ]] || return 0
+        sleep 0.1
+    done
+    die "the engine does not take its settings; see $ENGINE_DIR/dockerd.log"
 }
 
 up() {
     local log=$ENGINE_DIR/dockerd.log deadline=$((SECONDS + START_SECONDS))
     if answers; then
+        refresh
         printf '%s\n' "$ENGINE_HOST"
         return 0
     fi
@@ -141,12 +117,12 @@ up() {
     configure
     : >"$log"
     background "$log" containerd --config "$ENGINE_DIR/containerd.toml"
-    until [[ -S $CONTAINERD_SOCKET ]]; do
+    until [[ -S $ITS_CONTAINERD ]]; do
         ((SECONDS < deadline)) || give_up "$log" "containerd did not start"
         sleep 0.1
     done
     # Lowering oom_score_adj is not allowed everywhere (it needs CAP_SYS_RESOURCE), so the engine keeps the one it has.
-    background "$log" dockerd --config-file "$ENGINE_DIR/daemon.json" --containerd "$CONTAINERD_SOCKET" \
+    background "$log" dockerd --config-file "$ENGINE_DIR/daemon.json" --containerd "$ITS_CONTAINERD" \
         --data-root "$ENGINE_DIR/data" --exec-root "$ENGINE_DIR/exec" --pidfile "$ENGINE_DIR/docker.pid" \
         --host "$ENGINE_HOST" --bridge none --iptables=false --ip-forward=false --ip-masq=false \
         --userland-proxy=false --oom-score-adjust 0 --exec-opt native.cgroupdriver=cgroupfs \

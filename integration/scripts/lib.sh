@@ -22,10 +22,12 @@ CACHE=${ORCHESTRATOR_CACHE:-$CACHE}
 TEST_STATE=${ORCHESTRATOR_TEST_STATE:-$TEST_STATE}
 ENGINE_DIR=$TEST_STATE/engine
 ENGINE_HOST=unix://$ENGINE_DIR/docker.sock
-# ENGINE_CGROUP is the parent of every container of that engine, so that what is left there is known to be ours.
-ENGINE_CGROUP=orchestrator-test-engine
+# ENGINE_CGROUP is the parent of every container of that engine, and of no other, so that what is left there is known to be its.
+ENGINE_CGROUP=$(basename "$TEST_STATE")-engine
+CONTAINERD_DIR=$TEST_STATE/containerd
+CONTAINERD_SOCKET=$CONTAINERD_DIR/containerd.sock
 # shellcheck disable=SC2034 # used by the scripts that source this file
-readonly ROOT CACHE TEST_STATE ENGINE_DIR ENGINE_HOST ENGINE_CGROUP
+readonly ROOT CACHE TEST_STATE ENGINE_DIR ENGINE_HOST ENGINE_CGROUP CONTAINERD_DIR CONTAINERD_SOCKET
 
 say() { printf '%s\n' "$*" >&2; }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests. Without arguments, everything; else the named steps with the steps they need:
 #
-#     test.sh [deps | lint | build | image | engine | unit | fuzz | conformance | integration | left | bench]...
+#     test.sh [deps | lint | build | image | engine | containerd | unit | fuzz | conformance | integration | left | bench | soak]...
 #     test.sh env      starts the engine, makes the image, prints the variables the tests read ("eval" it), leaves it running
 #
 # Whole logs are kept in build/logs/. What went wrong is said again at the end, and the last line is
@@ -10,15 +10,16 @@
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-ALL=(deps lint build image engine unit fuzz conformance integration left)
+ALL=(deps lint build image engine containerd unit fuzz conformance integration left)
 GOLANGCI_VERSION=v2.12.2
-FUZZ_TIME=3s
+FUZZ_TIME=2s
 LEFT_SECONDS=30 # what ends by itself after its test may take this long
 TAIL=80
 
 LOGS=$ROOT/build/logs
 SCRIPTS=$ROOT/integration/scripts
 BUILD_SANDBOX=$ROOT/docker/sandbox/build.sh
+EXTEND_SANDBOX=$ROOT/docker/sandbox/extend.sh
 
 cd "$ROOT"
 
@@ -27,9 +28,9 @@ declare -A result=() # step → ok, failed or "not run"
 # needs STEP: the steps that must have gone well before it.
 needs() {
     case $1 in
-    engine | lint | build | image) echo deps ;;
+    engine | containerd | lint | build | image) echo deps ;;
     unit | fuzz) echo deps build ;;
-    conformance | integration | bench) echo deps build image engine ;;
+    conformance | integration | bench | soak) echo deps build image engine containerd ;;
     esac
 }
 
@@ -50,6 +51,8 @@ step_image() {
     if [[ $(<"${other%/rootfs}/source") == orchestrator/sandbox-base:* ]]; then
         diff <(listing "$rootfs") <(listing "$other") || die "the Dockerfile and debootstrap give different images"
     fi
+    "$EXTEND_SANDBOX" docker/browser
+    "$EXTEND_SANDBOX" integration/images/clients
 }
 
 listing() { (cd "$1" && find . -printf '%p %y %m %U %G %l\n' | sort); }
@@ -63,6 +66,8 @@ step_engine() {
         orchestrator/sandbox:latest 2>/dev/null || :)
     [[ sandbox-$have == "$key" ]] || docker --host "$ENGINE_HOST" load --input "$archive"
 }
+
+step_containerd() { "$SCRIPTS/containerd.sh" up; }
 
 step_lint() {
     local unformatted tags script golangci
@@ -134,7 +139,7 @@ step_conformance() {
     local list
     list=$(packages integration ./integration/conformance/... ./runtime/...)
     # shellcheck disable=SC2086 # a list
-    go_test conformance -tags integration -count=1 -p 1 -timeout 20m $list
+    go_test conformance -tags integration -count=1 -p 1 -timeout 40m $list
 }
 
 # step_integration: ./integration but the conformance suite, and every other package with a test behind a tag, so that
@@ -148,34 +153,54 @@ step_integration() {
     )
     [[ -n $list ]] || die "there are no integration tests"
     # shellcheck disable=SC2046,SC2086 # a list
-    go_test integration -tags integration,faults -count=1 -p 1 -timeout 30m $(sort -u <<<"$list")
+    go_test integration -tags integration,faults -count=1 -p 1 -timeout 40m $(sort -u <<<"$list")
 }
 
 step_bench() { go run -tags integration ./integration/bench; }
 
-step_fuzz() {
-    local file target count=0
-    while IFS=: read -r file target; do
-        fuzz "$(dirname "$file")" "$target"
-        count=$((count + 1))
-    done < <(grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' . | sed 's/func //' | sort)
-    ((count > 0)) || die "there are no fuzz targets"
-    printf '%d 0 0\n' "$count" >"$LOGS/fuzz.counts"
+step_soak() {
+    go test -tags integration -count=1 -timeout 90m -v ./integration/soak -args -calls 2000 -leases 200 -write "$ROOT/docs/soak.md"
 }
 
-# fuzz DIR TARGET: a few seconds of one target. At the end of its time Go sometimes reports a worker that was cut off as
+step_fuzz() {
+    local dirs
+    dirs=$(grep -rlE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' . | xargs -r -n1 dirname | sort -u)
+    [[ -n $dirs ]] || die "there are no fuzz targets"
+    rm -f "$LOGS"/fuzz-*.log
+    # Two packages at once, a worker each: much of a target's time is the start of its program.
+    export LOGS FUZZ_TIME
+    export -f say fuzz_package fuzz only_deadline
+    xargs -n1 -P2 bash -c 'fuzz_package "$0"' <<<"$dirs"
+    printf '%d 0 0\n' "$(find "$LOGS" -name 'fuzz-*.log' | wc -l)" >"$LOGS/fuzz.counts"
+}
+
+# fuzz_package DIR: its targets. One program a package: building and linking one a target took longer than the fuzzing.
+fuzz_package() {
+    local program target
+    set -Eeuo pipefail
+    program=$(mktemp "$TMPDIR/fuzz.XXXXXX")
+    go test -c -fuzz . -o "$program" "$1"
+    for target in $(grep -ohE '^func Fuzz[A-Za-z0-9_]+' "$1"/*_test.go | sed 's/func //' | sort); do
+        fuzz "$1" "$program" "$target" || { rm -f "$program"; exit 1; }
+    done
+    rm -f "$program"
+}
+
+# fuzz DIR PROGRAM TARGET: a few seconds of one target. At the end of its time Go sometimes reports a worker that was cut off as
 # a failure: "context deadline exceeded" as the only message and no failing input. That, and only that, is tried again.
 fuzz() {
-    local out=$LOGS/fuzz-$2.log try
+    local out try
+    out=$LOGS/fuzz-$(basename "$1")-$3.log
     for try in 1 2; do
-        say "fuzz $1 $2"
-        if go test -run '^$' -fuzz "^$2\$" -fuzztime "$FUZZ_TIME" -fuzzminimizetime 1s -parallel 2 -timeout 5m "$1" >"$out" 2>&1; then
-            tail -n 1 "$out"
+        if (cd "$1" && "$2" -test.run '^$' -test.fuzz "^$3\$" -test.fuzztime "$FUZZ_TIME" -test.fuzzminimizetime 1s -test.parallel 1 \
+            -test.timeout 5m -test.fuzzcachedir "$(go env GOCACHE)/fuzz/${1#./}") >"$out" 2>&1; then
+            say "fuzz $1 $3: $(tail -n 1 "$out")"
             return 0
         fi
         if ((try == 2)) || ! only_deadline "$out"; then break; fi
-        say "the worker was cut off at the end of its time; once more"
+        say "fuzz $1 $3: the worker was cut off at the end of its time; once more"
     done
+    say "fuzz $1 $3 failed"
     cat "$out"
     return 1
 }
@@ -189,7 +214,7 @@ only_deadline() {
 left_now() {
     local proc exe start at
     for at in "$TMPDIR" "$TEST_STATE"; do
-        mounts_under "$at" | { grep -v "^$ENGINE_DIR/" || :; } | sed 's/^/mount /'
+        mounts_under "$at" | { grep -vE "^($ENGINE_DIR|$CONTAINERD_DIR)/" || :; } | sed 's/^/mount /'
     done
     find /sys/fs/cgroup -type d \( -name 'orchestrator-*' -o -path '*/orchestrator/*' -o -path "*/$ENGINE_CGROUP/*" \) \
         ! -name "$ENGINE_CGROUP" -printf 'cgroup %p\n' 2>/dev/null || :
@@ -209,7 +234,13 @@ left_now() {
         # The guest's volume is kept between sandboxes on purpose, as an image is.
         docker --host "$ENGINE_HOST" volume ls --format 'volume {{.Name}}' | { grep -v '^volume orchestrator-guest' || :; }
     fi
+    if containerd_is_up; then
+        # The roots of images are kept on purpose too.
+        "$SCRIPTS/containerd.sh" containers
+    fi
 }
+
+containerd_is_up() { "$SCRIPTS/containerd.sh" status >/dev/null 2>&1; }
 
 docker_is_up() { "$SCRIPTS/engine.sh" status >/dev/null 2>&1; }
 
@@ -233,7 +264,11 @@ environment() {
     folder=$("$BUILD_SANDBOX")
     export ORCHESTRATOR_TEST_ROOTFS=$folder/rootfs
     export ORCHESTRATOR_TEST_IMAGE_ARCHIVE=$folder/sandbox.tar
+    ORCHESTRATOR_TEST_BROWSER_ARCHIVE=$("$EXTEND_SANDBOX" docker/browser --print-archive)
+    ORCHESTRATOR_TEST_CLIENTS_ARCHIVE=$("$EXTEND_SANDBOX" integration/images/clients --print-archive)
+    export ORCHESTRATOR_TEST_BROWSER_ARCHIVE ORCHESTRATOR_TEST_CLIENTS_ARCHIVE
     export ORCHESTRATOR_TEST_DOCKER=$ENGINE_HOST
+    export ORCHESTRATOR_TEST_CONTAINERD=$CONTAINERD_SOCKET
     export ORCHESTRATOR_TEST_BIN=$ROOT/bin/orchestrator
     export ORCHESTRATOR_TEST_BIN_FAULTS=$ROOT/bin/orchestrator-faults
     export ORCHESTRATOR_TEST_GUEST=$ROOT/bin/guest
@@ -287,6 +322,10 @@ finish() {
     local status=$? name bad=0
     trap - EXIT INT TERM HUP
     set +e
+    if [[ -z $keep_containerd ]] && ! "$SCRIPTS/containerd.sh" down >"$LOGS/down-containerd.log" 2>&1 7>&-; then
+        order+=(down-containerd)
+        result[down-containerd]=failed
+    fi
     if [[ -z $keep_engine ]] && ! "$SCRIPTS/engine.sh" down >"$LOGS/down.log" 2>&1 7>&-; then
         order+=(down)
         result[down]=failed
@@ -309,7 +348,7 @@ finish() {
 
 if [[ ${1:-} == env ]]; then
     mkdir -p "$LOGS"
-    { step_deps && "$BUILD_SANDBOX" && step_engine; } >&2
+    { step_deps && "$BUILD_SANDBOX" && step_engine && step_containerd; } >&2
     environment
     export -p | grep -o 'ORCHESTRATOR_TEST_.*' | sed 's/^/export /'
     exit 0
@@ -336,14 +375,16 @@ if [[ -s $TEST_STATE/tmpdir ]]; then
     unmount_under "$stale" && rm -rf --one-file-system "$stale"
 fi
 (($# > 0)) || "$SCRIPTS/engine.sh" down 7>&- || die "the engine of an earlier run cannot be ended"
+(($# > 0)) || "$SCRIPTS/containerd.sh" down 7>&- || die "the containerd of an earlier run cannot be ended"
 # Short: tests put unix sockets below it, and their paths must not be longer than 107 bytes.
 TMPDIR=$(mktemp -d /tmp/o.XXXX)
 export TMPDIR
 printf '%s\n' "$TMPDIR" >"$TEST_STATE/tmpdir"
 unset DOCKER_HOST DOCKER_CONTEXT DOCKER_TLS_VERIFY
 order=()
-keep_engine=
+keep_engine='' keep_containerd=''
 if (($# > 0)) && docker_is_up; then keep_engine=yes; fi
+if (($# > 0)) && containerd_is_up; then keep_containerd=yes; fi
 trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP

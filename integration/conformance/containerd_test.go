@@ -1,0 +1,108 @@
+//go:build integration
+
+package conformance
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"orchestrator/runtime"
+	"orchestrator/runtime/containerd"
+	"orchestrator/runtime/runtimetest"
+)
+
+func TestContainerd(t *testing.T) { onContainerd(t, "containerd", runtime.ClassContainer) }
+
+func TestContainerdGVisor(t *testing.T) {
+	t.Parallel()
+	onContainerd(t, "containerd-gvisor", runtime.ClassGVisor)
+}
+
+func onContainerd(t *testing.T, name string, class runtime.Class) {
+	address, guest := given(t, "CONTAINERD"), given(t, "GUEST")
+	// The suite's own, so that what it drops is nobody else's.
+	namespace := "orchestrator-suite-" + name
+	open := func(t *testing.T, state string) *containerd.Driver {
+		t.Helper()
+		// Also at the end of a test, when its context has ended.
+		d, err := containerd.New(context.WithoutCancel(t.Context()), containerd.Options{
+			Address: address, Namespace: namespace, StateDir: state, GuestPath: guest, GVisor: os.Getenv("ORCHESTRATOR_TEST_RUNSC"),
+		})
+		if err == nil {
+			err = d.Why(class)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	sandbox := image(t)
+	drop := func(t *testing.T, i runtime.Image) {
+		t.Helper()
+		d := open(t, t.TempDir())
+		defer d.Close()
+		if err := d.Forget(context.WithoutCancel(t.Context()), i); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Run("suite", func(t *testing.T) {
+		runtimetest.Run(t, runtimetest.Factory{
+			Name: name, Class: class, Image: sandbox, Entrypoint: []string{entrypoint}, Drop: drop, Outside: outside(class),
+			Pid: func(t *testing.T, id string) int {
+				t.Helper()
+				for _, line := range askContainerd(t, address, namespace, "task", "tasks", "list") {
+					if fields := strings.Fields(line); len(fields) > 2 && fields[1] == id {
+						pid, err := strconv.Atoi(fields[2])
+						if err != nil {
+							t.Fatal(err)
+						}
+						return pid
+					}
+				}
+				t.Fatalf("there is no task %s", id)
+				return 0
+			},
+			Open: func(t *testing.T, state string) runtime.Driver { return open(t, state) },
+			Left: func(t *testing.T, id string) []string {
+				t.Helper()
+				left := askContainerd(t, address, namespace, "container", "containers", "list", "--quiet", "id=="+id)
+				for what, args := range map[string][]string{"task": {"tasks", "list", "--quiet"}, "snapshot": {"snapshots", "list"}, "lease": {"leases", "list"}} {
+					for _, line := range askContainerd(t, address, namespace, what, args...) {
+						if strings.Contains(line, id) {
+							left = append(left, line)
+						}
+					}
+				}
+				return left
+			},
+		})
+	})
+	drop(t, sandbox)
+	for what, args := range map[string][]string{"lease": {"leases", "list", "--quiet"}, "snapshot": {"snapshots", "list"}, "content": {"content", "list", "--quiet"}} {
+		for _, line := range askContainerd(t, address, namespace, what, args...) {
+			if !strings.HasPrefix(line, what+" KEY") {
+				t.Errorf("after everything was given up there is %s", line)
+			}
+		}
+	}
+}
+
+// askContainerd gives the lines that the daemon's own client says, each after what.
+func askContainerd(t *testing.T, address, namespace, what string, args ...string) []string {
+	t.Helper()
+	out, err := exec.Command("ctr", append([]string{"--address", address, "--namespace", namespace}, args...)...).CombinedOutput()
+	if err != nil {
+		t.Errorf("ctr %q: %v: %s", args, err, out)
+	}
+	var lines []string
+	for line := range strings.Lines(string(out)) {
+		if line = strings.TrimSpace(line); line != "" {
+			lines = append(lines, what+" "+line)
+		}
+	}
+	return lines
+}

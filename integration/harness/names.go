@@ -1,0 +1,64 @@
+package harness
+
+import (
+	"net"
+	"testing"
+
+	"golang.org/x/net/dns/dnsmessage"
+)
+
+// Names is a name server on loopback, until the test ends: every name below
+// ".test" is at 127.0.0.1, and there is no other. It returns its address.
+func Names(t testing.TB) string {
+	t.Helper()
+	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { // the clean-up waits for it
+		defer close(ended)
+		buf := make([]byte, 1500)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			if answer := nameAnswer(buf[:n]); answer != nil {
+				_, _ = c.WriteToUDPAddrPort(answer, from) // who asked asks again
+			}
+		}
+	}()
+	t.Cleanup(func() { c.Close(); <-ended })
+	return c.LocalAddr().String()
+}
+
+// nameAnswer is nil for what is no question.
+func nameAnswer(question []byte) []byte {
+	var p dnsmessage.Parser
+	head, err := p.Start(question)
+	if err != nil {
+		return nil
+	}
+	q, err := p.Question()
+	if err != nil {
+		return nil
+	}
+	m := dnsmessage.Message{Header: dnsmessage.Header{ID: head.ID, Response: true, Authoritative: true}, Questions: []dnsmessage.Question{q}}
+	const domain = ".test."
+	name := q.Name.String()
+	switch {
+	case len(name) < len(domain) || name[len(name)-len(domain):] != domain:
+		m.RCode = dnsmessage.RCodeNameError
+	case q.Type == dnsmessage.TypeA:
+		m.Answers = []dnsmessage.Resource{{
+			Header: dnsmessage.ResourceHeader{Name: q.Name, Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET, TTL: 1},
+			Body:   &dnsmessage.AResource{A: [4]byte{127, 0, 0, 1}},
+		}}
+	}
+	b, err := m.Pack()
+	if err != nil {
+		return nil
+	}
+	return b
+}

@@ -1,0 +1,164 @@
+package harness
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"golang.org/x/crypto/bcrypt"
+)
+
+// Registry is a real registry on loopback, with TLS by an authority of its own
+// and a login.
+type Registry struct {
+	// Host is "127.0.0.1:PORT".
+	Host string
+	// CA is a file with its authority, DockerConfig a folder with its login.
+	CA, DockerConfig string
+
+	pool *x509.CertPool
+}
+
+// The login of a Registry.
+const (
+	registryUser   = "ann"
+	registrySecret = "correct horse battery staple"
+)
+
+// StartRegistry starts one, until the end of the test.
+func StartRegistry(t testing.TB) *Registry {
+	t.Helper()
+	program, err := exec.LookPath("docker-registry")
+	if err != nil {
+		t.Fatal("docker-registry is missing: run integration/scripts/deps.sh")
+	}
+	dir := TempDir(t)
+	r := &Registry{CA: filepath.Join(dir, "ca.pem"), DockerConfig: filepath.Join(dir, "docker"), pool: x509.NewCertPool()}
+	r.certify(t, dir)
+	hash, err := bcrypt.GenerateFromPassword([]byte(registrySecret), bcrypt.MinCost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	WriteFile(t, filepath.Join(dir, "htpasswd"), registryUser+":"+string(hash)+"\n")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Host = l.Addr().String()
+	l.Close()
+	config := filepath.Join(dir, "config.yml")
+	WriteFile(t, config, fmt.Sprintf(`version: 0.1
+log: {level: error}
+storage: {filesystem: {rootdirectory: %[1]s/data}}
+auth: {htpasswd: {realm: test, path: %[1]s/htpasswd}}
+http: {addr: "%[2]s", tls: {certificate: %[1]s/cert.pem, key: %[1]s/key.pem}}
+`, dir, r.Host))
+	r.Login(t, r.Host)
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	cmd := exec.Command(program, "serve", config)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	Eventually(t, Long, "the registry answers", func() bool {
+		conn, err := net.Dial("tcp", r.Host)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	return r
+}
+
+// Login has DockerConfig log in to the registry under another address.
+func (r *Registry) Login(t testing.TB, host string) {
+	t.Helper()
+	if err := os.MkdirAll(r.DockerConfig, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	auth := base64.StdEncoding.EncodeToString([]byte(registryUser + ":" + registrySecret))
+	WriteFile(t, filepath.Join(r.DockerConfig, "config.json"), fmt.Sprintf(`{"auths":{%q:{"auth":%q},%q:{"auth":%q}}}`, r.Host, auth, host, auth))
+}
+
+// Environment is what a process needs to pull from it.
+func (r *Registry) Environment() []string {
+	return []string{"SSL_CERT_FILE=" + r.CA, "DOCKER_CONFIG=" + r.DockerConfig}
+}
+
+// Push puts the image of a docker-archive there, and returns its digest.
+func (r *Registry) Push(t testing.TB, archive, at string) string {
+	t.Helper()
+	img, err := tarball.ImageFromPath(archive, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := name.ParseReference(r.Host + "/" + at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	way := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: r.pool}}
+	defer way.CloseIdleConnections()
+	if err := remote.Write(to, img, remote.WithTransport(way), remote.WithAuth(&authn.Basic{Username: registryUser, Password: registrySecret})); err != nil {
+		t.Fatal(err)
+	}
+	digest, err := img.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return digest.String()
+}
+
+// certify makes an authority, and with it a certificate for 127.0.0.1.
+func (r *Registry) certify(t testing.TB, dir string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	public := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	WriteFile(t, r.CA, string(public))
+	WriteFile(t, filepath.Join(dir, "cert.pem"), string(public))
+	WriteFile(t, filepath.Join(dir, "key.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private})))
+	r.pool.AppendCertsFromPEM(public)
+}

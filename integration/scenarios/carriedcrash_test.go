@@ -1,0 +1,44 @@
+//go:build integration && faults
+
+package scenarios
+
+import (
+	"testing"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/integration/harness"
+)
+
+// kill -9 of the service at each step of carrying a workspace back: it is all of
+// what the sandbox had or, if less had come, the next service fetches it.
+func TestCarriedWorkspaceSurvivesACrash(t *testing.T) {
+	needGVisor(t)
+	s := harness.New(t, harness.Options{Runtime: "oci", Bin: harness.Need(t, harness.EnvFaults), Config: strong, Seed: &seed})
+	for _, point := range []string{
+		"scheduler.carry.home", "carry.apply.received", "carry.apply.staged", "carry.apply.cleaned", "carry.apply.half", "carry.apply.placed",
+	} {
+		t.Run(point, func(t *testing.T) {
+			defer s.For(t)()
+			s.Start("ORCHESTRATOR_FAULT=" + point)
+			name := workspace(t, s)
+			put(t, s.Client.WorkspaceFiles(name), "old", "1")
+			put(t, s.Client.WorkspaceFiles(name), "same", "2")
+			sb, err := s.Client.CreateSandbox(within(t), v1.SandboxRequest{Workspace: name, Template: "walled", WhenEmpty: "cold"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			sh(t, s, sb.ID, "rm old; mkdir d; echo new >d/new; echo more >same")
+			_ = s.Client.RemoveSandbox(within(t), sb.ID) // it dies here
+			s.Ended()
+			s.Start()
+			noLease(t, s)
+			// Whoever has it next finishes what was whole.
+			got, err := s.Client.Run(within(t), v1.Run{Exec: v1.Exec{Command: "cat same d/new; ls -A"}, Workspace: name, WhenEmpty: "cold"})
+			if err != nil || got.Stdout != "more\nnew\nd\nsame\n" {
+				t.Errorf("the workspace has %+v, %v", got, err)
+			}
+			noLease(t, s)
+			s.Term()
+		})
+	}
+}

@@ -1,0 +1,293 @@
+//go:build integration
+
+package scenarios
+
+import (
+	"fmt"
+	"os"
+	osexec "os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "orchestrator/client/v1"
+	"orchestrator/integration/harness"
+)
+
+// tmux is a real terminal, and who sits at it.
+type tmux struct {
+	t      *testing.T
+	socket string
+}
+
+// newTmux runs the program in a terminal of 100 columns and 30 rows. After its
+// end the terminal shows its exit code.
+func newTmux(t *testing.T, s *harness.Server, args ...string) *tmux {
+	t.Helper()
+	if _, err := osexec.LookPath("tmux"); err != nil {
+		t.Fatal("tmux is needed: apt-get install tmux")
+	}
+	m := &tmux{t: t, socket: filepath.Join(harness.TempDir(t), "tmux")}
+	t.Cleanup(func() { _ = osexec.Command("tmux", "-S", m.socket, "kill-server").Run() })
+	script := filepath.Join(harness.TempDir(t), "run.sh")
+	line := "exec 2>&1; export ORCHESTRATOR_CONFIG='" + s.Config() + "'; '" + harness.Need(t, harness.EnvBin) + "'"
+	for _, a := range args {
+		line += " '" + a + "'"
+	}
+	harness.WriteFile(t, script, line+"\necho \"exit code $?.\"; stty -a | grep -o -- '-*icanon'; exec sleep 1000\n")
+	m.run("-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", "bash "+script)
+	m.run("set-option", "-g", "status", "off")
+	return m
+}
+
+func (m *tmux) run(args ...string) string {
+	m.t.Helper()
+	out, err := osexec.Command("tmux", append([]string{"-S", m.socket}, args...)...).CombinedOutput()
+	if err != nil {
+		m.t.Fatalf("tmux %v: %v: %s", args, err, out)
+	}
+	return string(out)
+}
+
+func (m *tmux) keys(keys ...string) {
+	m.t.Helper()
+	m.run(append([]string{"send-keys"}, keys...)...)
+}
+
+func (m *tmux) line(text string) {
+	m.t.Helper()
+	m.run("send-keys", "-l", text)
+	m.keys("Enter")
+}
+
+// shown is the screen, without the spaces that lines end with.
+func (m *tmux) shown() string {
+	m.t.Helper()
+	return trailing.ReplaceAllString(m.run("capture-pane", "-p", "-J"), "")
+}
+
+var trailing = regexp.MustCompile(`(?m) +$`)
+
+func (m *tmux) sees(pattern string) string {
+	m.t.Helper()
+	re := regexp.MustCompile("(?m)" + pattern)
+	last := ""
+	defer func() {
+		if m.t.Failed() {
+			m.t.Logf("the terminal shows:\n%s", last)
+		}
+	}()
+	harness.Eventually(m.t, harness.Short, "the terminal shows "+pattern, func() bool {
+		last = m.shown()
+		return re.MatchString(last)
+	})
+	found := re.FindStringSubmatch(last)
+	return found[len(found)-1]
+}
+
+// until presses keys again and again: the program that they are for may only be
+// starting.
+func (m *tmux) until(pattern string, keys ...string) {
+	m.t.Helper()
+	re := regexp.MustCompile("(?m)" + pattern)
+	defer func() {
+		if m.t.Failed() {
+			m.t.Logf("the terminal shows:\n%s", m.shown())
+		}
+	}()
+	harness.Eventually(m.t, harness.Short, "the terminal shows "+pattern, func() bool {
+		m.keys(keys...)
+		time.Sleep(200 * time.Millisecond)
+		return re.MatchString(m.shown())
+	})
+}
+
+// quit leaves a program and waits for the shell: what is typed before that, many
+// programs throw away as they end.
+func (m *tmux) quit(key string) {
+	m.keys(key)
+	m.sees(prompt)
+}
+
+const prompt = `^user@sandbox:.*\$ *$`
+
+func personAtTerminal(t *testing.T, s *harness.Server, id string) {
+	m := newTmux(t, s, "sandbox", "enter", "-e", "GREETING=hello", "--cwd", "/tmp", id)
+	m.sees(prompt)
+	m.line("echo $GREETING; pwd; tty; stty size; id -u")
+	m.sees(`^hello\n/tmp\n/dev/pts/\d+\n30 100\n1000\n` + prompt[1:])
+	// Jobs.
+	m.line("echo up; sleep 1000")
+	m.sees(`^up$`) // a terminal drops what was typed and not yet read when such a key is pressed
+	m.until(`Stopped +sleep 1000`, "C-z")
+	m.line("clear; fg")
+	m.sees(`^sleep 1000`)
+	m.until(`\^C\n.*\$ *$`, "C-c")
+	m.line("clear; fg; echo code=$?")
+	m.sees(`no such job\ncode=1$`)
+	// Full screens, and a size that changes.
+	m.line("top -d 0.2")
+	m.sees(`^top - .*load average`)
+	m.run("resize-window", "-x", "80", "-y", "20")
+	m.quit("q")
+	m.line("clear; stty size")
+	m.sees(`^20 80$`)
+	m.line(`seq 100 | less`)
+	m.sees(`^1\n2\n`)
+	m.keys("G")
+	m.sees(`^100\n\(END\)`)
+	m.quit("q")
+	m.line(`clear; python3 -c "import curses; curses.wrapper(lambda w: (w.addstr(3, 5, 'at 3 5 of %d %d' % w.getmaxyx()), w.getkey()))"`)
+	m.sees(`^     at 3 5 of 20 80$`)
+	m.quit("x")
+	m.line("clear; nano written.txt")
+	m.sees(`written\.txt`)
+	m.line("by an editor")
+	m.keys("C-o")
+	m.sees(`File Name to Write: written\.txt`)
+	m.keys("Enter")
+	m.sees(`Wrote 1 line|Wrote 2 lines`)
+	m.quit("C-x")
+	m.line("clear; cat written.txt")
+	m.sees(`^by an editor$`)
+	m.line("clear; python3 -q")
+	m.sees(`^>>> *$`)
+	m.line("6*7")
+	m.sees(`^42$`)
+	m.quit("C-d")
+	m.line("clear; exit 7")
+	m.sees(`^exit code 7\.\nicanon$`) // and our own terminal is as it was
+	if list, err := s.Client.Shells(within(t), id); err != nil || len(list) != 0 {
+		t.Errorf("it is forgotten: %+v %v", list, err)
+	}
+}
+
+func leaveAndComeBack(t *testing.T, s *harness.Server, id string) {
+	m := newTmux(t, s, "sandbox", "enter", id)
+	m.sees(prompt)
+	m.line("KEPT=value")
+	m.keys("C-p", "C-q")
+	shell := m.sees("come back with `orchestrator shell attach ([0-9a-f-]+)`")
+	m.sees(`^exit code 0\.\nicanon$`)
+	if got := s.CLI(t, "shell", "ls", id); !regexp.MustCompile(shell + ` +running +- +tty `).MatchString(got.Stdout) {
+		t.Errorf("shell ls: %s", got.Stdout)
+	}
+	m = newTmux(t, s, "shell", "attach", "--detach-keys", "ctrl-]", shell)
+	m.sees(`KEPT=value`) // the scroll-back
+	m.line("echo $KEPT $(stty size)")
+	m.sees(`^value 30 100$`)
+	look := newTmux(t, s, "shell", "attach", "--read-only", shell)
+	look.sees(`^value 30 100$`)
+	look.line("echo typed by who looks")
+	m.keys("C-]")
+	m.sees(`^exit code 0\.\nicanon$`)
+	if strings.Contains(look.shown(), "typed by who looks") {
+		t.Error("who looks may type")
+	}
+	look.keys("C-p", "C-q")
+	look.sees(`^exit code 0\.\nicanon$`)
+	m = newTmux(t, s, "shell", "attach", shell)
+	m.sees(`value 30 100`)
+	m.line("exit 9")
+	m.sees(`^exit code 9\.\nicanon$`)
+	if _, err := s.Client.KillShell(within(t), shell, 0, true); err != nil {
+		t.Error(err)
+	}
+	for name, args := range map[string][]string{
+		"no keys":    {"--detach-keys", "", id},
+		"odd keys":   {"--detach-keys", "ctrl-1", id},
+		"no sandbox": {},
+	} {
+		s.CLI(t, append([]string{"sandbox", "enter"}, args...)...).Is(t, 64, "")
+		_ = name
+	}
+	s.CLI(t, "sandbox", "enter", "no-such-sandbox").Is(t, 66, "no-such-sandbox")
+	s.CLI(t, "shell", "attach", "no-such-shell").Is(t, 66, "no-such-shell")
+}
+
+func killedClientComesBack(t *testing.T, s *harness.Server, id string) {
+	m := newTmux(t, s, "sandbox", "enter", id)
+	m.sees(prompt)
+	m.line("KEPT=before")
+	m.line("sleep 1000")
+	m.sees("sleep 1000")
+	list, err := s.Client.Shells(within(t), id)
+	if err != nil || len(list) != 1 {
+		t.Fatal(list, err)
+	}
+	kill := func(word string, sig syscall.Signal) {
+		t.Helper()
+		config := "ORCHESTRATOR_CONFIG=" + s.Config()
+		found := harness.Processes(func(pid int) bool {
+			exe, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+			env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+			return strings.Contains(string(exe), "\x00"+word+"\x00") && strings.Contains(string(env), config)
+		})
+		if len(found) != 1 {
+			t.Fatalf("%d programs run %s", len(found), word)
+		}
+		if err := syscall.Kill(found[0], sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kill("enter", syscall.SIGKILL)
+	m.sees(`exit code 137`)
+	m = newTmux(t, s, "shell", "attach", list[0].ID)
+	m.sees("sleep 1000")
+	m.until(`\^C\n.*\$ *$`, "C-c")
+	m.line("echo $KEPT again")
+	m.sees(`^before again$`)
+	// A signal for the program: our terminal is restored, and the command lives on.
+	kill("attach", syscall.SIGTERM)
+	m.sees("come back with `orchestrator shell attach")
+	m.sees(`^exit code 143\.\nicanon$`)
+	if sh, err := s.Client.KillShell(within(t), list[0].ID, 0, true); err != nil || sh.Result == nil || sh.Result.Ending != "cancelled" {
+		t.Errorf("%+v %v", sh, err)
+	}
+}
+
+func terminalInPipes(t *testing.T, s *harness.Server, id string) {
+	got := s.Launch(t, strings.NewReader("echo sum=$((40+2))\nexit 3\n"), "sandbox", "enter", id).Wait()
+	got.Is(t, 3, "")
+	contains(t, got.Stdout, "sum=42\r\n")
+	// The end of the input is the end of the command's.
+	got = s.Launch(t, strings.NewReader("one\ntwo\n"), "sandbox", "enter", id, "--", "cat").Wait()
+	got.Is(t, 0, "")
+	contains(t, got.Stdout, "two\r\n")
+	got = s.Launch(t, strings.NewReader(""), "sandbox", "enter", id).Wait()
+	got.Is(t, 0, "")
+	got = s.Launch(t, nil, "sandbox", "enter", "-c", "seq 5000; exit 4", id).Wait()
+	got.Is(t, 4, "")
+	if got.Stdout != lines(5000) {
+		t.Errorf("%d bytes of output", len(got.Stdout))
+	}
+}
+
+func attachPlainShell(t *testing.T, s *harness.Server, id string) {
+	sh, err := s.Client.StartShell(within(t), id, v1.ShellRequest{KeepOpen: true, Exec: v1.Exec{Command: `echo first; echo err >&2; while read x; do echo got $x; test "$x" = end && exit 5; done`}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := s.Launch(t, strings.NewReader("a\nend\n"), "shell", "attach", sh.ID).Wait()
+	got.Is(t, 5, "err\n")
+	if got.Stdout != "first\ngot a\ngot end\n" {
+		t.Errorf("%q", got.Stdout)
+	}
+	quiet, err := s.Client.StartShell(within(t), id, v1.ShellRequest{Exec: v1.Exec{Command: "echo only this"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got = s.Launch(t, strings.NewReader("for nobody\n"), "shell", "attach", quiet.ID).Wait()
+	got.Is(t, 0, "")
+	if got.Stdout != "only this\n" {
+		t.Errorf("%q", got.Stdout)
+	}
+	for _, id := range []string{sh.ID, quiet.ID} {
+		if _, err := s.Client.KillShell(within(t), id, 0, true); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,288 @@
+//go:build integration
+
+// Package soak holds every driver to leaving nothing behind: a mixed load of
+// one-shot calls and leases, of commands that end well, badly, by caps, by
+// time-outs and by being given up, with the service killed in the middle and the
+// engine restarted. Afterwards the machine has as many processes, mounts,
+// cgroups, sockets, loop devices and files as before, and the service as much
+// memory.
+//
+// A run of "make test" does a little of it; "make soak" does 2,000 calls and 200
+// leases on each driver and writes the table in docs/soak.md. It counts what is
+// on the whole machine, which therefore should do nothing else.
+package soak
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"orchestrator/integration/harness"
+)
+
+var (
+	calls  = flag.Int64("calls", 100, "one-shot calls on each driver")
+	leases = flag.Int64("leases", 12, "leases on each driver")
+	write  = flag.String("write", "", "write the table to `FILE`")
+)
+
+const (
+	callers = 4
+	// warmUp is the part of the load that comes before the first count: pools,
+	// caches and the engine's own helpers are there then.
+	warmUp = 10
+	// growth is how much more memory the service may have at the end: what its
+	// allocator keeps between two collections.
+	growth = 16 << 20
+	// settle is how long what ends by itself may take.
+	settle = time.Minute
+)
+
+const config = `
+leases: {idle: 5m}
+admission: {wait: 2m}
+templates:
+  default:
+    limits: {memory: 192MiB, pids: 160}
+    pool: {min: 2, max: 12, rate: 50, parallel: 2}
+`
+
+var seed harness.Seed
+
+// table is what is written at the end, head what comes before it.
+var table []outcome
+
+const head = `# Soak
+
+As counted by ` + "`make soak`" + ` in one run on one machine, which writes this file: on each driver a mixed load, four callers at a time, of one-shot calls and of
+leases. Commands end by themselves, well and badly, by time-out with children that left their session, by the caps on memory, processes and output, and by being
+given up. The service is killed with SIGKILL when 30 % is done; the engine, where there is one, is stopped and started when 60 % is done. What was
+under way then has a typed ending: "refused" was told that nobody answers, and tried again.
+
+Before is after the first tenth of the load once more, so that pools and caches are full; after is when nothing is leased and the pool is full again. The run has
+namespaces of its own for processes, mounts, sockets and networks: counted is, by name, all that is there, whoever started it. It fails for anything that is more. What an engine that was stopped in the middle of a creation leaves on its own disk without knowing of it is told in a row of its own: nobody can remove
+that through the engine.
+
+`
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if code, outside := apart(); outside {
+		os.Exit(code)
+	}
+	code := m.Run()
+	if err := seed.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	if *write != "" && code == 0 {
+		if err := os.WriteFile(*write, []byte(head+page(table)), 0o644); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+func TestSoak(t *testing.T) {
+	for _, name := range harness.AllRuntimes() {
+		t.Run(name, func(t *testing.T) {
+			e := newEngine(t, name)
+			s := harness.New(t, harness.Options{Runtime: name, Docker: e.address(), Config: config, Seed: &seed})
+			s.Start()
+			o := soak(t, s, e)
+			table = append(table, o)
+			t.Log("\n" + page([]outcome{o}))
+		})
+	}
+}
+
+// outcome is one driver's part of the table.
+type outcome struct {
+	driver        string
+	calls, leases int64
+	took          time.Duration
+	before, after counts
+	came          map[string]int
+}
+
+func soak(t *testing.T, s *harness.Server, e engine) outcome {
+	l := &load{client: s.Client, base: "base", came: map[string]int{}}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	if _, err := s.Client.CreateWorkspace(ctx, l.base); err != nil {
+		t.Fatal(err)
+	}
+	l.calls.Store(*calls / warmUp)
+	l.leases.Store(max(3, *leases/warmUp)) // one of each kind
+	l.run(ctx, callers)
+	check(t, l)
+	o := outcome{driver: s.Runtime, calls: *calls, leases: *leases, came: l.came}
+	o.before = quiet(t, s, e, nil)
+
+	began := time.Now()
+	l.calls.Store(*calls)
+	l.leases.Store(*leases)
+	done := make(chan struct{})
+	go func() { // waited for below
+		defer close(done)
+		l.run(ctx, callers)
+	}()
+	defer func() { cancel(); <-done }()
+	all := *calls + *leases
+	l.disturb(t, all*7/10, func() { s.Kill9(); s.Start() })
+	l.disturb(t, all*4/10, func() { e.restart(t); ready(t, s) })
+	<-done
+	o.took = time.Since(began)
+	check(t, l)
+	o.after = quiet(t, s, e, &o.before)
+	return o
+}
+
+// disturb waits until no more than that much is left to do, and marks what is
+// under way meanwhile.
+func (l *load) disturb(t *testing.T, at int64, do func()) {
+	harness.Eventually(t, 30*time.Minute, "enough of the load is done", func() bool { return l.left() <= at })
+	l.disturbed.Add(1)
+	do()
+	l.calm.Add(1)
+}
+
+func check(t *testing.T, l *load) {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.bad) > 0 {
+		t.Fatalf("%d of the load went wrong:\n  %s", len(l.bad), strings.Join(l.bad[:min(len(l.bad), 20)], "\n  "))
+	}
+}
+
+// ready waits until the service makes sandboxes again.
+func ready(t *testing.T, s *harness.Server) {
+	harness.Eventually(t, harness.Long, "sandboxes are made again", func() bool {
+		pools, err := s.Client.Pools(t.Context())
+		return err == nil && len(pools) == 1 && pools[0].Warm+pools[0].Leased > 0
+	})
+}
+
+// quiet waits until the pool is full and nothing is on its way, counts, and holds
+// the counts to those of before.
+func quiet(t *testing.T, s *harness.Server, e engine, before *counts) counts {
+	t.Helper()
+	harness.Eventually(t, settle, "the pool is full and nothing is leased", func() bool {
+		pools, err := s.Client.Pools(t.Context())
+		return err == nil && len(pools) == 1 && pools[0].Warm == pools[0].Min && pools[0].Creating == 0 && pools[0].Leased == 0
+	})
+	if before == nil {
+		time.Sleep(2 * time.Second) // guests have forked what they keep ready by then
+	}
+	var c counts
+	var left []string
+	for end := time.Now().Add(settle); ; time.Sleep(500 * time.Millisecond) {
+		var err error
+		if c, err = count(s.Pid(), s.Dir()); err != nil {
+			t.Fatal(err)
+		}
+		c.engine, c.engineMemory, c.lost = e.objects(t)
+		if before == nil {
+			return c
+		}
+		left = nil
+		for _, kind := range kinds {
+			for _, name := range c.more(*before, kind) {
+				left = append(left, kind+": "+name)
+			}
+		}
+		if c.service > before.service+growth {
+			left = append(left, fmt.Sprintf("memory of the service: %d bytes, before %d", c.service, before.service))
+		}
+		if len(left) == 0 {
+			return c
+		}
+		if time.Now().After(end) {
+			t.Errorf("more than before:\n  %s", strings.Join(left[:min(len(left), 60)], "\n  "))
+			return c
+		}
+	}
+}
+
+// page is the table as it is committed.
+func page(all []outcome) string {
+	var b strings.Builder
+	b.WriteString("| what |")
+	for _, o := range all {
+		fmt.Fprintf(&b, " %s before | after |", o.driver)
+	}
+	b.WriteString("\n|---|" + strings.Repeat("---|---|", len(all)) + "\n")
+	row := func(name string, value func(counts) string) {
+		fmt.Fprintf(&b, "| %s |", name)
+		for _, o := range all {
+			fmt.Fprintf(&b, " %s | %s |", value(o.before), value(o.after))
+		}
+		b.WriteString("\n")
+	}
+	for _, kind := range kinds {
+		row(kind, func(c counts) string { return fmt.Sprint(len(c.kind(kind))) })
+	}
+	row("descriptors of the service", func(c counts) string { return fmt.Sprint(c.descriptors) })
+	row("threads of the service", func(c counts) string { return fmt.Sprint(c.threads) })
+	row("memory of the service", func(c counts) string { return mib(c.service) })
+	row("containers that the engine lost track of", func(c counts) string { return fmt.Sprint(c.lost) })
+	row("memory of the engine", func(c counts) string { return mib(c.engineMemory) })
+	row("databases on disk", func(c counts) string { return mib(c.database) })
+	b.WriteString("\n| what became of the load |")
+	for _, o := range all {
+		fmt.Fprintf(&b, " %s |", o.driver)
+	}
+	b.WriteString("\n|---|" + strings.Repeat("---|", len(all)) + "\n")
+	line := func(name string, value func(outcome) string) {
+		fmt.Fprintf(&b, "| %s |", name)
+		for _, o := range all {
+			fmt.Fprintf(&b, " %s |", value(o))
+		}
+		b.WriteString("\n")
+	}
+	line("one-shot calls, leases", func(o outcome) string { return fmt.Sprintf("%d, %d", o.calls, o.leases) })
+	line("time", func(o outcome) string { return o.took.Round(time.Second).String() })
+	for _, name := range []string{asExpected, lost, refused} {
+		line(name, func(o outcome) string { return fmt.Sprint(o.came[name]) })
+	}
+	return b.String()
+}
+
+func mib(n int64) string {
+	if n == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+}
+
+// script is the path of one of those that start the engines.
+func script(t *testing.T, name string) string {
+	dir, err := filepath.Abs("../scripts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, name)
+	if _, err := os.Stat(path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// lines are those of a command's output, each as a key.
+func lines(out string, prefix string, into map[string]string) {
+	all := strings.Split(strings.TrimSpace(out), "\n")
+	slices.Sort(all)
+	for _, line := range all {
+		if line != "" {
+			into[prefix+line] = ""
+		}
+	}
+}
