@@ -66,7 +66,7 @@ func BenchmarkEngine(b *testing.B) {
 			b.Error(err)
 		}
 		b.StopTimer()
-		if err := d.removeContainer(context.WithoutCancel(b.Context()), got.ID); err != nil {
+		if err := d.removeContainer(context.WithoutCancel(b.Context()), got.ID, false); err != nil {
 			b.Fatal(err)
 		}
 		b.StartTimer()

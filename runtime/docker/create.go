@@ -259,7 +259,7 @@ func (s *Sandbox) abandon(ctx context.Context) error {
 	defer s.d.drop(s)
 	var err error
 	if s.begun {
-		err = s.d.removeContainers(ctx, s.id, s.container)
+		err = s.d.removeContainers(ctx, s.id, s.container, false)
 	}
 	s.letGo()
 	return errors.Join(err, s.clear(ctx))

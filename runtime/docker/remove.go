@@ -32,7 +32,7 @@ func (d *Driver) Remove(ctx context.Context, id string) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, destroyTime, errSlow)
 	defer cancel()
-	if err := d.removeContainers(ctx, id, ""); err != nil {
+	if err := d.removeContainers(ctx, id, "", false); err != nil {
 		return err
 	}
 	fault.Hit("docker.destroy.deleted")
@@ -45,10 +45,10 @@ func (d *Driver) Remove(ctx context.Context, id string) error {
 
 // removeContainers removes the container of a sandbox, which the caller may
 // know. If not, it is looked for by label: a create that was cut short may have
-// made one.
-func (d *Driver) removeContainers(ctx context.Context, id, known string) error {
+// made one. Dead: all of its processes have been seen dead.
+func (d *Driver) removeContainers(ctx context.Context, id, known string, dead bool) error {
 	if known != "" {
-		return d.removeContainer(ctx, known)
+		return d.removeContainer(ctx, known, dead)
 	}
 	got, err := d.api.ContainerList(ctx, client.ContainerListOptions{
 		All: true, Filters: client.Filters{}.Add("label", labelID+"="+id),
@@ -60,7 +60,7 @@ func (d *Driver) removeContainers(ctx context.Context, id, known string) error {
 		if c.Labels[labelOwner] == "" || !named(c.Names, id) {
 			continue
 		}
-		if err := d.removeContainer(ctx, c.ID); err != nil {
+		if err := d.removeContainer(ctx, c.ID, dead); err != nil {
 			return err
 		}
 	}
@@ -69,9 +69,11 @@ func (d *Driver) removeContainers(ctx context.Context, id, known string) error {
 
 // removeContainer kills and removes a container with its anonymous volumes, and
 // returns when the engine does not know it any more.
-func (d *Driver) removeContainer(ctx context.Context, id string) error {
-	if err := d.killContainer(ctx, id); err != nil {
-		return err
+func (d *Driver) removeContainer(ctx context.Context, id string, dead bool) error {
+	if !dead || !d.seenDead(ctx, id) {
+		if err := d.killContainer(ctx, id); err != nil {
+			return err
+		}
 	}
 	if err := uncage(id); err != nil {
 		return err
@@ -110,15 +112,35 @@ func (d *Driver) killContainer(ctx context.Context, id string) error {
 	if errdefs.IsNotFound(err) {
 		return nil
 	}
+	d.awaitEnd(ctx, id)
+	return nil
+}
+
+// seenDead waits until the engine has seen the end of a container whose
+// processes are dead, and says whether it has. It is not told to kill it: the
+// shim (containerd 1.6) would hold the container while it runs the kill, so that
+// it could not note the end, and took a second for each process that came to it
+// as an orphan, of which gVisor leaves as many as there were inside.
+func (d *Driver) seenDead(ctx context.Context, id string) bool {
+	ctx, cancel := context.WithTimeoutCause(ctx, seenTime, errSlow)
+	defer cancel()
+	return d.awaitEnd(ctx, id)
+}
+
+// awaitEnd waits until the engine says that a container does not run, or does
+// not exist.
+func (d *Driver) awaitEnd(ctx context.Context, id string) bool {
 	w := d.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
 	select {
 	case <-w.Result:
+		return true
 	case err := <-w.Error:
-		if !errdefs.IsNotFound(err) {
-			d.log.Debug("end of the container not seen by the engine", "container", id, "error", err)
+		if errdefs.IsNotFound(err) {
+			return true
 		}
+		d.log.Debug("end of the container not seen by the engine", "container", id, "error", err)
+		return false
 	}
-	return nil
 }
 
 // removeCell removes the cell of a sandbox whose container is gone, if it is

@@ -160,12 +160,14 @@ func (s *Sandbox) Figures(context.Context) (runtime.Figures, error) {
 }
 
 // destroyTime bounds a Destroy or Remove whose caller set no deadline, killTime
-// the part of it in which the engine is not asked yet, engineKillTime that in
-// which the engine is waited for before it is told to remove by force. It holds
-// a container for as long as its runtime cleans up, which gVisor's can draw out.
+// the part of it in which the engine is not asked yet, seenTime that in which it
+// may see by itself what we have killed, engineKillTime that in which the engine
+// is waited for before it is told to remove by force. It holds a container for
+// as long as its runtime cleans up, which gVisor's can draw out.
 const (
 	destroyTime    = time.Minute
 	killTime       = 10 * time.Second
+	seenTime       = 5 * time.Second
 	engineKillTime = 30 * time.Second
 )
 
@@ -181,7 +183,8 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 	if s.gone {
 		return nil
 	}
-	if err := s.kill(ctx); err != nil {
+	err := s.kill(ctx)
+	if err != nil {
 		// The engine may still manage what we could not.
 		s.d.log.Warn("first process not killed directly", "sandbox", s.id, "error", err)
 	}
@@ -192,7 +195,7 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 		}
 	}
 	fault.Hit("docker.destroy.killed")
-	if err := s.d.removeContainers(ctx, s.id, s.container); err != nil {
+	if err := s.d.removeContainers(ctx, s.id, s.container, err == nil && s.proc != nil); err != nil {
 		return err
 	}
 	fault.Hit("docker.destroy.deleted")
