@@ -32,7 +32,7 @@ var patterns = index([]pattern{
 	{begin: "://", find: userinfo},
 	userFlag("-u"), userFlag("--user"), userFlag("--proxy-user"),
 	{begin: "-", word: true, find: flag},
-	{begin: "=", find: assignment}, {begin: ":", find: assignment},
+	{begin: "=", find: assignment}, {begin: ":", find: assignment}, {begin: "=", find: parameter},
 })
 
 func index(all []pattern) (byFirst [256][]pattern) {
@@ -240,6 +240,47 @@ func assignment(s string, i int) (span, bool) {
 	}
 	return span{from, to}, true
 }
+
+// parameters of a URL's query that give whoever has the URL a right, with the
+// fewest bytes of such a value: words as "key" name much else too.
+var parameters = map[string]int{
+	"sig": 8, "signature": 8, "xamzsignature": 8, "xgoogsignature": 8, "hmac": 8,
+	"key": 16, "code": 16, "auth": 16, "jwt": 16, "assertion": 16, "ticket": 16,
+}
+
+// parameter is the value of such a parameter: of a signed address, or a key of
+// a service.
+func parameter(s string, i int) (span, bool) {
+	var buf [maxParameter]byte
+	word, start := buf[:0], i
+	for start > 0 && i-start < maxParameter && name[s[start-1]] {
+		start--
+	}
+	if start == i || start == 0 || s[start-1] != '?' && s[start-1] != '&' {
+		return span{}, false
+	}
+	for _, c := range []byte(s[start:i]) {
+		switch {
+		case c == '_' || c == '-':
+			continue
+		case c >= 'A' && c <= 'Z':
+			c += 'a' - 'A'
+		}
+		word = append(word, c)
+	}
+	least, ok := parameters[string(word)]
+	if !ok {
+		return span{}, false
+	}
+	from, to := valueAt(s, i+1)
+	if j := strings.IndexByte(s[from:to], '#'); j >= 0 {
+		to = from + j
+	}
+	return span{from, to}, to-from >= least && !isReference(s[from:to])
+}
+
+// maxParameter is longer than each of the parameters' names.
+const maxParameter = 24
 
 // spansLine names headers whose value has several words.
 func spansLine(word string) bool {

@@ -68,6 +68,10 @@ func TestWhatLooksLikeASecretIsRedacted(t *testing.T) {
 		// Addresses.
 		{"postgres://ann:p@ss@db:5432/x", "postgres://[redacted]@db:5432/x"},
 		{"git clone https://abcdef@example.com/r", "git clone https://[redacted]@example.com/r"},
+		{"https://b.example/o?X-Amz-Expires=60&X-Amz-Signature=0123456789abcdef", "https://b.example/o?X-Amz-Expires=60&X-Amz-Signature=[redacted]"},
+		{"https://b.example/o?sp=r&sig=ab%2Bcdefg%3D&se=1", "https://b.example/o?sp=r&sig=[redacted]&se=1"},
+		{"curl 'https://m.example/geo?key=abcdefghij0123456789#top'", "curl 'https://m.example/geo?key=[redacted]#top'"},
+		{"https://a.example/cb?state=x&code=4/abcdefghijklmnopq&x=1", "https://a.example/cb?state=x&code=[redacted]&x=1"},
 		// Two at once, and what overlaps.
 		{aws + " " + aws, "[redacted] [redacted]"},
 		{"token=" + github + " x", "token=[redacted] x"},
@@ -78,6 +82,9 @@ func TestWhatLooksLikeASecretIsRedacted(t *testing.T) {
 		{"token=${TOKEN}", ""},
 		{`TOKEN="$(cat file)" x`, ""},
 		{"max_tokens=5", ""},
+		{"https://a.example/?key=name&sig=1&code=404", ""},
+		{"key=abcdefghij0123456789", ""},
+		{"https://a.example/?key=$KEY_OF_THE_SERVICE", ""},
 		{"task-" + strings.Repeat("a", 30), ""},
 		{"monkey=banana", ""},
 		{"std::token::next", ""},
