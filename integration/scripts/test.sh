@@ -22,6 +22,9 @@ BUILD_SANDBOX=$ROOT/docker/sandbox/build.sh
 EXTEND_SANDBOX=$ROOT/docker/sandbox/extend.sh
 
 cd "$ROOT"
+# Every step compiles the same way, the programs' (see the Makefile), so that each package is compiled once, and once for
+# all checkouts: without -trimpath a package's folder is part of what it is known by. The race detector alone needs cgo.
+export CGO_ENABLED=0 GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath -buildvcs=false"
 
 declare -A result=() # step → ok, failed or "not run"
 
@@ -109,12 +112,13 @@ linter() {
     printf '%s\n' "$path"
 }
 
-# go_test STEP ARGUMENT...: go test, its output made readable and counted. No tests at all is a failure.
+# go_test STEP ARGUMENT...: go test, its output made readable and counted. No tests at all is a failure. Step lint has vetted
+# all of it, and what a debugger would read is half of a linker's work.
 go_test() {
     local name=$1 status passed failed
     shift
     set +e
-    go test -json "$@" 2>&1 | awk -v LOG="$LOGS/$name.full.log" -v COUNTS="$LOGS/$name.counts" -f "$SCRIPTS/testjson.awk"
+    go test -json -vet=off -ldflags='-s -w' "$@" 2>&1 | awk -v LOG="$LOGS/$name.full.log" -v COUNTS="$LOGS/$name.counts" -f "$SCRIPTS/testjson.awk"
     status=${PIPESTATUS[0]}
     set -e
     read -r passed failed _ <"$LOGS/$name.counts"
@@ -179,7 +183,7 @@ fuzz_package() {
     local program target
     set -Eeuo pipefail
     program=$(mktemp "$TMPDIR/fuzz.XXXXXX")
-    go test -c -fuzz . -o "$program" "$1"
+    go test -c -vet=off -ldflags='-s -w' -fuzz . -o "$program" "$1"
     for target in $(grep -ohE '^func Fuzz[A-Za-z0-9_]+' "$1"/*_test.go | sed 's/func //' | sort); do
         fuzz "$1" "$program" "$target" || { rm -f "$program"; exit 1; }
     done
