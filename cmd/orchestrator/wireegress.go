@@ -35,8 +35,8 @@ func egressOf(c config.Egress, log *slog.Logger) (*engine.EgressOptions, error) 
 	if o.Gateway.Roots, err = authorities(c.CAFile); err != nil {
 		return nil, fmt.Errorf("configuration: egress.ca_file: %w", err)
 	}
-	if o.Allow, err = netpolicy.Compile(c.Rules()); err != nil {
-		return nil, err
+	for i, rule := range c.Rules() {
+		o.Allow = append(o.Allow, engine.Allowance{Rule: rule, Callers: c.Allow[i].Callers, Profiles: c.Allow[i].Profiles})
 	}
 	var plain []netpolicy.Secret
 	for i, s := range c.Secrets {

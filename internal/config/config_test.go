@@ -101,6 +101,8 @@ func TestValidateNamesTheKey(t *testing.T) {
 		{"egress: {private: [{hosts: [a.example], ranges: [10.0.0.1]}]}", "egress.private[0].ranges[0]"},
 		{"egress: {private: [{hosts: ['*'], ranges: [10.0.0.0/8]}]}", "egress.private[0].hosts[0]"},
 		{"egress: {allow: [{host: a.example}, {host: a.example, protocol: tcp}]}", "egress.allow[1].ports"},
+		{"egress: {allow: [{host: a.example, callers: ['a b']}]}", "egress.allow[0].callers"},
+		{"egress: {allow: [{host: a.example, profiles: ['']}]}", "egress.allow[0].profiles"},
 		{"egress: {secrets: [{name: A, hosts: [a.example], header: X, value_file: /x}]}", "egress.secrets[0].name"},
 		{"egress: {secrets: [{name: a, hosts: ['*'], header: X, value_file: /x}]}", "egress.secrets[0].hosts[0]"},
 		{"egress: {secrets: [{name: a, hosts: [a.example], header: Host, value_file: /x}]}", "egress.secrets[0].header"},

@@ -26,7 +26,7 @@ type Egress struct {
 	Private []EgressPrivate `json:"private"`
 	// Allow is the most that callers with tokens may ask for; empty: nothing.
 	// Operators have no such bound.
-	Allow []EgressRule `json:"allow"`
+	Allow []EgressAllowance `json:"allow"`
 	// Secrets are credentials that the gateway sets on requests.
 	Secrets []EgressSecret `json:"secrets"`
 	// CAFile has further authorities, in PEM, for rules of protocol https.
@@ -48,6 +48,14 @@ type EgressRule struct {
 	Methods  []string `json:"methods"`
 	Paths    []string `json:"paths"`
 	Deny     bool     `json:"deny"`
+}
+
+// EgressAllowance is a rule and whom it is for.
+type EgressAllowance struct {
+	EgressRule
+	// Callers and Profiles narrow it to some; empty, or "*", is everybody.
+	Callers  []string `json:"callers"`
+	Profiles []string `json:"profiles"`
 }
 
 // EgressSecret is a credential. Its value never comes into a sandbox.
@@ -82,7 +90,7 @@ type EgressLimits struct {
 
 func defaultEgress() Egress {
 	return Egress{
-		Enabled: true, Resolver: []string{}, Private: []EgressPrivate{}, Allow: []EgressRule{}, Secrets: []EgressSecret{},
+		Enabled: true, Resolver: []string{}, Private: []EgressPrivate{}, Allow: []EgressAllowance{}, Secrets: []EgressSecret{},
 		Limits: EgressLimits{
 			Connections: netpolicy.DefaultConnections, Connect: Duration(netpolicy.DefaultDialTime), Header: Duration(netpolicy.DefaultHeaderTime),
 			Idle: Duration(netpolicy.DefaultIdleTime), MaxTime: Duration(netpolicy.DefaultMaxTime),
@@ -94,7 +102,7 @@ func defaultEgress() Egress {
 func (e Egress) Rules() []netpolicy.Rule {
 	out := make([]netpolicy.Rule, 0, len(e.Allow))
 	for _, r := range e.Allow {
-		out = append(out, netpolicy.Rule(r))
+		out = append(out, netpolicy.Rule(r.EgressRule))
 	}
 	return out
 }
@@ -132,6 +140,12 @@ func (e Egress) validate() error {
 	if _, err := netpolicy.Compile(e.Rules()); err != nil {
 		return rephrased(err)
 	}
+	for i, a := range e.Allow {
+		at := "egress.allow[" + strconv.Itoa(i) + "]"
+		if err := errors.Join(named(at+".callers", a.Callers), named(at+".profiles", a.Profiles)); err != nil {
+			return err
+		}
+	}
 	if e.CAFile != "" && !filepath.IsAbs(e.CAFile) {
 		return bad("egress.ca_file", e.CAFile, "must be an absolute path")
 	}
@@ -167,9 +181,14 @@ func (s EgressSecret) validate(at string) error {
 	case s.Env != "" && !variables.MatchString(s.Env):
 		return bad(at+".env", quoted(s.Env), "must be a variable's name, such as API_TOKEN")
 	}
-	for _, c := range s.Callers {
-		if c != "*" && !names.MatchString(c) {
-			return bad(at+".callers", quoted(c), namesText+`; "*" is everybody`)
+	return named(at+".callers", s.Callers)
+}
+
+// named checks a list of names.
+func named(field string, list []string) error {
+	for _, n := range list {
+		if n != "*" && !names.MatchString(n) {
+			return bad(field, quoted(n), namesText+`; "*" is everybody`)
 		}
 	}
 	return nil

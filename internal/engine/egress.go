@@ -21,11 +21,26 @@ import (
 type EgressOptions struct {
 	// Gateway is what carries it; its Audit is the engine's.
 	Gateway netpolicy.Options
-	// Allow is the most that callers may ask for who are no operators; nil or
-	// empty: nothing.
-	Allow *netpolicy.Rules
+	// Allow is the most that callers may ask for who are no operators; empty:
+	// nothing.
+	Allow []Allowance
 	// Secrets are credentials that a lease can name.
 	Secrets []Credential
+}
+
+// Allowance is a rule of the most that callers may ask for.
+type Allowance struct {
+	netpolicy.Rule
+	// Callers and Profiles are whom it is for; empty, or "*", is everybody.
+	Callers, Profiles []string
+}
+
+func (a Allowance) isFor(call Call) bool {
+	return names(a.Callers, call.Caller) && names(a.Profiles, call.Profile)
+}
+
+func names(list []string, name string) bool {
+	return len(list) == 0 || slices.Contains(list, "*") || slices.Contains(list, name)
 }
 
 // Credential is a secret of the service. Its value never comes into a sandbox.
@@ -54,6 +69,7 @@ type reach struct {
 	asked   v1.Egress
 	rules   *netpolicy.Rules
 	ceiling *netpolicy.Rules // nil: none
+	profile string           // of who asked, where there is a ceiling
 	secrets []netpolicy.Secret
 	env     map[string]string // placeholders
 }
@@ -74,9 +90,14 @@ func (e *Engine) reachFor(call Call, r *v1.Egress) (*reach, error) {
 	}
 	g := &reach{asked: v1.Egress{Rules: slices.Clone(r.Rules), Secrets: slices.Clone(r.Secrets)}}
 	if !call.Operator {
-		if g.ceiling = e.egress.o.Allow; g.ceiling.Empty() {
-			return nil, &InvalidError{Field: "egress", Message: "is not allowed to callers with tokens: egress.allow in the service's configuration is empty", Class: errdefs.ErrPermissionDenied}
+		var err error
+		if g.ceiling, err = e.egress.ceiling(call); err != nil {
+			return nil, err
 		}
+		if g.ceiling.Empty() {
+			return nil, &InvalidError{Field: "egress", Message: "is not allowed to this caller: an operator can add it to egress.allow in the service's configuration", Class: errdefs.ErrPermissionDenied}
+		}
+		g.profile = call.Profile
 	}
 	rules := make([]netpolicy.Rule, 0, len(r.Rules))
 	for _, one := range r.Rules {
@@ -142,10 +163,10 @@ func (g *reach) wire() *wire.Egress {
 
 // keep puts it into what is stored of a lease.
 func (g *reach) keep(l *store.Lease) {
-	l.Egress, l.Unbound = nil, false
+	l.Egress, l.Unbound, l.Profile = nil, false, ""
 	if g != nil {
 		asked := g.asked
-		l.Egress, l.Unbound = &asked, g.ceiling == nil
+		l.Egress, l.Unbound, l.Profile = &asked, g.ceiling == nil, g.profile
 	}
 }
 
@@ -155,7 +176,7 @@ func (e *Engine) granted(row store.Sandbox) (*reach, error) {
 	if e.egress == nil {
 		return nil, errNoGateway
 	}
-	call := Call{Caller: row.Caller, Operator: row.Lease.Unbound}
+	call := Call{Caller: row.Caller, Profile: row.Lease.Profile, Operator: row.Lease.Unbound}
 	r := v1.Egress{Rules: row.Lease.Egress.Rules}
 	for _, name := range row.Lease.Egress.Secrets {
 		if _, ok := e.egress.credential(call, name); !ok {

@@ -59,6 +59,45 @@ func TestEgressThatIsNotToBeHadIsRefused(t *testing.T) {
 	}
 }
 
+// What callers may ask for at most is said for some callers and profiles.
+func TestCeilingIsTheCallers(t *testing.T) {
+	x := &egress{ceilings: map[string]*netpolicy.Rules{}, o: EgressOptions{Allow: []Allowance{
+		{Rule: netpolicy.Rule{Host: "all.test"}},
+		{Rule: netpolicy.Rule{Host: "ann.test"}, Callers: []string{"ann"}, Profiles: []string{"*"}},
+		{Rule: netpolicy.Rule{Host: "write.test"}, Profiles: []string{"universal", "phase2"}},
+		{Rule: netpolicy.Rule{Host: "both.test"}, Callers: []string{"bob"}, Profiles: []string{"universal"}},
+		{Rule: netpolicy.Rule{Host: "all.test", Deny: true}, Callers: []string{"eve"}},
+	}}}
+	for _, c := range []struct {
+		call Call
+		want string
+	}{
+		{Call{Caller: "ann", Profile: "readonly"}, "all ann"},
+		{Call{Caller: "ann", Profile: "phase2"}, "all ann write"},
+		{Call{Caller: "bob", Profile: "universal"}, "all write both"},
+		{Call{Caller: "bob", Profile: "readonly"}, "all"},
+		{Call{Caller: "eve", Profile: "universal"}, "write"},
+		{Call{Caller: "eve"}, ""},
+	} {
+		rules, err := x.ceiling(c.call)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, name := range []string{"all", "ann", "write", "both"} {
+			if rules.Decide(netpolicy.Want{Host: name + ".test", Port: 443, Tunnel: true}).Allowed {
+				got = append(got, name)
+			}
+		}
+		if again, err := x.ceiling(c.call); err != nil || again != rules {
+			t.Errorf("%+v: another ceiling at the second time, %v", c.call, err)
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("%+v may reach %v, not %s", c.call, got, c.want)
+		}
+	}
+}
+
 // Who gives the proxy up and takes it again begins neither the bytes nor the
 // records anew; with the lease both are forgotten.
 func TestWhatWasCarriedCountsForTheLease(t *testing.T) {

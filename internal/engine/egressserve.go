@@ -30,6 +30,9 @@ type egress struct {
 
 	mu   sync.Mutex
 	live map[string]*outlet // by sandbox
+	// ceilings by which of Allow they are of, so there are no more than the
+	// configuration tells apart.
+	ceilings map[string]*netpolicy.Rules
 	// past is what leases carried that reach nothing now: who has the proxy taken
 	// away and given again gets no more by that.
 	past map[string]carried
@@ -52,7 +55,7 @@ func openEgress(o *EgressOptions, e *Engine) (*egress, error) {
 	if o == nil {
 		return nil, nil
 	}
-	x := &egress{o: *o, live: map[string]*outlet{}, past: map[string]carried{}}
+	x := &egress{o: *o, live: map[string]*outlet{}, ceilings: map[string]*netpolicy.Rules{}, past: map[string]carried{}}
 	var log *audit.Log
 	if g := e.opts.Governance; g != nil {
 		log = g.Audit
@@ -83,6 +86,28 @@ func (e *Engine) closeEgress() {
 		e.log.Error("gateway not closed", "error", err)
 	}
 	x.trail.close()
+}
+
+// ceiling is the most that a caller who is no operator may ask for. Who may
+// have the same get the same pointer: by it a session is known to go on.
+func (x *egress) ceiling(call Call) (*netpolicy.Rules, error) {
+	var rules []netpolicy.Rule
+	which := make([]byte, len(x.o.Allow))
+	for i, a := range x.o.Allow {
+		if a.isFor(call) {
+			rules, which[i] = append(rules, a.Rule), 1
+		}
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if had := x.ceilings[string(which)]; had != nil {
+		return had, nil
+	}
+	made, err := netpolicy.Compile(rules)
+	if err == nil {
+		x.ceilings[string(which)] = made
+	}
+	return made, err
 }
 
 func (x *egress) credential(call Call, name string) (Credential, bool) {

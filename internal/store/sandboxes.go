@@ -64,9 +64,11 @@ type Lease struct {
 	Session string `json:"session,omitempty"`
 	// Key is the idempotency key it was asked for with.
 	Key string `json:"key,omitempty"`
-	// Egress is what it may reach; nil: nothing. Unbound: who asked has no ceiling.
+	// Egress is what it may reach; nil: nothing. Unbound: who asked has no ceiling;
+	// otherwise Profile is theirs.
 	Egress  *v1.Egress `json:"egress,omitempty"`
 	Unbound bool       `json:"unbound,omitempty"`
+	Profile string     `json:"profile,omitempty"`
 	// Env is not kept: it may hold secrets, and the guest has it.
 }
 
