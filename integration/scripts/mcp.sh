@@ -21,7 +21,11 @@ if [[ ! -x $dir/$bin/node || ! -e $dir/$bin/conformance ]]; then
     new=$(mktemp -d "$CACHE/tools/tmp.XXXXXX")
     trap 'rm -rf "$new"' EXIT
     printf '{"private": true}\n' >"$new/package.json"
-    retry 3 timeout 300 npm install --prefix "$new" --no-audit --no-fund --no-update-notifier --loglevel=error \
+    # Node has a list of authorities of its own; this machine's are those that everything else here goes by.
+    if [[ -z ${NODE_EXTRA_CA_CERTS:-} && -r /etc/ssl/certs/ca-certificates.crt ]]; then
+        export NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt
+    fi
+    retry 3 timeout 300 npm install --prefix "$new" --no-audit --no-fund --no-update-notifier --fetch-retries=1 --loglevel=error \
         "node@$NODE_MAJOR" "@modelcontextprotocol/conformance@$SUITE_VERSION" >"$new/install.log" 2>&1 </dev/null 8>&- ||
         { tail -n 20 "$new/install.log" >&2; die "npm could not install the MCP conformance suite; is its registry reachable? A folder made elsewhere can be put at $dir"; }
     version=$("$new/$bin/node" --version)
