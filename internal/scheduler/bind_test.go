@@ -79,6 +79,7 @@ func TestALeaseUsedAgainIsNotIdle(t *testing.T) {
 
 // A guest that does not answer may have a shell that works.
 func TestASlowGuestIsNotIdle(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.start(t)
 	asked := make(chan struct{}, 1)

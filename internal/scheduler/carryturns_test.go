@@ -14,7 +14,7 @@ func TestCarriedWorkspacesAreRecoveredBesideOneAnother(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := s.recoverCarried(ctx, other); err != nil {
 		t.Errorf("another workspace: %v", err)

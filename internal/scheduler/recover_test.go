@@ -39,6 +39,7 @@ func (w *world) step(t *testing.T, id string, change func(*store.Sandbox)) {
 // Killed between the mark and the destruction: until the sandbox is gone it
 // can write to its workspace, and its shells have not ended.
 func TestAnEndThatWasCutKeepsItsWorkspaceAndSettlesShells(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.start(t)
 	if _, err := s.volumes.Create(t.Context(), "w", volumes.CreateOptions{}); err != nil {
@@ -88,6 +89,7 @@ func TestALeaseForOneCallEndsWithItsProcess(t *testing.T) {
 }
 
 func TestAnOrphanThatStaysKeepsNobodyFromStarting(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.crashed(t, func(st *store.Store) {
 		spec := runtime.Spec{ID: "orphan-00", Owner: st.Owner(), Template: "default", Image: runtime.Image{ID: "sha256:1"}, Limits: runtime.Limits{}.WithDefaults()}
@@ -146,6 +148,7 @@ func TestDestroyAllLeavesNothing(t *testing.T) {
 
 // Nobody waits for as long as an engine is away.
 func TestAnEndThatFailsIsToldToWhoWaits(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.start(t)
 	l := s.acquire(t)

@@ -91,7 +91,7 @@ func (s *service) acquire(t *testing.T, change ...func(*Request)) *Lease {
 }
 
 func (s *service) tryAcquire(ctx context.Context, change ...func(*Request)) (*Lease, error) {
-	r := Request{Caller: "me", Template: "default", TTL: time.Hour, Idle: time.Hour, Mode: pool.Wait, Wait: 20 * time.Second}
+	r := Request{Caller: "me", Template: "default", TTL: time.Hour, Idle: time.Hour, Mode: pool.Wait, Wait: time.Minute}
 	for _, c := range change {
 		c(&r)
 	}
@@ -100,7 +100,7 @@ func (s *service) tryAcquire(ctx context.Context, change ...func(*Request)) (*Le
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if ok() {
 			return
 		}
@@ -166,16 +166,18 @@ func TestNobodySeesAnothersLease(t *testing.T) {
 }
 
 func TestLeaseEndsByItself(t *testing.T) {
+	const soon = 2 * time.Second // a busy machine may need some of it to hand the lease out
 	for _, c := range []struct {
 		reason string
 		change func(*Request)
 		then   func(*world, *Lease)
 	}{
-		{Expired, func(r *Request) { r.TTL = 300 * time.Millisecond }, nil},
-		{Idle, func(r *Request) { r.Idle = 300 * time.Millisecond }, nil},
+		{Expired, func(r *Request) { r.TTL = soon }, nil},
+		{Idle, func(r *Request) { r.Idle = soon }, nil},
 		{Lost, func(*Request) {}, func(w *world, l *Lease) { w.host.Kill(l.ID) }},
 	} {
 		t.Run(c.reason, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t)
 			s := w.start(t)
 			l := s.acquire(t, c.change)
@@ -191,6 +193,7 @@ func TestLeaseEndsByItself(t *testing.T) {
 }
 
 func TestWorkspaceIsFreeOnlyWhenTheSandboxIsGone(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.start(t)
 	if _, err := s.volumes.Create(t.Context(), "w", volumes.CreateOptions{}); err != nil {
@@ -312,6 +315,7 @@ func TestRecoverSettlesWhatACrashLeft(t *testing.T) {
 }
 
 func TestALeaseOfUnknownFateIsNotGivenUp(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.start(t)
 	l := s.acquire(t)

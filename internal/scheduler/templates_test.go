@@ -54,7 +54,7 @@ func TestTemplatesComeChangeAndGo(t *testing.T) {
 	}
 	changed := named("extra", 3)
 	changed.Env = map[string]string{"A": "b"}
-	changed.Warmup = []Hook{{Argv: []string{"false"}, Timeout: time.Second}}
+	changed.Warmup = []Hook{{Argv: []string{"false"}, Timeout: time.Minute}}
 	if got := s.Put(changed); got != Changed {
 		t.Error(got)
 	}
@@ -88,6 +88,7 @@ func TestTemplatesComeChangeAndGo(t *testing.T) {
 // Whatever changes while leases are taken, each sandbox is destroyed once, and
 // nothing is left that somebody has to give back.
 func TestTemplatesChangeUnderLeases(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.start(t, func(o *Options) { o.MaxSandboxes = 12 })
 	stop, cancel := context.WithTimeout(t.Context(), 3*time.Second)
@@ -197,7 +198,7 @@ func TestWhatStaysInTheBackgroundIsTheLeases(t *testing.T) {
 	s := w.start(t, func(o *Options) {
 		o.Driver = fake.New(fake.Options{Host: w.host, Serve: serve})
 		o.Templates[0].Env, o.Templates[0].User = map[string]string{"A": "b"}, "77"
-		o.Templates[0].Warmup = []Hook{{Argv: []string{"true"}, Timeout: time.Second}, {Argv: []string{"server", "x"}, Background: true}}
+		o.Templates[0].Warmup = []Hook{{Argv: []string{"true"}, Timeout: time.Minute}, {Argv: []string{"server", "x"}, Background: true}}
 	})
 	l := s.acquire(t)
 	rows, err := s.store.Shells(t.Context(), l.ID)
@@ -238,7 +239,7 @@ func (r *recorded) Read(p []byte) (int, error) {
 func TestAHookSaysWhyItFailed(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t, func(o *Options) {
-		o.Templates[0].Warmup = []Hook{{Argv: []string{"exit", "7"}, Timeout: time.Second}}
+		o.Templates[0].Warmup = []Hook{{Argv: []string{"exit", "7"}, Timeout: time.Minute}}
 	})
 	eventually(t, "it is told", func() bool {
 		st := s.stats("default")
