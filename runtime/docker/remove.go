@@ -21,7 +21,7 @@ import (
 
 // Remove destroys a sandbox by id from any state. Nothing there is success.
 // Unavailable: the engine could not be asked, and nothing on this host was
-// touched.
+// removed.
 func (d *Driver) Remove(ctx context.Context, id string) error {
 	if !runtime.ValidID(id) {
 		return fmt.Errorf("docker: sandbox id %q: %w", id, errdefs.ErrInvalidArgument)
@@ -32,7 +32,11 @@ func (d *Driver) Remove(ctx context.Context, id string) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, destroyTime, errSlow)
 	defer cancel()
-	if err := d.removeContainers(ctx, id, "", false); err != nil {
+	dead, err := d.endGVisor(ctx, id)
+	if err != nil {
+		return err
+	}
+	if err := d.removeContainers(ctx, id, "", dead); err != nil {
 		return err
 	}
 	fault.Hit("docker.destroy.deleted")
@@ -143,10 +147,32 @@ func (d *Driver) awaitEnd(ctx context.Context, id string) bool {
 	}
 }
 
-// removeCell removes the cell of a sandbox whose container is gone, if it is
-// this driver's: without a note it may be another's, with a container alive.
+// noted says whether a sandbox is this driver's: without a note it may be
+// another's, with a container alive.
+func (d *Driver) noted(id string) bool {
+	_, err := os.Lstat(filepath.Join(d.notesDir(), id))
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// endGVisor kills what runs in a sandbox of class gvisor: these alone have
+// cgroups of ours. It says whether there were any.
+func (d *Driver) endGVisor(ctx context.Context, id string) (bool, error) {
+	if !d.noted(id) {
+		return false, nil
+	}
+	dirs, err := ocihost.CgroupsOf(id)
+	if err == nil && len(dirs) > 0 {
+		err = ocihost.RemoveCgroups(ctx, id)
+	}
+	if err != nil {
+		return false, fmt.Errorf("docker: sandbox %s: %w", id, err)
+	}
+	return len(dirs) > 0, nil
+}
+
+// removeCell removes the cell of a sandbox whose container is gone.
 func (d *Driver) removeCell(ctx context.Context, id string) error {
-	if _, err := os.Lstat(filepath.Join(d.notesDir(), id)); errors.Is(err, fs.ErrNotExist) {
+	if !d.noted(id) {
 		return nil
 	}
 	if err := ocihost.RemoveCgroups(ctx, id); err != nil {
