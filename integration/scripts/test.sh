@@ -13,7 +13,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 ALL=(deps lint build image engine containerd unit fuzz conformance integration left)
 GOLANGCI_VERSION=v2.12.2
 FUZZ_TIME=2s
-LEFT_SECONDS=30 # what ends by itself after its test may take this long
+LEFT_SECONDS=60 # what ends by itself after its test may take this long
 TAIL=80
 
 LOGS=$ROOT/build/logs
