@@ -18,7 +18,7 @@ func TestManyTunnelsCostLittle(t *testing.T) {
 	const many = 500
 	port := echo(t)
 	// However slow the machine is: the time of a connect is not what is tried here.
-	w := newWorld(t, Options{Limits: Limits{DialTime: 6 * soon}}, SessionOptions{}, Rule{Host: "a.test", Ports: []int{port}, Protocol: TCP})
+	w := newWorld(t, Options{Limits: Limits{HeaderTime: 6 * soon, DialTime: 6 * soon}}, SessionOptions{}, Rule{Host: "a.test", Ports: []int{port}, Protocol: TCP})
 	heap := func() (int64, int) {
 		runtime.GC()
 		runtime.GC()

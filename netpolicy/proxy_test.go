@@ -19,14 +19,14 @@ func TestProxyRefusesAndSaysWhy(t *testing.T) {
 			"a.test": loopback, "inner.example": {netip.MustParseAddr("10.1.2.3")}, "meta.test": {netip.MustParseAddr("169.254.169.254")},
 			"own.example": loopback, "nat64.example": {netip.MustParseAddr("64:ff9b::7f00:1")},
 		},
-		Limits: Limits{HeaderTime: 500 * time.Millisecond},
 	}
 	closed := closedPort(t)
 	w := newWorld(t, o, SessionOptions{Ceiling: compiled(t, Rule{Host: "*", Protocol: TCP, Ports: []int{80, 443, 8080, closed}}, Rule{Host: "over.example", Deny: true})},
 		Rule{Host: "*.example"}, Rule{Host: "*.test", Protocol: HTTP}, Rule{Host: "a.test", Protocol: TCP, Ports: []int{closed}},
 		Rule{Host: "a.test", Protocol: HTTP, Ports: []int{8080}, Methods: []string{"GET"}, Paths: []string{"/open/*"}})
 	long := strings.Repeat("x", 40<<10)
-	cases := []struct{ send, begins, reason string }{
+	type attempt struct{ send, begins, reason string }
+	cases := []attempt{
 		{"CONNECT evil.org:443 HTTP/1.1\r\n\r\n", "HTTP/1.1 403 ", "no rule allows"},
 		{"CONNECT a.example:22 HTTP/1.1\r\n\r\n", "HTTP/1.1 403 ", "a.example:22"},
 		{"CONNECT over.example:443 HTTP/1.1\r\n\r\n", "HTTP/1.1 403 ", "ceiling"},
@@ -64,8 +64,6 @@ func TestProxyRefusesAndSaysWhy(t *testing.T) {
 		{"\x16\x03\x01\x00\x05hello\r\n\r\n", "HTTP/1.1 400 ", ""},
 		{"\x00\xff garbage \r\n\r\n", "HTTP/1.1 400 ", ""},
 		{"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "HTTP/1.1 ", ""},
-		{"GET http://a.test/ HTTP/1.1\r\nHost: a.te", "", "not there within"},
-
 		{"\x05\x01\x00\x05\x01\x00\x03\x08evil.org\x01\xbb", "\x05\x00\x05\x02", "no rule allows"},
 		{"\x05\x01\x00\x05\x01\x00\x03\x0dinner.example\x01\xbb", "\x05\x00\x05\x02", "private"},
 		{"\x05\x01\x00\x05\x01\x00\x03\x0cgone.example\x01\xbb", "\x05\x00\x05\x04", "has no address"},
@@ -79,11 +77,11 @@ func TestProxyRefusesAndSaysWhy(t *testing.T) {
 		{"\x05\x01\x00\x04\x01\x00\x03\x06a.test\x01\xbb", "\x05\x00\x05\x01", "no request"},
 		{"\x05\x01\x02", "\x05\xff", "wants to log in"},
 		{"\x05\x00", "\x05\xff", "wants to log in"},
-		{"\x05\x01\x00\x05\x01", "\x05\x00", "timed out"},
 	}
-	for i, c := range cases {
+	check := func(t *testing.T, w *world, n int, c attempt) {
+		t.Helper()
 		got := w.say(c.send)
-		line := w.audited(i + 1)
+		line := w.audited(n)
 		what := cut(c.send)
 		if !strings.HasPrefix(got, c.begins) || c.begins == "" && got != "" {
 			t.Errorf("%s: answered %.100q, want %q", what, got, c.begins)
@@ -97,6 +95,18 @@ func TestProxyRefusesAndSaysWhy(t *testing.T) {
 			wantText(t, what+" in the status", status, line.Reason)
 			wantText(t, what+" in the body", body, line.Reason)
 		}
+	}
+	for i, c := range cases {
+		check(t, w, i+1, c)
+	}
+	for name, c := range map[string]attempt{
+		"half a request":   {"GET http://a.test/ HTTP/1.1\r\nHost: a.te", "", "not there within"},
+		"half a handshake": {"\x05\x01\x00\x05\x01", "\x05\x00", "timed out"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			check(t, newWorld(t, Options{Limits: Limits{HeaderTime: brief}}, SessionOptions{}, Rule{Host: "*.test", Protocol: HTTP}), 1, c)
+		})
 	}
 	if st := w.s.State(); len(st.Recent) > keptRecent || st.Refused+st.Allowed != int64(len(cases)) {
 		t.Errorf("%d refused, %d allowed of %d", st.Refused, st.Allowed, len(cases))
@@ -198,7 +208,7 @@ func TestLimits(t *testing.T) {
 		_, err = w.connect(target("a.test", port))
 		wantText(t, "next session", fmt.Sprint(err), "503")
 	})
-	for name, l := range map[string]Limits{"idle": {IdleTime: 500 * time.Millisecond}, "max": {MaxTime: 500 * time.Millisecond}} {
+	for name, l := range map[string]Limits{"idle": {IdleTime: brief}, "max": {MaxTime: brief}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, Options{Limits: l}, SessionOptions{}, rule)
@@ -209,7 +219,7 @@ func TestLimits(t *testing.T) {
 			if _, err := nc.Read(make([]byte, 1)); err != io.EOF {
 				t.Error(err)
 			}
-			wantText(t, "audit", w.audited(1).Reason, "ended after 500ms")
+			wantText(t, "audit", w.audited(1).Reason, "ended after "+brief.String())
 		})
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 // site answers by path, and notes what it was asked.
@@ -147,10 +146,10 @@ func TestRequestsAreCarriedAsTheyAre(t *testing.T) {
 func TestWhatLiesAboutItsLengthBreaksOff(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	w := newWorld(t, Options{Limits: Limits{IdleTime: 700 * time.Millisecond, HeaderTime: 700 * time.Millisecond}}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTP, Ports: []int{s.port}})
+	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTP, Ports: []int{s.port}})
 	c := w.client()
 	n := 0
-	for path, reason := range map[string]string{"/short": "broke off", "/cut": "broke off", "/slow": "without a byte"} {
+	for _, path := range []string{"/short", "/cut"} {
 		resp, err := c.Get(fmt.Sprintf("http://a.test:%d%s", s.port, path))
 		if err != nil {
 			t.Fatal(err)
@@ -160,7 +159,7 @@ func TestWhatLiesAboutItsLengthBreaksOff(t *testing.T) {
 		}
 		resp.Body.Close()
 		n++
-		wantText(t, path, w.audited(n).Reason, reason)
+		wantText(t, path, w.audited(n).Reason, "broke off")
 	}
 	resp, err := c.Get(fmt.Sprintf("http://a.test:%d/strange", s.port))
 	if err != nil || resp.StatusCode != http.StatusBadGateway {
@@ -169,31 +168,59 @@ func TestWhatLiesAboutItsLengthBreaksOff(t *testing.T) {
 	resp.Body.Close()
 	n++
 
-	// A body that is shorter than it says, by its end and by silence.
-	head := fmt.Sprintf("POST http://a.test:%d/ HTTP/1.1\r\nHost: a.test\r\nContent-Length: 10\r\n\r\nabc", s.port)
+	// A body that is shorter than it says.
+	head := fmt.Sprintf(shortBody, s.port)
 	nc := w.dial()
 	io.WriteString(nc, head)
 	closeWrite(nc)
 	got, _ := io.ReadAll(nc)
 	wantText(t, "short body", string(got), "HTTP/1.1 400 the request's body ended early")
-	got = []byte(w.say(head))
-	wantText(t, "silent body", string(got), "HTTP/1.1 504 ended after")
-	for i := range 2 {
-		if line := w.audited(n + 1 + i); line.Sent != 3 {
-			t.Errorf("audited %+v", line)
-		}
-	}
-	// A client that does not read is given up as well.
-	nc = w.dial()
-	fmt.Fprintf(nc, "GET http://a.test:%d/large HTTP/1.1\r\nHost: a.test\r\n\r\n", s.port)
-	if line := w.audited(n + 3); line.Received == 0 || line.Received == 16<<20 {
+	n++
+	if line := w.audited(n); line.Sent != 3 {
 		t.Errorf("audited %+v", line)
 	}
-	n++
 	// More than it says is the next request, and looked at as one.
 	got = []byte(w.say(strings.Replace(head, "Content-Length: 10", "Content-Length: 1", 1) + " no request\r\n\r\n"))
 	wantText(t, "long body", string(got), "HTTP/1.1 200 OK")
-	wantText(t, "what follows", w.audited(n+4).Reason, "no request that can be understood")
+	wantText(t, "what follows", w.audited(n+2).Reason, "no request that can be understood")
+}
+
+// shortBody is a request for a port, with less of a body than it says.
+const shortBody = "POST http://a.test:%d/ HTTP/1.1\r\nHost: a.test\r\nContent-Length: 10\r\n\r\nabc"
+
+func TestWhoFallsSilentIsGivenUp(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	for name, try := range map[string]func(*testing.T, *world){
+		"a server": func(t *testing.T, w *world) {
+			resp, err := w.client().Get(fmt.Sprintf("http://a.test:%d/slow", s.port))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if body, err := io.ReadAll(resp.Body); err == nil || len(body) == 0 {
+				t.Errorf("%q and no error", body)
+			}
+			resp.Body.Close()
+			wantText(t, "audit", w.audited(1).Reason, "without a byte")
+		},
+		"a client in its body": func(t *testing.T, w *world) {
+			wantText(t, "answer", w.say(fmt.Sprintf(shortBody, s.port)), "HTTP/1.1 504 ended after")
+			if line := w.audited(1); line.Sent != 3 {
+				t.Errorf("audited %+v", line)
+			}
+		},
+		"a client that does not read": func(t *testing.T, w *world) {
+			fmt.Fprintf(w.dial(), "GET http://a.test:%d/large HTTP/1.1\r\nHost: a.test\r\n\r\n", s.port)
+			if line := w.audited(1); line.Received == 0 || line.Received == 16<<20 {
+				t.Errorf("audited %+v", line)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			try(t, newWorld(t, Options{Limits: Limits{IdleTime: brief, HeaderTime: brief}}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTP, Ports: []int{s.port}}))
+		})
+	}
 }
 
 // What is left of a body that the server did not wait for is no request.

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
 )
@@ -77,6 +76,7 @@ func (s *nameServer) answer(ask []byte) []byte {
 }
 
 func TestEachConnectionIsResolvedAndCheckedAnew(t *testing.T) {
+	t.Parallel()
 	port := echo(t)
 	dead, err := net.ListenPacket("udp", "127.0.0.1:0") // takes questions and answers none
 	if err != nil {
@@ -92,7 +92,6 @@ func TestEachConnectionIsResolvedAndCheckedAnew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	resolver.(*nameServers).each = 100 * time.Millisecond
 	one := []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}
 	w := newWorld(t, Options{Resolver: resolver, Private: []Private{{Hosts: []string{"*.test"}, Ranges: one}}}, SessionOptions{},
 		Rule{Host: "*.test", Protocol: TCP, Ports: []int{port}})

@@ -13,7 +13,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 )
 
 // socksTo opens a tunnel by SOCKS5 with a name; a reply other than 0 is an error.
@@ -128,8 +127,7 @@ func TestTunnelOfTLSHasToBeForItsHost(t *testing.T) {
 	t.Parallel()
 	srv, roots := secureServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "hello") }))
 	port := portOf(t, srv)
-	w := newWorld(t, Options{Limits: Limits{HeaderTime: 700 * time.Millisecond}}, SessionOptions{},
-		Rule{Host: "a.test", Ports: []int{port}}, Rule{Host: "127.0.0.1", Ports: []int{port}})
+	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Ports: []int{port}}, Rule{Host: "127.0.0.1", Ports: []int{port}})
 	n := 0
 	try := func(what, host, name string, wrap func(net.Conn) net.Conn, change func(*tls.Config)) (error, Connection) {
 		t.Helper()
@@ -171,26 +169,32 @@ func TestTunnelOfTLSHasToBeForItsHost(t *testing.T) {
 	err, line = try("ech", "a.test", "a.test", nil, func(o *tls.Config) { o.EncryptedClientHelloConfigList = echConfig(t) })
 	refused("ech", err, line, "ECH")
 
-	for what, c := range map[string]struct{ send, reason string }{
-		"no TLS":  {"GET / HTTP/1.1\r\n\r\n", "not TLS"},
-		"half":    {"\x16\x03\x01\x02\x00\x01", "timed out"},
-		"nothing": {"", "timed out"},
+	for what, c := range map[string]struct {
+		send, reason string
+		limits       Limits
+	}{
+		"no TLS":  {"GET / HTTP/1.1\r\n\r\n", "not TLS", Limits{}},
+		"half":    {"\x16\x03\x01\x02\x00\x01", "timed out", Limits{HeaderTime: brief}},
+		"nothing": {"", "timed out", Limits{HeaderTime: brief}},
 	} {
-		nc, err := w.connect(target("a.test", port))
-		if err != nil {
-			t.Fatal(err)
-		}
-		io.WriteString(nc, c.send)
-		alert, _ := io.ReadAll(nc)
-		if !bytes.Equal(alert, alertDenied) {
-			t.Errorf("%s: got %x", what, alert)
-		}
-		n++
-		if line := w.audited(n); line.Allowed || line.Received != 0 {
-			t.Errorf("%s: %+v", what, line)
-		} else {
-			wantText(t, what, line.Reason, c.reason)
-		}
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, Options{Limits: c.limits}, SessionOptions{}, Rule{Host: "a.test", Ports: []int{port}})
+			nc, err := w.connect(target("a.test", port))
+			if err != nil {
+				t.Fatal(err)
+			}
+			io.WriteString(nc, c.send)
+			alert, _ := io.ReadAll(nc)
+			if !bytes.Equal(alert, alertDenied) {
+				t.Errorf("got %x", alert)
+			}
+			if line := w.audited(1); line.Allowed || line.Received != 0 {
+				t.Errorf("%+v", line)
+			} else {
+				wantText(t, what, line.Reason, c.reason)
+			}
+		})
 	}
 	// A bare address is allowed by its rule, and is loopback all the same.
 	if _, err := w.connect(target("127.0.0.1", port)); err == nil {
