@@ -33,6 +33,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// patience bounds what must happen on a machine that is busy with other things.
+const patience = 2 * time.Minute
+
 // site is a registry for a test. before may answer a request itself.
 type site struct {
 	host string
@@ -245,7 +248,7 @@ func (w *world) blobs(t testing.TB) []string {
 
 func (w *world) pull(t testing.TB, text string) (images.Image, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	return w.Pull(ctx, text, nil)
 }
