@@ -101,7 +101,7 @@ func visitTo(t *testing.T, h *hostile, change func(*Request)) (Result, error) {
 	t.Helper()
 	s := httptest.NewServer(h)
 	defer s.Close()
-	r := Request{URL: "https://a.example/", Time: 30 * time.Second, Width: DefaultWidth, Height: DefaultHeight, MaxText: 100}
+	r := Request{URL: "https://a.example/", Time: 10 * time.Minute, Width: DefaultWidth, Height: DefaultHeight, MaxText: 100}
 	change(&r)
 	return Open(t.Context(), func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", s.Listener.Addr().String())

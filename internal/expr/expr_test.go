@@ -208,7 +208,7 @@ func TestWorkAndResultsAreBounded(t *testing.T) {
 		_, err = x.Eval(t.Context(), vars)
 		took := time.Since(start)
 		t.Logf("%8s %.60s: %v", took.Round(time.Millisecond), source, err)
-		if took > 10*MaxTime {
+		if took > 120*MaxTime {
 			t.Errorf("%.60s took %s", source, took)
 		}
 		if err == nil {

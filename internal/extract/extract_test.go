@@ -83,7 +83,7 @@ func TestAModelThatFailsIsSaidAndShowsNoKey(t *testing.T) {
 	}))
 	defer s.Close()
 	defer close(stuck)
-	m, err := New(Options{Kind: OpenAI, URL: s.URL, Model: "m", Key: key, Timeout: 5 * time.Second})
+	m, err := New(Options{Kind: OpenAI, URL: s.URL, Model: "m", Key: key, Timeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func TestAModelThatFailsIsSaidAndShowsNoKey(t *testing.T) {
 	if _, err := m.Extract(t.Context(), "p", "u", "t"); err == nil || !strings.Contains(err.Error(), "within 50ms") {
 		t.Errorf("one that does not answer: %v", err)
 	}
-	m.o.Timeout = 5 * time.Second
+	m.o.Timeout = time.Minute
 	short, done := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer done()
 	if _, err := m.Extract(short, "p", "u", "t"); err == nil || !strings.Contains(err.Error(), "in the time that the call had left") {

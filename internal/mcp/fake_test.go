@@ -21,7 +21,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // long bounds what must happen on a machine that is busy with other things.
-const long = 30 * time.Second
+const long = 2 * time.Minute
 
 // fake is an engine with one tool that understands a few commands. It keeps
 // sessions, waits for approvals and notes what it was asked.

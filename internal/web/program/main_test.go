@@ -159,7 +159,7 @@ func (w *world) fetch(t *testing.T, req web.Request) *web.Answer {
 		req.Method = "GET"
 	}
 	if req.TimeoutMS == 0 {
-		req.TimeoutMS = 30_000
+		req.TimeoutMS = 300_000
 	}
 	if req.MaxBytes == 0 {
 		req.MaxBytes = web.MaxBody
