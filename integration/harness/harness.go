@@ -35,8 +35,8 @@ const (
 // Bounds of waiting. They are far more than what a loaded machine needs; what
 // is not over by then hangs.
 const (
-	Long  = 90 * time.Second // a start, a whole clean-up
-	Short = 30 * time.Second // a state that is about to be reached
+	Long  = 3 * time.Minute // a start, a whole clean-up
+	Short = time.Minute     // a state that is about to be reached
 	pause = 20 * time.Millisecond
 )
 

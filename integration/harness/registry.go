@@ -59,6 +59,20 @@ func StartRegistry(t testing.TB) *Registry {
 		t.Fatal(err)
 	}
 	WriteFile(t, filepath.Join(dir, "htpasswd"), registryUser+":"+string(hash)+"\n")
+	// The port is free when it is chosen; whoever takes it first has it.
+	for range 5 {
+		if r.serve(t, program, dir) {
+			return r
+		}
+	}
+	log, _ := os.ReadFile(filepath.Join(dir, "log"))
+	t.Fatalf("the registry does not start: %s", log)
+	return nil
+}
+
+// serve starts the program on a port that nobody has, and says whether it answers there.
+func (r *Registry) serve(t testing.TB, program, dir string) bool {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -84,18 +98,31 @@ http: {addr: "%[2]s", tls: {certificate: %[1]s/cert.pem, key: %[1]s/key.pem}}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	ended := make(chan struct{})
+	go func() { // the clean-up waits for it
+		_ = cmd.Wait()
+		close(ended)
+	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+		<-ended
 	})
-	Eventually(t, Long, "the registry answers", func() bool {
-		conn, err := net.Dial("tcp", r.Host)
+	answers, over := false, false
+	Eventually(t, Long, "the registry answers, or has ended", func() bool {
+		select {
+		case <-ended:
+			over = true
+		default:
+		}
+		// With its own certificate: on the port of somebody else it is not it.
+		conn, err := tls.Dial("tcp", r.Host, &tls.Config{RootCAs: r.pool})
 		if err == nil {
 			conn.Close()
+			answers = true
 		}
-		return err == nil
+		return answers || over
 	})
-	return r
+	return answers
 }
 
 // Login has DockerConfig log in to the registry under another address.
