@@ -26,6 +26,7 @@ var confirmFiles = map[string]string{
 }
 
 func TestConfirm(t *testing.T) {
+	t.Parallel()
 	files := map[string]string{}
 	for name, text := range confirmFiles {
 		files["confirm-"+name] = "name: confirm-" + name + "\nextends: confirm\n" + text + "\n"

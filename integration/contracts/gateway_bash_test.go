@@ -162,7 +162,7 @@ func (g *gateway) bash() table {
 			cut(t, r, "stdout", 10240, "y\n")
 		},
 		"output-config": func(t *testing.T, s *harness.Server, _ line) {
-			cut(t, bash(s, "limits").call(t, program("sh", "-c", "echo begin; yes | head -c 20000")), "stdout", 100, "begin\n")
+			cut(t, bash(s, "narrow").call(t, program("sh", "-c", "echo begin; yes | head -c 20000")), "stdout", 100, "begin\n")
 		},
 	}
 }

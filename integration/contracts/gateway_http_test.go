@@ -86,7 +86,7 @@ func (g *gateway) http() table {
 			like(t, limited(s).get(t, w.Plain("a", path)), "failed", "DomainBlocked", says)
 		},
 		"http-timeout": func(t *testing.T, s *harness.Server, _ line) {
-			ends(t, limited(s).get(t, w.Plain("a", "/slow")), "timeout", "Timeout", "Request timed out after 2500ms")
+			ends(t, operator(s, "web-hasty", "http").get(t, w.Plain("a", "/slow")), "timeout", "Timeout", "Request timed out after 2500ms")
 		},
 		"http-size": func(t *testing.T, s *harness.Server, _ line) {
 			r := limited(s).get(t, w.Plain("a", "/long"))

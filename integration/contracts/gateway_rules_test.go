@@ -101,7 +101,7 @@ func (g *gateway) approvals() table {
 					t.Errorf("%+v", e)
 				}
 				// What is promised holds on a machine with nothing else to do.
-				if late := time.Since(q.CreatedAt); late > 10*time.Second {
+				if late := time.Since(q.CreatedAt); late > harness.Short {
 					t.Errorf("told after %s", late)
 				}
 				if _, err := s.Client.AnswerApproval(soon(t), q.ID, v1.ApprovalAnswer{Action: "deny"}); err != nil {
@@ -190,7 +190,7 @@ func (g *gateway) budgets() table {
 // awayFromMidnight waits where a period of a budget is about to end: a line that
 // counts calls takes far less than this.
 func awayFromMidnight() {
-	const near = 20 * time.Second
+	const near = time.Minute
 	now := time.Now().UTC()
 	if end := now.Truncate(24 * time.Hour).Add(24 * time.Hour); end.Sub(now) < near {
 		time.Sleep(end.Sub(now) + time.Second)

@@ -159,10 +159,15 @@ func (g *gateway) sandbox() table {
 		},
 		"cold-start": func(t *testing.T, s *harness.Server, _ line) {
 			best := time.Hour
-			for try := 0; try < 8 && best > 2*time.Second; try++ { // a machine may have a lot else to do
+			// The machine may have a lot else to do.
+			for end := time.Now().Add(harness.Short); best > 2*time.Second && time.Now().Before(end); {
 				began := time.Now()
-				g.exec(t, s, g.lease(t, s, v1.SandboxRequest{Template: "cold", WhenEmpty: "cold"}).ID, "true")
+				id := g.lease(t, s, v1.SandboxRequest{Template: "cold", WhenEmpty: "cold"}).ID
+				g.exec(t, s, id, "true")
 				best = min(best, time.Since(began))
+				if err := s.Client.RemoveSandbox(soon(t), id); err != nil {
+					t.Fatal(err)
+				}
 			}
 			t.Logf("%s", best)
 			if best > 2*time.Second {
@@ -185,7 +190,7 @@ func (g *gateway) sandbox() table {
 			}
 		},
 		"memory-limit": func(t *testing.T, s *harness.Server, _ line) { oom(t, operator(s, "memory", "bash")) },
-		"max-memory":   func(t *testing.T, s *harness.Server, _ line) { oom(t, operator(s, "caps", "bash")) },
+		"max-memory":   func(t *testing.T, s *harness.Server, _ line) { oom(t, operator(s, "memory-caps", "bash")) },
 		"cpu-limit":    func(t *testing.T, s *harness.Server, _ line) { throttled(t, operator(s, "cpu", "bash")) },
 		"max-cpu":      func(t *testing.T, s *harness.Server, _ line) { throttled(t, operator(s, "cpu-caps", "bash")) },
 		"max-duration": func(t *testing.T, s *harness.Server, _ line) {

@@ -26,6 +26,7 @@ var gatewayFiles = map[string]string{
 	"denies":         `{"tools": {"bash": {"deniedCommands": ["rm", "sudo"]}}}`,
 	"both":           `{"tools": {"bash": {"allowedCommands": ["ls", "rm"], "deniedCommands": ["rm"]}}}`,
 	"limits":         `{"tools": {"bash": {"timeoutMs": 1500, "maxOutputBytes": 100}, "filesystem": {"maxFileSize": 7}}}`,
+	"narrow":         `{"tools": {"bash": {"maxOutputBytes": 100}}}`,
 	"sizes":          `{"tools": {"filesystem": {"maxFileSize": 10485760}}}`,
 	"readonly-files": `{"tools": {"filesystem": {"readOnly": true}}}`,
 	"plain":          `{"tools": {"filesystem": {"followSymlinks": false}}}`,
@@ -34,6 +35,7 @@ var gatewayFiles = map[string]string{
 	"memory":         `{"tools": {"sandbox": {"networkMode": "none", "memoryLimit": "64m"}}}`,
 	"cpu":            `{"tools": {"sandbox": {"cpuLimit": 0.25}}}`,
 	"caps":           `{"tools": {}, "policy": {"resourceLimits": {"bash": {"maxDuration": 1500, "maxMemory": 67108864}}}}`,
+	"memory-caps":    `{"tools": {}, "policy": {"resourceLimits": {"bash": {"maxMemory": 67108864}}}}`,
 	"cpu-caps":       `{"tools": {}, "policy": {"resourceLimits": {"bash": {"maxCpu": 0.25}}}}`,
 	"asks": `{"tools": {"bash": {"deniedCommands": ["rm"]}}, "approval": {"rules": [
 		{"toolName": "bash", "action": "approve", "condition": "input.command == 'true'"},
@@ -48,9 +50,10 @@ var gatewayFiles = map[string]string{
 	"amounts": `{"tools": {}, "approval": {"rules": [
 		{"toolName": "filesystem", "action": "budget", "budgetLimit": 10, "budgetPeriod": "daily", "budgetField": "content"}]}}`,
 	"web": `{"tools": {"http": {"allowedDomains": ["site.test", "other.test", "localhost", "127.0.0.1", "10.0.0.1", "169.254.169.254"],
-		"blockedDomains": ["blocked.site.test"], "timeoutMs": 2500, "maxResponseSize": 1000, "allowedMethods": ["GET", "POST", "PUT"]}}}`,
-	"off":   `{"tools": {"bash": {"enabled": false}}, "policy": {"enabled": {"filesystem": false}}}`,
-	"rates": `{"tools": {}, "policy": {"rateLimits": {"bash": {"maxCalls": 2, "windowMs": 600000}, "filesystem": {"maxCalls": 1, "windowMs": 300}}}}`,
+		"blockedDomains": ["blocked.site.test"], "maxResponseSize": 1000, "allowedMethods": ["GET", "POST", "PUT"]}}}`,
+	"web-hasty": `{"tools": {"http": {"allowedDomains": ["site.test"], "timeoutMs": 2500}}}`,
+	"off":       `{"tools": {"bash": {"enabled": false}}, "policy": {"enabled": {"filesystem": false}}}`,
+	"rates":     `{"tools": {}, "policy": {"rateLimits": {"bash": {"maxCalls": 2, "windowMs": 600000}, "filesystem": {"maxCalls": 1, "windowMs": 300}}}}`,
 }
 
 // example is the source's own configuration, which package profile keeps as it

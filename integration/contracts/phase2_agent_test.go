@@ -175,7 +175,7 @@ func traced(t *testing.T, s *harness.Server, r v1.ToolResult) v1.AuditRecord {
 var words atomic.Int64
 
 // word is one that is in no other command line of this machine.
-func word() string { return fmt.Sprintf("contract%dx%d", os.Getpid(), words.Add(1)) }
+func word() string { return fmt.Sprintf("contract%dx%dend", os.Getpid(), words.Add(1)) }
 
 // gone waits until the host has no process with a word in its command line.
 func gone(t *testing.T, mark string) {

@@ -23,8 +23,8 @@ func universalTime(profile string, given any, has int) func(t *testing.T, a agen
 }
 
 func universalGiven(t *testing.T, a agent) {
-	universalTime("seen", 5, 5_000)(t, a)
-	universalTime("seen", 0.25, 250)(t, a)
+	universalTime("seen", 50, 50_000)(t, a)
+	universalTime("seen", 7.25, 7_250)(t, a)
 	universalTime("seen", 600, 600_000)(t, a)
 }
 

@@ -41,6 +41,7 @@ tools: [{name: run_command, caps: {timeout_ms: 100, max_timeout_ms: 200}}]
 }
 
 func TestUniversal(t *testing.T) {
+	t.Parallel()
 	files := map[string]string{}
 	for name, text := range universalFiles {
 		files[name] = "name: " + name + "\n" + text
