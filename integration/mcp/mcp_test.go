@@ -118,12 +118,20 @@ func (c *client) call(t *testing.T, tool string, args map[string]any) (out map[s
 	return out, text, r.IsError
 }
 
-// each holds a scenario for every way to the tools.
+// each holds a scenario for every way to the tools, all of them beside each other.
 func each(t *testing.T, decision string, run func(t *testing.T, c *client)) {
+	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
-	t.Run("over HTTP", func(t *testing.T) { run(t, overHTTP(t, s, decision, "?profile="+profile)) })
-	t.Run("by a server", func(t *testing.T) { run(t, stdio(t, s, decision, "--profile", profile)) })
+	t.Run("over HTTP", func(t *testing.T) {
+		t.Parallel()
+		run(t, overHTTP(t, s, decision, "?profile="+profile))
+	})
+	t.Run("by a server", func(t *testing.T) {
+		t.Parallel()
+		run(t, stdio(t, s, decision, "--profile", profile))
+	})
 	t.Run("without a server", func(t *testing.T) {
+		t.Parallel()
 		alone := harness.New(t, harness.Options{Runtime: "oci", Seed: &seed})
 		run(t, stdio(t, alone, decision, "--profile", profile, "--no-server"))
 	})
@@ -254,6 +262,7 @@ func TestACancelledCallKillsItsProcesses(t *testing.T) {
 }
 
 func TestAClientThatIsKilledLeavesNothing(t *testing.T) {
+	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
 	for what, args := range map[string][]string{"by a server": nil, "without a server": {"--no-server"}} {
 		t.Run(what, func(t *testing.T) {
@@ -273,6 +282,7 @@ func TestAClientThatIsKilledLeavesNothing(t *testing.T) {
 }
 
 func TestACutHTTPConnectionKillsWhatRanForIt(t *testing.T) {
+	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
 	var mu sync.Mutex
 	var conns []net.Conn
@@ -304,6 +314,7 @@ func TestACutHTTPConnectionKillsWhatRanForIt(t *testing.T) {
 }
 
 func TestTheEndOfASessionRemovesItsSandbox(t *testing.T) {
+	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
 	for what, begin := range map[string]func() *client{
 		"over HTTP": func() *client { return overHTTP(t, s, "", "") }, "by a server": func() *client { return stdio(t, s, "") },

@@ -29,7 +29,7 @@ import (
 )
 
 // suiteTime bounds one scenario of the suite.
-const suiteTime = 2 * time.Minute
+const suiteTime = 5 * time.Minute
 
 const (
 	fixtureTool     = "needs a fixture: tools of the suite's own server"
@@ -94,6 +94,7 @@ func TestThePublicConformanceSuitePasses(t *testing.T) {
 	if os.Getenv("ORCHESTRATOR_TEST_NO_MCP_SUITE") != "" {
 		t.Skip("ORCHESTRATOR_TEST_NO_MCP_SUITE is set")
 	}
+	t.Parallel()
 	install := exec.Command("../scripts/mcp.sh")
 	install.Stderr = os.Stderr
 	path, err := install.Output()
@@ -127,6 +128,7 @@ func TestThePublicConformanceSuitePasses(t *testing.T) {
 			if why := suite[name]; why != "" {
 				t.Skip(why)
 			}
+			t.Parallel()
 			out, err := conformance(t, dir, "server", "--url", at+"/mcp", "--scenario", name)
 			if err != nil {
 				t.Errorf("%v\n%s", err, out)
