@@ -10,10 +10,31 @@ import (
 	"time"
 )
 
-// Each line is a whole connection: what is sent, how the answer begins, and a
-// part of the reason, which stands in answer and audit alike.
+// attempt is a whole connection: what is sent, how the answer begins, and a part
+// of the reason, which stands in answer and audit alike.
+type attempt struct{ send, begins, reason string }
+
+// refuses makes an attempt, which is the audit's n-th line.
+func (w *world) refuses(t *testing.T, n int, c attempt) {
+	t.Helper()
+	got := w.say(c.send)
+	line := w.audited(n)
+	what := cut(c.send)
+	if !strings.HasPrefix(got, c.begins) || c.begins == "" && got != "" {
+		t.Errorf("%s: answered %.100q, want %q", what, got, c.begins)
+	}
+	if line.Allowed && !strings.HasPrefix(c.begins, "HTTP/1.1 50") && c.begins != "\x05\x00\x05\x04" && c.begins != "\x05\x00\x05\x05" || line.Reason == "" || strings.ContainsAny(line.Reason+line.Host+line.Path, "\r\n\x00") {
+		t.Errorf("%s: audited %+v", what, line)
+	}
+	wantText(t, what+" in the audit", line.Reason, c.reason)
+	if c.reason != "" && strings.HasPrefix(c.begins, "HTTP") {
+		status, body, _ := strings.Cut(got, "\r\n")
+		wantText(t, what+" in the status", status, line.Reason)
+		wantText(t, what+" in the body", body, line.Reason)
+	}
+}
+
 func TestProxyRefusesAndSaysWhy(t *testing.T) {
-	t.Parallel()
 	o := Options{
 		Resolver: answers{
 			"a.test": loopback, "inner.example": {netip.MustParseAddr("10.1.2.3")}, "meta.test": {netip.MustParseAddr("169.254.169.254")},
@@ -25,7 +46,6 @@ func TestProxyRefusesAndSaysWhy(t *testing.T) {
 		Rule{Host: "*.example"}, Rule{Host: "*.test", Protocol: HTTP}, Rule{Host: "a.test", Protocol: TCP, Ports: []int{closed}},
 		Rule{Host: "a.test", Protocol: HTTP, Ports: []int{8080}, Methods: []string{"GET"}, Paths: []string{"/open/*"}})
 	long := strings.Repeat("x", 40<<10)
-	type attempt struct{ send, begins, reason string }
 	cases := []attempt{
 		{"CONNECT evil.org:443 HTTP/1.1\r\n\r\n", "HTTP/1.1 403 ", "no rule allows"},
 		{"CONNECT a.example:22 HTTP/1.1\r\n\r\n", "HTTP/1.1 403 ", "a.example:22"},
@@ -78,35 +98,8 @@ func TestProxyRefusesAndSaysWhy(t *testing.T) {
 		{"\x05\x01\x02", "\x05\xff", "wants to log in"},
 		{"\x05\x00", "\x05\xff", "wants to log in"},
 	}
-	check := func(t *testing.T, w *world, n int, c attempt) {
-		t.Helper()
-		got := w.say(c.send)
-		line := w.audited(n)
-		what := cut(c.send)
-		if !strings.HasPrefix(got, c.begins) || c.begins == "" && got != "" {
-			t.Errorf("%s: answered %.100q, want %q", what, got, c.begins)
-		}
-		if line.Allowed && !strings.HasPrefix(c.begins, "HTTP/1.1 50") && c.begins != "\x05\x00\x05\x04" && c.begins != "\x05\x00\x05\x05" || line.Reason == "" || strings.ContainsAny(line.Reason+line.Host+line.Path, "\r\n\x00") {
-			t.Errorf("%s: audited %+v", what, line)
-		}
-		wantText(t, what+" in the audit", line.Reason, c.reason)
-		if c.reason != "" && strings.HasPrefix(c.begins, "HTTP") {
-			status, body, _ := strings.Cut(got, "\r\n")
-			wantText(t, what+" in the status", status, line.Reason)
-			wantText(t, what+" in the body", body, line.Reason)
-		}
-	}
 	for i, c := range cases {
-		check(t, w, i+1, c)
-	}
-	for name, c := range map[string]attempt{
-		"half a request":   {"GET http://a.test/ HTTP/1.1\r\nHost: a.te", "", "not there within"},
-		"half a handshake": {"\x05\x01\x00\x05\x01", "\x05\x00", "timed out"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			check(t, newWorld(t, Options{Limits: Limits{HeaderTime: brief}}, SessionOptions{}, Rule{Host: "*.test", Protocol: HTTP}), 1, c)
-		})
+		w.refuses(t, i+1, c)
 	}
 	if st := w.s.State(); len(st.Recent) > keptRecent || st.Refused+st.Allowed != int64(len(cases)) {
 		t.Errorf("%d refused, %d allowed of %d", st.Refused, st.Allowed, len(cases))
@@ -166,7 +159,6 @@ func TestSlowReadersAreNotIdle(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
-	t.Parallel()
 	port := echo(t)
 	rule := Rule{Host: "a.test", Ports: []int{port}, Protocol: TCP}
 	t.Run("connections", func(t *testing.T) {
@@ -208,18 +200,4 @@ func TestLimits(t *testing.T) {
 		_, err = w.connect(target("a.test", port))
 		wantText(t, "next session", fmt.Sprint(err), "503")
 	})
-	for name, l := range map[string]Limits{"idle": {IdleTime: brief}, "max": {MaxTime: brief}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t, Options{Limits: l}, SessionOptions{}, rule)
-			nc, err := w.connect(target("a.test", port))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := nc.Read(make([]byte, 1)); err != io.EOF {
-				t.Error(err)
-			}
-			wantText(t, "audit", w.audited(1).Reason, "ended after "+brief.String())
-		})
-	}
 }

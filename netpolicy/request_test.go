@@ -188,41 +188,6 @@ func TestWhatLiesAboutItsLengthBreaksOff(t *testing.T) {
 // shortBody is a request for a port, with less of a body than it says.
 const shortBody = "POST http://a.test:%d/ HTTP/1.1\r\nHost: a.test\r\nContent-Length: 10\r\n\r\nabc"
 
-func TestWhoFallsSilentIsGivenUp(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	for name, try := range map[string]func(*testing.T, *world){
-		"a server": func(t *testing.T, w *world) {
-			resp, err := w.client().Get(fmt.Sprintf("http://a.test:%d/slow", s.port))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if body, err := io.ReadAll(resp.Body); err == nil || len(body) == 0 {
-				t.Errorf("%q and no error", body)
-			}
-			resp.Body.Close()
-			wantText(t, "audit", w.audited(1).Reason, "without a byte")
-		},
-		"a client in its body": func(t *testing.T, w *world) {
-			wantText(t, "answer", w.say(fmt.Sprintf(shortBody, s.port)), "HTTP/1.1 504 ended after")
-			if line := w.audited(1); line.Sent != 3 {
-				t.Errorf("audited %+v", line)
-			}
-		},
-		"a client that does not read": func(t *testing.T, w *world) {
-			fmt.Fprintf(w.dial(), "GET http://a.test:%d/large HTTP/1.1\r\nHost: a.test\r\n\r\n", s.port)
-			if line := w.audited(1); line.Received == 0 || line.Received == 16<<20 {
-				t.Errorf("audited %+v", line)
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			try(t, newWorld(t, Options{Limits: Limits{IdleTime: brief, HeaderTime: brief}}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTP, Ports: []int{s.port}}))
-		})
-	}
-}
-
 // What is left of a body that the server did not wait for is no request.
 func TestAnAnswerThatIsEarlyIsTheLast(t *testing.T) {
 	s := newSite(t)

@@ -23,10 +23,6 @@ import (
 // soon bounds every wait of the tests.
 const soon = 30 * time.Second
 
-// brief is a limit that is waited for in full: still longer than a busy machine
-// takes for what has to come before it.
-const brief = 3 * time.Second
-
 // answers is a resolver with fixed answers.
 type answers map[string][]netip.Addr
 
