@@ -67,7 +67,7 @@ func TestAReaderThatNeverReadsIsGivenUp(t *testing.T) {
 				if !errors.Is(err, os.ErrDeadlineExceeded) {
 					t.Fatal(err)
 				}
-			case <-time.After(60 * time.Second):
+			case <-time.After(patience):
 				t.Fatal("still writing to a client that takes nothing")
 			}
 		})

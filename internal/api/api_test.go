@@ -27,6 +27,9 @@ import (
 	"orchestrator/volumes"
 )
 
+// patience bounds what must happen on a machine that is busy with other things.
+const patience = 2 * time.Minute
+
 // newServer serves an engine over the driver in memory.
 func newServer(t *testing.T, token string) (*httptest.Server, *fake.Host) {
 	t.Helper()
@@ -60,7 +63,7 @@ func newServer(t *testing.T, token string) (*httptest.Server, *fake.Host) {
 			Pool: pool.Settings{Min: 1, Max: 10, Rate: 1000, Parallel: 2, MaxAge: time.Hour},
 		}},
 		TTL: time.Hour, MaxTTL: 2 * time.Hour, Idle: time.Hour, Timeout: time.Minute, MaxTimeout: time.Hour,
-		MaxOutput: 1 << 20, OutputCap: 2 << 20, Wait: 20 * time.Second, MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100, Build: "b",
+		MaxOutput: 1 << 20, OutputCap: 2 << 20, Wait: patience, MaxSandboxes: 20, MaxMemory: 1 << 40, Queue: 100, Build: "b",
 		Governance: governance(t, st, dir),
 	})
 	if err != nil {
@@ -130,6 +133,7 @@ func lease(t *testing.T, srv *httptest.Server) string {
 }
 
 func TestLeaseExecRemove(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	id := lease(t, srv)
 	var res v1.ExecResult
@@ -163,6 +167,7 @@ func TestLeaseExecRemove(t *testing.T) {
 }
 
 func TestFormsOfAnAnswer(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	exec := "/v1/sandboxes/" + lease(t, srv) + "/exec"
 	binaryInput := base64.StdEncoding.EncodeToString([]byte{0xff, 0, 'a'})
@@ -213,6 +218,7 @@ func problemIs(t *testing.T, got asked, status int, code, field string) {
 }
 
 func TestBadInputNamesTheField(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	id := lease(t, srv)
 	exec := "/v1/sandboxes/" + id + "/exec"
@@ -266,12 +272,14 @@ func TestBadInputNamesTheField(t *testing.T) {
 }
 
 func TestBodyOverTheLimit(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	got := ask(t, srv, "POST", "/v1/run", `{"argv":["a"],"stdin":"`+strings.Repeat("x", maxJSON)+`"}`)
 	problemIs(t, got, http.StatusRequestEntityTooLarge, "invalid_argument", "body")
 }
 
 func TestKeyGivesTheSameAnswer(t *testing.T) {
+	t.Parallel()
 	srv, host := newServer(t, "")
 	var a, b v1.Sandbox
 	ask(t, srv, "POST", "/v1/sandboxes", "{}", "Idempotency-Key", "k").into(t, &a)
@@ -298,13 +306,14 @@ func TestKeyGivesTheSameAnswer(t *testing.T) {
 }
 
 func TestRunLeavesNoLease(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	var res v1.ExecResult
 	ask(t, srv, "POST", "/v1/run", `{"command":"echo one shot"}`).into(t, &res)
 	if res.Stdout != "one shot\n" {
 		t.Fatalf("%+v", res)
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; {
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		var list v1.List[v1.Sandbox]
 		ask(t, srv, "GET", "/v1/sandboxes", "").into(t, &list)
 		if len(list.Items) == 0 {
@@ -317,6 +326,7 @@ func TestRunLeavesNoLease(t *testing.T) {
 }
 
 func TestLostSandboxIsSaid(t *testing.T) {
+	t.Parallel()
 	srv, host := newServer(t, "")
 	id := lease(t, srv)
 	var res v1.ExecResult
@@ -328,6 +338,7 @@ func TestLostSandboxIsSaid(t *testing.T) {
 }
 
 func TestTokenIsNeeded(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "secret")
 	problemIs(t, ask(t, srv, "GET", "/v1/pools", ""), http.StatusUnauthorized, "unauthenticated", "")
 	problemIs(t, ask(t, srv, "GET", "/v1/pools", "", "Authorization", "Bearer wrong"), http.StatusUnauthorized, "unauthenticated", "")
@@ -340,6 +351,7 @@ func TestTokenIsNeeded(t *testing.T) {
 }
 
 func TestWorkspaceFiles(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	if got := ask(t, srv, "POST", "/v1/workspaces", `{"name":"w"}`); got.status != http.StatusCreated {
 		t.Fatalf("%+v", got)
@@ -375,6 +387,7 @@ func TestWorkspaceFiles(t *testing.T) {
 
 // The description names every route and resolves every reference.
 func TestOpenAPIIsWhole(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	var doc struct {
 		Paths      map[string]map[string]any `json:"paths"`
@@ -405,9 +418,10 @@ func (endless) Read(p []byte) (int, error) { return len(p), nil }
 // The answer to a command that does not read its input arrives, however much
 // is still sent.
 func TestAnswerArrivesWhileInputIsSent(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	exec := srv.URL + "/v1/sandboxes/" + lease(t, srv) + "/exec"
-	for range 5 {
+	for range 2 {
 		req, err := http.NewRequestWithContext(t.Context(), "POST", exec, io.NopCloser(endless{}))
 		if err != nil {
 			t.Fatal(err)

@@ -37,6 +37,7 @@ func bearer(t *testing.T, srv *httptest.Server, request string) []string {
 }
 
 func TestATokenActsForItsCallerOnEveryListener(t *testing.T) {
+	t.Parallel()
 	for _, own := range []string{"secret", ""} { // "": a unix socket
 		srv, _ := newServer(t, own)
 		ann := bearer(t, srv, `{"caller":"ann"}`)
@@ -60,6 +61,7 @@ func TestATokenActsForItsCallerOnEveryListener(t *testing.T) {
 }
 
 func TestRoutesOfOperatorsAreRefused(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "secret")
 	ann := bearer(t, srv, `{"caller":"ann","trust":3}`)
 	for _, c := range [][2]string{
@@ -81,8 +83,9 @@ func TestRoutesOfOperatorsAreRefused(t *testing.T) {
 }
 
 func TestReadinessNeedsNoToken(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "secret")
-	for deadline := time.Now().Add(20 * time.Second); ; {
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		if got := ask(t, srv, "GET", "/readyz", ""); got.status == http.StatusOK {
 			break
 		} else if time.Now().After(deadline) {
@@ -140,6 +143,7 @@ func TestErrorsHoldNothingOfTheHost(t *testing.T) {
 
 // What runs or writes without a tool is past its policy, approvals and records.
 func TestWhoMayOnlyUseToolsDoesNotGetRoundThem(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "secret")
 	const id = "00000000-0000-7000-8000-000000000000"
 	for request, want := range map[string]int{
@@ -169,6 +173,7 @@ func TestWhoMayOnlyUseToolsDoesNotGetRoundThem(t *testing.T) {
 
 // Foreign and not there look the same on every route that has an id or a name.
 func TestAnothersAndNobodysLookTheSame(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "secret")
 	ann, bob := bearer(t, srv, `{"caller":"ann"}`), bearer(t, srv, `{"caller":"bob","profile":"default","trust":3}`)
 	var s v1.Sandbox

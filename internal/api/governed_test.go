@@ -87,6 +87,7 @@ func records(t *testing.T, srv *httptest.Server, query string) []v1.AuditRecord 
 }
 
 func TestToolsAreListedAndCalled(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	var tools v1.List[v1.Tool]
 	ask(t, srv, "GET", "/v1/tools", "").into(t, &tools)
@@ -114,6 +115,7 @@ func TestToolsAreListedAndCalled(t *testing.T) {
 
 // What cannot even be decoded leaves a trace.
 func TestACallThatCannotBeDecodedIsRecorded(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	const call = "/v1/tools/system.run/call"
 	for i, c := range []struct {
@@ -140,7 +142,7 @@ func TestACallThatCannotBeDecodedIsRecorded(t *testing.T) {
 // hear reads server-sent events until done says so, or their end.
 func hear(t *testing.T, srv *httptest.Server, method, path, body string, each func(kind, data string) (done bool)) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, srv.URL+path, strings.NewReader(body))
 	if err != nil {
@@ -173,6 +175,7 @@ func hear(t *testing.T, srv *httptest.Server, method, path, body string, each fu
 }
 
 func TestAStreamedCallTellsWhatHappens(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	var kinds []string
 	var end v1.ToolEvent
@@ -196,6 +199,7 @@ func TestAStreamedCallTellsWhatHappens(t *testing.T) {
 
 // A question reaches who listens; its answer lets the call go on.
 func TestAQuestionIsAskedToldAndAnswered(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	answered := make(chan error, 1)
 	go func() { // waited for below
@@ -257,9 +261,10 @@ func TestAQuestionIsAskedToldAndAnswered(t *testing.T) {
 
 // A client that leaves takes its question along.
 func TestAClientThatLeavesCancelsItsQuestion(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	hear(t, srv, "POST", "/v1/tools/system.bash/call", `{"input":{"command":"rm -f x"}}`, func(kind, _ string) bool { return kind == "approval" })
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		var list v1.List[v1.Approval]
 		ask(t, srv, "GET", "/v1/approvals?state=cancelled", "").into(t, &list)
 		if len(list.Items) == 1 {
@@ -272,6 +277,7 @@ func TestAClientThatLeavesCancelsItsQuestion(t *testing.T) {
 }
 
 func TestTokensOfCallers(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	var token v1.Token
 	got := ask(t, srv, "POST", "/v1/tokens", `{"caller":"ci","profile":"team","trust":3}`)
@@ -299,6 +305,7 @@ func TestTokensOfCallers(t *testing.T) {
 }
 
 func TestTheAuditIsListedExportedAndVerified(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	for range 3 {
 		callTool(t, srv, "system.run", `{"input":{"argv":["true"]}}`)
@@ -331,6 +338,7 @@ func TestTheAuditIsListedExportedAndVerified(t *testing.T) {
 }
 
 func TestPolicyAndProfilesAreAsked(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	var v v1.Verdict
 	ask(t, srv, "POST", "/v1/policy/check", `{"profile":"team","command":"ls; sudo id"}`).into(t, &v)
@@ -350,6 +358,7 @@ func TestPolicyAndProfilesAreAsked(t *testing.T) {
 }
 
 func TestSessionsKeepTheirSandbox(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	a := callTool(t, srv, "system.run", `{"session":"s1","input":{"argv":["true"]}}`)
 	b := callTool(t, srv, "system.run", `{"session":"s1","input":{"argv":["true"]}}`)
@@ -364,6 +373,7 @@ func TestSessionsKeepTheirSandbox(t *testing.T) {
 
 // The output that an answer had no room for can be read.
 func TestTheRestOfAnOutputIsRead(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	text := strings.Repeat("0123456789", 10_000)
 	body, err := json.Marshal(map[string]any{"input": map[string]any{"argv": []string{"cat"}, "stdin": text}})
@@ -479,6 +489,7 @@ func TestWhoMayUseTheReadonlyShell(t *testing.T) {
 }
 
 func TestTheReadonlyShellAnswersInItsShape(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "a token that its clients do not have")
 	for _, body := range []string{`{`, `[]`, `{"command":7}`, `{"command":"ls","workspace":"/nope"}`, `{"command":"ls","workspace":"/srv/old","timeout":-1}`, `{"command":"ls","more":1}`} {
 		got := ask(t, srv, "POST", "/shell", body, "Content-Type", formJSON)

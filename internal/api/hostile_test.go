@@ -20,6 +20,7 @@ import (
 
 // Half a query is not taken for the whole.
 func TestAQueryThatCannotBeRead(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	id := lease(t, srv)
 	for _, query := range []string{"path=%zz&recursive=true", "path=a;recursive=true"} {
@@ -29,13 +30,14 @@ func TestAQueryThatCannotBeRead(t *testing.T) {
 
 // Nobody without the token holds a connection by sending nothing.
 func TestARefusedCallerDoesNotHoldTheServer(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "secret")
 	conn, err := net.Dial("tcp", strings.TrimPrefix(srv.URL, "http://"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(60 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := fmt.Fprint(conn, "POST /v1/run HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"); err != nil {
@@ -70,6 +72,7 @@ func TestTooManySaysWhenToAskAgain(t *testing.T) {
 
 // A client that goes away in the middle takes its command with it.
 func TestAClientThatLeavesEndsItsCommand(t *testing.T) {
+	t.Parallel()
 	for _, accept := range []string{formJSON, formEvents, formRaw, formFrames} {
 		t.Run(accept, func(t *testing.T) {
 			srv, _ := newServer(t, "")
@@ -92,14 +95,14 @@ func TestAClientThatLeavesEndsItsCommand(t *testing.T) {
 				ask(t, srv, "GET", "/v1/sandboxes", "").into(t, &list)
 				return len(list.Items)
 			}
-			for deadline := time.Now().Add(30 * time.Second); leased() == 0; time.Sleep(5 * time.Millisecond) {
+			for deadline := time.Now().Add(patience); leased() == 0; time.Sleep(5 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatal("it never ran")
 				}
 			}
 			leave()
 			<-done
-			for deadline := time.Now().Add(60 * time.Second); leased() != 0; time.Sleep(20 * time.Millisecond) {
+			for deadline := time.Now().Add(patience); leased() != 0; time.Sleep(20 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatal("its sandbox is still leased")
 				}
@@ -110,6 +113,7 @@ func TestAClientThatLeavesEndsItsCommand(t *testing.T) {
 
 // An answer that is given again, in another form, loses no output silently.
 func TestAKeyGivesTheOutputAgainInEveryForm(t *testing.T) {
+	t.Parallel()
 	srv, _ := newServer(t, "")
 	const run = `{"argv":["echo","once"]}`
 	again := func(key, accept string) asked {
