@@ -1,0 +1,5 @@
+//go:build race
+
+package volumes
+
+const raceEnabled = true
