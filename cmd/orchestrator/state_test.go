@@ -23,7 +23,7 @@ import (
 )
 
 // patience is how long something may take on a loaded machine.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // eventually waits until ok says so.
 func eventually(t *testing.T, what string, ok func() bool) {
