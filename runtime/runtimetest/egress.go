@@ -226,7 +226,7 @@ func crowded(t *testing.T, b *box) {
 	if pong.RSSBytes-before > runtime.GuestReserveBytes/2 {
 		t.Errorf("the guest has %d bytes more than before", pong.RSSBytes-before)
 	}
-	if killed > 10*AnswerTime {
+	if killed > Patience/2 {
 		t.Errorf("a kill took %s", killed)
 	}
 }

@@ -133,16 +133,17 @@ type ear struct {
 func listen(t *testing.T) *ear {
 	t.Helper()
 	e := &ear{abstract: "orchestrator-suite-" + token()}
-	tcp, err := net.Listen("tcp", ":0")
+	tcp, udp, err := samePort()
+	for range 10 { // what is free for the one may be taken for the other
+		if err == nil {
+			break
+		}
+		tcp, udp, err = samePort()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	port := tcp.Addr().(*net.TCPAddr).Port
-	udp, err := net.ListenUDP("udp", &net.UDPAddr{Port: port})
-	if err != nil {
-		tcp.Close()
-		t.Fatal(err)
-	}
 	local, err := net.Listen("unix", "@"+e.abstract)
 	if err != nil {
 		tcp.Close()
@@ -183,6 +184,20 @@ func listen(t *testing.T) *ear {
 	})
 	e.aim(t, port)
 	return e
+}
+
+// samePort listens on one port for TCP and for UDP.
+func samePort() (net.Listener, *net.UDPConn, error) {
+	tcp, err := net.Listen("tcp", ":0")
+	if err != nil {
+		return nil, nil, err
+	}
+	udp, err := net.ListenUDP("udp", &net.UDPAddr{Port: tcp.Addr().(*net.TCPAddr).Port})
+	if err != nil {
+		tcp.Close()
+		return nil, nil, err
+	}
+	return tcp, udp, nil
 }
 
 // aim lists the host's addresses, and a few of the world.

@@ -29,7 +29,7 @@ const (
 	Patience = 2 * time.Minute
 	// AnswerTime is within what a guest answers half of all pings while commands use up everything else. It is far more than it takes: the
 	// machine may be busy with other tests.
-	AnswerTime = 2 * time.Second
+	AnswerTime = 5 * time.Second
 )
 
 // Factory makes drivers of one kind. All fields but Left and Drop are needed.

@@ -35,7 +35,7 @@ def resolve():
 
 def look():
     tell({
-        "proxy": attempt(lambda: socket.create_connection(proxy, 5).close()),
+        "proxy": attempt(lambda: socket.create_connection(proxy, 60).close()),
         "interfaces": [i[1] for i in socket.if_nameindex()],
         "resolved": resolve(),
         "env": os.environ.get("https_proxy", ""),
@@ -44,7 +44,7 @@ def look():
 
 
 def say():
-    with socket.create_connection(proxy, 30) as c:
+    with socket.create_connection(proxy, 60) as c:
         c.sendall(b"hello")
         c.shutdown(socket.SHUT_WR)
         print(b"".join(iter(lambda: c.recv(100), b"")).decode())

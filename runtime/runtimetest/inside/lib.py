@@ -24,7 +24,7 @@ def apart(function):
     pid = os.fork()
     if pid == 0:
         try:
-            signal.alarm(20)
+            signal.alarm(60)
             os.close(r)
             try:
                 said = function()

@@ -5,7 +5,7 @@ name_, key = "\0neighbour-%d" % port, 0x6F000000 + port
 
 def connect(family, address):
     with socket.socket(family) as s:
-        s.settimeout(2)
+        s.settimeout(30)
         s.connect(address)
 
 

@@ -81,7 +81,7 @@ def unix(address):
 
 
 def loopback():
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5) as c:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=60) as c:
         s, _ = server.accept()
         with s:
             s.sendall(b"x")
