@@ -1,7 +1,7 @@
 //go:build integration
 
 // Package conformance runs the suite of runtime/runtimetest on every driver: docker on this host, docker reached by nothing but
-// streams of its API, as a remote engine is, and oci.
+// streams of its API, as a remote engine is, containerd and oci; and those that have it with class gvisor.
 package conformance
 
 import (
@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"orchestrator/runtime"
@@ -24,6 +25,39 @@ import (
 
 // entrypoint is what the sandbox image wants in front of the guest.
 const entrypoint = "/usr/local/lib/orchestrator/entrypoint.sh"
+
+// atOnce is how many columns of the table are run at once. Each has sandboxes, folders and images of its own, and waits for most of its time: for
+// time-outs to be over, for kernels to end what was killed. So they are more than cores.
+const atOnce = 4
+
+func TestDrivers(t *testing.T) {
+	type column struct {
+		name string
+		run  func(t *testing.T, name string)
+	}
+	columns := make(chan column, 10)
+	for _, c := range []column{ // the longest first
+		{"oci-gvisor", func(t *testing.T, name string) { onOCI(t, name, runtime.ClassGVisor) }},
+		{"containerd", func(t *testing.T, name string) { onContainerd(t, name, runtime.ClassContainer) }},
+		{"docker-local", func(t *testing.T, name string) { onDocker(t, name, docker.ModeLocal) }},
+		{"oci", func(t *testing.T, name string) { onOCI(t, name, runtime.ClassContainer) }},
+		{"docker-stdio", func(t *testing.T, name string) { onDocker(t, name, docker.ModeStdio) }},
+		{"containerd-gvisor", func(t *testing.T, name string) { onContainerd(t, name, runtime.ClassGVisor) }},
+		{"docker-gvisor", onDockerGVisor},
+	} {
+		columns <- c
+	}
+	close(columns)
+	var group sync.WaitGroup
+	for range atOnce {
+		group.Go(func() {
+			for c := range columns {
+				t.Run(c.name, func(t *testing.T) { c.run(t, c.name) })
+			}
+		})
+	}
+	group.Wait()
+}
 
 // given is an environment variable that "make test" sets.
 func given(t *testing.T, name string) string {
@@ -62,15 +96,7 @@ func image(t *testing.T) runtime.Image {
 	}
 }
 
-func TestOCI(t *testing.T) { onOCI(t, "oci", runtime.ClassContainer) }
-
-// The runs on class gvisor wait much and are slow: they go on side by side when all others are over.
-func TestOCIGVisor(t *testing.T) {
-	t.Parallel()
-	onOCI(t, "oci-gvisor", runtime.ClassGVisor)
-}
-
-// outside says whether a run on another driver than oci leaves out what its class shows inside: TestOCIGVisor shows that, with the same
+// outside says whether a run on another driver than oci leaves out what its class shows inside: oci-gvisor shows that, with the same
 // kernel and the same guest. ORCHESTRATOR_TEST_WHOLE in the environment leaves nothing out.
 func outside(class runtime.Class) bool {
 	return class != runtime.ClassContainer && os.Getenv("ORCHESTRATOR_TEST_WHOLE") == ""
@@ -96,17 +122,13 @@ func onOCI(t *testing.T, name string, class runtime.Class) {
 	})
 }
 
-func TestDockerLocal(t *testing.T) { onDocker(t, docker.ModeLocal) }
-
-func TestDockerStdio(t *testing.T) { onDocker(t, docker.ModeStdio) }
-
-func onDocker(t *testing.T, mode string) {
-	runtimetest.Run(t, dockerFactory(given(t, "DOCKER"), given(t, "GUEST"), mode, image(t)))
+func onDocker(t *testing.T, name, mode string) {
+	runtimetest.Run(t, dockerFactory(name, given(t, "DOCKER"), given(t, "GUEST"), mode, image(t)))
 }
 
-func dockerFactory(engine, guest, mode string, i runtime.Image) runtimetest.Factory {
+func dockerFactory(name, engine, guest, mode string, i runtime.Image) runtimetest.Factory {
 	return runtimetest.Factory{
-		Name: "docker-" + mode, Image: i, Entrypoint: []string{entrypoint},
+		Name: name, Image: i, Entrypoint: []string{entrypoint},
 		Open: func(t *testing.T, state string) runtime.Driver {
 			t.Helper()
 			d, err := docker.New(t.Context(), docker.Options{Host: engine, StateDir: state, GuestPath: guest, Mode: mode})

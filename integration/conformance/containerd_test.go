@@ -15,13 +15,6 @@ import (
 	"orchestrator/runtime/runtimetest"
 )
 
-func TestContainerd(t *testing.T) { onContainerd(t, "containerd", runtime.ClassContainer) }
-
-func TestContainerdGVisor(t *testing.T) {
-	t.Parallel()
-	onContainerd(t, "containerd-gvisor", runtime.ClassGVisor)
-}
-
 func onContainerd(t *testing.T, name string, class runtime.Class) {
 	address, guest := given(t, "CONTAINERD"), given(t, "GUEST")
 	// The suite's own, so that what it drops is nobody else's.

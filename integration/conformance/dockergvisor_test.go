@@ -12,11 +12,10 @@ import (
 	"orchestrator/runtime/runtimetest"
 )
 
-func TestDockerGVisor(t *testing.T) {
-	t.Parallel()
+func onDockerGVisor(t *testing.T, name string) {
 	engine, guest := given(t, "DOCKER"), given(t, "GUEST")
-	f := dockerFactory(engine, guest, docker.ModeLocal, image(t))
-	f.Name, f.Class, f.Outside = "docker-gvisor", runtime.ClassGVisor, outside(runtime.ClassGVisor)
+	f := dockerFactory(name, engine, guest, docker.ModeLocal, image(t))
+	f.Class, f.Outside = runtime.ClassGVisor, outside(runtime.ClassGVisor)
 	f.Pid = func(t *testing.T, id string) int {
 		t.Helper()
 		lines := ask(t, engine, "inspect", "--format", "{{.State.Pid}}", "orchestrator-"+id)
