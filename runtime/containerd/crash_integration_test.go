@@ -31,19 +31,25 @@ func TestDaemonIsKilledAndComesBack(t *testing.T) {
 	if err := kept.Bind(t.Context(), runtime.Binding{Source: t.TempDir()}); err != nil {
 		t.Errorf("bind without the daemon: %v", err)
 	}
-	for what, err := range map[string]error{
-		"list":           second(b.List(t.Context(), owner)),
-		"adopt":          second(b.Adopt(t.Context(), "nobody-knows-it")),
-		"create":         second(b.Create(t.Context(), b.spec())),
-		"prepare":        b.Prepare(t.Context(), b.image),
-		"remove":         b.Remove(t.Context(), removed.ID()),
-		"remove unknown": b.Remove(t.Context(), "nobody-knows-it"),
-		"a new driver":   second(New(t.Context(), Options{Address: daemonSocket, StateDir: b.state, GuestPath: b.guest})),
+	var asking sync.WaitGroup // all at once: each waits a while for the daemon
+	for what, ask := range map[string]func() error{
+		"list":           func() error { return second(b.List(t.Context(), owner)) },
+		"adopt":          func() error { return second(b.Adopt(t.Context(), "nobody-knows-it")) },
+		"create":         func() error { return second(b.Create(t.Context(), b.spec())) },
+		"prepare":        func() error { return b.Prepare(t.Context(), b.image) },
+		"remove":         func() error { return b.Remove(t.Context(), removed.ID()) },
+		"remove unknown": func() error { return b.Remove(t.Context(), "nobody-knew-it") },
+		"a new driver": func() error {
+			return second(New(t.Context(), Options{Address: daemonSocket, StateDir: b.state, GuestPath: b.guest}))
+		},
 	} {
-		if !errdefs.IsUnavailable(err) {
-			t.Errorf("%s without the daemon: %v", what, err)
-		}
+		asking.Go(func() {
+			if err := ask(); !errdefs.IsUnavailable(err) {
+				t.Errorf("%s without the daemon: %v", what, err)
+			}
+		})
 	}
+	asking.Wait()
 	if err := unix.Kill(ended.Init.Pid, unix.SIGKILL); err != nil {
 		t.Error(err)
 	}
@@ -96,7 +102,7 @@ func TestDaemonIsKilledInTheMiddleOfCreate(t *testing.T) {
 	b := newBench(t)
 	failed := 0
 	for _, after := range []time.Duration{
-		time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond, 30 * time.Millisecond, 45 * time.Millisecond, 60 * time.Millisecond, 90 * time.Millisecond, 120 * time.Millisecond,
+		time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond, 35 * time.Millisecond, 60 * time.Millisecond, 100 * time.Millisecond,
 	} {
 		t.Run(after.String(), func(t *testing.T) {
 			spec := b.spec()
@@ -187,12 +193,18 @@ func TestShimThatHangs(t *testing.T) {
 	}
 	d := b.another(t)
 	defer d.Close()
-	if _, err := d.Adopt(t.Context(), s.ID()); !errdefs.IsUnavailable(err) {
-		t.Errorf("adopt: %v", err)
-	}
-	if got, err := d.List(t.Context(), owner); err != nil || len(got) != 1 || !got[0].Running {
-		t.Errorf("list: %+v, %v", got, err)
-	}
+	var asking sync.WaitGroup // both at once: each waits a while for the shim
+	asking.Go(func() {
+		if _, err := d.Adopt(t.Context(), s.ID()); !errdefs.IsUnavailable(err) {
+			t.Errorf("adopt: %v", err)
+		}
+	})
+	asking.Go(func() {
+		if got, err := d.List(t.Context(), owner); err != nil || len(got) != 1 || !got[0].Running {
+			t.Errorf("list: %+v, %v", got, err)
+		}
+	})
+	asking.Wait()
 	if err := d.Remove(t.Context(), s.ID()); err != nil {
 		t.Error(err)
 	}

@@ -163,14 +163,11 @@ func TestGVisor(t *testing.T) {
 		b.removeTwice(t, s)
 		b.wantGone(t, in)
 	})
+	t.Run("is killed in the middle of Create", func(t *testing.T) { gvisorKilledInCreate(t, b) })
 }
 
-// Whatever is killed in the middle of a Create, and whenever: nothing is left.
-func TestGVisorThatIsKilledInTheMiddleOfCreate(t *testing.T) {
-	b := newBench(t)
-	if err := b.Why(runtime.ClassGVisor); err != nil {
-		t.Fatal(err)
-	}
+// gvisorKilledInCreate: whatever is killed in the middle of a Create, and whenever: nothing is left.
+func gvisorKilledInCreate(t *testing.T, b bench) {
 	for what, prey := range map[string]func(id string) []int{
 		"shim":                        b.shimsOf,
 		"launcher, or what it became": func(id string) []int { return members(t, id) },
