@@ -40,8 +40,9 @@ const (
 	// growth is how much more memory the service may have at the end: what its
 	// allocator keeps between two collections.
 	growth = 16 << 20
-	// settle is how long what ends by itself may take.
-	settle = time.Minute
+	// settle is how long what ends by itself may take, steady how long nothing may have come or gone for the counts to be those of rest.
+	settle = 3 * time.Minute
+	steady = 2 * time.Second
 )
 
 const config = `
@@ -179,19 +180,23 @@ func quiet(t *testing.T, s *harness.Server, e engine, before *counts) counts {
 		pools, err := s.Client.Pools(t.Context())
 		return err == nil && len(pools) == 1 && pools[0].Warm == pools[0].Min && pools[0].Creating == 0 && pools[0].Leased == 0
 	})
-	if before == nil {
-		time.Sleep(2 * time.Second) // guests have forked what they keep ready by then
-	}
 	var c counts
 	var left []string
+	rest, since := -1, time.Now() // processes at the last look, and when they came to be so many
 	for end := time.Now().Add(settle); ; time.Sleep(500 * time.Millisecond) {
 		var err error
 		if c, err = count(s.Pid(), s.Dir()); err != nil {
 			t.Fatal(err)
 		}
 		c.engine, c.engineMemory, c.lost = e.objects(t)
-		if before == nil {
-			return c
+		if before == nil { // guests fork what they keep ready
+			if n := len(c.processes); n != rest {
+				rest, since = n, time.Now()
+			}
+			if time.Since(since) >= steady || time.Now().After(end) {
+				return c
+			}
+			continue
 		}
 		left = nil
 		for _, kind := range kinds {
