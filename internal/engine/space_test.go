@@ -153,7 +153,7 @@ func TestCallersTakeRoomBesideOneAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer leave()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := s.CreateWorkspace(ctx, bob, v1.WorkspaceRequest{Name: "b"}); err != nil {
 		t.Errorf("%v", err)
