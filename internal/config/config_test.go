@@ -133,6 +133,22 @@ func TestValidateNamesTheKey(t *testing.T) {
 	}
 }
 
+func TestWhatCallersMayReachIsARuleAndWhomItIsFor(t *testing.T) {
+	c, err := Parse([]byte("egress: {allow: [{host: a.example, protocol: tcp, ports: [22], callers: [ann], profiles: [universal]}]}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Validate(); err != nil {
+		t.Error(err)
+	}
+	if a := c.Egress.Allow[0]; a.Host != "a.example" || len(a.Ports) != 1 || len(a.Callers) != 1 || len(a.Profiles) != 1 {
+		t.Errorf("%+v", a)
+	}
+	if _, err := Parse([]byte("egress: {allow: [{hots: a.example}]}")); err == nil || !strings.Contains(err.Error(), `unknown key egress.allow[0].hots; did you mean "host"?`) {
+		t.Errorf("a key that is unknown: %v", err)
+	}
+}
+
 func TestReadonlyShellIsForThisHostOnly(t *testing.T) {
 	for listen, ok := range map[string]bool{
 		"unix:/x": true, "127.0.0.1:80": true, "[::1]:80": true, "localhost:80": true,

@@ -159,6 +159,10 @@ func keysOf(t reflect.Type) map[string]reflect.Type {
 		if !f.IsExported() {
 			continue
 		}
+		if f.Anonymous && f.Tag.Get("json") == "" { // its keys are beside the others
+			maps.Copy(out, keysOf(f.Type))
+			continue
+		}
 		out[f.Tag.Get("json")] = f.Type
 	}
 	return out
