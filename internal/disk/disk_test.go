@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -136,6 +137,14 @@ func TestFilesStayOverMounts(t *testing.T) {
 	}
 }
 
+// brief is for what is to fail because something is in use: time to try often, and not all that it may take.
+func brief(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
+}
+
 func TestAnOpenFileKeepsItMounted(t *testing.T) {
 	dir := made(t, Options{Bytes: 8 << 20, Mechanism: Loop})
 	f, err := os.Create(filepath.Join(mounted(t, dir), "a"))
@@ -143,18 +152,17 @@ func TestAnOpenFileKeepsItMounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := Unmount(t.Context(), dir); !errors.Is(err, ErrBusy) {
+	if err := Unmount(brief(t), dir); !errors.Is(err, ErrBusy) {
 		t.Fatalf("unmount under an open file: %v", err)
 	}
 	f.Close()
 	unmounted(t, dir)
 }
 
-// A clone is what a container has of it.
-func TestACloneKeepsTheImage(t *testing.T) {
-	dir := made(t, Options{Bytes: 8 << 20, Mechanism: Loop})
-	root := mounted(t, dir)
-	target := filepath.Join(base(t), "slot")
+// cloned makes a clone of a folder's mount, elsewhere.
+func cloned(t *testing.T, root string) (target string) {
+	t.Helper()
+	target = filepath.Join(base(t), "slot")
 	if err := os.Mkdir(target, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +172,15 @@ func TestACloneKeepsTheImage(t *testing.T) {
 	if err := slot.Bind(target, root, false); err != nil {
 		t.Fatal(err)
 	}
-	if err := Unmount(t.Context(), dir); !errors.Is(err, ErrBusy) {
+	return target
+}
+
+// A clone is what a container has of it.
+func TestACloneKeepsTheImage(t *testing.T) {
+	dir := made(t, Options{Bytes: 8 << 20, Mechanism: Loop})
+	root := mounted(t, dir)
+	target := cloned(t, root)
+	if err := Unmount(brief(t), dir); !errors.Is(err, ErrBusy) {
 		t.Fatalf("unmount beside a clone: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(target, "late"), []byte("x"), 0o600); err != nil {

@@ -101,7 +101,7 @@ func mountImage(ctx context.Context, dir string, rec *record) error {
 		return err
 	}
 	if is {
-		if is, err = stillWell(ctx, mnt); err != nil || is {
+		if is, err = stillWell(ctx, dir); err != nil || is {
 			return err
 		}
 	}
@@ -121,16 +121,24 @@ func mountImage(ctx context.Context, dir string, rec *record) error {
 	if err := unix.Mount(device.Name(), mnt, "ext4", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, mountOptions); err != nil {
 		return fmt.Errorf("mount %s: %w", device.Name(), err)
 	}
+	if failed(mnt) { // a clone of a mount that is no more has kept it as it was
+		return errors.Join(fmt.Errorf("the file system met an error, and cannot be repaired beside a clone of its mount: %w", ErrBusy), slot.Unbind(ctx, mnt))
+	}
 	return nil
 }
 
 // stillWell says whether what is mounted can be written. What cannot, after an error, is unmounted so that it can be
-// repaired: ErrBusy while something uses it.
-func stillWell(ctx context.Context, mnt string) (bool, error) {
+// repaired: ErrBusy while something uses it, or has a clone of the mount, as a container does for a moment that is being made.
+func stillWell(ctx context.Context, dir string) (bool, error) {
+	mnt := filepath.Join(dir, mountDir)
 	if !failed(mnt) {
 		return true, nil
 	}
-	if err := slot.Unbind(ctx, mnt); err != nil {
+	err := slot.Unbind(ctx, mnt)
+	if err == nil {
+		err = atRest(ctx, dir)
+	}
+	if err != nil {
 		return false, fmt.Errorf("the file system met an error, and cannot be repaired while it is used: %w", err)
 	}
 	return false, nil
