@@ -17,7 +17,7 @@ import (
 )
 
 // patience bounds every wait; it says nothing of how long things take.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 func bounded(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

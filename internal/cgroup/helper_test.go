@@ -24,7 +24,7 @@ import (
 const roleEnv = "CGROUP_TEST_ROLE"
 
 // lifetime bounds every helper, so that a test that dies leaves nothing for long.
-const lifetime = 60 // seconds
+const lifetime = 300 // seconds
 
 func TestMain(m *testing.M) {
 	if role := os.Getenv(roleEnv); role != "" {
@@ -73,7 +73,11 @@ func play(role string, args []string) {
 		}
 		fmt.Println(held)
 	case "burn":
-		for end := time.Now().Add(time.Duration(n) * time.Millisecond); time.Now().Before(end); {
+		var used unix.Rusage
+		for time.Duration(used.Utime.Nano()+used.Stime.Nano()) < time.Duration(n)*time.Millisecond {
+			if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {
+				os.Exit(5)
+			}
 		}
 	case "parent": // leaves a zombie child behind
 		c := exec.Command("/proc/self/exe")
@@ -253,7 +257,7 @@ func useTree(base string) error {
 	if err != nil {
 		return err
 	}
-	c := exec.Command("/bin/sleep", "60")
+	c := exec.Command("/bin/sleep", "300")
 	if err := c.Start(); err != nil {
 		return err
 	}
@@ -263,7 +267,7 @@ func useTree(base string) error {
 	if n, err := g.Alive(); n != 1 || err != nil {
 		return fmt.Errorf("%d alive, %v", n, err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := g.Kill(ctx); err != nil {
 		return err

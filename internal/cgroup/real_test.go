@@ -238,8 +238,13 @@ func TestAZombieHoldsNeitherKillNorRemove(t *testing.T) {
 	tree, _ := delegated(t, Share{Pids: 500})
 	g := group(t, tree, "zombie")
 	h := command(t, g, "parent")
-	h.line(t, "")
+	pid := h.line(t, "")
 	h.line(t, "done")
+	eventually(t, "the child is a zombie", func() bool {
+		text, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
+		s, pErr := parseStat(string(text))
+		return err == nil && pErr == nil && s.state == 'Z'
+	})
 	if err := g.Kill(bounded(t)); err != nil { // h itself is a zombie too until the clean-up waits for it
 		t.Fatal(err)
 	}
@@ -335,7 +340,7 @@ func TestPidsCapStopsABombAndIsCounted(t *testing.T) {
 func TestCPUTimeIsCounted(t *testing.T) {
 	tree, _ := delegated(t, Share{})
 	g := group(t, tree, "burn")
-	command(t, g, "burn", "300").line(t, "done")
+	command(t, g, "burn", "100").line(t, "done")
 	eventually(t, "CPU time", func() bool {
 		u, err := g.Usage()
 		return err == nil && u.CPUUser+u.CPUSystem > 10*time.Millisecond
