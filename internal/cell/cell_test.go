@@ -97,8 +97,10 @@ func workspace(t *testing.T, owner string) string {
 }
 
 func TestSandboxLivesInACell(t *testing.T) {
+	t.Parallel()
 	for name, propagation := range map[string]uintptr{"shared": unix.MS_SHARED, "private": unix.MS_PRIVATE} {
 		t.Run(name+" state directory", func(t *testing.T) {
+			t.Parallel()
 			o := options(t)
 			must(t, os.Mkdir(o.Dir, 0o700))
 			must(t, unix.Mount("state", o.Dir, "tmpfs", 0, "size=1m"))
@@ -166,6 +168,7 @@ func live(t *testing.T, o Options) {
 }
 
 func TestWorkspaceInUseIsNotReleased(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	ctx := soon(t)
 	c := makeCell(t, o)
@@ -188,6 +191,7 @@ func TestWorkspaceInUseIsNotReleased(t *testing.T) {
 }
 
 func TestNextHostAdoptsACell(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	ctx := soon(t)
 	first := makeCell(t, o)
@@ -269,6 +273,7 @@ func TestMakeTakesBackWhatFailed(t *testing.T) {
 }
 
 func TestAdoptOfNothing(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	if _, err := Adopt(soon(t), o); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("adopt: %v", err)
@@ -279,6 +284,7 @@ func TestAdoptOfNothing(t *testing.T) {
 }
 
 func TestStateDirectoryMayBeASymbolicLinkAndLong(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	long := filepath.Join(filepath.Dir(o.Dir), strings.Repeat("d", 100), strings.Repeat("e", 100))
 	must(t, os.MkdirAll(long, 0o700))
@@ -297,6 +303,7 @@ func TestStateDirectoryMayBeASymbolicLinkAndLong(t *testing.T) {
 }
 
 func TestAttachRefusesNobody(t *testing.T) {
+	t.Parallel()
 	c := makeCell(t, options(t))
 	if err := c.Attach(soon(t), 0, share); err == nil {
 		t.Error("attached to pid 0")

@@ -125,7 +125,7 @@ func obey(do, path string) (string, error) {
 	return "", errors.ErrUnsupported
 }
 
-const patience = 30 * time.Second
+const patience = time.Minute
 
 func soon(t *testing.T) context.Context {
 	t.Helper()

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -15,6 +16,7 @@ import (
 )
 
 func TestRemoveCopesWithACrashAfterEveryStepOfMake(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	must(t, os.Mkdir(o.Dir, 0o700))
 	for n := 0; ; n++ {
@@ -47,6 +49,7 @@ func TestRemoveCopesWithACrashAfterEveryStepOfMake(t *testing.T) {
 }
 
 func TestRemoveCopesWithACrashInAttachAndInRemove(t *testing.T) {
+	t.Parallel()
 	for name, crash := range map[string]func(t *testing.T, c *Cell, d *cgroup.Delegated){
 		"cgroups delegated and recorded": func(t *testing.T, c *Cell, d *cgroup.Delegated) {
 			must(t, c.record(d))
@@ -68,11 +71,11 @@ func TestRemoveCopesWithACrashInAttachAndInRemove(t *testing.T) {
 		},
 		"mounts removed": func(t *testing.T, c *Cell, d *cgroup.Delegated) {
 			must(t, c.record(d))
-			must(t, slot.Sweep(soon(t), c.root, unmountGrace))
+			must(t, slot.Sweep(soon(t), c.root, 50*time.Millisecond))
 		},
 		"folder half removed": func(t *testing.T, c *Cell, d *cgroup.Delegated) {
 			must(t, d.Remove(soon(t)))
-			must(t, slot.Sweep(soon(t), c.root, unmountGrace))
+			must(t, slot.Sweep(soon(t), c.root, 50*time.Millisecond))
 			must(t, os.Remove(c.RunDir()))
 		},
 		"workspace bound twice, and busy": func(t *testing.T, c *Cell, d *cgroup.Delegated) {
@@ -91,6 +94,7 @@ func TestRemoveCopesWithACrashInAttachAndInRemove(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			o := options(t)
 			c := makeCell(t, o)
 			s := startSandbox(t, c)
@@ -108,6 +112,7 @@ func TestRemoveCopesWithACrashInAttachAndInRemove(t *testing.T) {
 }
 
 func TestRemoveDeletesNothingItDidNotMake(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	c := makeCell(t, o)
 	foreign := filepath.Join(c.root, "keep")
