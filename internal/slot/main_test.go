@@ -73,7 +73,8 @@ func startContainer(t *testing.T, slot string) *container {
 	t.Helper()
 	root := t.TempDir()
 	cmd := exec.Command("/proc/self/exe", slot, root)
-	cmd.Env = append(os.Environ(), roleVar+"="+roleContainer)
+	// The race detector has a process wait a second before it ends, which is waited for here.
+	cmd.Env = append(os.Environ(), roleVar+"="+roleContainer, "GORACE=atexit_sleep_ms=0")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
