@@ -10,6 +10,7 @@ import (
 )
 
 func TestMuxCountsConnectionsApart(t *testing.T) {
+	t.Parallel()
 	b := bridge(t, echo)
 	carry := func(ctx context.Context) (net.Conn, error) {
 		c, err := b.mux.Open(soon(t))
@@ -43,6 +44,7 @@ func TestMuxCountsConnectionsApart(t *testing.T) {
 }
 
 func TestMuxTellsThatTheGuestHasSaidItsLast(t *testing.T) {
+	t.Parallel()
 	got := make(chan string, 1)
 	b := bridge(t, func(c net.Conn) {
 		_, _ = c.Write([]byte("bye"))
@@ -63,6 +65,7 @@ func TestMuxTellsThatTheGuestHasSaidItsLast(t *testing.T) {
 }
 
 func TestParkLeavesWhatWasKept(t *testing.T) {
+	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
 	l.Expect(os.Getpid())

@@ -73,6 +73,7 @@ func (b *bridged) wait() error {
 }
 
 func TestMuxCarriesManyStreams(t *testing.T) {
+	t.Parallel()
 	b := bridge(t, echo)
 	for range 300 { // more than may be open at once
 		must(t, roundTrip(soon(t), b.mux, 1))
@@ -88,6 +89,7 @@ func TestMuxCarriesManyStreams(t *testing.T) {
 }
 
 func TestMuxBoundsOpenStreams(t *testing.T) {
+	t.Parallel()
 	b := bridge(t, echo)
 	var open []net.Conn
 	for range maxMuxed {
@@ -107,6 +109,7 @@ func TestMuxBoundsOpenStreams(t *testing.T) {
 }
 
 func TestMuxedStreamsHaveDeadlinesAndClose(t *testing.T) {
+	t.Parallel()
 	b := bridge(t, echo)
 	c, err := b.mux.Open(soon(t))
 	must(t, err)
@@ -132,6 +135,7 @@ func TestMuxedStreamsHaveDeadlinesAndClose(t *testing.T) {
 }
 
 func TestMuxedStreamEndsWithEOFOnlyWhenTheGuestEndedIt(t *testing.T) {
+	t.Parallel()
 	answer := strings.Repeat("answer ", 20_000)
 	b := bridge(t, func(c net.Conn) { _, _ = io.WriteString(c, answer) })
 	c, err := b.mux.Open(soon(t))
@@ -153,6 +157,7 @@ func TestMuxedStreamEndsWithEOFOnlyWhenTheGuestEndedIt(t *testing.T) {
 }
 
 func TestBrokenStdioIsAnErrorOnEveryStreamAtOnce(t *testing.T) {
+	t.Parallel()
 	b := bridge(t, echo)
 	read := make(chan error, 10)
 	for range cap(read) {
@@ -182,6 +187,7 @@ func TestBrokenStdioIsAnErrorOnEveryStreamAtOnce(t *testing.T) {
 }
 
 func TestBridgeEndsWhenTheHostHangsUp(t *testing.T) {
+	t.Parallel()
 	b := bridge(t, echo)
 	c, err := b.mux.Open(soon(t))
 	must(t, err)
@@ -194,6 +200,7 @@ func TestBridgeEndsWhenTheHostHangsUp(t *testing.T) {
 }
 
 func TestBridgeWithoutAGuestEndsTheStreamOnly(t *testing.T) {
+	t.Parallel()
 	b := bridge(t, echo)
 	host, guest := net.Pipe()
 	ended := make(chan error, 1)
@@ -217,6 +224,7 @@ func TestBridgeWithoutAGuestEndsTheStreamOnly(t *testing.T) {
 }
 
 func TestMuxDropsAPeerThatFloodsPings(t *testing.T) {
+	t.Parallel()
 	host, peer := net.Pipe()
 	m, err := NewMux(host)
 	must(t, err)
@@ -240,6 +248,7 @@ func TestMuxDropsAPeerThatFloodsPings(t *testing.T) {
 }
 
 func TestMuxDropsAPeerThatSpeaksGarbage(t *testing.T) {
+	t.Parallel()
 	host, peer := net.Pipe()
 	m, err := NewMux(host)
 	must(t, err)
@@ -254,6 +263,7 @@ func TestMuxDropsAPeerThatSpeaksGarbage(t *testing.T) {
 }
 
 func TestMuxAcceptsNoStreamFromTheGuest(t *testing.T) {
+	t.Parallel()
 	host, peer := net.Pipe()
 	m, err := NewMux(host)
 	must(t, err)

@@ -94,6 +94,7 @@ func must(t *testing.T, err error) {
 }
 
 func TestParkServesManyStreams(t *testing.T) {
+	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
 	l.Expect(os.Getpid())
@@ -109,6 +110,7 @@ func TestParkServesManyStreams(t *testing.T) {
 }
 
 func TestParkComesBackToANewHost(t *testing.T) {
+	t.Parallel()
 	path := socketPath(t)
 	g := park(t, path, 4, echo)
 	for range 3 {
@@ -133,6 +135,7 @@ func TestParkComesBackToANewHost(t *testing.T) {
 }
 
 func TestParkSeesAHostThatIsOnlyThere(t *testing.T) {
+	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
 	g := park(t, path, 1, echo)
@@ -142,6 +145,7 @@ func TestParkSeesAHostThatIsOnlyThere(t *testing.T) {
 }
 
 func TestParkStopsAtItsBoundAndGoesOn(t *testing.T) {
+	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
 	l.Expect(os.Getpid())
@@ -166,6 +170,7 @@ func TestParkStopsAtItsBoundAndGoesOn(t *testing.T) {
 }
 
 func TestParkEndsWithItsContext(t *testing.T) {
+	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
 	l.Expect(os.Getpid())
@@ -193,6 +198,7 @@ func TestParkEndsWithItsContext(t *testing.T) {
 }
 
 func TestParkRefusesASillyCount(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{0, MaxServed + 1} {
 		if err := Park(t.Context(), "unused", n, nil, func() {}); err == nil {
 			t.Errorf("park %d streams: no error", n)
