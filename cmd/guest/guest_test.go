@@ -122,7 +122,8 @@ func startGuest(t *testing.T, args ...string) *sandbox {
 	s.l = l
 	t.Cleanup(func() { l.Close() })
 	s.cmd = exec.Command("/proc/self/exe", append([]string{"init"}, args...)...)
-	s.cmd.Env = []string{roleEnv + "=prepare", dirEnv + "=" + s.dir, "SECRET=of the host"}
+	// The race detector has a process wait a second before it ends.
+	s.cmd.Env = []string{roleEnv + "=prepare", dirEnv + "=" + s.dir, "SECRET=of the host", "GORACE=atexit_sleep_ms=0"}
 	s.cmd.Stderr = os.Stderr
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
 	if err := s.cmd.Start(); err != nil {
@@ -197,6 +198,7 @@ func (s *sandbox) wantEnd() {
 }
 
 func TestGuestServesWithThreeCapabilities(t *testing.T) {
+	t.Parallel()
 	s := startGuest(t)
 	pong, _ := ask[wire.Pong](t, s.open(), wire.OpPing, nil)
 	if pong.Version != wire.Version || pong.Kill != "tag" {
@@ -214,6 +216,7 @@ func TestGuestServesWithThreeCapabilities(t *testing.T) {
 }
 
 func TestGuestIgnoresSignals(t *testing.T) {
+	t.Parallel()
 	s := startGuest(t)
 	s.sh("true")
 	// A command's signals are refused; those of a namespace above reach it.
@@ -233,6 +236,7 @@ func TestGuestIgnoresSignals(t *testing.T) {
 }
 
 func TestGuestReapsOrphans(t *testing.T) {
+	t.Parallel()
 	s := startGuest(t)
 	for range 5 {
 		if r, _ := s.sh("for i in 1 2 3 4; do (setsid sh -c 'sleep 0.01' &); done; sleep 0.05"); r.Unclean {
@@ -251,13 +255,14 @@ func TestGuestReapsOrphans(t *testing.T) {
 }
 
 func TestGuestEndsWithoutAHost(t *testing.T) {
-	s := startGuest(t, "--alone", "4s")
+	t.Parallel()
+	s := startGuest(t, "--alone", "3s")
 	k := s.open() // an open stream is a host, parked ones too
 	defer k.Close()
 	select {
 	case <-s.done:
 		t.Fatal("it ended while a host was there")
-	case <-time.After(6 * time.Second):
+	case <-time.After(4 * time.Second):
 	}
 	s.l.Close()
 	k.Close()
@@ -265,6 +270,7 @@ func TestGuestEndsWithoutAHost(t *testing.T) {
 }
 
 func TestGuestComesBackToANewHost(t *testing.T) {
+	t.Parallel()
 	s := startGuest(t)
 	start, _ := ask[wire.Shell](t, s.open(), wire.OpStart, wire.Command{ID: "on", Argv: []string{"sleep", "1000"}, Cwd: "/"})
 	s.l.Close()
@@ -282,7 +288,8 @@ func TestGuestComesBackToANewHost(t *testing.T) {
 }
 
 func TestBridgeReachesTheGuest(t *testing.T) {
-	s := startGuest(t, "--stdio", "--alone", "30s")
+	t.Parallel()
+	s := startGuest(t, "--stdio", "--alone", "5m")
 	for end := time.Now().Add(bound); ; time.Sleep(10 * time.Millisecond) { // until it listens
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", s.cmd.Process.Pid, bridgeSocket())); err == nil {
 			break
@@ -338,6 +345,7 @@ func TestBridgeReachesTheGuest(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
+	t.Parallel()
 	log := slog.New(slog.DiscardHandler)
 	for _, args := range [][]string{nil, {"x"}, {"init", "x"}, {"init", "--alone", "-1s"}, {"init", "--alone", "x"}, {"bridge", "x"}, {"version", "x"}} {
 		var bad usageError
