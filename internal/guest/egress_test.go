@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"testing"
-	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -46,7 +45,7 @@ func TestAcceptWaitsForAsLongAsItsCaller(t *testing.T) {
 	c := talk(t, p)
 	ctx, cancel := context.WithCancelCause(soon(t))
 	gone := errors.New("the sandbox is given back")
-	time.AfterFunc(3*c.times.quiet, func() { cancel(gone) }) // meanwhile it is pinged
+	go func() { p.pinged(1); cancel(gone) }()
 	if _, err := c.Accept(ctx); !errors.Is(err, gone) {
 		t.Errorf("got %v", err)
 	}

@@ -160,18 +160,10 @@ func TestASilentGuestIsPinged(t *testing.T) {
 		drain(c)
 	}}
 	c := talk(t, p)
-	go func() {
-		defer close(quiet)
-		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-			p.mu.Lock()
-			n := p.pings
-			p.mu.Unlock()
-			if n >= 3 {
-				return
-			}
-		}
-	}()
+	go func() { defer close(quiet); p.pinged(3) }()
 	r, err := c.Exec(soon(t), command(), IO{})
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if err != nil || r.Ending != runtime.Exited || p.pings < 3 {
 		t.Errorf("%+v %v after %d pings", r, err, p.pings)
 	}

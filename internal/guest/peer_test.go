@@ -54,8 +54,8 @@ func talk(t testing.TB, p *peer) *Client {
 	})
 	c := New(p)
 	c.times = times{
-		open: 20 * time.Second, quiet: 100 * time.Millisecond, patience: 300 * time.Millisecond, short: 30 * time.Second,
-		ping: 2 * time.Second, cancel: 20 * time.Second,
+		open: 30 * time.Second, quiet: 100 * time.Millisecond, patience: 300 * time.Millisecond, short: 30 * time.Second,
+		ping: 30 * time.Second, cancel: 30 * time.Second,
 	}
 	return c
 }
@@ -104,6 +104,18 @@ func socketPair(t testing.TB) (net.Conn, net.Conn) {
 		must(t, f.Close())
 	}
 	return ends[0], ends[1]
+}
+
+// pinged waits until the guest was asked n times whether it is well.
+func (p *peer) pinged(n int) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		p.mu.Lock()
+		enough := p.pings >= n
+		p.mu.Unlock()
+		if enough {
+			return
+		}
+	}
 }
 
 // frame is one as it stands on the wire, whatever its kind and length.
