@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-const bound = 30 * time.Second
+const bound = 60 * time.Second
 
 var (
 	once   sync.Once

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const bound = 30 * time.Second
+const bound = 60 * time.Second
 
 func pair(t testing.TB) (a, b *Conn) {
 	t.Helper()
