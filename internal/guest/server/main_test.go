@@ -34,6 +34,16 @@ func both(t *testing.T, f func(*testing.T, *Server)) {
 	t.Run("tag", func(t *testing.T) { f(t, testServer(t, false)) })
 }
 
+// bothAtOnce is both for tests that mostly wait: the two run side by side, so that what they make and look for needs
+// names of its own in each.
+func bothAtOnce(t *testing.T, f func(*testing.T, *Server)) {
+	t.Helper()
+	both(t, func(t *testing.T, s *Server) {
+		t.Parallel()
+		f(t, s)
+	})
+}
+
 // There is one process to reap in, so all tests share its two servers' reaper.
 var (
 	serversOnce sync.Once
@@ -255,6 +265,15 @@ func withMarker(t testing.TB, marker string) []int {
 		}
 	}
 	return found
+}
+
+// metBy runs f with a time-out that a command is to meet, and again with a longer
+// one for as long as f says that the command had not begun by then: a busy machine
+// takes its time to start a program.
+func metBy(timeout time.Duration, f func(time.Duration) (begun bool)) {
+	for !f(timeout) && timeout < bound {
+		timeout *= 4
+	}
 }
 
 func eventually(t testing.TB, what string, ok func() bool) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -74,6 +75,9 @@ func outcomeOf(t testing.TB, a *answer) outcome {
 	}
 	return o
 }
+
+// marker is a time, of about so many seconds, that nothing of another session sleeps.
+func (se *testSession) marker(seconds int) string { return fmt.Sprintf("%d.%ss", seconds, se.id[3:]) }
 
 func (se *testSession) run(text string) outcome {
 	se.t.Helper()
@@ -221,7 +225,7 @@ func TestSessionTakesInput(t *testing.T) {
 }
 
 func TestSessionIsInterruptedInTime(t *testing.T) {
-	both(t, func(t *testing.T, s *Server) {
+	bothAtOnce(t, func(t *testing.T, s *Server) {
 		se := openSession(t, s, wire.SessionStart{})
 		for i, text := range []string{
 			`while :; do :; done`,
@@ -230,14 +234,18 @@ func TestSessionIsInterruptedInTime(t *testing.T) {
 			`sleep 1000`,
 			`sleep 1000 | cat`,
 			`sh -c 'trap "" INT TERM; while :; do sleep 1; done'`,
-			`rm -f fifo; mkfifo fifo; read x <fifo`,
+			`f=fifo$$; rm -f $f; mkfifo $f; read x <$f`,
 			`for i in 1 2 3; do setsid sh -c 'sleep 1000' & done; wait`,
 			`kill -STOP $$`,
 			`x=$(sleep 1000); echo not reached`,
 		} {
 			marker := fmt.Sprintf("kept-%s-%d", se.id, i)
 			se.gives(fmt.Sprintf("kept=%s", marker), 0, "")
-			o := se.exec(wire.SessionExec{Text: "echo begin; " + text, Timeout: 300 * time.Millisecond})
+			var o outcome
+			metBy(150*time.Millisecond, func(timeout time.Duration) bool {
+				o = se.exec(wire.SessionExec{Text: "echo begin; " + text, Timeout: timeout})
+				return o.out != "" || o.Ended
+			})
 			if o.Ending != runtime.Timeout || o.ExitCode != -1 || o.Ended || o.out != "begin\n" {
 				t.Errorf("%s: %v", text, o)
 			}
@@ -254,9 +262,10 @@ func TestSessionIsInterruptedInTime(t *testing.T) {
 }
 
 func TestSessionThatDoesNotComeBackIsKilled(t *testing.T) {
-	both(t, func(t *testing.T, s *Server) {
+	bothAtOnce(t, func(t *testing.T, s *Server) {
 		se := openSession(t, s, wire.SessionStart{})
-		o := se.exec(wire.SessionExec{Text: `trap '' INT; while :; do :; done`, Timeout: 100 * time.Millisecond})
+		se.gives(`trap '' INT`, 0, "")
+		o := se.exec(wire.SessionExec{Text: `while :; do :; done`, Timeout: 100 * time.Millisecond})
 		if o.Ending != runtime.Timeout || !o.Ended || !strings.Contains(o.Detail, "killed") {
 			t.Errorf("got %v", o)
 		}
@@ -265,16 +274,17 @@ func TestSessionThatDoesNotComeBackIsKilled(t *testing.T) {
 }
 
 func TestSessionKeepsWhatIsInTheBackground(t *testing.T) {
-	both(t, func(t *testing.T, s *Server) {
+	bothAtOnce(t, func(t *testing.T, s *Server) {
 		se := openSession(t, s, wire.SessionStart{})
-		marker := "31.4" + se.id[3:]
+		marker := se.marker(3141)
 		began := time.Now()
 		se.gives(`sleep `+marker+` & echo started`, 0, "started\n")
-		if took := time.Since(began); took > 10*time.Second {
+		if took := time.Since(began); took > bound {
 			t.Errorf("it took %v", took)
 		}
 		se.gives(`(sleep 0.3; echo late; sleep `+marker+`) & while :; do echo loud; sleep 0.01; done & echo two`, 0, "*")
 		se.gives(`sleep 0.5; echo clean`, 0, "clean\n")
+		eventually(t, "both sleep in the background", func() bool { return len(withMarker(t, marker)) >= 2 })
 		// In time only what the command itself started is killed.
 		o := se.exec(wire.SessionExec{Text: `sleep 1` + marker, Timeout: 100 * time.Millisecond})
 		if o.Ending != runtime.Timeout || o.Ended {
@@ -291,9 +301,9 @@ func TestSessionKeepsWhatIsInTheBackground(t *testing.T) {
 }
 
 func TestSessionRunsOneCommandAtATime(t *testing.T) {
-	both(t, func(t *testing.T, s *Server) {
+	bothAtOnce(t, func(t *testing.T, s *Server) {
 		se := openSession(t, s, wire.SessionStart{})
-		first := se.dial(wire.SessionExec{Text: `sleep 0.5; x=set`, Timeout: bound})
+		first := se.dial(wire.SessionExec{Text: `read go; x=set`, Stdin: true, Timeout: bound})
 		first.untilStarted()
 		if a := se.dial(wire.SessionExec{Text: `echo no`}).all(); a.failure == nil || a.failure.Code != wire.ResourceExhausted || !strings.Contains(a.failure.Message, "busy") {
 			t.Errorf("a busy session answers %+v %s", a.failure, a.reply)
@@ -302,6 +312,12 @@ func TestSessionRunsOneCommandAtATime(t *testing.T) {
 			t.Errorf("a busy session answers %s", a.reply)
 		}
 		second := se.dial(wire.SessionExec{Text: `echo $x`, Wait: bound, Timeout: bound})
+		eventually(t, "the second waits", func() bool {
+			return slices.ContainsFunc(ask[[]wire.Session](t, s, wire.OpSessions, nil), func(w wire.Session) bool { return w.ID == se.id && w.Waiting == 1 })
+		})
+		if err := first.c.WriteFrame(wire.KindStdin, []byte("now\n")); err != nil {
+			t.Fatal(err)
+		}
 		if o := outcomeOf(t, second.all()); o.out != "set\n" {
 			t.Errorf("got %v", o)
 		}
@@ -342,7 +358,7 @@ func TestSessionIsNotForged(t *testing.T) {
 		if o.Ending == runtime.Exited && o.ExitCode == 0 {
 			t.Errorf("got %v", o)
 		}
-		if o := se.dial(wire.SessionExec{Text: "echo x", Timeout: time.Second}).all(); o.failure == nil && o.stdout.String() != "x\n" {
+		if o := se.dial(wire.SessionExec{Text: "echo x", Timeout: bound}).all(); o.failure == nil && o.stdout.String() != "x\n" {
 			t.Errorf("the broken session answers %s", o.reply)
 		}
 		other.gives("echo whole", 0, "whole\n")
@@ -354,7 +370,7 @@ func TestSessionIsNotForged(t *testing.T) {
 }
 
 func TestSessionInShThatIsNotBash(t *testing.T) {
-	both(t, func(t *testing.T, s *Server) {
+	bothAtOnce(t, func(t *testing.T, s *Server) {
 		se := openSession(t, s, wire.SessionStart{Shell: "sh"})
 		se.gives(`cd /usr; x=5; f() { echo fn $x; }`, 0, "")
 		se.gives(`pwd; f`, 0, "/usr\nfn 5\n")
@@ -376,18 +392,18 @@ func TestSessionInShThatIsNotBash(t *testing.T) {
 }
 
 func TestSessionOutlivesManyInterrupts(t *testing.T) {
-	both(t, func(t *testing.T, s *Server) {
+	bothAtOnce(t, func(t *testing.T, s *Server) {
 		for _, shell := range []string{"bash", "sh"} {
 			manyInterrupts(t, openSession(t, s, wire.SessionStart{Shell: shell}))
 		}
-		nothingLeft(t, "27.18")
 	})
 }
 
 func manyInterrupts(t *testing.T, se *testSession) {
 	t.Helper()
+	marker := se.marker(27)
 	for i := range 60 {
-		k := se.dial(wire.SessionExec{Text: []string{`sleep 27.18`, `:`, `while :; do :; done`, `echo x | cat`}[i%4], Wait: bound})
+		k := se.dial(wire.SessionExec{Text: []string{`sleep ` + marker, `:`, `while :; do :; done`, `echo x | cat`}[i%4], Wait: bound})
 		k.untilStarted()
 		time.Sleep(time.Duration(i*37%200) * 10 * time.Microsecond)
 		k.nc.Close()
@@ -396,6 +412,7 @@ func manyInterrupts(t *testing.T, se *testSession) {
 			t.Fatalf("after %d: %+v %s %q", i, a.failure, a.reply, a.stdout.String())
 		}
 	}
+	nothingLeft(t, marker)
 }
 
 // Whatever is typed, the session goes on with the next command, and what bash

@@ -85,10 +85,10 @@ func TestShellRunsOnAndItsOutputIsReadByOffset(t *testing.T) {
 
 func TestShellReaderGetsTheExactGap(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
-		sh := start(t, s, wire.Command{Argv: []string{"seq", "1000000"}, Spool: 64 << 10})
+		sh := start(t, s, wire.Command{Argv: []string{"seq", "200000"}, Spool: 64 << 10})
 		eventually(t, "it has ended", func() bool { return ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID}).Result != nil })
 		var want bytes.Buffer
-		for i := range 1_000_000 {
+		for i := range 200_000 {
 			fmt.Fprintln(&want, i+1)
 		}
 		a, end := output(t, s, wire.Output{ID: sh.ID, Offset: 100})
@@ -141,9 +141,13 @@ func TestWaitingShellLosesNothingOverBrokenStreams(t *testing.T) {
 
 func TestWaitingShellEndsWithNobodyReading(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
-		sh := start(t, s, wire.Command{Argv: []string{"yes"}, Wait: true, Spool: 64 << 10, Timeout: 300 * time.Millisecond})
-		eventually(t, "it has ended", func() bool { return ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID}).Result != nil })
-		got := ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID})
+		var got wire.Shell
+		metBy(300*time.Millisecond, func(timeout time.Duration) bool {
+			sh := start(t, s, wire.Command{ID: timeout.String(), Argv: []string{"yes"}, Wait: true, Spool: 64 << 10, Timeout: timeout})
+			eventually(t, "it has ended", func() bool { return ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID}).Result != nil })
+			got = ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID})
+			return got.Stdout.End > 0
+		})
 		if got.Result.Ending != runtime.Timeout || got.Stdout.Start != 0 || got.Stdout.End == 0 || got.Stdout.End > 1<<20 {
 			t.Errorf("got %+v, %+v", got.Result, got.Stdout)
 		}

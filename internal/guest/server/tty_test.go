@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -116,11 +117,13 @@ func TestJobControl(t *testing.T) {
 		c := onScreen(t, s, bash())
 		c.sees("$ ")
 		c.press("sleep 4711\r")
-		eventually(t, "sleep runs", func() bool { return len(withMarker(t, "4711")) == 1 })
+		var pids []int
+		eventually(t, "sleep runs", func() bool { pids = withMarker(t, "4711"); return len(pids) == 1 })
 		c.press("\x1a") // Ctrl-Z
 		c.sees("Stopped")
 		c.press("fg\r")
-		eventually(t, "it goes on", func() bool { return strings.Count(c.shown(), "sleep 4711\r\n") == 3 })
+		// bash names it before it gives it the terminal and has it go on.
+		eventually(t, "it goes on", func() bool { return strings.Count(c.shown(), "sleep 4711\r\n") == 3 && !isStopped(t, pids[0]) })
 		c.press("\x03") // Ctrl-C
 		eventually(t, "sleep is gone", func() bool { return len(withMarker(t, "4711")) == 0 })
 		c.press("echo code=$?\r")
@@ -129,6 +132,16 @@ func TestJobControl(t *testing.T) {
 		_, r := c.ends()
 		wantEnding(t, r, runtime.Exited, 5)
 	})
+}
+
+// isStopped reads proc_pid_stat(5).
+func isStopped(t *testing.T, pid int) bool {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.HasPrefix(text[bytes.LastIndexByte(text, ')')+1:], []byte(" T"))
 }
 
 func TestResizeIsSeen(t *testing.T) {

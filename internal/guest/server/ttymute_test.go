@@ -10,7 +10,7 @@ import (
 // What gVisor leaves to the guest, on a terminal that could do it itself.
 func TestMuteTerminalsAreHelped(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
-		c := onScreen(t, s, wire.Command{Argv: []string{"bash", "-c", `trap 'stty size' WINCH; trap 'echo int' INT; trap 'exit 6' QUIT; echo ready; while :; do read -t 0.02 x && echo "got $x"; done`}})
+		c := onScreen(t, s, wire.Command{Argv: []string{"bash", "-c", `trap 'stty size' WINCH; trap 'echo int' INT; trap 'exit 6' QUIT; echo ready; while :; do read -t 1 x && echo "got $x"; done`}})
 		c.sees("ready")
 		sh, err := s.find(c.id)
 		if err != nil {
