@@ -70,6 +70,22 @@ func ten(t testing.TB) *world {
 	return w
 }
 
+// copied opens a log with the files of one that is closed.
+func (w *world) copied(t testing.TB) *world {
+	t.Helper()
+	c := &world{t: t, dir: t.TempDir(), red: NewRedactor()}
+	files, err := os.ReadDir(w.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		c.write(f.Name(), w.read(f.Name()))
+	}
+	c.open()
+	t.Cleanup(c.close)
+	return c
+}
+
 const (
 	makeRoom = "UPDATE records SET seq = -seq - 1 WHERE seq > 5; UPDATE records SET seq = -seq WHERE seq < 0"
 	closeUp  = "UPDATE records SET seq = -seq + 1 WHERE seq > 5; UPDATE records SET seq = -seq WHERE seq < 0"
@@ -78,6 +94,8 @@ const (
 )
 
 func TestVerifyTellsWhatWasDone(t *testing.T) {
+	whole := ten(t)
+	whole.die()
 	for _, c := range []struct{ name, sql, want string }{
 		{"nothing", "", ""},
 		{"text changed", "UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = 5", "5:changed"},
@@ -113,7 +131,7 @@ func TestVerifyTellsWhatWasDone(t *testing.T) {
 		{"tail cut, its end changed", "DELETE FROM records WHERE seq > 7; UPDATE records SET record = replace(record, 'ann', 'bob') WHERE seq = 7", "7:changed 8:cut"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := ten(t)
+			w := whole.copied(t)
 			if c.sql != "" {
 				w.sql(c.sql)
 			}
@@ -224,6 +242,8 @@ func (w *world) events() string {
 }
 
 func TestOpenComparesWithTheHeadFile(t *testing.T) {
+	whole := ten(t)
+	whole.die()
 	for _, c := range []struct {
 		name string
 		do   func(w *world)
@@ -240,7 +260,7 @@ func TestOpenComparesWithTheHeadFile(t *testing.T) {
 		{"key missing", func(w *world) { w.remove("audit.key") }, "key file is missing", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := ten(t)
+			w := whole.copied(t)
 			w.die()
 			c.do(w)
 			w.open()
