@@ -134,6 +134,7 @@ func refuses(t *testing.T, s *harness.Server, code int, texts ...string) {
 
 // What a server cannot serve with is said when it starts.
 func TestServeRefuses(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, name string) {
 		for _, c := range []struct {
 			name, config string
@@ -153,6 +154,7 @@ func TestServeRefuses(t *testing.T) {
 // What keeps one template from being leased keeps nobody from starting: it is not
 // ready, and who asks for it is told why.
 func TestServeSaysWhatIsNotReady(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, name string) {
 		for _, c := range []struct {
 			name, config string
@@ -162,6 +164,7 @@ func TestServeSaysWhatIsNotReady(t *testing.T) {
 			{"a template that never fits", "admission: {max_memory: 400MiB}", []string{"not ready", "limits.memory", "admission.max_memory"}},
 		} {
 			t.Run(c.name, func(t *testing.T) {
+				t.Parallel()
 				s := harness.Run(t, harness.Options{Runtime: name, Config: c.config, Seed: &seed})
 				p := s.Ask(t, "POST", "/v1/sandboxes", `{}`).Problem(t, 503, "unavailable", "template")
 				for _, text := range c.texts {
@@ -177,6 +180,7 @@ func TestServeSaysWhatIsNotReady(t *testing.T) {
 
 // Caps that cannot be kept here: nothing is made, and the answer names the cap.
 func TestCapsThatCannotBe(t *testing.T) {
+	t.Parallel()
 	const config = `
 templates:
   default: {limits: {memory: 192MiB}, pool: {min: 0, max: 2}}
@@ -193,6 +197,7 @@ templates:
 }
 
 func TestDeadEngine(t *testing.T) {
+	t.Parallel()
 	dead := "unix://" + filepath.Join(harness.TempDir(t), "no.sock")
 	s := harness.New(t, harness.Options{Runtime: "docker", Docker: dead, Seed: &seed})
 	refuses(t, s, 69, dead)
@@ -200,6 +205,7 @@ func TestDeadEngine(t *testing.T) {
 
 // A state directory that another server has.
 func TestTwoServers(t *testing.T) {
+	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand, Seed: &seed})
 	got := s.CLI(t, "serve", "--listen", "unix:"+s.Socket()+"2")
 	got.Is(t, 69, "held by process")
@@ -208,6 +214,7 @@ func TestTwoServers(t *testing.T) {
 // A full disk: what is asked for then is refused with a reason, and the server
 // goes on when there is room again.
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, name string) {
 		root := harness.TempDir(t)
 		if err := syscall.Mount("tmpfs", root, "tmpfs", 0, "size=96m,mode=0755"); err != nil {

@@ -45,6 +45,7 @@ var pages = map[string]string{
 // TestBrowser opens friendly and hostile pages in real browsers, with the
 // template that the documentation has.
 func TestBrowser(t *testing.T) {
+	t.Parallel()
 	t.Cleanup(func() {
 		if err := browserSeed.Close(); err != nil {
 			t.Error(err)
@@ -195,7 +196,7 @@ func browserRefuses(t *testing.T, s *harness.Server, site string) {
 
 // browserSurvives: pages that use up time, memory or patience end in words.
 func browserSurvives(t *testing.T, s *harness.Server, site string) {
-	p, r := openPage(t, s, map[string]any{"url": site + "/leave", "timeout_ms": 60_000})
+	p, r := openPage(t, s, map[string]any{"url": site + "/leave", "timeout_ms": 120_000})
 	if r.Ending != "ok" || p.Content != "stays" || p.Dialogs != 1 {
 		t.Errorf("a page with a dialog: %+v %+v", r, p)
 	}
@@ -204,7 +205,7 @@ func browserSurvives(t *testing.T, s *harness.Server, site string) {
 		t.Errorf("a script without end: %+v %+v", r, p)
 	}
 	for path, words := range map[string]string{"/alerts": "dialogs without end", "/memory": "memory"} {
-		if _, r = openPage(t, s, map[string]any{"url": site + path, "timeout_ms": 60_000}); r.Ending != "failed" || r.Error == nil || !strings.Contains(r.Error.Message, words) {
+		if _, r = openPage(t, s, map[string]any{"url": site + path, "timeout_ms": 120_000}); r.Ending != "failed" || r.Error == nil || !strings.Contains(r.Error.Message, words) {
 			t.Errorf("%s: %+v", path, r)
 		}
 	}

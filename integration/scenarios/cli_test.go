@@ -19,6 +19,7 @@ func hide(word string) string { return word[:4] + `""` + word[4:] }
 
 // A run without a server: the exit code says how it ended, and nothing is left.
 func TestRunHere(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, name string) {
 		s := harness.New(t, harness.Options{Runtime: name, Config: onDemand, Seed: &seed})
 		for _, c := range []struct {
@@ -60,6 +61,7 @@ func TestRunHere(t *testing.T) {
 // Whatever ends a run, nothing of it stays: a Ctrl-C, TERM, and a kill that it
 // cannot see coming, after which nobody runs anything again.
 func TestRunIsKilled(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, name string) {
 		for _, c := range []struct {
 			name   string
@@ -67,6 +69,7 @@ func TestRunIsKilled(t *testing.T) {
 			codes  []int
 		}{{"INT", syscall.SIGINT, []int{130}}, {"TERM", syscall.SIGTERM, []int{130, 143}}, {"KILL", syscall.SIGKILL, []int{-1}}} {
 			t.Run(c.name, func(t *testing.T) {
+				t.Parallel()
 				s := harness.New(t, harness.Options{Runtime: name, Config: onDemand, Seed: &seed})
 				word := mark()
 				r := s.Launch(t, nil, "run", "--no-server", "-c", "(setsid bash -c 'exec -a "+hide(word)+" sleep 3000' &); exec -a "+hide(word)+" sleep 3000")
@@ -89,6 +92,7 @@ func TestRunIsKilled(t *testing.T) {
 
 // What the README does: import the image, run without a server, serve.
 func TestImportAndRun(t *testing.T) {
+	t.Parallel()
 	s := harness.New(t, harness.Options{Runtime: "oci", Config: onDemand})
 	s.CLI(t, "run", "--no-server", "--", "true").Is(t, 66, "orchestrator/sandbox")
 	s.CLI(t, "image", "import", harness.Need(t, harness.EnvArchive)).Is(t, 0, "")
@@ -106,6 +110,7 @@ func TestImportAndRun(t *testing.T) {
 
 // The commands that need a server, without one and with one.
 func TestCommandLine(t *testing.T) {
+	t.Parallel()
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
 		text := func(args ...string) string {
 			t.Helper()

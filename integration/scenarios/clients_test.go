@@ -47,6 +47,7 @@ go mod download example.test/artefact@v1.0.0 && cat go/pkg/mod/example.test/arte
 // TestClientsFetchThroughTheProxy: the programs that people fetch things with
 // get what the rules allow, and say why they do not get the rest.
 func TestClientsFetchThroughTheProxy(t *testing.T) {
+	t.Parallel()
 	t.Cleanup(func() {
 		if err := clientsSeed.Close(); err != nil {
 			t.Error(err)

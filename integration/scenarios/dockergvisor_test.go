@@ -12,6 +12,7 @@ import (
 // Under Docker a sandbox of class gvisor is made while one of class container has its cgroups bound, which runsc would stumble over if it looked for
 // its own; it outlives the service, and both see the same workspace in turn.
 func TestDockerRunsBothClassesAtOnce(t *testing.T) {
+	t.Parallel()
 	needGVisor(t)
 	s := harness.Run(t, harness.Options{Runtime: "docker", Config: strong, Seed: &seed})
 	name := workspace(t, s)

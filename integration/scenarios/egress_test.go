@@ -87,11 +87,12 @@ func (o *outside) plain(host string) v1.EgressRule {
 // get asks from inside; a refusal is what curl shows of it.
 func (o *outside) get(t *testing.T, s *harness.Server, id, host, path string) string {
 	t.Helper()
-	r := exec(t, s, id, v1.Exec{Command: fmt.Sprintf("curl -sS -m 20 -i http://%s:%d%s 2>&1", host, o.http, path)})
+	r := exec(t, s, id, v1.Exec{Command: fmt.Sprintf("curl -sS -m 60 -i http://%s:%d%s 2>&1", host, o.http, path)})
 	return strings.ReplaceAll(r.Stdout+r.Stderr, "\r", "")
 }
 
 func TestEgress(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, name string) {
 		o := newOutside(t)
 		s := harness.Run(t, harness.Options{Runtime: name, Config: o.config, Seed: &seed})

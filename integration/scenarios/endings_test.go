@@ -164,7 +164,7 @@ func nothingOutlives(t *testing.T, s *harness.Server) {
 		{"holder of stdout", v1.Exec{Command: `setsid bash -c 'exec -a WORD sleep 3000' & echo started`}, "exited"},
 		{"stubborn", v1.Exec{Command: `trap '' HUP INT TERM; exec -a WORD bash -c 'trap "" HUP INT TERM; while :; do sleep 1; done'`, TimeoutMS: 1000}, "timeout"},
 		{"100 runners", v1.Exec{Argv: []string{"python3", "-c", runners, "WORD"}}, "exited"},
-		{"bomb at the cap", v1.Exec{Argv: []string{"python3", "-c", unkillable, "WORD"}, TimeoutMS: 2500}, "timeout"},
+		{"bomb at the cap", v1.Exec{Argv: []string{"python3", "-c", unkillable, "WORD"}, TimeoutMS: 1500}, "timeout"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			word := mark()

@@ -13,6 +13,7 @@ import (
 // is refused with a reason, and nothing that was promised is lost, not even by
 // a service that is started again meanwhile.
 func TestEngineGoesAway(t *testing.T) {
+	t.Parallel()
 	relay := harness.NewRelay(t)
 	s := harness.Run(t, harness.Options{Runtime: "docker", Docker: relay.Host(), Config: onDemand, Seed: &seed})
 	id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
@@ -39,6 +40,7 @@ func TestEngineGoesAway(t *testing.T) {
 // without mounts and without a cgroup for each command is the same. Workspaces
 // are carried: TestWorkspaceIsCarriedOverStdio.
 func TestOverStdioOnly(t *testing.T) {
+	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "docker", Mode: "stdio", Config: roomy, Seed: &seed})
 	for _, c := range []struct {
 		name string

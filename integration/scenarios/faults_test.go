@@ -61,6 +61,7 @@ func pointsOf(t *testing.T, runtime string) []string {
 // kill -9 at each step of create, lease and destroy: after the next start
 // everything is accounted for, and calls work.
 func TestCrashAtEveryPoint(t *testing.T) {
+	t.Parallel()
 	eachOfAll(t, func(t *testing.T, name string) {
 		s := harness.New(t, harness.Options{Runtime: name, Bin: harness.Need(t, harness.EnvFaults), Config: onDemand, Seed: &seed})
 		s.Start()

@@ -56,6 +56,7 @@ func ask(ctx context.Context, c *client.Client, key string, r v1.ToolCall) (q v1
 
 // A caller who has asked too much is told so, and another is not in their way.
 func TestQuestionsAreBounded(t *testing.T) {
+	t.Parallel()
 	const config = onDemand + "profiles: {default: phase2}\ncallers: {max_pending: 3}\napprovals: {max_pending: 5}\n"
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: config, Seed: &seed})
 	ann, bob, cid := token(t, s, v1.TokenRequest{Caller: "ann", Trust: 3}), token(t, s, v1.TokenRequest{Caller: "bob", Trust: 3}), token(t, s, v1.TokenRequest{Caller: "cid", Trust: 3})

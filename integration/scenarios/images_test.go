@@ -23,6 +23,7 @@ import (
 type slowly struct {
 	host string
 	came atomic.Int64
+	free atomic.Bool // the bound is lifted
 }
 
 func carrySlowly(t *testing.T, to string, perSecond int64) *slowly {
@@ -58,7 +59,9 @@ func carrySlowly(t *testing.T, to string, perSecond int64) *slowly {
 					if err != nil {
 						return
 					}
-					time.Sleep(50 * time.Millisecond)
+					if !s.free.Load() {
+						time.Sleep(50 * time.Millisecond)
+					}
 				}
 			})
 		}
@@ -69,6 +72,7 @@ func carrySlowly(t *testing.T, to string, perSecond int64) *slowly {
 // From a registry with TLS and a login: a template's image is pulled at the
 // start; a pull that was killed goes on; the collector leaves what is needed.
 func TestImagesFromARegistry(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRegistry(t)
 	digest := r.Push(t, harness.Need(t, harness.EnvArchive), "team/sandbox:1")
 	each(t, func(t *testing.T, runtime string) {
@@ -89,7 +93,7 @@ images: {budget: 1B, allow: ["%s/team/*"]}
 		})
 		s.Kill9()
 		s.Start(r.Environment()...)
-		harness.Eventually(t, 2*time.Minute, "the template is ready", func() bool {
+		harness.Eventually(t, harness.Long, "the template is ready", func() bool {
 			return s.CLI(t, "run", "--", "echo", "here").Stdout == "here\n"
 		})
 		list, err := s.Client.Images(t.Context())
@@ -112,6 +116,7 @@ images: {budget: 1B, allow: ["%s/team/*"]}
 }
 
 func TestAPullThatIsKilledGoesOn(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRegistry(t)
 	archive := harness.Need(t, harness.EnvArchive)
 	r.Push(t, archive, "sandbox:1")
@@ -133,7 +138,7 @@ func TestAPullThatIsKilledGoesOn(t *testing.T) {
 		done <- err
 	}()
 	const enough = 20 << 20
-	harness.Eventually(t, time.Minute, "a part of it has come", func() bool { return last.Load() > enough })
+	harness.Eventually(t, harness.Long, "a part of it has come", func() bool { return last.Load() > enough })
 	s.Kill9()
 	if err := <-done; err == nil {
 		t.Fatal("it was pulled before the kill")
@@ -147,6 +152,7 @@ func TestAPullThatIsKilledGoesOn(t *testing.T) {
 		t.Fatalf("%v: %v", info, err)
 	}
 	before := way.came.Load()
+	way.free.Store(true)
 	s.Start(r.Environment()...)
 	list, err := s.Client.PullImage(t.Context(), v1.PullRequest{Ref: at}, nil)
 	if err != nil || len(list) != 1 {
@@ -167,6 +173,7 @@ func TestAPullThatIsKilledGoesOn(t *testing.T) {
 // A Dockerfile is built by the engine, from the store and into it; what cannot
 // be built leaves nothing.
 func TestBuildFromADockerfile(t *testing.T) {
+	t.Parallel()
 	host := harness.Need(t, harness.EnvDocker)
 	each(t, func(t *testing.T, runtime string) {
 		s := harness.Run(t, harness.Options{Runtime: runtime, Docker: host, Seed: &seed, Config: onDemand})

@@ -17,6 +17,7 @@ import (
 // A lease ends by itself: at its TTL whatever it does, at its idle time unless
 // a call or a shell is under way.
 func TestDeadlinesOfLeases(t *testing.T) {
+	t.Parallel()
 	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
 		ctx := within(t)
 		word := mark()
@@ -27,9 +28,10 @@ func TestDeadlinesOfLeases(t *testing.T) {
 			}
 			return sb
 		}
-		busy := stay(v1.SandboxRequest{IdleMS: 4000})
-		idle := lease(t, s, v1.SandboxRequest{IdleMS: 4000})
-		short := stay(v1.SandboxRequest{TTLMS: 6000})
+		// Long enough for a shell to be started in them on a busy machine.
+		busy := stay(v1.SandboxRequest{IdleMS: 10_000})
+		idle := lease(t, s, v1.SandboxRequest{IdleMS: 10_000})
+		short := stay(v1.SandboxRequest{TTLMS: 15_000})
 		for id, want := range map[string]string{short.ID: "expired", idle.ID: "idle"} {
 			harness.Eventually(t, harness.Short, want, func() bool {
 				sb, err := s.Client.Sandbox(ctx, id)
@@ -50,6 +52,7 @@ func TestDeadlinesOfLeases(t *testing.T) {
 // An empty pool: refused at once with a time to try again, made cold, or
 // waited for; and the queue has an end.
 func TestEmptyPool(t *testing.T) {
+	t.Parallel()
 	const small = `
 admission: {queue: 2}
 templates:
@@ -108,6 +111,7 @@ func waiting(t *testing.T, s *harness.Server, held string) {
 // Fifty calls at once, each with a sandbox of its own: all right, and nothing
 // left of any.
 func TestFiftyAtOnce(t *testing.T) {
+	t.Parallel()
 	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
 		ctx := within(t)
 		var wg sync.WaitGroup
@@ -140,6 +144,7 @@ func TestFiftyAtOnce(t *testing.T) {
 // A template that was changed: the warm ones of the old kind are replaced at
 // the next start, and leases stay what they are.
 func TestChangedTemplate(t *testing.T) {
+	t.Parallel()
 	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{}).ID
 		sh(t, s, id, "echo mine > /workspace/file")

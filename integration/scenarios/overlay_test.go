@@ -40,6 +40,7 @@ func paths(d v1.Diff) []string {
 // Three leases write to one workspace at once. What two of them did is
 // committed; the third is told what is in its way, and by whom.
 func TestThreeOverlaysOnOneWorkspace(t *testing.T) {
+	t.Parallel()
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)
 		files := s.Client.WorkspaceFiles(name)
@@ -107,6 +108,7 @@ func TestThreeOverlaysOnOneWorkspace(t *testing.T) {
 
 // What a command tries in an overlay to reach past it.
 func TestOverlaysHoldHostileCommands(t *testing.T) {
+	t.Parallel()
 	onServer(t, quota, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)
 		put(t, s.Client.WorkspaceFiles(name), "a.txt", "base\n")
@@ -147,6 +149,7 @@ func TestOverlaysHoldHostileCommands(t *testing.T) {
 
 // A kill of the service between lease and commit loses nothing.
 func TestOverlaysOutliveTheServer(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, runtime string) {
 		s := harness.Run(t, harness.Options{Runtime: runtime, Config: onDemand, Seed: &seed})
 		name := workspace(t, s)
@@ -189,6 +192,7 @@ func TestOverlaysOutliveTheServer(t *testing.T) {
 // A run keeps what it changed, with a server or without, and the next command
 // finds it.
 func TestARunWithAnOverlay(t *testing.T) {
+	t.Parallel()
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)
 		put(t, s.Client.WorkspaceFiles(name), "a.txt", "base\n")

@@ -58,6 +58,7 @@ func size(t *testing.T, s *harness.Server, id, path string) int64 {
 }
 
 func TestQuotaOfAWorkspace(t *testing.T) {
+	t.Parallel()
 	onDisks(t, func(t *testing.T, s *harness.Server) {
 		name := bounded(t, s)
 		files := s.Client.WorkspaceFiles(name)
@@ -112,6 +113,7 @@ func deleteWorkspace(t *testing.T, s *harness.Server, name string) {
 }
 
 func TestWorkspaceIsResized(t *testing.T) {
+	t.Parallel()
 	onDisks(t, func(t *testing.T, s *harness.Server) {
 		name := bounded(t, s)
 		put(t, s.Client.WorkspaceFiles(name), "big", strings.Repeat("x", 40<<20))
@@ -141,6 +143,7 @@ func TestWorkspaceIsResized(t *testing.T) {
 // The bound outlives the service, also when that is killed while the workspace
 // is full and written to, and down leaves nothing mounted.
 func TestQuotaOverAKill(t *testing.T) {
+	t.Parallel()
 	onDisks(t, func(t *testing.T, s *harness.Server) {
 		ws := bounded(t, s)
 		id := lease(t, s, v1.SandboxRequest{Workspace: ws}).ID

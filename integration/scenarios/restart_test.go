@@ -22,8 +22,9 @@ import (
 	"orchestrator/integration/harness"
 )
 
-// big is how much a shell writes while the orchestrator is killed five times.
-const big = 1 << 30
+// big is how much a shell writes while the orchestrator is killed five times:
+// far more than what is buffered anywhere on the way.
+const big = 384 << 20
 
 // source is the same bytes as the shell's: AES-128 in counter mode over
 // zeroes, which costs little and looks like noise.
@@ -66,7 +67,7 @@ func TestOutputSurvivesFiveKills(t *testing.T) {
 	want := source(t)
 	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
-		ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 		defer cancel()
 		shell, err := s.Client.StartShell(ctx, id, v1.ShellRequest{Lossless: true, Exec: v1.Exec{
 			Command: fmt.Sprintf("openssl enc -aes-128-ctr -nosalt -K %s -iv %032d -in /dev/zero 2>/dev/null | head -c %d", strings.Repeat("01", 16), 0, big),
@@ -95,6 +96,7 @@ func TestOutputSurvivesFiveKills(t *testing.T) {
 // output goes on from the offset, the lease and its workspace are what they
 // were.
 func TestShellsLiveOn(t *testing.T) {
+	t.Parallel()
 	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold", Workspace: name, Env: map[string]string{"WHO": "lease"}}).ID
@@ -149,6 +151,7 @@ func readLines(t *testing.T, s *harness.Server, shell string, next int64, line i
 // What was done under an idempotency key is not done again, by the next
 // process either; what was cut short is not invented.
 func TestKeysOutliveTheServer(t *testing.T) {
+	t.Parallel()
 	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		ctx := within(t)
 		ask := v1.SandboxRequest{WhenEmpty: "cold", Labels: map[string]string{"n": "1"}}
@@ -201,6 +204,7 @@ func TestKeysOutliveTheServer(t *testing.T) {
 
 // A container that went away while no server ran: the next one says lost.
 func TestLostBetweenServers(t *testing.T) {
+	t.Parallel()
 	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 		init := s.Init(id)
@@ -217,7 +221,8 @@ func TestLostBetweenServers(t *testing.T) {
 
 // A host that never comes back leaves nothing: the guest ends by itself.
 func TestGuestEndsAlone(t *testing.T) {
-	onServerOfAll(t, "guest: {alone: 2s}\n"+onDemand, func(t *testing.T, s *harness.Server) {
+	t.Parallel()
+	onServerOfAll(t, "guest: {alone: 6s}\n"+onDemand, func(t *testing.T, s *harness.Server) {
 		word := mark()
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 		if _, err := s.Client.StartShell(within(t), id, v1.ShellRequest{Exec: v1.Exec{Command: "exec -a " + word + " sleep 3000"}}); err != nil {

@@ -49,7 +49,8 @@ templates:
     pool: {min: 0, max: 8, rate: 10, parallel: 2}
 `
 
-// each runs a scenario on the runtimes that all are held on, two at a time.
+// each runs a scenario on the runtimes that all are held on, one beside the
+// other.
 func each(t *testing.T, run func(t *testing.T, runtime string)) {
 	on(t, harness.Runtimes(), run)
 }
@@ -84,6 +85,7 @@ func onServerOfAll(t *testing.T, config string, run func(t *testing.T, s *harnes
 
 // The scenarios that can share a server: each gives back what it leased.
 func TestOnOneServer(t *testing.T) {
+	t.Parallel()
 	onServerOfAll(t, roomy, func(t *testing.T, s *harness.Server) {
 		for _, c := range []struct {
 			name string
@@ -117,7 +119,7 @@ func TestOnOneServer(t *testing.T) {
 // within is the time that a scenario's calls have together.
 func within(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

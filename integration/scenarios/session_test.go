@@ -18,6 +18,7 @@ import (
 )
 
 func TestSessions(t *testing.T) {
+	t.Parallel()
 	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
 		for _, c := range []struct {
 			name string
@@ -154,7 +155,7 @@ func sessionEnds(t *testing.T, s *harness.Server, sandbox string) {
 		}
 	}
 	se := newSession(t, s, sandbox)
-	if r := sessionRun(t, se, `trap '' INT; while :; do :; done`, 200); r.Ending != "timeout" || r.Session != v1.SessionEnded || r.Detail == "" {
+	if r := sessionRun(t, se, `trap '' INT; while :; do :; done`, 1500); r.Ending != "timeout" || r.Session != v1.SessionEnded || r.Detail == "" {
 		t.Errorf("got %+v", r)
 	}
 }
@@ -170,7 +171,7 @@ func sessionTimes(t *testing.T, s *harness.Server, sandbox string) {
 	brief, long := seconds("12"), seconds("98")
 	sessionGives(t, se, `x=kept; sleep `+long+` & disown`, 0, "")
 	for _, command := range []string{`while :; do :; done`, `sleep ` + brief, `sh -c 'trap "" INT TERM; sleep ` + brief + `'`, `for i in 1 2 3; do setsid sleep ` + brief + ` & done; wait`} {
-		r := sessionRun(t, se, "echo begin; "+command, 300)
+		r := sessionRun(t, se, "echo begin; "+command, 1500)
 		if r.Ending != "timeout" || r.ExitCode != -1 || r.Session != v1.SessionOpen || r.Stdout != "begin\n" {
 			t.Errorf("%s: %+v", command, r)
 		}
@@ -194,7 +195,7 @@ func sessionBackground(t *testing.T, s *harness.Server, sandbox string) {
 	se := newSession(t, s, sandbox)
 	began := time.Now()
 	sessionGives(t, se, `(sleep 0.3; echo late) & while :; do echo loud; sleep 0.01; done & echo here`, 0, "*")
-	if took := time.Since(began); took > 10*time.Second {
+	if took := time.Since(began); took > harness.Short {
 		t.Errorf("it took %s", took)
 	}
 	sessionGives(t, se, `sleep 0.6; echo clean; kill %2`, 0, "clean\n")
@@ -203,7 +204,7 @@ func sessionBackground(t *testing.T, s *harness.Server, sandbox string) {
 		t.Errorf("listed as %+v, %v", list, err)
 	}
 	began = time.Now() // a session that has nothing to do does not hold up the end
-	if _, err := s.Client.StopSandbox(within(t), sandbox, 20*time.Second); err != nil || time.Since(began) > 15*time.Second {
+	if _, err := s.Client.StopSandbox(within(t), sandbox, time.Minute); err != nil || time.Since(began) > 50*time.Second {
 		t.Errorf("stopped after %s, %v", time.Since(began), err)
 	}
 }
@@ -236,14 +237,23 @@ func sessionBusy(t *testing.T, s *harness.Server, sandbox string) {
 	se := newSession(t, s, sandbox)
 	started, done := make(chan struct{}), make(chan error, 1)
 	go func() { // done is waited for
-		_, err := se.ExecStream(within(t), v1.ShellSessionExec{Exec: v1.Exec{Command: `sleep 2; x=set`}}, client.Streams{Started: func(string) { close(started) }})
+		_, err := se.ExecStream(within(t), v1.ShellSessionExec{Exec: v1.Exec{Command: `while [ ! -e /tmp/go ]; do sleep 0.05; done; x=set`}}, client.Streams{Started: func(string) { close(started) }})
 		done <- err
 	}()
 	<-started
 	if _, err := se.Exec(within(t), v1.ShellSessionExec{Exec: v1.Exec{Command: "x=no"}, WhenBusy: "refuse"}); !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "busy") {
 		t.Errorf("a busy session answers %v", err)
 	}
+	let := make(chan error, 1)
+	go func() { // waited for below; by then the next one most likely waits
+		time.Sleep(300 * time.Millisecond)
+		_, err := s.Client.Exec(within(t), sandbox, v1.Exec{Command: "touch /tmp/go"})
+		let <- err
+	}()
 	sessionGives(t, se, `echo $x`, 0, "set\n")
+	if err := <-let; err != nil {
+		t.Error(err)
+	}
 	if err := <-done; err != nil {
 		t.Error(err)
 	}

@@ -84,7 +84,7 @@ ulimits: {fsize: 1MiB, stack: 4MiB}
 env: {COLOUR: green, KEPT: template, PATH: /usr/local/bin:/usr/bin:/bin:/opt/x}
 user: "1234:1234"
 warmup:
-  - {argv: [sh, -c, "echo $COLOUR-$(id -u) > /tmp/warmed"], timeout: 10s}
+  - {argv: [sh, -c, "echo $COLOUR-$(id -u) > /tmp/warmed"], timeout: 60s}
   - {argv: [sh, -c, "sleep 1000000"], background: true}
 `)}, func(t *testing.T, s *harness.Server, _ string) {
 		for command, want := range map[string]string{

@@ -22,6 +22,7 @@ import (
 
 // The scenarios of terminals that can share a server.
 func TestTerminals(t *testing.T) {
+	t.Parallel()
 	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{}).ID
 		for _, c := range []struct {
@@ -393,6 +394,7 @@ func noTerminal(t *testing.T, s *harness.Server, id string) {
 // back by themselves: no byte of output is lost or doubled, and what is typed
 // while nobody is there arrives.
 func TestTerminalsLiveOn(t *testing.T) {
+	t.Parallel()
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 		c := open(t, s, id, v1.TerminalRequest{Command: "stty -echo; echo ready; i=0; while read x; do i=$((i+1)); echo $i:$x; done", SpoolBytes: 1 << 20})

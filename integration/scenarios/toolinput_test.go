@@ -96,6 +96,7 @@ func nested(open string, n int, shut string) string {
 // One clear error that names the field and the way out, nothing leased, and a
 // record of it, whoever sends what.
 func TestBadInputOfTools(t *testing.T) {
+	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand, Seed: &seed})
 	defer pinged(t, s)()
 	ann := person(t, s, `{"caller":"ann","trust":3}`)
@@ -332,6 +333,7 @@ func badTokens(t *testing.T, s *harness.Server) {
 
 // A server does not start with a profile that is broken, and says where.
 func TestServeRefusesBrokenProfiles(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, file, text string
 		texts            []string

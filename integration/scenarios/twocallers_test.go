@@ -36,6 +36,7 @@ func (p somebody) as(t *testing.T, tool, body string) v1.ToolResult {
 // Two callers of tools on one host: neither sees, reads, kills, answers or
 // exhausts what is the other's, and what is another's is as what is nobody's.
 func TestToolCallersAreApart(t *testing.T) {
+	t.Parallel()
 	onServer(t, apart, func(t *testing.T, s *harness.Server) {
 		ann, bob := person(t, s, `{"caller":"ann","trust":3}`), person(t, s, `{"caller":"bob","trust":3}`)
 		of := annsThings(t, s, ann)
@@ -407,6 +408,7 @@ func count(list []v1.Sandbox) (n int) {
 // A caller's calls of a day are theirs alone, and the refusal says when there
 // are more.
 func TestCallsOfADay(t *testing.T) {
+	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: apart, Seed: &seed})
 	ann, bob := token(t, s, v1.TokenRequest{Caller: "ann", Trust: 3, Quotas: v1.Quotas{Calls: 3}}), token(t, s, v1.TokenRequest{Caller: "bob", Trust: 3})
 	r := v1.ToolCall{Session: "s", Input: input(t, map[string]any{"command": "true"})}

@@ -3,6 +3,7 @@
 package scenarios
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -21,6 +22,7 @@ const bridged = `{"tools": {"bash": {"enabled": true}, "sandbox": {"networkMode"
 // TestWeb holds the tools of the web to what they promise, against a site on
 // loopback that is not always friendly.
 func TestWeb(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, name string) {
 		w := harness.NewWebsite(t, "")
 		dir := harness.TempDir(t)
@@ -159,12 +161,13 @@ func webRefusals(t *testing.T, s *harness.Server, w *harness.Website) {
 // webPrivate: while a call has its sandbox, which reaches what the service lets
 // its tools reach, nobody else gets into that.
 func webPrivate(t *testing.T, s *harness.Server, w *harness.Website) {
-	done := make(chan struct{})
+	done, before := make(chan struct{}), w.Hits("/slow")
+	ctx, leave := context.WithCancel(within(t))
 	go func() { // waited for below
 		defer close(done)
-		_, _ = s.Client.CallTool(within(t), "web.fetch", v1.ToolCall{Input: input(t, map[string]any{"url": w.URL("a", "/slow"), "timeout_ms": 4000})}, client.CallOptions{})
+		_, _ = s.Client.CallTool(ctx, "web.fetch", v1.ToolCall{Input: input(t, map[string]any{"url": w.URL("a", "/slow"), "timeout_ms": 100_000})}, client.CallOptions{})
 	}()
-	defer func() { <-done }()
+	defer func() { leave(); <-done }()
 	id := ""
 	harness.Eventually(t, harness.Short, "the call has its sandbox", func() bool {
 		all, err := s.Client.Sandboxes(within(t), false)
@@ -172,7 +175,7 @@ func webPrivate(t *testing.T, s *harness.Server, w *harness.Website) {
 			id = all[0].ID
 		}
 		state, _ := s.Client.Sandbox(within(t), id)
-		return id != "" && state.State == "leased" && w.Hits("/slow") > 0
+		return id != "" && state.State == "leased" && w.Hits("/slow") > before
 	})
 	at := "/v1/sandboxes/" + id
 	for _, c := range [][3]string{
@@ -193,7 +196,11 @@ func webHostile(t *testing.T, s *harness.Server, w *harness.Website) {
 		"/slow": {"timeout", ""}, "/lies": {"failed", ""}, "/loop": {"failed", "redirect"}, "/image": {"failed", "image/png"},
 		"/circle.pdf": {"failed", "broke off"}, // the program ends over it
 	} {
-		_, r := web(t, s, "web.fetch", map[string]any{"url": w.URL("a", path), "timeout_ms": 4000})
+		in := map[string]any{"url": w.URL("a", path)}
+		if path == "/slow" { // the only one that does not end by itself
+			in["timeout_ms"] = 2000
+		}
+		_, r := web(t, s, "web.fetch", in)
 		if said := fmt.Sprint(r.Detail, r.Error); r.Ending != want[0] || !strings.Contains(said, want[1]) || r.Output != nil {
 			t.Errorf("%s: %+v %+v", path, r, r.Error)
 		}
