@@ -24,11 +24,10 @@ const (
 func TestFloods(t *testing.T) {
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
-		// More than 32 bits count.
-		const much = 5 << 30
-		r, err := s.Client.Exec(t.Context(), id, v1.Exec{Command: "head -c 5G /dev/zero", MaxOutputBytes: 1000, TimeoutMS: time.Hour.Milliseconds()})
+		const much = 10 << 30
+		r, err := s.Client.Exec(t.Context(), id, v1.Exec{Command: "head -c 10G /dev/zero", MaxOutputBytes: 1000, TimeoutMS: time.Hour.Milliseconds()})
 		if err != nil || r.Ending != "exited" || r.ExitCode != 0 || r.StdoutBytes != much || !r.Truncated {
-			t.Errorf("5 GiB: %+v %v", r, err)
+			t.Errorf("10 GiB: %+v %v", r, err)
 		}
 		if r = exec(t, s, id, v1.Exec{Command: "exec >&- 2>&-; sleep 0.3; exit 3"}); r.Ending != "exited" || r.ExitCode != 3 {
 			t.Errorf("closed: %+v", r)

@@ -22,9 +22,8 @@ import (
 	"orchestrator/integration/harness"
 )
 
-// big is how much a shell writes while the orchestrator is killed five times:
-// far more than what is buffered anywhere on the way.
-const big = 384 << 20
+// big is how much a shell writes while the orchestrator is killed five times.
+const big = 1 << 30
 
 // source is the same bytes as the shell's: AES-128 in counter mode over
 // zeroes, which costs little and looks like noise.
