@@ -96,6 +96,8 @@ func TestDownloadGoesOnAfterCuts(t *testing.T) {
 
 // What one process has, the next one takes up: also what is damaged.
 func TestDownloadGoesOnInTheNextProcess(t *testing.T) {
+	l := layer(t, "f", noise(1<<20))
+	path, sum, content := blobOf(t, l)
 	for name, damage := range map[string]func(path string) error{
 		"whole":   func(string) error { return nil },
 		"damaged": func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte{7}, 1000), 0o600) },
@@ -103,9 +105,7 @@ func TestDownloadGoesOnInTheNextProcess(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t)
-			l := layer(t, "f", noise(1<<20))
 			at := s.push(t, "next", image(t, l))
-			path, sum, content := blobOf(t, l)
 			var first atomic.Bool
 			s.on(func(w http.ResponseWriter, r *http.Request) bool {
 				switch {
@@ -411,13 +411,13 @@ func TestFullDiskLeavesNothing(t *testing.T) {
 		}
 	})
 	s := newSite(t)
-	at := s.push(t, "large", image(t, layer(t, "f", noise(4<<20))))
+	at := s.push(t, "large", image(t, layer(t, "f", noise(2<<20))))
 	w := worldIn(t, filepath.Join(dir, "images"), s, nil)
 	if _, err := w.pull(t, at); !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "image gc") {
 		t.Errorf("known beforehand: %v", err)
 	}
 	// What fits compressed need not fit unpacked.
-	at = s.push(t, "zeros", image(t, layer(t, "f", strings.Repeat("0", 4<<20))))
+	at = s.push(t, "zeros", image(t, layer(t, "f", strings.Repeat("0", 2<<20))))
 	if _, err := w.pull(t, at); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("found out: %v", err)
 	}
