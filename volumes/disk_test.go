@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -91,6 +92,23 @@ func TestNothingStaysMounted(t *testing.T) {
 	if list, _ := again.Overlays("w"); len(list) != 2 {
 		t.Errorf("%+v", list)
 	}
+}
+
+// A container of somebody else that is being made has a clone of every mount,
+// on a busy host for longer than an unmount waits.
+func TestDownOutlastsACloneOfAMount(t *testing.T) {
+	m := world(t, Options{Mechanism: Auto, Quota: 4 << 20, Idle: time.Minute}, nil)
+	h := hold(t, m, "o", ReadWrite)
+	write(t, h, "a", "a")
+	clone := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", "echo made; sleep 6")
+	made, err := clone.StdoutPipe()
+	must(t, err)
+	must(t, clone.Start())
+	_, err = made.Read(make([]byte, 5))
+	must(t, err)
+	must(t, m.Down(t.Context()))
+	unmounted(t, m.dir)
+	must(t, clone.Wait())
 }
 
 func TestSnapshots(t *testing.T) {

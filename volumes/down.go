@@ -4,9 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"orchestrator/internal/disk"
 )
+
+// downTime is how long Down goes on while something has a clone of a mount: a
+// container of somebody else that is being made has one, on a busy host for
+// seconds.
+const downTime = 30 * time.Second
 
 // ReleaseAll gives back whatever was acquired. It is to be called when no sandbox
 // of those leases lives any more.
@@ -25,8 +31,8 @@ func (m *Manager) ReleaseAll() {
 }
 
 // Down gives back whatever leases have, of earlier processes too, and unmounts
-// everything. It is to be called when no sandbox lives any more, and nothing
-// else is called.
+// everything, for a bounded time again what is busy. It is to be called when no
+// sandbox lives any more, and nothing else is called.
 func (m *Manager) Down(ctx context.Context) error {
 	m.ReleaseAll()
 	m.mu.Lock()
@@ -36,12 +42,18 @@ func (m *Manager) Down(ctx context.Context) error {
 		names = append(names, name)
 	}
 	m.mu.Unlock()
-	var errs []error
-	for _, name := range names {
-		errs = append(errs, m.downOne(ctx, name))
-	}
 	none := func(string) bool { return false }
-	return errors.Join(append(errs, disk.Sweep(ctx, m.dir, none))...)
+	for end := time.Now().Add(downTime); ; {
+		var errs []error
+		for _, name := range names {
+			errs = append(errs, m.downOne(ctx, name))
+		}
+		err := errors.Join(append(errs, disk.Sweep(ctx, m.dir, none))...)
+		// What was busy was so for a while already.
+		if !errors.Is(err, disk.ErrBusy) || ctx.Err() != nil || time.Now().After(end) {
+			return err
+		}
+	}
 }
 
 func (m *Manager) downOne(ctx context.Context, name string) error {
