@@ -100,7 +100,7 @@ func isID(name string) bool { return len(name) == 36 && strings.Count(name, "-")
 // what ends by itself.
 func (s *Server) leftovers() []string {
 	var left []string
-	for end := time.Now().Add(Short); ; time.Sleep(5 * pause) {
+	for end := time.Now().Add(Short); ; time.Sleep(rare) {
 		if left = s.leftNow(); len(left) == 0 || time.Now().After(end) {
 			return left
 		}

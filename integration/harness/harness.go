@@ -38,6 +38,7 @@ const (
 	Long  = 3 * time.Minute // a start, a whole clean-up
 	Short = time.Minute     // a state that is about to be reached
 	pause = 20 * time.Millisecond
+	rare  = 10 * pause
 )
 
 // Runtimes are those that every scenario is held on.
@@ -62,13 +63,16 @@ func Need(t testing.TB, name string) string {
 }
 
 // Eventually polls until ok, and fails the test when it is not so within d.
-// what is asked for the state that was waited for, for the message.
+// what is asked for the state that was waited for, for the message. The longer
+// it waits the more rarely it looks: others work meanwhile.
 func Eventually(t testing.TB, d time.Duration, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(d); !ok(); time.Sleep(pause) {
-		if time.Now().After(end) {
+	for began := time.Now(); !ok(); {
+		waited := time.Since(began)
+		if waited > d {
 			t.Fatalf("not within %s: %s", d, what)
 		}
+		time.Sleep(min(pause+waited/16, rare))
 	}
 }
 
