@@ -199,8 +199,12 @@ func hostileMessages(t *testing.T, s *harness.Server, id string) {
 		if m.Shell != keep.Shell() {
 			t.Errorf("%s: %+v", name, m)
 		}
-		_ = c.send(conn) // the server may have closed by then
+		// What is said at the end is read while more is sent: the server waits for a
+		// client that only writes a few seconds, and then cuts it off.
+		sent := make(chan error, 1)
+		go func() { sent <- c.send(conn) }() // which fails when the server has closed by then
 		code, last := closing(t, conn)
+		<-sent
 		if code != c.code || c.field != "" && (last.Type != "error" || last.Problem == nil || last.Problem.Field != c.field) {
 			t.Errorf("%s: closed with %v, %+v %+v", name, code, last, last.Problem)
 		}
