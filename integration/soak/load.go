@@ -149,8 +149,8 @@ func pick(n int64) command {
 		return command{exec: v1.Exec{Command: "trap '' TERM HUP INT; (setsid sh -c 'trap \"\" TERM HUP; sleep 600' &) ; sleep 600", TimeoutMS: 300}, ending: "timeout", code: -1}
 	case p < 79:
 		return command{exec: v1.Exec{Command: "exec python3 -c 'x = bytearray(1 << 30)'"}, ending: "oom", code: -1}
-	case p < 83:
-		return command{exec: v1.Exec{Command: "for i in $(seq 400); do sleep 60 & done; wait"}, ending: "pids", code: -1}
+	case p < 83: // not a shell, which asks again for a quarter of a minute
+		return command{exec: v1.Exec{Command: "exec python3 -c 'import os, time; [os.fork() or time.sleep(60) for _ in range(400)]'"}, ending: "pids", code: -1}
 	case p < 88:
 		return command{exec: v1.Exec{Command: "yes", MaxOutputBytes: 1 << 16, StopAtOutput: true}, ending: "output_limit", code: -1, stdout: -1}
 	case p < 93:
@@ -237,9 +237,7 @@ func (l *load) lease(ctx context.Context, n int64) (err error) {
 	ended, wrote := false, false
 	defer func() {
 		if !ended {
-			over, cancel := context.WithTimeout(context.Background(), callTime)
-			defer cancel()
-			if gone := l.client.RemoveSandbox(over, b.ID); gone != nil && err == nil {
+			if gone := l.remove(b.ID); gone != nil && err == nil {
 				err = gone
 			}
 		}
@@ -311,6 +309,23 @@ func (l *load) expire(ctx context.Context, id string) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("lease %s is still %s: %w", id, b.State, ctx.Err())
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// remove ends a lease, over a restart of the service too: else it would last until its time is over.
+func (l *load) remove(id string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), callTime)
+	defer cancel()
+	for {
+		err := l.client.RemoveSandbox(ctx, id)
+		if !errdefs.IsUnavailable(err) && !errors.Is(err, client.ErrNoServer) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
