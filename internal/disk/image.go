@@ -212,7 +212,11 @@ func unmountImage(ctx context.Context, dir string) error {
 	return atRest(ctx, dir)
 }
 
-// atRest waits a little until nothing has the image.
+// cloneWait is how long a clone of a mount is waited for that has been unmounted: a container of anybody on the host has one of every
+// mount while it is being made, on a busy host for seconds.
+const cloneWait = 10 * time.Second
+
+// atRest waits for it until nothing has the image.
 func atRest(ctx context.Context, dir string) error {
 	image, err := os.OpenFile(filepath.Join(dir, imageFile), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ELOOP) {
@@ -222,7 +226,7 @@ func atRest(ctx context.Context, dir string) error {
 		return err
 	}
 	defer image.Close()
-	ctx, cancel := context.WithTimeout(ctx, slot.BusyWait)
+	ctx, cancel := context.WithTimeout(ctx, cloneWait)
 	defer cancel()
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		free, err := lockImage(image)
