@@ -149,7 +149,8 @@ step_conformance() {
 }
 
 # step_integration: ./integration but the conformance suite, and every other package with a test behind a tag, so that
-# none is forgotten.
+# none is forgotten. What runs beside each other waits for time-outs, starts and ends; a soak counts what is on the host,
+# and has no other package beside it.
 step_integration() {
     local list
     list=$(
@@ -159,7 +160,7 @@ step_integration() {
     )
     [[ -n $list ]] || die "there are no integration tests"
     # shellcheck disable=SC2046,SC2086 # a list
-    go_test integration -tags integration,faults -count=1 -p 1 -timeout 40m $(sort -u <<<"$list")
+    go_test integration -tags integration,faults -count=1 -p 1 -parallel 4 -timeout 40m $(sort -u <<<"$list")
 }
 
 step_bench() { go run -tags integration ./integration/bench; }
