@@ -46,17 +46,14 @@ remove_containers() {
 
 # remove_cgroups ID...: what is still in the cgroups of sandboxes whose shims are gone is killed, and they are removed.
 remove_cgroups() {
-    local id top dir pid round left
+    local id top round left
     for round in 1 2 3 4 5; do
         left=
         for id in "$@"; do
             for top in /sys/fs/cgroup/orchestrator/"$id" /sys/fs/cgroup/*/orchestrator/"$id"; do
                 [[ -d $top ]] || continue
                 left=yes
-                while read -r dir; do
-                    while read -r pid; do kill -KILL "$pid" 2>/dev/null || :; done < <(cat "$dir/cgroup.procs" 2>/dev/null)
-                    rmdir "$dir" 2>/dev/null || :
-                done < <(find "$top" -depth -type d)
+                end_cgroups "$top"
             done
         done
         [[ -n $left ]] || return 0

@@ -25,14 +25,11 @@ answers() { timeout 5 docker --host "$ENGINE_HOST" version --format '{{.Server.V
 
 # remove_cgroups: kills what is still in the engine's cgroups (a container's PID 1 whose shim is gone) and removes them.
 remove_cgroups() {
-    local top dir pid round
+    local top round
     for round in 1 2 3 4 5; do
         for top in /sys/fs/cgroup/"$ENGINE_CGROUP" /sys/fs/cgroup/*/"$ENGINE_CGROUP"; do
             [[ -d $top ]] || continue
-            while read -r dir; do
-                while read -r pid; do kill -KILL "$pid" 2>/dev/null || :; done < <(cat "$dir/cgroup.procs" 2>/dev/null)
-                rmdir "$dir" 2>/dev/null || :
-            done < <(find "$top" -depth -type d)
+            end_cgroups "$top"
         done
         compgen -G "/sys/fs/cgroup/$ENGINE_CGROUP" >/dev/null || compgen -G "/sys/fs/cgroup/*/$ENGINE_CGROUP" >/dev/null || return 0
         sleep "0.$round"

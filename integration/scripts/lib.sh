@@ -73,3 +73,15 @@ unmount_under() {
     done
     [[ -z $(mounts_under "$dir") ]]
 }
+
+# end_cgroups TOP: kills what is in a tree of cgroups, and removes what it can of them.
+end_cgroups() {
+    local dir pid
+    while read -r dir; do
+        while read -r pid; do
+            # A process of a namespace around ours is shown as 0, and to kill that would be to kill ourselves.
+            [[ $pid == 0 ]] || kill -KILL "$pid" 2>/dev/null || :
+        done < <(cat "$dir/cgroup.procs" 2>/dev/null)
+        rmdir "$dir" 2>/dev/null || :
+    done < <(find "$1" -depth -type d)
+}

@@ -143,9 +143,9 @@ step_unit() { CGO_ENABLED=1 GORACE=atexit_sleep_ms=100 go_test unit -race -count
 
 step_conformance() {
     local list
-    list=$(packages integration ./integration/conformance/... ./runtime/...)
+    list=$(packages integration,faults ./integration/conformance/... ./runtime/...)
     # shellcheck disable=SC2086 # a list
-    go_test conformance -tags integration -count=1 -p 1 -timeout 40m $list
+    go_test conformance -tags integration,faults -count=1 -p 1 -timeout 40m $list
 }
 
 # step_integration: ./integration but the conformance suite, and every other package with a test behind a tag, so that
