@@ -168,7 +168,11 @@ func egressChanged(t *testing.T, s *harness.Server, o *outside) {
 	})
 	contains(t, o.get(t, s, id, "a.site.test", "/2"), "403 ")
 	contains(t, o.get(t, s, id, "b.site.test", "/3"), "GET /3 of b.site.test")
-	state, err = s.Client.Egress(ctx, id)
+	// A request is written down when it has ended, a moment after its client has the answer.
+	harness.Eventually(t, harness.Short, "the last request is written down", func() bool {
+		state, err = s.Client.Egress(ctx, id)
+		return err != nil || len(state.Recent) > 0 && state.Recent[0].Path == "/3"
+	})
 	if err != nil || state.Allowed < 2 || state.Refused < 1 || len(state.Recent) < 3 || state.Recent[0].Path != "/3" || !state.Recent[0].Allowed || state.Recent[1].Allowed || state.Recent[1].Reason == "" {
 		t.Errorf("%+v %v", state, err)
 	}
