@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"orchestrator/internal/guest/wire"
@@ -39,13 +41,27 @@ func runBridge(ctx context.Context) error {
 	return link.Bridge(ctx, os.Stdin, os.Stdout, dialGuest)
 }
 
-func dialGuest(ctx context.Context) (net.Conn, error) {
+func dialGuest(ctx context.Context) (net.Conn, error) { return dialAt(ctx, bridgeSocket()) }
+
+// dialAt waits for a guest that does not listen yet: on a busy host an engine
+// may start a bridge before the guest has come that far.
+func dialAt(ctx context.Context, path string) (net.Conn, error) {
 	var d net.Dialer
-	nc, err := d.DialContext(ctx, "unix", bridgeSocket())
-	if err != nil {
-		return nil, fmt.Errorf("reach the guest: %w", err)
+	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		nc, err := d.DialContext(context.WithoutCancel(ctx), "unix", path) // which does not take time
+		if err == nil {
+			return nc, nil
+		}
+		err = fmt.Errorf("reach the guest: %w", err)
+		if !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.EAGAIN) {
+			return nil, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, err
+		}
 	}
-	return nc, nil
 }
 
 // ping opens a stream; that it does is what counts.
