@@ -271,7 +271,12 @@ func (k *killer) shell(t *testing.T) {
 		var err error
 		if name == "killed" {
 			sh, err = k.box.Kill(t.Context(), wire.Kill{ID: name, Grace: 50 * time.Millisecond})
-		} else {
+		}
+		if err != nil && k.suite.apart() {
+			// A kernel in user space that is full may need longer than a kill waits; the shell says its end when it is there.
+			t.Logf("the kill was not over in its time: %v", err)
+		}
+		if name != "killed" || err != nil && k.suite.apart() {
 			eventually(t, "the shell ends", func() (bool, string) {
 				sh, err = k.box.Shell(t.Context(), name)
 				return err != nil || sh.Result != nil, fmt.Sprintf("%+v", sh)
