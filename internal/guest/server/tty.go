@@ -237,6 +237,9 @@ func (s *Server) typeIn(c *wire.Conn, sh *shell) error {
 // write waits for its turn and gives data to the terminal. It fails if the shell
 // ends before all is taken, or the host has gone.
 func (t *terminal) write(sh *shell, data []byte, gone func() bool) error {
+	if len(data) == 0 {
+		return nil // keys that were struck are taken, also those that ended the shell
+	}
 	over := wire.Failf(wire.FailedPrecondition, "id", "shell %q has ended", sh.cmd.ID)
 	tick := time.NewTicker(goneCheck)
 	defer tick.Stop()
