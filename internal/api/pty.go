@@ -79,8 +79,14 @@ func (s *Server) pty(w http.ResponseWriter, r *http.Request, call engine.Call) e
 // upgradable refuses what is no opening handshake of ours, and pages of other
 // origins: a browser lets any page open WebSockets to any host.
 func upgradable(r *http.Request) error {
+	if r.Method != http.MethodGet { // the route of GET is that of HEAD, too
+		return said.Errorf(errdefs.ErrNotFound, "there is no %s %s: see /openapi.json", r.Method, r.URL.Path)
+	}
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") || r.Header.Get("Sec-WebSocket-Version") != "13" || !r.ProtoAtLeast(1, 1) {
 		return &strict.FieldError{Field: "Upgrade", Message: "must be websocket, of version 13: this is a WebSocket"}
+	}
+	if !lists(r.Header, "Connection", "upgrade") { // something between us may have dropped it
+		return &strict.FieldError{Field: "Connection", Message: "must list upgrade: this is a WebSocket"}
 	}
 	if key, err := base64.StdEncoding.DecodeString(r.Header.Get("Sec-WebSocket-Key")); err != nil || len(key) != 16 || len(r.Header.Values("Sec-WebSocket-Key")) != 1 {
 		return &strict.FieldError{Field: "Sec-WebSocket-Key", Message: "must be 16 bytes in base64"}
@@ -88,14 +94,22 @@ func upgradable(r *http.Request) error {
 	if err := ownOrigin(r); err != nil {
 		return err
 	}
-	for _, line := range r.Header.Values("Sec-WebSocket-Protocol") {
+	if !lists(r.Header, "Sec-WebSocket-Protocol", v1.TerminalProtocol) {
+		return &strict.FieldError{Field: "Sec-WebSocket-Protocol", Message: "must offer " + v1.TerminalProtocol}
+	}
+	return nil
+}
+
+// lists says whether a word is in a header's list.
+func lists(h http.Header, field, word string) bool {
+	for _, line := range h.Values(field) {
 		for name := range strings.SplitSeq(line, ",") {
-			if strings.EqualFold(strings.TrimSpace(name), v1.TerminalProtocol) {
-				return nil
+			if strings.EqualFold(strings.TrimSpace(name), word) {
+				return true
 			}
 		}
 	}
-	return &strict.FieldError{Field: "Sec-WebSocket-Protocol", Message: "must offer " + v1.TerminalProtocol}
+	return false
 }
 
 // ownOrigin lets in who is no web page, and pages of the host that was asked. A

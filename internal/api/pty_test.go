@@ -81,6 +81,40 @@ func TestOnlyItsOwnPagesMayOpenTerminals(t *testing.T) {
 	}
 }
 
+// What is refused has opened nothing: nobody would be told of it.
+func TestOnlyAWholeHandshakeOpensATerminal(t *testing.T) {
+	t.Parallel()
+	srv, _ := newServer(t, "")
+	id := lease(t, srv)
+	whole := map[string]string{
+		"Connection": "keep-alive, Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
+		"Sec-WebSocket-Key": "MDEyMzQ1Njc4OWFiY2RlZg==", "Sec-WebSocket-Protocol": v1.TerminalProtocol,
+	}
+	for _, c := range []struct {
+		method, without string
+		status          int
+	}{
+		{http.MethodHead, "", 404},
+		{http.MethodGet, "Connection", 400}, {http.MethodGet, "Upgrade", 400}, {http.MethodGet, "Sec-WebSocket-Version", 400},
+		{http.MethodGet, "Sec-WebSocket-Key", 400}, {http.MethodGet, "Sec-WebSocket-Protocol", 400},
+	} {
+		var header []string
+		for name, value := range whole {
+			if name != c.without {
+				header = append(header, name, value)
+			}
+		}
+		if got := ask(t, srv, c.method, "/v1/sandboxes/"+id+"/pty", "", header...); got.status != c.status {
+			t.Errorf("%s without %q: %d %s", c.method, c.without, got.status, got.body)
+		}
+	}
+	var shells v1.List[v1.Shell]
+	ask(t, srv, "GET", "/v1/sandboxes/"+id+"/shells", "").into(t, &shells)
+	if len(shells.Items) > 0 {
+		t.Errorf("opened: %+v", shells.Items)
+	}
+}
+
 func TestWhatATerminalIsAskedFor(t *testing.T) {
 	read := func(query string, header ...string) (ptyRequest, error) {
 		r := httptest.NewRequest(http.MethodGet, "/v1/sandboxes/x/pty?"+query, nil)
