@@ -45,7 +45,7 @@ const (
 func Runtimes() []string { return []string{"oci", "docker"} }
 
 // AllRuntimes are those and containerd, on which scenarios are held that are
-// about what drivers do: walls, restarts, crashes.
+// about what drivers do: walls, restarts, crashes, streams.
 func AllRuntimes() []string { return append(Runtimes(), "containerd") }
 
 // Need returns a variable of the environment, or skips the test where it is

@@ -55,7 +55,7 @@ func TestBrowser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	each(t, func(t *testing.T, name string) {
+	eachOfAll(t, func(t *testing.T, name string) {
 		site, config := browserSite(t)
 		dir, profiles := harness.TempDir(t), harness.TempDir(t)
 		harness.WriteFile(t, filepath.Join(dir, "browser.yaml"), string(example))

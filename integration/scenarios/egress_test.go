@@ -93,7 +93,7 @@ func (o *outside) get(t *testing.T, s *harness.Server, id, host, path string) st
 
 func TestEgress(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, name string) {
+	eachOfAll(t, func(t *testing.T, name string) {
 		o := newOutside(t)
 		s := harness.Run(t, harness.Options{Runtime: name, Config: o.config, Seed: &seed})
 		for _, c := range []struct {

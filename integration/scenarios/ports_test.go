@@ -95,7 +95,7 @@ func servers(t *testing.T, s *harness.Server, id string) {
 
 func TestPorts(t *testing.T) {
 	t.Parallel()
-	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
+	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 		servers(t, s, id)
 		at := "/v1/sandboxes/" + id + "/ports/"

@@ -3,7 +3,7 @@
 // Package scenarios shows on real containers, through the real program, what
 // is promised: endings, walls between leases, what a crash leaves, and what
 // bad input gets. Each scenario runs on the embedded runtime and on Docker; what is about
-// drivers runs on containerd too.
+// drivers, or what goes through their streams, runs on containerd too.
 package scenarios
 
 import (

@@ -23,7 +23,7 @@ const bridged = `{"tools": {"bash": {"enabled": true}, "sandbox": {"networkMode"
 // loopback that is not always friendly.
 func TestWeb(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, name string) {
+	eachOfAll(t, func(t *testing.T, name string) {
 		w := harness.NewWebsite(t, "")
 		dir := harness.TempDir(t)
 		harness.WriteFile(t, filepath.Join(dir, "bridged.json"), bridged)
