@@ -90,6 +90,7 @@ type Manager struct {
 
 	mu     sync.Mutex
 	byName map[string]*entry
+	unfree []string // what of deleted workspaces is left; see freeLater
 	// settled: every lease of an earlier process that lives has its hold.
 	settled bool
 }
@@ -471,6 +472,7 @@ func (m *Manager) tick(ctx context.Context, now time.Time) {
 		}
 	}
 	m.mu.Unlock()
+	m.freeLeft(ctx)
 	for _, e := range entries {
 		m.retry(e)
 		if err := m.expire(ctx, e, now); err != nil && ctx.Err() == nil {

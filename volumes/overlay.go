@@ -283,13 +283,15 @@ func (g *ground) endOverlay(ctx context.Context, id string) error {
 	return nil
 }
 
-// drop removes an overlay with all it has. What is on the file system goes
-// before what tells of it.
+// drop removes an overlay with all it has. It is gone whole or not at all: half
+// of it is not what its lease changed, and could be committed. What is on the file
+// system goes before what tells of it.
 func (g *ground) drop(ctx context.Context, id string) error {
 	if err := g.unmountOverlay(ctx, id); err != nil {
 		return err
 	}
-	if err := g.m.remove(ctx, g.upper(id)); err != nil {
+	gone, err := g.vanish(ctx, id)
+	if err != nil {
 		return err
 	}
 	hit("volumes.overlay.removed")
@@ -299,8 +301,12 @@ func (g *ground) drop(ctx context.Context, id string) error {
 		}
 	}
 	g.m.mu.Lock()
-	defer g.m.mu.Unlock()
 	delete(g.e.overlays, id)
+	g.m.mu.Unlock()
+	if err := g.m.remove(ctx, gone); err != nil {
+		g.m.log.Warn("files of an overlay are not removed yet", "workspace", g.e.meta.Name, "overlay", id, "error", err)
+		g.m.goneLater(g.e, gone)
+	}
 	return nil
 }
 

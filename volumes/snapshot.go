@@ -400,6 +400,7 @@ func (m *Manager) RemoveSnapshot(ctx context.Context, name, snapshot string) err
 		return err
 	}
 	if err := errors.Join(syncDir(dir), m.remove(ctx, gone)); err != nil {
+		m.goneLater(e, gone)
 		return fmt.Errorf("snapshot %s is removed, but its space is not free yet: %w", s.ID, err)
 	}
 	return nil

@@ -87,7 +87,10 @@ func (m *Manager) Create(ctx context.Context, name string, opt CreateOptions) (W
 	m.mu.Unlock()
 	if err != nil {
 		// Little is in it, and it has to go even if the caller did.
-		err = errors.Join(err, m.free(context.WithoutCancel(ctx), newPrefix+made.meta.ID))
+		if left := m.free(context.WithoutCancel(ctx), newPrefix+made.meta.ID); left != nil {
+			m.freeLater(newPrefix + made.meta.ID)
+			err = errors.Join(err, left)
+		}
 		return Workspace{}, fmt.Errorf("create workspace %s: %w", name, err)
 	}
 	return m.Get(name)
@@ -243,8 +246,8 @@ func (m *Manager) Resize(ctx context.Context, name string, bytes int64) (Workspa
 
 // Delete removes a workspace and its files, overlays and snapshots.
 // FailedPrecondition: a lease holds it, or its files are open. If ctx ends while
-// files are removed the workspace is gone all the same, and Sweep frees the rest
-// after the next start; the error says so.
+// files are removed the workspace is gone all the same, and Run frees the rest, or
+// Sweep after the next start; the error says so.
 func (m *Manager) Delete(ctx context.Context, name string) error {
 	e, err := m.take(ctx, name)
 	if err != nil {
@@ -276,6 +279,7 @@ func (m *Manager) Delete(ctx context.Context, name string) error {
 	m.mu.Unlock()
 	<-e.turn
 	if err := errors.Join(syncDir(m.dir), m.free(ctx, gone)); err != nil {
+		m.freeLater(gone)
 		return fmt.Errorf("workspace %s is deleted, but its space is not free yet: %w", name, err)
 	}
 	return nil
