@@ -47,6 +47,8 @@ func TestBasesOfADockerfile(t *testing.T) {
 func FuzzDockerfile(f *testing.F) {
 	f.Add("FROM a AS b\nCOPY --from=c x y\n")
 	f.Add("ARG X=1\nFROM ${X:-2}\\\n")
+	f.Add("FROM 0\nFROM ${0:+}")
+	f.Add("# escape=`\nFROM a\nCOPY --fr`\nom=b / /\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		d, err := Parse([]byte(text), nil)
 		if err != nil {

@@ -8,9 +8,11 @@
 package build
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -27,112 +29,143 @@ type base struct {
 	line     int
 	from, to int // in the line
 	ref      string
+	// own says that it is no image but scratch or a stage, and written out.
+	own bool
 }
 
 // scratch is the base that is no image.
 const scratch = "scratch"
 
 var (
-	escapeLine = regexp.MustCompile(`^#\s*escape\s*=\s*(\S)\s*$`)
-	directive  = regexp.MustCompile(`^#\s*([A-Za-z][A-Za-z0-9]*)\s*=`)
-	fromLine   = regexp.MustCompile(`(?i)^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$`)
-	argLine    = regexp.MustCompile(`(?i)^\s*ARG\s+(.+)$`)
-	copyFrom   = regexp.MustCompile(`(?i)^\s*(?:ONBUILD\s+)?(?:COPY|ADD|RUN)\s+(?:--\S+\s+)*?--(?:from=|mount=\S*from=)`)
-	fromFlag   = regexp.MustCompile(`(?i)^\s*(?:ONBUILD\s+)?COPY\s+(?:--\S+\s+)*?--from=(\S+)`)
-	number     = regexp.MustCompile(`^[0-9]+$`)
+	fromLine = regexp.MustCompile(`(?i)^[ \t]*FROM[ \t]+(?:--[^\s"'\\]+[ \t]+)*(\S+)(?:[ \t]+AS[ \t]+(\S+))?[ \t]*$`)
+	argLine  = regexp.MustCompile(`(?i)^\s*ARG\s+(.+)$`)
+	fromFlag = regexp.MustCompile(`(?i)^[ \t]*(?:ONBUILD[ \t]+)?COPY[ \t]+(?:--\S+[ \t]+)*?--from=(\S+)`)
+	number   = regexp.MustCompile(`^[0-9]+$`)
 )
+
+// reader reads a Dockerfile.
+type reader struct {
+	*Dockerfile
+	args, known map[string]string
+	stages      []string // by name, "" for one that has none
+}
 
 // Parse reads a Dockerfile; args are the build arguments. What names an image
 // has to stand on one line, and its variables have to be known.
 func Parse(text []byte, args map[string]string) (*Dockerfile, error) {
-	d := &Dockerfile{lines: strings.Split(string(text), "\n")}
-	known := map[string]string{}
-	var stages []string
-	escape, head, going, found := `\`, true, false, false
-	for i, full := range d.lines {
-		line := strings.TrimRight(full, "\r")
-		bare := strings.TrimSpace(line)
-		if head {
-			if m := escapeLine.FindStringSubmatch(bare); m != nil {
-				escape = m[1]
-			}
-			head = directive.MatchString(bare)
+	const mark = "\ufeff" // engines do not read it, and we hand none on
+	d := &reader{&Dockerfile{lines: strings.Split(strings.TrimPrefix(string(text), mark), "\n")}, args, map[string]string{}, nil}
+	list, err := instructions(d.lines)
+	if err != nil {
+		return nil, err
+	}
+	for _, in := range list {
+		name, rest := word(in.text)
+		if name == "ONBUILD" {
+			name, rest = word(rest)
 		}
-		if bare == "" || strings.HasPrefix(bare, "#") {
-			continue // also within an instruction
-		}
-		first := !going
-		going = strings.HasSuffix(strings.TrimRight(line, " \t"), escape)
-		if !first {
-			if strings.Contains(strings.ToLower(bare), "--from=") {
-				return nil, bad("line %d: --from has to stand on the first line of its instruction", i+1)
-			}
-			continue
-		}
-		word, _, _ := strings.Cut(bare, " ")
-		word, _, _ = strings.Cut(word, "\t")
-		switch strings.ToUpper(word) {
+		var err error
+		switch name {
 		case "FROM":
-			m := fromLine.FindStringSubmatchIndex(line)
-			if m == nil || going {
-				return nil, bad("line %d: FROM has to be on one line: FROM IMAGE [AS NAME]", i+1)
-			}
-			ref, err := expand(line[m[2]:m[3]], known)
-			if err != nil {
-				return nil, bad("line %d: %v", i+1, err)
-			}
-			if !strings.EqualFold(ref, scratch) && !slices.Contains(stages, strings.ToLower(ref)) {
-				d.bases = append(d.bases, base{i, m[2], m[3], ref})
-			}
-			name := ""
-			if m[4] >= 0 {
-				name = strings.ToLower(line[m[4]:m[5]])
-			}
-			stages, found = append(stages, name), true
+			err = d.from(in)
 		case "ARG":
-			if m := argLine.FindStringSubmatch(line); m != nil && !found {
-				for _, one := range strings.Fields(m[1]) {
-					name, value, has := strings.Cut(one, "=")
-					if given, ok := args[name]; ok {
-						value, has = given, true
-					}
-					if has {
-						value, err := expand(strings.Trim(value, `"'`), known)
-						if err != nil {
-							return nil, bad("line %d: %v", i+1, err)
-						}
-						known[name] = value
-					}
-				}
-			}
-		default:
-			if !copyFrom.MatchString(line) {
-				continue
-			}
-			m := fromFlag.FindStringSubmatchIndex(line)
-			if m == nil {
-				return nil, bad("line %d: only COPY takes --from here; mounts need BuildKit", i+1)
-			}
-			ref := line[m[2]:m[3]]
-			if strings.Contains(ref, "$") {
-				return nil, bad("line %d: --from cannot hold a variable", i+1)
-			}
-			if !number.MatchString(ref) && !slices.Contains(stages, strings.ToLower(ref)) {
-				d.bases = append(d.bases, base{i, m[2], m[3], ref})
-			}
+			err = d.arg(in.first)
+		case "COPY", "ADD", "RUN":
+			err = d.takes(in, name, rest)
+		}
+		if err != nil {
+			return nil, bad("line %d: %v", in.at+1, err)
 		}
 	}
-	if !found {
+	if len(d.stages) == 0 {
 		return nil, bad("it has no FROM")
 	}
-	return d, nil
+	return d.Dockerfile, nil
+}
+
+func (d *reader) from(in instruction) error {
+	m := fromLine.FindStringSubmatchIndex(in.first)
+	if m == nil || in.long {
+		return errors.New("FROM has to be on one line: FROM IMAGE [AS NAME]")
+	}
+	written := in.first[m[2]:m[3]]
+	ref, err := expand(written, d.known)
+	if err != nil {
+		return err
+	}
+	if ref == "" {
+		return fmt.Errorf("%s is empty: it has to name an image", clip(written))
+	}
+	own := strings.EqualFold(ref, scratch) || slices.Contains(d.stages, strings.ToLower(ref))
+	if !own || ref != written { // the engine may know other values
+		d.bases = append(d.bases, base{in.at, m[2], m[3], ref, own})
+	}
+	name := ""
+	if m[4] >= 0 {
+		name = strings.ToLower(in.first[m[4]:m[5]])
+	}
+	d.stages = append(d.stages, name)
+	return nil
+}
+
+// arg notes what FROM can use.
+func (d *reader) arg(line string) error {
+	m := argLine.FindStringSubmatch(line)
+	if m == nil || len(d.stages) > 0 {
+		return nil
+	}
+	for _, one := range strings.Fields(m[1]) {
+		name, value, has := strings.Cut(one, "=")
+		if given, ok := d.args[name]; ok {
+			value, has = given, true
+		}
+		if has {
+			value, err := expand(strings.Trim(value, `"'`), d.known)
+			if err != nil {
+				return err
+			}
+			d.known[name] = value
+		}
+	}
+	return nil
+}
+
+// takes finds the image that an instruction takes files from.
+func (d *reader) takes(in instruction, name, rest string) error {
+	found := strings.Count(unquoted(rest), "--from")
+	switch {
+	case hasHeredoc(rest):
+		return errors.New("a text after << needs BuildKit")
+	case name == "RUN" && takesMount(rest):
+		return errors.New("only COPY takes --from here; mounts need BuildKit")
+	case name == "RUN" || found == 0:
+		return nil
+	case name != "COPY":
+		return errors.New("only COPY takes --from here")
+	}
+	m := fromFlag.FindStringSubmatchIndex(in.first)
+	if m == nil || found > 1 {
+		return errors.New("--from has to stand once and on the first line of its instruction, without quotes: COPY --from=IMAGE")
+	}
+	ref := in.first[m[2]:m[3]]
+	earlier := d.stages[:max(0, len(d.stages)-1)]
+	switch n, err := strconv.Atoi(ref); {
+	case strings.Contains(ref, "$"):
+		return errors.New("--from cannot hold a variable")
+	case number.MatchString(ref) && (err != nil || n >= len(earlier)):
+		return fmt.Errorf("--from=%s: there is no such stage before it", clip(ref))
+	case number.MatchString(ref), slices.Contains(earlier, strings.ToLower(ref)):
+		return nil
+	}
+	d.bases = append(d.bases, base{in.at, m[2], m[3], ref, false})
+	return nil
 }
 
 // Bases are the images that it names, each once.
 func (d *Dockerfile) Bases() []string {
 	var out []string
 	for _, b := range d.bases {
-		if !slices.Contains(out, b.ref) {
+		if !b.own && !slices.Contains(out, b.ref) {
 			out = append(out, b.ref)
 		}
 	}
@@ -143,7 +176,11 @@ func (d *Dockerfile) Bases() []string {
 func (d *Dockerfile) Renamed(names map[string]string) []byte {
 	lines := slices.Clone(d.lines)
 	for _, b := range slices.Backward(d.bases) {
-		lines[b.line] = lines[b.line][:b.from] + names[b.ref] + lines[b.line][b.to:]
+		name := b.ref
+		if !b.own {
+			name = names[b.ref]
+		}
+		lines[b.line] = lines[b.line][:b.from] + name + lines[b.line][b.to:]
 	}
 	return []byte(strings.Join(lines, "\n"))
 }
@@ -179,4 +216,13 @@ func expand(s string, known map[string]string) (string, error) {
 
 func bad(format string, args ...any) error {
 	return fmt.Errorf("dockerfile: %s: %w", fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
+}
+
+// clip keeps foreign text in messages short.
+func clip(s string) string {
+	const most = 200
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	return strings.ToValidUTF8(s, "�")
 }
