@@ -11,6 +11,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -76,10 +77,14 @@ func Pack(ctx context.Context, dir, dockerfile string, w io.Writer) error {
 
 func ignores(root *os.Root) (*patternmatcher.PatternMatcher, error) {
 	var patterns []string
-	f, err := root.Open(ignoreFile)
+	// Without O_NONBLOCK a FIFO would wait for its writer.
+	f, err := root.OpenFile(ignoreFile, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	switch {
 	case err == nil:
 		defer f.Close()
+		if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+			return nil, fmt.Errorf("%s is not a file: %w", ignoreFile, errdefs.ErrInvalidArgument)
+		}
 		if patterns, err = ignorefile.ReadAll(io.LimitReader(f, maxDockerfile)); err != nil {
 			return nil, fmt.Errorf("%s: %w", ignoreFile, err)
 		}
