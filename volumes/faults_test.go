@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -172,5 +173,45 @@ func TestKilledRestores(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// The file system of a workspace and the folder that tells of it outlive a power
+// cut each for itself: what is told of has to be there by then.
+func TestAPowerCutAfterACommit(t *testing.T) {
+	for _, point := range []string{"volumes.generation.made", "volumes.generation.current", "volumes.commit.done"} {
+		t.Run(point, func(t *testing.T) {
+			m := world(t, Options{Mechanism: Auto, Quota: 8 << 20}, map[string]string{"a": "base"})
+			overlaid(t, m, "o", map[string]string{"a": "mine", "n": "mine"})
+			kill(t, m, "commit", point)
+			dir, _ := m.disk(m.byName["w"].meta)
+			image, cut := filepath.Join(dir, "disk.img"), filepath.Join(t.TempDir(), "cut")
+			run := func(argv ...string) {
+				t.Helper()
+				out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
+				if err != nil {
+					t.Fatalf("%q: %v: %s", argv, err, out)
+				}
+			}
+			run("cp", "--sparse=always", image, cut) // what the kernel has not written yet is lost
+			must(t, m.Rest(t.Context()))
+			run("cp", "--sparse=always", cut, image)
+			m = start(t, m.dir, m.opts)
+			must(t, m.Sweep(t.Context()))
+			want := "mine"
+			if point == "volumes.generation.made" {
+				want = "base"
+			}
+			if got := now(t, m, "a"); got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+			if _, err := m.FindOverlay("o"); err == nil {
+				commit(t, m, "o")
+			}
+			if got := now(t, m, "a") + now(t, m, "n"); got != "minemine" {
+				t.Errorf("done again: %q", got)
+			}
+			oneGeneration(t, m)
+		})
 	}
 }

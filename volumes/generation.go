@@ -189,7 +189,11 @@ func (g *ground) promote(ctx context.Context, temp string, c change) error {
 		return err
 	}
 	hit("volumes.generation.made")
-	if err := g.save(next); err != nil {
+	err := syncDir(g.root) // a power cut must not leave what is told of without what is there
+	if err == nil {
+		err = g.save(next)
+	}
+	if err != nil {
 		return errors.Join(err, g.m.remove(context.WithoutCancel(ctx), g.generation(next.Current)))
 	}
 	hit("volumes.generation.current")
