@@ -159,3 +159,25 @@ func TestAFullWorkspaceHasNoRoomForAnOverlay(t *testing.T) {
 		t.Errorf("it left %+v, %v", list, err)
 	}
 }
+
+// A folder of a long path costs a command some octets, and whoever remembers its
+// path thousands.
+func TestLongPathsOfFoldersAreBounded(t *testing.T) {
+	m := world(t, Options{}, nil)
+	h := hold(t, m, "rw", ReadWrite)
+	at := inDepth(t, h.Binding().Source)
+	for i := range maxTreeNames/3700 + 1 {
+		must(t, unix.Mkdirat(at, fmt.Sprint(i), 0o755))
+	}
+	must(t, unix.Close(at))
+	h.Release()
+	overlaid(t, m, "o", map[string]string{"a": "mine"})
+	_, err := m.Commit(t.Context(), "o", CommitOptions{})
+	if !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "paths of more than") {
+		t.Errorf("%v", err)
+	}
+	oneGeneration(t, m)
+	if d, err := m.Diff(t.Context(), "o", DiffOptions{}); err != nil || len(d.Changes) != 1 {
+		t.Errorf("%+v, %v", d, err)
+	}
+}

@@ -25,6 +25,10 @@ import (
 // maxTree is how many files and folders of a tree are looked at.
 const maxTree = 2 << 20
 
+// maxTreeNames is how many octets the paths of its folders have together: all of
+// them are remembered while it is cloned.
+const maxTreeNames = 64 << 20
+
 // maxTreePath is the longest path in a tree, of the kernel.
 const maxTreePath = unix.PathMax - 1
 
@@ -160,7 +164,7 @@ func statAt(dir *os.File, name string) (st unix.Stat_t, err error) {
 // walk calls do for everything in the tree below rel, a folder before what is in
 // it. do says whether to go into a folder. What goes away meanwhile is left out.
 func (t *tree) walk(ctx context.Context, rel string, do func(rel string, dir *os.File, name string, st *unix.Stat_t) (into bool, err error)) error {
-	todo, seen := []string{rel}, 0
+	todo, seen, names := []string{rel}, 0, 0
 	for len(todo) > 0 {
 		at := todo[len(todo)-1]
 		todo = todo[:len(todo)-1]
@@ -184,10 +188,14 @@ func (t *tree) walk(ctx context.Context, rel string, do func(rel string, dir *os
 			}
 			below := join(at, name)
 			into, err := do(below, dir, name, &st)
-			if into && err == nil {
-				todo = append(todo, below)
+			if !into || err != nil {
+				return err
 			}
-			return err
+			if names += len(below); names > maxTreeNames {
+				return fmt.Errorf("its folders have paths of more than %d octets together, remove some: %w", maxTreeNames, errdefs.ErrResourceExhausted)
+			}
+			todo = append(todo, below)
+			return nil
 		})
 		if err := errors.Join(err, dir.Close()); err != nil {
 			return err
