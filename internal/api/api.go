@@ -3,7 +3,8 @@
 //
 // A handler returns an error; one wrapper answers it as application/problem+json
 // (RFC 9457), logs and counts. Serve owns the goroutines of net/http and waits
-// for them. Requests are bounded in header time, header size and body size.
+// for them. Requests are bounded in header time, header size and body size, and
+// connections in number.
 package api
 
 import (
@@ -62,6 +63,7 @@ type Server struct {
 	mux  *http.ServeMux
 	// stall is takeTime and beat heartbeatTime but in tests.
 	stall, beat time.Duration
+	crowd       *crowd
 	// terminals are the connections that net/http does not wait for.
 	terminals sync.WaitGroup
 	// soon ends when a hand-over begins: who only waits for output is let go
@@ -75,7 +77,7 @@ func New(o Options) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{opts: o, log: o.Log, mux: http.NewServeMux(), stall: takeTime, beat: heartbeatTime}
+	s := &Server{opts: o, log: o.Log, mux: http.NewServeMux(), stall: takeTime, beat: heartbeatTime, crowd: newCrowd(o.Log)}
 	s.soon, s.handing = context.WithCancelCause(context.Background())
 	for _, r := range s.routes() {
 		s.mux.Handle(strings.TrimPrefix(r.method+" "+r.path, " "), s.wrap(r))
@@ -97,8 +99,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration)
 	defer cut(nil)
 	h := &http.Server{
 		Handler: s.mux, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeader,
-		BaseContext: func(net.Listener) context.Context { return base },
-		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		BaseContext: func(net.Listener) context.Context { return base }, ConnState: s.crowd.state,
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	served := make(chan error, 1)
 	go func() { served <- h.Serve(l) }() // waited for below
