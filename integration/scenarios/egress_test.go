@@ -93,9 +93,9 @@ func (o *outside) get(t *testing.T, s *harness.Server, id, host, path string) st
 
 func TestEgress(t *testing.T) {
 	t.Parallel()
-	eachOfAll(t, func(t *testing.T, name string) {
+	eachKernel(t, func(t *testing.T, k kernel) {
 		o := newOutside(t)
-		s := harness.Run(t, harness.Options{Runtime: name, Config: o.config, Seed: &seed})
+		s := harness.Run(t, harness.Options{Runtime: k.runtime, Config: k.of(o.config), Seed: &seed})
 		for _, c := range []struct {
 			name string
 			run  func(*testing.T, *harness.Server, *outside)
@@ -129,7 +129,7 @@ func egressAsked(t *testing.T, s *harness.Server, o *outside) {
 	contains(t, o.get(t, s, id, "private.other.test", "/x"), "egress.private")
 	contains(t, sh(t, s, id, fmt.Sprintf("curl -sS -k https://tls.site.test:%d/y", o.tls)), "GET /y of tls.site.test")
 	contains(t, sh(t, s, id, fmt.Sprintf("curl -sS -x socks5h://127.0.0.1:3128 http://a.site.test:%d/z", o.http)), "GET /z of a.site.test")
-	if left := sh(t, s, id, "ls /sys/class/net; cat /proc/net/route | wc -l"); left != "lo\n1\n" {
+	if left := sh(t, s, id, interfaces+"; cat /proc/net/route | wc -l"); left != "lo\n1\n" {
 		t.Errorf("the sandbox has %q", left)
 	}
 	r, err := s.Client.Run(within(t), v1.Run{Exec: v1.Exec{Command: fmt.Sprintf("curl -sS http://a.site.test:%d/run", o.http)}, WhenEmpty: "cold", Egress: &v1.Egress{Rules: []v1.EgressRule{o.plain("a.site.test")}}})

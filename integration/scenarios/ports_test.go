@@ -95,7 +95,8 @@ func servers(t *testing.T, s *harness.Server, id string) {
 
 func TestPorts(t *testing.T) {
 	t.Parallel()
-	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
+	eachKernel(t, func(t *testing.T, k kernel) {
+		s := harness.Run(t, harness.Options{Runtime: k.runtime, Config: k.of(onDemand), Seed: &seed})
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 		servers(t, s, id)
 		at := "/v1/sandboxes/" + id + "/ports/"

@@ -83,6 +83,38 @@ func onServerOfAll(t *testing.T, config string, run func(t *testing.T, s *harnes
 	})
 }
 
+// kernel is what the sandboxes of a server have for one: this host's, or gVisor's,
+// whose sockets and pipes are its own.
+type kernel struct {
+	runtime string
+	gvisor  bool
+}
+
+// of is a configuration whose default template has it.
+func (k kernel) of(config string) string {
+	if !k.gvisor {
+		return config
+	}
+	return strings.ReplaceAll(config, "  default:\n", "  default:\n    class: gvisor\n")
+}
+
+// eachKernel runs a scenario that is about what goes through the streams of a
+// sandbox on all runtimes, and under gVisor.
+func eachKernel(t *testing.T, run func(t *testing.T, k kernel)) {
+	const walled = "oci-gvisor"
+	on(t, append(harness.AllRuntimes(), walled), func(t *testing.T, name string) {
+		if name == walled {
+			needGVisor(t)
+			run(t, kernel{"oci", true})
+			return
+		}
+		run(t, kernel{runtime: name})
+	})
+}
+
+// interfaces lists those of the network, one a line; gVisor has no /sys for them.
+const interfaces = "{ ls /sys/class/net 2>/dev/null || tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '; }"
+
 // The scenarios that can share a server: each gives back what it leased.
 func TestOnOneServer(t *testing.T) {
 	t.Parallel()

@@ -56,7 +56,7 @@ func noNetwork(t *testing.T, s *harness.Server) {
 	if r = exec(t, s, id, v1.Exec{Command: "curl -sS --max-time 5 https://example.com/"}); r.ExitCode == 0 {
 		t.Errorf("%+v", r)
 	}
-	if got := sh(t, s, id, "ls /sys/class/net 2>/dev/null || tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '"); strings.TrimSpace(got) != "lo" && got != "" {
+	if got := sh(t, s, id, interfaces); strings.TrimSpace(got) != "lo" && got != "" {
 		t.Errorf("interfaces: %q", got)
 	}
 	if got := sh(t, s, id, "tail -n +2 /proc/net/route"); got != "" {

@@ -23,11 +23,11 @@ const bridged = `{"tools": {"bash": {"enabled": true}, "sandbox": {"networkMode"
 // loopback that is not always friendly.
 func TestWeb(t *testing.T) {
 	t.Parallel()
-	eachOfAll(t, func(t *testing.T, name string) {
+	eachKernel(t, func(t *testing.T, k kernel) {
 		w := harness.NewWebsite(t, "")
 		dir := harness.TempDir(t)
 		harness.WriteFile(t, filepath.Join(dir, "bridged.json"), bridged)
-		s := harness.Run(t, harness.Options{Runtime: name, Config: roomy + w.Config + "\nprofiles: {dir: '" + dir + "'}\n", Seed: &seed})
+		s := harness.Run(t, harness.Options{Runtime: k.runtime, Config: k.of(roomy) + w.Config + "\nprofiles: {dir: '" + dir + "'}\n", Seed: &seed})
 		for _, c := range []struct {
 			name string
 			run  func(*testing.T, *harness.Server, *harness.Website)
@@ -268,7 +268,7 @@ func webSessions(t *testing.T, s *harness.Server, w *harness.Website) {
 		}
 		return out.Stdout
 	}
-	look := "env | grep -ci _proxy; (exec 3<>/dev/tcp/127.0.0.1/3128) 2>&1 | grep -q refused && echo shut; ls /sys/class/net"
+	look := "env | grep -ci _proxy; (exec 3<>/dev/tcp/127.0.0.1/3128) 2>&1 | grep -q refused && echo shut; " + interfaces
 	before := bash(look)
 	r := call(t, s, "web.fetch", v1.ToolCall{Session: "work", Input: input(t, map[string]any{"url": w.URL("a", "/page"), "fresh": true})}, client.CallOptions{})
 	if after := bash(look); r.Ending != "ok" || before != "0\nshut\nlo\n" || after != before {
@@ -283,7 +283,7 @@ func webSessions(t *testing.T, s *harness.Server, w *harness.Website) {
 // still no interface.
 func webBridge(t *testing.T, s *harness.Server, w *harness.Website) {
 	r := call(t, s, "bash", v1.ToolCall{Profile: "bridged", Session: "wide", Input: input(t, map[string]any{"command": "bash", "args": []string{"-c", fmt.Sprintf(
-		"ls /sys/class/net; curl -sS -m 20 http://nowhere.example/; curl -sS -m 20 http://x.other.test/; curl -sS -m 20 http://a.site.test:%d/", w.HTTP)}})}, client.CallOptions{})
+		interfaces+"; curl -sS -m 20 http://nowhere.example/; curl -sS -m 20 http://x.other.test/; curl -sS -m 20 http://a.site.test:%d/", w.HTTP)}})}, client.CallOptions{})
 	var out struct{ Stdout, Stderr string }
 	if err := json.Unmarshal(r.Output, &out); err != nil {
 		t.Fatalf("%v %+v %+v", err, r, r.Error)
