@@ -163,59 +163,6 @@ func (g *ground) atRest() error {
 	return nil
 }
 
-// choose finds the changes that paths name, and folders that those need.
-func (v *view) choose(paths []string) ([]*delta, error) {
-	chosen := map[string]bool{}
-	for _, p := range paths {
-		rel, err := relative(p)
-		if err != nil {
-			return nil, err
-		}
-		found := false
-		for i := range v.deltas {
-			if at := v.deltas[i].path; below(at, rel) {
-				chosen[at], found = true, true
-			}
-		}
-		if !found {
-			return nil, &PathError{Overlay: v.o.ID, Path: p}
-		}
-	}
-	for i := range v.deltas { // a folder has to be there for what is in it
-		d := &v.deltas[i]
-		if !chosen[d.path] || d.kind == Removed {
-			continue
-		}
-		for _, up := range parents(d.path) {
-			if f := v.folders[up]; f != nil && (f.kind == Added || f.kind == Changed && !isDir(&f.base)) {
-				chosen[up] = true
-			}
-		}
-	}
-	var out []*delta
-	for i := range v.deltas {
-		if len(paths) == 0 || chosen[v.deltas[i].path] {
-			out = append(out, &v.deltas[i])
-		}
-	}
-	return out, nil
-}
-
-// relative is a caller's path as paths of a tree are.
-func relative(p string) (string, error) {
-	rel := strings.TrimPrefix(strings.TrimPrefix(p, MountedAt), "/")
-	if strings.HasPrefix(p, "/") && p != MountedAt && !strings.HasPrefix(p, MountedAt+"/") {
-		return "", fmt.Errorf("%s is not in %s: %w", head(p), MountedAt, errdefs.ErrInvalidArgument)
-	}
-	if rel = path.Clean(rel); rel == "." {
-		return "", nil
-	}
-	if !filepath.IsLocal(rel) {
-		return "", fmt.Errorf("%s is not in the workspace: %w", head(p), errdefs.ErrInvalidArgument)
-	}
-	return rel, nil
-}
-
 // conflicts are those of the chosen changes, and of folders they are in.
 func (g *ground) conflicts(v *view, chosen []*delta) error {
 	base, err := openTree(v.dir)
@@ -247,7 +194,7 @@ func (g *ground) conflicts(v *view, chosen []*delta) error {
 				break // so are those above
 			}
 			c := Conflict{Path: up}
-			if by, ok := g.e.state.blame(up); ok {
+			if by, ok := v.blame(up); ok {
 				c.By, c.At = by.By, by.At
 			}
 			found[up] = c

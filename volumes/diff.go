@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -137,17 +136,17 @@ func (g *ground) diff(ctx context.Context, id string, opt DiffOptions) (Diff, er
 
 // only leaves the changes that paths name.
 func (v *view) only(paths []string) error {
-	var rels []string
-	for _, p := range paths {
-		rel, err := relative(p)
-		if err != nil {
-			return err
-		}
-		rels = append(rels, rel)
+	named, _, err := v.named(paths)
+	if err != nil {
+		return err
 	}
-	v.deltas = slices.DeleteFunc(v.deltas, func(d delta) bool {
-		return !slices.ContainsFunc(rels, func(rel string) bool { return below(d.path, rel) })
-	})
+	left := v.deltas[:0]
+	for i := range v.deltas {
+		if named[i] {
+			left = append(left, v.deltas[i])
+		}
+	}
+	v.deltas = left
 	return nil
 }
 

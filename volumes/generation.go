@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -77,16 +78,29 @@ func (s *state) remember(c change) {
 	}
 }
 
-// blame is the last change of a path, or of a folder above it.
-func (s *state) blame(rel string) (change, bool) {
-	for i := len(s.History) - 1; i >= 0; i-- {
-		for _, p := range s.History[i].Paths {
-			if string(p) == rel || below(rel, string(p)) {
-				return s.History[i], true
+// blames finds the last change of a path, or of a folder above it.
+func (s *state) blames() func(rel string) (change, bool) {
+	last := sync.OnceValue(func() map[string]int {
+		last := map[string]int{}
+		for i, c := range s.History {
+			for _, p := range c.Paths {
+				last[string(p)] = i
 			}
 		}
+		return last
+	})
+	return func(rel string) (change, bool) {
+		found := -1
+		for _, p := range append(parents(rel), rel) {
+			if i, ok := last()[p]; ok {
+				found = max(found, i)
+			}
+		}
+		if found < 0 {
+			return change{}, false
+		}
+		return s.History[found], true
 	}
-	return change{}, false
 }
 
 // generationName is the folder of a generation.

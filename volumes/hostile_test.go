@@ -3,8 +3,10 @@ package volumes
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -179,5 +181,98 @@ func TestLongPathsOfFoldersAreBounded(t *testing.T) {
 	oneGeneration(t, m)
 	if d, err := m.Diff(t.Context(), "o", DiffOptions{}); err != nil || len(d.Changes) != 1 {
 		t.Errorf("%+v, %v", d, err)
+	}
+}
+
+// As many paths as a request has room for, of as many changes as an overlay has,
+// none of which were what others changed of late: work for half an hour if each
+// were compared with each.
+func TestManyChosenPathsAndConflicts(t *testing.T) {
+	v := &view{folders: map[string]*delta{}}
+	for i := range maxDeltas {
+		v.deltas = append(v.deltas, delta{path: fmt.Sprintf("d/%07d", i), kind: Added})
+	}
+	var chosen []string
+	for i := range 2 * maxDeltas {
+		chosen = append(chosen, fmt.Sprintf("/workspace/d/%07d", i/2))
+	}
+	var s state
+	for i := range maxHistory {
+		c := change{Generation: i}
+		for j := range maxHistoryPath {
+			c.Paths = append(c.Paths, fmt.Appendf(nil, "e/%d/%d", i, j))
+		}
+		s.remember(c)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		got, err := v.choose(chosen)
+		if err != nil || len(got) != maxDeltas {
+			t.Errorf("%d are chosen, %v", len(got), err)
+		}
+		if err := v.only(append(chosen, "none")); err != nil || len(v.deltas) != maxDeltas {
+			t.Errorf("%d are shown, %v", len(v.deltas), err)
+		}
+		blame := s.blames()
+		for i := range v.deltas {
+			if _, found := blame(v.deltas[i].path); found {
+				t.Error("somebody is blamed")
+			}
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatal("it takes more than a minute")
+	}
+}
+
+func TestWhoIsBlamed(t *testing.T) {
+	var s state
+	for i, p := range []string{"a", "a/b", "c", "a-b", "a/b/c/d", "c"} {
+		s.remember(change{Generation: i, Paths: [][]byte{[]byte(p)}})
+	}
+	blame := s.blames()
+	for p, want := range map[string]int{"a": 0, "a/x": 0, "a/b": 1, "a/b/c": 1, "a/b/c/d/e": 4, "c": 5, "c/x": 5, "a-b": 3, "b": -1, "": -1} {
+		by, found := blame(p)
+		if !found {
+			by.Generation = -1
+		}
+		if by.Generation != want {
+			t.Errorf("%q was changed by %d, not %d", p, by.Generation, want)
+		}
+	}
+}
+
+// Paths choose what is named so and what is below, and nothing that only begins
+// so.
+func TestPathsChooseWhatIsBelowThem(t *testing.T) {
+	all := []string{"a", "a b", "a!", "a-b", "a-b/c", "a/b", "a/b/c", "a/b0", "a0", "a0/b", "a\xff", "b", "\xff", "\xff/\xff"}
+	slices.Sort(all)
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 500 {
+		v := &view{folders: map[string]*delta{}}
+		for _, p := range all {
+			if r.IntN(3) > 0 {
+				v.deltas = append(v.deltas, delta{path: p, kind: Added})
+			}
+		}
+		var named, want, got []string
+		for range 1 + r.IntN(3) {
+			named = append(named, []string{all[r.IntN(len(all))], "/workspace/a", ".", "a/"}[r.IntN(4)])
+		}
+		for _, d := range v.deltas {
+			if slices.ContainsFunc(named, func(p string) bool { rel, _ := relative(p); return below(d.path, rel) }) {
+				want = append(want, d.path)
+			}
+		}
+		must(t, v.only(named))
+		for _, d := range v.deltas {
+			got = append(got, d.path)
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("%q choose %q, not %q", named, got, want)
+		}
 	}
 }

@@ -38,6 +38,7 @@ type view struct {
 	touched  map[string]touch
 	dir      string // of the generation that it is compared with
 	conflict map[string]Conflict
+	blame    func(rel string) (change, bool)
 }
 
 // view compares an overlay with the current generation, or if its lease lives
@@ -52,6 +53,7 @@ func (g *ground) view(ctx context.Context, id string) (*view, error) {
 	}
 	v := &view{
 		o: o, dir: g.current(), folders: map[string]*delta{}, basis: map[string]basis{}, touched: map[string]touch{}, conflict: map[string]Conflict{},
+		blame: g.e.state.blames(),
 	}
 	if o.Live {
 		v.dir = g.generation(o.Generation)
@@ -85,7 +87,7 @@ func (g *ground) view(ctx context.Context, id string) (*view, error) {
 		}
 		v.deltas = append(v.deltas, *d)
 		if !o.Live {
-			g.compare(v, d)
+			v.compare(d)
 		}
 	}
 	return v, nil
@@ -99,7 +101,7 @@ func (v *view) unmeant(d *delta) bool {
 }
 
 // compare notes whether others changed a path.
-func (g *ground) compare(v *view, d *delta) {
+func (v *view) compare(d *delta) {
 	if t, ok := v.touched[d.path]; ok {
 		v.conflict[d.path] = Conflict{Path: d.path, By: t.By, At: t.At}
 		return
@@ -108,7 +110,7 @@ func (g *ground) compare(v *view, d *delta) {
 		return
 	}
 	c := Conflict{Path: d.path}
-	if by, ok := g.e.state.blame(d.path); ok && by.Generation > v.o.Generation {
+	if by, ok := v.blame(d.path); ok && by.Generation > v.o.Generation {
 		c.By, c.At = by.By, by.At
 	}
 	v.conflict[d.path] = c
