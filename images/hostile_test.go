@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -247,6 +248,9 @@ func TestLimitsHold(t *testing.T) {
 		{"entries", Limits{Entries: 2}, sparse},
 		{"layers", Limits{Layers: 1}, mkDocker(t, "a:1", mkConfig(t, nil, sparse, sparse), false, sparse, sparse)},
 		{"entries of all layers", Limits{Entries: 5}, mkDocker(t, "a:1", mkConfig(t, nil, sparse, sparse), true, sparse, sparse)},
+		{"folders that only names make", Limits{Entries: 20}, mkTar(t, reg(strings.Repeat("a/", 15)+"f", ""), reg(strings.Repeat("b/", 15)+"f", ""))},
+		{"links through links", Limits{Entries: 100}, mkTar(t, longWay(30)...)},
+		{"whiteouts again and again", Limits{Entries: 2000}, mkTar(t, againAndAgain(900)...)},
 	} {
 		s := newStore(t, c.limits)
 		if _, err := root(t, s, c.archive); !errdefs.IsResourceExhausted(err) {
@@ -254,6 +258,43 @@ func TestLimitsHold(t *testing.T) {
 		}
 		nothingHalfMade(t, s)
 	}
+}
+
+// longWay is a name of a few bytes behind links that lead down and up again,
+// each through the one before.
+func longWay(links int) []item {
+	deep := strings.Repeat("/a", 100)
+	items := []item{dir(deep + "/x")}
+	for i := range links {
+		target := deep
+		if i > 0 {
+			target = fmt.Sprintf("/l%d", i-1)
+		}
+		items = append(items, sym(fmt.Sprintf("l%d", i), target+strings.Repeat("/x/..", 700)))
+	}
+	return append(items, reg(fmt.Sprintf("l%d/f", links-1), ""))
+}
+
+// againAndAgain looks through a folder of n files as often as that.
+func againAndAgain(n int) (items []item) {
+	for i := range n {
+		items = append(items, reg(fmt.Sprintf("a/%d", i), ""))
+	}
+	return append(items, slices.Repeat([]item{reg("a/.wh..wh..opq", "")}, n)...)
+}
+
+// A link to a folder of 4 KiB, and below it a link to another.
+func TestPathsAreBoundedWithoutTheirLinks(t *testing.T) {
+	long := strings.TrimSuffix(strings.Repeat(strings.Repeat("d", 240)+"/", 14), "/")
+	s := newStore(t, Limits{})
+	if _, err := root(t, s, mkTar(t, dir(long), sym("l", long), reg("l/f", ""))); err != nil {
+		t.Fatal(err)
+	}
+	_, err := root(t, s, mkTar(t, dir(long), sym("l", long), dir("l/"+long), sym("m", "l/"+long), reg("m/f", "")))
+	if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "longer than 4096") {
+		t.Error(err)
+	}
+	nothingHalfMade(t, s)
 }
 
 func TestAFullDiskLeavesNothing(t *testing.T) {

@@ -272,7 +272,7 @@ func (s *Store) build(ctx context.Context, stage string, from source) (id string
 		return "", record{}, diskError(err)
 	}
 	defer func() { err = diskError(errors.Join(err, w.close())) }()
-	left := budget{bytes: s.limits.Bytes, entries: s.limits.Entries}
+	left := s.limits.budget()
 	raw, size := s.limits.Bytes, int64(0)
 	for i, l := range from.layers {
 		diff, at, err := w.layer(ctx, l, raw)
@@ -282,7 +282,7 @@ func (s *Store) build(ctx context.Context, stage string, from source) (id string
 		raw -= at.size
 		size += at.size
 		// Only the headers: the tar reader seeks over the content.
-		if err := walk(ctx, io.NewSectionReader(w.file, at.offset, at.size), &left, nil); err != nil {
+		if err := walk(ctx, io.NewSectionReader(w.file, at.offset, at.size), left, nil); err != nil {
 			return "", record{}, fmt.Errorf("layer %d: %w", i, err)
 		}
 		if from.format == formatRootFS {

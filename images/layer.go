@@ -49,10 +49,35 @@ const (
 	aufs     = ".wh..wh."
 )
 
-// budget is what the layers of an image may still hold.
+// budget is what the layers of an image may still hold, and how much it may
+// still cost to put them in place.
 type budget struct {
 	bytes   int64
-	entries int
+	entries int   // folders that nothing but a longer name makes are some as well
+	steps   int64 // from one folder to another, and names looked at
+}
+
+// stepsEach is how many steps an entry may take on average: links that lead
+// through links make a way of millions out of a name of a few bytes.
+const stepsEach = 32
+
+func (l Limits) budget() *budget {
+	const least = 64 << 10
+	return &budget{bytes: l.Bytes, entries: l.Entries, steps: least + stepsEach*int64(l.Entries)}
+}
+
+func (b *budget) entry() error {
+	if b.entries--; b.entries < 0 {
+		return fmt.Errorf("image has more entries than allowed: %w", errdefs.ErrResourceExhausted)
+	}
+	return nil
+}
+
+func (b *budget) step(n int) error {
+	if b.steps -= int64(n); b.steps < 0 {
+		return fmt.Errorf("image takes more steps to unpack than allowed, by names of many parts, links and whiteouts: %w", errdefs.ErrResourceExhausted)
+	}
+	return nil
 }
 
 // walk reads a layer and calls visit with each entry and its content. With
@@ -69,8 +94,8 @@ func walk(ctx context.Context, r io.Reader, left *budget, visit func(entry, io.R
 		if err != nil {
 			return invalid("not a tar, or damaged: %v", err)
 		}
-		if left.entries--; left.entries < 0 {
-			return fmt.Errorf("image has more entries than allowed: %w", errdefs.ErrResourceExhausted)
+		if err := left.entry(); err != nil {
+			return err
 		}
 		if left.bytes -= header.Size; left.bytes < 0 {
 			return fmt.Errorf("image is larger than allowed: %w", errdefs.ErrResourceExhausted)

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"crypto/sha256"
 	"errors"
 	"io"
 	"io/fs"
@@ -17,6 +18,7 @@ import (
 type tree struct {
 	root   *os.Root
 	owners bool
+	left   *budget
 
 	// The folder used last, since entries come folder by folder.
 	last     *os.Root
@@ -24,16 +26,16 @@ type tree struct {
 	lastReal string // without links
 
 	// of the present layer: every path it made, and the folders above them.
-	mine map[string]struct{}
+	mine map[[sha256.Size]byte]struct{}
 	buf  []byte
 }
 
-func openTree(dir string, owners bool) (*tree, error) {
+func openTree(dir string, owners bool, left *budget) (*tree, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, err
 	}
-	return &tree{root: root, owners: owners, mine: map[string]struct{}{}, buf: make([]byte, 256<<10)}, nil
+	return &tree{root: root, owners: owners, left: left, mine: map[[sha256.Size]byte]struct{}{}, buf: make([]byte, 256<<10)}, nil
 }
 
 func (t *tree) close() error {
@@ -199,7 +201,7 @@ const maxHops = 40
 // open opens a folder by name and tells its path without links. Missing ones
 // are made if create is set.
 func (t *tree) open(name string, create bool) (*os.Root, string, error) {
-	w := walker{root: t.root}
+	w := walker{root: t.root, left: t.left}
 	if err := w.top(); err != nil {
 		return nil, "", err
 	}
@@ -207,13 +209,18 @@ func (t *tree) open(name string, create bool) (*os.Root, string, error) {
 		_ = w.at.Close() // the error that stopped it is what matters
 		return nil, "", err
 	}
-	return w.at, path.Join(w.real...), nil
+	real := path.Join(w.real...)
+	if len(real) > maxPath {
+		return nil, "", errors.Join(invalid("folder is longer than %d without links", maxPath), w.at.Close())
+	}
+	return w.at, real, nil
 }
 
 // walker is on its way through a tree. real is where it is, without links.
 type walker struct {
 	root, at *os.Root
 	real     []string
+	left     *budget
 }
 
 func (w *walker) walk(name string, create bool) error {
@@ -248,8 +255,14 @@ func (w *walker) walk(name string, create bool) error {
 // down goes into a folder. If part is a symbolic link it stays, and gives the
 // link's target.
 func (w *walker) down(part string, create bool) (link string, err error) {
+	if err := w.left.step(1); err != nil {
+		return "", err
+	}
 	info, err := w.at.Lstat(part)
 	if errors.Is(err, fs.ErrNotExist) && create {
+		if err := w.left.entry(); err != nil {
+			return "", err
+		}
 		info, err = makeFolder(w.at, part)
 	}
 	switch {
@@ -274,6 +287,9 @@ func (w *walker) down(part string, create bool) (link string, err error) {
 // up goes to the folder above, at the top nowhere.
 func (w *walker) up() error {
 	real := w.real[:max(0, len(w.real)-1)]
+	if err := w.left.step(1 + len(real)); err != nil { // it is found from the top
+		return err
+	}
 	next, err := w.root.OpenRoot(path.Join(".", path.Join(real...)))
 	if err != nil {
 		return err

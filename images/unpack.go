@@ -2,6 +2,7 @@ package images
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -83,14 +85,14 @@ func (s *Store) unpack(ctx context.Context, id string) error {
 
 // fill applies the layers in order, and makes the mount points.
 func (s *Store) fill(ctx context.Context, root string, layers []layer) (err error) {
-	t, err := openTree(root, s.owners)
+	left := s.limits.budget()
+	t, err := openTree(root, s.owners, left)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, t.close()) }()
-	left := budget{bytes: s.limits.Bytes, entries: s.limits.Entries}
 	for i, l := range layers {
-		if err := apply(ctx, t, l, &left); err != nil {
+		if err := apply(ctx, t, l, left); err != nil {
 			return fmt.Errorf("layer %d: %w", i, err)
 		}
 	}
@@ -145,17 +147,21 @@ func (t *tree) mountPoint(name string) error {
 // note remembers what the present layer made, and the folders above it.
 func (t *tree) note(real string) {
 	for ; real != "."; real = path.Dir(real) {
-		if _, known := t.mine[real]; known {
+		key := keyOf(real)
+		if _, known := t.mine[key]; known {
 			return
 		}
-		t.mine[real] = struct{}{}
+		t.mine[key] = struct{}{}
 	}
 }
 
 // hide takes away what lower layers have at a path; what the present layer
 // made there stays, whether it came before the whiteout or comes after.
 func (t *tree) hide(real string) error {
-	if _, mine := t.mine[real]; !mine {
+	if err := t.left.step(1 + strings.Count(real, "/")); err != nil {
+		return err
+	}
+	if _, mine := t.mine[keyOf(real)]; !mine {
 		return t.root.RemoveAll(real)
 	}
 	info, err := t.root.Lstat(real)
@@ -167,6 +173,9 @@ func (t *tree) hide(real string) error {
 	}
 	return t.hideIn(real)
 }
+
+// keyOf stands for a path: a million of them may have 4 KiB each.
+func keyOf(real string) [sha256.Size]byte { return sha256.Sum256([]byte(real)) }
 
 func (t *tree) hideIn(real string) error {
 	dir, err := t.root.Open(path.Join(".", real))
