@@ -106,7 +106,7 @@ func like(from, to *os.File) error {
 	if err := unix.Fchmod(fdOf(to), st.Mode&0o7777); err != nil {
 		return err
 	}
-	if err := likeAttributes(from, to); err != nil {
+	if err := likeAttributes(from, to, kept); err != nil {
 		return err
 	}
 	times := []unix.Timespec{st.Atim, st.Mtim}
@@ -141,13 +141,19 @@ func plainAttribute(name string) bool {
 	return strings.HasPrefix(name, "user.") && !strings.HasPrefix(name, "user.overlay.")
 }
 
-func likeAttributes(from, to *os.File) error {
+// kept says whether an attribute stays what it is while it is in a workspace.
+func kept(name string) bool {
+	return plainAttribute(name) || strings.HasPrefix(name, "system.posix_acl_")
+}
+
+// likeAttributes gives to those attributes of from that are wanted.
+func likeAttributes(from, to *os.File, wanted func(name string) bool) error {
 	names, err := attributes(from)
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if !plainAttribute(name) && !strings.HasPrefix(name, "system.posix_acl_") {
+		if !wanted(name) {
 			continue
 		}
 		value := make([]byte, maxAttributes)

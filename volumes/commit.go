@@ -229,6 +229,7 @@ func (g *ground) apply(ctx context.Context, v *view, chosen []*delta) error {
 	}
 	// A folder that is removed stays as long as something in it does.
 	stay := g.remaining(v, chosen)
+	links := v.linked(chosen)
 	skip := func(rel string) bool { return gone[rel] && !stay[rel] }
 	alter := func(dst *tree) error {
 		for _, d := range chosen {
@@ -238,7 +239,7 @@ func (g *ground) apply(ctx context.Context, v *view, chosen []*delta) error {
 			if d.kind == Removed {
 				continue
 			}
-			if err := put(upper, dst, d); err != nil {
+			if err := put(upper, dst, d, links[d.upper.Ino]); err != nil {
 				return fmt.Errorf("%s: %w", head(d.path), err)
 			}
 		}
@@ -266,8 +267,25 @@ func (g *ground) remaining(v *view, chosen []*delta) map[string]bool {
 	return out
 }
 
-// put puts what an overlay has at a path into a generation that is being made.
-func put(upper, dst *tree, d *delta) error {
+// linked are files that stay in the overlay under another name. Who writes to the
+// workspace afterwards must not write to those.
+func (v *view) linked(chosen []*delta) map[uint64]bool {
+	taken, out := map[string]bool{}, map[uint64]bool{}
+	for _, d := range chosen {
+		taken[d.path] = true
+	}
+	for i := range v.deltas {
+		d := &v.deltas[i]
+		if d.kind != Removed && !taken[d.path] && d.upper.Mode&unix.S_IFMT == unix.S_IFREG && d.upper.Nlink > 1 {
+			out[d.upper.Ino] = true
+		}
+	}
+	return out
+}
+
+// put puts what an overlay has at a path into a generation that is being made:
+// the same file, or a copy.
+func put(upper, dst *tree, d *delta, copied bool) error {
 	if err := makeAbove(dst, d.path); err != nil {
 		return err
 	}
@@ -282,17 +300,42 @@ func put(upper, dst *tree, d *delta) error {
 		if err == unix.EEXIST {
 			err = setDir(to, name, d.upper.Mode)
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return describeDir(upper, dst, d.path)
 	}
 	from, err := upper.dir(above(d.path))
 	if err != nil {
 		return err
 	}
 	defer from.Close()
+	if copied {
+		if err := copyFile(from, to, name, &d.upper); err != nil {
+			return err
+		}
+		return clean(dst, d)
+	}
 	if err := clean(upper, d); err != nil {
 		return err
 	}
 	return linkFile(from, to, name, &d.upper)
+}
+
+// describeDir gives a folder of a generation the attributes that it has in an
+// overlay and may have in a workspace.
+func describeDir(upper, dst *tree, rel string) error {
+	from, err := upper.dir(rel)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := dst.dir(rel)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	return likeAttributes(from, to, plainAttribute)
 }
 
 // makeAbove makes the folders above a path that are not there: with force, what
@@ -324,18 +367,18 @@ func makeAbove(dst *tree, rel string) error {
 	return nil
 }
 
-// clean takes from a file of an overlay what may not be in a workspace. Nothing
-// writes to it any more.
-func clean(upper *tree, d *delta) error {
+// clean takes from a file of an overlay, or its copy, what may not be in a
+// workspace. Nothing writes to it any more.
+func clean(in *tree, d *delta) error {
 	if d.upper.Mode&unix.S_IFMT != unix.S_IFREG {
-		dir, err := upper.dir(above(d.path))
+		dir, err := in.dir(above(d.path))
 		if err != nil {
 			return err
 		}
 		defer dir.Close()
 		return unix.Fchownat(fdOf(dir), path.Base(d.path), runtime.CommandUID, runtime.CommandGID, unix.AT_SYMLINK_NOFOLLOW)
 	}
-	f, st, err := upper.regular(d.path)
+	f, st, err := in.regular(d.path)
 	if err != nil {
 		return err
 	}

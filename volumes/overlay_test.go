@@ -323,6 +323,7 @@ func TestWhatIsCommittedIsPlain(t *testing.T) {
 	must(t, unix.Setxattr(filepath.Join(dir, "s"), "security.capability", capability, 0))
 	must(t, os.MkdirAll(filepath.Join(dir, "g"), 0o755))
 	must(t, unix.Chmod(filepath.Join(dir, "g"), 0o3777))
+	must(t, unix.Setxattr(filepath.Join(dir, "g"), "user.note", []byte("x"), 0))
 	must(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o644))
 	must(t, unix.Mknod(filepath.Join(dir, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
 	remove(t, h, "f")
@@ -340,10 +341,36 @@ func TestWhatIsCommittedIsPlain(t *testing.T) {
 	if got, want := listing(t, dir), ". 40755 1000\nf 100644 0 \"f\"\ng 40777 1000\nkeep 100644 0 \"k\"\nl 120777 1000 -> /etc/passwd\ns 100755 1000 \"s\"\ns2 100755 1000 \"s\"\n"; got != want {
 		t.Errorf("%s, want\n%s", got, want)
 	}
-	b := make([]byte, 1024)
-	n, err := unix.Listxattr(filepath.Join(dir, "s"), b)
-	if must(t, err); string(b[:n]) != "user.note\x00" {
-		t.Errorf("attributes %q", b[:n])
+	for _, name := range []string{"s", "g"} {
+		b := make([]byte, 1024)
+		n, err := unix.Listxattr(filepath.Join(dir, name), b)
+		if must(t, err); string(b[:n]) != "user.note\x00" {
+			t.Errorf("%s has the attributes %q", name, b[:n])
+		}
+	}
+}
+
+// Of a file with several names some are committed: what is then written to those
+// is not in the overlay.
+func TestNamesOfOneFileAreCommittedApart(t *testing.T) {
+	m := world(t, Options{}, nil)
+	h := hold(t, m, "o", Overlaid)
+	write(t, h, "a", "mine")
+	dir := h.Binding().Source
+	must(t, os.Link(filepath.Join(dir, "a"), filepath.Join(dir, "b")))
+	must(t, os.Link(filepath.Join(dir, "a"), filepath.Join(dir, "c")))
+	must(t, unix.Chmod(filepath.Join(dir, "a"), 0o4755))
+	h.Release()
+	commit(t, m, "o", "a")
+	rw := hold(t, m, "rw", ReadWrite)
+	if got, want := listing(t, rw.Binding().Source), ". 40755 1000\na 100755 1000 \"mine\"\n"; got != want {
+		t.Errorf("%s, want\n%s", got, want)
+	}
+	write(t, rw, "a", "theirs")
+	rw.Release()
+	commit(t, m, "o")
+	if got := []string{now(t, m, "a"), now(t, m, "b"), now(t, m, "c")}; !slices.Equal(got, []string{"theirs", "mine", "mine"}) {
+		t.Errorf("%v", got)
 	}
 }
 
