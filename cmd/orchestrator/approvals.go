@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -154,7 +153,7 @@ func (a *app) runApprovalsWatch(ctx context.Context) error {
 	}
 	err = cl.WatchApprovals(ctx, func(e v1.ApprovalEvent) error {
 		if a.flags.output == "json" {
-			return json.NewEncoder(a.stdout).Encode(e)
+			return a.jsonLines().Encode(e)
 		}
 		_, err := fmt.Fprintln(a.stdout, approvalLine(e))
 		return err

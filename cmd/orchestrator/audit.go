@@ -133,7 +133,7 @@ another exit code than 0 what was printed is not whole.`,
 			if err != nil {
 				return err
 			}
-			return cl.ExportAudit(cmd.Context(), f, a.stdout)
+			return cl.ExportAudit(cmd.Context(), f, &jsonWriter{w: a.stdout})
 		},
 	}
 	o.register(c.Flags())

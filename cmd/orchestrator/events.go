@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 
@@ -32,7 +31,7 @@ that some were missed. With -o json there is one object on each line.`,
 			colour := a.colours()
 			return cl.Events(cmd.Context(), q, func(e v1.ServiceEvent) error {
 				if a.flags.output == "json" {
-					return json.NewEncoder(a.stdout).Encode(e)
+					return a.jsonLines().Encode(e)
 				}
 				_, err := fmt.Fprintln(a.stdout, eventLine(e, colour))
 				return err

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -208,6 +211,35 @@ func TestTablesEscapeWhatSteersATerminal(t *testing.T) {
 	tb.add("x\ty\n", "")
 	if err := tb.write(&b); err != nil || b.String() != "A        B\nx\\ty\\n   -\n" {
 		t.Errorf("table is %q, %v", b.String(), err)
+	}
+}
+
+func TestJSONSteersNoTerminal(t *testing.T) {
+	const hostile = "a\x1b[31m\u009b31m\u202ertl\u2028\x7f\U000e0041é漢😀\xff<&"
+	var want, got string
+	plain, err := json.Marshal(hostile)
+	if err != nil || json.Unmarshal(plain, &want) != nil {
+		t.Fatal(err)
+	}
+	for size := 1; size < 8; size++ { // pieces end anywhere
+		var out bytes.Buffer
+		w := &jsonWriter{w: &out}
+		for piece := range slices.Chunk(plain, size) {
+			if n, err := w.Write(piece); n != len(piece) || err != nil {
+				t.Fatal(n, err)
+			}
+		}
+		if err := json.Unmarshal(out.Bytes(), &got); err != nil || got != want {
+			t.Errorf("pieces of %d: %q %v", size, got, err)
+		}
+		if s := out.String(); escape(s) != s || !strings.Contains(s, "é漢😀") {
+			t.Errorf("pieces of %d: %q", size, s)
+		}
+	}
+	var out bytes.Buffer
+	a := &app{stdout: &out}
+	if err := a.printJSON(map[string]string{"x": hostile}); err != nil || out.String() != escapeText(out.String()) {
+		t.Errorf("%q %v", out.String(), err)
 	}
 }
 

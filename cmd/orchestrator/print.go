@@ -4,11 +4,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	units "github.com/docker/go-units"
@@ -52,9 +54,45 @@ func (a *app) print(v any, t *table) error {
 }
 
 func (a *app) printJSON(v any) error {
-	e := json.NewEncoder(a.stdout)
+	e := a.jsonLines()
 	e.SetIndent("", "  ")
 	return e.Encode(v)
+}
+
+// jsonLines prints each value as JSON on a line.
+func (a *app) jsonLines() *json.Encoder { return json.NewEncoder(&jsonWriter{w: a.stdout}) }
+
+// jsonWriter hands JSON on with the same values, and with escapes for what
+// escape escapes: encoding/json leaves C1 controls, which terminals obey, and
+// what reorders or hides text.
+type jsonWriter struct {
+	w    io.Writer
+	rest []byte // the beginning of a character
+}
+
+// Write takes a piece, which may end anywhere.
+func (j *jsonWriter) Write(p []byte) (int, error) {
+	in := slices.Concat(j.rest, p)
+	out := make([]byte, 0, len(in))
+	for len(in) > 0 && utf8.FullRune(in) {
+		r, n := utf8.DecodeRune(in)
+		switch {
+		case r == utf8.RuneError && n == 1:
+			out = append(out, `\ufffd`...)
+		case r < ' ' || unicode.IsPrint(r): // below are the spaces between values only
+			out = append(out, in[:n]...)
+		default:
+			for _, u := range utf16.AppendRune(nil, r) {
+				out = fmt.Appendf(out, `\u%04x`, u)
+			}
+		}
+		in = in[n:]
+	}
+	j.rest = in
+	if _, err := j.w.Write(out); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }
 
 // printList prints items as {"items": […]}, or as a table with a row for each.

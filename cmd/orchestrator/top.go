@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"time"
 
@@ -104,7 +103,7 @@ func (a *app) topShow(o topOptions) topShow {
 	case a.flags.output == "json" && o.once:
 		s.draw = func(l []topLine) error { return a.printJSON(v1.List[topLine]{Items: l}) }
 	case a.flags.output == "json":
-		s.draw = func(l []topLine) error { return json.NewEncoder(a.stdout).Encode(v1.List[topLine]{Items: l}) }
+		s.draw = func(l []topLine) error { return a.jsonLines().Encode(v1.List[topLine]{Items: l}) }
 	case o.once:
 		s.draw = func(l []topLine) error { return topTable(l).write(a.stdout) }
 	case isTerminal(a.stdout) && term != "dumb":
