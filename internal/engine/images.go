@@ -65,7 +65,7 @@ func (e *Engine) ImportImage(ctx context.Context, call Call, r io.Reader, ref st
 }
 
 // RemoveImage removes a name, and the image with its last one, unless a
-// template uses it. Only operators may.
+// template uses it or a sandbox runs from it. Only operators may.
 func (e *Engine) RemoveImage(ctx context.Context, call Call, ref string) error {
 	if err := call.operate("remove images"); err != nil {
 		return err
@@ -82,14 +82,36 @@ func (e *Engine) RemoveImage(ctx context.Context, call Call, ref string) error {
 	if user := e.imageUser(img.ID); user != "" {
 		return fmt.Errorf("image %s is used by template %s: %w", ref, user, errdefs.ErrFailedPrecondition)
 	}
+	name, err := images.ParseName(ref)
+	stays := err == nil && len(img.Refs) > 1 && slices.Contains(img.Refs, name)
+	if !stays {
+		if err := e.checkUnused(ctx, ref, img.ID); err != nil {
+			return err
+		}
+	}
 	if err := e.opts.Images.Remove(ctx, ref); err != nil {
 		return err
 	}
 	e.events.tell(v1.ServiceEvent{Type: "image.removed", Image: ref})
-	if len(img.Refs) > 1 {
+	if stays {
 		return nil
 	}
 	return e.forgetImage(ctx, img.ID)
+}
+
+// checkUnused refuses an image that a sandbox runs from: leases outlive their
+// templates, and their roots are the image's.
+func (e *Engine) checkUnused(ctx context.Context, ref, id string) error {
+	rows, err := e.opts.Store.Live(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range rows {
+		if r.Image == id {
+			return fmt.Errorf("image %s: sandbox %s runs from it: remove that first: %w", ref, r.ID, errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
 }
 
 // PresentImage shows an image once for each of its names.

@@ -1,0 +1,60 @@
+package engine
+
+import (
+	"archive/tar"
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	v1 "orchestrator/client/v1"
+)
+
+// otherArchive is a root filesystem that is not archive's.
+func otherArchive(t *testing.T) *bytes.Buffer {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	if err := w.WriteHeader(&tar.Header{Name: "other/", Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return &b
+}
+
+// What a lease runs from stays, also when no template has it any more.
+func TestAnImageStaysWhileASandboxRunsFromIt(t *testing.T) {
+	w := newWorld(t)
+	kept := &shelf{}
+	kept.set(nil, from("default", here, 1), from("old", "old/image:1", 0))
+	s := w.startOptions(t, func(o *Options) { o.Templates, o.LoadTemplates = nil, kept.load })
+	op := Local("")
+	if _, err := s.ImportImage(t.Context(), op, otherArchive(t), "old/image:1"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is ready", func() bool { return s.NotReady("old") == nil })
+	box, err := s.Lease(t.Context(), op, v1.SandboxRequest{Template: "old"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept.set(nil, from("default", here, 1))
+	if _, err := s.ReloadTemplates(t.Context(), op); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.RemoveImage(t.Context(), op, "old/image:1"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), box.ID) {
+		t.Errorf("with a lease: %v", err)
+	}
+	if _, err := s.ImportImage(t.Context(), op, otherArchive(t), "other/name:1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.RemoveImage(t.Context(), op, "other/name:1"); err != nil {
+		t.Errorf("one name of two: %v", err)
+	}
+	if err := s.Remove(t.Context(), op, box.ID); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it can be removed", func() bool { return s.RemoveImage(t.Context(), op, "old/image:1") == nil })
+}
