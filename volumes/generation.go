@@ -150,13 +150,11 @@ func (g *ground) current() string { return g.generation(g.e.state.Current) }
 func (g *ground) upper(id string) string { return filepath.Join(g.root, uppersDir, id) }
 
 // fork makes the next generation, has it changed, and makes it the current one.
-// skip names what does not come along. After an error nothing has changed.
+// skip names what does not come along. After an error nothing has changed:
+// *FullError if the workspace had no room for it.
 func (g *ground) fork(ctx context.Context, skip func(rel string) bool, alter func(dst *tree) error, c change) (err error) {
 	temp := filepath.Join(g.root, newGeneration)
 	if err := g.m.remove(ctx, temp); err != nil {
-		return err
-	}
-	if err := os.Mkdir(temp, 0o700); err != nil {
 		return err
 	}
 	defer func() {
@@ -164,12 +162,23 @@ func (g *ground) fork(ctx context.Context, skip func(rel string) bool, alter fun
 			err = errors.Join(err, g.m.remove(context.WithoutCancel(ctx), temp))
 		}
 	}()
+	if err := g.build(ctx, temp, skip, alter); err != nil {
+		return g.roomless(err, forGeneration)
+	}
+	return g.promote(ctx, temp, c)
+}
+
+// build fills a folder with what the current generation has, changed.
+func (g *ground) build(ctx context.Context, dir string, skip func(rel string) bool, alter func(dst *tree) error) error {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
 	src, err := openTree(g.current())
 	if err != nil {
 		return err
 	}
 	defer src.close()
-	dst, err := openTree(temp)
+	dst, err := openTree(dir)
 	if err != nil {
 		return err
 	}
@@ -183,7 +192,7 @@ func (g *ground) fork(ctx context.Context, skip func(rel string) bool, alter fun
 	if err := unix.Syncfs(fdOf(dst.top)); err != nil {
 		return fmt.Errorf("write the files out: %w", err)
 	}
-	return g.promote(ctx, temp, c)
+	return nil
 }
 
 // promote makes a finished folder the current generation.

@@ -69,13 +69,30 @@ func (e *BusyError) Error() string {
 // Unwrap gives the class.
 func (e *BusyError) Unwrap() error { return errdefs.ErrUnavailable }
 
-// FullError says that a workspace's disk has no room for an overlay. It is of
-// class FailedPrecondition: waiting does not help.
-type FullError struct{ Workspace string }
+// FullError says that a workspace's disk has no room for what was to be done. It
+// is of class FailedPrecondition: waiting does not help.
+type FullError struct {
+	Workspace string
+	// For is what there is no room for, as a part of a sentence.
+	For string
+}
+
+const (
+	forOverlay    = "an overlay"
+	forGeneration = "the names of its files a second time, which this needs for a moment"
+)
 
 // Error is a whole sentence.
 func (e *FullError) Error() string {
-	return fmt.Sprintf("workspace %s has no room for an overlay: remove files, discard overlays, or resize it", e.Workspace)
+	return fmt.Sprintf("workspace %s has no room for %s: remove files, discard overlays, or resize it", e.Workspace, e.For)
+}
+
+// roomless makes a FullError of what a file system without room says.
+func (g *ground) roomless(err error, what string) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return &FullError{Workspace: g.e.meta.Name, For: what}
+	}
+	return err
 }
 
 // Unwrap gives the class.
@@ -144,8 +161,8 @@ func (g *ground) give(ctx context.Context, h *Hold) error {
 	switch h.mode {
 	case Overlaid:
 		n, err := g.mountOverlay(ctx, h.lease)
-		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-			return &FullError{Workspace: g.e.meta.Name}
+		if full := (*FullError)(nil); errors.As(g.roomless(err, forOverlay), &full) {
+			return full
 		}
 		if err != nil {
 			return fmt.Errorf("overlay on workspace %s: %w", g.e.meta.Name, err)

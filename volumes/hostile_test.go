@@ -184,6 +184,33 @@ func TestLongPathsOfFoldersAreBounded(t *testing.T) {
 	}
 }
 
+func TestAFullWorkspaceHasNoRoomForACommit(t *testing.T) {
+	m := world(t, Options{Mechanism: Auto, Quota: 8 << 20}, nil)
+	h := hold(t, m, "o", Overlaid)
+	write(t, h, "a", "mine")
+	for i := 0; ; i++ {
+		if err := os.Mkdir(filepath.Join(h.Binding().Source, fmt.Sprint(i)), 0o755); err != nil {
+			break
+		}
+	}
+	full := func(err error) {
+		t.Helper()
+		if _, ok := errors.AsType[*FullError](err); !ok || !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%v", err)
+		}
+	}
+	_, err := m.Edit(t.Context(), "w")
+	full(err)
+	h.Release()
+	_, err = m.Commit(t.Context(), "o", CommitOptions{})
+	full(err)
+	oneGeneration(t, m)
+	if d, err := m.Diff(t.Context(), "o", DiffOptions{Paths: []string{"a"}}); err != nil || len(d.Changes) != 1 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	commit(t, m, "o", "a") // of which there is room
+}
+
 // As many paths as a request has room for, of as many changes as an overlay has,
 // none of which were what others changed of late: work for half an hour if each
 // were compared with each.

@@ -10,8 +10,10 @@ import (
 	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	v1 "orchestrator/client/v1"
+	disks "orchestrator/internal/disk"
 	"orchestrator/internal/said"
 	"orchestrator/internal/scheduler"
 	"orchestrator/internal/store"
@@ -251,6 +253,15 @@ func overlayError(err error, disk, name string) error {
 	}
 	if _, ok := errors.AsType[*volumes.BusyError](err); ok {
 		return workspaceError(err, disk, name)
+	}
+	if _, ok := errors.AsType[*volumes.FullError](err); ok {
+		return workspaceError(err, disk, name)
+	}
+	if small, ok := errors.AsType[*disks.NoRoomError](err); ok {
+		return said.Errorf(errdefs.ErrFailedPrecondition, "the snapshot's files take %d octets, and workspace %q holds %d: resize it first", small.Used, name, small.Bytes)
+	}
+	if errors.Is(err, unix.ENOSPC) {
+		return spaceError(err)
 	}
 	for _, class := range tellable {
 		if errors.Is(err, class) {

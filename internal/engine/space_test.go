@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -140,6 +141,37 @@ func TestSnapshotsCountForTheirCaller(t *testing.T) {
 	}
 	if _, err := s.CreateWorkspace(t.Context(), ann, v1.WorkspaceRequest{Name: "b"}); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("beside them: %v", err)
+	}
+}
+
+// What was larger than the workspace is now is refused in words for its caller.
+func TestASnapshotThatIsTooLargeIsRefused(t *testing.T) {
+	s := boundedWorld(t, 0)
+	defer s.stop()
+	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
+	if _, err := s.CreateWorkspace(t.Context(), ann, v1.WorkspaceRequest{Name: "a", QuotaBytes: 32 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	content := make([]byte, 12<<20)
+	rand.NewChaCha8([32]byte{}).Read(content)
+	if _, err := s.WriteWorkspaceFile(t.Context(), ann, "a", wire.FileRequest{Path: "f", Mode: 0o644, Size: int64(len(content))}, bytes.NewReader(content)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Snapshot(t.Context(), ann, "a", "s"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.RemoveWorkspaceFile(t.Context(), ann, "a", wire.FileRequest{Path: "f"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.ResizeWorkspace(t.Context(), ann, "a", v1.WorkspaceResize{QuotaBytes: 8 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.Restore(t.Context(), ann, "a", "s")
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "resize it first") || strings.Contains(err.Error(), "/") {
+		t.Errorf("%v", err)
+	}
+	if w, err := s.Workspace(t.Context(), ann, "a"); err != nil || w.QuotaBytes != 8<<20 || w.UsedBytes > 4<<20 {
+		t.Errorf("%+v, %v", w, err)
 	}
 }
 

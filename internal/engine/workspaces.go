@@ -63,9 +63,9 @@ func workspaceError(err error, disk, name string) error {
 	if busy, ok := errors.AsType[*volumes.BusyError](err); ok {
 		return &InvalidError{Field: "workspace", Class: errdefs.ErrUnavailable, Message: busyText(busy, name)}
 	}
-	if _, ok := errors.AsType[*volumes.FullError](err); ok {
+	if full, ok := errors.AsType[*volumes.FullError](err); ok {
 		return &InvalidError{Field: "workspace", Class: errdefs.ErrFailedPrecondition,
-			Message: fmt.Sprintf("%q has no room for an overlay: remove files, discard overlays, or resize it", name)}
+			Message: fmt.Sprintf("%q has no room for %s: remove files, discard overlays, or resize it", name, full.For)}
 	}
 	if disk == name || disk == "" {
 		return err
