@@ -236,8 +236,13 @@ func (e *Engine) forgetOthers(sources []TemplateSource) (removed []string) {
 	return removed
 }
 
-// runTemplates tries those again that are not ready, until ctx ends.
+// runTemplates tries those again that are not ready, until ctx ends. Images are
+// fetched beside that: what one registry keeps waiting is its own.
 func (e *Engine) runTemplates(ctx context.Context) error {
+	var work sync.WaitGroup
+	defer work.Wait()
+	fetching := map[string]context.CancelFunc{} // by image
+	came := make(chan string)
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
 	for {
@@ -247,10 +252,47 @@ func (e *Engine) runTemplates(ctx context.Context) error {
 			return nil
 		case <-e.templates.wake:
 			now = true
+		case ref := <-came:
+			fetching[ref]()
+			delete(fetching, ref)
 		case <-t.C:
 		}
+		e.endFetches(fetching)
 		for _, t := range e.due(now) {
-			e.retry(ctx, t)
+			ref := t.want.Spec.Image.Ref
+			if fetching[ref] != nil {
+				continue
+			}
+			if !e.lacks(ref) {
+				e.retry(ctx, t)
+				continue
+			}
+			one, cancel := context.WithCancel(ctx)
+			fetching[ref] = cancel
+			work.Go(func() { // waited for above
+				e.retry(one, t)
+				select {
+				case came <- ref:
+				case <-ctx.Done():
+					cancel()
+				}
+			})
+		}
+	}
+}
+
+// lacks says whether an image is not here and can be fetched.
+func (e *Engine) lacks(ref string) bool {
+	_, err := e.opts.Images.Resolve(ref)
+	return e.opts.FetchImage != nil && errdefs.IsNotFound(err)
+}
+
+// endFetches ends those that no template waits for any more.
+func (e *Engine) endFetches(fetching map[string]context.CancelFunc) {
+	wanted := slices.Collect(maps.Values(e.templates.images()))
+	for ref, cancel := range fetching {
+		if !slices.Contains(wanted, ref) {
+			cancel()
 		}
 	}
 }
@@ -271,14 +313,12 @@ func (e *Engine) due(now bool) (out []template) {
 // long is done without the turn.
 func (e *Engine) retry(ctx context.Context, was template) {
 	src := was.want
-	if fetch := e.opts.FetchImage; fetch != nil {
-		if _, err := e.opts.Images.Resolve(src.Spec.Image.Ref); errdefs.IsNotFound(err) {
-			if err := fetch(ctx, src.Spec.Image.Ref); err != nil {
-				if e.unchanged(was) {
-					e.note(src, err)
-				}
-				return
+	if e.lacks(src.Spec.Image.Ref) {
+		if err := e.opts.FetchImage(ctx, src.Spec.Image.Ref); err != nil {
+			if ctx.Err() == nil && e.unchanged(was) {
+				e.note(src, err)
 			}
+			return
 		}
 	}
 	if err := e.templates.take(ctx); err != nil {

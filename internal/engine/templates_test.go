@@ -1,10 +1,12 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -142,4 +144,48 @@ func TestAClassThatIsNotHereIsNotReady(t *testing.T) {
 	if err := s.NotReady("strong"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "class vm") {
 		t.Error(err)
 	}
+}
+
+// A registry that never ends keeps its own template waiting, and for as long as
+// there is one.
+func TestASlowRegistryKeepsNoOtherTemplateWaiting(t *testing.T) {
+	w := newWorld(t)
+	kept := &shelf{}
+	kept.set(nil, from("default", here, 1), from("slow", "slow/image:1", 1))
+	began, ended := make(chan struct{}, 1), make(chan struct{})
+	s := w.startOptions(t, func(o *Options) {
+		o.Templates, o.LoadTemplates = nil, kept.load
+		o.FetchImage = func(ctx context.Context, ref string) error {
+			if ref != "slow/image:1" {
+				_, err := o.Images.Import(ctx, archive(t), ref)
+				return err
+			}
+			began <- struct{}{}
+			<-ctx.Done()
+			close(ended)
+			return ctx.Err()
+		}
+	})
+	wait := func(what string, c <-chan struct{}) {
+		t.Helper()
+		select {
+		case <-c:
+		case <-time.After(30 * time.Second):
+			t.Fatal("never: " + what)
+		}
+	}
+	wait("the slow one is asked", began)
+	kept.set(nil, from("default", here, 1), from("slow", "slow/image:1", 1), from("quick", "quick/image:1", 1))
+	if _, err := s.ReloadTemplates(t.Context(), Local("")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the quick one is ready", func() bool { return s.NotReady("quick") == nil })
+	if s.NotReady("slow") == nil {
+		t.Error("the slow one is ready")
+	}
+	kept.set(nil, from("default", here, 1))
+	if _, err := s.ReloadTemplates(t.Context(), Local("")); err != nil {
+		t.Fatal(err)
+	}
+	wait("the slow one is let go", ended)
 }
