@@ -175,30 +175,25 @@ func (s *seat) guard() {
 }
 
 // typeOn types what our input has until it ends or detaches.
-func (s *seat) typeOn(t *client.Terminal, detached chan<- struct{}) {
+func (s *seat) typeOn(t io.Writer, detached chan<- struct{}) {
 	defer s.guard()
-	scan := detachScan{keys: s.keys}
-	if !s.screen.there() {
-		scan.keys = nil
+	if s.screen.there() {
+		s.typeKeys(t, detached)
+		return
 	}
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := s.app.stdin.Read(buf)
-		out, leave := scan.take(buf[:n])
-		if !s.look && len(out) > 0 {
-			if _, wErr := t.Write(out); wErr != nil {
+		if !s.look && n > 0 {
+			if _, wErr := t.Write(buf[:n]); wErr != nil {
 				return
 			}
-		}
-		if leave {
-			close(detached)
-			return
 		}
 		if err != nil {
 			break
 		}
 	}
-	if !s.ends || s.screen.there() || s.look {
+	if !s.ends || s.look {
 		return
 	}
 	for {
@@ -206,6 +201,32 @@ func (s *seat) typeOn(t *client.Terminal, detached chan<- struct{}) {
 			return // the command has ended
 		}
 		time.Sleep(endTime)
+	}
+}
+
+// typeKeys is that for our terminal.
+func (s *seat) typeKeys(t io.Writer, detached chan<- struct{}) {
+	typist := newTypist(t)
+	go func() { // ends with the process
+		defer s.guard()
+		typist.run()
+	}()
+	scan := detachScan{keys: s.keys}
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := s.app.stdin.Read(buf)
+		out, leave := scan.take(buf[:n])
+		if !s.look && len(out) > 0 && typist.add(out) != nil {
+			return
+		}
+		if leave {
+			typist.settle(leaveTime)
+			close(detached)
+			return
+		}
+		if err != nil {
+			return
+		}
 	}
 }
 
