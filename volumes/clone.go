@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/disk"
 )
 
 // A clone of a tree has folders of its own, and for every file another name of
@@ -71,7 +73,7 @@ type putter func(from, to *os.File, name string, st *unix.Stat_t) error
 func linkFile(from, to *os.File, name string, st *unix.Stat_t) error {
 	err := unix.Linkat(fdOf(from), name, fdOf(to), name, 0)
 	if err == unix.EMLINK {
-		return copyFile(from, to, name, st)
+		return copyFile(from, to, name, st, func() error { return nil })
 	}
 	if err != nil {
 		return fmt.Errorf("link %q: %w", head(name), err)
@@ -168,11 +170,29 @@ func likeAttributes(from, to *os.File, wanted func(name string) bool) error {
 	return nil
 }
 
+// pace is asked before each piece of a file is copied, of which there may be very
+// many: an error ends it.
+type pace func() error
+
+// pace of copies that take the host's room: as workspaces do, they leave some of it.
+func (m *Manager) pace(ctx context.Context) pace {
+	return func() error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		use, err := disk.Usage(m.dir)
+		if err == nil && use.Free < disk.Reserve(use) {
+			err = fmt.Errorf("the host's disk is nearly full: %w", unix.ENOSPC)
+		}
+		return err
+	}
+}
+
 // copyFile copies a file, link or special file with its description.
-func copyFile(from, to *os.File, name string, st *unix.Stat_t) error {
+func copyFile(from, to *os.File, name string, st *unix.Stat_t, next pace) error {
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
-		return copyRegular(from, to, name)
+		return copyRegular(from, to, name, next)
 	case unix.S_IFLNK:
 		target, err := readLinkAt(fdOf(from), name)
 		if err != nil {
@@ -194,7 +214,7 @@ func copyFile(from, to *os.File, name string, st *unix.Stat_t) error {
 	return unix.UtimesNanoAt(fdOf(to), name, []unix.Timespec{st.Atim, st.Mtim}, unix.AT_SYMLINK_NOFOLLOW)
 }
 
-func copyRegular(from, to *os.File, name string) (err error) {
+func copyRegular(from, to *os.File, name string, next pace) (err error) {
 	rd, err := unix.Openat(fdOf(from), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -207,7 +227,7 @@ func copyRegular(from, to *os.File, name string) (err error) {
 	}
 	out := os.NewFile(uintptr(wr), name)
 	defer func() { err = errors.Join(err, out.Close()) }()
-	if err := copyData(in, out); err != nil {
+	if err := copyData(in, out, next); err != nil {
 		return fmt.Errorf("copy %q: %w", head(name), err)
 	}
 	return like(in, out)
@@ -215,7 +235,7 @@ func copyRegular(from, to *os.File, name string) (err error) {
 
 // copyData copies what is in a file and leaves its holes: by reference where the
 // file system can.
-func copyData(in, out *os.File) error {
+func copyData(in, out *os.File, next pace) error {
 	if unix.IoctlFileClone(fdOf(out), fdOf(in)) == nil {
 		return nil
 	}
@@ -236,7 +256,7 @@ func copyData(in, out *os.File) error {
 		if err != nil {
 			return err
 		}
-		if err := copyRange(in, out, from, to); err != nil {
+		if err := copyRange(in, out, from, to, next); err != nil {
 			return err
 		}
 		at = to
@@ -244,9 +264,12 @@ func copyData(in, out *os.File) error {
 	return out.Truncate(size)
 }
 
-func copyRange(in, out *os.File, from, to int64) error {
+func copyRange(in, out *os.File, from, to int64, next pace) error {
 	buf := make([]byte, 1<<20)
 	for from < to {
+		if err := next(); err != nil {
+			return err
+		}
 		n, err := in.ReadAt(buf[:min(int64(len(buf)), to-from)], from)
 		if n > 0 {
 			if _, err := out.WriteAt(buf[:n], from); err != nil {

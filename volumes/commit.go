@@ -311,7 +311,7 @@ func put(upper, dst *tree, d *delta, copied bool) error {
 	}
 	defer from.Close()
 	if copied {
-		if err := copyFile(from, to, name, &d.upper); err != nil {
+		if err := copyFile(from, to, name, &d.upper, func() error { return nil }); err != nil {
 			return err
 		}
 		return clean(dst, d)

@@ -2,6 +2,7 @@ package volumes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"orchestrator/internal/disk"
 )
 
 // lapsing ends the n-th time that it is asked whether it has: work that looks at
@@ -105,4 +110,56 @@ func paths(d Diff) []string {
 		out = append(out, strings.Join([]string{string(c.Kind), c.Path}, " "))
 	}
 	return out
+}
+
+// A copy of many octets ends when whoever asked for it goes away, or the service
+// stops.
+func TestSnapshotsEndWithTheirCaller(t *testing.T) {
+	const size = 16 << 20
+	for _, mechanism := range []string{"", Auto} {
+		m := world(t, Options{Mechanism: mechanism, Quota: 2 * size, Snapshots: 2}, map[string]string{"a": strings.Repeat("x", size)})
+		dir := filepath.Join(m.folder(m.byName["w"].meta), snapshotsDir)
+		steps := 0
+		for ; ; steps++ {
+			_, err := m.Snapshot(&lapsing{t.Context(), steps}, "w", "s")
+			if err == nil {
+				break
+			}
+			if left, _ := os.ReadDir(dir); len(left) > 0 {
+				t.Fatalf("%v, and there is %v", err, left)
+			}
+			steps += steps / 8 // not all of them, if they are many
+		}
+		if steps < size>>20 {
+			t.Errorf("mechanism %q: nobody asks more than %d times whether to go on", mechanism, steps)
+		}
+	}
+}
+
+// While a disk of the host is nearly full nothing is written to workspaces, and no
+// snapshot takes what is left of it.
+func TestSnapshotsLeaveRoomOnTheHost(t *testing.T) {
+	needRoot(t)
+	const room, size = 64 << 20, 31 << 20
+	host := t.TempDir()
+	must(t, unix.Mount("tmpfs", host, "tmpfs", 0, fmt.Sprint("size=", room)))
+	t.Cleanup(func() { must(t, unix.Unmount(host, 0)) })
+	m := start(t, filepath.Join(host, "workspaces"), Options{Snapshots: 4})
+	_, err := m.Create(t.Context(), "w", CreateOptions{})
+	must(t, err)
+	h := hold(t, m, "rw", ReadWrite)
+	write(t, h, "a", strings.Repeat("x", size))
+	h.Release()
+	before, err := disk.Usage(host)
+	must(t, err)
+	_, err = m.Snapshot(t.Context(), "w", "s")
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("%v", err)
+	}
+	if after, err := disk.Usage(host); err != nil || after.Free < before.Free-1<<20 {
+		t.Errorf("%d octets are free, and %d were: %v", after.Free, before.Free, err)
+	}
+	if got := now(t, m, "a"); len(got) != size {
+		t.Errorf("%d octets", len(got))
+	}
 }

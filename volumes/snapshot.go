@@ -156,7 +156,7 @@ func (m *Manager) copyContent(ctx context.Context, src, dst string) error {
 		}
 	}
 	if mechanism == disk.Loop {
-		if err := copyFolder(from, to); err != nil {
+		if err := copyFolder(from, to, m.pace(ctx)); err != nil {
 			return err
 		}
 		return writeJSON(filepath.Join(dst, stateFile), state{Version: stateVersion, Current: st.Current})
@@ -174,11 +174,11 @@ func (m *Manager) copyContent(ctx context.Context, src, dst string) error {
 	if err != nil {
 		return err
 	}
-	return copyTree(ctx, filepath.Join(files, generationName(st.Current)), filepath.Join(root, dataDir))
+	return m.copyTree(ctx, filepath.Join(files, generationName(st.Current)), filepath.Join(root, dataDir))
 }
 
 // copyTree copies a folder of files. One that is not there is new, and empty.
-func copyTree(ctx context.Context, from, to string) error {
+func (m *Manager) copyTree(ctx context.Context, from, to string) error {
 	if !exists(from) {
 		return nil
 	}
@@ -195,7 +195,9 @@ func copyTree(ctx context.Context, from, to string) error {
 		return err
 	}
 	defer dst.close()
-	if err := clone(ctx, src, dst, func(string) bool { return false }, copyFile); err != nil {
+	next := m.pace(ctx)
+	put := func(from, to *os.File, name string, st *unix.Stat_t) error { return copyFile(from, to, name, st, next) }
+	if err := clone(ctx, src, dst, func(string) bool { return false }, put); err != nil {
 		return err
 	}
 	return unix.Syncfs(fdOf(dst.top))
@@ -203,7 +205,7 @@ func copyTree(ctx context.Context, from, to string) error {
 
 // copyFolder copies the files of a folder of ours, and folders without what is in
 // them.
-func copyFolder(from, to string) error {
+func copyFolder(from, to string, next pace) error {
 	entries, err := os.ReadDir(from)
 	if err != nil {
 		return err
@@ -221,7 +223,7 @@ func copyFolder(from, to string) error {
 	for _, f := range entries {
 		switch {
 		case f.Type().IsRegular():
-			err = copyRegular(src, dst, f.Name())
+			err = copyRegular(src, dst, f.Name(), next)
 		case f.IsDir():
 			err = os.Mkdir(filepath.Join(to, f.Name()), 0o700)
 		}

@@ -10,6 +10,15 @@ import (
 	"strings"
 )
 
+// What of a file system is not for images and their copies.
+const (
+	reserveBytes = 1 << 30
+	reserveShare = 20 // or one part in so many, if that is less
+)
+
+// Reserve is how much of a file system is to stay free, for Guard and for whoever copies images.
+func Reserve(use Use) int64 { return min(reserveBytes, use.Bytes/reserveShare) }
+
 // Guard keeps the host's disk from running full under the images of base, a folder that has their folders below it. An image is sparse:
 // what a command writes to it is in the page cache first, and if the host has no room when it is to be kept it is lost, the command
 // is told nothing, and the file system ends read-only. So while the host has less than margin octets free, mounted images

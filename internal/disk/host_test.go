@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"os/exec"
@@ -162,6 +163,53 @@ func TestGuardRefusesWritesInTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	unmounted(t, dir)
+}
+
+// Shrinking makes a copy, which takes nothing of what Guard keeps free.
+func TestShrinkingLeavesRoomOnTheHost(t *testing.T) {
+	host := smallHost(t)
+	dir := filepath.Join(host, "d")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := Make(t.Context(), dir, Options{Bytes: 48 << 20, Mechanism: Loop}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(mounted(t, dir), "a"), bytes.Repeat([]byte("x"), 16<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	unmounted(t, dir)
+	var image unix.Stat_t
+	if err := unix.Stat(filepath.Join(dir, imageFile), &image); err != nil {
+		t.Fatal(err)
+	}
+	before, err := Usage(host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	filler, err := os.Create(filepath.Join(host, "filler"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// There is room for a copy, and for little more.
+	if err := errors.Join(unix.Fallocate(int(filler.Fd()), 0, 0, before.Free-image.Blocks*512-Reserve(before)/2), filler.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := Resize(t.Context(), dir, 24<<20); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, newImageFile)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its copy: %v", err)
+	}
+	if err := os.Remove(filler.Name()); err != nil {
+		t.Fatal(err)
+	}
+	if err := Resize(t.Context(), dir, 24<<20); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(filepath.Join(mounted(t, dir), "a")); err != nil || len(text) != 16<<20 {
+		t.Errorf("%d octets, %v", len(text), err)
+	}
 }
 
 func TestSweepTakesWhatNobodyUses(t *testing.T) {

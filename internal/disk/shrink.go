@@ -75,8 +75,11 @@ func copySparse(ctx context.Context, to, from *os.File, size int64) error {
 		if err != nil {
 			return err
 		}
-		const step = 64 << 20 // so that ctx is looked at
+		const step = 4 << 20 // so that ctx is looked at, and how much the host has left
 		n := min(hole-data, step)
+		if use, err := Usage(filepath.Dir(to.Name())); err == nil && use.Free < Reserve(use) {
+			return fmt.Errorf("the host's disk is nearly full: %w", unix.ENOSPC)
+		}
 		if _, err := from.Seek(data, io.SeekStart); err != nil {
 			return err
 		}

@@ -19,15 +19,9 @@ import (
 // Space is what workspaces may take: each of them, a caller's together, and all
 // of what the host has.
 
-const (
-	// guardTime is how often the host's free room is looked at, which takes two
-	// microseconds. A writer puts a GiB or two a second into the page cache.
-	guardTime = 100 * time.Millisecond
-	// guardBytes of the host's disk, or guardShare of it if that is less, are
-	// not for workspaces.
-	guardBytes = 1 << 30
-	guardShare = 20
-)
+// guardTime is how often the host's free room is looked at, which takes two
+// microseconds. A writer puts a GiB or two a second into the page cache.
+const guardTime = 100 * time.Millisecond
 
 // ResizeWorkspace changes what a workspace holds at most. It grows while
 // sandboxes have it, where the service may do that, and shrinks at rest.
@@ -167,7 +161,7 @@ func (e *Engine) guardSpace() (tight bool) {
 	dir := e.opts.Volumes.Dir()
 	use, err := disk.Usage(dir)
 	if err == nil {
-		tight, err = disk.Guard(dir, min(guardBytes, use.Bytes/guardShare))
+		tight, err = disk.Guard(dir, disk.Reserve(use))
 	}
 	if err != nil {
 		e.log.Warn("free room of the host not known", "path", dir, "error", err)
