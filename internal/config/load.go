@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -61,13 +62,13 @@ func readFile(what, path string) ([]byte, error) {
 // of a template, not on those of another one.
 func Parse(text []byte) (Config, error) {
 	c := Default()
-	raw, err := yaml.YAMLToJSONStrict(text)
+	raw, err := toJSON(text)
 	if err != nil {
-		return c, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+		return c, err
 	}
-	var tree any
-	if err := json.Unmarshal(raw, &tree); err != nil {
-		return c, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	tree, err := treeOf(raw)
+	if err != nil {
+		return c, err
 	}
 	if tree == nil {
 		return c, nil
@@ -100,9 +101,81 @@ func Parse(text []byte) (Config, error) {
 
 func explain(err error) error {
 	if t, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		return fmt.Errorf("%s is a %s, which cannot be a %s: %w", t.Field, t.Value, t.Type, errdefs.ErrInvalidArgument)
+		return wrongType(t.Field, t)
 	}
 	return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+}
+
+func wrongType(at string, err *json.UnmarshalTypeError) error {
+	got, hint := err.Value, ""
+	switch got {
+	case "array":
+		got = "list"
+	case "object":
+		got = "map of keys"
+	}
+	if err.Type.Kind() == reflect.String && (strings.HasPrefix(got, "number") || got == "bool") {
+		hint = ": put it in quotes"
+	}
+	return fmt.Errorf("%s is a %s, which cannot be %s%s: %w", name(at), got, kindOf(err.Type), hint, errdefs.ErrInvalidArgument)
+}
+
+// kindOf is what a type is called by who writes the file.
+func kindOf(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Slice:
+		return "a list"
+	case reflect.Map, reflect.Struct:
+		return "a map of keys"
+	case reflect.Float64:
+		return "a number"
+	case reflect.Int, reflect.Int64:
+		return "a whole number"
+	}
+	return "a " + t.String()
+}
+
+// toJSON is the only document that a text has, as JSON. What comes after it
+// would otherwise be left out without a word.
+func toJSON(text []byte) ([]byte, error) {
+	content, ended := false, false
+	for line := range bytes.Lines(text) {
+		bare := bytes.TrimSpace(line)
+		mark, rest, _ := bytes.Cut(bare, []byte(" "))
+		if marker := string(mark); (marker == "---" || marker == "...") && line[0] == bare[0] {
+			ended = content
+			bare = bytes.TrimSpace(rest)
+		}
+		switch {
+		case len(bare) == 0 || bare[0] == '#' || bare[0] == '%':
+		case ended:
+			return nil, fmt.Errorf("it has more than one document: leave one, without --- or ... in between: %w", errdefs.ErrInvalidArgument)
+		default:
+			content = true
+		}
+	}
+	raw, err := yaml.YAMLToJSONStrict(text)
+	if v, ok := errors.AsType[*json.UnsupportedValueError](err); ok {
+		return nil, fmt.Errorf("a value is %s, which nothing can be: %w", v.Str, errdefs.ErrInvalidArgument)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	return raw, nil
+}
+
+// treeOf is a document with its numbers as they are written.
+func treeOf(raw []byte) (tree any, err error) {
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	if err := d.Decode(&tree); err != nil {
+		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	return tree, nil
 }
 
 // checkKeys compares what is in the file with what the types know.
@@ -120,13 +193,13 @@ func checkKeys(at string, v any, t reflect.Type) error {
 		if t.Kind() == reflect.Struct && v != nil {
 			return fmt.Errorf("%s must be a map of keys: %w", name(at), errdefs.ErrInvalidArgument)
 		}
-		return nil
+		return checkValue(at, v, t)
 	}
-	for key, value := range m {
+	for _, key := range slices.Sorted(maps.Keys(m)) { // the same error each time
 		path := strings.TrimPrefix(at+"."+key, ".")
 		switch t.Kind() {
 		case reflect.Map:
-			if err := checkKeys(path, value, t.Elem()); err != nil {
+			if err := checkKeys(path, m[key], t.Elem()); err != nil {
 				return err
 			}
 		case reflect.Struct:
@@ -135,12 +208,30 @@ func checkKeys(at string, v any, t reflect.Type) error {
 			if !ok {
 				return unknown(path, key, fields)
 			}
-			if err := checkKeys(path, value, field); err != nil {
+			if err := checkKeys(path, m[key], field); err != nil {
 				return err
 			}
+		case reflect.Slice:
+			return fmt.Errorf("%s must be a list: %w", name(at), errdefs.ErrInvalidArgument)
 		default:
 			return fmt.Errorf("%s must be a single value: %w", name(at), errdefs.ErrInvalidArgument)
 		}
+	}
+	return nil
+}
+
+// checkValue tries whether a type takes a single value: of all decoding, only
+// here it is known where the value stands.
+func checkValue(at string, v any, t reflect.Type) error {
+	raw, err := json.Marshal(v)
+	if err == nil {
+		err = json.Unmarshal(raw, reflect.New(t).Interface())
+	}
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return wrongType(at, wrong)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w: %w", name(at), err, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }

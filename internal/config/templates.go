@@ -10,11 +10,11 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"sigs.k8s.io/yaml"
 )
 
 // maxTemplates bounds how many files of a folder are looked at.
@@ -140,13 +140,13 @@ func ReadTemplate(path string) (Template, error) {
 // name, and validates it.
 func ParseTemplate(name string, text []byte) (Template, error) {
 	t := startOf(name)
-	raw, err := yaml.YAMLToJSONStrict(text)
+	raw, err := toJSON(text)
 	if err != nil {
-		return t, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+		return t, err
 	}
-	var tree any
-	if err := json.Unmarshal(raw, &tree); err != nil {
-		return t, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	tree, err := treeOf(raw)
+	if err != nil {
+		return t, err
 	}
 	if len(bytes.TrimSpace(text)) == 0 || tree == nil {
 		return t, fmt.Errorf("it is empty: %w", errdefs.ErrInvalidArgument)
@@ -195,6 +195,12 @@ func (t Template) validate(key string) error {
 		return bad(at("pool.settle"), t.Pool.Settle, "must be between 0s and 1m")
 	case rootUser(t.User):
 		return bad(at("user"), quoted(t.User), "would own the sandbox's guest; use any other, empty is 1000:1000")
+	case !isUser(t.User):
+		return bad(at("user"), quoted(clip(t.User)), "must be a name of the image's, uid or uid:gid")
+	case len(t.Image) > maxImage:
+		return bad(at("image"), fmt.Sprintf("of %d bytes", len(t.Image)), fmt.Sprintf("must be at most %d", maxImage))
+	case slices.ContainsFunc(t.Entrypoint, func(a string) bool { return strings.ContainsRune(a, 0) }):
+		return bad(at("entrypoint"), "of bytes that no program takes", "must have no NUL")
 	case len(t.Warmup) > MaxHooks:
 		return bad(at("warmup"), len(t.Warmup), fmt.Sprintf("must be at most %d commands", MaxHooks))
 	}
@@ -253,4 +259,36 @@ func validateEnv(key string, env map[string]string) error {
 func rootUser(user string) bool {
 	id, _, _ := strings.Cut(user, ":")
 	return id == "root" || id != "" && strings.Trim(id, "0") == ""
+}
+
+const (
+	maxImage  = 1024 // more than any name with its digest has
+	maxUser   = 256
+	maxUserID = 1<<32 - 2 // the last means "none"
+)
+
+// isUser says whether a user has the form of one; whether the image has it is
+// found out inside.
+func isUser(user string) bool {
+	if len(user) > maxUser || strings.ContainsFunc(user, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
+		return false
+	}
+	id, group, both := strings.Cut(user, ":")
+	if both {
+		return isUserID(id) && isUserID(group)
+	}
+	return id == "" || strings.Trim(id, "0123456789") != "" || isUserID(id)
+}
+
+func isUserID(s string) bool {
+	n, err := strconv.ParseUint(s, 10, 32)
+	return err == nil && n <= maxUserID
+}
+
+func clip(s string) string {
+	const most = 100
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	return s
 }

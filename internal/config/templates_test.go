@@ -106,6 +106,52 @@ func TestTemplatesAreValidated(t *testing.T) {
 	}
 }
 
+// Whoever wrote a file is told where it is wrong, and what could stand there.
+func TestErrorsOfTemplatesNameTheField(t *testing.T) {
+	for text, want := range map[string]string{
+		"image: [x]":                                        "image is a list, which cannot be a string",
+		"image: 5":                                          "image is a number, which cannot be a string: put it in quotes",
+		"env: {A: b, B: 1}":                                 "env.B is a number, which cannot be a string: put it in quotes",
+		"env: {A: yes}":                                     "env.A is a bool, which cannot be a string: put it in quotes",
+		"env: [a]":                                          "env is a list, which cannot be a map of keys",
+		"tmpfs: {/a: x}":                                    `tmpfs./a: "x" is not a size`,
+		"limits: {memory: abc}":                             `limits.memory: "abc" is not a size`,
+		"limits: {memory: 99999999999GiB}":                  `limits.memory: "99999999999GiB" is not a size`,
+		"limits: {pids: 1.5}":                               "limits.pids is a number 1.5, which cannot be a whole number",
+		"limits: {cpus: .nan}":                              "a value is NaN",
+		"pool: {max_age: 5}":                                "pool.max_age: 5 is not a duration",
+		"warmup: {argv: [x]}":                               "warmup must be a list",
+		"warmup: [{argv: [x]}, {argv: x}]":                  "warmup[1].argv is a string, which cannot be a list",
+		"warmup: [{argv: [x, 1]}]":                          "warmup[0].argv[1] is a number, which cannot be a string",
+		"warmup: [{argv: [x], timeout: abc}]":               `warmup[0].timeout: "abc" is not a duration`,
+		"warmup: [{argv: [x], background: please}]":         "warmup[0].background is a string, which cannot be true or false",
+		"image: x\n---\nimage: y":                           "more than one document",
+		"image: x\n...\nimage: y":                           "more than one document",
+		"---\nenv: {}\n--- # another\n{image: y}":           "more than one document",
+		"user: '4294967295'":                                "user is",
+		"user: '-1:-1'":                                     "user is",
+		"user: 'a:b'":                                       "user is",
+		"user: ' 0'":                                        "user is",
+		`user: "a\nb"`:                                      "user is",
+		`entrypoint: ["/a\0b"]`:                             "entrypoint is",
+		"image: " + strings.Repeat("x", 2000):               "image is of 2000 bytes",
+		"a: &a [x, x]\nb: &b [*a, *a]\nenv: &c {A: *c}":     "contains itself",
+		"limits: {memory: 512MiB, pids: no, open_files: x}": "limits.open_files",
+	} {
+		for range 3 { // it is always the same one
+			_, err := ParseTemplate("a", []byte(text))
+			if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, errdefs.ErrInvalidArgument) || len(err.Error()) > 300 {
+				t.Errorf("%q: %v, want %q", text, err, want)
+			}
+		}
+	}
+	for _, text := range []string{"---\nimage: x\n", "%YAML 1.1\n---\nimage: x\n...\n# end\n", "image: |\n  a\n  ---\n  b\n", "{\"image\":\n\"x\"}", "image: x\nuser: '4294967294:1'", "image: x\nuser: node"} {
+		if _, err := ParseTemplate("a", []byte(text)); err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
 func TestAMissingFolderIsAnError(t *testing.T) {
 	c := Default()
 	c.TemplatesDir = "/nowhere/at/all"

@@ -3,6 +3,7 @@ package config
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"net"
 	"strconv"
 	"strings"
@@ -56,7 +57,7 @@ func (s *Size) UnmarshalJSON(b []byte) error {
 		return fmt.Errorf("%s is not a size such as 512MiB", b)
 	}
 	n, err := units.RAMInBytes(text)
-	if err != nil {
+	if err != nil || n < 0 || n == math.MaxInt64 { // what no number of bytes can be
 		return fmt.Errorf("%q is not a size such as 512MiB", text)
 	}
 	*s = Size(n)
