@@ -35,6 +35,11 @@ func (s *strict) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Scheme != "https" && !s.options.insecure(r.URL.Host) {
 		return nil, fmt.Errorf("%s does not speak TLS or leads to %s without it: list it in images.insecure to speak plain HTTP to it: %w", r.URL.Host, r.URL.Scheme, errdefs.ErrFailedPrecondition)
 	}
+	// The library has taken credentials out of the header by now. A body goes on
+	// as it is, and that of a request for a token is credentials.
+	if before := r.Response; before != nil && r.Body != nil && (before.Request == nil || before.Request.URL.Host != r.URL.Host) {
+		return nil, fmt.Errorf("a token server leads to another host, %s, with the credentials: %w", r.URL.Host, errdefs.ErrFailedPrecondition)
+	}
 	pause := s.options.Pause
 	for try := 1; ; try++ {
 		resp, err := s.once(r)
