@@ -219,7 +219,7 @@ func openOCI(f files, want string, limits Limits, arch string) (source, error) {
 	if !strings.HasPrefix(layout.Version, "1.") {
 		return source{}, fmt.Errorf("OCI layout has version %q, only 1 is supported: %w", clip(layout.Version), errdefs.ErrNotImplemented)
 	}
-	var top imagespec.Index
+	var top Index
 	if err := decode(f, indexFile, &top); err != nil {
 		return source{}, err
 	}
@@ -238,11 +238,11 @@ func openOCI(f files, want string, limits Limits, arch string) (source, error) {
 	if s.config, err = blobOf(f, manifest.Config); err != nil {
 		return source{}, err
 	}
-	c, err := readConfig(s.config, len(manifest.Layers), limits.Layers, arch)
+	c, err := readConfig(s.config, manifest.Layers.Count, limits.Layers, arch)
 	if err != nil {
 		return source{}, err
 	}
-	for i, d := range manifest.Layers {
+	for i, d := range manifest.Layers.List {
 		if !slices.Contains(layerTypes, d.MediaType) {
 			return source{}, fmt.Errorf("layer %d has media type %q, which is not supported: %w", i, clip(d.MediaType), errdefs.ErrNotImplemented)
 		}
@@ -273,15 +273,15 @@ func nameOf(d imagespec.Descriptor) string {
 	return d.Annotations[imagespec.AnnotationRefName]
 }
 
-func chooseOCI(manifests []imagespec.Descriptor, want string) (imagespec.Descriptor, bool, error) {
-	if len(manifests) == 1 {
-		return manifests[0], true, nil
+func chooseOCI(manifests Descriptors, want string) (imagespec.Descriptor, bool, error) {
+	if manifests.Count == 1 {
+		return manifests.List[0], true, nil
 	}
-	if len(manifests) > maxImages {
-		return imagespec.Descriptor{}, false, invalid("%s names %d images, more than %d", indexFile, len(manifests), maxImages)
+	if manifests.Count > maxImages {
+		return imagespec.Descriptor{}, false, invalid("%s names %d images, more than %d", indexFile, manifests.Count, maxImages)
 	}
 	var names []string
-	for _, d := range manifests {
+	for _, d := range manifests.List {
 		name := nameOf(d)
 		if parsed, err := ParseName(name); err == nil && parsed == want || name != "" && strings.HasSuffix(want, ":"+name) {
 			return d, false, nil
@@ -294,36 +294,36 @@ func chooseOCI(manifests []imagespec.Descriptor, want string) (imagespec.Descrip
 }
 
 // manifestOf follows an index to the manifest for this host.
-func manifestOf(f files, d imagespec.Descriptor, arch string) (imagespec.Manifest, error) {
+func manifestOf(f files, d imagespec.Descriptor, arch string) (Manifest, error) {
 	const most = 3 // layouts nest an index in an index at times
 	for range most {
 		raw, err := blobOf(f, d)
 		if err != nil {
-			return imagespec.Manifest{}, err
+			return Manifest{}, err
 		}
 		if slices.Contains(manifestTypes, d.MediaType) {
-			var m imagespec.Manifest
+			var m Manifest
 			if err := json.Unmarshal(raw, &m); err != nil {
 				return m, invalid("image manifest %s: %v", d.Digest, err)
 			}
 			return m, nil
 		}
 		if !slices.Contains(indexTypes, d.MediaType) {
-			return imagespec.Manifest{}, invalid("%s has media type %q: neither a manifest nor an index", d.Digest, clip(d.MediaType))
+			return Manifest{}, invalid("%s has media type %q: neither a manifest nor an index", d.Digest, clip(d.MediaType))
 		}
-		var x imagespec.Index
+		var x Index
 		if err := json.Unmarshal(raw, &x); err != nil {
-			return imagespec.Manifest{}, invalid("image index %s: %v", d.Digest, err)
+			return Manifest{}, invalid("image index %s: %v", d.Digest, err)
 		}
-		i := slices.IndexFunc(x.Manifests, func(d imagespec.Descriptor) bool {
+		i := slices.IndexFunc(x.Manifests.List, func(d imagespec.Descriptor) bool {
 			return d.Platform == nil || d.Platform.OS == "linux" && d.Platform.Architecture == arch
 		})
 		if i < 0 {
-			return imagespec.Manifest{}, invalid("image has no variant for linux/%s", arch)
+			return Manifest{}, invalid("image has no variant for linux/%s", arch)
 		}
-		d = x.Manifests[i]
+		d = x.Manifests.List[i]
 	}
-	return imagespec.Manifest{}, invalid("image indexes are nested more than %d deep", most)
+	return Manifest{}, invalid("image indexes are nested more than %d deep", most)
 }
 
 // openBlob opens what a descriptor names, and checks its size.

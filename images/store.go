@@ -69,6 +69,7 @@ func (l Limits) withDefaults() Limits {
 	if l.Layers == 0 {
 		l.Layers = DefaultMaxLayers
 	}
+	l.Layers = min(l.Layers, MaxDescriptors)
 	return l
 }
 

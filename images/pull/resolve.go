@@ -29,8 +29,8 @@ type plan struct {
 }
 
 const (
-	maxIndex = 512 // entries of an index
-	maxNest  = 2   // indexes in one another
+	maxIndex = images.MaxDescriptors
+	maxNest  = 2 // indexes in one another
 )
 
 var (
@@ -111,14 +111,14 @@ func (p *Puller) variant(ctx context.Context, r ref.Reference, m registry.Manife
 		case !slices.Contains(indexTypes, kind):
 			return m, bad("%s is %q: neither a manifest nor an index", m.Digest, clip(kind))
 		}
-		var x imagespec.Index
+		var x images.Index
 		if err := json.Unmarshal(m.Raw, &x); err != nil {
 			return m, bad("index %s cannot be read", m.Digest)
 		}
-		if len(x.Manifests) > maxIndex {
-			return m, bad("index %s has %d entries, more than %d", m.Digest, len(x.Manifests), maxIndex)
+		if x.Manifests.Count > maxIndex {
+			return m, bad("index %s has %d entries, more than %d", m.Digest, x.Manifests.Count, maxIndex)
 		}
-		d, err := choose(x.Manifests, p.o.Store.Architecture())
+		d, err := choose(x.Manifests.List, p.o.Store.Architecture())
 		if err != nil {
 			return m, err
 		}
@@ -170,7 +170,7 @@ func choose(entries []imagespec.Descriptor, arch string) (imagespec.Descriptor, 
 // read takes configuration and layers out of a manifest. Every number in it is
 // checked before anything is fetched.
 func (p *Puller) read(ctx context.Context, m registry.Manifest, out *plan) error {
-	var manifest imagespec.Manifest
+	var manifest images.Manifest
 	if err := json.Unmarshal(m.Raw, &manifest); err != nil {
 		return bad("manifest %s cannot be read", m.Digest)
 	}
@@ -178,11 +178,11 @@ func (p *Puller) read(ctx context.Context, m registry.Manifest, out *plan) error
 		return bad("its configuration is %q: it is not a container image", clip(manifest.Config.MediaType))
 	}
 	limits := p.o.Store.Limits()
-	if n := len(manifest.Layers); n > limits.Layers {
+	if n := manifest.Layers.Count; n > limits.Layers {
 		return fmt.Errorf("it has %d layers, more than %d: %w", n, limits.Layers, errdefs.ErrResourceExhausted)
 	}
 	left := limits.Bytes
-	for i, d := range append(slices.Clone(manifest.Layers), manifest.Config) {
+	for i, d := range append(slices.Clone(manifest.Layers.List), manifest.Config) {
 		switch {
 		case d.Digest.Validate() != nil || d.Digest.Algorithm() != "sha256":
 			return bad("its manifest names the digest %q", clip(d.Digest.String()))
@@ -190,7 +190,7 @@ func (p *Puller) read(ctx context.Context, m registry.Manifest, out *plan) error
 			return bad("its manifest says that blob %s has %d bytes", d.Digest, d.Size)
 		case d.Size > left:
 			return fmt.Errorf("its layers have more than %d bytes: %w", limits.Bytes, errdefs.ErrResourceExhausted)
-		case i < len(manifest.Layers) && !slices.Contains(layerTypes, d.MediaType):
+		case i < manifest.Layers.Count && !slices.Contains(layerTypes, d.MediaType):
 			return fmt.Errorf("layer %d is %q, which is not supported: %w", i, clip(d.MediaType), errdefs.ErrNotImplemented)
 		}
 		if size, twice := out.sizes[d.Digest.String()]; twice && size != d.Size {
@@ -205,10 +205,10 @@ func (p *Puller) read(ctx context.Context, m registry.Manifest, out *plan) error
 		return err
 	}
 	var diffs []string
-	if out.id, diffs, err = p.o.Store.Plan(out.config, len(manifest.Layers)); err != nil {
+	if out.id, diffs, err = p.o.Store.Plan(out.config, manifest.Layers.Count); err != nil {
 		return err
 	}
-	for i, d := range manifest.Layers {
+	for i, d := range manifest.Layers.List {
 		out.layers = append(out.layers, images.PulledLayer{Blob: d.Digest.String(), Diff: diffs[i]})
 	}
 	return nil
@@ -246,11 +246,11 @@ func (p *Puller) signed(ctx context.Context, r ref.Reference, digests ...string)
 // verify looks through the signatures of one manifest for a good one, and
 // tells what is wrong with the others.
 func (p *Puller) verify(ctx context.Context, r, at ref.Reference, m registry.Manifest, digest string) (key string, whys []error, err error) {
-	var manifest imagespec.Manifest
+	var manifest images.Manifest
 	if err := json.Unmarshal(m.Raw, &manifest); err != nil {
 		return "", []error{fmt.Errorf("manifest %s cannot be read: %w", m.Digest, errdefs.ErrPermissionDenied)}, nil
 	}
-	for i, l := range manifest.Layers {
+	for i, l := range manifest.Layers.List {
 		sig := l.Annotations[signature.Annotation]
 		if i >= signature.Max {
 			break
