@@ -214,7 +214,11 @@ func (s *Store) dropBlob(name string, dry bool) (gone bool, err error) {
 	if dry {
 		return true, nil
 	}
-	if err := os.Remove(filepath.Join(s.path("blobs"), name)); err != nil {
+	err = os.Remove(filepath.Join(s.path("blobs"), name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil // its pull has ended meanwhile, or has it whole
+	}
+	if err != nil {
 		return false, fmt.Errorf("remove blob: %w", err)
 	}
 	return true, nil

@@ -126,6 +126,9 @@ func TestCollectBlobs(t *testing.T) {
 	if got, err = s.Collect(t.Context(), Collection{Budget: 100}); err != nil || got.Blobs != 2 || got.Used != 0 {
 		t.Errorf("over budget: %+v %v", got, err)
 	}
+	if gone, err := s.dropBlob(hex("d"), false); gone || err != nil { // its pull took it away
+		t.Errorf("a blob that is gone: %v %v", gone, err)
+	}
 }
 
 // What comes into use while it is looked at stays.
