@@ -6,8 +6,10 @@ import (
 	"io"
 	"path"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
@@ -50,6 +52,8 @@ type copying struct {
 	done     atomic.Int64
 	octets   atomic.Int64
 	skipped  []string
+	mu       sync.Mutex
+	unnamed  []string      // what is there under a name that is not text; mu guards it
 	entrance chan struct{} // holds as many as are under way
 }
 
@@ -82,6 +86,9 @@ func (a *app) runCopy(ctx context.Context, cmd *cobra.Command, src, dst string) 
 	for _, name := range c.skipped {
 		a.note("not copied, as it is neither a file nor a folder: %s", name)
 	}
+	for _, name := range c.unnamed {
+		a.note("not copied, as its name is not UTF-8 and cannot be asked for: %s", name)
+	}
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -98,7 +105,11 @@ func (c *copying) start(from, to place) error {
 		return err
 	}
 	target := to.path
-	switch dst, err := c.to.stat(c.ctx, strings.TrimSuffix(target, "/")); {
+	dst, err := c.to.stat(c.ctx, strings.TrimSuffix(target, "/"))
+	if !to.remote() && err == nil && leadsToFolder(target) {
+		dst.kind = kindDir
+	}
+	switch {
 	case err != nil && !errdefs.IsNotFound(err):
 		return err
 	case err == nil && dst.kind == kindDir || strings.HasSuffix(target, "/"):
@@ -149,11 +160,14 @@ func (c *copying) entry(e entry, from, to string) error {
 		})
 		return nil
 	case kindDir:
-		if err := c.to.mkdir(c.ctx, to, e.mode); err != nil {
+		list, err := c.from.list(c.ctx, from)
+		if c.nameless(from, err) {
+			return nil
+		}
+		if err != nil {
 			return err
 		}
-		list, err := c.from.list(c.ctx, from)
-		if err != nil {
+		if err := c.to.mkdir(c.ctx, to, e.mode); err != nil {
 			return err
 		}
 		for _, below := range list {
@@ -172,6 +186,9 @@ func (c *copying) entry(e entry, from, to string) error {
 
 func (c *copying) file(e entry, from, to string) error {
 	in, err := c.from.open(c.ctx, from)
+	if c.nameless(from, err) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -181,6 +198,18 @@ func (c *copying) file(e entry, from, to string) error {
 	}
 	c.done.Add(1)
 	return nil
+}
+
+// nameless notes what was listed and is not there: its name has octets that a
+// listing cannot hold. One such name keeps nobody from copying the rest.
+func (c *copying) nameless(from string, err error) bool {
+	if !errdefs.IsNotFound(err) || !strings.ContainsRune(path.Base(from), utf8.RuneError) {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unnamed = append(c.unnamed, from)
+	return true
 }
 
 // count adds what is read to the progress.

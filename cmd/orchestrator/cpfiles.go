@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -180,6 +181,9 @@ func (hostFiles) open(_ context.Context, path string) (io.ReadCloser, error) {
 
 // write makes the file beside its place and moves it there when it is whole.
 func (hostFiles) write(_ context.Context, path string, in io.Reader, mode string, _ int64) (err error) {
+	if err := replaceable(path); err != nil {
+		return err
+	}
 	perm, err := strconv.ParseUint(mode, 8, 32)
 	if err != nil {
 		perm = 0o644
@@ -193,13 +197,49 @@ func (hostFiles) write(_ context.Context, path string, in io.Reader, mode string
 			_ = os.Remove(f.Name()) // it is not whole
 		}
 	}()
-	_, err = io.Copy(f, in)
+	err = writeHoles(f, in)
 	// What comes out of a sandbox does not run as somebody else.
 	err = errors.Join(err, f.Chmod(fs.FileMode(perm)&fs.ModePerm), f.Close())
 	if err != nil {
 		return err
 	}
 	return hostError(os.Rename(f.Name(), path))
+}
+
+// leadsToFolder says whether a path of this host is a folder, or a link to one.
+func leadsToFolder(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// replaceable refuses to put a file in the place of a device, a FIFO or a folder.
+func replaceable(path string) error {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return refuse(errdefs.ErrInvalidArgument, "%s is not a regular file: name the file to write, or - for standard output", path)
+	}
+	return nil
+}
+
+// writeHoles fills a new file and leaves out what is zero: of a workspace of some
+// MiB a file without content can be as long as it likes.
+func writeHoles(f *os.File, in io.Reader) error {
+	b, zeros := make([]byte, 64<<10), make([]byte, 64<<10)
+	at := int64(0)
+	for {
+		n, err := in.Read(b)
+		if n > 0 && !bytes.Equal(b[:n], zeros[:n]) {
+			if _, err := f.WriteAt(b[:n], at); err != nil {
+				return err
+			}
+		}
+		at += int64(n)
+		if err == io.EOF {
+			return f.Truncate(at)
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 func (hostFiles) mkdir(_ context.Context, path, mode string) error {

@@ -268,8 +268,8 @@ func (a *app) newWorkspaceGet() *cobra.Command {
 
 // saveAs writes a file whole, or leaves what was there.
 func saveAs(target string, in io.Reader) (err error) {
-	if info, err := os.Stat(target); err == nil && !info.Mode().IsRegular() {
-		return refuse(errdefs.ErrInvalidArgument, "%s is not a regular file: name the file to write, or - for standard output", target)
+	if err := replaceable(target); err != nil {
+		return err
 	}
 	f, err := os.CreateTemp(filepath.Dir(target), ".orchestrator-*")
 	if err != nil {
@@ -280,7 +280,7 @@ func saveAs(target string, in io.Reader) (err error) {
 			err = errors.Join(err, os.Remove(f.Name()))
 		}
 	}()
-	_, err = io.Copy(f, in)
+	err = writeHoles(f, in)
 	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
 		return fmt.Errorf("write %s: %w", target, err)
 	}
