@@ -95,7 +95,21 @@ func (l *local) read(ctx context.Context, name, path string) (io.ReadCloser, err
 	if err != nil {
 		return nil, errors.Join(err, files.Close())
 	}
-	return &opened{Reader: r, close: func() error { return errors.Join(r.Close(), files.Close()) }}, nil
+	return &opened{Reader: until{ctx, r}, close: func() error { return errors.Join(r.Close(), files.Close()) }}, nil
+}
+
+// until reads until a context ends: a file can be longer than anybody waits for.
+type until struct {
+	ctx context.Context //nolint:containedctx // of the command that reads
+	io.Reader
+}
+
+// Read says why the context ended.
+func (u until) Read(p []byte) (int, error) {
+	if u.ctx.Err() != nil {
+		return 0, context.Cause(u.ctx)
+	}
+	return u.Reader.Read(p)
 }
 
 // opened is a file with what to close.
@@ -122,7 +136,7 @@ func (l *local) write(ctx context.Context, name, path string, content io.Reader,
 		return f, err
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
-	if _, err := io.Copy(w, content); err != nil {
+	if _, err := io.Copy(w, until{ctx, content}); err != nil {
 		return f, err
 	}
 	info, err := w.Commit()
