@@ -100,6 +100,9 @@ func (a *app) attachPlain(ctx context.Context, cl *client.Client, sh v1.Shell, o
 	})
 	both.Wait()
 	for _, err := range errs {
+		if errdefs.IsNotFound(err) {
+			return err // the sandbox is gone, with all of it
+		}
 		if err != nil {
 			fmt.Fprintf(a.stderr, "orchestrator: the command may run on: come back with `orchestrator shell attach %s`\n", sh.ID) //nolint:errcheck // a note
 			return err

@@ -9,6 +9,7 @@ import (
 
 	"orchestrator/client"
 	v1 "orchestrator/client/v1"
+	"orchestrator/runtime"
 )
 
 type enterOptions struct {
@@ -111,9 +112,13 @@ func (a *app) finishSeat(ctx context.Context, cl *client.Client, s *seat, t *cli
 		if r.Ending == "" || errors.Is(err, errDetach) {
 			return s.leave(err)
 		}
+		s.calm()
 		return err
 	}
 	s.screen.restore()
+	if r.Ending != string(runtime.Exited) { // it had no time for that
+		s.calm()
+	}
 	if forget {
 		_, _ = cl.KillShell(ctx, t.Shell(), 0, true) // it goes with its sandbox otherwise
 	}

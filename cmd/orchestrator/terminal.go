@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/term"
 
 	"orchestrator/client"
@@ -26,9 +27,11 @@ const (
 	// awayTime is how long a connection may be away before that is told: a server
 	// that is restarted is back by then, and what is on the screen stays whole.
 	awayTime = 2 * time.Second
-	// calmScreen undoes what a full-screen program that runs on left of its own
-	// in a terminal: the other screen, hidden cursor, mouse, pasting, colours.
-	calmScreen = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[0m\r\n"
+	// calmScreen undoes what a full-screen program that runs on, or was killed,
+	// left of its own in a terminal: the other screen, a part that scrolls, hidden
+	// cursor, mouse, pasting, colours. The cursor is kept first: some terminals
+	// put it back also where there was no other screen.
+	calmScreen = "\x1b7\x1b[?1049l\x1b7\x1b[r\x1b8\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[0m\r\n"
 )
 
 // screen is our own terminal. The zero value is none: input and output are
@@ -137,6 +140,7 @@ func (s *seat) sit(ctx context.Context, t *client.Terminal) (v1.ExecResult, erro
 	}
 	defer s.screen.restore() // with a panic too
 	defer context.AfterFunc(ctx, s.screen.restore)()
+	defer s.restoreAtQuit()()
 	detached := make(chan struct{})
 	go s.typeOn(t, detached) // a Read of a terminal ends with the process
 	if s.screen.there() && !s.look {
@@ -164,6 +168,35 @@ func (s *seat) sit(ctx context.Context, t *client.Terminal) (v1.ExecResult, erro
 		err = wErr
 	}
 	return r, err
+}
+
+// restoreAtQuit restores our terminal before SIGQUIT does what it always does.
+func (s *seat) restoreAtQuit() (stop func()) {
+	quits, done := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(quits, syscall.SIGQUIT)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case <-quits:
+			s.screen.restore()
+			s.calm()
+			signal.Reset(syscall.SIGQUIT)
+			_ = syscall.Kill(os.Getpid(), syscall.SIGQUIT) // it ends us
+		case <-done:
+		}
+	})
+	return func() {
+		signal.Stop(quits)
+		close(done)
+		wg.Wait()
+	}
+}
+
+// calm undoes what the program at the remote terminal has not undone itself.
+func (s *seat) calm() {
+	if s.screen.there() {
+		fmt.Fprint(s.app.stdout, calmScreen) //nolint:errcheck // for the eye
+	}
 }
 
 // guard restores our terminal before a panic in a goroutine ends the process.
@@ -267,14 +300,14 @@ func (s *seat) leave(err error) error {
 		s.away.Stop()
 	}
 	s.mu.Unlock()
-	if s.screen.there() {
-		fmt.Fprint(s.app.stdout, calmScreen) //nolint:errcheck // for the eye
-	}
+	s.calm()
 	s.screen.raw = nil // from here on lines end as usual
 	if errors.Is(err, errDetach) {
 		s.note("detached; the command runs on: come back with `%s`", s.back)
 		return nil
 	}
-	s.note("the command may run on: come back with `%s`", s.back)
+	if !errdefs.IsNotFound(err) { // which is of a sandbox that is gone, with all of it
+		s.note("the command may run on: come back with `%s`", s.back)
+	}
 	return err
 }

@@ -32,6 +32,7 @@ func TestTerminals(t *testing.T) {
 			{"a person at a terminal", personAtTerminal},
 			{"leaving and coming back", leaveAndComeBack},
 			{"a client that is killed", killedClientComesBack},
+			{"a full screen that is killed", killedFullScreen},
 			{"pipes at both ends", terminalInPipes},
 			{"two at once", twoAtOneTerminal},
 			{"a flood is whole", terminalFlood},

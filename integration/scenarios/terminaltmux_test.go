@@ -218,21 +218,7 @@ func killedClientComesBack(t *testing.T, s *harness.Server, id string) {
 	if err != nil || len(list) != 1 {
 		t.Fatal(list, err)
 	}
-	kill := func(word string, sig syscall.Signal) {
-		t.Helper()
-		config := "ORCHESTRATOR_CONFIG=" + s.Config()
-		found := harness.Processes(func(pid int) bool {
-			exe, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-			env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-			return strings.Contains(string(exe), "\x00"+word+"\x00") && strings.Contains(string(env), config)
-		})
-		if len(found) != 1 {
-			t.Fatalf("%d programs run %s", len(found), word)
-		}
-		if err := syscall.Kill(found[0], sig); err != nil {
-			t.Fatal(err)
-		}
-	}
+	kill := func(word string, sig syscall.Signal) { t.Helper(); killProgram(t, s, word, sig) }
 	kill("enter", syscall.SIGKILL)
 	m.sees(`exit code 137`)
 	m = newTmux(t, s, "shell", "attach", list[0].ID)
@@ -246,6 +232,68 @@ func killedClientComesBack(t *testing.T, s *harness.Server, id string) {
 	m.sees(`^exit code 143\.\nicanon$`)
 	if sh, err := s.Client.KillShell(within(t), list[0].ID, 0, true); err != nil || sh.Result == nil || sh.Result.Ending != "cancelled" {
 		t.Errorf("%+v %v", sh, err)
+	}
+}
+
+// killProgram signals the program that carries out a command of this server.
+func killProgram(t *testing.T, s *harness.Server, word string, sig syscall.Signal) {
+	t.Helper()
+	config := "ORCHESTRATOR_CONFIG=" + s.Config()
+	found := harness.Processes(func(pid int) bool {
+		exe, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		return strings.Contains(string(exe), "\x00"+word+"\x00") && strings.Contains(string(env), config)
+	})
+	if len(found) != 1 {
+		t.Fatalf("%d programs run %s", len(found), word)
+	}
+	if err := syscall.Kill(found[0], sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// killedFullScreen ends full-screen programs that had no time to give the
+// terminal back, in each way that there is: ours is as it was before.
+func killedFullScreen(t *testing.T, s *harness.Server, _ string) {
+	const hidden = `printf "\033[?1049h\033[?25l\033[?1000h\033="; echo drawn; exec sleep 1000`
+	for name, c := range map[string]struct {
+		flags []string
+		end   func(t *testing.T, sandbox string)
+		shows string
+	}{
+		"its time is over": {[]string{"--timeout", "10s"}, func(*testing.T, string) {}, `exit code 124\.`},
+		"it is killed": {nil, func(t *testing.T, sandbox string) {
+			list, err := s.Client.Shells(within(t), sandbox)
+			if err != nil || len(list) != 1 {
+				t.Fatal(list, err)
+			}
+			if _, err := s.Client.KillShell(within(t), list[0].ID, 0, false); err != nil {
+				t.Fatal(err)
+			}
+		}, `exit code 130\.`},
+		"we are told to quit": {nil, func(t *testing.T, _ string) { killProgram(t, s, "enter", syscall.SIGQUIT) }, `exit code 2\.`},
+		"its sandbox goes": {nil, func(t *testing.T, sandbox string) {
+			if err := s.Client.RemoveSandbox(within(t), sandbox); err != nil {
+				t.Fatal(err)
+			}
+		}, `exit code 66\.`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer s.For(t)()
+			sandbox := lease(t, s, v1.SandboxRequest{}).ID
+			args := append(append([]string{"sandbox", "enter"}, c.flags...), sandbox, "--", "sh", "-c", hidden)
+			m := newTmux(t, s, args...)
+			m.sees(`^drawn$`)
+			c.end(t, sandbox)
+			m.sees(c.shows)
+			m.sees(`^ *icanon$`)
+			if strings.Contains(m.shown(), "may run on") {
+				t.Error("it says that the command may run on")
+			}
+			if got := m.run("display", "-p", "#{alternate_on} #{cursor_flag} #{mouse_any_flag} #{keypad_flag}"); got != "0 1 0 0\n" {
+				t.Errorf("other screen, cursor, mouse, keypad: %s", got)
+			}
+		})
 	}
 }
 
