@@ -12,10 +12,12 @@ import (
 	"path"
 	"strconv"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"orchestrator/internal/fault"
 	"orchestrator/internal/safefile"
+	"orchestrator/internal/said"
 )
 
 // The stage has the contents of files by number, folders and links that are not there yet, and the list of all entries, so that what follows needs no room. With its last name the list says that all has come: from then on the workspace is what
@@ -43,11 +45,19 @@ func Apply(ctx context.Context, r io.Reader, dir string, limits Limits, owner Ow
 	defer func() { _ = root.Close() }()
 	sum, err := stage(ctx, root, r, limits, owner)
 	if err != nil {
-		return sum, errors.Join(fmt.Errorf("apply files: %w", err), dropStage(context.WithoutCancel(ctx), dir))
+		return sum, errors.Join(fmt.Errorf("apply files: %w", roomless(err)), dropStage(context.WithoutCancel(ctx), dir))
 	}
 	fault.Hit("carry.apply.staged")
 	// From here on it is finished, by us or by Recover.
 	return sum, finish(context.WithoutCancel(ctx), dir, root, owner)
+}
+
+// roomless says what a file system without room means for who wants the files: they are lost if he does nothing.
+func roomless(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return said.Errorf(errdefs.ErrFailedPrecondition, "the workspace has no room for the files of the sandbox beside those that it has until all have come: remove files, or resize it")
+	}
+	return err
 }
 
 // Recover finishes an Apply that had everything, and forgets one that had not. Without one it does nothing.
