@@ -24,6 +24,7 @@ func EngineTag(id string) string { return "orchestrator/image:" + hexOf(id)[:16]
 // only once they are written: room is left for each header, and filled later.
 type archive struct {
 	file   *os.File
+	room   *room
 	at     int64
 	layers []string
 	places map[string]span
@@ -35,12 +36,12 @@ const (
 	maxLayer = 8<<30 - 1
 )
 
-func createArchive(path string) (*archive, error) {
+func createArchive(path string, room *room) (*archive, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("import image: %w", err)
 	}
-	return &archive{file: f, places: map[string]span{}}, nil
+	return &archive{file: f, room: room, places: map[string]span{}}, nil
 }
 
 // layer copies one layer, uncompressed, checks its digests, and tells where
@@ -67,7 +68,7 @@ func (a *archive) layer(ctx context.Context, l layer, most int64) (diff string, 
 	if _, err := a.file.Seek(a.at+tarBlock, io.SeekStart); err != nil {
 		return "", span{}, fmt.Errorf("write layer: %w", err)
 	}
-	n, err := copyAll(io.MultiWriter(a.file, content), &bounded{ctx, unpacked, min(most, maxLayer)})
+	n, err := copyAll(io.MultiWriter(into{a.file, a.room}, content), &bounded{ctx, unpacked, min(most, maxLayer)})
 	if err != nil {
 		return "", span{}, fmt.Errorf("copy layer: %w", err)
 	}

@@ -71,15 +71,6 @@ func (s *Store) openBlob(sum string) (io.ReadCloser, int64, error) {
 	return f, info.Size(), nil
 }
 
-// Free is how many bytes the store's file system has left.
-func (s *Store) Free() (int64, error) {
-	var at syscall.Statfs_t
-	if err := syscall.Statfs(s.dir, &at); err != nil {
-		return 0, fmt.Errorf("room of %s: %w", s.dir, err)
-	}
-	return int64(at.Bavail) * at.Bsize, nil //nolint:gosec // no file system has so many blocks
-}
-
 // Touch notes that an image is of use now. That costs no more than the time of
 // a file, and may fail: an image is then collected a little earlier.
 func (s *Store) Touch(id string) {

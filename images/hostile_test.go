@@ -343,6 +343,46 @@ func TestAFullDiskLeavesNothing(t *testing.T) {
 	nothingHalfMade(t, s)
 }
 
+// A few KiB that become much stop before they take what workspaces need.
+func TestSomeRoomStaysFree(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	mount := t.TempDir()
+	if err := syscall.Mount("tmpfs", mount, "tmpfs", 0, "size=40m"); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(mount, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	s, err := Open(Options{Dir: filepath.Join(mount, "images")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	zeros := func(n int) []byte { return zip(t, mkTar(t, reg("zeros", strings.Repeat("\x00", n)))) }
+	stopped := func(what string, err error) {
+		t.Helper()
+		if !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "stays free for workspaces") {
+			t.Errorf("%s: %v", what, err)
+		}
+		nothingHalfMade(t, s)
+	}
+	layer := mkTar(t, reg("zeros", strings.Repeat("\x00", 36<<20)))
+	_, err = s.Import(t.Context(), bytes.NewReader(zip(t, layer)), "rootfs")
+	stopped("a rootfs", err)
+	_, err = s.Import(t.Context(), bytes.NewReader(mkDocker(t, "a:1", mkConfig(t, nil, layer), true, layer)), "")
+	stopped("a layer", err)
+	// As an archive it fits, and unpacked beside that it does not.
+	docker := mkTar(t, reg("zeros", strings.Repeat("\x00", 20<<20)))
+	_, err = root(t, s, mkDocker(t, "a:1", mkConfig(t, nil, docker), true, docker))
+	stopped("a root", err)
+	if _, err := root(t, s, zeros(1<<20)); err != nil {
+		t.Errorf("what fits: %v", err)
+	}
+}
+
 func TestAnEndedContextLeavesNothing(t *testing.T) {
 	s := newStore(t, Limits{})
 	why := errors.New("the caller went away")

@@ -267,7 +267,7 @@ func (s *Store) build(ctx context.Context, stage string, from source) (id string
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return "", record{}, diskError(fmt.Errorf("import image: %w", err))
 	}
-	w, err := createArchive(filepath.Join(dir, "archive.tar"))
+	w, err := createArchive(filepath.Join(dir, "archive.tar"), &room{s: s})
 	if err != nil {
 		return "", record{}, diskError(err)
 	}
@@ -327,7 +327,7 @@ func (s *Store) spool(ctx context.Context, r io.Reader, to string) (files, strin
 	if err != nil {
 		return nil, "", diskError(fmt.Errorf("import image: %w", err))
 	}
-	_, err = copyAll(f, &bounded{ctx, unpacked, s.limits.Bytes})
+	_, err = copyAll(into{f, &room{s: s}}, &bounded{ctx, unpacked, s.limits.Bytes})
 	if err == nil && packed {
 		_, err = copyAll(io.Discard, raw)
 	}

@@ -19,6 +19,7 @@ type tree struct {
 	root   *os.Root
 	owners bool
 	left   *budget
+	room   room
 
 	// The folder used last, since entries come folder by folder.
 	last     *os.Root
@@ -145,7 +146,10 @@ func (t *tree) file(dir *os.Root, e entry, content io.Reader) error {
 	}
 	type writer struct{ io.Writer } // hides ReadFrom, which would not use the buffer
 	type reader struct{ io.Reader }
-	_, err = io.CopyBuffer(writer{f}, reader{content}, t.buf)
+	const least = 4096 // of any file
+	if err = t.room.take(least); err == nil {
+		_, err = io.CopyBuffer(writer{into{f, &t.room}}, reader{content}, t.buf)
+	}
 	if err == nil && t.owners {
 		err = f.Chown(e.header.Uid, e.header.Gid)
 	}

@@ -90,6 +90,7 @@ func (s *Store) fill(ctx context.Context, root string, layers []layer) (err erro
 	if err != nil {
 		return err
 	}
+	t.room.s = s
 	defer func() { err = errors.Join(err, t.close()) }()
 	for i, l := range layers {
 		if err := apply(ctx, t, l, left); err != nil {
