@@ -204,6 +204,11 @@ func seccomp(t *testing.T, s *suite) {
 			t.Errorf("%s got as far as %v", call, said)
 		}
 	}
+	var failed map[string]string
+	s.plain.told(t, &failed, "ordinary")
+	if len(failed) > 0 {
+		t.Errorf("what programs take for granted fails: %v", failed)
+	}
 	s.plain.well(t)
 }
 
