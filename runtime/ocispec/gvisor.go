@@ -124,7 +124,7 @@ func forGVisor(config *specs.Spec, l runtime.Limits) {
 func answered(rules []specs.LinuxSyscall) []specs.LinuxSyscall {
 	names := []string{"clone3", "fchmodat2"}
 	// pselect6 by the name that gVisor of 2022 has for it, without which no select() works there; who does not know a name leaves it out.
-	allowed := append(names, "pselect")
+	allowed := append(slices.Clone(names), "pselect")
 	out := make([]specs.LinuxSyscall, 0, len(rules)+1)
 	for _, r := range rules {
 		r.Names = slices.DeleteFunc(slices.Clone(r.Names), func(n string) bool { return slices.Contains(names, n) })
