@@ -81,7 +81,7 @@ func (a *app) runEnter(ctx context.Context, cmd *cobra.Command, o enterOptions, 
 	s := &seat{app: a, screen: a.screen(), keys: keys, ends: true}
 	cols, rows := s.screen.size()
 	t, err := cl.OpenTerminal(ctx, args[0], v1.TerminalRequest{
-		Argv: argv, Command: o.command, Cwd: o.cwd, Env: env, User: o.user, TimeoutMS: o.timeout.Milliseconds(),
+		Argv: argv, Command: o.command, Cwd: o.cwd, Env: env, User: o.user, TimeoutMS: millis(o.timeout),
 		Term: a.termOf(o.term, s.screen), Cols: cols, Rows: rows, SpoolBytes: o.scrollback,
 	}, s.options(), key(o.idempotencyID)...)
 	if err != nil {

@@ -57,11 +57,20 @@ func (a *app) exec(cmd *cobra.Command, o commandOptions, argv []string) (v1.Exec
 	if err != nil {
 		return v1.Exec{}, err
 	}
-	timeout := o.timeout.Milliseconds()
-	if o.timeout > 0 && timeout == 0 {
-		timeout = 1
+	return v1.Exec{Argv: argv, Command: o.shell, Cwd: o.cwd, Env: env, User: o.user, TimeoutMS: millis(o.timeout)}, nil
+}
+
+// millis rounds away from 0, which stands for something else: for no end, or
+// for the server's own choice.
+func millis(d time.Duration) int64 {
+	switch ms := d.Milliseconds(); {
+	case ms == 0 && d > 0:
+		return 1
+	case ms == 0 && d < 0:
+		return -1
+	default:
+		return ms
 	}
-	return v1.Exec{Argv: argv, Command: o.shell, Cwd: o.cwd, Env: env, User: o.user, TimeoutMS: timeout}, nil
 }
 
 func key(k string) []client.Option {

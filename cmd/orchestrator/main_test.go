@@ -16,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/rogpeppe/go-internal/testscript"
@@ -211,6 +212,19 @@ func TestTablesEscapeWhatSteersATerminal(t *testing.T) {
 	tb.add("x\ty\n", "")
 	if err := tb.write(&b); err != nil || b.String() != "A        B\nx\\ty\\n   -\n" {
 		t.Errorf("table is %q, %v", b.String(), err)
+	}
+}
+
+// No time at all is another thing than a short time: it stands for no end.
+func TestTimesAreNotRoundedToNone(t *testing.T) {
+	for d, want := range map[time.Duration]int64{0: 0, 1: 1, time.Microsecond: 1, -1: -1, 1500 * time.Microsecond: 1, -time.Second: -1000, time.Hour: 3600000} {
+		if got := millis(d); got != want {
+			t.Errorf("%s: %d", d, got)
+		}
+	}
+	a := &app{lookup: func(string) (string, bool) { return "", false }}
+	if x, err := a.exec(&cobra.Command{}, commandOptions{timeout: 1}, []string{"true"}); err != nil || x.TimeoutMS != 1 {
+		t.Errorf("%+v %v", x, err)
 	}
 }
 

@@ -84,7 +84,7 @@ func (a *app) runRun(ctx context.Context, cmd *cobra.Command, o runOptions, args
 		return err
 	}
 	req := v1.Run{
-		Exec: x, Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Mode: o.mode, Class: o.class, WhenEmpty: o.whenEmpty, WaitMS: o.wait.Milliseconds(), Egress: egress,
+		Exec: x, Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Mode: o.mode, Class: o.class, WhenEmpty: o.whenEmpty, WaitMS: millis(o.wait), Egress: egress,
 	}
 	report := a.report(o.junit, o.junitName, x)
 	return report.finish(a, a.runAnywhere(ctx, c, req, o))

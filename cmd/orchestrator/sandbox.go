@@ -79,7 +79,7 @@ func (a *app) runSandboxCreate(ctx context.Context, cmd *cobra.Command, o sandbo
 	}
 	s, err := cl.CreateSandbox(ctx, v1.SandboxRequest{
 		Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Mode: o.mode, Class: o.class, Env: env, Labels: labels,
-		TTLMS: o.ttl.Milliseconds(), IdleMS: o.idle.Milliseconds(), WhenEmpty: o.whenEmpty, WaitMS: o.wait.Milliseconds(), Egress: egress,
+		TTLMS: millis(o.ttl), IdleMS: millis(o.idle), WhenEmpty: o.whenEmpty, WaitMS: millis(o.wait), Egress: egress,
 	}, key(o.key)...)
 	if err != nil {
 		return err

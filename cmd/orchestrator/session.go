@@ -179,7 +179,7 @@ func (a *app) runSessionExec(ctx context.Context, cmd *cobra.Command, o sessionE
 	if err != nil {
 		return err
 	}
-	req := v1.ShellSessionExec{Exec: x, Renew: o.renew, WaitMS: o.wait.Milliseconds()}
+	req := v1.ShellSessionExec{Exec: x, Renew: o.renew, WaitMS: millis(o.wait)}
 	if o.refuse {
 		req.WhenBusy = "refuse"
 	}

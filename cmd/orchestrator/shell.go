@@ -241,11 +241,15 @@ when this returns. With --signal it only gets that signal.`,
   orchestrator shell kill --signal 1 $sh`,
 		Args: names("SHELL"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			only := cmd.Flags().Changed("signal")
+			if only && o.signal <= 0 { // 0 looks, elsewhere: it must not kill
+				return usage(cmd, "--signal is %d: from 1 to 64", o.signal)
+			}
 			cl, err := a.client(cmd.Context())
 			if err != nil {
 				return err
 			}
-			if o.signal != 0 {
+			if only {
 				return cl.SignalShell(cmd.Context(), args[0], o.signal)
 			}
 			s, err := cl.KillShell(cmd.Context(), args[0], o.grace, o.forget)
