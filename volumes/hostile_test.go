@@ -211,6 +211,43 @@ func TestAFullWorkspaceHasNoRoomForACommit(t *testing.T) {
 	commit(t, m, "o", "a") // of which there is room
 }
 
+// Folders are moved while they are removed, and each that is moved takes room for
+// its name: of a file system that has none.
+func TestAFullWorkspaceCanBeEmptied(t *testing.T) {
+	m := world(t, Options{Mechanism: Auto, Quota: 8 << 20}, nil)
+	fill := func(dir string) {
+		for i := 0; os.MkdirAll(filepath.Join(dir, "x/0", fmt.Sprint(i), "a/b/c/d"), 0o755) == nil; i++ {
+		}
+		f, err := os.Create(filepath.Join(dir, "x/f"))
+		if err != nil { // no inode is left, and one is needed
+			must(t, os.Remove(filepath.Join(dir, "x/0/0/a/b/c/d")))
+			f, err = os.Create(filepath.Join(dir, "x/f"))
+		}
+		must(t, err)
+		for n := 64 << 10; n >= 512; n /= 2 {
+			for err = nil; err == nil; {
+				_, err = f.Write(make([]byte, n))
+				err = errors.Join(err, f.Sync())
+			}
+		}
+		must(t, f.Close())
+		must(t, os.Rename(f.Name(), filepath.Join(dir, "f"))) // which stays
+	}
+	h := hold(t, m, "rw", ReadWrite)
+	fill(h.Binding().Source)
+	h.Release()
+	f, err := m.Edit(t.Context(), "w")
+	must(t, err)
+	must(t, f.Remove(t.Context(), "x", true))
+	must(t, f.Remove(t.Context(), "f", false))
+	must(t, f.Close())
+	h = hold(t, m, "o", Overlaid)
+	fill(h.Binding().Source)
+	h.Release()
+	must(t, m.Discard(t.Context(), "o"))
+	oneGeneration(t, m) // at once, without a second try
+}
+
 // As many paths as a request has room for, of as many changes as an overlay has,
 // none of which were what others changed of late: work for half an hour if each
 // were compared with each.

@@ -105,18 +105,19 @@ func (t *tree) flatten(ctx context.Context, base string) error {
 	if dev, err := device(dir); err != nil || dev != t.dev {
 		return errors.Join(err, unix.EXDEV)
 	}
-	err = t.empty(ctx, dir, func(_ context.Context, sub string) error { return t.lift(dir, sub) })
+	err = t.empty(ctx, dir, func(ctx context.Context, sub string) error { return t.lift(ctx, dir, sub) })
 	if err != nil {
 		return err
 	}
 	return unlink(fd(t.top), base)
 }
 
-// lift moves the folder sub of dir to top under a new name.
-func (t *tree) lift(dir *os.File, sub string) error {
+// lift moves the folder sub of dir to top under a new name. Where there is no room
+// for that name it makes some: a full file system can be emptied too.
+func (t *tree) lift(ctx context.Context, dir *os.File, sub string) error {
 	const tries = 100 // against whoever makes the same names meanwhile
 	opened := false
-	for range tries {
+	for left := tries; left > 0; left-- {
 		t.n++
 		err := unix.Renameat(fd(dir), sub, fd(t.top), t.tag+strconv.Itoa(t.n))
 		switch {
@@ -126,12 +127,56 @@ func (t *tree) lift(dir *os.File, sub string) error {
 			if err := unlock(fd(dir), sub); err != nil {
 				return err
 			}
+		case err == unix.ENOSPC || err == unix.EDQUOT:
+			if err := t.dig(ctx, dir, sub); err != nil {
+				return err
+			}
+			left++ // something is gone: it comes to an end
 		case err == unix.EEXIST || err == unix.ENOTEMPTY || err == unix.ENOTDIR || err == unix.EINTR:
 		default:
 			return err
 		}
 	}
 	return unix.EBUSY
+}
+
+// dig removes one file or folder from the depth of sub, or sub itself once it is
+// empty, and waits until what that took is free. Two folders are open at a time.
+func (t *tree) dig(ctx context.Context, dir *os.File, sub string) error {
+	at, own := fd(dir), (*os.File)(nil)
+	defer func() {
+		if own != nil {
+			own.Close()
+		}
+	}()
+	for {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		err := unlink(at, sub)
+		if err == nil {
+			return os.NewSyscallError("fsync", unix.Fsync(fd(t.top)))
+		}
+		if err != unix.ENOTEMPTY {
+			return err
+		}
+		below, err := openDir(at, sub)
+		if err != nil {
+			return err
+		}
+		if own != nil {
+			own.Close()
+		}
+		at, own = fd(below), below
+		if dev, err := device(below); err != nil || dev != t.dev {
+			return errors.Join(err, unix.EXDEV)
+		}
+		names, err := below.Readdirnames(1)
+		if err != nil { // somebody else emptied it
+			return ignoreEOF(err)
+		}
+		sub = names[0]
+	}
 }
 
 // openDir opens a folder to be emptied, making it accessible if its owner took
