@@ -45,7 +45,7 @@ type List struct {
 	Mirror   string   `json:"mirror"`
 	Packages []string `json:"packages"`
 	// Files are put into the root, by their absolute path there: the path of a
-	// file of this host, relative to where the list lies.
+	// file in the folder that the list lies in.
 	Files map[string]string `json:"files"`
 }
 
@@ -172,11 +172,16 @@ func (l List) finish(at, base string) error {
 	if err := addUser(root); err != nil {
 		return err
 	}
+	if len(l.Files) == 0 {
+		return nil
+	}
+	files, err := os.OpenRoot(base)
+	if err != nil {
+		return fmt.Errorf("files: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	defer files.Close()
 	for to, from := range l.Files {
-		if !filepath.IsAbs(from) {
-			from = filepath.Join(base, from)
-		}
-		if err := put(root, to[1:], from); err != nil {
+		if err := put(root, to[1:], files, from); err != nil {
 			return err
 		}
 	}
@@ -201,10 +206,12 @@ func addUser(root *os.Root) error {
 	return nil
 }
 
-func put(root *os.Root, to, from string) error {
-	in, err := os.Open(from)
+// put copies a file that lies with the list: a list is as foreign as a
+// Dockerfile, and the image is not for root alone.
+func put(root *os.Root, to string, files *os.Root, from string) error {
+	in, err := files.OpenFile(from, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO would wait
 	if err != nil {
-		return fmt.Errorf("files: %w: %w", err, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("files: %s: has to be in the folder of the list: %w: %w", from, err, errdefs.ErrInvalidArgument)
 	}
 	defer in.Close()
 	info, err := in.Stat()
