@@ -2,11 +2,16 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
 	v1 "orchestrator/client/v1"
@@ -14,6 +19,54 @@ import (
 	"orchestrator/images/debian"
 	"orchestrator/internal/strict"
 )
+
+// newBuild begins the names of folders that roots are made in.
+const newBuild = ".build-"
+
+// buildDir makes a folder for a build, which holds its lock until done.
+func buildDir(stateDir string) (dir string, done func(), err error) {
+	if dir, err = os.MkdirTemp(stateDir, newBuild+"*"); err != nil {
+		return "", nil, fmt.Errorf("build: %w", err)
+	}
+	lock, err := flock(filepath.Join(dir, "lock"), unix.LOCK_EX)
+	if err != nil {
+		return "", nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return dir, func() {
+		_ = os.RemoveAll(dir) // else the next build or server does
+		_ = lock.Close()      // was only held
+	}, nil
+}
+
+// sweepBuilds removes the folders of builds that were killed: each is a whole
+// root filesystem.
+func sweepBuilds(stateDir string) error {
+	entries, err := os.ReadDir(stateDir)
+	if err != nil {
+		return fmt.Errorf("look for earlier builds: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		dir := filepath.Join(stateDir, e.Name())
+		if !strings.HasPrefix(e.Name(), newBuild) || !e.IsDir() {
+			continue
+		}
+		info, err := os.Lstat(filepath.Join(dir, "lock"))
+		if err != nil {
+			info, err = os.Lstat(dir)
+		}
+		const young = time.Minute // its lock may be about to be taken
+		if err != nil || time.Since(info.ModTime()) < young {
+			continue
+		}
+		lock, err := flock(filepath.Join(dir, "lock"), unix.LOCK_EX)
+		if err != nil {
+			continue // it lives
+		}
+		errs = append(errs, os.RemoveAll(dir), lock.Close())
+	}
+	return errors.Join(errs...)
+}
 
 // runPackages makes a root from a list of packages, on this host, and imports
 // it, into the server where there is one.
@@ -45,11 +98,14 @@ func (a *app) runPackages(ctx context.Context, o buildOptions) error {
 	if err := makeStateDir(c.StateDir); err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp(c.StateDir, ".build-*")
+	if err := sweepBuilds(c.StateDir); err != nil {
+		return err
+	}
+	dir, done, err := buildDir(c.StateDir)
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer done()
 	log := a.stderr
 	if o.quiet {
 		log = io.Discard
