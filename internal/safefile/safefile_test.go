@@ -217,6 +217,40 @@ func TestALeaseBlocksNobody(t *testing.T) {
 	}
 }
 
+// Who is killed while he writes leaves nothing.
+func TestWhatIsWrittenHasNoName(t *testing.T) {
+	dir := t.TempDir()
+	n, err := unix.Open(dir, unix.O_WRONLY|unix.O_TMPFILE|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		t.Skipf("no files without a name here: %v", err)
+	}
+	must(t, unix.Close(n))
+	r, err := Open(dir, Options{})
+	must(t, err)
+	defer r.Close()
+	must(t, os.WriteFile(filepath.Join(dir, "f"), []byte("old"), 0o640))
+	w, err := r.Write("f", WriteOptions{})
+	must(t, err)
+	defer w.Close()
+	_, err = w.Write([]byte("new"))
+	must(t, err)
+	if list, err := os.ReadDir(dir); err != nil || len(list) != 1 {
+		t.Errorf("there are %v, %v", list, err)
+	}
+	_, err = w.Commit()
+	must(t, err)
+	list, err := os.ReadDir(dir)
+	if err != nil || len(list) != 1 {
+		t.Errorf("there are %v, %v", list, err)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "f")); err != nil || string(text) != "new" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if info, err := r.Stat("f"); err != nil || info.Mode != 0o640 {
+		t.Errorf("%+v, %v", info, err)
+	}
+}
+
 func TestWritesWholeOrNotAtAll(t *testing.T) {
 	r, dir := world(t)
 	must2(put(t, r, "f", "old", WriteOptions{}))

@@ -2,6 +2,7 @@ package safefile
 
 import (
 	"crypto/rand"
+	"fmt"
 	"io"
 	"os"
 	"path"
@@ -29,7 +30,7 @@ type Writer struct {
 	dir  *os.File
 	base string
 	path string
-	temp string // removed by Close; empty once committed
+	temp string // removed by Close; empty while it has no name, and once committed
 	f    *os.File
 	perm uint32
 	size int64
@@ -66,18 +67,53 @@ func (r *Root) Write(p string, opt WriteOptions) (*Writer, error) {
 	if opt.Mode != 0 {
 		w.perm = opt.Mode & permMask
 	}
-	w.temp = ".orchestrator-" + strings.ToLower(rand.Text()[:16])
-	flags := unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
-	var tfd int
-	err = eintr(func() (err error) { tfd, err = unix.Openat(fd(w.dir), w.temp, flags, 0o600); return })
-	if err != nil {
-		w.temp = ""
+	if err := w.create(); err != nil {
 		_ = w.Close()
 		return nil, fail("create", "path", name, err)
 	}
-	w.f = os.NewFile(uintptr(tfd), w.temp)
 	return w, nil
 }
+
+// create makes the file that is written to, without a name where the file system
+// can: so nothing stays of it if this process is killed.
+func (w *Writer) create() error {
+	err := w.open(".", unix.O_WRONLY|unix.O_TMPFILE|unix.O_CLOEXEC)
+	switch err {
+	case unix.EOPNOTSUPP, unix.EISDIR, unix.EINVAL, unix.ENOSYS:
+	default:
+		return err
+	}
+	temp := tempName()
+	if err = w.open(temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC); err == nil {
+		w.temp = temp
+	}
+	return err
+}
+
+func (w *Writer) open(name string, flags int) error {
+	var n int
+	err := eintr(func() (err error) { n, err = unix.Openat(fd(w.dir), name, flags, 0o600); return })
+	if err == nil {
+		w.f = os.NewFile(uintptr(n), name)
+	}
+	return err
+}
+
+// named gives a file that has none a name to be moved from.
+func (w *Writer) named() error {
+	if w.temp != "" {
+		return nil
+	}
+	temp := tempName()
+	from := fmt.Sprintf("/proc/self/fd/%d", fd(w.f))
+	err := eintr(func() error { return unix.Linkat(unix.AT_FDCWD, from, fd(w.dir), temp, unix.AT_SYMLINK_FOLLOW) })
+	if err == nil {
+		w.temp = temp
+	}
+	return err
+}
+
+func tempName() string { return ".orchestrator-" + strings.ToLower(rand.Text()[:16]) }
 
 // target finds the folder and the name that the file will have.
 func (r *Root) target(name string) (*Writer, error) {
@@ -155,7 +191,9 @@ func (w *Writer) Commit() (Info, error) {
 	if err != nil {
 		return Info{}, fail("stat", "path", w.path, err)
 	}
-	err = eintr(func() error { return unix.Renameat(fd(w.dir), w.temp, fd(w.dir), w.base) })
+	if err = w.named(); err == nil {
+		err = eintr(func() error { return unix.Renameat(fd(w.dir), w.temp, fd(w.dir), w.base) })
+	}
 	if err != nil {
 		return Info{}, fail("write", "path", w.path, err)
 	}
