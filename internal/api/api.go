@@ -12,6 +12,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -24,12 +25,14 @@ import (
 
 	"orchestrator/internal/engine"
 	"orchestrator/internal/said"
+	"orchestrator/internal/strict"
 )
 
 // Bounds of requests.
 const (
 	maxJSON       = 32 << 20    // a JSON body: stdin in base64 fits
 	maxDrop       = 4 * maxJSON // of a body that is too big, read and dropped
+	maxUnasked    = 64 << 10    // of a body that nobody reads
 	maxHeader     = 256 << 10
 	headerTime    = 10 * time.Second
 	bodyTime      = 2 * time.Minute // for a JSON body
@@ -190,6 +193,9 @@ func (s *Server) wrap(rt route) http.Handler {
 		if err == nil && rt.direct {
 			err = s.opts.Engine.Direct(call, "use "+rt.method+" "+rt.path)
 		}
+		if err == nil && rt.bodiless() && r.ContentLength != 0 {
+			err = dropBody(out, r)
+		}
 		if err == nil {
 			err = handle(out, r, rt.handle, call)
 		} else {
@@ -202,6 +208,23 @@ func (s *Server) wrap(rt route) http.Handler {
 		}
 		s.log.Debug("request", "method", r.Method, "route", rt.path, "caller", call.Caller, "status", out.status, "took", time.Since(began))
 	})
+}
+
+// bodiless routes read no body.
+func (rt route) bodiless() bool {
+	return rt.method == http.MethodGet || rt.method == http.MethodDelete || rt.path == ""
+}
+
+// dropBody takes a body off a client that none is wanted from. Otherwise
+// net/http would do that before the answer, and wait for as long as it likes.
+func dropBody(w http.ResponseWriter, r *http.Request) error {
+	ctl := http.NewResponseController(w)
+	_ = ctl.SetReadDeadline(time.Now().Add(refusedTime)) // any connection can
+	if _, err := io.CopyN(io.Discard, r.Body, maxUnasked); !errors.Is(err, io.EOF) {
+		return &strict.FieldError{Field: "body", Message: fmt.Sprintf("of %s is not read, and is too long or did not come: send none", r.Method)}
+	}
+	_ = ctl.SetReadDeadline(time.Time{}) // it would end the request's context
+	return nil
 }
 
 // handle calls a handler. A panic in it is an error as others are: it is

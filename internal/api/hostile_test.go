@@ -53,6 +53,45 @@ func TestARefusedCallerDoesNotHoldTheServer(t *testing.T) {
 	}
 }
 
+// Nor does anybody by a body that is promised where none is read.
+func TestAPromisedBodyDoesNotHoldTheServer(t *testing.T) {
+	t.Parallel()
+	srv, _ := newServer(t, "secret")
+	for _, c := range []struct {
+		head, body string
+		status     int
+	}{
+		{"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n", "{", http.StatusBadRequest},
+		{"GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", "1\r\n{\r\n", http.StatusBadRequest},
+		{"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n", "{}", http.StatusOK},
+		{"DELETE /v1/shells/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 1000\r\n\r\n", "{", http.StatusBadRequest},
+		{"POST /nothing HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 1000\r\n\r\n", "{", http.StatusBadRequest},
+	} {
+		t.Run(c.head[:20], func(t *testing.T) {
+			t.Parallel()
+			conn, err := net.Dial("tcp", strings.TrimPrefix(srv.URL, "http://"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if err := conn.SetDeadline(time.Now().Add(patience / 2)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := fmt.Fprint(conn, c.head+c.body); err != nil {
+				t.Fatal(err)
+			}
+			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer res.Body.Close()
+			if bad := c.status != http.StatusOK; res.StatusCode != c.status || res.Close != bad {
+				t.Errorf("%d, close %v", res.StatusCode, res.Close)
+			}
+		})
+	}
+}
+
 func TestAPanicIsAnswered(t *testing.T) {
 	var log strings.Builder
 	s := &Server{log: slog.New(slog.NewTextHandler(&log, nil))}
