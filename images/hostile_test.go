@@ -343,6 +343,53 @@ func TestAFullDiskLeavesNothing(t *testing.T) {
 	nothingHalfMade(t, s)
 }
 
+// meddler is a context that does something each time it is asked whether it has
+// ended.
+type meddler struct {
+	context.Context
+	do func()
+}
+
+func (m meddler) Err() error {
+	m.do()
+	return m.Context.Err()
+}
+
+// Whoever can write an archive while it is imported cannot have it remembered as
+// another one, which would be given that image when it comes itself.
+func TestAnArchiveThatChangesIsNotTakenForAnother(t *testing.T) {
+	good, evil := mkTar(t, reg("a", "good")), mkTar(t, reg("a", "evil"))
+	want, err := newStore(t, Limits{}).Import(t.Context(), bytes.NewReader(good), "good:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for after := range 8 {
+		s := newStore(t, Limits{})
+		path := filepath.Join(t.TempDir(), "a.tar")
+		if err := os.WriteFile(path, good, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		asked := 0
+		ctx := meddler{t.Context(), func() {
+			if asked++; asked == after {
+				if err := os.WriteFile(path, evil, 0o600); err != nil {
+					t.Error(err)
+				}
+			}
+		}}
+		if _, err := s.ImportPath(ctx, path, "theirs:1"); err != nil {
+			t.Fatal(err)
+		}
+		got, err := s.Import(t.Context(), bytes.NewReader(good), "ours:1")
+		if err != nil || got.ID != want.ID {
+			t.Errorf("changed at %d: %s is %s, not %s: %v", after, got.Refs, got.ID, want.ID, err)
+		}
+	}
+}
+
 // A few KiB that become much stop before they take what workspaces need.
 func TestSomeRoomStaysFree(t *testing.T) {
 	if os.Geteuid() != 0 {

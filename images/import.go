@@ -63,6 +63,13 @@ func (s *Store) ImportPath(ctx context.Context, path, ref string) (Image, error)
 
 func (s *Store) importFile(ctx context.Context, f *os.File, info fs.FileInfo, path, ref string) (Image, error) {
 	stamp := stampOf(info)
+	if !settled(info) {
+		image, err := s.take(ctx, ref, func(stage string) (files, string, error) { return s.spool(ctx, f, filepath.Join(stage, "input")) })
+		if err != nil {
+			return Image{}, fmt.Errorf("import %s: %w", path, err)
+		}
+		return image, nil
+	}
 	s.mu.Lock()
 	known := s.index.Files[path]
 	s.mu.Unlock()
@@ -100,6 +107,14 @@ func (s *Store) importFile(ctx context.Context, f *os.File, info fs.FileInfo, pa
 		s.remember(path, stamp)
 	}
 	return image, nil
+}
+
+// settled says whether nobody else can change a file between two readings: what
+// it is remembered as is by the first, and what it gives by the second.
+func settled(info fs.FileInfo) bool {
+	const others = 0o022
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && (stat.Uid == 0 || int64(stat.Uid) == int64(os.Geteuid())) && info.Mode()&others == 0
 }
 
 func stampOf(info fs.FileInfo) file {
