@@ -36,7 +36,7 @@ const (
 	maxHeader     = 256 << 10
 	headerTime    = 10 * time.Second
 	bodyTime      = 2 * time.Minute // for a JSON body
-	refusedTime   = 5 * time.Second // for the body of a caller without the token
+	refusedTime   = 5 * time.Second // for the body of a caller without the token, and to take a piece
 	idleTime      = 2 * time.Minute
 	heartbeatTime = 15 * time.Second
 	takeTime      = 5 * time.Minute // for a client to take a piece of an answer
@@ -178,6 +178,9 @@ func (s *Server) wrap(rt route) http.Handler {
 		out := newAnswer(w, s.stall)
 		defer out.last()
 		call, err := s.identify(r)
+		if err != nil { // for nobody in particular little is waited
+			out.stall = min(out.stall, refusedTime)
+		}
 		if rt.open && err != nil {
 			call, err = engine.Call{}, nil
 		}
