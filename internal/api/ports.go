@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -118,7 +120,7 @@ func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, call engine.Ca
 		return nil //nolint:nilerr // nobody is there to be told
 	}
 	early, _ := buffered.Reader.Peek(buffered.Reader.Buffered()) // it has them
-	join(outside, inside, early)
+	join(outside, inside, early, quietTime)
 	return nil
 }
 
@@ -130,23 +132,57 @@ func (s *Server) enterConnection(r *http.Request) (leave func(), ctx context.Con
 	return func() { cancel(); s.terminals.Done() }, ctx
 }
 
+// quietTime is how long a server inside may be silent that cannot be told that
+// the client has said its last.
+const quietTime = 5 * time.Second
+
 // join carries bytes both ways until both have ended, and early before all that
-// comes from a. When one direction ends, the other may go on if the side can be
-// told of the end alone.
-func join(a, b net.Conn, early []byte) {
+// comes from outside. When one direction ends, the other goes on. Where inside
+// cannot be told of the end alone (a mux), what it still says is carried until it
+// ends, or is silent for the time quiet.
+func join(outside, inside net.Conn, early []byte, quiet time.Duration) {
+	end := func() { outside.Close(); inside.Close() }
+	var told atomic.Bool // the deadline is set
 	var both sync.WaitGroup
-	carry := func(to, from net.Conn, first []byte) {
-		_, err := to.Write(first)
+	both.Go(func() {
+		_, err := inside.Write(early)
 		if err == nil {
-			_, err = io.Copy(to, from)
+			_, err = io.Copy(inside, outside)
 		}
-		half, ok := to.(interface{ CloseWrite() error })
-		if err != nil || !ok || half.CloseWrite() != nil {
-			a.Close()
-			b.Close()
+		if err != nil {
+			end()
+			return
 		}
-	}
-	both.Go(func() { carry(b, a, early) })
-	both.Go(func() { carry(a, b, nil) })
+		if endWriting(inside) {
+			return
+		}
+		told.Store(true)
+		if inside.SetReadDeadline(time.Now().Add(quiet)) != nil {
+			end()
+		}
+	})
+	both.Go(func() {
+		_, err := io.Copy(outside, readerFunc(func(p []byte) (int, error) {
+			n, err := inside.Read(p)
+			if n > 0 && told.Load() {
+				_ = inside.SetReadDeadline(time.Now().Add(quiet)) // closed: the next read says so
+			}
+			return n, err
+		}))
+		if err != nil || told.Load() || !endWriting(outside) {
+			end()
+		}
+	})
 	both.Wait()
+}
+
+// readerFunc is a function that reads.
+type readerFunc func(p []byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// endWriting ends one direction, where that can be told alone.
+func endWriting(c net.Conn) bool {
+	half, ok := c.(interface{ CloseWrite() error })
+	return ok && half.CloseWrite() == nil
 }
