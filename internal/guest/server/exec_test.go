@@ -215,8 +215,9 @@ func TestManyUnreadStreamsHoldLittle(t *testing.T) {
 		before = held
 		return full
 	})
-	// What was written in pieces has a frame's head for each of them.
-	if most := 2*writeBuffer + 64*wire.HeaderLen; before > most {
+	// The kernel doubles what is asked for, and takes a piece whole while there is
+	// any room. What was written in pieces has a frame's head for each of them.
+	if most := 3*writeBuffer + 64*wire.HeaderLen; before > most {
 		t.Errorf("the last of %d streams holds %d bytes, want at most %d", streams, before, most)
 	}
 	for _, k := range all {
