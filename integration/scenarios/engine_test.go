@@ -50,10 +50,20 @@ func TestOverStdioOnly(t *testing.T) {
 		{"cancelled by the client", cancelledByClient},
 		{"output as it is", rawOutput},
 		{"standard input", standardInput},
+		{"bytes of a port", portOverStdio},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			defer s.For(t)()
 			c.run(t, s)
 		})
 	}
+}
+
+// portOverStdio: a server that cannot be told of an end is heard until it is
+// silent.
+func portOverStdio(t *testing.T, s *harness.Server) {
+	id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
+	servers(t, s, id)
+	portOfBytes(t, s, id, "")
+	release(t, s, id)
 }

@@ -41,7 +41,7 @@ func paths(d v1.Diff) []string {
 // committed; the third is told what is in its way, and by whom.
 func TestThreeOverlaysOnOneWorkspace(t *testing.T) {
 	t.Parallel()
-	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
+	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)
 		files := s.Client.WorkspaceFiles(name)
 		put(t, files, "a.txt", "base\n")
@@ -109,7 +109,7 @@ func TestThreeOverlaysOnOneWorkspace(t *testing.T) {
 // What a command tries in an overlay to reach past it.
 func TestOverlaysHoldHostileCommands(t *testing.T) {
 	t.Parallel()
-	onServer(t, quota, func(t *testing.T, s *harness.Server) {
+	onServerOfAll(t, quota, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)
 		put(t, s.Client.WorkspaceFiles(name), "a.txt", "base\n")
 		id := overlay(t, s, name)
@@ -150,7 +150,7 @@ func TestOverlaysHoldHostileCommands(t *testing.T) {
 // A kill of the service between lease and commit loses nothing.
 func TestOverlaysOutliveTheServer(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, runtime string) {
+	eachOfAll(t, func(t *testing.T, runtime string) {
 		s := harness.Run(t, harness.Options{Runtime: runtime, Config: onDemand, Seed: &seed})
 		name := workspace(t, s)
 		put(t, s.Client.WorkspaceFiles(name), "a.txt", "base\n")
@@ -193,7 +193,7 @@ func TestOverlaysOutliveTheServer(t *testing.T) {
 // finds it.
 func TestARunWithAnOverlay(t *testing.T) {
 	t.Parallel()
-	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
+	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)
 		put(t, s.Client.WorkspaceFiles(name), "a.txt", "base\n")
 		got := s.CLI(t, "run", "--workspace", name, "--mode", "overlay", "-c", "echo run > a.txt")

@@ -23,7 +23,7 @@ import (
 // The scenarios of terminals that can share a server.
 func TestTerminals(t *testing.T) {
 	t.Parallel()
-	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
+	onServerOfAll(t, roomy, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{}).ID
 		for _, c := range []struct {
 			name string
@@ -396,7 +396,7 @@ func noTerminal(t *testing.T, s *harness.Server, id string) {
 // while nobody is there arrives.
 func TestTerminalsLiveOn(t *testing.T) {
 	t.Parallel()
-	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
+	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 		c := open(t, s, id, v1.TerminalRequest{Command: "stty -echo; echo ready; i=0; while read x; do i=$((i+1)); echo $i:$x; done", SpoolBytes: 1 << 20})
 		c.sees("ready\r\n")
