@@ -1,11 +1,6 @@
 package relay
 
-import (
-	"bytes"
-	"sync"
-
-	"golang.org/x/sys/unix"
-)
+import "golang.org/x/sys/unix"
 
 const (
 	// manyPipes is how many pipes of a pool hold bytes on their way, and keepPipes
@@ -18,15 +13,6 @@ const (
 	// size, or two pages.
 	pipeSize = 512 << 10
 )
-
-// mangles says that this kernel is gVisor's. When a socket takes what is in a pipe
-// in several bites, each bite of gVisor's is the pipe's beginning (seen with
-// 2022's): beyond 64 KiB other bytes arrive than were sent, and no call fails. It
-// says of itself what no version of it has changed.
-var mangles = sync.OnceValue(func() bool {
-	var name unix.Utsname
-	return unix.Uname(&name) == nil && bytes.HasPrefix(name.Version[:], []byte("#1 SMP Sun Jan 10 15:06:54 PST 2016"))
-})
 
 // pipe is where bytes are between two sockets without being copied.
 type pipe struct{ r, w int }
@@ -79,7 +65,7 @@ func (p *Pool) takePipe() *pipe {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	q := &p.pipes
-	if q.never || q.taken == manyPipes || mangles() {
+	if q.never || q.taken == manyPipes {
 		return nil
 	}
 	if n := len(q.free); n > 0 {
