@@ -53,11 +53,11 @@ func clone(ctx context.Context, src, dst *tree, skip func(rel string) bool, put 
 	}
 	// Times last, from within outwards: what is made in a folder changes its own.
 	for i := len(dirs) - 1; i >= 0; i-- {
-		if err := likeDir(src, dst, dirs[i]); err != nil {
+		if err := likeDir(src, dst, dirs[i], like); err != nil {
 			return err
 		}
 	}
-	return likeDir(src, dst, "")
+	return likeDir(src, dst, "", like)
 }
 
 func above(rel string) string {
@@ -81,8 +81,8 @@ func linkFile(from, to *os.File, name string, st *unix.Stat_t) error {
 	return nil
 }
 
-// likeDir gives a folder of dst owner, mode, attributes and time of that in src.
-func likeDir(src, dst *tree, rel string) error {
+// likeDir gives a folder of dst what that in src has.
+func likeDir(src, dst *tree, rel string, give func(from, to *os.File) error) error {
 	from, err := src.dir(rel)
 	if err != nil {
 		return err
@@ -93,7 +93,7 @@ func likeDir(src, dst *tree, rel string) error {
 		return err
 	}
 	defer to.Close()
-	return like(from, to)
+	return give(from, to)
 }
 
 // like gives to what describes from, but for its size.

@@ -303,7 +303,7 @@ func put(upper, dst *tree, d *delta, copied bool) error {
 		if err != nil {
 			return err
 		}
-		return describeDir(upper, dst, d.path)
+		return likeDir(upper, dst, d.path, func(from, to *os.File) error { return likeAttributes(from, to, plainAttribute) })
 	}
 	from, err := upper.dir(above(d.path))
 	if err != nil {
@@ -320,22 +320,6 @@ func put(upper, dst *tree, d *delta, copied bool) error {
 		return err
 	}
 	return linkFile(from, to, name, &d.upper)
-}
-
-// describeDir gives a folder of a generation the attributes that it has in an
-// overlay and may have in a workspace.
-func describeDir(upper, dst *tree, rel string) error {
-	from, err := upper.dir(rel)
-	if err != nil {
-		return err
-	}
-	defer from.Close()
-	to, err := dst.dir(rel)
-	if err != nil {
-		return err
-	}
-	defer to.Close()
-	return likeAttributes(from, to, plainAttribute)
 }
 
 // makeAbove makes the folders above a path that are not there: with force, what
