@@ -60,8 +60,12 @@ func sweepBuilds(stateDir string) error {
 			continue
 		}
 		lock, err := flock(filepath.Join(dir, "lock"), unix.LOCK_EX)
+		if errdefs.IsUnavailable(err) || errors.Is(err, os.ErrNotExist) {
+			continue // it lives, or has just gone
+		}
 		if err != nil {
-			continue // it lives
+			errs = append(errs, err)
+			continue
 		}
 		errs = append(errs, os.RemoveAll(dir), lock.Close())
 	}
