@@ -24,21 +24,10 @@ func serveOne(t *testing.T, stall time.Duration, h handler) *httptest.Server {
 	return srv
 }
 
-// Who has no token is given up soon, where the others have long.
-func TestAStrangerThatNeverReadsIsGivenUpSoon(t *testing.T) {
-	t.Parallel()
-	ended := make(chan error, 1)
-	s := &Server{log: slog.New(slog.DiscardHandler), stall: time.Hour, opts: Options{Token: "secret"}}
-	srv := httptest.NewServer(s.wrap(route{open: true, handle: func(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
-		for {
-			if _, err := w.Write(make([]byte, 32<<10)); err != nil {
-				ended <- err
-				return err
-			}
-		}
-	}}))
-	t.Cleanup(srv.Close)
-	conn, err := net.Dial("tcp", strings.TrimPrefix(srv.URL, "http://"))
+// askOnly asks and takes nothing of the answer, until its handler has given up.
+func askOnly(t *testing.T, url string, ended <-chan error) {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,6 +43,23 @@ func TestAStrangerThatNeverReadsIsGivenUpSoon(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("still writing to a client that takes nothing")
 	}
+}
+
+// Who has no token is given up soon, where the others have long.
+func TestAStrangerThatNeverReadsIsGivenUpSoon(t *testing.T) {
+	t.Parallel()
+	ended := make(chan error, 1)
+	s := &Server{log: slog.New(slog.DiscardHandler), stall: time.Hour, opts: Options{Token: "secret"}}
+	srv := httptest.NewServer(s.wrap(route{open: true, handle: func(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
+		for {
+			if _, err := w.Write(make([]byte, 32<<10)); err != nil {
+				ended <- err
+				return err
+			}
+		}
+	}}))
+	t.Cleanup(srv.Close)
+	askOnly(t, srv.URL, ended)
 }
 
 // Who asks and never reads does not hold what the answer holds.
@@ -86,22 +92,7 @@ func TestAReaderThatNeverReadsIsGivenUp(t *testing.T) {
 					}
 				}
 			})
-			conn, err := net.Dial("tcp", strings.TrimPrefix(srv.URL, "http://"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			if _, err := fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
-				t.Fatal(err)
-			}
-			select {
-			case err := <-ended:
-				if !errors.Is(err, os.ErrDeadlineExceeded) {
-					t.Fatal(err)
-				}
-			case <-time.After(patience):
-				t.Fatal("still writing to a client that takes nothing")
-			}
+			askOnly(t, srv.URL, ended)
 		})
 	}
 }
