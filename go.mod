@@ -1,4 +1,4 @@
-module orchestrator
+module github.com/sandbox-orchestrator/orchestrator
 
 go 1.26.8
 

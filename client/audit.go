@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"time"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // CreateToken makes a token; its secret is in the answer and nowhere else.

@@ -17,7 +17,7 @@ import (
 	"github.com/containerd/errdefs"
 	"go.uber.org/goleak"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"net/http"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // Egress tells what a sandbox may reach, and its last connections.

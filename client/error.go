@@ -9,7 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // ErrNoServer says that nobody answers at the address; nothing was sent. It is

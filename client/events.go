@@ -7,7 +7,7 @@ import (
 	"net/http"
 	"strconv"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // EventQuery says which events are told.

@@ -8,7 +8,7 @@ import (
 	"io"
 	"net/http"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // framesType is the answer form of a streamed command; see readFrames.

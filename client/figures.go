@@ -4,7 +4,7 @@ import (
 	"context"
 	"net/http"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // Figures tells what sandboxes use now, newest first: the caller's own, and for

@@ -5,7 +5,7 @@ import (
 	"io"
 	"net/http"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // Files are the files of one sandbox's or one workspace's /workspace. Paths

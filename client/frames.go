@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"io"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // The kinds of frames: one byte, four bytes of big-endian length, the payload.

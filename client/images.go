@@ -7,7 +7,7 @@ import (
 	"io"
 	"net/http"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // Images lists the images, one entry for each name.

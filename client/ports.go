@@ -14,7 +14,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // Dial connects to a server on the loopback of a leased sandbox. ctx bounds

@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"time"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // CreateSandbox leases a sandbox.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"net/http"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // Version says what the server is and what it runs on.

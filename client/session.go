@@ -4,7 +4,7 @@ import (
 	"context"
 	"net/http"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // Session is a shell in a sandbox that lives on between the commands that are

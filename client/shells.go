@@ -11,7 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // StartShell starts a background command.

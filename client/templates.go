@@ -4,7 +4,7 @@ import (
 	"context"
 	"net/http"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // Templates lists the templates, those that are not ready too.

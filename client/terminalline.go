@@ -13,7 +13,7 @@ import (
 	"github.com/coder/websocket"
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 const (

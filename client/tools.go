@@ -15,7 +15,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // Tools lists the tools that the caller may call, with their schemas. Operators

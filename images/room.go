@@ -7,17 +7,17 @@ import (
 	"github.com/containerd/errdefs"
 	units "github.com/docker/go-units"
 
-	"orchestrator/internal/disk"
+	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
 // Free is how many bytes the store may still take of its file system: what has
 // to stay free for the workspaces on it is not the store's.
 func (s *Store) Free() (int64, error) {
-	use, err := disk.Usage(s.dir)
+	use, err := quotadir.Usage(s.dir)
 	if err != nil {
 		return 0, err
 	}
-	return max(0, use.Free-disk.Reserve(use)), nil
+	return max(0, use.Free-quotadir.Reserve(use)), nil
 }
 
 // room is asked for by whatever grows by what an archive holds: a few KiB of it

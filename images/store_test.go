@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 func TestLayersAreAppliedAsTheSpecificationSays(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // mountPoints have to be folders in every root, since a root that cannot be

@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"orchestrator/internal/link/relay"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn/relay"
 )
 
 // SessionOptions say who connects and what it may.

@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
 )
 
 // trace is a rate of arrivals a second at each moment.

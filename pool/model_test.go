@@ -13,7 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
 )
 
 func TestAChangedTemplateDrainsTheOldOnes(t *testing.T) {

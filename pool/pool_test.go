@@ -12,7 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
 )
 
 func TestFillsToMinAndRefillsAtItsRate(t *testing.T) {

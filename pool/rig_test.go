@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

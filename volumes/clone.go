@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/disk"
+	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
 // A clone of a tree has folders of its own, and for every file another name of
@@ -180,8 +180,8 @@ func (m *Manager) pace(ctx context.Context) pace {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		use, err := disk.Usage(m.dir)
-		if err == nil && use.Free < disk.Reserve(use) {
+		use, err := quotadir.Usage(m.dir)
+		if err == nil && use.Free < quotadir.Reserve(use) {
 			err = fmt.Errorf("the host's disk is nearly full: %w", unix.ENOSPC)
 		}
 		return err

@@ -14,14 +14,14 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/disk"
+	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
 // The quota counts what overlays and commits take; a full workspace can still be
 // looked at, discarded and written to again.
 func TestTheQuotaCountsOverlays(t *testing.T) {
 	m := world(t, Options{Mechanism: Auto, Quota: 8 << 20, MaxQuota: 32 << 20, Snapshots: 4}, map[string]string{"a": "base"})
-	if mechanism, why := m.Mechanism(); mechanism == disk.None {
+	if mechanism, why := m.Mechanism(); mechanism == quotadir.None {
 		t.Fatalf("nothing enforces quotas here: %s", why)
 	}
 	o := hold(t, m, "o", Overlaid)
@@ -189,7 +189,7 @@ func TestAWorkspaceOfAnEarlierVersion(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(dir, id, dataDir, "a"), []byte("old"), 0o644))
 	must(t, os.WriteFile(filepath.Join(dir, id, metaFile), []byte(`{"version":1,"id":"`+id+`","name":"w","created_at":"2026-01-01T00:00:00Z","shared":false}`+"\n"), 0o600))
 	m := start(t, dir, Options{Mechanism: Auto, Quota: 8 << 20, Snapshots: 2})
-	if w, err := m.Get("w"); err != nil || w.QuotaBytes != 0 || w.Mechanism != disk.None {
+	if w, err := m.Get("w"); err != nil || w.QuotaBytes != 0 || w.Mechanism != quotadir.None {
 		t.Errorf("%+v %v", w, err)
 	}
 	if _, err := m.Resize(t.Context(), "w", 8<<20); !errdefs.IsFailedPrecondition(err) {

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"orchestrator/internal/disk"
+	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
 // downTime is how long Down goes on while something has a clone of a mount: a
@@ -48,9 +48,9 @@ func (m *Manager) Down(ctx context.Context) error {
 		for _, name := range names {
 			errs = append(errs, m.downOne(ctx, name))
 		}
-		err := errors.Join(append(errs, disk.Sweep(ctx, m.dir, none))...)
+		err := errors.Join(append(errs, quotadir.Sweep(ctx, m.dir, none))...)
 		// What was busy was so for a while already.
-		if !errors.Is(err, disk.ErrBusy) || ctx.Err() != nil || time.Now().After(end) {
+		if !errors.Is(err, quotadir.ErrBusy) || ctx.Err() != nil || time.Now().After(end) {
 			return err
 		}
 	}
@@ -80,8 +80,8 @@ func (m *Manager) downOne(ctx context.Context, name string) error {
 
 // Rest unmounts what a process that was killed has mounted and no sandbox uses.
 func (m *Manager) Rest(ctx context.Context) error {
-	err := disk.Sweep(ctx, m.dir, func(string) bool { return false })
-	if errors.Is(err, disk.ErrBusy) {
+	err := quotadir.Sweep(ctx, m.dir, func(string) bool { return false })
+	if errors.Is(err, quotadir.ErrBusy) {
 		return nil // a stopped service's sandboxes have them
 	}
 	return err

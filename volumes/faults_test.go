@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"testing"
 
-	"orchestrator/internal/fault"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 )
 
 // The child of a test below: it does one thing, and is killed in it.
@@ -57,7 +57,7 @@ func kill(t *testing.T, m *Manager, what, point string) {
 	t.Helper()
 	must(t, m.Close())
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "VOLUMES_CHILD="+what, "VOLUMES_DIR="+m.dir, "VOLUMES_MECHANISM="+m.opts.Mechanism, fault.Env+"="+point)
+	cmd.Env = append(os.Environ(), "VOLUMES_CHILD="+what, "VOLUMES_DIR="+m.dir, "VOLUMES_MECHANISM="+m.opts.Mechanism, failpoint.Env+"="+point)
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {

@@ -14,8 +14,8 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/safefile"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // The files of a workspace are a generation: a folder. What changes files

@@ -10,8 +10,8 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/safefile"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // MountedAt is where commands see a workspace; Files takes paths that begin

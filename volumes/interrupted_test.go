@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/disk"
+	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
 // lapsing ends the n-th time that it is asked whether it has: work that looks at
@@ -150,13 +150,13 @@ func TestSnapshotsLeaveRoomOnTheHost(t *testing.T) {
 	h := hold(t, m, "rw", ReadWrite)
 	write(t, h, "a", strings.Repeat("x", size))
 	h.Release()
-	before, err := disk.Usage(host)
+	before, err := quotadir.Usage(host)
 	must(t, err)
 	_, err = m.Snapshot(t.Context(), "w", "s")
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("%v", err)
 	}
-	if after, err := disk.Usage(host); err != nil || after.Free < before.Free-1<<20 {
+	if after, err := quotadir.Usage(host); err != nil || after.Free < before.Free-1<<20 {
 		t.Errorf("%d octets are free, and %d were: %v", after.Free, before.Free, err)
 	}
 	if got := now(t, m, "a"); len(got) != size {

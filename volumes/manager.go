@@ -24,8 +24,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/disk"
-	"orchestrator/internal/fault"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
 // Names of folders that are being made or removed begin so.
@@ -86,7 +86,7 @@ type Manager struct {
 	// left is what Open found of interrupted work; never changed after.
 	left []string
 
-	mechanism func() (disk.Mechanism, string)
+	mechanism func() (quotadir.Mechanism, string)
 
 	mu     sync.Mutex
 	byName map[string]*entry
@@ -183,19 +183,19 @@ func (m *Manager) load(dir string) (*entry, error) {
 }
 
 // detect finds out what enforces quotas here, and why it is nothing better.
-func (m *Manager) detect() (disk.Mechanism, string) {
+func (m *Manager) detect() (quotadir.Mechanism, string) {
 	switch m.opts.Mechanism {
 	case "":
-		return disk.None, ""
+		return quotadir.None, ""
 	case Auto:
-		return disk.Detect(m.dir)
+		return quotadir.Detect(m.dir)
 	}
-	return disk.Mechanism(m.opts.Mechanism), ""
+	return quotadir.Mechanism(m.opts.Mechanism), ""
 }
 
 // Mechanism is what enforces the quotas of workspaces that are made now, and why
 // it is nothing better. The first call may take a while.
-func (m *Manager) Mechanism() (disk.Mechanism, string) { return m.mechanism() }
+func (m *Manager) Mechanism() (quotadir.Mechanism, string) { return m.mechanism() }
 
 // Quotas are what a workspace holds that is made without a size, and the most
 // that can be asked for; 0 is no bound.
@@ -347,10 +347,10 @@ func (m *Manager) ground(ctx context.Context, e *entry) (*ground, error) {
 			m.mu.Lock()
 			settled := m.settled
 			m.mu.Unlock()
-			if mounted, err := disk.Mounted(dir); err == nil {
+			if mounted, err := quotadir.Mounted(dir); err == nil {
 				e.found = mounted && !settled
 			}
-			root, err := disk.Mount(ctx, dir)
+			root, err := quotadir.Mount(ctx, dir)
 			if err != nil {
 				return nil, fmt.Errorf("files of workspace %s: %w", e.meta.Name, err)
 			}
@@ -418,7 +418,7 @@ func (m *Manager) Sweep(ctx context.Context) error {
 
 // sweepDisks unmounts what an earlier process left mounted.
 func (m *Manager) sweepDisks(ctx context.Context) error {
-	return disk.Sweep(ctx, m.dir, func(dir string) bool {
+	return quotadir.Sweep(ctx, m.dir, func(dir string) bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		for _, e := range m.byName {
@@ -433,7 +433,7 @@ func (m *Manager) sweepDisks(ctx context.Context) error {
 // free removes a folder of m.dir with all that commands left in it.
 func (m *Manager) free(ctx context.Context, name string) error {
 	if dir := filepath.Join(m.dir, name, contentDir, diskDir); exists(dir) {
-		if err := disk.Unmount(ctx, dir); err != nil && !errdefs.IsNotFound(err) {
+		if err := quotadir.Unmount(ctx, dir); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("free workspace: %w", err)
 		}
 	}
@@ -525,7 +525,7 @@ func (e *entry) inUse() bool {
 // unmount is to be called with the turn.
 func (m *Manager) unmount(ctx context.Context, e *entry) error {
 	if dir, ok := m.disk(e.meta); ok {
-		if err := disk.Unmount(ctx, dir); err != nil {
+		if err := quotadir.Unmount(ctx, dir); err != nil {
 			return err
 		}
 	}
@@ -588,4 +588,4 @@ func noWorkspace(name string) error {
 }
 
 // hit is fault.Hit. The points of this package are died at in its own tests.
-func hit(point string) { fault.Hit(point) }
+func hit(point string) { failpoint.Hit(point) }

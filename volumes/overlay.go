@@ -15,8 +15,8 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/slot"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Overlay is what one lease changed of a workspace, kept apart from it. Its ID
@@ -228,13 +228,13 @@ func (g *ground) mount(id string) (err error) {
 // unmountOverlay takes an overlay's mount away, if there is one, with its folder.
 func (g *ground) unmountOverlay(ctx context.Context, id string) error {
 	target := g.m.merged(g.e.meta, id)
-	switch is, err := slot.IsMount(target); {
+	switch is, err := livemount.IsMount(target); {
 	case errors.Is(err, os.ErrNotExist):
 		return nil
 	case err != nil:
 		return err
 	case is:
-		if err := slot.Unbind(ctx, target); err != nil {
+		if err := livemount.Unbind(ctx, target); err != nil {
 			return fmt.Errorf("overlay %s: %w", id, err)
 		}
 	}

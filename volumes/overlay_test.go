@@ -16,8 +16,8 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/safefile"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // start is a Manager of dir whose mounts go with the test.

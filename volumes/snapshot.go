@@ -14,7 +14,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/disk"
+	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
 // Snapshot is a copy of a workspace's files at one time. It takes room of the
@@ -149,13 +149,13 @@ func (m *Manager) copyContent(ctx context.Context, src, dst string) error {
 	if err := os.Mkdir(to, 0o700); err != nil {
 		return err
 	}
-	mechanism, bound := disk.None, int64(0)
+	mechanism, bound := quotadir.None, int64(0)
 	if exists(from) {
-		if bound, mechanism, err = disk.Bound(from); err != nil {
+		if bound, mechanism, err = quotadir.Bound(from); err != nil {
 			return err
 		}
 	}
-	if mechanism == disk.Loop {
+	if mechanism == quotadir.Loop {
 		if err := copyFolder(from, to, m.pace(ctx)); err != nil {
 			return err
 		}
@@ -163,14 +163,14 @@ func (m *Manager) copyContent(ctx context.Context, src, dst string) error {
 	}
 	files := src
 	if exists(from) {
-		if files, err = disk.Mount(ctx, from); err != nil {
+		if files, err = quotadir.Mount(ctx, from); err != nil {
 			return err
 		}
 	}
-	if err := disk.Make(ctx, to, disk.Options{Mechanism: mechanism, Bytes: bound}); err != nil {
+	if err := quotadir.Make(ctx, to, quotadir.Options{Mechanism: mechanism, Bytes: bound}); err != nil {
 		return err
 	}
-	root, err := disk.Mount(ctx, to)
+	root, err := quotadir.Mount(ctx, to)
 	if err != nil {
 		return err
 	}
@@ -254,7 +254,7 @@ func (m *Manager) makeFrom(ctx context.Context, content string, opt CreateOption
 	if opt.QuotaBytes == 0 {
 		return nil
 	}
-	return disk.Resize(ctx, filepath.Join(content, diskDir), opt.QuotaBytes)
+	return quotadir.Resize(ctx, filepath.Join(content, diskDir), opt.QuotaBytes)
 }
 
 // Restore puts a workspace back to what it was at a snapshot, but for its quota.
@@ -333,15 +333,15 @@ func (m *Manager) keepBound(ctx context.Context, w meta, copied string) error {
 	if !ok {
 		return nil
 	}
-	want, _, err := disk.Bound(dir)
+	want, _, err := quotadir.Bound(dir)
 	if err != nil {
 		return err
 	}
-	has, _, err := disk.Bound(copied)
+	has, _, err := quotadir.Bound(copied)
 	if err != nil || want == has || want == 0 || has == 0 {
 		return err
 	}
-	return disk.Resize(ctx, copied, want)
+	return quotadir.Resize(ctx, copied, want)
 }
 
 // tidyFolder removes what interrupted work left beside the content.

@@ -12,7 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // What is walked here was made by commands: paths are octets, a name can be

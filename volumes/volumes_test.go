@@ -13,8 +13,8 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
-	"orchestrator/internal/safefile"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -14,7 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
-	"orchestrator/internal/disk"
+	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
 var namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
@@ -31,7 +31,7 @@ type Workspace struct {
 	// what sees to that. UsedBytes is what is in it, overlays too: at rest as of
 	// its last use.
 	QuotaBytes, UsedBytes int64
-	Mechanism             disk.Mechanism
+	Mechanism             quotadir.Mechanism
 	// Leases have it now, sorted by id.
 	Leases []Lease
 	// Overlays and Snapshots are how many there are.
@@ -100,8 +100,8 @@ func (m *Manager) checkQuota(bytes int64) error {
 	switch {
 	case bytes == 0:
 		return nil
-	case bytes < disk.MinBytes:
-		return fmt.Errorf("quota of %d octets is less than %d: %w", bytes, int64(disk.MinBytes), errdefs.ErrInvalidArgument)
+	case bytes < quotadir.MinBytes:
+		return fmt.Errorf("quota of %d octets is less than %d: %w", bytes, int64(quotadir.MinBytes), errdefs.ErrInvalidArgument)
 	case m.opts.MaxQuota > 0 && bytes > m.opts.MaxQuota:
 		return fmt.Errorf("quota of %d octets is more than %d (workspaces.max_quota): %w", bytes, m.opts.MaxQuota, errdefs.ErrInvalidArgument)
 	}
@@ -141,13 +141,13 @@ func (m *Manager) makeDisk(ctx context.Context, dir string, quota int64) error {
 	if quota == 0 {
 		quota = m.opts.Quota
 	}
-	if quota > 0 && mechanism == disk.None && m.opts.Mechanism != string(disk.None) && m.opts.Mechanism != "" {
+	if quota > 0 && mechanism == quotadir.None && m.opts.Mechanism != string(quotadir.None) && m.opts.Mechanism != "" {
 		m.log.Warn("workspace has no quota: nothing here enforces one", "reason", why)
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	return disk.Make(ctx, dir, disk.Options{Bytes: quota, Mechanism: mechanism})
+	return quotadir.Make(ctx, dir, quotadir.Options{Bytes: quota, Mechanism: mechanism})
 }
 
 // Get describes a workspace.
@@ -179,7 +179,7 @@ func (m *Manager) List() []Workspace {
 func (m *Manager) describe(e *entry) Workspace {
 	w := Workspace{
 		ID: e.meta.ID, Name: e.meta.Name, CreatedAt: e.meta.CreatedAt, Shared: e.meta.Shared, Leases: []Lease{},
-		Mechanism: disk.None, Overlays: len(e.overlays), Snapshots: m.countSnapshots(e.meta),
+		Mechanism: quotadir.None, Overlays: len(e.overlays), Snapshots: m.countSnapshots(e.meta),
 	}
 	for _, h := range e.holds {
 		w.Leases = append(w.Leases, Lease{ID: h.lease, Mode: h.mode})
@@ -189,14 +189,14 @@ func (m *Manager) describe(e *entry) Workspace {
 	if !ok {
 		return w
 	}
-	bound, mechanism, err := disk.Bound(dir)
+	bound, mechanism, err := quotadir.Bound(dir)
 	if err != nil {
 		m.log.Warn("quota of a workspace is not known", "workspace", e.meta.Name, "error", err)
 		return w
 	}
 	w.QuotaBytes, w.Mechanism = bound, mechanism
 	if bound > 0 {
-		if use, err := disk.UsageOf(dir); err == nil {
+		if use, err := quotadir.UsageOf(dir); err == nil {
 			w.UsedBytes = use.Used
 		}
 	}
@@ -222,7 +222,7 @@ func (m *Manager) Resize(ctx context.Context, name string, bytes int64) (Workspa
 	if !ok {
 		return Workspace{}, fmt.Errorf("workspace %s was made by an earlier version and has no quota: copy its files to a new one: %w", name, errdefs.ErrFailedPrecondition)
 	}
-	bound, _, err := disk.Bound(dir)
+	bound, _, err := quotadir.Bound(dir)
 	if err != nil {
 		return Workspace{}, fmt.Errorf("workspace %s: %w", name, err)
 	}
@@ -238,7 +238,7 @@ func (m *Manager) Resize(ctx context.Context, name string, bytes int64) (Workspa
 	case bytes < bound:
 		return Workspace{}, fmt.Errorf("workspace %s is in use and cannot shrink: end the sandboxes that have it first: %w", name, errdefs.ErrFailedPrecondition)
 	}
-	if err := disk.Resize(ctx, dir, bytes); err != nil {
+	if err := quotadir.Resize(ctx, dir, bytes); err != nil {
 		return Workspace{}, fmt.Errorf("workspace %s: %w", name, err)
 	}
 	return m.Get(name)

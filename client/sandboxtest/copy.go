@@ -9,8 +9,8 @@ import (
 	"path"
 	"path/filepath"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // copyIn copies a folder to /workspace.

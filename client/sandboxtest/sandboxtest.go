@@ -26,8 +26,8 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 const (

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"orchestrator/client"
+	"github.com/sandbox-orchestrator/orchestrator/client"
 )
 
 const (

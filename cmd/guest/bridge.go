@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"time"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/link"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 )
 
 // presence is how often a bridge tells the guest that a host is there, also
@@ -38,7 +38,7 @@ func runBridge(ctx context.Context) error {
 			}
 		}
 	})
-	return link.Bridge(ctx, os.Stdin, os.Stdout, dialGuest)
+	return guestconn.Bridge(ctx, os.Stdin, os.Stdout, dialGuest)
 }
 
 func dialGuest(ctx context.Context) (net.Conn, error) { return dialAt(ctx, bridgeSocket()) }

@@ -20,9 +20,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/link"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // The test binary plays the guest in namespaces of its own: "prepare" mounts
@@ -106,7 +106,7 @@ type sandbox struct {
 	cmd  *exec.Cmd
 	done chan struct{}
 	dir  string
-	l    *link.Listener
+	l    *guestconn.Listener
 }
 
 func startGuest(t *testing.T, args ...string) *sandbox {
@@ -115,7 +115,7 @@ func startGuest(t *testing.T, args ...string) *sandbox {
 		t.Skip("not root")
 	}
 	s := &sandbox{t: t, dir: t.TempDir(), done: make(chan struct{})}
-	l, err := link.Listen(filepath.Join(s.dir, "host.sock"))
+	l, err := guestconn.Listen(filepath.Join(s.dir, "host.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +274,7 @@ func TestGuestComesBackToANewHost(t *testing.T) {
 	s := startGuest(t)
 	start, _ := ask[wire.Shell](t, s.open(), wire.OpStart, wire.Command{ID: "on", Argv: []string{"sleep", "1000"}, Cwd: "/"})
 	s.l.Close()
-	l, err := link.Listen(filepath.Join(s.dir, "host.sock"))
+	l, err := guestconn.Listen(filepath.Join(s.dir, "host.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -316,7 +316,7 @@ func TestBridgeReachesTheGuest(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	mux, err := link.NewMux(struct {
+	mux, err := guestconn.NewMux(struct {
 		io.Reader
 		io.WriteCloser
 	}{out, in})

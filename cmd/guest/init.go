@@ -14,11 +14,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"orchestrator/internal/cgroup"
-	"orchestrator/internal/guest/files"
-	"orchestrator/internal/guest/server"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/link"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/files"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/server"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 )
 
 const (
@@ -91,7 +91,7 @@ func runInit(ctx context.Context, o initOptions, log *slog.Logger) error {
 	}
 	if !o.stdio {
 		g.runs.Go(func() {
-			err := link.Park(g.ctx, wire.HostSocket, parked, g.serve, g.wind)
+			err := guestconn.Park(g.ctx, wire.HostSocket, parked, g.serve, g.wind)
 			if g.ctx.Err() == nil {
 				g.stop(fmt.Errorf("park streams: %w", err))
 			}

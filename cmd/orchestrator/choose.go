@@ -15,12 +15,12 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/config"
-	"orchestrator/internal/store"
-	"orchestrator/runtime"
-	"orchestrator/runtime/containerd"
-	"orchestrator/runtime/docker"
-	"orchestrator/runtime/oci"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/containerd"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/oci"
 )
 
 // The runtimes by name.

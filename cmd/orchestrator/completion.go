@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"orchestrator/client"
+	"github.com/sandbox-orchestrator/orchestrator/client"
 )
 
 // completeTime is how long a server is asked for names while somebody waits at

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 )
 
 func (a *app) newConfigCommand() *cobra.Command {

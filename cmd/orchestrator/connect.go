@@ -10,8 +10,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/client"
-	"orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 )
 
 // answerTime is how long a server may take to say that it is there, before a

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"orchestrator/internal/config"
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // A command that comes right after a server was started finds it.

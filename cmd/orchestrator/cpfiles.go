@@ -14,8 +14,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // place is SRC or DST of a copy.

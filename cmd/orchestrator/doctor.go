@@ -13,11 +13,11 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/images"
-	"orchestrator/internal/cgroup"
-	"orchestrator/internal/config"
-	"orchestrator/internal/guestbin"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Results of a check.

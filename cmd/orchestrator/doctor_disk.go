@@ -8,10 +8,10 @@ import (
 	"path/filepath"
 	"strings"
 
-	"orchestrator/internal/config"
-	"orchestrator/internal/disk"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/guestbin"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
+	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
 // checkQuota tries what bounds workspaces, where they are or would be.
@@ -22,25 +22,25 @@ func checkQuota(c config.Config) check {
 		dir = filepath.Dir(dir)
 	}
 	want := c.Workspaces.Mechanism
-	if want == string(disk.None) {
+	if want == string(quotadir.None) {
 		return check{name, checkWarn, "none, as configured: a workspace can fill the host's disk", "set workspaces.mechanism to auto"}
 	}
-	m, why := disk.Detect(dir)
-	if want == string(disk.Project) {
-		m, why = disk.Project, ""
-		if err := disk.Try(context.Background(), dir, m); err != nil {
-			m, why = disk.None, err.Error()
+	m, why := quotadir.Detect(dir)
+	if want == string(quotadir.Project) {
+		m, why = quotadir.Project, ""
+		if err := quotadir.Try(context.Background(), dir, m); err != nil {
+			m, why = quotadir.None, err.Error()
 		}
 	}
 	fix := "install e2fsprogs, and see that /dev/loop-control is there"
 	switch {
 	case want != "auto" && want != string(m):
 		return check{name, checkFail, fmt.Sprintf("%s is configured and %s works: %s", want, m, why), fix}
-	case m == disk.None:
+	case m == quotadir.None:
 		return check{name, checkWarn, "nothing bounds workspaces: " + why, fix}
 	}
 	found := fmt.Sprintf("%s, %s each unless told otherwise", m, size(int64(c.Workspaces.Quota)))
-	if m == disk.Loop && !mayGrow() {
+	if m == quotadir.Loop && !mayGrow() {
 		found += "; they grow only while no sandbox has them, for want of CAP_SYS_RESOURCE"
 	}
 	return check{name, checkOK, found, ""}

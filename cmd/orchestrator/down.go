@@ -12,12 +12,12 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 
-	"orchestrator/client"
-	"orchestrator/internal/config"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/guestbin"
-	"orchestrator/internal/store"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // takeDown destroys everything that a driver has of a state directory, and

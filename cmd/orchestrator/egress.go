@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 const egressHelp = "`RULE` of what it may reach through its proxy, such as tls://pypi.org, http://deb.debian.org/debian/*, tcp://db.internal:5432, '*.example.com' or '!evil.example.com'; can be repeated"

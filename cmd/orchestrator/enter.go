@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 type enterOptions struct {

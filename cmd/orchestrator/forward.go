@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"orchestrator/client"
+	"github.com/sandbox-orchestrator/orchestrator/client"
 )
 
 // maxForwarded bounds connections of one listener at once; a sandbox has fewer.

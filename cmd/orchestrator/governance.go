@@ -15,12 +15,12 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/approval"
-	"orchestrator/internal/audit"
-	"orchestrator/internal/config"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/profile"
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // Places in a state directory.

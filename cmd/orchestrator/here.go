@@ -16,14 +16,14 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/images"
-	"orchestrator/internal/config"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/guestbin"
-	"orchestrator/internal/store"
-	"orchestrator/runtime"
-	"orchestrator/volumes"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // aloneHere is how long a guest of a run without a server lives without its

@@ -12,10 +12,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/images"
-	"orchestrator/internal/config"
-	"orchestrator/internal/engine"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 func (a *app) newImageCommand() *cobra.Command {

@@ -11,13 +11,13 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/images"
-	"orchestrator/images/build"
-	"orchestrator/images/debian"
-	"orchestrator/internal/config"
-	"orchestrator/internal/engine"
-	"orchestrator/runtime/docker"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/images/build"
+	"github.com/sandbox-orchestrator/orchestrator/images/debian"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
 )
 
 type buildOptions struct {

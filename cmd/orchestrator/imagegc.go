@@ -6,10 +6,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/images"
-	"orchestrator/internal/config"
-	"orchestrator/internal/engine"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 // imageBounds are what images may take of the disk.

@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/images"
-	"orchestrator/images/debian"
-	"orchestrator/internal/strict"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/images/debian"
+	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 )
 
 // newBuild begins the names of folders that roots are made in.
@@ -83,7 +83,7 @@ func (a *app) runPackages(ctx context.Context, o buildOptions) error {
 		}
 		var read debian.List
 		if raw, err = yaml.YAMLToJSONStrict(raw); err == nil {
-			err = strict.Decode(raw, &read)
+			err = strictjson.Decode(raw, &read)
 		}
 		if err != nil {
 			return refuse(errdefs.ErrInvalidArgument, "%s: %w", o.from, err)

@@ -13,14 +13,14 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/images"
-	"orchestrator/images/pull"
-	"orchestrator/images/ref"
-	"orchestrator/images/registry"
-	"orchestrator/images/signature"
-	"orchestrator/internal/config"
-	"orchestrator/internal/engine"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/images/pull"
+	"github.com/sandbox-orchestrator/orchestrator/images/ref"
+	"github.com/sandbox-orchestrator/orchestrator/images/registry"
+	"github.com/sandbox-orchestrator/orchestrator/images/signature"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 // newPuller is what pulls images as configured.

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // On a terminal the lines never are more than it has; elsewhere each thing that

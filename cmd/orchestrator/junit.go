@@ -11,9 +11,9 @@ import (
 	"strings"
 	"time"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/tool"
-	"orchestrator/runtime"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 const (

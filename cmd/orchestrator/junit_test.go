@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/runtime"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 func TestReportTellsTheEnding(t *testing.T) {

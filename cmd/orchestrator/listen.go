@@ -12,7 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 )
 
 // minToken is how long a token has to be: 32 random hex digits are 128 bits.

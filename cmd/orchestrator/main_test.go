@@ -23,9 +23,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // TestMain makes the test binary be the program where it is called

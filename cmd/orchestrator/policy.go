@@ -7,9 +7,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/policy"
-	"orchestrator/internal/profile"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 )
 
 func (a *app) newPolicyCommand() *cobra.Command {

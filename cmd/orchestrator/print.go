@@ -15,7 +15,7 @@ import (
 
 	units "github.com/docker/go-units"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // table is rows of cells below a head.

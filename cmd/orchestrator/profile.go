@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/profile"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 )
 
 func (a *app) newProfileCommand() *cobra.Command {

@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 func (a *app) newPsCommand() *cobra.Command {

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/runtime"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // The endings of tool calls that are none of a command's.

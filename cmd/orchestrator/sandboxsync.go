@@ -7,8 +7,8 @@ import (
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
-	"orchestrator/internal/config"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 const classHelp = "`CLASS` of isolation that is wanted at least: container, gvisor or vm"

@@ -15,16 +15,16 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/images"
-	"orchestrator/internal/api"
-	"orchestrator/internal/config"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/guestbin"
-	"orchestrator/internal/mcp"
-	"orchestrator/internal/store"
-	"orchestrator/runtime"
-	"orchestrator/runtime/docker"
-	"orchestrator/volumes"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/api"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
+	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // handoverTime is how long calls under way have at SIGTERM; then they are cut.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // maxScript bounds a script that is read from standard input.

@@ -18,8 +18,8 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/config"
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // patience is how long something may take on a loaded machine.

@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/config"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 )
 
 func (a *app) newTemplateCommand() *cobra.Command {

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 )
 
 // watchTime is how often the files of templates are looked at. What changes has

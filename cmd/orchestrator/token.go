@@ -8,7 +8,7 @@ import (
 	units "github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 func (a *app) newTokenCommand() *cobra.Command {

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 func (a *app) newToolCommand() *cobra.Command {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // jsonObject checks what was given as an input.

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"time"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // topLine is a sandbox's figures with its share of the processors since the

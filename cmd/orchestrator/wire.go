@@ -13,12 +13,12 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/cgroup"
-	"orchestrator/internal/config"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/scheduler"
-	"orchestrator/pool"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // templates are the configured ones; those not asked for are left out.

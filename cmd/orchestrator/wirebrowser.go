@@ -8,9 +8,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/config"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 // browserOf is what browser.open needs. Its browser has authorities of its own,

@@ -11,9 +11,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/config"
-	"orchestrator/internal/engine"
-	"orchestrator/netpolicy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
 // maxCredential bounds a file with one, in bytes.

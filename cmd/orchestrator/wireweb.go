@@ -13,18 +13,18 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/config"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/extract"
-	"orchestrator/internal/tool"
-	"orchestrator/internal/webcache"
-	"orchestrator/internal/websearch"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/cache"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/llmextract"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/search"
 )
 
 // webOf is what tools of the web need; redact is told of the keys.
 func webOf(c config.Config, redact func(string)) (*engine.WebOptions, error) {
 	w := c.Web
-	o := &engine.WebOptions{Template: w.Template, Host: tool.WebHost{Cache: webcache.New(w.Cache.Entries, int64(w.Cache.Bytes))}}
+	o := &engine.WebOptions{Template: w.Template, Host: tool.WebHost{Cache: cache.New(w.Cache.Entries, int64(w.Cache.Bytes))}}
 	var err error
 	if o.Host.Fetch, err = tool.Reach(w.Fetch).Compile(); err != nil {
 		return nil, fmt.Errorf("configuration: web.fetch.%w", err)
@@ -42,7 +42,7 @@ func webOf(c config.Config, redact func(string)) (*engine.WebOptions, error) {
 		if err != nil {
 			return nil, fmt.Errorf("configuration: web.search.key_file: %w", err)
 		}
-		if o.Host.Search, err = websearch.New(w.Search.Options(key)); err != nil {
+		if o.Host.Search, err = search.New(w.Search.Options(key)); err != nil {
 			return nil, fmt.Errorf("configuration: web.search.%w", err)
 		}
 	}
@@ -57,7 +57,7 @@ func webOf(c config.Config, redact func(string)) (*engine.WebOptions, error) {
 	if options.Transport, err = modelTransport(caFile); err != nil {
 		return nil, fmt.Errorf("configuration: web.ca_file: %w", err)
 	}
-	model, err := extract.New(options)
+	model, err := llmextract.New(options)
 	if err != nil {
 		return nil, fmt.Errorf("configuration: web.extract.%w", err)
 	}

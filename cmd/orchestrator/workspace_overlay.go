@@ -10,10 +10,10 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/config"
-	"orchestrator/volumes"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // modeHelp is what --mode says.

@@ -6,9 +6,9 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
-	"orchestrator/volumes"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 func snapshotRow(s v1.Snapshot) []string {

@@ -4,7 +4,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // quotaSize reads a size that was given; "" is 0.

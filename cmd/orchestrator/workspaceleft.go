@@ -10,10 +10,10 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/config"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/store"
-	"orchestrator/volumes"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // What processes that were killed left of overlays and mounts. Whoever calls

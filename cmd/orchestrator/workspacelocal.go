@@ -12,13 +12,13 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/config"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/safefile"
-	"orchestrator/volumes"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // local are the workspaces of a state directory that no server holds.

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"orchestrator/volumes"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // A file of a workspace can be longer than anybody waits for.

@@ -7,7 +7,7 @@ import (
 	"context"
 	"os"
 
-	"orchestrator/internal/web/program"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/program"
 )
 
 func main() { os.Exit(program.Main(context.Background(), os.Stdin, os.Stdout)) }

@@ -9,8 +9,8 @@ import (
 	units "github.com/docker/go-units"
 	"golang.org/x/sync/errgroup"
 
-	"orchestrator/images"
-	"orchestrator/images/registry"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/images/registry"
 )
 
 // fetch brings the layers that no image here has, and takes the image in. What

@@ -26,9 +26,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"go.uber.org/goleak"
 
-	"orchestrator/images"
-	"orchestrator/images/ref"
-	"orchestrator/images/registry"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/images/ref"
+	"github.com/sandbox-orchestrator/orchestrator/images/registry"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

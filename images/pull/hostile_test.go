@@ -22,7 +22,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"orchestrator/images/registry"
+	"github.com/sandbox-orchestrator/orchestrator/images/registry"
 )
 
 // noise is text that does not compress.

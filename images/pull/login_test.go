@@ -11,7 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/images/registry"
+	"github.com/sandbox-orchestrator/orchestrator/images/registry"
 )
 
 // private asks for a login, as a registry with basic authentication does.

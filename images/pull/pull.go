@@ -25,10 +25,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/images"
-	"orchestrator/images/ref"
-	"orchestrator/images/registry"
-	"orchestrator/images/signature"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/images/ref"
+	"github.com/sandbox-orchestrator/orchestrator/images/registry"
+	"github.com/sandbox-orchestrator/orchestrator/images/signature"
 )
 
 // Parallel is how many layers of an image are fetched at once.

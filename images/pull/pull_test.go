@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 
-	"orchestrator/images/registry"
+	"github.com/sandbox-orchestrator/orchestrator/images/registry"
 )
 
 func TestPullByTagAndByDigest(t *testing.T) {

@@ -10,10 +10,10 @@ import (
 	"github.com/containerd/errdefs"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"orchestrator/images"
-	"orchestrator/images/ref"
-	"orchestrator/images/registry"
-	"orchestrator/images/signature"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/images/ref"
+	"github.com/sandbox-orchestrator/orchestrator/images/registry"
+	"github.com/sandbox-orchestrator/orchestrator/images/signature"
 )
 
 // plan is what a reference turned out to name.

@@ -24,8 +24,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
-	"orchestrator/images/registry"
-	"orchestrator/images/signature"
+	"github.com/sandbox-orchestrator/orchestrator/images/registry"
+	"github.com/sandbox-orchestrator/orchestrator/images/signature"
 )
 
 // signer is a private key and its public one as it is configured.

@@ -15,7 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 
-	"orchestrator/images/ref"
+	"github.com/sandbox-orchestrator/orchestrator/images/ref"
 )
 
 // Blob is what to fetch: its digest and its size as the manifest tells them.

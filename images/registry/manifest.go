@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/opencontainers/go-digest"
 
-	"orchestrator/images/ref"
+	"github.com/sandbox-orchestrator/orchestrator/images/ref"
 )
 
 // Manifest is a manifest or an index as it came.

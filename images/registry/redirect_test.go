@@ -13,7 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/images/ref"
+	"github.com/sandbox-orchestrator/orchestrator/images/ref"
 )
 
 // network carries requests to handlers by host.

@@ -29,7 +29,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
-	"orchestrator/images/ref"
+	"github.com/sandbox-orchestrator/orchestrator/images/ref"
 )
 
 // Bounds of a conversation.

@@ -26,7 +26,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/images/ref"
+	"github.com/sandbox-orchestrator/orchestrator/images/ref"
 )
 
 const (

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 const (

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // More targets.

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // Targets. The README names them too.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os/exec"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // docker is what is measured beside a Docker Engine, and on it.

@@ -13,9 +13,9 @@ import (
 	"sync"
 	"time"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // Targets of what goes out.

@@ -9,11 +9,11 @@ import (
 	"path/filepath"
 	"time"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/audit"
-	"orchestrator/internal/profile"
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // Targets of governed calls.

@@ -105,7 +105,7 @@ func (b *bench) open(ctx context.Context) (err error) {
 		return err
 	}
 	b.inside = filepath.Join(b.root, "inside")
-	c := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", b.inside, "orchestrator/integration/bench/inside")
+	c := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", b.inside, "github.com/sandbox-orchestrator/orchestrator/integration/bench/inside")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0") // it runs in images with another C library, or none
 	if out, err := c.CombinedOutput(); err != nil {
 		return errors.Join(fmt.Errorf("build the helper: %w\n%s", err, out), os.RemoveAll(b.root))

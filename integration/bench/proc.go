@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // memory is what a process holds: all that is resident, and its part of what

@@ -17,10 +17,10 @@ import (
 	"sync"
 	"testing"
 
-	"orchestrator/runtime"
-	"orchestrator/runtime/docker"
-	"orchestrator/runtime/oci"
-	"orchestrator/runtime/runtimetest"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/oci"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/runtimetest"
 )
 
 // entrypoint is what the sandbox image wants in front of the guest.

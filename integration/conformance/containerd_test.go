@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"orchestrator/runtime"
-	"orchestrator/runtime/containerd"
-	"orchestrator/runtime/runtimetest"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/containerd"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/runtimetest"
 )
 
 func onContainerd(t *testing.T, name string, class runtime.Class) {

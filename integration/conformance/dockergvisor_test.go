@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"orchestrator/runtime"
-	"orchestrator/runtime/docker"
-	"orchestrator/runtime/runtimetest"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/runtimetest"
 )
 
 func onDockerGVisor(t *testing.T, name string) {

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 func confirmTime(t *testing.T, s *harness.Server, _ line) {

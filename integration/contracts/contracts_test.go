@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"orchestrator/integration/harness"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // seed is the image store that all servers of this process start with.

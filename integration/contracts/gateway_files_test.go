@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // The size that the source names.

@@ -13,9 +13,9 @@ import (
 	"sync"
 	"testing"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // gatewayFiles are configurations of the gateway system, by the name of the

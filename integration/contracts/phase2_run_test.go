@@ -7,8 +7,8 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"orchestrator/client"
-	"orchestrator/integration/harness"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 func phase2Result(t *testing.T, a agent) {

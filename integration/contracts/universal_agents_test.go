@@ -5,7 +5,7 @@ package contracts
 import (
 	"testing"
 
-	"orchestrator/integration/harness"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 const writersPrograms = "biber, cat, find, grep, head, latexmk, ls, pandoc, pdflatex, sort, tail, wc"

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"orchestrator/client"
+	"github.com/sandbox-orchestrator/orchestrator/client"
 )
 
 // universalTime: with this timeout (nil: none) a command of the profile has so

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // outcome is how a call ended and what shows that it did what it should.

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"time"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // governed is what is decided about calls before they run.

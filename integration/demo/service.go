@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"orchestrator/client"
+	"github.com/sandbox-orchestrator/orchestrator/client"
 )
 
 // How long is waited for what takes moments.

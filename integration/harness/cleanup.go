@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // cleanUp takes everything down, whatever the test left, and fails the test

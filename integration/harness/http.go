@@ -11,7 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // Answer is an HTTP answer, whole.

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"sync"
 
-	"orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/images"
 )
 
 // Seed is an image store that holds the sandbox image, imported and unpacked

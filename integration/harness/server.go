@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/client"
-	"orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 )
 
 // Options of a Server; the zero value but for Runtime is good.

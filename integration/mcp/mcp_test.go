@@ -22,7 +22,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"orchestrator/integration/harness"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 var seed harness.Seed

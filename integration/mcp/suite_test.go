@@ -25,7 +25,7 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/integration/harness"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // suiteTime bounds one scenario of the suite.

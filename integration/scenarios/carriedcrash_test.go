@@ -5,8 +5,8 @@ package scenarios
 import (
 	"testing"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // kill -9 of the service at each step of carrying a workspace back: it is all of

@@ -5,8 +5,8 @@ package scenarios
 import (
 	"testing"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // Under Docker a sandbox of class gvisor is made while one of class container has its cgroups bound, which runsc would stumble over if it looked for

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // credential is what no sandbox, record or file of the service may hold.

@@ -5,8 +5,8 @@ package scenarios
 import (
 	"testing"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // An engine that dies under the service: what is leased goes on, what is new

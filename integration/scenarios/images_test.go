@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // slowly carries connections to an address, at a bounded speed. It counts what

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // A lease ends by itself: at its TTL whatever it does, at its idle time unless

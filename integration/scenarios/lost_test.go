@@ -6,8 +6,8 @@ import (
 	"syscall"
 	"testing"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // A container that is killed under its lease: the call that ran is lost and

@@ -10,8 +10,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // quota is what a workspace holds here.

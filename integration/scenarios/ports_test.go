@@ -20,8 +20,8 @@ import (
 	"github.com/coder/websocket"
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // inside are servers for a sandbox's loopback: HTTP that tells what it was

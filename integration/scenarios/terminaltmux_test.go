@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // tmux is a real terminal, and who sits at it.

@@ -17,8 +17,8 @@ import (
 
 	"github.com/coder/websocket"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // dialPTY connects as a foreign client does.

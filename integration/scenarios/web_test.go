@@ -11,9 +11,9 @@ import (
 	"strings"
 	"testing"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // bridged is a configuration of the gateway system that asks for a network.

@@ -10,9 +10,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
-	"orchestrator/integration/harness"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 func put(t *testing.T, f client.Files, path, content string) {

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/integration/harness"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 // engine is one of our own, apart from that of the other tests, so that it can be

@@ -14,8 +14,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // callTime bounds one call of the load; nothing in it takes so long by itself.

@@ -23,7 +23,7 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/integration/harness"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
 var (

@@ -12,8 +12,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/client"
-	v1 "orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // talk uses what keeps something in a sandbox from call to call: a session in

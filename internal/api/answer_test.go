@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 func serveOne(t *testing.T, stall time.Duration, h handler) *httptest.Server {

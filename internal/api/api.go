@@ -23,9 +23,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/engine"
-	"orchestrator/internal/said"
-	"orchestrator/internal/strict"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Bounds of requests.
@@ -144,7 +144,7 @@ func (s *Server) leaveTerminals() {
 	}
 }
 
-var errStopping = said.Errorf(errdefs.ErrUnavailable, "the service is stopping")
+var errStopping = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopping")
 
 // untilStop is for requests that only wait: their context ends as soon as a
 // hand-over begins.
@@ -224,7 +224,7 @@ func dropBody(w http.ResponseWriter, r *http.Request) error {
 	ctl := http.NewResponseController(w)
 	_ = ctl.SetReadDeadline(time.Now().Add(refusedTime)) // any connection can
 	if _, err := io.CopyN(io.Discard, r.Body, maxUnasked); !errors.Is(err, io.EOF) {
-		return &strict.FieldError{Field: "body", Message: fmt.Sprintf("of %s is not read, and is too long or did not come: send none", r.Method)}
+		return &strictjson.FieldError{Field: "body", Message: fmt.Sprintf("of %s is not read, and is too long or did not come: send none", r.Method)}
 	}
 	_ = ctl.SetReadDeadline(time.Time{}) // it would end the request's context
 	return nil
@@ -246,7 +246,7 @@ func handle(w http.ResponseWriter, r *http.Request, h handler, call engine.Call)
 }
 
 // errUnauthenticated has no class in errdefs that means 401 and not 403.
-var errUnauthenticated = said.Errorf(errdefs.ErrUnauthenticated, "a bearer token is needed")
+var errUnauthenticated = usererror.Errorf(errdefs.ErrUnauthenticated, "a bearer token is needed")
 
 // identify finds out who calls. A token that the service made stands for its
 // caller wherever it comes in. Otherwise whoever has the service's own token,
@@ -279,5 +279,5 @@ func (s *Server) talk(w http.ResponseWriter, r *http.Request, call engine.Call) 
 
 // unknown answers what is no route.
 func (s *Server) unknown(_ http.ResponseWriter, r *http.Request, _ engine.Call) error {
-	return said.Errorf(errdefs.ErrNotFound, "there is no %s %s: see /openapi.json", r.Method, r.URL.Path)
+	return usererror.Errorf(errdefs.ErrNotFound, "there is no %s %s: see /openapi.json", r.Method, r.URL.Path)
 }

@@ -16,15 +16,15 @@ import (
 	"testing"
 	"time"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/images"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/store"
-	"orchestrator/pool"
-	"orchestrator/runtime"
-	"orchestrator/runtime/fake"
-	"orchestrator/volumes"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // patience bounds what must happen on a machine that is busy with other things.

@@ -5,8 +5,8 @@ import (
 	"net/http"
 	"time"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 func (s *Server) approvalRoutes() []route {

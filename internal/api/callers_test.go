@@ -16,12 +16,12 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/guest"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/said"
-	"orchestrator/internal/strict"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // bearer makes a token and gives the header that carries it.
@@ -112,13 +112,13 @@ func TestErrorsHoldNothingOfTheHost(t *testing.T) {
 		"denied":              {fmt.Errorf("%s: %w", host, errdefs.ErrPermissionDenied), 403, ""},
 		"deadline":            {fmt.Errorf("%s: %w", host, context.DeadlineExceeded), 504, ""},
 		"panic":               {errors.New("panic: " + host + "\ngoroutine 1 [running]"), 500, ""},
-		"joined":              {errors.Join(said.Errorf(errdefs.ErrNotFound, "there is no x"), path), 404, "there is no x"},
+		"joined":              {errors.Join(usererror.Errorf(errdefs.ErrNotFound, "there is no x"), path), 404, "there is no x"},
 		"around a field":      {fmt.Errorf("%s: %w", host, &engine.InvalidError{Field: "f", Message: "is wrong"}), 400, "f is wrong"},
-		"around what is said": {fmt.Errorf("%s: %w", host, said.Errorf(errdefs.ErrUnavailable, "try later")), 503, "try later"},
+		"around what is said": {fmt.Errorf("%s: %w", host, usererror.Errorf(errdefs.ErrUnavailable, "try later")), 503, "try later"},
 		"around a quota":      {fmt.Errorf("%s: %w", host, &engine.QuotaError{Quota: "calls", Limit: 1, Used: 1, Unit: "u"}), 429, "the quota calls is used up"},
 		"around an end":       {fmt.Errorf("%s: %w", host, &engine.EndedError{ID: "x", Reason: "idle"}), 404, "sandbox x is gone: idle"},
 		"around the guest's":  {fmt.Errorf("%s: %w", host, &guest.Error{Code: wire.NotFound, Message: "no file"}), 404, "no file"},
-		"around JSON":         {fmt.Errorf("%s: %w", host, &strict.FieldError{Field: "f", Message: "is unknown"}), 400, "f is unknown"},
+		"around JSON":         {fmt.Errorf("%s: %w", host, &strictjson.FieldError{Field: "f", Message: "is unknown"}), 400, "f is unknown"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var logged bytes.Buffer

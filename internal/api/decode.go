@@ -17,8 +17,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/strict"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 )
 
 // The forms of an answer.
@@ -45,7 +45,7 @@ func decodeJSON(b []byte, v any) error {
 	if len(bytes.TrimSpace(b)) == 0 {
 		return nil
 	}
-	return strict.Decode(b, v)
+	return strictjson.Decode(b, v)
 }
 
 // readJSON reads a JSON body up to its bound. With an error it returns what was
@@ -53,7 +53,7 @@ func decodeJSON(b []byte, v any) error {
 func readJSON(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if t := r.Header.Get("Content-Type"); t != "" {
 		if m, _, err := mime.ParseMediaType(t); err != nil || m != formJSON {
-			return nil, &strict.FieldError{Field: "Content-Type", Message: fmt.Sprintf("is %q and must be %s", t, formJSON)}
+			return nil, &strictjson.FieldError{Field: "Content-Type", Message: fmt.Sprintf("is %q and must be %s", t, formJSON)}
 		}
 	}
 	ctl := http.NewResponseController(w)
@@ -78,9 +78,9 @@ func execBody(w http.ResponseWriter, r *http.Request, v any) (stdin io.Reader, e
 	}
 	b, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(h, "="))
 	if err != nil {
-		return nil, &strict.FieldError{Field: headerExec, Message: "is not base64url"}
+		return nil, &strictjson.FieldError{Field: headerExec, Message: "is not base64url"}
 	}
-	if err := strict.Decode(b, v); err != nil {
+	if err := strictjson.Decode(b, v); err != nil {
 		return nil, err
 	}
 	// Input comes while output goes.
@@ -110,7 +110,7 @@ func form(r *http.Request, known ...string) (string, error) {
 			}
 		}
 	}
-	return "", &strict.FieldError{Field: "Accept", Message: fmt.Sprintf("is %q and must be one of %s", accept, strings.Join(known, ", "))}
+	return "", &strictjson.FieldError{Field: "Accept", Message: fmt.Sprintf("is %q and must be one of %s", accept, strings.Join(known, ", "))}
 }
 
 // query reads the parameters of a URL and refuses those that are not known.
@@ -140,7 +140,7 @@ func queryOf(r *http.Request, known ...string) *query {
 
 func (q *query) fail(name, why string) {
 	if q.err == nil {
-		q.err = &strict.FieldError{Field: name, Message: why}
+		q.err = &strictjson.FieldError{Field: name, Message: why}
 	}
 }
 

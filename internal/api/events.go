@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"slices"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // sse writes server-sent events from one goroutine.

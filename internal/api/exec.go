@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 // How long a client's input is still taken after the answer; and at a hand-over.

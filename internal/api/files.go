@@ -7,9 +7,9 @@ import (
 	"net/http"
 	"strconv"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/guest/wire"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // Listing answers a folder's entries; truncated if there are more.

@@ -10,9 +10,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/said"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // general says of each code what everybody may know.
@@ -53,7 +53,7 @@ func seen(call engine.Call, log *slog.Logger, err error) error {
 			class = c.text
 		}
 	}
-	return said.Errorf(class, "%s; the service's log has the reason under %s", general[p.Code], ref)
+	return usererror.Errorf(class, "%s; the service's log has the reason under %s", general[p.Code], ref)
 }
 
 // told is the problem that stands for an error in an answer that has begun.

@@ -5,8 +5,8 @@ import (
 	"encoding/json"
 	"net/http"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 func (s *Server) imageRoutes() []route {

@@ -7,7 +7,7 @@ import (
 	"runtime/debug"
 	"time"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // imageEvents sends what do tells as server-sent events. Each waits until it is

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 type object = map[string]any

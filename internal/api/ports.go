@@ -18,9 +18,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/strict"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 )
 
 // maxPortHeader bounds the header of a server's answer, in bytes.
@@ -36,7 +36,7 @@ func (s *Server) portRoutes() []route {
 func portOf(r *http.Request) (int, error) {
 	port, err := strconv.ParseUint(r.PathValue("port"), 10, 16)
 	if err != nil || port == 0 {
-		return 0, &strict.FieldError{Field: "port", Message: fmt.Sprintf("is %q: from 1 to 65535", r.PathValue("port"))}
+		return 0, &strictjson.FieldError{Field: "port", Message: fmt.Sprintf("is %q: from 1 to 65535", r.PathValue("port"))}
 	}
 	return int(port), nil
 }
@@ -97,7 +97,7 @@ func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, call engine.Ca
 		http.Redirect(w, r, r.URL.EscapedPath()+"/", http.StatusTemporaryRedirect)
 		return nil
 	case !strings.EqualFold(upgrade, v1.PortProtocol) || !r.ProtoAtLeast(1, 1):
-		return &strict.FieldError{Field: "Upgrade", Message: "must be " + v1.PortProtocol + "; HTTP and WebSockets are served below " + r.URL.EscapedPath() + "/"}
+		return &strictjson.FieldError{Field: "Upgrade", Message: "must be " + v1.PortProtocol + "; HTTP and WebSockets are served below " + r.URL.EscapedPath() + "/"}
 	}
 	if err := ownOrigin(r); err != nil {
 		return err

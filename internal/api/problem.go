@@ -11,12 +11,12 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/guest"
-	"orchestrator/internal/safefile"
-	"orchestrator/internal/said"
-	"orchestrator/internal/strict"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // classes maps an error's class to a code and a status: the only place that
@@ -61,7 +61,7 @@ func problem(err error) *v1.Problem {
 	if noRoom(err) && p.Status == http.StatusTooManyRequests {
 		p.Status = http.StatusInsufficientStorage
 	}
-	if e, ok := errors.AsType[*said.Error](err); ok && p.Code == "internal" {
+	if e, ok := errors.AsType[*usererror.Error](err); ok && p.Code == "internal" {
 		p.Detail = e.Message
 	}
 	p.Detail = strings.ReplaceAll(p.Detail, "\n", "; ") // joined errors stand one to a line
@@ -99,7 +99,7 @@ func field(err error) string {
 	if e, ok := errors.AsType[*engine.InputError](err); ok {
 		return e.Field
 	}
-	if e, ok := errors.AsType[*strict.FieldError](err); ok {
+	if e, ok := errors.AsType[*strictjson.FieldError](err); ok {
 		return e.Field
 	}
 	if e, ok := errors.AsType[*guest.Error](err); ok {

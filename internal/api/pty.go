@@ -10,10 +10,10 @@ import (
 	"github.com/coder/websocket"
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/said"
-	"orchestrator/internal/strict"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // ptyQuery are the parameters of GET /v1/sandboxes/{id}/pty.
@@ -60,7 +60,7 @@ func (s *Server) pty(w http.ResponseWriter, r *http.Request, call engine.Call) e
 	case req.offset < 0:
 		req.offset = start
 	case req.offset > end:
-		return &strict.FieldError{Field: "offset", Message: "is beyond the end of what was written"}
+		return &strictjson.FieldError{Field: "offset", Message: "is beyond the end of what was written"}
 	}
 	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{
 		Subprotocols: []string{v1.TerminalProtocol}, InsecureSkipVerify: true, // upgradable has looked at the origin
@@ -80,22 +80,22 @@ func (s *Server) pty(w http.ResponseWriter, r *http.Request, call engine.Call) e
 // origins: a browser lets any page open WebSockets to any host.
 func upgradable(r *http.Request) error {
 	if r.Method != http.MethodGet { // the route of GET is that of HEAD, too
-		return said.Errorf(errdefs.ErrNotFound, "there is no %s %s: see /openapi.json", r.Method, r.URL.Path)
+		return usererror.Errorf(errdefs.ErrNotFound, "there is no %s %s: see /openapi.json", r.Method, r.URL.Path)
 	}
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") || r.Header.Get("Sec-WebSocket-Version") != "13" || !r.ProtoAtLeast(1, 1) {
-		return &strict.FieldError{Field: "Upgrade", Message: "must be websocket, of version 13: this is a WebSocket"}
+		return &strictjson.FieldError{Field: "Upgrade", Message: "must be websocket, of version 13: this is a WebSocket"}
 	}
 	if !lists(r.Header, "Connection", "upgrade") { // something between us may have dropped it
-		return &strict.FieldError{Field: "Connection", Message: "must list upgrade: this is a WebSocket"}
+		return &strictjson.FieldError{Field: "Connection", Message: "must list upgrade: this is a WebSocket"}
 	}
 	if key, err := base64.StdEncoding.DecodeString(r.Header.Get("Sec-WebSocket-Key")); err != nil || len(key) != 16 || len(r.Header.Values("Sec-WebSocket-Key")) != 1 {
-		return &strict.FieldError{Field: "Sec-WebSocket-Key", Message: "must be 16 bytes in base64"}
+		return &strictjson.FieldError{Field: "Sec-WebSocket-Key", Message: "must be 16 bytes in base64"}
 	}
 	if err := ownOrigin(r); err != nil {
 		return err
 	}
 	if !lists(r.Header, "Sec-WebSocket-Protocol", v1.TerminalProtocol) {
-		return &strict.FieldError{Field: "Sec-WebSocket-Protocol", Message: "must offer " + v1.TerminalProtocol}
+		return &strictjson.FieldError{Field: "Sec-WebSocket-Protocol", Message: "must offer " + v1.TerminalProtocol}
 	}
 	return nil
 }
@@ -115,7 +115,7 @@ func lists(h http.Header, field, word string) bool {
 // ownOrigin lets in who is no web page, and pages of the host that was asked. A
 // name of a page's own that leads to this host is not that.
 func ownOrigin(r *http.Request) error {
-	refused := said.Errorf(errdefs.ErrPermissionDenied, "web pages of other origins may not open terminals, nor connect to sandboxes")
+	refused := usererror.Errorf(errdefs.ErrPermissionDenied, "web pages of other origins may not open terminals, nor connect to sandboxes")
 	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "none" && site != "same-origin" {
 		return refused
 	}
@@ -156,13 +156,13 @@ func readPTY(r *http.Request) (ptyRequest, error) {
 		return req, q.err
 	}
 	if len(q.values) > 0 {
-		return req, &strict.FieldError{Field: headerExec, Message: "and parameters are both given: use one of them"}
+		return req, &strictjson.FieldError{Field: headerExec, Message: "and parameters are both given: use one of them"}
 	}
 	b, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(h, "="))
 	if err != nil {
-		return req, &strict.FieldError{Field: headerExec, Message: "is not base64url"}
+		return req, &strictjson.FieldError{Field: headerExec, Message: "is not base64url"}
 	}
-	return req, strict.Decode(b, &req.open)
+	return req, strictjson.Decode(b, &req.open)
 }
 
 // small is a number that is checked further on.

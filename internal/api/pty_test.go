@@ -10,7 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 func TestKeysAreKeptInOrderAndBounded(t *testing.T) {

@@ -4,7 +4,7 @@ import (
 	"io"
 	"sync"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // keys are what a client typed and the terminal has not got yet, at most

@@ -12,9 +12,9 @@ import (
 
 	"github.com/coder/websocket"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/strict"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 )
 
 const (
@@ -40,7 +40,7 @@ var (
 // errProtocol is a message that a client must not send; it ends the connection
 // with a code.
 type errProtocol struct {
-	*strict.FieldError
+	*strictjson.FieldError
 	code websocket.StatusCode
 }
 
@@ -48,7 +48,7 @@ type errProtocol struct {
 func (e *errProtocol) Unwrap() error { return e.FieldError }
 
 func breach(code websocket.StatusCode, field, format string, args ...any) error {
-	return &errProtocol{&strict.FieldError{Field: field, Message: fmt.Sprintf(format, args...)}, code}
+	return &errProtocol{&strictjson.FieldError{Field: field, Message: fmt.Sprintf(format, args...)}, code}
 }
 
 // exited is the command's end.
@@ -330,7 +330,7 @@ func (t *ptySession) take(kind websocket.MessageType, r io.Reader) error {
 		return breach(websocket.StatusMessageTooBig, "message", "is over %d bytes", v1.TerminalControl)
 	}
 	var m v1.TerminalMessage
-	if err := strict.Decode(b, &m); err != nil {
+	if err := strictjson.Decode(b, &m); err != nil {
 		return breach(websocket.StatusInvalidFramePayloadData, "message", "cannot be read: %v", err)
 	}
 	return t.obey(m)

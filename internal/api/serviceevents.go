@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"time"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 func (s *Server) eventRoutes() []route {

@@ -11,9 +11,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/engine"
-	"orchestrator/internal/said"
-	"orchestrator/internal/strict"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Bounds of POST /shell: its clients send one command line, and give up after
@@ -67,7 +67,7 @@ func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, call engine
 	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxShellBody))
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // it would end the request's context
 	if err == nil {
-		err = strict.Decode(raw, &req)
+		err = strictjson.Decode(raw, &req)
 	}
 	if err == nil {
 		timeout, err = req.timeout()
@@ -90,7 +90,7 @@ func (r shellRequest) timeout() (time.Duration, error) {
 	if t := *r.Timeout; t > 0 && t <= maxShellTimeout.Seconds() {
 		return time.Duration(t * float64(time.Second)), nil
 	}
-	return 0, &strict.FieldError{Field: "timeout", Message: fmt.Sprintf("is %v and must be over 0 and at most %v seconds", *r.Timeout, maxShellTimeout.Seconds())}
+	return 0, &strictjson.FieldError{Field: "timeout", Message: fmt.Sprintf("is %v and must be over 0 and at most %v seconds", *r.Timeout, maxShellTimeout.Seconds())}
 }
 
 // shellRefusal says what went wrong in the shape that the clients know. They are
@@ -104,7 +104,7 @@ func (s *Server) shellRefusal(w http.ResponseWriter, err error) error {
 // JSON, or have a name of their own that leads here.
 func fromHere(r *http.Request) error {
 	refused := func(why string) error {
-		return said.Errorf(errdefs.ErrPermissionDenied, "%s %s", shellCompatRoute, why)
+		return usererror.Errorf(errdefs.ErrPermissionDenied, "%s %s", shellCompatRoute, why)
 	}
 	if !localPeer(r) {
 		return refused("answers programs on this host only")

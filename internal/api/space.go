@@ -6,8 +6,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 func (s *Server) spaceRoutes() []route {

@@ -3,8 +3,8 @@ package api
 import (
 	"net/http"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 func (s *Server) tokenRoutes() []route {

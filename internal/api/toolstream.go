@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 // maxPending bounds the output that waits for a client, in bytes; each piece

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // eventWriter makes events of one stream. A character that a piece ends in the

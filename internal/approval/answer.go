@@ -10,8 +10,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/said"
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // The actions of answers.
@@ -220,7 +220,7 @@ func (g *Gate) Wait(ctx context.Context, id string) (Request, error) {
 	case <-ctx.Done():
 		return r, context.Cause(ctx)
 	case <-g.stopped:
-		return r, said.Errorf(errdefs.ErrUnavailable, "the service stops; approval %s stays, come back with the same key", id)
+		return r, usererror.Errorf(errdefs.ErrUnavailable, "the service stops; approval %s stays, come back with the same key", id)
 	}
 	return g.Get(ctx, id)
 }
@@ -238,9 +238,9 @@ func (g *Gate) Use(ctx context.Context, id string) error {
 		return err
 	}
 	if !row.Used.IsZero() {
-		return said.Errorf(errdefs.ErrFailedPrecondition, "approval %s was used at %s already, and is good for one call", id, row.Used.Format(time.RFC3339))
+		return usererror.Errorf(errdefs.ErrFailedPrecondition, "approval %s was used at %s already, and is good for one call", id, row.Used.Format(time.RFC3339))
 	}
-	return said.Errorf(errdefs.ErrFailedPrecondition, "approval %s is %s, not approved", id, row.State)
+	return usererror.Errorf(errdefs.ErrFailedPrecondition, "approval %s is %s, not approved", id, row.State)
 }
 
 // Abandon cancels a pending request whose caller is gone for good. One that

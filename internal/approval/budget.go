@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"time"
 
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // window is the period that now is in, in UTC.

@@ -11,8 +11,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
-	"orchestrator/internal/said"
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Reason is a question that something else than a rule of this package raised:
@@ -259,11 +259,11 @@ func (g *Gate) admit(e *entry) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if n := len(g.pending); n >= g.opts.MaxPending {
-		return said.Errorf(errdefs.ErrResourceExhausted, "%d questions wait for an answer, which is the most allowed (approvals.max_pending): answer some, or let them expire", n)
+		return usererror.Errorf(errdefs.ErrResourceExhausted, "%d questions wait for an answer, which is the most allowed (approvals.max_pending): answer some, or let them expire", n)
 	}
 	caller := e.request.Caller
 	if n := g.callers[caller]; n >= g.opts.MaxPendingPerCaller && (caller != g.opts.Free || caller == "") {
-		return said.Errorf(errdefs.ErrResourceExhausted,
+		return usererror.Errorf(errdefs.ErrResourceExhausted,
 			"%d questions of %s wait for an answer, which is the most allowed for one caller (callers.max_pending): have some answered, or let them expire", n, caller)
 	}
 	g.add(e)
@@ -273,7 +273,7 @@ func (g *Gate) admit(e *entry) error {
 // again decides for a call that was asked about before.
 func (g *Gate) again(ctx context.Context, a Ask, row store.Approval) (Decision, error) {
 	if row.Hash != a.Hash {
-		return Decision{}, said.Errorf(errdefs.ErrInvalidArgument, "Idempotency-Key %q was used for another call: use a new key", a.Key)
+		return Decision{}, usererror.Errorf(errdefs.ErrInvalidArgument, "Idempotency-Key %q was used for another call: use a new key", a.Key)
 	}
 	if State(row.State) == Pending && !row.Expires.After(g.now()) {
 		r, err := g.end(ctx, row.ID, Expired)
@@ -290,7 +290,7 @@ func answered(r Request) (Decision, error) {
 	d := Decision{Rule: r.Rule, Message: r.Reason, Request: &r, By: r.By, Outcome: OutcomeDenied}
 	switch {
 	case r.Used:
-		return Decision{}, said.Errorf(errdefs.ErrFailedPrecondition, "approval %s was used already by call %s, and is good for one: ask again with a new key", r.ID, r.Call)
+		return Decision{}, usererror.Errorf(errdefs.ErrFailedPrecondition, "approval %s was used already by call %s, and is good for one: ask again with a new key", r.ID, r.Call)
 	case r.State == Approved:
 		d.Outcome, d.Message, d.Reservation = OutcomeApproved, r.Note, r.ID
 	case r.State == Pending:

@@ -13,7 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // Defaults of Options.

@@ -9,7 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/expr"
+	"github.com/sandbox-orchestrator/orchestrator/internal/expr"
 )
 
 // Bounds of rules.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // running runs f with a gate whose time is the bubble's.

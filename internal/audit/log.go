@@ -15,7 +15,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // Store keeps the rows: *store.AuditDB. Append is called by one goroutine at a

@@ -17,7 +17,7 @@ import (
 	"github.com/containerd/errdefs"
 	"go.uber.org/goleak"
 
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -9,7 +9,7 @@ import (
 	"io"
 	"time"
 
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // Filter chooses records; the zero value takes all, the oldest first. A record

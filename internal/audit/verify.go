@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strconv"
 
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // MaxProblems is how many problems a report lists.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // sql tampers with the database, from another connection.

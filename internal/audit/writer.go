@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"time"
 
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // write is the goroutine that appends to the store: it takes all that waits,

@@ -1,6 +1,6 @@
 package config
 
-import "orchestrator/internal/tool"
+import "github.com/sandbox-orchestrator/orchestrator/internal/tool"
 
 // Browser configures browser.open. Its sandboxes reach hosts by way of the
 // gateway, so Egress has to be enabled; of Web it has the authorities.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/netpolicy"
+	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
 // Egress configures what sandboxes may reach of the world outside. Without

@@ -15,7 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	"sigs.k8s.io/yaml"
 
-	"orchestrator/internal/strict"
+	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 )
 
 // maxFile bounds the configuration file.
@@ -261,7 +261,7 @@ func keysOf(t reflect.Type) map[string]reflect.Type {
 
 func unknown(path, key string, fields map[string]reflect.Type) error {
 	hint := ""
-	if best := strict.Nearest(key, slices.Sorted(maps.Keys(fields))); best != "" {
+	if best := strictjson.Nearest(key, slices.Sorted(maps.Keys(fields))); best != "" {
 		hint = fmt.Sprintf("; did you mean %q?", best)
 	}
 	return fmt.Errorf("unknown key %s%s: %w", path, hint, errdefs.ErrInvalidArgument)

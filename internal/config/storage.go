@@ -8,7 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/images/ref"
+	"github.com/sandbox-orchestrator/orchestrator/images/ref"
 )
 
 // Workspaces configures what outlives sandboxes.

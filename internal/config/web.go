@@ -8,10 +8,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/extract"
-	"orchestrator/internal/tool"
-	"orchestrator/internal/webcache"
-	"orchestrator/internal/websearch"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/cache"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/llmextract"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/search"
 )
 
 // Web configures the tools of the web. They run in sandboxes of their own and
@@ -79,20 +79,20 @@ func defaultWeb() Web {
 	}
 	return Web{
 		Fetch: reach(), Request: reach("*"),
-		Search:  WebSearch{Results: websearch.DefaultResults},
-		Extract: WebExtract{MaxTokens: extract.DefaultMaxTokens, Timeout: Duration(extract.DefaultTimeout)},
-		Cache:   WebCache{Entries: webcache.DefaultEntries, Bytes: webcache.DefaultBytes},
+		Search:  WebSearch{Results: search.DefaultResults},
+		Extract: WebExtract{MaxTokens: llmextract.DefaultMaxTokens, Timeout: Duration(llmextract.DefaultTimeout)},
+		Cache:   WebCache{Entries: cache.DefaultEntries, Bytes: cache.DefaultBytes},
 	}
 }
 
 // Options are those of the provider, with its key.
-func (s WebSearch) Options(key string) websearch.Options {
-	return websearch.Options{Kind: s.Provider, URL: s.URL, Key: key, Results: s.Results}
+func (s WebSearch) Options(key string) search.Options {
+	return search.Options{Kind: s.Provider, URL: s.URL, Key: key, Results: s.Results}
 }
 
 // Options are those of the model, with its key.
-func (x WebExtract) Options(key string) extract.Options {
-	return extract.Options{Kind: x.Kind, URL: x.URL, Model: x.Model, Key: key, MaxTokens: x.MaxTokens, Timeout: x.Timeout.Std()}
+func (x WebExtract) Options(key string) llmextract.Options {
+	return llmextract.Options{Kind: x.Kind, URL: x.URL, Model: x.Model, Key: key, MaxTokens: x.MaxTokens, Timeout: x.Timeout.Std()}
 }
 
 func (w Web) validate(c Config) error {
@@ -119,20 +119,20 @@ func (w Web) validate(c Config) error {
 		return bad("web.extract.kind", "missing", "must be openai or anthropic")
 	}
 	if w.Search.Provider != "" {
-		if _, err := websearch.New(w.Search.Options(standIn(w.Search.KeyFile))); err != nil {
+		if _, err := search.New(w.Search.Options(standIn(w.Search.KeyFile))); err != nil {
 			return wrongly("web.search", err)
 		}
 	}
 	if w.Extract.Kind != "" {
-		if _, err := extract.New(w.Extract.Options(standIn(w.Extract.KeyFile))); err != nil {
+		if _, err := llmextract.New(w.Extract.Options(standIn(w.Extract.KeyFile))); err != nil {
 			return wrongly("web.extract", err)
 		}
 	}
 	switch {
-	case w.Search.Results < 1 || w.Search.Results > websearch.MaxResults:
-		return bad("web.search.results", w.Search.Results, fmt.Sprintf("must be from 1 to %d", websearch.MaxResults))
-	case w.Extract.MaxTokens < 1 || w.Extract.MaxTokens > extract.MaxTokens:
-		return bad("web.extract.max_tokens", w.Extract.MaxTokens, fmt.Sprintf("must be from 1 to %d", extract.MaxTokens))
+	case w.Search.Results < 1 || w.Search.Results > search.MaxResults:
+		return bad("web.search.results", w.Search.Results, fmt.Sprintf("must be from 1 to %d", search.MaxResults))
+	case w.Extract.MaxTokens < 1 || w.Extract.MaxTokens > llmextract.MaxTokens:
+		return bad("web.extract.max_tokens", w.Extract.MaxTokens, fmt.Sprintf("must be from 1 to %d", llmextract.MaxTokens))
 	case w.Extract.Timeout <= 0:
 		return bad("web.extract.timeout", w.Extract.Timeout, "must be more than 0")
 	case w.Cache.Entries < 0 || w.Cache.Entries > 100_000:

@@ -8,10 +8,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/approval"
-	"orchestrator/internal/audit"
-	"orchestrator/internal/said"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Approvals lists the caller's questions, an operator's list has everybody's;
@@ -64,7 +64,7 @@ func (e *Engine) Approval(ctx context.Context, call Call, id string) (v1.Approva
 	}
 	q, err := g.Gate.Get(ctx, id)
 	if !call.Operator && (errdefs.IsNotFound(err) || err == nil && q.Caller != call.Caller) { // one answer for both
-		err = said.Errorf(errdefs.ErrNotFound, "there is no approval %q", bounded(id))
+		err = usererror.Errorf(errdefs.ErrNotFound, "there is no approval %q", bounded(id))
 	}
 	if err != nil {
 		return v1.Approval{}, err

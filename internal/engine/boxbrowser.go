@@ -12,14 +12,14 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/browser"
-	"orchestrator/internal/said"
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/tool"
-	"orchestrator/internal/web"
-	"orchestrator/netpolicy"
-	"orchestrator/runtime"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/browser"
+	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // BrowserOptions are what browser.open needs beside the gateway.
@@ -59,10 +59,10 @@ func (b *box) BrowserHost() *tool.BrowserHost {
 func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
 	o := b.e.opts.Browser
 	if o == nil {
-		return tool.Sight{}, said.Errorf(errdefs.ErrFailedPrecondition, "this service has no browser")
+		return tool.Sight{}, usererror.Errorf(errdefs.ErrFailedPrecondition, "this service has no browser")
 	}
 	if _, ok := b.e.sched.Template(o.Template); !ok {
-		return tool.Sight{}, said.Errorf(errdefs.ErrFailedPrecondition,
+		return tool.Sight{}, usererror.Errorf(errdefs.ErrFailedPrecondition,
 			"there is no browser here: no template %q is ready (browser.template in the service's configuration; docs/browser.md says how to make one); mode simple needs none", o.Template)
 	}
 	egress := &toolEgress{Rules: v.Reach.Rules}
@@ -105,7 +105,7 @@ func (b *box) trust(ctx context.Context, l *scheduler.Lease, roots string) error
 // which a browser does not pass on, or by how the browser ended.
 func (b *box) browserFailed(ctx context.Context, l *scheduler.Lease, v tool.Visit, got browser.Result, err error) error {
 	if _, none := errors.AsType[*PortError](err); none {
-		return said.Errorf(errdefs.ErrFailedPrecondition, "no browser listens in sandboxes of template %q, on port %d: see its warm-up (docs/browser.md)", l.Template, browserPort)
+		return usererror.Errorf(errdefs.ErrFailedPrecondition, "no browser listens in sandboxes of template %q, on port %d: see its warm-up (docs/browser.md)", l.Template, browserPort)
 	}
 	f, ok := errors.AsType[*browser.Fault](err)
 	if !ok {

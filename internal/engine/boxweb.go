@@ -10,15 +10,15 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/guest"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/said"
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/tool"
-	"orchestrator/internal/web"
-	"orchestrator/internal/webcache"
-	"orchestrator/runtime"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/cache"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // WebOptions are what the tools of the web need beside the gateway.
@@ -43,7 +43,7 @@ func (b *box) WebHost() *tool.WebHost {
 	if o := b.e.opts.Web; o != nil {
 		h = o.Host
 	} else { // nothing can be reached
-		h = tool.WebHost{Fetch: &tool.Reached{}, Request: &tool.Reached{}, Cache: webcache.New(0, 0)}
+		h = tool.WebHost{Fetch: &tool.Reached{}, Request: &tool.Reached{}, Cache: cache.New(0, 0)}
 	}
 	h.Caller = b.call.Caller
 	h.Owner = fmt.Sprintf("%s\x00%s\x00%s\x00%d", b.call.Caller, b.call.Token, b.profile, b.call.Trust)
@@ -108,7 +108,7 @@ func (b *box) exchange(ctx context.Context, l *scheduler.Lease, body []byte, r w
 	case runtime.Timeout:
 		return web.Answer{Fault: &web.Fault{Kind: web.FaultTimeout, Message: fmt.Sprintf("no whole answer within %d ms", r.TimeoutMS)}}, nil
 	case runtime.OOM:
-		return web.Answer{}, said.Errorf(errdefs.ErrResourceExhausted, "what came needs more memory than its sandbox has")
+		return web.Answer{}, usererror.Errorf(errdefs.ErrResourceExhausted, "what came needs more memory than its sandbox has")
 	case runtime.Cancelled:
 		if ctx.Err() != nil {
 			return web.Answer{}, context.Cause(ctx)

@@ -13,7 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/net/http/httpguts"
 
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 // Bounds of an answer's small parts. The program that wrote it has read what a

@@ -7,10 +7,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/profile"
-	"orchestrator/internal/said"
-	"orchestrator/internal/scheduler"
-	"orchestrator/netpolicy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
 // bridgePorts are where programs look for what is neither TLS at 443 nor plain
@@ -59,7 +59,7 @@ func (e *Engine) mayEnter(call Call, l *scheduler.Lease) error {
 			return nil
 		}
 	}
-	return said.Errorf(errdefs.ErrPermissionDenied, "sandbox %s has the network of another profile, which this caller's has not", l.ID)
+	return usererror.Errorf(errdefs.ErrPermissionDenied, "sandbox %s has the network of another profile, which this caller's has not", l.ID)
 }
 
 // hasNetwork refuses a session whose sandbox reaches nothing to a profile that

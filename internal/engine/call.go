@@ -14,11 +14,11 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/scheduler"
-	"orchestrator/pool"
-	"orchestrator/runtime"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Call says who calls and how often the same thing was asked. Identify makes

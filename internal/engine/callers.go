@@ -19,11 +19,11 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/audit"
-	"orchestrator/internal/said"
-	"orchestrator/internal/store"
-	"orchestrator/internal/tool"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // TokenPrefix begins every token that this service makes:
@@ -43,14 +43,14 @@ var callerPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 
 // ErrToken is one for everything that is not a good token, so that nothing is
 // learned from it.
-var ErrToken = said.Errorf(errdefs.ErrUnauthenticated, "the bearer token is not known, or not good any more")
+var ErrToken = usererror.Errorf(errdefs.ErrUnauthenticated, "the bearer token is not known, or not good any more")
 
 // operate refuses who is no operator.
 func (c Call) operate(what string) error {
 	if c.Operator {
 		return nil
 	}
-	return said.Errorf(errdefs.ErrPermissionDenied, "only operators may %s: use the service's own socket or token, or a token made with operator", what)
+	return usererror.Errorf(errdefs.ErrPermissionDenied, "only operators may %s: use the service's own socket or token, or a token made with operator", what)
 }
 
 // Operate refuses callers who are no operators; what is what they may not do.
@@ -173,7 +173,7 @@ func (c *callers) add(ctx context.Context, t store.Token) error {
 	n := len(c.tokens)
 	c.mu.RUnlock()
 	if n >= maxTokens {
-		return said.Errorf(errdefs.ErrResourceExhausted, "there are %d tokens: revoke those that nobody uses", n)
+		return usererror.Errorf(errdefs.ErrResourceExhausted, "there are %d tokens: revoke those that nobody uses", n)
 	}
 	if err := c.store.InsertToken(ctx, t); err != nil {
 		return err

@@ -11,15 +11,15 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/approval"
-	"orchestrator/internal/audit"
-	"orchestrator/internal/guest"
-	"orchestrator/internal/policy"
-	"orchestrator/internal/profile"
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/tool"
-	"orchestrator/runtime"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Endings of tool calls besides those of commands.

@@ -3,7 +3,7 @@ package engine
 import (
 	"testing"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 func TestTheReadonlyEndpointWordsRefusalsItsOwnWay(t *testing.T) {

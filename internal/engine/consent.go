@@ -8,21 +8,21 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/approval"
-	"orchestrator/internal/policy"
-	"orchestrator/internal/profile"
-	"orchestrator/internal/said"
-	"orchestrator/internal/store"
-	"orchestrator/runtime"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // errHandover is the cause of a wait that ends because the service stops: the
 // question stays.
-var errHandover = said.Errorf(errdefs.ErrUnavailable, "the service is stopping: come back with the same Idempotency-Key")
+var errHandover = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopping: come back with the same Idempotency-Key")
 
 // errStopping is the cause for a caller who cannot come back: the question goes.
-var errStopping = said.Errorf(errdefs.ErrUnavailable, "the service is stopping, and the call has no Idempotency-Key to come back with: call again")
+var errStopping = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopping, and the call has no Idempotency-Key to come back with: call again")
 
 // consent gets the call the consent that it needs: from the profile's rules, or
 // from somebody. An approver may change the input, which is then checked as the
@@ -149,7 +149,7 @@ func (g *Governance) CheckModified(ctx context.Context, q approval.Request, inpu
 		return err
 	}
 	if _, err = t.prepare(ctx); err != nil {
-		return said.Errorf(errdefs.ErrInvalidArgument, "input: %s", err)
+		return usererror.Errorf(errdefs.ErrInvalidArgument, "input: %s", err)
 	}
 	return nil
 }

@@ -9,12 +9,12 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/audit"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/store"
-	"orchestrator/netpolicy"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
 // EgressOptions say what sandboxes may reach of the world outside.

@@ -14,11 +14,11 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/audit"
-	"orchestrator/internal/profile"
-	"orchestrator/internal/store"
-	"orchestrator/netpolicy"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
 // Asking without a gateway, over the ceiling or for somebody else's secret is

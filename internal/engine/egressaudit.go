@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"orchestrator/internal/audit"
-	"orchestrator/netpolicy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
 // Bounds of what waits to be recorded of connections.

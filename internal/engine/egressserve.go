@@ -9,10 +9,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/audit"
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/store"
-	"orchestrator/netpolicy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
 // askTime is between attempts to reach the guest of a lease that an earlier

@@ -21,13 +21,13 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/images"
-	"orchestrator/images/pull"
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/store"
-	"orchestrator/runtime"
-	"orchestrator/volumes"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/images/pull"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // Options of an Engine.

@@ -8,12 +8,12 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/store"
-	"orchestrator/runtime"
-	"orchestrator/volumes"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 func TestStopEndsShellsFirst(t *testing.T) {

@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/scheduler"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 )
 
 const (

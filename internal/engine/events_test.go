@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 var errEnough = errors.New("enough")

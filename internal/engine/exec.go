@@ -9,12 +9,12 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/guest"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/tool"
-	"orchestrator/runtime"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Exec runs one command in a leased sandbox and waits for its end. Everything

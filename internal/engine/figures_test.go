@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/runtime"
-	"orchestrator/runtime/fake"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
 )
 
 func TestFiguresAreTheCallersOwnAndOperatorsSeeAll(t *testing.T) {

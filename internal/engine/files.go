@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"io"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/safefile"
-	"orchestrator/internal/scheduler"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 )
 
 // maxEntries bounds a listing.

@@ -9,13 +9,13 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/approval"
-	"orchestrator/internal/audit"
-	"orchestrator/internal/policy"
-	"orchestrator/internal/profile"
-	"orchestrator/internal/said"
-	"orchestrator/internal/tool"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Local is the caller of a service that tells nobody apart: whoever may use
@@ -91,10 +91,10 @@ func (e *Engine) Direct(call Call, what string) error {
 		return nil
 	}
 	if name := e.profileOf(call); name != profile.Default {
-		return said.Errorf(errdefs.ErrPermissionDenied, "callers of profile %s may not %s: use its tools (POST /v1/tools/NAME/call)", name, what)
+		return usererror.Errorf(errdefs.ErrPermissionDenied, "callers of profile %s may not %s: use its tools (POST /v1/tools/NAME/call)", name, what)
 	}
 	if call.Trust < tool.TrustMax {
-		return said.Errorf(errdefs.ErrPermissionDenied, "only callers of trust level %d may %s, and this one has %d: use tools (POST /v1/tools/NAME/call)", tool.TrustMax, what, call.Trust)
+		return usererror.Errorf(errdefs.ErrPermissionDenied, "only callers of trust level %d may %s, and this one has %d: use tools (POST /v1/tools/NAME/call)", tool.TrustMax, what, call.Trust)
 	}
 	return nil
 }

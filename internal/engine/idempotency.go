@@ -8,9 +8,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/said"
-	"orchestrator/internal/store"
-	"orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // answerBytes bounds what is kept of an answer under an idempotency key, per
@@ -49,7 +49,7 @@ func once[T any](ctx context.Context, e *Engine, call Call, op, ref string, requ
 	}
 	if !fresh {
 		if !k.Done { // nobody could tell how far it came
-			return zero, said.Errorf(errdefs.ErrUnavailable, "the first request with Idempotency-Key %q was cut short: look at what it made before trying with a new key", call.Key)
+			return zero, usererror.Errorf(errdefs.ErrUnavailable, "the first request with Idempotency-Key %q was cut short: look at what it made before trying with a new key", call.Key)
 		}
 		var answer T
 		err := json.Unmarshal(k.Answer, &answer)

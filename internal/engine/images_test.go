@@ -8,7 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // otherArchive is a root filesystem that is not archive's.

@@ -13,11 +13,11 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/images"
-	"orchestrator/images/build"
-	"orchestrator/images/pull"
-	"orchestrator/runtime"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/images/build"
+	"github.com/sandbox-orchestrator/orchestrator/images/pull"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // ImageBuild is what a build needs.

@@ -8,9 +8,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/images"
-	"orchestrator/runtime"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // collectEvery is how often images are collected, besides after each new one.

@@ -11,10 +11,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/store"
-	"orchestrator/pool"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
 )
 
 // The operations that take an idempotency key.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // checkMountPoints refuses a template whose further folders are not in its

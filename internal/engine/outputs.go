@@ -17,8 +17,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/said"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Bounds of the outputs that are kept because an answer had no room for them.
@@ -232,7 +232,7 @@ func ignoreMissing(err error) error {
 // read gives a piece. NotFound: nothing is kept of such a call of the caller.
 func (o *outputs) read(caller, id string, r OutputRequest) (out v1.Output, err error) {
 	if _, err := uuid.Parse(id); err != nil || len(id) != 36 {
-		return out, said.Errorf(errdefs.ErrNotFound, "nothing is kept of a call %q", bounded(id))
+		return out, usererror.Errorf(errdefs.ErrNotFound, "nothing is kept of a call %q", bounded(id))
 	}
 	if r.Stream == "" {
 		r.Stream = "stdout"
@@ -245,7 +245,7 @@ func (o *outputs) read(caller, id string, r OutputRequest) (out v1.Output, err e
 		if other := o.path(caller, id, otherStream(r.Stream)); exists(other) {
 			return v1.Output{Stream: r.Stream, Offset: r.Offset, NextOffset: r.Offset, EOF: true}, nil // only the other was cut
 		}
-		return out, said.Errorf(errdefs.ErrNotFound, "nothing is kept of call %s", id)
+		return out, usererror.Errorf(errdefs.ErrNotFound, "nothing is kept of call %s", id)
 	}
 	if err != nil {
 		return out, fmt.Errorf("output of call %s: %w", id, err)

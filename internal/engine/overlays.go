@@ -12,12 +12,12 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	v1 "orchestrator/client/v1"
-	disks "orchestrator/internal/disk"
-	"orchestrator/internal/said"
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/store"
-	"orchestrator/volumes"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	disks "github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // The modes of a lease's workspace.
@@ -75,7 +75,7 @@ func (e *Engine) Overlays(_ context.Context, call Call, name string) ([]v1.Overl
 // findOverlay finds an overlay of the caller, and what it calls the workspace.
 // That of another and one that is not there are NotFound alike.
 func (e *Engine) findOverlay(ctx context.Context, call Call, id string) (volumes.Overlay, string, error) {
-	none := said.Errorf(errdefs.ErrNotFound, "there is no overlay %q: it was none, changed nothing, or was committed, discarded or kept long enough", id)
+	none := usererror.Errorf(errdefs.ErrNotFound, "there is no overlay %q: it was none, changed nothing, or was committed, discarded or kept long enough", id)
 	o, err := e.opts.Volumes.FindOverlay(id)
 	if errdefs.IsNotFound(err) {
 		return o, "", none
@@ -242,11 +242,11 @@ func overlayError(err error, disk, name string) error {
 	}
 	words := func(text string) string { return strings.ReplaceAll(text, disk, name) }
 	if live, ok := errors.AsType[*volumes.LiveError](err); ok {
-		return said.Errorf(errdefs.ErrFailedPrecondition,
+		return usererror.Errorf(errdefs.ErrFailedPrecondition,
 			"sandbox %s is not over, and still writes to the overlay: end it first, with `orchestrator sandbox rm %s` or by asking with end", live.ID, live.ID)
 	}
 	if c, ok := errors.AsType[*volumes.ConflictError](err); ok {
-		return said.Errorf(errdefs.ErrConflict, "%s", c.Error())
+		return usererror.Errorf(errdefs.ErrConflict, "%s", c.Error())
 	}
 	if p, ok := errors.AsType[*volumes.PathError](err); ok {
 		return invalid("paths", "names %q, which is not among the changes: see the diff for those", p.Path)
@@ -258,14 +258,14 @@ func overlayError(err error, disk, name string) error {
 		return workspaceError(err, disk, name)
 	}
 	if small, ok := errors.AsType[*disks.NoRoomError](err); ok {
-		return said.Errorf(errdefs.ErrFailedPrecondition, "the snapshot's files take %d octets, and workspace %q holds %d: resize it first", small.Used, name, small.Bytes)
+		return usererror.Errorf(errdefs.ErrFailedPrecondition, "the snapshot's files take %d octets, and workspace %q holds %d: resize it first", small.Used, name, small.Bytes)
 	}
 	if errors.Is(err, unix.ENOSPC) {
 		return spaceError(err)
 	}
 	for _, class := range tellable {
 		if errors.Is(err, class) {
-			return said.Errorf(class, "%s", words(strings.TrimSuffix(err.Error(), ": "+class.Error())))
+			return usererror.Errorf(class, "%s", words(strings.TrimSuffix(err.Error(), ": "+class.Error())))
 		}
 	}
 	return workspaceError(err, disk, name)

@@ -3,7 +3,7 @@ package engine
 import (
 	"context"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // Pools tells the state of the warm pools. What went wrong in them is for

@@ -9,8 +9,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/guest"
-	"orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 )
 
 // PortError says that a server inside could not be spoken to. It is of class

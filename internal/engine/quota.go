@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // QuotaError says which quota of a caller is used up. It is of class

@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"errors"
 
-	"orchestrator/internal/guest"
-	"orchestrator/internal/profile"
-	"orchestrator/internal/safefile"
-	"orchestrator/internal/said"
-	"orchestrator/internal/strict"
-	"orchestrator/internal/tool"
-	"orchestrator/internal/websearch"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/search"
 )
 
 // ForCallers finds, in an error, the one whose words are for whoever called; nil
@@ -18,7 +18,7 @@ import (
 // host, or what a driver said.
 func ForCallers(err error) error {
 	for _, find := range []func(error) error{
-		As[*InvalidError], As[*strict.FieldError], As[*QuotaError], As[*EmptyError], As[*EndedError], As[*PortError], As[*said.Error], As[*safefile.Error], As[*tool.WebError], As[*websearch.AnswerError], As[*guest.Error],
+		As[*InvalidError], As[*strictjson.FieldError], As[*QuotaError], As[*EmptyError], As[*EndedError], As[*PortError], As[*usererror.Error], As[*safefile.Error], As[*tool.WebError], As[*search.AnswerError], As[*guest.Error],
 	} {
 		if got := find(err); got != nil {
 			return got
@@ -54,7 +54,7 @@ func sayInput(err error) error {
 	case !ok:
 		return err
 	case e.Type != "": // in the profile's words, and whole
-		return &said.Error{Message: e.Message, Class: err}
+		return &usererror.Error{Message: e.Message, Class: err}
 	}
 	return &InvalidError{Field: cmp.Or(e.Field, "input"), Message: e.Message, Class: err}
 }

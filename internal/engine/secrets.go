@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"regexp"
 
-	"orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 )
 
 // secretName matches names of variables that hold secrets.

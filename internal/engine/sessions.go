@@ -7,9 +7,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/said"
-	"orchestrator/internal/scheduler"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // maxSession bounds the name of a session.
@@ -95,7 +95,7 @@ func (e *Engine) EndSession(ctx context.Context, call Call, name string) error {
 	delete(e.sessions, sessionKey(call, name))
 	e.mu.Unlock()
 	if l == nil {
-		return said.Errorf(errdefs.ErrNotFound, "session %q has no sandbox", name)
+		return usererror.Errorf(errdefs.ErrNotFound, "session %q has no sandbox", name)
 	}
 	if g := e.opts.Governance; g != nil {
 		if err := g.Gate.EndSession(ctx, call.Caller, name); err != nil {

@@ -12,13 +12,13 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/guest"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/said"
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/store"
-	"orchestrator/runtime"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Bounds of reading a shell's output.
@@ -168,7 +168,7 @@ func (e *Engine) Shells(ctx context.Context, call Call, sandbox string) ([]v1.Sh
 func (e *Engine) shell(ctx context.Context, call Call, id string) (store.Shell, *scheduler.Lease, *scheduler.Use, error) {
 	row, err := e.opts.Store.Shell(ctx, id)
 	if errdefs.IsNotFound(err) || err == nil && row.Caller != call.Caller {
-		return store.Shell{}, nil, nil, said.Errorf(errdefs.ErrNotFound, "there is no shell %q", id)
+		return store.Shell{}, nil, nil, usererror.Errorf(errdefs.ErrNotFound, "there is no shell %q", id)
 	}
 	if err != nil {
 		return row, nil, nil, err

@@ -9,13 +9,13 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/guest"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/said"
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/store"
-	"orchestrator/runtime"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // sessionWait is how long a command waits for its turn unless it says so.
@@ -210,7 +210,7 @@ func commandLine(argv []string) string {
 // noShellSession words the guest's not finding one for callers.
 func noShellSession(id string, err error) error {
 	if errdefs.IsNotFound(err) {
-		return said.Errorf(errdefs.ErrNotFound, "there is no session %.128q", id)
+		return usererror.Errorf(errdefs.ErrNotFound, "there is no session %.128q", id)
 	}
 	return err
 }

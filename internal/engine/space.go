@@ -10,10 +10,10 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/disk"
-	"orchestrator/internal/said"
-	"orchestrator/volumes"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // Space is what workspaces may take: each of them, a caller's together, and all
@@ -88,12 +88,12 @@ func (e *Engine) checkQuota(bytes int64) error {
 	}
 	_, most := e.opts.Volumes.Quotas()
 	if most == 0 {
-		most = disk.MaxBytes
+		most = quotadir.MaxBytes
 	}
-	if bytes < disk.MinBytes || bytes > most {
-		return invalid("quota_bytes", "is %d: from %d to %d octets can be asked for (workspaces.max_quota)", bytes, int64(disk.MinBytes), most)
+	if bytes < quotadir.MinBytes || bytes > most {
+		return invalid("quota_bytes", "is %d: from %d to %d octets can be asked for (workspaces.max_quota)", bytes, int64(quotadir.MinBytes), most)
 	}
-	if m, why := e.opts.Volumes.Mechanism(); m == disk.None {
+	if m, why := e.opts.Volumes.Mechanism(); m == quotadir.None {
 		return &InvalidError{Field: "quota_bytes", Class: errdefs.ErrFailedPrecondition,
 			Message: strings.TrimSuffix("cannot be enforced here (workspaces.mechanism): ask without one; "+why, "; ")}
 	}
@@ -145,12 +145,12 @@ func (e *Engine) diskQuota(call Call) int64 {
 
 // spaceError names the field of what was refused for its size.
 func spaceError(err error) error {
-	if small, ok := errors.AsType[*disk.NoRoomError](err); ok {
+	if small, ok := errors.AsType[*quotadir.NoRoomError](err); ok {
 		return &InvalidError{Field: "quota_bytes", Class: errdefs.ErrFailedPrecondition,
 			Message: fmt.Sprintf("is %d, and %d octets are in the workspace: remove files first", small.Bytes, small.Used)}
 	}
 	if errors.Is(err, unix.ENOSPC) {
-		return said.Errorf(errdefs.ErrResourceExhausted, "the host has no room for this: tell its operator")
+		return usererror.Errorf(errdefs.ErrResourceExhausted, "the host has no room for this: tell its operator")
 	}
 	return err
 }
@@ -159,9 +159,9 @@ func spaceError(err error) error {
 // disk.Guard.
 func (e *Engine) guardSpace() (tight bool) {
 	dir := e.opts.Volumes.Dir()
-	use, err := disk.Usage(dir)
+	use, err := quotadir.Usage(dir)
 	if err == nil {
-		tight, err = disk.Guard(dir, disk.Reserve(use))
+		tight, err = quotadir.Guard(dir, quotadir.Reserve(use))
 	}
 	if err != nil {
 		e.log.Warn("free room of the host not known", "path", dir, "error", err)

@@ -15,10 +15,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/disk"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/volumes"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // Two that are made at once do not both get the last of what a caller may have.
@@ -28,7 +28,7 @@ func TestACallersWorkspacesHaveABoundTogether(t *testing.T) {
 	}
 	w := newWorld(t)
 	s := w.startOptions(t, func(o *Options) {
-		v, err := volumes.Open(filepath.Join(w.dir, "bounded"), volumes.Options{Mechanism: string(disk.Loop), Quota: 8 << 20, MaxQuota: 64 << 20})
+		v, err := volumes.Open(filepath.Join(w.dir, "bounded"), volumes.Options{Mechanism: string(quotadir.Loop), Quota: 8 << 20, MaxQuota: 64 << 20})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +101,7 @@ func boundedWorld(t *testing.T, limit int64) *service {
 	}
 	w := newWorld(t)
 	return w.startOptions(t, func(o *Options) {
-		v, err := volumes.Open(filepath.Join(w.dir, "bounded"), volumes.Options{Mechanism: string(disk.Loop), Quota: 8 << 20, MaxQuota: 64 << 20, Snapshots: 16})
+		v, err := volumes.Open(filepath.Join(w.dir, "bounded"), volumes.Options{Mechanism: string(quotadir.Loop), Quota: 8 << 20, MaxQuota: 64 << 20, Snapshots: 16})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,7 +3,7 @@ package engine
 import (
 	"context"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // Sync brings the workspace of a lease up to what its sandbox has, where it is

@@ -11,9 +11,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/said"
-	"orchestrator/internal/scheduler"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Times of templates that are not ready.
@@ -157,7 +157,7 @@ type Reload struct {
 func (e *Engine) Reload(ctx context.Context) (Reload, error) {
 	r := Reload{Failed: map[string]error{}}
 	if e.opts.LoadTemplates == nil {
-		return r, said.Errorf(errdefs.ErrFailedPrecondition, "this service's templates cannot be reloaded")
+		return r, usererror.Errorf(errdefs.ErrFailedPrecondition, "this service's templates cannot be reloaded")
 	}
 	if err := e.templates.take(ctx); err != nil {
 		return r, err

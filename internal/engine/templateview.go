@@ -8,9 +8,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/said"
-	"orchestrator/internal/scheduler"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // States of a template as they are shown.
@@ -36,7 +36,7 @@ func (e *Engine) Template(_ context.Context, call Call, name string) (v1.Templat
 	defer e.templates.mu.Unlock()
 	t := e.templates.known[name]
 	if t == nil {
-		return v1.Template{}, said.Errorf(errdefs.ErrNotFound, "there is no template %q: there are %s", name, strings.Join(slices.Sorted(maps.Keys(e.templates.known)), ", "))
+		return v1.Template{}, usererror.Errorf(errdefs.ErrNotFound, "there is no template %q: there are %s", name, strings.Join(slices.Sorted(maps.Keys(e.templates.known)), ", "))
 	}
 	return e.presentTemplate(call, t), nil
 }

@@ -9,12 +9,12 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/guest"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/said"
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/store"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // maxAttached is how many may be attached to one terminal at a time. Each holds
@@ -81,9 +81,9 @@ func (e *Engine) Attach(ctx context.Context, call Call, sandbox, id string) (*At
 	a.leave = sync.OnceFunc(func() { leave(); use.Leave() })
 	switch {
 	case row.Sandbox != sandbox:
-		err = said.Errorf(errdefs.ErrNotFound, "there is no shell %q in this sandbox", id)
+		err = usererror.Errorf(errdefs.ErrNotFound, "there is no shell %q in this sandbox", id)
 	case !row.TTY:
-		err = said.Errorf(errdefs.ErrFailedPrecondition, "shell %q has no terminal: read its output and write to its input instead", id)
+		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "shell %q has no terminal: read its output and write to its input instead", id)
 	default:
 		a.state, err = use.Shell(use.Ctx, id)
 		err = e.cause(l, err)
@@ -163,7 +163,7 @@ func (c *attachedCount) enter(id string) (leave func(), err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.n[id] >= maxAttached {
-		return nil, said.Errorf(errdefs.ErrResourceExhausted, "%d are attached to terminal %s, no more are allowed", maxAttached, id)
+		return nil, usererror.Errorf(errdefs.ErrResourceExhausted, "%d are attached to terminal %s, no more are allowed", maxAttached, id)
 	}
 	if c.n == nil {
 		c.n = map[string]int{}

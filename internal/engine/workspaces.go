@@ -14,11 +14,11 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/safefile"
-	"orchestrator/internal/said"
-	"orchestrator/volumes"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // Workspaces belong to their callers. Those of the local caller have their own
@@ -101,7 +101,7 @@ func (r *renamed) Unwrap() error { return r.err }
 func (e *Engine) findWorkspace(call Call, name string) (volumes.Workspace, error) {
 	w, err := e.opts.Volumes.Get(diskName(call.Caller, name))
 	if errdefs.IsNotFound(err) {
-		return w, said.Errorf(errdefs.ErrNotFound, "there is no workspace %q", name)
+		return w, usererror.Errorf(errdefs.ErrNotFound, "there is no workspace %q", name)
 	}
 	w.Name = name
 	return w, err
@@ -121,7 +121,7 @@ func (e *Engine) CreateWorkspace(ctx context.Context, call Call, r v1.WorkspaceR
 		case errdefs.IsInvalidArgument(err):
 			return v1.Workspace{}, invalid("name", "is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, begin with a letter or a digit, and not as %s<56 digits>", r.Name, ownedPrefix)
 		case errdefs.IsAlreadyExists(err):
-			return v1.Workspace{}, said.Errorf(errdefs.ErrAlreadyExists, "workspace %q is there already", r.Name)
+			return v1.Workspace{}, usererror.Errorf(errdefs.ErrAlreadyExists, "workspace %q is there already", r.Name)
 		}
 		if err == nil { // again: one of that name may have been deleted meanwhile
 			err = e.nameWorkspace(ctx, call, disk, r.Name)
@@ -192,7 +192,7 @@ func (e *Engine) DeleteWorkspace(ctx context.Context, call Call, name string) er
 		err = errors.Join(err, e.nameWorkspace(again, call, disk, name))
 	}
 	if errdefs.IsFailedPrecondition(err) {
-		return said.Errorf(errdefs.ErrFailedPrecondition, "workspace %q is in use: remove the sandboxes that have it first", name)
+		return usererror.Errorf(errdefs.ErrFailedPrecondition, "workspace %q is in use: remove the sandboxes that have it first", name)
 	}
 	return workspaceError(err, disk, name)
 }

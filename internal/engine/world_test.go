@@ -13,15 +13,15 @@ import (
 
 	"go.uber.org/goleak"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/images"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/scheduler"
-	"orchestrator/internal/store"
-	"orchestrator/pool"
-	"orchestrator/runtime"
-	"orchestrator/runtime/fake"
-	"orchestrator/volumes"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 func TestMain(m *testing.M) {

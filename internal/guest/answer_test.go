@@ -16,9 +16,9 @@ import (
 	"github.com/containerd/errdefs"
 	"pgregory.net/rapid"
 
-	"orchestrator/internal/guest/files"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/files"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 var (

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // Unpack makes files in the workspace of a stream that r gives, which is to be

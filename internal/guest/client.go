@@ -29,7 +29,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // Opener opens byte streams to a guest; a runtime.Sandbox is one.

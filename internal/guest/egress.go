@@ -6,8 +6,8 @@ import (
 	"net"
 	"time"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/link/relay"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn/relay"
 )
 
 // Egress switches the sandbox's proxy on or off, or replaces the variables of

@@ -9,7 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 func TestStreamsBecomeConnections(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 var (

@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"time"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // IO is what a command is connected to. All of it may be nil.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // ReadFile opens a regular file; it is described as it was then. The reader

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // StartSession starts a session. With an id that is there it answers with that

@@ -8,7 +8,7 @@ import (
 	"io"
 	"time"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // Start starts a background command. With an id that runs or ran already it

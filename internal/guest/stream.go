@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // stream is one request under way. All but pump are for one goroutine.

@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // maxContext is how many lines a match may bring before and after it.

@@ -6,7 +6,7 @@ import (
 	"io"
 	"sync/atomic"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // Resize sets the size of a shell's terminal.

@@ -17,7 +17,7 @@ import (
 	"slices"
 	"time"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 //go:embed bin/*

@@ -11,9 +11,9 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
-	"orchestrator/internal/tool"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 // Bounds of what a question shows, in runes.

@@ -9,8 +9,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/engine"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 // failed is a call that could not be carried out. Models see why, and may do

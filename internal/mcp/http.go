@@ -14,7 +14,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 // Names by which the library hands our own on.

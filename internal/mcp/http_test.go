@@ -14,7 +14,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 // serve gives a server's URL; the bearer token is the caller, "root" is an

@@ -11,7 +11,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 // The whole output of earlier calls, as resources.

@@ -14,7 +14,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 // keptCalls is how many ids of earlier calls a session remembers, for

@@ -8,7 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/policy/argv"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
 )
 
 func TestBrokenRulesAreNamedByTheirPath(t *testing.T) {

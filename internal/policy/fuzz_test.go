@@ -10,7 +10,7 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 	"sigs.k8s.io/yaml"
 
-	"orchestrator/internal/policy/argv"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
 )
 
 func sane(t *testing.T, command string, v Verdict) {

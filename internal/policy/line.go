@@ -3,7 +3,7 @@ package policy
 import (
 	"strconv"
 
-	"orchestrator/internal/policy/argv"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
 )
 
 // Line decides on a command line for a policy with Rules.Argv: texts that are

@@ -1,6 +1,6 @@
 package policy
 
-import "orchestrator/internal/policy/argv"
+import "github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
 
 // Action is what a verdict says, from the mildest to the strictest.
 type Action string

@@ -8,7 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 // Call is one call of a tool: its input as callers gave it, and as the

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 func (k *toolCompiler) caps() error {

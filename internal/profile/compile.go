@@ -9,10 +9,10 @@ import (
 	"slices"
 	"strings"
 
-	"orchestrator/internal/approval"
-	"orchestrator/internal/expr"
-	"orchestrator/internal/policy"
-	"orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/expr"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 // Compiled is a profile that is ready for calls.

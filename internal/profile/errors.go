@@ -7,7 +7,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/strict"
+	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 )
 
 // FileError is what is wrong with a profile's file: where, in which part of it,
@@ -66,7 +66,7 @@ func (s *source) line(path string) int {
 
 // nearest proposes the known name that is closest to one that is not.
 func nearest(name string, known []string) string {
-	if best := strict.Nearest(name, known); best != "" {
+	if best := strictjson.Nearest(name, known); best != "" {
 		return fmt.Sprintf("; did you mean %q?", best)
 	}
 	return ""

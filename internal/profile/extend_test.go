@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 )
 
 func TestAProfileStandsOverWhatItExtends(t *testing.T) {

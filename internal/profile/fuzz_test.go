@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 // FuzzLoad: whatever a file holds, it is a profile that can be called, or a

@@ -11,9 +11,9 @@ import (
 	"strconv"
 	"strings"
 
-	"orchestrator/internal/approval"
-	"orchestrator/internal/expr"
-	"orchestrator/internal/policy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/expr"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 )
 
 // Gateway is the profile that configurations of the gateway system extend.

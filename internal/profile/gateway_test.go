@@ -9,8 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"orchestrator/internal/approval"
-	"orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 func example(t testing.TB) string {

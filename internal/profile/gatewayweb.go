@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 // http takes what the http tool may reach.

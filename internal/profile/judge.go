@@ -6,9 +6,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/policy"
-	"orchestrator/internal/said"
-	"orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Bare is a call whose input nobody looked at, for one that was refused before.
@@ -38,7 +38,7 @@ func (c *Compiled) Check(name, command string, argv []string) (policy.Verdict, e
 	p := t.Policy()
 	switch {
 	case command != "" && argv != nil:
-		return policy.Verdict{}, said.Errorf(errdefs.ErrInvalidArgument, "command and argv are both set: use one of them")
+		return policy.Verdict{}, usererror.Errorf(errdefs.ErrInvalidArgument, "command and argv are both set: use one of them")
 	case argv != nil:
 		return p.Argv(argv), nil
 	case p.Second() != nil:
@@ -65,7 +65,7 @@ func (c *Compiled) judge(name string, line bool) (*CompiledTool, error) {
 		}
 	}
 	if found == nil {
-		return nil, said.Errorf(errdefs.ErrFailedPrecondition, "profile %s has no tool that runs commands", c.Profile.Name)
+		return nil, usererror.Errorf(errdefs.ErrFailedPrecondition, "profile %s has no tool that runs commands", c.Profile.Name)
 	}
 	return found, nil
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"orchestrator/internal/policy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
 )
 
 const whitelist = "awk, cat, cut, date, diff, env, file, find, grep, head, less, ls, pwd, rg, sed, sort, stat, tail, tr, uniq, wc, which, whoami"

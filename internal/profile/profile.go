@@ -3,9 +3,9 @@ package profile
 import (
 	"encoding/json"
 
-	"orchestrator/internal/approval"
-	"orchestrator/internal/policy"
-	"orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 // Profile is a set of tools with their rules, as it stands in its file. It is

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
 func toolOf(t testing.TB, profile, name string) *CompiledTool {

@@ -7,11 +7,11 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/approval"
-	"orchestrator/internal/expr"
-	"orchestrator/internal/policy"
-	"orchestrator/internal/said"
-	"orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/expr"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Tool finds a tool by its name, or by the name that it has over MCP, where
@@ -28,7 +28,7 @@ func (c *Compiled) Tool(name string) (*CompiledTool, error) {
 	for i, t := range c.order {
 		known[i] = t.spec.Name
 	}
-	return nil, said.Errorf(errdefs.ErrNotFound, "tool %q is not in profile %s%s (known: %s)", shorten(name), c.Profile.Name, nearest(name, known), strings.Join(known, ", "))
+	return nil, usererror.Errorf(errdefs.ErrNotFound, "tool %q is not in profile %s%s (known: %s)", shorten(name), c.Profile.Name, nearest(name, known), strings.Join(known, ", "))
 }
 
 // Tools lists all in the order of the file, disabled ones too.

@@ -8,12 +8,12 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/fault"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/said"
-	"orchestrator/internal/store"
-	"orchestrator/pool"
-	"orchestrator/volumes"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // Request is what a lease is asked for. It has been validated but for what
@@ -55,7 +55,7 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 		return nil, err
 	}
 	defer s.dequeue(r.Caller)
-	ctx, cancel := context.WithTimeoutCause(ctx, r.Wait, said.Errorf(errdefs.ErrUnavailable, "no sandbox of template %s within %s", r.Template, r.Wait))
+	ctx, cancel := context.WithTimeoutCause(ctx, r.Wait, usererror.Errorf(errdefs.ErrUnavailable, "no sandbox of template %s within %s", r.Template, r.Wait))
 	defer cancel()
 	r.Lease.CarryBytes = s.carryBytes(t, r.Lease)
 	r.Lease.Class = string(t.Spec.Class.OrDefault())
@@ -138,7 +138,7 @@ func (s *Scheduler) promise(ctx context.Context, m *member, hold *volumes.Hold, 
 	if err != nil {
 		return nil, err
 	}
-	fault.Hit("scheduler.lease.promised")
+	failpoint.Hit("scheduler.lease.promised")
 	s.step(row)
 	l := newLease(row, m, hold)
 	l.memory = r.memory // that of the template may have changed meanwhile
@@ -162,7 +162,7 @@ func (s *Scheduler) bind(ctx context.Context, l *Lease, r Request) error {
 		if err := s.give(ctx, l); err != nil {
 			return fmt.Errorf("bind workspace %s: %w", r.Lease.Workspace, err)
 		}
-		fault.Hit("scheduler.lease.bound")
+		failpoint.Hit("scheduler.lease.bound")
 	}
 	if err := s.adoptHooks(ctx, l); err != nil {
 		return err
@@ -175,7 +175,7 @@ func (s *Scheduler) bind(ctx context.Context, l *Lease, r Request) error {
 			return fmt.Errorf("give sandbox %s egress: %w", l.ID, err)
 		}
 	}
-	fault.Hit("scheduler.lease.claimed")
+	failpoint.Hit("scheduler.lease.claimed")
 	l.touch()
 	return l.Cause()
 }
@@ -211,7 +211,7 @@ func (s *Scheduler) enqueue(caller string, most int) error {
 	}
 	if s.waiting >= s.opts.Queue {
 		s.drain(caller, u)
-		return said.Errorf(errdefs.ErrResourceExhausted, "%d calls wait for a sandbox already (admission.queue)", s.waiting)
+		return usererror.Errorf(errdefs.ErrResourceExhausted, "%d calls wait for a sandbox already (admission.queue)", s.waiting)
 	}
 	s.waiting++
 	u.waiting++

@@ -8,7 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/said"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // budget is what this host gives to sandboxes, by number and memory. A
@@ -52,7 +52,7 @@ type share struct {
 // Who has taken calls made when the sandbox is there, or never will be.
 func (b *budget) take(ctx context.Context, memory int64, from *source) error {
 	if memory > b.memory {
-		return said.Errorf(errdefs.ErrFailedPrecondition, "a sandbox of %d bytes of memory does not fit into admission.max_memory of %d", memory, b.memory)
+		return usererror.Errorf(errdefs.ErrFailedPrecondition, "a sandbox of %d bytes of memory does not fit into admission.max_memory of %d", memory, b.memory)
 	}
 	s := &share{memory: memory, from: from, ready: make(chan struct{})}
 	b.mu.Lock()

@@ -13,8 +13,8 @@ import (
 	"github.com/containerd/errdefs"
 	"pgregory.net/rapid"
 
-	"orchestrator/pool"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // line is a pool of a test: the turns of those who wait for it.

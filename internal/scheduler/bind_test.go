@@ -7,9 +7,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/store"
-	"orchestrator/runtime/fake"
-	"orchestrator/volumes"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // A lease can be seen, and removed, before it is handed out.

@@ -11,12 +11,12 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/docker/go-units"
 
-	"orchestrator/internal/carry"
-	"orchestrator/internal/fault"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/said"
-	"orchestrator/internal/store"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/filesync"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // carryTime bounds one way of a workspace that is carried.
@@ -24,7 +24,7 @@ const carryTime = 5 * time.Minute
 
 // carried is a workspace whose files are in the sandbox as a copy.
 type carried struct {
-	limits carry.Limits
+	limits filesync.Limits
 	name   string // as its caller calls it
 
 	mu   sync.Mutex // held while files travel
@@ -63,7 +63,7 @@ func (s *Scheduler) recoverCarried(ctx context.Context, dir string) error {
 		return err
 	}
 	defer leave()
-	return carry.Recover(ctx, dir, owner)
+	return filesync.Recover(ctx, dir, owner)
 }
 
 // turns are one at a time for each folder. What commands left in a folder may
@@ -102,7 +102,7 @@ func (t *turns) enter(ctx context.Context, dir string) (leave func(), err error)
 }
 
 // owner has the files that come back.
-var owner = carry.Owner{UID: runtime.CommandUID, GID: runtime.CommandGID}
+var owner = filesync.Owner{UID: runtime.CommandUID, GID: runtime.CommandGID}
 
 // in carries the files into the sandbox.
 func (c *carried) in(ctx context.Context, l *Lease, b runtime.Binding) error {
@@ -110,19 +110,19 @@ func (c *carried) in(ctx context.Context, l *Lease, b runtime.Binding) error {
 	defer c.mu.Unlock()
 	ctx, cancel := context.WithTimeoutCause(ctx, carryTime, fmt.Errorf("workspace not carried within %s", carryTime))
 	defer cancel()
-	sum, err := carry.Measure(ctx, b.Source, carry.Limits{Bytes: 1 << 60})
+	sum, err := filesync.Measure(ctx, b.Source, filesync.Limits{Bytes: 1 << 60})
 	if err != nil {
 		return err
 	}
 	if sum.Room > c.limits.Bytes {
-		return said.Errorf(errdefs.ErrFailedPrecondition,
+		return usererror.Errorf(errdefs.ErrFailedPrecondition,
 			"workspace %s has %s of files and does not fit: it is carried into this sandbox, whose /workspace has room for %s; raise limits.scratch of template %s, or use a template of class container",
 			c.name, units.BytesSize(float64(sum.Room)), units.BytesSize(float64(c.limits.Bytes)), l.Template)
 	}
 	out, in := io.Pipe()
 	done := make(chan error, 1)
 	go func() { // ends with the pipe
-		_, err := carry.Pack(ctx, in, b.Source, c.limits, nil)
+		_, err := filesync.Pack(ctx, in, b.Source, c.limits, nil)
 		done <- in.CloseWithError(err)
 	}()
 	_, err = l.member.guest.Unpack(ctx, wire.Carry{MaxBytes: c.limits.Bytes, ReadOnly: b.ReadOnly}, out)
@@ -135,27 +135,27 @@ func (c *carried) in(ctx context.Context, l *Lease, b runtime.Binding) error {
 
 // out carries the files back. The workspace is all of what the sandbox has, or
 // what it was.
-func (c *carried) out(ctx context.Context, l *Lease) (carry.Sum, error) {
+func (c *carried) out(ctx context.Context, l *Lease) (filesync.Sum, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ctx, cancel := context.WithTimeoutCause(ctx, carryTime, fmt.Errorf("workspace not carried within %s", carryTime))
 	defer cancel()
 	began := time.Now()
 	sum, err := c.try(ctx, l, false)
-	if errors.Is(err, carry.ErrKept) {
+	if errors.Is(err, filesync.ErrKept) {
 		sum, err = c.try(ctx, l, true)
 	}
 	if err == nil {
 		c.last = began
 	}
-	if e, ok := errors.AsType[*carry.TooLargeError](err); ok {
-		err = said.Errorf(errdefs.ErrFailedPrecondition, "the files in the sandbox have more than %s and cannot be carried to workspace %s; make room, %.200q is one of them",
+	if e, ok := errors.AsType[*filesync.TooLargeError](err); ok {
+		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "the files in the sandbox have more than %s and cannot be carried to workspace %s; make room, %.200q is one of them",
 			units.BytesSize(float64(e.Limit)), c.name, e.Path)
 	}
 	return sum, err
 }
 
-func (c *carried) try(ctx context.Context, l *Lease, whole bool) (carry.Sum, error) {
+func (c *carried) try(ctx context.Context, l *Lease, whole bool) (filesync.Sum, error) {
 	out, in := io.Pipe()
 	done := make(chan error, 1)
 	go func() { // ends with the pipe
@@ -163,7 +163,7 @@ func (c *carried) try(ctx context.Context, l *Lease, whole bool) (carry.Sum, err
 		_ = in.CloseWithError(err)
 		done <- err
 	}()
-	sum, err := carry.Apply(ctx, out, l.hold.Binding().Source, c.limits, owner)
+	sum, err := filesync.Apply(ctx, out, l.hold.Binding().Source, c.limits, owner)
 	_ = out.CloseWithError(errStopped)
 	if perr := <-done; err == nil && perr != nil {
 		err = perr
@@ -181,9 +181,9 @@ func (l *Lease) back() bool {
 // Sync brings the workspace up to what the sandbox has now. carried false: there
 // is nothing to do, for it is mounted, or read-only, or there is none. The lease
 // must be in use.
-func (s *Scheduler) Sync(ctx context.Context, l *Lease) (sum carry.Sum, carries bool, err error) {
+func (s *Scheduler) Sync(ctx context.Context, l *Lease) (sum filesync.Sum, carries bool, err error) {
 	if !l.back() {
-		return carry.Sum{}, false, nil
+		return filesync.Sum{}, false, nil
 	}
 	sum, err = l.carry.out(ctx, l)
 	return sum, true, err
@@ -195,10 +195,10 @@ func (s *Scheduler) carryHome(ctx context.Context, l *Lease, reason string) {
 	if !l.back() || reason == Abandoned {
 		return
 	}
-	err := error(said.Errorf(errdefs.ErrUnavailable, "the sandbox went away"))
+	err := error(usererror.Errorf(errdefs.ErrUnavailable, "the sandbox went away"))
 	if l.member != nil && !l.member.dead() {
 		s.killShells(ctx, l)
-		fault.Hit("scheduler.carry.home")
+		failpoint.Hit("scheduler.carry.home")
 		_, err = l.carry.out(ctx, l)
 	}
 	if err == nil {
@@ -222,7 +222,7 @@ func (s *Scheduler) carryHome(ctx context.Context, l *Lease, reason string) {
 
 // sentence is what of an error was made for callers.
 func sentence(err error) string {
-	if e, ok := errors.AsType[*said.Error](err); ok {
+	if e, ok := errors.AsType[*usererror.Error](err); ok {
 		return e.Error()
 	}
 	return "the log says why"

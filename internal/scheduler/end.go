@@ -7,10 +7,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/fault"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/store"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // calmTime is how long calls in a lease that ends get to tell how they ended,
@@ -72,7 +72,7 @@ func (s *Scheduler) finish(ctx context.Context, l *Lease, reason string) {
 	if err := s.mark(ctx, l.ID, store.Stopping, reason); err != nil {
 		s.log.Error("lease not marked as stopping", "sandbox", l.ID, "error", err)
 	}
-	fault.Hit("scheduler.end.marked")
+	failpoint.Hit("scheduler.end.marked")
 	<-l.bound // a mount that is made while the sandbox goes would stay
 	select {
 	case <-l.idle:
@@ -137,7 +137,7 @@ func (s *Scheduler) destroy(ctx context.Context, l *Lease, reason string) bool {
 		s.log.Error("sandbox not removed; trying again", "sandbox", l.ID, "error", err)
 		return false
 	}
-	fault.Hit("scheduler.end.destroyed")
+	failpoint.Hit("scheduler.end.destroyed")
 	if err := s.settleRest(ctx, l.ID, reason); err != nil {
 		s.log.Error("end of a lease not recorded; trying again", "sandbox", l.ID, "error", err)
 		return false

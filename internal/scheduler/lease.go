@@ -10,12 +10,12 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/carry"
-	"orchestrator/internal/guest"
-	"orchestrator/internal/said"
-	"orchestrator/internal/store"
-	"orchestrator/runtime"
-	"orchestrator/volumes"
+	"github.com/sandbox-orchestrator/orchestrator/internal/filesync"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // Reasons a lease ends for. They are stored and shown.
@@ -40,13 +40,13 @@ func (e *EndedError) Error() string { return fmt.Sprintf("sandbox %s is gone: %s
 // Unwrap gives the class.
 func (e *EndedError) Unwrap() error { return errdefs.ErrNotFound }
 
-var errStopping = said.Errorf(errdefs.ErrUnavailable, "the service is stopping")
+var errStopping = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopping")
 
 // errBinding: the lease is seen in a list before it is handed out.
-var errBinding = said.Errorf(errdefs.ErrUnavailable, "the sandbox is not handed out yet")
+var errBinding = usererror.Errorf(errdefs.ErrUnavailable, "the sandbox is not handed out yet")
 
 // errUnknown: after a restart it could not be told whether the sandbox lives.
-var errUnknown = said.Errorf(errdefs.ErrUnavailable, "the engine could not tell yet whether the sandbox lives: try again")
+var errUnknown = usererror.Errorf(errdefs.ErrUnavailable, "the engine could not tell yet whether the sandbox lives: try again")
 
 // Lease is one caller's hold on one sandbox. Its methods may be called
 // concurrently.
@@ -86,7 +86,7 @@ func newLease(row store.Sandbox, m *member, hold *volumes.Hold) *Lease {
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	if row.Lease.CarryBytes > 0 {
-		l.carry = &carried{limits: carry.Limits{Bytes: row.Lease.CarryBytes}, name: cmp.Or(row.Lease.Named, row.Lease.Workspace)}
+		l.carry = &carried{limits: filesync.Limits{Bytes: row.Lease.CarryBytes}, name: cmp.Or(row.Lease.Named, row.Lease.Workspace)}
 	}
 	return l
 }

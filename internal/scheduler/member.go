@@ -9,11 +9,11 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
-	"orchestrator/internal/fault"
-	"orchestrator/internal/guest"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/store"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Times of a sandbox's life that no caller can set.
@@ -72,7 +72,7 @@ func (s *Scheduler) create(ctx context.Context, t Template, from *source) (m *me
 		s.budget.give(memory)
 		return nil, err
 	}
-	fault.Hit("scheduler.create.intent")
+	failpoint.Hit("scheduler.create.intent")
 	s.step(row)
 	remove := s.removeByID(row.ID)
 	defer func() {
@@ -94,7 +94,7 @@ func (s *Scheduler) create(ctx context.Context, t Template, from *source) (m *me
 	if err := m.warmUp(ctx, t); err != nil { // which has times of its own
 		return nil, err
 	}
-	fault.Hit("scheduler.create.ready")
+	failpoint.Hit("scheduler.create.ready")
 	row, err = s.opts.Store.Update(ctx, m.id, func(b *store.Sandbox) error { b.State = store.Warm; return nil })
 	if err != nil {
 		return nil, err
@@ -162,12 +162,12 @@ func (s *Scheduler) discard(ctx context.Context, row store.Sandbox, to store.Sta
 	if err := s.mark(ctx, row.ID, store.Stopping, reason); err != nil {
 		s.log.Error("sandbox not marked as stopping", "sandbox", row.ID, "error", err)
 	}
-	fault.Hit("scheduler.destroy.marked")
+	failpoint.Hit("scheduler.destroy.marked")
 	if err := remove(ctx); err != nil {
 		s.retry(broken{row: row, to: to, reason: reason, remove: remove})
 		return fmt.Errorf("remove sandbox %s: %w", row.ID, err)
 	}
-	fault.Hit("scheduler.destroy.removed")
+	failpoint.Hit("scheduler.destroy.removed")
 	s.budget.give(row.Memory)
 	return s.mark(ctx, row.ID, to, reason)
 }

@@ -11,10 +11,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"orchestrator/internal/fault"
-	"orchestrator/internal/store"
-	"orchestrator/pool"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // creator makes sandboxes of one version of a template.
@@ -165,12 +165,12 @@ func (s *Scheduler) shutDown(ctx context.Context, id string) error {
 	if err := s.mark(ctx, id, store.Stopping, ShutDown); err != nil {
 		s.log.Error("sandbox not marked as stopping", "sandbox", id, "error", err)
 	}
-	fault.Hit("scheduler.destroy.marked")
+	failpoint.Hit("scheduler.destroy.marked")
 	one, cancel := context.WithTimeout(ctx, destroyTime)
 	defer cancel()
 	if err := s.opts.Driver.Remove(one, id); err != nil {
 		return fmt.Errorf("remove sandbox %s: %w", id, err)
 	}
-	fault.Hit("scheduler.destroy.removed")
+	failpoint.Hit("scheduler.destroy.removed")
 	return s.settleRest(ctx, id, ShutDown)
 }

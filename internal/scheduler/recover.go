@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"golang.org/x/sync/errgroup"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/store"
-	"orchestrator/runtime"
 )
 
 // Recovered counts what Recover found.

@@ -8,10 +8,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/store"
-	"orchestrator/runtime"
-	"orchestrator/runtime/fake"
-	"orchestrator/volumes"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // crashed opens the store of a process that is no more.

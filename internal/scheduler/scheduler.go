@@ -20,11 +20,11 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 
-	"orchestrator/internal/said"
-	"orchestrator/internal/store"
-	"orchestrator/pool"
-	"orchestrator/runtime"
-	"orchestrator/volumes"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // Template is what a pool keeps warm.
@@ -154,7 +154,7 @@ func (s *Scheduler) Lease(ctx context.Context, caller, id string) (*Lease, error
 		return nil, err
 	}
 	if row.Lease.Private && row.Reason == "" {
-		return nil, said.Errorf(errdefs.ErrPermissionDenied, "sandbox %s is that of a tool's call, and of nobody else", id)
+		return nil, usererror.Errorf(errdefs.ErrPermissionDenied, "sandbox %s is that of a tool's call, and of nobody else", id)
 	}
 	if row.State == store.Leased && row.Reason == "" { // promised just now
 		return nil, errBinding
@@ -166,7 +166,7 @@ func (s *Scheduler) Lease(ctx context.Context, caller, id string) (*Lease, error
 func (s *Scheduler) Row(ctx context.Context, caller, id string) (store.Sandbox, error) {
 	row, err := s.opts.Store.Sandbox(ctx, id)
 	if errdefs.IsNotFound(err) || err == nil && row.Caller != caller {
-		return store.Sandbox{}, said.Errorf(errdefs.ErrNotFound, "there is no sandbox %q", id)
+		return store.Sandbox{}, usererror.Errorf(errdefs.ErrNotFound, "there is no sandbox %q", id)
 	}
 	return row, err
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/containerd/errdefs"
 	"go.uber.org/goleak"
 
-	"orchestrator/internal/store"
-	"orchestrator/pool"
-	"orchestrator/runtime"
-	"orchestrator/runtime/fake"
-	"orchestrator/volumes"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 func TestMain(m *testing.M) {

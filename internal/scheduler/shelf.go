@@ -10,8 +10,8 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 
-	"orchestrator/internal/said"
-	"orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
 )
 
 // stock is one template with its pool.
@@ -151,7 +151,7 @@ func (s *Scheduler) Drop(name string) bool {
 		return false
 	}
 	st.removed = true
-	st.pool.Remove(said.Errorf(errdefs.ErrNotFound, "template %q has been removed", name))
+	st.pool.Remove(usererror.Errorf(errdefs.ErrNotFound, "template %q has been removed", name))
 	return true
 }
 
@@ -195,5 +195,5 @@ func (s *Scheduler) runPools(ctx context.Context) error {
 }
 
 func (s *Scheduler) unknownTemplate(name string) error {
-	return said.Errorf(errdefs.ErrNotFound, "there is no template %q: use one of %s", name, strings.Join(s.Templates(), ", "))
+	return usererror.Errorf(errdefs.ErrNotFound, "there is no template %q: use one of %s", name, strings.Join(s.Templates(), ", "))
 }

@@ -3,7 +3,7 @@ package scheduler
 import (
 	"cmp"
 
-	"orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // Step is a state that a sandbox has come to, after it was written down.

@@ -12,10 +12,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/pool"
-	"orchestrator/runtime"
-	"orchestrator/runtime/fake"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
 )
 
 func named(name string, n int) Template {

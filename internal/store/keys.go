@@ -8,7 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/said"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Key is an idempotency key: the promise that a request with it is carried out
@@ -43,7 +43,7 @@ func (s *Store) BeginKey(ctx context.Context, k Key) (got Key, fresh bool, err e
 		Scan(&got.Op, &got.Hash, &got.Done, &got.Ref, &got.Answer, &created)
 	switch {
 	case err == nil && (got.Op != k.Op || got.Hash != k.Hash):
-		return Key{}, false, said.Errorf(errdefs.ErrInvalidArgument, "Idempotency-Key %q was used for another request: use a new key", k.Key)
+		return Key{}, false, usererror.Errorf(errdefs.ErrInvalidArgument, "Idempotency-Key %q was used for another request: use a new key", k.Key)
 	case err == nil:
 		got.Created = moment(created)
 		return got, false, nil

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 func open(t *testing.T, dir string) *Store {

@@ -9,8 +9,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/said"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 const tokensSchema = `
@@ -77,7 +77,7 @@ func (s *Store) RevokeToken(ctx context.Context, id string, at time.Time) (Token
 	row := s.db.QueryRowContext(ctx, "UPDATE tokens SET revoked = CASE revoked WHEN 0 THEN ? ELSE revoked END WHERE id = ? RETURNING "+tokenColumns, stamp(at), id)
 	t, err := scanToken(row)
 	if errors.Is(err, sql.ErrNoRows) {
-		return t, said.Errorf(errdefs.ErrNotFound, "there is no token %q", id)
+		return t, usererror.Errorf(errdefs.ErrNotFound, "there is no token %q", id)
 	}
 	return t, wrap("revoke token "+id, err)
 }

@@ -5,9 +5,9 @@ import (
 	"io"
 	"time"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/web"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 // Box is where a tool runs: a sandbox, through the guest, within the call's

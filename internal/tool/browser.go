@@ -12,9 +12,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/browser"
-	"orchestrator/internal/said"
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/browser"
 )
 
 // Modes of browser.open.
@@ -250,7 +250,7 @@ func (x *Exchange) browserError(err error) error {
 	case browser.FaultSelector:
 		return invalid("wait_for", "%s", f.Message)
 	case browser.FaultCrashed, browser.FaultBusy, browser.FaultSize:
-		return said.Errorf(errdefs.ErrResourceExhausted, "%s", f.Message)
+		return usererror.Errorf(errdefs.ErrResourceExhausted, "%s", f.Message)
 	case browser.FaultBrowser:
 		return &WebError{Kind: web.FaultProgram, Message: f.Message}
 	}

@@ -7,8 +7,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/browser"
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/browser"
 )
 
 func TestInputsOfTheBrowserAreChecked(t *testing.T) {

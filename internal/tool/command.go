@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	v1 "orchestrator/client/v1"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
 // commandInput is what all tools that run a command take.

@@ -13,9 +13,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/said"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // MaxFile bounds a file that a tool reads or writes whole, unless the caps say
@@ -68,7 +68,7 @@ func (c Caps) inPart(full string) bool {
 // writable refuses what a read-only profile does not give.
 func (c Caps) writable() error {
 	if c.ReadOnly {
-		return said.Errorf(errdefs.ErrPermissionDenied, "files are read-only here")
+		return usererror.Errorf(errdefs.ErrPermissionDenied, "files are read-only here")
 	}
 	return nil
 }

@@ -3,7 +3,7 @@ package tool
 import (
 	"context"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 type globInput struct {

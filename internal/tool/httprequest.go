@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 // Bounds of http.request.

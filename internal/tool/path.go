@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // path gives the name that the sandbox has for a path of the caller's: aliases

@@ -11,9 +11,9 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/jsonschema-go/jsonschema"
 
-	v1 "orchestrator/client/v1"
-	"orchestrator/internal/said"
-	"orchestrator/internal/strict"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
 // Effect is what a tool does to the world, as "calls(shell)", "calls(network)",
@@ -59,7 +59,7 @@ type Tool struct {
 func (t *Tool) Check(raw json.RawMessage) (Prepared, error) {
 	if len(t.required) > 0 {
 		var fields map[string]json.RawMessage
-		if err := strict.Decode(raw, &fields); err != nil {
+		if err := strictjson.Decode(raw, &fields); err != nil {
 			return Prepared{}, aboutInput(err)
 		}
 		for _, name := range t.required {
@@ -169,7 +169,7 @@ func define[In, Out any](t Tool, check func(in *In) (Prepared, error), run func(
 	t.Input, t.Output = mustJSON(in), mustJSON(out)
 	t.check = func(raw json.RawMessage) (Prepared, error) {
 		v := new(In)
-		if err := strict.Decode(raw, v); err != nil {
+		if err := strictjson.Decode(raw, v); err != nil {
 			return Prepared{}, aboutInput(err)
 		}
 		p, err := check(v)
@@ -198,17 +198,17 @@ func mustJSON(v any) json.RawMessage {
 
 // aboutInput names the input where it is wrong as a whole.
 func aboutInput(err error) error {
-	if e, ok := errors.AsType[*strict.FieldError](err); ok && e.Field == "body" {
-		return &strict.FieldError{Field: "input", Message: e.Message}
+	if e, ok := errors.AsType[*strictjson.FieldError](err); ok && e.Field == "body" {
+		return &strictjson.FieldError{Field: "input", Message: e.Message}
 	}
 	return err
 }
 
 func invalid(field, format string, args ...any) error {
-	return &strict.FieldError{Field: field, Message: fmt.Sprintf(format, args...)}
+	return &strictjson.FieldError{Field: field, Message: fmt.Sprintf(format, args...)}
 }
 
 // forbidden is an error about a path that the profile does not give.
 func forbidden(format string, args ...any) error {
-	return said.Errorf(errdefs.ErrPermissionDenied, "path "+format, args...)
+	return usererror.Errorf(errdefs.ErrPermissionDenied, "path "+format, args...)
 }

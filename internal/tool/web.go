@@ -13,10 +13,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/web"
-	"orchestrator/internal/webcache"
-	"orchestrator/internal/websearch"
-	"orchestrator/netpolicy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/cache"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/search"
+	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
 // Reach says which hosts a tool of the web may ask. Hosts are written as in
@@ -161,11 +161,11 @@ type WebHost struct {
 	// Fetch and Request bound web.fetch and http.request for everybody.
 	Fetch, Request *Reached
 	// Cache holds what web.fetch got.
-	Cache *webcache.Cache
+	Cache *cache.Cache
 	// Extract finds in a text what a prompt asks for; nil: passages are ranked.
 	Extract Extractor
 	// Search is nil where no provider is configured.
-	Search *websearch.Provider
+	Search *search.Provider
 	// Owner is who calls, with what rights: what is cached for one owner is for
 	// no other. Caller is who, whatever the rights: callers share the cache's room.
 	Owner, Caller string

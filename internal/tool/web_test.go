@@ -11,9 +11,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/web"
-	"orchestrator/internal/webcache"
-	"orchestrator/internal/websearch"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/cache"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/search"
 )
 
 // webBox answers exchanges itself, and notes them. All else of a Box is nil.
@@ -47,7 +47,7 @@ func newWebBox(t *testing.T, text string) *webBox {
 	return &webBox{
 		host: WebHost{
 			Fetch: compiled(t, Reach{Allow: []string{"*"}, Deny: []string{"evil.example"}}).Named("web.fetch"), Request: compiled(t, Reach{Allow: []string{"*"}, HTTP: []string{"*"}}),
-			Cache: webcache.New(10, 1<<20), Owner: "me",
+			Cache: cache.New(10, 1<<20), Owner: "me",
 		},
 		answer: func(x Exchange) web.Answer {
 			return web.Answer{URL: x.Request.URL, Status: 200, MediaType: "text/html", Title: "A page", Text: text, Body: []byte(text), Bytes: int64(len(text))}
@@ -310,7 +310,7 @@ func TestFaultsAreErrors(t *testing.T) {
 }
 
 func TestASearchGoesToItsProviderAlone(t *testing.T) {
-	p, err := websearch.New(websearch.Options{Kind: websearch.Brave, Key: "the-key"})
+	p, err := search.New(search.Options{Kind: search.Brave, Key: "the-key"})
 	if err != nil {
 		t.Fatal(err)
 	}

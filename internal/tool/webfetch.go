@@ -11,9 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"orchestrator/internal/web"
-	"orchestrator/internal/web/passages"
-	"orchestrator/internal/webcache"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/cache"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/passages"
 )
 
 // Bounds of web.fetch.
@@ -155,18 +155,18 @@ func (x *Exchange) secure(u *url.URL) *url.URL {
 
 // fetch takes a page from the cache, or from its host into the cache.
 func fetch(ctx context.Context, box Box, x *Exchange, fresh bool, key string) (a web.Answer, age time.Duration, cached bool, err error) {
-	cache := box.WebHost().Cache
+	pages := box.WebHost().Cache
 	if !fresh {
-		if a, age, ok := cache.Get(key); ok {
+		if a, age, ok := pages.Get(key); ok {
 			return a, age, true, nil
 		}
 	}
 	if a, err = ask(ctx, box, *x); err != nil {
 		return a, 0, false, err
 	}
-	life := webcache.Life(a)
+	life := cache.Life(a)
 	a.Header = nil
-	cache.Put(box.WebHost().Caller, key, a, life)
+	pages.Put(box.WebHost().Caller, key, a, life)
 	return a, 0, false, nil
 }
 

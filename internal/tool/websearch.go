@@ -8,8 +8,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/said"
-	"orchestrator/internal/websearch"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web/search"
 )
 
 type webSearchInput struct {
@@ -19,9 +19,9 @@ type webSearchInput struct {
 
 // WebSearchOutput are results; each has its source.
 type WebSearchOutput struct {
-	Query   string             `json:"query"`
-	Results []websearch.Result `json:"results"`
-	Count   int                `json:"count"`
+	Query   string          `json:"query"`
+	Results []search.Result `json:"results"`
+	Count   int             `json:"count"`
 	// Provider is who was asked, Dropped how many results had no source.
 	Provider string `json:"provider"`
 	Dropped  int    `json:"dropped,omitempty"`
@@ -35,12 +35,12 @@ var webSearch = define(Tool{
 	switch {
 	case strings.TrimSpace(in.Query) == "":
 		return Prepared{}, invalid("query", "is empty")
-	case utf8.RuneCountInString(in.Query) > websearch.MaxQuery:
-		return Prepared{}, invalid("query", "is %d characters long: at most %d", utf8.RuneCountInString(in.Query), websearch.MaxQuery)
+	case utf8.RuneCountInString(in.Query) > search.MaxQuery:
+		return Prepared{}, invalid("query", "is %d characters long: at most %d", utf8.RuneCountInString(in.Query), search.MaxQuery)
 	case strings.ContainsFunc(in.Query, func(r rune) bool { return r < ' ' && r != '\t' && r != '\n' || r == 0x7f }):
 		return Prepared{}, invalid("query", "has a control character")
-	case in.Count < 0 || in.Count > websearch.MaxResults:
-		return Prepared{}, invalid("count", "is %d: from 1 to %d", in.Count, websearch.MaxResults)
+	case in.Count < 0 || in.Count > search.MaxResults:
+		return Prepared{}, invalid("count", "is %d: from 1 to %d", in.Count, search.MaxResults)
 	}
 	return Prepared{}, nil
 }, runWebSearch)
@@ -48,7 +48,7 @@ var webSearch = define(Tool{
 func runWebSearch(ctx context.Context, box Box, in *webSearchInput) (out WebSearchOutput, o Outcome, err error) {
 	p := box.WebHost().Search
 	if p == nil {
-		return out, o, said.Errorf(errdefs.ErrFailedPrecondition,
+		return out, o, usererror.Errorf(errdefs.ErrFailedPrecondition,
 			"no search provider is configured: an operator sets web.search.provider to searxng, brave or serper, and its url or key_file, in the service's configuration")
 	}
 	n, began := p.Results(in.Count), time.Now()

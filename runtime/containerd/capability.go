@@ -1,8 +1,8 @@
 package containerd
 
 import (
-	"orchestrator/runtime"
-	"orchestrator/runtime/ocispec"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 // Classes are container, and gvisor where containerd was seen to run a sandbox with runsc. That is tried once.

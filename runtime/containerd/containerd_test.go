@@ -13,7 +13,7 @@ import (
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/errdefs"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 func TestVersions(t *testing.T) {

@@ -12,8 +12,8 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // A daemon that is killed takes nothing with it: sandboxes run, commands run in them, and what asks the daemon is told that it could not.
@@ -76,7 +76,7 @@ func TestDaemonIsKilledAndComesBack(t *testing.T) {
 	if err := adopted.Destroy(t.Context()); err != nil {
 		t.Error(err)
 	}
-	for _, s := range []*ocihost.Held{removed, ended} {
+	for _, s := range []*ocidriver.Held{removed, ended} {
 		if err := b.Remove(t.Context(), s.ID()); err != nil {
 			t.Error(err)
 		}

@@ -19,11 +19,11 @@ import (
 	"github.com/google/uuid"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"orchestrator/internal/cell"
-	"orchestrator/internal/fault"
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
-	"orchestrator/runtime/ocispec"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 const (
@@ -66,7 +66,7 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	if err := d.record(ctx, spec, h); err != nil {
 		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
 	}
-	fault.Hit("containerd.create.intent")
+	failpoint.Hit("containerd.create.intent")
 	s, err := d.create(ctx, spec, root)
 	if err == nil {
 		return s, nil
@@ -147,12 +147,12 @@ func (d *Driver) unrecord(ctx context.Context, id, try string) error {
 
 // configOf is the OCI configuration, with the root where the shim mounts it.
 func (d *Driver) configOf(ctx context.Context, spec runtime.Spec) (*specs.Spec, error) {
-	runDir, slotDir, err := cell.Places(d.cellOptions(spec.ID, spec.Limits))
+	runDir, slotDir, err := rundir.Places(d.cellOptions(spec.ID, spec.Limits))
 	if err != nil {
 		return nil, err
 	}
 	config, err := ocispec.New(spec, ocispec.Places{
-		Root: "/" + bundleRoot, RunDir: runDir, SlotDir: slotDir, CgroupsPath: ocihost.CgroupsPath(spec.ID),
+		Root: "/" + bundleRoot, RunDir: runDir, SlotDir: slotDir, CgroupsPath: ocidriver.CgroupsPath(spec.ID),
 	})
 	if err != nil {
 		return nil, err
@@ -170,19 +170,19 @@ func (d *Driver) configOf(ctx context.Context, spec runtime.Spec) (*specs.Spec, 
 	if err != nil {
 		return nil, err
 	}
-	if err := ocihost.FitRlimitsOf(daemon, config.Process.Rlimits); err != nil {
+	if err := ocidriver.FitRlimitsOf(daemon, config.Process.Rlimits); err != nil {
 		return nil, err
 	}
 	return config, nil
 }
 
 // create makes one part after the other. What it made when it fails is removed by destroy, which looks at what is there.
-func (d *Driver) create(ctx context.Context, spec runtime.Spec, root []*types.Mount) (*ocihost.Held, error) {
-	c, err := cell.Make(ctx, d.cellOptions(spec.ID, spec.Limits))
+func (d *Driver) create(ctx context.Context, spec runtime.Spec, root []*types.Mount) (*ocidriver.Held, error) {
+	c, err := rundir.Make(ctx, d.cellOptions(spec.ID, spec.Limits))
 	if err != nil {
 		return nil, err
 	}
-	fault.Hit("containerd.create.cell")
+	failpoint.Hit("containerd.create.cell")
 	s, err := d.fill(ctx, spec, root, c)
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
@@ -191,12 +191,12 @@ func (d *Driver) create(ctx context.Context, spec runtime.Spec, root []*types.Mo
 }
 
 // fill puts a running container around the cell.
-func (d *Driver) fill(ctx context.Context, spec runtime.Spec, root []*types.Mount, c *cell.Cell) (*ocihost.Held, error) {
+func (d *Driver) fill(ctx context.Context, spec runtime.Spec, root []*types.Mount, c *rundir.Cell) (*ocidriver.Held, error) {
 	if spec.Class == runtime.ClassGVisor {
 		if err := d.makeGVisorCgroups(spec.ID, spec.Limits); err != nil {
 			return nil, err
 		}
-		fault.Hit("containerd.create.gvisor.cgroups")
+		failpoint.Hit("containerd.create.gvisor.cgroups")
 	}
 	whole, cancel := uncut(ctx)
 	defer cancel()
@@ -205,7 +205,7 @@ func (d *Driver) fill(ctx context.Context, spec runtime.Spec, root []*types.Moun
 	if err != nil || ctx.Err() != nil {
 		return nil, fmt.Errorf("make container: %w", said(ctx, err))
 	}
-	fault.Hit("containerd.create.made")
+	failpoint.Hit("containerd.create.made")
 	// It waits to be started, so it is still the process that was made.
 	init, err := holdInit(spec.ID, made.Pid)
 	if err != nil {
@@ -215,20 +215,20 @@ func (d *Driver) fill(ctx context.Context, spec runtime.Spec, root []*types.Moun
 		init.Close()
 		return nil, err
 	}
-	fault.Hit("containerd.create.attached")
+	failpoint.Hit("containerd.create.attached")
 	return d.live.Hold(spec.ID, spec.Class, c, init, nil), nil
 }
 
 // start lets the first process run and shows it its cgroups.
-func (d *Driver) start(ctx context.Context, spec runtime.Spec, c *cell.Cell, init *ocihost.Process) error {
+func (d *Driver) start(ctx context.Context, spec runtime.Spec, c *rundir.Cell, init *ocidriver.Process) error {
 	whole, cancel := uncut(ctx)
 	defer cancel()
 	_, err := d.api.TaskService().Start(whole, &tasks.StartRequest{ContainerID: spec.ID})
 	if err != nil || ctx.Err() != nil {
 		return fmt.Errorf("start container: %w", said(ctx, err))
 	}
-	fault.Hit("containerd.create.started")
-	err = ocihost.Attach(ctx, c, spec.ID, spec.Class, init.Pid, spec.Limits)
+	failpoint.Hit("containerd.create.started")
+	err = ocidriver.Attach(ctx, c, spec.ID, spec.Class, init.Pid, spec.Limits)
 	if err == nil && !init.Ended() {
 		return nil
 	}
@@ -259,15 +259,15 @@ func uncut(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 // holdInit takes hold of a sandbox's first process; os.ErrNotExist if pid is not, or no more, one of its.
-func holdInit(id string, pid uint32) (*ocihost.Process, error) {
+func holdInit(id string, pid uint32) (*ocidriver.Process, error) {
 	if pid <= 1 {
 		return nil, os.ErrNotExist
 	}
-	init, err := ocihost.Open(int(pid))
+	init, err := ocidriver.Open(int(pid))
 	if err != nil {
 		return nil, err
 	}
-	if !ocihost.InCgroup(init.Pid, ocihost.CgroupsPath(id)) {
+	if !ocidriver.InCgroup(init.Pid, ocidriver.CgroupsPath(id)) {
 		init.Close()
 		return nil, os.ErrNotExist
 	}

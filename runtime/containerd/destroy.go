@@ -9,11 +9,11 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/cell"
-	"orchestrator/internal/fault"
-	"orchestrator/internal/ocihost"
-	"orchestrator/internal/slot"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // stateTime is how long what is mounted in a folder of the daemon's or a runtime's is swept.
@@ -40,18 +40,18 @@ func (d *Driver) tearDown(ctx context.Context, id string) error {
 	if err := d.end(ctx, id); err != nil {
 		return err
 	}
-	fault.Hit("containerd.destroy.killed")
+	failpoint.Hit("containerd.destroy.killed")
 	if err := d.deleteTask(ctx, id); err != nil {
 		return err
 	}
-	fault.Hit("containerd.destroy.task")
+	failpoint.Hit("containerd.destroy.task")
 	if err := d.sweep(ctx, id); err != nil {
 		return err
 	}
 	if err := d.removeCell(ctx, id); err != nil {
 		return err
 	}
-	fault.Hit("containerd.destroy.cell")
+	failpoint.Hit("containerd.destroy.cell")
 	if err := d.api.ContainerService().Delete(ctx, id); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("delete record: %w", err)
 	}
@@ -81,11 +81,11 @@ func (d *Driver) end(ctx context.Context, id string) error {
 	}
 	defer done()
 	// gVisor's kernel does not take its file server and its tasks along.
-	return ocihost.End(ctx, id, init, func() bool { return exists(d.runscState(id)) })
+	return ocidriver.End(ctx, id, init, func() bool { return exists(d.runscState(id)) })
 }
 
 // initFor takes hold of the first process, nil if there is none to be found. done gives up a hold that is not the sandbox's own.
-func (d *Driver) initFor(ctx context.Context, id string) (init *ocihost.Process, done func(), err error) {
+func (d *Driver) initFor(ctx context.Context, id string) (init *ocidriver.Process, done func(), err error) {
 	if s := d.live.Get(id); s != nil {
 		return s.Init, func() {}, nil
 	}
@@ -105,19 +105,19 @@ func (d *Driver) removeCell(ctx context.Context, id string) error {
 	if s := d.live.Get(id); s != nil {
 		return s.Cell.Remove(ctx)
 	}
-	return cell.Remove(ctx, d.cellOptions(id, runtime.Limits{}.WithDefaults()))
+	return rundir.Remove(ctx, d.cellOptions(id, runtime.Limits{}.WithDefaults()))
 }
 
 // sweep takes away what a daemon, a shim or a runtime that was killed did not.
 func (d *Driver) sweep(ctx context.Context, id string) error {
-	if err := ocihost.RemoveCgroups(ctx, id); err != nil {
+	if err := ocidriver.RemoveCgroups(ctx, id); err != nil {
 		return err
 	}
 	if err := d.endShims(ctx, id); err != nil {
 		return err
 	}
 	for _, root := range d.bundleMounts(id) {
-		if err := slot.Sweep(ctx, root, stateTime); err != nil {
+		if err := livemount.Sweep(ctx, root, stateTime); err != nil {
 			return fmt.Errorf("root: %w", err)
 		}
 		_ = os.RemoveAll(filepath.Dir(root)) // the daemon's, which does so too when it starts
@@ -127,7 +127,7 @@ func (d *Driver) sweep(ctx context.Context, id string) error {
 			continue
 		}
 		// A runtime that was killed while it started leaves the mount of its own program in there.
-		if err := slot.Sweep(ctx, state, stateTime); err != nil {
+		if err := livemount.Sweep(ctx, state, stateTime); err != nil {
 			return fmt.Errorf("state of the runtime: %w", err)
 		}
 		if err := os.RemoveAll(state); err != nil {
@@ -143,7 +143,7 @@ func (d *Driver) leftOf(id string) []string {
 	for _, pid := range d.shimsOf(id) {
 		left = append(left, fmt.Sprintf("shim %d", pid))
 	}
-	if dirs, err := ocihost.CgroupsOf(id); err == nil {
+	if dirs, err := ocidriver.CgroupsOf(id); err == nil {
 		left = append(left, dirs...)
 	}
 	left = append(left, d.bundleMounts(id)...)

@@ -21,9 +21,9 @@ import (
 	client "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/cell"
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Defaults of Options.
@@ -33,7 +33,7 @@ const (
 )
 
 // host makes the checks that every driver with an OCI configuration needs.
-const host = ocihost.Driver("containerd")
+const host = ocidriver.Driver("containerd")
 
 // Options are what a Driver is made from.
 type Options struct {
@@ -71,10 +71,10 @@ type Driver struct {
 	search      func() (handler, error) // for gvisor
 	api         *client.Client
 	log         *slog.Logger
-	busy        ocihost.Locks // by sandbox, and by image
+	busy        ocidriver.Locks // by sandbox, and by image
 
-	live    ocihost.Set
-	removal ocihost.Remover
+	live    ocidriver.Set
+	removal ocidriver.Remover
 }
 
 var (
@@ -105,7 +105,7 @@ func New(ctx context.Context, o Options) (_ *Driver, err error) {
 		noSwap:    noSwap,
 		log:       o.Log,
 	}
-	d.removal = ocihost.Remover{Locks: &d.busy, TearDown: d.tearDown, Left: d.leftOf}
+	d.removal = ocidriver.Remover{Locks: &d.busy, TearDown: d.tearDown, Left: d.leftOf}
 	d.live.Remove = d.Remove
 	for _, dir := range []string{d.dir, d.cells, d.runtimeRoot(), filepath.Join(d.dir, runscName)} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -174,8 +174,8 @@ func (d *Driver) runtimeState(id string) string {
 	return filepath.Join(d.runtimeRoot(), d.namespace, id)
 }
 
-func (d *Driver) cellOptions(id string, l runtime.Limits) cell.Options {
-	return cell.Options{Dir: d.cells, ID: id, GuestPath: d.guest, ScratchBytes: l.ScratchBytes, Log: d.log}
+func (d *Driver) cellOptions(id string, l runtime.Limits) rundir.Options {
+	return rundir.Options{Dir: d.cells, ID: id, GuestPath: d.guest, ScratchBytes: l.ScratchBytes, Log: d.log}
 }
 
 // Close lets go of every sandbox that is held, and of the daemon; they live on.

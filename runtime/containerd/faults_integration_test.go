@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/fault"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // crashVar tells the process that crashes what to do.
@@ -58,7 +58,7 @@ func (b bench) die(t *testing.T, point string, spec runtime.Spec) {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^TestCrashProcess$")
-	cmd.Env = append(os.Environ(), fault.Env+"="+point, crashVar+"="+string(text))
+	cmd.Env = append(os.Environ(), failpoint.Env+"="+point, crashVar+"="+string(text))
 	out, err := cmd.CombinedOutput()
 	if status, ok := cmd.ProcessState.Sys().(interface{ Signal() unix.Signal }); !ok || status.Signal() != unix.SIGKILL {
 		t.Fatalf("the process did not die where it should: %v\n%s", err, out)

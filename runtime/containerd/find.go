@@ -12,9 +12,9 @@ import (
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/cell"
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Labels that List and Adopt read; ocispec writes them.
@@ -43,7 +43,7 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 		known[c.ID] = true
 		found = append(found, runtime.Found{ID: c.ID, Template: c.Labels[labelTemplate], Build: c.Labels[labelBuild], Running: running[c.ID]})
 	}
-	left, err := cell.Leftovers(d.cells)
+	left, err := rundir.Leftovers(d.cells)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) 
 	return s, nil
 }
 
-func (d *Driver) adopt(ctx context.Context, id string) (*ocihost.Held, error) {
+func (d *Driver) adopt(ctx context.Context, id string) (*ocidriver.Held, error) {
 	record, err := d.api.ContainerService().Get(ctx, id)
 	if err != nil {
 		return nil, err
@@ -112,13 +112,13 @@ func (d *Driver) adopt(ctx context.Context, id string) (*ocihost.Held, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := cell.Adopt(ctx, d.cellOptions(id, limits))
+	c, err := rundir.Adopt(ctx, d.cellOptions(id, limits))
 	if err != nil {
 		init.Close()
 		return nil, err
 	}
 	class := runtime.Class(record.Labels[labelClass]).OrDefault()
-	if err := ocihost.Attach(ctx, c, id, class, init.Pid, limits); err != nil {
+	if err := ocidriver.Attach(ctx, c, id, class, init.Pid, limits); err != nil {
 		init.Close()
 		return nil, errors.Join(err, c.Close())
 	}
@@ -135,7 +135,7 @@ func limitsOf(record containers.Container) (runtime.Limits, error) {
 }
 
 // initOf takes hold of a sandbox's running first process. NotFound: it never ran, or has ended.
-func (d *Driver) initOf(ctx context.Context, id string) (*ocihost.Process, error) {
+func (d *Driver) initOf(ctx context.Context, id string) (*ocidriver.Process, error) {
 	got, err := d.api.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
 	if err != nil {
 		return nil, fmt.Errorf("first process: %w", said(ctx, err))

@@ -7,10 +7,10 @@ import (
 	"path/filepath"
 	"strings"
 
-	"orchestrator/internal/cgroup"
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
-	"orchestrator/runtime/ocispec"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 const (
@@ -99,7 +99,7 @@ func (d *Driver) makeGVisorCgroups(id string, l runtime.Limits) error {
 		return fmt.Errorf("state of gVisor: %w", err)
 	}
 	caps := ocispec.GVisorCaps(l)
-	dirs, err := cgroup.Make(ocihost.CgroupsPath(id), cgroup.Share{MemoryBytes: caps.MemoryBytes, Pids: caps.Pids, CPU: caps.CPUs})
+	dirs, err := cgroup.Make(ocidriver.CgroupsPath(id), cgroup.Share{MemoryBytes: caps.MemoryBytes, Pids: caps.Pids, CPU: caps.CPUs})
 	if errors.Is(err, cgroup.ErrUnsupported) {
 		return host.Unfit(err.Error(), "a sandbox of class gvisor is capped by its cgroup alone")
 	}

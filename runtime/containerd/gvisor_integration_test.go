@@ -15,8 +15,8 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // gvisorSpec is one of class gvisor, which needs more memory.
@@ -26,19 +26,19 @@ func (b bench) gvisorSpec() runtime.Spec {
 	return spec
 }
 
-func (b bench) makeGVisor(t *testing.T) *ocihost.Held {
+func (b bench) makeGVisor(t *testing.T) *ocidriver.Held {
 	t.Helper()
 	s, err := b.Create(t.Context(), b.gvisorSpec())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.(*ocihost.Held)
+	return s.(*ocidriver.Held)
 }
 
 // members are the processes in a sandbox's cgroups, in each of which they have to be.
 func members(t *testing.T, id string) (pids []int) {
 	t.Helper()
-	dirs, err := ocihost.CgroupsOf(id)
+	dirs, err := ocidriver.CgroupsOf(id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,13 +64,13 @@ func members(t *testing.T, id string) (pids []int) {
 func (b bench) wantGone(t *testing.T, pids []int) {
 	t.Helper()
 	for _, pid := range pids {
-		if _, err := ocihost.StartTime(pid); err == nil {
+		if _, err := ocidriver.StartTime(pid); err == nil {
 			t.Errorf("process %d is left", pid)
 		}
 	}
 }
 
-func (b bench) removeTwice(t *testing.T, s *ocihost.Held) {
+func (b bench) removeTwice(t *testing.T, s *ocidriver.Held) {
 	t.Helper()
 	for range 2 {
 		if err := b.Remove(t.Context(), s.ID()); err != nil {

@@ -21,9 +21,9 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
-	"orchestrator/runtime/ocispec"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 const (
@@ -82,7 +82,7 @@ func (d *Driver) findGVisor(ctx context.Context, name string) (handler, error) {
 	if err != nil {
 		return handler{}, fmt.Errorf("class gvisor: %w", err)
 	}
-	boot, err := ocihost.BootID()
+	boot, err := ocidriver.BootID()
 	if err != nil {
 		return handler{}, err
 	}
@@ -213,7 +213,7 @@ func (d *Driver) runProbe(ctx context.Context, h handler, id, dir string) error 
 		Version: "1.0.2",
 		Root:    &specs.Root{Path: filepath.Join(dir, bundleRoot), Readonly: true},
 		Process: &specs.Process{Args: []string{"/guest", "version"}, Env: ocispec.Env(), Cwd: "/", NoNewPrivileges: true},
-		Linux: &specs.Linux{CgroupsPath: ocihost.CgroupsPath(id), Namespaces: []specs.LinuxNamespace{
+		Linux: &specs.Linux{CgroupsPath: ocidriver.CgroupsPath(id), Namespaces: []specs.LinuxNamespace{
 			{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
 		}},
 	})
@@ -232,7 +232,7 @@ func (d *Driver) runProbe(ctx context.Context, h handler, id, dir string) error 
 	if err != nil {
 		return fmt.Errorf("make container: %w", said(ctx, err))
 	}
-	if !ocihost.InCgroup(int(made.Pid), ocihost.CgroupsPath(id)) {
+	if !ocidriver.InCgroup(int(made.Pid), ocidriver.CgroupsPath(id)) {
 		return fmt.Errorf("process %d is not in the cgroup of the sandbox", made.Pid)
 	}
 	if _, err := d.api.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: id}); err != nil {

@@ -21,8 +21,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 const (
@@ -172,7 +172,7 @@ func (b bench) wantNothingLeft(t testing.TB, id string) {
 	if err != nil || strings.Contains(string(mounts), id) {
 		t.Errorf("mounts are left: %v\n%s", err, mounts)
 	}
-	if dirs, err := ocihost.CgroupsOf(id); err != nil || len(dirs) > 0 {
+	if dirs, err := ocidriver.CgroupsOf(id); err != nil || len(dirs) > 0 {
 		t.Errorf("cgroups are left: %v, %v", dirs, err)
 	}
 }
@@ -192,13 +192,13 @@ func (b bench) spec() runtime.Spec {
 	}
 }
 
-func (b bench) make(t testing.TB) *ocihost.Held {
+func (b bench) make(t testing.TB) *ocidriver.Held {
 	t.Helper()
 	s, err := b.Create(t.Context(), b.spec())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.(*ocihost.Held)
+	return s.(*ocidriver.Held)
 }
 
 type answer struct {

@@ -19,8 +19,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 
-	"orchestrator/internal/fault"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 const (
@@ -81,7 +81,7 @@ func (d *Driver) prepare(ctx context.Context, image runtime.Image) error {
 	if err := d.keep(ctx, image, rootName(image)); err != nil {
 		return err
 	}
-	fault.Hit("containerd.prepare.root")
+	failpoint.Hit("containerd.prepare.root")
 	_, err := snaps.View(leases.WithLease(ctx, rootName(image)), viewName(image), rootName(image))
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("view of its root: %w", err)
@@ -123,7 +123,7 @@ func (d *Driver) unpack(ctx context.Context, image runtime.Image) (err error) {
 	if err != nil {
 		return err
 	}
-	fault.Hit("containerd.prepare.layers")
+	failpoint.Hit("containerd.prepare.layers")
 	if err := d.commitRoot(held, image, top); err != nil {
 		return fmt.Errorf("mount points: %w", err)
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/cell"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 func TestListAdoptAndRemoveTwice(t *testing.T) {
@@ -173,7 +173,7 @@ func TestSandboxesInParallel(t *testing.T) {
 func TestCellWithoutARecordIsFound(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec()
-	c, err := cell.Make(t.Context(), b.cellOptions(spec.ID, spec.Limits))
+	c, err := rundir.Make(t.Context(), b.cellOptions(spec.ID, spec.Limits))
 	if err != nil {
 		t.Fatal(err)
 	}

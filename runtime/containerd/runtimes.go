@@ -9,8 +9,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
 
-	"orchestrator/internal/cgroup"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // runcShim is the shim that starts the OCI runtime that it is told.

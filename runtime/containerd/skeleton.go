@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"orchestrator/internal/slot"
+	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 )
 
 // skeletonVersion changes whenever writeSkeleton does.
@@ -83,7 +83,7 @@ func (d *Driver) mountPoint(name string) string { return filepath.Join(d.dir, "m
 
 // unmount takes away what is mounted at a folder of ours, and the folder.
 func unmount(ctx context.Context, dir string) error {
-	if err := slot.Sweep(ctx, dir, 2*time.Second); err != nil {
+	if err := livemount.Sweep(ctx, dir, 2*time.Second); err != nil {
 		return err
 	}
 	return os.Remove(dir)

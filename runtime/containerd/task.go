@@ -15,7 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/ocihost"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 )
 
 const (
@@ -105,7 +105,7 @@ func option(args []string, name, value string) bool {
 // endShims kills the shims of a sandbox and waits until they are dead.
 func (d *Driver) endShims(ctx context.Context, id string) error {
 	for _, pid := range d.shimsOf(id) {
-		p, err := ocihost.Open(pid)
+		p, err := ocidriver.Open(pid)
 		if err != nil {
 			continue // dead by now, or seen by who looks for leftovers
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
-	"orchestrator/internal/cell"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Adopt takes over a running sandbox. NotFound: the engine has no such sandbox,
@@ -64,9 +64,9 @@ func (s *Sandbox) adoptLocal(ctx context.Context, c container.InspectResponse) e
 		return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
 	}
 	s.watch()
-	s.cell, err = cell.Adopt(ctx, s.d.cellOptions(s.id, scratch))
+	s.cell, err = rundir.Adopt(ctx, s.d.cellOptions(s.id, scratch))
 	switch {
-	case errors.Is(err, cell.ErrIncomplete), errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, rundir.ErrIncomplete), errors.Is(err, fs.ErrNotExist):
 		return refused("sandbox %s runs, but cannot be reached any more: remove it (%v)", s.id, err)
 	case err != nil:
 		return fmt.Errorf("docker: sandbox %s: %w", s.id, err)

@@ -13,8 +13,8 @@ import (
 	"github.com/moby/moby/api/pkg/stdcopy"
 	"github.com/moby/moby/client"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/link"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 )
 
 // bridge is the way into a sandbox of which only the engine's API is in reach:
@@ -25,7 +25,7 @@ type bridge struct {
 	container string
 
 	turn chan struct{} // held by whoever dials; guards mux and over
-	mux  *link.Mux
+	mux  *guestconn.Mux
 	over bool
 }
 
@@ -67,7 +67,7 @@ func (b *bridge) try(ctx context.Context) (net.Conn, error) {
 }
 
 // dialled gives the mux that lives, or a new one.
-func (b *bridge) dialled(ctx context.Context) (*link.Mux, error) {
+func (b *bridge) dialled(ctx context.Context) (*guestconn.Mux, error) {
 	select {
 	case b.turn <- struct{}{}:
 	case <-ctx.Done():
@@ -94,7 +94,7 @@ func (b *bridge) dialled(ctx context.Context) (*link.Mux, error) {
 	return m, nil
 }
 
-func (b *bridge) dial(ctx context.Context) (*link.Mux, error) {
+func (b *bridge) dial(ctx context.Context) (*guestconn.Mux, error) {
 	exec, err := b.d.api.ExecCreate(ctx, b.container, client.ExecCreateOptions{
 		User: "0:0", WorkingDir: "/", AttachStdin: true, AttachStdout: true, AttachStderr: true,
 		Cmd: []string{wire.GuestPath, "bridge"},
@@ -106,7 +106,7 @@ func (b *bridge) dial(ctx context.Context) (*link.Mux, error) {
 	if err != nil {
 		return nil, b.d.failed(ctx, "start a bridge", err)
 	}
-	m, err := link.NewMux(newPipes(got.HijackedResponse))
+	m, err := guestconn.NewMux(newPipes(got.HijackedResponse))
 	if err != nil {
 		return nil, fmt.Errorf("docker: bridge: %w", err)
 	}

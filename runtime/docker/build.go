@@ -18,8 +18,8 @@ import (
 	"github.com/moby/moby/api/types/build"
 	"github.com/moby/moby/client"
 
-	"orchestrator/images"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Builder builds images from Dockerfiles with the engine at Host; "" is the

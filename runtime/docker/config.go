@@ -14,9 +14,9 @@ import (
 	"github.com/moby/moby/client"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
-	"orchestrator/runtime/ocispec"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 const (

@@ -11,10 +11,10 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
 
-	"orchestrator/internal/cell"
-	"orchestrator/internal/cgroup"
-	"orchestrator/internal/fault"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // commandCPU is the part of a sandbox's CPU that its commands get: the guest
@@ -76,7 +76,7 @@ func (d *Driver) raise(ctx context.Context, spec runtime.Spec, img image) (*Sand
 func (s *Sandbox) create(ctx context.Context, spec runtime.Spec, img image) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, createTime, errSlow)
 	defer cancel()
-	fault.Hit("docker.create.intent")
+	failpoint.Hit("docker.create.intent")
 	if err := s.make(ctx, spec, img); err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (s *Sandbox) create(ctx context.Context, spec runtime.Spec, img image) erro
 			return err
 		}
 		defer done()
-		fault.Hit("docker.create.gvisor.cgroups")
+		failpoint.Hit("docker.create.gvisor.cgroups")
 	}
 	if err := s.start(ctx); err != nil {
 		return err
@@ -94,7 +94,7 @@ func (s *Sandbox) create(ctx context.Context, spec runtime.Spec, img image) erro
 	if err := s.attach(ctx, share(spec.Limits)); err != nil {
 		return err
 	}
-	fault.Hit("docker.create.attached")
+	failpoint.Hit("docker.create.attached")
 	return nil
 }
 
@@ -113,7 +113,7 @@ func (s *Sandbox) make(ctx context.Context, spec runtime.Spec, img image) error 
 	if err != nil {
 		return err
 	}
-	fault.Hit("docker.create.cell")
+	failpoint.Hit("docker.create.cell")
 	ask, err := configure(spec, img, s.d.engine, at, s.d.seccomp)
 	if err != nil {
 		return fmt.Errorf("image %s: %w", spec.Image.Ref, err)
@@ -137,7 +137,7 @@ func (s *Sandbox) make(ctx context.Context, spec runtime.Spec, img image) error 
 		return s.d.failed(ctx, "create container "+ask.Name, err)
 	}
 	s.container = got.ID
-	fault.Hit("docker.create.created")
+	failpoint.Hit("docker.create.created")
 	if ctx.Err() != nil {
 		return s.d.failed(ctx, "create container "+ask.Name, ctx.Err())
 	}
@@ -175,7 +175,7 @@ func (s *Sandbox) places(ctx context.Context, l runtime.Limits) (places, error) 
 		name, err := s.d.guestVolume(ctx)
 		return places{volume: name}, err
 	}
-	c, err := cell.Make(ctx, s.d.cellOptions(s.id, l.ScratchBytes))
+	c, err := rundir.Make(ctx, s.d.cellOptions(s.id, l.ScratchBytes))
 	if err != nil {
 		return places{}, fmt.Errorf("docker: sandbox %s: %w", s.id, err)
 	}
@@ -183,8 +183,8 @@ func (s *Sandbox) places(ctx context.Context, l runtime.Limits) (places, error) 
 	return places{run: c.RunDir(), slot: c.SlotDir()}, nil
 }
 
-func (d *Driver) cellOptions(id string, scratch int64) cell.Options {
-	return cell.Options{Dir: d.cells, ID: id, GuestPath: d.guest, ScratchBytes: scratch, Log: d.log}
+func (d *Driver) cellOptions(id string, scratch int64) rundir.Options {
+	return rundir.Options{Dir: d.cells, ID: id, GuestPath: d.guest, ScratchBytes: scratch, Log: d.log}
 }
 
 func (s *Sandbox) start(ctx context.Context) error {
@@ -198,7 +198,7 @@ func (s *Sandbox) start(ctx context.Context) error {
 		// The engine answered, and whatever class it gives: it cannot start this.
 		return refused("the engine at %s cannot start sandbox %s from its image with this entrypoint and these limits: %v", s.d.host, s.id, err)
 	}
-	fault.Hit("docker.create.started")
+	failpoint.Hit("docker.create.started")
 	return nil
 }
 

@@ -15,9 +15,9 @@ import (
 	"github.com/moby/moby/client"
 	"go.uber.org/goleak"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
-	"orchestrator/runtime/ocispec"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 func TestMain(m *testing.M) {

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/internal/fault"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // envVictim makes a run of the test binary the victim: it makes and destroys the
@@ -77,7 +77,7 @@ func killAtEveryPoint(t *testing.T, mode string, class runtime.Class, points ...
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestVictim$")
-			cmd.Env = append(os.Environ(), envVictim+"="+string(text), fault.Env+"=docker."+point)
+			cmd.Env = append(os.Environ(), envVictim+"="+string(text), failpoint.Env+"=docker."+point)
 			out, err := cmd.CombinedOutput()
 			exit := (*exec.ExitError)(nil)
 			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
@@ -108,7 +108,7 @@ func TestATryThatWasCutShortIsRemovedAtTheNextStart(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestVictim$")
-			cmd.Env = append(os.Environ(), envVictim+"="+string(text), fault.Env+"=docker."+point)
+			cmd.Env = append(os.Environ(), envVictim+"="+string(text), failpoint.Env+"=docker."+point)
 			out, err := cmd.CombinedOutput()
 			exit := (*exec.ExitError)(nil)
 			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {

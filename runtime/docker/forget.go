@@ -6,8 +6,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
 
-	"orchestrator/images"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 var _ runtime.ImageForgetter = (*Driver)(nil)

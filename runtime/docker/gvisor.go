@@ -13,10 +13,10 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 
-	"orchestrator/internal/cgroup"
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
-	"orchestrator/runtime/ocispec"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 const (
@@ -58,7 +58,7 @@ func (d *Driver) layLauncher() error {
 // cgroups go with the sandbox.
 func (s *Sandbox) cage(l runtime.Limits) (done func(), err error) {
 	caps := ocispec.GVisorCaps(l)
-	dirs, err := cgroup.Make(ocihost.CgroupsPath(s.id), cgroup.Share{MemoryBytes: caps.MemoryBytes, Pids: caps.Pids, CPU: caps.CPUs})
+	dirs, err := cgroup.Make(ocidriver.CgroupsPath(s.id), cgroup.Share{MemoryBytes: caps.MemoryBytes, Pids: caps.Pids, CPU: caps.CPUs})
 	if errors.Is(err, cgroup.ErrUnsupported) {
 		return nil, refused("class gvisor: %v: a sandbox of this class is capped by its cgroup alone", err)
 	}
@@ -116,7 +116,7 @@ func forGVisor(h *container.HostConfig, l runtime.Limits, runsc, seccomp string)
 // the host.
 func fromSandbox(id string) func(pid int) error {
 	return func(pid int) error {
-		if !ocihost.InCgroup(pid, ocihost.CgroupsPath(id)) {
+		if !ocidriver.InCgroup(pid, ocidriver.CgroupsPath(id)) {
 			return fmt.Errorf("peer is process %d, which is not in the cgroup of the sandbox", pid)
 		}
 		return nil
@@ -126,7 +126,7 @@ func fromSandbox(id string) func(pid int) error {
 // inside is what the cgroups of the sandbox's first process have in their paths.
 func (s *Sandbox) inside() string {
 	if s.class == runtime.ClassGVisor {
-		return ocihost.CgroupsPath(s.id) + "\n"
+		return ocidriver.CgroupsPath(s.id) + "\n"
 	}
 	return s.container
 }

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
-	"orchestrator/runtime/ocispec"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 func TestForGVisorNothingIsMountedLaterAndTheCapsHoldItsKernelToo(t *testing.T) {

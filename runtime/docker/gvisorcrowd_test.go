@@ -11,9 +11,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/guest"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // crowd is more processes than the shim of an engine has room to note the ends of at once.

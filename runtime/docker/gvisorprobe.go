@@ -18,9 +18,9 @@ import (
 	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
-	"orchestrator/runtime/ocispec"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 const (
@@ -115,7 +115,7 @@ func (d *Driver) checkRunsc(ctx context.Context) (key string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("class gvisor: %w", err)
 	}
-	boot, err := ocihost.BootID()
+	boot, err := ocidriver.BootID()
 	if err != nil {
 		return "", err
 	}

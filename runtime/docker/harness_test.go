@@ -19,8 +19,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/moby/moby/client"
 
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // What the tests are given: a real engine, and the sandbox image as an archive.
@@ -187,7 +187,7 @@ func nothingLeft(t *testing.T, d *Driver, s runtime.Spec) {
 	if err != nil || strings.Contains(string(mounts), s.ID) {
 		t.Errorf("mounts are left: %v\n%s", err, mounts)
 	}
-	if dirs, err := ocihost.CgroupsOf(s.ID); err != nil || len(dirs) != 0 {
+	if dirs, err := ocidriver.CgroupsOf(s.ID); err != nil || len(dirs) != 0 {
 		t.Errorf("cgroups are left: %q, %v", dirs, err)
 	}
 	hands, err := filepath.Glob(filepath.Join(handDir, "*"))

@@ -10,7 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // A note is a file named by a sandbox's id that says whose it is. It is written

@@ -15,8 +15,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 func TestSandboxLivesAndLeavesNothing(t *testing.T) {

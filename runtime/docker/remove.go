@@ -13,10 +13,10 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
-	"orchestrator/internal/cell"
-	"orchestrator/internal/fault"
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Remove destroys a sandbox by id from any state. Nothing there is success.
@@ -39,11 +39,11 @@ func (d *Driver) Remove(ctx context.Context, id string) error {
 	if err := d.removeContainers(ctx, id, "", dead); err != nil {
 		return err
 	}
-	fault.Hit("docker.destroy.deleted")
+	failpoint.Hit("docker.destroy.deleted")
 	if err := d.removeCell(ctx, id); err != nil {
 		return err
 	}
-	fault.Hit("docker.destroy.unmounted")
+	failpoint.Hit("docker.destroy.unmounted")
 	return d.removeNote(id)
 }
 
@@ -160,9 +160,9 @@ func (d *Driver) endGVisor(ctx context.Context, id string) (bool, error) {
 	if !d.noted(id) {
 		return false, nil
 	}
-	dirs, err := ocihost.CgroupsOf(id)
+	dirs, err := ocidriver.CgroupsOf(id)
 	if err == nil && len(dirs) > 0 {
-		err = ocihost.RemoveCgroups(ctx, id)
+		err = ocidriver.RemoveCgroups(ctx, id)
 	}
 	if err != nil {
 		return false, fmt.Errorf("docker: sandbox %s: %w", id, err)
@@ -175,10 +175,10 @@ func (d *Driver) removeCell(ctx context.Context, id string) error {
 	if !d.noted(id) {
 		return nil
 	}
-	if err := ocihost.RemoveCgroups(ctx, id); err != nil {
+	if err := ocidriver.RemoveCgroups(ctx, id); err != nil {
 		return fmt.Errorf("docker: sandbox %s: %w", id, err)
 	}
-	if err := cell.Remove(ctx, d.cellOptions(id, 0)); err != nil {
+	if err := rundir.Remove(ctx, d.cellOptions(id, 0)); err != nil {
 		return fmt.Errorf("docker: sandbox %s: %w", id, err)
 	}
 	return nil

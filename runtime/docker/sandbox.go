@@ -12,11 +12,11 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
-	"orchestrator/internal/cell"
-	"orchestrator/internal/fault"
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
-	"orchestrator/runtime/ocispec"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 // Sandbox is one container with its guest. Its methods may be called
@@ -30,9 +30,9 @@ type Sandbox struct {
 	begun     bool   // a container may exist
 	started   bool   // and something may run in it
 
-	cell   *cell.Cell // local
-	proc   *process   // local
-	bridge *bridge    // stdio
+	cell   *rundir.Cell // local
+	proc   *process     // local
+	bridge *bridge      // stdio
 
 	done chan struct{}
 	// ctx is over when the sandbox has ended or was let go of; its cause says
@@ -156,7 +156,7 @@ func (s *Sandbox) Figures(context.Context) (runtime.Figures, error) {
 	if s.mode == ModeStdio {
 		return runtime.Figures{}, fmt.Errorf("docker: sandbox %s: the cgroups of another host cannot be read: %w", s.id, errdefs.ErrNotImplemented)
 	}
-	return ocihost.Figures(s.cell)
+	return ocidriver.Figures(s.cell)
 }
 
 // destroyTime bounds a Destroy or Remove whose caller set no deadline, killTime
@@ -190,15 +190,15 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 	}
 	if s.class == runtime.ClassGVisor {
 		// gVisor's kernel does not take its file server and its tasks along.
-		if err := ocihost.RemoveCgroups(ctx, s.id); err != nil {
+		if err := ocidriver.RemoveCgroups(ctx, s.id); err != nil {
 			return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
 		}
 	}
-	fault.Hit("docker.destroy.killed")
+	failpoint.Hit("docker.destroy.killed")
 	if err := s.d.removeContainers(ctx, s.id, s.container, err == nil && s.proc != nil); err != nil {
 		return err
 	}
-	fault.Hit("docker.destroy.deleted")
+	failpoint.Hit("docker.destroy.deleted")
 	s.finish()
 	if err := s.clear(ctx); err != nil {
 		return err
@@ -244,7 +244,7 @@ func (s *Sandbox) kill(ctx context.Context) error {
 // clear removes what is on this host: cell and note.
 func (s *Sandbox) clear(ctx context.Context) error {
 	if s.cell != nil {
-		if err := ocihost.RemoveCgroups(ctx, s.id); err != nil {
+		if err := ocidriver.RemoveCgroups(ctx, s.id); err != nil {
 			return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
 		}
 		if err := s.cell.Remove(ctx); err != nil {
@@ -253,7 +253,7 @@ func (s *Sandbox) clear(ctx context.Context) error {
 	} else if err := s.d.removeCell(ctx, s.id); err != nil {
 		return err
 	}
-	fault.Hit("docker.destroy.unmounted")
+	failpoint.Hit("docker.destroy.unmounted")
 	return s.d.removeNote(s.id)
 }
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Options of a Driver. The zero value is a driver over a host of its own.

@@ -15,9 +15,9 @@ import (
 	"github.com/containerd/errdefs"
 	"go.uber.org/goleak"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
-	"orchestrator/runtime/fake"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

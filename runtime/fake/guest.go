@@ -14,8 +14,8 @@ import (
 	"sync"
 	"time"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Guest answers ping, claim, exec and end as the guest of a sandbox does. Its

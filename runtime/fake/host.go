@@ -22,7 +22,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Op names a step that a Hook can delay or fail.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // machine is a container: what lives on when a driver goes.

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/internal/cell"
+	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
 
-	"orchestrator/internal/ocihost"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 )
 
 // BenchmarkLife tells what a sandbox costs from Create to the first answer, and at its end.
@@ -52,7 +52,7 @@ func BenchmarkParts(b *testing.B) {
 			*sum += time.Since(last)
 			last = time.Now()
 		}
-		c, err := cell.Make(ctx, w.cellOptions(id, h.spec.Limits))
+		c, err := rundir.Make(ctx, w.cellOptions(id, h.spec.Limits))
 		lap(&makeCell, err)
 		lap(&bundle, w.makeBundle(h.spec, c))
 		said, err := newWords()
@@ -61,14 +61,14 @@ func BenchmarkParts(b *testing.B) {
 		}
 		init, err := w.start(ctx, h.spec, said)
 		lap(&start, err)
-		lap(&attach, c.Attach(ctx, init.Pid, ocihost.Share(h.spec.Limits)))
+		lap(&attach, c.Attach(ctx, init.Pid, ocidriver.Share(h.spec.Limits)))
 		if err := init.Kill(); err != nil {
 			b.Fatal(err)
 		}
 		lap(&end, init.Wait(ctx))
 		lap(&uncell, c.Remove(ctx))
 		lap(&del, w.delete(ctx, id))
-		if err := ocihost.RemoveCgroups(ctx, id); err != nil {
+		if err := ocidriver.RemoveCgroups(ctx, id); err != nil {
 			b.Fatal(err)
 		}
 		lap(&unmount, unmountRoot(filepath.Join(w.bundle(id), overlayName)))

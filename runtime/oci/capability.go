@@ -1,8 +1,8 @@
 package oci
 
 import (
-	"orchestrator/runtime"
-	"orchestrator/runtime/ocispec"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 // Classes are container, and gvisor where runsc was seen to run a sandbox here. That is tried once.

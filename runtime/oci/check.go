@@ -9,14 +9,14 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/ocihost"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 )
 
 // unfit is an error that says what this host lacks and how to get it.
 func unfit(lack, fix string) error { return host.Unfit(lack, fix) }
 
 // host makes the checks that every driver with an OCI configuration needs.
-const host = ocihost.Driver("oci")
+const host = ocidriver.Driver("oci")
 
 func (o Options) validate() error {
 	if !filepath.IsAbs(o.StateDir) {
@@ -35,7 +35,7 @@ func (o Options) validate() error {
 	if !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
 		return fmt.Errorf("guest %s is not an executable file: %w", o.GuestPath, errdefs.ErrInvalidArgument)
 	}
-	p, err := ocihost.Open(os.Getpid())
+	p, err := ocidriver.Open(os.Getpid())
 	if err != nil {
 		return unfit("pidfds cannot be used ("+err.Error()+")", "use Linux 5.10 or later")
 	}

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/fault"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 )
 
 // What the process that crashes is told.
@@ -47,7 +47,7 @@ func TestCrashAnywhere(t *testing.T) {
 		t.Run(point, func(t *testing.T) {
 			b := newBench(t)
 			cmd := exec.Command(os.Args[0], "-test.run=^TestCrashProcess$")
-			cmd.Env = append(os.Environ(), fault.Env+"="+point, crashState+"="+b.state, crashGuest+"="+b.guest)
+			cmd.Env = append(os.Environ(), failpoint.Env+"="+point, crashState+"="+b.state, crashGuest+"="+b.guest)
 			out, err := cmd.CombinedOutput()
 			if status, ok := cmd.ProcessState.Sys().(interface{ Signal() unix.Signal }); !ok || status.Signal() != unix.SIGKILL {
 				t.Fatalf("the process did not die where it should: %v\n%s", err, out)

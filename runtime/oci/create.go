@@ -12,11 +12,11 @@ import (
 	"github.com/containerd/errdefs"
 	runc "github.com/containerd/go-runc"
 
-	"orchestrator/internal/cell"
-	"orchestrator/internal/fault"
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
-	"orchestrator/runtime/ocispec"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 // undoTime bounds the removal of what a failed Create made.
@@ -55,7 +55,7 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 }
 
 // create makes one part after the other. What it made when it fails is removed by destroy, which looks at what is there.
-func (d *Driver) create(ctx context.Context, spec runtime.Spec) (*ocihost.Held, error) {
+func (d *Driver) create(ctx context.Context, spec runtime.Spec) (*ocidriver.Held, error) {
 	rec := record{
 		ID: spec.ID, Owner: spec.Owner, Template: spec.Template, Build: spec.Build, Class: spec.Class,
 		Created: time.Now().UTC(), Limits: spec.Limits, BootID: d.bootID,
@@ -63,8 +63,8 @@ func (d *Driver) create(ctx context.Context, spec runtime.Spec) (*ocihost.Held, 
 	if err := d.write(rec); err != nil {
 		return nil, err
 	}
-	fault.Hit("oci.create.intent")
-	c, err := cell.Make(ctx, d.cellOptions(spec.ID, spec.Limits))
+	failpoint.Hit("oci.create.intent")
+	c, err := rundir.Make(ctx, d.cellOptions(spec.ID, spec.Limits))
 	if err != nil {
 		return nil, err
 	}
@@ -76,12 +76,12 @@ func (d *Driver) create(ctx context.Context, spec runtime.Spec) (*ocihost.Held, 
 }
 
 // fill puts a container around the cell.
-func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record, c *cell.Cell) (*ocihost.Held, error) {
-	fault.Hit("oci.create.cell")
+func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record, c *rundir.Cell) (*ocidriver.Held, error) {
+	failpoint.Hit("oci.create.cell")
 	if err := d.makeBundle(spec, c); err != nil {
 		return nil, err
 	}
-	fault.Hit("oci.create.overlay")
+	failpoint.Hit("oci.create.overlay")
 	said, err := newWords()
 	if err != nil {
 		return nil, err
@@ -94,24 +94,24 @@ func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record, c *cel
 	if err != nil {
 		return nil, errors.Join(err, said.Close())
 	}
-	fault.Hit("oci.create.started")
+	failpoint.Hit("oci.create.started")
 	rec.Pid, rec.Started = init.Pid, init.Started
 	err = d.write(rec)
 	if err == nil {
-		err = ocihost.Attach(ctx, c, spec.ID, spec.Class, init.Pid, spec.Limits)
+		err = ocidriver.Attach(ctx, c, spec.ID, spec.Class, init.Pid, spec.Limits)
 	}
 	if err != nil || init.Ended() {
 		err = endedAtOnce(ctx, init, said, err)
 		init.Close()
 		return nil, errors.Join(err, said.Close())
 	}
-	fault.Hit("oci.create.attached")
+	failpoint.Hit("oci.create.attached")
 	return d.live.Hold(spec.ID, spec.Class, c, init, said), nil
 }
 
 // endedAtOnce is the error of a start that went wrong: that the first process has ended, with its words, or else what went wrong. What fails because
 // the process is about to be gone may fail a moment before it is.
-func endedAtOnce(ctx context.Context, init *ocihost.Process, said *words, err error) error {
+func endedAtOnce(ctx context.Context, init *ocidriver.Process, said *words, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
 	if init.Wait(ctx) != nil {
@@ -121,11 +121,11 @@ func endedAtOnce(ctx context.Context, init *ocihost.Process, said *words, err er
 }
 
 // makeBundle writes the configuration and mounts the root.
-func (d *Driver) makeBundle(spec runtime.Spec, c *cell.Cell) error {
+func (d *Driver) makeBundle(spec runtime.Spec, c *rundir.Cell) error {
 	dir := d.bundle(spec.ID)
 	root := filepath.Join(dir, overlayName)
 	config, err := ocispec.New(spec, ocispec.Places{
-		Root: root, RunDir: c.RunDir(), SlotDir: c.SlotDir(), CgroupsPath: ocihost.CgroupsPath(spec.ID),
+		Root: root, RunDir: c.RunDir(), SlotDir: c.SlotDir(), CgroupsPath: ocidriver.CgroupsPath(spec.ID),
 	})
 	if err != nil {
 		return err
@@ -133,7 +133,7 @@ func (d *Driver) makeBundle(spec runtime.Spec, c *cell.Cell) error {
 	if spec.Class != runtime.ClassGVisor {
 		// The overlay is read-only and nodev by itself. Asked for read-only, runc would mount it once more and lose the nodev.
 		config.Root.Readonly = false
-		if err := ocihost.FitRlimits(config.Process.Rlimits); err != nil {
+		if err := ocidriver.FitRlimits(config.Process.Rlimits); err != nil {
 			return err
 		}
 	}
@@ -154,7 +154,7 @@ func (d *Driver) makeBundle(spec runtime.Spec, c *cell.Cell) error {
 }
 
 // start runs the OCI runtime and takes hold of the first process.
-func (d *Driver) start(ctx context.Context, spec runtime.Spec, said *words) (*ocihost.Process, error) {
+func (d *Driver) start(ctx context.Context, spec runtime.Spec, said *words) (*ocidriver.Process, error) {
 	id := spec.ID
 	pidFile := filepath.Join(d.bundle(id), pidName)
 	_, err := d.runtime.Run(ctx, id, d.bundle(id), &runc.CreateOpts{IO: said, PidFile: pidFile, Detach: true})
@@ -172,8 +172,8 @@ func (d *Driver) start(ctx context.Context, spec runtime.Spec, said *words) (*oc
 }
 
 // take takes hold of the process that a runtime told.
-func (d *Driver) take(ctx context.Context, id string, pid int, said *words) (*ocihost.Process, error) {
-	init, err := ocihost.Open(pid)
+func (d *Driver) take(ctx context.Context, id string, pid int, said *words) (*ocidriver.Process, error) {
+	init, err := ocidriver.Open(pid)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, endedAtOnce(ctx, nil, said, nil)
 	}
@@ -181,7 +181,7 @@ func (d *Driver) take(ctx context.Context, id string, pid int, said *words) (*oc
 		return nil, fmt.Errorf("start: %w", err)
 	}
 	// Between the runtime's report and our hold the process may have died and another may have got its pid.
-	if !ocihost.InCgroup(pid, ocihost.CgroupsPath(id)) {
+	if !ocidriver.InCgroup(pid, ocidriver.CgroupsPath(id)) {
 		init.Close()
 		return nil, endedAtOnce(ctx, nil, said, nil)
 	}

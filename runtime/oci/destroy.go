@@ -7,11 +7,11 @@ import (
 	"path/filepath"
 	"time"
 
-	"orchestrator/internal/cell"
-	"orchestrator/internal/fault"
-	"orchestrator/internal/ocihost"
-	"orchestrator/internal/slot"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // stateTime is how long what is mounted in a runtime's state is swept.
@@ -28,21 +28,21 @@ func (d *Driver) tearDown(ctx context.Context, id string) error {
 	if err := d.end(ctx, id); err != nil {
 		return err
 	}
-	fault.Hit("oci.destroy.killed")
+	failpoint.Hit("oci.destroy.killed")
 	if err := d.removeCell(ctx, id); err != nil {
 		return err
 	}
 	if err := d.delete(ctx, id); err != nil {
 		return err
 	}
-	if err := ocihost.RemoveCgroups(ctx, id); err != nil {
+	if err := ocidriver.RemoveCgroups(ctx, id); err != nil {
 		return err
 	}
-	fault.Hit("oci.destroy.deleted")
+	failpoint.Hit("oci.destroy.deleted")
 	if err := unmountRoot(filepath.Join(d.bundle(id), overlayName)); err != nil {
 		return err
 	}
-	fault.Hit("oci.destroy.unmounted")
+	failpoint.Hit("oci.destroy.unmounted")
 	if s := d.live.Get(id); s != nil {
 		s.LetGo()
 	}
@@ -57,11 +57,11 @@ func (d *Driver) end(ctx context.Context, id string) error {
 	}
 	defer done()
 	// runsc keeps its state in the bundle, and its kernel does not take its file server and its tasks along.
-	return ocihost.End(ctx, id, init, func() bool { return exists(filepath.Join(d.bundle(id), runscName)) })
+	return ocidriver.End(ctx, id, init, func() bool { return exists(filepath.Join(d.bundle(id), runscName)) })
 }
 
 // initFor takes hold of the first process, nil if there is none to be found. done gives up a hold that is not the sandbox's own.
-func (d *Driver) initFor(id string) (init *ocihost.Process, done func(), err error) {
+func (d *Driver) initFor(id string) (init *ocidriver.Process, done func(), err error) {
 	if s := d.live.Get(id); s != nil {
 		return s.Init, func() {}, nil
 	}
@@ -81,7 +81,7 @@ func (d *Driver) removeCell(ctx context.Context, id string) error {
 	if s := d.live.Get(id); s != nil {
 		return s.Cell.Remove(ctx)
 	}
-	return cell.Remove(ctx, d.cellOptions(id, runtime.Limits{}.WithDefaults()))
+	return rundir.Remove(ctx, d.cellOptions(id, runtime.Limits{}.WithDefaults()))
 }
 
 // delete lets the runtime forget the container. A container that it never finished it does not know; its folder is ours to remove.
@@ -97,7 +97,7 @@ func (d *Driver) delete(ctx context.Context, id string) error {
 		d.log.Debug("the runtime did not delete a container, its state is removed", "sandbox", id, "error", err)
 	}
 	// A runtime that was killed while it started leaves the mount of its own program in there.
-	if err := slot.Sweep(ctx, state, stateTime); err != nil {
+	if err := livemount.Sweep(ctx, state, stateTime); err != nil {
 		return fmt.Errorf("delete container: %w", err)
 	}
 	if err := os.RemoveAll(state); err != nil {
@@ -112,7 +112,7 @@ func (d *Driver) leftOf(id string) []string {
 	if rec, err := d.read(id); err == nil && d.running(rec) {
 		left = append(left, fmt.Sprintf("process %d", rec.Pid))
 	}
-	if dirs, err := ocihost.CgroupsOf(id); err == nil {
+	if dirs, err := ocidriver.CgroupsOf(id); err == nil {
 		left = append(left, dirs...)
 	}
 	for _, path := range []string{filepath.Join(d.cells, id), filepath.Join(d.runtime.Root, id), d.bundle(id)} {

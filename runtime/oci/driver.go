@@ -22,13 +22,13 @@ import (
 	"github.com/containerd/errdefs"
 	runc "github.com/containerd/go-runc"
 
-	"orchestrator/internal/cell"
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // DefaultRuntime is the OCI runtime that is used unless Options names another.
-const DefaultRuntime = ocihost.DefaultRuntime
+const DefaultRuntime = ocidriver.DefaultRuntime
 
 // Options are what a Driver is made from.
 type Options struct {
@@ -56,12 +56,12 @@ type Driver struct {
 	noSwap   bool // the kernel does not count swap, and there is none
 	runtime  *runc.Runc
 	log      *slog.Logger
-	busy     ocihost.Locks
+	busy     ocidriver.Locks
 	// gvisor finds runsc at the first use of the class.
 	gvisor func() (*gvisor, error)
 
-	live    ocihost.Set
-	removal ocihost.Remover
+	live    ocidriver.Set
+	removal ocidriver.Remover
 }
 
 var _ runtime.Driver = (*Driver)(nil)
@@ -83,7 +83,7 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	boot, err := ocihost.BootID()
+	boot, err := ocidriver.BootID()
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	if err := probeOverlay(d.dir, d.skeleton); err != nil {
 		return nil, err
 	}
-	d.removal = ocihost.Remover{Locks: &d.busy, TearDown: d.tearDown, Left: d.leftOf}
+	d.removal = ocidriver.Remover{Locks: &d.busy, TearDown: d.tearDown, Left: d.leftOf}
 	d.live.Remove = d.Remove
 	d.gvisor = sync.OnceValues(func() (*gvisor, error) { return d.findGVisor(context.WithoutCancel(ctx), o.GVisor) })
 	return d, nil
@@ -191,7 +191,7 @@ func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) 
 	return s, nil
 }
 
-func (d *Driver) adopt(ctx context.Context, id string) (_ *ocihost.Held, err error) {
+func (d *Driver) adopt(ctx context.Context, id string) (_ *ocidriver.Held, err error) {
 	rec, err := d.read(id)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, errdefs.ErrNotFound
@@ -207,12 +207,12 @@ func (d *Driver) adopt(ctx context.Context, id string) (_ *ocihost.Held, err err
 		init.Close()
 		return nil, fmt.Errorf("its first process has ended: %w", errdefs.ErrNotFound)
 	}
-	c, err := cell.Adopt(ctx, d.cellOptions(id, rec.Limits))
+	c, err := rundir.Adopt(ctx, d.cellOptions(id, rec.Limits))
 	if err != nil {
 		init.Close()
 		return nil, err
 	}
-	if err := ocihost.Attach(ctx, c, id, rec.Class, init.Pid, rec.Limits); err != nil {
+	if err := ocidriver.Attach(ctx, c, id, rec.Class, init.Pid, rec.Limits); err != nil {
 		init.Close()
 		return nil, errors.Join(err, c.Close())
 	}
@@ -222,6 +222,6 @@ func (d *Driver) adopt(ctx context.Context, id string) (_ *ocihost.Held, err err
 // Close lets go of every sandbox that is held; they live on.
 func (d *Driver) Close() error { return d.live.Release() }
 
-func (d *Driver) cellOptions(id string, l runtime.Limits) cell.Options {
-	return cell.Options{Dir: d.cells, ID: id, GuestPath: d.guest, ScratchBytes: l.ScratchBytes, Log: d.log}
+func (d *Driver) cellOptions(id string, l runtime.Limits) rundir.Options {
+	return rundir.Options{Dir: d.cells, ID: id, GuestPath: d.guest, ScratchBytes: l.ScratchBytes, Log: d.log}
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/containerd/errdefs"
 	runc "github.com/containerd/go-runc"
 
-	"orchestrator/internal/cgroup"
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
-	"orchestrator/runtime/ocispec"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 // DefaultGVisor is the program for sandboxes of class gvisor unless Options names another.
@@ -53,12 +53,12 @@ func (g *gvisor) run(ctx context.Context, root string, cgroups []string, said *w
 }
 
 // startGVisor runs runsc and takes hold of its kernel, which stands for the sandbox: nothing inside lives without it.
-func (d *Driver) startGVisor(ctx context.Context, spec runtime.Spec, said *words) (*ocihost.Process, error) {
+func (d *Driver) startGVisor(ctx context.Context, spec runtime.Spec, said *words) (*ocidriver.Process, error) {
 	g, err := d.gvisor()
 	if err != nil {
 		return nil, err
 	}
-	dirs, err := cgroup.Make(ocihost.CgroupsPath(spec.ID), whole(ocispec.GVisorCaps(spec.Limits)))
+	dirs, err := cgroup.Make(ocidriver.CgroupsPath(spec.ID), whole(ocispec.GVisorCaps(spec.Limits)))
 	if errors.Is(err, cgroup.ErrUnsupported) {
 		return nil, unfit(err.Error(), "a sandbox of class gvisor is capped by its cgroup alone")
 	}

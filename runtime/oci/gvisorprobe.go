@@ -13,10 +13,10 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"orchestrator/internal/cgroup"
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
-	"orchestrator/runtime/ocispec"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 const (
@@ -132,12 +132,12 @@ func (d *Driver) tryPlatform(ctx context.Context, g *gvisor, bound time.Duration
 	defer func() {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 		defer cancel()
-		err = errors.Join(err, ocihost.RemoveCgroups(undo, id), os.RemoveAll(dir))
+		err = errors.Join(err, ocidriver.RemoveCgroups(undo, id), os.RemoveAll(dir))
 	}()
 	if err := d.probeBundle(dir); err != nil {
 		return err
 	}
-	dirs, err := cgroup.Make(ocihost.CgroupsPath(id), whole(ocispec.GVisorCaps(runtime.Limits{}.WithDefaults())))
+	dirs, err := cgroup.Make(ocidriver.CgroupsPath(id), whole(ocispec.GVisorCaps(runtime.Limits{}.WithDefaults())))
 	if err != nil {
 		return err
 	}

@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 const owner = "owner-oci-test"
@@ -147,7 +147,7 @@ func (b bench) wantNothingLeft(t testing.TB) {
 
 func wantNoCgroup(t testing.TB, id string) {
 	t.Helper()
-	dirs, err := ocihost.CgroupsOf(id)
+	dirs, err := ocidriver.CgroupsOf(id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,13 +171,13 @@ func specFor(t testing.TB) runtime.Spec {
 	}
 }
 
-func (b bench) make(t testing.TB) *ocihost.Held {
+func (b bench) make(t testing.TB) *ocidriver.Held {
 	t.Helper()
 	s, err := b.Create(t.Context(), specFor(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.(*ocihost.Held)
+	return s.(*ocidriver.Held)
 }
 
 type answer struct {

@@ -12,7 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	"go.uber.org/goleak"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // atEnd removes what all tests share.

@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 	"time"
 
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // record is what is kept of a sandbox in its folder. It is written before anything is made, and again once the first process runs.
@@ -97,11 +97,11 @@ func (d *Driver) write(rec record) error {
 }
 
 // initOf takes hold of the recorded first process; nil if it has ended, or never ran.
-func (d *Driver) initOf(rec record) (*ocihost.Process, error) {
+func (d *Driver) initOf(rec record) (*ocidriver.Process, error) {
 	if rec.Pid == 0 || rec.BootID != d.bootID {
 		return nil, nil
 	}
-	p, err := ocihost.Open(rec.Pid)
+	p, err := ocidriver.Open(rec.Pid)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
@@ -120,7 +120,7 @@ func (d *Driver) running(rec record) bool {
 	if rec.Pid == 0 || rec.BootID != d.bootID {
 		return false
 	}
-	started, err := ocihost.StartTime(rec.Pid)
+	started, err := ocidriver.StartTime(rec.Pid)
 	return err == nil && started == rec.Started
 }
 

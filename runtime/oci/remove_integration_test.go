@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/cell"
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // half makes parts of a sandbox as a process does that dies on the way.
@@ -21,7 +21,7 @@ type half struct {
 	b    bench
 	spec runtime.Spec
 	rec  record
-	cell *cell.Cell
+	cell *rundir.Cell
 }
 
 func (h *half) folder(t testing.TB) {
@@ -40,7 +40,7 @@ func (h *half) record(t testing.TB) {
 
 func (h *half) withCell(t testing.TB) {
 	h.record(t)
-	c, err := cell.Make(t.Context(), h.b.cellOptions(h.spec.ID, h.spec.Limits))
+	c, err := rundir.Make(t.Context(), h.b.cellOptions(h.spec.ID, h.spec.Limits))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func (h *half) running(t testing.TB) {
 func (h *half) recorded(t testing.TB) {
 	h.running(t)
 	h.rec.Pid = pidIn(t, filepath.Join(h.b.bundle(h.spec.ID), pidName))
-	p, err := ocihost.Open(h.rec.Pid)
+	p, err := ocidriver.Open(h.rec.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func (h *half) recorded(t testing.TB) {
 // killed: init dead, everything else as it was.
 func (h *half) killed(t testing.TB) {
 	h.recorded(t)
-	p, err := ocihost.Open(h.rec.Pid)
+	p, err := ocidriver.Open(h.rec.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/ocihost"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 func TestWallsFromInside(t *testing.T) {
@@ -74,7 +74,7 @@ except OSError as e:
 func TestCapsOnTheHost(t *testing.T) {
 	b := newBench(t)
 	s := b.make(t)
-	dirs, err := ocihost.CgroupsOf(s.ID())
+	dirs, err := ocidriver.CgroupsOf(s.ID())
 	if err != nil || len(dirs) == 0 {
 		t.Fatalf("cgroups %v, %v", dirs, err)
 	}

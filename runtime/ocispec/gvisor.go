@@ -6,8 +6,8 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // What differs in class gvisor, whoever starts runsc:

@@ -1,6 +1,6 @@
 package ocispec
 
-import "orchestrator/runtime"
+import "github.com/sandbox-orchestrator/orchestrator/runtime"
 
 // NoGVisorBind is why nothing can be bound into a sandbox of class gvisor.
 const NoGVisorBind = "no: gVisor shows no mount that is made after the start; files travel over the stream"

@@ -14,9 +14,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/guest"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 //go:embed inside/*.py

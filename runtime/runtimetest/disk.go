@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"orchestrator/internal/disk"
-	"orchestrator/internal/guest"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // outOfRoom wants the ending disk, with the exit code and the place that was full.
@@ -60,18 +60,18 @@ func memoryFiles(t *testing.T, b *box) {
 func bounded(t *testing.T, bytes int64) (dir, data string) {
 	t.Helper()
 	dir = t.TempDir()
-	opt := disk.Options{Bytes: bytes, Mechanism: disk.Loop, UID: runtime.CommandUID, GID: runtime.CommandGID}
-	if err := disk.Make(t.Context(), dir, opt); err != nil {
+	opt := quotadir.Options{Bytes: bytes, Mechanism: quotadir.Loop, UID: runtime.CommandUID, GID: runtime.CommandGID}
+	if err := quotadir.Make(t.Context(), dir, opt); err != nil {
 		t.Fatal(err)
 	}
-	root, err := disk.Mount(t.Context(), dir)
+	root, err := quotadir.Mount(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), Patience)
 		defer cancel()
-		if err := disk.Unmount(ctx, dir); err != nil {
+		if err := quotadir.Unmount(ctx, dir); err != nil {
 			t.Errorf("the disk of a workspace: %v", err)
 		}
 	})
@@ -108,7 +108,7 @@ func quota(t *testing.T, s *suite) {
 	if o := b.sh(t, "fallocate -l 1G y"); o.exited(0) {
 		t.Errorf("room for a GiB was promised: %v", o)
 	}
-	if use, err := disk.UsageOf(dir); err != nil || use.Bytes > size+size/10 {
+	if use, err := quotadir.UsageOf(dir); err != nil || use.Bytes > size+size/10 {
 		t.Errorf("usage on the host: %+v, %v", use, err)
 	}
 	b.well(t)

@@ -15,9 +15,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/guest"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // crowd is how many connections of the proxy there are at once; over a mux, where the bridge holds what commands do not read, they are less.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // files: what goes in and out through the guest, and what does not.

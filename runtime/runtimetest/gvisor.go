@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/internal/guest"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // What differs where the host sees a kernel in user space and not the sandbox's processes: what is alive inside is asked inside, as a user of its

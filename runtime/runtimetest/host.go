@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 )
 
 // view is what the host knows of a sandbox once it runs.

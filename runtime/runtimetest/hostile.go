@@ -19,7 +19,7 @@ import (
 	"strings"
 	"testing"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // markEnv is set by the hostile image's configuration, and must not be set inside.

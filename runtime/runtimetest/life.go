@@ -12,9 +12,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/guest"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // next is the next process of the orchestrator: the driver is closed, and another one is opened on the same state.

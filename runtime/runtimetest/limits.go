@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/internal/guest"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // memoryCap: who takes more than the cap dies, nothing is swapped out instead, and the sandbox can be used afterwards.

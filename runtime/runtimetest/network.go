@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 )
 
 // network is what network.py tells.

@@ -21,7 +21,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 const (

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 //go:embed capabilities.txt

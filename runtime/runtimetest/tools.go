@@ -7,10 +7,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/guest"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/policy/argv"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // ownCaps: a command with caps of its own meets them, alone, and another beside it does not.

@@ -13,7 +13,7 @@ import (
 	"context"
 	"net"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Names of the calls that decorators see.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Timeouts bounds the calls of a driver and its sandboxes. Zero means the

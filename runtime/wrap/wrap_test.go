@@ -15,9 +15,9 @@ import (
 	"github.com/containerd/errdefs"
 	"go.uber.org/goleak"
 
-	"orchestrator/runtime"
-	"orchestrator/runtime/fake"
-	"orchestrator/runtime/wrap"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/wrap"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

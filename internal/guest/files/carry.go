@@ -10,8 +10,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/carry"
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/filesync"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // carry packs or unpacks the workspace, as the user. It holds one thread for as
@@ -28,7 +28,7 @@ func (s *Server) carry(ctx context.Context, op wire.Op, body json.RawMessage, c 
 		return c.Fail(wire.Unavailable, "", "the workspace is being carried already")
 	}
 	defer s.carrying.Unlock()
-	var sum carry.Sum
+	var sum filesync.Sum
 	var err error
 	run := func() { sum, err = s.unpack(ctx, q, c) }
 	if op == wire.OpPack {
@@ -43,27 +43,27 @@ func (s *Server) carry(ctx context.Context, op wire.Op, body json.RawMessage, c 
 	return c.Reply(wire.Carried{Entries: sum.Entries, Bytes: sum.Bytes, Kept: sum.Kept})
 }
 
-func (s *Server) unpack(ctx context.Context, q wire.Carry, c *wire.Conn) (carry.Sum, error) {
+func (s *Server) unpack(ctx context.Context, q wire.Carry, c *wire.Conn) (filesync.Sum, error) {
 	in := &frames{c: c}
-	sum, err := carry.Unpack(ctx, in, s.opt.Dir, carry.Limits{Bytes: q.MaxBytes}, q.ReadOnly)
+	sum, err := filesync.Unpack(ctx, in, s.opt.Dir, filesync.Limits{Bytes: q.MaxBytes}, q.ReadOnly)
 	if err != nil {
 		return sum, err
 	}
-	s.known, err = carry.Remember(ctx, s.opt.Dir)
+	s.known, err = filesync.Remember(ctx, s.opt.Dir)
 	return sum, err
 }
 
-func (s *Server) pack(ctx context.Context, q wire.Carry, c *wire.Conn) (carry.Sum, error) {
+func (s *Server) pack(ctx context.Context, q wire.Carry, c *wire.Conn) (filesync.Sum, error) {
 	known := s.known
 	if q.Whole {
 		known = nil
 	}
-	return carry.Pack(ctx, dataFrames{c}, s.opt.Dir, carry.Limits{Bytes: q.MaxBytes}, known)
+	return filesync.Pack(ctx, dataFrames{c}, s.opt.Dir, filesync.Limits{Bytes: q.MaxBytes}, known)
 }
 
 // carryFailure gives an error its class on the wire.
 func carryFailure(err error) error {
-	large, ok := errors.AsType[*carry.TooLargeError](err)
+	large, ok := errors.AsType[*filesync.TooLargeError](err)
 	switch {
 	case ok:
 		return wire.Failf(wire.FailedPrecondition, "max_bytes", "the files have more than %d bytes, with %.200q", large.Limit, large.Path)

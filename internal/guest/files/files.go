@@ -23,10 +23,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"orchestrator/internal/carry"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/safefile"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/filesync"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // IdleTime is how long a transfer may stand still before it is cut.
@@ -51,8 +51,8 @@ type Server struct {
 	looking chan struct{} // globs and searches that run
 	alias   atomic.Pointer[[]alias]
 
-	carrying sync.Mutex  // held while the workspace is packed or unpacked
-	known    carry.Known // what was unpacked; guarded by carrying
+	carrying sync.Mutex     // held while the workspace is packed or unpacked
+	known    filesync.Known // what was unpacked; guarded by carrying
 }
 
 // maxLooking is how many globs and searches run at a time: each takes some

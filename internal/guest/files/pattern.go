@@ -6,7 +6,7 @@ import (
 	"regexp/syntax"
 	"strings"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // Bounds of what is compiled: a pattern comes from a model, and neither its

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 )
 
 // place is the folder that a request is about.

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 )
 
 const (

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 )
 
 // handleTool is Handle for what tools ask beyond reading and writing.

@@ -6,7 +6,7 @@ import (
 	"os"
 	"time"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // accept waits for a connection of the proxy and has the stream carry it. A

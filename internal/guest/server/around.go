@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 )
 
 // around are the files in which the cgroup of the whole sandbox counts, as far

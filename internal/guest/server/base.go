@@ -3,7 +3,7 @@ package server
 import (
 	"maps"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // setBase takes what all commands have. A user that the image does not have,

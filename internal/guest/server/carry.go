@@ -7,8 +7,8 @@ import (
 	"syscall"
 	"time"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/link/relay"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn/relay"
 )
 
 // errCarried says that a stream is not answered any more: it carries a

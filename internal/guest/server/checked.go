@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/guest/leader"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/policy/argv"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/prefork"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
 )
 
 // A command with wire.Command.Check is decided on by its argument vector. That
@@ -37,7 +37,7 @@ func plain(env map[string]string) map[string]string {
 }
 
 // decide is the guest's own word on a command, right before it is run.
-func (s *Server) decide(cmd *wire.Command, p *leader.Program) *wire.Failure {
+func (s *Server) decide(cmd *wire.Command, p *prefork.Program) *wire.Failure {
 	if cmd.Check == nil {
 		return nil
 	}

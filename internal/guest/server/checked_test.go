@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/policy/argv"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // only are rules for harmless programs.

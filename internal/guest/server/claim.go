@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"time"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 func (s *Server) ping() wire.Pong {

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"syscall"
 
-	"orchestrator/internal/guest/leader"
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/prefork"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 const (
@@ -101,7 +101,7 @@ func checkEnv(env map[string]string) *wire.Failure {
 }
 
 // program resolves a checked command.
-func (s *Server) program(cmd *wire.Command) (*leader.Program, *wire.Failure) {
+func (s *Server) program(cmd *wire.Command) (*prefork.Program, *wire.Failure) {
 	s.mu.Lock()
 	lease, base := s.env, s.base // replaced, never changed
 	s.mu.Unlock()
@@ -123,7 +123,7 @@ func (s *Server) program(cmd *wire.Command) (*leader.Program, *wire.Failure) {
 		env["TERM"] = cmd.TTY.Term
 	}
 	maps.Copy(env, own)
-	p := &leader.Program{Argv: cmd.Argv, UID: u.uid, GID: u.gid, Dir: s.Workspace}
+	p := &prefork.Program{Argv: cmd.Argv, UID: u.uid, GID: u.gid, Dir: s.Workspace}
 	if cmd.Program == "" {
 		p.Paths = search(cmd.Argv[0], env["PATH"])
 	} else {
@@ -165,7 +165,7 @@ func search(name, path string) []string {
 }
 
 // stepFailure says to a caller why the command could not be executed.
-func stepFailure(e *leader.StepError, cmd *wire.Command) *wire.Failure {
+func stepFailure(e *prefork.StepError, cmd *wire.Command) *wire.Failure {
 	code := wire.FailedPrecondition
 	switch e.Errno {
 	case syscall.ENOENT:
@@ -178,11 +178,11 @@ func stepFailure(e *leader.StepError, cmd *wire.Command) *wire.Failure {
 		code = wire.ResourceExhausted
 	}
 	switch e.Step {
-	case leader.StepTerminal:
+	case prefork.StepTerminal:
 		return wire.Failf(wire.Internal, "tty", "%v", e)
-	case leader.StepDir:
+	case prefork.StepDir:
 		return wire.Failf(code, "cwd", "enter %.200q: %v", cmd.Cwd, e.Errno)
-	case leader.StepExec:
+	case prefork.StepExec:
 		if cmd.Program != "" {
 			return programFailure(cmd, e.Errno)
 		}

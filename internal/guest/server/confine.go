@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/guest/leader"
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/prefork"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // maxDirs bounds the folders that a command's working directory may be in.
@@ -28,7 +28,7 @@ func absolute(paths []string) bool {
 // command may be started in. What is entered is the name without links: one
 // that is turned into a link after this look is followed, by a command that
 // could go there by itself.
-func confine(cmd *wire.Command, p *leader.Program) *wire.Failure {
+func confine(cmd *wire.Command, p *prefork.Program) *wire.Failure {
 	if len(cmd.Dirs) == 0 {
 		return nil
 	}
@@ -36,7 +36,7 @@ func confine(cmd *wire.Command, p *leader.Program) *wire.Failure {
 	if err != nil {
 		errno := syscall.EIO
 		errors.As(err, &errno)
-		return stepFailure(&leader.StepError{Step: leader.StepDir, Errno: errno}, cmd)
+		return stepFailure(&prefork.StepError{Step: prefork.StepDir, Errno: errno}, cmd)
 	}
 	for _, dir := range cmd.Dirs {
 		if top, err := resolve(dir); err == nil && (real == top || strings.HasPrefix(real, strings.TrimSuffix(top, "/")+"/")) {

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"syscall"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // dial connects a stream to a server on the sandbox's loopback.

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // world is the test's host and command in one: streams and connections to the

@@ -5,14 +5,14 @@ import (
 	"strings"
 	"time"
 
-	"orchestrator/internal/cgroup"
-	"orchestrator/internal/guest/leader"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/prefork"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // facts is what an ending is told from.
 type facts struct {
-	exit  *leader.Exit   // nil: the leader was not seen to end
+	exit  *prefork.Exit  // nil: the leader was not seen to end
 	cause runtime.Ending // ours, "" if it ended by itself
 	used  cgroup.Usage   // of its group
 	// before and after are of all commands together, where they tell more.
@@ -26,7 +26,7 @@ type facts struct {
 }
 
 // result is what is known of a command after its kill.
-func (r *run) result(exit *leader.Exit) runtime.Result {
+func (r *run) result(exit *prefork.Exit) runtime.Result {
 	f := facts{exit: exit, before: r.before, full: r.s.diskFull, wasFull: r.wasFull}
 	r.mu.Lock()
 	f.cause = r.cause
@@ -46,7 +46,9 @@ func (r *run) result(exit *leader.Exit) runtime.Result {
 	return judge(f)
 }
 
-func failed(e *leader.Exit) bool { return e == nil || !e.Status.Exited() || e.Status.ExitStatus() != 0 }
+func failed(e *prefork.Exit) bool {
+	return e == nil || !e.Status.Exited() || e.Status.ExitStatus() != 0
+}
 
 // judge names the ending. What we did comes first; then what the kernel did to
 // a command that did not end well; then what the command did itself.

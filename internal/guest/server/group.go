@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 )
 
 // group is everything that one command is and starts.

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 )
 
 // The guest reaps every child of its process and looks at every process there

@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"orchestrator/internal/guest/server/spool"
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/server/spool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // maxWait bounds wire.Output.Wait.

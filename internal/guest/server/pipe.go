@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // pipe has an end for the guest and one for the command.

@@ -6,13 +6,13 @@ import (
 	"os"
 	"syscall"
 
-	"orchestrator/internal/guest/leader"
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/prefork"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // openProgram makes the command one of the guest's own programs. It is handed
 // over open: it lies in a folder that the command's user cannot enter.
-func (s *Server) openProgram(cmd *wire.Command, p *leader.Program) *wire.Failure {
+func (s *Server) openProgram(cmd *wire.Command, p *prefork.Program) *wire.Failure {
 	path, known := s.Programs[cmd.Program]
 	if !known {
 		return wire.Failf(wire.InvalidArgument, "program", "there is no program %.64q", cmd.Program)

@@ -3,9 +3,9 @@ package server
 import (
 	"testing"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/policy/argv"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 func TestOwnPrograms(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/guest/server/spool"
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/server/spool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 const (

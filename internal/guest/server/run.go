@@ -12,10 +12,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/cgroup"
-	"orchestrator/internal/guest/leader"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/prefork"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // killTime bounds how long a kill may take before the sandbox is called
@@ -108,7 +108,7 @@ func (s *Server) countOut(r *run) {
 
 // launch makes the leader the command. A *wire.Failure: it could not be
 // executed, and nothing of it is left.
-func (r *run) launch(p *leader.Program) error {
+func (r *run) launch(p *prefork.Program) error {
 	sp := r.sp
 	p.Groups = sp.groups
 	r.mu.Lock()
@@ -136,7 +136,7 @@ func (r *run) launch(p *leader.Program) error {
 		err = sp.leader.Exec(p, r.stdio())
 	}
 	sp.handOver()
-	if refusal == nil && (err == nil || errors.Is(err, leader.ErrInterrupted)) {
+	if refusal == nil && (err == nil || errors.Is(err, prefork.ErrInterrupted)) {
 		return nil
 	}
 	r.kill(nil)
@@ -145,7 +145,7 @@ func (r *run) launch(p *leader.Program) error {
 	if refusal != nil {
 		return refusal
 	}
-	if step, ok := errors.AsType[*leader.StepError](err); ok {
+	if step, ok := errors.AsType[*prefork.StepError](err); ok {
 		return stepFailure(step, &r.cmd)
 	}
 	return wire.Failf(wire.Internal, "", "start the command: %v", err)
@@ -270,7 +270,7 @@ func (r *run) signal(n int, all bool) error {
 // what it wrote was handed to the sinks. Call it once. onEnd is called
 // between the two.
 func (r *run) wait(onEnd func()) runtime.Result {
-	var exit *leader.Exit
+	var exit *prefork.Exit
 	select {
 	case e := <-r.sp.leader.Exit:
 		exit = &e
@@ -295,7 +295,7 @@ func (r *run) wait(onEnd func()) runtime.Result {
 
 // kill kills everything and reaps the leader, unless that has ended as exit
 // says. It returns its end, nil if that was not seen, and whether all are dead.
-func (r *run) kill(exit *leader.Exit) (*leader.Exit, bool) {
+func (r *run) kill(exit *prefork.Exit) (*prefork.Exit, bool) {
 	if r.timer != nil {
 		defer r.timer.Stop()
 	}
@@ -321,7 +321,7 @@ func (r *run) kill(exit *leader.Exit) (*leader.Exit, bool) {
 // leaderEnd waits for the end of a leader that was killed, until ctx ends. A
 // dead process goes to its tracer before it comes to its parent: a process of
 // another command that keeps it is killed, if everything else is dead.
-func (r *run) leaderEnd(ctx context.Context, dead bool) *leader.Exit {
+func (r *run) leaderEnd(ctx context.Context, dead bool) *prefork.Exit {
 	tick := time.NewTicker(traceTime)
 	defer tick.Stop()
 	for {

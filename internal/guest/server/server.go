@@ -29,12 +29,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"orchestrator/internal/cgroup"
-	"orchestrator/internal/guest/leader"
-	"orchestrator/internal/guest/server/spool"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/link/relay"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/prefork"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/server/spool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn/relay"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Limits of a guest.
@@ -93,7 +93,7 @@ type Server struct {
 	Options
 
 	started time.Time
-	reaper  *leader.Reaper
+	reaper  *prefork.Reaper
 	yard    *yard
 	spools  *spool.Set
 	large   *largeBuffers
@@ -152,7 +152,7 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("open input of commands: %w", err)
 	}
 	s := &Server{
-		Options: o, started: time.Now(), reaper: leader.NewReaper(), spools: spool.New(wire.SpoolTotal), large: newLargeBuffers(),
+		Options: o, started: time.Now(), reaper: prefork.NewReaper(), spools: spool.New(wire.SpoolTotal), large: newLargeBuffers(),
 		null: null, ended: make(chan struct{}), running: make(map[string]*run), shells: make(map[string]*shell),
 		sessions: make(map[string]*session), turns: make(map[string]*turn),
 	}
@@ -163,7 +163,7 @@ func New(o Options) (*Server, error) {
 	s.proxy.conns = newCarrier(&s.buffers, min(wire.MaxEgress, files/filesPerProxied))
 	s.dials = newCarrier(&s.buffers, min(wire.MaxDials, files/filesPerDial))
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
-	forker, err := leader.NewForker(s.reaper)
+	forker, err := prefork.NewForker(s.reaper)
 	if err != nil {
 		return nil, err
 	}

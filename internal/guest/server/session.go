@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // beginTime is how long a shell may take until it has carried out its first

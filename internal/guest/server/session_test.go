@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 var sessionIDs atomic.Int64

@@ -13,9 +13,9 @@ import (
 	"syscall"
 	"time"
 
-	"orchestrator/internal/guest/leader"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/prefork"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 const (
@@ -198,7 +198,7 @@ func (t *turn) carryOut(c *wire.Conn, input *sync.WaitGroup) (wire.SessionResult
 		res.Detail = gone
 	} else {
 		if f.cause == "" {
-			f.exit = &leader.Exit{Status: syscall.WaitStatus(code << 8)}
+			f.exit = &prefork.Exit{Status: syscall.WaitStatus(code << 8)}
 		}
 		f.told = slices.ContainsFunc(t.outputs, func(p *pump) bool { return told(p.last) })
 		f.used, f.after, f.alone = se.fold.spent(), se.s.yard.maker.counters(), alone()

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"syscall"
 
-	"orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 )
 
 // fold is the group of a session, in which its commands are told apart. As a

@@ -6,7 +6,7 @@ import (
 	"syscall"
 	"time"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // interrupt kills what the command started and interrupts the shell, again and

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 )
 
 // tagFold is a fold where there are no cgroups: everything of the session has

@@ -3,7 +3,7 @@ package server
 import (
 	"time"
 
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // enter waits for the turn of a command, if need be in a new session.

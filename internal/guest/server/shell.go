@@ -8,9 +8,9 @@ import (
 	"syscall"
 	"time"
 
-	"orchestrator/internal/guest/server/spool"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/server/spool"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // maxShown is how much of argv a shell's state shows, maxListed how much in a

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // start starts a shell that is killed and forgotten with the test.

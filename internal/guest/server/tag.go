@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/cgroup"
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // Tags are group ids that nothing else uses, high up among those that the user

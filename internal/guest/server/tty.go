@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/guest/leader"
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/prefork"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 // maxLeft bounds what is taken of a terminal whose command has ended: more than
@@ -132,7 +132,7 @@ func (t *terminal) control(f func(fd int) error) error {
 
 // onTerminal puts a command that has not begun on a terminal of its own, in
 // place of its pipes.
-func (r *run) onTerminal(p *leader.Program) *wire.Failure {
+func (r *run) onTerminal(p *prefork.Program) *wire.Failure {
 	t, err := openTerminal(p.UID, r.cmd.TTY)
 	if err != nil {
 		if errors.Is(err, unix.ENOSPC) {

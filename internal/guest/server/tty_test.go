@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // screen is a terminal under test.

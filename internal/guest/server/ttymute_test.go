@@ -3,8 +3,8 @@ package server
 import (
 	"testing"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // What gVisor leaves to the guest, on a terminal that could do it itself.

@@ -9,15 +9,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/cgroup"
-	"orchestrator/internal/guest/leader"
-	"orchestrator/internal/guest/wire"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/prefork"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-func exited(code int) *leader.Exit { return &leader.Exit{Status: syscall.WaitStatus(code << 8)} }
+func exited(code int) *prefork.Exit { return &prefork.Exit{Status: syscall.WaitStatus(code << 8)} }
 
-func signalled(sig int) *leader.Exit { return &leader.Exit{Status: syscall.WaitStatus(sig)} }
+func signalled(sig int) *prefork.Exit { return &prefork.Exit{Status: syscall.WaitStatus(sig)} }
 
 func TestJudge(t *testing.T) {
 	no, yes := func() []string { return nil }, func() []string { return []string{"/tmp (no space)"} }

@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/cgroup"
-	"orchestrator/internal/guest/leader"
-	"orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/prefork"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
 const (
@@ -35,7 +35,7 @@ var errYardClosed = errors.New("guest is ending")
 type spare struct {
 	group  group
 	groups []uint32
-	leader *leader.Leader
+	leader *prefork.Leader
 	in     pipe // the guest writes
 	out    pipe // the guest reads
 	err    pipe
@@ -112,7 +112,7 @@ func (sp *spare) discard(log *slog.Logger) {
 
 // yard keeps spares, so that no command waits for a fork or a cgroup.
 type yard struct {
-	forker *leader.Forker
+	forker *prefork.Forker
 	maker  *groupMaker
 	log    *slog.Logger
 	kick   chan struct{}
@@ -122,7 +122,7 @@ type yard struct {
 	closed bool
 }
 
-func newYard(forker *leader.Forker, maker *groupMaker, log *slog.Logger) *yard {
+func newYard(forker *prefork.Forker, maker *groupMaker, log *slog.Logger) *yard {
 	return &yard{forker: forker, maker: maker, log: log, kick: make(chan struct{}, 1)}
 }
 

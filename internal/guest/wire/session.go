@@ -3,7 +3,7 @@ package wire
 import (
 	"time"
 
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // The operations on sessions: a session is a shell that lives on between the

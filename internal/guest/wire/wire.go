@@ -16,8 +16,8 @@ import (
 	"encoding/json"
 	"time"
 
-	"orchestrator/internal/policy/argv"
-	"orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // Version is sent by both sides in the first frame; a guest that speaks

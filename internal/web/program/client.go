@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 // maxHeader bounds an answer's header in bytes.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 // maxOutput bounds a text in bytes, so that an Answer stays below web.MaxAnswer

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/text/encoding/japanese"
 	"golang.org/x/text/encoding/unicode"
 
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 func packed(t *testing.T, encoding string, data []byte) []byte {

@@ -9,7 +9,7 @@ import (
 	"net/url"
 	"strings"
 
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 // body is what was read of one.

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 func quiet() *log.Logger { return log.New(io.Discard, "", 0) }

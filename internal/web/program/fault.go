@@ -7,7 +7,7 @@ import (
 	"strings"
 	"unicode"
 
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 // maxMessage bounds a fault's text in characters: parts of it are a host's.

@@ -2,7 +2,7 @@ package program
 
 import (
 	"context"
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 // give fills in the body in the form that was asked for. A conversion that does

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 // What is asked with unless the request says otherwise.

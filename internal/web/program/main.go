@@ -9,7 +9,7 @@ import (
 	"runtime/debug"
 	"time"
 
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 // What the collector is held to: a sandbox may have little memory, and the

@@ -23,7 +23,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

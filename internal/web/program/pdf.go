@@ -7,7 +7,7 @@ import (
 
 	"github.com/ledongthuc/pdf"
 
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 // Bounds of a PDF. Its own figures are what a file is read by, and made to lie.

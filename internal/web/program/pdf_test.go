@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 // pdfFile writes objects, the first of which is the catalog.

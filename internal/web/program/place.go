@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/net/idna"
 
-	"orchestrator/internal/web"
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
 // maxURL bounds a URL in bytes: what is longer is an attack or a data: in disguise.

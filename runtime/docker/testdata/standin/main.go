@@ -17,8 +17,8 @@ import (
 	"strings"
 	"syscall"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/link"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 )
 
 func main() {
@@ -31,13 +31,13 @@ func main() {
 	var err error
 	switch {
 	case os.Args[1] == "bridge":
-		err = link.Bridge(ctx, os.Stdin, os.Stdout, func(ctx context.Context) (net.Conn, error) {
+		err = guestconn.Bridge(ctx, os.Stdin, os.Stdout, func(ctx context.Context) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
 		})
 	case slices.Contains(os.Args, "--stdio"):
 		err = listen(ctx, socket)
 	default:
-		err = link.Park(ctx, wire.HostSocket, 4, func(c net.Conn) bool { answer(c); return false }, func() {})
+		err = guestconn.Park(ctx, wire.HostSocket, 4, func(c net.Conn) bool { answer(c); return false }, func() {})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

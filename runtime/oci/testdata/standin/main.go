@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"orchestrator/internal/guest/wire"
-	"orchestrator/internal/link"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 )
 
 type request struct {
@@ -38,7 +38,7 @@ func main() {
 		fmt.Println("hello from", os.Args[0])
 		return
 	}
-	if err := link.Park(context.Background(), wire.HostSocket, 4, func(c net.Conn) bool { serve(c); return false }, func() {}); err != nil {
+	if err := guestconn.Park(context.Background(), wire.HostSocket, 4, func(c net.Conn) bool { serve(c); return false }, func() {}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

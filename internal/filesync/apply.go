@@ -1,0 +1,219 @@
+package filesync
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strconv"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
+)
+
+// The stage has the contents of files by number, folders and links that are not there yet, and the list of all entries, so that what follows needs no room. With its last name the list says that all has come: from then on the workspace is what
+// the list says, as soon as somebody has finished it.
+const (
+	listName = StageName + "/list"
+	listPart = StageName + "/list.part"
+	// roomName holds the room that names take in their folders.
+	roomName = StageName + "/room"
+)
+
+// Owner is whom files are given to.
+type Owner struct{ UID, GID int }
+
+// Apply makes the folder what the stream says: what is not in it goes, but for what is never carried. A stream that is cut, too long or not one of ours changes nothing.
+// [ErrKept] asks for the whole of it.
+func Apply(ctx context.Context, r io.Reader, dir string, limits Limits, owner Owner) (Sum, error) {
+	if err := Recover(ctx, dir, owner); err != nil {
+		return Sum{}, err
+	}
+	root, err := open(dir)
+	if err != nil {
+		return Sum{}, fmt.Errorf("apply files: %w", err)
+	}
+	defer func() { _ = root.Close() }()
+	sum, err := stage(ctx, root, r, limits, owner)
+	if err != nil {
+		return sum, errors.Join(fmt.Errorf("apply files: %w", roomless(err)), dropStage(context.WithoutCancel(ctx), dir))
+	}
+	failpoint.Hit("carry.apply.staged")
+	// From here on it is finished, by us or by Recover.
+	return sum, finish(context.WithoutCancel(ctx), dir, root, owner)
+}
+
+// roomless says what a file system without room means for who wants the files: they are lost if he does nothing.
+func roomless(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return usererror.Errorf(errdefs.ErrFailedPrecondition, "the workspace has no room for the files of the sandbox beside those that it has until all have come: remove files, or resize it")
+	}
+	return err
+}
+
+// Recover finishes an Apply that had everything, and forgets one that had not. Without one it does nothing.
+func Recover(ctx context.Context, dir string, owner Owner) error {
+	root, err := open(dir)
+	if err != nil {
+		return fmt.Errorf("recover files: %w", err)
+	}
+	defer func() { _ = root.Close() }()
+	info, err := root.Lstat(StageName)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("recover files: %w", err)
+	case !ours(info):
+		// A command that had the workspace mounted made it: it means nothing.
+		return dropStage(ctx, dir)
+	}
+	if _, err := root.Lstat(listName); errors.Is(err, fs.ErrNotExist) {
+		return dropStage(ctx, dir)
+	} else if err != nil {
+		return fmt.Errorf("recover files: %w", err)
+	}
+	return finish(ctx, dir, root, owner)
+}
+
+// ours says whether a stage was made by us: commands are never who we are.
+func ours(info fs.FileInfo) bool {
+	uid, ok := ownerOf(info)
+	return ok && info.IsDir() && uid == os.Geteuid() && info.Mode().Perm() == 0o700
+}
+
+func dropStage(ctx context.Context, dir string) error {
+	r, err := safefile.Open(dir, safefile.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }()
+	if err := r.Remove(ctx, StageName, true); err != nil && !errors.Is(err, fs.ErrNotExist) && !isNotFound(err) {
+		return err
+	}
+	return nil
+}
+
+// stage receives the stream.
+func stage(ctx context.Context, root *os.Root, r io.Reader, limits Limits, owner Owner) (Sum, error) {
+	if err := root.Mkdir(StageName, 0o700); err != nil {
+		return Sum{}, err
+	}
+	if err := root.Chmod(StageName, 0o700); err != nil { // whatever our umask is
+		return Sum{}, err
+	}
+	part, err := root.OpenFile(listPart, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return Sum{}, err
+	}
+	defer func() { _ = part.Close() }()
+	list := bufio.NewWriter(part)
+	enc, next, names := json.NewEncoder(list), 1, int64(0)
+	there := map[string]bool{".": true} // folders that stay
+	sum, err := read(ctx, r, limits, func(e entry, content io.Reader) error {
+		names += int64(len(e.Name))
+		switch {
+		case e.Kind == "d" && there[path.Dir(e.Name)] && isDir(root, e.Name):
+			there[e.Name] = true
+		case e.Kind == "d":
+			e.Index = next
+			next++
+			if err := root.Mkdir(contentName(e.Index), 0o700); err != nil {
+				return err
+			}
+		case e.Kind == "l" && there[path.Dir(e.Name)] && isLink(root, e.Name, e.Link):
+		case e.Kind == "l":
+			e.Index = next
+			next++
+			if err := stageLink(root, e, owner); err != nil {
+				return err
+			}
+		case e.Kind == "f" && e.Keep:
+			if err := kept(root, e); err != nil {
+				return err
+			}
+		case e.Kind == "f":
+			e.Index = next
+			next++
+			if err := stageFile(root, e, content, owner); err != nil {
+				return fmt.Errorf("%.200q: %w", e.Name, err)
+			}
+		}
+		return enc.Encode(named(e))
+	})
+	if err != nil {
+		return sum, err
+	}
+	failpoint.Hit("carry.apply.received")
+	if err := holdRoom(root, names, int64(sum.Entries)); err != nil {
+		return sum, err
+	}
+	if err := errors.Join(list.Flush(), part.Sync(), part.Close()); err != nil {
+		return sum, err
+	}
+	return sum, root.Rename(listPart, listName)
+}
+
+// kept makes sure that what is not sent is there as it was.
+func kept(root *os.Root, e entry) error {
+	info, err := root.Lstat(e.Name)
+	if err != nil || !info.Mode().IsRegular() || info.Size() != e.Size {
+		return fmt.Errorf("%.200q: %w", e.Name, ErrKept)
+	}
+	return nil
+}
+
+func stageFile(root *os.Root, e entry, content io.Reader, owner Owner) error {
+	f, err := root.OpenFile(contentName(e.Index), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(fill(f, content, e.Size), f.Chown(owner.UID, owner.GID), f.Chmod(fs.FileMode(e.Mode)), f.Close())
+	if err != nil {
+		return err
+	}
+	return root.Chtimes(contentName(e.Index), e.Time, e.Time)
+}
+
+func stageLink(root *os.Root, e entry, owner Owner) error {
+	if err := root.Symlink(e.Link, contentName(e.Index)); err != nil {
+		return err
+	}
+	return root.Lchown(contentName(e.Index), owner.UID, owner.GID)
+}
+
+// holdRoom takes what the entries may take in their folders, until they are put there. Where the file system cannot, it is not sure to be there.
+func holdRoom(root *os.Root, names, entries int64) error {
+	const head, least = 16, 64 << 10
+	f, err := root.OpenFile(roomName, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	// Twice: folders are half full after they were split.
+	err = unix.Fallocate(int(f.Fd()), 0, 0, 2*(names+entries*head)+least)
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+		err = nil
+	}
+	return errors.Join(err, f.Close())
+}
+
+func isLink(root *os.Root, name, target string) bool {
+	is, err := root.Readlink(name)
+	return err == nil && is == target
+}
+
+func isDir(root *os.Root, name string) bool {
+	info, err := root.Lstat(name)
+	return err == nil && info.IsDir()
+}
+
+func contentName(index int) string { return path.Join(StageName, strconv.Itoa(index)) }

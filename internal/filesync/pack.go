@@ -1,0 +1,204 @@
+package filesync
+
+import (
+	"archive/tar"
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Known remembers files as they were when they were unpacked, so that those that are the same need not travel back. It takes some 50 bytes for each.
+type Known map[uint64]uint64
+
+func nameKey(name string) uint64 {
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, name)
+	return h.Sum64()
+}
+
+// stamp changes whenever content or mode of a file do: nobody can set the time of its last change. 0: not known.
+func stamp(info fs.FileInfo) uint64 {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0
+	}
+	h := fnv.New64a()
+	var b []byte
+	for _, n := range []int64{int64(st.Ino), st.Size, st.Mtim.Sec, st.Mtim.Nsec, st.Ctim.Sec, st.Ctim.Nsec, int64(st.Mode)} {
+		b = binary.LittleEndian.AppendUint64(b, uint64(n))
+	}
+	_, _ = h.Write(b)
+	return h.Sum64()
+}
+
+// Remember notes the regular files of a folder as they are.
+func Remember(ctx context.Context, dir string) (Known, error) {
+	root, err := open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("remember files: %w", err)
+	}
+	defer func() { _ = root.Close() }()
+	known := Known{}
+	err = walk(ctx, root, func(name string, info fs.FileInfo) (bool, error) {
+		if info.Mode().IsRegular() && len(known) < MaxEntries {
+			known[nameKey(name)] = stamp(info)
+		}
+		return true, nil
+	})
+	return known, err
+}
+
+// Measure says what a folder has, and *TooLargeError if that is over the limits.
+func Measure(ctx context.Context, dir string, limits Limits) (Sum, error) {
+	root, err := open(dir)
+	if err != nil {
+		return Sum{}, fmt.Errorf("measure files: %w", err)
+	}
+	defer func() { _ = root.Close() }()
+	t := tally{limits: limits}
+	err = walk(ctx, root, func(name string, info fs.FileInfo) (bool, error) {
+		if kind(info.Mode()) == 0 {
+			return false, nil
+		}
+		return true, t.add(name, contentSize(info))
+	})
+	return t.sum, err
+}
+
+func contentSize(info fs.FileInfo) int64 {
+	if info.Mode().IsRegular() {
+		return info.Size()
+	}
+	return 0
+}
+
+// Pack writes a folder as a stream. Files that are as known are named without content. A file that changes meanwhile is sent as long as it was when it was opened,
+// with what is missing as zeros.
+func Pack(ctx context.Context, w io.Writer, dir string, limits Limits, known Known) (Sum, error) {
+	root, err := open(dir)
+	if err != nil {
+		return Sum{}, fmt.Errorf("pack files: %w", err)
+	}
+	defer func() { _ = root.Close() }()
+	buffered := bufio.NewWriterSize(w, 64<<10)
+	p := packer{ctx: ctx, root: root, out: tar.NewWriter(buffered), tally: tally{limits: limits}, known: known}
+	if err := walk(ctx, root, p.entry); err != nil {
+		return p.tally.sum, fmt.Errorf("pack files: %w", err)
+	}
+	end := &tar.Header{Typeflag: tar.TypeXGlobalHeader, Name: "end", PAXRecords: map[string]string{endRecord: fmt.Sprint(p.tally.sum.Entries)}}
+	if err := p.out.WriteHeader(end); err != nil {
+		return p.tally.sum, fmt.Errorf("pack files: %w", err)
+	}
+	if err := errors.Join(p.out.Close(), buffered.Flush()); err != nil {
+		return p.tally.sum, fmt.Errorf("pack files: %w", err)
+	}
+	return p.tally.sum, nil
+}
+
+type packer struct {
+	ctx   context.Context
+	root  *os.Root
+	out   *tar.Writer
+	tally tally
+	known Known
+	buf   []byte
+}
+
+// entry writes one entry.
+func (p *packer) entry(name string, info fs.FileInfo) (bool, error) {
+	h := &tar.Header{Name: name, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX}
+	switch kind(info.Mode()) {
+	case 'd':
+		h.Typeflag = tar.TypeDir
+	case 'l':
+		target, err := p.root.Readlink(name)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("read link %.200q: %w", name, err)
+		}
+		h.Typeflag, h.Linkname = tar.TypeSymlink, target
+	case 'f':
+		return false, p.file(name, info, h)
+	default:
+		return false, nil
+	}
+	if err := p.tally.add(name, 0); err != nil {
+		return false, err
+	}
+	return true, p.out.WriteHeader(h)
+}
+
+func (p *packer) file(name string, info fs.FileInfo, h *tar.Header) error {
+	h.Typeflag = tar.TypeReg
+	if was, ok := p.known[nameKey(name)]; ok && was != 0 && was == stamp(info) {
+		if err := p.tally.add(name, info.Size()); err != nil {
+			return err
+		}
+		p.tally.sum.Kept++
+		h.PAXRecords = map[string]string{keepRecord: fmt.Sprint(info.Size())}
+		return p.out.WriteHeader(h)
+	}
+	f, err := openFile(p.root, name, info.Mode())
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ELOOP) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open %.200q: %w", name, err)
+	}
+	defer func() { _ = f.Close() }()
+	now, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("look at %.200q: %w", name, err)
+	}
+	if !now.Mode().IsRegular() {
+		return nil
+	}
+	if err := p.tally.add(name, now.Size()); err != nil {
+		return err
+	}
+	h.Size, h.ModTime = now.Size(), now.ModTime()
+	if err := p.out.WriteHeader(h); err != nil {
+		return err
+	}
+	return p.content(f, name, now.Size())
+}
+
+// content writes so many bytes of a file, and zeros for those that it has not any more.
+func (p *packer) content(f io.Reader, name string, size int64) error {
+	if p.buf == nil {
+		p.buf = make([]byte, 128<<10)
+	}
+	short := false
+	for size > 0 {
+		if p.ctx.Err() != nil {
+			return context.Cause(p.ctx)
+		}
+		b := p.buf[:min(size, int64(len(p.buf)))]
+		n := len(b)
+		if short {
+			clear(b)
+		} else {
+			m, err := io.ReadFull(f, b)
+			if short = errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF); err != nil && !short {
+				return fmt.Errorf("read %.200q: %w", name, err)
+			}
+			clear(b[m:])
+		}
+		if _, err := p.out.Write(b[:n]); err != nil {
+			return err
+		}
+		size -= int64(n)
+	}
+	return nil
+}

@@ -1,0 +1,365 @@
+package guestconn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Listener is the host's end of the local way for one sandbox. It is safe for concurrent use.
+type Listener struct {
+	ln   *net.UnixListener
+	done chan struct{}
+	wg   sync.WaitGroup
+
+	mu       sync.Mutex
+	check    func(pid int) error  // says who may use the link; nil: nobody yet
+	greeting map[*parked]struct{} // accepted, greeting still to come
+	free     []*parked            // greeted, not taken
+	wake     chan struct{}        // closed and replaced whenever free may have something to take
+	refused  error                // why the last peer was turned away: tells a caller that waits in vain why
+	closed   bool
+}
+
+// parked is a stream the guest opened and nobody took.
+type parked struct {
+	conn *net.UnixConn
+	pid  int
+}
+
+// Listen listens at path. A socket that lies there is replaced in one step, so that a guest that redials always finds one;
+// anything else there is an error. The folder must be one that only the host can write. Nobody's streams are used
+// before [Listener.Expect].
+func Listen(path string) (*Listener, error) {
+	dir, name, err := openDir(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }()
+	ln, err := bindSocket(dir, name)
+	if err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	l := &Listener{
+		ln:       ln,
+		done:     make(chan struct{}),
+		greeting: make(map[*parked]struct{}),
+		wake:     make(chan struct{}),
+	}
+	l.wg.Go(l.accept)
+	return l, nil
+}
+
+// bindSocket binds beside name and renames, which replaces an old socket without a moment at which there is none.
+func bindSocket(dir *os.File, name string) (*net.UnixListener, error) {
+	fd := int(dir.Fd())
+	var st unix.Stat_t
+	err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	switch {
+	case err == nil && st.Mode&unix.S_IFMT != unix.S_IFSOCK:
+		return nil, errors.New("something that is not a socket is in the way")
+	case err != nil && !errors.Is(err, unix.ENOENT):
+		return nil, err
+	}
+	fresh := name + ".new"
+	if err := unix.Unlinkat(fd, fresh, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("remove stale %s: %w", fresh, err)
+	}
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: addressIn(dir, fresh), Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	// By the time this closes the next host process may listen at the same path: its socket is not ours to remove.
+	ln.SetUnlinkOnClose(false)
+	if err = unix.Fchmodat(fd, fresh, 0o600, 0); err == nil {
+		err = unix.Renameat(fd, fresh, fd, name)
+	}
+	if err != nil {
+		return nil, errors.Join(err, ln.Close(), unix.Unlinkat(fd, fresh, 0))
+	}
+	return ln, nil
+}
+
+// Expect names the one process, by its pid in the host's pid namespace, whose streams are used: the sandbox's init. What
+// other processes parked is closed. A pid of 0 means nobody.
+func (l *Listener) Expect(pid int) {
+	if pid == 0 {
+		l.ExpectWhere(nil)
+		return
+	}
+	l.ExpectWhere(func(peer int) error {
+		if peer != pid {
+			return fmt.Errorf("peer is process %d, expected %d", peer, pid)
+		}
+		return nil
+	})
+}
+
+// ExpectWhere is Expect for a sandbox whose streams are opened on its behalf by processes of the host, such as the one
+// that gVisor has for files: check returns nil for those that are this sandbox's. It must be quick and is called for each
+// stream when it comes and when it was greeted; nil means nobody.
+func (l *Listener) ExpectWhere(check func(pid int) error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.check = check
+	kept := l.free[:0]
+	for _, p := range l.free {
+		if err := l.stranger(p.pid); err != nil {
+			l.refuse(p, err)
+			continue
+		}
+		kept = append(kept, p)
+	}
+	clear(l.free[len(kept):])
+	l.free = kept
+	l.wakeAll()
+}
+
+// stranger says why a process may not use the link; nil where it may, or where nobody is expected yet. The lock is held.
+func (l *Listener) stranger(pid int) error {
+	if l.check == nil {
+		return nil
+	}
+	return l.check(pid)
+}
+
+// Open takes a stream to the guest, and waits for one until ctx ends. That a stream was opened says that the guest was
+// there a moment ago; that it still is, only its answer says. The caller closes the stream; Close of the listener
+// does not. Errors: [ErrClosed], or the cause of ctx.
+func (l *Listener) Open(ctx context.Context) (net.Conn, error) {
+	for {
+		if ctx.Err() != nil {
+			return nil, l.inVain(ctx)
+		}
+		p, wake, err := l.take()
+		if err != nil {
+			return nil, err
+		}
+		if p != nil {
+			if err := p.start(); err == nil {
+				return p.conn, nil
+			}
+			_ = p.conn.Close() // died while it was parked: the next one
+			continue
+		}
+		select {
+		case <-wake:
+		case <-l.done:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Close stops listening and closes the streams nobody took. The socket's file stays for the next host process. Streams in
+// use live on. A second Close does nothing.
+func (l *Listener) Close() error {
+	l.mu.Lock()
+	first := !l.closed
+	l.closed = true
+	if first {
+		close(l.done)
+	}
+	for p := range l.greeting {
+		_ = p.conn.Close()
+	}
+	for _, p := range l.free {
+		_ = p.conn.Close()
+	}
+	l.free = nil
+	l.mu.Unlock()
+	var err error
+	if first {
+		err = l.ln.Close()
+	}
+	l.wg.Wait()
+	return err
+}
+
+func (l *Listener) accept() {
+	pause := time.Duration(0)
+	for {
+		conn, err := l.ln.AcceptUnix()
+		if err == nil {
+			pause = 0
+			l.admit(conn)
+			continue
+		}
+		// Out of descriptors or memory: both pass, so wait and go on, unless we were closed.
+		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+		select {
+		case <-l.done:
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// admit gives a new connection a place among the parked, or closes it. It does not wait for the peer.
+func (l *Listener) admit(conn *net.UnixConn) {
+	pid, err := peerPid(conn)
+	p := &parked{conn: conn, pid: pid}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.closed:
+		_ = conn.Close()
+	case err != nil:
+		l.refuse(p, fmt.Errorf("peer's credentials: %w", err))
+	case l.stranger(pid) != nil:
+		l.refuse(p, l.stranger(pid))
+	case !l.room():
+		l.refuse(p, fmt.Errorf("%d streams are parked already", MaxParked))
+	default:
+		l.greeting[p] = struct{}{}
+		l.wg.Go(func() { l.greet(p) })
+	}
+}
+
+// room reports whether one more may be parked. Where all places are taken it first drops those whose peer hung up;
+// the look at them does not block, so it may be done under the lock.
+func (l *Listener) room() bool {
+	if len(l.greeting)+len(l.free) < MaxParked {
+		return true
+	}
+	kept := l.free[:0]
+	for _, p := range l.free {
+		if p.alive() != nil {
+			_ = p.conn.Close()
+			continue
+		}
+		kept = append(kept, p)
+	}
+	clear(l.free[len(kept):])
+	l.free = kept
+	return len(l.greeting)+len(l.free) < MaxParked
+}
+
+// greet reads the greeting and parks the stream.
+func (l *Listener) greet(p *parked) {
+	b := make([]byte, helloSize)
+	err := p.conn.SetReadDeadline(time.Now().Add(HelloTimeout))
+	if err == nil {
+		_, err = io.ReadFull(p.conn, b)
+	}
+	if err == nil {
+		err = errors.Join(checkHello(b), p.conn.SetReadDeadline(time.Time{}))
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.greeting, p)
+	switch {
+	case l.closed:
+		_ = p.conn.Close()
+	case err != nil:
+		l.refuse(p, fmt.Errorf("process %d: %w", p.pid, err))
+	case l.stranger(p.pid) != nil:
+		l.refuse(p, l.stranger(p.pid))
+	default:
+		l.free = append(l.free, p)
+		l.wakeAll()
+	}
+}
+
+// take removes the stream parked last, the one most likely alive. Without one it returns a channel that is closed when it
+// is worth trying again.
+func (l *Listener) take() (*parked, <-chan struct{}, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, nil, fmt.Errorf("open a stream to the sandbox: %w", ErrClosed)
+	}
+	if l.check == nil || len(l.free) == 0 {
+		return nil, l.wake, nil
+	}
+	last := len(l.free) - 1
+	p := l.free[last]
+	l.free[last] = nil
+	l.free = l.free[:last]
+	return p, nil, nil
+}
+
+// wakeAll lets every waiting Open look again. The lock is held.
+func (l *Listener) wakeAll() {
+	close(l.wake)
+	l.wake = make(chan struct{})
+}
+
+// refuse turns a peer away and keeps the reason. The lock is held.
+func (l *Listener) refuse(p *parked, why error) {
+	l.refused = why
+	_ = p.conn.Close()
+}
+
+func (l *Listener) inVain(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.refused != nil {
+		return fmt.Errorf("open a stream to the sandbox: %w (last peer turned away: %v)", context.Cause(ctx), l.refused)
+	}
+	return fmt.Errorf("open a stream to the sandbox: %w", context.Cause(ctx))
+}
+
+// start tells the guest that its parked stream is in use now.
+func (p *parked) start() error {
+	if err := p.alive(); err != nil {
+		return err
+	}
+	if err := p.conn.SetWriteDeadline(time.Now().Add(startTimeout)); err != nil {
+		return err
+	}
+	if _, err := p.conn.Write([]byte{startByte}); err != nil {
+		return err
+	}
+	return p.conn.SetWriteDeadline(time.Time{})
+}
+
+// alive looks at a parked stream without waiting and without taking anything from it. A peer that hung up is not alive,
+// and neither is one that spoke before its turn.
+func (p *parked) alive() error {
+	raw, err := p.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var n int
+	var peekErr error
+	err = raw.Control(func(fd uintptr) {
+		n, _, peekErr = unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	})
+	switch {
+	case err != nil:
+		return err
+	case errors.Is(peekErr, unix.EAGAIN), errors.Is(peekErr, unix.EINTR):
+		return nil
+	case peekErr != nil:
+		return peekErr
+	case n == 0:
+		return io.EOF
+	}
+	return errors.New("peer spoke before its stream was opened")
+}
+
+// peerPid is the process that connected, as the kernel saw it then, numbered in our pid namespace (0: not visible there).
+func peerPid(conn *net.UnixConn) (int, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return 0, err
+	}
+	if credErr != nil {
+		return 0, credErr
+	}
+	return int(cred.Pid), nil
+}

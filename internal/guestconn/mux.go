@@ -1,0 +1,231 @@
+package guestconn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/yamux"
+)
+
+const (
+	// maxMuxed is how many streams one mux has at once for requests, and MaxCarried for connections: each has its own
+	// count, so that connections never keep a request waiting. With muxWindow, the least that yamux has, they bound what
+	// a guest can make the host hold: 96 MiB, and only where the host leaves its own streams unread.
+	maxMuxed  = 256
+	muxWindow = 256 << 10
+	// keepAlive and stall find a transport that is dead without having said so: a ping each keepAlive, an answer within stall.
+	keepAlive = 15 * time.Second
+	stall     = 20 * time.Second
+	// lingering is how long a stream the host closed waits for the guest to take the rest before it is reset.
+	lingering = time.Minute
+)
+
+func muxConfig() *yamux.Config {
+	c := yamux.DefaultConfig()
+	// The backlog is above what Open lets through, so that yamux itself never makes an opener wait.
+	c.AcceptBacklog = 2 * (maxMuxed + MaxCarried)
+	c.MaxStreamWindowSize = muxWindow
+	c.KeepAliveInterval = keepAlive
+	c.ConnectionWriteTimeout = stall
+	c.StreamOpenTimeout = 2 * stall
+	c.StreamCloseTimeout = lingering
+	c.LogOutput = io.Discard // what it would say reaches the caller as the cause in ErrLost
+	return c
+}
+
+// Mux is the host's end of a bridge: many streams over one pair of pipes. It is safe for concurrent use. It is lost when
+// the transport breaks, when the guest stops answering pings, or when the guest breaks the protocol; a lost mux
+// stays lost, and the caller dials the bridge again.
+type Mux struct {
+	t     *transport
+	sess  *yamux.Session
+	slots chan struct{} // one per open stream that is not carried
+	carry chan struct{} // one per carried one
+	// own is set before Close ends the session, so that what follows is ErrClosed and not ErrLost.
+	own atomic.Bool
+	wg  sync.WaitGroup
+}
+
+// NewMux starts the host's side over rwc and owns it from then on. Closing rwc must unblock a Read and a Write on it, as it does
+// for a net.Conn.
+func NewMux(rwc io.ReadWriteCloser) (*Mux, error) {
+	t := &transport{rwc: rwc}
+	sess, err := yamux.Client(t, muxConfig())
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start mux: %w", err), rwc.Close())
+	}
+	m := &Mux{t: t, sess: sess, slots: make(chan struct{}, maxMuxed), carry: make(chan struct{}, MaxCarried)}
+	// Streams are opened from here only. Without this a guest could open streams nobody accepts and fill them.
+	m.wg.Go(func() { _ = sess.GoAway() })
+	return m, nil
+}
+
+// Open opens a stream to the guest. It waits while 256 are open. That a stream was opened says nothing about the guest;
+// its answer does. Errors: [ErrClosed], [ErrLost], or the cause of ctx.
+func (m *Mux) Open(ctx context.Context) (net.Conn, error) {
+	if ctx.Err() != nil {
+		return nil, openErr(context.Cause(ctx))
+	}
+	select {
+	case m.slots <- struct{}{}:
+	case <-m.sess.CloseChan():
+		return nil, openErr(m.broken())
+	case <-ctx.Done():
+		return nil, openErr(context.Cause(ctx))
+	}
+	type opened struct {
+		s   *yamux.Stream
+		err error
+	}
+	// yamux sends the opening frame at once, which waits where the transport is stalled; ctx does not reach in there.
+	result := make(chan opened)
+	m.wg.Go(func() {
+		s, err := m.sess.OpenStream()
+		select {
+		case result <- opened{s, err}:
+		case <-ctx.Done():
+			if err == nil {
+				_ = s.Close()
+			}
+			<-m.slots
+		}
+	})
+	select {
+	case r := <-result:
+		if r.err != nil {
+			<-m.slots
+			return nil, openErr(m.explain(r.err))
+		}
+		return &muxed{m: m, s: r.s, slots: m.slots}, nil
+	case <-ctx.Done():
+		return nil, openErr(context.Cause(ctx))
+	}
+}
+
+// Done is closed when the mux is lost or closed.
+func (m *Mux) Done() <-chan struct{} { return m.sess.CloseChan() }
+
+// Close ends every stream and the transport, and waits for the goroutines. A second Close does nothing.
+func (m *Mux) Close() error {
+	m.own.Store(true)
+	err := m.sess.Close()
+	m.wg.Wait()
+	return err
+}
+
+func openErr(cause error) error { return fmt.Errorf("open a stream to the sandbox: %w", cause) }
+
+// broken says why the session is over.
+func (m *Mux) broken() error {
+	if m.own.Load() {
+		return ErrClosed
+	}
+	if cause := m.t.cause(); cause != nil {
+		return fmt.Errorf("%w: %w", ErrLost, cause)
+	}
+	return ErrLost
+}
+
+// explain puts yamux's errors into the words of this package and of net.
+func (m *Mux) explain(err error) error {
+	switch {
+	case errors.Is(err, yamux.ErrTimeout):
+		return os.ErrDeadlineExceeded
+	case m.sess.IsClosed():
+		return m.broken()
+	case errors.Is(err, yamux.ErrStreamClosed):
+		return net.ErrClosed
+	case errors.Is(err, io.EOF):
+		return io.EOF
+	}
+	return fmt.Errorf("%w: %w", ErrLost, err)
+}
+
+// muxed is one stream of a Mux. A write deadline is kept while the guest does not read; a transport that stands still can
+// hold a Write or a Close for as long as stall on top.
+type muxed struct {
+	m      *Mux
+	s      *yamux.Stream
+	closed atomic.Bool
+	slots  chan struct{} // where it counts
+}
+
+// Carry counts the stream as a connection from now on and no more as a request. It waits while [MaxCarried] are open. It is
+// for whoever opened the stream, before anybody else has it. Errors are those of Open.
+func (c *muxed) Carry(ctx context.Context) error {
+	select {
+	case c.m.carry <- struct{}{}:
+	case <-c.m.sess.CloseChan():
+		return openErr(c.m.broken())
+	case <-ctx.Done():
+		return openErr(context.Cause(ctx))
+	}
+	<-c.slots
+	c.slots = c.m.carry
+	return nil
+}
+
+func (c *muxed) Read(b []byte) (int, error) {
+	n, err := c.s.Read(b)
+	return n, c.explain(err)
+}
+
+func (c *muxed) Write(b []byte) (int, error) {
+	n, err := c.s.Write(b)
+	return n, c.explain(err)
+}
+
+func (c *muxed) explain(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case c.closed.Load():
+		return net.ErrClosed
+	}
+	return c.m.explain(err)
+}
+
+// Close ends both directions and unblocks whoever reads or writes. What was written before is still delivered, if the guest
+// takes it within a minute.
+func (c *muxed) Close() error {
+	if c.closed.Swap(true) {
+		return net.ErrClosed
+	}
+	defer func() { <-c.slots }()
+	err := c.s.Close()
+	// yamux goes on reading after its Close; a deadline in the past is how to make it stop.
+	return errors.Join(err, c.s.SetDeadline(time.Unix(1, 0)))
+}
+
+func (c *muxed) LocalAddr() net.Addr  { return muxAddr{} }
+func (c *muxed) RemoteAddr() net.Addr { return muxAddr{} }
+
+func (c *muxed) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+func (c *muxed) SetReadDeadline(t time.Time) error {
+	if c.closed.Load() {
+		return net.ErrClosed
+	}
+	return c.s.SetReadDeadline(t)
+}
+
+func (c *muxed) SetWriteDeadline(t time.Time) error {
+	if c.closed.Load() {
+		return net.ErrClosed
+	}
+	return c.s.SetWriteDeadline(t)
+}
+
+type muxAddr struct{}
+
+func (muxAddr) Network() string { return "mux" }
+func (muxAddr) String() string  { return "sandbox" }

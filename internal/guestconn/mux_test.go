@@ -1,0 +1,325 @@
+package guestconn
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// bridged is a Mux and a Bridge joined by the pipes a process's stdio would be, with serve behind a unix socket.
+type bridged struct {
+	mux    *Mux
+	ended  chan error // what Bridge returned
+	cancel context.CancelCauseFunc
+	stdin  *os.File // the host's end of the bridge's stdin
+}
+
+type pipes struct{ r, w *os.File }
+
+func (p pipes) Read(b []byte) (int, error)  { return p.r.Read(b) }
+func (p pipes) Write(b []byte) (int, error) { return p.w.Write(b) }
+func (p pipes) Close() error                { return errors.Join(p.r.Close(), p.w.Close()) }
+
+func bridge(t *testing.T, serve func(net.Conn)) *bridged {
+	t.Helper()
+	dir := filepath.Dir(socketPath(t))
+	ln, err := net.Listen("unix", filepath.Join(dir, "guest.sock"))
+	must(t, err)
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() { defer c.Close(); serve(c) }()
+		}
+	}()
+	guestIn, hostOut, err := os.Pipe()
+	must(t, err)
+	hostIn, guestOut, err := os.Pipe()
+	must(t, err)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	b := &bridged{ended: make(chan error, 1), cancel: cancel, stdin: hostOut}
+	go func() {
+		b.ended <- Bridge(ctx, guestIn, guestOut, func(ctx context.Context) (net.Conn, error) {
+			return dial(ctx, ln.Addr().String())
+		})
+	}()
+	b.mux, err = NewMux(pipes{hostIn, hostOut})
+	must(t, err)
+	t.Cleanup(func() {
+		_ = b.mux.Close()
+		cancel(nil)
+		b.wait()
+		_ = ln.Close()
+		<-served
+	})
+	return b
+}
+
+func (b *bridged) wait() error {
+	err := <-b.ended
+	b.ended <- err
+	return err
+}
+
+func TestMuxCarriesManyStreams(t *testing.T) {
+	t.Parallel()
+	b := bridge(t, echo)
+	for range 300 { // more than may be open at once
+		must(t, roundTrip(soon(t), b.mux, 1))
+	}
+	manyRoundTrips(t, b.mux, 20, 1<<20)
+	must(t, b.mux.Close())
+	if err := b.wait(); err != nil {
+		t.Fatalf("bridge after the host hung up: %v", err)
+	}
+	if _, err := b.mux.Open(soon(t)); !errors.Is(err, ErrClosed) {
+		t.Fatalf("open after close: %v", err)
+	}
+}
+
+func TestMuxBoundsOpenStreams(t *testing.T) {
+	t.Parallel()
+	b := bridge(t, echo)
+	var open []net.Conn
+	for range maxMuxed {
+		c, err := b.mux.Open(soon(t))
+		must(t, err)
+		defer c.Close()
+		open = append(open, c)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("gave up")
+	time.AfterFunc(10*time.Millisecond, func() { cancel(cause) })
+	if _, err := b.mux.Open(ctx); !errors.Is(err, cause) {
+		t.Fatalf("open beyond the bound: %v", err)
+	}
+	must(t, open[0].Close())
+	must(t, roundTrip(soon(t), b.mux, 1))
+}
+
+func TestMuxedStreamsHaveDeadlinesAndClose(t *testing.T) {
+	t.Parallel()
+	b := bridge(t, echo)
+	c, err := b.mux.Open(soon(t))
+	must(t, err)
+	must(t, c.SetReadDeadline(time.Now().Add(time.Millisecond)))
+	var timeout net.Error
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) || !errors.As(err, &timeout) || !timeout.Timeout() {
+		t.Fatalf("read past the deadline: %v", err)
+	}
+	must(t, c.SetDeadline(time.Time{}))
+	must(t, exchange(c, 1))
+	read := make(chan error, 1)
+	go func() { _, err := c.Read(make([]byte, 1)); read <- err }()
+	must(t, c.Close())
+	if err := <-read; !errors.Is(err, net.ErrClosed) {
+		t.Fatalf("read of a stream closed meanwhile: %v", err)
+	}
+	if _, err := c.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
+		t.Fatalf("write of a closed stream: %v", err)
+	}
+	if err := c.Close(); !errors.Is(err, net.ErrClosed) {
+		t.Fatalf("second close: %v", err)
+	}
+}
+
+func TestMuxedStreamEndsWithEOFOnlyWhenTheGuestEndedIt(t *testing.T) {
+	t.Parallel()
+	answer := strings.Repeat("answer ", 20_000)
+	b := bridge(t, func(c net.Conn) { _, _ = io.WriteString(c, answer) })
+	c, err := b.mux.Open(soon(t))
+	must(t, err)
+	defer c.Close()
+	// The guest reads nothing and is gone soon; writing must neither block for good nor cost its answer.
+	go func() {
+		chunk := make([]byte, 64<<10)
+		for range 64 {
+			if _, err := c.Write(chunk); err != nil {
+				return
+			}
+		}
+	}()
+	got, err := io.ReadAll(c)
+	if err != nil || string(got) != answer {
+		t.Fatalf("read %d octets, %v; want %d and a clean end", len(got), err, len(answer))
+	}
+}
+
+func TestBrokenStdioIsAnErrorOnEveryStreamAtOnce(t *testing.T) {
+	t.Parallel()
+	b := bridge(t, echo)
+	read := make(chan error, 10)
+	for range cap(read) {
+		c, err := b.mux.Open(soon(t))
+		must(t, err)
+		defer c.Close()
+		must(t, exchange(c, 1))
+		go func() { _, err := c.Read(make([]byte, 1)); read <- err }()
+	}
+	b.cancel(errors.New("the bridge's process died"))
+	for range cap(read) {
+		if err := <-read; !errors.Is(err, ErrLost) || err == io.EOF {
+			t.Errorf("read over a broken stdio: %v, want %v", err, ErrLost)
+		}
+	}
+	select {
+	case <-b.mux.Done():
+	case <-time.After(patience):
+		t.Fatal("the mux does not say that it is lost")
+	}
+	if _, err := b.mux.Open(soon(t)); !errors.Is(err, ErrLost) {
+		t.Errorf("open over a broken stdio: %v", err)
+	}
+	if err := b.wait(); err == nil || !strings.Contains(err.Error(), "died") {
+		t.Errorf("bridge returned %v, want its context's cause", err)
+	}
+}
+
+func TestBridgeEndsWhenTheHostHangsUp(t *testing.T) {
+	t.Parallel()
+	b := bridge(t, echo)
+	c, err := b.mux.Open(soon(t))
+	must(t, err)
+	defer c.Close()
+	must(t, exchange(c, 1))
+	must(t, b.stdin.Close())
+	if err := b.wait(); err != nil {
+		t.Fatalf("bridge: %v", err)
+	}
+}
+
+func TestBridgeWithoutAGuestEndsTheStreamOnly(t *testing.T) {
+	t.Parallel()
+	b := bridge(t, echo)
+	host, guest := net.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Bridge(t.Context(), guest, guest, func(context.Context) (net.Conn, error) {
+			return nil, errors.New("nobody listens")
+		})
+	}()
+	m, err := NewMux(host)
+	must(t, err)
+	c, err := m.Open(soon(t))
+	must(t, err)
+	must(t, c.SetReadDeadline(time.Now().Add(patience)))
+	if _, err := c.Read(make([]byte, 1)); err != io.EOF {
+		t.Fatalf("read: %v, want the stream to end", err)
+	}
+	must(t, c.Close())
+	must(t, m.Close())
+	<-ended
+	must(t, roundTrip(soon(t), b.mux, 1))
+}
+
+func TestMuxDropsAPeerThatFloodsPings(t *testing.T) {
+	t.Parallel()
+	host, peer := net.Pipe()
+	m, err := NewMux(host)
+	must(t, err)
+	defer m.Close()
+	ping := frame(framePing, 0)
+	ping[3] = 1 // a query
+	for range 10_000 {
+		if _, err := peer.Write(ping); err != nil {
+			break
+		}
+	}
+	select {
+	case <-m.Done():
+	case <-time.After(patience):
+		t.Fatal("the mux is still up")
+	}
+	_ = peer.Close()
+	if _, err := m.Open(soon(t)); !errors.Is(err, ErrLost) || !errors.Is(err, errPings) {
+		t.Fatalf("open: %v, want the reason", err)
+	}
+}
+
+func TestMuxDropsAPeerThatSpeaksGarbage(t *testing.T) {
+	t.Parallel()
+	host, peer := net.Pipe()
+	m, err := NewMux(host)
+	must(t, err)
+	defer m.Close()
+	go func() { _, _ = io.Copy(io.Discard, peer) }()
+	_, _ = peer.Write([]byte("OCI runtime exec failed: exec: no such file"))
+	select {
+	case <-m.Done():
+	case <-time.After(patience):
+		t.Fatal("the mux is still up")
+	}
+}
+
+func TestMuxAcceptsNoStreamFromTheGuest(t *testing.T) {
+	t.Parallel()
+	host, peer := net.Pipe()
+	m, err := NewMux(host)
+	must(t, err)
+	defer m.Close()
+	defer peer.Close()
+	must(t, peer.SetDeadline(time.Now().Add(patience)))
+	const (
+		window, goAway = 1, 3
+		flagSYN        = 1
+		flagRST        = 8
+		stream         = 2
+	)
+	read := func() []byte {
+		f := make([]byte, frameHeader)
+		if _, err := io.ReadFull(peer, f); err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	if f := read(); f[1] != goAway {
+		t.Fatalf("first frame is % x, want one that forbids streams", f)
+	}
+	syn := frame(window, 0)
+	syn[3], syn[7] = flagSYN, stream
+	_, err = peer.Write(syn)
+	must(t, err)
+	if f := read(); f[1] != window || f[3] != flagRST || f[7] != stream {
+		t.Fatalf("answer to a stream of the guest's is % x, want a reset", f)
+	}
+}
+
+func frame(kind byte, length uint32) []byte {
+	f := make([]byte, frameHeader)
+	f[1] = kind
+	binary.BigEndian.PutUint32(f[8:], length)
+	return f
+}
+
+func FuzzPingGuard(f *testing.F) {
+	f.Add(append(append(frame(frameData, 3), "abc"...), frame(framePing, 1)...), uint8(5))
+	f.Add(frame(frameData, 1<<31), uint8(1))
+	f.Fuzz(func(t *testing.T, b []byte, step uint8) {
+		now := time.Unix(1000, 0)
+		var whole, parts pingGuard
+		want := whole.scan(b, now)
+		var got error
+		for rest := b; len(rest) > 0 && got == nil; {
+			n := min(len(rest), int(step)+1)
+			got = parts.scan(rest[:n], now)
+			rest = rest[n:]
+		}
+		if got != want {
+			t.Fatalf("in one piece %v, in parts of %d %v", want, int(step)+1, got)
+		}
+		if want == nil && (whole.have != parts.have || whole.body != parts.body || whole.used != parts.used) {
+			t.Fatalf("in one piece %+v, in parts %+v", whole, parts)
+		}
+	})
+}

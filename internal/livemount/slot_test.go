@@ -1,0 +1,328 @@
+package livemount
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func wantMounted(t *testing.T, target string, want int) {
+	t.Helper()
+	n, err := Mounted(target)
+	must(t, err)
+	if n != want {
+		t.Fatalf("%d mounts at %s, want %d", n, target, want)
+	}
+}
+
+// parents are the ways a state directory's own mount can be.
+var parents = map[string]uintptr{"shared": unix.MS_SHARED, "private": unix.MS_PRIVATE}
+
+func TestWorkspaceComesAndGoesInARunningContainer(t *testing.T) {
+	for name, parent := range parents {
+		t.Run(name+" parent", func(t *testing.T) {
+			slot := newSlot(t, parent)
+			c := startContainer(t, slot)
+			if got := c.do(t, "write", "scratch"); got.Errno != 0 {
+				t.Fatalf("write to the scratch: %v", got.Errno)
+			}
+			for _, owner := range []string{"alice", "bob"} {
+				ws := workspace(t, owner)
+				must(t, Bind(slot, ws, false))
+				wantMounted(t, slot, 2)
+				if got := c.do(t, "read", "owner"); got.Out != owner {
+					t.Fatalf("read inside: %+v, want %s's workspace at once", got, owner)
+				}
+				if got := c.do(t, "write", "result"); got.Errno != 0 {
+					t.Fatalf("write inside: %v", got.Errno)
+				}
+				b, err := os.ReadFile(filepath.Join(ws, "result"))
+				if err != nil || string(b) != "from inside" {
+					t.Fatalf("the workspace holds %q, %v", b, err)
+				}
+				must(t, Unbind(t.Context(), slot))
+				wantMounted(t, slot, 1)
+				if got := c.do(t, "read", "owner"); got.Errno != unix.ENOENT {
+					t.Fatalf("read inside after release: %+v", got)
+				}
+			}
+			if got := c.do(t, "read", "scratch"); got.Out != "from inside" {
+				t.Fatalf("the scratch is not what it was: %+v", got)
+			}
+		})
+	}
+}
+
+func TestFlagsHoldInside(t *testing.T) {
+	slot := newSlot(t, unix.MS_PRIVATE)
+	c := startContainer(t, slot)
+	ws := workspace(t, "alice")
+	must(t, unix.Mknod(filepath.Join(ws, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+	flagsOf := func() map[string]bool {
+		set := map[string]bool{}
+		for _, f := range strings.Fields(c.do(t, "flags", "").Out) {
+			set[f] = true
+		}
+		return set
+	}
+
+	must(t, Bind(slot, ws, true))
+	if got := c.do(t, "write", "result"); got.Errno != unix.EROFS {
+		t.Errorf("write to a read-only workspace: %v, want EROFS", got.Errno)
+	}
+	if f := flagsOf(); !f["ro"] || !f["nosuid"] || !f["nodev"] {
+		t.Errorf("flags of a read-only workspace inside: %v", f)
+	}
+	must(t, Unbind(t.Context(), slot))
+
+	must(t, Bind(slot, ws, false))
+	if got := c.do(t, "open", "null"); got.Errno != unix.EACCES {
+		t.Errorf("open of a device in a workspace: %v, want EACCES", got.Errno)
+	}
+	if f := flagsOf(); f["ro"] || !f["nosuid"] || !f["nodev"] {
+		t.Errorf("flags of a writable workspace inside: %v", f)
+	}
+	must(t, Unbind(t.Context(), slot))
+	if f := flagsOf(); f["ro"] || !f["nosuid"] || !f["nodev"] {
+		t.Errorf("flags of the scratch inside: %v", f)
+	}
+	if err := os.WriteFile(filepath.Join(ws, "still"), nil, 0o644); err != nil {
+		t.Errorf("the source itself was made read-only: %v", err)
+	}
+}
+
+// brief is for an unbinding that is to fail: time to try often, and not all that it may take.
+func brief(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestUnbindReportsAWorkspaceInUse(t *testing.T) {
+	slot := newSlot(t, unix.MS_PRIVATE)
+	c := startContainer(t, slot)
+	for _, use := range []struct{ take, path, give string }{{"open", "owner", "close"}, {"chdir", "", "leave"}} {
+		t.Run(use.take, func(t *testing.T) {
+			must(t, Bind(slot, workspace(t, "alice"), false))
+			if got := c.do(t, use.take, use.path); got.Errno != 0 {
+				t.Fatal(got.Errno)
+			}
+			if err := Unbind(brief(t), slot); !errors.Is(err, ErrBusy) {
+				t.Fatalf("unbind: %v, want %v", err, ErrBusy)
+			}
+			wantMounted(t, slot, 2)
+			if got := c.do(t, "read", "owner"); got.Out != "alice" {
+				t.Fatalf("a refused unbind took the workspace away: %+v", got)
+			}
+			if got := c.do(t, use.give, ""); got.Errno != 0 {
+				t.Fatal(got.Errno)
+			}
+			must(t, Unbind(t.Context(), slot))
+			wantMounted(t, slot, 1)
+		})
+	}
+}
+
+func TestUnbindWaitsForAUserThatIsOnItsWayOut(t *testing.T) {
+	slot := newSlot(t, unix.MS_PRIVATE)
+	must(t, Bind(slot, workspace(t, "alice"), false))
+	f, err := os.Open(filepath.Join(slot, "owner"))
+	must(t, err)
+	defer f.Close()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Unbind(ended, slot); !errors.Is(err, ErrBusy) {
+		t.Fatalf("unbind with no time left: %v", err)
+	}
+	tried := make(chan error, 1)
+	go func() { tried <- Unbind(t.Context(), slot) }()
+	must(t, f.Close())
+	must(t, <-tried)
+}
+
+func TestBindRefusesWhatIsNotADirectory(t *testing.T) {
+	slot := newSlot(t, unix.MS_PRIVATE)
+	ws := workspace(t, "alice")
+	link := filepath.Join(t.TempDir(), "link")
+	must(t, os.Symlink(ws, link))
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	must(t, unix.Mkfifo(fifo, 0o600))
+	for name, tt := range map[string]struct {
+		source string
+		want   error
+	}{
+		"symbolic link": {link, ErrKind},
+		"file":          {filepath.Join(ws, "owner"), ErrKind},
+		"fifo":          {fifo, ErrKind},
+		"nothing":       {filepath.Join(ws, "none"), os.ErrNotExist},
+		"relative path": {"testdata", nil},
+	} {
+		err := Bind(slot, tt.source, false)
+		if err == nil || tt.want != nil && !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v, want %v", name, err, tt.want)
+		}
+	}
+	if err := BindFile(slot, filepath.Join(ws, "owner"), true); !errors.Is(err, ErrKind) {
+		t.Errorf("file on a directory: %v", err)
+	}
+	if err := Bind(filepath.Join(slot, "none"), ws, false); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("target that is not there: %v", err)
+	}
+	wantMounted(t, slot, 1)
+}
+
+func TestBindRefusesATargetNobodyWouldSee(t *testing.T) {
+	slot := newSlot(t, unix.MS_PRIVATE)
+	must(t, unix.Mount("", slot, "", unix.MS_PRIVATE, ""))
+	if err := Bind(slot, workspace(t, "alice"), false); !errors.Is(err, ErrNotShared) {
+		t.Fatalf("bind on a private mount: %v", err)
+	}
+	if ok, err := Shared(slot); ok || err != nil {
+		t.Fatalf("shared: %v, %v", ok, err)
+	}
+}
+
+func TestBothWaysToAskAgreeOnWhatIsShared(t *testing.T) {
+	slot := newSlot(t, unix.MS_PRIVATE)
+	for path, want := range map[string]bool{slot: true, filepath.Dir(slot): false} {
+		f, err := open(path, 0)
+		must(t, err)
+		defer f.Close()
+		listed, err := listShared(f)
+		must(t, err)
+		asked, err := statShared(f)
+		if errors.Is(err, errors.ErrUnsupported) {
+			asked, err = want, nil // a kernel before 6.8
+		}
+		must(t, err)
+		if listed != want || asked != want {
+			t.Errorf("%s: listed as shared %v, asked %v, want %v", path, listed, asked, want)
+		}
+	}
+}
+
+func TestBindRefusesToMakeAReadOnlySourceWritable(t *testing.T) {
+	slot := newSlot(t, unix.MS_PRIVATE)
+	ro := newSlot(t, unix.MS_PRIVATE)
+	must(t, Bind(ro, workspace(t, "alice"), true))
+	if err := Bind(slot, ro, false); !errors.Is(err, ErrReadOnly) {
+		t.Fatalf("bind: %v", err)
+	}
+	must(t, Bind(slot, ro, true))
+}
+
+func TestMountsInsideAWorkspaceStayOutside(t *testing.T) {
+	slot := newSlot(t, unix.MS_PRIVATE)
+	c := startContainer(t, slot)
+	// Shared, so that a clone with ties to it would follow what is mounted there later.
+	ws := newSlot(t, unix.MS_SHARED)
+	for _, dir := range []string{"before", "after"} {
+		must(t, os.Mkdir(filepath.Join(ws, dir), 0o755))
+	}
+	must(t, Bind(filepath.Join(ws, "before"), workspace(t, "somebody"), false))
+	must(t, Bind(slot, ws, false))
+	must(t, Bind(filepath.Join(ws, "after"), workspace(t, "somebody"), false))
+	for _, path := range []string{"before/owner", "after/owner"} {
+		if got := c.do(t, "read", path); got.Errno != unix.ENOENT {
+			t.Errorf("%s inside: %+v", path, got)
+		}
+	}
+}
+
+func TestFileIsBoundReadOnly(t *testing.T) {
+	slot := newSlot(t, unix.MS_PRIVATE)
+	file := filepath.Join(slot, "guest")
+	must(t, os.WriteFile(file, nil, 0o755))
+	source := filepath.Join(workspace(t, "alice"), "owner")
+	must(t, BindFile(file, source, true))
+	c := startContainer(t, slot)
+	if got := c.do(t, "read", "guest"); got.Out != "alice" {
+		t.Errorf("read: %+v", got)
+	}
+	if got := c.do(t, "write", "guest"); got.Errno != unix.EROFS {
+		t.Errorf("write: %v", got.Errno)
+	}
+}
+
+func TestTmpfsHoldsItsBounds(t *testing.T) {
+	slot := newSlot(t, unix.MS_PRIVATE)
+	var st unix.Stat_t
+	must(t, unix.Stat(slot, &st))
+	if st.Uid != 1000 || st.Gid != 1000 || st.Mode&0o7777 != 0o755 {
+		t.Errorf("owner %d:%d mode %o", st.Uid, st.Gid, st.Mode)
+	}
+	if err := os.WriteFile(filepath.Join(slot, "big"), make([]byte, 1<<20+1), 0o644); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("write beyond the size: %v", err)
+	}
+	if err := MakeTmpfs(slot, Tmpfs{}); err == nil {
+		t.Error("a tmpfs without a bound was mounted")
+	}
+	wantMounted(t, slot, 1)
+}
+
+func TestSweepTakesAwayWhateverIsThere(t *testing.T) {
+	root := t.TempDir()
+	must(t, Sweep(t.Context(), filepath.Join(root, "none"), time.Second))
+	slot := filepath.Join(root, "slot with a blank")
+	must(t, os.Mkdir(slot, 0o700))
+	for range 2 {
+		must(t, MakeTmpfs(slot, Tmpfs{Bytes: 1 << 20, Mode: 0o755}))
+		must(t, os.Mkdir(filepath.Join(slot, "below"), 0o755))
+		must(t, Bind(filepath.Join(slot, "below"), workspace(t, "alice"), false))
+		must(t, Bind(slot, workspace(t, "bob"), false))
+	}
+	busy, err := os.Open(filepath.Join(slot, "owner"))
+	must(t, err)
+	defer busy.Close()
+	neighbour := root + "-neighbour"
+	must(t, os.Mkdir(neighbour, 0o700))
+	defer os.Remove(neighbour)
+	must(t, MakeTmpfs(neighbour, Tmpfs{Bytes: 4096, Mode: 0o755}))
+	for range 2 {
+		must(t, Sweep(t.Context(), root, 50*time.Millisecond))
+		wantMounted(t, slot, 0)
+		wantMounted(t, filepath.Join(slot, "below"), 0)
+	}
+	wantMounted(t, neighbour, 1)
+	must(t, Sweep(t.Context(), neighbour, time.Second))
+	wantMounted(t, neighbour, 0)
+}
+
+func TestMountedCountsThroughASymbolicLink(t *testing.T) {
+	slot := newSlot(t, unix.MS_PRIVATE)
+	link := filepath.Join(t.TempDir(), "state")
+	must(t, os.Symlink(filepath.Dir(slot), link))
+	wantMounted(t, filepath.Join(link, "slot"), 1)
+	must(t, Bind(filepath.Join(link, "slot"), workspace(t, "alice"), false))
+	wantMounted(t, slot, 2)
+}
+
+func FuzzParseMount(f *testing.F) {
+	f.Add(`36 35 98:0 /mnt1 /mnt\0402 rw,noatime master:1 shared:2 - ext3 /dev/root rw,errors=continue`)
+	f.Add(`1 2 3 4 \1 6 -`)
+	f.Fuzz(func(t *testing.T, line string) {
+		m, err := parseMount(line)
+		if err == nil && strings.Count(line, " ") < 6 {
+			t.Fatalf("%q parsed to %+v", line, m)
+		}
+	})
+}
+
+func TestMountLineIsParsed(t *testing.T) {
+	got, err := parseMount(`36 35 98:0 /mnt1 /a\040b\134c rw,noatime master:1 shared:2 - ext3 /dev/root rw`)
+	if want := (mount{id: 36, point: `/a b\c`, shared: true}); err != nil || got != want {
+		t.Fatalf("got %+v, %v; want %+v", got, err, want)
+	}
+	got, err = parseMount(`36 35 98:0 / / rw - ext3 shared:2 rw`)
+	if want := (mount{id: 36, point: "/"}); err != nil || got != want {
+		t.Fatalf("got %+v, %v; want %+v", got, err, want)
+	}
+}

@@ -1,0 +1,167 @@
+package ocidriver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// CgroupsPath is a sandbox's cgroup in every hierarchy.
+func CgroupsPath(id string) string { return "/orchestrator/" + id }
+
+// cgroupPoints are the mount points of all cgroup hierarchies, from the text of a mountinfo file.
+func cgroupPoints(mountinfo string) []string {
+	var points []string
+	for line := range strings.Lines(mountinfo) {
+		left, right, ok := strings.Cut(line, " - ")
+		l := strings.Fields(left)
+		if ok && len(l) > 4 && (strings.HasPrefix(right, "cgroup ") || strings.HasPrefix(right, "cgroup2 ")) {
+			points = append(points, l[4])
+		}
+	}
+	return points
+}
+
+// CgroupsOf are the cgroups that a sandbox still has.
+func CgroupsOf(id string) ([]string, error) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("cgroups of sandbox %s: %w", id, err)
+	}
+	var dirs []string
+	for _, point := range cgroupPoints(string(text)) {
+		if dir := path.Join(point, CgroupsPath(id)); exists(dir) {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs, nil
+}
+
+// RemoveCgroups kills whatever is in a sandbox's cgroups and removes them. The runtime does so as well; this is for what it leaves, and for
+// what it never finished.
+func RemoveCgroups(ctx context.Context, id string) error {
+	for {
+		dirs, err := CgroupsOf(id)
+		if err != nil || len(dirs) == 0 {
+			return err
+		}
+		var errs []error
+		for _, dir := range dirs {
+			errs = append(errs, removeTree(dir, CgroupsPath(id)))
+		}
+		if err = errors.Join(errs...); err == nil {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// removeTree kills and removes a cgroup with all below it; the error of one round says what is still there.
+func removeTree(dir, within string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	// What is frozen does not die.
+	for name, on := range map[string]string{"freezer.state": "THAWED", "cgroup.freeze": "0"} {
+		if file := filepath.Join(dir, name); exists(file) {
+			_ = os.WriteFile(file, []byte(on), 0) // the kill shows whether it worked
+		}
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeTree(filepath.Join(dir, e.Name()), within); err != nil {
+				return err
+			}
+		}
+	}
+	if err := killAll(filepath.Join(dir, "cgroup.procs"), within); err != nil {
+		return err
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// killAll kills the processes of a cgroup.procs file. That each is in the sandbox's cgroups is looked at again once it is held.
+func killAll(procs, within string) error {
+	text, err := os.ReadFile(procs)
+	if err != nil {
+		return nil // gone, or a domain that lists none; rmdir tells
+	}
+	for field := range strings.FieldsSeq(string(text)) {
+		pid, err := strconv.Atoi(field)
+		if err != nil || pid <= 1 {
+			continue
+		}
+		p, err := Open(pid)
+		if err != nil {
+			continue // dead by now, or the next round tells
+		}
+		if InCgroup(pid, within) {
+			err = p.Kill()
+		}
+		p.Close()
+		if err != nil {
+			return fmt.Errorf("kill process %d: %w", pid, err)
+		}
+	}
+	return nil
+}
+
+// InCgroup says whether a process is in a cgroup, or below it, in any hierarchy.
+func InCgroup(pid int, cgroup string) bool {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(text)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		// The runtime may have put our path below the cgroup that it is in itself.
+		if len(parts) == 3 && strings.Contains(parts[2]+"/", cgroup+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// overMemory says whether a sandbox's cgroup tells of something that was killed for memory.
+func overMemory(id string) bool {
+	dirs, err := CgroupsOf(id)
+	if err != nil {
+		return false
+	}
+	for _, dir := range dirs {
+		for _, name := range []string{"memory.events", "memory.oom_control"} {
+			text, err := os.ReadFile(filepath.Join(dir, name))
+			if err != nil {
+				continue
+			}
+			for line := range strings.Lines(string(text)) {
+				if n, ok := strings.CutPrefix(strings.TrimSpace(line), "oom_kill "); ok && n != "0" {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}

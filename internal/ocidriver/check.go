@@ -1,0 +1,146 @@
+package ocidriver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+)
+
+// Driver is the name of a driver, for the errors that say what a host lacks for it.
+type Driver string
+
+// Unfit is an error that says what this host lacks and how to get it.
+func (d Driver) Unfit(lack, fix string) error {
+	return fmt.Errorf("the %s driver cannot work here: %s; %s: %w", string(d), lack, fix, errdefs.ErrFailedPrecondition)
+}
+
+// CheckCgroups asks for every controller that a cap needs. noSwap: swap is not counted here, and there is none to count.
+func (d Driver) CheckCgroups() (host cgroup.Host, noSwap bool, err error) {
+	host, err = cgroup.Detect()
+	if err != nil {
+		return host, false, d.Unfit(err.Error(), "mount the cgroup file systems")
+	}
+	for _, c := range []struct {
+		name string
+		have bool
+	}{{cgroup.Memory, host.Memory}, {cgroup.Pids, host.Pids}, {cgroup.CPU, host.CPU}} {
+		if !c.have {
+			return host, false, d.Unfit(fmt.Sprintf("the %s controller of cgroup %s is missing or not writable", c.name, host.Mode),
+				"boot without cgroup_disable="+c.name+", and mount /sys/fs/cgroup read-write")
+		}
+	}
+	if host.Mode == cgroup.ModeV2 {
+		return host, false, nil
+	}
+	own, err := cgroup.Of(os.Getpid())
+	if err != nil {
+		return host, false, d.Unfit(err.Error(), "mount the cgroup file systems")
+	}
+	if exists(filepath.Join(own[cgroup.Memory], "memory.memsw.limit_in_bytes")) {
+		return host, false, nil
+	}
+	swaps, err := os.ReadFile("/proc/swaps")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return host, false, fmt.Errorf("swap: %w", err)
+	}
+	if strings.Count(strings.TrimSpace(string(swaps)), "\n") > 0 {
+		return host, false, d.Unfit("swap is on, and the kernel does not count it", "boot with swapaccount=1, or swapoff -a")
+	}
+	return host, true, nil
+}
+
+// DefaultRuntime is the OCI runtime that is used unless another is named.
+const DefaultRuntime = "runc"
+
+// oldest are the first versions with all we use (1.1 of runc brought the default errno of seccomp filters).
+func oldest(name string) (major, minor int) {
+	if name == "crun" {
+		return 1, 0
+	}
+	return 1, 1
+}
+
+// CheckRuntime finds the OCI runtime and says what it is.
+func (d Driver) CheckRuntime(ctx context.Context, name string, host cgroup.Host) (path, release string, err error) {
+	if name == "" {
+		name = DefaultRuntime
+	}
+	kind := filepath.Base(name)
+	switch {
+	case kind == "runsc":
+		return "", "", fmt.Errorf("runtime runsc is not supported yet: gVisor shows no mount that is made after the start and takes no "+
+			"delegated cgroup, so workspaces and caps of commands would not hold; use runc: %w", errdefs.ErrNotImplemented)
+	case kind != "runc" && kind != "crun":
+		return "", "", fmt.Errorf("runtime %q is not known; use runc or crun: %w", name, errdefs.ErrInvalidArgument)
+	case kind == "crun" && host.Mode == cgroup.ModeHybrid:
+		return "", "", d.Unfit("crun refuses hybrid cgroups", "use runc, or boot with systemd.unified_cgroup_hierarchy=1")
+	}
+	if path, err = exec.LookPath(name); err != nil {
+		return "", "", d.Unfit(name+" is not found", "install it (apt-get install "+kind+")")
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return "", "", fmt.Errorf("runtime %s: %w", name, err)
+	}
+	ask, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ask, path, "--version").CombinedOutput()
+	if ctx.Err() != nil {
+		return "", "", fmt.Errorf("%s --version: %w", path, context.Cause(ctx))
+	}
+	if err != nil {
+		return "", "", d.Unfit(fmt.Sprintf("%s --version: %v", path, err), "install a working "+kind)
+	}
+	return path, firstLine(string(out)), d.checkVersion(kind, string(out))
+}
+
+// checkVersion reads what --version of runc or crun prints.
+func (d Driver) checkVersion(kind, text string) error {
+	major, minor := oldest(kind)
+	version, ok := strings.CutPrefix(firstLine(text), kind+" version ")
+	if !ok {
+		return d.Unfit(fmt.Sprintf("%s calls itself %q", kind, firstLine(text)), "install "+kind)
+	}
+	x, y, _ := strings.Cut(version, ".")
+	have1, err1 := strconv.Atoi(x)
+	y = y[:len(y)-len(strings.TrimLeft(y, "0123456789"))]
+	have2, err2 := strconv.Atoi(y)
+	if err1 != nil || err2 != nil || have1 < major || have1 == major && have2 < minor {
+		return d.Unfit(fmt.Sprintf("%s is %q", kind, version), fmt.Sprintf("install %s %d.%d or later", kind, major, minor))
+	}
+	if !strings.Contains(strings.ToLower(text), "seccomp") {
+		return d.Unfit(kind+" "+version+" is built without seccomp", "install one that is built with it")
+	}
+	return nil
+}
+
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(text, "\n")
+	return strings.TrimSpace(line)
+}
+
+// CheckGuest sees that the guest's binary can be run, and that the kernel lets us hold on to processes.
+func (d Driver) CheckGuest(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("guest: %w", err)
+	}
+	if !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
+		return fmt.Errorf("guest %s is not an executable file: %w", path, errdefs.ErrInvalidArgument)
+	}
+	p, err := Open(os.Getpid())
+	if err != nil {
+		return d.Unfit("pidfds cannot be used ("+err.Error()+")", "use Linux 5.10 or later")
+	}
+	p.Close()
+	return nil
+}

@@ -1,0 +1,186 @@
+package ocidriver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
+)
+
+// ErrEnded is why a sandbox is lost.
+var ErrEnded = errors.New("the sandbox's first process has ended")
+
+// Set are the sandboxes that a driver holds, by id. Remove is set before the first one is, and destroys a sandbox. Safe for concurrent use.
+type Set struct {
+	Remove func(ctx context.Context, id string) error
+
+	mu   sync.Mutex
+	live map[string]*Held
+}
+
+// Words are the last words of a sandbox, for the error that it is lost.
+type Words interface {
+	// After puts them behind a message.
+	After(message string) string
+	Close() error
+}
+
+// Held is a sandbox that this process holds: its cell, and its first process, whose end it sees. It is a runtime.Sandbox.
+type Held struct {
+	Cell  *rundir.Cell
+	Init  *Process
+	Words Words // nil: none
+
+	set   *Set
+	id    string
+	class runtime.Class
+
+	alive context.Context // ends with ErrEnded when Init does
+	died  context.CancelCauseFunc
+	watch sync.WaitGroup
+	once  sync.Once // LetGo
+}
+
+var _ runtime.Sandbox = (*Held)(nil)
+
+// Hold adds a sandbox and watches its first process, with a goroutine that LetGo waits for. It takes over the cell, the process and the words.
+func (s *Set) Hold(id string, class runtime.Class, c *rundir.Cell, init *Process, words Words) *Held {
+	h := &Held{Cell: c, Init: init, set: s, id: id, class: class, Words: words}
+	h.alive, h.died = context.WithCancelCause(context.Background())
+	h.watch.Go(func() {
+		if init.Block() {
+			init.Reap()
+			h.died(ErrEnded)
+		}
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.live == nil {
+		s.live = map[string]*Held{}
+	}
+	s.live[id] = h
+	return h
+}
+
+// Get is the sandbox of an id, nil if it is not held.
+func (s *Set) Get(id string) *Held {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.live[id]
+}
+
+// Release lets go of all of them; they live on.
+func (s *Set) Release() error {
+	s.mu.Lock()
+	held := make([]*Held, 0, len(s.live))
+	for _, h := range s.live {
+		held = append(held, h)
+	}
+	s.mu.Unlock()
+	var errs []error
+	for _, h := range held {
+		errs = append(errs, h.Release())
+	}
+	return errors.Join(errs...)
+}
+
+// LetGo ends the watch and forgets the sandbox. Done is closed by then if the first process has ended, and stays open if it has not.
+func (h *Held) LetGo() {
+	h.once.Do(func() {
+		h.set.mu.Lock()
+		if h.set.live[h.id] == h {
+			delete(h.set.live, h.id)
+		}
+		h.set.mu.Unlock()
+		if h.Init.Ended() {
+			h.died(ErrEnded)
+			h.Init.Reap()
+		}
+		h.Init.Close()
+		h.watch.Wait()
+		if h.Words != nil {
+			_ = h.Words.Close()
+		}
+	})
+}
+
+// ID is the sandbox's id.
+func (h *Held) ID() string { return h.id }
+
+// Done is closed when the first process has ended.
+func (h *Held) Done() <-chan struct{} { return h.alive.Done() }
+
+func (h *Held) lost() error {
+	why := ErrEnded.Error()
+	if overMemory(h.id) {
+		why += " (over its memory cap)"
+	}
+	if h.Words != nil {
+		why = h.Words.After(why)
+	}
+	return fmt.Errorf("sandbox %s: %s: %w", h.id, why, errdefs.ErrUnavailable)
+}
+
+// Open opens a stream to the guest; it gives up when the guest is gone.
+func (h *Held) Open(ctx context.Context) (net.Conn, error) {
+	if h.alive.Err() != nil {
+		return nil, h.lost()
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(h.alive, func() { cancel(ErrEnded) })()
+	conn, err := h.Cell.Open(ctx)
+	if err != nil && h.alive.Err() != nil {
+		return nil, h.lost()
+	}
+	return conn, err
+}
+
+// Bind makes a host directory appear at /workspace.
+func (h *Held) Bind(ctx context.Context, b runtime.Binding) error {
+	if h.class == runtime.ClassGVisor {
+		return fmt.Errorf("bind %s: %s: %w", b.Source, ocispec.NoGVisorBind, errdefs.ErrNotImplemented)
+	}
+	if !filepath.IsAbs(b.Source) {
+		return fmt.Errorf("bind %q: not absolute: %w", b.Source, errdefs.ErrInvalidArgument)
+	}
+	info, err := os.Lstat(b.Source)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("bind %s: %w", b.Source, errdefs.ErrNotFound)
+	case err != nil:
+		return fmt.Errorf("bind: %w", err)
+	case !info.IsDir():
+		return fmt.Errorf("bind %s: not a directory: %w", b.Source, errdefs.ErrInvalidArgument)
+	}
+	return h.Cell.Bind(ctx, b.Source, b.ReadOnly)
+}
+
+// Unbind takes it away again.
+func (h *Held) Unbind(ctx context.Context) error {
+	if h.class == runtime.ClassGVisor {
+		return fmt.Errorf("unbind: %s: %w", ocispec.NoGVisorBind, errdefs.ErrNotImplemented)
+	}
+	return h.Cell.Unbind(ctx)
+}
+
+// Figures are what its cgroups say now.
+func (h *Held) Figures(context.Context) (runtime.Figures, error) { return Figures(h.Cell) }
+
+// Destroy removes the sandbox.
+func (h *Held) Destroy(ctx context.Context) error { return h.set.Remove(ctx, h.id) }
+
+// Release lets go of the sandbox; it lives on.
+func (h *Held) Release() error {
+	h.LetGo()
+	return h.Cell.Close()
+}

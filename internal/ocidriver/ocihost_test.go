@@ -1,0 +1,175 @@
+package ocidriver
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"go.uber.org/goleak"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+)
+
+const host = Driver("test")
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestVersions(t *testing.T) {
+	const runc = "runc version 1.1.5+ds1\ncommit: x\nlibseccomp: 2.5.4\n"
+	for text, ok := range map[string]bool{
+		runc: true,
+		strings.Replace(runc, "1.1.5", "1.3.0-rc.1", 1):   true,
+		strings.Replace(runc, "1.1.5", "2.0", 1):          true,
+		strings.Replace(runc, "1.1.5", "1.0.3", 1):        false,
+		strings.Replace(runc, "1.1.5", "new", 1):          false,
+		strings.Replace(runc, "libseccomp: 2.5.4", "", 1): false,
+		"youki version 1.2\nseccomp":                      false,
+		"":                                                false,
+	} {
+		if err := host.checkVersion("runc", text); (err == nil) != ok {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	if err := host.checkVersion("crun", "crun version 1.8.1\n+SYSTEMD +SECCOMP\n"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRuntimesThatAreRefused(t *testing.T) {
+	for name, class := range map[string]func(error) bool{
+		"runsc":                errdefs.IsNotImplemented,
+		"/opt/bin/runsc":       errdefs.IsNotImplemented,
+		"docker":               errdefs.IsInvalidArgument,
+		"crun":                 errdefs.IsFailedPrecondition, // on a hybrid host
+		"/does/not/exist/runc": errdefs.IsFailedPrecondition,
+	} {
+		if _, _, err := host.CheckRuntime(t.Context(), name, cgroup.Host{Mode: cgroup.ModeHybrid}); !class(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestCgroupPoints(t *testing.T) {
+	got := cgroupPoints("31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n" +
+		"35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n" +
+		"broken\n - cgroup \n" +
+		"41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n")
+	want := "/sys/fs/cgroup/memory /sys/fs/cgroup/unified"
+	if strings.Join(got, " ") != want {
+		t.Errorf("got %v, want %s", got, want)
+	}
+}
+
+func TestLocksKeepCallsAboutOneSandboxApart(t *testing.T) {
+	var l Locks
+	var inside, most atomic.Int32
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			unlock, err := l.Lock(t.Context(), "a")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if n := inside.Add(1); n > most.Load() {
+				most.Store(n)
+			}
+			inside.Add(-1)
+			unlock()
+		})
+	}
+	wg.Wait()
+	if most.Load() != 1 {
+		t.Errorf("%d were inside at once", most.Load())
+	}
+	unlock, err := l.Lock(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := l.Lock(ctx, "a"); !errors.Is(err, context.Canceled) {
+		t.Errorf("waiting ended with %v", err)
+	}
+	other, err := l.Lock(ctx, "b")
+	if err != nil {
+		t.Fatalf("another sandbox: %v", err)
+	}
+	other()
+	if len(l.held) != 1 {
+		t.Errorf("%d locks are kept", len(l.held))
+	}
+}
+
+func TestProcessIsHeldPastItsPid(t *testing.T) {
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Open(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if p.Ended() {
+		t.Error("ended at once")
+	}
+	ended := make(chan bool, 1)
+	var wg sync.WaitGroup
+	wg.Go(func() { ended <- p.Block() })
+	if err := p.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	if !<-ended {
+		t.Error("the wait was broken off")
+	}
+	// It is our child: nobody else has reaped it.
+	if err := p.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := Open(cmd.Process.Pid); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("opening it again: %v", err)
+	}
+	if err := p.Kill(); err != nil {
+		t.Errorf("killing it again: %v", err)
+	}
+	_ = cmd.Wait() // it has no child any more; frees what it holds
+}
+
+func TestClosingEndsTheWait(t *testing.T) {
+	p, err := Open(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan bool, 1)
+	var wg sync.WaitGroup
+	wg.Go(func() { ended <- p.Block() })
+	p.Close()
+	wg.Wait()
+	if <-ended {
+		t.Error("we have not ended")
+	}
+}
+
+func TestLimitsThatWeDoNotHaveOurselves(t *testing.T) {
+	if mayRaise(0) {
+		t.Log("this process may raise its limits, so that it can give any")
+	}
+	list := []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1 << 40, Soft: 1 << 40}}
+	if err := FitRlimits(list); errdefs.IsFailedPrecondition(err) == mayRaise(0) {
+		t.Errorf("open files: %v", err)
+	}
+	list = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1, Soft: 1}, {Type: "RLIMIT_CORE"}, {Type: "RLIMIT_SIGPENDING", Hard: 1, Soft: 1}}
+	if err := FitRlimits(list); err != nil || list[0].Hard != 1 || list[2].Hard != 1 {
+		t.Errorf("low limits: %+v, %v", list, err)
+	}
+}

@@ -1,0 +1,330 @@
+package quotadir
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
+)
+
+// smallHost is a host file system of its own, of some 100 MiB.
+func smallHost(t *testing.T) string {
+	t.Helper()
+	return mounted(t, made(t, Options{Bytes: 100 << 20, Mechanism: Loop}))
+}
+
+// thin makes and mounts a disk that promises more than the host has.
+func thin(t *testing.T, host string) (dir, root string) {
+	t.Helper()
+	dir = filepath.Join(host, "d")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := Make(t.Context(), dir, Options{Bytes: 300 << 20, Mechanism: Loop}); err != nil {
+		t.Fatal(err)
+	}
+	return dir, mounted(t, dir)
+}
+
+// written has the file system at dir write what it holds back; the rest of the machine is none of ours. A full one fails.
+func written(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.Syncfs(int(f.Fd()))
+}
+
+func TestAFullHostIsToldAndMendedWhenThereIsRoom(t *testing.T) {
+	host := smallHost(t)
+	dir, root := thin(t, host)
+	if err := os.WriteFile(filepath.Join(root, "before"), []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	unmounted(t, dir) // so that it is on the host's disk
+	mounted(t, dir)
+	big := filepath.Join(root, "big")
+	f, err := os.Create(big)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.Write(make([]byte, 150<<20))
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		t.Fatal("150 MiB were kept on 100 MiB")
+	}
+	// The journal cannot be written either, sooner or later; then the file system is given up.
+	for range 200 {
+		if failed(filepath.Join(dir, mountDir)) {
+			break
+		}
+		_ = os.WriteFile(filepath.Join(root, "more"), make([]byte, 1<<20), 0o600)
+		_ = errors.Join(written(root), written(host)) // what cannot be written is what we wait for
+		time.Sleep(10 * time.Millisecond)
+	}
+	// Room again: what Mount finds broken it mends. Removing the file gives no room while nothing can be written.
+	mounted(t, dir)
+	if err := os.Remove(big); err != nil && !errors.Is(err, os.ErrNotExist) { // it may be what was lost
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "after"), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(filepath.Join(root, "before")); err != nil || string(got) != "kept" {
+		t.Fatalf("%q, %v", got, err)
+	}
+	unmounted(t, dir)
+}
+
+// What a clone keeps mounted cannot be mended, and is not given out as it is.
+func TestABrokenOneIsNotMountedAgainBesideAClone(t *testing.T) {
+	dir := made(t, Options{Bytes: 8 << 20, Mechanism: Loop})
+	root := mounted(t, dir)
+	target := cloned(t, root)
+	f, err := os.Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const shutdown = 0x8004587d // EXT4_IOC_SHUTDOWN: it fails as it does when its journal cannot be written
+	err = errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), shutdown, 0), f.Close())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := Mount(brief(t), dir); !errors.Is(err, ErrBusy) {
+			t.Fatalf("mount beside a clone: %v", err)
+		}
+	}
+	if err := livemount.Unbind(t.Context(), target); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(mounted(t, dir), "after"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	unmounted(t, dir)
+}
+
+func TestGuardRefusesWritesInTime(t *testing.T) {
+	host := smallHost(t)
+	dir, root := thin(t, host)
+	guard := func(margin int64, want bool) {
+		t.Helper()
+		if tight, err := Guard(host, margin); tight != want || err != nil {
+			t.Fatalf("guard: %v, %v", tight, err)
+		}
+	}
+	guard(20<<20, false)
+	name := filepath.Join(root, "f")
+	if err := os.WriteFile(name, make([]byte, 60<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(written(root), written(host)); err != nil {
+		t.Fatal(err)
+	}
+	guard(60<<20, true)
+	err := os.WriteFile(filepath.Join(root, "g"), make([]byte, 1<<20), 0o600)
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("writing while held: %v", err)
+	}
+	if use, err := Usage(root); err != nil || use.Free > 0 {
+		t.Fatalf("free while held: %d, %v", use.Free, err)
+	}
+	if err := os.Remove(name); err != nil {
+		t.Fatal(err)
+	}
+	if err := written(root); err != nil { // blocks go back with the transaction
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(time.Minute)
+	for {
+		use, err := Usage(host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if use.Free > 80<<20 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d octets are free on the host after removing", use.Free)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	guard(60<<20, false)
+	if err := os.WriteFile(filepath.Join(root, "g"), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	unmounted(t, dir)
+}
+
+// Shrinking makes a copy, which takes nothing of what Guard keeps free.
+func TestShrinkingLeavesRoomOnTheHost(t *testing.T) {
+	host := smallHost(t)
+	dir := filepath.Join(host, "d")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := Make(t.Context(), dir, Options{Bytes: 48 << 20, Mechanism: Loop}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(mounted(t, dir), "a"), bytes.Repeat([]byte("x"), 16<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	unmounted(t, dir)
+	var image unix.Stat_t
+	if err := unix.Stat(filepath.Join(dir, imageFile), &image); err != nil {
+		t.Fatal(err)
+	}
+	before, err := Usage(host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	filler, err := os.Create(filepath.Join(host, "filler"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// There is room for a copy, and for little more.
+	if err := errors.Join(unix.Fallocate(int(filler.Fd()), 0, 0, before.Free-image.Blocks*512-Reserve(before)/2), filler.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := Resize(t.Context(), dir, 24<<20); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, newImageFile)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its copy: %v", err)
+	}
+	if err := os.Remove(filler.Name()); err != nil {
+		t.Fatal(err)
+	}
+	if err := Resize(t.Context(), dir, 24<<20); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(filepath.Join(mounted(t, dir), "a")); err != nil || len(text) != 16<<20 {
+		t.Errorf("%d octets, %v", len(text), err)
+	}
+}
+
+func TestSweepTakesWhatNobodyUses(t *testing.T) {
+	dir := base(t)
+	var disks []string
+	for _, name := range []string{"used", "left", "gone"} {
+		d := filepath.Join(dir, name)
+		if err := os.Mkdir(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := Make(t.Context(), d, Options{Bytes: 8 << 20, Mechanism: Loop}); err != nil {
+			t.Fatal(err)
+		}
+		mounted(t, d)
+		disks = append(disks, d)
+	}
+	if err := errors.Join(os.Remove(filepath.Join(disks[2], recordFile)), os.Remove(filepath.Join(disks[2], imageFile))); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := Sweep(t.Context(), dir, func(d string) bool { return d == disks[0] }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, want := range []bool{true, false, false} {
+		if is, err := livemount.IsMount(filepath.Join(disks[i], mountDir)); is != want || err != nil {
+			t.Errorf("%s is mounted: %v, %v", disks[i], is, err)
+		}
+	}
+	devices, err := os.ReadDir("/sys/block")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range devices {
+		text, _ := os.ReadFile(filepath.Join("/sys/block", e.Name(), "loop/backing_file"))
+		if strings.HasPrefix(string(text), disks[2]) {
+			t.Errorf("%s still has %s", e.Name(), text)
+		}
+	}
+}
+
+// withQuota is a host file system that has project quotas.
+func withQuota(t *testing.T) string {
+	t.Helper()
+	dir := base(t)
+	image, mnt := filepath.Join(dir, "host.img"), filepath.Join(dir, "host")
+	f, err := os.Create(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(f.Truncate(256<<20), f.Close(), os.Mkdir(mnt, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"mkfs.ext4", "-q", "-F", "-O", "project,quota", "-E", "quotatype=prjquota", image},
+		{"mount", "-o", "loop,prjquota", image, mnt},
+	} {
+		out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+		if err != nil && args[0] == "mount" {
+			t.Skipf("this kernel has no project quotas for ext4 (CONFIG_QFMT_V2): %s", out)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v: %s", args[0], err, out)
+		}
+	}
+	return mnt
+}
+
+func TestProjectQuota(t *testing.T) {
+	dir := filepath.Join(withQuota(t), "d")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := Make(t.Context(), dir, Options{Bytes: 16 << 20, Mechanism: Project}); err != nil {
+		t.Fatal(err)
+	}
+	root := mounted(t, dir)
+	write := func(name string) (int64, error) {
+		err := os.WriteFile(filepath.Join(root, name), make([]byte, 40<<20), 0o600)
+		fi, e := os.Stat(filepath.Join(root, name))
+		if e != nil {
+			t.Fatal(e)
+		}
+		return fi.Size(), err
+	}
+	if !may(unix.CAP_SYS_RESOURCE) { // whoever has it is not bound
+		if n, err := write("a"); !errors.Is(err, unix.EDQUOT) && !errors.Is(err, unix.ENOSPC) || n > 16<<20 || n < 14<<20 {
+			t.Fatalf("%d octets of 16 MiB, %v", n, err)
+		}
+	}
+	use, err := UsageOf(dir)
+	if err != nil || use.Bytes != 16<<20 {
+		t.Fatalf("usage: %+v, %v", use, err)
+	}
+	if err := Resize(t.Context(), dir, 64<<20); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := write("b"); err != nil || n != 40<<20 {
+		t.Fatalf("%d octets after growing, %v", n, err)
+	}
+	if _, ok := errors.AsType[*NoRoomError](Resize(t.Context(), dir, 16<<20)); !ok {
+		t.Fatal("it shrank below what is used")
+	}
+	unmounted(t, dir)
+}
+
+func TestDetectTriesForReal(t *testing.T) {
+	dir := base(t)
+	if m, why := Detect(dir); m != Loop || why != "" {
+		t.Fatalf("%s: %s", m, why)
+	}
+	if err := Try(t.Context(), dir, Project); err == nil || !strings.Contains(err.Error(), "project quota") {
+		t.Fatalf("project quotas on a file system without: %v", err)
+	}
+	if left, err := os.ReadDir(dir); len(left) > 0 || err != nil {
+		t.Fatalf("left: %v, %v", left, err)
+	}
+}

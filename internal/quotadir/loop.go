@@ -1,0 +1,148 @@
+package quotadir
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"unsafe"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// loopTries is how often another free device is asked for: between asking and taking, others may take it.
+const loopTries = 64
+
+// attach gives the image a loop device, that the kernel takes away with its last user. Whoever holds the returned file is one. The image's
+// lock (see lockImage) goes over to the device: it holds the open file.
+func attach(image *os.File) (*os.File, error) {
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("loop devices: %w: %w", err, errdefs.ErrUnavailable)
+	}
+	defer control.Close()
+	for range loopTries {
+		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return nil, fmt.Errorf("find a free loop device: %w: %w", err, errdefs.ErrUnavailable)
+		}
+		device, err := openLoop(n)
+		if err != nil {
+			return nil, err
+		}
+		err = configure(device, image)
+		if err == nil {
+			return device, nil
+		}
+		_ = device.Close()
+		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENXIO) {
+			return nil, fmt.Errorf("attach %s to %s: %w", image.Name(), device.Name(), err)
+		}
+	}
+	return nil, fmt.Errorf("attach %s: others took %d loop devices first: %w", image.Name(), loopTries, errdefs.ErrUnavailable)
+}
+
+// configure asks for direct I/O: without it every block is cached twice, and the second time on nobody's account. Where the host's
+// file system has no direct I/O the kernel goes without.
+func configure(device, image *os.File) error {
+	cfg := unix.LoopConfig{Fd: uint32(image.Fd()), Size: blockSize}
+	cfg.Info.Flags = unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO
+	copy(cfg.Info.File_name[:len(cfg.Info.File_name)-1], filepath.Dir(image.Name()))
+	return unix.IoctlLoopConfigure(int(device.Fd()), &cfg)
+}
+
+// openLoop opens device n, and makes its node where /dev is not the kernel's own.
+func openLoop(n int) (*os.File, error) {
+	const major = 7
+	name := fmt.Sprintf("/dev/loop%d", n)
+	device, err := os.OpenFile(name, os.O_RDWR, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		if err := unix.Mknod(name, unix.S_IFBLK|0o600, int(unix.Mkdev(major, uint32(n)))); err != nil && !errors.Is(err, unix.EEXIST) {
+			return nil, fmt.Errorf("make %s: %w: %w", name, err, errdefs.ErrUnavailable)
+		}
+		device, err = os.OpenFile(name, os.O_RDWR, 0)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open loop device: %w: %w", err, errdefs.ErrUnavailable)
+	}
+	return device, nil
+}
+
+// lockImage says whether no loop device has the image, and if so keeps it so until the file is closed or attached. The lock is that of
+// the open file, which a loop device holds as long as it has the image, over the end of this process too.
+func lockImage(image *os.File) (free bool, err error) {
+	for {
+		switch err := unix.Flock(int(image.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+		case err == nil:
+			return true, nil
+		case errors.Is(err, unix.EWOULDBLOCK):
+			return false, nil
+		case !errors.Is(err, unix.EINTR):
+			return false, fmt.Errorf("lock %s: %w", image.Name(), err)
+		}
+	}
+}
+
+// attached finds the loop device that has the image and opens it, which keeps it; nil if there is none.
+func attached(image *os.File) (*os.File, error) {
+	var want unix.Stat_t
+	if err := unix.Fstat(int(image.Fd()), &want); err != nil {
+		return nil, err
+	}
+	loops, err := backed()
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range loops {
+		device, err := openLoop(n)
+		if err != nil {
+			continue // it went meanwhile
+		}
+		info, err := unix.IoctlLoopGetStatus64(int(device.Fd()))
+		if err == nil && info.Device == want.Dev && info.Inode == want.Ino {
+			return device, nil
+		}
+		_ = device.Close()
+	}
+	return nil, nil
+}
+
+// backed lists the loop devices that have a file.
+func backed() ([]int, error) {
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, err
+	}
+	var loops []int
+	for _, f := range files {
+		var n int
+		if _, err := fmt.Sscanf(strings.TrimPrefix(f, "/sys/block/loop"), "%d/", &n); err == nil {
+			loops = append(loops, n)
+		}
+	}
+	return loops, nil
+}
+
+// setCapacity tells the device that its file has another size.
+func setCapacity(device *os.File) error {
+	if err := unix.IoctlSetInt(int(device.Fd()), unix.LOOP_SET_CAPACITY, 0); err != nil {
+		return fmt.Errorf("set size of %s: %w", device.Name(), err)
+	}
+	return nil
+}
+
+// growMounted makes the ext4 that dir lies on as large as blocks.
+func growMounted(dir string, blocks uint64) error {
+	const ext4ResizeFS = 0x40086610 // EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64)
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, _, no := unix.Syscall(unix.SYS_IOCTL, f.Fd(), ext4ResizeFS, uintptr(unsafe.Pointer(&blocks))); no != 0 {
+		return fmt.Errorf("grow the file system: %w", no)
+	}
+	return nil
+}

@@ -1,0 +1,34 @@
+package quotadir
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+const inNamespace = "DISK_TEST_CHILD"
+
+// The tests run in a mount namespace of their own: whoever makes one meanwhile, for a container say, would have clones of
+// their mounts in it, and keep the disks that they look at used.
+func TestMain(m *testing.M) {
+	if os.Getenv(inNamespace) != "" || os.Geteuid() != 0 {
+		os.Exit(m.Run())
+	}
+	runtime.LockOSThread() // the death signal is tied to the thread that starts the child
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), inNamespace+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	err := cmd.Run()
+	if _, ended := errors.AsType[*exec.ExitError](err); err != nil && !ended {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(cmd.ProcessState.ExitCode())
+}

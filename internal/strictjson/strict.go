@@ -1,0 +1,111 @@
+// Package strictjson decodes JSON that somebody else wrote: one value, valid
+// UTF-8, no unknown field, nothing after it. Errors name the field and are of
+// class InvalidArgument. It starts no goroutine.
+package strictjson
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/containerd/errdefs"
+)
+
+// FieldError names the field of a document that cannot be used.
+type FieldError struct{ Field, Message string }
+
+// Error begins with the field.
+func (e *FieldError) Error() string { return strings.TrimSpace(e.Field + " " + e.Message) }
+
+// Unwrap gives the class.
+func (e *FieldError) Unwrap() error { return errdefs.ErrInvalidArgument }
+
+// Decode reads data into v.
+func Decode(data []byte, v any) error {
+	if !utf8.Valid(data) {
+		return &FieldError{"body", "is not valid UTF-8"}
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return explain(err, v)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return &FieldError{"body", "has more than one JSON value"}
+	}
+	return nil
+}
+
+func explain(err error, v any) error {
+	if t, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		field := named(reflect.TypeOf(v), t.Field)
+		if field == "" {
+			field = "body"
+		}
+		return &FieldError{field, fmt.Sprintf("is a JSON %s and must be %s", t.Value, kind(t.Type.String()))}
+	}
+	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+		return &FieldError{strings.Trim(name, `"`), "is not known here"}
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return &FieldError{"body", "is not a whole JSON value"}
+	}
+	return &FieldError{"body", "is not JSON: " + err.Error()}
+}
+
+// named is the path of a field as whoever wrote the document knows it: without
+// the types that Go embeds, which encoding/json names as well.
+func named(t reflect.Type, path string) string {
+	var out []string
+	for name := range strings.SplitSeq(path, ".") {
+		for t != nil && t.Kind() != reflect.Struct {
+			if k := t.Kind(); k != reflect.Pointer && k != reflect.Slice && k != reflect.Array && k != reflect.Map {
+				break
+			}
+			t = t.Elem()
+		}
+		if t == nil || t.Kind() != reflect.Struct {
+			out = append(out, name)
+			continue
+		}
+		f, ok := t.FieldByName(name)
+		if ok && f.Anonymous && f.Tag.Get("json") == "" {
+			t = f.Type
+			continue
+		}
+		out = append(out, name)
+		t = member(t, name)
+	}
+	return strings.Join(out, ".")
+}
+
+// member is the type of the field with a name in JSON, nil if there is none.
+func member(t reflect.Type, name string) reflect.Type {
+	for f := range t.Fields() {
+		if tag, _, _ := strings.Cut(f.Tag.Get("json"), ","); tag == name {
+			return f.Type
+		}
+	}
+	return nil
+}
+
+func kind(goType string) string {
+	switch {
+	case goType == "string":
+		return "a string"
+	case goType == "bool":
+		return "true or false"
+	case strings.HasPrefix(goType, "int"), strings.HasPrefix(goType, "uint"):
+		return "a whole number"
+	case strings.HasPrefix(goType, "float"):
+		return "a number"
+	case strings.HasPrefix(goType, "["):
+		return "a list"
+	}
+	return "an object"
+}

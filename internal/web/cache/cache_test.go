@@ -1,0 +1,133 @@
+package cache
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/web"
+)
+
+func page(text string) web.Answer { return web.Answer{Status: 200, Text: text} }
+
+func TestAnEntryLivesAsLongAsItMayAndNeverLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := New(10, 1<<20)
+		c.Put("me", "a", page("one"), time.Hour)
+		c.Put("me", "b", page("two"), time.Minute)
+		time.Sleep(time.Minute - time.Nanosecond)
+		if a, age, ok := c.Get("b"); !ok || a.Text != "two" || age != time.Minute-time.Nanosecond {
+			t.Errorf("%v %v %v", a, age, ok)
+		}
+		time.Sleep(time.Nanosecond)
+		if _, _, ok := c.Get("b"); ok {
+			t.Error("an entry outlived what its answer allows")
+		}
+		time.Sleep(MaxAge - time.Minute - time.Nanosecond)
+		if _, _, ok := c.Get("a"); !ok {
+			t.Error("an entry went too early")
+		}
+		time.Sleep(time.Nanosecond)
+		if _, _, ok := c.Get("a"); ok || c.held != 0 || c.age.Len() != 0 || len(c.shares) != 0 {
+			t.Errorf("an entry outlived MaxAge: %d bytes held", c.held)
+		}
+	})
+}
+
+func TestACacheIsBounded(t *testing.T) {
+	c := New(4, 1<<20)
+	for i := range 10 {
+		c.Put("me", fmt.Sprint(i), page("x"), MaxAge)
+	}
+	if _, _, ok := c.Get("5"); ok || c.age.Len() != 4 {
+		t.Errorf("%d entries", c.age.Len())
+	}
+	c.Put("me", "9", page("again"), MaxAge)
+	if a, _, ok := c.Get("9"); !ok || a.Text != "again" || c.age.Len() != 4 {
+		t.Errorf("%v %v, %d entries", a, ok, c.age.Len())
+	}
+	c = New(1000, 64<<10)
+	big := strings.Repeat("x", 6<<10)
+	for i := range 100 {
+		c.Put("me", fmt.Sprint(i), page(big), MaxAge)
+		if c.held > 64<<10 {
+			t.Fatalf("%d bytes held", c.held)
+		}
+	}
+	if _, _, ok := c.Get("99"); !ok {
+		t.Error("the newest is not there")
+	}
+	c.Put("me", "99", page(big+big), MaxAge) // too large to be kept, and the old one is no longer true
+	if _, _, ok := c.Get("99"); ok {
+		t.Error("an answer was kept that is too large")
+	}
+	New(0, 0).Put("me", "a", page("x"), MaxAge)
+}
+
+// Who fetches a lot takes nothing from who fetches little.
+func TestNobodyTakesTheRoomOfOthers(t *testing.T) {
+	for name, c := range map[string]*Cache{"entries": New(10, 1<<20), "bytes": New(1000, 40<<10)} {
+		big := strings.Repeat("x", 2<<10)
+		for i := range 3 {
+			c.Put("few", fmt.Sprint("few ", i), page(big), MaxAge)
+		}
+		for i := range 100 {
+			c.Put("many", fmt.Sprint("many ", i), page(big), MaxAge)
+		}
+		for i := range 3 {
+			if _, _, ok := c.Get(fmt.Sprint("few ", i)); !ok {
+				t.Errorf("%s: entry %d of another is gone", name, i)
+			}
+		}
+		if _, _, ok := c.Get("many 99"); !ok || c.shares["many"].age.Len() < 5 {
+			t.Errorf("%s: the rest of the room is not used", name)
+		}
+		for i := range 50 { // everybody gets in
+			c.Put(fmt.Sprint("caller ", i), fmt.Sprint("caller ", i), page(big), MaxAge)
+			if _, _, ok := c.Get(fmt.Sprint("caller ", i)); !ok {
+				t.Errorf("%s: caller %d has no room", name, i)
+			}
+		}
+		if len(c.shares) > c.age.Len() || c.held > c.bytes || c.age.Len() > c.entries {
+			t.Errorf("%s: %d shares, %d entries, %d bytes", name, len(c.shares), c.age.Len(), c.held)
+		}
+	}
+}
+
+func TestLifeIsWhatTheAnswerAllows(t *testing.T) {
+	head := func(fields ...string) web.Answer {
+		a := page("x")
+		for i := 0; i < len(fields); i += 2 {
+			a.Header = append(a.Header, [2]string{fields[i], fields[i+1]})
+		}
+		return a
+	}
+	for _, c := range []struct {
+		name string
+		a    web.Answer
+		want time.Duration
+	}{
+		{"a page", head("Content-Type", "text/html"), MaxAge},
+		{"a longer time", head("Cache-Control", "public, max-age=86400"), MaxAge},
+		{"a shorter time", head("cache-control", "max-age=60, must-revalidate"), time.Minute},
+		{"part of which is over", head("Age", "20", "Cache-Control", "max-age=60"), 40 * time.Second},
+		{"all of which is over", head("Age", "99999999999999999999", "Cache-Control", "max-age=60"), time.Minute},
+		{"more than all", head("Age", "9999", "Cache-Control", "max-age=60"), 0},
+		{"a time that is none", head("Cache-Control", "max-age=soon"), 0},
+		{"no-store", head("Cache-Control", "public", "Cache-Control", "No-Store"), 0},
+		{"private", head("Cache-Control", `private="x"`), 0},
+		{"no-cache", head("Cache-Control", "no-cache"), 0},
+		{"a cookie", head("Set-Cookie", "a=b"), 0},
+		{"for everybody another", head("Vary", " * "), 0},
+		{"for everybody another, among others", head("Vary", "Accept", "Vary", "Cookie, *"), 0},
+		{"not found", web.Answer{Status: 404}, 0},
+		{"a redirect", web.Answer{Status: 200, RedirectURL: "https://b.example/"}, 0},
+		{"a fault", web.Answer{Status: 200, Fault: &web.Fault{}}, 0},
+	} {
+		if got := Life(c.a); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+	}
+}
