@@ -36,6 +36,10 @@ image-browser: ## The image of browser.open's sandboxes, on the sandbox image; p
 test: ## Everything: lint, unit with -race, fuzz, conformance and integration on all drivers, leftovers; needs root
 	@$(SCRIPTS)/test.sh
 
+.PHONY: check
+check: ## The quick loop: format, vet and lint of what changed, and the unit tests without -race
+	@$(SCRIPTS)/test.sh check
+
 .PHONY: lint
 lint: ## gofmt, go vet, golangci-lint with the allowed imports as rules, go mod verify
 	@$(SCRIPTS)/test.sh lint

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests. Without arguments, everything; else the named steps with the steps they need:
 #
-#     test.sh [deps | lint | build | image | engine | containerd | unit | fuzz | conformance | integration | left | bench | soak]...
+#     test.sh [check | deps | lint | build | image | engine | containerd | unit | fuzz | conformance | integration | left | bench | soak]...
 #     test.sh env      starts the engine, makes the image, prints the variables the tests read ("eval" it), leaves it running
 #
 # Whole logs are kept in build/logs/. What went wrong is said again at the end, and the last line is
@@ -34,6 +34,7 @@ needs() {
     engine | containerd | lint | build | image) echo deps ;;
     unit | fuzz) echo deps build ;;
     conformance | integration | bench | soak) echo deps build image engine containerd ;;
+    check) echo build ;;
     esac
 }
 
@@ -84,6 +85,8 @@ step_lint() {
     while read -r script; do
         bash -n "$script"
     done < <(find . -path ./.git -prune -o -path ./build -prune -o \( -name '*.sh' -o -path './.ci/*' \) -type f -print)
+    say "readability"
+    go run ./integration/scripts/readability
     say "golangci-lint $GOLANGCI_VERSION"
     golangci=$(linter)
     # Its cache is of this checkout alone: what it remembers of another one names files by where they were, and fails
@@ -139,6 +142,24 @@ packages() {
 
 # step_unit has more packages at work than cores: their tests wait for a third of the time. By default a program with the
 # race detector sleeps for a second at its end, and so does each that it starts of itself.
+# step_check is the quick loop of a developer: what changed since the last commit on main is formatted, vetted and linted,
+# and the unit tests run without the race detector. Go remembers the tests that passed and whose inputs are the same.
+step_check() {
+    local base changed packages=() golangci
+    [[ -z $(gofmt -l .) ]] || { gofmt -d . | head -n 40; return 1; }
+    base=$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)
+    changed=$( (git diff --name-only --diff-filter=d "$base" -- '*.go'; git ls-files --others --exclude-standard -- '*.go') |
+        { grep -v /testdata/ || :; } | xargs -r -n1 dirname | sort -u)
+    while read -r dir; do [[ -z $dir ]] || packages+=("./$dir"); done <<<"$changed"
+    go run ./integration/scripts/readability
+    if ((${#packages[@]} > 0)); then
+        go vet -tags integration,faults "${packages[@]}"
+        golangci=$(linter)
+        GOLANGCI_LINT_CACHE=$ROOT/build/lint-cache "$golangci" run --timeout 15m --build-tags integration,faults "${packages[@]}"
+    fi
+    go test -vet=off ./...
+}
+
 step_unit() { CGO_ENABLED=1 GORACE=atexit_sleep_ms=100 go_test unit -race -count=1 -p 3 -timeout 20m ./...; }
 
 step_conformance() {
@@ -366,7 +387,7 @@ steps=("$@")
 for step in "${steps[@]}"; do
     declare -F "step_$step" >/dev/null || die "there is no step $step; there are: ${ALL[*]} bench env"
     case $step in
-    deps | lint | build) ;;
+    deps | lint | build | check) ;;
     *) ((EUID == 0)) || die "must be root: the tests make containers, mounts and cgroups (sudo make test)" ;;
     esac
 done
