@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/errdefs"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -79,10 +80,10 @@ func TestClassesThatAreNotOffered(t *testing.T) {
 
 // That the daemon was away says nothing of runsc; what was found is looked for once.
 func TestSearchIsRepeatedForADaemonThatWasAway(t *testing.T) {
-	var s search
+	var s gvisor.Once[handler]
 	said := []error{errdefs.ErrUnavailable, errdefs.ErrFailedPrecondition}
 	for _, want := range []error{errdefs.ErrUnavailable, errdefs.ErrFailedPrecondition, errdefs.ErrFailedPrecondition} {
-		_, err := s.once(func() (handler, error) {
+		_, err := s.Do(func() (handler, error) {
 			if len(said) == 0 {
 				t.Fatal("it is searched again")
 			}
@@ -108,7 +109,7 @@ func TestLauncher(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(d.runscState("s"), cgroupsName), []byte(cg+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	h, err := d.gvisorHandler(&gvisor{Path: "/bin/echo", Platform: "none", Flags: []string{"--a=$b '"}})
+	h, err := d.gvisorHandler(&gvisor.Program{Path: "/bin/echo", Platform: "none", Flags: []string{"--a=$b '"}})
 	if err != nil {
 		t.Fatal(err)
 	}

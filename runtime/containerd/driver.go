@@ -21,6 +21,7 @@ import (
 	client "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
@@ -67,8 +68,8 @@ type Driver struct {
 	info        string
 	noSwap      bool // the kernel does not count swap, and there is none
 	container   handler
-	gvisor      search
-	search      func() (handler, error) // for gvisor
+	gvisorOnce  gvisor.Once[handler]
+	search      func() (handler, error) // for class gvisor
 	api         *client.Client
 	log         *slog.Logger
 	busy        ocidriver.Locks // by sandbox, and by image

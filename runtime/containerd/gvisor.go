@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
@@ -15,7 +16,7 @@ import (
 
 const (
 	// DefaultGVisor is the program for sandboxes of class gvisor unless Options names another.
-	DefaultGVisor = "runsc"
+	DefaultGVisor = gvisor.DefaultProgram
 	// runscName is the folder with one for each sandbox, in which runsc keeps its state: it names files by the sandbox, and not
 	// folders as runc does.
 	runscName = "runsc"
@@ -40,19 +41,11 @@ fi
 exec %s "$@"
 `
 
-// gvisor is a runsc with a platform.
-type gvisor struct {
-	Path     string   `json:"path"`
-	Release  string   `json:"release"`
-	Platform string   `json:"platform"`
-	Flags    []string `json:"flags"`
-}
-
 // launcherOf is where the launcher for a platform lies.
 func (d *Driver) launcherOf(platform string) string { return filepath.Join(d.dir, "launch-"+platform) }
 
 // handler writes the launcher down and says how sandboxes are made with it. Shims that are at work keep reading the one they have.
-func (d *Driver) gvisorHandler(g *gvisor) (handler, error) {
+func (d *Driver) gvisorHandler(g *gvisor.Program) (handler, error) {
 	words := append([]string{g.Path, "--platform=" + g.Platform, "--ignore-cgroups"}, g.Flags...)
 	for i, w := range words {
 		words[i] = quoted(w)

@@ -56,7 +56,7 @@ func (d *Driver) handlerOf(class runtime.Class) (handler, error) {
 	case runtime.ClassContainer:
 		return d.container, nil
 	case runtime.ClassGVisor:
-		return d.gvisor.once(d.search)
+		return d.gvisorOnce.Do(d.search)
 	}
 	return handler{}, noHandler(class)
 }

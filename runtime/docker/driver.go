@@ -17,6 +17,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
@@ -86,8 +87,8 @@ type Driver struct {
 
 	runsc         string // the engine's name of the runtime for class gvisor
 	gvisorSeccomp string // the profile for it
-	gvisor        search
-	search        func() error // for gvisor
+	gvisorOnce    gvisor.Once[struct{}]
+	search        func() error // for class gvisor
 
 	mu     sync.Mutex
 	images map[string]image    // Image.ID → what the engine knows; guarded by mu

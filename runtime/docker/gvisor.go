@@ -14,6 +14,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
@@ -22,7 +23,7 @@ import (
 const (
 	// DefaultGVisor is the engine's name of the runtime for sandboxes of class
 	// gvisor unless Options names another.
-	DefaultGVisor = "runsc"
+	DefaultGVisor = gvisor.DefaultProgram
 	// launcherName is the launcher's file in the driver's folder, for people to
 	// name to the engine.
 	launcherName = "runsc"
@@ -146,7 +147,8 @@ func (d *Driver) checkClass(class runtime.Class) error {
 	case runtime.ClassContainer:
 		return nil
 	case runtime.ClassGVisor:
-		return d.gvisor.once(d.search)
+		_, err := d.gvisorOnce.Do(func() (struct{}, error) { return struct{}{}, d.search() })
+		return err
 	}
 	return fmt.Errorf("class %s: the docker driver makes no virtual machines, for the guest's socket does not reach into one; use class gvisor: %w",
 		class, errdefs.ErrFailedPrecondition)

@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -18,10 +16,13 @@ import (
 	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
-	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
+
+// driverName names this driver in the errors of package gvisor.
+const driverName = ocidriver.Driver("docker")
 
 const (
 	// gvisorTime bounds the try of a sandbox, which takes a second.
@@ -33,24 +34,6 @@ const (
 	// proberPrefix begins the ids of tries' sandboxes and the name of their owner.
 	proberPrefix = "probe-"
 )
-
-// search is the search for a gVisor that works, at the first use of the class.
-// That the engine was away is not remembered.
-type search struct {
-	mu   sync.Mutex
-	over bool
-	err  error
-}
-
-func (s *search) once(find func() error) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.over {
-		s.err = find()
-		s.over = !errdefs.IsUnavailable(s.err)
-	}
-	return s.err
-}
 
 // findGVisor says why this engine runs no sandbox with gVisor, nil if it does.
 // What works is remembered until engine or programs change or the host is
@@ -64,8 +47,8 @@ func (d *Driver) findGVisor(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(d.dir, gvisorName)
-	if had, err := os.ReadFile(file); err == nil && string(had) == key {
+	memo := gvisor.Memo{File: filepath.Join(d.dir, gvisorName)}
+	if worked := false; memo.Load(key, &worked) && worked {
 		return nil
 	}
 	if err := d.tryGVisor(ctx); err != nil {
@@ -75,8 +58,8 @@ func (d *Driver) findGVisor(ctx context.Context) error {
 		return refused("class gvisor: runtime %s of the engine cannot run a sandbox (%v): see the engine's log; ptrace must be allowed "+
 			"(kernel.yama.ptrace_scope below 3), or name a platform in its runtimeArgs", d.runsc, err)
 	}
-	if err := errors.Join(os.WriteFile(file+".new", []byte(key), 0o600), os.Rename(file+".new", file)); err != nil {
-		d.log.Debug("what was found of gVisor is not remembered", "error", err)
+	if err := memo.Save(key, true); err != nil {
+		d.log.Debug("failed to remember the gVisor probe; will probe again at the next start", "error", err)
 	}
 	return nil
 }
@@ -85,17 +68,13 @@ func (d *Driver) findGVisor(ctx context.Context) error {
 func (d *Driver) checkRunsc(ctx context.Context) (key string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
 	defer cancel()
-	path, err := exec.LookPath("runsc")
+	runsc, err := gvisor.Look(driverName, "")
 	if err != nil {
-		return "", refused("class gvisor: runsc is not found: install gVisor (apt-get install runsc, or https://gvisor.dev/docs/user_guide/install/)")
+		return "", err
 	}
-	text, err := exec.CommandContext(ctx, path, "flags").CombinedOutput()
+	flags, _, err := runsc.Flags(ctx, driverName)
 	if err != nil {
-		return "", refused("class gvisor: %s flags: %v: install a working runsc", path, err)
-	}
-	flags, missing := ocispec.GVisorFlags(string(text))
-	if missing != "" {
-		return "", refused("class gvisor: %s has no flag --%s: install a newer runsc", path, missing)
+		return "", err
 	}
 	got, err := d.api.Info(ctx, client.InfoOptions{})
 	if err != nil {
@@ -111,16 +90,7 @@ func (d *Driver) checkRunsc(ctx context.Context) (key string, err error) {
 	if bad := unfitArgs(known.Args, flags); bad != "" {
 		return "", refused("class gvisor: the runtimeArgs of runtime %s %s: %s", d.runsc, bad, d.advice(flags))
 	}
-	info, err := os.Stat(path)
-	if err != nil {
-		return "", fmt.Errorf("class gvisor: %w", err)
-	}
-	boot, err := ocidriver.BootID()
-	if err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%s %s %s %s %s %q %s %d %d\n%s", boot, d.engine.id, d.engine.version, d.runsc, known.Path, known.Args,
-		path, info.Size(), info.ModTime().UnixNano(), launcher), nil
+	return fmt.Sprintf("%s %s %s %s %s %q\n%s", runsc.Identity, d.engine.id, d.engine.version, d.runsc, known.Path, known.Args, launcher), nil
 }
 
 // advice is how to make the engine start runsc as it has to be.

@@ -8,7 +8,7 @@ import (
 // Classes are container, and gvisor where runsc was seen to run a sandbox here. That is tried once.
 func (d *Driver) Classes() []runtime.Class {
 	classes := []runtime.Class{runtime.ClassContainer}
-	if _, err := d.gvisor(); err == nil {
+	if _, err := d.findRunsc(); err == nil {
 		classes = append(classes, runtime.ClassGVisor)
 	}
 	return classes

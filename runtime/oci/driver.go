@@ -22,6 +22,7 @@ import (
 	"github.com/containerd/errdefs"
 	runc "github.com/containerd/go-runc"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/internal/rundir"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
@@ -57,8 +58,8 @@ type Driver struct {
 	runtime  *runc.Runc
 	log      *slog.Logger
 	busy     ocidriver.Locks
-	// gvisor finds runsc at the first use of the class.
-	gvisor func() (*gvisor, error)
+	// findRunsc finds runsc at the first use of the class.
+	findRunsc func() (*gvisor.Program, error)
 
 	live    ocidriver.Set
 	removal ocidriver.Remover
@@ -111,7 +112,7 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	}
 	d.removal = ocidriver.Remover{Locks: &d.busy, TearDown: d.tearDown, Left: d.leftOf}
 	d.live.Remove = d.Remove
-	d.gvisor = sync.OnceValues(func() (*gvisor, error) { return d.findGVisor(context.WithoutCancel(ctx), o.GVisor) })
+	d.findRunsc = sync.OnceValues(func() (*gvisor.Program, error) { return d.findGVisor(context.WithoutCancel(ctx), o.GVisor) })
 	return d, nil
 }
 

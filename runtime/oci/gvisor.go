@@ -14,32 +14,25 @@ import (
 	runc "github.com/containerd/go-runc"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
 // DefaultGVisor is the program for sandboxes of class gvisor unless Options names another.
-const DefaultGVisor = "runsc"
+const DefaultGVisor = gvisor.DefaultProgram
 
 // runscName is the folder of a sandbox's bundle in which runsc keeps its state: of its own, so that it goes with the bundle whatever
 // runsc was able to clean up.
 const runscName = "runsc"
 
-// gvisor is a runsc that was seen to run a sandbox on this host.
-type gvisor struct {
-	Path     string   `json:"path"`
-	Release  string   `json:"release"`
-	Platform string   `json:"platform"`
-	Flags    []string `json:"flags"`
-}
-
 // launch puts itself into the cgroups that are named before "--" and becomes what stands behind it. So runsc and all it starts are capped from
 // their first instruction; its own handling of cgroups (which gives up where one is mounted in a second place) is off.
 const launch = `while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit 125; shift; done; shift; exec "$@"`
 
-// run runs runsc in cgroups. Standard error is said's; it ends with ctx, and with this process.
-func (g *gvisor) run(ctx context.Context, root string, cgroups []string, said *words, args ...string) error {
+// runGVisor runs runsc in cgroups. Standard error is said's; it ends with ctx, and with this process.
+func runGVisor(ctx context.Context, g *gvisor.Program, root string, cgroups []string, said *words, args ...string) error {
 	line := slices.Concat([]string{"-c", launch, "launch"}, cgroups, []string{"--", g.Path, "--root=" + root, "--platform=" + g.Platform, "--ignore-cgroups"}, g.Flags, args)
 	cmd := exec.CommandContext(ctx, "/bin/sh", line...)
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -54,7 +47,7 @@ func (g *gvisor) run(ctx context.Context, root string, cgroups []string, said *w
 
 // startGVisor runs runsc and takes hold of its kernel, which stands for the sandbox: nothing inside lives without it.
 func (d *Driver) startGVisor(ctx context.Context, spec runtime.Spec, said *words) (*ocidriver.Process, error) {
-	g, err := d.gvisor()
+	g, err := d.findRunsc()
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +60,7 @@ func (d *Driver) startGVisor(ctx context.Context, spec runtime.Spec, said *words
 	}
 	bundle := d.bundle(spec.ID)
 	pidFile := filepath.Join(bundle, pidName)
-	err = g.run(ctx, filepath.Join(bundle, runscName), dirs, said, "run", "--detach", "--bundle="+bundle, "--pid-file="+pidFile, spec.ID)
+	err = runGVisor(ctx, g, filepath.Join(bundle, runscName), dirs, said, "run", "--detach", "--bundle="+bundle, "--pid-file="+pidFile, spec.ID)
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("start: %w", context.Cause(ctx))
 	}
@@ -92,7 +85,7 @@ func (d *Driver) checkClass(spec runtime.Spec) error {
 	case runtime.ClassContainer:
 		return nil
 	case runtime.ClassGVisor:
-		_, err := d.gvisor()
+		_, err := d.findRunsc()
 		return err
 	}
 	return fmt.Errorf("class %s: the oci driver has no virtual machines; use class gvisor: %w", spec.Class, errdefs.ErrFailedPrecondition)
