@@ -5,14 +5,13 @@ import (
 	"time"
 )
 
-// changed is why the sandboxes of a replaced template are destroyed.
+// changed is the reason for destroying the sandboxes of a replaced template.
 const changed = "its template has changed"
 
-// Replace changes the template: from now on only what the new create made is
-// handed out. Warm ones of before are destroyed, those being created as soon
-// as they are there; those handed out stay with their owners, and count until
-// they are gone. Who waits goes on waiting. A pool that was removed is one
-// again.
+// Replace changes the template: from now on the pool hands out only what the new create makes. It
+// destroys the warm sandboxes of the old template now, and those being created once they exist.
+// Taken sandboxes stay with their owners and count until Gone. Waiting callers keep waiting.
+// Replace revives a removed pool.
 func (p *Pool[T]) Replace(s Settings, create func(context.Context) (T, error)) {
 	p.mu.Lock()
 	p.removed = nil
@@ -22,45 +21,43 @@ func (p *Pool[T]) Replace(s Settings, create func(context.Context) (T, error)) {
 	p.drop(old, changed)
 }
 
-// Resize changes the settings and nothing else: what is warm stays, and goes
-// as far as it is too much.
+// Resize changes the settings only. Warm sandboxes stay; a surplus is destroyed as shrink does it.
 func (p *Pool[T]) Resize(s Settings) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.opts.Settings = s.withDefaults()
-	p.kick()
+	p.wakeUp()
 }
 
-// Remove drains the pool for good: nothing is handed out or created any more,
-// who waits and who comes later gets the error, and warm ones are destroyed.
-// Those handed out stay with their owners. Replace makes it a pool again.
+// Remove drains the pool: warm sandboxes are destroyed, and waiting and later callers get the error
+// why. Taken sandboxes stay with their owners. Replace revives the pool.
 func (p *Pool[T]) Remove(why error) {
 	p.mu.Lock()
 	p.removed = why
-	p.tell(why)
+	p.failWaiters(why)
 	old := p.renew()
 	p.mu.Unlock()
 	p.drop(old, "its template is removed")
 }
 
-// Empty says whether nothing is warm, being created, handed out or waited for.
+// Empty reports whether no sandbox is warm, being created or taken, and no caller waits.
 func (p *Pool[T]) Empty() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.count() == 0 && p.wait.len() == 0
 }
 
-// renew begins a new generation, and returns the warm ones of the last, which
-// count as taken. The caller holds mu.
+// renew begins a new generation and returns the warm sandboxes of the last one, which now count as
+// taken. The caller holds mu.
 func (p *Pool[T]) renew() []item[T] {
 	p.gen++
-	p.inRow, p.notUntil, p.lastErr = 0, time.Time{}, ""
+	p.failures, p.notUntil, p.lastErr = 0, time.Time{}, ""
 	old := p.warm
 	p.warm = nil
 	for _, i := range old {
 		p.taken[i.value] = struct{}{}
 	}
-	p.kick()
+	p.wakeUp()
 	return old
 }
 

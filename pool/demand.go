@@ -5,43 +5,41 @@ import (
 	"time"
 )
 
-// Times and weights of what demand is told from.
+// Time constants and weights of the demand estimate.
 const (
-	// rateTime is the memory of the average rate of arrivals.
+	// rateTime is the time constant of the average arrival rate.
 	rateTime = 20 * time.Second
-	// peakHalf is how long it takes until a peak counts half: demand raises the
-	// target at once and silence lowers it slowly.
+	// peakHalf is the half-life of a peak: demand raises the target at once, and silence lowers it
+	// slowly.
 	peakHalf = 2 * time.Minute
-	// spread is how many standard deviations above the average are kept warm:
-	// arrivals that have nothing to do with each other exceed that once in some
-	// hundred times.
+	// spread is how many standard deviations above the average are kept warm. Independent arrivals
+	// exceed that about once in several hundred times.
 	spread = 2.5
-	// makeWeight is the weight of the latest creation in their average time.
+	// makeWeight is the weight of the latest creation in the average creation time.
 	makeWeight = 0.2
-	// makeFirst is that time until the first one is known, makeLeast and
-	// makeMost its bounds.
+	// makeFirst is the assumed creation time before the first is measured. makeLeast and makeMost
+	// bound the measured times.
 	makeFirst = 500 * time.Millisecond
 	makeLeast = 20 * time.Millisecond
 	makeMost  = 30 * time.Second
-	// maxArrivals bounds how many arrivals are remembered one by one.
+	// maxArrivals bounds the number of remembered arrivals.
 	maxArrivals = 1024
 )
 
-// demand tells from who came of late how many should be warm: as many as come
-// while one is made. It is that number on average with a margin, or the most
-// that came within such a time, which fades. Who comes and finds none raises it
-// by one: new ones may have to wait for their turn to be made. Only time and
-// arrivals decide. The pool's lock guards it; its zero value has seen nobody.
+// demand estimates how many sandboxes should be warm: as many as callers arrive while one is made.
+// That is the average with a margin, or the highest count within such a time, which decays. A
+// caller who finds no warm sandbox raises the estimate by one. Only times and arrivals matter. The
+// pool's lock guards it. The zero value has seen no arrivals.
 type demand struct {
 	average time.Duration // to make one
-	rate    float64       // arrivals a second
-	peak    float64       // the most within the time to make one
-	at      time.Time     // when rate and peak were right
+	rate    float64       // arrivals per second
+	peak    float64       // the most arrivals within the time to make one
+	at      time.Time     // when rate and peak were last updated
 	recent  []time.Time   // arrivals within the time to make one
-	miss    time.Time     // when the last one who found none was counted
+	miss    time.Time     // when an arrival that found none warm was last counted
 }
 
-// made notes how long a creation took.
+// made records how long a creation took.
 func (d *demand) made(took time.Duration) {
 	took = min(max(took, makeLeast), makeMost)
 	if d.average == 0 {
@@ -58,8 +56,8 @@ func (d *demand) lead() time.Duration {
 	return d.average
 }
 
-// came notes one who asks for a sandbox.
-func (d *demand) came(now time.Time) {
+// arrived records a caller who asks for a sandbox.
+func (d *demand) arrived(now time.Time) {
 	d.fade(now)
 	d.rate += 1 / rateTime.Seconds()
 	old := now.Add(-d.lead())
@@ -75,8 +73,8 @@ func (d *demand) came(now time.Time) {
 	d.peak = max(d.peak, float64(len(d.recent)))
 }
 
-// missed notes one who found none warm of so many that were wanted. Those who
-// come while one is made count as one.
+// missed records a caller who found no warm sandbox although wanted were to be warm. Callers who
+// arrive while one is made count once.
 func (d *demand) missed(now time.Time, wanted int) {
 	if now.Sub(d.miss) >= d.lead() {
 		d.miss = now
@@ -93,13 +91,13 @@ func (d *demand) fade(now time.Time) {
 	d.at = now
 }
 
-// need is how many should be warm. A peak of one that came alone is forgotten
-// after one half time, so that silence asks for none.
+// need returns how many should be warm. The peak of a single caller decays to nothing after one
+// half-life, so that silence asks for none.
 func (d *demand) need(now time.Time) int {
 	d.fade(now)
 	while := d.rate * d.lead().Seconds()
 	steady := while + spread*math.Sqrt(while)
-	if d.rate < 1/(4*rateTime.Seconds()) { // nobody came for a while
+	if d.rate < 1/(4*rateTime.Seconds()) { // no arrivals for a while
 		steady = 0
 	}
 	return int(math.Ceil(max(steady, d.peak) - 0.5))

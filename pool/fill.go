@@ -8,14 +8,14 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// look starts what should be created, retires what is too old, and says when
-// to look again.
-func (p *Pool[T]) look(ctx context.Context) time.Duration {
+// maintain starts creations that are due, retires sandboxes that are too old, and returns when to
+// check again.
+func (p *Pool[T]) maintain(ctx context.Context) time.Duration {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.stopped {
-		return lookTime
+		return maintainInterval
 	}
 	s := p.opts.Settings
 	p.tokens = min(float64(s.Parallel), p.tokens+now.Sub(p.filled).Seconds()*s.Rate)
@@ -23,28 +23,28 @@ func (p *Pool[T]) look(ctx context.Context) time.Duration {
 	p.retire(ctx, now)
 	p.shrink(ctx, now)
 	if p.removed != nil {
-		return lookTime
+		return maintainInterval
 	}
 	if wait := p.notUntil.Sub(now); wait > 0 {
-		return min(wait, lookTime)
+		return min(wait, maintainInterval)
 	}
 	if len(p.warm) >= p.wanted(now) {
 		p.short = time.Time{}
 	}
 	for p.creating < s.Parallel && p.count() < s.Max {
-		if p.inRow > 0 && p.creating > 0 {
-			break // after a failure one at a time
+		if p.failures > 0 && p.creating > 0 {
+			break // after a failure, one creation at a time
 		}
-		if p.wait.len() <= p.creating { // for those who wait, as fast as it goes
+		if p.wait.len() <= p.creating { // every waiter has a creation under way: the refill limits apply
 			if len(p.warm)+p.creating-p.wait.len() >= p.target(now) {
 				break
 			}
-			if wait := p.settles(now); wait > 0 {
-				return min(wait, lookTime)
+			if wait := p.refillDelay(now); wait > 0 {
+				return min(wait, maintainInterval)
 			}
 			if p.tokens < 1 {
 				wait := time.Duration((1 - p.tokens) / s.Rate * float64(time.Second))
-				return min(max(wait, time.Millisecond), lookTime)
+				return min(max(wait, time.Millisecond), maintainInterval)
 			}
 		}
 		p.tokens = max(0, p.tokens-1)
@@ -52,22 +52,22 @@ func (p *Pool[T]) look(ctx context.Context) time.Duration {
 		gen, create := p.gen, p.opts.Create
 		p.work.Go(func() { p.create(ctx, gen, create) }) // Run waits for it
 	}
-	return lookTime
+	return maintainInterval
 }
 
-// settles is for how long those who have sandboxes are left alone yet: see
-// Settings.Settle. The caller holds mu.
-func (p *Pool[T]) settles(now time.Time) time.Duration {
+// refillDelay returns how long a refill must still wait: see Settings.RefillDelay. The caller holds
+// mu.
+func (p *Pool[T]) refillDelay(now time.Time) time.Duration {
 	if p.short.IsZero() {
 		p.short = now
 	}
 	if len(p.taken) == 0 {
 		return 0
 	}
-	return p.short.Add(p.opts.Settings.Settle).Sub(now)
+	return p.short.Add(p.opts.Settings.RefillDelay).Sub(now)
 }
 
-// target is how many should be warm: one more while one is to be replaced.
+// target returns how many should be warm, plus one while an aged sandbox awaits its successor.
 func (p *Pool[T]) target(now time.Time) int {
 	if p.aged(now) {
 		return p.wanted(now) + 1
@@ -75,7 +75,7 @@ func (p *Pool[T]) target(now time.Time) int {
 	return p.wanted(now)
 }
 
-// wanted is how many are kept warm: Min, or what the demand of late asks for.
+// wanted returns how many to keep warm: Min, or what recent demand calls for.
 func (p *Pool[T]) wanted(now time.Time) int {
 	s := p.opts.Settings
 	if p.removed != nil {
@@ -91,27 +91,26 @@ func (p *Pool[T]) aged(now time.Time) bool {
 	return len(p.warm) > 0 && now.Sub(p.warm[0].made) >= p.opts.Settings.MaxAge
 }
 
-// retire takes the oldest warm one away if it is too old and its successor is
-// there; or, where Max leaves no room for both, if one can be made at once. So
-// a pool that was filled at once is not emptied at once, and keeps old ones
-// while no new one can be made.
+// retire destroys the oldest warm sandbox if it is too old and its successor exists. Where Max
+// leaves no room for both, it retires one only if a creation can start at once. So a pool that was
+// filled at once does not empty at once, and it keeps old sandboxes while creations fail.
 func (p *Pool[T]) retire(ctx context.Context, now time.Time) {
 	if !p.aged(now) || p.retiring > 0 {
 		return
 	}
 	succeeded := len(p.warm) > p.wanted(now)
-	noRoom := p.count() >= p.opts.Settings.Max && p.creating == 0 && p.inRow == 0 && p.tokens >= 1
+	noRoom := p.count() >= p.opts.Settings.Max && p.creating == 0 && p.failures == 0 && p.tokens >= 1
 	if !succeeded && !noRoom {
 		return
 	}
-	p.oldestGoes(ctx, "too old")
+	p.destroyOldest(ctx, "too old")
 }
 
-// shrink takes warm ones away that are more than are wanted: at once where they
-// are over Max, else one at a time and slowly, as demand may come back.
+// shrink destroys surplus warm sandboxes: at once while the pool is over Max, otherwise slowly, one
+// at a time, since demand may return.
 func (p *Pool[T]) shrink(ctx context.Context, now time.Time) {
 	for p.count() > p.opts.Settings.Max && len(p.warm) > 0 {
-		p.oldestGoes(ctx, tooMany)
+		p.destroyOldest(ctx, tooMany)
 	}
 	if p.retiring > 0 || len(p.warm) <= p.target(now) {
 		p.enough = now
@@ -119,15 +118,15 @@ func (p *Pool[T]) shrink(ctx context.Context, now time.Time) {
 	}
 	if now.Sub(p.enough) >= shrinkTime {
 		p.enough = now
-		p.oldestGoes(ctx, tooMany)
+		p.destroyOldest(ctx, tooMany)
 	}
 }
 
-// tooMany is why a warm one goes that is not wanted any more.
+// tooMany is the reason for destroying a surplus warm sandbox.
 const tooMany = "more are warm than are wanted"
 
-// oldestGoes destroys the oldest warm one. The caller holds mu.
-func (p *Pool[T]) oldestGoes(ctx context.Context, why string) {
+// destroyOldest destroys the oldest warm sandbox in the background. The caller holds mu.
+func (p *Pool[T]) destroyOldest(ctx context.Context, why string) {
 	old := p.warm[0].value
 	p.warm = p.warm[1:]
 	p.taken[old] = struct{}{}
@@ -141,7 +140,7 @@ func (p *Pool[T]) oldestGoes(ctx context.Context, why string) {
 	})
 }
 
-// create makes one and hands it on.
+// create makes one sandbox and offers it.
 func (p *Pool[T]) create(ctx context.Context, gen int, create func(context.Context) (T, error)) {
 	began := time.Now()
 	v, err := create(ctx)
@@ -155,12 +154,12 @@ func (p *Pool[T]) create(ctx context.Context, gen int, create func(context.Conte
 	p.demand.made(time.Since(began))
 	current := gen == p.gen
 	if current {
-		p.inRow, p.notUntil = 0, time.Time{}
+		p.failures, p.notUntil = 0, time.Time{}
 		p.offer(item[T]{v, time.Now(), gen})
 	} else {
 		p.taken[v] = struct{}{}
 	}
-	p.kick()
+	p.wakeUp()
 	p.mu.Unlock()
 	if !current {
 		p.opts.Destroy(context.WithoutCancel(ctx), v, changed)
@@ -168,45 +167,45 @@ func (p *Pool[T]) create(ctx context.Context, gen int, create func(context.Conte
 	}
 }
 
-// failure notes that a creation came to nothing, and tells those who wait
-// when there is no more hope than there.
+// failure counts a failed creation. It fails the waiting callers after several failures in a row,
+// or at once if trying again cannot help.
 func (p *Pool[T]) failure(ctx context.Context, gen int, err error) {
-	inRow := p.noteFailure(ctx, gen, err)
-	if inRow == 0 {
+	failures := p.noteFailure(ctx, gen, err)
+	if failures == 0 {
 		return
 	}
-	p.log.Error("sandbox not created", "template", p.opts.Name, "error", err, "in_a_row", inRow)
-	if inRow >= tellAfter || hopeless(err) {
+	p.log.Error("failed to create sandbox; will retry", "template", p.opts.Name, "error", err, "failures", failures)
+	if failures >= failWaitersAfter || permanent(err) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.tell(fmt.Errorf("no sandbox of template %s can be made: %w", p.opts.Name, err))
+		p.failWaiters(fmt.Errorf("no sandbox of template %s can be made: %w", p.opts.Name, err))
 	}
 }
 
-// noteFailure returns how many failures there were in a row, none if this one
-// says nothing: when stopping, or of a template that is no more.
+// noteFailure returns the number of failures in a row. It returns 0 if this failure does not count:
+// the pool is stopping, or the template was replaced.
 func (p *Pool[T]) noteFailure(ctx context.Context, gen int, err error) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.creating--
-	p.kick()
+	p.wakeUp()
 	if ctx.Err() != nil || gen != p.gen {
 		return 0
 	}
 	p.failed++
-	p.inRow++
+	p.failures++
 	p.lastErr = err.Error()
-	p.notUntil = time.Now().Add(min(backoffMax, backoffMin<<min(p.inRow-1, 12)))
-	return p.inRow
+	p.notUntil = time.Now().Add(min(backoffMax, backoffMin<<min(p.failures-1, 12)))
+	return p.failures
 }
 
-// hopeless errors do not go away by trying again.
-func hopeless(err error) bool {
+// permanent reports whether trying again cannot help.
+func permanent(err error) bool {
 	return errdefs.IsInvalidArgument(err) || errdefs.IsFailedPrecondition(err) || errdefs.IsNotFound(err) || errdefs.IsNotImplemented(err)
 }
 
-// tell gives everybody who waits an error. The caller holds mu.
-func (p *Pool[T]) tell(err error) {
+// failWaiters returns err to every waiting caller. The caller holds mu.
+func (p *Pool[T]) failWaiters(err error) {
 	for w := p.wait.pop(); w != nil; w = p.wait.pop() {
 		w.ready <- served[T]{err: err}
 	}
@@ -216,5 +215,5 @@ func (p *Pool[T]) stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stopped = true
-	p.tell(fmt.Errorf("the pool of template %s is stopping: %w", p.opts.Name, errdefs.ErrUnavailable))
+	p.failWaiters(fmt.Errorf("the pool of template %s is stopping: %w", p.opts.Name, errdefs.ErrUnavailable))
 }

@@ -1,15 +1,13 @@
-// Package pool keeps sandboxes of one template warm: created before they are
-// asked for, probed before they are handed out, used once, replaced in time.
+// Package pool keeps sandboxes of one template warm: it creates them ahead of demand, probes them
+// before it hands them out, and replaces each after a single use.
 //
-// It counts what is being created before it is created, so warm, creating and
-// taken together never exceed Max. It knows nothing of leases, stores or
-// drivers: what it keeps is a T that its owner creates, probes and destroys.
-// What was taken never comes back: its owner says Gone when nothing is left of
+// A pool counts a sandbox before it creates it, so warm, creating and taken sandboxes together
+// never exceed Max. The pool stores values of type T; its owner supplies the functions that create,
+// probe and destroy them. A taken value never returns: its owner calls Gone when nothing is left of
 // it.
 //
-// Run keeps the pool filled and waits for every goroutine that creates or
-// destroys. Errors are classed by errdefs; an empty pool answers with an
-// *EmptyError.
+// Run fills the pool and waits for every goroutine that creates or destroys. Errors are classed by
+// errdefs; an empty pool answers with an *EmptyError. All methods may be called concurrently.
 package pool
 
 import (
@@ -23,28 +21,27 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Settings of a pool. Min may be zero; of the others, what is zero or less
-// becomes its default.
+// Settings of a pool. Min may be zero. Any other field of zero or less takes its default.
 type Settings struct {
-	// Min is how many are kept warm, Max how many exist at once: warm, being
-	// created and taken.
+	// Min is the number to keep warm. Max bounds the sum of warm, creating and taken.
 	Min, Max int
-	// Rate bounds creations per second that nobody waits for, so that filling
-	// up does not slow down calls; Parallel bounds all creations at once.
+	// Rate bounds the creations per second that no caller waits for, so that a refill does not slow
+	// calls down. Parallel bounds all concurrent creations.
 	Rate     float64
 	Parallel int
-	// MaxAge replaces a warm one that nobody took: one at a time, and the new
-	// one first where Max leaves room for it.
+	// MaxAge is the age at which an unused warm sandbox is replaced. They are replaced one at a
+	// time, the new one first if Max leaves room for it.
 	MaxAge time.Duration
-	// Settle is for how long a pool that ran short leaves the host to what was
-	// taken before it fills up. Who waits is served at once all the same, and
-	// what nobody has any more is waited for no longer. Zero: it never waits.
-	Settle time.Duration
-	// Adaptive keeps as many warm as come while one is made, from Min to Max.
+	// RefillDelay is how long a pool that fell short waits before it refills, so that the sandboxes
+	// just taken have the host to themselves. It ends early when no sandbox is taken any more. It
+	// never delays a waiting caller. Zero: no delay.
+	RefillDelay time.Duration
+	// Adaptive adjusts the number of warm sandboxes, between Min and Max, to how many callers
+	// arrive during one creation.
 	Adaptive bool
 }
 
-// Defaults of Settings. That of Max is Min, and 1 at least.
+// Defaults of Settings. The default of Max is Min, but at least 1.
 const (
 	DefaultRate     = 2.0
 	DefaultParallel = 2
@@ -66,64 +63,64 @@ func (s Settings) withDefaults() Settings {
 	return s
 }
 
-// Mode says what Take does when nothing is warm.
+// Mode says what Take does when no sandbox is warm.
 type Mode string
 
 const (
-	// Wait for one until the context ends.
+	// Wait for a sandbox until the context ends.
 	Wait Mode = "wait"
-	// Cold makes one now, or refuses at Max.
+	// Cold creates a sandbox now, or fails with an *EmptyError at Max.
 	Cold Mode = "cold"
-	// Refuse at once.
+	// Refuse fails with an *EmptyError at once.
 	Refuse Mode = "refuse"
 )
 
-// Times that are not for users to set.
+// Times that users cannot set.
 const (
 	backoffMin = 100 * time.Millisecond
 	backoffMax = 30 * time.Second
-	// tellAfter is how many creations have to fail in a row until those who wait
-	// are told instead of being left to their deadlines.
-	tellAfter = 3
-	// lookTime is how often ages are looked at.
-	lookTime = time.Second
-	// shrinkTime is how long there have to be too many warm ones until one goes.
+	// failWaitersAfter is the number of failed creations in a row after which waiting callers get
+	// the error instead of waiting for their deadlines.
+	failWaitersAfter = 3
+	// maintainInterval is how often the pool checks ages and sizes.
+	maintainInterval = time.Second
+	// shrinkTime is how long there must be too many warm sandboxes before one is destroyed.
 	shrinkTime = 5 * time.Second
-	// probeTime bounds a probe, whatever else bounds it: a warm sandbox that
-	// does not answer for so long is of no use to anybody.
+	// probeTime bounds one probe. A warm sandbox that does not answer within it is destroyed.
 	probeTime = 10 * time.Second
 )
 
-// EmptyError says that nothing is warm and when to try again. It is of class
+// EmptyError reports that no sandbox is warm, and when to try again. It is of class
 // ResourceExhausted.
 type EmptyError struct {
 	Template   string
 	RetryAfter time.Duration
 }
 
-// Error is a whole sentence for the caller.
+// Error implements error.
 func (e *EmptyError) Error() string {
 	return fmt.Sprintf("no sandbox of template %s is free: try again in %s", e.Template, e.RetryAfter.Round(time.Millisecond))
 }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *EmptyError) Unwrap() error { return errdefs.ErrResourceExhausted }
 
-// Options of a Pool; all but Log are needed. The functions are called
-// concurrently and without a lock.
+// Options of a Pool. All but Order and Log are required. The pool calls the functions concurrently
+// and holds no lock.
 type Options[T comparable] struct {
 	Name     string
 	Settings Settings
-	// Create makes one that is ready to be used. When its context ends, it
-	// leaves nothing.
+	// Create returns a sandbox that is ready for use. If its context ends, it leaves nothing
+	// behind.
 	Create func(context.Context) (T, error)
-	// Probe says whether a warm one can be handed out.
+	// Probe returns an error if a warm sandbox cannot be handed out.
 	Probe func(context.Context, T) error
-	// Destroy gets rid of one that was never handed out; the text says why.
-	// Its context does not end before it has.
+	// Destroy removes a sandbox that was never handed out. The text is the reason. Its context has
+	// no deadline.
 	Destroy func(context.Context, T, string)
-	// Turns are shared by the pools of a host; nil: this pool has its own.
-	Turns *Turns
+	// Order is shared by all pools of a host, so that callers take turns across them. Nil: the pool
+	// has its own.
+	Order *FairOrder
 	Log   *slog.Logger
 }
 
@@ -133,26 +130,26 @@ type Stats struct {
 	Creating, Warm, Leased, Waiting int
 	Created, Failed                 int64
 	LastError                       string
-	// Target is how many are to be warm now.
+	// Target is the number of sandboxes that should be warm now.
 	Target int
 }
 
-// item is one that is free or on its way to somebody.
+// item is a sandbox that is free, or on its way to a caller.
 type item[T any] struct {
 	value T
 	made  time.Time
-	gen   int // see Replace
+	gen   int // the generation; see Replace
 }
 
-// Pool is made by New and filled while Run runs.
+// Pool keeps sandboxes warm while Run runs. New makes one.
 type Pool[T comparable] struct {
-	opts Options[T] // Settings and Create are guarded by mu
+	opts Options[T] // mu guards Settings and Create
 	log  *slog.Logger
-	wake chan struct{} // holds one: look again
+	wake chan struct{} // holds one; wakes Run
 
 	mu       sync.Mutex
 	gen      int
-	warm     []item[T]      // oldest first; empty while somebody waits
+	warm     []item[T]      // oldest first; empty while a caller waits
 	taken    map[T]struct{} // handed out, or being destroyed
 	creating int
 	retiring int
@@ -161,31 +158,31 @@ type Pool[T comparable] struct {
 	created  int64
 	failed   int64
 	lastErr  string
-	inRow    int       // failures since the last success
-	notUntil time.Time // the next creation, after a failure
-	tokens   float64   // of Rate
-	filled   time.Time // when tokens was right
-	enough   time.Time // when there were last no more warm than wanted
-	short    time.Time // since when fewer are warm than wanted; zero: they are not
+	failures int       // since the last success
+	notUntil time.Time // no creation before this time, after a failure
+	tokens   float64   // of the token bucket for Rate
+	filled   time.Time // when tokens was last computed
+	enough   time.Time // the last time at which no more were warm than wanted
+	short    time.Time // since when fewer are warm than wanted; zero: enough are
 	demand   demand
-	removed  error // why nothing is handed out any more
+	removed  error // not nil: nothing is handed out any more, for this reason
 	work     sync.WaitGroup
 }
 
-// New returns an empty pool.
+// New returns an empty pool. Run fills it.
 func New[T comparable](o Options[T]) *Pool[T] {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if o.Turns == nil {
-		o.Turns = &Turns{}
+	if o.Order == nil {
+		o.Order = &FairOrder{}
 	}
 	o.Settings = o.Settings.withDefaults()
-	return &Pool[T]{opts: o, wait: queue[T]{turns: o.Turns}, log: o.Log, wake: make(chan struct{}, 1), taken: map[T]struct{}{}, tokens: 1, filled: time.Now()}
+	return &Pool[T]{opts: o, wait: queue[T]{order: o.Order}, log: o.Log, wake: make(chan struct{}, 1), taken: map[T]struct{}{}, tokens: 1, filled: time.Now()}
 }
 
-// Run keeps the pool filled until ctx ends and then waits for what is under
-// way. Warm ones are left alone: see Rest.
+// Run keeps the pool filled until ctx ends, and then waits for creations and removals under way. It
+// leaves warm sandboxes alone: see Rest.
 func (p *Pool[T]) Run(ctx context.Context) error {
 	t := time.NewTimer(0)
 	defer t.Stop()
@@ -198,11 +195,11 @@ func (p *Pool[T]) Run(ctx context.Context) error {
 		case <-p.wake:
 		case <-t.C:
 		}
-		t.Reset(p.look(ctx))
+		t.Reset(p.maintain(ctx))
 	}
 }
 
-// Rest returns what is warm and forgets it; to be called after Run.
+// Rest removes the warm sandboxes from the pool and returns them. Call it after Run has returned.
 func (p *Pool[T]) Rest() []T {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -214,9 +211,9 @@ func (p *Pool[T]) Rest() []T {
 	return out
 }
 
-// Take hands out one that nobody used, and says whether it was warm; a warm
-// one has passed a probe just now. It is counted until Gone. Those who wait
-// are served by turns of their callers.
+// Take returns an unused sandbox and reports whether it was warm. A warm one has just passed a
+// probe. The sandbox counts toward Max until Gone. Waiting callers are served in the order of
+// Options.Order.
 func (p *Pool[T]) Take(ctx context.Context, caller string, mode Mode) (value T, warm bool, err error) {
 	for again := false; ; again = true {
 		got, warm, err := p.get(ctx, caller, mode, again)
@@ -226,16 +223,16 @@ func (p *Pool[T]) Take(ctx context.Context, caller string, mode Mode) (value T, 
 		if !warm {
 			return got.value, false, nil
 		}
-		// A caller that goes away meanwhile is no reason to destroy it.
+		// The probe outlives the caller: a sandbox is not destroyed because its caller went away.
 		probing, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeTime)
 		err = p.opts.Probe(probing, got.value)
 		cancel()
 		switch {
 		case err != nil:
-			p.log.Warn("warm sandbox not usable", "template", p.opts.Name, "error", err)
+			p.log.Warn("probe of a warm sandbox failed; destroying it", "template", p.opts.Name, "error", err)
 			p.discard(ctx, got.value, "probe: "+err.Error())
 		case ctx.Err() != nil:
-			p.back(ctx, got)
+			p.putBack(ctx, got)
 			return value, false, context.Cause(ctx)
 		default:
 			return got.value, true, nil
@@ -243,8 +240,8 @@ func (p *Pool[T]) Take(ctx context.Context, caller string, mode Mode) (value T, 
 	}
 }
 
-// get takes the oldest warm one, or queues up for one that is to be created.
-// again: it is not the first time for who asks.
+// get removes the oldest warm sandbox from the pool, or queues for one that is to be created. again
+// is true if the same caller asked before, so that demand counts it once.
 func (p *Pool[T]) get(ctx context.Context, caller string, mode Mode, again bool) (got item[T], warm bool, err error) {
 	if ctx.Err() != nil {
 		return got, false, context.Cause(ctx)
@@ -261,18 +258,18 @@ func (p *Pool[T]) get(ctx context.Context, caller string, mode Mode, again bool)
 	if !again {
 		now := time.Now()
 		wanted := p.wanted(now)
-		if p.demand.came(now); len(p.warm) == 0 {
+		if p.demand.arrived(now); len(p.warm) == 0 {
 			p.demand.missed(now, wanted)
 		}
 	}
 	if len(p.warm) > 0 {
 		got, p.warm = p.warm[0], p.warm[1:]
 		p.taken[got.value] = struct{}{}
-		p.kick()
+		p.wakeUp()
 		p.mu.Unlock()
 		return got, true, nil
 	}
-	// One that is being created, or a free place, may be another's already.
+	// A sandbox being created, or a free place, may already be promised to another waiter.
 	full := len(p.taken)+max(p.creating, p.wait.len()) >= p.opts.Settings.Max
 	if mode == Refuse || mode == Cold && full {
 		err = &EmptyError{Template: p.opts.Name, RetryAfter: p.retryAfter()}
@@ -280,7 +277,7 @@ func (p *Pool[T]) get(ctx context.Context, caller string, mode Mode, again bool)
 		return got, false, err
 	}
 	w := p.wait.push(caller)
-	p.kick()
+	p.wakeUp()
 	p.mu.Unlock()
 	select {
 	case served := <-w.ready:
@@ -290,26 +287,26 @@ func (p *Pool[T]) get(ctx context.Context, caller string, mode Mode, again bool)
 	}
 }
 
-// giveUp leaves the queue, and tells what is known of why it took so long.
+// giveUp leaves the queue and returns the context's cause, with the last creation error if there is
+// one.
 func (p *Pool[T]) giveUp(ctx context.Context, w *waiter[T]) error {
 	p.mu.Lock()
 	removed := p.wait.remove(w)
 	err := context.Cause(ctx)
-	if p.inRow > 0 {
-		err = fmt.Errorf("%w; the last try to make a sandbox: %s", err, p.lastErr)
+	if p.failures > 0 {
+		err = fmt.Errorf("%w; last failed creation: %s", err, p.lastErr)
 	}
 	p.mu.Unlock()
 	if !removed { // it was served at the same moment
 		if served := <-w.ready; served.err == nil {
-			p.back(ctx, served.item)
+			p.putBack(ctx, served.item)
 		}
 	}
 	return err
 }
 
-// back takes one back that was on its way to somebody who went away, and so
-// was never used.
-func (p *Pool[T]) back(ctx context.Context, i item[T]) {
+// putBack returns a sandbox to the pool whose caller went away before it used it.
+func (p *Pool[T]) putBack(ctx context.Context, i item[T]) {
 	p.mu.Lock()
 	current := i.gen == p.gen
 	if current {
@@ -321,8 +318,7 @@ func (p *Pool[T]) back(ctx context.Context, i item[T]) {
 	}
 }
 
-// discard destroys one that is counted as taken, on the pool's time and not on
-// the caller's.
+// discard destroys a sandbox that counts as taken. It does not delay the caller.
 func (p *Pool[T]) discard(ctx context.Context, v T, why string) {
 	ctx = context.WithoutCancel(ctx)
 	destroy := func() {
@@ -330,7 +326,7 @@ func (p *Pool[T]) discard(ctx context.Context, v T, why string) {
 		p.Gone(v)
 	}
 	p.mu.Lock()
-	if p.stopped { // nobody waits for work any more
+	if p.stopped { // Run has returned and waits for no more work
 		p.mu.Unlock()
 		destroy()
 		return
@@ -339,7 +335,7 @@ func (p *Pool[T]) discard(ctx context.Context, v T, why string) {
 	p.mu.Unlock()
 }
 
-// retryAfter is a guess from how fast sandboxes are made.
+// retryAfter estimates when a sandbox will be free, from the creation rate.
 func (p *Pool[T]) retryAfter() time.Duration {
 	d := time.Duration(float64(time.Second) / max(p.opts.Settings.Rate, 0.1))
 	if until := time.Until(p.notUntil); until > d {
@@ -348,45 +344,43 @@ func (p *Pool[T]) retryAfter() time.Duration {
 	return max(d, 50*time.Millisecond)
 }
 
-// offer gives one that is free to who is next, or keeps it warm. The caller
-// holds mu.
+// offer gives a free sandbox to the next waiter, or keeps it warm. The caller holds mu.
 func (p *Pool[T]) offer(i item[T]) {
 	if w := p.wait.pop(); w != nil {
 		p.taken[i.value] = struct{}{}
-		w.ready <- served[T]{item: i} // it has room
+		w.ready <- served[T]{item: i} // its buffer holds one, so this never blocks
 		return
 	}
 	delete(p.taken, i.value)
 	at := len(p.warm)
-	for at > 0 && p.warm[at-1].made.After(i.made) { // only what came back or was adopted
+	for at > 0 && p.warm[at-1].made.After(i.made) { // only for a sandbox that was put back or adopted
 		at--
 	}
 	p.warm = slices.Insert(p.warm, at, i)
 }
 
-// count is how many there are. The caller holds mu.
+// count returns the number of sandboxes that exist or are being created. The caller holds mu.
 func (p *Pool[T]) count() int { return len(p.warm) + p.creating + len(p.taken) }
 
-// Gone says that nothing is left of one that was taken.
+// Gone reports that nothing is left of a taken sandbox. It no longer counts toward Max.
 func (p *Pool[T]) Gone(v T) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.taken, v)
-	p.kick()
+	p.wakeUp()
 }
 
-// Waiting says whether somebody waits for one when so many more than now will
-// have been made, and if so, when that caller had a turn last: the lower, the
-// longer ago.
+// Waiting reports whether a caller would still wait after more sandboxes than now have been made.
+// If so, turn orders such callers across pools: the lowest was served longest ago.
 func (p *Pool[T]) Waiting(more int) (turn uint64, waiting bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.wait.turn(more)
 }
 
-// Yield destroys the oldest warm one and returns when nothing is left of it;
-// false if none is warm. It is for a host that needs the room for somebody who
-// waits. The pool fills up again as soon as there is room.
+// Yield destroys the oldest warm sandbox and returns when nothing is left of it. It returns false
+// if none is warm. A full host calls it to make room for a waiting caller. The pool refills as soon
+// as there is room.
 func (p *Pool[T]) Yield(ctx context.Context, why string) bool {
 	p.mu.Lock()
 	if len(p.warm) == 0 || p.stopped {
@@ -402,8 +396,8 @@ func (p *Pool[T]) Yield(ctx context.Context, why string) bool {
 	return true
 }
 
-// Adopt puts a warm one back after a restart, made by a template that has not
-// changed; false if it is over Max.
+// Adopt adds a warm sandbox after a restart, if its template has not changed. It returns false if
+// the pool is at Max or removed.
 func (p *Pool[T]) Adopt(v T, made time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -414,14 +408,14 @@ func (p *Pool[T]) Adopt(v T, made time.Time) bool {
 	return true
 }
 
-// AdoptTaken counts one that is in use after a restart, even over Max.
+// AdoptTaken counts a sandbox that is in use after a restart, even beyond Max.
 func (p *Pool[T]) AdoptTaken(v T) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.taken[v] = struct{}{}
 }
 
-// Stats tells the state.
+// Stats returns the current state.
 func (p *Pool[T]) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -431,8 +425,8 @@ func (p *Pool[T]) Stats() Stats {
 	}
 }
 
-// kick makes Run look again soon. It never blocks.
-func (p *Pool[T]) kick() {
+// wakeUp makes Run check the pool soon. It never blocks.
+func (p *Pool[T]) wakeUp() {
 	select {
 	case p.wake <- struct{}{}:
 	default:

@@ -44,7 +44,7 @@ func TestFillsToMinAndRefillsAtItsRate(t *testing.T) {
 // What was taken has the host to itself for a while, unless somebody waits.
 func TestAPoolSettlesBeforeItFillsUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := start(t, pool.Settings{Min: 1, Max: 5, Rate: 100, Parallel: 1, MaxAge: time.Hour, Settle: 3 * time.Second})
+		r := start(t, pool.Settings{Min: 1, Max: 5, Rate: 100, Parallel: 1, MaxAge: time.Hour, RefillDelay: 3 * time.Second})
 		settle(time.Second) // nothing is taken: it fills up at once
 		warm := func(want int, when string) {
 			t.Helper()

@@ -5,27 +5,27 @@ import (
 	"sync"
 )
 
-// Turns remembers when callers were served last, over all the pools that have
-// it: who waited in one of them was not served by another meanwhile. Its
-// methods may be called concurrently.
-type Turns struct {
+// FairOrder remembers when each caller was last served, across all pools that share it. Its methods
+// may be called concurrently.
+type FairOrder struct {
 	mu   sync.Mutex
 	n    uint64
 	last map[string]uint64
 }
 
-// maxTurns bounds how many callers are remembered. Who is forgotten is next.
+// maxTurns bounds the number of remembered callers. An evicted caller counts as never served and
+// goes first.
 const maxTurns = 4096
 
-// of is the number of a caller's last turn, 0 if there was none.
-func (t *Turns) of(caller string) uint64 {
+// lastServed returns the number of the caller's last turn, 0 if there was none.
+func (t *FairOrder) lastServed(caller string) uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.last[caller]
 }
 
-// take counts a turn of a caller.
-func (t *Turns) take(caller string) {
+// served records a turn of a caller.
+func (t *FairOrder) served(caller string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.last) >= maxTurns {
@@ -42,12 +42,11 @@ func (t *Turns) take(caller string) {
 	t.last[caller] = t.n
 }
 
-// queue serves waiters by turns of their callers, and those of one caller in
-// the order they came: a caller with a thousand waiters does not starve one
-// with a single one. The pool's lock guards it.
+// queue serves callers in turn, and the waiters of one caller in order of arrival: a caller with a
+// thousand waiters does not starve a caller with one. The pool's lock guards it.
 type queue[T any] struct {
-	turns *Turns
-	lines []*line[T] // in the order they began to wait
+	order *FairOrder
+	lines []*line[T] // in order of their first waiter
 	n     int
 }
 
@@ -58,7 +57,7 @@ type line[T any] struct {
 
 type waiter[T any] struct {
 	caller string
-	ready  chan served[T] // room for one
+	ready  chan served[T] // its buffer holds one
 }
 
 type served[T any] struct {
@@ -79,12 +78,12 @@ func (q *queue[T]) push(caller string) *waiter[T] {
 	return w
 }
 
-// pop returns who is next, or nil.
+// pop removes and returns the next waiter, or nil.
 func (q *queue[T]) pop() *waiter[T] {
 	best := -1
 	var least uint64
 	for i, l := range q.lines {
-		if turn := q.turns.of(l.caller); best < 0 || turn < least {
+		if turn := q.order.lastServed(l.caller); best < 0 || turn < least {
 			best, least = i, turn
 		}
 	}
@@ -98,29 +97,30 @@ func (q *queue[T]) pop() *waiter[T] {
 		q.lines = slices.Delete(q.lines, best, best+1)
 	}
 	q.n--
-	q.turns.take(l.caller)
+	q.order.served(l.caller)
 	return w
 }
 
-// turn is the last turn of the caller who is served when so many before him
-// were; false if nobody is left then.
+// turn returns the last turn of the caller who is served after the given number of others. ok is
+// false if fewer wait.
 func (q *queue[T]) turn(before int) (uint64, bool) {
 	if before >= q.n {
 		return 0, false
 	}
-	// Each line is served once before any of them is a second time.
+	// Each caller is served once before any caller is served twice.
 	order := make([]uint64, 0, len(q.lines))
 	for _, l := range q.lines {
-		order = append(order, q.turns.of(l.caller))
+		order = append(order, q.order.lastServed(l.caller))
 	}
 	if before >= len(order) {
-		return ^uint64(0), true // after all others
+		return ^uint64(0), true // after every first turn
 	}
 	slices.Sort(order)
 	return order[before], true
 }
 
-// remove takes out a waiter that gave up; false if it was served.
+// remove takes a waiter that gave up out of the queue. It returns false if the waiter was already
+// served.
 func (q *queue[T]) remove(w *waiter[T]) bool {
 	i := q.find(w.caller)
 	if i < 0 {

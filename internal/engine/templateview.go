@@ -87,7 +87,7 @@ func describe(t scheduler.Template) v1.Template {
 		Name: t.Name, Image: t.Spec.Image.Ref, ImageID: t.Spec.Image.ID, Class: string(t.Spec.Class.OrDefault()), Entrypoint: t.Spec.Entrypoint,
 		Limits: v1.Limits{MemoryBytes: l.MemoryBytes, CPUs: l.CPUs, Pids: l.Pids, TmpBytes: l.TmpBytes, ScratchBytes: l.ScratchBytes, OpenFiles: l.OpenFiles},
 		Tmpfs:  t.Spec.Tmpfs, Ulimits: t.Spec.Ulimits, Env: slices.Sorted(maps.Keys(t.Env)), User: t.User,
-		Pool: v1.PoolSettings{Min: p.Min, Max: p.Max, Rate: p.Rate, Parallel: p.Parallel, MaxAgeMS: p.MaxAge.Milliseconds(), SettleMS: p.Settle.Milliseconds(), Adaptive: p.Adaptive},
+		Pool: v1.PoolSettings{Min: p.Min, Max: p.Max, Rate: p.Rate, Parallel: p.Parallel, MaxAgeMS: p.MaxAge.Milliseconds(), SettleMS: p.RefillDelay.Milliseconds(), Adaptive: p.Adaptive},
 	}
 	for _, h := range t.Warmup {
 		out.Warmup = append(out.Warmup, v1.WarmupHook{Argv: h.Argv, TimeoutMS: h.Timeout.Milliseconds(), Background: h.Background})

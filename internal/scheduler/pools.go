@@ -34,7 +34,7 @@ func (s *Scheduler) newPool(t Template, from *source) *pool.Pool[*member] {
 				s.log.Error("sandbox not removed; trying again", "sandbox", m.id, "error", err)
 			}
 		},
-		Turns: s.turns,
+		Order: s.turns,
 		Log:   s.log,
 	})
 }

@@ -76,7 +76,7 @@ type Scheduler struct {
 	log    *slog.Logger
 	budget *budget
 	shelf  shelf
-	turns  *pool.Turns // of callers over all pools
+	turns  *pool.FairOrder // of callers over all pools
 
 	stuckTime time.Duration // the constant, but in tests
 
@@ -108,7 +108,7 @@ func New(opts Options) *Scheduler {
 	}
 	s := &Scheduler{
 		opts: opts, log: opts.Log, stuckTime: stuckTime, budget: newBudget(opts.MaxSandboxes, opts.MaxMemory),
-		turns: &pool.Turns{}, leases: map[string]*Lease{}, usage: map[string]*usage{}, broken: map[string]broken{},
+		turns: &pool.FairOrder{}, leases: map[string]*Lease{}, usage: map[string]*usage{}, broken: map[string]broken{},
 	}
 	s.shelf.stocks = map[string]*stock{}
 	for _, t := range opts.Templates {
