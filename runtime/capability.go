@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Capability is one thing that a driver enforces or offers, and that the suite
-// in runtimetest shows from inside a sandbox.
+// Capability is a property that a driver enforces or offers. The suite in runtimetest demonstrates
+// each one from inside a sandbox.
 type Capability string
 
 const (
@@ -15,24 +15,24 @@ const (
 	CapCPU           Capability = "cpu"            // CPU quota
 	CapPids          Capability = "pids"           // cap on processes and threads
 	CapReadOnlyRoot  Capability = "read-only-root" // nothing outside tmpfs and /workspace can be written
-	CapCapabilities  Capability = "capabilities"   // commands have none, and cannot gain any
+	CapCapabilities  Capability = "capabilities"   // commands have no capabilities and cannot gain any
 	CapNoNewPrivs    Capability = "no-new-privs"   // setuid programs gain nothing
-	CapSeccomp       Capability = "seccomp"        // our filter is in force for guest and commands
+	CapSeccomp       Capability = "seccomp"        // our filter is in force for the guest and the commands
 	CapNonRoot       Capability = "non-root"       // commands run as a user that is not 0
 	CapTmpfs         Capability = "tmpfs"          // sizes of /tmp, /home/user and scratch /workspace hold
-	CapNeutralConfig Capability = "neutral-config" // the image's VOLUME, HEALTHCHECK, USER, ENTRYPOINT, ENV do nothing
-	CapKill          Capability = "kill"           // nothing of a command outlives its ending
-	CapCommandCgroup Capability = "command-cgroup" // the guest lives outside the commands' caps
-	CapUsage         Capability = "usage"          // CPU, memory and pids figures per command
-	CapEndingOOM     Capability = "ending-oom"     // over the memory cap is named
-	CapEndingPids    Capability = "ending-pids"    // over the pids cap is named
-	CapEndingDisk    Capability = "ending-disk"    // out of room for files is named
-	CapLateBind      Capability = "late-bind"      // a workspace appears in a running sandbox
-	CapLateBindRO    Capability = "late-bind-ro"   // and can be read-only
-	CapQuota         Capability = "quota"          // a workspace with a bound stops there
+	CapNeutralConfig Capability = "neutral-config" // the image's VOLUME, HEALTHCHECK, USER, ENTRYPOINT and ENV have no effect
+	CapKill          Capability = "kill"           // no process of a command outlives its ending
+	CapCommandCgroup Capability = "command-cgroup" // the guest is outside the commands' caps
+	CapUsage         Capability = "usage"          // CPU time, memory and pids per command
+	CapEndingOOM     Capability = "ending-oom"     // exceeding the memory cap is reported as such
+	CapEndingPids    Capability = "ending-pids"    // exceeding the pids cap is reported as such
+	CapEndingDisk    Capability = "ending-disk"    // running out of disk space is reported as such
+	CapLateBind      Capability = "late-bind"      // a workspace can be mounted into a running sandbox
+	CapLateBindRO    Capability = "late-bind-ro"   // and can be mounted read-only
+	CapQuota         Capability = "quota"          // a workspace quota holds
 	CapFiles         Capability = "files"          // files are read and written through the guest
-	CapAdopt         Capability = "adopt"          // sandboxes and shells live on over a restart of the orchestrator
-	CapDeadMan       Capability = "dead-man"       // a sandbox whose host is gone ends itself
+	CapAdopt         Capability = "adopt"          // sandboxes and shells survive a restart of the orchestrator
+	CapDeadMan       Capability = "dead-man"       // a sandbox whose host is gone shuts itself down
 	CapNothingLeft   Capability = "nothing-left"   // Destroy and Remove leave nothing on the host
 )
 
@@ -45,17 +45,17 @@ func AllCapabilities() []Capability {
 	}
 }
 
-// Capabilities says of each capability whether a driver has it ("yes") or why
-// not. A missing entry is a defect, which the suite reports.
+// Capabilities maps each capability to "yes" or to the reason why a driver lacks it. The suite
+// reports a missing entry as a defect.
 type Capabilities map[Capability]string
 
-// Yes is the value of a capability that holds.
+// Yes is the value of a capability that the driver has.
 const Yes = "yes"
 
-// Has says whether the capability holds.
+// Has reports whether the driver has the capability.
 func (c Capabilities) Has(name Capability) bool { return c[name] == Yes }
 
-// Missing lists what a driver says it does not have, sorted.
+// Missing returns the capabilities that the driver lacks, sorted.
 func (c Capabilities) Missing() []Capability {
 	var out []Capability
 	for _, name := range slices.Sorted(maps.Keys(c)) {

@@ -8,21 +8,20 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Class is how far a sandbox is from the host's kernel. The empty class is
-// ClassContainer.
+// Class is a level of isolation from the host's kernel. The empty class means ClassContainer.
 type Class string
 
-// The classes, from the weakest wall to the strongest.
+// The classes, from the weakest isolation to the strongest.
 const (
 	ClassContainer Class = "container" // namespaces, cgroups and seccomp on the host's kernel: runc, crun
-	ClassGVisor    Class = "gvisor"    // a kernel in user space between commands and the host's: runsc
-	ClassVM        Class = "vm"        // a kernel of its own in a virtual machine: kata
+	ClassGVisor    Class = "gvisor"    // a user-space kernel between the commands and the host's: runsc
+	ClassVM        Class = "vm"        // a separate kernel in a virtual machine: kata
 )
 
-// AllClasses lists the classes from the weakest to the strongest.
+// AllClasses returns the classes from the weakest to the strongest.
 func AllClasses() []Class { return []Class{ClassContainer, ClassGVisor, ClassVM} }
 
-// ParseClass reads the name of a class; "" is ClassContainer.
+// ParseClass returns the class with this name. The empty name means ClassContainer.
 func ParseClass(name string) (Class, error) {
 	c := Class(name).OrDefault()
 	if !slices.Contains(AllClasses(), c) {
@@ -35,7 +34,7 @@ func ParseClass(name string) (Class, error) {
 	return c, nil
 }
 
-// OrDefault is the class itself, or ClassContainer for the empty one.
+// OrDefault returns c, or ClassContainer if c is empty.
 func (c Class) OrDefault() Class {
 	if c == "" {
 		return ClassContainer
@@ -43,8 +42,8 @@ func (c Class) OrDefault() Class {
 	return c
 }
 
-// AtLeast says whether c is as strong as least, or stronger. A class that is
-// not known is as strong as none.
+// AtLeast reports whether c isolates as well as least, or better. An unknown class is never strong
+// enough.
 func (c Class) AtLeast(least Class) bool {
 	have, want := slices.Index(AllClasses(), c.OrDefault()), slices.Index(AllClasses(), least.OrDefault())
 	return have >= 0 && want >= 0 && have >= want

@@ -2,65 +2,61 @@ package runtime
 
 import "time"
 
-// Ending says how a command ended. It is never invented: what was not seen to
-// end well is SandboxLost.
+// Ending says how a command ended. An ending that was not observed is SandboxLost, never success.
 type Ending string
 
 const (
-	// Exited: the command ended by itself; Result.ExitCode holds its code.
+	// Exited: the command ended normally; Result.ExitCode holds its exit code.
 	Exited Ending = "exited"
-	// Signalled: a signal that was not ours ended it; see Result.Signal.
+	// Signalled: a signal that the orchestrator did not send ended it; see Result.Signal.
 	Signalled Ending = "signalled"
-	// Timeout: its time was over, and everything it started was killed.
+	// Timeout: its time limit passed, and everything it started was killed.
 	Timeout Ending = "timeout"
-	// Cancelled: the caller gave it up or killed it, or its sandbox was ended on
-	// purpose; Result.Detail says which where the caller may not know.
+	// Cancelled: the caller abandoned or killed it, or its sandbox was ended on purpose.
+	// Result.Detail says which, where the caller may not know.
 	Cancelled Ending = "cancelled"
-	// OOM: the kernel killed it, or a process of it, for going over the memory
-	// cap, and it did not end well by itself afterwards.
+	// OOM: the kernel killed it or one of its processes for exceeding the memory cap, and it did
+	// not end well afterwards.
 	OOM Ending = "oom"
-	// Pids: it was refused processes at the pids cap and did not end well.
+	// Pids: it could not start a process at the pids cap, and did not end well.
 	Pids Ending = "pids"
-	// Disk: it did not end well, and at its end a file system that it can write
-	// to has hardly any room for data (less than 2 MiB, or than a 32nd of it) or
-	// none for files; Result.Detail names which. Besides, its last words were the
-	// kernel's for that, or it ran alone and there was room before it. A command
-	// that gives the room back as it fails is not seen to have lacked it, and ends
-	// as Exited.
+	// Disk: it did not end well, and a file system that it can write to was full at its end: less
+	// than 2 MiB or a 32nd of the data space free, or no free inode. Result.Detail names the file
+	// system. In addition, its last output was the kernel's message for that, or it ran alone and
+	// there was space before it. A command that frees the space as it fails is not detected, and
+	// ends as Exited.
 	Disk Ending = "disk"
-	// OutputLimit: it wrote more than the caller allowed and asked to stop at.
+	// OutputLimit: it wrote more than the caller's limit, and the caller asked to stop it there.
 	OutputLimit Ending = "output_limit"
 	// PolicyDenied and ApprovalDenied: it never ran.
 	PolicyDenied   Ending = "policy_denied"
 	ApprovalDenied Ending = "approval_denied"
-	// SandboxLost: the sandbox, or the way to it, went away before an ending
-	// was seen.
+	// SandboxLost: the sandbox or the connection to it was lost before an ending was observed.
 	SandboxLost Ending = "sandbox_lost"
 )
 
-// Endings lists all of them in the order of the documentation.
+// Endings returns all endings in the order of the documentation.
 func Endings() []Ending {
 	return []Ending{Exited, Signalled, Timeout, Cancelled, OOM, Pids, Disk, OutputLimit, PolicyDenied, ApprovalDenied, SandboxLost}
 }
 
-// Result is the end of one command.
+// Result is the outcome of one command.
 type Result struct {
 	Ending Ending `json:"ending"`
-	// ExitCode is the leader's exit code, -1 if it has none.
+	// ExitCode is the exit code of the command's first process, -1 if it has none.
 	ExitCode int `json:"exit_code"`
-	// Signal is the number of the signal that ended the leader, 0 if none did.
+	// Signal is the number of the signal that ended the first process, 0 if none did.
 	Signal   int           `json:"signal,omitempty"`
 	Duration time.Duration `json:"duration_ns"`
 	Usage    Usage         `json:"usage"`
-	// Unclean: not every process of the command was seen dead. The sandbox is
-	// not to be used again.
+	// Unclean: not every process of the command was observed dead. The sandbox must not be used
+	// again.
 	Unclean bool `json:"unclean,omitempty"`
-	// Detail is one sentence for people, from our own code only.
+	// Detail is one sentence for people. It never contains text from inside the sandbox.
 	Detail string `json:"detail,omitempty"`
 }
 
-// Usage is what a command and all it started used. A figure that the host
-// cannot give is zero.
+// Usage is what a command and all its processes used. A value that the host cannot measure is zero.
 type Usage struct {
 	CPUUser     time.Duration `json:"cpu_user_ns"`
 	CPUSystem   time.Duration `json:"cpu_system_ns"`

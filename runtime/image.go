@@ -5,43 +5,42 @@ import (
 	"io"
 )
 
-// ImageForgetter is for drivers that keep a copy of their own of an image that
-// Prepare was given.
+// ImageForgetter is implemented by drivers that keep their own copy of an image that Prepare was
+// given.
 type ImageForgetter interface {
-	// Forget removes the driver's copy of an image. Nothing there is success; one
-	// that a container still uses is an error of class FailedPrecondition, and
-	// stays usable. Prepare brings it back.
+	// Forget removes the driver's copy of an image. It succeeds if there is none. If a container
+	// still uses the image, Forget returns an error of class FailedPrecondition and the image stays
+	// usable. Prepare restores a copy.
 	Forget(ctx context.Context, image Image) error
 }
 
 // Build is one build from a Dockerfile.
 type Build struct {
-	// Context is a tar, File the Dockerfile's path in it.
+	// Context is a tar archive; File is the path of the Dockerfile in it.
 	Context io.Reader
 	File    string
-	// Bases are the images that it names; the engine has them for the time of the
+	// Bases are the images that the Dockerfile names. The engine holds them for the duration of the
 	// build.
 	Bases []Base
 	Args  map[string]string
-	// Target is the stage to stop at, Network what RUN has: empty is the engine's
+	// Target is the stage to stop at. Network is the network of RUN; empty means the engine's
 	// default.
 	Target, Network string
-	// Log gets what the build writes.
+	// Log receives the output of the build.
 	Log io.Writer
 }
 
-// Base is an image by the name that one build has for it, and no other: who
-// ends first takes names away.
+// Base is an image under a name that only one build uses, so that the end of one build cannot
+// remove the name of another.
 type Base struct {
 	Name  string
 	Image Image
 }
 
-// ImageBuilder is what can build from a Dockerfile.
+// ImageBuilder builds images from a Dockerfile.
 type ImageBuilder interface {
-	// Build returns the image as a docker-archive, to be closed by the caller.
-	// Nothing of the build is left in the engine then, nor when it fails or ctx
-	// ends. A build that fails is of class InvalidArgument, an engine that is not
-	// there of class Unavailable.
+	// Build returns the image as a docker-archive, which the caller closes. Nothing of the build is
+	// left in the engine then, nor when the build fails or ctx ends. A failed build is of class
+	// InvalidArgument, an unreachable engine of class Unavailable.
 	Build(ctx context.Context, b Build) (io.ReadCloser, error)
 }

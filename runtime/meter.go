@@ -8,25 +8,24 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Figures are what a sandbox uses now, its guest included: the time on the
-// processors since it was made, octets of memory (files in memory file systems
-// included, cache that can be dropped not), processes and threads. A limit of
-// 0 is none that is known.
+// Figures is what a sandbox uses now, including its guest: CPU time since its creation, bytes of
+// memory (with memory file systems, without cache that the kernel can drop), and the number of
+// processes and threads. A limit of 0 is unknown.
 type Figures struct {
 	CPU                 time.Duration
 	Memory, MemoryLimit int64
 	Pids, PidsLimit     int64
 }
 
-// A Meter is a Sandbox whose use can be read while it runs, from the host and
-// without its guest, which may be busy or lie.
+// A Meter is a Sandbox whose use can be measured on the host, without its guest, which may be busy
+// or lie.
 type Meter interface {
-	// Figures are of this moment. NotImplemented: this sandbox is made in a way
-	// that tells none; NotFound: it is gone. Cheap enough for once a second.
+	// Figures returns the present use. NotImplemented: a sandbox of this kind cannot be measured.
+	// NotFound: it is gone. It is cheap enough for one call per second.
 	Figures(ctx context.Context) (Figures, error)
 }
 
-// FiguresOf asks a sandbox that may be a Meter.
+// FiguresOf returns the figures of a sandbox, or NotImplemented if it is not a Meter.
 func FiguresOf(ctx context.Context, s Sandbox) (Figures, error) {
 	m, ok := s.(Meter)
 	if !ok {

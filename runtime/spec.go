@@ -12,25 +12,24 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// What the guest may use for itself. It lives outside the commands' cgroup:
-// commands get the sandbox's caps less this reserve, so that the guest answers
-// when they have used up theirs.
+// Resources reserved for the guest, which runs outside the commands' cgroup. Commands get the
+// sandbox's caps less this reserve, so that the guest answers even when they exhaust theirs.
 const (
 	GuestReserveBytes = 40 << 20
 	GuestReservePids  = 64
 )
 
-// Smallest caps that leave room for the guest and one small command.
+// The smallest caps that leave room for the guest and one small command.
 const (
 	MinMemoryBytes = 64 << 20
 	MinPids        = GuestReservePids + 16
 	MinCPUs        = 0.05
-	// MinOpenFiles: the guest needs several for each command that runs.
+	// MinOpenFiles: the guest needs several for each running command.
 	MinOpenFiles = 256
 )
 
-// CommandUID and CommandGID are the user of commands unless the caller names
-// another. User 0 is refused everywhere: it would own the guest.
+// CommandUID and CommandGID are the user and group of commands unless the caller names others. User
+// 0 is always refused: it would own the guest.
 const (
 	CommandUID = 1000
 	CommandGID = 1000
@@ -46,88 +45,86 @@ const (
 	DefaultOpenFiles    = 4096
 )
 
-// Spec is what a sandbox is made from. Nothing about a caller is in it: env,
-// workspace and user are bound when the sandbox is leased.
+// Spec describes a sandbox to create. It contains nothing about a caller: environment, workspace
+// and user are set when the sandbox is leased.
 type Spec struct {
-	// ID is unique per host; the container's name is made from it.
+	// ID is unique on the host. The container's name is made from it.
 	ID string
-	// Owner names the state directory that the sandbox belongs to.
+	// Owner identifies the state directory that the sandbox belongs to.
 	Owner string
-	// Template is the name of the template, Build the build of the
-	// orchestrator that made it; both are for List only.
+	// Template is the name of the template, Build the build of the orchestrator that created the
+	// sandbox. Only List uses them.
 	Template string
 	Build    string
 	Image    Image
-	// Class is how the sandbox is isolated. A driver that cannot make it refuses.
+	// Class is how the sandbox is isolated. A driver that does not offer it refuses.
 	Class  Class `json:",omitempty"`
 	Limits Limits
-	// Tmpfs are further folders to write to, on a tmpfs of so many bytes each,
-	// charged to memory. The folder must be in the image.
+	// Tmpfs maps further writable directories to their tmpfs size in bytes, which counts as memory.
+	// The directory must exist in the image.
 	Tmpfs map[string]int64 `json:",omitempty"`
-	// Ulimits are limits of every process of a command, by name (see
-	// UlimitNames): sizes in bytes, "cpu" in seconds. The guest gives them on and
-	// has none itself.
+	// Ulimits are resource limits of every process of a command, by name (see UlimitNames): sizes
+	// in bytes, "cpu" in seconds. They do not apply to the guest.
 	Ulimits map[string]int64 `json:",omitempty"`
-	// Entrypoint comes before the guest's own arguments as PID 1 and must exec
-	// what follows. Empty: the guest is PID 1 from the start.
+	// Entrypoint comes before the guest's own arguments as PID 1, and must exec them. Empty: the
+	// guest is PID 1 from the start.
 	Entrypoint []string
-	// Alone is how long the guest lives without any host before it ends the
-	// sandbox by itself. Zero means DefaultAlone.
-	Alone time.Duration
+	// OrphanTimeout is how long the guest waits without a host before it shuts the sandbox down.
+	// Zero means DefaultOrphanTimeout.
+	OrphanTimeout time.Duration
 }
 
-// DefaultAlone is the guest's dead-man time.
-const DefaultAlone = 10 * time.Minute
+// DefaultOrphanTimeout is the default of Spec.OrphanTimeout.
+const DefaultOrphanTimeout = 10 * time.Minute
 
-// Image is a root filesystem as the images package hands it out.
+// Image is a root filesystem that package images provides.
 type Image struct {
-	// Ref is the name people use, for messages and labels only.
+	// Ref is the name that people use. It appears in messages and labels only.
 	Ref string
-	// ID is the digest of the image's configuration ("sha256:…"): what runs.
+	// ID is the digest of the image's configuration ("sha256:…"). It decides what runs.
 	ID string
-	// Root is the unpacked, shared, never written root filesystem on the host.
+	// Root is the unpacked root filesystem on the host. It is shared and never written to.
 	Root string
-	// Archive is a docker-archive with the image, for engines that need to
-	// load it. Empty if the engine has to know the image already.
+	// Archive is a docker-archive of the image, for engines that have to load it. Empty if the
+	// engine must have the image already.
 	Archive string
 }
 
-// Limits are the caps of one sandbox. The zero value of a field means its
-// default; there is no way to say "unlimited".
+// Limits are the caps of one sandbox. A zero field means its default; there is no "unlimited".
 type Limits struct {
-	// MemoryBytes caps everything inside together, the guest and tmpfs too.
-	// Swap is not available to a sandbox.
+	// MemoryBytes caps everything inside together, including the guest and tmpfs. A sandbox has no
+	// swap.
 	MemoryBytes int64 `json:"memory_bytes"`
-	// CPUs is CPU time per wall time, 1.5 is one and a half cores.
+	// CPUs is CPU time per wall-clock time: 1.5 is one and a half cores.
 	CPUs float64 `json:"cpus"`
-	// Pids caps processes and threads.
+	// Pids caps processes and threads together.
 	Pids int64 `json:"pids"`
-	// TmpBytes is the size of /tmp, and of /home/user again; ScratchBytes that
-	// of /workspace while no workspace is bound. All are charged to memory.
+	// TmpBytes is the size of /tmp and, separately, of /home/user. ScratchBytes is the size of
+	// /workspace while no workspace is bound. Both count as memory.
 	TmpBytes     int64 `json:"tmp_bytes"`
 	ScratchBytes int64 `json:"scratch_bytes"`
 	// OpenFiles is RLIMIT_NOFILE of every process.
 	OpenFiles int64 `json:"open_files"`
 }
 
-// WithDefaults fills in what was left zero.
+// WithDefaults returns l with every zero field set to its default.
 func (l Limits) WithDefaults() Limits {
-	fill(&l.MemoryBytes, DefaultMemoryBytes)
-	fill(&l.CPUs, DefaultCPUs)
-	fill(&l.Pids, DefaultPids)
-	fill(&l.TmpBytes, DefaultTmpBytes)
-	fill(&l.ScratchBytes, DefaultScratchBytes)
-	fill(&l.OpenFiles, DefaultOpenFiles)
+	setDefault(&l.MemoryBytes, DefaultMemoryBytes)
+	setDefault(&l.CPUs, DefaultCPUs)
+	setDefault(&l.Pids, DefaultPids)
+	setDefault(&l.TmpBytes, DefaultTmpBytes)
+	setDefault(&l.ScratchBytes, DefaultScratchBytes)
+	setDefault(&l.OpenFiles, DefaultOpenFiles)
 	return l
 }
 
-func fill[T int64 | float64](v *T, def T) {
+func setDefault[T int64 | float64](v *T, def T) {
 	if *v == 0 {
 		*v = def
 	}
 }
 
-// Validate names the first field that no host could give.
+// Validate returns an error that names the first field no host could provide.
 func (l Limits) Validate() error {
 	bad := func(field string, got any, want string) error {
 		return fmt.Errorf("limits.%s is %v: %s: %w", field, got, want, errdefs.ErrInvalidArgument)
@@ -154,11 +151,11 @@ var (
 	namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 )
 
-// ValidID says whether id can name a sandbox: it becomes part of container
-// names, cgroup names and paths, so nothing but [a-z0-9-] is let through.
+// ValidID reports whether id can name a sandbox. An id becomes part of container names, cgroup
+// names and paths, so it consists of [a-z0-9-] only.
 func ValidID(id string) bool { return idPattern.MatchString(id) }
 
-// Validate names the first field that cannot be used. Drivers call it first.
+// Validate returns an error that names the first unusable field. Drivers call it first.
 func (s Spec) Validate() error {
 	bad := func(field, why string) error {
 		return fmt.Errorf("spec.%s %s: %w", field, why, errdefs.ErrInvalidArgument)
@@ -174,7 +171,7 @@ func (s Spec) Validate() error {
 		return bad("image", "has neither an id nor a root")
 	case s.Image.Root != "" && !filepath.IsAbs(s.Image.Root):
 		return bad("image.root", fmt.Sprintf("%q is not absolute", s.Image.Root))
-	case s.Alone < 0:
+	case s.OrphanTimeout < 0:
 		return bad("alone", "is negative")
 	}
 	if _, err := ParseClass(string(s.Class)); err != nil {
@@ -189,11 +186,11 @@ func (s Spec) Validate() error {
 	return ValidateUlimits(s.Ulimits)
 }
 
-// UlimitNames are the limits that Spec.Ulimits may set: those that the kernel
-// counts per process. What it counts per user would be shared by all sandboxes.
+// UlimitNames returns the limits that Spec.Ulimits may set: those that the kernel counts per
+// process. All sandboxes would share a limit that it counts per user.
 func UlimitNames() []string { return []string{"as", "cpu", "data", "fsize", "rss", "stack"} }
 
-// ValidateUlimits names the first limit that cannot be set.
+// ValidateUlimits returns an error that names the first limit that cannot be set.
 func ValidateUlimits(limits map[string]int64) error {
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
 		if !slices.Contains(UlimitNames(), name) {
@@ -206,11 +203,11 @@ func ValidateUlimits(limits map[string]int64) error {
 	return nil
 }
 
-// ourPaths are mounted by us: nothing else can be, there or below.
-var ourPaths = []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/home/user", "/workspace"}
+// reservedPaths are mount points of every sandbox. Nothing else can be mounted there, or below.
+var reservedPaths = []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/home/user", "/workspace"}
 
-// ValidateTmpfs names the first folder that cannot be a tmpfs of a sandbox with
-// so much memory.
+// ValidateTmpfs returns an error that names the first directory that cannot be a tmpfs of a sandbox
+// with this memory cap in bytes.
 func ValidateTmpfs(mounts map[string]int64, memory int64) error {
 	for _, path := range slices.Sorted(maps.Keys(mounts)) {
 		bad := func(why string) error {
@@ -219,7 +216,7 @@ func ValidateTmpfs(mounts map[string]int64, memory int64) error {
 		if !filepath.IsAbs(path) || filepath.Clean(path) != path || path == "/" || strings.ContainsAny(path, ",:\x00\n") {
 			return bad("is not a clean absolute path below /")
 		}
-		for _, our := range ourPaths {
+		for _, our := range reservedPaths {
 			if path == our || strings.HasPrefix(path, our+"/") || strings.HasPrefix(our, path+"/") {
 				return bad("is, is below or holds " + our + ", which every sandbox has")
 			}

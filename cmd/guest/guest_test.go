@@ -353,7 +353,7 @@ func TestArguments(t *testing.T) {
 			t.Errorf("%v: got %v", args, err)
 		}
 	}
-	if o, err := parseInit(nil); err != nil || o.alone != runtime.DefaultAlone || o.stdio {
+	if o, err := parseInit(nil); err != nil || o.alone != runtime.DefaultOrphanTimeout || o.stdio {
 		t.Errorf("got %+v, %v", o, err)
 	}
 }

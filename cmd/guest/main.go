@@ -87,7 +87,7 @@ func parseInit(args []string) (initOptions, error) {
 	var o initOptions
 	f := flag.NewFlagSet("init", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // the error says it
-	f.DurationVar(&o.alone, "alone", runtime.DefaultAlone, "end the sandbox after this time without a host; 0: never")
+	f.DurationVar(&o.alone, "alone", runtime.DefaultOrphanTimeout, "end the sandbox after this time without a host; 0: never")
 	f.Func("ulimit", "NAME=N, a limit of every command's processes", func(text string) error {
 		name, number, _ := strings.Cut(text, "=")
 		n, err := strconv.ParseInt(number, 10, 64)

@@ -39,7 +39,7 @@ func templateOf(name string, t config.Template, alone time.Duration) scheduler.T
 		Name: name,
 		Spec: runtime.Spec{
 			Template: name, Image: runtime.Image{Ref: t.Image}, Class: runtime.Class(t.Class), Limits: t.Limits.Runtime(),
-			Tmpfs: octets(t.Tmpfs), Ulimits: octets(t.Ulimits), Entrypoint: t.Entrypoint, Alone: alone,
+			Tmpfs: octets(t.Tmpfs), Ulimits: octets(t.Ulimits), Entrypoint: t.Entrypoint, OrphanTimeout: alone,
 		},
 		Pool: pool.Settings{Min: t.Pool.Min, Max: t.Pool.Max, Rate: t.Pool.Rate, Parallel: t.Pool.Parallel, MaxAge: t.Pool.MaxAge.Std(), RefillDelay: t.Pool.Settle.Std(), Adaptive: t.Pool.Adaptive},
 		Env:  t.Env, User: t.User,

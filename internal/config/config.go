@@ -221,7 +221,7 @@ func Default() Config {
 			MaxOutput: 1 << 20, OutputCap: 4 << 20,
 		},
 		Admission: Admission{MaxSandboxes: 100, MaxMemory: 0, Wait: Duration(30 * time.Second), Queue: 1000},
-		Guest:     Guest{Alone: Duration(runtime.DefaultAlone)},
+		Guest:     Guest{Alone: Duration(runtime.DefaultOrphanTimeout)},
 		Callers:   defaultCallers(), Profiles: Profiles{Default: "default"}, Approvals: defaultApprovals(),
 		Audit:         Audit{Redact: Redact{Files: []string{}, Patterns: []string{}}},
 		ReadonlyShell: ReadonlyShell{Caller: "local", Workspaces: map[string]string{}},

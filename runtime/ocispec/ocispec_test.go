@@ -65,7 +65,7 @@ func TestProcess(t *testing.T) {
 
 func TestEntrypointComesFirst(t *testing.T) {
 	spec, at := example()
-	spec.Entrypoint, spec.Alone = []string{"/bin/enter", "-x"}, time.Minute
+	spec.Entrypoint, spec.OrphanTimeout = []string{"/bin/enter", "-x"}, time.Minute
 	got, err := New(spec, at)
 	if err != nil {
 		t.Fatal(err)

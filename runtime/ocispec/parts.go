@@ -28,9 +28,9 @@ const (
 
 // Args is the command line of PID 1: the guest, behind the template's entrypoint if it has one.
 func Args(spec runtime.Spec) []string {
-	alone := spec.Alone
+	alone := spec.OrphanTimeout
 	if alone == 0 {
-		alone = runtime.DefaultAlone
+		alone = runtime.DefaultOrphanTimeout
 	}
 	args := make([]string, 0, len(spec.Entrypoint)+4+2*len(spec.Ulimits)+2*len(spec.Tmpfs))
 	args = append(args, spec.Entrypoint...)

@@ -139,7 +139,7 @@ func noAdopt(t *testing.T, s *suite) {
 // deadMan: a sandbox that nobody asks for lives for as long as there is a host, and ends by itself when there is none.
 func deadMan(t *testing.T, s *suite) {
 	const alone = 5 * time.Second // a busy machine may need some of it until the host is there at all
-	b := s.make(t, func(spec *runtime.Spec) { spec.Alone = alone })
+	b := s.make(t, func(spec *runtime.Spec) { spec.OrphanTimeout = alone })
 	select {
 	case <-b.Done():
 		t.Error("it ended although its host is there")
