@@ -15,8 +15,8 @@ import (
 // CgroupsPath is a sandbox's cgroup in every hierarchy.
 func CgroupsPath(id string) string { return "/orchestrator/" + id }
 
-// cgroupPoints are the mount points of all cgroup hierarchies, from the text of a mountinfo file.
-func cgroupPoints(mountinfo string) []string {
+// cgroupMounts are the mount points of all cgroup hierarchies, from the text of a mountinfo file.
+func cgroupMounts(mountinfo string) []string {
 	var points []string
 	for line := range strings.Lines(mountinfo) {
 		left, right, ok := strings.Cut(line, " - ")
@@ -35,7 +35,7 @@ func CgroupsOf(id string) ([]string, error) {
 		return nil, fmt.Errorf("cgroups of sandbox %s: %w", id, err)
 	}
 	var dirs []string
-	for _, point := range cgroupPoints(string(text)) {
+	for _, point := range cgroupMounts(string(text)) {
 		if dir := path.Join(point, CgroupsPath(id)); exists(dir) {
 			dirs = append(dirs, dir)
 		}
@@ -88,7 +88,7 @@ func removeTree(dir, within string) error {
 			}
 		}
 	}
-	if err := killAll(filepath.Join(dir, "cgroup.procs"), within); err != nil {
+	if err := killProcs(filepath.Join(dir, "cgroup.procs"), within); err != nil {
 		return err
 	}
 	if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -97,8 +97,8 @@ func removeTree(dir, within string) error {
 	return nil
 }
 
-// killAll kills the processes of a cgroup.procs file. That each is in the sandbox's cgroups is looked at again once it is held.
-func killAll(procs, within string) error {
+// killProcs kills the processes of a cgroup.procs file. That each is in the sandbox's cgroups is looked at again once it is held.
+func killProcs(procs, within string) error {
 	text, err := os.ReadFile(procs)
 	if err != nil {
 		return nil // gone, or a domain that lists none; rmdir tells
@@ -144,8 +144,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// overMemory says whether a sandbox's cgroup tells of something that was killed for memory.
-func overMemory(id string) bool {
+// killedForMemory says whether a sandbox's cgroup tells of something that was killed for memory.
+func killedForMemory(id string) bool {
 	dirs, err := CgroupsOf(id)
 	if err != nil {
 		return false

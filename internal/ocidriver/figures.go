@@ -13,7 +13,7 @@ import (
 
 // Figures are those of a local sandbox, with errors of the classes that
 // runtime.Meter says.
-func Figures(c *rundir.Cell) (runtime.Figures, error) {
+func Figures(c *rundir.Dir) (runtime.Figures, error) {
 	f, err := c.Figures()
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):

@@ -19,42 +19,42 @@ import (
 // ErrEnded is why a sandbox is lost.
 var ErrEnded = errors.New("the sandbox's first process has ended")
 
-// Set are the sandboxes that a driver holds, by id. Remove is set before the first one is, and destroys a sandbox. Safe for concurrent use.
-type Set struct {
+// Sandboxes are the sandboxes that a driver holds, by id. Remove is set before the first one is, and destroys a sandbox. Safe for concurrent use.
+type Sandboxes struct {
 	Remove func(ctx context.Context, id string) error
 
 	mu   sync.Mutex
-	live map[string]*Held
+	live map[string]*Sandbox
 }
 
-// Words are the last words of a sandbox, for the error that it is lost.
-type Words interface {
-	// After puts them behind a message.
-	After(message string) string
+// Stderr are the last words of a sandbox, for the error that it is lost.
+type Stderr interface {
+	// Annotate puts them behind a message.
+	Annotate(message string) string
 	Close() error
 }
 
-// Held is a sandbox that this process holds: its cell, and its first process, whose end it sees. It is a runtime.Sandbox.
-type Held struct {
-	Cell  *rundir.Cell
-	Init  *Process
-	Words Words // nil: none
+// Sandbox is a sandbox that this process holds: its cell, and its first process, whose end it sees. It is a runtime.Sandbox.
+type Sandbox struct {
+	RunDir *rundir.Dir
+	Init   *Process
+	Stderr Stderr // nil: none
 
-	set   *Set
+	set   *Sandboxes
 	id    string
 	class runtime.Class
 
 	alive context.Context // ends with ErrEnded when Init does
 	died  context.CancelCauseFunc
 	watch sync.WaitGroup
-	once  sync.Once // LetGo
+	once  sync.Once // Forget
 }
 
-var _ runtime.Sandbox = (*Held)(nil)
+var _ runtime.Sandbox = (*Sandbox)(nil)
 
 // Hold adds a sandbox and watches its first process, with a goroutine that LetGo waits for. It takes over the cell, the process and the words.
-func (s *Set) Hold(id string, class runtime.Class, c *rundir.Cell, init *Process, words Words) *Held {
-	h := &Held{Cell: c, Init: init, set: s, id: id, class: class, Words: words}
+func (s *Sandboxes) Hold(id string, class runtime.Class, c *rundir.Dir, init *Process, words Stderr) *Sandbox {
+	h := &Sandbox{RunDir: c, Init: init, set: s, id: id, class: class, Stderr: words}
 	h.alive, h.died = context.WithCancelCause(context.Background())
 	h.watch.Go(func() {
 		if init.Block() {
@@ -65,23 +65,23 @@ func (s *Set) Hold(id string, class runtime.Class, c *rundir.Cell, init *Process
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.live == nil {
-		s.live = map[string]*Held{}
+		s.live = map[string]*Sandbox{}
 	}
 	s.live[id] = h
 	return h
 }
 
 // Get is the sandbox of an id, nil if it is not held.
-func (s *Set) Get(id string) *Held {
+func (s *Sandboxes) Get(id string) *Sandbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.live[id]
 }
 
 // Release lets go of all of them; they live on.
-func (s *Set) Release() error {
+func (s *Sandboxes) Release() error {
 	s.mu.Lock()
-	held := make([]*Held, 0, len(s.live))
+	held := make([]*Sandbox, 0, len(s.live))
 	for _, h := range s.live {
 		held = append(held, h)
 	}
@@ -93,8 +93,8 @@ func (s *Set) Release() error {
 	return errors.Join(errs...)
 }
 
-// LetGo ends the watch and forgets the sandbox. Done is closed by then if the first process has ended, and stays open if it has not.
-func (h *Held) LetGo() {
+// Forget ends the watch and forgets the sandbox. Done is closed by then if the first process has ended, and stays open if it has not.
+func (h *Sandbox) Forget() {
 	h.once.Do(func() {
 		h.set.mu.Lock()
 		if h.set.live[h.id] == h {
@@ -107,38 +107,38 @@ func (h *Held) LetGo() {
 		}
 		h.Init.Close()
 		h.watch.Wait()
-		if h.Words != nil {
-			_ = h.Words.Close()
+		if h.Stderr != nil {
+			_ = h.Stderr.Close()
 		}
 	})
 }
 
 // ID is the sandbox's id.
-func (h *Held) ID() string { return h.id }
+func (h *Sandbox) ID() string { return h.id }
 
 // Done is closed when the first process has ended.
-func (h *Held) Done() <-chan struct{} { return h.alive.Done() }
+func (h *Sandbox) Done() <-chan struct{} { return h.alive.Done() }
 
-func (h *Held) lost() error {
+func (h *Sandbox) lost() error {
 	why := ErrEnded.Error()
-	if overMemory(h.id) {
+	if killedForMemory(h.id) {
 		why += " (over its memory cap)"
 	}
-	if h.Words != nil {
-		why = h.Words.After(why)
+	if h.Stderr != nil {
+		why = h.Stderr.Annotate(why)
 	}
 	return fmt.Errorf("sandbox %s: %s: %w", h.id, why, errdefs.ErrUnavailable)
 }
 
 // Open opens a stream to the guest; it gives up when the guest is gone.
-func (h *Held) Open(ctx context.Context) (net.Conn, error) {
+func (h *Sandbox) Open(ctx context.Context) (net.Conn, error) {
 	if h.alive.Err() != nil {
 		return nil, h.lost()
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(h.alive, func() { cancel(ErrEnded) })()
-	conn, err := h.Cell.Open(ctx)
+	conn, err := h.RunDir.Open(ctx)
 	if err != nil && h.alive.Err() != nil {
 		return nil, h.lost()
 	}
@@ -146,7 +146,7 @@ func (h *Held) Open(ctx context.Context) (net.Conn, error) {
 }
 
 // Bind makes a host directory appear at /workspace.
-func (h *Held) Bind(ctx context.Context, b runtime.Binding) error {
+func (h *Sandbox) Bind(ctx context.Context, b runtime.Binding) error {
 	if h.class == runtime.ClassGVisor {
 		return fmt.Errorf("bind %s: %s: %w", b.Source, ocispec.NoGVisorBind, errdefs.ErrNotImplemented)
 	}
@@ -162,25 +162,25 @@ func (h *Held) Bind(ctx context.Context, b runtime.Binding) error {
 	case !info.IsDir():
 		return fmt.Errorf("bind %s: not a directory: %w", b.Source, errdefs.ErrInvalidArgument)
 	}
-	return h.Cell.Bind(ctx, b.Source, b.ReadOnly)
+	return h.RunDir.Bind(ctx, b.Source, b.ReadOnly)
 }
 
 // Unbind takes it away again.
-func (h *Held) Unbind(ctx context.Context) error {
+func (h *Sandbox) Unbind(ctx context.Context) error {
 	if h.class == runtime.ClassGVisor {
 		return fmt.Errorf("unbind: %s: %w", ocispec.NoGVisorBind, errdefs.ErrNotImplemented)
 	}
-	return h.Cell.Unbind(ctx)
+	return h.RunDir.Unbind(ctx)
 }
 
 // Figures are what its cgroups say now.
-func (h *Held) Figures(context.Context) (runtime.Figures, error) { return Figures(h.Cell) }
+func (h *Sandbox) Figures(context.Context) (runtime.Figures, error) { return Figures(h.RunDir) }
 
 // Destroy removes the sandbox.
-func (h *Held) Destroy(ctx context.Context) error { return h.set.Remove(ctx, h.id) }
+func (h *Sandbox) Destroy(ctx context.Context) error { return h.set.Remove(ctx, h.id) }
 
 // Release lets go of the sandbox; it lives on.
-func (h *Held) Release() error {
-	h.LetGo()
-	return h.Cell.Close()
+func (h *Sandbox) Release() error {
+	h.Forget()
+	return h.RunDir.Close()
 }

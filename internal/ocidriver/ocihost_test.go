@@ -57,7 +57,7 @@ func TestRuntimesThatAreRefused(t *testing.T) {
 }
 
 func TestCgroupPoints(t *testing.T) {
-	got := cgroupPoints("31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n" +
+	got := cgroupMounts("31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n" +
 		"35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n" +
 		"broken\n - cgroup \n" +
 		"41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n")
@@ -161,11 +161,11 @@ func TestClosingEndsTheWait(t *testing.T) {
 }
 
 func TestLimitsThatWeDoNotHaveOurselves(t *testing.T) {
-	if mayRaise(0) {
+	if hasResourceCapability(0) {
 		t.Log("this process may raise its limits, so that it can give any")
 	}
 	list := []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1 << 40, Soft: 1 << 40}}
-	if err := FitRlimits(list); errdefs.IsFailedPrecondition(err) == mayRaise(0) {
+	if err := FitRlimits(list); errdefs.IsFailedPrecondition(err) == hasResourceCapability(0) {
 		t.Errorf("open files: %v", err)
 	}
 	list = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1, Soft: 1}, {Type: "RLIMIT_CORE"}, {Type: "RLIMIT_SIGPENDING", Hard: 1, Soft: 1}}

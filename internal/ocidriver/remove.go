@@ -23,8 +23,8 @@ type Remover struct {
 	Locks *Locks
 	// TearDown removes one part after the other; each step is done when there is nothing to do.
 	TearDown func(ctx context.Context, id string) error
-	// Left names what there still is of a sandbox, for the error that says so.
-	Left func(id string) []string
+	// Remaining names what there still is of a sandbox, for the error that says so.
+	Remaining func(id string) []string
 }
 
 // Remove takes the lock and destroys a sandbox.
@@ -59,7 +59,7 @@ func (r *Remover) Destroy(ctx context.Context, id string) error {
 			break
 		}
 	}
-	left := r.Left(id)
+	left := r.Remaining(id)
 	if len(left) == 0 {
 		left = []string{"no parts that can be seen"}
 	}

@@ -30,7 +30,7 @@ func FitRlimitsOf(starter int, list []specs.POSIXRlimit) error {
 		if err := unix.Prlimit(starter, number, nil, &own); err != nil {
 			return fmt.Errorf("%s: %w", r.Type, err)
 		}
-		if r.Hard <= own.Max || mayRaise(starter) {
+		if r.Hard <= own.Max || hasResourceCapability(starter) {
 			continue
 		}
 		if number == unix.RLIMIT_NOFILE {
@@ -42,8 +42,8 @@ func FitRlimitsOf(starter int, list []specs.POSIXRlimit) error {
 	return nil
 }
 
-// mayRaise says whether a process has CAP_SYS_RESOURCE.
-func mayRaise(pid int) bool {
+// hasResourceCapability says whether a process has CAP_SYS_RESOURCE.
+func hasResourceCapability(pid int) bool {
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3, Pid: int32(pid)}
 	var sets [2]unix.CapUserData
 	err := unix.Capget(&head, &sets[0])

@@ -15,16 +15,16 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 )
 
-func (c *Cell) groupDir(name string) string {
+func (c *Dir) cgroupDir(name string) string {
 	return filepath.Join(c.RunDir(), filepath.Base(wire.CgroupDir), name)
 }
 
 // recordPath is the file that names the delegated cgroups, for a removal by a process that did not delegate them.
-func (c *Cell) recordPath() string { return filepath.Join(c.root, "cgroup.json") }
+func (c *Dir) recordPath() string { return filepath.Join(c.root, "cgroup.json") }
 
-// makeGroupDirs makes the folders that cgroups are bound on: all that this host's mode has. On a host without any there is
+// makeCgroupDirs makes the folders that cgroups are bound on: all that this host's mode has. On a host without any there is
 // nothing to bind, and Attach says so.
-func (c *Cell) makeGroupDirs() error {
+func (c *Dir) makeCgroupDirs() error {
 	names := cgroup.Names()
 	if h, err := cgroup.Detect(); err != nil {
 		c.log.Debug("no cgroups for commands", "error", err)
@@ -32,19 +32,19 @@ func (c *Cell) makeGroupDirs() error {
 	} else if h.Mode == cgroup.ModeV2 {
 		names = []string{cgroup.Unified}
 	}
-	if err := os.Mkdir(c.groupDir(""), 0o700); err != nil {
+	if err := os.Mkdir(c.cgroupDir(""), 0o700); err != nil {
 		return err
 	}
 	for _, name := range names {
-		if err := os.Mkdir(c.groupDir(name), 0o700); err != nil {
+		if err := os.Mkdir(c.cgroupDir(name), 0o700); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// bindGroups delegates the cgroups and binds them. It completes what an earlier one left undone.
-func (c *Cell) bindGroups(initPid int, share cgroup.Share) error {
+// bindCgroups delegates the cgroups and binds them. It completes what an earlier one left undone.
+func (c *Dir) bindCgroups(initPid int, share cgroup.Share) error {
 	d, err := cgroup.Delegate(initPid, share)
 	if err != nil {
 		return err
@@ -52,16 +52,16 @@ func (c *Cell) bindGroups(initPid int, share cgroup.Share) error {
 	if err := c.record(d); err != nil {
 		return err
 	}
-	c.groups.Store(d)
-	check := c.checkGroups
-	c.checkGroups = true
+	c.cgroups.Store(d)
+	check := c.mayBeBound
+	c.mayBeBound = true
 	for _, name := range cgroup.Names() {
 		source, ok := d.Dirs[name]
 		if !ok {
 			continue
 		}
 		if check {
-			bound, err := livemount.IsMount(c.groupDir(name))
+			bound, err := livemount.IsMount(c.cgroupDir(name))
 			if err != nil {
 				return err
 			}
@@ -69,7 +69,7 @@ func (c *Cell) bindGroups(initPid int, share cgroup.Share) error {
 				continue
 			}
 		}
-		if err := livemount.Bind(c.groupDir(name), source, false); err != nil {
+		if err := livemount.Bind(c.cgroupDir(name), source, false); err != nil {
 			return err
 		}
 	}
@@ -78,8 +78,8 @@ func (c *Cell) bindGroups(initPid int, share cgroup.Share) error {
 
 // Figures are what the sandbox uses now. errors.ErrUnsupported before Attach and where it has no cgroups that are ours to read (AttachAs, and a host
 // without any); fs.ErrNotExist once it is gone. It waits for no other call.
-func (c *Cell) Figures() (cgroup.Figures, error) {
-	d := c.groups.Load()
+func (c *Dir) Figures() (cgroup.Figures, error) {
+	d := c.cgroups.Load()
 	if d == nil {
 		return cgroup.Figures{}, fmt.Errorf("figures of cell %s: it has no cgroups of its own: %w", c.id, errors.ErrUnsupported)
 	}
@@ -91,7 +91,7 @@ func (c *Cell) Figures() (cgroup.Figures, error) {
 }
 
 // record writes which cgroups are ours, whole or not at all. It need not outlive a crash of the machine: neither do they.
-func (c *Cell) record(d *cgroup.Delegated) error {
+func (c *Dir) record(d *cgroup.Delegated) error {
 	b, err := json.Marshal(d.Dirs)
 	if err != nil {
 		return fmt.Errorf("record cgroups: %w", err)
@@ -107,8 +107,8 @@ func (c *Cell) record(d *cgroup.Delegated) error {
 	return nil
 }
 
-// removeGroups kills what is left in the sandbox's cgroups and removes them.
-func (c *Cell) removeGroups(ctx context.Context) error {
+// removeCgroups kills what is left in the sandbox's cgroups and removes them.
+func (c *Dir) removeCgroups(ctx context.Context) error {
 	b, err := os.ReadFile(c.recordPath())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -147,9 +147,9 @@ type sandbox struct {
 	done chan struct{}
 }
 
-func startSandbox(t *testing.T, c *Cell) *sandbox {
+func startSandbox(t *testing.T, c *Dir) *sandbox {
 	t.Helper()
-	cmd := exec.Command(filepath.Join(c.RunDir(), "guest"), c.RunDir(), c.SlotDir(), t.TempDir())
+	cmd := exec.Command(filepath.Join(c.RunDir(), "guest"), c.RunDir(), c.WorkspaceDir(), t.TempDir())
 	cmd.Env = append(os.Environ(), roleVar+"="+roleGuest)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS, Setpgid: true}
 	cmd.Stderr = os.Stderr
@@ -168,7 +168,7 @@ func (s *sandbox) kill() {
 }
 
 // tell gives the sandbox an order over the cell's link.
-func tell(t *testing.T, c *Cell, do, path string) outcome {
+func tell(t *testing.T, c *Dir, do, path string) outcome {
 	t.Helper()
 	conn, err := c.Open(soon(t))
 	must(t, err)

@@ -20,7 +20,7 @@ func TestRemoveCopesWithACrashAfterEveryStepOfMake(t *testing.T) {
 	o := options(t)
 	must(t, os.Mkdir(o.Dir, 0o700))
 	for n := 0; ; n++ {
-		c, err := newCell(o)
+		c, err := newDir(o)
 		must(t, err)
 		must(t, os.Mkdir(c.root, 0o700))
 		steps := c.steps(o)
@@ -50,41 +50,41 @@ func TestRemoveCopesWithACrashAfterEveryStepOfMake(t *testing.T) {
 
 func TestRemoveCopesWithACrashInAttachAndInRemove(t *testing.T) {
 	t.Parallel()
-	for name, crash := range map[string]func(t *testing.T, c *Cell, d *cgroup.Delegated){
-		"cgroups delegated and recorded": func(t *testing.T, c *Cell, d *cgroup.Delegated) {
+	for name, crash := range map[string]func(t *testing.T, c *Dir, d *cgroup.Delegated){
+		"cgroups delegated and recorded": func(t *testing.T, c *Dir, d *cgroup.Delegated) {
 			must(t, c.record(d))
 		},
-		"record half written": func(t *testing.T, c *Cell, d *cgroup.Delegated) {
+		"record half written": func(t *testing.T, c *Dir, d *cgroup.Delegated) {
 			must(t, c.record(d))
 			must(t, os.WriteFile(c.recordPath()+".new", []byte(`{"mem`), 0o600))
 		},
-		"some cgroups bound": func(t *testing.T, c *Cell, d *cgroup.Delegated) {
+		"some cgroups bound": func(t *testing.T, c *Dir, d *cgroup.Delegated) {
 			must(t, c.record(d))
 			for name, dir := range d.Dirs {
-				must(t, livemount.Bind(c.groupDir(name), dir, false))
+				must(t, livemount.Bind(c.cgroupDir(name), dir, false))
 				break
 			}
 		},
-		"cgroups removed": func(t *testing.T, c *Cell, d *cgroup.Delegated) {
+		"cgroups removed": func(t *testing.T, c *Dir, d *cgroup.Delegated) {
 			must(t, c.record(d))
 			must(t, d.Remove(soon(t)))
 		},
-		"mounts removed": func(t *testing.T, c *Cell, d *cgroup.Delegated) {
+		"mounts removed": func(t *testing.T, c *Dir, d *cgroup.Delegated) {
 			must(t, c.record(d))
 			must(t, livemount.Sweep(soon(t), c.root, 50*time.Millisecond))
 		},
-		"folder half removed": func(t *testing.T, c *Cell, d *cgroup.Delegated) {
+		"folder half removed": func(t *testing.T, c *Dir, d *cgroup.Delegated) {
 			must(t, d.Remove(soon(t)))
 			must(t, livemount.Sweep(soon(t), c.root, 50*time.Millisecond))
 			must(t, os.Remove(c.RunDir()))
 		},
-		"workspace bound twice, and busy": func(t *testing.T, c *Cell, d *cgroup.Delegated) {
+		"workspace bound twice, and busy": func(t *testing.T, c *Dir, d *cgroup.Delegated) {
 			must(t, c.record(d))
 			ws := workspace(t, "alice")
-			must(t, livemount.Bind(c.SlotDir(), ws, false))
-			f, err := os.Open(filepath.Join(c.SlotDir(), "owner"))
+			must(t, livemount.Bind(c.WorkspaceDir(), ws, false))
+			f, err := os.Open(filepath.Join(c.WorkspaceDir(), "owner"))
 			must(t, err)
-			must(t, livemount.Bind(c.SlotDir(), ws, true))
+			must(t, livemount.Bind(c.WorkspaceDir(), ws, true))
 			t.Cleanup(func() {
 				_ = f.Close()
 				if b, err := os.ReadFile(filepath.Join(ws, "owner")); err != nil || string(b) != "alice" {

@@ -76,7 +76,7 @@ func TestDaemonIsKilledAndComesBack(t *testing.T) {
 	if err := adopted.Destroy(t.Context()); err != nil {
 		t.Error(err)
 	}
-	for _, s := range []*ocidriver.Held{removed, ended} {
+	for _, s := range []*ocidriver.Sandbox{removed, ended} {
 		if err := b.Remove(t.Context(), s.ID()); err != nil {
 			t.Error(err)
 		}

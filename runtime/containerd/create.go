@@ -147,12 +147,12 @@ func (d *Driver) unrecord(ctx context.Context, id, try string) error {
 
 // configOf is the OCI configuration, with the root where the shim mounts it.
 func (d *Driver) configOf(ctx context.Context, spec runtime.Spec) (*specs.Spec, error) {
-	runDir, slotDir, err := rundir.Places(d.cellOptions(spec.ID, spec.Limits))
+	runDir, slotDir, err := rundir.Paths(d.cellOptions(spec.ID, spec.Limits))
 	if err != nil {
 		return nil, err
 	}
-	config, err := ocispec.New(spec, ocispec.Places{
-		Root: "/" + bundleRoot, RunDir: runDir, SlotDir: slotDir, CgroupsPath: ocidriver.CgroupsPath(spec.ID),
+	config, err := ocispec.New(spec, ocispec.HostPaths{
+		Root: "/" + bundleRoot, RunDir: runDir, WorkspaceDir: slotDir, CgroupsPath: ocidriver.CgroupsPath(spec.ID),
 	})
 	if err != nil {
 		return nil, err
@@ -177,7 +177,7 @@ func (d *Driver) configOf(ctx context.Context, spec runtime.Spec) (*specs.Spec, 
 }
 
 // create makes one part after the other. What it made when it fails is removed by destroy, which looks at what is there.
-func (d *Driver) create(ctx context.Context, spec runtime.Spec, root []*types.Mount) (*ocidriver.Held, error) {
+func (d *Driver) create(ctx context.Context, spec runtime.Spec, root []*types.Mount) (*ocidriver.Sandbox, error) {
 	c, err := rundir.Make(ctx, d.cellOptions(spec.ID, spec.Limits))
 	if err != nil {
 		return nil, err
@@ -191,7 +191,7 @@ func (d *Driver) create(ctx context.Context, spec runtime.Spec, root []*types.Mo
 }
 
 // fill puts a running container around the cell.
-func (d *Driver) fill(ctx context.Context, spec runtime.Spec, root []*types.Mount, c *rundir.Cell) (*ocidriver.Held, error) {
+func (d *Driver) fill(ctx context.Context, spec runtime.Spec, root []*types.Mount, c *rundir.Dir) (*ocidriver.Sandbox, error) {
 	if spec.Class == runtime.ClassGVisor {
 		if err := d.makeGVisorCgroups(spec.ID, spec.Limits); err != nil {
 			return nil, err
@@ -220,7 +220,7 @@ func (d *Driver) fill(ctx context.Context, spec runtime.Spec, root []*types.Moun
 }
 
 // start lets the first process run and shows it its cgroups.
-func (d *Driver) start(ctx context.Context, spec runtime.Spec, c *rundir.Cell, init *ocidriver.Process) error {
+func (d *Driver) start(ctx context.Context, spec runtime.Spec, c *rundir.Dir, init *ocidriver.Process) error {
 	whole, cancel := uncut(ctx)
 	defer cancel()
 	_, err := d.api.TaskService().Start(whole, &tasks.StartRequest{ContainerID: spec.ID})

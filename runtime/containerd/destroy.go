@@ -56,7 +56,7 @@ func (d *Driver) tearDown(ctx context.Context, id string) error {
 		return fmt.Errorf("delete record: %w", err)
 	}
 	if s := d.live.Get(id); s != nil {
-		s.LetGo()
+		s.Forget()
 	}
 	return nil
 }
@@ -103,7 +103,7 @@ func (d *Driver) initFor(ctx context.Context, id string) (init *ocidriver.Proces
 
 func (d *Driver) removeCell(ctx context.Context, id string) error {
 	if s := d.live.Get(id); s != nil {
-		return s.Cell.Remove(ctx)
+		return s.RunDir.Remove(ctx)
 	}
 	return rundir.Remove(ctx, d.cellOptions(id, runtime.Limits{}.WithDefaults()))
 }

@@ -74,7 +74,7 @@ type Driver struct {
 	log         *slog.Logger
 	busy        ocidriver.Locks // by sandbox, and by image
 
-	live    ocidriver.Set
+	live    ocidriver.Sandboxes
 	removal ocidriver.Remover
 }
 
@@ -106,7 +106,7 @@ func New(ctx context.Context, o Options) (_ *Driver, err error) {
 		noSwap:    noSwap,
 		log:       o.Log,
 	}
-	d.removal = ocidriver.Remover{Locks: &d.busy, TearDown: d.tearDown, Left: d.leftOf}
+	d.removal = ocidriver.Remover{Locks: &d.busy, TearDown: d.tearDown, Remaining: d.leftOf}
 	d.live.Remove = d.Remove
 	for _, dir := range []string{d.dir, d.cells, d.runtimeRoot(), filepath.Join(d.dir, runscName)} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -99,7 +99,7 @@ func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) 
 	return s, nil
 }
 
-func (d *Driver) adopt(ctx context.Context, id string) (*ocidriver.Held, error) {
+func (d *Driver) adopt(ctx context.Context, id string) (*ocidriver.Sandbox, error) {
 	record, err := d.api.ContainerService().Get(ctx, id)
 	if err != nil {
 		return nil, err

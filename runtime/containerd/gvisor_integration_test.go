@@ -26,13 +26,13 @@ func (b bench) gvisorSpec() runtime.Spec {
 	return spec
 }
 
-func (b bench) makeGVisor(t *testing.T) *ocidriver.Held {
+func (b bench) makeGVisor(t *testing.T) *ocidriver.Sandbox {
 	t.Helper()
 	s, err := b.Create(t.Context(), b.gvisorSpec())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.(*ocidriver.Held)
+	return s.(*ocidriver.Sandbox)
 }
 
 // members are the processes in a sandbox's cgroups, in each of which they have to be.
@@ -70,7 +70,7 @@ func (b bench) wantGone(t *testing.T, pids []int) {
 	}
 }
 
-func (b bench) removeTwice(t *testing.T, s *ocidriver.Held) {
+func (b bench) removeTwice(t *testing.T, s *ocidriver.Sandbox) {
 	t.Helper()
 	for range 2 {
 		if err := b.Remove(t.Context(), s.ID()); err != nil {

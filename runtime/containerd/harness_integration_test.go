@@ -192,13 +192,13 @@ func (b bench) spec() runtime.Spec {
 	}
 }
 
-func (b bench) make(t testing.TB) *ocidriver.Held {
+func (b bench) make(t testing.TB) *ocidriver.Sandbox {
 	t.Helper()
 	s, err := b.Create(t.Context(), b.spec())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.(*ocidriver.Held)
+	return s.(*ocidriver.Sandbox)
 }
 
 type answer struct {

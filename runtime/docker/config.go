@@ -122,7 +122,7 @@ func ulimits(limits []specs.POSIXRlimit) []*container.Ulimit {
 // the engine mounts itself.
 func memoryFiles(spec runtime.Spec, at places) (tmpfs map[string]string, shm int64) {
 	tmpfs = map[string]string{}
-	for _, t := range append(ocispec.Tmpfs(spec.Limits), ocispec.MoreTmpfs(spec)...) {
+	for _, t := range append(ocispec.Tmpfs(spec.Limits), ocispec.TemplateTmpfs(spec)...) {
 		if t.Path == "/dev/shm" {
 			shm = t.Bytes
 			continue

@@ -180,7 +180,7 @@ func (s *Sandbox) places(ctx context.Context, l runtime.Limits) (places, error) 
 		return places{}, fmt.Errorf("docker: sandbox %s: %w", s.id, err)
 	}
 	s.cell = c
-	return places{run: c.RunDir(), slot: c.SlotDir()}, nil
+	return places{run: c.RunDir(), slot: c.WorkspaceDir()}, nil
 }
 
 func (d *Driver) cellOptions(id string, scratch int64) rundir.Options {

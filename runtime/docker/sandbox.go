@@ -30,9 +30,9 @@ type Sandbox struct {
 	begun     bool   // a container may exist
 	started   bool   // and something may run in it
 
-	cell   *rundir.Cell // local
-	proc   *process     // local
-	bridge *bridge      // stdio
+	cell   *rundir.Dir // local
+	proc   *process    // local
+	bridge *bridge     // stdio
 
 	done chan struct{}
 	// ctx is over when the sandbox has ended or was let go of; its cause says

@@ -55,7 +55,7 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 }
 
 // create makes one part after the other. What it made when it fails is removed by destroy, which looks at what is there.
-func (d *Driver) create(ctx context.Context, spec runtime.Spec) (*ocidriver.Held, error) {
+func (d *Driver) create(ctx context.Context, spec runtime.Spec) (*ocidriver.Sandbox, error) {
 	rec := record{
 		ID: spec.ID, Owner: spec.Owner, Template: spec.Template, Build: spec.Build, Class: spec.Class,
 		Created: time.Now().UTC(), Limits: spec.Limits, BootID: d.bootID,
@@ -76,7 +76,7 @@ func (d *Driver) create(ctx context.Context, spec runtime.Spec) (*ocidriver.Held
 }
 
 // fill puts a container around the cell.
-func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record, c *rundir.Cell) (*ocidriver.Held, error) {
+func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record, c *rundir.Dir) (*ocidriver.Sandbox, error) {
 	failpoint.Hit("oci.create.cell")
 	if err := d.makeBundle(spec, c); err != nil {
 		return nil, err
@@ -117,15 +117,15 @@ func endedAtOnce(ctx context.Context, init *ocidriver.Process, said *words, err 
 	if init.Wait(ctx) != nil {
 		return err
 	}
-	return fmt.Errorf("%s: %w", said.After("its first process ended at once"), errdefs.ErrFailedPrecondition)
+	return fmt.Errorf("%s: %w", said.Annotate("its first process ended at once"), errdefs.ErrFailedPrecondition)
 }
 
 // makeBundle writes the configuration and mounts the root.
-func (d *Driver) makeBundle(spec runtime.Spec, c *rundir.Cell) error {
+func (d *Driver) makeBundle(spec runtime.Spec, c *rundir.Dir) error {
 	dir := d.bundle(spec.ID)
 	root := filepath.Join(dir, overlayName)
-	config, err := ocispec.New(spec, ocispec.Places{
-		Root: root, RunDir: c.RunDir(), SlotDir: c.SlotDir(), CgroupsPath: ocidriver.CgroupsPath(spec.ID),
+	config, err := ocispec.New(spec, ocispec.HostPaths{
+		Root: root, RunDir: c.RunDir(), WorkspaceDir: c.WorkspaceDir(), CgroupsPath: ocidriver.CgroupsPath(spec.ID),
 	})
 	if err != nil {
 		return err
@@ -162,7 +162,7 @@ func (d *Driver) start(ctx context.Context, spec runtime.Spec, said *words) (*oc
 		return nil, fmt.Errorf("start: %w", context.Cause(ctx))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("start: %s", said.After(err.Error()))
+		return nil, fmt.Errorf("start: %s", said.Annotate(err.Error()))
 	}
 	pid, err := runc.ReadPidFile(pidFile)
 	if err != nil {

@@ -44,7 +44,7 @@ func (d *Driver) tearDown(ctx context.Context, id string) error {
 	}
 	failpoint.Hit("oci.destroy.unmounted")
 	if s := d.live.Get(id); s != nil {
-		s.LetGo()
+		s.Forget()
 	}
 	return os.RemoveAll(d.bundle(id))
 }
@@ -79,7 +79,7 @@ func (d *Driver) initFor(id string) (init *ocidriver.Process, done func(), err e
 
 func (d *Driver) removeCell(ctx context.Context, id string) error {
 	if s := d.live.Get(id); s != nil {
-		return s.Cell.Remove(ctx)
+		return s.RunDir.Remove(ctx)
 	}
 	return rundir.Remove(ctx, d.cellOptions(id, runtime.Limits{}.WithDefaults()))
 }

@@ -61,7 +61,7 @@ type Driver struct {
 	// findRunsc finds runsc at the first use of the class.
 	findRunsc func() (*gvisor.Program, error)
 
-	live    ocidriver.Set
+	live    ocidriver.Sandboxes
 	removal ocidriver.Remover
 }
 
@@ -110,7 +110,7 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	if err := probeOverlay(d.dir, d.skeleton); err != nil {
 		return nil, err
 	}
-	d.removal = ocidriver.Remover{Locks: &d.busy, TearDown: d.tearDown, Left: d.leftOf}
+	d.removal = ocidriver.Remover{Locks: &d.busy, TearDown: d.tearDown, Remaining: d.leftOf}
 	d.live.Remove = d.Remove
 	d.findRunsc = sync.OnceValues(func() (*gvisor.Program, error) { return d.findGVisor(context.WithoutCancel(ctx), o.GVisor) })
 	return d, nil
@@ -192,7 +192,7 @@ func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) 
 	return s, nil
 }
 
-func (d *Driver) adopt(ctx context.Context, id string) (_ *ocidriver.Held, err error) {
+func (d *Driver) adopt(ctx context.Context, id string) (_ *ocidriver.Sandbox, err error) {
 	rec, err := d.read(id)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, errdefs.ErrNotFound

@@ -65,7 +65,7 @@ func (d *Driver) startGVisor(ctx context.Context, spec runtime.Spec, said *words
 		return nil, fmt.Errorf("start: %w", context.Cause(ctx))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("start: %s", said.After(err.Error()))
+		return nil, fmt.Errorf("start: %s", said.Annotate(err.Error()))
 	}
 	pid, err := runc.ReadPidFile(pidFile)
 	if err != nil {

@@ -58,7 +58,7 @@ func (d *Driver) tryPlatform(ctx context.Context, g *gvisor.Program, bound time.
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		return errors.New(said.After(err.Error()))
+		return errors.New(said.Annotate(err.Error()))
 	}
 	return nil
 }

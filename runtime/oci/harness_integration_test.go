@@ -171,13 +171,13 @@ func specFor(t testing.TB) runtime.Spec {
 	}
 }
 
-func (b bench) make(t testing.TB) *ocidriver.Held {
+func (b bench) make(t testing.TB) *ocidriver.Sandbox {
 	t.Helper()
 	s, err := b.Create(t.Context(), specFor(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.(*ocidriver.Held)
+	return s.(*ocidriver.Sandbox)
 }
 
 type answer struct {

@@ -59,7 +59,7 @@ func TestListAdoptAndRemoveTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := again.(*ocidriver.Held).Init.Pid; got != pid {
+	if got := again.(*ocidriver.Sandbox).Init.Pid; got != pid {
 		t.Errorf("process %d became %d", pid, got)
 	}
 	if got := sh(t, again, 1000, "echo here"); got.Output != "here\n" {
@@ -91,9 +91,9 @@ func TestListAdoptAndRemoveTwice(t *testing.T) {
 
 func TestEndOfTheFirstProcess(t *testing.T) {
 	b := newBench(t)
-	for what, end := range map[string]func(*ocidriver.Held){
-		"killed":    func(s *ocidriver.Held) { _ = unix.Kill(s.Init.Pid, unix.SIGKILL) },
-		"by itself": func(s *ocidriver.Held) { _, _ = ask(t, s, map[string]any{"end": true}) },
+	for what, end := range map[string]func(*ocidriver.Sandbox){
+		"killed":    func(s *ocidriver.Sandbox) { _ = unix.Kill(s.Init.Pid, unix.SIGKILL) },
+		"by itself": func(s *ocidriver.Sandbox) { _, _ = ask(t, s, map[string]any{"end": true}) },
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := b.make(t)
@@ -149,7 +149,7 @@ func TestOpenGivesUpWhenTheSandboxEnds(t *testing.T) {
 	if _, err := s.Open(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("open without a guest: %v", err)
 	}
-	for end := time.Now().Add(patience); s.(*ocidriver.Held).Words.(*words).String() == "" && time.Now().Before(end); {
+	for end := time.Now().Add(patience); s.(*ocidriver.Sandbox).Stderr.(*words).String() == "" && time.Now().Before(end); {
 		time.Sleep(5 * time.Millisecond)
 	}
 	failed := make(chan error, 1)
@@ -158,7 +158,7 @@ func TestOpenGivesUpWhenTheSandboxEnds(t *testing.T) {
 		_, err := s.Open(context.Background())
 		failed <- err
 	})
-	if err := unix.Kill(s.(*ocidriver.Held).Init.Pid, unix.SIGKILL); err != nil {
+	if err := unix.Kill(s.(*ocidriver.Sandbox).Init.Pid, unix.SIGKILL); err != nil {
 		t.Error(err)
 	}
 	wg.Wait()

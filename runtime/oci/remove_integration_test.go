@@ -21,7 +21,7 @@ type half struct {
 	b    bench
 	spec runtime.Spec
 	rec  record
-	cell *rundir.Cell
+	cell *rundir.Dir
 }
 
 func (h *half) folder(t testing.TB) {

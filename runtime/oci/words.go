@@ -61,8 +61,8 @@ func (w *words) String() string {
 	return line
 }
 
-// After puts them behind a message.
-func (w *words) After(message string) string {
+// Annotate puts them behind a message.
+func (w *words) Annotate(message string) string {
 	if said := w.String(); said != "" {
 		return message + ": " + said
 	}

@@ -99,7 +99,7 @@ func GVisorSeccompJSON() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	filter.Syscalls = answered(filter.Syscalls)
+	filter.Syscalls = passThrough(filter.Syscalls)
 	return seccompText(filter)
 }
 
@@ -107,7 +107,7 @@ func GVisorSeccompJSON() ([]byte, error) {
 func forGVisor(config *specs.Spec, l runtime.Limits) {
 	config.Process.Rlimits = GVisorRlimits(l)
 	linux := config.Linux
-	linux.Seccomp.Syscalls = answered(linux.Seccomp.Syscalls)
+	linux.Seccomp.Syscalls = passThrough(linux.Seccomp.Syscalls)
 	linux.Sysctl, linux.MaskedPaths, linux.ReadonlyPaths = nil, nil, nil
 	linux.Namespaces = slices.DeleteFunc(linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.CgroupNamespace })
 	linux.Resources = Resources(GVisorCaps(l))
@@ -119,9 +119,9 @@ func forGVisor(config *specs.Spec, l runtime.Limits) {
 	}
 }
 
-// answered leaves calls to gVisor's kernel, which says ENOSYS to those it lacks. Its filters know one errno, and where that is EPERM the C library does
+// passThrough leaves calls to gVisor's kernel, which says ENOSYS to those it lacks. Its filters know one errno, and where that is EPERM the C library does
 // not fall back to older calls: no thread could be started.
-func answered(rules []specs.LinuxSyscall) []specs.LinuxSyscall {
+func passThrough(rules []specs.LinuxSyscall) []specs.LinuxSyscall {
 	names := []string{"clone3", "fchmodat2"}
 	// pselect6 by the name that gVisor of 2022 has for it, without which no select() works there; who does not know a name leaves it out.
 	allowed := append(slices.Clone(names), "pselect")

@@ -22,20 +22,20 @@ import (
 // version is the oldest OCI version that has all we use; runtimes of the last years accept it.
 const version = "1.0.2"
 
-// Places is where a driver keeps what the container is made from. All paths are absolute ones of the host.
-type Places struct {
+// HostPaths is where a driver keeps what the container is made from. All paths are absolute ones of the host.
+type HostPaths struct {
 	// Root is the root filesystem.
 	Root string
 	// RunDir and SlotDir are the cell's: they appear at wire.RunDir and wire.Workspace, and what is mounted below them
 	// later appears inside as well.
-	RunDir, SlotDir string
+	RunDir, WorkspaceDir string
 	// CgroupsPath is the container's cgroup below every hierarchy's top.
 	CgroupsPath string
 }
 
-func (p Places) validate() error {
+func (p HostPaths) validate() error {
 	for _, x := range []struct{ name, path string }{
-		{"root", p.Root}, {"run dir", p.RunDir}, {"slot dir", p.SlotDir}, {"cgroups path", p.CgroupsPath},
+		{"root", p.Root}, {"run dir", p.RunDir}, {"slot dir", p.WorkspaceDir}, {"cgroups path", p.CgroupsPath},
 	} {
 		if !filepath.IsAbs(x.path) {
 			return fmt.Errorf("%s %q of the container is not absolute: %w", x.name, x.path, errdefs.ErrInvalidArgument)
@@ -45,7 +45,7 @@ func (p Places) validate() error {
 }
 
 // New returns the OCI configuration of a sandbox. Limits that are zero mean their defaults.
-func New(spec runtime.Spec, at Places) (*specs.Spec, error) {
+func New(spec runtime.Spec, at HostPaths) (*specs.Spec, error) {
 	spec.Limits = spec.Limits.WithDefaults()
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func New(spec runtime.Spec, at Places) (*specs.Spec, error) {
 			RootfsPropagation: "rslave", // mounts of the host go in, none comes out
 		},
 	}
-	for _, t := range MoreTmpfs(spec) {
+	for _, t := range TemplateTmpfs(spec) {
 		config.Mounts = append(config.Mounts, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: t.Options()})
 	}
 	if spec.Class == runtime.ClassGVisor {
@@ -126,7 +126,7 @@ func Resources(l runtime.Limits) *specs.LinuxResources {
 }
 
 // mounts lists them in the order in which they are made.
-func mounts(l runtime.Limits, at Places) []specs.Mount {
+func mounts(l runtime.Limits, at HostPaths) []specs.Mount {
 	list := []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "strictatime", "mode=755", "size=65536"}},
@@ -142,7 +142,7 @@ func mounts(l runtime.Limits, at Places) []specs.Mount {
 	return append(list,
 		specs.Mount{Destination: wire.RunDir, Type: "bind", Source: at.RunDir,
 			Options: []string{"rbind", "rslave", "ro", "nosuid", "nodev"}},
-		specs.Mount{Destination: wire.Workspace, Type: "bind", Source: at.SlotDir,
+		specs.Mount{Destination: wire.Workspace, Type: "bind", Source: at.WorkspaceDir,
 			Options: []string{"rbind", "rslave", "rw", "nosuid", "nodev"}},
 	)
 }

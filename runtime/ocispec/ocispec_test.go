@@ -13,12 +13,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-func example() (runtime.Spec, Places) {
+func example() (runtime.Spec, HostPaths) {
 	return runtime.Spec{
 			ID: "sandbox-01", Owner: "owner-01", Template: "base", Build: "b1", Image: runtime.Image{Root: "/images/a"},
 			Limits: runtime.Limits{CPUs: 1.5, MemoryBytes: 256 << 20, Pids: 100, TmpBytes: 8 << 20, OpenFiles: 1024},
-		}, Places{
-			Root: "/s/root", RunDir: "/s/run", SlotDir: "/s/slot", CgroupsPath: "/orchestrator/sandbox-01",
+		}, HostPaths{
+			Root: "/s/root", RunDir: "/s/run", WorkspaceDir: "/s/slot", CgroupsPath: "/orchestrator/sandbox-01",
 		}
 }
 
@@ -146,12 +146,12 @@ func TestMounts(t *testing.T) {
 }
 
 func TestNewRefuses(t *testing.T) {
-	for name, change := range map[string]func(*runtime.Spec, *Places){
-		"an id that is a path":    func(s *runtime.Spec, _ *Places) { s.ID = "../../etc" },
-		"a relative root":         func(_ *runtime.Spec, p *Places) { p.Root = "root" },
-		"no run dir":              func(_ *runtime.Spec, p *Places) { p.RunDir = "" },
-		"no cgroup":               func(_ *runtime.Spec, p *Places) { p.CgroupsPath = "" },
-		"memory below the guests": func(s *runtime.Spec, _ *Places) { s.Limits.MemoryBytes = 1 << 20 },
+	for name, change := range map[string]func(*runtime.Spec, *HostPaths){
+		"an id that is a path":    func(s *runtime.Spec, _ *HostPaths) { s.ID = "../../etc" },
+		"a relative root":         func(_ *runtime.Spec, p *HostPaths) { p.Root = "root" },
+		"no run dir":              func(_ *runtime.Spec, p *HostPaths) { p.RunDir = "" },
+		"no cgroup":               func(_ *runtime.Spec, p *HostPaths) { p.CgroupsPath = "" },
+		"memory below the guests": func(s *runtime.Spec, _ *HostPaths) { s.Limits.MemoryBytes = 1 << 20 },
 	} {
 		spec, at := example()
 		change(&spec, &at)

@@ -38,7 +38,7 @@ func Args(spec runtime.Spec) []string {
 	for _, name := range slices.Sorted(maps.Keys(spec.Ulimits)) { // the guest gives them to commands, and has none itself
 		args = append(args, "--ulimit", name+"="+strconv.FormatInt(spec.Ulimits[name], 10))
 	}
-	for _, t := range MoreTmpfs(spec) {
+	for _, t := range TemplateTmpfs(spec) {
 		args = append(args, "--shared", t.Path)
 	}
 	return args
@@ -124,8 +124,8 @@ func Tmpfs(l runtime.Limits) []TmpfsMount {
 	}
 }
 
-// MoreTmpfs lists what the template adds to that, sorted by path. As in /tmp, every user may write there and run what is there.
-func MoreTmpfs(spec runtime.Spec) []TmpfsMount {
+// TemplateTmpfs lists what the template adds to that, sorted by path. As in /tmp, every user may write there and run what is there.
+func TemplateTmpfs(spec runtime.Spec) []TmpfsMount {
 	var out []TmpfsMount
 	for _, path := range slices.Sorted(maps.Keys(spec.Tmpfs)) {
 		out = append(out, TmpfsMount{Path: path, Bytes: spec.Tmpfs[path], Mode: 0o1777})

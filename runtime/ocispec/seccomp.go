@@ -64,9 +64,9 @@ func native() (specs.Arch, bool) {
 	return "", false
 }
 
-// refused are system calls that Docker's default allows, or that it or a later one of it may allow, and that are not for sandboxes. All but
+// deniedCalls are system calls that Docker's default allows, or that it or a later one of it may allow, and that are not for sandboxes. All but
 // those of the first lines are refused by the default too, for want of a capability; naming them keeps that so.
-func refused() []string {
+func deniedCalls() []string {
 	return []string{
 		"socketcall",    // every address family at once, past any rule about socket
 		"modify_ldt",    // 16-bit code; a long row of kernel bugs
@@ -86,7 +86,7 @@ func refused() []string {
 // harden takes the refused calls out, and puts rules on arguments in place of the default's for sockets and ptrace.
 func harden(rules []specs.LinuxSyscall) []specs.LinuxSyscall {
 	out := make([]specs.LinuxSyscall, 0, len(rules)+16)
-	drop := append(refused(), "socket", "socketpair", "ptrace")
+	drop := append(deniedCalls(), "socket", "socketpair", "ptrace")
 	for _, r := range rules {
 		if r.Action == specs.ActAllow {
 			r.Names = slices.DeleteFunc(slices.Clone(r.Names), func(n string) bool { return slices.Contains(drop, n) })

@@ -67,7 +67,7 @@ func TestSeccompRefusesWhatIsNotNamed(t *testing.T) {
 	if len(f.Architectures) != 1 {
 		t.Errorf("architectures %v, want the native one alone", f.Architectures)
 	}
-	for _, name := range append(refused(), "clone3", "no_such_call") {
+	for _, name := range append(deniedCalls(), "clone3", "no_such_call") {
 		if got := decide(t, f, name); got == specs.ActAllow {
 			t.Errorf("%s is allowed", name)
 		}

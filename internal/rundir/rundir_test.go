@@ -30,7 +30,7 @@ func options(t *testing.T) Options {
 	return o
 }
 
-func makeCell(t *testing.T, o Options) *Cell {
+func makeCell(t *testing.T, o Options) *Dir {
 	t.Helper()
 	c, err := Make(soon(t), o)
 	must(t, err)
@@ -59,7 +59,7 @@ func wantGone(t *testing.T, o Options) {
 }
 
 // groupDirs are the cgroups that the cell delegated.
-func groupDirs(t *testing.T, c *Cell) map[string]string {
+func groupDirs(t *testing.T, c *Dir) map[string]string {
 	t.Helper()
 	b, err := os.ReadFile(c.recordPath())
 	must(t, err)
@@ -81,7 +81,7 @@ func wantNoGroups(t *testing.T, dirs map[string]string) {
 }
 
 // attach attaches the cell and waits until the sandbox has its mounts, which an engine does before it says that one runs.
-func attach(t *testing.T, c *Cell, s *sandbox) {
+func attach(t *testing.T, c *Dir, s *sandbox) {
 	t.Helper()
 	must(t, c.Attach(soon(t), s.pid(), share))
 	if got := tell(t, c, "list", "workspace"); got.Errno != 0 {
@@ -209,7 +209,7 @@ func TestNextHostAdoptsACell(t *testing.T) {
 		t.Errorf("workspace after the hand-over: %+v", got)
 	}
 	for name := range dirs {
-		if n, err := livemount.Mounted(c.groupDir(name)); n != 1 || err != nil {
+		if n, err := livemount.Mounted(c.cgroupDir(name)); n != 1 || err != nil {
 			t.Errorf("%d mounts on cgroup folder %s, %v", n, name, err)
 		}
 	}
@@ -266,7 +266,7 @@ func TestMakeTakesBackWhatFailed(t *testing.T) {
 		if _, err := Make(soon(t), o); !errors.Is(err, fs.ErrExist) {
 			t.Fatalf("make: %v", err)
 		}
-		if n, err := livemount.Mounted(c.SlotDir()); n != 1 || err != nil {
+		if n, err := livemount.Mounted(c.WorkspaceDir()); n != 1 || err != nil {
 			t.Fatalf("the first cell was harmed: %d mounts, %v", n, err)
 		}
 	})

@@ -68,37 +68,37 @@ type Options struct {
 	Log          *slog.Logger
 }
 
-// Cell is one sandbox's. Safe for concurrent use; calls that change mounts wait for each other.
-type Cell struct {
+// Dir is one sandbox's. Safe for concurrent use; calls that change mounts wait for each other.
+type Dir struct {
 	id   string
 	root string // S/cells/<id>, without symbolic links
 	log  *slog.Logger
 	ln   *guestconn.Listener
 
-	turn chan struct{} // one token: who has it may change mounts and what is below
+	mountLock chan struct{} // one token: who has it may change mounts and what is below
 	// workspaces is how many mounts lie on the scratch workspace.
 	workspaces int
-	// init is the sandbox's process, 0 before Attach; grouped: its cgroups are bound.
-	init    int
-	grouped bool
-	// apart: what is mounted later does not appear inside.
-	apart bool
-	// groups are those that Attach delegated, nil before that and without any. Read without the turn.
-	groups atomic.Pointer[cgroup.Delegated]
-	// checkGroups: some cgroups may be bound already, by a process before us or by an Attach that failed.
-	checkGroups bool
+	// initPid is the sandbox's process, 0 before Attach; grouped: its cgroups are bound.
+	initPid      int
+	cgroupsBound bool
+	// noLateMounts: what is mounted later does not appear inside.
+	noLateMounts bool
+	// cgroups are those that Attach delegated, nil before that and without any. Read without the turn.
+	cgroups atomic.Pointer[cgroup.Delegated]
+	// mayBeBound: some cgroups may be bound already, by a process before us or by an Attach that failed.
+	mayBeBound bool
 }
 
 // Make makes a cell and listens in it. On error, and when ctx ends meanwhile, everything is taken back. A cell
 // that exists is an error (fs.ErrExist).
-func Make(ctx context.Context, o Options) (_ *Cell, err error) {
+func Make(ctx context.Context, o Options) (_ *Dir, err error) {
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("make cell %s: %w", o.ID, err)
 	}
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make cell %s: %w", o.ID, err)
 	}
-	c, err := newCell(o)
+	c, err := newDir(o)
 	if err != nil {
 		return nil, fmt.Errorf("make cell %s: %w", o.ID, err)
 	}
@@ -125,22 +125,22 @@ func Make(ctx context.Context, o Options) (_ *Cell, err error) {
 }
 
 // steps are what makes a cell of an empty folder, in order. Remove copes with an end after any of them.
-func (c *Cell) steps(o Options) []func() error {
+func (c *Dir) steps(o Options) []func() error {
 	guest := filepath.Join(c.RunDir(), filepath.Base(wire.GuestPath))
 	return []func() error{
 		func() error { return os.Mkdir(c.RunDir(), 0o700) },
-		func() error { return os.Mkdir(c.SlotDir(), 0o700) },
+		func() error { return os.Mkdir(c.WorkspaceDir(), 0o700) },
 		func() error {
 			return livemount.MakeTmpfs(c.RunDir(), livemount.Tmpfs{Bytes: runBytes, Inodes: runInodes, Mode: 0o700})
 		},
 		func() error {
-			return livemount.MakeTmpfs(c.SlotDir(), livemount.Tmpfs{
+			return livemount.MakeTmpfs(c.WorkspaceDir(), livemount.Tmpfs{
 				Bytes: o.ScratchBytes, Mode: 0o755, UID: workspaceUID, GID: workspaceUID,
 			})
 		},
 		func() error { return bindPrograms(guest, o.GuestPath) },
 		func() error { return bindBinary(guest, o.GuestPath) }, // last: with it a cell counts as whole
-		c.makeGroupDirs,
+		c.makeCgroupDirs,
 		c.listen,
 	}
 }
@@ -170,8 +170,8 @@ func bindPrograms(guest, source string) error {
 // Adopt takes over the cell of a host process before this one: it listens again at the same path, and the guest comes back by
 // itself. fs.ErrNotExist without such a cell; [ErrIncomplete] where only parts of one are left. Attach must be called
 // again before streams are used.
-func Adopt(ctx context.Context, o Options) (*Cell, error) {
-	c, err := newCell(o)
+func Adopt(ctx context.Context, o Options) (*Dir, error) {
+	c, err := newDir(o)
 	if err == nil {
 		err = c.adopt(ctx)
 	}
@@ -181,7 +181,7 @@ func Adopt(ctx context.Context, o Options) (*Cell, error) {
 	return c, nil
 }
 
-func (c *Cell) adopt(ctx context.Context) error {
+func (c *Dir) adopt(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -189,7 +189,7 @@ func (c *Cell) adopt(ctx context.Context) error {
 		return err
 	}
 	guest := filepath.Join(c.RunDir(), filepath.Base(wire.GuestPath))
-	for _, path := range []string{c.RunDir(), guest, c.SlotDir()} {
+	for _, path := range []string{c.RunDir(), guest, c.WorkspaceDir()} {
 		there, err := livemount.IsMount(path)
 		if err != nil {
 			return err
@@ -198,12 +198,12 @@ func (c *Cell) adopt(ctx context.Context) error {
 			return fmt.Errorf("%w: nothing is mounted at %s", ErrIncomplete, path)
 		}
 	}
-	n, err := livemount.Mounted(c.SlotDir())
+	n, err := livemount.Mounted(c.WorkspaceDir())
 	if err != nil {
 		return err
 	}
 	c.workspaces = n - 1
-	for _, path := range []string{c.RunDir(), c.SlotDir()} {
+	for _, path := range []string{c.RunDir(), c.WorkspaceDir()} {
 		shared, err := livemount.Shared(path)
 		if err != nil {
 			return err
@@ -212,37 +212,37 @@ func (c *Cell) adopt(ctx context.Context) error {
 			return fmt.Errorf("%w: mount at %s is not shared any more", ErrIncomplete, path)
 		}
 	}
-	c.checkGroups = true
+	c.mayBeBound = true
 	return c.listen()
 }
 
 // RunDir is the host's path of what the container mounts read-only at wire.RunDir.
-func (c *Cell) RunDir() string { return filepath.Join(c.root, "run") }
+func (c *Dir) RunDir() string { return filepath.Join(c.root, "run") }
 
-// SlotDir is the host's path of what the container mounts at wire.Workspace.
-func (c *Cell) SlotDir() string { return filepath.Join(c.root, "slot") }
+// WorkspaceDir is the host's path of what the container mounts at wire.Workspace.
+func (c *Dir) WorkspaceDir() string { return filepath.Join(c.root, "slot") }
 
 // Attach binds the sandbox's cgroups into the running container, with the caps of share, and then lets the process initPid
 // (in the host's pid namespace), and no other, park streams. When the cgroups fail the link works all the same: whether a
 // sandbox without them may be used is the caller's to say. Idempotent; with other caps it sets nothing anew.
-func (c *Cell) Attach(ctx context.Context, initPid int, share cgroup.Share) error {
+func (c *Dir) Attach(ctx context.Context, initPid int, share cgroup.Share) error {
 	if initPid <= 0 {
 		return fmt.Errorf("attach cell %s: pid %d is nobody's", c.id, initPid)
 	}
-	if err := c.take(ctx); err != nil {
+	if err := c.lock(ctx); err != nil {
 		return fmt.Errorf("attach cell %s: %w", c.id, err)
 	}
-	defer c.give()
+	defer c.unlock()
 	switch {
-	case c.init != 0 && c.init != initPid:
-		return fmt.Errorf("attach cell %s to process %d: it is attached to %d", c.id, initPid, c.init)
-	case c.grouped:
+	case c.initPid != 0 && c.initPid != initPid:
+		return fmt.Errorf("attach cell %s to process %d: it is attached to %d", c.id, initPid, c.initPid)
+	case c.cgroupsBound:
 		return nil
 	}
-	err := c.bindGroups(initPid, share)
+	err := c.bindCgroups(initPid, share)
 	// Last, so that no stream is used before the cgroups are there.
 	c.ln.Expect(initPid)
-	c.init, c.grouped = initPid, err == nil
+	c.initPid, c.cgroupsBound = initPid, err == nil
 	if err != nil {
 		return fmt.Errorf("attach cell %s: %w", c.id, err)
 	}
@@ -251,41 +251,41 @@ func (c *Cell) Attach(ctx context.Context, initPid int, share cgroup.Share) erro
 
 // AttachAs is Attach for a sandbox that takes neither cgroups nor a workspace from outside once it runs (gVisor): it lets the
 // processes park streams for which check returns nil. initPid is the process that stands for the sandbox. Idempotent.
-func (c *Cell) AttachAs(ctx context.Context, initPid int, check func(pid int) error) error {
+func (c *Dir) AttachAs(ctx context.Context, initPid int, check func(pid int) error) error {
 	if initPid <= 0 {
 		return fmt.Errorf("attach cell %s: pid %d is nobody's", c.id, initPid)
 	}
-	if err := c.take(ctx); err != nil {
+	if err := c.lock(ctx); err != nil {
 		return fmt.Errorf("attach cell %s: %w", c.id, err)
 	}
-	defer c.give()
-	if c.init != 0 && c.init != initPid {
-		return fmt.Errorf("attach cell %s to process %d: it is attached to %d", c.id, initPid, c.init)
+	defer c.unlock()
+	if c.initPid != 0 && c.initPid != initPid {
+		return fmt.Errorf("attach cell %s to process %d: it is attached to %d", c.id, initPid, c.initPid)
 	}
 	c.ln.ExpectWhere(check)
-	c.init, c.apart = initPid, true
+	c.initPid, c.noLateMounts = initPid, true
 	return nil
 }
 
 // Open opens a stream to the guest; see link.Listener.Open.
-func (c *Cell) Open(ctx context.Context) (net.Conn, error) { return c.ln.Open(ctx) }
+func (c *Dir) Open(ctx context.Context) (net.Conn, error) { return c.ln.Open(ctx) }
 
 // Bind mounts the directory source at wire.Workspace inside, visible there when Bind returns. [ErrBound] if one is bound;
 // [ErrNotAttached] before Attach, for a container made after Bind would take the workspace for the slot, and keep it.
-func (c *Cell) Bind(ctx context.Context, source string, ro bool) error {
-	if err := c.take(ctx); err != nil {
+func (c *Dir) Bind(ctx context.Context, source string, ro bool) error {
+	if err := c.lock(ctx); err != nil {
 		return fmt.Errorf("bind workspace in cell %s: %w", c.id, err)
 	}
-	defer c.give()
+	defer c.unlock()
 	switch {
-	case c.init == 0:
+	case c.initPid == 0:
 		return fmt.Errorf("bind workspace in cell %s: %w", c.id, ErrNotAttached)
-	case c.apart:
+	case c.noLateMounts:
 		return fmt.Errorf("bind workspace in cell %s: it would not be seen inside: %w", c.id, errors.ErrUnsupported)
 	case c.workspaces > 0:
 		return fmt.Errorf("bind workspace in cell %s: %w", c.id, ErrBound)
 	}
-	if err := livemount.Bind(c.SlotDir(), source, ro); err != nil {
+	if err := livemount.Bind(c.WorkspaceDir(), source, ro); err != nil {
 		return fmt.Errorf("bind workspace in cell %s: %w", c.id, err)
 	}
 	c.workspaces++
@@ -294,13 +294,13 @@ func (c *Cell) Bind(ctx context.Context, source string, ro bool) error {
 
 // Unbind takes the workspace away; without one it does nothing. slot.ErrBusy after 2 s in which something inside still used
 // it: then only the end of the sandbox makes the workspace free for another.
-func (c *Cell) Unbind(ctx context.Context) error {
-	if err := c.take(ctx); err != nil {
+func (c *Dir) Unbind(ctx context.Context) error {
+	if err := c.lock(ctx); err != nil {
 		return fmt.Errorf("unbind workspace in cell %s: %w", c.id, err)
 	}
-	defer c.give()
+	defer c.unlock()
 	for c.workspaces > 0 {
-		if err := livemount.Unbind(ctx, c.SlotDir()); err != nil {
+		if err := livemount.Unbind(ctx, c.WorkspaceDir()); err != nil {
 			return fmt.Errorf("unbind workspace in cell %s: %w", c.id, err)
 		}
 		c.workspaces--
@@ -309,10 +309,10 @@ func (c *Cell) Unbind(ctx context.Context) error {
 }
 
 // Close stops listening and leaves everything else as it is, for the next host process to Adopt. Streams in use live on.
-func (c *Cell) Close() error { return c.ln.Close() }
+func (c *Dir) Close() error { return c.ln.Close() }
 
 // listen makes the socket the guest dials.
-func (c *Cell) listen() error {
+func (c *Dir) listen() error {
 	ln, err := guestconn.Listen(filepath.Join(c.RunDir(), filepath.Base(wire.HostSocket)))
 	if err != nil {
 		return err
@@ -321,17 +321,17 @@ func (c *Cell) listen() error {
 	return nil
 }
 
-// take waits for the turn to change mounts.
-func (c *Cell) take(ctx context.Context) error {
+// lock waits for the turn to change mounts.
+func (c *Dir) lock(ctx context.Context) error {
 	select {
-	case c.turn <- struct{}{}:
+	case c.mountLock <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
 
-func (c *Cell) give() { <-c.turn }
+func (c *Dir) unlock() { <-c.mountLock }
 
 // validID keeps an id a single, visible name below Dir.
 var validID = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$`)
@@ -347,7 +347,7 @@ func (o Options) validate() error {
 	return nil
 }
 
-func newCell(o Options) (*Cell, error) {
+func newDir(o Options) (*Dir, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
@@ -360,8 +360,8 @@ func newCell(o Options) (*Cell, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Cell{
-		id: o.ID, root: filepath.Join(dir, o.ID), turn: make(chan struct{}, 1),
+	return &Dir{
+		id: o.ID, root: filepath.Join(dir, o.ID), mountLock: make(chan struct{}, 1),
 		log: log.With("sandbox", o.ID),
 	}, nil
 }

@@ -124,7 +124,7 @@ func bind(target, source string, ro bool, kind uint32) error {
 	if err := checkShared(dst); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	clone, err := detached(src, ro)
+	clone, err := cloneDetached(src, ro)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
@@ -136,9 +136,9 @@ func bind(target, source string, ro bool, kind uint32) error {
 	return nil
 }
 
-// detached clones the mount of src from src downwards, outside every namespace, with its flags set and without ties to
+// cloneDetached clones the mount of src from src downwards, outside every namespace, with its flags set and without ties to
 // where it came from.
-func detached(src *os.File, ro bool) (*os.File, error) {
+func cloneDetached(src *os.File, ro bool) (*os.File, error) {
 	fd, err := unix.OpenTree(int(src.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
 		return nil, fmt.Errorf("clone mount: %w", err)
