@@ -61,14 +61,18 @@ var table []outcome
 
 const head = `# Soak
 
-As counted by ` + "`make soak`" + ` in one run on one machine, which writes this file: on each driver a mixed load, four callers at a time, of one-shot calls and of
-leases. Commands end by themselves, well and badly, by time-out with children that left their session, by the caps on memory, processes and output, and by being
-given up. The service is killed with SIGKILL when 30 % is done; the engine, where there is one, is stopped and started when 60 % is done. What was
-under way then has a typed ending: "refused" was told that nobody answers, and tried again.
+` + "`make soak`" + ` runs a mixed load on every driver, counts what is left, and writes this file.
+Four callers at a time make one-shot calls and leases. The commands end in these ways: success, failure, timeout with children
+in other sessions, the caps on memory, processes and output, and cancellation.
+The service is killed with SIGKILL at 30 % of the load. The engine, if there is one, is stopped and started at 60 %.
+Calls that run at that moment have a typed ending. "refused" calls were told that nobody answers, and were retried.
 
-Before is after the first tenth of the load once more, so that pools and caches are full; after is when nothing is leased and the pool is full again. The run has
-namespaces of its own for processes, mounts, sockets and networks: counted is, by name, all that is there, whoever started it. It fails for anything that is more. What an engine that was stopped in the middle of a creation leaves on its own disk without knowing of it is told in a row of its own: nobody can remove
-that through the engine.
+*Before* is counted after a tenth of the load was run once more, so that pools and caches are full.
+*After* is counted when nothing is leased and the pool is full again. The test fails if anything is left that was not there before; only the service's memory may grow by 16 MiB.
+
+The test counts everything in its own namespaces for processes, mounts, sockets and networks, by name, whoever started it.
+An engine that is stopped while it creates a container can leave files on its own disk without knowing of them.
+They have a row of their own, because they cannot be removed through the engine.
 
 `
 
@@ -241,7 +245,7 @@ func page(all []outcome) string {
 	row("containers that the engine lost track of", func(c counts) string { return fmt.Sprint(c.lost) })
 	row("memory of the engine", func(c counts) string { return mib(c.engineMemory) })
 	row("databases on disk", func(c counts) string { return mib(c.database) })
-	b.WriteString("\n| what became of the load |")
+	b.WriteString("\n| result of the load |")
 	for _, o := range all {
 		fmt.Fprintf(&b, " %s |", o.driver)
 	}
