@@ -62,17 +62,24 @@ var table []outcome
 const head = `# Soak
 
 ` + "`make soak`" + ` runs a mixed load on every driver, counts what is left, and writes this file.
-Four callers at a time make one-shot calls and leases. The commands end in these ways: success, failure, timeout with children
-in other sessions, the caps on memory, processes and output, and cancellation.
-The service is killed with SIGKILL at 30 % of the load. The engine, if there is one, is stopped and started at 60 %.
-Calls that run at that moment have a typed ending. "refused" calls were told that nobody answers, and were retried.
+Four callers at a time make one-shot calls and leases.
+The commands end in these ways: success, failure, timeout with children in other sessions, the caps
+on memory, processes and output, and cancellation.
+The service is killed with SIGKILL at 30 % of the load.
+The engine, if there is one, is stopped and started at 60 %.
+Calls that run at that moment have a typed ending.
+"refused" calls were told that nobody answers, and were retried.
 
 *Before* is counted after a tenth of the load was run once more, so that pools and caches are full.
-*After* is counted when nothing is leased and the pool is full again. The test fails if anything is left that was not there before; only the service's memory may grow by 16 MiB.
+*After* is counted when nothing is leased and the pool is full again.
+The test fails if anything is left that was not there before; only the service's memory may grow by
+16 MiB.
 
-The test counts everything in its own namespaces for processes, mounts, sockets and networks, by name, whoever started it.
-An engine that is stopped while it creates a container can leave files on its own disk without knowing of them.
-They have a row of their own, because they cannot be removed through the engine.
+The test counts everything in its own namespaces for processes, mounts, sockets and networks, by
+name, whoever started it.
+An engine that is stopped while it creates a container can leave files on its own disk without
+knowing of them.
+They have a separate row, because they cannot be removed through the engine.
 
 `
 
