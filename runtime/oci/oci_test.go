@@ -107,7 +107,7 @@ func TestWordsAreBoundedAndHarmless(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	if got := w.After("ended"); got != "ended" {
+	if got := w.Annotate("ended"); got != "ended" {
 		t.Errorf("without words: %q", got)
 	}
 	cmd := exec.Command("sh", "-c", `printf 'bad \033[2J\377 thing\n' >&2; head -c 1000000 /dev/zero | tr '\0' x >&2; exit 3`)
