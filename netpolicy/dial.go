@@ -32,7 +32,7 @@ func (g *Gateway) isOwn(a netip.Addr) bool {
 		g.own = map[netip.Addr]bool{}
 		all, err := net.InterfaceAddrs()
 		if err != nil {
-			g.log.Warn("list this machine's addresses", "err", err)
+			g.log.Warn("list this machine's addresses", "error", err)
 		}
 		for _, one := range all {
 			if n, ok := one.(*net.IPNet); ok {

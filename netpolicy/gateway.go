@@ -76,7 +76,7 @@ func New(o Options) (*Gateway, error) {
 	g.server = newServer(g)
 	g.works.Go(func() {
 		if err := g.server.Serve(g.inside); !errors.Is(err, http.ErrServerClosed) {
-			g.log.Error("serve proxy requests", "err", err)
+			g.log.Error("serve proxy requests", "error", err)
 		}
 	})
 	return g, nil

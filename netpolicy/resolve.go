@@ -133,7 +133,7 @@ func (g *Gateway) lookup(ctx context.Context, host string) ([]netip.Addr, error)
 		return nil, unreached("resolve "+host, context.DeadlineExceeded)
 	case err != nil:
 		// The error names the servers, which are not the sandbox's to know.
-		g.log.DebugContext(ctx, "resolve", "host", host, "err", err)
+		g.log.DebugContext(ctx, "resolve", "host", host, "error", err)
 		return nil, &refusal{http.StatusBadGateway, socksUnreachable, oneLine("resolve " + host + ": no usable answer from the name servers")}
 	}
 	found := make([]netip.Addr, 0, min(len(answers), maxAddresses))

@@ -106,7 +106,7 @@ func (s *Session) acceptAll(ctx context.Context, accept func(context.Context) (n
 			continue
 		}
 		if ctx.Err() == nil && wait == acceptMin {
-			s.g.log.DebugContext(ctx, "accept from inside", "session", s.name, "err", err)
+			s.g.log.DebugContext(ctx, "accept from inside", "session", s.name, "error", err)
 		}
 		select {
 		case <-ctx.Done():

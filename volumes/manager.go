@@ -158,7 +158,7 @@ func Open(dir string, opts Options) (*Manager, error) {
 		}
 		e, err := m.load(filepath.Join(dir, f.Name()))
 		if err != nil {
-			m.log.Warn("workspace not usable", "path", filepath.Join(dir, f.Name()), "err", err)
+			m.log.Warn("workspace not usable", "path", filepath.Join(dir, f.Name()), "error", err)
 			continue
 		}
 		m.byName[e.meta.Name] = e

@@ -205,7 +205,7 @@ func (h *here) openEngine(ctx context.Context, guest, hash string, workspace boo
 	if err != nil {
 		return err
 	}
-	h.config.Guest.Alone = config.Duration(aloneHere)
+	h.config.Guest.OrphanTimeout = config.Duration(aloneHere)
 	opts.Templates = templates(h.config, h.template)
 	for i := range opts.Templates {
 		opts.Templates[i].Pool.Min = 0

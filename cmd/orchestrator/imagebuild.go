@@ -68,7 +68,7 @@ host by debootstrap, as root, with these packages.`,
 	f.StringArrayVar(&o.args, "build-arg", nil, "`NAME=VALUE` of an ARG")
 	f.StringVar(&o.Target, "target", "", "`STAGE` to stop at")
 	f.StringVar(&o.Network, "network", "", "`NETWORK` that RUN has, in the engine's words: none, host; empty is its default")
-	f.BoolVar(&o.Keep, "keep", false, "pin it: it is not collected")
+	f.BoolVar(&o.Keep, "pin", false, "pin the image, so that it is never collected")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print the image's id and nothing else")
 	f.StringSliceVar(&o.list.Packages, "packages", nil, "`NAMES` of Debian packages, for a build without an engine")
 	f.StringVar(&o.from, "list", "", "`FILE` that lists packages, for a build without an engine")

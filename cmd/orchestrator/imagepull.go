@@ -87,7 +87,7 @@ func fetchImage(c config.Images, p *pull.Puller, log *slog.Logger) func(context.
 	}
 }
 
-type pullOptions struct{ keep, quiet bool }
+type pullOptions struct{ pin, quiet bool }
 
 func (a *app) newImagePull() *cobra.Command {
 	var o pullOptions
@@ -100,11 +100,11 @@ those of the Docker configuration (DOCKER_CONFIG, docker login) of whoever runs
 the server. What may be pulled, from where without TLS, and whose signatures
 are asked for, the configuration says: see docs/images.md.`,
 		Example: `  orchestrator image pull debian:12
-  orchestrator image pull --keep registry.example/tools@sha256:…`,
+  orchestrator image pull --pin registry.example/tools@sha256:…`,
 		Args: names("REF"),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runImagePull(cmd.Context(), args[0], o) },
 	}
-	c.Flags().BoolVar(&o.keep, "keep", false, "pin it: it is not collected")
+	c.Flags().BoolVar(&o.pin, "pin", false, "pin the image, so that it is never collected")
 	c.Flags().BoolVarP(&o.quiet, "quiet", "q", false, "print the image's id and nothing else")
 	return c
 }
@@ -121,9 +121,9 @@ func (a *app) runImagePull(ctx context.Context, name string, o pullOptions) erro
 	show := newPullShow(a, o.quiet)
 	var list []v1.Image
 	if cl != nil {
-		list, err = cl.PullImage(ctx, v1.PullRequest{Ref: name, Keep: o.keep}, show.event)
+		list, err = cl.PullImage(ctx, v1.PullRequest{Ref: name, Keep: o.pin}, show.event)
 	} else {
-		list, err = withImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) { return pullHere(ctx, c, s, name, o.keep, show.event) })
+		list, err = withImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) { return pullHere(ctx, c, s, name, o.pin, show.event) })
 	}
 	if err != nil {
 		return err

@@ -28,7 +28,7 @@ func templates(c config.Config, wanted ...string) []scheduler.Template {
 		if len(wanted) > 0 && !slices.Contains(wanted, name) {
 			continue
 		}
-		out = append(out, templateOf(name, t, c.Guest.Alone.Std()))
+		out = append(out, templateOf(name, t, c.Guest.OrphanTimeout.Std()))
 	}
 	return out
 }
@@ -41,7 +41,7 @@ func templateOf(name string, t config.Template, alone time.Duration) scheduler.T
 			Template: name, Image: runtime.Image{Ref: t.Image}, Class: runtime.Class(t.Class), Limits: t.Limits.Runtime(),
 			Tmpfs: octets(t.Tmpfs), Ulimits: octets(t.Ulimits), Entrypoint: t.Entrypoint, OrphanTimeout: alone,
 		},
-		Pool: pool.Settings{Min: t.Pool.Min, Max: t.Pool.Max, Rate: t.Pool.Rate, Parallel: t.Pool.Parallel, MaxAge: t.Pool.MaxAge.Std(), RefillDelay: t.Pool.Settle.Std(), Adaptive: t.Pool.Adaptive},
+		Pool: pool.Settings{Min: t.Pool.Min, Max: t.Pool.Max, Rate: t.Pool.Rate, Parallel: t.Pool.Parallel, MaxAge: t.Pool.MaxAge.Std(), RefillDelay: t.Pool.RefillDelay.Std(), Adaptive: t.Pool.Adaptive},
 		Env:  t.Env, User: t.User,
 	}
 	for _, h := range t.Warmup {
@@ -75,7 +75,7 @@ func (s *service) loadTemplates() ([]engine.TemplateSource, error) {
 	for _, src := range list {
 		t := scheduler.Template{Name: src.Name}
 		if src.Err == nil {
-			t = templateOf(src.Name, src.Template, s.config.Guest.Alone.Std())
+			t = templateOf(src.Name, src.Template, s.config.Guest.OrphanTimeout.Std())
 		}
 		out = append(out, engine.TemplateSource{Template: t, File: src.File, Err: src.Err})
 	}

@@ -217,7 +217,7 @@ func (a *app) newWorkspaceCommit() *cobra.Command {
 paths that are named with what is below them. It is done whole or not at all.
 What others have changed meanwhile is not overwritten: then nothing is
 committed, and the paths are named.`,
-		Example: "  orchestrator workspace commit $id\n  orchestrator workspace commit $id src README.md --end",
+		Example: "  orchestrator workspace commit $id\n  orchestrator workspace commit $id src README.md --end-sandbox",
 		Args:    atLeast("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Paths = args[1:]
@@ -233,7 +233,7 @@ committed, and the paths are named.`,
 		},
 	}
 	c.Flags().BoolVar(&r.Force, "force", false, "overwrite what others have changed meanwhile")
-	c.Flags().BoolVar(&r.End, "end", false, "end the sandbox first, if it is not over")
+	c.Flags().BoolVar(&r.End, "end-sandbox", false, "end the sandbox first if it is still running")
 	return c
 }
 
@@ -242,7 +242,7 @@ func (a *app) newWorkspaceDiscard() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "discard SANDBOX...",
 		Short:   "Discard what sandboxes with an overlay changed",
-		Example: "  orchestrator workspace discard $id --end",
+		Example: "  orchestrator workspace discard $id --end-sandbox",
 		Args:    atLeast("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
@@ -255,7 +255,7 @@ func (a *app) newWorkspaceDiscard() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().BoolVar(&end, "end", false, "end the sandbox first, if it is not over")
+	c.Flags().BoolVar(&end, "end-sandbox", false, "end the sandbox first if it is still running")
 	return c
 }
 

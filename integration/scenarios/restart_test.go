@@ -221,7 +221,7 @@ func TestLostBetweenServers(t *testing.T) {
 // A host that never comes back leaves nothing: the guest ends by itself.
 func TestGuestEndsAlone(t *testing.T) {
 	t.Parallel()
-	onServerOfAll(t, "guest: {alone: 6s}\n"+onDemand, func(t *testing.T, s *harness.Server) {
+	onServerOfAll(t, "guest: {orphan_timeout: 6s}\n"+onDemand, func(t *testing.T, s *harness.Server) {
 		word := mark()
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
 		if _, err := s.Client.StartShell(within(t), id, v1.ShellRequest{Exec: v1.Exec{Command: "exec -a " + word + " sleep 3000"}}); err != nil {

@@ -142,7 +142,7 @@ type Admission struct {
 
 // Guest configures the process inside.
 type Guest struct {
-	Alone Duration `json:"alone"`
+	OrphanTimeout Duration `json:"orphan_timeout"`
 }
 
 // Template is what a pool keeps warm.
@@ -200,7 +200,7 @@ type Pool struct {
 	MaxAge   Duration `json:"max_age"`
 	// Settle is for how long a pool that ran short leaves the host to the calls
 	// before it fills up, unless somebody waits.
-	Settle Duration `json:"settle"`
+	RefillDelay Duration `json:"refill_delay"`
 	// Adaptive keeps as many warm as the demand of late asks for, from Min to Max.
 	Adaptive bool `json:"adaptive"`
 }
@@ -221,7 +221,7 @@ func Default() Config {
 			MaxOutput: 1 << 20, OutputCap: 4 << 20,
 		},
 		Admission: Admission{MaxSandboxes: 100, MaxMemory: 0, Wait: Duration(30 * time.Second), Queue: 1000},
-		Guest:     Guest{Alone: Duration(runtime.DefaultOrphanTimeout)},
+		Guest:     Guest{OrphanTimeout: Duration(runtime.DefaultOrphanTimeout)},
 		Callers:   defaultCallers(), Profiles: Profiles{Default: "default"}, Approvals: defaultApprovals(),
 		Audit:         Audit{Redact: Redact{Files: []string{}, Patterns: []string{}}},
 		ReadonlyShell: ReadonlyShell{Caller: "local", Workspaces: map[string]string{}},
@@ -276,8 +276,8 @@ func (c Config) Validate() error {
 		return bad("admission.wait", c.Admission.Wait, "must be more than 0; a call that shall not wait says so")
 	case c.Admission.Queue < 1:
 		return bad("admission.queue", c.Admission.Queue, "must be at least 1")
-	case c.Guest.Alone < Duration(time.Second):
-		return bad("guest.alone", c.Guest.Alone, "must be at least 1s")
+	case c.Guest.OrphanTimeout < Duration(time.Second):
+		return bad("guest.orphan_timeout", c.Guest.OrphanTimeout, "must be at least 1s")
 	case len(c.Templates) == 0:
 		return bad("templates", "empty", "needs at least one template")
 	}

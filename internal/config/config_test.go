@@ -31,7 +31,7 @@ func TestCommentedFileIsTheDefault(t *testing.T) {
 	if d := cmp.Diff(Default(), got, cmpopts.IgnoreUnexported(Config{})); d != "" {
 		t.Fatalf("default.yaml is not the default (-code +file):\n%s", d)
 	}
-	for _, key := range []string{"listen", "ttl", "max_output", "queue", "alone", "open_files", "max_age",
+	for _, key := range []string{"listen", "ttl", "max_output", "queue", "orphan_timeout", "open_files", "max_age",
 		"calls", "max_waiting", "max_pending", "dir", "webhook", "secret_file", "expiry", "patterns", "enabled", "workspaces"} {
 		if !strings.Contains(b.String(), key+":") {
 			t.Errorf("default.yaml does not show %s", key)
@@ -43,6 +43,8 @@ func TestParseErrorsNameTheKey(t *testing.T) {
 	for _, c := range []struct{ name, yaml, want string }{
 		{"unknown key", "lisen: x", `unknown key lisen; did you mean "listen"?`},
 		{"unknown nested key", "templates: {a: {limits: {memroy: 1g}}}", `unknown key templates.a.limits.memroy; did you mean "memory"?`},
+		{"renamed key", "guest: {alone: 1m}", `key guest.alone was renamed: use "orphan_timeout"`},
+		{"renamed key of a template", "templates: {a: {pool: {settle: 1s}}}", `key templates.a.pool.settle was renamed: use "refill_delay"`},
 		{"far from all", "zzzzzzzz: 1", "unknown key zzzzzzzz:"},
 		{"duplicate", "runtime: oci\nruntime: docker", "already set"},
 		{"bad duration", "leases: {ttl: soon}", `"soon" is not a duration`},

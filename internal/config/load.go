@@ -259,7 +259,15 @@ func keysOf(t reflect.Type) map[string]reflect.Type {
 	return out
 }
 
+// renamedKeys maps the end of a former key's path to its present name.
+var renamedKeys = map[string]string{"guest.alone": "orphan_timeout", "pool.settle": "refill_delay"}
+
 func unknown(path, key string, fields map[string]reflect.Type) error {
+	for old, now := range renamedKeys {
+		if path == old || strings.HasSuffix(path, "."+old) {
+			return fmt.Errorf("key %s was renamed: use %q: %w", path, now, errdefs.ErrInvalidArgument)
+		}
+	}
 	hint := ""
 	if best := strictjson.Nearest(key, slices.Sorted(maps.Keys(fields))); best != "" {
 		hint = fmt.Sprintf("; did you mean %q?", best)

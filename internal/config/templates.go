@@ -191,8 +191,8 @@ func (t Template) validate(key string) error {
 		return bad(at("pool.parallel"), t.Pool.Parallel, "must be at least 1")
 	case t.Pool.MaxAge < Duration(time.Second):
 		return bad(at("pool.max_age"), t.Pool.MaxAge, "must be at least 1s")
-	case t.Pool.Settle < 0 || t.Pool.Settle > Duration(time.Minute):
-		return bad(at("pool.settle"), t.Pool.Settle, "must be between 0s and 1m")
+	case t.Pool.RefillDelay < 0 || t.Pool.RefillDelay > Duration(time.Minute):
+		return bad(at("pool.refill_delay"), t.Pool.RefillDelay, "must be between 0s and 1m")
 	case rootUser(t.User):
 		return bad(at("user"), quoted(t.User), "would own the sandbox's guest; use any other, empty is 1000:1000")
 	case !isUser(t.User):
