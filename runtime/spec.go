@@ -28,6 +28,18 @@ const (
 	MinOpenFiles = 256
 )
 
+// Paths that every sandbox has.
+const (
+	// RunDir is the directory that the host mounts read-only. Its mode is 0700, so that no command can enter it.
+	RunDir = "/run/orchestrator"
+	// GuestPath is the guest's binary.
+	GuestPath = RunDir + "/guest"
+	// WorkspaceDir is where a bound workspace appears, or scratch space.
+	WorkspaceDir = "/workspace"
+	// HomeDir is the home directory of commands, a tmpfs.
+	HomeDir = "/home/user"
+)
+
 // CommandUID and CommandGID are the user and group of commands unless the caller names others. User
 // 0 is always refused: it would own the guest.
 const (

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/moby/sys/mountinfo"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -204,19 +205,19 @@ func removeRun(ctx context.Context, dir string) error {
 	return nil
 }
 
+// mountsBelow returns the mount points below a directory.
 func mountsBelow(dir string) ([]string, error) {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, fmt.Errorf("look for mounts: %w", err)
-	}
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		dir = real // as the kernel shows it
 	}
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return nil, fmt.Errorf("look for mounts: %w", err)
+	}
 	var found []string
-	for line := range strings.Lines(string(text)) {
-		fields := strings.Fields(line)
-		if len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
-			found = append(found, fields[4])
+	for _, m := range mounts {
+		if m.Mountpoint != dir {
+			found = append(found, m.Mountpoint)
 		}
 	}
 	return found, nil

@@ -2,9 +2,11 @@ package livemount
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"slices"
-	"strings"
+
+	"github.com/moby/sys/mountinfo"
 )
 
 // Below lists the places at root and below it where something is mounted, each once, the deepest first; none if there is no
@@ -17,14 +19,14 @@ func Below(root string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	mounts, err := readMounts()
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(path))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list mounts: %w", err)
 	}
 	var points []string
 	for _, m := range mounts {
-		if (m.point == path || strings.HasPrefix(m.point, path+"/")) && !slices.Contains(points, m.point) {
-			points = append(points, m.point)
+		if !slices.Contains(points, m.Mountpoint) {
+			points = append(points, m.Mountpoint)
 		}
 	}
 	slices.SortStableFunc(points, func(a, b string) int { return len(b) - len(a) })

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -305,24 +307,29 @@ func TestMountedCountsThroughASymbolicLink(t *testing.T) {
 	wantMounted(t, slot, 2)
 }
 
-func FuzzParseMount(f *testing.F) {
-	f.Add(`36 35 98:0 /mnt1 /mnt\0402 rw,noatime master:1 shared:2 - ext3 /dev/root rw,errors=continue`)
-	f.Add(`1 2 3 4 \1 6 -`)
-	f.Fuzz(func(t *testing.T, line string) {
-		m, err := parseMount(line)
-		if err == nil && strings.Count(line, " ") < 6 {
-			t.Fatalf("%q parsed to %+v", line, m)
+func TestSharedIsReadFromMountinfo(t *testing.T) {
+	for line, want := range map[string]bool{
+		`36 35 98:0 /mnt1 /a\040b\134c rw,noatime master:1 shared:2 - ext3 /dev/root rw`: true,
+		`36 35 98:0 /mnt1 /a\040b\134c rw,noatime shared:2 master:1 - ext3 /dev/root rw`: true,
+		`36 35 98:0 /mnt1 /a\040b\134c rw,noatime master:1 - ext3 shared:2 rw`:           false,
+		`36 35 98:0 /mnt1 /a\040b\134c rw - ext3 shared:2 rw`:                            false,
+	} {
+		got, err := mountinfo.GetMountsFromReader(strings.NewReader(line+"\n"), mountinfo.PrefixFilter(`/a b\c`))
+		if err != nil || len(got) != 1 || isShared(got[0]) != want {
+			t.Errorf("mount of %q = %+v, %v; want one, shared %t", line, got, err, want)
 		}
-	})
+	}
 }
 
-func TestMountLineIsParsed(t *testing.T) {
-	got, err := parseMount(`36 35 98:0 /mnt1 /a\040b\134c rw,noatime master:1 shared:2 - ext3 /dev/root rw`)
-	if want := (mount{id: 36, point: `/a b\c`, shared: true}); err != nil || got != want {
-		t.Fatalf("got %+v, %v; want %+v", got, err, want)
+func TestMountsAtOddNamesAreFound(t *testing.T) {
+	slot := newSlot(t, unix.MS_PRIVATE)
+	odd := filepath.Join(slot, "a b\\c\nd")
+	must(t, os.Mkdir(odd, 0o700))
+	must(t, MakeTmpfs(odd, Tmpfs{Bytes: 4096, Mode: 0o755}))
+	wantMounted(t, odd, 1)
+	if got, err := Below(slot); err != nil || !slices.Contains(got, odd) {
+		t.Errorf("Below = %q, %v; want %q in it", got, err, odd)
 	}
-	got, err = parseMount(`36 35 98:0 / / rw - ext3 shared:2 rw`)
-	if want := (mount{id: 36, point: "/"}); err != nil || got != want {
-		t.Fatalf("got %+v, %v; want %+v", got, err, want)
-	}
+	must(t, Sweep(t.Context(), odd, time.Second))
+	wantMounted(t, odd, 0)
 }

@@ -1,27 +1,18 @@
 package livemount
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
-
-// mount is one line of mountinfo: what this package needs of it.
-type mount struct {
-	id     uint64
-	point  string
-	shared bool
-}
 
 // Mounted counts the mounts stacked at target, 0 if there is none or no such path.
 func Mounted(target string) (int, error) {
@@ -32,17 +23,11 @@ func Mounted(target string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	mounts, err := readMounts()
+	stacked, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.Mountpoint != path, false })
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("list mounts: %w", err)
 	}
-	n := 0
-	for _, m := range mounts {
-		if m.point == path {
-			n++
-		}
-	}
-	return n, nil
+	return len(stacked), nil
 }
 
 // IsMount reports whether something is mounted at target; false too where there is no such path. It asks the kernel about the one place, and where
@@ -98,16 +83,19 @@ func listShared(f *os.File) (bool, error) {
 	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
 		return false, err
 	}
-	mounts, err := readMounts()
+	found, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return uint64(m.ID) != st.Mnt_id, false })
 	if err != nil {
-		return false, err
+		return false, fmt.Errorf("list mounts: %w", err)
 	}
-	for _, m := range mounts {
-		if m.id == st.Mnt_id {
-			return m.shared, nil
-		}
+	if len(found) == 0 {
+		return false, errors.New("not in this mount namespace")
 	}
-	return false, errors.New("not in this mount namespace")
+	return isShared(found[0]), nil
+}
+
+// isShared reports whether a mount is in a peer group, by the optional fields of proc(5).
+func isShared(m *mountinfo.Info) bool {
+	return slices.ContainsFunc(strings.Fields(m.Optional), func(f string) bool { return strings.HasPrefix(f, "shared:") })
 }
 
 // Sweep takes away every mount at root and below it, for a sandbox that is dead. It unmounts plainly, again and again for
@@ -146,15 +134,13 @@ func Sweep(ctx context.Context, root string, grace time.Duration) error {
 // below one that was covered later), so each pass looks afresh. It returns how many are left and why the last one is.
 func sweepOnce(root string, flags int) (left int, last error) {
 	for {
-		mounts, err := readMounts()
+		mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(root))
 		if err != nil {
-			return 1, err
+			return 1, fmt.Errorf("list mounts: %w", err)
 		}
 		var points []string
 		for _, m := range mounts {
-			if m.point == root || strings.HasPrefix(m.point, root+"/") {
-				points = append(points, m.point)
-			}
+			points = append(points, m.Mountpoint)
 		}
 		slices.SortFunc(points, func(a, b string) int { return len(b) - len(a) })
 		done := 0
@@ -187,73 +173,4 @@ func realPath(path string) (string, error) {
 	}
 	defer func() { _ = f.Close() }()
 	return os.Readlink(procPath(f))
-}
-
-func readMounts() ([]mount, error) {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return nil, fmt.Errorf("list mounts: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	return parseMounts(f)
-}
-
-// parseMounts reads the format of proc(5): id, parent, device, root, mount point, options, optional fields up to a dash.
-func parseMounts(r io.Reader) ([]mount, error) {
-	var mounts []mount
-	lines := bufio.NewReader(r)
-	for {
-		line, err := lines.ReadString('\n')
-		if line != "" {
-			m, bad := parseMount(strings.TrimSuffix(line, "\n"))
-			if bad != nil {
-				return nil, bad
-			}
-			mounts = append(mounts, m)
-		}
-		if errors.Is(err, io.EOF) {
-			return mounts, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list mounts: %w", err)
-		}
-	}
-}
-
-func parseMount(line string) (mount, error) {
-	fields := strings.Split(line, " ")
-	if len(fields) < 7 {
-		return mount{}, fmt.Errorf("list mounts: line %q has too few fields", line)
-	}
-	id, err := strconv.ParseUint(fields[0], 10, 64)
-	if err != nil {
-		return mount{}, fmt.Errorf("list mounts: line %q: %w", line, err)
-	}
-	m := mount{id: id, point: unescape(fields[4])}
-	for _, f := range fields[6:] {
-		if f == "-" {
-			break
-		}
-		m.shared = m.shared || strings.HasPrefix(f, "shared:")
-	}
-	return m, nil
-}
-
-// unescape undoes the octal escapes (\040 and the like) that the kernel writes for blanks and backslashes in paths.
-func unescape(s string) string {
-	if !strings.Contains(s, `\`) {
-		return s
-	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if c, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(c))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
 }

@@ -10,33 +10,22 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/moby/sys/mountinfo"
 )
 
 // CgroupsPath is a sandbox's cgroup in every hierarchy.
 func CgroupsPath(id string) string { return "/orchestrator/" + id }
 
-// cgroupMounts are the mount points of all cgroup hierarchies, from the text of a mountinfo file.
-func cgroupMounts(mountinfo string) []string {
-	var points []string
-	for line := range strings.Lines(mountinfo) {
-		left, right, ok := strings.Cut(line, " - ")
-		l := strings.Fields(left)
-		if ok && len(l) > 4 && (strings.HasPrefix(right, "cgroup ") || strings.HasPrefix(right, "cgroup2 ")) {
-			points = append(points, l[4])
-		}
-	}
-	return points
-}
-
-// CgroupsOf are the cgroups that a sandbox still has.
+// CgroupsOf returns the directories of the cgroups that a sandbox still has, in all hierarchies.
 func CgroupsOf(id string) ([]string, error) {
-	text, err := os.ReadFile("/proc/self/mountinfo")
+	hierarchies, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
 	if err != nil {
 		return nil, fmt.Errorf("cgroups of sandbox %s: %w", id, err)
 	}
 	var dirs []string
-	for _, point := range cgroupMounts(string(text)) {
-		if dir := path.Join(point, CgroupsPath(id)); exists(dir) {
+	for _, m := range hierarchies {
+		if dir := path.Join(m.Mountpoint, CgroupsPath(id)); exists(dir) {
 			dirs = append(dirs, dir)
 		}
 	}

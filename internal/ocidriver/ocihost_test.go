@@ -56,17 +56,6 @@ func TestRuntimesThatAreRefused(t *testing.T) {
 	}
 }
 
-func TestCgroupPoints(t *testing.T) {
-	got := cgroupMounts("31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n" +
-		"35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n" +
-		"broken\n - cgroup \n" +
-		"41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n")
-	want := "/sys/fs/cgroup/memory /sys/fs/cgroup/unified"
-	if strings.Join(got, " ") != want {
-		t.Errorf("got %v, want %s", got, want)
-	}
-}
-
 func TestLocksKeepCallsAboutOneSandboxApart(t *testing.T) {
 	var l Locks
 	var inside, most atomic.Int32

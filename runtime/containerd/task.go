@@ -13,6 +13,7 @@ import (
 
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/errdefs"
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
@@ -124,15 +125,15 @@ func (d *Driver) endShims(ctx context.Context, id string) error {
 
 // bundleMounts are the roots that shims mounted for a sandbox: STATE/…/NAMESPACE/ID/rootfs.
 func (d *Driver) bundleMounts(id string) []string {
-	text, err := os.ReadFile("/proc/self/mountinfo")
+	suffix := "/" + filepath.Join(d.namespace, id, bundleRoot)
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasSuffix(m.Mountpoint, suffix), false })
 	if err != nil {
 		return nil
 	}
 	var points []string
-	for line := range strings.Lines(string(text)) {
-		fields := strings.Fields(line)
-		if len(fields) > 4 && strings.HasSuffix(fields[4], "/"+filepath.Join(d.namespace, id, bundleRoot)) && !slices.Contains(points, fields[4]) {
-			points = append(points, fields[4])
+	for _, m := range mounts {
+		if !slices.Contains(points, m.Mountpoint) {
+			points = append(points, m.Mountpoint)
 		}
 	}
 	return points

@@ -6,7 +6,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -113,7 +112,7 @@ func forGVisor(config *specs.Spec, l runtime.Limits) {
 	linux.Resources = Resources(GVisorCaps(l))
 	scratch := Scratch(l)
 	for i, m := range config.Mounts {
-		if m.Destination == wire.Workspace {
+		if m.Destination == runtime.WorkspaceDir {
 			config.Mounts[i] = specs.Mount{Destination: scratch.Path, Type: "tmpfs", Source: "tmpfs", Options: scratch.Options()}
 		}
 	}
@@ -137,5 +136,5 @@ func passThrough(rules []specs.LinuxSyscall) []specs.LinuxSyscall {
 
 // Scratch is /workspace where none can be mounted from outside: a tmpfs that files are carried into.
 func Scratch(l runtime.Limits) TmpfsMount {
-	return TmpfsMount{Path: wire.Workspace, Bytes: l.ScratchBytes, Mode: 0o755, UID: runtime.CommandUID, GID: runtime.CommandGID}
+	return TmpfsMount{Path: runtime.WorkspaceDir, Bytes: l.ScratchBytes, Mode: 0o755, UID: runtime.CommandUID, GID: runtime.CommandGID}
 }

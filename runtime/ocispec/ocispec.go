@@ -15,7 +15,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -26,7 +25,7 @@ const version = "1.0.2"
 type HostPaths struct {
 	// Root is the root filesystem.
 	Root string
-	// RunDir and SlotDir are the cell's: they appear at wire.RunDir and wire.Workspace, and what is mounted below them
+	// RunDir and SlotDir are the cell's: they appear at runtime.RunDir and runtime.WorkspaceDir, and what is mounted below them
 	// later appears inside as well.
 	RunDir, WorkspaceDir string
 	// CgroupsPath is the container's cgroup below every hierarchy's top.
@@ -140,9 +139,9 @@ func mounts(l runtime.Limits, at HostPaths) []specs.Mount {
 		list = append(list, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: t.Options()})
 	}
 	return append(list,
-		specs.Mount{Destination: wire.RunDir, Type: "bind", Source: at.RunDir,
+		specs.Mount{Destination: runtime.RunDir, Type: "bind", Source: at.RunDir,
 			Options: []string{"rbind", "rslave", "ro", "nosuid", "nodev"}},
-		specs.Mount{Destination: wire.Workspace, Type: "bind", Source: at.WorkspaceDir,
+		specs.Mount{Destination: runtime.WorkspaceDir, Type: "bind", Source: at.WorkspaceDir,
 			Options: []string{"rbind", "rslave", "rw", "nosuid", "nodev"}},
 	)
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -34,7 +33,7 @@ func Args(spec runtime.Spec) []string {
 	}
 	args := make([]string, 0, len(spec.Entrypoint)+4+2*len(spec.Ulimits)+2*len(spec.Tmpfs))
 	args = append(args, spec.Entrypoint...)
-	args = append(args, wire.GuestPath, "init", "--alone", alone.String())
+	args = append(args, runtime.GuestPath, "init", "--alone", alone.String())
 	for _, name := range slices.Sorted(maps.Keys(spec.Ulimits)) { // the guest gives them to commands, and has none itself
 		args = append(args, "--ulimit", name+"="+strconv.FormatInt(spec.Ulimits[name], 10))
 	}

@@ -28,17 +28,17 @@ const Version = 1
 const (
 	// RunDir is the folder that the host gives read-only: mode 0700, so that
 	// no command gets at what is in it.
-	RunDir = "/run/orchestrator"
+	RunDir = runtime.RunDir
 	// GuestPath, HostSocket and CgroupDir are in RunDir.
-	GuestPath  = RunDir + "/guest"
+	GuestPath  = runtime.GuestPath
 	HostSocket = RunDir + "/host.sock"
 	CgroupDir  = RunDir + "/cgroup"
 	// Workspace is where a bound workspace appears, or scratch space.
-	Workspace = "/workspace"
+	Workspace = runtime.WorkspaceDir
 	// Tmp is the other folder whose files are served.
 	Tmp = "/tmp"
 	// Home is the commands' home directory, a tmpfs of theirs.
-	Home = "/home/user"
+	Home = runtime.HomeDir
 	// PrivateDir is the guest's own folder on a tmpfs, root only: its socket
 	// for bridges is in it.
 	PrivateDir = "/run/guest"
