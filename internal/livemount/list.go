@@ -9,8 +9,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// Below lists the places at root and below it where something is mounted, each once, the deepest first; none if there is no
-// such path.
+// Below returns the mount points at root and below it, each once, the deepest first. It returns
+// none if the path does not exist.
 func Below(root string) ([]string, error) {
 	path, err := realPath(root)
 	if errors.Is(err, os.ErrNotExist) {

@@ -1,21 +1,21 @@
-// Package livemount owns the mounts that reach into a running sandbox: a directory of the host that is a shared mount, given to
-// the container as a slave, on which the host puts a directory later and takes it away again.
+// Package livemount mounts directories into a running sandbox: the container has a host directory
+// as a slave of a shared mount, and the host mounts on it and unmounts later.
 //
-// Three rules, each learnt from a hole:
-//   - Flags go on a detached private clone of the source first, and only then is it moved onto the target. A remount
-//     afterwards does not reach the copies inside a container: a read-only workspace was writable.
-//   - Taking away is a plain umount. The kernel refuses it while anything, in any container, still uses the
-//     mount; a lazy one succeeds and the process inside goes on writing. Only [Sweep], for dead sandboxes, may be lazy.
-//   - A source is opened once, without following a symbolic link at its end, and what was opened is what is mounted.
+// Three rules, each from a past bug:
+//   - Flags are set on a detached private clone of the source, which is then moved onto the target. A later remount does not reach the copies inside a container: a read-only workspace was writable.
+//   - Unmounting is never lazy while a sandbox lives. The kernel refuses a plain umount while a process in any container uses the mount; after a lazy one that process goes on writing. Only [Sweep], for dead sandboxes, may unmount lazily.
+//   - A source is opened once, without following a symbolic link at its end, and exactly what was opened is mounted.
 //
-// Sources are cloned without the mounts below them: nothing that is bound here (a workspace, an overlay's root, a cgroup
-// directory) needs them, and a mount somebody made inside a workspace would come with flags nobody chose.
+// Sources are cloned without the mounts below them. Nothing that is bound here (a workspace, the
+// root of an overlay, a cgroup directory) needs those, and a mount inside a workspace would bring
+// flags that nobody chose.
 //
-// It needs CAP_SYS_ADMIN and Linux 5.12 (mount_setattr). It keeps no state, starts no goroutines, and never reads or
-// writes a file below a mount. Calls on different targets may run at the same time; those on one target are the caller's
-// to order.
+// It needs CAP_SYS_ADMIN and Linux 5.12 (mount_setattr). It keeps no state, starts no goroutines,
+// and never reads or writes a file below a mount. Calls on different targets may run concurrently;
+// the caller serialises calls on one target.
 //
-// Errors: [ErrBusy], [ErrNotShared], [ErrKind], [ErrReadOnly], else what the kernel said, with the path.
+// Errors: [ErrBusy], [ErrNotShared], [ErrKind], [ErrReadOnly], or what the kernel returned, with
+// the path.
 package livemount
 
 import (
@@ -29,36 +29,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The errors callers tell apart.
+// Errors that callers distinguish.
 var (
-	// ErrBusy: a process, here or in a container, still has a file or its working directory on the mount.
+	// ErrBusy: a process, on the host or in a container, has a file or its working directory on the
+	// mount.
 	ErrBusy = errors.New("mount is in use")
-	// ErrNotShared: the target is not on a shared mount, so no container would see what is mounted there.
+	// ErrNotShared: the target is not on a shared mount, so no container would see the mount.
 	ErrNotShared = errors.New("not a shared mount")
-	// ErrKind: the source is a symbolic link, or not the kind of file that was asked for.
+	// ErrKind: the source is a symbolic link, or another kind of file than requested.
 	ErrKind = errors.New("wrong kind of file")
-	// ErrReadOnly: the source was to be writable and lies on a read-only mount.
+	// ErrReadOnly: the source should be writable but is on a read-only mount.
 	ErrReadOnly = errors.New("source is on a read-only mount")
 )
 
-// BusyWait is how long Unbind goes on while the mount is busy: processes that were just killed give up their files and
-// directories a little after their death.
+// BusyWait is how long Unbind retries while the mount is busy: a killed process releases its files
+// a little after its death.
 const BusyWait = 2 * time.Second
 
-// Tmpfs says what to mount with MakeTmpfs. Always nosuid and nodev.
+// Tmpfs describes a mount for MakeTmpfs. It is always nosuid and nodev.
 type Tmpfs struct {
-	// Bytes is the most it can hold; it must be positive, for the kernel takes 0 as no bound.
+	// Bytes is its size. It must be positive, since the kernel takes 0 as unlimited.
 	Bytes int64
-	// Inodes is the most files it can have, 0 for one per 2 KiB and 1024 more. Empty files take kernel memory, not Bytes.
+	// Inodes is the maximum number of files; 0 means one per 2 KiB plus 1024. Empty files use
+	// kernel memory, not Bytes.
 	Inodes   int64
 	Mode     os.FileMode // permissions of its root
 	UID, GID int
 }
 
-// MakeTmpfs mounts a fresh tmpfs at target, an existing directory, and makes it a shared mount of its own.
+// MakeTmpfs mounts a new tmpfs at target, an existing directory, and makes it a shared mount.
 func MakeTmpfs(target string, t Tmpfs) error {
 	if t.Bytes <= 0 {
-		return fmt.Errorf("mount tmpfs at %s: size of %d octets, want a positive one", target, t.Bytes)
+		return fmt.Errorf("mount tmpfs at %s: invalid size of %d bytes: must be positive", target, t.Bytes)
 	}
 	inodes := t.Inodes
 	if inodes <= 0 {
@@ -79,8 +81,8 @@ func MakeTmpfs(target string, t Tmpfs) error {
 	return nil
 }
 
-// makeShared gives the mount at target a peer group, which it keeps if it has one. Where the mount below is private that
-// makes this one visible to containers and nothing else.
+// makeShared gives the mount at target a peer group, unless it has one. If the parent mount is
+// private, this makes only the new mount visible to containers.
 func makeShared(target string) error {
 	if err := unix.Mount("", target, "", unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("make mount at %s shared: %w", target, err)
@@ -88,9 +90,10 @@ func makeShared(target string) error {
 	return nil
 }
 
-// Bind mounts the directory source on the directory target, over whatever is there, nosuid and nodev always, and read-only
-// if ro. Containers that have the target's mount as a slave see it when Bind returns. Target must lie on a
-// shared mount. On error nothing is mounted.
+// Bind mounts the directory source on the directory target, on top of whatever is mounted there.
+// The mount is nosuid and nodev, and read-only if ro. Containers that have the target's mount as a
+// slave see it when Bind returns. Target must be on a shared mount. After an error nothing is
+// mounted.
 func Bind(target, source string, ro bool) error {
 	return bind(target, source, ro, unix.S_IFDIR)
 }
@@ -128,7 +131,7 @@ func bind(target, source string, ro bool, kind uint32) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	defer func() { _ = clone.Close() }() // a clone that was not moved goes with its descriptor
+	defer func() { _ = clone.Close() }() // a clone that was not moved vanishes with its descriptor
 	err = unix.MoveMount(int(clone.Fd()), "", int(dst.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 	if err != nil {
 		return fmt.Errorf("%s: move mount: %w", what, err)
@@ -136,8 +139,8 @@ func bind(target, source string, ro bool, kind uint32) error {
 	return nil
 }
 
-// cloneDetached clones the mount of src from src downwards, outside every namespace, with its flags set and without ties to
-// where it came from.
+// cloneDetached clones the mount of src, from src down, outside every namespace, with its flags set
+// and without propagation.
 func cloneDetached(src *os.File, ro bool) (*os.File, error) {
 	fd, err := unix.OpenTree(int(src.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
@@ -158,9 +161,10 @@ func cloneDetached(src *os.File, ro bool) (*os.File, error) {
 	return clone, nil
 }
 
-// Unbind takes away the topmost mount at target, here and in every container. While the mount is in use it tries again
-// for [BusyWait] or until ctx ends, whichever is first, and then fails with [ErrBusy]: the mount is still there, and only the end of
-// whoever uses it helps. Unbind does not ask what the topmost mount is; see [Mounted].
+// Unbind unmounts the topmost mount at target, here and in every container. While the mount is in
+// use it retries for [BusyWait] or until ctx ends, and then fails with [ErrBusy]: the mount is
+// still there, and only the end of its users helps. Unbind does not check what the topmost mount
+// is; see [Mounted].
 func Unbind(ctx context.Context, target string) error {
 	ctx, cancel := context.WithTimeout(ctx, BusyWait)
 	defer cancel()

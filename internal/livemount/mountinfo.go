@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mounted counts the mounts stacked at target, 0 if there is none or no such path.
+// Mounted returns the number of mounts stacked at target, 0 if the path does not exist.
 func Mounted(target string) (int, error) {
 	path, err := realPath(target)
 	if errors.Is(err, os.ErrNotExist) {
@@ -30,8 +30,8 @@ func Mounted(target string) (int, error) {
 	return len(stacked), nil
 }
 
-// IsMount reports whether something is mounted at target; false too where there is no such path. It asks the kernel about the one place, and where
-// that is too old for it (before 5.8) reads the whole list.
+// IsMount reports whether target is a mount point; false if the path does not exist. It asks the
+// kernel about this one path, and reads the whole list only before Linux 5.8.
 func IsMount(target string) (bool, error) {
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, target, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st)
@@ -47,8 +47,8 @@ func IsMount(target string) (bool, error) {
 	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 }
 
-// Shared reports whether target, a mount point or a place below one, lies on a shared mount, so that what is bound there
-// reaches containers.
+// Shared reports whether target, a mount point or a path below one, is on a shared mount, so that
+// binds there reach containers.
 func Shared(target string) (bool, error) {
 	f, err := open(target, 0)
 	if err != nil {
@@ -62,8 +62,8 @@ func Shared(target string) (bool, error) {
 	return err == nil, err
 }
 
-// checkShared asks the kernel about the one mount, and where it is too old for that (before 6.8) reads the whole list, which
-// takes milliseconds on a host with a thousand of them.
+// checkShared asks the kernel about this one mount. Before Linux 6.8 it reads the whole list, which
+// takes milliseconds on a host with a thousand mounts.
 func checkShared(f *os.File) error {
 	shared, err := statShared(f)
 	if errors.Is(err, errors.ErrUnsupported) {
@@ -98,9 +98,10 @@ func isShared(m *mountinfo.Info) bool {
 	return slices.ContainsFunc(strings.Fields(m.Optional), func(f string) bool { return strings.HasPrefix(f, "shared:") })
 }
 
-// Sweep takes away every mount at root and below it, for a sandbox that is dead. It unmounts plainly, again and again for
-// grace or until ctx ends; what is busy then goes lazily, since nothing of the sandbox is left that could
-// write, and a mount that stayed would keep the folder for ever. It is idempotent; root need not exist.
+// Sweep removes every mount at root and below it, for a dead sandbox. It retries plain unmounts for
+// grace or until ctx ends. What is still busy then is unmounted lazily: nothing of the sandbox is
+// left that could write, and a remaining mount would keep the directory forever. It is idempotent;
+// root need not exist.
 func Sweep(ctx context.Context, root string, grace time.Duration) error {
 	path, err := realPath(root)
 	if errors.Is(err, os.ErrNotExist) {
@@ -130,8 +131,9 @@ func Sweep(ctx context.Context, root string, grace time.Duration) error {
 	}
 }
 
-// sweepOnce unmounts what it can, deepest first, until a pass over the list gets nowhere. Mounts can hide others (stacked, or
-// below one that was covered later), so each pass looks afresh. It returns how many are left and why the last one is.
+// sweepOnce unmounts what it can, deepest first, until a pass makes no progress. Mounts can hide
+// others (stacked, or below one that was covered later), so each pass reads the list again. It
+// returns the number left and the error of the last one.
 func sweepOnce(root string, flags int) (left int, last error) {
 	for {
 		mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(root))
@@ -162,7 +164,8 @@ func sweepOnce(root string, flags int) (left int, last error) {
 	}
 }
 
-// realPath is path as mountinfo would show it: its parents without symbolic links, its end not followed.
+// realPath returns path as mountinfo shows it: its parents without symbolic links, its last element
+// not followed.
 func realPath(path string) (string, error) {
 	if !filepath.IsAbs(path) {
 		return "", fmt.Errorf("path %q is not absolute", path)

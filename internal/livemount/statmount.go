@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// statmountRequest is struct mnt_id_req, and statmountReply the beginning of struct statmount, of linux/mount.h.
+// statmountRequest is struct mnt_id_req, and statmountReply the beginning of struct statmount, from
+// linux/mount.h.
 type statmountRequest struct {
 	size, spare uint32
 	id, mask    uint64
@@ -25,13 +26,14 @@ type statmountReply struct {
 	id, parent              uint64
 	oldID, oldParent        uint32
 	attributes, propagation uint64
-	_                       [432]byte // the kernel writes up to the size of its own, which is 512 today
+	_                       [432]byte // the kernel writes its own size, which is 512 today
 }
 
-// statmountBasic asks for the ids, attributes and propagation.
+// statmountBasic requests the ids, attributes and propagation.
 const statmountBasic = 0x2
 
-// statShared asks the kernel whether the mount that f lies on is shared. errors.ErrUnsupported where it cannot be asked.
+// statShared asks the kernel whether the mount of f is shared. The error is errors.ErrUnsupported
+// if the kernel cannot answer.
 func statShared(f *os.File) (bool, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID_UNIQUE, &st); err != nil {

@@ -8,7 +8,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Attach lets the streams of a sandbox's guest in, and binds the commands' cgroups where the class has them.
+// Attach admits the streams of a sandbox's guest and, if the class has them, binds the cgroups of
+// commands. pid is the sandbox's first process on the host.
 func Attach(ctx context.Context, c *rundir.Dir, id string, class runtime.Class, pid int, l runtime.Limits) error {
 	if class == runtime.ClassGVisor {
 		return c.AttachAs(ctx, pid, peerInSandbox(id))
@@ -16,8 +17,9 @@ func Attach(ctx context.Context, c *rundir.Dir, id string, class runtime.Class, 
 	return c.Attach(ctx, pid, Share(l))
 }
 
-// peerInSandbox says whether a process of the host is of gVisor's for this sandbox: the stream to the guest is opened by its file server. Commands
-// cannot reach the socket, whose folder is root's, and nothing but root's processes can on the host.
+// peerInSandbox returns a check of a stream's peer: it must be a process of gVisor for this
+// sandbox, since gVisor's file server opens the stream to the guest. Commands cannot reach the
+// socket, because its directory belongs to root; on the host only root's processes can.
 func peerInSandbox(id string) func(pid int) error {
 	return func(pid int) error {
 		if !InCgroup(pid, CgroupsPath(id)) {

@@ -14,7 +14,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// CgroupsPath is a sandbox's cgroup in every hierarchy.
+// CgroupsPath returns the path of a sandbox's cgroup in every hierarchy.
 func CgroupsPath(id string) string { return "/orchestrator/" + id }
 
 // CgroupsOf returns the directories of the cgroups that a sandbox still has, in all hierarchies.
@@ -32,8 +32,8 @@ func CgroupsOf(id string) ([]string, error) {
 	return dirs, nil
 }
 
-// RemoveCgroups kills whatever is in a sandbox's cgroups and removes them. The runtime does so as well; this is for what it leaves, and for
-// what it never finished.
+// RemoveCgroups kills whatever is in a sandbox's cgroups and removes them. The OCI runtime does
+// this too; RemoveCgroups handles what it leaves behind, and what it never finished.
 func RemoveCgroups(ctx context.Context, id string) error {
 	for {
 		dirs, err := CgroupsOf(id)
@@ -55,7 +55,8 @@ func RemoveCgroups(ctx context.Context, id string) error {
 	}
 }
 
-// removeTree kills and removes a cgroup with all below it; the error of one round says what is still there.
+// removeTree kills the processes in a cgroup and below it, and removes the directories. The error
+// of one round names what remains.
 func removeTree(dir, within string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -64,7 +65,7 @@ func removeTree(dir, within string) error {
 	if err != nil {
 		return err
 	}
-	// What is frozen does not die.
+	// A frozen process does not die.
 	for name, on := range map[string]string{"freezer.state": "THAWED", "cgroup.freeze": "0"} {
 		if file := filepath.Join(dir, name); exists(file) {
 			_ = os.WriteFile(file, []byte(on), 0) // the kill shows whether it worked
@@ -86,11 +87,12 @@ func removeTree(dir, within string) error {
 	return nil
 }
 
-// killProcs kills the processes of a cgroup.procs file. That each is in the sandbox's cgroups is looked at again once it is held.
+// killProcs kills the processes of a cgroup.procs file. It checks that a process is in the
+// sandbox's cgroups again once it holds the process.
 func killProcs(procs, within string) error {
 	text, err := os.ReadFile(procs)
 	if err != nil {
-		return nil // gone, or a domain that lists none; rmdir tells
+		return nil // gone, or a domain that lists none; rmdir reports
 	}
 	for field := range strings.FieldsSeq(string(text)) {
 		pid, err := strconv.Atoi(field)
@@ -99,7 +101,7 @@ func killProcs(procs, within string) error {
 		}
 		p, err := Open(pid)
 		if err != nil {
-			continue // dead by now, or the next round tells
+			continue // dead by now, or the next round reports
 		}
 		if InCgroup(pid, within) {
 			err = p.Kill()
@@ -112,7 +114,7 @@ func killProcs(procs, within string) error {
 	return nil
 }
 
-// InCgroup says whether a process is in a cgroup, or below it, in any hierarchy.
+// InCgroup reports whether a process is in a cgroup, or below it, in any hierarchy.
 func InCgroup(pid int, cgroup string) bool {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
 	if err != nil {
@@ -120,7 +122,7 @@ func InCgroup(pid int, cgroup string) bool {
 	}
 	for line := range strings.Lines(string(text)) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		// The runtime may have put our path below the cgroup that it is in itself.
+		// The runtime may have put our path below its own cgroup.
 		if len(parts) == 3 && strings.Contains(parts[2]+"/", cgroup+"/") {
 			return true
 		}
@@ -133,7 +135,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// killedForMemory says whether a sandbox's cgroup tells of something that was killed for memory.
+// killedForMemory reports whether the kernel killed something in the sandbox's cgroup for memory.
 func killedForMemory(id string) bool {
 	dirs, err := CgroupsOf(id)
 	if err != nil {

@@ -16,15 +16,17 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 )
 
-// Driver is the name of a driver, for the errors that say what a host lacks for it.
+// Driver is the name of a driver, for errors that say what a host lacks for it.
 type Driver string
 
-// Unfit is an error that says what this host lacks and how to get it.
+// Unfit returns an error of class FailedPrecondition that says what this host lacks and how to get
+// it.
 func (d Driver) Unfit(lack, fix string) error {
 	return fmt.Errorf("the %s driver cannot work here: %s; %s: %w", string(d), lack, fix, errdefs.ErrFailedPrecondition)
 }
 
-// CheckCgroups asks for every controller that a cap needs. noSwap: swap is not counted here, and there is none to count.
+// CheckCgroups requires every controller that a cap needs. noSwap reports that the kernel does not
+// count swap, and that there is no swap to count.
 func (d Driver) CheckCgroups() (host cgroup.Host, noSwap bool, err error) {
 	host, err = cgroup.Detect()
 	if err != nil {
@@ -59,10 +61,11 @@ func (d Driver) CheckCgroups() (host cgroup.Host, noSwap bool, err error) {
 	return host, true, nil
 }
 
-// DefaultRuntime is the OCI runtime that is used unless another is named.
+// DefaultRuntime is the OCI runtime unless the options name another.
 const DefaultRuntime = "runc"
 
-// oldest are the first versions with all we use (1.1 of runc brought the default errno of seccomp filters).
+// oldest returns the first version with everything the drivers use. Version 1.1 of runc introduced
+// the default errno of seccomp filters.
 func oldest(name string) (major, minor int) {
 	if name == "crun" {
 		return 1, 0
@@ -70,7 +73,7 @@ func oldest(name string) (major, minor int) {
 	return 1, 1
 }
 
-// CheckRuntime finds the OCI runtime and says what it is.
+// CheckRuntime returns the path and the version line of an OCI runtime that works here.
 func (d Driver) CheckRuntime(ctx context.Context, name string, host cgroup.Host) (path, release string, err error) {
 	if name == "" {
 		name = DefaultRuntime
@@ -103,7 +106,7 @@ func (d Driver) CheckRuntime(ctx context.Context, name string, host cgroup.Host)
 	return path, firstLine(string(out)), d.checkVersion(kind, string(out))
 }
 
-// checkVersion reads what --version of runc or crun prints.
+// checkVersion parses what --version of runc or crun prints.
 func (d Driver) checkVersion(kind, text string) error {
 	major, minor := oldest(kind)
 	version, ok := strings.CutPrefix(firstLine(text), kind+" version ")
@@ -128,7 +131,7 @@ func firstLine(text string) string {
 	return strings.TrimSpace(line)
 }
 
-// CheckGuest sees that the guest's binary can be run, and that the kernel lets us hold on to processes.
+// CheckGuest requires that the guest's binary is executable and that the kernel supports pidfds.
 func (d Driver) CheckGuest(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Figures are those of a local sandbox, with errors of the classes that
-// runtime.Meter says.
+// Figures returns the figures of a local sandbox, with the error classes that runtime.Meter
+// documents.
 func Figures(c *rundir.Dir) (runtime.Figures, error) {
 	f, err := c.Figures()
 	switch {

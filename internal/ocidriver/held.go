@@ -16,10 +16,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
-// ErrEnded is why a sandbox is lost.
+// ErrEnded is the reason why a sandbox is lost.
 var ErrEnded = errors.New("the sandbox's first process has ended")
 
-// Sandboxes are the sandboxes that a driver holds, by id. Remove is set before the first one is, and destroys a sandbox. Safe for concurrent use.
+// Sandboxes holds a driver's running sandboxes by id. Set Remove, which destroys a sandbox, before
+// the first Hold. Safe for concurrent use.
 type Sandboxes struct {
 	Remove func(ctx context.Context, id string) error
 
@@ -27,14 +28,15 @@ type Sandboxes struct {
 	live map[string]*Sandbox
 }
 
-// Stderr are the last words of a sandbox, for the error that it is lost.
+// Stderr is the last output of a sandbox on standard error. It explains why a sandbox was lost.
 type Stderr interface {
-	// Annotate puts them behind a message.
+	// Annotate appends the output to a message.
 	Annotate(message string) string
 	Close() error
 }
 
-// Sandbox is a sandbox that this process holds: its cell, and its first process, whose end it sees. It is a runtime.Sandbox.
+// Sandbox is a running sandbox: its run directory and its first process, whose end it watches. It
+// implements runtime.Sandbox.
 type Sandbox struct {
 	RunDir *rundir.Dir
 	Init   *Process
@@ -47,12 +49,13 @@ type Sandbox struct {
 	alive context.Context // ends with ErrEnded when Init does
 	died  context.CancelCauseFunc
 	watch sync.WaitGroup
-	once  sync.Once // Forget
+	once  sync.Once // guards Forget
 }
 
 var _ runtime.Sandbox = (*Sandbox)(nil)
 
-// Hold adds a sandbox and watches its first process, with a goroutine that LetGo waits for. It takes over the cell, the process and the words.
+// Hold adds a sandbox and watches its first process, in a goroutine that Forget waits for. It takes
+// ownership of the run directory, the process and the output.
 func (s *Sandboxes) Hold(id string, class runtime.Class, c *rundir.Dir, init *Process, words Stderr) *Sandbox {
 	h := &Sandbox{RunDir: c, Init: init, set: s, id: id, class: class, Stderr: words}
 	h.alive, h.died = context.WithCancelCause(context.Background())
@@ -71,14 +74,14 @@ func (s *Sandboxes) Hold(id string, class runtime.Class, c *rundir.Dir, init *Pr
 	return h
 }
 
-// Get is the sandbox of an id, nil if it is not held.
+// Get returns the sandbox with this id, or nil.
 func (s *Sandboxes) Get(id string) *Sandbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.live[id]
 }
 
-// Release lets go of all of them; they live on.
+// Release releases all sandboxes. They keep running.
 func (s *Sandboxes) Release() error {
 	s.mu.Lock()
 	held := make([]*Sandbox, 0, len(s.live))
@@ -93,7 +96,8 @@ func (s *Sandboxes) Release() error {
 	return errors.Join(errs...)
 }
 
-// Forget ends the watch and forgets the sandbox. Done is closed by then if the first process has ended, and stays open if it has not.
+// Forget ends the watch and removes the sandbox from its set. Afterwards Done is closed if the
+// first process has ended, and stays open otherwise.
 func (h *Sandbox) Forget() {
 	h.once.Do(func() {
 		h.set.mu.Lock()
@@ -113,7 +117,7 @@ func (h *Sandbox) Forget() {
 	})
 }
 
-// ID is the sandbox's id.
+// ID returns the sandbox's id.
 func (h *Sandbox) ID() string { return h.id }
 
 // Done is closed when the first process has ended.
@@ -130,7 +134,7 @@ func (h *Sandbox) lost() error {
 	return fmt.Errorf("sandbox %s: %s: %w", h.id, why, errdefs.ErrUnavailable)
 }
 
-// Open opens a stream to the guest; it gives up when the guest is gone.
+// Open opens a stream to the guest. It fails when the guest is gone.
 func (h *Sandbox) Open(ctx context.Context) (net.Conn, error) {
 	if h.alive.Err() != nil {
 		return nil, h.lost()
@@ -145,7 +149,7 @@ func (h *Sandbox) Open(ctx context.Context) (net.Conn, error) {
 	return conn, err
 }
 
-// Bind makes a host directory appear at /workspace.
+// Bind mounts a host directory at /workspace.
 func (h *Sandbox) Bind(ctx context.Context, b runtime.Binding) error {
 	if h.class == runtime.ClassGVisor {
 		return fmt.Errorf("bind %s: %s: %w", b.Source, ocispec.NoGVisorBind, errdefs.ErrNotImplemented)
@@ -165,7 +169,7 @@ func (h *Sandbox) Bind(ctx context.Context, b runtime.Binding) error {
 	return h.RunDir.Bind(ctx, b.Source, b.ReadOnly)
 }
 
-// Unbind takes it away again.
+// Unbind unmounts it.
 func (h *Sandbox) Unbind(ctx context.Context) error {
 	if h.class == runtime.ClassGVisor {
 		return fmt.Errorf("unbind: %s: %w", ocispec.NoGVisorBind, errdefs.ErrNotImplemented)
@@ -173,13 +177,13 @@ func (h *Sandbox) Unbind(ctx context.Context) error {
 	return h.RunDir.Unbind(ctx)
 }
 
-// Figures are what its cgroups say now.
+// Figures reads the present use from the sandbox's cgroups.
 func (h *Sandbox) Figures(context.Context) (runtime.Figures, error) { return Figures(h.RunDir) }
 
 // Destroy removes the sandbox.
 func (h *Sandbox) Destroy(ctx context.Context) error { return h.set.Remove(ctx, h.id) }
 
-// Release lets go of the sandbox; it lives on.
+// Release gives up the sandbox, which keeps running.
 func (h *Sandbox) Release() error {
 	h.Forget()
 	return h.RunDir.Close()

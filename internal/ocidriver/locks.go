@@ -5,13 +5,13 @@ import (
 	"sync"
 )
 
-// Locks keeps two calls about one sandbox apart. The zero value is ready.
+// Locks serialises calls about one sandbox. The zero value is ready.
 type Locks struct {
 	mu   sync.Mutex
 	held map[string]chan struct{}
 }
 
-// Lock waits until nobody else has id, or ctx ends.
+// Lock waits until no other call holds id, or ctx ends.
 func (l *Locks) Lock(ctx context.Context, id string) (unlock func(), err error) {
 	for {
 		l.mu.Lock()

@@ -13,15 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is a hold on one process that no reuse of its pid can turn into another. A nil one is a process that is gone.
+// Process refers to one process, by a pidfd, so that a reuse of its pid cannot confuse it. A nil
+// Process has ended.
 type Process struct {
 	Pid     int
-	Started uint64 // clock ticks after boot
+	Started uint64 // in clock ticks since boot
 	file    *os.File
 	raw     syscall.RawConn
 }
 
-// Open takes hold of a process; os.ErrNotExist if there is none.
+// Open returns a handle of a process, or os.ErrNotExist.
 func Open(pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) {
@@ -32,10 +33,11 @@ func Open(pid int) (*Process, error) {
 	}
 	p := &Process{Pid: pid, file: os.NewFile(uintptr(fd), "pidfd")}
 	if p.raw, err = p.file.SyscallConn(); err == nil {
-		err = p.file.SetReadDeadline(time.Time{}) // an error: the descriptor cannot be waited for
+		err = p.file.SetReadDeadline(time.Time{}) // an error: the descriptor cannot be polled
 	}
 	if err == nil {
-		// Read after the descriptor is open: it is that of the process we hold, or the process is gone.
+		// Read after the descriptor is open: the value belongs to the process we hold, or the
+		// process is gone.
 		p.Started, err = StartTime(pid)
 	}
 	if err != nil {
@@ -45,7 +47,8 @@ func Open(pid int) (*Process, error) {
 	return p, nil
 }
 
-// StartTime is field 22 of /proc/<pid>/stat. The process chose the second field itself, so fields are counted from the last parenthesis.
+// StartTime returns field 22 of /proc/PID/stat. The process controls the second field, so fields
+// are counted from the last parenthesis.
 func StartTime(pid int) (uint64, error) {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if errors.Is(err, unix.ESRCH) {
@@ -64,7 +67,7 @@ func StartTime(pid int) (uint64, error) {
 	return strconv.ParseUint(fields[19], 10, 64)
 }
 
-// Ended says whether the process has, without waiting.
+// Ended reports whether the process has ended, without waiting.
 func (p *Process) Ended() bool {
 	if p == nil {
 		return true
@@ -80,12 +83,13 @@ func readable(fd uintptr, wait time.Duration) bool {
 	return err == nil && n > 0
 }
 
-// Block waits for the end without a thread of its own. False: the hold was closed first.
+// Block waits for the end of the process without occupying a thread. It returns false if the handle
+// was closed first.
 func (p *Process) Block() bool {
 	return p.raw.Read(func(fd uintptr) bool { return readable(fd, 0) }) == nil
 }
 
-// Kill ends the process, and with it all others of its pid namespace; it does not wait.
+// Kill sends SIGKILL, which ends all processes of its pid namespace too. It does not wait.
 func (p *Process) Kill() error {
 	if p == nil {
 		return nil
@@ -100,12 +104,13 @@ func (p *Process) Kill() error {
 	return err
 }
 
-// Wait returns when the process has ended, which for the first of a pid namespace is after all others.
+// Wait returns when the process has ended. The first process of a pid namespace ends after all
+// others.
 func (p *Process) Wait(ctx context.Context) error {
 	if p == nil {
 		return nil
 	}
-	const slice = 100 * time.Millisecond // so long does a poll outlive ctx
+	const slice = 100 * time.Millisecond // the longest time a poll outlives ctx
 	for {
 		over := false
 		if err := p.raw.Control(func(fd uintptr) { over = readable(fd, slice) }); err != nil {
@@ -121,7 +126,8 @@ func (p *Process) Wait(ctx context.Context) error {
 	}
 }
 
-// Reap collects the process in case it is our child: where the orchestrator is PID 1 or a subreaper, what the runtime left comes to it.
+// Reap collects the process in case it is our child: if the orchestrator is PID 1 or a subreaper,
+// it inherits what the runtime left.
 func (p *Process) Reap() {
 	_ = p.raw.Control(func(fd uintptr) {
 		_ = unix.Waitid(unix.P_PIDFD, int(fd), nil, unix.WEXITED|unix.WNOHANG, nil)
@@ -134,7 +140,7 @@ func (p *Process) Close() {
 	}
 }
 
-// BootID is what the kernel calls this boot.
+// BootID returns the kernel's id of this boot.
 func BootID() (string, error) {
 	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -12,18 +12,19 @@ import (
 )
 
 const (
-	removeTime  = 30 * time.Second // bounds a removal whose context has no end
+	removeTime  = 30 * time.Second // bounds a removal whose context has no deadline
 	removeTries = 3
-	killTime    = time.Second // for a first process alone, before its cgroups are emptied by force
+	killTime    = time.Second // for the first process alone, before its cgroups are emptied by force
 )
 
-// Remover destroys sandboxes from any state: held or not, half made, half removed, their first process dead or never started.
+// Remover destroys sandboxes from any state: held or not, half made, half removed, their first
+// process dead or never started.
 type Remover struct {
-	// Locks keep other calls about the sandbox away meanwhile.
+	// Locks keeps other calls about the sandbox out.
 	Locks *Locks
-	// TearDown removes one part after the other; each step is done when there is nothing to do.
+	// TearDown removes one part after the other. Each step succeeds if there is nothing to do.
 	TearDown func(ctx context.Context, id string) error
-	// Remaining names what there still is of a sandbox, for the error that says so.
+	// Remaining names what is left of a sandbox, for error messages.
 	Remaining func(id string) []string
 }
 
@@ -42,7 +43,8 @@ func (r *Remover) Remove(ctx context.Context, id string) error {
 	return r.Destroy(ctx, id)
 }
 
-// Destroy is Remove for who has the lock. It starts over a few times, as one part may hold on to another for a moment.
+// Destroy destroys a sandbox whose lock the caller holds. It starts over a few times, since one
+// part may briefly block another.
 func (r *Remover) Destroy(ctx context.Context, id string) error {
 	var err error
 	for try := range removeTries {
@@ -66,8 +68,9 @@ func (r *Remover) Destroy(ctx context.Context, id string) error {
 	return fmt.Errorf("remove sandbox %s: left are %s: %w", id, strings.Join(left, ", "), err)
 }
 
-// End kills everything of a sandbox and waits until it is dead. init is nil where there is no first process to be found: then the cgroups
-// have to do. Where several processes of the host make up the sandbox, init does not take the others along.
+// End kills all processes of a sandbox and waits until they are dead. If there is no first process
+// (init is nil), it kills by cgroup. several reports whether the sandbox consists of several host
+// processes that do not end with init.
 func End(ctx context.Context, id string, init *Process, several func() bool) error {
 	if init == nil {
 		return RemoveCgroups(ctx, id)

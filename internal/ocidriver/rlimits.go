@@ -8,18 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rlimitNumbers are those of ocispec that the kernel may refuse because a limit of ours is lower.
+// rlimitNumbers maps the limits of ocispec that the kernel may refuse because our own limit is
+// lower.
 func rlimitNumbers() map[string]int {
 	return map[string]int{
 		"RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK, "RLIMIT_NOFILE": unix.RLIMIT_NOFILE, "RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING,
 	}
 }
 
-// FitRlimits lowers what is above our own hard limits where these cannot be raised: a tighter wall is as good. Not so open files, which were
-// asked for by number.
+// FitRlimits lowers limits that exceed our own hard limits if these cannot be raised: a tighter
+// limit protects as well. The number of open files is an exception: it was requested, so it fails
+// instead.
 func FitRlimits(list []specs.POSIXRlimit) error { return FitRlimitsOf(0, list) }
 
-// FitRlimitsOf is FitRlimits for sandboxes that another process starts.
+// FitRlimitsOf is FitRlimits for sandboxes that the process starter starts.
 func FitRlimitsOf(starter int, list []specs.POSIXRlimit) error {
 	for i, r := range list {
 		number, ok := rlimitNumbers()[r.Type]
@@ -42,7 +44,7 @@ func FitRlimitsOf(starter int, list []specs.POSIXRlimit) error {
 	return nil
 }
 
-// hasResourceCapability says whether a process has CAP_SYS_RESOURCE.
+// hasResourceCapability reports whether a process has CAP_SYS_RESOURCE.
 func hasResourceCapability(pid int) bool {
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3, Pid: int32(pid)}
 	var sets [2]unix.CapUserData

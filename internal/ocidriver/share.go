@@ -5,7 +5,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Share is what the commands may use: the sandbox's caps less what the guest needs to answer when they have used up theirs.
+// Share returns what commands may use: the sandbox's caps less the guest's reserve.
 func Share(l runtime.Limits) cgroup.Share {
 	return cgroup.Share{
 		MemoryBytes: l.MemoryBytes - runtime.GuestReserveBytes,

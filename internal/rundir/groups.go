@@ -19,15 +19,15 @@ func (c *Dir) cgroupDir(name string) string {
 	return filepath.Join(c.RunDir(), filepath.Base(wire.CgroupDir), name)
 }
 
-// recordPath is the file that names the delegated cgroups, for a removal by a process that did not delegate them.
+// recordPath is the file that names the delegated cgroups, for a removal by another process.
 func (c *Dir) recordPath() string { return filepath.Join(c.root, "cgroup.json") }
 
-// makeCgroupDirs makes the folders that cgroups are bound on: all that this host's mode has. On a host without any there is
-// nothing to bind, and Attach says so.
+// makeCgroupDirs creates the directories that cgroups are bound on: all that this host's mode has.
+// On a host without cgroups there is nothing to bind, and Attach reports it.
 func (c *Dir) makeCgroupDirs() error {
 	names := cgroup.Names()
 	if h, err := cgroup.Detect(); err != nil {
-		c.log.Debug("no cgroups for commands", "error", err)
+		c.log.Debug("cgroups not available; commands run without", "error", err)
 		names = nil
 	} else if h.Mode == cgroup.ModeV2 {
 		names = []string{cgroup.Unified}
@@ -43,7 +43,7 @@ func (c *Dir) makeCgroupDirs() error {
 	return nil
 }
 
-// bindCgroups delegates the cgroups and binds them. It completes what an earlier one left undone.
+// bindCgroups delegates the cgroups and binds them. It completes what an earlier call left undone.
 func (c *Dir) bindCgroups(initPid int, share cgroup.Share) error {
 	d, err := cgroup.Delegate(initPid, share)
 	if err != nil {
@@ -76,21 +76,23 @@ func (c *Dir) bindCgroups(initPid int, share cgroup.Share) error {
 	return nil
 }
 
-// Figures are what the sandbox uses now. errors.ErrUnsupported before Attach and where it has no cgroups that are ours to read (AttachAs, and a host
-// without any); fs.ErrNotExist once it is gone. It waits for no other call.
+// Figures returns what the sandbox uses now. errors.ErrUnsupported: before Attach, and if it has no
+// cgroups that we can read (AttachAs, or a host without cgroups). fs.ErrNotExist: it is gone. It
+// waits for no other call.
 func (c *Dir) Figures() (cgroup.Figures, error) {
 	d := c.cgroups.Load()
 	if d == nil {
-		return cgroup.Figures{}, fmt.Errorf("figures of cell %s: it has no cgroups of its own: %w", c.id, errors.ErrUnsupported)
+		return cgroup.Figures{}, fmt.Errorf("figures of sandbox %s: it has no cgroups: %w", c.id, errors.ErrUnsupported)
 	}
 	f, err := d.Figures()
 	if err != nil {
-		return cgroup.Figures{}, fmt.Errorf("figures of cell %s: %w", c.id, err)
+		return cgroup.Figures{}, fmt.Errorf("figures of sandbox %s: %w", c.id, err)
 	}
 	return f, nil
 }
 
-// record writes which cgroups are ours, whole or not at all. It need not outlive a crash of the machine: neither do they.
+// record writes which cgroups are ours, atomically. The file need not survive a crash of the
+// machine, since the cgroups do not either.
 func (c *Dir) record(d *cgroup.Delegated) error {
 	b, err := json.Marshal(d.Dirs)
 	if err != nil {
@@ -118,8 +120,8 @@ func (c *Dir) removeCgroups(ctx context.Context) error {
 	}
 	var dirs map[string]string
 	if err := json.Unmarshal(b, &dirs); err != nil {
-		// Only a crash of the machine leaves that, and then the cgroups are gone too.
-		c.log.Warn("record of cgroups is unreadable", "error", err)
+		// Only a crash of the machine damages the record, and then the cgroups are gone too.
+		c.log.Warn("failed to read the cgroup record; ignoring it", "error", err)
 		return nil
 	}
 	for name := range dirs {

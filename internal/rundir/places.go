@@ -1,7 +1,7 @@
 package rundir
 
-// Paths says where the cell of these options has its RunDir and its SlotDir, made or not, for who writes a container down before its cell is made.
-// Dir must be there.
+// Paths returns the RunDir and the WorkspaceDir for these options, for a driver that records a
+// container before its run directory exists. Options.Dir must exist.
 func Paths(o Options) (runDir, slotDir string, err error) {
 	c, err := newDir(o)
 	if err != nil {

@@ -1,22 +1,26 @@
-// Package rundir owns what every local driver needs on the host for one sandbox: a folder with two mounts that the container
-// is given, the socket on which its guest reports, the late-bound workspace and the late-bound cgroups.
+// Package rundir manages the directory that every local driver needs on the host for one sandbox:
+// two mounts for the container, the socket that its guest dials, the workspace that is mounted
+// later, and the cgroups.
 //
 //	S/cells/<id>/run          small tmpfs, root only; the container sees it read-only at wire.RunDir
-//	S/cells/<id>/run/guest    the guest binary, a read-only bind, and so its programs (guest-web)
+//	S/cells/<id>/run/guest    the guest binary, a read-only bind; its programs (guest-web) likewise
 //	S/cells/<id>/run/host.sock
-//	S/cells/<id>/run/cgroup/  empty folders, onto which Attach binds the delegated cgroups
+//	S/cells/<id>/run/cgroup/  empty directories on which Attach binds the delegated cgroups
 //	S/cells/<id>/slot         tmpfs of the sandbox's scratch size; a workspace is bound on top of it
-//	S/cells/<id>/cgroup.json  which cgroups Attach delegated, for a removal after a crash
+//	S/cells/<id>/cgroup.json  the cgroups that Attach delegated, for a removal after a crash
 //
-// Both tmpfs are shared mounts of their own, so it does not matter what S lies on, and a container that has them as slaves
-// sees what is mounted later. A driver mounts [Cell.RunDir] and [Cell.SlotDir] recursively, as slaves.
+// Both tmpfs are shared mounts, so it does not matter what file system S is on, and a container
+// that has them as slaves sees later mounts. A driver mounts [Dir.RunDir] and [Dir.WorkspaceDir]
+// recursively, as slaves.
 //
-// The package never starts or ends a container and never deletes a tree: after the last unmount there are only files it
-// made itself, and it removes those by name, so that no mistake in unmounting can cost a workspace.
+// The package never starts or ends a container and never deletes a tree: after the last unmount
+// only files that it made remain, and it removes those by name. So no mistake in unmounting can
+// delete a workspace.
 //
-// Goroutines: those of the cell's link.Listener; Close and Remove wait for them.
+// Goroutines: those of guestconn.Listener; Close and Remove wait for them.
 //
-// Errors: [ErrIncomplete], [ErrBound], [ErrNotAttached], slot.ErrBusy, link.ErrClosed, cgroup.ErrUnsupported, else what the kernel said, wrapped.
+// Errors: [ErrIncomplete], [ErrBound], [ErrNotAttached], livemount.ErrBusy, guestconn.ErrClosed,
+// cgroup.ErrUnsupported, or what the kernel returned, wrapped.
 package rundir
 
 import (
@@ -38,72 +42,75 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 )
 
-// The errors callers tell apart.
+// Errors that callers distinguish.
 var (
-	// ErrIncomplete: what Adopt found is not a whole cell (the host crashed while it was made or removed, or was booted
-	// since). Nothing can be run in it; Remove it.
-	ErrIncomplete = errors.New("cell is incomplete")
-	// ErrBound: a workspace is bound already.
+	// ErrIncomplete: Adopt found only parts of a run directory. The host crashed while it was made
+	// or removed, or has booted since. Nothing can run in it; call Remove.
+	ErrIncomplete = errors.New("run directory is incomplete")
+	// ErrBound: a workspace is already bound.
 	ErrBound = errors.New("a workspace is bound already")
-	// ErrNotAttached: there is no running container yet that a workspace could be shown to.
+	// ErrNotAttached: there is no running container yet that could see a workspace.
 	ErrNotAttached = errors.New("no running sandbox is attached")
 )
 
 const (
-	// runBytes holds a socket and a few empty folders.
+	// for a socket and a few empty directories
 	runBytes  = 1 << 20
 	runInodes = 128
-	// workspaceUID owns the scratch workspace: the uid and gid that commands run as unless a lease says otherwise.
+	// workspaceUID owns the scratch workspace: the uid and gid of commands unless a lease says
+	// otherwise.
 	workspaceUID = 1000
-	// undoTime bounds taking back a half-made cell.
+	// undoTime bounds the removal of a half-made run directory.
 	undoTime = 10 * time.Second
 )
 
-// Options say which cell.
+// Options select a run directory.
 type Options struct {
-	Dir          string // of all cells, absolute; made if missing
-	ID           string // of the sandbox: letters, digits, '.', '_' and '-', at most 128, not beginning with '.'
+	Dir          string // parent of all run directories, absolute; made if missing
+	ID           string // of the sandbox: letters, digits, '.', '_' and '-', at most 128, not starting with '.'
 	GuestPath    string // of the guest binary: a file, not a symbolic link. Only Make reads it
-	ScratchBytes int64  // most that the scratch workspace holds; must be positive. Only Make reads it
+	ScratchBytes int64  // size of the scratch workspace, positive. Only Make reads it
 	Log          *slog.Logger
 }
 
-// Dir is one sandbox's. Safe for concurrent use; calls that change mounts wait for each other.
+// Dir is the run directory of one sandbox. Safe for concurrent use; calls that change mounts wait
+// for each other.
 type Dir struct {
 	id   string
 	root string // S/cells/<id>, without symbolic links
 	log  *slog.Logger
 	ln   *guestconn.Listener
 
-	mountLock chan struct{} // one token: who has it may change mounts and what is below
-	// workspaces is how many mounts lie on the scratch workspace.
+	mountLock chan struct{} // holds one token; its holder may change mounts and the fields below
+	// workspaces is the number of mounts on top of the scratch workspace.
 	workspaces int
-	// initPid is the sandbox's process, 0 before Attach; grouped: its cgroups are bound.
+	// initPid is the sandbox's process, 0 before Attach. cgroupsBound: its cgroups are bound.
 	initPid      int
 	cgroupsBound bool
-	// noLateMounts: what is mounted later does not appear inside.
+	// noLateMounts: a later mount does not appear inside.
 	noLateMounts bool
-	// cgroups are those that Attach delegated, nil before that and without any. Read without the turn.
+	// cgroups are those that Attach delegated, or nil. Read without the lock.
 	cgroups atomic.Pointer[cgroup.Delegated]
-	// mayBeBound: some cgroups may be bound already, by a process before us or by an Attach that failed.
+	// mayBeBound: an earlier process, or an Attach that failed, may have bound some cgroups
+	// already.
 	mayBeBound bool
 }
 
-// Make makes a cell and listens in it. On error, and when ctx ends meanwhile, everything is taken back. A cell
-// that exists is an error (fs.ErrExist).
+// Make creates a run directory and listens in it. On an error, or if ctx ends first, it removes
+// everything again. If the directory exists, the error is fs.ErrExist.
 func Make(ctx context.Context, o Options) (_ *Dir, err error) {
 	if err := o.validate(); err != nil {
-		return nil, fmt.Errorf("make cell %s: %w", o.ID, err)
+		return nil, fmt.Errorf("make run directory %s: %w", o.ID, err)
 	}
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make cell %s: %w", o.ID, err)
+		return nil, fmt.Errorf("make run directory %s: %w", o.ID, err)
 	}
 	c, err := newDir(o)
 	if err != nil {
-		return nil, fmt.Errorf("make cell %s: %w", o.ID, err)
+		return nil, fmt.Errorf("make run directory %s: %w", o.ID, err)
 	}
 	if err := os.Mkdir(c.root, 0o700); err != nil {
-		return nil, fmt.Errorf("make cell %s: %w", o.ID, err)
+		return nil, fmt.Errorf("make run directory %s: %w", o.ID, err)
 	}
 	defer func() {
 		if err == nil {
@@ -111,7 +118,7 @@ func Make(ctx context.Context, o Options) (_ *Dir, err error) {
 		}
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 		defer cancel()
-		err = errors.Join(fmt.Errorf("make cell %s: %w", o.ID, err), c.Remove(undo))
+		err = errors.Join(fmt.Errorf("make run directory %s: %w", o.ID, err), c.Remove(undo))
 	}()
 	for _, step := range c.steps(o) {
 		if ctx.Err() != nil {
@@ -124,7 +131,8 @@ func Make(ctx context.Context, o Options) (_ *Dir, err error) {
 	return c, nil
 }
 
-// steps are what makes a cell of an empty folder, in order. Remove copes with an end after any of them.
+// steps returns what turns an empty directory into a run directory, in order. Remove handles a stop
+// after any of them.
 func (c *Dir) steps(o Options) []func() error {
 	guest := filepath.Join(c.RunDir(), filepath.Base(wire.GuestPath))
 	return []func() error{
@@ -139,13 +147,13 @@ func (c *Dir) steps(o Options) []func() error {
 			})
 		},
 		func() error { return bindPrograms(guest, o.GuestPath) },
-		func() error { return bindBinary(guest, o.GuestPath) }, // last: with it a cell counts as whole
+		func() error { return bindBinary(guest, o.GuestPath) }, // last: with it the run directory counts as complete
 		c.makeCgroupDirs,
 		c.listen,
 	}
 }
 
-// bindBinary makes a file of the host's appear at path.
+// bindBinary makes a host file appear at path.
 func bindBinary(path, source string) error {
 	if err := os.WriteFile(path, nil, 0o700); err != nil {
 		return err
@@ -153,7 +161,7 @@ func bindBinary(path, source string) error {
 	return livemount.BindFile(path, source, true)
 }
 
-// bindPrograms has the programs beside the guest that there are.
+// bindPrograms binds the programs that exist beside the guest.
 func bindPrograms(guest, source string) error {
 	for _, name := range wire.Programs() {
 		from := wire.ProgramPath(source, name)
@@ -167,16 +175,16 @@ func bindPrograms(guest, source string) error {
 	return nil
 }
 
-// Adopt takes over the cell of a host process before this one: it listens again at the same path, and the guest comes back by
-// itself. fs.ErrNotExist without such a cell; [ErrIncomplete] where only parts of one are left. Attach must be called
-// again before streams are used.
+// Adopt takes over the run directory of an earlier host process: it listens at the same path again,
+// and the guest reconnects. The error is fs.ErrNotExist if there is none, and [ErrIncomplete] if
+// only parts are left. Call Attach before using streams.
 func Adopt(ctx context.Context, o Options) (*Dir, error) {
 	c, err := newDir(o)
 	if err == nil {
 		err = c.adopt(ctx)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("adopt cell %s: %w", o.ID, err)
+		return nil, fmt.Errorf("adopt run directory %s: %w", o.ID, err)
 	}
 	return c, nil
 }
@@ -216,102 +224,106 @@ func (c *Dir) adopt(ctx context.Context) error {
 	return c.listen()
 }
 
-// RunDir is the host's path of what the container mounts read-only at wire.RunDir.
+// RunDir returns the host path of what the container mounts read-only at wire.RunDir.
 func (c *Dir) RunDir() string { return filepath.Join(c.root, "run") }
 
-// WorkspaceDir is the host's path of what the container mounts at wire.Workspace.
+// WorkspaceDir returns the host path of what the container mounts at wire.Workspace.
 func (c *Dir) WorkspaceDir() string { return filepath.Join(c.root, "slot") }
 
-// Attach binds the sandbox's cgroups into the running container, with the caps of share, and then lets the process initPid
-// (in the host's pid namespace), and no other, park streams. When the cgroups fail the link works all the same: whether a
-// sandbox without them may be used is the caller's to say. Idempotent; with other caps it sets nothing anew.
+// Attach binds the sandbox's cgroups into the running container, with the caps of share. Then it
+// lets the process initPid, in the host's pid namespace, and no other, park streams. If the cgroups
+// fail, streams still work: the caller decides whether to use such a sandbox. Attach is idempotent;
+// a second call does not change the caps.
 func (c *Dir) Attach(ctx context.Context, initPid int, share cgroup.Share) error {
 	if initPid <= 0 {
-		return fmt.Errorf("attach cell %s: pid %d is nobody's", c.id, initPid)
+		return fmt.Errorf("attach run directory %s: invalid pid %d", c.id, initPid)
 	}
 	if err := c.lock(ctx); err != nil {
-		return fmt.Errorf("attach cell %s: %w", c.id, err)
+		return fmt.Errorf("attach run directory %s: %w", c.id, err)
 	}
 	defer c.unlock()
 	switch {
 	case c.initPid != 0 && c.initPid != initPid:
-		return fmt.Errorf("attach cell %s to process %d: it is attached to %d", c.id, initPid, c.initPid)
+		return fmt.Errorf("attach run directory %s to process %d: it is attached to %d", c.id, initPid, c.initPid)
 	case c.cgroupsBound:
 		return nil
 	}
 	err := c.bindCgroups(initPid, share)
-	// Last, so that no stream is used before the cgroups are there.
+	// Last, so that no stream is used before the cgroups exist.
 	c.ln.Expect(initPid)
 	c.initPid, c.cgroupsBound = initPid, err == nil
 	if err != nil {
-		return fmt.Errorf("attach cell %s: %w", c.id, err)
+		return fmt.Errorf("attach run directory %s: %w", c.id, err)
 	}
 	return nil
 }
 
-// AttachAs is Attach for a sandbox that takes neither cgroups nor a workspace from outside once it runs (gVisor): it lets the
-// processes park streams for which check returns nil. initPid is the process that stands for the sandbox. Idempotent.
+// AttachAs is Attach for a running sandbox that accepts neither cgroups nor a workspace from
+// outside (gVisor). It lets the processes park streams for which check returns nil. initPid is the
+// process that represents the sandbox. It is idempotent.
 func (c *Dir) AttachAs(ctx context.Context, initPid int, check func(pid int) error) error {
 	if initPid <= 0 {
-		return fmt.Errorf("attach cell %s: pid %d is nobody's", c.id, initPid)
+		return fmt.Errorf("attach run directory %s: invalid pid %d", c.id, initPid)
 	}
 	if err := c.lock(ctx); err != nil {
-		return fmt.Errorf("attach cell %s: %w", c.id, err)
+		return fmt.Errorf("attach run directory %s: %w", c.id, err)
 	}
 	defer c.unlock()
 	if c.initPid != 0 && c.initPid != initPid {
-		return fmt.Errorf("attach cell %s to process %d: it is attached to %d", c.id, initPid, c.initPid)
+		return fmt.Errorf("attach run directory %s to process %d: it is attached to %d", c.id, initPid, c.initPid)
 	}
 	c.ln.ExpectWhere(check)
 	c.initPid, c.noLateMounts = initPid, true
 	return nil
 }
 
-// Open opens a stream to the guest; see link.Listener.Open.
+// Open opens a stream to the guest; see guestconn.Listener.Open.
 func (c *Dir) Open(ctx context.Context) (net.Conn, error) { return c.ln.Open(ctx) }
 
-// Bind mounts the directory source at wire.Workspace inside, visible there when Bind returns. [ErrBound] if one is bound;
-// [ErrNotAttached] before Attach, for a container made after Bind would take the workspace for the slot, and keep it.
+// Bind mounts the directory source at wire.Workspace inside, where it is visible when Bind returns.
+// The error is [ErrBound] if a workspace is bound, and [ErrNotAttached] before Attach: a container
+// made after Bind would keep the workspace as its scratch directory.
 func (c *Dir) Bind(ctx context.Context, source string, ro bool) error {
 	if err := c.lock(ctx); err != nil {
-		return fmt.Errorf("bind workspace in cell %s: %w", c.id, err)
+		return fmt.Errorf("bind workspace of sandbox %s: %w", c.id, err)
 	}
 	defer c.unlock()
 	switch {
 	case c.initPid == 0:
-		return fmt.Errorf("bind workspace in cell %s: %w", c.id, ErrNotAttached)
+		return fmt.Errorf("bind workspace of sandbox %s: %w", c.id, ErrNotAttached)
 	case c.noLateMounts:
-		return fmt.Errorf("bind workspace in cell %s: it would not be seen inside: %w", c.id, errors.ErrUnsupported)
+		return fmt.Errorf("bind workspace of sandbox %s: the mount would not appear inside: %w", c.id, errors.ErrUnsupported)
 	case c.workspaces > 0:
-		return fmt.Errorf("bind workspace in cell %s: %w", c.id, ErrBound)
+		return fmt.Errorf("bind workspace of sandbox %s: %w", c.id, ErrBound)
 	}
 	if err := livemount.Bind(c.WorkspaceDir(), source, ro); err != nil {
-		return fmt.Errorf("bind workspace in cell %s: %w", c.id, err)
+		return fmt.Errorf("bind workspace of sandbox %s: %w", c.id, err)
 	}
 	c.workspaces++
 	return nil
 }
 
-// Unbind takes the workspace away; without one it does nothing. slot.ErrBusy after 2 s in which something inside still used
-// it: then only the end of the sandbox makes the workspace free for another.
+// Unbind unmounts the workspace, if there is one. The error is livemount.ErrBusy if something
+// inside still uses it after 2 s: then only the end of the sandbox frees the workspace.
 func (c *Dir) Unbind(ctx context.Context) error {
 	if err := c.lock(ctx); err != nil {
-		return fmt.Errorf("unbind workspace in cell %s: %w", c.id, err)
+		return fmt.Errorf("unbind workspace of sandbox %s: %w", c.id, err)
 	}
 	defer c.unlock()
 	for c.workspaces > 0 {
 		if err := livemount.Unbind(ctx, c.WorkspaceDir()); err != nil {
-			return fmt.Errorf("unbind workspace in cell %s: %w", c.id, err)
+			return fmt.Errorf("unbind workspace of sandbox %s: %w", c.id, err)
 		}
 		c.workspaces--
 	}
 	return nil
 }
 
-// Close stops listening and leaves everything else as it is, for the next host process to Adopt. Streams in use live on.
+// Close stops listening and changes nothing else, so that the next host process can Adopt. Open
+// streams continue.
 func (c *Dir) Close() error { return c.ln.Close() }
 
-// listen makes the socket the guest dials.
+// listen creates the socket that the guest dials.
 func (c *Dir) listen() error {
 	ln, err := guestconn.Listen(filepath.Join(c.RunDir(), filepath.Base(wire.HostSocket)))
 	if err != nil {
@@ -321,7 +333,7 @@ func (c *Dir) listen() error {
 	return nil
 }
 
-// lock waits for the turn to change mounts.
+// lock waits for the right to change mounts.
 func (c *Dir) lock(ctx context.Context) error {
 	select {
 	case c.mountLock <- struct{}{}:
@@ -351,7 +363,7 @@ func newDir(o Options) (*Dir, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	// Mounts are listed under their real paths.
+	// The kernel lists mounts under their real paths.
 	dir, err := filepath.EvalSymlinks(o.Dir)
 	if err != nil {
 		return nil, err
@@ -366,11 +378,12 @@ func newDir(o Options) (*Dir, error) {
 	}, nil
 }
 
-// Leftovers returns the ids that have a folder in dir, whole cells or not. None, without an error, where dir does not exist.
+// Leftovers returns the ids that have a directory in dir, complete or not. It returns none if dir
+// does not exist.
 func Leftovers(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("list cells: %w", err)
+		return nil, fmt.Errorf("list run directories: %w", err)
 	}
 	var ids []string
 	for _, e := range entries {

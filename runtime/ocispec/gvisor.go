@@ -9,39 +9,38 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// What differs in class gvisor, whoever starts runsc:
+// Differences of class gvisor, for every driver that starts runsc:
 //
-//   - The wall is a kernel in user space, into which our seccomp filter is loaded as well. Masks, sysctls and the cgroup namespace
-//     mean nothing to it.
-//   - A mount that is made after the start does not appear inside, so /workspace is a tmpfs of limits.scratch and files are carried.
-//   - Commands have no cgroups of their own. Their number is a limit that gVisor's kernel keeps for each user; what the host
-//     counts is that kernel with its helpers, in the sandbox's cgroup, which [GVisorCaps] gives.
-//   - The guest's streams come from gVisor's file server: a socket of the host can be dialled only with [GVisorFlags], and who
-//     dialled is to be looked up by the cgroup of the peer, not by its pid.
+//   - A user-space kernel isolates the sandbox, and our seccomp filter is loaded into it. Masked paths, sysctls and the cgroup namespace have no effect.
+//   - A mount made after the start does not appear inside. So /workspace is a tmpfs of limits.scratch, and files are copied.
+//   - Commands have no cgroups. gVisor's kernel limits their number per user. The host counts that kernel with its helpers, in the sandbox's cgroup, with the caps of [GVisorCaps].
+//   - The guest's streams come from gVisor's file server. It can dial a host socket only with [GVisorFlags], and the peer is identified by its cgroup, not by its pid.
 
 const (
-	// gvisorMemory and gvisorPerPid are what gVisor's kernel takes for itself, in bytes: on the host for each process of
-	// the sandbox some threads, their stacks and page tables.
+	// gvisorMemory and gvisorPerPid are what gVisor's kernel itself uses, in bytes: on the host,
+	// each process of the sandbox costs several threads, their stacks and page tables.
 	gvisorMemory = 64 << 20
 	gvisorPerPid = 1 << 20
-	// gvisorThreads are those of gVisor's kernel and file server themselves.
+	// gvisorThreads is the number of threads of gVisor's kernel and file server.
 	gvisorThreads = 128
-	// gvisorPerTask: on the ptrace platform each process of a sandbox has a thread for each thread of gVisor's kernel that ever
-	// ran it: 7 were seen with 90 processes. gVisor's kernel does not outlive a refused one, so this is generous.
+	// gvisorPerTask: on the ptrace platform each process of a sandbox has a thread for each thread
+	// of gVisor's kernel that ever ran it; 7 were seen with 90 processes. gVisor's kernel does not
+	// survive a refused thread, so this is generous.
 	gvisorPerTask = 32
 )
 
-// GVisorCaps are the caps of the cgroup that runsc runs in with all it starts: what was asked for and what gVisor's kernel takes
-// itself. Over the memory cap the host ends the sandbox as a whole. The number of processes that commands meet is a limit inside, for
-// each of their users; the host's bounds what a flood costs it.
+// GVisorCaps returns the caps of the cgroup of runsc and everything it starts: the requested caps
+// plus what gVisor's kernel needs. Beyond the memory cap the host ends the whole sandbox. Commands
+// meet a process limit inside, per user; the host's limit bounds what a flood costs the host.
 func GVisorCaps(l runtime.Limits) runtime.Limits {
 	l.MemoryBytes += gvisorMemory + l.Pids*gvisorPerPid
 	l.Pids = gvisorPerTask*l.Pids + gvisorThreads
 	return l
 }
 
-// GVisorFlags are the flags of runsc that our sandboxes need, in the words of that version: text is what "runsc flags" prints.
-// Missing names a flag that it lacks; then it cannot be used.
+// GVisorFlags returns the runsc flags that our sandboxes need, as this version spells them. text is
+// the output of "runsc flags". If missing is not empty, it names a flag that this version lacks,
+// and it cannot be used.
 func GVisorFlags(text string) (flags []string, missing string) {
 	have := func(name string) bool {
 		return slices.ContainsFunc(strings.Split(text, "\n"), func(line string) bool {
@@ -66,14 +65,15 @@ func GVisorFlags(text string) (flags []string, missing string) {
 		return nil, "oci-seccomp"
 	}
 	flags = append(flags, "--oci-seccomp")
-	// Newer versions keep writes to the root in memory or on disk; the root is read-only here.
+	// Newer versions keep writes to the root in memory or on disk; here the root is read-only.
 	if have("overlay2") {
 		flags = append(flags, "--overlay2=none")
 	}
 	return flags, ""
 }
 
-// GVisorPlatforms are the platforms that a version offers, the best first. Which of them work on a host only a try tells.
+// GVisorPlatforms returns the platforms that a version offers, the best first. Only a trial shows
+// which of them work on a host.
 func GVisorPlatforms(text string) []string {
 	_, text, _ = strings.Cut(text, "-platform string")
 	text, _, _ = strings.Cut(strings.TrimLeft(text, "\n"), "\n")
@@ -86,7 +86,8 @@ func GVisorPlatforms(text string) []string {
 	return offered
 }
 
-// GVisorRlimits are the limits of every process, with the number of processes for each user, which gVisor's kernel keeps.
+// GVisorRlimits returns the limits of every process, including the number of processes per user,
+// which gVisor's kernel enforces.
 func GVisorRlimits(l runtime.Limits) []specs.POSIXRlimit {
 	limit := uint64(max(1, l.Pids-runtime.GuestReservePids))
 	return append(Rlimits(l), specs.POSIXRlimit{Type: "RLIMIT_NPROC", Hard: limit, Soft: limit})
@@ -102,7 +103,7 @@ func GVisorSeccompJSON() ([]byte, error) {
 	return seccompText(filter)
 }
 
-// forGVisor changes a configuration into one for runsc.
+// forGVisor turns a configuration into one for runsc.
 func forGVisor(config *specs.Spec, l runtime.Limits) {
 	config.Process.Rlimits = GVisorRlimits(l)
 	linux := config.Linux
@@ -118,11 +119,13 @@ func forGVisor(config *specs.Spec, l runtime.Limits) {
 	}
 }
 
-// passThrough leaves calls to gVisor's kernel, which says ENOSYS to those it lacks. Its filters know one errno, and where that is EPERM the C library does
-// not fall back to older calls: no thread could be started.
+// passThrough allows calls whose absence gVisor's kernel reports with ENOSYS. Its filters know a
+// single errno, EPERM, after which the C library does not fall back to older calls: no thread could
+// start.
 func passThrough(rules []specs.LinuxSyscall) []specs.LinuxSyscall {
 	names := []string{"clone3", "fchmodat2"}
-	// pselect6 by the name that gVisor of 2022 has for it, without which no select() works there; who does not know a name leaves it out.
+	// The 2022 release of gVisor knows pselect6 under this name, and select needs it. A release
+	// that does not know the name ignores it.
 	allowed := append(slices.Clone(names), "pselect")
 	out := make([]specs.LinuxSyscall, 0, len(rules)+1)
 	for _, r := range rules {
@@ -134,7 +137,7 @@ func passThrough(rules []specs.LinuxSyscall) []specs.LinuxSyscall {
 	return append(out, specs.LinuxSyscall{Names: allowed, Action: specs.ActAllow})
 }
 
-// Scratch is /workspace where none can be mounted from outside: a tmpfs that files are carried into.
+// Scratch is /workspace if none can be mounted from outside: a tmpfs that files are copied into.
 func Scratch(l runtime.Limits) TmpfsMount {
 	return TmpfsMount{Path: runtime.WorkspaceDir, Bytes: l.ScratchBytes, Mode: 0o755, UID: runtime.CommandUID, GID: runtime.CommandGID}
 }

@@ -2,10 +2,11 @@ package ocispec
 
 import "github.com/sandbox-orchestrator/orchestrator/runtime"
 
-// NoGVisorBind is why nothing can be bound into a sandbox of class gvisor.
+// NoGVisorBind is why a sandbox of class gvisor has no late mounts.
 const NoGVisorBind = "no: gVisor shows no mount that is made after the start; files travel over the stream"
 
-// GVisorCapabilities are those of class gvisor, whatever driver starts it, with what it has not in the words of the committed table.
+// GVisorCapabilities returns the capabilities of class gvisor, the same for every driver. The
+// reasons for missing ones are those of the committed table.
 func GVisorCapabilities() runtime.Capabilities {
 	caps := runtime.Capabilities{}
 	for _, c := range runtime.AllCapabilities() {

@@ -1,9 +1,11 @@
-// Package ocispec turns a sandbox's Spec into what an OCI runtime or an engine is asked for: the one place where the walls of a
-// sandbox are written down, so that they are the same for every driver.
+// Package ocispec turns a sandbox's Spec into the configuration of an OCI runtime or a container
+// engine. It is the one place that defines how a sandbox is isolated, so that all drivers do it
+// alike.
 //
-// [New] gives the whole OCI configuration; the functions beside it give single parts for engines that take them in another form.
-// The package reads no file, makes nothing and starts no goroutine; all functions may be called concurrently, and what
-// they return is the caller's. Errors are of class InvalidArgument and name what is wrong.
+// [New] returns a complete OCI configuration. The other functions return single parts, for engines
+// that take them in another form. The package reads no file and starts no goroutine. All functions
+// may be called concurrently, and the caller owns what they return. Errors are of class
+// InvalidArgument and name the field.
 package ocispec
 
 import (
@@ -18,17 +20,17 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// version is the oldest OCI version that has all we use; runtimes of the last years accept it.
+// version is the oldest OCI version with everything we use; runtimes of recent years accept it.
 const version = "1.0.2"
 
-// HostPaths is where a driver keeps what the container is made from. All paths are absolute ones of the host.
+// HostPaths says where a driver keeps what the container is made from. All are absolute host paths.
 type HostPaths struct {
 	// Root is the root filesystem.
 	Root string
-	// RunDir and SlotDir are the cell's: they appear at runtime.RunDir and runtime.WorkspaceDir, and what is mounted below them
-	// later appears inside as well.
+	// RunDir and WorkspaceDir are those of package rundir. They appear at runtime.RunDir and
+	// runtime.WorkspaceDir, and later mounts below them appear inside as well.
 	RunDir, WorkspaceDir string
-	// CgroupsPath is the container's cgroup below every hierarchy's top.
+	// CgroupsPath is the container's cgroup, relative to the root of every hierarchy.
 	CgroupsPath string
 }
 
@@ -43,7 +45,7 @@ func (p HostPaths) validate() error {
 	return nil
 }
 
-// New returns the OCI configuration of a sandbox. Limits that are zero mean their defaults.
+// New returns the OCI configuration of a sandbox. Zero limits mean their defaults.
 func New(spec runtime.Spec, at HostPaths) (*specs.Spec, error) {
 	spec.Limits = spec.Limits.WithDefaults()
 	if err := spec.Validate(); err != nil {
@@ -74,7 +76,7 @@ func New(spec runtime.Spec, at HostPaths) (*specs.Spec, error) {
 			Seccomp:           filter,
 			MaskedPaths:       MaskedPaths(),
 			ReadonlyPaths:     ReadonlyPaths(),
-			RootfsPropagation: "rslave", // mounts of the host go in, none comes out
+			RootfsPropagation: "rslave", // mounts of the host propagate in, none propagates out
 		},
 	}
 	for _, t := range TemplateTmpfs(spec) {
@@ -90,7 +92,8 @@ func process(spec runtime.Spec) *specs.Process {
 	umask := uint32(0o022)
 	adj := OOMScoreAdj
 	return &specs.Process{
-		// The guest starts as uid 0 with three capabilities and runs every command as another user with none.
+		// The guest starts as uid 0 with three capabilities and runs every command as another user
+		// with none.
 		User:            specs.User{Umask: &umask},
 		Args:            Args(spec),
 		Env:             Env(),
@@ -100,12 +103,12 @@ func process(spec runtime.Spec) *specs.Process {
 		Rlimits:         Rlimits(spec.Limits),
 		Capabilities: &specs.LinuxCapabilities{
 			Bounding: Capabilities(), Permitted: Capabilities(), Effective: Capabilities(),
-			// Neither inheritable nor ambient: an exec by another user keeps nothing.
+			// Neither inheritable nor ambient: an exec by another user keeps no capability.
 		},
 	}
 }
 
-// Resources are the caps of the whole sandbox, the guest included.
+// Resources returns the caps of the whole sandbox, including the guest.
 func Resources(l runtime.Limits) *specs.LinuxResources {
 	var (
 		memory = l.MemoryBytes
@@ -115,24 +118,26 @@ func Resources(l runtime.Limits) *specs.LinuxResources {
 		shares = max(2, uint64(math.Round(l.CPUs*1024)))
 	)
 	return &specs.LinuxResources{
-		// Nothing; runtimes add the nodes that every container has (null, zero, full, random, urandom, tty, ptmx).
+		// None; runtimes add the devices that every container has (null, zero, full, random,
+		// urandom, tty, ptmx).
 		Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}},
-		// Memory and swap together as much as memory alone: no swap.
+		// Memory plus swap is capped at the memory cap: no swap.
 		Memory: &specs.LinuxMemory{Limit: &memory, Swap: &memory},
 		CPU:    &specs.LinuxCPU{Shares: &shares, Quota: &quota, Period: &period},
 		Pids:   &specs.LinuxPids{Limit: &pids},
 	}
 }
 
-// mounts lists them in the order in which they are made.
+// mounts returns the mounts in the order in which they are made.
 func mounts(l runtime.Limits, at HostPaths) []specs.Mount {
 	list := []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "strictatime", "mode=755", "size=65536"}},
-		// The kernel has some 3000 terminals for all containers together: one sandbox gets only so many of them.
+		// The kernel has about 3000 pseudo-terminals for all containers; this bounds the share of
+		// one sandbox.
 		{Destination: "/dev/pts", Type: "devpts", Source: "devpts",
 			Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", "max=" + strconv.Itoa(terminals)}},
-		// No cgroup below it: what the guest may have of them comes through the run dir.
+		// No cgroup hierarchy below it: the guest's part of it comes through the run directory.
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
 	}
 	for _, t := range Tmpfs(l) {

@@ -14,18 +14,19 @@ import (
 const (
 	// Hostname is the same in every sandbox.
 	Hostname = "sandbox"
-	// OOMScoreAdj makes a sandbox go before what else runs on a host that is out of memory.
+	// OOMScoreAdj makes the kernel kill a sandbox before other processes of a host that is out of
+	// memory.
 	OOMScoreAdj = 500
 
-	cpuPeriod = 100_000 // microseconds, the kernel's own default
+	cpuPeriod = 100_000 // microseconds, the kernel's default
 
 	runBytes = 4 << 20  // /run holds the guest's sockets
 	shmBytes = 16 << 20 // /dev/shm, at most
 
-	terminals = 64 // pseudo terminals that can be open at a time
+	terminals = 64 // concurrent pseudo-terminals
 )
 
-// Args is the command line of PID 1: the guest, behind the template's entrypoint if it has one.
+// Args returns the command line of PID 1: the template's entrypoint, if any, and the guest.
 func Args(spec runtime.Spec) []string {
 	alone := spec.OrphanTimeout
 	if alone == 0 {
@@ -34,7 +35,7 @@ func Args(spec runtime.Spec) []string {
 	args := make([]string, 0, len(spec.Entrypoint)+4+2*len(spec.Ulimits)+2*len(spec.Tmpfs))
 	args = append(args, spec.Entrypoint...)
 	args = append(args, runtime.GuestPath, "init", "--alone", alone.String())
-	for _, name := range slices.Sorted(maps.Keys(spec.Ulimits)) { // the guest gives them to commands, and has none itself
+	for _, name := range slices.Sorted(maps.Keys(spec.Ulimits)) { // the guest sets them for commands and has none itself
 		args = append(args, "--ulimit", name+"="+strconv.FormatInt(spec.Ulimits[name], 10))
 	}
 	for _, t := range TemplateTmpfs(spec) {
@@ -43,13 +44,13 @@ func Args(spec runtime.Spec) []string {
 	return args
 }
 
-// Env is the whole environment of PID 1. Whoever can read /proc/1/environ learns nothing; what a caller brings is bound at claim
-// and given to commands only.
+// Env returns the whole environment of PID 1. It contains nothing of a caller, so /proc/1/environ
+// reveals nothing; a caller's variables are set at the claim and reach commands only.
 func Env() []string {
 	return []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"}
 }
 
-// Labels are what a container carries so that its owner finds it again.
+// Labels returns the labels by which the owner finds a container again.
 func Labels(spec runtime.Spec) map[string]string {
 	return map[string]string{
 		"orchestrator.owner":    spec.Owner,
@@ -59,29 +60,31 @@ func Labels(spec runtime.Spec) map[string]string {
 	}
 }
 
-// Capabilities are the guest's: to become the commands' user, and to signal what runs as one. Commands have none.
+// Capabilities returns the guest's capabilities: to become the commands' user, and to signal its
+// processes. Commands have none.
 func Capabilities() []string { return []string{"CAP_KILL", "CAP_SETGID", "CAP_SETUID"} }
 
-// Rlimits are the limits of every process. Those that the kernel counts per user count over all sandboxes together, as all commands have
-// the same uid on the host: such a one is nothing at all or generous, never a small number that one sandbox could use up for the others. So
-// there is none on processes (RLIMIT_NPROC): the pids cgroup is that cap.
+// Rlimits returns the limits of every process. The kernel counts some of them per user, and all
+// commands have the same uid on the host. Such a limit is zero or generous, so that one sandbox
+// cannot exhaust it for the others. There is no RLIMIT_NPROC: the pids cgroup is that cap.
 func Rlimits(l runtime.Limits) []specs.POSIXRlimit {
 	both := func(name string, n uint64) specs.POSIXRlimit { return specs.POSIXRlimit{Type: name, Hard: n, Soft: n} }
 	return []specs.POSIXRlimit{
 		both("RLIMIT_CORE", 0),
-		both("RLIMIT_MEMLOCK", 64<<10), // per process; also what a key, a secret or a ring buffer may pin
+		both("RLIMIT_MEMLOCK", 64<<10), // per process; also bounds what a key, a secret or a ring buffer can pin
 		both("RLIMIT_MSGQUEUE", 0),     // per user: no POSIX message queues
 		both("RLIMIT_NICE", 0),         // no priority above the host's normal one
 		both("RLIMIT_NOFILE", uint64(max(0, l.OpenFiles))),
 		both("RLIMIT_RTPRIO", 0), // no realtime scheduling
-		// Per user, but a queued signal is charged to the sandbox's memory, and with a limit of the size of the kernel's own default
-		// nobody else's default is exceeded by one sandbox alone.
+		// Per user. A queued signal counts toward the sandbox's memory. With a limit of the size of
+		// the kernel's default, one sandbox alone does not exhaust the default of others.
 		both("RLIMIT_SIGPENDING", 8192),
 	}
 }
 
-// Sysctls are those of the sandbox's own IPC and network namespaces. SysV shared memory that nobody is attached to goes away: it would outlive the
-// command that made it. TCP sockets begin with small buffers: what is in the first ones is not refused at the cap on what sockets hold.
+// Sysctls returns the settings of the sandbox's IPC and network namespaces. Detached SysV shared
+// memory is freed, since it would outlive the command that made it. TCP sockets start with small
+// buffers, so that the first ones fit below the cap on socket memory.
 func Sysctls() map[string]string {
 	return map[string]string{
 		"net.ipv4.tcp_rmem":      "4096 8192 1048576",
@@ -92,7 +95,7 @@ func Sysctls() map[string]string {
 	}
 }
 
-// TmpfsMount is one file system in memory. Its size is charged to the sandbox's memory as it fills.
+// TmpfsMount is a file system in memory. What it holds counts toward the sandbox's memory.
 type TmpfsMount struct {
 	Path     string
 	Bytes    int64
@@ -101,7 +104,7 @@ type TmpfsMount struct {
 	NoExec   bool
 }
 
-// Options are the mount options, in the form that tmpfs takes in fstab; engines take the same.
+// Options returns the mount options, as in fstab; engines accept the same form.
 func (t TmpfsMount) Options() []string {
 	opts := []string{"nosuid", "nodev"}
 	if t.NoExec {
@@ -113,7 +116,7 @@ func (t TmpfsMount) Options() []string {
 		"uid="+strconv.Itoa(t.UID), "gid="+strconv.Itoa(t.GID))
 }
 
-// Tmpfs lists what is writable in a sandbox besides /workspace, in the order of mounting.
+// Tmpfs returns the writable mounts of every sandbox besides /workspace, in mount order.
 func Tmpfs(l runtime.Limits) []TmpfsMount {
 	return []TmpfsMount{
 		{Path: "/dev/shm", Bytes: min(shmBytes, l.TmpBytes), Mode: 0o1777, NoExec: true},
@@ -123,7 +126,8 @@ func Tmpfs(l runtime.Limits) []TmpfsMount {
 	}
 }
 
-// TemplateTmpfs lists what the template adds to that, sorted by path. As in /tmp, every user may write there and run what is there.
+// TemplateTmpfs returns the mounts that the template adds, sorted by path. As in /tmp, every user
+// may write and execute there.
 func TemplateTmpfs(spec runtime.Spec) []TmpfsMount {
 	var out []TmpfsMount
 	for _, path := range slices.Sorted(maps.Keys(spec.Tmpfs)) {
@@ -132,7 +136,7 @@ func TemplateTmpfs(spec runtime.Spec) []TmpfsMount {
 	return out
 }
 
-// MaskedPaths cannot be read inside: they tell about the host, or reach into its kernel.
+// MaskedPaths cannot be read inside: they reveal the host, or reach into its kernel.
 func MaskedPaths() []string {
 	return []string{
 		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
@@ -141,7 +145,7 @@ func MaskedPaths() []string {
 	}
 }
 
-// ReadonlyPaths cannot be written inside, not by the guest either.
+// ReadonlyPaths cannot be written inside, not even by the guest.
 func ReadonlyPaths() []string {
 	return []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 }

@@ -12,15 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Seccomp returns the filter that guest and commands run under: Docker's default for the guest's capabilities, and tighter where that is too
-// wide for code nobody has read.
+// Seccomp returns the filter of guest and commands: Docker's default for the guest's capabilities,
+// tightened for code that nobody has reviewed.
 //
-//   - Only the native system call table: a 32-bit or x32 call ends the process.
-//   - Only sockets that stay inside: unix, IPv4 and IPv6 with the everyday protocols, and the netlink that getifaddrs(3) needs.
-//   - No PTRACE_O_TRACEEXIT: processes that trace each other with it stop on their way out, and no SIGKILL ends them.
-//   - None of the calls in refused.
+//   - Only the native system call table: a 32-bit or x32 call kills the process.
+//   - Only sockets that stay inside: unix, IPv4 and IPv6 with the common protocols, and the netlink family that getifaddrs(3) needs.
+//   - No PTRACE_O_TRACEEXIT: processes that trace each other with it stop while exiting, and SIGKILL does not end them.
+//   - None of deniedCalls.
 //
-// It depends on the architecture and the kernel's version only; callers that make many containers keep the result.
+// The filter depends only on the architecture and the kernel version; callers that create many
+// containers keep the result.
 func Seccomp() (*specs.LinuxSeccomp, error) {
 	native, ok := native()
 	if !ok {
@@ -37,7 +38,7 @@ func Seccomp() (*specs.LinuxSeccomp, error) {
 	return base, nil
 }
 
-// SeccompJSON is the same filter as text, as Docker's --security-opt seccomp= takes it.
+// SeccompJSON returns the same filter as text, as Docker's --security-opt seccomp= takes it.
 func SeccompJSON() ([]byte, error) {
 	filter, err := Seccomp()
 	if err != nil {
@@ -64,13 +65,14 @@ func native() (specs.Arch, bool) {
 	return "", false
 }
 
-// deniedCalls are system calls that Docker's default allows, or that it or a later one of it may allow, and that are not for sandboxes. All but
-// those of the first lines are refused by the default too, for want of a capability; naming them keeps that so.
+// deniedCalls are system calls that Docker's default allows, or may allow in another version, and
+// that sandboxes must not use. Except for the first lines, the default denies them too, for lack of
+// a capability; listing them keeps it so.
 func deniedCalls() []string {
 	return []string{
 		"socketcall",    // every address family at once, past any rule about socket
-		"modify_ldt",    // 16-bit code; a long row of kernel bugs
-		"fanotify_mark", // of no use without fanotify_init
+		"modify_ldt",    // 16-bit code; a long history of kernel bugs
+		"fanotify_mark", // useless without fanotify_init
 		"uretprobe", "uprobe",
 
 		"io_uring_setup", "io_uring_enter", "io_uring_register", "userfaultfd", "bpf", "perf_event_open",
@@ -83,7 +85,7 @@ func deniedCalls() []string {
 	}
 }
 
-// harden takes the refused calls out, and puts rules on arguments in place of the default's for sockets and ptrace.
+// harden removes the denied calls and replaces the default's rules for sockets and ptrace.
 func harden(rules []specs.LinuxSyscall) []specs.LinuxSyscall {
 	out := make([]specs.LinuxSyscall, 0, len(rules)+16)
 	drop := append(deniedCalls(), "socket", "socketpair", "ptrace")
@@ -98,7 +100,8 @@ func harden(rules []specs.LinuxSyscall) []specs.LinuxSyscall {
 	return slices.Concat(out, sockets(), ptrace())
 }
 
-// allow is a rule for one call; all conditions must hold. No argument may occur in two of them: runtimes read that as "or".
+// allow returns a rule for one call; all conditions must hold. No argument may occur in two of
+// them: runtimes read that as "or".
 func allow(name string, when ...specs.LinuxSeccompArg) specs.LinuxSyscall {
 	return specs.LinuxSyscall{Names: []string{name}, Action: specs.ActAllow, Args: when}
 }
@@ -107,13 +110,14 @@ func arg(index uint, op specs.LinuxSeccompOperator, value uint64) specs.LinuxSec
 	return specs.LinuxSeccompArg{Index: index, Op: op, Value: value}
 }
 
-// without holds if none of the bits is set.
+// without returns a condition that holds if none of the bits is set.
 func without(index uint, bits uint64) specs.LinuxSeccompArg {
 	return specs.LinuxSeccompArg{Index: index, Op: specs.OpMaskedEqual, Value: bits, ValueTwo: 0}
 }
 
-// sockets: the families that stay inside. Of the internet protocols TCP and UDP: SCTP, DCCP, SMC, MPTCP, L2TP and their kind load kernel modules
-// that nobody here needs, and ICMP is for a network that is not there. Raw sockets need a capability that nobody has.
+// sockets allows the families that stay inside. Of the internet protocols it allows TCP and UDP:
+// SCTP, DCCP, SMC, MPTCP, L2TP and others load kernel modules that no sandbox needs, and ICMP needs
+// a network. Raw sockets need a capability that no process has.
 func sockets() []specs.LinuxSyscall {
 	const family, protocol = 0, 2
 	rules := []specs.LinuxSyscall{
@@ -129,10 +133,12 @@ func sockets() []specs.LinuxSyscall {
 	return rules
 }
 
-// ptraceOldSetOptions is PTRACE_OLDSETOPTIONS: PTRACE_SETOPTIONS by its first number, which the kernel still knows on x86.
+// ptraceOldSetOptions is PTRACE_OLDSETOPTIONS, the first number of PTRACE_SETOPTIONS, which x86
+// kernels still accept.
 const ptraceOldSetOptions = 21
 
-// ptrace: all but the option that holds a dying process. The requests are listed around the three that take options.
+// ptrace allows everything but the option that stops a dying process. Its rules list the requests
+// around the three that take options.
 func ptrace() []specs.LinuxSyscall {
 	const request, data = 0, 3
 	noTraceExit := without(data, unix.PTRACE_O_TRACEEXIT)
@@ -143,8 +149,9 @@ func ptrace() []specs.LinuxSyscall {
 		allow("ptrace", arg(request, specs.OpEqualTo, unix.PTRACE_SEIZE), noTraceExit),
 		allow("ptrace", arg(request, specs.OpGreaterThan, unix.PTRACE_SEIZE)),
 	}
-	// What lies between, on either architecture: PTRACE_SYSCALL and the thread area (24, 25), arch_prctl and system call
-	// emulation (30 to 34), events, signal information and register sets.
+	// The requests in between, on either architecture: PTRACE_SYSCALL and the thread area (24, 25),
+	// arch_prctl and system call emulation (30 to 34), events, signal information and register
+	// sets.
 	for _, n := range []uint64{24, 25, 30, 31, 32, 33, 34,
 		unix.PTRACE_GETEVENTMSG, unix.PTRACE_GETSIGINFO, unix.PTRACE_SETSIGINFO, unix.PTRACE_GETREGSET, unix.PTRACE_SETREGSET} {
 		rules = append(rules, allow("ptrace", arg(request, specs.OpEqualTo, n)))
