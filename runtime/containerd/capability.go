@@ -5,7 +5,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
-// Classes are container, and gvisor where containerd was seen to run a sandbox with runsc. That is tried once.
+// Classes returns container, and gvisor if a trial run with runsc succeeded. The trial runs once.
 func (d *Driver) Classes() []runtime.Class {
 	classes := []runtime.Class{runtime.ClassContainer}
 	if d.Why(runtime.ClassGVisor) == nil {
@@ -14,13 +14,13 @@ func (d *Driver) Classes() []runtime.Class {
 	return classes
 }
 
-// Why says why a class is not offered, and what to do about it; nil if it is.
+// Why returns why a class is not offered and what to do about it, or nil if it is.
 func (d *Driver) Why(class runtime.Class) error {
 	_, err := d.handlerOf(class)
 	return err
 }
 
-// Capabilities of class container are all: a host that cannot give one is refused by New.
+// Capabilities returns all for class container: New fails on a host that cannot provide one.
 func (d *Driver) Capabilities(class runtime.Class) runtime.Capabilities {
 	if d.Why(class) != nil {
 		return nil

@@ -29,19 +29,21 @@ import (
 const (
 	// undoTime bounds the removal of what a failed call made.
 	undoTime = 20 * time.Second
-	// stepTime bounds what the daemon does in one step of a create. The longest takes 50 ms on a quiet machine.
+	// stepTime bounds one step of the daemon during a create. The longest takes 50 ms on a quiet
+	// machine.
 	stepTime = 20 * time.Second
-	// labelLimits are a sandbox's caps, for who adopts it.
+	// labelLimits holds a sandbox's caps for a later Adopt.
 	labelLimits = "orchestrator.limits"
-	// labelClass is its class, for the same.
+	// labelClass holds its class, likewise.
 	labelClass = "orchestrator.class"
-	// labelTry tells one call of Create from another with the same id.
+	// labelTry distinguishes calls of Create with the same id.
 	labelTry = "orchestrator.try"
-	// bundleRoot is where shims mount a root, in the folder of the container that the daemon makes.
+	// bundleRoot is the directory on which shims mount a root, in the bundle that the daemon makes.
 	bundleRoot = "rootfs"
 )
 
-// Create makes a sandbox. When it fails nothing is left; what could not be removed is told, and found by List.
+// Create creates a sandbox. After an error nothing is left; if something could not be removed, the
+// error says so, and List finds it.
 func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox, error) {
 	spec.Limits = spec.Limits.WithDefaults()
 	if err := spec.Validate(); err != nil {
@@ -76,7 +78,8 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	return nil, errors.Join(fmt.Errorf("create sandbox %s: %w", spec.ID, err), d.removal.Destroy(undo, spec.ID))
 }
 
-// rootMounts is how a shim mounts the image's root. An image whose root was given up meanwhile is prepared again.
+// rootMounts returns how a shim mounts the image's root. If the root was removed since Prepare, it
+// is prepared again.
 func (d *Driver) rootMounts(ctx context.Context, image runtime.Image) ([]*types.Mount, error) {
 	snaps := d.api.SnapshotService(d.snapshotter)
 	mounts, err := snaps.Mounts(ctx, viewName(image))
@@ -99,7 +102,8 @@ func (d *Driver) rootMounts(ctx context.Context, image runtime.Image) ([]*types.
 	return mount.ToProto(mounts), nil
 }
 
-// record writes the container down, which makes nothing else yet. From then on List finds it, and its root is in use.
+// record writes the container record, which creates nothing else yet. From then on List finds the
+// sandbox, and its root is in use.
 func (d *Driver) record(ctx context.Context, spec runtime.Spec, h handler) error {
 	info, err := h.record(d.runtimeRootOf(spec.ID, spec.Class))
 	if err != nil {
@@ -131,7 +135,8 @@ func (d *Driver) record(ctx context.Context, spec runtime.Spec, h handler) error
 	return errors.Join(fmt.Errorf("record container: %w", err), d.unrecord(ctx, spec.ID, labels[labelTry]))
 }
 
-// unrecord takes back a record whose writing was cut short: the daemon may have carried it out all the same. That of another try stays.
+// unrecord deletes a record whose writing was interrupted, since the daemon may have written it. A
+// record of another call stays.
 func (d *Driver) unrecord(ctx context.Context, id, try string) error {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
@@ -145,7 +150,7 @@ func (d *Driver) unrecord(ctx context.Context, id, try string) error {
 	return nil
 }
 
-// configOf is the OCI configuration, with the root where the shim mounts it.
+// configOf returns the OCI configuration, with the root where the shim mounts it.
 func (d *Driver) configOf(ctx context.Context, spec runtime.Spec) (*specs.Spec, error) {
 	runDir, slotDir, err := rundir.Paths(d.cellOptions(spec.ID, spec.Limits))
 	if err != nil {
@@ -164,7 +169,8 @@ func (d *Driver) configOf(ctx context.Context, spec runtime.Spec) (*specs.Spec, 
 	if spec.Class == runtime.ClassGVisor {
 		return config, nil
 	}
-	// The root is mounted read-only and nodev. Asked for read-only, the runtime would mount it once more and lose the nodev.
+	// The root is already mounted read-only and nodev. With Readonly the runtime would mount it
+	// again and lose nodev.
 	config.Root.Readonly = false
 	daemon, err := peerOf(ctx, d.address)
 	if err != nil {
@@ -176,7 +182,7 @@ func (d *Driver) configOf(ctx context.Context, spec runtime.Spec) (*specs.Spec, 
 	return config, nil
 }
 
-// create makes one part after the other. What it made when it fails is removed by destroy, which looks at what is there.
+// create makes one part after the other. If it fails, destroy removes what it finds.
 func (d *Driver) create(ctx context.Context, spec runtime.Spec, root []*types.Mount) (*ocidriver.Sandbox, error) {
 	c, err := rundir.Make(ctx, d.cellOptions(spec.ID, spec.Limits))
 	if err != nil {
@@ -190,7 +196,7 @@ func (d *Driver) create(ctx context.Context, spec runtime.Spec, root []*types.Mo
 	return s, nil
 }
 
-// fill puts a running container around the cell.
+// fill creates a running container for the run directory.
 func (d *Driver) fill(ctx context.Context, spec runtime.Spec, root []*types.Mount, c *rundir.Dir) (*ocidriver.Sandbox, error) {
 	if spec.Class == runtime.ClassGVisor {
 		if err := d.makeGVisorCgroups(spec.ID, spec.Limits); err != nil {
@@ -200,13 +206,13 @@ func (d *Driver) fill(ctx context.Context, spec runtime.Spec, root []*types.Moun
 	}
 	whole, cancel := uncut(ctx)
 	defer cancel()
-	// No streams: the guest has a way of its own, and what nobody reads must not fill.
+	// No streams: the guest has its own, and output without a reader would fill up.
 	made, err := d.api.TaskService().Create(whole, &tasks.CreateTaskRequest{ContainerID: spec.ID, Rootfs: root})
 	if err != nil || ctx.Err() != nil {
 		return nil, fmt.Errorf("make container: %w", said(ctx, err))
 	}
 	failpoint.Hit("containerd.create.made")
-	// It waits to be started, so it is still the process that was made.
+	// The process waits to be started, so it is still the one that was created.
 	init, err := holdInit(spec.ID, made.Pid)
 	if err != nil {
 		return nil, fmt.Errorf("first process: %w", err)
@@ -219,7 +225,7 @@ func (d *Driver) fill(ctx context.Context, spec runtime.Spec, root []*types.Moun
 	return d.live.Hold(spec.ID, spec.Class, c, init, nil), nil
 }
 
-// start lets the first process run and shows it its cgroups.
+// start starts the first process and gives it its cgroups.
 func (d *Driver) start(ctx context.Context, spec runtime.Spec, c *rundir.Dir, init *ocidriver.Process) error {
 	whole, cancel := uncut(ctx)
 	defer cancel()
@@ -232,7 +238,7 @@ func (d *Driver) start(ctx context.Context, spec runtime.Spec, c *rundir.Dir, in
 	if err == nil && !init.Ended() {
 		return nil
 	}
-	// What fails because the process is about to be gone may fail a moment before it is.
+	// An operation can fail a moment before the process that causes the failure is gone.
 	soon, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
 	if init.Wait(soon) != nil {
@@ -241,7 +247,7 @@ func (d *Driver) start(ctx context.Context, spec runtime.Spec, c *rundir.Dir, in
 	return fmt.Errorf("its first process ended at once%s: %w", d.exitOf(ctx, spec.ID), errdefs.ErrFailedPrecondition)
 }
 
-// exitOf tells how the first process ended, if the daemon knows.
+// exitOf describes how the first process ended, if the daemon knows.
 func (d *Driver) exitOf(ctx context.Context, id string) string {
 	soon, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -252,13 +258,15 @@ func (d *Driver) exitOf(ctx context.Context, id string) string {
 	return fmt.Sprintf(" with status %d", got.ExitStatus)
 }
 
-// uncut is the context of a step that must not be cut short: a daemon that is called off carries it out all the same, or half of it,
-// and what it then makes, a shim above all, comes after destroy has looked.
+// uncut returns a context for a step that must not be interrupted. A daemon whose request is
+// cancelled still carries it out, or half of it, and what it makes then, above all a shim, appears
+// after destroy has looked.
 func uncut(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), stepTime)
 }
 
-// holdInit takes hold of a sandbox's first process; os.ErrNotExist if pid is not, or no more, one of its.
+// holdInit returns a handle of a sandbox's first process, or os.ErrNotExist if pid does not belong
+// to the sandbox, or no longer does.
 func holdInit(id string, pid uint32) (*ocidriver.Process, error) {
 	if pid <= 1 {
 		return nil, os.ErrNotExist
@@ -274,7 +282,7 @@ func holdInit(id string, pid uint32) (*ocidriver.Process, error) {
 	return init, nil
 }
 
-// said is a task error in our classes; where ctx ended, why.
+// said returns a task error with an errdefs class, or the cause if ctx has ended.
 func said(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

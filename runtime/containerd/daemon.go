@@ -17,16 +17,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reconnectTime is how long a daemon that came back may go unnoticed.
+// reconnectTime is how long a daemon that returned may go unnoticed.
 const reconnectTime = time.Second
 
-// answerTime bounds the questions that New asks.
+// answerTime bounds the requests of New.
 const answerTime = 10 * time.Second
 
-// oldestMinor is that of the first containerd 1 with all we use.
+// oldestMinor is the minor version of the first containerd 1 with everything we use.
 const oldestMinor = 6
 
-// connect makes the client; it dials with the first call, and again whenever the daemon was away.
+// connect returns a client. It dials at the first call, and again whenever the daemon was away.
 func connect(o Options) (*client.Client, error) {
 	api, err := client.New(o.Address, client.WithDefaultNamespace(o.Namespace), client.WithTimeout(reconnectTime))
 	if err != nil {
@@ -35,7 +35,7 @@ func connect(o Options) (*client.Client, error) {
 	return api, nil
 }
 
-// peerOf is the process of the daemon that listens at the address now.
+// peerOf returns the pid of the daemon that listens at the address.
 func peerOf(ctx context.Context, address string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -59,7 +59,8 @@ func peerOf(ctx context.Context, address string) (int, error) {
 	return int(peer.Pid), nil
 }
 
-// checkPeer sees that the daemon knows mounts and processes by the same names as we do: what we mount, its containers must see.
+// checkPeer requires that the daemon shares our mount and pid namespaces: its containers must see
+// our mounts.
 func checkPeer(ctx context.Context, address string) error {
 	daemon, err := peerOf(ctx, address)
 	if err != nil {
@@ -78,7 +79,7 @@ func checkPeer(ctx context.Context, address string) error {
 	return nil
 }
 
-// checkVersion asks the daemon for its version and refuses one that is too old.
+// checkVersion returns the daemon's version, or an error if it is too old.
 func checkVersion(ctx context.Context, api *client.Client) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -92,7 +93,7 @@ func checkVersion(ctx context.Context, api *client.Client) (string, error) {
 	return v.Version, nil
 }
 
-// newEnough reads a version as containerd tells it: "1.6.20~ds1", "v2.0.1".
+// newEnough parses a version such as "1.6.20~ds1" or "v2.0.1".
 func newEnough(version string) bool {
 	x, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
 	major, err1 := strconv.Atoi(x)
@@ -100,7 +101,8 @@ func newEnough(version string) bool {
 	return err1 == nil && err2 == nil && (major > 1 || major == 1 && minor >= oldestMinor)
 }
 
-// findSnapshotter is the one that is asked for, or the daemon's default, once the daemon has it in order.
+// findSnapshotter returns the requested snapshotter or the daemon's default, if the daemon reports
+// it as working.
 func findSnapshotter(ctx context.Context, api *client.Client, name string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()

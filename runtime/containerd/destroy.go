@@ -16,15 +16,17 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// stateTime is how long what is mounted in a folder of the daemon's or a runtime's is swept.
+// stateTime bounds the unmounting below a directory of the daemon or of a runtime.
 const stateTime = time.Second
 
-// Remove destroys a sandbox from any state: held or not, half made, half removed, its first process dead or never started, its shim gone.
+// Remove destroys a sandbox from any state: held or not, half made, half removed, its first process
+// dead or never started, its shim gone.
 func (d *Driver) Remove(ctx context.Context, id string) error { return d.removal.Remove(ctx, id) }
 
-// tearDown removes one part after the other; each step is done when there is nothing to do. The record goes last.
+// tearDown removes one part after the other. Each step succeeds if there is nothing to do. The
+// record goes last.
 func (d *Driver) tearDown(ctx context.Context, id string) error {
-	// What can be killed without the daemon is, whether it answers or not.
+	// Kill what can be killed without the daemon, whether it answers or not.
 	if s := d.live.Get(id); s != nil {
 		if err := s.Init.Kill(); err != nil {
 			return fmt.Errorf("kill process %d: %w", s.Init.Pid, err)
@@ -61,7 +63,7 @@ func (d *Driver) tearDown(ctx context.Context, id string) error {
 	return nil
 }
 
-// recorded asks the daemon whether it has the container.
+// recorded reports whether the daemon has the container.
 func (d *Driver) recorded(ctx context.Context, id string) (bool, error) {
 	_, err := d.api.ContainerService().Get(ctx, id)
 	if errdefs.IsNotFound(err) {
@@ -80,11 +82,12 @@ func (d *Driver) end(ctx context.Context, id string) error {
 		return err
 	}
 	defer done()
-	// gVisor's kernel does not take its file server and its tasks along.
+	// The end of gVisor's kernel does not end its file server and its tasks.
 	return ocidriver.End(ctx, id, init, func() bool { return exists(d.runscState(id)) })
 }
 
-// initFor takes hold of the first process, nil if there is none to be found. done gives up a hold that is not the sandbox's own.
+// initFor returns a handle of the first process, or nil if none can be found. done closes a handle
+// that does not belong to the sandbox.
 func (d *Driver) initFor(ctx context.Context, id string) (init *ocidriver.Process, done func(), err error) {
 	if s := d.live.Get(id); s != nil {
 		return s.Init, func() {}, nil
@@ -94,7 +97,7 @@ func (d *Driver) initFor(ctx context.Context, id string) (init *ocidriver.Proces
 		return nil, nil, err
 	}
 	if err != nil {
-		// None, or none that the daemon can tell of: the cgroups have to do.
+		// There is none, or the daemon does not know it: kill by cgroup.
 		d.log.Debug("no first process to kill", "sandbox", id, "error", err)
 		return nil, func() {}, nil
 	}
@@ -108,7 +111,7 @@ func (d *Driver) removeCell(ctx context.Context, id string) error {
 	return rundir.Remove(ctx, d.cellOptions(id, runtime.Limits{}.WithDefaults()))
 }
 
-// sweep takes away what a daemon, a shim or a runtime that was killed did not.
+// sweep removes what a killed daemon, shim or runtime left.
 func (d *Driver) sweep(ctx context.Context, id string) error {
 	if err := ocidriver.RemoveCgroups(ctx, id); err != nil {
 		return err
@@ -120,13 +123,13 @@ func (d *Driver) sweep(ctx context.Context, id string) error {
 		if err := livemount.Sweep(ctx, root, stateTime); err != nil {
 			return fmt.Errorf("root: %w", err)
 		}
-		_ = os.RemoveAll(filepath.Dir(root)) // the daemon's, which does so too when it starts
+		_ = os.RemoveAll(filepath.Dir(root)) // the daemon's directory; it removes it too when it starts
 	}
 	for _, state := range []string{d.runtimeState(id), d.runscState(id)} {
 		if !exists(state) {
 			continue
 		}
-		// A runtime that was killed while it started leaves the mount of its own program in there.
+		// A runtime that was killed while starting leaves the mount of its own program there.
 		if err := livemount.Sweep(ctx, state, stateTime); err != nil {
 			return fmt.Errorf("state of the runtime: %w", err)
 		}
@@ -137,7 +140,7 @@ func (d *Driver) sweep(ctx context.Context, id string) error {
 	return nil
 }
 
-// leftOf names what there still is of a sandbox on the host, for the error that says so.
+// leftOf names what is left of a sandbox on the host, for error messages.
 func (d *Driver) leftOf(id string) []string {
 	var left []string
 	for _, pid := range d.shimsOf(id) {

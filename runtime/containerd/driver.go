@@ -1,13 +1,17 @@
-// Package containerd is the driver that makes sandboxes with a containerd of version 1.6 or later, in a namespace of its own there. It owns the
-// folder "containerd" of the state directory, the cgroups /orchestrator/<id>, and everything in the namespace.
+// Package containerd is the driver for containerd 1.6 or later. It uses a containerd namespace of
+// its own, and owns the directory "containerd" in the state directory, the cgroups
+// /orchestrator/<id>, and everything in that namespace.
 //
-// What containerd has on record is the truth about which sandboxes there are: a sandbox's container is recorded before anything else of it is
-// made and deleted after everything else, so that List and Remove find whatever a crash left, of the orchestrator or of containerd. A daemon
-// that does not answer is an error of class Unavailable, never NotFound. Images are unpacked once, by the daemon, and held by a lease of
-// their own; a sandbox's container holds its root in use. The package never runs a command in a container: streams go through the cell.
+// containerd's records decide which sandboxes exist: a sandbox's container is recorded before
+// anything else of it is made, and deleted after everything else. So List and Remove find whatever
+// a crash of the orchestrator or of containerd left. A daemon that does not answer is an error of
+// class Unavailable, never NotFound. The daemon unpacks an image once and a lease holds it; a
+// sandbox's container keeps the root in use. The package never runs a command in a container:
+// streams go through the run directory.
 //
-// It starts one goroutine per sandbox that it holds, which waits for the first process to end, by that process and not by events; Destroy, Release and
-// Close wait for it. Errors are classed by containerd/errdefs as package runtime says.
+// It starts one goroutine per sandbox that it holds, which waits for the first process by pidfd,
+// not by events. Destroy, Release and Close wait for it. Errors are classed by containerd/errdefs
+// as package runtime says.
 package containerd
 
 import (
@@ -33,31 +37,33 @@ const (
 	DefaultNamespace = "orchestrator"
 )
 
-// host makes the checks that every driver with an OCI configuration needs.
+// host names this driver in the shared checks.
 const host = ocidriver.Driver("containerd")
 
-// Options are what a Driver is made from.
+// Options configure a Driver.
 type Options struct {
 	// Address is the absolute path of the daemon's socket. Empty means DefaultAddress.
 	Address string
-	// Namespace is the one in the daemon that is ours alone. Empty means DefaultNamespace.
+	// Namespace is a containerd namespace that only this service uses. Empty means
+	// DefaultNamespace.
 	Namespace string
 	// Snapshotter keeps the images' roots. Empty means the daemon's default.
 	Snapshotter string
-	// Runtime makes containers: "runc" or "crun", or the absolute path of one. Empty means runc.
+	// Runtime is the OCI runtime: "runc" or "crun", or the absolute path of one. Empty means runc.
 	Runtime string
-	// GVisor is the runsc for class gvisor, by name or absolute path. Empty means DefaultGVisor. Where it does not work, that class is not
-	// offered.
+	// GVisor is the runsc for class gvisor, by name or absolute path. Empty means DefaultGVisor. If
+	// it does not work, the class is not offered.
 	GVisor string
-	// StateDir is the absolute folder of the orchestrator's state. The driver writes to its subfolder "containerd" only.
+	// StateDir is the absolute path of the state directory. The driver writes only to its
+	// subdirectory "containerd".
 	StateDir string
 	// GuestPath is the guest binary on the host: static, absolute, executable.
 	GuestPath string
-	// Log gets what nobody is told as an error. Nil discards it.
+	// Log receives what no caller gets as an error. Nil discards it.
 	Log *slog.Logger
 }
 
-// Driver makes sandboxes with containerd. It is safe for concurrent use.
+// Driver creates sandboxes with containerd. It is safe for concurrent use.
 type Driver struct {
 	dir         string // S/containerd
 	cells       string // S/containerd/cells
@@ -83,8 +89,9 @@ var (
 	_ runtime.ImageForgetter = (*Driver)(nil)
 )
 
-// New checks that sandboxes can be made here with every wall they need and returns the driver. What is missing is an error of class
-// FailedPrecondition that names the fix; a daemon that does not answer is Unavailable.
+// New verifies that this host can provide every cap and isolation, and returns the driver. What is
+// missing is an error of class FailedPrecondition that names the fix; a daemon that does not answer
+// is Unavailable.
 func New(ctx context.Context, o Options) (_ *Driver, err error) {
 	o = o.withDefaults()
 	if err := o.validate(); err != nil {
@@ -161,16 +168,17 @@ func (o Options) validate() error {
 	return host.CheckGuest(o.GuestPath)
 }
 
-// Name is "containerd".
+// Name returns "containerd".
 func (d *Driver) Name() string { return "containerd" }
 
-// Info says in a few words what sandboxes are made with.
+// Info describes in a few words what creates the sandboxes.
 func (d *Driver) Info() string { return d.info }
 
-// runtimeRoot is where the OCI runtimes keep what they know of their containers; the shims put the namespace below it.
+// runtimeRoot is where OCI runtimes keep their containers' state; the shims add the namespace to
+// the path.
 func (d *Driver) runtimeRoot() string { return filepath.Join(d.dir, "runtime") }
 
-// runtimeState is the folder in which a sandbox's runtime does so.
+// runtimeState is the directory with the runtime's state of one sandbox.
 func (d *Driver) runtimeState(id string) string {
 	return filepath.Join(d.runtimeRoot(), d.namespace, id)
 }
@@ -179,7 +187,7 @@ func (d *Driver) cellOptions(id string, l runtime.Limits) rundir.Options {
 	return rundir.Options{Dir: d.cells, ID: id, GuestPath: d.guest, ScratchBytes: l.ScratchBytes, Log: d.log}
 }
 
-// Close lets go of every sandbox that is held, and of the daemon; they live on.
+// Close releases every held sandbox and the daemon. Sandboxes keep running.
 func (d *Driver) Close() error {
 	return errors.Join(d.live.Release(), d.api.Close())
 }

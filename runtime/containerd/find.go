@@ -24,7 +24,8 @@ const (
 	labelBuild    = "orchestrator.build"
 )
 
-// List returns what the daemon has on record, and cells of this state directory that it knows nothing of: its records may have been lost.
+// List returns what the daemon has recorded, and run directories of this state directory without a
+// record, which may have been lost.
 func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error) {
 	if !runtime.ValidID(owner) {
 		return nil, fmt.Errorf("list sandboxes of %q: not an owner: %w", owner, errdefs.ErrInvalidArgument)
@@ -61,7 +62,8 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 	return found, nil
 }
 
-// running are the ids whose first process the daemon believes to be alive, or has a shim for that does not answer.
+// running returns the ids whose first process runs according to the daemon, or whose shim does not
+// answer.
 func (d *Driver) running(ctx context.Context) (map[string]bool, error) {
 	got, err := d.api.TaskService().List(ctx, &tasks.ListTasksRequest{})
 	if err != nil {
@@ -74,12 +76,12 @@ func (d *Driver) running(ctx context.Context) (map[string]bool, error) {
 	return out, nil
 }
 
-// alive says whether a task was started and has not ended.
+// alive reports whether a task was started and has not ended.
 func alive(t *task.Process) bool {
 	return t.Status == task.Status_RUNNING || t.Status == task.Status_PAUSED || t.Status == task.Status_PAUSING
 }
 
-// Adopt takes over a sandbox that an earlier driver on the same state directory made.
+// Adopt takes over a sandbox that an earlier driver on the same state directory created.
 func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) {
 	if !runtime.ValidID(id) {
 		return nil, fmt.Errorf("adopt sandbox %q: not an id: %w", id, errdefs.ErrInvalidArgument)
@@ -125,7 +127,7 @@ func (d *Driver) adopt(ctx context.Context, id string) (*ocidriver.Sandbox, erro
 	return d.live.Hold(id, class, c, init, nil), nil
 }
 
-// limitsOf reads the caps that a sandbox was made with.
+// limitsOf returns the caps that a sandbox was created with.
 func limitsOf(record containers.Container) (runtime.Limits, error) {
 	var l runtime.Limits
 	if err := json.Unmarshal([]byte(record.Labels[labelLimits]), &l); err != nil {
@@ -134,7 +136,8 @@ func limitsOf(record containers.Container) (runtime.Limits, error) {
 	return l, l.Validate()
 }
 
-// initOf takes hold of a sandbox's running first process. NotFound: it never ran, or has ended.
+// initOf returns a handle of a sandbox's running first process. NotFound: it never ran, or has
+// ended.
 func (d *Driver) initOf(ctx context.Context, id string) (*ocidriver.Process, error) {
 	got, err := d.api.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
 	if err != nil {

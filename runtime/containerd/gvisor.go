@@ -17,16 +17,17 @@ import (
 const (
 	// DefaultGVisor is the program for sandboxes of class gvisor unless Options names another.
 	DefaultGVisor = gvisor.DefaultProgram
-	// runscName is the folder with one for each sandbox, in which runsc keeps its state: it names files by the sandbox, and not
-	// folders as runc does.
+	// runscName is the directory in which runsc keeps its state, with a subdirectory per sandbox:
+	// runsc names files by the sandbox, where runc makes a directory.
 	runscName = "runsc"
-	// cgroupsName is the file in there that names the sandbox's cgroups, one in a line.
+	// cgroupsName is the file in there with the sandbox's cgroups, one per line.
 	cgroupsName = "cgroups"
 )
 
-// launcher is the program that the shim of runc takes for runc: it hands its arguments on to runsc, after flags of ours. The one
-// that makes a sandbox puts itself into the sandbox's cgroups first, so that runsc and all it starts are capped from their first
-// instruction. The last argument is the sandbox. What is in % are a folder, a program and flags, quoted.
+// launcher is the program that the shim of runc starts instead of runc. It passes its arguments to
+// runsc after our own flags. For a create it first joins the sandbox's cgroups, so that runsc and
+// everything it starts are capped from their first instruction. The last argument is the sandbox.
+// The verbs are a directory, and a program with flags, quoted.
 const launcher = `#!/bin/sh
 # Written by the orchestrator, and again whenever it starts.
 making=
@@ -41,10 +42,11 @@ fi
 exec %s "$@"
 `
 
-// launcherOf is where the launcher for a platform lies.
+// launcherOf is the path of the launcher for a platform.
 func (d *Driver) launcherOf(platform string) string { return filepath.Join(d.dir, "launch-"+platform) }
 
-// handler writes the launcher down and says how sandboxes are made with it. Shims that are at work keep reading the one they have.
+// gvisorHandler writes the launcher and returns the handler that uses it. Running shims keep
+// reading the old file.
 func (d *Driver) gvisorHandler(g *gvisor.Program) (handler, error) {
 	words := append([]string{g.Path, "--platform=" + g.Platform, "--ignore-cgroups"}, g.Flags...)
 	for i, w := range words {
@@ -71,13 +73,15 @@ func (d *Driver) gvisorHandler(g *gvisor.Program) (handler, error) {
 	return handler{shim: runcShim, binary: path, release: g.Release}, nil
 }
 
-// quoted is a word for the shell.
+// quoted quotes a word for the shell.
 func quoted(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
 
-// runscState is the folder in which runsc keeps what it knows of a sandbox. There is one as soon as anything of gVisor's is made.
+// runscState is the directory with runsc's state of a sandbox. It exists as soon as anything of
+// gVisor was made.
 func (d *Driver) runscState(id string) string { return filepath.Join(d.dir, runscName, id) }
 
-// runtimeRootOf is where a sandbox's runtime keeps its state; the shim puts the namespace below it.
+// runtimeRootOf is where a sandbox's runtime keeps its state; the shim adds the namespace to the
+// path.
 func (d *Driver) runtimeRootOf(id string, class runtime.Class) string {
 	if class == runtime.ClassGVisor {
 		return d.runscState(id)
@@ -85,7 +89,7 @@ func (d *Driver) runtimeRootOf(id string, class runtime.Class) string {
 	return d.runtimeRoot()
 }
 
-// makeGVisorCgroups makes the cgroups that the launcher goes into, and names them to it.
+// makeGVisorCgroups creates the cgroups that the launcher joins, and writes their names for it.
 func (d *Driver) makeGVisorCgroups(id string, l runtime.Limits) error {
 	state := d.runscState(id)
 	if err := os.MkdirAll(state, 0o700); err != nil {

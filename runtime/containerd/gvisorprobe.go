@@ -45,7 +45,8 @@ func (d *Driver) findGVisor(ctx context.Context, name string) (handler, error) {
 	return d.gvisorHandler(p)
 }
 
-// tryPlatform has containerd run "guest version" in a sandbox and removes it, and what a try that was cut short left.
+// tryPlatform has containerd run "guest version" in a sandbox and removes it, together with what an
+// interrupted trial left.
 func (d *Driver) tryPlatform(ctx context.Context, g *gvisor.Program, bound time.Duration) (err error) {
 	h, err := d.gvisorHandler(g)
 	if err != nil {
@@ -76,7 +77,7 @@ func (d *Driver) tryPlatform(ctx context.Context, g *gvisor.Program, bound time.
 	return d.runProbe(ctx, h, id, dir)
 }
 
-// writeProbe remembers the sandbox and makes its root, which holds the guest alone.
+// writeProbe records the sandbox and makes its root, which contains only the guest.
 func (d *Driver) writeProbe(dir, id string) error {
 	guest, err := os.ReadFile(d.guest)
 	if err != nil {
@@ -90,7 +91,7 @@ func (d *Driver) writeProbe(dir, id string) error {
 	)
 }
 
-// runProbe makes a sandbox as Create does, with the guest alone in it, and waits for its end.
+// runProbe creates a sandbox as Create does, with only the guest in it, and waits for its end.
 func (d *Driver) runProbe(ctx context.Context, h handler, id, dir string) error {
 	info, err := h.record(d.runscState(id))
 	if err != nil {

@@ -26,16 +26,18 @@ import (
 const (
 	// labelImage is on the lease that keeps an image's root.
 	labelImage = "orchestrator.image"
-	// unpackTime is how long what an interrupted Prepare left may stay: then the daemon's garbage collection takes it.
+	// unpackTime is how long the remains of an interrupted Prepare may stay, until the daemon's
+	// garbage collection removes them.
 	unpackTime = time.Hour
 )
 
-// rootName names an image's root in the snapshotter, and its lease. What the skeleton is belongs to the name.
+// rootName is the name of an image's root in the snapshotter, and of its lease. It contains the
+// version of the skeleton.
 func rootName(image runtime.Image) string {
 	return "orchestrator-" + strings.TrimPrefix(image.ID, "sha256:") + "-" + skeletonVersion
 }
 
-// viewName is the read-only view of that root that all sandboxes of the image share: there is nothing in it that could differ.
+// viewName is the name of the read-only view of that root, which all sandboxes of the image share.
 func viewName(image runtime.Image) string { return rootName(image) + "-view" }
 
 func checkImage(image runtime.Image) error {
@@ -45,7 +47,8 @@ func checkImage(image runtime.Image) error {
 	return nil
 }
 
-// Prepare makes the image's root in the daemon: its layers, and on them a layer of ours with the mount points. The layers' archive is not kept there.
+// Prepare makes the image's root in the daemon: its layers, and on top one of ours with the mount
+// points. The daemon does not keep the archive of the layers.
 func (d *Driver) Prepare(ctx context.Context, image runtime.Image) error {
 	if err := checkImage(image); err != nil {
 		return err
@@ -89,7 +92,8 @@ func (d *Driver) prepare(ctx context.Context, image runtime.Image) error {
 	return d.keep(ctx, image, viewName(image))
 }
 
-// keep puts a snapshot of the image under the lease that holds it for as long as we want it. One that was made again does not have it.
+// keep adds a snapshot of the image to the lease that holds it. A snapshot that was made again is
+// not in the lease.
 func (d *Driver) keep(ctx context.Context, image runtime.Image, snapshot string) error {
 	_, err := d.api.LeasesService().Create(ctx, leases.WithID(rootName(image)), leases.WithLabel(labelImage, image.ID))
 	if err == nil || errdefs.IsAlreadyExists(err) {
@@ -101,7 +105,7 @@ func (d *Driver) keep(ctx context.Context, image runtime.Image, snapshot string)
 	return nil
 }
 
-// unpack makes the root from the archive, under a lease that ends with it.
+// unpack makes the root from the archive, under a lease that ends with the call.
 func (d *Driver) unpack(ctx context.Context, image runtime.Image) (err error) {
 	if image.Archive == "" {
 		return fmt.Errorf("it is not in containerd, and there is no archive to unpack: import it again: %w", errdefs.ErrNotFound)
@@ -127,10 +131,11 @@ func (d *Driver) unpack(ctx context.Context, image runtime.Image) (err error) {
 	if err := d.commitRoot(held, image, top); err != nil {
 		return fmt.Errorf("mount points: %w", err)
 	}
-	return d.keep(ctx, image, rootName(image)) // else it would go with this lease
+	return d.keep(ctx, image, rootName(image)) // otherwise it would be collected with this lease
 }
 
-// unpackLayers reads the archive into the daemon and has it unpacked. It returns the name of the last layer's snapshot, "" if there is no layer.
+// unpackLayers loads the archive into the daemon and unpacks it. It returns the name of the last
+// layer's snapshot, or "" without layers.
 func (d *Driver) unpackLayers(ctx context.Context, image runtime.Image) (string, error) {
 	f, err := os.Open(image.Archive)
 	if err != nil {
@@ -178,7 +183,7 @@ func (d *Driver) unpackManifest(ctx context.Context, meta images.Image) (string,
 	return identity.ChainID(layers).String(), nil
 }
 
-// commitRoot puts the layer with the mount points on the image's own.
+// commitRoot adds the layer with the mount points to the image's layers.
 func (d *Driver) commitRoot(ctx context.Context, image runtime.Image, parent string) (err error) {
 	snaps := d.api.SnapshotService(d.snapshotter)
 	key := "orchestrator-new-" + uuid.NewString()
@@ -204,7 +209,7 @@ func (d *Driver) commitRoot(ctx context.Context, image runtime.Image, parent str
 	return err
 }
 
-// withMounted mounts a snapshot in a folder of ours while do works on it.
+// withMounted mounts a snapshot on a directory of ours while do works on it.
 func (d *Driver) withMounted(ctx context.Context, name string, mounts []mount.Mount, do func(dir string) error) (err error) {
 	dir := d.mountPoint(name)
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -221,7 +226,8 @@ func (d *Driver) withMounted(ctx context.Context, name string, mounts []mount.Mo
 	return do(dir)
 }
 
-// Forget gives up an image's root, at once where no sandbox uses it and else with the last one. It may be prepared again; none there is success.
+// Forget removes an image's root, at once if no sandbox uses it, otherwise with the last one. It
+// succeeds if there is none. The image can be prepared again.
 func (d *Driver) Forget(ctx context.Context, image runtime.Image) error {
 	if err := checkImage(image); err != nil {
 		return err

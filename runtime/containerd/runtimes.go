@@ -13,17 +13,17 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// runcShim is the shim that starts the OCI runtime that it is told.
+// runcShim is the shim that starts a configurable OCI runtime.
 const runcShim = "io.containerd.runc.v2"
 
-// handler makes the sandboxes of one class.
+// handler creates the sandboxes of one class.
 type handler struct {
 	shim    string
 	binary  string // of the OCI runtime
 	release string
 }
 
-// record is the handler in containerd's terms. root is where the OCI runtime keeps its state.
+// record returns the handler in containerd's form. root is where the OCI runtime keeps its state.
 func (h handler) record(root string) (containers.RuntimeInfo, error) {
 	o, err := typeurl.MarshalAny(&options.Options{BinaryName: h.binary, Root: root})
 	if err != nil {
@@ -32,7 +32,7 @@ func (h handler) record(root string) (containers.RuntimeInfo, error) {
 	return containers.RuntimeInfo{Name: h.shim, Options: o}, nil
 }
 
-// findRuntime looks for that of class container.
+// findRuntime returns the handler of class container.
 func (o Options) findRuntime(ctx context.Context, cgroups cgroup.Host) (handler, error) {
 	path, release, err := host.CheckRuntime(ctx, o.Runtime, cgroups)
 	if err != nil {
@@ -41,7 +41,7 @@ func (o Options) findRuntime(ctx context.Context, cgroups cgroup.Host) (handler,
 	return handler{shim: runcShim, binary: path, release: release}, nil
 }
 
-// noHandler says why a class is not offered and where to get it.
+// noHandler returns why a class is not offered and where to get it.
 func noHandler(class runtime.Class) error {
 	if class == runtime.ClassVM {
 		return fmt.Errorf("the containerd driver makes no sandboxes of class vm, for the guest's socket does not reach into a virtual machine: "+
@@ -50,7 +50,7 @@ func noHandler(class runtime.Class) error {
 	return fmt.Errorf("class %q is not known: %w", class, errdefs.ErrInvalidArgument)
 }
 
-// handlerOf is that of a class, or why there is none.
+// handlerOf returns the handler of a class, or why there is none.
 func (d *Driver) handlerOf(class runtime.Class) (handler, error) {
 	switch class.OrDefault() {
 	case runtime.ClassContainer:

@@ -15,8 +15,9 @@ import (
 // skeletonVersion changes whenever writeSkeleton does.
 const skeletonVersion = "2"
 
-// writeSkeleton makes the mount points of every sandbox, as real folders whatever the image has in their place, and the three files that name
-// the machine. The image is hostile: nothing in it is followed.
+// writeSkeleton makes the mount points of every sandbox, as real directories whatever the image has
+// at their paths, and the three files that name the machine. The image is untrusted: nothing in it
+// is followed.
 func writeSkeleton(dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -40,7 +41,7 @@ func writeSkeleton(dir string) error {
 	return nil
 }
 
-// makeFolder makes name a folder of root's own. What is in it stays, but for a name that is none.
+// makeFolder makes name a real directory of root. If it was a directory, its content stays.
 func makeFolder(root *os.Root, name string) error {
 	info, err := root.Lstat(name)
 	if err == nil && !info.IsDir() {
@@ -55,7 +56,7 @@ func makeFolder(root *os.Root, name string) error {
 	if err != nil {
 		return err
 	}
-	mode := os.FileMode(0o755) // whatever our umask is
+	mode := os.FileMode(0o755) // regardless of our umask
 	if name == "tmp" {
 		mode = 0o777 | os.ModeSticky // runtimes give a tmpfs the mode of what it covers
 	}
@@ -65,7 +66,7 @@ func makeFolder(root *os.Root, name string) error {
 	return root.Chmod(name, mode)
 }
 
-// makeFile puts a new file in the place of whatever is there.
+// makeFile replaces whatever is at name with a new file.
 func makeFile(root *os.Root, name, text string) error {
 	if err := root.RemoveAll(name); err != nil {
 		return err
@@ -78,10 +79,10 @@ func makeFile(root *os.Root, name, text string) error {
 	return errors.Join(err, f.Chmod(0o644), f.Close())
 }
 
-// mountPoint is a folder for a mount of ours.
+// mountPoint is a directory for one of our mounts.
 func (d *Driver) mountPoint(name string) string { return filepath.Join(d.dir, "mount-"+name) }
 
-// unmount takes away what is mounted at a folder of ours, and the folder.
+// unmount removes the mount at one of our directories, and the directory.
 func unmount(ctx context.Context, dir string) error {
 	if err := livemount.Sweep(ctx, dir, 2*time.Second); err != nil {
 		return err

@@ -20,17 +20,19 @@ import (
 )
 
 const (
-	// taskTime is how long the daemon and the shim may take to see that a dead process is dead, before the shim is killed.
+	// taskTime is how long the daemon and the shim may take to notice that a process is dead,
+	// before the shim is killed.
 	taskTime = 3 * time.Second
-	// shimPrefix is how programs of shims are named.
+	// shimPrefix starts the names of shim programs.
 	shimPrefix = "containerd-shim-"
 )
 
-// deleteTask has the daemon forget the task of a sandbox whose processes are dead. It may learn of their end a moment later than we.
+// deleteTask deletes the task of a sandbox whose processes are dead. The daemon may notice their
+// end a moment after we do.
 func (d *Driver) deleteTask(ctx context.Context, id string) error {
 	patience := time.Now().Add(taskTime)
 	for {
-		// A shim that hangs lets the daemon wait for ever.
+		// A shim that hangs makes the daemon wait forever.
 		short, cancel := context.WithTimeout(ctx, taskTime)
 		_, err := d.api.TaskService().Delete(short, &tasks.DeleteTaskRequest{ContainerID: id})
 		cancel()
@@ -41,7 +43,8 @@ func (d *Driver) deleteTask(ctx context.Context, id string) error {
 			return fmt.Errorf("delete task: %w", err)
 		}
 		if time.Now().After(patience) {
-			// A shim that hangs, or is gone without the daemon's knowing: without it the daemon cleans up by itself.
+			// The shim hangs, or is gone without the daemon's knowledge. Without a shim the daemon
+			// cleans up.
 			d.log.Debug("the task is not deleted, its shim is killed", "sandbox", id, "error", err)
 			if err := d.endShims(ctx, id); err != nil {
 				return err
@@ -55,13 +58,15 @@ func (d *Driver) deleteTask(ctx context.Context, id string) error {
 	}
 }
 
-// answers says whether the daemon does: a task's error may be that of its shim, which is unavailable too.
+// answers reports whether the daemon answers: a task's error can come from its shim, which is
+// Unavailable too.
 func (d *Driver) answers(ctx context.Context) bool {
 	_, err := d.api.Version(ctx)
 	return err == nil
 }
 
-// shimsOf are the processes of shims that containerd started for a sandbox. A command inside may call itself so, but it is in other namespaces.
+// shimsOf returns the pids of the shims that containerd started for a sandbox. A command inside can
+// take the same name, but it is in other namespaces.
 func (d *Driver) shimsOf(id string) []int {
 	procs, err := os.ReadDir("/proc")
 	if err != nil {
@@ -97,7 +102,7 @@ func (d *Driver) isShim(pid int, id string) bool {
 	return unix.Stat(dir, &st) == nil && st.Uid == 0
 }
 
-// option says whether arguments have an option with that value.
+// option reports whether the arguments contain an option with this value.
 func option(args []string, name, value string) bool {
 	i := slices.Index(args, name)
 	return i >= 0 && i+1 < len(args) && args[i+1] == value
@@ -108,7 +113,7 @@ func (d *Driver) endShims(ctx context.Context, id string) error {
 	for _, pid := range d.shimsOf(id) {
 		p, err := ocidriver.Open(pid)
 		if err != nil {
-			continue // dead by now, or seen by who looks for leftovers
+			continue // dead by now, or the check for leftovers reports it
 		}
 		if d.isShim(pid, id) {
 			if err = p.Kill(); err == nil {
@@ -123,7 +128,8 @@ func (d *Driver) endShims(ctx context.Context, id string) error {
 	return nil
 }
 
-// bundleMounts are the roots that shims mounted for a sandbox: STATE/…/NAMESPACE/ID/rootfs.
+// bundleMounts returns the mount points of a sandbox's roots, which shims mounted:
+// STATE/…/NAMESPACE/ID/rootfs.
 func (d *Driver) bundleMounts(id string) []string {
 	suffix := "/" + filepath.Join(d.namespace, id, bundleRoot)
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasSuffix(m.Mountpoint, suffix), false })

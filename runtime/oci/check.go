@@ -12,10 +12,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
 )
 
-// unfit is an error that says what this host lacks and how to get it.
+// unfit returns an error that says what this host lacks and how to get it.
 func unfit(lack, fix string) error { return host.Unfit(lack, fix) }
 
-// host makes the checks that every driver with an OCI configuration needs.
+// host names this driver in the shared checks.
 const host = ocidriver.Driver("oci")
 
 func (o Options) validate() error {

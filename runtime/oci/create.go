@@ -22,7 +22,8 @@ import (
 // undoTime bounds the removal of what a failed Create made.
 const undoTime = 20 * time.Second
 
-// Create makes a sandbox. When it fails nothing is left; what could not be removed is told, and found by List.
+// Create creates a sandbox. After an error nothing is left; if something could not be removed, the
+// error says so, and List finds it.
 func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox, error) {
 	spec.Limits = spec.Limits.WithDefaults()
 	if err := spec.Validate(); err != nil {
@@ -54,7 +55,7 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	return nil, errors.Join(fmt.Errorf("create sandbox %s: %w", spec.ID, err), d.removal.Destroy(undo, spec.ID))
 }
 
-// create makes one part after the other. What it made when it fails is removed by destroy, which looks at what is there.
+// create makes one part after the other. If it fails, destroy removes what it finds.
 func (d *Driver) create(ctx context.Context, spec runtime.Spec) (*ocidriver.Sandbox, error) {
 	rec := record{
 		ID: spec.ID, Owner: spec.Owner, Template: spec.Template, Build: spec.Build, Class: spec.Class,
@@ -75,7 +76,7 @@ func (d *Driver) create(ctx context.Context, spec runtime.Spec) (*ocidriver.Sand
 	return s, nil
 }
 
-// fill puts a container around the cell.
+// fill creates a container for the run directory.
 func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record, c *rundir.Dir) (*ocidriver.Sandbox, error) {
 	failpoint.Hit("oci.create.cell")
 	if err := d.makeBundle(spec, c); err != nil {
@@ -109,8 +110,9 @@ func (d *Driver) fill(ctx context.Context, spec runtime.Spec, rec record, c *run
 	return d.live.Hold(spec.ID, spec.Class, c, init, said), nil
 }
 
-// endedAtOnce is the error of a start that went wrong: that the first process has ended, with its words, or else what went wrong. What fails because
-// the process is about to be gone may fail a moment before it is.
+// endedAtOnce returns the error of a failed start: that the first process has ended, with its
+// output, or otherwise err. An operation can fail a moment before the process that causes the
+// failure is gone.
 func endedAtOnce(ctx context.Context, init *ocidriver.Process, said *words, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
@@ -131,7 +133,8 @@ func (d *Driver) makeBundle(spec runtime.Spec, c *rundir.Dir) error {
 		return err
 	}
 	if spec.Class != runtime.ClassGVisor {
-		// The overlay is read-only and nodev by itself. Asked for read-only, runc would mount it once more and lose the nodev.
+		// The overlay is already read-only and nodev. With Readonly runc would mount it again and
+		// lose nodev.
 		config.Root.Readonly = false
 		if err := ocidriver.FitRlimits(config.Process.Rlimits); err != nil {
 			return err
@@ -153,7 +156,7 @@ func (d *Driver) makeBundle(spec runtime.Spec, c *rundir.Dir) error {
 	return mountRoot(root, d.skeleton, spec.Image.Root)
 }
 
-// start runs the OCI runtime and takes hold of the first process.
+// start runs the OCI runtime and returns a handle of the first process.
 func (d *Driver) start(ctx context.Context, spec runtime.Spec, said *words) (*ocidriver.Process, error) {
 	id := spec.ID
 	pidFile := filepath.Join(d.bundle(id), pidName)
@@ -171,7 +174,7 @@ func (d *Driver) start(ctx context.Context, spec runtime.Spec, said *words) (*oc
 	return d.take(ctx, id, pid, said)
 }
 
-// take takes hold of the process that a runtime told.
+// take returns a handle of the process that a runtime reported.
 func (d *Driver) take(ctx context.Context, id string, pid int, said *words) (*ocidriver.Process, error) {
 	init, err := ocidriver.Open(pid)
 	if errors.Is(err, os.ErrNotExist) {
@@ -180,7 +183,8 @@ func (d *Driver) take(ctx context.Context, id string, pid int, said *words) (*oc
 	if err != nil {
 		return nil, fmt.Errorf("start: %w", err)
 	}
-	// Between the runtime's report and our hold the process may have died and another may have got its pid.
+	// Between the runtime's report and our handle the process may have died and another may have
+	// got its pid.
 	if !ocidriver.InCgroup(pid, ocidriver.CgroupsPath(id)) {
 		init.Close()
 		return nil, endedAtOnce(ctx, nil, said, nil)

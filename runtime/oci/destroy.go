@@ -14,16 +14,17 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// stateTime is how long what is mounted in a runtime's state is swept.
+// stateTime bounds the unmounting below a runtime's state directory.
 const stateTime = time.Second
 
-// Remove destroys a sandbox from any state: held or not, half made, half removed, its first process dead or never started.
+// Remove destroys a sandbox from any state: held or not, half made, half removed, its first process
+// dead or never started.
 func (d *Driver) Remove(ctx context.Context, id string) error { return d.removal.Remove(ctx, id) }
 
-// tearDown removes one part after the other; each step is done when there is nothing to do.
+// tearDown removes one part after the other. Each step succeeds if there is nothing to do.
 func (d *Driver) tearDown(ctx context.Context, id string) error {
 	if !exists(d.bundle(id)) {
-		return nil // the folder goes last
+		return nil // the bundle goes last
 	}
 	if err := d.end(ctx, id); err != nil {
 		return err
@@ -56,18 +57,20 @@ func (d *Driver) end(ctx context.Context, id string) error {
 		return err
 	}
 	defer done()
-	// runsc keeps its state in the bundle, and its kernel does not take its file server and its tasks along.
+	// runsc keeps its state in the bundle. The end of its kernel does not end its file server and
+	// its tasks.
 	return ocidriver.End(ctx, id, init, func() bool { return exists(filepath.Join(d.bundle(id), runscName)) })
 }
 
-// initFor takes hold of the first process, nil if there is none to be found. done gives up a hold that is not the sandbox's own.
+// initFor returns a handle of the first process, or nil if none can be found. done closes a handle
+// that does not belong to the sandbox.
 func (d *Driver) initFor(id string) (init *ocidriver.Process, done func(), err error) {
 	if s := d.live.Get(id); s != nil {
 		return s.Init, func() {}, nil
 	}
 	rec, err := d.read(id)
 	if err != nil {
-		// Half written or foreign: it names no process, so the cgroups have to do.
+		// Half written or not ours: it names no process, so kill by cgroup.
 		return nil, func() {}, nil
 	}
 	init, err = d.initOf(rec)
@@ -84,7 +87,8 @@ func (d *Driver) removeCell(ctx context.Context, id string) error {
 	return rundir.Remove(ctx, d.cellOptions(id, runtime.Limits{}.WithDefaults()))
 }
 
-// delete lets the runtime forget the container. A container that it never finished it does not know; its folder is ours to remove.
+// delete makes the runtime delete the container. The runtime does not know a container that it
+// never finished; we remove its directory.
 func (d *Driver) delete(ctx context.Context, id string) error {
 	state := filepath.Join(d.runtime.Root, id)
 	if !exists(state) {
@@ -96,7 +100,7 @@ func (d *Driver) delete(ctx context.Context, id string) error {
 		}
 		d.log.Debug("the runtime did not delete a container, its state is removed", "sandbox", id, "error", err)
 	}
-	// A runtime that was killed while it started leaves the mount of its own program in there.
+	// A runtime that was killed while starting leaves the mount of its own program there.
 	if err := livemount.Sweep(ctx, state, stateTime); err != nil {
 		return fmt.Errorf("delete container: %w", err)
 	}
@@ -106,7 +110,7 @@ func (d *Driver) delete(ctx context.Context, id string) error {
 	return nil
 }
 
-// leftOf names what there still is of a sandbox, for the error that says so.
+// leftOf names what is left of a sandbox, for error messages.
 func (d *Driver) leftOf(id string) []string {
 	var left []string
 	if rec, err := d.read(id); err == nil && d.running(rec) {

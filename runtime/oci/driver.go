@@ -1,12 +1,14 @@
-// Package oci is the embedded driver: it makes sandboxes with an OCI runtime (runc or crun) and no daemon. It owns the folder "oci" of the state directory,
-// the cgroups /orchestrator/<id>, and the read-only overlay that a sandbox's root is.
+// Package oci is the embedded driver: it creates sandboxes with an OCI runtime (runc or crun),
+// without a daemon. It owns the directory "oci" of the state directory, the cgroups
+// /orchestrator/<id>, and the read-only overlay that is a sandbox's root.
 //
-// What is on disk is the truth about which sandboxes there are: a sandbox's folder with its record is made before anything else of it and
-// removed after everything else, so that List and Remove find whatever a crash left. The package never decides who may have a sandbox
-// and never writes into an image's root.
+// The disk decides which sandboxes exist: a sandbox's directory with its record is made before
+// anything else of it, and removed after everything else. So List and Remove find whatever a crash
+// left. The package does not decide who may have a sandbox, and never writes into an image's root.
 //
-// It starts one goroutine per sandbox that it holds, which waits for the first process to end; Destroy, Release and Close wait for it. Errors are
-// classed by containerd/errdefs as package runtime says; what cannot be enforced on this host is FailedPrecondition at New, with the fix.
+// It starts one goroutine per sandbox that it holds, which waits for the first process to end.
+// Destroy, Release and Close wait for it. Errors are classed by containerd/errdefs as package
+// runtime says. What this host cannot enforce is FailedPrecondition at New, with the fix.
 package oci
 
 import (
@@ -28,25 +30,26 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// DefaultRuntime is the OCI runtime that is used unless Options names another.
+// DefaultRuntime is the OCI runtime unless Options names another.
 const DefaultRuntime = ocidriver.DefaultRuntime
 
-// Options are what a Driver is made from.
+// Options configure a Driver.
 type Options struct {
-	// StateDir is the absolute folder of the orchestrator's state. The driver writes to its subfolders "oci" and "cells" only.
+	// StateDir is the absolute path of the state directory. The driver writes only to its
+	// subdirectories "oci" and "cells".
 	StateDir string
 	// GuestPath is the guest binary on the host: static, absolute, executable.
 	GuestPath string
-	// Runtime is "runc" or "crun", or the absolute path of one of them. Empty means DefaultRuntime.
+	// Runtime is "runc" or "crun", or the absolute path of one. Empty means DefaultRuntime.
 	Runtime string
-	// GVisor is the runsc for class gvisor, by name or absolute path. Empty means DefaultGVisor. Where it does not work, that class is not
-	// offered.
+	// GVisor is the runsc for class gvisor, by name or absolute path. Empty means DefaultGVisor. If
+	// it does not work, the class is not offered.
 	GVisor string
-	// Log gets what nobody is told as an error. Nil discards it.
+	// Log receives what no caller gets as an error. Nil discards it.
 	Log *slog.Logger
 }
 
-// Driver makes sandboxes with an OCI runtime. It is safe for concurrent use.
+// Driver creates sandboxes with an OCI runtime. It is safe for concurrent use.
 type Driver struct {
 	dir      string // S/oci
 	cells    string // S/cells
@@ -67,8 +70,9 @@ type Driver struct {
 
 var _ runtime.Driver = (*Driver)(nil)
 
-// New checks that sandboxes can be made here with every wall they need and returns the driver. What is missing is an error of class
-// FailedPrecondition that names the fix; a runtime that is not supported is NotImplemented. It starts nothing.
+// New verifies that this host can provide every cap and isolation, and returns the driver. What is
+// missing is an error of class FailedPrecondition that names the fix; an unsupported runtime is
+// NotImplemented. It starts nothing.
 func New(ctx context.Context, o Options) (*Driver, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -96,7 +100,8 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 		info:   fmt.Sprintf("%s, cgroup %s", release, cgroups.Mode),
 		noSwap: noSwap,
 		log:    o.Log,
-		// A runtime that outlived us would go on making a sandbox that the next process is removing.
+		// A runtime that outlived this process would go on making a sandbox that the next process
+		// removes.
 		runtime: &runc.Runc{Command: command, Root: filepath.Join(o.StateDir, "oci", "runc"), PdeathSignal: syscall.SIGKILL},
 	}
 	for _, dir := range []string{d.dir, d.cells, d.runtime.Root} {
@@ -116,10 +121,11 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	return d, nil
 }
 
-// Name is "oci".
+// Name returns "oci".
 func (d *Driver) Name() string { return "oci" }
 
-// Info says in a few words what sandboxes are made with: the runtime, its version and the host's cgroup mode.
+// Info describes in a few words what creates the sandboxes: the runtime, its version, and the
+// host's cgroup mode.
 func (d *Driver) Info() string { return d.info }
 
 // Prepare checks that the image has an unpacked root; there is no engine to load it into.
@@ -144,7 +150,8 @@ func checkImage(image runtime.Image) error {
 	return nil
 }
 
-// List returns what is on disk, in the order of ids. A folder whose record cannot be read belongs to whoever asks: nobody else looks there.
+// List returns what is on disk, in the order of ids. A directory with an unreadable record is
+// listed for every owner, since no other driver looks there.
 func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error) {
 	entries, err := os.ReadDir(d.dir)
 	if err != nil {
@@ -172,7 +179,7 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 	return found, nil
 }
 
-// Adopt takes over a sandbox that an earlier driver on the same state directory made.
+// Adopt takes over a sandbox that an earlier driver on the same state directory created.
 func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) {
 	if !runtime.ValidID(id) {
 		return nil, fmt.Errorf("adopt sandbox %q: not an id: %w", id, errdefs.ErrInvalidArgument)
@@ -220,7 +227,7 @@ func (d *Driver) adopt(ctx context.Context, id string) (_ *ocidriver.Sandbox, er
 	return d.live.Hold(id, rec.Class, c, init, nil), nil
 }
 
-// Close lets go of every sandbox that is held; they live on.
+// Close releases every held sandbox. They keep running.
 func (d *Driver) Close() error { return d.live.Release() }
 
 func (d *Driver) cellOptions(id string, l runtime.Limits) rundir.Options {

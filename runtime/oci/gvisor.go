@@ -23,29 +23,32 @@ import (
 // DefaultGVisor is the program for sandboxes of class gvisor unless Options names another.
 const DefaultGVisor = gvisor.DefaultProgram
 
-// runscName is the folder of a sandbox's bundle in which runsc keeps its state: of its own, so that it goes with the bundle whatever
-// runsc was able to clean up.
+// runscName is the directory in a sandbox's bundle in which runsc keeps its state, so that it goes
+// with the bundle whatever runsc itself cleaned up.
 const runscName = "runsc"
 
-// launch puts itself into the cgroups that are named before "--" and becomes what stands behind it. So runsc and all it starts are capped from
-// their first instruction; its own handling of cgroups (which gives up where one is mounted in a second place) is off.
+// launch joins the cgroups before "--" and executes what follows it. So runsc and everything it
+// starts are capped from their first instruction. runsc's own cgroup handling is off: it fails if a
+// cgroup is mounted in a second place.
 const launch = `while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit 125; shift; done; shift; exec "$@"`
 
-// runGVisor runs runsc in cgroups. Standard error is said's; it ends with ctx, and with this process.
+// runGVisor runs runsc in cgroups, with said as its standard error. It ends with ctx, and with this
+// process.
 func runGVisor(ctx context.Context, g *gvisor.Program, root string, cgroups []string, said *words, args ...string) error {
 	line := slices.Concat([]string{"-c", launch, "launch"}, cgroups, []string{"--", g.Path, "--root=" + root, "--platform=" + g.Platform, "--ignore-cgroups"}, g.Flags, args)
 	cmd := exec.CommandContext(ctx, "/bin/sh", line...)
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stderr = said.file
-	// One that outlived us would go on making a sandbox that the next process is removing. The kernel ends it with the thread
-	// that started it, which therefore has to stay.
+	// A runsc that outlived this process would go on making a sandbox that the next process
+	// removes. The kernel kills it with the thread that started it, so that thread must stay.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
 	return cmd.Run()
 }
 
-// startGVisor runs runsc and takes hold of its kernel, which stands for the sandbox: nothing inside lives without it.
+// startGVisor runs runsc and returns a handle of its kernel, which represents the sandbox: nothing
+// inside outlives it.
 func (d *Driver) startGVisor(ctx context.Context, spec runtime.Spec, said *words) (*ocidriver.Process, error) {
 	g, err := d.findRunsc()
 	if err != nil {
@@ -74,12 +77,12 @@ func (d *Driver) startGVisor(ctx context.Context, spec runtime.Spec, said *words
 	return d.take(ctx, spec.ID, pid, said)
 }
 
-// whole are the caps of a whole sandbox.
+// whole returns the caps of a whole sandbox.
 func whole(l runtime.Limits) cgroup.Share {
 	return cgroup.Share{MemoryBytes: l.MemoryBytes, Pids: l.Pids, CPU: l.CPUs}
 }
 
-// checkClass refuses what cannot be made here.
+// checkClass refuses a class that is not offered here.
 func (d *Driver) checkClass(spec runtime.Spec) error {
 	switch spec.Class.OrDefault() {
 	case runtime.ClassContainer:

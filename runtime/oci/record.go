@@ -14,7 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// record is what is kept of a sandbox in its folder. It is written before anything is made, and again once the first process runs.
+// record describes a sandbox, in its directory. It is written before anything is made, and again
+// once the first process runs.
 type record struct {
 	ID       string         `json:"id"`
 	Owner    string         `json:"owner"`
@@ -23,7 +24,7 @@ type record struct {
 	Created  time.Time      `json:"created"`
 	Limits   runtime.Limits `json:"limits"`
 	Class    runtime.Class  `json:"class,omitempty"`
-	// BootID, Pid and Started name the first process for good; Pid is 0 until it runs.
+	// BootID, Pid and Started identify the first process. Pid is 0 until it runs.
 	BootID  string `json:"boot_id"`
 	Pid     int    `json:"pid,omitempty"`
 	Started uint64 `json:"started,omitempty"`
@@ -37,10 +38,10 @@ const (
 	bundleConfig = "config.json"
 )
 
-// bundle is the sandbox's folder: the OCI bundle, the record, and where the root is mounted.
+// bundle is the sandbox's directory: the OCI bundle, the record, and the mount point of the root.
 func (d *Driver) bundle(id string) string { return filepath.Join(d.dir, id) }
 
-// read is strict: a record that says more or less than we write is not ours to act on.
+// read is strict: a record with more or less than we write is not ours to act on.
 func (d *Driver) read(id string) (record, error) {
 	f, err := os.Open(filepath.Join(d.bundle(id), recordName))
 	if err != nil {
@@ -80,7 +81,7 @@ func parseRecord(text []byte) (record, error) {
 	return rec, rec.Limits.Validate()
 }
 
-// write replaces the record in one step.
+// write replaces the record atomically.
 func (d *Driver) write(rec record) error {
 	text, err := json.MarshalIndent(rec, "", "  ")
 	if err != nil {
@@ -96,7 +97,7 @@ func (d *Driver) write(rec record) error {
 	return nil
 }
 
-// initOf takes hold of the recorded first process; nil if it has ended, or never ran.
+// initOf returns a handle of the recorded first process, or nil if it has ended or never ran.
 func (d *Driver) initOf(rec record) (*ocidriver.Process, error) {
 	if rec.Pid == 0 || rec.BootID != d.bootID {
 		return nil, nil
@@ -115,7 +116,7 @@ func (d *Driver) initOf(rec record) (*ocidriver.Process, error) {
 	return p, nil
 }
 
-// running is initOf without a hold, for List.
+// running is initOf without a handle, for List.
 func (d *Driver) running(rec record) bool {
 	if rec.Pid == 0 || rec.BootID != d.bootID {
 		return false

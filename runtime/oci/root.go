@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// makeSkeleton makes the upper of the two read-only layers of every root: the mount points, as real folders whatever an image has in their
-// place, and the three files that name the machine. It is the same for all, so that nothing is written per sandbox.
+// makeSkeleton makes the upper of the two read-only layers of every root: the mount points, as real
+// directories whatever an image has at their paths, and the three files that name the machine. All
+// sandboxes share it, so that nothing is written per sandbox.
 func makeSkeleton(dir string) (string, error) {
 	top := filepath.Join(dir, ".skeleton")
 	for _, name := range []string{"", "proc", "sys", "dev", "tmp", "run", "run/orchestrator", "workspace", "home", "home/user", "etc"} {
@@ -19,7 +20,7 @@ func makeSkeleton(dir string) (string, error) {
 		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			return "", fmt.Errorf("mount points: %w", err)
 		}
-		mode := os.FileMode(0o755) // whatever our umask is
+		mode := os.FileMode(0o755) // regardless of our umask
 		if name == "tmp" {
 			mode = 0o777 | os.ModeSticky // runc gives a tmpfs the mode of what it covers
 		}
@@ -46,8 +47,9 @@ func makeSkeleton(dir string) (string, error) {
 	return top, nil
 }
 
-// mountRoot mounts an image's root below the skeleton. With no upper layer the file system itself is read-only. The layers are given as
-// descriptors: so no character of a path has a meaning, no link is followed, and mountinfo inside tells nothing about the host.
+// mountRoot mounts an image's root below the skeleton. Without an upper layer the file system
+// itself is read-only. The layers are passed as descriptors: no character of a path has a special
+// meaning, no link is followed, and mountinfo inside reveals nothing about the host.
 func mountRoot(target, skeleton, image string) error {
 	upper, err := openLayer(skeleton)
 	if err != nil {
@@ -74,7 +76,8 @@ func openLayer(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// unmountRoot takes away all that is mounted at target. No lazy unmount: what is still used is an error.
+// unmountRoot removes everything that is mounted at target. It never unmounts lazily: a mount in
+// use is an error.
 func unmountRoot(target string) error {
 	const patience = 2 * time.Second
 	for end := time.Now().Add(patience); ; {

@@ -13,8 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// words is the standard error of the runtime and then of the first process: memory of fixed size. Writing to it never waits for a reader and never
-// fails with a broken pipe, it just ends when it is full, whatever becomes of us. It is the IO of a runc command.
+// words is the standard error of the runtime and then of the first process: memory of a fixed size.
+// Writing to it never waits for a reader and never fails with a broken pipe, even if this process
+// is gone; it ends when the memory is full. It implements the IO of a runc command.
 type words struct{ file *os.File }
 
 const wordsBytes = 16 << 10
@@ -39,7 +40,8 @@ func newWords() (*words, error) {
 	return w, nil
 }
 
-// String is what was written so far, fit to be part of an error: one line, bounded, nothing that moves a cursor. The bytes are foreign.
+// String returns what was written so far, fit for an error message: one line, bounded, without
+// control characters. The bytes are untrusted.
 func (w *words) String() string {
 	const keep = 1000
 	if w == nil {
@@ -61,7 +63,7 @@ func (w *words) String() string {
 	return line
 }
 
-// Annotate puts them behind a message.
+// Annotate appends the output to a message.
 func (w *words) Annotate(message string) string {
 	if said := w.String(); said != "" {
 		return message + ": " + said
@@ -69,7 +71,7 @@ func (w *words) Annotate(message string) string {
 	return message
 }
 
-// Close gives the memory up on our side.
+// Close releases the memory in this process.
 func (w *words) Close() error {
 	if w == nil {
 		return nil
@@ -77,14 +79,14 @@ func (w *words) Close() error {
 	return w.file.Close()
 }
 
-// Set makes them cmd's standard error; input and output stay /dev/null.
+// Set makes it the standard error of cmd; input and output stay /dev/null.
 func (w *words) Set(cmd *exec.Cmd) { cmd.Stderr = w.file }
 
-// Stdin, Stdout and Stderr are none: nothing is piped.
+// Stdin returns nil: nothing is piped.
 func (w *words) Stdin() io.WriteCloser { return nil }
 
-// Stdout is none.
+// Stdout returns nil.
 func (w *words) Stdout() io.ReadCloser { return nil }
 
-// Stderr is none.
+// Stderr returns nil.
 func (w *words) Stderr() io.ReadCloser { return nil }

@@ -12,24 +12,21 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Timeouts bounds the calls of a driver and its sandboxes. Zero means the
-// default.
+// Timeouts bounds the calls of a driver and its sandboxes. Zero means the default.
 type Timeouts struct {
 	Prepare time.Duration
 	Create  time.Duration
 	List    time.Duration
 	Open    time.Duration
-	// Bind is for Bind and Unbind, Remove for Remove and Destroy, Adopt for
-	// Adopt.
+	// Bind applies to Bind and Unbind, Remove to Remove and Destroy, Adopt to Adopt.
 	Bind   time.Duration
 	Remove time.Duration
 	Adopt  time.Duration
-	// Figures is for the figures of one sandbox.
+	// Figures applies to the figures of one sandbox.
 	Figures time.Duration
 }
 
-// Default times: generous, since what they guard against is an engine that
-// never answers.
+// Default timeouts. They are generous: they guard against an engine that never answers.
 const (
 	DefaultPrepare = 5 * time.Minute // loads an image into the engine
 	DefaultCreate  = time.Minute
@@ -69,11 +66,11 @@ func or(d, def time.Duration) time.Duration {
 	return d
 }
 
-// Timeout bounds each call by a deadline of its own. A call that ran into it
-// fails with class Unavailable and not with the class of a deadline, since the
-// caller's time is not over. The driver has to heed its context.
+// Timeout bounds each call by a deadline. A call that exceeds it fails with class Unavailable, not
+// with the class of a deadline, since the caller's own time is not over. The driver must honour its
+// context.
 func Timeout(d runtime.Driver, times Timeouts) runtime.Driver {
-	return &driver{Driver: d, around: func(ctx context.Context, op, subject string, do func(context.Context) error) error {
+	return &driver{Driver: d, intercept: func(ctx context.Context, op, subject string, do func(context.Context) error) error {
 		limit := times.of(op)
 		ours := fmt.Errorf("%s %s: no answer for %s: %w", op, subject, limit, errdefs.ErrUnavailable)
 		bounded, cancel := context.WithTimeoutCause(ctx, limit, ours)
@@ -86,12 +83,11 @@ func Timeout(d runtime.Driver, times Timeouts) runtime.Driver {
 	}}
 }
 
-// Log writes one line of level debug per call, and hands the same facts to
-// observe unless it is nil: metrics are made from them. Errors are for the
-// caller to report; here they are one fact among others.
+// Log writes one debug line per call and passes the same values to observe, unless it is nil, for
+// metrics. It does not report errors: the caller does.
 func Log(d runtime.Driver, log *slog.Logger, observe func(driver, op string, took time.Duration, err error)) runtime.Driver {
 	name := d.Name()
-	return &driver{Driver: d, around: func(ctx context.Context, op, subject string, do func(context.Context) error) error {
+	return &driver{Driver: d, intercept: func(ctx context.Context, op, subject string, do func(context.Context) error) error {
 		began := time.Now()
 		err := do(ctx)
 		took := time.Since(began)
@@ -107,14 +103,13 @@ func Log(d runtime.Driver, log *slog.Logger, observe func(driver, op string, too
 	}}
 }
 
-// Limit lets at most n calls of Create run at once; others wait for their turn
-// until their context ends.
+// Limit lets at most n calls of Create run at once. Others wait until their context ends.
 func Limit(d runtime.Driver, n int) runtime.Driver {
 	if n < 1 {
 		n = 1
 	}
 	turns := make(chan struct{}, n)
-	return &driver{Driver: d, around: func(ctx context.Context, op, subject string, do func(context.Context) error) error {
+	return &driver{Driver: d, intercept: func(ctx context.Context, op, subject string, do func(context.Context) error) error {
 		if op != Create {
 			return do(ctx)
 		}

@@ -1,12 +1,10 @@
-// Package wrap holds decorators of a runtime.Driver: Timeout bounds each call,
-// Log tells about each call, Limit bounds how many sandboxes are created at
-// once. Each adds one concern, can be put around any driver and around each
-// other, and passes everything else through unchanged.
+// Package wrap has decorators of a runtime.Driver: Timeout bounds each call, Log logs each call,
+// Limit bounds concurrent creations. Each adds one concern, works with any driver and with the
+// others, and passes everything else through unchanged.
 //
-// The package decides nothing about sandboxes, starts no goroutine and adds
-// errors of class Unavailable (Timeout) and those of the caller's context
-// (Limit). Decorated drivers and sandboxes are as concurrent as what they
-// wrap.
+// The package starts no goroutine. It adds errors of class Unavailable (Timeout) and those of the
+// caller's context (Limit). A decorated driver or sandbox allows the same concurrency as the
+// original.
 package wrap
 
 import (
@@ -30,23 +28,23 @@ const (
 	Figures = "figures"
 )
 
-// around carries out one call of a driver or sandbox. subject is the sandbox's
-// id, the image's id for Prepare, the owner for List.
-type around func(ctx context.Context, op, subject string, do func(context.Context) error) error
+// interceptor carries out one call of a driver or sandbox. subject is the sandbox's id, for Prepare
+// the image's id, and for List the owner.
+type interceptor func(ctx context.Context, op, subject string, do func(context.Context) error) error
 
 type driver struct {
 	runtime.Driver
-	around around
+	intercept interceptor
 }
 
 func (d *driver) Prepare(ctx context.Context, image runtime.Image) error {
-	return d.around(ctx, Prepare, image.ID, func(ctx context.Context) error {
+	return d.intercept(ctx, Prepare, image.ID, func(ctx context.Context) error {
 		return d.Driver.Prepare(ctx, image)
 	})
 }
 
 func (d *driver) Create(ctx context.Context, spec runtime.Spec) (made runtime.Sandbox, err error) {
-	err = d.around(ctx, Create, spec.ID, func(ctx context.Context) error {
+	err = d.intercept(ctx, Create, spec.ID, func(ctx context.Context) error {
 		made, err = d.Driver.Create(ctx, spec)
 		return err
 	})
@@ -54,7 +52,7 @@ func (d *driver) Create(ctx context.Context, spec runtime.Spec) (made runtime.Sa
 }
 
 func (d *driver) Adopt(ctx context.Context, id string) (found runtime.Sandbox, err error) {
-	err = d.around(ctx, Adopt, id, func(ctx context.Context) error {
+	err = d.intercept(ctx, Adopt, id, func(ctx context.Context) error {
 		found, err = d.Driver.Adopt(ctx, id)
 		return err
 	})
@@ -65,11 +63,11 @@ func (d *driver) wrap(s runtime.Sandbox, err error) (runtime.Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &sandbox{Sandbox: s, around: d.around}, nil
+	return &sandbox{Sandbox: s, intercept: d.intercept}, nil
 }
 
 func (d *driver) List(ctx context.Context, owner string) (found []runtime.Found, err error) {
-	err = d.around(ctx, List, owner, func(ctx context.Context) error {
+	err = d.intercept(ctx, List, owner, func(ctx context.Context) error {
 		found, err = d.Driver.List(ctx, owner)
 		return err
 	})
@@ -77,16 +75,16 @@ func (d *driver) List(ctx context.Context, owner string) (found []runtime.Found,
 }
 
 func (d *driver) Remove(ctx context.Context, id string) error {
-	return d.around(ctx, Remove, id, func(ctx context.Context) error { return d.Driver.Remove(ctx, id) })
+	return d.intercept(ctx, Remove, id, func(ctx context.Context) error { return d.Driver.Remove(ctx, id) })
 }
 
 type sandbox struct {
 	runtime.Sandbox
-	around around
+	intercept interceptor
 }
 
 func (s *sandbox) Open(ctx context.Context) (conn net.Conn, err error) {
-	err = s.around(ctx, Open, s.ID(), func(ctx context.Context) error {
+	err = s.intercept(ctx, Open, s.ID(), func(ctx context.Context) error {
 		conn, err = s.Sandbox.Open(ctx)
 		return err
 	})
@@ -94,16 +92,17 @@ func (s *sandbox) Open(ctx context.Context) (conn net.Conn, err error) {
 }
 
 func (s *sandbox) Bind(ctx context.Context, b runtime.Binding) error {
-	return s.around(ctx, Bind, s.ID(), func(ctx context.Context) error { return s.Sandbox.Bind(ctx, b) })
+	return s.intercept(ctx, Bind, s.ID(), func(ctx context.Context) error { return s.Sandbox.Bind(ctx, b) })
 }
 
 func (s *sandbox) Unbind(ctx context.Context) error {
-	return s.around(ctx, Unbind, s.ID(), s.Sandbox.Unbind)
+	return s.intercept(ctx, Unbind, s.ID(), s.Sandbox.Unbind)
 }
 
-// Figures makes every decorated sandbox a runtime.Meter; what is inside may be none.
+// Figures makes every decorated sandbox a runtime.Meter. It returns NotImplemented if the original
+// is none.
 func (s *sandbox) Figures(ctx context.Context) (f runtime.Figures, err error) {
-	err = s.around(ctx, Figures, s.ID(), func(ctx context.Context) error {
+	err = s.intercept(ctx, Figures, s.ID(), func(ctx context.Context) error {
 		f, err = runtime.FiguresOf(ctx, s.Sandbox)
 		return err
 	})
@@ -111,5 +110,5 @@ func (s *sandbox) Figures(ctx context.Context) (f runtime.Figures, err error) {
 }
 
 func (s *sandbox) Destroy(ctx context.Context) error {
-	return s.around(ctx, Destroy, s.ID(), s.Sandbox.Destroy)
+	return s.intercept(ctx, Destroy, s.ID(), s.Sandbox.Destroy)
 }
