@@ -15,8 +15,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Adopt takes over a running sandbox. NotFound: the engine has no such sandbox,
-// or its first process has ended; Remove still clears what is left of it.
+// Adopt takes over a running sandbox. NotFound: the engine has no such sandbox, or its first
+// process has ended; Remove still clears what is left of it.
 func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) {
 	if !runtime.ValidID(id) {
 		return nil, fmt.Errorf("docker: sandbox id %q: %w", id, errdefs.ErrInvalidArgument)

@@ -14,21 +14,20 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Limits on what is read of an archive: entries looked at, and the size of its
-// JSON files.
+// Limits for reading an archive: the number of entries, and the size of its JSON files.
 const (
 	maxArchiveEntries = 100_000
 	maxArchiveJSON    = 4 << 20
 )
 
-// archived is the one image of a docker-archive.
+// archived is the single image of a docker-archive.
 type archived struct {
 	config string   // digest of its configuration, computed here
 	layers []string // diff ids that the configuration names
 	tags   []string
 }
 
-// readArchive finds out what an archive holds, without its layers.
+// readArchive returns what an archive contains, without its layers.
 func readArchive(file string) (a archived, err error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -39,8 +38,8 @@ func readArchive(file string) (a archived, err error) {
 		Config   string
 		RepoTags []string
 	}
-	// Entries come in any order: one pass for the manifest, which seeks over the
-	// layers, and one for the configuration that it names.
+	// Entries come in any order: one pass for the manifest, which seeks over the layers, and one
+	// for the configuration that it names.
 	b, err := archiveFile(f, "manifest.json")
 	if err != nil {
 		return a, err

@@ -17,14 +17,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 )
 
-// bridge is the way into a sandbox of which only the engine's API is in reach:
-// one exec of "guest bridge" whose stdio carries all streams. It is dialled when
-// the first is opened, and again when it broke.
+// bridge connects to a sandbox of which only the engine's API can be reached: one exec of "guest
+// bridge" whose stdio carries all streams. The first stream dials it, and a later one dials again
+// if it broke.
 type bridge struct {
 	d         *Driver
 	container string
 
-	turn chan struct{} // held by whoever dials; guards mux and over
+	turn chan struct{} // held while dialling; guards mux and over
 	mux  *guestconn.Mux
 	over bool
 }
@@ -33,14 +33,14 @@ func newBridge(d *Driver, container string) *bridge {
 	return &bridge{d: d, container: container, turn: make(chan struct{}, 1)}
 }
 
-// Between two tries to dial. An exec costs the engine tens of milliseconds, so
-// the first pause is of that size.
+// The pauses between two attempts to dial. An exec costs the engine tens of milliseconds, and so
+// does the first pause.
 const (
 	firstDial = 50 * time.Millisecond
 	lastDial  = 2 * time.Second
 )
 
-// open opens a stream, and tries until ctx ends. Callers share a mux.
+// open opens a stream. It retries until ctx ends. All callers share one mux.
 func (b *bridge) open(ctx context.Context) (net.Conn, error) {
 	for pause := firstDial; ; pause = min(2*pause, lastDial) {
 		conn, err := b.try(ctx)
@@ -66,7 +66,7 @@ func (b *bridge) try(ctx context.Context) (net.Conn, error) {
 	return m.Open(ctx)
 }
 
-// dialled gives the mux that lives, or a new one.
+// dialled returns the live mux, or a new one.
 func (b *bridge) dialled(ctx context.Context) (*guestconn.Mux, error) {
 	select {
 	case b.turn <- struct{}{}:
@@ -123,9 +123,8 @@ func (b *bridge) close() {
 	}
 }
 
-// pipes is the stdio of an exec as one transport. The engine puts stdout and
-// stderr into one connection; a goroutine takes them apart, and Close waits for
-// it.
+// pipes is the stdio of an exec as one transport. The engine sends stdout and stderr over one
+// connection; a goroutine separates them, and Close waits for it.
 type pipes struct {
 	*io.PipeReader
 	conn   net.Conn
@@ -133,7 +132,7 @@ type pipes struct {
 	closer func() error
 }
 
-// maxComplaint is how much of a bridge's stderr is kept for the error.
+// maxComplaint is how much of a bridge's stderr is kept for the error, in bytes.
 const maxComplaint = 1 << 10
 
 func newPipes(h client.HijackedResponse) *pipes {
@@ -161,7 +160,7 @@ func newPipes(h client.HijackedResponse) *pipes {
 func (p *pipes) Write(b []byte) (int, error) { return p.conn.Write(b) }
 func (p *pipes) Close() error                { return p.closer() }
 
-// complaint keeps the first of what is written to it.
+// complaint keeps the beginning of what is written to it.
 type complaint []byte
 
 func (c *complaint) Write(b []byte) (int, error) {

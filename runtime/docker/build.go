@@ -22,17 +22,17 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Builder builds images from Dockerfiles with the engine at Host; "" is the
-// default one. It connects for each build, and needs no driver.
+// Builder builds images from Dockerfiles with the engine at Host; "" is the default engine. It
+// connects for each build and needs no driver.
 type Builder struct{ Host string }
 
 var _ runtime.ImageBuilder = Builder{}
 
-// tidyTime bounds taking away what a build has left in the engine.
+// tidyTime bounds the removal of what a build left in the engine.
 const tidyTime = time.Minute
 
-// Build builds an image with the engine's own builder, and without its cache:
-// what a build leaves in the engine is taken away when the archive is closed.
+// Build builds an image with the engine's classic builder, without its cache. Closing the archive
+// removes what the build left in the engine.
 func (b Builder) Build(ctx context.Context, what runtime.Build) (_ io.ReadCloser, err error) {
 	api, err := connect(b.Host)
 	if err != nil {
@@ -64,19 +64,19 @@ func (b Builder) Build(ctx context.Context, what runtime.Build) (_ io.ReadCloser
 	return w, nil
 }
 
-// work is one build, and the archive of what it made.
+// work is one build, and the archive of its image.
 type work struct {
 	io.ReadCloser
 	*Driver
 	tag  string
-	lent []string // the names of bases, and those that the engine had not
-	made []string // images of single steps
-	// began is by the engine's clock, or a little before.
+	lent []string // the names of bases, and those that the engine lacked
+	made []string // images of intermediate steps
+	// began is in the engine's clock, or slightly earlier.
 	began time.Time
 }
 
-// Close takes away everything that the build has left in the engine. What
-// something else needs stays.
+// Close removes everything that the build left in the engine. Images that something else needs
+// stay.
 func (w *work) Close() error {
 	var errs []error
 	if w.ReadCloser != nil {
@@ -91,8 +91,8 @@ func (w *work) Close() error {
 	return errors.Join(append(errs, w.api.Close())...)
 }
 
-// remove takes an image away. After a build was cut off, the container of its
-// last step is in the way for a moment.
+// remove removes an image. After an interrupted build the container of its last step briefly
+// prevents it.
 func (w *work) remove(ctx context.Context, name string) error {
 	const pause, tries = 200 * time.Millisecond, 50
 	step := slices.Contains(w.made, name)
@@ -117,7 +117,7 @@ func (w *work) remove(ctx context.Context, name string) error {
 	}
 }
 
-// clock asks for the engine's time.
+// clock returns the engine's time.
 func (w *work) clock(ctx context.Context) (time.Time, error) {
 	got, err := w.api.Info(ctx, client.InfoOptions{})
 	if err != nil {
@@ -130,8 +130,8 @@ func (w *work) clock(ctx context.Context) (time.Time, error) {
 	return at, nil
 }
 
-// own says whether an image can be of this build: what a command writes looks
-// like the engine's own words, and must not have others' images removed.
+// own reports whether this build can have made an image. A command can print what looks like the
+// engine's own output, and must not cause the removal of another image.
 func (w *work) own(ctx context.Context, id string) bool {
 	got, err := w.api.ImageInspect(ctx, id)
 	if err != nil || len(got.RepoTags) > 0 || len(got.RepoDigests) > 0 {
@@ -141,8 +141,8 @@ func (w *work) own(ctx context.Context, id string) bool {
 	return err == nil && made.After(w.began)
 }
 
-// give gives a base its name, after the engine has loaded it if it does not have
-// it. What another build has loaded goes with that: then it is loaded again.
+// give names a base image, and loads it into the engine first if it is missing. The end of another
+// build removes what that build loaded; then it is loaded again.
 func (w *work) give(ctx context.Context, base runtime.Base) error {
 	const tries = 3
 	tag := images.EngineTag(base.Image.ID)
@@ -197,13 +197,13 @@ func (w *work) build(ctx context.Context, what runtime.Build) error {
 	return w.follow(ctx, got.Body, what.Log)
 }
 
-// maxBuildLog bounds what an engine may write of a build.
+// maxBuildLog bounds the engine's output of one build, in bytes.
 const maxBuildLog = 1 << 30
 
 var stepMade = regexp.MustCompile(`^ ---> ([0-9a-f]{12,64})$`)
 
-// follow hands the build's output on, and notes what its steps made: all but
-// what FROM names.
+// follow copies the build's output to log and records the images that its steps made, except those
+// that FROM names.
 func (w *work) follow(ctx context.Context, r io.Reader, log io.Writer) error {
 	dec := json.NewDecoder(io.LimitReader(r, maxBuildLog))
 	from := false

@@ -5,14 +5,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
-// What there is not, in the words of the committed table.
+// Reasons for missing capabilities, as in the committed table.
 const (
 	noCgroup = "no: the cgroups of a remote engine are out of reach"
 	noBind   = "no: nothing can be mounted into a sandbox of a remote engine; files travel over the stream"
 )
 
-// Classes are container, and gvisor where the engine was seen to run a sandbox
-// with it. That is tried once.
+// Classes returns container, and gvisor if a trial run in the engine succeeded. The trial runs
+// once.
 func (d *Driver) Classes() []runtime.Class {
 	classes := []runtime.Class{runtime.ClassContainer}
 	if d.Why(runtime.ClassGVisor) == nil {
@@ -21,11 +21,10 @@ func (d *Driver) Classes() []runtime.Class {
 	return classes
 }
 
-// Why says why a class is not offered, and what to do about it; nil if it is.
+// Why returns why a class is not offered and what to do about it, or nil if it is.
 func (d *Driver) Why(class runtime.Class) error { return d.checkClass(class) }
 
-// Capabilities is the row of the committed table for a class, in the mode that
-// was found.
+// Capabilities returns the row of the committed table for a class, in the detected mode.
 func (d *Driver) Capabilities(class runtime.Class) runtime.Capabilities {
 	if d.Why(class) != nil {
 		return nil

@@ -20,23 +20,22 @@ import (
 )
 
 const (
-	// maxVolumes is how many VOLUMEs an image may declare, maxImageEnv how many
-	// variables: each costs a mount or an entry in every sandbox.
+	// maxVolumes is the number of VOLUMEs that an image may declare, maxImageEnv the number of
+	// variables. Each costs a mount or an entry in every sandbox.
 	maxVolumes  = 32
 	maxImageEnv = 1024
-	// shadowOptions are those of the file system put on an image's VOLUME: root
-	// may write a little there, a command nothing.
+	// shadowOptions are those of the file system that covers an image's VOLUME: root may write a
+	// little there, commands nothing.
 	shadowOptions = "nosuid,nodev,noexec,size=64k,mode=0755"
 )
 
-// places is where the guest and the workspace come from: two folders of the
-// host, or a volume of the engine.
+// places is where the guest and the workspace come from: two host directories, or an engine volume.
 type places struct {
 	run, slot string
 	volume    string
 }
 
-// seccompProfile is a filter of the project as the engine's option.
+// seccompProfile returns one of our filters as an option of the engine.
 func seccompProfile(filter func() ([]byte, error)) (string, error) {
 	text, err := filter()
 	if err != nil {
@@ -45,8 +44,8 @@ func seccompProfile(filter func() ([]byte, error)) (string, error) {
 	return "seccomp=" + string(text), nil
 }
 
-// configure says what is asked of the engine for a sandbox. It is a pure
-// function; spec has its defaults and is valid.
+// configure returns what to request from the engine for a sandbox. It has no side effects; spec is
+// valid and has its defaults.
 func configure(spec runtime.Spec, img image, e engine, at places, seccomp string) (client.ContainerCreateOptions, error) {
 	env, err := environment(img.env)
 	if err != nil {
@@ -64,7 +63,8 @@ func configure(spec runtime.Spec, img image, e engine, at places, seccomp string
 		args = append(args, "--stdio")
 		labels[labelMode] = ModeStdio
 	}
-	// An image with the label of helpers, as that of a try is, makes no sandbox one that is swept.
+	// An image may carry the label of helpers, as the image of a trial does. Override it, so that
+	// no sandbox is swept.
 	labels[labelClass], labels[labelHelper] = string(spec.Class.OrDefault()), ""
 	none, never := []string{"NONE"}, 0
 	return client.ContainerCreateOptions{
@@ -86,8 +86,7 @@ func hostConfig(l runtime.Limits, e engine, tmpfs map[string]string, shm int64, 
 		ReadonlyRootfs: true, Mounts: mounts, Tmpfs: tmpfs, ShmSize: shm,
 		CapDrop: []string{"ALL"}, CapAdd: ocispec.Capabilities(),
 		SecurityOpt: []string{"no-new-privileges", seccomp},
-		// What the engine mounts of the cgroup tree is of no use to us and says
-		// how the host is built.
+		// The engine's view of the cgroup tree is useless to the guest and describes the host.
 		MaskedPaths: append(ocispec.MaskedPaths(), "/sys/fs/cgroup"), ReadonlyPaths: ocispec.ReadonlyPaths(),
 		Sysctls:   ocispec.Sysctls(),
 		LogConfig: container.LogConfig{Type: "none"}, Init: &no,
@@ -104,8 +103,8 @@ func hostConfig(l runtime.Limits, e engine, tmpfs map[string]string, shm int64, 
 	return h
 }
 
-// ulimits are the limits as the engine writes them. One that is no limit is left
-// out: the engine may not be allowed to raise its own, which is then in force.
+// ulimits returns the limits in the engine's form. An unlimited one is omitted: the engine may not
+// be allowed to raise its own limit, which then applies.
 func ulimits(limits []specs.POSIXRlimit) []*container.Ulimit {
 	var out []*container.Ulimit
 	for _, r := range limits {
@@ -118,8 +117,8 @@ func ulimits(limits []specs.POSIXRlimit) []*container.Ulimit {
 	return out
 }
 
-// memoryFiles gives the file systems in memory, and the size of /dev/shm, which
-// the engine mounts itself.
+// memoryFiles returns the file systems in memory, and the size of /dev/shm, which the engine itself
+// mounts.
 func memoryFiles(spec runtime.Spec, at places) (tmpfs map[string]string, shm int64) {
 	tmpfs = map[string]string{}
 	for _, t := range append(ocispec.Tmpfs(spec.Limits), ocispec.TemplateTmpfs(spec)...) {
@@ -144,7 +143,7 @@ func bindings(e engine, at places, class runtime.Class) []mount.Mount {
 		}}
 	}
 	run := &mount.BindOptions{Propagation: mount.PropagationRSlave}
-	// What is bound into the folder later (the commands' cgroup) stays writable.
+	// What is bound into the directory later (the commands' cgroup) stays writable.
 	run.ReadOnlyNonRecursive = apiAtLeast(e.api, apiReadOnlyNonRecursive)
 	guest := mount.Mount{Type: mount.TypeBind, Source: at.run, Target: wire.RunDir, ReadOnly: true, BindOptions: run}
 	if class == runtime.ClassGVisor {
@@ -156,8 +155,8 @@ func bindings(e engine, at places, class runtime.Class) []mount.Mount {
 	}
 }
 
-// environment is PID 1's. The engine adds what the image has and we do not; a
-// name without "=" makes it leave that one out.
+// environment returns the variables of PID 1. The engine adds those of the image that are missing
+// here; a name without "=" suppresses one.
 func environment(image []string) ([]string, error) {
 	if len(image) > maxImageEnv {
 		return nil, refused("the image sets %d environment variables: at most %d are undone", len(image), maxImageEnv)
@@ -178,9 +177,9 @@ func environment(image []string) ([]string, error) {
 	return env, nil
 }
 
-// shadow puts a small file system on every VOLUME of the image that nothing of
-// ours is mounted on: the engine would put a writable folder of its disk there.
-// A volume in a place where that is not possible is refused.
+// shadow covers every VOLUME of the image that none of our mounts covers with a small file system,
+// since the engine would put a writable directory of its disk there. It refuses a volume at a path
+// where that is impossible.
 func shadow(tmpfs map[string]string, mounts []mount.Mount, volumes []string) error {
 	if len(volumes) > maxVolumes {
 		return refused("the image declares %d volumes: at most %d are undone", len(volumes), maxVolumes)

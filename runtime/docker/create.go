@@ -17,19 +17,18 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// commandCPU is the part of a sandbox's CPU that its commands get: the guest
-// answers when they use all of theirs.
+// commandCPU is the commands' share of a sandbox's CPU: the guest answers even when they use all of
+// it.
 const commandCPU = 0.95
 
-// createTime bounds a Create whose caller set no deadline; abandonTime bounds
-// the undoing of one.
+// createTime bounds a Create whose caller set no deadline; abandonTime bounds the undoing of one.
 const (
 	createTime  = 2 * time.Minute
 	abandonTime = 30 * time.Second
 )
 
-// Create makes a sandbox and returns when its first process runs. If it fails,
-// what was made is removed again; what could not be removed is found by List.
+// Create creates a sandbox and returns when its first process runs. If it fails, it removes what it
+// made; List finds what could not be removed.
 func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox, error) {
 	spec.Limits = spec.Limits.WithDefaults()
 	if err := spec.Validate(); err != nil {
@@ -49,7 +48,7 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	return s, nil
 }
 
-// raise makes a sandbox of an image that the engine knows.
+// raise creates a sandbox from an image that the engine knows.
 func (d *Driver) raise(ctx context.Context, spec runtime.Spec, img image) (*Sandbox, error) {
 	s := newSandbox(d, spec.ID, d.mode, spec.Class)
 	if err := d.hold(s); err != nil {
@@ -64,7 +63,8 @@ func (d *Driver) raise(ctx context.Context, spec runtime.Spec, img image) (*Sand
 	if err != nil {
 		undo := s.abandon(ctx)
 		if errdefs.IsUnavailable(undo) {
-			// The engine went away in the middle: what it did to the container says nothing of the Spec.
+			// The engine went away in between: what it did to the container says nothing about the
+			// Spec.
 			return nil, fmt.Errorf("%w: %v", undo, err)
 		}
 		return nil, errors.Join(err, undo)
@@ -72,7 +72,7 @@ func (d *Driver) raise(ctx context.Context, spec runtime.Spec, img image) (*Sand
 	return s, nil
 }
 
-// create is Create with the turn held, without the undoing.
+// create is Create with the lock held, without the undo.
 func (s *Sandbox) create(ctx context.Context, spec runtime.Spec, img image) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, createTime, errSlow)
 	defer cancel()
@@ -81,7 +81,7 @@ func (s *Sandbox) create(ctx context.Context, spec runtime.Spec, img image) erro
 		return err
 	}
 	if s.class == runtime.ClassGVisor {
-		done, err := s.cage(spec.Limits)
+		done, err := s.setupCgroups(spec.Limits)
 		if err != nil {
 			return err
 		}
@@ -98,7 +98,7 @@ func (s *Sandbox) create(ctx context.Context, spec runtime.Spec, img image) erro
 	return nil
 }
 
-// share is what the commands of a sandbox get of its caps.
+// share returns the commands' part of a sandbox's caps.
 func share(l runtime.Limits) cgroup.Share {
 	return cgroup.Share{
 		MemoryBytes: l.MemoryBytes - runtime.GuestReserveBytes,
@@ -107,7 +107,7 @@ func share(l runtime.Limits) cgroup.Share {
 	}
 }
 
-// make makes the cell, or sees to the guest's volume, and the container.
+// make creates the run directory, or prepares the guest's volume, and creates the container.
 func (s *Sandbox) make(ctx context.Context, spec runtime.Spec, img image) error {
 	at, err := s.places(ctx, spec.Limits)
 	if err != nil {
@@ -127,7 +127,7 @@ func (s *Sandbox) make(ctx context.Context, spec runtime.Spec, img image) error 
 	got, err := s.d.api.ContainerCreate(patient, ask)
 	switch {
 	case errdefs.IsConflict(err):
-		// The name is taken by a container that is not of this call: it stays.
+		// The name belongs to a container of another call, which stays.
 		s.begun = false
 		return fmt.Errorf("docker: container %s: %w: %w", ask.Name, errdefs.ErrAlreadyExists, err)
 	case errdefs.IsNotFound(err):
@@ -144,12 +144,11 @@ func (s *Sandbox) make(ctx context.Context, spec runtime.Spec, img image) error 
 	return checkWarnings(got.Warnings)
 }
 
-// answerTime is how long the engine's answer to a create is waited for after
-// the caller has given up: the engine goes on with it either way, and only who
-// knows the answer can undo it.
+// answerTime is how long to wait for the engine's answer to a create after the caller has given up.
+// The engine goes on with the create, and undoing it needs the answer.
 const answerTime = 2 * time.Second
 
-// outlast gives a context that ends that much later than ctx.
+// outlast returns a context that ends by the given time later than ctx.
 func outlast(ctx context.Context, by time.Duration) (context.Context, context.CancelCauseFunc) {
 	longer, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -158,8 +157,8 @@ func outlast(ctx context.Context, by time.Duration) (context.Context, context.Ca
 	return longer, func(cause error) { stop(); cancel(cause) }
 }
 
-// checkWarnings fails a create in which the engine left out a cap: it says so
-// in a warning only.
+// checkWarnings fails a create in which the engine ignored a cap: the engine reports that only as a
+// warning.
 func checkWarnings(warnings []string) error {
 	for _, w := range warnings {
 		low := strings.ToLower(w)
@@ -195,14 +194,14 @@ func (s *Sandbox) start(ctx context.Context) error {
 	case client.IsErrConnectionFailed(err) || ctx.Err() != nil:
 		return s.d.failed(ctx, "start container "+containerName(s.id), err)
 	default:
-		// The engine answered, and whatever class it gives: it cannot start this.
+		// The engine answered that it cannot start this, whatever class it gives.
 		return refused("the engine at %s cannot start sandbox %s from its image with this entrypoint and these limits: %v", s.d.host, s.id, err)
 	}
 	failpoint.Hit("docker.create.started")
 	return nil
 }
 
-// attach takes hold of the first process of a container that was started.
+// attach returns a handle of the first process of a started container.
 func (s *Sandbox) attach(ctx context.Context, share cgroup.Share) error {
 	if s.mode == ModeStdio {
 		s.bridge = newBridge(s.d, s.container)
@@ -222,11 +221,12 @@ func (s *Sandbox) attach(ctx context.Context, share cgroup.Share) error {
 		if code == 128+int(syscall.SIGKILL) || code == 128+int(syscall.SIGTERM) {
 			return fmt.Errorf("docker: sandbox %s was killed while it was started: %w", s.id, errdefs.ErrUnavailable)
 		}
-		// Not NotFound: for Create that would mean nothing to the caller.
+		// Not NotFound, which would be meaningless as a result of Create.
 		return refused("sandbox %s ended while it was started, with code %d: the guest or the template's entrypoint does not run on this image", s.id, code)
 	}
 	if s.proc, err = openProcess(state.Pid, s.container, s.inside()); err != nil {
-		// It ran a moment ago. Who ended it is not known: perhaps an engine that stops. One that always ends by itself is told after a few.
+		// It ran a moment ago. The reason for its end is unknown: perhaps the engine is stopping.
+		// One that always ends is reported after a few attempts.
 		return fmt.Errorf("docker: sandbox %s ended while it was started: %v: %w", s.id, err, errdefs.ErrUnavailable)
 	}
 	s.watch()
@@ -239,28 +239,28 @@ func (s *Sandbox) attach(ctx context.Context, share cgroup.Share) error {
 	return nil
 }
 
-// abandon undoes a create that failed. Its own context: the caller's may be why.
+// abandon undoes a failed create. It has its own context, since the caller's may be the reason.
 func (s *Sandbox) abandon(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), abandonTime, errSlow)
 	defer cancel()
 	if s.started {
 		return s.Destroy(ctx)
 	}
-	if err := s.take(ctx); err != nil {
+	if err := s.lock(ctx); err != nil {
 		return err
 	}
 	defer func() { <-s.turn }()
 	if s.gone {
 		return nil
 	}
-	// Nothing runs in it, so what is on this host can go even if the engine is
-	// out of reach; a container it may have made is found by its label.
+	// Nothing runs in it, so what is on this host can go even if the engine is out of reach; a
+	// container that it may have made is found by its label.
 	s.gone = true
 	defer s.d.drop(s)
 	var err error
 	if s.begun {
 		err = s.d.removeContainers(ctx, s.id, s.container, false)
 	}
-	s.letGo()
+	s.forget()
 	return errors.Join(err, s.clear(ctx))
 }

@@ -24,16 +24,15 @@ import (
 
 // Modes of Options.
 const (
-	// ModeAuto finds out which of the others it is.
+	// ModeAuto detects which of the others applies.
 	ModeAuto = "auto"
-	// ModeLocal says that the engine shares kernel, processes and mounts with
-	// this host.
+	// ModeLocal: the engine shares kernel, processes and mounts with this host.
 	ModeLocal = "local"
-	// ModeStdio uses nothing but the engine's API.
+	// ModeStdio uses only the engine's API.
 	ModeStdio = "stdio"
 )
 
-// Labels of everything that the driver makes in an engine.
+// Labels of everything that the driver creates in an engine.
 const (
 	labelOwner    = "orchestrator.owner"
 	labelID       = "orchestrator.id"
@@ -42,31 +41,30 @@ const (
 	labelMode     = "orchestrator.mode"
 	labelClass    = "orchestrator.class"
 	labelScratch  = "orchestrator.scratch"
-	// labelHelper marks containers and images that live for one call only; its
-	// value names the state directory, so that a later process sweeps them.
+	// labelHelper marks containers and images that live for one call. Its value names the state
+	// directory, so that a later process can sweep them.
 	labelHelper = "orchestrator.helper"
-	// labelGuest marks the volumes that hold a guest; its value names the state
-	// directory too.
+	// labelGuest marks volumes that hold a guest. Its value names the state directory too.
 	labelGuest = "orchestrator.guest"
 )
 
-// askTime bounds one question to the engine whose answer needs no work of it.
+// askTime bounds one request that needs no work of the engine.
 const askTime = 30 * time.Second
 
-// Options say which engine to use and how.
+// Options select the engine and configure the driver.
 type Options struct {
-	// Host is the engine's address. Empty: DOCKER_HOST with its companions for
-	// TLS, or the engine's default socket.
+	// Host is the engine's address. Empty: DOCKER_HOST with its variables for TLS, or the engine's
+	// default socket.
 	Host string
-	// StateDir is the orchestrator's state directory. Cells are made in
-	// StateDir/cells, the driver's own notes in StateDir/docker.
+	// StateDir is the orchestrator's state directory. Run directories are in StateDir/cells, the
+	// driver's notes in StateDir/docker.
 	StateDir string
 	// GuestPath is the guest's binary on this host.
 	GuestPath string
 	// Mode is ModeAuto, ModeLocal or ModeStdio. Empty: ModeAuto.
 	Mode string
-	// GVisor is the engine's name of the runtime for class gvisor. Empty:
-	// DefaultGVisor. Where it does not work, that class is not offered.
+	// GVisor is the engine's name of the runtime for class gvisor. Empty: DefaultGVisor. If it does
+	// not work, the class is not offered.
 	GVisor string
 	// Log may be nil.
 	Log *slog.Logger
@@ -81,8 +79,8 @@ type Driver struct {
 	dir     string // StateDir/docker
 	cells   string // StateDir/cells
 	guest   string
-	helper  string // stands for the state directory in labels
-	seccomp string // the profile as the engine takes it, made once
+	helper  string // represents the state directory in labels
+	seccomp string // the profile in the engine's form, made once
 	log     *slog.Logger
 
 	runsc         string // the engine's name of the runtime for class gvisor
@@ -92,19 +90,18 @@ type Driver struct {
 
 	mu     sync.Mutex
 	images map[string]image    // Image.ID → what the engine knows; guarded by mu
-	held   map[string]*Sandbox // those that this process has in hand; guarded by mu
+	held   map[string]*Sandbox // those that this process holds; guarded by mu
 
-	// filling is held by whoever fills the guest volume; filled is its name
-	// once that was seen complete, and is guarded by filling.
+	// filling is held while the guest volume is filled. filled is the volume's name once it was
+	// seen complete; filling guards it.
 	filling chan struct{}
 	filled  string
 }
 
-// New connects to the engine and checks that it can do what is needed. Errors:
-// InvalidArgument for options that make no sense, Unavailable for an engine
-// that does not answer, FailedPrecondition for one that is too old, is not
-// Docker, or cannot enforce a cap; the message names what was found and what
-// is wanted.
+// New connects to the engine and checks that it can do what is needed. Errors: InvalidArgument for
+// invalid options, Unavailable for an engine that does not answer, FailedPrecondition for one that
+// is too old, is not Docker, or cannot enforce a cap. The message names what was found and what is
+// required.
 func New(ctx context.Context, o Options) (*Driver, error) {
 	if o.Mode == "" {
 		o.Mode = ModeAuto
@@ -160,7 +157,7 @@ func (o Options) validate() error {
 func connect(host string) (*client.Client, error) {
 	opts := []client.Opt{client.FromEnv}
 	if host != "" {
-		// FromEnv still gives the certificates of a TCP address.
+		// FromEnv still provides the certificates of a TCP address.
 		opts = append(opts, client.WithHost(host))
 	}
 	api, err := client.New(opts...)
@@ -170,7 +167,7 @@ func connect(host string) (*client.Client, error) {
 	return api, nil
 }
 
-// open asks the engine what it is and settles the mode.
+// open asks the engine what it is and determines the mode.
 func (d *Driver) open(ctx context.Context, mode string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
 	defer cancel()
@@ -194,20 +191,20 @@ func (d *Driver) open(ctx context.Context, mode string) error {
 	return d.layLauncher()
 }
 
-// Name is "docker".
+// Name returns "docker".
 func (d *Driver) Name() string { return "docker" }
 
-// Mode is ModeLocal or ModeStdio.
+// Mode returns ModeLocal or ModeStdio.
 func (d *Driver) Mode() string { return d.mode }
 
-// Engine is the engine's address and version, for people.
+// Engine returns the engine's address and version, for people.
 func (d *Driver) Engine() string { return fmt.Sprintf("%s at %s", d.engine.version, d.host) }
 
-// Close lets go of the engine. Sandboxes live on.
+// Close disconnects from the engine. Sandboxes keep running.
 func (d *Driver) Close() error { return d.api.Close() }
 
-// List finds what the engine holds of owner, in any state, and what the driver
-// itself noted down when it began to make a sandbox.
+// List returns what the engine holds of owner, in any state, and the driver's own notes of
+// sandboxes it began to create.
 func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
 	defer cancel()
@@ -221,7 +218,7 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 	seen := map[string]bool{}
 	for _, c := range got.Items {
 		id := c.Labels[labelID]
-		// An image can bring labels too; only our own names count.
+		// An image can carry labels too; only our own container names count.
 		if !runtime.ValidID(id) || seen[id] || !named(c.Names, id) {
 			continue
 		}
@@ -258,9 +255,9 @@ func named(names []string, id string) bool {
 	return len(names) == 0
 }
 
-// ghost says whether the engine lists a container that it does not know: one it
-// has removed already (see killContainer). It stays listed until the engine is
-// restarted, and there is nothing of it to remove.
+// ghost reports whether the engine lists a container that it does not know: one that it has already
+// removed (see killContainer). The engine lists it until it is restarted, and there is nothing to
+// remove.
 func (d *Driver) ghost(ctx context.Context, c container.Summary) (bool, error) {
 	if c.State != container.StateRemoving && c.State != container.StateDead && len(c.Names) > 0 {
 		return false, nil

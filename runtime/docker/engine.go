@@ -13,31 +13,29 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// The oldest engine that is supported, and the API it speaks: private cgroup
-// namespaces came with it.
+// The oldest supported engine, and the API it speaks. It introduced private cgroup namespaces.
 const (
 	minEngine = "20.10"
 	minAPI    = "1.41"
-	// apiReadOnlyNonRecursive is Engine 25: from there on a read-only bind is
-	// read-only all the way down unless it is told not to be.
+	// apiReadOnlyNonRecursive is Engine 25: since then a read-only bind is recursively read-only
+	// unless requested otherwise.
 	apiReadOnlyNonRecursive = "1.44"
 )
 
-// engine is what a driver has to know of its engine.
+// engine is what a driver knows about its engine.
 type engine struct {
 	id       string
 	version  string // "Docker Engine 20.10.24, API 1.41"
-	api      string // what client and engine agreed on
-	name     string // the host's, for messages
+	api      string // negotiated between client and engine
+	name     string // of the engine's host, for messages
 	cgroupV2 bool
 	// swapLimit: the engine can keep a container out of swap.
 	swapLimit bool
-	// remapped: root in a container is somebody else on the host, so that it
-	// cannot use a cell.
+	// remapped: root in a container is another user on the host, so it cannot use a run directory.
 	remapped bool
 }
 
-// ask checks the engine and tells what it is.
+// ask checks the engine and describes it.
 func (d *Driver) ask(ctx context.Context) (engine, error) {
 	v, err := d.api.ServerVersion(ctx, client.ServerVersionOptions{})
 	if err != nil {
@@ -68,7 +66,7 @@ func describe(v client.ServerVersionResult) string {
 	return fmt.Sprintf("Docker Engine %s, API %s", v.Version, v.APIVersion)
 }
 
-// checkVersion refuses what is not a Docker Engine of a supported version.
+// checkVersion refuses anything but a Docker Engine of a supported version.
 func checkVersion(v client.ServerVersionResult) error {
 	for _, c := range v.Components {
 		if strings.Contains(strings.ToLower(c.Name), "podman") {
@@ -103,8 +101,8 @@ func checkInfo(i system.Info) error {
 	return nil
 }
 
-// checkSwap refuses an engine that cannot keep sandboxes out of swap, unless it
-// runs on this host and there is none.
+// checkSwap refuses an engine that cannot keep sandboxes out of swap, unless it runs on this host
+// and there is no swap.
 func checkSwap(e engine, mode string) error {
 	if e.swapLimit || mode == ModeLocal && swapOff("/proc/swaps") {
 		return nil
@@ -112,14 +110,14 @@ func checkSwap(e engine, mode string) error {
 	return refused("the engine cannot keep sandboxes out of swap: turn swap off, or boot %s with swapaccount=1", e.name)
 }
 
-// swapOff says whether file, which is /proc/swaps, names no swap space.
+// swapOff reports whether file, which is /proc/swaps, lists no swap space.
 func swapOff(file string) bool {
 	b, err := os.ReadFile(file)
 	return err == nil && len(strings.Fields(string(b))) > 0 && strings.Count(strings.TrimSpace(string(b)), "\n") == 0
 }
 
-// hasSecurity looks for an entry of the engine's security options, which are
-// "name=seccomp,profile=default" and the like.
+// hasSecurity looks for an entry among the engine's security options, such as
+// "name=seccomp,profile=default".
 func hasSecurity(i system.Info, name string) bool {
 	return slices.ContainsFunc(i.SecurityOptions, func(o string) bool {
 		first, _, _ := strings.Cut(o, ",")
@@ -127,7 +125,7 @@ func hasSecurity(i system.Info, name string) bool {
 	})
 }
 
-// apiAtLeast compares "1.41" with "1.9" as numbers. What does not parse is old.
+// apiAtLeast compares "1.41" with "1.9" as numbers. A version that does not parse counts as old.
 func apiAtLeast(have, want string) bool {
 	major, minor, err := apiVersion(have)
 	wantMajor, wantMinor, wantErr := apiVersion(want)

@@ -9,12 +9,11 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// errSlow is the cause of contexts that the package ends by itself.
+// errSlow is the cause of contexts that the package itself ends.
 var errSlow = errors.New("the engine did not answer in time")
 
-// failed says what was asked of the engine and classes the answer. An engine
-// that could not be asked, or did not know, is Unavailable: nothing follows
-// from it about the sandbox.
+// failed describes a failed request to the engine and classes the answer. An engine that could not
+// be asked, or did not know, is Unavailable: nothing follows about the sandbox.
 func (d *Driver) failed(ctx context.Context, what string, err error) error {
 	switch {
 	case ctx.Err() != nil && errors.Is(context.Cause(ctx), errSlow):
@@ -27,14 +26,14 @@ func (d *Driver) failed(ctx context.Context, what string, err error) error {
 	return fmt.Errorf("docker engine at %s: %s: %w", d.host, what, err)
 }
 
-// classed says whether err has a class that the engine gave it.
+// classed reports whether the engine gave err a class.
 func classed(err error) bool {
 	return errdefs.IsNotFound(err) || errdefs.IsConflict(err) || errdefs.IsInvalidArgument(err) || errdefs.IsAlreadyExists(err) ||
 		errdefs.IsFailedPrecondition(err) || errdefs.IsPermissionDenied(err) || errdefs.IsUnauthorized(err) || errdefs.IsNotModified(err) ||
 		errdefs.IsNotImplemented(err)
 }
 
-// refused is a cap or field that this engine cannot give, with what to do.
+// refused returns an error about a cap or field that this engine cannot provide, with what to do.
 func refused(format string, args ...any) error {
 	return fmt.Errorf("docker: %s: %w", fmt.Sprintf(format, args...), errdefs.ErrFailedPrecondition)
 }

@@ -12,8 +12,8 @@ import (
 
 var _ runtime.ImageForgetter = (*Driver)(nil)
 
-// Forget removes the image under the name that it was loaded by; what people
-// gave names of their own stays. See runtime.ImageForgetter.
+// Forget removes the image under the name that it was loaded by. Images that people named stay. See
+// runtime.ImageForgetter.
 func (d *Driver) Forget(ctx context.Context, img runtime.Image) error {
 	d.forget(img)
 	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)

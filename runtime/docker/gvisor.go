@@ -21,23 +21,23 @@ import (
 )
 
 const (
-	// DefaultGVisor is the engine's name of the runtime for sandboxes of class
-	// gvisor unless Options names another.
+	// DefaultGVisor is the engine's name of the runtime for sandboxes of class gvisor unless
+	// Options names another.
 	DefaultGVisor = gvisor.DefaultProgram
-	// launcherName is the launcher's file in the driver's folder, for people to
-	// name to the engine.
+	// launcherName is the launcher's file in the driver's directory. The operator configures the
+	// engine to use it.
 	launcherName = "runsc"
-	// handDir is where the launcher looks for a container's cgroups. It is not in
-	// the state directory, whose place a launcher does not know.
+	// handDir is where the launcher looks for a container's cgroups. It is outside of the state
+	// directory, whose path a launcher does not know.
 	handDir = "/run/orchestrator-gvisor"
 )
 
-// launcher is what the engine has to start for runsc.
+// launcher is what the engine has to start in place of runsc.
 //
 //go:embed runsc.sh
 var launcher []byte
 
-// layLauncher writes the launcher down.
+// layLauncher writes the launcher.
 func (d *Driver) layLauncher() error {
 	path := filepath.Join(d.dir, launcherName)
 	if had, err := os.ReadFile(path); err == nil && string(had) == string(launcher) {
@@ -54,10 +54,9 @@ func (d *Driver) layLauncher() error {
 	return nil
 }
 
-// cage makes the cgroups of a sandbox of class gvisor and names them to the
-// launcher, which goes into them. It returns what takes the naming back; the
-// cgroups go with the sandbox.
-func (s *Sandbox) cage(l runtime.Limits) (done func(), err error) {
+// setupCgroups makes the cgroups of a sandbox of class gvisor and writes their names for the
+// launcher, which joins them. done deletes the names; the cgroups go with the sandbox.
+func (s *Sandbox) setupCgroups(l runtime.Limits) (done func(), err error) {
 	caps := ocispec.GVisorCaps(l)
 	dirs, err := cgroup.Make(ocidriver.CgroupsPath(s.id), cgroup.Share{MemoryBytes: caps.MemoryBytes, Pids: caps.Pids, CPU: caps.CPUs})
 	if errors.Is(err, cgroup.ErrUnsupported) {
@@ -70,14 +69,14 @@ func (s *Sandbox) cage(l runtime.Limits) (done func(), err error) {
 		return nil, fmt.Errorf("docker: sandbox %s: %w", s.id, err)
 	}
 	return func() {
-		if err := uncage(s.container); err != nil {
+		if err := removeHanded(s.container); err != nil {
 			s.d.log.Warn("cgroups of a container stay named", "sandbox", s.id, "error", err)
 		}
 	}, nil
 }
 
-// hand writes a file for the launcher. Who takes the last one back removes the
-// folder, perhaps in between.
+// hand writes a file for the launcher. The removal of another container's file may delete the
+// directory in between.
 func hand(container string, text []byte) (err error) {
 	for range 10 {
 		if err := os.MkdirAll(handDir, 0o700); err != nil {
@@ -90,18 +89,17 @@ func hand(container string, text []byte) (err error) {
 	return err
 }
 
-// uncage takes back what cage named.
-func uncage(container string) error {
+// removeHanded deletes what setupCgroups wrote.
+func removeHanded(container string) error {
 	if err := os.Remove(filepath.Join(handDir, container)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("docker: container %.12s: %w", container, err)
 	}
-	_ = os.Remove(handDir) // as long as others are in it, it stays
+	_ = os.Remove(handDir) // it stays as long as it holds others
 	return nil
 }
 
-// forGVisor changes what is asked of the engine into what is for runsc; see
-// ocispec for what differs. The engine makes no use of the caps: they are in
-// force by the cgroups that cage makes, and say the same here for people.
+// forGVisor turns a request into one for runsc; see ocispec for the differences. The engine does
+// not apply the caps: the cgroups of setupCgroups do. Here they only inform people.
 func forGVisor(h *container.HostConfig, l runtime.Limits, runsc, seccomp string) {
 	caps := ocispec.GVisorCaps(l)
 	h.Runtime = runsc
@@ -111,10 +109,9 @@ func forGVisor(h *container.HostConfig, l runtime.Limits, runsc, seccomp string)
 	h.Ulimits = ulimits(ocispec.GVisorRlimits(l))
 }
 
-// fromSandbox says whether a process of the host is of gVisor's for this sandbox:
-// the stream to the guest is opened by its file server. Commands cannot reach
-// the socket, whose folder is root's, and nothing but root's processes can on
-// the host.
+// fromSandbox returns a check of a stream's peer: it must be a process of gVisor for this sandbox,
+// since gVisor's file server opens the stream to the guest. Commands cannot reach the socket,
+// because its directory belongs to root; on the host only root's processes can.
 func fromSandbox(id string) func(pid int) error {
 	return func(pid int) error {
 		if !ocidriver.InCgroup(pid, ocidriver.CgroupsPath(id)) {
@@ -124,7 +121,7 @@ func fromSandbox(id string) func(pid int) error {
 	}
 }
 
-// inside is what the cgroups of the sandbox's first process have in their paths.
+// inside returns what the paths of the first process's cgroups contain.
 func (s *Sandbox) inside() string {
 	if s.class == runtime.ClassGVisor {
 		return ocidriver.CgroupsPath(s.id) + "\n"
@@ -132,8 +129,7 @@ func (s *Sandbox) inside() string {
 	return s.container
 }
 
-// join lets the guest's streams in, and gives the commands their cgroups where
-// the class has them.
+// join admits the guest's streams and, if the class has them, binds the cgroups of commands.
 func (s *Sandbox) join(ctx context.Context, pid int, share cgroup.Share) error {
 	if s.class == runtime.ClassGVisor {
 		return s.cell.AttachAs(ctx, pid, fromSandbox(s.id))
@@ -141,7 +137,7 @@ func (s *Sandbox) join(ctx context.Context, pid int, share cgroup.Share) error {
 	return s.cell.Attach(ctx, pid, share)
 }
 
-// checkClass refuses what cannot be made here.
+// checkClass refuses a class that is not offered here.
 func (d *Driver) checkClass(class runtime.Class) error {
 	switch class.OrDefault() {
 	case runtime.ClassContainer:

@@ -25,20 +25,19 @@ import (
 const driverName = ocidriver.Driver("docker")
 
 const (
-	// gvisorTime bounds the try of a sandbox, which takes a second.
+	// gvisorTime bounds the trial of a sandbox, which takes a second.
 	gvisorTime = 30 * time.Second
-	// gvisorName remembers what was found, in the driver's folder.
+	// gvisorName remembers a successful trial, in the driver's directory.
 	gvisorName = "gvisor.json"
-	// maxLauncher bounds what is read of a program that may be the launcher.
+	// maxLauncher bounds what is read of a program that may be the launcher, in bytes.
 	maxLauncher = 64 << 10
-	// proberPrefix begins the ids of tries' sandboxes and the name of their owner.
+	// proberPrefix starts the ids of trial sandboxes and the name of their owner.
 	proberPrefix = "probe-"
 )
 
-// findGVisor says why this engine runs no sandbox with gVisor, nil if it does.
-// What works is remembered until engine or programs change or the host is
-// booted; what does not is tried again by the next process, as somebody may have
-// mended it.
+// findGVisor returns why this engine runs no sandbox with gVisor, or nil if it does. A success is
+// remembered until the engine, the programs or the boot changes. A failure is not, since somebody
+// may have fixed it.
 func (d *Driver) findGVisor(ctx context.Context) error {
 	if d.mode != ModeLocal {
 		return refused("class gvisor: the cgroups of a remote engine are out of reach, and nothing else would cap it: use an engine on this host")
@@ -64,7 +63,7 @@ func (d *Driver) findGVisor(ctx context.Context) error {
 	return nil
 }
 
-// checkRunsc looks how the engine starts runsc, and gives what a try holds for.
+// checkRunsc checks how the engine starts runsc. key identifies what a trial's result depends on.
 func (d *Driver) checkRunsc(ctx context.Context) (key string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
 	defer cancel()
@@ -93,7 +92,7 @@ func (d *Driver) checkRunsc(ctx context.Context) (key string, err error) {
 	return fmt.Sprintf("%s %s %s %s %s %q\n%s", runsc.Identity, d.engine.id, d.engine.version, d.runsc, known.Path, known.Args, launcher), nil
 }
 
-// advice is how to make the engine start runsc as it has to be.
+// advice says how to configure the engine so that it starts runsc correctly.
 func (d *Driver) advice(flags []string) string {
 	entry := map[string]any{"runtimes": map[string]any{d.runsc: map[string]any{"path": filepath.Join(d.dir, launcherName), "runtimeArgs": flags}}}
 	text, err := json.Marshal(entry)
@@ -103,7 +102,7 @@ func (d *Driver) advice(flags []string) string {
 	return fmt.Sprintf("put %s into /etc/docker/daemon.json and reload the engine (kill -HUP), then start the orchestrator again", text)
 }
 
-// isLauncher says whether a program is the launcher, wherever it lies.
+// isLauncher reports whether a program is the launcher, wherever it is.
 func isLauncher(path string) bool {
 	info, err := os.Stat(path)
 	if err != nil || !info.Mode().IsRegular() || info.Size() > maxLauncher {
@@ -113,9 +112,8 @@ func isLauncher(path string) bool {
 	return err == nil && string(text) == string(launcher)
 }
 
-// unfitArgs says what is wrong with the flags that the engine gives to runsc,
-// "" if nothing: those that are needed have to be among them, and none of them
-// a second time with another value.
+// unfitArgs describes what is wrong with the flags that the engine passes to runsc, or returns "".
+// The required flags must be among them, and none of them a second time with another value.
 func unfitArgs(args, flags []string) string {
 	name := func(flag string) string {
 		n, _, _ := strings.Cut(strings.TrimLeft(flag, "-"), "=")
@@ -134,7 +132,7 @@ func unfitArgs(args, flags []string) string {
 	return ""
 }
 
-// answers says whether the engine can be asked.
+// answers reports whether the engine answers.
 func (d *Driver) answers(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
@@ -142,12 +140,11 @@ func (d *Driver) answers(ctx context.Context) bool {
 	return err == nil
 }
 
-// prober owns the sandboxes of tries.
+// prober is the owner of trial sandboxes.
 func (d *Driver) prober() string { return proberPrefix + d.helper }
 
-// sweepTries removes what tries left that were cut short. The lock keeps another
-// process away from the state directory's tries (doctor beside the service);
-// whoever finds it taken leaves the tries alone.
+// sweepTries removes what interrupted trials left. If another process, such as doctor, holds the
+// lock, the trials are its own and stay.
 func (d *Driver) sweepTries(ctx context.Context) error {
 	lock, err := d.lockTries(unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -166,7 +163,7 @@ func (d *Driver) removeTries(ctx context.Context) error {
 		return err
 	}
 	for _, f := range left {
-		// A note that was cut short names nobody, so it is listed for everybody.
+		// A note that was cut short names no owner, so it is listed for every owner.
 		if !strings.HasPrefix(f.ID, proberPrefix) {
 			continue
 		}
@@ -177,7 +174,7 @@ func (d *Driver) removeTries(ctx context.Context) error {
 	return nil
 }
 
-// lockTries is held until the file is closed.
+// lockTries takes the lock of trials, which is held until the file is closed.
 func (d *Driver) lockTries(how int) (*os.File, error) {
 	lock, err := os.OpenFile(filepath.Join(d.dir, "gvisor.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -189,8 +186,8 @@ func (d *Driver) lockTries(how int) (*os.File, error) {
 	return lock, nil
 }
 
-// tryGVisor makes a sandbox with the guest alone in it, waits until the guest
-// has dialled, and removes it.
+// tryGVisor creates a sandbox that contains only the guest, waits until the guest has dialled, and
+// removes it.
 func (d *Driver) tryGVisor(ctx context.Context) (err error) {
 	lock, err := d.lockTries(0)
 	if err != nil {

@@ -19,12 +19,11 @@ import (
 // undoTime bounds the removal of what a call leaves behind.
 const undoTime = 30 * time.Second
 
-// maxAnswer bounds what is read of an answer that is a stream of messages.
+// maxAnswer bounds what is read of an answer that is a stream of messages, in bytes.
 const maxAnswer = 8 << 20
 
-// withHelper makes a container that is never started, from an image with
-// nothing in it, and removes both when do has returned: the engine checks its
-// mounts, and its archive calls reach its volumes.
+// withHelper creates a container that is never started, from an empty image, and removes both when
+// do has returned. The engine checks its mounts, and its archive calls reach its volumes.
 func (d *Driver) withHelper(ctx context.Context, mounts []mount.Mount, do func(id string) error) error {
 	img, err := d.importEmpty(ctx)
 	if err != nil {
@@ -52,8 +51,8 @@ func (d *Driver) withHelper(ctx context.Context, mounts []mount.Mount, do func(i
 	return do(got.ID)
 }
 
-// cleanUp undoes on its own time. What it cannot remove carries labelHelper and
-// is swept by the next process.
+// cleanUp undoes something with its own deadline. What it cannot remove carries labelHelper, and
+// the next process sweeps it.
 func (d *Driver) cleanUp(ctx context.Context, what string, undo func(context.Context) error) {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), undoTime, errSlow)
 	defer cancel()
@@ -62,7 +61,7 @@ func (d *Driver) cleanUp(ctx context.Context, what string, undo func(context.Con
 	}
 }
 
-// importEmpty makes an image with empty folders, at least one, and gives its id.
+// importEmpty creates an image with empty directories, at least one, and returns its id.
 func (d *Driver) importEmpty(ctx context.Context, more ...string) (string, error) {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
@@ -89,8 +88,8 @@ func (d *Driver) importEmpty(ctx context.Context, more ...string) (string, error
 	return said[len(said)-1], nil
 }
 
-// messages reads an answer of JSON messages to its end and gives what they say.
-// An error that the engine reports in one of them is an error here.
+// messages reads an answer of JSON messages to its end and returns their texts. It returns an error
+// that the engine reports in one of them.
 func messages(r io.Reader) ([]string, error) {
 	var said []string
 	dec := json.NewDecoder(io.LimitReader(r, maxAnswer))
@@ -112,8 +111,8 @@ func messages(r io.Reader) ([]string, error) {
 	}
 }
 
-// sweep removes what an earlier process of this state directory left in the
-// engine: helpers live for one call, and only one process uses the directory.
+// sweep removes what an earlier process of this state directory left in the engine. Helpers live
+// for one call, and only one process uses the directory.
 func (d *Driver) sweep(ctx context.Context) {
 	mine := client.Filters{}.Add("label", labelHelper+"="+d.helper)
 	left, err := d.api.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: mine})

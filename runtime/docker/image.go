@@ -13,19 +13,18 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// image is what Create has to know of an image in the engine.
+// image is what Create needs to know about an image in the engine.
 type image struct {
-	// id is what the engine runs it by. With the classic store that is
-	// Image.ID; the containerd store has ids of its own.
+	// id is what the engine runs. With the classic store it is Image.ID; the containerd store has
+	// its own ids.
 	id string
 	// env and volumes are in its configuration and have to be undone.
 	env     []string
 	volumes []string
 }
 
-// Prepare makes the image known to the engine. Errors: NotFound if the engine
-// has it not and there is no archive; FailedPrecondition if what was loaded is
-// another image.
+// Prepare makes the image known to the engine. Errors: NotFound if the engine lacks it and there is
+// no archive; FailedPrecondition if the archive contained another image.
 func (d *Driver) Prepare(ctx context.Context, img runtime.Image) error {
 	_, err := d.prepare(ctx, img)
 	if err != nil {
@@ -54,7 +53,7 @@ func (d *Driver) prepare(ctx context.Context, img runtime.Image) (image, error) 
 	return found, nil
 }
 
-// prepared gives what is known of an image, asking the engine the first time.
+// prepared returns what is known about an image. It asks the engine the first time.
 func (d *Driver) prepared(ctx context.Context, img runtime.Image) (image, error) {
 	d.mu.Lock()
 	known, ok := d.images[img.ID]
@@ -71,7 +70,7 @@ func (d *Driver) forget(img runtime.Image) {
 	delete(d.images, img.ID)
 }
 
-// inspectImage gives the image that the engine knows by id or name.
+// inspectImage returns the image that the engine knows by this id or name.
 func (d *Driver) inspectImage(ctx context.Context, name string) (image, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
 	defer cancel()
@@ -90,8 +89,8 @@ func (d *Driver) inspectImage(ctx context.Context, name string) (image, error) {
 	return out, nil
 }
 
-// findOrLoad is for an image whose id the engine does not know: it may hold it
-// under an id of its own, or has to be given it.
+// findOrLoad handles an image whose id the engine does not know: the engine may have it under its
+// own id, or has to load it.
 func (d *Driver) findOrLoad(ctx context.Context, img runtime.Image) (image, error) {
 	if img.Archive == "" {
 		return image{}, fmt.Errorf("docker engine at %s: it does not have image %s (%s), and there is no archive to load it from: import the image: %w",
@@ -112,9 +111,8 @@ func (d *Driver) findOrLoad(ctx context.Context, img runtime.Image) (image, erro
 	if !errdefs.IsNotFound(err) {
 		return found, err
 	}
-	// The containerd store names images by the digest of their manifest. What
-	// was loaded is the one if it has the layers that the archive's checked
-	// configuration names.
+	// The containerd store names images by the digest of their manifest. A loaded image is the
+	// right one if it has the layers that the archive's verified configuration names.
 	for _, name := range append(names, want.tags...) {
 		same, err := d.hasLayers(ctx, name, want.layers)
 		if err != nil {
@@ -127,7 +125,7 @@ func (d *Driver) findOrLoad(ctx context.Context, img runtime.Image) (image, erro
 	return image{}, refused("image %s: the engine loaded %s, but has no image with its layers afterwards", img.Ref, img.Archive)
 }
 
-// hasLayers gives the engine's id of the image if it has exactly these layers.
+// hasLayers returns the engine's id of the image if it has exactly these layers.
 func (d *Driver) hasLayers(ctx context.Context, name string, layers []string) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errSlow)
 	defer cancel()
@@ -143,7 +141,7 @@ func (d *Driver) hasLayers(ctx context.Context, name string, layers []string) (s
 	return "", nil
 }
 
-// load gives the engine the archive and returns what it says it loaded.
+// load sends the archive to the engine and returns what the engine says it loaded.
 func (d *Driver) load(ctx context.Context, img runtime.Image) ([]string, error) {
 	f, err := os.Open(img.Archive)
 	if err != nil {

@@ -13,12 +13,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// A note is a file named by a sandbox's id that says whose it is. It is written
-// before the first thing of a sandbox is made and removed after the last is
-// gone: the cell of a sandbox whose container does not exist is found by it,
-// and not mistaken for another driver's.
+// A note is a file named by a sandbox's id that contains its owner. It is written before the first
+// part of a sandbox is made and removed after the last. It identifies the run directory of a
+// sandbox without a container as ours, not another driver's.
 
-// maxNote bounds what is read of one.
+// maxNote bounds the size of a note, in bytes.
 const maxNote = 128
 
 func (d *Driver) notesDir() string { return filepath.Join(d.dir, "sandboxes") }
@@ -48,8 +47,8 @@ func (d *Driver) removeNote(id string) error {
 	return nil
 }
 
-// notes gives the ids of owner's. One that was cut short belongs to whoever asks: its
-// sandbox has nothing else yet.
+// notes returns the ids of an owner's notes. An incomplete note counts for every owner: its sandbox
+// has no other parts yet.
 func (d *Driver) notes(owner string) ([]string, error) {
 	entries, err := os.ReadDir(d.notesDir())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is a container's first process, held so that neither a signal nor a
-// wait can hit another one that got its number later.
+// process refers to a container's first process by a pidfd, so that neither a signal nor a wait can
+// reach a later process with the same pid.
 type process struct {
 	pid int
 	f   *os.File
 }
 
-// openProcess takes hold of pid if it is in the container's cgroup, whose path
-// has inside in it. NotFound: it is not, or not any more.
+// openProcess returns a handle of pid if it is in the container's cgroup, whose path contains
+// inside. NotFound: it is not, or no longer.
 func openProcess(pid int, containerID, inside string) (*process, error) {
 	if pid <= 0 {
 		return nil, fmt.Errorf("container %.12s has no process: %w", containerID, errdefs.ErrNotFound)
@@ -33,7 +33,7 @@ func openProcess(pid int, containerID, inside string) (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open process %d of container %.12s: %w", pid, containerID, err)
 	}
-	// Non-blocking, so that waiting costs no thread.
+	// Non-blocking, so that waiting occupies no thread.
 	p := &process{pid: pid, f: os.NewFile(uintptr(fd), "pidfd")}
 	in, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
 	if err == nil && !bytes.Contains(in, []byte(inside)) {
@@ -45,7 +45,7 @@ func openProcess(pid int, containerID, inside string) (*process, error) {
 	return p, nil
 }
 
-// kill sends SIGKILL. A process that has ended already is success.
+// kill sends SIGKILL. It succeeds if the process has already ended.
 func (p *process) kill() error {
 	raw, err := p.f.SyscallConn()
 	if err != nil {

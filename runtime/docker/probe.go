@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// settle finds out whether the engine is local, or checks that it is what the
-// options say. What was found is kept, with everything that it depends on.
+// settle detects whether the engine is local, or checks that it is what the options say. The result
+// is stored together with everything it depends on.
 func (d *Driver) settle(ctx context.Context, mode string) (string, error) {
 	if mode == ModeStdio {
 		return mode, nil
@@ -33,7 +33,7 @@ func (d *Driver) settle(ctx context.Context, mode string) (string, error) {
 	return ModeStdio, nil
 }
 
-// verdict is what local found, as kept in the state directory.
+// verdict is the result for local, as stored in the state directory.
 type verdict struct {
 	Key   string `json:"key"`
 	Local bool   `json:"local"`
@@ -68,8 +68,8 @@ func (d *Driver) local(ctx context.Context) (bool, string, error) {
 	return found.Local, found.Why, nil
 }
 
-// localityKey changes whenever the answer may: with the engine, its address,
-// this boot, and the namespaces this process is in.
+// localityKey changes whenever the result may: with the engine, its address, this boot, and the
+// namespaces of this process.
 func (d *Driver) localityKey() (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	key := d.host + "|" + d.engine.id + "|" + string(boot)
@@ -83,14 +83,11 @@ func (d *Driver) localityKey() (string, error) {
 	return key, nil
 }
 
-// probe asks the engine to bind two things of ours that nobody can guess. Bind
-// sources are looked up when a container is created, so it need not be started.
+// probe asks the engine to bind two unguessable things. The engine resolves bind sources when it
+// creates a container, so the container need not start.
 //
-//   - A nonce file on a tmpfs that was mounted just now: engine and host see the
-//     same mounts as they come, and not only the same files (a virtual machine
-//     may share folders, an engine may have a mount namespace of its own).
-//   - The same file through /proc/<our pid>/fd/<n>: engine and host have the same
-//     kernel and the same process numbers.
+//   - A nonce file on a new tmpfs: engine and host share mounts as they appear, not only files. A virtual machine may share directories, and an engine may have its own mount namespace.
+//   - The same file through /proc/<our pid>/fd/<n>: engine and host share the kernel and the process ids.
 func (d *Driver) probe(ctx context.Context) (local bool, why string, err error) {
 	dir := filepath.Join(d.dir, "probe")
 	if err := unprobe(dir); err != nil {
@@ -127,20 +124,19 @@ func (d *Driver) probe(ctx context.Context) (local bool, why string, err error) 
 	return true, "", nil
 }
 
-// sees asks whether path exists for the engine.
+// sees reports whether path exists for the engine.
 func (d *Driver) sees(ctx context.Context, path string) (bool, error) {
 	err := d.withHelper(ctx, []mount.Mount{{Type: mount.TypeBind, Source: path, Target: "/probe", ReadOnly: true}},
 		func(string) error { return nil })
-	// 400: the source does not exist, or may not be bound; either way there is
-	// no cell to be had.
+	// 400: the source does not exist, or may not be bound. In both cases a run directory is
+	// impossible.
 	if errdefs.IsInvalidArgument(err) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// unprobe removes the probe's mount and folder, also those of a process that
-// was killed.
+// unprobe removes the probe's mount and directory, also those of a killed process.
 func unprobe(dir string) error {
 	for range 8 {
 		if err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW); err != nil {

@@ -19,14 +19,13 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Remove destroys a sandbox by id from any state. Nothing there is success.
-// Unavailable: the engine could not be asked, and nothing on this host was
-// removed.
+// Remove destroys a sandbox by id from any state. It succeeds if nothing is left. Unavailable: the
+// engine could not be asked, and nothing on this host was removed.
 func (d *Driver) Remove(ctx context.Context, id string) error {
 	if !runtime.ValidID(id) {
 		return fmt.Errorf("docker: sandbox id %q: %w", id, errdefs.ErrInvalidArgument)
 	}
-	// What this process has in hand knows more: its process and its mounts.
+	// A sandbox that this process holds knows more: its process and its mounts.
 	if s := d.holder(id); s != nil {
 		return s.Destroy(ctx)
 	}
@@ -47,9 +46,8 @@ func (d *Driver) Remove(ctx context.Context, id string) error {
 	return d.removeNote(id)
 }
 
-// removeContainers removes the container of a sandbox, which the caller may
-// know. If not, it is looked for by label: a create that was cut short may have
-// made one. Dead: all of its processes have been seen dead.
+// removeContainers removes the container of a sandbox. If the caller does not know it, it is looked
+// up by label: an interrupted create may have made one. dead: all of its processes were seen dead.
 func (d *Driver) removeContainers(ctx context.Context, id, known string, dead bool) error {
 	if known != "" {
 		return d.removeContainer(ctx, known, dead)
@@ -71,15 +69,15 @@ func (d *Driver) removeContainers(ctx context.Context, id, known string, dead bo
 	return nil
 }
 
-// removeContainer kills and removes a container with its anonymous volumes, and
-// returns when the engine does not know it any more.
+// removeContainer kills and removes a container with its anonymous volumes, and returns when the
+// engine no longer knows it.
 func (d *Driver) removeContainer(ctx context.Context, id string, dead bool) error {
 	if !dead || !d.seenDead(ctx, id) {
 		if err := d.killContainer(ctx, id); err != nil {
 			return err
 		}
 	}
-	if err := uncage(id); err != nil {
+	if err := removeHanded(id); err != nil {
 		return err
 	}
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
@@ -90,8 +88,8 @@ func (d *Driver) removeContainer(ctx context.Context, id string, dead bool) erro
 		case client.IsErrConnectionFailed(err) || ctx.Err() != nil:
 			return d.failed(ctx, fmt.Sprintf("remove container %.12s", id), err)
 		}
-		// A conflict is a removal that is under way; an internal error is often
-		// a mount that is busy for a moment.
+		// A conflict is a removal under way; an internal error is often a mount that is busy for a
+		// moment.
 		d.log.Debug("container is not gone yet", "container", id, "error", err)
 		select {
 		case <-time.After(pause):
@@ -101,11 +99,10 @@ func (d *Driver) removeContainer(ctx context.Context, id string, dead bool) erro
 	}
 }
 
-// killContainer kills a container and waits until the engine has seen its end.
-// Without that a removal can overtake the news of the end, and the engine then
-// lists a container for ever that it does not know (20.10). Only an engine that
-// is out of reach is an error: a removal by force copes with the rest, and with
-// an engine that is slow.
+// killContainer kills a container and waits until the engine has noticed its end. Otherwise a
+// removal can overtake the news of the end, and the engine (20.10) lists forever a container that
+// it does not know. Only an engine out of reach is an error: a forced removal handles the rest,
+// including a slow engine.
 func (d *Driver) killContainer(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, engineKillTime, errSlow)
 	defer cancel()
@@ -120,19 +117,17 @@ func (d *Driver) killContainer(ctx context.Context, id string) error {
 	return nil
 }
 
-// seenDead waits until the engine has seen the end of a container whose
-// processes are dead, and says whether it has. It is not told to kill it: the
-// shim (containerd 1.6) would hold the container while it runs the kill, so that
-// it could not note the end, and took a second for each process that came to it
-// as an orphan, of which gVisor leaves as many as there were inside.
+// seenDead waits until the engine has noticed the end of a container whose processes are dead, and
+// reports whether it has. It does not send a kill: the shim (containerd 1.6) would hold the
+// container while it runs the kill, so that it could not record the end, and take a second for each
+// orphan. gVisor leaves as many orphans as there were processes inside.
 func (d *Driver) seenDead(ctx context.Context, id string) bool {
 	ctx, cancel := context.WithTimeoutCause(ctx, seenTime, errSlow)
 	defer cancel()
 	return d.awaitEnd(ctx, id)
 }
 
-// awaitEnd waits until the engine says that a container does not run, or does
-// not exist.
+// awaitEnd waits until the engine says that a container does not run, or does not exist.
 func (d *Driver) awaitEnd(ctx context.Context, id string) bool {
 	w := d.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
 	select {
@@ -147,15 +142,15 @@ func (d *Driver) awaitEnd(ctx context.Context, id string) bool {
 	}
 }
 
-// noted says whether a sandbox is this driver's: without a note it may be
-// another's, with a container alive.
+// noted reports whether a sandbox is this driver's: without a note it may be another's, with a
+// running container.
 func (d *Driver) noted(id string) bool {
 	_, err := os.Lstat(filepath.Join(d.notesDir(), id))
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// endGVisor kills what runs in a sandbox of class gvisor: these alone have
-// cgroups of ours. It says whether there were any.
+// endGVisor kills what runs in a sandbox of class gvisor, the only kind with our cgroups. It
+// reports whether there was anything.
 func (d *Driver) endGVisor(ctx context.Context, id string) (bool, error) {
 	if !d.noted(id) {
 		return false, nil
@@ -170,7 +165,7 @@ func (d *Driver) endGVisor(ctx context.Context, id string) (bool, error) {
 	return len(dirs) > 0, nil
 }
 
-// removeCell removes the cell of a sandbox whose container is gone.
+// removeCell removes the run directory of a sandbox whose container is gone.
 func (d *Driver) removeCell(ctx context.Context, id string) error {
 	if !d.noted(id) {
 		return nil

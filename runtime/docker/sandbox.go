@@ -19,35 +19,34 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
 
-// Sandbox is one container with its guest. Its methods may be called
-// concurrently.
+// Sandbox is one container with its guest. Its methods may be called concurrently.
 type Sandbox struct {
 	d         *Driver
 	id        string
 	mode      string
 	class     runtime.Class
-	container string // the engine's id, empty until it has said it
+	container string // the engine's id, empty until known
 	begun     bool   // a container may exist
 	started   bool   // and something may run in it
 
-	cell   *rundir.Dir // local
-	proc   *process    // local
-	bridge *bridge     // stdio
+	cell   *rundir.Dir // local mode
+	proc   *process    // local mode
+	bridge *bridge     // stdio mode
 
 	done chan struct{}
-	// ctx is over when the sandbox has ended or was let go of; its cause says
-	// which. stop ends it, wg waits for the goroutine that looks for the end.
+	// ctx ends when the sandbox has ended or was released; its cause says which. stop ends it, and
+	// wg waits for the goroutine that watches for the end.
 	ctx  context.Context
 	stop context.CancelCauseFunc
 	wg   sync.WaitGroup
 
-	// turn is held by whoever makes, destroys or releases; it guards all above
-	// that is not set by newSandbox, and gone.
+	// turn is held while creating, destroying or releasing. It guards gone, and all above that
+	// newSandbox does not set.
 	turn chan struct{}
 	gone bool
 }
 
-// newSandbox gives one whose turn the caller has.
+// newSandbox returns a sandbox whose lock the caller holds.
 func newSandbox(d *Driver, id, mode string, class runtime.Class) *Sandbox {
 	s := &Sandbox{d: d, id: id, mode: mode, class: class.OrDefault(), done: make(chan struct{}), turn: make(chan struct{}, 1)}
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
@@ -55,8 +54,8 @@ func newSandbox(d *Driver, id, mode string, class runtime.Class) *Sandbox {
 	return s
 }
 
-// hold notes that this process has the sandbox in hand. AlreadyExists: it has it
-// already, and a second holder would take the guest away from the first.
+// hold records that this process holds the sandbox. AlreadyExists: it already does, and a second
+// holder would take the guest away from the first.
 func (d *Driver) hold(s *Sandbox) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -84,19 +83,18 @@ func (d *Driver) holder(id string) *Sandbox {
 // errReleased is why a watch or a bridge ended.
 var errReleased = errors.New("the sandbox was released")
 
-// ID is the sandbox's.
+// ID returns the sandbox's id.
 func (s *Sandbox) ID() string { return s.id }
 
-// Done is closed when the first process has ended. It stays open if the sandbox
-// is released before.
+// Done is closed when the first process has ended. It stays open if the sandbox is released first.
 func (s *Sandbox) Done() <-chan struct{} { return s.done }
 
-// Open opens a stream to the guest, and waits for the guest until ctx ends.
-// Unavailable: the sandbox has ended, or was lost.
+// Open opens a stream to the guest; it waits for the guest until ctx ends. Unavailable: the sandbox
+// has ended or was lost.
 func (s *Sandbox) Open(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	// Nobody waits for a guest that has ended.
+	// Do not wait for a guest that has ended.
 	defer context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })()
 	var (
 		conn net.Conn
@@ -116,8 +114,7 @@ func (s *Sandbox) Open(ctx context.Context) (net.Conn, error) {
 	return nil, fmt.Errorf("docker: sandbox %s: %w", s.id, err)
 }
 
-// Bind makes a directory of the host appear at /workspace. NotImplemented on an
-// engine that is used over its API only, and in class gvisor.
+// Bind mounts a host directory at /workspace. NotImplemented in stdio mode and in class gvisor.
 func (s *Sandbox) Bind(ctx context.Context, b runtime.Binding) error {
 	if why := s.noBind(); why != "" {
 		return fmt.Errorf("docker: sandbox %s: %s: %w", s.id, why, errdefs.ErrNotImplemented)
@@ -128,7 +125,7 @@ func (s *Sandbox) Bind(ctx context.Context, b runtime.Binding) error {
 	return nil
 }
 
-// Unbind takes it away again.
+// Unbind unmounts it.
 func (s *Sandbox) Unbind(ctx context.Context) error {
 	if why := s.noBind(); why != "" {
 		return fmt.Errorf("docker: sandbox %s: %s: %w", s.id, why, errdefs.ErrNotImplemented)
@@ -139,7 +136,7 @@ func (s *Sandbox) Unbind(ctx context.Context) error {
 	return nil
 }
 
-// noBind says why nothing can be mounted into it, "" if it can.
+// noBind returns why nothing can be mounted into the sandbox, or "".
 func (s *Sandbox) noBind() string {
 	switch {
 	case s.mode == ModeStdio:
@@ -150,8 +147,7 @@ func (s *Sandbox) noBind() string {
 	return ""
 }
 
-// Figures are what its cgroups say now. NotImplemented on an engine that is used
-// over its API only.
+// Figures returns the present use according to the sandbox's cgroups. NotImplemented in stdio mode.
 func (s *Sandbox) Figures(context.Context) (runtime.Figures, error) {
 	if s.mode == ModeStdio {
 		return runtime.Figures{}, fmt.Errorf("docker: sandbox %s: the cgroups of another host cannot be read: %w", s.id, errdefs.ErrNotImplemented)
@@ -159,11 +155,10 @@ func (s *Sandbox) Figures(context.Context) (runtime.Figures, error) {
 	return ocidriver.Figures(s.cell)
 }
 
-// destroyTime bounds a Destroy or Remove whose caller set no deadline, killTime
-// the part of it in which the engine is not asked yet, seenTime that in which it
-// may see by itself what we have killed, engineKillTime that in which the engine
-// is waited for before it is told to remove by force. It holds a container for
-// as long as its runtime cleans up, which gVisor's can draw out.
+// destroyTime bounds a Destroy or Remove whose caller set no deadline. Within it, killTime is the
+// part before the engine is asked, seenTime is how long the engine may take to notice what we
+// killed, and engineKillTime is how long to wait for the engine before a forced removal. The engine
+// holds a container as long as its runtime cleans up, which can take long with gVisor.
 const (
 	destroyTime    = time.Minute
 	killTime       = 10 * time.Second
@@ -171,12 +166,12 @@ const (
 	engineKillTime = 30 * time.Second
 )
 
-// Destroy kills everything inside and removes all that was made for the
-// sandbox. After an error it may be called again, here or as Driver.Remove.
+// Destroy kills everything inside and removes all that was made for the sandbox. After an error it
+// may be called again, here or as Driver.Remove.
 func (s *Sandbox) Destroy(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, destroyTime, errSlow)
 	defer cancel()
-	if err := s.take(ctx); err != nil {
+	if err := s.lock(ctx); err != nil {
 		return err
 	}
 	defer func() { <-s.turn }()
@@ -189,7 +184,7 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 		s.d.log.Warn("first process not killed directly", "sandbox", s.id, "error", err)
 	}
 	if s.class == runtime.ClassGVisor {
-		// gVisor's kernel does not take its file server and its tasks along.
+		// The end of gVisor's kernel does not end its file server and its tasks.
 		if err := ocidriver.RemoveCgroups(ctx, s.id); err != nil {
 			return fmt.Errorf("docker: sandbox %s: %w", s.id, err)
 		}
@@ -208,8 +203,8 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 	return nil
 }
 
-// take waits for this sandbox's turn.
-func (s *Sandbox) take(ctx context.Context) error {
+// lock waits for the right to change this sandbox.
+func (s *Sandbox) lock(ctx context.Context) error {
 	select {
 	case s.turn <- struct{}{}:
 		return nil
@@ -218,7 +213,7 @@ func (s *Sandbox) take(ctx context.Context) error {
 	}
 }
 
-// kill ends PID 1, and with it all of the sandbox, without the engine.
+// kill ends PID 1, and with it the whole sandbox, without the engine.
 func (s *Sandbox) kill(ctx context.Context) error {
 	if s.proc == nil {
 		return nil
@@ -241,7 +236,7 @@ func (s *Sandbox) kill(ctx context.Context) error {
 	}
 }
 
-// clear removes what is on this host: cell and note.
+// clear removes what is on this host: run directory and note.
 func (s *Sandbox) clear(ctx context.Context) error {
 	if s.cell != nil {
 		if err := ocidriver.RemoveCgroups(ctx, s.id); err != nil {
@@ -257,7 +252,7 @@ func (s *Sandbox) clear(ctx context.Context) error {
 	return s.d.removeNote(s.id)
 }
 
-// Release lets go of the sandbox without touching it.
+// Release gives up the sandbox without touching it.
 func (s *Sandbox) Release() error {
 	s.turn <- struct{}{}
 	defer func() { <-s.turn }()
@@ -266,7 +261,7 @@ func (s *Sandbox) Release() error {
 	}
 	s.gone = true
 	defer s.d.drop(s)
-	s.letGo()
+	s.forget()
 	if s.cell == nil {
 		return nil
 	}
@@ -276,8 +271,8 @@ func (s *Sandbox) Release() error {
 	return nil
 }
 
-// letGo ends what this process runs for the sandbox.
-func (s *Sandbox) letGo() {
+// forget ends the goroutine and the bridge of the sandbox.
+func (s *Sandbox) forget() {
 	s.stop(errReleased)
 	s.wg.Wait()
 	if s.bridge != nil {
@@ -288,10 +283,10 @@ func (s *Sandbox) letGo() {
 	}
 }
 
-// finish is letGo for a sandbox whose container was seen gone.
+// finish is forget for a sandbox whose container is gone.
 func (s *Sandbox) finish() {
 	s.stop(errEnded)
-	s.letGo()
+	s.forget()
 	select {
 	case <-s.done:
 	default:
@@ -321,20 +316,19 @@ func (s *Sandbox) watch() {
 	})
 }
 
-// Waiting for a remote container: the engine is asked again after this much,
-// growing from first to last, when a question broke off.
+// The pauses between requests about a remote container after a request broke off, growing from
+// first to last.
 const (
 	firstWait = 100 * time.Millisecond
 	lastWait  = 5 * time.Second
 )
 
-// waitContainer returns nil when the engine says that the container does not
-// run or does not exist. An engine that cannot be asked is asked again.
+// waitContainer returns nil when the engine says that the container does not run or does not exist.
+// It asks again while the engine cannot be asked.
 func (d *Driver) waitContainer(ctx context.Context, id string) error {
 	for pause := firstWait; ; pause = min(2*pause, lastWait) {
 		w := d.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
-		// Both end with ctx: waiting for ctx as well would leave the client's
-		// goroutine behind.
+		// Both end with ctx: waiting for ctx as well would leak the client's goroutine.
 		select {
 		case got := <-w.Result:
 			if got.Error == nil {

@@ -20,15 +20,15 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// fillTime bounds the filling of a guest volume over a slow line.
+// fillTime bounds the filling of a guest volume over a slow connection.
 const fillTime = 5 * time.Minute
 
-// complete is the file written into a guest volume after the guest.
+// complete is the file that is written into a guest volume after the guest.
 const complete = ".complete"
 
-// guestVolume gives the name of the volume with this guest, and fills it if no
-// process has done so before. It is of this guest and this state directory:
-// whoever shares the engine can purge theirs.
+// guestVolume returns the name of the volume with this guest, and fills it unless a process already
+// did. The volume belongs to this guest and this state directory, so each user of the engine can
+// purge their own.
 func (d *Driver) guestVolume(ctx context.Context) (string, error) {
 	select {
 	case d.filling <- struct{}{}:
@@ -46,7 +46,7 @@ func (d *Driver) guestVolume(ctx context.Context) (string, error) {
 		return "", err
 	}
 	name := "orchestrator-guest-" + hash[:16] + "-" + d.helper
-	// Creating one that exists gives that one.
+	// Creating a volume that exists returns it.
 	_, err = d.api.VolumeCreate(ctx, client.VolumeCreateOptions{Name: name, Labels: map[string]string{labelGuest: d.helper}})
 	if err != nil {
 		return "", d.failed(ctx, "make the guest's volume", err)
@@ -59,18 +59,18 @@ func (d *Driver) guestVolume(ctx context.Context) (string, error) {
 	return name, nil
 }
 
-// guestHash is of all that is packed.
+// guestHash covers everything that is packed.
 func guestHash(guest string) (string, error) {
 	h := sha256.New()
 	err := eachBinary(guest, func(name string, f *os.File, _ os.FileInfo) error {
-		_, _ = io.WriteString(h, name+"\x00") // a hash takes all
+		_, _ = io.WriteString(h, name+"\x00") // a hash accepts everything
 		_, err := io.Copy(h, f)
 		return err
 	})
 	return hex.EncodeToString(h.Sum(nil)), err
 }
 
-// eachBinary opens the programs of the guest that there are, and then the guest.
+// eachBinary opens the existing programs of the guest, and then the guest.
 func eachBinary(guest string, do func(name string, f *os.File, info os.FileInfo) error) error {
 	one := func(file, name string) error {
 		f, err := os.Open(file)
@@ -97,7 +97,7 @@ func eachBinary(guest string, do func(name string, f *os.File, info os.FileInfo)
 	return nil
 }
 
-// fill puts the guest into the volume that helper has, unless it is there.
+// fill copies the guest into helper's volume, unless it is there.
 func (d *Driver) fill(ctx context.Context, helper string) error {
 	_, err := d.api.ContainerStatPath(ctx, helper, client.ContainerStatPathOptions{Path: path.Join(wire.RunDir, complete)})
 	switch {
@@ -113,8 +113,8 @@ func (d *Driver) fill(ctx context.Context, helper string) error {
 		_ = w.CloseWithError(err)
 		packed <- err
 	}()
-	// Into the folder above: of the one that is unpacked into, the engine leaves
-	// the mode as it is.
+	// Into the parent directory: the engine does not change the mode of the directory that it
+	// unpacks into.
 	_, err = d.api.CopyToContainer(ctx, helper, client.CopyToContainerOptions{DestinationPath: path.Dir(wire.RunDir), Content: r})
 	_ = r.Close()
 	if packErr := <-packed; packErr != nil && !errors.Is(packErr, io.ErrClosedPipe) {
@@ -126,8 +126,8 @@ func (d *Driver) fill(ctx context.Context, helper string) error {
 	return nil
 }
 
-// packGuest writes the volume's content: programs and guest first, and last the
-// file that says so. The folder is closed to everybody but root, as a cell is.
+// packGuest writes the volume's content: programs and guest first, and last the file that marks it
+// complete. Only root may enter the directory, as in a run directory.
 func packGuest(to io.Writer, guest string) error {
 	w, dir := tar.NewWriter(to), path.Base(wire.RunDir)
 	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o700}); err != nil {
@@ -149,8 +149,8 @@ func packGuest(to io.Writer, guest string) error {
 	return w.Close()
 }
 
-// Purge removes what outlives sandboxes in the engine: this state directory's
-// volumes with guests. One that a sandbox still uses stays, without an error.
+// Purge removes what outlives sandboxes in the engine: this state directory's guest volumes. A
+// volume that a sandbox still uses stays, without an error.
 func (d *Driver) Purge(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, destroyTime, errSlow)
 	defer cancel()
