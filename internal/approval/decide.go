@@ -30,9 +30,9 @@ type Ask struct {
 	Caller, Session, Profile, Tool string
 	Trust                          int
 	Via                            string
-	// Input is what approvers see, with secrets redacted: a JSON object. Args
-	// is the call's real input, for conditions; it is kept nowhere.
-	Input json.RawMessage
+	// Input returns what approvers see, with secrets redacted: a JSON object. It is called if
+	// somebody has to be asked. Args is the call's real input, for conditions; it is kept nowhere.
+	Input func() json.RawMessage
 	Args  map[string]any
 	// Key is the idempotency key, or "", and Hash the call's fingerprint.
 	Key, Hash string
@@ -220,7 +220,7 @@ func (g *Gate) ask(ctx context.Context, id string, a Ask, questions []question, 
 	now := g.now().UTC()
 	row = store.Approval{
 		ID: id, Kind: string(KindCall), State: string(Pending), Call: a.Call, Caller: a.Caller, Session: a.Session, Profile: a.Profile, Tool: a.Tool,
-		Input: shorten(a.Input), Questions: string(private), Key: a.Key, Hash: a.Hash, Created: now, Expires: now.Add(expiry),
+		Input: shorten(a.Input()), Questions: string(private), Key: a.Key, Hash: a.Hash, Created: now, Expires: now.Add(expiry),
 	}
 	var rules, reasons []string
 	for _, q := range questions {

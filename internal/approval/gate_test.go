@@ -361,13 +361,14 @@ func TestListsAreTheCallersAndNewestFirst(t *testing.T) {
 func TestALongInputIsCutForApproversAndSaysSo(t *testing.T) {
 	w := newWorld(t, Options{})
 	a := call("a", prompts(t))
-	a.Input = json.RawMessage(`{"path":"x","content":"` + strings.Repeat("é", 100_000) + `END"}`)
+	a.Input = showing(`{"path":"x","content":"` + strings.Repeat("é", 100_000) + `END"}`)
 	in := string(w.want(t, a, OutcomeAsked).Request.Input)
 	if len(in) > maxInput || !json.Valid([]byte(in)) || !strings.Contains(in, `"path":"x"`) || !strings.Contains(in, "bytes are not shown") || !strings.Contains(in, `END"`) {
 		t.Fatal(in)
 	}
 	b := call("b", prompts(t))
-	b.Input, _ = json.Marshal(map[string]any{"l": make([]int, 100_000)})
+	zeros, _ := json.Marshal(map[string]any{"l": make([]int, 100_000)})
+	b.Input = showing(string(zeros))
 	in = string(w.want(t, b, OutcomeAsked).Request.Input)
 	if len(in) > maxInput || !json.Valid([]byte(in)) {
 		t.Fatal(in)

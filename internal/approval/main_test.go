@@ -72,10 +72,15 @@ func rules(t testing.TB, r ...Rule) *Rules {
 	return c
 }
 
+// showing returns what approvers see.
+func showing(input string) func() json.RawMessage {
+	return func() json.RawMessage { return json.RawMessage(input) }
+}
+
 // call is an ask of "ann" with the tool "bash".
 func call(key string, r *Rules) Ask {
 	return Ask{Call: "call-" + key, Caller: "ann", Session: "s1", Profile: "p", Tool: "bash", Trust: 1, Key: key, Hash: "hash-" + key,
-		Input: json.RawMessage(`{"command":"ls"}`), Args: map[string]any{"command": "ls"}, Rules: r}
+		Input: showing(`{"command":"ls"}`), Args: map[string]any{"command": "ls"}, Rules: r}
 }
 
 func (w *world) decide(t testing.TB, a Ask) Decision {

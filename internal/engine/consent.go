@@ -38,7 +38,8 @@ func (t *toolCall) consent(ctx context.Context, reasons []approval.Reason) error
 	}
 	d, err := t.g.Gate.Decide(ctx, approval.Ask{
 		Call: t.id, Caller: t.call.Caller, Session: t.session(), Profile: t.profile.Profile.Name, Tool: t.name, Trust: t.call.Trust, Via: t.call.Via,
-		Input: t.g.Redactor.JSON(t.input), Args: t.shaped.Values(), Key: t.call.Key, Hash: sum, Rules: rules, Reasons: reasons,
+		Input: func() json.RawMessage { return t.g.Redactor.JSON(t.input) },
+		Args:  t.shaped.Values(), Key: t.call.Key, Hash: sum, Rules: rules, Reasons: reasons,
 	})
 	if err != nil {
 		return err
