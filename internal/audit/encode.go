@@ -42,34 +42,45 @@ func decode(b []byte) (Record, error) {
 	return r, err
 }
 
-// clean redacts and bounds what comes from callers.
+// clean redacts and bounds what comes from callers. The values of a caller hide text in its input,
+// in paths and in errors. They hide neither who called nor what, where or by which rule: else a
+// caller would choose what its records are about.
 func (l *Log) clean(r Record) Record {
+	all := l.redact.record(r.Caller)
+	names := all.names()
 	if len(r.Input) > 0 {
 		size, sum := r.InputBytes, r.InputHash
-		r.Input, r.InputBytes, r.InputHash = l.redact.Input(r.Input)
+		r.Input, r.InputBytes, r.InputHash = all.input(r.Input)
 		if size > r.InputBytes {
 			r.InputBytes, r.InputHash = size, sum // it was cut before it came here
 		}
 	}
-	for _, s := range []*string{&r.Caller, &r.Token, &r.Profile, &r.Session, &r.Via, &r.Action, &r.Approval, &r.By, &r.Sandbox, &r.Workspace, &r.Image, &r.Call} {
-		*s = l.bounded(*s, maxName)
+	for _, s := range []*string{&r.Caller, &r.Token, &r.Via, &r.Call} { // the service's own words
+		*s = cut(*s, maxName)
 	}
-	r.Rule = l.bounded(r.Rule, maxText)
-	r.Error = l.bounded(r.Error, maxText)
+	for _, s := range []*string{
+		&r.Profile, &r.Session, &r.Action, &r.Approval, &r.By, &r.Sandbox, &r.Workspace, &r.Image,
+	} {
+		*s = names.bounded(*s, maxName)
+	}
+	r.Rule = names.bounded(r.Rule, maxText)
+	r.Error = all.bounded(r.Error, maxText)
 	if r.Egress != nil {
 		e := *r.Egress
 		for _, s := range []*string{&e.Host, &e.Protocol, &e.Method, &e.Address, &e.Reason} {
-			*s = l.bounded(*s, maxName)
+			*s = names.bounded(*s, maxName)
 		}
-		e.Path = l.bounded(e.Path, maxText)
+		e.Path = all.bounded(e.Path, maxText)
 		r.Egress = &e
 	}
 	return r
 }
 
 // bounded is s without secrets and at most about limit bytes long.
-func (l *Log) bounded(s string, limit int) string {
-	s = l.redact.beginning(s, limit)
+func (v *view) bounded(s string, limit int) string { return cut(v.beginning(s, limit), limit) }
+
+// cut is s as valid UTF-8 and at most about limit bytes long.
+func cut(s string, limit int) string {
 	if len(s) > limit {
 		for limit > 0 && !utf8.RuneStart(s[limit]) {
 			limit--

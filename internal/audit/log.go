@@ -31,7 +31,7 @@ type Store interface {
 type Options struct {
 	Store Store
 	// Redactor takes secrets out of what is recorded; nil knows the patterns
-	// and no values.
+	// and no values. Open gives it a key, so nothing else may use it before.
 	Redactor *Redactor
 	// Head is the path of the head file. Key is that of the key file, by
 	// default "audit.key" beside it.
@@ -132,6 +132,7 @@ func Open(ctx context.Context, o Options) (*Log, error) {
 	if err != nil {
 		return nil, err
 	}
+	o.Redactor.useKey(key)
 	l := &Log{
 		store: o.Store, redact: o.Redactor, log: o.Log, key: key, head: headFile{path: o.Head, key: key},
 		queue: make(chan *item, queueLength), stop: make(chan struct{}), stopped: make(chan struct{}),

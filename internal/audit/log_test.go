@@ -427,13 +427,13 @@ func TestRecordsAreRedactedAndBounded(t *testing.T) {
 		}
 	}
 	all := w.list(Filter{})
-	if got := string(all[0].Input); got != `{"command":"echo [redacted] && ls > out"}` || all[0].Error != "no [redacted]" {
+	if got := short(string(all[0].Input)); got != `{"command":"echo [redacted] && ls > out"}` || short(all[0].Error) != "no [redacted]" {
 		t.Errorf("%s, %s", got, all[0].Error)
 	}
 	if r := all[1]; len(r.Input) > MaxInput || len(r.Input) < MaxInput*9/10 || r.InputBytes != len(long)+14 || len(r.InputHash) != 64 {
 		t.Errorf("%d bytes of %d, %s", len(r.Input), r.InputBytes, r.InputHash)
 	}
-	if got := string(all[2].Input); got != `"{broken \"[redacted]"` {
+	if got := short(string(all[2].Input)); got != `"{broken \"[redacted]"` {
 		t.Errorf("%s", got)
 	}
 	if r := all[3]; len(r.Action) > maxName+8 || len(r.Error) > maxText+16 {

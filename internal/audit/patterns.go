@@ -2,8 +2,8 @@ package audit
 
 import "strings"
 
-// maxPattern bounds what one pattern looks at, in bytes, so that no text makes
-// the search slow. Tokens and private keys go on to their end.
+// maxPattern bounds what one pattern looks at, in bytes. Tokens and private
+// keys go on to their end.
 const maxPattern = 4 << 10
 
 // pattern finds secrets that begin in a known way. A letter or digit before
@@ -14,12 +14,16 @@ type pattern struct {
 	word  bool
 	// once: what it finds has nothing else of it inside.
 	once bool
-	// find gets the text and where it begins; ok is false if it is none.
-	find func(s string, i int) (span, bool)
+	// plain: what it finds is a single word of letters, digits and marks that mean nothing to a
+	// shell.
+	plain bool
+	// find gets the text and where it begins; ok is false without a match.
+	find func(t *scan, i int) (span, bool)
+	id   int
 }
 
-// patterns by their first byte. The forms are those that the services document.
-var patterns = index([]pattern{
+// firsts are the patterns by their first byte. The forms are those that the services document.
+var firsts = index([]pattern{
 	token("AKIA", upper, 16), token("ASIA", upper, 16), token("AGPA", upper, 16), token("AIDA", upper, 16), token("AROA", upper, 16),
 	token("ghp_", alnum, 20), token("gho_", alnum, 20), token("ghu_", alnum, 20), token("ghs_", alnum, 20), token("ghr_", alnum, 20),
 	token("github_pat_", name, 20), token("glpat-", name, 16), token("npm_", alnum, 30), token("pypi-", name, 16), token("hf_", alnum, 30),
@@ -35,89 +39,55 @@ var patterns = index([]pattern{
 	{begin: "=", find: assignment}, {begin: ":", find: assignment}, {begin: "=", find: parameter},
 })
 
-func index(all []pattern) (byFirst [256][]pattern) {
-	for _, p := range all {
+// maxPatterns bounds how many patterns have an id.
+const maxPatterns = 64
+
+// first is the patterns that share their first byte, and the bytes that may follow it: nil is any.
+type first struct {
+	second   *[256]bool
+	patterns []pattern
+}
+
+func index(all []pattern) (firsts [256]*first) {
+	for i, p := range all {
+		p.id = i
 		c := p.begin[0]
-		byFirst[c] = append(byFirst[c], p)
-		if upper := c - 'a' + 'A'; p.fold && c >= 'a' && c <= 'z' {
-			byFirst[upper] = append(byFirst[upper], p)
+		firsts[c] = firsts[c].add(p)
+		if upper := strings.ToUpper(p.begin)[0]; p.fold && upper != c {
+			firsts[upper] = firsts[upper].add(p)
 		}
 	}
-	return byFirst
+	return firsts
 }
 
-// findPatterns adds where in s something looks like a secret.
-func findPatterns(spans []span, s string) []span {
-	last, lastEnd := "", 0
-	for i := 0; i < len(s); i++ {
-		for _, p := range patterns[s[i]] {
-			if len(s)-i < len(p.begin) || p.word && i > 0 && isWord(s[i-1]) || p.once && i < lastEnd && p.begin == last {
-				continue
-			}
-			begin := s[i : i+len(p.begin)]
-			if begin != p.begin && !(p.fold && strings.EqualFold(begin, p.begin)) {
-				continue
-			}
-			found, ok := p.find(s, i)
-			if !ok {
-				continue
-			}
-			spans = append(spans, found)
-			if p.once {
-				last, lastEnd = p.begin, found.to
-			}
+// add returns f with p; f is nil before the first pattern.
+func (f *first) add(p pattern) *first {
+	if f == nil {
+		f = &first{second: new([256]bool)}
+	}
+	f.patterns = append(f.patterns, p)
+	switch {
+	case len(p.begin) == 1:
+		f.second = nil
+	case f.second != nil:
+		f.second[p.begin[1]] = true
+		if p.fold {
+			f.second[strings.ToUpper(p.begin)[1]] = true
 		}
 	}
-	return spans
-}
-
-// class is a set of bytes.
-type class [256]bool
-
-func classOf(s string) (c class) {
-	for i := 0; i < len(s); i++ {
-		if i+2 < len(s) && s[i+1] == '-' {
-			for b := int(s[i]); b <= int(s[i+2]); b++ {
-				c[b] = true
-			}
-			i += 2
-			continue
-		}
-		c[s[i]] = true
-	}
-	return c
-}
-
-var (
-	upper      = classOf("A-Z0-9")
-	alnum      = classOf("A-Za-z0-9")
-	name       = classOf("A-Za-z0-9_-")
-	dotted     = classOf("A-Za-z0-9_.-")
-	path       = classOf("A-Za-z0-9_/-")
-	credential = classOf("A-Za-z0-9_.~+/=-")
-)
-
-func isWord(c byte) bool { return alnum[c] || c == '_' }
-
-// run is where the bytes of a class that begin at i end, at most limit of them.
-func run(s string, i int, c *class, limit int) int {
-	end := i + min(len(s)-i, limit)
-	for i < end && c[s[i]] {
-		i++
-	}
-	return i
+	return f
 }
 
 // token is a beginning and at least n bytes of a class; all of checks hold.
-func token(begin string, c class, n int, checks ...func(string) bool) pattern {
-	return pattern{begin: begin, word: true, once: true, find: func(s string, i int) (span, bool) {
+func token(begin string, c *class, n int, checks ...func(string) bool) pattern {
+	return pattern{begin: begin, word: true, once: true, plain: true, find: func(t *scan, i int) (span, bool) {
 		body := i + len(begin)
-		end := run(s, body, &c, len(s))
+		end := t.run(body, c)
 		if end-body < n {
 			return span{}, false
 		}
 		for _, check := range checks {
-			if !check(s[i:end]) {
+			if !check(t.s[i:end]) {
 				return span{}, false
 			}
 		}
@@ -126,12 +96,13 @@ func token(begin string, c class, n int, checks ...func(string) bool) pattern {
 }
 
 func jwt(s string) bool {
-	header, rest, ok := strings.Cut(s, ".")
-	return ok && len(header) >= 10 && len(rest) >= 8
+	dot := strings.IndexByte(s[:min(len(s), maxPattern)], '.')
+	return dot >= 10 && len(s)-dot > 8
 }
 
 // privateKey is a PEM block up to its end, or that of the text.
-func privateKey(s string, i int) (span, bool) {
+func privateKey(t *scan, i int) (span, bool) {
+	s := t.s
 	title := s[i : i+min(len(s)-i, 80)]
 	if !strings.Contains(title, "PRIVATE KEY") {
 		return span{}, false
@@ -150,7 +121,8 @@ func privateKey(s string, i int) (span, bool) {
 
 // bearer is what stands behind the word, with a space or what a URL or JSON
 // makes of it.
-func bearer(s string, i int) (span, bool) {
+func bearer(t *scan, i int) (span, bool) {
+	s := t.s
 	i += len("bearer")
 	from := i
 	for from < len(s) && from < i+8 && (s[from] == ' ' || s[from] == '\t' || s[from] == '+') {
@@ -159,12 +131,13 @@ func bearer(s string, i int) (span, bool) {
 	if strings.HasPrefix(s[from:], "%20") {
 		from += 3
 	}
-	end := run(s, from, &credential, maxPattern)
+	end := min(t.run(from, credential), from+maxPattern)
 	return span{from, end}, from > i && end-from >= 8
 }
 
 // userinfo is what stands between "://" and "@".
-func userinfo(s string, i int) (span, bool) {
+func userinfo(t *scan, i int) (span, bool) {
+	s := t.s
 	from := i + len("://")
 	at := -1
 	for j := from; j < len(s) && j < from+maxPattern/8; j++ {
@@ -178,15 +151,19 @@ func userinfo(s string, i int) (span, bool) {
 	return span{from, at}, at > from && s[from:at] != "git"
 }
 
+// maxUser bounds a user's name, in bytes.
+const maxUser = 256
+
 // userFlag is the password in curl's -u NAME:PASSWORD and its longer forms.
 func userFlag(flag string) pattern {
-	return pattern{begin: flag, word: true, find: func(s string, i int) (span, bool) {
+	return pattern{begin: flag, word: true, find: func(t *scan, i int) (span, bool) {
+		s := t.s
 		i += len(flag)
 		if i < len(s) && s[i] == '=' {
 			i++
 		}
-		from, end := valueAt(s, skipSpaces(s, i))
-		colon := strings.IndexByte(s[from:end], ':')
+		from, end := t.valueAt(skipSpaces(s, i))
+		colon := strings.IndexByte(s[from:min(end, from+maxUser)], ':')
 		if colon < 1 || from+colon+1 == end || strings.HasPrefix(s[from+colon:], "://") {
 			return span{}, false
 		}
@@ -196,12 +173,13 @@ func userFlag(flag string) pattern {
 }
 
 // flag is the value behind a flag such as --api-key, with a space between.
-func flag(s string, i int) (span, bool) {
-	end := run(s, i, &name, maxSecretName+1)
+func flag(t *scan, i int) (span, bool) {
+	s := t.s
+	end := t.run(i, name)
 	if end == len(s) || (s[end] != ' ' && s[end] != '\t') || end-i > maxSecretName || !isSecretFlag(s[i:end]) {
 		return span{}, false
 	}
-	from, to := valueAt(s, skipSpaces(s, end))
+	from, to := t.valueAt(skipSpaces(s, end))
 	if from == to || s[from] == '-' || isReference(s[from:to]) {
 		return span{}, false
 	}
@@ -210,7 +188,8 @@ func flag(s string, i int) (span, bool) {
 
 // assignment is the value behind "=" or ":", if what stands before has the
 // name of a secret.
-func assignment(s string, i int) (span, bool) {
+func assignment(t *scan, i int) (span, bool) {
+	s := t.s
 	before := i
 	if s[i] == '=' && before > 0 && s[before-1] == ':' {
 		before-- // Go's :=
@@ -219,7 +198,7 @@ func assignment(s string, i int) (span, bool) {
 		before--
 	}
 	start := before
-	for start > 0 && before-start <= maxSecretName && dotted[s[start-1]] {
+	for start > 0 && before-start <= maxSecretName && dotted.has[s[start-1]] {
 		start--
 	}
 	word := s[start:before]
@@ -231,9 +210,9 @@ func assignment(s string, i int) (span, bool) {
 		i++ // ==, =>
 	}
 	i = skipSpaces(s, i)
-	from, to := valueAt(s, i)
+	from, to := t.valueAt(i)
 	if spansLine(word) && from == i {
-		to = lineEnd(s, from)
+		to = t.lineEnd(from)
 	}
 	if from == to || isReference(s[from:to]) || isLiteral(s[from:to]) {
 		return span{}, false
@@ -250,10 +229,11 @@ var parameters = map[string]int{
 
 // parameter is the value of such a parameter: of a signed address, or a key of
 // a service.
-func parameter(s string, i int) (span, bool) {
+func parameter(t *scan, i int) (span, bool) {
+	s := t.s
 	var buf [maxParameter]byte
 	word, start := buf[:0], i
-	for start > 0 && i-start < maxParameter && name[s[start-1]] {
+	for start > 0 && i-start < maxParameter && name.has[s[start-1]] {
 		start--
 	}
 	if start == i || start == 0 || s[start-1] != '?' && s[start-1] != '&' {
@@ -272,7 +252,7 @@ func parameter(s string, i int) (span, bool) {
 	if !ok {
 		return span{}, false
 	}
-	from, to := valueAt(s, i+1)
+	from, to := t.valueAt(i + 1)
 	if j := strings.IndexByte(s[from:to], '#'); j >= 0 {
 		to = from + j
 	}
@@ -291,71 +271,6 @@ func hasFoldSuffix(s, suffix string) bool {
 	return len(s) >= len(suffix) && strings.EqualFold(s[len(s)-len(suffix):], suffix)
 }
 
-func lineEnd(s string, from int) int {
-	end := from + min(len(s)-from, maxPattern)
-	if i := strings.IndexAny(s[from:end], "\"'\r\n\\`"); i >= 0 {
-		return from + i
-	}
-	return end
-}
-
-func skipSpaces(s string, i int) int {
-	for end := min(len(s), i+32); i < end && (s[i] == ' ' || s[i] == '\t'); i++ {
-	}
-	return i
-}
-
-// valueAt is the value that begins at i, without its quotes: up to the same
-// quote, or to what ends a word in a shell.
-func valueAt(s string, i int) (from, to int) {
-	escapes := 0
-	for i+escapes < len(s) && escapes < 4 && s[i+escapes] == '\\' {
-		escapes++
-	}
-	if q := i + escapes; q < len(s) && (s[q] == '"' || s[q] == '\'' || s[q] == '`') {
-		from = q + 1
-		if to = quoteEnd(s, from, s[q], escapes); to >= 0 {
-			return from, to
-		}
-		return from, wordEnd(s, from)
-	}
-	return i, wordEnd(s, i)
-}
-
-// quoteEnd is where the quote q that is escaped n times comes again, or -1.
-func quoteEnd(s string, i int, q byte, n int) int {
-	end := min(len(s), i+maxPattern)
-	slashes := 0
-	for ; i < end; i++ {
-		switch {
-		case s[i] == '\\':
-			slashes++
-			continue
-		case s[i] == q && (slashes <= n || q == '\''):
-			return i - min(slashes, n)
-		}
-		slashes = 0
-	}
-	return -1
-}
-
-func wordEnd(s string, i int) int {
-	for end := min(len(s), i+maxPattern); i < end; i++ {
-		switch s[i] {
-		case ' ', '\t', '\r', '\n', '"', '\'', '`', ';', '&', '|', '<', '>':
-			return i
-		case ')', '}':
-			return i
-		case '\\':
-			if i+1 < end && (s[i+1] == '"' || s[i+1] == '\'') {
-				return i
-			}
-			i++
-		}
-	}
-	return min(i, len(s))
-}
-
 // isReference says whether a value only names where the secret is: $NAME,
 // ${NAME} or the beginning of $(command).
 func isReference(s string) bool {
@@ -367,7 +282,7 @@ func isReference(s string) bool {
 	}
 	s = strings.TrimPrefix(s[1:], "{")
 	for i := range len(s) {
-		if s[i] != '_' && !upper[s[i]] {
+		if s[i] != '_' && !upper.has[s[i]] {
 			return false
 		}
 	}
@@ -409,7 +324,7 @@ func isSecretName(s string) bool {
 		b = append(b, c)
 	}
 	if n := len(s) - len("pass"); n >= 0 && strings.EqualFold(s[n:], "pass") {
-		return n == 0 || !alnum[s[n-1]]
+		return n == 0 || !alnum.has[s[n-1]]
 	}
 	for _, n := range secretNames {
 		if len(b) >= len(n) && b[len(b)-1] == n[len(n)-1] && string(b[len(b)-len(n):]) == n {

@@ -2,34 +2,188 @@ package audit
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"math/bits"
+	"math/rand/v2"
 	"net/url"
 	"slices"
 	"strings"
 	"sync"
 )
 
-// minValue is the length below which a secret's value is not looked for, in
-// bytes: it would be found in everything.
-const minValue = 6
+const (
+	// minValue is the length in bytes below which a value is not looked for: it would be found in
+	// everything.
+	minValue = 6
+	// maxForm is the length in bytes of the longest text that is looked for. A longer form of a
+	// value is looked for in pieces of this length.
+	maxForm = maxPattern
+	// fewTexts and fewBytes bound a group whose texts are compared one by one.
+	fewTexts, fewBytes = 4, 1 << 10
+)
 
-// values are the known secrets, in all their forms. Each position of a text
-// costs one look into a small table of hashes of the forms' first bytes, so
-// the time does not depend on how many there are, and one is added or removed
-// without touching the others.
+// values is an immutable set of secret values in all their forms. The time to find them depends on
+// the length of the text alone: each position costs one look into a filter, and where the first
+// bytes match, at most a binary search over the lengths that are known.
 type values struct {
-	mu      sync.RWMutex
-	refs    map[string]int
-	forms   map[uint64][]form // by their first minValue bytes
-	filter  [1 << 16]uint32   // how many forms have this hash of them
-	longest int               // of all forms that ever were
+	filter []uint64 // a bit for each hash of the first minValue bytes
+	shift  uint
+	groups map[uint64]*group // by the first minValue bytes
 }
 
-type form struct {
-	text string
-	refs int
+// group is the texts that share their first minValue bytes.
+type group struct {
+	few     []string // the longest first; nil if there are too many
+	lengths []int32  // ascending
+	// known has the hash of every text, and of those beginnings of it that the search for it looks
+	// at. The value is the length of the longest text that the hashed one begins with.
+	known map[uint64]int32
+}
+
+// compile returns the set of the given values. Values under minValue bytes are left out.
+func compile(list []string) *values {
+	texts := map[uint64][]string{}
+	for _, value := range list {
+		if value = strings.TrimSpace(value); len(value) < minValue {
+			continue
+		}
+		for _, form := range forms(value) {
+			for piece := range pieces(form) {
+				k := prefix(piece)
+				texts[k] = append(texts[k], piece)
+			}
+		}
+	}
+	v := &values{groups: make(map[uint64]*group, len(texts))}
+	size := max(10, bits.Len(uint(len(texts)))+4) // at most one bit in eight is set
+	v.filter, v.shift = make([]uint64, 1<<size/64), uint(64-size)
+	for k, all := range texts {
+		slot := slot(k, v.shift)
+		v.filter[slot/64] |= 1 << (slot % 64)
+		slices.Sort(all)
+		v.groups[k] = newGroup(slices.Compact(all))
+	}
+	return v
+}
+
+// pieces yields s in parts of at most maxForm bytes that together cover it.
+func pieces(s string) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for ; len(s) > 2*maxForm; s = s[maxForm:] {
+			if !yield(s[:maxForm]) {
+				return
+			}
+		}
+		if len(s) > maxForm {
+			if !yield(s[:maxForm]) {
+				return
+			}
+			s = s[len(s)-maxForm:]
+		}
+		yield(s)
+	}
+}
+
+// newGroup returns the group of the given texts, which are sorted and distinct.
+func newGroup(texts []string) *group {
+	total := 0
+	for _, t := range texts {
+		total += len(t)
+	}
+	if len(texts) <= fewTexts && total <= fewBytes {
+		few := slices.Clone(texts)
+		slices.SortFunc(few, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
+		return &group{few: few}
+	}
+	g := &group{known: make(map[uint64]int32, 2*len(texts))}
+	for _, t := range texts {
+		g.lengths = append(g.lengths, int32(len(t)))
+	}
+	slices.Sort(g.lengths)
+	g.lengths = slices.Compact(g.lengths)
+	var begun []string // the texts that the present one begins with, the shortest first
+	for _, t := range texts {
+		for len(begun) > 0 && !strings.HasPrefix(t, begun[len(begun)-1]) {
+			begun = begun[:len(begun)-1]
+		}
+		begun = append(begun, t)
+		g.mark(t, begun)
+	}
+	return g
+}
+
+// mark makes known the beginnings of t that the search for t looks at.
+func (g *group) mark(t string, begun []string) {
+	var h sum
+	from := 0
+	for low, high := 0, len(g.lengths)-1; low <= high; {
+		mid := (low + high) / 2
+		n := int(g.lengths[mid])
+		if n > len(t) {
+			high = mid - 1
+			continue
+		}
+		low = mid + 1
+		h, from = h.add(t[from:n]), n
+		i, _ := slices.BinarySearchFunc(begun, n+1, func(b string, n int) int { return cmp.Compare(len(b), n) })
+		best := int32(0)
+		if i > 0 {
+			best = int32(len(begun[i-1]))
+		}
+		g.known[uint64(h)] = best
+	}
+}
+
+// longest returns the length of the longest text of the group that t has at i, or 0.
+func (g *group) longest(t *text, i int) int {
+	if g.few != nil {
+		for _, f := range g.few {
+			if strings.HasPrefix(t.s[i:], f) {
+				return len(f)
+			}
+		}
+		return 0
+	}
+	best := int32(0)
+	for low, high := 0, len(g.lengths)-1; low <= high; {
+		mid := (low + high) / 2
+		n := int(g.lengths[mid])
+		if i+n <= len(t.s) {
+			if b, ok := g.known[t.sum(i, i+n)]; ok {
+				best, low = max(best, b), mid+1
+				continue
+			}
+		}
+		high = mid - 1
+	}
+	return int(best)
+}
+
+// find appends the places in t that hold a value. The spans may overlap.
+func (v *values) find(spans []span, t *text) []span {
+	if len(v.groups) == 0 || len(t.s) < minValue {
+		return spans
+	}
+	s := t.s
+	k := prefix(s) << 8
+	for i := 0; i+minValue <= len(s); i++ {
+		k = k>>8 | uint64(s[i+minValue-1])<<40
+		slot := slot(k, v.shift)
+		if v.filter[slot/64]&(1<<(slot%64)) == 0 {
+			continue
+		}
+		g := v.groups[k]
+		if g == nil {
+			continue
+		}
+		if n := g.longest(t, i); n > 0 {
+			spans = append(spans, span{i, i + n})
+		}
+	}
+	return spans
 }
 
 func prefix(s string) uint64 {
@@ -37,91 +191,61 @@ func prefix(s string) uint64 {
 	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 | uint64(s[4])<<32 | uint64(s[5])<<40
 }
 
-// slot is a multiplicative hash (by the golden ratio) to 16 bits.
-func slot(k uint64) uint64 { return k * 0x9E3779B97F4A7C15 >> 48 }
+// slot is a multiplicative hash (by the golden ratio) to 64-shift bits.
+func slot(k uint64, shift uint) uint64 { return k * 0x9E3779B97F4A7C15 >> shift }
 
-func (v *values) add(value string) {
-	value = strings.TrimSpace(value)
-	if len(value) < minValue {
-		return
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.refs == nil {
-		v.refs, v.forms = map[string]int{}, map[uint64][]form{}
-	}
-	v.refs[value]++
-	if v.refs[value] > 1 {
-		return
-	}
-	for _, f := range forms(value) {
-		k := prefix(f)
-		i := slices.IndexFunc(v.forms[k], func(x form) bool { return x.text == f })
-		if i >= 0 {
-			v.forms[k][i].refs++
-			continue
-		}
-		v.forms[k] = append(v.forms[k], form{f, 1})
-		v.filter[slot(k)]++
-		v.longest = max(v.longest, len(f))
-	}
+// text is a text that is searched, with the hashes of its beginnings once they are needed.
+type text struct {
+	s    string
+	sums []sum
 }
 
-func (v *values) remove(value string) {
-	value = strings.TrimSpace(value)
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.refs[value] == 0 {
-		return
-	}
-	v.refs[value]--
-	if v.refs[value] > 0 {
-		return
-	}
-	delete(v.refs, value)
-	for _, f := range forms(value) {
-		k := prefix(f)
-		i := slices.IndexFunc(v.forms[k], func(x form) bool { return x.text == f })
-		v.forms[k][i].refs--
-		if v.forms[k][i].refs > 0 {
-			continue
-		}
-		v.filter[slot(k)]--
-		if v.forms[k] = slices.Delete(v.forms[k], i, i+1); len(v.forms[k]) == 0 {
-			delete(v.forms, k)
+// sum returns the hash of s[i:j].
+func (t *text) sum(i, j int) uint64 {
+	if t.sums == nil {
+		t.sums = make([]sum, len(t.s)+1)
+		for i := range len(t.s) {
+			t.sums[i+1] = t.sums[i].add(t.s[i : i+1])
 		}
 	}
+	return reduce(uint64(t.sums[j]) + prime - times(uint64(t.sums[i]), powers()[j-i]))
 }
 
-// find adds where in s a value is. Spans may overlap.
-func (v *values) find(spans []span, s string) []span {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	if len(v.forms) == 0 {
-		return spans
+// sum is a polynomial hash modulo prime, whose base is chosen anew by each process: no caller can
+// make two texts collide. The chance of one collision is under 1 in 2^40 for each text.
+type sum uint64
+
+func (h sum) add(s string) sum {
+	for i := range len(s) {
+		h = sum(reduce(times(uint64(h), base) + uint64(s[i]) + 1))
 	}
-	for i := 0; i+minValue <= len(s); i++ {
-		k := prefix(s[i:])
-		if v.filter[slot(k)] == 0 {
-			continue
-		}
-		best := 0
-		for _, f := range v.forms[k] {
-			if len(f.text) > best && strings.HasPrefix(s[i:], f.text) {
-				best = len(f.text)
-			}
-		}
-		if best > 0 {
-			spans = append(spans, span{i, i + best})
-		}
-	}
-	return spans
+	return h
 }
 
-func (v *values) window() int {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	return v.longest
+const prime = 1<<61 - 1
+
+var base = 1<<32 + rand.Uint64N(prime-1<<32)
+
+// powers are those of base, up to maxForm.
+var powers = sync.OnceValue(func() []uint64 {
+	p := make([]uint64, maxForm+1)
+	p[0] = 1
+	for i := range maxForm {
+		p[i+1] = times(p[i], base)
+	}
+	return p
+})
+
+func times(a, b uint64) uint64 {
+	high, low := bits.Mul64(a, b)
+	return reduce(low&prime + (low>>61 | high<<3))
+}
+
+func reduce(n uint64) uint64 {
+	if n = n&prime + n>>61; n >= prime {
+		n -= prime
+	}
+	return n
 }
 
 // forms are the ways in which a value is written: as it is, escaped for JSON
@@ -151,6 +275,9 @@ func forms(value string) []string {
 
 // escapeJSON is s as the inside of a JSON string.
 func escapeJSON(s string, html bool) string {
+	if !needsEscape(s) {
+		return s
+	}
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(html)
@@ -158,8 +285,22 @@ func escapeJSON(s string, html bool) string {
 	return strings.TrimSuffix(b.String()[1:], "\"\n")
 }
 
+// needsEscape reports whether s may differ from its JSON form in some style.
+func needsEscape(s string) bool {
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c < ' ', c >= 0x7f, c == '"', c == '\\', c == '<', c == '>', c == '&':
+			return true
+		}
+	}
+	return false
+}
+
 // lowerEscapes writes %2F as %2f.
 func lowerEscapes(s string) string {
+	if !strings.Contains(s, "%") {
+		return s
+	}
 	b := []byte(s)
 	for i := 0; i+2 < len(b); i++ {
 		if b[i] == '%' {

@@ -9,10 +9,10 @@ import (
 // walker goes through JSON text once, without a tree: what is not secret stays
 // byte for byte. It takes text that ends in the middle, too.
 type walker struct {
-	redact *Redactor
-	raw    string
-	stop   int
-	out    []byte
+	view *view
+	raw  string
+	stop int
+	out  []byte
 
 	depth    int
 	secretIn int  // the depth of the container whose values are secret, or 0
@@ -20,8 +20,8 @@ type walker struct {
 }
 
 // walk redacts JSON text that is emitted up to stop.
-func (r *Redactor) walk(raw string, stop int) []byte {
-	w := &walker{redact: r, raw: raw, stop: stop, out: make([]byte, 0, stop+64)}
+func (v *view) walk(raw string, stop int) []byte {
+	w := &walker{view: v, raw: raw, stop: stop, out: make([]byte, 0, stop+64)}
 	for i := 0; i < stop; {
 		i = w.step(i)
 	}
@@ -59,14 +59,26 @@ func (w *walker) scalar(i int) int {
 	for end < len(w.raw) && !strings.ContainsRune(" \t\r\n,:{}[]\"", rune(w.raw[end])) {
 		end++
 	}
-	number := w.raw[i] == '-' || isDigit(w.raw[i])
-	if number && (w.secret || w.secretIn > 0) {
-		w.out = append(w.out, `"`+Redacted+`"`...)
+	if word := w.raw[i:end]; w.hidesNumber(word) {
+		w.out = append(w.view.mark(append(w.out, '"'), word), '"')
 	} else {
 		w.out = append(w.out, w.raw[i:min(end, w.stop)]...)
 	}
 	w.secret = false
 	return end
+}
+
+// hidesNumber reports whether a string takes the place of a number. An approver reads numbers that
+// hold no value of the service's.
+func (w *walker) hidesNumber(word string) bool {
+	if word[0] != '-' && !isDigit(word[0]) {
+		return false
+	}
+	if (w.secret || w.secretIn > 0) && !w.view.approver {
+		return true
+	}
+	var few [8]span
+	return len(w.view.known(few[:0], word)) > 0
 }
 
 // text handles a string: a member's name, or a value.
@@ -88,16 +100,17 @@ func (w *walker) text(i int) int {
 		v.escaped = true
 		v.plain, v.plainLimit = unescape(content, v.limit)
 	}
+	var few [8]span
 	w.out = append(w.out, '"')
 	switch {
 	case next == ':':
-		w.value(v)
+		w.value(v, w.view.find(few[:0], v.plain))
 		w.secret = isSecretName(v.plain)
 	case (w.secret || w.secretIn > 0) && v.plain != "":
-		w.out = append(w.out, Redacted...)
+		w.value(v, w.view.secret(few[:0], v.plain))
 		w.secret = false
 	default:
-		w.value(v)
+		w.value(v, w.view.find(few[:0], v.plain))
 		w.secret = next == ',' && isSecretFlag(v.plain)
 	}
 	w.out = append(w.out, '"')
@@ -112,16 +125,15 @@ type value struct {
 	escaped           bool
 }
 
-func (w *walker) value(v value) {
-	var few [8]span
-	spans := w.redact.find(few[:0], v.plain)
+// value emits a string without the spans of its plain form.
+func (w *walker) value(v value, spans []span) {
 	switch {
 	case len(spans) == 0:
 		w.out = append(w.out, v.content[:min(len(v.content), v.limit)]...)
 	case v.escaped:
-		w.out = append(w.out, escapeJSON(string(appendRedacted(nil, v.plain, spans, v.plainLimit)), false)...)
+		w.out = append(w.out, escapeJSON(string(w.view.hide(nil, v.plain, spans, v.plainLimit)), false)...)
 	default:
-		w.out = appendRedacted(w.out, v.plain, spans, v.plainLimit)
+		w.out = w.view.hide(w.out, v.plain, spans, v.plainLimit)
 	}
 }
 

@@ -101,7 +101,7 @@ func (e *Engine) recordOperator(ctx context.Context, call Call, r audit.Record, 
 	}
 	r.Kind, r.Caller, r.Token, r.Via = audit.KindEvent, call.Caller, call.Token, call.Via
 	if cause != nil {
-		r.Error = g.Redactor.Text(cause.Error())
+		r.Error = cause.Error()
 	}
 	if body, err := json.Marshal(input); err == nil {
 		r.Input = body

@@ -87,6 +87,8 @@ type toolCall struct {
 	profile *profile.Compiled
 	tool    *profile.CompiledTool
 	input   json.RawMessage // as the caller sent it, or as an approver changed it
+	unfit   error           // what is wrong with the input, found before the quota was
+	shows   []func()        // end the hiding of its secrets
 	shaped  *profile.Call   // nil until the input was checked
 	ready   tool.Prepared
 
@@ -120,17 +122,24 @@ func (t *toolCall) do(ctx context.Context) (res v1.ToolResult, err error) {
 	if len(t.input) == 0 {
 		t.input = json.RawMessage("{}")
 	}
-	show, _ := t.g.hideNow(variables(t.input))
-	defer show()
+	defer func() {
+		for _, show := range t.shows {
+			show()
+		}
+	}()
+	opening := t.opening()
+	if t.unfit = t.hide(ctx); t.unfit != nil {
+		conceal(&opening)
+	}
 	// It is written while the call is looked at, and waited for before anything
 	// is asked, leased or run.
-	if t.entry, err = t.g.Audit.Start(ctx, t.opening()); err != nil {
+	if t.entry, err = t.g.Audit.Start(ctx, opening); err != nil {
 		return res, unrecorded(err)
 	}
 	defer func() {
 		t.record.DurationMS = ms(time.Since(t.began))
 		if err != nil {
-			t.record.Error = t.g.Redactor.Text(recorded(err))
+			t.record.Error = recorded(err)
 		}
 		finish, cancel := detach(ctx, settleTime)
 		defer cancel()
@@ -263,8 +272,8 @@ func (t *toolCall) often(ctx context.Context) error {
 // prepare checks the input and asks the policy. It is done again for an input
 // that an approver changed: a denied command is denied whoever wants it.
 func (t *toolCall) prepare(ctx context.Context) (*policy.Verdict, error) {
-	if len(t.input) > maxToolInput {
-		return nil, invalid("input", "is %d bytes long: at most %d", len(t.input), maxToolInput)
+	if t.unfit != nil {
+		return nil, t.unfit
 	}
 	shaped, err := t.tool.Prepare(ctx, t.input, t.facts())
 	if err != nil {
@@ -479,7 +488,7 @@ func (t *toolCall) note(o tool.Outcome, end profile.End) {
 		r.Rule = end.Rule
 	}
 	if end.Ending == endedFailed {
-		r.Error = t.g.Redactor.Text(end.Message)
+		r.Error = end.Message
 	}
 	if o.Ending != "" && o.Ending != tool.Started {
 		code := o.ExitCode

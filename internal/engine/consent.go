@@ -38,7 +38,7 @@ func (t *toolCall) consent(ctx context.Context, reasons []approval.Reason) error
 	}
 	d, err := t.g.Gate.Decide(ctx, approval.Ask{
 		Call: t.id, Caller: t.call.Caller, Session: t.session(), Profile: t.profile.Profile.Name, Tool: t.name, Trust: t.call.Trust, Via: t.call.Via,
-		Input: func() json.RawMessage { return t.g.Redactor.JSON(t.input) },
+		Input: func() json.RawMessage { return t.g.Redactor.ForApprover(t.call.Caller, t.input) },
 		Args:  t.shaped.Values(), Key: t.call.Key, Hash: sum, Rules: rules, Reasons: reasons,
 	})
 	if err != nil {
@@ -102,6 +102,9 @@ func (t *toolCall) accept(ctx context.Context, q approval.Request) error {
 	}
 	if len(q.Modified) > 0 {
 		t.input = q.Modified
+		if err := t.hide(ctx); err != nil {
+			return err
+		}
 		if _, err := t.prepare(ctx); err != nil {
 			return err
 		}
@@ -148,6 +151,9 @@ func (g *Governance) CheckModified(ctx context.Context, q approval.Request, inpu
 	t := &toolCall{g: g, id: q.Call, name: q.Tool, profile: p, input: input, call: Call{Caller: q.Caller}}
 	if t.tool, err = p.Tool(q.Tool); err != nil {
 		return err
+	}
+	if _, t.unfit = secretsOf(input); t.unfit != nil {
+		return usererror.Errorf(errdefs.ErrInvalidArgument, "input: %s", t.unfit)
 	}
 	if _, err = t.prepare(ctx); err != nil {
 		return usererror.Errorf(errdefs.ErrInvalidArgument, "input: %s", err)

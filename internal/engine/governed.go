@@ -185,10 +185,16 @@ func (e *Engine) RefuseCall(ctx context.Context, call Call, name string, body []
 	defer cancel()
 	r := audit.Record{
 		Kind: audit.KindEvent, Caller: call.Caller, Token: call.Token, Profile: e.profileOf(call), Trust: call.Trust, Via: call.Via,
-		Action: bounded(name), Ending: endedFailed, Error: g.Redactor.Text(cause.Error()),
+		Action: bounded(name), Ending: endedFailed, Error: cause.Error(),
 	}
 	if json.Valid(body) {
 		r.Input = body
+		show, err := g.hideRefused(ctx, call.Caller, body)
+		if err != nil {
+			conceal(&r)
+		} else {
+			defer show()
+		}
 	} else {
 		r.InputBytes = len(body)
 	}
@@ -196,6 +202,23 @@ func (e *Engine) RefuseCall(ctx context.Context, call Call, name string, body []
 		return errors.Join(cause, fmt.Errorf("and the call was not recorded: %w", err))
 	}
 	return cause
+}
+
+// hideRefused hides the secrets of an input, or of a request that holds one, until show is called.
+func (g *Governance) hideRefused(ctx context.Context, caller string, body []byte) (show func(), err error) {
+	var request struct {
+		Input json.RawMessage `json:"input"`
+	}
+	values, err := secretsOf(body)
+	if err == nil && json.Unmarshal(body, &request) == nil {
+		var more []string
+		more, err = secretsOf(request.Input)
+		values = append(values, more...)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return g.hide(ctx, caller, values)
 }
 
 // CallOutput reads the whole output of an earlier call of the caller, from an

@@ -103,11 +103,15 @@ func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, a 
 	}
 	g.keep(&req.Lease)
 	req.Egress = g.wire()
+	hidden, err := e.hideLease(ctx, call.Caller, r.Env)
+	if err != nil {
+		return nil, err
+	}
 	l, err := e.sched.Acquire(ctx, req)
+	hidden(l)
 	if err != nil {
 		return nil, workspaceError(err, req.Lease.Workspace, r.Workspace)
 	}
-	e.hide(l, r.Env)
 	if err := e.lend(ctx, call, l, g, a.egress == nil); err != nil {
 		return nil, errors.Join(err, e.sched.End(context.WithoutCancel(ctx), l, scheduler.Abandoned, false))
 	}

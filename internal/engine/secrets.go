@@ -2,60 +2,137 @@ package engine
 
 import (
 	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"regexp"
 
+	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 )
 
 // secretName matches names of variables that hold secrets.
 var secretName = regexp.MustCompile(`(?i)(secret|token|passw|passphrase|credential|private|api_?key|access_?key|auth|cookie|session|_key$|^key$|_pat$|(^|_)pw$|(^|_)pass$|dsn|database_url|connection_?string)`)
 
-// hide keeps the values of a lease's secrets out of what is recorded and
-// logged, as long as the lease lives. The values are not stored: after a
-// restart they are known by their patterns alone.
-func (e *Engine) hide(l *scheduler.Lease, env map[string]string) {
-	g := e.opts.Governance
-	if g == nil {
-		return
-	}
-	show, any := g.hideNow(env)
-	if !any {
-		return
-	}
-	e.work.Go(func() { // Serve waits for it
-		select {
-		case <-l.Gone():
-		case <-e.closing:
+// maxEnvJSON bounds the variables of an input as JSON, where a byte may take six.
+const maxEnvJSON = 8 * maxEnvBytes
+
+// hide keeps the values of secret variables out of the caller's records until show is called.
+func (g *Governance) hide(ctx context.Context, caller string, values []string) (show func(), err error) {
+	show, err = g.Redactor.Own(ctx, caller, values)
+	if errdefs.IsResourceExhausted(err) {
+		err = &InvalidError{
+			Field: "env", Class: errdefs.ErrResourceExhausted,
+			Message: "holds secrets, and with those of this caller's running calls and sandboxes they exceed the bound: " +
+				"end some, or pass fewer variables",
 		}
-		show()
-	})
+	}
+	return show, err
 }
 
-// variables are those that a tool's input sets for its command.
-func variables(input json.RawMessage) map[string]string {
-	var in struct {
-		Env map[string]string `json:"env"`
+// hide keeps the secrets of the call's input out of the caller's records until the call ends.
+func (t *toolCall) hide(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
-	if !bytes.Contains(input, []byte(`"env"`)) || json.Unmarshal(input, &in) != nil {
-		return nil // what is no input is refused later
+	values, err := secretsOf(t.input)
+	if err != nil {
+		return err
 	}
-	return in.Env
+	show, err := t.g.hide(ctx, t.call.Caller, values)
+	if err == nil {
+		t.shows = append(t.shows, show)
+	}
+	return err
 }
 
-// hideNow hides the values of secrets until show is called; any says whether
-// there are some.
-func (g *Governance) hideNow(env map[string]string) (show func(), any bool) {
-	var hidden []string
+// hideLease keeps the values of a lease's secrets out of the caller's records, until the lease that
+// until is called with is over; without one, until ends it at once. The values are not stored:
+// after a restart they are known by their patterns alone.
+func (e *Engine) hideLease(
+	ctx context.Context, caller string, env map[string]string,
+) (until func(*scheduler.Lease), err error) {
+	var values []string
 	for name, value := range env {
 		if secretName.MatchString(name) {
-			g.Redactor.Add(value)
-			hidden = append(hidden, value)
+			values = append(values, value)
 		}
 	}
-	return func() {
-		for _, v := range hidden {
-			g.Redactor.Remove(v)
+	if e.opts.Governance == nil || len(values) == 0 {
+		return func(*scheduler.Lease) {}, nil
+	}
+	show, err := e.opts.Governance.hide(ctx, caller, values)
+	return func(l *scheduler.Lease) {
+		if l == nil {
+			show()
+			return
 		}
-	}, len(hidden) > 0
+		e.work.Go(func() { // Serve waits for it
+			select {
+			case <-l.Gone():
+			case <-e.closing:
+			}
+			show()
+		})
+	}, err
+}
+
+// secretsOf returns the values of the secret variables that a tool's input sets for its command. It
+// reads no more than the bounds of inputs and of variables, beyond which it fails.
+func secretsOf(input json.RawMessage) ([]string, error) {
+	if len(input) > maxToolInput {
+		return nil, invalid("input", "is %d bytes long: at most %d", len(input), maxToolInput)
+	}
+	var in struct {
+		Env json.RawMessage `json:"env"`
+	}
+	named := bytes.Contains(input, []byte(`"env"`)) || bytes.Contains(input, []byte(`\u`))
+	if !named || json.Unmarshal(input, &in) != nil || !bytes.HasPrefix(in.Env, []byte("{")) {
+		return nil, nil
+	}
+	if len(in.Env) > maxEnvJSON {
+		return nil, invalid("env", "is %d bytes long: at most %d", len(in.Env), maxEnvBytes)
+	}
+	return secretMembers(in.Env)
+}
+
+// secretMembers returns the strings of an object whose names say that they are secret.
+func secretMembers(env json.RawMessage) (values []string, err error) {
+	d := json.NewDecoder(bytes.NewReader(env))
+	if _, err := d.Token(); err != nil {
+		return nil, invalid("env", "is not an object")
+	}
+	total := 0
+	for n := 1; d.More(); n++ {
+		if n > maxEnv {
+			return nil, invalid("env", "has over %d entries: at most %d", maxEnv, maxEnv)
+		}
+		var value any
+		name, err := d.Token()
+		if err == nil {
+			err = d.Decode(&value)
+		}
+		if err != nil {
+			return nil, invalid("env", "is not an object")
+		}
+		key, _ := name.(string)
+		text, _ := value.(string)
+		if total += len(key) + len(text); total > maxEnvBytes {
+			return nil, invalid("env", "is over %d bytes long: at most %d", maxEnvBytes, maxEnvBytes)
+		}
+		if secretName.MatchString(key) {
+			values = append(values, text)
+		}
+	}
+	return values, nil
+}
+
+// conceal makes a record hold the length and the hash of its input alone: it has more secrets than
+// can be hidden.
+func conceal(r *audit.Record) {
+	sum := sha256.Sum256(r.Input)
+	r.Input, r.InputBytes, r.InputHash = nil, len(r.Input), hex.EncodeToString(sum[:])
 }

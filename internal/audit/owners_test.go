@@ -1,0 +1,230 @@
+package audit
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containerd/errdefs"
+)
+
+// own makes values a caller's, until the test ends.
+func own(t testing.TB, r *Redactor, caller string, list ...string) (release func()) {
+	t.Helper()
+	release, err := r.Own(t.Context(), caller, list)
+	if err != nil {
+		t.Fatalf("Own(%q, %d values) = %v", caller, len(list), err)
+	}
+	return release
+}
+
+func TestOwnedValuesHideInRecordsOfTheirCallerOnly(t *testing.T) {
+	r := NewRedactor()
+	r.Add("of the operator")
+	own(t, r, "ann", "redacted", `{"comm`, "rm -r /work", "victimsecret123")
+	for _, c := range []struct{ caller, in, want string }{
+		{"bob", `{"command":"rm -r /work"}`, ""},
+		{"bob", `{"command":"echo redacted password1 victimsecret123"}`, ""},
+		{"", `{"command":"echo victimsecret123"}`, ""},
+		{"ann", `{"command":"echo victimsecret123"}`, `{"command":"echo [redacted]"}`},
+		{"ann", `{"command":"ls"}`, ""}, // `{"comm` is syntax
+		{"bob", `{"a":"of the operator"}`, `{"a":"[redacted]"}`},
+		{"ann", `{"a":"of the operator"}`, `{"a":"[redacted]"}`},
+	} {
+		if c.want == "" {
+			c.want = c.in
+		}
+		if got := short(jsonFor(r, c.caller, c.in)); got != c.want {
+			t.Errorf("record of %q: %s\n got %s\nwant %s", c.caller, c.in, got, c.want)
+		}
+	}
+}
+
+func TestMarkersShowLengthAndAHashOfTheCaller(t *testing.T) {
+	r := NewRedactor()
+	r.Add("of the operator")
+	own(t, r, "ann", "rm -r /work")
+	a := textFor(r, "ann", "rm -r /work")
+	if !strings.HasPrefix(a, "[redacted 11 bytes mac:") || !markers.MatchString(a) {
+		t.Errorf("marker = %s", a)
+	}
+	if b := textFor(r, "ann", "x rm -r /work"); b != "x "+a {
+		t.Errorf("the same secret gives %s and %s", a, b)
+	}
+	own(t, r, "bob", "rm -r /work")
+	if b := textFor(r, "bob", "rm -r /work"); b == a {
+		t.Errorf("the secret of two callers gives the same marker %s", a)
+	}
+	if a, b := textFor(r, "ann", "of the operator"), textFor(r, "bob", "of the operator"); a == b {
+		t.Errorf("a service's secret gives the same marker %s to two callers", a)
+	}
+	if again := textFor(r, "ann", a); again != a {
+		t.Errorf("a marker becomes %s", again)
+	}
+	other := NewRedactor()
+	own(t, other, "ann", "rm -r /work")
+	if b := textFor(other, "ann", "rm -r /work"); b == a {
+		t.Error("two installations give the same marker: the hash has no key")
+	}
+	r.useKey([]byte("k"))
+	other.useKey([]byte("k"))
+	if a, b := textFor(r, "ann", "rm -r /work"), textFor(other, "ann", "rm -r /work"); a != b {
+		t.Errorf("the same key gives %s and %s", a, b)
+	}
+}
+
+func TestMarkersOutliveTheProcess(t *testing.T) {
+	w := newWorld(t)
+	write := func() string {
+		t.Helper()
+		w.red.Add("correct horse")
+		if err := w.log.Event(t.Context(), Record{Action: "a", Caller: "ann", Error: "correct horse"}); err != nil {
+			t.Fatal(err)
+		}
+		all := w.list(Filter{Action: "a"})
+		return all[len(all)-1].Error
+	}
+	first := write()
+	w.red = NewRedactor()
+	w.close()
+	w.open()
+	if second := write(); second != first || !markers.MatchString(first) {
+		t.Errorf("marker = %s, after a restart %s", first, second)
+	}
+}
+
+func TestNoValueHidesFromAnApprover(t *testing.T) {
+	r := NewRedactor()
+	r.Add("of the operator")
+	own(t, r, "ann", "rm -r /work", "command", "redacted")
+	for _, c := range []struct{ in, want string }{
+		{`{"command":"rm -r /work","env":{"A_TOKEN":"rm -r /work"}}`, ""},
+		{`{"command":"X_TOKEN=\"a $(rm -r /work)\"; echo"}`, ""},
+		{`{"command":"TOKEN='rm -r /work'; eval $TOKEN"}`, ""},
+		{`{"command":": -----BEGIN PRIVATE KEY-----\nrm -r /work"}`, ""},
+		{`{"command":"curl -H 'Authorization: $(rm -r /work)' x"}`, ""},
+		{`{"command":"git clone https://$(rm${IFS}-r${IFS}work1)@h/"}`, ""},
+		{`{"command":"rm -r --token /work1234567"}`, ""},
+		{`{"command":"password=hunter2 reboot"}`, ""},
+		{`{"secret":{"command":"rm -r /work","n":12345678}}`, ""},
+		{`{"argv":["sh","--token","rm -r /work"]}`, ""},
+		{`{"command":"echo of the operator"}`, `{"command":"echo [redacted]"}`},
+		{`{"command":"echo ` + github + `"}`, `{"command":"echo [redacted]"}`},
+		{`{"command":"echo ` + jwtOf + `"}`, `{"command":"echo [redacted]"}`},
+		{`{"command":"PASSWORD=a1b2-c3d4 make; rm -r x","env":{"A_KEY":"x","A_TOKEN":"0a1b2c3d4e5f"}}`,
+			`{"command":"PASSWORD=[redacted] make; rm -r x","env":{"A_KEY":"x","A_TOKEN":"[redacted]"}}`},
+		{`{"command":"curl -H 'Authorization: Bearer a1b2c3d4' -u ann:a1b2c3d4 https://u:a1b2c3d4@h/"}`,
+			`{"command":"curl -H 'Authorization: Bearer [redacted]' -u ann:[redacted] https://[redacted]@h/"}`},
+		{`{"argv":["x","--token","a1b2c3d4"]}`, `{"argv":["x","--token","[redacted]"]}`},
+	} {
+		if c.want == "" {
+			c.want = c.in
+		}
+		if got := short(string(r.ForApprover("ann", json.RawMessage(c.in)))); got != c.want {
+			t.Errorf("an approver reads of %s\n got %s\nwant %s", c.in, got, c.want)
+		}
+	}
+}
+
+func TestOwnedValuesHideNothingThatNamesARecord(t *testing.T) {
+	w := newWorld(t)
+	words := []string{
+		"annnnn", "action", "session", "workspace", "profile", "sandbox", "example.com", "connect", "10.0.0.1:443", "reason", "image-1", "approval",
+		"rule-1", "caller", "token-1", "method", "path-secret", "error-secret",
+	}
+	own(t, w.red, "annnnn", words...)
+	in := Record{
+		Caller: "annnnn", Token: "token-1", Profile: "profile", Session: "session", Via: "method", Action: "action", Rule: "rule-1",
+		Approval: "approval", By: "caller", Sandbox: "sandbox", Workspace: "workspace", Image: "image-1", Error: "an error-secret",
+		Egress: &Egress{Host: "example.com", Protocol: "connect", Method: "method", Address: "10.0.0.1:443", Reason: "reason", Path: "/path-secret"},
+	}
+	if err := w.log.Event(t.Context(), in); err != nil {
+		t.Fatal(err)
+	}
+	got := w.list(Filter{Caller: "annnnn"})
+	if len(got) != 1 {
+		t.Fatalf("%d records of the caller, want 1", len(got))
+	}
+	r := got[0]
+	if short(r.Error) != "an [redacted]" || short(r.Egress.Path) != "/[redacted]" {
+		t.Errorf("error %q, path %q", r.Error, r.Egress.Path)
+	}
+	r.Error, r.Egress.Path = in.Error, in.Egress.Path
+	if b, _ := json.Marshal(r); strings.Contains(string(b), "[redacted") {
+		t.Errorf("a caller's values hide what a record is about: %s", b)
+	}
+}
+
+func TestOwnedValuesAreForgottenAfterTheirLastRelease(t *testing.T) {
+	r := NewRedactor()
+	a := own(t, r, "ann", "correct horse", " correct horse\n", "short", "")
+	b := own(t, r, "ann", "correct horse")
+	c := own(t, r, "ann", "correct horse battery")
+	if got := short(textFor(r, "ann", "correct horse, short, correct horse battery")); got != "[redacted], short, [redacted]" {
+		t.Error(got)
+	}
+	a()
+	a() // releasing twice releases once
+	if got := short(textFor(r, "ann", "correct horse")); got != "[redacted]" {
+		t.Error(got)
+	}
+	b()
+	if got := short(textFor(r, "ann", "correct horse, correct horse battery")); got != "correct horse, [redacted]" {
+		t.Error(got)
+	}
+	c()
+	if len(r.own.live) != 0 {
+		t.Errorf("%d callers are left", len(r.own.live))
+	}
+}
+
+func TestOwnedValuesAreBoundedForEachCaller(t *testing.T) {
+	r := NewRedactor()
+	var releases []func()
+	large := func(i int) []string { return []string{fmt.Sprint(i, strings.Repeat("x", MaxOwned/4))} }
+	for i := range 3 {
+		releases = append(releases, own(t, r, "ann", large(i)...))
+	}
+	if _, err := r.Own(t.Context(), "ann", large(3)); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("Own over the bound = %v, want ResourceExhausted", err)
+	}
+	own(t, r, "ann", large(0)...) // the same again costs nothing
+	own(t, r, "bob", large(3)...)
+	many := make([]string, MaxOwned/ownedCost)
+	for i := range many {
+		many[i] = fmt.Sprintf("value %d", i)
+	}
+	if _, err := r.Own(t.Context(), "carl", many); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("Own of %d values = %v, want ResourceExhausted", len(many), err)
+	}
+	releases[1]()
+	own(t, r, "ann", large(3)...)
+}
+
+func TestOwnedValuesComeAndGoWhileTextIsRedacted(t *testing.T) {
+	r := NewRedactor()
+	r.Add("correct horse")
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			v := fmt.Sprint("value number ", i/2)
+			for range 50 {
+				release, err := r.Own(t.Context(), "ann", []string{v})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if got := short(textFor(r, "ann", "correct horse "+v)); got != "[redacted] [redacted]" {
+					t.Error(got)
+				}
+				release()
+			}
+		})
+	}
+	wg.Wait()
+	if len(r.own.live) != 0 {
+		t.Errorf("%d callers are left", len(r.own.live))
+	}
+}

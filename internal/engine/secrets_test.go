@@ -1,0 +1,157 @@
+package engine
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+)
+
+// victim is another caller than agent.
+var victim = Call{Caller: "victim", Profile: "team", Trust: 3}
+
+// bashEnv is a command with variables.
+func bashEnv(t testing.TB, command string, env map[string]string) v1.ToolCall {
+	t.Helper()
+	b, err := json.Marshal(map[string]any{"command": command, "env": env})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v1.ToolCall{Input: b}
+}
+
+func TestACallersSecretsChangeNothingOfAnother(t *testing.T) {
+	s := newWorld(t).governed(t)
+	command := "rm -r precious; echo redacted password1 victimsecret123"
+	if _, err := s.Lease(t.Context(), agent, v1.SandboxRequest{Env: map[string]string{
+		"A_TOKEN": "redacted", "B_TOKEN": `{"comm`, "C_TOKEN": command, "D_TOKEN": "victim", "E_TOKEN": "system.bash",
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	q, answered := s.ask(t, victim, bash(command))
+	if want := string(bash(command).Input); string(q.Input) != want {
+		t.Errorf("the approver reads %s, want %s", q.Input, want)
+	}
+	if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+		t.Fatal(err)
+	}
+	got := <-answered
+	for _, r := range s.records(t, got.ID) {
+		if b, _ := json.Marshal(r); bytes.Contains(b, []byte("[redacted")) || r.Kind == "open" && string(r.Input) != string(bash(command).Input) {
+			t.Errorf("the record of another caller is %s", b)
+		}
+	}
+}
+
+func TestACallerHidesItsCommandFromNobody(t *testing.T) {
+	s := newWorld(t).governed(t)
+	command := "rm -r precious"
+	r := bashEnv(t, command, map[string]string{"A_TOKEN": command, "B_TOKEN": "agent1", "C_TOKEN": "a1b2c3d4e5"})
+	q, answered := s.ask(t, agent, r)
+	if in := string(q.Input); !strings.Contains(in, `"command":"`+command+`"`) || !strings.Contains(in, `"A_TOKEN":"`+command+`"`) {
+		t.Errorf("the approver reads %s", in)
+	}
+	if in := string(q.Input); strings.Contains(in, "a1b2c3d4e5") || !strings.Contains(in, `"C_TOKEN":"[redacted 10 bytes mac:`) {
+		t.Errorf("the approver reads %s", in)
+	}
+	if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+		t.Fatal(err)
+	}
+	got := <-answered
+	records := s.records(t, got.ID)
+	if len(records) != 2 {
+		t.Fatalf("%d records, want 2", len(records))
+	}
+	if in := string(records[0].Input); !strings.Contains(in, `"command":"[redacted 14 bytes mac:`) || strings.Contains(in, command) {
+		t.Errorf("the own record has %s", in)
+	}
+	if records[0].Caller != "agent" || records[0].Action != "system.bash" {
+		t.Errorf("%+v", records[0])
+	}
+}
+
+func TestTooManyVariablesCostNothing(t *testing.T) {
+	s := newWorld(t).governed(t)
+	many, long, broad := map[string]string{}, map[string]string{}, map[string]string{}
+	for i := range 40_000 {
+		many[fmt.Sprint("TOKEN", i)] = fmt.Sprintf("prefix%d", i)
+	}
+	long["A_TOKEN"] = "prefix" + strings.Repeat("x", maxEnvBytes)
+	for i := range maxEnv {
+		broad[fmt.Sprint("TOKEN", i)] = fmt.Sprintf("prefix%0200d", i)
+	}
+	s.call(t, agent, "system.bash", bashEnv(t, "true", broad)) // all that is allowed
+	for what, env := range map[string]map[string]string{"40,000 variables": many, "a long variable": long} {
+		r := bashEnv(t, "true", env)
+		_, err := s.CallTool(t.Context(), agent, "system.bash", r, Watch{})
+		if invalid, ok := errors.AsType[*InvalidError](err); !ok || invalid.Field != "env" || !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: %v, want an invalid env", what, err)
+		}
+		all, err := s.Audit(t.Context(), Local(""), AuditFilter{Newest: true, Limit: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o := all[0]; o.Kind != "open" || o.Input != nil || o.InputBytes != len(r.Input) || len(o.InputHash) != 64 || all[1].Ending != endedFailed {
+			t.Errorf("%s: recorded as %+v and %+v", what, o, all[1])
+		}
+	}
+}
+
+func TestSecretsInUseAreBoundedForEachCaller(t *testing.T) {
+	s := newWorld(t).governed(t)
+	env := func(i int) map[string]string {
+		return map[string]string{"A_TOKEN": fmt.Sprint(i, strings.Repeat("x", maxEnvBytes-300))}
+	}
+	var boxes []v1.Sandbox
+	const most = audit.MaxOwned / maxEnvBytes
+	for i := range most {
+		box, err := s.Lease(t.Context(), agent, v1.SandboxRequest{Env: env(i)})
+		if err != nil {
+			t.Fatalf("lease %d: %v", i, err)
+		}
+		boxes = append(boxes, box)
+	}
+	if _, err := s.Lease(t.Context(), agent, v1.SandboxRequest{Env: env(most)}); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("a lease over the bound: %v, want ResourceExhausted", err)
+	}
+	if _, err := s.CallTool(t.Context(), agent, "system.bash", bashEnv(t, "true", env(most)), Watch{}); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("a call over the bound: %v, want ResourceExhausted", err)
+	}
+	s.call(t, agent, "system.bash", bashEnv(t, "true", env(0))) // the same again costs nothing
+	s.call(t, victim, "system.bash", bashEnv(t, "true", env(most)))
+	if err := s.Remove(t.Context(), agent, boxes[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "values are forgotten with their lease", func() bool {
+		_, err := s.CallTool(t.Context(), agent, "system.bash", bashEnv(t, "true", env(most)), Watch{})
+		return err == nil
+	})
+}
+
+func TestSecretsOfRefusedRequestsAreHidden(t *testing.T) {
+	s := newWorld(t).governed(t)
+	secret := "under-an-unusual-name"
+	body := []byte(`{"input":{"command":"echo ` + secret + `","env":{"MY_SESSION_COOKIES":"` + secret + `"}},"nonsense":1}`)
+	cause := invalid("nonsense", "is unknown")
+	for _, body := range [][]byte{body, bashEnv(t, "echo "+secret, map[string]string{"MY_SESSION_COOKIES": secret}).Input} {
+		if err := s.RefuseCall(t.Context(), agent, "system.bash", body, cause); !errors.Is(err, cause) {
+			t.Fatal(err)
+		}
+	}
+	all, err := s.Audit(t.Context(), Local(""), AuditFilter{})
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%d records, %v", len(all), err)
+	}
+	for _, r := range all {
+		if in := string(r.Input); strings.Contains(in, secret) || strings.Count(in, fmt.Sprintf("[redacted %d bytes mac:", len(secret))) != 2 {
+			t.Errorf("recorded %s", in)
+		}
+	}
+}
