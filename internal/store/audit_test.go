@@ -106,7 +106,7 @@ func TestAuditFiltersUseTheirIndex(t *testing.T) {
 	for where, index := range map[string]string{
 		"caller = 'a' AND " + member("ending") + " = 'x'": "records_caller", "call = 'a'": "records_call", "caller = 'a' AND seq > 5": "records_caller",
 	} {
-		rows, err := a.read.QueryContext(t.Context(), "EXPLAIN QUERY PLAN SELECT seq, record, prev, hash FROM records WHERE "+where+" ORDER BY seq LIMIT 5")
+		rows, err := a.cur.read.QueryContext(t.Context(), "EXPLAIN QUERY PLAN SELECT seq, record, prev, hash FROM records WHERE "+where+" ORDER BY seq LIMIT 5")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -129,7 +129,7 @@ func TestAuditFiltersUseTheirIndex(t *testing.T) {
 func TestAnAuditLogOfANewerProgramIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	a := openTestAudit(t, dir)
-	if _, err := a.write.ExecContext(t.Context(), "PRAGMA user_version = 99"); err != nil {
+	if _, err := a.cur.write.ExecContext(t.Context(), "PRAGMA user_version = 99"); err != nil {
 		t.Fatal(err)
 	}
 	a.Close()
