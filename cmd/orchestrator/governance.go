@@ -25,7 +25,7 @@ import (
 
 // Places in a state directory.
 const (
-	auditHead  = "audit.head"
+	auditHead  = audit.HeadFile
 	outputsDir = "outputs"
 )
 

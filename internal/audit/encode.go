@@ -93,7 +93,7 @@ func cut(s string, limit int) string {
 // closing is the record that closes a call.
 func closing(open, outcome Record) Record {
 	r := outcome
-	r.Kind, r.Call = KindClose, open.Call
+	r.Kind, r.Call, r.Uncharged = KindClose, open.Call, open.Uncharged
 	for _, f := range []struct {
 		to   *string
 		from string

@@ -20,6 +20,13 @@ import (
 
 const keyLength = 32
 
+// HeadFile and KeyFile are the names of the log's files in a state directory,
+// beside those of package store.
+const (
+	HeadFile = "audit.head"
+	KeyFile  = "audit.key"
+)
+
 // head names the last record.
 type head struct {
 	Seq  int64

@@ -18,13 +18,25 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// Store keeps the rows: *store.AuditDB. Append is called by one goroutine at a
-// time.
+// Store keeps the rows: *store.AuditDB. Append, Rotate and Remove are called by
+// one goroutine at a time.
 type Store interface {
+	partReader
 	Append(ctx context.Context, rows []store.AuditRow) error
+	Rotate(ctx context.Context, seal []byte) error
+	Remove(ctx context.Context, part int, seal []byte) error
+	Size(ctx context.Context) (int64, error)
 	Last(ctx context.Context) (store.AuditRow, error)
 	Running(ctx context.Context) ([]store.AuditRow, error)
+	Spent(ctx context.Context, day string) (map[string]int64, error)
 	Scan(ctx context.Context, f store.AuditFilter, row func(store.AuditRow) error) error
+}
+
+// partReader reads the parts of a log: *store.AuditDB or store.AuditFiles.
+type partReader interface {
+	Parts(ctx context.Context) ([]store.AuditPart, error)
+	ScanPart(ctx context.Context, part int, f store.AuditFilter, row func(store.AuditRow) error) error
+	IsEmpty(ctx context.Context, part int) bool
 }
 
 // Options of a log. Store and Head are needed.
@@ -36,7 +48,14 @@ type Options struct {
 	// Head is the path of the head file. Key is that of the key file, by
 	// default "audit.key" beside it.
 	Head, Key string
-	Log       *slog.Logger
+	// Retention ends parts of the log and deletes old ones.
+	Retention Retention
+	// CallerDailyBytes is how much may be recorded of one caller in a day (UTC)
+	// before Admit refuses it; 0 is no bound.
+	CallerDailyBytes int64
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+	Log *slog.Logger
 }
 
 // Bounds of what waits to be written.
@@ -70,6 +89,11 @@ type Log struct {
 	log    *slog.Logger
 	key    []byte
 	head   headFile
+	now    func() time.Time
+	shares shares
+
+	retention Retention
+	part      part // the writer's, once Open is done
 
 	queue   chan *item
 	stop    chan struct{} // closed by Close: nothing is queued any more
@@ -94,7 +118,11 @@ type item struct {
 	opens, closes string
 	state         atomic.Int32
 	done          chan error // nil: nobody waits, and it must not be lost
+	spender, day  string     // whose share it is charged to; "": nobody's
 }
+
+// cost is what the record is charged with.
+func (it *item) cost() int64 { return int64(len(it.body)) + recordCost }
 
 // The states of an item: the writer takes it, or who waits gives it up.
 const (
@@ -112,7 +140,7 @@ func Open(ctx context.Context, o Options) (*Log, error) {
 		return nil, fmt.Errorf("audit: Store and Head are needed: %w", errdefs.ErrInvalidArgument)
 	}
 	if o.Key == "" {
-		o.Key = filepath.Join(filepath.Dir(o.Head), "audit.key")
+		o.Key = filepath.Join(filepath.Dir(o.Head), KeyFile)
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -120,13 +148,8 @@ func Open(ctx context.Context, o Options) (*Log, error) {
 	if o.Redactor == nil {
 		o.Redactor = NewRedactor()
 	}
-	row, err := o.Store.Last(ctx)
-	if err != nil {
-		return nil, err
-	}
-	last := genesis()
-	if len(row.Hash) > 0 {
-		last = head{Seq: row.Seq, Hash: row.Hash}
+	if o.Now == nil {
+		o.Now = time.Now
 	}
 	key, fresh, err := loadKey(o.Key)
 	if err != nil {
@@ -137,8 +160,16 @@ func Open(ctx context.Context, o Options) (*Log, error) {
 		store: o.Store, redact: o.Redactor, log: o.Log, key: key, head: headFile{path: o.Head, key: key},
 		queue: make(chan *item, queueLength), stop: make(chan struct{}), stopped: make(chan struct{}),
 		heads: make(chan head, 1), headed: make(chan struct{}),
-		last: last, mac: newMAC(key),
+		mac: newMAC(key), now: o.Now, shares: shares{limit: o.CallerDailyBytes, now: o.Now}, retention: o.Retention,
 	}
+	last, err := l.openParts(ctx)
+	if err == nil {
+		err = l.shares.load(ctx, o.Store)
+	}
+	if err != nil {
+		return nil, err
+	}
+	l.last = last
 	mismatch := l.compare(last, fresh)
 	if mismatch == nil {
 		l.announce(last) // so that the file is there from the first moment
@@ -227,7 +258,7 @@ func (l *Log) Start(ctx context.Context, r Record) (*Entry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("record the call: %w", err)
 	}
-	it := &item{body: body, done: make(chan error, 1), opens: r.Call}
+	it := l.charged(r, &item{body: body, done: make(chan error, 1), opens: r.Call})
 	if err := l.enqueue(ctx, it); err != nil {
 		return nil, fmt.Errorf("record the call: %w", err)
 	}
@@ -274,7 +305,7 @@ func (l *Log) Events(ctx context.Context, records []Record) (written int, err er
 		if err = encodeErr; err != nil {
 			break
 		}
-		it := &item{body: body, done: make(chan error, 1)}
+		it := l.charged(r, &item{body: body, done: make(chan error, 1)})
 		if err = l.enqueue(ctx, it); err != nil {
 			break
 		}
@@ -323,7 +354,7 @@ func (e *Entry) Close(ctx context.Context, outcome Record) error {
 	if err != nil {
 		return err
 	}
-	if err := e.log.enqueue(ctx, &item{body: body, closes: r.Call}); err != nil {
+	if err := e.log.enqueue(ctx, e.log.charged(r, &item{body: body, closes: r.Call})); err != nil {
 		return fmt.Errorf("record the end of call %s: %w", r.Call, err)
 	}
 	e.done = true
@@ -336,7 +367,16 @@ func (l *Log) commit(ctx context.Context, r Record) error {
 	if err != nil {
 		return err
 	}
-	return l.wait(ctx, &item{body: body, done: make(chan error, 1)})
+	return l.wait(ctx, l.charged(r, &item{body: body, done: make(chan error, 1)}))
+}
+
+// charged charges a record to its caller.
+func (l *Log) charged(r Record, it *item) *item {
+	if r.Caller != "" && !r.Uncharged {
+		it.spender = r.Caller
+		it.day = l.shares.charge(it.spender, it.cost())
+	}
+	return it
 }
 
 func (l *Log) wait(ctx context.Context, it *item) error {
@@ -353,13 +393,26 @@ func (l *Log) taken(ctx context.Context, it *item) error {
 		return err
 	case <-ctx.Done():
 		if it.state.CompareAndSwap(itemWaits, itemGivenUp) {
+			l.refund(it)
 			return context.Cause(ctx)
 		}
 		return <-it.done // it is being written: that is soon over
 	}
 }
 
-func (l *Log) enqueue(ctx context.Context, it *item) error {
+// refund takes back what a record was charged with that is not written.
+func (l *Log) refund(it *item) {
+	if it.spender != "" {
+		l.shares.refund(it.day, it.spender, it.cost())
+	}
+}
+
+func (l *Log) enqueue(ctx context.Context, it *item) (err error) {
+	defer func() {
+		if err != nil {
+			l.refund(it)
+		}
+	}()
 	l.closing.RLock()
 	defer l.closing.RUnlock()
 	if l.closed {

@@ -29,6 +29,8 @@ type world struct {
 	db  *store.AuditDB
 	log *Log
 	red *Redactor
+	// options are those of the next open, beside the usual ones.
+	options Options
 }
 
 func newWorld(t testing.TB) *world {
@@ -47,7 +49,9 @@ func (w *world) open() {
 	if w.db, err = store.OpenAudit(w.t.Context(), w.dir); err != nil {
 		w.t.Fatal(err)
 	}
-	if w.log, err = Open(w.t.Context(), Options{Store: w.db, Redactor: w.red, Head: w.path("audit.head")}); err != nil {
+	o := w.options
+	o.Store, o.Redactor, o.Head = w.db, w.red, w.path("audit.head")
+	if w.log, err = Open(w.t.Context(), o); err != nil {
 		w.t.Fatal(err)
 	}
 }

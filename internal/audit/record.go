@@ -25,7 +25,8 @@ type Record struct {
 	// Action is the tool's name, or what an operator did ("token.create").
 	Action string `json:"action"`
 	// Input is redacted and bounded: over MaxInput it is cut and InputBytes and
-	// InputHash (SHA-256, hex) tell of the whole.
+	// InputHash (SHA-256, hex) tell of the whole. Of a call that a quota or a rate
+	// refused there are these two alone.
 	Input      json.RawMessage `json:"input,omitempty"`
 	InputBytes int             `json:"input_bytes,omitempty"`
 	InputHash  string          `json:"input_hash,omitempty"`
@@ -47,8 +48,16 @@ type Record struct {
 	Stderr     int64   `json:"stderr_bytes,omitempty"`
 	Error      string  `json:"error,omitempty"`
 
+	// Count is how many refusals of one kind the record stands for; InputBytes is
+	// then the size of their inputs together.
+	Count int64 `json:"count,omitempty"`
+
 	// Egress is set for kind "egress".
 	Egress *Egress `json:"egress,omitempty"`
+
+	// Uncharged records do not count for the caller's daily share. It is not
+	// stored.
+	Uncharged bool `json:"-"`
 }
 
 // Egress is a connection out of a sandbox, or one request of plain HTTP. The

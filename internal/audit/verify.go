@@ -8,9 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"hash"
-	"math"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
+	"time"
+
+	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
@@ -29,7 +34,31 @@ type Report struct {
 	Problems []Problem
 	// More than MaxProblems were found.
 	More bool
+	// Parts are the files of the log, the oldest first.
+	Parts []PartReport
 }
+
+// PartReport is what a verification found of one part of the log.
+type PartReport struct {
+	Number int
+	State  PartState
+	// First and Last are the numbers of its records as its seal says; of the open
+	// part they are what was found. 0: there is none.
+	First, Last int64
+	// Removed is when the service deleted the part.
+	Removed time.Time
+}
+
+// PartState says what there is of a part.
+type PartState string
+
+// The states. Removed is by retention, and Missing anything else.
+const (
+	PartOpen    PartState = "open"
+	PartSealed  PartState = "sealed"
+	PartRemoved PartState = "removed"
+	PartMissing PartState = "missing"
+)
 
 // Problem is one thing that is wrong with the log.
 type Problem struct {
@@ -52,37 +81,67 @@ const (
 	Unreadable ProblemKind = "unreadable"
 )
 
-// Verify checks every record against the chain, and the end against the head
-// file and what this process wrote; kept is a head ("SEQ:HASH") that somebody
-// kept elsewhere, or "". It goes on after a problem. Records may be written
-// meanwhile.
+// Verify checks every record of all parts against the chain, the parts against
+// their seals, and the end against the head file and what this process wrote;
+// kept is a head ("SEQ:HASH") that somebody kept elsewhere, or "". It goes on after
+// a problem. Records may be written meanwhile.
 //
 // What it cannot find: the key and the head file lie beside the log, so whoever
 // can read the key and write the directory can make the whole log anew, or take
 // back log and head to an older copy of both. Only a head that was kept out of
 // their reach shows that, and only for the records up to it. It also does not
-// know of what was never recorded. The last records before a loss of power may
+// know of what was never recorded, nor of what was done to a part before
+// retention deleted it. The last records before a loss of power may
 // be missing, and then the head file says that they were cut. The next start
 // writes that into the log, and it stays a problem of this log for good.
 func (l *Log) Verify(ctx context.Context, kept string) (Report, error) {
-	var heads []witness
+	written := witness{head: l.written(), name: "the last record that was written"}
+	return verify(ctx, l.store, l.key, l.head.read, kept, written)
+}
+
+// VerifyFiles is Verify for the files in dir, of a service that does not run or
+// copied from one. key is the path of the key file. It changes nothing, unless a
+// part has a write-ahead log. With a kept head, no head file is needed.
+func VerifyFiles(ctx context.Context, dir, key, kept string) (Report, error) {
+	secret, err := os.ReadFile(key)
+	if err != nil {
+		return Report{}, fmt.Errorf("the audit log's key: %w", err)
+	}
+	if len(secret) != keyLength {
+		return Report{}, fmt.Errorf("the audit log's key %s has %d bytes instead of %d: %w", key, len(secret), keyLength, errdefs.ErrInvalidArgument)
+	}
+	file := headFile{path: filepath.Join(dir, HeadFile), key: secret}
+	read := func() (head, error) {
+		h, err := file.read()
+		if errors.Is(err, fs.ErrNotExist) && kept != "" {
+			return genesis(), nil
+		}
+		return h, err
+	}
+	return verify(ctx, store.OpenAuditFiles(dir), secret, read, kept)
+}
+
+func verify(ctx context.Context, r partReader, key []byte, read func() (head, error), kept string, heads ...witness) (Report, error) {
 	if kept != "" {
 		h, err := parseHead(kept)
 		if err != nil {
 			return Report{}, err
 		}
-		heads = append(heads, witness{head: h, name: "the head that was given"})
+		heads = append([]witness{{head: h, name: "the head that was given"}}, heads...)
 	}
-	v := &verifier{mac: newMAC(l.key), last: genesis()}
-	heads = append(heads, witness{head: l.written(), name: "the last record that was written"})
-	// Without a Flush it is older, which does no harm.
-	if h, err := l.head.read(); err == nil {
-		heads = append(heads, witness{head: h, name: "the head file"})
-	} else {
+	v := &verifier{key: key, mac: newMAC(key), last: genesis()}
+	h, err := read() // without a Flush it is older, which does no harm
+	if err != nil {
 		v.problem(0, Unreadable, "the head file cannot be used: %v", err)
+		h = genesis()
 	}
+	heads = append(heads, witness{head: h, name: "the head file"})
 	v.heads = heads
-	if err := v.scan(ctx, l.store); err != nil {
+	parts, err := r.Parts(ctx) // behind the heads: they are of records in these parts
+	if err != nil {
+		return Report{}, err
+	}
+	if err := v.scanAll(ctx, r, parts); err != nil {
 		return Report{}, err
 	}
 	return v.report(), nil
@@ -100,9 +159,12 @@ type witness struct {
 // is good was written by us, with the number that is in its text, wherever it
 // stands now.
 type verifier struct {
+	key   []byte
 	mac   hash.Hash
 	sum   []byte
 	heads []witness
+	// sealed is the place of a seal among heads, behind the head file; 0: there is none.
+	sealed int
 
 	records int64
 	last    head  // the furthest record whose hash is good
@@ -114,6 +176,7 @@ type verifier struct {
 
 	problems []Problem
 	more     bool
+	parts    []PartReport
 }
 
 // gap is numbers that did not come, from and to inclusive.
@@ -134,40 +197,6 @@ func (v *verifier) problem(seq int64, kind ProblemKind, format string, args ...a
 		return
 	}
 	v.problems = append(v.problems, Problem{seq, kind, fmt.Sprintf(format, args...)})
-}
-
-// scan reads all rows. Where the database cannot be read, it goes on behind,
-// in steps that double.
-func (v *verifier) scan(ctx context.Context, s Store) error {
-	after, step := int64(math.MinInt64), int64(1)
-	for {
-		before := v.records
-		err := s.Scan(ctx, store.AuditFilter{After: after}, func(r store.AuditRow) error {
-			v.row(r)
-			return nil
-		})
-		var damaged *store.AuditReadError
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case !errors.As(err, &damaged):
-			return err
-		}
-		if v.records > before {
-			step = 1
-		}
-		first := max(damaged.After, after, 0) + 1
-		v.blind = true
-		if step == 1 {
-			v.problem(first, Unreadable, "%v", damaged.Err)
-		}
-		if first > v.end() {
-			return nil
-		}
-		after, step = first+step-1, step*2
-	}
 }
 
 // end is the highest number that a record may have.
@@ -416,7 +445,7 @@ func (v *verifier) report() Report {
 		}
 	}
 	slices.SortStableFunc(v.problems, func(a, b Problem) int { return cmp.Compare(a.Seq, b.Seq) })
-	return Report{OK: len(v.problems) == 0, Records: v.records, Head: v.last.String(), Problems: append([]Problem{}, v.problems...), More: v.more}
+	return Report{OK: len(v.problems) == 0, Records: v.records, Head: v.last.String(), Problems: append([]Problem{}, v.problems...), More: v.more, Parts: v.parts}
 }
 
 // told says whether a head before the i-th one has the same number.

@@ -18,7 +18,13 @@ import (
 // sql tampers with the database, from another connection.
 func (w *world) sql(statements ...string) {
 	w.t.Helper()
-	db, err := sql.Open("sqlite", w.path(store.AuditFile))
+	w.sqlOf(1, statements...)
+}
+
+// sqlOf tampers with a part.
+func (w *world) sqlOf(part int, statements ...string) {
+	w.t.Helper()
+	db, err := sql.Open("sqlite", w.path(store.AuditPartFile(part)))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -205,9 +211,9 @@ type damaged struct {
 	from, to int64
 }
 
-func (d damaged) Scan(ctx context.Context, f store.AuditFilter, row func(store.AuditRow) error) error {
+func (d damaged) ScanPart(ctx context.Context, part int, f store.AuditFilter, row func(store.AuditRow) error) error {
 	after := f.After
-	err := d.Store.Scan(ctx, f, func(r store.AuditRow) error {
+	err := d.Store.ScanPart(ctx, part, f, func(r store.AuditRow) error {
 		if r.Seq >= d.from && r.Seq <= d.to {
 			return &store.AuditReadError{After: after, Err: errors.New("database disk image is malformed")}
 		}

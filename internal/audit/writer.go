@@ -18,12 +18,19 @@ func (l *Log) write() {
 	defer close(l.heads)
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
+	tend := time.NewTicker(tendEvery)
+	defer tend.Stop()
+	ctx := context.Background() // a rotation that was begun is finished
+	l.retain(ctx)
 	for {
 		var batch []*item
 		select {
 		case it := <-l.queue:
 			batch = l.gather(it)
 		case <-retry.C:
+		case <-tend.C:
+			l.tend(ctx)
+			continue
 		case <-l.stop:
 			l.drain()
 			return
@@ -37,6 +44,8 @@ func (l *Log) write() {
 		}
 		if err := l.try(batch); err != nil {
 			retry.Reset(retryAfter)
+		} else if l.rotateIfDue(ctx) {
+			l.tend(ctx)
 		}
 	}
 }
@@ -89,6 +98,9 @@ func (l *Log) try(batch []*item) error {
 	for _, it := range taken {
 		switch {
 		case it.done != nil:
+			if err != nil {
+				l.refund(it)
+			}
 			it.done <- err
 		case err != nil:
 			l.kept = append(l.kept, it)
@@ -104,7 +116,8 @@ func (l *Log) try(batch []*item) error {
 func (l *Log) append(items []*item) error {
 	rows := make([]store.AuditRow, 0, len(items))
 	last := l.written()
-	now := time.Now().UTC().Format(store.AuditTime)
+	at := l.now()
+	now := at.UTC().Format(store.AuditTime)
 	for _, it := range items {
 		if it.body == nil {
 			continue // a Flush
@@ -113,6 +126,9 @@ func (l *Log) append(items []*item) error {
 		row.Record = stamp(row.Seq, now, it.body)
 		row.Hash = chain(l.mac, row.Prev, row.Record)
 		row.Call, row.Caller = found(row.Record)
+		if it.spender != "" {
+			row.Spender, row.Day, row.Spent = it.spender, it.day, it.cost()
+		}
 		last = head{Seq: row.Seq, Hash: row.Hash}
 		rows = append(rows, row)
 	}
@@ -122,6 +138,9 @@ func (l *Log) append(items []*item) error {
 	// What was asked for is finished: each caller's ctx counts until its item is taken.
 	if err := l.store.Append(context.Background(), rows); err != nil {
 		return err
+	}
+	if l.part.began.IsZero() {
+		l.part.began = at
 	}
 	l.mu.Lock()
 	l.last = last

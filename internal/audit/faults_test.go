@@ -1,0 +1,114 @@
+//go:build faults
+
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+)
+
+const (
+	childDir  = "AUDIT_CHILD_DIR"
+	childKeep = "AUDIT_CHILD_KEEP"
+)
+
+// The child of the test below: it has a call open, and ends parts until it is
+// killed.
+func init() {
+	dir := os.Getenv(childDir)
+	if dir == "" {
+		return
+	}
+	ctx := context.Background()
+	now := newClock()
+	now.advance(partAge / 2) // behind what its parent recorded
+	r := Retention{PartAge: partAge}
+	if os.Getenv(childKeep) != "" {
+		r.KeepSize = 1
+	}
+	db, err := store.OpenAudit(ctx, dir)
+	var l *Log
+	if err == nil {
+		l, err = Open(ctx, Options{Store: db, Head: filepath.Join(dir, HeadFile), Retention: r, Now: now.now})
+	}
+	if err == nil {
+		_, err = l.Begin(ctx, Record{Call: "open", Caller: "ann", Action: "system.bash"})
+	}
+	for err == nil {
+		now.advance(partAge)
+		if err = l.Event(ctx, Record{Action: "event"}); err == nil {
+			_, err = fmt.Println("written") // a caller was told so
+		}
+	}
+	fmt.Fprintln(os.Stderr, "not killed:", err)
+	os.Exit(3)
+}
+
+// Killed at any step of a rotation or a deletion, the log is whole, has every
+// record that somebody was told of, closes the call that was open, and goes on.
+func TestKilledRotations(t *testing.T) {
+	for _, c := range []struct{ point, keep string }{
+		{"audit.rotate.begun", ""},
+		{"audit.rotate.begun:3", ""},
+		{"audit.rotate.made:2", ""},
+		{"audit.seal.written:2", ""},
+		{"audit.rotate.sealed", ""},
+		{"audit.rotate.sealed:2", ""},
+		{"audit.rotate.folded:2", ""},
+		{"audit.remove.marked", "yes"},
+		{"audit.remove.marked:2", "yes"},
+		{"audit.remove.file:5", "yes"}, // the first four look for what an earlier rotation left
+		{"audit.remove.file:6", "yes"},
+		{"audit.remove.file:9", "yes"},
+		{"audit.remove.file:10", "yes"},
+	} {
+		t.Run(c.point, func(t *testing.T) {
+			t.Parallel()
+			w, now := newParts(t)
+			w.call("before")
+			w.die()
+			cmd := exec.Command(os.Args[0])
+			cmd.Env = append(os.Environ(), childDir+"="+w.dir, childKeep+"="+c.keep, failpoint.Env+"="+c.point)
+			out, err := cmd.Output()
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+				t.Fatalf("%v: %s", err, exit.Stderr)
+			}
+			now.advance(48 * time.Hour)
+			if r := w.verifyFiles(""); !r.OK {
+				t.Errorf("as the kill left it: %s in %s", words(r), states(r))
+			}
+			w.open()
+			w.sound()
+			r := w.verify("")
+			if told := strings.Count(string(out), "written"); c.keep == "" && len(w.list(Filter{Action: "event"})) < told {
+				t.Errorf("%d events are there, and %d were written", len(w.list(Filter{Action: "event"})), told)
+			}
+			if got := w.list(Filter{Call: "open", Ending: LostEnding}); len(got) != 1 {
+				t.Errorf("the open call was closed %d times", len(got))
+			}
+			for _, p := range r.Parts {
+				if _, err := os.Stat(w.path(store.AuditPartFile(p.Number))); (err == nil) != (p.State != PartRemoved) {
+					t.Errorf("part %d is %s, and its file: %v", p.Number, p.State, err)
+				}
+			}
+			w.call("after")
+			w.rotate(now)
+			w.sound()
+			if left, _ := filepath.Glob(w.path("audit-*.new")); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}

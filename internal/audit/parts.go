@@ -1,0 +1,194 @@
+package audit
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+)
+
+// Retention says when a part of the log ends, and when sealed parts are deleted.
+// Zero is never.
+type Retention struct {
+	// PartSize ends a part once its file has that many bytes, PartAge once its
+	// first record is that old.
+	PartSize int64
+	PartAge  time.Duration
+	// KeepAge deletes parts that were sealed that long ago, KeepSize the oldest
+	// ones of those that together have more bytes.
+	KeepAge  time.Duration
+	KeepSize int64
+}
+
+// RemoveAction is the action of the record that says which part is deleted.
+const RemoveAction = "audit.remove"
+
+// tendEvery is how often the writer looks whether a part is too old.
+const tendEvery = time.Minute
+
+// part is the part that is written. It is the writer's.
+type part struct {
+	number  int
+	before  head      // what its first record follows
+	began   time.Time // of its first record; zero: there is none
+	blocked time.Time // no rotation before then: the last attempt failed
+}
+
+// openParts finds the part that is written and the last record of all.
+func (l *Log) openParts(ctx context.Context) (last head, err error) {
+	row, err := l.store.Last(ctx)
+	if err != nil {
+		return head{}, err
+	}
+	last = genesis()
+	if len(row.Hash) > 0 {
+		last = head{Seq: row.Seq, Hash: row.Hash}
+	}
+	parts, err := l.store.Parts(ctx)
+	if err != nil {
+		return head{}, err
+	}
+	l.part = part{number: max(len(parts), 1), before: genesis()}
+	if n := l.part.number; n > 1 {
+		if s, err := parseSeal(l.key, n-1, parts[n-2].Seal); err != nil {
+			l.part.before = head{} // Verify tells
+		} else {
+			l.part.before = s.head()
+			if s.Last > last.Seq {
+				last = s.head() // its part was removed
+			}
+		}
+	}
+	return last, l.lookAtPart(ctx, last)
+}
+
+// lookAtPart finds out when the part that is written began, and what it follows
+// where no seal says that.
+func (l *Log) lookAtPart(ctx context.Context, last head) error {
+	p := &l.part
+	empty := true
+	err := l.store.ScanPart(ctx, p.number, store.AuditFilter{Limit: 1}, func(row store.AuditRow) error {
+		empty = false
+		p.began = l.now()
+		if r, err := decode(row.Record); err == nil {
+			p.began = r.Time
+		}
+		if p.before.Hash == nil {
+			p.before = head{Seq: row.Seq - 1, Hash: append([]byte(nil), row.Prev...)}
+		}
+		return nil
+	})
+	if empty && p.before.Hash == nil {
+		p.before = last
+	}
+	return err
+}
+
+// tend ends the part if that is due, and deletes parts that are not to be kept
+// any more. It is for the writer.
+func (l *Log) tend(ctx context.Context) {
+	l.rotateIfDue(ctx)
+	if l.retention.KeepAge > 0 || l.retention.KeepSize > 0 {
+		l.retain(ctx)
+	}
+}
+
+// rotateIfDue reports whether it began a new part.
+func (l *Log) rotateIfDue(ctx context.Context) bool {
+	p, now := &l.part, l.now()
+	if p.began.IsZero() || now.Before(p.blocked) {
+		return false
+	}
+	due := l.retention.PartAge > 0 && now.Sub(p.began) >= l.retention.PartAge
+	if !due && l.retention.PartSize > 0 {
+		size, err := l.store.Size(ctx)
+		due = err == nil && size >= l.retention.PartSize
+	}
+	if !due {
+		return false
+	}
+	if err := l.rotate(ctx, now); err != nil {
+		p.blocked = now.Add(tendEvery)
+		l.log.Error("failed to begin a part of the audit log; the last one goes on, will retry", "part", p.number+1, "error", err)
+		return false
+	}
+	l.log.Info("audit log goes on in a new part", "part", l.part.number)
+	return true
+}
+
+// rotate seals the part with what was written into it, whatever the file has by
+// now.
+func (l *Log) rotate(ctx context.Context, now time.Time) error {
+	last, before := l.written(), l.part.before
+	s := seal{
+		Part: l.part.number, First: before.Seq + 1, Last: last.Seq, Records: last.Seq - before.Seq,
+		Prev: hex.EncodeToString(before.Hash), Hash: hex.EncodeToString(last.Hash), Sealed: now.UTC().Truncate(time.Microsecond),
+	}
+	text, err := s.sign(l.key)
+	if err != nil {
+		return err
+	}
+	if err := l.store.Rotate(ctx, text); err != nil {
+		return err
+	}
+	l.part = part{number: l.part.number + 1, before: last}
+	return nil
+}
+
+// retain deletes the oldest sealed parts, as far as they are not to be kept, and
+// finishes what a crash left of that. A part without a good seal stays.
+func (l *Log) retain(ctx context.Context) {
+	parts, err := l.store.Parts(ctx)
+	if err != nil {
+		l.log.Error("failed to look for old parts of the audit log; will retry", "error", err)
+		return
+	}
+	parts = parts[:min(len(parts), l.part.number-1)]
+	var total int64
+	for _, p := range parts {
+		total += p.Bytes
+	}
+	for _, p := range parts {
+		s, err := parseSeal(l.key, p.Number, p.Seal)
+		switch {
+		case err != nil || !p.Present:
+			continue
+		case s.Removed != nil:
+			err = l.store.Remove(ctx, p.Number, p.Seal)
+		case l.retention.KeepAge > 0 && l.now().Sub(s.Sealed) >= l.retention.KeepAge, l.retention.KeepSize > 0 && total > l.retention.KeepSize:
+			err = l.remove(ctx, s)
+		default:
+			return
+		}
+		if err != nil {
+			l.log.Error("failed to delete an old part of the audit log; will retry", "part", p.Number, "error", err)
+			return
+		}
+		total -= p.Bytes
+		l.log.Info("deleted an old part of the audit log", "part", p.Number, "first", s.First, "last", s.Last)
+	}
+}
+
+// remove records that a part is deleted, and deletes it.
+func (l *Log) remove(ctx context.Context, s seal) error {
+	input, err := json.Marshal(map[string]int64{"part": int64(s.Part), "first": s.First, "last": s.Last})
+	if err != nil {
+		return err
+	}
+	body, err := encode(Record{Kind: KindEvent, Action: RemoveAction, Input: input})
+	if err != nil {
+		return err
+	}
+	if err := l.append([]*item{{body: body}}); err != nil {
+		return err
+	}
+	now := l.now().UTC().Truncate(time.Microsecond)
+	s.Removed = &now
+	text, err := s.sign(l.key)
+	if err != nil {
+		return err
+	}
+	return l.store.Remove(ctx, s.Part, text)
+}
