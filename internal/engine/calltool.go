@@ -51,7 +51,7 @@ func (e *Engine) CallTool(ctx context.Context, call Call, name string, r v1.Tool
 		v1.ToolCall
 	}{name, e.profileOf(call), call.Trust, r}
 	ran := false
-	res, err := once(ctx, e, call, opTool, id.String(), request, func(ctx context.Context) (v1.ToolResult, error) {
+	res, err := idempotent(ctx, e, call, opTool, id.String(), request, func(ctx context.Context) (v1.ToolResult, error) {
 		ran = true
 		t := &toolCall{e: e, g: e.opts.Governance, call: call, id: id.String(), name: name, r: r, watch: w, sum: func() (string, error) { return hash(request) }}
 		return t.do(ctx)

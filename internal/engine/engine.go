@@ -10,6 +10,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,6 +63,9 @@ type Options struct {
 	MaxMemory            int64
 	// Quotas bound callers with tokens that say nothing else.
 	Quotas Quotas
+	// Keys bound what is kept of each caller's idempotency keys; zero values take
+	// the defaults.
+	Keys store.KeyBounds
 	// CheckProfile says whether a profile is known, with an *InvalidError of the
 	// field "profile"; nil takes every name.
 	CheckProfile func(name string) error
@@ -123,6 +127,9 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
+	opts.Keys.Answers = cmp.Or(opts.Keys.Answers, defaultKeys.Answers)
+	opts.Keys.Bytes = cmp.Or(opts.Keys.Bytes, defaultKeys.Bytes)
+	opts.Keys.Keys = cmp.Or(opts.Keys.Keys, defaultKeys.Keys)
 	e := &Engine{opts: opts, log: opts.Log, keys: map[string]chan struct{}{}, sessions: map[Call]string{}, noBash: map[string]bool{}, closing: make(chan struct{}), newImage: make(chan struct{}, 1), templates: newTemplates(), events: newEventHub()}
 	e.handing, e.handOff = context.WithCancel(context.Background())
 	var err error
@@ -311,7 +318,7 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 			continue
 		}
 		body, err := marshal(answer)
-		errs = append(errs, err, e.opts.Store.FinishKey(ctx, k.Caller, k.Key, k.Ref, body))
+		errs = append(errs, err, e.opts.Store.FinishKey(ctx, k.Caller, k.Key, k.Ref, body, e.opts.Keys))
 	}
 	return errors.Join(errs...)
 }

@@ -124,7 +124,7 @@ func TestAShellThatMayRunStaysRecorded(t *testing.T) {
 	})
 	key := Call{Caller: LocalCaller, Key: "k"}
 	r := v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}}
-	if _, err := s.StartShell(t.Context(), key, id, r); !errors.Is(err, errLeft) {
+	if _, err := s.StartShell(t.Context(), key, id, r); !errors.Is(err, errMayHaveRun) {
 		t.Fatal(err)
 	}
 	g.refuses(nil)

@@ -28,7 +28,7 @@ func (e *Engine) Exec(ctx context.Context, call Call, id string, x v1.Exec, st S
 		Sandbox string
 		v1.Exec
 	}{id, x}
-	return once(ctx, e, call, opExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
+	return idempotent(ctx, e, call, opExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
 		l, err := e.leaseOf(ctx, call, id)
 		if err != nil {
 			return v1.ExecResult{}, err
@@ -44,7 +44,7 @@ func (e *Engine) Run(ctx context.Context, call Call, r v1.Run, st Stream) (v1.Ex
 	if err != nil {
 		return v1.ExecResult{}, err
 	}
-	return once(ctx, e, call, opRun, ref.String(), r, func(ctx context.Context) (v1.ExecResult, error) {
+	return idempotent(ctx, e, call, opRun, ref.String(), r, func(ctx context.Context) (v1.ExecResult, error) {
 		if _, err := e.command("", r.Exec); err != nil { // before a sandbox is spent
 			return v1.ExecResult{}, err
 		}

@@ -17,22 +17,34 @@ import (
 // stream: a result with more is kept shortened, and says so.
 const answerBytes = 64 << 10
 
-// errLeft marks the error of a request that may have left something running.
-var errLeft = errors.New("it may have been carried out all the same")
+// defaultKeys bound what is kept of each caller's keys where Options say nothing.
+var defaultKeys = store.KeyBounds{Answers: 10_000, Bytes: 64 << 20, Keys: 100_000}
 
-// once carries out do at most once for a caller's key, and gives every later
-// request with it the first one's answer. Requests that come while the first
-// is under way wait for it. An error gives the key back, since nothing was
-// done, unless it is errLeft.
+// errMayHaveRun marks the error of a request that may have left something running.
+var errMayHaveRun = errors.New("it may have been carried out all the same")
+
+// errAnswered comes with an answer that is not kept: the request did nothing, and
+// its key can be used again.
+var errAnswered = errors.New("answered, and nothing was done")
+
+// idempotent carries out do at most once for a caller's key. Later requests with
+// the key get the first one's answer, as long as that is kept; then they get an
+// error of class FailedPrecondition. Requests that come while the first is under
+// way wait for it. An error gives the key back, since nothing was done, unless it
+// is errMayHaveRun.
 //
 // ref is what do is going to make; after a crash it tells what had been begun.
-func once[T any](ctx context.Context, e *Engine, call Call, op, ref string, request any, do func(context.Context) (T, error), keep func(T) T) (T, error) {
+func idempotent[T any](ctx context.Context, e *Engine, call Call, op, ref string, request any, do func(context.Context) (T, error), keep func(T) T) (T, error) {
 	var zero T
 	if err := call.validate(); err != nil {
 		return zero, err
 	}
 	if call.Key == "" {
-		return do(ctx)
+		answer, err := do(ctx)
+		if errors.Is(err, errAnswered) {
+			err = nil
+		}
+		return answer, err
 	}
 	sum, err := hash(request)
 	if err != nil {
@@ -48,18 +60,16 @@ func once[T any](ctx context.Context, e *Engine, call Call, op, ref string, requ
 		return zero, err
 	}
 	if !fresh {
-		if !k.Done { // nobody could tell how far it came
-			return zero, usererror.Errorf(errdefs.ErrUnavailable, "the first request with Idempotency-Key %q was cut short: look at what it made before trying with a new key", call.Key)
-		}
-		var answer T
-		err := json.Unmarshal(k.Answer, &answer)
-		return answer, err
+		return earlier[T](k)
 	}
 	answer, err := do(ctx)
 	finish, cancel := detach(ctx, 10*time.Second)
 	defer cancel()
-	if errors.Is(err, errLeft) {
-		return zero, err // the key stays: nothing is to be done twice
+	if errors.Is(err, errMayHaveRun) {
+		return zero, err // Keep the key: the request may have run, so a retry must not repeat it.
+	}
+	if errors.Is(err, errAnswered) {
+		return answer, e.opts.Store.DropKey(finish, call.Caller, call.Key)
 	}
 	if err != nil {
 		return zero, errors.Join(err, e.opts.Store.DropKey(finish, call.Caller, call.Key))
@@ -68,10 +78,25 @@ func once[T any](ctx context.Context, e *Engine, call Call, op, ref string, requ
 	if err != nil {
 		return zero, err
 	}
-	if err := e.opts.Store.FinishKey(finish, call.Caller, call.Key, ref, body); err != nil {
-		e.log.Error("answer of an idempotency key not recorded", "error", err)
+	if err := e.opts.Store.FinishKey(finish, call.Caller, call.Key, ref, body, e.opts.Keys); err != nil {
+		e.log.Error("failed to record the answer of an idempotency key", "error", err)
 	}
 	return answer, nil
+}
+
+// earlier is what became of the first request with a key.
+func earlier[T any](k store.Key) (answer T, err error) {
+	switch k.State {
+	case store.KeyAnswered:
+		err = json.Unmarshal(k.Answer, &answer)
+	case store.KeyEvicted:
+		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "the answer for Idempotency-Key %q was evicted: the first request was carried out, and newer answers took its place: look at what it made before trying with a new key", k.Key)
+	case store.KeyTooLarge:
+		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "the answer for Idempotency-Key %q was too large to keep: the first request was carried out: look at what it made before trying with a new key", k.Key)
+	default: // how far it came is not known
+		err = usererror.Errorf(errdefs.ErrUnavailable, "the first request with Idempotency-Key %q was cut short: look at what it made before trying with a new key", k.Key)
+	}
+	return answer, err
 }
 
 // enterKey lets one request at a time work under a key.

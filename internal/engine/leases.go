@@ -38,7 +38,7 @@ func marshal(v any) ([]byte, error) { return json.Marshal(v) }
 
 // Lease leases a sandbox.
 func (e *Engine) Lease(ctx context.Context, call Call, r v1.SandboxRequest) (v1.Sandbox, error) {
-	return once(ctx, e, call, opLease, "", r, func(ctx context.Context) (v1.Sandbox, error) {
+	return idempotent(ctx, e, call, opLease, "", r, func(ctx context.Context) (v1.Sandbox, error) {
 		l, err := e.acquire(ctx, call, r, acquisition{})
 		if err != nil {
 			return v1.Sandbox{}, err

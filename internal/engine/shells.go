@@ -38,7 +38,7 @@ func (e *Engine) StartShell(ctx context.Context, call Call, id string, r v1.Shel
 		Sandbox string
 		v1.ShellRequest
 	}{id, r}
-	return once(ctx, e, call, opShell, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
+	return idempotent(ctx, e, call, opShell, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
 		return e.startShell(ctx, call, id, ref.String(), r, nil)
 	}, same)
 }
@@ -126,7 +126,7 @@ func (e *Engine) abandonShell(ctx context.Context, l *scheduler.Lease, use *sche
 	switch {
 	case errdefs.IsNotFound(err): // it never ran
 	case err != nil && l.Cause() == nil:
-		return fmt.Errorf("shell %s: %w: %w", id, errLeft, err)
+		return fmt.Errorf("shell %s: %w: %w", id, errMayHaveRun, err)
 	case err == nil && sh.Result != nil && sh.Result.Unclean:
 		return e.sched.End(ctx, l, scheduler.Unclean, false)
 	case err == nil:

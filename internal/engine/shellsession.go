@@ -36,7 +36,7 @@ func (e *Engine) StartShellSession(ctx context.Context, call Call, sandbox strin
 		Sandbox string
 		v1.ShellSessionRequest
 	}{sandbox, r}
-	return once(ctx, e, call, opSession, ref.String(), request, func(ctx context.Context) (v1.ShellSession, error) {
+	return idempotent(ctx, e, call, opSession, ref.String(), request, func(ctx context.Context) (v1.ShellSession, error) {
 		return e.startShellSession(ctx, call, sandbox, ref.String(), r)
 	}, same)
 }
@@ -134,7 +134,7 @@ func (e *Engine) ExecShellSession(ctx context.Context, call Call, sandbox, id st
 		Sandbox, Session string
 		v1.ShellSessionExec
 	}{sandbox, id, x}
-	return once(ctx, e, call, opSessionExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
+	return idempotent(ctx, e, call, opSessionExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
 		return e.execShellSession(ctx, call, sandbox, id, ref.String(), x, st)
 	}, keepShort)
 }

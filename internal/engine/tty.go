@@ -32,7 +32,7 @@ func (e *Engine) OpenTerminal(ctx context.Context, call Call, sandbox string, r 
 		Sandbox string
 		v1.TerminalRequest
 	}{sandbox, r}
-	return once(ctx, e, call, opTerminal, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
+	return idempotent(ctx, e, call, opTerminal, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
 		tty := &wire.TTY{Term: r.Term, Cols: r.Cols, Rows: r.Rows}
 		if f := tty.Check(); f != nil {
 			return v1.Shell{}, invalid(f.Field, "%s", f.Message)

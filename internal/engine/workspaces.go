@@ -109,7 +109,7 @@ func (e *Engine) findWorkspace(call Call, name string) (volumes.Workspace, error
 
 // CreateWorkspace makes an empty workspace.
 func (e *Engine) CreateWorkspace(ctx context.Context, call Call, r v1.WorkspaceRequest) (v1.Workspace, error) {
-	return once(ctx, e, call, opWorkspace, r.Name, r, func(ctx context.Context) (v1.Workspace, error) {
+	return idempotent(ctx, e, call, opWorkspace, r.Name, r, func(ctx context.Context) (v1.Workspace, error) {
 		disk := diskName(call.Caller, r.Name)
 		if err := e.nameWorkspace(ctx, call, disk, r.Name); err != nil {
 			return v1.Workspace{}, err

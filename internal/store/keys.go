@@ -20,9 +20,9 @@ type Key struct {
 	// is refused.
 	Op   string
 	Hash string
-	// Done says that Answer is final. Ref is what the request made, known
-	// before it is done.
-	Done    bool
+	// State says what there is of Answer. Ref is what the request made, known
+	// before it is answered.
+	State   KeyState
 	Ref     string
 	Answer  []byte
 	Created time.Time
@@ -40,7 +40,7 @@ func (s *Store) BeginKey(ctx context.Context, k Key) (got Key, fresh bool, err e
 	got = Key{Caller: k.Caller, Key: k.Key}
 	var created int64
 	err = tx.QueryRowContext(ctx, "SELECT op, hash, done, ref, answer, created FROM keys WHERE caller = ? AND key = ?", k.Caller, k.Key).
-		Scan(&got.Op, &got.Hash, &got.Done, &got.Ref, &got.Answer, &created)
+		Scan(&got.Op, &got.Hash, &got.State, &got.Ref, &got.Answer, &created)
 	switch {
 	case err == nil && (got.Op != k.Op || got.Hash != k.Hash):
 		return Key{}, false, usererror.Errorf(errdefs.ErrInvalidArgument, "Idempotency-Key %q was used for another request: use a new key", k.Key)
@@ -57,11 +57,32 @@ func (s *Store) BeginKey(ctx context.Context, k Key) (got Key, fresh bool, err e
 	return k, true, wrap("take idempotency key", err)
 }
 
-// FinishKey records the final answer; the key counts as made now.
-func (s *Store) FinishKey(ctx context.Context, caller, key, ref string, answer []byte) error {
-	_, err := s.db.ExecContext(ctx, "UPDATE keys SET done = 1, ref = ?, answer = ?, created = ? WHERE caller = ? AND key = ?",
-		ref, answer, stamp(time.Now()), caller, key)
-	return wrap("record the answer of an idempotency key", err)
+// FinishKey records the final answer; the key counts as made now. Older answers
+// of the caller give way to it as the bounds say. An answer that alone is more
+// than they allow is not kept: the key stays without it.
+func (s *Store) FinishKey(ctx context.Context, caller, key, ref string, answer []byte, b KeyBounds) error {
+	const what = "record the answer of an idempotency key"
+	state := KeyAnswered
+	if int64(len(answer)) > b.Bytes {
+		state, answer = KeyTooLarge, []byte{}
+	}
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return wrap(what, err)
+	}
+	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
+	res, err := tx.ExecContext(ctx, "UPDATE keys SET done = ?, ref = ?, answer = ?, created = ? WHERE caller = ? AND key = ?",
+		state, ref, answer, stamp(time.Now()), caller, key)
+	if err != nil {
+		return wrap(what, err)
+	}
+	if n, err := res.RowsAffected(); err != nil || n == 0 {
+		return wrap(what, err)
+	}
+	if err := evictKeys(ctx, tx, caller, b); err != nil {
+		return wrap(what, err)
+	}
+	return wrap(what, tx.Commit())
 }
 
 // DropKey gives a key back whose request did nothing, so that it can be tried

@@ -192,7 +192,7 @@ func (s *Store) Forget(ctx context.Context, before time.Time) (int64, error) {
 	}
 	// A key under way keeps its request from being carried out twice, however
 	// long that takes.
-	if _, err := tx.ExecContext(ctx, "DELETE FROM keys WHERE done = 1 AND created < ?", t); err != nil {
+	if _, err := tx.ExecContext(ctx, "DELETE FROM keys WHERE done > 0 AND created < ?", t); err != nil {
 		return 0, wrap("forget", err)
 	}
 	n, err := res.RowsAffected()

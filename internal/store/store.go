@@ -95,7 +95,7 @@ func (s *Store) migrate(ctx context.Context) error {
 	if found > version {
 		return fmt.Errorf("the database is of version %d and this program knows %d: use the newer program: %w", found, version, errdefs.ErrFailedPrecondition)
 	}
-	for _, part := range []string{schema, terminalsSchema, tokensSchema, approvalsSchema, budgetsSchema} {
+	for _, part := range []string{schema, terminalsSchema, tokensSchema, approvalsSchema, budgetsSchema, keysSchema} {
 		if _, err := s.db.ExecContext(ctx, part); err != nil {
 			return err
 		}

@@ -91,7 +91,7 @@ func TestKeyIsCarriedOutOnce(t *testing.T) {
 	if _, fresh, err := s.BeginKey(t.Context(), k); err != nil || !fresh {
 		t.Fatal(fresh, err)
 	}
-	if got, fresh, err := s.BeginKey(t.Context(), k); err != nil || fresh || got.Done {
+	if got, fresh, err := s.BeginKey(t.Context(), k); err != nil || fresh || got.State == KeyAnswered {
 		t.Fatal(got, fresh, err)
 	}
 	other := k
@@ -102,10 +102,10 @@ func TestKeyIsCarriedOutOnce(t *testing.T) {
 	if open, err := s.OpenKeys(t.Context()); err != nil || len(open) != 1 {
 		t.Fatal(open, err)
 	}
-	if err := s.FinishKey(t.Context(), "me", "k", "ref", []byte("answer")); err != nil {
+	if err := s.FinishKey(t.Context(), "me", "k", "ref", []byte("answer"), manyKeys); err != nil {
 		t.Fatal(err)
 	}
-	if got, fresh, err := s.BeginKey(t.Context(), k); err != nil || fresh || !got.Done || string(got.Answer) != "answer" || got.Ref != "ref" {
+	if got, fresh, err := s.BeginKey(t.Context(), k); err != nil || fresh || got.State != KeyAnswered || string(got.Answer) != "answer" || got.Ref != "ref" {
 		t.Fatal(got, fresh, err)
 	}
 	if err := s.DropKey(t.Context(), "me", "k"); err != nil { // a finished key stays
@@ -203,7 +203,7 @@ func TestForgetLeavesKeysUnderWay(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := s.FinishKey(t.Context(), "me", "answered", "", []byte("{}")); err != nil {
+	if err := s.FinishKey(t.Context(), "me", "answered", "", []byte("{}"), manyKeys); err != nil {
 		t.Fatal(err)
 	}
 	forget := func(before time.Time, want map[string]bool) {
