@@ -92,6 +92,8 @@ type Log struct {
 	now    func() time.Time
 	shares shares
 
+	refusals refusals
+
 	retention Retention
 	part      part // the writer's, once Open is done
 
@@ -160,7 +162,7 @@ func Open(ctx context.Context, o Options) (*Log, error) {
 		store: o.Store, redact: o.Redactor, log: o.Log, key: key, head: headFile{path: o.Head, key: key},
 		queue: make(chan *item, queueLength), stop: make(chan struct{}), stopped: make(chan struct{}),
 		heads: make(chan head, 1), headed: make(chan struct{}),
-		mac: newMAC(key), now: o.Now, shares: shares{limit: o.CallerDailyBytes, now: o.Now}, retention: o.Retention,
+		mac: newMAC(key), now: o.Now, shares: shares{limit: o.CallerDailyBytes, now: o.Now}, retention: o.Retention, refusals: refusals{kinds: map[refusalKind]*refused{}},
 	}
 	last, err := l.openParts(ctx)
 	if err == nil {

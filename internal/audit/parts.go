@@ -86,9 +86,10 @@ func (l *Log) lookAtPart(ctx context.Context, last head) error {
 	return err
 }
 
-// tend ends the part if that is due, and deletes parts that are not to be kept
-// any more. It is for the writer.
+// tend records refusals, ends the part if that is due, and deletes parts that are
+// not to be kept any more. It is for the writer.
 func (l *Log) tend(ctx context.Context) {
+	_ = l.writeRefusals() // tried again
 	l.rotateIfDue(ctx)
 	if l.retention.KeepAge > 0 || l.retention.KeepSize > 0 {
 		l.retain(ctx)

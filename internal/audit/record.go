@@ -85,6 +85,8 @@ const (
 	KindClose  Kind = "close"
 	KindEvent  Kind = "event"
 	KindEgress Kind = "egress"
+	// KindRefused is calls that a quota or a rate refused.
+	KindRefused Kind = "refused"
 )
 
 // MaxInput bounds the input that a record holds, in bytes.

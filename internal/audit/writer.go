@@ -3,6 +3,7 @@ package audit
 import (
 	"bytes"
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 	"time"
@@ -45,7 +46,7 @@ func (l *Log) write() {
 		if err := l.try(batch); err != nil {
 			retry.Reset(retryAfter)
 		} else if l.rotateIfDue(ctx) {
-			l.tend(ctx)
+			l.retain(ctx)
 		}
 	}
 }
@@ -60,6 +61,7 @@ func (l *Log) drain() {
 			if len(l.kept) > 0 {
 				l.failed = l.try(nil)
 			}
+			l.failed = errors.Join(l.failed, l.writeRefusals())
 			return
 		}
 	}

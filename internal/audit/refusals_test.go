@@ -1,0 +1,118 @@
+package audit
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+func (w *world) refused(caller, action, rule, input string) {
+	w.t.Helper()
+	err := w.log.Refused(w.t.Context(), Record{Call: "c", Caller: caller, Action: action, Rule: rule, Verdict: "deny", Input: json.RawMessage(input)})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// counted are the refusals in the log, "action rule count bytes".
+func (w *world) counted(caller string) (lines []string, refusals int64) {
+	w.t.Helper()
+	for _, r := range w.list(Filter{Caller: caller}) {
+		if r.Kind != KindRefused {
+			continue
+		}
+		if r.Input != nil {
+			w.t.Errorf("record %d has the input %s", r.Seq, r.Input)
+		}
+		lines = append(lines, fmt.Sprintf("%s %s %d %d", r.Action, r.Rule, r.Count, r.InputBytes))
+		refusals += r.Count
+	}
+	return lines, refusals
+}
+
+func TestRefusalsOfAKindAreOneRecord(t *testing.T) {
+	w := newWorld(t)
+	for range 1000 {
+		w.refused("ann", "run", "quota:calls", `{"command":"secret"}`)
+	}
+	w.refused("ann", "read", "quota:calls", `{}`)
+	w.refused("bob", "run", "quota:calls", `{}`)
+	first := w.list(Filter{Caller: "ann"})[0]
+	sum := sha256.Sum256([]byte(`{"command":"secret"}`))
+	if first.Call != "c" || first.Count != 1 || first.InputBytes != 20 || first.InputHash != hex.EncodeToString(sum[:]) || first.Verdict != "deny" {
+		t.Errorf("the first one: %+v", first.Record)
+	}
+	w.die() // what was counted is written
+	w.open()
+	w.sound()
+	if got, n := w.counted("ann"); n != 1001 || strings.Join(got, ", ") != "run quota:calls 1 20, read quota:calls 1 2, run quota:calls 999 19980" {
+		t.Errorf("%d refusals: %s", n, strings.Join(got, ", "))
+	}
+	if got, n := w.counted("bob"); n != 1 {
+		t.Errorf("%d refusals: %s", n, strings.Join(got, ", "))
+	}
+}
+
+// A kind that does not come again for a minute is forgotten: the next refusal is
+// the first one again.
+func TestRefusalsAreWrittenEachMinute(t *testing.T) {
+	w := newWorld(t)
+	l := &Log{store: w.db, redact: w.red, log: w.log.log, now: w.log.now, key: w.log.key, mac: newMAC(w.log.key), heads: make(chan head, 1), part: w.log.part, last: w.log.written()}
+	l.refusals.kinds = map[refusalKind]*refused{}
+	l.shares = shares{now: l.now, bytes: map[string]int64{}}
+	k := refusalKind{"ann", "run", "r"}
+	for range 3 { // of these the first was written
+		l.refusals.count(k, Record{Caller: "ann", Action: "run", Rule: "r", Kind: KindRefused})
+	}
+	for i, want := range []int64{1, 1, 1} {
+		if err := l.writeRefusals(); err != nil || l.last.Seq != want {
+			t.Errorf("minute %d: %d records, %v; want %d", i, l.last.Seq, err, want)
+		}
+	}
+	if len(l.refusals.kinds) > 0 {
+		t.Errorf("%v", l.refusals.kinds)
+	}
+}
+
+func TestRefusalsThatCannotBeWrittenAreCountedOn(t *testing.T) {
+	w := newWorld(t)
+	f := &failing{Store: w.db}
+	w.log.store = f
+	f.set(errors.New("the disk is full"))
+	if err := w.log.Refused(t.Context(), Record{Caller: "ann", Action: "run", Rule: "r"}); err == nil {
+		t.Error("written on a full disk")
+	}
+	w.refused("ann", "run", "r", "")
+	f.set(nil)
+	w.refused("ann", "run", "r", "")
+	w.die()
+	w.open()
+	if got, n := w.counted("ann"); n != 3 {
+		t.Errorf("%d refusals: %s", n, strings.Join(got, ", "))
+	}
+	if used := w.log.shares.bytes["ann"]; used == 0 || used > 1000 {
+		t.Errorf("charged with %d bytes", used)
+	}
+}
+
+// Beyond its share a caller has two kinds of refusals, whatever it calls.
+func TestBeyondTheShareAllActionsCountAsOne(t *testing.T) {
+	w := newWorld(t)
+	w.options.CallerDailyBytes = 1
+	w.die()
+	w.open()
+	w.event("one") // of ann's
+	for i := range 100 {
+		w.refused("ann", fmt.Sprint("tool", i), "quota:calls", `{}`)
+		w.refused("ann", fmt.Sprint("tool", i), fmt.Sprint("rate:tool", i), `{}`)
+	}
+	w.die()
+	w.open()
+	if got, n := w.counted("ann"); n != 200 || len(got) != 4 {
+		t.Errorf("%d refusals: %s", n, strings.Join(got, ", "))
+	}
+}
