@@ -51,7 +51,7 @@ type Options struct {
 	// Retention ends parts of the log and deletes old ones.
 	Retention Retention
 	// CallerDailyBytes is how much may be recorded of one caller in a day (UTC)
-	// before Admit refuses it; 0 is no bound.
+	// before Admit refuses it; 0 is unlimited.
 	CallerDailyBytes int64
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time

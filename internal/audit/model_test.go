@@ -237,8 +237,8 @@ func (m *model) tamper() string {
 	return fmt.Sprintf("tampered with part %d of %d at record %d", part, last, seq)
 }
 
-// Whatever order records, rotations, kills and deletions come in, the log has
-// what the model has and is whole; and whatever is then done to its files by
+// In any order of records, rotations, kills and deletions, the log has
+// what the model has and is whole; and a change that is then made to its files by
 // others is found.
 func TestTheLogIsAsTheModelSays(t *testing.T) {
 	runs := 12

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -388,7 +389,7 @@ func TestWhatIsDoneToPartsIsFound(t *testing.T) {
 func TestVerifyFilesNeedsTheKey(t *testing.T) {
 	w := ten(t)
 	w.die()
-	if _, err := VerifyFiles(t.Context(), w.dir, w.path("nowhere"), ""); !os.IsNotExist(unwrapAll(err)) {
+	if _, err := VerifyFiles(t.Context(), w.dir, w.path("nowhere"), ""); !errdefs.IsNotFound(err) {
 		t.Error(err)
 	}
 	w.write("short", "x")
@@ -408,14 +409,45 @@ func TestVerifyFilesNeedsTheKey(t *testing.T) {
 	}
 }
 
-func unwrapAll(err error) error {
-	for {
-		next, ok := err.(interface{ Unwrap() error })
-		if !ok {
-			return err
-		}
-		err = next.Unwrap()
+// vanishing is a store whose first part is removed right before it is read.
+type vanishing struct {
+	Store
+	remove func()
+}
+
+func (v *vanishing) ScanPart(ctx context.Context, part int, f store.AuditFilter, row func(store.AuditRow) error) error {
+	if part == 1 {
+		v.remove()
 	}
+	return v.Store.ScanPart(ctx, part, f, row)
+}
+
+func TestVerifyWhileAPartIsRemoved(t *testing.T) {
+	w, c := newParts(t)
+	w.call("a")
+	w.rotate(c)
+	w.call("b")
+	w.settle()
+	remove := func() {
+		s, err := parseSeal(w.log.key, 1, []byte(w.read(store.AuditSealFile(1))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := c.now()
+		s.Removed = &at
+		text, err := s.sign(w.log.key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.db.Remove(t.Context(), 1, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.log.store = &vanishing{Store: w.db, remove: remove}
+	if r := w.verify(""); !r.OK || states(r) != "1:removed:1-3 2:open:4-5" {
+		t.Errorf("%s, parts %s", words(r), states(r))
+	}
+	w.log.store = w.db
 }
 
 // Sealed parts alone are whole up to a head that somebody kept.
@@ -459,7 +491,7 @@ func TestVerifyFilesWritesNothing(t *testing.T) {
 	}
 }
 
-// What callers have recorded goes on over parts and starts.
+// The shares of callers go on over parts and starts.
 func TestSharesGoOnOverPartsAndStarts(t *testing.T) {
 	w, c := newParts(t)
 	w.options.CallerDailyBytes = 4 << 10

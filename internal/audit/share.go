@@ -74,22 +74,26 @@ func (s *shares) refund(day, caller string, n int64) {
 	}
 }
 
-func (s *shares) admit(caller string) error {
+func (s *shares) admit(caller string, limit int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.turn()
 	used := s.bytes[caller]
-	if s.limit <= 0 || used < s.limit {
+	if s.limit <= 0 || used < limit {
 		return nil
 	}
 	after := time.Hour
 	if day, err := time.Parse(shareDay, s.day); err == nil {
 		after = day.AddDate(0, 0, 1).Sub(s.now())
 	}
-	return &ShareError{Limit: s.limit, Used: used, RetryAfter: after}
+	return &ShareError{Limit: limit, Used: used, RetryAfter: after}
 }
 
 // Admit returns a *ShareError if the caller has recorded as much today as
 // Options.CallerDailyBytes allows. It refuses nothing itself: what is under way
 // is still recorded, and records of the service and of operators do not count.
-func (l *Log) Admit(caller string) error { return l.shares.admit(caller) }
+func (l *Log) Admit(caller string) error { return l.shares.admit(caller, l.shares.limit) }
+
+// AdmitConnection is Admit for a connection of a sandbox. Connections have room in
+// the first half of a share alone, so that they never keep a caller from calling.
+func (l *Log) AdmitConnection(caller string) error { return l.shares.admit(caller, l.shares.limit/2) }

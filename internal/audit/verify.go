@@ -104,10 +104,12 @@ func (l *Log) Verify(ctx context.Context, kept string) (Report, error) {
 // part has a write-ahead log. With a kept head, no head file is needed.
 func VerifyFiles(ctx context.Context, dir, key, kept string) (Report, error) {
 	secret, err := os.ReadFile(key)
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return Report{}, fmt.Errorf("the audit log's key: %w: %w", err, errdefs.ErrNotFound)
+	case err != nil:
 		return Report{}, fmt.Errorf("the audit log's key: %w", err)
-	}
-	if len(secret) != keyLength {
+	case len(secret) != keyLength:
 		return Report{}, fmt.Errorf("the audit log's key %s has %d bytes instead of %d: %w", key, len(secret), keyLength, errdefs.ErrInvalidArgument)
 	}
 	file := headFile{path: filepath.Join(dir, HeadFile), key: secret}

@@ -152,7 +152,7 @@ func (a *AuditDB) Rotate(ctx context.Context, seal []byte) error {
 		return fmt.Errorf("begin a part of the audit log: %w", classify(err))
 	}
 	failpoint.Hit("audit.rotate.made")
-	// What the seal speaks of is on the disk before the seal is.
+	// The seal must not reach the disk before the records that it speaks of.
 	if _, err = before.write.ExecContext(ctx, "PRAGMA wal_checkpoint(PASSIVE)"); err == nil {
 		err = writeSeal(a.files.dir, before.number, seal)
 	}

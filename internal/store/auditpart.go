@@ -20,7 +20,7 @@ type auditPart struct {
 	write, read          *sql.DB
 	insert, open         *sql.Stmt // of write
 	closed, taken, spend *sql.Stmt // of write
-	holds                int       // guarded by AuditDB.mu: scans under way, and one while it is the last part
+	holds                int       // guarded by AuditDB.mu: scans, and one for the last part
 }
 
 // AuditRow is a record as it is stored. Prev and Hash have 32 bytes in what
@@ -45,11 +45,12 @@ type AuditRow struct {
 // of the text is the order in time.
 const AuditTime = "2006-01-02T15:04:05.000000Z"
 
-// What is filtered by is computed from the record and not stored beside it, so
-// it cannot say anything else than what the hash covers; but for call and
-// caller, which are asked for most: to parse each record for them costs more
-// than all the rest of writing it. running are calls that this part opened and
-// carried those that earlier parts did; spent is what callers have used of a day.
+// Filters are computed from the record and not stored beside it, so that they say
+// what the hash covers. Call and caller are the exception, since they are asked for
+// most: to parse each record for them costs more than all the rest of writing it.
+//
+// running are calls that this part opened and carried those that earlier parts did;
+// spent is what callers have used of a day.
 const auditSchema = `
 CREATE TABLE IF NOT EXISTS records (
 	seq INTEGER PRIMARY KEY, record TEXT NOT NULL, prev BLOB NOT NULL, hash BLOB NOT NULL,

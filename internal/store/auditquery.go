@@ -53,7 +53,7 @@ func (q *auditQuery) where() string {
 	return " WHERE " + strings.Join(q.conds, " AND ")
 }
 
-// member is a text of a record, NULL where it is no JSON any more.
+// member is a text of a record, NULL where the record is not valid JSON any more.
 func member(name string) string {
 	return "iif(json_valid(record), record ->> '$." + name + "', NULL)"
 }

@@ -57,6 +57,12 @@ func (s *Store) BeginKey(ctx context.Context, k Key) (got Key, fresh bool, err e
 	return k, true, wrap("take idempotency key", err)
 }
 
+// HasKey reports whether a key was taken. It writes nothing.
+func HasKey(ctx context.Context, s *Store, caller, key string) (found bool, err error) {
+	err = s.db.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM keys WHERE caller = ? AND key = ?)", caller, key).Scan(&found)
+	return found, wrap("look for an idempotency key", err)
+}
+
 // FinishKey records the final answer; the key counts as made now. Older answers
 // of the caller give way to it as the bounds say. An answer that alone is more
 // than they allow is not kept: the key stays without it.
