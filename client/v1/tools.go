@@ -237,6 +237,9 @@ type AuditRecord struct {
 	Stdout     int64           `json:"stdout_bytes,omitempty"`
 	Stderr     int64           `json:"stderr_bytes,omitempty"`
 	Error      string          `json:"error,omitempty"`
+	// Count is set for kind "refused": how many refusals the record stands for.
+	// InputBytes is then the size of their inputs together; Input is missing.
+	Count int64 `json:"count,omitempty"`
 	// Egress is set for kind "egress".
 	Egress *AuditEgress `json:"egress,omitempty"`
 	// Hash is the record's own in the chain, as hex.
@@ -267,6 +270,20 @@ type AuditReport struct {
 	// Problems name the records; at most 100 are listed.
 	Problems []AuditProblem `json:"problems"`
 	More     bool           `json:"more,omitempty"`
+	// Parts are the files of the log, the oldest first.
+	Parts []AuditPart `json:"parts"`
+}
+
+// AuditPart is a file of the audit log. State is "open" for the one that is
+// written, "sealed", "removed" for one that retention deleted, or "missing".
+type AuditPart struct {
+	Part  int    `json:"part"`
+	State string `json:"state"`
+	// First and Last are the numbers of its records; 0: it has none, or they are
+	// not known.
+	First     int64      `json:"first"`
+	Last      int64      `json:"last"`
+	RemovedAt *time.Time `json:"removed_at,omitempty"`
 }
 
 // AuditProblem is one thing that is wrong with the log. Kind is "changed",

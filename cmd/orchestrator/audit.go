@@ -3,14 +3,18 @@ package main
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 func (a *app) newAuditCommand() *cobra.Command {
@@ -73,6 +77,9 @@ func auditRow(r v1.AuditRecord) []string {
 	if e := r.Egress; e != nil {
 		call, input = r.Sandbox, strings.TrimSpace(fmt.Sprintf("%s %s%s: %s", e.Method, hostPort(e.Host, e.Port), e.Path, e.Reason))
 	}
+	if r.Count > 1 {
+		input = fmt.Sprintf("%d refusals", r.Count)
+	}
 	return []string{fmt.Sprint(r.Seq), r.Time.Local().Format(time.DateTime), r.Kind, r.Caller, r.Action, r.Verdict, r.Rule, ending, call, clip(input, 60)}
 }
 
@@ -85,7 +92,8 @@ func (a *app) newAuditList() *cobra.Command {
 		Short:   "List audit records, the newest last",
 		Long: `List audit records, the newest last. A call has two: "open" from before it ran,
 and "close" from after it ended. One of kind "egress" is a connection out of a
-sandbox, whose id stands under CALL.`,
+sandbox, whose id stands under CALL. One of kind "refused" is calls that a quota or
+a rate refused: the first one, or how many followed within a minute.`,
 		Example: `  orchestrator audit ls
   orchestrator audit ls --caller ci --ending policy_denied --since 24h
   orchestrator audit ls --call $id -o json
@@ -142,21 +150,37 @@ another exit code than 0 what was printed is not whole.`,
 }
 
 func (a *app) newAuditVerify() *cobra.Command {
-	var head string
+	var head, dir, key string
 	c := &cobra.Command{
 		Use:   "verify",
 		Short: "Check that no audit record was changed, removed, inserted or moved",
-		Long: `Check the chain of all audit records. Exit code 1: the log is not whole, and the
-records that are wrong are named.
+		Long: `Check the chain of all audit records, in all parts of the log. Exit code 1: the log
+is not whole, and the records that are wrong are named. Parts that retention
+deleted are named too, and are no problem.
 
 The head that it prints is of the last record. Keep it elsewhere: with --head, a
-later check also finds a log that was cut at its end, or made anew.`,
+later check also finds a log that was cut at its end, or made anew.
+
+With --dir no server is needed: it checks the files audit* in a state directory
+whose server is stopped, or copies of them. Sealed parts can be copied at any time.
+Copies without audit.head need --head.`,
 		Example: `  orchestrator audit verify
   orchestrator audit verify -o json | jq -r .head > head
-  orchestrator audit verify --head "$(cat head)"`,
+  orchestrator audit verify --head "$(cat head)"
+  orchestrator audit verify --dir /backup/audit --key /root/audit.key`,
 		Args: names(),
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.runAuditVerify(cmd.Context(), head) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case dir != "":
+				return a.verifyAuditFiles(cmd.Context(), dir, key, head)
+			case key != "":
+				return usage(cmd, "--key needs --dir")
+			}
+			return a.runAuditVerify(cmd.Context(), head)
+		},
 	}
+	c.Flags().StringVar(&dir, "dir", "", "`DIR` with the log's files, instead of a server")
+	c.Flags().StringVar(&key, "key", "", "`FILE` with the log's key (default: audit.key in DIR)")
 	c.Flags().StringVar(&head, "head", "", "`SEQ:HASH` of an earlier check, which has to be in the log")
 	return c
 }
@@ -173,6 +197,33 @@ func (a *app) runAuditVerify(ctx context.Context, head string) error {
 	return a.printAuditReport(r)
 }
 
+// verifyAuditFiles checks files that no server writes.
+func (a *app) verifyAuditFiles(ctx context.Context, dir, key, head string) error {
+	if pid := serverOf(dir); pid != "" {
+		return refuse(errdefs.ErrUnavailable, "state directory %s is held by the server with pid %s: verify without --dir, or copy the files", dir, pid)
+	}
+	if key == "" {
+		key = filepath.Join(dir, audit.KeyFile)
+	}
+	r, err := audit.VerifyFiles(ctx, dir, key, head)
+	if err != nil {
+		return err
+	}
+	return a.printAuditReport(engine.PresentAudit(r))
+}
+
+// auditPart describes a part of the log.
+func auditPart(p v1.AuditPart) string {
+	text := p.State
+	if p.RemovedAt != nil {
+		text += " by retention at " + p.RemovedAt.Local().Format(time.DateTime)
+	}
+	if p.First > 0 && p.Last >= p.First {
+		text += fmt.Sprintf(", records %d to %d", p.First, p.Last)
+	}
+	return text
+}
+
 func (a *app) printAuditReport(r v1.AuditReport) error {
 	state := "whole"
 	if !r.OK {
@@ -182,6 +233,11 @@ func (a *app) printAuditReport(r v1.AuditReport) error {
 	t.add("log", state)
 	t.add("records", fmt.Sprint(r.Records))
 	t.add("head", r.Head)
+	for _, p := range r.Parts {
+		if len(r.Parts) > 1 || p.State != "open" {
+			t.add(fmt.Sprintf("part %d", p.Part), auditPart(p))
+		}
+	}
 	for _, p := range r.Problems {
 		t.add(fmt.Sprintf("record %d", p.Seq), p.Kind+": "+p.Message)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 // checkQuota tries what bounds workspaces, where they are or would be.
@@ -62,10 +63,15 @@ func mayGrow() bool {
 // checkKept says what the state directory has collected, and who removes it.
 func checkKept(stateDir string) check {
 	var parts []string
-	for _, db := range []string{"state.db", "audit.db"} {
-		if fi, err := os.Stat(filepath.Join(stateDir, db)); err == nil {
-			parts = append(parts, fmt.Sprintf("%s of %s", db, size(fi.Size())))
+	if fi, err := os.Stat(filepath.Join(stateDir, "state.db")); err == nil {
+		parts = append(parts, fmt.Sprintf("state.db of %s", size(fi.Size())))
+	}
+	if log, err := store.OpenAuditFiles(stateDir).Parts(context.Background()); err == nil && len(log) > 0 {
+		var bytes int64
+		for _, p := range log {
+			bytes += p.Bytes
 		}
+		parts = append(parts, fmt.Sprintf("an audit log of %s", size(bytes)))
 	}
 	guests := count(engine.DirsOf(stateDir).Guest)
 	if guests > 1 {

@@ -23,11 +23,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// Places in a state directory.
-const (
-	auditHead  = audit.HeadFile
-	outputsDir = "outputs"
-)
+// outputsDir is a directory in the state directory.
+const outputsDir = "outputs"
 
 // governance is what tool calls need, open.
 type governance struct {
@@ -67,7 +64,12 @@ func openGovernance(ctx context.Context, c config.Config, dir string, st *store.
 		return g, err
 	}
 	g.later(db.Close)
-	g.Audit, err = audit.Open(ctx, audit.Options{Store: db, Redactor: g.Redactor, Head: filepath.Join(dir, auditHead), Log: log})
+	g.Audit, err = audit.Open(ctx, audit.Options{
+		Store: db, Redactor: g.Redactor, Head: filepath.Join(dir, audit.HeadFile), CallerDailyBytes: int64(c.Audit.CallerDailyBytes), Log: log,
+		Retention: audit.Retention{
+			PartSize: int64(c.Audit.PartSize), PartAge: c.Audit.PartAge.Std(), KeepAge: c.Audit.KeepAge.Std(), KeepSize: int64(c.Audit.KeepSize),
+		},
+	})
 	if err != nil {
 		return g, err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/pool"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
@@ -126,6 +127,7 @@ func (a *app) engineOptions(c config.Config, guestHash string) (engine.Options, 
 		Timeout: c.Exec.Timeout.Std(), MaxTimeout: c.Exec.MaxTimeout.Std(),
 		MaxOutput: int64(c.Exec.MaxOutput), OutputCap: int64(c.Exec.OutputCap),
 		Wait: c.Admission.Wait.Std(), MaxSandboxes: c.Admission.MaxSandboxes, Queue: c.Admission.Queue, MaxMemory: memory,
+		Keys: store.KeyBounds{Answers: c.Idempotency.Answers, Bytes: int64(c.Idempotency.Bytes)},
 		// A warm sandbox can be kept over a restart as long as its guest is the same.
 		Version: a.version, Build: a.version + "+" + guestHash[:12], Cgroup: mode,
 	}, nil

@@ -59,6 +59,7 @@ type Config struct {
 	Profiles      Profiles      `json:"profiles"`
 	Approvals     Approvals     `json:"approvals"`
 	Audit         Audit         `json:"audit"`
+	Idempotency   Idempotency   `json:"idempotency"`
 	ReadonlyShell ReadonlyShell `json:"readonly_shell"`
 	// What sandboxes may reach: see egress.go.
 	Egress Egress `json:"egress"`
@@ -223,7 +224,7 @@ func Default() Config {
 		Admission: Admission{MaxSandboxes: 100, MaxMemory: 0, Wait: Duration(30 * time.Second), Queue: 1000},
 		Guest:     Guest{OrphanTimeout: Duration(runtime.DefaultOrphanTimeout)},
 		Callers:   defaultCallers(), Profiles: Profiles{Default: "default"}, Approvals: defaultApprovals(),
-		Audit:         Audit{Redact: Redact{Files: []string{}, Patterns: []string{}}},
+		Audit: defaultAudit(), Idempotency: Idempotency{Answers: 10_000, Bytes: 64 << 20},
 		ReadonlyShell: ReadonlyShell{Caller: "local", Workspaces: map[string]string{}},
 		Egress:        defaultEgress(), Web: defaultWeb(), Browser: defaultBrowser(),
 		Workspaces: defaultWorkspaces(), Images: defaultImages(),
@@ -281,7 +282,7 @@ func (c Config) Validate() error {
 	case len(c.Templates) == 0:
 		return bad("templates", "empty", "needs at least one template")
 	}
-	for _, err := range []error{c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(), c.ReadonlyShell.validate(c.Listen), c.Egress.validate(), c.Web.validate(c), c.Browser.validate(), c.Workspaces.validate(), c.Images.validate()} {
+	for _, err := range []error{c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(), c.Idempotency.validate(), c.ReadonlyShell.validate(c.Listen), c.Egress.validate(), c.Web.validate(c), c.Browser.validate(), c.Workspaces.validate(), c.Images.validate()} {
 		if err != nil {
 			return err
 		}

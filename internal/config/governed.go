@@ -49,6 +49,22 @@ type Approvals struct {
 // Audit configures the audit log.
 type Audit struct {
 	Redact Redact `json:"redact"`
+	// CallerDailyBytes is how much may be recorded of one caller in a day (UTC);
+	// then its calls are refused. 0 is unlimited. Operators are not bound.
+	CallerDailyBytes Size `json:"caller_daily_bytes"`
+	// PartSize and PartAge end a part of the log, KeepAge and KeepSize delete
+	// sealed parts. 0 is never.
+	PartSize Size     `json:"part_size"`
+	PartAge  Duration `json:"part_age"`
+	KeepAge  Duration `json:"keep_age"`
+	KeepSize Size     `json:"keep_size"`
+}
+
+// Idempotency bounds what is kept of each caller's answers to requests with an
+// Idempotency-Key, within the hour that they are kept. The oldest go first.
+type Idempotency struct {
+	Answers int  `json:"answers"`
+	Bytes   Size `json:"bytes"`
 }
 
 // Redact names what is hidden in records beside what is found by itself: each
@@ -69,6 +85,10 @@ type ReadonlyShell struct {
 
 func defaultCallers() Callers {
 	return Callers{Sandboxes: 20, Memory: 16 << 30, Disk: 100 << 30, Calls: 100_000, MaxWaiting: 100, MaxPending: 100}
+}
+
+func defaultAudit() Audit {
+	return Audit{Redact: Redact{Files: []string{}, Patterns: []string{}}, CallerDailyBytes: 256 << 20, PartSize: 64 << 20}
 }
 
 func defaultApprovals() Approvals {
@@ -128,7 +148,33 @@ func (a Approvals) validate() error {
 	return nil
 }
 
+func (i Idempotency) validate() error {
+	switch {
+	case i.Answers < 1:
+		return bad("idempotency.answers", i.Answers, "must be at least 1")
+	case i.Bytes < 1<<20:
+		return bad("idempotency.bytes", i.Bytes, "must be at least 1MiB: one answer may have that")
+	}
+	return nil
+}
+
+// minPart is the least that a part of the audit log may have: an empty one has
+// some 50 KiB.
+const minPart = 1 << 20
+
 func (a Audit) validate() error {
+	switch {
+	case a.CallerDailyBytes < 0:
+		return bad("audit.caller_daily_bytes", a.CallerDailyBytes, "must not be negative; 0 is unlimited")
+	case a.PartSize != 0 && a.PartSize < minPart:
+		return bad("audit.part_size", a.PartSize, "must be at least 1MiB, or 0 for any size")
+	case a.PartAge != 0 && a.PartAge < Duration(time.Minute):
+		return bad("audit.part_age", a.PartAge, "must be at least 1m, or 0 for any age")
+	case a.KeepAge < 0:
+		return bad("audit.keep_age", a.KeepAge, "must not be negative; 0 keeps all")
+	case a.KeepSize < 0:
+		return bad("audit.keep_size", a.KeepSize, "must not be negative; 0 keeps all")
+	}
 	for _, f := range a.Redact.Files {
 		if !filepath.IsAbs(f) {
 			return bad("audit.redact.files", quoted(f), "must be absolute paths")

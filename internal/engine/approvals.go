@@ -99,7 +99,7 @@ func (e *Engine) recordOperator(ctx context.Context, call Call, r audit.Record, 
 	if g == nil {
 		return
 	}
-	r.Kind, r.Caller, r.Token, r.Via = audit.KindEvent, call.Caller, call.Token, call.Via
+	r.Kind, r.Caller, r.Token, r.Via, r.Uncharged = audit.KindEvent, call.Caller, call.Token, call.Via, true
 	if cause != nil {
 		r.Error = cause.Error()
 	}
@@ -186,11 +186,23 @@ func (e *Engine) VerifyAudit(ctx context.Context, call Call, head string) (v1.Au
 	if err != nil {
 		return v1.AuditReport{}, err
 	}
-	out := v1.AuditReport{OK: r.OK, Records: r.Records, Head: r.Head, Problems: []v1.AuditProblem{}, More: r.More}
+	return PresentAudit(r), nil
+}
+
+// PresentAudit is what a verification found, as clients get it.
+func PresentAudit(r audit.Report) v1.AuditReport {
+	out := v1.AuditReport{OK: r.OK, Records: r.Records, Head: r.Head, Problems: []v1.AuditProblem{}, More: r.More, Parts: []v1.AuditPart{}}
 	for _, p := range r.Problems {
 		out.Problems = append(out.Problems, v1.AuditProblem{Seq: p.Seq, Kind: string(p.Kind), Message: p.Message})
 	}
-	return out, nil
+	for _, p := range r.Parts {
+		part := v1.AuditPart{Part: p.Number, State: string(p.State), First: p.First, Last: p.Last}
+		if p.State == audit.PartRemoved {
+			part.RemovedAt = &p.Removed
+		}
+		out.Parts = append(out.Parts, part)
+	}
+	return out
 }
 
 func presentRecord(r audit.Stored) v1.AuditRecord {
@@ -198,6 +210,6 @@ func presentRecord(r audit.Stored) v1.AuditRecord {
 		Seq: r.Seq, Time: r.Time, Kind: string(r.Kind), Call: r.Call, Caller: r.Caller, Token: r.Token, Profile: r.Profile, Trust: r.Trust,
 		Session: r.Session, Via: r.Via, Action: r.Action, Input: r.Input, InputBytes: r.InputBytes, InputHash: r.InputHash, Verdict: r.Verdict,
 		Rule: r.Rule, Approval: r.Approval, By: r.By, Sandbox: r.Sandbox, Workspace: r.Workspace, Image: r.Image, Ending: r.Ending, ExitCode: r.ExitCode,
-		DurationMS: r.DurationMS, CPUMS: r.CPUMS, MemoryPeak: r.MemoryPeak, Stdout: r.Stdout, Stderr: r.Stderr, Error: r.Error, Egress: (*v1.AuditEgress)(r.Egress), Hash: r.Hash,
+		DurationMS: r.DurationMS, CPUMS: r.CPUMS, MemoryPeak: r.MemoryPeak, Stdout: r.Stdout, Stderr: r.Stderr, Error: r.Error, Count: r.Count, Egress: (*v1.AuditEgress)(r.Egress), Hash: r.Hash,
 	}
 }

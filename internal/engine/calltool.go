@@ -50,10 +50,13 @@ func (e *Engine) CallTool(ctx context.Context, call Call, name string, r v1.Tool
 		Level       int
 		v1.ToolCall
 	}{name, e.profileOf(call), call.Trust, r}
+	t := &toolCall{e: e, g: e.opts.Governance, call: call, id: id.String(), name: name, r: r, watch: w, sum: func() (string, error) { return hash(request) }}
+	if res, done, err := t.turnAwayEarly(ctx); done {
+		return res, err
+	}
 	ran := false
 	res, err := idempotent(ctx, e, call, opTool, id.String(), request, func(ctx context.Context) (v1.ToolResult, error) {
 		ran = true
-		t := &toolCall{e: e, g: e.opts.Governance, call: call, id: id.String(), name: name, r: r, watch: w, sum: func() (string, error) { return hash(request) }}
 		return t.do(ctx)
 	}, keepTool)
 	if err != nil && !ran { // the key was used for another request, or the caller left
@@ -115,12 +118,13 @@ type refusal struct {
 func (r *refusal) Error() string { return r.verdict.Message }
 
 // do opens the record, carries the call out and closes the record. Without a
-// record there is no call.
+// record there is no call. What a quota or a rate refuses has no record of its
+// own: it is counted.
 func (t *toolCall) do(ctx context.Context) (res v1.ToolResult, err error) {
-	t.began = time.Now()
-	t.input = t.r.Input
-	if len(t.input) == 0 {
-		t.input = json.RawMessage("{}")
+	t.start()
+	unknown := t.find()
+	if err := t.checkLimits(ctx, unknown == nil); err != nil {
+		return t.turnAway(ctx, unknown == nil, err)
 	}
 	defer func() {
 		for _, show := range t.shows {
@@ -147,8 +151,19 @@ func (t *toolCall) do(ctx context.Context) (res v1.ToolResult, err error) {
 			t.e.log.Error("end of a call not recorded", "call", t.id, "error", cerr)
 		}
 	}()
+	if unknown != nil {
+		return t.answer(ctx, nil, noOutcome, unknown)
+	}
 	out, outcome, err := t.carryOut(ctx)
 	return t.answer(ctx, out, outcome, err)
+}
+
+func (t *toolCall) start() {
+	t.began = time.Now()
+	t.input = t.r.Input
+	if len(t.input) == 0 {
+		t.input = json.RawMessage("{}")
+	}
 }
 
 func unrecorded(err error) error {
@@ -159,7 +174,7 @@ func (t *toolCall) opening() audit.Record {
 	c := t.call
 	return audit.Record{
 		Kind: audit.KindOpen, Call: t.id, Caller: c.Caller, Token: c.Token, Profile: t.profileName(), Trust: c.Trust, Session: t.r.Session, Via: c.Via,
-		Action: bounded(t.name), Input: t.input, Workspace: bounded(t.r.Workspace),
+		Action: bounded(t.name), Input: t.input, Workspace: bounded(t.r.Workspace), Uncharged: c.Operator,
 	}
 }
 
@@ -172,12 +187,12 @@ func bounded(s string) string {
 	return s
 }
 
-// carryOut is the order of a call.
+// noOutcome is that of calls that did not come to the tool.
+var noOutcome tool.Outcome
+
+// carryOut is the order of a call whose tool is known.
 func (t *toolCall) carryOut(ctx context.Context) (any, tool.Outcome, error) {
-	var none tool.Outcome
-	if err := t.find(); err != nil {
-		return nil, none, err
-	}
+	none := noOutcome
 	questions, err := t.admit(ctx)
 	if err != nil {
 		return nil, none, err
@@ -218,8 +233,8 @@ func (t *toolCall) profileName() string {
 }
 
 // admit is everything that is decided without anybody's consent: whether the
-// tool is there for this caller, how often, whether the input can be used, and
-// what the policy says of the command. It returns what has to be asked.
+// tool is there for this caller, whether the input can be used, and what the
+// policy says of the command. It returns what has to be asked.
 func (t *toolCall) admit(ctx context.Context) ([]approval.Reason, error) {
 	if !t.tool.Enabled() {
 		return nil, t.refuse(policy.Verdict{Action: policy.Deny, Class: profile.ClassDisabled, Rule: "disabled:" + t.name, Message: fmt.Sprintf("Tool %s is disabled", t.name)})
@@ -235,9 +250,6 @@ func (t *toolCall) admit(ctx context.Context) ([]approval.Reason, error) {
 		}
 		questions = append(questions, approval.Reason{Kind: approval.KindTrust, Rule: v.Rule, Message: v.Message})
 	}
-	if err := t.often(ctx); err != nil {
-		return nil, err
-	}
 	v, err := t.prepare(ctx)
 	if err != nil {
 		return nil, err
@@ -246,27 +258,6 @@ func (t *toolCall) admit(ctx context.Context) ([]approval.Reason, error) {
 		questions = append(questions, approval.Reason{Kind: approval.KindCall, Rule: v.Rule, Message: v.Message})
 	}
 	return questions, nil
-}
-
-// often refuses calls that come too often.
-func (t *toolCall) often(ctx context.Context) error {
-	err := t.e.quotaCalls(ctx, t.call)
-	if q, ok := errors.AsType[*QuotaError](err); ok {
-		return t.refuseFor(policy.Verdict{Action: policy.Deny, Class: profile.ClassQuota, Rule: "quota:calls", Message: q.Error()}, q.RetryAfter)
-	}
-	rate := t.tool.Rate()
-	if err != nil || rate == nil {
-		return err
-	}
-	after, ok := t.g.Limiter.Allow(t.call.Caller, t.profile.Profile.Name+"/"+t.name, *rate)
-	if ok {
-		return nil
-	}
-	return t.refuseFor(policy.Verdict{
-		Action: policy.Deny, Class: profile.ClassRate, Rule: "rate:" + t.name,
-		Message: fmt.Sprintf("Tool %s may be called %d times in %s: try again in %s",
-			t.name, rate.MaxCalls, time.Duration(rate.WindowMS)*time.Millisecond, after.Round(time.Millisecond)),
-	}, after)
 }
 
 // prepare checks the input and asks the policy. It is done again for an input

@@ -37,7 +37,13 @@ approvals:
 // governed starts a service that calls tools. The audit log outlives it.
 func (w *world) governed(t testing.TB) *service {
 	t.Helper()
-	return w.startWith(t, func(st *store.Store) *Governance {
+	return w.governedWith(t, audit.Options{}, nil)
+}
+
+// governedWith is governed with other options of the log and the engine.
+func (w *world) governedWith(t testing.TB, o audit.Options, change func(*Options)) *service {
+	t.Helper()
+	govern := func(st *store.Store) *Governance {
 		dir := filepath.Join(w.dir, "profiles")
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
@@ -58,12 +64,14 @@ func (w *world) governed(t testing.TB) *service {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { db.Close() })
-		if g.Audit, err = audit.Open(t.Context(), audit.Options{Store: db, Redactor: g.Redactor, Head: filepath.Join(w.dir, "audit.head")}); err != nil {
+		o.Store, o.Redactor, o.Head = db, g.Redactor, filepath.Join(w.dir, audit.HeadFile)
+		if g.Audit, err = audit.Open(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { g.Audit.Close() })
 		return g
-	})
+	}
+	return w.startBoth(t, govern, change)
 }
 
 // agent is a caller who is no operator.

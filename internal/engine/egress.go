@@ -333,7 +333,10 @@ func (e *Engine) recordReach(ctx context.Context, call Call, id string, g *reach
 	if err != nil {
 		return err
 	}
+	if err := gov.admitRecord(call); err != nil {
+		return err
+	}
 	return gov.Audit.Event(ctx, audit.Record{
-		Kind: audit.KindEvent, Caller: call.Caller, Token: call.Token, Via: call.Via, Action: "egress.set", Sandbox: id, Input: body,
+		Kind: audit.KindEvent, Caller: call.Caller, Token: call.Token, Via: call.Via, Action: "egress.set", Sandbox: id, Input: body, Uncharged: call.Operator,
 	})
 }

@@ -113,10 +113,10 @@ func TestWhatWasCarriedCountsForTheLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.egress.past[l.ID] = carried{3, 4}
-	var first *trailed
+	var first *auditedSandbox
 	for range 2 {
 		s.serveEgress(l, g, false)
-		known := s.egress.trail.known[l.ID]
+		known := s.egress.auditor.known[l.ID]
 		if first == nil {
 			first = known
 		}
@@ -132,8 +132,8 @@ func TestWhatWasCarriedCountsForTheLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-o.done
-	if len(s.egress.past)+len(s.egress.trail.known) > 0 {
-		t.Errorf("%v %v", s.egress.past, s.egress.trail.known)
+	if len(s.egress.past)+len(s.egress.auditor.known) > 0 {
+		t.Errorf("%v %v", s.egress.past, s.egress.auditor.known)
 	}
 }
 
@@ -185,23 +185,23 @@ func TestConnectionsAreRecordedOrCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	trail := newTrail(log, slog.New(slog.DiscardHandler))
+	auditor := newEgressAuditor(log, slog.New(slog.DiscardHandler))
 	// Twice as many as one sandbox may have at once, of each of so many that all
 	// together are more than the queue holds.
 	const boxes = 8
-	const all = boxes * 2 * trailBurst
+	const all = boxes * 2 * egressRecordBurst
 	var notes sync.WaitGroup
 	for i := range boxes {
-		trail.know("box"+strconv.Itoa(i), "ann")
+		auditor.know("box"+strconv.Itoa(i), "ann")
 		notes.Go(func() {
 			for j := range all / boxes {
-				trail.note(netpolicy.Connection{Session: "box" + strconv.Itoa(i), Host: "a.test", Port: 1 + i, Path: strconv.Itoa(j), Allowed: j%2 == 0, Reason: "because"})
+				auditor.note(netpolicy.Connection{Session: "box" + strconv.Itoa(i), Host: "a.test", Port: 1 + i, Path: strconv.Itoa(j), Allowed: j%2 == 0, Reason: "because"})
 			}
 		})
 	}
 	notes.Wait() // and none of them waited for the log
 	close(slow.open)
-	trail.close()
+	auditor.close()
 	records, missed, fast := 0, 0, 0
 	err = db.Scan(t.Context(), store.AuditFilter{}, func(r store.AuditRow) error {
 		switch text := string(r.Record); {
@@ -220,8 +220,52 @@ func TestConnectionsAreRecordedOrCounted(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || records+missed != all || records < trailLength || fast == 0 || fast == missed {
+	if err != nil || records+missed != all || records < egressQueue || fast == 0 || fast == missed {
 		t.Errorf("%d recorded, %d counted as missed, %d of them as too fast, of %d: %v", records, missed, fast, all, err)
+	}
+}
+
+// Connections beyond half of the caller's share of the log are counted, and those of
+// the local operator are recorded all the same.
+func TestConnectionsLeaveRoomForCalls(t *testing.T) {
+	db, err := store.OpenAudit(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	const share = 100_000
+	log, err := audit.Open(t.Context(), audit.Options{Store: db, Head: filepath.Join(t.TempDir(), "head"), CallerDailyBytes: share})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	auditor := newEgressAuditor(log, slog.New(slog.DiscardHandler))
+	const each = egressRecordBurst
+	for box, caller := range map[string]string{"a": "ann", "l": LocalCaller} {
+		auditor.know(box, caller)
+		for i := range each {
+			auditor.note(netpolicy.Connection{Session: box, Host: "a.test", Reason: "because"})
+			if i%20 == 0 { // what waits to be written is not charged yet
+				eventually(t, "the connections are taken", func() bool { return len(auditor.queue) == 0 })
+			}
+		}
+	}
+	auditor.close()
+	records := map[string]int{}
+	var missed string
+	if err := db.Scan(t.Context(), store.AuditFilter{}, func(r store.AuditRow) error {
+		if records[r.Caller]++; strings.Contains(string(r.Record), "egress.missed") {
+			missed = string(r.Record)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if records[LocalCaller] != each || records["ann"] < 10 || records["ann"] > 500 || !strings.Contains(missed, "share of the log") {
+		t.Errorf("%v records; missed: %s", records, missed)
+	}
+	if err := log.Admit("ann"); err != nil {
+		t.Errorf("connections keep the caller from calling: %v", err)
 	}
 }
 

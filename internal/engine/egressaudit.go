@@ -16,22 +16,23 @@ import (
 
 // Bounds of what waits to be recorded of connections.
 const (
-	trailLength = 4096
-	trailBatch  = 256
-	// trailTime is how long one batch may take.
-	trailTime = 10 * time.Second
-	// trailEvery is how often it is told how many are missing.
-	trailEvery = time.Second
+	egressQueue = 4096
+	egressBatch = 256
+	// egressWriteTime is how long one batch may take.
+	egressWriteTime = 10 * time.Second
+	// egressReportEvery is how often the number of those that are missing is recorded.
+	egressReportEvery = time.Minute
 	// A sandbox has so many records a second, after so many at once: else one that
 	// connects in a loop would fill the disk. Those beyond are counted.
-	trailRate  = 20
-	trailBurst = 1000
+	egressRecordRate  = 20
+	egressRecordBurst = 1000
 )
 
-// trail records connections without holding them up. What the log cannot keep
-// up with, or one sandbox has too many of, is counted, and the number recorded.
-// It has one goroutine, until close.
-type trail struct {
+// egressAuditor records connections without delaying them. It counts those that the
+// log cannot keep up with, that one sandbox has too many of, or that the caller's
+// share of the log has no room for, and records the number. It has one goroutine,
+// until close.
+type egressAuditor struct {
 	audit  *audit.Log // nil: nothing is recorded
 	log    *slog.Logger
 	queue  chan audit.Record
@@ -40,67 +41,67 @@ type trail struct {
 	missed atomic.Int64 // of all sandboxes
 
 	mu    sync.Mutex
-	known map[string]*trailed // sandboxes that are or were served
-	left  []audit.Record      // about those that are not any more
+	known map[string]*auditedSandbox // sandboxes that are or were served
+	left  []audit.Record             // about those that are not any more
 }
 
-// trailed is one sandbox.
-type trailed struct {
+// auditedSandbox is what is counted of one sandbox.
+type auditedSandbox struct {
 	caller  string
 	rate    *rate.Limiter
 	skipped int64
 }
 
-func newTrail(a *audit.Log, log *slog.Logger) *trail {
-	t := &trail{audit: a, log: log, queue: make(chan audit.Record, trailLength), stop: make(chan struct{}), done: make(chan struct{}), known: map[string]*trailed{}}
-	go t.run() // close waits for it
-	return t
+func newEgressAuditor(records *audit.Log, log *slog.Logger) *egressAuditor {
+	a := &egressAuditor{audit: records, log: log, queue: make(chan audit.Record, egressQueue), stop: make(chan struct{}), done: make(chan struct{}), known: map[string]*auditedSandbox{}}
+	go a.run() // close waits for it
+	return a
 }
 
 // close records what waits. Nothing is noted any more.
-func (t *trail) close() {
-	close(t.stop)
-	<-t.done
+func (a *egressAuditor) close() {
+	close(a.stop)
+	<-a.done
 }
 
 // know counts on where a sandbox is known.
-func (t *trail) know(sandbox, caller string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.known[sandbox] != nil {
+func (a *egressAuditor) know(sandbox, caller string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.known[sandbox] != nil {
 		return
 	}
-	t.known[sandbox] = &trailed{caller: caller, rate: rate.NewLimiter(trailRate, trailBurst)}
+	a.known[sandbox] = &auditedSandbox{caller: caller, rate: rate.NewLimiter(egressRecordRate, egressRecordBurst)}
 }
 
-func (t *trail) forget(sandbox string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if s := t.known[sandbox]; s != nil && s.skipped > 0 {
-		t.left = append(t.left, s.told(sandbox))
+func (a *egressAuditor) forget(sandbox string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if s := a.known[sandbox]; s != nil && s.skipped > 0 {
+		a.left = append(a.left, s.told(sandbox))
 	}
-	delete(t.known, sandbox)
+	delete(a.known, sandbox)
 }
 
 // told is the record of what was skipped.
-func (s *trailed) told(sandbox string) audit.Record {
+func (s *auditedSandbox) told(sandbox string) audit.Record {
 	n := s.skipped
 	s.skipped = 0
 	return audit.Record{
-		Kind: audit.KindEvent, Action: "egress.missed", Caller: s.caller, Sandbox: sandbox,
-		Error: fmt.Sprintf("%d connections were not recorded: they came faster than %d a second", n, trailRate),
+		Kind: audit.KindEvent, Action: "egress.missed", Caller: s.caller, Sandbox: sandbox, Uncharged: s.caller == LocalCaller,
+		Error: fmt.Sprintf("%d connections were not recorded: they came faster than %d a second, or the caller's share of the log was used up", n, egressRecordRate),
 	}
 }
 
 // admit says whose connection it is, and whether it is recorded.
-func (t *trail) admit(sandbox string) (caller string, ok bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s := t.known[sandbox]
+func (a *egressAuditor) admit(sandbox string) (caller string, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.known[sandbox]
 	if s == nil {
 		return "", true
 	}
-	if !s.rate.Allow() {
+	if !s.rate.Allow() || s.caller != LocalCaller && a.audit.AdmitConnection(s.caller) != nil {
 		s.skipped++
 		return s.caller, false
 	}
@@ -108,12 +109,12 @@ func (t *trail) admit(sandbox string) (caller string, ok bool) {
 }
 
 // skipped are the records of what was skipped since.
-func (t *trail) skipped() []audit.Record {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	out := t.left
-	t.left = nil
-	for id, s := range t.known {
+func (a *egressAuditor) skipped() []audit.Record {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := a.left
+	a.left = nil
+	for id, s := range a.known {
 		if s.skipped > 0 {
 			out = append(out, s.told(id))
 		}
@@ -122,55 +123,55 @@ func (t *trail) skipped() []audit.Record {
 }
 
 // note takes a connection and never waits.
-func (t *trail) note(c netpolicy.Connection) {
-	if t.audit == nil {
+func (a *egressAuditor) note(c netpolicy.Connection) {
+	if a.audit == nil {
 		return
 	}
-	caller, ok := t.admit(c.Session)
+	caller, ok := a.admit(c.Session)
 	if !ok {
 		return
 	}
 	r := audit.Record{
-		Kind: audit.KindEgress, Action: "egress", Caller: caller, Sandbox: c.Session, Verdict: "deny", DurationMS: ms(c.Duration),
+		Kind: audit.KindEgress, Action: "egress", Caller: caller, Uncharged: caller == LocalCaller, Sandbox: c.Session, Verdict: "deny", DurationMS: ms(c.Duration),
 		Egress: &audit.Egress{Host: c.Host, Port: c.Port, Protocol: c.Protocol, Method: c.Method, Path: c.Path, Address: c.Address, Reason: c.Reason, Sent: c.Sent, Received: c.Received},
 	}
 	if c.Allowed {
 		r.Verdict = "allow"
 	}
 	select {
-	case t.queue <- r:
+	case a.queue <- r:
 	default:
-		t.missed.Add(1)
+		a.missed.Add(1)
 	}
 }
 
-func (t *trail) run() {
-	defer close(t.done)
-	tell := time.NewTicker(trailEvery)
+func (a *egressAuditor) run() {
+	defer close(a.done)
+	tell := time.NewTicker(egressReportEvery)
 	defer tell.Stop()
 	for {
 		select {
-		case r := <-t.queue:
-			t.write(t.gather(r))
+		case r := <-a.queue:
+			a.write(a.gather(r))
 		case <-tell.C:
-			t.tell()
-		case <-t.stop:
+			a.tell()
+		case <-a.stop:
 			for {
-				batch := t.gather()
+				batch := a.gather()
 				if len(batch) == 0 {
-					t.tell()
+					a.tell()
 					return
 				}
-				t.write(batch)
+				a.write(batch)
 			}
 		}
 	}
 }
 
-func (t *trail) gather(batch ...audit.Record) []audit.Record {
-	for len(batch) < trailBatch {
+func (a *egressAuditor) gather(batch ...audit.Record) []audit.Record {
+	for len(batch) < egressBatch {
 		select {
-		case r := <-t.queue:
+		case r := <-a.queue:
 			batch = append(batch, r)
 		default:
 			return batch
@@ -180,31 +181,31 @@ func (t *trail) gather(batch ...audit.Record) []audit.Record {
 }
 
 // write records a batch.
-func (t *trail) write(batch []audit.Record) {
-	ctx, cancel := context.WithTimeout(context.Background(), trailTime)
+func (a *egressAuditor) write(batch []audit.Record) {
+	ctx, cancel := context.WithTimeout(context.Background(), egressWriteTime)
 	defer cancel()
-	if n, err := t.audit.Events(ctx, batch); err != nil {
-		t.log.Error("connections of sandboxes not recorded", "connections", len(batch)-n, "error", err)
-		t.missed.Add(int64(len(batch) - n))
+	if n, err := a.audit.Events(ctx, batch); err != nil {
+		a.log.Error("connections of sandboxes not recorded", "connections", len(batch)-n, "error", err)
+		a.missed.Add(int64(len(batch) - n))
 	}
 }
 
 // tell records how many are missing.
-func (t *trail) tell() {
-	if t.audit == nil {
+func (a *egressAuditor) tell() {
+	if a.audit == nil {
 		return
 	}
-	if batch := t.skipped(); len(batch) > 0 {
-		t.write(batch)
+	if batch := a.skipped(); len(batch) > 0 {
+		a.write(batch)
 	}
-	missed := t.missed.Swap(0)
+	missed := a.missed.Swap(0)
 	if missed == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), trailTime)
+	ctx, cancel := context.WithTimeout(context.Background(), egressWriteTime)
 	defer cancel()
-	err := t.audit.Event(ctx, audit.Record{Action: "egress.missed", Error: fmt.Sprintf("%d connections of sandboxes were not recorded: the log did not keep up", missed)})
+	err := a.audit.Event(ctx, audit.Record{Action: "egress.missed", Error: fmt.Sprintf("%d connections of sandboxes were not recorded: the log did not keep up", missed)})
 	if err != nil {
-		t.missed.Add(missed)
+		a.missed.Add(missed)
 	}
 }

@@ -24,7 +24,7 @@ const askTime = time.Second
 type egress struct {
 	o       EgressOptions
 	gateway *netpolicy.Gateway
-	trail   *trail
+	auditor *egressAuditor
 	ctx     context.Context // of all that is served
 	stop    context.CancelFunc
 
@@ -64,11 +64,11 @@ func openEgress(o *EgressOptions, e *Engine) (*egress, error) {
 			g.Redactor.Add(c.Bare)
 		}
 	}
-	x.trail = newTrail(log, e.log)
-	x.o.Gateway.Audit = x.trail.note
+	x.auditor = newEgressAuditor(log, e.log)
+	x.o.Gateway.Audit = x.auditor.note
 	var err error
 	if x.gateway, err = netpolicy.New(x.o.Gateway); err != nil {
-		x.trail.close()
+		x.auditor.close()
 		return nil, err
 	}
 	x.ctx, x.stop = context.WithCancel(context.Background())
@@ -85,7 +85,7 @@ func (e *Engine) closeEgress() {
 	if err := x.gateway.Close(); err != nil {
 		e.log.Error("gateway not closed", "error", err)
 	}
-	x.trail.close()
+	x.auditor.close()
 }
 
 // ceiling is the most that a caller who is no operator may ask for. Who may
@@ -157,7 +157,7 @@ func (e *Engine) serveEgress(l *scheduler.Lease, g *reach, again bool) {
 	}
 	ctx, stop := context.WithCancel(x.ctx)
 	o := &outlet{id: l.ID, reach: g, stop: stop, done: make(chan struct{})}
-	x.trail.know(l.ID, l.Caller)
+	x.auditor.know(l.ID, l.Caller)
 	x.mu.Lock()
 	before := x.past[l.ID]
 	o.session = x.gateway.Session(netpolicy.SessionOptions{Name: l.ID, Rules: g.rules, Ceiling: g.ceiling, Secrets: g.secrets, Sent: before.sent, Received: before.received})
@@ -185,7 +185,7 @@ func (e *Engine) serveEgress(l *scheduler.Lease, g *reach, again bool) {
 func (x *egress) forget(id string, over bool) {
 	if over {
 		delete(x.past, id)
-		x.trail.forget(id)
+		x.auditor.forget(id)
 	}
 }
 

@@ -175,7 +175,8 @@ func presentTool(t *profile.CompiledTool) v1.Tool {
 	return out
 }
 
-// RefuseCall records a call that could not even be decoded, and returns cause.
+// RefuseCall records a call that could not even be decoded, and returns cause. Of
+// a caller whose quota of calls or share of the log is used up it is counted alone.
 func (e *Engine) RefuseCall(ctx context.Context, call Call, name string, body []byte, cause error) error {
 	g := e.opts.Governance
 	if g == nil {
@@ -185,7 +186,12 @@ func (e *Engine) RefuseCall(ctx context.Context, call Call, name string, body []
 	defer cancel()
 	r := audit.Record{
 		Kind: audit.KindEvent, Caller: call.Caller, Token: call.Token, Profile: e.profileOf(call), Trust: call.Trust, Via: call.Via,
-		Action: bounded(name), Ending: endedFailed, Error: cause.Error(),
+		Action: bounded(name), Ending: endedFailed, Error: cause.Error(), Uncharged: call.Operator,
+	}
+	if rule, no := limited(e.exhausted(call)); no {
+		r.Action, r.Input, r.Verdict, r.Rule = unknownTool, body, string(policy.Deny), rule
+		e.recordRefused(ctx, r)
+		return cause
 	}
 	if json.Valid(body) {
 		r.Input = body

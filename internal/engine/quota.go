@@ -2,11 +2,16 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"sync"
 	"time"
 
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
@@ -42,11 +47,24 @@ func (e *Engine) quotaCalls(_ context.Context, call Call) error {
 	if call.Caller == LocalCaller {
 		return nil
 	}
-	limit := call.Quotas.Calls
-	if limit == 0 && !call.Operator {
-		limit = e.opts.Quotas.Calls
+	return e.callers.counts.add(call.Caller, e.callQuota(call), e.callers.now())
+}
+
+// quotaLeft returns a *QuotaError if the caller's quota of calls is used up. It
+// counts nothing.
+func (e *Engine) quotaLeft(call Call) error {
+	if call.Caller == LocalCaller {
+		return nil
 	}
-	return e.callers.counts.add(call.Caller, limit, e.callers.now())
+	return e.callers.counts.left(call.Caller, e.callQuota(call), e.callers.now())
+}
+
+// callQuota is how many tools the caller may call in a day; 0: any number.
+func (e *Engine) callQuota(call Call) int64 {
+	if limit := call.Quotas.Calls; limit != 0 || call.Operator {
+		return limit
+	}
+	return e.opts.Quotas.Calls
 }
 
 const dayForm = "2006-01-02"
@@ -70,17 +88,30 @@ func (c *counts) load(ctx context.Context, st *store.Store, now time.Time) error
 
 // add counts a call of a caller; a limit of 0 is none.
 func (c *counts) add(caller string, limit int64, now time.Time) error {
-	now = now.UTC()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if err := c.check(caller, limit, now.UTC()); err != nil {
+		return err
+	}
+	c.calls[caller]++
+	c.dirty = true
+	return nil
+}
+
+// left is add without counting.
+func (c *counts) left(caller string, limit int64, now time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.check(caller, limit, now.UTC())
+}
+
+func (c *counts) check(caller string, limit int64, now time.Time) error {
 	if day := now.Format(dayForm); day > c.day { // a clock that is set back starts no new day
 		c.day, c.calls = day, map[string]int64{}
 	}
 	if n := c.calls[caller]; limit > 0 && n >= limit {
 		return &QuotaError{Quota: "calls", Limit: limit, Used: n, Unit: "tool calls in a day", RetryAfter: c.nextDay(now)}
 	}
-	c.calls[caller]++
-	c.dirty = true
 	return nil
 }
 
@@ -111,4 +142,130 @@ func (c *counts) flush(ctx context.Context, st *store.Store) error {
 		return fmt.Errorf("write down calls: %w", err)
 	}
 	return nil
+}
+
+// ruleCalls is the rule that refusals by the quota of calls name.
+const ruleCalls = "quota:calls"
+
+// checkLimits refuses a call before anything is recorded of it: by the caller's
+// quota of calls, the tool's rate, or the caller's share of the audit log. known
+// says whether the tool was found.
+func (t *toolCall) checkLimits(ctx context.Context, known bool) error {
+	if err := t.e.quotaCalls(ctx, t.call); err != nil {
+		return err
+	}
+	if known {
+		if err := t.checkRate(); err != nil {
+			return err
+		}
+	}
+	return t.g.admitRecord(t.call)
+}
+
+// checkRate refuses calls that come faster than the tool may be called.
+func (t *toolCall) checkRate() error {
+	rate := t.tool.Rate()
+	if rate == nil {
+		return nil
+	}
+	after, ok := t.g.Limiter.Allow(t.call.Caller, t.profile.Profile.Name+"/"+t.name, *rate)
+	if ok {
+		return nil
+	}
+	return t.refuseFor(policy.Verdict{
+		Action: policy.Deny, Class: profile.ClassRate, Rule: "rate:" + t.name,
+		Message: fmt.Sprintf("Tool %s may be called %d times in %s: try again in %s",
+			t.name, rate.MaxCalls, time.Duration(rate.WindowMS)*time.Millisecond, after.Round(time.Millisecond)),
+	}, after)
+}
+
+// admitRecord returns a *QuotaError if no more is recorded of a caller today:
+// what cannot be recorded is not carried out. Operators have no share.
+func (g *Governance) admitRecord(call Call) error {
+	if call.Operator {
+		return nil
+	}
+	err := g.Audit.Admit(call.Caller)
+	if s, ok := errors.AsType[*audit.ShareError](err); ok {
+		return &QuotaError{Quota: "audit_bytes", Limit: s.Limit, Used: s.Used, Unit: "bytes of audit records in a day", RetryAfter: s.RetryAfter}
+	}
+	return err
+}
+
+// limited reports whether a call is refused by quota, rate or share, and by which.
+func limited(err error) (rule string, ok bool) {
+	if no, ok := errors.AsType[*refusal](err); ok {
+		return no.verdict.Rule, true
+	}
+	if q, ok := errors.AsType[*QuotaError](err); ok {
+		return "quota:" + q.Quota, true
+	}
+	return "", false
+}
+
+// turnAway answers a call that checkLimits refused. It is counted, and not
+// recorded as a call.
+func (t *toolCall) turnAway(ctx context.Context, known bool, err error) (v1.ToolResult, error) {
+	rule, ok := limited(err)
+	if !ok {
+		return v1.ToolResult{}, err
+	}
+	if q, ok := errors.AsType[*QuotaError](err); ok && known && rule == ruleCalls {
+		err = t.refuseFor(policy.Verdict{Action: policy.Deny, Class: profile.ClassQuota, Rule: rule, Message: q.Error()}, q.RetryAfter)
+	}
+	r := t.opening()
+	r.Verdict, r.Rule, r.Ending = string(policy.Deny), rule, policyDenied
+	if !known {
+		r.Action = unknownTool
+	}
+	t.e.recordRefused(ctx, r)
+	res, err := t.answer(ctx, nil, noOutcome, err)
+	if err == nil {
+		err = errAnswered
+	}
+	return res, err
+}
+
+// turnAwayEarly answers a call whose caller has nothing left, before its key is
+// taken: that would write into the database for each. A key that was taken has an
+// answer, which is given. done reports whether the call was answered.
+func (t *toolCall) turnAwayEarly(ctx context.Context) (res v1.ToolResult, done bool, err error) {
+	err = t.e.exhausted(t.call)
+	if err == nil {
+		return res, false, nil
+	}
+	if t.call.Key != "" {
+		if taken, lookErr := store.HasKey(ctx, t.e.opts.Store, t.call.Caller, t.call.Key); taken || lookErr != nil {
+			return res, false, nil //nolint:nilerr // taking the key tells
+		}
+	}
+	t.start()
+	res, err = t.turnAway(ctx, t.find() == nil, err)
+	if errors.Is(err, errAnswered) {
+		err = nil
+	}
+	return res, true, err
+}
+
+// exhausted returns a *QuotaError if the caller has no call or no record left for
+// today. It counts nothing.
+func (e *Engine) exhausted(call Call) error {
+	if err := e.quotaLeft(call); err != nil {
+		return err
+	}
+	return e.opts.Governance.admitRecord(call)
+}
+
+// unknownTool stands in records of refusals for a tool that does not exist: its
+// name is the caller's to choose, and each would be a kind of its own.
+const unknownTool = "unknown"
+
+// recordRefused records a refused call. It does not run, so that one which cannot
+// be recorded is refused all the same.
+func (e *Engine) recordRefused(ctx context.Context, r audit.Record) {
+	ctx, cancel := detach(ctx, settleTime)
+	defer cancel()
+	if err := e.opts.Governance.Audit.Refused(ctx, r); err != nil {
+		e.log.Error("failed to record a refused call; will retry", "caller", r.Caller, "rule", r.Rule, "error", err)
+	}
 }

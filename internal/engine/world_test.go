@@ -60,13 +60,7 @@ func (w *world) open(t testing.TB) *store.Store {
 	return st
 }
 
-func (w *world) start(t testing.TB) *service { return w.startWith(t, nil) }
-
-// startWith is start with what govern makes over the store.
-func (w *world) startWith(t testing.TB, govern func(*store.Store) *Governance) *service {
-	t.Helper()
-	return w.startBoth(t, govern, nil)
-}
+func (w *world) start(t testing.TB) *service { return w.startBoth(t, nil, nil) }
 
 // startOptions is start with other options.
 func (w *world) startOptions(t testing.TB, change func(*Options)) *service {
@@ -74,6 +68,7 @@ func (w *world) startOptions(t testing.TB, change func(*Options)) *service {
 	return w.startBoth(t, nil, change)
 }
 
+// startBoth is start with other options, and what govern makes over the store.
 func (w *world) startBoth(t testing.TB, govern func(*store.Store) *Governance, change func(*Options)) *service {
 	t.Helper()
 	st := w.open(t)

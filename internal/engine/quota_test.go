@@ -1,0 +1,175 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+)
+
+// poor is a caller with a quota of one call.
+var poor = Call{Caller: "poor", Profile: "team", Trust: 3, Quotas: v1.Quotas{Calls: 1}}
+
+// recordedOf are a caller's records.
+func (s *service) recordedOf(t *testing.T, caller string) []v1.AuditRecord {
+	t.Helper()
+	got, err := s.Audit(t.Context(), Local(""), AuditFilter{Caller: caller})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func TestRefusalsByQuotaAreCountedWithoutTheirInput(t *testing.T) {
+	w := newWorld(t)
+	s := w.governed(t)
+	s.call(t, poor, "system.bash", bash("true"))
+	r := bash("echo " + strings.Repeat("x", 10<<10))
+	for range 50 {
+		got := s.call(t, poor, "system.bash", r)
+		if got.Ending != "policy_denied" || got.Verdict == nil || got.Verdict.Class != profile.ClassQuota || got.Error == nil || got.Error.RetryAfterMS <= 0 {
+			t.Fatalf("%+v", got)
+		}
+	}
+	// Names that a caller makes up, and bodies that are not calls, are of one kind.
+	for _, name := range []string{"nothing", "nowhere", "never"} {
+		_, err := s.CallTool(t.Context(), poor, name, r, Watch{})
+		if q, ok := errors.AsType[*QuotaError](err); !ok || q.Quota != "calls" {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := s.RefuseCall(t.Context(), poor, name, r.Input, errUngoverned); !errors.Is(err, errUngoverned) {
+			t.Error(err)
+		}
+	}
+	got := s.recordedOf(t, "poor")
+	if len(got) != 4 || got[2].Kind != "refused" || got[2].Rule != "quota:calls" || got[2].Count != 1 || got[2].InputBytes != len(r.Input) || len(got[2].InputHash) != 64 || got[3].Action != unknownTool {
+		t.Fatalf("%+v", got)
+	}
+	s.stop()
+	s.opts.Governance.Audit.Close()
+	s = w.governed(t)
+	var count int64
+	for _, r := range s.recordedOf(t, "poor") {
+		if count += r.Count; r.Kind == "refused" && (len(r.Input) > 0 || r.Verdict != "deny" || r.Profile != "team") {
+			t.Errorf("%+v", r)
+		}
+	}
+	if count != 56 {
+		t.Errorf("%d refusals are recorded, want 56", count)
+	}
+}
+
+func TestRefusalsByRateAreCounted(t *testing.T) {
+	s := newWorld(t).governed(t)
+	in := v1.ToolCall{Input: json.RawMessage(`{"path": "."}`)}
+	if _, err := s.CallTool(t.Context(), agent, "fs.list", in, Watch{}); err == nil { // the fake guest has no files
+		t.Fatal("listed")
+	}
+	for range 10 {
+		if got := s.call(t, agent, "fs.list", in); got.Verdict == nil || got.Verdict.Class != profile.ClassRate {
+			t.Fatalf("%+v", got)
+		}
+	}
+	if got := s.recordedOf(t, "agent"); len(got) != 3 || got[2].Kind != "refused" || got[2].Rule != "rate:fs.list" || got[2].Action != "fs.list" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A refusal by quota did nothing: its key is good for another try.
+func TestARefusalByQuotaGivesTheKeyBack(t *testing.T) {
+	s := newWorld(t).governed(t)
+	s.call(t, poor, "system.bash", bash("true"))
+	keyed := poor
+	keyed.Key = "k"
+	if got := s.call(t, keyed, "system.bash", bash("true")); got.Ending != "policy_denied" {
+		t.Fatalf("%+v", got)
+	}
+	keyed.Quotas.Calls = 2
+	first := s.call(t, keyed, "system.bash", bash("true"))
+	if first.Ending != "exited" {
+		t.Errorf("%+v", first)
+	}
+	if again := s.call(t, keyed, "system.bash", bash("true")); again.ID != first.ID {
+		t.Errorf("it ran again: %+v", again)
+	}
+}
+
+func TestACallerBeyondItsShareOfTheLogIsRefused(t *testing.T) {
+	w := newWorld(t)
+	s := w.governedWith(t, audit.Options{CallerDailyBytes: 3000}, nil)
+	ran := 0
+	var err error
+	for ran < 100 {
+		if _, err = s.CallTool(t.Context(), agent, "system.bash", bash("true"), Watch{}); err != nil {
+			break
+		}
+		ran++
+	}
+	q, ok := errors.AsType[*QuotaError](err)
+	if !ok || q.Quota != "audit_bytes" || q.Limit != 3000 || q.Used < 3000 || q.RetryAfter <= 0 || !errdefs.IsResourceExhausted(err) || ForCallers(err) == nil {
+		t.Fatalf("after %d calls: %v", ran, err)
+	}
+	for range 20 {
+		if _, err := s.CallTool(t.Context(), agent, "system.bash", bash("true"), Watch{}); !errdefs.IsResourceExhausted(err) {
+			t.Fatalf("%v", err)
+		}
+		if err := s.RefuseCall(t.Context(), agent, "x", []byte(`{"a":"`+strings.Repeat("x", 10<<10)+`"}`), errUngoverned); !errors.Is(err, errUngoverned) {
+			t.Fatal(err)
+		}
+	}
+	calls, size := map[string]int{}, 0
+	for _, r := range s.recordedOf(t, "agent") {
+		calls[r.Kind]++
+		size += len(r.Input)
+	}
+	if calls["open"] != ran || calls["close"] != ran || calls["refused"] > 2 || size > 3000 {
+		t.Errorf("%v and %d bytes of input for %d calls", calls, size, ran)
+	}
+	operator := agent
+	operator.Operator = true
+	for name, c := range map[string]Call{"an operator of that name": operator, "the local operator": Local(""), "another caller": {Caller: "other", Profile: "team", Trust: 3}} {
+		if got := s.call(t, c, "system.bash", bash("true")); got.Ending != "exited" {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+func TestKeysTellWhatIsNotKeptOfTheirAnswers(t *testing.T) {
+	w := newWorld(t)
+	s := w.startOptions(t, func(o *Options) { o.Keys = store.KeyBounds{Answers: 2, Bytes: 1 << 20, Keys: 10} })
+	under := func(key string) Call { return Call{Caller: LocalCaller, Key: key} }
+	did := 0
+	do := func(key, answer string) (string, error) {
+		return idempotent(t.Context(), s.Engine, under(key), opRun, "ref", "request", func(context.Context) (string, error) { did++; return answer, nil }, func(a string) string { return a })
+	}
+	for _, key := range []string{"a", "b", "c"} {
+		if got, err := do(key, "answer "+key); err != nil || got != "answer "+key {
+			t.Fatalf("%q %v", got, err)
+		}
+	}
+	if _, err := do("large", strings.Repeat("x", 2<<20)); err != nil {
+		t.Fatal(err)
+	}
+	did = 0
+	for key, want := range map[string]string{"a": "was evicted", "large": "too large to keep"} {
+		if _, err := do(key, ""); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), want) || ForCallers(err) == nil {
+			t.Errorf("%s: %v, want %q", key, err, want)
+		}
+	}
+	for _, key := range []string{"b", "c"} {
+		if got, err := do(key, ""); err != nil || got != "answer "+key {
+			t.Errorf("%s: %q %v", key, got, err)
+		}
+	}
+	if did > 0 {
+		t.Errorf("%d requests were carried out again", did)
+	}
+}
