@@ -4,11 +4,9 @@
 package strictjson
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"reflect"
 	"strings"
 	"unicode/utf8"
@@ -25,18 +23,25 @@ func (e *FieldError) Error() string { return strings.TrimSpace(e.Field + " " + e
 // Unwrap gives the class.
 func (e *FieldError) Unwrap() error { return errdefs.ErrInvalidArgument }
 
-// Decode reads data into v.
+// Decode reads data into v. It takes about as much memory as what is decoded: data itself is not
+// copied.
 func Decode(data []byte, v any) error {
 	if !utf8.Valid(data) {
 		return &FieldError{"body", "is not valid UTF-8"}
 	}
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
+	err := json.Unmarshal(data, v)
+	if _, bad := errors.AsType[*json.SyntaxError](err); bad {
 		return explain(err, v)
 	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return &FieldError{"body", "has more than one JSON value"}
+	at := int64(len(data))
+	if t, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		at = t.Offset // of two faults the first counts
+	}
+	if name, found := unknown(data, at, reflect.TypeOf(v)); found {
+		return &FieldError{clip(name), "is not known here"}
+	}
+	if err != nil {
+		return explain(err, v)
 	}
 	return nil
 }
@@ -47,15 +52,24 @@ func explain(err error, v any) error {
 		if field == "" {
 			field = "body"
 		}
-		return &FieldError{field, fmt.Sprintf("is a JSON %s and must be %s", t.Value, kind(t.Type.String()))}
+		return &FieldError{clip(field), fmt.Sprintf("is a JSON %s and must be %s", clip(t.Value), kind(t.Type.String()))}
 	}
-	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
-		return &FieldError{strings.Trim(name, `"`), "is not known here"}
-	}
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+	switch text := err.Error(); {
+	case text == "unexpected end of JSON input":
 		return &FieldError{"body", "is not a whole JSON value"}
+	case strings.HasSuffix(text, "after top-level value"):
+		return &FieldError{"body", "has more than one JSON value"}
 	}
-	return &FieldError{"body", "is not JSON: " + err.Error()}
+	return &FieldError{"body", "is not JSON: " + clip(err.Error())}
+}
+
+// clip bounds what an error repeats of a document, in bytes.
+func clip(s string) string {
+	const most = 256
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
 // named is the path of a field as whoever wrote the document knows it: without

@@ -1,9 +1,15 @@
 package strictjson
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
+	"io"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
+	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 )
@@ -12,17 +18,34 @@ type common struct {
 	Wait int64 `json:"wait"`
 }
 
+type rule struct {
+	N     int    `json:"n"`
+	Rules []rule `json:"rules"`
+}
+
 type doc struct {
 	common
-	In   struct{ common }  `json:"in"`
-	Name string            `json:"name"`
-	N    int64             `json:"n"`
-	L    []string          `json:"l"`
-	Env  map[string]string `json:"env"`
+	*rule
+	Rules []rule            `json:"rules"`
+	Raw   json.RawMessage   `json:"raw"`
+	What  any               `json:"what"`
+	At    time.Time         `json:"at"`
+	More  map[string]*rule  `json:"more"`
+	Skip  string            `json:"-"`
+	In    struct{ common }  `json:"in"`
+	Name  string            `json:"name"`
+	N     int64             `json:"n"`
+	L     []string          `json:"l"`
+	Env   map[string]string `json:"env"`
 }
 
 func TestErrorsNameTheField(t *testing.T) {
+	long := strings.Repeat("9", 1<<20)
 	for _, c := range []struct{ in, want string }{
+		{`{"n":` + long + `}`, "n is a JSON number 999"},
+		{`{"` + long + `":1}`, "999"},
+		{`{"nam":1,"n":"1"}`, "nam is not known here"},
+		{`{"n":"1","nam":1}`, "n is a JSON string"},
 		{`{"nam":"x"}`, "nam is not known here"},
 		{`{"name":1}`, "name is a JSON number and must be a string"},
 		{`{"n":"1"}`, "n is a JSON string and must be a whole number"},
@@ -39,8 +62,8 @@ func TestErrorsNameTheField(t *testing.T) {
 		{`nonsense`, "body is not JSON"},
 	} {
 		err := Decode([]byte(c.in), &doc{})
-		if err == nil || !strings.HasPrefix(err.Error(), c.want) || !errors.Is(err, errdefs.ErrInvalidArgument) {
-			t.Errorf("%s: got %v, want %s", c.in, err, c.want)
+		if err == nil || !strings.HasPrefix(err.Error(), c.want) || !errors.Is(err, errdefs.ErrInvalidArgument) || len(err.Error()) > 1000 {
+			t.Errorf("Decode(%.100s) = %.2000v, want %s", c.in, err, c.want)
 		}
 	}
 	if err := Decode([]byte(`{"name":"x","n":3}`), &doc{}); err != nil {
@@ -48,11 +71,67 @@ func TestErrorsNameTheField(t *testing.T) {
 	}
 }
 
+// decodeByDecoder is Decode by encoding/json's own means, which copy the document.
+func decodeByDecoder(data []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("more than one value")
+	}
+	return nil
+}
+
 func FuzzDecode(f *testing.F) {
-	f.Add([]byte(`{"name":"x"}`))
+	for _, seed := range []string{
+		`{"name":"x"}`, `{"NAME":"x","n":1}`, `{"in":{"wait":1,"no":[{"a":"\\\""}]}}`, `{"rules":[{"n":1},{"m":2}]}`, `{"env":{"a":"b","c":1}}`,
+		`{"raw":{"any":["thing",{"x":1}]},"what":{"y":[]},"at":"2026-01-02T15:04:05Z"}`, ` [ ] `, `{"n":"1","nam":2}`, `{"nam":2,"n":"1"}`, `{"\u006e":1}`, `{}{}`, `{"rules":null,"more":{"rules":[{"rules":[{"x":1}]}]}}`,
+	} {
+		f.Add([]byte(seed))
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if err := Decode(b, &doc{}); err != nil && !errors.Is(err, errdefs.ErrInvalidArgument) {
+		err := Decode(b, &doc{})
+		if err != nil && !errors.Is(err, errdefs.ErrInvalidArgument) {
 			t.Fatal(err)
 		}
+		if Values(b) > len(b) {
+			t.Fatalf("Values = %d of %d bytes", Values(b), len(b))
+		}
+		if !utf8.Valid(b) {
+			return
+		}
+		if want := decodeByDecoder(b, &doc{}); (err == nil) != (want == nil) {
+			t.Fatalf("Decode(%q) = %v, a Decoder says %v", b, err, want)
+		}
 	})
+}
+
+// A document is not copied, but for what is decoded.
+func TestDecodeTakesLittleMemory(t *testing.T) {
+	text := strings.Repeat("x", 8<<20)
+	data := []byte(`{"in":{"wait":1},"name":"` + text + `","nothing":1}`)
+	var d doc
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	err := Decode(data, &d)
+	runtime.ReadMemStats(&after)
+	if err == nil || err.Error() != "nothing is not known here" || d.Name != text {
+		t.Fatalf("Decode = %v", err)
+	}
+	if got := after.TotalAlloc - before.TotalAlloc; got > uint64(len(data)+len(data)/8) {
+		t.Errorf("Decode allocated %d bytes for a document of %d", got, len(data))
+	}
+}
+
+func TestValues(t *testing.T) {
+	for _, c := range []struct {
+		in   string
+		want int
+	}{{``, 0}, {`"a,b[c{d"`, 0}, {`[1,2,3]`, 3}, {`{"a\",":[],"b":"\\"}`, 3}, {`"\`, 0}, {`{"a":"`, 1}} {
+		if got := Values([]byte(c.in)); got != c.want {
+			t.Errorf("Values(%s) = %d, want %d", c.in, got, c.want)
+		}
+	}
 }
