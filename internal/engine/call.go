@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -179,7 +180,7 @@ func stdin(x v1.Exec) (io.Reader, error) {
 		if err != nil {
 			return nil, invalid("stdin_base64", "is not base64")
 		}
-		return strings.NewReader(string(b)), nil
+		return bytes.NewReader(b), nil
 	case x.Stdin != "":
 		return strings.NewReader(x.Stdin), nil
 	}
@@ -201,12 +202,20 @@ func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // hash is the fingerprint of a request for its idempotency key.
 func hash(v any) (string, error) {
-	b, err := json.Marshal(v)
-	if err != nil {
+	sum := sha256.New()
+	if err := json.NewEncoder(unended{sum}).Encode(v); err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:]), nil
+	return hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+// unended takes documents of a json.Encoder without the line end behind each.
+type unended struct{ w io.Writer }
+
+// Write implements io.Writer.
+func (u unended) Write(p []byte) (int, error) {
+	_, err := u.w.Write(bytes.TrimSuffix(p, []byte("\n")))
+	return len(p), err
 }
 
 // detach keeps ctx's values and gives up its end: what must be finished is

@@ -2,6 +2,8 @@ package engine
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -175,56 +177,67 @@ func presentTool(t *profile.CompiledTool) v1.Tool {
 	return out
 }
 
-// RefuseCall records a call that could not even be decoded, and returns cause. Of
-// a caller whose quota of calls or share of the log is used up it is counted alone.
+// RefuseCall records a call that could not even be decoded, and returns cause. The record has at most
+// audit.MaxInput bytes of a JSON body, its size and its SHA-256; of any other body only the latter two. A
+// call of a caller whose quota of calls or share of the log is used up is only counted.
 func (e *Engine) RefuseCall(ctx context.Context, call Call, name string, body []byte, cause error) error {
 	g := e.opts.Governance
 	if g == nil {
 		return cause
 	}
-	ctx, cancel := detach(ctx, settleTime)
-	defer cancel()
-	r := audit.Record{
-		Kind: audit.KindEvent, Caller: call.Caller, Token: call.Token, Profile: e.profileOf(call), Trust: call.Trust, Via: call.Via,
-		Action: bounded(name), Ending: endedFailed, Error: cause.Error(), Uncharged: call.Operator,
-	}
+	r := e.refusal(call, name, cause)
 	if rule, no := limited(e.exhausted(call)); no {
 		r.Action, r.Input, r.Verdict, r.Rule = unknownTool, body, string(policy.Deny), rule
 		e.recordRefused(ctx, r)
 		return cause
 	}
-	if json.Valid(body) {
+	switch {
+	case json.Valid(body):
 		r.Input = body
-		show, err := g.hideRefused(ctx, call.Caller, body)
-		if err != nil {
+		if show, err := g.hideRefused(ctx, call.Caller, body); err != nil {
 			conceal(&r)
 		} else {
 			defer show()
 		}
-	} else {
-		r.InputBytes = len(body)
+	case len(body) > 0:
+		sum := sha256.Sum256(body)
+		r.InputBytes, r.InputHash = len(body), hex.EncodeToString(sum[:])
 	}
-	if err := g.Audit.Event(ctx, r); err != nil {
+	return e.recordRefusal(ctx, r, cause)
+}
+
+// RefuseBody records a call whose body was not read to its end, and returns cause. size and sum are the
+// size and the SHA-256, in hex, of the part that was read.
+func (e *Engine) RefuseBody(ctx context.Context, call Call, name string, size int, sum string, cause error) error {
+	if e.opts.Governance == nil {
+		return cause
+	}
+	r := e.refusal(call, name, cause)
+	if rule, no := limited(e.exhausted(call)); no {
+		r.Action, r.Verdict, r.Rule = unknownTool, string(policy.Deny), rule
+		e.recordRefused(ctx, r)
+		return cause
+	}
+	r.InputBytes, r.InputHash = size, sum
+	return e.recordRefusal(ctx, r, cause)
+}
+
+// refusal returns the record of a refused call, without its input. The log redacts and bounds its error.
+func (e *Engine) refusal(call Call, name string, cause error) audit.Record {
+	return audit.Record{
+		Kind: audit.KindEvent, Caller: call.Caller, Token: call.Token, Profile: e.profileOf(call), Trust: call.Trust, Via: call.Via,
+		Action: bounded(name), Ending: endedFailed, Error: cause.Error(), Uncharged: call.Operator,
+	}
+}
+
+// recordRefusal writes the record and returns cause, joined with the error if it could not be written.
+func (e *Engine) recordRefusal(ctx context.Context, r audit.Record, cause error) error {
+	ctx, cancel := detach(ctx, settleTime)
+	defer cancel()
+	if err := e.opts.Governance.Audit.Event(ctx, r); err != nil {
 		return errors.Join(cause, fmt.Errorf("and the call was not recorded: %w", err))
 	}
 	return cause
-}
-
-// hideRefused hides the secrets of an input, or of a request that holds one, until show is called.
-func (g *Governance) hideRefused(ctx context.Context, caller string, body []byte) (show func(), err error) {
-	var request struct {
-		Input json.RawMessage `json:"input"`
-	}
-	values, err := secretsOf(body)
-	if err == nil && json.Unmarshal(body, &request) == nil {
-		var more []string
-		more, err = secretsOf(request.Input)
-		values = append(values, more...)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return g.hide(ctx, caller, values)
 }
 
 // CallOutput reads the whole output of an earlier call of the caller, from an
