@@ -53,6 +53,7 @@ type Config struct {
 	Leases     Leases     `json:"leases"`
 	Exec       Exec       `json:"exec"`
 	Admission  Admission  `json:"admission"`
+	Requests   Requests   `json:"requests"`
 	Guest      Guest      `json:"guest"`
 	// What governs calls: see governed.go.
 	Callers       Callers       `json:"callers"`
@@ -222,6 +223,7 @@ func Default() Config {
 			MaxOutput: 1 << 20, OutputCap: 4 << 20,
 		},
 		Admission: Admission{MaxSandboxes: 100, MaxMemory: 0, Wait: Duration(30 * time.Second), Queue: 1000},
+		Requests:  defaultRequests(),
 		Guest:     Guest{OrphanTimeout: Duration(runtime.DefaultOrphanTimeout)},
 		Callers:   defaultCallers(), Profiles: Profiles{Default: "default"}, Approvals: defaultApprovals(),
 		Audit: defaultAudit(), Idempotency: Idempotency{Answers: 10_000, Bytes: 64 << 20},
@@ -282,7 +284,7 @@ func (c Config) Validate() error {
 	case len(c.Templates) == 0:
 		return bad("templates", "empty", "needs at least one template")
 	}
-	for _, err := range []error{c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(), c.Idempotency.validate(), c.ReadonlyShell.validate(c.Listen), c.Egress.validate(), c.Web.validate(c), c.Browser.validate(), c.Workspaces.validate(), c.Images.validate()} {
+	for _, err := range []error{c.Requests.validate(), c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(), c.Idempotency.validate(), c.ReadonlyShell.validate(c.Listen), c.Egress.validate(), c.Web.validate(c), c.Browser.validate(), c.Workspaces.validate(), c.Images.validate()} {
 		if err != nil {
 			return err
 		}

@@ -240,6 +240,23 @@ func (e *Engine) recordRefusal(ctx context.Context, r audit.Record, cause error)
 	return cause
 }
 
+// hideRefused hides the secrets of an input, or of a request that holds one, until show is called.
+func (g *Governance) hideRefused(ctx context.Context, caller string, body []byte) (show func(), err error) {
+	var request struct {
+		Input json.RawMessage `json:"input"`
+	}
+	values, err := secretsOf(body)
+	if err == nil && json.Unmarshal(body, &request) == nil {
+		var more []string
+		more, err = secretsOf(request.Input)
+		values = append(values, more...)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return g.hide(ctx, caller, values)
+}
+
 // CallOutput reads the whole output of an earlier call of the caller, from an
 // absolute offset, as long as it is kept.
 func (e *Engine) CallOutput(_ context.Context, call Call, id string, r OutputRequest) (v1.Output, error) {
