@@ -57,6 +57,10 @@ func (s *Server) Serve(w http.ResponseWriter, r *http.Request, call engine.Call)
 		http.Error(w, "Forbidden: "+err.Error(), http.StatusForbidden)
 		return
 	}
+	if strings.Count(r.URL.RawQuery, "&") >= maxParameters {
+		http.Error(w, fmt.Sprintf("Bad Request: the query has over %d parameters", maxParameters), http.StatusBadRequest)
+		return
+	}
 	a, err := placement(r.URL.Query())
 	if err != nil {
 		http.Error(w, "Bad Request: "+err.Error(), http.StatusBadRequest)

@@ -269,6 +269,7 @@ func TestBadHTTPRequestsAreRefusedClearly(t *testing.T) {
 		"an unknown parameter": {"?workspce=x", hello, http.StatusBadRequest, "workspce"},
 		"a flag that is none":  {"?read_only=perhaps", hello, http.StatusBadRequest, "read_only"},
 		"one thing twice":      {"?job=a&job=b", hello, http.StatusBadRequest, "job is there 2 times"},
+		"many things":          {"?" + strings.Repeat("job=a&", maxParameters), hello, http.StatusBadRequest, "over 64 parameters"},
 		"not JSON":             {"", "{", http.StatusBadRequest, "malformed"},
 		"nothing":              {"", "", http.StatusBadRequest, "body"},
 		"too much":             {"", `"` + strings.Repeat("x", maxMessage+1) + `"`, http.StatusRequestEntityTooLarge, "exceeds"},

@@ -38,10 +38,12 @@ const (
 
 // Bounds that keep a caller from using the server up.
 const (
-	maxMessage  = 32 << 20 // a request, as in /v1: a file in base64 fits
-	maxSessions = 1024     // at once; each is a goroutine until it calls something
-	maxOfCaller = 256      // of them
-	endTime     = time.Minute
+	maxMessage = 32 << 20 // a request; over HTTP the interface takes less
+	// maxParameters bounds the parameters of a URL.
+	maxParameters = 64
+	maxSessions   = 1024 // at once; each is a goroutine until it calls something
+	maxOfCaller   = 256  // of them
+	endTime       = time.Minute
 )
 
 // Options of a Server. Engine is needed.
