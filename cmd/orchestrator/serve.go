@@ -308,7 +308,8 @@ func (s *service) run(ctx context.Context) error {
 	defer context.AfterFunc(front, s.engine.HandOver)()
 	talk := mcp.New(mcp.Options{Engine: s.engine, Version: s.app.version, Log: s.log})
 	defer context.AfterFunc(front, talk.Stop)()
-	server := api.New(api.Options{Engine: s.engine, Token: s.token, Log: s.log, Shell: s.governed.Compat != nil, MCP: talk, Down: func() {
+	bodies := api.BodyBudget{Total: int64(s.config.Requests.Bodies), Caller: int64(s.config.Requests.CallerBodies)}
+	server := api.New(api.Options{Engine: s.engine, Token: s.token, Log: s.log, Shell: s.governed.Compat != nil, MCP: talk, Bodies: bodies, Down: func() {
 		once.Do(func() {
 			s.log.Info("taking everything down")
 			close(down)

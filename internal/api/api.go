@@ -8,6 +8,7 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"crypto/subtle"
 	"errors"
@@ -30,12 +31,11 @@ import (
 
 // Bounds of requests.
 const (
-	maxJSON       = 32 << 20    // a JSON body: stdin in base64 fits
-	maxDrop       = 4 * maxJSON // of a body that is too big, read and dropped
-	maxUnasked    = 64 << 10    // of a body that nobody reads
+	maxDrop       = 4 * maxExecBody // of a body that was refused, read and dropped
+	maxUnasked    = 64 << 10        // of a body that nobody reads
 	maxHeader     = 256 << 10
 	headerTime    = 10 * time.Second
-	bodyTime      = 2 * time.Minute // for a JSON body
+	bodyTime      = 2 * time.Minute // for a body that is held in memory
 	refusedTime   = 5 * time.Second // for the body of a caller without the token, and to take a piece
 	idleTime      = 2 * time.Minute
 	heartbeatTime = 15 * time.Second
@@ -54,6 +54,8 @@ type Options struct {
 	MCP interface {
 		Serve(w http.ResponseWriter, r *http.Request, call engine.Call)
 	}
+	// Bodies bounds the memory that bodies of requests take.
+	Bodies BodyBudget
 	// Down is called once to take everything down after POST /v1/down.
 	Down func()
 	Log  *slog.Logger
@@ -67,6 +69,9 @@ type Server struct {
 	// stall is takeTime and beat heartbeatTime but in tests.
 	stall, beat time.Duration
 	crowd       *crowd
+	// bodies is what bodies hold, pace how fast they have to come.
+	bodies *budget
+	pace   pace
 	// terminals are the connections that net/http does not wait for.
 	terminals sync.WaitGroup
 	// soon ends when a hand-over begins: who only waits for output is let go
@@ -80,13 +85,13 @@ func New(o Options) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{opts: o, log: o.Log, mux: http.NewServeMux(), stall: takeTime, beat: heartbeatTime, crowd: newCrowd(o.Log)}
+	s := &Server{opts: o, log: o.Log, mux: http.NewServeMux(), stall: takeTime, beat: heartbeatTime, crowd: newCrowd(o.Log), bodies: newBudget(o.Bodies), pace: defaultPace()}
 	s.soon, s.handing = context.WithCancelCause(context.Background())
 	for _, r := range s.routes() {
 		s.mux.Handle(strings.TrimPrefix(r.method+" "+r.path, " "), s.wrap(r))
 	}
 	if o.MCP != nil {
-		s.mux.Handle("/mcp", s.wrap(route{path: "/mcp", handle: s.talk}))
+		s.mux.Handle("/mcp", s.wrap(route{path: "/mcp", handle: s.talk, takes: bodyHeld, limit: maxToolBody}))
 	}
 	s.mux.Handle("/", s.wrap(route{handle: s.unknown}))
 	return s
@@ -165,6 +170,10 @@ type route struct {
 	open, operator bool
 	// direct routes run or write without a tool: see engine.Direct.
 	direct bool
+	// takes is what the route does with a body, unless body says it. limit bounds a body that is held
+	// in memory; 0 is maxBody.
+	takes bodyKind
+	limit int64
 	// summary, body and answer are for /openapi.json.
 	summary      string
 	query        []string
@@ -196,26 +205,33 @@ func (s *Server) wrap(rt route) http.Handler {
 		if err == nil && rt.direct {
 			err = s.opts.Engine.Direct(call, "use "+rt.method+" "+rt.path)
 		}
-		if err == nil && rt.bodiless() && r.ContentLength != 0 {
+		if err == nil && rt.kind() == bodyNone && r.ContentLength != 0 {
 			err = dropBody(out, r)
 		}
 		if err == nil {
-			err = handle(out, r, rt.handle, call)
+			s.serve(out, r, rt, call)
 		} else {
 			// net/http takes what is left of the body off him before it answers.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTime)) // any connection can
 			w.Header().Set("Connection", "close")
-		}
-		if err != nil {
 			s.fail(out, r, err)
 		}
 		s.log.Debug("request", "method", r.Method, "route", rt.path, "caller", call.Caller, "status", out.status, "took", time.Since(began))
 	})
 }
 
-// bodiless routes read no body.
-func (rt route) bodiless() bool {
-	return rt.method == http.MethodGet || rt.method == http.MethodDelete || rt.path == ""
+// serve calls a route's handler and answers its error. What the body took of the budget is given
+// back.
+func (s *Server) serve(out *answer, r *http.Request, rt route, call engine.Call) {
+	r, in := s.receive(out, r, rt, call)
+	defer in.leave()
+	defer in.release()
+	if err := handle(out, r, rt.handle, call); err != nil {
+		in.refuse()
+		s.fail(out, r, err)
+		in.release()
+		in.drop()
+	}
 }
 
 // dropBody takes a body off a client that none is wanted from. Otherwise
@@ -270,9 +286,19 @@ func (s *Server) identify(r *http.Request) (engine.Call, error) {
 	return call, nil
 }
 
-// talk hands a request of the Model Context Protocol on, which has a form of its
-// own for what goes wrong.
+// talk forwards a request of the Model Context Protocol, which has its own form for errors. The body
+// is charged twice: the protocol's library copies it.
 func (s *Server) talk(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+	if in, ok := r.Body.(*callBody); ok {
+		raw, err := in.hold()
+		if err == nil {
+			err = in.take(int64(len(raw)))
+		}
+		if err != nil {
+			return err
+		}
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(raw)), int64(len(raw))
+	}
 	s.opts.MCP.Serve(w, r, call)
 	return nil
 }

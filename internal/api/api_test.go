@@ -33,6 +33,21 @@ const patience = 2 * time.Minute
 // newServer serves an engine over the driver in memory.
 func newServer(t *testing.T, token string) (*httptest.Server, *fake.Host) {
 	t.Helper()
+	e, host := newEngine(t)
+	return serveHTTP(t, New(Options{Engine: e, Token: token, Shell: true})), host
+}
+
+// serveHTTP serves s on a loopback address until the test ends.
+func serveHTTP(t *testing.T, s *Server) *httptest.Server {
+	t.Helper()
+	srv := httptest.NewServer(s.Handler())
+	t.Cleanup(srv.Close)
+	return srv
+}
+
+// newEngine runs an engine over the driver in memory until the test ends.
+func newEngine(t testing.TB) (*engine.Engine, *fake.Host) {
+	t.Helper()
 	dir := t.TempDir()
 	st, err := store.Open(t.Context(), dir)
 	if err != nil {
@@ -72,16 +87,14 @@ func newServer(t *testing.T, token string) (*httptest.Server, *fake.Host) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- e.Serve(ctx) }()
-	srv := httptest.NewServer(New(Options{Engine: e, Token: token, Shell: true}).Handler())
 	t.Cleanup(func() {
-		srv.Close()
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 		st.Close()
 	})
-	return srv, host
+	return e, host
 }
 
 type asked struct {
@@ -274,7 +287,7 @@ func TestBadInputNamesTheField(t *testing.T) {
 func TestBodyOverTheLimit(t *testing.T) {
 	t.Parallel()
 	srv, _ := newServer(t, "")
-	got := ask(t, srv, "POST", "/v1/run", `{"argv":["a"],"stdin":"`+strings.Repeat("x", maxJSON)+`"}`)
+	got := ask(t, srv, "POST", "/v1/run", `{"argv":["a"],"stdin":"`+strings.Repeat("x", maxExecBody)+`"}`)
 	problemIs(t, got, http.StatusRequestEntityTooLarge, "invalid_argument", "body")
 }
 

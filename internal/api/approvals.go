@@ -14,7 +14,7 @@ func (s *Server) approvalRoutes() []route {
 		{method: "GET", path: "/v1/approvals", handle: s.listApprovals, summary: "List questions about calls, the newest first", query: []string{"state"}, answer: v1.List[v1.Approval]{}},
 		{method: "GET", path: "/v1/approvals/events", handle: s.watchApprovals, summary: "Server-sent events: \"listening\", what is pending as \"asked\", then what happens", answer: v1.ApprovalEvent{}},
 		{method: "GET", path: "/v1/approvals/{id}", handle: s.getApproval, summary: "Describe a question", answer: v1.Approval{}},
-		{method: "POST", path: "/v1/approvals/{id}/answer", handle: s.answerApproval, summary: "Approve, deny, modify or escalate", body: v1.ApprovalAnswer{}, answer: v1.Approval{}},
+		{method: "POST", path: "/v1/approvals/{id}/answer", handle: s.answerApproval, operator: true, limit: maxToolBody, summary: "Approve, deny, modify or escalate", body: v1.ApprovalAnswer{}, answer: v1.Approval{}},
 	}
 }
 
@@ -37,7 +37,7 @@ func (s *Server) getApproval(w http.ResponseWriter, r *http.Request, call engine
 
 func (s *Server) answerApproval(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	var req v1.ApprovalAnswer
-	if err := body(w, r, &req); err != nil {
+	if err := body(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.AnswerApproval(r.Context(), call, r.PathValue("id"), req)

@@ -32,9 +32,16 @@ const (
 // headerExec carries the request of an exec whose body is stdin.
 const headerExec = "Orchestrator-Exec"
 
+// maxParameters bounds the parameters of a URL, maxWord what an error repeats of a header's or a
+// parameter's text, in bytes.
+const (
+	maxParameters = 64
+	maxWord       = 256
+)
+
 // body decodes a JSON body; an empty one is an empty object.
-func body(w http.ResponseWriter, r *http.Request, v any) error {
-	b, err := readJSON(w, r)
+func body(r *http.Request, v any) error {
+	b, err := readJSON(r)
 	if err != nil {
 		return err
 	}
@@ -48,25 +55,23 @@ func decodeJSON(b []byte, v any) error {
 	return strictjson.Decode(b, v)
 }
 
-// readJSON reads a JSON body up to its bound. With an error it returns what was
-// read before it.
-func readJSON(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+// readJSON reads a JSON body within its limit and the budget. An error about the body is a
+// *bodyError.
+func readJSON(r *http.Request) ([]byte, error) {
 	if t := r.Header.Get("Content-Type"); t != "" {
 		if m, _, err := mime.ParseMediaType(t); err != nil || m != formJSON {
-			return nil, &strictjson.FieldError{Field: "Content-Type", Message: fmt.Sprintf("is %q and must be %s", t, formJSON)}
+			return nil, &strictjson.FieldError{Field: "Content-Type", Message: fmt.Sprintf("is %q and must be %s", clip(t, maxWord), formJSON)}
 		}
 	}
-	ctl := http.NewResponseController(w)
-	_ = ctl.SetReadDeadline(time.Now().Add(bodyTime)) // any connection can
-	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxJSON))
-	if err != nil {
-		// Who is still sending reads the answer only when it was taken off him.
-		_, _ = io.CopyN(io.Discard, r.Body, maxDrop)
-		w.Header().Set("Connection", "close")
-		return b, fmt.Errorf("read the body: %w: %w", err, errdefs.ErrInvalidArgument)
+	return held(r)
+}
+
+// held is the body of a request in memory; a request without one has an empty one.
+func held(r *http.Request) ([]byte, error) {
+	if in, ok := r.Body.(*callBody); ok {
+		return in.hold()
 	}
-	_ = ctl.SetReadDeadline(time.Time{}) // it would end the request's context
-	return b, nil
+	return nil, nil
 }
 
 // execBody decodes the request of an exec: a JSON body, or the header with the
@@ -74,7 +79,7 @@ func readJSON(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 func execBody(w http.ResponseWriter, r *http.Request, v any) (stdin io.Reader, err error) {
 	h := r.Header.Get(headerExec)
 	if h == "" {
-		return nil, body(w, r, v)
+		return nil, body(r, v)
 	}
 	b, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(h, "="))
 	if err != nil {
@@ -110,7 +115,7 @@ func form(r *http.Request, known ...string) (string, error) {
 			}
 		}
 	}
-	return "", &strictjson.FieldError{Field: "Accept", Message: fmt.Sprintf("is %q and must be one of %s", accept, strings.Join(known, ", "))}
+	return "", &strictjson.FieldError{Field: "Accept", Message: fmt.Sprintf("is %q and must be one of %s", clip(accept, maxWord), strings.Join(known, ", "))}
 }
 
 // query reads the parameters of a URL and refuses those that are not known.
@@ -120,6 +125,9 @@ type query struct {
 }
 
 func queryOf(r *http.Request, known ...string) *query {
+	if strings.Count(r.URL.RawQuery, "&") >= maxParameters {
+		return &query{err: &strictjson.FieldError{Field: "query", Message: fmt.Sprintf("has over %d parameters, which is the limit", maxParameters)}}
+	}
 	values, err := url.ParseQuery(r.URL.RawQuery)
 	q := &query{values: values}
 	if err != nil { // what was dropped may be what mattered
@@ -128,7 +136,7 @@ func queryOf(r *http.Request, known ...string) *query {
 	for name, v := range q.values {
 		switch {
 		case !slices.Contains(known, name):
-			q.fail(name, "is not a parameter here; known are "+strings.Join(known, ", "))
+			q.fail(clip(name, maxWord), "is not a parameter here; known are "+strings.Join(known, ", "))
 		case len(v) > 1:
 			q.fail(name, "is given more than once")
 		case !utf8.ValidString(v[0]):
@@ -158,7 +166,7 @@ func (q *query) number(name string) int64 {
 	}
 	n, err := strconv.ParseInt(v, 10, 64)
 	if err != nil || n < 0 {
-		q.fail(name, fmt.Sprintf("is %q and must be a whole number that is not negative", v))
+		q.fail(name, fmt.Sprintf("is %q and must be a whole number that is not negative", clip(v, maxWord)))
 	}
 	return n
 }
@@ -179,7 +187,7 @@ func (q *query) yes(name string) bool {
 	case "true":
 		return true
 	default:
-		q.fail(name, fmt.Sprintf("is %q and must be true or false", v))
+		q.fail(name, fmt.Sprintf("is %q and must be true or false", clip(v, maxWord)))
 		return false
 	}
 }
@@ -191,7 +199,7 @@ func (q *query) mode(name string) uint32 {
 	}
 	n, err := strconv.ParseUint(v, 8, 32)
 	if err != nil || n > 0o777 {
-		q.fail(name, fmt.Sprintf("is %q and must be octal permission bits such as 0644", v))
+		q.fail(name, fmt.Sprintf("is %q and must be octal permission bits such as 0644", clip(v, maxWord)))
 	}
 	return uint32(n)
 }

@@ -25,7 +25,7 @@ func (s *Server) getEgress(w http.ResponseWriter, r *http.Request, call engine.C
 
 func (s *Server) putEgress(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	var req v1.Egress
-	if err := body(w, r, &req); err != nil {
+	if err := body(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.SetEgress(r.Context(), call, r.PathValue("id"), req)

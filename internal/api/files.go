@@ -122,7 +122,7 @@ func (s *Server) removeFile(w http.ResponseWriter, r *http.Request, call engine.
 
 func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	var req v1.WorkspaceRequest
-	if err := body(w, r, &req); err != nil {
+	if err := body(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.CreateWorkspace(r.Context(), call, req)

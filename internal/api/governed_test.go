@@ -36,7 +36,7 @@ policy:
 `
 
 // governance is what an engine needs to call tools.
-func governance(t *testing.T, st *store.Store, dir string) *engine.Governance {
+func governance(t testing.TB, st *store.Store, dir string) *engine.Governance {
 	t.Helper()
 	profiles := filepath.Join(dir, "profiles")
 	if err := os.MkdirAll(profiles, 0o700); err != nil {
@@ -129,7 +129,7 @@ func TestACallThatCannotBeDecodedIsRecorded(t *testing.T) {
 		{"{\"session\":\"\xff\"}", "body", 400, nil},
 		{`{}`, "Content-Type", 400, []string{"Content-Type", "text/plain"}},
 		{`{}`, "Accept", 400, []string{"Accept", "image/png"}},
-		{`{"session":"` + strings.Repeat("x", maxJSON) + `"}`, "body", 413, nil},
+		{`{"session":"` + strings.Repeat("x", maxExecBody) + `"}`, "body", 413, nil},
 	} {
 		problemIs(t, ask(t, srv, "POST", call, c.body, c.header...), c.status, "invalid_argument", c.field)
 		got := records(t, srv, "action=system.run")

@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"log/slog"
-	"net/http"
 
 	"github.com/containerd/errdefs"
 
@@ -37,7 +36,7 @@ func seen(call engine.Call, log *slog.Logger, err error) error {
 	if err == nil || call.Operator {
 		return err
 	}
-	if got := cmp.Or(engine.As[*http.MaxBytesError](err), engine.ForCallers(err)); got != nil {
+	if got := cmp.Or(engine.As[*bodyError](err), engine.ForCallers(err)); got != nil {
 		return got
 	}
 	p := problem(err)

@@ -12,10 +12,10 @@ import (
 func (s *Server) imageRoutes() []route {
 	return []route{
 		{method: "GET", path: "/v1/images", handle: s.listImages, summary: "List images", answer: v1.List[v1.Image]{}},
-		{method: "POST", path: "/v1/images", handle: s.importImage, operator: true, summary: "Import the archive in the body", query: []string{"ref"}, answer: v1.List[v1.Image]{}},
+		{method: "POST", path: "/v1/images", handle: s.importImage, takes: bodyUpload, operator: true, summary: "Import the archive in the body", query: []string{"ref"}, answer: v1.List[v1.Image]{}},
 		{method: "DELETE", path: "/v1/images", handle: s.removeImage, operator: true, summary: "Remove an image", query: []string{"ref"}},
 		{method: "POST", path: "/v1/images/pull", handle: s.pullImage, operator: true, summary: "Bring an image from its registry", body: v1.PullRequest{}, answer: v1.List[v1.Image]{}},
-		{method: "POST", path: "/v1/images/build", handle: s.buildImage, operator: true, summary: "Build from a Dockerfile in the context in the body, a tar", query: []string{"ref", "file", "target", "network", "args", "keep"}, answer: v1.List[v1.Image]{}},
+		{method: "POST", path: "/v1/images/build", handle: s.buildImage, takes: bodyUpload, operator: true, summary: "Build from a Dockerfile in the context in the body, a tar", query: []string{"ref", "file", "target", "network", "args", "keep"}, answer: v1.List[v1.Image]{}},
 		{method: "POST", path: "/v1/images/gc", handle: s.collectImages, operator: true, summary: "Remove images that nothing needs, or tell which (dry_run)", query: []string{"dry_run"}, answer: v1.ImageCollection{}},
 		{method: "PUT", path: "/v1/images/pin", handle: s.pinImage, operator: true, summary: "Keep an image from being collected", query: []string{"ref"}, answer: v1.List[v1.Image]{}},
 		{method: "DELETE", path: "/v1/images/pin", handle: s.pinImage, operator: true, summary: "Let a pinned image be collected again", query: []string{"ref"}, answer: v1.List[v1.Image]{}},
@@ -55,7 +55,7 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, call engine
 // is. A client that goes away takes the pull with it, unless others wait for it.
 func (s *Server) pullImage(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	var req v1.PullRequest
-	if err := body(w, r, &req); err != nil {
+	if err := body(r, &req); err != nil {
 		return err
 	}
 	f, err := form(r, formJSON, formEvents)

@@ -39,7 +39,7 @@ func (s *Server) getOverlay(w http.ResponseWriter, r *http.Request, call engine.
 
 func (s *Server) diffOverlay(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	var req v1.DiffRequest
-	if err := body(w, r, &req); err != nil {
+	if err := body(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.DiffOverlay(r.Context(), call, r.PathValue("id"), req.Paths, req.Text)
@@ -51,7 +51,7 @@ func (s *Server) diffOverlay(w http.ResponseWriter, r *http.Request, call engine
 
 func (s *Server) commitOverlay(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	var req v1.CommitRequest
-	if err := body(w, r, &req); err != nil {
+	if err := body(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.CommitOverlay(r.Context(), call, r.PathValue("id"), req)
@@ -76,7 +76,7 @@ func (s *Server) discardOverlay(w http.ResponseWriter, r *http.Request, call eng
 
 func (s *Server) makeSnapshot(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	var req v1.SnapshotRequest
-	if err := body(w, r, &req); err != nil {
+	if err := body(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.Snapshot(r.Context(), call, r.PathValue("name"), req.Label)
@@ -104,7 +104,7 @@ func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request, call eng
 
 func (s *Server) restore(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	var req v1.RestoreRequest
-	if err := body(w, r, &req); err != nil {
+	if err := body(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.Restore(r.Context(), call, r.PathValue("name"), req.Snapshot)

@@ -29,7 +29,7 @@ const maxPortHeader = 256 << 10
 func (s *Server) portRoutes() []route {
 	return []route{
 		{method: "GET", path: "/v1/sandboxes/{id}/ports/{port}", direct: true, handle: s.dialPort, summary: "Connect to a server on the sandbox's loopback: with Upgrade: " + v1.PortProtocol + " the connection carries bytes"},
-		{path: "/v1/sandboxes/{id}/ports/{port}/{path...}", direct: true, handle: s.proxyPort, summary: "Hand a request on to a server of HTTP on the sandbox's loopback, WebSockets too; every method"},
+		{path: "/v1/sandboxes/{id}/ports/{port}/{path...}", direct: true, handle: s.proxyPort, takes: bodyStream, summary: "Hand a request on to a server of HTTP on the sandbox's loopback, WebSockets too; every method"},
 	}
 }
 

@@ -85,11 +85,28 @@ func problem(err error) *v1.Problem {
 	if _, ok := errors.AsType[*engine.PortError](err); ok {
 		p.Status, p.Title, p.Field = http.StatusBadGateway, http.StatusText(http.StatusBadGateway), "port"
 	}
-	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		p.Status, p.Title, p.Code, p.Field = http.StatusRequestEntityTooLarge, http.StatusText(http.StatusRequestEntityTooLarge), "invalid_argument", "body"
-		p.Detail = err.Error()
+	if e, ok := errors.AsType[*bodyError](err); ok {
+		p.Field, p.Detail = "body", e.Error()
+		if e.status != 0 {
+			p.Status, p.Title = e.status, http.StatusText(e.status)
+		}
+		if e.retry > 0 {
+			p.RetryAfterMS = e.retry.Milliseconds()
+		}
 	}
+	p.Detail = clip(p.Detail, maxDetail)
 	return p
+}
+
+// maxDetail bounds the text of a problem, which may repeat what a caller sent.
+const maxDetail = 4 << 10
+
+// clip is s, or its beginning of about n bytes.
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "") + "…"
 }
 
 func field(err error) string {
@@ -132,8 +149,9 @@ func (s *Server) fail(w *answer, r *http.Request, err error) {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
 	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(p.Status)
 	body, err := json.Marshal(p)
+	w.Header().Set("Content-Length", strconv.Itoa(len(body))) // it is whole while the handler still runs
+	w.WriteHeader(p.Status)
 	if err == nil {
 		_, err = w.Write(body)
 	}

@@ -9,7 +9,7 @@ import (
 
 func (s *Server) createSandbox(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	var req v1.SandboxRequest
-	if err := body(w, r, &req); err != nil {
+	if err := body(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.Lease(r.Context(), call, req)

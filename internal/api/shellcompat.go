@@ -2,7 +2,6 @@ package api
 
 import (
 	"fmt"
-	"io"
 	"mime"
 	"net"
 	"net/http"
@@ -19,7 +18,6 @@ import (
 // Bounds of POST /shell: its clients send one command line, and give up after
 // 35 seconds.
 const (
-	maxShellBody     = 1 << 20
 	shellTimeout     = 30 * time.Second
 	maxShellTimeout  = time.Hour
 	shellCompatTool  = "run_shell"
@@ -63,9 +61,7 @@ func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, call engine
 	}
 	var req shellRequest
 	timeout := shellTimeout
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime)) // any connection can
-	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxShellBody))
-	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // it would end the request's context
+	raw, err := held(r)
 	if err == nil {
 		err = strictjson.Decode(raw, &req)
 	}
@@ -73,7 +69,7 @@ func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, call engine
 		timeout, err = req.timeout()
 	}
 	if err != nil {
-		err = s.opts.Engine.RefuseCall(r.Context(), call, shellCompatTool, raw, err)
+		err = s.refuseCall(r, call, shellCompatTool, raw, err)
 		return s.shellRefusal(w, err)
 	}
 	got, err := s.opts.Engine.ShellCompat(r.Context(), req.Command, req.Workspace, timeout)

@@ -11,7 +11,7 @@ import (
 
 func (s *Server) startShell(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	var req v1.ShellRequest
-	if err := body(w, r, &req); err != nil {
+	if err := body(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.StartShell(r.Context(), call, r.PathValue("id"), req)

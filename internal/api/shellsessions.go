@@ -12,13 +12,13 @@ func (s *Server) shellSessionRoutes() []route {
 		{method: "POST", path: "/v1/sandboxes/{id}/sessions", direct: true, handle: s.startShellSession, summary: "Start a shell that lives on between its commands", body: v1.ShellSessionRequest{}, answer: v1.ShellSession{}},
 		{method: "GET", path: "/v1/sandboxes/{id}/sessions", handle: s.listShellSessions, summary: "List a sandbox's sessions", answer: v1.List[v1.ShellSession]{}},
 		{method: "DELETE", path: "/v1/sandboxes/{id}/sessions/{session}", handle: s.endShellSession, summary: "Kill what lives of a session and forget it", answer: v1.ShellSession{}},
-		{method: "POST", path: "/v1/sandboxes/{id}/sessions/{session}/exec", direct: true, handle: s.execShellSession, summary: "Run a command in a session and wait for its end", body: v1.ShellSessionExec{}, answer: v1.ExecResult{}},
+		{method: "POST", path: "/v1/sandboxes/{id}/sessions/{session}/exec", direct: true, handle: s.execShellSession, limit: maxExecBody, summary: "Run a command in a session and wait for its end", body: v1.ShellSessionExec{}, answer: v1.ExecResult{}},
 	}
 }
 
 func (s *Server) startShellSession(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	var req v1.ShellSessionRequest
-	if err := body(w, r, &req); err != nil {
+	if err := body(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.StartShellSession(r.Context(), call, r.PathValue("id"), req)

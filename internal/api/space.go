@@ -18,7 +18,7 @@ func (s *Server) spaceRoutes() []route {
 
 func (s *Server) resizeWorkspace(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	var req v1.WorkspaceResize
-	if err := body(w, r, &req); err != nil {
+	if err := body(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.ResizeWorkspace(r.Context(), call, r.PathValue("name"), req)

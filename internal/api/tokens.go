@@ -9,7 +9,7 @@ import (
 
 func (s *Server) tokenRoutes() []route {
 	return []route{
-		{method: "POST", path: "/v1/tokens", handle: s.createToken, summary: "Make a token; its secret is in this answer only", body: v1.TokenRequest{}, answer: v1.Token{}},
+		{method: "POST", path: "/v1/tokens", handle: s.createToken, operator: true, summary: "Make a token; its secret is in this answer only", body: v1.TokenRequest{}, answer: v1.Token{}},
 		{method: "GET", path: "/v1/tokens", handle: s.listTokens, summary: "List tokens, newest first", answer: v1.List[v1.Token]{}},
 		{method: "DELETE", path: "/v1/tokens/{id}", handle: s.revokeToken, summary: "Revoke a token at once", answer: v1.Token{}},
 	}
@@ -17,7 +17,7 @@ func (s *Server) tokenRoutes() []route {
 
 func (s *Server) createToken(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	var req v1.TokenRequest
-	if err := body(w, r, &req); err != nil {
+	if err := body(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.CreateToken(r.Context(), call, req)

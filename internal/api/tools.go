@@ -2,6 +2,8 @@ package api
 
 import (
 	"encoding/base64"
+	"encoding/json"
+	"errors"
 	"net/http"
 	"strconv"
 
@@ -12,7 +14,7 @@ import (
 func (s *Server) toolRoutes() []route {
 	return []route{
 		{method: "GET", path: "/v1/tools", handle: s.listTools, summary: "List the tools that can be called, with their schemas", query: []string{"profile"}, answer: v1.List[v1.Tool]{}},
-		{method: "POST", path: "/v1/tools/{name}/call", handle: s.callTool, summary: "Call a tool: policy, approval, run, audit", body: v1.ToolCall{}, answer: v1.ToolResult{}},
+		{method: "POST", path: "/v1/tools/{name}/call", handle: s.callTool, limit: maxToolBody, summary: "Call a tool: policy, approval, run, audit", body: v1.ToolCall{}, answer: v1.ToolResult{}},
 		{method: "GET", path: "/v1/calls/{id}/output", handle: s.callOutput, summary: "Read the whole output of an earlier call from an offset", query: []string{"stream", "offset", "limit", "wait_ms"}, answer: v1.Output{}},
 		{method: "DELETE", path: "/v1/sessions/{name}", handle: s.endSession, summary: "End a session: its sandbox is destroyed"},
 		{method: "POST", path: "/v1/policy/check", handle: s.checkPolicy, summary: "Tell what a command policy says; nothing runs", body: v1.PolicyCheck{}, answer: v1.Verdict{}},
@@ -44,17 +46,17 @@ func list[T any](w http.ResponseWriter, items []T, err error) error {
 // service without a trace.
 func (s *Server) callTool(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	name := r.PathValue("name")
+	raw, err := readJSON(r)
 	var req v1.ToolCall
-	raw, err := readJSON(w, r)
 	if err == nil {
-		err = decodeJSON(raw, &req)
+		req, err = decodeToolCall(raw)
 	}
 	f := formJSON
 	if err == nil {
 		f, err = form(r, formJSON, formEvents)
 	}
 	if err != nil {
-		return s.opts.Engine.RefuseCall(r.Context(), call, name, raw, err)
+		return s.refuseCall(r, call, name, raw, err)
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	if f == formEvents {
@@ -65,6 +67,35 @@ func (s *Server) callTool(w http.ResponseWriter, r *http.Request, call engine.Ca
 		return err
 	}
 	return reply(w, http.StatusOK, res)
+}
+
+// shared is JSON that stays a part of the document it stands in.
+type shared json.RawMessage
+
+// UnmarshalJSON implements json.Unmarshaler without a copy.
+func (s *shared) UnmarshalJSON(b []byte) error {
+	*s = b
+	return nil
+}
+
+// decodeToolCall decodes a call whose input is a part of raw.
+func decodeToolCall(raw []byte) (v1.ToolCall, error) {
+	var got struct {
+		v1.ToolCall
+		Input shared `json:"input"`
+	}
+	err := decodeJSON(raw, &got)
+	got.ToolCall.Input = json.RawMessage(got.Input)
+	return got.ToolCall, err
+}
+
+// refuseCall records a call that is refused before it is one, and returns cause. raw is its body; of
+// one that did not come whole the record has the size and the hash of what came.
+func (s *Server) refuseCall(r *http.Request, call engine.Call, name string, raw []byte, cause error) error {
+	if e, ok := errors.AsType[*bodyError](cause); ok {
+		return s.opts.Engine.RefuseBody(r.Context(), call, name, e.read, e.sum, cause)
+	}
+	return s.opts.Engine.RefuseCall(r.Context(), call, name, raw, cause)
 }
 
 func (s *Server) callOutput(w http.ResponseWriter, r *http.Request, call engine.Call) error {
@@ -112,7 +143,7 @@ func (s *Server) endSession(w http.ResponseWriter, r *http.Request, call engine.
 
 func (s *Server) checkPolicy(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	var req v1.PolicyCheck
-	if err := body(w, r, &req); err != nil {
+	if err := body(r, &req); err != nil {
 		return err
 	}
 	got, err := s.opts.Engine.CheckPolicy(r.Context(), call, req)

@@ -1,0 +1,484 @@
+package api
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"runtime/metrics"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+)
+
+// spent is what bodies hold, and how many callers have some.
+func (b *budget) spent() (held int64, callers int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.held, len(b.of)
+}
+
+// eventually waits for what other goroutines are about to do.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %s", what, patience)
+		}
+	}
+}
+
+// send opens a connection and sends the head of a request that declares a body, and the first bytes
+// of that.
+func send(t *testing.T, srv *httptest.Server, method, path string, declared, sent int, header ...string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(srv.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	head := fmt.Sprintf("%s %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n", method, path, declared)
+	for i := 0; i+1 < len(header); i += 2 {
+		head += header[i] + ": " + header[i+1] + "\r\n"
+	}
+	if _, err := io.WriteString(conn, head+"\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	piece := bytes.Repeat([]byte(" "), 64<<10)
+	for sent > 0 {
+		n, err := conn.Write(piece[:min(sent, len(piece))])
+		if err != nil {
+			break // it was refused, and the answer says why
+		}
+		sent -= n
+	}
+	return conn
+}
+
+// answerOn reads the answer on a connection.
+func answerOn(t *testing.T, conn net.Conn) asked {
+	t.Helper()
+	if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return asked{res.StatusCode, res.Header, string(b)}
+}
+
+// peakHeap samples the heap's objects, in bytes, until the returned function is called.
+func peakHeap() (peak func() uint64) {
+	stop, done := make(chan struct{}), make(chan uint64)
+	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	go func() {
+		tick := time.NewTicker(2 * time.Millisecond)
+		defer tick.Stop()
+		for most := uint64(0); ; {
+			metrics.Read(sample)
+			most = max(most, sample[0].Value.Uint64())
+			select {
+			case <-tick.C:
+			case <-stop:
+				done <- most
+				return
+			}
+		}
+	}()
+	return func() uint64 { close(stop); return <-done }
+}
+
+// Bodies that one caller holds take a bounded amount of memory, other callers and the operator are
+// served, and all of it is given back when the clients vanish.
+func TestHeldBodiesAreBounded(t *testing.T) {
+	const connections = 60
+	for _, c := range []struct {
+		who, path string
+		size      int
+	}{
+		{"a caller", "/v1/tools/system.run/call", maxToolBody},
+		{"the operator", "/v1/run", maxExecBody},
+	} {
+		t.Run(c.who, func(t *testing.T) {
+			e, _ := newEngine(t)
+			s := New(Options{Engine: e, Token: "secret"})
+			s.pace = pace{stall: time.Hour, grace: time.Hour, most: time.Hour, rate: 1 << 20}
+			srv := serveHTTP(t, s)
+			flooder, other := bearer(t, srv, `{"caller":"ann"}`), bearer(t, srv, `{"caller":"ben"}`)
+			operator := []string{"Authorization", "Bearer secret"}
+			if c.who == "the operator" {
+				flooder, operator = operator, bearer(t, srv, `{"caller":"ops","operator":true}`)
+			}
+			runtime.GC()
+			peak := peakHeap()
+			var sending sync.WaitGroup
+			conns := make(chan net.Conn, connections)
+			for range connections {
+				sending.Go(func() { conns <- send(t, srv, "POST", c.path, c.size, c.size-1, flooder...) })
+			}
+			sending.Wait()
+			held, refused := s.bodies.caller/int64(c.size), make(chan asked, connections)
+			for range connections {
+				go func() {
+					if res, err := http.ReadResponse(bufio.NewReader(<-conns), nil); err == nil {
+						b, _ := io.ReadAll(res.Body)
+						refused <- asked{res.StatusCode, res.Header, string(b)}
+					}
+				}()
+			}
+			for range connections - held {
+				got := <-refused
+				problemIs(t, got, http.StatusTooManyRequests, "resource_exhausted", "body")
+				if got.header.Get("Retry-After") == "" || !strings.Contains(got.body, "requests.caller_bodies") {
+					t.Errorf("refused with %v %s", got.header, got.body)
+				}
+			}
+			eventually(t, "the rest is held", func() bool { n, _ := s.bodies.spent(); return n >= held*int64(c.size) })
+			if got := peak(); got > 160<<20 {
+				t.Errorf("the heap had %d MiB", got>>20)
+			}
+			for _, who := range [][]string{other, operator} {
+				got := ask(t, srv, "POST", "/v1/tools/system.run/call", `{"input":{"argv":["echo","`+strings.Repeat("x", 100<<10)+`"]}}`, who...)
+				if got.status != http.StatusOK {
+					t.Errorf("%v got %d %.200s", who, got.status, got.body)
+				}
+			}
+			srv.CloseClientConnections()
+			eventually(t, "the budget is given back", func() bool { n, callers := s.bodies.spent(); return n == 0 && callers == 0 })
+		})
+	}
+}
+
+// A body that is held takes its size, one in chunks twice that, and decoding it no more than the value;
+// other goroutines of the test allocate too.
+func TestABodyIsNotCopied(t *testing.T) {
+	e, _ := newEngine(t)
+	s := New(Options{Engine: e})
+	text := `{"argv":["cat"],"stdin":"` + strings.Repeat("x", maxExecBody-100) + `"}`
+	for _, c := range []struct {
+		what     string
+		declared int64
+		most     float64
+	}{{"of known length", int64(len(text)), 3}, {"in chunks", -1, 4}} {
+		r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/run", strings.NewReader(text))
+		r.ContentLength = c.declared
+		r, in := s.receive(httptest.NewRecorder(), r, route{body: v1.Run{}, limit: maxExecBody}, engine.Local(""))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		var req v1.Run
+		err := body(r, &req)
+		runtime.ReadMemStats(&after)
+		if err != nil || len(req.Stdin) != maxExecBody-100 {
+			t.Fatalf("%s: %v, %d bytes", c.what, err, len(req.Stdin))
+		}
+		if got := float64(after.TotalAlloc-before.TotalAlloc) / float64(len(text)); got > c.most {
+			t.Errorf("a body %s cost %.2f times its size, want at most %.2f", c.what, got, c.most)
+		}
+		in.release()
+	}
+	if n, callers := s.bodies.spent(); n != 0 || callers != 0 {
+		t.Errorf("%d bytes of %d callers are left", n, callers)
+	}
+}
+
+// Only what carries stdin or a tool's input may be large. All else has a small limit, or is streamed,
+// or not read.
+func TestLimitsOfRoutes(t *testing.T) {
+	t.Parallel()
+	e, _ := newEngine(t)
+	s := New(Options{Engine: e, Shell: true})
+	srv := serveHTTP(t, s)
+	large := map[string]int64{
+		"POST /v1/run": maxExecBody, "POST /v1/sandboxes/{id}/exec": maxExecBody, "POST /v1/sandboxes/{id}/shells": maxExecBody,
+		"POST /v1/sandboxes/{id}/sessions/{session}/exec": maxExecBody, "POST /v1/tools/{name}/call": maxToolBody, "POST /v1/approvals/{id}/answer": maxToolBody,
+	}
+	streamed := []string{
+		"POST /v1/images", "POST /v1/images/build", "PUT /v1/sandboxes/{id}/files", "PUT /v1/workspaces/{name}/files",
+		"POST /v1/shells/{id}/input", " /v1/sandboxes/{id}/ports/{port}/{path...}",
+	}
+	for _, rt := range s.routes() {
+		name := rt.method + " " + rt.path
+		limit := max(large[name], maxBody)
+		switch kind := rt.kind(); {
+		case slices.Contains(streamed, name) != (kind == bodyUpload || kind == bodyStream):
+			t.Errorf("%s: kind %d", name, kind)
+		case kind == bodyHeld && name != "POST /shell":
+			conn := send(t, srv, rt.method, strings.NewReplacer("{", "", "}", "").Replace(rt.path), int(limit+1), 0)
+			got := answerOn(t, conn)
+			conn.Close()
+			problemIs(t, got, http.StatusRequestEntityTooLarge, "invalid_argument", "body")
+			if !strings.Contains(got.body, fmt.Sprint(limit)) {
+				t.Errorf("%s: %s, want the limit of %d", name, got.body, limit)
+			}
+		case kind == bodyNone && large[name] != 0:
+			t.Errorf("%s reads no body", name)
+		}
+	}
+}
+
+func TestASlowBodyIsGivenUp(t *testing.T) {
+	t.Parallel()
+	e, _ := newEngine(t)
+	s := New(Options{Engine: e})
+	s.pace.stall, s.stall = 50*time.Millisecond, 50*time.Millisecond
+	srv := serveHTTP(t, s)
+	got := answerOn(t, send(t, srv, "POST", "/v1/run", maxExecBody, lastPiece))
+	problemIs(t, got, http.StatusRequestTimeout, "invalid_argument", "body")
+	if got := ask(t, srv, "POST", "/v1/workspaces", `{"name":"w"}`); got.status != http.StatusCreated {
+		t.Fatalf("%+v", got)
+	}
+	conn, err := net.Dial("tcp", strings.TrimPrefix(srv.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "PUT /v1/workspaces/w/files?path=f HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf"); err != nil {
+		t.Fatal(err)
+	}
+	problemIs(t, answerOn(t, conn), http.StatusRequestTimeout, "invalid_argument", "body")
+	if n, _ := s.bodies.spent(); n != 0 {
+		t.Errorf("%d bytes are left", n)
+	}
+}
+
+func TestPace(t *testing.T) {
+	p := pace{stall: time.Hour, grace: 10 * time.Second, most: time.Minute, rate: 1000}
+	began := time.Now()
+	for got, want := range map[int]time.Duration{0: 10 * time.Second, 5000: 15 * time.Second, 1 << 30: time.Minute} {
+		if at := p.deadline(began, got).Sub(began); at != want {
+			t.Errorf("deadline after %d bytes = %s, want %s", got, at, want)
+		}
+	}
+	p.stall = time.Second
+	if at := p.deadline(began.Add(-5*time.Second), 0); time.Until(at) > time.Second {
+		t.Errorf("deadline of a body that stalls is in %s", time.Until(at))
+	}
+}
+
+// Nothing of a body is asked for before the caller is known, nor for a route that is not the caller's.
+func TestNoBodyIsReadBeforeTheCallerIsKnown(t *testing.T) {
+	t.Parallel()
+	srv, _ := newServer(t, "secret")
+	ann := bearer(t, srv, `{"caller":"ann"}`)
+	for _, c := range []struct {
+		path   string
+		header []string
+		status int
+	}{
+		{"/v1/run", nil, http.StatusUnauthorized},
+		{"/v1/run", []string{"Authorization", "Bearer orc_x"}, http.StatusUnauthorized},
+		{"/v1/tokens", ann, http.StatusForbidden},
+		{"/v1/run", ann, http.StatusForbidden},
+	} {
+		// A server that reads a body of such a request first says 100 Continue.
+		conn := send(t, srv, "POST", c.path, maxBody, 0, append([]string{"Expect", "100-continue"}, c.header...)...)
+		if got := answerOn(t, conn); got.status != c.status {
+			t.Errorf("POST %s of %v: status %d, want %d", c.path, c.header, got.status, c.status)
+		}
+	}
+}
+
+func TestBudgetKeepsShares(t *testing.T) {
+	b := newBudget(BodyBudget{Total: 1 << 20, Caller: 512 << 10})
+	op := engine.Call{Caller: "ops", Operator: true}
+	ann, ben, eve := engine.Call{Caller: "ann"}, engine.Call{Caller: "ben"}, engine.Call{Caller: "eve"}
+	for _, c := range []struct {
+		who  engine.Call
+		n    int64
+		says string
+	}{
+		{ann, 512<<10 + 1, "requests.caller_bodies"},
+		{ann, 512 << 10, ""},
+		{ann, 1, "requests.caller_bodies"},
+		{ben, 128<<10 + 1, "requests.bodies"},
+		{ben, 128 << 10, ""}, // 5/8 of all: large bodies of callers
+		{eve, smallHeld + 1, "requests.bodies"},
+		{eve, smallHeld, ""}, // small ones go on
+		{ben, smallHeld, ""},
+		{eve, 1, "requests.bodies"}, // 3/4 of all: the rest is for operators
+		{op, 128<<10 + 1, "requests.bodies"},
+		{op, 128 << 10, ""},
+		{op, smallHeld, ""},
+	} {
+		err := b.take(c.who, 0, c.n)
+		if (err == nil) != (c.says == "") || err != nil && (!strings.Contains(err.Error(), c.says) || !errdefs.IsResourceExhausted(err)) {
+			t.Errorf("take %d for %s = %v, want %q", c.n, c.who.Caller, err, c.says)
+		}
+	}
+	b.give(ann, 512<<10)
+	if err := b.take(eve, smallHeld, smallHeld); err != nil {
+		t.Errorf("what was given back: %v", err)
+	}
+}
+
+func TestTooManyValuesAreRefused(t *testing.T) {
+	t.Parallel()
+	srv, _ := newServer(t, "")
+	for _, path := range []string{"/v1/run", "/v1/policy/check", "/v1/tools/system.run/call"} {
+		got := ask(t, srv, "POST", path, `{"argv":[`+strings.Repeat(`"",`, maxValues)+`""]}`)
+		problemIs(t, got, http.StatusBadRequest, "invalid_argument", "body")
+	}
+	problemIs(t, ask(t, srv, "GET", "/v1/audit?"+strings.Repeat("a&", maxParameters), ""), http.StatusBadRequest, "invalid_argument", "query")
+	// What is repeated of a request is bounded.
+	for _, c := range [][2]string{{"n", strings.Repeat("9", 500<<10)}, {strings.Repeat("n", 500<<10), "1"}} {
+		if got := ask(t, srv, "POST", "/v1/sandboxes", `{"ttl_ms":1,"`+c[0]+`":`+c[1]+`}`); got.status != http.StatusBadRequest || len(got.body) > 2*maxDetail {
+			t.Errorf("%d with %d bytes", got.status, len(got.body))
+		}
+	}
+}
+
+// The record of a refused call has a bounded part of its input, the size and the hash.
+func TestARefusedCallKeepsLittleOfItsInput(t *testing.T) {
+	t.Parallel()
+	srv, _ := newServer(t, "")
+	const call = "/v1/tools/system.run/call"
+	long := strings.Repeat("x", 1<<20)
+	for i, c := range []struct {
+		body  string
+		input bool
+	}{
+		{`{"inptu":"` + long + `"}`, true},
+		{`{"input":"` + long, false},
+		{`{"input":[` + strings.Repeat("1,", maxValues+1) + `1]}`, false},
+	} {
+		ask(t, srv, "POST", call, c.body)
+		got := records(t, srv, "action=system.run")
+		if len(got) != i+1 {
+			t.Fatalf("%d records, want %d", len(got), i+1)
+		}
+		if r := got[i]; len(r.Input) > 16<<10 || (len(r.Input) > 0) != c.input || r.InputBytes != len(c.body) || len(r.InputHash) != 64 {
+			t.Errorf("%.20s: %d bytes kept, size %d, want %d, hash %q", c.body, len(r.Input), r.InputBytes, len(c.body), r.InputHash)
+		}
+	}
+}
+
+// reading is an MCP server that reads all it gets.
+type reading struct{ during func(whole int) }
+
+func (m reading) Serve(w http.ResponseWriter, r *http.Request, _ engine.Call) {
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	m.during(len(b))
+	w.WriteHeader(http.StatusAccepted)
+}
+
+func TestMCPHasTheSameBudget(t *testing.T) {
+	t.Parallel()
+	e, _ := newEngine(t)
+	s := New(Options{Engine: e})
+	var held, whole atomic.Int64
+	s.opts.MCP = reading{func(n int) {
+		charged, _ := s.bodies.spent()
+		held.Store(charged)
+		whole.Store(int64(n))
+	}}
+	s = withMCP(s)
+	srv := serveHTTP(t, s)
+	if got := ask(t, srv, "POST", "/mcp", strings.Repeat(" ", 4<<20)); got.status != http.StatusAccepted || whole.Load() != 4<<20 || held.Load() < 8<<20 {
+		t.Errorf("status %d, %d bytes read, %d charged", got.status, whole.Load(), held.Load())
+	}
+	problemIs(t, ask(t, srv, "POST", "/mcp", strings.Repeat(" ", maxToolBody+1)), http.StatusRequestEntityTooLarge, "invalid_argument", "body")
+	problemIs(t, ask(t, srv, "POST", "/mcp", "["+strings.Repeat("1,", maxValues)+"1]"), http.StatusBadRequest, "invalid_argument", "body")
+	eventually(t, "the budget is given back", func() bool { n, callers := s.bodies.spent(); return n == 0 && callers == 0 })
+}
+
+// withMCP is a server like s, which has an MCP server that looks at s's budget.
+func withMCP(s *Server) *Server {
+	with := New(s.opts)
+	with.bodies = s.bodies
+	return with
+}
+
+// FuzzAdmission sends requests through the handler: bodies never hold more than the budget, all of it
+// is given back, and every error is a problem.
+func FuzzAdmission(f *testing.F) {
+	e, _ := newEngine(f)
+	s := New(Options{Engine: e, Token: "secret", Shell: true, Bodies: BodyBudget{Total: 256 << 10, Caller: 128 << 10}, MCP: reading{func(int) {}}})
+	const op = "Authorization: Bearer secret\r\n"
+	for _, seed := range [][3]string{
+		{"POST /v1/run", op + "Content-Length: 21", `{"argv":["echo","a"]}`},
+		{"POST /v1/run", op + "Transfer-Encoding: chunked", "5\r\n{\"arg\r\n10\r\nv\":[\"echo\",\"a\"]}\r\n0\r\n\r\n"},
+		{"POST /v1/run", op + "Transfer-Encoding: chunked", "zz\r\n"},
+		{"POST /v1/run", op + "Content-Length: 33554432", "{"},
+		{"POST /v1/run", op + "Content-Length: 200000", `{"stdin":"` + strings.Repeat("x", 200_000)},
+		{"POST /v1/tools/system.run/call", op + "Content-Length: 33", `{"input":{"argv":["echo","a"]}} `},
+		{"POST /v1/tools/x/call", op + "Content-Type: text/plain\r\nContent-Length: 2", `{}`},
+		{"POST /v1/sandboxes", "Authorization: Bearer orc_x\r\nContent-Length: 2", `{}`},
+		{"PUT /v1/workspaces/w/files?path=a", op + "Content-Length: 3", "abc"},
+		{"DELETE /v1/workspaces/w?x=1", op + "Content-Length: 3", "abc"},
+		{"POST /mcp", op + "Content-Length: 12", `{"a":[1,2,3]`},
+		{"POST /shell", "Content-Type: application/json\r\nContent-Length: 16", `{"command":"ls"}`},
+		{"POST /v1/policy/check", op + "Transfer-Encoding: chunked\r\nExpect: 100-continue", "3\r\n[1,\r\n0\r\n\r\n"},
+		{"BREW //pot/../x", op + "Content-Length: 1", ""},
+	} {
+		f.Add(seed[0], seed[1], []byte(seed[2]))
+	}
+	f.Fuzz(func(t *testing.T, line, header string, body []byte) {
+		raw := line + " HTTP/1.1\r\nHost: x\r\n" + header + "\r\n\r\n" + string(body)
+		r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(raw)))
+		if err != nil || r.Method == http.MethodGet || r.Header.Get("Upgrade") != "" || r.RequestURI == "*" {
+			return // net/http answers it, or it is none that brings a body
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		r.RemoteAddr = "127.0.0.1:1"
+		w := httptest.NewRecorder()
+		serveUncut(s.Handler(), w, r.WithContext(ctx))
+		if n, callers := s.bodies.spent(); n != 0 || callers != 0 {
+			t.Fatalf("%q: %d bytes of %d callers are left", raw, n, callers)
+		}
+		if s.bodies.peak > s.bodies.total {
+			t.Fatalf("%q: %d bytes were held", raw, s.bodies.peak)
+		}
+		if p, ok := v1.Decode(w.Body.Bytes()); w.Code >= 400 && (!ok || p.Status != w.Code || p.Code == "" || w.Code == 500 || w.Header().Get("Content-Type") != "application/problem+json") {
+			t.Fatalf("%q: %d %s", raw, w.Code, w.Body)
+		}
+	})
+}
+
+// serveUncut serves a request whose answer may be cut, as net/http does.
+func serveUncut(h http.Handler, w http.ResponseWriter, r *http.Request) {
+	defer func() {
+		if p := recover(); p != nil {
+			if err, ok := p.(error); !ok || !errors.Is(err, http.ErrAbortHandler) {
+				panic(p)
+			}
+		}
+	}()
+	h.ServeHTTP(w, r)
+}
+
+func TestAToolsInputIsPartOfItsBody(t *testing.T) {
+	raw := []byte(`{"session":"s","input":{"a":[1]},"job":"j"}`)
+	got, err := decodeToolCall(raw)
+	if err != nil || got.Session != "s" || got.Job != "j" || string(got.Input) != `{"a":[1]}` {
+		t.Fatalf("decodeToolCall = %+v, %v", got, err)
+	}
+	if !json.Valid(got.Input) || &got.Input[0] != &raw[23] {
+		t.Error("the input was copied")
+	}
+}
