@@ -1,0 +1,105 @@
+//go:build integration
+
+package scenarios
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
+)
+
+// Bodies that one caller sends but for their last byte, and holds, neither fill the service's memory
+// nor keep others from it.
+func TestHeldBodies(t *testing.T) {
+	const (
+		connections = 60
+		size        = 32 << 20
+		most        = 300_000_000
+	)
+	on(t, []string{"oci"}, func(t *testing.T, runtime string) {
+		s := harness.Run(t, harness.Options{Runtime: runtime, Config: onDemand, Seed: &seed})
+		ann, ben := person(t, s, `{"caller":"ann","trust":3}`), person(t, s, `{"caller":"ben","trust":3}`)
+		call := func(p somebody, word string) int {
+			got := p.ask(t, "POST", "/v1/tools/system.bash/call", `{"input":{"command":"echo `+word+`"}}`)
+			if got.Status == http.StatusOK && !strings.Contains(string(got.Body), word) {
+				t.Errorf("%s: %s", word, got.Body)
+			}
+			return got.Status
+		}
+		t.Logf("the service had %d MB before", harness.PeakMemory(t, s.Pid())/1e6)
+		conns := make([]net.Conn, connections)
+		statuses := make([]int, connections)
+		var sending, answers sync.WaitGroup
+		for i := range conns {
+			conns[i] = holdBody(t, s, ann, size, &sending)
+			answers.Go(func() {
+				if res, err := http.ReadResponse(bufio.NewReader(conns[i]), nil); err == nil {
+					res.Body.Close()
+					statuses[i] = res.StatusCode
+				}
+			})
+		}
+		for i := range 5 {
+			if got := call(ben, fmt.Sprint("during-", i)); got != http.StatusOK {
+				t.Errorf("another caller got %d", got)
+			}
+			if r, err := s.Client.Run(within(t), v1.Run{Exec: v1.Exec{Command: "cat", Stdin: "kept"}}); err != nil || r.Stdout != "kept" {
+				t.Errorf("the operator got %+v, %v", r, err)
+			}
+		}
+		sending.Wait()
+		if got := call(ben, "after"); got != http.StatusOK {
+			t.Errorf("another caller got %d", got)
+		}
+		answers.Wait()
+		counts := map[int]int{}
+		for _, status := range statuses {
+			counts[status]++
+		}
+		if counts[http.StatusTooManyRequests]+counts[http.StatusRequestTimeout] != connections || counts[http.StatusTooManyRequests] < connections/2 {
+			t.Errorf("answers by status: %v, want 429 for most and 408 for the rest", counts)
+		}
+		if got := call(ann, "again"); got != http.StatusOK {
+			t.Errorf("the budget was not given back: %d", got)
+		}
+		got := harness.PeakMemory(t, s.Pid())
+		t.Logf("the service had %d MB at most, answers %v", got/1e6, counts)
+		if got > most {
+			t.Errorf("the service had %d MB", got/1e6)
+		}
+	})
+}
+
+// holdBody begins a request whose body is sent but for its last byte.
+func holdBody(t *testing.T, s *harness.Server, p somebody, size int, sending *sync.WaitGroup) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("unix", s.Socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	head := fmt.Sprintf("POST /v1/run HTTP/1.1\r\nHost: localhost\r\n%s: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", p.header[0], p.header[1], size)
+	sending.Go(func() {
+		if _, err := io.WriteString(conn, head); err != nil {
+			return // it was refused
+		}
+		piece := bytes.Repeat([]byte(" "), 64<<10)
+		for left := size - 1; left > 0; {
+			n, err := conn.Write(piece[:min(left, len(piece))])
+			if err != nil {
+				return
+			}
+			left -= n
+		}
+	})
+	return conn
+}
