@@ -3,6 +3,7 @@ package mcp
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"sync"
 
@@ -43,6 +44,9 @@ func (s *Server) callTool(ctx context.Context, ss *mcp.ServerSession, x *session
 	}
 	if a.Call.Key, err = key(p.Meta); err != nil {
 		return nil, err
+	}
+	if token, ok := p.GetProgressToken().(string); ok && len(token) > maxToken {
+		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: fmt.Sprintf("progressToken is over %d bytes", maxToken)}
 	}
 	c := &underway{s: s, x: x, access: a, client: ss, tool: tool, asked: map[string]bool{}}
 	c.ctx, c.hush = context.WithCancel(ctx)

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -304,5 +305,39 @@ func TestAHandOverLetsWaitingStreamsGo(t *testing.T) {
 	}
 	if _, body := request(t, http.MethodPost, at, "ben", "", hello); !strings.Contains(body, "stopping") {
 		t.Errorf("a new session is answered %s", body)
+	}
+}
+
+// What the library keeps of a session is bounded, whatever a client sends.
+func TestWhatASessionKeepsIsBounded(t *testing.T) {
+	at, s := serve(t, Options{Engine: newFake()})
+	long := strings.Repeat("x", maxParams)
+	big := strings.Replace(hello, `"capabilities":{}`, `"capabilities":{"experimental":{"x":"`+long+`"}}`, 1)
+	if big == hello {
+		t.Fatal("the greeting has no capabilities")
+	}
+	if _, body := request(t, http.MethodPost, at, "ben", "", big); !strings.Contains(body, "parameters of") {
+		t.Errorf("a large greeting is answered %.200s", body)
+	}
+	id := introduce(t, at, "ben")
+	for method, params := range map[string]string{
+		"logging/setLevel": `{"level":"` + long + `"}`, "resources/subscribe": `{"uri":"` + long + `"}`,
+	} {
+		_, body := request(t, http.MethodPost, at, "ben", id, `{"jsonrpc":"2.0","id":7,"method":"`+method+`","params":`+params+`}`)
+		if !strings.Contains(body, "parameters of") {
+			t.Errorf("%s is answered %.200s", method, body)
+		}
+	}
+	call := `{"jsonrpc":"2.0","id":8,"method":"tools/call","params":{"name":"bash","arguments":{},"_meta":{"progressToken":"` + long + `"}}}`
+	if _, body := request(t, http.MethodPost, at, "ben", id, call); !strings.Contains(body, "progressToken is over") {
+		t.Errorf("a long token is answered %.200s", body)
+	}
+	// However many resources are subscribed to, one is kept.
+	for _, uri := range []string{"a", "b", "c"} {
+		request(t, http.MethodPost, at, "ben", id, `{"jsonrpc":"2.0","id":9,"method":"resources/subscribe","params":{"uri":"`+uri+`:x"}}`)
+	}
+	kept := reflect.ValueOf(s.sdk).Elem().FieldByName("resourceSubscriptions")
+	if !kept.IsValid() || kept.Len() != 1 {
+		t.Errorf("the library keeps %v", kept)
 	}
 }

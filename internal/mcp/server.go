@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
@@ -41,9 +43,14 @@ const (
 	maxMessage = 32 << 20 // a request; over HTTP the interface takes less
 	// maxParameters bounds the parameters of a URL.
 	maxParameters = 64
-	maxSessions   = 1024 // at once; each is a goroutine until it calls something
-	maxOfCaller   = 256  // of them
-	endTime       = time.Minute
+	// maxParams bounds the parameters of every request but tools/call, as JSON in bytes: the library
+	// keeps some of them for as long as the session lasts.
+	maxParams = 64 << 10
+	// maxToken bounds a progress token, which each message about progress repeats, in bytes.
+	maxToken    = 256
+	maxSessions = 1024 // at once; each is a goroutine until it calls something
+	maxOfCaller = 256  // of them
+	endTime     = time.Minute
 )
 
 // Options of a Server. Engine is needed.
@@ -146,7 +153,14 @@ func (s *Server) receive(next mcp.MethodHandler) mcp.MethodHandler {
 		if !ok {
 			return next(ctx, method, req)
 		}
+		if err := checkParams(method, req.GetParams()); err != nil {
+			return nil, err
+		}
 		switch p := req.GetParams().(type) {
+		case *mcp.SubscribeParams:
+			p.URI = subscribed
+		case *mcp.UnsubscribeParams:
+			p.URI = subscribed
 		case *mcp.InitializeParams:
 			if err := s.admit(ss, s.access(req)); err != nil {
 				return nil, err
@@ -162,6 +176,22 @@ func (s *Server) receive(next mcp.MethodHandler) mcp.MethodHandler {
 		}
 		return next(ctx, method, req)
 	}
+}
+
+// subscribed stands for whatever a client subscribes to. The library keeps each URI, and nobody is
+// told of any: see subscribe.
+const subscribed = "orchestrator:///"
+
+// checkParams refuses parameters that are too large to be kept.
+func checkParams(method string, p mcp.Params) error {
+	if _, call := p.(*mcp.CallToolParamsRaw); call {
+		return nil // they end with the call
+	}
+	b, err := json.Marshal(p)
+	if err != nil || len(b) > maxParams {
+		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: fmt.Sprintf("parameters of %s are over %d bytes", quote(method, maxName), maxParams)}
+	}
+	return nil
 }
 
 // access is as whom a request was made.
