@@ -15,18 +15,17 @@ func (x *exchange) answer(resp *http.Response) error {
 		return unreached("request to "+x.f.decision.Host, fmt.Errorf("the server answered with status %d", resp.StatusCode))
 	}
 	h := x.w.Header()
-	for field, values := range forwardable(resp.Header) {
+	for field, values := range endToEnd(resp.Header) {
 		h[field] = values
 	}
-	h.Del(RefusalHeader) // it is the gateway's own
 	x.mask.header(h)
 	for _, field := range []string{"Content-Type", "Date"} {
 		if _, ok := h[field]; !ok {
 			h[field] = nil // else the server adds its own
 		}
 	}
-	for field := range resp.Trailer {
-		h.Add("Trailer", field)
+	for field := range endToEnd(resp.Trailer) {
+		h.Add("Trailer", x.mask.name(field))
 	}
 	if !x.body.eof.Load() {
 		h.Set("Connection", "close") // what is left of the body is no request
@@ -40,15 +39,25 @@ func (x *exchange) answer(resp *http.Response) error {
 	if len(resp.Trailer) == 0 {
 		return nil
 	}
-	x.mask.header(resp.Trailer)
+	prefix := ""
+	if announced != len(resp.Trailer) {
+		prefix = http.TrailerPrefix
+	}
+	trailer := endToEnd(resp.Trailer)
+	x.mask.header(trailer)
 	_ = http.NewResponseController(x.w).Flush() // trailers want chunks
-	for field, values := range resp.Trailer {
-		if announced != len(resp.Trailer) {
-			field = http.TrailerPrefix + field
-		}
-		h[field] = values
+	for field, values := range trailer {
+		h[prefix+field] = values
 	}
 	return nil
+}
+
+// endToEnd is a copy of an answer's header or trailer without fields about the
+// connection, and without the gateway's own.
+func endToEnd(h http.Header) http.Header {
+	out := forwardable(h)
+	out.Del(RefusalHeader)
+	return out
 }
 
 // copyBody sends on whatever comes at once.
@@ -99,7 +108,7 @@ func (x *exchange) upgrade(resp *http.Response) error {
 		resp.Body.Close()
 		return unreached("request to "+x.f.decision.Host, errors.New("the server switched to a protocol that was not asked for"))
 	}
-	header := forwardable(resp.Header)
+	header := endToEnd(resp.Header)
 	x.mask.header(header)
 	header.Set("Connection", "Upgrade")
 	header.Set("Upgrade", "websocket")

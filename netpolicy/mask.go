@@ -3,7 +3,10 @@ package netpolicy
 import (
 	"bytes"
 	"encoding/base64"
+	"maps"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -63,16 +66,38 @@ func (m *mask) add(value string) {
 	}
 }
 
-// header changes values in place.
+// header changes names and values in place.
 func (m *mask) header(h http.Header) {
 	if m == nil {
 		return
 	}
-	for _, values := range h {
+	for _, field := range slices.Sorted(maps.Keys(h)) {
+		values := h[field]
 		for i, v := range values {
 			values[i] = m.text(v)
 		}
+		if name := m.name(field); name != field {
+			delete(h, field)
+			h[name] = append(h[name], values...)
+		}
 	}
+}
+
+// name is a field's name without them. Case does not count: the parser changes
+// that of names.
+func (m *mask) name(s string) string {
+	if m == nil {
+		return s
+	}
+	b := []byte(s)
+	for _, n := range m.needles {
+		for i := 0; i+len(n) <= len(b); i++ {
+			if bytes.EqualFold(b[i:i+len(n)], n) {
+				copy(b[i:], bytes.Repeat([]byte("*"), len(n)))
+			}
+		}
+	}
+	return string(b)
 }
 
 // text is s without them.
@@ -84,6 +109,19 @@ func (m *mask) text(s string) string {
 		s = strings.ReplaceAll(s, string(n), strings.Repeat("*", len(n)))
 	}
 	return s
+}
+
+// errorText is an error's text without them. An error of net/http quotes what
+// it did not understand, and escapes it.
+func (m *mask) errorText(s string) string {
+	if m == nil {
+		return s
+	}
+	for _, n := range m.needles {
+		quoted := strconv.Quote(string(n))
+		s = strings.ReplaceAll(s, quoted[1:len(quoted)-1], strings.Repeat("*", len(n)))
+	}
+	return m.text(s)
 }
 
 // body gives what can be sent on after b came, which it may change; last: no

@@ -77,7 +77,7 @@ func (m *mask) unreached(what string, err error) *refusal {
 	if errors.As(err, &already) {
 		return already
 	}
-	r := &refusal{http.StatusBadGateway, socksUnreachable, oneLine(m.text(what + ": " + plainError(err)))}
+	r := &refusal{http.StatusBadGateway, socksUnreachable, oneLine(m.errorText(what + ": " + plainError(err)))}
 	switch {
 	case isTimeout(err):
 		r.status, r.code = http.StatusGatewayTimeout, socksExpired
