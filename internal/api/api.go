@@ -190,7 +190,7 @@ func (s *Server) wrap(rt route) http.Handler {
 		if err != nil { // for nobody in particular little is waited
 			out.stall = min(out.stall, refusedTime)
 		}
-		if rt.open && err != nil {
+		if rt.open && errors.Is(err, errUnauthenticated) { // credentials that are no good are refused here too
 			call, err = engine.Call{}, nil
 		}
 		out.seen = func(err error) error {
@@ -261,26 +261,26 @@ func handle(w http.ResponseWriter, r *http.Request, h handler, call engine.Call)
 	return h(w, r, call)
 }
 
-// errUnauthenticated has no class in errdefs that means 401 and not 403.
-var errUnauthenticated = usererror.Errorf(errdefs.ErrUnauthenticated, "a bearer token is needed")
-
 // identify finds out who calls. A token that the service made stands for its
-// caller wherever it comes in. Otherwise whoever has the service's own token,
-// or comes over the socket of a service without one, is the local operator.
+// caller wherever it comes in. Without an Authorization header the caller is the
+// local operator where the service has no token of its own. With it, only the
+// service's own token makes one an operator.
 func (s *Server) identify(r *http.Request) (engine.Call, error) {
-	got, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	got, given, err := bearerToken(r.Header)
 	call := engine.Local("")
 	switch {
-	case ok && s.opts.Token != "" && subtle.ConstantTimeCompare([]byte(got), []byte(s.opts.Token)) == 1:
-	case ok && strings.HasPrefix(got, engine.TokenPrefix):
-		var err error
+	case err != nil:
+		return engine.Call{}, err
+	case !given && s.opts.Token != "":
+		return engine.Call{}, errUnauthenticated
+	case !given:
+	case s.opts.Token != "" && subtle.ConstantTimeCompare([]byte(got), []byte(s.opts.Token)) == 1:
+	case !strings.HasPrefix(got, engine.TokenPrefix):
+		return engine.Call{}, engine.ErrToken
+	default:
 		if call, err = s.opts.Engine.Identify(r.Context(), got); err != nil {
 			return engine.Call{}, err
 		}
-	case ok && s.opts.Token != "":
-		return engine.Call{}, engine.ErrToken
-	case s.opts.Token != "":
-		return engine.Call{}, errUnauthenticated
 	}
 	call.Key, call.Via = r.Header.Get("Idempotency-Key"), "http"
 	return call, nil

@@ -27,8 +27,14 @@ import (
 // bearer makes a token and gives the header that carries it.
 func bearer(t *testing.T, srv *httptest.Server, request string) []string {
 	t.Helper()
+	return bearerOf(t, srv, request, "Authorization", "Bearer secret")
+}
+
+// bearerOf is bearer for a server whose operators send header.
+func bearerOf(t *testing.T, srv *httptest.Server, request string, header ...string) []string {
+	t.Helper()
 	var tok v1.Token
-	got := ask(t, srv, "POST", "/v1/tokens", request, "Authorization", "Bearer secret")
+	got := ask(t, srv, "POST", "/v1/tokens", request, header...)
 	got.into(t, &tok)
 	if got.status != http.StatusCreated || tok.Secret == "" {
 		t.Fatalf("%+v", got)
@@ -40,7 +46,11 @@ func TestATokenActsForItsCallerOnEveryListener(t *testing.T) {
 	t.Parallel()
 	for _, own := range []string{"secret", ""} { // "": a unix socket
 		srv, _ := newServer(t, own)
-		ann := bearer(t, srv, `{"caller":"ann"}`)
+		var operator []string
+		if own != "" {
+			operator = []string{"Authorization", "Bearer " + own}
+		}
+		ann := bearerOf(t, srv, `{"caller":"ann"}`, operator...)
 		var s v1.Sandbox
 		got := ask(t, srv, "POST", "/v1/sandboxes", "{}", ann...)
 		got.into(t, &s)
@@ -50,7 +60,7 @@ func TestATokenActsForItsCallerOnEveryListener(t *testing.T) {
 		if got := ask(t, srv, "GET", "/v1/sandboxes/"+s.ID, "", ann...); got.status != http.StatusOK {
 			t.Errorf("%+v", got)
 		}
-		problemIs(t, ask(t, srv, "GET", "/v1/sandboxes/"+s.ID, "", "Authorization", "Bearer secret"), http.StatusNotFound, "not_found", "")
+		problemIs(t, ask(t, srv, "GET", "/v1/sandboxes/"+s.ID, "", operator...), http.StatusNotFound, "not_found", "")
 		forged := ask(t, srv, "GET", "/v1/pools", "", "Authorization", ann[1]+"x")
 		problemIs(t, forged, http.StatusUnauthorized, "unauthenticated", "")
 		unknown := ask(t, srv, "GET", "/v1/pools", "", "Authorization", "Bearer orc_0123456789abcdef_"+strings.Repeat("a", 43))
