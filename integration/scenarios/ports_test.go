@@ -127,7 +127,8 @@ func TestPorts(t *testing.T) {
 }
 
 func portOfHTTP(t *testing.T, s *harness.Server, at string) {
-	got := s.Ask(t, "POST", at+"8080/a%2Fb/c?x=1&y=%20", "body", "Authorization", "Bearer nobodys", "Cookie", "ours=1", "X-Thing", "passes", "Referer", "http://orchestrator/secret")
+	s.Ask(t, "POST", at+"8080/", "", "Authorization", "Bearer nobodys").Problem(t, http.StatusUnauthorized, "unauthenticated", "")
+	got := s.Ask(t, "POST", at+"8080/a%2Fb/c?x=1&y=%20", "body", "Cookie", "ours=1", "X-Thing", "passes", "Referer", "http://orchestrator/secret")
 	var told struct {
 		Method, Path, Body string
 		Header             map[string]string
@@ -139,7 +140,7 @@ func portOfHTTP(t *testing.T, s *harness.Server, at string) {
 	if told.Method != "POST" || told.Path != "/a%2Fb/c?x=1&y=%20" || told.Body != "body" || told.Header["X-Thing"] != "passes" || told.Header["Host"] != "localhost:8080" || told.Header["X-Forwarded-Prefix"] != at+"8080" {
 		t.Errorf("%+v", told)
 	}
-	for _, name := range []string{"Authorization", "Cookie", "Referer", "X-Forwarded-For"} {
+	for _, name := range []string{"Cookie", "Referer", "X-Forwarded-For"} {
 		if v, there := told.Header[name]; there {
 			t.Errorf("the server inside gets %s: %s", name, v)
 		}

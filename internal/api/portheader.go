@@ -2,6 +2,7 @@ package api
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
@@ -24,6 +25,8 @@ import (
 //   - It could learn the address of the interface and a sandbox's id from where
 //     its pages link to. So nothing is told of where a request came from.
 //   - The bearer token is ours. It does not pass.
+//   - A trailer can hold any of these fields, and what is between may merge it into
+//     the header. So no trailer passes, in either direction.
 //
 // What needs an origin with cookies or storage is for `orchestrator forward`,
 // whose ports are origins of their own.
@@ -32,7 +35,7 @@ import (
 const pagePolicy = "sandbox allow-scripts allow-forms allow-modals allow-downloads allow-popups"
 
 // ours are fields of a request that are not for a server inside.
-var ours = []string{"Authorization", "Cookie", "Proxy-Authorization", "Idempotency-Key", "Forwarded", "X-Forwarded-For", "X-Real-Ip", "Referer"}
+var ours = []string{"Authorization", "Cookie", "Proxy-Authorization", "Idempotency-Key", "Forwarded", "X-Forwarded-For", "X-Real-Ip", "Referer", "Te"}
 
 // originWide are fields of an answer that speak for a whole origin.
 var originWide = []string{
@@ -51,6 +54,7 @@ func outward(pr *httputil.ProxyRequest, prefix string, port int) {
 	host := fmt.Sprintf("localhost:%d", port)
 	out.URL = &url.URL{Scheme: "http", Host: host, Path: path, RawPath: rest, RawQuery: pr.In.URL.RawQuery, ForceQuery: pr.In.URL.ForceQuery}
 	out.Host = host
+	out.Trailer = nil
 	for _, name := range ours {
 		out.Header.Del(name)
 	}
@@ -82,6 +86,37 @@ func inward(h http.Header, prefix string, port int) {
 	if to := h.Get("Location"); to != "" {
 		h.Set("Location", located(to, prefix, port))
 	}
+}
+
+// dropTrailers removes the trailers that were announced, and those that come
+// behind the body.
+func dropTrailers(resp *http.Response) {
+	resp.Trailer = nil
+	if resp.StatusCode != http.StatusSwitchingProtocols { // whose body is the connection
+		resp.Body = &untrailed{resp.Body, resp}
+	}
+}
+
+// untrailed is a body whose trailers are dropped as they come.
+type untrailed struct {
+	io.ReadCloser
+	resp *http.Response
+}
+
+// Read implements io.Reader. net/http sets trailers before it reports io.EOF.
+func (b *untrailed) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		b.resp.Trailer = nil
+	}
+	return n, err
+}
+
+// Close implements io.Closer. net/http may read the rest of the body here.
+func (b *untrailed) Close() error {
+	err := b.ReadCloser.Close()
+	b.resp.Trailer = nil
+	return err
 }
 
 // located is where a redirect of the server inside leads from outside.

@@ -1,10 +1,16 @@
 package api
 
 import (
+	"bufio"
+	"context"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
+	"strings"
 	"testing"
+	"time"
 )
 
 func TestRedirectsOfPortsStayBelowThem(t *testing.T) {
@@ -43,5 +49,75 @@ func TestPathsOfPortsStayAsTheyAre(t *testing.T) {
 		if got := pr.Out.URL.RequestURI(); got != want || pr.Out.Host != "localhost:80" {
 			t.Errorf("%s is asked for as %s of %s, want %s", path, got, pr.Out.Host, want)
 		}
+	}
+}
+
+// throughPort sends a request as it is through the proxy to a server inside that
+// answers with text as it is, and returns what came out on either side.
+func throughPort(t *testing.T, request, answer string) (inside, outside string) {
+	t.Helper()
+	server, near := net.Pipe()
+	asked := make(chan string, 1)
+	go func() {
+		defer server.Close()
+		var got strings.Builder
+		req, err := http.ReadRequest(bufio.NewReader(io.TeeReader(server, &got)))
+		if err == nil {
+			_, err = io.Copy(io.Discard, req.Body)
+		}
+		if err == nil {
+			_, err = io.WriteString(server, answer)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		asked <- got.String()
+	}()
+	srv := httptest.NewServer(portProxy("/p", 80, func(context.Context) (net.Conn, error) { return near, nil }))
+	defer srv.Close()
+	conn, err := net.Dial("tcp", srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(conn, request); err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return <-asked, string(b)
+}
+
+// What does not pass in a header does not pass behind a body, announced or not.
+func TestTrailersDoNotPassPorts(t *testing.T) {
+	t.Parallel()
+	const fields = "Set-Cookie: stolen=1\r\nClear-Site-Data: \"*\"\r\nLocation: /x\r\n\r\n"
+	for name, announced := range map[string]string{
+		"announced": "Trailer: Set-Cookie, Clear-Site-Data, Location\r\n", "not announced": "", "announced in part": "Trailer: Set-Cookie\r\n", "as a name": "Trailer: Trailer:Set-Cookie\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inside, outside := throughPort(t,
+				"POST /v1/sandboxes/a/ports/80/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTE: trailers\r\nAuthorization: Bearer x\r\nTransfer-Encoding: chunked\r\nTrailer: Cookie, Authorization\r\n\r\n4\r\nsent\r\n0\r\nCookie: ours\r\nAuthorization: Bearer y\r\n\r\n",
+				"HTTP/1.1 200 OK\r\nConnection: close\r\nX-Own: kept\r\nTransfer-Encoding: chunked\r\n"+announced+"\r\n5\r\nhello\r\n0\r\n"+fields)
+			if !strings.Contains(inside, "sent") || !strings.Contains(outside, "hello") || !strings.Contains(outside, "X-Own: kept") {
+				t.Errorf("the server got %q, the client %q", inside, outside)
+			}
+			for _, field := range []string{"Cookie", "Authorization", "Trailer", "Te:"} {
+				if strings.Contains(inside, field) {
+					t.Errorf("the server gets %s: %q", field, inside)
+				}
+			}
+			for _, field := range []string{"Set-Cookie", "Clear-Site-Data", "Location", "Trailer"} {
+				if strings.Contains(outside, field) {
+					t.Errorf("the client gets %s: %q", field, outside)
+				}
+			}
+		})
 	}
 }

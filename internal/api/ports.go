@@ -59,21 +59,30 @@ func (s *Server) proxyPort(w http.ResponseWriter, r *http.Request, call engine.C
 	}
 	prefix := fmt.Sprintf("/v1/sandboxes/%s/ports/%d", url.PathEscape(r.PathValue("id")), port)
 	var failed error
-	p := &httputil.ReverseProxy{
-		Transport: &http.Transport{
-			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				return s.opts.Engine.Dial(ctx, call, r.PathValue("id"), port)
-			},
-			DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxPortHeader,
-		},
-		FlushInterval:  -1, // events are to arrive when they are sent
-		Rewrite:        func(pr *httputil.ProxyRequest) { outward(pr, prefix, port) },
-		ModifyResponse: func(resp *http.Response) error { inward(resp.Header, prefix, port); return nil },
-		ErrorHandler:   func(_ http.ResponseWriter, _ *http.Request, err error) { failed = err },
-		ErrorLog:       slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-	}
+	p := portProxy(prefix, port, func(ctx context.Context) (net.Conn, error) {
+		return s.opts.Engine.Dial(ctx, call, r.PathValue("id"), port)
+	})
+	p.ErrorHandler = func(_ http.ResponseWriter, _ *http.Request, err error) { failed = err }
+	p.ErrorLog = slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)
 	p.ServeHTTP(w, r)
 	return s.portFailure(failed, port)
+}
+
+// portProxy passes one request to the server that dial connects to.
+func portProxy(prefix string, port int, dial func(context.Context) (net.Conn, error)) *httputil.ReverseProxy {
+	return &httputil.ReverseProxy{
+		Transport: &http.Transport{
+			DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+			DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxPortHeader,
+		},
+		FlushInterval: -1, // events are to arrive when they are sent
+		Rewrite:       func(pr *httputil.ProxyRequest) { outward(pr, prefix, port) },
+		ModifyResponse: func(resp *http.Response) error {
+			inward(resp.Header, prefix, port)
+			dropTrailers(resp)
+			return nil
+		},
+	}
 }
 
 // portFailure is what a caller is told of a request that was not answered. What
