@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -18,7 +17,8 @@ import (
 
 func serveOne(t *testing.T, stall time.Duration, h handler) *httptest.Server {
 	t.Helper()
-	s := &Server{log: slog.New(slog.DiscardHandler), stall: stall}
+	s := New(Options{})
+	s.stall = stall
 	srv := httptest.NewServer(s.wrap(route{handle: h}))
 	t.Cleanup(srv.Close)
 	return srv
@@ -49,7 +49,8 @@ func askOnly(t *testing.T, url string, ended <-chan error) {
 func TestAStrangerThatNeverReadsIsGivenUpSoon(t *testing.T) {
 	t.Parallel()
 	ended := make(chan error, 1)
-	s := &Server{log: slog.New(slog.DiscardHandler), stall: time.Hour, opts: Options{Token: "secret"}}
+	s := New(Options{Token: "secret"})
+	s.stall = time.Hour
 	srv := httptest.NewServer(s.wrap(route{open: true, handle: func(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
 		for {
 			if _, err := w.Write(make([]byte, 32<<10)); err != nil {

@@ -29,6 +29,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
+// mcpPath is where the Model Context Protocol is spoken.
+const mcpPath = "/mcp"
+
 // Bounds of requests.
 const (
 	maxDrop       = 4 * maxExecBody // of a body that was refused, read and dropped
@@ -56,6 +59,10 @@ type Options struct {
 	}
 	// Bodies bounds the memory that bodies of requests take.
 	Bodies BodyBudget
+	// MaxRequests and MaxStreams are how many requests a caller that is no operator
+	// has at once, and how many of them last: events, terminals, tunnels. Zero is no
+	// bound but a share of the connections.
+	MaxRequests, MaxStreams int
 	// Down is called once to take everything down after POST /v1/down.
 	Down func()
 	Log  *slog.Logger
@@ -68,7 +75,7 @@ type Server struct {
 	mux  *http.ServeMux
 	// stall is takeTime and beat heartbeatTime but in tests.
 	stall, beat time.Duration
-	crowd       *crowd
+	conns       *connLimiter
 	// bodies is what bodies hold, pace how fast they have to come.
 	bodies *budget
 	pace   pace
@@ -85,13 +92,14 @@ func New(o Options) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{opts: o, log: o.Log, mux: http.NewServeMux(), stall: takeTime, beat: heartbeatTime, crowd: newCrowd(o.Log), bodies: newBudget(o.Bodies), pace: defaultPace()}
+	s := &Server{opts: o, log: o.Log, mux: http.NewServeMux(), stall: takeTime, beat: heartbeatTime, bodies: newBudget(o.Bodies), pace: defaultPace()}
+	s.conns = newConnLimiter(boundsOf(openFiles(), o.MaxRequests, o.MaxStreams), o.Log)
 	s.soon, s.handing = context.WithCancelCause(context.Background())
 	for _, r := range s.routes() {
 		s.mux.Handle(strings.TrimPrefix(r.method+" "+r.path, " "), s.wrap(r))
 	}
 	if o.MCP != nil {
-		s.mux.Handle("/mcp", s.wrap(route{path: "/mcp", handle: s.talk, takes: bodyHeld, limit: maxToolBody}))
+		s.mux.Handle(mcpPath, s.wrap(route{path: mcpPath, handle: s.talk, takes: bodyHeld, limit: maxToolBody}))
 	}
 	s.mux.Handle("/", s.wrap(route{handle: s.unknown}))
 	return s
@@ -107,11 +115,11 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration)
 	defer cut(nil)
 	h := &http.Server{
 		Handler: s.mux, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeader,
-		BaseContext: func(net.Listener) context.Context { return base }, ConnState: s.crowd.state,
+		BaseContext: func(net.Listener) context.Context { return base }, ConnContext: s.conns.context, ConnState: s.conns.state,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	served := make(chan error, 1)
-	go func() { served <- h.Serve(l) }() // waited for below
+	go func() { served <- h.Serve(limitedListener{l, s.conns}) }() // waited for below
 	select {
 	case err := <-served:
 		return err
@@ -174,6 +182,8 @@ type route struct {
 	// in memory; 0 is maxBody.
 	takes bodyKind
 	limit int64
+	// refused records that a tool call was not handed to handle; nil: it is none.
+	refused func(r *http.Request, call engine.Call, err error) error
 	// summary, body and answer are for /openapi.json.
 	summary      string
 	query        []string
@@ -192,6 +202,11 @@ func (s *Server) wrap(rt route) http.Handler {
 		}
 		if rt.open && errors.Is(err, errUnauthenticated) { // credentials that are no good are refused here too
 			call, err = engine.Call{}, nil
+		}
+		end, full := s.conns.begin(r, s.holder(rt, r, call))
+		defer end()
+		if err == nil && full != nil {
+			err, out.stall = s.refused(rt, r, call, full), min(out.stall, refusedTime)
 		}
 		out.seen = func(err error) error {
 			if ctx := r.Context(); ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
@@ -232,6 +247,24 @@ func (s *Server) serve(out *answer, r *http.Request, rt route, call engine.Call)
 		in.release()
 		in.drop()
 	}
+}
+
+// holder is whom a request counts for. Commands of clients without a token count
+// for the caller they run as, whatever else their sender may do.
+func (s *Server) holder(rt route, r *http.Request, call engine.Call) engine.Call {
+	if rt.path == shellCompatRoute && call.Token == "" && fromHere(r) == nil {
+		return engine.Call{Caller: s.opts.Engine.CompatCaller()}
+	}
+	return call
+}
+
+// refused records the refusal of a tool call that its handler does not see, and
+// returns the reason.
+func (s *Server) refused(rt route, r *http.Request, call engine.Call, err error) error {
+	if rt.refused == nil {
+		return err
+	}
+	return rt.refused(r, call, err)
 }
 
 // dropBody takes a body off a client that none is wanted from. Otherwise

@@ -94,7 +94,7 @@ func TestAPromisedBodyDoesNotHoldTheServer(t *testing.T) {
 
 func TestAPanicIsAnswered(t *testing.T) {
 	var log strings.Builder
-	s := &Server{log: slog.New(slog.NewTextHandler(&log, nil))}
+	s := New(Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
 	h := s.wrap(route{handle: func(http.ResponseWriter, *http.Request, engine.Call) error { panic("a nil somewhere") }})
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/", nil))

@@ -47,7 +47,7 @@ func (s *Server) shellCompatRoutes() []route {
 		return nil
 	}
 	return []route{{
-		method: "POST", path: shellCompatRoute, handle: s.shellCompat, open: true,
+		method: "POST", path: shellCompatRoute, handle: s.shellCompat, refused: s.refusedShell, open: true,
 		summary: "Run a read-only command, for existing clients of the readonly system; from this host only", body: shellRequest{}, answer: shellAnswer{},
 	}}
 }
@@ -77,6 +77,12 @@ func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, call engine
 		return s.shellRefusal(w, err)
 	}
 	return reply(w, http.StatusOK, got)
+}
+
+// refusedShell records a command that was refused before its body was read.
+func (s *Server) refusedShell(r *http.Request, call engine.Call, err error) error {
+	call.Caller, call.Via = s.opts.Engine.CompatCaller(), shellCompatVia
+	return s.opts.Engine.RefuseCall(r.Context(), call, shellCompatTool, nil, err)
 }
 
 func (r shellRequest) timeout() (time.Duration, error) {

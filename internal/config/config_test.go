@@ -83,6 +83,8 @@ func TestValidateNamesTheKey(t *testing.T) {
 		{"callers: {calls: -1}", "callers.calls"},
 		{"callers: {max_waiting: -1}", "callers.max_waiting"},
 		{"callers: {max_pending: -1}", "callers.max_pending"},
+		{"callers: {max_requests: -1}", "callers.max_requests"},
+		{"callers: {max_streams: -1}", "callers.max_streams"},
 		{"profiles: {dir: x}", "profiles.dir"},
 		{"profiles: {default: ''}", "profiles.default"},
 		{"approvals: {webhook: 'ftp://x'}", "approvals.webhook"},

@@ -24,6 +24,10 @@ type Callers struct {
 	// MaxPending how many of its questions wait for an answer.
 	MaxWaiting int `json:"max_waiting"`
 	MaxPending int `json:"max_pending"`
+	// MaxRequests is how many requests one caller has at once, MaxStreams how many
+	// of them last: events, output that is followed, terminals, tunnels.
+	MaxRequests int `json:"max_requests"`
+	MaxStreams  int `json:"max_streams"`
 }
 
 // Profiles says where profiles are and which one is used.
@@ -84,7 +88,7 @@ type ReadonlyShell struct {
 }
 
 func defaultCallers() Callers {
-	return Callers{Sandboxes: 20, Memory: 16 << 30, Disk: 100 << 30, Calls: 100_000, MaxWaiting: 100, MaxPending: 100}
+	return Callers{Sandboxes: 20, Memory: 16 << 30, Disk: 100 << 30, Calls: 100_000, MaxWaiting: 100, MaxPending: 100, MaxRequests: 512, MaxStreams: 256}
 }
 
 func defaultAudit() Audit {
@@ -114,6 +118,10 @@ func (c Callers) validate() error {
 		return bad("callers.max_waiting", c.MaxWaiting, "must not be negative; 0 is no bound but admission.queue")
 	case c.MaxPending < 0:
 		return bad("callers.max_pending", c.MaxPending, "must not be negative; 0 is no bound but approvals.max_pending")
+	case c.MaxRequests < 0:
+		return bad("callers.max_requests", c.MaxRequests, "must not be negative; 0 is no bound but a share of the connections")
+	case c.MaxStreams < 0:
+		return bad("callers.max_streams", c.MaxStreams, "must not be negative; 0 is no bound but a share of the connections")
 	}
 	return nil
 }

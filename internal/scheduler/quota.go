@@ -21,7 +21,7 @@ type Quotas struct {
 // QuotaError says which quota of a caller is used up. It is of class
 // ResourceExhausted.
 type QuotaError struct {
-	Quota       string // "sandboxes", "memory_bytes", "waiting" or "calls"
+	Quota       string // its name, such as "sandboxes"
 	Limit, Used int64
 	Unit        string // what is counted
 	// RetryAfter is when to try again, 0 if that depends on what the caller

@@ -1,0 +1,371 @@
+package api
+
+import (
+	chain "container/list"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+)
+
+// Shares of the descriptors that this process may open.
+const (
+	// filesPerConn: one is the connection, and what is served on it holds up to
+	// two towards a sandbox. The rest is for the service.
+	filesPerConn = 4
+	// reservedShare of the connections is for those that named no caller yet, and
+	// as many for operators alone.
+	reservedShare = 8
+	// requestShare and streamShare of the other connections are the most that
+	// one caller has requests and streams.
+	requestShare = 2
+	streamShare  = 4
+	// warnTime is the shortest time between two log lines about eviction.
+	warnTime = time.Minute
+)
+
+// connBounds are the bounds of a connLimiter.
+type connBounds struct {
+	total     int // connections
+	anonymous int // of them without a caller
+	callers   int // of them of callers that are not operators
+	requests  int // of one such caller at once
+	streams   int // of those requests: events, output that is followed, terminals, tunnels
+}
+
+// boundsOf divides the connections that a number of descriptors allows. requests
+// and streams are configured; zero is no bound but a caller's share.
+func boundsOf(files, requests, streams int) connBounds {
+	total := max(files/filesPerConn, reservedShare)
+	reserved := total / reservedShare
+	b := connBounds{total: total, anonymous: reserved, callers: total - 2*reserved}
+	least := func(configured, share int) int {
+		if configured > 0 {
+			return min(configured, max(share, 1))
+		}
+		return max(share, 1)
+	}
+	b.requests = least(requests, b.callers/requestShare)
+	b.streams = least(streams, b.callers/streamShare)
+	return b
+}
+
+// connLimiter shares the service's connections among those that use them.
+//
+// A connection is anonymous until a request on it names a caller, and then that
+// caller's. Callers and operators never fill the share of anonymous ones, and
+// callers never fill the share of operators. When there is no room, a newcomer
+// evicts: an anonymous one the anonymous one that waits longest, a caller's one
+// of the caller that holds most, idle ones first, then the newest. Operators
+// evict callers, and lose idle connections to other operators only. A caller with
+// too many requests or streams gets a *engine.QuotaError.
+type connLimiter struct {
+	bounds connBounds
+	log    *slog.Logger
+
+	mu        sync.Mutex
+	anonymous *connHolder
+	operators *connHolder
+	callers   map[string]*connHolder
+	ofCallers int // connections of callers
+	warned    time.Time
+}
+
+// connHolder is who holds connections: a caller, all operators, or nobody in
+// particular.
+type connHolder struct {
+	name              string
+	idle, busy        chain.List // of *limitedConn, the oldest first
+	requests, streams int
+}
+
+func (h *connHolder) conns() int { return h.idle.Len() + h.busy.Len() }
+
+// limitedConn is a connection that a connLimiter counts until Close. net/http
+// and whoever hijacks it use it as the connection.
+type limitedConn struct {
+	net.Conn
+	l *connLimiter
+
+	// Guarded by l.mu.
+	holder *connHolder // nil: closed
+	active bool        // in a request
+	place  *chain.Element
+}
+
+type connKey struct{}
+
+func newConnLimiter(b connBounds, log *slog.Logger) *connLimiter {
+	return &connLimiter{bounds: b, log: log, anonymous: &connHolder{}, operators: &connHolder{}, callers: map[string]*connHolder{}}
+}
+
+// openFiles is how many files this process may open.
+func openFiles() int {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return 0
+	}
+	return int(min(limit.Cur, 1<<20))
+}
+
+// limitedListener counts what it accepts.
+type limitedListener struct {
+	net.Listener
+	l *connLimiter
+}
+
+// Accept implements net.Listener. Where descriptors have run out it gives up a
+// connection, and net/http tries again.
+func (a limitedListener) Accept() (net.Conn, error) {
+	nc, err := a.Listener.Accept()
+	if err != nil {
+		if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+			a.l.relieve()
+		}
+		return nil, err
+	}
+	c := &limitedConn{Conn: nc, l: a.l}
+	a.l.mu.Lock()
+	defer a.l.mu.Unlock()
+	a.l.put(c, a.l.anonymous)
+	// The others have shares, so that there are anonymous ones beyond theirs.
+	if a.l.anonymous.conns()+a.l.operators.conns()+a.l.ofCallers > a.l.bounds.total {
+		a.l.evict(a.l.anonymous, c)
+	}
+	return c, nil
+}
+
+// Close implements net.Conn.
+func (c *limitedConn) Close() error {
+	c.l.mu.Lock()
+	c.l.take(c)
+	c.l.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// CloseWrite ends one direction, where the connection can end one alone.
+func (c *limitedConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// state is for http.Server.ConnState. Close counts what ends.
+func (l *connLimiter) state(conn net.Conn, now http.ConnState) {
+	c, ok := conn.(*limitedConn)
+	if !ok || now != http.StateActive && now != http.StateIdle {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if h := c.holder; h != nil {
+		c.active = now == http.StateActive
+		if h == l.anonymous && c.active {
+			return // bytes came: that alone makes nobody's connection newer
+		}
+		l.put(c, h)
+	}
+}
+
+// context is for http.Server.ConnContext.
+func (l *connLimiter) context(ctx context.Context, conn net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, conn)
+}
+
+// put makes a connection its holder's newest. The lock is held.
+func (l *connLimiter) put(c *limitedConn, h *connHolder) {
+	l.take(c)
+	c.holder = h
+	if c.active && h != l.anonymous {
+		c.place = h.busy.PushBack(c)
+	} else {
+		c.place = h.idle.PushBack(c)
+	}
+	if l.ofCaller(h) {
+		l.ofCallers++
+		l.callers[h.name] = h
+	}
+}
+
+// take removes a connection from its holder. The lock is held.
+func (l *connLimiter) take(c *limitedConn) {
+	h := c.holder
+	if h == nil {
+		return
+	}
+	h.idle.Remove(c.place) // one of the two has it
+	h.busy.Remove(c.place)
+	c.holder, c.place = nil, nil
+	if l.ofCaller(h) {
+		l.ofCallers--
+		l.forget(h)
+	}
+}
+
+func (l *connLimiter) ofCaller(h *connHolder) bool { return h != l.anonymous && h != l.operators }
+
+// forget drops a caller that holds nothing. The lock is held.
+func (l *connLimiter) forget(h *connHolder) {
+	if h.conns() == 0 && h.requests == 0 && l.callers[h.name] == h {
+		delete(l.callers, h.name)
+	}
+}
+
+// holder is who holds the connections of a call. The lock is held.
+func (l *connLimiter) holder(call engine.Call) *connHolder {
+	switch {
+	case call.Operator:
+		return l.operators
+	case call.Caller == "":
+		return l.anonymous
+	}
+	h := l.callers[call.Caller]
+	if h == nil {
+		h = &connHolder{name: call.Caller}
+		l.callers[call.Caller] = h
+	}
+	return h
+}
+
+// begin counts a request of the call's caller until end is called, and makes its
+// connection that caller's. Operators and anonymous requests have no bound but
+// that of connections.
+func (l *connLimiter) begin(r *http.Request, call engine.Call) (end func(), err error) {
+	none := func() {}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.holder(call)
+	if c, ok := r.Context().Value(connKey{}).(*limitedConn); ok && c.holder != nil {
+		if err := l.assign(c, h); err != nil {
+			return none, err
+		}
+	}
+	if !l.ofCaller(h) {
+		return none, nil
+	}
+	stream := isStream(r)
+	switch {
+	case h.requests >= l.bounds.requests:
+		defer l.forget(h)
+		return none, tooMany("max_requests", h.requests, l.bounds.requests, "requests at once (callers.max_requests)")
+	case stream && h.streams >= l.bounds.streams:
+		defer l.forget(h)
+		return none, tooMany("max_streams", h.streams, l.bounds.streams, "streams at once (callers.max_streams)")
+	}
+	count := func(n int) {
+		h.requests += n
+		if stream {
+			h.streams += n
+		}
+	}
+	count(1)
+	return sync.OnceFunc(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		count(-1)
+		l.forget(h)
+	}), nil
+}
+
+func tooMany(quota string, used, limit int, unit string) error {
+	return &engine.QuotaError{Quota: quota, Limit: int64(limit), Used: int64(used), Unit: unit, RetryAfter: retryTime}
+}
+
+// assign makes a connection in a request the holder's, and makes room for it.
+// The lock is held.
+func (l *connLimiter) assign(c *limitedConn, h *connHolder) error {
+	c.active = true
+	l.put(c, h)
+	switch {
+	case h == l.anonymous:
+		return nil
+	case l.ofCaller(h) && h.conns() > l.bounds.requests:
+		if h.idle.Len() == 0 {
+			return tooMany("max_requests", h.conns()-1, l.bounds.requests, "requests at once (callers.max_requests)")
+		}
+		l.evict(h, c)
+	}
+	most := l.bounds.total - l.bounds.anonymous
+	full := l.ofCallers+l.operators.conns() > most
+	if !full && l.ofCallers <= l.bounds.callers {
+		return nil
+	}
+	victim := l.largest()
+	switch {
+	case victim == nil: // operators have all
+		victim = l.operators
+	case l.ofCaller(h) && victim.conns() <= h.conns():
+		victim = h
+	}
+	if victim.idle.Len() == 0 && (victim == h || victim == l.operators) {
+		return tooMany("connections", most, most, "connections of the service")
+	}
+	l.evict(victim, c)
+	return nil
+}
+
+// largest is the caller that holds most connections; nil: none holds any. The
+// lock is held.
+func (l *connLimiter) largest() (most *connHolder) {
+	for _, h := range l.callers {
+		if h.conns() > 0 && (most == nil || h.conns() > most.conns()) {
+			most = h
+		}
+	}
+	return most
+}
+
+// evict closes a holder's connection other than c: the one that has been idle
+// longest, or else the newest. The lock is held.
+func (l *connLimiter) evict(h *connHolder, c *limitedConn) {
+	at := h.idle.Front()
+	if at == nil {
+		at = h.busy.Back()
+	}
+	if at != nil && at.Value == c {
+		at = at.Prev()
+	}
+	if at == nil {
+		return
+	}
+	old := at.Value.(*limitedConn) //nolint:errcheck,forcetypeassert // nothing else is in it
+	l.take(old)
+	old.Conn.Close() //nolint:errcheck // the client finds out by that
+	if time.Since(l.warned) > warnTime {
+		l.warned = time.Now()
+		l.log.Warn("too many connections: evicting", "caller", h.name, "operator", h == l.operators, "anonymous", h == l.anonymous, "max", l.bounds.total)
+	}
+}
+
+// relieve closes one connection: of the caller that holds most, or else of
+// nobody in particular.
+func (l *connLimiter) relieve() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if h := l.largest(); h != nil {
+		l.evict(h, nil)
+		return
+	}
+	l.evict(l.anonymous, nil)
+}
+
+// isStream reports whether a request is one that lasts: it upgrades, follows, or
+// is answered piece by piece while something runs.
+func isStream(r *http.Request) bool {
+	switch {
+	case r.Header.Get("Upgrade") != "", r.Header.Get(headerExec) != "", r.URL.Query().Get("follow") == "true":
+		return true
+	case r.URL.Path == mcpPath && r.Method == http.MethodPost: // which always accepts both forms
+		return false
+	}
+	accept := strings.Join(r.Header.Values("Accept"), ",")
+	return strings.Contains(accept, formEvents) || strings.Contains(accept, formFrames)
+}

@@ -1,0 +1,516 @@
+package api
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+)
+
+// serveLimited serves with bounds.
+func serveLimited(t *testing.T, e *engine.Engine, b connBounds) (address string, s *Server) {
+	t.Helper()
+	s = New(Options{Engine: e})
+	if e == nil { // who sends no token is no operator then
+		s.opts.Token = "secret"
+	}
+	s.conns.bounds = b
+	t.Cleanup(func() { // after the server's end
+		for began := time.Now(); s.conns.size() > 0; time.Sleep(time.Millisecond) {
+			if time.Since(began) > patience {
+				t.Fatalf("size() = %d after the end, want 0", s.conns.size())
+			}
+		}
+		s.conns.mu.Lock()
+		defer s.conns.mu.Unlock()
+		if len(s.conns.callers) != 0 {
+			t.Errorf("%d callers are counted after the end, want 0", len(s.conns.callers))
+		}
+	})
+	return listen(t, s, "tcp", "127.0.0.1:0").String(), s
+}
+
+func (l *connLimiter) size() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.anonymous.conns() + l.operators.conns() + l.ofCallers
+}
+
+// count returns the connections of a caller, its requests and its streams.
+func (l *connLimiter) count(caller string) (conns, requests, streams int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.callers[caller]
+	if h == nil {
+		return 0, 0, 0
+	}
+	return h.conns(), h.requests, h.streams
+}
+
+// rests waits until no connection of a caller is in a request.
+func (l *connLimiter) rests(t *testing.T, caller string) {
+	t.Helper()
+	for began := time.Now(); ; time.Sleep(time.Millisecond) {
+		l.mu.Lock()
+		busy := l.callers[caller].busy.Len()
+		l.mu.Unlock()
+		if busy == 0 {
+			return
+		}
+		if time.Since(began) > patience {
+			t.Fatalf("%d connections of %s are in a request", busy, caller)
+		}
+	}
+}
+
+// peer is a client's connection.
+type peer struct {
+	net.Conn
+	in *bufio.Reader
+}
+
+func dialed(t *testing.T, address string) *peer {
+	t.Helper()
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	return &peer{conn, bufio.NewReader(conn)}
+}
+
+// get sends a request and reads the answer's head. A body that ends is read.
+func (p *peer) get(path string, header ...string) (*http.Response, error) {
+	head := "GET " + path + " HTTP/1.1\r\nHost: x\r\n"
+	for i := 0; i+1 < len(header); i += 2 {
+		head += header[i] + ": " + header[i+1] + "\r\n"
+	}
+	if _, err := io.WriteString(p, head+"\r\n"); err != nil {
+		return nil, err
+	}
+	res, err := http.ReadResponse(p.in, nil)
+	if err != nil || res.Header.Get("Content-Type") == formEvents {
+		return res, err
+	}
+	b, err := io.ReadAll(res.Body)
+	res.Body = io.NopCloser(strings.NewReader(string(b)))
+	return res, err
+}
+
+// answers wants a request over a new connection, which stays open, answered.
+func answers(t *testing.T, address, path string, status int, header ...string) *peer {
+	t.Helper()
+	p := dialed(t, address)
+	res, err := p.get(path, header...)
+	if err != nil {
+		t.Fatalf("GET %s: %v", path, err)
+	}
+	if res.StatusCode != status {
+		t.Fatalf("GET %s: status %d, want %d", path, res.StatusCode, status)
+	}
+	return p
+}
+
+// closed wants a connection that is closed by the service.
+func (p *peer) closed(t *testing.T, who string) {
+	t.Helper()
+	if _, err := io.Copy(io.Discard, p.in); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the connection of %s is open", who)
+	}
+}
+
+func tokenOf(t *testing.T, e *engine.Engine, r v1.TokenRequest) []string {
+	t.Helper()
+	tok, err := e.CreateToken(t.Context(), engine.Local(""), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{"Authorization", "Bearer " + tok.Secret}
+}
+
+// However many connections nobody asks anything on, who asks is answered, and
+// no more than there is room for stay open.
+func TestAnonymousConnectionsAreBounded(t *testing.T) {
+	t.Parallel()
+	const most, all = 8, 40
+	address, _ := serveLimited(t, nil, connBounds{total: most, anonymous: most, requests: 1, streams: 1})
+	var closed atomic.Int32
+	for range all {
+		p := answers(t, address, "/healthz", http.StatusOK)
+		go func() { // ends with the connection
+			if _, err := p.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed) {
+				closed.Add(1)
+			}
+		}()
+	}
+	for began := time.Now(); closed.Load() < all-most; time.Sleep(5 * time.Millisecond) {
+		if time.Since(began) > idleTime/4 {
+			t.Fatalf("%d of %d connections were closed, for %d there is room", closed.Load(), all, most)
+		}
+	}
+	answers(t, address, "/healthz", http.StatusOK)
+}
+
+// A request of which one byte came holds its place no longer than one of which
+// none did.
+func TestARequestThatNeverComesHoldsNoPlace(t *testing.T) {
+	t.Parallel()
+	address, _ := serveLimited(t, nil, connBounds{total: 4, anonymous: 4, requests: 1, streams: 1})
+	for range 20 {
+		p := dialed(t, address)
+		if _, err := io.WriteString(p, "G"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	answers(t, address, "/healthz", http.StatusOK)
+}
+
+// One caller fills its bounds and gets 429 beyond; others and operators go on.
+func TestOneCallerDoesNotLockTheOthersOut(t *testing.T) {
+	t.Parallel()
+	e, _ := newEngine(t)
+	hog, ann := tokenOf(t, e, v1.TokenRequest{Caller: "hog"}), tokenOf(t, e, v1.TokenRequest{Caller: "ann"})
+	address, s := serveLimited(t, e, connBounds{total: 16, anonymous: 4, callers: 8, requests: 6, streams: 4})
+	const follow = "/v1/events?follow=true"
+	refused := 0
+	for range 40 {
+		p := dialed(t, address)
+		res, err := p.get(follow, hog...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.StatusCode == http.StatusOK {
+			continue
+		}
+		var problem v1.Problem
+		if err := json.NewDecoder(res.Body).Decode(&problem); err != nil {
+			t.Fatal(err)
+		}
+		if res.StatusCode != http.StatusTooManyRequests || problem.Code != "resource_exhausted" || res.Header.Get("Retry-After") != "1" || !res.Close || !strings.Contains(problem.Detail, "callers.max_streams") || !strings.Contains(problem.Detail, "4 of 4") {
+			t.Errorf("a stream too many: status %d, header %v, %+v", res.StatusCode, res.Header, problem)
+		}
+		p.closed(t, "a refused request")
+		refused++
+	}
+	if refused != 36 {
+		t.Errorf("%d of 40 streams were refused, want 36", refused)
+	}
+	answers(t, address, "/v1/pools", http.StatusOK, hog...) // streams are not all of its requests
+	answers(t, address, "/v1/pools", http.StatusOK, ann...)
+	answers(t, address, follow, http.StatusOK, ann...)
+	answers(t, address, "/v1/tokens", http.StatusOK)
+	if conns, _, streams := s.conns.count("hog"); conns > 6 || streams != 4 {
+		t.Errorf("the caller has %d connections and %d streams, want at most 6, and 4", conns, streams)
+	}
+}
+
+// What a stream holds is given back with its end, so that the next one is served.
+func TestAnEndedStreamCountsNoMore(t *testing.T) {
+	t.Parallel()
+	e, _ := newEngine(t)
+	ann := tokenOf(t, e, v1.TokenRequest{Caller: "ann"})
+	address, s := serveLimited(t, e, connBounds{total: 16, anonymous: 4, callers: 8, requests: 2, streams: 1})
+	for range 5 {
+		p := answers(t, address, "/v1/events?follow=true", http.StatusOK, ann...)
+		answers(t, address, "/v1/events?follow=true", http.StatusTooManyRequests, ann...)
+		p.Close()
+		for began := time.Now(); ; time.Sleep(time.Millisecond) {
+			if _, requests, _ := s.conns.count("ann"); requests == 0 {
+				break
+			}
+			if time.Since(began) > patience {
+				t.Fatal("the request is still counted")
+			}
+		}
+	}
+}
+
+// When callers have all their connections, the newcomer evicts the newest of the
+// caller that holds most, and nobody else's.
+func TestANewcomerEvictsWhoHoldsMost(t *testing.T) {
+	t.Parallel()
+	e, _ := newEngine(t)
+	address, s := serveLimited(t, e, connBounds{total: 16, anonymous: 4, callers: 8, requests: 6, streams: 6})
+	streams := map[string][]*peer{}
+	header := map[string][]string{}
+	for who, n := range map[string]int{"ann": 2, "hog": 6} {
+		header[who] = tokenOf(t, e, v1.TokenRequest{Caller: who})
+		for range n {
+			streams[who] = append(streams[who], answers(t, address, "/v1/events?follow=true", http.StatusOK, header[who]...))
+		}
+	}
+	bob := tokenOf(t, e, v1.TokenRequest{Caller: "bob"})
+	answers(t, address, "/v1/pools", http.StatusOK, bob...) // and stays, idle
+	streams["hog"][5].closed(t, "hog")
+	answers(t, address, "/v1/events?follow=true", http.StatusOK, bob...)
+	streams["hog"][4].closed(t, "hog")
+	if conns, _, _ := s.conns.count("ann"); conns != 2 {
+		t.Errorf("another caller has %d connections, want 2", conns)
+	}
+	// Who holds most gets no more.
+	for range 2 {
+		answers(t, address, "/v1/events?follow=true", http.StatusTooManyRequests, header["hog"]...)
+	}
+}
+
+// A newcomer evicts nobody who holds no more than itself.
+func TestEqualCallersDoNotEvictEachOther(t *testing.T) {
+	t.Parallel()
+	e, _ := newEngine(t)
+	address, s := serveLimited(t, e, connBounds{total: 16, anonymous: 8, callers: 2, requests: 2, streams: 2})
+	for _, who := range []string{"ann", "bob"} {
+		answers(t, address, "/v1/events?follow=true", http.StatusOK, tokenOf(t, e, v1.TokenRequest{Caller: who})...)
+	}
+	answers(t, address, "/v1/pools", http.StatusTooManyRequests, tokenOf(t, e, v1.TokenRequest{Caller: "cat"})...)
+	for _, who := range []string{"ann", "bob"} {
+		if conns, _, _ := s.conns.count(who); conns != 1 {
+			t.Errorf("%s has %d connections, want 1", who, conns)
+		}
+	}
+}
+
+// A request counts as long as its handler runs, also when its connection is gone.
+func TestARequestCountsWithoutItsConnection(t *testing.T) {
+	l := newConnLimiter(connBounds{total: 8, anonymous: 2, callers: 4, requests: 2, streams: 2}, slog.New(slog.DiscardHandler))
+	r := httptest.NewRequest("GET", "/v1/pools", nil)
+	ann := engine.Call{Caller: "ann"}
+	first, err := l.begin(r, ann)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.begin(r, ann); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.begin(r, ann); err == nil || !strings.Contains(err.Error(), "callers.max_requests") {
+		t.Errorf("begin() of a third request = %v, want its bound", err)
+	}
+	first()
+	if _, err := l.begin(r, ann); err != nil {
+		t.Errorf("begin() after the end of one = %v, want nil", err)
+	}
+}
+
+// Operators evict callers' connections, and are evicted by none.
+func TestOperatorsAreNotEvicted(t *testing.T) {
+	t.Parallel()
+	e, _ := newEngine(t)
+	address, s := serveLimited(t, e, connBounds{total: 10, anonymous: 2, callers: 6, requests: 3, streams: 3})
+	var operators, callers []*peer
+	op := tokenOf(t, e, v1.TokenRequest{Caller: "boss", Operator: true})
+	for i := range 2 {
+		header := tokenOf(t, e, v1.TokenRequest{Caller: fmt.Sprintf("c%d", i)})
+		for range 3 {
+			callers = append(callers, answers(t, address, "/v1/events?follow=true", http.StatusOK, header...))
+		}
+	}
+	for range 4 { // with two more than they have for themselves
+		operators = append(operators, answers(t, address, "/v1/events?follow=true", http.StatusOK), answers(t, address, "/v1/events?follow=true", http.StatusOK, op...))
+	}
+	for _, p := range callers {
+		p.closed(t, "a caller")
+	}
+	ann := tokenOf(t, e, v1.TokenRequest{Caller: "ann"})
+	answers(t, address, "/v1/pools", http.StatusTooManyRequests, ann...)
+	for _, p := range operators {
+		if err := p.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, p.in); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("an operator's stream ended: %v", err)
+		}
+	}
+	answers(t, address, "/v1/tokens", http.StatusTooManyRequests) // they have all themselves
+	operators[0].Close()
+	for began := time.Now(); s.conns.size() > 7; time.Sleep(time.Millisecond) {
+		if time.Since(began) > patience {
+			t.Fatal("the connection is still counted")
+		}
+	}
+	answers(t, address, "/v1/tokens", http.StatusOK)
+}
+
+// Idle connections of a caller are bounded as its requests are: the longest idle
+// one goes.
+func TestIdleConnectionsOfACallerAreBounded(t *testing.T) {
+	t.Parallel()
+	e, _ := newEngine(t)
+	ann := tokenOf(t, e, v1.TokenRequest{Caller: "ann"})
+	address, s := serveLimited(t, e, connBounds{total: 100, anonymous: 10, callers: 80, requests: 5, streams: 5})
+	var all []*peer
+	for range 20 {
+		all = append(all, answers(t, address, "/v1/pools", http.StatusOK, ann...))
+		s.conns.rests(t, "ann")
+	}
+	for _, p := range all[:15] {
+		p.closed(t, "ann")
+	}
+	if conns, requests, _ := s.conns.count("ann"); conns != 5 || requests != 0 {
+		t.Errorf("%d connections and %d requests are counted, want 5 and 0", conns, requests)
+	}
+}
+
+// A connection that was taken over from net/http counts until it is closed.
+func TestAHijackedConnectionCounts(t *testing.T) {
+	t.Parallel()
+	s := New(Options{})
+	s.conns.bounds = connBounds{total: 8, anonymous: 2, callers: 4, requests: 4, streams: 2}
+	leave := make(chan struct{})
+	s.mux.Handle("/hijack", s.wrap(route{handle: func(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
+		c, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return err
+		}
+		io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\n\r\n")
+		<-leave
+		if half, ok := c.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
+			t.Error("one direction cannot be ended")
+		}
+		return c.Close()
+	}}))
+	address := listen(t, s, "tcp", "127.0.0.1:0").String()
+	p := dialed(t, address)
+	if res, err := p.get("/hijack", "Upgrade", "x"); err != nil || res.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatal(res, err)
+	}
+	if n := s.conns.size(); n != 1 {
+		t.Errorf("size() = %d while it is open, want 1", n)
+	}
+	close(leave)
+	p.closed(t, "the client")
+	for began := time.Now(); s.conns.size() > 0; time.Sleep(time.Millisecond) {
+		if time.Since(began) > patience {
+			t.Fatal("it is counted after its end")
+		}
+	}
+}
+
+// fullListener has no descriptor for the first connection.
+type fullListener struct {
+	net.Listener
+	failed atomic.Bool
+}
+
+func (l *fullListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil && l.failed.CompareAndSwap(false, true) {
+		c.Close()
+		return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", syscall.EMFILE)}
+	}
+	return c, err
+}
+
+// Where no descriptor is left for a connection, a caller's is given up for it.
+func TestWithoutDescriptorsACallersConnectionIsGivenUp(t *testing.T) {
+	t.Parallel()
+	l := newConnLimiter(boundsOf(1024, 0, 0), slog.New(slog.DiscardHandler))
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := &fullListener{Listener: inner}
+	full.failed.Store(true)
+	ll := limitedListener{full, l}
+	defer ll.Close()
+	theirs := dialed(t, inner.Addr().String())
+	c, err := ll.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := httptest.NewRequest("GET", "/v1/pools", nil)
+	if _, err := l.begin(r.WithContext(l.context(r.Context(), c)), engine.Call{Caller: "ann"}); err != nil {
+		t.Fatal(err)
+	}
+	full.failed.Store(false)
+	dialed(t, inner.Addr().String())
+	if _, err := ll.Accept(); !errors.Is(err, syscall.EMFILE) {
+		t.Fatalf("Accept() = %v, want %v", err, syscall.EMFILE)
+	}
+	theirs.closed(t, "the caller")
+	if n := l.size(); n != 0 {
+		t.Errorf("size() = %d, want 0", n)
+	}
+}
+
+func TestBoundsFollowDescriptors(t *testing.T) {
+	for _, c := range []struct {
+		files, requests, streams int
+		want                     connBounds
+	}{
+		{0, 0, 0, connBounds{total: 8, anonymous: 1, callers: 6, requests: 3, streams: 1}},
+		{1024, 512, 256, connBounds{total: 256, anonymous: 32, callers: 192, requests: 96, streams: 48}},
+		{1024, 10, 500, connBounds{total: 256, anonymous: 32, callers: 192, requests: 10, streams: 48}},
+		{1 << 20, 512, 256, connBounds{total: 1 << 18, anonymous: 1 << 15, callers: 3 << 16, requests: 512, streams: 256}},
+		{1 << 20, 0, 0, connBounds{total: 1 << 18, anonymous: 1 << 15, callers: 3 << 16, requests: 3 << 15, streams: 3 << 14}},
+	} {
+		if got := boundsOf(c.files, c.requests, c.streams); got != c.want {
+			t.Errorf("boundsOf(%d, %d, %d) = %+v, want %+v", c.files, c.requests, c.streams, got, c.want)
+		}
+	}
+}
+
+func TestWhatIsAStream(t *testing.T) {
+	for _, c := range []struct {
+		method, target string
+		header         []string
+		want           bool
+	}{
+		{"GET", "/v1/events", nil, false},
+		{"GET", "/v1/events?follow=true", nil, true},
+		{"GET", "/v1/events?after=1&follow=%74rue", nil, true},
+		{"GET", "/v1/shells/x/output?follow=false", nil, false},
+		{"GET", "/v1/sandboxes/x/pty", []string{"Upgrade", "websocket"}, true},
+		{"GET", "/v1/sandboxes/x/ports/80", []string{"Upgrade", "tcp"}, true},
+		{"POST", "/v1/run", []string{"Accept", formFrames}, true},
+		{"POST", "/v1/run", []string{headerExec, "e30"}, true},
+		{"POST", "/v1/run", []string{"Accept", formJSON}, false},
+		{"POST", "/v1/tools/x/call", []string{"Accept", formJSON + ", " + formEvents}, true},
+		{"POST", "/mcp", []string{"Accept", formJSON + ", " + formEvents}, false},
+		{"GET", "/mcp", []string{"Accept", formEvents}, true},
+	} {
+		r := httptest.NewRequestWithContext(context.Background(), c.method, c.target, nil)
+		for i := 0; i+1 < len(c.header); i += 2 {
+			r.Header.Add(c.header[i], c.header[i+1])
+		}
+		if got := isStream(r); got != c.want {
+			t.Errorf("isStream(%s %s %v) = %v, want %v", c.method, c.target, c.header, got, c.want)
+		}
+	}
+}
+
+// A tool call that is refused before its body is read leaves a record, as one
+// that its handler refuses does.
+func TestACallBeyondTheBoundIsRecorded(t *testing.T) {
+	t.Parallel()
+	e, _ := newEngine(t)
+	s := New(Options{Engine: e, Shell: true})
+	s.conns.bounds = connBounds{total: 8, anonymous: 4, callers: 4}
+	srv := httptest.NewServer(s.Handler())
+	t.Cleanup(srv.Close)
+	ann := tokenOf(t, e, v1.TokenRequest{Caller: "ann"})
+	problemIs(t, ask(t, srv, "POST", "/v1/tools/system.bash/call", `{"input":{"command":"ls"}}`, ann...), http.StatusTooManyRequests, "resource_exhausted", "")
+	problemIs(t, ask(t, srv, "POST", "/shell", `{"command":"ls"}`, "Content-Type", formJSON), http.StatusTooManyRequests, "resource_exhausted", "")
+	for _, c := range []struct{ caller, action, via string }{{"ann", "system.bash", "http"}, {"old", "run_shell", "shell"}} {
+		list := records(t, srv, "caller="+c.caller)
+		if len(list) != 1 || list[0].Action != c.action || list[0].Ending != "failed" || list[0].Via != c.via || !strings.Contains(list[0].Error, "callers.max_requests") {
+			t.Errorf("recorded of %s: %+v", c.caller, list)
+		}
+	}
+}
