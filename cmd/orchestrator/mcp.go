@@ -163,6 +163,11 @@ func (r remote) CallTool(ctx context.Context, call engine.Call, name string, req
 	return r.cl.CallTool(ctx, name, req, o)
 }
 
+// RefuseCall returns cause: what does not get to the server has no record there.
+func (remote) RefuseCall(_ context.Context, _ engine.Call, _ string, _ []byte, cause error) error {
+	return cause
+}
+
 // CallOutput reads the output of an earlier call.
 func (r remote) CallOutput(ctx context.Context, _ engine.Call, id string, o engine.OutputRequest) (v1.Output, error) {
 	return r.cl.CallOutput(ctx, id, client.OutputRequest{Stream: o.Stream, Offset: o.Offset, Limit: o.Limit, Wait: o.Wait})

@@ -311,12 +311,12 @@ func (s *service) run(ctx context.Context) error {
 	bodies := api.BodyBudget{Total: int64(s.config.Requests.Bodies), Caller: int64(s.config.Requests.CallerBodies)}
 	server := api.New(api.Options{Engine: s.engine, Token: s.token, Log: s.log, Shell: s.governed.Compat != nil, MCP: talk, Bodies: bodies,
 		MaxRequests: s.config.Callers.MaxRequests, MaxStreams: s.config.Callers.MaxStreams, Down: func() {
-		once.Do(func() {
-			s.log.Info("taking everything down")
-			close(down)
-			endFront()
-		})
-	}})
+			once.Do(func() {
+				s.log.Info("taking everything down")
+				close(down)
+				endFront()
+			})
+		}})
 	if s.ephemeral {
 		go func() { // ends with standard input, or with the process
 			_, _ = io.Copy(io.Discard, s.app.stdin)

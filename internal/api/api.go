@@ -56,6 +56,8 @@ type Options struct {
 	// MCP answers what comes to /mcp, for the caller; nil: there is no such path.
 	MCP interface {
 		Serve(w http.ResponseWriter, r *http.Request, call engine.Call)
+		// Refuse records the tool calls of a request that is refused before Serve.
+		Refuse(w http.ResponseWriter, r *http.Request, call engine.Call, cause error) error
 	}
 	// Bodies bounds the memory that bodies of requests take.
 	Bodies BodyBudget
@@ -99,7 +101,7 @@ func New(o Options) *Server {
 		s.mux.Handle(strings.TrimPrefix(r.method+" "+r.path, " "), s.wrap(r))
 	}
 	if o.MCP != nil {
-		s.mux.Handle(mcpPath, s.wrap(route{path: mcpPath, handle: s.talk, takes: bodyHeld, limit: maxToolBody}))
+		s.mux.Handle(mcpPath, s.wrap(route{path: mcpPath, handle: s.talk, takes: bodyHeld, limit: maxToolBody, refused: o.MCP.Refuse}))
 	}
 	s.mux.Handle("/", s.wrap(route{handle: s.unknown}))
 	return s
@@ -183,7 +185,7 @@ type route struct {
 	takes bodyKind
 	limit int64
 	// refused records that a tool call was not handed to handle; nil: it is none.
-	refused func(r *http.Request, call engine.Call, err error) error
+	refused func(w http.ResponseWriter, r *http.Request, call engine.Call, err error) error
 	// summary, body and answer are for /openapi.json.
 	summary      string
 	query        []string
@@ -206,7 +208,7 @@ func (s *Server) wrap(rt route) http.Handler {
 		end, full := s.conns.begin(r, s.holder(rt, r, call))
 		defer end()
 		if err == nil && full != nil {
-			err, out.stall = s.refused(rt, r, call, full), min(out.stall, refusedTime)
+			err, out.stall = rt.refuse(w, r, call, full), min(out.stall, refusedTime)
 		}
 		out.seen = func(err error) error {
 			if ctx := r.Context(); ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
@@ -258,13 +260,13 @@ func (s *Server) holder(rt route, r *http.Request, call engine.Call) engine.Call
 	return call
 }
 
-// refused records the refusal of a tool call that its handler does not see, and
+// refuse records the refusal of a tool call that its handler does not see, and
 // returns the reason.
-func (s *Server) refused(rt route, r *http.Request, call engine.Call, err error) error {
+func (rt route) refuse(w http.ResponseWriter, r *http.Request, call engine.Call, err error) error {
 	if rt.refused == nil {
 		return err
 	}
-	return rt.refused(r, call, err)
+	return rt.refused(w, r, call, err)
 }
 
 // dropBody takes a body off a client that none is wanted from. Otherwise

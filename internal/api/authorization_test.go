@@ -24,6 +24,10 @@ func (talker) Serve(w http.ResponseWriter, _ *http.Request, call engine.Call) {
 	fmt.Fprintf(w, "operator %v", call.Operator)
 }
 
+func (talker) Refuse(_ http.ResponseWriter, _ *http.Request, _ engine.Call, cause error) error {
+	return cause
+}
+
 // listen serves until the test ends.
 func listen(t *testing.T, s *Server, network, address string) net.Addr {
 	t.Helper()

@@ -80,7 +80,7 @@ func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, call engine
 }
 
 // refusedShell records a command that was refused before its body was read.
-func (s *Server) refusedShell(r *http.Request, call engine.Call, err error) error {
+func (s *Server) refusedShell(_ http.ResponseWriter, r *http.Request, call engine.Call, err error) error {
 	call.Caller, call.Via = s.opts.Engine.CompatCaller(), shellCompatVia
 	return s.opts.Engine.RefuseCall(r.Context(), call, shellCompatTool, nil, err)
 }

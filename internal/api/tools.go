@@ -99,7 +99,7 @@ func (s *Server) refuseCall(r *http.Request, call engine.Call, name string, raw 
 }
 
 // refusedTool records a call that was refused before its body was read.
-func (s *Server) refusedTool(r *http.Request, call engine.Call, err error) error {
+func (s *Server) refusedTool(_ http.ResponseWriter, r *http.Request, call engine.Call, err error) error {
 	return s.opts.Engine.RefuseCall(r.Context(), call, r.PathValue("name"), nil, err)
 }
 

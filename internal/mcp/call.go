@@ -31,19 +31,24 @@ type underway struct {
 	asked  map[string]bool // by the approval's id
 }
 
-// callTool carries out tools/call.
-func (s *Server) callTool(ctx context.Context, ss *mcp.ServerSession, x *session, a Access, p *mcp.CallToolParamsRaw) (*mcp.CallToolResult, error) {
-	ctx, cancel := x.bind(ctx, a)
-	defer cancel()
-	tool, known, err := s.resolve(ctx, x, a, p.Name)
-	if err != nil {
-		return nil, s.protocolError(a, err, "tools not listed")
+// callTool carries out tools/call. A call that is refused before its tool is
+// asked leaves a record, too.
+func (s *Server) callTool(ctx context.Context, ss *mcp.ServerSession, a Access, p *mcp.CallToolParamsRaw) (*mcp.CallToolResult, error) {
+	if a.post != nil {
+		a.post.in.took(p.Name)
 	}
-	if !known {
-		tool = p.Name // the engine refuses it, and its audit has it
+	x, err := s.session(ss)
+	if err != nil {
+		return nil, s.refuse(ctx, a, p.Name, p.Arguments, err)
 	}
 	if a.Call.Key, err = key(p.Meta); err != nil {
-		return nil, err
+		return nil, s.refuse(ctx, a, p.Name, p.Arguments, err)
+	}
+	ctx, cancel := x.bind(ctx, a)
+	defer cancel()
+	tool, known, listErr := s.resolve(ctx, x, a, p.Name)
+	if !known {
+		tool = p.Name // the engine refuses it, and its audit has it
 	}
 	if token, ok := p.GetProgressToken().(string); ok && len(token) > maxToken {
 		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: fmt.Sprintf("progressToken is over %d bytes", maxToken)}
@@ -68,6 +73,8 @@ func (s *Server) callTool(ctx context.Context, ss *mcp.ServerSession, x *session
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx) // nobody waits for it
+	case err != nil && listErr != nil:
+		return nil, s.protocolError(a, listErr, "tools not listed")
 	case err != nil && !known:
 		return nil, unknownTool(p.Name)
 	case err != nil:

@@ -31,7 +31,10 @@ type fake struct {
 	mu       sync.Mutex
 	calls    []v1.ToolCall
 	by       []engine.Call
+	refused  []string // tool: cause
 	ended    []string
+	toolsErr error // what Tools fails with
+	callErr  error // what CallTool fails with
 	answers  map[string]chan v1.ApprovalAnswer
 	answered []engine.Call
 	running  chan string // told when a command runs that waits
@@ -52,13 +55,34 @@ func newFake() *fake {
 	}
 }
 
-func (f *fake) Tools(context.Context, engine.Call, string) ([]v1.Tool, error) { return f.tools, nil }
+func (f *fake) Tools(context.Context, engine.Call, string) ([]v1.Tool, error) {
+	return f.tools, f.toolsErr
+}
+
+func (f *fake) RefuseCall(_ context.Context, call engine.Call, name string, body []byte, cause error) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.refused = append(f.refused, fmt.Sprintf("%s %s %s %s: %v", call.Caller, call.Via, name, body, cause))
+	return cause
+}
+
+// hasRefused returns what was recorded as refused since the last time.
+func (f *fake) hasRefused() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := f.refused
+	f.refused = nil
+	return out
+}
 
 func (f *fake) CallTool(ctx context.Context, call engine.Call, name string, r v1.ToolCall, w engine.Watch) (v1.ToolResult, error) {
 	f.mu.Lock()
 	f.calls, f.by = append(f.calls, r), append(f.by, call)
 	id := fmt.Sprintf("call-%d", len(f.calls))
 	f.mu.Unlock()
+	if f.callErr != nil {
+		return v1.ToolResult{}, f.callErr
+	}
 	if name != "system.bash" {
 		return v1.ToolResult{}, fmt.Errorf("tool %q is not known: %w", name, errdefs.ErrNotFound)
 	}

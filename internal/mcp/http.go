@@ -31,6 +31,7 @@ type accessContext struct{}
 type post struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
+	in     *intake
 }
 
 // newHTTP makes the library's handler. It binds a session to the caller who
@@ -51,8 +52,23 @@ func (s *Server) newHTTP() http.Handler {
 
 // Serve answers one request of the streamable HTTP transport, made by call's
 // caller. The query may say where tools run: workspace, read_only, template,
-// job and, for operators, profile.
+// job and, for operators, profile. Every tool call in it leaves a record.
 func (s *Server) Serve(w http.ResponseWriter, r *http.Request, call engine.Call) {
+	if r.Method != http.MethodPost {
+		s.serve(w, r, call, nil)
+		return
+	}
+	in := &intake{ReadCloser: r.Body}
+	out := &outcome{ResponseWriter: w}
+	r.Body = in
+	s.serve(out, r, call, in)
+	if out.status < http.StatusBadRequest && r.Context().Err() != nil {
+		return // the client left: calls may still be on their way to their tools
+	}
+	_ = s.recordMissed(w, r, in, call, out.cause()) // it was answered
+}
+
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, call engine.Call, in *intake) {
 	if err := s.checkOrigin(r); err != nil {
 		http.Error(w, "Forbidden: "+err.Error(), http.StatusForbidden)
 		return
@@ -82,6 +98,7 @@ func (s *Server) Serve(w http.ResponseWriter, r *http.Request, call engine.Call)
 			return
 		}
 		a.post = newPost(r.Context())
+		a.post.in = in
 		defer s.leave(r, x, a.post)
 	case http.MethodGet:
 		// Who only waits is let go at once when a hand-over begins.

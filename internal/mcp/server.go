@@ -23,6 +23,8 @@ import (
 type Engine interface {
 	Tools(ctx context.Context, call engine.Call, profile string) ([]v1.Tool, error)
 	CallTool(ctx context.Context, call engine.Call, name string, r v1.ToolCall, w engine.Watch) (v1.ToolResult, error)
+	// RefuseCall records a tool call that did not get to CallTool, and returns cause.
+	RefuseCall(ctx context.Context, call engine.Call, name string, body []byte, cause error) error
 	CallOutput(ctx context.Context, call engine.Call, id string, r engine.OutputRequest) (v1.Output, error)
 	AnswerApproval(ctx context.Context, call engine.Call, id string, a v1.ApprovalAnswer) (v1.Approval, error)
 	// EndSession removes the sandbox of a session, if it has one.
@@ -168,11 +170,7 @@ func (s *Server) receive(next mcp.MethodHandler) mcp.MethodHandler {
 		case *mcp.ListToolsParams:
 			return s.listTools(ctx, s.access(req), p)
 		case *mcp.CallToolParamsRaw:
-			x, err := s.session(ss)
-			if err != nil {
-				return nil, err
-			}
-			return s.callTool(ctx, ss, x, s.access(req), p)
+			return s.callTool(ctx, ss, s.access(req), p)
 		}
 		return next(ctx, method, req)
 	}

@@ -1,0 +1,59 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
+)
+
+// A tool call over MCP that is refused for the URL's profile, or because its
+// caller has too many requests, leaves a record as the same over HTTP does.
+func TestARefusedCallOverMCPIsRecorded(t *testing.T) {
+	t.Parallel()
+	e, _ := newEngine(t)
+	talk := mcp.New(mcp.Options{Engine: e})
+	s := New(Options{Engine: e, MCP: talk})
+	srv := httptest.NewServer(s.Handler())
+	t.Cleanup(func() {
+		srv.Close()
+		if err := talk.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	ann := append(tokenOf(t, e, v1.TokenRequest{Caller: "ann"}), "Content-Type", formJSON, "Accept", formJSON+", "+formEvents)
+	post := func(path, body string) asked { return ask(t, srv, "POST", path, body, ann...) }
+	const hello = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`
+	got := post(mcpPath, hello)
+	if got.status != http.StatusOK || got.header.Get("Mcp-Session-Id") == "" {
+		t.Fatalf("initialize: %+v", got)
+	}
+	ann = append(ann, "Mcp-Session-Id", got.header.Get("Mcp-Session-Id"), "Mcp-Protocol-Version", "2025-11-25")
+	const call = `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"system_bash","arguments":{"command":"ls"}}}`
+	for _, c := range []struct{ path, says string }{
+		{mcpPath + "?profile=universal", "profile is not yours to choose"},
+		{mcpPath + "?profile=a&profile=b", "profile is there 2 times"},
+		{mcpPath, "callers.max_requests"}, // without room, below
+	} {
+		if c.path == mcpPath {
+			s.conns.bounds.requests = 0
+		}
+		got := post(c.path, call)
+		var about []v1.AuditRecord
+		for _, r := range records(t, srv, "caller=ann") {
+			if strings.Contains(r.Error, c.says) && r.Via == "mcp" {
+				about = append(about, r)
+			}
+		}
+		if len(about) != 1 || !strings.Contains(got.body, c.says) {
+			t.Errorf("%s: answered %d %s; recorded %+v, want one", c.path, got.status, got.body, about)
+		}
+	}
+	if all := records(t, srv, "caller=ann"); len(all) != 4 { // the first has an opening record
+		t.Errorf("%d records, want 4: %+v", len(all), all)
+	}
+}

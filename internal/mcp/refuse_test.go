@@ -1,0 +1,86 @@
+package mcp
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+)
+
+// Every refusal of a tool call leaves a record, wherever on its way it is refused.
+func TestARefusedCallIsRecorded(t *testing.T) {
+	f := newFake()
+	at, _ := serve(t, Options{Engine: f})
+	id := introduce(t, at, "ben")
+	long := `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"_meta":{"x":"` + strings.Repeat("x", maxHead) + `"},"name":"system_bash"}}`
+	old := []string{"Mcp-Protocol-Version", "2025-03-26"} // which has batches
+	for what, c := range map[string]struct {
+		query, session, body string
+		header               []string
+		want                 []string
+	}{
+		"a query that is not known":   {"?workspce=x", id, quick, nil, []string{`system_bash {"command":"echo quick"}: answered with status 400: Bad Request: query "workspce"`}},
+		"one thing twice":             {"?profile=a&profile=b", id, quick, nil, []string{"system_bash"}},
+		"an origin of elsewhere":      {"", id, quick, []string{"Origin", "http://evil.example"}, []string{"system_bash"}},
+		"no session":                  {"", "", quick, nil, []string{"system_bash"}},
+		"a session that is not there": {"", "nobodys", quick, nil, []string{"system_bash"}},
+		"a version that is not known": {"", id, quick, []string{"Mcp-Protocol-Version", "1999-01-01"}, []string{"system_bash"}},
+		"another form":                {"", id, quick, []string{"Content-Type", "text/plain"}, []string{"system_bash"}},
+		"an answer in no form":        {"", id, quick, []string{"Accept", "image/png"}, []string{"system_bash"}},
+		"a key that is no string":     {"", id, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"_meta":{"orchestrator/idempotency-key":7},"name":"fs_read"}}`, nil, []string{"fs_read"}},
+		"a name that is no string":    {"", id, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":7}}`, nil, []string{methodCall}},
+		"no parameters":               {"", id, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":[]}`, nil, []string{methodCall}},
+		"a notification":              {"", id, `{"jsonrpc":"2.0","method":"tools/call","params":{"name":"fs_read"}}`, nil, []string{"fs_read"}},
+		"too long to be read twice":   {"?workspce=x", id, long, nil, []string{methodCall}},
+		"a batch that is too long":    {"", id, "[" + strings.Repeat(quick+",", maxBatch) + quick + "]", old, make([]string, maxBatch+1)},
+		"a batch":                     {"", id, "[" + quick + "," + strings.ReplaceAll(quick, `"name":"system_bash"`, `"name":7`) + "]", old, []string{methodCall}},
+		"no call":                     {"?workspce=x", id, `{"jsonrpc":"2.0","id":2,"method":"ping"}`, nil, nil},
+		"a call that is carried out":  {"", id, quick, nil, nil},
+		"a long one":                  {"", id, long, nil, nil},
+	} {
+		t.Run(what, func(t *testing.T) {
+			_, body := request(t, http.MethodPost, at+c.query, "ben", c.session, c.body, c.header...)
+			got := f.hasRefused()
+			if len(got) != len(c.want) {
+				t.Fatalf("recorded %q, want %q; answered %.300s", got, c.want, body)
+			}
+			for i, want := range c.want {
+				if !strings.HasPrefix(got[i], "ben mcp "+want) || strings.HasSuffix(got[i], ": ") {
+					t.Errorf("recorded %q, want %q", got[i], want)
+				}
+			}
+		})
+	}
+}
+
+// A profile that is not the caller's is refused by the engine, which records it.
+func TestARefusedProfileGetsToTheEngine(t *testing.T) {
+	f := newFake()
+	f.toolsErr = &engine.InvalidError{Field: "profile", Message: "is not yours to choose"}
+	f.callErr = f.toolsErr
+	at, _ := serve(t, Options{Engine: f})
+	id := introduce(t, at, "ben")
+	_, body := request(t, http.MethodPost, at+"?profile=universal", "ben", id, quick)
+	if !strings.Contains(body, `"error"`) || !strings.Contains(body, "not yours to choose") {
+		t.Errorf("answered %s", body)
+	}
+	if len(f.calls) != 1 || f.calls[0].Profile != "universal" || f.by[0].Caller != "ben" || len(f.hasRefused()) != 0 {
+		t.Errorf("the engine was asked %+v as %+v, and recorded %q", f.calls, f.by, f.refused)
+	}
+}
+
+func TestARequestRefusedBeforeServeIsRecorded(t *testing.T) {
+	f := newFake()
+	_, s := serve(t, Options{Engine: f})
+	cause := errors.New("too many requests")
+	r := httptest.NewRequest(http.MethodPost, "/mcp", strings.NewReader(quick))
+	if err := s.Refuse(httptest.NewRecorder(), r, engine.Call{Caller: "ben", Via: "http"}, cause); !errors.Is(err, cause) {
+		t.Errorf("Refuse() = %v, want %v", err, cause)
+	}
+	if got := f.hasRefused(); len(got) != 1 || !strings.HasPrefix(got[0], "ben mcp system_bash") || !strings.HasSuffix(got[0], cause.Error()) {
+		t.Errorf("recorded %q", got)
+	}
+}
