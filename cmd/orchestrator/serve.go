@@ -306,7 +306,7 @@ func (s *service) run(ctx context.Context) error {
 	back, endBack := context.WithCancel(context.WithoutCancel(ctx))
 	defer endBack()
 	defer context.AfterFunc(front, s.engine.HandOver)()
-	talk := mcp.New(mcp.Options{Engine: s.engine, Version: s.app.version, Log: s.log})
+	talk := mcp.New(mcp.Options{Engine: s.engine, Version: s.app.version, Requests: s.config.Callers.MaxRequests, Log: s.log})
 	defer context.AfterFunc(front, talk.Stop)()
 	bodies := api.BodyBudget{Total: int64(s.config.Requests.Bodies), Caller: int64(s.config.Requests.CallerBodies)}
 	server := api.New(api.Options{Engine: s.engine, Token: s.token, Log: s.log, Shell: s.governed.Compat != nil, MCP: talk, Bodies: bodies,

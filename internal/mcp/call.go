@@ -44,6 +44,7 @@ func (s *Server) callTool(ctx context.Context, ss *mcp.ServerSession, a Access, 
 	if a.Call.Key, err = key(p.Meta); err != nil {
 		return nil, s.refuse(ctx, a, p.Name, p.Arguments, err)
 	}
+	defer x.begin()()
 	ctx, cancel := x.bind(ctx, a)
 	defer cancel()
 	tool, known, listErr := s.resolve(ctx, x, a, p.Name)

@@ -38,7 +38,7 @@ type post struct {
 // began it; the token itself was checked before and is not handed on.
 func (s *Server) newHTTP() http.Handler {
 	h := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s.sdk }, &mcp.StreamableHTTPOptions{
-		EventStore: mcp.NewMemoryEventStore(nil), SessionTimeout: s.opts.SessionIdle, MaxRequestBodyBytes: maxMessage, Logger: s.log,
+		EventStore: newEventStore(maxEventBytes), SessionTimeout: s.opts.SessionIdle, MaxRequestBodyBytes: maxMessage, Logger: s.log,
 	})
 	verify := func(_ context.Context, _ string, r *http.Request) (*auth.TokenInfo, error) {
 		a, ok := r.Context().Value(accessContext{}).(Access)

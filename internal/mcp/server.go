@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -52,6 +53,7 @@ const (
 	maxToken    = 256
 	maxSessions = 1024 // at once; each is a goroutine until it calls something
 	maxOfCaller = 256  // of them
+	maxLost     = 64   // requests of a session whose client left, at once
 	endTime     = time.Minute
 )
 
@@ -70,6 +72,9 @@ type Options struct {
 	PageSize int
 	// SessionIdle ends an HTTP session that asks nothing for so long.
 	SessionIdle time.Duration
+	// Requests is how many requests of one caller that is no operator are under way
+	// at once; zero is DefaultRequests.
+	Requests int
 	// Resume is how long calls whose HTTP stream was lost run on for a client
 	// that comes back for the rest.
 	Resume time.Duration
@@ -101,6 +106,8 @@ type Server struct {
 	// stopping ends when a hand-over begins: nothing new is taken.
 	stopping context.Context
 	stop     context.CancelCauseFunc
+
+	requests requestLimiter
 
 	mu       sync.Mutex
 	sessions map[*mcp.ServerSession]*session
@@ -150,7 +157,7 @@ func New(o Options) *Server {
 
 // receive takes what concerns sessions and tools; the library does the rest.
 func (s *Server) receive(next mcp.MethodHandler) mcp.MethodHandler {
-	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
+	take := func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
 		ss, ok := req.GetSession().(*mcp.ServerSession)
 		if !ok {
 			return next(ctx, method, req)
@@ -173,6 +180,12 @@ func (s *Server) receive(next mcp.MethodHandler) mcp.MethodHandler {
 			return s.callTool(ctx, ss, s.access(req), p)
 		}
 		return next(ctx, method, req)
+	}
+	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
+		if strings.HasPrefix(method, "notifications/") { // they end what is under way
+			return take(ctx, method, req)
+		}
+		return s.limit(ctx, take, method, req)
 	}
 }
 

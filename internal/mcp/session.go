@@ -28,14 +28,17 @@ var (
 
 // session is one MCP session: a session of the engine, its name.
 type session struct {
-	name   string
-	caller string
+	name     string
+	caller   string
+	operator bool
 	// ctx ends with the session, and with it what the session runs.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
 	mu     sync.Mutex
-	used   bool // something was called
+	busy   int       // calls under way
+	since  time.Time // when there was none
+	used   bool      // something was called
 	access Access
 	names  names
 	calls  []string
@@ -62,11 +65,24 @@ func (s *Server) admit(ss *mcp.ServerSession, a Access) error {
 			own++
 		}
 	}
-	if own >= maxOfCaller || len(s.sessions) >= maxSessions {
+	full := len(s.sessions) >= maxSessions && !a.Call.Operator
+	if full && own < maxOfCaller {
+		if other, x := s.crowded(a.Call.Caller); x != nil {
+			full = false
+			x.cancel(errCrowded)
+			delete(s.sessions, other)
+			s.ending.Go(func() {
+				if err := other.Close(); err != nil {
+					s.log.Debug("mcp session not closed", "session", x.name, "error", err)
+				}
+			})
+		}
+	}
+	if own >= maxOfCaller || full {
 		return refused(fmt.Sprintf("too many sessions: you have %d of at most %d, all together %d of %d; end some (DELETE), or wait until they are given up",
 			own, maxOfCaller, len(s.sessions), maxSessions))
 	}
-	x := &session{name: "mcp-" + strings.ToLower(rand.Text()), caller: a.Call.Caller}
+	x := &session{name: "mcp-" + strings.ToLower(rand.Text()), caller: a.Call.Caller, operator: a.Call.Operator, since: time.Now()}
 	x.ctx, x.cancel = context.WithCancelCause(context.Background())
 	s.sessions[ss] = x
 	s.ending.Go(func() { s.end(ss, x) })
@@ -153,6 +169,10 @@ func (x *session) lose(p *post, in time.Duration) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.lost = append(x.lost, p)
+	if len(x.lost) > maxLost { // or who leaves again and again has any number
+		x.lost[0].cancel(errGone)
+		x.lost = slices.Delete(x.lost, 0, 1)
+	}
 	x.arm(in)
 }
 

@@ -1,0 +1,177 @@
+package mcp
+
+import (
+	chain "container/list"
+	"context"
+	"fmt"
+	"iter"
+	"sync"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+// Bounds of the events that are kept for clients that come back.
+const (
+	maxEventBytes = 10 << 20 // of all sessions
+	// eventCost and streamCost are what an event and a stream take beside their
+	// bytes.
+	eventCost  = 128
+	streamCost = 512
+)
+
+// eventStore keeps the latest events of streams, for clients whose stream broke
+// off. It is bounded in bytes. When it is full, the largest session of the caller
+// that holds most loses the stream that was written least recently, or else the
+// oldest event of its only one. What is lost is mcp.ErrEventsPurged to a client
+// that comes back. It implements mcp.EventStore and may be used concurrently.
+type eventStore struct {
+	max int
+
+	mu       sync.Mutex
+	bytes    int
+	sessions map[string]*sessionEvents
+}
+
+// sessionEvents are those of one session.
+type sessionEvents struct {
+	owner   string // the caller
+	bytes   int
+	streams map[string]*chain.Element // of *streamEvents, in order
+	order   chain.List                // of *streamEvents, the least recently written first
+}
+
+// streamEvents are those of one stream.
+type streamEvents struct {
+	id    string
+	first int // the index of events[0]
+	data  [][]byte
+	bytes int
+}
+
+func newEventStore(maxBytes int) *eventStore {
+	return &eventStore{max: maxBytes, sessions: map[string]*sessionEvents{}}
+}
+
+// Open implements mcp.EventStore. The context is of the request that opens the
+// stream, and so tells whose it is.
+func (e *eventStore) Open(ctx context.Context, session, stream string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.sessions[session]
+	if s == nil {
+		a, _ := ctx.Value(accessContext{}).(Access)
+		s = &sessionEvents{owner: a.Call.Caller, streams: map[string]*chain.Element{}}
+		e.sessions[session] = s
+	}
+	if s.streams[stream] == nil {
+		st := &streamEvents{id: stream}
+		s.streams[stream] = s.order.PushBack(st)
+		e.grow(s, st, streamCost+len(stream))
+	}
+	e.purge()
+	return nil
+}
+
+// Append implements mcp.EventStore. Nothing is kept of a stream that was purged:
+// where its later events belong is not known.
+func (e *eventStore) Append(_ context.Context, session, stream string, data []byte) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.sessions[session]
+	if s == nil || s.streams[stream] == nil {
+		return nil
+	}
+	at := s.streams[stream]
+	s.order.MoveToBack(at)
+	st := at.Value.(*streamEvents) //nolint:errcheck,forcetypeassert // nothing else is in it
+	st.data = append(st.data, data)
+	e.grow(s, st, eventCost+len(data))
+	e.purge()
+	return nil
+}
+
+// After implements mcp.EventStore.
+func (e *eventStore) After(_ context.Context, session, stream string, index int) iter.Seq2[[]byte, error] {
+	data, err := e.after(session, stream, index)
+	return func(yield func([]byte, error) bool) {
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		for _, d := range data {
+			if !yield(d, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (e *eventStore) after(session, stream string, index int) ([][]byte, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.sessions[session]
+	if s == nil || s.streams[stream] == nil {
+		return nil, fmt.Errorf("stream %q of session %q: %w", stream, session, mcp.ErrEventsPurged)
+	}
+	st := s.streams[stream].Value.(*streamEvents) //nolint:errcheck,forcetypeassert // nothing else is in it
+	from := index + 1 - st.first
+	if from < 0 {
+		return nil, fmt.Errorf("event %d of stream %q of session %q: %w", index+1, stream, session, mcp.ErrEventsPurged)
+	}
+	return append([][]byte(nil), st.data[min(from, len(st.data)):]...), nil
+}
+
+// SessionClosed implements mcp.EventStore.
+func (e *eventStore) SessionClosed(_ context.Context, session string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s := e.sessions[session]; s != nil {
+		e.bytes -= s.bytes
+		delete(e.sessions, session)
+	}
+	return nil
+}
+
+func (e *eventStore) grow(s *sessionEvents, st *streamEvents, n int) {
+	e.bytes += n
+	s.bytes += n
+	st.bytes += n
+}
+
+// purge drops events until there is room. The lock is held.
+func (e *eventStore) purge() {
+	for e.bytes > e.max {
+		s := e.largest()
+		at := s.order.Front()
+		if at.Value.(*streamEvents).id == "" && at.Next() != nil { //nolint:errcheck,forcetypeassert // as below
+			at = at.Next() // the session's own stream lasts as long as the session
+		}
+		st := at.Value.(*streamEvents) //nolint:errcheck,forcetypeassert // nothing else is in it
+		switch {
+		case s.order.Len() > 1:
+			s.order.Remove(at)
+			delete(s.streams, st.id)
+			e.grow(s, st, -st.bytes)
+		case len(st.data) > 0:
+			e.grow(s, st, -eventCost-len(st.data[0]))
+			st.data[0] = nil
+			st.data, st.first = st.data[1:], st.first+1
+		default:
+			return // sessions alone fill it, and their number is bounded
+		}
+	}
+}
+
+// largest is the largest session of the caller that holds most. The lock is held.
+func (e *eventStore) largest() (most *sessionEvents) {
+	held := map[string]int{}
+	for _, s := range e.sessions {
+		held[s.owner] += s.bytes
+	}
+	for _, s := range e.sessions {
+		if most == nil || held[s.owner] > held[most.owner] || s.owner == most.owner && s.bytes > most.bytes {
+			most = s
+		}
+	}
+	return most
+}

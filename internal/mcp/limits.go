@@ -1,0 +1,117 @@
+package mcp
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+)
+
+// DefaultRequests is how many requests of one caller are under way at once.
+const DefaultRequests = 512
+
+// retryTime is when to ask again, as nobody can tell when a request ends.
+const retryTime = time.Second
+
+// requestLimiter counts requests under way by caller: a batch has many, and
+// those whose client left go on for a while. Operators are not counted. The zero
+// value is good.
+type requestLimiter struct {
+	mu sync.Mutex
+	n  map[string]int
+}
+
+// enter counts a request until leave is called, or returns a *engine.QuotaError.
+func (l *requestLimiter) enter(call engine.Call, most int) (leave func(), err error) {
+	if call.Operator {
+		return func() {}, nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n := l.n[call.Caller]; n >= most {
+		return nil, &engine.QuotaError{Quota: "max_requests", Limit: int64(most), Used: int64(n), Unit: "requests at once (callers.max_requests)", RetryAfter: retryTime}
+	}
+	if l.n == nil {
+		l.n = map[string]int{}
+	}
+	l.n[call.Caller]++
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.n[call.Caller]--; l.n[call.Caller] == 0 {
+			delete(l.n, call.Caller)
+		}
+	}, nil
+}
+
+// limit answers a request within the caller's bound. A tool call beyond it leaves
+// a record.
+func (s *Server) limit(ctx context.Context, next mcp.MethodHandler, method string, req mcp.Request) (mcp.Result, error) {
+	a := s.access(req)
+	leave, err := s.requests.enter(a.Call, cmp.Or(s.opts.Requests, DefaultRequests))
+	if err != nil {
+		if p, ok := req.GetParams().(*mcp.CallToolParamsRaw); ok {
+			if a.post != nil {
+				a.post.in.took(p.Name)
+			}
+			err = s.refuse(ctx, a, p.Name, p.Arguments, err)
+		}
+		return nil, s.protocolError(a, err, "request refused")
+	}
+	defer leave()
+	return next(ctx, method, req)
+}
+
+// errCrowded ends a session for another caller's.
+var errCrowded = errors.New("all sessions are taken, and another caller has fewer")
+
+// crowded returns the session that ends for one of caller: of the caller that
+// has most and more than this one, the session that has rested longest with
+// nothing under way. nil: there is none. The lock is held.
+func (s *Server) crowded(caller string) (*mcp.ServerSession, *session) {
+	held := map[string]int{}
+	for _, x := range s.sessions {
+		held[x.caller]++
+	}
+	var of *mcp.ServerSession
+	var out *session
+	for ss, x := range s.sessions {
+		busy, rested := x.rest()
+		if busy || x.operator || held[x.caller] <= held[caller]+1 {
+			continue
+		}
+		if out != nil {
+			if _, longest := out.rest(); held[x.caller] < held[out.caller] || held[x.caller] == held[out.caller] && !rested.Before(longest) {
+				continue
+			}
+		}
+		of, out = ss, x
+	}
+	return of, out
+}
+
+// rest says whether something of the session is under way, and else since when
+// nothing is.
+func (x *session) rest() (busy bool, since time.Time) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.busy > 0, x.since
+}
+
+// begin notes that something of the session is under way until end is called.
+func (x *session) begin() (end func()) {
+	x.mu.Lock()
+	x.busy++
+	x.mu.Unlock()
+	return func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.busy--
+		x.since = time.Now()
+	}
+}

@@ -1,0 +1,236 @@
+package mcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+)
+
+// A batch is as many requests as it has messages.
+func TestRequestsOfACallerAreBounded(t *testing.T) {
+	f := newFake()
+	at, s := serve(t, Options{Engine: f, Requests: 2, Resume: time.Millisecond})
+	id, other := introduce(t, at, "ben"), introduce(t, at, "eve")
+	var batch []string
+	for i := range 10 {
+		batch = append(batch, strings.Replace(call, `"id":2`, fmt.Sprintf(`"id":%d`, 100+i), 1))
+	}
+	ctx, hangUp := context.WithCancel(t.Context())
+	defer hangUp()
+	res := begin(t, ctx, http.MethodPost, at, "ben", id, "["+strings.Join(batch, ",")+"]", "Mcp-Protocol-Version", "2025-03-26")
+	defer res.Body.Close()
+	for range 2 {
+		within(t, f.running, "a running command")
+	}
+	var refused []string
+	eventually(t, "the refusal of the others", func() bool {
+		refused = append(refused, f.hasRefused()...)
+		return len(refused) >= 8
+	})
+	if len(refused) != 8 || !strings.HasPrefix(refused[0], "ben mcp system_bash") || !strings.Contains(refused[0], "callers.max_requests") {
+		t.Errorf("recorded %d refusals, want 8: %q", len(refused), refused)
+	}
+	if _, body := request(t, http.MethodPost, at, "ben", id, quick); !strings.Contains(body, "2 of 2 requests at once") {
+		t.Errorf("one more is answered %s", body)
+	}
+	if _, body := request(t, http.MethodPost, at, "eve", other, quick); !strings.Contains(body, "quick") {
+		t.Errorf("another caller is answered %s", body)
+	}
+	hangUp()
+	for range 2 {
+		within(t, f.killed, "the end of a command")
+	}
+	eventually(t, "the end of the requests", func() bool {
+		s.requests.mu.Lock()
+		defer s.requests.mu.Unlock()
+		return len(s.requests.n) == 0
+	})
+	if _, body := request(t, http.MethodPost, at, "ben", id, quick); !strings.Contains(body, "quick") {
+		t.Errorf("after their end it is answered %s", body)
+	}
+}
+
+// Who leaves again and again has no more under way than the bound.
+func TestLostRequestsOfASessionAreBounded(t *testing.T) {
+	x := &session{}
+	var posts []*post
+	for range maxLost + 3 {
+		p := newPost(t.Context())
+		posts = append(posts, p)
+		x.lose(p, time.Hour)
+	}
+	defer x.timer.Stop()
+	for i, p := range posts {
+		if ended := errors.Is(context.Cause(p.ctx), errGone); ended != (i < 3) {
+			t.Errorf("request %d of %d ended: %v", i, len(posts), ended)
+		}
+	}
+	if len(x.lost) != maxLost {
+		t.Errorf("%d are kept, want %d", len(x.lost), maxLost)
+	}
+}
+
+// Callers who together hold all sessions keep neither others nor operators out.
+func TestAllSessionsAreSharedFairly(t *testing.T) {
+	f := newFake()
+	at, s := serve(t, Options{Engine: f})
+	held := func() map[string]int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		n := map[string]int{}
+		for _, x := range s.sessions {
+			n[x.caller]++
+		}
+		return n
+	}
+	busy := introduce(t, at, "a")
+	ctx, hangUp := context.WithCancel(t.Context())
+	defer hangUp()
+	res := begin(t, ctx, http.MethodPost, at, "a", busy, call)
+	defer res.Body.Close()
+	within(t, f.running, "a running command")
+	resting := introduce(t, at, "a")
+	for who, n := range map[string]int{"a": 254, "b": 255, "c": 255, "d": 255, "e": 3} {
+		for range n {
+			introduce(t, at, who)
+		}
+	}
+	introduce(t, at, "ben")
+	introduce(t, at, "root")
+	got := held()
+	if got["ben"] != 1 || got["root"] != 1 || got["a"] != 255 || got["b"] != 255 || got["e"] != 3 {
+		t.Errorf("sessions by caller: %v", got)
+	}
+	if s.byID(busy) == nil || s.byID(resting) != nil {
+		t.Errorf("the session in use is there: %v; the one that rested longest: %v", s.byID(busy) != nil, s.byID(resting) != nil)
+	}
+	hangUp()
+	within(t, f.killed, "the end of the command")
+}
+
+// Who subscribes to ever new addresses takes no memory by it.
+func TestSubscriptionsAreToOneAddress(t *testing.T) {
+	s := New(Options{Engine: newFake()})
+	var got []string
+	h := s.receive(func(_ context.Context, _ string, req mcp.Request) (mcp.Result, error) {
+		switch p := req.GetParams().(type) {
+		case *mcp.SubscribeParams:
+			got = append(got, p.URI)
+		case *mcp.UnsubscribeParams:
+			got = append(got, p.URI)
+		}
+		return nil, nil
+	})
+	for i := range 3 {
+		uri := fmt.Sprintf("orchestrator://calls/%d/stdout", i)
+		if _, err := h(t.Context(), "resources/subscribe", &mcp.SubscribeRequest{Session: &mcp.ServerSession{}, Params: &mcp.SubscribeParams{URI: uri}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := h(t.Context(), "resources/unsubscribe", &mcp.UnsubscribeRequest{Session: &mcp.ServerSession{}, Params: &mcp.UnsubscribeParams{URI: uri}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, uri := range got {
+		if uri != outputScheme {
+			t.Errorf("the library is asked for %q, want %q", uri, outputScheme)
+		}
+	}
+	if len(got) != 6 {
+		t.Errorf("the library was asked %d times, want 6", len(got))
+	}
+}
+
+// of is the context of a caller's request.
+func of(t *testing.T, caller string) context.Context {
+	t.Helper()
+	return context.WithValue(t.Context(), accessContext{}, Access{Call: engine.Call{Caller: caller}})
+}
+
+func replay(t *testing.T, e *eventStore, session, stream string, index int) (string, error) {
+	t.Helper()
+	var out []string
+	for b, err := range e.After(t.Context(), session, stream, index) {
+		if err != nil {
+			return "", err
+		}
+		out = append(out, string(b))
+	}
+	return strings.Join(out, " "), nil
+}
+
+func TestEventsOfStreamsAreReplayed(t *testing.T) {
+	e := newEventStore(1 << 20)
+	ctx := of(t, "ann")
+	for _, stream := range []string{"", "s"} {
+		if err := errors.Join(e.Open(ctx, "x", stream), e.Append(ctx, "x", stream, []byte("0"+stream)), e.Append(ctx, "x", stream, []byte("1"+stream))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for index, want := range map[int]string{-1: "0s 1s", 0: "1s", 1: "", 7: ""} {
+		if got, err := replay(t, e, "x", "s", index); err != nil || got != want {
+			t.Errorf("After(%d) = %q, %v, want %q", index, got, err, want)
+		}
+	}
+	if _, err := replay(t, e, "x", "t", -1); err == nil {
+		t.Error("After() of a stream that was not opened: no error")
+	}
+	if err := e.SessionClosed(ctx, "x"); err != nil || e.bytes != 0 || len(e.sessions) != 0 {
+		t.Errorf("after the end: %v, %d bytes, %d sessions", err, e.bytes, len(e.sessions))
+	}
+}
+
+// A caller with many sessions and streams drops its own events, and nobody
+// else's, and takes no more than the store may.
+func TestEventsAreBoundedAndDroppedFairly(t *testing.T) {
+	const most = 64 << 10
+	e := newEventStore(most)
+	ann := of(t, "ann")
+	if err := errors.Join(e.Open(ann, "a", ""), e.Open(ann, "a", "s"), e.Append(ann, "a", "s", make([]byte, 20<<10))); err != nil {
+		t.Fatal(err)
+	}
+	hog := of(t, "hog")
+	for i := range 2000 {
+		session := fmt.Sprintf("h%d", i%8) // each smaller than ann's
+		if err := errors.Join(e.Open(hog, session, ""), e.Open(hog, session, fmt.Sprint(i)), e.Append(hog, session, fmt.Sprint(i), make([]byte, i%100))); err != nil {
+			t.Fatal(err)
+		}
+		if e.bytes > most {
+			t.Fatalf("%d bytes after %d streams, want at most %d", e.bytes, i, most)
+		}
+	}
+	if got, err := replay(t, e, "a", "s", -1); err != nil || len(got) != 20<<10 {
+		t.Errorf("of another caller %d bytes are left: %v", len(got), err)
+	}
+	if _, err := replay(t, e, "h0", "0", -1); !errors.Is(err, mcp.ErrEventsPurged) {
+		t.Errorf("After() of what was dropped = %v, want %v", err, mcp.ErrEventsPurged)
+	}
+	if _, err := replay(t, e, "h0", "", -1); err != nil {
+		t.Errorf("After() of the session's own stream = %v", err)
+	}
+	if err := e.Append(hog, "h0", "0", []byte("late")); err != nil || e.sessions["h0"].streams["0"] != nil {
+		t.Errorf("a stream that was dropped came back: %v", err)
+	}
+	// One stream that is too much loses its beginning.
+	if err := errors.Join(e.SessionClosed(ann, "a"), e.Open(ann, "b", "")); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 10 {
+		if err := e.Append(ann, "b", "", append([]byte(fmt.Sprint(i)), make([]byte, 10<<10)...)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := replay(t, e, "b", "", -1); !errors.Is(err, mcp.ErrEventsPurged) {
+		t.Errorf("After(-1) = %v, want %v", err, mcp.ErrEventsPurged)
+	}
+	if got, err := replay(t, e, "b", "", 8); err != nil || !strings.HasPrefix(got, "9") || e.bytes > most {
+		t.Errorf("After(8) = %.1q, %v; %d bytes", got, err, e.bytes)
+	}
+}
