@@ -81,6 +81,7 @@ func newTestServer(t testing.TB, tree *cgroup.Tree) *Server {
 	if serverTag != nil { // one reaper is all a process can have
 		s.yard.forker, s.reaper = serverTag.yard.forker, serverTag.reaper
 		go s.yard.run(context.Background())
+		go s.watchTracers(context.Background())
 		return s
 	}
 	go s.Run(context.Background())

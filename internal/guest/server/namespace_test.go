@@ -35,6 +35,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	helper()
 	fuzzing := slices.ContainsFunc(os.Args, func(a string) bool {
 		return strings.HasPrefix(a, "-test.fuzz") && !strings.HasPrefix(a, "-test.fuzzcachedir")
 	})

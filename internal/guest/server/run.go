@@ -1,16 +1,12 @@
 package server
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"os"
 	"strconv"
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/prefork"
@@ -21,9 +17,6 @@ import (
 // killTime bounds how long a kill may take before the sandbox is called
 // unclean: what is still alive then does not die.
 const killTime = 10 * time.Second
-
-// traceTime is how long a tracer may take to let go of a dead command.
-const traceTime = time.Second
 
 // run is one command, from the moment that it counts until its ending.
 type run struct {
@@ -226,13 +219,22 @@ func (r *run) blame(cause runtime.Ending) {
 	}
 }
 
-// note is to be called with the lock held. What comes while a command that has
-// ended by itself is cleared away did not end it; that it wrote more than it may
-// can still turn out.
+// note is to be called with the lock held. What comes after a command has ended
+// by itself did not end it, also while a tracer keeps that end from the guest;
+// that it wrote more than it may can still turn out.
 func (r *run) note(cause runtime.Ending) {
-	if r.cause == "" && (!r.ended || cause == runtime.OutputLimit) {
+	if r.cause == "" && (cause == runtime.OutputLimit || !r.ended && !r.dead()) {
 		r.cause = cause
 	}
+}
+
+// dead says whether the command's leader is dead, reaped or not.
+func (r *run) dead() bool {
+	if r.sp == nil {
+		return false
+	}
+	dead, _ := ended(r.sp.leader.Pid)
+	return dead
 }
 
 // left notes that the leader has ended.
@@ -309,7 +311,7 @@ func (r *run) kill(exit *prefork.Exit) (*prefork.Exit, bool) {
 		r.s.Log.Error("a command was not killed", "command", r.id, "error", err)
 	}
 	if exit == nil {
-		exit = r.leaderEnd(ctx, err == nil)
+		exit = r.leaderEnd(ctx)
 	}
 	r.mu.Lock()
 	r.over = true
@@ -318,10 +320,8 @@ func (r *run) kill(exit *prefork.Exit) (*prefork.Exit, bool) {
 	return exit, err == nil && exit != nil
 }
 
-// leaderEnd waits for the end of a leader that was killed, until ctx ends. A
-// dead process goes to its tracer before it comes to its parent: a process of
-// another command that keeps it is killed, if everything else is dead.
-func (r *run) leaderEnd(ctx context.Context, dead bool) *prefork.Exit {
+// leaderEnd waits for the end of a leader that was killed, until ctx ends. If a tracer keeps it, the tracer is killed.
+func (r *run) leaderEnd(ctx context.Context) *prefork.Exit {
 	tick := time.NewTicker(traceTime)
 	defer tick.Stop()
 	for {
@@ -329,29 +329,11 @@ func (r *run) leaderEnd(ctx context.Context, dead bool) *prefork.Exit {
 		case e := <-r.sp.leader.Exit:
 			return &e
 		case <-tick.C:
+			r.s.release(r.sp.leader.Pid)
 		case <-ctx.Done():
 			return nil
 		}
-		if pid := tracerOf(r.sp.leader.Pid); dead && pid > 1 {
-			r.s.Log.Warn("killing a process that keeps a dead command", "command", r.id, "tracer", pid)
-			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended meanwhile
-		}
 	}
-}
-
-// tracerOf is who traces a process, 0 if nobody does.
-func tracerOf(pid int) int {
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
-	if err != nil {
-		return 0
-	}
-	_, rest, _ := bytes.Cut(text, []byte("\nTracerPid:"))
-	line, _, _ := bytes.Cut(rest, []byte("\n"))
-	n, err := strconv.Atoi(string(bytes.TrimSpace(line)))
-	if err != nil {
-		return 0
-	}
-	return n
 }
 
 // drain takes what the pipes still hold.

@@ -180,6 +180,7 @@ func New(o Options) (*Server, error) {
 func (s *Server) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { s.reaper.Run(ctx) })
+	group.Go(func() { s.watchTracers(ctx) })
 	s.yard.run(ctx)
 	group.Wait()
 }

@@ -31,6 +31,7 @@ type tagFold struct {
 type member struct {
 	parent int
 	start  uint64 // in ticks since the kernel's start
+	dead   bool   // its first thread is
 }
 
 func (t *tagFold) next() error {
@@ -87,7 +88,8 @@ func readMember(pid int) (member, bool) {
 	}
 	parent, err1 := strconv.Atoi(string(fields[1]))
 	start, err2 := strconv.ParseUint(string(fields[19]), 10, 64)
-	return member{parent: parent, start: start}, err1 == nil && err2 == nil
+	dead := fields[0][0] == 'Z' || fields[0][0] == 'X'
+	return member{parent: parent, start: start, dead: dead}, err1 == nil && err2 == nil
 }
 
 // strange says whether a process was there before the command, or comes of one

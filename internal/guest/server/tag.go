@@ -166,12 +166,18 @@ func hasTag(pid int, gid uint32, buf []byte) bool {
 	if err != nil || n <= 0 {
 		return false
 	}
-	return statusHasTag(buf[:n], gid)
+	tagged, headless := statusHasTag(buf[:n], gid)
+	if tagged && headless {
+		dead, _ := ended(pid) // its other threads may be dead too, and kept by a tracer
+		return !dead
+	}
+	return tagged
 }
 
-// statusHasTag reads proc_pid_status(5). A process whose first thread has ended looks dead while other threads go on; only their number tells.
-func statusHasTag(status []byte, gid uint32) bool {
-	tagged, dead := false, false
+// statusHasTag reads proc_pid_status(5). A process whose first thread has ended looks dead while others may go on:
+// then it is headless.
+func statusHasTag(status []byte, gid uint32) (tagged, headless bool) {
+	dead := false
 	for line := range bytes.Lines(status) {
 		key, value, _ := bytes.Cut(line, []byte(":"))
 		value = bytes.TrimSpace(value)
@@ -185,14 +191,15 @@ func statusHasTag(status []byte, gid uint32) bool {
 				}
 			}
 			if !tagged || !dead {
-				return tagged
+				return tagged, false
 			}
 		case "Threads":
 			n, err := strconv.Atoi(string(value))
-			return tagged && err == nil && n > 1
+			headless = err == nil && n > 1
+			return headless, headless
 		}
 	}
-	return false
+	return false, false
 }
 
 // Limit cannot be.

@@ -143,13 +143,21 @@ func TestLookUp(t *testing.T) {
 func TestStatusHasTag(t *testing.T) {
 	status := "Name:\tx\nState:\t%\nTgid:\t1\nGroups:\t5 77 9 \nVmPeak:\t 1 kB\n"
 	for state, want := range map[string]bool{"R (running)": true, "T (stopped)": true, "D (disk sleep)": true, "Z (zombie)": false, "X (dead)": false} {
-		if got := statusHasTag([]byte(strings.Replace(status, "%", state, 1)), 77); got != want {
+		if got, _ := statusHasTag([]byte(strings.Replace(status, "%", state, 1)), 77); got != want {
 			t.Errorf("%s: got %v", state, got)
 		}
 	}
+	dead := strings.Replace(status, "%", "Z (zombie)", 1) + "Threads:\t"
+	for threads, want := range map[string]bool{"1\n": false, "2\n": true} {
+		if tagged, headless := statusHasTag([]byte(dead+threads), 77); tagged != want || headless != want {
+			t.Errorf("dead with %q threads: tagged %v, headless %v, want %v", threads, tagged, headless, want)
+		}
+	}
 	// A name cannot pretend: the kernel escapes what is in it.
-	if statusHasTag([]byte("Name:\tGroups:\\n77\nState:\tR\nGroups:\t7 \n"), 77) || statusHasTag(nil, 77) {
-		t.Error("found where there is none")
+	for _, status := range []string{"Name:\tGroups:\\n77\nState:\tR\nGroups:\t7 \n", ""} {
+		if tagged, headless := statusHasTag([]byte(status), 77); tagged || headless {
+			t.Errorf("found in %q", status)
+		}
 	}
 }
 
