@@ -49,6 +49,7 @@ func kill(t *testing.T, s *suite) {
 	}
 	t.Run("cancelled", func(t *testing.T) { k.fresh(t); k.cancelled(t) })
 	t.Run("kept by a tracer", func(t *testing.T) { k.fresh(t); k.kept(t) })
+	t.Run("kept by a tracer of a thread", func(t *testing.T) { k.fresh(t); k.threadKept(t) })
 	t.Run("shell", func(t *testing.T) { k.fresh(t); k.shell(t) })
 	t.Run("signals", func(t *testing.T) { k.fresh(t); k.signals(t) })
 	t.Run("output", func(t *testing.T) { k.fresh(t); outputs(t, k.box) })
@@ -253,6 +254,36 @@ func (k *killer) keptFor(t *testing.T, timeout time.Duration) bool {
 	<-r.ended
 	k.over(t, o.Result)
 	return traced
+}
+
+// threadKept: another command of the same user traces one thread of a command and never waits for it. The command's own exit is its ending.
+func (k *killer) threadKept(t *testing.T) {
+	quitter := k.user(python("runaway", "quitter"))
+	quitter.Timeout = Patience / 2
+	r := k.box.begin(t, quitter, guest.IO{})
+	r.says(t, ".")
+	thread := strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(r.out.String()), "ready "), ".")
+	keeper := python("runaway", "thread-keeper", thread)
+	keeper.User = quitter.User
+	by := k.box.begin(t, keeper, guest.IO{})
+	by.says(t, "\n")
+	if said := by.out.String(); said != "kept\n" {
+		if !k.suite.apart() { // gVisor lets nobody trace another command
+			t.Errorf("the thread was not traced: %s", said)
+		}
+		by.cancel(errors.New("it traces nothing"))
+		r.cancel(errors.New("nobody traces it"))
+		<-by.ended
+		<-r.ended
+		return
+	}
+	o := r.end(t)
+	if !o.exited(7) || o.Unclean {
+		t.Errorf("the ending is %v, unclean %v, want exit 7", o, o.Unclean)
+		by.cancel(errors.New("it was not killed"))
+	}
+	<-by.ended
+	k.over(t, o.Result)
 }
 
 // shell: one that is killed, and one that ends by itself and leaves others.

@@ -102,6 +102,25 @@ def keeper():
         time.sleep(0.01)
 
 
+def quitter():
+    """Exits with 7 once its second thread is traced, by anybody."""
+    thread = threading.Thread(target=time.sleep, args=(1000,), daemon=True)
+    thread.start()
+    print("ready %d." % thread.native_id, flush=True)
+    while True:
+        with open("/proc/self/task/%d/status" % thread.native_id) as f:
+            if "TracerPid:\t0\n" not in f.read():
+                os._exit(7)
+        time.sleep(0.01)
+
+
+def thread_keeper():
+    """Traces one thread, and never waits for it."""
+    got = syscall(101 if platform.machine() == "x86_64" else 117, 0x4206, int(sys.argv[2]), 0, 0)
+    print("kept" if got == 0 else "refused: %s" % got, flush=True)
+    time.sleep(1000)
+
+
 def stopped():
     for _ in range(5):
         if os.fork() == 0:
@@ -169,6 +188,8 @@ def sleepers():
     "bomb": bomb,
     "traced": traced,
     "keeper": keeper,
+    "quitter": quitter,
+    "thread-keeper": thread_keeper,
     "stopped": stopped,
     "headless": headless,
     "subreaper": subreaper,
