@@ -34,7 +34,13 @@ type post struct {
 	in     *intake
 }
 
-// newHTTP makes the library's handler. It binds a session to the caller who
+// holder names who may use a session: tokens of one caller with the same rights.
+// Another token of the caller could answer what the session's user is asked.
+func holder(c engine.Call) string {
+	return fmt.Sprintf("%s profile=%s trust=%d operator=%t", c.Caller, c.Profile, c.Trust, c.Operator)
+}
+
+// newHTTP makes the library's handler. It binds a session to the holder who
 // began it; the token itself was checked before and is not handed on.
 func (s *Server) newHTTP() http.Handler {
 	h := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s.sdk }, &mcp.StreamableHTTPOptions{
@@ -45,7 +51,7 @@ func (s *Server) newHTTP() http.Handler {
 		if !ok {
 			return nil, errors.New("request without a caller")
 		}
-		return &auth.TokenInfo{UserID: a.Call.Caller, Extra: map[string]any{accessKey: a}}, nil
+		return &auth.TokenInfo{UserID: holder(a.Call), Extra: map[string]any{accessKey: a}}, nil
 	}
 	return auth.RequireBearerToken(verify, &auth.RequireBearerTokenOptions{AllowMissingExpiration: true})(h)
 }
@@ -85,7 +91,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, call engine.Call,
 	a.Call = call
 	a.Call.Key = "" // a key is of one call, and comes with it
 	x := s.byID(r.Header.Get(headerID))
-	if x != nil && x.caller != call.Caller { // in the library's words for one that is not there
+	if x != nil && x.holder != holder(call) { // in the library's words for one that is not there
 		http.Error(w, "session not found", http.StatusNotFound)
 		return
 	}

@@ -19,13 +19,13 @@ import (
 )
 
 // serve gives a server's URL; the bearer token is the caller, "root" is an
-// operator.
+// operator. What comes after a slash is the token's profile.
 func serve(t *testing.T, o Options) (string, *Server) {
 	t.Helper()
 	s := New(o)
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		caller := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
-		s.Serve(w, r, engine.Call{Caller: caller, Operator: caller == "root"})
+		caller, profile, _ := strings.Cut(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "), "/")
+		s.Serve(w, r, engine.Call{Caller: caller, Profile: profile, Operator: caller == "root"})
 	}))
 	t.Cleanup(func() {
 		closeServer(t, s)
@@ -144,10 +144,12 @@ func TestASessionIsOnlyForTheCallerWhoBeganIt(t *testing.T) {
 	f := newFake()
 	at, _ := serve(t, Options{Engine: f})
 	id := introduce(t, at, "ben")
-	for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodDelete} {
-		res, body := request(t, method, at, "eve", id, quick)
-		if res.StatusCode != http.StatusNotFound {
-			t.Errorf("%s of another's session is answered %d %s", method, res.StatusCode, body)
+	for _, other := range []string{"eve", "ben/readonly"} { // another token of ben's too
+		for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodDelete} {
+			res, body := request(t, method, at, other, id, quick)
+			if res.StatusCode != http.StatusNotFound {
+				t.Fatalf("%s of ben's session by %s is answered %d %s", method, other, res.StatusCode, body)
+			}
 		}
 	}
 	if res, body := request(t, http.MethodPost, at, "ben", id, quick); res.StatusCode != http.StatusOK || !strings.Contains(body, "quick") {
@@ -155,6 +157,26 @@ func TestASessionIsOnlyForTheCallerWhoBeganIt(t *testing.T) {
 	}
 	if res, _ := request(t, http.MethodPost, at, "ben", "no-such", quick); res.StatusCode != http.StatusNotFound {
 		t.Errorf("a session that is not there is answered %d", res.StatusCode)
+	}
+}
+
+func TestSessionHolderHasTheSameRights(t *testing.T) {
+	ben := engine.Call{Caller: "ben", Token: "a", Profile: "default", Trust: 2}
+	for name, c := range map[string]struct {
+		change func(*engine.Call)
+		same   bool
+	}{
+		"token":    {func(c *engine.Call) { c.Token = "b" }, true},
+		"caller":   {func(c *engine.Call) { c.Caller = "eve" }, false},
+		"profile":  {func(c *engine.Call) { c.Profile = "readonly" }, false},
+		"trust":    {func(c *engine.Call) { c.Trust = 0 }, false},
+		"operator": {func(c *engine.Call) { c.Operator = true }, false},
+	} {
+		other := ben
+		c.change(&other)
+		if got := holder(other) == holder(ben); got != c.same {
+			t.Errorf("another %s: the same holder is %t, want %t", name, got, c.same)
+		}
 	}
 }
 

@@ -31,6 +31,7 @@ type session struct {
 	name     string
 	caller   string
 	operator bool
+	holder   string
 	// ctx ends with the session, and with it what the session runs.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -82,7 +83,7 @@ func (s *Server) admit(ss *mcp.ServerSession, a Access) error {
 		return refused(fmt.Sprintf("too many sessions: you have %d of at most %d, all together %d of %d; end some (DELETE), or wait until they are given up",
 			own, maxOfCaller, len(s.sessions), maxSessions))
 	}
-	x := &session{name: "mcp-" + strings.ToLower(rand.Text()), caller: a.Call.Caller, operator: a.Call.Operator, since: time.Now()}
+	x := &session{name: "mcp-" + strings.ToLower(rand.Text()), caller: a.Call.Caller, operator: a.Call.Operator, holder: holder(a.Call), since: time.Now()}
 	x.ctx, x.cancel = context.WithCancelCause(context.Background())
 	s.sessions[ss] = x
 	s.ending.Go(func() { s.end(ss, x) })
