@@ -94,13 +94,14 @@ func (e *Engine) EndSession(ctx context.Context, call Call, name string) error {
 	e.mu.Lock()
 	delete(e.sessions, sessionKey(call, name))
 	e.mu.Unlock()
-	if l == nil {
-		return usererror.Errorf(errdefs.ErrNotFound, "session %q has no sandbox", name)
-	}
+	// The grants outlive a sandbox that ended by itself.
 	if g := e.opts.Governance; g != nil {
 		if err := g.Gate.EndSession(ctx, call.Caller, name); err != nil {
 			return err
 		}
+	}
+	if l == nil {
+		return usererror.Errorf(errdefs.ErrNotFound, "session %q has no sandbox", name)
 	}
 	return e.sched.End(ctx, l, scheduler.Removed, true)
 }
