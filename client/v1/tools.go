@@ -129,16 +129,19 @@ type Approval struct {
 	ID string `json:"id"`
 	// Kind is "call" or "trust"; State is "pending", "approved", "denied",
 	// "expired" or "cancelled".
-	Kind    string          `json:"kind"`
-	State   string          `json:"state"`
-	Call    string          `json:"call"`
-	Caller  string          `json:"caller"`
-	Session string          `json:"session,omitempty"`
-	Profile string          `json:"profile,omitempty"`
-	Tool    string          `json:"tool"`
-	Input   json.RawMessage `json:"input,omitempty"`
-	Rule    string          `json:"rule"`
-	Reason  string          `json:"reason,omitempty"`
+	Kind    string `json:"kind"`
+	State   string `json:"state"`
+	Call    string `json:"call"`
+	Caller  string `json:"caller"`
+	Session string `json:"session,omitempty"`
+	Profile string `json:"profile,omitempty"`
+	Tool    string `json:"tool"`
+	// Trust is that of the token that asks. An approval with scope "session"
+	// covers tokens of at least that trust, a denial those of at most that.
+	Trust  int             `json:"trust"`
+	Input  json.RawMessage `json:"input,omitempty"`
+	Rule   string          `json:"rule"`
+	Reason string          `json:"reason,omitempty"`
 
 	CreatedAt time.Time       `json:"created_at"`
 	ExpiresAt time.Time       `json:"expires_at"`

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -113,6 +114,7 @@ func (a *app) printApproval(q v1.Approval) error {
 		{"session", q.Session},
 		{"profile", q.Profile},
 		{"tool", q.Tool},
+		{"trust", strconv.Itoa(q.Trust)},
 		{"input", string(q.Input)},
 		{"rule", q.Rule},
 		{"reason", q.Reason},
@@ -192,7 +194,7 @@ type answerOptions struct {
 
 func (o *answerOptions) register(f *pflag.FlagSet, session bool) {
 	if session {
-		f.BoolVar(&o.session, "session", false, "also for later calls of this tool in the caller's session that the same rule asks about")
+		f.BoolVar(&o.session, "session", false, "also for later calls of this tool in the caller's session that the same rule asks about, with at least this trust (deny: at most)")
 	}
 	f.StringVar(&o.note, "note", "", "`TEXT` for the caller and the audit")
 }

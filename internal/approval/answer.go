@@ -62,7 +62,7 @@ func (g *Gate) Answer(ctx context.Context, id, by string, a Answer) (Request, er
 	if a.Scope == ScopeSession {
 		for _, q := range e.Asked {
 			grants = append(grants, store.Grant{
-				Caller: r.Caller, Session: r.Session, Tool: r.Tool, Rule: scoped(r.Profile, q.Rule), Approve: a.state() == Approved,
+				Caller: r.Caller, Session: r.Session, Tool: r.Tool, Rule: scoped(r.Profile, q.Rule), Trust: r.Trust, Approve: a.state() == Approved,
 				Approval: id, By: by, Note: a.Note, Created: row.Decided,
 			})
 		}

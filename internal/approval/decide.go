@@ -194,7 +194,7 @@ func (g *Gate) granted(ctx context.Context, a Ask, all []question, d *Decision) 
 	}
 	since := g.now().Add(-g.opts.Grant)
 	for _, q := range all {
-		grant, ok, err := g.store.Grant(ctx, a.Caller, a.Session, a.Tool, scoped(a.Profile, q.Rule), since)
+		grant, ok, err := g.store.Grant(ctx, a.Caller, a.Session, a.Tool, scoped(a.Profile, q.Rule), a.Trust, since)
 		switch {
 		case err != nil:
 			return nil, false, err
@@ -220,7 +220,7 @@ func (g *Gate) ask(ctx context.Context, id string, a Ask, questions []question, 
 	now := g.now().UTC()
 	row = store.Approval{
 		ID: id, Kind: string(KindCall), State: string(Pending), Call: a.Call, Caller: a.Caller, Session: a.Session, Profile: a.Profile, Tool: a.Tool,
-		Input: shorten(a.Input()), Questions: string(private), Key: a.Key, Hash: a.Hash, Created: now, Expires: now.Add(expiry),
+		Trust: a.Trust, Input: shorten(a.Input()), Questions: string(private), Key: a.Key, Hash: a.Hash, Created: now, Expires: now.Add(expiry),
 	}
 	var rules, reasons []string
 	for _, q := range questions {
@@ -338,7 +338,7 @@ func (g *Gate) giveBack(ctx context.Context, id string) {
 func request(a store.Approval) Request {
 	return Request{
 		ID: a.ID, Kind: Kind(a.Kind), State: State(a.State), Call: a.Call, Caller: a.Caller, Session: a.Session, Profile: a.Profile, Tool: a.Tool,
-		Input: raw(a.Input), Rule: a.Rule, Reason: a.Reason, Key: a.Key, Hash: a.Hash, Created: a.Created, Expires: a.Expires,
+		Trust: a.Trust, Input: raw(a.Input), Rule: a.Rule, Reason: a.Reason, Key: a.Key, Hash: a.Hash, Created: a.Created, Expires: a.Expires,
 		Decided: a.Decided, By: a.By, Scope: Scope(a.Scope), Note: a.Note, Modified: raw(a.Modified), Escalated: a.Escalated, Used: !a.Used.IsZero(),
 	}
 }

@@ -172,6 +172,64 @@ func TestAnAnswerForTheSessionAnswersItsLaterCalls(t *testing.T) {
 	}
 }
 
+// An approval covers the trust of who asked and more, a denial that and less.
+func TestSessionAnswerCoversTrustOfAsker(t *testing.T) {
+	for action, want := range map[string][4]Outcome{
+		AnswerApprove: {OutcomeAsked, OutcomeAsked, OutcomeApproved, OutcomeApproved},
+		AnswerDeny:    {OutcomeDenied, OutcomeDenied, OutcomeDenied, OutcomeAsked},
+	} {
+		t.Run(action, func(t *testing.T) {
+			w := newWorld(t, Options{})
+			r := prompts(t)
+			asker := call("a", r)
+			asker.Trust = 2
+			d := w.want(t, asker, OutcomeAsked)
+			if d.Request.Trust != 2 {
+				t.Errorf("the request's trust is %d, want 2", d.Request.Trust)
+			}
+			w.restart(t)
+			w.answer(t, d.Request.ID, "bob", Answer{Action: action, Scope: ScopeSession})
+			w.restart(t)
+			for trust, outcome := range want {
+				a := call(key(trust), r)
+				a.Trust = trust
+				if got := w.decide(t, a); got.Outcome != outcome {
+					t.Errorf("trust %d: %s, want %s", trust, got.Outcome, outcome)
+				}
+			}
+		})
+	}
+}
+
+// Of two answers that cover a call, the newer one holds.
+func TestNewerSessionAnswerWins(t *testing.T) {
+	for _, c := range []struct {
+		first, second string
+		want          Outcome
+	}{
+		{AnswerApprove, AnswerDeny, OutcomeDenied},
+		{AnswerDeny, AnswerApprove, OutcomeApproved},
+	} {
+		w := newWorld(t, Options{})
+		r := prompts(t)
+		// An approval of trust 0 and a denial of trust 3 cover all.
+		trust := map[string]int{AnswerApprove: 0, AnswerDeny: 3}
+		var asked []string
+		for _, action := range []string{c.first, c.second} {
+			a := call(action, r)
+			a.Trust = trust[action]
+			asked = append(asked, w.want(t, a, OutcomeAsked).Request.ID)
+		}
+		for i, action := range []string{c.first, c.second} {
+			w.clock = w.clock.Add(time.Second)
+			w.answer(t, asked[i], "bob", Answer{Action: action, Scope: ScopeSession})
+		}
+		if got := w.decide(t, call("later", r)); got.Outcome != c.want || got.Granted != asked[1] {
+			t.Errorf("%s, then %s: %+v, want %s", c.first, c.second, got, c.want)
+		}
+	}
+}
+
 func TestEveryQuestionOfACallMustBeAnswered(t *testing.T) {
 	w := newWorld(t, Options{})
 	a := call("a", prompts(t))

@@ -79,6 +79,9 @@ type Request struct {
 	Session string `json:"session,omitempty"`
 	Profile string `json:"profile,omitempty"`
 	Tool    string `json:"tool"`
+	// Trust is that of the token that asks. An approval for the session covers
+	// tokens of at least that trust, a denial those of at most that.
+	Trust int `json:"trust"`
 	// Input is the call's input with secrets redacted, and what approvers see.
 	Input json.RawMessage `json:"input,omitempty"`
 	// Rule names what asked, and Reason says it.

@@ -130,7 +130,7 @@ func (e *Engine) WatchApprovals(ctx context.Context, call Call, sink func(v1.App
 func presentApproval(q approval.Request) v1.Approval {
 	out := v1.Approval{
 		ID: q.ID, Kind: string(q.Kind), State: string(q.State), Call: q.Call, Caller: q.Caller, Session: q.Session, Profile: q.Profile, Tool: q.Tool,
-		Input: q.Input, Rule: q.Rule, Reason: q.Reason, CreatedAt: q.Created, ExpiresAt: q.Expires, By: q.By, Scope: string(q.Scope), Note: q.Note,
+		Trust: q.Trust, Input: q.Input, Rule: q.Rule, Reason: q.Reason, CreatedAt: q.Created, ExpiresAt: q.Expires, By: q.By, Scope: string(q.Scope), Note: q.Note,
 		Modified: q.Modified, Escalated: q.Escalated,
 	}
 	if !q.Decided.IsZero() {

@@ -294,6 +294,75 @@ func TestAnApprovalIsOfTheTokenThatAsked(t *testing.T) {
 	}
 }
 
+// What a session was granted is for tokens of the asker's trust or higher.
+func TestSessionGrantIsNotForWeakerTokens(t *testing.T) {
+	s := newWorld(t).governed(t)
+	r := bash("true")
+	r.RaiseTrust, r.Session = true, "one"
+	with := func(trust int) Call { return Call{Caller: "agent", Profile: "team", Trust: trust} }
+	answer := func(q v1.Approval, action string) {
+		if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: action, Scope: "session"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	q, done := s.ask(t, with(1), r)
+	if q.Trust != 1 {
+		t.Errorf("the question's trust is %d, want 1", q.Trust)
+	}
+	answer(q, "approve")
+	<-done
+	for _, trust := range []int{1, 2} {
+		if got := s.call(t, with(trust), "system.bash", r); got.Ending != "exited" || got.Approval != q.ID {
+			t.Errorf("trust %d: %+v", trust, got)
+		}
+	}
+	weak, done := s.ask(t, with(0), r)
+	answer(weak, "deny")
+	if got := <-done; got.Ending != "approval_denied" {
+		t.Errorf("trust 0: %+v", got)
+	}
+	if got := s.call(t, with(1), "system.bash", r); got.Ending != "exited" {
+		t.Errorf("trust 1 after a denial of trust 0: %+v", got)
+	}
+	// A session whose sandbox is gone has grants that end with it all the same.
+	l, err := s.findSession(t.Context(), with(1), "one")
+	if err != nil || l == nil {
+		t.Fatal(l, err)
+	}
+	if err := s.Remove(t.Context(), with(1), l.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.EndSession(t.Context(), with(1), "one"); !errdefs.IsNotFound(err) {
+		t.Errorf("got %v, want not found", err)
+	}
+	q, done = s.ask(t, with(1), r)
+	answer(q, "deny")
+	<-done
+}
+
+// Trust is what a token may call. What calls made is the caller's, whichever token they came with.
+func TestTokensOfACallerShareWhatItHas(t *testing.T) {
+	s := newWorld(t).governed(t)
+	r := bash("true")
+	r.Session = "one"
+	strong := s.call(t, agent, "system.bash", r)
+	weak := agent
+	weak.Trust = 0
+	got := s.call(t, weak, "system.shells", v1.ToolCall{Session: "one"})
+	if got.Ending != "ok" {
+		t.Errorf("list shells: %+v", got)
+	}
+	if _, err := s.Sandbox(t.Context(), weak, strong.SandboxID); err != nil {
+		t.Errorf("the session's sandbox: %v", err)
+	}
+	if got := s.call(t, weak, "system.bash", r); got.Ending != "policy_denied" || got.Verdict.Class != profile.ClassTrust {
+		t.Errorf("run in the session: %+v", got)
+	}
+	if got := s.call(t, weak, "system.kill", v1.ToolCall{Session: "one", Input: json.RawMessage(`{"shell_id": "x"}`)}); got.Ending != "policy_denied" {
+		t.Errorf("end a shell: %+v", got)
+	}
+}
+
 func TestACallerWhoLeavesForGoodTakesTheQuestionAlong(t *testing.T) {
 	s := newWorld(t).governed(t)
 	ctx, leave := context.WithCancel(t.Context())

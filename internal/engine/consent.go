@@ -148,7 +148,7 @@ func (g *Governance) CheckModified(ctx context.Context, q approval.Request, inpu
 	if err != nil {
 		return err
 	}
-	t := &toolCall{g: g, id: q.Call, name: q.Tool, profile: p, input: input, call: Call{Caller: q.Caller}}
+	t := &toolCall{g: g, id: q.Call, name: q.Tool, profile: p, input: input, call: Call{Caller: q.Caller, Trust: q.Trust}}
 	if t.tool, err = p.Tool(q.Tool); err != nil {
 		return err
 	}

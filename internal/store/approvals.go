@@ -19,7 +19,7 @@ CREATE TABLE IF NOT EXISTS approvals (
 	profile TEXT NOT NULL, tool TEXT NOT NULL, input BLOB NOT NULL, rule TEXT NOT NULL, reason TEXT NOT NULL, questions TEXT NOT NULL,
 	key TEXT NOT NULL, hash TEXT NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL, decided INTEGER NOT NULL DEFAULT 0,
 	by TEXT NOT NULL DEFAULT '', scope TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', modified BLOB NOT NULL DEFAULT x'',
-	escalated TEXT NOT NULL DEFAULT '', used INTEGER NOT NULL DEFAULT 0
+	escalated TEXT NOT NULL DEFAULT '', used INTEGER NOT NULL DEFAULT 0, trust INTEGER NOT NULL DEFAULT 3
 ) STRICT;
 CREATE UNIQUE INDEX IF NOT EXISTS approvals_key ON approvals (caller, key) WHERE key <> '';
 CREATE INDEX IF NOT EXISTS approvals_state ON approvals (state, created, id);
@@ -27,9 +27,30 @@ CREATE INDEX IF NOT EXISTS approvals_caller ON approvals (caller, created, id);
 CREATE INDEX IF NOT EXISTS approvals_created ON approvals (created, id);
 CREATE TABLE IF NOT EXISTS grants (
 	caller TEXT NOT NULL, session TEXT NOT NULL, tool TEXT NOT NULL, rule TEXT NOT NULL, approve INTEGER NOT NULL, approval TEXT NOT NULL,
-	by TEXT NOT NULL, note TEXT NOT NULL, created INTEGER NOT NULL, PRIMARY KEY (caller, session, tool, rule)
+	by TEXT NOT NULL, note TEXT NOT NULL, created INTEGER NOT NULL, trust INTEGER NOT NULL DEFAULT 3,
+	PRIMARY KEY (caller, session, tool, rule, trust)
 ) STRICT;
 `
+
+// addTrust brings a database up to grants that know the trust of who asked. Older grants are
+// taken back. Older questions count as those of the highest trust, so that an answer for the
+// session covers nobody weaker.
+func addTrust(ctx context.Context, db *sql.DB) error {
+	for table, change := range map[string]string{
+		"grants":    "DROP TABLE grants",
+		"approvals": "ALTER TABLE approvals ADD COLUMN trust INTEGER NOT NULL DEFAULT 3",
+	} {
+		var columns, trust int
+		err := db.QueryRowContext(ctx, "SELECT count(*), count(CASE name WHEN 'trust' THEN 1 END) FROM pragma_table_info(?)", table).Scan(&columns, &trust)
+		if err == nil && columns > 0 && trust == 0 {
+			_, err = db.ExecContext(ctx, change)
+		}
+		if err != nil {
+			return fmt.Errorf("add trust to %s: %w", table, err)
+		}
+	}
+	return nil
+}
 
 // pendingState is the one state of an approval that is not final.
 const pendingState = "pending"
@@ -41,6 +62,7 @@ type Approval struct {
 	ID, Kind, State, Call   string
 	Caller, Session         string
 	Profile, Tool           string
+	Trust                   int // of the token that asks
 	Input                   []byte
 	Rule, Reason, Questions string
 	Key, Hash               string
@@ -52,9 +74,11 @@ type Approval struct {
 	Used                    time.Time
 }
 
-// Grant is an answer that reaches the later calls of a session.
+// Grant is an answer that reaches the later calls of a session. If it approves, it
+// covers calls whose trust is at least Trust, else those whose trust is at most Trust.
 type Grant struct {
 	Caller, Session, Tool, Rule string
+	Trust                       int
 	Approve                     bool
 	// Approval is the one that was answered, By who did.
 	Approval, By, Note string
@@ -68,14 +92,14 @@ type ApprovalFilter struct {
 }
 
 const approvalColumns = "id, kind, state, call, caller, session, profile, tool, input, rule, reason, questions, key, hash, created, expires, " +
-	"decided, by, scope, note, modified, escalated, used"
+	"decided, by, scope, note, modified, escalated, used, trust"
 
 // InsertApproval records a question. If the caller has one under the same key,
 // that is returned, with fresh false.
 func (s *Store) InsertApproval(ctx context.Context, a Approval) (got Approval, fresh bool, err error) {
-	res, err := s.db.ExecContext(ctx, "INSERT INTO approvals ("+approvalColumns+") VALUES (?"+strings.Repeat(", ?", 22)+") ON CONFLICT (caller, key) WHERE key <> '' DO NOTHING",
+	res, err := s.db.ExecContext(ctx, "INSERT INTO approvals ("+approvalColumns+") VALUES (?"+strings.Repeat(", ?", 23)+") ON CONFLICT (caller, key) WHERE key <> '' DO NOTHING",
 		a.ID, a.Kind, a.State, a.Call, a.Caller, a.Session, a.Profile, a.Tool, blob(a.Input), a.Rule, a.Reason, a.Questions, a.Key, a.Hash,
-		stamp(a.Created), stamp(a.Expires), stamp(a.Decided), a.By, a.Scope, a.Note, blob(a.Modified), a.Escalated, stamp(a.Used))
+		stamp(a.Created), stamp(a.Expires), stamp(a.Decided), a.By, a.Scope, a.Note, blob(a.Modified), a.Escalated, stamp(a.Used), a.Trust)
 	if err != nil {
 		return Approval{}, false, wrap("record approval "+a.ID, err)
 	}
@@ -157,8 +181,8 @@ func (s *Store) DecideApproval(ctx context.Context, a Approval, grants []Grant, 
 		return got, false, missingApproval(a.ID, err)
 	}
 	for _, g := range grants {
-		if _, err := tx.ExecContext(ctx, "INSERT OR REPLACE INTO grants (caller, session, tool, rule, approve, approval, by, note, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-			g.Caller, g.Session, g.Tool, g.Rule, g.Approve, g.Approval, g.By, g.Note, stamp(g.Created)); err != nil {
+		if _, err := tx.ExecContext(ctx, "INSERT OR REPLACE INTO grants (caller, session, tool, rule, trust, approve, approval, by, note, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+			g.Caller, g.Session, g.Tool, g.Rule, g.Trust, g.Approve, g.Approval, g.By, g.Note, stamp(g.Created)); err != nil {
 			return Approval{}, false, wrap("record a grant", err)
 		}
 	}
@@ -192,12 +216,14 @@ func (s *Store) UseApproval(ctx context.Context, id, state string, at time.Time)
 	return n == 1, wrap("use approval "+id, err)
 }
 
-// Grant returns what a session was granted, if that was after since.
-func (s *Store) Grant(ctx context.Context, caller, session, tool, rule string, since time.Time) (Grant, bool, error) {
+// Grant returns the newest grant after since that covers a call of that trust.
+func (s *Store) Grant(ctx context.Context, caller, session, tool, rule string, trust int, since time.Time) (Grant, bool, error) {
 	g := Grant{Caller: caller, Session: session, Tool: tool, Rule: rule}
 	var created int64
-	err := s.db.QueryRowContext(ctx, "SELECT approve, approval, by, note, created FROM grants WHERE caller = ? AND session = ? AND tool = ? AND rule = ? AND created > ?",
-		caller, session, tool, rule, stamp(since)).Scan(&g.Approve, &g.Approval, &g.By, &g.Note, &created)
+	err := s.db.QueryRowContext(ctx, `SELECT trust, approve, approval, by, note, created FROM grants
+		WHERE caller = ? AND session = ? AND tool = ? AND rule = ? AND created > ? AND CASE WHEN approve THEN trust <= ? ELSE trust >= ? END
+		ORDER BY created DESC, approve LIMIT 1`,
+		caller, session, tool, rule, stamp(since), trust, trust).Scan(&g.Trust, &g.Approve, &g.Approval, &g.By, &g.Note, &created)
 	if errors.Is(err, sql.ErrNoRows) {
 		return Grant{}, false, nil
 	}
@@ -225,7 +251,7 @@ func scanApproval(row scanner) (Approval, error) {
 	var a Approval
 	var created, expires, decided, used int64
 	err := row.Scan(&a.ID, &a.Kind, &a.State, &a.Call, &a.Caller, &a.Session, &a.Profile, &a.Tool, &a.Input, &a.Rule, &a.Reason, &a.Questions,
-		&a.Key, &a.Hash, &created, &expires, &decided, &a.By, &a.Scope, &a.Note, &a.Modified, &a.Escalated, &used)
+		&a.Key, &a.Hash, &created, &expires, &decided, &a.By, &a.Scope, &a.Note, &a.Modified, &a.Escalated, &used, &a.Trust)
 	a.Created, a.Expires, a.Decided, a.Used = moment(created), moment(expires), moment(decided), moment(used)
 	return a, err
 }

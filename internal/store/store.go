@@ -95,6 +95,9 @@ func (s *Store) migrate(ctx context.Context) error {
 	if found > version {
 		return fmt.Errorf("the database is of version %d and this program knows %d: use the newer program: %w", found, version, errdefs.ErrFailedPrecondition)
 	}
+	if err := addTrust(ctx, s.db); err != nil {
+		return err
+	}
 	for _, part := range []string{schema, terminalsSchema, tokensSchema, approvalsSchema, budgetsSchema, keysSchema} {
 		if _, err := s.db.ExecContext(ctx, part); err != nil {
 			return err
