@@ -18,6 +18,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -151,7 +152,7 @@ func Open(dir string, opts Options) (*Manager, error) {
 	}
 	m := &Manager{dir: dir, opts: opts, log: opts.Log, byName: map[string]*entry{}}
 	m.mechanism = sync.OnceValues(m.detect)
-	for _, f := range entries {
+	for _, f := range slices.DeleteFunc(entries, quotadir.IsProbe) { // see Sweep
 		if strings.HasPrefix(f.Name(), newPrefix) || strings.HasPrefix(f.Name(), gonePrefix) {
 			m.left = append(m.left, f.Name())
 			continue
@@ -408,12 +409,11 @@ func (m *Manager) Sweep(ctx context.Context) error {
 	}
 	m.mu.Unlock()
 	for _, name := range stale {
-		err := m.on(ctx, name, func(g *ground) error { return g.settle(ctx) })
-		if err != nil && !errdefs.IsNotFound(err) {
+		if err := m.on(ctx, name, func(g *ground) error { return g.settle(ctx) }); err != nil && !errdefs.IsNotFound(err) {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(append(errs, m.sweepDisks(ctx))...)
+	return errors.Join(append(errs, m.sweepDisks(ctx), quotadir.SweepProbes(ctx, m.dir))...)
 }
 
 // sweepDisks unmounts what an earlier process left mounted.

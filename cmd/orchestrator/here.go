@@ -21,6 +21,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
@@ -152,7 +153,7 @@ func workspaceHeld(dir string, err error) error {
 
 // makeDir makes S/runs/<id> and takes its lock before the folder has the name
 // that sweepRuns looks for.
-func (h *here) makeDir(stateDir string) error {
+func (h *here) makeDir(stateDir string) (err error) {
 	id, err := uuid.NewV7()
 	if err != nil {
 		return err
@@ -161,18 +162,19 @@ func (h *here) makeDir(stateDir string) error {
 	if err := os.MkdirAll(parent, 0o700); err != nil {
 		return fmt.Errorf("folder of runs: %w", err)
 	}
-	fresh := filepath.Join(parent, newRun+id.String())
-	if err := os.Mkdir(fresh, 0o700); err != nil {
+	fresh, err := scratch.Make(parent, newRun)
+	if err != nil {
 		return fmt.Errorf("folder of runs: %w", err)
 	}
-	lock, err := flock(filepath.Join(fresh, "lock"), unix.LOCK_EX)
+	defer func() { err = errors.Join(err, fresh.Release()) }()
+	lock, err := flock(filepath.Join(fresh.Path, "lock"), unix.LOCK_EX)
 	if err != nil {
-		return errors.Join(err, os.RemoveAll(fresh))
+		return errors.Join(err, os.RemoveAll(fresh.Path))
 	}
 	h.locks = append(h.locks, lock)
 	dir := filepath.Join(parent, id.String())
-	if err := os.Rename(fresh, dir); err != nil {
-		return errors.Join(fmt.Errorf("folder of runs: %w", err), os.RemoveAll(fresh))
+	if err := os.Rename(fresh.Path, dir); err != nil {
+		return errors.Join(fmt.Errorf("folder of runs: %w", err), os.RemoveAll(fresh.Path))
 	}
 	h.dir = dir
 	return nil

@@ -21,14 +21,13 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
 const (
 	// newRun begins the name of a run's folder that has no lock yet.
 	newRun = ".new-"
-	// newRunTime is when such a folder is sure to be a leftover.
-	newRunTime = time.Hour
 	// janitorTime is how long a janitor tries, in pauses of janitorPause: an
 	// engine that is restarted is back by then. Later runs and servers try
 	// again what it gave up.
@@ -234,15 +233,15 @@ func sweepRuns(ctx context.Context, stateDir string, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("look for earlier runs: %w", err)
 	}
-	var errs []error
+	errs := []error{scratch.Sweep(parent, newRun, nil)}
 	for _, e := range entries {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		dir := filepath.Join(parent, e.Name())
-		if info, err := e.Info(); strings.HasPrefix(e.Name(), newRun) && (err != nil || time.Since(info.ModTime()) < newRunTime) {
+		if strings.HasPrefix(e.Name(), newRun) {
 			continue
 		}
+		dir := filepath.Join(parent, e.Name())
 		lock, err := flock(filepath.Join(dir, "lock"), unix.LOCK_EX)
 		switch {
 		case errdefs.IsUnavailable(err), errors.Is(err, os.ErrNotExist):

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
@@ -119,15 +120,13 @@ func TestSweepRemovesRunsThatNobodyHolds(t *testing.T) {
 	dead, alive := aRun(t, state), aRun(t, state)
 	dead.letGo(t)
 	defer alive.letGo(t)
-	fresh := filepath.Join(state, runsDir, newRun+"being-made")
-	old := filepath.Join(state, runsDir, newRun+"left")
-	for _, dir := range []string{fresh, old} {
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
+	made, err := scratch.Make(filepath.Join(state, runsDir), newRun)
+	if err != nil {
+		t.Fatal(err)
 	}
-	past := time.Now().Add(-2 * newRunTime)
-	if err := os.Chtimes(old, past, past); err != nil {
+	defer made.Release()
+	fresh, old := made.Path, filepath.Join(state, runsDir, newRun+"left")
+	if err := os.Mkdir(old, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // twice is as good as once

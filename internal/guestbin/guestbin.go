@@ -17,7 +17,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 )
 
 //go:embed bin/*
@@ -83,26 +85,35 @@ func writeFile(path string, b []byte) error {
 		now := time.Now()
 		return errors.Join(os.Chmod(path, 0o555), os.Chtimes(path, now, now)) // for Sweep
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".guest-*")
+	temp, err := scratch.Make(filepath.Dir(filepath.Dir(path)), newGuest)
 	if err != nil {
 		return err
 	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.Write(b)
-	err = errors.Join(err, tmp.Chmod(0o555), tmp.Sync(), tmp.Close())
+	defer temp.Remove() //nolint:errcheck // else Sweep does
+	f, err := os.OpenFile(filepath.Join(temp.Path, "file"), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	failpoint.Hit("start.guest.made")
+	_, err = f.Write(b)
+	err = errors.Join(err, f.Chmod(0o555), f.Sync(), f.Close())
 	if err == nil {
-		err = os.Rename(tmp.Name(), path)
+		err = os.Rename(f.Name(), path)
 	}
 	return err
 }
+
+// newGuest begins the names of directories that files are written in.
+const newGuest = ".guest-"
 
 // sweepAge is how long a guest is kept that no program has written again: every
 // start of one does.
 const sweepAge = 7 * 24 * time.Hour
 
 // Sweep removes the guests of other versions in dir that nobody asked for in a
-// week. Sandboxes that have one as their first process go on with it. It is for
-// the service that holds the state directory.
+// week, and files that a killed program was writing. Sandboxes that have a guest
+// as their first process go on with it. It is for the service that holds the
+// state directory.
 func Sweep(dir, keep string) (removed []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -127,5 +138,5 @@ func Sweep(dir, keep string) (removed []string, err error) {
 		}
 		removed = append(removed, e.Name())
 	}
-	return removed, errors.Join(append(errs, err)...)
+	return removed, errors.Join(append(errs, err, scratch.Sweep(dir, newGuest, nil))...)
 }

@@ -139,6 +139,9 @@ func New(ctx context.Context, o Options) (_ *Driver, err error) {
 		return nil, err
 	}
 	d.info = fmt.Sprintf("containerd %s, %s, snapshots by %s, cgroup %s", version, d.container.release, d.snapshotter, cgroups.Mode)
+	if err := d.sweepProbe(ctx); err != nil {
+		d.log.Warn("failed to remove leftovers of a killed start; will retry at the next start", "error", err)
+	}
 	d.search = func() (handler, error) { return d.findGVisor(context.WithoutCancel(ctx), o.GVisor) }
 	return d, nil
 }

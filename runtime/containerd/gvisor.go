@@ -57,17 +57,17 @@ func (d *Driver) gvisorHandler(g *gvisor.Program) (handler, error) {
 	if had, err := os.ReadFile(path); err == nil && string(had) == text {
 		return handler{shim: runcShim, binary: path, release: g.Release}, nil
 	}
-	f, err := os.CreateTemp(d.dir, ".launch-")
+	next := path + ".new" // one name: the next start replaces what a killed one left
+	f, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o700)
 	if err != nil {
 		return handler{}, fmt.Errorf("launcher for class gvisor: %w", err)
 	}
 	_, err = f.WriteString(text)
 	err = errors.Join(err, f.Chmod(0o700), f.Sync(), f.Close())
 	if err == nil {
-		err = os.Rename(f.Name(), path)
+		err = os.Rename(next, path)
 	}
 	if err != nil {
-		_ = os.Remove(f.Name())
 		return handler{}, fmt.Errorf("launcher for class gvisor: %w", err)
 	}
 	return handler{shim: runcShim, binary: path, release: g.Release}, nil

@@ -56,14 +56,11 @@ func (d *Driver) tryPlatform(ctx context.Context, g *gvisor.Program, bound time.
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := lockProbe(dir, 0)
 	if err != nil {
-		return err
-	}
-	defer func() { _ = lock.Close() }()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return fmt.Errorf("wait for another try: %w", err)
 	}
+	defer func() { _ = lock.Close() }()
 	if err := d.endProbe(ctx, dir); err != nil {
 		return err
 	}
@@ -75,6 +72,35 @@ func (d *Driver) tryPlatform(ctx context.Context, g *gvisor.Program, bound time.
 		return err
 	}
 	return d.runProbe(ctx, h, id, dir)
+}
+
+// sweepProbe removes the sandbox of a trial whose process was killed.
+func (d *Driver) sweepProbe(ctx context.Context) error {
+	dir := filepath.Join(d.dir, probeDir)
+	if !exists(dir) {
+		return nil
+	}
+	lock, err := lockProbe(dir, unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil // it is under way
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	return d.endProbe(ctx, dir)
+}
+
+// lockProbe takes the lock of trials, which is held until the file is closed.
+func lockProbe(dir string, how int) (*os.File, error) {
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|how); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return lock, nil
 }
 
 // writeProbe records the sandbox and makes its root, which contains only the guest.

@@ -1,15 +1,20 @@
 package oci
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 )
 
 // unfit returns an error that says what this host lacks and how to get it.
@@ -43,13 +48,20 @@ func (o Options) validate() error {
 	return nil
 }
 
+// probePrefix begins the names of directories that something is tried in.
+const probePrefix = ".probe-"
+
 // probeOverlay mounts an overlay of two read-only layers once.
-func probeOverlay(dir, skeleton string) error {
-	at, err := os.MkdirTemp(dir, ".probe-")
+func probeOverlay(dir, skeleton string) (err error) {
+	probe, err := scratch.Make(dir, probePrefix)
 	if err != nil {
 		return fmt.Errorf("probe overlay: %w", err)
 	}
-	defer func() { _ = os.Remove(at) }()
+	defer func() { err = errors.Join(err, probe.Remove()) }()
+	at := filepath.Join(probe.Path, overlayName) // not the directory itself, whose lock is seen by its path
+	if err := os.Mkdir(at, 0o700); err != nil {
+		return fmt.Errorf("probe overlay: %w", err)
+	}
 	err = mountRoot(at, skeleton, filepath.Join(dir, "runc"))
 	switch {
 	case errors.Is(err, unix.ENODEV):
@@ -59,5 +71,19 @@ func probeOverlay(dir, skeleton string) error {
 	case err != nil:
 		return fmt.Errorf("probe overlay: %w", err)
 	}
+	failpoint.Hit("start.overlay.mounted")
 	return unmountRoot(at)
+}
+
+// probeID names the sandbox that is tried in a directory.
+func probeID(dir string) string {
+	return "probe-" + strings.TrimPrefix(filepath.Base(dir), probePrefix)
+}
+
+// sweepProbes removes what tries have left whose process was killed: processes, cgroups, mounts and
+// directories.
+func sweepProbes(ctx context.Context, dir string) error {
+	return scratch.Sweep(dir, probePrefix, func(probe string) error {
+		return errors.Join(ocidriver.RemoveCgroups(ctx, probeID(probe)), livemount.Sweep(ctx, probe, stateTime))
+	})
 }

@@ -112,6 +112,9 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 	if d.skeleton, err = makeSkeleton(d.dir); err != nil {
 		return nil, err
 	}
+	if err := sweepProbes(ctx, d.dir); err != nil {
+		d.log.Warn("failed to remove leftovers of a killed start; will retry at the next start", "error", err)
+	}
 	if err := probeOverlay(d.dir, d.skeleton); err != nil {
 		return nil, err
 	}

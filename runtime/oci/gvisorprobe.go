@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -15,6 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 	"github.com/sandbox-orchestrator/orchestrator/internal/gvisor"
 	"github.com/sandbox-orchestrator/orchestrator/internal/ocidriver"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/ocispec"
 )
@@ -32,15 +32,15 @@ func (d *Driver) findGVisor(ctx context.Context, name string) (*gvisor.Program, 
 func (d *Driver) tryPlatform(ctx context.Context, g *gvisor.Program, bound time.Duration) (err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("no sandbox within %s", bound))
 	defer cancel()
-	dir, err := os.MkdirTemp(d.dir, ".probe-")
+	probe, err := scratch.Make(d.dir, probePrefix)
 	if err != nil {
 		return err
 	}
-	id := "probe-" + strings.TrimPrefix(filepath.Base(dir), ".probe-")
+	dir, id := probe.Path, probeID(probe.Path)
 	defer func() {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 		defer cancel()
-		err = errors.Join(err, ocidriver.RemoveCgroups(undo, id), os.RemoveAll(dir))
+		err = errors.Join(err, ocidriver.RemoveCgroups(undo, id), probe.Remove())
 	}()
 	if err := d.probeBundle(dir); err != nil {
 		return err
