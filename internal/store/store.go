@@ -19,7 +19,7 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
-	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 
 	_ "modernc.org/sqlite" // the driver "sqlite"
 )
@@ -50,13 +50,19 @@ CREATE TABLE IF NOT EXISTS keys (
 ) STRICT;
 `
 
-// version of the schema. An older program refuses a newer database.
-const version = 1
+// schemaVersion is refused by programs that know an older one only.
+const schemaVersion = 1
 
-// Open opens or makes the database in dir. The caller holds the directory's
-// lock (see Lock).
+// Open opens or makes the database in dir, which is for one run of one process.
+// For the database of a state directory use OpenState or Examine.
 func Open(ctx context.Context, dir string) (*Store, error) {
-	path := filepath.Join(dir, "state.db")
+	return openStore(ctx, dir, newOwner(), 0)
+}
+
+// openStore opens or makes the database in dir. A new one gets the owner id, and
+// the sequence number of an old one is at least sequence.
+func openStore(ctx context.Context, dir, owner string, sequence int64) (*Store, error) {
+	path := filepath.Join(dir, StateFile)
 	// One connection: SQLite has one writer, and waiting for it in Go is
 	// fairer than in the library.
 	db, err := openFile(path, "immediate", 1, "foreign_keys(ON)", "journal_size_limit(16777216)")
@@ -64,7 +70,7 @@ func Open(ctx context.Context, dir string) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{db: db}
-	if err := s.migrate(ctx); err != nil {
+	if err := s.migrate(ctx, owner, sequence); err != nil {
 		return nil, errors.Join(fmt.Errorf("open %s: %w", path, classify(err)), db.Close())
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
@@ -87,13 +93,13 @@ func openFile(path, lock string, conns int, pragmas ...string) (*sql.DB, error) 
 	return db, nil
 }
 
-func (s *Store) migrate(ctx context.Context) error {
+func (s *Store) migrate(ctx context.Context, owner string, sequence int64) error {
 	var found int
 	if err := s.db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&found); err != nil {
 		return err
 	}
-	if found > version {
-		return fmt.Errorf("the database is of version %d and this program knows %d: use the newer program: %w", found, version, errdefs.ErrFailedPrecondition)
+	if found > schemaVersion {
+		return newerError(found)
 	}
 	if err := addTrust(ctx, s.db); err != nil {
 		return err
@@ -103,14 +109,21 @@ func (s *Store) migrate(ctx context.Context) error {
 			return err
 		}
 	}
-	if _, err := s.db.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d", version)); err != nil {
+	if _, err := s.db.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d", schemaVersion)); err != nil {
 		return err
 	}
-	owner := "o" + strings.ReplaceAll(uuid.NewString(), "-", "")[:15]
-	if _, err := s.db.ExecContext(ctx, "INSERT OR IGNORE INTO meta (key, value) VALUES ('owner', ?)", owner); err != nil {
+	if _, err := s.db.ExecContext(ctx, "INSERT OR IGNORE INTO meta (key, value) VALUES ('owner', ?), ('sequence', '0')", owner); err != nil {
+		return err
+	}
+	const raise = "UPDATE meta SET value = ?1 WHERE key = 'sequence' AND CAST(value AS INTEGER) < ?1"
+	if _, err := s.db.ExecContext(ctx, raise, sequence); err != nil {
 		return err
 	}
 	return s.db.QueryRowContext(ctx, "SELECT value FROM meta WHERE key = 'owner'").Scan(&s.owner)
+}
+
+func newerError(found int) error {
+	return fmt.Errorf("the database is of version %d and this program knows %d: use the newer program: %w", found, schemaVersion, errdefs.ErrFailedPrecondition)
 }
 
 // Owner is the id of this state directory: every container it makes carries it.
@@ -133,7 +146,7 @@ func classify(err error) error {
 		return err
 	case errors.Is(err, sql.ErrNoRows):
 		return fmt.Errorf("no such row: %w", errdefs.ErrNotFound)
-	case strings.Contains(err.Error(), "database or disk is full"):
+	case strings.Contains(err.Error(), "database or disk is full"), errors.Is(err, unix.ENOSPC):
 		return fmt.Errorf("%w: free some space under the state directory: %w", err, errdefs.ErrResourceExhausted)
 	default:
 		return err

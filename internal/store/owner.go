@@ -1,0 +1,95 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+)
+
+// OwnerFile is the name of the file in the state directory that holds the owner
+// id. It is kept beside state.db so that the sandboxes of a lost database can be
+// found.
+const OwnerFile = "owner.json"
+
+const (
+	ownerVersion  = 1
+	maxOwnerBytes = 4 << 10
+)
+
+// ownerRecord is the content of OwnerFile.
+type ownerRecord struct {
+	Version int    `json:"version"`
+	Owner   string `json:"owner"`
+	// Sequence is never above that of state.db: a database that has a lower one
+	// is not the one that was last used. 0: no database was complete yet.
+	Sequence int64 `json:"sequence"`
+}
+
+func newOwner() string { return "o" + strings.ReplaceAll(uuid.NewString(), "-", "")[:15] }
+
+// readOwner reads the owner file in dir; found is false where it does not exist.
+func readOwner(dir string) (r ownerRecord, found bool, err error) {
+	path := filepath.Join(dir, OwnerFile)
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, false, nil
+	}
+	if err != nil {
+		return r, false, fmt.Errorf("owner of the state directory: %w", err)
+	}
+	if len(text) > maxOwnerBytes {
+		text = nil // not ours
+	}
+	if err := json.Unmarshal(text, &r); err != nil || !runtime.ValidID(r.Owner) || r.Sequence < 0 {
+		return ownerRecord{}, false, fmt.Errorf("read %s: the file is damaged: remove it, and the next start writes it again from state.db: %w", path, errdefs.ErrFailedPrecondition)
+	}
+	if r.Version != ownerVersion {
+		return ownerRecord{}, false, fmt.Errorf("read %s: version %d, want %d: use the newer program: %w", path, r.Version, ownerVersion, errdefs.ErrFailedPrecondition)
+	}
+	return r, true, nil
+}
+
+// write replaces the owner file in dir. It outlives a power cut.
+func (r ownerRecord) write(dir string) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, OwnerFile)
+	if err := writeSynced(path+".new", append(text, '\n')); err != nil {
+		return fmt.Errorf("write %s: %w", path, classify(err))
+	}
+	failpoint.Hit("start.owner.written")
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return syncFile(dir)
+}
+
+func writeSynced(path string, text []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// syncFile makes a file, or the names in a directory, outlive a power cut.
+func syncFile(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
