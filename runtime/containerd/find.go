@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types/task"
@@ -60,6 +61,28 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 		}
 	}
 	return found, nil
+}
+
+// Owners returns the owners of the sandboxes that have a run directory in this state directory and a record
+// at the daemon, sorted. It finds sandboxes whose owner id was lost.
+func (d *Driver) Owners(ctx context.Context) ([]string, error) {
+	cells, err := rundir.Leftovers(d.cells)
+	if err != nil {
+		return nil, err
+	}
+	var owners []string
+	for _, id := range cells {
+		c, err := d.api.ContainerService().Get(ctx, id)
+		switch {
+		case errdefs.IsNotFound(err): // it may be any owner's: see List
+		case err != nil:
+			return nil, fmt.Errorf("list owners: %w", err)
+		case runtime.ValidID(c.Labels[labelOwner]):
+			owners = append(owners, c.Labels[labelOwner])
+		}
+	}
+	slices.Sort(owners)
+	return slices.Compact(owners), nil
 }
 
 // running returns the ids whose first process runs according to the daemon, or whose shim does not

@@ -1,11 +1,13 @@
 package docker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -50,11 +52,44 @@ func (d *Driver) removeNote(id string) error {
 // notes returns the ids of an owner's notes. An incomplete note counts for every owner: its sandbox
 // has no other parts yet.
 func (d *Driver) notes(owner string) ([]string, error) {
+	all, err := d.readNotes()
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for id, whose := range all {
+		if whose == owner || whose == "" {
+			out = append(out, id)
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// Owners returns the owners of all sandboxes that were noted down, sorted. It
+// finds sandboxes whose owner id was lost.
+func (d *Driver) Owners(context.Context) ([]string, error) {
+	all, err := d.readNotes()
+	if err != nil {
+		return nil, err
+	}
+	var owners []string
+	for _, whose := range all {
+		if runtime.ValidID(whose) {
+			owners = append(owners, whose)
+		}
+	}
+	slices.Sort(owners)
+	return slices.Compact(owners), nil
+}
+
+// readNotes returns the owners of all notes by the ids of their sandboxes.
+func (d *Driver) readNotes() (map[string]string, error) {
 	entries, err := os.ReadDir(d.notesDir())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("docker: read notes: %w", err)
 	}
-	var out []string
+	out := map[string]string{}
 	for _, e := range entries {
 		if !runtime.ValidID(e.Name()) {
 			continue
@@ -66,9 +101,7 @@ func (d *Driver) notes(owner string) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("docker: read notes: %w", err)
 		}
-		if text := strings.TrimSpace(string(b[:min(len(b), maxNote)])); text == owner || text == "" {
-			out = append(out, e.Name())
-		}
+		out[e.Name()] = strings.TrimSpace(string(b[:min(len(b), maxNote)]))
 	}
 	return out, nil
 }

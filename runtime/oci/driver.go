@@ -18,6 +18,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -180,6 +181,26 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 		}
 	}
 	return found, nil
+}
+
+// Owners returns the owners of all sandboxes on disk, sorted. It finds sandboxes whose owner id was
+// lost.
+func (d *Driver) Owners(context.Context) ([]string, error) {
+	entries, err := os.ReadDir(d.dir)
+	if err != nil {
+		return nil, fmt.Errorf("list owners: %w", err)
+	}
+	var owners []string
+	for _, e := range entries {
+		if !runtime.ValidID(e.Name()) {
+			continue
+		}
+		if rec, err := d.read(e.Name()); err == nil { // without a record it may be any owner's: see List
+			owners = append(owners, rec.Owner)
+		}
+	}
+	slices.Sort(owners)
+	return slices.Compact(owners), nil
 }
 
 // Adopt takes over a sandbox that an earlier driver on the same state directory created.
