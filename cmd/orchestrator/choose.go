@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +17,8 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/remains"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/containerd"
@@ -43,6 +46,39 @@ type drivers struct {
 	stateDir string
 	guest    string
 	log      *slog.Logger
+}
+
+// noted is where each runtime keeps an entry for every sandbox.
+var noted = map[string]string{
+	runtimeOCI: runtimeOCI, runtimeDocker: filepath.Join(runtimeDocker, "sandboxes"), runtimeContainerd: filepath.Join(runtimeContainerd, "cells"),
+}
+
+// used are the runtimes that have left a folder in the state directory; if only
+// is not auto, that one alone.
+func (d drivers) used(only string) []string {
+	var names []string
+	for _, name := range []string{runtimeOCI, runtimeContainerd, runtimeDocker} {
+		if _, err := os.Stat(filepath.Join(d.stateDir, name)); err == nil && (only == runtimeAuto || only == name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// finder finds what is left where the database was lost, in the used runtimes.
+func (d drivers) finder(only string) remains.Finder {
+	f := remains.Finder{
+		Runtimes: map[string]string{}, Workspaces: engine.DirsOf(d.stateDir).Workspaces, Log: d.log,
+		AuditHead: filepath.Join(d.stateDir, auditHead), AuditLog: filepath.Join(d.stateDir, store.AuditFile),
+		Open: func(ctx context.Context, name string) (runtime.Driver, error) {
+			got, _, err := d.open(ctx, name)
+			return got, err
+		},
+	}
+	for _, name := range d.used(only) {
+		f.Runtimes[name] = filepath.Join(d.stateDir, noted[name])
+	}
+	return f
 }
 
 // open makes the driver of that name and says what it is.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -135,10 +134,26 @@ func (a *app) downHere(ctx context.Context, c config.Config) (err error) {
 			err = downWorkspaces(ctx, c, log)
 		}
 	}()
-	if _, err := os.Stat(filepath.Join(dir, "state.db")); errors.Is(err, os.ErrNotExist) {
+	d := drivers{config: c, stateDir: dir, log: log}
+	if !store.HasState(dir) && len(d.used(runtimeAuto)) == 0 {
 		return nil // no server was ever here
 	}
-	st, err := store.Open(ctx, dir)
+	x, err := store.Examine(ctx, dir)
+	if err != nil {
+		return err
+	}
+	if d.guest, _, err = guestbin.Write(engine.DirsOf(dir).Guest); err != nil {
+		return err
+	}
+	if x.Condition == store.Whole {
+		return d.downRecorded(ctx, x)
+	}
+	return d.downRemains(ctx, x)
+}
+
+// downRecorded takes down what the database and the driver know of.
+func (d drivers) downRecorded(ctx context.Context, x *store.Examined) (err error) {
+	st, err := x.Open(ctx)
 	if err != nil {
 		return err
 	}
@@ -147,16 +162,28 @@ func (a *app) downHere(ctx context.Context, c config.Config) (err error) {
 	if err != nil {
 		return err
 	}
-	guest, _, err := guestbin.Write(engine.DirsOf(dir).Guest)
-	if err != nil {
-		return err
-	}
-	d := drivers{config: c, stateDir: dir, guest: guest, log: log}
 	driver, err := d.toTakeDown(ctx, live)
 	if err != nil || driver == nil {
 		return err
 	}
-	return errors.Join(takeDown(ctx, driver, st, log), driver.Close())
+	return errors.Join(takeDown(ctx, driver, st, d.log), driver.Close())
+}
+
+// downRemains takes down what belongs to a state directory whose database cannot
+// be used.
+func (d drivers) downRemains(ctx context.Context, x *store.Examined) error {
+	finder := d.finder(d.config.Runtime)
+	found, err := finder.Find(ctx, x.Owner())
+	if err != nil {
+		return err
+	}
+	if len(found.Sandboxes) > 0 {
+		d.log.Warn("taking sandboxes down without state.db", "found", found.String(), "problem", x.Problem())
+	}
+	if err := finder.Destroy(ctx, found); err != nil {
+		return err
+	}
+	return finder.Purge(ctx, found)
 }
 
 // toTakeDown is the driver of what is recorded; with --runtime that one even
@@ -170,13 +197,12 @@ func (d drivers) toTakeDown(ctx context.Context, live []store.Sandbox) (runtime.
 			return nil, err
 		}
 	}
-	for _, n := range []string{runtimeOCI, runtimeContainerd, runtimeDocker} {
-		if _, err := os.Stat(filepath.Join(d.stateDir, n)); name == "" && err == nil {
-			name = n
-		}
-	}
 	if name == "" {
-		return nil, nil
+		used := d.used(runtimeAuto)
+		if len(used) == 0 {
+			return nil, nil
+		}
+		name = used[0]
 	}
 	got, _, err := d.open(ctx, name)
 	return got, err

@@ -21,6 +21,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
 	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
+	"github.com/sandbox-orchestrator/orchestrator/internal/remains"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
@@ -35,6 +36,8 @@ type serveOptions struct {
 	logLevel, logFormat string
 	allowRemote         bool
 	ephemeral           bool
+	adoptNone           bool
+	adoptOlder          bool
 }
 
 func (a *app) newServeCommand() *cobra.Command {
@@ -60,6 +63,8 @@ again, which also happens by itself when their files change.`,
 	f.StringVar(&o.runtime, "runtime", "", "`NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
 	f.BoolVar(&o.allowRemote, "allow-remote", false, "listen on an address that is not loopback")
 	f.BoolVar(&o.ephemeral, "ephemeral", false, "at the end, which is that of standard input too, destroy everything and remove the state directory; only with --state-dir")
+	f.BoolVar(&o.adoptNone, "adopt-none", false, "if state.db was lost, make a new one: destroy the sandboxes, keep workspaces and the audit log")
+	f.BoolVar(&o.adoptOlder, "adopt-older", false, "accept a state.db that is older than the one last used: destroy the sandboxes it does not know")
 	f.StringVar(&o.logLevel, "log-level", "", "`LEVEL` of what is logged: debug, info, warn or error (ORCHESTRATOR_LOG_LEVEL)")
 	f.StringVar(&o.logFormat, "log-format", "", "`FORM` of the log: text or json (ORCHESTRATOR_LOG_FORMAT)")
 	return c
@@ -104,7 +109,7 @@ func (a *app) runServe(ctx context.Context, cmd *cobra.Command, o serveOptions) 
 		}
 	}
 	a.serving.Store(true)
-	s := &service{app: a, config: c, token: token, log: logger(a.stderr, c.Log), ephemeral: o.ephemeral}
+	s := &service{app: a, config: c, token: token, log: logger(a.stderr, c.Log), ephemeral: o.ephemeral, adoptNone: o.adoptNone, adoptOlder: o.adoptOlder}
 	defer func() { err = errors.Join(err, s.close()) }()
 	if err := s.open(ctx); err != nil {
 		return startError(ctx, err)
@@ -127,11 +132,13 @@ type service struct {
 	token  string
 	log    *slog.Logger
 	// ephemeral: nothing is handed over.
-	ephemeral bool
+	ephemeral             bool
+	adoptNone, adoptOlder bool // what to do about a state.db that was lost
 
 	undo     []func() error // in the order of opening
 	listener net.Listener
 	store    *store.Store
+	marker   *store.Marker
 	volumes  *volumes.Manager
 	driver   runtime.Driver
 	engine   *engine.Engine
@@ -176,11 +183,89 @@ func (s *service) open(ctx context.Context) error {
 		return err
 	}
 	s.later(func() error { return ignoreClosed(s.listener.Close()) })
-	if s.store, err = store.Open(ctx, dir); err != nil {
+	if s.store, err = s.openState(ctx, dir); err != nil {
 		return err
 	}
 	s.later(s.store.Close)
 	return s.openEngine(ctx, dir)
+}
+
+// lostError refuses a state directory whose database is gone.
+func lostError(x *store.Examined, dir string, found remains.Found) error {
+	what := "state.db and owner.json are missing"
+	e, ok := errors.AsType[*store.StateError](x.Problem())
+	if ok {
+		what = e.Detail
+	} else {
+		e = &store.StateError{Condition: store.Lost}
+	}
+	return refuse(errdefs.ErrFailedPrecondition, "state directory %s: %s, and it still has %s: %s", dir, what, found, e.WayOut())
+}
+
+// openState opens the database of the state directory. Where that was lost, it
+// refuses unless nothing else is left, or --adopt-none has the rest destroyed.
+func (s *service) openState(ctx context.Context, dir string) (*store.Store, error) {
+	x, err := store.Examine(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	switch x.Condition {
+	case store.Whole:
+		if s.adoptNone || s.adoptOlder {
+			s.app.note("state.db is the one that was last used: --adopt-none and --adopt-older change nothing")
+		}
+	case store.Older:
+		if s.adoptOlder {
+			s.log.Warn("starting with an older state.db", "problem", x.Problem())
+			x.Accept("")
+		}
+	case store.New, store.Lost:
+		if err := s.settleLost(ctx, x, dir); err != nil {
+			return nil, err
+		}
+	}
+	st, err := x.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.marker = x.Marker(st)
+	if err := s.marker.Mark(ctx); err != nil {
+		return nil, errors.Join(err, st.Close())
+	}
+	return st, nil
+}
+
+// settleLost decides whether a new database may be made.
+func (s *service) settleLost(ctx context.Context, x *store.Examined, dir string) error {
+	d := drivers{config: s.config, stateDir: dir, log: s.log}
+	if len(d.used(runtimeAuto)) > 0 {
+		var err error
+		if d.guest, _, err = guestbin.Write(engine.DirsOf(dir).Guest); err != nil {
+			return err
+		}
+	}
+	finder := d.finder(runtimeAuto)
+	found, err := finder.Find(ctx, x.Owner())
+	if err != nil {
+		return err
+	}
+	used := x.Condition == store.Lost
+	switch {
+	case found.None(used) && !used:
+		return nil
+	case found.None(used):
+		s.log.Warn("state.db was lost; starting with a new one", "problem", x.Problem())
+	case !s.adoptNone:
+		return lostError(x, dir, found)
+	default:
+		s.log.Warn("state.db was lost; destroying the sandboxes", "found", found.String())
+		if err := finder.Destroy(ctx, found); err != nil {
+			return err
+		}
+		s.app.note("started with a new state.db and destroyed the sandboxes; found: %s", found)
+	}
+	x.Accept(found.Owner)
+	return nil
 }
 
 // takeShort takes a lock that commands hold for a short time.
@@ -334,6 +419,7 @@ func (s *service) run(ctx context.Context) error {
 			s.log.Warn("leftovers of earlier commands not all removed", "error", err)
 		}
 	})
+	work.Go(func() { _ = s.marker.Run(back, s.log) })         // likewise
 	work.Go(func() { s.watchTemplates(back, s.app.hangups) }) // likewise
 	serveErr := server.Serve(front, s.listener, handoverTime)
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), handoverTime)

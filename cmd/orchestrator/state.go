@@ -114,7 +114,7 @@ func makeStateDir(dir string) error {
 // leftLive are the sandboxes that a server which was stopped has left to the
 // next one.
 func leftLive(ctx context.Context, dir string) (live []store.Sandbox, err error) {
-	if _, err := os.Stat(filepath.Join(dir, "state.db")); errors.Is(err, os.ErrNotExist) {
+	if !store.HasState(dir) {
 		return nil, nil // no server was ever here
 	}
 	lock, err := store.LockDir(dir)
@@ -122,7 +122,7 @@ func leftLive(ctx context.Context, dir string) (live []store.Sandbox, err error)
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, lock.Unlock()) }()
-	st, err := store.Open(ctx, dir)
+	st, err := store.OpenState(ctx, dir)
 	if err != nil {
 		return nil, err
 	}

@@ -30,6 +30,9 @@ func endDeserted(ctx context.Context, stateDir string, m *volumes.Manager) error
 	if errdefs.IsUnavailable(err) {
 		return nil // a server starts, and does this
 	}
+	if _, lost := errors.AsType[*store.StateError](err); lost {
+		return nil // a sandbox may live: the next server decides
+	}
 	if err != nil {
 		return err
 	}
