@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -196,10 +198,15 @@ func (a *app) checkRuntimes(ctx context.Context, c config.Config) []check {
 	if _, err := os.Stat(parent); err != nil {
 		parent = "" // where temporary files are
 	}
-	dir, err := os.MkdirTemp(parent, ".doctor-")
+	if parent != "" {
+		_ = sweepDoctors(ctx, c, logger(a.stderr, c.Log)) // else the next doctor or server does
+	}
+	tried, err := scratch.Make(cmp.Or(parent, os.TempDir()), newDoctor)
 	if err != nil {
 		return []check{{"runtime", checkFail, err.Error(), "run as root, or name a --state-dir of your own"}}
 	}
+	dir := tried.Path
+	defer tried.Release()
 	defer removeRun(context.WithoutCancel(ctx), dir) //nolint:errcheck // it holds nothing, and is looked at by nobody
 	guest, _, err := guestbin.Write(filepath.Join(dir, "guest"))
 	if err != nil {

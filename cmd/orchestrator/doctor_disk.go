@@ -8,10 +8,13 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
@@ -106,4 +109,35 @@ func sweepGuests(dir, keep string, log *slog.Logger) {
 	for _, hash := range removed {
 		log.Info("earlier guest removed", "hash", hash)
 	}
+}
+
+// newDoctor begins the names of directories that doctor tries drivers in.
+const newDoctor = ".doctor-"
+
+// sweepDoctors removes what doctors have left that were killed. Drivers remove
+// what they have tried when they are opened.
+func sweepDoctors(ctx context.Context, c config.Config, log *slog.Logger) error {
+	return scratch.Sweep(c.StateDir, newDoctor, func(dir string) error {
+		guest, _, err := guestbin.Write(filepath.Join(dir, "guest"))
+		if err != nil {
+			return err
+		}
+		d := drivers{config: c, stateDir: dir, guest: guest, log: log}
+		for _, name := range d.used(runtimeAuto) {
+			got, _, err := d.open(ctx, name)
+			if err == nil {
+				err = got.Close()
+			} else if count(filepath.Join(dir, noted[name])) == 0 {
+				err = nil // it had tried nothing there
+			}
+			if err != nil {
+				return err
+			}
+		}
+		mounts, err := mountsBelow(dir)
+		if err == nil && len(mounts) > 0 {
+			err = refuse(errdefs.ErrFailedPrecondition, "%s is still mounted", mounts[0])
+		}
+		return err
+	})
 }

@@ -415,7 +415,7 @@ func (s *service) run(ctx context.Context) error {
 		endFront()
 	})
 	work.Go(func() { // likewise; it ends with back
-		if err := errors.Join(sweepRuns(back, s.config.StateDir, s.log), sweepBuilds(s.config.StateDir), s.volumes.Sweep(back)); err != nil && back.Err() == nil {
+		if err := errors.Join(sweepRuns(back, s.config.StateDir, s.log), sweepBuilds(s.config.StateDir), sweepDoctors(back, s.config, s.log), s.volumes.Sweep(back)); err != nil && back.Err() == nil {
 			s.log.Warn("leftovers of earlier commands not all removed", "error", err)
 		}
 	})
