@@ -62,6 +62,7 @@ type Server struct {
 	socket  string
 	config  string
 	log     *os.File
+	args    []string // of the next start
 
 	mu    sync.Mutex
 	words map[string]string // sandbox → what its cgroups are named by
@@ -174,7 +175,8 @@ func (s *Server) Begin(env ...string) {
 	if s.proc != nil {
 		s.t.Fatal("the server runs already")
 	}
-	cmd := exec.Command(s.bin, "serve", "--config", s.config)
+	cmd := exec.Command(s.bin, append([]string{"serve", "--config", s.config}, s.args...)...)
+	s.args = nil
 	cmd.Env = append(s.environment(), env...)
 	cmd.Stdout, cmd.Stderr = s.log, s.log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is for the test
@@ -188,6 +190,9 @@ func (s *Server) Begin(env ...string) {
 	}()
 	s.proc = p
 }
+
+// With adds arguments to the next start.
+func (s *Server) With(args ...string) { s.args = args }
 
 // environment is ours, less what configures the program.
 func (s *Server) environment() []string {
