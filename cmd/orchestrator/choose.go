@@ -16,6 +16,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/remains"
@@ -69,7 +70,7 @@ func (d drivers) used(only string) []string {
 func (d drivers) finder(only string) remains.Finder {
 	f := remains.Finder{
 		Runtimes: map[string]string{}, Workspaces: engine.DirsOf(d.stateDir).Workspaces, Log: d.log,
-		AuditHead: filepath.Join(d.stateDir, auditHead), AuditLog: filepath.Join(d.stateDir, store.AuditFile),
+		AuditHead: filepath.Join(d.stateDir, audit.HeadFile), AuditLog: filepath.Join(d.stateDir, store.AuditFile),
 		Open: func(ctx context.Context, name string) (runtime.Driver, error) {
 			got, _, err := d.open(ctx, name)
 			return got, err

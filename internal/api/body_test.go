@@ -386,6 +386,11 @@ func (m reading) Serve(w http.ResponseWriter, r *http.Request, _ engine.Call) {
 	w.WriteHeader(http.StatusAccepted)
 }
 
+// Refuse records nothing.
+func (reading) Refuse(_ http.ResponseWriter, _ *http.Request, _ engine.Call, cause error) error {
+	return cause
+}
+
 func TestMCPHasTheSameBudget(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
