@@ -139,8 +139,8 @@ func TestSubscriptionsAreToOneAddress(t *testing.T) {
 		}
 	}
 	for _, uri := range got {
-		if uri != outputScheme {
-			t.Errorf("the library is asked for %q, want %q", uri, outputScheme)
+		if uri != subscribed {
+			t.Errorf("the library is asked for %q, want %q", uri, subscribed)
 		}
 	}
 	if len(got) != 6 {
