@@ -33,6 +33,7 @@ type part struct {
 	number  int
 	before  head      // what its first record follows
 	began   time.Time // of its first record; zero: there is none
+	written time.Time // when its last record was written
 	blocked time.Time // no rotation before then: the last attempt failed
 }
 
@@ -90,16 +91,17 @@ func (l *Log) lookAtPart(ctx context.Context, last head) error {
 // not to be kept any more. It is for the writer.
 func (l *Log) tend(ctx context.Context) {
 	_ = l.writeRefusals() // tried again
-	l.rotateIfDue(ctx)
+	l.rotateIfDue(ctx, l.now())
 	if l.retention.KeepAge > 0 || l.retention.KeepSize > 0 {
 		l.retain(ctx)
 	}
 }
 
-// rotateIfDue reports whether it began a new part.
-func (l *Log) rotateIfDue(ctx context.Context) bool {
-	p, now := &l.part, l.now()
-	if p.began.IsZero() || now.Before(p.blocked) {
+// rotateIfDue ends the part that is written if that is due at a time, and reports
+// whether it did.
+func (l *Log) rotateIfDue(ctx context.Context, now time.Time) bool {
+	p := &l.part
+	if p.began.IsZero() || l.now().Before(p.blocked) {
 		return false
 	}
 	due := l.retention.PartAge > 0 && now.Sub(p.began) >= l.retention.PartAge
@@ -110,8 +112,8 @@ func (l *Log) rotateIfDue(ctx context.Context) bool {
 	if !due {
 		return false
 	}
-	if err := l.rotate(ctx, now); err != nil {
-		p.blocked = now.Add(tendEvery)
+	if err := l.rotate(ctx); err != nil {
+		p.blocked = l.now().Add(tendEvery)
 		l.log.Error("failed to begin a part of the audit log; the last one goes on, will retry", "part", p.number+1, "error", err)
 		return false
 	}
@@ -121,11 +123,11 @@ func (l *Log) rotateIfDue(ctx context.Context) bool {
 
 // rotate seals the part with what was written into it, whatever the file has by
 // now.
-func (l *Log) rotate(ctx context.Context, now time.Time) error {
+func (l *Log) rotate(ctx context.Context) error {
 	last, before := l.written(), l.part.before
 	s := seal{
 		Part: l.part.number, First: before.Seq + 1, Last: last.Seq, Records: last.Seq - before.Seq,
-		Prev: hex.EncodeToString(before.Hash), Hash: hex.EncodeToString(last.Hash), Sealed: now.UTC().Truncate(time.Microsecond),
+		Prev: hex.EncodeToString(before.Hash), Hash: hex.EncodeToString(last.Hash), Sealed: l.now().UTC().Truncate(time.Microsecond),
 	}
 	text, err := s.sign(l.key)
 	if err != nil {

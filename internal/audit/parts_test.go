@@ -208,6 +208,54 @@ func TestAPartEndsAtItsSize(t *testing.T) {
 	}
 }
 
+// A part that is too large already ends at the start, and is not old for that.
+func TestAStartEndsAPartThatIsTooLarge(t *testing.T) {
+	w, c := newParts(t)
+	w.call("a")
+	w.die()
+	w.options.Retention = Retention{PartSize: 1, KeepAge: partAge}
+	w.open()
+	w.settle()
+	if r := w.verify(""); !r.OK || states(r) != "1:sealed:1-2 2:open:0-0" {
+		t.Errorf("%s, parts %s", words(r), states(r))
+	}
+	c.advance(partAge)
+	w.call("b")
+	w.settle()
+	if r := w.verify(""); !r.OK || !strings.HasPrefix(states(r), "1:removed:1-2 2:sealed") {
+		t.Errorf("%s, parts %s", words(r), states(r))
+	}
+}
+
+// A rotation that fails leaves the part as it is, and is tried again a minute later.
+func TestARotationThatFailsIsTriedAgain(t *testing.T) {
+	w, c := newParts(t)
+	w.call("a")
+	w.settle()
+	if err := os.MkdirAll(w.path(store.AuditSealFile(1)+".new/in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c.advance(partAge)
+	w.event("b")
+	w.settle()
+	w.sound()
+	if err := os.RemoveAll(w.path(store.AuditSealFile(1) + ".new")); err != nil {
+		t.Fatal(err)
+	}
+	w.event("c")
+	w.settle()
+	if got := states(w.verify("")); got != "1:open:1-4" {
+		t.Errorf("at once: %s", got)
+	}
+	c.advance(tendEvery)
+	w.event("d")
+	w.settle()
+	w.sound()
+	if got := states(w.verify("")); got != "1:sealed:1-5 2:open:0-0" {
+		t.Errorf("a minute later: %s", got)
+	}
+}
+
 func TestSealedPartsAreSingleFiles(t *testing.T) {
 	w, c := newParts(t)
 	w.call("a")

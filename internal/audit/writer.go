@@ -45,7 +45,7 @@ func (l *Log) write() {
 		}
 		if err := l.try(batch); err != nil {
 			retry.Reset(retryAfter)
-		} else if l.rotateIfDue(ctx) {
+		} else if l.rotateIfDue(ctx, l.part.written) {
 			l.retain(ctx)
 		}
 	}
@@ -141,6 +141,7 @@ func (l *Log) append(items []*item) error {
 	if err := l.store.Append(context.Background(), rows); err != nil {
 		return err
 	}
+	l.part.written = at
 	if l.part.began.IsZero() {
 		l.part.began = at
 	}
