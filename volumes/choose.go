@@ -10,14 +10,14 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// choose finds the changes that paths name, and folders that those need.
-func (v *view) choose(paths []string) ([]*delta, error) {
-	named, none, err := v.named(paths)
+// selectDeltas finds the changes that paths name, and folders that those need.
+func (v *overlayView) selectDeltas(paths []string) ([]*delta, error) {
+	named, none, err := v.matchPaths(paths)
 	if err != nil {
 		return nil, err
 	}
 	if none != "" {
-		return nil, &PathError{Overlay: v.o.ID, Path: none}
+		return nil, &PathError{Overlay: v.overlay.ID, Path: none}
 	}
 	need := map[string]bool{} // a folder has to be there for what is in it
 	for i := range v.deltas {
@@ -25,7 +25,7 @@ func (v *view) choose(paths []string) ([]*delta, error) {
 			continue
 		}
 		for _, up := range parents(v.deltas[i].path) {
-			if f := v.folders[up]; f != nil && (f.kind == Added || f.kind == Changed && !isDir(&f.base)) {
+			if f := v.upperDirs[up]; f != nil && (f.kind == Added || f.kind == Changed && !isDir(&f.base)) {
 				need[up] = true
 			}
 		}
@@ -39,10 +39,10 @@ func (v *view) choose(paths []string) ([]*delta, error) {
 	return out, nil
 }
 
-// named says of each change whether paths name it or a folder above it, and which
+// matchPaths says of each change whether paths name it or a folder above it, and which
 // of the paths is the first that names none. The changes are sorted, so that those
 // in a folder stand together: callers may give as many paths as there are changes.
-func (v *view) named(paths []string) (named []bool, none string, err error) {
+func (v *overlayView) matchPaths(paths []string) (named []bool, none string, err error) {
 	edges := make([]int, len(v.deltas)+1) // how many paths begin to name, less those that end to
 	find := func(p string) int {
 		return sort.Search(len(v.deltas), func(i int) bool { return v.deltas[i].path >= p })
@@ -53,7 +53,7 @@ func (v *view) named(paths []string) (named []bool, none string, err error) {
 		return from < to
 	}
 	for _, p := range paths {
-		rel, err := relative(p)
+		rel, err := relativePath(p)
 		if err != nil {
 			return nil, "", err
 		}
@@ -78,17 +78,17 @@ func (v *view) named(paths []string) (named []bool, none string, err error) {
 	return named, none, nil
 }
 
-// relative is a caller's path as paths of a tree are.
-func relative(p string) (string, error) {
+// relativePath is a caller's path as paths of a tree are.
+func relativePath(p string) (string, error) {
 	rel := strings.TrimPrefix(strings.TrimPrefix(p, MountedAt), "/")
 	if strings.HasPrefix(p, "/") && p != MountedAt && !strings.HasPrefix(p, MountedAt+"/") {
-		return "", fmt.Errorf("%s is not in %s: %w", head(p), MountedAt, errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("%s is not in %s: %w", shorten(p), MountedAt, errdefs.ErrInvalidArgument)
 	}
 	if rel = path.Clean(rel); rel == "." {
 		return "", nil
 	}
 	if !filepath.IsLocal(rel) {
-		return "", fmt.Errorf("%s is not in the workspace: %w", head(p), errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("%s is not in the workspace: %w", shorten(p), errdefs.ErrInvalidArgument)
 	}
 	return rel, nil
 }

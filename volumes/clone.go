@@ -19,7 +19,7 @@ import (
 
 // clone fills dst, an empty folder, with what is in src, without what skip
 // names. put says how a file comes there.
-func clone(ctx context.Context, src, dst *tree, skip func(rel string) bool, put putter) error {
+func clone(ctx context.Context, src, dst *tree, skip func(rel string) bool, put fileCopier) error {
 	var dirs []string
 	var to *os.File // the folder of dst that is being filled
 	var filled string
@@ -32,8 +32,8 @@ func clone(ctx context.Context, src, dst *tree, skip func(rel string) bool, put 
 		if skip(rel) {
 			return false, nil
 		}
-		if at := above(rel); to == nil || at != filled {
-			next, err := dst.dir(at)
+		if at := parentDir(rel); to == nil || at != filled {
+			next, err := dst.openDir(at)
 			if err != nil {
 				return false, err
 			}
@@ -53,20 +53,20 @@ func clone(ctx context.Context, src, dst *tree, skip func(rel string) bool, put 
 	}
 	// Times last, from within outwards: what is made in a folder changes its own.
 	for i := len(dirs) - 1; i >= 0; i-- {
-		if err := likeDir(src, dst, dirs[i], like); err != nil {
+		if err := withDirs(src, dst, dirs[i], copyMetadata); err != nil {
 			return err
 		}
 	}
-	return likeDir(src, dst, "", like)
+	return withDirs(src, dst, "", copyMetadata)
 }
 
-func above(rel string) string {
+func parentDir(rel string) string {
 	dir, _ := path.Split(rel)
 	return strings.TrimSuffix(dir, "/")
 }
 
-// putter puts a file that is no folder from one folder into another.
-type putter func(from, to *os.File, name string, st *unix.Stat_t) error
+// fileCopier puts a file that is no folder from one folder into another.
+type fileCopier func(from, to *os.File, name string, st *unix.Stat_t) error
 
 // linkFile gives a file another name. One with as many as it can have is
 // copied.
@@ -76,19 +76,19 @@ func linkFile(from, to *os.File, name string, st *unix.Stat_t) error {
 		return copyFile(from, to, name, st, func() error { return nil })
 	}
 	if err != nil {
-		return fmt.Errorf("link %q: %w", head(name), err)
+		return fmt.Errorf("link %q: %w", shorten(name), err)
 	}
 	return nil
 }
 
-// likeDir gives a folder of dst what that in src has.
-func likeDir(src, dst *tree, rel string, give func(from, to *os.File) error) error {
-	from, err := src.dir(rel)
+// withDirs gives a folder of dst what that in src has.
+func withDirs(src, dst *tree, rel string, give func(from, to *os.File) error) error {
+	from, err := src.openDir(rel)
 	if err != nil {
 		return err
 	}
 	defer from.Close()
-	to, err := dst.dir(rel)
+	to, err := dst.openDir(rel)
 	if err != nil {
 		return err
 	}
@@ -96,8 +96,8 @@ func likeDir(src, dst *tree, rel string, give func(from, to *os.File) error) err
 	return give(from, to)
 }
 
-// like gives to what describes from, but for its size.
-func like(from, to *os.File) error {
+// copyMetadata gives to what describes from, but for its size.
+func copyMetadata(from, to *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fdOf(from), &st); err != nil {
 		return err
@@ -108,7 +108,7 @@ func like(from, to *os.File) error {
 	if err := unix.Fchmod(fdOf(to), st.Mode&0o7777); err != nil {
 		return err
 	}
-	if err := likeAttributes(from, to, kept); err != nil {
+	if err := copyAttributes(from, to, isPreservedAttribute); err != nil {
 		return err
 	}
 	times := []unix.Timespec{st.Atim, st.Mtim}
@@ -118,8 +118,8 @@ func like(from, to *os.File) error {
 // maxAttributes bounds the names of a file's attributes, as the kernel does.
 const maxAttributes = 64 << 10
 
-// attributes lists those of an open file.
-func attributes(f *os.File) ([]string, error) {
+// listAttributes lists those of an open file.
+func listAttributes(f *os.File) ([]string, error) {
 	buf := make([]byte, maxAttributes)
 	n, err := unix.Flistxattr(fdOf(f), buf)
 	if err == unix.ENOTSUP {
@@ -137,20 +137,20 @@ func attributes(f *os.File) ([]string, error) {
 	return out, nil
 }
 
-// plainAttribute says whether an attribute may stand in a workspace: one that
+// isUserAttribute says whether an attribute may stand in a workspace: one that
 // its user sets and no file system reads anything into.
-func plainAttribute(name string) bool {
+func isUserAttribute(name string) bool {
 	return strings.HasPrefix(name, "user.") && !strings.HasPrefix(name, "user.overlay.")
 }
 
-// kept says whether an attribute stays what it is while it is in a workspace.
-func kept(name string) bool {
-	return plainAttribute(name) || strings.HasPrefix(name, "system.posix_acl_")
+// isPreservedAttribute says whether an attribute stays what it is while it is in a workspace.
+func isPreservedAttribute(name string) bool {
+	return isUserAttribute(name) || strings.HasPrefix(name, "system.posix_acl_")
 }
 
-// likeAttributes gives to those attributes of from that are wanted.
-func likeAttributes(from, to *os.File, wanted func(name string) bool) error {
-	names, err := attributes(from)
+// copyAttributes gives to those attributes of from that are wanted.
+func copyAttributes(from, to *os.File, wanted func(name string) bool) error {
+	names, err := listAttributes(from)
 	if err != nil {
 		return err
 	}
@@ -164,18 +164,18 @@ func likeAttributes(from, to *os.File, wanted func(name string) bool) error {
 			err = unix.Fsetxattr(fdOf(to), name, value[:n], 0)
 		}
 		if err != nil {
-			return fmt.Errorf("attribute %q: %w", head(name), err)
+			return fmt.Errorf("attribute %q: %w", shorten(name), err)
 		}
 	}
 	return nil
 }
 
-// pace is asked before each piece of a file is copied, of which there may be very
+// checkCopy is asked before each piece of a file is copied, of which there may be very
 // many: an error ends it.
-type pace func() error
+type copyCheck func() error
 
-// pace of copies that take the host's room: as workspaces do, they leave some of it.
-func (m *Manager) pace(ctx context.Context) pace {
+// checkCopy of copies that take the host's room: as workspaces do, they leave some of it.
+func (m *Manager) checkCopy(ctx context.Context) copyCheck {
 	return func() error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -189,7 +189,7 @@ func (m *Manager) pace(ctx context.Context) pace {
 }
 
 // copyFile copies a file, link or special file with its description.
-func copyFile(from, to *os.File, name string, st *unix.Stat_t, next pace) error {
+func copyFile(from, to *os.File, name string, st *unix.Stat_t, next copyCheck) error {
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		return copyRegular(from, to, name, next)
@@ -214,7 +214,7 @@ func copyFile(from, to *os.File, name string, st *unix.Stat_t, next pace) error 
 	return unix.UtimesNanoAt(fdOf(to), name, []unix.Timespec{st.Atim, st.Mtim}, unix.AT_SYMLINK_NOFOLLOW)
 }
 
-func copyRegular(from, to *os.File, name string, next pace) (err error) {
+func copyRegular(from, to *os.File, name string, next copyCheck) (err error) {
 	rd, err := unix.Openat(fdOf(from), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -228,14 +228,14 @@ func copyRegular(from, to *os.File, name string, next pace) (err error) {
 	out := os.NewFile(uintptr(wr), name)
 	defer func() { err = errors.Join(err, out.Close()) }()
 	if err := copyData(in, out, next); err != nil {
-		return fmt.Errorf("copy %q: %w", head(name), err)
+		return fmt.Errorf("copy %q: %w", shorten(name), err)
 	}
-	return like(in, out)
+	return copyMetadata(in, out)
 }
 
 // copyData copies what is in a file and leaves its holes: by reference where the
 // file system can.
-func copyData(in, out *os.File, next pace) error {
+func copyData(in, out *os.File, next copyCheck) error {
 	if unix.IoctlFileClone(fdOf(out), fdOf(in)) == nil {
 		return nil
 	}
@@ -264,7 +264,7 @@ func copyData(in, out *os.File, next pace) error {
 	return out.Truncate(size)
 }
 
-func copyRange(in, out *os.File, from, to int64, next pace) error {
+func copyRange(in, out *os.File, from, to int64, next copyCheck) error {
 	buf := make([]byte, 1<<20)
 	for from < to {
 		if err := next(); err != nil {

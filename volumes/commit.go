@@ -43,17 +43,17 @@ type ConflictError struct {
 	Conflicts []Conflict // sorted by path
 }
 
-// maxTold is how many conflicts the error's text names.
-const maxTold = 10
+// maxListedConflicts is how many conflicts the error's text names.
+const maxListedConflicts = 10
 
 // Error names the paths.
 func (e *ConflictError) Error() string {
 	var told []string
-	for _, c := range e.Conflicts[:min(len(e.Conflicts), maxTold)] {
+	for _, c := range e.Conflicts[:min(len(e.Conflicts), maxListedConflicts)] {
 		told = append(told, c.String())
 	}
 	more := ""
-	if n := len(e.Conflicts) - maxTold; n > 0 {
+	if n := len(e.Conflicts) - maxListedConflicts; n > 0 {
 		more = fmt.Sprintf("; and %d more", n)
 	}
 	return fmt.Sprintf("overlay %s conflicts with what others changed: %s%s. Nothing is committed: choose other paths, or force it, which loses theirs",
@@ -69,7 +69,7 @@ type PathError struct{ Overlay, Path string }
 
 // Error is a whole sentence.
 func (e *PathError) Error() string {
-	return fmt.Sprintf("%s is not among the changes of overlay %s", head(e.Path), e.Overlay)
+	return fmt.Sprintf("%s is not among the changes of overlay %s", shorten(e.Path), e.Overlay)
 }
 
 // Unwrap gives the class.
@@ -86,39 +86,39 @@ func (m *Manager) Commit(ctx context.Context, id string, opt CommitOptions) (Com
 		return Committed{}, err
 	}
 	var out Committed
-	err = m.on(ctx, found.Workspace, func(g *ground) (err error) {
-		out, err = g.commit(ctx, id, opt)
+	err = m.withMounted(ctx, found.Workspace, func(ws *mountedWorkspace) (err error) {
+		out, err = ws.commitOverlay(ctx, id, opt)
 		return err
 	})
 	return out, err
 }
 
-func (g *ground) commit(ctx context.Context, id string, opt CommitOptions) (Committed, error) {
-	if o, err := g.overlay(id); err != nil {
+func (ws *mountedWorkspace) commitOverlay(ctx context.Context, id string, opt CommitOptions) (Committed, error) {
+	if o, err := ws.findOverlay(id); err != nil {
 		return Committed{}, err
 	} else if o.Live {
 		return Committed{}, &LiveError{ID: id}
 	}
-	if err := errors.Join(g.atRest(), g.endWriting(ctx)); err != nil {
+	if err := errors.Join(ws.checkNoWriter(), ws.endWriting(ctx)); err != nil {
 		return Committed{}, err
 	}
-	v, err := g.view(ctx, id)
+	v, err := ws.viewOverlay(ctx, id)
 	if err != nil {
 		return Committed{}, err
 	}
-	chosen, err := v.choose(opt.Paths)
+	chosen, err := v.selectDeltas(opt.Paths)
 	if err != nil {
 		return Committed{}, err
 	}
 	if !opt.Force {
-		if err := g.conflicts(v, chosen); err != nil {
+		if err := ws.checkConflicts(v, chosen); err != nil {
 			return Committed{}, err
 		}
 	}
 	var out Committed
 	var takes []*delta
 	for _, d := range chosen {
-		if !d.plain() {
+		if !d.committable() {
 			out.Dropped = append(out.Dropped, d.path)
 			continue
 		}
@@ -126,7 +126,7 @@ func (g *ground) commit(ctx context.Context, id string, opt CommitOptions) (Comm
 		out.Paths = append(out.Paths, d.path)
 	}
 	if len(takes) > 0 {
-		if err := g.apply(ctx, v, takes); err != nil {
+		if err := ws.buildCommit(ctx, v, takes); err != nil {
 			return Committed{}, fmt.Errorf("commit overlay %s: %w", id, err)
 		}
 	}
@@ -134,37 +134,37 @@ func (g *ground) commit(ctx context.Context, id string, opt CommitOptions) (Comm
 	out.Left = len(v.deltas) - len(chosen)
 	after := context.WithoutCancel(ctx)
 	if out.Left == 0 {
-		err = g.drop(after, id)
+		err = ws.removeOverlay(after, id)
 	} else {
 		for _, d := range chosen {
-			v.o.Committed = append(v.o.Committed, []byte(d.path))
+			v.overlay.Committed = append(v.overlay.Committed, []byte(d.path))
 		}
-		err = g.keep(v.o)
+		err = ws.saveOverlay(v.overlay)
 	}
-	hit("volumes.commit.done")
-	if err = errors.Join(err, g.tidy(after)); err != nil {
-		g.m.log.Warn("overlay is committed, but not put away yet", "workspace", g.e.meta.Name, "overlay", id, "error", err)
+	hitFailpoint("volumes.commit.done")
+	if err = errors.Join(err, ws.removeOldGenerations(after)); err != nil {
+		ws.m.log.Warn("overlay is committed, but not put away yet", "workspace", ws.e.meta.Name, "overlay", id, "error", err)
 	}
 	return out, nil
 }
 
-// atRest says who writes to the workspace itself now.
-func (g *ground) atRest() error {
-	g.m.mu.Lock()
-	defer g.m.mu.Unlock()
-	if g.e.writing > 0 {
-		return &BusyError{Workspace: g.e.meta.Name}
+// checkNoWriter says who writes to the workspace itself now.
+func (ws *mountedWorkspace) checkNoWriter() error {
+	ws.m.mu.Lock()
+	defer ws.m.mu.Unlock()
+	if ws.e.writers > 0 {
+		return &BusyError{Workspace: ws.e.meta.Name}
 	}
-	for _, h := range g.e.holds {
+	for _, h := range ws.e.holds {
 		if h.mode == ReadWrite {
-			return &BusyError{Workspace: g.e.meta.Name, Lease: h.lease}
+			return &BusyError{Workspace: ws.e.meta.Name, Lease: h.lease}
 		}
 	}
 	return nil
 }
 
-// conflicts are those of the chosen changes, and of folders they are in.
-func (g *ground) conflicts(v *view, chosen []*delta) error {
+// checkConflicts are those of the chosen changes, and of folders they are in.
+func (ws *mountedWorkspace) checkConflicts(v *overlayView, chosen []*delta) error {
 	base, err := openTree(v.dir)
 	if err != nil {
 		return err
@@ -176,7 +176,7 @@ func (g *ground) conflicts(v *view, chosen []*delta) error {
 	}
 	found := map[string]Conflict{}
 	for _, d := range chosen {
-		if c, ok := v.conflict[d.path]; ok {
+		if c, ok := v.conflicts[d.path]; ok {
 			found[d.path] = c
 		}
 		if d.kind == Removed {
@@ -194,7 +194,7 @@ func (g *ground) conflicts(v *view, chosen []*delta) error {
 				break // so are those above
 			}
 			c := Conflict{Path: up}
-			if by, ok := v.blame(up); ok {
+			if by, ok := v.lastChange(up); ok {
 				c.By, c.At = by.By, by.At
 			}
 			found[up] = c
@@ -203,7 +203,7 @@ func (g *ground) conflicts(v *view, chosen []*delta) error {
 	if len(found) == 0 {
 		return nil
 	}
-	e := &ConflictError{Overlay: v.o.ID}
+	e := &ConflictError{Overlay: v.overlay.ID}
 	for _, c := range found {
 		e.Conflicts = append(e.Conflicts, c)
 	}
@@ -211,16 +211,16 @@ func (g *ground) conflicts(v *view, chosen []*delta) error {
 	return e
 }
 
-// apply makes the next generation with the chosen changes, which are sorted by
+// buildCommit makes the next generation with the chosen changes, which are sorted by
 // path.
-func (g *ground) apply(ctx context.Context, v *view, chosen []*delta) error {
-	upper, err := openTree(filepath.Join(g.upper(v.o.ID), upperPart))
+func (ws *mountedWorkspace) buildCommit(ctx context.Context, v *overlayView, chosen []*delta) error {
+	upper, err := openTree(filepath.Join(ws.upperPath(v.overlay.ID), upperDir))
 	if err != nil {
 		return err
 	}
 	defer upper.close()
 	gone := map[string]bool{} // what the next generation does not take from this one
-	c := change{By: "overlay " + v.o.ID, At: time.Now().UTC()}
+	c := change{By: "overlay " + v.overlay.ID, At: time.Now().UTC()}
 	for _, d := range chosen {
 		c.Paths = append(c.Paths, []byte(d.path))
 		if d.kind == Removed || !isDir(&d.upper) || d.kind == Changed && !isDir(&d.base) {
@@ -228,8 +228,8 @@ func (g *ground) apply(ctx context.Context, v *view, chosen []*delta) error {
 		}
 	}
 	// A folder that is removed stays as long as something in it does.
-	stay := g.remaining(v, chosen)
-	links := v.linked(chosen)
+	stay := ws.partlyRemovedDirs(v, chosen)
+	links := v.sharedInodes(chosen)
 	skip := func(rel string) bool { return gone[rel] && !stay[rel] }
 	alter := func(dst *tree) error {
 		for _, d := range chosen {
@@ -239,20 +239,20 @@ func (g *ground) apply(ctx context.Context, v *view, chosen []*delta) error {
 			if d.kind == Removed {
 				continue
 			}
-			if err := put(upper, dst, d, links[d.upper.Ino]); err != nil {
-				return fmt.Errorf("%s: %w", head(d.path), err)
+			if err := commitPath(upper, dst, d, links[d.upper.Ino]); err != nil {
+				return fmt.Errorf("%s: %w", shorten(d.path), err)
 			}
 		}
-		hit("volumes.commit.built")
+		hitFailpoint("volumes.commit.built")
 		return nil
 	}
-	return g.fork(ctx, skip, alter, c)
+	return ws.forkGeneration(ctx, skip, alter, c)
 }
 
-// remaining are folders whose removal was chosen without that of all they have.
+// partlyRemovedDirs are folders whose removal was chosen without that of all they have.
 // Everything that a removed folder has is a removed path too, so it is enough to
 // look at those.
-func (g *ground) remaining(v *view, chosen []*delta) map[string]bool {
+func (ws *mountedWorkspace) partlyRemovedDirs(v *overlayView, chosen []*delta) map[string]bool {
 	taken, out := map[string]bool{}, map[string]bool{}
 	for _, d := range chosen {
 		taken[d.path] = true
@@ -267,9 +267,9 @@ func (g *ground) remaining(v *view, chosen []*delta) map[string]bool {
 	return out
 }
 
-// linked are files that stay in the overlay under another name. Who writes to the
+// sharedInodes are files that stay in the overlay under another name. Who writes to the
 // workspace afterwards must not write to those.
-func (v *view) linked(chosen []*delta) map[uint64]bool {
+func (v *overlayView) sharedInodes(chosen []*delta) map[uint64]bool {
 	taken, out := map[string]bool{}, map[uint64]bool{}
 	for _, d := range chosen {
 		taken[d.path] = true
@@ -283,13 +283,13 @@ func (v *view) linked(chosen []*delta) map[uint64]bool {
 	return out
 }
 
-// put puts what an overlay has at a path into a generation that is being made:
+// commitPath puts what an overlay has at a path into a generation that is being made:
 // the same file, or a copy.
-func put(upper, dst *tree, d *delta, copied bool) error {
-	if err := makeAbove(dst, d.path); err != nil {
+func commitPath(upper, dst *tree, d *delta, copied bool) error {
+	if err := makeParents(dst, d.path); err != nil {
 		return err
 	}
-	to, err := dst.dir(above(d.path))
+	to, err := dst.openDir(parentDir(d.path))
 	if err != nil {
 		return err
 	}
@@ -303,9 +303,9 @@ func put(upper, dst *tree, d *delta, copied bool) error {
 		if err != nil {
 			return err
 		}
-		return likeDir(upper, dst, d.path, func(from, to *os.File) error { return likeAttributes(from, to, plainAttribute) })
+		return withDirs(upper, dst, d.path, func(from, to *os.File) error { return copyAttributes(from, to, isUserAttribute) })
 	}
-	from, err := upper.dir(above(d.path))
+	from, err := upper.openDir(parentDir(d.path))
 	if err != nil {
 		return err
 	}
@@ -314,17 +314,17 @@ func put(upper, dst *tree, d *delta, copied bool) error {
 		if err := copyFile(from, to, name, &d.upper, func() error { return nil }); err != nil {
 			return err
 		}
-		return clean(dst, d)
+		return sanitizeFile(dst, d)
 	}
-	if err := clean(upper, d); err != nil {
+	if err := sanitizeFile(upper, d); err != nil {
 		return err
 	}
 	return linkFile(from, to, name, &d.upper)
 }
 
-// makeAbove makes the folders above a path that are not there: with force, what
+// makeParents makes the folders above a path that are not there: with force, what
 // others removed comes back for what is in it.
-func makeAbove(dst *tree, rel string) error {
+func makeParents(dst *tree, rel string) error {
 	ups := parents(rel)
 	for i := len(ups) - 1; i >= 0; i-- {
 		st, found, err := dst.stat(ups[i])
@@ -334,7 +334,7 @@ func makeAbove(dst *tree, rel string) error {
 		if found && isDir(&st) {
 			continue
 		}
-		to, err := dst.dir(above(ups[i]))
+		to, err := dst.openDir(parentDir(ups[i]))
 		if err != nil {
 			return err
 		}
@@ -351,18 +351,18 @@ func makeAbove(dst *tree, rel string) error {
 	return nil
 }
 
-// clean takes from a file of an overlay, or its copy, what may not be in a
+// sanitizeFile takes from a file of an overlay, or its copy, what may not be in a
 // workspace. Nothing writes to it any more.
-func clean(in *tree, d *delta) error {
+func sanitizeFile(in *tree, d *delta) error {
 	if d.upper.Mode&unix.S_IFMT != unix.S_IFREG {
-		dir, err := in.dir(above(d.path))
+		dir, err := in.openDir(parentDir(d.path))
 		if err != nil {
 			return err
 		}
 		defer dir.Close()
 		return unix.Fchownat(fdOf(dir), path.Base(d.path), runtime.CommandUID, runtime.CommandGID, unix.AT_SYMLINK_NOFOLLOW)
 	}
-	f, st, err := in.regular(d.path)
+	f, st, err := in.openRegular(d.path)
 	if err != nil {
 		return err
 	}
@@ -377,16 +377,16 @@ func clean(in *tree, d *delta) error {
 }
 
 func removeAttributes(f *os.File) error {
-	names, err := attributes(f)
+	names, err := listAttributes(f)
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if plainAttribute(name) {
+		if isUserAttribute(name) {
 			continue
 		}
 		if err := unix.Fremovexattr(fdOf(f), name); err != nil && err != unix.ENODATA {
-			return fmt.Errorf("attribute %q: %w", head(name), err)
+			return fmt.Errorf("attribute %q: %w", shorten(name), err)
 		}
 	}
 	return nil

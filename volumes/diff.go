@@ -71,20 +71,20 @@ func (m *Manager) Diff(ctx context.Context, id string, opt DiffOptions) (Diff, e
 		return Diff{}, err
 	}
 	var out Diff
-	err = m.on(ctx, found.Workspace, func(g *ground) (err error) {
-		out, err = g.diff(ctx, id, opt)
+	err = m.withMounted(ctx, found.Workspace, func(ws *mountedWorkspace) (err error) {
+		out, err = ws.diffOverlay(ctx, id, opt)
 		return err
 	})
 	return out, err
 }
 
-func (g *ground) diff(ctx context.Context, id string, opt DiffOptions) (Diff, error) {
-	v, err := g.view(ctx, id)
+func (ws *mountedWorkspace) diffOverlay(ctx context.Context, id string, opt DiffOptions) (Diff, error) {
+	v, err := ws.viewOverlay(ctx, id)
 	if err != nil {
 		return Diff{}, err
 	}
 	if len(opt.Paths) > 0 {
-		if err := v.only(opt.Paths); err != nil {
+		if err := v.keepOnly(opt.Paths); err != nil {
 			return Diff{}, err
 		}
 	}
@@ -93,21 +93,21 @@ func (g *ground) diff(ctx context.Context, id string, opt DiffOptions) (Diff, er
 		return Diff{}, err
 	}
 	defer base.close()
-	upper, err := openTree(filepath.Join(g.upper(id), upperPart))
+	upper, err := openTree(filepath.Join(ws.upperPath(id), upperDir))
 	if err != nil {
 		return Diff{}, err
 	}
 	defer upper.close()
-	c := &comparison{base: base, upper: upper, text: maxDiffText, read: maxDiffRead, same: maxSameTotal}
-	g.m.mu.Lock()
-	out := Diff{Overlay: g.m.present(g.e, &v.o), Changes: []Change{}}
-	g.m.mu.Unlock()
+	c := &comparison{base: base, upper: upper, textLeft: maxDiffText, readLeft: maxDiffRead, sameLeft: maxSameTotal}
+	ws.m.mu.Lock()
+	out := Diff{Overlay: ws.m.overlayInfo(ws.e, &v.overlay), Changes: []Change{}}
+	ws.m.mu.Unlock()
 	for i := range v.deltas {
 		if ctx.Err() != nil {
 			return Diff{}, context.Cause(ctx)
 		}
 		d := &v.deltas[i]
-		if c.equal(d) {
+		if c.isUnchanged(d) {
 			continue
 		}
 		switch d.kind {
@@ -122,21 +122,21 @@ func (g *ground) diff(ctx context.Context, id string, opt DiffOptions) (Diff, er
 			out.Truncated = true
 			continue
 		}
-		change := describe(d)
-		if conflict, ok := v.conflict[d.path]; ok {
+		change := newChange(d)
+		if conflict, ok := v.conflicts[d.path]; ok {
 			change.Conflict = &conflict
 		}
 		if opt.Text {
-			c.explain(d, &change)
+			c.addText(d, &change)
 		}
 		out.Changes = append(out.Changes, change)
 	}
 	return out, nil
 }
 
-// only leaves the changes that paths name.
-func (v *view) only(paths []string) error {
-	named, _, err := v.named(paths)
+// keepOnly leaves the changes that paths name.
+func (v *overlayView) keepOnly(paths []string) error {
+	named, _, err := v.matchPaths(paths)
 	if err != nil {
 		return err
 	}
@@ -150,8 +150,8 @@ func (v *view) only(paths []string) error {
 	return nil
 }
 
-func describe(d *delta) Change {
-	c := Change{Path: d.path, Kind: d.kind, Dropped: !d.plain()}
+func newChange(d *delta) Change {
+	c := Change{Path: d.path, Kind: d.kind, Dropped: !d.committable()}
 	if d.kind != Removed {
 		c.Type, c.Size, c.Mode = typeOf(d.upper.Mode), sizeOf(&d.upper), d.upper.Mode&0o7777
 	}
@@ -182,36 +182,36 @@ func sizeOf(st *unix.Stat_t) int64 {
 
 // comparison reads both sides of changes, as much as it has left.
 type comparison struct {
-	base, upper      *tree
-	text, read, same int64
+	base, upper                  *tree
+	textLeft, readLeft, sameLeft int64
 }
 
-// equal says whether a path differs in nothing but its times: it was opened for
+// isUnchanged says whether a path differs in nothing but its times: it was opened for
 // writing, or written anew. What would take too long to know differs.
-func (c *comparison) equal(d *delta) bool {
+func (c *comparison) isUnchanged(d *delta) bool {
 	if d.kind != Changed || d.upper.Mode != d.base.Mode || d.upper.Size != d.base.Size || d.upper.Uid != d.base.Uid {
 		return false
 	}
 	switch d.upper.Mode & unix.S_IFMT {
 	case unix.S_IFLNK:
-		a, errA := c.upper.link(d.path)
-		b, errB := c.base.link(d.path)
+		a, errA := c.upper.readLink(d.path)
+		b, errB := c.base.readLink(d.path)
 		return errA == nil && errB == nil && a == b
 	case unix.S_IFREG:
 	default:
 		return false
 	}
 	size := d.upper.Size
-	if size > maxSameFile || size > c.same {
+	if size > maxSameFile || size > c.sameLeft {
 		return false
 	}
-	c.same -= size
-	a, _, err := c.upper.regular(d.path)
+	c.sameLeft -= size
+	a, _, err := c.upper.openRegular(d.path)
 	if err != nil {
 		return false
 	}
 	defer a.Close()
-	b, _, err := c.base.regular(d.path)
+	b, _, err := c.base.openRegular(d.path)
 	if err != nil {
 		return false
 	}
@@ -228,28 +228,28 @@ func sameContent(a, b io.Reader) bool {
 			return false
 		}
 		if errA != nil || errB != nil {
-			return ended(errA) && ended(errB)
+			return isEOF(errA) && isEOF(errB)
 		}
 	}
 }
 
-func ended(err error) bool { return err == io.EOF || err == io.ErrUnexpectedEOF }
+func isEOF(err error) bool { return err == io.EOF || err == io.ErrUnexpectedEOF }
 
-// explain writes the difference of a path out.
-func (c *comparison) explain(d *delta, out *Change) {
-	if c.read <= 0 {
+// addText writes the difference of a path out.
+func (c *comparison) addText(d *delta, out *Change) {
+	if c.readLeft <= 0 {
 		out.Cut = true
 		return
 	}
 	before, cutBefore, okBefore := "", false, true
 	after, cutAfter, okAfter := "", false, true
 	if d.kind != Added {
-		before, cutBefore, okBefore = content(c.base, d.path, d.base.Mode)
+		before, cutBefore, okBefore = readText(c.base, d.path, d.base.Mode)
 	}
 	if d.kind != Removed {
-		after, cutAfter, okAfter = content(c.upper, d.path, d.upper.Mode)
+		after, cutAfter, okAfter = readText(c.upper, d.path, d.upper.Mode)
 	}
-	c.read -= int64(len(before) + len(after))
+	c.readLeft -= int64(len(before) + len(after))
 	if out.Binary = !okBefore || !okAfter; out.Binary {
 		return
 	}
@@ -257,11 +257,11 @@ func (c *comparison) explain(d *delta, out *Change) {
 		out.Cut = true
 		return
 	}
-	if c.text <= 0 {
+	if c.textLeft <= 0 {
 		out.Cut = before != after
 		return
 	}
-	from, to := name("a/", d.path), name("b/", d.path)
+	from, to := quotedPath("a/", d.path), quotedPath("b/", d.path)
 	if d.kind == Added {
 		from = "/dev/null"
 	}
@@ -269,11 +269,11 @@ func (c *comparison) explain(d *delta, out *Change) {
 		to = "/dev/null"
 	}
 	text := udiff.Unified(from, to, before, after)
-	if most := min(maxFileText, c.text); int64(len(text)) > most {
+	if most := min(maxFileText, c.textLeft); int64(len(text)) > most {
 		out.Cut = true
 		text = wholeLines(text[:most])
 	}
-	c.text -= int64(len(text))
+	c.textLeft -= int64(len(text))
 	out.Text = text
 }
 
@@ -282,26 +282,26 @@ func wholeLines(text string) string {
 	return text[:strings.LastIndexByte(text, '\n')+1]
 }
 
-// name is a path in the head of a difference: on one line, whatever is in it.
-func name(prefix, rel string) string {
+// quotedPath is a path in the head of a difference: on one line, whatever is in it.
+func quotedPath(prefix, rel string) string {
 	if quoted := strconv.Quote(rel); quoted != `"`+rel+`"` {
 		return strconv.Quote(prefix + rel)
 	}
 	return prefix + rel
 }
 
-// content is the text of a file, or of a link where it leads. text is false for
+// readText is the text of a file, or of a link where it leads. text is false for
 // what is binary.
-func content(t *tree, rel string, mode uint32) (s string, cut, text bool) {
+func readText(t *tree, rel string, mode uint32) (s string, cut, text bool) {
 	switch mode & unix.S_IFMT {
 	case unix.S_IFLNK:
-		target, err := t.link(rel)
+		target, err := t.readLink(rel)
 		return fmt.Sprintf("%s\n", strings.ToValidUTF8(target, "\uFFFD")), false, err == nil
 	case unix.S_IFREG:
 	default:
 		return "", false, true
 	}
-	f, _, err := t.regular(rel)
+	f, _, err := t.openRegular(rel)
 	if err != nil {
 		return "", true, true // it went away meanwhile
 	}

@@ -9,10 +9,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
-// downTime is how long Down goes on while something has a clone of a mount: a
+// downTimeout is how long Down goes on while something has a clone of a mount: a
 // container of somebody else that is being made has one, on a busy host for
 // seconds.
-const downTime = 30 * time.Second
+const downTimeout = 30 * time.Second
 
 // ReleaseAll gives back whatever was acquired. It is to be called when no sandbox
 // of those leases lives any more.
@@ -36,17 +36,17 @@ func (m *Manager) ReleaseAll() {
 func (m *Manager) Down(ctx context.Context) error {
 	m.ReleaseAll()
 	m.mu.Lock()
-	m.settled = true
+	m.leasesRestored = true
 	var names []string
 	for name := range m.byName {
 		names = append(names, name)
 	}
 	m.mu.Unlock()
 	none := func(string) bool { return false }
-	for end := time.Now().Add(downTime); ; {
+	for end := time.Now().Add(downTimeout); ; {
 		var errs []error
 		for _, name := range names {
-			errs = append(errs, m.downOne(ctx, name))
+			errs = append(errs, m.endWorkspace(ctx, name))
 		}
 		err := errors.Join(append(errs, quotadir.Sweep(ctx, m.dir, none))...)
 		// What was busy was so for a while already.
@@ -56,20 +56,20 @@ func (m *Manager) Down(ctx context.Context) error {
 	}
 }
 
-func (m *Manager) downOne(ctx context.Context, name string) error {
-	e, err := m.take(ctx, name)
+func (m *Manager) endWorkspace(ctx context.Context, name string) error {
+	e, err := m.lockWorkspace(ctx, name)
 	if err != nil {
 		return err
 	}
-	defer m.pass(ctx, e)
-	m.retryHere(ctx, e)
+	defer m.unlockWorkspace(ctx, e)
+	m.retryCleanupsLocked(ctx, e)
 	m.mu.Lock()
-	needed := m.deserted(e) || len(e.late) > 0 || e.state.Writer != nil || len(e.state.Pins) > 0
+	needed := m.hasOrphanedOverlay(e) || len(e.failedCleanups) > 0 || e.state.Writer != nil || len(e.state.Pins) > 0
 	m.mu.Unlock()
 	if needed {
-		g, err := m.ground(ctx, e)
+		ws, err := m.mountWorkspace(ctx, e)
 		if err == nil {
-			err = g.settle(ctx)
+			err = ws.endOrphans(ctx)
 		}
 		if err != nil {
 			return fmt.Errorf("workspace %s: %w", name, err)
@@ -78,8 +78,8 @@ func (m *Manager) downOne(ctx context.Context, name string) error {
 	return m.unmount(ctx, e)
 }
 
-// Rest unmounts what a process that was killed has mounted and no sandbox uses.
-func (m *Manager) Rest(ctx context.Context) error {
+// UnmountUnused unmounts what a process that was killed has mounted and no sandbox uses.
+func (m *Manager) UnmountUnused(ctx context.Context) error {
 	err := quotadir.Sweep(ctx, m.dir, func(string) bool { return false })
 	if errors.Is(err, quotadir.ErrBusy) {
 		return nil // a stopped service's sandboxes have them
@@ -87,9 +87,9 @@ func (m *Manager) Rest(ctx context.Context) error {
 	return err
 }
 
-// Deserted lists overlays that are mounted for leases that nobody has acquired
+// OrphanedOverlays lists overlays that are mounted for leases that nobody has acquired
 // again: of a process that was killed, or that others will take up.
-func (m *Manager) Deserted() []string {
+func (m *Manager) OrphanedOverlays() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var out []string

@@ -184,7 +184,7 @@ func TestAPowerCutAfterACommit(t *testing.T) {
 			m := world(t, Options{Mechanism: Auto, Quota: 8 << 20}, map[string]string{"a": "base"})
 			overlaid(t, m, "o", map[string]string{"a": "mine", "n": "mine"})
 			kill(t, m, "commit", point)
-			dir, _ := m.disk(m.byName["w"].meta)
+			dir, _ := m.diskPath(m.byName["w"].meta)
 			image, cut := filepath.Join(dir, "disk.img"), filepath.Join(t.TempDir(), "cut")
 			run := func(argv ...string) {
 				t.Helper()
@@ -194,7 +194,7 @@ func TestAPowerCutAfterACommit(t *testing.T) {
 				}
 			}
 			run("cp", "--sparse=always", image, cut) // what the kernel has not written yet is lost
-			must(t, m.Rest(t.Context()))
+			must(t, m.UnmountUnused(t.Context()))
 			run("cp", "--sparse=always", cut, image)
 			m = start(t, m.dir, m.opts)
 			must(t, m.Sweep(t.Context()))

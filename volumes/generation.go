@@ -14,7 +14,6 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -58,17 +57,17 @@ type change struct {
 }
 
 const (
-	stateVersion   = 1
-	maxHistory     = 64
-	maxHistoryPath = 2000     // paths of one change that are remembered
-	maxHistoryText = 64 << 10 // and their octets: all of it has to be read again, see maxState
+	stateVersion    = 1
+	maxHistory      = 64
+	maxHistoryPath  = 2000     // paths of one change that are remembered
+	maxHistoryBytes = 64 << 10 // and their octets: all of it has to be read again, see maxState
 )
 
-// remember adds a change to the history, which stays bounded.
-func (s *state) remember(c change) {
+// addChange adds a change to the history, which stays bounded.
+func (s *state) addChange(c change) {
 	c.Paths = c.Paths[:min(len(c.Paths), maxHistoryPath)]
 	for i, text := 0, 0; i < len(c.Paths); i++ {
-		if text += len(c.Paths[i]); text > maxHistoryText {
+		if text += len(c.Paths[i]); text > maxHistoryBytes {
 			c.Paths = c.Paths[:i]
 		}
 	}
@@ -78,8 +77,8 @@ func (s *state) remember(c change) {
 	}
 }
 
-// blames finds the last change of a path, or of a folder above it.
-func (s *state) blames() func(rel string) (change, bool) {
+// lastChanges finds the last change of a path, or of a folder above it.
+func (s *state) lastChanges() func(rel string) (change, bool) {
 	last := sync.OnceValue(func() map[string]int {
 		last := map[string]int{}
 		for i, c := range s.History {
@@ -135,45 +134,31 @@ func makeData(dir string) error {
 	return os.Chmod(dir, 0o755)
 }
 
-// ground is a workspace whose file system is mounted, in the hands of who has
-// its turn.
-type ground struct {
-	m    *Manager
-	e    *entry
-	root string // of the file system
-}
-
-func (g *ground) generation(n int) string { return filepath.Join(g.root, generationName(n)) }
-
-func (g *ground) current() string { return g.generation(g.e.state.Current) }
-
-func (g *ground) upper(id string) string { return filepath.Join(g.root, uppersDir, id) }
-
-// fork makes the next generation, has it changed, and makes it the current one.
+// forkGeneration makes the next generation, has it changed, and makes it the current one.
 // skip names what does not come along. After an error nothing has changed:
 // *FullError if the workspace had no room for it.
-func (g *ground) fork(ctx context.Context, skip func(rel string) bool, alter func(dst *tree) error, c change) (err error) {
-	temp := filepath.Join(g.root, newGeneration)
-	if err := g.m.remove(ctx, temp); err != nil {
+func (ws *mountedWorkspace) forkGeneration(ctx context.Context, skip func(rel string) bool, alter func(dst *tree) error, c change) (err error) {
+	temp := filepath.Join(ws.root, newGeneration)
+	if err := ws.m.removeAll(ctx, temp); err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, g.m.remove(context.WithoutCancel(ctx), temp))
+			err = errors.Join(err, ws.m.removeAll(context.WithoutCancel(ctx), temp))
 		}
 	}()
-	if err := g.build(ctx, temp, skip, alter); err != nil {
-		return g.roomless(err, forGeneration)
+	if err := ws.buildGeneration(ctx, temp, skip, alter); err != nil {
+		return ws.asFullError(err, forGeneration)
 	}
-	return g.promote(ctx, temp, c)
+	return ws.promoteGeneration(ctx, temp, c)
 }
 
-// build fills a folder with what the current generation has, changed.
-func (g *ground) build(ctx context.Context, dir string, skip func(rel string) bool, alter func(dst *tree) error) error {
+// buildGeneration fills a folder with what the current generation has, changed.
+func (ws *mountedWorkspace) buildGeneration(ctx context.Context, dir string, skip func(rel string) bool, alter func(dst *tree) error) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	src, err := openTree(g.current())
+	src, err := openTree(ws.currentPath())
 	if err != nil {
 		return err
 	}
@@ -195,42 +180,42 @@ func (g *ground) build(ctx context.Context, dir string, skip func(rel string) bo
 	return nil
 }
 
-// promote makes a finished folder the current generation.
-func (g *ground) promote(ctx context.Context, temp string, c change) error {
-	next := g.e.state
+// promoteGeneration makes a finished folder the current generation.
+func (ws *mountedWorkspace) promoteGeneration(ctx context.Context, temp string, c change) error {
+	next := ws.e.state
 	next.Current, next.Pins = next.Current+1, map[string]int{}
-	for lease, n := range g.m.pinned(g.e) {
+	for lease, n := range ws.m.pinnedGenerations(ws.e) {
 		next.Pins[lease] = n
 	}
 	c.Generation = next.Current
 	next.History = append([]change(nil), next.History...)
-	next.remember(c)
-	if err := g.m.remove(ctx, g.generation(next.Current)); err != nil { // of a crash, in between
+	next.addChange(c)
+	if err := ws.m.removeAll(ctx, ws.generationPath(next.Current)); err != nil { // of a crash, in between
 		return err
 	}
-	if err := os.Rename(temp, g.generation(next.Current)); err != nil {
+	if err := os.Rename(temp, ws.generationPath(next.Current)); err != nil {
 		return err
 	}
-	hit("volumes.generation.made")
-	err := syncDir(g.root) // a power cut must not leave what is told of without what is there
+	hitFailpoint("volumes.generation.made")
+	err := syncDir(ws.root) // a power cut must not leave what is told of without what is there
 	if err == nil {
-		err = g.save(next)
+		err = ws.saveState(next)
 	}
 	if err != nil {
-		return errors.Join(err, g.m.remove(context.WithoutCancel(ctx), g.generation(next.Current)))
+		return errors.Join(err, ws.m.removeAll(context.WithoutCancel(ctx), ws.generationPath(next.Current)))
 	}
-	hit("volumes.generation.current")
+	hitFailpoint("volumes.generation.current")
 	return nil
 }
 
-func (g *ground) save(s state) error {
+func (ws *mountedWorkspace) saveState(s state) error {
 	s.Version = stateVersion
-	if err := writeJSON(filepath.Join(g.m.content(g.e.meta), stateFile), s); err != nil {
+	if err := writeJSON(filepath.Join(ws.m.contentPath(ws.e.meta), stateFile), s); err != nil {
 		return err
 	}
-	g.m.mu.Lock()
-	g.e.state = s
-	g.m.mu.Unlock()
+	ws.m.mu.Lock()
+	ws.e.state = s
+	ws.m.mu.Unlock()
 	return nil
 }
 
@@ -246,28 +231,28 @@ func readState(content string) (state, error) {
 	return s, nil
 }
 
-// tidy removes generations that nobody needs, and what was being made of one.
+// removeOldGenerations removes generations that nobody needs, and what was being made of one.
 // While somebody writes in place it is left for later: a file's stamp changes
 // with the number of its names, which would look like a change.
-func (g *ground) tidy(ctx context.Context) error {
-	if g.e.state.Writer != nil {
+func (ws *mountedWorkspace) removeOldGenerations(ctx context.Context) error {
+	if ws.e.state.Writer != nil {
 		return nil
 	}
-	needed := map[int]bool{g.e.state.Current: true}
-	g.m.mu.Lock()
-	for _, h := range g.e.holds {
+	needed := map[int]bool{ws.e.state.Current: true}
+	ws.m.mu.Lock()
+	for _, h := range ws.e.holds {
 		needed[h.generation] = true
 	}
-	for n, users := range g.e.reading {
+	for n, users := range ws.e.readers {
 		needed[n] = needed[n] || users > 0
 	}
-	if !g.m.settled { // leases of an earlier process are not all known yet
-		for _, n := range g.e.state.Pins {
+	if !ws.m.leasesRestored { // leases of an earlier process are not all known yet
+		for _, n := range ws.e.state.Pins {
 			needed[n] = true
 		}
 	}
-	g.m.mu.Unlock()
-	entries, err := os.ReadDir(g.root)
+	ws.m.mu.Unlock()
+	entries, err := os.ReadDir(ws.root)
 	if err != nil {
 		return err
 	}
@@ -275,25 +260,8 @@ func (g *ground) tidy(ctx context.Context) error {
 	for _, f := range entries {
 		n, is := generationOf(f.Name())
 		if is && !needed[n] || f.Name() == newGeneration {
-			errs = append(errs, g.m.remove(ctx, filepath.Join(g.root, f.Name())))
+			errs = append(errs, ws.m.removeAll(ctx, filepath.Join(ws.root, f.Name())))
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// remove removes a folder of ours with all that commands left in it; one that is
-// not there is success.
-func (m *Manager) remove(ctx context.Context, dir string) error {
-	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	root, err := safefile.Open(filepath.Dir(dir), safefile.Options{})
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	if err := root.Remove(ctx, filepath.Base(dir), true); err != nil && !errdefs.IsNotFound(err) {
-		return fmt.Errorf("remove files: %w", err)
-	}
-	return nil
 }

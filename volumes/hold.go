@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
@@ -36,13 +34,13 @@ const (
 // lease can write to it any more: after Unbind succeeded, or the sandbox is
 // destroyed.
 type Hold struct {
-	m          *Manager
-	entry      *entry
-	lease      string
-	mode       Mode
-	generation int
-	source     string
-	over       sync.Once
+	m           *Manager
+	entry       *entry
+	lease       string
+	mode        Mode
+	generation  int
+	source      string
+	releaseOnce sync.Once
 }
 
 // BusyError says who keeps a workspace from being had. It is of class
@@ -87,10 +85,10 @@ func (e *FullError) Error() string {
 	return fmt.Sprintf("workspace %s has no room for %s: remove files, discard overlays, or resize it", e.Workspace, e.For)
 }
 
-// roomless makes a FullError of what a file system without room says.
-func (g *ground) roomless(err error, what string) error {
+// asFullError makes a FullError of what a file system without room says.
+func (ws *mountedWorkspace) asFullError(err error, what string) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return &FullError{Workspace: g.e.meta.Name, For: what}
+		return &FullError{Workspace: ws.e.meta.Name, For: what}
 	}
 	return err
 }
@@ -109,81 +107,81 @@ func (m *Manager) Acquire(ctx context.Context, name, lease string, mode Mode) (*
 		return nil, fmt.Errorf("acquire workspace %s: lease %q does not match %s: %w", name, lease, leasePattern, errdefs.ErrInvalidArgument)
 	}
 	var h *Hold
-	err := m.on(ctx, name, func(g *ground) (err error) {
-		h, err = g.acquire(ctx, lease, mode)
+	err := m.withMounted(ctx, name, func(ws *mountedWorkspace) (err error) {
+		h, err = ws.acquireHold(ctx, lease, mode)
 		return err
 	})
 	return h, err
 }
 
-func (g *ground) acquire(ctx context.Context, lease string, mode Mode) (*Hold, error) {
+func (ws *mountedWorkspace) acquireHold(ctx context.Context, lease string, mode Mode) (*Hold, error) {
 	if mode == Overlaid {
-		if err := g.endWriting(ctx); err != nil {
+		if err := ws.endWriting(ctx); err != nil {
 			return nil, err
 		}
 	}
-	h, fresh, err := g.reserve(lease, mode)
+	h, fresh, err := ws.reserveHold(lease, mode)
 	if err != nil || !fresh {
 		return h, err
 	}
-	if err := g.give(ctx, h); err != nil {
-		g.m.mu.Lock()
-		defer g.m.mu.Unlock()
-		delete(g.e.holds, lease)
+	if err := ws.prepareHold(ctx, h); err != nil {
+		ws.m.mu.Lock()
+		defer ws.m.mu.Unlock()
+		delete(ws.e.holds, lease)
 		return nil, err
 	}
 	return h, nil
 }
 
-// reserve notes a hold, or finds the one there is.
-func (g *ground) reserve(lease string, mode Mode) (h *Hold, fresh bool, err error) {
-	g.m.mu.Lock()
-	defer g.m.mu.Unlock()
-	if h := g.e.holds[lease]; h != nil {
+// reserveHold notes a hold, or finds the one there is.
+func (ws *mountedWorkspace) reserveHold(lease string, mode Mode) (h *Hold, fresh bool, err error) {
+	ws.m.mu.Lock()
+	defer ws.m.mu.Unlock()
+	if h := ws.e.holds[lease]; h != nil {
 		if h.mode != mode {
-			return nil, false, fmt.Errorf("lease %s has workspace %s as %s already: %w", lease, g.e.meta.Name, h.mode, errdefs.ErrFailedPrecondition)
+			return nil, false, fmt.Errorf("lease %s has workspace %s as %s already: %w", lease, ws.e.meta.Name, h.mode, errdefs.ErrFailedPrecondition)
 		}
 		return h, false, nil
 	}
-	if err := g.m.allow(g.e, lease, mode); err != nil {
+	if err := ws.m.checkAvailable(ws.e, lease, mode); err != nil {
 		return nil, false, err
 	}
-	h = &Hold{m: g.m, entry: g.e, lease: lease, mode: mode, generation: g.e.state.Current}
-	if n, ok := g.e.state.Pins[lease]; ok && mode == ReadOnly {
+	h = &Hold{m: ws.m, entry: ws.e, lease: lease, mode: mode, generation: ws.e.state.Current}
+	if n, ok := ws.e.state.Pins[lease]; ok && mode == ReadOnly {
 		h.generation = n
 	}
-	g.e.holds[lease] = h
+	ws.e.holds[lease] = h
 	return h, true, nil
 }
 
-// give makes what a hold names.
-func (g *ground) give(ctx context.Context, h *Hold) error {
+// prepareHold makes what a hold names.
+func (ws *mountedWorkspace) prepareHold(ctx context.Context, h *Hold) error {
 	switch h.mode {
 	case Overlaid:
-		n, err := g.mountOverlay(ctx, h.lease)
-		if full := (*FullError)(nil); errors.As(g.roomless(err, forOverlay), &full) {
+		n, err := ws.mountOverlay(ctx, h.lease)
+		if full := (*FullError)(nil); errors.As(ws.asFullError(err, forOverlay), &full) {
 			return full
 		}
 		if err != nil {
-			return fmt.Errorf("overlay on workspace %s: %w", g.e.meta.Name, err)
+			return fmt.Errorf("overlay on workspace %s: %w", ws.e.meta.Name, err)
 		}
-		g.m.mu.Lock()
+		ws.m.mu.Lock()
 		h.generation = n
-		g.m.mu.Unlock()
-		h.source = g.m.merged(g.e.meta, h.lease)
+		ws.m.mu.Unlock()
+		h.source = ws.m.mergedPath(ws.e.meta, h.lease)
 		return nil
 	case ReadWrite:
-		if err := g.beginWriting(ctx, "sandbox "+h.lease); err != nil {
-			return fmt.Errorf("workspace %s: %w", g.e.meta.Name, err)
+		if err := ws.beginWriting(ctx, "sandbox "+h.lease); err != nil {
+			return fmt.Errorf("workspace %s: %w", ws.e.meta.Name, err)
 		}
 	}
-	h.source = g.generation(h.generation)
+	h.source = ws.generationPath(h.generation)
 	return nil
 }
 
-// allow says whether a lease can have a workspace now. To be called with the
+// checkAvailable says whether a lease can have a workspace now. To be called with the
 // lock held.
-func (m *Manager) allow(e *entry, lease string, mode Mode) error {
+func (m *Manager) checkAvailable(e *entry, lease string, mode Mode) error {
 	switch mode {
 	case ReadOnly:
 		return nil
@@ -204,7 +202,7 @@ func (m *Manager) allow(e *entry, lease string, mode Mode) error {
 			}
 		}
 		switch {
-		case e.writing > 0:
+		case e.writers > 0:
 			return &BusyError{Workspace: e.meta.Name}
 		case e.overlays[lease] == nil && len(e.overlays) >= m.opts.Overlays.Max:
 			return fmt.Errorf("workspace %s has %d overlays (workspaces.overlays.max): commit or discard some: %w", e.meta.Name, len(e.overlays), errdefs.ErrResourceExhausted)
@@ -226,43 +224,43 @@ func (h *Hold) Binding() runtime.Binding {
 // Release gives the workspace back. It may be called more than once. An overlay
 // is put away before it returns, or by whoever changes the workspace just now.
 func (h *Hold) Release() {
-	h.over.Do(func() { h.m.later(h.entry, h.end) })
+	h.releaseOnce.Do(func() { h.m.scheduleCleanup(h.entry, h.cleanUp) })
 }
 
-// end is what Release does in its turn. As long as it fails the lease holds the
+// cleanUp is what Release does in its turn. As long as it fails the lease holds the
 // workspace.
-func (h *Hold) end(ctx context.Context, g *ground) error {
+func (h *Hold) cleanUp(ctx context.Context, ws *mountedWorkspace) error {
 	if h.mode == Overlaid {
-		if err := g.endOverlay(ctx, h.lease); err != nil {
+		if err := ws.endOverlay(ctx, h.lease); err != nil {
 			return err
 		}
 	}
-	g.m.mu.Lock()
+	ws.m.mu.Lock()
 	last := h.mode == ReadWrite
-	for _, other := range g.e.holds {
+	for _, other := range ws.e.holds {
 		last = last && (other == h || other.mode != ReadWrite)
 	}
-	if g.e.holds[h.lease] == h {
-		delete(g.e.holds, h.lease)
+	if ws.e.holds[h.lease] == h {
+		delete(ws.e.holds, h.lease)
 	}
-	g.m.mu.Unlock()
+	ws.m.mu.Unlock()
 	var err error
 	if last {
-		err = g.endWriting(ctx)
+		err = ws.endWriting(ctx)
 	}
-	if err := errors.Join(err, g.unpin(h.lease), g.tidy(ctx)); err != nil {
-		g.m.log.Warn("files of an earlier state are not removed yet", "workspace", g.e.meta.Name, "error", err)
+	if err := errors.Join(err, ws.removePins(h.lease), ws.removeOldGenerations(ctx)); err != nil {
+		ws.m.log.Warn("files of an earlier state are not removed yet", "workspace", ws.e.meta.Name, "error", err)
 	}
 	return nil
 }
 
-// pinned are the leases that see the generation that is about to be the last
+// pinnedGenerations are the leases that see the generation that is about to be the last
 // one, or an earlier one.
-func (m *Manager) pinned(e *entry) map[string]int {
+func (m *Manager) pinnedGenerations(e *entry) map[string]int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	out := map[string]int{}
-	if !m.settled {
+	if !m.leasesRestored {
 		for lease, n := range e.state.Pins {
 			out[lease] = n
 		}
@@ -275,98 +273,20 @@ func (m *Manager) pinned(e *entry) map[string]int {
 	return out
 }
 
-// unpin forgets pins of leases that are over, and that of one that just was.
-func (g *ground) unpin(over string) error {
-	if len(g.e.state.Pins) == 0 {
+// removePins forgets pins of leases that are over, and that of one that just was.
+func (ws *mountedWorkspace) removePins(over string) error {
+	if len(ws.e.state.Pins) == 0 {
 		return nil
 	}
-	next := g.e.state
-	next.Pins = g.m.pinned(g.e)
+	next := ws.e.state
+	next.Pins = ws.m.pinnedGenerations(ws.e)
 	for lease, n := range next.Pins {
 		if n == next.Current || lease == over {
 			delete(next.Pins, lease)
 		}
 	}
-	if len(next.Pins) == len(g.e.state.Pins) {
+	if len(next.Pins) == len(ws.e.state.Pins) {
 		return nil
 	}
-	return g.save(next)
-}
-
-// Files reaches a workspace's files from the host. It is meant for a workspace
-// at rest; beside a sandbox that writes it is as safe, but sees files come and
-// go. What it creates belongs to the commands' user. It keeps the workspace
-// from being deleted until it is closed.
-type Files struct {
-	*safefile.Root
-	done func()
-}
-
-// Files opens the files of a workspace for reading: as they are now, without
-// what overlays changed.
-func (m *Manager) Files(ctx context.Context, name string) (*Files, error) {
-	return m.open(ctx, name, false)
-}
-
-// Edit opens the files of a workspace for writing too. Overlays that are mounted
-// go on with what they had.
-func (m *Manager) Edit(ctx context.Context, name string) (*Files, error) {
-	return m.open(ctx, name, true)
-}
-
-func (m *Manager) open(ctx context.Context, name string, write bool) (f *Files, err error) {
-	err = m.on(ctx, name, func(g *ground) error {
-		if write {
-			if err := g.beginEdit(ctx); err != nil {
-				return err
-			}
-		}
-		f, err = g.files(write)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("open workspace %s: %w", name, err)
-	}
-	return f, nil
-}
-
-func (g *ground) files(write bool) (*Files, error) {
-	m, e, n := g.m, g.e, g.e.state.Current
-	m.mu.Lock()
-	e.reading[n]++
-	if write {
-		e.writing++
-	}
-	m.mu.Unlock()
-	done := sync.OnceFunc(func() {
-		m.mu.Lock()
-		if e.reading[n]--; e.reading[n] == 0 {
-			delete(e.reading, n)
-		}
-		if write {
-			e.writing--
-		}
-		e.used = time.Now()
-		after := n != e.state.Current || write && e.writing == 0 && e.state.Writer != nil
-		m.mu.Unlock()
-		if after {
-			m.later(e, func(ctx context.Context, g *ground) error { return errors.Join(g.endWriting(ctx), g.tidy(ctx)) })
-		}
-	})
-	root, err := safefile.Open(g.current(), safefile.Options{
-		Prefix: MountedAt,
-		Owner:  &safefile.Owner{UID: runtime.CommandUID, GID: runtime.CommandGID},
-	})
-	if err != nil {
-		done()
-		return nil, err
-	}
-	return &Files{Root: root, done: done}, nil
-}
-
-// Close lets go of the workspace. It may be called more than once.
-func (f *Files) Close() error {
-	err := f.Root.Close()
-	f.done()
-	return err
+	return ws.saveState(next)
 }

@@ -45,7 +45,7 @@ func TestLongPathsOfAnOverlayAreBounded(t *testing.T) {
 	h := hold(t, m, "o", Overlaid)
 	at := inDepth(t, h.Binding().Source)
 	touchAt(t, at, "f")
-	for i := range maxDeltaNames / 3700 { // far fewer than maxDeltas
+	for i := range maxDeltaBytes / 3700 { // far fewer than maxDeltas
 		must(t, unix.Linkat(at, "f", at, fmt.Sprint(i), 0))
 	}
 	must(t, unix.Close(at))
@@ -53,7 +53,7 @@ func TestLongPathsOfAnOverlayAreBounded(t *testing.T) {
 	if _, err := m.Diff(t.Context(), "o", DiffOptions{}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "discard it") {
 		t.Errorf("diff: %v", err)
 	}
-	fi, err := os.Stat(m.overlayFile(m.byName["w"].meta, "o", basisExt))
+	fi, err := os.Stat(m.overlayFile(m.byName["w"].meta, "o", baseExt))
 	if must(t, err); fi.Size() > 1<<10 {
 		t.Errorf("%d octets are kept of what is not usable", fi.Size())
 	}
@@ -69,7 +69,7 @@ func TestHistoryOfLongPathsIsBounded(t *testing.T) {
 		for range 2 * maxHistoryPath {
 			c.Paths = append(c.Paths, long)
 		}
-		s.remember(c)
+		s.addChange(c)
 	}
 	dir := t.TempDir()
 	must(t, writeJSON(filepath.Join(dir, stateFile), state{Version: stateVersion, History: s.History}))
@@ -86,15 +86,15 @@ func TestManyCommittedPathsAreReadAgain(t *testing.T) {
 	}
 	m := world(t, Options{}, nil)
 	overlaid(t, m, "o", map[string]string{"a": "a"})
-	must(t, m.on(t.Context(), "w", func(g *ground) error {
-		o, err := g.overlay("o")
+	must(t, m.withMounted(t.Context(), "w", func(ws *mountedWorkspace) error {
+		o, err := ws.findOverlay("o")
 		must(t, err)
-		p := []byte(strings.Repeat("p", maxDeltaNames/maxDeltas))
+		p := []byte(strings.Repeat("p", maxDeltaBytes/maxDeltas))
 		for range many {
 			o.Committed = append(o.Committed, p)
 			o.Touched = append(o.Touched, touch{Path: p, By: "sandbox 0191b1a0-0000-7000-8000-000000000000", At: time.Now()})
 		}
-		return g.keep(o)
+		return ws.saveOverlay(o)
 	}))
 	if got, err := m.readOverlays(m.byName["w"].meta); err != nil || len(got["o"].Committed) != many {
 		t.Errorf("%v", err)
@@ -168,7 +168,7 @@ func TestLongPathsOfFoldersAreBounded(t *testing.T) {
 	m := world(t, Options{}, nil)
 	h := hold(t, m, "rw", ReadWrite)
 	at := inDepth(t, h.Binding().Source)
-	for i := range maxTreeNames/3700 + 1 {
+	for i := range maxTreeBytes/3700 + 1 {
 		must(t, unix.Mkdirat(at, fmt.Sprint(i), 0o755))
 	}
 	must(t, unix.Close(at))
@@ -252,7 +252,7 @@ func TestAFullWorkspaceCanBeEmptied(t *testing.T) {
 // none of which were what others changed of late: work for half an hour if each
 // were compared with each.
 func TestManyChosenPathsAndConflicts(t *testing.T) {
-	v := &view{folders: map[string]*delta{}}
+	v := &overlayView{upperDirs: map[string]*delta{}}
 	for i := range maxDeltas {
 		v.deltas = append(v.deltas, delta{path: fmt.Sprintf("d/%07d", i), kind: Added})
 	}
@@ -266,19 +266,19 @@ func TestManyChosenPathsAndConflicts(t *testing.T) {
 		for j := range maxHistoryPath {
 			c.Paths = append(c.Paths, fmt.Appendf(nil, "e/%d/%d", i, j))
 		}
-		s.remember(c)
+		s.addChange(c)
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		got, err := v.choose(chosen)
+		got, err := v.selectDeltas(chosen)
 		if err != nil || len(got) != maxDeltas {
 			t.Errorf("%d are chosen, %v", len(got), err)
 		}
-		if err := v.only(append(chosen, "none")); err != nil || len(v.deltas) != maxDeltas {
+		if err := v.keepOnly(append(chosen, "none")); err != nil || len(v.deltas) != maxDeltas {
 			t.Errorf("%d are shown, %v", len(v.deltas), err)
 		}
-		blame := s.blames()
+		blame := s.lastChanges()
 		for i := range v.deltas {
 			if _, found := blame(v.deltas[i].path); found {
 				t.Error("somebody is blamed")
@@ -295,9 +295,9 @@ func TestManyChosenPathsAndConflicts(t *testing.T) {
 func TestWhoIsBlamed(t *testing.T) {
 	var s state
 	for i, p := range []string{"a", "a/b", "c", "a-b", "a/b/c/d", "c"} {
-		s.remember(change{Generation: i, Paths: [][]byte{[]byte(p)}})
+		s.addChange(change{Generation: i, Paths: [][]byte{[]byte(p)}})
 	}
-	blame := s.blames()
+	blame := s.lastChanges()
 	for p, want := range map[string]int{"a": 0, "a/x": 0, "a/b": 1, "a/b/c": 1, "a/b/c/d/e": 4, "c": 5, "c/x": 5, "a-b": 3, "b": -1, "": -1} {
 		by, found := blame(p)
 		if !found {
@@ -316,7 +316,7 @@ func TestPathsChooseWhatIsBelowThem(t *testing.T) {
 	slices.Sort(all)
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 500 {
-		v := &view{folders: map[string]*delta{}}
+		v := &overlayView{upperDirs: map[string]*delta{}}
 		for _, p := range all {
 			if r.IntN(3) > 0 {
 				v.deltas = append(v.deltas, delta{path: p, kind: Added})
@@ -327,11 +327,11 @@ func TestPathsChooseWhatIsBelowThem(t *testing.T) {
 			named = append(named, []string{all[r.IntN(len(all))], "/workspace/a", ".", "a/"}[r.IntN(4)])
 		}
 		for _, d := range v.deltas {
-			if slices.ContainsFunc(named, func(p string) bool { rel, _ := relative(p); return below(d.path, rel) }) {
+			if slices.ContainsFunc(named, func(p string) bool { rel, _ := relativePath(p); return below(d.path, rel) }) {
 				want = append(want, d.path)
 			}
 		}
-		must(t, v.only(named))
+		must(t, v.keepOnly(named))
 		for _, d := range v.deltas {
 			got = append(got, d.path)
 		}
@@ -339,4 +339,9 @@ func TestPathsChooseWhatIsBelowThem(t *testing.T) {
 			t.Fatalf("%q choose %q, not %q", named, got, want)
 		}
 	}
+}
+
+// below reports whether rel is top or a path in it.
+func below(rel, top string) bool {
+	return top == "" || rel == top || strings.HasPrefix(rel, top) && rel[len(top)] == '/'
 }

@@ -44,7 +44,7 @@ func TestWhatIsRemovedIsFreedThoughTheCallerWentAway(t *testing.T) {
 	m := world(t, Options{Snapshots: 2}, map[string]string{"a": "a", "d/b": "b"})
 	_, err := m.Snapshot(t.Context(), "w", "s")
 	must(t, err)
-	snapshots := filepath.Join(m.folder(m.byName["w"].meta), snapshotsDir)
+	snapshots := filepath.Join(m.workspacePath(m.byName["w"].meta), snapshotsDir)
 	for left := 0; ; left++ {
 		err := m.RemoveSnapshot(&lapsing{t.Context(), left}, "w", "s")
 		if list, _ := m.Snapshots("w"); len(list) == 0 {
@@ -118,7 +118,7 @@ func TestSnapshotsEndWithTheirCaller(t *testing.T) {
 	const size = 16 << 20
 	for _, mechanism := range []string{"", Auto} {
 		m := world(t, Options{Mechanism: mechanism, Quota: 2 * size, Snapshots: 2}, map[string]string{"a": strings.Repeat("x", size)})
-		dir := filepath.Join(m.folder(m.byName["w"].meta), snapshotsDir)
+		dir := filepath.Join(m.workspacePath(m.byName["w"].meta), snapshotsDir)
 		steps := 0
 		for ; ; steps++ {
 			_, err := m.Snapshot(&lapsing{t.Context(), steps}, "w", "s")

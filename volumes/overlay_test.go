@@ -557,7 +557,7 @@ func TestWhoWaitsGetsTheWorkspaceInTurn(t *testing.T) {
 		}()
 		for waiting := 0; waiting <= i; { // so that their order is known
 			m.mu.Lock()
-			waiting = len(m.byName["w"].waiting)
+			waiting = len(m.byName["w"].waiters)
 			m.mu.Unlock()
 			time.Sleep(time.Millisecond)
 		}

@@ -11,7 +11,7 @@ import (
 type waiter struct {
 	mode  Mode
 	ready chan struct{} // closed when it is the first, and could have it
-	told  bool
+	woken bool
 }
 
 // Free says whether a lease that is made now could have a workspace in a mode:
@@ -19,11 +19,11 @@ type waiter struct {
 func (m *Manager) Free(name string, mode Mode) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e, err := m.find(name)
+	e, err := m.findWorkspace(name)
 	if err != nil {
 		return err
 	}
-	return m.allow(e, "", mode)
+	return m.checkAvailable(e, "", mode)
 }
 
 // Await waits until a lease could have a workspace in a mode, in turn with
@@ -34,24 +34,24 @@ func (m *Manager) Free(name string, mode Mode) error {
 // with the cause.
 func (m *Manager) Await(ctx context.Context, name string, mode Mode) (done func(), err error) {
 	m.mu.Lock()
-	e, err := m.find(name)
+	e, err := m.findWorkspace(name)
 	if err == nil {
-		err = m.allow(e, "", mode)
+		err = m.checkAvailable(e, "", mode)
 	}
-	if busy := (*BusyError)(nil); err != nil && !errors.As(err, &busy) || err == nil && len(e.waiting) == 0 || mode == ReadOnly {
+	if busy := (*BusyError)(nil); err != nil && !errors.As(err, &busy) || err == nil && len(e.waiters) == 0 || mode == ReadOnly {
 		m.mu.Unlock()
 		return func() {}, err
 	}
 	w := &waiter{mode: mode, ready: make(chan struct{})}
-	e.waiting = append(e.waiting, w)
-	m.wake(e)
+	e.waiters = append(e.waiters, w)
+	m.wakeFirstWaiter(e)
 	m.mu.Unlock()
 	leave := func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if i := slices.Index(e.waiting, w); i >= 0 {
-			e.waiting = slices.Delete(e.waiting, i, i+1)
-			m.wake(e)
+		if i := slices.Index(e.waiters, w); i >= 0 {
+			e.waiters = slices.Delete(e.waiters, i, i+1)
+			m.wakeFirstWaiter(e)
 		}
 	}
 	select {
@@ -59,23 +59,23 @@ func (m *Manager) Await(ctx context.Context, name string, mode Mode) (done func(
 		return leave, nil
 	case <-ctx.Done():
 		m.mu.Lock()
-		err := m.allow(e, "", mode)
+		err := m.checkAvailable(e, "", mode)
 		m.mu.Unlock()
 		leave()
 		return nil, errors.Join(err, fmt.Errorf("wait for workspace %s: %w", name, context.Cause(ctx)))
 	}
 }
 
-// wake tells the first that waits if it could have the workspace now. To be
+// wakeFirstWaiter tells the first that waits if it could have the workspace now. To be
 // called with the lock held whenever that may have changed.
-func (m *Manager) wake(e *entry) {
-	if len(e.waiting) == 0 {
+func (m *Manager) wakeFirstWaiter(e *entry) {
+	if len(e.waiters) == 0 {
 		return
 	}
-	first := e.waiting[0]
+	first := e.waiters[0]
 	var busy *BusyError
-	if !first.told && !errors.As(m.allow(e, "", first.mode), &busy) {
-		first.told = true
+	if !first.woken && !errors.As(m.checkAvailable(e, "", first.mode), &busy) {
+		first.woken = true
 		close(first.ready)
 	}
 }

@@ -16,10 +16,10 @@ import (
 // only be discarded.
 const maxDeltas = 200_000
 
-// maxDeltaNames is how many octets the paths of an overlay's changes have
+// maxDeltaBytes is how many octets the paths of an overlay's changes have
 // together. A command makes a path of 4 KiB with a name of one octet, without a
 // new inode: the number of changes alone bounds no memory.
-const maxDeltaNames = 16 << 20
+const maxDeltaBytes = 16 << 20
 
 // Kind is what became of a path.
 type Kind string
@@ -29,8 +29,8 @@ const (
 	Added   Kind = "added"
 	Changed Kind = "changed"
 	Removed Kind = "removed"
-	// same is a folder that is there only for what is in it.
-	same Kind = "same"
+	// unchanged is a folder that is there only for what is in it.
+	unchanged Kind = "same"
 )
 
 // ident tells one state of a path from another. Of a folder only its
@@ -60,15 +60,15 @@ type delta struct {
 	upper, base unix.Stat_t
 }
 
-func (d *delta) was() ident {
+func (d *delta) baseIdent() ident {
 	if d.kind == Added {
 		return ident{}
 	}
 	return identOf(&d.base)
 }
 
-// plain says whether what the overlay has can be in a workspace.
-func (d *delta) plain() bool {
+// committable says whether what the overlay has can be in a workspace.
+func (d *delta) committable() bool {
 	switch d.upper.Mode & unix.S_IFMT {
 	case unix.S_IFREG, unix.S_IFDIR, unix.S_IFLNK:
 		return true
@@ -76,24 +76,24 @@ func (d *delta) plain() bool {
 	return d.kind == Removed
 }
 
-// basis is what was below a change when the lease of its overlay ended.
-type basis struct {
+// base is what was below a change when the lease of its overlay ended.
+type base struct {
 	Path []byte `json:"path"`
 	Kind Kind   `json:"kind"`
 	Was  ident  `json:"was"`
 }
 
-func basisOf(deltas []delta) []basis {
-	out := make([]basis, 0, len(deltas))
+func basesOf(deltas []delta) []base {
+	out := make([]base, 0, len(deltas))
 	for i := range deltas {
-		out = append(out, basis{Path: []byte(deltas[i].path), Kind: deltas[i].kind, Was: deltas[i].was()})
+		out = append(out, base{Path: []byte(deltas[i].path), Kind: deltas[i].kind, Was: deltas[i].baseIdent()})
 	}
 	return out
 }
 
-func countReal(deltas []delta) (n int) {
+func countChanges(deltas []delta) (n int) {
 	for i := range deltas {
-		if deltas[i].kind != same {
+		if deltas[i].kind != unchanged {
 			n++
 		}
 	}
@@ -101,32 +101,32 @@ func countReal(deltas []delta) (n int) {
 }
 
 // How a folder of an upper layer lies over the generation.
-type lies int
+type layering int
 
 const (
-	over  lies = iota // what is in both is seen
-	hides             // only what is in the upper one is seen
-	alone             // the generation has no folder there
+	merging   layering = iota // what is in both is seen
+	opaque                    // only what is in the upper one is seen
+	upperOnly                 // the generation has no folder there
 )
 
 // scanner compares an upper layer with a generation.
 type scanner struct {
 	upper, base *tree
 	found       []delta
-	names       int // octets of the paths found
+	pathBytes   int // octets of the paths found
 	todo        []pending
 }
 
 type pending struct {
-	rel string
-	how lies
+	rel    string
+	layers layering
 }
 
-// scan finds what the overlay id changes of a generation, sorted by path. The
+// scanOverlay finds what the overlay id changes of a generation, sorted by path. The
 // overlay may be written to meanwhile: then each part of the answer is of some
 // moment. ResourceExhausted: there is too much of it.
-func (g *ground) scan(ctx context.Context, id, generation string) ([]delta, error) {
-	upper, err := openTree(filepath.Join(g.upper(id), upperPart))
+func (ws *mountedWorkspace) scanOverlay(ctx context.Context, id, generation string) ([]delta, error) {
+	upper, err := openTree(filepath.Join(ws.upperPath(id), upperDir))
 	if errors.Is(err, os.ErrNotExist) { // its making was interrupted
 		return nil, nil
 	}
@@ -139,11 +139,11 @@ func (g *ground) scan(ctx context.Context, id, generation string) ([]delta, erro
 		return nil, err
 	}
 	defer base.close()
-	s := &scanner{upper: upper, base: base, todo: []pending{{how: over}}}
+	s := &scanner{upper: upper, base: base, todo: []pending{{layers: merging}}}
 	for len(s.todo) > 0 {
 		next := s.todo[len(s.todo)-1]
 		s.todo = s.todo[:len(s.todo)-1]
-		if err := s.folder(ctx, next); err != nil {
+		if err := s.scanDir(ctx, next); err != nil {
 			return nil, fmt.Errorf("changes of overlay %s: %w", id, err)
 		}
 	}
@@ -155,29 +155,29 @@ func (s *scanner) add(d delta) error {
 	if len(s.found) >= maxDeltas {
 		return fmt.Errorf("there are more than %d: %w", maxDeltas, errdefs.ErrResourceExhausted)
 	}
-	if s.names += len(d.path); s.names > maxDeltaNames {
-		return fmt.Errorf("their paths have more than %d octets: %w", maxDeltaNames, errdefs.ErrResourceExhausted)
+	if s.pathBytes += len(d.path); s.pathBytes > maxDeltaBytes {
+		return fmt.Errorf("their paths have more than %d octets: %w", maxDeltaBytes, errdefs.ErrResourceExhausted)
 	}
 	s.found = append(s.found, d)
 	return nil
 }
 
-func (s *scanner) folder(ctx context.Context, p pending) error {
-	up, err := s.upper.dir(p.rel)
-	if missing(err) {
+func (s *scanner) scanDir(ctx context.Context, p pending) error {
+	up, err := s.upper.openDir(p.rel)
+	if isMissing(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	defer up.Close()
-	if p.how == over && p.rel != "" && isOpaque(up) {
-		p.how = hides
+	if p.layers == merging && p.rel != "" && isOpaque(up) {
+		p.layers = opaque
 	}
 	var base *os.File
-	if p.how != alone {
-		if base, err = s.base.dir(p.rel); missing(err) {
-			p.how = alone
+	if p.layers != upperOnly {
+		if base, err = s.base.openDir(p.rel); isMissing(err) {
+			p.layers = upperOnly
 		} else if err != nil {
 			return err
 		} else {
@@ -194,31 +194,31 @@ func (s *scanner) folder(ctx context.Context, p pending) error {
 			return err
 		}
 		if isWhiteout(&st) {
-			if p.how != over {
+			if p.layers != merging {
 				return nil
 			}
-			return s.removed(ctx, base, p.rel, name)
+			return s.addRemoved(ctx, base, p.rel, name)
 		}
-		if p.how == hides {
+		if p.layers == opaque {
 			seen[name] = true
 		}
-		return s.entry(ctx, p, base, name, st)
+		return s.scanEntry(ctx, p, base, name, st)
 	})
-	if err != nil || p.how != hides {
+	if err != nil || p.layers != opaque {
 		return err
 	}
 	return eachName(ctx, base, func(name string) error {
 		if seen[name] {
 			return nil
 		}
-		return s.removed(ctx, base, p.rel, name)
+		return s.addRemoved(ctx, base, p.rel, name)
 	})
 }
 
-// entry notes what an upper folder has.
-func (s *scanner) entry(ctx context.Context, p pending, base *os.File, name string, st unix.Stat_t) error {
-	d := delta{path: join(p.rel, name), kind: Added, upper: st}
-	if p.how != alone {
+// scanEntry notes what an upper folder has.
+func (s *scanner) scanEntry(ctx context.Context, p pending, base *os.File, name string, st unix.Stat_t) error {
+	d := delta{path: joinName(p.rel, name), kind: Added, upper: st}
+	if p.layers != upperOnly {
 		b, err := statAt(base, name)
 		if err != nil && err != unix.ENOENT {
 			return err
@@ -229,7 +229,7 @@ func (s *scanner) entry(ctx context.Context, p pending, base *os.File, name stri
 	}
 	dir, was := isDir(&st), d.kind == Changed && isDir(&d.base)
 	if dir && was && st.Mode == d.base.Mode {
-		d.kind = same
+		d.kind = unchanged
 	}
 	if !dir && d.kind == Changed && st.Ino == d.base.Ino {
 		return nil // it was committed, and the step after that was not reached
@@ -238,20 +238,20 @@ func (s *scanner) entry(ctx context.Context, p pending, base *os.File, name stri
 		return err
 	}
 	switch {
-	case dir && was && p.how == hides:
-		s.todo = append(s.todo, pending{d.path, hides})
+	case dir && was && p.layers == opaque:
+		s.todo = append(s.todo, pending{d.path, opaque})
 	case dir && was:
-		s.todo = append(s.todo, pending{d.path, over})
+		s.todo = append(s.todo, pending{d.path, merging})
 	case dir:
-		s.todo = append(s.todo, pending{d.path, alone})
+		s.todo = append(s.todo, pending{d.path, upperOnly})
 	case was:
-		return s.removedBelow(ctx, d.path)
+		return s.addRemovedTree(ctx, d.path)
 	}
 	return nil
 }
 
-// removed notes that a name of the generation is not seen any more.
-func (s *scanner) removed(ctx context.Context, base *os.File, rel, name string) error {
+// addRemoved notes that a name of the generation is not seen any more.
+func (s *scanner) addRemoved(ctx context.Context, base *os.File, rel, name string) error {
 	st, err := statAt(base, name)
 	if err == unix.ENOENT {
 		return nil
@@ -259,14 +259,14 @@ func (s *scanner) removed(ctx context.Context, base *os.File, rel, name string) 
 	if err != nil {
 		return err
 	}
-	d := delta{path: join(rel, name), kind: Removed, base: st}
+	d := delta{path: joinName(rel, name), kind: Removed, base: st}
 	if err := s.add(d); err != nil || !isDir(&st) {
 		return err
 	}
-	return s.removedBelow(ctx, d.path)
+	return s.addRemovedTree(ctx, d.path)
 }
 
-func (s *scanner) removedBelow(ctx context.Context, rel string) error {
+func (s *scanner) addRemovedTree(ctx context.Context, rel string) error {
 	return s.base.walk(ctx, rel, func(rel string, _ *os.File, _ string, st *unix.Stat_t) (bool, error) {
 		return isDir(st), s.add(delta{path: rel, kind: Removed, base: *st})
 	})

@@ -49,12 +49,12 @@ func (m *Manager) Snapshot(ctx context.Context, name, label string) (Snapshot, e
 	if len(label) > MaxLabel || strings.ContainsFunc(label, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' }) {
 		return Snapshot{}, fmt.Errorf("label is longer than %d octets, or has what cannot be printed: %w", MaxLabel, errdefs.ErrInvalidArgument)
 	}
-	e, err := m.take(ctx, name)
+	e, err := m.lockWorkspace(ctx, name)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	defer m.pass(ctx, e)
-	list, err := m.snapshots(e.meta)
+	defer m.unlockWorkspace(ctx, e)
+	list, err := m.readSnapshots(e.meta)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -66,7 +66,7 @@ func (m *Manager) Snapshot(ctx context.Context, name, label string) (Snapshot, e
 	case slices.ContainsFunc(list, func(s snapshotMeta) bool { return label != "" && (s.Label == label || s.ID == label) }):
 		return Snapshot{}, fmt.Errorf("workspace %s has a snapshot %q: %w", name, label, errdefs.ErrAlreadyExists)
 	}
-	if err := m.quiet(ctx, e); err != nil {
+	if err := m.quiesce(ctx, e); err != nil {
 		return Snapshot{}, err
 	}
 	id, err := uuid.NewV7()
@@ -77,24 +77,24 @@ func (m *Manager) Snapshot(ctx context.Context, name, label string) (Snapshot, e
 	if err := m.copySnapshot(ctx, e, made); err != nil {
 		return Snapshot{}, fmt.Errorf("snapshot of workspace %s: %w", name, err)
 	}
-	return m.presentSnapshot(e.meta, made), nil
+	return m.snapshotInfo(e.meta, made), nil
 }
 
 func (m *Manager) copySnapshot(ctx context.Context, e *entry, made snapshotMeta) (err error) {
-	dir := filepath.Join(m.folder(e.meta), snapshotsDir)
+	dir := filepath.Join(m.workspacePath(e.meta), snapshotsDir)
 	temp := filepath.Join(dir, newPrefix+made.ID)
 	if err := os.MkdirAll(temp, 0o700); err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, m.remove(context.WithoutCancel(ctx), temp))
+			err = errors.Join(err, m.removeAll(context.WithoutCancel(ctx), temp))
 		}
 	}()
-	if err := m.copyContent(ctx, m.content(e.meta), filepath.Join(temp, contentDir)); err != nil {
+	if err := m.copyContent(ctx, m.contentPath(e.meta), filepath.Join(temp, contentDir)); err != nil {
 		return err
 	}
-	hit("volumes.snapshot.copied")
+	hitFailpoint("volumes.snapshot.copied")
 	if err := writeJSON(filepath.Join(temp, snapshotFile), made); err != nil {
 		return err
 	}
@@ -104,10 +104,10 @@ func (m *Manager) copySnapshot(ctx context.Context, e *entry, made snapshotMeta)
 	return syncDir(dir)
 }
 
-// quiet sees that nothing uses a workspace, and unmounts it. Who calls it has
+// quiesce sees that nothing uses a workspace, and unmounts it. Who calls it has
 // the turn.
-func (m *Manager) quiet(ctx context.Context, e *entry) error {
-	m.endAll(ctx, e)
+func (m *Manager) quiesce(ctx context.Context, e *entry) error {
+	m.runCleanups(ctx, e)
 	m.mu.Lock()
 	var err error
 	switch {
@@ -115,7 +115,7 @@ func (m *Manager) quiet(ctx context.Context, e *entry) error {
 		for id := range e.holds {
 			err = fmt.Errorf("workspace %s is in use by sandbox %s: end it first: %w", e.meta.Name, id, errdefs.ErrFailedPrecondition)
 		}
-	case m.deserted(e):
+	case m.hasOrphanedOverlay(e):
 		err = fmt.Errorf("sandbox %s of a stopped service has an overlay on workspace %s: start the service again, or end it with `orchestrator down`: %w", e.liveOverlay(), e.meta.Name, errdefs.ErrFailedPrecondition)
 	case e.inUse():
 		err = fmt.Errorf("files of workspace %s are open: try again: %w", e.meta.Name, errdefs.ErrFailedPrecondition)
@@ -124,9 +124,9 @@ func (m *Manager) quiet(ctx context.Context, e *entry) error {
 	if err != nil {
 		return err
 	}
-	g, err := m.ground(ctx, e)
+	ws, err := m.mountWorkspace(ctx, e)
 	if err == nil {
-		err = g.endWriting(ctx)
+		err = ws.endWriting(ctx)
 	}
 	if err == nil {
 		err = m.unmount(ctx, e)
@@ -150,19 +150,19 @@ func (m *Manager) copyContent(ctx context.Context, src, dst string) error {
 		return err
 	}
 	mechanism, bound := quotadir.None, int64(0)
-	if exists(from) {
+	if pathExists(from) {
 		if bound, mechanism, err = quotadir.Bound(from); err != nil {
 			return err
 		}
 	}
 	if mechanism == quotadir.Loop {
-		if err := copyFolder(from, to, m.pace(ctx)); err != nil {
+		if err := copyFlatDir(from, to, m.checkCopy(ctx)); err != nil {
 			return err
 		}
 		return writeJSON(filepath.Join(dst, stateFile), state{Version: stateVersion, Current: st.Current})
 	}
 	files := src
-	if exists(from) {
+	if pathExists(from) {
 		if files, err = quotadir.Mount(ctx, from); err != nil {
 			return err
 		}
@@ -179,7 +179,7 @@ func (m *Manager) copyContent(ctx context.Context, src, dst string) error {
 
 // copyTree copies a folder of files. One that is not there is new, and empty.
 func (m *Manager) copyTree(ctx context.Context, from, to string) error {
-	if !exists(from) {
+	if !pathExists(from) {
 		return nil
 	}
 	if err := os.Mkdir(to, 0o700); err != nil {
@@ -195,7 +195,7 @@ func (m *Manager) copyTree(ctx context.Context, from, to string) error {
 		return err
 	}
 	defer dst.close()
-	next := m.pace(ctx)
+	next := m.checkCopy(ctx)
 	put := func(from, to *os.File, name string, st *unix.Stat_t) error { return copyFile(from, to, name, st, next) }
 	if err := clone(ctx, src, dst, func(string) bool { return false }, put); err != nil {
 		return err
@@ -203,9 +203,9 @@ func (m *Manager) copyTree(ctx context.Context, from, to string) error {
 	return unix.Syncfs(fdOf(dst.top))
 }
 
-// copyFolder copies the files of a folder of ours, and folders without what is in
+// copyFlatDir copies the files of a folder of ours, and folders without what is in
 // them.
-func copyFolder(from, to string, next pace) error {
+func copyFlatDir(from, to string, next copyCheck) error {
 	entries, err := os.ReadDir(from)
 	if err != nil {
 		return err
@@ -234,13 +234,13 @@ func copyFolder(from, to string, next pace) error {
 	return unix.Syncfs(fdOf(dst))
 }
 
-// makeFrom fills the content of a new workspace from a snapshot.
-func (m *Manager) makeFrom(ctx context.Context, content string, opt CreateOptions) error {
-	e, err := m.take(ctx, opt.FromName)
+// fillFromSnapshot fills the content of a new workspace from a snapshot.
+func (m *Manager) fillFromSnapshot(ctx context.Context, content string, opt CreateOptions) error {
+	e, err := m.lockWorkspace(ctx, opt.FromName)
 	if err != nil {
 		return err
 	}
-	defer m.pass(ctx, e)
+	defer m.unlockWorkspace(ctx, e)
 	s, err := m.findSnapshot(e.meta, opt.From)
 	if err != nil {
 		return err
@@ -261,16 +261,16 @@ func (m *Manager) makeFrom(ctx context.Context, content string, opt CreateOption
 // It is whole or not at all. FailedPrecondition: something uses it, or it has
 // overlays, which are of other files than those.
 func (m *Manager) Restore(ctx context.Context, name, snapshot string) (Snapshot, error) {
-	e, err := m.take(ctx, name)
+	e, err := m.lockWorkspace(ctx, name)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	defer m.pass(ctx, e)
+	defer m.unlockWorkspace(ctx, e)
 	s, err := m.findSnapshot(e.meta, snapshot)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	if err := m.quiet(ctx, e); err != nil {
+	if err := m.quiesce(ctx, e); err != nil {
 		return Snapshot{}, err
 	}
 	m.mu.Lock()
@@ -281,55 +281,55 @@ func (m *Manager) Restore(ctx context.Context, name, snapshot string) (Snapshot,
 	if err != nil {
 		return Snapshot{}, err
 	}
-	if err := m.swap(ctx, e, s); err != nil {
+	if err := m.swapContent(ctx, e, s); err != nil {
 		return Snapshot{}, fmt.Errorf("restore workspace %s: %w", name, err)
 	}
-	return m.presentSnapshot(e.meta, s), nil
+	return m.snapshotInfo(e.meta, s), nil
 }
 
-// swap puts a copy of a snapshot in the place of a workspace's content.
-func (m *Manager) swap(ctx context.Context, e *entry, s snapshotMeta) (err error) {
-	temp, content := filepath.Join(m.folder(e.meta), newContent), filepath.Join(m.folder(e.meta), contentDir)
-	if err := m.remove(ctx, temp); err != nil {
+// swapContent puts a copy of a snapshot in the place of a workspace's content.
+func (m *Manager) swapContent(ctx context.Context, e *entry, s snapshotMeta) (err error) {
+	temp, content := filepath.Join(m.workspacePath(e.meta), newContent), filepath.Join(m.workspacePath(e.meta), contentDir)
+	if err := m.removeAll(ctx, temp); err != nil {
 		return err
 	}
 	after := context.WithoutCancel(ctx)
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, m.remove(after, temp))
+			err = errors.Join(err, m.removeAll(after, temp))
 		}
 	}()
 	if err := m.copyContent(ctx, filepath.Join(m.snapshotDir(e.meta, s.ID), contentDir), temp); err != nil {
 		return err
 	}
-	if err := m.keepBound(ctx, e.meta, filepath.Join(temp, diskDir)); err != nil {
+	if err := m.copyQuota(ctx, e.meta, filepath.Join(temp, diskDir)); err != nil {
 		return err
 	}
 	next, err := readState(temp)
 	if err != nil {
 		return err
 	}
-	hit("volumes.restore.copied")
+	hitFailpoint("volumes.restore.copied")
 	flags := uint(unix.RENAME_EXCHANGE)
-	if !exists(content) { // of an earlier version: its files go with the next mount
+	if !pathExists(content) { // of an earlier version: its files go with the next mount
 		flags = 0
 	}
 	if err := unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, content, flags); err != nil {
 		return err
 	}
-	hit("volumes.restore.swapped")
+	hitFailpoint("volumes.restore.swapped")
 	m.mu.Lock()
-	e.state, e.root, e.swept = next, "", false
+	e.state, e.root, e.prepared = next, "", false
 	m.mu.Unlock()
-	if err := errors.Join(syncDir(m.folder(e.meta)), m.tidyFolder(after, e.meta)); err != nil {
+	if err := errors.Join(syncDir(m.workspacePath(e.meta)), m.removeInterrupted(after, e.meta)); err != nil {
 		m.log.Warn("files of before a restore are not removed yet", "workspace", e.meta.Name, "error", err)
 	}
 	return nil
 }
 
-// keepBound gives a copy the quota that the workspace has now.
-func (m *Manager) keepBound(ctx context.Context, w meta, copied string) error {
-	dir, ok := m.disk(w)
+// copyQuota gives a copy the quota that the workspace has now.
+func (m *Manager) copyQuota(ctx context.Context, w meta, copied string) error {
+	dir, ok := m.diskPath(w)
 	if !ok {
 		return nil
 	}
@@ -344,16 +344,16 @@ func (m *Manager) keepBound(ctx context.Context, w meta, copied string) error {
 	return quotadir.Resize(ctx, copied, want)
 }
 
-// tidyFolder removes what interrupted work left beside the content.
-func (m *Manager) tidyFolder(ctx context.Context, w meta) error {
-	dir := m.folder(w)
-	errs := []error{m.remove(ctx, filepath.Join(dir, newContent))}
-	if content := m.content(w); content != dir {
+// removeInterrupted removes what interrupted work left beside the content.
+func (m *Manager) removeInterrupted(ctx context.Context, w meta) error {
+	dir := m.workspacePath(w)
+	errs := []error{m.removeAll(ctx, filepath.Join(dir, newContent))}
+	if content := m.contentPath(w); content != dir {
 		entries, err := os.ReadDir(dir)
 		errs = append(errs, err)
 		for _, f := range entries {
 			if _, is := generationOf(f.Name()); is || f.Name() == stateFile || f.Name() == uppersDir {
-				errs = append(errs, m.remove(ctx, filepath.Join(dir, f.Name())))
+				errs = append(errs, m.removeAll(ctx, filepath.Join(dir, f.Name())))
 			}
 		}
 	}
@@ -363,7 +363,7 @@ func (m *Manager) tidyFolder(ctx context.Context, w meta) error {
 	}
 	for _, f := range entries {
 		if strings.HasPrefix(f.Name(), newPrefix) || strings.HasPrefix(f.Name(), gonePrefix) {
-			errs = append(errs, m.remove(ctx, filepath.Join(dir, snapshotsDir, f.Name())))
+			errs = append(errs, m.removeAll(ctx, filepath.Join(dir, snapshotsDir, f.Name())))
 		}
 	}
 	return errors.Join(errs...)
@@ -372,48 +372,48 @@ func (m *Manager) tidyFolder(ctx context.Context, w meta) error {
 // Snapshots lists those of a workspace, the oldest first.
 func (m *Manager) Snapshots(name string) ([]Snapshot, error) {
 	m.mu.Lock()
-	e, err := m.find(name)
+	e, err := m.findWorkspace(name)
 	m.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	list, err := m.snapshots(e.meta)
+	list, err := m.readSnapshots(e.meta)
 	out := make([]Snapshot, 0, len(list))
 	for _, s := range list {
-		out = append(out, m.presentSnapshot(e.meta, s))
+		out = append(out, m.snapshotInfo(e.meta, s))
 	}
 	return out, err
 }
 
 // RemoveSnapshot removes one, by its id or label.
 func (m *Manager) RemoveSnapshot(ctx context.Context, name, snapshot string) error {
-	e, err := m.take(ctx, name)
+	e, err := m.lockWorkspace(ctx, name)
 	if err != nil {
 		return err
 	}
-	defer m.pass(ctx, e)
+	defer m.unlockWorkspace(ctx, e)
 	s, err := m.findSnapshot(e.meta, snapshot)
 	if err != nil {
 		return err
 	}
-	dir := filepath.Join(m.folder(e.meta), snapshotsDir)
+	dir := filepath.Join(m.workspacePath(e.meta), snapshotsDir)
 	gone := filepath.Join(dir, gonePrefix+s.ID)
 	if err := os.Rename(m.snapshotDir(e.meta, s.ID), gone); err != nil {
 		return err
 	}
-	if err := errors.Join(syncDir(dir), m.remove(ctx, gone)); err != nil {
-		m.goneLater(e, gone)
+	if err := errors.Join(syncDir(dir), m.removeAll(ctx, gone)); err != nil {
+		m.removeLater(e, gone)
 		return fmt.Errorf("snapshot %s is removed, but its space is not free yet: %w", s.ID, err)
 	}
 	return nil
 }
 
 func (m *Manager) snapshotDir(w meta, id string) string {
-	return filepath.Join(m.folder(w), snapshotsDir, id)
+	return filepath.Join(m.workspacePath(w), snapshotsDir, id)
 }
 
-func (m *Manager) snapshots(w meta) ([]snapshotMeta, error) {
-	entries, err := os.ReadDir(filepath.Join(m.folder(w), snapshotsDir))
+func (m *Manager) readSnapshots(w meta) ([]snapshotMeta, error) {
+	entries, err := os.ReadDir(filepath.Join(m.workspacePath(w), snapshotsDir))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
@@ -438,7 +438,7 @@ func (m *Manager) snapshots(w meta) ([]snapshotMeta, error) {
 }
 
 func (m *Manager) findSnapshot(w meta, name string) (snapshotMeta, error) {
-	list, err := m.snapshots(w)
+	list, err := m.readSnapshots(w)
 	if err != nil {
 		return snapshotMeta{}, err
 	}
@@ -451,7 +451,7 @@ func (m *Manager) findSnapshot(w meta, name string) (snapshotMeta, error) {
 }
 
 func (m *Manager) countSnapshots(w meta) int {
-	entries, err := os.ReadDir(filepath.Join(m.folder(w), snapshotsDir))
+	entries, err := os.ReadDir(filepath.Join(m.workspacePath(w), snapshotsDir))
 	if err != nil {
 		return 0
 	}
@@ -464,7 +464,7 @@ func (m *Manager) countSnapshots(w meta) int {
 	return n
 }
 
-func (m *Manager) presentSnapshot(w meta, s snapshotMeta) Snapshot {
+func (m *Manager) snapshotInfo(w meta, s snapshotMeta) Snapshot {
 	out := Snapshot{ID: s.ID, Workspace: w.Name, Label: s.Label, CreatedAt: s.CreatedAt}
 	var st unix.Stat_t
 	if unix.Stat(filepath.Join(m.snapshotDir(w, s.ID), contentDir, diskDir, "disk.img"), &st) == nil {

@@ -22,12 +22,12 @@ import (
 //
 // A path is relative to its tree, "" for the root.
 
-// maxTree is how many files and folders of a tree are looked at.
-const maxTree = 2 << 20
+// maxTreeEntries is how many files and folders of a tree are looked at.
+const maxTreeEntries = 2 << 20
 
-// maxTreeNames is how many octets the paths of its folders have together: all of
+// maxTreeBytes is how many octets the paths of its folders have together: all of
 // them are remembered while it is cloned.
-const maxTreeNames = 64 << 20
+const maxTreeBytes = 64 << 20
 
 // maxTreePath is the longest path in a tree, of the kernel.
 const maxTreePath = unix.PathMax - 1
@@ -46,14 +46,14 @@ func openTree(dir string) (*tree, error) {
 
 func (t *tree) close() error { return t.top.Close() }
 
-// dir opens a folder of the tree for reading.
-func (t *tree) dir(rel string) (*os.File, error) {
+// openDir opens a folder of the tree for reading.
+func (t *tree) openDir(rel string) (*os.File, error) {
 	return t.open(rel, unix.O_RDONLY|unix.O_DIRECTORY)
 }
 
 func (t *tree) open(rel string, flags uint64) (*os.File, error) {
 	if len(rel) > maxTreePath {
-		return nil, fmt.Errorf("%q is longer than %d octets: %w", head(rel), maxTreePath, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("%q is longer than %d octets: %w", shorten(rel), maxTreePath, errdefs.ErrFailedPrecondition)
 	}
 	at := rel
 	if at == "" {
@@ -75,9 +75,9 @@ func (t *tree) open(rel string, flags uint64) (*os.File, error) {
 	}
 }
 
-// regular opens a regular file for reading; anything else is an error and is
+// openRegular opens a regular file for reading; anything else is an error and is
 // not opened for more than a look.
-func (t *tree) regular(rel string) (*os.File, unix.Stat_t, error) {
+func (t *tree) openRegular(rel string) (*os.File, unix.Stat_t, error) {
 	var st unix.Stat_t
 	handle, err := t.open(rel, unix.O_PATH)
 	if err != nil {
@@ -88,7 +88,7 @@ func (t *tree) regular(rel string) (*os.File, unix.Stat_t, error) {
 		return nil, st, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, st, fmt.Errorf("%q is not a regular file: %w", head(rel), errdefs.ErrFailedPrecondition)
+		return nil, st, fmt.Errorf("%q is not a regular file: %w", shorten(rel), errdefs.ErrFailedPrecondition)
 	}
 	f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fdOf(handle)), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	return f, st, err
@@ -98,7 +98,7 @@ func (t *tree) regular(rel string) (*os.File, unix.Stat_t, error) {
 // where something on the way is no folder.
 func (t *tree) stat(rel string) (st unix.Stat_t, found bool, err error) {
 	f, err := t.open(rel, unix.O_PATH)
-	if missing(err) {
+	if isMissing(err) {
 		return st, false, nil
 	}
 	if err != nil {
@@ -109,14 +109,14 @@ func (t *tree) stat(rel string) (st unix.Stat_t, found bool, err error) {
 	return st, err == nil, err
 }
 
-// missing says whether an error means that a name is not there. A link on the
+// isMissing says whether an error means that a name is not there. A link on the
 // way is no folder of the tree.
-func missing(err error) bool {
+func isMissing(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }
 
-// link is the text of the symbolic link at rel.
-func (t *tree) link(rel string) (string, error) {
+// readLink is the text of the symbolic link at rel.
+func (t *tree) readLink(rel string) (string, error) {
 	f, err := t.open(rel, unix.O_PATH)
 	if err != nil {
 		return "", err
@@ -168,31 +168,31 @@ func (t *tree) walk(ctx context.Context, rel string, do func(rel string, dir *os
 	for len(todo) > 0 {
 		at := todo[len(todo)-1]
 		todo = todo[:len(todo)-1]
-		dir, err := t.dir(at)
-		if missing(err) && at != "" {
+		dir, err := t.openDir(at)
+		if isMissing(err) && at != "" {
 			continue
 		}
 		if err != nil {
 			return err
 		}
 		err = eachName(ctx, dir, func(name string) error {
-			if seen++; seen > maxTree {
-				return fmt.Errorf("there are more than %d files: %w", maxTree, errdefs.ErrResourceExhausted)
+			if seen++; seen > maxTreeEntries {
+				return fmt.Errorf("there are more than %d files: %w", maxTreeEntries, errdefs.ErrResourceExhausted)
 			}
 			st, err := statAt(dir, name)
 			if err == unix.ENOENT {
 				return nil
 			}
 			if err != nil {
-				return &os.PathError{Op: "stat", Path: head(path.Join(at, name)), Err: err}
+				return &os.PathError{Op: "stat", Path: shorten(path.Join(at, name)), Err: err}
 			}
-			below := join(at, name)
+			below := joinName(at, name)
 			into, err := do(below, dir, name, &st)
 			if !into || err != nil {
 				return err
 			}
-			if names += len(below); names > maxTreeNames {
-				return fmt.Errorf("its folders have paths of more than %d octets together, remove some: %w", maxTreeNames, errdefs.ErrResourceExhausted)
+			if names += len(below); names > maxTreeBytes {
+				return fmt.Errorf("its folders have paths of more than %d octets together, remove some: %w", maxTreeBytes, errdefs.ErrResourceExhausted)
 			}
 			todo = append(todo, below)
 			return nil
@@ -204,8 +204,8 @@ func (t *tree) walk(ctx context.Context, rel string, do func(rel string, dir *os
 	return nil
 }
 
-// join is path.Join for names that are no paths.
-func join(dir, name string) string {
+// joinName is path.Join for names that are no paths.
+func joinName(dir, name string) string {
 	if dir == "" {
 		return name
 	}
@@ -222,13 +222,8 @@ func parents(rel string) []string {
 	return out
 }
 
-// below says whether rel is top or in it.
-func below(rel, top string) bool {
-	return top == "" || rel == top || strings.HasPrefix(rel, top) && rel[len(top)] == '/'
-}
-
-// head shortens what is said of a path.
-func head(rel string) string {
+// shorten shortens what is said of a path.
+func shorten(rel string) string {
 	const most = 200
 	if len(rel) > most {
 		rel = rel[:most] + "…"

@@ -24,52 +24,52 @@ func (c Conflict) String() string {
 		by = "somebody"
 	}
 	if c.At.IsZero() {
-		return fmt.Sprintf("%s was changed by %s", head(c.Path), by)
+		return fmt.Sprintf("%s was changed by %s", shorten(c.Path), by)
 	}
-	return fmt.Sprintf("%s was changed by %s at %s", head(c.Path), by, c.At.Format(time.RFC3339))
+	return fmt.Sprintf("%s was changed by %s at %s", shorten(c.Path), by, c.At.Format(time.RFC3339))
 }
 
-// view is what an overlay would change now.
-type view struct {
-	o        overlay
-	deltas   []delta // sorted by path; those of kind same are left out
-	folders  map[string]*delta
-	basis    map[string]basis
-	touched  map[string]touch
-	dir      string // of the generation that it is compared with
-	conflict map[string]Conflict
-	blame    func(rel string) (change, bool)
+// viewOverlay is what an overlay would change now.
+type overlayView struct {
+	overlay    overlay
+	deltas     []delta // sorted by path; those of kind same are left out
+	upperDirs  map[string]*delta
+	bases      map[string]base
+	touched    map[string]touch
+	dir        string // of the generation that it is compared with
+	conflicts  map[string]Conflict
+	lastChange func(rel string) (change, bool)
 }
 
-// view compares an overlay with the current generation, or if its lease lives
+// viewOverlay compares an overlay with the current generation, or if its lease lives
 // with the one it lies on.
-func (g *ground) view(ctx context.Context, id string) (*view, error) {
-	o, err := g.overlay(id)
+func (ws *mountedWorkspace) viewOverlay(ctx context.Context, id string) (*overlayView, error) {
+	o, err := ws.findOverlay(id)
 	if err != nil {
 		return nil, err
 	}
 	if o.Unusable != "" {
 		return nil, fmt.Errorf("overlay %s %s: discard it: %w", id, o.Unusable, errdefs.ErrFailedPrecondition)
 	}
-	v := &view{
-		o: o, dir: g.current(), folders: map[string]*delta{}, basis: map[string]basis{}, touched: map[string]touch{}, conflict: map[string]Conflict{},
-		blame: g.e.state.blames(),
+	v := &overlayView{
+		overlay: o, dir: ws.currentPath(), upperDirs: map[string]*delta{}, bases: map[string]base{}, touched: map[string]touch{}, conflicts: map[string]Conflict{},
+		lastChange: ws.e.state.lastChanges(),
 	}
 	if o.Live {
-		v.dir = g.generation(o.Generation)
+		v.dir = ws.generationPath(o.Generation)
 	} else {
-		changes, err := g.basis(o)
+		changes, err := ws.readBases(o)
 		if err != nil {
 			return nil, err
 		}
 		for _, c := range changes {
-			v.basis[string(c.Path)] = c
+			v.bases[string(c.Path)] = c
 		}
 		for _, t := range o.Touched {
 			v.touched[string(t.Path)] = t
 		}
 	}
-	all, err := g.scan(ctx, id, v.dir)
+	all, err := ws.scanOverlay(ctx, id, v.dir)
 	if err != nil {
 		return nil, err
 	}
@@ -80,38 +80,38 @@ func (g *ground) view(ctx context.Context, id string) (*view, error) {
 	for i := range all {
 		d := &all[i]
 		if d.kind != Removed && isDir(&d.upper) {
-			v.folders[d.path] = d
+			v.upperDirs[d.path] = d
 		}
-		if d.kind == same || committed[d.path] || v.unmeant(d) {
+		if d.kind == unchanged || committed[d.path] || v.isIncidental(d) {
 			continue
 		}
 		v.deltas = append(v.deltas, *d)
 		if !o.Live {
-			v.compare(d)
+			v.detectConflict(d)
 		}
 	}
 	return v, nil
 }
 
-// unmeant says whether a folder differs only because others changed it: the
+// isIncidental says whether a folder differs only because others changed it: the
 // overlay has it for what is in it.
-func (v *view) unmeant(d *delta) bool {
-	b, known := v.basis[d.path]
-	return known && b.Kind == same && d.kind == Changed && isDir(&d.upper) && isDir(&d.base)
+func (v *overlayView) isIncidental(d *delta) bool {
+	b, known := v.bases[d.path]
+	return known && b.Kind == unchanged && d.kind == Changed && isDir(&d.upper) && isDir(&d.base)
 }
 
-// compare notes whether others changed a path.
-func (v *view) compare(d *delta) {
+// detectConflict notes whether others changed a path.
+func (v *overlayView) detectConflict(d *delta) {
 	if t, ok := v.touched[d.path]; ok {
-		v.conflict[d.path] = Conflict{Path: d.path, By: t.By, At: t.At}
+		v.conflicts[d.path] = Conflict{Path: d.path, By: t.By, At: t.At}
 		return
 	}
-	if d.was() == v.basis[d.path].Was {
+	if d.baseIdent() == v.bases[d.path].Was {
 		return
 	}
 	c := Conflict{Path: d.path}
-	if by, ok := v.blame(d.path); ok && by.Generation > v.o.Generation {
+	if by, ok := v.lastChange(d.path); ok && by.Generation > v.overlay.Generation {
 		c.By, c.At = by.By, by.At
 	}
-	v.conflict[d.path] = c
+	v.conflicts[d.path] = c
 }

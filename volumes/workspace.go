@@ -68,7 +68,7 @@ func (m *Manager) Create(ctx context.Context, name string, opt CreateOptions) (W
 		return Workspace{}, fmt.Errorf("create workspace %s: %w", name, err)
 	}
 	made := newEntry(meta{Version: metaVersion, ID: id.String(), Name: name, CreatedAt: time.Now().UTC(), Shared: opt.Shared})
-	made.busy = true
+	made.creating = true
 	m.mu.Lock()
 	taken := m.byName[name] != nil
 	if !taken {
@@ -78,17 +78,17 @@ func (m *Manager) Create(ctx context.Context, name string, opt CreateOptions) (W
 	if taken {
 		return Workspace{}, fmt.Errorf("workspace %s is there already: %w", name, errdefs.ErrAlreadyExists)
 	}
-	err = m.make(ctx, made, opt)
+	err = m.makeWorkspace(ctx, made, opt)
 	m.mu.Lock()
-	made.busy = false
+	made.creating = false
 	if err != nil {
 		delete(m.byName, name)
 	}
 	m.mu.Unlock()
 	if err != nil {
 		// Little is in it, and it has to go even if the caller did.
-		if left := m.free(context.WithoutCancel(ctx), newPrefix+made.meta.ID); left != nil {
-			m.freeLater(newPrefix + made.meta.ID)
+		if left := m.deleteFiles(context.WithoutCancel(ctx), newPrefix+made.meta.ID); left != nil {
+			m.deleteFilesLater(newPrefix + made.meta.ID)
 			err = errors.Join(err, left)
 		}
 		return Workspace{}, fmt.Errorf("create workspace %s: %w", name, err)
@@ -108,8 +108,8 @@ func (m *Manager) checkQuota(bytes int64) error {
 	return nil
 }
 
-// make builds the folder under another name, so that it is there whole or not.
-func (m *Manager) make(ctx context.Context, e *entry, opt CreateOptions) error {
+// makeWorkspace builds the folder under another name, so that it is there whole or not.
+func (m *Manager) makeWorkspace(ctx context.Context, e *entry, opt CreateOptions) error {
 	temp := filepath.Join(m.dir, newPrefix+e.meta.ID)
 	content := filepath.Join(temp, contentDir)
 	if err := os.MkdirAll(content, 0o700); err != nil {
@@ -117,7 +117,7 @@ func (m *Manager) make(ctx context.Context, e *entry, opt CreateOptions) error {
 	}
 	var err error
 	if opt.From != "" {
-		err = m.makeFrom(ctx, content, opt)
+		err = m.fillFromSnapshot(ctx, content, opt)
 	} else {
 		err = m.makeDisk(ctx, filepath.Join(content, diskDir), opt.QuotaBytes)
 	}
@@ -130,7 +130,7 @@ func (m *Manager) make(ctx context.Context, e *entry, opt CreateOptions) error {
 	if err := writeJSON(filepath.Join(temp, metaFile), e.meta); err != nil {
 		return err
 	}
-	if err := os.Rename(temp, m.folder(e.meta)); err != nil {
+	if err := os.Rename(temp, m.workspacePath(e.meta)); err != nil {
 		return err
 	}
 	return syncDir(m.dir)
@@ -154,7 +154,7 @@ func (m *Manager) makeDisk(ctx context.Context, dir string, quota int64) error {
 func (m *Manager) Get(name string) (Workspace, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e, err := m.find(name)
+	e, err := m.findWorkspace(name)
 	if err != nil {
 		return Workspace{}, err
 	}
@@ -167,7 +167,7 @@ func (m *Manager) List() []Workspace {
 	defer m.mu.Unlock()
 	items := []Workspace{}
 	for _, e := range m.byName {
-		if !e.busy {
+		if !e.creating {
 			items = append(items, m.describe(e))
 		}
 	}
@@ -185,7 +185,7 @@ func (m *Manager) describe(e *entry) Workspace {
 		w.Leases = append(w.Leases, Lease{ID: h.lease, Mode: h.mode})
 	}
 	slices.SortFunc(w.Leases, func(a, b Lease) int { return strings.Compare(a.ID, b.ID) })
-	dir, ok := m.disk(e.meta)
+	dir, ok := m.diskPath(e.meta)
 	if !ok {
 		return w
 	}
@@ -213,12 +213,12 @@ func (m *Manager) Resize(ctx context.Context, name string, bytes int64) (Workspa
 	if err := m.checkQuota(bytes); err != nil {
 		return Workspace{}, err
 	}
-	e, err := m.take(ctx, name)
+	e, err := m.lockWorkspace(ctx, name)
 	if err != nil {
 		return Workspace{}, err
 	}
-	defer m.pass(ctx, e)
-	dir, ok := m.disk(e.meta)
+	defer m.unlockWorkspace(ctx, e)
+	dir, ok := m.diskPath(e.meta)
 	if !ok {
 		return Workspace{}, fmt.Errorf("workspace %s was made by an earlier version and has no quota: copy its files to a new one: %w", name, errdefs.ErrFailedPrecondition)
 	}
@@ -226,9 +226,9 @@ func (m *Manager) Resize(ctx context.Context, name string, bytes int64) (Workspa
 	if err != nil {
 		return Workspace{}, fmt.Errorf("workspace %s: %w", name, err)
 	}
-	m.endAll(ctx, e)
+	m.runCleanups(ctx, e)
 	m.mu.Lock()
-	used := e.inUse() || m.deserted(e)
+	used := e.inUse() || m.hasOrphanedOverlay(e)
 	m.mu.Unlock()
 	switch {
 	case !used:
@@ -249,13 +249,13 @@ func (m *Manager) Resize(ctx context.Context, name string, bytes int64) (Workspa
 // files are removed the workspace is gone all the same, and Run frees the rest, or
 // Sweep after the next start; the error says so.
 func (m *Manager) Delete(ctx context.Context, name string) error {
-	e, err := m.take(ctx, name)
+	e, err := m.lockWorkspace(ctx, name)
 	if err != nil {
 		return err
 	}
-	m.endAll(ctx, e)
+	m.runCleanups(ctx, e)
 	m.mu.Lock()
-	if e.inUse() || m.deserted(e) {
+	if e.inUse() || m.hasOrphanedOverlay(e) {
 		err = fmt.Errorf("workspace %s is in use by %d leases: %w", name, len(e.holds), errdefs.ErrFailedPrecondition)
 	}
 	m.mu.Unlock()
@@ -264,22 +264,22 @@ func (m *Manager) Delete(ctx context.Context, name string) error {
 	}
 	gone := gonePrefix + e.meta.ID
 	if err == nil {
-		err = os.Rename(m.folder(e.meta), filepath.Join(m.dir, gone))
+		err = os.Rename(m.workspacePath(e.meta), filepath.Join(m.dir, gone))
 	}
 	if err != nil {
-		m.pass(ctx, e)
+		m.unlockWorkspace(ctx, e)
 		return fmt.Errorf("delete workspace %s: %w", name, err)
 	}
 	m.mu.Lock()
 	delete(m.byName, name)
-	for _, w := range e.waiting { // they find nothing
+	for _, w := range e.waiters { // they find nothing
 		close(w.ready)
 	}
-	e.waiting = nil
+	e.waiters = nil
 	m.mu.Unlock()
-	<-e.turn
-	if err := errors.Join(syncDir(m.dir), m.free(ctx, gone)); err != nil {
-		m.freeLater(gone)
+	<-e.lock
+	if err := errors.Join(syncDir(m.dir), m.deleteFiles(ctx, gone)); err != nil {
+		m.deleteFilesLater(gone)
 		return fmt.Errorf("workspace %s is deleted, but its space is not free yet: %w", name, err)
 	}
 	return nil

@@ -16,24 +16,24 @@ import (
 // began is noted, and when it has ended every path of a kept overlay that was
 // stamped since is noted too, with who did it.
 
-// tickOfStamps is more than two ticks of the clock that stamps files.
-const tickOfStamps = 20 * time.Millisecond
+// timestampWait is more than two ticks of the clock that stamps files.
+const timestampWait = 20 * time.Millisecond
 
 // beginWriting notes that somebody may write in place from now on, if an overlay
 // has to know.
-func (g *ground) beginWriting(ctx context.Context, by string) error {
-	if g.e.state.Writer != nil {
+func (ws *mountedWorkspace) beginWriting(ctx context.Context, by string) error {
+	if ws.e.state.Writer != nil {
 		return nil
 	}
-	g.m.mu.Lock()
-	kept := len(g.e.overlays)
-	g.m.mu.Unlock()
+	ws.m.mu.Lock()
+	kept := len(ws.e.overlays)
+	ws.m.mu.Unlock()
 	if kept == 0 {
 		return nil
 	}
 	// What was stamped before, by us or the last writer, must not look like theirs.
 	select {
-	case <-time.After(tickOfStamps):
+	case <-time.After(timestampWait):
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -41,46 +41,46 @@ func (g *ground) beginWriting(ctx context.Context, by string) error {
 	if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now); err != nil {
 		return err
 	}
-	next := g.e.state
+	next := ws.e.state
 	next.Writer = &writer{By: by, Since: time.Unix(now.Unix()).UTC()}
-	return g.save(next)
+	return ws.saveState(next)
 }
 
 // endWriting notes what was written to, once nobody writes any more.
-func (g *ground) endWriting(ctx context.Context) error {
-	w := g.e.state.Writer
-	g.m.mu.Lock()
-	busy := g.e.writing > 0
-	for _, h := range g.e.holds {
+func (ws *mountedWorkspace) endWriting(ctx context.Context) error {
+	w := ws.e.state.Writer
+	ws.m.mu.Lock()
+	busy := ws.e.writers > 0
+	for _, h := range ws.e.holds {
 		busy = busy || h.mode == ReadWrite
 	}
 	var kept []overlay
-	for _, o := range g.e.overlays {
+	for _, o := range ws.e.overlays {
 		if !o.Live && o.Unusable == "" {
 			kept = append(kept, *o)
 		}
 	}
-	g.m.mu.Unlock()
+	ws.m.mu.Unlock()
 	if w == nil || busy {
 		return nil
 	}
 	for _, o := range kept {
-		if err := g.touched(ctx, o, w); err != nil {
+		if err := ws.recordTouched(ctx, o, w); err != nil {
 			return fmt.Errorf("changes of overlay %s: %w", o.ID, err)
 		}
 	}
-	next := g.e.state
+	next := ws.e.state
 	next.Writer = nil
-	return g.save(next)
+	return ws.saveState(next)
 }
 
-// touched adds to an overlay what was written to below its changes.
-func (g *ground) touched(ctx context.Context, o overlay, w *writer) error {
-	changes, err := g.basis(o)
+// recordTouched adds to an overlay what was written to below its changes.
+func (ws *mountedWorkspace) recordTouched(ctx context.Context, o overlay, w *writer) error {
+	changes, err := ws.readBases(o)
 	if err != nil {
 		return err
 	}
-	base, err := openTree(g.current())
+	base, err := openTree(ws.currentPath())
 	if err != nil {
 		return err
 	}
@@ -91,7 +91,7 @@ func (g *ground) touched(ctx context.Context, o overlay, w *writer) error {
 	}
 	now := time.Now().UTC()
 	for _, c := range changes {
-		if c.Kind == same || known[string(c.Path)] {
+		if c.Kind == unchanged || known[string(c.Path)] {
 			continue
 		}
 		if ctx.Err() != nil {
@@ -107,34 +107,34 @@ func (g *ground) touched(ctx context.Context, o overlay, w *writer) error {
 			o.Touched = append(o.Touched, touch{Path: c.Path, By: w.By, At: now})
 		}
 	}
-	return g.keep(o)
+	return ws.saveOverlay(o)
 }
 
-// basis reads what was below the changes of an overlay.
-func (g *ground) basis(o overlay) (out []basis, err error) {
-	err = readJSON(g.m.overlayFile(g.e.meta, o.ID, basisExt), maxComparison, &out)
+// readBases reads what was below the changes of an overlay.
+func (ws *mountedWorkspace) readBases(o overlay) (out []base, err error) {
+	err = readJSON(ws.m.overlayFile(ws.e.meta, o.ID, baseExt), maxComparison, &out)
 	return out, err
 }
 
 // beginEdit gets a workspace ready to be written to from the host: overlays that
 // are mounted stay on the generation they have.
-func (g *ground) beginEdit(ctx context.Context) error {
-	g.m.mu.Lock()
-	live, settled := g.e.liveOverlay(), g.m.settled || g.e.holds[g.e.liveOverlay()] != nil
+func (ws *mountedWorkspace) beginEdit(ctx context.Context) error {
+	ws.m.mu.Lock()
+	live, settled := ws.e.liveOverlay(), ws.m.leasesRestored || ws.e.holds[ws.e.liveOverlay()] != nil
 	on := false
-	for _, o := range g.e.overlays {
-		on = on || o.Live && o.Generation == g.e.state.Current
+	for _, o := range ws.e.overlays {
+		on = on || o.Live && o.Generation == ws.e.state.Current
 	}
-	g.m.mu.Unlock()
+	ws.m.mu.Unlock()
 	switch {
 	case live != "" && !settled:
 		return fmt.Errorf("sandbox %s of a stopped service has an overlay on it: start the service again, or end it with `orchestrator down`: %w", live, errdefs.ErrFailedPrecondition)
 	case on:
 		none := func(string) bool { return false }
-		err := g.fork(ctx, none, func(*tree) error { return nil }, change{By: "the host", At: time.Now().UTC()})
+		err := ws.forkGeneration(ctx, none, func(*tree) error { return nil }, change{By: "the host", At: time.Now().UTC()})
 		if err != nil {
 			return fmt.Errorf("make room beside overlays: %w", err)
 		}
 	}
-	return g.beginWriting(ctx, "the host")
+	return ws.beginWriting(ctx, "the host")
 }

@@ -22,7 +22,7 @@ import (
 // endDeserted ends overlays of runs without a server that were killed: those of
 // a stopped server's sandboxes live on.
 func endDeserted(ctx context.Context, stateDir string, m *volumes.Manager) error {
-	left := m.Deserted()
+	left := m.OrphanedOverlays()
 	if len(left) == 0 {
 		return nil
 	}
@@ -36,7 +36,7 @@ func endDeserted(ctx context.Context, stateDir string, m *volumes.Manager) error
 	if err != nil {
 		return err
 	}
-	return m.Ended(ctx, slices.DeleteFunc(left, func(id string) bool {
+	return m.EndOverlays(ctx, slices.DeleteFunc(left, func(id string) bool {
 		return slices.ContainsFunc(live, func(s store.Sandbox) bool { return s.ID == id })
 	})...)
 }
@@ -47,7 +47,7 @@ func endLeft(ctx context.Context, stateDir string, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(endDeserted(ctx, stateDir, m), m.Rest(ctx), m.Close())
+	return errors.Join(endDeserted(ctx, stateDir, m), m.UnmountUnused(ctx), m.Close())
 }
 
 // downWorkspaces ends all overlays and unmounts all workspaces when no sandbox

@@ -25,8 +25,8 @@ import (
 const (
 	listName = StageName + "/list"
 	listPart = StageName + "/list.part"
-	// roomName holds the room that names take in their folders.
-	roomName = StageName + "/room"
+	// reserveName holds the room that names take in their folders.
+	reserveName = StageName + "/room"
 )
 
 // Owner is whom files are given to.
@@ -38,22 +38,22 @@ func Apply(ctx context.Context, r io.Reader, dir string, limits Limits, owner Ow
 	if err := Recover(ctx, dir, owner); err != nil {
 		return Sum{}, err
 	}
-	root, err := open(dir)
+	root, err := openRoot(dir)
 	if err != nil {
 		return Sum{}, fmt.Errorf("apply files: %w", err)
 	}
 	defer func() { _ = root.Close() }()
-	sum, err := stage(ctx, root, r, limits, owner)
+	sum, err := receiveStage(ctx, root, r, limits, owner)
 	if err != nil {
-		return sum, errors.Join(fmt.Errorf("apply files: %w", roomless(err)), dropStage(context.WithoutCancel(ctx), dir))
+		return sum, errors.Join(fmt.Errorf("apply files: %w", asUserError(err)), dropStage(context.WithoutCancel(ctx), dir))
 	}
 	failpoint.Hit("carry.apply.staged")
 	// From here on it is finished, by us or by Recover.
-	return sum, finish(context.WithoutCancel(ctx), dir, root, owner)
+	return sum, finishApply(context.WithoutCancel(ctx), dir, root, owner)
 }
 
-// roomless says what a file system without room means for who wants the files: they are lost if he does nothing.
-func roomless(err error) error {
+// asUserError says what a file system without room means for who wants the files: they are lost if he does nothing.
+func asUserError(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return usererror.Errorf(errdefs.ErrFailedPrecondition, "the workspace has no room for the files of the sandbox beside those that it has until all have come: remove files, or resize it")
 	}
@@ -62,7 +62,7 @@ func roomless(err error) error {
 
 // Recover finishes an Apply that had everything, and forgets one that had not. Without one it does nothing.
 func Recover(ctx context.Context, dir string, owner Owner) error {
-	root, err := open(dir)
+	root, err := openRoot(dir)
 	if err != nil {
 		return fmt.Errorf("recover files: %w", err)
 	}
@@ -73,7 +73,7 @@ func Recover(ctx context.Context, dir string, owner Owner) error {
 		return nil
 	case err != nil:
 		return fmt.Errorf("recover files: %w", err)
-	case !ours(info):
+	case !isOurStage(info):
 		// A command that had the workspace mounted made it: it means nothing.
 		return dropStage(ctx, dir)
 	}
@@ -82,11 +82,11 @@ func Recover(ctx context.Context, dir string, owner Owner) error {
 	} else if err != nil {
 		return fmt.Errorf("recover files: %w", err)
 	}
-	return finish(ctx, dir, root, owner)
+	return finishApply(ctx, dir, root, owner)
 }
 
-// ours says whether a stage was made by us: commands are never who we are.
-func ours(info fs.FileInfo) bool {
+// isOurStage says whether a stage was made by us: commands are never who we are.
+func isOurStage(info fs.FileInfo) bool {
 	uid, ok := ownerOf(info)
 	return ok && info.IsDir() && uid == os.Geteuid() && info.Mode().Perm() == 0o700
 }
@@ -103,8 +103,8 @@ func dropStage(ctx context.Context, dir string) error {
 	return nil
 }
 
-// stage receives the stream.
-func stage(ctx context.Context, root *os.Root, r io.Reader, limits Limits, owner Owner) (Sum, error) {
+// receiveStage receives the stream.
+func receiveStage(ctx context.Context, root *os.Root, r io.Reader, limits Limits, owner Owner) (Sum, error) {
 	if err := root.Mkdir(StageName, 0o700); err != nil {
 		return Sum{}, err
 	}
@@ -119,7 +119,7 @@ func stage(ctx context.Context, root *os.Root, r io.Reader, limits Limits, owner
 	list := bufio.NewWriter(part)
 	enc, next, names := json.NewEncoder(list), 1, int64(0)
 	there := map[string]bool{".": true} // folders that stay
-	sum, err := read(ctx, r, limits, func(e entry, content io.Reader) error {
+	sum, err := readStream(ctx, r, limits, func(e entry, content io.Reader) error {
 		names += int64(len(e.Name))
 		switch {
 		case e.Kind == "d" && there[path.Dir(e.Name)] && isDir(root, e.Name):
@@ -138,7 +138,7 @@ func stage(ctx context.Context, root *os.Root, r io.Reader, limits Limits, owner
 				return err
 			}
 		case e.Kind == "f" && e.Keep:
-			if err := kept(root, e); err != nil {
+			if err := checkKept(root, e); err != nil {
 				return err
 			}
 		case e.Kind == "f":
@@ -148,13 +148,13 @@ func stage(ctx context.Context, root *os.Root, r io.Reader, limits Limits, owner
 				return fmt.Errorf("%.200q: %w", e.Name, err)
 			}
 		}
-		return enc.Encode(named(e))
+		return enc.Encode(encodeNames(e))
 	})
 	if err != nil {
 		return sum, err
 	}
 	failpoint.Hit("carry.apply.received")
-	if err := holdRoom(root, names, int64(sum.Entries)); err != nil {
+	if err := reserveSpace(root, names, int64(sum.Entries)); err != nil {
 		return sum, err
 	}
 	if err := errors.Join(list.Flush(), part.Sync(), part.Close()); err != nil {
@@ -163,8 +163,8 @@ func stage(ctx context.Context, root *os.Root, r io.Reader, limits Limits, owner
 	return sum, root.Rename(listPart, listName)
 }
 
-// kept makes sure that what is not sent is there as it was.
-func kept(root *os.Root, e entry) error {
+// checkKept makes sure that what is not sent is there as it was.
+func checkKept(root *os.Root, e entry) error {
 	info, err := root.Lstat(e.Name)
 	if err != nil || !info.Mode().IsRegular() || info.Size() != e.Size {
 		return fmt.Errorf("%.200q: %w", e.Name, ErrKept)
@@ -177,7 +177,7 @@ func stageFile(root *os.Root, e entry, content io.Reader, owner Owner) error {
 	if err != nil {
 		return err
 	}
-	err = errors.Join(fill(f, content, e.Size), f.Chown(owner.UID, owner.GID), f.Chmod(fs.FileMode(e.Mode)), f.Close())
+	err = errors.Join(writeContent(f, content, e.Size), f.Chown(owner.UID, owner.GID), f.Chmod(fs.FileMode(e.Mode)), f.Close())
 	if err != nil {
 		return err
 	}
@@ -191,10 +191,10 @@ func stageLink(root *os.Root, e entry, owner Owner) error {
 	return root.Lchown(contentName(e.Index), owner.UID, owner.GID)
 }
 
-// holdRoom takes what the entries may take in their folders, until they are put there. Where the file system cannot, it is not sure to be there.
-func holdRoom(root *os.Root, names, entries int64) error {
+// reserveSpace takes what the entries may take in their folders, until they are put there. Where the file system cannot, it is not sure to be there.
+func reserveSpace(root *os.Root, names, entries int64) error {
 	const head, least = 16, 64 << 10
-	f, err := root.OpenFile(roomName, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := root.OpenFile(reserveName, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}

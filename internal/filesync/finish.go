@@ -18,38 +18,38 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 )
 
-// named makes the names of an entry fit for JSON, which knows no bytes that are not text.
-func named(e entry) entry {
+// encodeNames makes the names of an entry fit for JSON, which knows no bytes that are not text.
+func encodeNames(e entry) entry {
 	e.Name = base64.StdEncoding.EncodeToString([]byte(e.Name))
 	e.Link = base64.StdEncoding.EncodeToString([]byte(e.Link))
 	return e
 }
 
-func unnamed(e entry) (entry, error) {
+func decodeNames(e entry) (entry, error) {
 	name, err1 := base64.StdEncoding.DecodeString(e.Name)
 	link, err2 := base64.StdEncoding.DecodeString(e.Link)
 	e.Name, e.Link = string(name), string(link)
 	return e, errors.Join(err1, err2)
 }
 
-// finish makes the folder what the list says, however far somebody came before, and removes the stage.
-func finish(ctx context.Context, dir string, root *os.Root, owner Owner) error {
+// finishApply makes the folder what the list says, however far somebody came before, and removes the stage.
+func finishApply(ctx context.Context, dir string, root *os.Root, owner Owner) error {
 	list, err := readList(root)
 	if err != nil {
 		return fmt.Errorf("apply files: %w", err)
 	}
-	if err := clean(ctx, dir, root, list); err != nil {
+	if err := removeUnlisted(ctx, dir, root, list); err != nil {
 		return fmt.Errorf("apply files: %w", err)
 	}
 	failpoint.Hit("carry.apply.cleaned")
-	if err := gone(root.Remove(roomName)); err != nil {
+	if err := ignoreNotExist(root.Remove(reserveName)); err != nil {
 		return fmt.Errorf("apply files: %w", err)
 	}
 	for i, e := range list {
 		if i == len(list)/2 {
 			failpoint.Hit("carry.apply.half")
 		}
-		if err := place(root, e, owner); err != nil {
+		if err := placeEntry(root, e, owner); err != nil {
 			return fmt.Errorf("apply files: %.200q: %w", e.Name, err)
 		}
 	}
@@ -82,7 +82,7 @@ func readList(root *os.Root) ([]entry, error) {
 		} else if err != nil {
 			return nil, err
 		}
-		if e, err = unnamed(e); err == nil {
+		if e, err = decodeNames(e); err == nil {
 			err = checkName(e.Name)
 		}
 		if err != nil {
@@ -92,8 +92,8 @@ func readList(root *os.Root) ([]entry, error) {
 	}
 }
 
-// clean removes what is not in the list, or is something else there. FIFOs, sockets and devices are never carried and stay.
-func clean(ctx context.Context, dir string, root *os.Root, list []entry) error {
+// removeUnlisted removes what is not in the list, or is something else there. FIFOs, sockets and devices are never carried and stay.
+func removeUnlisted(ctx context.Context, dir string, root *os.Root, list []entry) error {
 	want := make(map[string]string, len(list))
 	for _, e := range list {
 		want[e.Name] = e.Kind
@@ -104,18 +104,18 @@ func clean(ctx context.Context, dir string, root *os.Root, list []entry) error {
 	}
 	defer func() { _ = r.Close() }()
 	return walk(ctx, root, func(name string, info fs.FileInfo) (bool, error) {
-		is, should := string(rune(kind(info.Mode()))), want[name]
-		if is == should || kind(info.Mode()) == 0 && should == "" {
+		is, should := string(rune(kindOf(info.Mode()))), want[name]
+		if is == should || kindOf(info.Mode()) == 0 && should == "" {
 			return true, nil
 		}
-		return false, remove(ctx, r, root, name, info)
+		return false, removeTree(ctx, r, root, name, info)
 	})
 }
 
-// remove removes a tree. Names that are not text are no names for safefile: those are files and links, or empty it is by hand.
-func remove(ctx context.Context, r *safefile.Root, root *os.Root, name string, info fs.FileInfo) error {
+// removeTree removes a tree. Names that are not text are no names for safefile: those are files and links, or empty it is by hand.
+func removeTree(ctx context.Context, r *safefile.Root, root *os.Root, name string, info fs.FileInfo) error {
 	if !info.IsDir() {
-		return gone(root.Remove(name))
+		return ignoreNotExist(root.Remove(name))
 	}
 	err := r.Remove(ctx, name, true)
 	if errdefs.IsInvalidArgument(err) {
@@ -127,7 +127,7 @@ func remove(ctx context.Context, r *safefile.Root, root *os.Root, name string, i
 	return err
 }
 
-func gone(err error) error {
+func ignoreNotExist(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -136,8 +136,8 @@ func gone(err error) error {
 
 func isNotFound(err error) bool { return errors.Is(err, fs.ErrNotExist) || errdefs.IsNotFound(err) }
 
-// place puts one entry in its place, if it is not there yet.
-func place(root *os.Root, e entry, owner Owner) error {
+// placeEntry puts one entry in its place, if it is not there yet.
+func placeEntry(root *os.Root, e entry, owner Owner) error {
 	switch {
 	case e.Kind == "d" && isDir(root, e.Name):
 		return nil
@@ -146,7 +146,7 @@ func place(root *os.Root, e entry, owner Owner) error {
 	case e.Kind == "l" && isLink(root, e.Name, e.Link):
 		return nil
 	case e.Kind == "l" && e.Index == 0: // of an earlier version
-		if err := gone(root.Remove(e.Name)); err != nil {
+		if err := ignoreNotExist(root.Remove(e.Name)); err != nil {
 			return err
 		}
 		if err := root.Symlink(e.Link, e.Name); err != nil {
@@ -156,7 +156,7 @@ func place(root *os.Root, e entry, owner Owner) error {
 	case e.Keep:
 		return nil
 	}
-	return gone(root.Rename(contentName(e.Index), e.Name)) // gone: it is in its place already
+	return ignoreNotExist(root.Rename(contentName(e.Index), e.Name)) // ignoreNotExist: it is in its place already
 }
 
 func ownerOf(info fs.FileInfo) (int, bool) {

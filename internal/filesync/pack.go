@@ -25,8 +25,8 @@ func nameKey(name string) uint64 {
 	return h.Sum64()
 }
 
-// stamp changes whenever content or mode of a file do: nobody can set the time of its last change. 0: not known.
-func stamp(info fs.FileInfo) uint64 {
+// fileStamp changes whenever content or mode of a file do: nobody can set the time of its last change. 0: not known.
+func fileStamp(info fs.FileInfo) uint64 {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
 		return 0
@@ -42,7 +42,7 @@ func stamp(info fs.FileInfo) uint64 {
 
 // Remember notes the regular files of a folder as they are.
 func Remember(ctx context.Context, dir string) (Known, error) {
-	root, err := open(dir)
+	root, err := openRoot(dir)
 	if err != nil {
 		return nil, fmt.Errorf("remember files: %w", err)
 	}
@@ -50,7 +50,7 @@ func Remember(ctx context.Context, dir string) (Known, error) {
 	known := Known{}
 	err = walk(ctx, root, func(name string, info fs.FileInfo) (bool, error) {
 		if info.Mode().IsRegular() && len(known) < MaxEntries {
-			known[nameKey(name)] = stamp(info)
+			known[nameKey(name)] = fileStamp(info)
 		}
 		return true, nil
 	})
@@ -59,14 +59,14 @@ func Remember(ctx context.Context, dir string) (Known, error) {
 
 // Measure says what a folder has, and *TooLargeError if that is over the limits.
 func Measure(ctx context.Context, dir string, limits Limits) (Sum, error) {
-	root, err := open(dir)
+	root, err := openRoot(dir)
 	if err != nil {
 		return Sum{}, fmt.Errorf("measure files: %w", err)
 	}
 	defer func() { _ = root.Close() }()
-	t := tally{limits: limits}
+	t := counter{limits: limits}
 	err = walk(ctx, root, func(name string, info fs.FileInfo) (bool, error) {
-		if kind(info.Mode()) == 0 {
+		if kindOf(info.Mode()) == 0 {
 			return false, nil
 		}
 		return true, t.add(name, contentSize(info))
@@ -84,39 +84,39 @@ func contentSize(info fs.FileInfo) int64 {
 // Pack writes a folder as a stream. Files that are as known are named without content. A file that changes meanwhile is sent as long as it was when it was opened,
 // with what is missing as zeros.
 func Pack(ctx context.Context, w io.Writer, dir string, limits Limits, known Known) (Sum, error) {
-	root, err := open(dir)
+	root, err := openRoot(dir)
 	if err != nil {
 		return Sum{}, fmt.Errorf("pack files: %w", err)
 	}
 	defer func() { _ = root.Close() }()
 	buffered := bufio.NewWriterSize(w, 64<<10)
-	p := packer{ctx: ctx, root: root, out: tar.NewWriter(buffered), tally: tally{limits: limits}, known: known}
-	if err := walk(ctx, root, p.entry); err != nil {
-		return p.tally.sum, fmt.Errorf("pack files: %w", err)
+	p := packer{ctx: ctx, root: root, out: tar.NewWriter(buffered), counter: counter{limits: limits}, known: known}
+	if err := walk(ctx, root, p.packEntry); err != nil {
+		return p.counter.sum, fmt.Errorf("pack files: %w", err)
 	}
-	end := &tar.Header{Typeflag: tar.TypeXGlobalHeader, Name: "end", PAXRecords: map[string]string{endRecord: fmt.Sprint(p.tally.sum.Entries)}}
+	end := &tar.Header{Typeflag: tar.TypeXGlobalHeader, Name: "end", PAXRecords: map[string]string{endRecord: fmt.Sprint(p.counter.sum.Entries)}}
 	if err := p.out.WriteHeader(end); err != nil {
-		return p.tally.sum, fmt.Errorf("pack files: %w", err)
+		return p.counter.sum, fmt.Errorf("pack files: %w", err)
 	}
 	if err := errors.Join(p.out.Close(), buffered.Flush()); err != nil {
-		return p.tally.sum, fmt.Errorf("pack files: %w", err)
+		return p.counter.sum, fmt.Errorf("pack files: %w", err)
 	}
-	return p.tally.sum, nil
+	return p.counter.sum, nil
 }
 
 type packer struct {
-	ctx   context.Context
-	root  *os.Root
-	out   *tar.Writer
-	tally tally
-	known Known
-	buf   []byte
+	ctx     context.Context
+	root    *os.Root
+	out     *tar.Writer
+	counter counter
+	known   Known
+	buf     []byte
 }
 
-// entry writes one entry.
-func (p *packer) entry(name string, info fs.FileInfo) (bool, error) {
+// packEntry writes one entry.
+func (p *packer) packEntry(name string, info fs.FileInfo) (bool, error) {
 	h := &tar.Header{Name: name, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX}
-	switch kind(info.Mode()) {
+	switch kindOf(info.Mode()) {
 	case 'd':
 		h.Typeflag = tar.TypeDir
 	case 'l':
@@ -129,23 +129,23 @@ func (p *packer) entry(name string, info fs.FileInfo) (bool, error) {
 		}
 		h.Typeflag, h.Linkname = tar.TypeSymlink, target
 	case 'f':
-		return false, p.file(name, info, h)
+		return false, p.packFile(name, info, h)
 	default:
 		return false, nil
 	}
-	if err := p.tally.add(name, 0); err != nil {
+	if err := p.counter.add(name, 0); err != nil {
 		return false, err
 	}
 	return true, p.out.WriteHeader(h)
 }
 
-func (p *packer) file(name string, info fs.FileInfo, h *tar.Header) error {
+func (p *packer) packFile(name string, info fs.FileInfo, h *tar.Header) error {
 	h.Typeflag = tar.TypeReg
-	if was, ok := p.known[nameKey(name)]; ok && was != 0 && was == stamp(info) {
-		if err := p.tally.add(name, info.Size()); err != nil {
+	if was, ok := p.known[nameKey(name)]; ok && was != 0 && was == fileStamp(info) {
+		if err := p.counter.add(name, info.Size()); err != nil {
 			return err
 		}
-		p.tally.sum.Kept++
+		p.counter.sum.Kept++
 		h.PAXRecords = map[string]string{keepRecord: fmt.Sprint(info.Size())}
 		return p.out.WriteHeader(h)
 	}
@@ -164,18 +164,18 @@ func (p *packer) file(name string, info fs.FileInfo, h *tar.Header) error {
 	if !now.Mode().IsRegular() {
 		return nil
 	}
-	if err := p.tally.add(name, now.Size()); err != nil {
+	if err := p.counter.add(name, now.Size()); err != nil {
 		return err
 	}
 	h.Size, h.ModTime = now.Size(), now.ModTime()
 	if err := p.out.WriteHeader(h); err != nil {
 		return err
 	}
-	return p.content(f, name, now.Size())
+	return p.writeFile(f, name, now.Size())
 }
 
-// content writes so many bytes of a file, and zeros for those that it has not any more.
-func (p *packer) content(f io.Reader, name string, size int64) error {
+// writeFile writes so many bytes of a file, and zeros for those that it has not any more.
+func (p *packer) writeFile(f io.Reader, name string, size int64) error {
 	if p.buf == nil {
 		p.buf = make([]byte, 128<<10)
 	}

@@ -29,9 +29,9 @@ type entry struct {
 	Index int       `json:"i,omitempty"` // of the file that holds the content
 }
 
-// read goes through a stream. Every name that do gets is below a folder that it got before, and none comes twice.
-func read(ctx context.Context, r io.Reader, limits Limits, do func(e entry, content io.Reader) error) (Sum, error) {
-	t := tally{limits: limits}
+// readStream goes through a stream. Every name that do gets is below a folder that it got before, and none comes twice.
+func readStream(ctx context.Context, r io.Reader, limits Limits, do func(e entry, content io.Reader) error) (Sum, error) {
+	t := counter{limits: limits}
 	seen := map[string]bool{} // name → is a folder
 	in := tar.NewReader(r)
 	for {
@@ -46,9 +46,9 @@ func read(ctx context.Context, r io.Reader, limits Limits, do func(e entry, cont
 			return t.sum, fmt.Errorf("read the stream of files: %w", err)
 		}
 		if h.Typeflag == tar.TypeXGlobalHeader && h.PAXRecords[endRecord] == strconv.Itoa(t.sum.Entries) {
-			return t.sum, ended(r)
+			return t.sum, checkStreamEnd(r)
 		}
-		e, err := check(h)
+		e, err := parseHeader(h)
 		if err != nil {
 			return t.sum, err
 		}
@@ -71,8 +71,8 @@ func read(ctx context.Context, r io.Reader, limits Limits, do func(e entry, cont
 	}
 }
 
-// ended makes sure that whoever sent the stream ended it well: the archive may be whole and its sender not sure of it.
-func ended(r io.Reader) error {
+// checkStreamEnd makes sure that whoever sent the stream ended it well: the archive may be whole and its sender not sure of it.
+func checkStreamEnd(r io.Reader) error {
 	const most = 1 << 20 // writers fill the last block with zeros
 	n, err := io.CopyN(io.Discard, r, most)
 	if errors.Is(err, io.EOF) {
@@ -84,12 +84,12 @@ func ended(r io.Reader) error {
 	return fmt.Errorf("read the stream of files: %w", err)
 }
 
-// check makes an entry of a header that anybody may have written.
-func check(h *tar.Header) (entry, error) {
+// parseHeader makes an entry of a header that anybody may have written.
+func parseHeader(h *tar.Header) (entry, error) {
 	if err := checkName(h.Name); err != nil {
 		return entry{}, err
 	}
-	e := entry{Name: h.Name, Mode: uint32(h.Mode) & permMask, Time: sane(h.ModTime)}
+	e := entry{Name: h.Name, Mode: uint32(h.Mode) & permMask, Time: clampTime(h.ModTime)}
 	switch h.Typeflag {
 	case tar.TypeDir:
 		e.Kind = "d"
@@ -113,16 +113,16 @@ func check(h *tar.Header) (entry, error) {
 	return e, nil
 }
 
-// sane keeps times that every file system can hold.
-func sane(t time.Time) time.Time {
+// clampTime keeps times that every file system can hold.
+func clampTime(t time.Time) time.Time {
 	if t.Year() < 1970 || t.Year() > 2200 {
 		return time.Unix(0, 0)
 	}
 	return t
 }
 
-// fill writes content into a new file; runs of zeros become holes.
-func fill(f *os.File, r io.Reader, size int64) error {
+// writeContent writes content into a new file; runs of zeros become holes.
+func writeContent(f *os.File, r io.Reader, size int64) error {
 	const block = 64 << 10
 	buf := make([]byte, block)
 	var at int64
@@ -134,7 +134,7 @@ func fill(f *os.File, r io.Reader, size int64) error {
 			}
 			return err
 		}
-		if !zero(b) {
+		if !isZero(b) {
 			if _, err := f.WriteAt(b, at); err != nil {
 				return err
 			}
@@ -144,7 +144,7 @@ func fill(f *os.File, r io.Reader, size int64) error {
 	return f.Truncate(size)
 }
 
-func zero(b []byte) bool {
+func isZero(b []byte) bool {
 	for _, x := range b {
 		if x != 0 {
 			return false
@@ -156,7 +156,7 @@ func zero(b []byte) bool {
 // Unpack writes a stream into a folder, over what is there of the same name. It is for the end that keeps nothing: after an error some of it is there. readOnly takes
 // away the right to write, from whoever has not the right to give it back.
 func Unpack(ctx context.Context, r io.Reader, dir string, limits Limits, readOnly bool) (Sum, error) {
-	root, err := open(dir)
+	root, err := openRoot(dir)
 	if err != nil {
 		return Sum{}, fmt.Errorf("unpack files: %w", err)
 	}
@@ -166,8 +166,8 @@ func Unpack(ctx context.Context, r io.Reader, dir string, limits Limits, readOnl
 		mask = 0o555
 	}
 	var dirs []entry
-	sum, err := read(ctx, r, limits, func(e entry, content io.Reader) error {
-		if err := unpackOne(root, e, content, mask); err != nil {
+	sum, err := readStream(ctx, r, limits, func(e entry, content io.Reader) error {
+		if err := unpackEntry(root, e, content, mask); err != nil {
 			return fmt.Errorf("write %.200q: %w", e.Name, err)
 		}
 		if e.Kind == "d" {
@@ -176,13 +176,13 @@ func Unpack(ctx context.Context, r io.Reader, dir string, limits Limits, readOnl
 		return nil
 	})
 	for i := len(dirs) - 1; err == nil && i >= 0; i-- {
-		err = settleDir(root, dirs[i], fs.FileMode(dirs[i].Mode)&mask)
+		err = setDirTimeMode(root, dirs[i], fs.FileMode(dirs[i].Mode)&mask)
 	}
 	return sum, err
 }
 
-// settleDir gives a folder its time and mode. By its descriptor: a chmod by name that follows no link is a new system call, which filters refuse.
-func settleDir(root *os.Root, e entry, mode fs.FileMode) error {
+// setDirTimeMode gives a folder its time and mode. By its descriptor: a chmod by name that follows no link is a new system call, which filters refuse.
+func setDirTimeMode(root *os.Root, e entry, mode fs.FileMode) error {
 	f, err := openDir(root, e.Name)
 	if err != nil {
 		return err
@@ -190,7 +190,7 @@ func settleDir(root *os.Root, e entry, mode fs.FileMode) error {
 	return errors.Join(root.Chtimes(e.Name, e.Time, e.Time), f.Chmod(mode), f.Close())
 }
 
-func unpackOne(root *os.Root, e entry, content io.Reader, mask fs.FileMode) error {
+func unpackEntry(root *os.Root, e entry, content io.Reader, mask fs.FileMode) error {
 	switch e.Kind {
 	case "d":
 		err := root.Mkdir(e.Name, ownerEnters)
@@ -214,7 +214,7 @@ func unpackOne(root *os.Root, e entry, content io.Reader, mask fs.FileMode) erro
 	if err != nil {
 		return err
 	}
-	err = fill(f, content, e.Size)
+	err = writeContent(f, content, e.Size)
 	err = errors.Join(err, f.Chmod(fs.FileMode(e.Mode)&mask), f.Close())
 	if err != nil {
 		return err

@@ -19,7 +19,7 @@ func walk(ctx context.Context, root *os.Root, visit func(name string, info fs.Fi
 	for len(open) > 0 {
 		dir := open[len(open)-1]
 		open = open[:len(open)-1]
-		below, err := walkOne(ctx, root, dir, visit)
+		below, err := walkDir(ctx, root, dir, visit)
 		if err != nil {
 			return err
 		}
@@ -28,8 +28,8 @@ func walk(ctx context.Context, root *os.Root, visit func(name string, info fs.Fi
 	return nil
 }
 
-// walkOne visits what is in one folder and gives those to go into.
-func walkOne(ctx context.Context, root *os.Root, dir string, visit func(string, fs.FileInfo) (bool, error)) (below []string, err error) {
+// walkDir visits what is in one folder and gives those to go into.
+func walkDir(ctx context.Context, root *os.Root, dir string, visit func(string, fs.FileInfo) (bool, error)) (below []string, err error) {
 	f, err := openDir(root, dir)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		return nil, nil

@@ -14,14 +14,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 )
 
-// probeTime bounds a trial; it takes some 20 ms where nothing is wrong.
-const probeTime = 20 * time.Second
+// probeTimeout bounds a trial; it takes some 20 ms where nothing is wrong.
+const probeTimeout = 20 * time.Second
 
 // Detect says which mechanism is to be had for folders in dir, by making a small disk there: Loop, which nothing in a sandbox can get
 // around, or None. why says what stands against Loop, and whether Project would work, which is never taken unasked: see makeProject. It is ""
 // for Loop.
 func Detect(dir string) (m Mechanism, why string) {
-	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
 	err := Try(ctx, dir, Loop)
 	if err == nil {

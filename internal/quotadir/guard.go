@@ -41,7 +41,7 @@ func Guard(base string, margin int64) (tight bool, err error) {
 	if !tight && use.Free < margin+margin/4 {
 		return false, nil // as they are
 	}
-	loops, err := backed()
+	loops, err := attachedLoops()
 	if err != nil {
 		return tight, err
 	}
@@ -51,21 +51,21 @@ func Guard(base string, margin int64) (tight bool, err error) {
 		if err != nil || !strings.HasPrefix(string(text), filepath.Clean(base)+"/") {
 			continue
 		}
-		if err := hold(n, tight); err != nil && !errors.Is(err, os.ErrNotExist) { // not an ext4, or gone
+		if err := setReserved(n, tight); err != nil && !errors.Is(err, os.ErrNotExist) { // not an ext4, or gone
 			errs = append(errs, err)
 		}
 	}
 	return tight, errors.Join(errs...)
 }
 
-// hold makes the ext4 on loop device n keep all of its blocks for itself, or what it keeps otherwise.
-func hold(n int, tight bool) error {
+// setReserved makes the ext4 on loop device n keep all of its blocks for itself, or what it keeps otherwise.
+func setReserved(n int, tight bool) error {
 	sectors, err := readNumber(fmt.Sprintf("/sys/block/loop%d/size", n))
 	if err != nil {
 		return err
 	}
 	blocks := sectors * 512 / blockSize
-	want := kept(blocks)
+	want := reservedBlocks(blocks)
 	if tight {
 		want = blocks - 1
 	}

@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// failed says whether the kernel stopped writing to the file system at mnt, as it does when the journal could not be written: the host's
+// hasFailed says whether the kernel stopped writing to the file system at mnt, as it does when the journal could not be written: the host's
 // disk was full under the image, or broken.
-func failed(mnt string) bool {
+func hasFailed(mnt string) bool {
 	var st unix.Statfs_t
 	if err := unix.Statfs(mnt, &st); err != nil || st.Flags&unix.ST_RDONLY != 0 {
 		return true

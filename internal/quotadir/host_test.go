@@ -64,7 +64,7 @@ func TestAFullHostIsToldAndMendedWhenThereIsRoom(t *testing.T) {
 	}
 	// The journal cannot be written either, sooner or later; then the file system is given up.
 	for range 200 {
-		if failed(filepath.Join(dir, mountDir)) {
+		if hasFailed(filepath.Join(dir, mountDir)) {
 			break
 		}
 		_ = os.WriteFile(filepath.Join(root, "more"), make([]byte, 1<<20), 0o600)

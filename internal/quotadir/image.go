@@ -23,7 +23,7 @@ const mountOptions = "errors=remount-ro,discard"
 
 // makeImage makes the image and the root in it, and notes what they are.
 func makeImage(ctx context.Context, dir string, opt Options, rec *record) error {
-	p := newPlan(opt.Bytes)
+	p := newLayout(opt.Bytes)
 	name := filepath.Join(dir, imageFile)
 	image, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -63,7 +63,7 @@ func makeImage(ctx context.Context, dir string, opt Options, rec *record) error 
 
 // openImage opens the image as the record has it, after ending a change of its size that was cut short.
 func openImage(dir string, rec *record) (*os.File, error) {
-	if err := settle(dir, rec); err != nil {
+	if err := finishShrink(dir, rec); err != nil {
 		return nil, err
 	}
 	image, err := os.OpenFile(filepath.Join(dir, imageFile), os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
@@ -101,7 +101,7 @@ func mountImage(ctx context.Context, dir string, rec *record) error {
 		return err
 	}
 	if is {
-		if is, err = stillWell(ctx, dir); err != nil || is {
+		if is, err = isHealthy(ctx, dir); err != nil || is {
 			return err
 		}
 	}
@@ -110,7 +110,7 @@ func mountImage(ctx context.Context, dir string, rec *record) error {
 		return err
 	}
 	defer image.Close()
-	device, err := deviceOf(ctx, dir, image, rec)
+	device, err := openDevice(ctx, dir, image, rec)
 	if err != nil {
 		return err
 	}
@@ -121,22 +121,22 @@ func mountImage(ctx context.Context, dir string, rec *record) error {
 	if err := unix.Mount(device.Name(), mnt, "ext4", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, mountOptions); err != nil {
 		return fmt.Errorf("mount %s: %w", device.Name(), err)
 	}
-	if failed(mnt) { // a clone of a mount that is no more has kept it as it was
+	if hasFailed(mnt) { // a clone of a mount that is no more has kept it as it was
 		return errors.Join(fmt.Errorf("the file system met an error, and cannot be repaired beside a clone of its mount: %w", ErrBusy), livemount.Unbind(ctx, mnt))
 	}
 	return nil
 }
 
-// stillWell says whether what is mounted can be written. What cannot, after an error, is unmounted so that it can be
+// isHealthy says whether what is mounted can be written. What cannot, after an error, is unmounted so that it can be
 // repaired: ErrBusy while something uses it, or has a clone of the mount, as a container does for a moment that is being made.
-func stillWell(ctx context.Context, dir string) (bool, error) {
+func isHealthy(ctx context.Context, dir string) (bool, error) {
 	mnt := filepath.Join(dir, mountDir)
-	if !failed(mnt) {
+	if !hasFailed(mnt) {
 		return true, nil
 	}
 	err := livemount.Unbind(ctx, mnt)
 	if err == nil {
-		err = atRest(ctx, dir)
+		err = waitDetached(ctx, dir)
 	}
 	if err != nil {
 		return false, fmt.Errorf("the file system met an error, and cannot be repaired while it is used: %w", err)
@@ -144,9 +144,9 @@ func stillWell(ctx context.Context, dir string) (bool, error) {
 	return false, nil
 }
 
-// deviceOf opens the loop device that has the image, or makes it one: then the image is checked first, and repaired if the kernel had found
+// openDevice opens the loop device that has the image, or makes it one: then the image is checked first, and repaired if the kernel had found
 // errors in it.
-func deviceOf(ctx context.Context, dir string, image *os.File, rec *record) (*os.File, error) {
+func openDevice(ctx context.Context, dir string, image *os.File, rec *record) (*os.File, error) {
 	ctx, cancel := context.WithTimeout(ctx, livemount.BusyWait)
 	defer cancel()
 	for {
@@ -158,7 +158,7 @@ func deviceOf(ctx context.Context, dir string, image *os.File, rec *record) (*os
 			break
 		}
 		// One that is on its way out has the lock and no number any more.
-		device, err := attached(image)
+		device, err := findAttached(image)
 		if device != nil || err != nil {
 			return device, err
 		}
@@ -168,14 +168,14 @@ func deviceOf(ctx context.Context, dir string, image *os.File, rec *record) (*os
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-	if err := whole(context.WithoutCancel(ctx), dir, image, rec); err != nil {
+	if err := checkAndRepair(context.WithoutCancel(ctx), dir, image, rec); err != nil {
 		return nil, fmt.Errorf("%s: %w", image.Name(), err)
 	}
-	return attach(image)
+	return attachLoop(image)
 }
 
-// whole checks an image that nothing has, ends a growth that was cut short, and repairs what the kernel found errors in.
-func whole(ctx context.Context, dir string, image *os.File, rec *record) error {
+// checkAndRepair checks an image that nothing has, ends a growth that was cut short, and repairs what the kernel found errors in.
+func checkAndRepair(ctx context.Context, dir string, image *os.File, rec *record) error {
 	s, err := readSuper(image)
 	if err != nil {
 		return err
@@ -209,15 +209,15 @@ func unmountImage(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	return atRest(ctx, dir)
+	return waitDetached(ctx, dir)
 }
 
 // cloneWait is how long a clone of a mount is waited for that has been unmounted: a container of anybody on the host has one of every
 // mount while it is being made, on a busy host for seconds.
 const cloneWait = 10 * time.Second
 
-// atRest waits for it until nothing has the image.
-func atRest(ctx context.Context, dir string) error {
+// waitDetached waits for it until nothing has the image.
+func waitDetached(ctx context.Context, dir string) error {
 	image, err := os.OpenFile(filepath.Join(dir, imageFile), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ELOOP) {
 		return nil // no image of ours

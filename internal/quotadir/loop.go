@@ -15,9 +15,9 @@ import (
 // loopTries is how often another free device is asked for: between asking and taking, others may take it.
 const loopTries = 64
 
-// attach gives the image a loop device, that the kernel takes away with its last user. Whoever holds the returned file is one. The image's
+// attachLoop gives the image a loop device, that the kernel takes away with its last user. Whoever holds the returned file is one. The image's
 // lock (see lockImage) goes over to the device: it holds the open file.
-func attach(image *os.File) (*os.File, error) {
+func attachLoop(image *os.File) (*os.File, error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
 		return nil, fmt.Errorf("loop devices: %w: %w", err, errdefs.ErrUnavailable)
@@ -32,7 +32,7 @@ func attach(image *os.File) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		err = configure(device, image)
+		err = configureLoop(device, image)
 		if err == nil {
 			return device, nil
 		}
@@ -44,9 +44,9 @@ func attach(image *os.File) (*os.File, error) {
 	return nil, fmt.Errorf("attach %s: others took %d loop devices first: %w", image.Name(), loopTries, errdefs.ErrUnavailable)
 }
 
-// configure asks for direct I/O: without it every block is cached twice, and the second time on nobody's account. Where the host's
+// configureLoop asks for direct I/O: without it every block is cached twice, and the second time on nobody's account. Where the host's
 // file system has no direct I/O the kernel goes without.
-func configure(device, image *os.File) error {
+func configureLoop(device, image *os.File) error {
 	cfg := unix.LoopConfig{Fd: uint32(image.Fd()), Size: blockSize}
 	cfg.Info.Flags = unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO
 	copy(cfg.Info.File_name[:len(cfg.Info.File_name)-1], filepath.Dir(image.Name()))
@@ -85,13 +85,13 @@ func lockImage(image *os.File) (free bool, err error) {
 	}
 }
 
-// attached finds the loop device that has the image and opens it, which keeps it; nil if there is none.
-func attached(image *os.File) (*os.File, error) {
+// findAttached finds the loop device that has the image and opens it, which keeps it; nil if there is none.
+func findAttached(image *os.File) (*os.File, error) {
 	var want unix.Stat_t
 	if err := unix.Fstat(int(image.Fd()), &want); err != nil {
 		return nil, err
 	}
-	loops, err := backed()
+	loops, err := attachedLoops()
 	if err != nil {
 		return nil, err
 	}
@@ -109,8 +109,8 @@ func attached(image *os.File) (*os.File, error) {
 	return nil, nil
 }
 
-// backed lists the loop devices that have a file.
-func backed() ([]int, error) {
+// attachedLoops lists the loop devices that have a file.
+func attachedLoops() ([]int, error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
 		return nil, err
@@ -133,8 +133,8 @@ func setCapacity(device *os.File) error {
 	return nil
 }
 
-// growMounted makes the ext4 that dir lies on as large as blocks.
-func growMounted(dir string, blocks uint64) error {
+// growExt4 makes the ext4 that dir lies on as large as blocks.
+func growExt4(dir string, blocks uint64) error {
 	const ext4ResizeFS = 0x40086610 // EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64)
 	f, err := os.Open(dir)
 	if err != nil {

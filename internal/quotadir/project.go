@@ -56,7 +56,7 @@ func makeProject(dir string, opt Options, rec *record) error {
 	if rec.ProjectID, err = freeProject(root); err != nil {
 		return err
 	}
-	if err := bound(root, rec.ProjectID, opt.Bytes); err != nil {
+	if err := setLimits(root, rec.ProjectID, opt.Bytes); err != nil {
 		return err
 	}
 	var attr xattr
@@ -99,8 +99,8 @@ func freeProject(root *os.File) (uint32, error) {
 	return 0, fmt.Errorf("no free project number was found: %w", errdefs.ErrUnavailable)
 }
 
-// bound limits octets, and files to one for each 4 KiB.
-func bound(root *os.File, id uint32, bytes int64) error {
+// setLimits limits octets, and files to one for each 4 KiB.
+func setLimits(root *os.File, id uint32, bytes int64) error {
 	q := quota{
 		BlocksHard: uint64(bytes / 1024), BlocksSoft: uint64(bytes / 1024),
 		InodesHard: uint64(bytes/4096 + 64), InodesSoft: uint64(bytes/4096 + 64), Valid: quotaLimits,
@@ -124,7 +124,7 @@ func resizeProject(dir string, rec *record, bytes int64) error {
 	if int64(q.Space) > bytes {
 		return &NoRoomError{Bytes: bytes, Used: int64(q.Space)}
 	}
-	if err := bound(root, rec.ProjectID, bytes); err != nil {
+	if err := setLimits(root, rec.ProjectID, bytes); err != nil {
 		return err
 	}
 	rec.Bytes = bytes

@@ -141,8 +141,8 @@ func makeRoot(dir string, opt Options) error {
 	return os.Lchown(root, opt.UID, opt.GID)
 }
 
-// empty removes what a Make that went wrong left; no command was ever near it.
-func empty(dir string) error {
+// removeContent removes what a Make that went wrong left; no command was ever near it.
+func removeContent(dir string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
 		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))

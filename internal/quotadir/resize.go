@@ -14,10 +14,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 )
 
-// plan reads the shape back that newPlan gave, as far as it stays when the size changes.
-func (s super) plan(rec *record) plan {
+// layout reads the shape back that newPlan gave, as far as it stays when the size changes.
+func (s superblock) layout(rec *record) layout {
 	groups := ceil(s.blocks, groupBlocks)
-	return plan{blocks: s.blocks, journal: rec.Journal, perGroup: s.perGroup, descs: ceil(groups, descsPerBlock) + s.reserved}
+	return layout{blocks: s.blocks, journal: rec.Journal, perGroup: s.perGroup, descs: ceil(groups, descsPerBlock) + s.reserved}
 }
 
 // resizeImage makes the image larger or smaller. A growth is in the record before it begins, so that the next mount ends it; a
@@ -41,11 +41,11 @@ func resizeImage(ctx context.Context, dir string, rec *record, bytes int64) erro
 		return err
 	}
 	if free && rec.FromBytes != 0 {
-		if err := whole(ctx, dir, image, rec); err != nil {
+		if err := checkAndRepair(ctx, dir, image, rec); err != nil {
 			return err
 		}
 	}
-	p := s.plan(rec)
+	p := s.layout(rec)
 	next := *rec
 	next.Bytes = bytes
 	next.ImageBytes = p.fit(bytes/blockSize) * blockSize
@@ -71,10 +71,10 @@ func resizeImage(ctx context.Context, dir string, rec *record, bytes int64) erro
 		if err := errors.Join(next.write(dir), image.Truncate(next.ImageBytes)); err != nil {
 			return err
 		}
-		return whole(context.WithoutCancel(ctx), dir, image, &next)
+		return checkAndRepair(context.WithoutCancel(ctx), dir, image, &next)
 	}
 	next.FromBytes = rec.ImageBytes
-	return growUsed(dir, image, s, &next)
+	return growMountedImage(dir, image, s, &next)
 }
 
 // growAtRest makes the file system of an image that nothing has as large as the image, and notes it.
@@ -86,19 +86,19 @@ func growAtRest(ctx context.Context, dir string, image *os.File, rec *record) er
 	return errors.Join(image.Sync(), rec.write(dir))
 }
 
-// growUsed does the same while it is mounted.
-func growUsed(dir string, image *os.File, s super, next *record) error {
+// growMountedImage does the same while it is mounted.
+func growMountedImage(dir string, image *os.File, s superblock, next *record) error {
 	mnt := filepath.Join(dir, mountDir)
 	if is, err := livemount.IsMount(mnt); !is || err != nil {
 		return errors.Join(err, fmt.Errorf("a clone of its mount is still used: %w", ErrBusy))
 	}
-	if err := growMounted(mnt, uint64(s.blocks)); err != nil { // to what it is: may we?
+	if err := growExt4(mnt, uint64(s.blocks)); err != nil { // to what it is: may we?
 		if errors.Is(err, unix.EPERM) {
 			err = fmt.Errorf("growing it while it is used needs CAP_SYS_RESOURCE: do it when no sandbox has it: %w", errdefs.ErrFailedPrecondition)
 		}
 		return err
 	}
-	device, err := attached(image)
+	device, err := findAttached(image)
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func growUsed(dir string, image *os.File, s super, next *record) error {
 	if err := errors.Join(next.write(dir), image.Truncate(next.ImageBytes), setCapacity(device)); err != nil {
 		return err
 	}
-	if err := growMounted(mnt, uint64(next.ImageBytes/blockSize)); err != nil {
+	if err := growExt4(mnt, uint64(next.ImageBytes/blockSize)); err != nil {
 		return err
 	}
 	next.FromBytes = 0

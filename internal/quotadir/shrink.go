@@ -16,17 +16,17 @@ import (
 // blocks, leaves nothing usable.
 func shrinkImage(ctx context.Context, dir string, image *os.File, next *record) error {
 	small := filepath.Join(dir, newImageFile)
-	if err := shrunk(ctx, small, image, next); err != nil {
+	if err := writeShrunk(ctx, small, image, next); err != nil {
 		return errors.Join(err, os.Remove(small))
 	}
 	if err := next.write(dir); err != nil {
 		return err
 	}
-	return settle(dir, next)
+	return finishShrink(dir, next)
 }
 
-// shrunk writes a copy of the image at its next size.
-func shrunk(ctx context.Context, small string, image *os.File, next *record) error {
+// writeShrunk writes a copy of the image at its next size.
+func writeShrunk(ctx context.Context, small string, image *os.File, next *record) error {
 	f, err := os.OpenFile(small, os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
@@ -94,9 +94,9 @@ func copySparse(ctx context.Context, to, from *os.File, size int64) error {
 	return nil
 }
 
-// settle ends a shrinking that was cut short: by the time it is in the record, the smaller copy is whole. Of one that is not in the record
+// finishShrink ends a shrinking that was cut short: by the time it is in the record, the smaller copy is whole. Of one that is not in the record
 // the copy goes. Growing is settled by the next mount.
-func settle(dir string, rec *record) error {
+func finishShrink(dir string, rec *record) error {
 	small := filepath.Join(dir, newImageFile)
 	switch {
 	case rec.FromBytes == 0:

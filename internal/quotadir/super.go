@@ -27,8 +27,8 @@ const (
 	stateErrors = 0x2
 )
 
-// super is what is read of a superblock.
-type super struct {
+// superblock is what is read of a superblock.
+type superblock struct {
 	uuid       string
 	blocks     int64
 	freeBlocks int64
@@ -42,18 +42,18 @@ type super struct {
 	blockBits  uint32
 }
 
-func readSuper(r io.ReaderAt) (super, error) {
+func readSuper(r io.ReaderAt) (superblock, error) {
 	b := make([]byte, superSize)
 	if _, err := r.ReadAt(b, superOffset); err != nil {
-		return super{}, fmt.Errorf("read superblock: %w: %w", err, ErrAltered)
+		return superblock{}, fmt.Errorf("read superblock: %w: %w", err, ErrAltered)
 	}
 	u16 := func(at int) uint16 { return binary.LittleEndian.Uint16(b[at:]) }
 	u32 := func(at int) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
 	u64 := func(low, high int) int64 { return int64(uint64(u32(high))<<32 | uint64(u32(low))) }
 	if u16(0x38) != superMagic {
-		return super{}, fmt.Errorf("no ext4 superblock: %w", ErrAltered)
+		return superblock{}, fmt.Errorf("no ext4 superblock: %w", ErrAltered)
 	}
-	return super{
+	return superblock{
 		uuid:       hex.EncodeToString(b[0x68:0x78]),
 		blocks:     u64(0x4, 0x150),
 		freeBlocks: u64(0xC, 0x158),
@@ -69,7 +69,7 @@ func readSuper(r io.ReaderAt) (super, error) {
 }
 
 // check refuses a superblock that is not that of the record.
-func (s super) check(rec *record) error {
+func (s superblock) check(rec *record) error {
 	switch {
 	case s.uuid != rec.UUID:
 		return fmt.Errorf("it is the file system %s, not %s: %w", s.uuid, rec.UUID, ErrAltered)

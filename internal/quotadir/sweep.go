@@ -50,7 +50,7 @@ func sweepMount(ctx context.Context, dir string, used func(string) bool) error {
 
 // sweepLoops clears devices whose image was removed. Of one that is mounted somewhere nothing changes: it goes with the mount.
 func sweepLoops(base string) error {
-	loops, err := backed()
+	loops, err := attachedLoops()
 	if err != nil {
 		return err
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// maxWords bounds what is quoted of a tool's output.
-const maxWords = 400
+// maxToolOutput bounds what is quoted of a tool's output.
+const maxToolOutput = 400
 
 // findTool looks where e2fsprogs puts its programs, which is not in every PATH.
 func findTool(name string) (string, error) {
@@ -31,13 +31,13 @@ func findTool(name string) (string, error) {
 
 // exitError is a tool that ended with a code that is not 0.
 type exitError struct {
-	tool  string
-	code  int
-	words string
+	tool   string
+	code   int
+	output string
 }
 
 func (e *exitError) Error() string {
-	return fmt.Sprintf("%s ended with %d: %s", e.tool, e.code, e.words)
+	return fmt.Sprintf("%s ended with %d: %s", e.tool, e.code, e.output)
 }
 
 // e2tool runs a program of e2fsprogs.
@@ -56,7 +56,7 @@ func e2tool(ctx context.Context, name string, args ...string) error {
 	}
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		words := strings.Join(strings.Fields(out.String()), " ")
-		return &exitError{tool: name, code: exit.ExitCode(), words: words[:min(len(words), maxWords)]}
+		return &exitError{tool: name, code: exit.ExitCode(), output: words[:min(len(words), maxToolOutput)]}
 	}
 	return err
 }

@@ -68,12 +68,12 @@ func usageAtRest(dir string, rec *record) (Use, error) {
 	if err != nil {
 		return Use{}, fmt.Errorf("%s: %w", image.Name(), err)
 	}
-	p := s.plan(rec)
+	p := s.layout(rec)
 	bytes := max(s.blocks-p.overhead(), 0) * blockSize
 	return Use{
 		Bytes: bytes,
 		Used:  max(bytes-s.freeBlocks*blockSize, 0),
-		Free:  max(s.freeBlocks-kept(s.blocks), 0) * blockSize,
+		Free:  max(s.freeBlocks-reservedBlocks(s.blocks), 0) * blockSize,
 		Files: s.inodes, FilesFree: s.freeInodes,
 	}, nil
 }

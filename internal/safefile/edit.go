@@ -37,7 +37,7 @@ const editChunk = 64 << 10
 // memory is bounded by the text that is replaced; one that is changed meanwhile
 // is left as it is, FailedPrecondition.
 func (r *Root) Edit(ctx context.Context, p string, e Edit) (Edited, error) {
-	if err := e.check(); err != nil {
+	if err := e.validate(); err != nil {
 		return Edited{}, err
 	}
 	rd, err := r.Read(p, 0, 0)
@@ -45,14 +45,14 @@ func (r *Root) Edit(ctx context.Context, p string, e Edit) (Edited, error) {
 		return Edited{}, err
 	}
 	defer rd.Close()
-	before, err := stampOf(rd)
+	before, err := stampFile(rd)
 	if err != nil {
-		return Edited{}, fail("stat", "path", p, err)
+		return Edited{}, newError("stat", "path", p, err)
 	}
 	if rd.info.Size > e.MaxBytes {
-		return Edited{}, refused("path", "%q has %d bytes, at most %d can be edited", p, rd.info.Size, e.MaxBytes)
+		return Edited{}, precondition("path", "%q has %d bytes, at most %d can be edited", p, rd.info.Size, e.MaxBytes)
 	}
-	found, err := e.find(ctx, p, rd)
+	found, err := e.findMatches(ctx, p, rd)
 	if err != nil {
 		return Edited{}, err
 	}
@@ -65,16 +65,16 @@ func (r *Root) Edit(ctx context.Context, p string, e Edit) (Edited, error) {
 	}
 	defer w.Close()
 	if err := e.rewrite(ctx, rd, w); err != nil {
-		return Edited{}, fail("edit", "path", p, err)
+		return Edited{}, newError("edit", "path", p, err)
 	}
-	if err := before.unchanged(p, rd, w, found.size(&e, rd.info.Size)); err != nil {
+	if err := before.checkUnchanged(p, rd, w, found.size(&e, rd.info.Size)); err != nil {
 		return Edited{}, err
 	}
 	info, err := w.Commit()
 	return Edited{Count: found.count, Line: found.line, Info: info}, err
 }
 
-func (e *Edit) check() error {
+func (e *Edit) validate() error {
 	switch {
 	case e.Old == "":
 		return invalid("old", "is empty: name the text to replace, or write the file whole")
@@ -92,38 +92,38 @@ func (e *Edit) check() error {
 	return nil
 }
 
-func refused(field, format string, args ...any) *Error {
+func precondition(field, format string, args ...any) *Error {
 	return &Error{Class: errdefs.ErrFailedPrecondition, Field: field, Message: fmt.Sprintf(format, args...)}
 }
 
-// found is where the old text is.
-type found struct {
+// matches is where the old text is.
+type matches struct {
 	count int
 	line  int
 }
 
 // size is that of the file afterwards.
-func (f found) size(e *Edit, was int64) int64 {
+func (f matches) size(e *Edit, was int64) int64 {
 	return was + int64(f.count)*int64(len(e.New)-len(e.Old))
 }
 
-func (e *Edit) checkFound(p string, f found, size int64) error {
+func (e *Edit) checkFound(p string, f matches, size int64) error {
 	switch {
 	case f.count == 0:
 		return &Error{Class: errdefs.ErrNotFound, Field: "old", Message: fmt.Sprintf("is not in %q", p)}
 	case f.count > 1 && !e.All:
-		return refused("old", "is %d times in %q: give more of the text around it, or ask for all", f.count, p)
+		return precondition("old", "is %d times in %q: give more of the text around it, or ask for all", f.count, p)
 	case f.size(e, size) > e.MaxBytes:
-		return refused("new", "makes %q %d bytes long, at most %d are allowed", p, f.size(e, size), e.MaxBytes)
+		return precondition("new", "makes %q %d bytes long, at most %d are allowed", p, f.size(e, size), e.MaxBytes)
 	}
 	return nil
 }
 
-// find counts the old text in what rd gives, and sees that it is text.
-func (e *Edit) find(ctx context.Context, p string, rd io.Reader) (found, error) {
-	var f found
+// findMatches counts the old text in what rd gives, and sees that it is text.
+func (e *Edit) findMatches(ctx context.Context, p string, rd io.Reader) (matches, error) {
+	var f matches
 	text, line := textCheck{}, 1
-	err := e.pieces(ctx, rd, text.add, func(piece []byte, match bool) error {
+	err := e.eachPiece(ctx, rd, text.add, func(piece []byte, match bool) error {
 		if match {
 			if f.count++; f.count == 1 {
 				f.line = line
@@ -138,7 +138,7 @@ func (e *Edit) find(ctx context.Context, p string, rd io.Reader) (found, error) 
 		err = text.end()
 	}
 	if err != nil {
-		return found{}, fail("edit", "path", p, err)
+		return matches{}, newError("edit", "path", p, err)
 	}
 	return f, nil
 }
@@ -150,7 +150,7 @@ func (e *Edit) rewrite(ctx context.Context, rd *Reader, w io.Writer) error {
 	}
 	rd.left = rd.info.Size
 	fresh := []byte(e.New)
-	return e.pieces(ctx, rd, nil, func(piece []byte, match bool) error {
+	return e.eachPiece(ctx, rd, nil, func(piece []byte, match bool) error {
 		if match {
 			piece = fresh
 		}
@@ -159,10 +159,10 @@ func (e *Edit) rewrite(ctx context.Context, rd *Reader, w io.Writer) error {
 	})
 }
 
-// pieces calls do for the parts of what rd gives, in order: those that are the
+// eachPiece calls do for the parts of what rd gives, in order: those that are the
 // old text, found from the left, and those between them. seen gets all of it
 // first.
-func (e *Edit) pieces(ctx context.Context, rd io.Reader, seen func([]byte) error, do func(piece []byte, match bool) error) error {
+func (e *Edit) eachPiece(ctx context.Context, rd io.Reader, seen func([]byte) error, do func(piece []byte, match bool) error) error {
 	old := []byte(e.Old)
 	buf := make([]byte, len(old)+editChunk)
 	have := 0
@@ -180,7 +180,7 @@ func (e *Edit) pieces(ctx context.Context, rd io.Reader, seen func([]byte) error
 			}
 		}
 		have += n
-		rest, err := e.split(buf[:have], old, rerr == io.EOF, do)
+		rest, err := e.splitMatches(buf[:have], old, rerr == io.EOF, do)
 		if err != nil || rerr == io.EOF {
 			return err
 		}
@@ -188,9 +188,9 @@ func (e *Edit) pieces(ctx context.Context, rd io.Reader, seen func([]byte) error
 	}
 }
 
-// split hands on what is decided, and returns the rest: the old text may begin
+// splitMatches hands on what is decided, and returns the rest: the old text may begin
 // in it.
-func (e *Edit) split(b, old []byte, last bool, do func([]byte, bool) error) ([]byte, error) {
+func (e *Edit) splitMatches(b, old []byte, last bool, do func([]byte, bool) error) ([]byte, error) {
 	for {
 		i := bytes.Index(b, old)
 		if i < 0 {
@@ -262,38 +262,38 @@ func (t *textCheck) end() error {
 	return nil
 }
 
-// stamp tells one state of a file from another.
-type stamp struct {
+// fileStamp tells one state of a file from another.
+type fileStamp struct {
 	dev, ino uint64
 	size     int64
 	mtime    unix.Timespec
 	ctime    unix.Timespec
 }
 
-func newStamp(st *unix.Stat_t) stamp {
-	return stamp{dev: st.Dev, ino: st.Ino, size: st.Size, mtime: st.Mtim, ctime: st.Ctim}
+func newStamp(st *unix.Stat_t) fileStamp {
+	return fileStamp{dev: st.Dev, ino: st.Ino, size: st.Size, mtime: st.Mtim, ctime: st.Ctim}
 }
 
-func stampOf(rd *Reader) (stamp, error) {
+func stampFile(rd *Reader) (fileStamp, error) {
 	var st unix.Stat_t
-	err := eintr(func() error { return unix.Fstat(fd(rd.f), &st) })
+	err := retryEINTR(func() error { return unix.Fstat(fd(rd.f), &st) })
 	return newStamp(&st), err
 }
 
-// unchanged says whether the file is still what it was when it was opened, still
+// checkUnchanged says whether the file is still what it was when it was opened, still
 // has its name, and was read the same both times.
-func (s stamp) unchanged(p string, rd *Reader, w *Writer, size int64) error {
-	now, err := stampOf(rd)
+func (s fileStamp) checkUnchanged(p string, rd *Reader, w *Writer, size int64) error {
+	now, err := stampFile(rd)
 	if err != nil {
-		return fail("stat", "path", p, err)
+		return newError("stat", "path", p, err)
 	}
 	var st unix.Stat_t
-	err = eintr(func() error { return unix.Fstatat(fd(w.dir), w.base, &st, noFollow) })
+	err = retryEINTR(func() error { return unix.Fstatat(fd(w.dir), w.base, &st, noFollow) })
 	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return fail("stat", "path", p, err)
+		return newError("stat", "path", p, err)
 	}
-	if err != nil || now != s || newStamp(&st) != s || s.size != rd.info.Size || w.n != size {
-		return refused("path", "%q was changed by somebody else meanwhile: read it again", p)
+	if err != nil || now != s || newStamp(&st) != s || s.size != rd.info.Size || w.written != size {
+		return precondition("path", "%q was changed by somebody else meanwhile: read it again", p)
 	}
 	return nil
 }

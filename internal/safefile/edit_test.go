@@ -155,7 +155,7 @@ func FuzzEdit(f *testing.F) {
 	f.Add("\xff", "x", "y", 3)
 	f.Fuzz(func(t *testing.T, text, from, to string, step int) {
 		e := Edit{Old: from, New: to, All: true}
-		if e.check() != nil {
+		if e.validate() != nil {
 			return
 		}
 		slow := func() io.Reader {
@@ -164,7 +164,7 @@ func FuzzEdit(f *testing.F) {
 			}
 			return iotest.HalfReader(strings.NewReader(text))
 		}
-		found, err := e.find(t.Context(), "f", slow())
+		found, err := e.findMatches(t.Context(), "f", slow())
 		if good := utf8.ValidString(text) && !strings.Contains(text, "\x00"); good != (err == nil) {
 			t.Fatalf("%q: %v", text, err)
 		}
@@ -178,7 +178,7 @@ func FuzzEdit(f *testing.F) {
 			t.Fatalf("line %d", found.line)
 		}
 		var out bytes.Buffer
-		err = e.pieces(t.Context(), slow(), nil, func(piece []byte, match bool) error {
+		err = e.eachPiece(t.Context(), slow(), nil, func(piece []byte, match bool) error {
 			if match {
 				piece = []byte(to)
 			}

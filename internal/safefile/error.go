@@ -42,7 +42,7 @@ func invalid(field, format string, args ...any) *Error {
 	return &Error{Class: errdefs.ErrInvalidArgument, Field: field, Message: fmt.Sprintf(format, args...)}
 }
 
-func outside(field, p string) *Error {
+func outsideRoot(field, p string) *Error {
 	return &Error{Class: errdefs.ErrPermissionDenied, Field: field, Message: fmt.Sprintf("%q leads out of the workspace", p)}
 }
 
@@ -50,14 +50,14 @@ func notRegular(field, p string) *Error {
 	return &Error{Class: errdefs.ErrFailedPrecondition, Field: field, Message: fmt.Sprintf("%q is not a regular file", p)}
 }
 
-// fail classes what the kernel or os.Root said.
-func fail(op, field, p string, err error) *Error {
+// newError classes what the kernel or os.Root said.
+func newError(op, field, p string, err error) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
 	}
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		if e.Err.Error() == escapes {
-			return outside(field, p)
+			return outsideRoot(field, p)
 		}
 		err = e.Err
 	}

@@ -15,8 +15,8 @@ import (
 // folder; with Options.NoFollow each part is opened by itself, and a link is an
 // error. The names are clean ones, without "..".
 
-// linked is the refusal of a link where none is followed.
-func linked(field, p string) *Error {
+// linkRefused is the refusal of a link where none is followed.
+func linkRefused(field, p string) *Error {
 	return &Error{Class: errdefs.ErrPermissionDenied, Field: field, Message: fmt.Sprintf("%q is a symbolic link, and links are not followed here", p)}
 }
 
@@ -25,21 +25,21 @@ func (r *Root) open(field, name string, flags int) (*os.File, error) {
 	if !r.opt.NoFollow {
 		return r.dir.OpenFile(name, flags, 0)
 	}
-	top, err := r.top()
+	top, err := r.openTop()
 	if err != nil || name == "." && flags&unix.O_PATH != 0 {
 		return top, err
 	}
 	defer top.Close()
-	return r.below(field, top, name, flags)
+	return r.openBelow(field, top, name, flags)
 }
 
-// top is a handle of the folder itself.
-func (r *Root) top() (*os.File, error) {
+// openTop is a handle of the folder itself.
+func (r *Root) openTop() (*os.File, error) {
 	return r.dir.OpenFile(".", unix.O_PATH|unix.O_DIRECTORY, 0)
 }
 
-// below opens name below a folder, and no part of it may be a link.
-func (r *Root) below(field string, top *os.File, name string, flags int) (*os.File, error) {
+// openBelow opens name below a folder, and no part of it may be a link.
+func (r *Root) openBelow(field string, top *os.File, name string, flags int) (*os.File, error) {
 	const handle = unix.O_PATH | unix.O_DIRECTORY
 	at, own := fd(top), -1
 	defer func() {
@@ -57,7 +57,7 @@ func (r *Root) below(field string, top *os.File, name string, flags int) (*os.Fi
 		n, err := openAt(at, part, how)
 		if err == unix.ELOOP || err == unix.ENOTDIR && how&unix.O_DIRECTORY != 0 {
 			if isLink(at, part) {
-				return nil, linked(field, strings.TrimSuffix(strings.TrimSuffix(name, more), "/"))
+				return nil, linkRefused(field, strings.TrimSuffix(strings.TrimSuffix(name, more), "/"))
 			}
 		}
 		if err != nil {
@@ -76,7 +76,7 @@ func (r *Root) below(field string, top *os.File, name string, flags int) (*os.Fi
 
 // openAt opens base in a folder, and not what it leads to if it is a link.
 func openAt(at int, base string, flags int) (n int, err error) {
-	err = eintr(func() (err error) {
+	err = retryEINTR(func() (err error) {
 		n, err = unix.Openat(at, base, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		return err
 	})
@@ -85,28 +85,28 @@ func openAt(at int, base string, flags int) (n int, err error) {
 
 func isLink(at int, base string) bool {
 	var st unix.Stat_t
-	err := eintr(func() error { return unix.Fstatat(at, base, &st, noFollow) })
+	err := retryEINTR(func() error { return unix.Fstatat(at, base, &st, noFollow) })
 	return err == nil && typeOf(st.Mode) == TypeSymlink
 }
 
-// plain refuses a link in the last part of a path where none is followed.
-func (r *Root) plain(field string, info Info) error {
+// refuseLink refuses a link in the last part of a path where none is followed.
+func (r *Root) refuseLink(field string, info Info) error {
 	if r.opt.NoFollow && info.Type == TypeSymlink {
-		return linked(field, info.Path)
+		return linkRefused(field, info.Path)
 	}
 	return nil
 }
 
-// plainAt is plain for what is about to be changed, if it is there.
-func (r *Root) plainAt(field string, dir *os.File, base, name string) error {
+// refuseLinkAt is plain for what is about to be changed, if it is there.
+func (r *Root) refuseLinkAt(field string, dir *os.File, base, name string) error {
 	if r.opt.NoFollow && isLink(fd(dir), base) {
-		return linked(field, name)
+		return linkRefused(field, name)
 	}
 	return nil
 }
 
-// peek refuses what is there and no regular file.
-func (r *Root) peek(name string) error {
+// checkRegular refuses what is there and no regular file.
+func (r *Root) checkRegular(name string) error {
 	if !r.opt.NoFollow {
 		if fi, err := r.dir.Stat(name); err == nil && !fi.Mode().IsRegular() {
 			return notRegular("path", name)
@@ -133,7 +133,7 @@ func (r *Root) mkdirOne(name string) error {
 		return err
 	}
 	defer dir.Close()
-	if err := eintr(func() error { return unix.Mkdirat(fd(dir), path.Base(name), 0o700) }); err != nil {
+	if err := retryEINTR(func() error { return unix.Mkdirat(fd(dir), path.Base(name), 0o700) }); err != nil {
 		return &fs.PathError{Op: "mkdir", Path: name, Err: err}
 	}
 	return nil

@@ -36,7 +36,7 @@ type Info struct {
 // statAt describes base in the folder dir; name is its path from the root.
 func statAt(dir int, base, name string) (Info, error) {
 	var st unix.Stat_t
-	if err := eintr(func() error { return unix.Fstatat(dir, base, &st, noFollow) }); err != nil {
+	if err := retryEINTR(func() error { return unix.Fstatat(dir, base, &st, noFollow) }); err != nil {
 		return Info{}, err
 	}
 	info := newInfo(&st, name)
@@ -44,7 +44,7 @@ func statAt(dir int, base, name string) (Info, error) {
 		buf := make([]byte, MaxPath)
 		// A link that was replaced since then has no target.
 		if n, err := unix.Readlinkat(dir, base, buf); err == nil {
-			info.Target = valid(string(buf[:n]))
+			info.Target = validUTF8(string(buf[:n]))
 		}
 	}
 	return info, nil
@@ -52,7 +52,7 @@ func statAt(dir int, base, name string) (Info, error) {
 
 func statFile(f *os.File, name string) (Info, error) {
 	var st unix.Stat_t
-	if err := eintr(func() error { return unix.Fstat(fd(f), &st) }); err != nil {
+	if err := retryEINTR(func() error { return unix.Fstat(fd(f), &st) }); err != nil {
 		return Info{}, err
 	}
 	return newInfo(&st, name), nil
@@ -60,7 +60,7 @@ func statFile(f *os.File, name string) (Info, error) {
 
 func newInfo(st *unix.Stat_t, name string) Info {
 	return Info{
-		Name: valid(path.Base(name)), Path: valid(name), Type: typeOf(st.Mode),
+		Name: validUTF8(path.Base(name)), Path: validUTF8(name), Type: typeOf(st.Mode),
 		Size: st.Size, Mode: st.Mode & 0o7777, UID: st.Uid, GID: st.Gid,
 		ModTime: time.Unix(st.Mtim.Unix()).UTC(),
 	}
@@ -78,19 +78,19 @@ func typeOf(mode uint32) string {
 	return TypeOther
 }
 
-func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+func validUTF8(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // List describes what is in the folder p, sorted by name: at most limit
 // entries, and no more once fits says no to one. It then answers true, and
 // which entries are missing is the filesystem's choice.
 func (r *Root) List(ctx context.Context, p string, limit int, fits func(Info) bool) ([]Info, bool, error) {
-	name, err := r.clean("path", p)
+	name, err := r.cleanPath("path", p)
 	if err != nil {
 		return nil, false, err
 	}
 	dir, err := r.open("path", name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK)
 	if err != nil {
-		return nil, false, fail("open", "path", name, err)
+		return nil, false, newError("open", "path", name, err)
 	}
 	defer dir.Close()
 	items := []Info{}
@@ -110,7 +110,7 @@ func (r *Root) List(ctx context.Context, p string, limit int, fits func(Info) bo
 		return true, nil
 	})
 	if err != nil {
-		return nil, false, fail("list", "path", name, err)
+		return nil, false, newError("list", "path", name, err)
 	}
 	slices.SortFunc(items, func(a, b Info) int { return strings.Compare(a.Name, b.Name) })
 	return items, more, nil

@@ -10,7 +10,7 @@ import (
 // it. Where target leads is not looked at. It answers false where that very
 // link was there already; anything else of that name is AlreadyExists.
 func (r *Root) Symlink(p, target string) (bool, error) {
-	name, err := r.clean("path", p)
+	name, err := r.cleanPath("path", p)
 	if err != nil {
 		return false, err
 	}
@@ -22,19 +22,19 @@ func (r *Root) Symlink(p, target string) (bool, error) {
 			return false, err
 		}
 	}
-	dir, base, err := r.at("path", name)
+	dir, base, err := r.openParent("path", name)
 	if err != nil {
 		return false, err
 	}
 	defer dir.Close()
-	err = eintr(func() error { return unix.Symlinkat(target, fd(dir), base) })
+	err = retryEINTR(func() error { return unix.Symlinkat(target, fd(dir), base) })
 	if err == unix.EEXIST {
 		if info, serr := statAt(fd(dir), base, name); serr == nil && info.Type == TypeSymlink && info.Target == target {
 			return false, nil
 		}
 	}
 	if err != nil {
-		return false, fail("make link", "path", name, err)
+		return false, newError("make link", "path", name, err)
 	}
 	return true, nil
 }

@@ -15,7 +15,7 @@ import (
 // not empty is removed with recursive only. When ctx ends, or something cannot
 // be removed, what is left of a tree stays, in no particular shape.
 func (r *Root) Remove(ctx context.Context, p string, recursive bool) error {
-	dir, base, name, err := r.entry("path", p)
+	dir, base, name, err := r.openEntry("path", p)
 	if err != nil {
 		return err
 	}
@@ -25,28 +25,28 @@ func (r *Root) Remove(ctx context.Context, p string, recursive bool) error {
 		err = removeTree(ctx, fd(dir), base)
 	}
 	if err != nil {
-		return fail("remove", "path", name, err)
+		return newError("remove", "path", name, err)
 	}
 	return nil
 }
 
 // unlink removes a file or an empty folder.
 func unlink(dir int, base string) error {
-	err := eintr(func() error { return unix.Unlinkat(dir, base, 0) })
+	err := retryEINTR(func() error { return unix.Unlinkat(dir, base, 0) })
 	if err == unix.EISDIR {
-		err = eintr(func() error { return unix.Unlinkat(dir, base, unix.AT_REMOVEDIR) })
+		err = retryEINTR(func() error { return unix.Unlinkat(dir, base, unix.AT_REMOVEDIR) })
 	}
 	return err
 }
 
-// tree is a folder that is being emptied. A folder in it that is not empty is
+// treeRemover is a folder that is being emptied. A folder in it that is not empty is
 // flattened: its files are removed, and its folders moved up into top. So
 // there are two open folders at any time, however deep the tree is.
-type tree struct {
-	top *os.File
-	dev uint64
-	tag string
-	n   int
+type treeRemover struct {
+	top    *os.File
+	dev    uint64
+	prefix string
+	n      int
 }
 
 func removeTree(ctx context.Context, dir int, base string) error {
@@ -55,21 +55,21 @@ func removeTree(ctx context.Context, dir int, base string) error {
 		return err
 	}
 	defer top.Close()
-	dev, err := device(top)
+	dev, err := deviceOf(top)
 	if err != nil {
 		return err
 	}
-	t := &tree{top: top, dev: dev, tag: ".gone-" + rand.Text()[:8] + "-"}
+	t := &treeRemover{top: top, dev: dev, prefix: ".gone-" + rand.Text()[:8] + "-"}
 	if err := t.empty(ctx, top, t.flatten); err != nil {
 		return err
 	}
-	return gone(unlink(dir, base))
+	return ignoreNotExist(unlink(dir, base))
 }
 
 // empty removes what is in dir, handing folders that are not empty to full.
 // Names that appear while a folder is read may be missed: it goes on until a
 // whole pass finds nothing.
-func (t *tree) empty(ctx context.Context, dir *os.File, full func(context.Context, string) error) error {
+func (t *treeRemover) empty(ctx context.Context, dir *os.File, full func(context.Context, string) error) error {
 	for found := true; found; {
 		found = false
 		if _, err := dir.Seek(0, 0); err != nil {
@@ -81,7 +81,7 @@ func (t *tree) empty(ctx context.Context, dir *os.File, full func(context.Contex
 			if err == unix.ENOTEMPTY {
 				err = full(ctx, base)
 			}
-			err = gone(err)
+			err = ignoreNotExist(err)
 			return err == nil, err
 		})
 		if err != nil {
@@ -92,7 +92,7 @@ func (t *tree) empty(ctx context.Context, dir *os.File, full func(context.Contex
 }
 
 // flatten removes the folder base of top, moving the folders in it to top.
-func (t *tree) flatten(ctx context.Context, base string) error {
+func (t *treeRemover) flatten(ctx context.Context, base string) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
@@ -102,33 +102,33 @@ func (t *tree) flatten(ctx context.Context, base string) error {
 	}
 	defer dir.Close()
 	// Another filesystem mounted here is not ours to empty.
-	if dev, err := device(dir); err != nil || dev != t.dev {
+	if dev, err := deviceOf(dir); err != nil || dev != t.dev {
 		return errors.Join(err, unix.EXDEV)
 	}
-	err = t.empty(ctx, dir, func(ctx context.Context, sub string) error { return t.lift(ctx, dir, sub) })
+	err = t.empty(ctx, dir, func(ctx context.Context, sub string) error { return t.moveUp(ctx, dir, sub) })
 	if err != nil {
 		return err
 	}
 	return unlink(fd(t.top), base)
 }
 
-// lift moves the folder sub of dir to top under a new name. Where there is no room
+// moveUp moves the folder sub of dir to top under a new name. Where there is no room
 // for that name it makes some: a full file system can be emptied too.
-func (t *tree) lift(ctx context.Context, dir *os.File, sub string) error {
+func (t *treeRemover) moveUp(ctx context.Context, dir *os.File, sub string) error {
 	const tries = 100 // against whoever makes the same names meanwhile
 	opened := false
 	for left := tries; left > 0; left-- {
 		t.n++
-		err := unix.Renameat(fd(dir), sub, fd(t.top), t.tag+strconv.Itoa(t.n))
+		err := unix.Renameat(fd(dir), sub, fd(t.top), t.prefix+strconv.Itoa(t.n))
 		switch {
 		case err == unix.EACCES && !opened:
 			// A folder's ".." changes, so it has to be writable itself.
 			opened = true
-			if err := unlock(fd(dir), sub); err != nil {
+			if err := makeAccessible(fd(dir), sub); err != nil {
 				return err
 			}
 		case err == unix.ENOSPC || err == unix.EDQUOT:
-			if err := t.dig(ctx, dir, sub); err != nil {
+			if err := t.freeSpace(ctx, dir, sub); err != nil {
 				return err
 			}
 			left++ // something is gone: it comes to an end
@@ -140,9 +140,9 @@ func (t *tree) lift(ctx context.Context, dir *os.File, sub string) error {
 	return unix.EBUSY
 }
 
-// dig removes one file or folder from the depth of sub, or sub itself once it is
+// freeSpace removes one file or folder from the depth of sub, or sub itself once it is
 // empty, and waits until what that took is free. Two folders are open at a time.
-func (t *tree) dig(ctx context.Context, dir *os.File, sub string) error {
+func (t *treeRemover) freeSpace(ctx context.Context, dir *os.File, sub string) error {
 	at, own := fd(dir), (*os.File)(nil)
 	defer func() {
 		if own != nil {
@@ -168,7 +168,7 @@ func (t *tree) dig(ctx context.Context, dir *os.File, sub string) error {
 			own.Close()
 		}
 		at, own = fd(below), below
-		if dev, err := device(below); err != nil || dev != t.dev {
+		if dev, err := deviceOf(below); err != nil || dev != t.dev {
 			return errors.Join(err, unix.EXDEV)
 		}
 		names, err := below.Readdirnames(1)
@@ -184,12 +184,12 @@ func (t *tree) dig(ctx context.Context, dir *os.File, sub string) error {
 func openDir(dir int, base string) (*os.File, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 	open := func() (n int, err error) {
-		err = eintr(func() (err error) { n, err = unix.Openat(dir, base, flags, 0); return })
+		err = retryEINTR(func() (err error) { n, err = unix.Openat(dir, base, flags, 0); return })
 		return n, err
 	}
 	n, err := open()
 	if err == unix.EACCES {
-		if err = unlock(dir, base); err == nil {
+		if err = makeAccessible(dir, base); err == nil {
 			n, err = open()
 		}
 	}
@@ -203,10 +203,10 @@ func openDir(dir int, base string) (*os.File, error) {
 	return os.NewFile(uintptr(n), base), nil
 }
 
-// unlock gives the owner all rights on a folder that cannot be opened. There
+// makeAccessible gives the owner all rights on a folder that cannot be opened. There
 // is no fchmodat that leaves links alone before Linux 6.6, so it goes by a
 // handle and its name in /proc.
-func unlock(dir int, base string) error {
+func makeAccessible(dir int, base string) error {
 	n, err := unix.Openat(dir, base, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -215,14 +215,14 @@ func unlock(dir int, base string) error {
 	return unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", n), 0o700)
 }
 
-func device(f *os.File) (uint64, error) {
+func deviceOf(f *os.File) (uint64, error) {
 	var st unix.Stat_t
-	err := eintr(func() error { return unix.Fstat(fd(f), &st) })
+	err := retryEINTR(func() error { return unix.Fstat(fd(f), &st) })
 	return st.Dev, err
 }
 
-// gone takes "no such file" as success: somebody else removed it.
-func gone(err error) error {
+// ignoreNotExist takes "no such file" as success: somebody else removed it.
+func ignoreNotExist(err error) error {
 	if err == unix.ENOENT {
 		return nil
 	}

@@ -61,7 +61,7 @@ type Root struct {
 func Open(dir string, opt Options) (*Root, error) {
 	r, err := os.OpenRoot(dir)
 	if err != nil {
-		return nil, fail("open", "", "the root", err)
+		return nil, newError("open", "", "the root", err)
 	}
 	return &Root{dir: r, opt: opt}, nil
 }
@@ -69,8 +69,8 @@ func Open(dir string, opt Options) (*Root, error) {
 // Close lets go of the folder; Readers and Writers live on.
 func (r *Root) Close() error { return r.dir.Close() }
 
-// clean checks a caller's path and makes it relative to the root.
-func (r *Root) clean(field, p string) (string, error) {
+// cleanPath checks a caller's path and makes it relative to the root.
+func (r *Root) cleanPath(field, p string) (string, error) {
 	switch {
 	case len(p) > MaxPath:
 		return "", invalid(field, "is longer than %d bytes", MaxPath)
@@ -82,45 +82,45 @@ func (r *Root) clean(field, p string) (string, error) {
 	if strings.HasPrefix(p, "/") {
 		rest, ok := strings.CutPrefix(p, r.opt.Prefix)
 		if r.opt.Prefix == "" || !ok || rest != "" && rest[0] != '/' {
-			return "", outside(field, p)
+			return "", outsideRoot(field, p)
 		}
 		p = strings.TrimLeft(rest, "/")
 	}
 	p = path.Clean(p)
 	if !filepath.IsLocal(p) {
-		return "", outside(field, p)
+		return "", outsideRoot(field, p)
 	}
 	return p, nil
 }
 
-// at opens the folder that p is in, as a mere handle, and returns p's last
+// openParent opens the folder that p is in, as a mere handle, and returns p's last
 // part: from there on that one name is used, and no path is walked again.
-func (r *Root) at(field, p string) (*os.File, string, error) {
+func (r *Root) openParent(field, p string) (*os.File, string, error) {
 	dir, base := path.Split(p)
 	if dir = strings.TrimRight(dir, "/"); dir == "" {
 		dir = "."
 	}
 	f, err := r.open(field, dir, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
-		return nil, "", fail("open", field, dir, err)
+		return nil, "", newError("open", field, dir, err)
 	}
 	return f, base, nil
 }
 
-// entry is at for what is going to be changed: not the root itself.
-func (r *Root) entry(field, p string) (*os.File, string, string, error) {
-	name, err := r.clean(field, p)
+// openEntry is at for what is going to be changed: not the root itself.
+func (r *Root) openEntry(field, p string) (*os.File, string, string, error) {
+	name, err := r.cleanPath(field, p)
 	if err != nil {
 		return nil, "", "", err
 	}
 	if name == "." {
 		return nil, "", "", invalid(field, "is the workspace itself")
 	}
-	dir, base, err := r.at(field, name)
+	dir, base, err := r.openParent(field, name)
 	if err != nil {
 		return nil, "", "", err
 	}
-	if err := r.plainAt(field, dir, base, name); err != nil {
+	if err := r.refuseLinkAt(field, dir, base, name); err != nil {
 		_ = dir.Close()
 		return nil, "", "", err
 	}
@@ -129,26 +129,26 @@ func (r *Root) entry(field, p string) (*os.File, string, string, error) {
 
 // Stat describes p; a link in its last part is described itself.
 func (r *Root) Stat(p string) (Info, error) {
-	name, err := r.clean("path", p)
+	name, err := r.cleanPath("path", p)
 	if err != nil {
 		return Info{}, err
 	}
-	dir, base, err := r.at("path", name)
+	dir, base, err := r.openParent("path", name)
 	if err != nil {
 		return Info{}, err
 	}
 	defer dir.Close()
 	info, err := statAt(fd(dir), base, name)
 	if err != nil {
-		return Info{}, fail("stat", "path", name, err)
+		return Info{}, newError("stat", "path", name, err)
 	}
-	return info, r.plain("path", info)
+	return info, r.refuseLink("path", info)
 }
 
 // Mkdir makes the folder p and those above it. That it is there already is no
 // error, and then mode does nothing; mode 0 is 0755.
 func (r *Root) Mkdir(p string, mode uint32) (Info, error) {
-	name, err := r.clean("path", p)
+	name, err := r.cleanPath("path", p)
 	if err != nil {
 		return Info{}, err
 	}
@@ -190,11 +190,11 @@ func (r *Root) mkdirAll(leaf string, perm uint32) error {
 		if serr != nil && !os.IsNotExist(serr) && !errors.Is(serr, unix.ENOTDIR) {
 			err = serr // of a link, where it leads
 		}
-		return fail("make folder", "path", name, err)
+		return newError("make folder", "path", name, err)
 	}
 	for i := len(missing) - 1; i >= 0; i-- {
 		if err := r.mkdir(missing[i], permOf(missing[i])); err != nil && !os.IsExist(err) {
-			return fail("make folder", "path", missing[i], err)
+			return newError("make folder", "path", missing[i], err)
 		}
 	}
 	return nil
@@ -209,11 +209,11 @@ func (r *Root) mkdir(name string, perm uint32) error {
 		return err
 	}
 	defer f.Close()
-	return r.own(f, perm)
+	return r.setOwnerMode(f, perm)
 }
 
-// own gives a new file its owner and mode, by its descriptor.
-func (r *Root) own(f *os.File, perm uint32) error {
+// setOwnerMode gives a new file its owner and mode, by its descriptor.
+func (r *Root) setOwnerMode(f *os.File, perm uint32) error {
 	if o := r.opt.Owner; o != nil {
 		if err := unix.Fchown(fd(f), o.UID, o.GID); err != nil {
 			return os.NewSyscallError("fchown", err)
@@ -226,22 +226,22 @@ func (r *Root) own(f *os.File, perm uint32) error {
 // Move renames from to to, replacing a file or an empty folder there. Links
 // are moved themselves.
 func (r *Root) Move(from, to string) (Info, error) {
-	fromDir, fromBase, _, err := r.entry("path", from)
+	fromDir, fromBase, _, err := r.openEntry("path", from)
 	if err != nil {
 		return Info{}, err
 	}
 	defer fromDir.Close()
-	toDir, toBase, name, err := r.entry("to", to)
+	toDir, toBase, name, err := r.openEntry("to", to)
 	if err != nil {
 		return Info{}, err
 	}
 	defer toDir.Close()
 	if err := unix.Renameat(fd(fromDir), fromBase, fd(toDir), toBase); err != nil {
-		return Info{}, fail("move", "path", from, err)
+		return Info{}, newError("move", "path", from, err)
 	}
 	info, err := statAt(fd(toDir), toBase, name)
 	if err != nil {
-		return Info{}, fail("stat", "to", name, err)
+		return Info{}, newError("stat", "to", name, err)
 	}
 	return info, nil
 }
@@ -256,7 +256,7 @@ type Reader struct {
 // Read opens the regular file p from offset; limit bytes at most unless it is
 // zero.
 func (r *Root) Read(p string, offset, limit int64) (*Reader, error) {
-	name, err := r.clean("path", p)
+	name, err := r.cleanPath("path", p)
 	if err != nil {
 		return nil, err
 	}
@@ -265,12 +265,12 @@ func (r *Root) Read(p string, offset, limit int64) (*Reader, error) {
 	}
 	// Looked at before it is opened, so that opening a device does nothing;
 	// and again afterwards by what was opened.
-	if err := r.peek(name); err != nil {
+	if err := r.checkRegular(name); err != nil {
 		return nil, err
 	}
 	f, err := r.open("path", name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {
-		return nil, fail("open", "path", name, err)
+		return nil, newError("open", "path", name, err)
 	}
 	rd, err := newReader(f, name)
 	if err != nil {
@@ -283,7 +283,7 @@ func (r *Root) Read(p string, offset, limit int64) (*Reader, error) {
 	if rd.left > 0 && offset > 0 {
 		if _, err := f.Seek(offset, io.SeekStart); err != nil {
 			_ = f.Close()
-			return nil, fail("seek", "path", name, err)
+			return nil, newError("seek", "path", name, err)
 		}
 	}
 	return rd, nil
@@ -294,7 +294,7 @@ func newReader(f *os.File, name string) (*Reader, error) {
 	info, err := statFile(f, name)
 	if err != nil {
 		_ = f.Close()
-		return nil, fail("stat", "path", name, err)
+		return nil, newError("stat", "path", name, err)
 	}
 	if info.Type != TypeFile {
 		_ = f.Close()
@@ -310,7 +310,7 @@ func (rd *Reader) Info() Info { return rd.info }
 func (rd *Reader) Stat() (Info, error) {
 	info, err := statFile(rd.f, rd.info.Path)
 	if err != nil {
-		return Info{}, fail("stat", "path", rd.info.Path, err)
+		return Info{}, newError("stat", "path", rd.info.Path, err)
 	}
 	return info, nil
 }
@@ -323,7 +323,7 @@ func (rd *Reader) Read(b []byte) (int, error) {
 	n, err := rd.f.Read(b[:min(int64(len(b)), rd.left)])
 	rd.left -= int64(n)
 	if err != nil && err != io.EOF {
-		err = fail("read", "path", rd.info.Path, err)
+		err = newError("read", "path", rd.info.Path, err)
 	}
 	return n, err
 }

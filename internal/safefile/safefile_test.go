@@ -405,7 +405,7 @@ func FuzzPath(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, p string) {
 		r := &Root{opt: Options{Prefix: "/workspace"}}
-		name, err := r.clean("path", p)
+		name, err := r.cleanPath("path", p)
 		if err == nil && !filepath.IsLocal(name) {
 			t.Errorf("%q became %q", p, name)
 		}

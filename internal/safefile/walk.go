@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	// walkNames is how many names of a folder are read and sorted at a time.
-	walkNames = 4096
-	// walkRoom is about how many bytes of memory the folders take that a walk
+	// walkBatch is how many names of a folder are read and sorted at a time.
+	walkBatch = 4096
+	// walkMemory is about how many bytes of memory the folders take that a walk
 	// has still to look into. Those for which there is none are left out.
-	walkRoom = 2 << 20
+	walkMemory = 2 << 20
 )
 
 // WalkOptions bound a walk. The zero value goes everywhere.
@@ -56,7 +56,7 @@ func (e *Entry) Open() (*Reader, error) {
 	}
 	n, err := openAt(e.dir, e.base, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {
-		return nil, fail("open", "path", valid(e.path), err)
+		return nil, newError("open", "path", validUTF8(e.path), err)
 	}
 	return newReader(os.NewFile(uintptr(n), e.base), e.path)
 }
@@ -68,37 +68,37 @@ func (e *Entry) Open() (*Reader, error) {
 // large or could not be looked into. visit may end it with fs.SkipAll; then
 // the answer is true.
 func (r *Root) Walk(ctx context.Context, p string, opt WalkOptions, visit func(*Entry) error) (bool, error) {
-	name, err := r.clean("path", p)
+	name, err := r.cleanPath("path", p)
 	if err != nil {
 		return false, err
 	}
-	w := &walk{root: r, opt: opt, visit: visit, name: name, room: walkRoom, whole: true}
+	w := &walk{root: r, opt: opt, visit: visit, name: name, memoryLeft: walkMemory, complete: true}
 	top, err := r.open("path", name, unix.O_PATH|unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOTDIR) {
-		err = w.file(name)
+		err = w.visitFile(name)
 	} else if err == nil {
 		defer top.Close()
-		err = w.tree(ctx, top)
+		err = w.visitTree(ctx, top)
 	}
 	if err != nil && err != fs.SkipAll {
-		return false, fail("walk", "path", name, err)
+		return false, newError("walk", "path", name, err)
 	}
-	return w.whole, nil
+	return w.complete, nil
 }
 
 type walk struct {
-	root  *Root
-	opt   WalkOptions
-	visit func(*Entry) error
-	name  string // where it began, from the root
-	todo  []string
-	room  int
-	seen  int
-	whole bool
+	root       *Root
+	opt        WalkOptions
+	visit      func(*Entry) error
+	name       string // where it began, from the root
+	todo       []string
+	memoryLeft int
+	visited    int
+	complete   bool
 }
 
-// file visits the file that the walk began at; it may be behind a link.
-func (w *walk) file(name string) error {
+// visitFile visits the file that the walk began at; it may be behind a link.
+func (w *walk) visitFile(name string) error {
 	rd, err := w.root.Read(name, 0, 0)
 	if err != nil {
 		return err
@@ -107,27 +107,27 @@ func (w *walk) file(name string) error {
 	return w.visit(&Entry{Rel: path.Base(name), Type: TypeFile, path: name, file: rd})
 }
 
-// tree visits what is below top. Folders wait in todo as paths, so that two are
+// visitTree visits what is below top. Folders wait in todo as paths, so that two are
 // open at a time however deep the tree is.
-func (w *walk) tree(ctx context.Context, top *os.File) error {
+func (w *walk) visitTree(ctx context.Context, top *os.File) error {
 	w.todo = []string{""}
 	for len(w.todo) > 0 {
 		rel := w.todo[len(w.todo)-1]
 		w.todo = w.todo[:len(w.todo)-1]
-		w.room += cost(rel)
+		w.memoryLeft += memoryCost(rel)
 		at := rel
 		if rel == "" {
 			at = "."
 		}
-		dir, err := w.root.below("path", top, at, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK)
+		dir, err := w.root.openBelow("path", top, at, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK)
 		if err != nil && rel == "" {
 			return err
 		}
 		if err != nil {
-			w.whole = w.whole && passed(err)
+			w.complete = w.complete && removedDuringWalk(err)
 			continue
 		}
-		err = w.folder(ctx, dir, rel)
+		err = w.visitDir(ctx, dir, rel)
 		_ = dir.Close()
 		if err != nil {
 			return err
@@ -136,20 +136,20 @@ func (w *walk) tree(ctx context.Context, top *os.File) error {
 	return nil
 }
 
-// passed says whether a folder was removed or replaced while the walk was on
+// removedDuringWalk says whether a folder was removed or replaced while the walk was on
 // its way there.
-func passed(err error) bool {
+func removedDuringWalk(err error) bool {
 	e, ok := errors.AsType[*Error](err)
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || ok && e.cause == nil
 }
 
-// folder visits what is in one folder, and notes the folders in it.
-func (w *walk) folder(ctx context.Context, dir *os.File, rel string) error {
+// visitDir visits what is in one folder, and notes the folders in it.
+func (w *walk) visitDir(ctx context.Context, dir *os.File, rel string) error {
 	for {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
-		names, err := dir.Readdirnames(walkNames)
+		names, err := dir.Readdirnames(walkBatch)
 		if len(names) == 0 {
 			return ignoreEOF(err)
 		}
@@ -159,11 +159,11 @@ func (w *walk) folder(ctx context.Context, dir *os.File, rel string) error {
 			if i%64 == 0 && ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			if w.seen++; w.opt.Max > 0 && w.seen > w.opt.Max {
-				w.whole = false
+			if w.visited++; w.opt.Max > 0 && w.visited > w.opt.Max {
+				w.complete = false
 				return fs.SkipAll
 			}
-			sub, err := w.entry(dir, base, path.Join(rel, base))
+			sub, err := w.visitEntry(dir, base, path.Join(rel, base))
 			if err != nil {
 				return err
 			}
@@ -175,10 +175,10 @@ func (w *walk) folder(ctx context.Context, dir *os.File, rel string) error {
 	}
 }
 
-// entry visits one, and says whether it is a folder to look into.
-func (w *walk) entry(dir *os.File, base, rel string) (bool, error) {
+// visitEntry visits one, and says whether it is a folder to look into.
+func (w *walk) visitEntry(dir *os.File, base, rel string) (bool, error) {
 	var st unix.Stat_t
-	if eintr(func() error { return unix.Fstatat(fd(dir), base, &st, noFollow) }) != nil {
+	if retryEINTR(func() error { return unix.Fstatat(fd(dir), base, &st, noFollow) }) != nil {
 		return false, nil // removed since
 	}
 	e := &Entry{Rel: rel, Type: typeOf(st.Mode), dir: fd(dir), base: base, path: path.Join(w.name, rel)}
@@ -191,14 +191,14 @@ func (w *walk) entry(dir *os.File, base, rel string) (bool, error) {
 // push notes folders so that the first is looked into next.
 func (w *walk) push(below []string) {
 	for _, rel := range slices.Backward(below) {
-		if len(rel) > MaxPath || cost(rel) > w.room {
-			w.whole = false
+		if len(rel) > MaxPath || memoryCost(rel) > w.memoryLeft {
+			w.complete = false
 			continue
 		}
-		w.room -= cost(rel)
+		w.memoryLeft -= memoryCost(rel)
 		w.todo = append(w.todo, rel)
 	}
 }
 
-// cost is about what a path takes in memory.
-func cost(rel string) int { return len(rel) + 24 }
+// memoryCost is about what a path takes in memory.
+func memoryCost(rel string) int { return len(rel) + 24 }

@@ -26,22 +26,22 @@ type WriteOptions struct {
 // puts it in place at once. Content is not synced to the disk. It is for one
 // goroutine.
 type Writer struct {
-	root *Root
-	dir  *os.File
-	base string
-	path string
-	temp string // removed by Close; empty while it has no name, and once committed
-	f    *os.File
-	perm uint32
-	size int64
-	n    int64
+	root    *Root
+	dir     *os.File
+	base    string
+	path    string
+	temp    string // removed by Close; empty while it has no name, and once committed
+	f       *os.File
+	perm    uint32
+	size    int64
+	written int64
 }
 
 // Write starts to write the regular file p, which may be there already: then
 // it is replaced, so that hard links to it keep the old content. Links at the
 // end of p are gone along, within the root only.
 func (r *Root) Write(p string, opt WriteOptions) (*Writer, error) {
-	name, err := r.clean("path", p)
+	name, err := r.cleanPath("path", p)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +59,7 @@ func (r *Root) Write(p string, opt WriteOptions) (*Writer, error) {
 			return nil, err
 		}
 	}
-	w, err := r.target(name)
+	w, err := r.newWriter(name)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func (r *Root) Write(p string, opt WriteOptions) (*Writer, error) {
 	}
 	if err := w.create(); err != nil {
 		_ = w.Close()
-		return nil, fail("create", "path", name, err)
+		return nil, newError("create", "path", name, err)
 	}
 	return w, nil
 }
@@ -92,21 +92,21 @@ func (w *Writer) create() error {
 
 func (w *Writer) open(name string, flags int) error {
 	var n int
-	err := eintr(func() (err error) { n, err = unix.Openat(fd(w.dir), name, flags, 0o600); return })
+	err := retryEINTR(func() (err error) { n, err = unix.Openat(fd(w.dir), name, flags, 0o600); return })
 	if err == nil {
 		w.f = os.NewFile(uintptr(n), name)
 	}
 	return err
 }
 
-// named gives a file that has none a name to be moved from.
-func (w *Writer) named() error {
+// linkTemp gives a file that has none a name to be moved from.
+func (w *Writer) linkTemp() error {
 	if w.temp != "" {
 		return nil
 	}
 	temp := tempName()
 	from := fmt.Sprintf("/proc/self/fd/%d", fd(w.f))
-	err := eintr(func() error { return unix.Linkat(unix.AT_FDCWD, from, fd(w.dir), temp, unix.AT_SYMLINK_FOLLOW) })
+	err := retryEINTR(func() error { return unix.Linkat(unix.AT_FDCWD, from, fd(w.dir), temp, unix.AT_SYMLINK_FOLLOW) })
 	if err == nil {
 		w.temp = temp
 	}
@@ -115,11 +115,11 @@ func (w *Writer) named() error {
 
 func tempName() string { return ".orchestrator-" + strings.ToLower(rand.Text()[:16]) }
 
-// target finds the folder and the name that the file will have.
-func (r *Root) target(name string) (*Writer, error) {
+// newWriter finds the folder and the name that the file will have.
+func (r *Root) newWriter(name string) (*Writer, error) {
 	p := name
 	for range maxLinks {
-		dir, base, err := r.at("path", p)
+		dir, base, err := r.openParent("path", p)
 		if err != nil {
 			return nil, err
 		}
@@ -132,16 +132,16 @@ func (r *Root) target(name string) (*Writer, error) {
 		case err == nil && info.Type != TypeSymlink:
 			err = notRegular("path", name)
 		case err == nil && r.opt.NoFollow:
-			err = linked("path", p)
+			err = linkRefused("path", p)
 		case err == nil:
 			p, err = linkTarget(dir, base, p)
 		}
 		_ = dir.Close()
 		if err != nil {
-			return nil, fail("open", "path", name, err)
+			return nil, newError("open", "path", name, err)
 		}
 	}
-	return nil, fail("open", "path", name, unix.ELOOP)
+	return nil, newError("open", "path", name, unix.ELOOP)
 }
 
 // linkTarget is where the link base in dir leads. It is not cleaned: a ".."
@@ -154,7 +154,7 @@ func linkTarget(dir *os.File, base, p string) (string, error) {
 	}
 	to := string(buf[:n])
 	if strings.HasPrefix(to, "/") {
-		return "", outside("path", p)
+		return "", outsideRoot("path", p)
 	}
 	if last := path.Base(to); strings.HasSuffix(to, "/") || last == "." || last == ".." {
 		return "", notRegular("path", p)
@@ -168,34 +168,34 @@ func linkTarget(dir *os.File, base, p string) (string, error) {
 
 // Write is that of io.Writer. More than the expected size is an error.
 func (w *Writer) Write(b []byte) (int, error) {
-	if w.size > 0 && w.n+int64(len(b)) > w.size {
+	if w.size > 0 && w.written+int64(len(b)) > w.size {
 		return 0, invalid("size", "is %d, but more bytes came", w.size)
 	}
 	n, err := w.f.Write(b)
-	w.n += int64(n)
+	w.written += int64(n)
 	if err != nil {
-		return n, fail("write", "path", w.path, err)
+		return n, newError("write", "path", w.path, err)
 	}
 	return n, nil
 }
 
 // Commit puts the content in place. Afterwards only Close may be called.
 func (w *Writer) Commit() (Info, error) {
-	if w.size > 0 && w.n != w.size {
-		return Info{}, invalid("size", "is %d, but %d bytes came", w.size, w.n)
+	if w.size > 0 && w.written != w.size {
+		return Info{}, invalid("size", "is %d, but %d bytes came", w.size, w.written)
 	}
-	if err := w.root.own(w.f, w.perm); err != nil {
-		return Info{}, fail("write", "path", w.path, err)
+	if err := w.root.setOwnerMode(w.f, w.perm); err != nil {
+		return Info{}, newError("write", "path", w.path, err)
 	}
 	info, err := statFile(w.f, w.path)
 	if err != nil {
-		return Info{}, fail("stat", "path", w.path, err)
+		return Info{}, newError("stat", "path", w.path, err)
 	}
-	if err = w.named(); err == nil {
-		err = eintr(func() error { return unix.Renameat(fd(w.dir), w.temp, fd(w.dir), w.base) })
+	if err = w.linkTemp(); err == nil {
+		err = retryEINTR(func() error { return unix.Renameat(fd(w.dir), w.temp, fd(w.dir), w.base) })
 	}
 	if err != nil {
-		return Info{}, fail("write", "path", w.path, err)
+		return Info{}, newError("write", "path", w.path, err)
 	}
 	w.temp = ""
 	return info, nil
@@ -228,7 +228,7 @@ func checkMode(mode, def uint32) (uint32, error) {
 	return mode & permMask, nil
 }
 
-func eintr(f func() error) error {
+func retryEINTR(f func() error) error {
 	for {
 		if err := f(); err != unix.EINTR {
 			return err

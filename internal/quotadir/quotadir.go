@@ -109,7 +109,7 @@ func Make(ctx context.Context, dir string, opt Options) error {
 		err = rec.write(dir)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("make disk in %s: %w", dir, err), empty(dir))
+		return errors.Join(fmt.Errorf("make disk in %s: %w", dir, err), removeContent(dir))
 	}
 	return nil
 }

@@ -240,10 +240,10 @@ func TestRecoverFinishesWhatIsWholeAndDropsWhatIsNot(t *testing.T) {
 	old := map[string]string{"a": "1", "d/b": "22", "was/x": "1", "f": "a file"}
 	begin := func() (string, *os.Root) {
 		host := tree(t, old)
-		root, err := open(host)
+		root, err := openRoot(host)
 		must(t, err)
 		t.Cleanup(func() { root.Close() })
-		_, err = stage(t.Context(), root, bytes.NewReader(whole), room, me)
+		_, err = receiveStage(t.Context(), root, bytes.NewReader(whole), room, me)
 		must(t, err)
 		return host, root
 	}
@@ -254,13 +254,13 @@ func TestRecoverFinishesWhatIsWholeAndDropsWhatIsNot(t *testing.T) {
 		"received": {func(string, *os.Root) {}, true},
 		"cleaned": {func(host string, root *os.Root) {
 			list, err := readList(root)
-			must(t, errors.Join(err, clean(t.Context(), host, root, list)))
+			must(t, errors.Join(err, removeUnlisted(t.Context(), host, root, list)))
 		}, true},
 		"some placed": {func(host string, root *os.Root) {
 			list, err := readList(root)
-			must(t, errors.Join(err, clean(t.Context(), host, root, list)))
+			must(t, errors.Join(err, removeUnlisted(t.Context(), host, root, list)))
 			for _, e := range list[:len(list)/2] {
-				must(t, place(root, e, me))
+				must(t, placeEntry(root, e, me))
 			}
 		}, true},
 		"not whole": {func(_ string, root *os.Root) { must(t, root.Rename(listName, listPart)) }, false},

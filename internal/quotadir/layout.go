@@ -9,18 +9,18 @@ const (
 	descsPerBlock  = blockSize / 64
 )
 
-// plan is the shape of an ext4.
-type plan struct {
+// layout is the shape of an ext4.
+type layout struct {
 	blocks   int64 // in all
 	journal  int64 // blocks of it
 	perGroup int64 // inodes of a group
 	descs    int64 // blocks of group descriptors, those for growing included, in each copy
 }
 
-// newPlan shapes an ext4 whose files may take bytes. There is always a journal: a workspace outlives a power cut. There is an inode for
+// newLayout shapes an ext4 whose files may take bytes. There is always a journal: a workspace outlives a power cut. There is an inode for
 // each 4 KiB of small ones and 8 KiB of others, so that blocks end first but for trees of tiny files.
-func newPlan(bytes int64) plan {
-	p := plan{journal: 4096}
+func newLayout(bytes int64) layout {
+	p := layout{journal: 4096}
 	ratio := int64(8 << 10)
 	if bytes < 256<<20 {
 		p.journal = 1024 // the least there is
@@ -42,10 +42,10 @@ func newPlan(bytes int64) plan {
 }
 
 // fit is how many blocks there must be in all for data of them to be free, with the plan's inodes and descriptors.
-func (p plan) fit(data int64) int64 {
+func (p layout) fit(data int64) int64 {
 	p.blocks = data
 	for {
-		need := data + p.overhead() + kept(p.blocks)
+		need := data + p.overhead() + reservedBlocks(p.blocks)
 		if left := need % groupBlocks; need > groupBlocks && left > 0 && left < p.perGroup/inodesPerBlock+64 {
 			need += p.perGroup/inodesPerBlock + 64 // mkfs drops a last group that has no room for data
 		}
@@ -56,23 +56,23 @@ func (p plan) fit(data int64) int64 {
 	}
 }
 
-func (p plan) groups() int64 { return ceil(p.blocks, groupBlocks) }
+func (p layout) groups() int64 { return ceil(p.blocks, groupBlocks) }
 
 // overhead counts what is never free: the journal, inodes, bitmaps, and the copies of superblock and descriptors.
-func (p plan) overhead() int64 {
+func (p layout) overhead() int64 {
 	copies := int64(0)
 	for g := range p.groups() {
-		if g <= 1 || power(g, 3) || power(g, 5) || power(g, 7) {
+		if g <= 1 || isPower(g, 3) || isPower(g, 5) || isPower(g, 7) {
 			copies++
 		}
 	}
 	return p.journal + p.groups()*(p.perGroup/inodesPerBlock+2) + copies*(1+p.descs)
 }
 
-// kept is what a mounted ext4 keeps free of its blocks for delayed allocations: it gives them to nobody.
-func kept(blocks int64) int64 { return min(blocks/50, 4096) }
+// reservedBlocks is what a mounted ext4 keeps free of its blocks for delayed allocations: it gives them to nobody.
+func reservedBlocks(blocks int64) int64 { return min(blocks/50, 4096) }
 
-func power(n, base int64) bool {
+func isPower(n, base int64) bool {
 	for n > 1 && n%base == 0 {
 		n /= base
 	}

@@ -70,15 +70,15 @@ func (e *TooLargeError) Error() string { return "the files do not fit" }
 // Unwrap gives the class.
 func (e *TooLargeError) Unwrap() error { return errdefs.ErrFailedPrecondition }
 
-// tally counts towards the limits.
-type tally struct {
+// counter counts towards the limits.
+type counter struct {
 	limits Limits
 	sum    Sum
 	names  int
 }
 
 // add counts an entry with so many bytes of content.
-func (t *tally) add(name string, size int64) error {
+func (t *counter) add(name string, size int64) error {
 	const page = 4 << 10
 	t.sum.Entries++
 	t.names += len(name)
@@ -116,8 +116,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// kind is the type of a carried entry, 0 for what is not carried.
-func kind(mode fs.FileMode) byte {
+// kindOf is the type of a carried entry, 0 for what is not carried.
+func kindOf(mode fs.FileMode) byte {
 	switch {
 	case mode.IsRegular():
 		return 'f'
@@ -129,5 +129,5 @@ func kind(mode fs.FileMode) byte {
 	return 0
 }
 
-// open opens the folder as a root that nothing leads out of.
-func open(dir string) (*os.Root, error) { return os.OpenRoot(dir) }
+// openRoot opens the folder as a root that nothing leads out of.
+func openRoot(dir string) (*os.Root, error) { return os.OpenRoot(dir) }

@@ -1,0 +1,92 @@
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+)
+
+// Files reaches a workspace's files from the host. It is meant for a workspace
+// at rest; beside a sandbox that writes it is as safe, but sees files come and
+// go. What it creates belongs to the commands' user. It keeps the workspace
+// from being deleted until it is closed.
+type Files struct {
+	*safefile.Root
+	done func()
+}
+
+// Files opens the files of a workspace for reading: as they are now, without
+// what overlays changed.
+func (m *Manager) Files(ctx context.Context, name string) (*Files, error) {
+	return m.openFiles(ctx, name, false)
+}
+
+// Edit opens the files of a workspace for writing too. Overlays that are mounted
+// go on with what they had.
+func (m *Manager) Edit(ctx context.Context, name string) (*Files, error) {
+	return m.openFiles(ctx, name, true)
+}
+
+func (m *Manager) openFiles(ctx context.Context, name string, write bool) (f *Files, err error) {
+	err = m.withMounted(ctx, name, func(ws *mountedWorkspace) error {
+		if write {
+			if err := ws.beginEdit(ctx); err != nil {
+				return err
+			}
+		}
+		f, err = ws.openCurrent(write)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open workspace %s: %w", name, err)
+	}
+	return f, nil
+}
+
+func (ws *mountedWorkspace) openCurrent(write bool) (*Files, error) {
+	m, e, n := ws.m, ws.e, ws.e.state.Current
+	m.mu.Lock()
+	e.readers[n]++
+	if write {
+		e.writers++
+	}
+	m.mu.Unlock()
+	done := sync.OnceFunc(func() {
+		m.mu.Lock()
+		if e.readers[n]--; e.readers[n] == 0 {
+			delete(e.readers, n)
+		}
+		if write {
+			e.writers--
+		}
+		e.lastUsed = time.Now()
+		after := n != e.state.Current || write && e.writers == 0 && e.state.Writer != nil
+		m.mu.Unlock()
+		if after {
+			m.scheduleCleanup(e, func(ctx context.Context, ws *mountedWorkspace) error {
+				return errors.Join(ws.endWriting(ctx), ws.removeOldGenerations(ctx))
+			})
+		}
+	})
+	root, err := safefile.Open(ws.currentPath(), safefile.Options{
+		Prefix: MountedAt,
+		Owner:  &safefile.Owner{UID: runtime.CommandUID, GID: runtime.CommandGID},
+	})
+	if err != nil {
+		done()
+		return nil, err
+	}
+	return &Files{Root: root, done: done}, nil
+}
+
+// Close lets go of the workspace. It may be called more than once.
+func (f *Files) Close() error {
+	err := f.Root.Close()
+	f.done()
+	return err
+}

@@ -1,0 +1,68 @@
+package volumes
+
+import (
+	"context"
+	"fmt"
+)
+
+// withMounted has do work on a workspace while nobody else does, with its file system
+// mounted.
+func (m *Manager) withMounted(ctx context.Context, name string, do func(*mountedWorkspace) error) error {
+	e, err := m.lockWorkspace(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer m.unlockWorkspace(ctx, e)
+	ws, err := m.mountWorkspace(ctx, e)
+	if err != nil {
+		return err
+	}
+	if err := ws.runCleanups(ctx); err != nil {
+		m.log.Warn("what a lease left is not put away yet", "workspace", e.meta.Name, "error", err)
+	}
+	return do(ws)
+}
+
+// lockWorkspace waits for the turn of a workspace. Who gets it calls pass.
+func (m *Manager) lockWorkspace(ctx context.Context, name string) (*entry, error) {
+	m.mu.Lock()
+	e, err := m.findWorkspace(name)
+	m.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case e.lock <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for workspace %s: %w", name, context.Cause(ctx))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.byName[name] != e || e.creating { // deleted meanwhile
+		<-e.lock
+		return nil, workspaceNotFound(name)
+	}
+	return e, nil
+}
+
+// unlockWorkspace gives the turn back, after what came up meanwhile.
+func (m *Manager) unlockWorkspace(ctx context.Context, e *entry) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	for {
+		m.runCleanups(ctx, e)
+		<-e.lock
+		m.mu.Lock()
+		more := len(e.cleanups) > 0 && m.byName[e.meta.Name] == e && !e.creating
+		m.wakeFirstWaiter(e)
+		m.mu.Unlock()
+		if !more {
+			return
+		}
+		select {
+		case e.lock <- struct{}{}:
+		default: // whoever was quicker does it
+			return
+		}
+	}
+}

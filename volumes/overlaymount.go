@@ -1,0 +1,124 @@
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+)
+
+// mountOverlay gives a lease its overlay on the current generation, or the one
+// it has.
+func (ws *mountedWorkspace) mountOverlay(ctx context.Context, id string) (generation int, err error) {
+	if o, err := ws.findOverlay(id); err == nil {
+		if !o.Live {
+			return 0, fmt.Errorf("overlay %s is of a lease that is over: %w", id, errdefs.ErrFailedPrecondition)
+		}
+		return o.Generation, nil // of an earlier process, and mounted as long as its sandbox lives
+	}
+	for _, dir := range []string{overlaysDir, mergedDir} {
+		if err := os.MkdirAll(filepath.Join(ws.m.workspacePath(ws.e.meta), dir), 0o700); err != nil {
+			return 0, err
+		}
+	}
+	o := overlay{ID: id, CreatedAt: time.Now().UTC(), Live: true, Generation: ws.e.state.Current}
+	if err := ws.saveOverlay(o); err != nil {
+		return 0, err
+	}
+	hitFailpoint("volumes.overlay.noted")
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, ws.removeOverlay(context.WithoutCancel(ctx), id))
+		}
+	}()
+	if err := ws.makeUpper(id); err != nil {
+		return 0, err
+	}
+	if err := os.Mkdir(ws.m.mergedPath(ws.e.meta, id), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return 0, err
+	}
+	hitFailpoint("volumes.overlay.made")
+	if err := ws.mountUpper(id); err != nil {
+		return 0, err
+	}
+	hitFailpoint("volumes.overlay.mounted")
+	return o.Generation, nil
+}
+
+// makeUpper makes the folders that an overlay writes to. The root of what a
+// lease sees is described as its upper folder is.
+func (ws *mountedWorkspace) makeUpper(id string) error {
+	dir := ws.upperPath(id)
+	if err := os.MkdirAll(filepath.Join(dir, workDir), 0o700); err != nil {
+		return err
+	}
+	upper := filepath.Join(dir, upperDir)
+	if err := os.Mkdir(upper, 0o700); err != nil {
+		return err
+	}
+	fi, err := os.Lstat(ws.currentPath())
+	if err != nil {
+		return err
+	}
+	if err := os.Chown(upper, runtime.CommandUID, runtime.CommandGID); err != nil {
+		return err
+	}
+	return os.Chmod(upper, fi.Mode().Perm())
+}
+
+// mountUpper mounts an overlay. Its folders are named by descriptors: their paths may
+// hold what separates options, and commands see the options. Nothing in a layer
+// leads elsewhere: what a command could have written there is no attribute that
+// the kernel listens to (trusted.overlay.*), and redirects are not followed.
+func (ws *mountedWorkspace) mountUpper(id string) (err error) {
+	var layers [3]*os.File
+	defer func() {
+		for _, f := range layers {
+			f.Close() // of none it does nothing
+		}
+	}()
+	for i, dir := range []string{ws.currentPath(), filepath.Join(ws.upperPath(id), upperDir), filepath.Join(ws.upperPath(id), workDir)} {
+		fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("layer of overlay %s: %w", id, err)
+		}
+		layers[i] = os.NewFile(uintptr(fd), dir)
+	}
+	options := fmt.Sprintf("lowerdir=/proc/self/fd/%d,upperdir=/proc/self/fd/%d,workdir=/proc/self/fd/%d,index=off,metacopy=off,redirect_dir=nofollow,xino=off",
+		fdOf(layers[0]), fdOf(layers[1]), fdOf(layers[2]))
+	target := ws.m.mergedPath(ws.e.meta, id)
+	if err := unix.Mount("overlay", target, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return fmt.Errorf("mount overlay %s: %w", id, err)
+	}
+	if err := unix.Mount("", target, "", unix.MS_PRIVATE, ""); err != nil {
+		return errors.Join(fmt.Errorf("mount overlay %s: %w", id, err), unix.Unmount(target, unix.UMOUNT_NOFOLLOW))
+	}
+	return nil
+}
+
+// unmountOverlay takes an overlay's mount away, if there is one, with its folder.
+func (ws *mountedWorkspace) unmountOverlay(ctx context.Context, id string) error {
+	target := ws.m.mergedPath(ws.e.meta, id)
+	switch is, err := livemount.IsMount(target); {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case is:
+		if err := livemount.Unbind(ctx, target); err != nil {
+			return fmt.Errorf("overlay %s: %w", id, err)
+		}
+	}
+	if err := os.Remove(target); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
