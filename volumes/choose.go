@@ -10,7 +10,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// selectDeltas finds the changes that paths name, and folders that those need.
+// selectDeltas returns the changes that paths select, and the directories that those changes need.
+// A path that selects nothing is a *PathError. No paths select everything.
 func (v *overlayView) selectDeltas(paths []string) ([]*delta, error) {
 	named, none, err := v.matchPaths(paths)
 	if err != nil {
@@ -19,7 +20,7 @@ func (v *overlayView) selectDeltas(paths []string) ([]*delta, error) {
 	if none != "" {
 		return nil, &PathError{Overlay: v.overlay.ID, Path: none}
 	}
-	need := map[string]bool{} // a folder has to be there for what is in it
+	need := map[string]bool{} // A file that is committed needs its directories too.
 	for i := range v.deltas {
 		if !named[i] || v.deltas[i].kind == Removed {
 			continue
@@ -39,11 +40,11 @@ func (v *overlayView) selectDeltas(paths []string) ([]*delta, error) {
 	return out, nil
 }
 
-// matchPaths says of each change whether paths name it or a folder above it, and which
-// of the paths is the first that names none. The changes are sorted, so that those
-// in a folder stand together: callers may give as many paths as there are changes.
+// matchPaths reports for each change whether a path selects it or a directory above it, and returns
+// the first path that selects nothing. Because the changes are sorted, those below a directory are
+// contiguous. The cost stays low even if a caller passes one path per change.
 func (v *overlayView) matchPaths(paths []string) (named []bool, none string, err error) {
-	edges := make([]int, len(v.deltas)+1) // how many paths begin to name, less those that end to
+	edges := make([]int, len(v.deltas)+1) // paths that start to match at this index, minus those that stop
 	find := func(p string) int {
 		return sort.Search(len(v.deltas), func(i int) bool { return v.deltas[i].path >= p })
 	}
@@ -78,17 +79,18 @@ func (v *overlayView) matchPaths(paths []string) (named []bool, none string, err
 	return named, none, nil
 }
 
-// relativePath is a caller's path as paths of a tree are.
+// relativePath converts a caller's path into one relative to the workspace. InvalidArgument if it
+// is outside.
 func relativePath(p string) (string, error) {
 	rel := strings.TrimPrefix(strings.TrimPrefix(p, MountedAt), "/")
 	if strings.HasPrefix(p, "/") && p != MountedAt && !strings.HasPrefix(p, MountedAt+"/") {
-		return "", fmt.Errorf("%s is not in %s: %w", shorten(p), MountedAt, errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("invalid path %q: not in %s: %w", shorten(p), MountedAt, errdefs.ErrInvalidArgument)
 	}
 	if rel = path.Clean(rel); rel == "." {
 		return "", nil
 	}
 	if !filepath.IsLocal(rel) {
-		return "", fmt.Errorf("%s is not in the workspace: %w", shorten(p), errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("invalid path %q: outside the workspace: %w", shorten(p), errdefs.ErrInvalidArgument)
 	}
 	return rel, nil
 }

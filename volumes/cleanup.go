@@ -5,10 +5,10 @@ import (
 	"errors"
 )
 
-// cleanup is what is left to be done for a hold that was given back.
+// cleanup is work that remains after a hold was released.
 type cleanup func(ctx context.Context, ws *mountedWorkspace) error
 
-// scheduleCleanup leaves something to be done, at once if nobody has the turn.
+// scheduleCleanup queues do, and runs it now unless another goroutine has the workspace's lock.
 func (m *Manager) scheduleCleanup(e *entry, do cleanup) {
 	m.mu.Lock()
 	e.cleanups = append(e.cleanups, do)
@@ -16,12 +16,12 @@ func (m *Manager) scheduleCleanup(e *entry, do cleanup) {
 	select {
 	case e.lock <- struct{}{}:
 		m.unlockWorkspace(context.Background(), e)
-	default: // whoever has it does this too
+	default: // The goroutine that has the lock runs it when it unlocks.
 	}
 }
 
-// runCleanups does what is left to be done for holds that were given back; what fails
-// is left for the next tick.
+// runCleanups runs the queued cleanups. Failed ones are queued for the next tick. The caller has
+// the workspace's lock.
 func (m *Manager) runCleanups(ctx context.Context, e *entry) {
 	m.mu.Lock()
 	todo := len(e.cleanups) > 0 && m.byName[e.meta.Name] == e
@@ -38,7 +38,7 @@ func (m *Manager) runCleanups(ctx context.Context, e *entry) {
 		m.mu.Unlock()
 	}
 	if err != nil {
-		m.log.Warn("what a lease left is not put away yet", "workspace", e.meta.Name, "error", err)
+		m.log.Warn("failed to clean up after lease; will retry", "workspace", e.meta.Name, "error", err)
 	}
 }
 
@@ -63,7 +63,7 @@ func (ws *mountedWorkspace) runCleanups(ctx context.Context) error {
 	}
 }
 
-// retryCleanups takes up again what failed.
+// retryCleanups queues the failed cleanups again.
 func (m *Manager) retryCleanups(e *entry) {
 	m.mu.Lock()
 	late := e.failedCleanups
@@ -74,7 +74,7 @@ func (m *Manager) retryCleanups(e *entry) {
 	}
 }
 
-// retryCleanupsLocked tries what failed a last time.
+// retryCleanupsLocked runs the failed cleanups again. The caller has the workspace's lock.
 func (m *Manager) retryCleanupsLocked(ctx context.Context, e *entry) {
 	m.mu.Lock()
 	e.cleanups, e.failedCleanups = append(e.cleanups, e.failedCleanups...), nil

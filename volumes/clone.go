@@ -13,15 +13,15 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
-// A clone of a tree has folders of its own, and for every file another name of
-// the same inode. So it costs no file's size, and holds as long as files are
-// replaced and not written to: see generation.go for when that is.
+// A clone of a tree has its own directories, but its files are hard links to the same inodes. So it
+// needs no space for file content. It stays independent as long as files are replaced and not
+// written in place; see generation.go.
 
-// clone fills dst, an empty folder, with what is in src, without what skip
-// names. put says how a file comes there.
+// clone copies src into dst, an empty directory, without the paths that skip reports. put copies
+// one file.
 func clone(ctx context.Context, src, dst *tree, skip func(rel string) bool, put fileCopier) error {
 	var dirs []string
-	var to *os.File // the folder of dst that is being filled
+	var to *os.File // the directory of dst that is being filled
 	var filled string
 	defer func() {
 		if to != nil {
@@ -51,7 +51,7 @@ func clone(ctx context.Context, src, dst *tree, skip func(rel string) bool, put 
 	if err != nil {
 		return err
 	}
-	// Times last, from within outwards: what is made in a folder changes its own.
+	// Set times last and innermost first: creating an entry changes its directory's time.
 	for i := len(dirs) - 1; i >= 0; i-- {
 		if err := withDirs(src, dst, dirs[i], copyMetadata); err != nil {
 			return err
@@ -65,11 +65,11 @@ func parentDir(rel string) string {
 	return strings.TrimSuffix(dir, "/")
 }
 
-// fileCopier puts a file that is no folder from one folder into another.
+// fileCopier copies a file that is not a directory from one directory into another.
 type fileCopier func(from, to *os.File, name string, st *unix.Stat_t) error
 
-// linkFile gives a file another name. One with as many as it can have is
-// copied.
+// linkFile creates a hard link. If the inode has the maximum number of links, it copies the file
+// instead.
 func linkFile(from, to *os.File, name string, st *unix.Stat_t) error {
 	err := unix.Linkat(fdOf(from), name, fdOf(to), name, 0)
 	if err == unix.EMLINK {
@@ -81,7 +81,7 @@ func linkFile(from, to *os.File, name string, st *unix.Stat_t) error {
 	return nil
 }
 
-// withDirs gives a folder of dst what that in src has.
+// withDirs opens the directory rel in src and in dst, and calls give with both.
 func withDirs(src, dst *tree, rel string, give func(from, to *os.File) error) error {
 	from, err := src.openDir(rel)
 	if err != nil {
@@ -96,7 +96,7 @@ func withDirs(src, dst *tree, rel string, give func(from, to *os.File) error) er
 	return give(from, to)
 }
 
-// copyMetadata gives to what describes from, but for its size.
+// copyMetadata copies owner, mode, preserved attributes and times.
 func copyMetadata(from, to *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fdOf(from), &st); err != nil {
@@ -115,10 +115,10 @@ func copyMetadata(from, to *os.File) error {
 	return unix.UtimesNanoAt(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fdOf(to)), times, 0)
 }
 
-// maxAttributes bounds the names of a file's attributes, as the kernel does.
+// maxAttributes is the kernel's limit for a file's list of attribute names, in bytes.
 const maxAttributes = 64 << 10
 
-// listAttributes lists those of an open file.
+// listAttributes returns the names of an open file's extended attributes.
 func listAttributes(f *os.File) ([]string, error) {
 	buf := make([]byte, maxAttributes)
 	n, err := unix.Flistxattr(fdOf(f), buf)
@@ -137,18 +137,18 @@ func listAttributes(f *os.File) ([]string, error) {
 	return out, nil
 }
 
-// isUserAttribute says whether an attribute may stand in a workspace: one that
-// its user sets and no file system reads anything into.
+// isUserAttribute reports whether a command may set the attribute in a workspace: it is in the user
+// namespace and no file system interprets it.
 func isUserAttribute(name string) bool {
 	return strings.HasPrefix(name, "user.") && !strings.HasPrefix(name, "user.overlay.")
 }
 
-// isPreservedAttribute says whether an attribute stays what it is while it is in a workspace.
+// isPreservedAttribute reports whether a copy keeps the attribute.
 func isPreservedAttribute(name string) bool {
 	return isUserAttribute(name) || strings.HasPrefix(name, "system.posix_acl_")
 }
 
-// copyAttributes gives to those attributes of from that are wanted.
+// copyAttributes copies the extended attributes that wanted reports.
 func copyAttributes(from, to *os.File, wanted func(name string) bool) error {
 	names, err := listAttributes(from)
 	if err != nil {
@@ -170,11 +170,11 @@ func copyAttributes(from, to *os.File, wanted func(name string) bool) error {
 	return nil
 }
 
-// checkCopy is asked before each piece of a file is copied, of which there may be very
-// many: an error ends it.
+// copyCheck is called before each chunk of a file is copied. An error ends the copy.
 type copyCheck func() error
 
-// checkCopy of copies that take the host's room: as workspaces do, they leave some of it.
+// checkCopy returns a check for copies that use space of the host: it fails when ctx ends or the
+// host's reserve would be used.
 func (m *Manager) checkCopy(ctx context.Context) copyCheck {
 	return func() error {
 		if ctx.Err() != nil {
@@ -188,7 +188,7 @@ func (m *Manager) checkCopy(ctx context.Context) copyCheck {
 	}
 }
 
-// copyFile copies a file, link or special file with its description.
+// copyFile copies a file, symbolic link, FIFO or socket with its metadata. It skips devices.
 func copyFile(from, to *os.File, name string, st *unix.Stat_t, next copyCheck) error {
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
@@ -205,7 +205,7 @@ func copyFile(from, to *os.File, name string, st *unix.Stat_t, next copyCheck) e
 		if err := unix.Mknodat(fdOf(to), name, st.Mode, 0); err != nil {
 			return err
 		}
-	default: // devices never work in a workspace
+	default: // Devices never work in a workspace.
 		return nil
 	}
 	if err := unix.Fchownat(fdOf(to), name, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -233,8 +233,8 @@ func copyRegular(from, to *os.File, name string, next copyCheck) (err error) {
 	return copyMetadata(in, out)
 }
 
-// copyData copies what is in a file and leaves its holes: by reference where the
-// file system can.
+// copyData copies a file's content and keeps its holes. It shares the blocks if the file system
+// can.
 func copyData(in, out *os.File, next copyCheck) error {
 	if unix.IoctlFileClone(fdOf(out), fdOf(in)) == nil {
 		return nil
@@ -246,7 +246,7 @@ func copyData(in, out *os.File, next copyCheck) error {
 	size := info.Size()
 	for at := int64(0); at < size; {
 		from, err := unix.Seek(fdOf(in), at, unix.SEEK_DATA)
-		if err == unix.ENXIO { // nothing but a hole follows
+		if err == unix.ENXIO { // Only a hole follows.
 			break
 		}
 		if err != nil {

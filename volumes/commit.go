@@ -17,36 +17,35 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// CommitOptions of Commit.
+// CommitOptions are the options of Commit.
 type CommitOptions struct {
-	// Paths are what is committed, with what is below them; none is everything.
+	// Paths select what to commit, including everything below them. None selects everything.
 	Paths []string
-	// Force commits also what others changed since the overlay was made: theirs
-	// is lost.
+	// Force also commits conflicting paths. The changes of others to them are lost.
 	Force bool
 }
 
-// Committed says what a commit did.
+// Committed is the result of a commit.
 type Committed struct {
-	// Paths are those that were committed, sorted.
+	// Paths are the committed paths, sorted.
 	Paths []string
-	// Dropped are those that can be in no workspace: devices, FIFOs, sockets.
+	// Dropped are paths that a workspace cannot contain: devices, FIFOs and sockets.
 	Dropped []string
-	// Left is how many changes stay in the overlay. With none it is gone.
+	// Left is the number of changes that remain in the overlay. At 0 the overlay is removed.
 	Left int
 }
 
-// ConflictError says that a commit would lose what others did. Nothing was
-// committed. It is of class Conflict.
+// ConflictError reports that a commit would lose changes of others. Nothing was committed. Its
+// class is Conflict.
 type ConflictError struct {
 	Overlay   string
 	Conflicts []Conflict // sorted by path
 }
 
-// maxListedConflicts is how many conflicts the error's text names.
+// maxListedConflicts is the number of conflicts that the error's text lists.
 const maxListedConflicts = 10
 
-// Error names the paths.
+// Error implements error and lists the first conflicting paths.
 func (e *ConflictError) Error() string {
 	var told []string
 	for _, c := range e.Conflicts[:min(len(e.Conflicts), maxListedConflicts)] {
@@ -56,30 +55,31 @@ func (e *ConflictError) Error() string {
 	if n := len(e.Conflicts) - maxListedConflicts; n > 0 {
 		more = fmt.Sprintf("; and %d more", n)
 	}
-	return fmt.Sprintf("overlay %s conflicts with what others changed: %s%s. Nothing is committed: choose other paths, or force it, which loses theirs",
+	return fmt.Sprintf("overlay %s not committed: %s%s: select other paths, or force the commit and lose their changes",
 		e.Overlay, strings.Join(told, "; "), more)
 }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *ConflictError) Unwrap() error { return errdefs.ErrConflict }
 
-// PathError says that a path was chosen that an overlay does not change. It is of
-// class InvalidArgument.
+// PathError reports a selected path that the overlay does not change. Its class is InvalidArgument.
 type PathError struct{ Overlay, Path string }
 
-// Error is a whole sentence.
+// Error implements error.
 func (e *PathError) Error() string {
-	return fmt.Sprintf("%s is not among the changes of overlay %s", shorten(e.Path), e.Overlay)
+	return fmt.Sprintf("path %q not found in the changes of overlay %s", shorten(e.Path), e.Overlay)
 }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *PathError) Unwrap() error { return errdefs.ErrInvalidArgument }
 
-// Commit puts what an overlay changed into its workspace, all of it or nothing,
-// whenever the process dies. Its lease has to be over (*LiveError), and no other
-// may be writing (*BusyError); other overlays do not notice. What is committed
-// belongs to the commands' user, and has no setuid or setgid bit and no attribute but
-// the user's own. What was not chosen stays in the overlay. See *ConflictError.
+// Commit applies an overlay's changes to its workspace. It is atomic, even if the process is
+// killed. Its lease must have ended (*LiveError), and no lease or host program may be writing
+// (*BusyError). A conflict returns *ConflictError unless opt.Force is set. Other overlays do not
+// see the change.
+//
+// Committed files belong to the commands' user. They have no setuid or setgid bit and only user
+// attributes. Changes that were not selected stay in the overlay.
 func (m *Manager) Commit(ctx context.Context, id string, opt CommitOptions) (Committed, error) {
 	found, err := m.FindOverlay(id)
 	if err != nil {
@@ -130,7 +130,7 @@ func (ws *mountedWorkspace) commitOverlay(ctx context.Context, id string, opt Co
 			return Committed{}, fmt.Errorf("commit overlay %s: %w", id, err)
 		}
 	}
-	// It is committed from here on, and what follows can be done again.
+	// The commit is complete here. All that follows can be repeated.
 	out.Left = len(v.deltas) - len(chosen)
 	after := context.WithoutCancel(ctx)
 	if out.Left == 0 {
@@ -143,12 +143,12 @@ func (ws *mountedWorkspace) commitOverlay(ctx context.Context, id string, opt Co
 	}
 	hitFailpoint("volumes.commit.done")
 	if err = errors.Join(err, ws.removeOldGenerations(after)); err != nil {
-		ws.m.log.Warn("overlay is committed, but not put away yet", "workspace", ws.e.meta.Name, "overlay", id, "error", err)
+		ws.m.log.Warn("failed to clean up after commit; will retry", "workspace", ws.e.meta.Name, "overlay", id, "error", err)
 	}
 	return out, nil
 }
 
-// checkNoWriter says who writes to the workspace itself now.
+// checkNoWriter returns *BusyError if a lease or a host program may write to the workspace's files.
 func (ws *mountedWorkspace) checkNoWriter() error {
 	ws.m.mu.Lock()
 	defer ws.m.mu.Unlock()
@@ -163,7 +163,8 @@ func (ws *mountedWorkspace) checkNoWriter() error {
 	return nil
 }
 
-// checkConflicts are those of the chosen changes, and of folders they are in.
+// checkConflicts returns *ConflictError if others changed a chosen path, or removed or replaced a
+// directory above it.
 func (ws *mountedWorkspace) checkConflicts(v *overlayView, chosen []*delta) error {
 	base, err := openTree(v.dir)
 	if err != nil {
@@ -191,7 +192,7 @@ func (ws *mountedWorkspace) checkConflicts(v *overlayView, chosen []*delta) erro
 				return err
 			}
 			if there && isDir(&st) {
-				break // so are those above
+				break // The directories above it exist too.
 			}
 			c := Conflict{Path: up}
 			if by, ok := v.lastChange(up); ok {
@@ -211,15 +212,14 @@ func (ws *mountedWorkspace) checkConflicts(v *overlayView, chosen []*delta) erro
 	return e
 }
 
-// buildCommit makes the next generation with the chosen changes, which are sorted by
-// path.
+// buildCommit creates the next generation with the chosen changes, which are sorted by path.
 func (ws *mountedWorkspace) buildCommit(ctx context.Context, v *overlayView, chosen []*delta) error {
 	upper, err := openTree(filepath.Join(ws.upperPath(v.overlay.ID), upperDir))
 	if err != nil {
 		return err
 	}
 	defer upper.close()
-	gone := map[string]bool{} // what the next generation does not take from this one
+	gone := map[string]bool{} // paths that are not taken over from the current generation
 	c := change{By: "overlay " + v.overlay.ID, At: time.Now().UTC()}
 	for _, d := range chosen {
 		c.Paths = append(c.Paths, []byte(d.path))
@@ -227,7 +227,7 @@ func (ws *mountedWorkspace) buildCommit(ctx context.Context, v *overlayView, cho
 			gone[d.path] = true
 		}
 	}
-	// A folder that is removed stays as long as something in it does.
+	// Keep a removed directory while something in it remains.
 	stay := ws.partlyRemovedDirs(v, chosen)
 	links := v.sharedInodes(chosen)
 	skip := func(rel string) bool { return gone[rel] && !stay[rel] }
@@ -249,9 +249,8 @@ func (ws *mountedWorkspace) buildCommit(ctx context.Context, v *overlayView, cho
 	return ws.forkGeneration(ctx, skip, alter, c)
 }
 
-// partlyRemovedDirs are folders whose removal was chosen without that of all they have.
-// Everything that a removed folder has is a removed path too, so it is enough to
-// look at those.
+// partlyRemovedDirs returns the directories whose content was not chosen completely for removal.
+// Everything in a removed directory is itself a removed path, so it is enough to check those.
 func (ws *mountedWorkspace) partlyRemovedDirs(v *overlayView, chosen []*delta) map[string]bool {
 	taken, out := map[string]bool{}, map[string]bool{}
 	for _, d := range chosen {
@@ -267,8 +266,8 @@ func (ws *mountedWorkspace) partlyRemovedDirs(v *overlayView, chosen []*delta) m
 	return out
 }
 
-// sharedInodes are files that stay in the overlay under another name. Who writes to the
-// workspace afterwards must not write to those.
+// sharedInodes returns the inodes that also stay in the overlay under another name. These are
+// copied, so that later writes to the workspace do not change the overlay.
 func (v *overlayView) sharedInodes(chosen []*delta) map[uint64]bool {
 	taken, out := map[string]bool{}, map[uint64]bool{}
 	for _, d := range chosen {
@@ -283,8 +282,8 @@ func (v *overlayView) sharedInodes(chosen []*delta) map[uint64]bool {
 	return out
 }
 
-// commitPath puts what an overlay has at a path into a generation that is being made:
-// the same file, or a copy.
+// commitPath adds one changed path of the overlay to a new generation, as a hard link or, if copied
+// is set, as a copy.
 func commitPath(upper, dst *tree, d *delta, copied bool) error {
 	if err := makeParents(dst, d.path); err != nil {
 		return err
@@ -322,8 +321,8 @@ func commitPath(upper, dst *tree, d *delta, copied bool) error {
 	return linkFile(from, to, name, &d.upper)
 }
 
-// makeParents makes the folders above a path that are not there: with force, what
-// others removed comes back for what is in it.
+// makeParents creates the missing directories above a path. With Force it restores directories that
+// others removed.
 func makeParents(dst *tree, rel string) error {
 	ups := parents(rel)
 	for i := len(ups) - 1; i >= 0; i-- {
@@ -351,8 +350,8 @@ func makeParents(dst *tree, rel string) error {
 	return nil
 }
 
-// sanitizeFile takes from a file of an overlay, or its copy, what may not be in a
-// workspace. Nothing writes to it any more.
+// sanitizeFile removes from an overlay's file, or its copy, what a workspace must not contain:
+// other owners, special mode bits and unsafe attributes. Nothing writes to the file any more.
 func sanitizeFile(in *tree, d *delta) error {
 	if d.upper.Mode&unix.S_IFMT != unix.S_IFREG {
 		dir, err := in.openDir(parentDir(d.path))

@@ -13,58 +13,59 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds of a Diff.
+// Limits of a Diff.
 const (
 	MaxChanges     = 5000
-	maxCompared    = 1 << 20   // of a file's text
-	maxFileText    = 64 << 10  // of a file's differences
-	maxDiffText    = 1 << 20   // of all
-	maxDiffRead    = 16 << 20  // of texts that are read for it, whatever comes out
-	maxSameFile    = 64 << 20  // of files that are compared to see whether they differ at all
-	maxSameTotal   = 512 << 20 // and of all of them
-	binaryEvidence = 8000      // octets in which a NUL makes a file binary
+	maxCompared    = 1 << 20   // bytes of one file's text
+	maxFileText    = 64 << 10  // bytes of one file's diff
+	maxDiffText    = 1 << 20   // bytes of all diffs
+	maxDiffRead    = 16 << 20  // bytes of text that are read, whatever the diffs' size
+	maxSameFile    = 64 << 20  // bytes of a file that is compared for equality
+	maxSameTotal   = 512 << 20 // bytes of all files that are compared for equality
+	binaryEvidence = 8000      // a NUL byte in this many first bytes marks a file as binary
 )
 
 // Change is one path that an overlay changed.
 type Change struct {
-	// Path is relative to the workspace; it can hold any octets but NUL.
+	// Path is relative to the workspace. It can contain any byte but NUL.
 	Path string
 	Kind Kind
-	// Type is "file", "dir", "symlink" or "other"; Before are what was there.
+	// Type is "file", "dir", "symlink" or "other". The fields with Before describe the workspace's
+	// version.
 	Type, TypeBefore string
 	Size, SizeBefore int64
 	Mode, ModeBefore uint32
-	// Text is the difference of text files and links as a unified diff; Binary
-	// says that it is none, Cut that it is not all of it.
+	// Text is a unified diff of text files and link targets. Binary reports a file that is not
+	// text. Cut reports that Text is incomplete.
 	Text   string
 	Binary bool
 	Cut    bool
-	// Dropped: it cannot be committed.
+	// Dropped reports that the path cannot be committed.
 	Dropped bool
-	// Conflict tells who else changed it.
+	// Conflict is set if others changed the path too.
 	Conflict *Conflict
 }
 
-// DiffOptions of Diff.
+// DiffOptions are the options of Diff.
 type DiffOptions struct {
-	// Paths bound it to those and what is below them.
+	// Paths limit the diff to these paths and everything below them.
 	Paths []string
-	// Text asks for texts.
+	// Text asks for the text of each change.
 	Text bool
 }
 
-// Diff is what an overlay changed.
+// Diff lists what an overlay changed.
 type Diff struct {
 	Overlay Overlay
-	// Changes are sorted by path. Truncated: there are more than these; the
-	// numbers count all.
+	// Changes are sorted by path. Truncated reports that the list is incomplete; the counts include
+	// all changes.
 	Changes                 []Change
 	Added, Changed, Removed int
 	Truncated               bool
 }
 
-// Diff compares an overlay with its workspace as it is now; one whose lease
-// lives with what it began with, and each part of the answer is of some moment.
+// Diff compares an overlay with its workspace's current files. An overlay whose lease is live is
+// compared with the files that it started from; its paths are not read at one single moment.
 func (m *Manager) Diff(ctx context.Context, id string, opt DiffOptions) (Diff, error) {
 	found, err := m.FindOverlay(id)
 	if err != nil {
@@ -134,7 +135,7 @@ func (ws *mountedWorkspace) diffOverlay(ctx context.Context, id string, opt Diff
 	return out, nil
 }
 
-// keepOnly leaves the changes that paths name.
+// keepOnly drops the changes that paths do not select.
 func (v *overlayView) keepOnly(paths []string) error {
 	named, _, err := v.matchPaths(paths)
 	if err != nil {
@@ -180,14 +181,14 @@ func sizeOf(st *unix.Stat_t) int64 {
 	return 0
 }
 
-// comparison reads both sides of changes, as much as it has left.
+// comparison reads both versions of changed paths within a budget.
 type comparison struct {
 	base, upper                  *tree
 	textLeft, readLeft, sameLeft int64
 }
 
-// isUnchanged says whether a path differs in nothing but its times: it was opened for
-// writing, or written anew. What would take too long to know differs.
+// isUnchanged reports whether only the times of a path differ, because it was opened for writing or
+// rewritten. It returns false if the comparison would cost too much.
 func (c *comparison) isUnchanged(d *delta) bool {
 	if d.kind != Changed || d.upper.Mode != d.base.Mode || d.upper.Size != d.base.Size || d.upper.Uid != d.base.Uid {
 		return false
@@ -235,7 +236,7 @@ func sameContent(a, b io.Reader) bool {
 
 func isEOF(err error) bool { return err == io.EOF || err == io.ErrUnexpectedEOF }
 
-// addText writes the difference of a path out.
+// addText sets the text of a change.
 func (c *comparison) addText(d *delta, out *Change) {
 	if c.readLeft <= 0 {
 		out.Cut = true
@@ -277,12 +278,12 @@ func (c *comparison) addText(d *delta, out *Change) {
 	out.Text = text
 }
 
-// wholeLines cuts a text after its last line.
+// wholeLines cuts a text after its last newline.
 func wholeLines(text string) string {
 	return text[:strings.LastIndexByte(text, '\n')+1]
 }
 
-// quotedPath is a path in the head of a difference: on one line, whatever is in it.
+// quotedPath returns a path for a diff's header, always on one line.
 func quotedPath(prefix, rel string) string {
 	if quoted := strconv.Quote(rel); quoted != `"`+rel+`"` {
 		return strconv.Quote(prefix + rel)
@@ -290,8 +291,7 @@ func quotedPath(prefix, rel string) string {
 	return prefix + rel
 }
 
-// readText is the text of a file, or of a link where it leads. text is false for
-// what is binary.
+// readText returns a file's content, or a link's target. text is false for binary files.
 func readText(t *tree, rel string, mode uint32) (s string, cut, text bool) {
 	switch mode & unix.S_IFMT {
 	case unix.S_IFLNK:
@@ -303,7 +303,7 @@ func readText(t *tree, rel string, mode uint32) (s string, cut, text bool) {
 	}
 	f, _, err := t.openRegular(rel)
 	if err != nil {
-		return "", true, true // it went away meanwhile
+		return "", true, true // It was removed since.
 	}
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, maxCompared+1))

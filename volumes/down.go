@@ -9,13 +9,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
-// downTimeout is how long Down goes on while something has a clone of a mount: a
-// container of somebody else that is being made has one, on a busy host for
-// seconds.
+// downTimeout is how long Down retries while something has a clone of a mount. A container that is
+// being created on the same host clones every mount, which can take seconds on a busy host.
 const downTimeout = 30 * time.Second
 
-// ReleaseAll gives back whatever was acquired. It is to be called when no sandbox
-// of those leases lives any more.
+// ReleaseAll releases all holds. Call it when no sandbox of these leases is running.
 func (m *Manager) ReleaseAll() {
 	m.mu.Lock()
 	var holds []*Hold
@@ -30,9 +28,9 @@ func (m *Manager) ReleaseAll() {
 	}
 }
 
-// Down gives back whatever leases have, of earlier processes too, and unmounts
-// everything, for a bounded time again what is busy. It is to be called when no
-// sandbox lives any more, and nothing else is called.
+// Down releases all holds, including those of earlier processes, and unmounts everything. It
+// retries busy mounts for a limited time. Call it when no sandbox is running, and call no other
+// method concurrently.
 func (m *Manager) Down(ctx context.Context) error {
 	m.ReleaseAll()
 	m.mu.Lock()
@@ -49,7 +47,7 @@ func (m *Manager) Down(ctx context.Context) error {
 			errs = append(errs, m.endWorkspace(ctx, name))
 		}
 		err := errors.Join(append(errs, quotadir.Sweep(ctx, m.dir, none))...)
-		// What was busy was so for a while already.
+		// Each attempt has already waited for busy mounts.
 		if !errors.Is(err, quotadir.ErrBusy) || ctx.Err() != nil || time.Now().After(end) {
 			return err
 		}
@@ -78,17 +76,17 @@ func (m *Manager) endWorkspace(ctx context.Context, name string) error {
 	return m.unmount(ctx, e)
 }
 
-// UnmountUnused unmounts what a process that was killed has mounted and no sandbox uses.
+// UnmountUnused unmounts what a killed process left mounted and no sandbox uses.
 func (m *Manager) UnmountUnused(ctx context.Context) error {
 	err := quotadir.Sweep(ctx, m.dir, func(string) bool { return false })
 	if errors.Is(err, quotadir.ErrBusy) {
-		return nil // a stopped service's sandboxes have them
+		return nil // A stopped service's sandboxes use them.
 	}
 	return err
 }
 
-// OrphanedOverlays lists overlays that are mounted for leases that nobody has acquired
-// again: of a process that was killed, or that others will take up.
+// OrphanedOverlays returns the ids of overlays that are mounted for leases that this process has
+// not acquired. Their process was killed, or another process will take them over.
 func (m *Manager) OrphanedOverlays() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

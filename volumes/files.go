@@ -11,23 +11,20 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Files reaches a workspace's files from the host. It is meant for a workspace
-// at rest; beside a sandbox that writes it is as safe, but sees files come and
-// go. What it creates belongs to the commands' user. It keeps the workspace
-// from being deleted until it is closed.
+// Files gives the host access to a workspace's files. It is as safe beside a running sandbox, but
+// then files can change between calls. Created files belong to the commands' user. A workspace with
+// open Files cannot be deleted.
 type Files struct {
 	*safefile.Root
 	done func()
 }
 
-// Files opens the files of a workspace for reading: as they are now, without
-// what overlays changed.
+// Files opens a workspace's current files for reading, without the changes of overlays.
 func (m *Manager) Files(ctx context.Context, name string) (*Files, error) {
 	return m.openFiles(ctx, name, false)
 }
 
-// Edit opens the files of a workspace for writing too. Overlays that are mounted
-// go on with what they had.
+// Edit opens a workspace's files for reading and writing. Mounted overlays do not see the changes.
 func (m *Manager) Edit(ctx context.Context, name string) (*Files, error) {
 	return m.openFiles(ctx, name, true)
 }
@@ -84,7 +81,7 @@ func (ws *mountedWorkspace) openCurrent(write bool) (*Files, error) {
 	return &Files{Root: root, done: done}, nil
 }
 
-// Close lets go of the workspace. It may be called more than once.
+// Close releases the workspace. It may be called more than once.
 func (f *Files) Close() error {
 	err := f.Root.Close()
 	f.done()

@@ -17,40 +17,38 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// The files of a workspace are a generation: a folder. What changes files
-// beside overlays that are mounted on them does not touch their generation: it
-// makes the next one, as a clone, changes that, and then, in one step, says that
-// this is the current one. So a change is there whole or not at all, whenever
-// the process dies, and an overlay's lower layer never changes under it.
+// A generation is a directory with all files of a workspace. While overlays are mounted, a change
+// never modifies their generation. It clones the current generation, modifies the clone, and makes
+// it current in one step. So a change is atomic even if the process is killed, and an overlay's
+// lower layer never changes.
 //
-// Generations share the inodes of what did not change. Therefore nothing writes
-// to files in place while an overlay is mounted on any generation: a lease that
-// may write has the workspace without overlays, and what the host writes is a
-// new file under an old name.
+// Generations share the inodes of unchanged files. So nothing writes to files in place while an
+// overlay is mounted on any generation. A lease that may write excludes overlays, and host programs
+// replace files instead of writing in place.
 //
-// A generation that is not the current one goes with the last lease on it.
+// A generation that is not current is removed with its last lease.
 
-// state says which generation is the current one.
+// state is the content of a workspace's state.json.
 type state struct {
 	Version int `json:"version"`
 	Current int `json:"current"`
-	// Pins are leases on another generation than the current one.
+	// Pins maps leases to their generation if it is not the current one.
 	Pins map[string]int `json:"pins,omitempty"`
-	// Writer is who may be writing to files in place, if overlays have to know.
+	// Writer is set while files may be written in place and kept overlays need to know which.
 	Writer *writer `json:"writer,omitempty"`
-	// History is what was changed of late, the oldest first.
+	// History holds recent changes, oldest first.
 	History []change `json:"history,omitempty"`
 }
 
-// writer is a time in which files are written to in place.
+// writer describes a period in which files are written in place.
 type writer struct {
 	By    string    `json:"by"`
-	Since time.Time `json:"since"` // as files of the workspace are stamped
+	Since time.Time `json:"since"` // on the clock of the workspace's file timestamps
 }
 
-// change tells who changed which paths.
+// change records who changed which paths.
 type change struct {
-	Generation int       `json:"generation"` // the one that it made
+	Generation int       `json:"generation"` // that the change created
 	By         string    `json:"by"`
 	At         time.Time `json:"at"`
 	Paths      [][]byte  `json:"paths"`
@@ -59,11 +57,11 @@ type change struct {
 const (
 	stateVersion    = 1
 	maxHistory      = 64
-	maxHistoryPath  = 2000     // paths of one change that are remembered
-	maxHistoryBytes = 64 << 10 // and their octets: all of it has to be read again, see maxState
+	maxHistoryPath  = 2000     // paths recorded per change
+	maxHistoryBytes = 64 << 10 // bytes of these paths; the whole history must fit in maxState
 )
 
-// addChange adds a change to the history, which stays bounded.
+// addChange appends a change to the history and drops the oldest ones over the limit.
 func (s *state) addChange(c change) {
 	c.Paths = c.Paths[:min(len(c.Paths), maxHistoryPath)]
 	for i, text := 0, 0; i < len(c.Paths); i++ {
@@ -77,7 +75,7 @@ func (s *state) addChange(c change) {
 	}
 }
 
-// lastChanges finds the last change of a path, or of a folder above it.
+// lastChanges returns a function that finds the last change of a path or of a directory above it.
 func (s *state) lastChanges() func(rel string) (change, bool) {
 	last := sync.OnceValue(func() map[string]int {
 		last := map[string]int{}
@@ -102,7 +100,7 @@ func (s *state) lastChanges() func(rel string) (change, bool) {
 	}
 }
 
-// generationName is the folder of a generation.
+// generationName returns the directory name of generation n.
 func generationName(n int) string {
 	if n == 0 {
 		return dataDir
@@ -110,7 +108,7 @@ func generationName(n int) string {
 	return dataDir + "." + strconv.Itoa(n)
 }
 
-// generationOf is the number of a generation's folder.
+// generationOf returns the generation number of a directory name.
 func generationOf(name string) (int, bool) {
 	if name == dataDir {
 		return 0, true
@@ -120,10 +118,10 @@ func generationOf(name string) (int, bool) {
 	return n, ok && err == nil && n > 0
 }
 
-// newGeneration is a generation that is being made.
+// newGeneration is the directory name of a generation under construction.
 const newGeneration = newPrefix + "data"
 
-// makeData makes an empty folder of files.
+// makeData creates an empty generation directory.
 func makeData(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
@@ -134,9 +132,9 @@ func makeData(dir string) error {
 	return os.Chmod(dir, 0o755)
 }
 
-// forkGeneration makes the next generation, has it changed, and makes it the current one.
-// skip names what does not come along. After an error nothing has changed:
-// *FullError if the workspace had no room for it.
+// forkGeneration clones the current generation without the paths that skip reports, modifies the
+// clone with alter, and makes it current. On error nothing has changed. *FullError means that the
+// workspace has no space for it.
 func (ws *mountedWorkspace) forkGeneration(ctx context.Context, skip func(rel string) bool, alter func(dst *tree) error, c change) (err error) {
 	temp := filepath.Join(ws.root, newGeneration)
 	if err := ws.m.removeAll(ctx, temp); err != nil {
@@ -153,7 +151,7 @@ func (ws *mountedWorkspace) forkGeneration(ctx context.Context, skip func(rel st
 	return ws.promoteGeneration(ctx, temp, c)
 }
 
-// buildGeneration fills a folder with what the current generation has, changed.
+// buildGeneration clones the current generation into dir and modifies it.
 func (ws *mountedWorkspace) buildGeneration(ctx context.Context, dir string, skip func(rel string) bool, alter func(dst *tree) error) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
@@ -175,12 +173,12 @@ func (ws *mountedWorkspace) buildGeneration(ctx context.Context, dir string, ski
 		return err
 	}
 	if err := unix.Syncfs(fdOf(dst.top)); err != nil {
-		return fmt.Errorf("write the files out: %w", err)
+		return fmt.Errorf("sync files: %w", err)
 	}
 	return nil
 }
 
-// promoteGeneration makes a finished folder the current generation.
+// promoteGeneration makes a finished directory the current generation.
 func (ws *mountedWorkspace) promoteGeneration(ctx context.Context, temp string, c change) error {
 	next := ws.e.state
 	next.Current, next.Pins = next.Current+1, map[string]int{}
@@ -190,14 +188,14 @@ func (ws *mountedWorkspace) promoteGeneration(ctx context.Context, temp string, 
 	c.Generation = next.Current
 	next.History = append([]change(nil), next.History...)
 	next.addChange(c)
-	if err := ws.m.removeAll(ctx, ws.generationPath(next.Current)); err != nil { // of a crash, in between
+	if err := ws.m.removeAll(ctx, ws.generationPath(next.Current)); err != nil { // left by a crash before the state was saved
 		return err
 	}
 	if err := os.Rename(temp, ws.generationPath(next.Current)); err != nil {
 		return err
 	}
 	hitFailpoint("volumes.generation.made")
-	err := syncDir(ws.root) // a power cut must not leave what is told of without what is there
+	err := syncDir(ws.root) // Sync first: after a power cut the state must not name a missing generation.
 	if err == nil {
 		err = ws.saveState(next)
 	}
@@ -219,21 +217,21 @@ func (ws *mountedWorkspace) saveState(s state) error {
 	return nil
 }
 
-// readState reads what save wrote. The first generation needs no file.
+// readState reads what saveState wrote. A missing file means the first generation.
 func readState(content string) (state, error) {
 	s := state{Version: stateVersion}
 	if err := readJSON(filepath.Join(content, stateFile), maxState, &s); err != nil {
 		return s, err
 	}
 	if s.Version != stateVersion || s.Current < 0 {
-		return s, fmt.Errorf("%s is of version %d, this build reads %d: %w", stateFile, s.Version, stateVersion, errdefs.ErrFailedPrecondition)
+		return s, fmt.Errorf("unsupported version %[2]d of %[1]s: this build reads %[3]d: %w", stateFile, s.Version, stateVersion, errdefs.ErrFailedPrecondition)
 	}
 	return s, nil
 }
 
-// removeOldGenerations removes generations that nobody needs, and what was being made of one.
-// While somebody writes in place it is left for later: a file's stamp changes
-// with the number of its names, which would look like a change.
+// removeOldGenerations removes generations without users, and unfinished ones. It does nothing
+// while files are written in place: removing a hard link changes a file's change time, which would
+// look like a write.
 func (ws *mountedWorkspace) removeOldGenerations(ctx context.Context) error {
 	if ws.e.state.Writer != nil {
 		return nil
@@ -246,7 +244,7 @@ func (ws *mountedWorkspace) removeOldGenerations(ctx context.Context) error {
 	for n, users := range ws.e.readers {
 		needed[n] = needed[n] || users > 0
 	}
-	if !ws.m.leasesRestored { // leases of an earlier process are not all known yet
+	if !ws.m.leasesRestored { // Not all leases of the earlier process are known yet.
 		for _, n := range ws.e.state.Pins {
 			needed[n] = true
 		}

@@ -12,27 +12,25 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// MountedAt is where commands see a workspace; Files takes paths that begin
-// with it too.
+// MountedAt is the path where commands see a workspace. Files accepts paths that start with it too.
 const MountedAt = "/workspace"
 
-// Mode is how a lease has a workspace.
+// Mode is how a lease uses a workspace.
 type Mode string
 
-// The modes.
+// The modes of a lease.
 const (
-	// ReadWrite is for one lease at a time, and without overlays.
+	// ReadWrite allows one lease at a time (more if the workspace is shared) and excludes overlays.
 	ReadWrite Mode = "rw"
-	// ReadOnly is for any number, beside all others.
+	// ReadOnly allows any number of leases beside all others.
 	ReadOnly Mode = "ro"
-	// Overlaid is for any number: what each writes is its own. They see the
-	// workspace as it was when they acquired it.
+	// Overlaid allows any number of leases. Each writes to a private overlay on the files as they
+	// were when it acquired them.
 	Overlaid Mode = "overlay"
 )
 
-// Hold is a lease's right to a workspace. Release it once no sandbox of the
-// lease can write to it any more: after Unbind succeeded, or the sandbox is
-// destroyed.
+// Hold is a lease's right to use a workspace. Call Release when no sandbox of the lease can write
+// to it: after Unbind succeeded, or after the sandbox was destroyed.
 type Hold struct {
 	m           *Manager
 	entry       *entry
@@ -43,49 +41,48 @@ type Hold struct {
 	releaseOnce sync.Once
 }
 
-// BusyError says who keeps a workspace from being had. It is of class
-// Unavailable.
+// BusyError reports what keeps a workspace from being acquired. Its class is Unavailable.
 type BusyError struct {
 	Workspace string
-	// Lease that has it; "" for what is done from the host.
+	// Lease is the lease that has the workspace, or "" for a host program.
 	Lease string
-	// Overlay: that lease writes to an overlay.
+	// Overlay reports that this lease writes to an overlay.
 	Overlay bool
 }
 
-// Error is a whole sentence.
+// Error implements error.
 func (e *BusyError) Error() string {
 	switch {
 	case e.Lease == "":
-		return fmt.Sprintf("files of workspace %s are being written from the host: try again", e.Workspace)
+		return fmt.Sprintf("workspace %s is being written from the host: try again", e.Workspace)
 	case e.Overlay:
-		return fmt.Sprintf("lease %s has an overlay on workspace %s: wait for its end, or take it read-only or with an overlay", e.Lease, e.Workspace)
+		return fmt.Sprintf("workspace %[2]s has an overlay of lease %[1]s: wait until it ends, or use mode ro or overlay", e.Lease, e.Workspace)
 	}
-	return fmt.Sprintf("lease %s writes to workspace %s: wait for its end, or take it read-only", e.Lease, e.Workspace)
+	return fmt.Sprintf("workspace %[2]s is being written by lease %[1]s: wait until it ends, or use mode ro", e.Lease, e.Workspace)
 }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *BusyError) Unwrap() error { return errdefs.ErrUnavailable }
 
-// FullError says that a workspace's disk has no room for what was to be done. It
-// is of class FailedPrecondition: waiting does not help.
+// FullError reports that a workspace's quota has no space for an operation. Its class is
+// FailedPrecondition, because waiting does not help.
 type FullError struct {
 	Workspace string
-	// For is what there is no room for, as a part of a sentence.
+	// For is what needs the space, as a noun phrase.
 	For string
 }
 
 const (
 	forOverlay    = "an overlay"
-	forGeneration = "the names of its files a second time, which this needs for a moment"
+	forGeneration = "a temporary second copy of its file names"
 )
 
-// Error is a whole sentence.
+// Error implements error.
 func (e *FullError) Error() string {
-	return fmt.Sprintf("workspace %s has no room for %s: remove files, discard overlays, or resize it", e.Workspace, e.For)
+	return fmt.Sprintf("workspace %s has no space for %s: remove files, discard overlays, or resize it", e.Workspace, e.For)
 }
 
-// asFullError makes a FullError of what a file system without room says.
+// asFullError converts ENOSPC and EDQUOT into a *FullError.
 func (ws *mountedWorkspace) asFullError(err error, what string) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return &FullError{Workspace: ws.e.meta.Name, For: what}
@@ -93,18 +90,18 @@ func (ws *mountedWorkspace) asFullError(err error, what string) error {
 	return err
 }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *FullError) Unwrap() error { return errdefs.ErrFailedPrecondition }
 
-// Acquire gives a workspace to a lease: to many that read or have overlays, and
-// to one that writes, or more if it is shared. Acquiring again for the same
-// lease gives the same Hold, which is how holds come back after a restart.
-// *BusyError: others have it. FailedPrecondition: the lease has it in
-// the other mode. ResourceExhausted: there are too many overlays. *FullError:
-// there is no room for one.
+// Acquire gives a lease the right to use a workspace. A second call for the same lease returns the
+// same Hold, which is how holds are restored after a restart.
+//
+// It returns *BusyError if other leases exclude the mode, FailedPrecondition if the lease has
+// another mode, ResourceExhausted if there are too many overlays, and *FullError if an overlay does
+// not fit.
 func (m *Manager) Acquire(ctx context.Context, name, lease string, mode Mode) (*Hold, error) {
 	if !leasePattern.MatchString(lease) {
-		return nil, fmt.Errorf("acquire workspace %s: lease %q does not match %s: %w", name, lease, leasePattern, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("acquire workspace %s: invalid lease %q: must match %s: %w", name, lease, leasePattern, errdefs.ErrInvalidArgument)
 	}
 	var h *Hold
 	err := m.withMounted(ctx, name, func(ws *mountedWorkspace) (err error) {
@@ -133,13 +130,13 @@ func (ws *mountedWorkspace) acquireHold(ctx context.Context, lease string, mode 
 	return h, nil
 }
 
-// reserveHold notes a hold, or finds the one there is.
+// reserveHold registers a hold, or returns the existing one. fresh reports a new one.
 func (ws *mountedWorkspace) reserveHold(lease string, mode Mode) (h *Hold, fresh bool, err error) {
 	ws.m.mu.Lock()
 	defer ws.m.mu.Unlock()
 	if h := ws.e.holds[lease]; h != nil {
 		if h.mode != mode {
-			return nil, false, fmt.Errorf("lease %s has workspace %s as %s already: %w", lease, ws.e.meta.Name, h.mode, errdefs.ErrFailedPrecondition)
+			return nil, false, fmt.Errorf("lease %s already has workspace %s in mode %s: %w", lease, ws.e.meta.Name, h.mode, errdefs.ErrFailedPrecondition)
 		}
 		return h, false, nil
 	}
@@ -154,7 +151,7 @@ func (ws *mountedWorkspace) reserveHold(lease string, mode Mode) (h *Hold, fresh
 	return h, true, nil
 }
 
-// prepareHold makes what a hold names.
+// prepareHold creates what the hold's binding refers to.
 func (ws *mountedWorkspace) prepareHold(ctx context.Context, h *Hold) error {
 	switch h.mode {
 	case Overlaid:
@@ -179,8 +176,7 @@ func (ws *mountedWorkspace) prepareHold(ctx context.Context, h *Hold) error {
 	return nil
 }
 
-// checkAvailable says whether a lease can have a workspace now. To be called with the
-// lock held.
+// checkAvailable returns nil if a lease can have the workspace now. The caller has m.mu.
 func (m *Manager) checkAvailable(e *entry, lease string, mode Mode) error {
 	switch mode {
 	case ReadOnly:
@@ -205,30 +201,30 @@ func (m *Manager) checkAvailable(e *entry, lease string, mode Mode) error {
 		case e.writers > 0:
 			return &BusyError{Workspace: e.meta.Name}
 		case e.overlays[lease] == nil && len(e.overlays) >= m.opts.Overlays.Max:
-			return fmt.Errorf("workspace %s has %d overlays (workspaces.overlays.max): commit or discard some: %w", e.meta.Name, len(e.overlays), errdefs.ErrResourceExhausted)
+			return fmt.Errorf("workspace %s has %d overlays, the maximum (workspaces.overlays.max): commit or discard some: %w", e.meta.Name, len(e.overlays), errdefs.ErrResourceExhausted)
 		}
 		return nil
 	}
-	return fmt.Errorf("mode %q is not rw, ro or overlay: %w", mode, errdefs.ErrInvalidArgument)
+	return fmt.Errorf("invalid mode %q: must be rw, ro or overlay: %w", mode, errdefs.ErrInvalidArgument)
 }
 
-// Workspace is the workspace's name.
+// Workspace returns the workspace's name.
 func (h *Hold) Workspace() string { return h.entry.meta.Name }
 
-// Binding is what a driver is to bind. An overlay's is a folder of the host as
-// any other while the lease lives.
+// Binding returns what a driver binds into the sandbox. An overlay's source is an ordinary
+// directory while its lease is live.
 func (h *Hold) Binding() runtime.Binding {
 	return runtime.Binding{Source: h.source, ReadOnly: h.mode == ReadOnly}
 }
 
-// Release gives the workspace back. It may be called more than once. An overlay
-// is put away before it returns, or by whoever changes the workspace just now.
+// Release ends the hold. It may be called more than once. An overlay is unmounted and kept before
+// Release returns, or by the goroutine that has the workspace's lock.
 func (h *Hold) Release() {
 	h.releaseOnce.Do(func() { h.m.scheduleCleanup(h.entry, h.cleanUp) })
 }
 
-// cleanUp is what Release does in its turn. As long as it fails the lease holds the
-// workspace.
+// cleanUp does the work of Release under the workspace's lock. Until it succeeds, the lease keeps
+// the workspace.
 func (h *Hold) cleanUp(ctx context.Context, ws *mountedWorkspace) error {
 	if h.mode == Overlaid {
 		if err := ws.endOverlay(ctx, h.lease); err != nil {
@@ -249,13 +245,12 @@ func (h *Hold) cleanUp(ctx context.Context, ws *mountedWorkspace) error {
 		err = ws.endWriting(ctx)
 	}
 	if err := errors.Join(err, ws.removePins(h.lease), ws.removeOldGenerations(ctx)); err != nil {
-		ws.m.log.Warn("files of an earlier state are not removed yet", "workspace", ws.e.meta.Name, "error", err)
+		ws.m.log.Warn("failed to remove old files; will retry", "workspace", ws.e.meta.Name, "error", err)
 	}
 	return nil
 }
 
-// pinnedGenerations are the leases that see the generation that is about to be the last
-// one, or an earlier one.
+// pinnedGenerations returns the generation of each lease that must keep the one it sees.
 func (m *Manager) pinnedGenerations(e *entry) map[string]int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -273,15 +268,15 @@ func (m *Manager) pinnedGenerations(e *entry) map[string]int {
 	return out
 }
 
-// removePins forgets pins of leases that are over, and that of one that just was.
-func (ws *mountedWorkspace) removePins(over string) error {
+// removePins drops the saved pins of ended leases, including the lease ended.
+func (ws *mountedWorkspace) removePins(ended string) error {
 	if len(ws.e.state.Pins) == 0 {
 		return nil
 	}
 	next := ws.e.state
 	next.Pins = ws.m.pinnedGenerations(ws.e)
 	for lease, n := range next.Pins {
-		if n == next.Current || lease == over {
+		if n == next.Current || lease == ended {
 			delete(next.Pins, lease)
 		}
 	}

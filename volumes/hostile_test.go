@@ -175,7 +175,7 @@ func TestLongPathsOfFoldersAreBounded(t *testing.T) {
 	h.Release()
 	overlaid(t, m, "o", map[string]string{"a": "mine"})
 	_, err := m.Commit(t.Context(), "o", CommitOptions{})
-	if !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "paths of more than") {
+	if !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "directory paths have more than") {
 		t.Errorf("%v", err)
 	}
 	oneGeneration(t, m)

@@ -5,8 +5,7 @@ import (
 	"fmt"
 )
 
-// withMounted has do work on a workspace while nobody else does, with its file system
-// mounted.
+// withMounted calls do with the workspace locked and its file system mounted.
 func (m *Manager) withMounted(ctx context.Context, name string, do func(*mountedWorkspace) error) error {
 	e, err := m.lockWorkspace(ctx, name)
 	if err != nil {
@@ -18,12 +17,12 @@ func (m *Manager) withMounted(ctx context.Context, name string, do func(*mounted
 		return err
 	}
 	if err := ws.runCleanups(ctx); err != nil {
-		m.log.Warn("what a lease left is not put away yet", "workspace", e.meta.Name, "error", err)
+		m.log.Warn("failed to clean up after lease; will retry", "workspace", e.meta.Name, "error", err)
 	}
 	return do(ws)
 }
 
-// lockWorkspace waits for the turn of a workspace. Who gets it calls pass.
+// lockWorkspace waits for the workspace's lock. The caller must call unlockWorkspace.
 func (m *Manager) lockWorkspace(ctx context.Context, name string) (*entry, error) {
 	m.mu.Lock()
 	e, err := m.findWorkspace(name)
@@ -38,14 +37,14 @@ func (m *Manager) lockWorkspace(ctx context.Context, name string) (*entry, error
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.byName[name] != e || e.creating { // deleted meanwhile
+	if m.byName[name] != e || e.creating { // It was deleted while this call waited.
 		<-e.lock
 		return nil, workspaceNotFound(name)
 	}
 	return e, nil
 }
 
-// unlockWorkspace gives the turn back, after what came up meanwhile.
+// unlockWorkspace runs the cleanups that were queued, and releases the lock.
 func (m *Manager) unlockWorkspace(ctx context.Context, e *entry) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
@@ -61,7 +60,7 @@ func (m *Manager) unlockWorkspace(ctx context.Context, e *entry) {
 		}
 		select {
 		case e.lock <- struct{}{}:
-		default: // whoever was quicker does it
+		default: // The goroutine that took the lock runs them.
 			return
 		}
 	}

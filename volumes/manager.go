@@ -1,14 +1,15 @@
-// Package volumes owns workspaces: folders on the host that outlive sandboxes,
-// what bounds them, who holds them now, their files while no sandbox is asked
-// for them, what overlay leases changed of them, and their snapshots.
+// Package volumes manages workspaces: directories on the host that outlive sandboxes. It enforces
+// quotas, tracks which leases use a workspace, gives the host access to files, keeps and commits
+// the changes of overlay leases, and makes snapshots.
 //
-// It decides nothing about callers, and keeps holds in memory only (the store is
-// the truth about leases: after a restart the scheduler acquires again what it
-// promised, and then calls Sweep). It mounts file systems and overlays on the
-// host; a driver binds what a Hold names. It starts no goroutine: Run is its
-// caller's. One Manager per folder: the state directory's lock sees to that.
-// Errors are classed by containerd/errdefs; besides, *BusyError and
-// *ConflictError.
+// Callers are not authenticated here. Holds are in memory only, because the store records the
+// leases: after a restart the scheduler acquires its leases again and then calls Sweep. The package
+// mounts file systems and overlays on the host; a driver binds what a Hold names into the sandbox.
+//
+// A Manager is safe for concurrent use and starts no goroutine; the caller runs Run. Only one
+// Manager may use a directory, which the state directory's lock ensures. Errors have a class of
+// containerd/errdefs. Besides, there are *BusyError, *ConflictError, *FullError, *LiveError and
+// *PathError.
 package volumes
 
 import (
@@ -29,92 +30,89 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
-// Names of folders that are being made or removed begin so.
+// Name prefixes of directories that are being created or removed.
 const (
 	newPrefix  = ".new-"
 	gonePrefix = ".gone-"
 )
 
-// Auto is the mechanism that is found out.
+// Auto selects the best mechanism that works on the host.
 const Auto = "auto"
 
-// Options of a Manager. The zero value bounds nothing and keeps no overlay for
-// longer than it has to.
+// Options configure a Manager. The zero value sets no limits and keeps overlays until they are
+// committed or discarded.
 type Options struct {
-	// Mechanism enforces quotas: Auto, or one of package disk; empty is
-	// disk.None.
+	// Mechanism enforces quotas: Auto or one of package quotadir. Empty means quotadir.None.
 	Mechanism string
-	// Quota is what a workspace holds that is made without a size; MaxQuota the
-	// most that can be asked for, 0 without a bound.
+	// Quota is the default quota in bytes; MaxQuota is the largest that can be requested. 0 means
+	// no limit.
 	Quota, MaxQuota int64
 	Overlays        Overlays
-	// Snapshots is how many a workspace can have.
+	// Snapshots is the maximum per workspace.
 	Snapshots int
-	// Idle is how long a file system stays mounted after its last use; zero is
-	// DefaultIdle.
+	// Idle is how long a file system stays mounted after its last use. 0 means DefaultIdle.
 	Idle time.Duration
 	Log  *slog.Logger
 }
 
-// Overlays bounds what overlay leases leave.
+// Overlays limits what overlay leases leave behind.
 type Overlays struct {
-	// Keep is how long the changes of a lease that is over are kept; zero is for
-	// ever. Max is how many overlays, live and kept, a workspace can have; zero
-	// is DefaultOverlays.
+	// Keep is how long an ended lease's changes are kept; 0 means indefinitely. Max is the maximum
+	// of live and kept overlays per workspace; 0 means DefaultOverlays.
 	Keep time.Duration
 	Max  int
 }
 
-// Defaults of Options.
+// Default values of Options.
 const (
 	DefaultIdle     = 30 * time.Second
 	DefaultOverlays = 32
 )
 
-// How often what is due is looked at, and how long an end of the process waits
-// for what goes on.
+// tickInterval is how often Run looks for due work. cleanupTimeout limits the work when a workspace
+// is unlocked and in Close.
 const (
 	tickInterval   = 5 * time.Second
 	cleanupTimeout = 20 * time.Second
 )
 
-// Manager keeps the workspaces of one folder. Methods may be called
-// concurrently.
+// Manager manages the workspaces of one directory. Its methods may be called concurrently.
 type Manager struct {
 	dir  string
 	opts Options
 	log  *slog.Logger
-	// interrupted is what Open found of interrupted work; never changed after.
+	// interrupted lists directories of unfinished work that Open found. It is not changed
+	// afterwards.
 	interrupted []string
 
 	mechanism func() (quotadir.Mechanism, string)
 
 	mu        sync.Mutex
 	byName    map[string]*entry
-	undeleted []string // what of deleted workspaces is left; see freeLater
-	// leasesRestored: every lease of an earlier process that lives has its hold.
+	undeleted []string // rest of deleted workspaces; see deleteFilesLater
+	// leasesRestored reports that every live lease of an earlier process has its hold.
 	leasesRestored bool
 }
 
-// entry is a workspace. The Manager's lock guards it but for what only who has
-// the turn touches.
+// entry is a workspace. Manager.mu guards its fields. The holder of lock may read state and root
+// without mu; only the holder uses mountedBefore and prepared.
 type entry struct {
 	meta           meta
-	creating       bool // being made or deleted: there for its name only
+	creating       bool // reserves the name until Create returns
 	holds          map[string]*Hold
 	readers        map[int]int // open Files by generation
-	writers        int         // those of them that write
+	writers        int         // open Files that may write
 	overlays       map[string]*overlay
 	state          state
-	root           string    // of the mounted file system, else ""
-	lastUsed       time.Time // the last turn
+	root           string    // mounted file system's root, or ""
+	lastUsed       time.Time // last time it was locked
 	cleanups       []cleanup
-	failedCleanups []cleanup // those that failed, for the next tick
+	failedCleanups []cleanup // failed, to be retried by the next tick
 	waiters        []*waiter
 
 	lock          chan struct{}
-	mountedBefore bool // it was mounted by another process, whose leases may have it
-	prepared      bool // what an earlier process left on the file system was looked for
+	mountedBefore bool // mounted by another process, whose leases may use it
+	prepared      bool // leftovers of an earlier process were removed
 }
 
 func newEntry(w meta) *entry {
@@ -124,12 +122,11 @@ func newEntry(w meta) *entry {
 	}
 }
 
-// Open loads the workspaces in dir, making dir where there is none. One whose
-// metadata cannot be read is left alone, logged, and not offered. Nothing is
-// removed: see Sweep.
+// Open loads the workspaces in dir, and creates dir if it is missing. A workspace with unreadable
+// metadata is logged and not offered. Open removes nothing; see Sweep.
 func Open(dir string, opts Options) (*Manager, error) {
 	if !filepath.IsAbs(dir) {
-		return nil, fmt.Errorf("open workspaces: folder %q is not absolute: %w", dir, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("open workspaces: directory %q must be an absolute path: %w", dir, errdefs.ErrInvalidArgument)
 	}
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
@@ -156,7 +153,7 @@ func Open(dir string, opts Options) (*Manager, error) {
 		}
 		e, err := m.loadWorkspace(filepath.Join(dir, f.Name()))
 		if err != nil {
-			m.log.Warn("workspace not usable", "path", filepath.Join(dir, f.Name()), "error", err)
+			m.log.Warn("failed to load workspace", "path", filepath.Join(dir, f.Name()), "error", err)
 			continue
 		}
 		m.byName[e.meta.Name] = e
@@ -170,7 +167,7 @@ func (m *Manager) loadWorkspace(dir string) (*entry, error) {
 		return nil, err
 	}
 	if other := m.byName[found.Name]; other != nil {
-		return nil, fmt.Errorf("workspace %q is there as %s already", found.Name, other.meta.ID)
+		return nil, fmt.Errorf("workspace %q already exists as %s", found.Name, other.meta.ID)
 	}
 	e := newEntry(found)
 	if e.state, err = readState(m.contentPath(found)); err != nil {
@@ -180,7 +177,7 @@ func (m *Manager) loadWorkspace(dir string) (*entry, error) {
 	return e, err
 }
 
-// detectMechanism finds out what enforces quotas here, and why it is nothing better.
+// detectMechanism returns the mechanism for new quotas, and why a better one does not work.
 func (m *Manager) detectMechanism() (quotadir.Mechanism, string) {
 	switch m.opts.Mechanism {
 	case "":
@@ -191,38 +188,37 @@ func (m *Manager) detectMechanism() (quotadir.Mechanism, string) {
 	return quotadir.Mechanism(m.opts.Mechanism), ""
 }
 
-// Mechanism is what enforces the quotas of workspaces that are made now, and why
-// it is nothing better. The first call may take a while.
+// Mechanism returns what enforces the quotas of new workspaces, and why a better mechanism does not
+// work. The first call can take a while.
 func (m *Manager) Mechanism() (quotadir.Mechanism, string) { return m.mechanism() }
 
-// Quotas are what a workspace holds that is made without a size, and the most
-// that can be asked for; 0 is no bound.
+// Quotas returns the default quota and the largest that can be requested, in bytes. 0 means no
+// limit.
 func (m *Manager) Quotas() (usual, most int64) { return m.opts.Quota, m.opts.MaxQuota }
 
-// Dir is the folder that all workspaces are in.
+// Dir returns the directory that contains all workspaces.
 func (m *Manager) Dir() string { return m.dir }
 
 func (m *Manager) workspacePath(w meta) string { return filepath.Join(m.dir, w.ID) }
 
-// contentPath is the folder that a restore swaps.
+// contentPath returns the directory that a restore replaces.
 func (m *Manager) contentPath(w meta) string {
 	dir := filepath.Join(m.workspacePath(w), contentDir)
 	if _, err := os.Lstat(dir); err != nil {
-		return m.workspacePath(w) // of an earlier version
+		return m.workspacePath(w) // created by an earlier version
 	}
 	return dir
 }
 
-// diskPath is the folder of a workspace's disk; ok is false where it has none.
+// diskPath returns the directory of a workspace's disk. ok is false if it has none.
 func (m *Manager) diskPath(w meta) (dir string, ok bool) {
 	content := m.contentPath(w)
 	return filepath.Join(content, diskDir), content != m.workspacePath(w)
 }
 
-// Sweep frees what an interrupted Create or Delete of an earlier process left,
-// as Open found it, and ends the overlays whose leases did. It is to be called
-// once all leases that live have been acquired again; it takes as long as the
-// files are many, and may run beside everything else.
+// Sweep removes what interrupted Create and Delete calls of an earlier process left, and ends the
+// overlays of ended leases. Call it once all live leases have been acquired again. Its duration
+// grows with the number of files; other methods may run concurrently.
 func (m *Manager) Sweep(ctx context.Context) error {
 	var errs []error
 	for _, name := range m.interrupted {
@@ -246,8 +242,8 @@ func (m *Manager) Sweep(ctx context.Context) error {
 	return errors.Join(append(errs, m.unmountUnknownDisks(ctx), quotadir.SweepProbes(ctx, m.dir))...)
 }
 
-// Run looks after what is due until ctx ends: overlays that were kept for long
-// enough, and file systems that nobody uses.
+// Run does periodic work until ctx ends: it retries failed cleanups, discards expired overlays and
+// unmounts idle file systems.
 func (m *Manager) Run(ctx context.Context) error {
 	t := time.NewTicker(min(tickInterval, m.opts.Idle))
 	defer t.Stop()
@@ -274,15 +270,15 @@ func (m *Manager) tick(ctx context.Context, now time.Time) {
 	for _, e := range entries {
 		m.retryCleanups(e)
 		if err := m.discardExpired(ctx, e, now); err != nil && ctx.Err() == nil {
-			m.log.Warn("old overlay not removed", "workspace", e.meta.Name, "error", err)
+			m.log.Warn("failed to remove expired overlay; will retry", "workspace", e.meta.Name, "error", err)
 		}
 		if err := m.unmountIdle(ctx, e, now.Add(-m.opts.Idle)); err != nil {
-			m.log.Warn("file system not unmounted", "workspace", e.meta.Name, "error", err)
+			m.log.Warn("failed to unmount idle workspace; will retry", "workspace", e.meta.Name, "error", err)
 		}
 	}
 }
 
-// inUse is to be called with the lock held.
+// inUse reports whether a lease or open Files use the workspace. The caller has Manager.mu.
 func (e *entry) inUse() bool {
 	for _, users := range e.readers {
 		if users > 0 {
@@ -292,8 +288,7 @@ func (e *entry) inUse() bool {
 	return len(e.holds) > 0 || e.writers > 0
 }
 
-// Close unmounts what no lease has. It is to be called when nothing else is any
-// more; leases live on, and so do their mounts.
+// Close unmounts the workspaces that no lease uses. Call it last. Leases and their mounts stay.
 func (m *Manager) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
@@ -323,7 +318,7 @@ func (m *Manager) Close() error {
 	return errors.Join(errs...)
 }
 
-// findWorkspace is to be called with the lock held.
+// findWorkspace returns a workspace by name. The caller has m.mu.
 func (m *Manager) findWorkspace(name string) (*entry, error) {
 	e := m.byName[name]
 	if e == nil || e.creating {
@@ -333,8 +328,8 @@ func (m *Manager) findWorkspace(name string) (*entry, error) {
 }
 
 func workspaceNotFound(name string) error {
-	return fmt.Errorf("there is no workspace %q: %w", name, errdefs.ErrNotFound)
+	return fmt.Errorf("workspace %q not found: %w", name, errdefs.ErrNotFound)
 }
 
-// hitFailpoint is fault.Hit. The points of this package are died at in its own tests.
+// hitFailpoint calls failpoint.Hit. This package's own tests use its failpoints.
 func hitFailpoint(point string) { failpoint.Hit(point) }

@@ -11,20 +11,20 @@ import (
 	"time"
 )
 
-// What is in the folder of a workspace:
+// Layout of a workspace's directory:
 //
-//	workspace.json   what it is
-//	content/         what is swapped whole by a restore
-//	  state.json     which generation is the current one, and what became of it
-//	  disk/          see package disk; on its root:
-//	    data         the first generation of the files, data.1 the next one, …
-//	    uppers/ID    what the overlay ID has changed
-//	overlays/ID.*    what is known of the overlay ID
-//	merged/ID        where the overlay ID is mounted while its lease lives
+//	workspace.json   metadata
+//	content/         replaced as a whole by a restore
+//	  state.json     number of the current generation, and recent changes
+//	  disk/          see package quotadir; on its root:
+//	    data         the first generation of the files, then data.1 and so on
+//	    uppers/ID    upper layer of the overlay ID
+//	overlays/ID.*    metadata of the overlay ID
+//	merged/ID        mount point of the overlay ID while its lease is live
 //	snapshots/ID     a copy of content, and snapshot.json
 //
-// One made by an earlier version has data and state.json beside workspace.json,
-// and no disk: nothing bounds it.
+// A workspace of an earlier version has data and state.json beside workspace.json. It has no disk
+// and no quota.
 const (
 	metaVersion   = 1
 	metaFile      = "workspace.json"
@@ -42,7 +42,7 @@ const (
 	maxComparison = 256 << 20
 )
 
-// meta is what is kept of a workspace beside its data.
+// meta is the content of workspace.json.
 type meta struct {
 	Version   int       `json:"version"`
 	ID        string    `json:"id"`
@@ -62,14 +62,14 @@ func readMeta(dir string) (meta, error) {
 		return meta{}, err
 	}
 	if w.ID != filepath.Base(dir) {
-		return meta{}, fmt.Errorf("the folder holds the metadata of %q", w.ID)
+		return meta{}, fmt.Errorf("directory contains the metadata of workspace %q", w.ID)
 	}
 	for _, name := range []string{contentDir, dataDir} {
 		if fi, err := os.Lstat(filepath.Join(dir, name)); err == nil && fi.IsDir() {
 			return w, nil
 		}
 	}
-	return meta{}, errors.New("there is no folder of files")
+	return meta{}, errors.New("directory of files not found")
 }
 
 func readBounded(path string, most int64) ([]byte, error) {
@@ -80,7 +80,7 @@ func readBounded(path string, most int64) ([]byte, error) {
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err == nil && int64(len(b)) > most {
-		err = fmt.Errorf("%s is longer than %d octets", path, most)
+		err = fmt.Errorf("%s is longer than %d bytes", path, most)
 	}
 	return b, err
 }
@@ -91,10 +91,10 @@ func decodeMeta(b []byte) (meta, error) {
 		return meta{}, err
 	}
 	if w.Version != metaVersion {
-		return meta{}, fmt.Errorf("%s is of version %d, this build reads %d", metaFile, w.Version, metaVersion)
+		return meta{}, fmt.Errorf("unsupported version %[2]d of %[1]s: this build reads %[3]d", metaFile, w.Version, metaVersion)
 	}
 	if !namePattern.MatchString(w.Name) {
-		return meta{}, fmt.Errorf("%s: name %q does not match %s", metaFile, w.Name, namePattern)
+		return meta{}, fmt.Errorf("%s: invalid name %q: must match %s", metaFile, w.Name, namePattern)
 	}
 	return w, nil
 }
@@ -106,12 +106,12 @@ func decodeStrict(what string, b []byte, to any) error {
 		return fmt.Errorf("decode %s: %w", what, err)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return fmt.Errorf("decode %s: something follows the object", what)
+		return fmt.Errorf("decode %s: unexpected data after the object", what)
 	}
 	return nil
 }
 
-// writeJSON replaces a file whole, so that it outlives a power cut.
+// writeJSON replaces a file atomically and syncs it.
 func writeJSON(path string, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -132,8 +132,7 @@ func writeJSON(path string, v any) error {
 	return syncDir(filepath.Dir(path))
 }
 
-// readJSON reads what writeJSON wrote; a file that is not there leaves v as it
-// is.
+// readJSON reads what writeJSON wrote. A missing file leaves v unchanged.
 func readJSON(path string, most int64, v any) error {
 	b, err := readBounded(path, most)
 	if errors.Is(err, os.ErrNotExist) {
@@ -145,7 +144,7 @@ func readJSON(path string, most int64, v any) error {
 	return decodeStrict(path, b, v)
 }
 
-// syncDir makes the names in dir outlive a power cut.
+// syncDir makes the names in dir durable.
 func syncDir(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

@@ -11,8 +11,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
-// mountedWorkspace is a workspace whose file system is mounted, in the hands of who has
-// its turn.
+// mountedWorkspace is a locked workspace whose file system is mounted.
 type mountedWorkspace struct {
 	m    *Manager
 	e    *entry
@@ -27,7 +26,7 @@ func (ws *mountedWorkspace) currentPath() string { return ws.generationPath(ws.e
 
 func (ws *mountedWorkspace) upperPath(id string) string { return filepath.Join(ws.root, uppersDir, id) }
 
-// mountWorkspace mounts the file system of a workspace. Who calls it has the turn.
+// mountWorkspace mounts a workspace's file system. The caller has the workspace's lock.
 func (m *Manager) mountWorkspace(ctx context.Context, e *entry) (*mountedWorkspace, error) {
 	ws := &mountedWorkspace{m: m, e: e, root: e.root}
 	if ws.root == "" {
@@ -41,7 +40,7 @@ func (m *Manager) mountWorkspace(ctx context.Context, e *entry) (*mountedWorkspa
 			}
 			root, err := quotadir.Mount(ctx, dir)
 			if err != nil {
-				return nil, fmt.Errorf("files of workspace %s: %w", e.meta.Name, err)
+				return nil, fmt.Errorf("mount workspace %s: %w", e.meta.Name, err)
 			}
 			ws.root = root
 		}
@@ -53,14 +52,14 @@ func (m *Manager) mountWorkspace(ctx context.Context, e *entry) (*mountedWorkspa
 		return ws, nil
 	}
 	if err := ws.prepare(ctx); err != nil {
-		return nil, fmt.Errorf("files of workspace %s: %w", e.meta.Name, err)
+		return nil, fmt.Errorf("mount workspace %s: %w", e.meta.Name, err)
 	}
 	e.prepared = true
 	return ws, nil
 }
 
-// prepare removes what an interrupted change left on the file system, and makes
-// the first folder of files where it is new.
+// prepare removes what an interrupted change left on the file system. In a new workspace it creates
+// the first generation.
 func (ws *mountedWorkspace) prepare(ctx context.Context) error {
 	_, err := os.Lstat(ws.currentPath())
 	if errors.Is(err, os.ErrNotExist) && ws.e.state.Current == 0 {
@@ -78,7 +77,7 @@ func (ws *mountedWorkspace) prepare(ctx context.Context) error {
 	return errors.Join(ws.removeOldGenerations(ctx), ws.removeOrphanedUppers(ctx), ws.m.removeInterrupted(ctx, ws.e.meta))
 }
 
-// unmountIdle unmounts a file system that was not used since before.
+// unmountIdle unmounts a file system that was last used before the given time.
 func (m *Manager) unmountIdle(ctx context.Context, e *entry, before time.Time) error {
 	select {
 	case e.lock <- struct{}{}:
@@ -95,7 +94,7 @@ func (m *Manager) unmountIdle(ctx context.Context, e *entry, before time.Time) e
 	return m.unmount(ctx, e)
 }
 
-// unmount is to be called with the turn.
+// unmount unmounts a workspace's file system. The caller has the workspace's lock.
 func (m *Manager) unmount(ctx context.Context, e *entry) error {
 	if dir, ok := m.diskPath(e.meta); ok {
 		if err := quotadir.Unmount(ctx, dir); err != nil {

@@ -15,26 +15,26 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// findOverlay is what is kept of one on disk.
+// overlay is the stored record of an overlay.
 type overlay struct {
 	Version   int       `json:"version"`
 	ID        string    `json:"id"`
 	CreatedAt time.Time `json:"created_at"`
 	EndedAt   time.Time `json:"ended_at,omitzero"`
-	// Live: its lease may be writing.
+	// Live is set while the lease may write.
 	Live bool `json:"live"`
-	// Generation is what it lies over.
+	// Generation is the overlay's lower layer.
 	Generation int `json:"generation"`
 	Changes    int `json:"changes"`
-	// Unusable says why it can only be discarded, "" if it can be more.
+	// Unusable is why the overlay can only be discarded, or "".
 	Unusable string `json:"unusable,omitempty"`
-	// Committed are paths that were committed already.
+	// Committed are the paths that were already committed.
 	Committed [][]byte `json:"committed,omitempty"`
-	// Touched are paths that others wrote to in place since its end.
+	// Touched are paths that others wrote in place after the lease ended.
 	Touched []touch `json:"touched,omitempty"`
 }
 
-// touch tells who wrote to a path.
+// touch records who wrote to a path.
 type touch struct {
 	Path []byte    `json:"path"`
 	By   string    `json:"by"`
@@ -43,7 +43,7 @@ type touch struct {
 
 const overlayVersion = 1
 
-// The parts of an upper folder.
+// Subdirectories of an overlay's upper directory.
 const (
 	upperDir = "u"
 	workDir  = "w"
@@ -60,8 +60,8 @@ func (m *Manager) mergedPath(w meta, id string) string {
 }
 
 const (
-	recordExt = ".json" // the overlay
-	baseExt   = ".base" // what was below its changes when its lease ended
+	recordExt = ".json" // the overlay's record
+	baseExt   = ".base" // the lower layer's paths when the lease ended
 )
 
 func (m *Manager) readOverlays(w meta) (map[string]*overlay, error) {
@@ -83,14 +83,14 @@ func (m *Manager) readOverlays(w meta) (map[string]*overlay, error) {
 			return nil, err
 		}
 		if o.Version != overlayVersion || o.ID != id {
-			return nil, fmt.Errorf("overlay %s is of version %d, this build reads %d", id, o.Version, overlayVersion)
+			return nil, fmt.Errorf("unsupported version %[2]d of overlay %[1]s: this build reads %[3]d", id, o.Version, overlayVersion)
 		}
 		out[id] = &o
 	}
 	return out, nil
 }
 
-// save writes an overlay down and makes it known.
+// saveOverlay writes the record and updates the entry.
 func (ws *mountedWorkspace) saveOverlay(o overlay) error {
 	o.Version = overlayVersion
 	if err := writeJSON(ws.m.overlayFile(ws.e.meta, o.ID, recordExt), o); err != nil {
@@ -102,7 +102,7 @@ func (ws *mountedWorkspace) saveOverlay(o overlay) error {
 	return nil
 }
 
-// findOverlay is what is known of one.
+// findOverlay returns an overlay's record. NotFound if it does not exist.
 func (ws *mountedWorkspace) findOverlay(id string) (overlay, error) {
 	ws.m.mu.Lock()
 	defer ws.m.mu.Unlock()
@@ -114,11 +114,11 @@ func (ws *mountedWorkspace) findOverlay(id string) (overlay, error) {
 }
 
 func overlayNotFound(id string) error {
-	return fmt.Errorf("there is no overlay %q: its lease was none, changed nothing, or what it changed was committed, discarded or kept long enough: %w", id, errdefs.ErrNotFound)
+	return fmt.Errorf("overlay %q not found: not an overlay lease, no changes, or committed, discarded or expired: %w", id, errdefs.ErrNotFound)
 }
 
-// endOverlay is the end of an overlay's lease: what it changed is kept, with what
-// was below each change. An overlay without changes goes.
+// endOverlay keeps an overlay's changes when its lease ends, with the state of each changed path in
+// the lower layer. An overlay without changes is removed.
 func (ws *mountedWorkspace) endOverlay(ctx context.Context, id string) error {
 	o, err := ws.findOverlay(id)
 	if err != nil || !o.Live {
@@ -136,12 +136,12 @@ func (ws *mountedWorkspace) endOverlay(ctx context.Context, id string) error {
 	case err != nil && ctx.Err() != nil:
 		return err
 	case errdefs.IsResourceExhausted(err):
-		o.Unusable = fmt.Sprintf("has more than %d changes, or their paths more than %d octets", maxDeltas, maxDeltaBytes)
+		o.Unusable = fmt.Sprintf("has more than %d changes, or more than %d bytes of paths", maxDeltas, maxDeltaBytes)
 	case errdefs.IsFailedPrecondition(err):
-		o.Unusable = fmt.Sprintf("has paths of more than %d octets", maxTreePath)
-	case err != nil: // the lease is over all the same
-		ws.m.log.Error("changes of an overlay cannot be read", "workspace", ws.e.meta.Name, "overlay", id, "error", err)
-		o.Unusable = "has changes that cannot be read"
+		o.Unusable = fmt.Sprintf("has paths longer than %d bytes", maxTreePath)
+	case err != nil: // The lease ends even if its changes are unreadable.
+		ws.m.log.Error("failed to read overlay; it can only be discarded", "workspace", ws.e.meta.Name, "overlay", id, "error", err)
+		o.Unusable = "has unreadable changes"
 	case len(found) == 0:
 		return ws.removeOverlay(ctx, id)
 	}
@@ -156,9 +156,8 @@ func (ws *mountedWorkspace) endOverlay(ctx context.Context, id string) error {
 	return nil
 }
 
-// removeOverlay removes an overlay with all it has. It is gone whole or not at all: half
-// of it is not what its lease changed, and could be committed. What is on the file
-// system goes before what tells of it.
+// removeOverlay removes an overlay atomically: what is left of it must not be committed as a whole.
+// Files are removed before the record.
 func (ws *mountedWorkspace) removeOverlay(ctx context.Context, id string) error {
 	if err := ws.unmountOverlay(ctx, id); err != nil {
 		return err
@@ -177,14 +176,14 @@ func (ws *mountedWorkspace) removeOverlay(ctx context.Context, id string) error 
 	delete(ws.e.overlays, id)
 	ws.m.mu.Unlock()
 	if err := ws.m.removeAll(ctx, gone); err != nil {
-		ws.m.log.Warn("files of an overlay are not removed yet", "workspace", ws.e.meta.Name, "overlay", id, "error", err)
+		ws.m.log.Warn("failed to remove overlay files; will retry", "workspace", ws.e.meta.Name, "overlay", id, "error", err)
 		ws.m.removeLater(ws.e, gone)
 	}
 	return nil
 }
 
-// removeOrphanedUppers removes what is of no overlay that is known, and overlays that have
-// nothing any more: their removal was interrupted.
+// removeOrphanedUppers removes upper directories without a record, and records without an upper
+// directory. Their removal was interrupted.
 func (ws *mountedWorkspace) removeOrphanedUppers(ctx context.Context) error {
 	entries, err := os.ReadDir(filepath.Join(ws.root, uppersDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -210,8 +209,8 @@ func (ws *mountedWorkspace) removeOrphanedUppers(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// hasOrphanedOverlay says whether a lease of an earlier process has an overlay here, and
-// has not taken it up. To be called with the lock held.
+// hasOrphanedOverlay reports whether the workspace has a live overlay whose lease has no hold. The
+// caller has m.mu.
 func (m *Manager) hasOrphanedOverlay(e *entry) bool {
 	for id, o := range e.overlays {
 		if o.Live && e.holds[id] == nil {
@@ -221,8 +220,7 @@ func (m *Manager) hasOrphanedOverlay(e *entry) bool {
 	return false
 }
 
-// liveOverlay is one whose lease may write, "" if there is none. To be called
-// with the lock held.
+// liveOverlay returns an overlay whose lease may write, or "". The caller has Manager.mu.
 func (e *entry) liveOverlay() string {
 	for _, id := range slices.Sorted(maps.Keys(e.overlays)) {
 		if e.overlays[id].Live {
@@ -232,7 +230,7 @@ func (e *entry) liveOverlay() string {
 	return ""
 }
 
-// endOrphans ends what leases that are over left; see Sweep.
+// endOrphans ends the overlays, writers and pins of ended leases; see Sweep.
 func (ws *mountedWorkspace) endOrphans(ctx context.Context) error {
 	ws.m.mu.Lock()
 	var over []string
@@ -249,8 +247,8 @@ func (ws *mountedWorkspace) endOrphans(ctx context.Context) error {
 	return errors.Join(append(errs, ws.endWriting(ctx), ws.removePins(""), ws.removeOldGenerations(ctx))...)
 }
 
-// EndOverlays ends the overlays of leases that are over and were not given back: their
-// process was killed.
+// EndOverlays ends the overlays of leases that were never released because their process was
+// killed.
 func (m *Manager) EndOverlays(ctx context.Context, leases ...string) error {
 	m.mu.Lock()
 	where := map[string][]string{}

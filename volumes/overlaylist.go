@@ -12,22 +12,21 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Overlay is what one lease changed of a workspace, kept apart from it. Its ID
-// is the lease's.
+// Overlay is a lease's private changes to a workspace. Its ID is the lease's.
 type Overlay struct {
 	ID        string
 	Workspace string
 	CreatedAt time.Time
-	// EndedAt is when its lease was over, zero while it lives.
+	// EndedAt is when the lease ended; zero while it is live.
 	EndedAt time.Time
 	Live    bool
-	// ExpiresAt is when it is discarded by itself, zero for never.
+	// ExpiresAt is when the overlay will be discarded; zero for never.
 	ExpiresAt time.Time
-	// Changes is how many paths it changed, 0 while it lives.
+	// Changes is the number of changed paths; 0 while the lease is live.
 	Changes int
 }
 
-// FindOverlay says which workspace an overlay is of.
+// FindOverlay returns an overlay by its id, or NotFound.
 func (m *Manager) FindOverlay(id string) (Overlay, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -39,7 +38,7 @@ func (m *Manager) FindOverlay(id string) (Overlay, error) {
 	return Overlay{}, overlayNotFound(id)
 }
 
-// Overlays lists those of a workspace, the oldest first.
+// Overlays returns a workspace's overlays, oldest first.
 func (m *Manager) Overlays(name string) ([]Overlay, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -65,7 +64,7 @@ func (m *Manager) overlayInfo(e *entry, o *overlay) Overlay {
 	return out
 }
 
-// Discard removes an overlay whose lease is over. FailedPrecondition: it is not.
+// Discard removes an overlay. *LiveError if its lease has not ended.
 func (m *Manager) Discard(ctx context.Context, id string) error {
 	found, err := m.FindOverlay(id)
 	if err != nil {
@@ -83,19 +82,18 @@ func (m *Manager) Discard(ctx context.Context, id string) error {
 	})
 }
 
-// LiveError says that an overlay's lease is not over. It is of class
-// FailedPrecondition.
+// LiveError reports that an overlay's lease has not ended. Its class is FailedPrecondition.
 type LiveError struct{ ID string }
 
-// Error is a whole sentence.
+// Error implements error.
 func (e *LiveError) Error() string {
-	return fmt.Sprintf("overlay %s is still written to by its lease: end that first", e.ID)
+	return fmt.Sprintf("overlay %s is live: end its lease first", e.ID)
 }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *LiveError) Unwrap() error { return errdefs.ErrFailedPrecondition }
 
-// discardExpired discards overlays that were kept for long enough.
+// discardExpired discards overlays that were kept for Overlays.Keep.
 func (m *Manager) discardExpired(ctx context.Context, e *entry, now time.Time) error {
 	if m.opts.Overlays.Keep == 0 {
 		return nil

@@ -15,14 +15,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// mountOverlay gives a lease its overlay on the current generation, or the one
-// it has.
+// mountOverlay mounts an overlay on the current generation for a lease, or finds the existing one.
+// It returns the overlay's generation.
 func (ws *mountedWorkspace) mountOverlay(ctx context.Context, id string) (generation int, err error) {
 	if o, err := ws.findOverlay(id); err == nil {
 		if !o.Live {
-			return 0, fmt.Errorf("overlay %s is of a lease that is over: %w", id, errdefs.ErrFailedPrecondition)
+			return 0, fmt.Errorf("the lease of overlay %s has ended: %w", id, errdefs.ErrFailedPrecondition)
 		}
-		return o.Generation, nil // of an earlier process, and mounted as long as its sandbox lives
+		return o.Generation, nil // An earlier process mounted it. It stays mounted while its sandbox lives.
 	}
 	for _, dir := range []string{overlaysDir, mergedDir} {
 		if err := os.MkdirAll(filepath.Join(ws.m.workspacePath(ws.e.meta), dir), 0o700); err != nil {
@@ -53,8 +53,8 @@ func (ws *mountedWorkspace) mountOverlay(ctx context.Context, id string) (genera
 	return o.Generation, nil
 }
 
-// makeUpper makes the folders that an overlay writes to. The root of what a
-// lease sees is described as its upper folder is.
+// makeUpper creates the directories that an overlay writes to. The upper directory has the mode
+// that the lease sees at its root.
 func (ws *mountedWorkspace) makeUpper(id string) error {
 	dir := ws.upperPath(id)
 	if err := os.MkdirAll(filepath.Join(dir, workDir), 0o700); err != nil {
@@ -74,15 +74,14 @@ func (ws *mountedWorkspace) makeUpper(id string) error {
 	return os.Chmod(upper, fi.Mode().Perm())
 }
 
-// mountUpper mounts an overlay. Its folders are named by descriptors: their paths may
-// hold what separates options, and commands see the options. Nothing in a layer
-// leads elsewhere: what a command could have written there is no attribute that
-// the kernel listens to (trusted.overlay.*), and redirects are not followed.
+// mountUpper mounts an overlay. The layers are named by file descriptors: a path could contain the
+// options' separators, and commands can see the options. A layer cannot refer elsewhere: commands
+// cannot set trusted.overlay.* attributes, and the mount does not follow redirects.
 func (ws *mountedWorkspace) mountUpper(id string) (err error) {
 	var layers [3]*os.File
 	defer func() {
 		for _, f := range layers {
-			f.Close() // of none it does nothing
+			f.Close() // A nil file is fine.
 		}
 	}()
 	for i, dir := range []string{ws.currentPath(), filepath.Join(ws.upperPath(id), upperDir), filepath.Join(ws.upperPath(id), workDir)} {
@@ -104,7 +103,7 @@ func (ws *mountedWorkspace) mountUpper(id string) (err error) {
 	return nil
 }
 
-// unmountOverlay takes an overlay's mount away, if there is one, with its folder.
+// unmountOverlay unmounts an overlay, if it is mounted, and removes its mount point.
 func (ws *mountedWorkspace) unmountOverlay(ctx context.Context, id string) error {
 	target := ws.m.mergedPath(ws.e.meta, id)
 	switch is, err := livemount.IsMount(target); {

@@ -7,15 +7,15 @@ import (
 	"slices"
 )
 
-// waiter waits for a workspace that others have.
+// waiter waits until a workspace is available.
 type waiter struct {
 	mode  Mode
-	ready chan struct{} // closed when it is the first, and could have it
+	ready chan struct{} // closed when the waiter is first and the workspace is available
 	woken bool
 }
 
-// Free says whether a lease that is made now could have a workspace in a mode:
-// nil, or what Acquire would answer.
+// Free returns nil if a new lease could acquire the workspace in a mode, or the error that Acquire
+// would return.
 func (m *Manager) Free(name string, mode Mode) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -26,12 +26,10 @@ func (m *Manager) Free(name string, mode Mode) error {
 	return m.checkAvailable(e, "", mode)
 }
 
-// Await waits until a lease could have a workspace in a mode, in turn with
-// others that wait. The turn lasts until done is called, which is to be when the
-// workspace was acquired, or is not wanted any more; until then nobody that
-// waits comes first. Who acquires without waiting still may: then it is Await
-// again. When ctx ends before, the error is the *BusyError that says who has it,
-// with the cause.
+// Await waits in FIFO order until a new lease could acquire the workspace in a mode. The caller
+// stays first in the queue until it calls done. Call done after Acquire, or if the workspace is not
+// needed any more. A caller that does not wait can still acquire the workspace first; then call
+// Await again. If ctx ends, the error joins the *BusyError and ctx's cause.
 func (m *Manager) Await(ctx context.Context, name string, mode Mode) (done func(), err error) {
 	m.mu.Lock()
 	e, err := m.findWorkspace(name)
@@ -66,8 +64,8 @@ func (m *Manager) Await(ctx context.Context, name string, mode Mode) (done func(
 	}
 }
 
-// wakeFirstWaiter tells the first that waits if it could have the workspace now. To be
-// called with the lock held whenever that may have changed.
+// wakeFirstWaiter wakes the first waiter if the workspace is available. Call it with m.mu held
+// whenever that may have changed.
 func (m *Manager) wakeFirstWaiter(e *entry) {
 	if len(e.waiters) == 0 {
 		return

@@ -13,26 +13,25 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 )
 
-// What is removed gets another name first, at once, and is then taken apart, which
-// takes as long as it has files. Whoever asked may have gone by then, or something
-// has it open: what is left is tried again by each tick, for its room counts for
-// nobody any more.
+// A removal first renames the directory, which is atomic, and then removes its files, which can
+// take long. The caller may give up before that, or a file may be busy. Each tick retries what is
+// left, because its space is charged to no workspace.
 
-// removeLater leaves a folder below that of a workspace to be removed.
+// removeLater queues the removal of a directory inside a workspace's directory.
 func (m *Manager) removeLater(e *entry, dir string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e.failedCleanups = append(e.failedCleanups, func(ctx context.Context, _ *mountedWorkspace) error { return m.removeAll(ctx, dir) })
 }
 
-// deleteFilesLater leaves a folder of m.dir to be removed.
+// deleteFilesLater queues the removal of a directory in m.dir.
 func (m *Manager) deleteFilesLater(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.undeleted = append(m.undeleted, name)
 }
 
-// retryDeletes removes what freeLater left.
+// retryDeletes retries what deleteFilesLater queued.
 func (m *Manager) retryDeletes(ctx context.Context) {
 	m.mu.Lock()
 	left := m.undeleted
@@ -40,16 +39,17 @@ func (m *Manager) retryDeletes(ctx context.Context) {
 	m.mu.Unlock()
 	for _, name := range left {
 		if err := m.deleteFiles(ctx, name); err != nil {
-			m.log.Warn("what is left of a workspace is not removed yet", "path", filepath.Join(m.dir, name), "error", err)
+			m.log.Warn("failed to remove deleted workspace; will retry", "path", filepath.Join(m.dir, name), "error", err)
 			m.deleteFilesLater(name)
 		}
 	}
 }
 
-// renameUpperAway takes what an overlay changed away under its name, whole.
+// renameUpperAway renames an overlay's upper directory, so that it disappears atomically. It
+// returns the new path.
 func (ws *mountedWorkspace) renameUpperAway(ctx context.Context, id string) (gone string, err error) {
 	gone = filepath.Join(ws.root, uppersDir, gonePrefix+id)
-	if err := ws.m.removeAll(ctx, gone); err != nil { // of an earlier overlay of that lease
+	if err := ws.m.removeAll(ctx, gone); err != nil { // left by an earlier overlay of the same lease
 		return "", err
 	}
 	if err := os.Rename(ws.upperPath(id), gone); err != nil && !os.IsNotExist(err) {
@@ -58,15 +58,15 @@ func (ws *mountedWorkspace) renameUpperAway(ctx context.Context, id string) (gon
 	return gone, nil
 }
 
-// deleteFiles removes a folder of m.dir with all that commands left in it.
+// deleteFiles unmounts and removes a directory in m.dir.
 func (m *Manager) deleteFiles(ctx context.Context, name string) error {
 	if dir := filepath.Join(m.dir, name, contentDir, diskDir); pathExists(dir) {
 		if err := quotadir.Unmount(ctx, dir); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("free workspace: %w", err)
+			return fmt.Errorf("remove workspace files: %w", err)
 		}
 	}
 	if err := m.removeAll(ctx, filepath.Join(m.dir, name)); err != nil {
-		return fmt.Errorf("free workspace: %w", err)
+		return fmt.Errorf("remove workspace files: %w", err)
 	}
 	return nil
 }
@@ -76,8 +76,7 @@ func pathExists(path string) bool {
 	return err == nil
 }
 
-// removeAll removes a folder of ours with all that commands left in it; one that is
-// not there is success.
+// removeAll removes a directory that may contain hostile file trees. A missing one is not an error.
 func (m *Manager) removeAll(ctx context.Context, dir string) error {
 	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil

@@ -12,31 +12,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxDeltas is how many changes of an overlay are looked at. One with more can
-// only be discarded.
+// maxDeltas limits the changes of an overlay. One with more can only be discarded.
 const maxDeltas = 200_000
 
-// maxDeltaBytes is how many octets the paths of an overlay's changes have
-// together. A command makes a path of 4 KiB with a name of one octet, without a
-// new inode: the number of changes alone bounds no memory.
+// maxDeltaBytes limits the total length of the changed paths. A command needs only a one-byte name
+// and no new inode to make a path of 4 KiB, so the number of changes alone does not bound memory.
 const maxDeltaBytes = 16 << 20
 
-// Kind is what became of a path.
+// Kind is what happened to a path.
 type Kind string
 
-// The kinds.
+// The kinds of change.
 const (
 	Added   Kind = "added"
 	Changed Kind = "changed"
 	Removed Kind = "removed"
-	// unchanged is a folder that is there only for what is in it.
+	// unchanged is a directory that the overlay only has for its content.
 	unchanged Kind = "same"
 )
 
-// ident tells one state of a path from another. Of a folder only its
-// description counts: what is in it has states of its own.
+// ident identifies one version of a path. For a directory only the mode counts, because its content
+// has separate idents.
 type ident struct {
-	Mode  uint32 `json:"mode,omitempty"` // with the type; 0 is of what is not there
+	Mode  uint32 `json:"mode,omitempty"` // with the file type; 0 means missing
 	Inode uint64 `json:"inode,omitempty"`
 	Size  int64  `json:"size,omitempty"`
 	MTime int64  `json:"mtime,omitempty"` // in nanoseconds
@@ -51,12 +49,12 @@ func identOf(st *unix.Stat_t) ident {
 
 func isDir(st *unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFDIR }
 
-// delta is a path that differs between a generation and an overlay on it.
+// delta is a path that differs between an overlay and a generation.
 type delta struct {
 	path string
 	kind Kind
-	// upper is what it is in the overlay, unless it is removed; base what it is in
-	// the generation, unless it is added.
+	// upper is the overlay's version, unless the path was removed. base is the generation's
+	// version, unless the path was added.
 	upper, base unix.Stat_t
 }
 
@@ -67,7 +65,7 @@ func (d *delta) baseIdent() ident {
 	return identOf(&d.base)
 }
 
-// committable says whether what the overlay has can be in a workspace.
+// committable reports whether a workspace can contain the overlay's version.
 func (d *delta) committable() bool {
 	switch d.upper.Mode & unix.S_IFMT {
 	case unix.S_IFREG, unix.S_IFDIR, unix.S_IFLNK:
@@ -76,7 +74,7 @@ func (d *delta) committable() bool {
 	return d.kind == Removed
 }
 
-// base is what was below a change when the lease of its overlay ended.
+// base is the lower layer's version of a changed path when the overlay's lease ended.
 type base struct {
 	Path []byte `json:"path"`
 	Kind Kind   `json:"kind"`
@@ -100,20 +98,20 @@ func countChanges(deltas []delta) (n int) {
 	return n
 }
 
-// How a folder of an upper layer lies over the generation.
+// layering is how an upper directory combines with the generation.
 type layering int
 
 const (
-	merging   layering = iota // what is in both is seen
-	opaque                    // only what is in the upper one is seen
-	upperOnly                 // the generation has no folder there
+	merging   layering = iota // the content of both is visible
+	opaque                    // only the upper content is visible
+	upperOnly                 // the generation has no such directory
 )
 
 // scanner compares an upper layer with a generation.
 type scanner struct {
 	upper, base *tree
 	found       []delta
-	pathBytes   int // octets of the paths found
+	pathBytes   int // total length of the paths found
 	todo        []pending
 }
 
@@ -122,12 +120,12 @@ type pending struct {
 	layers layering
 }
 
-// scanOverlay finds what the overlay id changes of a generation, sorted by path. The
-// overlay may be written to meanwhile: then each part of the answer is of some
-// moment. ResourceExhausted: there is too much of it.
+// scanOverlay returns what the overlay changes in a generation, sorted by path. If the overlay is
+// being written to, paths are not read at one single moment. ResourceExhausted if the overlay
+// exceeds a limit.
 func (ws *mountedWorkspace) scanOverlay(ctx context.Context, id, generation string) ([]delta, error) {
 	upper, err := openTree(filepath.Join(ws.upperPath(id), upperDir))
-	if errors.Is(err, os.ErrNotExist) { // its making was interrupted
+	if errors.Is(err, os.ErrNotExist) { // Its creation was interrupted.
 		return nil, nil
 	}
 	if err != nil {
@@ -144,7 +142,7 @@ func (ws *mountedWorkspace) scanOverlay(ctx context.Context, id, generation stri
 		next := s.todo[len(s.todo)-1]
 		s.todo = s.todo[:len(s.todo)-1]
 		if err := s.scanDir(ctx, next); err != nil {
-			return nil, fmt.Errorf("changes of overlay %s: %w", id, err)
+			return nil, fmt.Errorf("read changes of overlay %s: %w", id, err)
 		}
 	}
 	sort.Slice(s.found, func(i, j int) bool { return s.found[i].path < s.found[j].path })
@@ -153,10 +151,10 @@ func (ws *mountedWorkspace) scanOverlay(ctx context.Context, id, generation stri
 
 func (s *scanner) add(d delta) error {
 	if len(s.found) >= maxDeltas {
-		return fmt.Errorf("there are more than %d: %w", maxDeltas, errdefs.ErrResourceExhausted)
+		return fmt.Errorf("more than %d changes: %w", maxDeltas, errdefs.ErrResourceExhausted)
 	}
 	if s.pathBytes += len(d.path); s.pathBytes > maxDeltaBytes {
-		return fmt.Errorf("their paths have more than %d octets: %w", maxDeltaBytes, errdefs.ErrResourceExhausted)
+		return fmt.Errorf("changed paths have more than %d bytes in total: %w", maxDeltaBytes, errdefs.ErrResourceExhausted)
 	}
 	s.found = append(s.found, d)
 	return nil
@@ -215,7 +213,7 @@ func (s *scanner) scanDir(ctx context.Context, p pending) error {
 	})
 }
 
-// scanEntry notes what an upper folder has.
+// scanEntry records one entry of an upper directory.
 func (s *scanner) scanEntry(ctx context.Context, p pending, base *os.File, name string, st unix.Stat_t) error {
 	d := delta{path: joinName(p.rel, name), kind: Added, upper: st}
 	if p.layers != upperOnly {
@@ -232,7 +230,7 @@ func (s *scanner) scanEntry(ctx context.Context, p pending, base *os.File, name 
 		d.kind = unchanged
 	}
 	if !dir && d.kind == Changed && st.Ino == d.base.Ino {
-		return nil // it was committed, and the step after that was not reached
+		return nil // It was committed, but the overlay was not updated.
 	}
 	if err := s.add(d); err != nil {
 		return err
@@ -250,7 +248,7 @@ func (s *scanner) scanEntry(ctx context.Context, p pending, base *os.File, name 
 	return nil
 }
 
-// addRemoved notes that a name of the generation is not seen any more.
+// addRemoved records that a name of the generation is hidden.
 func (s *scanner) addRemoved(ctx context.Context, base *os.File, rel, name string) error {
 	st, err := statAt(base, name)
 	if err == unix.ENOENT {
@@ -272,12 +270,12 @@ func (s *scanner) addRemovedTree(ctx context.Context, rel string) error {
 	})
 }
 
-// isWhiteout says whether a file of an upper layer stands for none.
+// isWhiteout reports whether an upper layer's file marks a removed name.
 func isWhiteout(st *unix.Stat_t) bool {
 	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0
 }
 
-// isOpaque says whether an upper folder hides what is below it.
+// isOpaque reports whether an upper directory hides the lower one's content.
 func isOpaque(dir *os.File) bool {
 	b := make([]byte, 1)
 	n, err := unix.Fgetxattr(fdOf(dir), "trusted.overlay.opaque", b)

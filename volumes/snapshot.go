@@ -17,14 +17,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
-// Snapshot is a copy of a workspace's files at one time. It takes room of the
-// host, not of the workspace's quota.
+// Snapshot is a copy of a workspace's files. It uses space of the host, not of the workspace's
+// quota.
 type Snapshot struct {
 	ID        string
 	Workspace string
 	Label     string
 	CreatedAt time.Time
-	// Bytes is what it takes of the host's disk.
+	// Bytes is the disk space that it uses on the host.
 	Bytes int64
 }
 
@@ -35,19 +35,18 @@ type snapshotMeta struct {
 	CreatedAt time.Time `json:"created_at"`
 }
 
-// MaxLabel is how long a snapshot's label can be.
+// MaxLabel is the maximum length of a snapshot's label in bytes.
 const MaxLabel = 200
 
-// newContent is the content of a workspace that a restore makes.
+// newContent is the directory name of a restore under construction.
 const newContent = newPrefix + "content"
 
-// Snapshot copies a workspace that nothing uses: a file system that is written
-// to cannot be copied as of one moment without stopping who writes.
-// FailedPrecondition: a lease has it, or a file is open. ResourceExhausted:
-// there are too many.
+// Snapshot copies the files of a workspace that is not in use. A file system that is being written
+// to cannot be copied consistently. It returns FailedPrecondition if a lease or open Files use it,
+// ResourceExhausted if it has too many snapshots, and AlreadyExists if the label is taken.
 func (m *Manager) Snapshot(ctx context.Context, name, label string) (Snapshot, error) {
 	if len(label) > MaxLabel || strings.ContainsFunc(label, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' }) {
-		return Snapshot{}, fmt.Errorf("label is longer than %d octets, or has what cannot be printed: %w", MaxLabel, errdefs.ErrInvalidArgument)
+		return Snapshot{}, fmt.Errorf("invalid label: must be at most %d bytes of printable UTF-8: %w", MaxLabel, errdefs.ErrInvalidArgument)
 	}
 	e, err := m.lockWorkspace(ctx, name)
 	if err != nil {
@@ -60,11 +59,11 @@ func (m *Manager) Snapshot(ctx context.Context, name, label string) (Snapshot, e
 	}
 	switch {
 	case m.opts.Snapshots == 0:
-		return Snapshot{}, fmt.Errorf("there are no snapshots here (workspaces.snapshots): %w", errdefs.ErrFailedPrecondition)
+		return Snapshot{}, fmt.Errorf("snapshots are disabled: set workspaces.snapshots: %w", errdefs.ErrFailedPrecondition)
 	case len(list) >= m.opts.Snapshots:
-		return Snapshot{}, fmt.Errorf("workspace %s has %d snapshots (workspaces.snapshots): remove some: %w", name, len(list), errdefs.ErrResourceExhausted)
+		return Snapshot{}, fmt.Errorf("workspace %s has %d snapshots, the maximum (workspaces.snapshots): remove some: %w", name, len(list), errdefs.ErrResourceExhausted)
 	case slices.ContainsFunc(list, func(s snapshotMeta) bool { return label != "" && (s.Label == label || s.ID == label) }):
-		return Snapshot{}, fmt.Errorf("workspace %s has a snapshot %q: %w", name, label, errdefs.ErrAlreadyExists)
+		return Snapshot{}, fmt.Errorf("snapshot %[2]q of workspace %[1]s already exists: %[3]w", name, label, errdefs.ErrAlreadyExists)
 	}
 	if err := m.quiesce(ctx, e); err != nil {
 		return Snapshot{}, err
@@ -104,8 +103,8 @@ func (m *Manager) copySnapshot(ctx context.Context, e *entry, made snapshotMeta)
 	return syncDir(dir)
 }
 
-// quiesce sees that nothing uses a workspace, and unmounts it. Who calls it has
-// the turn.
+// quiesce checks that nothing uses a workspace, and unmounts it. The caller has the workspace's
+// lock.
 func (m *Manager) quiesce(ctx context.Context, e *entry) error {
 	m.runCleanups(ctx, e)
 	m.mu.Lock()
@@ -116,9 +115,9 @@ func (m *Manager) quiesce(ctx context.Context, e *entry) error {
 			err = fmt.Errorf("workspace %s is in use by sandbox %s: end it first: %w", e.meta.Name, id, errdefs.ErrFailedPrecondition)
 		}
 	case m.hasOrphanedOverlay(e):
-		err = fmt.Errorf("sandbox %s of a stopped service has an overlay on workspace %s: start the service again, or end it with `orchestrator down`: %w", e.liveOverlay(), e.meta.Name, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("workspace %[2]s has an overlay of sandbox %[1]s of a stopped service: start the service again, or run `orchestrator down`: %[3]w", e.liveOverlay(), e.meta.Name, errdefs.ErrFailedPrecondition)
 	case e.inUse():
-		err = fmt.Errorf("files of workspace %s are open: try again: %w", e.meta.Name, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("workspace %s has open files: try again: %w", e.meta.Name, errdefs.ErrFailedPrecondition)
 	}
 	m.mu.Unlock()
 	if err != nil {
@@ -134,9 +133,8 @@ func (m *Manager) quiesce(ctx context.Context, e *entry) error {
 	return err
 }
 
-// copyContent copies the content of a workspace or a snapshot that nothing uses
-// into dst, which it makes. What a workspace of an earlier version has gets a
-// disk.
+// copyContent copies the content of an unused workspace or snapshot into dst, which it creates. The
+// copy always has a disk, even if the source was created by an earlier version.
 func (m *Manager) copyContent(ctx context.Context, src, dst string) error {
 	if err := os.Mkdir(dst, 0o700); err != nil {
 		return err
@@ -177,7 +175,7 @@ func (m *Manager) copyContent(ctx context.Context, src, dst string) error {
 	return m.copyTree(ctx, filepath.Join(files, generationName(st.Current)), filepath.Join(root, dataDir))
 }
 
-// copyTree copies a folder of files. One that is not there is new, and empty.
+// copyTree copies a directory tree. A missing source is a new, empty workspace.
 func (m *Manager) copyTree(ctx context.Context, from, to string) error {
 	if !pathExists(from) {
 		return nil
@@ -203,8 +201,8 @@ func (m *Manager) copyTree(ctx context.Context, from, to string) error {
 	return unix.Syncfs(fdOf(dst.top))
 }
 
-// copyFlatDir copies the files of a folder of ours, and folders without what is in
-// them.
+// copyFlatDir copies the files of a directory that only this service writes. It creates
+// subdirectories without their content.
 func copyFlatDir(from, to string, next copyCheck) error {
 	entries, err := os.ReadDir(from)
 	if err != nil {
@@ -234,7 +232,7 @@ func copyFlatDir(from, to string, next copyCheck) error {
 	return unix.Syncfs(fdOf(dst))
 }
 
-// fillFromSnapshot fills the content of a new workspace from a snapshot.
+// fillFromSnapshot fills a new workspace's content from a snapshot.
 func (m *Manager) fillFromSnapshot(ctx context.Context, content string, opt CreateOptions) error {
 	e, err := m.lockWorkspace(ctx, opt.FromName)
 	if err != nil {
@@ -257,9 +255,8 @@ func (m *Manager) fillFromSnapshot(ctx context.Context, content string, opt Crea
 	return quotadir.Resize(ctx, filepath.Join(content, diskDir), opt.QuotaBytes)
 }
 
-// Restore puts a workspace back to what it was at a snapshot, but for its quota.
-// It is whole or not at all. FailedPrecondition: something uses it, or it has
-// overlays, which are of other files than those.
+// Restore replaces a workspace's files with a snapshot's, and keeps its quota. It is atomic.
+// FailedPrecondition if the workspace is in use or has overlays, whose lower layer would be lost.
 func (m *Manager) Restore(ctx context.Context, name, snapshot string) (Snapshot, error) {
 	e, err := m.lockWorkspace(ctx, name)
 	if err != nil {
@@ -275,7 +272,7 @@ func (m *Manager) Restore(ctx context.Context, name, snapshot string) (Snapshot,
 	}
 	m.mu.Lock()
 	for id := range e.overlays {
-		err = fmt.Errorf("workspace %s has %d overlays, one of sandbox %s: commit or discard them first: %w", name, len(e.overlays), id, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("workspace %s has %d overlays (one of sandbox %s): commit or discard them first: %w", name, len(e.overlays), id, errdefs.ErrFailedPrecondition)
 	}
 	m.mu.Unlock()
 	if err != nil {
@@ -287,7 +284,7 @@ func (m *Manager) Restore(ctx context.Context, name, snapshot string) (Snapshot,
 	return m.snapshotInfo(e.meta, s), nil
 }
 
-// swapContent puts a copy of a snapshot in the place of a workspace's content.
+// swapContent replaces a workspace's content with a copy of a snapshot.
 func (m *Manager) swapContent(ctx context.Context, e *entry, s snapshotMeta) (err error) {
 	temp, content := filepath.Join(m.workspacePath(e.meta), newContent), filepath.Join(m.workspacePath(e.meta), contentDir)
 	if err := m.removeAll(ctx, temp); err != nil {
@@ -311,7 +308,7 @@ func (m *Manager) swapContent(ctx context.Context, e *entry, s snapshotMeta) (er
 	}
 	hitFailpoint("volumes.restore.copied")
 	flags := uint(unix.RENAME_EXCHANGE)
-	if !pathExists(content) { // of an earlier version: its files go with the next mount
+	if !pathExists(content) { // An earlier version created it: its files are removed at the next mount.
 		flags = 0
 	}
 	if err := unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, content, flags); err != nil {
@@ -322,12 +319,12 @@ func (m *Manager) swapContent(ctx context.Context, e *entry, s snapshotMeta) (er
 	e.state, e.root, e.prepared = next, "", false
 	m.mu.Unlock()
 	if err := errors.Join(syncDir(m.workspacePath(e.meta)), m.removeInterrupted(after, e.meta)); err != nil {
-		m.log.Warn("files of before a restore are not removed yet", "workspace", e.meta.Name, "error", err)
+		m.log.Warn("failed to remove files replaced by restore; will retry", "workspace", e.meta.Name, "error", err)
 	}
 	return nil
 }
 
-// copyQuota gives a copy the quota that the workspace has now.
+// copyQuota resizes a copy to the workspace's current quota.
 func (m *Manager) copyQuota(ctx context.Context, w meta, copied string) error {
 	dir, ok := m.diskPath(w)
 	if !ok {
@@ -369,7 +366,7 @@ func (m *Manager) removeInterrupted(ctx context.Context, w meta) error {
 	return errors.Join(errs...)
 }
 
-// Snapshots lists those of a workspace, the oldest first.
+// Snapshots returns a workspace's snapshots, oldest first.
 func (m *Manager) Snapshots(name string) ([]Snapshot, error) {
 	m.mu.Lock()
 	e, err := m.findWorkspace(name)
@@ -385,7 +382,7 @@ func (m *Manager) Snapshots(name string) ([]Snapshot, error) {
 	return out, err
 }
 
-// RemoveSnapshot removes one, by its id or label.
+// RemoveSnapshot removes a snapshot by its id or label.
 func (m *Manager) RemoveSnapshot(ctx context.Context, name, snapshot string) error {
 	e, err := m.lockWorkspace(ctx, name)
 	if err != nil {
@@ -403,7 +400,7 @@ func (m *Manager) RemoveSnapshot(ctx context.Context, name, snapshot string) err
 	}
 	if err := errors.Join(syncDir(dir), m.removeAll(ctx, gone)); err != nil {
 		m.removeLater(e, gone)
-		return fmt.Errorf("snapshot %s is removed, but its space is not free yet: %w", s.ID, err)
+		return fmt.Errorf("snapshot %s removed, but its space is not free yet: %w", s.ID, err)
 	}
 	return nil
 }
@@ -433,7 +430,7 @@ func (m *Manager) readSnapshots(w meta) ([]snapshotMeta, error) {
 			out = append(out, s)
 		}
 	}
-	slices.SortFunc(out, func(a, b snapshotMeta) int { return strings.Compare(a.ID, b.ID) }) // their ids begin with the time
+	slices.SortFunc(out, func(a, b snapshotMeta) int { return strings.Compare(a.ID, b.ID) }) // The ids are UUIDv7 and start with the time.
 	return out, nil
 }
 
@@ -447,7 +444,7 @@ func (m *Manager) findSnapshot(w meta, name string) (snapshotMeta, error) {
 			return s, nil
 		}
 	}
-	return snapshotMeta{}, fmt.Errorf("workspace %s has no snapshot %q: %w", w.Name, name, errdefs.ErrNotFound)
+	return snapshotMeta{}, fmt.Errorf("snapshot %[2]q of workspace %[1]s not found: %[3]w", w.Name, name, errdefs.ErrNotFound)
 }
 
 func (m *Manager) countSnapshots(w meta) int {

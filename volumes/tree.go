@@ -15,27 +15,25 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// What is walked here was made by commands: paths are octets, a name can be
-// anything, and a tree as deep or wide as its file system allows. So folders
-// are opened one at a time from the tree's root, no part of a path is followed
-// if it is a link, and what is remembered is bounded.
+// Commands created the trees that are walked here. Names are arbitrary bytes, and a tree can be as
+// deep and wide as its file system allows. So directories are opened one at a time from the tree's
+// root, symbolic links are never followed, and memory is bounded.
 //
-// A path is relative to its tree, "" for the root.
+// Paths are relative to their tree; "" is the root.
 
-// maxTreeEntries is how many files and folders of a tree are looked at.
+// maxTreeEntries limits the files and directories of a walk.
 const maxTreeEntries = 2 << 20
 
-// maxTreeBytes is how many octets the paths of its folders have together: all of
-// them are remembered while it is cloned.
+// maxTreeBytes limits the total length of a tree's directory paths, which a clone keeps in memory.
 const maxTreeBytes = 64 << 20
 
-// maxTreePath is the longest path in a tree, of the kernel.
+// maxTreePath is the kernel's limit for a path.
 const maxTreePath = unix.PathMax - 1
 
-// tree is an open folder with what is below it.
+// tree is an open directory with everything below it.
 type tree struct{ top *os.File }
 
-// openTree opens a folder that the caller vouches for.
+// openTree opens a directory that only this service can replace.
 func openTree(dir string) (*tree, error) {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -46,14 +44,14 @@ func openTree(dir string) (*tree, error) {
 
 func (t *tree) close() error { return t.top.Close() }
 
-// openDir opens a folder of the tree for reading.
+// openDir opens a directory of the tree for reading.
 func (t *tree) openDir(rel string) (*os.File, error) {
 	return t.open(rel, unix.O_RDONLY|unix.O_DIRECTORY)
 }
 
 func (t *tree) open(rel string, flags uint64) (*os.File, error) {
 	if len(rel) > maxTreePath {
-		return nil, fmt.Errorf("%q is longer than %d octets: %w", shorten(rel), maxTreePath, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("path %q is longer than %d bytes: %w", shorten(rel), maxTreePath, errdefs.ErrFailedPrecondition)
 	}
 	at := rel
 	if at == "" {
@@ -68,15 +66,15 @@ func (t *tree) open(rel string, flags uint64) (*os.File, error) {
 		switch err {
 		case nil:
 			return os.NewFile(uintptr(fd), rel), nil
-		case unix.EINTR, unix.EAGAIN: // something was moved meanwhile
+		case unix.EINTR, unix.EAGAIN: // A directory was moved during the lookup.
 			continue
 		}
 		return nil, &os.PathError{Op: "open", Path: rel, Err: err}
 	}
 }
 
-// openRegular opens a regular file for reading; anything else is an error and is
-// not opened for more than a look.
+// openRegular opens a regular file for reading. It checks the type before it opens the file for
+// reading.
 func (t *tree) openRegular(rel string) (*os.File, unix.Stat_t, error) {
 	var st unix.Stat_t
 	handle, err := t.open(rel, unix.O_PATH)
@@ -94,8 +92,8 @@ func (t *tree) openRegular(rel string) (*os.File, unix.Stat_t, error) {
 	return f, st, err
 }
 
-// stat describes what is at rel itself; found is false where nothing is, and
-// where something on the way is no folder.
+// stat describes rel without following links. found is false if it does not exist, or a part of its
+// path is not a directory.
 func (t *tree) stat(rel string) (st unix.Stat_t, found bool, err error) {
 	f, err := t.open(rel, unix.O_PATH)
 	if isMissing(err) {
@@ -109,13 +107,13 @@ func (t *tree) stat(rel string) (st unix.Stat_t, found bool, err error) {
 	return st, err == nil, err
 }
 
-// isMissing says whether an error means that a name is not there. A link on the
-// way is no folder of the tree.
+// isMissing reports whether an error means that a path does not exist. A symbolic link on the way
+// counts as missing.
 func isMissing(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }
 
-// readLink is the text of the symbolic link at rel.
+// readLink returns the target of the symbolic link at rel.
 func (t *tree) readLink(rel string) (string, error) {
 	f, err := t.open(rel, unix.O_PATH)
 	if err != nil {
@@ -134,7 +132,7 @@ func readLinkAt(dir int, name string) (string, error) {
 	return string(b[:n]), nil
 }
 
-// eachName calls do for every name in an open folder, in no order.
+// eachName calls do for every name in an open directory, in no order.
 func eachName(ctx context.Context, dir *os.File, do func(name string) error) error {
 	for {
 		names, err := dir.Readdirnames(1024)
@@ -155,14 +153,14 @@ func eachName(ctx context.Context, dir *os.File, do func(name string) error) err
 	}
 }
 
-// statAt describes name in an open folder.
+// statAt describes a name in an open directory without following links.
 func statAt(dir *os.File, name string) (st unix.Stat_t, err error) {
 	err = unix.Fstatat(fdOf(dir), name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	return st, err
 }
 
-// walk calls do for everything in the tree below rel, a folder before what is in
-// it. do says whether to go into a folder. What goes away meanwhile is left out.
+// walk calls do for everything below rel, a directory before its content. do reports whether to
+// enter a directory. Entries that disappear during the walk are skipped.
 func (t *tree) walk(ctx context.Context, rel string, do func(rel string, dir *os.File, name string, st *unix.Stat_t) (into bool, err error)) error {
 	todo, seen, names := []string{rel}, 0, 0
 	for len(todo) > 0 {
@@ -177,7 +175,7 @@ func (t *tree) walk(ctx context.Context, rel string, do func(rel string, dir *os
 		}
 		err = eachName(ctx, dir, func(name string) error {
 			if seen++; seen > maxTreeEntries {
-				return fmt.Errorf("there are more than %d files: %w", maxTreeEntries, errdefs.ErrResourceExhausted)
+				return fmt.Errorf("more than %d files: %w", maxTreeEntries, errdefs.ErrResourceExhausted)
 			}
 			st, err := statAt(dir, name)
 			if err == unix.ENOENT {
@@ -192,7 +190,7 @@ func (t *tree) walk(ctx context.Context, rel string, do func(rel string, dir *os
 				return err
 			}
 			if names += len(below); names > maxTreeBytes {
-				return fmt.Errorf("its folders have paths of more than %d octets together, remove some: %w", maxTreeBytes, errdefs.ErrResourceExhausted)
+				return fmt.Errorf("directory paths have more than %d bytes in total: remove some directories: %w", maxTreeBytes, errdefs.ErrResourceExhausted)
 			}
 			todo = append(todo, below)
 			return nil
@@ -204,7 +202,7 @@ func (t *tree) walk(ctx context.Context, rel string, do func(rel string, dir *os
 	return nil
 }
 
-// joinName is path.Join for names that are no paths.
+// joinName joins a directory and a name without cleaning them.
 func joinName(dir, name string) string {
 	if dir == "" {
 		return name
@@ -212,7 +210,7 @@ func joinName(dir, name string) string {
 	return dir + "/" + name
 }
 
-// parents are the folders above rel, the nearest first, without the root.
+// parents returns the directories above rel, innermost first, without the root.
 func parents(rel string) []string {
 	var out []string
 	for i := strings.LastIndexByte(rel, '/'); i >= 0; i = strings.LastIndexByte(rel, '/') {
@@ -222,7 +220,7 @@ func parents(rel string) []string {
 	return out
 }
 
-// shorten shortens what is said of a path.
+// shorten limits a path for messages, and makes it valid UTF-8.
 func shorten(rel string) string {
 	const most = 200
 	if len(rel) > most {
@@ -233,7 +231,7 @@ func shorten(rel string) string {
 
 func fdOf(f *os.File) int { return int(f.Fd()) }
 
-// makeDir makes the folder name for the commands' user.
+// makeDir creates a directory for the commands' user.
 func makeDir(dir *os.File, name string, mode uint32) error {
 	if err := unix.Mkdirat(fdOf(dir), name, 0o700); err != nil {
 		return err
@@ -241,7 +239,7 @@ func makeDir(dir *os.File, name string, mode uint32) error {
 	return setDir(dir, name, mode)
 }
 
-// setDir gives a folder to the commands' user, without special bits.
+// setDir gives a directory to the commands' user and drops special mode bits.
 func setDir(dir *os.File, name string, mode uint32) error {
 	fd, err := unix.Openat(fdOf(dir), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -8,20 +8,19 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Conflict tells that a path was changed by others since an overlay was made.
+// Conflict reports that others changed a path since an overlay was created.
 type Conflict struct {
 	Path string
-	// By is who: "sandbox ID", "overlay ID", "the host", or "" where that is not
-	// known any more.
+	// By is "sandbox ID", "overlay ID", "the host", or "" if it is not known.
 	By string
-	At time.Time // zero where it is not known
+	At time.Time // zero if not known
 }
 
-// String is a part of a sentence.
+// String returns a clause for an error message.
 func (c Conflict) String() string {
 	by := c.By
 	if by == "" {
-		by = "somebody"
+		by = "another writer"
 	}
 	if c.At.IsZero() {
 		return fmt.Sprintf("%s was changed by %s", shorten(c.Path), by)
@@ -29,10 +28,10 @@ func (c Conflict) String() string {
 	return fmt.Sprintf("%s was changed by %s at %s", shorten(c.Path), by, c.At.Format(time.RFC3339))
 }
 
-// viewOverlay is what an overlay would change now.
+// overlayView is what an overlay would change now.
 type overlayView struct {
 	overlay    overlay
-	deltas     []delta // sorted by path; those of kind same are left out
+	deltas     []delta // sorted by path, without the unchanged ones
 	upperDirs  map[string]*delta
 	bases      map[string]base
 	touched    map[string]touch
@@ -41,8 +40,8 @@ type overlayView struct {
 	lastChange func(rel string) (change, bool)
 }
 
-// viewOverlay compares an overlay with the current generation, or if its lease lives
-// with the one it lies on.
+// viewOverlay compares an overlay with the current generation or, if its lease is live, with its
+// lower layer.
 func (ws *mountedWorkspace) viewOverlay(ctx context.Context, id string) (*overlayView, error) {
 	o, err := ws.findOverlay(id)
 	if err != nil {
@@ -93,14 +92,14 @@ func (ws *mountedWorkspace) viewOverlay(ctx context.Context, id string) (*overla
 	return v, nil
 }
 
-// isIncidental says whether a folder differs only because others changed it: the
-// overlay has it for what is in it.
+// isIncidental reports whether a directory only differs because others changed it. The overlay has
+// it only for its content.
 func (v *overlayView) isIncidental(d *delta) bool {
 	b, known := v.bases[d.path]
 	return known && b.Kind == unchanged && d.kind == Changed && isDir(&d.upper) && isDir(&d.base)
 }
 
-// detectConflict notes whether others changed a path.
+// detectConflict records a conflict if others changed the path.
 func (v *overlayView) detectConflict(d *delta) {
 	if t, ok := v.touched[d.path]; ok {
 		v.conflicts[d.path] = Conflict{Path: d.path, By: t.By, At: t.At}

@@ -19,46 +19,45 @@ import (
 
 var namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 
-// Workspace describes one.
+// Workspace describes a workspace.
 type Workspace struct {
-	// ID names its folder. It is not made from the name: sandboxes see it.
+	// ID names its directory. It is not derived from the name, because sandboxes can see it.
 	ID        string
 	Name      string
 	CreatedAt time.Time
-	// Shared lets more than one lease write at a time.
+	// Shared allows more than one lease to write at a time.
 	Shared bool
-	// QuotaBytes is what it holds at most, 0 where nothing bounds it; Mechanism is
-	// what sees to that. UsedBytes is what is in it, overlays too: at rest as of
-	// its last use.
+	// QuotaBytes is the quota, or 0 without one. Mechanism enforces it. UsedBytes includes
+	// overlays; for an unmounted workspace it is the value of the last use.
 	QuotaBytes, UsedBytes int64
 	Mechanism             quotadir.Mechanism
-	// Leases have it now, sorted by id.
+	// Leases that use it now, sorted by id.
 	Leases []Lease
-	// Overlays and Snapshots are how many there are.
+	// Overlays and Snapshots are their numbers.
 	Overlays, Snapshots int
 }
 
-// Lease is one lease's hold on a workspace.
+// Lease is a lease that uses a workspace.
 type Lease struct {
 	ID   string
 	Mode Mode
 }
 
-// CreateOptions of a workspace; the zero value is good.
+// CreateOptions are the options of Create. The zero value is valid.
 type CreateOptions struct {
 	Shared bool
-	// QuotaBytes is what it holds at most; 0 takes Options.Quota.
+	// QuotaBytes is the quota; 0 means Options.Quota.
 	QuotaBytes int64
-	// From is a snapshot to begin with, of the workspace FromName; empty begins
-	// with nothing. It has the snapshot's quota, unless there is another.
+	// From is the snapshot of the workspace FromName to copy. Empty means no files. The new
+	// workspace gets the snapshot's quota unless QuotaBytes is set.
 	FromName, From string
 }
 
-// Create makes a workspace, owned by the commands' user. AlreadyExists:
-// there is one of that name. Unavailable: quotas cannot be enforced here.
+// Create creates a workspace that belongs to the commands' user. It returns AlreadyExists if the
+// name is taken, and Unavailable if the configured quota mechanism does not work.
 func (m *Manager) Create(ctx context.Context, name string, opt CreateOptions) (Workspace, error) {
 	if !namePattern.MatchString(name) {
-		return Workspace{}, fmt.Errorf("workspace name %q does not match %s: %w", name, namePattern, errdefs.ErrInvalidArgument)
+		return Workspace{}, fmt.Errorf("invalid workspace name %q: must match %s: %w", name, namePattern, errdefs.ErrInvalidArgument)
 	}
 	if err := m.checkQuota(opt.QuotaBytes); err != nil {
 		return Workspace{}, err
@@ -76,7 +75,7 @@ func (m *Manager) Create(ctx context.Context, name string, opt CreateOptions) (W
 	}
 	m.mu.Unlock()
 	if taken {
-		return Workspace{}, fmt.Errorf("workspace %s is there already: %w", name, errdefs.ErrAlreadyExists)
+		return Workspace{}, fmt.Errorf("workspace %s already exists: %w", name, errdefs.ErrAlreadyExists)
 	}
 	err = m.makeWorkspace(ctx, made, opt)
 	m.mu.Lock()
@@ -86,7 +85,7 @@ func (m *Manager) Create(ctx context.Context, name string, opt CreateOptions) (W
 	}
 	m.mu.Unlock()
 	if err != nil {
-		// Little is in it, and it has to go even if the caller did.
+		// It contains little, and must be removed even if the caller has gone.
 		if left := m.deleteFiles(context.WithoutCancel(ctx), newPrefix+made.meta.ID); left != nil {
 			m.deleteFilesLater(newPrefix + made.meta.ID)
 			err = errors.Join(err, left)
@@ -101,14 +100,14 @@ func (m *Manager) checkQuota(bytes int64) error {
 	case bytes == 0:
 		return nil
 	case bytes < quotadir.MinBytes:
-		return fmt.Errorf("quota of %d octets is less than %d: %w", bytes, int64(quotadir.MinBytes), errdefs.ErrInvalidArgument)
+		return fmt.Errorf("invalid quota %d: must be at least %d bytes: %w", bytes, int64(quotadir.MinBytes), errdefs.ErrInvalidArgument)
 	case m.opts.MaxQuota > 0 && bytes > m.opts.MaxQuota:
-		return fmt.Errorf("quota of %d octets is more than %d (workspaces.max_quota): %w", bytes, m.opts.MaxQuota, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("invalid quota %d: must be at most %d bytes (workspaces.max_quota): %w", bytes, m.opts.MaxQuota, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }
 
-// makeWorkspace builds the folder under another name, so that it is there whole or not.
+// makeWorkspace builds the directory under a temporary name, so that it appears atomically.
 func (m *Manager) makeWorkspace(ctx context.Context, e *entry, opt CreateOptions) error {
 	temp := filepath.Join(m.dir, newPrefix+e.meta.ID)
 	content := filepath.Join(temp, contentDir)
@@ -142,7 +141,7 @@ func (m *Manager) makeDisk(ctx context.Context, dir string, quota int64) error {
 		quota = m.opts.Quota
 	}
 	if quota > 0 && mechanism == quotadir.None && m.opts.Mechanism != string(quotadir.None) && m.opts.Mechanism != "" {
-		m.log.Warn("workspace has no quota: nothing here enforces one", "reason", why)
+		m.log.Warn("workspace has no quota: no mechanism works on this host", "reason", why)
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
@@ -161,7 +160,7 @@ func (m *Manager) Get(name string) (Workspace, error) {
 	return m.describe(e), nil
 }
 
-// List describes all of them, sorted by name.
+// List describes all workspaces, sorted by name.
 func (m *Manager) List() []Workspace {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -175,7 +174,7 @@ func (m *Manager) List() []Workspace {
 	return items
 }
 
-// describe is to be called with the lock held.
+// describe returns a workspace's description. The caller has m.mu.
 func (m *Manager) describe(e *entry) Workspace {
 	w := Workspace{
 		ID: e.meta.ID, Name: e.meta.Name, CreatedAt: e.meta.CreatedAt, Shared: e.meta.Shared, Leases: []Lease{},
@@ -191,7 +190,7 @@ func (m *Manager) describe(e *entry) Workspace {
 	}
 	bound, mechanism, err := quotadir.Bound(dir)
 	if err != nil {
-		m.log.Warn("quota of a workspace is not known", "workspace", e.meta.Name, "error", err)
+		m.log.Warn("failed to read workspace quota", "workspace", e.meta.Name, "error", err)
 		return w
 	}
 	w.QuotaBytes, w.Mechanism = bound, mechanism
@@ -203,9 +202,9 @@ func (m *Manager) describe(e *entry) Workspace {
 	return w
 }
 
-// Resize changes a workspace's quota. It can grow while leases have it, and
-// shrink at rest. FailedPrecondition: it has no quota, or is in use and was to
-// shrink; *disk.NoRoomError: there is more in it.
+// Resize changes a workspace's quota. It can grow while it is in use, but shrink only when it is
+// not. It returns FailedPrecondition if the workspace has no quota or is in use, and
+// *quotadir.NoRoomError if its files need more.
 func (m *Manager) Resize(ctx context.Context, name string, bytes int64) (Workspace, error) {
 	if bytes == 0 {
 		bytes = m.opts.Quota
@@ -220,7 +219,7 @@ func (m *Manager) Resize(ctx context.Context, name string, bytes int64) (Workspa
 	defer m.unlockWorkspace(ctx, e)
 	dir, ok := m.diskPath(e.meta)
 	if !ok {
-		return Workspace{}, fmt.Errorf("workspace %s was made by an earlier version and has no quota: copy its files to a new one: %w", name, errdefs.ErrFailedPrecondition)
+		return Workspace{}, fmt.Errorf("workspace %s was created by an earlier version and has no quota: copy its files to a new workspace: %w", name, errdefs.ErrFailedPrecondition)
 	}
 	bound, _, err := quotadir.Bound(dir)
 	if err != nil {
@@ -236,7 +235,7 @@ func (m *Manager) Resize(ctx context.Context, name string, bytes int64) (Workspa
 			return Workspace{}, err
 		}
 	case bytes < bound:
-		return Workspace{}, fmt.Errorf("workspace %s is in use and cannot shrink: end the sandboxes that have it first: %w", name, errdefs.ErrFailedPrecondition)
+		return Workspace{}, fmt.Errorf("workspace %s is in use and cannot shrink: end its sandboxes first: %w", name, errdefs.ErrFailedPrecondition)
 	}
 	if err := quotadir.Resize(ctx, dir, bytes); err != nil {
 		return Workspace{}, fmt.Errorf("workspace %s: %w", name, err)
@@ -244,10 +243,10 @@ func (m *Manager) Resize(ctx context.Context, name string, bytes int64) (Workspa
 	return m.Get(name)
 }
 
-// Delete removes a workspace and its files, overlays and snapshots.
-// FailedPrecondition: a lease holds it, or its files are open. If ctx ends while
-// files are removed the workspace is gone all the same, and Run frees the rest, or
-// Sweep after the next start; the error says so.
+// Delete removes a workspace with its files, overlays and snapshots. It returns FailedPrecondition
+// if a lease or open Files use it. If ctx ends during the removal of files, the workspace is
+// deleted and an error says that its space is not free yet. Run frees the space, or Sweep after a
+// restart.
 func (m *Manager) Delete(ctx context.Context, name string) error {
 	e, err := m.lockWorkspace(ctx, name)
 	if err != nil {
@@ -256,7 +255,7 @@ func (m *Manager) Delete(ctx context.Context, name string) error {
 	m.runCleanups(ctx, e)
 	m.mu.Lock()
 	if e.inUse() || m.hasOrphanedOverlay(e) {
-		err = fmt.Errorf("workspace %s is in use by %d leases: %w", name, len(e.holds), errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("workspace %s is in use by %d leases: end them first: %w", name, len(e.holds), errdefs.ErrFailedPrecondition)
 	}
 	m.mu.Unlock()
 	if err == nil {
@@ -272,7 +271,7 @@ func (m *Manager) Delete(ctx context.Context, name string) error {
 	}
 	m.mu.Lock()
 	delete(m.byName, name)
-	for _, w := range e.waiters { // they find nothing
+	for _, w := range e.waiters { // They will get NotFound.
 		close(w.ready)
 	}
 	e.waiters = nil
@@ -280,7 +279,7 @@ func (m *Manager) Delete(ctx context.Context, name string) error {
 	<-e.lock
 	if err := errors.Join(syncDir(m.dir), m.deleteFiles(ctx, gone)); err != nil {
 		m.deleteFilesLater(gone)
-		return fmt.Errorf("workspace %s is deleted, but its space is not free yet: %w", name, err)
+		return fmt.Errorf("workspace %s deleted, but its space is not free yet: %w", name, err)
 	}
 	return nil
 }

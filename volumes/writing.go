@@ -9,18 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Overlays that are kept have to know what became of the paths that they
-// changed. Whoever replaces files leaves other inodes, which a commit sees. Who
-// writes to them in place may leave everything as it was but for the stamp of
-// the last change, which no command can set. So the time at which such writing
-// began is noted, and when it has ended every path of a kept overlay that was
-// stamped since is noted too, with who did it.
+// A kept overlay must know whether its changed paths were changed by others. Replacing a file
+// changes its inode, which a commit detects. A write in place can preserve everything but the
+// file's change time, which no command can set. So the start of such a period is recorded. At its
+// end, every changed path of a kept overlay with a later change time is recorded too, with the
+// writer.
 
 // timestampWait is more than two ticks of the clock that stamps files.
 const timestampWait = 20 * time.Millisecond
 
-// beginWriting notes that somebody may write in place from now on, if an overlay
-// has to know.
+// beginWriting records that files may be written in place from now on, if overlays are kept.
 func (ws *mountedWorkspace) beginWriting(ctx context.Context, by string) error {
 	if ws.e.state.Writer != nil {
 		return nil
@@ -31,7 +29,8 @@ func (ws *mountedWorkspace) beginWriting(ctx context.Context, by string) error {
 	if kept == 0 {
 		return nil
 	}
-	// What was stamped before, by us or the last writer, must not look like theirs.
+	// Wait so that earlier timestamps, ours or the last writer's, do not look like the new
+	// writer's.
 	select {
 	case <-time.After(timestampWait):
 	case <-ctx.Done():
@@ -46,7 +45,7 @@ func (ws *mountedWorkspace) beginWriting(ctx context.Context, by string) error {
 	return ws.saveState(next)
 }
 
-// endWriting notes what was written to, once nobody writes any more.
+// endWriting records which paths were written, once the last writer has ended.
 func (ws *mountedWorkspace) endWriting(ctx context.Context) error {
 	w := ws.e.state.Writer
 	ws.m.mu.Lock()
@@ -66,7 +65,7 @@ func (ws *mountedWorkspace) endWriting(ctx context.Context) error {
 	}
 	for _, o := range kept {
 		if err := ws.recordTouched(ctx, o, w); err != nil {
-			return fmt.Errorf("changes of overlay %s: %w", o.ID, err)
+			return fmt.Errorf("read changes of overlay %s: %w", o.ID, err)
 		}
 	}
 	next := ws.e.state
@@ -74,7 +73,7 @@ func (ws *mountedWorkspace) endWriting(ctx context.Context) error {
 	return ws.saveState(next)
 }
 
-// recordTouched adds to an overlay what was written to below its changes.
+// recordTouched adds the changed paths that were written in place to an overlay's record.
 func (ws *mountedWorkspace) recordTouched(ctx context.Context, o overlay, w *writer) error {
 	changes, err := ws.readBases(o)
 	if err != nil {
@@ -110,14 +109,13 @@ func (ws *mountedWorkspace) recordTouched(ctx context.Context, o overlay, w *wri
 	return ws.saveOverlay(o)
 }
 
-// readBases reads what was below the changes of an overlay.
+// readBases reads the lower layer's versions of an overlay's changed paths.
 func (ws *mountedWorkspace) readBases(o overlay) (out []base, err error) {
 	err = readJSON(ws.m.overlayFile(ws.e.meta, o.ID, baseExt), maxComparison, &out)
 	return out, err
 }
 
-// beginEdit gets a workspace ready to be written to from the host: overlays that
-// are mounted stay on the generation they have.
+// beginEdit prepares a workspace for writes from the host. Mounted overlays keep their generation.
 func (ws *mountedWorkspace) beginEdit(ctx context.Context) error {
 	ws.m.mu.Lock()
 	live, settled := ws.e.liveOverlay(), ws.m.leasesRestored || ws.e.holds[ws.e.liveOverlay()] != nil
@@ -128,12 +126,12 @@ func (ws *mountedWorkspace) beginEdit(ctx context.Context) error {
 	ws.m.mu.Unlock()
 	switch {
 	case live != "" && !settled:
-		return fmt.Errorf("sandbox %s of a stopped service has an overlay on it: start the service again, or end it with `orchestrator down`: %w", live, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("it has an overlay of sandbox %s of a stopped service: start the service again, or run `orchestrator down`: %w", live, errdefs.ErrFailedPrecondition)
 	case on:
 		none := func(string) bool { return false }
 		err := ws.forkGeneration(ctx, none, func(*tree) error { return nil }, change{By: "the host", At: time.Now().UTC()})
 		if err != nil {
-			return fmt.Errorf("make room beside overlays: %w", err)
+			return fmt.Errorf("create a generation beside overlays: %w", err)
 		}
 	}
 	return ws.beginWriting(ctx, "the host")
