@@ -20,20 +20,23 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// The stage has the contents of files by number, folders and links that are not there yet, and the list of all entries, so that what follows needs no room. With its last name the list says that all has come: from then on the workspace is what
-// the list says, as soon as somebody has finished it.
+// The stage contains file contents by number, new directories and links, and the list of all
+// entries, so that the following steps need no more space. The list gets its final name once
+// everything has arrived. From then on the list defines the workspace's content, and an interrupted
+// Apply is completed.
 const (
 	listName = StageName + "/list"
 	listPart = StageName + "/list.part"
-	// reserveName holds the room that names take in their folders.
+	// reserveName is a file that reserves space for directory entries.
 	reserveName = StageName + "/room"
 )
 
-// Owner is whom files are given to.
+// Owner is the user and group that get the files.
 type Owner struct{ UID, GID int }
 
-// Apply makes the folder what the stream says: what is not in it goes, but for what is never carried. A stream that is cut, too long or not one of ours changes nothing.
-// [ErrKept] asks for the whole of it.
+// Apply makes dir match the stream: it removes files that the stream does not have, except those
+// that are never copied. If the stream is cut, too long or invalid, Apply changes nothing.
+// [ErrKept] asks the caller to send all files.
 func Apply(ctx context.Context, r io.Reader, dir string, limits Limits, owner Owner) (Sum, error) {
 	if err := Recover(ctx, dir, owner); err != nil {
 		return Sum{}, err
@@ -48,19 +51,20 @@ func Apply(ctx context.Context, r io.Reader, dir string, limits Limits, owner Ow
 		return sum, errors.Join(fmt.Errorf("apply files: %w", asUserError(err)), dropStage(context.WithoutCancel(ctx), dir))
 	}
 	failpoint.Hit("carry.apply.staged")
-	// From here on it is finished, by us or by Recover.
+	// From here on, this call or Recover completes it.
 	return sum, finishApply(context.WithoutCancel(ctx), dir, root, owner)
 }
 
-// asUserError says what a file system without room means for who wants the files: they are lost if he does nothing.
+// asUserError explains ENOSPC and EDQUOT to the caller, whose files would otherwise be lost.
 func asUserError(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return usererror.Errorf(errdefs.ErrFailedPrecondition, "the workspace has no room for the files of the sandbox beside those that it has until all have come: remove files, or resize it")
+		return usererror.Errorf(errdefs.ErrFailedPrecondition, "the workspace has no space for a temporary second copy of the sandbox's files: remove files, or resize it")
 	}
 	return err
 }
 
-// Recover finishes an Apply that had everything, and forgets one that had not. Without one it does nothing.
+// Recover completes an Apply that received everything, and discards one that did not. Without a
+// stage it does nothing.
 func Recover(ctx context.Context, dir string, owner Owner) error {
 	root, err := openRoot(dir)
 	if err != nil {
@@ -74,7 +78,7 @@ func Recover(ctx context.Context, dir string, owner Owner) error {
 	case err != nil:
 		return fmt.Errorf("recover files: %w", err)
 	case !isOurStage(info):
-		// A command that had the workspace mounted made it: it means nothing.
+		// A command made it while it had the workspace mounted: ignore its content.
 		return dropStage(ctx, dir)
 	}
 	if _, err := root.Lstat(listName); errors.Is(err, fs.ErrNotExist) {
@@ -85,7 +89,8 @@ func Recover(ctx context.Context, dir string, owner Owner) error {
 	return finishApply(ctx, dir, root, owner)
 }
 
-// isOurStage says whether a stage was made by us: commands are never who we are.
+// isOurStage reports whether this service made the stage. Commands never run as this service's
+// user.
 func isOurStage(info fs.FileInfo) bool {
 	uid, ok := ownerOf(info)
 	return ok && info.IsDir() && uid == os.Geteuid() && info.Mode().Perm() == 0o700
@@ -103,12 +108,12 @@ func dropStage(ctx context.Context, dir string) error {
 	return nil
 }
 
-// receiveStage receives the stream.
+// receiveStage writes the stream into the stage.
 func receiveStage(ctx context.Context, root *os.Root, r io.Reader, limits Limits, owner Owner) (Sum, error) {
 	if err := root.Mkdir(StageName, 0o700); err != nil {
 		return Sum{}, err
 	}
-	if err := root.Chmod(StageName, 0o700); err != nil { // whatever our umask is
+	if err := root.Chmod(StageName, 0o700); err != nil { // Mkdir's mode depends on the umask.
 		return Sum{}, err
 	}
 	part, err := root.OpenFile(listPart, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -118,7 +123,7 @@ func receiveStage(ctx context.Context, root *os.Root, r io.Reader, limits Limits
 	defer func() { _ = part.Close() }()
 	list := bufio.NewWriter(part)
 	enc, next, names := json.NewEncoder(list), 1, int64(0)
-	there := map[string]bool{".": true} // folders that stay
+	there := map[string]bool{".": true} // directories that stay
 	sum, err := readStream(ctx, r, limits, func(e entry, content io.Reader) error {
 		names += int64(len(e.Name))
 		switch {
@@ -163,7 +168,7 @@ func receiveStage(ctx context.Context, root *os.Root, r io.Reader, limits Limits
 	return sum, root.Rename(listPart, listName)
 }
 
-// checkKept makes sure that what is not sent is there as it was.
+// checkKept returns ErrKept unless a file that is not sent still exists with the same size.
 func checkKept(root *os.Root, e entry) error {
 	info, err := root.Lstat(e.Name)
 	if err != nil || !info.Mode().IsRegular() || info.Size() != e.Size {
@@ -191,14 +196,15 @@ func stageLink(root *os.Root, e entry, owner Owner) error {
 	return root.Lchown(contentName(e.Index), owner.UID, owner.GID)
 }
 
-// reserveSpace takes what the entries may take in their folders, until they are put there. Where the file system cannot, it is not sure to be there.
+// reserveSpace allocates what the entries may need in their directories until they are moved there.
+// If the file system cannot allocate, the space is not guaranteed.
 func reserveSpace(root *os.Root, names, entries int64) error {
 	const head, least = 16, 64 << 10
 	f, err := root.OpenFile(reserveName, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	// Twice: folders are half full after they were split.
+	// Double it, because directory blocks are half full after a split.
 	err = unix.Fallocate(int(f.Fd()), 0, 0, 2*(names+entries*head)+least)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
 		err = nil

@@ -1,12 +1,15 @@
-// Package filesync moves the files of a workspace where they cannot be mounted: packed on the host and unpacked in the sandbox at claim, packed inside
-// and applied on the host at release. What travels is a tar stream of folders, regular files and symbolic links; nothing else exists for it.
+// Package filesync copies a workspace's files to and from a sandbox that cannot mount it. The host
+// packs them and the sandbox unpacks them at claim; at release the sandbox packs and the host
+// applies. The stream is a tar archive of directories, regular files and symbolic links. Other
+// types are ignored.
 //
-// Either end takes the other's stream for hostile: names stay below the folder, no link is followed, count, names and sizes are bounded, and nothing
-// is half applied. On the host [Apply] first receives everything into a folder of its own inside the workspace, [StageName], and changes
-// the workspace only once all has come. A host that dies in between is made good by [Recover]: what was whole is finished, the rest is dropped.
+// Both ends treat the stream as hostile: names stay below the directory, links are not followed,
+// and the number, names and sizes of files are limited. [Apply] is atomic: it first receives
+// everything into the directory [StageName] inside the workspace, and changes the workspace after
+// that. [Recover] completes or discards an Apply that a crash interrupted.
 //
-// The package starts no goroutine and knows nothing of leases. Calls for the same folder must not run at the same time. Errors are said.Error or
-// those of the file system, wrapped.
+// The package starts no goroutine. Calls for the same directory must not run concurrently. Errors
+// are usererror errors or wrapped file system errors.
 package filesync
 
 import (
@@ -21,63 +24,66 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// StageName is the folder in a workspace that an Apply works in. It is not carried.
+// StageName is the directory in a workspace where Apply works. It is not copied.
 const StageName = ".orchestrator-carry"
 
-// Bounds that no workspace may exceed, whatever its Limits.
+// Limits for every workspace, whatever its Limits are.
 const (
 	MaxEntries   = 50_000
 	maxNames     = 16 << 20 // bytes of all names together
 	maxPath      = 4096
 	maxPart      = 255
 	keepRecord   = "ORCHESTRATOR.keep"
-	endRecord    = "ORCHESTRATOR.end" // the last header has it: an archive that was cut between two files looks whole
-	permMask     = 0o777              // setuid, setgid and sticky are never given
+	endRecord    = "ORCHESTRATOR.end" // in the last header, because an archive that was cut between two files looks complete
+	permMask     = 0o777              // setuid, setgid and sticky are dropped
 	ownerReads   = 0o400
 	ownerEnters  = 0o700
 	readDirBatch = 256
 )
 
-// Limits bound what is carried.
+// Limits bound what is copied.
 type Limits struct {
-	// Bytes is the most of all files together, each rounded up to whole pages as a file system in memory does.
+	// Bytes is the maximum of all files together. Each file is rounded up to whole pages, as an
+	// in-memory file system does.
 	Bytes int64
 }
 
-// Sum says what was carried.
+// Sum reports what was copied.
 type Sum struct {
 	Entries int   `json:"entries"`
 	Bytes   int64 `json:"bytes"`
-	// Kept are files that had not changed and did not travel.
+	// Kept is the number of unchanged files that were not sent.
 	Kept int `json:"kept,omitempty"`
-	// Room is what the files take in a file system in memory.
+	// Room is the space in bytes that the files use in an in-memory file system.
 	Room int64 `json:"-"`
 }
 
-// ErrKept: the stream leaves out a file as unchanged that the host has not, or has otherwise. All of it has to be sent.
-var ErrKept = errors.New("a file that is said to be unchanged is not there as it was")
+// ErrKept reports that the stream omits a file as unchanged, but the host's file is missing or
+// differs. The caller must send all files.
+var ErrKept = errors.New("a file that was sent as unchanged is missing or differs")
 
-// TooLargeError is a workspace that does not fit.
+// TooLargeError reports a workspace that exceeds the limits.
 type TooLargeError struct {
-	// Bytes it has at least, and may have; Path is the file with which it went over, "" where that is not one's fault.
+	// Bytes is the minimum size of the workspace, and Limit the maximum that is allowed. Path is
+	// the file that exceeded it.
 	Bytes, Limit int64
 	Path         string
 }
 
-// Error is for the log; who knows the workspace's name says it better.
-func (e *TooLargeError) Error() string { return "the files do not fit" }
+// Error implements error. Callers that know the workspace's name should report the fields instead.
+func (e *TooLargeError) Error() string { return "the files exceed the size limit" }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *TooLargeError) Unwrap() error { return errdefs.ErrFailedPrecondition }
 
-// counter counts towards the limits.
+// counter compares what was copied with the limits.
 type counter struct {
 	limits Limits
 	sum    Sum
 	names  int
 }
 
-// add counts an entry with so many bytes of content.
+// add counts an entry with size bytes of content.
 func (t *counter) add(name string, size int64) error {
 	const page = 4 << 10
 	t.sum.Entries++
@@ -89,19 +95,19 @@ func (t *counter) add(name string, size int64) error {
 	t.sum.Room += (size + page - 1) / page * page
 	switch {
 	case t.sum.Entries > MaxEntries:
-		return usererror.Errorf(errdefs.ErrFailedPrecondition, "the workspace has more than %d files and folders, which cannot be carried", MaxEntries)
+		return usererror.Errorf(errdefs.ErrFailedPrecondition, "the workspace has more than %d files and directories: too many to copy", MaxEntries)
 	case t.names > maxNames:
-		return usererror.Errorf(errdefs.ErrFailedPrecondition, "the names of the workspace's files have more than %d bytes together, which cannot be carried", maxNames)
+		return usererror.Errorf(errdefs.ErrFailedPrecondition, "the names of the workspace's files have more than %d bytes in total: too many to copy", maxNames)
 	case t.sum.Room > t.limits.Bytes:
 		return &TooLargeError{Bytes: t.sum.Room, Limit: t.limits.Bytes, Path: name}
 	}
 	return nil
 }
 
-// checkName refuses a name that is not one below the folder.
+// checkName returns an error unless name is a clean path below the directory.
 func checkName(name string) error {
 	bad := func() error {
-		return usererror.Errorf(errdefs.ErrInvalidArgument, "the stream of files has a name %.100q, which is none below the workspace", name)
+		return usererror.Errorf(errdefs.ErrInvalidArgument, "invalid name %.100q in the stream of files: not below the workspace", name)
 	}
 	if name == "" || name == "." || len(name) > maxPath || path.IsAbs(name) || path.Clean(name) != name || strings.IndexByte(name, 0) >= 0 {
 		return bad()
@@ -116,7 +122,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// kindOf is the type of a carried entry, 0 for what is not carried.
+// kindOf returns the kind of an entry, or 0 for types that are not copied.
 func kindOf(mode fs.FileMode) byte {
 	switch {
 	case mode.IsRegular():
@@ -129,5 +135,5 @@ func kindOf(mode fs.FileMode) byte {
 	return 0
 }
 
-// openRoot opens the folder as a root that nothing leads out of.
+// openRoot opens dir so that no path leads out of it.
 func openRoot(dir string) (*os.Root, error) { return os.OpenRoot(dir) }

@@ -18,7 +18,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 )
 
-// encodeNames makes the names of an entry fit for JSON, which knows no bytes that are not text.
+// encodeNames encodes the names of an entry as base64, because JSON strings cannot hold arbitrary
+// bytes.
 func encodeNames(e entry) entry {
 	e.Name = base64.StdEncoding.EncodeToString([]byte(e.Name))
 	e.Link = base64.StdEncoding.EncodeToString([]byte(e.Link))
@@ -32,7 +33,8 @@ func decodeNames(e entry) (entry, error) {
 	return e, errors.Join(err1, err2)
 }
 
-// finishApply makes the folder what the list says, however far somebody came before, and removes the stage.
+// finishApply makes the directory match the list, however far an earlier call got, and removes the
+// stage.
 func finishApply(ctx context.Context, dir string, root *os.Root, owner Owner) error {
 	list, err := readList(root)
 	if err != nil {
@@ -92,7 +94,8 @@ func readList(root *os.Root) ([]entry, error) {
 	}
 }
 
-// removeUnlisted removes what is not in the list, or is something else there. FIFOs, sockets and devices are never carried and stay.
+// removeUnlisted removes what the list does not have or has as another type. FIFOs, sockets and
+// devices are never copied, and stay.
 func removeUnlisted(ctx context.Context, dir string, root *os.Root, list []entry) error {
 	want := make(map[string]string, len(list))
 	for _, e := range list {
@@ -112,7 +115,8 @@ func removeUnlisted(ctx context.Context, dir string, root *os.Root, list []entry
 	})
 }
 
-// removeTree removes a tree. Names that are not text are no names for safefile: those are files and links, or empty it is by hand.
+// removeTree removes a file or directory. safefile rejects names that are not UTF-8, so a directory
+// with such a name is removed with os.Root.
 func removeTree(ctx context.Context, r *safefile.Root, root *os.Root, name string, info fs.FileInfo) error {
 	if !info.IsDir() {
 		return ignoreNotExist(root.Remove(name))
@@ -136,7 +140,7 @@ func ignoreNotExist(err error) error {
 
 func isNotFound(err error) bool { return errors.Is(err, fs.ErrNotExist) || errdefs.IsNotFound(err) }
 
-// placeEntry puts one entry in its place, if it is not there yet.
+// placeEntry moves one entry from the stage to its place, unless it is there already.
 func placeEntry(root *os.Root, e entry, owner Owner) error {
 	switch {
 	case e.Kind == "d" && isDir(root, e.Name):
@@ -145,7 +149,7 @@ func placeEntry(root *os.Root, e entry, owner Owner) error {
 		return root.Mkdir(e.Name, 0o700)
 	case e.Kind == "l" && isLink(root, e.Name, e.Link):
 		return nil
-	case e.Kind == "l" && e.Index == 0: // of an earlier version
+	case e.Kind == "l" && e.Index == 0: // An earlier version's list.
 		if err := ignoreNotExist(root.Remove(e.Name)); err != nil {
 			return err
 		}
@@ -156,7 +160,7 @@ func placeEntry(root *os.Root, e entry, owner Owner) error {
 	case e.Keep:
 		return nil
 	}
-	return ignoreNotExist(root.Rename(contentName(e.Index), e.Name)) // ignoreNotExist: it is in its place already
+	return ignoreNotExist(root.Rename(contentName(e.Index), e.Name)) // A missing source is already in its place.
 }
 
 func ownerOf(info fs.FileInfo) (int, bool) {

@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Known remembers files as they were when they were unpacked, so that those that are the same need not travel back. It takes some 50 bytes for each.
+// Known holds hashes of files as they were unpacked, so that unchanged files need not be sent back.
+// It uses about 50 bytes per file.
 type Known map[uint64]uint64
 
 func nameKey(name string) uint64 {
@@ -25,7 +26,8 @@ func nameKey(name string) uint64 {
 	return h.Sum64()
 }
 
-// fileStamp changes whenever content or mode of a file do: nobody can set the time of its last change. 0: not known.
+// fileStamp returns a hash that changes with a file's content or mode. It includes the change time,
+// which no command can set. 0 means not known.
 func fileStamp(info fs.FileInfo) uint64 {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -40,7 +42,7 @@ func fileStamp(info fs.FileInfo) uint64 {
 	return h.Sum64()
 }
 
-// Remember notes the regular files of a folder as they are.
+// Remember returns the current stamps of the regular files in dir.
 func Remember(ctx context.Context, dir string) (Known, error) {
 	root, err := openRoot(dir)
 	if err != nil {
@@ -57,7 +59,7 @@ func Remember(ctx context.Context, dir string) (Known, error) {
 	return known, err
 }
 
-// Measure says what a folder has, and *TooLargeError if that is over the limits.
+// Measure returns the size of dir, and *TooLargeError if it exceeds the limits.
 func Measure(ctx context.Context, dir string, limits Limits) (Sum, error) {
 	root, err := openRoot(dir)
 	if err != nil {
@@ -81,8 +83,9 @@ func contentSize(info fs.FileInfo) int64 {
 	return 0
 }
 
-// Pack writes a folder as a stream. Files that are as known are named without content. A file that changes meanwhile is sent as long as it was when it was opened,
-// with what is missing as zeros.
+// Pack writes the files in dir as a stream. Files that match known are sent without content. If a
+// file changes meanwhile, Pack sends as many bytes as it had when it was opened, and pads it with
+// zeros.
 func Pack(ctx context.Context, w io.Writer, dir string, limits Limits, known Known) (Sum, error) {
 	root, err := openRoot(dir)
 	if err != nil {
@@ -113,7 +116,7 @@ type packer struct {
 	buf     []byte
 }
 
-// packEntry writes one entry.
+// packEntry writes one entry and reports whether to enter it.
 func (p *packer) packEntry(name string, info fs.FileInfo) (bool, error) {
 	h := &tar.Header{Name: name, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX}
 	switch kindOf(info.Mode()) {
@@ -159,7 +162,7 @@ func (p *packer) packFile(name string, info fs.FileInfo, h *tar.Header) error {
 	defer func() { _ = f.Close() }()
 	now, err := f.Stat()
 	if err != nil {
-		return fmt.Errorf("look at %.200q: %w", name, err)
+		return fmt.Errorf("stat %.200q: %w", name, err)
 	}
 	if !now.Mode().IsRegular() {
 		return nil
@@ -174,7 +177,7 @@ func (p *packer) packFile(name string, info fs.FileInfo, h *tar.Header) error {
 	return p.writeFile(f, name, now.Size())
 }
 
-// writeFile writes so many bytes of a file, and zeros for those that it has not any more.
+// writeFile writes size bytes of a file's content. It pads a shorter file with zeros.
 func (p *packer) writeFile(f io.Reader, name string, size int64) error {
 	if p.buf == nil {
 		p.buf = make([]byte, 128<<10)

@@ -17,22 +17,22 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// entry is one of a stream, checked.
+// entry is a checked entry of a stream.
 type entry struct {
 	Name  string    `json:"n"`
-	Kind  string    `json:"k"` // "f", "d", "l"
+	Kind  string    `json:"k"` // "f", "d" or "l"
 	Mode  uint32    `json:"m,omitempty"`
 	Time  time.Time `json:"t"`
 	Link  string    `json:"l,omitempty"`
 	Size  int64     `json:"s,omitempty"`
 	Keep  bool      `json:"keep,omitempty"`
-	Index int       `json:"i,omitempty"` // of the file that holds the content
+	Index int       `json:"i,omitempty"` // number of the stage file with the content
 }
 
-// readStream goes through a stream. Every name that do gets is below a folder that it got before, and none comes twice.
+// readStream calls do for each entry of a stream. Each name is unique and follows its directory.
 func readStream(ctx context.Context, r io.Reader, limits Limits, do func(e entry, content io.Reader) error) (Sum, error) {
 	t := counter{limits: limits}
-	seen := map[string]bool{} // name → is a folder
+	seen := map[string]bool{} // name → whether it is a directory
 	in := tar.NewReader(r)
 	for {
 		if ctx.Err() != nil {
@@ -53,10 +53,10 @@ func readStream(ctx context.Context, r io.Reader, limits Limits, do func(e entry
 			return t.sum, err
 		}
 		if _, twice := seen[e.Name]; twice {
-			return t.sum, usererror.Errorf(errdefs.ErrInvalidArgument, "the stream of files has %.100q twice", e.Name)
+			return t.sum, usererror.Errorf(errdefs.ErrInvalidArgument, "duplicate name %.100q in the stream of files", e.Name)
 		}
 		if dir := path.Dir(e.Name); dir != "." && !seen[dir] {
-			return t.sum, usererror.Errorf(errdefs.ErrInvalidArgument, "the stream of files has %.100q without its folder", e.Name)
+			return t.sum, usererror.Errorf(errdefs.ErrInvalidArgument, "%.100q is in the stream of files without its directory", e.Name)
 		}
 		seen[e.Name] = e.Kind == "d"
 		if err := t.add(e.Name+e.Link, e.Size); err != nil {
@@ -71,20 +71,21 @@ func readStream(ctx context.Context, r io.Reader, limits Limits, do func(e entry
 	}
 }
 
-// checkStreamEnd makes sure that whoever sent the stream ended it well: the archive may be whole and its sender not sure of it.
+// checkStreamEnd reads until the end of the stream. A sender that fails after a complete archive
+// cuts the stream.
 func checkStreamEnd(r io.Reader) error {
-	const most = 1 << 20 // writers fill the last block with zeros
+	const most = 1 << 20 // writers pad the last block with zeros
 	n, err := io.CopyN(io.Discard, r, most)
 	if errors.Is(err, io.EOF) {
 		return nil
 	}
 	if err == nil {
-		err = fmt.Errorf("%d bytes and more follow its end", n)
+		err = fmt.Errorf("at least %d bytes follow its end", n)
 	}
 	return fmt.Errorf("read the stream of files: %w", err)
 }
 
-// parseHeader makes an entry of a header that anybody may have written.
+// parseHeader converts an untrusted header into an entry.
 func parseHeader(h *tar.Header) (entry, error) {
 	if err := checkName(h.Name); err != nil {
 		return entry{}, err
@@ -95,7 +96,7 @@ func parseHeader(h *tar.Header) (entry, error) {
 		e.Kind = "d"
 	case tar.TypeSymlink:
 		if h.Linkname == "" || len(h.Linkname) >= maxPath {
-			return entry{}, usererror.Errorf(errdefs.ErrInvalidArgument, "the link %.100q in the stream of files leads nowhere", h.Name)
+			return entry{}, usererror.Errorf(errdefs.ErrInvalidArgument, "invalid target of link %.100q in the stream of files", h.Name)
 		}
 		e.Kind, e.Link = "l", h.Linkname
 	case tar.TypeReg:
@@ -103,17 +104,17 @@ func parseHeader(h *tar.Header) (entry, error) {
 		if size, ok := h.PAXRecords[keepRecord]; ok {
 			n, err := strconv.ParseInt(size, 10, 64)
 			if err != nil || n < 0 || h.Size != 0 {
-				return entry{}, usererror.Errorf(errdefs.ErrInvalidArgument, "the stream of files says of %.100q that it is unchanged, with %.40q bytes", h.Name, size)
+				return entry{}, usererror.Errorf(errdefs.ErrInvalidArgument, "invalid size %.40[2]q of unchanged file %.100[1]q in the stream of files", h.Name, size)
 			}
 			e.Keep, e.Size = true, n
 		}
 	default:
-		return entry{}, usererror.Errorf(errdefs.ErrInvalidArgument, "%.100q in the stream of files is no folder, file or link", h.Name)
+		return entry{}, usererror.Errorf(errdefs.ErrInvalidArgument, "invalid type of %.100q in the stream of files: must be a directory, file or link", h.Name)
 	}
 	return e, nil
 }
 
-// clampTime keeps times that every file system can hold.
+// clampTime replaces times that not every file system can store.
 func clampTime(t time.Time) time.Time {
 	if t.Year() < 1970 || t.Year() > 2200 {
 		return time.Unix(0, 0)
@@ -121,7 +122,7 @@ func clampTime(t time.Time) time.Time {
 	return t
 }
 
-// writeContent writes content into a new file; runs of zeros become holes.
+// writeContent writes content into a new file. Runs of zeros become holes.
 func writeContent(f *os.File, r io.Reader, size int64) error {
 	const block = 64 << 10
 	buf := make([]byte, block)
@@ -153,8 +154,8 @@ func isZero(b []byte) bool {
 	return true
 }
 
-// Unpack writes a stream into a folder, over what is there of the same name. It is for the end that keeps nothing: after an error some of it is there. readOnly takes
-// away the right to write, from whoever has not the right to give it back.
+// Unpack writes a stream into dir and replaces files of the same name. After an error, some files
+// remain. readOnly drops the write permissions.
 func Unpack(ctx context.Context, r io.Reader, dir string, limits Limits, readOnly bool) (Sum, error) {
 	root, err := openRoot(dir)
 	if err != nil {
@@ -181,7 +182,8 @@ func Unpack(ctx context.Context, r io.Reader, dir string, limits Limits, readOnl
 	return sum, err
 }
 
-// setDirTimeMode gives a folder its time and mode. By its descriptor: a chmod by name that follows no link is a new system call, which filters refuse.
+// setDirTimeMode sets a directory's time and mode. It uses the file descriptor: a chmod by name
+// that follows no link needs a new system call, which seccomp filters reject.
 func setDirTimeMode(root *os.Root, e entry, mode fs.FileMode) error {
 	f, err := openDir(root, e.Name)
 	if err != nil {
@@ -195,7 +197,7 @@ func unpackEntry(root *os.Root, e entry, content io.Reader, mask fs.FileMode) er
 	case "d":
 		err := root.Mkdir(e.Name, ownerEnters)
 		if errors.Is(err, fs.ErrExist) {
-			err = nil // the next one in it tells if it is not a folder
+			err = nil // If it is not a directory, the next entry in it fails.
 		}
 		return err
 	case "l":
@@ -205,7 +207,7 @@ func unpackEntry(root *os.Root, e entry, content io.Reader, mask fs.FileMode) er
 		return root.Symlink(e.Link, e.Name)
 	}
 	if e.Keep {
-		return usererror.Errorf(errdefs.ErrInvalidArgument, "nothing is there yet that could be kept")
+		return usererror.Errorf(errdefs.ErrInvalidArgument, "unpack cannot keep an unchanged file")
 	}
 	if err := root.Remove(e.Name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

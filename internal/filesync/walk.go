@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// walk visits all below a folder, each folder before what is in it, without following a link. Order is that of the file system. What goes away
-// meanwhile is passed over. visit says whether to go into a folder.
+// walk visits everything below a directory, each directory before its content, in the file system's
+// order. It does not follow links, and skips entries that disappear. visit reports whether to enter
+// a directory.
 func walk(ctx context.Context, root *os.Root, visit func(name string, info fs.FileInfo) (bool, error)) error {
 	open := []string{"."}
 	for len(open) > 0 {
@@ -28,14 +29,14 @@ func walk(ctx context.Context, root *os.Root, visit func(name string, info fs.Fi
 	return nil
 }
 
-// walkDir visits what is in one folder and gives those to go into.
+// walkDir visits the entries of one directory and returns the directories to enter.
 func walkDir(ctx context.Context, root *os.Root, dir string, visit func(string, fs.FileInfo) (bool, error)) (below []string, err error) {
 	f, err := openDir(root, dir)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open folder %.200q: %w", dir, err)
+		return nil, fmt.Errorf("open directory %.200q: %w", dir, err)
 	}
 	defer func() { _ = f.Close() }()
 	for {
@@ -53,7 +54,7 @@ func walkDir(ctx context.Context, root *os.Root, dir string, visit func(string, 
 				continue
 			}
 			if err != nil {
-				return nil, fmt.Errorf("look at %.200q: %w", name, err)
+				return nil, fmt.Errorf("stat %.200q: %w", name, err)
 			}
 			enter, err := visit(name, info)
 			if err != nil {
@@ -67,12 +68,12 @@ func walkDir(ctx context.Context, root *os.Root, dir string, visit func(string, 
 			return below, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read folder %.200q: %w", dir, err)
+			return nil, fmt.Errorf("read directory %.200q: %w", dir, err)
 		}
 	}
 }
 
-// openDir opens a folder, one that its owner has shut too.
+// openDir opens a directory, even if its owner removed the permissions.
 func openDir(root *os.Root, name string) (*os.File, error) {
 	const flags = os.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK
 	f, err := root.OpenFile(name, flags, 0)
@@ -85,7 +86,7 @@ func openDir(root *os.Root, name string) (*os.File, error) {
 	return root.OpenFile(name, flags, 0)
 }
 
-// openFile opens a regular file, one that its owner may not read too.
+// openFile opens a regular file, even if its owner removed the read permission.
 func openFile(root *os.Root, name string, mode fs.FileMode) (*os.File, error) {
 	const flags = os.O_RDONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK
 	f, err := root.OpenFile(name, flags, 0)

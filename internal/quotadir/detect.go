@@ -14,12 +14,13 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 )
 
-// probeTimeout bounds a trial; it takes some 20 ms where nothing is wrong.
+// probeTimeout limits a trial, which normally takes about 20 ms.
 const probeTimeout = 20 * time.Second
 
-// Detect says which mechanism is to be had for folders in dir, by making a small disk there: Loop, which nothing in a sandbox can get
-// around, or None. why says what stands against Loop, and whether Project would work, which is never taken unasked: see makeProject. It is ""
-// for Loop.
+// Detect returns the mechanism to use in dir, which it finds by making a small disk there. It
+// returns Loop, whose limit commands in a sandbox cannot bypass, or None. why is "" for Loop.
+// Otherwise it says why Loop does not work, and whether Project would work. Project is never chosen
+// automatically; see makeProject.
 func Detect(dir string) (m Mechanism, why string) {
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
@@ -29,7 +30,7 @@ func Detect(dir string) (m Mechanism, why string) {
 	}
 	why = fmt.Sprintf("%s: %v", Loop, err)
 	if err := Try(ctx, dir, Project); err == nil {
-		why += fmt.Sprintf("; %s works, and has to be asked for by name", Project)
+		why += fmt.Sprintf("; %s works, but must be configured explicitly", Project)
 	}
 	return None, why
 }
@@ -40,8 +41,8 @@ const probePrefix = ".disk-"
 // IsProbe reports whether an entry is a directory of Try, also of one that was killed.
 func IsProbe(e os.DirEntry) bool { return strings.HasPrefix(e.Name(), probePrefix) }
 
-// Try makes a small disk of one mechanism in dir, mounts it and removes it again. nil: it works. It
-// also removes what tries in dir have left whose process was killed.
+// Try makes and mounts a small disk in dir and removes it again. It returns nil if the mechanism works.
+// It also removes what trials of killed processes left in dir.
 func Try(ctx context.Context, dir string, m Mechanism) (err error) {
 	_ = SweepProbes(ctx, dir) // what stays is for the next try
 	probe, err := scratch.Make(dir, probePrefix)

@@ -10,25 +10,29 @@ import (
 	"strings"
 )
 
-// What of a file system is not for images and their copies.
+// Space of a file system that images and their copies must leave free.
 const (
 	reserveBytes = 1 << 30
-	reserveShare = 20 // or one part in so many, if that is less
+	reserveShare = 20 // or 1/reserveShare of the file system, if that is less
 )
 
-// Reserve is how much of a file system is to stay free, for Guard and for whoever copies images.
+// Reserve returns how many bytes of a file system must stay free for Guard and for copies of
+// images.
 func Reserve(use Use) int64 { return min(reserveBytes, use.Bytes/reserveShare) }
 
-// Guard keeps the host's disk from running full under the images of base, a folder that has their folders below it. An image is sparse:
-// what a command writes to it is in the page cache first, and if the host has no room when it is to be kept it is lost, the command
-// is told nothing, and the file system ends read-only. So while the host has less than margin octets free, mounted images
-// have no free blocks: whoever writes gets ENOSPC at once, and what is removed gives the host room again. When a quarter more than
-// margin is free they are as before.
+// Guard keeps the host's disk from filling up under the images below base. Images are sparse. A
+// command's writes first go to the page cache. If the host has no space when they are written back,
+// they are lost without an error to the command, and the file system becomes read-only.
 //
-// Call it every second or so with a margin of what can be written in that time. tight says whether images are held now.
-// One call at a time looks and acts: an older look must not undo what a newer one did.
+// So while the host has less than margin bytes free, Guard reserves all free blocks of mounted
+// images. Writers get ENOSPC at once, and removed files free space on the host. Guard lifts the
+// reservation when 1.25 times margin is free.
+//
+// Call it about once a second with a margin of what can be written in that time. tight reports
+// whether images are reserved now. Calls are serialized, so that an older measurement cannot undo a
+// newer one.
 func Guard(base string, margin int64) (tight bool, err error) {
-	unlock, err := lock(context.Background(), base) // nobody has it for long
+	unlock, err := lock(context.Background(), base) // Nothing has this lock for long.
 	if err != nil {
 		return false, err
 	}
@@ -39,7 +43,7 @@ func Guard(base string, margin int64) (tight bool, err error) {
 	}
 	tight = use.Free < margin
 	if !tight && use.Free < margin+margin/4 {
-		return false, nil // as they are
+		return false, nil // Leave them as they are.
 	}
 	loops, err := attachedLoops()
 	if err != nil {
@@ -51,14 +55,14 @@ func Guard(base string, margin int64) (tight bool, err error) {
 		if err != nil || !strings.HasPrefix(string(text), filepath.Clean(base)+"/") {
 			continue
 		}
-		if err := setReserved(n, tight); err != nil && !errors.Is(err, os.ErrNotExist) { // not an ext4, or gone
+		if err := setReserved(n, tight); err != nil && !errors.Is(err, os.ErrNotExist) { // A missing file means: not an ext4, or unmounted.
 			errs = append(errs, err)
 		}
 	}
 	return tight, errors.Join(errs...)
 }
 
-// setReserved makes the ext4 on loop device n keep all of its blocks for itself, or what it keeps otherwise.
+// setReserved makes the ext4 on loop device n reserve all of its free blocks, or its normal number.
 func setReserved(n int, tight bool) error {
 	sectors, err := readNumber(fmt.Sprintf("/sys/block/loop%d/size", n))
 	if err != nil {

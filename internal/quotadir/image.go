@@ -14,14 +14,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 )
 
-// features are named, so that the host's mke2fs.conf decides nothing.
+// features are explicit, so that the host's mke2fs.conf has no effect.
 const features = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,huge_file,dir_nlink,extra_isize,metadata_csum"
 
-// mountOptions: what the image has no use for any more goes back to the host at once (discard). A file system with errors is read-only from
-// then on: writes are refused instead of lost.
+// mountOptions return unused blocks to the host at once (discard). They make a file system with
+// errors read-only, so that writes fail instead of being lost.
 const mountOptions = "errors=remount-ro,discard"
 
-// makeImage makes the image and the root in it, and notes what they are.
+// makeImage makes the image with its root, and fills in the record.
 func makeImage(ctx context.Context, dir string, opt Options, rec *record) error {
 	p := newLayout(opt.Bytes)
 	name := filepath.Join(dir, imageFile)
@@ -32,7 +32,7 @@ func makeImage(ctx context.Context, dir string, opt Options, rec *record) error 
 	defer image.Close()
 	rec.ImageBytes, rec.Journal = p.blocks*blockSize, p.journal
 	if err := image.Truncate(rec.ImageBytes); err != nil {
-		return fmt.Errorf("size of %d octets: %w", rec.ImageBytes, err)
+		return fmt.Errorf("set image size to %d bytes: %w", rec.ImageBytes, err)
 	}
 	seed := filepath.Join(dir, "seed")
 	if err := os.MkdirAll(filepath.Join(seed, rootDir), 0o700); err != nil {
@@ -61,7 +61,7 @@ func makeImage(ctx context.Context, dir string, opt Options, rec *record) error 
 	return errors.Join(image.Sync(), os.RemoveAll(seed))
 }
 
-// openImage opens the image as the record has it, after ending a change of its size that was cut short.
+// openImage opens the image that the record describes, after it completes an interrupted resize.
 func openImage(dir string, rec *record) (*os.File, error) {
 	if err := finishShrink(dir, rec); err != nil {
 		return nil, err
@@ -83,12 +83,12 @@ func checkImage(image *os.File, rec *record) error {
 	}
 	switch {
 	case st.Mode != unix.S_IFREG|0o600 || st.Uid != 0 || st.Nlink != 1:
-		return fmt.Errorf("it is not root's own plain file: %w", ErrAltered)
+		return fmt.Errorf("not a regular file of root with mode 0600: %w", ErrAltered)
 	case st.Size == rec.ImageBytes:
-	case rec.FromBytes != 0 && st.Size == rec.FromBytes: // growing was cut short
-		return image.Truncate(rec.ImageBytes) // a device that has it learns of it by setCapacity
+	case rec.FromBytes != 0 && st.Size == rec.FromBytes: // An interrupted growth.
+		return image.Truncate(rec.ImageBytes) // setCapacity informs a device that has it.
 	default:
-		return fmt.Errorf("it has %d octets, not %d: %w", st.Size, rec.ImageBytes, ErrAltered)
+		return fmt.Errorf("size is %d bytes, want %d: %w", st.Size, rec.ImageBytes, ErrAltered)
 	}
 	return nil
 }
@@ -121,14 +121,15 @@ func mountImage(ctx context.Context, dir string, rec *record) error {
 	if err := unix.Mount(device.Name(), mnt, "ext4", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, mountOptions); err != nil {
 		return fmt.Errorf("mount %s: %w", device.Name(), err)
 	}
-	if hasFailed(mnt) { // a clone of a mount that is no more has kept it as it was
-		return errors.Join(fmt.Errorf("the file system met an error, and cannot be repaired beside a clone of its mount: %w", ErrBusy), livemount.Unbind(ctx, mnt))
+	if hasFailed(mnt) { // A clone of an old mount kept the failed file system.
+		return errors.Join(fmt.Errorf("file system has an error and cannot be repaired while a clone of its mount exists: %w", ErrBusy), livemount.Unbind(ctx, mnt))
 	}
 	return nil
 }
 
-// isHealthy says whether what is mounted can be written. What cannot, after an error, is unmounted so that it can be
-// repaired: ErrBusy while something uses it, or has a clone of the mount, as a container does for a moment that is being made.
+// isHealthy reports whether the mounted file system is writable. After an error it unmounts the
+// file system so that it can be repaired. ErrBusy while something uses it or has a clone of the
+// mount, as a container has while it is created.
 func isHealthy(ctx context.Context, dir string) (bool, error) {
 	mnt := filepath.Join(dir, mountDir)
 	if !hasFailed(mnt) {
@@ -139,13 +140,13 @@ func isHealthy(ctx context.Context, dir string) (bool, error) {
 		err = waitDetached(ctx, dir)
 	}
 	if err != nil {
-		return false, fmt.Errorf("the file system met an error, and cannot be repaired while it is used: %w", err)
+		return false, fmt.Errorf("file system has an error and cannot be repaired while in use: %w", err)
 	}
 	return false, nil
 }
 
-// openDevice opens the loop device that has the image, or makes it one: then the image is checked first, and repaired if the kernel had found
-// errors in it.
+// openDevice opens the loop device of the image. If there is none, it checks the image, repairs it
+// if the kernel found errors, and attaches it.
 func openDevice(ctx context.Context, dir string, image *os.File, rec *record) (*os.File, error) {
 	ctx, cancel := context.WithTimeout(ctx, livemount.BusyWait)
 	defer cancel()
@@ -157,14 +158,14 @@ func openDevice(ctx context.Context, dir string, image *os.File, rec *record) (*
 		if free {
 			break
 		}
-		// One that is on its way out has the lock and no number any more.
+		// A device that is being detached has the lock, but no number any more.
 		device, err := findAttached(image)
 		if device != nil || err != nil {
 			return device, err
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%s: something has it: %w", image.Name(), ErrBusy)
+			return nil, fmt.Errorf("%s is attached or locked: %w", image.Name(), ErrBusy)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
@@ -174,7 +175,8 @@ func openDevice(ctx context.Context, dir string, image *os.File, rec *record) (*
 	return attachLoop(image)
 }
 
-// checkAndRepair checks an image that nothing has, ends a growth that was cut short, and repairs what the kernel found errors in.
+// checkAndRepair checks a detached image, completes an interrupted growth, and repairs errors that
+// the kernel found.
 func checkAndRepair(ctx context.Context, dir string, image *os.File, rec *record) error {
 	s, err := readSuper(image)
 	if err != nil {
@@ -194,7 +196,7 @@ func checkAndRepair(ctx context.Context, dir string, image *os.File, rec *record
 	return growAtRest(ctx, dir, image, rec)
 }
 
-// unmountImage returns when no loop device has the image.
+// unmountImage unmounts the image and returns when no loop device has it.
 func unmountImage(ctx context.Context, dir string) error {
 	mnt := filepath.Join(dir, mountDir)
 	for {
@@ -212,15 +214,15 @@ func unmountImage(ctx context.Context, dir string) error {
 	return waitDetached(ctx, dir)
 }
 
-// cloneWait is how long a clone of a mount is waited for that has been unmounted: a container of anybody on the host has one of every
-// mount while it is being made, on a busy host for seconds.
+// cloneWait is how long to wait for clones of an unmounted mount. A container that is being created
+// on the host clones every mount, which can take seconds on a busy host.
 const cloneWait = 10 * time.Second
 
-// waitDetached waits for it until nothing has the image.
+// waitDetached waits until no loop device has the image.
 func waitDetached(ctx context.Context, dir string) error {
 	image, err := os.OpenFile(filepath.Join(dir, imageFile), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ELOOP) {
-		return nil // no image of ours
+		return nil // This package made no image here.
 	}
 	if err != nil {
 		return err
@@ -235,7 +237,7 @@ func waitDetached(ctx context.Context, dir string) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("a clone of the mount is still used: %w", ErrBusy)
+			return fmt.Errorf("a clone of the mount is still in use: %w", ErrBusy)
 		case <-time.After(wait):
 		}
 	}

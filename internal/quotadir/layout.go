@@ -1,6 +1,6 @@
 package quotadir
 
-// What every image is made with.
+// Parameters of every image.
 const (
 	blockSize      = 4096
 	groupBlocks    = 8 * blockSize // blocks whose bitmap fills one block
@@ -9,21 +9,22 @@ const (
 	descsPerBlock  = blockSize / 64
 )
 
-// layout is the shape of an ext4.
+// layout is the structure of an ext4.
 type layout struct {
-	blocks   int64 // in all
-	journal  int64 // blocks of it
-	perGroup int64 // inodes of a group
-	descs    int64 // blocks of group descriptors, those for growing included, in each copy
+	blocks   int64 // total
+	journal  int64 // blocks of the journal
+	perGroup int64 // inodes per group
+	descs    int64 // blocks of group descriptors in each copy, including those for growth
 }
 
-// newLayout shapes an ext4 whose files may take bytes. There is always a journal: a workspace outlives a power cut. There is an inode for
-// each 4 KiB of small ones and 8 KiB of others, so that blocks end first but for trees of tiny files.
+// newLayout returns the layout of an ext4 whose files can take the given number of bytes. It always
+// has a journal, so that a workspace survives a power cut. It has one inode per 4 KiB if it is
+// small and per 8 KiB otherwise, so that blocks run out first except for trees of tiny files.
 func newLayout(bytes int64) layout {
 	p := layout{journal: 4096}
 	ratio := int64(8 << 10)
 	if bytes < 256<<20 {
-		p.journal = 1024 // the least there is
+		p.journal = 1024 // the minimum of mke2fs
 	}
 	if bytes < 1<<30 {
 		ratio = 4 << 10
@@ -41,13 +42,14 @@ func newLayout(bytes int64) layout {
 	}
 }
 
-// fit is how many blocks there must be in all for data of them to be free, with the plan's inodes and descriptors.
+// fit returns the total number of blocks that leaves data blocks free, with the layout's inodes and
+// descriptors.
 func (p layout) fit(data int64) int64 {
 	p.blocks = data
 	for {
 		need := data + p.overhead() + reservedBlocks(p.blocks)
 		if left := need % groupBlocks; need > groupBlocks && left > 0 && left < p.perGroup/inodesPerBlock+64 {
-			need += p.perGroup/inodesPerBlock + 64 // mkfs drops a last group that has no room for data
+			need += p.perGroup/inodesPerBlock + 64 // mke2fs drops a last group that is too small for data
 		}
 		if need <= p.blocks {
 			return p.blocks
@@ -58,7 +60,8 @@ func (p layout) fit(data int64) int64 {
 
 func (p layout) groups() int64 { return ceil(p.blocks, groupBlocks) }
 
-// overhead counts what is never free: the journal, inodes, bitmaps, and the copies of superblock and descriptors.
+// overhead returns the number of blocks that files can never use: journal, inodes, bitmaps, and the
+// copies of superblock and descriptors.
 func (p layout) overhead() int64 {
 	copies := int64(0)
 	for g := range p.groups() {
@@ -69,7 +72,7 @@ func (p layout) overhead() int64 {
 	return p.journal + p.groups()*(p.perGroup/inodesPerBlock+2) + copies*(1+p.descs)
 }
 
-// reservedBlocks is what a mounted ext4 keeps free of its blocks for delayed allocations: it gives them to nobody.
+// reservedBlocks returns how many blocks a mounted ext4 keeps free for delayed allocation.
 func reservedBlocks(blocks int64) int64 { return min(blocks/50, 4096) }
 
 func isPower(n, base int64) bool {

@@ -12,15 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loopTries is how often another free device is asked for: between asking and taking, others may take it.
+// loopTries limits the attempts to get a free device: another process can take it between the query
+// and the attach.
 const loopTries = 64
 
-// attachLoop gives the image a loop device, that the kernel takes away with its last user. Whoever holds the returned file is one. The image's
-// lock (see lockImage) goes over to the device: it holds the open file.
+// attachLoop attaches the image to a loop device that the kernel detaches with its last user. The
+// returned file is one user. The image's lock (see lockImage) passes to the device, which holds the
+// open file.
 func attachLoop(image *os.File) (*os.File, error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
-		return nil, fmt.Errorf("loop devices: %w: %w", err, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("open loop control: %w: %w", err, errdefs.ErrUnavailable)
 	}
 	defer control.Close()
 	for range loopTries {
@@ -41,11 +43,11 @@ func attachLoop(image *os.File) (*os.File, error) {
 			return nil, fmt.Errorf("attach %s to %s: %w", image.Name(), device.Name(), err)
 		}
 	}
-	return nil, fmt.Errorf("attach %s: others took %d loop devices first: %w", image.Name(), loopTries, errdefs.ErrUnavailable)
+	return nil, fmt.Errorf("attach %s: lost %d loop devices to other processes: %w", image.Name(), loopTries, errdefs.ErrUnavailable)
 }
 
-// configureLoop asks for direct I/O: without it every block is cached twice, and the second time on nobody's account. Where the host's
-// file system has no direct I/O the kernel goes without.
+// configureLoop asks for direct I/O. Without it, every block is cached twice, and the second copy
+// is charged to no cgroup. If the host's file system has no direct I/O, the kernel does without.
 func configureLoop(device, image *os.File) error {
 	cfg := unix.LoopConfig{Fd: uint32(image.Fd()), Size: blockSize}
 	cfg.Info.Flags = unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO
@@ -53,7 +55,7 @@ func configureLoop(device, image *os.File) error {
 	return unix.IoctlLoopConfigure(int(device.Fd()), &cfg)
 }
 
-// openLoop opens device n, and makes its node where /dev is not the kernel's own.
+// openLoop opens device n. It creates the device node if /dev is not a devtmpfs.
 func openLoop(n int) (*os.File, error) {
 	const major = 7
 	name := fmt.Sprintf("/dev/loop%d", n)
@@ -70,8 +72,9 @@ func openLoop(n int) (*os.File, error) {
 	return device, nil
 }
 
-// lockImage says whether no loop device has the image, and if so keeps it so until the file is closed or attached. The lock is that of
-// the open file, which a loop device holds as long as it has the image, over the end of this process too.
+// lockImage reports whether no loop device has the image. If so, it keeps that state until the file
+// is closed or attached. The lock belongs to the open file, which a loop device holds while it has
+// the image, even after this process ends.
 func lockImage(image *os.File) (free bool, err error) {
 	for {
 		switch err := unix.Flock(int(image.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
@@ -85,7 +88,8 @@ func lockImage(image *os.File) (free bool, err error) {
 	}
 }
 
-// findAttached finds the loop device that has the image and opens it, which keeps it; nil if there is none.
+// findAttached finds and opens the loop device that has the image, which keeps the device. It
+// returns nil if there is none.
 func findAttached(image *os.File) (*os.File, error) {
 	var want unix.Stat_t
 	if err := unix.Fstat(int(image.Fd()), &want); err != nil {
@@ -98,7 +102,7 @@ func findAttached(image *os.File) (*os.File, error) {
 	for _, n := range loops {
 		device, err := openLoop(n)
 		if err != nil {
-			continue // it went meanwhile
+			continue // It was detached since.
 		}
 		info, err := unix.IoctlLoopGetStatus64(int(device.Fd()))
 		if err == nil && info.Device == want.Dev && info.Inode == want.Ino {
@@ -109,7 +113,7 @@ func findAttached(image *os.File) (*os.File, error) {
 	return nil, nil
 }
 
-// attachedLoops lists the loop devices that have a file.
+// attachedLoops returns the numbers of the loop devices that have a file.
 func attachedLoops() ([]int, error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -125,7 +129,7 @@ func attachedLoops() ([]int, error) {
 	return loops, nil
 }
 
-// setCapacity tells the device that its file has another size.
+// setCapacity informs the device that its file's size changed.
 func setCapacity(device *os.File) error {
 	if err := unix.IoctlSetInt(int(device.Fd()), unix.LOOP_SET_CAPACITY, 0); err != nil {
 		return fmt.Errorf("set size of %s: %w", device.Name(), err)
@@ -133,7 +137,7 @@ func setCapacity(device *os.File) error {
 	return nil
 }
 
-// growExt4 makes the ext4 that dir lies on as large as blocks.
+// growExt4 grows the mounted ext4 that contains dir to the given number of blocks.
 func growExt4(dir string, blocks uint64) error {
 	const ext4ResizeFS = 0x40086610 // EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64)
 	f, err := os.Open(dir)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// From linux/fs.h and linux/quota.h, which x/sys does not have.
+// Constants of linux/fs.h and linux/quota.h that x/sys does not have.
 const (
 	fsGetXattr     = 0x801c581f // FS_IOC_FSGETXATTR
 	fsSetXattr     = 0x401c5820 // FS_IOC_FSSETXATTR
@@ -31,7 +31,7 @@ type xattr struct {
 	_                                            [8]byte
 }
 
-// quota is struct if_dqblk; block limits are in KiB, Space in octets.
+// quota is struct if_dqblk. Block limits are in KiB, Space is in bytes.
 type quota struct {
 	BlocksHard, BlocksSoft, Space  uint64
 	InodesHard, InodesSoft, Inodes uint64
@@ -40,10 +40,12 @@ type quota struct {
 	_                              uint32
 }
 
-// makeProject makes the root, gives it a number of its own that all below inherit, and bounds that.
+// makeProject makes the root, gives it a new project id that everything below inherits, and sets
+// the project's limits.
 //
-// The owner of a file can take it out of its project again (FS_IOC_FSSETXATTR, FS_IOC_SETFLAGS), unless he is in a user namespace of
-// his own or under a filter that refuses these calls: it bounds who makes mistakes, not who means harm.
+// A file's owner can remove the file from its project (FS_IOC_FSSETXATTR, FS_IOC_SETFLAGS), unless
+// a user namespace or a seccomp filter prevents these calls. So a project quota protects against
+// mistakes, not against attacks.
 func makeProject(dir string, opt Options, rec *record) error {
 	if err := makeRoot(dir, opt); err != nil {
 		return err
@@ -61,25 +63,27 @@ func makeProject(dir string, opt Options, rec *record) error {
 	}
 	var attr xattr
 	if err := ioctl(root, fsGetXattr, unsafe.Pointer(&attr)); err != nil {
-		return unavailable("read the project of a folder", err)
+		return unavailable("read project id", err)
 	}
 	attr.Flags |= projectInherit
 	attr.Project = rec.ProjectID
 	if err := ioctl(root, fsSetXattr, unsafe.Pointer(&attr)); err != nil {
-		return unavailable("give a project to a folder", err)
+		return unavailable("set project id", err)
 	}
-	// A file system that counts and does not enforce shows itself by answering for the whole of it.
+	// If the file system only accounts and does not enforce, it answers with the whole file
+	// system's size.
 	use, err := Usage(root.Name())
 	if err != nil {
 		return err
 	}
 	if use.Bytes > opt.Bytes {
-		return fmt.Errorf("the file system does not enforce project quotas: mount it with prjquota: %w", errdefs.ErrUnavailable)
+		return fmt.Errorf("project quotas are not enforced: mount the file system with prjquota: %w", errdefs.ErrUnavailable)
 	}
 	return nil
 }
 
-// freeProject finds a number that nothing has, far from those that people give.
+// freeProject returns a random project id that is unused and far from those that administrators
+// choose.
 func freeProject(root *os.File) (uint32, error) {
 	for range 100 {
 		var b [4]byte
@@ -88,7 +92,7 @@ func freeProject(root *os.File) (uint32, error) {
 		var q quota
 		err := quotactl(root, getQuota, id, &q)
 		switch {
-		case errors.Is(err, unix.ENOENT): // XFS knows nothing of it
+		case errors.Is(err, unix.ENOENT): // XFS has no record of it.
 			return id, nil
 		case err != nil:
 			return 0, unavailable("read project quotas", err)
@@ -96,10 +100,10 @@ func freeProject(root *os.File) (uint32, error) {
 			return id, nil
 		}
 	}
-	return 0, fmt.Errorf("no free project number was found: %w", errdefs.ErrUnavailable)
+	return 0, fmt.Errorf("no free project id found: %w", errdefs.ErrUnavailable)
 }
 
-// setLimits limits octets, and files to one for each 4 KiB.
+// setLimits limits the project to the given bytes, and to one file per 4 KiB.
 func setLimits(root *os.File, id uint32, bytes int64) error {
 	q := quota{
 		BlocksHard: uint64(bytes / 1024), BlocksSoft: uint64(bytes / 1024),
@@ -142,7 +146,8 @@ func ioctl(f *os.File, request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-// quotactl needs Linux 5.14 (quotactl_fd): the older call wants the name of a block device.
+// quotactl calls quotactl_fd, which needs Linux 5.14. The older call needs the name of a block
+// device.
 func quotactl(root *os.File, cmd uintptr, id uint32, q *quota) error {
 	_, _, no := unix.Syscall6(unix.SYS_QUOTACTL_FD, root.Fd(), cmd, uintptr(id), uintptr(unsafe.Pointer(q)), 0, 0)
 	if no != 0 {

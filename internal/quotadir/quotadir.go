@@ -1,22 +1,26 @@
-// Package quotadir makes folders whose files take a bounded number of octets.
+// Package quotadir makes directories whose files take a limited number of bytes.
 //
-// Three mechanisms: [Loop], an image file with an ext4 in it; [Project], a project quota of the host's file system; [None], a
-// folder without a bound. A folder that [Make] filled is called a disk here; it is the caller's before and after, and is removed as
-// any folder once it is not mounted. Below it:
+// There are three mechanisms: [Loop], an image file with an ext4; [Project], a project quota of the
+// host's file system; and [None], a directory without a limit. A directory that [Make] filled is
+// called a disk. The caller creates the directory, and removes it like any other once it is not
+// mounted. It contains:
 //
-//	disk.json   what was asked for and what was made
-//	disk.img    Loop: the image, sparse; nothing but the kernel and e2fsprogs ever writes to it, and no sandbox sees it
-//	mnt/        Loop: where it is mounted
-//	mnt/files/  Loop: the root for the caller's folders
-//	files/      Project and None: the same
+//	disk.json   what was requested and made
+//	disk.img    Loop: the sparse image; only the kernel and e2fsprogs write to it, and no sandbox sees it
+//	mnt/        Loop: the mount point
+//	mnt/files/  Loop: the root for the caller's files
+//	files/      Project and None: the root for the caller's files
 //
-// All but the root belongs to uid 0 with mode 0700. Calls on one disk order themselves by a lock on its folder, here and between
-// processes; those on several run at the same time. It keeps no state in memory and starts no goroutine.
+// Everything but the root belongs to uid 0 with mode 0700. A lock on the directory serializes calls
+// on one disk, also between processes. Calls on different disks run concurrently. The package keeps
+// no state in memory and starts no goroutine.
 //
-// A mounted image outlives this process, and its mount at the disk: every clone of the mount in a container holds the file system. So
-// [Mount] looks for the loop device that has the image already and never makes a second one, whose writes would destroy the first one's.
+// A mounted image outlives this process and even its mount point, because each clone of the mount
+// in a container keeps the file system in use. So [Mount] reuses the loop device that has the
+// image. A second device would corrupt the file system.
 //
-// Errors are classed by containerd/errdefs; besides them [ErrBusy], [ErrAltered] and [*NoRoomError].
+// Errors have a class of containerd/errdefs. Besides, there are [ErrBusy], [ErrAltered] and
+// [*NoRoomError].
 package quotadir
 
 import (
@@ -31,55 +35,56 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 )
 
-// Mechanism is how a folder is bounded.
+// Mechanism is how a directory's size is limited.
 type Mechanism string
 
-// The mechanisms.
+// The mechanisms of a disk.
 const (
-	Loop    Mechanism = "loop"    // an image file with an ext4 in it, mounted through a loop device
+	Loop    Mechanism = "loop"    // an image file with an ext4, mounted through a loop device
 	Project Mechanism = "project" // a project quota of the host's file system
-	None    Mechanism = "none"    // no bound
+	None    Mechanism = "none"    // no limit
 )
 
-// The errors callers tell apart.
+// Errors that callers can check with errors.Is.
 var (
-	// ErrBusy is slot.ErrBusy: something still uses the file system.
+	// ErrBusy is livemount.ErrBusy: the file system is still in use.
 	ErrBusy = livemount.ErrBusy
-	// ErrAltered: the image is not the one that was made; it is left alone.
+	// ErrAltered reports that the image is not the one that Make made. It is left unchanged.
 	ErrAltered = fmt.Errorf("image was altered: %w", errdefs.ErrDataLoss)
 )
 
-// NoRoomError says that a disk cannot be made so small.
+// NoRoomError reports that the files do not fit in the requested size.
 type NoRoomError struct {
-	Bytes int64 // asked for
-	Used  int64 // what the files take now
+	Bytes int64 // requested
+	Used  int64 // used by the files now
 }
 
 func (e *NoRoomError) Error() string {
-	return fmt.Sprintf("cannot shrink to %d octets: %d are used", e.Bytes, e.Used)
+	return fmt.Sprintf("cannot shrink to %d bytes: %d are in use", e.Bytes, e.Used)
 }
 
-// Unwrap classes it.
+// Unwrap returns the errdefs class.
 func (e *NoRoomError) Unwrap() error { return errdefs.ErrFailedPrecondition }
 
-// Sizes that can be asked for.
+// Limits of a requested size.
 const (
 	MinBytes = 4 << 20
 	MaxBytes = 16 << 40
 )
 
-// Options of Make.
+// Options are the options of Make.
 type Options struct {
-	// Bytes is what files may take; what the file system needs for itself comes on top. From MinBytes to MaxBytes; None does not look
-	// at it.
+	// Bytes is the limit for files, from MinBytes to MaxBytes. The file system's own overhead comes
+	// on top. None ignores it.
 	Bytes int64
 	// UID and GID own the root. Its mode is 0700.
 	UID, GID int
-	// Mechanism must be named; see Detect.
+	// Mechanism is required; see Detect.
 	Mechanism Mechanism
 }
 
-// Make makes a disk in dir, an existing empty folder. On error dir is empty again. Unavailable: the mechanism does not work here.
+// Make makes a disk in dir, an existing empty directory. On error dir is empty again. Unavailable
+// if the mechanism does not work on this host.
 func Make(ctx context.Context, dir string, opt Options) error {
 	if err := opt.validate(); err != nil {
 		return fmt.Errorf("make disk: %w", err)
@@ -118,18 +123,19 @@ func (o Options) validate() error {
 	switch o.Mechanism {
 	case Loop, Project:
 		if o.Bytes < MinBytes || o.Bytes > MaxBytes {
-			return fmt.Errorf("size of %d octets is not from %d to %d: %w", o.Bytes, int64(MinBytes), int64(MaxBytes), errdefs.ErrInvalidArgument)
+			return fmt.Errorf("invalid size %d: must be from %d to %d bytes: %w", o.Bytes, int64(MinBytes), int64(MaxBytes), errdefs.ErrInvalidArgument)
 		}
 	case None:
 	default:
-		return fmt.Errorf("mechanism %q is not known: %w", o.Mechanism, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("invalid mechanism %q: must be loop, project or none: %w", o.Mechanism, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }
 
-// Mount makes the files reachable and returns their root, a folder in which the caller makes its own. The file system is nosuid and
-// nodev. Mounting again gives the same root. After a crash or a power cut the journal is replayed; a file system that the kernel had
-// found errors in is repaired first, which takes as long as it has files. ErrAltered: the image is not what was made.
+// Mount mounts a disk and returns its root, the directory for the caller's files. The file system
+// is nosuid and nodev. Mounting again returns the same root. After a crash or power cut, the kernel
+// replays the journal. If the kernel had found errors, Mount repairs the file system first; the
+// time grows with the number of files. ErrAltered if the image is not the one that Make made.
 func Mount(ctx context.Context, dir string) (root string, err error) {
 	unlock, err := lock(ctx, dir)
 	if err != nil {
@@ -147,13 +153,14 @@ func Mount(ctx context.Context, dir string) (root string, err error) {
 	}
 	root = rec.root(dir)
 	if fi, err := os.Lstat(root); err != nil || !fi.IsDir() {
-		return "", fmt.Errorf("mount disk of %s: its root is not a folder: %w", dir, errors.Join(err, ErrAltered))
+		return "", fmt.Errorf("mount disk of %s: its root is not a directory: %w", dir, errors.Join(err, ErrAltered))
 	}
 	return root, nil
 }
 
-// Unmount ends what Mount began, and returns when the image is whole and unused. ErrBusy: a process has a file open, or the mount was
-// cloned into a container; call it again when that has ended. A disk that is not mounted is no error.
+// Unmount unmounts a disk, and returns when the image is consistent and unused. ErrBusy if a
+// process has a file open or a container has a clone of the mount; call it again later. It returns
+// nil if the disk is not mounted.
 func Unmount(ctx context.Context, dir string) error {
 	unlock, err := lock(ctx, dir)
 	if err != nil {
@@ -173,7 +180,7 @@ func Unmount(ctx context.Context, dir string) error {
 	return nil
 }
 
-// Mounted says whether the root can be used now. Project and None are always mounted.
+// Mounted reports whether the root can be used now. Project and None are always mounted.
 func Mounted(dir string) (bool, error) {
 	rec, err := readRecord(dir)
 	if err != nil || rec.Mechanism != Loop {
@@ -182,9 +189,10 @@ func Mounted(dir string) (bool, error) {
 	return livemount.IsMount(filepath.Join(dir, mountDir))
 }
 
-// Resize changes the bound. Growing works at rest, and mounted if the process has CAP_SYS_RESOURCE; shrinking at rest only, and takes as long as copying the files. A
-// *NoRoomError says that they take more. FailedPrecondition: it is mounted and was to shrink, or has no bound. Cut short by a crash,
-// the disk has the old size or the new one.
+// Resize changes the limit. A mounted disk can grow if the process has CAP_SYS_RESOURCE. Shrinking
+// needs an unmounted disk, and takes as long as a copy of its files. *NoRoomError if the files need
+// more. FailedPrecondition if the disk has no limit, or ErrBusy if it is mounted and was to shrink.
+// After a crash the disk has the old or the new size.
 func Resize(ctx context.Context, dir string, bytes int64) error {
 	unlock, err := lock(ctx, dir)
 	if err != nil {
@@ -200,7 +208,7 @@ func Resize(ctx context.Context, dir string, bytes int64) error {
 	}
 	switch {
 	case rec.Mechanism == None:
-		err = fmt.Errorf("it has no bound: %w", errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("disk has no limit: %w", errdefs.ErrFailedPrecondition)
 	case bytes == rec.Bytes:
 	case rec.Mechanism == Project:
 		err = resizeProject(dir, &rec, bytes)
@@ -208,7 +216,7 @@ func Resize(ctx context.Context, dir string, bytes int64) error {
 		err = resizeImage(ctx, dir, &rec, bytes)
 	}
 	if err != nil {
-		return fmt.Errorf("resize disk of %s to %d octets: %w", dir, bytes, err)
+		return fmt.Errorf("resize disk of %s to %d bytes: %w", dir, bytes, err)
 	}
 	return nil
 }

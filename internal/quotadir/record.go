@@ -24,18 +24,19 @@ const (
 	maxRecord     = 4 << 10
 )
 
-// record is what was made. Its file is replaced whole.
+// record describes what was made. Its file is replaced atomically.
 type record struct {
 	Version   int       `json:"version"`
 	Mechanism Mechanism `json:"mechanism"`
 	Bytes     int64     `json:"bytes,omitempty"`
-	// UUID is the file system's, ImageBytes the size of the image, Journal the blocks of its journal. Loop.
+	// UUID identifies the file system, ImageBytes is the image's size and Journal the number of
+	// journal blocks. Loop only.
 	UUID       string `json:"uuid,omitempty"`
 	ImageBytes int64  `json:"image_bytes,omitempty"`
 	Journal    int64  `json:"journal,omitempty"`
-	// FromBytes is the size of the image before a change that was begun and not seen to end, 0 if there is none.
+	// FromBytes is the image's size before a resize that has not completed, or 0.
 	FromBytes int64 `json:"from_bytes,omitempty"`
-	// ProjectID is the host's number for the quota. Project.
+	// ProjectID is the id of the project quota. Project only.
 	ProjectID uint32 `json:"project_id,omitempty"`
 }
 
@@ -49,7 +50,7 @@ func (r *record) root(dir string) string {
 func readRecord(dir string) (record, error) {
 	f, err := os.OpenFile(filepath.Join(dir, recordFile), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, os.ErrNotExist) {
-		return record{}, fmt.Errorf("%s is no disk: %w", dir, errdefs.ErrNotFound)
+		return record{}, fmt.Errorf("disk %s not found: %w", dir, errdefs.ErrNotFound)
 	}
 	if err != nil {
 		return record{}, err
@@ -64,7 +65,7 @@ func readRecord(dir string) (record, error) {
 		return record{}, fmt.Errorf("%s: %w: %w", f.Name(), err, ErrAltered)
 	}
 	if r.Version != recordVersion {
-		return record{}, fmt.Errorf("%s is of version %d, this build reads %d: %w", f.Name(), r.Version, recordVersion, errdefs.ErrFailedPrecondition)
+		return record{}, fmt.Errorf("unsupported version %[2]d of %[1]s: this build reads %[3]d: %[4]w", f.Name(), r.Version, recordVersion, errdefs.ErrFailedPrecondition)
 	}
 	if err := (Options{Bytes: r.Bytes, Mechanism: r.Mechanism}).validate(); err != nil {
 		return record{}, fmt.Errorf("%s: %w: %w", f.Name(), err, ErrAltered)
@@ -72,7 +73,7 @@ func readRecord(dir string) (record, error) {
 	return r, nil
 }
 
-// write makes the record outlive a power cut.
+// write replaces the record's file and syncs it.
 func (r *record) write(dir string) error {
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -101,10 +102,10 @@ func syncDir(dir string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// lock orders the calls on one disk. It waits until ctx ends.
+// lock serializes the calls on one disk. It waits until ctx ends.
 func lock(ctx context.Context, dir string) (unlock func(), err error) {
 	if !filepath.IsAbs(dir) {
-		return nil, fmt.Errorf("folder %q is not absolute: %w", dir, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("directory %q must be an absolute path: %w", dir, errdefs.ErrInvalidArgument)
 	}
 	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -125,14 +126,14 @@ func lock(ctx context.Context, dir string) (unlock func(), err error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("wait for another change of %s: %w", dir, context.Cause(ctx)), f.Close())
+			return nil, errors.Join(fmt.Errorf("wait for lock of %s: %w", dir, context.Cause(ctx)), f.Close())
 		case <-time.After(wait):
 		}
 		wait = min(2*wait, 50*time.Millisecond)
 	}
 }
 
-// makeRoot makes the root of a disk that is no image.
+// makeRoot makes the root of a disk without an image.
 func makeRoot(dir string, opt Options) error {
 	root := filepath.Join(dir, rootDir)
 	if err := os.Mkdir(root, 0o700); err != nil {
@@ -141,7 +142,7 @@ func makeRoot(dir string, opt Options) error {
 	return os.Lchown(root, opt.UID, opt.GID)
 }
 
-// removeContent removes what a Make that went wrong left; no command was ever near it.
+// removeContent removes what a failed Make left. No command had access to it.
 func removeContent(dir string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {

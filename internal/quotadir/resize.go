@@ -14,14 +14,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 )
 
-// layout reads the shape back that newPlan gave, as far as it stays when the size changes.
+// layout returns the parts of newLayout's result that stay the same when the size changes.
 func (s superblock) layout(rec *record) layout {
 	groups := ceil(s.blocks, groupBlocks)
 	return layout{blocks: s.blocks, journal: rec.Journal, perGroup: s.perGroup, descs: ceil(groups, descsPerBlock) + s.reserved}
 }
 
-// resizeImage makes the image larger or smaller. A growth is in the record before it begins, so that the next mount ends it; a
-// smaller image is there whole before it is in the record.
+// resizeImage grows or shrinks the image. A growth is recorded before it begins, so that the next
+// mount can complete it. A smaller image is complete before it is recorded.
 func resizeImage(ctx context.Context, dir string, rec *record, bytes int64) error {
 	image, err := openImage(dir, rec)
 	if err != nil {
@@ -35,7 +35,7 @@ func resizeImage(ctx context.Context, dir string, rec *record, bytes int64) erro
 	if err := s.check(rec); err != nil {
 		return err
 	}
-	// As long as it is open and ours nothing can attach it.
+	// While this file is open and locked, nothing can attach it.
 	free, err := lockImage(image)
 	if err != nil {
 		return err
@@ -51,7 +51,7 @@ func resizeImage(ctx context.Context, dir string, rec *record, bytes int64) erro
 	next.ImageBytes = p.fit(bytes/blockSize) * blockSize
 	switch {
 	case bytes < rec.Bytes && !free:
-		return fmt.Errorf("it is used, and shrinks at rest only: %w", ErrBusy)
+		return fmt.Errorf("disk is in use and can only shrink while unmounted: %w", ErrBusy)
 	case bytes < rec.Bytes:
 		if used := (s.blocks - s.freeBlocks - p.overhead()) * blockSize; used > bytes {
 			return &NoRoomError{Bytes: bytes, Used: used}
@@ -77,7 +77,7 @@ func resizeImage(ctx context.Context, dir string, rec *record, bytes int64) erro
 	return growMountedImage(dir, image, s, &next)
 }
 
-// growAtRest makes the file system of an image that nothing has as large as the image, and notes it.
+// growAtRest grows a detached image's file system to the size of the image, and updates the record.
 func growAtRest(ctx context.Context, dir string, image *os.File, rec *record) error {
 	if err := e2tool(ctx, "resize2fs", image.Name(), strconv.FormatInt(rec.ImageBytes/blockSize, 10)); err != nil {
 		return err
@@ -86,15 +86,15 @@ func growAtRest(ctx context.Context, dir string, image *os.File, rec *record) er
 	return errors.Join(image.Sync(), rec.write(dir))
 }
 
-// growMountedImage does the same while it is mounted.
+// growMountedImage grows a mounted image and its file system.
 func growMountedImage(dir string, image *os.File, s superblock, next *record) error {
 	mnt := filepath.Join(dir, mountDir)
 	if is, err := livemount.IsMount(mnt); !is || err != nil {
-		return errors.Join(err, fmt.Errorf("a clone of its mount is still used: %w", ErrBusy))
+		return errors.Join(err, fmt.Errorf("a clone of the mount is still in use: %w", ErrBusy))
 	}
-	if err := growExt4(mnt, uint64(s.blocks)); err != nil { // to what it is: may we?
+	if err := growExt4(mnt, uint64(s.blocks)); err != nil { // Resize it to its current size first, to check the permission.
 		if errors.Is(err, unix.EPERM) {
-			err = fmt.Errorf("growing it while it is used needs CAP_SYS_RESOURCE: do it when no sandbox has it: %w", errdefs.ErrFailedPrecondition)
+			err = fmt.Errorf("growing a mounted disk needs CAP_SYS_RESOURCE: retry when no sandbox uses it: %w", errdefs.ErrFailedPrecondition)
 		}
 		return err
 	}
@@ -103,7 +103,7 @@ func growMountedImage(dir string, image *os.File, s superblock, next *record) er
 		return err
 	}
 	if device == nil {
-		return fmt.Errorf("its loop device was not found: %w", ErrBusy)
+		return fmt.Errorf("loop device not found: %w", ErrBusy)
 	}
 	defer device.Close()
 	if err := errors.Join(next.write(dir), image.Truncate(next.ImageBytes), setCapacity(device)); err != nil {

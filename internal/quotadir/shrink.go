@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shrinkImage makes a smaller copy beside the image, which nothing has, and puts it in its place: resize2fs, cut short while it moves
-// blocks, leaves nothing usable.
+// shrinkImage makes a smaller copy of a detached image and replaces the image with it. An
+// interrupted resize2fs would leave an unusable file system.
 func shrinkImage(ctx context.Context, dir string, image *os.File, next *record) error {
 	small := filepath.Join(dir, newImageFile)
 	if err := writeShrunk(ctx, small, image, next); err != nil {
@@ -25,7 +25,7 @@ func shrinkImage(ctx context.Context, dir string, image *os.File, next *record) 
 	return finishShrink(dir, next)
 }
 
-// writeShrunk writes a copy of the image at its next size.
+// writeShrunk writes a copy of the image with its next size.
 func writeShrunk(ctx context.Context, small string, image *os.File, next *record) error {
 	f, err := os.OpenFile(small, os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -55,7 +55,7 @@ func writeShrunk(ctx context.Context, small string, image *os.File, next *record
 	return errors.Join(s.check(next), f.Sync())
 }
 
-// copySparse copies what is not a hole.
+// copySparse copies a file without its holes.
 func copySparse(ctx context.Context, to, from *os.File, size int64) error {
 	if err := to.Truncate(size); err != nil {
 		return err
@@ -75,7 +75,7 @@ func copySparse(ctx context.Context, to, from *os.File, size int64) error {
 		if err != nil {
 			return err
 		}
-		const step = 4 << 20 // so that ctx is looked at, and how much the host has left
+		const step = 4 << 20 // limits the time between checks of ctx and of the host's free space
 		n := min(hole-data, step)
 		if use, err := Usage(filepath.Dir(to.Name())); err == nil && use.Free < Reserve(use) {
 			return fmt.Errorf("the host's disk is nearly full: %w", unix.ENOSPC)
@@ -94,8 +94,8 @@ func copySparse(ctx context.Context, to, from *os.File, size int64) error {
 	return nil
 }
 
-// finishShrink ends a shrinking that was cut short: by the time it is in the record, the smaller copy is whole. Of one that is not in the record
-// the copy goes. Growing is settled by the next mount.
+// finishShrink completes an interrupted shrink: once it is recorded, the smaller copy is complete.
+// Otherwise it removes the copy. The next mount completes an interrupted growth.
 func finishShrink(dir string, rec *record) error {
 	small := filepath.Join(dir, newImageFile)
 	switch {

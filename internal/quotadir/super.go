@@ -7,8 +7,8 @@ import (
 	"io"
 )
 
-// The superblock's place, and the features that an image may have that needs them to be read: those of mkfs here, and what the
-// kernel adds while it is mounted or grows.
+// Position of the superblock, and the features that an image may have: those that features lists,
+// and those that the kernel adds while it is mounted or grows.
 const (
 	superOffset = 1024
 	superSize   = 1024
@@ -27,7 +27,7 @@ const (
 	stateErrors = 0x2
 )
 
-// superblock is what is read of a superblock.
+// superblock holds the fields that this package uses.
 type superblock struct {
 	uuid       string
 	blocks     int64
@@ -35,7 +35,7 @@ type superblock struct {
 	inodes     int64
 	freeInodes int64
 	perGroup   int64
-	reserved   int64 // blocks of descriptors for growing
+	reserved   int64 // blocks of descriptors for growth
 	state      uint16
 	compat     uint32
 	incompat   uint32
@@ -51,7 +51,7 @@ func readSuper(r io.ReaderAt) (superblock, error) {
 	u32 := func(at int) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
 	u64 := func(low, high int) int64 { return int64(uint64(u32(high))<<32 | uint64(u32(low))) }
 	if u16(0x38) != superMagic {
-		return superblock{}, fmt.Errorf("no ext4 superblock: %w", ErrAltered)
+		return superblock{}, fmt.Errorf("ext4 superblock not found: %w", ErrAltered)
 	}
 	return superblock{
 		uuid:       hex.EncodeToString(b[0x68:0x78]),
@@ -68,19 +68,19 @@ func readSuper(r io.ReaderAt) (superblock, error) {
 	}, nil
 }
 
-// check refuses a superblock that is not that of the record.
+// check returns ErrAltered if the superblock does not match the record.
 func (s superblock) check(rec *record) error {
 	switch {
 	case s.uuid != rec.UUID:
-		return fmt.Errorf("it is the file system %s, not %s: %w", s.uuid, rec.UUID, ErrAltered)
+		return fmt.Errorf("file system is %s, want %s: %w", s.uuid, rec.UUID, ErrAltered)
 	case s.blockBits != 2:
-		return fmt.Errorf("its blocks are not of %d octets: %w", blockSize, ErrAltered)
+		return fmt.Errorf("block size is not %d bytes: %w", blockSize, ErrAltered)
 	case s.blocks <= 0 || s.blocks > rec.ImageBytes/blockSize:
-		return fmt.Errorf("it has %d blocks on %d octets: %w", s.blocks, rec.ImageBytes, ErrAltered)
+		return fmt.Errorf("file system has %d blocks in an image of %d bytes: %w", s.blocks, rec.ImageBytes, ErrAltered)
 	case s.compat&compatJournal == 0:
-		return fmt.Errorf("it has no journal: %w", ErrAltered)
+		return fmt.Errorf("file system has no journal: %w", ErrAltered)
 	case s.incompat&^incompatKnown != 0:
-		return fmt.Errorf("it has features %#x that were not given to it: %w", s.incompat&^incompatKnown, ErrAltered)
+		return fmt.Errorf("file system has unexpected features %#x: %w", s.incompat&^incompatKnown, ErrAltered)
 	}
 	return nil
 }

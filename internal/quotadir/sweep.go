@@ -13,9 +13,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 )
 
-// Sweep takes away what nobody uses any more of the disks in base, a folder whose folders may be disks: mounts whose disk is gone, loop
-// devices whose image is gone, and mounts for which used, if it is not nil, says no. used gets the disk's folder and is asked while that is locked: a
-// Mount that comes later waits, one that was before must be known to it by then. What is busy stays and is told as an error; the rest goes on.
+// Sweep removes unused mounts and loop devices of the disks below base: mounts whose disk was
+// removed, loop devices whose image was removed, and mounts for which used returns false. A nil
+// used keeps all existing disks. Sweep calls used with the disk's directory locked. A later Mount
+// waits for the lock; used must know about an earlier one. Busy mounts stay and are reported in the
+// error.
 func Sweep(ctx context.Context, base string, used func(dir string) bool) error {
 	points, err := livemount.Below(base)
 	if err != nil {
@@ -40,7 +42,7 @@ func sweepMount(ctx context.Context, dir string, used func(string) bool) error {
 	}
 	defer unlock()
 	switch _, err := readRecord(dir); {
-	case errors.Is(err, os.ErrNotExist), err != nil: // not a disk any more
+	case errors.Is(err, os.ErrNotExist), err != nil: // It is not a disk any more.
 		return livemount.Unbind(ctx, filepath.Join(dir, mountDir))
 	case used == nil || used(dir):
 		return nil
@@ -48,7 +50,8 @@ func sweepMount(ctx context.Context, dir string, used func(string) bool) error {
 	return unmountImage(ctx, dir)
 }
 
-// sweepLoops clears devices whose image was removed. Of one that is mounted somewhere nothing changes: it goes with the mount.
+// sweepLoops detaches devices whose image was removed. A mounted device is detached later, with its
+// mount.
 func sweepLoops(base string) error {
 	loops, err := attachedLoops()
 	if err != nil {
@@ -64,10 +67,10 @@ func sweepLoops(base string) error {
 		}
 		device, err := openLoop(n)
 		if err != nil {
-			continue // it went meanwhile
+			continue // It was detached since.
 		}
 		if err := unix.IoctlSetInt(int(device.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
-			errs = append(errs, fmt.Errorf("clear %s: %w", device.Name(), err))
+			errs = append(errs, fmt.Errorf("detach %s: %w", device.Name(), err))
 		}
 		_ = device.Close()
 	}

@@ -13,10 +13,10 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// maxToolOutput bounds what is quoted of a tool's output.
+// maxToolOutput limits how many bytes of a tool's output an error quotes.
 const maxToolOutput = 400
 
-// findTool looks where e2fsprogs puts its programs, which is not in every PATH.
+// findTool returns the path of an e2fsprogs program, which is not in every PATH.
 func findTool(name string) (string, error) {
 	if path, err := exec.LookPath(name); err == nil {
 		return path, nil
@@ -26,10 +26,10 @@ func findTool(name string) (string, error) {
 			return filepath.Join(dir, name), nil
 		}
 	}
-	return "", fmt.Errorf("program %s is missing: install e2fsprogs: %w", name, errdefs.ErrUnavailable)
+	return "", fmt.Errorf("program %s not found: install e2fsprogs: %w", name, errdefs.ErrUnavailable)
 }
 
-// exitError is a tool that ended with a code that is not 0.
+// exitError reports a tool's exit code other than 0.
 type exitError struct {
 	tool   string
 	code   int
@@ -37,7 +37,7 @@ type exitError struct {
 }
 
 func (e *exitError) Error() string {
-	return fmt.Sprintf("%s ended with %d: %s", e.tool, e.code, e.output)
+	return fmt.Sprintf("%s exited with code %d: %s", e.tool, e.code, e.output)
 }
 
 // e2tool runs a program of e2fsprogs.
@@ -61,9 +61,10 @@ func e2tool(ctx context.Context, name string, args ...string) error {
 	return err
 }
 
-// repair mends the file system of an image that nothing has. What cannot be put back in its place goes to lost+found, beside the root.
+// repair repairs a detached image's file system. Files without a known directory go to lost+found,
+// beside the root.
 func repair(ctx context.Context, image string) error {
-	const mended = 1 | 2 // errors were corrected; a restart is asked for, which is for root file systems
+	const mended = 1 | 2 // errors corrected; reboot requested, which only concerns root file systems
 	err := e2tool(ctx, "e2fsck", "-f", "-y", image)
 	if exit, ok := errors.AsType[*exitError](err); ok && exit.code&^mended == 0 {
 		return nil

@@ -11,14 +11,15 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 )
 
-// Use is how full a file system is, in octets and in files.
+// Use is the usage of a file system, in bytes and in files.
 type Use struct {
 	Bytes, Used, Free int64
 	Files, FilesFree  int64
 }
 
-// Usage asks the file system that root lies on. For a project quota the kernel answers with the bound and what it counts; for a folder
-// without a bound with those of the whole file system of the host.
+// Usage returns the usage of the file system that contains root. For a project quota the kernel
+// returns the limit and what is charged to it. For a directory without a limit it returns the usage
+// of the host's file system.
 func Usage(root string) (Use, error) {
 	var st unix.Statfs_t
 	for {
@@ -39,8 +40,8 @@ func Usage(root string) (Use, error) {
 	}, nil
 }
 
-// UsageOf is the usage of a disk, mounted or not: of an image at rest its superblock tells, which Unmount left true. It waits for
-// nothing.
+// UsageOf returns the usage of a disk. For an unmounted image it reads the superblock, which is
+// exact after Unmount. It takes no lock.
 func UsageOf(dir string) (Use, error) {
 	rec, err := readRecord(dir)
 	if err != nil {
@@ -78,7 +79,8 @@ func usageAtRest(dir string, rec *record) (Use, error) {
 	}, nil
 }
 
-// Bound is what a disk was asked to hold at most, 0 without a bound, and by which mechanism.
+// Bound returns the limit that was requested for a disk, in bytes, and its mechanism. 0 means no
+// limit.
 func Bound(dir string) (int64, Mechanism, error) {
 	rec, err := readRecord(dir)
 	if err != nil {

@@ -13,29 +13,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Edit is a replacement of Old by New, of every Old there is with All. Without
-// it Old has to be there exactly once.
+// Edit describes a replacement of Old by New. With All every Old is replaced. Otherwise Old must
+// occur exactly once.
 type Edit struct {
 	Old, New string
 	All      bool
-	// MaxBytes bounds the file, before and afterwards.
+	// MaxBytes limits the file's size, before and after the edit.
 	MaxBytes int64
 }
 
-// Edited says what was replaced.
+// Edited is the result of an edit.
 type Edited struct {
 	Count int
-	Line  int // of the first one, from 1
+	Line  int // of the first match, from 1
 	Info  Info
 }
 
-// editChunk is how much of a file is looked at at a time.
+// editChunk is the number of bytes that are read at a time.
 const editChunk = 64 << 10
 
-// Edit replaces text in the file p, which keeps its mode, whole or not at all.
-// The file has to be text: UTF-8 without a NUL byte. It is read twice, so that
-// memory is bounded by the text that is replaced; one that is changed meanwhile
-// is left as it is, FailedPrecondition.
+// Edit replaces text in the file p atomically, and keeps its mode. The file must be UTF-8 without
+// NUL bytes. Edit reads it twice, so that memory is bounded by the length of Old. If the file
+// changes during the edit, it is left unchanged and the error is FailedPrecondition.
 func (r *Root) Edit(ctx context.Context, p string, e Edit) (Edited, error) {
 	if err := e.validate(); err != nil {
 		return Edited{}, err
@@ -50,7 +49,7 @@ func (r *Root) Edit(ctx context.Context, p string, e Edit) (Edited, error) {
 		return Edited{}, newError("stat", "path", p, err)
 	}
 	if rd.info.Size > e.MaxBytes {
-		return Edited{}, precondition("path", "%q has %d bytes, at most %d can be edited", p, rd.info.Size, e.MaxBytes)
+		return Edited{}, precondition("path", "%q has %d bytes: the maximum for an edit is %d", p, rd.info.Size, e.MaxBytes)
 	}
 	found, err := e.findMatches(ctx, p, rd)
 	if err != nil {
@@ -96,13 +95,13 @@ func precondition(field, format string, args ...any) *Error {
 	return &Error{Class: errdefs.ErrFailedPrecondition, Field: field, Message: fmt.Sprintf(format, args...)}
 }
 
-// matches is where the old text is.
+// matches counts the occurrences of the old text.
 type matches struct {
 	count int
 	line  int
 }
 
-// size is that of the file afterwards.
+// size returns the file's size after the edit.
 func (f matches) size(e *Edit, was int64) int64 {
 	return was + int64(f.count)*int64(len(e.New)-len(e.Old))
 }
@@ -112,14 +111,14 @@ func (e *Edit) checkFound(p string, f matches, size int64) error {
 	case f.count == 0:
 		return &Error{Class: errdefs.ErrNotFound, Field: "old", Message: fmt.Sprintf("is not in %q", p)}
 	case f.count > 1 && !e.All:
-		return precondition("old", "is %d times in %q: give more of the text around it, or ask for all", f.count, p)
+		return precondition("old", "occurs %d times in %q: give more of the surrounding text, or replace all", f.count, p)
 	case f.size(e, size) > e.MaxBytes:
-		return precondition("new", "makes %q %d bytes long, at most %d are allowed", p, f.size(e, size), e.MaxBytes)
+		return precondition("new", "makes %q %d bytes long: the maximum is %d", p, f.size(e, size), e.MaxBytes)
 	}
 	return nil
 }
 
-// findMatches counts the old text in what rd gives, and sees that it is text.
+// findMatches counts the old text in rd, and checks that rd is text.
 func (e *Edit) findMatches(ctx context.Context, p string, rd io.Reader) (matches, error) {
 	var f matches
 	text, line := textCheck{}, 1
@@ -143,7 +142,7 @@ func (e *Edit) findMatches(ctx context.Context, p string, rd io.Reader) (matches
 	return f, nil
 }
 
-// rewrite writes what rd gives from its beginning with the new text.
+// rewrite copies rd from its start to w with the new text.
 func (e *Edit) rewrite(ctx context.Context, rd *Reader, w io.Writer) error {
 	if _, err := rd.f.Seek(0, io.SeekStart); err != nil {
 		return err
@@ -159,9 +158,8 @@ func (e *Edit) rewrite(ctx context.Context, rd *Reader, w io.Writer) error {
 	})
 }
 
-// eachPiece calls do for the parts of what rd gives, in order: those that are the
-// old text, found from the left, and those between them. seen gets all of it
-// first.
+// eachPiece calls do for the parts of rd in order: the occurrences of the old text, found from the
+// left, and the text between them. seen gets all bytes first.
 func (e *Edit) eachPiece(ctx context.Context, rd io.Reader, seen func([]byte) error, do func(piece []byte, match bool) error) error {
 	old := []byte(e.Old)
 	buf := make([]byte, len(old)+editChunk)
@@ -188,8 +186,8 @@ func (e *Edit) eachPiece(ctx context.Context, rd io.Reader, seen func([]byte) er
 	}
 }
 
-// splitMatches hands on what is decided, and returns the rest: the old text may begin
-// in it.
+// splitMatches passes the decided parts of b to do, and returns the rest, in which the old text may
+// begin.
 func (e *Edit) splitMatches(b, old []byte, last bool, do func([]byte, bool) error) ([]byte, error) {
 	for {
 		i := bytes.Index(b, old)
@@ -218,9 +216,9 @@ func (e *Edit) splitMatches(b, old []byte, last bool, do func([]byte, bool) erro
 	return b[len(b)-keep:], nil
 }
 
-// textCheck sees whether bytes are UTF-8 without NUL, however they are cut.
+// textCheck checks that a sequence of chunks is UTF-8 without NUL.
 type textCheck struct {
-	part [utf8.UTFMax]byte // of a rune that was cut
+	part [utf8.UTFMax]byte // start of a rune that was split between chunks
 	n    int
 }
 
@@ -262,7 +260,7 @@ func (t *textCheck) end() error {
 	return nil
 }
 
-// fileStamp tells one state of a file from another.
+// fileStamp identifies one version of a file.
 type fileStamp struct {
 	dev, ino uint64
 	size     int64
@@ -280,8 +278,8 @@ func stampFile(rd *Reader) (fileStamp, error) {
 	return newStamp(&st), err
 }
 
-// checkUnchanged says whether the file is still what it was when it was opened, still
-// has its name, and was read the same both times.
+// checkUnchanged returns FailedPrecondition unless the file is the one that was opened, still has
+// its name, and was the same in both reads.
 func (s fileStamp) checkUnchanged(p string, rd *Reader, w *Writer, size int64) error {
 	now, err := stampFile(rd)
 	if err != nil {
@@ -293,7 +291,7 @@ func (s fileStamp) checkUnchanged(p string, rd *Reader, w *Writer, size int64) e
 		return newError("stat", "path", p, err)
 	}
 	if err != nil || now != s || newStamp(&st) != s || s.size != rd.info.Size || w.written != size {
-		return precondition("path", "%q was changed by somebody else meanwhile: read it again", p)
+		return precondition("path", "%q was changed during the edit: read it again", p)
 	}
 	return nil
 }

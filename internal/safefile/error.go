@@ -10,19 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Error is a refused or broken operation. errors.Is finds its class, and its
-// cause where there is one.
+// Error is the error of all operations. It unwraps to its class and, if there is one, its cause.
 type Error struct {
 	// Class is one of containerd/errdefs.
 	Class error
-	// Field is the part of the request it is about, or empty.
+	// Field is the request's field that is invalid, or empty.
 	Field string
-	// Message is for people. It names paths by what the caller gave.
+	// Message is for people. It contains paths as the caller gave them.
 	Message string
 	cause   error
 }
 
-// Error is the message with the field it is about.
+// Error implements error: the field and the message.
 func (e *Error) Error() string {
 	if e.Field == "" {
 		return e.Message
@@ -30,7 +29,7 @@ func (e *Error) Error() string {
 	return e.Field + " " + e.Message
 }
 
-// Unwrap gives the class and the cause.
+// Unwrap returns the class and the cause.
 func (e *Error) Unwrap() []error {
 	if e.cause == nil {
 		return []error{e.Class}
@@ -50,7 +49,7 @@ func notRegular(field, p string) *Error {
 	return &Error{Class: errdefs.ErrFailedPrecondition, Field: field, Message: fmt.Sprintf("%q is not a regular file", p)}
 }
 
-// newError classes what the kernel or os.Root said.
+// newError converts an error of the kernel or os.Root.
 func newError(op, field, p string, err error) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
@@ -68,10 +67,10 @@ func newError(op, field, p string, err error) *Error {
 	return &Error{Class: class, Field: field, Message: fmt.Sprintf("%q: %s: %s", p, op, why), cause: err}
 }
 
-// escapes is how os.Root says it; the error itself is not exported.
+// escapes is the text of os.Root's error, which is not exported.
 const escapes = "path escapes from parent"
 
-// classOf is the class of an errno, and a better text where there is one.
+// classOf returns the class of an errno, and a clearer text if there is one.
 func classOf(err error) (error, string) {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return errdefs.ErrAborted, ""
@@ -82,7 +81,7 @@ func classOf(err error) (error, string) {
 	}
 	switch no {
 	case unix.ENOENT:
-		return errdefs.ErrNotFound, "there is no such file or folder"
+		return errdefs.ErrNotFound, "no such file or directory"
 	case unix.EEXIST:
 		return errdefs.ErrAlreadyExists, ""
 	case unix.EACCES, unix.EPERM:
@@ -90,20 +89,20 @@ func classOf(err error) (error, string) {
 	case unix.ENAMETOOLONG, unix.EINVAL:
 		return errdefs.ErrInvalidArgument, ""
 	case unix.ENOSPC, unix.EDQUOT:
-		return errdefs.ErrResourceExhausted, "there is no room left for it"
+		return errdefs.ErrResourceExhausted, "no space left"
 	case unix.EFBIG, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EMLINK:
 		return errdefs.ErrResourceExhausted, ""
 	case unix.ENOTEMPTY:
-		return errdefs.ErrFailedPrecondition, "the folder is not empty"
+		return errdefs.ErrFailedPrecondition, "the directory is not empty"
 	case unix.ENOTDIR:
-		return errdefs.ErrFailedPrecondition, "a part of it is not a folder"
+		return errdefs.ErrFailedPrecondition, "a part of the path is not a directory"
 	case unix.EAGAIN:
-		// The kernel would let the opener wait for as long as the holder of the lease may take.
+		// Without O_NONBLOCK, the kernel would wait for the lease's holder.
 		return errdefs.ErrFailedPrecondition, "a command has a lease on it"
 	case unix.EROFS:
-		return errdefs.ErrFailedPrecondition, "it is read-only here"
+		return errdefs.ErrFailedPrecondition, "the file system is read-only"
 	case unix.EXDEV:
-		return errdefs.ErrFailedPrecondition, "another filesystem is mounted here"
+		return errdefs.ErrFailedPrecondition, "another file system is mounted here"
 	case unix.EISDIR, unix.ELOOP, unix.ETXTBSY, unix.EBUSY, unix.ENXIO, unix.ENODEV:
 		return errdefs.ErrFailedPrecondition, ""
 	}

@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Two ways to walk a path: os.Root goes along the links that stay in the
-// folder; with Options.NoFollow each part is opened by itself, and a link is an
-// error. The names are clean ones, without "..".
+// There are two ways to resolve a path. os.Root follows links that stay in the directory. With
+// Options.NoFollow, each part is opened separately, and a link is an error. Names are clean and
+// have no "..".
 
-// linkRefused is the refusal of a link where none is followed.
+// linkRefused is the error for a symbolic link with NoFollow.
 func linkRefused(field, p string) *Error {
-	return &Error{Class: errdefs.ErrPermissionDenied, Field: field, Message: fmt.Sprintf("%q is a symbolic link, and links are not followed here", p)}
+	return &Error{Class: errdefs.ErrPermissionDenied, Field: field, Message: fmt.Sprintf("%q is a symbolic link: links are not followed here", p)}
 }
 
-// open opens name for reading or as a handle; flags say which.
+// open opens name with the given flags, for reading or with O_PATH.
 func (r *Root) open(field, name string, flags int) (*os.File, error) {
 	if !r.opt.NoFollow {
 		return r.dir.OpenFile(name, flags, 0)
@@ -33,12 +33,12 @@ func (r *Root) open(field, name string, flags int) (*os.File, error) {
 	return r.openBelow(field, top, name, flags)
 }
 
-// openTop is a handle of the folder itself.
+// openTop opens the root directory with O_PATH.
 func (r *Root) openTop() (*os.File, error) {
 	return r.dir.OpenFile(".", unix.O_PATH|unix.O_DIRECTORY, 0)
 }
 
-// openBelow opens name below a folder, and no part of it may be a link.
+// openBelow opens name below a directory. A symbolic link in any part is an error.
 func (r *Root) openBelow(field string, top *os.File, name string, flags int) (*os.File, error) {
 	const handle = unix.O_PATH | unix.O_DIRECTORY
 	at, own := fd(top), -1
@@ -74,7 +74,7 @@ func (r *Root) openBelow(field string, top *os.File, name string, flags int) (*o
 	}
 }
 
-// openAt opens base in a folder, and not what it leads to if it is a link.
+// openAt opens base in a directory without following a link.
 func openAt(at int, base string, flags int) (n int, err error) {
 	err = retryEINTR(func() (err error) {
 		n, err = unix.Openat(at, base, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -89,7 +89,7 @@ func isLink(at int, base string) bool {
 	return err == nil && typeOf(st.Mode) == TypeSymlink
 }
 
-// refuseLink refuses a link in the last part of a path where none is followed.
+// refuseLink returns an error for a link with NoFollow.
 func (r *Root) refuseLink(field string, info Info) error {
 	if r.opt.NoFollow && info.Type == TypeSymlink {
 		return linkRefused(field, info.Path)
@@ -97,7 +97,7 @@ func (r *Root) refuseLink(field string, info Info) error {
 	return nil
 }
 
-// refuseLinkAt is plain for what is about to be changed, if it is there.
+// refuseLinkAt returns an error if base exists and is a link, with NoFollow.
 func (r *Root) refuseLinkAt(field string, dir *os.File, base, name string) error {
 	if r.opt.NoFollow && isLink(fd(dir), base) {
 		return linkRefused(field, name)
@@ -105,7 +105,7 @@ func (r *Root) refuseLinkAt(field string, dir *os.File, base, name string) error
 	return nil
 }
 
-// checkRegular refuses what is there and no regular file.
+// checkRegular returns an error if name exists and is not a regular file.
 func (r *Root) checkRegular(name string) error {
 	if !r.opt.NoFollow {
 		if fi, err := r.dir.Stat(name); err == nil && !fi.Mode().IsRegular() {
@@ -120,7 +120,7 @@ func (r *Root) checkRegular(name string) error {
 	return err
 }
 
-// mkdirOne makes one folder.
+// mkdirOne makes one directory.
 func (r *Root) mkdirOne(name string) error {
 	if !r.opt.NoFollow {
 		return r.dir.Mkdir(name, 0o700)
@@ -139,7 +139,7 @@ func (r *Root) mkdirOne(name string) error {
 	return nil
 }
 
-// isDir says whether name leads to a folder, and what keeps it from being one.
+// isDir reports whether name resolves to a directory. If not, the error says why.
 func (r *Root) isDir(name string) (bool, error) {
 	f, err := r.open("path", name, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Types of a file.
+// The types of a file.
 const (
 	TypeFile    = "file"
 	TypeDir     = "dir"
@@ -19,11 +19,11 @@ const (
 	TypeOther   = "other"
 )
 
-// Info describes a file. Bytes of Name, Path and Target that are not UTF-8 are
-// replaced by U+FFFD: such a file is seen, but cannot be asked for by name.
+// Info describes a file. In Name, Path and Target, bytes that are not UTF-8 are replaced by U+FFFD.
+// Such a file is listed, but cannot be opened by its name.
 type Info struct {
 	Name    string
-	Path    string // relative to the root, "." for itself
+	Path    string // relative to the root; "." is the root
 	Type    string
 	Size    int64
 	Mode    uint32 // permission bits with setuid, setgid and sticky
@@ -33,7 +33,7 @@ type Info struct {
 	Target  string // of a symbolic link
 }
 
-// statAt describes base in the folder dir; name is its path from the root.
+// statAt describes base in the directory dir. name is its path from the root.
 func statAt(dir int, base, name string) (Info, error) {
 	var st unix.Stat_t
 	if err := retryEINTR(func() error { return unix.Fstatat(dir, base, &st, noFollow) }); err != nil {
@@ -42,7 +42,7 @@ func statAt(dir int, base, name string) (Info, error) {
 	info := newInfo(&st, name)
 	if info.Type == TypeSymlink {
 		buf := make([]byte, MaxPath)
-		// A link that was replaced since then has no target.
+		// A link that was replaced since has no target.
 		if n, err := unix.Readlinkat(dir, base, buf); err == nil {
 			info.Target = validUTF8(string(buf[:n]))
 		}
@@ -80,9 +80,9 @@ func typeOf(mode uint32) string {
 
 func validUTF8(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// List describes what is in the folder p, sorted by name: at most limit
-// entries, and no more once fits says no to one. It then answers true, and
-// which entries are missing is the filesystem's choice.
+// List describes the entries of the directory p, sorted by name. It stops after limit entries, or
+// at the first one for which fits returns false. In that case it returns true, and the entries are
+// an arbitrary subset.
 func (r *Root) List(ctx context.Context, p string, limit int, fits func(Info) bool) ([]Info, bool, error) {
 	name, err := r.cleanPath("path", p)
 	if err != nil {
@@ -98,7 +98,7 @@ func (r *Root) List(ctx context.Context, p string, limit int, fits func(Info) bo
 	err = eachName(ctx, dir, func(base string) (bool, error) {
 		info, err := statAt(fd(dir), base, path.Join(name, base))
 		if os.IsNotExist(err) {
-			return true, nil // removed since
+			return true, nil // It was removed since.
 		}
 		if err != nil {
 			return false, err
@@ -116,7 +116,7 @@ func (r *Root) List(ctx context.Context, p string, limit int, fits func(Info) bo
 	return items, more, nil
 }
 
-// eachName calls f for every name in dir until it answers false.
+// eachName calls f for every name in dir until f returns false.
 func eachName(ctx context.Context, dir *os.File, f func(base string) (bool, error)) error {
 	for {
 		if err := context.Cause(ctx); err != nil {

@@ -6,16 +6,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Symlink makes the symbolic link p with the text target, and the folders above
-// it. Where target leads is not looked at. It answers false where that very
-// link was there already; anything else of that name is AlreadyExists.
+// Symlink makes the symbolic link p with the given target, and the directories above it. It does
+// not check the target. It returns false if the same link existed already. Any other file with that
+// name is AlreadyExists.
 func (r *Root) Symlink(p, target string) (bool, error) {
 	name, err := r.cleanPath("path", p)
 	if err != nil {
 		return false, err
 	}
 	if name == "." {
-		return false, invalid("path", "is the folder itself")
+		return false, invalid("path", "is the root directory")
 	}
 	if dir := path.Dir(name); dir != "." {
 		if err := r.mkdirAll(dir, 0o755); err != nil {

@@ -11,9 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Remove removes p, a link itself and not what it leads to. A folder that is
-// not empty is removed with recursive only. When ctx ends, or something cannot
-// be removed, what is left of a tree stays, in no particular shape.
+// Remove removes p. A link is removed itself. A directory that is not empty needs recursive. If ctx
+// ends or a file cannot be removed, an arbitrary part of the tree is left.
 func (r *Root) Remove(ctx context.Context, p string, recursive bool) error {
 	dir, base, name, err := r.openEntry("path", p)
 	if err != nil {
@@ -30,7 +29,7 @@ func (r *Root) Remove(ctx context.Context, p string, recursive bool) error {
 	return nil
 }
 
-// unlink removes a file or an empty folder.
+// unlink removes a file or an empty directory.
 func unlink(dir int, base string) error {
 	err := retryEINTR(func() error { return unix.Unlinkat(dir, base, 0) })
 	if err == unix.EISDIR {
@@ -39,9 +38,9 @@ func unlink(dir int, base string) error {
 	return err
 }
 
-// treeRemover is a folder that is being emptied. A folder in it that is not empty is
-// flattened: its files are removed, and its folders moved up into top. So
-// there are two open folders at any time, however deep the tree is.
+// treeRemover empties a directory. It flattens non-empty subdirectories: it removes their files and
+// moves their directories up to top. So only two directories are open at a time, however deep the
+// tree is.
 type treeRemover struct {
 	top    *os.File
 	dev    uint64
@@ -66,9 +65,8 @@ func removeTree(ctx context.Context, dir int, base string) error {
 	return ignoreNotExist(unlink(dir, base))
 }
 
-// empty removes what is in dir, handing folders that are not empty to full.
-// Names that appear while a folder is read may be missed: it goes on until a
-// whole pass finds nothing.
+// empty removes the content of dir, and calls full for directories that are not empty. Reading a
+// directory can miss names that appear meanwhile, so it repeats until a pass finds nothing.
 func (t *treeRemover) empty(ctx context.Context, dir *os.File, full func(context.Context, string) error) error {
 	for found := true; found; {
 		found = false
@@ -91,7 +89,7 @@ func (t *treeRemover) empty(ctx context.Context, dir *os.File, full func(context
 	return nil
 }
 
-// flatten removes the folder base of top, moving the folders in it to top.
+// flatten removes the directory base of top, after it moved base's directories to top.
 func (t *treeRemover) flatten(ctx context.Context, base string) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -101,7 +99,7 @@ func (t *treeRemover) flatten(ctx context.Context, base string) error {
 		return err
 	}
 	defer dir.Close()
-	// Another filesystem mounted here is not ours to empty.
+	// Do not empty another file system that is mounted here.
 	if dev, err := deviceOf(dir); err != nil || dev != t.dev {
 		return errors.Join(err, unix.EXDEV)
 	}
@@ -112,17 +110,17 @@ func (t *treeRemover) flatten(ctx context.Context, base string) error {
 	return unlink(fd(t.top), base)
 }
 
-// moveUp moves the folder sub of dir to top under a new name. Where there is no room
-// for that name it makes some: a full file system can be emptied too.
+// moveUp moves the directory sub of dir to top under a new name. If there is no space for the name,
+// it frees some, so that a full file system can be emptied too.
 func (t *treeRemover) moveUp(ctx context.Context, dir *os.File, sub string) error {
-	const tries = 100 // against whoever makes the same names meanwhile
+	const tries = 100 // in case another process creates the same names
 	opened := false
 	for left := tries; left > 0; left-- {
 		t.n++
 		err := unix.Renameat(fd(dir), sub, fd(t.top), t.prefix+strconv.Itoa(t.n))
 		switch {
 		case err == unix.EACCES && !opened:
-			// A folder's ".." changes, so it has to be writable itself.
+			// Its ".." changes, so the directory itself must be writable.
 			opened = true
 			if err := makeAccessible(fd(dir), sub); err != nil {
 				return err
@@ -131,7 +129,7 @@ func (t *treeRemover) moveUp(ctx context.Context, dir *os.File, sub string) erro
 			if err := t.freeSpace(ctx, dir, sub); err != nil {
 				return err
 			}
-			left++ // something is gone: it comes to an end
+			left++ // a file was removed, so this loop ends
 		case err == unix.EEXIST || err == unix.ENOTEMPTY || err == unix.ENOTDIR || err == unix.EINTR:
 		default:
 			return err
@@ -140,8 +138,8 @@ func (t *treeRemover) moveUp(ctx context.Context, dir *os.File, sub string) erro
 	return unix.EBUSY
 }
 
-// freeSpace removes one file or folder from the depth of sub, or sub itself once it is
-// empty, and waits until what that took is free. Two folders are open at a time.
+// freeSpace removes one file or directory from the depths of sub, or sub itself if it is empty, and
+// waits until its space is free. Two directories are open at a time.
 func (t *treeRemover) freeSpace(ctx context.Context, dir *os.File, sub string) error {
 	at, own := fd(dir), (*os.File)(nil)
 	defer func() {
@@ -172,15 +170,15 @@ func (t *treeRemover) freeSpace(ctx context.Context, dir *os.File, sub string) e
 			return errors.Join(err, unix.EXDEV)
 		}
 		names, err := below.Readdirnames(1)
-		if err != nil { // somebody else emptied it
+		if err != nil { // Another process emptied it.
 			return ignoreEOF(err)
 		}
 		sub = names[0]
 	}
 }
 
-// openDir opens a folder to be emptied, making it accessible if its owner took
-// that away, as read-only caches do.
+// openDir opens a directory to empty it. It restores permissions that the owner removed, as
+// read-only caches do.
 func openDir(dir int, base string) (*os.File, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 	open := func() (n int, err error) {
@@ -198,14 +196,13 @@ func openDir(dir int, base string) (*os.File, error) {
 	}
 	var st unix.Stat_t
 	if unix.Fstat(n, &st) == nil && st.Mode&0o700 != 0o700 {
-		_ = unix.Fchmod(n, 0o700) // if it may not, unlinking says so
+		_ = unix.Fchmod(n, 0o700) // If this fails, unlink reports the error.
 	}
 	return os.NewFile(uintptr(n), base), nil
 }
 
-// makeAccessible gives the owner all rights on a folder that cannot be opened. There
-// is no fchmodat that leaves links alone before Linux 6.6, so it goes by a
-// handle and its name in /proc.
+// makeAccessible gives the owner all permissions on a directory that cannot be opened. Before Linux
+// 6.6, fchmodat always follows links, so it uses an O_PATH descriptor in /proc.
 func makeAccessible(dir int, base string) error {
 	n, err := unix.Openat(dir, base, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -221,7 +218,7 @@ func deviceOf(f *os.File) (uint64, error) {
 	return st.Dev, err
 }
 
-// ignoreNotExist takes "no such file" as success: somebody else removed it.
+// ignoreNotExist returns nil for ENOENT: another process removed the file.
 func ignoreNotExist(err error) error {
 	if err == unix.ENOENT {
 		return nil

@@ -1,14 +1,12 @@
-// Package safefile works on files in a folder whose content is hostile: no
-// symbolic link and no ".." leads out of it, nothing blocks on a FIFO or a
-// device, what is written appears whole or not at all, and a tree of any depth
-// or width is removed with bounded memory and descriptors.
+// Package safefile works on files in a directory with hostile content. Symbolic links and ".."
+// cannot lead out of it. FIFOs and devices cannot block an operation. Written files appear
+// atomically. A tree of any depth or width is removed with bounded memory and descriptors.
 //
-// The guest uses it below /workspace as the commands' user, the host on
-// workspaces at rest. It changes nobody's credentials, knows nothing of
-// leases, starts no goroutine and does not watch for other writers: each
-// operation is safe against them, but two operations are not one.
+// The guest uses it below /workspace as the commands' user, and the host on workspaces. It does not
+// change credentials and starts no goroutine. Each operation is safe against concurrent writers,
+// but a sequence of operations is not atomic.
 //
-// Every error is an [*Error] whose class is one of containerd/errdefs.
+// Every error is an [*Error] with a class of containerd/errdefs.
 package safefile
 
 import (
@@ -23,41 +21,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxPath is the longest path in bytes that is looked at.
+// MaxPath is the maximum length of a path in bytes.
 const MaxPath = 4096
 
 const (
-	permMask = 0o777 // setuid, setgid and sticky are never given
-	maxLinks = 8     // links at the end of a path that Write goes along
+	permMask = 0o777 // setuid, setgid and sticky are dropped
+	maxLinks = 8     // links at the end of a path that Write follows
 	noFollow = unix.AT_SYMLINK_NOFOLLOW
 )
 
-// Options say how a Root names and owns things. The zero value takes relative
-// paths only and leaves owners alone.
+// Options configure a Root. The zero value accepts relative paths only and keeps the owner that the
+// kernel sets.
 type Options struct {
-	// Prefix is the absolute path that callers use for the root itself, such
-	// as "/workspace". Other absolute paths are refused.
+	// Prefix is the absolute path that callers use for the root, such as "/workspace". Other
+	// absolute paths are refused.
 	Prefix string
-	// Owner is given to what is created. Without it that belongs to whoever
-	// creates it.
+	// Owner owns created files. Nil means the process's user.
 	Owner *Owner
-	// NoFollow refuses symbolic links in any part of a path, the last one too.
+	// NoFollow refuses symbolic links in every part of a path.
 	NoFollow bool
 }
 
 // Owner is a user and a group.
 type Owner struct{ UID, GID int }
 
-// Root is a folder outside of which nothing is touched. Methods may be called
-// concurrently. A path is at most MaxPath bytes of UTF-8 without NUL, and is
-// cleaned lexically first: "a/../b" is "b". Links within the root are
-// followed, but in the last part only by Read, Write, Edit, List, Mkdir and Walk.
+// Root limits file operations to one directory. Its methods may be called concurrently. A path is
+// UTF-8 without NUL, at most MaxPath bytes, and is first cleaned lexically: "a/../b" is "b". Links
+// within the root are followed, but in the last part only by Read, Write, Edit, List, Mkdir and
+// Walk.
 type Root struct {
 	dir *os.Root
 	opt Options
 }
 
-// Open opens the folder dir, which the caller vouches for.
+// Open opens the directory dir. Its path must be trusted.
 func Open(dir string, opt Options) (*Root, error) {
 	r, err := os.OpenRoot(dir)
 	if err != nil {
@@ -66,7 +63,7 @@ func Open(dir string, opt Options) (*Root, error) {
 	return &Root{dir: r, opt: opt}, nil
 }
 
-// Close lets go of the folder; Readers and Writers live on.
+// Close closes the directory. Open Readers and Writers stay valid.
 func (r *Root) Close() error { return r.dir.Close() }
 
 // cleanPath checks a caller's path and makes it relative to the root.
@@ -93,8 +90,8 @@ func (r *Root) cleanPath(field, p string) (string, error) {
 	return p, nil
 }
 
-// openParent opens the folder that p is in, as a mere handle, and returns p's last
-// part: from there on that one name is used, and no path is walked again.
+// openParent opens the parent directory of p with O_PATH, and returns p's last part. Later
+// operations use that name in the open directory and resolve no path again.
 func (r *Root) openParent(field, p string) (*os.File, string, error) {
 	dir, base := path.Split(p)
 	if dir = strings.TrimRight(dir, "/"); dir == "" {
@@ -107,7 +104,8 @@ func (r *Root) openParent(field, p string) (*os.File, string, error) {
 	return f, base, nil
 }
 
-// openEntry is at for what is going to be changed: not the root itself.
+// openEntry is like openParent for a path that is going to be changed. It rejects the root. It also
+// returns the cleaned path.
 func (r *Root) openEntry(field, p string) (*os.File, string, string, error) {
 	name, err := r.cleanPath(field, p)
 	if err != nil {
@@ -127,7 +125,7 @@ func (r *Root) openEntry(field, p string) (*os.File, string, string, error) {
 	return dir, base, name, nil
 }
 
-// Stat describes p; a link in its last part is described itself.
+// Stat describes p. It does not follow a link in the last part.
 func (r *Root) Stat(p string) (Info, error) {
 	name, err := r.cleanPath("path", p)
 	if err != nil {
@@ -145,8 +143,8 @@ func (r *Root) Stat(p string) (Info, error) {
 	return info, r.refuseLink("path", info)
 }
 
-// Mkdir makes the folder p and those above it. That it is there already is no
-// error, and then mode does nothing; mode 0 is 0755.
+// Mkdir makes the directory p and those above it. An existing directory is not an error and keeps
+// its mode. Mode 0 means 0755.
 func (r *Root) Mkdir(p string, mode uint32) (Info, error) {
 	name, err := r.cleanPath("path", p)
 	if err != nil {
@@ -162,8 +160,8 @@ func (r *Root) Mkdir(p string, mode uint32) (Info, error) {
 	return r.Stat(name)
 }
 
-// mkdirAll goes up to the first folder that is there, then down again. Only
-// the last folder has the mode that was asked for.
+// mkdirAll searches upwards for an existing directory, and then makes the missing ones. Only the
+// last one gets the requested mode.
 func (r *Root) mkdirAll(leaf string, perm uint32) error {
 	permOf := func(name string) uint32 {
 		if name == leaf {
@@ -188,13 +186,13 @@ func (r *Root) mkdirAll(leaf string, perm uint32) error {
 			break
 		}
 		if serr != nil && !os.IsNotExist(serr) && !errors.Is(serr, unix.ENOTDIR) {
-			err = serr // of a link, where it leads
+			err = serr // For a link, report why its target failed.
 		}
-		return newError("make folder", "path", name, err)
+		return newError("make directory", "path", name, err)
 	}
 	for i := len(missing) - 1; i >= 0; i-- {
 		if err := r.mkdir(missing[i], permOf(missing[i])); err != nil && !os.IsExist(err) {
-			return newError("make folder", "path", missing[i], err)
+			return newError("make directory", "path", missing[i], err)
 		}
 	}
 	return nil
@@ -212,19 +210,19 @@ func (r *Root) mkdir(name string, perm uint32) error {
 	return r.setOwnerMode(f, perm)
 }
 
-// setOwnerMode gives a new file its owner and mode, by its descriptor.
+// setOwnerMode sets a new file's owner and mode by its descriptor.
 func (r *Root) setOwnerMode(f *os.File, perm uint32) error {
 	if o := r.opt.Owner; o != nil {
 		if err := unix.Fchown(fd(f), o.UID, o.GID); err != nil {
 			return os.NewSyscallError("fchown", err)
 		}
 	}
-	// After chown, which may clear bits, and regardless of the umask.
+	// Chmod last: chown can clear mode bits, and the umask does not apply.
 	return os.NewSyscallError("fchmod", unix.Fchmod(fd(f), perm))
 }
 
-// Move renames from to to, replacing a file or an empty folder there. Links
-// are moved themselves.
+// Move renames from to to. It replaces a file or an empty directory there. Links are moved
+// themselves.
 func (r *Root) Move(from, to string) (Info, error) {
 	fromDir, fromBase, _, err := r.openEntry("path", from)
 	if err != nil {
@@ -246,15 +244,15 @@ func (r *Root) Move(from, to string) (Info, error) {
 	return info, nil
 }
 
-// Reader reads a regular file as long as it was when it was opened.
+// Reader reads a regular file up to the size that it had when it was opened.
 type Reader struct {
 	f    *os.File
 	left int64
 	info Info
 }
 
-// Read opens the regular file p from offset; limit bytes at most unless it is
-// zero.
+// Read opens the regular file p for reading from offset. A limit other than 0 is the maximum number
+// of bytes.
 func (r *Root) Read(p string, offset, limit int64) (*Reader, error) {
 	name, err := r.cleanPath("path", p)
 	if err != nil {
@@ -263,8 +261,8 @@ func (r *Root) Read(p string, offset, limit int64) (*Reader, error) {
 	if offset < 0 || limit < 0 {
 		return nil, invalid("offset", "and limit must not be negative")
 	}
-	// Looked at before it is opened, so that opening a device does nothing;
-	// and again afterwards by what was opened.
+	// Check the type before the open, because opening a device has effects. newReader checks the
+	// opened file again.
 	if err := r.checkRegular(name); err != nil {
 		return nil, err
 	}
@@ -289,7 +287,7 @@ func (r *Root) Read(p string, offset, limit int64) (*Reader, error) {
 	return rd, nil
 }
 
-// newReader takes over what was opened, if it is a regular file.
+// newReader takes ownership of f. It closes f if it is not a regular file.
 func newReader(f *os.File, name string) (*Reader, error) {
 	info, err := statFile(f, name)
 	if err != nil {
@@ -303,10 +301,10 @@ func newReader(f *os.File, name string) (*Reader, error) {
 	return &Reader{f: f, left: info.Size, info: info}, nil
 }
 
-// Info is the file when it was opened.
+// Info describes the file as it was opened.
 func (rd *Reader) Info() Info { return rd.info }
 
-// Stat is the file now.
+// Stat describes the file now.
 func (rd *Reader) Stat() (Info, error) {
 	info, err := statFile(rd.f, rd.info.Path)
 	if err != nil {
@@ -315,7 +313,7 @@ func (rd *Reader) Stat() (Info, error) {
 	return info, nil
 }
 
-// Read is that of io.Reader.
+// Read implements io.Reader.
 func (rd *Reader) Read(b []byte) (int, error) {
 	if rd.left <= 0 {
 		return 0, io.EOF

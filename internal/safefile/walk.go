@@ -12,25 +12,25 @@ import (
 )
 
 const (
-	// walkBatch is how many names of a folder are read and sorted at a time.
+	// walkBatch is how many names of a directory are read and sorted at a time.
 	walkBatch = 4096
-	// walkMemory is about how many bytes of memory the folders take that a walk
-	// has still to look into. Those for which there is none are left out.
+	// walkMemory limits the memory in bytes for directories that a walk has not entered yet. It
+	// skips those that do not fit.
 	walkMemory = 2 << 20
 )
 
-// WalkOptions bound a walk. The zero value goes everywhere.
+// WalkOptions limit a walk. The zero value visits everything.
 type WalkOptions struct {
-	// Max is how many entries are looked at. Zero: all.
+	// Max is the maximum number of entries; 0 means all.
 	Max int
-	// Enter says whether to look into the folder rel. Nil: yes.
+	// Enter reports whether to enter the directory rel. Nil enters all.
 	Enter func(rel string) bool
 }
 
-// Entry is what a walk came by. It is valid until visit returns.
+// Entry is a visited file. It is valid until visit returns.
 type Entry struct {
-	// Rel is its path from where the walk began, of any bytes but NUL. If the walk
-	// began at a file it is the file's name.
+	// Rel is the path relative to the walk's start. It can contain any byte but NUL. If the walk
+	// starts at a file, it is the file's name.
 	Rel string
 	// Type is one of the types of Info.
 	Type string
@@ -38,10 +38,10 @@ type Entry struct {
 	dir  int
 	base string
 	path string  // from the root
-	file *Reader // where the walk began at a file
+	file *Reader // set if the walk started at a file
 }
 
-// Info describes it.
+// Info describes the entry.
 func (e *Entry) Info() (Info, error) {
 	if e.file != nil {
 		return e.file.Info(), nil
@@ -49,7 +49,7 @@ func (e *Entry) Info() (Info, error) {
 	return statAt(e.dir, e.base, e.path)
 }
 
-// Open opens it, once, if it is a regular file. A link is not followed.
+// Open opens the entry if it is a regular file. Call it at most once. It does not follow a link.
 func (e *Entry) Open() (*Reader, error) {
 	if e.file != nil {
 		return e.file, nil
@@ -61,12 +61,12 @@ func (e *Entry) Open() (*Reader, error) {
 	return newReader(os.NewFile(uintptr(n), e.base), e.path)
 }
 
-// Walk calls visit for p, if it is a file, or for all that is below the folder
-// p: those of one folder in the order of their names, unless they are very many,
-// before those of the folders in it. Below p no link is followed. It answers
-// whether that was all: false once Max was reached, or where a folder was too
-// large or could not be looked into. visit may end it with fs.SkipAll; then
-// the answer is true.
+// Walk calls visit for the file p, or for everything below the directory p. Entries of one
+// directory come before those of its subdirectories, sorted by name unless there are very many.
+// Links below p are not followed.
+//
+// It returns whether the walk was complete: false if Max was reached, or if a directory was too
+// large or could not be read. visit can end the walk with fs.SkipAll without making it incomplete.
 func (r *Root) Walk(ctx context.Context, p string, opt WalkOptions, visit func(*Entry) error) (bool, error) {
 	name, err := r.cleanPath("path", p)
 	if err != nil {
@@ -90,14 +90,14 @@ type walk struct {
 	root       *Root
 	opt        WalkOptions
 	visit      func(*Entry) error
-	name       string // where it began, from the root
+	name       string // of the start, from the root
 	todo       []string
 	memoryLeft int
 	visited    int
 	complete   bool
 }
 
-// visitFile visits the file that the walk began at; it may be behind a link.
+// visitFile visits the file where the walk started, which may be behind a link.
 func (w *walk) visitFile(name string) error {
 	rd, err := w.root.Read(name, 0, 0)
 	if err != nil {
@@ -107,8 +107,8 @@ func (w *walk) visitFile(name string) error {
 	return w.visit(&Entry{Rel: path.Base(name), Type: TypeFile, path: name, file: rd})
 }
 
-// visitTree visits what is below top. Folders wait in todo as paths, so that two are
-// open at a time however deep the tree is.
+// visitTree visits everything below top. Directories wait in todo as paths, so that only two are
+// open at a time, however deep the tree is.
 func (w *walk) visitTree(ctx context.Context, top *os.File) error {
 	w.todo = []string{""}
 	for len(w.todo) > 0 {
@@ -136,14 +136,13 @@ func (w *walk) visitTree(ctx context.Context, top *os.File) error {
 	return nil
 }
 
-// removedDuringWalk says whether a folder was removed or replaced while the walk was on
-// its way there.
+// removedDuringWalk reports whether a directory was removed or replaced before the walk reached it.
 func removedDuringWalk(err error) bool {
 	e, ok := errors.AsType[*Error](err)
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || ok && e.cause == nil
 }
 
-// visitDir visits what is in one folder, and notes the folders in it.
+// visitDir visits the entries of one directory, and queues its subdirectories.
 func (w *walk) visitDir(ctx context.Context, dir *os.File, rel string) error {
 	for {
 		if err := context.Cause(ctx); err != nil {
@@ -175,11 +174,11 @@ func (w *walk) visitDir(ctx context.Context, dir *os.File, rel string) error {
 	}
 }
 
-// visitEntry visits one, and says whether it is a folder to look into.
+// visitEntry visits one entry, and reports whether it is a directory to enter.
 func (w *walk) visitEntry(dir *os.File, base, rel string) (bool, error) {
 	var st unix.Stat_t
 	if retryEINTR(func() error { return unix.Fstatat(fd(dir), base, &st, noFollow) }) != nil {
-		return false, nil // removed since
+		return false, nil // It was removed since.
 	}
 	e := &Entry{Rel: rel, Type: typeOf(st.Mode), dir: fd(dir), base: base, path: path.Join(w.name, rel)}
 	if err := w.visit(e); err != nil {
@@ -188,7 +187,7 @@ func (w *walk) visitEntry(dir *os.File, base, rel string) (bool, error) {
 	return e.Type == TypeDir && (w.opt.Enter == nil || w.opt.Enter(rel)), nil
 }
 
-// push notes folders so that the first is looked into next.
+// push queues directories so that the first is entered next.
 func (w *walk) push(below []string) {
 	for _, rel := range slices.Backward(below) {
 		if len(rel) > MaxPath || memoryCost(rel) > w.memoryLeft {
@@ -200,5 +199,5 @@ func (w *walk) push(below []string) {
 	}
 }
 
-// memoryCost is about what a path takes in memory.
+// memoryCost estimates the memory of a queued path in bytes.
 func memoryCost(rel string) int { return len(rel) + 24 }

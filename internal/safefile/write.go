@@ -11,35 +11,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteOptions say how a file is made.
+// WriteOptions are the options of Write.
 type WriteOptions struct {
-	// Mode is the permission bits. Zero keeps those of the file that is
-	// replaced, and is 0644 where there is none.
+	// Mode is the permission bits. 0 keeps those of the replaced file, or means 0644 for a new
+	// file.
 	Mode uint32
-	// Size, if not zero, is how many bytes have to come.
+	// Size is the expected number of bytes, if not 0.
 	Size int64
-	// Parents makes missing folders above, with mode 0755.
+	// Parents makes missing directories above p, with mode 0755.
 	Parents bool
 }
 
-// Writer takes a file's new content. Nothing is seen of it until Commit, which
-// puts it in place at once. Content is not synced to the disk. It is for one
-// goroutine.
+// Writer receives a file's new content. The content becomes visible atomically with Commit. It is
+// not synced to disk. A Writer is for one goroutine.
 type Writer struct {
 	root    *Root
 	dir     *os.File
 	base    string
 	path    string
-	temp    string // removed by Close; empty while it has no name, and once committed
+	temp    string // removed by Close; empty without a name or after Commit
 	f       *os.File
 	perm    uint32
 	size    int64
 	written int64
 }
 
-// Write starts to write the regular file p, which may be there already: then
-// it is replaced, so that hard links to it keep the old content. Links at the
-// end of p are gone along, within the root only.
+// Write starts to write the regular file p. An existing file is replaced, so that its hard links
+// keep the old content. Links at the end of p are followed within the root.
 func (r *Root) Write(p string, opt WriteOptions) (*Writer, error) {
 	name, err := r.cleanPath("path", p)
 	if err != nil {
@@ -74,8 +72,8 @@ func (r *Root) Write(p string, opt WriteOptions) (*Writer, error) {
 	return w, nil
 }
 
-// create makes the file that is written to, without a name where the file system
-// can: so nothing stays of it if this process is killed.
+// create opens the file to write. If the file system supports it, the file has no name, so that
+// nothing remains if the process is killed.
 func (w *Writer) create() error {
 	err := w.open(".", unix.O_WRONLY|unix.O_TMPFILE|unix.O_CLOEXEC)
 	switch err {
@@ -99,7 +97,7 @@ func (w *Writer) open(name string, flags int) error {
 	return err
 }
 
-// linkTemp gives a file that has none a name to be moved from.
+// linkTemp gives an unnamed file a temporary name.
 func (w *Writer) linkTemp() error {
 	if w.temp != "" {
 		return nil
@@ -115,7 +113,7 @@ func (w *Writer) linkTemp() error {
 
 func tempName() string { return ".orchestrator-" + strings.ToLower(rand.Text()[:16]) }
 
-// newWriter finds the folder and the name that the file will have.
+// newWriter finds the directory and the name of the file to write.
 func (r *Root) newWriter(name string) (*Writer, error) {
 	p := name
 	for range maxLinks {
@@ -144,8 +142,8 @@ func (r *Root) newWriter(name string) (*Writer, error) {
 	return nil, newError("open", "path", name, unix.ELOOP)
 }
 
-// linkTarget is where the link base in dir leads. It is not cleaned: a ".."
-// after a link has to be resolved, and os.Root does.
+// linkTarget returns the target of the link base in dir. It does not clean the path: os.Root must
+// resolve a ".." after a link.
 func linkTarget(dir *os.File, base, p string) (string, error) {
 	buf := make([]byte, MaxPath)
 	n, err := unix.Readlinkat(fd(dir), base, buf)
@@ -166,10 +164,10 @@ func linkTarget(dir *os.File, base, p string) (string, error) {
 	return to, nil
 }
 
-// Write is that of io.Writer. More than the expected size is an error.
+// Write implements io.Writer. It fails if there are more bytes than expected.
 func (w *Writer) Write(b []byte) (int, error) {
 	if w.size > 0 && w.written+int64(len(b)) > w.size {
-		return 0, invalid("size", "is %d, but more bytes came", w.size)
+		return 0, invalid("size", "is %d, but more bytes arrived", w.size)
 	}
 	n, err := w.f.Write(b)
 	w.written += int64(n)
@@ -179,10 +177,10 @@ func (w *Writer) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// Commit puts the content in place. Afterwards only Close may be called.
+// Commit makes the content visible. After it, only Close may be called.
 func (w *Writer) Commit() (Info, error) {
 	if w.size > 0 && w.written != w.size {
-		return Info{}, invalid("size", "is %d, but %d bytes came", w.size, w.written)
+		return Info{}, invalid("size", "is %d, but %d bytes arrived", w.size, w.written)
 	}
 	if err := w.root.setOwnerMode(w.f, w.perm); err != nil {
 		return Info{}, newError("write", "path", w.path, err)
@@ -201,7 +199,7 @@ func (w *Writer) Commit() (Info, error) {
 	return info, nil
 }
 
-// Close drops what was not committed. It may be called more than once.
+// Close discards content that was not committed. It may be called more than once.
 func (w *Writer) Close() error {
 	if w.temp != "" {
 		_ = unix.Unlinkat(fd(w.dir), w.temp, 0)
