@@ -27,7 +27,7 @@ func changes(t *testing.T, m *Manager, id string, paths ...string) map[string]Ch
 	return out
 }
 
-func TestDiffTellsWhatChanged(t *testing.T) {
+func TestDiffReportsEachKindOfChange(t *testing.T) {
 	m := world(t, Options{}, map[string]string{
 		"text": "one\ntwo\n", "touched": "same", "mode": "same", "gone": "bye\n", "dir/f": "f\n", "was": "file\n", "binary": "a\x00b", "latin": "caf\xe9\n",
 	})
@@ -74,7 +74,7 @@ func TestDiffTellsWhatChanged(t *testing.T) {
 			delete(got, p)
 		}
 		if c := got["long"]; !c.Cut || len(c.Text) > maxFileText || !strings.HasSuffix(c.Text, "+line\n") {
-			t.Errorf("a long text is %d octets, cut %v", len(c.Text), c.Cut)
+			t.Errorf("Diff: long text has %d bytes, cut %v; want at most %d, true", len(c.Text), c.Cut, maxFileText)
 		}
 		delete(got, "long")
 		if len(got) != 0 {
@@ -86,9 +86,8 @@ func TestDiffTellsWhatChanged(t *testing.T) {
 	}
 }
 
-// A tree that is deeper than any path is told as what it is, and can be
-// discarded.
-func TestADeepTree(t *testing.T) {
+// A tree deeper than any path can be diffed and discarded.
+func TestCommitDeepTreeFails(t *testing.T) {
 	m := world(t, Options{}, nil)
 	h := hold(t, m, "o", Overlaid)
 	at, err := unix.Open(h.Binding().Source, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -104,7 +103,7 @@ func TestADeepTree(t *testing.T) {
 	must(t, unix.Close(at))
 	h.Release()
 	if _, err := m.Commit(t.Context(), "o", CommitOptions{}); err == nil {
-		t.Error("it was committed")
+		t.Error("Commit of a deep tree succeeded, want error")
 	}
 	must(t, m.Discard(t.Context(), "o"))
 	oneGeneration(t, m)

@@ -17,26 +17,26 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
-// The quota counts what overlays and commits take; a full workspace can still be
-// looked at, discarded and written to again.
-func TestTheQuotaCountsOverlays(t *testing.T) {
+// The quota includes overlays and commits. A full workspace can still be read, and written again
+// after a discard.
+func TestQuotaIncludesOverlays(t *testing.T) {
 	m := world(t, Options{Mechanism: Auto, Quota: 8 << 20, MaxQuota: 32 << 20, Snapshots: 4}, map[string]string{"a": "base"})
 	if mechanism, why := m.Mechanism(); mechanism == quotadir.None {
-		t.Fatalf("nothing enforces quotas here: %s", why)
+		t.Fatalf("Mechanism() = none, want a quota: %s", why)
 	}
 	o := hold(t, m, "o", Overlaid)
 	err := os.WriteFile(filepath.Join(o.Binding().Source, "big"), make([]byte, 16<<20), 0o644)
 	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
 		t.Errorf("16 MiB into 8: %v", err)
 	}
-	write(t, o, "a", "") // as much as there is room for
+	write(t, o, "a", "") // as much as fits
 	o.Release()
 	w, err := m.Get("w")
 	if must(t, err); w.QuotaBytes != 8<<20 || w.UsedBytes < 6<<20 {
-		t.Errorf("%+v", w)
+		t.Errorf("Get(w) = %+v, want quota %d and at least 6 MiB used", w, 8<<20)
 	}
 	if d, err := m.Diff(t.Context(), "o", DiffOptions{Text: true}); err != nil || len(d.Changes) != 2 {
-		t.Errorf("%+v %v", d, err)
+		t.Errorf("Diff(o) = %+v, %v; want 2 changes", d, err)
 	}
 	must(t, m.Discard(t.Context(), "o"))
 	rw := hold(t, m, "rw", ReadWrite)
@@ -48,13 +48,13 @@ func TestTheQuotaCountsOverlays(t *testing.T) {
 	_, err = m.Resize(t.Context(), "w", 32<<20)
 	must(t, err)
 	overlaid(t, m, "big", map[string]string{"c": strings.Repeat("y", 12<<20)})
-	commit(t, m, "big") // takes no room of its own
+	commit(t, m, "big") // uses no extra space
 	if w, err := m.Get("w"); err != nil || w.QuotaBytes != 32<<20 || w.UsedBytes > 20<<20 {
-		t.Errorf("%+v %v", w, err)
+		t.Errorf("Get(w) = %+v, %v; want quota %d and at most 20 MiB used", w, err, 32<<20)
 	}
 }
 
-// unmounted sees that nothing is mounted below a folder.
+// unmounted fails the test if something is mounted below dir.
 func unmounted(t *testing.T, dir string) {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")
@@ -66,7 +66,7 @@ func unmounted(t *testing.T, dir string) {
 	}
 }
 
-func TestNothingStaysMounted(t *testing.T) {
+func TestIdleAndDownUnmountAll(t *testing.T) {
 	m := world(t, Options{Mechanism: Auto, Quota: 4 << 20, Idle: time.Minute}, nil)
 	h := hold(t, m, "o", Overlaid)
 	write(t, h, "a", "a")
@@ -74,7 +74,7 @@ func TestNothingStaysMounted(t *testing.T) {
 	if got := read(t, h, "a"); got != "a" {
 		t.Errorf("under a lease %q", got)
 	}
-	must(t, m.Close()) // a hand-over
+	must(t, m.Close()) // hand-over to a new process
 	again := start(t, m.dir, m.opts)
 	h = hold(t, again, "o", Overlaid)
 	must(t, again.Sweep(t.Context()))
@@ -90,13 +90,13 @@ func TestNothingStaysMounted(t *testing.T) {
 	must(t, again.Down(t.Context()))
 	unmounted(t, m.dir)
 	if list, _ := again.Overlays("w"); len(list) != 2 {
-		t.Errorf("%+v", list)
+		t.Errorf("Overlays(w) = %+v, want 2", list)
 	}
 }
 
-// A container of somebody else that is being made has a clone of every mount,
-// on a busy host for longer than an unmount waits.
-func TestDownOutlastsACloneOfAMount(t *testing.T) {
+// A container that is being created clones every mount. On a busy host that lasts longer than an
+// unmount waits.
+func TestDownWaitsForMountClone(t *testing.T) {
 	m := world(t, Options{Mechanism: Auto, Quota: 4 << 20, Idle: time.Minute}, nil)
 	h := hold(t, m, "o", ReadWrite)
 	write(t, h, "a", "a")
@@ -111,12 +111,12 @@ func TestDownOutlastsACloneOfAMount(t *testing.T) {
 	must(t, clone.Wait())
 }
 
-func TestSnapshots(t *testing.T) {
+func TestSnapshotRestoreRoundTrip(t *testing.T) {
 	for _, mechanism := range []string{"", Auto} {
 		t.Run("mechanism "+mechanism, func(t *testing.T) {
 			m := world(t, Options{Mechanism: mechanism, Quota: 8 << 20, Snapshots: 2}, map[string]string{"a": "old", "d/b": "old"})
 			overlaid(t, m, "o", map[string]string{"a": "old2"})
-			commit(t, m, "o") // so that it is not the first generation
+			commit(t, m, "o") // so that the current generation is not the first
 			s, err := m.Snapshot(t.Context(), "w", "before")
 			must(t, err)
 			rw := hold(t, m, "rw", ReadWrite)
@@ -154,7 +154,7 @@ func TestSnapshots(t *testing.T) {
 				}
 			}
 			if w, err := m.Get("w"); err != nil || mechanism == Auto && w.QuotaBytes != 16<<20 || w.Snapshots != 2 {
-				t.Errorf("%+v %v", w, err)
+				t.Errorf("Get(w) = %+v, %v; want quota 16 MiB and 2 snapshots", w, err)
 			}
 			_, err = m.Create(t.Context(), "copy", CreateOptions{FromName: "w", From: "before"})
 			must(t, err)
@@ -170,7 +170,7 @@ func TestSnapshots(t *testing.T) {
 			}
 			must(t, m.RemoveSnapshot(t.Context(), "w", "before"))
 			if _, err := m.Restore(t.Context(), "w", s.ID); !errdefs.IsNotFound(err) {
-				t.Error(err)
+				t.Errorf("Restore of a removed snapshot: %v, want NotFound", err)
 			}
 			oneGeneration(t, m)
 			must(t, m.Delete(t.Context(), "copy"))
@@ -179,8 +179,8 @@ func TestSnapshots(t *testing.T) {
 	}
 }
 
-// A workspace of an earlier version has no disk and works as ever.
-func TestAWorkspaceOfAnEarlierVersion(t *testing.T) {
+// A workspace of an earlier version has no disk.
+func TestEarlierVersionWorkspaceIsUsable(t *testing.T) {
 	needRoot(t)
 	dir := filepath.Join(t.TempDir(), "workspaces")
 	const id = "0198f0a0-0000-7000-8000-000000000000"
@@ -190,7 +190,7 @@ func TestAWorkspaceOfAnEarlierVersion(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(dir, id, metaFile), []byte(`{"version":1,"id":"`+id+`","name":"w","created_at":"2026-01-01T00:00:00Z","shared":false}`+"\n"), 0o600))
 	m := start(t, dir, Options{Mechanism: Auto, Quota: 8 << 20, Snapshots: 2})
 	if w, err := m.Get("w"); err != nil || w.QuotaBytes != 0 || w.Mechanism != quotadir.None {
-		t.Errorf("%+v %v", w, err)
+		t.Errorf("Get(w) = %+v, %v; want no quota", w, err)
 	}
 	if _, err := m.Resize(t.Context(), "w", 8<<20); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("resize: %v", err)

@@ -17,7 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 )
 
-// The child of a test below: it does one thing, and is killed in it.
+// init runs one operation if this process is the child of a test, which dies at a failpoint.
 func init() {
 	what := os.Getenv("VOLUMES_CHILD")
 	if what == "" {
@@ -52,7 +52,7 @@ func init() {
 	os.Exit(3)
 }
 
-// kill has a child die at a point.
+// kill runs an operation in a child process that dies at a failpoint.
 func kill(t *testing.T, m *Manager, what, point string) {
 	t.Helper()
 	must(t, m.Close())
@@ -65,9 +65,9 @@ func kill(t *testing.T, m *Manager, what, point string) {
 	}
 }
 
-// Killed at any step, a commit is done or not begun; what it left is gone after
-// the next start, and doing it again does no harm.
-func TestKilledCommits(t *testing.T) {
+// A commit that is killed at any step is complete or has no effect. The next start removes its
+// leftovers, and repeating it is harmless.
+func TestCommitKilledIsAtomic(t *testing.T) {
 	for _, mechanism := range []string{"", Auto} {
 		for _, what := range []string{"commit", "part"} {
 			for point, done := range map[string]bool{
@@ -100,7 +100,7 @@ func TestKilledCommits(t *testing.T) {
 					if _, err := m.FindOverlay("o"); err == nil {
 						commit(t, m, "o")
 					} else if !done || what == "part" {
-						t.Error(err)
+						t.Errorf("FindOverlay(o): %v, want it to exist", err)
 					}
 					if got := []string{now(t, m, "a"), now(t, m, "n"), now(t, m, "b")}; !slices.Equal(got, []string{"mine", "mine", "base"}) {
 						t.Errorf("done again: %v", got)
@@ -112,7 +112,7 @@ func TestKilledCommits(t *testing.T) {
 	}
 }
 
-func TestKilledOverlays(t *testing.T) {
+func TestOverlayKilledIsRecovered(t *testing.T) {
 	for _, point := range []string{"volumes.overlay.noted", "volumes.overlay.made", "volumes.overlay.mounted", "volumes.overlay.unmounted", "volumes.overlay.kept"} {
 		t.Run(point, func(t *testing.T) {
 			m := world(t, Options{Mechanism: Auto, Quota: 8 << 20}, map[string]string{"a": "base"})
@@ -122,7 +122,7 @@ func TestKilledOverlays(t *testing.T) {
 			written := strings.HasSuffix(point, "unmounted") || strings.HasSuffix(point, "kept")
 			list, err := m.Overlays("w")
 			if must(t, err); written != (len(list) == 1) || written && (list[0].Live || list[0].Changes != 1) {
-				t.Errorf("%+v", list)
+				t.Errorf("Overlays(w) = %+v, want one ended overlay: %v", list, written)
 			}
 			if got := now(t, m, "a"); got != "base" {
 				t.Errorf("%q", got)
@@ -134,7 +134,7 @@ func TestKilledOverlays(t *testing.T) {
 	}
 }
 
-func TestKilledRestores(t *testing.T) {
+func TestRestoreKilledIsAtomic(t *testing.T) {
 	for _, mechanism := range []string{"", Auto} {
 		for what, points := range map[string][]string{"restore": {"volumes.restore.copied", "volumes.restore.swapped"}, "snapshot": {"volumes.snapshot.copied"}, "discard": {"volumes.overlay.removed"}} {
 			for _, point := range points {
@@ -162,7 +162,7 @@ func TestKilledRestores(t *testing.T) {
 						must(t, m.Discard(t.Context(), "o"))
 					}
 					if s, err := m.Snapshots("w"); err != nil || len(s) != 1 {
-						t.Errorf("%+v %v", s, err)
+						t.Errorf("Snapshots(w) = %+v, %v; want 1", s, err)
 					}
 					_, err = m.Restore(t.Context(), "w", "before")
 					must(t, err)
@@ -176,9 +176,9 @@ func TestKilledRestores(t *testing.T) {
 	}
 }
 
-// The file system of a workspace and the folder that tells of it outlive a power
-// cut each for itself: what is told of has to be there by then.
-func TestAPowerCutAfterACommit(t *testing.T) {
+// After a power cut, a workspace's file system and the directory with its metadata can be of
+// different times. The metadata must not name files that are missing.
+func TestCommitSurvivesPowerCut(t *testing.T) {
 	for _, point := range []string{"volumes.generation.made", "volumes.generation.current", "volumes.commit.done"} {
 		t.Run(point, func(t *testing.T) {
 			m := world(t, Options{Mechanism: Auto, Quota: 8 << 20}, map[string]string{"a": "base"})
@@ -193,7 +193,7 @@ func TestAPowerCutAfterACommit(t *testing.T) {
 					t.Fatalf("%q: %v: %s", argv, err, out)
 				}
 			}
-			run("cp", "--sparse=always", image, cut) // what the kernel has not written yet is lost
+			run("cp", "--sparse=always", image, cut) // Data that the kernel has not written back is lost.
 			must(t, m.UnmountUnused(t.Context()))
 			run("cp", "--sparse=always", cut, image)
 			m = start(t, m.dir, m.opts)

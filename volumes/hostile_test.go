@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inDepth makes a folder whose path is as long as paths can be, and gives it
-// open. Names in it cost a command some octets and whoever reads them thousands.
+// inDepth makes a directory with the longest possible path, and opens it. A name in it costs a
+// command a few bytes, but a reader thousands.
 func inDepth(t *testing.T, dir string) int {
 	t.Helper()
 	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
@@ -40,7 +40,7 @@ func touchAt(t *testing.T, dir int, name string) {
 	must(t, unix.Close(fd))
 }
 
-func TestLongPathsOfAnOverlayAreBounded(t *testing.T) {
+func TestOverlayLongPathsAreBounded(t *testing.T) {
 	m := world(t, Options{}, nil)
 	h := hold(t, m, "o", Overlaid)
 	at := inDepth(t, h.Binding().Source)
@@ -55,12 +55,12 @@ func TestLongPathsOfAnOverlayAreBounded(t *testing.T) {
 	}
 	fi, err := os.Stat(m.overlayFile(m.byName["w"].meta, "o", baseExt))
 	if must(t, err); fi.Size() > 1<<10 {
-		t.Errorf("%d octets are kept of what is not usable", fi.Size())
+		t.Errorf("bases of an unusable overlay have %d bytes, want at most 1024", fi.Size())
 	}
 	must(t, m.Discard(t.Context(), "o"))
 }
 
-// What commits tell of long paths must not become more than is read again.
+// The history of commits with long paths must fit in maxState.
 func TestHistoryOfLongPathsIsBounded(t *testing.T) {
 	var s state
 	long := []byte(strings.Repeat("p", maxTreePath))
@@ -77,11 +77,10 @@ func TestHistoryOfLongPathsIsBounded(t *testing.T) {
 	must(t, err)
 }
 
-// An overlay with as many paths as it can have, of which all were committed but
-// one, or written to by others, is there after a restart.
-func TestManyCommittedPathsAreReadAgain(t *testing.T) {
+// An overlay with the maximum number of committed and touched paths can be loaded after a restart.
+func TestReadOverlaysMaxPaths(t *testing.T) {
 	many := maxDeltas
-	if raceEnabled { // a hundred megabytes of JSON take it long; a run without it has all of them
+	if raceEnabled { // Reading 100 MB of JSON is slow under the race detector. A run without it uses all paths.
 		many /= 20
 	}
 	m := world(t, Options{}, nil)
@@ -97,12 +96,12 @@ func TestManyCommittedPathsAreReadAgain(t *testing.T) {
 		return ws.saveOverlay(o)
 	}))
 	if got, err := m.readOverlays(m.byName["w"].meta); err != nil || len(got["o"].Committed) != many {
-		t.Errorf("%v", err)
+		t.Errorf("readOverlays: %d committed paths, %v; want %d", len(got["o"].Committed), err, many)
 	}
 }
 
-// A difference costs as much as is read for it, whatever comes out.
-func TestDiffsOfLongLinesAreBounded(t *testing.T) {
+// The cost of a diff is what it reads, whatever the result's size.
+func TestDiffLongLinesIsBounded(t *testing.T) {
 	m := world(t, Options{}, nil)
 	const files = 2 * maxDiffRead / (2 * maxCompared)
 	line := func(seed int) string {
@@ -133,18 +132,18 @@ func TestDiffsOfLongLinesAreBounded(t *testing.T) {
 	d, err := m.Diff(t.Context(), "o", DiffOptions{Text: true})
 	must(t, err)
 	var told int
-	for _, c := range d.Changes { // "z" too: nothing was left to be read
+	for _, c := range d.Changes { // "z" too, because the budget for reads is exhausted
 		told += len(c.Text)
 		if !c.Cut {
 			t.Errorf("%s is not cut", c.Path)
 		}
 	}
 	if len(d.Changes) != files+1 || told > maxDiffText {
-		t.Errorf("%d changes with %d octets", len(d.Changes), told)
+		t.Errorf("Diff: %d changes with %d bytes of text, want %d with at most %d", len(d.Changes), told, files+1, maxDiffText)
 	}
 }
 
-func TestAFullWorkspaceHasNoRoomForAnOverlay(t *testing.T) {
+func TestAcquireFullWorkspaceIsFullError(t *testing.T) {
 	m := world(t, Options{Mechanism: Auto, Quota: 8 << 20}, nil)
 	h := hold(t, m, "rw", ReadWrite)
 	for i := 0; ; i++ {
@@ -155,16 +154,16 @@ func TestAFullWorkspaceHasNoRoomForAnOverlay(t *testing.T) {
 	h.Release()
 	_, err := m.Acquire(t.Context(), "w", "o", Overlaid)
 	if _, ok := errors.AsType[*FullError](err); !ok || !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("%v", err)
+		t.Errorf("Acquire in a full workspace: %v, want *FullError", err)
 	}
 	if list, err := m.Overlays("w"); err != nil || len(list) != 0 {
-		t.Errorf("it left %+v, %v", list, err)
+		t.Errorf("Overlays(w) = %+v, %v; want none", list, err)
 	}
 }
 
-// A folder of a long path costs a command some octets, and whoever remembers its
-// path thousands.
-func TestLongPathsOfFoldersAreBounded(t *testing.T) {
+// A directory with a long path costs a command a few bytes, but a process that keeps its path
+// thousands.
+func TestCommitLongDirectoryPathsIsBounded(t *testing.T) {
 	m := world(t, Options{}, nil)
 	h := hold(t, m, "rw", ReadWrite)
 	at := inDepth(t, h.Binding().Source)
@@ -176,15 +175,15 @@ func TestLongPathsOfFoldersAreBounded(t *testing.T) {
 	overlaid(t, m, "o", map[string]string{"a": "mine"})
 	_, err := m.Commit(t.Context(), "o", CommitOptions{})
 	if !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "directory paths have more than") {
-		t.Errorf("%v", err)
+		t.Errorf("Commit: %v, want ResourceExhausted because of paths", err)
 	}
 	oneGeneration(t, m)
 	if d, err := m.Diff(t.Context(), "o", DiffOptions{}); err != nil || len(d.Changes) != 1 {
-		t.Errorf("%+v, %v", d, err)
+		t.Errorf("Diff(o) = %+v, %v; want 1 change", d, err)
 	}
 }
 
-func TestAFullWorkspaceHasNoRoomForACommit(t *testing.T) {
+func TestCommitFullWorkspaceIsFullError(t *testing.T) {
 	m := world(t, Options{Mechanism: Auto, Quota: 8 << 20}, nil)
 	h := hold(t, m, "o", Overlaid)
 	write(t, h, "a", "mine")
@@ -196,7 +195,7 @@ func TestAFullWorkspaceHasNoRoomForACommit(t *testing.T) {
 	full := func(err error) {
 		t.Helper()
 		if _, ok := errors.AsType[*FullError](err); !ok || !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("%v", err)
+			t.Errorf("got %v, want *FullError", err)
 		}
 	}
 	_, err := m.Edit(t.Context(), "w")
@@ -206,20 +205,20 @@ func TestAFullWorkspaceHasNoRoomForACommit(t *testing.T) {
 	full(err)
 	oneGeneration(t, m)
 	if d, err := m.Diff(t.Context(), "o", DiffOptions{Paths: []string{"a"}}); err != nil || len(d.Changes) != 1 {
-		t.Errorf("%+v, %v", d, err)
+		t.Errorf("Diff(o, a) = %+v, %v; want 1 change", d, err)
 	}
-	commit(t, m, "o", "a") // of which there is room
+	commit(t, m, "o", "a") // this part fits
 }
 
-// Folders are moved while they are removed, and each that is moved takes room for
-// its name: of a file system that has none.
-func TestAFullWorkspaceCanBeEmptied(t *testing.T) {
+// Removing a tree moves directories. Each move needs space for a name, which a full file system
+// does not have.
+func TestFullWorkspaceCanBeEmptied(t *testing.T) {
 	m := world(t, Options{Mechanism: Auto, Quota: 8 << 20}, nil)
 	fill := func(dir string) {
 		for i := 0; os.MkdirAll(filepath.Join(dir, "x/0", fmt.Sprint(i), "a/b/c/d"), 0o755) == nil; i++ {
 		}
 		f, err := os.Create(filepath.Join(dir, "x/f"))
-		if err != nil { // no inode is left, and one is needed
+		if err != nil { // No inode is left, and one is needed.
 			must(t, os.Remove(filepath.Join(dir, "x/0/0/a/b/c/d")))
 			f, err = os.Create(filepath.Join(dir, "x/f"))
 		}
@@ -231,7 +230,7 @@ func TestAFullWorkspaceCanBeEmptied(t *testing.T) {
 			}
 		}
 		must(t, f.Close())
-		must(t, os.Rename(f.Name(), filepath.Join(dir, "f"))) // which stays
+		must(t, os.Rename(f.Name(), filepath.Join(dir, "f"))) // keep this file
 	}
 	h := hold(t, m, "rw", ReadWrite)
 	fill(h.Binding().Source)
@@ -245,13 +244,12 @@ func TestAFullWorkspaceCanBeEmptied(t *testing.T) {
 	fill(h.Binding().Source)
 	h.Release()
 	must(t, m.Discard(t.Context(), "o"))
-	oneGeneration(t, m) // at once, without a second try
+	oneGeneration(t, m) // must succeed at the first attempt
 }
 
-// As many paths as a request has room for, of as many changes as an overlay has,
-// none of which were what others changed of late: work for half an hour if each
-// were compared with each.
-func TestManyChosenPathsAndConflicts(t *testing.T) {
+// The maximum number of paths of a request, changes of an overlay and recorded changes, without a
+// match. Comparing each with each would take half an hour.
+func TestSelectDeltasManyPathsIsFast(t *testing.T) {
 	v := &overlayView{upperDirs: map[string]*delta{}}
 	for i := range maxDeltas {
 		v.deltas = append(v.deltas, delta{path: fmt.Sprintf("d/%07d", i), kind: Added})
@@ -281,18 +279,18 @@ func TestManyChosenPathsAndConflicts(t *testing.T) {
 		blame := s.lastChanges()
 		for i := range v.deltas {
 			if _, found := blame(v.deltas[i].path); found {
-				t.Error("somebody is blamed")
+				t.Errorf("lastChanges()(%q) found a change, want none", v.deltas[i].path)
 			}
 		}
 	}()
 	select {
 	case <-done:
 	case <-time.After(time.Minute):
-		t.Fatal("it takes more than a minute")
+		t.Fatal("selection and lookups took more than a minute")
 	}
 }
 
-func TestWhoIsBlamed(t *testing.T) {
+func TestLastChangesFindsNearestPath(t *testing.T) {
 	var s state
 	for i, p := range []string{"a", "a/b", "c", "a-b", "a/b/c/d", "c"} {
 		s.addChange(change{Generation: i, Paths: [][]byte{[]byte(p)}})
@@ -309,9 +307,8 @@ func TestWhoIsBlamed(t *testing.T) {
 	}
 }
 
-// Paths choose what is named so and what is below, and nothing that only begins
-// so.
-func TestPathsChooseWhatIsBelowThem(t *testing.T) {
+// A path selects itself and everything below it, but not names with the same prefix.
+func TestSelectDeltasIncludesPathsBelow(t *testing.T) {
 	all := []string{"a", "a b", "a!", "a-b", "a-b/c", "a/b", "a/b/c", "a/b0", "a0", "a0/b", "a\xff", "b", "\xff", "\xff/\xff"}
 	slices.Sort(all)
 	r := rand.New(rand.NewPCG(1, 2))

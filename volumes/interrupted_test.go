@@ -16,8 +16,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
-// lapsing ends the n-th time that it is asked whether it has: work that looks at
-// it is cut off at each of its steps in turn.
+// lapsing ends at the n-th check, which interrupts work at each of its steps in turn.
 type lapsing struct {
 	context.Context
 	left int
@@ -30,7 +29,7 @@ func (c *lapsing) Err() error {
 	return nil
 }
 
-// goneFolders are those below a folder that are being removed.
+// goneFolders returns the directories below dir that are being removed.
 func goneFolders(t testing.TB, dir string) []string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, gonePrefix+"*"))
@@ -38,9 +37,8 @@ func goneFolders(t testing.TB, dir string) []string {
 	return found
 }
 
-// Whoever goes away as soon as he has asked for a removal must not keep the
-// room: it counts for nobody any more.
-func TestWhatIsRemovedIsFreedThoughTheCallerWentAway(t *testing.T) {
+// A caller that gives up right after it asked for a removal must not keep the space in use.
+func TestRemovalContinuesAfterCancel(t *testing.T) {
 	m := world(t, Options{Snapshots: 2}, map[string]string{"a": "a", "d/b": "b"})
 	_, err := m.Snapshot(t.Context(), "w", "s")
 	must(t, err)
@@ -51,7 +49,7 @@ func TestWhatIsRemovedIsFreedThoughTheCallerWentAway(t *testing.T) {
 			break
 		}
 		if err == nil {
-			t.Fatal("it is said to be removed")
+			t.Fatal("cancelled RemoveSnapshot succeeded, want error")
 		}
 	}
 	for left := 0; ; left++ {
@@ -64,7 +62,7 @@ func TestWhatIsRemovedIsFreedThoughTheCallerWentAway(t *testing.T) {
 			break
 		}
 		if err == nil {
-			t.Fatal("it is said to be deleted")
+			t.Fatal("cancelled Delete succeeded, want error")
 		}
 	}
 	m.tick(t.Context(), time.Now())
@@ -73,8 +71,8 @@ func TestWhatIsRemovedIsFreedThoughTheCallerWentAway(t *testing.T) {
 	}
 }
 
-// A discard is done whole or not at all: half of an overlay could be committed.
-func TestDiscardsAreWhole(t *testing.T) {
+// A discard is atomic: a part of an overlay could still be committed.
+func TestDiscardCancelledIsAtomic(t *testing.T) {
 	m := world(t, Options{}, map[string]string{"a": "base"})
 	for left := range 40 {
 		id := fmt.Sprint("o", left)
@@ -100,7 +98,7 @@ func TestDiscardsAreWhole(t *testing.T) {
 		oneGeneration(t, m)
 	}
 	if left, err := os.ReadDir(filepath.Join(m.byName["w"].root, uppersDir)); err != nil || len(left) > 0 {
-		t.Errorf("left %v, %v", left, err)
+		t.Errorf("uppers = %v, %v; want none", left, err)
 	}
 }
 
@@ -112,9 +110,8 @@ func paths(d Diff) []string {
 	return out
 }
 
-// A copy of many octets ends when whoever asked for it goes away, or the service
-// stops.
-func TestSnapshotsEndWithTheirCaller(t *testing.T) {
+// Copying a large file ends when its caller gives up or the service stops.
+func TestSnapshotCancelledLeavesNothing(t *testing.T) {
 	const size = 16 << 20
 	for _, mechanism := range []string{"", Auto} {
 		m := world(t, Options{Mechanism: mechanism, Quota: 2 * size, Snapshots: 2}, map[string]string{"a": strings.Repeat("x", size)})
@@ -128,17 +125,17 @@ func TestSnapshotsEndWithTheirCaller(t *testing.T) {
 			if left, _ := os.ReadDir(dir); len(left) > 0 {
 				t.Fatalf("%v, and there is %v", err, left)
 			}
-			steps += steps / 8 // not all of them, if they are many
+			steps += steps / 8 // only a sample if there are many steps
 		}
 		if steps < size>>20 {
-			t.Errorf("mechanism %q: nobody asks more than %d times whether to go on", mechanism, steps)
+			t.Errorf("mechanism %q: %d checks of the context, want at least %d", mechanism, steps, size>>20)
 		}
 	}
 }
 
-// While a disk of the host is nearly full nothing is written to workspaces, and no
-// snapshot takes what is left of it.
-func TestSnapshotsLeaveRoomOnTheHost(t *testing.T) {
+// While a host's disk is nearly full, workspaces are not written, and a snapshot must not use the
+// rest.
+func TestSnapshotKeepsHostReserve(t *testing.T) {
 	needRoot(t)
 	const room, size = 64 << 20, 31 << 20
 	host := t.TempDir()
@@ -154,10 +151,10 @@ func TestSnapshotsLeaveRoomOnTheHost(t *testing.T) {
 	must(t, err)
 	_, err = m.Snapshot(t.Context(), "w", "s")
 	if !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("%v", err)
+		t.Errorf("Snapshot on a full host: %v, want ENOSPC", err)
 	}
 	if after, err := quotadir.Usage(host); err != nil || after.Free < before.Free-1<<20 {
-		t.Errorf("%d octets are free, and %d were: %v", after.Free, before.Free, err)
+		t.Errorf("host has %d bytes free, %v; want about %d", after.Free, err, before.Free)
 	}
 	if got := now(t, m, "a"); len(got) != size {
 		t.Errorf("%d octets", len(got))

@@ -20,7 +20,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// start is a Manager of dir whose mounts go with the test.
+// start opens a Manager of dir. Its mounts are removed with the test.
 func start(t testing.TB, dir string, opts Options) *Manager {
 	t.Helper()
 	m, err := Open(dir, opts)
@@ -29,7 +29,7 @@ func start(t testing.TB, dir string, opts Options) *Manager {
 	return m
 }
 
-// world is a workspace "w" with files.
+// world creates a workspace "w" with files.
 func world(t testing.TB, opts Options, files map[string]string) *Manager {
 	t.Helper()
 	needRoot(t)
@@ -68,7 +68,7 @@ func read(t testing.TB, h *Hold, p string) string {
 	return string(b)
 }
 
-// now is what a lease that is made now finds at a path.
+// now returns what a new lease reads at a path.
 func now(t testing.TB, m *Manager, p string) string {
 	t.Helper()
 	h := hold(t, m, "now", ReadOnly)
@@ -81,7 +81,7 @@ func remove(t testing.TB, h *Hold, p string) {
 	must(t, os.RemoveAll(filepath.Join(h.Binding().Source, p)))
 }
 
-// overlaid leaves an overlay of a lease that is over.
+// overlaid creates an overlay of an ended lease.
 func overlaid(t testing.TB, m *Manager, lease string, files map[string]string) {
 	t.Helper()
 	h := hold(t, m, lease, Overlaid)
@@ -107,7 +107,7 @@ func conflicts(t testing.TB, err error) []Conflict {
 	return c.Conflicts
 }
 
-func TestLeasesWithOverlaysAtOnce(t *testing.T) {
+func TestOverlaysAreIsolated(t *testing.T) {
 	m := world(t, Options{}, map[string]string{"a": "base", "b": "base", "d/c": "base"})
 	one, two, three := hold(t, m, "one", Overlaid), hold(t, m, "two", Overlaid), hold(t, m, "three", Overlaid)
 	reader := hold(t, m, "reader", ReadOnly)
@@ -126,7 +126,7 @@ func TestLeasesWithOverlaysAtOnce(t *testing.T) {
 	}
 	one.Release()
 	if c := commit(t, m, "one"); !slices.Equal(c.Paths, []string{"a"}) || c.Left != 0 {
-		t.Errorf("%+v", c)
+		t.Errorf("Commit(one) = %+v, want [a] and 0 left", c)
 	}
 	if got := []string{read(t, two, "a"), read(t, three, "a"), read(t, reader, "a"), now(t, m, "a")}; !slices.Equal(got, []string{"base", "three", "base", "one"}) {
 		t.Errorf("after the first commit they see %v", got)
@@ -136,13 +136,13 @@ func TestLeasesWithOverlaysAtOnce(t *testing.T) {
 	three.Release()
 	_, err := m.Commit(t.Context(), "three", CommitOptions{})
 	if c := conflicts(t, err); len(c) != 1 || c[0].Path != "a" || c[0].By != "overlay one" || c[0].At.IsZero() {
-		t.Errorf("%+v", c)
+		t.Errorf("conflicts of three = %+v, want a by overlay one", c)
 	}
 	if got := []string{now(t, m, "a"), now(t, m, "b"), now(t, m, "n")}; !slices.Equal(got, []string{"one", "two", "-"}) {
 		t.Errorf("after a conflict there is %v", got)
 	}
 	if c := commit(t, m, "three", "n"); c.Left != 1 {
-		t.Errorf("%+v", c)
+		t.Errorf("Commit(three, n) = %+v, want 1 left", c)
 	}
 	_, err = m.Commit(t.Context(), "three", CommitOptions{Force: true})
 	must(t, err)
@@ -151,12 +151,12 @@ func TestLeasesWithOverlaysAtOnce(t *testing.T) {
 	}
 	reader.Release()
 	if list, _ := m.Overlays("w"); len(list) != 0 {
-		t.Errorf("left %+v", list)
+		t.Errorf("Overlays(w) = %+v, want none", list)
 	}
 	oneGeneration(t, m)
 }
 
-// oneGeneration sees that nothing of earlier states or overlays takes room.
+// oneGeneration fails the test if earlier generations or overlays still use space.
 func oneGeneration(t testing.TB, m *Manager) {
 	t.Helper()
 	e := m.byName["w"]
@@ -169,14 +169,14 @@ func oneGeneration(t testing.TB, m *Manager) {
 		}
 	}
 	if !slices.Equal(names, []string{generationName(e.state.Current)}) {
-		t.Errorf("there are %v, and %d is the current one", names, e.state.Current)
+		t.Errorf("generations = %v, want only %d", names, e.state.Current)
 	}
 	if uppers, err := os.ReadDir(filepath.Join(e.root, uppersDir)); err == nil && len(uppers) != len(e.overlays) {
 		t.Errorf("%d uppers of %d overlays", len(uppers), len(e.overlays))
 	}
 }
 
-func TestChosenPathsAreCommitted(t *testing.T) {
+func TestCommitSelectedPaths(t *testing.T) {
 	m := world(t, Options{}, map[string]string{"gone/x": "x", "gone/y": "y", "f": "f"})
 	h := hold(t, m, "o", Overlaid)
 	write(t, h, "new/deep/a", "a")
@@ -190,11 +190,11 @@ func TestChosenPathsAreCommitted(t *testing.T) {
 	}
 	for _, p := range []string{"../x", "/etc", "/workspaces"} {
 		if _, err := m.Commit(t.Context(), "o", CommitOptions{Paths: []string{p}}); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %v", p, err)
+			t.Errorf("Commit(o, %s): %v, want InvalidArgument", p, err)
 		}
 	}
 	if c := commit(t, m, "o", "/workspace/new/deep", "gone/x"); !slices.Equal(c.Paths, []string{"gone/x", "new", "new/deep", "new/deep/a"}) {
-		t.Errorf("%+v", c)
+		t.Errorf("Commit(o) = %+v, want gone/x and new/deep", c)
 	}
 	if got := []string{now(t, m, "new/deep/a"), now(t, m, "new/b"), now(t, m, "gone/x"), now(t, m, "gone/y"), now(t, m, "f")}; !slices.Equal(got, []string{"a", "-", "-", "y", "f"}) {
 		t.Errorf("%v", got)
@@ -202,7 +202,7 @@ func TestChosenPathsAreCommitted(t *testing.T) {
 	d, err := m.Diff(t.Context(), "o", DiffOptions{})
 	must(t, err)
 	if d.Added != 1 || d.Changed != 1 || d.Removed != 2 {
-		t.Errorf("left %+v", d)
+		t.Errorf("Diff(o) = %+v, want 1 added, 1 changed, 2 removed", d)
 	}
 	commit(t, m, "o")
 	if got := []string{now(t, m, "new/b"), now(t, m, "gone/y"), now(t, m, "f")}; !slices.Equal(got, []string{"b", "-", "F"}) {
@@ -211,7 +211,7 @@ func TestChosenPathsAreCommitted(t *testing.T) {
 	oneGeneration(t, m)
 }
 
-// listing is all that a tree holds, as commands see it.
+// listing returns everything in a tree as commands see it.
 func listing(t testing.TB, dir string) string {
 	t.Helper()
 	var b strings.Builder
@@ -242,7 +242,7 @@ func listing(t testing.TB, dir string) string {
 	return b.String()
 }
 
-// scramble does something at random in a tree.
+// scramble makes random changes in a tree.
 func scramble(t testing.TB, r *rand.Rand, dir string, steps int) {
 	t.Helper()
 	names := []string{"a", "b", "c"}
@@ -270,16 +270,15 @@ func scramble(t testing.TB, r *rand.Rand, dir string, steps int) {
 		default:
 			err = os.WriteFile(p, []byte(fmt.Sprint(r.IntN(3))), 0o644)
 		}
-		_ = err // many are impossible
+		_ = err // Many steps are impossible.
 	}
 	must(t, filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
 		return errors.Join(err, os.Lchown(p, runtime.CommandUID, runtime.CommandGID))
 	}))
 }
 
-// A commit of everything gives what the lease saw, whatever it did; so do
-// commits of its parts one after the other.
-func TestACommitGivesWhatTheLeaseSaw(t *testing.T) {
+// A commit of everything yields what the lease saw, and so does a sequence of partial commits.
+func TestCommitYieldsLeaseView(t *testing.T) {
 	m := world(t, Options{}, nil)
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -312,7 +311,7 @@ func TestACommitGivesWhatTheLeaseSaw(t *testing.T) {
 	}
 }
 
-func TestWhatIsCommittedIsPlain(t *testing.T) {
+func TestCommitDropsUnsafeAttributes(t *testing.T) {
 	m := world(t, Options{}, map[string]string{"f": "f", "keep": "k"})
 	h := hold(t, m, "o", Overlaid)
 	dir := h.Binding().Source
@@ -333,7 +332,7 @@ func TestWhatIsCommittedIsPlain(t *testing.T) {
 	h.Release()
 	c := commit(t, m, "o")
 	if !slices.Equal(c.Dropped, []string{"f", "fifo", "null"}) || c.Left != 0 {
-		t.Errorf("%+v", c)
+		t.Errorf("Commit(o) = %+v, want f, fifo and null dropped and 0 left", c)
 	}
 	ro := hold(t, m, "ro", ReadOnly)
 	defer ro.Release()
@@ -350,9 +349,9 @@ func TestWhatIsCommittedIsPlain(t *testing.T) {
 	}
 }
 
-// Of a file with several names some are committed: what is then written to those
-// is not in the overlay.
-func TestNamesOfOneFileAreCommittedApart(t *testing.T) {
+// If some names of a hard-linked file are committed, later writes to them must not change the
+// overlay.
+func TestCommitHardLinksSeparately(t *testing.T) {
 	m := world(t, Options{}, nil)
 	h := hold(t, m, "o", Overlaid)
 	write(t, h, "a", "mine")
@@ -374,7 +373,7 @@ func TestNamesOfOneFileAreCommittedApart(t *testing.T) {
 	}
 }
 
-func TestWritingInPlaceIsFound(t *testing.T) {
+func TestWriteInPlaceIsConflict(t *testing.T) {
 	m := world(t, Options{}, map[string]string{"a": "aaaa", "b": "bbbb", "gone": "gone", "d/x": "x"})
 	overlaid(t, m, "o", map[string]string{"a": "mine", "b": "mine", "gone": "mine", "new": "mine", "d/y": "mine"})
 	rw := hold(t, m, "writer", ReadWrite)
@@ -383,9 +382,9 @@ func TestWritingInPlaceIsFound(t *testing.T) {
 	must(t, unix.Lstat(p, &st))
 	f, err := os.OpenFile(p, os.O_WRONLY, 0)
 	must(t, err)
-	_, err = f.WriteString("AAAA") // as long as before
+	_, err = f.WriteString("AAAA") // same size as before
 	must(t, errors.Join(err, f.Close()))
-	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, p, []unix.Timespec{st.Atim, st.Mtim}, 0)) // and as old
+	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, p, []unix.Timespec{st.Atim, st.Mtim}, 0)) // and the same time
 	remove(t, rw, "gone")
 	write(t, rw, "new", "theirs")
 	remove(t, rw, "d")
@@ -396,7 +395,7 @@ func TestWritingInPlaceIsFound(t *testing.T) {
 		told = append(told, c.Path+" "+c.By)
 	}
 	if !slices.Equal(told, []string{"a sandbox writer", "d ", "gone sandbox writer", "new sandbox writer"}) {
-		t.Errorf("%q", told)
+		t.Errorf("conflicts = %q, want a, d, gone and new", told)
 	}
 	commit(t, m, "o", "b")
 	if got := []string{now(t, m, "a"), now(t, m, "b"), now(t, m, "new")}; !slices.Equal(got, []string{"AAAA", "mine", "theirs"}) {
@@ -408,14 +407,14 @@ func TestWritingInPlaceIsFound(t *testing.T) {
 		t.Errorf("the diff tells of no conflict: %+v", d.Changes)
 	}
 	if _, err = m.Commit(t.Context(), "o", CommitOptions{Force: true}); err != nil {
-		t.Error(err)
+		t.Errorf("Commit with Force: %v, want success", err)
 	}
 	if got := []string{now(t, m, "a"), now(t, m, "d/x"), now(t, m, "d/y")}; !slices.Equal(got, []string{"mine", "-", "mine"}) {
 		t.Errorf("forced %v", got)
 	}
 }
 
-func TestTheHostWritesBesideOverlays(t *testing.T) {
+func TestEditBesideOverlays(t *testing.T) {
 	m := world(t, Options{}, map[string]string{"a": "base"})
 	o := hold(t, m, "o", Overlaid)
 	write(t, o, "a", "mine")
@@ -439,12 +438,12 @@ func TestTheHostWritesBesideOverlays(t *testing.T) {
 	o.Release()
 	_, err = m.Commit(t.Context(), "o", CommitOptions{})
 	if c := conflicts(t, err); len(c) != 1 || c[0].Path != "a" {
-		t.Errorf("%+v", c)
+		t.Errorf("conflicts of o = %+v, want a", c)
 	}
 	oneGeneration(t, m)
 }
 
-func TestWhoReadsKeepsWhatItHas(t *testing.T) {
+func TestReaderKeepsGeneration(t *testing.T) {
 	m := world(t, Options{}, map[string]string{"a": "base"})
 	reader := hold(t, m, "reader", ReadOnly)
 	overlaid(t, m, "o", map[string]string{"a": "mine"})
@@ -462,7 +461,7 @@ func TestWhoReadsKeepsWhatItHas(t *testing.T) {
 	oneGeneration(t, again)
 }
 
-func TestAfterARestart(t *testing.T) {
+func TestSweepAfterRestart(t *testing.T) {
 	m := world(t, Options{}, map[string]string{"a": "base"})
 	live, over, empty := hold(t, m, "live", Overlaid), hold(t, m, "over", Overlaid), hold(t, m, "empty", Overlaid)
 	write(t, live, "a", "live")
@@ -470,7 +469,7 @@ func TestAfterARestart(t *testing.T) {
 	_ = empty
 	again := start(t, m.dir, Options{})
 	if _, err := again.Acquire(t.Context(), "w", "writer", ReadWrite); !errdefs.IsUnavailable(err) {
-		t.Errorf("a writer below a lease that nobody has acquired yet: %v", err)
+		t.Errorf("Acquire below an orphaned overlay: %v, want Unavailable", err)
 	}
 	if _, err := again.Edit(t.Context(), "w"); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("the host below such a lease: %v", err)
@@ -482,7 +481,7 @@ func TestAfterARestart(t *testing.T) {
 	}
 	write(t, live, "c", "live")
 	if list, _ := again.Overlays("w"); len(list) != 2 || !list[0].Live || list[1].Live || list[1].ID != "over" {
-		t.Errorf("%+v", list)
+		t.Errorf("Overlays(w) = %+v, want one live and over ended", list)
 	}
 	commit(t, again, "over")
 	live.Release()
@@ -493,7 +492,7 @@ func TestAfterARestart(t *testing.T) {
 	oneGeneration(t, again)
 }
 
-func TestOverlaysAreBounded(t *testing.T) {
+func TestOverlaysMaxIsEnforced(t *testing.T) {
 	m := world(t, Options{Overlays: Overlays{Keep: time.Hour, Max: 2}}, map[string]string{"a": "base"})
 	overlaid(t, m, "one", map[string]string{"a": "1"})
 	two := hold(t, m, "two", Overlaid)
@@ -511,12 +510,12 @@ func TestOverlaysAreBounded(t *testing.T) {
 		t.Errorf("after its time: %+v", list)
 	}
 	if _, err := m.Diff(t.Context(), "two", DiffOptions{}); !errdefs.IsNotFound(err) {
-		t.Error(err)
+		t.Errorf("Diff of an expired overlay: %v, want NotFound", err)
 	}
 }
 
-// What somebody wrote in place before a kill is found all the same.
-func TestWritingBeforeAKillIsFound(t *testing.T) {
+// Writes in place before a kill are detected too.
+func TestWriteInPlaceBeforeKillIsConflict(t *testing.T) {
 	m := world(t, Options{}, map[string]string{"a": "aaaa", "b": "bbbb"})
 	overlaid(t, m, "o", map[string]string{"a": "mine", "b": "mine"})
 	rw := hold(t, m, "writer", ReadWrite)
@@ -525,31 +524,31 @@ func TestWritingBeforeAKillIsFound(t *testing.T) {
 	must(t, again.Sweep(t.Context()))
 	_, err := again.Commit(t.Context(), "o", CommitOptions{})
 	if c := conflicts(t, err); len(c) != 1 || c[0].Path != "a" || c[0].By != "sandbox writer" {
-		t.Errorf("%+v", c)
+		t.Errorf("conflicts of o = %+v, want a by sandbox writer", c)
 	}
 }
 
-func TestWhoWaitsGetsTheWorkspaceInTurn(t *testing.T) {
+func TestAwaitIsFIFO(t *testing.T) {
 	m := world(t, Options{}, nil)
 	h := hold(t, m, "h", ReadWrite)
 	var busy *BusyError
 	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if _, err := m.Await(short, "w", ReadWrite); !errors.As(err, &busy) || busy.Lease != "h" {
-		t.Errorf("nobody let go: %v", err)
+		t.Errorf("Await while held: %v, want BusyError of lease h", err)
 	}
 	got := make(chan int, 3)
 	for i := range 3 {
 		go func() {
 			done, err := m.Await(t.Context(), "w", ReadWrite)
 			if err != nil {
-				t.Error(err)
+				t.Errorf("Await: %v", err)
 				got <- -1
 				return
 			}
 			h, err := m.Acquire(t.Context(), "w", fmt.Sprint("lease", i), ReadWrite)
 			if err != nil {
-				t.Error(err)
+				t.Errorf("Acquire after Await: %v", err)
 			}
 			got <- i
 			done()
@@ -565,10 +564,10 @@ func TestWhoWaitsGetsTheWorkspaceInTurn(t *testing.T) {
 	h.Release()
 	for i := range 3 {
 		if n := <-got; n != i {
-			t.Errorf("%d came as number %d", n, i)
+			t.Errorf("turn %d went to waiter %d", i, n)
 		}
 	}
 	if _, err := m.Await(t.Context(), "none", ReadWrite); !errdefs.IsNotFound(err) {
-		t.Error(err)
+		t.Errorf("Await(none): %v, want NotFound", err)
 	}
 }

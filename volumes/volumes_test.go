@@ -42,7 +42,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func TestWorkspacesOutliveTheManager(t *testing.T) {
+func TestOpenRestoresWorkspaces(t *testing.T) {
 	needRoot(t)
 	dir := filepath.Join(t.TempDir(), "workspaces")
 	m := open(t, dir)
@@ -51,7 +51,7 @@ func TestWorkspacesOutliveTheManager(t *testing.T) {
 	_, err = m.Create(t.Context(), "shared", CreateOptions{Shared: true})
 	must(t, err)
 	if _, err := m.Create(t.Context(), "proj-1", CreateOptions{}); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("again: %v", err)
+		t.Errorf("second Create: %v, want AlreadyExists", err)
 	}
 	for _, name := range []string{"", "A", "-x", ".x", "a/b", "..", "a\x00", "ü", strings.Repeat("a", 64)} {
 		if _, err := m.Create(t.Context(), name, CreateOptions{}); !errdefs.IsInvalidArgument(err) {
@@ -73,11 +73,11 @@ func TestWorkspacesOutliveTheManager(t *testing.T) {
 		t.Errorf("%+v %v, made as %+v", got, err, made)
 	}
 	if items := m.List(); len(items) != 2 || !items[1].Shared {
-		t.Errorf("%+v", items)
+		t.Errorf("List() = %+v, want 2 with the second shared", items)
 	}
 }
 
-func TestFilesAtRest(t *testing.T) {
+func TestFilesReadAndEdit(t *testing.T) {
 	needRoot(t)
 	m := open(t, t.TempDir())
 	_, err := m.Create(t.Context(), "w", CreateOptions{})
@@ -92,7 +92,7 @@ func TestFilesAtRest(t *testing.T) {
 	must(t, err)
 	must(t, w.Close())
 	if info.UID != runtime.CommandUID || info.GID != runtime.CommandGID || info.Mode != 0o755 {
-		t.Errorf("%+v", info)
+		t.Errorf("created directory is %+v, want mode 755 of the commands' user", info)
 	}
 	if err := m.Delete(t.Context(), "w"); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("delete with open files: %v", err)
@@ -101,11 +101,11 @@ func TestFilesAtRest(t *testing.T) {
 	_ = f.Close()
 	must(t, m.Delete(t.Context(), "w"))
 	if _, err := m.Edit(t.Context(), "w"); !errdefs.IsNotFound(err) {
-		t.Error(err)
+		t.Errorf("Edit of a deleted workspace: %v, want NotFound", err)
 	}
 }
 
-func TestOneWriterManyReaders(t *testing.T) {
+func TestAcquireOneWriterManyReaders(t *testing.T) {
 	needRoot(t)
 	m := open(t, t.TempDir())
 	_, err := m.Create(t.Context(), "w", CreateOptions{})
@@ -114,7 +114,7 @@ func TestOneWriterManyReaders(t *testing.T) {
 	must(t, err)
 	again, err := m.Acquire(t.Context(), "w", "one", ReadWrite)
 	if err != nil || again != one {
-		t.Errorf("again: %v %v", again, err)
+		t.Errorf("second Acquire = %v, %v; want the same hold", again, err)
 	}
 	if _, err := m.Acquire(t.Context(), "w", "one", ReadOnly); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("in the other mode: %v", err)
@@ -125,7 +125,7 @@ func TestOneWriterManyReaders(t *testing.T) {
 	reader, err := m.Acquire(t.Context(), "w", "three", ReadOnly)
 	must(t, err)
 	if b := reader.Binding(); !b.ReadOnly {
-		t.Errorf("%+v", b)
+		t.Errorf("Binding() = %+v, want read-only", b)
 	}
 	if err := m.Delete(t.Context(), "w"); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("delete while held: %v", err)
@@ -141,15 +141,15 @@ func TestOneWriterManyReaders(t *testing.T) {
 	reader.Release()
 	must(t, m.Delete(t.Context(), "w"))
 	if _, err := m.Acquire(t.Context(), "w", "two", ReadWrite); !errdefs.IsNotFound(err) {
-		t.Error(err)
+		t.Errorf("Acquire of a deleted workspace: %v, want NotFound", err)
 	}
 	if err := m.Delete(t.Context(), "w"); !errdefs.IsNotFound(err) {
-		t.Error(err)
+		t.Errorf("second Delete: %v, want NotFound", err)
 	}
 }
 
-// The rule of holds against a model that knows nothing but the rule.
-func TestHoldsFollowTheRule(t *testing.T) {
+// This compares holds with a model that only has the rule.
+func TestAcquireMatchesModel(t *testing.T) {
 	needRoot(t)
 	m := open(t, t.TempDir())
 	rapid.Check(t, func(rt *rapid.T) {
@@ -209,7 +209,7 @@ func TestHoldsFollowTheRule(t *testing.T) {
 	})
 }
 
-func TestInterruptedWorkIsSwept(t *testing.T) {
+func TestSweepRemovesInterruptedWork(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
 	must(t, os.MkdirAll(filepath.Join(dir, newPrefix+"x", "data", "deep"), 0o700))
@@ -221,11 +221,11 @@ func TestInterruptedWorkIsSwept(t *testing.T) {
 	must(t, m.Sweep(t.Context()))
 	entries, _ := os.ReadDir(dir)
 	if len(entries) != 1 || len(m.List()) != 1 {
-		t.Errorf("left %v", entries)
+		t.Errorf("directory = %v, List() = %v; want 1 each", entries, m.List())
 	}
 }
 
-func TestForeignFoldersAreLeftAlone(t *testing.T) {
+func TestOpenIgnoresUnknownDirectories(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
 	m := open(t, dir)
@@ -243,17 +243,17 @@ func TestForeignFoldersAreLeftAlone(t *testing.T) {
 	m = open(t, dir)
 	must(t, m.Sweep(t.Context()))
 	if items := m.List(); len(items) != 1 || items[0].Name != "w" {
-		t.Errorf("%+v", items)
+		t.Errorf("List() = %+v, want only w", items)
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) != 7 {
-		t.Errorf("%v", entries)
+		t.Errorf("directory = %v, want 7 entries", entries)
 	}
 	if _, err := Open("relative", Options{}); !errdefs.IsInvalidArgument(err) {
-		t.Error(err)
+		t.Errorf("Open(relative): %v, want InvalidArgument", err)
 	}
 }
 
-func TestConcurrentCreatesGiveOne(t *testing.T) {
+func TestCreateConcurrentlySucceedsOnce(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
 	m := open(t, dir)
@@ -264,7 +264,7 @@ func TestConcurrentCreatesGiveOne(t *testing.T) {
 			if w, err := m.Create(t.Context(), "w", CreateOptions{}); err == nil {
 				made <- w.ID
 			} else if !errdefs.IsAlreadyExists(err) {
-				t.Error(err)
+				t.Errorf("concurrent Create: %v, want AlreadyExists", err)
 			}
 		})
 	}
@@ -279,7 +279,7 @@ func FuzzMeta(f *testing.F) {
 	f.Add([]byte(`{"version":1}{}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if w, err := decodeMeta(b); err == nil && !namePattern.MatchString(w.Name) {
-			t.Errorf("%q", w.Name)
+			t.Errorf("decodeMeta accepted the name %q", w.Name)
 		}
 	})
 }

@@ -31,7 +31,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// tree makes a folder: "d/" is a folder, "l -> x" a link, all else a file.
+// tree makes a directory with files: "d/" is a directory, "l -> x" a link, and anything else a
+// file.
 func tree(t testing.TB, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -50,7 +51,7 @@ func tree(t testing.TB, files map[string]string) string {
 	return dir
 }
 
-// look is the same backwards.
+// look returns a directory's content in the format of tree.
 func look(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	got := map[string]string{}
@@ -86,7 +87,7 @@ func packed(t testing.TB, dir string, known Known) []byte {
 	return b.Bytes()
 }
 
-func TestThereAndBack(t *testing.T) {
+func TestPackUnpackRoundTrip(t *testing.T) {
 	files := map[string]string{"a": "1", "d/b": "22", "d/deep/er/c": "", "empty/": "", "l": "-> /etc/passwd", "d/up": "-> ../..", "name\xff\n": "x", "hole": strings.Repeat("\x00", 300_000) + "x"}
 	src, inside := tree(t, files), t.TempDir()
 	must(t, os.Chmod(filepath.Join(src, "a"), 0o4751))
@@ -125,18 +126,18 @@ func TestThereAndBack(t *testing.T) {
 	}
 }
 
-func TestReadOnlyFilesCannotBeWritten(t *testing.T) {
+func TestUnpackReadOnlyDropsWriteBits(t *testing.T) {
 	inside := t.TempDir()
 	_, err := Unpack(t.Context(), bytes.NewReader(packed(t, tree(t, map[string]string{"d/f": "x"}), nil)), inside, room, true)
 	must(t, err)
 	for name, want := range map[string]fs.FileMode{"d": fs.ModeDir | 0o555, "d/f": 0o444} {
 		if info, err := os.Lstat(filepath.Join(inside, name)); err != nil || info.Mode() != want {
-			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+			t.Errorf("mode of %s = %v, %v; want %v", name, info.Mode(), err, want)
 		}
 	}
 }
 
-// stream is one that nobody honest writes.
+// stream returns a tar stream with arbitrary headers.
 func stream(t testing.TB, headers ...tar.Header) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -156,7 +157,7 @@ func file(name string, size int64) tar.Header {
 	return tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size}
 }
 
-func TestHostileStreamsChangeNothing(t *testing.T) {
+func TestApplyHostileStreamChangesNothing(t *testing.T) {
 	dir := tar.Header{Typeflag: tar.TypeDir, Name: "d"}
 	many := make([]tar.Header, 5000)
 	for i := range many {
@@ -194,7 +195,7 @@ func TestHostileStreamsChangeNothing(t *testing.T) {
 			before := map[string]string{"a": "1", "d/": "", "d/b": "22", "l": "-> d"}
 			host := tree(t, map[string]string{"a": "1", "d/b": "22", "l": "-> d"})
 			if _, err := Apply(t.Context(), bytes.NewReader(c), host, room, me); err == nil {
-				t.Error("it was applied")
+				t.Error("Apply of a hostile stream succeeded, want error")
 			}
 			if diff := cmp.Diff(before, look(t, host)); diff != "" {
 				t.Errorf("the workspace changed: %s", diff)
@@ -206,7 +207,7 @@ func TestHostileStreamsChangeNothing(t *testing.T) {
 	}
 }
 
-// broken gives some of a stream and then an error.
+// broken returns an error at the end of r.
 type broken struct{ r io.Reader }
 
 func (b broken) Read(p []byte) (int, error) {
@@ -217,7 +218,7 @@ func (b broken) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func TestAStreamCutAnywhereChangesNothing(t *testing.T) {
+func TestApplyCutStreamChangesNothing(t *testing.T) {
 	whole := packed(t, tree(t, map[string]string{"a": "new", "d/c": "new", "l": "-> a"}), nil)
 	host := tree(t, map[string]string{"a": "1", "d/b": "22"})
 	before := look(t, host)
@@ -234,7 +235,7 @@ func TestAStreamCutAnywhereChangesNothing(t *testing.T) {
 	}
 }
 
-func TestRecoverFinishesWhatIsWholeAndDropsWhatIsNot(t *testing.T) {
+func TestRecoverCompletesOrDiscards(t *testing.T) {
 	next := tree(t, map[string]string{"a": "new", "d/c": "new", "was": "-> a", "f/g": "x"})
 	whole := packed(t, next, nil)
 	old := map[string]string{"a": "1", "d/b": "22", "was/x": "1", "f": "a file"}
@@ -282,7 +283,7 @@ func TestRecoverFinishesWhatIsWholeAndDropsWhatIsNot(t *testing.T) {
 	}
 }
 
-func TestAStageOfACommandMeansNothing(t *testing.T) {
+func TestRecoverIgnoresStageOfCommand(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("not root")
 	}
@@ -295,7 +296,7 @@ func TestAStageOfACommandMeansNothing(t *testing.T) {
 	}
 }
 
-func TestWhatDoesNotFitIsNamed(t *testing.T) {
+func TestTooLargeErrorNamesFile(t *testing.T) {
 	dir := tree(t, map[string]string{"small": "x", "big": strings.Repeat("x", 5000)})
 	sum, err := Measure(t.Context(), dir, Limits{Bytes: 1 << 40})
 	if err != nil || sum.Room != 12<<10 || sum.Bytes != 5001 {
@@ -307,7 +308,7 @@ func TestWhatDoesNotFitIsNamed(t *testing.T) {
 	}
 }
 
-func TestGivingUp(t *testing.T) {
+func TestCancelledContextStops(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("given up"))
 	if _, err := Pack(ctx, io.Discard, tree(t, map[string]string{"a": "1"}), room, nil); err == nil || !strings.Contains(err.Error(), "given up") {

@@ -14,9 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// A folder whose file system has no room for what comes is as it was, and can be
-// used again.
-func TestWhatThereIsNoRoomForChangesNothing(t *testing.T) {
+// If the file system has no space for the stream, the directory stays unchanged and usable.
+func TestApplyFullDiskChangesNothing(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("none", dir, "tmpfs", 0, "nr_inodes=60,size=4m"); err != nil {
 		t.Skip("no mount: ", err)
@@ -35,7 +34,7 @@ func TestWhatThereIsNoRoomForChangesNothing(t *testing.T) {
 		}
 		err := received(t, dir, headers...)
 		if told, ok := errors.AsType[*usererror.Error](err); !ok || !errdefs.IsFailedPrecondition(err) || !strings.Contains(told.Message, "resize it") {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: Apply: %v, want FailedPrecondition", name, err)
 		}
 		if got := look(t, dir); len(got) != 1 || got["old"] == "" {
 			t.Errorf("%s: now there are %d", name, len(got))

@@ -15,13 +15,13 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 )
 
-// smallHost is a host file system of its own, of some 100 MiB.
+// smallHost mounts a separate host file system of about 100 MiB.
 func smallHost(t *testing.T) string {
 	t.Helper()
 	return mounted(t, made(t, Options{Bytes: 100 << 20, Mechanism: Loop}))
 }
 
-// thin makes and mounts a disk that promises more than the host has.
+// thin makes and mounts a disk that is larger than the host's free space.
 func thin(t *testing.T, host string) (dir, root string) {
 	t.Helper()
 	dir = filepath.Join(host, "d")
@@ -34,7 +34,7 @@ func thin(t *testing.T, host string) (dir, root string) {
 	return dir, mounted(t, dir)
 }
 
-// written has the file system at dir write what it holds back; the rest of the machine is none of ours. A full one fails.
+// written syncs the file system at dir only. It fails if the file system is full.
 func written(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -44,13 +44,13 @@ func written(dir string) error {
 	return unix.Syncfs(int(f.Fd()))
 }
 
-func TestAFullHostIsToldAndMendedWhenThereIsRoom(t *testing.T) {
+func TestMountRepairsAfterFullHost(t *testing.T) {
 	host := smallHost(t)
 	dir, root := thin(t, host)
 	if err := os.WriteFile(filepath.Join(root, "before"), []byte("kept"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	unmounted(t, dir) // so that it is on the host's disk
+	unmounted(t, dir) // so that the data is on the host's disk
 	mounted(t, dir)
 	big := filepath.Join(root, "big")
 	f, err := os.Create(big)
@@ -62,18 +62,19 @@ func TestAFullHostIsToldAndMendedWhenThereIsRoom(t *testing.T) {
 	if err == nil {
 		t.Fatal("150 MiB were kept on 100 MiB")
 	}
-	// The journal cannot be written either, sooner or later; then the file system is given up.
+	// Write until the journal cannot be written either, and the file system fails.
 	for range 200 {
 		if hasFailed(filepath.Join(dir, mountDir)) {
 			break
 		}
 		_ = os.WriteFile(filepath.Join(root, "more"), make([]byte, 1<<20), 0o600)
-		_ = errors.Join(written(root), written(host)) // what cannot be written is what we wait for
+		_ = errors.Join(written(root), written(host)) // these writes must fail
 		time.Sleep(10 * time.Millisecond)
 	}
-	// Room again: what Mount finds broken it mends. Removing the file gives no room while nothing can be written.
+	// With free space again, Mount repairs what it finds damaged. Removing the file frees nothing
+	// while nothing can be written.
 	mounted(t, dir)
-	if err := os.Remove(big); err != nil && !errors.Is(err, os.ErrNotExist) { // it may be what was lost
+	if err := os.Remove(big); err != nil && !errors.Is(err, os.ErrNotExist) { // the failure may have lost the file
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(root, "after"), make([]byte, 1<<20), 0o600); err != nil {
@@ -85,8 +86,8 @@ func TestAFullHostIsToldAndMendedWhenThereIsRoom(t *testing.T) {
 	unmounted(t, dir)
 }
 
-// What a clone keeps mounted cannot be mended, and is not given out as it is.
-func TestABrokenOneIsNotMountedAgainBesideAClone(t *testing.T) {
+// A clone keeps the failed file system mounted, so it cannot be repaired and must not be used.
+func TestMountFailedDiskWithCloneIsBusy(t *testing.T) {
 	dir := made(t, Options{Bytes: 8 << 20, Mechanism: Loop})
 	root := mounted(t, dir)
 	target := cloned(t, root)
@@ -94,7 +95,7 @@ func TestABrokenOneIsNotMountedAgainBesideAClone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const shutdown = 0x8004587d // EXT4_IOC_SHUTDOWN: it fails as it does when its journal cannot be written
+	const shutdown = 0x8004587d // EXT4_IOC_SHUTDOWN fails the file system like an unwritable journal
 	err = errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), shutdown, 0), f.Close())
 	if err != nil {
 		t.Fatal(err)
@@ -113,7 +114,7 @@ func TestABrokenOneIsNotMountedAgainBesideAClone(t *testing.T) {
 	unmounted(t, dir)
 }
 
-func TestGuardRefusesWritesInTime(t *testing.T) {
+func TestGuardReservesBeforeHostIsFull(t *testing.T) {
 	host := smallHost(t)
 	dir, root := thin(t, host)
 	guard := func(margin int64, want bool) {
@@ -141,7 +142,7 @@ func TestGuardRefusesWritesInTime(t *testing.T) {
 	if err := os.Remove(name); err != nil {
 		t.Fatal(err)
 	}
-	if err := written(root); err != nil { // blocks go back with the transaction
+	if err := written(root); err != nil { // freed blocks are released with the transaction
 		t.Fatal(err)
 	}
 	deadline := time.Now().Add(time.Minute)
@@ -154,7 +155,7 @@ func TestGuardRefusesWritesInTime(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%d octets are free on the host after removing", use.Free)
+			t.Fatalf("host has %d bytes free after the removal, want more", use.Free)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -165,8 +166,8 @@ func TestGuardRefusesWritesInTime(t *testing.T) {
 	unmounted(t, dir)
 }
 
-// Shrinking makes a copy, which takes nothing of what Guard keeps free.
-func TestShrinkingLeavesRoomOnTheHost(t *testing.T) {
+// Shrinking makes a copy, which must not use the space that Guard keeps free.
+func TestResizeShrinkKeepsHostReserve(t *testing.T) {
 	host := smallHost(t)
 	dir := filepath.Join(host, "d")
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -191,12 +192,12 @@ func TestShrinkingLeavesRoomOnTheHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// There is room for a copy, and for little more.
+	// Leave space for little more than the copy.
 	if err := errors.Join(unix.Fallocate(int(filler.Fd()), 0, 0, before.Free-image.Blocks*512-Reserve(before)/2), filler.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if err := Resize(t.Context(), dir, 24<<20); !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("%v", err)
+		t.Errorf("Resize on a full host: %v, want ENOSPC", err)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, newImageFile)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("its copy: %v", err)
@@ -208,11 +209,11 @@ func TestShrinkingLeavesRoomOnTheHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	if text, err := os.ReadFile(filepath.Join(mounted(t, dir), "a")); err != nil || len(text) != 16<<20 {
-		t.Errorf("%d octets, %v", len(text), err)
+		t.Errorf("file has %d bytes, %v; want %d", len(text), err, 16<<20)
 	}
 }
 
-func TestSweepTakesWhatNobodyUses(t *testing.T) {
+func TestSweepRemovesUnused(t *testing.T) {
 	dir := base(t)
 	var disks []string
 	for _, name := range []string{"used", "left", "gone"} {
@@ -251,7 +252,7 @@ func TestSweepTakesWhatNobodyUses(t *testing.T) {
 	}
 }
 
-// withQuota is a host file system that has project quotas.
+// withQuota mounts a host file system with project quotas.
 func withQuota(t *testing.T) string {
 	t.Helper()
 	dir := base(t)
@@ -295,9 +296,9 @@ func TestProjectQuota(t *testing.T) {
 		}
 		return fi.Size(), err
 	}
-	if !may(unix.CAP_SYS_RESOURCE) { // whoever has it is not bound
+	if !may(unix.CAP_SYS_RESOURCE) { // the capability bypasses the quota
 		if n, err := write("a"); !errors.Is(err, unix.EDQUOT) && !errors.Is(err, unix.ENOSPC) || n > 16<<20 || n < 14<<20 {
-			t.Fatalf("%d octets of 16 MiB, %v", n, err)
+			t.Fatalf("wrote %d bytes, %v; want about 16 MiB and EDQUOT", n, err)
 		}
 	}
 	use, err := UsageOf(dir)
@@ -308,15 +309,15 @@ func TestProjectQuota(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := write("b"); err != nil || n != 40<<20 {
-		t.Fatalf("%d octets after growing, %v", n, err)
+		t.Fatalf("wrote %d bytes after growing, %v; want 40 MiB", n, err)
 	}
 	if _, ok := errors.AsType[*NoRoomError](Resize(t.Context(), dir, 16<<20)); !ok {
-		t.Fatal("it shrank below what is used")
+		t.Fatal("Resize below the used size: want *NoRoomError")
 	}
 	unmounted(t, dir)
 }
 
-func TestDetectTriesForReal(t *testing.T) {
+func TestDetectMakesADisk(t *testing.T) {
 	dir := base(t)
 	if m, why := Detect(dir); m != Loop || why != "" {
 		t.Fatalf("%s: %s", m, why)
@@ -325,6 +326,6 @@ func TestDetectTriesForReal(t *testing.T) {
 		t.Fatalf("project quotas on a file system without: %v", err)
 	}
 	if left, err := os.ReadDir(dir); len(left) > 0 || err != nil {
-		t.Fatalf("left: %v, %v", left, err)
+		t.Fatalf("directory = %v, %v; want empty", left, err)
 	}
 }

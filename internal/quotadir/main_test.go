@@ -14,13 +14,13 @@ import (
 
 const inNamespace = "DISK_TEST_CHILD"
 
-// The tests run in a mount namespace of their own: whoever makes one meanwhile, for a container say, would have clones of
-// their mounts in it, and keep the disks that they look at used.
+// The tests run in a separate mount namespace. Otherwise a container that is created at the same
+// time would clone their mounts and keep their disks in use.
 func TestMain(m *testing.M) {
 	if os.Getenv(inNamespace) != "" || os.Geteuid() != 0 {
 		os.Exit(m.Run())
 	}
-	runtime.LockOSThread() // the death signal is tied to the thread that starts the child
+	runtime.LockOSThread() // Pdeathsig refers to the thread that starts the child.
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), inNamespace+"=1")

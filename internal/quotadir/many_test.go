@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Hosts come with eight loop devices; the kernel makes more as they are asked for.
-func TestManyAtOnce(t *testing.T) {
+// Hosts start with eight loop devices; the kernel creates more on demand.
+func TestMountManyConcurrently(t *testing.T) {
 	if testing.Short() {
 		t.Skip("so many disks take some seconds")
 	}

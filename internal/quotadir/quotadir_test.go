@@ -16,7 +16,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/livemount"
 )
 
-// base is a folder for disks; whatever is mounted in it goes with the test.
+// base returns a directory for disks. Mounts below it are removed with the test.
 func base(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -26,7 +26,7 @@ func base(t *testing.T) string {
 			err = errors.Join(err, livemount.Unbind(context.Background(), p))
 		}
 		if err != nil {
-			t.Errorf("left mounted: %v", err)
+			t.Errorf("still mounted: %v", err)
 		}
 	})
 	return dir
@@ -60,7 +60,7 @@ func unmounted(t *testing.T, dir string) {
 	}
 }
 
-func TestLoopHoldsWhatWasAskedFor(t *testing.T) {
+func TestLoopCapacityIsRequestedSize(t *testing.T) {
 	for _, size := range []int64{MinBytes, 8 << 20, 64 << 20, 200 << 20, 500 << 20, 3 << 30, 10 << 30, 100 << 30} {
 		t.Run(strconv.FormatInt(size>>20, 10), func(t *testing.T) {
 			dir := made(t, Options{Bytes: size, Mechanism: Loop, UID: 1000, GID: 1000})
@@ -70,7 +70,7 @@ func TestLoopHoldsWhatWasAskedFor(t *testing.T) {
 				t.Fatal(err)
 			}
 			if use.Free > size || use.Free < size-size/100-128<<10 {
-				t.Errorf("%d octets are free of %d: %d less", use.Free, size, size-use.Free)
+				t.Errorf("%d bytes free, want about %d", use.Free, size)
 			}
 			if use.FilesFree < size/8192 {
 				t.Errorf("room for %d files only", use.FilesFree)
@@ -87,7 +87,7 @@ func TestLoopHoldsWhatWasAskedFor(t *testing.T) {
 	}
 }
 
-func TestWritingStopsAtTheBound(t *testing.T) {
+func TestWriteStopsAtLimit(t *testing.T) {
 	const size = 16 << 20
 	dir := made(t, Options{Bytes: size, Mechanism: Loop})
 	root := mounted(t, dir)
@@ -98,7 +98,7 @@ func TestWritingStopsAtTheBound(t *testing.T) {
 	}
 	fi, err := os.Stat(name)
 	if err != nil || fi.Size() > size || fi.Size() < size*9/10 {
-		t.Fatalf("it holds %d octets of %d, %v", fi.Size(), size, err)
+		t.Fatalf("file has %d bytes, %v; want about %d", fi.Size(), err, size)
 	}
 	if err := os.Remove(name); err != nil {
 		t.Fatal(err)
@@ -112,7 +112,7 @@ func TestWritingStopsAtTheBound(t *testing.T) {
 	}
 }
 
-func TestFilesStayOverMounts(t *testing.T) {
+func TestFilesSurviveRemount(t *testing.T) {
 	dir := made(t, Options{Bytes: 8 << 20, Mechanism: Loop, UID: 1000, GID: 1001})
 	root := mounted(t, dir)
 	if again := mounted(t, dir); again != root {
@@ -137,7 +137,8 @@ func TestFilesStayOverMounts(t *testing.T) {
 	}
 }
 
-// brief is for what is to fail because something is in use: time to try often, and not all that it may take.
+// brief returns a context for calls that must fail because a disk is in use: long enough for
+// retries, but shorter than the full wait.
 func brief(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -145,7 +146,7 @@ func brief(t *testing.T) context.Context {
 	return ctx
 }
 
-func TestAnOpenFileKeepsItMounted(t *testing.T) {
+func TestUnmountOpenFileIsBusy(t *testing.T) {
 	dir := made(t, Options{Bytes: 8 << 20, Mechanism: Loop})
 	f, err := os.Create(filepath.Join(mounted(t, dir), "a"))
 	if err != nil {
@@ -159,7 +160,7 @@ func TestAnOpenFileKeepsItMounted(t *testing.T) {
 	unmounted(t, dir)
 }
 
-// cloned makes a clone of a folder's mount, elsewhere.
+// cloned clones a directory's mount.
 func cloned(t *testing.T, root string) (target string) {
 	t.Helper()
 	target = filepath.Join(base(t), "slot")
@@ -175,8 +176,8 @@ func cloned(t *testing.T, root string) (target string) {
 	return target
 }
 
-// A clone is what a container has of it.
-func TestACloneKeepsTheImage(t *testing.T) {
+// A container has such a clone.
+func TestUnmountCloneIsBusy(t *testing.T) {
 	dir := made(t, Options{Bytes: 8 << 20, Mechanism: Loop})
 	root := mounted(t, dir)
 	target := cloned(t, root)
@@ -186,7 +187,8 @@ func TestACloneKeepsTheImage(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(target, "late"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// Mounting again must find the same file system, not make a second one on the same blocks.
+	// A second mount must reuse the file system. A second device on the same blocks would corrupt
+	// it.
 	mounted(t, dir)
 	if _, err := os.Stat(filepath.Join(root, "late")); err != nil {
 		t.Fatal(err)
@@ -197,7 +199,7 @@ func TestACloneKeepsTheImage(t *testing.T) {
 	unmounted(t, dir)
 }
 
-func TestResizeGrowsMountedAndAtRest(t *testing.T) {
+func TestResizeGrowAndShrink(t *testing.T) {
 	dir := made(t, Options{Bytes: 8 << 20, Mechanism: Loop})
 	root := mounted(t, dir)
 	if err := os.WriteFile(filepath.Join(root, "a"), bytes.Repeat([]byte("x"), 5<<20), 0o600); err != nil {
@@ -255,7 +257,7 @@ func TestResizeGrowsMountedAndAtRest(t *testing.T) {
 	}
 }
 
-// may says whether this process has a capability.
+// may reports whether this process has a capability.
 func may(capability int) bool {
 	var head = unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -265,7 +267,7 @@ func may(capability int) bool {
 	return data[capability/32].Effective&(1<<(capability%32)) != 0
 }
 
-func TestWhatWasAlteredIsRefused(t *testing.T) {
+func TestMountAlteredImageFails(t *testing.T) {
 	for name, alter := range map[string]func(t *testing.T, image string){
 		"size":    func(t *testing.T, image string) { truncate(t, image, 32<<20) },
 		"cut":     func(t *testing.T, image string) { truncate(t, image, 512) },

@@ -22,7 +22,7 @@ func edit(t *testing.T, r *Root, p, from, to string, all bool) (Edited, error) {
 	return r.Edit(t.Context(), p, Edit{Old: from, New: to, All: all, MaxBytes: editMax})
 }
 
-func TestTextIsReplaced(t *testing.T) {
+func TestEditReplacesText(t *testing.T) {
 	r, dir := world(t)
 	long := strings.Repeat("line\n", 30_000)
 	for name, c := range map[string]struct {
@@ -53,7 +53,7 @@ func TestTextIsReplaced(t *testing.T) {
 	}
 }
 
-func TestEditsThatAreRefusedLeaveTheFile(t *testing.T) {
+func TestEditRefusedLeavesFile(t *testing.T) {
 	r, dir := world(t)
 	for name, c := range map[string]struct {
 		text, old, new string
@@ -71,12 +71,12 @@ func TestEditsThatAreRefusedLeaveTheFile(t *testing.T) {
 		"NUL in old":     {"abc", "a\x00", "b", false, errdefs.IsInvalidArgument, "old"},
 		"NUL in new":     {"abc", "a", "b\x00", false, errdefs.IsInvalidArgument, "new"},
 		"no UTF-8 in it": {"abc", "a", "\xff", false, errdefs.IsInvalidArgument, "new"},
-		"too large":      {strings.Repeat("x", editMax+1), "a", "b", false, errdefs.IsFailedPrecondition, "at most"},
-		"grows too much": {strings.Repeat("x", 1000), "x", strings.Repeat("y", 2000), true, errdefs.IsFailedPrecondition, "at most"},
+		"too large":      {strings.Repeat("x", editMax+1), "a", "b", false, errdefs.IsFailedPrecondition, "the maximum"},
+		"grows too much": {strings.Repeat("x", 1000), "x", strings.Repeat("y", 2000), true, errdefs.IsFailedPrecondition, "the maximum"},
 	} {
 		must(t, os.WriteFile(filepath.Join(dir, "f"), []byte(c.text), 0o644))
 		if _, err := edit(t, r, "f", c.old, c.new, c.all); !c.is(err) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: Edit: %v, want an error with %q", name, err, c.says)
 		}
 		if b, _ := os.ReadFile(filepath.Join(dir, "f")); string(b) != c.text {
 			t.Errorf("%s: the file was changed to %.60q", name, b)
@@ -87,7 +87,7 @@ func TestEditsThatAreRefusedLeaveTheFile(t *testing.T) {
 		"fifo": errdefs.IsFailedPrecondition, ".": errdefs.IsFailedPrecondition, "nothing": errdefs.IsNotFound, "../secret": errdefs.IsPermissionDenied,
 	} {
 		if _, err := edit(t, r, p, "a", "b", false); !is(err) {
-			t.Errorf("%s: %v", p, err)
+			t.Errorf("Edit(%s): unexpected error %v", p, err)
 		}
 	}
 	must(t, os.WriteFile(filepath.Join(dir, "f"), []byte("x"), 0o644))
@@ -97,12 +97,11 @@ func TestEditsThatAreRefusedLeaveTheFile(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, ".orchestrator-*")); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("temporary files = %v, want none", left)
 	}
 }
 
-// changing changes the file when the rewrite has begun: then the context is
-// asked for the second time.
+// changing changes the file at the second check of the context, which is after the rewrite began.
 type changing struct {
 	context.Context
 	asked  int
@@ -116,7 +115,7 @@ func (c *changing) Err() error {
 	return nil
 }
 
-func TestAFileThatIsChangedUnderneathIsLeftAlone(t *testing.T) {
+func TestEditConcurrentChangeFails(t *testing.T) {
 	r, dir := world(t)
 	p := filepath.Join(dir, "f")
 	for name, change := range map[string]func() error{
@@ -139,8 +138,8 @@ func TestAFileThatIsChangedUnderneathIsLeftAlone(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(dir, "other"), []byte("old TEXT"), 0o644))
 		ctx := &changing{Context: t.Context(), change: func() { must(t, change()) }}
 		_, err := r.Edit(ctx, "f", Edit{Old: "old", New: "new", MaxBytes: editMax})
-		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "meanwhile") {
-			t.Errorf("%s: %v", name, err)
+		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "during the edit") {
+			t.Errorf("%s: Edit: %v, want FailedPrecondition", name, err)
 		}
 		if b, _ := os.ReadFile(p); bytes.HasPrefix(b, []byte("new")) {
 			t.Errorf("%s: it was written over with %q", name, b)
@@ -148,7 +147,7 @@ func TestAFileThatIsChangedUnderneathIsLeftAlone(t *testing.T) {
 	}
 }
 
-// FuzzEdit compares with what the standard library does on the whole text.
+// FuzzEdit compares Edit with the standard library's replacement of the whole text.
 func FuzzEdit(f *testing.F) {
 	f.Add("a b a", "a", "c", 1)
 	f.Add("añb", "ñ", "", 2)

@@ -10,7 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// strict is a root of the same folder that follows no link.
+// strict opens the same root with NoFollow.
 func strict(t *testing.T, dir string) *Root {
 	t.Helper()
 	r, err := Open(dir, Options{Prefix: "/workspace", NoFollow: true})
@@ -19,7 +19,7 @@ func strict(t *testing.T, dir string) *Root {
 	return r
 }
 
-func TestNoLinkIsFollowedWhereNoneMayBe(t *testing.T) {
+func TestNoFollowRefusesLinks(t *testing.T) {
 	_, dir := world(t)
 	r := strict(t, dir)
 	must(t, os.MkdirAll(filepath.Join(dir, "a", "b"), 0o755))
@@ -50,7 +50,7 @@ func TestNoLinkIsFollowedWhereNoneMayBe(t *testing.T) {
 	}
 }
 
-func TestWithoutLinksEverythingWorksAsBefore(t *testing.T) {
+func TestNoFollowWithoutLinksWorks(t *testing.T) {
 	_, dir := world(t)
 	r := strict(t, dir)
 	must2(r.Mkdir("a/b/c", 0o700))
@@ -60,7 +60,7 @@ func TestWithoutLinksEverythingWorksAsBefore(t *testing.T) {
 	must2(r.Move("d/e/file", "a/moved"))
 	items, _, err := r.List(t.Context(), ".", 10, nil)
 	if err != nil || len(items) != 2 {
-		t.Errorf("%v, %v", items, err)
+		t.Errorf("List(.) = %v, %v; want 2", items, err)
 	}
 	if _, err := r.Mkdir("a/moved", 0); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("a folder in a file's place: %v", err)
@@ -69,15 +69,15 @@ func TestWithoutLinksEverythingWorksAsBefore(t *testing.T) {
 		t.Errorf("a folder below a file: %v", err)
 	}
 	if _, err := r.Stat("nowhere/x"); !errdefs.IsNotFound(err) {
-		t.Errorf("below nothing: %v", err)
+		t.Errorf("Stat(nowhere/x): %v, want NotFound", err)
 	}
 	must(t, r.Remove(t.Context(), "a", true))
 	if info, err := r.Stat("."); err != nil || info.Path != "." {
-		t.Errorf("%+v, %v", info, err)
+		t.Errorf("Stat(.) = %+v, %v; want path .", info, err)
 	}
 }
 
-func TestLinksAreMadeOnce(t *testing.T) {
+func TestSymlinkIsIdempotent(t *testing.T) {
 	_, dir := world(t)
 	r := strict(t, dir)
 	for _, fresh := range []bool{true, false} {
@@ -86,7 +86,7 @@ func TestLinksAreMadeOnce(t *testing.T) {
 		}
 	}
 	if to, err := os.Readlink(filepath.Join(dir, "a", "b", "name")); to != "/workspace" || err != nil {
-		t.Errorf("it leads to %q, %v", to, err)
+		t.Errorf("link target = %q, %v; want /workspace", to, err)
 	}
 	if _, err := r.Symlink("a/b/name", "/elsewhere"); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("a name that is taken by another link: %v", err)
@@ -101,7 +101,7 @@ func TestLinksAreMadeOnce(t *testing.T) {
 		if _, err := r.Symlink(p, "/workspace"); err == nil {
 			t.Errorf("%q was made", p)
 		} else if _, ok := errors.AsType[*Error](err); !ok {
-			t.Errorf("%q: %v", p, err)
+			t.Errorf("%q: %v, want *Error", p, err)
 		}
 	}
 }

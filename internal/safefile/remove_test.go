@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestRemoves(t *testing.T) {
+func TestRemove(t *testing.T) {
 	r, dir := world(t)
 	must2(put(t, r, "d/e/f", "", WriteOptions{Parents: true}))
 	must(t, os.Symlink("d", filepath.Join(dir, "l")))
@@ -25,16 +25,16 @@ func TestRemoves(t *testing.T) {
 	}
 	must(t, r.Remove(t.Context(), "d", true))
 	if err := r.Remove(t.Context(), "d", true); !errdefs.IsNotFound(err) {
-		t.Errorf("again: %v", err)
+		t.Errorf("second Remove: %v, want NotFound", err)
 	}
 	if names, _ := os.ReadDir(dir); len(names) != 0 {
-		t.Errorf("left %v", names)
+		t.Errorf("directory = %v, want empty", names)
 	}
 }
 
-// A tree deeper than there are descriptors, with wide, closed and odd folders
-// on the way, is removed without going down into it.
-func TestRemovesAHostileTree(t *testing.T) {
+// The tree is deeper than the number of descriptors, and contains wide, unreadable and odd
+// directories.
+func TestRemoveHostileTree(t *testing.T) {
 	r, dir := world(t)
 	must(t, os.Mkdir(filepath.Join(dir, "t"), 0o755))
 	at, err := unix.Open(filepath.Join(dir, "t"), unix.O_RDONLY|unix.O_DIRECTORY, 0)
@@ -70,6 +70,6 @@ func TestRemovesAHostileTree(t *testing.T) {
 	}
 	must(t, r.Remove(t.Context(), "t", true))
 	if names, _ := os.ReadDir(dir); len(names) != 0 {
-		t.Errorf("left %v", names)
+		t.Errorf("directory = %v, want empty", names)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// world is a root with a secret beside it.
+// world returns a root and a directory beside it with a secret.
 func world(t *testing.T) (*Root, string) {
 	t.Helper()
 	top := t.TempDir()
@@ -64,7 +64,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// each runs every operation on p and hands its error to check.
+// each runs every operation on p and passes its error to check.
 func each(t *testing.T, r *Root, p string, check func(op string, err error)) {
 	t.Helper()
 	_, err := get(r, p)
@@ -84,7 +84,7 @@ func each(t *testing.T, r *Root, p string, check func(op string, err error)) {
 	check("remove", r.Remove(t.Context(), p, true))
 }
 
-func TestNothingLeadsOut(t *testing.T) {
+func TestOperationsStayInRoot(t *testing.T) {
 	r, dir := world(t)
 	top := filepath.Dir(dir)
 	must(t, os.Symlink(top, filepath.Join(dir, "abs")))
@@ -122,7 +122,7 @@ func TestNothingLeadsOut(t *testing.T) {
 	}
 }
 
-func TestRefusesBadPaths(t *testing.T) {
+func TestInvalidPathsAreRefused(t *testing.T) {
 	r, _ := world(t)
 	must2(put(t, r, "here", "", WriteOptions{}))
 	for name, p := range map[string]string{
@@ -151,7 +151,7 @@ func must2(_ Info, err error) {
 	}
 }
 
-func TestNothingBlocks(t *testing.T) {
+func TestOperationsDoNotBlockOnSpecialFiles(t *testing.T) {
 	r, dir := world(t)
 	must(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o666))
 	l, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
@@ -191,13 +191,13 @@ func TestNothingBlocks(t *testing.T) {
 	must(t, err)
 	for _, i := range items {
 		if strings.HasPrefix(i.Name, ".orchestrator") {
-			t.Errorf("left %s", i.Name)
+			t.Errorf("temporary file %s is left", i.Name)
 		}
 	}
 }
 
-// Who has a lease on a file may keep others from opening it for most of a minute.
-func TestALeaseBlocksNobody(t *testing.T) {
+// A file lease can delay an open by most of a minute.
+func TestReadLeasedFileDoesNotBlock(t *testing.T) {
 	r, dir := world(t)
 	must2(put(t, r, "f", "old", WriteOptions{}))
 	f, err := os.OpenFile(filepath.Join(dir, "f"), os.O_RDWR, 0)
@@ -217,8 +217,8 @@ func TestALeaseBlocksNobody(t *testing.T) {
 	}
 }
 
-// Who is killed while he writes leaves nothing.
-func TestWhatIsWrittenHasNoName(t *testing.T) {
+// A writer that is killed must leave nothing.
+func TestWriteKilledLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	n, err := unix.Open(dir, unix.O_WRONLY|unix.O_TMPFILE|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -235,23 +235,23 @@ func TestWhatIsWrittenHasNoName(t *testing.T) {
 	_, err = w.Write([]byte("new"))
 	must(t, err)
 	if list, err := os.ReadDir(dir); err != nil || len(list) != 1 {
-		t.Errorf("there are %v, %v", list, err)
+		t.Errorf("directory = %v, %v; want 1 entry", list, err)
 	}
 	_, err = w.Commit()
 	must(t, err)
 	list, err := os.ReadDir(dir)
 	if err != nil || len(list) != 1 {
-		t.Errorf("there are %v, %v", list, err)
+		t.Errorf("directory = %v, %v; want 1 entry", list, err)
 	}
 	if text, err := os.ReadFile(filepath.Join(dir, "f")); err != nil || string(text) != "new" {
-		t.Errorf("%q, %v", text, err)
+		t.Errorf("content = %q, %v; want new", text, err)
 	}
 	if info, err := r.Stat("f"); err != nil || info.Mode != 0o640 {
-		t.Errorf("%+v, %v", info, err)
+		t.Errorf("Stat(f) = %+v, %v; want mode 640", info, err)
 	}
 }
 
-func TestWritesWholeOrNotAtAll(t *testing.T) {
+func TestWriteIsAtomic(t *testing.T) {
 	r, dir := world(t)
 	must2(put(t, r, "f", "old", WriteOptions{}))
 	w, err := r.Write("f", WriteOptions{Size: 3})
@@ -273,18 +273,18 @@ func TestWritesWholeOrNotAtAll(t *testing.T) {
 	}
 	info, err := put(t, r, "f", "new", WriteOptions{Size: 3})
 	if err != nil || info.Size != 3 || info.Path != "f" {
-		t.Errorf("%+v %v", info, err)
+		t.Errorf("Write(f) = %+v, %v; want size 3", info, err)
 	}
 	if s, _ := get(r, "/workspace/f"); s != "new" {
-		t.Errorf("it is %q", s)
+		t.Errorf("content = %q, want new", s)
 	}
 	names, _ := os.ReadDir(dir)
 	if len(names) != 1 {
-		t.Errorf("left %v", names)
+		t.Errorf("directory = %v, want 1 entry", names)
 	}
 }
 
-func TestModesAndLinks(t *testing.T) {
+func TestWriteModesAndLinks(t *testing.T) {
 	r, dir := world(t)
 	info, err := put(t, r, "a/b/f", "x", WriteOptions{Mode: 0o6755, Parents: true})
 	if err != nil || info.Mode != 0o755 {
@@ -312,24 +312,24 @@ func TestModesAndLinks(t *testing.T) {
 		t.Errorf("the link's target is %q", s)
 	}
 	if info, err = r.Stat("l2"); err != nil || info.Type != TypeSymlink || info.Target != "d/l1" {
-		t.Errorf("%+v %v", info, err)
+		t.Errorf("Stat(l2) = %+v, %v; want a link to d/l1", info, err)
 	}
 	must(t, os.Symlink("loop", filepath.Join(dir, "loop")))
 	if _, err = put(t, r, "loop", "", WriteOptions{}); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("loop: %v", err)
 	}
 	if _, err = get(r, "nothing"); !errdefs.IsNotFound(err) {
-		t.Errorf("nothing: %v", err)
+		t.Errorf("Read(nothing): %v, want NotFound", err)
 	}
 	if _, err = r.Move("nothing", "x"); !errdefs.IsNotFound(err) {
-		t.Errorf("nothing: %v", err)
+		t.Errorf("Move(nothing): %v, want NotFound", err)
 	}
 	if info, err = r.Move("l2", "d/e/l3"); err != nil || info.Type != TypeSymlink || info.Path != "d/e/l3" {
-		t.Errorf("%+v %v", info, err)
+		t.Errorf("Move(l2) = %+v, %v; want the link d/e/l3", info, err)
 	}
 }
 
-func TestReadsAPart(t *testing.T) {
+func TestReadOffsetAndLimit(t *testing.T) {
 	r, dir := world(t)
 	must2(put(t, r, "f", "0123456789", WriteOptions{}))
 	for _, c := range []struct {
@@ -345,9 +345,9 @@ func TestReadsAPart(t *testing.T) {
 		_ = rd.Close()
 	}
 	if _, err := r.Read("f", -1, 0); !errdefs.IsInvalidArgument(err) {
-		t.Error(err)
+		t.Errorf("Read with a negative offset: %v, want InvalidArgument", err)
 	}
-	// A file that grows as fast as it is read ends all the same.
+	// Reading a file that grows at the same time must end.
 	rd, err := r.Read("f", 0, 0)
 	must(t, err)
 	defer rd.Close()
@@ -356,11 +356,11 @@ func TestReadsAPart(t *testing.T) {
 		t.Errorf("read %d bytes", len(b))
 	}
 	if info, err := rd.Stat(); err != nil || info.Size != 1000 {
-		t.Errorf("%+v %v", info, err)
+		t.Errorf("Stat() = %+v, %v; want size 1000", info, err)
 	}
 }
 
-func TestListsWithBounds(t *testing.T) {
+func TestListLimit(t *testing.T) {
 	r, dir := world(t)
 	for i := range 1500 {
 		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("f%04d", i)), nil, 0o644))
@@ -371,19 +371,19 @@ func TestListsWithBounds(t *testing.T) {
 		t.Fatalf("%d %v %v", len(items), more, err)
 	}
 	if items, more, err = r.List(t.Context(), "", 100, nil); len(items) != 100 || !more || err != nil {
-		t.Errorf("%d %v %v", len(items), more, err)
+		t.Errorf("List(100) = %d items, more %v, %v; want 100, true", len(items), more, err)
 	}
 	if items, more, err = r.List(t.Context(), "", 1501, nil); len(items) != 1501 || more || err != nil {
-		t.Errorf("%d %v %v", len(items), more, err)
+		t.Errorf("List(1501) = %d items, more %v, %v; want 1501, false", len(items), more, err)
 	}
 	left := 7
 	fits := func(Info) bool { left--; return left >= 0 }
 	if items, more, err = r.List(t.Context(), "", 100, fits); len(items) != 7 || !more || err != nil {
-		t.Errorf("%d %v %v", len(items), more, err)
+		t.Errorf("List with fits = %d items, more %v, %v; want 7, true", len(items), more, err)
 	}
 }
 
-func TestGivesTheOwner(t *testing.T) {
+func TestCreatedFilesHaveOwner(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("not root")
 	}
@@ -394,7 +394,7 @@ func TestGivesTheOwner(t *testing.T) {
 	must2(put(t, r, "a/b/f", "", WriteOptions{Parents: true}))
 	for _, p := range []string{"a", "a/b", "a/b/f"} {
 		if info, err := r.Stat(p); err != nil || info.UID != 1000 || info.GID != 1001 {
-			t.Errorf("%+v %v", info, err)
+			t.Errorf("Stat(%s) = %+v, %v; want owner 1000:1001", p, info, err)
 		}
 	}
 }

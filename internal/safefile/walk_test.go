@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestAWalkSeesEverythingOnce(t *testing.T) {
+func TestWalkVisitsEverythingOnce(t *testing.T) {
 	r, dir := world(t)
 	want := map[string]string{}
-	for i := range 5000 { // more than are sorted at a time
+	for i := range 5000 { // more than one sorted batch
 		name := fmt.Sprintf("many/%05d", i)
 		want[name] = TypeFile
 	}
@@ -70,11 +70,11 @@ func TestAWalkSeesEverythingOnce(t *testing.T) {
 		return nil
 	})
 	if !whole || err != nil || n != 0 {
-		t.Errorf("it looked into a folder it should not: %d, whole %v, %v", n, whole, err)
+		t.Errorf("Walk without Enter: %d entries, complete %v, %v; want 0, true", n, whole, err)
 	}
 }
 
-func TestAWalkBeginsAtAFileToo(t *testing.T) {
+func TestWalkFromFile(t *testing.T) {
 	r, dir := world(t)
 	must2(put(t, r, "a/f", "text", WriteOptions{Parents: true}))
 	must(t, os.Symlink("f", filepath.Join(dir, "a", "link")))
@@ -83,7 +83,7 @@ func TestAWalkBeginsAtAFileToo(t *testing.T) {
 		var text string
 		whole, err := r.Walk(t.Context(), p, WalkOptions{}, func(e *Entry) error {
 			if e.Rel != rel || e.Type != TypeFile {
-				t.Errorf("%+v", e)
+				t.Errorf("visited %+v, want the file %s", e, rel)
 			}
 			rd, err := e.Open()
 			if err != nil {
@@ -94,12 +94,12 @@ func TestAWalkBeginsAtAFileToo(t *testing.T) {
 			return err
 		})
 		if !whole || err != nil || text != "text" {
-			t.Errorf("%s: %q, %v", p, text, err)
+			t.Errorf("Walk(%s): content %q, complete %v, %v; want text", p, text, whole, err)
 		}
 	}
 	for p, is := range map[string]func(error) bool{"a/out": errdefs.IsPermissionDenied, "nothing": errdefs.IsNotFound, "a/f/x": errdefs.IsFailedPrecondition} {
 		if _, err := r.Walk(t.Context(), p, WalkOptions{}, func(*Entry) error { return nil }); !is(err) {
-			t.Errorf("%s: %v", p, err)
+			t.Errorf("Walk(%s): unexpected error %v", p, err)
 		}
 	}
 }
