@@ -143,7 +143,8 @@ func (ws *mountedWorkspace) commitOverlay(ctx context.Context, id string, opt Co
 	}
 	hitFailpoint("volumes.commit.done")
 	if err = errors.Join(err, ws.removeOldGenerations(after)); err != nil {
-		ws.m.log.Warn("failed to clean up after commit; will retry", "workspace", ws.e.meta.Name, "overlay", id, "error", err)
+		ws.m.log.Warn("failed to clean up after commit; will retry",
+			"workspace", ws.e.meta.Name, "overlay", id, "error", err)
 	}
 	return out, nil
 }
@@ -302,7 +303,9 @@ func commitPath(upper, dst *tree, d *delta, copied bool) error {
 		if err != nil {
 			return err
 		}
-		return withDirs(upper, dst, d.path, func(from, to *os.File) error { return copyAttributes(from, to, isUserAttribute) })
+		return withDirs(upper, dst, d.path, func(from, to *os.File) error {
+			return copyAttributes(from, to, isUserAttribute)
+		})
 	}
 	from, err := upper.openDir(parentDir(d.path))
 	if err != nil {
@@ -359,7 +362,8 @@ func sanitizeFile(in *tree, d *delta) error {
 			return err
 		}
 		defer dir.Close()
-		return unix.Fchownat(fdOf(dir), path.Base(d.path), runtime.CommandUID, runtime.CommandGID, unix.AT_SYMLINK_NOFOLLOW)
+		return unix.Fchownat(fdOf(dir), path.Base(d.path), runtime.CommandUID, runtime.CommandGID,
+			unix.AT_SYMLINK_NOFOLLOW)
 	}
 	f, st, err := in.openRegular(d.path)
 	if err != nil {

@@ -135,7 +135,9 @@ func makeData(dir string) error {
 // forkGeneration clones the current generation without the paths that skip reports, modifies the
 // clone with alter, and makes it current. On error nothing has changed. *FullError means that the
 // workspace has no space for it.
-func (ws *mountedWorkspace) forkGeneration(ctx context.Context, skip func(rel string) bool, alter func(dst *tree) error, c change) (err error) {
+func (ws *mountedWorkspace) forkGeneration(ctx context.Context, skip func(rel string) bool,
+	alter func(dst *tree) error, c change,
+) (err error) {
 	temp := filepath.Join(ws.root, newGeneration)
 	if err := ws.m.removeAll(ctx, temp); err != nil {
 		return err
@@ -152,7 +154,9 @@ func (ws *mountedWorkspace) forkGeneration(ctx context.Context, skip func(rel st
 }
 
 // buildGeneration clones the current generation into dir and modifies it.
-func (ws *mountedWorkspace) buildGeneration(ctx context.Context, dir string, skip func(rel string) bool, alter func(dst *tree) error) error {
+func (ws *mountedWorkspace) buildGeneration(ctx context.Context, dir string, skip func(rel string) bool,
+	alter func(dst *tree) error,
+) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
@@ -188,7 +192,8 @@ func (ws *mountedWorkspace) promoteGeneration(ctx context.Context, temp string, 
 	c.Generation = next.Current
 	next.History = append([]change(nil), next.History...)
 	next.addChange(c)
-	if err := ws.m.removeAll(ctx, ws.generationPath(next.Current)); err != nil { // left by a crash before the state was saved
+	// A crash before the state was saved may have left one.
+	if err := ws.m.removeAll(ctx, ws.generationPath(next.Current)); err != nil {
 		return err
 	}
 	if err := os.Rename(temp, ws.generationPath(next.Current)); err != nil {
@@ -224,7 +229,8 @@ func readState(content string) (state, error) {
 		return s, err
 	}
 	if s.Version != stateVersion || s.Current < 0 {
-		return s, fmt.Errorf("unsupported version %[2]d of %[1]s: this build reads %[3]d: %w", stateFile, s.Version, stateVersion, errdefs.ErrFailedPrecondition)
+		return s, fmt.Errorf("unsupported version %d of %s: this build reads %d: %w",
+			s.Version, stateFile, stateVersion, errdefs.ErrFailedPrecondition)
 	}
 	return s, nil
 }

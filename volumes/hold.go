@@ -56,9 +56,11 @@ func (e *BusyError) Error() string {
 	case e.Lease == "":
 		return fmt.Sprintf("workspace %s is being written from the host: try again", e.Workspace)
 	case e.Overlay:
-		return fmt.Sprintf("workspace %[2]s has an overlay of lease %[1]s: wait until it ends, or use mode ro or overlay", e.Lease, e.Workspace)
+		return fmt.Sprintf("workspace %s has an overlay of lease %s: wait until it ends, or use mode ro or overlay",
+			e.Workspace, e.Lease)
 	}
-	return fmt.Sprintf("workspace %[2]s is being written by lease %[1]s: wait until it ends, or use mode ro", e.Lease, e.Workspace)
+	return fmt.Sprintf("workspace %s is being written by lease %s: wait until it ends, or use mode ro",
+		e.Workspace, e.Lease)
 }
 
 // Unwrap returns the errdefs class.
@@ -79,7 +81,8 @@ const (
 
 // Error implements error.
 func (e *FullError) Error() string {
-	return fmt.Sprintf("workspace %s has no space for %s: remove files, discard overlays, or resize it", e.Workspace, e.For)
+	return fmt.Sprintf("workspace %s has no space for %s: remove files, discard overlays, or resize it",
+		e.Workspace, e.For)
 }
 
 // asFullError converts ENOSPC and EDQUOT into a *FullError.
@@ -101,7 +104,8 @@ func (e *FullError) Unwrap() error { return errdefs.ErrFailedPrecondition }
 // not fit.
 func (m *Manager) Acquire(ctx context.Context, name, lease string, mode Mode) (*Hold, error) {
 	if !leasePattern.MatchString(lease) {
-		return nil, fmt.Errorf("acquire workspace %s: invalid lease %q: must match %s: %w", name, lease, leasePattern, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("acquire workspace %s: invalid lease %q: must match %s: %w",
+			name, lease, leasePattern, errdefs.ErrInvalidArgument)
 	}
 	var h *Hold
 	err := m.withMounted(ctx, name, func(ws *mountedWorkspace) (err error) {
@@ -136,7 +140,8 @@ func (ws *mountedWorkspace) reserveHold(lease string, mode Mode) (h *Hold, fresh
 	defer ws.m.mu.Unlock()
 	if h := ws.e.holds[lease]; h != nil {
 		if h.mode != mode {
-			return nil, false, fmt.Errorf("lease %s already has workspace %s in mode %s: %w", lease, ws.e.meta.Name, h.mode, errdefs.ErrFailedPrecondition)
+			return nil, false, fmt.Errorf("lease %s already has workspace %s in mode %s: %w",
+				lease, ws.e.meta.Name, h.mode, errdefs.ErrFailedPrecondition)
 		}
 		return h, false, nil
 	}
@@ -201,7 +206,9 @@ func (m *Manager) checkAvailable(e *entry, lease string, mode Mode) error {
 		case e.writers > 0:
 			return &BusyError{Workspace: e.meta.Name}
 		case e.overlays[lease] == nil && len(e.overlays) >= m.opts.Overlays.Max:
-			return fmt.Errorf("workspace %s has %d overlays, the maximum (workspaces.overlays.max): commit or discard some: %w", e.meta.Name, len(e.overlays), errdefs.ErrResourceExhausted)
+			return fmt.Errorf("workspace %s has %d overlays, the maximum (workspaces.overlays.max): "+
+				"commit or discard some: %w",
+				e.meta.Name, len(e.overlays), errdefs.ErrResourceExhausted)
 		}
 		return nil
 	}

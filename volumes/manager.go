@@ -117,8 +117,8 @@ type entry struct {
 
 func newEntry(w meta) *entry {
 	return &entry{
-		meta: w, holds: map[string]*Hold{}, readers: map[int]int{}, overlays: map[string]*overlay{}, lock: make(chan struct{}, 1),
-		state: state{Version: stateVersion},
+		meta: w, holds: map[string]*Hold{}, readers: map[int]int{}, overlays: map[string]*overlay{},
+		lock: make(chan struct{}, 1), state: state{Version: stateVersion},
 	}
 }
 
@@ -126,7 +126,8 @@ func newEntry(w meta) *entry {
 // metadata is logged and not offered. Open removes nothing; see Sweep.
 func Open(dir string, opts Options) (*Manager, error) {
 	if !filepath.IsAbs(dir) {
-		return nil, fmt.Errorf("open workspaces: directory %q must be an absolute path: %w", dir, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("open workspaces: directory %q must be an absolute path: %w",
+			dir, errdefs.ErrInvalidArgument)
 	}
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)

@@ -91,7 +91,7 @@ func decodeMeta(b []byte) (meta, error) {
 		return meta{}, err
 	}
 	if w.Version != metaVersion {
-		return meta{}, fmt.Errorf("unsupported version %[2]d of %[1]s: this build reads %[3]d", metaFile, w.Version, metaVersion)
+		return meta{}, fmt.Errorf("unsupported version %d of %s: this build reads %d", w.Version, metaFile, metaVersion)
 	}
 	if !namePattern.MatchString(w.Name) {
 		return meta{}, fmt.Errorf("%s: invalid name %q: must match %s", metaFile, w.Name, namePattern)

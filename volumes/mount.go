@@ -74,7 +74,8 @@ func (ws *mountedWorkspace) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(ws.removeOldGenerations(ctx), ws.removeOrphanedUppers(ctx), ws.m.removeInterrupted(ctx, ws.e.meta))
+	return errors.Join(ws.removeOldGenerations(ctx), ws.removeOrphanedUppers(ctx),
+		ws.m.removeInterrupted(ctx, ws.e.meta))
 }
 
 // unmountIdle unmounts a file system that was last used before the given time.

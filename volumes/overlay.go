@@ -83,7 +83,8 @@ func (m *Manager) readOverlays(w meta) (map[string]*overlay, error) {
 			return nil, err
 		}
 		if o.Version != overlayVersion || o.ID != id {
-			return nil, fmt.Errorf("unsupported version %[2]d of overlay %[1]s: this build reads %[3]d", id, o.Version, overlayVersion)
+			return nil, fmt.Errorf("unsupported version %d of overlay %s: this build reads %d",
+				o.Version, id, overlayVersion)
 		}
 		out[id] = &o
 	}
@@ -114,7 +115,8 @@ func (ws *mountedWorkspace) findOverlay(id string) (overlay, error) {
 }
 
 func overlayNotFound(id string) error {
-	return fmt.Errorf("overlay %q not found: not an overlay lease, no changes, or committed, discarded or expired: %w", id, errdefs.ErrNotFound)
+	return fmt.Errorf("overlay %q not found: not an overlay lease, no changes, or committed, discarded or expired: %w",
+		id, errdefs.ErrNotFound)
 }
 
 // endOverlay keeps an overlay's changes when its lease ends, with the state of each changed path in
@@ -140,7 +142,8 @@ func (ws *mountedWorkspace) endOverlay(ctx context.Context, id string) error {
 	case errdefs.IsFailedPrecondition(err):
 		o.Unusable = fmt.Sprintf("has paths longer than %d bytes", maxTreePath)
 	case err != nil: // The lease ends even if its changes are unreadable.
-		ws.m.log.Error("failed to read overlay; it can only be discarded", "workspace", ws.e.meta.Name, "overlay", id, "error", err)
+		ws.m.log.Error("failed to read overlay; it can only be discarded",
+			"workspace", ws.e.meta.Name, "overlay", id, "error", err)
 		o.Unusable = "has unreadable changes"
 	case len(found) == 0:
 		return ws.removeOverlay(ctx, id)
@@ -176,7 +179,8 @@ func (ws *mountedWorkspace) removeOverlay(ctx context.Context, id string) error 
 	delete(ws.e.overlays, id)
 	ws.m.mu.Unlock()
 	if err := ws.m.removeAll(ctx, gone); err != nil {
-		ws.m.log.Warn("failed to remove overlay files; will retry", "workspace", ws.e.meta.Name, "overlay", id, "error", err)
+		ws.m.log.Warn("failed to remove overlay files; will retry",
+			"workspace", ws.e.meta.Name, "overlay", id, "error", err)
 		ws.m.removeLater(ws.e, gone)
 	}
 	return nil

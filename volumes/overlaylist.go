@@ -57,7 +57,10 @@ func (m *Manager) Overlays(name string) ([]Overlay, error) {
 }
 
 func (m *Manager) overlayInfo(e *entry, o *overlay) Overlay {
-	out := Overlay{ID: o.ID, Workspace: e.meta.Name, CreatedAt: o.CreatedAt, EndedAt: o.EndedAt, Live: o.Live, Changes: max(o.Changes-len(o.Committed), 0)}
+	out := Overlay{
+		ID: o.ID, Workspace: e.meta.Name, CreatedAt: o.CreatedAt, EndedAt: o.EndedAt, Live: o.Live,
+		Changes: max(o.Changes-len(o.Committed), 0),
+	}
 	if !o.Live && m.opts.Overlays.Keep > 0 {
 		out.ExpiresAt = o.EndedAt.Add(m.opts.Overlays.Keep)
 	}

@@ -84,14 +84,16 @@ func (ws *mountedWorkspace) mountUpper(id string) (err error) {
 			f.Close() // A nil file is fine.
 		}
 	}()
-	for i, dir := range []string{ws.currentPath(), filepath.Join(ws.upperPath(id), upperDir), filepath.Join(ws.upperPath(id), workDir)} {
+	upper := ws.upperPath(id)
+	for i, dir := range []string{ws.currentPath(), filepath.Join(upper, upperDir), filepath.Join(upper, workDir)} {
 		fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return fmt.Errorf("layer of overlay %s: %w", id, err)
 		}
 		layers[i] = os.NewFile(uintptr(fd), dir)
 	}
-	options := fmt.Sprintf("lowerdir=/proc/self/fd/%d,upperdir=/proc/self/fd/%d,workdir=/proc/self/fd/%d,index=off,metacopy=off,redirect_dir=nofollow,xino=off",
+	options := fmt.Sprintf("lowerdir=/proc/self/fd/%d,upperdir=/proc/self/fd/%d,workdir=/proc/self/fd/%d,"+
+		"index=off,metacopy=off,redirect_dir=nofollow,xino=off",
 		fdOf(layers[0]), fdOf(layers[1]), fdOf(layers[2]))
 	target := ws.m.mergedPath(ws.e.meta, id)
 	if err := unix.Mount("overlay", target, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {

@@ -36,7 +36,9 @@ func (m *Manager) Await(ctx context.Context, name string, mode Mode) (done func(
 	if err == nil {
 		err = m.checkAvailable(e, "", mode)
 	}
-	if busy := (*BusyError)(nil); err != nil && !errors.As(err, &busy) || err == nil && len(e.waiters) == 0 || mode == ReadOnly {
+	var busy *BusyError
+	failed := err != nil && !errors.As(err, &busy)
+	if failed || err == nil && len(e.waiters) == 0 || mode == ReadOnly {
 		m.mu.Unlock()
 		return func() {}, err
 	}

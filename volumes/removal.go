@@ -21,7 +21,8 @@ import (
 func (m *Manager) removeLater(e *entry, dir string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e.failedCleanups = append(e.failedCleanups, func(ctx context.Context, _ *mountedWorkspace) error { return m.removeAll(ctx, dir) })
+	remove := func(ctx context.Context, _ *mountedWorkspace) error { return m.removeAll(ctx, dir) }
+	e.failedCleanups = append(e.failedCleanups, remove)
 }
 
 // deleteFilesLater queues the removal of a directory in m.dir.
@@ -39,7 +40,8 @@ func (m *Manager) retryDeletes(ctx context.Context) {
 	m.mu.Unlock()
 	for _, name := range left {
 		if err := m.deleteFiles(ctx, name); err != nil {
-			m.log.Warn("failed to remove deleted workspace; will retry", "path", filepath.Join(m.dir, name), "error", err)
+			m.log.Warn("failed to remove deleted workspace; will retry",
+				"path", filepath.Join(m.dir, name), "error", err)
 			m.deleteFilesLater(name)
 		}
 	}

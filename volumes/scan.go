@@ -154,7 +154,8 @@ func (s *scanner) add(d delta) error {
 		return fmt.Errorf("more than %d changes: %w", maxDeltas, errdefs.ErrResourceExhausted)
 	}
 	if s.pathBytes += len(d.path); s.pathBytes > maxDeltaBytes {
-		return fmt.Errorf("changed paths have more than %d bytes in total: %w", maxDeltaBytes, errdefs.ErrResourceExhausted)
+		return fmt.Errorf("changed paths have more than %d bytes in total: %w",
+			maxDeltaBytes, errdefs.ErrResourceExhausted)
 	}
 	s.found = append(s.found, d)
 	return nil

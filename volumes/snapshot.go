@@ -45,8 +45,10 @@ const newContent = newPrefix + "content"
 // to cannot be copied consistently. It returns FailedPrecondition if a lease or open Files use it,
 // ResourceExhausted if it has too many snapshots, and AlreadyExists if the label is taken.
 func (m *Manager) Snapshot(ctx context.Context, name, label string) (Snapshot, error) {
-	if len(label) > MaxLabel || strings.ContainsFunc(label, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' }) {
-		return Snapshot{}, fmt.Errorf("invalid label: must be at most %d bytes of printable UTF-8: %w", MaxLabel, errdefs.ErrInvalidArgument)
+	unprintable := func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' }
+	if len(label) > MaxLabel || strings.ContainsFunc(label, unprintable) {
+		return Snapshot{}, fmt.Errorf("invalid label: must be at most %d bytes of printable UTF-8: %w",
+			MaxLabel, errdefs.ErrInvalidArgument)
 	}
 	e, err := m.lockWorkspace(ctx, name)
 	if err != nil {
@@ -57,13 +59,18 @@ func (m *Manager) Snapshot(ctx context.Context, name, label string) (Snapshot, e
 	if err != nil {
 		return Snapshot{}, err
 	}
+	taken := func(s snapshotMeta) bool { return label != "" && (s.Label == label || s.ID == label) }
 	switch {
 	case m.opts.Snapshots == 0:
-		return Snapshot{}, fmt.Errorf("snapshots are disabled: set workspaces.snapshots: %w", errdefs.ErrFailedPrecondition)
+		return Snapshot{}, fmt.Errorf("snapshots are disabled: set workspaces.snapshots: %w",
+			errdefs.ErrFailedPrecondition)
 	case len(list) >= m.opts.Snapshots:
-		return Snapshot{}, fmt.Errorf("workspace %s has %d snapshots, the maximum (workspaces.snapshots): remove some: %w", name, len(list), errdefs.ErrResourceExhausted)
-	case slices.ContainsFunc(list, func(s snapshotMeta) bool { return label != "" && (s.Label == label || s.ID == label) }):
-		return Snapshot{}, fmt.Errorf("snapshot %[2]q of workspace %[1]s already exists: %[3]w", name, label, errdefs.ErrAlreadyExists)
+		return Snapshot{}, fmt.Errorf("workspace %s has %d snapshots, the maximum (workspaces.snapshots): "+
+			"remove some: %w",
+			name, len(list), errdefs.ErrResourceExhausted)
+	case slices.ContainsFunc(list, taken):
+		return Snapshot{}, fmt.Errorf("snapshot %q of workspace %s already exists: %w",
+			label, name, errdefs.ErrAlreadyExists)
 	}
 	if err := m.quiesce(ctx, e); err != nil {
 		return Snapshot{}, err
@@ -112,10 +119,13 @@ func (m *Manager) quiesce(ctx context.Context, e *entry) error {
 	switch {
 	case len(e.holds) > 0:
 		for id := range e.holds {
-			err = fmt.Errorf("workspace %s is in use by sandbox %s: end it first: %w", e.meta.Name, id, errdefs.ErrFailedPrecondition)
+			err = fmt.Errorf("workspace %s is in use by sandbox %s: end it first: %w",
+				e.meta.Name, id, errdefs.ErrFailedPrecondition)
 		}
 	case m.hasOrphanedOverlay(e):
-		err = fmt.Errorf("workspace %[2]s has an overlay of sandbox %[1]s of a stopped service: start the service again, or run `orchestrator down`: %[3]w", e.liveOverlay(), e.meta.Name, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("workspace %s has an overlay of sandbox %s of a stopped service: "+
+			"start the service again, or run `orchestrator down`: %w",
+			e.meta.Name, e.liveOverlay(), errdefs.ErrFailedPrecondition)
 	case e.inUse():
 		err = fmt.Errorf("workspace %s has open files: try again: %w", e.meta.Name, errdefs.ErrFailedPrecondition)
 	}
@@ -272,7 +282,8 @@ func (m *Manager) Restore(ctx context.Context, name, snapshot string) (Snapshot,
 	}
 	m.mu.Lock()
 	for id := range e.overlays {
-		err = fmt.Errorf("workspace %s has %d overlays (one of sandbox %s): commit or discard them first: %w", name, len(e.overlays), id, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("workspace %s has %d overlays (one of sandbox %s): commit or discard them first: %w",
+			name, len(e.overlays), id, errdefs.ErrFailedPrecondition)
 	}
 	m.mu.Unlock()
 	if err != nil {
@@ -286,7 +297,8 @@ func (m *Manager) Restore(ctx context.Context, name, snapshot string) (Snapshot,
 
 // swapContent replaces a workspace's content with a copy of a snapshot.
 func (m *Manager) swapContent(ctx context.Context, e *entry, s snapshotMeta) (err error) {
-	temp, content := filepath.Join(m.workspacePath(e.meta), newContent), filepath.Join(m.workspacePath(e.meta), contentDir)
+	dir := m.workspacePath(e.meta)
+	temp, content := filepath.Join(dir, newContent), filepath.Join(dir, contentDir)
 	if err := m.removeAll(ctx, temp); err != nil {
 		return err
 	}
@@ -430,7 +442,8 @@ func (m *Manager) readSnapshots(w meta) ([]snapshotMeta, error) {
 			out = append(out, s)
 		}
 	}
-	slices.SortFunc(out, func(a, b snapshotMeta) int { return strings.Compare(a.ID, b.ID) }) // The ids are UUIDv7 and start with the time.
+	// The ids are UUIDv7 and start with the time.
+	slices.SortFunc(out, func(a, b snapshotMeta) int { return strings.Compare(a.ID, b.ID) })
 	return out, nil
 }
 
@@ -444,7 +457,7 @@ func (m *Manager) findSnapshot(w meta, name string) (snapshotMeta, error) {
 			return s, nil
 		}
 	}
-	return snapshotMeta{}, fmt.Errorf("snapshot %[2]q of workspace %[1]s not found: %[3]w", w.Name, name, errdefs.ErrNotFound)
+	return snapshotMeta{}, fmt.Errorf("snapshot %q of workspace %s not found: %w", name, w.Name, errdefs.ErrNotFound)
 }
 
 func (m *Manager) countSnapshots(w meta) int {

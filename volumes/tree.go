@@ -51,7 +51,8 @@ func (t *tree) openDir(rel string) (*os.File, error) {
 
 func (t *tree) open(rel string, flags uint64) (*os.File, error) {
 	if len(rel) > maxTreePath {
-		return nil, fmt.Errorf("path %q is longer than %d bytes: %w", shorten(rel), maxTreePath, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("path %q is longer than %d bytes: %w",
+			shorten(rel), maxTreePath, errdefs.ErrFailedPrecondition)
 	}
 	at := rel
 	if at == "" {
@@ -161,7 +162,9 @@ func statAt(dir *os.File, name string) (st unix.Stat_t, err error) {
 
 // walk calls do for everything below rel, a directory before its content. do reports whether to
 // enter a directory. Entries that disappear during the walk are skipped.
-func (t *tree) walk(ctx context.Context, rel string, do func(rel string, dir *os.File, name string, st *unix.Stat_t) (into bool, err error)) error {
+func (t *tree) walk(ctx context.Context, rel string,
+	do func(rel string, dir *os.File, name string, st *unix.Stat_t) (into bool, err error),
+) error {
 	todo, seen, names := []string{rel}, 0, 0
 	for len(todo) > 0 {
 		at := todo[len(todo)-1]
@@ -190,7 +193,8 @@ func (t *tree) walk(ctx context.Context, rel string, do func(rel string, dir *os
 				return err
 			}
 			if names += len(below); names > maxTreeBytes {
-				return fmt.Errorf("directory paths have more than %d bytes in total: remove some directories: %w", maxTreeBytes, errdefs.ErrResourceExhausted)
+				return fmt.Errorf("directory paths have more than %d bytes in total: remove some directories: %w",
+					maxTreeBytes, errdefs.ErrResourceExhausted)
 			}
 			todo = append(todo, below)
 			return nil

@@ -51,7 +51,8 @@ func (ws *mountedWorkspace) viewOverlay(ctx context.Context, id string) (*overla
 		return nil, fmt.Errorf("overlay %s %s: discard it: %w", id, o.Unusable, errdefs.ErrFailedPrecondition)
 	}
 	v := &overlayView{
-		overlay: o, dir: ws.currentPath(), upperDirs: map[string]*delta{}, bases: map[string]base{}, touched: map[string]touch{}, conflicts: map[string]Conflict{},
+		overlay: o, dir: ws.currentPath(), upperDirs: map[string]*delta{}, bases: map[string]base{},
+		touched: map[string]touch{}, conflicts: map[string]Conflict{},
 		lastChange: ws.e.state.lastChanges(),
 	}
 	if o.Live {

@@ -57,7 +57,8 @@ type CreateOptions struct {
 // name is taken, and Unavailable if the configured quota mechanism does not work.
 func (m *Manager) Create(ctx context.Context, name string, opt CreateOptions) (Workspace, error) {
 	if !namePattern.MatchString(name) {
-		return Workspace{}, fmt.Errorf("invalid workspace name %q: must match %s: %w", name, namePattern, errdefs.ErrInvalidArgument)
+		return Workspace{}, fmt.Errorf("invalid workspace name %q: must match %s: %w",
+			name, namePattern, errdefs.ErrInvalidArgument)
 	}
 	if err := m.checkQuota(opt.QuotaBytes); err != nil {
 		return Workspace{}, err
@@ -66,7 +67,9 @@ func (m *Manager) Create(ctx context.Context, name string, opt CreateOptions) (W
 	if err != nil {
 		return Workspace{}, fmt.Errorf("create workspace %s: %w", name, err)
 	}
-	made := newEntry(meta{Version: metaVersion, ID: id.String(), Name: name, CreatedAt: time.Now().UTC(), Shared: opt.Shared})
+	made := newEntry(meta{
+		Version: metaVersion, ID: id.String(), Name: name, CreatedAt: time.Now().UTC(), Shared: opt.Shared,
+	})
 	made.creating = true
 	m.mu.Lock()
 	taken := m.byName[name] != nil
@@ -100,9 +103,11 @@ func (m *Manager) checkQuota(bytes int64) error {
 	case bytes == 0:
 		return nil
 	case bytes < quotadir.MinBytes:
-		return fmt.Errorf("invalid quota %d: must be at least %d bytes: %w", bytes, int64(quotadir.MinBytes), errdefs.ErrInvalidArgument)
+		return fmt.Errorf("invalid quota %d: must be at least %d bytes: %w",
+			bytes, int64(quotadir.MinBytes), errdefs.ErrInvalidArgument)
 	case m.opts.MaxQuota > 0 && bytes > m.opts.MaxQuota:
-		return fmt.Errorf("invalid quota %d: must be at most %d bytes (workspaces.max_quota): %w", bytes, m.opts.MaxQuota, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("invalid quota %d: must be at most %d bytes (workspaces.max_quota): %w",
+			bytes, m.opts.MaxQuota, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }
@@ -219,7 +224,9 @@ func (m *Manager) Resize(ctx context.Context, name string, bytes int64) (Workspa
 	defer m.unlockWorkspace(ctx, e)
 	dir, ok := m.diskPath(e.meta)
 	if !ok {
-		return Workspace{}, fmt.Errorf("workspace %s was created by an earlier version and has no quota: copy its files to a new workspace: %w", name, errdefs.ErrFailedPrecondition)
+		return Workspace{}, fmt.Errorf("workspace %s was created by an earlier version and has no quota: "+
+			"copy its files to a new workspace: %w",
+			name, errdefs.ErrFailedPrecondition)
 	}
 	bound, _, err := quotadir.Bound(dir)
 	if err != nil {
@@ -235,7 +242,8 @@ func (m *Manager) Resize(ctx context.Context, name string, bytes int64) (Workspa
 			return Workspace{}, err
 		}
 	case bytes < bound:
-		return Workspace{}, fmt.Errorf("workspace %s is in use and cannot shrink: end its sandboxes first: %w", name, errdefs.ErrFailedPrecondition)
+		return Workspace{}, fmt.Errorf("workspace %s is in use and cannot shrink: end its sandboxes first: %w",
+			name, errdefs.ErrFailedPrecondition)
 	}
 	if err := quotadir.Resize(ctx, dir, bytes); err != nil {
 		return Workspace{}, fmt.Errorf("workspace %s: %w", name, err)
@@ -255,7 +263,8 @@ func (m *Manager) Delete(ctx context.Context, name string) error {
 	m.runCleanups(ctx, e)
 	m.mu.Lock()
 	if e.inUse() || m.hasOrphanedOverlay(e) {
-		err = fmt.Errorf("workspace %s is in use by %d leases: end them first: %w", name, len(e.holds), errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("workspace %s is in use by %d leases: end them first: %w",
+			name, len(e.holds), errdefs.ErrFailedPrecondition)
 	}
 	m.mu.Unlock()
 	if err == nil {

@@ -126,10 +126,13 @@ func (ws *mountedWorkspace) beginEdit(ctx context.Context) error {
 	ws.m.mu.Unlock()
 	switch {
 	case live != "" && !settled:
-		return fmt.Errorf("it has an overlay of sandbox %s of a stopped service: start the service again, or run `orchestrator down`: %w", live, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("it has an overlay of sandbox %s of a stopped service: "+
+			"start the service again, or run `orchestrator down`: %w",
+			live, errdefs.ErrFailedPrecondition)
 	case on:
 		none := func(string) bool { return false }
-		err := ws.forkGeneration(ctx, none, func(*tree) error { return nil }, change{By: "the host", At: time.Now().UTC()})
+		keep := func(*tree) error { return nil }
+		err := ws.forkGeneration(ctx, none, keep, change{By: "the host", At: time.Now().UTC()})
 		if err != nil {
 			return fmt.Errorf("create a generation beside overlays: %w", err)
 		}

@@ -48,7 +48,8 @@ func Apply(ctx context.Context, r io.Reader, dir string, limits Limits, owner Ow
 	defer func() { _ = root.Close() }()
 	sum, err := receiveStage(ctx, root, r, limits, owner)
 	if err != nil {
-		return sum, errors.Join(fmt.Errorf("apply files: %w", asUserError(err)), dropStage(context.WithoutCancel(ctx), dir))
+		err = fmt.Errorf("apply files: %w", asUserError(err))
+		return sum, errors.Join(err, dropStage(context.WithoutCancel(ctx), dir))
 	}
 	failpoint.Hit("carry.apply.staged")
 	// From here on, this call or Recover completes it.
@@ -58,7 +59,8 @@ func Apply(ctx context.Context, r io.Reader, dir string, limits Limits, owner Ow
 // asUserError explains ENOSPC and EDQUOT to the caller, whose files would otherwise be lost.
 func asUserError(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return usererror.Errorf(errdefs.ErrFailedPrecondition, "the workspace has no space for a temporary second copy of the sandbox's files: remove files, or resize it")
+		return usererror.Errorf(errdefs.ErrFailedPrecondition,
+			"the workspace has no space for a temporary second copy of the sandbox's files: remove files, or resize it")
 	}
 	return err
 }
@@ -182,7 +184,8 @@ func stageFile(root *os.Root, e entry, content io.Reader, owner Owner) error {
 	if err != nil {
 		return err
 	}
-	err = errors.Join(writeContent(f, content, e.Size), f.Chown(owner.UID, owner.GID), f.Chmod(fs.FileMode(e.Mode)), f.Close())
+	err = errors.Join(writeContent(f, content, e.Size), f.Chown(owner.UID, owner.GID),
+		f.Chmod(fs.FileMode(e.Mode)), f.Close())
 	if err != nil {
 		return err
 	}

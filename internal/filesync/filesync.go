@@ -34,7 +34,7 @@ const (
 	maxPath      = 4096
 	maxPart      = 255
 	keepRecord   = "ORCHESTRATOR.keep"
-	endRecord    = "ORCHESTRATOR.end" // in the last header, because an archive that was cut between two files looks complete
+	endRecord    = "ORCHESTRATOR.end" // in the last header: an archive cut between two files looks complete
 	permMask     = 0o777              // setuid, setgid and sticky are dropped
 	ownerReads   = 0o400
 	ownerEnters  = 0o700
@@ -95,9 +95,13 @@ func (t *counter) add(name string, size int64) error {
 	t.sum.Room += (size + page - 1) / page * page
 	switch {
 	case t.sum.Entries > MaxEntries:
-		return usererror.Errorf(errdefs.ErrFailedPrecondition, "the workspace has more than %d files and directories: too many to copy", MaxEntries)
+		return usererror.Errorf(errdefs.ErrFailedPrecondition,
+			"the workspace has more than %d files and directories: too many to copy",
+			MaxEntries)
 	case t.names > maxNames:
-		return usererror.Errorf(errdefs.ErrFailedPrecondition, "the names of the workspace's files have more than %d bytes in total: too many to copy", maxNames)
+		return usererror.Errorf(errdefs.ErrFailedPrecondition,
+			"the names of the workspace's files have more than %d bytes in total: too many to copy",
+			maxNames)
 	case t.sum.Room > t.limits.Bytes:
 		return &TooLargeError{Bytes: t.sum.Room, Limit: t.limits.Bytes, Path: name}
 	}
@@ -107,9 +111,12 @@ func (t *counter) add(name string, size int64) error {
 // checkName returns an error unless name is a clean path below the directory.
 func checkName(name string) error {
 	bad := func() error {
-		return usererror.Errorf(errdefs.ErrInvalidArgument, "invalid name %.100q in the stream of files: not below the workspace", name)
+		return usererror.Errorf(errdefs.ErrInvalidArgument,
+			"invalid name %.100q in the stream of files: not below the workspace",
+			name)
 	}
-	if name == "" || name == "." || len(name) > maxPath || path.IsAbs(name) || path.Clean(name) != name || strings.IndexByte(name, 0) >= 0 {
+	if name == "" || name == "." || len(name) > maxPath || path.IsAbs(name) ||
+		path.Clean(name) != name || strings.IndexByte(name, 0) >= 0 {
 		return bad()
 	}
 	top := true

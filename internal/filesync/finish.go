@@ -60,7 +60,8 @@ func finishApply(ctx context.Context, dir string, root *os.Root, owner Owner) er
 		if e.Kind != "d" {
 			continue
 		}
-		err := errors.Join(root.Lchown(e.Name, owner.UID, owner.GID), root.Chmod(e.Name, fs.FileMode(e.Mode)), root.Chtimes(e.Name, e.Time, e.Time))
+		err := errors.Join(root.Lchown(e.Name, owner.UID, owner.GID),
+			root.Chmod(e.Name, fs.FileMode(e.Mode)), root.Chtimes(e.Name, e.Time, e.Time))
 		if err != nil {
 			return fmt.Errorf("apply files: %.200q: %w", e.Name, err)
 		}

@@ -35,7 +35,9 @@ func fileStamp(info fs.FileInfo) uint64 {
 	}
 	h := fnv.New64a()
 	var b []byte
-	for _, n := range []int64{int64(st.Ino), st.Size, st.Mtim.Sec, st.Mtim.Nsec, st.Ctim.Sec, st.Ctim.Nsec, int64(st.Mode)} {
+	for _, n := range []int64{
+		int64(st.Ino), st.Size, st.Mtim.Sec, st.Mtim.Nsec, st.Ctim.Sec, st.Ctim.Nsec, int64(st.Mode),
+	} {
 		b = binary.LittleEndian.AppendUint64(b, uint64(n))
 	}
 	_, _ = h.Write(b)
@@ -97,7 +99,8 @@ func Pack(ctx context.Context, w io.Writer, dir string, limits Limits, known Kno
 	if err := walk(ctx, root, p.packEntry); err != nil {
 		return p.counter.sum, fmt.Errorf("pack files: %w", err)
 	}
-	end := &tar.Header{Typeflag: tar.TypeXGlobalHeader, Name: "end", PAXRecords: map[string]string{endRecord: fmt.Sprint(p.counter.sum.Entries)}}
+	end := &tar.Header{Typeflag: tar.TypeXGlobalHeader, Name: "end",
+		PAXRecords: map[string]string{endRecord: fmt.Sprint(p.counter.sum.Entries)}}
 	if err := p.out.WriteHeader(end); err != nil {
 		return p.counter.sum, fmt.Errorf("pack files: %w", err)
 	}

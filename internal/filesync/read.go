@@ -30,7 +30,9 @@ type entry struct {
 }
 
 // readStream calls do for each entry of a stream. Each name is unique and follows its directory.
-func readStream(ctx context.Context, r io.Reader, limits Limits, do func(e entry, content io.Reader) error) (Sum, error) {
+func readStream(ctx context.Context, r io.Reader, limits Limits,
+	do func(e entry, content io.Reader) error,
+) (Sum, error) {
 	t := counter{limits: limits}
 	seen := map[string]bool{} // name → whether it is a directory
 	in := tar.NewReader(r)
@@ -53,10 +55,13 @@ func readStream(ctx context.Context, r io.Reader, limits Limits, do func(e entry
 			return t.sum, err
 		}
 		if _, twice := seen[e.Name]; twice {
-			return t.sum, usererror.Errorf(errdefs.ErrInvalidArgument, "duplicate name %.100q in the stream of files", e.Name)
+			return t.sum, usererror.Errorf(errdefs.ErrInvalidArgument, "duplicate name %.100q in the stream of files",
+				e.Name)
 		}
 		if dir := path.Dir(e.Name); dir != "." && !seen[dir] {
-			return t.sum, usererror.Errorf(errdefs.ErrInvalidArgument, "%.100q is in the stream of files without its directory", e.Name)
+			return t.sum, usererror.Errorf(errdefs.ErrInvalidArgument,
+				"%.100q is in the stream of files without its directory",
+				e.Name)
 		}
 		seen[e.Name] = e.Kind == "d"
 		if err := t.add(e.Name+e.Link, e.Size); err != nil {
@@ -96,7 +101,9 @@ func parseHeader(h *tar.Header) (entry, error) {
 		e.Kind = "d"
 	case tar.TypeSymlink:
 		if h.Linkname == "" || len(h.Linkname) >= maxPath {
-			return entry{}, usererror.Errorf(errdefs.ErrInvalidArgument, "invalid target of link %.100q in the stream of files", h.Name)
+			return entry{}, usererror.Errorf(errdefs.ErrInvalidArgument,
+				"invalid target of link %.100q in the stream of files",
+				h.Name)
 		}
 		e.Kind, e.Link = "l", h.Linkname
 	case tar.TypeReg:
@@ -104,12 +111,16 @@ func parseHeader(h *tar.Header) (entry, error) {
 		if size, ok := h.PAXRecords[keepRecord]; ok {
 			n, err := strconv.ParseInt(size, 10, 64)
 			if err != nil || n < 0 || h.Size != 0 {
-				return entry{}, usererror.Errorf(errdefs.ErrInvalidArgument, "invalid size %.40[2]q of unchanged file %.100[1]q in the stream of files", h.Name, size)
+				return entry{}, usererror.Errorf(errdefs.ErrInvalidArgument,
+					"invalid size %.40q of unchanged file %.100q in the stream of files",
+					size, h.Name)
 			}
 			e.Keep, e.Size = true, n
 		}
 	default:
-		return entry{}, usererror.Errorf(errdefs.ErrInvalidArgument, "invalid type of %.100q in the stream of files: must be a directory, file or link", h.Name)
+		return entry{}, usererror.Errorf(errdefs.ErrInvalidArgument,
+			"invalid type of %.100q in the stream of files: must be a directory, file or link",
+			h.Name)
 	}
 	return e, nil
 }

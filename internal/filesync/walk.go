@@ -30,7 +30,9 @@ func walk(ctx context.Context, root *os.Root, visit func(name string, info fs.Fi
 }
 
 // walkDir visits the entries of one directory and returns the directories to enter.
-func walkDir(ctx context.Context, root *os.Root, dir string, visit func(string, fs.FileInfo) (bool, error)) (below []string, err error) {
+func walkDir(ctx context.Context, root *os.Root, dir string,
+	visit func(name string, info fs.FileInfo) (bool, error),
+) (below []string, err error) {
 	f, err := openDir(root, dir)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		return nil, nil

@@ -55,7 +55,8 @@ func Guard(base string, margin int64) (tight bool, err error) {
 		if err != nil || !strings.HasPrefix(string(text), filepath.Clean(base)+"/") {
 			continue
 		}
-		if err := setReserved(n, tight); err != nil && !errors.Is(err, os.ErrNotExist) { // A missing file means: not an ext4, or unmounted.
+		// A missing file means that it is not an ext4, or not mounted any more.
+		if err := setReserved(n, tight); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}
 	}

@@ -15,7 +15,8 @@ import (
 )
 
 // features are explicit, so that the host's mke2fs.conf has no effect.
-const features = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,huge_file,dir_nlink,extra_isize,metadata_csum"
+const features = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg," +
+	"sparse_super,large_file,huge_file,dir_nlink,extra_isize,metadata_csum"
 
 // mountOptions return unused blocks to the host at once (discard). They make a file system with
 // errors read-only, so that writes fail instead of being lost.
@@ -41,7 +42,8 @@ func makeImage(ctx context.Context, dir string, opt Options, rec *record) error 
 	if err := os.Lchown(filepath.Join(seed, rootDir), opt.UID, opt.GID); err != nil {
 		return err
 	}
-	err = e2tool(ctx, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(blockSize), "-I", strconv.Itoa(inodeSize), "-m", "0", "-O", features,
+	err = e2tool(ctx, "mkfs.ext4", "-q", "-F",
+		"-b", strconv.Itoa(blockSize), "-I", strconv.Itoa(inodeSize), "-m", "0", "-O", features,
 		"-N", strconv.FormatInt(p.perGroup*p.groups(), 10), "-J", fmt.Sprintf("size=%d", p.journal*blockSize>>20),
 		"-E", "lazy_itable_init=1,lazy_journal_init=1,root_owner=0:0", "-d", seed, name)
 	if err != nil {
@@ -118,11 +120,14 @@ func mountImage(ctx context.Context, dir string, rec *record) error {
 	if err := os.MkdirAll(mnt, 0o700); err != nil {
 		return err
 	}
-	if err := unix.Mount(device.Name(), mnt, "ext4", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, mountOptions); err != nil {
+	err = unix.Mount(device.Name(), mnt, "ext4", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, mountOptions)
+	if err != nil {
 		return fmt.Errorf("mount %s: %w", device.Name(), err)
 	}
 	if hasFailed(mnt) { // A clone of an old mount kept the failed file system.
-		return errors.Join(fmt.Errorf("file system has an error and cannot be repaired while a clone of its mount exists: %w", ErrBusy), livemount.Unbind(ctx, mnt))
+		err := fmt.Errorf("file system has an error and cannot be repaired while a clone of its mount exists: %w",
+			ErrBusy)
+		return errors.Join(err, livemount.Unbind(ctx, mnt))
 	}
 	return nil
 }

@@ -43,7 +43,8 @@ func attachLoop(image *os.File) (*os.File, error) {
 			return nil, fmt.Errorf("attach %s to %s: %w", image.Name(), device.Name(), err)
 		}
 	}
-	return nil, fmt.Errorf("attach %s: lost %d loop devices to other processes: %w", image.Name(), loopTries, errdefs.ErrUnavailable)
+	return nil, fmt.Errorf("attach %s: lost %d loop devices to other processes: %w",
+		image.Name(), loopTries, errdefs.ErrUnavailable)
 }
 
 // configureLoop asks for direct I/O. Without it, every block is cached twice, and the second copy
@@ -61,7 +62,8 @@ func openLoop(n int) (*os.File, error) {
 	name := fmt.Sprintf("/dev/loop%d", n)
 	device, err := os.OpenFile(name, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {
-		if err := unix.Mknod(name, unix.S_IFBLK|0o600, int(unix.Mkdev(major, uint32(n)))); err != nil && !errors.Is(err, unix.EEXIST) {
+		err = unix.Mknod(name, unix.S_IFBLK|0o600, int(unix.Mkdev(major, uint32(n))))
+		if err != nil && !errors.Is(err, unix.EEXIST) {
 			return nil, fmt.Errorf("make %s: %w: %w", name, err, errdefs.ErrUnavailable)
 		}
 		device, err = os.OpenFile(name, os.O_RDWR, 0)

@@ -77,7 +77,8 @@ func makeProject(dir string, opt Options, rec *record) error {
 		return err
 	}
 	if use.Bytes > opt.Bytes {
-		return fmt.Errorf("project quotas are not enforced: mount the file system with prjquota: %w", errdefs.ErrUnavailable)
+		return fmt.Errorf("project quotas are not enforced: mount the file system with prjquota: %w",
+			errdefs.ErrUnavailable)
 	}
 	return nil
 }

@@ -123,11 +123,13 @@ func (o Options) validate() error {
 	switch o.Mechanism {
 	case Loop, Project:
 		if o.Bytes < MinBytes || o.Bytes > MaxBytes {
-			return fmt.Errorf("invalid size %d: must be from %d to %d bytes: %w", o.Bytes, int64(MinBytes), int64(MaxBytes), errdefs.ErrInvalidArgument)
+			return fmt.Errorf("invalid size %d: must be from %d to %d bytes: %w",
+				o.Bytes, int64(MinBytes), int64(MaxBytes), errdefs.ErrInvalidArgument)
 		}
 	case None:
 	default:
-		return fmt.Errorf("invalid mechanism %q: must be loop, project or none: %w", o.Mechanism, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("invalid mechanism %q: must be loop, project or none: %w",
+			o.Mechanism, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }

@@ -65,7 +65,8 @@ func readRecord(dir string) (record, error) {
 		return record{}, fmt.Errorf("%s: %w: %w", f.Name(), err, ErrAltered)
 	}
 	if r.Version != recordVersion {
-		return record{}, fmt.Errorf("unsupported version %[2]d of %[1]s: this build reads %[3]d: %[4]w", f.Name(), r.Version, recordVersion, errdefs.ErrFailedPrecondition)
+		return record{}, fmt.Errorf("unsupported version %d of %s: this build reads %d: %w",
+			r.Version, f.Name(), recordVersion, errdefs.ErrFailedPrecondition)
 	}
 	if err := (Options{Bytes: r.Bytes, Mechanism: r.Mechanism}).validate(); err != nil {
 		return record{}, fmt.Errorf("%s: %w: %w", f.Name(), err, ErrAltered)

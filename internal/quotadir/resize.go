@@ -17,7 +17,8 @@ import (
 // layout returns the parts of newLayout's result that stay the same when the size changes.
 func (s superblock) layout(rec *record) layout {
 	groups := ceil(s.blocks, groupBlocks)
-	return layout{blocks: s.blocks, journal: rec.Journal, perGroup: s.perGroup, descs: ceil(groups, descsPerBlock) + s.reserved}
+	descs := ceil(groups, descsPerBlock) + s.reserved
+	return layout{blocks: s.blocks, journal: rec.Journal, perGroup: s.perGroup, descs: descs}
 }
 
 // resizeImage grows or shrinks the image. A growth is recorded before it begins, so that the next
@@ -92,9 +93,11 @@ func growMountedImage(dir string, image *os.File, s superblock, next *record) er
 	if is, err := livemount.IsMount(mnt); !is || err != nil {
 		return errors.Join(err, fmt.Errorf("a clone of the mount is still in use: %w", ErrBusy))
 	}
-	if err := growExt4(mnt, uint64(s.blocks)); err != nil { // Resize it to its current size first, to check the permission.
+	// Resize it to its current size first, to check the permission.
+	if err := growExt4(mnt, uint64(s.blocks)); err != nil {
 		if errors.Is(err, unix.EPERM) {
-			err = fmt.Errorf("growing a mounted disk needs CAP_SYS_RESOURCE: retry when no sandbox uses it: %w", errdefs.ErrFailedPrecondition)
+			err = fmt.Errorf("growing a mounted disk needs CAP_SYS_RESOURCE: retry when no sandbox uses it: %w",
+				errdefs.ErrFailedPrecondition)
 		}
 		return err
 	}

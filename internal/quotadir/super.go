@@ -22,7 +22,8 @@ const (
 	incompatExtents  = 0x40
 	incompat64Bit    = 0x80
 	incompatFlexBG   = 0x200
-	incompatKnown    = incompatFiletype | incompatRecover | incompatMetaBG | incompatExtents | incompat64Bit | incompatFlexBG
+	incompatKnown    = incompatFiletype | incompatRecover | incompatMetaBG | incompatExtents |
+		incompat64Bit | incompatFlexBG
 
 	stateErrors = 0x2
 )

@@ -62,7 +62,8 @@ func sweepLoops(base string) error {
 	for _, n := range loops {
 		text, err := os.ReadFile(fmt.Sprintf("/sys/block/loop%d/loop/backing_file", n))
 		name, gone := strings.CutSuffix(strings.TrimSuffix(string(text), "\n"), removed)
-		if err != nil || !gone || !strings.HasPrefix(name, filepath.Clean(base)+"/") || filepath.Base(name) != imageFile {
+		below := strings.HasPrefix(name, filepath.Clean(base)+"/")
+		if err != nil || !gone || !below || filepath.Base(name) != imageFile {
 			continue
 		}
 		device, err := openLoop(n)

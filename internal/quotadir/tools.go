@@ -47,7 +47,10 @@ func e2tool(ctx context.Context, name string, args ...string) error {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.Env = []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "MKE2FS_CONFIG=/dev/null", "E2FSCK_CONFIG=/dev/null"}
+	cmd.Env = []string{
+		"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+		"MKE2FS_CONFIG=/dev/null", "E2FSCK_CONFIG=/dev/null",
+	}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err = cmd.Run()

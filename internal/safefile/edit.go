@@ -49,7 +49,8 @@ func (r *Root) Edit(ctx context.Context, p string, e Edit) (Edited, error) {
 		return Edited{}, newError("stat", "path", p, err)
 	}
 	if rd.info.Size > e.MaxBytes {
-		return Edited{}, precondition("path", "%q has %d bytes: the maximum for an edit is %d", p, rd.info.Size, e.MaxBytes)
+		return Edited{}, precondition("path", "%q has %d bytes: the maximum for an edit is %d",
+			p, rd.info.Size, e.MaxBytes)
 	}
 	found, err := e.findMatches(ctx, p, rd)
 	if err != nil {
@@ -111,7 +112,8 @@ func (e *Edit) checkFound(p string, f matches, size int64) error {
 	case f.count == 0:
 		return &Error{Class: errdefs.ErrNotFound, Field: "old", Message: fmt.Sprintf("is not in %q", p)}
 	case f.count > 1 && !e.All:
-		return precondition("old", "occurs %d times in %q: give more of the surrounding text, or replace all", f.count, p)
+		return precondition("old", "occurs %d times in %q: give more of the surrounding text, or replace all",
+			f.count, p)
 	case f.size(e, size) > e.MaxBytes:
 		return precondition("new", "makes %q %d bytes long: the maximum is %d", p, f.size(e, size), e.MaxBytes)
 	}
@@ -160,7 +162,9 @@ func (e *Edit) rewrite(ctx context.Context, rd *Reader, w io.Writer) error {
 
 // eachPiece calls do for the parts of rd in order: the occurrences of the old text, found from the
 // left, and the text between them. seen gets all bytes first.
-func (e *Edit) eachPiece(ctx context.Context, rd io.Reader, seen func([]byte) error, do func(piece []byte, match bool) error) error {
+func (e *Edit) eachPiece(ctx context.Context, rd io.Reader, seen func([]byte) error,
+	do func(piece []byte, match bool) error,
+) error {
 	old := []byte(e.Old)
 	buf := make([]byte, len(old)+editChunk)
 	have := 0
@@ -223,8 +227,8 @@ type textCheck struct {
 }
 
 var (
-	errNUL  = &Error{Class: errdefs.ErrFailedPrecondition, Field: "path", Message: "is not a text file: it contains a NUL byte"}
-	errUTF8 = &Error{Class: errdefs.ErrFailedPrecondition, Field: "path", Message: "is not a text file: it is not valid UTF-8"}
+	errNUL  = precondition("path", "is not a text file: it contains a NUL byte")
+	errUTF8 = precondition("path", "is not a text file: it is not valid UTF-8")
 )
 
 func (t *textCheck) add(b []byte) error {

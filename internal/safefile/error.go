@@ -38,15 +38,24 @@ func (e *Error) Unwrap() []error {
 }
 
 func invalid(field, format string, args ...any) *Error {
-	return &Error{Class: errdefs.ErrInvalidArgument, Field: field, Message: fmt.Sprintf(format, args...)}
+	return &Error{
+		Class: errdefs.ErrInvalidArgument, Field: field,
+		Message: fmt.Sprintf(format, args...),
+	}
 }
 
 func outsideRoot(field, p string) *Error {
-	return &Error{Class: errdefs.ErrPermissionDenied, Field: field, Message: fmt.Sprintf("%q leads out of the workspace", p)}
+	return &Error{
+		Class: errdefs.ErrPermissionDenied, Field: field,
+		Message: fmt.Sprintf("%q leads out of the workspace", p),
+	}
 }
 
 func notRegular(field, p string) *Error {
-	return &Error{Class: errdefs.ErrFailedPrecondition, Field: field, Message: fmt.Sprintf("%q is not a regular file", p)}
+	return &Error{
+		Class: errdefs.ErrFailedPrecondition, Field: field,
+		Message: fmt.Sprintf("%q is not a regular file", p),
+	}
 }
 
 // newError converts an error of the kernel or os.Root.

@@ -17,7 +17,10 @@ import (
 
 // linkRefused is the error for a symbolic link with NoFollow.
 func linkRefused(field, p string) *Error {
-	return &Error{Class: errdefs.ErrPermissionDenied, Field: field, Message: fmt.Sprintf("%q is a symbolic link: links are not followed here", p)}
+	return &Error{
+		Class: errdefs.ErrPermissionDenied, Field: field,
+		Message: fmt.Sprintf("%q is a symbolic link: links are not followed here", p),
+	}
 }
 
 // open opens name with the given flags, for reading or with O_PATH.
