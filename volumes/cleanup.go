@@ -42,6 +42,7 @@ func (m *Manager) runCleanups(ctx context.Context, e *entry) {
 	}
 }
 
+// runCleanups runs the queued cleanups, including those that are queued during the run.
 func (ws *mountedWorkspace) runCleanups(ctx context.Context) error {
 	var errs []error
 	for {
@@ -52,11 +53,11 @@ func (ws *mountedWorkspace) runCleanups(ctx context.Context) error {
 		if len(todo) == 0 {
 			return errors.Join(errs...)
 		}
-		for _, end := range todo {
-			if err := end(ctx, ws); err != nil {
+		for _, do := range todo {
+			if err := do(ctx, ws); err != nil {
 				errs = append(errs, err)
 				ws.m.mu.Lock()
-				ws.e.failedCleanups = append(ws.e.failedCleanups, end)
+				ws.e.failedCleanups = append(ws.e.failedCleanups, do)
 				ws.m.mu.Unlock()
 			}
 		}
@@ -66,11 +67,11 @@ func (ws *mountedWorkspace) runCleanups(ctx context.Context) error {
 // retryCleanups queues the failed cleanups again.
 func (m *Manager) retryCleanups(e *entry) {
 	m.mu.Lock()
-	late := e.failedCleanups
+	failed := e.failedCleanups
 	e.failedCleanups = nil
 	m.mu.Unlock()
-	for _, end := range late {
-		m.scheduleCleanup(e, end)
+	for _, do := range failed {
+		m.scheduleCleanup(e, do)
 	}
 }
 

@@ -214,6 +214,7 @@ func copyFile(from, to *os.File, name string, st *unix.Stat_t, next copyCheck) e
 	return unix.UtimesNanoAt(fdOf(to), name, []unix.Timespec{st.Atim, st.Mtim}, unix.AT_SYMLINK_NOFOLLOW)
 }
 
+// copyRegular copies a regular file with its metadata.
 func copyRegular(from, to *os.File, name string, next copyCheck) (err error) {
 	rd, err := unix.Openat(fdOf(from), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {

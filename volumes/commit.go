@@ -47,16 +47,16 @@ const maxListedConflicts = 10
 
 // Error implements error and lists the first conflicting paths.
 func (e *ConflictError) Error() string {
-	var told []string
+	var listed []string
 	for _, c := range e.Conflicts[:min(len(e.Conflicts), maxListedConflicts)] {
-		told = append(told, c.String())
+		listed = append(listed, c.String())
 	}
 	more := ""
 	if n := len(e.Conflicts) - maxListedConflicts; n > 0 {
 		more = fmt.Sprintf("; and %d more", n)
 	}
 	return fmt.Sprintf("overlay %s not committed: %s%s: select other paths, or force the commit and lose their changes",
-		e.Overlay, strings.Join(told, "; "), more)
+		e.Overlay, strings.Join(listed, "; "), more)
 }
 
 // Unwrap returns the errdefs class.
@@ -379,6 +379,7 @@ func sanitizeFile(in *tree, d *delta) error {
 	return unix.Fchmod(fdOf(f), st.Mode&0o777)
 }
 
+// removeAttributes removes all but user attributes.
 func removeAttributes(f *os.File) error {
 	names, err := listAttributes(f)
 	if err != nil {

@@ -151,6 +151,7 @@ func (v *overlayView) keepOnly(paths []string) error {
 	return nil
 }
 
+// newChange returns the public description of a delta.
 func newChange(d *delta) Change {
 	c := Change{Path: d.path, Kind: d.kind, Dropped: !d.committable()}
 	if d.kind != Removed {

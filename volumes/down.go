@@ -54,6 +54,7 @@ func (m *Manager) Down(ctx context.Context) error {
 	}
 }
 
+// endWorkspace ends everything that ended leases left in a workspace, and unmounts it.
 func (m *Manager) endWorkspace(ctx context.Context, name string) error {
 	e, err := m.lockWorkspace(ctx, name)
 	if err != nil {

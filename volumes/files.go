@@ -45,6 +45,7 @@ func (m *Manager) openFiles(ctx context.Context, name string, write bool) (f *Fi
 	return f, nil
 }
 
+// openCurrent opens the current generation and registers its user.
 func (ws *mountedWorkspace) openCurrent(write bool) (*Files, error) {
 	m, e, n := ws.m, ws.e, ws.e.state.Current
 	m.mu.Lock()

@@ -211,6 +211,7 @@ func (ws *mountedWorkspace) promoteGeneration(ctx context.Context, temp string, 
 	return nil
 }
 
+// saveState writes state.json and updates the entry.
 func (ws *mountedWorkspace) saveState(s state) error {
 	s.Version = stateVersion
 	if err := writeJSON(filepath.Join(ws.m.contentPath(ws.e.meta), stateFile), s); err != nil {

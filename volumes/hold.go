@@ -115,6 +115,7 @@ func (m *Manager) Acquire(ctx context.Context, name, lease string, mode Mode) (*
 	return h, err
 }
 
+// acquireHold returns the lease's hold, and makes it if there is none.
 func (ws *mountedWorkspace) acquireHold(ctx context.Context, lease string, mode Mode) (*Hold, error) {
 	if mode == Overlaid {
 		if err := ws.endWriting(ctx); err != nil {

@@ -157,6 +157,6 @@ func TestSnapshotKeepsHostReserve(t *testing.T) {
 		t.Errorf("host has %d bytes free, %v; want about %d", after.Free, err, before.Free)
 	}
 	if got := now(t, m, "a"); len(got) != size {
-		t.Errorf("%d octets", len(got))
+		t.Errorf("file has %d bytes, want %d", len(got), size)
 	}
 }

@@ -162,6 +162,7 @@ func Open(dir string, opts Options) (*Manager, error) {
 	return m, nil
 }
 
+// loadWorkspace reads a workspace's metadata.
 func (m *Manager) loadWorkspace(dir string) (*entry, error) {
 	found, err := readMeta(dir)
 	if err != nil {
@@ -258,6 +259,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
+// tick does what is due at now; see Run.
 func (m *Manager) tick(ctx context.Context, now time.Time) {
 	m.mu.Lock()
 	entries := make([]*entry, 0, len(m.byName))

@@ -72,15 +72,16 @@ func readMeta(dir string) (meta, error) {
 	return meta{}, errors.New("directory of files not found")
 }
 
-func readBounded(path string, most int64) ([]byte, error) {
+// readBounded reads a file of at most limit bytes.
+func readBounded(path string, limit int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err == nil && int64(len(b)) > most {
-		err = fmt.Errorf("%s is longer than %d bytes", path, most)
+	b, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(b)) > limit {
+		err = fmt.Errorf("%s is longer than %d bytes", path, limit)
 	}
 	return b, err
 }
@@ -99,14 +100,15 @@ func decodeMeta(b []byte) (meta, error) {
 	return w, nil
 }
 
-func decodeStrict(what string, b []byte, to any) error {
+// decodeStrict decodes one JSON object without unknown fields.
+func decodeStrict(file string, b []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
-	if err := d.Decode(to); err != nil {
-		return fmt.Errorf("decode %s: %w", what, err)
+	if err := d.Decode(v); err != nil {
+		return fmt.Errorf("decode %s: %w", file, err)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return fmt.Errorf("decode %s: unexpected data after the object", what)
+		return fmt.Errorf("decode %s: unexpected data after the object", file)
 	}
 	return nil
 }
@@ -133,8 +135,8 @@ func writeJSON(path string, v any) error {
 }
 
 // readJSON reads what writeJSON wrote. A missing file leaves v unchanged.
-func readJSON(path string, most int64, v any) error {
-	b, err := readBounded(path, most)
+func readJSON(path string, limit int64, v any) error {
+	b, err := readBounded(path, limit)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

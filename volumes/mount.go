@@ -24,6 +24,7 @@ func (ws *mountedWorkspace) generationPath(n int) string {
 
 func (ws *mountedWorkspace) currentPath() string { return ws.generationPath(ws.e.state.Current) }
 
+// upperPath returns the directory of an overlay's upper and work directories.
 func (ws *mountedWorkspace) upperPath(id string) string { return filepath.Join(ws.root, uppersDir, id) }
 
 // mountWorkspace mounts a workspace's file system. The caller has the workspace's lock.
@@ -33,10 +34,10 @@ func (m *Manager) mountWorkspace(ctx context.Context, e *entry) (*mountedWorkspa
 		ws.root = m.workspacePath(e.meta)
 		if dir, ok := m.diskPath(e.meta); ok {
 			m.mu.Lock()
-			settled := m.leasesRestored
+			restored := m.leasesRestored
 			m.mu.Unlock()
 			if mounted, err := quotadir.Mounted(dir); err == nil {
-				e.mountedBefore = mounted && !settled
+				e.mountedBefore = mounted && !restored
 			}
 			root, err := quotadir.Mount(ctx, dir)
 			if err != nil {

@@ -55,6 +55,7 @@ func (m *Manager) overlayFile(w meta, id, ext string) string {
 	return filepath.Join(m.workspacePath(w), overlaysDir, id+ext)
 }
 
+// mergedPath returns an overlay's mount point.
 func (m *Manager) mergedPath(w meta, id string) string {
 	return filepath.Join(m.workspacePath(w), mergedDir, id)
 }
@@ -64,6 +65,7 @@ const (
 	baseExt   = ".base" // the lower layer's paths when the lease ended
 )
 
+// readOverlays reads the records of a workspace's overlays.
 func (m *Manager) readOverlays(w meta) (map[string]*overlay, error) {
 	out := map[string]*overlay{}
 	entries, err := os.ReadDir(filepath.Join(m.workspacePath(w), overlaysDir))
@@ -148,7 +150,7 @@ func (ws *mountedWorkspace) endOverlay(ctx context.Context, id string) error {
 	case len(found) == 0:
 		return ws.removeOverlay(ctx, id)
 	}
-	if err := writeJSON(ws.m.overlayFile(ws.e.meta, id, baseExt), basesOf(found)); err != nil {
+	if err := writeJSON(ws.m.overlayFile(ws.e.meta, id, baseExt), baseStatesOf(found)); err != nil {
 		return err
 	}
 	o.Live, o.EndedAt, o.Changes = false, time.Now().UTC(), countChanges(found)
@@ -159,8 +161,8 @@ func (ws *mountedWorkspace) endOverlay(ctx context.Context, id string) error {
 	return nil
 }
 
-// removeOverlay removes an overlay atomically: what is left of it must not be committed as a whole.
-// Files are removed before the record.
+// removeOverlay removes an overlay atomically: a rest of it could otherwise be committed.
+// The files are removed before the record.
 func (ws *mountedWorkspace) removeOverlay(ctx context.Context, id string) error {
 	if err := ws.unmountOverlay(ctx, id); err != nil {
 		return err
@@ -237,15 +239,15 @@ func (e *entry) liveOverlay() string {
 // endOrphans ends the overlays, writers and pins of ended leases; see Sweep.
 func (ws *mountedWorkspace) endOrphans(ctx context.Context) error {
 	ws.m.mu.Lock()
-	var over []string
+	var orphans []string
 	for id, o := range ws.e.overlays {
 		if o.Live && ws.e.holds[id] == nil {
-			over = append(over, id)
+			orphans = append(orphans, id)
 		}
 	}
 	ws.m.mu.Unlock()
 	var errs []error
-	for _, id := range over {
+	for _, id := range orphans {
 		errs = append(errs, ws.endOverlay(ctx, id))
 	}
 	return errors.Join(append(errs, ws.endWriting(ctx), ws.removePins(""), ws.removeOldGenerations(ctx))...)
@@ -255,17 +257,17 @@ func (ws *mountedWorkspace) endOrphans(ctx context.Context) error {
 // killed.
 func (m *Manager) EndOverlays(ctx context.Context, leases ...string) error {
 	m.mu.Lock()
-	where := map[string][]string{}
+	byWorkspace := map[string][]string{}
 	for name, e := range m.byName {
 		for _, id := range leases {
 			if o := e.overlays[id]; o != nil && o.Live && e.holds[id] == nil {
-				where[name] = append(where[name], id)
+				byWorkspace[name] = append(byWorkspace[name], id)
 			}
 		}
 	}
 	m.mu.Unlock()
 	var errs []error
-	for name, ids := range where {
+	for name, ids := range byWorkspace {
 		errs = append(errs, m.withMounted(ctx, name, func(ws *mountedWorkspace) error {
 			var errs []error
 			for _, id := range ids {

@@ -58,6 +58,7 @@ type delta struct {
 	upper, base unix.Stat_t
 }
 
+// baseIdent identifies the generation's version.
 func (d *delta) baseIdent() ident {
 	if d.kind == Added {
 		return ident{}
@@ -74,21 +75,22 @@ func (d *delta) committable() bool {
 	return d.kind == Removed
 }
 
-// base is the lower layer's version of a changed path when the overlay's lease ended.
-type base struct {
+// baseState is the lower layer's version of a changed path when the overlay's lease ended.
+type baseState struct {
 	Path []byte `json:"path"`
 	Kind Kind   `json:"kind"`
 	Was  ident  `json:"was"`
 }
 
-func basesOf(deltas []delta) []base {
-	out := make([]base, 0, len(deltas))
+func baseStatesOf(deltas []delta) []baseState {
+	out := make([]baseState, 0, len(deltas))
 	for i := range deltas {
-		out = append(out, base{Path: []byte(deltas[i].path), Kind: deltas[i].kind, Was: deltas[i].baseIdent()})
+		out = append(out, baseState{Path: []byte(deltas[i].path), Kind: deltas[i].kind, Was: deltas[i].baseIdent()})
 	}
 	return out
 }
 
+// countChanges counts the deltas that are changes.
 func countChanges(deltas []delta) (n int) {
 	for i := range deltas {
 		if deltas[i].kind != unchanged {
@@ -112,10 +114,10 @@ type scanner struct {
 	upper, base *tree
 	found       []delta
 	pathBytes   int // total length of the paths found
-	todo        []pending
+	todo        []pendingDir
 }
 
-type pending struct {
+type pendingDir struct {
 	rel    string
 	layers layering
 }
@@ -137,7 +139,7 @@ func (ws *mountedWorkspace) scanOverlay(ctx context.Context, id, generation stri
 		return nil, err
 	}
 	defer base.close()
-	s := &scanner{upper: upper, base: base, todo: []pending{{layers: merging}}}
+	s := &scanner{upper: upper, base: base, todo: []pendingDir{{layers: merging}}}
 	for len(s.todo) > 0 {
 		next := s.todo[len(s.todo)-1]
 		s.todo = s.todo[:len(s.todo)-1]
@@ -149,6 +151,7 @@ func (ws *mountedWorkspace) scanOverlay(ctx context.Context, id, generation stri
 	return s.found, nil
 }
 
+// add records a delta. ResourceExhausted over the limits.
 func (s *scanner) add(d delta) error {
 	if len(s.found) >= maxDeltas {
 		return fmt.Errorf("more than %d changes: %w", maxDeltas, errdefs.ErrResourceExhausted)
@@ -161,7 +164,8 @@ func (s *scanner) add(d delta) error {
 	return nil
 }
 
-func (s *scanner) scanDir(ctx context.Context, p pending) error {
+// scanDir compares one upper directory with the generation.
+func (s *scanner) scanDir(ctx context.Context, p pendingDir) error {
 	up, err := s.upper.openDir(p.rel)
 	if isMissing(err) {
 		return nil
@@ -215,7 +219,7 @@ func (s *scanner) scanDir(ctx context.Context, p pending) error {
 }
 
 // scanEntry records one entry of an upper directory.
-func (s *scanner) scanEntry(ctx context.Context, p pending, base *os.File, name string, st unix.Stat_t) error {
+func (s *scanner) scanEntry(ctx context.Context, p pendingDir, base *os.File, name string, st unix.Stat_t) error {
 	d := delta{path: joinName(p.rel, name), kind: Added, upper: st}
 	if p.layers != upperOnly {
 		b, err := statAt(base, name)
@@ -226,24 +230,24 @@ func (s *scanner) scanEntry(ctx context.Context, p pending, base *os.File, name 
 			d.kind, d.base = Changed, b
 		}
 	}
-	dir, was := isDir(&st), d.kind == Changed && isDir(&d.base)
-	if dir && was && st.Mode == d.base.Mode {
+	isNowDir, wasDir := isDir(&st), d.kind == Changed && isDir(&d.base)
+	if isNowDir && wasDir && st.Mode == d.base.Mode {
 		d.kind = unchanged
 	}
-	if !dir && d.kind == Changed && st.Ino == d.base.Ino {
+	if !isNowDir && d.kind == Changed && st.Ino == d.base.Ino {
 		return nil // It was committed, but the overlay was not updated.
 	}
 	if err := s.add(d); err != nil {
 		return err
 	}
 	switch {
-	case dir && was && p.layers == opaque:
-		s.todo = append(s.todo, pending{d.path, opaque})
-	case dir && was:
-		s.todo = append(s.todo, pending{d.path, merging})
-	case dir:
-		s.todo = append(s.todo, pending{d.path, upperOnly})
-	case was:
+	case isNowDir && wasDir && p.layers == opaque:
+		s.todo = append(s.todo, pendingDir{d.path, opaque})
+	case isNowDir && wasDir:
+		s.todo = append(s.todo, pendingDir{d.path, merging})
+	case isNowDir:
+		s.todo = append(s.todo, pendingDir{d.path, upperOnly})
+	case wasDir:
 		return s.addRemovedTree(ctx, d.path)
 	}
 	return nil
@@ -265,6 +269,7 @@ func (s *scanner) addRemoved(ctx context.Context, base *os.File, rel, name strin
 	return s.addRemovedTree(ctx, d.path)
 }
 
+// addRemovedTree records everything below rel as removed.
 func (s *scanner) addRemovedTree(ctx context.Context, rel string) error {
 	return s.base.walk(ctx, rel, func(rel string, _ *os.File, _ string, st *unix.Stat_t) (bool, error) {
 		return isDir(st), s.add(delta{path: rel, kind: Removed, base: *st})

@@ -86,6 +86,7 @@ func (m *Manager) Snapshot(ctx context.Context, name, label string) (Snapshot, e
 	return m.snapshotInfo(e.meta, made), nil
 }
 
+// copySnapshot copies a workspace's content into a new snapshot, atomically.
 func (m *Manager) copySnapshot(ctx context.Context, e *entry, made snapshotMeta) (err error) {
 	dir := filepath.Join(m.workspacePath(e.meta), snapshotsDir)
 	temp := filepath.Join(dir, newPrefix+made.ID)

@@ -33,7 +33,7 @@ type overlayView struct {
 	overlay    overlay
 	deltas     []delta // sorted by path, without the unchanged ones
 	upperDirs  map[string]*delta
-	bases      map[string]base
+	bases      map[string]baseState
 	touched    map[string]touch
 	dir        string // of the generation that it is compared with
 	conflicts  map[string]Conflict
@@ -51,14 +51,14 @@ func (ws *mountedWorkspace) viewOverlay(ctx context.Context, id string) (*overla
 		return nil, fmt.Errorf("overlay %s %s: discard it: %w", id, o.Unusable, errdefs.ErrFailedPrecondition)
 	}
 	v := &overlayView{
-		overlay: o, dir: ws.currentPath(), upperDirs: map[string]*delta{}, bases: map[string]base{},
+		overlay: o, dir: ws.currentPath(), upperDirs: map[string]*delta{}, bases: map[string]baseState{},
 		touched: map[string]touch{}, conflicts: map[string]Conflict{},
 		lastChange: ws.e.state.lastChanges(),
 	}
 	if o.Live {
 		v.dir = ws.generationPath(o.Generation)
 	} else {
-		changes, err := ws.readBases(o)
+		changes, err := ws.readBaseStates(o)
 		if err != nil {
 			return nil, err
 		}

@@ -135,7 +135,7 @@ func TestAcquireOneWriterManyReaders(t *testing.T) {
 	must(t, err)
 	one.Release()
 	if got, _ := m.Get("w"); len(got.Leases) != 2 {
-		t.Errorf("a second release took somebody's hold: %+v", got.Leases)
+		t.Errorf("second Release ended another lease's hold: %+v", got.Leases)
 	}
 	two.Release()
 	reader.Release()

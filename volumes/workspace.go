@@ -98,6 +98,7 @@ func (m *Manager) Create(ctx context.Context, name string, opt CreateOptions) (W
 	return m.Get(name)
 }
 
+// checkQuota checks a requested quota in bytes. 0 means the default.
 func (m *Manager) checkQuota(bytes int64) error {
 	switch {
 	case bytes == 0:
@@ -140,6 +141,7 @@ func (m *Manager) makeWorkspace(ctx context.Context, e *entry, opt CreateOptions
 	return syncDir(m.dir)
 }
 
+// makeDisk makes a new workspace's disk.
 func (m *Manager) makeDisk(ctx context.Context, dir string, quota int64) error {
 	mechanism, why := m.Mechanism()
 	if quota == 0 {

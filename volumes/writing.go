@@ -75,7 +75,7 @@ func (ws *mountedWorkspace) endWriting(ctx context.Context) error {
 
 // recordTouched adds the changed paths that were written in place to an overlay's record.
 func (ws *mountedWorkspace) recordTouched(ctx context.Context, o overlay, w *writer) error {
-	changes, err := ws.readBases(o)
+	changes, err := ws.readBaseStates(o)
 	if err != nil {
 		return err
 	}
@@ -109,8 +109,8 @@ func (ws *mountedWorkspace) recordTouched(ctx context.Context, o overlay, w *wri
 	return ws.saveOverlay(o)
 }
 
-// readBases reads the lower layer's versions of an overlay's changed paths.
-func (ws *mountedWorkspace) readBases(o overlay) (out []base, err error) {
+// readBaseStates reads the lower layer's versions of an overlay's changed paths.
+func (ws *mountedWorkspace) readBaseStates(o overlay) (out []baseState, err error) {
 	err = readJSON(ws.m.overlayFile(ws.e.meta, o.ID, baseExt), maxComparison, &out)
 	return out, err
 }

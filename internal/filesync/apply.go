@@ -98,6 +98,7 @@ func isOurStage(info fs.FileInfo) bool {
 	return ok && info.IsDir() && uid == os.Geteuid() && info.Mode().Perm() == 0o700
 }
 
+// dropStage removes the stage, if there is one.
 func dropStage(ctx context.Context, dir string) error {
 	r, err := safefile.Open(dir, safefile.Options{})
 	if err != nil {
@@ -179,6 +180,7 @@ func checkKept(root *os.Root, e entry) error {
 	return nil
 }
 
+// stageFile writes a file to the stage with its owner, mode and time.
 func stageFile(root *os.Root, e entry, content io.Reader, owner Owner) error {
 	f, err := root.OpenFile(contentName(e.Index), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -192,6 +194,7 @@ func stageFile(root *os.Root, e entry, content io.Reader, owner Owner) error {
 	return root.Chtimes(contentName(e.Index), e.Time, e.Time)
 }
 
+// stageLink makes a symbolic link in the stage.
 func stageLink(root *os.Root, e entry, owner Owner) error {
 	if err := root.Symlink(e.Link, contentName(e.Index)); err != nil {
 		return err

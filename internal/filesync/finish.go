@@ -26,6 +26,7 @@ func encodeNames(e entry) entry {
 	return e
 }
 
+// decodeNames reverses encodeNames.
 func decodeNames(e entry) (entry, error) {
 	name, err1 := base64.StdEncoding.DecodeString(e.Name)
 	link, err2 := base64.StdEncoding.DecodeString(e.Link)
@@ -70,6 +71,7 @@ func finishApply(ctx context.Context, dir string, root *os.Root, owner Owner) er
 	return dropStage(ctx, dir)
 }
 
+// readList reads and checks the list of the stage.
 func readList(root *os.Root) ([]entry, error) {
 	f, err := root.Open(listName)
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 // It uses about 50 bytes per file.
 type Known map[uint64]uint64
 
+// nameKey returns the hash of a name in Known.
 func nameKey(name string) uint64 {
 	h := fnv.New64a()
 	_, _ = io.WriteString(h, name)
@@ -86,7 +87,7 @@ func contentSize(info fs.FileInfo) int64 {
 }
 
 // Pack writes the files in dir as a stream. Files that match known are sent without content. If a
-// file changes meanwhile, Pack sends as many bytes as it had when it was opened, and pads it with
+// file changes during the read, Pack sends as many bytes as it had when it was opened, and pads it with
 // zeros.
 func Pack(ctx context.Context, w io.Writer, dir string, limits Limits, known Known) (Sum, error) {
 	root, err := openRoot(dir)
@@ -145,6 +146,7 @@ func (p *packer) packEntry(name string, info fs.FileInfo) (bool, error) {
 	return true, p.out.WriteHeader(h)
 }
 
+// packFile writes a regular file, without content if it matches known.
 func (p *packer) packFile(name string, info fs.FileInfo, h *tar.Header) error {
 	h.Typeflag = tar.TypeReg
 	if was, ok := p.known[nameKey(name)]; ok && was != 0 && was == fileStamp(info) {

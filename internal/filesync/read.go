@@ -203,6 +203,7 @@ func setDirTimeMode(root *os.Root, e entry, mode fs.FileMode) error {
 	return errors.Join(root.Chtimes(e.Name, e.Time, e.Time), f.Chmod(mode), f.Close())
 }
 
+// unpackEntry writes one entry. A directory gets its mode and time later.
 func unpackEntry(root *os.Root, e entry, content io.Reader, mask fs.FileMode) error {
 	switch e.Kind {
 	case "d":

@@ -78,6 +78,8 @@ func openImage(dir string, rec *record) (*os.File, error) {
 	return image, nil
 }
 
+// checkImage returns ErrAltered unless the file is the one that the record describes. It completes
+// an interrupted growth of the file.
 func checkImage(image *os.File, rec *record) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(image.Fd()), &st); err != nil {

@@ -75,6 +75,7 @@ func (p layout) overhead() int64 {
 // reservedBlocks returns how many blocks a mounted ext4 keeps free for delayed allocation.
 func reservedBlocks(blocks int64) int64 { return min(blocks/50, 4096) }
 
+// isPower reports whether n is a power of base.
 func isPower(n, base int64) bool {
 	for n > 1 && n%base == 0 {
 		n /= base

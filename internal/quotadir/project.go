@@ -116,6 +116,7 @@ func setLimits(root *os.File, id uint32, bytes int64) error {
 	return nil
 }
 
+// resizeProject changes the project's limits.
 func resizeProject(dir string, rec *record, bytes int64) error {
 	root, err := os.Open(rec.root(dir))
 	if err != nil {
@@ -136,6 +137,7 @@ func resizeProject(dir string, rec *record, bytes int64) error {
 	return rec.write(dir)
 }
 
+// unavailable adds the class Unavailable to an error.
 func unavailable(what string, err error) error {
 	return fmt.Errorf("%s: %w: %w", what, err, errdefs.ErrUnavailable)
 }

@@ -59,6 +59,7 @@ type NoRoomError struct {
 	Used  int64 // used by the files now
 }
 
+// Error implements error.
 func (e *NoRoomError) Error() string {
 	return fmt.Sprintf("cannot shrink to %d bytes: %d are in use", e.Bytes, e.Used)
 }

@@ -253,7 +253,7 @@ func TestResizeGrowAndShrink(t *testing.T) {
 	mounted(t, dir)
 	got, err := os.ReadFile(filepath.Join(root, "a"))
 	if err != nil || len(got) != 5<<20 || bytes.Count(got, []byte("x")) != len(got) {
-		t.Fatalf("%d octets are left, %v", len(got), err)
+		t.Fatalf("file has %d bytes, %v", len(got), err)
 	}
 }
 

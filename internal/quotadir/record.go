@@ -40,6 +40,7 @@ type record struct {
 	ProjectID uint32 `json:"project_id,omitempty"`
 }
 
+// root returns the directory for the caller's files.
 func (r *record) root(dir string) string {
 	if r.Mechanism == Loop {
 		return filepath.Join(dir, mountDir, rootDir)
@@ -47,6 +48,7 @@ func (r *record) root(dir string) string {
 	return filepath.Join(dir, rootDir)
 }
 
+// readRecord reads and checks the record of a disk. NotFound if dir is not a disk.
 func readRecord(dir string) (record, error) {
 	f, err := os.OpenFile(filepath.Join(dir, recordFile), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, os.ErrNotExist) {

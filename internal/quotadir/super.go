@@ -43,6 +43,7 @@ type superblock struct {
 	blockBits  uint32
 }
 
+// readSuper reads the superblock of an ext4 image. ErrAltered if there is none.
 func readSuper(r io.ReaderAt) (superblock, error) {
 	b := make([]byte, superSize)
 	if _, err := r.ReadAt(b, superOffset); err != nil {

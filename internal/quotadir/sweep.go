@@ -35,6 +35,7 @@ func Sweep(ctx context.Context, base string, used func(dir string) bool) error {
 	return errors.Join(append(errs, sweepLoops(base))...)
 }
 
+// sweepMount unmounts one disk if it is unused or not a disk any more.
 func sweepMount(ctx context.Context, dir string, used func(string) bool) error {
 	unlock, err := lock(ctx, dir)
 	if err != nil {

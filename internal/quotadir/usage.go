@@ -59,6 +59,7 @@ func UsageOf(dir string) (Use, error) {
 	return Usage(rec.root(dir))
 }
 
+// usageAtRest computes an unmounted image's usage from its superblock.
 func usageAtRest(dir string, rec *record) (Use, error) {
 	image, err := os.OpenFile(filepath.Join(dir, imageFile), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {

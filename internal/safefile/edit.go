@@ -74,6 +74,7 @@ func (r *Root) Edit(ctx context.Context, p string, e Edit) (Edited, error) {
 	return Edited{Count: found.count, Line: found.line, Info: info}, err
 }
 
+// validate checks that Old and New are different texts.
 func (e *Edit) validate() error {
 	switch {
 	case e.Old == "":
@@ -92,6 +93,7 @@ func (e *Edit) validate() error {
 	return nil
 }
 
+// precondition returns a FailedPrecondition error.
 func precondition(field, format string, args ...any) *Error {
 	return &Error{Class: errdefs.ErrFailedPrecondition, Field: field, Message: fmt.Sprintf(format, args...)}
 }
@@ -107,6 +109,7 @@ func (f matches) size(e *Edit, was int64) int64 {
 	return was + int64(f.count)*int64(len(e.New)-len(e.Old))
 }
 
+// checkFound checks the number of matches and the resulting size.
 func (e *Edit) checkFound(p string, f matches, size int64) error {
 	switch {
 	case f.count == 0:

@@ -63,10 +63,10 @@ func TestNoFollowWithoutLinksWorks(t *testing.T) {
 		t.Errorf("List(.) = %v, %v; want 2", items, err)
 	}
 	if _, err := r.Mkdir("a/moved", 0); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("a folder in a file's place: %v", err)
+		t.Errorf("Mkdir over a file: %v", err)
 	}
 	if _, err := r.Mkdir("a/moved/x", 0); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("a folder below a file: %v", err)
+		t.Errorf("Mkdir below a file: %v", err)
 	}
 	if _, err := r.Stat("nowhere/x"); !errdefs.IsNotFound(err) {
 		t.Errorf("Stat(nowhere/x): %v, want NotFound", err)
@@ -92,7 +92,7 @@ func TestSymlinkIsIdempotent(t *testing.T) {
 		t.Errorf("a name that is taken by another link: %v", err)
 	}
 	if _, err := r.Symlink("a", "/workspace"); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("a name that is taken by a folder: %v", err)
+		t.Errorf("a name that is taken by a directory: %v", err)
 	}
 	if _, err := r.Symlink("a/b/name/below", "/workspace"); !errdefs.IsPermissionDenied(err) {
 		t.Errorf("a name behind a link: %v", err)

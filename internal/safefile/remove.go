@@ -48,6 +48,7 @@ type treeRemover struct {
 	n      int
 }
 
+// removeTree removes the directory base with everything below it.
 func removeTree(ctx context.Context, dir int, base string) error {
 	top, err := openDir(dir, base)
 	if err != nil {
@@ -66,7 +67,7 @@ func removeTree(ctx context.Context, dir int, base string) error {
 }
 
 // empty removes the content of dir, and calls full for directories that are not empty. Reading a
-// directory can miss names that appear meanwhile, so it repeats until a pass finds nothing.
+// directory can miss names that appear during the read, so it repeats until a pass finds nothing.
 func (t *treeRemover) empty(ctx context.Context, dir *os.File, full func(context.Context, string) error) error {
 	for found := true; found; {
 		found = false

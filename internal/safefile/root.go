@@ -198,6 +198,7 @@ func (r *Root) mkdirAll(leaf string, perm uint32) error {
 	return nil
 }
 
+// mkdir makes one directory and sets its owner and mode.
 func (r *Root) mkdir(name string, perm uint32) error {
 	if err := r.mkdirOne(name); err != nil {
 		return err

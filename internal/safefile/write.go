@@ -216,6 +216,7 @@ func (w *Writer) Close() error {
 	return nil
 }
 
+// checkMode rejects a mode with other than permission bits. Mode 0 becomes def.
 func checkMode(mode, def uint32) (uint32, error) {
 	if mode&^0o7777 != 0 {
 		return 0, invalid("mode", "is %#o: only permission bits can be set", mode)
@@ -226,6 +227,7 @@ func checkMode(mode, def uint32) (uint32, error) {
 	return mode & permMask, nil
 }
 
+// retryEINTR calls f until it returns an error other than EINTR.
 func retryEINTR(f func() error) error {
 	for {
 		if err := f(); err != unix.EINTR {
