@@ -13,16 +13,16 @@ import (
 // selectDeltas returns the changes that paths select, and the directories that those changes need.
 // A path that selects nothing is a *PathError. No paths select everything.
 func (v *overlayView) selectDeltas(paths []string) ([]*delta, error) {
-	named, none, err := v.matchPaths(paths)
+	selected, unmatched, err := v.matchPaths(paths)
 	if err != nil {
 		return nil, err
 	}
-	if none != "" {
-		return nil, &PathError{Overlay: v.overlay.ID, Path: none}
+	if unmatched != "" {
+		return nil, &PathError{Overlay: v.overlay.ID, Path: unmatched}
 	}
 	need := map[string]bool{} // A file that is committed needs its directories too.
 	for i := range v.deltas {
-		if !named[i] || v.deltas[i].kind == Removed {
+		if !selected[i] || v.deltas[i].kind == Removed {
 			continue
 		}
 		for _, up := range parents(v.deltas[i].path) {
@@ -33,7 +33,7 @@ func (v *overlayView) selectDeltas(paths []string) ([]*delta, error) {
 	}
 	var out []*delta
 	for i := range v.deltas {
-		if len(paths) == 0 || named[i] || need[v.deltas[i].path] {
+		if len(paths) == 0 || selected[i] || need[v.deltas[i].path] {
 			out = append(out, &v.deltas[i])
 		}
 	}
@@ -43,7 +43,7 @@ func (v *overlayView) selectDeltas(paths []string) ([]*delta, error) {
 // matchPaths reports for each change whether a path selects it or a directory above it, and returns
 // the first path that selects nothing. Because the changes are sorted, those below a directory are
 // contiguous. The cost stays low even if a caller passes one path per change.
-func (v *overlayView) matchPaths(paths []string) (named []bool, none string, err error) {
+func (v *overlayView) matchPaths(paths []string) (selected []bool, unmatched string, err error) {
 	edges := make([]int, len(v.deltas)+1) // paths that start to match at this index, minus those that stop
 	find := func(p string) int {
 		return sort.Search(len(v.deltas), func(i int) bool { return v.deltas[i].path >= p })
@@ -67,16 +67,16 @@ func (v *overlayView) matchPaths(paths []string) (named []bool, none string, err
 		if rel != "" && mark(find(rel+"/"), find(rel+string('/'+1))) {
 			found = true
 		}
-		if !found && none == "" {
-			none = p
+		if !found && unmatched == "" {
+			unmatched = p
 		}
 	}
-	named, depth := make([]bool, len(v.deltas)), 0
-	for i := range named {
+	selected, depth := make([]bool, len(v.deltas)), 0
+	for i := range selected {
 		depth += edges[i]
-		named[i] = depth > 0
+		selected[i] = depth > 0
 	}
-	return named, none, nil
+	return selected, unmatched, nil
 }
 
 // relativePath converts a caller's path into one relative to the workspace. InvalidArgument if it

@@ -116,17 +116,17 @@ func (ws *mountedWorkspace) commitOverlay(ctx context.Context, id string, opt Co
 		}
 	}
 	var out Committed
-	var takes []*delta
+	var toApply []*delta
 	for _, d := range chosen {
 		if !d.committable() {
 			out.Dropped = append(out.Dropped, d.path)
 			continue
 		}
-		takes = append(takes, d)
+		toApply = append(toApply, d)
 		out.Paths = append(out.Paths, d.path)
 	}
-	if len(takes) > 0 {
-		if err := ws.buildCommit(ctx, v, takes); err != nil {
+	if len(toApply) > 0 {
+		if err := ws.buildCommit(ctx, v, toApply); err != nil {
 			return Committed{}, fmt.Errorf("commit overlay %s: %w", id, err)
 		}
 	}
@@ -143,7 +143,7 @@ func (ws *mountedWorkspace) commitOverlay(ctx context.Context, id string, opt Co
 	}
 	hitFailpoint("volumes.commit.done")
 	if err = errors.Join(err, ws.removeOldGenerations(after)); err != nil {
-		ws.m.log.Warn("failed to clean up after commit; will retry",
+		ws.m.log.Warn("overlay committed, but cleanup failed",
 			"workspace", ws.e.meta.Name, "overlay", id, "error", err)
 	}
 	return out, nil
@@ -172,9 +172,9 @@ func (ws *mountedWorkspace) checkConflicts(v *overlayView, chosen []*delta) erro
 		return err
 	}
 	defer base.close()
-	made := map[string]bool{}
+	createdDirs := map[string]bool{}
 	for _, d := range chosen {
-		made[d.path] = d.kind != Removed && isDir(&d.upper)
+		createdDirs[d.path] = d.kind != Removed && isDir(&d.upper)
 	}
 	found := map[string]Conflict{}
 	for _, d := range chosen {
@@ -185,14 +185,14 @@ func (ws *mountedWorkspace) checkConflicts(v *overlayView, chosen []*delta) erro
 			continue
 		}
 		for _, up := range parents(d.path) {
-			if made[up] {
+			if createdDirs[up] {
 				continue
 			}
-			st, there, err := base.stat(up)
+			st, exists, err := base.stat(up)
 			if err != nil {
 				return err
 			}
-			if there && isDir(&st) {
+			if exists && isDir(&st) {
 				break // The directories above it exist too.
 			}
 			c := Conflict{Path: up}
@@ -220,18 +220,18 @@ func (ws *mountedWorkspace) buildCommit(ctx context.Context, v *overlayView, cho
 		return err
 	}
 	defer upper.close()
-	gone := map[string]bool{} // paths that are not taken over from the current generation
+	replaced := map[string]bool{} // paths that are not linked from the current generation
 	c := change{By: "overlay " + v.overlay.ID, At: time.Now().UTC()}
 	for _, d := range chosen {
 		c.Paths = append(c.Paths, []byte(d.path))
 		if d.kind == Removed || !isDir(&d.upper) || d.kind == Changed && !isDir(&d.base) {
-			gone[d.path] = true
+			replaced[d.path] = true
 		}
 	}
 	// Keep a removed directory while something in it remains.
-	stay := ws.partlyRemovedDirs(v, chosen)
-	links := v.sharedInodes(chosen)
-	skip := func(rel string) bool { return gone[rel] && !stay[rel] }
+	keptDirs := ws.partlyRemovedDirs(v, chosen)
+	shared := v.sharedInodes(chosen)
+	skip := func(rel string) bool { return replaced[rel] && !keptDirs[rel] }
 	alter := func(dst *tree) error {
 		for _, d := range chosen {
 			if ctx.Err() != nil {
@@ -240,7 +240,7 @@ func (ws *mountedWorkspace) buildCommit(ctx context.Context, v *overlayView, cho
 			if d.kind == Removed {
 				continue
 			}
-			if err := commitPath(upper, dst, d, links[d.upper.Ino]); err != nil {
+			if err := commitPath(upper, dst, d, shared[d.upper.Ino]); err != nil {
 				return fmt.Errorf("%s: %w", shorten(d.path), err)
 			}
 		}
@@ -253,12 +253,12 @@ func (ws *mountedWorkspace) buildCommit(ctx context.Context, v *overlayView, cho
 // partlyRemovedDirs returns the directories whose content was not chosen completely for removal.
 // Everything in a removed directory is itself a removed path, so it is enough to check those.
 func (ws *mountedWorkspace) partlyRemovedDirs(v *overlayView, chosen []*delta) map[string]bool {
-	taken, out := map[string]bool{}, map[string]bool{}
+	isChosen, out := map[string]bool{}, map[string]bool{}
 	for _, d := range chosen {
-		taken[d.path] = true
+		isChosen[d.path] = true
 	}
 	for i := range v.deltas {
-		if d := &v.deltas[i]; d.kind == Removed && !taken[d.path] {
+		if d := &v.deltas[i]; d.kind == Removed && !isChosen[d.path] {
 			for _, up := range parents(d.path) {
 				out[up] = true
 			}
@@ -270,13 +270,13 @@ func (ws *mountedWorkspace) partlyRemovedDirs(v *overlayView, chosen []*delta) m
 // sharedInodes returns the inodes that also stay in the overlay under another name. These are
 // copied, so that later writes to the workspace do not change the overlay.
 func (v *overlayView) sharedInodes(chosen []*delta) map[uint64]bool {
-	taken, out := map[string]bool{}, map[uint64]bool{}
+	isChosen, out := map[string]bool{}, map[uint64]bool{}
 	for _, d := range chosen {
-		taken[d.path] = true
+		isChosen[d.path] = true
 	}
 	for i := range v.deltas {
 		d := &v.deltas[i]
-		if d.kind != Removed && !taken[d.path] && d.upper.Mode&unix.S_IFMT == unix.S_IFREG && d.upper.Nlink > 1 {
+		if d.kind != Removed && !isChosen[d.path] && d.upper.Mode&unix.S_IFMT == unix.S_IFREG && d.upper.Nlink > 1 {
 			out[d.upper.Ino] = true
 		}
 	}

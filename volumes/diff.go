@@ -137,13 +137,13 @@ func (ws *mountedWorkspace) diffOverlay(ctx context.Context, id string, opt Diff
 
 // keepOnly drops the changes that paths do not select.
 func (v *overlayView) keepOnly(paths []string) error {
-	named, _, err := v.matchPaths(paths)
+	selected, _, err := v.matchPaths(paths)
 	if err != nil {
 		return err
 	}
 	left := v.deltas[:0]
 	for i := range v.deltas {
-		if named[i] {
+		if selected[i] {
 			left = append(left, v.deltas[i])
 		}
 	}
