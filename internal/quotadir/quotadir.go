@@ -6,7 +6,7 @@
 // mounted. It contains:
 //
 //	disk.json   what was requested and made
-//	disk.img    Loop: the sparse image; only the kernel and e2fsprogs write to it, and no sandbox sees it
+//	disk.img    Loop: the sparse image, written by the kernel and e2fsprogs only
 //	mnt/        Loop: the mount point
 //	mnt/files/  Loop: the root for the caller's files
 //	files/      Project and None: the root for the caller's files
