@@ -101,7 +101,7 @@ func New(o Options) *Server {
 		s.mux.Handle(strings.TrimPrefix(r.method+" "+r.path, " "), s.wrap(r))
 	}
 	if o.MCP != nil {
-		s.mux.Handle(mcpPath, s.wrap(route{path: mcpPath, handle: s.talk, takes: bodyHeld, limit: maxToolBody, refused: o.MCP.Refuse}))
+		s.mux.Handle(mcpPath, s.wrap(route{path: mcpPath, handle: s.talk, takes: bodyHeld, limit: maxMCPBody, twice: true, refused: o.MCP.Refuse}))
 	}
 	s.mux.Handle("/", s.wrap(route{handle: s.unknown}))
 	return s
@@ -181,9 +181,10 @@ type route struct {
 	// direct routes run or write without a tool: see engine.Direct.
 	direct bool
 	// takes is what the route does with a body, unless body says it. limit bounds a body that is held
-	// in memory; 0 is maxBody.
+	// in memory; 0 is maxBody. A body is charged twice where carrying it out copies it.
 	takes bodyKind
 	limit int64
+	twice bool
 	// refused records that a tool call was not handed to handle; nil: it is none.
 	refused func(w http.ResponseWriter, r *http.Request, call engine.Call, err error) error
 	// summary, body and answer are for /openapi.json.
@@ -321,14 +322,10 @@ func (s *Server) identify(r *http.Request) (engine.Call, error) {
 	return call, nil
 }
 
-// talk forwards a request of the Model Context Protocol, which has its own form for errors. The body
-// is charged twice: the protocol's library copies it.
+// talk forwards a request of the Model Context Protocol, which has its own form for errors.
 func (s *Server) talk(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	if in, ok := r.Body.(*callBody); ok {
 		raw, err := in.hold()
-		if err == nil {
-			err = in.take(int64(len(raw)))
-		}
 		if err != nil {
 			return err
 		}

@@ -21,15 +21,16 @@ import (
 // Limits of bodies that are held in memory, in bytes. A route has maxBody unless it says otherwise.
 const (
 	maxBody     = 1 << 20
-	maxToolBody = 17 << 20 // an input of the greatest size, and what is around it
+	maxToolBody = 24 << 20 // an input of the greatest size fits, and one over it gets its own error
+	maxMCPBody  = 17 << 20 // likewise an input
 	maxExecBody = 32 << 20 // stdin of the greatest size in base64 fits
 )
 
 const (
 	// maxValues bounds the values of a JSON body. Each is charged valueCost bytes: a decoded value
 	// takes more memory than its text.
-	maxValues = 64 << 10
-	valueCost = 256
+	maxValues = 128 << 10
+	valueCost = 128
 
 	// A body is read in pieces that double from firstPiece to lastPiece. When that much has come of
 	// one whose length is declared, the rest is allocated at once, so that nothing is copied twice.
@@ -88,6 +89,7 @@ type callBody struct {
 	stall    time.Duration // for an upload
 	kind     bodyKind
 	limit    int64
+	twice    bool
 	declared int64 // -1: not known
 	charged  int64
 	// What commands read as input may still be read when the handler is through.
@@ -103,7 +105,7 @@ func (s *Server) receive(
 ) (*http.Request, *callBody) {
 	b := &callBody{
 		src: r.Body, w: w, ctl: http.NewResponseController(w), call: call, budget: s.bodies, pace: s.pace, stall: s.stall,
-		kind: rt.kind(), limit: rt.limit, declared: r.ContentLength,
+		kind: rt.kind(), limit: rt.limit, twice: rt.twice, declared: r.ContentLength,
 	}
 	if b.limit == 0 {
 		b.limit = maxBody
@@ -202,7 +204,7 @@ func (b *callBody) hold() ([]byte, error) {
 	if err == nil {
 		_ = b.ctl.SetReadDeadline(time.Time{}) // it would end the request's context
 		raw := h.whole()
-		if err = b.countValues(raw); err == nil {
+		if err = b.weigh(raw); err == nil {
 			return raw, nil
 		}
 	}
@@ -282,13 +284,17 @@ func (b *callBody) grow(h *heldBody) error {
 	return nil
 }
 
-// countValues bounds and charges the values of a JSON body.
-func (b *callBody) countValues(raw []byte) error {
+// weigh bounds the values of a JSON body, and charges what decoding it takes.
+func (b *callBody) weigh(raw []byte) error {
 	n := strictjson.Values(raw)
 	if n > maxValues {
 		return bodyProblem(errdefs.ErrInvalidArgument, "body has over %d JSON values, which is the limit", maxValues)
 	}
-	return b.take(int64(n) * valueCost)
+	cost := int64(n) * valueCost
+	if b.twice {
+		cost += int64(len(raw))
+	}
+	return b.take(cost)
 }
 
 // heldBody is a body in memory, or the beginning of one.

@@ -406,7 +406,7 @@ func TestMCPHasTheSameBudget(t *testing.T) {
 	if got := ask(t, srv, "POST", "/mcp", strings.Repeat(" ", 4<<20)); got.status != http.StatusAccepted || whole.Load() != 4<<20 || held.Load() < 8<<20 {
 		t.Errorf("status %d, %d bytes read, %d charged", got.status, whole.Load(), held.Load())
 	}
-	problemIs(t, ask(t, srv, "POST", "/mcp", strings.Repeat(" ", maxToolBody+1)), http.StatusRequestEntityTooLarge, "invalid_argument", "body")
+	problemIs(t, ask(t, srv, "POST", "/mcp", strings.Repeat(" ", maxMCPBody+1)), http.StatusRequestEntityTooLarge, "invalid_argument", "body")
 	problemIs(t, ask(t, srv, "POST", "/mcp", "["+strings.Repeat("1,", maxValues)+"1]"), http.StatusBadRequest, "invalid_argument", "body")
 	eventually(t, "the budget is given back", func() bool { n, callers := s.bodies.spent(); return n == 0 && callers == 0 })
 }

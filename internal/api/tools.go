@@ -14,7 +14,7 @@ import (
 func (s *Server) toolRoutes() []route {
 	return []route{
 		{method: "GET", path: "/v1/tools", handle: s.listTools, summary: "List the tools that can be called, with their schemas", query: []string{"profile"}, answer: v1.List[v1.Tool]{}},
-		{method: "POST", path: "/v1/tools/{name}/call", handle: s.callTool, limit: maxToolBody, refused: s.refusedTool, summary: "Call a tool: policy, approval, run, audit", body: v1.ToolCall{}, answer: v1.ToolResult{}},
+		{method: "POST", path: "/v1/tools/{name}/call", handle: s.callTool, limit: maxToolBody, twice: true, refused: s.refusedTool, summary: "Call a tool: policy, approval, run, audit", body: v1.ToolCall{}, answer: v1.ToolResult{}},
 		{method: "GET", path: "/v1/calls/{id}/output", handle: s.callOutput, summary: "Read the whole output of an earlier call from an offset", query: []string{"stream", "offset", "limit", "wait_ms"}, answer: v1.Output{}},
 		{method: "DELETE", path: "/v1/sessions/{name}", handle: s.endSession, summary: "End a session: its sandbox is destroyed"},
 		{method: "POST", path: "/v1/policy/check", handle: s.checkPolicy, summary: "Tell what a command policy says; nothing runs", body: v1.PolicyCheck{}, answer: v1.Verdict{}},

@@ -78,6 +78,8 @@ func TestValidateNamesTheKey(t *testing.T) {
 		{"templates: {default: {pool: {min: 9, max: 3}}}", "templates.default.pool.max"},
 		{"templates: {a: {limits: {memory: 1m}}}", "templates.a.limits.memory_bytes"},
 		{"templates: {a: {entrypoint: [x]}}", "templates.a.entrypoint"},
+		{"requests: {caller_bodies: 32MiB}", "requests.caller_bodies"},
+		{"requests: {bodies: 100MiB}", "requests.bodies"},
 		{"callers: {sandboxes: -1}", "callers.sandboxes"},
 		{"callers: {memory: -1}", "callers.memory"},
 		{"callers: {calls: -1}", "callers.calls"},
