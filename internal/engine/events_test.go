@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -106,5 +107,74 @@ func TestSlowReadersOfEventsAreToldOfGaps(t *testing.T) {
 	}
 	if err := e.Events(t.Context(), op, EventQuery{After: -1}, func(ev v1.ServiceEvent) error { t.Errorf("told %+v", ev); return nil }); err != nil {
 		t.Error(err)
+	}
+}
+
+// One caller's events push nobody else's out, and neither do its shells.
+func TestEventsOfOneCallerPushNoOthersOut(t *testing.T) {
+	e := &Engine{events: newEventHub()}
+	list := func(call Call, after int64) (kinds []string, last int64) {
+		t.Helper()
+		err := e.Events(t.Context(), call, EventQuery{After: after}, func(ev v1.ServiceEvent) error {
+			if !call.Operator && ev.Type != "gap" && ev.Caller != call.Caller {
+				t.Errorf("%s is told %+v", call.Caller, ev)
+			}
+			kinds, last = append(kinds, ev.Type), ev.ID
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return kinds, last
+	}
+	ann, hog := Call{Caller: "ann"}, Call{Caller: "hog"}
+	e.events.tell(v1.ServiceEvent{Type: "shell.started", Caller: "ann", Sandbox: "a", Shell: "s"})
+	e.events.tell(v1.ServiceEvent{Type: "first", Caller: "hog"})
+	_, first := list(hog, 0)
+	for i := range 2 * maxOpen {
+		e.events.tell(v1.ServiceEvent{Type: "shell.started", Caller: "hog", Sandbox: "h", Shell: fmt.Sprint("h", i)})
+	}
+	if kinds, _ := list(ann, first-2); !slices.Equal(kinds, []string{"shell.started"}) {
+		t.Errorf("another caller is told %v", kinds)
+	}
+	kinds, last := list(hog, first)
+	if len(kinds) != maxEvents || kinds[0] != "gap" || kinds[1] != "shell.started" {
+		t.Errorf("the caller itself is told %d events, %.40v", len(kinds), kinds)
+	}
+	if kinds, _ := list(Local(""), first); len(kinds) != maxEvents || kinds[0] != "gap" {
+		t.Errorf("operators are told %d events, %.40v", len(kinds), kinds)
+	}
+	if n := e.events.events.Len(); n != maxEvents {
+		t.Errorf("%d events are kept, want %d", n, maxEvents)
+	}
+	e.events.tell(v1.ServiceEvent{Type: "shell.started", Caller: "ann", Sandbox: "a", Shell: "t"})
+	e.events.tell(v1.ServiceEvent{Type: "shell.ended", Shell: "t"})
+	e.events.tell(v1.ServiceEvent{Type: "sandbox.gone", Caller: "ann", Sandbox: "a"})
+	if kinds, _ := list(ann, last); !slices.Equal(kinds, []string{"shell.started", "shell.ended", "shell.ended", "sandbox.gone"}) {
+		t.Errorf("of shells with others' around, another caller is told %v", kinds)
+	}
+	e.events.tell(v1.ServiceEvent{Type: "sandbox.gone", Caller: "hog", Sandbox: "h"})
+	if len(e.events.open) != 0 || len(e.events.openOf) != 0 {
+		t.Errorf("%d shells of %d callers are still waited for", len(e.events.open), len(e.events.openOf))
+	}
+}
+
+// A caller without events is told once that some may be missing.
+func TestAGapIsToldOnce(t *testing.T) {
+	e := &Engine{events: newEventHub()}
+	gaps := 0
+	err := e.Events(t.Context(), Call{Caller: "ann"}, EventQuery{After: 5, Follow: true}, func(ev v1.ServiceEvent) error {
+		if ev.Type != "gap" {
+			return errEnough
+		}
+		gaps++
+		e.events.tell(v1.ServiceEvent{Type: "x", Caller: "bob"})
+		if gaps == 1 {
+			e.events.tell(v1.ServiceEvent{Type: "x", Caller: "ann"})
+		}
+		return nil
+	})
+	if !errors.Is(err, errEnough) || gaps != 1 {
+		t.Errorf("%v, told %d times", err, gaps)
 	}
 }
