@@ -186,13 +186,13 @@ func TestConnectionsAreRecordedOrCounted(t *testing.T) {
 	}
 	defer log.Close()
 	auditor := newEgressAuditor(log, slog.New(slog.DiscardHandler))
-	// Twice as many as one sandbox may have at once, of each of so many that all
-	// together are more than the queue holds.
+	// Twice as many as one sandbox may have at once, of each of so many callers that
+	// all together are more than the queue holds.
 	const boxes = 8
 	const all = boxes * 2 * egressRecordBurst
 	var notes sync.WaitGroup
 	for i := range boxes {
-		auditor.know("box"+strconv.Itoa(i), "ann")
+		auditor.know("box"+strconv.Itoa(i), "ann"+strconv.Itoa(i))
 		notes.Go(func() {
 			for j := range all / boxes {
 				auditor.note(netpolicy.Connection{Session: "box" + strconv.Itoa(i), Host: "a.test", Port: 1 + i, Path: strconv.Itoa(j), Allowed: j%2 == 0, Reason: "because"})
@@ -205,7 +205,7 @@ func TestConnectionsAreRecordedOrCounted(t *testing.T) {
 	records, missed, fast := 0, 0, 0
 	err = db.Scan(t.Context(), store.AuditFilter{}, func(r store.AuditRow) error {
 		switch text := string(r.Record); {
-		case strings.Contains(text, `"kind":"egress"`) && strings.Contains(text, `"caller":"ann"`):
+		case strings.Contains(text, `"kind":"egress"`) && strings.Contains(text, `"caller":"ann`):
 			records++
 		case strings.Contains(text, "egress.missed"):
 			_, rest, _ := strings.Cut(text, `"error":"`)
@@ -278,4 +278,54 @@ type slowAudit struct {
 func (s *slowAudit) Append(ctx context.Context, rows []store.AuditRow) error {
 	<-s.open
 	return s.AuditDB.Append(ctx, rows)
+}
+
+// One caller's sandboxes, however many, leave room for another's connections.
+func TestConnectionsOfOneCallerAreNotAllThatIsRecorded(t *testing.T) {
+	db, err := store.OpenAudit(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	slow := &slowAudit{AuditDB: db, open: make(chan struct{})}
+	log, err := audit.Open(t.Context(), audit.Options{Store: slow, Head: filepath.Join(t.TempDir(), "head")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	auditor := newEgressAuditor(log, slog.New(slog.DiscardHandler))
+	const boxes = 12
+	for i := range boxes {
+		box := "box" + strconv.Itoa(i)
+		auditor.know(box, "hog")
+		for range egressRecordBurst {
+			auditor.note(netpolicy.Connection{Session: box, Host: "a.test", Port: 1})
+		}
+	}
+	auditor.know("anns", "ann")
+	auditor.note(netpolicy.Connection{Session: "anns", Host: "b.test", Port: 1})
+	close(slow.open)
+	auditor.close()
+	hogs, anns, missed := 0, 0, 0
+	err = db.Scan(t.Context(), store.AuditFilter{}, func(r store.AuditRow) error {
+		switch text := string(r.Record); {
+		case strings.Contains(text, "egress.missed"):
+			_, rest, _ := strings.Cut(text, `"error":"`)
+			n := 0
+			_, err := fmt.Sscan(rest, &n)
+			missed += n
+			return err
+		case strings.Contains(text, "b.test"):
+			anns++
+		case strings.Contains(text, "a.test"):
+			hogs++
+		}
+		return nil
+	})
+	if err != nil || anns != 1 || hogs+missed != boxes*egressRecordBurst || hogs < egressCallerQueue {
+		t.Errorf("of the other caller %d are recorded, of the one %d and %d are counted: %v", anns, hogs, missed, err)
+	}
+	if len(auditor.queued) != 0 {
+		t.Errorf("%v are counted as queued", auditor.queued)
+	}
 }

@@ -17,7 +17,9 @@ import (
 // Bounds of what waits to be recorded of connections.
 const (
 	egressQueue = 4096
-	egressBatch = 256
+	// egressCallerQueue is how many of them may be of one caller.
+	egressCallerQueue = egressQueue / 4
+	egressBatch       = 256
 	// egressWriteTime is how long one batch may take.
 	egressWriteTime = 10 * time.Second
 	// egressReportEvery is how often the number of those that are missing is recorded.
@@ -40,9 +42,10 @@ type egressAuditor struct {
 	done   chan struct{}
 	missed atomic.Int64 // of all sandboxes
 
-	mu    sync.Mutex
-	known map[string]*auditedSandbox // sandboxes that are or were served
-	left  []audit.Record             // about those that are not any more
+	mu     sync.Mutex
+	queued map[string]int             // by caller
+	known  map[string]*auditedSandbox // sandboxes that are or were served
+	left   []audit.Record             // about those that are not any more
 }
 
 // auditedSandbox is what is counted of one sandbox.
@@ -53,7 +56,7 @@ type auditedSandbox struct {
 }
 
 func newEgressAuditor(records *audit.Log, log *slog.Logger) *egressAuditor {
-	a := &egressAuditor{audit: records, log: log, queue: make(chan audit.Record, egressQueue), stop: make(chan struct{}), done: make(chan struct{}), known: map[string]*auditedSandbox{}}
+	a := &egressAuditor{audit: records, log: log, queue: make(chan audit.Record, egressQueue), stop: make(chan struct{}), done: make(chan struct{}), queued: map[string]int{}, known: map[string]*auditedSandbox{}}
 	go a.run() // close waits for it
 	return a
 }
@@ -89,23 +92,35 @@ func (s *auditedSandbox) told(sandbox string) audit.Record {
 	s.skipped = 0
 	return audit.Record{
 		Kind: audit.KindEvent, Action: "egress.missed", Caller: s.caller, Sandbox: sandbox, Uncharged: s.caller == LocalCaller,
-		Error: fmt.Sprintf("%d connections were not recorded: they came faster than %d a second, or the caller's share of the log was used up", n, egressRecordRate),
+		Error: fmt.Sprintf("%d connections were not recorded: they came faster than %d a second, %d of the caller's were waiting, or the caller's share of the log was used up", n, egressRecordRate, egressCallerQueue),
 	}
 }
 
-// admit says whose connection it is, and whether it is recorded.
+// admit says whose connection it is, and whether it is recorded. If so, it counts
+// as queued.
 func (a *egressAuditor) admit(sandbox string) (caller string, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := a.known[sandbox]
 	if s == nil {
+		a.queued[""]++
 		return "", true
 	}
-	if !s.rate.Allow() || s.caller != LocalCaller && a.audit.AdmitConnection(s.caller) != nil {
+	if a.queued[s.caller] >= egressCallerQueue || !s.rate.Allow() || s.caller != LocalCaller && a.audit.AdmitConnection(s.caller) != nil {
 		s.skipped++
 		return s.caller, false
 	}
+	a.queued[s.caller]++
 	return s.caller, true
+}
+
+// unqueue counts a record of a caller's as no longer queued.
+func (a *egressAuditor) unqueue(caller string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.queued[caller]--; a.queued[caller] == 0 {
+		delete(a.queued, caller)
+	}
 }
 
 // skipped are the records of what was skipped since.
@@ -141,6 +156,7 @@ func (a *egressAuditor) note(c netpolicy.Connection) {
 	select {
 	case a.queue <- r:
 	default:
+		a.unqueue(caller)
 		a.missed.Add(1)
 	}
 }
@@ -152,6 +168,7 @@ func (a *egressAuditor) run() {
 	for {
 		select {
 		case r := <-a.queue:
+			a.unqueue(r.Caller)
 			a.write(a.gather(r))
 		case <-tell.C:
 			a.tell()
@@ -172,6 +189,7 @@ func (a *egressAuditor) gather(batch ...audit.Record) []audit.Record {
 	for len(batch) < egressBatch {
 		select {
 		case r := <-a.queue:
+			a.unqueue(r.Caller)
 			batch = append(batch, r)
 		default:
 			return batch
