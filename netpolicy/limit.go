@@ -20,9 +20,10 @@ const (
 	// maxHeader is what a request's head may take, and an answer's.
 	maxHeader = 32 << 10
 	// filesPerConnection is how many descriptors there have to be for each
-	// connection of all sessions together: it takes two, and half of them are for
-	// other things. freeShare are those of a session that it has all the same.
-	filesPerConnection = 4
+	// connection of all sessions together: it takes two, and three quarters are for
+	// clients of the service. freeShare are those of a session that it has all the
+	// same.
+	filesPerConnection = 8
 	freeShare          = 16
 	// maxRefused is how many connections over the limit are told so. Those beyond
 	// are closed without a word.
