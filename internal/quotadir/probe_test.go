@@ -37,7 +37,7 @@ func TestSweepProbesRemovesWhatAKilledTryLeft(t *testing.T) {
 	if points, err := livemount.Below(dir); err != nil || len(points) != 0 {
 		t.Errorf("mounted: %v, %v; want nothing", points, err)
 	}
-	loops, err := backed()
+	loops, err := attachedLoops()
 	if err != nil {
 		t.Fatal(err)
 	}
