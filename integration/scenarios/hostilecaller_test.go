@@ -42,7 +42,7 @@ func TestHostileCaller(t *testing.T) {
 	on(t, []string{"oci"}, func(t *testing.T, runtime string) {
 		const config = "leases: {idle: 15s}\n" + onDemand
 		s := harness.Run(t, harness.Options{Runtime: runtime, Config: config, Seed: &seed})
-		tok, err := s.Client.CreateToken(within(t), v1.TokenRequest{Caller: "mallory", Trust: 1, Quotas: v1.Quotas{Sandboxes: 2, Calls: 5000}})
+		tok, err := s.Client.CreateToken(within(t), v1.TokenRequest{Caller: "mallory", Trust: 3, Quotas: v1.Quotas{Sandboxes: 2, Calls: 5000}})
 		if err != nil {
 			t.Fatal(err)
 		}
