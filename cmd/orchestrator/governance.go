@@ -34,6 +34,14 @@ type governance struct {
 
 func (g *governance) later(undo func() error) { g.undo = append(g.undo, undo) }
 
+// shellCaller is whose commands POST /shell runs; "" where it is off.
+func (g *governance) shellCaller() string {
+	if g.Compat == nil {
+		return ""
+	}
+	return g.Compat.Caller
+}
+
 // close lets go of everything, last first.
 func (g *governance) close() error {
 	var errs []error

@@ -51,8 +51,9 @@ type Options struct {
 	Engine *engine.Engine
 	// Token, if set, has to come with every request but /healthz.
 	Token string
-	// Shell switches the readonly system's POST /shell on, which takes no token.
-	Shell bool
+	// ShellCaller, if set, switches the readonly system's POST /shell on, which takes
+	// no token. It is the caller whose commands these are.
+	ShellCaller string
 	// MCP answers what comes to /mcp, for the caller; nil: there is no such path.
 	MCP interface {
 		Serve(w http.ResponseWriter, r *http.Request, call engine.Call)
@@ -61,9 +62,9 @@ type Options struct {
 	}
 	// Bodies bounds the memory that bodies of requests take.
 	Bodies BodyBudget
-	// MaxRequests and MaxStreams are how many requests a caller that is no operator
-	// has at once, and how many of them last: events, terminals, tunnels. Zero is no
-	// bound but a share of the connections.
+	// MaxRequests and MaxStreams are how many requests a caller other than an operator
+	// has at once, and how many of them last: events, terminals, tunnels. Zero
+	// means a share of the connections.
 	MaxRequests, MaxStreams int
 	// Down is called once to take everything down after POST /v1/down.
 	Down func()
@@ -256,7 +257,7 @@ func (s *Server) serve(out *answer, r *http.Request, rt route, call engine.Call)
 // for the caller they run as, whatever else their sender may do.
 func (s *Server) holder(rt route, r *http.Request, call engine.Call) engine.Call {
 	if rt.path == shellCompatRoute && call.Token == "" && fromHere(r) == nil {
-		return engine.Call{Caller: s.opts.Engine.CompatCaller()}
+		return engine.Call{Caller: s.opts.ShellCaller}
 	}
 	return call
 }

@@ -34,7 +34,7 @@ const patience = 2 * time.Minute
 func newServer(t *testing.T, token string) (*httptest.Server, *fake.Host) {
 	t.Helper()
 	e, host := newEngine(t)
-	return serveHTTP(t, New(Options{Engine: e, Token: token, Shell: true})), host
+	return serveHTTP(t, New(Options{Engine: e, Token: token, ShellCaller: "old"})), host
 }
 
 // serveHTTP serves s on a loopback address until the test ends.

@@ -133,7 +133,7 @@ func TestAuthorizationThatIsNotUnderstoodIsRefusedEverywhere(t *testing.T) {
 			if network == "unix" {
 				address = filepath.Join(t.TempDir(), "s")
 			}
-			at := listen(t, New(Options{Engine: e, Token: token, Shell: true, MCP: talker{}}), network, address)
+			at := listen(t, New(Options{Engine: e, Token: token, ShellCaller: "old", MCP: talker{}}), network, address)
 			for _, f := range forms {
 				header := strings.ReplaceAll(f.header, "TOKEN", tok.Secret)
 				if header != "" {

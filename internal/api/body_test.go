@@ -207,7 +207,7 @@ func TestABodyIsNotCopied(t *testing.T) {
 func TestLimitsOfRoutes(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
-	s := New(Options{Engine: e, Shell: true})
+	s := New(Options{Engine: e, ShellCaller: "old"})
 	srv := serveHTTP(t, s)
 	large := map[string]int64{
 		"POST /v1/run": maxExecBody, "POST /v1/sandboxes/{id}/exec": maxExecBody, "POST /v1/sandboxes/{id}/shells": maxExecBody,
@@ -422,7 +422,7 @@ func withMCP(s *Server) *Server {
 // is given back, and every error is a problem.
 func FuzzAdmission(f *testing.F) {
 	e, _ := newEngine(f)
-	s := New(Options{Engine: e, Token: "secret", Shell: true, Bodies: BodyBudget{Total: 256 << 10, Caller: 128 << 10}, MCP: reading{func(int) {}}})
+	s := New(Options{Engine: e, Token: "secret", ShellCaller: "old", Bodies: BodyBudget{Total: 256 << 10, Caller: 128 << 10}, MCP: reading{func(int) {}}})
 	const op = "Authorization: Bearer secret\r\n"
 	for _, seed := range [][3]string{
 		{"POST /v1/run", op + "Content-Length: 21", `{"argv":["echo","a"]}`},

@@ -41,7 +41,7 @@ type connBounds struct {
 }
 
 // boundsOf divides the connections that a number of descriptors allows. requests
-// and streams are configured; zero is no bound but a caller's share.
+// and streams are configured; zero means a caller's share.
 func boundsOf(files, requests, streams int) connBounds {
 	total := max(files/filesPerConn, reservedShare)
 	reserved := total / reservedShare
@@ -61,7 +61,7 @@ func boundsOf(files, requests, streams int) connBounds {
 //
 // A connection is anonymous until a request on it names a caller, and then that
 // caller's. Callers and operators never fill the share of anonymous ones, and
-// callers never fill the share of operators. When there is no room, a newcomer
+// callers never fill the share of operators. When all are taken, a newcomer
 // evicts: an anonymous one the anonymous one that waits longest, a caller's one
 // of the caller that holds most, idle ones first, then the newest. Operators
 // evict callers, and lose idle connections to other operators only. A caller with

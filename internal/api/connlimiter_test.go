@@ -26,7 +26,7 @@ import (
 func serveLimited(t *testing.T, e *engine.Engine, b connBounds) (address string, s *Server) {
 	t.Helper()
 	s = New(Options{Engine: e})
-	if e == nil { // who sends no token is no operator then
+	if e == nil { // a request without a token then comes from no operator
 		s.opts.Token = "secret"
 	}
 	s.conns.bounds = b
@@ -222,7 +222,7 @@ func TestOneCallerDoesNotLockTheOthersOut(t *testing.T) {
 	}
 }
 
-// What a stream holds is given back with its end, so that the next one is served.
+// The place of a stream is free at its end, so that the next one is served.
 func TestAnEndedStreamCountsNoMore(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
@@ -265,7 +265,7 @@ func TestANewcomerEvictsWhoHoldsMost(t *testing.T) {
 	if conns, _, _ := s.conns.count("ann"); conns != 2 {
 		t.Errorf("another caller has %d connections, want 2", conns)
 	}
-	// Who holds most gets no more.
+	// The caller that holds most gets no more.
 	for range 2 {
 		answers(t, address, "/v1/events?follow=true", http.StatusTooManyRequests, header["hog"]...)
 	}
@@ -500,7 +500,7 @@ func TestWhatIsAStream(t *testing.T) {
 func TestACallBeyondTheBoundIsRecorded(t *testing.T) {
 	t.Parallel()
 	e, _ := newEngine(t)
-	s := New(Options{Engine: e, Shell: true})
+	s := New(Options{Engine: e, ShellCaller: "old"})
 	s.conns.bounds = connBounds{total: 8, anonymous: 4, callers: 4}
 	srv := httptest.NewServer(s.Handler())
 	t.Cleanup(srv.Close)

@@ -93,7 +93,7 @@ func throughPort(t *testing.T, request, answer string) (inside, outside string) 
 	return <-asked, string(b)
 }
 
-// What does not pass in a header does not pass behind a body, announced or not.
+// Fields that do not pass in a header do not pass behind a body, announced or not.
 func TestTrailersDoNotPassPorts(t *testing.T) {
 	t.Parallel()
 	const fields = "Set-Cookie: stolen=1\r\nClear-Site-Data: \"*\"\r\nLocation: /x\r\n\r\n"

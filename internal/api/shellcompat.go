@@ -43,7 +43,7 @@ type shellAnswer struct {
 // shellCompatRoutes is empty unless the readonly system's endpoint is switched
 // on: its clients send no token.
 func (s *Server) shellCompatRoutes() []route {
-	if !s.opts.Shell {
+	if s.opts.ShellCaller == "" {
 		return nil
 	}
 	return []route{{
@@ -81,7 +81,7 @@ func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, call engine
 
 // refusedShell records a command that was refused before its body was read.
 func (s *Server) refusedShell(_ http.ResponseWriter, r *http.Request, call engine.Call, err error) error {
-	call.Caller, call.Via = s.opts.Engine.CompatCaller(), shellCompatVia
+	call.Caller, call.Via = s.opts.ShellCaller, shellCompatVia
 	return s.opts.Engine.RefuseCall(r.Context(), call, shellCompatTool, nil, err)
 }
 

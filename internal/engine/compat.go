@@ -30,14 +30,6 @@ type CompatAnswer struct {
 	ReturnCode int    `json:"returncode"`
 }
 
-// CompatCaller is whose commands ShellCompat runs; "" where it is off.
-func (e *Engine) CompatCaller() string {
-	if g := e.opts.Governance; g != nil && g.Compat != nil {
-		return g.Compat.Caller
-	}
-	return ""
-}
-
 // ShellCompat runs a command for the readonly system's existing clients: they
 // send no token, and name a workspace by a path. Every answer has their shape;
 // what went wrong around a command stays in the log. The workspace is bound

@@ -58,7 +58,7 @@ func TestRequestsOfACallerAreBounded(t *testing.T) {
 	}
 }
 
-// Who leaves again and again has no more under way than the bound.
+// A client that leaves again and again has no more under way than the bound.
 func TestLostRequestsOfASessionAreBounded(t *testing.T) {
 	x := &session{}
 	var posts []*post
@@ -116,7 +116,7 @@ func TestAllSessionsAreSharedFairly(t *testing.T) {
 	within(t, f.killed, "the end of the command")
 }
 
-// Who subscribes to ever new addresses takes no memory by it.
+// A client that subscribes to ever new addresses takes no memory by it.
 func TestSubscriptionsAreToOneAddress(t *testing.T) {
 	s := New(Options{Engine: newFake()})
 	var got []string

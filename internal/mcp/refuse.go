@@ -106,7 +106,7 @@ func callsIn(body []byte) []toolCall {
 			Name      string          `json:"name"`
 			Arguments json.RawMessage `json:"arguments"`
 		}
-		if json.Unmarshal(m.Params, &p) != nil { // a name that is no string, or no object at all
+		if json.Unmarshal(m.Params, &p) != nil { // not an object, or the name is not a string
 			p.Name, p.Arguments = "", m.Params
 		}
 		calls = append(calls, toolCall{name: cmp.Or(p.Name, methodCall), input: p.Arguments})

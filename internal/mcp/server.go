@@ -72,8 +72,8 @@ type Options struct {
 	PageSize int
 	// SessionIdle ends an HTTP session that asks nothing for so long.
 	SessionIdle time.Duration
-	// Requests is how many requests of one caller that is no operator are under way
-	// at once; zero is DefaultRequests.
+	// Requests is how many requests of one caller are under way at once, unless it
+	// is an operator; zero is DefaultRequests.
 	Requests int
 	// Resume is how long calls whose HTTP stream was lost run on for a client
 	// that comes back for the rest.
