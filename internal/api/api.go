@@ -29,8 +29,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// mcpPath is where the Model Context Protocol is spoken.
-const mcpPath = "/mcp"
+const (
+	mcpPath = "/mcp" // where the Model Context Protocol is spoken
+	mcpCall = "tools/call"
+)
 
 // Bounds of requests.
 const (
@@ -323,12 +325,14 @@ func (s *Server) identify(r *http.Request) (engine.Call, error) {
 	return call, nil
 }
 
-// talk forwards a request of the Model Context Protocol, which has its own form for errors.
+// talk forwards a request of the Model Context Protocol, which has its own form for errors. A body
+// that is not taken may be a tool call, and is recorded as one.
 func (s *Server) talk(w http.ResponseWriter, r *http.Request, call engine.Call) error {
 	if in, ok := r.Body.(*callBody); ok {
 		raw, err := in.hold()
 		if err != nil {
-			return err
+			call.Via = "mcp"
+			return s.refuseCall(r, call, mcpCall, nil, err)
 		}
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(raw)), int64(len(raw))
 	}

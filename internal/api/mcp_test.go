@@ -34,15 +34,16 @@ func TestARefusedCallOverMCPIsRecorded(t *testing.T) {
 	}
 	ann = append(ann, "Mcp-Session-Id", got.header.Get("Mcp-Session-Id"), "Mcp-Protocol-Version", "2025-11-25")
 	const call = `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"system_bash","arguments":{"command":"ls"}}}`
-	for _, c := range []struct{ path, says string }{
-		{mcpPath + "?profile=universal", "profile is not yours to choose"},
-		{mcpPath + "?profile=a&profile=b", "profile is there 2 times"},
-		{mcpPath, "callers.max_requests"}, // without room, below
+	for _, c := range []struct{ path, body, says string }{
+		{mcpPath + "?profile=universal", call, "profile is not yours to choose"},
+		{mcpPath + "?profile=a&profile=b", call, "profile is there 2 times"},
+		{mcpPath, strings.Replace(call, "ls", strings.Repeat("x", maxMCPBody), 1), "body is over"},
+		{mcpPath, call, "callers.max_requests"}, // without room, below
 	} {
-		if c.path == mcpPath {
+		if strings.HasPrefix(c.says, "callers") {
 			s.conns.bounds.requests = 0
 		}
-		got := post(c.path, call)
+		got := post(c.path, c.body)
 		var about []v1.AuditRecord
 		for _, r := range records(t, srv, "caller=ann") {
 			if strings.Contains(r.Error, c.says) && r.Via == "mcp" {
@@ -53,7 +54,7 @@ func TestARefusedCallOverMCPIsRecorded(t *testing.T) {
 			t.Errorf("%s: answered %d %s; recorded %+v, want one", c.path, got.status, got.body, about)
 		}
 	}
-	if all := records(t, srv, "caller=ann"); len(all) != 4 { // the first has an opening record
-		t.Errorf("%d records, want 4: %+v", len(all), all)
+	if all := records(t, srv, "caller=ann"); len(all) != 5 { // the first has an opening record
+		t.Errorf("%d records, want 5: %+v", len(all), all)
 	}
 }
