@@ -10,7 +10,8 @@ import (
 )
 
 var typical = Record{
-	Call: "c", Caller: "ann", Token: "t-01", Profile: "universal", Trust: 2, Session: "s-01", Via: "http", Action: "system.bash",
+	Call: "c", Caller: "ann", Token: "t-01", Profile: "universal", Trust: 2, Session: "s-01", Via: "http",
+	Action:    "system.bash",
 	Input:     json.RawMessage(`{"command":"cd /workspace && go test ./... 2>&1 | tail -n 40","timeout_ms":60000,"env":{"CI":"1","GOFLAGS":"-mod=mod"},"cwd":"/workspace","description":"run the tests of the whole module and show the end of what they say, as the one before failed in the store"}`),
 	Workspace: "w-01", Image: "sha256:0f5c1d3f7f0f5c1d3f7f0f5c1d3f7f0f5c1d3f7f0f5c1d3f7f0f5c1d3f7f0f5c1",
 }
@@ -74,7 +75,7 @@ func BenchmarkVerify(b *testing.B) {
 			b.Fatal(err)
 		}
 		for range 2 {
-			if err := w.log.enqueue(b.Context(), &item{body: body}); err != nil {
+			if err := w.log.enqueue(b.Context(), &queueItem{body: body}); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -99,7 +100,7 @@ func BenchmarkRedactJSON(b *testing.B) {
 			b.SetBytes(int64(len(typical.Input)))
 			for b.Loop() {
 				v := r.record("")
-				v.json(typical.Input)
+				v.redactJSON(typical.Input)
 			}
 		})
 	}
@@ -112,6 +113,6 @@ func BenchmarkRedactText(b *testing.B) {
 	b.SetBytes(int64(len(s)))
 	for b.Loop() {
 		v := r.record("")
-		v.text(s)
+		v.redactText(s)
 	}
 }

@@ -1,6 +1,6 @@
-// Package audit keeps a log that tells who called what, why it was allowed and
-// how it ended, and that shows when somebody changed it: each record carries
-// the hash of the one before. Secrets are redacted before a record is made.
+// Package audit keeps a tamper-evident log of calls: who called what, why it was allowed and how it
+// ended. Each record carries a hash that covers the record before it. Secrets are redacted before a
+// record is written.
 //
-// It never decides anything.
+// The package records decisions and makes none.
 package audit

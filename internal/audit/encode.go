@@ -8,19 +8,19 @@ import (
 	"unicode/utf8"
 )
 
-// seqPrefix begins every record as it is stored; the number follows.
+// seqPrefix is the start of every stored record. The sequence number follows.
 const seqPrefix = `{"seq":`
 
-// maxText bounds what a record says in words, maxName what it names, in bytes.
+// maxText bounds free text in a record, and maxName bounds names, in bytes.
 const (
 	maxText = 4 << 10
 	maxName = 512
 )
 
-// plain is a Record without what the writer puts in front.
+// plain is a Record without the fields that the writer adds.
 type plain Record
 
-// encode is a record from its kind on, as a JSON object.
+// encode returns a record as a JSON object that starts with its kind.
 func encode(r Record) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -42,45 +42,47 @@ func decode(b []byte) (Record, error) {
 	return r, err
 }
 
-// clean redacts and bounds what comes from callers. The values of a caller hide text in its input,
-// in paths and in errors. They hide neither who called nor what, where or by which rule: else a
-// caller would choose what its records are about.
-func (l *Log) clean(r Record) Record {
+// sanitize redacts and truncates what comes from callers. A caller's own values hide text in its
+// input, paths and errors. They do not hide the caller, action, place or rule: otherwise a caller
+// could choose what its records show.
+func (l *Log) sanitize(r Record) Record {
 	all := l.redact.record(r.Caller)
-	names := all.names()
+	names := all.withoutOwn()
 	if len(r.Input) > 0 {
 		size, sum := r.InputBytes, r.InputHash
-		r.Input, r.InputBytes, r.InputHash = all.input(r.Input)
+		r.Input, r.InputBytes, r.InputHash = all.redactInput(r.Input)
 		if size > r.InputBytes {
-			r.InputBytes, r.InputHash = size, sum // it was cut before it came here
+			r.InputBytes, r.InputHash = size, sum // the input was truncated before it reached the log
 		}
 	}
-	for _, s := range []*string{&r.Caller, &r.Token, &r.Via, &r.Call} { // the service's own words
-		*s = cut(*s, maxName)
+	for _, s := range []*string{&r.Caller, &r.Token, &r.Via, &r.Call} { // written by the service
+		*s = truncate(*s, maxName)
 	}
 	for _, s := range []*string{
 		&r.Profile, &r.Session, &r.Action, &r.Approval, &r.By, &r.Sandbox, &r.Workspace, &r.Image,
 	} {
-		*s = names.bounded(*s, maxName)
+		*s = names.redactTruncated(*s, maxName)
 	}
-	r.Rule = names.bounded(r.Rule, maxText)
-	r.Error = all.bounded(r.Error, maxText)
+	r.Rule = names.redactTruncated(r.Rule, maxText)
+	r.Error = all.redactTruncated(r.Error, maxText)
 	if r.Egress != nil {
 		e := *r.Egress
 		for _, s := range []*string{&e.Host, &e.Protocol, &e.Method, &e.Address, &e.Reason} {
-			*s = names.bounded(*s, maxName)
+			*s = names.redactTruncated(*s, maxName)
 		}
-		e.Path = all.bounded(e.Path, maxText)
+		e.Path = all.redactTruncated(e.Path, maxText)
 		r.Egress = &e
 	}
 	return r
 }
 
-// bounded is s without secrets and at most about limit bytes long.
-func (v *view) bounded(s string, limit int) string { return cut(v.beginning(s, limit), limit) }
+// redactTruncated returns s without secrets, truncated to about limit bytes.
+func (v *view) redactTruncated(s string, limit int) string {
+	return truncate(v.redactPrefix(s, limit), limit)
+}
 
-// cut is s as valid UTF-8 and at most about limit bytes long.
-func cut(s string, limit int) string {
+// truncate returns s as valid UTF-8 of about limit bytes at most.
+func truncate(s string, limit int) string {
 	if len(s) > limit {
 		for limit > 0 && !utf8.RuneStart(s[limit]) {
 			limit--
@@ -90,8 +92,9 @@ func cut(s string, limit int) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// closing is the record that closes a call.
-func closing(open, outcome Record) Record {
+// closeRecord returns the record that closes a call. Fields that outcome leaves empty come from
+// open.
+func closeRecord(open, outcome Record) Record {
 	r := outcome
 	r.Kind, r.Call, r.Uncharged = KindClose, open.Call, open.Uncharged
 	for _, f := range []struct {

@@ -20,29 +20,29 @@ import (
 
 const keyLength = 32
 
-// HeadFile and KeyFile are the names of the log's files in a state directory,
-// beside those of package store.
+// HeadFile and KeyFile are the names of the log's files in a state directory. Package store keeps
+// its files beside them.
 const (
 	HeadFile = "audit.head"
 	KeyFile  = "audit.key"
 )
 
-// head names the last record.
+// head identifies the last record.
 type head struct {
 	Seq  int64
 	Hash []byte
 }
 
-// genesis is what the first record follows.
+// genesis returns the head that the first record follows.
 func genesis() head {
 	sum := sha256.Sum256([]byte("orchestrator audit log, version 1"))
 	return head{Hash: sum[:]}
 }
 
-// newMAC makes what chain needs; it is for one goroutine.
+// newMAC returns the hash for chain. Only one goroutine may use it.
 func newMAC(key []byte) hash.Hash { return hmac.New(sha256.New, key) }
 
-// chain is the hash of a record behind the one with the hash prev.
+// chain returns the hash of a record that follows a record with the hash prev.
 func chain(mac hash.Hash, prev, record []byte) []byte {
 	mac.Reset()
 	mac.Write(prev)
@@ -56,20 +56,21 @@ func parseHead(s string) (head, error) {
 	n, err := strconv.ParseInt(seq, 10, 64)
 	b, err2 := hex.DecodeString(sum)
 	if !ok || err != nil || err2 != nil || n < 0 || len(b) != sha256.Size {
-		return head{}, fmt.Errorf("head is not of the form SEQ:HASH, with a hash of 64 hex digits, as verify prints it: %w", errdefs.ErrInvalidArgument)
+		return head{}, fmt.Errorf("invalid head: want SEQ:HASH with a hash of 64 hex digits, as printed by verify: %w",
+			errdefs.ErrInvalidArgument)
 	}
 	return head{Seq: n, Hash: b}, nil
 }
 
-// headFile is where the head is kept, with a code that only the key makes:
-// "SEQ:HASH:CODE". Each write replaces it whole.
+// headFile stores the head and an authentication code as "SEQ:HASH:CODE". The code needs the log's
+// key. Each write replaces the whole file.
 type headFile struct {
 	path string
 	key  []byte
 
 	mu      sync.Mutex
-	changed chan struct{} // closed at the next write
-	seq     int64         // of the last write
+	changed chan struct{} // closed by the next write
+	seq     int64         // sequence number of the last write
 	err     error
 }
 
@@ -91,7 +92,7 @@ func (f *headFile) read() (head, error) {
 		return head{}, fmt.Errorf("%s is damaged", f.path)
 	}
 	if !hmac.Equal([]byte(code), []byte(f.code(h))) {
-		return head{}, fmt.Errorf("%s was changed, or is of another log", f.path)
+		return head{}, fmt.Errorf("%s was changed or belongs to another log", f.path)
 	}
 	return h, nil
 }
@@ -104,7 +105,7 @@ func cutLast(s, sep string) (before, after string, ok bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// write replaces the file. It is for one goroutine.
+// write replaces the file. Only one goroutine may call it.
 func (f *headFile) write(h head) error {
 	temp := f.path + ".new"
 	err := os.WriteFile(temp, []byte(h.String()+":"+f.code(h)+"\n"), 0o600)
@@ -121,10 +122,10 @@ func (f *headFile) write(h head) error {
 	return err
 }
 
-// wait returns once the head of seq, or a later one, was written or could not be.
+// wait returns when the head of seq or a later one was written, or failed to be written.
 func (f *headFile) wait(ctx context.Context, seq int64) error {
 	for {
-		changed, err := f.state(seq)
+		changed, err := f.writeResult(seq)
 		if changed == nil {
 			return err
 		}
@@ -136,9 +137,9 @@ func (f *headFile) wait(ctx context.Context, seq int64) error {
 	}
 }
 
-// state is what became of the head of seq, or a channel that the next write
+// writeResult returns the result of writing the head of seq, or a channel that the next write
 // closes.
-func (f *headFile) state(seq int64) (<-chan struct{}, error) {
+func (f *headFile) writeResult(seq int64) (<-chan struct{}, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.seq >= seq {
@@ -150,25 +151,26 @@ func (f *headFile) state(seq int64) (<-chan struct{}, error) {
 	return f.changed, nil
 }
 
-// loadKey reads the key, or makes one: fresh says that there was none.
+// loadKey reads the key or creates one. fresh reports that it was created.
 func loadKey(path string) (key []byte, fresh bool, err error) {
 	key, err = os.ReadFile(path)
 	switch {
 	case err == nil && len(key) == keyLength:
 		return key, false, nil
 	case err == nil:
-		return nil, false, fmt.Errorf("the audit log's key %s has %d bytes instead of %d: put the right one back, or remove it to begin anew: %w", path, len(key), keyLength, errdefs.ErrFailedPrecondition)
+		return nil, false,
+			fmt.Errorf("invalid audit log key %s: %d bytes, want %d: restore the right key, or remove the file to create a new one: %w", path, len(key), keyLength, errdefs.ErrFailedPrecondition)
 	case !errors.Is(err, fs.ErrNotExist):
-		return nil, false, fmt.Errorf("the audit log's key: %w", err)
+		return nil, false, fmt.Errorf("load the audit log's key: %w", err)
 	}
 	key = make([]byte, keyLength)
-	_, _ = rand.Read(key) // it never fails
+	_, _ = rand.Read(key) // Read never fails
 	temp := path + ".new"
 	if err := os.WriteFile(temp, key, 0o600); err != nil {
-		return nil, false, fmt.Errorf("the audit log's key: %w", err)
+		return nil, false, fmt.Errorf("load the audit log's key: %w", err)
 	}
 	if err := os.Rename(temp, path); err != nil {
-		return nil, false, fmt.Errorf("the audit log's key: %w", err)
+		return nil, false, fmt.Errorf("load the audit log's key: %w", err)
 	}
 	return key, true, nil
 }

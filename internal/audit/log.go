@@ -18,8 +18,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// Store keeps the rows: *store.AuditDB. Append, Rotate and Remove are called by
-// one goroutine at a time.
+// Store stores the rows; *store.AuditDB implements it. Only one goroutine at a time calls Append,
+// Rotate and Remove.
 type Store interface {
 	partReader
 	Append(ctx context.Context, rows []store.AuditRow) error
@@ -32,57 +32,55 @@ type Store interface {
 	Scan(ctx context.Context, f store.AuditFilter, row func(store.AuditRow) error) error
 }
 
-// partReader reads the parts of a log: *store.AuditDB or store.AuditFiles.
+// partReader reads the parts of a log. *store.AuditDB and store.AuditFiles implement it.
 type partReader interface {
 	Parts(ctx context.Context) ([]store.AuditPart, error)
 	ScanPart(ctx context.Context, part int, f store.AuditFilter, row func(store.AuditRow) error) error
 	IsEmpty(ctx context.Context, part int) bool
 }
 
-// Options of a log. Store and Head are needed.
+// Options configures a log. Store and Head are required.
 type Options struct {
 	Store Store
-	// Redactor takes secrets out of what is recorded; nil knows the patterns
-	// and no values. Open gives it a key, so nothing else may use it before.
+	// Redactor removes secrets from records. If nil, the log uses one with the built-in patterns
+	// and no values. Open sets its key, so do not use it earlier.
 	Redactor *Redactor
-	// Head is the path of the head file. Key is that of the key file, by
-	// default "audit.key" beside it.
+	// Head is the path of the head file. Key is the path of the key file (default: "audit.key"
+	// beside it).
 	Head, Key string
-	// Retention ends parts of the log and deletes old ones.
+	// Retention configures when parts of the log end and when they are deleted.
 	Retention Retention
-	// CallerDailyBytes is how much may be recorded of one caller in a day (UTC)
-	// before Admit refuses it; 0 is unlimited.
+	// CallerDailyBytes limits what may be recorded for one caller in a day (UTC) before Admit
+	// refuses it. 0 means unlimited.
 	CallerDailyBytes int64
-	// Now is the clock; nil is time.Now.
+	// Now returns the current time. If nil, time.Now is used.
 	Now func() time.Time
 	Log *slog.Logger
 }
 
-// Bounds of what waits to be written.
+// Limits of the write queue.
 const (
 	queueLength = 1024
 	batchLength = 512
-	// closeWithin is how long a closing waits for something to be written
-	// with. A call that begins right behind it does not wait for its commit.
+	// closeWithin is how long a closing record waits to share a commit. A call that begins right
+	// after it then need not wait for that commit.
 	closeWithin = 5 * time.Millisecond
-	// retryAfter is when closings that could not be written are tried again.
+	// retryAfter is the delay before closing records that failed to be written are retried.
 	retryAfter = time.Second
 )
 
-// What Open says of calls that nobody closed.
+// Ending and error that Open records for calls that were never closed.
 const (
 	LostEnding = "sandbox_lost"
 	LostError  = "the orchestrator ended while it ran"
 )
 
-// HeadAction is the action of the record that Open makes where the log does
-// not go on from where the head file says it was. Its ending is the kind of the
-// problem, which Verify tells from then on.
+// HeadAction is the action of the record that Open writes if the log does not continue from the
+// head file. The record's ending is the problem's kind, which Verify reports from then on.
 const HeadAction = "audit.head"
 
-// Log is an open audit log. All methods may be called concurrently. It starts
-// two goroutines, one that writes records and one that writes the head file;
-// Close waits for both.
+// Log is an open audit log. All methods may be called concurrently. It starts two goroutines: one
+// writes records, the other the head file. Close waits for both.
 type Log struct {
 	store  Store
 	redact *Redactor
@@ -95,51 +93,52 @@ type Log struct {
 	refusals refusals
 
 	retention Retention
-	part      part // the writer's, once Open is done
+	part      part // owned by the writer after Open
 
-	queue   chan *item
-	stop    chan struct{} // closed by Close: nothing is queued any more
-	stopped chan struct{}
-	heads   chan head // of length 1: the newest
-	headed  chan struct{}
+	queue       chan *queueItem
+	stop        chan struct{} // closed by Close: nothing more is queued
+	stopped     chan struct{}
+	headUpdates chan head // buffers only the newest head
+	headsDone   chan struct{}
 
-	closing sync.RWMutex // read-held while queueing
+	closing sync.RWMutex // read-locked while queueing
 	closed  bool
-	failed  error // what the last attempt to write at Close said
+	failed  error // error of the last write attempt in Close
 
 	mu   sync.Mutex
-	last head // the last written
+	last head // last written head
 
-	mac  hash.Hash // the writer's
-	kept []*item   // the writer's: closings to be written with what comes next
+	mac           hash.Hash    // owned by the writer
+	pendingCloses []*queueItem // owned by the writer: closing records for the next batch
 }
 
-// item is what waits to be written.
-type item struct {
+// queueItem is a record that waits to be written.
+type queueItem struct {
 	body          []byte // the record from its kind on
 	opens, closes string
 	state         atomic.Int32
-	done          chan error // nil: nobody waits, and it must not be lost
-	spender, day  string     // whose share it is charged to; "": nobody's
+	done          chan error // nil: no caller waits, but the record must not be lost
+	spender, day  string     // caller and day that it is charged to; "": none
 }
 
-// cost is what the record is charged with.
-func (it *item) cost() int64 { return int64(len(it.body)) + recordCost }
+// cost returns the number of bytes that the record is charged with.
+func (it *queueItem) cost() int64 { return int64(len(it.body)) + recordCost }
 
-// The states of an item: the writer takes it, or who waits gives it up.
+// States of a queueItem: the writer takes it, or its waiting caller abandons it.
 const (
-	itemWaits int32 = iota
+	itemQueued int32 = iota
 	itemTaken
-	itemGivenUp
+	itemAbandoned
 )
 
-// Open opens the log: it goes on behind the last record, closes the calls
-// that a crash left open, and compares with the head file. That they differ is
-// reported, as a record and to Log, and no error: a log that refused to open
-// could be ended by whoever can write the file.
+// Open opens the log and continues after the last record. It closes the calls that a crash left
+// open and compares the last record with the head file.
+//
+// A mismatch is recorded and logged, but is not an error. Otherwise anyone who can write the head
+// file could stop the service.
 func Open(ctx context.Context, o Options) (*Log, error) {
 	if o.Store == nil || o.Head == "" {
-		return nil, fmt.Errorf("audit: Store and Head are needed: %w", errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("audit: Store and Head are required: %w", errdefs.ErrInvalidArgument)
 	}
 	if o.Key == "" {
 		o.Key = filepath.Join(filepath.Dir(o.Head), KeyFile)
@@ -160,9 +159,10 @@ func Open(ctx context.Context, o Options) (*Log, error) {
 	o.Redactor.useKey(key)
 	l := &Log{
 		store: o.Store, redact: o.Redactor, log: o.Log, key: key, head: headFile{path: o.Head, key: key},
-		queue: make(chan *item, queueLength), stop: make(chan struct{}), stopped: make(chan struct{}),
-		heads: make(chan head, 1), headed: make(chan struct{}),
-		mac: newMAC(key), now: o.Now, shares: shares{limit: o.CallerDailyBytes, now: o.Now}, retention: o.Retention, refusals: refusals{kinds: map[refusalKind]*refused{}},
+		queue: make(chan *queueItem, queueLength), stop: make(chan struct{}), stopped: make(chan struct{}),
+		headUpdates: make(chan head, 1), headsDone: make(chan struct{}),
+		mac: newMAC(key), now: o.Now, shares: shares{limit: o.CallerDailyBytes, now: o.Now}, retention: o.Retention,
+		refusals: refusals{kinds: map[refusalKind]*refused{}},
 	}
 	last, err := l.openParts(ctx)
 	if err == nil {
@@ -172,21 +172,20 @@ func Open(ctx context.Context, o Options) (*Log, error) {
 		return nil, err
 	}
 	l.last = last
-	mismatch := l.compare(last, fresh)
+	mismatch := l.compareHead(last, fresh)
 	if mismatch == nil {
-		l.announce(last) // so that the file is there from the first moment
+		l.publishHead(last) // create the file at once
 	}
 	go l.write()
 	go l.writeHeads()
-	if err := l.recover(ctx, mismatch); err != nil {
+	if err := l.recordRecovery(ctx, mismatch); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
 }
 
-// compare says in which way the head file does not fit the last record; nil: it
-// does.
-func (l *Log) compare(last head, fresh bool) *Problem {
+// compareHead returns how the head file differs from the last record, or nil if it does not.
+func (l *Log) compareHead(last head, fresh bool) *Problem {
 	found := func(kind ProblemKind, format string, args ...any) *Problem {
 		return &Problem{last.Seq + 1, kind, fmt.Sprintf(format, args...)}
 	}
@@ -195,33 +194,35 @@ func (l *Log) compare(last head, fresh bool) *Problem {
 	case fresh && last.Seq == 0:
 		return nil // a new log
 	case fresh:
-		return found(Unreadable, "the key file is missing: the %d records before this one cannot be verified any more", last.Seq)
+		return found(Unreadable, "the key file is missing: the %d records before this one can no longer be verified",
+			last.Seq)
 	case err != nil:
 		return found(Unreadable, "the head file cannot be used: %v", err)
 	case h.Seq > last.Seq:
-		return found(Cut, "the log ends at record %d, and the head file says %d: it was cut", last.Seq, h.Seq)
+		return found(Cut, "the log ends at record %d, but the head file names record %d: it was truncated", last.Seq, h.Seq)
 	case h.Seq == last.Seq && !hmac.Equal(h.Hash, last.Hash):
-		return found(Changed, "record %d is not the one that the head file knows", last.Seq)
+		return found(Changed, "record %d does not match the head file", last.Seq)
 	}
-	return nil // older: the process died between a record and its head
+	return nil // older: the process died between writing a record and its head
 }
 
-// recover writes what the start found out.
-func (l *Log) recover(ctx context.Context, mismatch *Problem) error {
+// recordRecovery records a head mismatch and closes the calls that a crash left open.
+func (l *Log) recordRecovery(ctx context.Context, mismatch *Problem) error {
 	running, err := l.store.Running(ctx)
 	if err != nil {
 		return err
 	}
 	if mismatch != nil {
-		l.log.Error("the audit log does not fit its head", "problem", mismatch.Message)
-		if err := l.Event(ctx, Record{Action: HeadAction, Ending: string(mismatch.Kind), Error: mismatch.Message}); err != nil {
+		l.log.Error("audit log does not match its head file", "problem", mismatch.Message)
+		if err := l.Event(ctx, Record{Action: HeadAction, Ending: string(mismatch.Kind),
+			Error: mismatch.Message}); err != nil {
 			return err
 		}
 	}
 	for _, row := range running {
 		r, err := decode(row.Record)
 		if err != nil || r.Call != row.Opens {
-			r = Record{Call: row.Opens, Action: "unknown"} // tampered with; it ends all the same
+			r = Record{Call: row.Opens, Action: "unknown"} // the record was tampered with, but the call must still be closed
 		}
 		e := &Entry{log: l, open: r}
 		if err := e.Close(ctx, Record{Ending: LostEnding, Error: LostError}); err != nil {
@@ -229,14 +230,14 @@ func (l *Log) recover(ctx context.Context, mismatch *Problem) error {
 		}
 	}
 	if len(running) > 0 {
-		l.log.Warn("calls ended with the orchestrator before this one", "calls", len(running))
+		l.log.Warn("closed calls that a previous process left open", "calls", len(running))
 	}
 	return l.Flush(ctx)
 }
 
-// Begin records that a call is about to run, as a record of kind KindOpen, and
-// returns once that outlives the process. Without it, nothing may run. If ctx
-// ends before it is written, there is no record.
+// Begin records that a call is about to run, as a record of kind KindOpen. It returns when the
+// record is durable. The call must not run without it. If ctx ends before the record is written,
+// there is no record.
 func (l *Log) Begin(ctx context.Context, r Record) (*Entry, error) {
 	e, err := l.Start(ctx, r)
 	if err != nil {
@@ -248,28 +249,27 @@ func (l *Log) Begin(ctx context.Context, r Record) (*Entry, error) {
 	return e, nil
 }
 
-// Start is Begin without the wait: nothing may run before Opened has returned
-// nil.
+// Start is Begin without the wait. The call must not run before Opened returns nil.
 func (l *Log) Start(ctx context.Context, r Record) (*Entry, error) {
 	if r.Call == "" {
-		return nil, fmt.Errorf("audit: a call needs an id: %w", errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("audit: call has no id: %w", errdefs.ErrInvalidArgument)
 	}
 	r.Kind = KindOpen
-	r = l.clean(r)
+	r = l.sanitize(r)
 	body, err := encode(r)
 	if err != nil {
 		return nil, fmt.Errorf("record the call: %w", err)
 	}
-	it := l.charged(r, &item{body: body, done: make(chan error, 1), opens: r.Call})
+	it := l.charge(r, &queueItem{body: body, done: make(chan error, 1), opens: r.Call})
 	if err := l.enqueue(ctx, it); err != nil {
 		return nil, fmt.Errorf("record the call: %w", err)
 	}
-	r.Input, r.InputBytes, r.InputHash = nil, 0, "" // the entry lives as long as the call
+	r.Input, r.InputBytes, r.InputHash = nil, 0, "" // save memory: the entry lives as long as the call
 	return &Entry{log: l, open: r, opening: it}, nil
 }
 
-// Opened returns once the record that opens the call outlives the process, or
-// says why it does not. If ctx ends before it is written, there is no record.
+// Opened returns nil when the record that opens the call is durable, or the reason why it is not.
+// If ctx ends before the record is written, there is no record.
 func (e *Entry) Opened(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -280,41 +280,39 @@ func (e *Entry) opened(ctx context.Context) error {
 	if e.opening != nil {
 		it := e.opening
 		e.opening = nil
-		if err := e.log.taken(ctx, it); err != nil {
+		if err := e.log.awaitWrite(ctx, it); err != nil {
 			e.failed = fmt.Errorf("record the call: %w", err)
 		}
 	}
 	return e.failed
 }
 
-// Event records something that is no call, and returns once that outlives the
-// process.
+// Event records something other than a call. It returns when the record is durable.
 func (l *Log) Event(ctx context.Context, r Record) error {
 	r.Kind = KindEvent
-	if err := l.commit(ctx, l.clean(r)); err != nil {
+	if err := l.commit(ctx, l.sanitize(r)); err != nil {
 		return fmt.Errorf("record %s: %w", r.Action, err)
 	}
 	return nil
 }
 
-// Events records several things that are no calls, in order and in as few
-// commits as can be. It returns how many outlive the process, and why the rest
-// do not.
+// Events records several events in order, in as few commits as possible. It returns how many
+// records are durable, and why the others are not.
 func (l *Log) Events(ctx context.Context, records []Record) (written int, err error) {
-	queued := make([]*item, 0, len(records))
+	queued := make([]*queueItem, 0, len(records))
 	for _, r := range records {
-		body, encodeErr := encode(l.clean(r))
+		body, encodeErr := encode(l.sanitize(r))
 		if err = encodeErr; err != nil {
 			break
 		}
-		it := l.charged(r, &item{body: body, done: make(chan error, 1)})
+		it := l.charge(r, &queueItem{body: body, done: make(chan error, 1)})
 		if err = l.enqueue(ctx, it); err != nil {
 			break
 		}
 		queued = append(queued, it)
 	}
 	for _, it := range queued {
-		if failed := l.taken(ctx, it); failed != nil {
+		if failed := l.awaitWrite(ctx, it); failed != nil {
 			err = failed
 			continue
 		}
@@ -326,22 +324,22 @@ func (l *Log) Events(ctx context.Context, records []Record) (written int, err er
 	return written, nil
 }
 
-// Entry is a call under way. Its methods may be called concurrently.
+// Entry is a running call. Its methods may be called concurrently.
 type Entry struct {
 	log  *Log
 	open Record // without its input
 
 	mu      sync.Mutex
-	opening *item // until somebody waited for it
-	failed  error // why the call is not recorded
+	opening *queueItem // nil after the first Opened
+	failed  error      // why the call is not recorded
 	done    bool
 }
 
-// Close records how the call ended. What it is and who asked for it is taken
-// from the open record where outcome leaves it empty, but for the input: outcome
-// has one where it was another that ran. The record is written in order, and
-// Close does not wait for it unless the queue is full; it waits for the one
-// that opens the call. Only the first Close that returns nil counts.
+// Close records how the call ended. Fields that outcome leaves empty come from the open record,
+// except the input: set it if a different input ran.
+//
+// Close waits for the open record. It does not wait for its own record unless the queue is full;
+// records are written in order. Only the first Close that returns nil counts.
 func (e *Entry) Close(ctx context.Context, outcome Record) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -351,12 +349,12 @@ func (e *Entry) Close(ctx context.Context, outcome Record) error {
 	if err := e.opened(ctx); err != nil {
 		return err
 	}
-	r := e.log.clean(closing(e.open, outcome))
+	r := e.log.sanitize(closeRecord(e.open, outcome))
 	body, err := encode(r)
 	if err != nil {
 		return err
 	}
-	if err := e.log.enqueue(ctx, e.log.charged(r, &item{body: body, closes: r.Call})); err != nil {
+	if err := e.log.enqueue(ctx, e.log.charge(r, &queueItem{body: body, closes: r.Call})); err != nil {
 		return fmt.Errorf("record the end of call %s: %w", r.Call, err)
 	}
 	e.done = true
@@ -369,11 +367,11 @@ func (l *Log) commit(ctx context.Context, r Record) error {
 	if err != nil {
 		return err
 	}
-	return l.wait(ctx, l.charged(r, &item{body: body, done: make(chan error, 1)}))
+	return l.wait(ctx, l.charge(r, &queueItem{body: body, done: make(chan error, 1)}))
 }
 
-// charged charges a record to its caller.
-func (l *Log) charged(r Record, it *item) *item {
+// charge charges a record to its caller and returns the item.
+func (l *Log) charge(r Record, it *queueItem) *queueItem {
 	if r.Caller != "" && !r.Uncharged {
 		it.spender = r.Caller
 		it.day = l.shares.charge(it.spender, it.cost())
@@ -381,35 +379,35 @@ func (l *Log) charged(r Record, it *item) *item {
 	return it
 }
 
-func (l *Log) wait(ctx context.Context, it *item) error {
+func (l *Log) wait(ctx context.Context, it *queueItem) error {
 	if err := l.enqueue(ctx, it); err != nil {
 		return err
 	}
-	return l.taken(ctx, it)
+	return l.awaitWrite(ctx, it)
 }
 
-// taken waits for what is queued.
-func (l *Log) taken(ctx context.Context, it *item) error {
+// awaitWrite waits until a queued item is written.
+func (l *Log) awaitWrite(ctx context.Context, it *queueItem) error {
 	select {
 	case err := <-it.done:
 		return err
 	case <-ctx.Done():
-		if it.state.CompareAndSwap(itemWaits, itemGivenUp) {
+		if it.state.CompareAndSwap(itemQueued, itemAbandoned) {
 			l.refund(it)
 			return context.Cause(ctx)
 		}
-		return <-it.done // it is being written: that is soon over
+		return <-it.done // the write is under way and ends soon
 	}
 }
 
-// refund takes back what a record was charged with that is not written.
-func (l *Log) refund(it *item) {
+// refund reverses the charge for a record that was not written.
+func (l *Log) refund(it *queueItem) {
 	if it.spender != "" {
 		l.shares.refund(it.day, it.spender, it.cost())
 	}
 }
 
-func (l *Log) enqueue(ctx context.Context, it *item) (err error) {
+func (l *Log) enqueue(ctx context.Context, it *queueItem) (err error) {
 	defer func() {
 		if err != nil {
 			l.refund(it)
@@ -433,17 +431,17 @@ func (l *Log) enqueue(ctx context.Context, it *item) (err error) {
 	}
 }
 
-// Flush returns once all that was queued before is written, and the head file
-// too; or says why that cannot be.
+// Flush returns when everything queued before it is written, and the head file too. It returns an
+// error if that fails.
 func (l *Log) Flush(ctx context.Context) error {
-	if err := l.wait(ctx, &item{done: make(chan error, 1)}); err != nil {
+	if err := l.wait(ctx, &queueItem{done: make(chan error, 1)}); err != nil {
 		return err
 	}
 	return l.head.wait(ctx, l.written().Seq)
 }
 
-// Head is "SEQ:HASH" of the last record that is written. Kept elsewhere, it
-// lets Verify find a log that was cut or made anew.
+// Head returns "SEQ:HASH" of the last written record. If an operator keeps it elsewhere, Verify can
+// detect a log that was truncated or recreated.
 func (l *Log) Head(context.Context) string { return l.written().String() }
 
 func (l *Log) written() head {
@@ -452,8 +450,8 @@ func (l *Log) written() head {
 	return l.last
 }
 
-// Close writes what is queued and ends the log. It says whether something
-// could not be written; the store is the caller's to close.
+// Close writes what is queued and closes the log. It returns an error if a record could not be
+// written. The caller closes the store.
 func (l *Log) Close() error {
 	l.closing.Lock()
 	first := !l.closed
@@ -463,9 +461,9 @@ func (l *Log) Close() error {
 		close(l.stop)
 	}
 	<-l.stopped
-	<-l.headed
+	<-l.headsDone
 	return l.failed
 }
 
-// String is the form that users keep.
+// String returns "SEQ:HASH", the form that operators keep.
 func (h head) String() string { return fmt.Sprintf("%d:%s", h.Seq, hex.EncodeToString(h.Hash)) }

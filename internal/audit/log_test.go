@@ -82,7 +82,8 @@ func (w *world) flush() {
 
 func (w *world) begin(id string) *Entry {
 	w.t.Helper()
-	e, err := w.log.Begin(w.t.Context(), Record{Call: id, Caller: "ann", Action: "system.bash", Trust: 2, Input: json.RawMessage(`{"command":"ls"}`)})
+	e, err := w.log.Begin(w.t.Context(), Record{Call: id, Caller: "ann", Action: "system.bash", Trust: 2,
+		Input: json.RawMessage(`{"command":"ls"}`)})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -91,7 +92,8 @@ func (w *world) begin(id string) *Entry {
 
 func (w *world) call(id string) {
 	w.t.Helper()
-	if err := w.begin(id).Close(w.t.Context(), Record{Verdict: "allow", Ending: "exit", Sandbox: "box-" + id}); err != nil {
+	if err := w.begin(id).Close(w.t.Context(), Record{Verdict: "allow", Ending: "exit",
+		Sandbox: "box-" + id}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -119,7 +121,8 @@ func TestACallHasAnOpenAndACloseRecord(t *testing.T) {
 	e := w.begin("c1")
 	code := 3
 	for range 2 { // the second changes nothing
-		if err := e.Close(t.Context(), Record{Verdict: "allow", Rule: "r", Ending: "exit", ExitCode: &code, Sandbox: "b1", CPUMS: 1.5}); err != nil {
+		if err := e.Close(t.Context(), Record{Verdict: "allow", Rule: "r", Ending: "exit", ExitCode: &code, Sandbox: "b1",
+			CPUMS: 1.5}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -170,9 +173,11 @@ func TestCallsThatACrashLeftOpenAreClosed(t *testing.T) {
 
 func TestFiltersMatchTheRecordThatClosesACall(t *testing.T) {
 	w := newWorld(t)
-	ends := []Record{{Verdict: "allow", Ending: "exit", Sandbox: "b1"}, {Verdict: "deny", Ending: "refused"}, {Verdict: "allow", Ending: "timeout", Sandbox: "b2"}}
+	ends := []Record{{Verdict: "allow", Ending: "exit", Sandbox: "b1"}, {Verdict: "deny", Ending: "refused"},
+		{Verdict: "allow", Ending: "timeout", Sandbox: "b2"}}
 	for i, end := range ends {
-		e, err := w.log.Begin(t.Context(), Record{Call: fmt.Sprint("c", i), Caller: []string{"ann", "bob", "ann"}[i], Action: []string{"system.bash", "fs.read", "fs.read"}[i]})
+		e, err := w.log.Begin(t.Context(), Record{Call: fmt.Sprint("c", i), Caller: []string{"ann", "bob", "ann"}[i],
+			Action: []string{"system.bash", "fs.read", "fs.read"}[i]})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -232,7 +237,10 @@ func TestAnExportIsTheStoredBytesAndTheHash(t *testing.T) {
 		}
 	}
 	full := errors.New("full")
-	if err := w.log.Export(t.Context(), Filter{}, writerFunc(func([]byte) (int, error) { return 0, full })); !errors.Is(err, full) {
+	if err := w.log.Export(t.Context(), Filter{}, writerFunc(func([]byte) (int, error) {
+		return 0,
+			full
+	})); !errors.Is(err, full) {
 		t.Errorf("%v", err)
 	}
 }

@@ -170,15 +170,18 @@ func (m *model) check() {
 		want = append(want, fmt.Sprintf("%d %s", i, m.records[i-1]))
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
-		m.t.Fatalf("records\n%s\nwant\n%s\nafter %s", strings.Join(got, "\n"), strings.Join(want, "\n"), strings.Join(m.trace, ", "))
+		m.t.Fatalf("records\n%s\nwant\n%s\nafter %s", strings.Join(got, "\n"), strings.Join(want, "\n"),
+			strings.Join(m.trace, ", "))
 	}
 	for name, r := range map[string]Report{"the service": m.verify(""), "offline": m.verifyFiles("")} {
 		if !r.OK || r.Records != int64(len(want)) || len(r.Parts) != len(m.parts)+1 {
-			m.t.Fatalf("%s: %s, %d records in %s, want %d, after %s", name, words(r), r.Records, states(r), len(want), strings.Join(m.trace, ", "))
+			m.t.Fatalf("%s: %s, %d records in %s, want %d, after %s", name, words(r), r.Records, states(r), len(want),
+				strings.Join(m.trace, ", "))
 		}
 		for i, p := range r.Parts[:len(m.parts)] {
 			if p.Last != m.parts[i] || (p.State == PartRemoved) != (i < m.removed) {
-				m.t.Fatalf("%s: parts %s, want ends %v and %d removed, after %s", name, states(r), m.parts, m.removed, strings.Join(m.trace, ", "))
+				m.t.Fatalf("%s: parts %s, want ends %v and %d removed, after %s", name, states(r), m.parts, m.removed,
+					strings.Join(m.trace, ", "))
 			}
 		}
 	}
@@ -208,7 +211,8 @@ func (m *model) tamper() string {
 	case n == 2:
 		m.sqlOf(part, fmt.Sprintf("DELETE FROM records WHERE seq >= %d", seq))
 	case n == 3:
-		m.sqlOf(part, fmt.Sprintf("INSERT INTO records (seq, record, prev, hash) SELECT 1000000, record, prev, hash FROM records WHERE seq = %d", seq))
+		m.sqlOf(part,
+			fmt.Sprintf("INSERT INTO records (seq, record, prev, hash) SELECT 1000000, record, prev, hash FROM records WHERE seq = %d", seq))
 	case n == 4:
 		m.remove(store.AuditPartFile(part), store.AuditPartFile(part)+"-wal", store.AuditPartFile(part)+"-shm")
 	case part == last:

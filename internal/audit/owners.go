@@ -12,37 +12,36 @@ import (
 )
 
 const (
-	// MaxOwned bounds the values that belong to one caller at a time, in bytes. Each different
-	// value counts ownedCost bytes more.
+	// MaxOwned limits the values of one caller at a time, in bytes. Each distinct value also counts
+	// ownedCost bytes.
 	MaxOwned  = 2 << 20
 	ownedCost = 256
 )
 
-// owners is the values of callers. Nothing of one caller reaches a record of another.
+// owners holds the values of callers. One caller's values never affect another caller's records.
 type owners struct {
 	mu   sync.RWMutex
 	live map[string]*owner // by caller
 }
 
-// owner is one caller with values.
+// owner holds the values of one caller.
 type owner struct {
 	bytes int
-	sets  map[[sha256.Size]byte]*owned // by what they hold
-	ready []*values                    // of sets; replaced, never changed
+	sets  map[[sha256.Size]byte]*ownedSet // by hash of the content
+	ready []*values                       // values of all sets; replaced, never modified
 }
 
-// owned is one set of values and how many hold it.
-type owned struct {
+// ownedSet is a reference-counted set of values.
+type ownedSet struct {
 	once   sync.Once
 	values *values
 	refs   int
 	bytes  int
 }
 
-// Own hides values in records of the caller until release is called, in all their forms. White
-// space around a value does not count, and values shorter than 6 bytes are not looked for. The same
-// values given again are kept once. Values beyond MaxOwned are refused with an error of class
-// ResourceExhausted.
+// Own hides values in records of the caller, in all their encodings, until release is called. It
+// ignores surrounding white space and values under 6 bytes. Equal sets are stored once. If the
+// values exceed MaxOwned, Own returns an error of class ResourceExhausted.
 func (r *Redactor) Own(ctx context.Context, caller string, list []string) (release func(), err error) {
 	var known []string
 	for _, value := range list {
@@ -59,18 +58,18 @@ func (r *Redactor) Own(ctx context.Context, caller string, list []string) (relea
 	slices.Sort(known)
 	known = slices.Compact(known)
 	id := sha256.Sum256([]byte(strings.Join(known, "\x00")))
-	s, err := r.own.hold(caller, id, known)
+	s, err := r.own.acquire(caller, id, known)
 	if err != nil {
 		return nil, err
 	}
 	s.once.Do(func() {
-		r.own.publish(caller, s, compile(known))
+		r.own.publish(caller, s, compileValues(known))
 	})
 	return sync.OnceFunc(func() { r.own.release(caller, id) }), nil
 }
 
-// hold counts one more that uses the set id.
-func (o *owners) hold(caller string, id [sha256.Size]byte, list []string) (*owned, error) {
+// acquire adds a reference to the set id.
+func (o *owners) acquire(caller string, id [sha256.Size]byte, list []string) (*ownedSet, error) {
 	bytes := 0
 	for _, value := range list {
 		bytes += len(value) + ownedCost
@@ -79,7 +78,7 @@ func (o *owners) hold(caller string, id [sha256.Size]byte, list []string) (*owne
 	defer o.mu.Unlock()
 	c := o.live[caller]
 	if c == nil {
-		c = &owner{sets: map[[sha256.Size]byte]*owned{}}
+		c = &owner{sets: map[[sha256.Size]byte]*ownedSet{}}
 	}
 	s := c.sets[id]
 	if s == nil {
@@ -87,7 +86,7 @@ func (o *owners) hold(caller string, id [sha256.Size]byte, list []string) (*owne
 			return nil, fmt.Errorf("secret values of running calls and sandboxes exceed %d bytes: %w",
 				MaxOwned, errdefs.ErrResourceExhausted)
 		}
-		s = &owned{bytes: bytes}
+		s = &ownedSet{bytes: bytes}
 		c.sets[id] = s
 		c.bytes += bytes
 	}
@@ -99,12 +98,12 @@ func (o *owners) hold(caller string, id [sha256.Size]byte, list []string) (*owne
 	return s, nil
 }
 
-// publish makes the values of a held set known.
-func (o *owners) publish(caller string, s *owned, v *values) {
+// publish makes the values of an acquired set visible.
+func (o *owners) publish(caller string, s *ownedSet, v *values) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	s.values = v
-	o.live[caller].collect()
+	o.live[caller].refreshReady()
 }
 
 func (o *owners) release(caller string, id [sha256.Size]byte) {
@@ -117,14 +116,14 @@ func (o *owners) release(caller string, id [sha256.Size]byte) {
 	}
 	delete(c.sets, id)
 	c.bytes -= s.bytes
-	c.collect()
+	c.refreshReady()
 	if len(c.sets) == 0 {
 		delete(o.live, caller)
 	}
 }
 
-// collect renews ready; the lock is held.
-func (c *owner) collect() {
+// refreshReady rebuilds ready. The caller holds the lock.
+func (c *owner) refreshReady() {
 	c.ready = make([]*values, 0, len(c.sets))
 	for _, s := range c.sets {
 		if s.values != nil {
@@ -133,8 +132,8 @@ func (c *owner) collect() {
 	}
 }
 
-// of returns the values of a caller.
-func (o *owners) of(caller string) []*values {
+// valuesOf returns the values of a caller.
+func (o *owners) valuesOf(caller string) []*values {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
 	if c := o.live[caller]; c != nil {

@@ -131,14 +131,18 @@ func TestNoValueHidesFromAnApprover(t *testing.T) {
 func TestOwnedValuesHideNothingThatNamesARecord(t *testing.T) {
 	w := newWorld(t)
 	words := []string{
-		"annnnn", "action", "session", "workspace", "profile", "sandbox", "example.com", "connect", "10.0.0.1:443", "reason", "image-1", "approval",
+		"annnnn", "action", "session", "workspace", "profile", "sandbox", "example.com", "connect", "10.0.0.1:443",
+		"reason", "image-1", "approval",
 		"rule-1", "caller", "token-1", "method", "path-secret", "error-secret",
 	}
 	own(t, w.red, "annnnn", words...)
 	in := Record{
-		Caller: "annnnn", Token: "token-1", Profile: "profile", Session: "session", Via: "method", Action: "action", Rule: "rule-1",
-		Approval: "approval", By: "caller", Sandbox: "sandbox", Workspace: "workspace", Image: "image-1", Error: "an error-secret",
-		Egress: &Egress{Host: "example.com", Protocol: "connect", Method: "method", Address: "10.0.0.1:443", Reason: "reason", Path: "/path-secret"},
+		Caller: "annnnn", Token: "token-1", Profile: "profile", Session: "session", Via: "method", Action: "action",
+		Rule:     "rule-1",
+		Approval: "approval", By: "caller", Sandbox: "sandbox", Workspace: "workspace", Image: "image-1",
+		Error: "an error-secret",
+		Egress: &Egress{Host: "example.com", Protocol: "connect", Method: "method", Address: "10.0.0.1:443",
+			Reason: "reason", Path: "/path-secret"},
 	}
 	if err := w.log.Event(t.Context(), in); err != nil {
 		t.Fatal(err)
@@ -162,7 +166,8 @@ func TestOwnedValuesAreForgottenAfterTheirLastRelease(t *testing.T) {
 	a := own(t, r, "ann", "correct horse", " correct horse\n", "short", "")
 	b := own(t, r, "ann", "correct horse")
 	c := own(t, r, "ann", "correct horse battery")
-	if got := short(textFor(r, "ann", "correct horse, short, correct horse battery")); got != "[redacted], short, [redacted]" {
+	if got := short(textFor(r, "ann",
+		"correct horse, short, correct horse battery")); got != "[redacted], short, [redacted]" {
 		t.Error(got)
 	}
 	a()

@@ -9,35 +9,35 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// Retention says when a part of the log ends, and when sealed parts are deleted.
-// Zero is never.
+// Retention configures when a part of the log ends and when sealed parts are deleted. A zero field
+// means never.
 type Retention struct {
-	// PartSize ends a part once its file has that many bytes, PartAge once its
-	// first record is that old.
+	// PartSize ends a part when its file reaches this many bytes. PartAge ends it when its first
+	// record is this old.
 	PartSize int64
 	PartAge  time.Duration
-	// KeepAge deletes parts that were sealed that long ago, KeepSize the oldest
-	// ones of those that together have more bytes.
+	// KeepAge deletes parts this long after they were sealed. KeepSize deletes the oldest sealed
+	// parts while they exceed this many bytes together.
 	KeepAge  time.Duration
 	KeepSize int64
 }
 
-// RemoveAction is the action of the record that says which part is deleted.
+// RemoveAction is the action of the record that names a deleted part.
 const RemoveAction = "audit.remove"
 
-// tendEvery is how often the writer looks whether a part is too old.
-const tendEvery = time.Minute
+// maintainInterval is how often the writer checks the age of parts.
+const maintainInterval = time.Minute
 
-// part is the part that is written. It is the writer's.
+// part describes the open part. Only the writer uses it.
 type part struct {
 	number  int
-	before  head      // what its first record follows
-	began   time.Time // of its first record; zero: there is none
-	written time.Time // when its last record was written
-	blocked time.Time // no rotation before then: the last attempt failed
+	before  head      // head that its first record follows
+	began   time.Time // time of its first record; zero: no record
+	written time.Time // time of its last record
+	blocked time.Time // earliest next rotation, after a failed one
 }
 
-// openParts finds the part that is written and the last record of all.
+// openParts loads the open part and returns the last record of the log.
 func (l *Log) openParts(ctx context.Context) (last head, err error) {
 	row, err := l.store.Last(ctx)
 	if err != nil {
@@ -54,20 +54,19 @@ func (l *Log) openParts(ctx context.Context) (last head, err error) {
 	l.part = part{number: max(len(parts), 1), before: genesis()}
 	if n := l.part.number; n > 1 {
 		if s, err := parseSeal(l.key, n-1, parts[n-2].Seal); err != nil {
-			l.part.before = head{} // Verify tells
+			l.part.before = head{} // Verify reports it
 		} else {
 			l.part.before = s.head()
 			if s.Last > last.Seq {
-				last = s.head() // its part was removed
+				last = s.head() // the part of the record was removed
 			}
 		}
 	}
-	return last, l.lookAtPart(ctx, last)
+	return last, l.loadOpenPart(ctx, last)
 }
 
-// lookAtPart finds out when the part that is written began, and what it follows
-// where no seal says that.
-func (l *Log) lookAtPart(ctx context.Context, last head) error {
+// loadOpenPart finds out when the open part began, and what it follows if no seal says so.
+func (l *Log) loadOpenPart(ctx context.Context, last head) error {
 	p := &l.part
 	empty := true
 	err := l.store.ScanPart(ctx, p.number, store.AuditFilter{Limit: 1}, func(row store.AuditRow) error {
@@ -87,18 +86,17 @@ func (l *Log) lookAtPart(ctx context.Context, last head) error {
 	return err
 }
 
-// tend records refusals, ends the part if that is due, and deletes parts that are
-// not to be kept any more. It is for the writer.
-func (l *Log) tend(ctx context.Context) {
-	_ = l.writeRefusals() // tried again
+// maintain records counted refusals, rotates the part if due and deletes expired parts. Only the
+// writer calls it.
+func (l *Log) maintain(ctx context.Context) {
+	_ = l.writeRefusals() // retried later
 	l.rotateIfDue(ctx, l.now())
 	if l.retention.KeepAge > 0 || l.retention.KeepSize > 0 {
-		l.retain(ctx)
+		l.removeExpired(ctx)
 	}
 }
 
-// rotateIfDue ends the part that is written if that is due at a time, and reports
-// whether it did.
+// rotateIfDue rotates the open part if that is due at now. It reports whether it did.
 func (l *Log) rotateIfDue(ctx context.Context, now time.Time) bool {
 	p := &l.part
 	if p.began.IsZero() || l.now().Before(p.blocked) {
@@ -113,21 +111,21 @@ func (l *Log) rotateIfDue(ctx context.Context, now time.Time) bool {
 		return false
 	}
 	if err := l.rotate(ctx); err != nil {
-		p.blocked = l.now().Add(tendEvery)
-		l.log.Error("failed to begin a part of the audit log; the last one goes on, will retry", "part", p.number+1, "error", err)
+		p.blocked = l.now().Add(maintainInterval)
+		l.log.Error("failed to rotate the audit log; will retry", "part", p.number+1, "error", err)
 		return false
 	}
-	l.log.Info("audit log goes on in a new part", "part", l.part.number)
+	l.log.Info("rotated the audit log to a new part", "part", l.part.number)
 	return true
 }
 
-// rotate seals the part with what was written into it, whatever the file has by
-// now.
+// rotate seals the part with the records written so far, whatever the file contains by now.
 func (l *Log) rotate(ctx context.Context) error {
 	last, before := l.written(), l.part.before
 	s := seal{
 		Part: l.part.number, First: before.Seq + 1, Last: last.Seq, Records: last.Seq - before.Seq,
-		Prev: hex.EncodeToString(before.Hash), Hash: hex.EncodeToString(last.Hash), Sealed: l.now().UTC().Truncate(time.Microsecond),
+		Prev: hex.EncodeToString(before.Hash), Hash: hex.EncodeToString(last.Hash),
+		Sealed: l.now().UTC().Truncate(time.Microsecond),
 	}
 	text, err := s.sign(l.key)
 	if err != nil {
@@ -140,12 +138,12 @@ func (l *Log) rotate(ctx context.Context) error {
 	return nil
 }
 
-// retain deletes the oldest sealed parts, as far as they are not to be kept, and
-// finishes what a crash left of that. A part without a good seal stays.
-func (l *Log) retain(ctx context.Context) {
+// removeExpired deletes the oldest sealed parts that are past retention, and completes removals
+// that a crash interrupted. A part without a valid seal stays.
+func (l *Log) removeExpired(ctx context.Context) {
 	parts, err := l.store.Parts(ctx)
 	if err != nil {
-		l.log.Error("failed to look for old parts of the audit log; will retry", "error", err)
+		l.log.Error("failed to list old parts of the audit log; will retry", "error", err)
 		return
 	}
 	parts = parts[:min(len(parts), l.part.number-1)]
@@ -160,7 +158,8 @@ func (l *Log) retain(ctx context.Context) {
 			continue
 		case s.Removed != nil:
 			err = l.store.Remove(ctx, p.Number, p.Seal)
-		case l.retention.KeepAge > 0 && l.now().Sub(s.Sealed) >= l.retention.KeepAge, l.retention.KeepSize > 0 && total > l.retention.KeepSize:
+		case l.retention.KeepAge > 0 && l.now().Sub(s.Sealed) >= l.retention.KeepAge,
+			l.retention.KeepSize > 0 && total > l.retention.KeepSize:
 			err = l.remove(ctx, s)
 		default:
 			return
@@ -174,7 +173,7 @@ func (l *Log) retain(ctx context.Context) {
 	}
 }
 
-// remove records that a part is deleted, and deletes it.
+// remove records that a part is deleted, and then deletes it.
 func (l *Log) remove(ctx context.Context, s seal) error {
 	input, err := json.Marshal(map[string]int64{"part": int64(s.Part), "first": s.First, "last": s.Last})
 	if err != nil {
@@ -184,7 +183,7 @@ func (l *Log) remove(ctx context.Context, s seal) error {
 	if err != nil {
 		return err
 	}
-	if err := l.append([]*item{{body: body}}); err != nil {
+	if err := l.append([]*queueItem{{body: body}}); err != nil {
 		return err
 	}
 	now := l.now().UTC().Truncate(time.Microsecond)

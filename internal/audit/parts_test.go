@@ -36,7 +36,8 @@ const partAge = time.Hour
 func newParts(t testing.TB) (*world, *clock) {
 	t.Helper()
 	c := newClock()
-	w := &world{t: t, dir: t.TempDir(), red: NewRedactor(), options: Options{Now: c.now, Retention: Retention{PartAge: partAge}}}
+	w := &world{t: t, dir: t.TempDir(), red: NewRedactor(), options: Options{Now: c.now,
+		Retention: Retention{PartAge: partAge}}}
 	w.open()
 	t.Cleanup(w.close)
 	return w, c
@@ -71,7 +72,7 @@ func (w *world) event(action string) {
 // settle returns once all that was recorded is written, and a rotation done.
 func (w *world) settle() {
 	w.t.Helper()
-	w.log.settled(w.t.Context())
+	w.log.awaitQueue(w.t.Context())
 }
 
 // states is what Verify says of the parts.
@@ -247,7 +248,7 @@ func TestARotationThatFailsIsTriedAgain(t *testing.T) {
 	if got := states(w.verify("")); got != "1:open:1-4" {
 		t.Errorf("at once: %s", got)
 	}
-	c.advance(tendEvery)
+	c.advance(maintainInterval)
 	w.event("d")
 	w.settle()
 	w.sound()
@@ -326,7 +327,8 @@ func TestRetentionDeletesWholeSealedParts(t *testing.T) {
 	w.options.Retention.KeepAge, w.options.Retention.KeepSize = 0, 1
 	w.open() // nothing but the part that is written is kept
 	w.flush()
-	if r := w.verify(""); !r.OK || !strings.HasPrefix(states(r), "1:removed:1-3 2:removed:4-6 3:removed:7-9 4:removed:10-12 5:open:") {
+	if r := w.verify(""); !r.OK || !strings.HasPrefix(states(r),
+		"1:removed:1-3 2:removed:4-6 3:removed:7-9 4:removed:10-12 5:open:") {
 		t.Errorf("%s, parts %s", words(r), states(r))
 	}
 	w.die()
@@ -377,16 +379,19 @@ func TestWhatIsDoneToPartsIsFound(t *testing.T) {
 		{"a part deleted", func(w *world) { w.remove(part(2)) }, "4:removed"},
 		{"the first deleted", func(w *world) { w.remove(part(1)) }, "1:removed"},
 		{"a part and its seal deleted", func(w *world) { w.remove(part(2), store.AuditSealFile(2)) }, "4:removed 4:removed"},
-		{"the first and its seal deleted", func(w *world) { w.remove(part(1), store.AuditSealFile(1)) }, "1:removed 1:removed"},
+		{"the first and its seal deleted", func(w *world) { w.remove(part(1), store.AuditSealFile(1)) },
+			"1:removed 1:removed"},
 		{"a seal deleted", func(w *world) { w.remove(store.AuditSealFile(2)) }, "4:removed"},
 		{"a seal changed", func(w *world) {
 			w.write(store.AuditSealFile(2), strings.Replace(w.read(store.AuditSealFile(2)), `"records":3`, `"records":2`, 1))
 		}, "4:changed"},
 		{"a seal destroyed", func(w *world) { w.write(store.AuditSealFile(2), "x") }, "4:changed"},
 		{"a seal too long", func(w *world) { w.write(store.AuditSealFile(2), strings.Repeat(" ", 1<<20)) }, "4:changed"},
-		{"a seal of another part", func(w *world) { w.write(store.AuditSealFile(2), w.read(store.AuditSealFile(1))) }, "4:changed"},
+		{"a seal of another part", func(w *world) { w.write(store.AuditSealFile(2), w.read(store.AuditSealFile(1))) },
+			"4:changed"},
 		{"marked as removed without the key", func(w *world) {
-			w.write(store.AuditSealFile(2), strings.Replace(w.read(store.AuditSealFile(2)), `"mac"`, `"removed":"2026-01-01T00:00:00Z","mac"`, 1))
+			w.write(store.AuditSealFile(2), strings.Replace(w.read(store.AuditSealFile(2)), `"mac"`,
+				`"removed":"2026-01-01T00:00:00Z","mac"`, 1))
 			w.remove(part(2))
 		}, "4:changed 4:removed"},
 		{"a record of a sealed part changed", func(w *world) {
@@ -395,7 +400,8 @@ func TestWhatIsDoneToPartsIsFound(t *testing.T) {
 		{"its last record deleted", func(w *world) { w.sqlOf(2, "DELETE FROM records WHERE seq = 6") }, "6:removed"},
 		{"all of them deleted", func(w *world) { w.sqlOf(2, "DELETE FROM records") }, "4:removed"},
 		{"one added behind the seal", func(w *world) {
-			w.sqlOf(2, "INSERT INTO records (seq, record, prev, hash) SELECT 7, record, hash, randomblob(32) FROM records WHERE seq = 6")
+			w.sqlOf(2,
+				"INSERT INTO records (seq, record, prev, hash) SELECT 7, record, hash, randomblob(32) FROM records WHERE seq = 6")
 		}, "7:inserted"},
 		{"two parts exchanged", func(w *world) {
 			one, two := w.read(part(2)), w.read(part(3))

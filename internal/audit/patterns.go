@@ -2,35 +2,42 @@ package audit
 
 import "strings"
 
-// maxPattern bounds what one pattern looks at, in bytes. Tokens and private
-// keys go on to their end.
+// maxPattern bounds how far one pattern looks ahead, in bytes. Tokens and private keys extend to
+// their end.
 const maxPattern = 4 << 10
 
-// pattern finds secrets that begin in a known way. A letter or digit before
-// the beginning means that it is another word, if word is set.
+// pattern finds secrets with a known prefix. If word is set, a letter or digit before the prefix
+// prevents a match.
 type pattern struct {
-	begin string // lower case if fold
+	begin string // lower case if fold is set
 	fold  bool
 	word  bool
-	// once: what it finds has nothing else of it inside.
+	// once: a match cannot contain another match of this pattern.
 	once bool
-	// plain: what it finds is a single word of letters, digits and marks that mean nothing to a
-	// shell.
+	// plain: a match is one word of letters, digits and characters without a meaning to a shell.
 	plain bool
-	// find gets the text and where it begins; ok is false without a match.
+	// find matches at index i of the text. ok is false without a match.
 	find func(t *scan, i int) (span, bool)
 	id   int
 }
 
-// firsts are the patterns by their first byte. The forms are those that the services document.
-var firsts = index([]pattern{
-	token("AKIA", upper, 16), token("ASIA", upper, 16), token("AGPA", upper, 16), token("AIDA", upper, 16), token("AROA", upper, 16),
-	token("ghp_", alnum, 20), token("gho_", alnum, 20), token("ghu_", alnum, 20), token("ghs_", alnum, 20), token("ghr_", alnum, 20),
-	token("github_pat_", name, 20), token("glpat-", name, 16), token("npm_", alnum, 30), token("pypi-", name, 16), token("hf_", alnum, 30),
-	token("xoxa-", name, 10), token("xoxb-", name, 10), token("xoxe-", name, 10), token("xoxe.", name, 10), token("xoxo-", name, 10), token("xoxp-", name, 10), token("xoxr-", name, 10), token("xoxs-", name, 10), token("xapp-", name, 10),
+// patternIndex holds the patterns by their first byte. The formats are those that the services
+// document.
+var patternIndex = index([]pattern{
+	token("AKIA", upper, 16), token("ASIA", upper, 16), token("AGPA", upper, 16), token("AIDA", upper, 16), token("AROA",
+		upper, 16),
+	token("ghp_", alnum, 20), token("gho_", alnum, 20), token("ghu_", alnum, 20), token("ghs_", alnum, 20), token("ghr_",
+		alnum, 20),
+	token("github_pat_", name, 20), token("glpat-", name, 16), token("npm_", alnum, 30), token("pypi-", name, 16),
+	token("hf_", alnum, 30),
+	token("xoxa-", name, 10), token("xoxb-", name, 10), token("xoxe-", name, 10), token("xoxe.", name, 10),
+	token("xoxo-", name, 10), token("xoxp-", name, 10), token("xoxr-", name, 10), token("xoxs-", name, 10),
+	token("xapp-", name, 10),
 	token("hooks.slack.com/services/", path, 20),
-	token("sk-", name, 20), token("sk_live_", alnum, 16), token("sk_test_", alnum, 16), token("rk_live_", alnum, 16), token("rk_test_", alnum, 16), token("whsec_", alnum, 16),
-	token("AIza", name, 30), token("ya29.", name, 20), token("SG.", dotted, 30), token("dop_v1_", alnum, 32), token("eyJ", dotted, 20, jwt),
+	token("sk-", name, 20), token("sk_live_", alnum, 16), token("sk_test_", alnum, 16), token("rk_live_", alnum, 16),
+	token("rk_test_", alnum, 16), token("whsec_", alnum, 16),
+	token("AIza", name, 30), token("ya29.", name, 20), token("SG.", dotted, 30), token("dop_v1_", alnum, 32),
+	token("eyJ", dotted, 20, jwt),
 	{begin: "-----begin ", fold: true, once: true, find: privateKey},
 	{begin: "bearer", fold: true, word: true, find: bearer},
 	{begin: "://", find: userinfo},
@@ -39,16 +46,17 @@ var firsts = index([]pattern{
 	{begin: "=", find: assignment}, {begin: ":", find: assignment}, {begin: "=", find: parameter},
 })
 
-// maxPatterns bounds how many patterns have an id.
+// maxPatterns bounds the number of pattern ids.
 const maxPatterns = 64
 
-// first is the patterns that share their first byte, and the bytes that may follow it: nil is any.
-type first struct {
+// patternGroup holds the patterns that share a first byte, and the bytes that may follow it. nil
+// means any byte.
+type patternGroup struct {
 	second   *[256]bool
 	patterns []pattern
 }
 
-func index(all []pattern) (firsts [256]*first) {
+func index(all []pattern) (firsts [256]*patternGroup) {
 	for i, p := range all {
 		p.id = i
 		c := p.begin[0]
@@ -60,10 +68,10 @@ func index(all []pattern) (firsts [256]*first) {
 	return firsts
 }
 
-// add returns f with p; f is nil before the first pattern.
-func (f *first) add(p pattern) *first {
+// add returns f with p. f is nil before the first pattern.
+func (f *patternGroup) add(p pattern) *patternGroup {
 	if f == nil {
-		f = &first{second: new([256]bool)}
+		f = &patternGroup{second: new([256]bool)}
 	}
 	f.patterns = append(f.patterns, p)
 	switch {
@@ -78,11 +86,11 @@ func (f *first) add(p pattern) *first {
 	return f
 }
 
-// token is a beginning and at least n bytes of a class; all of checks hold.
+// token matches a prefix and at least n bytes of a class that pass all checks.
 func token(begin string, c *class, n int, checks ...func(string) bool) pattern {
 	return pattern{begin: begin, word: true, once: true, plain: true, find: func(t *scan, i int) (span, bool) {
 		body := i + len(begin)
-		end := t.run(body, c)
+		end := t.classEnd(body, c)
 		if end-body < n {
 			return span{}, false
 		}
@@ -100,7 +108,7 @@ func jwt(s string) bool {
 	return dot >= 10 && len(s)-dot > 8
 }
 
-// privateKey is a PEM block up to its end, or that of the text.
+// privateKey matches a PEM block to its end, or to the end of the text.
 func privateKey(t *scan, i int) (span, bool) {
 	s := t.s
 	title := s[i : i+min(len(s)-i, 80)]
@@ -119,8 +127,7 @@ func privateKey(t *scan, i int) (span, bool) {
 	return span{i, j}, true
 }
 
-// bearer is what stands behind the word, with a space or what a URL or JSON
-// makes of it.
+// bearer matches what follows the word, after a space or its URL or JSON encoding.
 func bearer(t *scan, i int) (span, bool) {
 	s := t.s
 	i += len("bearer")
@@ -131,11 +138,11 @@ func bearer(t *scan, i int) (span, bool) {
 	if strings.HasPrefix(s[from:], "%20") {
 		from += 3
 	}
-	end := min(t.run(from, credential), from+maxPattern)
+	end := min(t.classEnd(from, credential), from+maxPattern)
 	return span{from, end}, from > i && end-from >= 8
 }
 
-// userinfo is what stands between "://" and "@".
+// userinfo matches the text between "://" and "@".
 func userinfo(t *scan, i int) (span, bool) {
 	s := t.s
 	from := i + len("://")
@@ -151,10 +158,10 @@ func userinfo(t *scan, i int) (span, bool) {
 	return span{from, at}, at > from && s[from:at] != "git"
 }
 
-// maxUser bounds a user's name, in bytes.
+// maxUser bounds a user name, in bytes.
 const maxUser = 256
 
-// userFlag is the password in curl's -u NAME:PASSWORD and its longer forms.
+// userFlag matches the password in curl's -u NAME:PASSWORD and its long forms.
 func userFlag(flag string) pattern {
 	return pattern{begin: flag, word: true, find: func(t *scan, i int) (span, bool) {
 		s := t.s
@@ -172,10 +179,10 @@ func userFlag(flag string) pattern {
 	}}
 }
 
-// flag is the value behind a flag such as --api-key, with a space between.
+// flag matches the value after a flag such as --api-key and a space.
 func flag(t *scan, i int) (span, bool) {
 	s := t.s
-	end := t.run(i, name)
+	end := t.classEnd(i, name)
 	if end == len(s) || (s[end] != ' ' && s[end] != '\t') || end-i > maxSecretName || !isSecretFlag(s[i:end]) {
 		return span{}, false
 	}
@@ -186,8 +193,7 @@ func flag(t *scan, i int) (span, bool) {
 	return span{from, to}, true
 }
 
-// assignment is the value behind "=" or ":", if what stands before has the
-// name of a secret.
+// assignment matches the value after "=" or ":" if the name before it is that of a secret.
 func assignment(t *scan, i int) (span, bool) {
 	s := t.s
 	before := i
@@ -220,15 +226,14 @@ func assignment(t *scan, i int) (span, bool) {
 	return span{from, to}, true
 }
 
-// parameters of a URL's query that give whoever has the URL a right, with the
-// fewest bytes of such a value: words as "key" name much else too.
+// parameters lists URL query parameters that grant access to the URL's holder, and the minimum
+// length of their values. Names such as "key" have many other uses.
 var parameters = map[string]int{
 	"sig": 8, "signature": 8, "xamzsignature": 8, "xgoogsignature": 8, "hmac": 8,
 	"key": 16, "code": 16, "auth": 16, "jwt": 16, "assertion": 16, "ticket": 16,
 }
 
-// parameter is the value of such a parameter: of a signed address, or a key of
-// a service.
+// parameter matches the value of a parameter: of a signed URL, or a service's key.
 func parameter(t *scan, i int) (span, bool) {
 	s := t.s
 	var buf [maxParameter]byte
@@ -259,10 +264,10 @@ func parameter(t *scan, i int) (span, bool) {
 	return span{from, to}, to-from >= least && !isReference(s[from:to])
 }
 
-// maxParameter is longer than each of the parameters' names.
+// maxParameter exceeds the length of every parameter name.
 const maxParameter = 24
 
-// spansLine names headers whose value has several words.
+// spansLine reports whether word names a header whose value has several words.
 func spansLine(word string) bool {
 	return hasFoldSuffix(word, "authorization") || hasFoldSuffix(word, "cookie")
 }
@@ -271,8 +276,8 @@ func hasFoldSuffix(s, suffix string) bool {
 	return len(s) >= len(suffix) && strings.EqualFold(s[len(s)-len(suffix):], suffix)
 }
 
-// isReference says whether a value only names where the secret is: $NAME,
-// ${NAME} or the beginning of $(command).
+// isReference reports whether a value only refers to a secret: $NAME, ${NAME} or the start of
+// $(command).
 func isReference(s string) bool {
 	if len(s) < 2 || s[0] != '$' {
 		return false
@@ -299,14 +304,13 @@ func isLiteral(s string) bool {
 
 const maxSecretName = 64
 
-// secretNames end the names of what is secret, without separators.
+// secretNames lists suffixes of names that hold secrets, without separators.
 var secretNames = []string{
 	"password", "passwd", "passphrase", "passcode", "pwd", "secret", "secrets", "token", "apikey", "accesskey", "accesskeyid", "privatekey", "secretkey", "secretkeybase",
 	"signingkey", "encryptionkey", "clientkey", "credential", "credentials", "authorization", "cookie", "connectionstring", "authkey", "sessionkey", "masterkey",
 }
 
-// isSecretName says whether a variable, member or header with this name holds
-// a secret.
+// isSecretName reports whether a variable, member or header of this name holds a secret.
 func isSecretName(s string) bool {
 	if len(s) < 3 || len(s) > maxSecretName {
 		return false
@@ -334,7 +338,8 @@ func isSecretName(s string) bool {
 	return false
 }
 
-// isSecretFlag says whether an argument is a flag whose value is in the next.
+// isSecretFlag reports whether an argument is a flag whose value, in the next argument, is a
+// secret.
 func isSecretFlag(s string) bool {
 	return len(s) > 2 && s[0] == '-' && isSecretName(strings.TrimLeft(s, "-"))
 }

@@ -12,40 +12,38 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// Filter chooses records; the zero value takes all, the oldest first. A record
-// matches if all fields that are set are its own; the one that closes a call
-// carries all that the open one does, but the input.
+// Filter selects records. The zero value selects all, oldest first. A record must match every field
+// that is set. The record that closes a call has all fields of its open record except the input.
 type Filter struct {
 	Caller, Action, Verdict, Ending, Call, Sandbox string
-	// Since is inclusive, Until is not.
+	// Since is inclusive, Until is exclusive.
 	Since, Until time.Time
-	// After is the sequence number to begin behind. Limit is the most records
-	// to take (0: ListLimit for lists, all for an export).
+	// After selects records with a greater sequence number. Limit is the maximum number of records
+	// (0: ListLimit for lists, all for an export).
 	After int64
 	Limit int
-	// Newest takes the last Limit records instead of the first; the order
-	// stays.
+	// Newest selects the last Limit records instead of the first. The order stays ascending.
 	Newest bool
 }
 
-// ListLimit is how many records a list has where no limit is given.
+// ListLimit is the default maximum number of records in a list.
 const ListLimit = 1000
 
-// Stored is a record with its hash in the chain, as hex.
+// Stored is a record with its chain hash in hex.
 type Stored struct {
 	Record
 	Hash string `json:"hash"`
 }
 
-// settled waits for what is queued, so that a call that is over is seen to be.
-// A log that cannot be written can be read all the same.
-func (l *Log) settled(ctx context.Context) {
-	_ = l.wait(ctx, &item{done: make(chan error, 1)})
+// awaitQueue waits for queued records, so that a reader sees every finished call. It ignores write
+// errors: a log that cannot be written can still be read.
+func (l *Log) awaitQueue(ctx context.Context) {
+	_ = l.wait(ctx, &queueItem{done: make(chan error, 1)})
 }
 
-// List reads records.
+// List returns the records that match f.
 func (l *Log) List(ctx context.Context, f Filter) ([]Stored, error) {
-	l.settled(ctx)
+	l.awaitQueue(ctx)
 	if f.Limit <= 0 {
 		f.Limit = ListLimit
 	}
@@ -61,19 +59,20 @@ func (l *Log) List(ctx context.Context, f Filter) ([]Stored, error) {
 	return all, err
 }
 
-// Export writes records as JSON lines: the bytes that the hash is made of,
-// with the member "hash" added at the end. It holds one record at a time.
+// Export writes matching records as JSON lines: the bytes that were hashed, with a final member
+// "hash". It holds one record in memory at a time.
 func (l *Log) Export(ctx context.Context, f Filter, w io.Writer) error {
 	if f.Newest && f.Limit <= 0 {
-		f.Newest = false // all of them
+		f.Newest = false // an export has all records
 	}
-	l.settled(ctx)
+	l.awaitQueue(ctx)
 	var line bytes.Buffer
 	return l.store.Scan(ctx, store.AuditFilter(f), func(row store.AuditRow) error {
 		line.Reset()
 		record := bytes.TrimSuffix(row.Record, []byte("}"))
 		if len(record) == len(row.Record) || !json.Valid(row.Record) {
-			damaged, err := encode(Record{Kind: KindEvent, Action: "audit.damaged", Error: "this record is damaged: verify the log"})
+			damaged, err := encode(Record{Kind: KindEvent, Action: "audit.damaged",
+				Error: "this record is damaged: verify the log"})
 			if err != nil {
 				return err
 			}

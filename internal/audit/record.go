@@ -5,10 +5,9 @@ import (
 	"time"
 )
 
-// Record is one entry of the log. A call has two: one of kind "open", written
-// before anything runs, and one of kind "close"; both carry the call's id.
-// What is refused before it can be a call, and what operators do, is one of
-// kind "event".
+// Record is one entry of the log. A call has two with the same call id: one of kind "open", written
+// before anything runs, and one of kind "close". Requests that are refused before they become
+// calls, and operators' actions, are of kind "event".
 type Record struct {
 	Seq  int64     `json:"seq"`
 	Time time.Time `json:"time"`
@@ -22,19 +21,19 @@ type Record struct {
 	Session string `json:"session,omitempty"`
 	Via     string `json:"via,omitempty"` // "http", "mcp", "cli", "shell"
 
-	// Action is the tool's name, or what an operator did ("token.create").
+	// Action is the name of the tool or of an operator's action ("token.create").
 	Action string `json:"action"`
-	// Input is redacted and bounded: over MaxInput it is cut and InputBytes and
-	// InputHash (SHA-256, hex) tell of the whole. Of a call that a quota or a rate
-	// refused there are these two alone.
+	// Input is redacted. If it exceeds MaxInput, it is truncated, and InputBytes and InputHash
+	// (SHA-256, hex) describe the whole. A call that a quota or rate limit refused has only these
+	// two.
 	Input      json.RawMessage `json:"input,omitempty"`
 	InputBytes int             `json:"input_bytes,omitempty"`
 	InputHash  string          `json:"input_hash,omitempty"`
 
 	Verdict  string `json:"verdict,omitempty"`
 	Rule     string `json:"rule,omitempty"`
-	Approval string `json:"approval,omitempty"` // the request's id
-	By       string `json:"by,omitempty"`       // who approved
+	Approval string `json:"approval,omitempty"` // id of the approval request
+	By       string `json:"by,omitempty"`       // approver
 
 	Sandbox    string  `json:"sandbox,omitempty"`
 	Workspace  string  `json:"workspace,omitempty"`
@@ -48,46 +47,45 @@ type Record struct {
 	Stderr     int64   `json:"stderr_bytes,omitempty"`
 	Error      string  `json:"error,omitempty"`
 
-	// Count is how many refusals of one kind the record stands for; InputBytes is
-	// then the size of their inputs together.
+	// Count is the number of refusals that the record stands for. InputBytes is then the total size
+	// of their inputs.
 	Count int64 `json:"count,omitempty"`
 
 	// Egress is set for kind "egress".
 	Egress *Egress `json:"egress,omitempty"`
 
-	// Uncharged records do not count for the caller's daily share. It is not
-	// stored.
+	// Uncharged records do not count toward the caller's daily share. The field is not stored.
 	Uncharged bool `json:"-"`
 }
 
-// Egress is a connection out of a sandbox, or one request of plain HTTP. The
-// record's Verdict is "allow" or "deny".
+// Egress is a connection from a sandbox, or one plain HTTP request. The record's Verdict is "allow"
+// or "deny".
 type Egress struct {
 	Host     string `json:"host,omitempty"`
 	Port     int    `json:"port,omitempty"`
 	Protocol string `json:"protocol,omitempty"`
 	Method   string `json:"method,omitempty"`
 	Path     string `json:"path,omitempty"`
-	// Address is what was connected to.
+	// Address is the address that the connection was made to.
 	Address string `json:"address,omitempty"`
 	Reason  string `json:"reason"`
-	// Sent and Received are in bytes, as the sandbox sees it.
+	// Sent and Received count bytes from the sandbox's point of view.
 	Sent     int64 `json:"sent"`
 	Received int64 `json:"received"`
 }
 
-// Kind of a record.
+// Kind is the kind of a record.
 type Kind string
 
-// The kinds.
+// The record kinds.
 const (
 	KindOpen   Kind = "open"
 	KindClose  Kind = "close"
 	KindEvent  Kind = "event"
 	KindEgress Kind = "egress"
-	// KindRefused is calls that a quota or a rate refused.
+	// KindRefused stands for calls that a quota or rate limit refused.
 	KindRefused Kind = "refused"
 )
 
-// MaxInput bounds the input that a record holds, in bytes.
+// MaxInput limits the input in a record, in bytes.
 const MaxInput = 16 << 10

@@ -16,48 +16,48 @@ import (
 	"unicode/utf8"
 )
 
-// Redactor takes secrets out of text: values that it knows, in every usual form, and what looks
-// like one (tokens of common services, keys, passwords in commands, headers, addresses and JSON).
-// It misses secrets that it does not know and that look like nothing, and values that a program
-// transformed in another way or cut in parts.
+// Redactor removes secrets from text: values that it knows, in the common encodings, and text that
+// looks like a secret (tokens of common services, keys, passwords in commands, headers, URLs and
+// JSON). It misses unknown secrets that match no pattern, and values that a program transformed or
+// split.
 //
-// Values of [Redactor.Add] are the service's: they are hidden everywhere. Values of
-// [Redactor.Own] belong to one caller: they are hidden in records of that caller alone, and never
+// Values from [Redactor.Add] belong to the service and are hidden everywhere. Values from
+// [Redactor.Own] belong to one caller. They are hidden only in that caller's records, and never
 // from an approver.
 //
-// A marker stands in place of a secret: its length and a keyed hash, such as
-// "[redacted 24 bytes mac:1a2b3c4d5e6f]". The same secret of the same caller has the same hash.
-// Secrets of two callers cannot be compared, and without the key no guess can be checked.
+// A marker such as "[redacted 24 bytes mac:1a2b3c4d5e6f]" replaces a secret. It shows the length
+// and a keyed hash. The same secret of the same caller has the same hash. Secrets of two callers
+// cannot be compared, and a guess cannot be checked without the key.
 //
-// The zero value is not usable: use NewRedactor. All methods may be called concurrently. They take
-// time linear in the text, whatever the text and the values are.
+// Create one with NewRedactor; the zero value is not usable. All methods may be called
+// concurrently. They take time linear in the text, whatever the text and the values are.
 type Redactor struct {
 	extra []*regexp.Regexp
-	key   [sha256.Size]byte // of the markers' hashes
+	key   [sha256.Size]byte // key of the markers' hashes
 	own   owners
 
 	mu     sync.Mutex
 	added  []string
-	common atomic.Pointer[values] // of added; nil after a change
+	common atomic.Pointer[values] // compiled values of Add; nil after a change
 }
 
-// NewRedactor returns a redactor that also hides text that matches the patterns. The hashes of its
-// markers have a key of their own until a log is opened with it.
+// NewRedactor returns a redactor that also hides text that matches the patterns. Its markers use a
+// random key until a log is opened with it.
 func NewRedactor(patterns ...*regexp.Regexp) *Redactor {
 	r := &Redactor{extra: patterns}
-	_, _ = rand.Read(r.key[:]) // it never fails
+	_, _ = rand.Read(r.key[:]) // Read never fails
 	return r
 }
 
-// useKey derives the key of the markers' hashes. Nothing else may use r meanwhile.
+// useKey derives the key of the markers' hashes. No other method may run at the same time.
 func (r *Redactor) useKey(key []byte) {
 	mac := hmac.New(sha256.New, key)
 	mac.Write([]byte("orchestrator redaction markers, version 1"))
 	mac.Sum(r.key[:0])
 }
 
-// Add hides a value of the service's in all records and from approvers. White space around it does
-// not count. A value shorter than 6 bytes is not looked for.
+// Add hides a value of the service in all records and from approvers. It ignores surrounding white
+// space and values under 6 bytes.
 func (r *Redactor) Add(value string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -65,28 +65,28 @@ func (r *Redactor) Add(value string) {
 	r.common.Store(nil)
 }
 
-// shared returns the values of Add.
+// shared returns the compiled values of Add.
 func (r *Redactor) shared() *values {
 	if v := r.common.Load(); v != nil {
 		return v
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	v := compile(r.added)
+	v := compileValues(r.added)
 	r.common.Store(v)
 	return v
 }
 
-// ForApprover returns a call's input as an approver reads it. It hides the service's values,
-// matches of the configured patterns, tokens of well-known forms, and where the text says that a
-// secret follows, words that look random: 8 bytes or more with letters and digits, and nothing that
-// means something to a shell. Nothing else that a caller writes hides anything.
+// ForApprover returns a call's input for an approver to read. It hides the service's values,
+// matches of the configured patterns and tokens of well-known formats. Where the text announces a
+// secret, it also hides words that look random: 8 bytes or more, with letters and digits and no
+// character special to a shell. A caller cannot hide anything else.
 func (r *Redactor) ForApprover(caller string, input json.RawMessage) json.RawMessage {
 	v := view{redact: r, caller: caller, approver: true}
-	return v.json(input)
+	return v.redactJSON(input)
 }
 
-// view is how a redactor shows text of one caller. It is used by one goroutine.
+// view redacts text of one caller. Only one goroutine may use it.
 type view struct {
 	redact   *Redactor
 	caller   string
@@ -96,19 +96,19 @@ type view struct {
 
 // record returns the view for records of a caller.
 func (r *Redactor) record(caller string) view {
-	return view{redact: r, caller: caller, own: r.own.of(caller)}
+	return view{redact: r, caller: caller, own: r.own.valuesOf(caller)}
 }
 
-// names is v without the caller's values: for what must stay readable whatever they are.
-func (v view) names() view {
+// withoutOwn returns v without the caller's values, for text that must stay readable.
+func (v view) withoutOwn() view {
 	v.own = nil
 	return v
 }
 
-// span is a part of a text, from and to in bytes.
+// span is a range of a text, from and to in bytes.
 type span struct{ from, to int }
 
-// find is the sorted, disjoint parts of s that are secret.
+// find returns the sorted, disjoint spans of s that are secret.
 func (v *view) find(spans []span, s string) []span {
 	if s == "" {
 		return spans
@@ -127,7 +127,7 @@ func (v *view) find(spans []span, s string) []span {
 	return merge(spans)
 }
 
-// known appends where s holds known values.
+// known appends the spans of s that hold known values.
 func (v *view) known(spans []span, s string) []span {
 	t := text{s: s}
 	spans = v.redact.shared().find(spans, &t)
@@ -137,7 +137,7 @@ func (v *view) known(spans []span, s string) []span {
 	return spans
 }
 
-// secret is the parts of s that are hidden if its place says that it is secret.
+// secret returns the spans of s to hide if its position marks it as a secret.
 func (v *view) secret(spans []span, s string) []span {
 	whole := span{0, len(s)}
 	if !v.approver {
@@ -163,12 +163,12 @@ func merge(spans []span) []span {
 	return spans[:n+1]
 }
 
-// macBytes is the length of a marker's hash, maxMarker bounds that of a marker.
+// macBytes is the length of a marker's hash. maxMarker bounds the length of a marker.
 const macBytes, maxMarker = 6, 48
 
-// mark appends the marker for a secret. Its hash begins with the key. It is cut, so nobody can
-// extend it to that of a longer secret.
-func (v *view) mark(dst []byte, secret string) []byte {
+// appendMarker appends the marker for a secret. Its hash starts with the key. The hash is
+// truncated, which prevents length extension.
+func (v *view) appendMarker(dst []byte, secret string) []byte {
 	var buf [256]byte
 	b := append(buf[:0], v.redact.key[:]...)
 	b = append(append(b, v.caller...), 0)
@@ -180,15 +180,15 @@ func (v *view) mark(dst []byte, secret string) []byte {
 	return append(dst, ']')
 }
 
-// hide appends s up to limit, with markers in place of the spans.
-func (v *view) hide(dst []byte, s string, spans []span, limit int) []byte {
+// appendRedacted appends s up to limit, with markers in place of the spans.
+func (v *view) appendRedacted(dst []byte, s string, spans []span, limit int) []byte {
 	at := 0
 	for _, p := range spans {
 		if p.from >= limit {
 			break
 		}
 		dst = append(dst, s[at:p.from]...)
-		dst = v.mark(dst, s[p.from:p.to])
+		dst = v.appendMarker(dst, s[p.from:p.to])
 		at = p.to
 	}
 	if at < limit {
@@ -197,35 +197,35 @@ func (v *view) hide(dst []byte, s string, spans []span, limit int) []byte {
 	return dst
 }
 
-// text is s without secrets.
-func (v *view) text(s string) string {
+// redactText returns s without secrets.
+func (v *view) redactText(s string) string {
 	var few [8]span
 	spans := v.find(few[:0], s)
 	if len(spans) == 0 {
 		return s
 	}
-	return string(v.hide(make([]byte, 0, len(s)+maxMarker/2*len(spans)), s, spans, len(s)))
+	return string(v.appendRedacted(make([]byte, 0, len(s)+maxMarker/2*len(spans)), s, spans, len(s)))
 }
 
-// beginning is s without secrets, or a beginning of it that is not much longer
-// than limit, of whose rest only so much is looked at as a secret may need.
-func (v *view) beginning(s string, limit int) string {
+// redactPrefix returns s without secrets, or a prefix that is not much longer than limit. It reads
+// only as far past limit as a secret may need.
+func (v *view) redactPrefix(s string, limit int) string {
 	if len(s) <= limit {
-		return v.text(s)
+		return v.redactText(s)
 	}
 	s = s[:min(len(s), limit+maxPattern)]
-	return string(v.hide(nil, s, v.find(nil, s), limit+1))
+	return string(v.appendRedacted(nil, s, v.find(nil, s), limit+1))
 }
 
-// json is raw without secrets: in strings, in numbers, in the values of members
-// whose names say that they are secret, and in the arguments behind such flags. A secret is looked
-// for within one string, never across the syntax around it: valid JSON stays valid, and keeps its
-// members and elements. Invalid JSON comes back as a JSON string. The result is
-// valid UTF-8 in any case, which json.Valid does not ask for and readers of an
-// export do.
-func (v *view) json(raw json.RawMessage) json.RawMessage {
+// redactJSON returns raw without secrets: in strings, in numbers, in values of members with secret
+// names, and in arguments after secret flags. It searches within single strings only, so valid JSON
+// stays valid and keeps its members and elements. Invalid JSON is returned as a JSON string.
+//
+// The result is always valid UTF-8. json.Valid does not check that, but readers of an export
+// require it.
+func (v *view) redactJSON(raw json.RawMessage) json.RawMessage {
 	if !json.Valid(raw) {
-		return quote(v.text(string(raw)))
+		return quote(v.redactText(string(raw)))
 	}
 	if !utf8.Valid(raw) {
 		raw = bytes.ToValidUTF8(raw, []byte("\uFFFD"))
@@ -236,20 +236,19 @@ func (v *view) json(raw json.RawMessage) json.RawMessage {
 // escapeLength is the length in bytes of the longest escape of a byte in JSON.
 const escapeLength = len(`\u0000`)
 
-// input is raw as a record holds it: redacted, and if that is over MaxInput
-// bytes cut, as a JSON string of its beginning; then size and sum (SHA-256,
-// hex) are those of the whole. The time it takes for more than that is that of
-// the sum.
-func (v *view) input(raw json.RawMessage) (out json.RawMessage, size int, sum string) {
+// redactInput returns raw as a record stores it: redacted, and over MaxInput bytes truncated to a
+// JSON string of its start. size and sum (SHA-256, hex) describe a truncated input. Past MaxInput,
+// only the hash takes time.
+func (v *view) redactInput(raw json.RawMessage) (out json.RawMessage, size int, sum string) {
 	var text string
 	if len(raw) <= MaxInput {
-		out = v.json(raw)
+		out = v.redactJSON(raw)
 		if len(out) <= MaxInput {
 			return out, 0, ""
 		}
 		text = string(out)
 	} else {
-		// A secret that begins before the cut is looked at whole.
+		// A secret that begins before the cut must be seen whole.
 		seen := min(len(raw), MaxInput+escapeLength*maxPattern)
 		text = string(v.walk(string(raw[:seen]), MaxInput))
 	}
@@ -265,7 +264,7 @@ func (v *view) input(raw json.RawMessage) (out json.RawMessage, size int, sum st
 	}
 }
 
-// quote makes a JSON string of s.
+// quote returns s as a JSON string.
 func quote(s string) []byte {
 	b := make([]byte, 0, len(s)+2)
 	return append(append(append(b, '"'), escapeJSON(s, false)...), '"')

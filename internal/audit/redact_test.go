@@ -31,17 +31,17 @@ func short(s string) string { return markers.ReplaceAllString(s, "[redacted]") }
 // textFor returns s as a record of the caller shows it.
 func textFor(r *Redactor, caller, s string) string {
 	v := r.record(caller)
-	return v.text(s)
+	return v.redactText(s)
 }
 
 func jsonFor(r *Redactor, caller, raw string) string {
 	v := r.record(caller)
-	return string(v.json(json.RawMessage(raw)))
+	return string(v.redactJSON(json.RawMessage(raw)))
 }
 
 func inputOf(r *Redactor, raw []byte) (json.RawMessage, int, string) {
 	v := r.record("")
-	return v.input(raw)
+	return v.redactInput(raw)
 }
 
 func TestWhatLooksLikeASecretIsRedacted(t *testing.T) {
@@ -87,7 +87,8 @@ func TestWhatLooksLikeASecretIsRedacted(t *testing.T) {
 		// Addresses.
 		{"postgres://ann:p@ss@db:5432/x", "postgres://[redacted]@db:5432/x"},
 		{"git clone https://abcdef@example.com/r", "git clone https://[redacted]@example.com/r"},
-		{"https://b.example/o?X-Amz-Expires=60&X-Amz-Signature=0123456789abcdef", "https://b.example/o?X-Amz-Expires=60&X-Amz-Signature=[redacted]"},
+		{"https://b.example/o?X-Amz-Expires=60&X-Amz-Signature=0123456789abcdef",
+			"https://b.example/o?X-Amz-Expires=60&X-Amz-Signature=[redacted]"},
 		{"https://b.example/o?sp=r&sig=ab%2Bcdefg%3D&se=1", "https://b.example/o?sp=r&sig=[redacted]&se=1"},
 		{"curl 'https://m.example/geo?key=abcdefghij0123456789#top'", "curl 'https://m.example/geo?key=[redacted]#top'"},
 		{"https://a.example/cb?state=x&code=4/abcdefghijklmnopq&x=1", "https://a.example/cb?state=x&code=[redacted]&x=1"},
@@ -140,7 +141,8 @@ func TestJSONIsRedactedAndStaysAsItIs(t *testing.T) {
 		{`{"password":"x"}`, `{"password":"[redacted]"}`},
 		{`{"Api-Key" : 12, "n": 12}`, `{"Api-Key" : "[redacted]", "n": 12}`},
 		{`{"token":null,"secret":true,"password":""}`, ""},
-		{`{"credentials":{"user":"u","n":[1,{"x":"y"}]},"after":"z"}`, `{"credentials":{"user":"[redacted]","n":["[redacted]",{"x":"[redacted]"}]},"after":"z"}`},
+		{`{"credentials":{"user":"u","n":[1,{"x":"y"}]},"after":"z"}`,
+			`{"credentials":{"user":"[redacted]","n":["[redacted]",{"x":"[redacted]"}]},"after":"z"}`},
 		{`{"argv":["mysql","--password","x","-v"]}`, `{"argv":["mysql","--password","[redacted]","-v"]}`},
 		{`{"argv":["x","--token"],"b":"c"}`, ""},
 		{`{"env":{"GH_TOKEN":"x","HOME":"/"}}`, `{"env":{"GH_TOKEN":"[redacted]","HOME":"/"}}`},
@@ -180,11 +182,14 @@ func written(v string) map[string]string {
 	jj, _ := json.Marshal(string(j))
 	return map[string]string{
 		"as it is": v, "JSON": string(j), "JSON in JSON": string(jj), "query": url.QueryEscape(v), "path": url.PathEscape(v),
-		"component": strings.ReplaceAll(url.QueryEscape(v), "+", "%20"), "lower case escapes": lowerEscapes(url.QueryEscape(v)),
-		"hex": hex.EncodeToString([]byte(v)), "upper case hex": strings.ToUpper(hex.EncodeToString([]byte(v))),
-		"base64": base64.StdEncoding.EncodeToString([]byte(v)), "base64 for URLs": base64.RawURLEncoding.EncodeToString([]byte(v)),
-		"base64 behind one byte": base64.StdEncoding.EncodeToString([]byte(":" + v)), "base64 behind two": base64.StdEncoding.EncodeToString([]byte("a:" + v + "\n")),
-		"base64 behind four": base64.URLEncoding.EncodeToString([]byte("ann:" + v + "xy")),
+		"component":          strings.ReplaceAll(url.QueryEscape(v), "+", "%20"),
+		"lower case escapes": lowerEscapes(url.QueryEscape(v)),
+		"hex":                hex.EncodeToString([]byte(v)), "upper case hex": strings.ToUpper(hex.EncodeToString([]byte(v))),
+		"base64":                 base64.StdEncoding.EncodeToString([]byte(v)),
+		"base64 for URLs":        base64.RawURLEncoding.EncodeToString([]byte(v)),
+		"base64 behind one byte": base64.StdEncoding.EncodeToString([]byte(":" + v)),
+		"base64 behind two":      base64.StdEncoding.EncodeToString([]byte("a:" + v + "\n")),
+		"base64 behind four":     base64.URLEncoding.EncodeToString([]byte("ann:" + v + "xy")),
 	}
 }
 
@@ -203,7 +208,8 @@ func TestRedactedJSONIsAlwaysText(t *testing.T) {
 }
 
 func TestAKnownValueIsFoundInEveryForm(t *testing.T) {
-	for _, v := range []string{"sixsix", "correct horse/battery+staple", "a<b>&c\"d\\e\tf", "zeilen\nüber zeilen", "\x01\x02\x03\x04\x05\x06", "?>?>?>~~~"} {
+	for _, v := range []string{"sixsix", "correct horse/battery+staple", "a<b>&c\"d\\e\tf", "zeilen\nüber zeilen",
+		"\x01\x02\x03\x04\x05\x06", "?>?>?>~~~"} {
 		r := NewRedactor()
 		r.Add("  " + v + "\n")
 		for form, s := range written(v) {

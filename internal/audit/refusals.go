@@ -8,29 +8,28 @@ import (
 	"sync"
 )
 
-// refusals counts calls that a quota or a rate refused. Its methods may be called
-// concurrently.
+// refusals counts calls that a quota or rate limit refused. Its methods may be called concurrently.
 type refusals struct {
 	mu    sync.Mutex
 	kinds map[refusalKind]*refused
 }
 
-// refusalKind is what refusals have in common that are one record.
+// refusalKind is the key by which refusals are combined into one record.
 type refusalKind struct{ caller, action, rule string }
 
-// refused is what was counted of a kind since its last record.
+// refused counts the refusals of a kind since its last record.
 type refused struct {
-	record Record // the last one, without its call
+	record Record // the last one, without its call id
 	count  int64
 	bytes  int
 }
 
-// Refused records a call that did not come to be one: r.Rule names the quota or
-// the rate that refused it. Of r.Input there are only size and hash in the record.
-// The first refusal of a caller for an action by a rule is written before Refused
-// returns. Those that follow are counted, and written as one record a minute, and
-// at Close; a killed process loses that count. Once the caller's share is used up,
-// all its actions count as one.
+// Refused records a call that a quota or rate limit refused; r.Rule names it. The record has only
+// the size and hash of r.Input.
+//
+// The first refusal for a caller, action and rule is written before Refused returns. Later ones are
+// counted and written as one record per minute, and by Close. A killed process loses that count.
+// When the caller's share is used up, all its actions count as one.
 func (l *Log) Refused(ctx context.Context, r Record) error {
 	r.Kind = KindRefused
 	if !r.Uncharged && l.Admit(r.Caller) != nil {
@@ -48,14 +47,14 @@ func (l *Log) Refused(ctx context.Context, r Record) error {
 		r.InputHash = hex.EncodeToString(sum[:])
 	}
 	r.Count = 1
-	err := l.commit(ctx, l.clean(r))
+	err := l.commit(ctx, l.sanitize(r))
 	if err != nil {
-		l.refusals.count(k, r) // it is written with the next ones
+		l.refusals.count(k, r) // written with the next batch
 	}
 	return err
 }
 
-// count counts a refusal, or reports that it is the first one of its kind.
+// count counts a refusal. It returns false for the first one of its kind.
 func (s *refusals) count(k refusalKind, r Record) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,7 +70,7 @@ func (s *refusals) count(k refusalKind, r Record) bool {
 	return true
 }
 
-// due returns what was counted, and forgets kinds that did not come again.
+// due returns the counted refusals and drops kinds without new ones.
 func (s *refusals) due() (all []Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +86,7 @@ func (s *refusals) due() (all []Record) {
 	return all
 }
 
-// written takes off what was written.
+// written subtracts what was written.
 func (s *refusals) written(all []Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,17 +97,17 @@ func (s *refusals) written(all []Record) {
 	}
 }
 
-// writeRefusals records what was counted since the last time. It is for the
-// writer. What cannot be written is counted on.
+// writeRefusals records the refusals counted since the last call. Only the writer calls it. If it
+// fails, the counts stay.
 func (l *Log) writeRefusals() error {
 	all := l.refusals.due()
-	items := make([]*item, 0, len(all))
+	items := make([]*queueItem, 0, len(all))
 	for _, r := range all {
-		body, err := encode(l.clean(r))
+		body, err := encode(l.sanitize(r))
 		if err != nil {
 			return err
 		}
-		items = append(items, l.charged(r, &item{body: body}))
+		items = append(items, l.charge(r, &queueItem{body: body}))
 	}
 	if err := l.append(items); err != nil {
 		for _, it := range items {

@@ -12,7 +12,8 @@ import (
 
 func (w *world) refused(caller, action, rule, input string) {
 	w.t.Helper()
-	err := w.log.Refused(w.t.Context(), Record{Call: "c", Caller: caller, Action: action, Rule: rule, Verdict: "deny", Input: json.RawMessage(input)})
+	err := w.log.Refused(w.t.Context(), Record{Call: "c", Caller: caller, Action: action, Rule: rule, Verdict: "deny",
+		Input: json.RawMessage(input)})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -49,7 +50,8 @@ func TestRefusalsOfAKindAreOneRecord(t *testing.T) {
 	w.die() // what was counted is written
 	w.open()
 	w.sound()
-	if got, n := w.counted("ann"); n != 1001 || strings.Join(got, ", ") != "run quota:calls 1 20, read quota:calls 1 2, run quota:calls 999 19980" {
+	if got, n := w.counted("ann"); n != 1001 || strings.Join(got,
+		", ") != "run quota:calls 1 20, read quota:calls 1 2, run quota:calls 999 19980" {
 		t.Errorf("%d refusals: %s", n, strings.Join(got, ", "))
 	}
 	if got, n := w.counted("bob"); n != 1 {
@@ -61,7 +63,8 @@ func TestRefusalsOfAKindAreOneRecord(t *testing.T) {
 // the first one again.
 func TestRefusalsAreWrittenEachMinute(t *testing.T) {
 	w := newWorld(t)
-	l := &Log{store: w.db, redact: w.red, log: w.log.log, now: w.log.now, key: w.log.key, mac: newMAC(w.log.key), heads: make(chan head, 1), part: w.log.part, last: w.log.written()}
+	l := &Log{store: w.db, redact: w.red, log: w.log.log, now: w.log.now, key: w.log.key, mac: newMAC(w.log.key),
+		headUpdates: make(chan head, 1), part: w.log.part, last: w.log.written()}
 	l.refusals.kinds = map[refusalKind]*refused{}
 	l.shares = shares{now: l.now, bytes: map[string]int64{}}
 	k := refusalKind{"ann", "run", "r"}

@@ -5,38 +5,38 @@ import (
 	"sync"
 )
 
-// scan is one search of a text. It keeps how far each kind of look ahead came, so that no byte is
-// looked at again and again: the search takes time linear in the text.
+// scan is one search of a text. It remembers how far each kind of lookahead read, so that the
+// search takes time linear in the text.
 type scan struct {
 	s    string
-	ends [maxPatterns]int // where the last find of a pattern ended
+	ends [maxPatterns]int // end of each pattern's last match
 	runs [classes]reach
 	word reach
 	line reach
 }
 
-// reach is a look ahead that began at from and came to at.
+// reach is a lookahead that started at from and read up to at.
 type reach struct {
 	from, at int
-	stopped  bool // by what it looked for
+	stopped  bool // found what it looked for
 }
 
-// begin makes the look ahead one that goes on at i.
+// begin continues the lookahead at i, or restarts it there.
 func (r *reach) begin(i int) {
 	if i < r.from || i > r.at {
 		*r = reach{from: i, at: i}
 	}
 }
 
-// scans keeps scans that are not in use.
+// scans is a pool of unused scans.
 var scans = sync.Pool{New: func() any { return new(scan) }}
 
-// findPatterns appends the places in s that look like a secret. With plainOnly, it returns those of
-// patterns that are not plain apart, as wide.
+// findPatterns appends the spans of s that look like a secret. With plainOnly, it returns the
+// matches of patterns that are not plain separately, as wide.
 func findPatterns(spans []span, s string, plainOnly bool) (_, wide []span) {
 	var t *scan // most texts need none
 	for i := 0; i < len(s); i++ {
-		f := firsts[s[i]]
+		f := patternIndex[s[i]]
 		if f == nil || f.second != nil && (i+1 == len(s) || !f.second[s[i+1]]) {
 			continue
 		}
@@ -71,7 +71,7 @@ func findPatterns(spans []span, s string, plainOnly bool) (_, wide []span) {
 	return spans, wide
 }
 
-// begins reports whether s begins with the pattern's beginning. The first byte is known to fit.
+// begins reports whether s starts with the pattern's prefix. The caller has checked the first byte.
 func (p *pattern) begins(s string) bool {
 	n := len(p.begin)
 	if len(s) < n {
@@ -110,14 +110,14 @@ var (
 	dotted     = classOf(3, "A-Za-z0-9_.-")
 	path       = classOf(4, "A-Za-z0-9_/-")
 	credential = classOf(5, "A-Za-z0-9_.~+/=-")
-	// opaque is what a shell takes as it is, within a word.
+	// opaque holds the bytes without a special meaning in a shell word.
 	opaque = classOf(6, "A-Za-z0-9_.~+/=:@%^,-")
 )
 
 func isWord(c byte) bool { return alnum.has[c] || c == '_' }
 
-// run returns where the bytes of a class that begin at i end.
-func (t *scan) run(i int, c *class) int {
+// classEnd returns the end of the bytes of class c that start at i.
+func (t *scan) classEnd(i int, c *class) int {
 	r := &t.runs[c.id]
 	r.begin(i)
 	for r.at < len(t.s) && c.has[t.s[r.at]] {
@@ -126,11 +126,12 @@ func (t *scan) run(i int, c *class) int {
 	return r.at
 }
 
-// minOpaque is the length in bytes below which a word is taken for one of a language.
+// minOpaque is the minimum length of a random-looking word, in bytes. Shorter ones are taken for
+// natural language.
 const minOpaque = 8
 
-// appendOpaque appends the words within the spans that look random: they begin with a letter or a
-// digit, and have both. The spans are sorted and disjoint.
+// appendOpaque appends the words in the spans that look random: they start with a letter or digit
+// and contain both. The spans are sorted and disjoint.
 func appendOpaque(spans []span, s string, wide []span) []span {
 	for _, w := range wide {
 		for i := w.from; i < w.to; i++ {
@@ -168,8 +169,8 @@ func skipSpaces(s string, i int) int {
 	return i
 }
 
-// valueAt is the value that begins at i, without its quotes: up to the same
-// quote, or to what ends a word in a shell.
+// valueAt returns the value that starts at i, without its quotes. It ends at the same quote, or
+// where a shell word ends.
 func (t *scan) valueAt(i int) (from, to int) {
 	s := t.s
 	escapes := 0
@@ -186,7 +187,7 @@ func (t *scan) valueAt(i int) (from, to int) {
 	return i, t.wordEnd(i)
 }
 
-// quoteEnd is where the quote q that is escaped n times comes again, or -1.
+// quoteEnd returns the index of the next quote q that is escaped n times, or -1.
 func quoteEnd(s string, i int, q byte, n int) int {
 	end := min(len(s), i+maxPattern)
 	slashes := 0
@@ -203,7 +204,7 @@ func quoteEnd(s string, i int, q byte, n int) int {
 	return -1
 }
 
-// wordEnd returns where the word of a shell that begins at i ends. No backslash stands before i.
+// wordEnd returns the end of the shell word that starts at i. No backslash precedes i.
 func (t *scan) wordEnd(i int) int {
 	r := &t.word
 	r.begin(i)

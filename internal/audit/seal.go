@@ -11,21 +11,21 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 )
 
-// seal says which records a part of the log has. It is written when the part
-// ends, and stays when the part is removed.
+// seal describes the records of a part of the log. It is written when the part ends, and it stays
+// when the part is removed.
 type seal struct {
 	Part int `json:"part"`
-	// First and Last are the numbers of its records, and Records is how many they are.
+	// First and Last are the sequence numbers of its first and last record. Records is their count.
 	First   int64 `json:"first"`
 	Last    int64 `json:"last"`
 	Records int64 `json:"records"`
-	// Prev is the hash before the first record and Hash that of the last one, as hex.
+	// Prev is the hash before the first record, and Hash is the hash of the last one, in hex.
 	Prev   string    `json:"prev"`
 	Hash   string    `json:"hash"`
 	Sealed time.Time `json:"sealed"`
 	// Removed is when the service deleted the part.
 	Removed *time.Time `json:"removed,omitempty"`
-	// MAC is a code over all of this that only the log's key makes, as hex.
+	// MAC authenticates all other fields with the log's key, in hex.
 	MAC string `json:"mac,omitempty"`
 }
 
@@ -39,13 +39,13 @@ func (s seal) before() head {
 	return head{Seq: s.First - 1, Hash: sum}
 }
 
-// body is what the code is made of.
+// body returns the text that the code covers.
 func (s seal) body() ([]byte, error) {
 	s.MAC = ""
 	return json.Marshal(s)
 }
 
-// sign is the seal as it is stored.
+// sign returns the seal as it is stored.
 func (s seal) sign(key []byte) ([]byte, error) {
 	body, err := s.body()
 	if err != nil {
@@ -63,7 +63,7 @@ func sealCode(key, body []byte) []byte {
 	return mac.Sum(nil)
 }
 
-// parseSeal reads the seal of a part. One that the key did not make is an error.
+// parseSeal reads the seal of a part. It returns an error if the seal was not made with key.
 func parseSeal(key []byte, part int, text []byte) (seal, error) {
 	var s seal
 	if err := strictjson.Decode(text, &s); err != nil {
@@ -75,12 +75,12 @@ func parseSeal(key []byte, part int, text []byte) (seal, error) {
 	}
 	mac, err := hex.DecodeString(s.MAC)
 	if err != nil || !hmac.Equal(mac, sealCode(key, body)) || s.Part != part {
-		return seal{}, fmt.Errorf("the seal of part %d was changed, or is of another log", part)
+		return seal{}, fmt.Errorf("the seal of part %d was changed or belongs to another log", part)
 	}
 	return s, nil
 }
 
-// follows says whether the first record of the part stands right behind h.
+// follows reports whether the first record of the part directly follows h.
 func (s seal) follows(h head) bool {
 	b := s.before()
 	return b.Seq == h.Seq && bytes.Equal(b.Hash, h.Hash)

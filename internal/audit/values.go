@@ -15,42 +15,41 @@ import (
 )
 
 const (
-	// minValue is the length in bytes below which a value is not looked for: it would be found in
-	// everything.
+	// minValue is the minimum length of a value, in bytes. Shorter ones would match everywhere.
 	minValue = 6
-	// maxForm is the length in bytes of the longest text that is looked for. A longer form of a
-	// value is looked for in pieces of this length.
+	// maxForm is the maximum length of a text that is searched for, in bytes. Longer forms of a
+	// value are split into pieces of this length.
 	maxForm = maxPattern
 	// fewTexts and fewBytes bound a group whose texts are compared one by one.
 	fewTexts, fewBytes = 4, 1 << 10
 )
 
-// values is an immutable set of secret values in all their forms. The time to find them depends on
-// the length of the text alone: each position costs one look into a filter, and where the first
-// bytes match, at most a binary search over the lengths that are known.
+// values is an immutable set of secret values in all their encodings. The search time depends only
+// on the length of the text. Each position costs one filter lookup; if its first bytes match, at
+// most a binary search over the known lengths follows.
 type values struct {
-	filter []uint64 // a bit for each hash of the first minValue bytes
+	filter []uint64 // one bit per hash of the first minValue bytes
 	shift  uint
 	groups map[uint64]*group // by the first minValue bytes
 }
 
-// group is the texts that share their first minValue bytes.
+// group holds the texts that share their first minValue bytes.
 type group struct {
-	few     []string // the longest first; nil if there are too many
+	few     []string // longest first; nil if there are too many
 	lengths []int32  // ascending
-	// known has the hash of every text, and of those beginnings of it that the search for it looks
-	// at. The value is the length of the longest text that the hashed one begins with.
+	// known maps the hash of every text, and of the prefixes that a search for it probes, to the
+	// length of the longest text that is a prefix of the hashed one.
 	known map[uint64]int32
 }
 
-// compile returns the set of the given values. Values under minValue bytes are left out.
-func compile(list []string) *values {
+// compileValues returns the set of the given values. It skips values under minValue bytes.
+func compileValues(list []string) *values {
 	texts := map[uint64][]string{}
 	for _, value := range list {
 		if value = strings.TrimSpace(value); len(value) < minValue {
 			continue
 		}
-		for _, form := range forms(value) {
+		for _, form := range encodedForms(value) {
 			for piece := range pieces(form) {
 				k := prefix(piece)
 				texts[k] = append(texts[k], piece)
@@ -61,7 +60,7 @@ func compile(list []string) *values {
 	size := max(10, bits.Len(uint(len(texts)))+4) // at most one bit in eight is set
 	v.filter, v.shift = make([]uint64, 1<<size/64), uint(64-size)
 	for k, all := range texts {
-		slot := slot(k, v.shift)
+		slot := filterBit(k, v.shift)
 		v.filter[slot/64] |= 1 << (slot % 64)
 		slices.Sort(all)
 		v.groups[k] = newGroup(slices.Compact(all))
@@ -69,7 +68,7 @@ func compile(list []string) *values {
 	return v
 }
 
-// pieces yields s in parts of at most maxForm bytes that together cover it.
+// pieces yields parts of s, at most maxForm bytes each, that together cover it.
 func pieces(s string) func(yield func(string) bool) {
 	return func(yield func(string) bool) {
 		for ; len(s) > 2*maxForm; s = s[maxForm:] {
@@ -87,7 +86,7 @@ func pieces(s string) func(yield func(string) bool) {
 	}
 }
 
-// newGroup returns the group of the given texts, which are sorted and distinct.
+// newGroup returns a group of the given sorted, distinct texts.
 func newGroup(texts []string) *group {
 	total := 0
 	for _, t := range texts {
@@ -104,7 +103,7 @@ func newGroup(texts []string) *group {
 	}
 	slices.Sort(g.lengths)
 	g.lengths = slices.Compact(g.lengths)
-	var begun []string // the texts that the present one begins with, the shortest first
+	var begun []string // texts that are prefixes of the current one, shortest first
 	for _, t := range texts {
 		for len(begun) > 0 && !strings.HasPrefix(t, begun[len(begun)-1]) {
 			begun = begun[:len(begun)-1]
@@ -115,7 +114,7 @@ func newGroup(texts []string) *group {
 	return g
 }
 
-// mark makes known the beginnings of t that the search for t looks at.
+// mark adds the prefixes of t that a search for t probes.
 func (g *group) mark(t string, begun []string) {
 	var h sum
 	from := 0
@@ -137,7 +136,7 @@ func (g *group) mark(t string, begun []string) {
 	}
 }
 
-// longest returns the length of the longest text of the group that t has at i, or 0.
+// longest returns the length of the group's longest text that t has at i, or 0.
 func (g *group) longest(t *text, i int) int {
 	if g.few != nil {
 		for _, f := range g.few {
@@ -162,7 +161,7 @@ func (g *group) longest(t *text, i int) int {
 	return int(best)
 }
 
-// find appends the places in t that hold a value. The spans may overlap.
+// find appends the spans of t that hold a value. The spans may overlap.
 func (v *values) find(spans []span, t *text) []span {
 	if len(v.groups) == 0 || len(t.s) < minValue {
 		return spans
@@ -171,7 +170,7 @@ func (v *values) find(spans []span, t *text) []span {
 	k := prefix(s) << 8
 	for i := 0; i+minValue <= len(s); i++ {
 		k = k>>8 | uint64(s[i+minValue-1])<<40
-		slot := slot(k, v.shift)
+		slot := filterBit(k, v.shift)
 		if v.filter[slot/64]&(1<<(slot%64)) == 0 {
 			continue
 		}
@@ -191,10 +190,10 @@ func prefix(s string) uint64 {
 	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 | uint64(s[4])<<32 | uint64(s[5])<<40
 }
 
-// slot is a multiplicative hash (by the golden ratio) to 64-shift bits.
-func slot(k uint64, shift uint) uint64 { return k * 0x9E3779B97F4A7C15 >> shift }
+// filterBit is a multiplicative hash (by the golden ratio) to 64-shift bits.
+func filterBit(k uint64, shift uint) uint64 { return k * 0x9E3779B97F4A7C15 >> shift }
 
-// text is a text that is searched, with the hashes of its beginnings once they are needed.
+// text is a text under search, with lazily computed hashes of its prefixes.
 type text struct {
 	s    string
 	sums []sum
@@ -208,11 +207,11 @@ func (t *text) sum(i, j int) uint64 {
 			t.sums[i+1] = t.sums[i].add(t.s[i : i+1])
 		}
 	}
-	return reduce(uint64(t.sums[j]) + prime - times(uint64(t.sums[i]), powers()[j-i]))
+	return reduce(uint64(t.sums[j]) + prime - times(uint64(t.sums[i]), basePowers()[j-i]))
 }
 
-// sum is a polynomial hash modulo prime, whose base is chosen anew by each process: no caller can
-// make two texts collide. The chance of one collision is under 1 in 2^40 for each text.
+// sum is a polynomial hash modulo prime. Each process picks a random base, so that callers cannot
+// construct collisions. The chance of a collision is under 1 in 2^40 per text.
 type sum uint64
 
 func (h sum) add(s string) sum {
@@ -226,8 +225,8 @@ const prime = 1<<61 - 1
 
 var base = 1<<32 + rand.Uint64N(prime-1<<32)
 
-// powers are those of base, up to maxForm.
-var powers = sync.OnceValue(func() []uint64 {
+// basePowers returns the powers of base up to maxForm.
+var basePowers = sync.OnceValue(func() []uint64 {
 	p := make([]uint64, maxForm+1)
 	p[0] = 1
 	for i := range maxForm {
@@ -248,10 +247,9 @@ func reduce(n uint64) uint64 {
 	return n
 }
 
-// forms are the ways in which a value is written: as it is, escaped for JSON
-// (once and twice, in both styles), for URLs, in hex, and in base64 at each of
-// the three places at which it can begin in a larger whole.
-func forms(value string) []string {
+// encodedForms returns the forms in which a value may be written: as it is, JSON-escaped (once and
+// twice, in both styles), URL-encoded, in hex, and in base64 at each of its three alignments.
+func encodedForms(value string) []string {
 	once, onceHTML := escapeJSON(value, false), escapeJSON(value, true)
 	all := []string{
 		value, once, onceHTML, escapeJSON(once, false), escapeJSON(onceHTML, true),
@@ -263,8 +261,8 @@ func forms(value string) []string {
 	}
 	for offset := range 3 {
 		padded := append(make([]byte, offset), value...)
-		skip := []int{0, 2, 3}[offset] // characters that hold bits of what is before
-		whole := len(padded) * 8 / 6   // characters that hold no bits of what is behind
+		skip := []int{0, 2, 3}[offset] // characters with bits of what precedes
+		whole := len(padded) * 8 / 6   // characters without bits of what follows
 		for _, e := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 			all = append(all, e.EncodeToString(padded)[skip:whole])
 		}
@@ -273,7 +271,7 @@ func forms(value string) []string {
 	return slices.DeleteFunc(slices.Compact(all), func(s string) bool { return len(s) < minValue })
 }
 
-// escapeJSON is s as the inside of a JSON string.
+// escapeJSON returns s as the inside of a JSON string.
 func escapeJSON(s string, html bool) string {
 	if !needsEscape(s) {
 		return s
@@ -281,7 +279,7 @@ func escapeJSON(s string, html bool) string {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(html)
-	_ = enc.Encode(s) // a string is always encoded
+	_ = enc.Encode(s) // strings always encode
 	return strings.TrimSuffix(b.String()[1:], "\"\n")
 }
 
@@ -296,7 +294,7 @@ func needsEscape(s string) bool {
 	return false
 }
 
-// lowerEscapes writes %2F as %2f.
+// lowerEscapes rewrites %2F as %2f.
 func lowerEscapes(s string) string {
 	if !strings.Contains(s, "%") {
 		return s

@@ -39,12 +39,12 @@ func TestValuesAreFoundAsByComparingEachOfThem(t *testing.T) {
 			list = append(list, strings.Repeat("a", r.IntN(8))+word(6+r.IntN(40)))
 		}
 		for _, v := range list {
-			texts = append(texts, forms(v)...)
+			texts = append(texts, encodedForms(v)...)
 		}
 		s := word(r.IntN(300)) + list[0] + word(r.IntN(100)) + list[len(list)-1]
 		want := naive(s, texts)
 		got := make([]bool, len(s))
-		for _, p := range compile(list).find(nil, &text{s: s}) {
+		for _, p := range compileValues(list).find(nil, &text{s: s}) {
 			for i := p.from; i < p.to; i++ {
 				got[i] = true
 			}
@@ -65,7 +65,8 @@ func TestALongValueIsFoundWhole(t *testing.T) {
 		own(t, r, "ann", string(b))
 		for name, s := range map[string]string{"as it is": string(b), "in hex": fmt.Sprintf("%x", b)} {
 			want := fmt.Sprintf("<[redacted %d bytes ", len(s))
-			if got := textFor(r, "ann", "<"+s+">"); !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "]>") || len(got) > 80 {
+			if got := textFor(r, "ann", "<"+s+">"); !strings.HasPrefix(got, want) || !strings.HasSuffix(got,
+				"]>") || len(got) > 80 {
 				t.Errorf("a value of %d bytes %s becomes %.200s", n, name, got)
 			}
 		}
@@ -118,8 +119,10 @@ func TestNoTextMakesTheSearchSlow(t *testing.T) {
 	r.Add("aaaaaaaaaaaaaaaa")
 	key := "-----BEGIN PRIVATE KEY "
 	for _, part := range []string{
-		"a", "{\"a\":", "[\"-token\",\"a\",", "://", "=", ":", "-", "-u ", "token=", "token='", `token=\\\"`, "--token ", "sk-", "eyJ", "eyJ.", "eyJ-", "bearer ",
-		"-----BEGIN ", key, key + "sk-" + strings.Repeat("a", 20) + " ", "%20", `\`, `"`, "[", "{", `{"token":`, "password: \\'", "bearer+",
+		"a", "{\"a\":", "[\"-token\",\"a\",", "://", "=", ":", "-", "-u ", "token=", "token='", `token=\\\"`, "--token ",
+		"sk-", "eyJ", "eyJ.", "eyJ-", "bearer ",
+		"-----BEGIN ", key, key + "sk-" + strings.Repeat("a", 20) + " ", "%20", `\`, `"`, "[", "{", `{"token":`,
+		"password: \\'", "bearer+",
 		"cookie:", "token=$(", "token=$A", "-u/", "://a:", "?key=", "--secret=", `"token":"`, `token="\"\\\"\\\\\"`,
 	} {
 		s := strings.Repeat(part, 1<<19/len(part))

@@ -9,15 +9,15 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// scanAll goes through the parts in order.
+// scanAll checks the parts in order.
 func (v *verifier) scanAll(ctx context.Context, r partReader, parts []store.AuditPart) error {
-	// A rotation that was cut short leaves an empty part behind one without a seal.
+	// An interrupted rotation leaves an empty part after one without a seal.
 	if n := len(parts); n > 1 && parts[n-1].Seal == nil && parts[n-2].Seal == nil && r.IsEmpty(ctx, n) {
 		parts = parts[:n-1]
 	}
 	for i, p := range parts {
 		err := v.scanPart(ctx, r, p, i == len(parts)-1)
-		if errors.Is(err, fs.ErrNotExist) { // it was removed meanwhile, or sealed and removed
+		if errors.Is(err, fs.ErrNotExist) { // removed in the meantime, or sealed and removed
 			var now []store.AuditPart
 			if now, err = r.Parts(ctx); err == nil && p.Number <= len(now) {
 				p = now[p.Number-1]
@@ -32,8 +32,7 @@ func (v *verifier) scanAll(ctx context.Context, r partReader, parts []store.Audi
 	return nil
 }
 
-// scanPart checks one part, against its seal where it has one. The last part has
-// none while it is written.
+// scanPart checks one part, and its seal if it has one. The last part has none while it is written.
 func (v *verifier) scanPart(ctx context.Context, r partReader, p store.AuditPart, last bool) error {
 	report := PartReport{Number: p.Number, State: PartSealed}
 	s, err := parseSeal(v.key, p.Number, p.Seal)
@@ -52,7 +51,7 @@ func (v *verifier) scanPart(ctx context.Context, r partReader, p store.AuditPart
 		v.parts = append(v.parts, v.absentPart(report, s, sealed))
 		return nil
 	}
-	before, end := v.last.Seq, v.end()
+	before, end := v.last.Seq, v.maxSeq()
 	if sealed {
 		end = s.Last
 	}
@@ -68,11 +67,11 @@ func (v *verifier) scanPart(ctx context.Context, r partReader, p store.AuditPart
 	return nil
 }
 
-// absentPart handles a part without a file: its seal stands for its records.
+// absentPart handles a part without a file. Its seal stands for its records.
 func (v *verifier) absentPart(report PartReport, s seal, sealed bool) PartReport {
 	report.State = PartMissing
 	if !sealed {
-		return report // the records behind it tell what is missing
+		return report // the records after it show what is missing
 	}
 	v.missingBefore(s)
 	if s.Removed != nil {
@@ -81,35 +80,37 @@ func (v *verifier) absentPart(report PartReport, s seal, sealed bool) PartReport
 		v.problem(s.First, Removed, "the file of part %d is missing, with the records from %d to %d", s.Part, s.First, s.Last)
 	}
 	if s.Last > v.last.Seq {
-		v.last, v.blind = s.head(), false
-		v.testify()
+		v.last, v.unreadable = s.head(), false
+		v.checkHeads()
 	}
 	return report
 }
 
-// missingBefore judges what stands before the first record of an absent part.
+// missingBefore checks what precedes the first record of an absent part.
 func (v *verifier) missingBefore(s seal) {
 	lost := v.badMore > 0 // some rows may stand for any number
-	there := v.settle(s.First, s.before().Hash)
+	there := v.classifyBad(s.First, s.before().Hash)
 	switch {
 	case s.First > v.last.Seq+1:
-		v.absent(there, s.First, lost)
-	case !s.follows(v.last) && !v.blind:
-		v.problem(s.First, Removed, "part %d does not follow the records before it: the log was taken back to an older copy, and went on", s.Part)
+		v.noteAbsent(there, s.First, lost)
+	case !s.follows(v.last) && !v.unreadable:
+		v.problem(s.First, Removed,
+			"part %d does not follow the records before it: the log was restored from an older copy and continued", s.Part)
 	}
 }
 
-// checkSeal compares the end of a part with its seal. A seal whose records do not
-// come to the end leaves that to what comes behind, which then does not follow.
+// checkSeal compares the end of a part with its seal. If the records end early, the next part
+// reports that it does not follow.
 func (v *verifier) checkSeal(s seal) {
 	h := s.head()
 	switch {
 	case v.last.Seq > s.Last:
-		v.problem(s.Last+1, Inserted, "part %d goes on behind its seal, which says that it ends at record %d", s.Part, s.Last)
+		v.problem(s.Last+1, Inserted, "part %d continues after record %d, where it ends according to its seal", s.Part,
+			s.Last)
 	case v.last.Seq == s.Last && v.last.String() != h.String():
-		v.problem(s.Last, Changed, "record %d is not the one that the seal of part %d names", s.Last, s.Part)
+		v.problem(s.Last, Changed, "record %d does not match the seal of part %d", s.Last, s.Part)
 	}
-	// The newest seal alone is kept as a head: an earlier one says less.
+	// Keep only the newest seal as a head: earlier ones add nothing.
 	w := witness{head: h, name: "the seal of its part", seen: v.last.Seq >= s.Last}
 	if v.sealed > 0 {
 		v.heads[v.sealed] = w
@@ -119,8 +120,8 @@ func (v *verifier) checkSeal(s seal) {
 	v.heads = append(v.heads, w)
 }
 
-// scan reads the rows of a part, whose records have numbers up to end. Where the
-// database cannot be read, it goes on behind, in steps that double.
+// scan reads the rows of a part, whose sequence numbers go up to end. If the database cannot be
+// read, it skips ahead in steps that double.
 func (v *verifier) scan(ctx context.Context, r partReader, part int, end int64) error {
 	from, after, step := v.last.Seq, int64(math.MinInt64), int64(1)
 	for {
@@ -142,7 +143,7 @@ func (v *verifier) scan(ctx context.Context, r partReader, part int, end int64) 
 			step = 1
 		}
 		first := max(damaged.After, after, from) + 1
-		v.blind = true
+		v.unreadable = true
 		if step == 1 {
 			v.problem(first, Unreadable, "%v", damaged.Err)
 		}

@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// walker goes through JSON text once, without a tree: what is not secret stays
-// byte for byte. It takes text that ends in the middle, too.
+// walker makes one pass over JSON text without building a tree. Text without secrets stays
+// unchanged, byte for byte. The text may end in the middle of a value.
 type walker struct {
 	view *view
 	raw  string
@@ -15,21 +15,21 @@ type walker struct {
 	out  []byte
 
 	depth    int
-	secretIn int  // the depth of the container whose values are secret, or 0
-	secret   bool // the next value is
+	secretIn int  // depth of the container whose values are secret, or 0
+	secret   bool // the next value is secret
 }
 
-// walk redacts JSON text that is emitted up to stop.
+// walk redacts JSON text and emits it up to stop.
 func (v *view) walk(raw string, stop int) []byte {
 	w := &walker{view: v, raw: raw, stop: stop, out: make([]byte, 0, stop+64)}
 	for i := 0; i < stop; {
-		i = w.step(i)
+		i = w.token(i)
 	}
 	return w.out
 }
 
-// step handles the token at i, and returns where the next begins.
-func (w *walker) step(i int) int {
+// token handles the token at i and returns the start of the next.
+func (w *walker) token(i int) int {
 	switch c := w.raw[i]; c {
 	case '"':
 		return w.text(i)
@@ -60,7 +60,7 @@ func (w *walker) scalar(i int) int {
 		end++
 	}
 	if word := w.raw[i:end]; w.hidesNumber(word) {
-		w.out = append(w.view.mark(append(w.out, '"'), word), '"')
+		w.out = append(w.view.appendMarker(append(w.out, '"'), word), '"')
 	} else {
 		w.out = append(w.out, w.raw[i:min(end, w.stop)]...)
 	}
@@ -68,8 +68,8 @@ func (w *walker) scalar(i int) int {
 	return end
 }
 
-// hidesNumber reports whether a string takes the place of a number. An approver reads numbers that
-// hold no value of the service's.
+// hidesNumber reports whether to replace a number with a string. An approver sees every number that
+// does not hold a value of the service.
 func (w *walker) hidesNumber(word string) bool {
 	if word[0] != '-' && !isDigit(word[0]) {
 		return false
@@ -81,7 +81,7 @@ func (w *walker) hidesNumber(word string) bool {
 	return len(w.view.known(few[:0], word)) > 0
 }
 
-// text handles a string: a member's name, or a value.
+// text handles a string: a member name or a value.
 func (w *walker) text(i int) int {
 	end, closed := stringEnd(w.raw, i)
 	content := w.raw[i+1 : end]
@@ -117,28 +117,27 @@ func (w *walker) text(i int) int {
 	return end
 }
 
-// value is the inside of a string, as it is written and as it is meant, and
-// how much of each is emitted.
+// value is the inside of a string, encoded and decoded, and how much of each to emit.
 type value struct {
 	content, plain    string
 	limit, plainLimit int
 	escaped           bool
 }
 
-// value emits a string without the spans of its plain form.
+// value emits a string without the given spans of its decoded form.
 func (w *walker) value(v value, spans []span) {
 	switch {
 	case len(spans) == 0:
 		w.out = append(w.out, v.content[:min(len(v.content), v.limit)]...)
 	case v.escaped:
-		w.out = append(w.out, escapeJSON(string(w.view.hide(nil, v.plain, spans, v.plainLimit)), false)...)
+		w.out = append(w.out, escapeJSON(string(w.view.appendRedacted(nil, v.plain, spans, v.plainLimit)), false)...)
 	default:
-		w.out = w.view.hide(w.out, v.plain, spans, v.plainLimit)
+		w.out = w.view.appendRedacted(w.out, v.plain, spans, v.plainLimit)
 	}
 }
 
-// stringEnd is behind the closing quote of the string that begins at i, or at
-// the end where it is not closed.
+// stringEnd returns the index after the closing quote of the string that starts at i, or the end of
+// the text if it is not closed.
 func stringEnd(s string, i int) (end int, closed bool) {
 	for i++; i < len(s); i++ {
 		switch s[i] {
@@ -151,8 +150,8 @@ func stringEnd(s string, i int) (end int, closed bool) {
 	return len(s), false
 }
 
-// unescape decodes the inside of a JSON string, as far as it can be: limit is
-// an offset in it, and at the same place in what is decoded.
+// unescape decodes the inside of a JSON string as far as possible. It maps limit, an offset in s,
+// to an offset in the result.
 func unescape(s string, limit int) (string, int) {
 	b := make([]byte, 0, len(s))
 	at := -1
@@ -175,7 +174,7 @@ func unescape(s string, limit int) (string, int) {
 	return string(b), at
 }
 
-// appendEscape decodes the escape that s begins with, of n bytes.
+// appendEscape decodes the escape at the start of s. n is its length in bytes.
 func appendEscape(b []byte, s string) (_ []byte, n int) {
 	if i := strings.IndexByte("bfnrt", s[1]); i >= 0 {
 		return append(b, "\b\f\n\r\t"[i]), 2

@@ -11,55 +11,55 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// write is the goroutine that appends to the store: it takes all that waits,
-// up to batchLength, in one transaction. Closings that nobody waits for stay
-// for the next one, or for closeWithin.
+// write is the goroutine that appends to the store. It writes all queued items, up to batchLength,
+// in one transaction. Closing records without a waiting caller stay for the next transaction, at
+// most closeWithin.
 func (l *Log) write() {
 	defer close(l.stopped)
-	defer close(l.heads)
+	defer close(l.headUpdates)
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
-	tend := time.NewTicker(tendEvery)
+	tend := time.NewTicker(maintainInterval)
 	defer tend.Stop()
-	ctx := context.Background() // a rotation that was begun is finished
-	l.retain(ctx)
+	ctx := context.Background() // complete a rotation once it began
+	l.removeExpired(ctx)
 	for {
-		var batch []*item
+		var batch []*queueItem
 		select {
 		case it := <-l.queue:
 			batch = l.gather(it)
 		case <-retry.C:
 		case <-tend.C:
-			l.tend(ctx)
+			l.maintain(ctx)
 			continue
 		case <-l.stop:
 			l.drain()
 			return
 		}
-		if len(batch) > 0 && !urgent(batch) && len(l.kept)+len(batch) < batchLength {
-			if len(l.kept) == 0 {
+		if len(batch) > 0 && !hasWaiter(batch) && len(l.pendingCloses)+len(batch) < batchLength {
+			if len(l.pendingCloses) == 0 {
 				retry.Reset(closeWithin)
 			}
-			l.kept = append(l.kept, batch...)
+			l.pendingCloses = append(l.pendingCloses, batch...)
 			continue
 		}
-		if err := l.try(batch); err != nil {
+		if err := l.writeBatch(batch); err != nil {
 			retry.Reset(retryAfter)
 		} else if l.rotateIfDue(ctx, l.part.written) {
-			l.retain(ctx)
+			l.removeExpired(ctx)
 		}
 	}
 }
 
-// drain writes what is queued when the log ends. Nothing is added any more.
+// drain writes what is queued when the log closes. Nothing more is added.
 func (l *Log) drain() {
 	for {
 		select {
 		case it := <-l.queue:
-			_ = l.try(l.gather(it)) // who waits is told, the rest is tried once more
+			_ = l.writeBatch(l.gather(it)) // waiting callers get the error, the rest is retried once
 		default:
-			if len(l.kept) > 0 {
-				l.failed = l.try(nil)
+			if len(l.pendingCloses) > 0 {
+				l.failed = l.writeBatch(nil)
 			}
 			l.failed = errors.Join(l.failed, l.writeRefusals())
 			return
@@ -67,13 +67,13 @@ func (l *Log) drain() {
 	}
 }
 
-// urgent says whether somebody waits for an item of the batch.
-func urgent(batch []*item) bool {
-	return slices.ContainsFunc(batch, func(it *item) bool { return it.done != nil })
+// hasWaiter reports whether a caller waits for an item of the batch.
+func hasWaiter(batch []*queueItem) bool {
+	return slices.ContainsFunc(batch, func(it *queueItem) bool { return it.done != nil })
 }
 
-func (l *Log) gather(first *item) []*item {
-	batch := []*item{first}
+func (l *Log) gather(first *queueItem) []*queueItem {
+	batch := []*queueItem{first}
 	for len(batch) < batchLength {
 		select {
 		case it := <-l.queue:
@@ -85,18 +85,18 @@ func (l *Log) gather(first *item) []*item {
 	return batch
 }
 
-// try writes a batch behind the closings that wait for another attempt, and
-// tells who waits. Where it fails, the closings are kept: there is at most one
-// for each call that was begun, and nothing is begun while writing fails.
-func (l *Log) try(batch []*item) error {
-	taken := l.kept
+// writeBatch writes closing records that wait for a retry, then the batch, and wakes waiting
+// callers. If it fails, the closing records are kept. There is at most one for each begun call, and
+// no call begins while writing fails.
+func (l *Log) writeBatch(batch []*queueItem) error {
+	taken := l.pendingCloses
 	for _, it := range batch {
-		if it.state.CompareAndSwap(itemWaits, itemTaken) {
+		if it.state.CompareAndSwap(itemQueued, itemTaken) {
 			taken = append(taken, it)
 		}
 	}
 	err := l.append(taken)
-	l.kept = nil
+	l.pendingCloses = nil
 	for _, it := range taken {
 		switch {
 		case it.done != nil:
@@ -105,17 +105,17 @@ func (l *Log) try(batch []*item) error {
 			}
 			it.done <- err
 		case err != nil:
-			l.kept = append(l.kept, it)
+			l.pendingCloses = append(l.pendingCloses, it)
 		}
 	}
 	if err != nil {
-		l.log.Error("the audit log cannot be written", "error", err, "kept", len(l.kept))
+		l.log.Error("failed to write the audit log; will retry", "error", err, "kept", len(l.pendingCloses))
 	}
 	return err
 }
 
-// append numbers, chains and stores items. Nothing is used up where it fails.
-func (l *Log) append(items []*item) error {
+// append numbers, chains and stores items. A failure uses up no sequence number.
+func (l *Log) append(items []*queueItem) error {
 	rows := make([]store.AuditRow, 0, len(items))
 	last := l.written()
 	at := l.now()
@@ -127,7 +127,7 @@ func (l *Log) append(items []*item) error {
 		row := store.AuditRow{Seq: last.Seq + 1, Prev: last.Hash, Opens: it.opens, Closes: it.closes}
 		row.Record = stamp(row.Seq, now, it.body)
 		row.Hash = chain(l.mac, row.Prev, row.Record)
-		row.Call, row.Caller = found(row.Record)
+		row.Call, row.Caller = recordKeys(row.Record)
 		if it.spender != "" {
 			row.Spender, row.Day, row.Spent = it.spender, it.day, it.cost()
 		}
@@ -137,7 +137,7 @@ func (l *Log) append(items []*item) error {
 	if len(rows) == 0 {
 		return nil
 	}
-	// What was asked for is finished: each caller's ctx counts until its item is taken.
+	// Do not cancel: a caller's ctx only counts until its item is taken.
 	if err := l.store.Append(context.Background(), rows); err != nil {
 		return err
 	}
@@ -148,11 +148,11 @@ func (l *Log) append(items []*item) error {
 	l.mu.Lock()
 	l.last = last
 	l.mu.Unlock()
-	l.announce(last)
+	l.publishHead(last)
 	return nil
 }
 
-// stamp puts the number and the time in front of an encoded record.
+// stamp prepends the sequence number and the time to an encoded record.
 func stamp(seq int64, now string, body []byte) []byte {
 	b := make([]byte, 0, len(body)+len(seqPrefix)+len(now)+32)
 	b = append(b, seqPrefix...)
@@ -163,18 +163,18 @@ func stamp(seq int64, now string, body []byte) []byte {
 	return append(b, body[1:]...)
 }
 
-// found is what a record that stamp made is found by: call and caller follow its
-// kind, if it has them.
-func found(record []byte) (call, caller string) {
+// recordKeys returns the call and caller of a stamped record, which is indexed by them. They follow
+// its kind if present.
+func recordKeys(record []byte) (call, caller string) {
 	_, rest, _ := bytes.Cut(record, []byte(`"kind":"`))
 	_, rest, _ = bytes.Cut(rest, []byte(`"`))
-	call, rest = member(rest, `,"call":"`)
-	caller, _ = member(rest, `,"caller":"`)
+	call, rest = cutMember(rest, `,"call":"`)
+	caller, _ = cutMember(rest, `,"caller":"`)
 	return call, caller
 }
 
-// member takes a member with a text off the front.
-func member(b []byte, name string) (string, []byte) {
+// cutMember removes a member with a string value from the front.
+func cutMember(b []byte, name string) (string, []byte) {
 	value, ok := bytes.CutPrefix(b, []byte(name))
 	if !ok {
 		return "", b
@@ -190,33 +190,32 @@ func member(b []byte, name string) (string, []byte) {
 	return "", b
 }
 
-// announce leaves the newest head to the goroutine that writes the file. It
-// is for the writer, and for Open before there is one.
-func (l *Log) announce(h head) {
+// publishHead passes the newest head to the goroutine that writes the file. Only the writer calls
+// it, and Open before the writer starts.
+func (l *Log) publishHead(h head) {
 	select {
-	case <-l.heads:
+	case <-l.headUpdates:
 	default:
 	}
-	l.heads <- h
+	l.headUpdates <- h
 }
 
-// headEvery bounds how often the head file is written. What a kill leaves
-// without a head is at most that old.
+// headEvery is the minimum interval between writes of the head file. A kill loses at most that much
+// of the head.
 const headEvery = 100 * time.Millisecond
 
-// writeHeads writes the head file, off the way of the records: under load it
-// skips to the newest.
+// writeHeads writes the head file without delaying records. Under load it skips to the newest head.
 func (l *Log) writeHeads() {
-	defer close(l.headed)
+	defer close(l.headsDone)
 	pause := time.NewTimer(0)
 	defer pause.Stop()
-	for h := range l.heads {
+	for h := range l.headUpdates {
 		select {
 		case <-pause.C:
 		case <-l.stop:
 		}
 		if err := l.head.write(h); err != nil {
-			l.log.Error("the head of the audit log cannot be written", "error", err)
+			l.log.Error("failed to write the audit log's head file", "error", err)
 		}
 		pause.Reset(headEvery)
 	}
