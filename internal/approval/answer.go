@@ -22,12 +22,12 @@ const (
 	AnswerEscalate = "escalate"
 )
 
-// maxModified bounds the input that an approver gives.
+// maxModified limits the input that an approver gives, in bytes.
 const maxModified = 1 << 20
 
-// Answer answers a request in the name of by. It returns the request as it is
-// then. Answering what was answered before is an error of class Conflict that
-// names who did and when, unless it is the same answer by the same person.
+// Answer answers a request on behalf of by and returns its new state. Answering a decided request
+// returns an error of class Conflict that names the earlier approver and time, unless it is the
+// same answer by the same approver.
 func (g *Gate) Answer(ctx context.Context, id, by string, a Answer) (Request, error) {
 	if err := a.validate(by); err != nil {
 		return Request{}, err
@@ -37,16 +37,17 @@ func (g *Gate) Answer(ctx context.Context, id, by string, a Answer) (Request, er
 		return Request{}, err
 	}
 	if e != nil && !r.Expires.After(g.now()) {
-		if r, err = g.end(ctx, id, Expired); err != nil {
+		if r, err = g.finish(ctx, id, Expired); err != nil {
 			return Request{}, err
 		}
 		e = nil
 	}
 	switch {
 	case e == nil:
-		return again(r, by, a)
+		return alreadyDecided(r, by, a)
 	case a.Scope == ScopeSession && r.Session == "":
-		return Request{}, fmt.Errorf("scope session: the call names no session: use scope call: %w", errdefs.ErrInvalidArgument)
+		return Request{}, fmt.Errorf("scope session: the call names no session: use scope call: %w",
+			errdefs.ErrInvalidArgument)
 	case a.Action == AnswerEscalate:
 		return g.escalate(ctx, e, r, a)
 	case a.Action == AnswerModify && g.opts.Check != nil:
@@ -54,7 +55,8 @@ func (g *Gate) Answer(ctx context.Context, id, by string, a Answer) (Request, er
 			return Request{}, err
 		}
 	}
-	row := store.Approval{ID: id, State: string(a.state()), Decided: g.now().UTC(), By: by, Scope: string(a.scope()), Note: a.Note}
+	row := store.Approval{ID: id, State: string(a.state()), Decided: g.now().UTC(), By: by, Scope: string(a.scope()),
+		Note: a.Note}
 	if a.Action == AnswerModify {
 		row.Modified = a.Input
 	}
@@ -62,7 +64,8 @@ func (g *Gate) Answer(ctx context.Context, id, by string, a Answer) (Request, er
 	if a.Scope == ScopeSession {
 		for _, q := range e.Asked {
 			grants = append(grants, store.Grant{
-				Caller: r.Caller, Session: r.Session, Tool: r.Tool, Rule: scoped(r.Profile, q.Rule), Trust: r.Trust, Approve: a.state() == Approved,
+				Caller: r.Caller, Session: r.Session, Tool: r.Tool, Rule: scopedRuleID(r.Profile, q.Rule), Trust: r.Trust,
+				Approve:  a.state() == Approved,
 				Approval: id, By: by, Note: a.Note, Created: row.Decided,
 			})
 		}
@@ -71,7 +74,7 @@ func (g *Gate) Answer(ctx context.Context, id, by string, a Answer) (Request, er
 	if err != nil || done {
 		return r, err
 	}
-	return again(r, by, a) // somebody was faster
+	return alreadyDecided(r, by, a) // another answer came first
 }
 
 func (a Answer) validate(by string) error {
@@ -81,29 +84,29 @@ func (a Answer) validate(by string) error {
 	switch a.Action {
 	case AnswerApprove, AnswerDeny, AnswerModify, AnswerEscalate:
 	default:
-		return bad("action", "%q is not an answer: approve, deny, modify or escalate", bounded(a.Action, 64))
+		return bad("action", "invalid action %q: use approve, deny, modify or escalate", truncate(a.Action, 64))
 	}
 	switch {
 	case by == "":
-		return bad("by", "is empty: an answer needs somebody who gives it")
+		return bad("by", "must not be empty: name the approver")
 	case a.Scope != "" && a.Scope != ScopeCall && a.Scope != ScopeSession:
-		return bad("scope", "%q is not a scope: call or session", bounded(string(a.Scope), 64))
+		return bad("scope", "invalid scope %q: use call or session", truncate(string(a.Scope), 64))
 	case a.Scope == ScopeSession && (a.Action == AnswerModify || a.Action == AnswerEscalate):
-		return bad("scope", "session is for approve and deny")
+		return bad("scope", "session requires the action approve or deny")
 	case len(a.Note) > maxText:
-		return bad("note", "is %d bytes long: at most %d", len(a.Note), maxText)
+		return bad("note", "is %d bytes long: the limit is %d", len(a.Note), maxText)
 	case a.Action == AnswerEscalate && a.To == "":
-		return bad("to", "is empty: say to whom the question is handed on")
+		return bad("to", "must not be empty: name the recipient")
 	case a.Action != AnswerEscalate && a.To != "":
-		return bad("to", "is for escalate")
+		return bad("to", "requires the action escalate")
 	case len(a.To) > 256:
-		return bad("to", "is %d bytes long: at most 256", len(a.To))
+		return bad("to", "is %d bytes long: the limit is 256", len(a.To))
 	case a.Action != AnswerModify && len(a.Input) > 0:
-		return bad("input", "is for modify")
+		return bad("input", "requires the action modify")
 	case len(a.Input) > maxModified:
-		return bad("input", "is %d bytes long: at most %d", len(a.Input), maxModified)
+		return bad("input", "is %d bytes long: the limit is %d", len(a.Input), maxModified)
 	case a.Action == AnswerModify && !object(a.Input):
-		return bad("input", "must be a JSON object: the call's whole new input")
+		return bad("input", "must be a JSON object with the call's complete new input")
 	}
 	return nil
 }
@@ -126,8 +129,8 @@ func (a Answer) scope() Scope {
 	return a.Scope
 }
 
-// again is for a request that is not pending any more.
-func again(r Request, by string, a Answer) (Request, error) {
+// alreadyDecided returns r for a repeated answer, and an error of class Conflict for any other.
+func alreadyDecided(r Request, by string, a Answer) (Request, error) {
 	same := r.By == by && a.Action != AnswerEscalate && r.State == a.state() && r.Scope == a.scope() && r.Note == a.Note && bytes.Equal(r.Modified, a.Input)
 	switch {
 	case same:
@@ -135,13 +138,15 @@ func again(r Request, by string, a Answer) (Request, error) {
 	case r.State == Expired:
 		return r, fmt.Errorf("approval %s expired at %s: %w", r.ID, r.Expires.Format(time.RFC3339), errdefs.ErrConflict)
 	case r.State == Cancelled:
-		return r, fmt.Errorf("approval %s was given up by its caller at %s: %w", r.ID, r.Decided.Format(time.RFC3339), errdefs.ErrConflict)
+		return r, fmt.Errorf("approval %s was abandoned by its caller at %s: %w", r.ID, r.Decided.Format(time.RFC3339),
+			errdefs.ErrConflict)
 	}
-	return r, fmt.Errorf("approval %s was %s by %s at %s: %w", r.ID, r.State, r.By, r.Decided.Format(time.RFC3339), errdefs.ErrConflict)
+	return r, fmt.Errorf("approval %s was %s by %s at %s: %w", r.ID, r.State, r.By, r.Decided.Format(time.RFC3339),
+		errdefs.ErrConflict)
 }
 
-// escalate hands a question on. It waits anew, for as long as it did at first.
-func (g *Gate) escalate(ctx context.Context, e *entry, r Request, a Answer) (Request, error) {
+// escalate forwards a request. Its expiry starts over with the original duration.
+func (g *Gate) escalate(ctx context.Context, e *pendingRequest, r Request, a Answer) (Request, error) {
 	if r.Escalated == a.To {
 		return r, nil
 	}
@@ -156,7 +161,7 @@ func (g *Gate) escalate(ctx context.Context, e *entry, r Request, a Answer) (Req
 		if err != nil {
 			return Request{}, err
 		}
-		return again(request(row), "", a)
+		return alreadyDecided(requestFromRow(row), "", a)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -169,8 +174,8 @@ func (g *Gate) escalate(ctx context.Context, e *entry, r Request, a Answer) (Req
 	return r, nil
 }
 
-// lookup finds a request. The entry is nil if it is not pending.
-func (g *Gate) lookup(ctx context.Context, id string) (*entry, Request, error) {
+// lookup returns a request. The entry is nil if the request is not pending.
+func (g *Gate) lookup(ctx context.Context, id string) (*pendingRequest, Request, error) {
 	g.mu.Lock()
 	e := g.pending[id]
 	if e != nil {
@@ -180,23 +185,22 @@ func (g *Gate) lookup(ctx context.Context, id string) (*entry, Request, error) {
 	}
 	g.mu.Unlock()
 	row, err := g.store.Approval(ctx, id)
-	return nil, request(row), err
+	return nil, requestFromRow(row), err
 }
 
-// end makes a pending request expired or cancelled. One that is decided
-// already stays as it is.
-func (g *Gate) end(ctx context.Context, id string, state State) (Request, error) {
+// finish makes a pending request expired or cancelled. A decided request stays unchanged.
+func (g *Gate) finish(ctx context.Context, id string, state State) (Request, error) {
 	r, _, err := g.decide(ctx, store.Approval{ID: id, State: string(state), Decided: g.now().UTC()}, nil)
 	return r, err
 }
 
-// decide makes a request final: in the store, then for those who wait.
+// decide makes a request final: first in the store, then for waiting callers.
 func (g *Gate) decide(ctx context.Context, row store.Approval, grants []store.Grant) (Request, bool, error) {
 	got, done, err := g.store.DecideApproval(ctx, row, grants, State(row.State) != Approved)
 	if err != nil {
 		return Request{}, false, err
 	}
-	r := request(got)
+	r := requestFromRow(got)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if e := g.pending[row.ID]; e != nil {
@@ -208,8 +212,8 @@ func (g *Gate) decide(ctx context.Context, row store.Approval, grants []store.Gr
 	return r, done, nil
 }
 
-// Wait returns the request once it is decided; it ends with ctx's cause, or
-// with an error of class Unavailable when the gate stops.
+// Wait returns the request once it is decided. It returns ctx's cause if ctx ends, and an error of
+// class Unavailable if the gate stops.
 func (g *Gate) Wait(ctx context.Context, id string) (Request, error) {
 	e, r, err := g.lookup(ctx, id)
 	if err != nil || e == nil {
@@ -220,14 +224,14 @@ func (g *Gate) Wait(ctx context.Context, id string) (Request, error) {
 	case <-ctx.Done():
 		return r, context.Cause(ctx)
 	case <-g.stopped:
-		return r, usererror.Errorf(errdefs.ErrUnavailable, "the service stops; approval %s stays, come back with the same key", id)
+		return r, usererror.Errorf(errdefs.ErrUnavailable,
+			"the service is stopping: approval %s stays pending: retry with the same key", id)
 	}
 	return g.Get(ctx, id)
 }
 
-// Use marks an approved request as used, before its call runs: it is good for
-// one. The second time is an error of class FailedPrecondition, and so is
-// using what is not approved.
+// Use marks an approved request as used, before its call runs. A request can be used once: a second
+// use, or use without approval, returns an error of class FailedPrecondition.
 func (g *Gate) Use(ctx context.Context, id string) error {
 	done, err := g.store.UseApproval(ctx, id, string(Approved), g.now())
 	if err != nil || done {
@@ -238,42 +242,44 @@ func (g *Gate) Use(ctx context.Context, id string) error {
 		return err
 	}
 	if !row.Used.IsZero() {
-		return usererror.Errorf(errdefs.ErrFailedPrecondition, "approval %s was used at %s already, and is good for one call", id, row.Used.Format(time.RFC3339))
+		return usererror.Errorf(errdefs.ErrFailedPrecondition, "approval %s was already used at %s: it allows one call", id,
+			row.Used.Format(time.RFC3339))
 	}
 	return usererror.Errorf(errdefs.ErrFailedPrecondition, "approval %s is %s, not approved", id, row.State)
 }
 
-// Abandon cancels a pending request whose caller is gone for good. One that
-// was decided stays as it is.
+// Abandon cancels a pending request whose caller will not return. A decided request stays
+// unchanged.
 func (g *Gate) Abandon(ctx context.Context, id string) error {
-	_, err := g.end(ctx, id, Cancelled)
+	_, err := g.finish(ctx, id, Cancelled)
 	return err
 }
 
-// EndSession takes back what was granted to a session, for one that is over.
+// EndSession revokes the grants of a session that ended.
 func (g *Gate) EndSession(ctx context.Context, caller, session string) error {
 	return g.store.DropGrants(ctx, caller, session)
 }
 
-// Get returns a request; NotFound if there is none.
+// Get returns a request, or an error of class NotFound.
 func (g *Gate) Get(ctx context.Context, id string) (Request, error) {
 	_, r, err := g.lookup(ctx, id)
 	return r, err
 }
 
-// Filter chooses requests. The zero value takes all.
+// Filter selects requests. The zero value selects all.
 type Filter struct {
 	Caller string
 	State  State
-	Limit  int // at most; 0 is MaxList
+	Limit  int // maximum number; 0 is MaxList
 }
 
-// List returns requests, the newest first.
+// List returns requests, newest first.
 func (g *Gate) List(ctx context.Context, f Filter) ([]Request, error) {
 	switch f.State {
 	case "", Pending, Approved, Denied, Expired, Cancelled:
 	default:
-		return nil, fmt.Errorf("state: %q is none: pending, approved, denied, expired or cancelled: %w", bounded(string(f.State), 64), errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("invalid state %q: use pending, approved, denied, expired or cancelled: %w",
+			truncate(string(f.State), 64), errdefs.ErrInvalidArgument)
 	}
 	if f.Limit <= 0 || f.Limit > MaxList {
 		f.Limit = MaxList
@@ -284,7 +290,7 @@ func (g *Gate) List(ctx context.Context, f Filter) ([]Request, error) {
 	}
 	out := make([]Request, len(rows))
 	for i, row := range rows {
-		out[i] = request(row)
+		out[i] = requestFromRow(row)
 	}
 	return out, nil
 }

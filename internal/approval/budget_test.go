@@ -29,7 +29,7 @@ func TestWindowsAreDaysISOWeeksAndMonthsInUTC(t *testing.T) {
 		{"2028-02-29T12:00:00Z", Monthly, "2028-02-01T00:00:00Z", "2028-03-01T00:00:00Z"},
 		{"2026-12-31T23:59:59Z", Monthly, "2026-12-01T00:00:00Z", "2027-01-01T00:00:00Z"},
 	} {
-		start, until := window(c.period, at(c.now))
+		start, until := budgetPeriod(c.period, at(c.now))
 		if !start.Equal(at(c.start)) || !until.Equal(at(c.until)) {
 			t.Errorf("%s %s: %s to %s", c.period, c.now, start, until)
 		}
@@ -92,7 +92,8 @@ func TestABudgetCountsANumberOfTheInputExactly(t *testing.T) {
 			t.Fatalf("%+v", d)
 		}
 	}
-	if d := spend("d", 0.000001); d.Outcome != OutcomeDenied || !strings.Contains(d.Message, "0.3 of 0.3, and this call counts 0.000001") {
+	if d := spend("d", 0.000001); d.Outcome != OutcomeDenied || !strings.Contains(d.Message,
+		"0.3 of 0.3, and this call counts 0.000001") {
 		t.Fatalf("%+v", d)
 	}
 	if d := spend("e", 0.0); d.Outcome != OutcomeApproved {

@@ -15,30 +15,29 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// Reason is a question that something else than a rule of this package raised:
-// a policy whose verdict is "ask", or a call that wants more trust than its
-// caller has.
+// Reason is a reason to ask that does not come from a rule of this package: a policy with verdict
+// "ask", or a call that needs more trust than its caller has.
 type Reason struct {
 	Kind    Kind
 	Rule    string
 	Message string
 }
 
-// Ask is a call that wants to run.
+// Ask is a call to decide.
 type Ask struct {
 	Call                           string // its id
 	Caller, Session, Profile, Tool string
 	Trust                          int
 	Via                            string
-	// Input returns what approvers see, with secrets redacted: a JSON object. It is called if
-	// somebody has to be asked. Args is the call's real input, for conditions; it is kept nowhere.
+	// Input returns what approvers see: a JSON object with secrets redacted. It is called only if
+	// approval is needed. Args is the call's real input, for conditions; it is not stored.
 	Input func() json.RawMessage
 	Args  map[string]any
-	// Key is the idempotency key, or "", and Hash the call's fingerprint.
+	// Key is the idempotency key, or "". Hash is the call's fingerprint.
 	Key, Hash string
 	Rules     *Rules
-	// Reasons are asked beside what the rules ask. No rule of action approve
-	// answers them.
+	// Reasons need approval in addition to the rules. A rule with action approve does not cover
+	// them.
 	Reasons []Reason
 }
 
@@ -46,7 +45,7 @@ func (a Ask) facts() CallFacts {
 	return CallFacts{Caller: a.Caller, Session: a.Session, Profile: a.Profile, Tool: a.Tool, Trust: a.Trust, Via: a.Via}
 }
 
-// Outcome of a decision. The words are those of State and of Event.
+// Outcome is the result of a decision. The words match those of State and Event.
 type Outcome string
 
 // The outcomes.
@@ -56,47 +55,43 @@ const (
 	OutcomeAsked    Outcome = "asked" // wait for the answer to Request
 )
 
-// Decision on a call.
+// Decision is the decision on a call.
 type Decision struct {
 	Outcome Outcome
-	// Rule names what decided; "" if there was nothing to decide. Message says
-	// why, for a refusal and a question.
+	// Rule names what decided, or is "" if nothing applied. Message gives the reason for a refusal
+	// or an approval request.
 	Rule, Message string
-	// Request is what was asked, now or before.
+	// Request is the approval request, new or existing.
 	Request *Request
-	// Granted is the id of the request whose answer for the session decided,
-	// By who gave it.
+	// Granted is the id of the request whose session-wide answer decided. By is its approver.
 	Granted, By string
-	// Reservation is what was taken of a budget: give it to Refund if the call
-	// never runs. "" if nothing was.
+	// Reservation identifies a budget charge, or is "". Pass it to Refund if the call never runs.
 	Reservation string
 	// RetryAfter is set if the same call can be approved later.
 	RetryAfter time.Duration
 }
 
-// question is one of the questions of a request, as it is kept.
+// question is one reason of a request, as it is stored.
 type question struct {
 	Kind    Kind   `json:"kind"`
 	Rule    string `json:"rule"`
 	Message string `json:"message,omitempty"`
 }
 
-// kept is what of a request is nobody's to see.
-type kept struct {
-	// WaitMS is how long it waits for an answer, at first and when it is
-	// handed on.
+// storedDetails holds the details of a request that are not shown.
+type storedDetails struct {
+	// WaitMS is how long the request waits for an answer, at first and after each escalation.
 	WaitMS int64      `json:"wait_ms"`
 	Asked  []question `json:"asked"`
 }
 
-// Decide says whether a call may run, and asks if somebody has to be asked. In
-// order: a rule that denies; an earlier request of the same caller, key and
-// hash; a budget; answers that were given for the session; a new request.
+// Decide decides whether a call may run, and creates an approval request if one is needed. It
+// checks in order: a rule that denies; an earlier request with the same caller, key and hash;
+// budgets; session grants. If all leave something open, it creates a request.
 //
-// An approved call with a Request must pass Use before it runs. Errors are of
-// class InvalidArgument for a key that was used for another call, of
-// FailedPrecondition for a request that was used already, and of
-// ResourceExhausted when too many questions wait.
+// An approved call with a Request must pass Use before it runs. Errors are of class InvalidArgument
+// if the key was used for a different call, FailedPrecondition if the request was already used, and
+// ResourceExhausted if too many requests are pending.
 func (g *Gate) Decide(ctx context.Context, a Ask) (Decision, error) {
 	rule, found := a.Rules.find(ctx, a.Tool, a.Args, a.facts())
 	if found && rule.Action == Deny {
@@ -106,7 +101,7 @@ func (g *Gate) Decide(ctx context.Context, a Ask) (Decision, error) {
 		row, err := g.store.ApprovalByKey(ctx, a.Caller, a.Key)
 		switch {
 		case err == nil:
-			return g.again(ctx, a, row)
+			return g.resume(ctx, a, row)
 		case !errdefs.IsNotFound(err):
 			return Decision{}, err
 		}
@@ -128,7 +123,7 @@ func (g *Gate) Decide(ctx context.Context, a Ask) (Decision, error) {
 		if rule.ExpiresMS > 0 {
 			expiry = time.Duration(rule.ExpiresMS) * time.Millisecond
 		}
-		q, denied, err := g.apply(ctx, id.String(), &rule, a, &d)
+		q, denied, err := g.applyRule(ctx, id.String(), &rule, a, &d)
 		if err != nil || denied {
 			return d, err
 		}
@@ -139,10 +134,10 @@ func (g *Gate) Decide(ctx context.Context, a Ask) (Decision, error) {
 	undo := d.Reservation
 	defer func() {
 		if undo != "" {
-			g.giveBack(ctx, undo)
+			g.refundDetached(ctx, undo)
 		}
 	}()
-	open, denied, err := g.granted(ctx, a, questions, &d)
+	open, denied, err := g.applyGrants(ctx, a, questions, &d)
 	if err != nil || denied {
 		return d, err
 	}
@@ -151,25 +146,25 @@ func (g *Gate) Decide(ctx context.Context, a Ask) (Decision, error) {
 		d.Outcome = OutcomeApproved
 		return d, nil
 	}
-	row, fresh, err := g.ask(ctx, id.String(), a, open, expiry)
+	row, fresh, err := g.createRequest(ctx, id.String(), a, open, expiry)
 	if err != nil {
 		return Decision{}, err
 	}
-	if !fresh { // the same call came twice at once
-		return g.again(ctx, a, row)
+	if !fresh { // a concurrent duplicate of the call came first
+		return g.resume(ctx, a, row)
 	}
 	undo = ""
-	r := request(row)
+	r := requestFromRow(row)
 	d.Outcome, d.Rule, d.Message, d.Request = OutcomeAsked, r.Rule, r.Reason, &r
 	return d, nil
 }
 
-// apply does what a rule that does not deny says: it gives a question, or
-// takes of a budget.
-func (g *Gate) apply(ctx context.Context, id string, rule *compiled, a Ask, d *Decision) (*question, bool, error) {
+// applyRule applies a rule that does not deny: it returns a question or charges a budget.
+func (g *Gate) applyRule(ctx context.Context, id string, rule *compiled, a Ask, d *Decision) (*question, bool, error) {
 	switch rule.Action {
 	case Prompt:
-		return &question{Kind: KindCall, Rule: rule.ID, Message: orElse(rule.Message, "rule "+rule.ID+" asks for an approval")}, false, nil
+		return &question{Kind: KindCall, Rule: rule.ID, Message: orElse(rule.Message,
+			"rule "+rule.ID+" asks for an approval")}, false, nil
 	case Budget:
 		s, err := g.spend(ctx, id, rule, a)
 		switch {
@@ -187,14 +182,15 @@ func (g *Gate) apply(ctx context.Context, id string, rule *compiled, a Ask, d *D
 	return nil, false, nil
 }
 
-// granted leaves the questions that were not answered for the session.
-func (g *Gate) granted(ctx context.Context, a Ask, all []question, d *Decision) (open []question, denied bool, err error) {
+// applyGrants returns the questions that no session grant answers.
+func (g *Gate) applyGrants(ctx context.Context, a Ask, all []question, d *Decision) (open []question, denied bool,
+	err error) {
 	if a.Session == "" {
 		return all, false, nil
 	}
 	since := g.now().Add(-g.opts.Grant)
 	for _, q := range all {
-		grant, ok, err := g.store.Grant(ctx, a.Caller, a.Session, a.Tool, scoped(a.Profile, q.Rule), a.Trust, since)
+		grant, ok, err := g.store.Grant(ctx, a.Caller, a.Session, a.Tool, scopedRuleID(a.Profile, q.Rule), a.Trust, since)
 		switch {
 		case err != nil:
 			return nil, false, err
@@ -211,16 +207,19 @@ func (g *Gate) granted(ctx context.Context, a Ask, all []question, d *Decision) 
 	return open, false, nil
 }
 
-// ask makes a request. fresh is false if another of the same key came first.
-func (g *Gate) ask(ctx context.Context, id string, a Ask, questions []question, expiry time.Duration) (row store.Approval, fresh bool, err error) {
-	private, err := json.Marshal(kept{WaitMS: expiry.Milliseconds(), Asked: questions})
+// createRequest creates a request. fresh is false if one with the same key exists.
+func (g *Gate) createRequest(ctx context.Context, id string, a Ask, questions []question,
+	expiry time.Duration) (row store.Approval, fresh bool, err error) {
+	private, err := json.Marshal(storedDetails{WaitMS: expiry.Milliseconds(), Asked: questions})
 	if err != nil {
 		return store.Approval{}, false, err
 	}
 	now := g.now().UTC()
 	row = store.Approval{
-		ID: id, Kind: string(KindCall), State: string(Pending), Call: a.Call, Caller: a.Caller, Session: a.Session, Profile: a.Profile, Tool: a.Tool,
-		Trust: a.Trust, Input: shorten(a.Input()), Questions: string(private), Key: a.Key, Hash: a.Hash, Created: now, Expires: now.Add(expiry),
+		ID: id, Kind: string(KindCall), State: string(Pending), Call: a.Call, Caller: a.Caller, Session: a.Session,
+		Profile: a.Profile, Tool: a.Tool,
+		Trust: a.Trust, Input: shorten(a.Input()), Questions: string(private), Key: a.Key, Hash: a.Hash, Created: now,
+		Expires: now.Add(expiry),
 	}
 	var rules, reasons []string
 	for _, q := range questions {
@@ -232,12 +231,12 @@ func (g *Gate) ask(ctx context.Context, id string, a Ask, questions []question, 
 			reasons = append(reasons, q.Message)
 		}
 	}
-	row.Rule, row.Reason = strings.Join(rules, ", "), bounded(strings.Join(reasons, "; "), 2*maxText)
+	row.Rule, row.Reason = strings.Join(rules, ", "), truncate(strings.Join(reasons, "; "), 2*maxText)
 	e, err := load(row)
 	if err != nil {
 		return store.Approval{}, false, err
 	}
-	if err := g.admit(e); err != nil {
+	if err := g.reservePending(e); err != nil {
 		return store.Approval{}, false, err
 	}
 	row, fresh, err = g.store.InsertApproval(ctx, row)
@@ -248,49 +247,52 @@ func (g *Gate) ask(ctx context.Context, id string, a Ask, questions []question, 
 		return row, false, err
 	}
 	e.ready = true
-	if g.pending[id] == e { // nobody was so fast as to answer it
+	if g.pending[id] == e { // not answered yet
 		g.publish("asked", e.request)
 	}
 	return row, true, nil
 }
 
-// admit takes a place among the pending.
-func (g *Gate) admit(e *entry) error {
+// reservePending adds e to the pending requests, within their limits.
+func (g *Gate) reservePending(e *pendingRequest) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if n := len(g.pending); n >= g.opts.MaxPending {
-		return usererror.Errorf(errdefs.ErrResourceExhausted, "%d questions wait for an answer, which is the most allowed (approvals.max_pending): answer some, or let them expire", n)
+		return usererror.Errorf(errdefs.ErrResourceExhausted,
+			"too many pending approval requests: %d (approvals.max_pending): answer some, or let them expire", n)
 	}
 	caller := e.request.Caller
 	if n := g.callers[caller]; n >= g.opts.MaxPendingPerCaller && (caller != g.opts.Free || caller == "") {
 		return usererror.Errorf(errdefs.ErrResourceExhausted,
-			"%d questions of %s wait for an answer, which is the most allowed for one caller (callers.max_pending): have some answered, or let them expire", n, caller)
+			"too many pending approval requests: %d of caller %s (callers.max_pending): have some answered, or let them expire", n, caller)
 	}
 	g.add(e)
 	return nil
 }
 
-// again decides for a call that was asked about before.
-func (g *Gate) again(ctx context.Context, a Ask, row store.Approval) (Decision, error) {
+// resume decides a call that already has a request.
+func (g *Gate) resume(ctx context.Context, a Ask, row store.Approval) (Decision, error) {
 	if row.Hash != a.Hash {
-		return Decision{}, usererror.Errorf(errdefs.ErrInvalidArgument, "Idempotency-Key %q was used for another call: use a new key", a.Key)
+		return Decision{}, usererror.Errorf(errdefs.ErrInvalidArgument,
+			"Idempotency-Key %q was used for another call: use a new key", a.Key)
 	}
 	if State(row.State) == Pending && !row.Expires.After(g.now()) {
-		r, err := g.end(ctx, row.ID, Expired)
+		r, err := g.finish(ctx, row.ID, Expired)
 		if err != nil {
 			return Decision{}, err
 		}
-		return answered(r)
+		return decisionOf(r)
 	}
-	return answered(request(row))
+	return decisionOf(requestFromRow(row))
 }
 
-// answered is the decision that a request stands for.
-func answered(r Request) (Decision, error) {
+// decisionOf returns the decision that a request stands for.
+func decisionOf(r Request) (Decision, error) {
 	d := Decision{Rule: r.Rule, Message: r.Reason, Request: &r, By: r.By, Outcome: OutcomeDenied}
 	switch {
 	case r.Used:
-		return Decision{}, usererror.Errorf(errdefs.ErrFailedPrecondition, "approval %s was used already by call %s, and is good for one: ask again with a new key", r.ID, r.Call)
+		return Decision{}, usererror.Errorf(errdefs.ErrFailedPrecondition,
+			"approval %s was already used by call %s: it allows one call: ask again with a new key", r.ID, r.Call)
 	case r.State == Approved:
 		d.Outcome, d.Message, d.Reservation = OutcomeApproved, r.Note, r.ID
 	case r.State == Pending:
@@ -301,23 +303,23 @@ func answered(r Request) (Decision, error) {
 	return d, nil
 }
 
-// Refusal says why a request that was not approved is none.
+// Refusal returns why a request was not approved, or "".
 func Refusal(r Request) string {
 	switch r.State {
 	case Denied:
-		return bounded(strings.TrimSpace(fmt.Sprintf("denied by %s. %s", r.By, r.Note)), maxText)
+		return truncate(strings.TrimSpace(fmt.Sprintf("denied by %s. %s", r.By, r.Note)), maxText)
 	case Expired:
-		return "nobody answered until " + r.Expires.Format(time.RFC3339)
+		return "no answer until " + r.Expires.Format(time.RFC3339)
 	case Cancelled:
-		return "the question was given up by its caller"
+		return "the request was abandoned by its caller"
 	}
 	return ""
 }
 
 func denial(r Rule) string { return orElse(r.Message, "rule "+r.ID+" denies it") }
 
-// Refund gives back what a decision took of a budget, for a call that never
-// ran. Done twice, it does nothing.
+// Refund returns a decision's charge to its budget, for a call that never ran. Repeated calls do
+// nothing.
 func (g *Gate) Refund(ctx context.Context, reservation string) error {
 	if reservation == "" {
 		return nil
@@ -325,28 +327,31 @@ func (g *Gate) Refund(ctx context.Context, reservation string) error {
 	return g.store.Refund(ctx, reservation)
 }
 
-// giveBack undoes a reservation, whatever became of ctx.
-func (g *Gate) giveBack(ctx context.Context, id string) {
+// refundDetached refunds a reservation even if ctx has ended.
+func (g *Gate) refundDetached(ctx context.Context, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	if err := g.store.Refund(ctx, id); err != nil {
-		g.log.Error("cannot give back a budget", "reservation", id, "error", err)
+		g.log.Error("failed to refund a budget", "reservation", id, "error", err)
 	}
 }
 
-// request is a row as it is shown.
-func request(a store.Approval) Request {
+// requestFromRow returns a stored row as a Request.
+func requestFromRow(a store.Approval) Request {
 	return Request{
-		ID: a.ID, Kind: Kind(a.Kind), State: State(a.State), Call: a.Call, Caller: a.Caller, Session: a.Session, Profile: a.Profile, Tool: a.Tool,
-		Trust: a.Trust, Input: raw(a.Input), Rule: a.Rule, Reason: a.Reason, Key: a.Key, Hash: a.Hash, Created: a.Created, Expires: a.Expires,
-		Decided: a.Decided, By: a.By, Scope: Scope(a.Scope), Note: a.Note, Modified: raw(a.Modified), Escalated: a.Escalated, Used: !a.Used.IsZero(),
+		ID: a.ID, Kind: Kind(a.Kind), State: State(a.State), Call: a.Call, Caller: a.Caller, Session: a.Session,
+		Profile: a.Profile, Tool: a.Tool,
+		Trust: a.Trust, Input: raw(a.Input), Rule: a.Rule, Reason: a.Reason, Key: a.Key, Hash: a.Hash, Created: a.Created,
+		Expires: a.Expires,
+		Decided: a.Decided, By: a.By, Scope: Scope(a.Scope), Note: a.Note, Modified: raw(a.Modified),
+		Escalated: a.Escalated, Used: !a.Used.IsZero(),
 	}
 }
 
-func load(a store.Approval) (*entry, error) {
-	e := &entry{request: request(a), done: make(chan struct{})}
-	if err := json.Unmarshal([]byte(a.Questions), &e.kept); err != nil {
-		return nil, fmt.Errorf("read the questions of approval %s: %w", a.ID, errors.Join(err, errdefs.ErrDataLoss))
+func load(a store.Approval) (*pendingRequest, error) {
+	e := &pendingRequest{request: requestFromRow(a), done: make(chan struct{})}
+	if err := json.Unmarshal([]byte(a.Questions), &e.storedDetails); err != nil {
+		return nil, fmt.Errorf("decode the reasons of approval %s: %w", a.ID, errors.Join(err, errdefs.ErrDataLoss))
 	}
 	return e, nil
 }

@@ -1,6 +1,6 @@
-// Package approval decides whether a call needs somebody's consent, and waits
-// for it: rules with conditions, budgets over days, weeks and months, rate
-// limits, and questions that survive a restart of the service.
+// Package approval decides whether a call needs approval, and waits for it. It implements rules
+// with conditions, budgets per day, week and month, rate limits, and approval requests that survive
+// a restart of the service.
 //
-// It never runs a call and knows no transport: listeners subscribe.
+// The package runs no calls and implements no transport: listeners subscribe to events.
 package approval

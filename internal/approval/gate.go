@@ -21,91 +21,88 @@ const (
 	DefaultMaxPending          = 10_000
 	DefaultMaxPendingPerCaller = 100
 	DefaultExpiry              = 10 * time.Minute
-	// DefaultKeep is how long decided requests can be looked at.
+	// DefaultKeep is how long decided requests are kept.
 	DefaultKeep = 7 * 24 * time.Hour
-	// DefaultGrant is how long an answer for a session is good.
+	// DefaultGrant is how long an answer for a session is valid.
 	DefaultGrant = 24 * time.Hour
 
-	// MaxList bounds a list.
+	// MaxList limits the length of a list.
 	MaxList = 1000
 
 	forgetEvery = 10 * time.Minute
-	retryEvery  = 5 * time.Second // after the store failed
+	retryEvery  = 5 * time.Second // after a store failure
 )
 
-// Check says whether an approver's input can replace the one of the call. Its
-// error is what the approver is told.
+// Check validates an approver's replacement for the input of a call. Its error is returned to the
+// approver.
 type Check func(ctx context.Context, r Request, input json.RawMessage) error
 
-// Options of a gate. Store is needed; the rest has defaults.
+// Options configures a gate. Store is required; all other fields have defaults.
 type Options struct {
 	Store *store.Store
 	Log   *slog.Logger
-	// Now is the time of day; time.Now unless set.
+	// Now returns the current time (default: time.Now).
 	Now func() time.Time
-	// MaxPending bounds the questions that wait at once, MaxPendingPerCaller
-	// those of one caller.
+	// MaxPending limits the pending requests, and MaxPendingPerCaller those of one caller.
 	MaxPending, MaxPendingPerCaller int
-	// Free is a caller who has no bound of their own; "" is nobody.
+	// Free is a caller without a per-caller limit, or "".
 	Free string
-	// Expiry is how long a question waits whose rule says nothing.
+	// Expiry is how long a request waits if its rule does not say.
 	Expiry time.Duration
-	// Keep is how long decided requests are kept, Grant how long an answer for
-	// a session is good.
+	// Keep is how long decided requests are kept. Grant is how long an answer for a session is
+	// valid.
 	Keep, Grant time.Duration
-	// Check looks at the input of answers that modify it; without one, any JSON
-	// object will do.
+	// Check validates the input of answers that modify it. If nil, any JSON object is accepted.
 	Check Check
-	// Webhook is told of every event, if it has an address.
+	// Webhook receives every event if it has a URL.
 	Webhook Webhook
 }
 
-// Gate asks, and remembers what was asked. All its methods may be called
-// concurrently; Run must be running for questions to expire by themselves.
+// Gate creates and tracks approval requests. All methods may be called concurrently. Requests
+// expire on time only while Run runs.
 //
-// What it answers stands in the store first: the death of the process loses no
-// question, no answer and no budget.
+// Every result is stored before it is returned: a crash of the process loses no request, answer or
+// budget charge.
 type Gate struct {
 	opts    Options
 	store   *store.Store
 	log     *slog.Logger
 	now     func() time.Time
-	hook    *hook
+	hook    *webhookSender
 	stopped chan struct{} // closed when Run ends
 	wake    chan struct{} // the next expiry may have changed
 
 	mu        sync.Mutex
-	pending   map[string]*entry
+	pending   map[string]*pendingRequest
 	queue     expiries
 	callers   map[string]int
 	listeners map[*listener]struct{}
 }
 
-// entry is a pending request. ready is false until the store has it: nobody is
-// told before.
-type entry struct {
+// pendingRequest is a pending request. ready is false until it is stored; listeners do not see it
+// before.
+type pendingRequest struct {
 	request Request
-	kept
+	storedDetails
 	ready bool
-	index int           // in the queue
+	index int           // index in the queue
 	done  chan struct{} // closed when it is decided
 }
 
-// New makes a gate over what the store knows. Questions whose time is over
-// expire at once.
+// New returns a gate with the requests in the store. Overdue requests expire at once.
 func New(ctx context.Context, o Options) (*Gate, error) {
 	if o.Store == nil {
-		return nil, fmt.Errorf("an approval gate needs a store: %w", errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("approval: Store is required: %w", errdefs.ErrInvalidArgument)
 	}
 	o.defaults()
-	h, err := newHook(o.Webhook, o.Log)
+	h, err := newWebhookSender(o.Webhook, o.Log)
 	if err != nil {
 		return nil, err
 	}
 	g := &Gate{
 		opts: o, store: o.Store, log: o.Log, now: o.Now, hook: h,
 		stopped: make(chan struct{}), wake: make(chan struct{}, 1),
-		pending: map[string]*entry{}, callers: map[string]int{}, listeners: map[*listener]struct{}{},
+		pending: map[string]*pendingRequest{}, callers: map[string]int{}, listeners: map[*listener]struct{}{},
 	}
 	rows, err := o.Store.Approvals(ctx, store.ApprovalFilter{State: string(Pending)})
 	if err != nil {
@@ -150,19 +147,19 @@ func (o *Options) defaults() {
 	}
 }
 
-// Run lets questions expire, forgets what is old and tells the webhook, until
-// ctx ends. Then waits and subscriptions end with an error of class
-// Unavailable; the questions stay. It may be called once.
+// Run expires requests, deletes old ones and delivers webhook events until ctx ends. Waits and
+// subscriptions then end with an error of class Unavailable, and requests stay pending. Run may be
+// called once.
 func (g *Gate) Run(ctx context.Context) error {
 	defer close(g.stopped)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return g.timer(ctx) })
+	group.Go(func() error { return g.awaitExpiry(ctx) })
 	group.Go(func() error { return g.hook.run(ctx) })
 	return group.Wait()
 }
 
-// timer sleeps until the next question expires.
-func (g *Gate) timer(ctx context.Context) error {
+// awaitExpiry sleeps until the next request expires.
+func (g *Gate) awaitExpiry(ctx context.Context) error {
 	t := time.NewTimer(0)
 	defer t.Stop()
 	var forgot time.Time
@@ -176,7 +173,7 @@ func (g *Gate) timer(ctx context.Context) error {
 		wait := g.untilNext()
 		if wait <= 0 {
 			if err := g.expire(ctx); err != nil && ctx.Err() == nil {
-				g.log.Error("cannot let approvals expire", "error", err)
+				g.log.Error("failed to expire approvals; will retry", "error", err)
 				wait = retryEvery
 			} else {
 				wait = g.untilNext()
@@ -185,7 +182,7 @@ func (g *Gate) timer(ctx context.Context) error {
 		if now := g.now(); now.Sub(forgot) >= forgetEvery {
 			forgot = now
 			if err := g.forget(ctx, now); err != nil && ctx.Err() == nil {
-				g.log.Error("cannot forget old approvals", "error", err)
+				g.log.Error("failed to delete old approvals; will retry", "error", err)
 			}
 		}
 		t.Reset(max(min(wait, forgetEvery), 0))
@@ -201,12 +198,12 @@ func (g *Gate) untilNext() time.Duration {
 	return g.queue[0].request.Expires.Sub(g.now())
 }
 
-// expire ends the questions whose time is over.
+// expire ends the overdue requests.
 func (g *Gate) expire(ctx context.Context) error {
 	for {
 		g.mu.Lock()
-		var due *entry
-		// One that the store has not got yet is the business of its Decide.
+		var due *pendingRequest
+		// A request that is not stored yet is handled by its Decide.
 		if len(g.queue) > 0 && g.queue[0].ready && !g.queue[0].request.Expires.After(g.now()) {
 			due = g.queue[0]
 		}
@@ -214,7 +211,7 @@ func (g *Gate) expire(ctx context.Context) error {
 		if due == nil {
 			return nil
 		}
-		if _, err := g.end(ctx, due.request.ID, Expired); err != nil {
+		if _, err := g.finish(ctx, due.request.ID, Expired); err != nil {
 			return err
 		}
 	}
@@ -227,8 +224,8 @@ func (g *Gate) forget(ctx context.Context, now time.Time) error {
 	)
 }
 
-// add takes an entry into the memory. g.mu is held, or nobody knows g yet.
-func (g *Gate) add(e *entry) {
+// add adds a pending request. The caller holds g.mu, or g is not shared yet.
+func (g *Gate) add(e *pendingRequest) {
 	g.pending[e.request.ID] = e
 	g.callers[e.request.Caller]++
 	heap.Push(&g.queue, e)
@@ -240,8 +237,8 @@ func (g *Gate) add(e *entry) {
 	}
 }
 
-// remove is idempotent. g.mu is held.
-func (g *Gate) remove(e *entry) {
+// remove is idempotent. The caller holds g.mu.
+func (g *Gate) remove(e *pendingRequest) {
 	if g.pending[e.request.ID] != e {
 		return
 	}
@@ -253,8 +250,8 @@ func (g *Gate) remove(e *entry) {
 	close(e.done)
 }
 
-// expiries is a heap of entries, the next to expire first.
-type expiries []*entry
+// expiries is a heap of requests by expiry, earliest first.
+type expiries []*pendingRequest
 
 func (q expiries) Len() int           { return len(q) }
 func (q expiries) Less(i, j int) bool { return q[i].request.Expires.Before(q[j].request.Expires) }
@@ -263,14 +260,14 @@ func (q expiries) Swap(i, j int) {
 	q[i].index, q[j].index = i, j
 }
 
-// Push is for package heap.
+// Push implements heap.Interface.
 func (q *expiries) Push(x any) {
-	e := x.(*entry)
+	e := x.(*pendingRequest)
 	e.index = len(*q)
 	*q = append(*q, e)
 }
 
-// Pop is for package heap.
+// Pop implements heap.Interface.
 func (q *expiries) Pop() any {
 	old := *q
 	e := old[len(old)-1]

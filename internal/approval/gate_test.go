@@ -58,10 +58,12 @@ func TestAQuestionIsAskedOnceForTheSameKeyAndCall(t *testing.T) {
 	if err := w.Use(t.Context(), first.Request.ID); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Use(t.Context(), first.Request.ID); !errors.Is(err, errdefs.ErrFailedPrecondition) || !strings.Contains(err.Error(), "used at") {
+	if err := w.Use(t.Context(), first.Request.ID); !errors.Is(err,
+		errdefs.ErrFailedPrecondition) || !strings.Contains(err.Error(), "used at") {
 		t.Fatal(err)
 	}
-	if _, err := w.Decide(t.Context(), a); !errors.Is(err, errdefs.ErrFailedPrecondition) || !strings.Contains(err.Error(), "used already") {
+	if _, err := w.Decide(t.Context(), a); !errors.Is(err,
+		errdefs.ErrFailedPrecondition) || !strings.Contains(err.Error(), "already used") {
 		t.Fatal(err)
 	}
 }
@@ -77,7 +79,8 @@ func TestAnAnswerIsFinal(t *testing.T) {
 	for _, c := range []struct {
 		by string
 		a  Answer
-	}{{"bob", Answer{Action: AnswerApprove}}, {"eve", Answer{Action: AnswerDeny, Note: "no"}}, {"bob", Answer{Action: AnswerEscalate, To: "x"}}} {
+	}{{"bob", Answer{Action: AnswerApprove}}, {"eve", Answer{Action: AnswerDeny, Note: "no"}}, {"bob",
+		Answer{Action: AnswerEscalate, To: "x"}}} {
 		_, err := w.Answer(t.Context(), d.Request.ID, c.by, c.a)
 		if !errors.Is(err, errdefs.ErrConflict) || !strings.Contains(err.Error(), "denied by bob at 2026-07-15T12:00:00Z") {
 			t.Errorf("%+v: %v", c, err)
@@ -121,11 +124,13 @@ func TestBadAnswersNameTheField(t *testing.T) {
 		{"bob", Answer{Action: AnswerDeny, To: "x"}, "to:"},
 		{"bob", Answer{Action: AnswerDeny, Note: strings.Repeat("a", 5000)}, "note:"},
 	} {
-		if _, err := w.Answer(t.Context(), d.Request.ID, c.by, c.a); !errors.Is(err, errdefs.ErrInvalidArgument) || !strings.Contains(err.Error(), c.want) {
+		if _, err := w.Answer(t.Context(), d.Request.ID, c.by, c.a); !errors.Is(err,
+			errdefs.ErrInvalidArgument) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c.a, err)
 		}
 	}
-	if _, err := w.Answer(t.Context(), "nope", "bob", Answer{Action: AnswerApprove}); !errors.Is(err, errdefs.ErrNotFound) {
+	if _, err := w.Answer(t.Context(), "nope", "bob", Answer{Action: AnswerApprove}); !errors.Is(err,
+		errdefs.ErrNotFound) {
 		t.Error(err)
 	}
 	if _, err := w.List(t.Context(), Filter{State: "nope"}); !errors.Is(err, errdefs.ErrInvalidArgument) {
@@ -146,7 +151,8 @@ func TestAnAnswerForTheSessionAnswersItsLaterCalls(t *testing.T) {
 			w.answer(t, d.Request.ID, "bob", Answer{Action: action, Scope: ScopeSession})
 			w.restart(t)
 			later := w.decide(t, call("b", r))
-			if want := map[string]Outcome{AnswerApprove: OutcomeApproved, AnswerDeny: OutcomeDenied}[action]; later.Outcome != want || later.Granted != d.Request.ID || later.By != "bob" {
+			if want := map[string]Outcome{AnswerApprove: OutcomeApproved,
+				AnswerDeny: OutcomeDenied}[action]; later.Outcome != want || later.Granted != d.Request.ID || later.By != "bob" {
 				t.Fatalf("%+v", later)
 			}
 			for name, change := range map[string]func(*Ask){
@@ -235,7 +241,8 @@ func TestEveryQuestionOfACallMustBeAnswered(t *testing.T) {
 	a := call("a", prompts(t))
 	a.Reasons = []Reason{{Kind: KindTrust, Rule: "trust", Message: "needs trust 3"}, {Rule: "push", Message: "git push"}}
 	d := w.want(t, a, OutcomeAsked)
-	if d.Request.Kind != KindTrust || d.Request.Rule != "trust, push, ask" || !strings.Contains(d.Request.Reason, "needs trust 3; git push; ") {
+	if d.Request.Kind != KindTrust || d.Request.Rule != "trust, push, ask" || !strings.Contains(d.Request.Reason,
+		"needs trust 3; git push; ") {
 		t.Fatalf("%+v", d.Request)
 	}
 	w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerApprove, Scope: ScopeSession})
@@ -295,7 +302,8 @@ func TestAWaitEndsWithTheAnswer(t *testing.T) {
 	if err := w.Abandon(t.Context(), d.Request.ID); err != nil {
 		t.Fatal("a second time:", err)
 	}
-	if _, err := w.Answer(t.Context(), d.Request.ID, "bob", Answer{Action: AnswerApprove}); !errors.Is(err, errdefs.ErrConflict) {
+	if _, err := w.Answer(t.Context(), d.Request.ID, "bob", Answer{Action: AnswerApprove}); !errors.Is(err,
+		errdefs.ErrConflict) {
 		t.Fatal(err)
 	}
 	if _, err := w.Wait(t.Context(), "nope"); !errors.Is(err, errdefs.ErrNotFound) {
@@ -338,7 +346,8 @@ func TestTooManyQuestionsAreRefused(t *testing.T) {
 	for i := range 2 {
 		last = w.want(t, call(key(i), r), OutcomeAsked)
 	}
-	if _, err := w.Decide(t.Context(), call("x", r)); !errors.Is(err, errdefs.ErrResourceExhausted) || !strings.Contains(err.Error(), "2 questions of ann") {
+	if _, err := w.Decide(t.Context(), call("x", r)); !errors.Is(err,
+		errdefs.ErrResourceExhausted) || !strings.Contains(err.Error(), "2 of caller ann") {
 		t.Fatal(err)
 	}
 	w.want(t, call(key(1), r), OutcomeAsked) // one that was asked is found
@@ -346,7 +355,8 @@ func TestTooManyQuestionsAreRefused(t *testing.T) {
 	other.Caller = "bea"
 	w.want(t, other, OutcomeAsked)
 	other.Caller = "cleo"
-	if _, err := w.Decide(t.Context(), other); !errors.Is(err, errdefs.ErrResourceExhausted) || !strings.Contains(err.Error(), "approvals.max_pending") {
+	if _, err := w.Decide(t.Context(), other); !errors.Is(err,
+		errdefs.ErrResourceExhausted) || !strings.Contains(err.Error(), "approvals.max_pending") {
 		t.Fatal(err)
 	}
 	w.answer(t, last.Request.ID, "bob", Answer{Action: AnswerDeny})
@@ -421,7 +431,8 @@ func TestALongInputIsCutForApproversAndSaysSo(t *testing.T) {
 	a := call("a", prompts(t))
 	a.Input = showing(`{"path":"x","content":"` + strings.Repeat("é", 100_000) + `END"}`)
 	in := string(w.want(t, a, OutcomeAsked).Request.Input)
-	if len(in) > maxInput || !json.Valid([]byte(in)) || !strings.Contains(in, `"path":"x"`) || !strings.Contains(in, "bytes are not shown") || !strings.Contains(in, `END"`) {
+	if len(in) > maxInput || !json.Valid([]byte(in)) || !strings.Contains(in, `"path":"x"`) || !strings.Contains(in,
+		"bytes are not shown") || !strings.Contains(in, `END"`) {
 		t.Fatal(in)
 	}
 	b := call("b", prompts(t))

@@ -9,20 +9,19 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// listenBuffer is how many events a listener may be behind.
+// listenBuffer is how many events a listener may lag behind.
 const listenBuffer = 1024
 
-// listener is one subscription. Its channel is closed when it is too slow.
+// listener is one subscription. Its channel is closed if it is too slow.
 type listener struct {
 	caller string
 	events chan Event
 }
 
-// Subscribe tells sink of events, of one caller or with "" of all, until ctx
-// ends; then it returns nil. First come the questions that wait, as "asked",
-// the oldest first. An error of sink ends it and is returned. A sink that falls
-// over 1024 events behind is ended with an error of class ResourceExhausted,
-// and all with one of class Unavailable when the gate stops.
+// Subscribe calls sink with the events of caller, or of all callers if "", until ctx ends; then it
+// returns nil. First it sends the pending requests as "asked", oldest first. It returns an error of
+// sink. A sink that lags over 1024 events behind gets an error of class ResourceExhausted. When the
+// gate stops, the error is of class Unavailable.
 func (g *Gate) Subscribe(ctx context.Context, caller string, sink func(Event) error) error {
 	l := &listener{caller: caller, events: make(chan Event, listenBuffer)}
 	first := g.listen(l)
@@ -44,10 +43,11 @@ func (g *Gate) Subscribe(ctx context.Context, caller string, sink func(Event) er
 		case <-ctx.Done():
 			return nil
 		case <-g.stopped:
-			return fmt.Errorf("the service stops: %w", errdefs.ErrUnavailable)
+			return fmt.Errorf("the service is stopping: %w", errdefs.ErrUnavailable)
 		case e, ok := <-l.events:
 			if !ok {
-				return fmt.Errorf("the listener is over %d events behind: read faster, or list and listen again: %w", listenBuffer, errdefs.ErrResourceExhausted)
+				return fmt.Errorf("the listener is over %d events behind: read faster, or list and subscribe again: %w",
+					listenBuffer, errdefs.ErrResourceExhausted)
 			}
 			if err := sink(e); err != nil {
 				return err
@@ -56,8 +56,8 @@ func (g *Gate) Subscribe(ctx context.Context, caller string, sink func(Event) er
 	}
 }
 
-// listen adds l and returns what it has missed: no event is lost or told twice
-// between the two.
+// listen adds l and returns the pending requests in one step, so that no event is lost or
+// duplicated.
 func (g *Gate) listen(l *listener) []Request {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -74,7 +74,7 @@ func (g *Gate) listen(l *listener) []Request {
 	return first
 }
 
-// publish tells everybody who listens, and waits for nobody. g.mu is held.
+// publish sends an event to all listeners without blocking. The caller holds g.mu.
 func (g *Gate) publish(kind string, r Request) {
 	e := Event{Type: kind, Request: r}
 	for l := range g.listeners {
@@ -88,5 +88,5 @@ func (g *Gate) publish(kind string, r Request) {
 			close(l.events)
 		}
 	}
-	g.hook.send(e)
+	g.hook.enqueue(e)
 }

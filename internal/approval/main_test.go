@@ -79,7 +79,8 @@ func showing(input string) func() json.RawMessage {
 
 // call is an ask of "ann" with the tool "bash".
 func call(key string, r *Rules) Ask {
-	return Ask{Call: "call-" + key, Caller: "ann", Session: "s1", Profile: "p", Tool: "bash", Trust: 1, Key: key, Hash: "hash-" + key,
+	return Ask{Call: "call-" + key, Caller: "ann", Session: "s1", Profile: "p", Tool: "bash", Trust: 1, Key: key,
+		Hash:  "hash-" + key,
 		Input: showing(`{"command":"ls"}`), Args: map[string]any{"command": "ls"}, Rules: r}
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/expr"
 )
 
-// Bounds of rules.
+// Limits of rules.
 const (
 	maxRules   = 1000
 	maxText    = 4096
@@ -23,28 +23,27 @@ const (
 	micro    = 1e6
 )
 
-// The periods of budgets.
+// The budget periods.
 const (
 	Daily   = "daily"
-	Weekly  = "weekly" // ISO weeks: they begin on Monday
+	Weekly  = "weekly" // ISO weeks: they start on Monday
 	Monthly = "monthly"
 )
 
-// RuleError says what is wrong with a rule. It is of class InvalidArgument.
+// RuleError reports an invalid rule. It is of class InvalidArgument.
 type RuleError struct {
-	// Path is the place, such as "approvals[2].when".
+	// Path is the location, such as "approvals[2].when".
 	Path   string
 	Reason string
 }
 
-// Error begins with the place.
+// Error implements error.
 func (e *RuleError) Error() string { return e.Path + ": " + e.Reason }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *RuleError) Unwrap() error { return errdefs.ErrInvalidArgument }
 
-// CallFacts are what rules may know of a call beside its input: "call" in
-// conditions.
+// CallFacts is what conditions can read about a call beside its input, as "call".
 type CallFacts struct {
 	Caller  string
 	Session string
@@ -55,11 +54,12 @@ type CallFacts struct {
 }
 
 func (c CallFacts) vars() map[string]any {
-	return map[string]any{"caller": c.Caller, "session": c.Session, "profile": c.Profile, "tool": c.Tool, "trust": int64(c.Trust), "via": c.Via}
+	return map[string]any{"caller": c.Caller, "session": c.Session, "profile": c.Profile, "tool": c.Tool,
+		"trust": int64(c.Trust), "via": c.Via}
 }
 
-// Rules are the compiled rules of a profile. They never change, and may be
-// used concurrently. A nil Rules has none.
+// Rules is the compiled, immutable set of a profile's rules. It is safe for concurrent use. A nil
+// Rules is empty.
 type Rules struct {
 	rules []compiled
 }
@@ -70,11 +70,11 @@ type compiled struct {
 	limit        int64 // in millionths
 }
 
-// None says that there are no rules.
+// None reports whether there are no rules.
 func (r *Rules) None() bool { return r == nil || len(r.rules) == 0 }
 
-// Compile checks rules and compiles their expressions. A rule without an id
-// is called after its place, "approvals[2]". Errors are *RuleError.
+// Compile checks rules and compiles their expressions. A rule without an id is named by its
+// position, such as "approvals[2]". Errors are of type *RuleError.
 func Compile(rules []Rule) (*Rules, error) {
 	if len(rules) > maxRules {
 		return nil, &RuleError{"approvals", fmt.Sprintf("has %d rules: at most %d", len(rules), maxRules)}
@@ -87,7 +87,8 @@ func Compile(rules []Rule) (*Rules, error) {
 			return nil, err
 		}
 		if first, twice := ids[c.ID]; twice {
-			return nil, &RuleError{fmt.Sprintf("approvals[%d].id", i), fmt.Sprintf("%q is the id of approvals[%d] as well", c.ID, first)}
+			return nil, &RuleError{fmt.Sprintf("approvals[%d].id", i), fmt.Sprintf("%q is the id of approvals[%d] as well",
+				c.ID, first)}
 		}
 		ids[c.ID] = i
 		r.rules[i] = c
@@ -107,19 +108,19 @@ func compile(at string, r Rule) (compiled, error) {
 	case len(r.ID) > 200 || strings.ContainsAny(r.ID, "\n\x00"):
 		return fail("id", "must be one line of at most 200 bytes")
 	case r.Tool == "":
-		return fail("tool", "is empty: give a tool's name, or * for all")
+		return fail("tool", "must be a tool's name, or * for all")
 	case len(r.Message) > maxText:
-		return fail("message", "is %d bytes long: at most %d", len(r.Message), maxText)
+		return fail("message", "is %d bytes long: the limit is %d", len(r.Message), maxText)
 	case r.ExpiresMS < 0 || r.ExpiresMS > maxExpires:
-		return fail("expires_ms", "is %d: from 0 (10 minutes) to %d (30 days)", r.ExpiresMS, maxExpires)
+		return fail("expires_ms", "is %d: must be 0 (10 minutes) to %d (30 days)", r.ExpiresMS, maxExpires)
 	}
 	if _, err := path.Match(r.Tool, "x"); err != nil {
-		return fail("tool", "%q is not a glob: a [ is not closed", r.Tool)
+		return fail("tool", "invalid glob %q: a [ is not closed", r.Tool)
 	}
 	switch r.Action {
 	case Approve, Deny, Prompt, Budget:
 	default:
-		return fail("action", "%q is not an action: approve, deny, prompt or budget", r.Action)
+		return fail("action", "invalid action %q: use approve, deny, prompt or budget", r.Action)
 	}
 	if field, err := c.compileBudget(); err != nil {
 		return fail(field, "%s", err)
@@ -147,30 +148,29 @@ func (c *compiled) compileBudget() (field string, err error) {
 			set  bool
 		}{{"limit", c.Limit != 0}, {"period", c.Period != ""}, {"amount", c.Amount != ""}, {"then", c.Then != ""}} {
 			if f.set {
-				return f.name, fmt.Errorf("is for the action budget, and this one is %s", c.Action)
+				return f.name, fmt.Errorf("requires the action budget: the action is %s", c.Action)
 			}
 		}
 		return "", nil
 	}
 	switch {
-	case !(c.Limit > 0 && c.Limit <= maxLimit): // NaN as well
-		return "limit", fmt.Errorf("is %v: more than 0, at most %g", c.Limit, float64(maxLimit))
+	case !(c.Limit > 0 && c.Limit <= maxLimit): // rejects NaN too
+		return "limit", fmt.Errorf("is %v: must be over 0 and at most %g", c.Limit, float64(maxLimit))
 	case c.Period != Daily && c.Period != Weekly && c.Period != Monthly:
-		return "period", fmt.Errorf("%q is not a period: daily, weekly or monthly", c.Period)
+		return "period", fmt.Errorf("invalid period %q: use daily, weekly or monthly", c.Period)
 	case c.Then != "" && c.Then != Deny && c.Then != Prompt:
-		return "then", fmt.Errorf("%q is not allowed: deny or prompt", c.Then)
+		return "then", fmt.Errorf("invalid action %q: use deny or prompt", c.Then)
 	}
 	c.limit = int64(math.Round(c.Limit * micro))
 	if c.limit == 0 {
-		return "limit", fmt.Errorf("is %v: at least a millionth", c.Limit)
+		return "limit", fmt.Errorf("is %v: must be at least 0.000001", c.Limit)
 	}
 	return "", nil
 }
 
-// Find returns the first rule that matches the tool and whose condition holds.
-// A condition that fails to evaluate holds for rules that deny or prompt, and
-// does not for those that approve. A budget whose condition fails is returned
-// as a rule that denies: whether it would be counted is not known.
+// Find returns the first rule that matches the tool and whose condition holds. A condition that
+// cannot be evaluated holds for rules that deny or prompt, but not for rules that approve. A budget
+// rule with such a condition is returned as one that denies.
 func (r *Rules) Find(ctx context.Context, tool string, input map[string]any, call CallFacts) (Rule, bool) {
 	c, ok := r.find(ctx, tool, input, call)
 	return c.Rule, ok
@@ -200,7 +200,7 @@ func (r *Rules) find(ctx context.Context, tool string, input map[string]any, cal
 		case c.Action == Budget:
 			c.Action = Deny
 		}
-		c.Message = strings.TrimSpace(c.Message + " (its condition could not be evaluated: " + reason(err) + ")")
+		c.Message = strings.TrimSpace(c.Message + " (its condition could not be evaluated: " + errorText(err) + ")")
 		return c, true
 	}
 	return compiled{}, false
@@ -213,15 +213,15 @@ func variables(input map[string]any, call CallFacts) map[string]any {
 	return map[string]any{"input": input, "call": call.vars()}
 }
 
-// count is what a call takes of the rule's budget, in millionths.
-func (c *compiled) count(ctx context.Context, input map[string]any, call CallFacts) (int64, error) {
+// amountOf returns what a call charges to the rule's budget, in millionths.
+func (c *compiled) amountOf(ctx context.Context, input map[string]any, call CallFacts) (int64, error) {
 	if c.amount == nil {
 		return micro, nil
 	}
 	n, err := c.amount.Number(ctx, variables(input, call))
 	switch {
 	case err != nil:
-		return 0, errors.New(reason(err))
+		return 0, errors.New(errorText(err))
 	case n < 0:
 		return 0, fmt.Errorf("%s is negative: %v", c.Amount, n)
 	case n > maxLimit:
@@ -229,13 +229,13 @@ func (c *compiled) count(ctx context.Context, input map[string]any, call CallFac
 	}
 	m := int64(math.Round(n * micro))
 	if m == 0 && n > 0 {
-		m = 1 // not even the smallest amount is free
+		m = 1 // the smallest amount is not free
 	}
 	return m, nil
 }
 
-// reason is an error without the name of its class.
-func reason(err error) string {
+// errorText returns the error's text without its class.
+func errorText(err error) string {
 	s := err.Error()
 	for _, class := range []error{errdefs.ErrInvalidArgument, errdefs.ErrResourceExhausted} {
 		s = strings.TrimSuffix(s, ": "+class.Error())

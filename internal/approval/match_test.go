@@ -14,19 +14,19 @@ func TestABrokenRuleIsNamedByItsPlace(t *testing.T) {
 		rule         Rule
 		path, reason string
 	}{
-		{Rule{Action: Deny}, "approvals[1].tool", "is empty"},
-		{Rule{Tool: "a["}, "approvals[1].tool", "not a glob"},
-		{Rule{Tool: "*"}, "approvals[1].action", `"" is not an action`},
-		{Rule{Tool: "*", Action: "alow"}, "approvals[1].action", `"alow" is not an action`},
+		{Rule{Action: Deny}, "approvals[1].tool", "must be a tool's name"},
+		{Rule{Tool: "a["}, "approvals[1].tool", "invalid glob"},
+		{Rule{Tool: "*"}, "approvals[1].action", `invalid action ""`},
+		{Rule{Tool: "*", Action: "alow"}, "approvals[1].action", `invalid action "alow"`},
 		{Rule{Tool: "*", Action: Deny, When: "input.a =="}, "approvals[1].when", "1:11"},
 		{Rule{Tool: "*", Action: Deny, When: "nope"}, "approvals[1].when", "undeclared reference to 'nope'"},
-		{Rule{Tool: "*", Action: Deny, ExpiresMS: -1}, "approvals[1].expires_ms", "from 0"},
-		{Rule{Tool: "*", Action: Deny, Limit: 1}, "approvals[1].limit", "is for the action budget"},
-		{Rule{Tool: "*", Action: Prompt, Period: Daily}, "approvals[1].period", "is for the action budget"},
-		{Rule{Tool: "*", Action: Prompt, Amount: "1"}, "approvals[1].amount", "is for the action budget"},
-		{Rule{Tool: "*", Action: Approve, Then: Prompt}, "approvals[1].then", "is for the action budget"},
-		{Rule{Tool: "*", Action: Budget, Period: Daily}, "approvals[1].limit", "more than 0"},
-		{Rule{Tool: "*", Action: Budget, Period: Daily, Limit: math.NaN()}, "approvals[1].limit", "more than 0"},
+		{Rule{Tool: "*", Action: Deny, ExpiresMS: -1}, "approvals[1].expires_ms", "must be 0"},
+		{Rule{Tool: "*", Action: Deny, Limit: 1}, "approvals[1].limit", "requires the action budget"},
+		{Rule{Tool: "*", Action: Prompt, Period: Daily}, "approvals[1].period", "requires the action budget"},
+		{Rule{Tool: "*", Action: Prompt, Amount: "1"}, "approvals[1].amount", "requires the action budget"},
+		{Rule{Tool: "*", Action: Approve, Then: Prompt}, "approvals[1].then", "requires the action budget"},
+		{Rule{Tool: "*", Action: Budget, Period: Daily}, "approvals[1].limit", "must be over 0"},
+		{Rule{Tool: "*", Action: Budget, Period: Daily, Limit: math.NaN()}, "approvals[1].limit", "must be over 0"},
 		{Rule{Tool: "*", Action: Budget, Period: Daily, Limit: math.Inf(1)}, "approvals[1].limit", "at most"},
 		{Rule{Tool: "*", Action: Budget, Limit: 1}, "approvals[1].period", "daily, weekly or monthly"},
 		{Rule{Tool: "*", Action: Budget, Limit: 1, Period: Daily, Then: Approve}, "approvals[1].then", "deny or prompt"},
@@ -37,7 +37,8 @@ func TestABrokenRuleIsNamedByItsPlace(t *testing.T) {
 	} {
 		_, err := Compile([]Rule{{ID: "first", Tool: "x", Action: Approve}, c.rule})
 		var re *RuleError
-		if !errors.As(err, &re) || re.Path != c.path || !strings.Contains(re.Reason, c.reason) || !errors.Is(err, errdefs.ErrInvalidArgument) {
+		if !errors.As(err, &re) || re.Path != c.path || !strings.Contains(re.Reason, c.reason) || !errors.Is(err,
+			errdefs.ErrInvalidArgument) {
 			t.Errorf("%+v: %v, want %s: %s", c.rule, err, c.path, c.reason)
 		}
 	}

@@ -73,7 +73,8 @@ func TestTheGateKeepsToItsModel(t *testing.T) {
 				a := call(rapid.SampledFrom([]string{"", "k1", "k2", "k3"}).Draw(rt, "key"), r)
 				a.Caller = rapid.SampledFrom(callers).Draw(rt, "caller")
 				a.Session = rapid.SampledFrom([]string{"", "s1"}).Draw(rt, "session")
-				i := slices.IndexFunc(all, func(m *model) bool { return a.Key != "" && m.ask.Key == a.Key && m.ask.Caller == a.Caller })
+				i := slices.IndexFunc(all,
+					func(m *model) bool { return a.Key != "" && m.ask.Key == a.Key && m.ask.Caller == a.Caller })
 				d, err := w.Decide(rt.Context(), a)
 				switch {
 				case i >= 0 && all[i].used:

@@ -16,79 +16,76 @@ const (
 	Budget  Action = "budget" // approve until the budget is used up, then deny
 )
 
-// Rule is one approval rule as it stands in a profile. Of a profile's rules the
-// first that matches the tool and whose condition holds decides.
+// Rule is an approval rule of a profile. The first rule that matches the tool and whose condition
+// holds decides.
 type Rule struct {
 	ID string `json:"id,omitempty"`
-	// Tool is a tool's name or a glob over names.
+	// Tool is a tool's name or a glob.
 	Tool   string `json:"tool"`
 	Action Action `json:"action"`
-	// When is a CEL expression over input (the call's input) and call
-	// (caller, trust, tool, profile); without one the rule always holds. One
-	// that fails to evaluate holds as well if the rule denies or prompts, and
-	// does not if it approves.
+	// When is a CEL expression over input (the call's input) and call (caller, trust, tool,
+	// profile). Without one the rule always holds. If it cannot be evaluated, it holds for rules
+	// that deny or prompt, but not for rules that approve.
 	When string `json:"when,omitempty"`
-	// Limit, Period ("daily", "weekly", "monthly", in UTC) and Amount are for
-	// budget. Amount is a CEL expression that gives a number; without one every
-	// call counts 1. Then, what is over it, is "deny" (the default) or
-	// "prompt".
+	// Limit, Period ("daily", "weekly" or "monthly", in UTC), Amount and Then apply to budgets.
+	// Amount is a CEL expression for the amount of a call (default: 1). Then is the action for
+	// calls over the limit: "deny" (the default) or "prompt".
 	Limit  float64 `json:"limit,omitempty"`
 	Period string  `json:"period,omitempty"`
 	Amount string  `json:"amount,omitempty"`
 	Then   Action  `json:"then,omitempty"`
-	// ExpiresMS is how long a prompt waits for an answer; the zero value is 10
-	// minutes.
+	// ExpiresMS is how long a prompt waits for an answer, in milliseconds (0: 10 minutes).
 	ExpiresMS int64  `json:"expires_ms,omitempty"`
 	Message   string `json:"message,omitempty"`
 }
 
-// Rate is a rate limit of one tool for one caller: MaxCalls in any WindowMS.
+// Rate limits the calls of one caller to one tool: MaxCalls in any window of WindowMS milliseconds.
 type Rate struct {
 	MaxCalls int   `json:"max_calls"`
 	WindowMS int64 `json:"window_ms"`
 }
 
-// State of a request for approval.
+// State is the state of an approval request.
 type State string
 
-// The states. All but pending are final.
+// The states. All except pending are final.
 const (
 	Pending   State = "pending"
 	Approved  State = "approved"
 	Denied    State = "denied"
 	Expired   State = "expired"
-	Cancelled State = "cancelled" // its caller went away for good
+	Cancelled State = "cancelled" // its caller will not return
 )
 
-// Kind says what is asked for.
+// Kind is what a request asks for.
 type Kind string
 
 const (
-	KindCall  Kind = "call"  // to carry out a call
-	KindTrust Kind = "trust" // to raise the caller's trust as well
+	KindCall  Kind = "call"  // to run a call
+	KindTrust Kind = "trust" // also to raise the caller's trust
 )
 
-// Request is a question that waits for an answer, or had one.
+// Request is an approval request, pending or decided.
 type Request struct {
 	ID     string `json:"id"`
 	Kind   Kind   `json:"kind"`
 	State  State  `json:"state"`
-	Call   string `json:"call"` // the id of the call
+	Call   string `json:"call"` // id of the call
 	Caller string `json:"caller"`
-	// Session is the caller's session, where the call named one.
+	// Session is the caller's session, if the call named one.
 	Session string `json:"session,omitempty"`
 	Profile string `json:"profile,omitempty"`
 	Tool    string `json:"tool"`
-	// Trust is that of the token that asks. An approval for the session covers
-	// tokens of at least that trust, a denial those of at most that.
+	// Trust is the trust of the requesting token. An approval for the session covers tokens with at
+	// least this trust, and a denial those with at most this trust.
 	Trust int `json:"trust"`
-	// Input is the call's input with secrets redacted, and what approvers see.
+	// Input is the call's input as approvers see it, with secrets redacted.
 	Input json.RawMessage `json:"input,omitempty"`
-	// Rule names what asked, and Reason says it.
+	// Rule names what required approval, and Reason explains why.
 	Rule   string `json:"rule"`
 	Reason string `json:"reason,omitempty"`
-	// Key is the idempotency key, Hash the fingerprint of the call: who comes
-	// back with both finds this request.
+	// Key is the idempotency key, and Hash the fingerprint of the call. A call with the same two
+	// finds this request.
 	Key  string `json:"-"`
 	Hash string `json:"-"`
 
@@ -100,33 +97,33 @@ type Request struct {
 	Scope    Scope           `json:"scope,omitempty"`
 	Note     string          `json:"note,omitempty"`
 	Modified json.RawMessage `json:"modified,omitempty"`
-	// Escalated says to whom the question was handed on; it stays pending.
+	// Escalated names who the request was forwarded to. It stays pending.
 	Escalated string `json:"escalated,omitempty"`
-	// Used says that the call it was for has begun: it is good for no other.
+	// Used reports that the approved call has started. A request allows one call.
 	Used bool `json:"used,omitempty"`
 }
 
-// Scope is how far an answer reaches.
+// Scope is which calls an answer covers.
 type Scope string
 
 const (
-	ScopeCall Scope = "call" // this call
-	// ScopeSession: also later calls of the same caller, session, tool and rule.
+	ScopeCall Scope = "call" // only this call
+	// ScopeSession also covers later calls with the same caller, session, tool and rule.
 	ScopeSession Scope = "session"
 )
 
-// Answer is what an approver says. Action is "approve", "deny", "modify"
-// (approve with another input) or "escalate".
+// Answer is an approver's answer. Action is "approve", "deny", "modify" (approve with a different
+// input) or "escalate".
 type Answer struct {
 	Action string          `json:"action"`
 	Scope  Scope           `json:"scope,omitempty"`
 	Input  json.RawMessage `json:"input,omitempty"`
-	To     string          `json:"to,omitempty"` // escalate: to whom
+	To     string          `json:"to,omitempty"` // recipient of an escalation
 	Note   string          `json:"note,omitempty"`
 }
 
-// Event is told to listeners.
+// Event is sent to listeners.
 type Event struct {
-	Type    string  `json:"type"` // "asked", "escalated", "decided"
+	Type    string  `json:"type"` // "asked", "escalated" or "decided"
 	Request Request `json:"approval"`
 }

@@ -7,15 +7,14 @@ import (
 	"unicode/utf8"
 )
 
-// What approvers see of an input is bounded: ten thousand questions are kept in
-// memory.
+// Limits of the input that approvers see: up to ten thousand requests are held in memory.
 const (
 	maxInput  = 16 << 10
 	maxString = 2 << 10
 )
 
-// shorten cuts an input that is too large to be kept: its long strings first,
-// and if that does not do, all of it. What was cut says so.
+// shorten reduces an input that is too large to store. It elides long strings first and, if that is
+// not enough, the whole input. Elided text is marked.
 func shorten(input json.RawMessage) json.RawMessage {
 	if len(input) <= maxInput {
 		return input
@@ -25,28 +24,28 @@ func shorten(input json.RawMessage) json.RawMessage {
 		for name, v := range fields {
 			var s string
 			if json.Unmarshal(v, &s) == nil && len(s) > maxString {
-				fields[name] = encode(cut(s, maxString))
+				fields[name] = encode(elide(s, maxString))
 			}
 		}
 		if b := encode(fields); len(b) <= maxInput {
 			return b
 		}
 	}
-	return encode(map[string]string{"cut": cut(string(input), maxString)})
+	return encode(map[string]string{"cut": elide(string(input), maxString)})
 }
 
 func encode(v any) json.RawMessage {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	if e.Encode(v) != nil { // maps of strings and valid JSON only
+	if e.Encode(v) != nil { // maps of strings and valid JSON always encode
 		return nil
 	}
 	return bytes.TrimSpace(b.Bytes())
 }
 
-// cut keeps both ends: what matters of a command may stand last.
-func cut(s string, n int) string {
+// elide keeps the start and the end of s: the end of a command may matter.
+func elide(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
@@ -60,8 +59,8 @@ func cut(s string, n int) string {
 	return fmt.Sprintf("%s … [%d of %d bytes are not shown] … %s", s[:head], tail-head, len(s), s[tail:])
 }
 
-// bounded keeps the beginning.
-func bounded(s string, n int) string {
+// truncate keeps the start of s.
+func truncate(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}

@@ -63,7 +63,8 @@ func TestWhatIsHandedOnWaitsAnew(t *testing.T) {
 		d := w.want(t, call("a", prompts(t)), OutcomeAsked)
 		for _, to := range []string{"boss", "owner"} {
 			time.Sleep(9 * time.Minute)
-			if r := w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerEscalate, To: to}); r.State != Pending || r.Escalated != to || !r.Expires.Equal(time.Now().Add(DefaultExpiry)) {
+			if r := w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerEscalate,
+				To: to}); r.State != Pending || r.Escalated != to || !r.Expires.Equal(time.Now().Add(DefaultExpiry)) {
 				t.Fatalf("%+v", r)
 			}
 			w.answer(t, d.Request.ID, "bob", Answer{Action: AnswerEscalate, To: to})

@@ -21,67 +21,67 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Headers of what is posted. The signature is "sha256=" and the HMAC-SHA256, in
-// hex, of the timestamp (Unix seconds), a dot and the body.
+// Headers of a delivery. The signature is "sha256=" and the hex HMAC-SHA256 of the timestamp (Unix
+// seconds), a dot and the body.
 const (
 	HeaderTimestamp = "X-Orchestrator-Timestamp"
 	HeaderSignature = "X-Orchestrator-Signature"
-	// HeaderDelivery is the same for every try of one event.
+	// HeaderDelivery is the same for every attempt to deliver one event.
 	HeaderDelivery = "X-Orchestrator-Delivery"
 )
 
-// Webhook is an address that is told of events: each is posted as JSON, in
-// order. URL is https, or http on the loopback; Secret is the signature's key,
-// and without one nothing is signed. Of a webhook that does not answer, events
-// are dropped and logged; nothing waits for it.
+// Webhook receives events as JSON by POST, in order. URL must be https, or http to a loopback
+// address. Secret is the signing key; without one, deliveries are not signed. If the receiver does
+// not respond, events are dropped and logged. Delivery never blocks a caller.
 type Webhook struct {
 	URL    string
 	Secret []byte
-	// Client is for tests; unless set, one that follows no redirect.
+	// Client is for tests (default: a client that follows no redirects).
 	Client *http.Client
 }
 
 const (
 	hookQueue   = 1024
-	hookTimeout = 5 * time.Second // of one try
+	hookTimeout = 5 * time.Second // per attempt
 	hookTries   = 4
-	hookBackoff = 500 * time.Millisecond // after the first try; then twice as long each time
+	hookBackoff = 500 * time.Millisecond // after the first attempt, doubled after each
 )
 
-// hook posts events. A nil hook has no address.
-type hook struct {
+// webhookSender delivers events. A nil sender does nothing.
+type webhookSender struct {
 	Webhook
 	log     *slog.Logger
 	queue   chan Event
 	dropped atomic.Int64
 }
 
-func newHook(w Webhook, log *slog.Logger) (*hook, error) {
+func newWebhookSender(w Webhook, log *slog.Logger) (*webhookSender, error) {
 	if w.URL == "" {
 		return nil, nil
 	}
 	u, err := url.Parse(w.URL)
 	switch {
 	case err != nil || u.Host == "":
-		return nil, fmt.Errorf("approvals.webhook is not an address: %w", errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("approvals.webhook must be a URL: %w", errdefs.ErrInvalidArgument)
 	case u.Scheme == "https":
-	case u.Scheme == "http" && loopback(u.Hostname()):
+	case u.Scheme == "http" && isLoopback(u.Hostname()):
 	default:
-		return nil, fmt.Errorf("approvals.webhook must be https, or http on the loopback: what is asked would go over the network in the clear: %w", errdefs.ErrInvalidArgument)
+		return nil,
+			fmt.Errorf("approvals.webhook must be https, or http to a loopback address: approval requests would cross the network unencrypted: %w", errdefs.ErrInvalidArgument)
 	}
 	if w.Client == nil {
 		w.Client = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	}
-	return &hook{Webhook: w, log: log, queue: make(chan Event, hookQueue)}, nil
+	return &webhookSender{Webhook: w, log: log, queue: make(chan Event, hookQueue)}, nil
 }
 
-func loopback(host string) bool {
+func isLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// send never waits.
-func (h *hook) send(e Event) {
+// enqueue never blocks.
+func (h *webhookSender) enqueue(e Event) {
 	if h == nil {
 		return
 	}
@@ -92,7 +92,7 @@ func (h *hook) send(e Event) {
 	}
 }
 
-func (h *hook) run(ctx context.Context) error {
+func (h *webhookSender) run(ctx context.Context) error {
 	if h == nil {
 		return nil
 	}
@@ -105,16 +105,16 @@ func (h *hook) run(ctx context.Context) error {
 		case e = <-h.queue:
 		}
 		if lost := h.dropped.Swap(0); lost > 0 {
-			h.log.Warn("the webhook is too slow: events were dropped", "events", lost)
+			h.log.Warn("dropped events: the webhook is too slow", "events", lost)
 		}
 		if err := h.deliver(ctx, e); err != nil && ctx.Err() == nil {
-			h.log.Warn("the webhook was not told of an event", "approval", e.Request.ID, "event", e.Type, "error", err)
+			h.log.Warn("failed to deliver an event to the webhook", "approval", e.Request.ID, "event", e.Type, "error", err)
 		}
 	}
 }
 
-// deliver tries a few times. What the receiver refuses is not tried again.
-func (h *hook) deliver(ctx context.Context, e Event) error {
+// deliver retries a few times, but not if the receiver rejects the event.
+func (h *webhookSender) deliver(ctx context.Context, e Event) error {
 	body, err := json.Marshal(e)
 	if err != nil {
 		return err
@@ -137,7 +137,7 @@ func (h *hook) deliver(ctx context.Context, e Event) error {
 	}
 }
 
-func (h *hook) post(ctx context.Context, id string, body []byte) (again bool, err error) {
+func (h *webhookSender) post(ctx context.Context, id string, body []byte) (again bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, hookTimeout, fmt.Errorf("no answer in %s", hookTimeout))
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, h.URL, bytes.NewReader(body))
@@ -153,7 +153,7 @@ func (h *hook) post(ctx context.Context, id string, body []byte) (again bool, er
 	}
 	resp, err := h.Client.Do(req)
 	if err != nil {
-		// The address may hold a secret, and is in the error.
+		// Strip the URL from the error: it may contain a secret.
 		var u *url.Error
 		if errors.As(err, &u) {
 			err = u.Err
@@ -165,7 +165,8 @@ func (h *hook) post(ctx context.Context, id string, body []byte) (again bool, er
 	switch {
 	case resp.StatusCode < 300:
 		return false, nil
-	case resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode == http.StatusRequestTimeout, resp.StatusCode >= 500:
+	case resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode == http.StatusRequestTimeout,
+		resp.StatusCode >= 500:
 		return true, fmt.Errorf("the webhook answered %s", resp.Status)
 	}
 	return false, fmt.Errorf("the webhook answered %s", resp.Status)

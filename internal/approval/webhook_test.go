@@ -17,11 +17,13 @@ import (
 
 func TestAWebhookMustBeHTTPSOrOnTheLoopback(t *testing.T) {
 	for address, ok := range map[string]bool{
-		"https://example.com/x": true, "http://127.0.0.1:1/x": true, "http://[::1]:1": true, "http://localhost/x": true, "": true,
-		"http://example.com/x": false, "http://10.0.0.1/": false, "ftp://localhost/": false, "localhost": false, "https://": false, "::": false,
+		"https://example.com/x": true, "http://127.0.0.1:1/x": true, "http://[::1]:1": true, "http://localhost/x": true,
+		"":                     true,
+		"http://example.com/x": false, "http://10.0.0.1/": false, "ftp://localhost/": false, "localhost": false,
+		"https://": false, "::": false,
 		"http://localhost.example.com/": false, "file:///etc/passwd": false,
 	} {
-		_, err := newHook(Webhook{URL: address}, slog.New(slog.DiscardHandler))
+		_, err := newWebhookSender(Webhook{URL: address}, slog.New(slog.DiscardHandler))
 		if ok != (err == nil) || !ok && !errors.Is(err, errdefs.ErrInvalidArgument) {
 			t.Errorf("%q: %v", address, err)
 		}
@@ -81,7 +83,8 @@ func (d *dead) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func TestADeadWebhookHoldsNobodyUp(t *testing.T) {
 	d := &dead{}
-	o := Options{MaxPendingPerCaller: 5000, Webhook: Webhook{URL: "https://dead.example.com/secret", Client: &http.Client{Transport: d}}}
+	o := Options{MaxPendingPerCaller: 5000, Webhook: Webhook{URL: "https://dead.example.com/secret",
+		Client: &http.Client{Transport: d}}}
 	running(t, o, func(t *testing.T, w *world) {
 		begin := time.Now()
 		r := Request{ID: "a", Caller: "ann"}
