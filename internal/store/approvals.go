@@ -11,8 +11,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Used is when its call began, 0 before. A key names one request of a caller,
-// for as long as the row is kept.
+// Used is when its call started, 0 before. A key identifies one request of a caller while the row
+// exists.
 const approvalsSchema = `
 CREATE TABLE IF NOT EXISTS approvals (
 	id TEXT PRIMARY KEY, kind TEXT NOT NULL, state TEXT NOT NULL, call TEXT NOT NULL, caller TEXT NOT NULL, session TEXT NOT NULL,
@@ -32,16 +32,17 @@ CREATE TABLE IF NOT EXISTS grants (
 ) STRICT;
 `
 
-// addTrust brings a database up to grants that know the trust of who asked. Older grants are
-// taken back. Older questions count as those of the highest trust, so that an answer for the
-// session covers nobody weaker.
+// addTrust upgrades a database whose grants lack the trust of the requester. It revokes older
+// grants. Older requests get the highest trust, so that a session-wide answer covers no caller with
+// less.
 func addTrust(ctx context.Context, db *sql.DB) error {
 	for table, change := range map[string]string{
 		"grants":    "DROP TABLE grants",
 		"approvals": "ALTER TABLE approvals ADD COLUMN trust INTEGER NOT NULL DEFAULT 3",
 	} {
 		var columns, trust int
-		err := db.QueryRowContext(ctx, "SELECT count(*), count(CASE name WHEN 'trust' THEN 1 END) FROM pragma_table_info(?)", table).Scan(&columns, &trust)
+		err := db.QueryRowContext(ctx,
+			"SELECT count(*), count(CASE name WHEN 'trust' THEN 1 END) FROM pragma_table_info(?)", table).Scan(&columns, &trust)
 		if err == nil && columns > 0 && trust == 0 {
 			_, err = db.ExecContext(ctx, change)
 		}
@@ -52,17 +53,17 @@ func addTrust(ctx context.Context, db *sql.DB) error {
 	return nil
 }
 
-// pendingState is the one state of an approval that is not final.
+// pendingState is the only state of an approval that is not final.
 const pendingState = "pending"
 
-// Approval is a row: a question about a call, and its answer. Its states are
-// the business of package approval; the store knows that only a pending one
-// can be decided, and that only one that is approved can be used, once.
+// Approval is a row: an approval request and its answer. Package approval defines the states. The
+// store enforces that only a pending request can be decided, and that only an approved one can be
+// used, once.
 type Approval struct {
 	ID, Kind, State, Call   string
 	Caller, Session         string
 	Profile, Tool           string
-	Trust                   int // of the token that asks
+	Trust                   int // of the requesting token
 	Input                   []byte
 	Rule, Reason, Questions string
 	Key, Hash               string
@@ -74,18 +75,18 @@ type Approval struct {
 	Used                    time.Time
 }
 
-// Grant is an answer that reaches the later calls of a session. If it approves, it
-// covers calls whose trust is at least Trust, else those whose trust is at most Trust.
+// Grant is an answer that covers later calls of a session. If it approves, it covers calls with at
+// least Trust, otherwise those with at most Trust.
 type Grant struct {
 	Caller, Session, Tool, Rule string
 	Trust                       int
 	Approve                     bool
-	// Approval is the one that was answered, By who did.
+	// Approval is the id of the answered request, and By its approver.
 	Approval, By, Note string
 	Created            time.Time
 }
 
-// ApprovalFilter chooses approvals; "" takes all.
+// ApprovalFilter selects approvals. "" matches all.
 type ApprovalFilter struct {
 	Caller, State string
 	Limit         int
@@ -94,12 +95,15 @@ type ApprovalFilter struct {
 const approvalColumns = "id, kind, state, call, caller, session, profile, tool, input, rule, reason, questions, key, hash, created, expires, " +
 	"decided, by, scope, note, modified, escalated, used, trust"
 
-// InsertApproval records a question. If the caller has one under the same key,
-// that is returned, with fresh false.
+// InsertApproval records a request. If the caller has one with the same key, it returns that one,
+// and fresh is false.
 func (s *Store) InsertApproval(ctx context.Context, a Approval) (got Approval, fresh bool, err error) {
-	res, err := s.db.ExecContext(ctx, "INSERT INTO approvals ("+approvalColumns+") VALUES (?"+strings.Repeat(", ?", 23)+") ON CONFLICT (caller, key) WHERE key <> '' DO NOTHING",
-		a.ID, a.Kind, a.State, a.Call, a.Caller, a.Session, a.Profile, a.Tool, blob(a.Input), a.Rule, a.Reason, a.Questions, a.Key, a.Hash,
-		stamp(a.Created), stamp(a.Expires), stamp(a.Decided), a.By, a.Scope, a.Note, blob(a.Modified), a.Escalated, stamp(a.Used), a.Trust)
+	res, err := s.db.ExecContext(ctx, "INSERT INTO approvals ("+approvalColumns+") VALUES (?"+strings.Repeat(", ?",
+		23)+") ON CONFLICT (caller, key) WHERE key <> '' DO NOTHING",
+		a.ID, a.Kind, a.State, a.Call, a.Caller, a.Session, a.Profile, a.Tool, blob(a.Input), a.Rule, a.Reason, a.Questions,
+		a.Key, a.Hash,
+		stamp(a.Created), stamp(a.Expires), stamp(a.Decided), a.By, a.Scope, a.Note, blob(a.Modified), a.Escalated,
+		stamp(a.Used), a.Trust)
 	if err != nil {
 		return Approval{}, false, wrap("record approval "+a.ID, err)
 	}
@@ -110,20 +114,20 @@ func (s *Store) InsertApproval(ctx context.Context, a Approval) (got Approval, f
 	return got, false, err
 }
 
-// Approval returns one row; NotFound if there is none.
+// Approval returns one row, or an error of class NotFound.
 func (s *Store) Approval(ctx context.Context, id string) (Approval, error) {
 	a, err := scanApproval(s.db.QueryRowContext(ctx, "SELECT "+approvalColumns+" FROM approvals WHERE id = ?", id))
 	return a, missingApproval(id, err)
 }
 
-// ApprovalByKey returns what a caller was asked under a key; NotFound if
-// nothing was.
+// ApprovalByKey returns the caller's request with a key, or an error of class NotFound.
 func (s *Store) ApprovalByKey(ctx context.Context, caller, key string) (Approval, error) {
-	a, err := scanApproval(s.db.QueryRowContext(ctx, "SELECT "+approvalColumns+" FROM approvals WHERE caller = ? AND key = ? AND key <> ''", caller, key))
+	a, err := scanApproval(s.db.QueryRowContext(ctx,
+		"SELECT "+approvalColumns+" FROM approvals WHERE caller = ? AND key = ? AND key <> ''", caller, key))
 	return a, missingApproval("of key "+key, err)
 }
 
-// Approvals lists approvals, the newest first.
+// Approvals lists approvals, newest first.
 func (s *Store) Approvals(ctx context.Context, f ApprovalFilter) ([]Approval, error) {
 	query := "SELECT " + approvalColumns + " FROM approvals"
 	var where []string
@@ -157,17 +161,18 @@ func (s *Store) Approvals(ctx context.Context, f ApprovalFilter) ([]Approval, er
 	return out, wrap("list approvals", rows.Err())
 }
 
-// DecideApproval makes a pending one final, with the state and the answer of
-// a, and records the grants that go with it. With refund, what was taken of a
-// budget under the approval's id is given back. done is false if it was not
-// pending any more; the row is returned as it is then.
-func (s *Store) DecideApproval(ctx context.Context, a Approval, grants []Grant, refund bool) (got Approval, done bool, err error) {
+// DecideApproval makes a pending request final, with the state and answer of a, and records the
+// grants. With refund, it also returns the budget charge under the approval's id. done is false if
+// the request was no longer pending; got is then its current row.
+func (s *Store) DecideApproval(ctx context.Context, a Approval, grants []Grant, refund bool) (got Approval, done bool,
+	err error) {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return Approval{}, false, wrap("decide approval "+a.ID, err)
 	}
 	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
-	res, err := tx.ExecContext(ctx, "UPDATE approvals SET state = ?, decided = ?, by = ?, scope = ?, note = ?, modified = ? WHERE id = ? AND state = ?",
+	res, err := tx.ExecContext(ctx,
+		"UPDATE approvals SET state = ?, decided = ?, by = ?, scope = ?, note = ?, modified = ? WHERE id = ? AND state = ?",
 		a.State, stamp(a.Decided), a.By, a.Scope, a.Note, blob(a.Modified), a.ID, pendingState)
 	if err != nil {
 		return Approval{}, false, wrap("decide approval "+a.ID, err)
@@ -181,7 +186,8 @@ func (s *Store) DecideApproval(ctx context.Context, a Approval, grants []Grant, 
 		return got, false, missingApproval(a.ID, err)
 	}
 	for _, g := range grants {
-		if _, err := tx.ExecContext(ctx, "INSERT OR REPLACE INTO grants (caller, session, tool, rule, trust, approve, approval, by, note, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+		if _, err := tx.ExecContext(ctx,
+			"INSERT OR REPLACE INTO grants (caller, session, tool, rule, trust, approve, approval, by, note, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
 			g.Caller, g.Session, g.Tool, g.Rule, g.Trust, g.Approve, g.Approval, g.By, g.Note, stamp(g.Created)); err != nil {
 			return Approval{}, false, wrap("record a grant", err)
 		}
@@ -194,10 +200,11 @@ func (s *Store) DecideApproval(ctx context.Context, a Approval, grants []Grant, 
 	return got, true, wrap("decide approval "+a.ID, tx.Commit())
 }
 
-// EscalateApproval hands a pending one on, with a new time to expire. done is
-// false if it was not pending any more.
+// EscalateApproval forwards a pending request with a new expiry. done is false if it was no longer
+// pending.
 func (s *Store) EscalateApproval(ctx context.Context, id, to string, expires time.Time) (done bool, err error) {
-	res, err := s.db.ExecContext(ctx, "UPDATE approvals SET escalated = ?, expires = ? WHERE id = ? AND state = ?", to, stamp(expires), id, pendingState)
+	res, err := s.db.ExecContext(ctx, "UPDATE approvals SET escalated = ?, expires = ? WHERE id = ? AND state = ?", to,
+		stamp(expires), id, pendingState)
 	if err != nil {
 		return false, wrap("hand on approval "+id, err)
 	}
@@ -205,10 +212,11 @@ func (s *Store) EscalateApproval(ctx context.Context, id, to string, expires tim
 	return n == 1, wrap("hand on approval "+id, err)
 }
 
-// UseApproval marks one of the given state as used. done is false if it was
-// used before, or is of another state.
+// UseApproval marks a request in the given state as used. done is false if it was already used or
+// has a different state.
 func (s *Store) UseApproval(ctx context.Context, id, state string, at time.Time) (done bool, err error) {
-	res, err := s.db.ExecContext(ctx, "UPDATE approvals SET used = ? WHERE id = ? AND state = ? AND used = 0", stamp(at), id, state)
+	res, err := s.db.ExecContext(ctx, "UPDATE approvals SET used = ? WHERE id = ? AND state = ? AND used = 0", stamp(at),
+		id, state)
 	if err != nil {
 		return false, wrap("use approval "+id, err)
 	}
@@ -216,14 +224,16 @@ func (s *Store) UseApproval(ctx context.Context, id, state string, at time.Time)
 	return n == 1, wrap("use approval "+id, err)
 }
 
-// Grant returns the newest grant after since that covers a call of that trust.
-func (s *Store) Grant(ctx context.Context, caller, session, tool, rule string, trust int, since time.Time) (Grant, bool, error) {
+// Grant returns the newest grant after since that covers a call with that trust.
+func (s *Store) Grant(ctx context.Context, caller, session, tool, rule string, trust int, since time.Time) (Grant,
+	bool, error) {
 	g := Grant{Caller: caller, Session: session, Tool: tool, Rule: rule}
 	var created int64
 	err := s.db.QueryRowContext(ctx, `SELECT trust, approve, approval, by, note, created FROM grants
 		WHERE caller = ? AND session = ? AND tool = ? AND rule = ? AND created > ? AND CASE WHEN approve THEN trust <= ? ELSE trust >= ? END
 		ORDER BY created DESC, approve LIMIT 1`,
-		caller, session, tool, rule, stamp(since), trust, trust).Scan(&g.Trust, &g.Approve, &g.Approval, &g.By, &g.Note, &created)
+		caller, session, tool, rule, stamp(since), trust, trust).Scan(&g.Trust, &g.Approve, &g.Approval, &g.By, &g.Note,
+		&created)
 	if errors.Is(err, sql.ErrNoRows) {
 		return Grant{}, false, nil
 	}
@@ -231,16 +241,17 @@ func (s *Store) Grant(ctx context.Context, caller, session, tool, rule string, t
 	return g, err == nil, wrap("read a grant", err)
 }
 
-// DropGrants takes back what a session was granted.
+// DropGrants revokes the grants of a session.
 func (s *Store) DropGrants(ctx context.Context, caller, session string) error {
 	_, err := s.db.ExecContext(ctx, "DELETE FROM grants WHERE caller = ? AND session = ?", caller, session)
 	return wrap("take back grants", err)
 }
 
-// ForgetApprovals removes approvals that were decided and grants that were made
-// before the given times. Pending ones stay.
+// ForgetApprovals deletes approvals decided and grants made before the given times. Pending ones
+// stay.
 func (s *Store) ForgetApprovals(ctx context.Context, decided, granted time.Time) error {
-	if _, err := s.db.ExecContext(ctx, "DELETE FROM approvals WHERE state <> ? AND decided < ?", pendingState, stamp(decided)); err != nil {
+	if _, err := s.db.ExecContext(ctx, "DELETE FROM approvals WHERE state <> ? AND decided < ?", pendingState,
+		stamp(decided)); err != nil {
 		return wrap("forget approvals", err)
 	}
 	_, err := s.db.ExecContext(ctx, "DELETE FROM grants WHERE created < ?", stamp(granted))
@@ -250,13 +261,14 @@ func (s *Store) ForgetApprovals(ctx context.Context, decided, granted time.Time)
 func scanApproval(row scanner) (Approval, error) {
 	var a Approval
 	var created, expires, decided, used int64
-	err := row.Scan(&a.ID, &a.Kind, &a.State, &a.Call, &a.Caller, &a.Session, &a.Profile, &a.Tool, &a.Input, &a.Rule, &a.Reason, &a.Questions,
+	err := row.Scan(&a.ID, &a.Kind, &a.State, &a.Call, &a.Caller, &a.Session, &a.Profile, &a.Tool, &a.Input, &a.Rule,
+		&a.Reason, &a.Questions,
 		&a.Key, &a.Hash, &created, &expires, &decided, &a.By, &a.Scope, &a.Note, &a.Modified, &a.Escalated, &used, &a.Trust)
 	a.Created, a.Expires, a.Decided, a.Used = moment(created), moment(expires), moment(decided), moment(used)
 	return a, err
 }
 
-// blob keeps a nil slice from being NULL.
+// blob returns a non-nil slice, because nil would be stored as NULL.
 func blob(b []byte) []byte {
 	if b == nil {
 		return []byte{}

@@ -15,23 +15,22 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 )
 
-// AuditDB is the database of the audit log: files of their own beside the
-// state, so that neither waits for the other. It knows rows and their order,
-// not what they mean. Append, Rotate and Remove are for one goroutine at a time;
-// everything else may be called concurrently, and reading does not hold them up.
-// Use OpenAudit.
+// AuditDB is the database of the audit log. It has its own files beside the state database, so that
+// neither waits for the other. It stores ordered rows and does not interpret them.
+//
+// Only one goroutine at a time may call Append, Rotate and Remove. All other methods may be called
+// concurrently, and reads do not block writes. Use OpenAudit.
 type AuditDB struct {
 	files AuditFiles
 
 	mu     sync.Mutex
-	cur    *auditPart    // the last part, which Append writes
-	sealed []int         // the parts before it that have a file, in order
-	lasts  map[int]int64 // the last row's number in such a part, once it was asked for
+	cur    *auditPart    // the last part, written by Append
+	sealed []int         // earlier parts that have a file, in order
+	lasts  map[int]int64 // cached last row numbers of those parts
 }
 
-// OpenAudit opens or makes the audit database in dir, and finishes what an
-// earlier process began of a rotation or a removal. The caller holds the
-// directory's lock (see Lock).
+// OpenAudit opens or creates the audit database in dir, and completes rotations and removals that
+// an earlier process began. The caller holds the directory's lock (see Lock).
 func OpenAudit(ctx context.Context, dir string) (*AuditDB, error) {
 	a := &AuditDB{files: AuditFiles{dir}, lasts: map[int]int64{}}
 	parts, err := a.files.Parts(ctx)
@@ -45,9 +44,9 @@ func OpenAudit(ctx context.Context, dir string) (*AuditDB, error) {
 	switch {
 	case len(parts) == 0:
 	case parts[last-1].Seal != nil:
-		last++ // its successor is gone, and begins anew
+		last++ // its successor is gone and is created again
 	case last > 1 && parts[last-2].Seal == nil && a.files.IsEmpty(ctx, last):
-		// It was made for a rotation that did not come to the seal.
+		// It was created for a rotation that wrote no seal.
 		if err := removePart(dir, last); err != nil {
 			return nil, err
 		}
@@ -56,8 +55,8 @@ func OpenAudit(ctx context.Context, dir string) (*AuditDB, error) {
 	for _, p := range parts[:min(last-1, len(parts))] {
 		if p.Present {
 			a.sealed = append(a.sealed, p.Number)
-			_ = fold(ctx, filepath.Join(dir, AuditPartFile(p.Number))) // what it cannot fold it can read
-		} else if err := removePart(dir, p.Number); err != nil { // what SQLite had beside it
+			_ = fold(ctx, filepath.Join(dir, AuditPartFile(p.Number))) // a part that cannot be folded can still be read
+		} else if err := removePart(dir, p.Number); err != nil { // files that SQLite left beside it
 			return nil, err
 		}
 	}
@@ -65,7 +64,7 @@ func OpenAudit(ctx context.Context, dir string) (*AuditDB, error) {
 	return a, err
 }
 
-// tidy removes seals that a killed process left half written.
+// tidy removes seal files that a killed process left incomplete.
 func tidy(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, "audit-*.seal.new"))
 	for _, path := range left {
@@ -77,8 +76,8 @@ func tidy(dir string) error {
 	return nil
 }
 
-// Append writes rows in one transaction: all or none. They outlive the
-// process once it returns.
+// Append writes rows in one transaction: all or none. They survive a crash of the process once it
+// returns.
 func (a *AuditDB) Append(ctx context.Context, rows []AuditRow) error {
 	if err := a.cur.append(ctx, rows); err != nil {
 		return fmt.Errorf("write the audit log: %w", classify(err))
@@ -86,7 +85,7 @@ func (a *AuditDB) Append(ctx context.Context, rows []AuditRow) error {
 	return nil
 }
 
-// Size is how many bytes the last part has.
+// Size returns the size of the last part in bytes.
 func (a *AuditDB) Size(ctx context.Context) (int64, error) {
 	p := a.hold()
 	defer a.release(ctx, p)
@@ -94,8 +93,8 @@ func (a *AuditDB) Size(ctx context.Context) (int64, error) {
 	return n, classify(err)
 }
 
-// Last is the row with the highest sequence number of the last part that has
-// rows, or a zero one.
+// Last returns the row with the highest sequence number in the last part that has rows, or the zero
+// row.
 func (a *AuditDB) Last(ctx context.Context) (row AuditRow, err error) {
 	err = a.each(ctx, true, func(p *auditPart) (bool, error) {
 		row, err = p.last(ctx)
@@ -107,8 +106,7 @@ func (a *AuditDB) Last(ctx context.Context) (row AuditRow, err error) {
 	return row, nil
 }
 
-// Running is the rows that opened calls which no row closed; of what they are
-// chained by it has nothing.
+// Running returns the rows that opened calls which no row closed, without their hashes.
 func (a *AuditDB) Running(ctx context.Context) ([]AuditRow, error) {
 	p := a.hold()
 	defer a.release(ctx, p)
@@ -119,21 +117,21 @@ func (a *AuditDB) Running(ctx context.Context) ([]AuditRow, error) {
 	return rows, nil
 }
 
-// Spent is how many bytes of records were charged to callers on a day.
+// Spent returns the bytes of records charged to each caller on a day.
 func (a *AuditDB) Spent(ctx context.Context, day string) (map[string]int64, error) {
 	p := a.hold()
 	defer a.release(ctx, p)
 	_, spent, err := p.spentOn(ctx, day)
 	if err != nil {
-		return nil, fmt.Errorf("read what callers have recorded: %w", classify(err))
+		return nil, fmt.Errorf("read the audit shares: %w", classify(err))
 	}
 	return spent, nil
 }
 
-// Parts lists all parts. The last one is the one that is written.
+// Parts lists all parts. The last one is being written.
 func (a *AuditDB) Parts(ctx context.Context) ([]AuditPart, error) { return a.files.Parts(ctx) }
 
-// IsEmpty reports whether a part has a file and no row.
+// IsEmpty reports whether a part has a file but no rows.
 func (a *AuditDB) IsEmpty(ctx context.Context, number int) bool { return a.files.IsEmpty(ctx, number) }
 
 // Close closes the database.
@@ -143,8 +141,8 @@ func (a *AuditDB) Close() error {
 	return a.cur.shut()
 }
 
-// Rotate seals the last part with what seal holds, and begins the next one. If it
-// returns an error, the last part goes on.
+// Rotate stores seal for the last part and starts the next part. If it returns an error, the last
+// part stays in use.
 func (a *AuditDB) Rotate(ctx context.Context, seal []byte) error {
 	before := a.cur
 	next, err := a.makePart(ctx, before)
@@ -152,25 +150,26 @@ func (a *AuditDB) Rotate(ctx context.Context, seal []byte) error {
 		return fmt.Errorf("begin a part of the audit log: %w", classify(err))
 	}
 	failpoint.Hit("audit.rotate.made")
-	// The seal must not reach the disk before the records that it speaks of.
+	// The seal must not reach the disk before the records that it covers.
 	if _, err = before.write.ExecContext(ctx, "PRAGMA wal_checkpoint(PASSIVE)"); err == nil {
 		err = writeSeal(a.files.dir, before.number, seal)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("seal a part of the audit log: %w", classify(err)), next.shut(), removePart(a.files.dir, next.number))
+		return errors.Join(fmt.Errorf("seal a part of the audit log: %w", classify(err)), next.shut(),
+			removePart(a.files.dir, next.number))
 	}
 	failpoint.Hit("audit.rotate.sealed")
 	a.mu.Lock()
 	a.cur = next
 	a.sealed = append(a.sealed, before.number)
 	a.mu.Unlock()
-	_ = before.write.Close() // all of it was committed
+	_ = before.write.Close() // everything was committed
 	a.release(ctx, before)
 	failpoint.Hit("audit.rotate.folded")
 	return nil
 }
 
-// makePart makes the part behind one, whole or not at all.
+// makePart creates the part after before, completely or not at all.
 func (a *AuditDB) makePart(ctx context.Context, before *auditPart) (*auditPart, error) {
 	if err := removePart(a.files.dir, before.number+1); err != nil {
 		return nil, err
@@ -186,8 +185,7 @@ func (a *AuditDB) makePart(ctx context.Context, before *auditPart) (*auditPart, 
 	return next, nil
 }
 
-// writeSeal replaces the seal of a part. Once it returns nil, the seal outlives
-// a loss of power.
+// writeSeal replaces the seal of a part. When it returns nil, the seal survives a power loss.
 func writeSeal(dir string, number int, seal []byte) error {
 	path := filepath.Join(dir, AuditSealFile(number))
 	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
@@ -211,9 +209,8 @@ func writeSeal(dir string, number int, seal []byte) error {
 	return nil
 }
 
-// Remove deletes the file of a sealed part and keeps seal in place of its seal,
-// which has to say that the part was removed: after a crash in between Remove is
-// called again.
+// Remove deletes the file of a sealed part and replaces its seal. The new seal must say that the
+// part was removed: if a crash interrupts Remove, it is called again.
 func (a *AuditDB) Remove(_ context.Context, number int, seal []byte) error {
 	if err := writeSeal(a.files.dir, number, seal); err != nil {
 		return fmt.Errorf("remove a part of the audit log: %w", err)
@@ -225,7 +222,7 @@ func (a *AuditDB) Remove(_ context.Context, number int, seal []byte) error {
 	return removePart(a.files.dir, number)
 }
 
-// removePart deletes the file of a part, that first, and what SQLite has beside it.
+// removePart deletes the file of a part first, and then the files that SQLite keeps beside it.
 func removePart(dir string, number int) error {
 	path := filepath.Join(dir, AuditPartFile(number))
 	for _, end := range []string{"", "-wal", "-shm", "-journal"} {
@@ -237,12 +234,11 @@ func removePart(dir string, number int) error {
 	return nil
 }
 
-// Scan calls f with the rows that match, in order of their sequence numbers;
-// what f gets is only good until it returns. It ends at the first error of f,
-// which it returns as it is. An error in reading is an *AuditReadError.
+// Scan calls f with the matching rows in sequence order. A row is valid only during the call. Scan
+// stops at the first error of f and returns it unchanged. A read error is an *AuditReadError.
 func (a *AuditDB) Scan(ctx context.Context, filter AuditFilter, f func(AuditRow) error) error {
 	if filter.Newest && filter.Limit <= 0 {
-		return fmt.Errorf("the newest audit records need a limit: %w", errdefs.ErrInvalidArgument)
+		return fmt.Errorf("newest audit records: a limit is required: %w", errdefs.ErrInvalidArgument)
 	}
 	from, newest, err := a.begin(ctx, filter)
 	if err != nil || filter.Newest && newest == 0 {
@@ -266,8 +262,7 @@ func (a *AuditDB) Scan(ctx context.Context, filter AuditFilter, f func(AuditRow)
 	})
 }
 
-// begin finds the part in which the newest rows of a filter begin, and how many
-// of them it has.
+// begin returns the part in which the newest rows of a filter start, and how many of them it has.
 func (a *AuditDB) begin(ctx context.Context, filter AuditFilter) (number, rows int, err error) {
 	if !filter.Newest {
 		return 0, 0, nil
@@ -308,7 +303,7 @@ func (a *AuditDB) isBefore(ctx context.Context, p *auditPart, seq int64) bool {
 	return last <= seq
 }
 
-// ScanPart is Scan for one part. A part without a file is fs.ErrNotExist.
+// ScanPart is Scan for one part. Without a file, the error is fs.ErrNotExist.
 func (a *AuditDB) ScanPart(ctx context.Context, number int, filter AuditFilter, f func(AuditRow) error) error {
 	p := a.hold()
 	defer a.release(ctx, p)
@@ -318,8 +313,7 @@ func (a *AuditDB) ScanPart(ctx context.Context, number int, filter AuditFilter, 
 	return a.files.ScanPart(ctx, number, filter, f)
 }
 
-// hold keeps the last part open for reading until it is released, also if it is
-// sealed meanwhile.
+// hold keeps the last part open for reading until it is released, even if it is sealed in between.
 func (a *AuditDB) hold() *auditPart {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -336,11 +330,11 @@ func (a *AuditDB) release(ctx context.Context, p *auditPart) {
 		return
 	}
 	_ = p.read.Close()
-	_ = fold(context.WithoutCancel(ctx), p.path) // the next start folds what somebody reads now
+	_ = fold(context.WithoutCancel(ctx), p.path) // if a reader blocks it, the next start folds the part
 }
 
-// each calls f with the parts that have a file, the first or the last of them
-// first, until f returns true or an error.
+// each calls f with the parts that have a file, in order or backwards, until f returns true or an
+// error.
 func (a *AuditDB) each(ctx context.Context, backwards bool, f func(*auditPart) (bool, error)) error {
 	a.mu.Lock()
 	numbers, cur := slices.Clone(a.sealed), a.cur
@@ -365,7 +359,7 @@ func (a *AuditDB) one(number int, cur *auditPart, f func(*auditPart) (bool, erro
 	}
 	p, err := openPartToRead(a.files.dir, number)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil // it was removed meanwhile
+		return false, nil // removed in the meantime
 	}
 	if err != nil {
 		return false, err

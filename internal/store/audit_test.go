@@ -26,7 +26,8 @@ func auditRows(from, to int64) (rows []AuditRow) {
 	for i := from; i <= to; i++ {
 		at := time.Unix(i, 0).UTC().Format(AuditTime)
 		record := fmt.Sprintf(`{"seq":%d,"time":%q,"call":"c%d","caller":"caller-%d","ending":"exit"}`, i, at, i, i%3)
-		rows = append(rows, AuditRow{Seq: i, Record: []byte(record), Prev: []byte{1}, Hash: []byte{byte(i)}, Call: fmt.Sprint("c", i), Caller: fmt.Sprint("caller-", i%3), Opens: fmt.Sprint("c", i)})
+		rows = append(rows, AuditRow{Seq: i, Record: []byte(record), Prev: []byte{1}, Hash: []byte{byte(i)},
+			Call: fmt.Sprint("c", i), Caller: fmt.Sprint("caller-", i%3), Opens: fmt.Sprint("c", i)})
 	}
 	return rows
 }
@@ -104,9 +105,11 @@ func TestAuditKnowsWhichCallsRun(t *testing.T) {
 func TestAuditFiltersUseTheirIndex(t *testing.T) {
 	a := openTestAudit(t, t.TempDir())
 	for where, index := range map[string]string{
-		"caller = 'a' AND " + member("ending") + " = 'x'": "records_caller", "call = 'a'": "records_call", "caller = 'a' AND seq > 5": "records_caller",
+		"caller = 'a' AND " + member("ending") + " = 'x'": "records_caller", "call = 'a'": "records_call",
+		"caller = 'a' AND seq > 5": "records_caller",
 	} {
-		rows, err := a.cur.read.QueryContext(t.Context(), "EXPLAIN QUERY PLAN SELECT seq, record, prev, hash FROM records WHERE "+where+" ORDER BY seq LIMIT 5")
+		rows, err := a.cur.read.QueryContext(t.Context(),
+			"EXPLAIN QUERY PLAN SELECT seq, record, prev, hash FROM records WHERE "+where+" ORDER BY seq LIMIT 5")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +146,8 @@ func TestAnAuditLogOfANewerProgramIsRefused(t *testing.T) {
 
 func TestADamagedAuditFileIsAnError(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, AuditFile), []byte(strings.Repeat("not a database ", 1000)), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, AuditFile), []byte(strings.Repeat("not a database ", 1000)),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := OpenAudit(t.Context(), dir); err == nil || !strings.Contains(err.Error(), AuditFile) {

@@ -11,29 +11,28 @@ import (
 	"strings"
 )
 
-// AuditFiles reads the parts of an audit log in a directory: files of rows, each
-// but the last with a seal. It knows nothing of what rows and seals mean. Its
-// methods may be called concurrently, also while an AuditDB writes the log.
+// AuditFiles reads the parts of an audit log in a directory: files of rows, each with a seal except
+// the last. It does not interpret rows or seals. Its methods may be called concurrently, and while
+// an AuditDB writes the log.
 type AuditFiles struct{ dir string }
 
-// OpenAuditFiles reads the log in dir, which nobody writes. It holds nothing open.
+// OpenAuditFiles returns a reader for the log in dir. It keeps no file open.
 func OpenAuditFiles(dir string) AuditFiles { return AuditFiles{dir} }
 
-// AuditPart is a part of the log. Parts have numbers from 1.
+// AuditPart is a part of the log. Numbers start at 1.
 type AuditPart struct {
 	Number int
-	// Present says that its file exists; Bytes is how long that is.
+	// Present reports that its file exists. Bytes is the size of the file.
 	Present bool
 	Bytes   int64
-	// Seal is what Rotate or Remove was given; nil: the part has none.
+	// Seal is the argument of Rotate or Remove. nil: the part has no seal.
 	Seal []byte
 }
 
-// AuditFile is the file of the first part. Later ones are "audit-000002.db" and
-// so on.
+// AuditFile is the file name of the first part. Later parts are "audit-000002.db" and so on.
 const AuditFile = "audit.db"
 
-// AuditPartFile is the name of a part's file.
+// AuditPartFile returns the file name of a part.
 func AuditPartFile(number int) string {
 	if number == 1 {
 		return AuditFile
@@ -41,10 +40,10 @@ func AuditPartFile(number int) string {
 	return fmt.Sprintf("audit-%06d.db", number)
 }
 
-// AuditSealFile is the name of the file with a part's seal.
+// AuditSealFile returns the file name of a part's seal.
 func AuditSealFile(number int) string { return fmt.Sprintf("audit-%06d.seal", number) }
 
-// auditName reads the name of a file of the log, without what SQLite adds to it.
+// auditName parses a file name of the log. It rejects SQLite's additional files.
 func auditName(name string) (number int, seal, ok bool) {
 	if name == AuditFile {
 		return 1, false, true
@@ -58,11 +57,10 @@ func auditName(name string) (number int, seal, ok bool) {
 	return n, ext == "seal", true
 }
 
-// maxSeal bounds what is read of a seal's file.
+// maxSeal limits how much of a seal file is read, in bytes.
 const maxSeal = 4 << 10
 
-// Parts lists the parts from the first one to the last of which there is a file
-// or a seal.
+// Parts lists the parts from the first to the last that has a file or a seal.
 func (a AuditFiles) Parts(context.Context) ([]AuditPart, error) {
 	entries, err := os.ReadDir(a.dir)
 	if err != nil {
@@ -76,7 +74,7 @@ func (a AuditFiles) Parts(context.Context) ([]AuditPart, error) {
 		}
 		for len(parts) < n {
 			if n > len(parts)+maxMissing {
-				return nil, fmt.Errorf("list the parts of the audit log: %s is far from the others: remove it", e.Name())
+				return nil, fmt.Errorf("list the parts of the audit log: the number of %s is too high: remove the file", e.Name())
 			}
 			parts = append(parts, AuditPart{Number: len(parts) + 1})
 		}
@@ -95,8 +93,8 @@ func (a AuditFiles) Parts(context.Context) ([]AuditPart, error) {
 	return parts, nil
 }
 
-// maxMissing bounds how many parts in a row may be missing: a name alone must not
-// take memory.
+// maxMissing limits how many consecutive parts may be missing, so that a file name alone cannot
+// cost much memory.
 const maxMissing = 100_000
 
 func readSeal(path string) ([]byte, error) {
@@ -105,13 +103,12 @@ func readSeal(path string) ([]byte, error) {
 		return nil, err
 	}
 	if info.Size() > maxSeal {
-		return []byte{}, nil // no seal of ours
+		return []byte{}, nil // not a valid seal
 	}
 	return os.ReadFile(path)
 }
 
-// ScanPart is AuditDB.Scan for one part. A part without a file is
-// fs.ErrNotExist.
+// ScanPart is AuditDB.Scan for one part. Without a file, the error is fs.ErrNotExist.
 func (a AuditFiles) ScanPart(ctx context.Context, number int, filter AuditFilter, f func(AuditRow) error) error {
 	p, err := openPartToRead(a.dir, number)
 	if err != nil {
@@ -121,8 +118,8 @@ func (a AuditFiles) ScanPart(ctx context.Context, number int, filter AuditFilter
 	return p.scan(ctx, filter, f)
 }
 
-// IsEmpty reports whether a part has a file and no row. One that a killed process
-// did not make to the end is empty.
+// IsEmpty reports whether a part has a file but no rows. A part that a killed process left
+// incomplete is empty.
 func (a AuditFiles) IsEmpty(ctx context.Context, number int) bool {
 	p, err := openPartToRead(a.dir, number)
 	if err != nil {

@@ -12,45 +12,42 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// auditPart is one open file of the audit log. write and its statements are nil
-// in a part that is open for reading only.
+// auditPart is one open file of the audit log. In a part opened read-only, write and its statements
+// are nil.
 type auditPart struct {
 	number               int
 	path                 string
 	write, read          *sql.DB
-	insert, open         *sql.Stmt // of write
-	closed, taken, spend *sql.Stmt // of write
-	holds                int       // guarded by AuditDB.mu: scans, and one for the last part
+	insert, open         *sql.Stmt // on write
+	closed, taken, spend *sql.Stmt // on write
+	holds                int       // guarded by AuditDB.mu: running scans, plus one for the last part
 }
 
-// AuditRow is a record as it is stored. Prev and Hash have 32 bytes in what
-// was not tampered with.
+// AuditRow is a stored record. Prev and Hash have 32 bytes unless the row was tampered with.
 type AuditRow struct {
 	Seq        int64
 	Record     []byte
 	Prev, Hash []byte
-	// Call and Caller are what the row is found by, and stand in the record too:
-	// whoever verifies the log compares them.
+	// Call and Caller index the row. The record contains them too, and verification compares both.
 	Call, Caller string
-	// Opens and Closes name the call that Append is to remember as running, or
-	// to forget. Reading leaves them empty.
+	// Opens and Closes name the call that Append marks as running or ended. They are empty when
+	// read.
 	Opens, Closes string
-	// Spender is the caller whose share of Day ("2006-01-02") Append charges with
-	// Spent bytes; "" charges nobody. Reading leaves them empty.
+	// Spender is the caller whose share of Day ("2006-01-02") Append charges with Spent bytes, or
+	// "". It is empty when read.
 	Spender, Day string
 	Spent        int64
 }
 
-// AuditTime is the form of a record's time: of one length, so that the order
-// of the text is the order in time.
+// AuditTime is the format of a record's time. Its fixed length makes text order equal time order.
 const AuditTime = "2006-01-02T15:04:05.000000Z"
 
-// Filters are computed from the record and not stored beside it, so that they say
-// what the hash covers. Call and caller are the exception, since they are asked for
-// most: to parse each record for them costs more than all the rest of writing it.
+// Filters are computed from the record instead of stored beside it, so that they match what the
+// hash covers. Call and caller are stored, because they are queried most and parsing every record
+// for them would cost more than writing it.
 //
-// running are calls that this part opened and carried those that earlier parts did;
-// spent is what callers have used of a day.
+// running holds calls that this part opened, carried those that earlier parts opened, and spent the
+// daily use of each caller.
 const auditSchema = `
 CREATE TABLE IF NOT EXISTS records (
 	seq INTEGER PRIMARY KEY, record TEXT NOT NULL, prev BLOB NOT NULL, hash BLOB NOT NULL,
@@ -64,18 +61,18 @@ CREATE TABLE IF NOT EXISTS carried (call TEXT PRIMARY KEY, seq INTEGER NOT NULL,
 CREATE TABLE IF NOT EXISTS spent (day TEXT NOT NULL, caller TEXT NOT NULL, bytes INTEGER NOT NULL, PRIMARY KEY (day, caller)) STRICT, WITHOUT ROWID;
 `
 
-// auditTime is a record's time, which stands at the same place in all of them.
+// auditTime extracts a record's time, which is at the same offset in every record.
 const auditTime = `substr(record, instr(record, '"time":"') + 8, 27)`
 
-// auditVersion of the schema. An older program refuses a newer database: one
-// that knows no parts would go on with a sealed one.
+// auditVersion is the schema version. An older program refuses a newer database: without support
+// for parts it would append to a sealed one.
 const auditVersion = 2
 
-// auditPage is how many rows one query reads: a slow reader must not keep the
-// write-ahead log from being folded into the database.
+// auditPage is the number of rows per query. Short queries let the write-ahead log be checkpointed
+// despite slow readers.
 const auditPage = 2048
 
-// openPart opens a part for writing, or makes it.
+// openPart opens or creates a part for writing.
 func openPart(ctx context.Context, dir string, number int) (*auditPart, error) {
 	path := filepath.Join(dir, AuditPartFile(number))
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
@@ -101,9 +98,8 @@ func openPart(ctx context.Context, dir string, number int) (*auditPart, error) {
 	return p, nil
 }
 
-// openPartToRead opens a part that nobody writes. A file that does not exist is
-// fs.ErrNotExist. It changes nothing in the directory unless the part has a
-// write-ahead log.
+// openPartToRead opens a part that is not being written. If the file is missing, the error is
+// fs.ErrNotExist. It modifies the directory only if the part has a write-ahead log.
 func openPartToRead(dir string, number int) (*auditPart, error) {
 	path := filepath.Join(dir, AuditPartFile(number))
 	if _, err := os.Stat(path); err != nil {
@@ -120,8 +116,8 @@ func openPartToRead(dir string, number int) (*auditPart, error) {
 	return &auditPart{number: number, path: path, read: db}, nil
 }
 
-// fold makes a sealed part one file without a write-ahead log. Where that cannot
-// be, since somebody reads it, the part is as good as before.
+// fold turns a sealed part into a single file without a write-ahead log. If a reader prevents that,
+// the part stays valid.
 func fold(ctx context.Context, path string) error {
 	if !hasLog(path) {
 		return nil
@@ -134,20 +130,19 @@ func fold(ctx context.Context, path string) error {
 	return errors.Join(db.PingContext(ctx), db.Close())
 }
 
-// hasLog reports whether a database is in the mode with a write-ahead log, or may
-// be.
+// hasLog reports whether a database uses a write-ahead log, or may do so.
 func hasLog(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {
 		return false
 	}
 	defer f.Close()
-	var version [2]byte // for writing and for reading; 2 is with the log
+	var version [2]byte // write and read version; 2 means a write-ahead log
 	_, err = f.ReadAt(version[:], 18)
 	return err == nil && version != [2]byte{1, 1}
 }
 
-// shut closes what is open.
+// shut closes the open handles.
 func (p *auditPart) shut() error {
 	var errs []error
 	for _, db := range []*sql.DB{p.read, p.write} {
@@ -164,7 +159,8 @@ func (p *auditPart) migrate(ctx context.Context) error {
 		return err
 	}
 	if found > auditVersion {
-		return fmt.Errorf("the audit log is of version %d and this program knows %d: use the newer program: %w", found, auditVersion, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("audit log version %d, want %d: use the newer program: %w", found, auditVersion,
+			errdefs.ErrFailedPrecondition)
 	}
 	if _, err := p.write.ExecContext(ctx, auditSchema); err != nil {
 		return err
@@ -182,7 +178,8 @@ func (p *auditPart) prepare(ctx context.Context) (err error) {
 		{&p.open, "INSERT OR REPLACE INTO running (call, seq) VALUES (?, ?)"},
 		{&p.closed, "DELETE FROM running WHERE call = ?"},
 		{&p.taken, "DELETE FROM carried WHERE call = ?"},
-		{&p.spend, "INSERT INTO spent (day, caller, bytes) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes"},
+		{&p.spend,
+			"INSERT INTO spent (day, caller, bytes) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes"},
 	} {
 		if *q.to, err = p.write.PrepareContext(ctx, q.text); err != nil {
 			return err
@@ -236,7 +233,7 @@ func (p *auditPart) appendRows(ctx context.Context, tx *sql.Tx, rows []AuditRow)
 	return nil
 }
 
-// closeCall forgets a call that this part opened, or else an earlier one.
+// closeCall removes a call that this part or an earlier one opened.
 func closeCall(ctx context.Context, closed, taken *sql.Stmt, call string) error {
 	res, err := closed.ExecContext(ctx, call)
 	if err != nil {
@@ -249,17 +246,18 @@ func closeCall(ctx context.Context, closed, taken *sql.Stmt, call string) error 
 	return err
 }
 
-// last is the row with the highest sequence number, or a zero one.
+// last returns the row with the highest sequence number, or the zero row.
 func (p *auditPart) last(ctx context.Context) (AuditRow, error) {
 	var r AuditRow
-	err := p.read.QueryRowContext(ctx, "SELECT seq, record, prev, hash FROM records ORDER BY seq DESC LIMIT 1").Scan(&r.Seq, &r.Record, &r.Prev, &r.Hash)
+	err := p.read.QueryRowContext(ctx,
+		"SELECT seq, record, prev, hash FROM records ORDER BY seq DESC LIMIT 1").Scan(&r.Seq, &r.Record, &r.Prev, &r.Hash)
 	if errors.Is(err, sql.ErrNoRows) {
 		return AuditRow{}, nil
 	}
 	return r, err
 }
 
-// running is the rows that opened calls which no row closed.
+// running returns the rows that opened calls which no row closed.
 func (p *auditPart) running(ctx context.Context) ([]AuditRow, error) {
 	rows, err := p.read.QueryContext(ctx, `SELECT r.seq, r.record, o.call FROM running o JOIN records r ON r.seq = o.seq
 		UNION ALL SELECT seq, record, call FROM carried ORDER BY 1`)
@@ -278,9 +276,10 @@ func (p *auditPart) running(ctx context.Context) ([]AuditRow, error) {
 	return all, rows.Err()
 }
 
-// spentOn is what callers have used of a day; "" is the last one there is.
+// spentOn returns what callers have used on a day. "" means the last recorded day.
 func (p *auditPart) spentOn(ctx context.Context, day string) (found string, spent map[string]int64, err error) {
-	rows, err := p.read.QueryContext(ctx, "SELECT day, caller, bytes FROM spent WHERE day = coalesce(nullif(?, ''), (SELECT max(day) FROM spent))", day)
+	rows, err := p.read.QueryContext(ctx,
+		"SELECT day, caller, bytes FROM spent WHERE day = coalesce(nullif(?, ''), (SELECT max(day) FROM spent))", day)
 	if err != nil {
 		return "", nil, err
 	}
@@ -297,7 +296,7 @@ func (p *auditPart) spentOn(ctx context.Context, day string) (found string, spen
 	return found, spent, rows.Err()
 }
 
-// carry takes over from the part before what has to be known of it.
+// carry copies running calls and daily use from the previous part.
 func (p *auditPart) carry(ctx context.Context, from *auditPart) error {
 	open, err := from.running(ctx)
 	if err != nil {
@@ -313,7 +312,8 @@ func (p *auditPart) carry(ctx context.Context, from *auditPart) error {
 	}
 	defer func() { _ = tx.Rollback() }()
 	for _, r := range open {
-		if _, err := tx.ExecContext(ctx, "INSERT INTO carried (call, seq, record) VALUES (?, ?, ?)", r.Opens, r.Seq, string(r.Record)); err != nil {
+		if _, err := tx.ExecContext(ctx, "INSERT INTO carried (call, seq, record) VALUES (?, ?, ?)", r.Opens, r.Seq,
+			string(r.Record)); err != nil {
 			return err
 		}
 	}
@@ -325,24 +325,26 @@ func (p *auditPart) carry(ctx context.Context, from *auditPart) error {
 	return tx.Commit()
 }
 
-// size is the part's in bytes, as it will be once its log is folded in.
+// size returns the size of the part in bytes, as it is after a checkpoint.
 func (p *auditPart) size(ctx context.Context) (bytes int64, err error) {
-	err = p.write.QueryRowContext(ctx, "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").Scan(&bytes)
+	err = p.write.QueryRowContext(ctx,
+		"SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").Scan(&bytes)
 	return bytes, err
 }
 
-// count is how many rows match, at most limit.
+// count returns the number of matching rows, at most limit.
 func (p *auditPart) count(ctx context.Context, f AuditFilter, limit int) (n int, err error) {
 	f.Newest, f.Limit = false, 0
 	q, err := p.query(ctx, f)
 	if err != nil {
 		return 0, err
 	}
-	err = p.read.QueryRowContext(ctx, "SELECT count(*) FROM (SELECT 1 FROM records"+q.where()+" LIMIT ?)", append(q.args, limit)...).Scan(&n)
+	err = p.read.QueryRowContext(ctx, "SELECT count(*) FROM (SELECT 1 FROM records"+q.where()+" LIMIT ?)", append(q.args,
+		limit)...).Scan(&n)
 	return n, classify(err)
 }
 
-// scan calls f with the rows of this part that match.
+// scan calls f with the matching rows of this part.
 func (p *auditPart) scan(ctx context.Context, filter AuditFilter, f func(AuditRow) error) error {
 	q, err := p.query(ctx, filter)
 	if err != nil {
@@ -365,9 +367,12 @@ func (p *auditPart) scan(ctx context.Context, filter AuditFilter, f func(AuditRo
 	}
 }
 
-func (p *auditPart) page(ctx context.Context, q auditQuery, limit int, f func(AuditRow) error) (n int, last int64, err error) {
+func (p *auditPart) page(ctx context.Context, q auditQuery, limit int, f func(AuditRow) error) (n int, last int64,
+	err error) {
 	last = q.last
-	rows, err := p.read.QueryContext(ctx, "SELECT seq, record, prev, hash, call, caller FROM records"+q.where()+" ORDER BY seq LIMIT ?", append(q.args, limit)...)
+	rows, err := p.read.QueryContext(ctx,
+		"SELECT seq, record, prev, hash, call, caller FROM records"+q.where()+" ORDER BY seq LIMIT ?", append(q.args,
+			limit)...)
 	if err != nil {
 		return 0, last, &AuditReadError{last, classify(err)}
 	}

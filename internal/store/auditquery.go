@@ -9,26 +9,26 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// AuditFilter chooses rows; the zero value takes all, in order of their
-// sequence numbers. A row matches if all fields that are set are the row's own.
+// AuditFilter selects rows. The zero value selects all, in sequence order. A row must match every
+// field that is set.
 type AuditFilter struct {
 	Caller, Action, Verdict, Ending, Call, Sandbox string
-	// Since is inclusive, Until is not.
+	// Since is inclusive, Until is exclusive.
 	Since, Until time.Time
-	// After is the sequence number to begin behind; Limit is the most rows to
-	// take (0: all).
+	// After selects rows with a greater sequence number. Limit is the maximum number of rows (0:
+	// all).
 	After int64
 	Limit int
-	// Newest takes the last rows instead of the first, and needs a Limit.
+	// Newest selects the last rows instead of the first. It requires a Limit.
 	Newest bool
 }
 
-// auditQuery is the condition of a filter.
+// auditQuery is the SQL condition of a filter.
 type auditQuery struct {
 	conds []string
 	args  []any
 	last  int64
-	paged bool // the first condition is that of after
+	paged bool // the first condition is that of After
 }
 
 func (q *auditQuery) add(cond string, v any) {
@@ -53,7 +53,8 @@ func (q *auditQuery) where() string {
 	return " WHERE " + strings.Join(q.conds, " AND ")
 }
 
-// member is a text of a record, NULL where the record is not valid JSON any more.
+// member returns an SQL expression for a member of the record. It is NULL if the record is not
+// valid JSON.
 func member(name string) string {
 	return "iif(json_valid(record), record ->> '$." + name + "', NULL)"
 }
@@ -61,7 +62,8 @@ func member(name string) string {
 func (p *auditPart) query(ctx context.Context, f AuditFilter) (auditQuery, error) {
 	var q auditQuery
 	for _, c := range []struct{ column, value string }{
-		{"caller", f.Caller}, {"call", f.Call}, {member("action"), f.Action}, {member("verdict"), f.Verdict}, {member("ending"), f.Ending},
+		{"caller", f.Caller}, {"call", f.Call}, {member("action"), f.Action}, {member("verdict"), f.Verdict},
+		{member("ending"), f.Ending},
 		{member("sandbox"), f.Sandbox},
 	} {
 		if c.value != "" {
@@ -78,10 +80,12 @@ func (p *auditPart) query(ctx context.Context, f AuditFilter) (auditQuery, error
 		return q, nil
 	}
 	if f.Limit <= 0 {
-		return q, fmt.Errorf("the newest audit records need a limit: %w", errdefs.ErrInvalidArgument)
+		return q, fmt.Errorf("newest audit records: a limit is required: %w", errdefs.ErrInvalidArgument)
 	}
 	var first int64
-	err := p.read.QueryRowContext(ctx, "SELECT coalesce(min(seq), 0) FROM (SELECT seq FROM records"+q.where()+" ORDER BY seq DESC LIMIT ?)", append(q.args, f.Limit)...).Scan(&first)
+	err := p.read.QueryRowContext(ctx,
+		"SELECT coalesce(min(seq), 0) FROM (SELECT seq FROM records"+q.where()+" ORDER BY seq DESC LIMIT ?)", append(q.args,
+			f.Limit)...).Scan(&first)
 	if err != nil {
 		return q, fmt.Errorf("read the audit log: %w", classify(err))
 	}
@@ -89,9 +93,9 @@ func (p *auditPart) query(ctx context.Context, f AuditFilter) (auditQuery, error
 	return q, nil
 }
 
-// during limits q to a time. Records are in order of time but where the clock
-// was set back, so the index by time gives the bounds of the sequence numbers
-// once, and the pages are read in their own order.
+// during limits q to a time range. Records are in time order except where the clock was set back.
+// The time index therefore yields the bounds of the sequence numbers once, and pages are read in
+// sequence order.
 func (p *auditPart) during(ctx context.Context, q *auditQuery, f AuditFilter) error {
 	if f.Since.IsZero() && f.Until.IsZero() {
 		return nil
@@ -104,18 +108,20 @@ func (p *auditPart) during(ctx context.Context, q *auditQuery, f AuditFilter) er
 		until = f.Until.UTC().Format(AuditTime)
 	}
 	var first, last int64
-	err := p.read.QueryRowContext(ctx, "SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) FROM records WHERE "+auditTime+" >= ? AND "+auditTime+" < ?", since, until).Scan(&first, &last)
+	err := p.read.QueryRowContext(ctx,
+		"SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) FROM records WHERE "+auditTime+" >= ? AND "+auditTime+" < ?",
+		since, until).Scan(&first, &last)
 	if err != nil {
 		return fmt.Errorf("read the audit log: %w", classify(err))
 	}
 	q.add("seq >= ?", first)
 	q.add("seq <= ?", last)
-	q.add("+"+auditTime+" >= ?", since) // the plus keeps the index out: its order is another
+	q.add("+"+auditTime+" >= ?", since) // the plus disables the index, which has a different order
 	q.add("+"+auditTime+" < ?", until)
 	return nil
 }
 
-// AuditReadError says behind which row reading failed.
+// AuditReadError reports the row after which reading failed.
 type AuditReadError struct {
 	After int64
 	Err   error
@@ -125,5 +131,5 @@ func (e *AuditReadError) Error() string {
 	return fmt.Sprintf("read the audit log behind record %d: %v", e.After, e.Err)
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *AuditReadError) Unwrap() error { return e.Err }

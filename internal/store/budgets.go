@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// Amounts are in millionths: sums of them are exact, which sums of fractions
-// are not.
+// Amounts are in millionths, so that sums are exact.
 const budgetsSchema = `
 CREATE TABLE IF NOT EXISTS budgets (
 	caller TEXT NOT NULL, tool TEXT NOT NULL, rule TEXT NOT NULL, period TEXT NOT NULL, start INTEGER NOT NULL, until INTEGER NOT NULL,
@@ -20,46 +19,47 @@ CREATE TABLE IF NOT EXISTS spends (
 ) STRICT;
 `
 
-// Spend is what a call takes of a budget: Amount of Limit, both in millionths,
-// in the window that begins at Start and ends at Until.
+// Spend is a call's charge to a budget: Amount of Limit, both in millionths, in the period from
+// Start to Until.
 type Spend struct {
-	// ID names what was taken, so that it can be given back once.
+	// ID identifies the charge, so that it can be refunded once.
 	ID                         string
 	Caller, Tool, Rule, Period string
 	Start, Until               time.Time
 	Amount, Limit              int64
 }
 
-// Spend takes an amount if the limit allows it. used is what was taken before
-// by others.
+// Spend charges an amount if the limit allows it. used is what earlier charges used.
 func (s *Store) Spend(ctx context.Context, p Spend) (used int64, ok bool, err error) {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return 0, false, wrap("take of a budget", err)
 	}
 	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
-	err = tx.QueryRowContext(ctx, "SELECT used FROM budgets WHERE caller = ? AND tool = ? AND rule = ? AND period = ? AND start = ?",
+	err = tx.QueryRowContext(ctx,
+		"SELECT used FROM budgets WHERE caller = ? AND tool = ? AND rule = ? AND period = ? AND start = ?",
 		p.Caller, p.Tool, p.Rule, p.Period, stamp(p.Start)).Scan(&used)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return 0, false, wrap("take of a budget", err)
 	}
-	if p.Amount < 0 || p.Amount > p.Limit-used { // no overflow: used is never over a limit by more than a limit
+	if p.Amount < 0 || p.Amount > p.Limit-used { // cannot overflow: used never exceeds a limit by more than a limit
 		return used, false, nil
 	}
-	if _, err := tx.ExecContext(ctx, "INSERT INTO budgets (caller, tool, rule, period, start, until, used) VALUES (?, ?, ?, ?, ?, ?, ?) "+
-		"ON CONFLICT (caller, tool, rule, period, start) DO UPDATE SET used = used + excluded.used",
+	if _, err := tx.ExecContext(ctx,
+		"INSERT INTO budgets (caller, tool, rule, period, start, until, used) VALUES (?, ?, ?, ?, ?, ?, ?) "+
+			"ON CONFLICT (caller, tool, rule, period, start) DO UPDATE SET used = used + excluded.used",
 		p.Caller, p.Tool, p.Rule, p.Period, stamp(p.Start), stamp(p.Until), p.Amount); err != nil {
 		return 0, false, wrap("take of a budget", err)
 	}
-	if _, err := tx.ExecContext(ctx, "INSERT INTO spends (id, caller, tool, rule, period, start, until, amount) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+	if _, err := tx.ExecContext(ctx,
+		"INSERT INTO spends (id, caller, tool, rule, period, start, until, amount) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
 		p.ID, p.Caller, p.Tool, p.Rule, p.Period, stamp(p.Start), stamp(p.Until), p.Amount); err != nil {
 		return 0, false, wrap("take of a budget", err)
 	}
 	return used, true, wrap("take of a budget", tx.Commit())
 }
 
-// Refund gives back what was taken under id. Done twice, or for an id that
-// took nothing, it does nothing.
+// Refund reverses the charge under id. Repeated calls and unknown ids have no effect.
 func (s *Store) Refund(ctx context.Context, id string) error {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
@@ -75,19 +75,21 @@ func (s *Store) Refund(ctx context.Context, id string) error {
 func giveBack(ctx context.Context, tx *sql.Tx, id string) error {
 	var p Spend
 	var start int64
-	err := tx.QueryRowContext(ctx, "DELETE FROM spends WHERE id = ? RETURNING caller, tool, rule, period, start, amount", id).
+	err := tx.QueryRowContext(ctx, "DELETE FROM spends WHERE id = ? RETURNING caller, tool, rule, period, start, amount",
+		id).
 		Scan(&p.Caller, &p.Tool, &p.Rule, &p.Period, &start, &p.Amount)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil
 	}
 	if err == nil {
-		_, err = tx.ExecContext(ctx, "UPDATE budgets SET used = used - ? WHERE caller = ? AND tool = ? AND rule = ? AND period = ? AND start = ?",
+		_, err = tx.ExecContext(ctx,
+			"UPDATE budgets SET used = used - ? WHERE caller = ? AND tool = ? AND rule = ? AND period = ? AND start = ?",
 			p.Amount, p.Caller, p.Tool, p.Rule, p.Period, start)
 	}
 	return err
 }
 
-// ForgetBudgets removes the windows that ended before the given time.
+// ForgetBudgets deletes the periods that ended before the given time.
 func (s *Store) ForgetBudgets(ctx context.Context, before time.Time) error {
 	for _, table := range []string{"budgets", "spends"} {
 		if _, err := s.db.ExecContext(ctx, "DELETE FROM "+table+" WHERE until < ?", stamp(before)); err != nil {

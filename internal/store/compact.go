@@ -2,8 +2,8 @@ package store
 
 import "context"
 
-// Trim removes the oldest rows of sandboxes that ended, with their shells, but
-// for the newest ones that are to be kept. It returns how many sandboxes went.
+// Trim deletes the oldest ended sandboxes and their shells, except the newest keep ones. It returns
+// the number of deleted sandboxes.
 func (s *Store) Trim(ctx context.Context, keep int) (int64, error) {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
@@ -25,13 +25,12 @@ func (s *Store) Trim(ctx context.Context, keep int) (int64, error) {
 	return n, wrap("trim", err)
 }
 
-// compactBytes is what may be free in the file before it is made smaller.
+// compactBytes is how much free space the file may hold, in bytes.
 const compactBytes = 4 << 20
 
-// Compact gives the disk back what removed rows left in the file, if that is
-// more than half of it and more than 4 MiB: SQLite uses free pages again, and
-// never gives one back by itself. Writers wait meanwhile, some 10 ms for a MiB
-// that is still used.
+// Compact returns the file's free space to the disk if it is over half of the file and over 4 MiB.
+// SQLite reuses free pages but never returns them. Writers block during it, about 10 ms per MiB in
+// use.
 func (s *Store) Compact(ctx context.Context) (freed int64, err error) {
 	var pages, free, size int64
 	for pragma, to := range map[string]*int64{"page_count": &pages, "freelist_count": &free, "page_size": &size} {

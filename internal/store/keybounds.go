@@ -5,30 +5,29 @@ import (
 	"database/sql"
 )
 
-// KeyBounds bound what is kept of each caller's idempotency keys. All are at
-// least 1.
+// KeyBounds limits each caller's stored idempotency keys. All fields must be at least 1.
 type KeyBounds struct {
-	// Answers and Bytes are how many answers are kept, and how large together. The
-	// oldest ones go first; their keys stay, without the answer.
+	// Answers and Bytes limit the number and total size of stored answers. The oldest are evicted
+	// first; their keys stay.
 	Answers int
 	Bytes   int64
-	// Keys is how many keys without an answer stay. The oldest ones go first, and a
-	// request with such a key is carried out again.
+	// Keys limits the number of keys without an answer. The oldest are evicted first, and a request
+	// with an evicted key runs again.
 	Keys int
 }
 
-// KeyState says how far the request of a key is.
+// KeyState is the progress of a key's request.
 type KeyState int
 
 // The states, as they are stored.
 const (
-	KeyOpen     KeyState = iota // under way, or cut short
+	KeyOpen     KeyState = iota // running or interrupted
 	KeyAnswered                 // Answer is final
-	KeyEvicted                  // it was, and gave way to newer ones
-	KeyTooLarge                 // it was larger than the bound
+	KeyEvicted                  // the answer was evicted by newer ones
+	KeyTooLarge                 // the answer exceeded the limit
 )
 
-// The totals are kept by triggers, so that every way of changing a key counts.
+// Triggers maintain the totals, so that every change of a key counts.
 const keysSchema = `
 CREATE INDEX IF NOT EXISTS keys_oldest ON keys (caller, done, created);
 CREATE TABLE IF NOT EXISTS key_totals (
@@ -47,11 +46,13 @@ DELETE FROM key_totals;
 INSERT INTO key_totals (caller, answers, bytes, bare) SELECT caller, sum(done = 1), sum(length(answer)), sum(done > 1) FROM keys WHERE done > 0 GROUP BY caller;
 `
 
-// evictKeys brings the keys of a caller within bounds. Keys under way never go.
+// evictKeys evicts the caller's keys that exceed the bounds. It never evicts keys of running
+// requests.
 func evictKeys(ctx context.Context, tx *sql.Tx, caller string, b KeyBounds) error {
 	for {
 		var answers, bytes, bare int64
-		err := tx.QueryRowContext(ctx, "SELECT answers, bytes, bare FROM key_totals WHERE caller = ?", caller).Scan(&answers, &bytes, &bare)
+		err := tx.QueryRowContext(ctx, "SELECT answers, bytes, bare FROM key_totals WHERE caller = ?",
+			caller).Scan(&answers, &bytes, &bare)
 		if err != nil {
 			return err
 		}

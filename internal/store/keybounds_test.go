@@ -24,7 +24,8 @@ func beginKey(t *testing.T, s *Store, caller, key string) (Key, bool) {
 // The oldest answers go first, whatever they are bounded by; a key under way and
 // what other callers have never go.
 func TestOldAnswersGiveWayToNewOnes(t *testing.T) {
-	for name, b := range map[string]KeyBounds{"count": {Answers: 3, Bytes: 1 << 20, Keys: 2}, "bytes": {Answers: 1000, Bytes: 350, Keys: 2}} {
+	for name, b := range map[string]KeyBounds{"count": {Answers: 3, Bytes: 1 << 20, Keys: 2}, "bytes": {Answers: 1000,
+		Bytes: 350, Keys: 2}} {
 		t.Run(name, func(t *testing.T) {
 			s := open(t, t.TempDir())
 			beginKey(t, s, "ann", "under way")
@@ -108,7 +109,8 @@ func TestKeyTotalsAreThoseOfTheRows(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := totals(t, s, "SELECT caller || ' ' || answers || ' ' || bytes || ' ' || bare FROM key_totals ORDER BY 1")
-		want := totals(t, s, "SELECT caller || ' ' || sum(done = 1) || ' ' || sum(length(answer)) || ' ' || sum(done > 1) FROM keys WHERE done > 0 GROUP BY caller ORDER BY 1")
+		want := totals(t, s,
+			"SELECT caller || ' ' || sum(done = 1) || ' ' || sum(length(answer)) || ' ' || sum(done > 1) FROM keys WHERE done > 0 GROUP BY caller ORDER BY 1")
 		if !slices.Equal(got, want) {
 			t.Fatalf("totals %v, want %v", got, want)
 		}

@@ -11,26 +11,23 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// Key is an idempotency key: the promise that a request with it is carried out
-// once.
+// Key is an idempotency key. It ensures that its request runs at most once.
 type Key struct {
 	Caller string
 	Key    string
-	// Op and Hash are of the first request; another request under the same key
-	// is refused.
+	// Op and Hash identify the first request. A different request with the same key is refused.
 	Op   string
 	Hash string
-	// State says what there is of Answer. Ref is what the request made, known
-	// before it is answered.
+	// State is the state of Answer. Ref identifies what the request created; it is known before the
+	// answer.
 	State   KeyState
 	Ref     string
 	Answer  []byte
 	Created time.Time
 }
 
-// BeginKey takes a key. If it was taken before, the earlier one is returned
-// with fresh false; one of another request is an error of class
-// InvalidArgument.
+// BeginKey reserves a key. If it exists, BeginKey returns the existing one, and fresh is false. If
+// that belongs to a different request, the error is of class InvalidArgument.
 func (s *Store) BeginKey(ctx context.Context, k Key) (got Key, fresh bool, err error) {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
@@ -39,33 +36,37 @@ func (s *Store) BeginKey(ctx context.Context, k Key) (got Key, fresh bool, err e
 	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
 	got = Key{Caller: k.Caller, Key: k.Key}
 	var created int64
-	err = tx.QueryRowContext(ctx, "SELECT op, hash, done, ref, answer, created FROM keys WHERE caller = ? AND key = ?", k.Caller, k.Key).
+	err = tx.QueryRowContext(ctx, "SELECT op, hash, done, ref, answer, created FROM keys WHERE caller = ? AND key = ?",
+		k.Caller, k.Key).
 		Scan(&got.Op, &got.Hash, &got.State, &got.Ref, &got.Answer, &created)
 	switch {
 	case err == nil && (got.Op != k.Op || got.Hash != k.Hash):
-		return Key{}, false, usererror.Errorf(errdefs.ErrInvalidArgument, "Idempotency-Key %q was used for another request: use a new key", k.Key)
+		return Key{}, false, usererror.Errorf(errdefs.ErrInvalidArgument,
+			"Idempotency-Key %q was used for a different request: use a new key", k.Key)
 	case err == nil:
 		got.Created = moment(created)
 		return got, false, nil
 	case !errors.Is(err, sql.ErrNoRows):
 		return Key{}, false, wrap("take idempotency key", err)
 	}
-	_, err = tx.ExecContext(ctx, "INSERT INTO keys (caller, key, op, hash, ref, created) VALUES (?, ?, ?, ?, ?, ?)", k.Caller, k.Key, k.Op, k.Hash, k.Ref, stamp(k.Created))
+	_, err = tx.ExecContext(ctx, "INSERT INTO keys (caller, key, op, hash, ref, created) VALUES (?, ?, ?, ?, ?, ?)",
+		k.Caller, k.Key, k.Op, k.Hash, k.Ref, stamp(k.Created))
 	if err == nil {
 		err = tx.Commit()
 	}
 	return k, true, wrap("take idempotency key", err)
 }
 
-// HasKey reports whether a key was taken. It writes nothing.
+// HasKey reports whether a key exists. It writes nothing.
 func HasKey(ctx context.Context, s *Store, caller, key string) (found bool, err error) {
-	err = s.db.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM keys WHERE caller = ? AND key = ?)", caller, key).Scan(&found)
+	err = s.db.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM keys WHERE caller = ? AND key = ?)", caller,
+		key).Scan(&found)
 	return found, wrap("look for an idempotency key", err)
 }
 
-// FinishKey records the final answer; the key counts as made now. Older answers
-// of the caller give way to it as the bounds say. An answer that alone is more
-// than they allow is not kept: the key stays without it.
+// FinishKey records the final answer and resets the age of the key. The caller's older answers are
+// evicted as the bounds require. An answer that exceeds the bounds alone is not stored, but the key
+// is.
 func (s *Store) FinishKey(ctx context.Context, caller, key, ref string, answer []byte, b KeyBounds) error {
 	const what = "record the answer of an idempotency key"
 	state := KeyAnswered
@@ -77,7 +78,8 @@ func (s *Store) FinishKey(ctx context.Context, caller, key, ref string, answer [
 		return wrap(what, err)
 	}
 	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
-	res, err := tx.ExecContext(ctx, "UPDATE keys SET done = ?, ref = ?, answer = ?, created = ? WHERE caller = ? AND key = ?",
+	res, err := tx.ExecContext(ctx,
+		"UPDATE keys SET done = ?, ref = ?, answer = ?, created = ? WHERE caller = ? AND key = ?",
 		state, ref, answer, stamp(time.Now()), caller, key)
 	if err != nil {
 		return wrap(what, err)
@@ -91,15 +93,13 @@ func (s *Store) FinishKey(ctx context.Context, caller, key, ref string, answer [
 	return wrap(what, tx.Commit())
 }
 
-// DropKey gives a key back whose request did nothing, so that it can be tried
-// again.
+// DropKey deletes a key whose request had no effect, so that it can be retried.
 func (s *Store) DropKey(ctx context.Context, caller, key string) error {
 	_, err := s.db.ExecContext(ctx, "DELETE FROM keys WHERE caller = ? AND key = ? AND done = 0", caller, key)
 	return wrap("give back an idempotency key", err)
 }
 
-// OpenKeys returns the keys whose requests were cut short by the end of the
-// process.
+// OpenKeys returns the keys whose requests were interrupted when the process ended.
 func (s *Store) OpenKeys(ctx context.Context) ([]Key, error) {
 	rows, err := s.db.QueryContext(ctx, "SELECT caller, key, op, hash, ref, created FROM keys WHERE done = 0")
 	if err != nil {

@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// probeTime is far longer than a probe of the lock takes.
+// probeTime is far longer than a lock probe takes.
 const probeTime = time.Second
 
-// Lock is the hold of one process on a state directory. The kernel lets go of
-// it when the process dies.
+// Lock is a process's exclusive lock on a state directory. The kernel releases it when the process
+// ends.
 type Lock struct{ file *os.File }
 
-// LockDir makes dir (mode 0700) and takes its lock. A directory that another
-// process holds is an error of class Unavailable that names the process, unless
-// it lets go within probeTime: whoever asks who holds it does by taking it.
+// LockDir creates dir (mode 0700) if needed and locks it. If another process holds the lock for
+// longer than probeTime, it returns an error of class Unavailable that names the process. The wait
+// covers probes, which hold the lock briefly.
 func LockDir(dir string) (*Lock, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
@@ -41,7 +41,8 @@ func LockDir(dir string) (*Lock, error) {
 		n, _ := f.ReadAt(holder, 0) // only for the message
 		err = errors.Join(err, f.Close())
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("state directory %s is held by process %s: %w", dir, strings.TrimSpace(string(holder[:n])), errdefs.ErrUnavailable)
+			return nil, fmt.Errorf("state directory %s is held by process %s: %w", dir, strings.TrimSpace(string(holder[:n])),
+				errdefs.ErrUnavailable)
 		}
 		return nil, fmt.Errorf("lock state directory %s: %w", dir, err)
 	}
@@ -55,5 +56,5 @@ func LockDir(dir string) (*Lock, error) {
 	return l, nil
 }
 
-// Unlock lets go.
+// Unlock releases the lock.
 func (l *Lock) Unlock() error { return l.file.Close() }

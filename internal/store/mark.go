@@ -10,10 +10,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 )
 
-// markTime is how often Run marks a database that changes.
+// markTime is how often Run marks a changing database.
 const markTime = 10 * time.Second
 
-// Marker keeps the sequence numbers of a database and of its owner file in step. Its methods may be
+// Marker keeps the sequence numbers in a database and its owner file in step. Its methods may be
 // called concurrently. Use Examined.Marker.
 type Marker struct {
 	db  *sql.DB
@@ -21,17 +21,17 @@ type Marker struct {
 
 	mu      sync.Mutex
 	last    ownerRecord // as written
-	changes int64       // rows that the connection had changed at the last mark
+	changes int64       // rows changed by the connection at the last mark
 	marked  bool
 }
 
-// Marker returns the marker of the store that Open returned.
+// Marker returns the marker for the store that Open returned.
 func (x *Examined) Marker(s *Store) *Marker { return &Marker{db: s.db, dir: x.dir, last: x.file} }
 
-// Mark folds the write-ahead log into state.db, and then raises the sequence number in the database
-// and in the owner file. The number is in the log before it is in the file, and each on disk: a
-// database with a lower one has lost its log, or is an earlier copy. Mark does nothing if nothing
-// changed since the last one.
+// Mark checkpoints the write-ahead log into state.db and then raises the sequence number in the
+// database and the owner file. The number is durable in the log before it is written to the file. A
+// database with a lower number therefore lost its log, or is an older copy. Mark does nothing if
+// nothing changed.
 func (m *Marker) Mark(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -53,8 +53,8 @@ func (m *Marker) Mark(ctx context.Context) error {
 	return nil
 }
 
-// raise folds the log and writes the next sequence number, which it returns; the
-// last one if there is nothing to mark.
+// raise checkpoints the log, writes the next sequence number and returns it. If nothing changed, it
+// returns the last one.
 func (m *Marker) raise(ctx context.Context) (int64, error) {
 	conn, err := m.db.Conn(ctx)
 	if err != nil {

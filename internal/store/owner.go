@@ -16,9 +16,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// OwnerFile is the name of the file in the state directory that holds the owner
-// id. It is kept beside state.db so that the sandboxes of a lost database can be
-// found.
+// OwnerFile is the name of the file in the state directory that stores the owner id. It is separate
+// from state.db, so that the sandboxes of a lost database can be found.
 const OwnerFile = "owner.json"
 
 const (
@@ -30,14 +29,14 @@ const (
 type ownerRecord struct {
 	Version int    `json:"version"`
 	Owner   string `json:"owner"`
-	// Sequence is never above that of state.db: a database that has a lower one
-	// is not the one that was last used. 0: no database was complete yet.
+	// Sequence is never above that of state.db: a database with a lower one is not the last used
+	// one. 0: no database was complete yet.
 	Sequence int64 `json:"sequence"`
 }
 
 func newOwner() string { return "o" + strings.ReplaceAll(uuid.NewString(), "-", "")[:15] }
 
-// readOwner reads the owner file in dir; found is false where it does not exist.
+// readOwner reads the owner file in dir. found is false if it does not exist.
 func readOwner(dir string) (r ownerRecord, found bool, err error) {
 	path := filepath.Join(dir, OwnerFile)
 	text, err := os.ReadFile(path)
@@ -48,18 +47,21 @@ func readOwner(dir string) (r ownerRecord, found bool, err error) {
 		return r, false, fmt.Errorf("owner of the state directory: %w", err)
 	}
 	if len(text) > maxOwnerBytes {
-		text = nil // not ours
+		text = nil // not a valid owner file
 	}
 	if err := json.Unmarshal(text, &r); err != nil || !runtime.ValidID(r.Owner) || r.Sequence < 0 {
-		return ownerRecord{}, false, fmt.Errorf("read %s: the file is damaged: remove it, and the next start writes it again from state.db: %w", path, errdefs.ErrFailedPrecondition)
+		return ownerRecord{}, false,
+			fmt.Errorf("read %s: the file is damaged: remove it, and the next start writes it again from state.db: %w", path,
+				errdefs.ErrFailedPrecondition)
 	}
 	if r.Version != ownerVersion {
-		return ownerRecord{}, false, fmt.Errorf("read %s: version %d, want %d: use the newer program: %w", path, r.Version, ownerVersion, errdefs.ErrFailedPrecondition)
+		return ownerRecord{}, false, fmt.Errorf("read %s: version %d, want %d: use the newer program: %w", path, r.Version,
+			ownerVersion, errdefs.ErrFailedPrecondition)
 	}
 	return r, true, nil
 }
 
-// write replaces the owner file in dir. It outlives a power cut.
+// write durably replaces the owner file in dir.
 func (r ownerRecord) write(dir string) error {
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -85,7 +87,7 @@ func writeSynced(path string, text []byte) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// syncFile makes a file, or the names in a directory, outlive a power cut.
+// syncFile makes a file, or the entries of a directory, survive a power loss.
 func syncFile(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -14,12 +14,12 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// State of a sandbox.
+// State is the state of a sandbox.
 type State string
 
-// The states, in order of life.
+// The states, in lifecycle order.
 const (
-	Creating State = "creating" // the intent is written; a container may exist
+	Creating State = "creating" // the intent is stored; a container may exist
 	Warm     State = "warm"
 	Leased   State = "leased"
 	Stopping State = "stopping"
@@ -27,7 +27,7 @@ const (
 	Failed   State = "failed" // it never became warm
 )
 
-// steps are the allowed ones. Everything may be stopped, from any state.
+// steps lists the allowed transitions. Any state may be stopped.
 var steps = map[State][]State{
 	Creating: {Warm, Leased, Stopping, Failed, Gone},
 	Warm:     {Leased, Stopping, Gone},
@@ -35,41 +35,40 @@ var steps = map[State][]State{
 	Stopping: {Stopping, Gone, Failed},
 }
 
-// Ended says whether nothing of the sandbox is left.
+// Ended reports whether nothing of the sandbox is left.
 func (s State) Ended() bool { return s == Gone || s == Failed }
 
-// Lease is what was promised to a caller.
+// Lease describes what a caller leased.
 type Lease struct {
-	// Workspace is its name on disk; Named is the caller's name of it where that
-	// is another one.
+	// Workspace is its directory name. Named is the caller's name for it, if different.
 	Workspace string `json:"workspace,omitempty"`
 	Named     string `json:"named,omitempty"`
 	ReadOnly  bool   `json:"read_only,omitempty"`
-	// Overlay: it writes to an overlay over the workspace.
+	// Overlay reports that it writes to an overlay over the workspace.
 	Overlay bool `json:"overlay,omitempty"`
-	// CarryBytes is above 0 where the workspace cannot be mounted: its files travel
-	// there and back, at most so many bytes of them.
+	// CarryBytes is positive if the workspace cannot be mounted. Its files are then copied in and
+	// out, up to this many bytes.
 	CarryBytes int64             `json:"carry_bytes,omitempty"`
 	Labels     map[string]string `json:"labels,omitempty"`
-	// Class is how its sandbox is isolated; "" before classes were kept.
+	// Class is the isolation class of its sandbox, or "" in rows that predate classes.
 	Class string `json:"class,omitempty"`
-	// OneShot: it is for one call, and over when that is.
+	// OneShot leases serve one call and end with it.
 	OneShot bool `json:"one_shot,omitempty"`
-	// Private: a tool has it for itself, and its caller cannot use it.
+	// Private leases belong to a tool. Their caller cannot use them.
 	Private bool `json:"private,omitempty"`
-	// Network is that of the profile whose call it was leased for, if it has one:
-	// calls of others do not get it.
+	// Network is the network of the profile that it was leased for, or "". Calls of other profiles
+	// do not get it.
 	Network string `json:"network,omitempty"`
-	// Session is the session of its caller that it is the sandbox of.
+	// Session is the caller's session that it belongs to.
 	Session string `json:"session,omitempty"`
-	// Key is the idempotency key it was asked for with.
+	// Key is the idempotency key of its request.
 	Key string `json:"key,omitempty"`
-	// Egress is what it may reach; nil: nothing. Unbound: who asked has no ceiling;
-	// otherwise Profile is theirs.
+	// Egress is what it may reach; nil: nothing. Unbound means that its caller has no egress limit;
+	// otherwise Profile is the caller's.
 	Egress  *v1.Egress `json:"egress,omitempty"`
 	Unbound bool       `json:"unbound,omitempty"`
 	Profile string     `json:"profile,omitempty"`
-	// Env is not kept: it may hold secrets, and the guest has it.
+	// Env is not stored: it may contain secrets, and the guest has it.
 }
 
 // Sandbox is a row.
@@ -83,7 +82,7 @@ type Sandbox struct {
 	Memory   int64
 	Caller   string
 	Lease    Lease
-	Warm     bool // it was leased from the pool
+	Warm     bool // leased from the warm pool
 	Created  time.Time
 	Expires  time.Time // zero unless leased
 	Idle     time.Duration
@@ -94,7 +93,7 @@ type Sandbox struct {
 
 const columns = "id, state, template, runtime, image, build, memory, caller, lease, warm, created, expires, idle, used, ended, reason"
 
-// Insert writes the intent to create a sandbox, before the driver is asked.
+// Insert records the intent to create a sandbox, before the driver is called.
 func (s *Store) Insert(ctx context.Context, b Sandbox) error {
 	lease, err := json.Marshal(b.Lease)
 	if err != nil {
@@ -106,8 +105,8 @@ func (s *Store) Insert(ctx context.Context, b Sandbox) error {
 	return wrap("record sandbox "+b.ID, err)
 }
 
-// Update changes a row under the rules of its states. change gets the row as
-// it is and returns an error to leave it so.
+// Update changes a row and enforces the allowed transitions. change receives the current row. If it
+// returns an error, the row stays unchanged.
 func (s *Store) Update(ctx context.Context, id string, change func(*Sandbox) error) (Sandbox, error) {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
@@ -123,21 +122,24 @@ func (s *Store) Update(ctx context.Context, id string, change func(*Sandbox) err
 		return Sandbox{}, err
 	}
 	if b.State != from && !slices.Contains(steps[from], b.State) {
-		return Sandbox{}, fmt.Errorf("sandbox %s is %s and cannot become %s: %w", id, from, b.State, errdefs.ErrFailedPrecondition)
+		return Sandbox{}, fmt.Errorf("sandbox %s is %s and cannot become %s: %w", id, from, b.State,
+			errdefs.ErrFailedPrecondition)
 	}
 	lease, err := json.Marshal(b.Lease)
 	if err != nil {
 		return Sandbox{}, err
 	}
-	_, err = tx.ExecContext(ctx, "UPDATE sandboxes SET state = ?, caller = ?, lease = ?, warm = ?, expires = ?, idle = ?, used = ?, ended = ?, reason = ? WHERE id = ?",
-		b.State, b.Caller, string(lease), b.Warm, stamp(b.Expires), int64(b.Idle), stamp(b.Used), stamp(b.Ended), b.Reason, id)
+	_, err = tx.ExecContext(ctx,
+		"UPDATE sandboxes SET state = ?, caller = ?, lease = ?, warm = ?, expires = ?, idle = ?, used = ?, ended = ?, reason = ? WHERE id = ?",
+		b.State, b.Caller, string(lease), b.Warm, stamp(b.Expires), int64(b.Idle), stamp(b.Used), stamp(b.Ended), b.Reason,
+		id)
 	if err == nil {
 		err = tx.Commit()
 	}
 	return b, wrap("change sandbox "+id, err)
 }
 
-// Touch records the last use of leases, many at once.
+// Touch records the last use of many leases.
 func (s *Store) Touch(ctx context.Context, used map[string]time.Time) error {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
@@ -152,7 +154,7 @@ func (s *Store) Touch(ctx context.Context, used map[string]time.Time) error {
 	return wrap("record use", tx.Commit())
 }
 
-// Sandbox returns one row; NotFound if there is none.
+// Sandbox returns one row, or an error of class NotFound.
 func (s *Store) Sandbox(ctx context.Context, id string) (Sandbox, error) {
 	b, err := scan(s.db.QueryRowContext(ctx, "SELECT "+columns+" FROM sandboxes WHERE id = ?", id))
 	return b, missing(id, err)
@@ -163,8 +165,8 @@ func (s *Store) Live(ctx context.Context) ([]Sandbox, error) {
 	return s.query(ctx, "WHERE state NOT IN ('gone', 'failed') ORDER BY created, id")
 }
 
-// Leases returns the caller's leases, and with ended those that are over as
-// well, newest first, at most limit.
+// Leases returns at most limit leases of the caller, newest first. With ended, it includes ended
+// ones.
 func (s *Store) Leases(ctx context.Context, caller string, ended bool, limit int) ([]Sandbox, error) {
 	where := "WHERE caller = ? AND state IN ('leased', 'stopping')"
 	if ended {
@@ -173,8 +175,8 @@ func (s *Store) Leases(ctx context.Context, caller string, ended bool, limit int
 	return s.query(ctx, where+" ORDER BY created DESC, id DESC LIMIT ?", caller, limit)
 }
 
-// Forget removes rows that ended, with their shells, and idempotency keys that
-// were answered before the given time. It returns the number of sandboxes.
+// Forget deletes rows that ended before the given time with their shells, and idempotency keys
+// answered before it. It returns the number of deleted sandboxes.
 func (s *Store) Forget(ctx context.Context, before time.Time) (int64, error) {
 	t := stamp(before)
 	tx, err := s.db.BeginTx(ctx, nil)
@@ -183,15 +185,15 @@ func (s *Store) Forget(ctx context.Context, before time.Time) (int64, error) {
 	}
 	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
 	const old = "state IN ('gone', 'failed') AND ended < ?"
-	if _, err := tx.ExecContext(ctx, "DELETE FROM shells WHERE sandbox IN (SELECT id FROM sandboxes WHERE "+old+")", t); err != nil {
+	if _, err := tx.ExecContext(ctx, "DELETE FROM shells WHERE sandbox IN (SELECT id FROM sandboxes WHERE "+old+")",
+		t); err != nil {
 		return 0, wrap("forget", err)
 	}
 	res, err := tx.ExecContext(ctx, "DELETE FROM sandboxes WHERE "+old, t)
 	if err != nil {
 		return 0, wrap("forget", err)
 	}
-	// A key under way keeps its request from being carried out twice, however
-	// long that takes.
+	// Keep keys of running requests: they prevent a second run.
 	if _, err := tx.ExecContext(ctx, "DELETE FROM keys WHERE done > 0 AND created < ?", t); err != nil {
 		return 0, wrap("forget", err)
 	}
@@ -230,7 +232,8 @@ func scan(row scanner) (Sandbox, error) {
 	if err != nil {
 		return b, err
 	}
-	b.Created, b.Expires, b.Idle, b.Used, b.Ended = moment(created), moment(expires), time.Duration(idle), moment(used), moment(ended)
+	b.Created, b.Expires, b.Idle, b.Used, b.Ended = moment(created), moment(expires), time.Duration(idle), moment(used),
+		moment(ended)
 	return b, json.Unmarshal([]byte(lease), &b.Lease)
 }
 

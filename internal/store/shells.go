@@ -13,7 +13,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Shell is a background command's row. The guest holds its output.
+// Shell is the row of a background command. The guest holds its output.
 type Shell struct {
 	ID      string
 	Sandbox string
@@ -22,7 +22,7 @@ type Shell struct {
 	Started time.Time
 	Ended   time.Time
 	Result  *runtime.Result
-	// TTY says that it runs on a terminal.
+	// TTY reports that it runs on a terminal.
 	TTY bool
 }
 
@@ -31,10 +31,10 @@ const terminalsSchema = `
 CREATE TABLE IF NOT EXISTS terminals (shell TEXT PRIMARY KEY REFERENCES shells (id) ON DELETE CASCADE) STRICT;
 `
 
-// shellColumns are what scanShell reads.
+// shellColumns lists the columns that scanShell reads.
 const shellColumns = "id, sandbox, caller, argv, started, ended, result, EXISTS (SELECT 1 FROM terminals WHERE shell = shells.id)"
 
-// InsertShell writes the promise of a shell, before the guest is asked.
+// InsertShell records a shell before the guest is called.
 func (s *Store) InsertShell(ctx context.Context, sh Shell) error {
 	argv, err := json.Marshal(sh.Argv)
 	if err != nil {
@@ -64,33 +64,35 @@ func (s *Store) insertShell(ctx context.Context, sh Shell, argv string) error {
 	return tx.Commit()
 }
 
-// EndShell records how a shell ended, once; later calls change nothing.
+// EndShell records the result of a shell. Later calls change nothing.
 func (s *Store) EndShell(ctx context.Context, id string, at time.Time, result runtime.Result) error {
 	body, err := json.Marshal(result)
 	if err != nil {
 		return err
 	}
-	_, err = s.db.ExecContext(ctx, "UPDATE shells SET ended = ?, result = ? WHERE id = ? AND ended = 0", stamp(at), string(body), id)
+	_, err = s.db.ExecContext(ctx, "UPDATE shells SET ended = ?, result = ? WHERE id = ? AND ended = 0", stamp(at),
+		string(body), id)
 	return wrap("record the end of shell "+id, err)
 }
 
-// EndShells records result for every shell of the sandbox that has none.
+// EndShells records result for every shell of the sandbox without one.
 func (s *Store) EndShells(ctx context.Context, sandbox string, at time.Time, result runtime.Result) error {
 	body, err := json.Marshal(result)
 	if err != nil {
 		return err
 	}
-	_, err = s.db.ExecContext(ctx, "UPDATE shells SET ended = ?, result = ? WHERE sandbox = ? AND ended = 0", stamp(at), string(body), sandbox)
+	_, err = s.db.ExecContext(ctx, "UPDATE shells SET ended = ?, result = ? WHERE sandbox = ? AND ended = 0", stamp(at),
+		string(body), sandbox)
 	return wrap("record the end of shells", err)
 }
 
-// DeleteShell forgets a shell.
+// DeleteShell deletes a shell.
 func (s *Store) DeleteShell(ctx context.Context, id string) error {
 	_, err := s.db.ExecContext(ctx, "DELETE FROM shells WHERE id = ?", id)
 	return wrap("forget shell "+id, err)
 }
 
-// Shell returns one row; NotFound if there is none.
+// Shell returns one row, or an error of class NotFound.
 func (s *Store) Shell(ctx context.Context, id string) (Shell, error) {
 	sh, err := scanShell(s.db.QueryRowContext(ctx, "SELECT "+shellColumns+" FROM shells WHERE id = ?", id))
 	if errors.Is(err, sql.ErrNoRows) {
@@ -101,7 +103,8 @@ func (s *Store) Shell(ctx context.Context, id string) (Shell, error) {
 
 // Shells returns the shells of a sandbox, oldest first.
 func (s *Store) Shells(ctx context.Context, sandbox string) ([]Shell, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT "+shellColumns+" FROM shells WHERE sandbox = ? ORDER BY started, id", sandbox)
+	rows, err := s.db.QueryContext(ctx, "SELECT "+shellColumns+" FROM shells WHERE sandbox = ? ORDER BY started, id",
+		sandbox)
 	if err != nil {
 		return nil, wrap("list shells", err)
 	}

@@ -22,38 +22,37 @@ import (
 // StateFile is the name of the database in the state directory.
 const StateFile = "state.db"
 
-// examinePrefix begins the names of directories that databases are read in.
+// examinePrefix starts the names of temporary directories in which databases are read.
 const examinePrefix = ".state-"
 
-// Condition tells how the database of a state directory was found.
+// Condition is the condition of a state directory's database.
 type Condition int
 
 // The conditions.
 const (
 	New     Condition = iota // the state directory never had one
-	Whole                    // it is the one that was last used
-	Lost                     // it was there, and is missing or empty
-	Older                    // changes that it had are missing
+	Whole                    // the last used one
+	Lost                     // it existed, but is missing or empty
+	Older                    // some of its changes are missing
 	Damaged                  // it cannot be read
-	Foreign                  // it is another state directory's
+	Foreign                  // it belongs to a different state directory
 )
 
-// Examined is the state of a directory as Examine found it.
+// Examined is the result of Examine.
 type Examined struct {
 	Condition Condition
 
 	dir    string
-	detail string // what was found, for StateError
+	detail string // finding, for StateError
 	file   ownerRecord
 	known  bool // the owner file exists
 	db     contents
 }
 
-// StateError reports a database that is not the one that was last used. Its
-// class is FailedPrecondition.
+// StateError reports a database that is not the last used one. It is of class FailedPrecondition.
 type StateError struct {
 	Condition Condition
-	// Detail tells what was found.
+	// Detail describes the finding.
 	Detail string
 	dir    string
 }
@@ -63,10 +62,10 @@ func (e *StateError) Error() string {
 	return fmt.Sprintf("state directory %s: %s: %s", e.dir, e.Detail, e.WayOut())
 }
 
-// Unwrap returns the class.
+// Unwrap returns the errdefs class.
 func (e *StateError) Unwrap() error { return errdefs.ErrFailedPrecondition }
 
-// WayOut tells what an operator can do.
+// WayOut describes what an operator can do.
 func (e *StateError) WayOut() string {
 	const (
 		restore = "put back a copy of state.db and remove the old state.db-wal and state.db-shm, or "
@@ -82,7 +81,7 @@ func (e *StateError) WayOut() string {
 	}
 }
 
-// Examine looks at the database in dir and at the owner file, and changes neither. The caller holds
+// Examine inspects the database and the owner file in dir without changing them. The caller holds
 // the directory's lock (see Lock).
 func Examine(ctx context.Context, dir string) (*Examined, error) {
 	if err := scratch.Sweep(dir, examinePrefix, nil); err != nil {
@@ -117,10 +116,10 @@ func Examine(ctx context.Context, dir string) (*Examined, error) {
 	return x, nil
 }
 
-// Owner returns the owner id as far as it is known, else "".
+// Owner returns the owner id, or "" if it is unknown.
 func (x *Examined) Owner() string { return cmp.Or(x.file.Owner, x.db.owner) }
 
-// Problem returns a *StateError, or nil for a database that is New or Whole.
+// Problem returns a *StateError, or nil if the database is New or Whole.
 func (x *Examined) Problem() error {
 	if x.Condition == New || x.Condition == Whole {
 		return nil
@@ -128,8 +127,8 @@ func (x *Examined) Problem() error {
 	return &StateError{Condition: x.Condition, Detail: x.detail, dir: x.dir}
 }
 
-// Accept has Open go on with a database that is Lost or Older. If no owner is known, owner is used;
-// "" makes a new one.
+// Accept lets Open continue with a database that is Lost or Older. If no owner id is known, owner
+// is used; "" generates one.
 func (x *Examined) Accept(owner string) {
 	if x.file.Owner == "" {
 		x.file.Owner = owner
@@ -142,9 +141,9 @@ func (x *Examined) Accept(owner string) {
 	}
 }
 
-// Open opens or makes the database. It returns Problem's error unless that was
-// accepted. The owner file is written before the database: sandboxes are found
-// by it, whatever becomes of the database.
+// Open opens or creates the database. It returns Problem's error unless that was accepted. It
+// writes the owner file before the database, because the owner id is needed to find sandboxes if
+// the database is lost.
 func (x *Examined) Open(ctx context.Context) (*Store, error) {
 	if err := x.Problem(); err != nil {
 		return nil, err
@@ -157,7 +156,7 @@ func (x *Examined) Open(ctx context.Context) (*Store, error) {
 		}
 	}
 	if x.Condition == New {
-		// A log without its database would be applied to the next one.
+		// SQLite would apply a log without its database to the new one.
 		if err := removeDatabase(x.dir); err != nil {
 			return nil, err
 		}
@@ -166,8 +165,8 @@ func (x *Examined) Open(ctx context.Context) (*Store, error) {
 	return openStore(ctx, x.dir, owner, x.file.Sequence)
 }
 
-// OpenState opens the database of a state directory. Unlike Open it returns a
-// *StateError where that is not the one that was last used.
+// OpenState opens the database of a state directory. Unlike Open it returns a *StateError if the
+// database is not the last used one.
 func OpenState(ctx context.Context, dir string) (*Store, error) {
 	x, err := Examine(ctx, dir)
 	if err != nil {
@@ -195,19 +194,19 @@ func removeDatabase(dir string) error {
 	return nil
 }
 
-// contents is what is read of a database before it is opened.
+// contents is what is read from a database before it is opened.
 type contents struct {
 	found    bool
-	missing  string // if not found
+	missing  string // reason, if not found
 	owner    string
 	sequence int64
 }
 
-// damageError says why a database cannot be used.
+// damageError reports why a database cannot be used.
 type damageError struct{ error }
 
-// readContents reads a database and changes nothing, not even its log: SQLite
-// ignores a log whose header is bad, and removes it when it closes the database.
+// readContents reads a database without changing it or its log. It reads a copy, because SQLite
+// ignores a log with a bad header and removes it on close.
 func readContents(ctx context.Context, dir string) (c contents, err error) {
 	path := filepath.Join(dir, StateFile)
 	info, err := os.Stat(path)
@@ -215,7 +214,7 @@ func readContents(ctx context.Context, dir string) (c contents, err error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return contents{missing: "is missing"}, nil
 	case err != nil:
-		return c, fmt.Errorf("look at the state: %w", err)
+		return c, fmt.Errorf("examine state.db: %w", err)
 	case info.Size() == 0:
 		return contents{missing: "is empty"}, nil
 	}
@@ -230,7 +229,7 @@ func readContents(ctx context.Context, dir string) (c contents, err error) {
 	}
 	db, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+"?"+mode)
 	if err != nil {
-		return c, fmt.Errorf("look at the state: %w", err)
+		return c, fmt.Errorf("examine state.db: %w", err)
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	db.SetMaxOpenConns(1)
@@ -243,7 +242,8 @@ func readContents(ctx context.Context, dir string) (c contents, err error) {
 
 func queryContents(ctx context.Context, db *sql.DB) (c contents, err error) {
 	var tables, version int
-	if err := db.QueryRowContext(ctx, "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'meta'").Scan(&tables); err != nil {
+	if err := db.QueryRowContext(ctx,
+		"SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'meta'").Scan(&tables); err != nil {
 		return c, err
 	}
 	var whole string
@@ -263,7 +263,7 @@ func queryContents(ctx context.Context, db *sql.DB) (c contents, err error) {
 		return c, newerError(version)
 	}
 	err = db.QueryRowContext(ctx, "SELECT value FROM meta WHERE key = 'owner'").Scan(&c.owner)
-	if errors.Is(err, sql.ErrNoRows) { // its making was cut short
+	if errors.Is(err, sql.ErrNoRows) { // its creation was interrupted
 		return contents{missing: "has no owner"}, nil
 	}
 	if err != nil {
@@ -271,7 +271,7 @@ func queryContents(ctx context.Context, db *sql.DB) (c contents, err error) {
 	}
 	c.found = true
 	err = db.QueryRowContext(ctx, "SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'sequence'").Scan(&c.sequence)
-	if errors.Is(err, sql.ErrNoRows) { // of a version that kept none
+	if errors.Is(err, sql.ErrNoRows) { // written by a version without a sequence number
 		err = nil
 	}
 	return c, err
@@ -282,23 +282,23 @@ func filled(path string) bool {
 	return err == nil && info.Size() > 0
 }
 
-// copyDatabase copies the database in dir, with its log, to a temporary directory.
+// copyDatabase copies the database in dir and its log to a temporary directory.
 func copyDatabase(dir string) (*scratch.Dir, error) {
 	temp, err := scratch.Make(dir, examinePrefix)
 	if err != nil {
-		return nil, fmt.Errorf("look at the state: %w", classify(err))
+		return nil, fmt.Errorf("examine state.db: %w", classify(err))
 	}
 	failpoint.Hit("start.state.copying")
 	for _, suffix := range []string{"", "-wal", "-journal"} {
 		if err := copyFile(filepath.Join(temp.Path, StateFile+suffix), filepath.Join(dir, StateFile+suffix)); err != nil {
-			return nil, errors.Join(fmt.Errorf("look at the state: %w", classify(err)), temp.Remove())
+			return nil, errors.Join(fmt.Errorf("examine state.db: %w", classify(err)), temp.Remove())
 		}
 	}
 	failpoint.Hit("start.state.copied")
 	return temp, nil
 }
 
-// copyFile copies a file; one that does not exist is left out.
+// copyFile copies a file. It ignores a missing file.
 func copyFile(to, from string) error {
 	src, err := os.Open(from)
 	if errors.Is(err, fs.ErrNotExist) {

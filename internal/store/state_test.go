@@ -109,16 +109,22 @@ func TestExamineTellsWhatBecameOfTheDatabase(t *testing.T) {
 		want Condition
 		says string
 	}{
-		"nothing":      {func(*testing.T, string) {}, Whole, ""},
-		"removed":      {func(t *testing.T, dir string) { remove(t, dir, StateFile) }, Lost, "state.db is missing"},
-		"all removed":  {func(t *testing.T, dir string) { remove(t, dir, StateFile, StateFile+"-wal") }, Lost, "state.db is missing"},
-		"emptied":      {func(t *testing.T, dir string) { truncate(t, dir, StateFile, 0) }, Lost, "state.db is empty"},
-		"WAL removed":  {func(t *testing.T, dir string) { remove(t, dir, StateFile+"-wal") }, Older, "sequence 0, last 1"},
-		"WAL emptied":  {func(t *testing.T, dir string) { truncate(t, dir, StateFile+"-wal", 0) }, Older, "state.db-wal was lost or damaged"},
-		"WAL header":   {func(t *testing.T, dir string) { overwrite(t, filepath.Join(dir, StateFile+"-wal"), 0, "harm") }, Older, "sequence 0, last 1"},
-		"WAL checksum": {func(t *testing.T, dir string) { overwrite(t, filepath.Join(dir, StateFile+"-wal"), 24, "harm") }, Older, "sequence 0, last 1"},
-		"first frame":  {func(t *testing.T, dir string) { overwrite(t, filepath.Join(dir, StateFile+"-wal"), 100, "harm") }, Older, "sequence 0, last 1"},
-		"cut short":    {func(t *testing.T, dir string) { truncate(t, dir, StateFile, 8192) }, Damaged, "state.db is damaged"},
+		"nothing": {func(*testing.T, string) {}, Whole, ""},
+		"removed": {func(t *testing.T, dir string) { remove(t, dir, StateFile) }, Lost, "state.db is missing"},
+		"all removed": {func(t *testing.T, dir string) { remove(t, dir, StateFile, StateFile+"-wal") }, Lost,
+			"state.db is missing"},
+		"emptied":     {func(t *testing.T, dir string) { truncate(t, dir, StateFile, 0) }, Lost, "state.db is empty"},
+		"WAL removed": {func(t *testing.T, dir string) { remove(t, dir, StateFile+"-wal") }, Older, "sequence 0, last 1"},
+		"WAL emptied": {func(t *testing.T, dir string) { truncate(t, dir, StateFile+"-wal", 0) }, Older,
+			"state.db-wal was lost or damaged"},
+		"WAL header": {func(t *testing.T, dir string) { overwrite(t, filepath.Join(dir, StateFile+"-wal"), 0, "harm") },
+			Older, "sequence 0, last 1"},
+		"WAL checksum": {func(t *testing.T, dir string) { overwrite(t, filepath.Join(dir, StateFile+"-wal"), 24, "harm") },
+			Older, "sequence 0, last 1"},
+		"first frame": {func(t *testing.T, dir string) { overwrite(t, filepath.Join(dir, StateFile+"-wal"), 100, "harm") },
+			Older, "sequence 0, last 1"},
+		"cut short": {func(t *testing.T, dir string) { truncate(t, dir, StateFile, 8192) }, Damaged,
+			"state.db is damaged"},
 		"no database": {func(t *testing.T, dir string) {
 			remove(t, dir, StateFile, StateFile+"-wal")
 			create(t, filepath.Join(dir, StateFile), garbage)
@@ -132,8 +138,9 @@ func TestExamineTellsWhatBecameOfTheDatabase(t *testing.T) {
 			other, _ := used(t)
 			copyTo(t, filepath.Join(dir, StateFile), filepath.Join(other, StateFile))
 		}, Foreign, "belongs to owner"},
-		"owner file removed":          {func(t *testing.T, dir string) { remove(t, dir, OwnerFile) }, Whole, ""},
-		"owner file and WAL removed":  {func(t *testing.T, dir string) { remove(t, dir, OwnerFile, StateFile+"-wal") }, Whole, ""},
+		"owner file removed": {func(t *testing.T, dir string) { remove(t, dir, OwnerFile) }, Whole, ""},
+		"owner file and WAL removed": {func(t *testing.T, dir string) { remove(t, dir, OwnerFile, StateFile+"-wal") },
+			Whole, ""},
 		"owner file and base removed": {func(t *testing.T, dir string) { remove(t, dir, OwnerFile, StateFile) }, New, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -318,7 +325,8 @@ func TestMarkThatCannotWriteTheOwnerFileIsRepeated(t *testing.T) {
 }
 
 func TestDamagedOwnerFileIsRefused(t *testing.T) {
-	for _, text := range []string{"", "{", `{"version":1}`, `{"version":1,"owner":"../x"}`, `{"version":1,"owner":"o12345678","sequence":-1}`, `{"version":9,"owner":"o12345678"}`} {
+	for _, text := range []string{"", "{", `{"version":1}`, `{"version":1,"owner":"../x"}`,
+		`{"version":1,"owner":"o12345678","sequence":-1}`, `{"version":9,"owner":"o12345678"}`} {
 		dir, _ := used(t)
 		create(t, filepath.Join(dir, OwnerFile), text)
 		if _, err := OpenState(t.Context(), dir); !errdefs.IsFailedPrecondition(err) {

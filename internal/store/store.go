@@ -1,11 +1,10 @@
-// Package store is the truth about what was promised: leases, shells and
-// idempotency keys, in SQLite (WAL, synchronous NORMAL: a commit survives the
-// death of the process, and the last ones may be lost with the power).
+// Package store persists leases, shells, idempotency keys, approvals, budgets and the audit log in
+// SQLite. It uses WAL and synchronous NORMAL: a commit survives a crash of the process, but a power
+// loss may lose the last commits.
 //
-// It knows the states of a sandbox and refuses a step that is not allowed, but
-// decides nothing else. It starts no goroutine; all methods may be called
-// concurrently, writes are serialised by the one connection. Errors are
-// classed by errdefs.
+// The store enforces the allowed state transitions of sandboxes and makes no other decisions. It
+// starts no goroutines. All methods may be called concurrently; one connection serializes writes.
+// Errors have errdefs classes.
 package store
 
 import (
@@ -50,21 +49,21 @@ CREATE TABLE IF NOT EXISTS keys (
 ) STRICT;
 `
 
-// schemaVersion is refused by programs that know an older one only.
+// schemaVersion is the schema version. Older programs refuse a newer database.
 const schemaVersion = 1
 
-// Open opens or makes the database in dir, which is for one run of one process.
-// For the database of a state directory use OpenState or Examine.
+// Open opens or creates a database in dir for a single run of one process. For the database of a
+// state directory use OpenState or Examine.
 func Open(ctx context.Context, dir string) (*Store, error) {
 	return openStore(ctx, dir, newOwner(), 0)
 }
 
-// openStore opens or makes the database in dir. A new one gets the owner id, and
-// the sequence number of an old one is at least sequence.
+// openStore opens or creates the database in dir. A new one gets the owner id. An existing one gets
+// at least the given sequence number.
 func openStore(ctx context.Context, dir, owner string, sequence int64) (*Store, error) {
 	path := filepath.Join(dir, StateFile)
-	// One connection: SQLite has one writer, and waiting for it in Go is
-	// fairer than in the library.
+	// Use one connection: SQLite allows one writer, and waiting in Go is fairer than in the
+	// library.
 	db, err := openFile(path, "immediate", 1, "foreign_keys(ON)", "journal_size_limit(16777216)")
 	if err != nil {
 		return nil, err
@@ -79,8 +78,8 @@ func openStore(ctx context.Context, dir, owner string, sequence int64) (*Store, 
 	return s, nil
 }
 
-// openFile opens a database with what all of ours have: a write-ahead log, and
-// commits that outlive the process.
+// openFile opens a database with the common settings: a write-ahead log, and commits that survive a
+// crash of the process.
 func openFile(path, lock string, conns int, pragmas ...string) (*sql.DB, error) {
 	pragmas = append([]string{"journal_mode(WAL)", "synchronous(NORMAL)", "busy_timeout(5000)"}, pragmas...)
 	q := url.Values{"_pragma": pragmas, "_txlock": {lock}}
@@ -112,7 +111,8 @@ func (s *Store) migrate(ctx context.Context, owner string, sequence int64) error
 	if _, err := s.db.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d", schemaVersion)); err != nil {
 		return err
 	}
-	if _, err := s.db.ExecContext(ctx, "INSERT OR IGNORE INTO meta (key, value) VALUES ('owner', ?), ('sequence', '0')", owner); err != nil {
+	if _, err := s.db.ExecContext(ctx, "INSERT OR IGNORE INTO meta (key, value) VALUES ('owner', ?), ('sequence', '0')",
+		owner); err != nil {
 		return err
 	}
 	const raise = "UPDATE meta SET value = ?1 WHERE key = 'sequence' AND CAST(value AS INTEGER) < ?1"
@@ -123,23 +123,23 @@ func (s *Store) migrate(ctx context.Context, owner string, sequence int64) error
 }
 
 func newerError(found int) error {
-	return fmt.Errorf("the database is of version %d and this program knows %d: use the newer program: %w", found, schemaVersion, errdefs.ErrFailedPrecondition)
+	return fmt.Errorf("database version %d, want %d: use the newer program: %w", found, schemaVersion,
+		errdefs.ErrFailedPrecondition)
 }
 
-// Owner is the id of this state directory: every container it makes carries it.
+// Owner returns the id of this state directory. Every container that it creates is labeled with it.
 func (s *Store) Owner() string { return s.owner }
 
 // Close closes the database.
 func (s *Store) Close() error { return s.db.Close() }
 
-// Ping says whether the database can be read. It writes nothing: whoever may
-// not write may ask.
+// Ping reports whether the database can be read. It writes nothing.
 func (s *Store) Ping(ctx context.Context) error {
 	var owner string
 	return classify(s.db.QueryRowContext(ctx, "SELECT value FROM meta WHERE key = 'owner'").Scan(&owner))
 }
 
-// classify gives SQLite's errors a class.
+// classify adds an errdefs class to SQLite errors.
 func classify(err error) error {
 	switch {
 	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

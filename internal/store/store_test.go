@@ -26,7 +26,8 @@ func open(t *testing.T, dir string) *Store {
 }
 
 func row(id string) Sandbox {
-	return Sandbox{ID: id, State: Creating, Template: "default", Runtime: "oci", Image: "sha256:1", Build: "b", Memory: 7, Created: time.Unix(5, 0).UTC()}
+	return Sandbox{ID: id, State: Creating, Template: "default", Runtime: "oci", Image: "sha256:1", Build: "b",
+		Memory: 7, Created: time.Unix(5, 0).UTC()}
 }
 
 func TestOwnerAndRowsSurviveReopening(t *testing.T) {
@@ -105,7 +106,8 @@ func TestKeyIsCarriedOutOnce(t *testing.T) {
 	if err := s.FinishKey(t.Context(), "me", "k", "ref", []byte("answer"), manyKeys); err != nil {
 		t.Fatal(err)
 	}
-	if got, fresh, err := s.BeginKey(t.Context(), k); err != nil || fresh || got.State != KeyAnswered || string(got.Answer) != "answer" || got.Ref != "ref" {
+	if got, fresh, err := s.BeginKey(t.Context(),
+		k); err != nil || fresh || got.State != KeyAnswered || string(got.Answer) != "answer" || got.Ref != "ref" {
 		t.Fatal(got, fresh, err)
 	}
 	if err := s.DropKey(t.Context(), "me", "k"); err != nil { // a finished key stays
@@ -119,7 +121,8 @@ func TestKeyIsCarriedOutOnce(t *testing.T) {
 func TestShellEndsOnce(t *testing.T) {
 	s := open(t, t.TempDir())
 	ctx := t.Context()
-	if err := s.InsertShell(ctx, Shell{ID: "s1", Sandbox: "aaaaaaaa", Caller: "me", Argv: []string{"x"}, Started: time.Unix(1, 0)}); err != nil {
+	if err := s.InsertShell(ctx, Shell{ID: "s1", Sandbox: "aaaaaaaa", Caller: "me", Argv: []string{"x"},
+		Started: time.Unix(1, 0)}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.EndShell(ctx, "s1", time.Unix(2, 0), runtime.Result{Ending: runtime.Exited}); err != nil {
@@ -128,7 +131,8 @@ func TestShellEndsOnce(t *testing.T) {
 	if err := s.EndShells(ctx, "aaaaaaaa", time.Unix(3, 0), runtime.Result{Ending: runtime.SandboxLost}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.InsertShell(ctx, Shell{ID: "s2", Sandbox: "aaaaaaaa", Caller: "me", Argv: []string{"x"}, Started: time.Unix(2, 0), TTY: true}); err != nil {
+	if err := s.InsertShell(ctx, Shell{ID: "s2", Sandbox: "aaaaaaaa", Caller: "me", Argv: []string{"x"},
+		Started: time.Unix(2, 0), TTY: true}); err != nil {
 		t.Fatal(err)
 	}
 	if list, err := s.Shells(ctx, "aaaaaaaa"); err != nil || len(list) != 2 || list[0].TTY || !list[1].TTY {
@@ -151,7 +155,11 @@ func TestForgetTakesOnlyWhatEnded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.Update(ctx, "aaaaaaaa", func(b *Sandbox) error { b.State, b.Ended = Gone, time.Unix(10, 0); return nil }); err != nil {
+	if _, err := s.Update(ctx, "aaaaaaaa", func(b *Sandbox) error {
+		b.State, b.Ended = Gone, time.Unix(10,
+			0)
+		return nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := s.Forget(ctx, time.Unix(11, 0)); err != nil || n != 1 {

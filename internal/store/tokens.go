@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS workspace_names (disk TEXT PRIMARY KEY, caller TEXT N
 CREATE INDEX IF NOT EXISTS workspace_names_caller ON workspace_names (caller, name);
 `
 
-// Token is a row. Of the secret there is its SHA-256 only.
+// Token is a row. It stores only the SHA-256 of the secret.
 type Token struct {
 	ID       string
 	Hash     []byte
@@ -35,8 +35,8 @@ type Token struct {
 	Operator bool
 	Note     string
 	Created  time.Time
-	Expires  time.Time // zero: it lasts
-	Revoked  time.Time // zero: it is good
+	Expires  time.Time // zero: never
+	Revoked  time.Time // zero: valid
 	Used     time.Time
 }
 
@@ -49,11 +49,12 @@ func (s *Store) InsertToken(ctx context.Context, t Token) error {
 		return err
 	}
 	_, err = s.db.ExecContext(ctx, "INSERT INTO tokens ("+tokenColumns+") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-		t.ID, t.Hash, t.Caller, t.Profile, t.Trust, string(quotas), t.Operator, t.Note, stamp(t.Created), stamp(t.Expires), stamp(t.Revoked), stamp(t.Used))
+		t.ID, t.Hash, t.Caller, t.Profile, t.Trust, string(quotas), t.Operator, t.Note, stamp(t.Created), stamp(t.Expires),
+		stamp(t.Revoked), stamp(t.Used))
 	return wrap("record token "+t.ID, err)
 }
 
-// Tokens returns all, newest first.
+// Tokens returns all tokens, newest first.
 func (s *Store) Tokens(ctx context.Context) ([]Token, error) {
 	rows, err := s.db.QueryContext(ctx, "SELECT "+tokenColumns+" FROM tokens ORDER BY created DESC, id DESC")
 	if err != nil {
@@ -71,18 +72,20 @@ func (s *Store) Tokens(ctx context.Context) ([]Token, error) {
 	return out, wrap("list tokens", rows.Err())
 }
 
-// RevokeToken ends a token and returns its row; one that was revoked before
-// stays so. NotFound: there is none.
+// RevokeToken revokes a token and returns its row. It does not change a token that is already
+// revoked. If the token does not exist, the error is of class NotFound.
 func (s *Store) RevokeToken(ctx context.Context, id string, at time.Time) (Token, error) {
-	row := s.db.QueryRowContext(ctx, "UPDATE tokens SET revoked = CASE revoked WHEN 0 THEN ? ELSE revoked END WHERE id = ? RETURNING "+tokenColumns, stamp(at), id)
+	row := s.db.QueryRowContext(ctx,
+		"UPDATE tokens SET revoked = CASE revoked WHEN 0 THEN ? ELSE revoked END WHERE id = ? RETURNING "+tokenColumns,
+		stamp(at), id)
 	t, err := scanToken(row)
 	if errors.Is(err, sql.ErrNoRows) {
-		return t, usererror.Errorf(errdefs.ErrNotFound, "there is no token %q", id)
+		return t, usererror.Errorf(errdefs.ErrNotFound, "token %q not found", id)
 	}
 	return t, wrap("revoke token "+id, err)
 }
 
-// TouchTokens records the last uses of tokens, many at once.
+// TouchTokens records the last use of many tokens.
 func (s *Store) TouchTokens(ctx context.Context, used map[string]time.Time) error {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
@@ -101,14 +104,15 @@ func scanToken(row scanner) (Token, error) {
 	var t Token
 	var quotas string
 	var created, expires, revoked, used int64
-	if err := row.Scan(&t.ID, &t.Hash, &t.Caller, &t.Profile, &t.Trust, &quotas, &t.Operator, &t.Note, &created, &expires, &revoked, &used); err != nil {
+	if err := row.Scan(&t.ID, &t.Hash, &t.Caller, &t.Profile, &t.Trust, &quotas, &t.Operator, &t.Note, &created,
+		&expires, &revoked, &used); err != nil {
 		return t, err
 	}
 	t.Created, t.Expires, t.Revoked, t.Used = moment(created), moment(expires), moment(revoked), moment(used)
 	return t, json.Unmarshal([]byte(quotas), &t.Quotas)
 }
 
-// Calls returns how many tools each caller has called on a day, "2006-01-02".
+// Calls returns how many tools each caller has called on a day ("2006-01-02").
 func (s *Store) Calls(ctx context.Context, day string) (map[string]int64, error) {
 	rows, err := s.db.QueryContext(ctx, "SELECT caller, calls FROM call_counts WHERE day = ?", day)
 	if err != nil {
@@ -127,8 +131,7 @@ func (s *Store) Calls(ctx context.Context, day string) (map[string]int64, error)
 	return out, wrap("count calls", rows.Err())
 }
 
-// SetCalls records how many tools callers have called on a day, and forgets
-// the days before it.
+// SetCalls records how many tools each caller has called on a day, and deletes earlier days.
 func (s *Store) SetCalls(ctx context.Context, day string, calls map[string]int64) error {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
@@ -136,7 +139,9 @@ func (s *Store) SetCalls(ctx context.Context, day string, calls map[string]int64
 	}
 	defer tx.Rollback() //nolint:errcheck // after Commit it does nothing
 	for caller, n := range calls {
-		if _, err := tx.ExecContext(ctx, "INSERT INTO call_counts (day, caller, calls) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET calls = excluded.calls", day, caller, n); err != nil {
+		if _, err := tx.ExecContext(ctx,
+			"INSERT INTO call_counts (day, caller, calls) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET calls = excluded.calls",
+			day, caller, n); err != nil {
 			return wrap("count calls", err)
 		}
 	}
@@ -146,21 +151,22 @@ func (s *Store) SetCalls(ctx context.Context, day string, calls map[string]int64
 	return wrap("count calls", tx.Commit())
 }
 
-// NameWorkspace notes what a caller calls the workspace of a name on disk. It
-// is written before the workspace is made, so there is none without a name.
+// NameWorkspace records the caller's name for a workspace directory. Call it before the workspace
+// is created, so that none lacks a name.
 func (s *Store) NameWorkspace(ctx context.Context, disk, caller, name string) error {
-	_, err := s.db.ExecContext(ctx, "INSERT INTO workspace_names (disk, caller, name) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", disk, caller, name)
+	_, err := s.db.ExecContext(ctx,
+		"INSERT INTO workspace_names (disk, caller, name) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", disk, caller, name)
 	return wrap("name a workspace", err)
 }
 
-// UnnameWorkspace forgets such a name; to be called when the workspace is gone.
+// UnnameWorkspace deletes such a name. Call it when the workspace is gone.
 func (s *Store) UnnameWorkspace(ctx context.Context, disk string) error {
 	_, err := s.db.ExecContext(ctx, "DELETE FROM workspace_names WHERE disk = ?", disk)
 	return wrap("forget the name of a workspace", err)
 }
 
-// WorkspaceNames returns a caller's names of workspaces, by name on disk. Not
-// every one of them need be there.
+// WorkspaceNames returns a caller's workspace names by directory name. Some of the workspaces may
+// not exist.
 func (s *Store) WorkspaceNames(ctx context.Context, caller string) (map[string]string, error) {
 	rows, err := s.db.QueryContext(ctx, "SELECT disk, name FROM workspace_names WHERE caller = ?", caller)
 	if err != nil {

@@ -17,7 +17,8 @@ func TestTokensAreKeptAndRevokedOnce(t *testing.T) {
 	}
 	defer s.Close()
 	at := time.Unix(1000, 7).UTC()
-	first := Token{ID: "a", Hash: []byte{1, 2}, Caller: "ann", Profile: "p", Trust: 2, Quotas: v1.Quotas{Sandboxes: 3}, Operator: true, Note: "n", Created: at, Expires: at.Add(time.Hour)}
+	first := Token{ID: "a", Hash: []byte{1, 2}, Caller: "ann", Profile: "p", Trust: 2, Quotas: v1.Quotas{Sandboxes: 3},
+		Operator: true, Note: "n", Created: at, Expires: at.Add(time.Hour)}
 	second := Token{ID: "b", Hash: []byte{3}, Caller: "bob", Created: at.Add(1)}
 	for _, tok := range []Token{first, second} {
 		if err := s.InsertToken(t.Context(), tok); err != nil {
