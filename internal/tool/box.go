@@ -10,23 +10,22 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// Box is where a tool runs: a sandbox, through the guest, within the call's
-// caps. Paths are as the sandbox names them. It is made for one call.
+// Box runs a tool's work in a sandbox, through the guest and within the call's caps. Paths are
+// those of the sandbox. A Box serves one call.
 type Box interface {
 	Caps() Caps
-	// Exec runs a command and waits for its end. Of both streams the caps' Cut
-	// has been applied; rest is the id by which Output gives the whole, "" if
-	// there is no more.
+	// Exec runs a command and waits for it to end. Both streams are truncated as the caps' Cut
+	// says. rest is the id by which Output returns the whole, or "" if nothing was omitted.
 	Exec(ctx context.Context, x v1.Exec) (r v1.ExecResult, rest string, err error)
 	// StartShell starts a background command in the call's sandbox.
 	StartShell(ctx context.Context, r v1.ShellRequest) (v1.Shell, error)
-	// Shells lists the caller's background commands: of the call's sandbox or
-	// session, where it names one, else all.
+	// Shells lists the caller's background commands: those of the call's sandbox or session if it
+	// names one, otherwise all.
 	Shells(ctx context.Context) ([]v1.Shell, error)
-	// Output reads output of a background command, or the rest of the output
-	// of an earlier call, by its id.
+	// Output reads output of a background command, or the rest of an earlier call's output, by its
+	// id.
 	Output(ctx context.Context, id string, stream string, offset, limit int64, wait time.Duration) (v1.Output, error)
-	// KillShell ends one: TERM, the grace time, KILL.
+	// KillShell ends a background command: TERM, the grace period, KILL.
 	KillShell(ctx context.Context, id string, grace time.Duration) (v1.Shell, error)
 
 	ReadFile(ctx context.Context, r wire.FileRequest) (io.ReadCloser, v1.File, error)
@@ -38,15 +37,14 @@ type Box interface {
 	Glob(ctx context.Context, r wire.GlobRequest) (wire.GlobReply, error)
 	Search(ctx context.Context, r wire.SearchRequest) (wire.SearchReply, error)
 
-	// Web makes one exchange with a host outside: by the web program, in a fresh
-	// sandbox that is gone when it returns, and is not the call's. An answer with
-	// a Fault is no error.
+	// Web makes one exchange with an external host. The web program makes it in a separate, fresh
+	// sandbox that is removed before Web returns. An answer with a Fault is not an error.
 	Web(ctx context.Context, x Exchange) (web.Answer, error)
-	// WebHost is what the service has for that. It is never nil.
+	// WebHost returns the service's resources for web tools. It is never nil.
 	WebHost() *WebHost
-	// Browse opens one page in a browser, in a fresh sandbox of its own. An error
-	// may be a *browser.Fault.
+	// Browse opens one page in a browser, in a separate, fresh sandbox. The error may be a
+	// *browser.Fault.
 	Browse(ctx context.Context, v Visit) (Sight, error)
-	// BrowserHost is what the service has for that. It is never nil.
+	// BrowserHost returns the service's resources for browser.open. It is never nil.
 	BrowserHost() *BrowserHost
 }

@@ -19,13 +19,13 @@ import (
 
 // Modes of browser.open.
 const (
-	Simple = "simple" // the page's text as its host sends it: no script runs
-	Real   = "real"   // as a browser shows it
+	Simple = "simple" // the page's text as the host sends it, without running scripts
+	Real   = "real"   // the page as a browser renders it
 )
 
-// Bounds of browser.open.
+// Limits of browser.open.
 const (
-	// BrowseText is how many characters an answer holds unless asked otherwise.
+	// BrowseText is the default number of characters in an answer.
 	BrowseText   = 20_000
 	maxSelector  = 1 << 10
 	maxPageWait  = 60 * time.Second
@@ -33,30 +33,29 @@ const (
 	answerSimple = "no scripts were run: the page was read as its host sends it"
 )
 
-// BrowserHost is what a service has for browser.open beside sandboxes.
+// BrowserHost holds the service's resources for browser.open.
 type BrowserHost struct {
-	// Open bounds what pages may be got from, for everybody.
+	// Open limits the hosts of pages for all callers.
 	Open *Reached
 }
 
-// Visit is one page to be opened in a browser, with what may be reached on the
-// way.
+// Visit is a page to open in a browser, with the hosts that it may reach.
 type Visit struct {
 	Request browser.Request
 	Reach   *Reached
 	Ceiling *Reached // nil: none
 }
 
-// Sight is what came of it.
+// Sight is the result of a visit.
 type Sight struct {
 	browser.Result
-	// Isolation says in a sentence what was around the browser.
+	// Isolation describes the browser's isolation in a sentence.
 	Isolation string
-	// Blocked is what the gateway refused meanwhile.
+	// Blocked lists what the gateway refused during the visit.
 	Blocked []Blocked
 }
 
-// Blocked is a host that was not reached.
+// Blocked is a host that the rules did not allow.
 type Blocked struct {
 	Host   string `json:"host"`
 	Port   int    `json:"port"`
@@ -78,16 +77,16 @@ type browserInput struct {
 	at *url.URL
 }
 
-// Picture is a PNG.
+// Picture is a PNG image.
 type Picture struct {
 	Width  int `json:"width"`
 	Height int `json:"height"`
-	// Cut: the page goes on below.
+	// Cut reports that the page continues below.
 	Cut bool   `json:"cut,omitempty"`
 	PNG string `json:"png_base64"`
 }
 
-// BrowserOutput is what a page shows.
+// BrowserOutput is the content of a page.
 type BrowserOutput struct {
 	URL       string `json:"url" jsonschema:"the address that was asked for"`
 	FinalURL  string `json:"final_url" jsonschema:"where that led, by redirects and scripts"`
@@ -95,20 +94,20 @@ type BrowserOutput struct {
 	MediaType string `json:"media_type,omitempty"`
 	Title     string `json:"title"`
 	Content   string `json:"content" jsonschema:"the text of the page as it is seen"`
-	// Truncated: the page has more text than Content holds.
+	// Truncated reports that the page has more text than Content.
 	Truncated bool           `json:"truncated"`
 	Links     []browser.Link `json:"links,omitempty"`
-	// Loaded is false for a page that was still loading when it was looked at.
+	// Loaded is false if the page was still loading.
 	Loaded     bool     `json:"loaded"`
 	Screenshot *Picture `json:"screenshot,omitempty"`
 	PDF        string   `json:"pdf_base64,omitempty"`
-	// Errors are those of the page's scripts; Failed parts of it that could not be
-	// had; Blocked hosts that the rules did not let it reach.
+	// Errors are those of the page's scripts. Failed lists parts of the page that did not load.
+	// Blocked lists hosts that the rules did not allow.
 	Errors  []string          `json:"errors,omitempty"`
 	Failed  []browser.Failure `json:"failed,omitempty"`
 	Blocked []Blocked         `json:"blocked,omitempty"`
 	Dialogs int               `json:"dialogs,omitempty" jsonschema:"how many alerts and questions it opened; all were dismissed"`
-	// ScriptsStopped: they left no time for anything else.
+	// ScriptsStopped reports that scripts were stopped because they used all the time.
 	ScriptsStopped bool   `json:"scripts_stopped,omitempty"`
 	Mode           string `json:"mode"`
 	Isolation      string `json:"isolation" jsonschema:"what was around what read the page"`
@@ -154,7 +153,8 @@ func (in *browserInput) check() error {
 	if in.Mode == Real {
 		return nil
 	}
-	for field, asked := range map[string]bool{"wait_for": in.WaitFor != "", "wait_ms": in.WaitMS != 0, "screenshot": in.Screenshot != "", "pdf": in.PDF} {
+	for field, asked := range map[string]bool{"wait_for": in.WaitFor != "", "wait_ms": in.WaitMS != 0,
+		"screenshot": in.Screenshot != "", "pdf": in.PDF} {
 		if asked {
 			return invalid(field, "needs a browser: set mode to real")
 		}
@@ -162,7 +162,7 @@ func (in *browserInput) check() error {
 	return nil
 }
 
-// readPage is the simple mode: the web program reads the page.
+// readPage implements the simple mode: the web program reads the page.
 func readPage(ctx context.Context, box Box, in *browserInput) (out BrowserOutput, o Outcome, err error) {
 	caps, host := box.Caps(), box.BrowserHost()
 	limit, err := caps.webTimeout(in.TimeoutMS, browser.DefaultTime)
@@ -174,8 +174,10 @@ func readPage(ctx context.Context, box Box, in *browserInput) (out BrowserOutput
 		return out, o, err
 	}
 	x := Exchange{Request: web.Request{
-		URL: in.at.String(), Method: http.MethodGet, TimeoutMS: limit.Milliseconds(), MaxBytes: cmp.Or(caps.Web.MaxBytes, web.MaxBody),
-		MaxText: most, Redirects: web.Follow, MaxRedirects: web.MaxRedirects, Form: web.Text, Header: [][2]string{{"Accept", accepted}},
+		URL: in.at.String(), Method: http.MethodGet, TimeoutMS: limit.Milliseconds(), MaxBytes: cmp.Or(caps.Web.MaxBytes,
+			web.MaxBody),
+		MaxText: most, Redirects: web.Follow, MaxRedirects: web.MaxRedirects, Form: web.Text, Header: [][2]string{{"Accept",
+			accepted}},
 	}}
 	x.bind(host.Open, caps)
 	if err := x.allowed(in.at); err != nil {
@@ -190,12 +192,13 @@ func readPage(ctx context.Context, box Box, in *browserInput) (out BrowserOutput
 		return out, o, err
 	}
 	return BrowserOutput{
-		URL: in.URL, FinalURL: a.URL, Status: int64(a.Status), MediaType: a.MediaType, Title: a.Title, Content: a.Text, Truncated: a.Truncated,
-		Loaded: true, Mode: Simple, Isolation: answerSimple,
+		URL: in.URL, FinalURL: a.URL, Status: int64(a.Status), MediaType: a.MediaType, Title: a.Title, Content: a.Text,
+		Truncated: a.Truncated,
+		Loaded:    true, Mode: Simple, Isolation: answerSimple,
 	}, Outcome{Duration: time.Since(began), Truncated: a.Truncated}, nil
 }
 
-// openPage is the real mode.
+// openPage implements the real mode.
 func openPage(ctx context.Context, box Box, in *browserInput) (out BrowserOutput, o Outcome, err error) {
 	caps, host := box.Caps(), box.BrowserHost()
 	limit, err := caps.webTimeout(in.TimeoutMS, browser.DefaultTime)
@@ -203,7 +206,8 @@ func openPage(ctx context.Context, box Box, in *browserInput) (out BrowserOutput
 		return out, o, err
 	}
 	if limit < minBrowse || limit > browser.MaxTime {
-		return out, o, invalid("timeout_ms", "is %d: from %d to %d for a browser", limit.Milliseconds(), minBrowse.Milliseconds(), browser.MaxTime.Milliseconds())
+		return out, o, invalid("timeout_ms", "is %d: from %d to %d for a browser", limit.Milliseconds(),
+			minBrowse.Milliseconds(), browser.MaxTime.Milliseconds())
 	}
 	most, err := caps.text("max_chars", in.MaxChars, BrowseText)
 	if err != nil {
@@ -211,7 +215,7 @@ func openPage(ctx context.Context, box Box, in *browserInput) (out BrowserOutput
 	}
 	x := Exchange{Request: web.Request{Method: http.MethodGet}}
 	x.bind(host.Open, caps)
-	if err := x.allowed(in.at); err != nil { // before a sandbox is spent on it
+	if err := x.allowed(in.at); err != nil { // before starting a sandbox for it
 		return out, o, err
 	}
 	began := time.Now()
@@ -230,17 +234,20 @@ func openPage(ctx context.Context, box Box, in *browserInput) (out BrowserOutput
 		s.Blocked[i].Reason = x.reason(s.Blocked[i].Reason)
 	}
 	out = BrowserOutput{
-		URL: in.URL, FinalURL: s.URL, Status: s.Status, MediaType: s.MediaType, Title: s.Title, Content: s.Text, Truncated: s.Truncated, Links: s.Links,
-		Loaded: s.Loaded, PDF: base64.StdEncoding.EncodeToString(s.PDF), Errors: s.Errors, Failed: s.Failed, Blocked: s.Blocked, Dialogs: s.Dialogs, ScriptsStopped: s.Stopped,
+		URL: in.URL, FinalURL: s.URL, Status: s.Status, MediaType: s.MediaType, Title: s.Title, Content: s.Text,
+		Truncated: s.Truncated, Links: s.Links,
+		Loaded: s.Loaded, PDF: base64.StdEncoding.EncodeToString(s.PDF), Errors: s.Errors, Failed: s.Failed,
+		Blocked: s.Blocked, Dialogs: s.Dialogs, ScriptsStopped: s.Stopped,
 		Mode: Real, Isolation: s.Isolation,
 	}
 	if s.Picture != nil {
-		out.Screenshot = &Picture{Width: s.Width, Height: s.Height, Cut: s.PictureCut, PNG: base64.StdEncoding.EncodeToString(s.Picture)}
+		out.Screenshot = &Picture{Width: s.Width, Height: s.Height, Cut: s.PictureCut,
+			PNG: base64.StdEncoding.EncodeToString(s.Picture)}
 	}
 	return out, Outcome{Duration: time.Since(began), Truncated: s.Truncated}, nil
 }
 
-// browserError is a fault in the terms of tools.
+// browserError converts a browser fault to a tool error.
 func (x *Exchange) browserError(err error) error {
 	f, ok := errors.AsType[*browser.Fault](err)
 	if !ok {

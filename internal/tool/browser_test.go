@@ -65,8 +65,10 @@ func (b *browseBox) Browse(_ context.Context, v Visit) (Sight, error) {
 // what the rules do not have.
 func TestFaultsOfTheBrowserAreClassed(t *testing.T) {
 	for kind, is := range map[string]func(error) bool{
-		web.FaultDenied: errdefs.IsPermissionDenied, web.FaultName: errdefs.IsNotFound, web.FaultContent: errdefs.IsInvalidArgument, web.FaultTLS: errdefs.IsUnavailable,
-		browser.FaultSelector: errdefs.IsInvalidArgument, browser.FaultCrashed: errdefs.IsResourceExhausted, browser.FaultBusy: errdefs.IsResourceExhausted,
+		web.FaultDenied: errdefs.IsPermissionDenied, web.FaultName: errdefs.IsNotFound,
+		web.FaultContent: errdefs.IsInvalidArgument, web.FaultTLS: errdefs.IsUnavailable,
+		browser.FaultSelector: errdefs.IsInvalidArgument, browser.FaultCrashed: errdefs.IsResourceExhausted,
+		browser.FaultBusy: errdefs.IsResourceExhausted,
 		browser.FaultSize: errdefs.IsResourceExhausted, browser.FaultBrowser: errdefs.IsInternal,
 	} {
 		b := &browseBox{webBox: *newWebBox(t, ""), fault: &browser.Fault{Kind: kind, Message: "m"}}
@@ -75,13 +77,16 @@ func TestFaultsOfTheBrowserAreClassed(t *testing.T) {
 		}
 	}
 	b := &browseBox{webBox: *newWebBox(t, ""), fault: &browser.Fault{Kind: web.FaultTimeout, Message: "m"}}
-	if _, o, err := browsed(t, b, `{"url": "https://a.example/", "timeout_ms": 2000}`); err != nil || o.Ending != "timeout" || o.TimeoutMS != 2000 {
+	if _, o, err := browsed(t, b,
+		`{"url": "https://a.example/", "timeout_ms": 2000}`); err != nil || o.Ending != "timeout" || o.TimeoutMS != 2000 {
 		t.Errorf("%+v %v", o, err)
 	}
-	if _, _, err := browsed(t, b, `{"url": "https://evil.example/"}`); !errdefs.IsPermissionDenied(err) || len(b.seen) != 1 {
+	if _, _, err := browsed(t, b,
+		`{"url": "https://evil.example/"}`); !errdefs.IsPermissionDenied(err) || len(b.seen) != 1 {
 		t.Errorf("a host that is denied: %v, %d visits", err, len(b.seen))
 	}
-	b = &browseBox{webBox: *newWebBox(t, ""), sight: Sight{Result: browser.Result{URL: "https://b.example/", Text: "t", Picture: []byte{1, 2, 3}, Width: 2, Height: 1}, Isolation: "i"}}
+	b = &browseBox{webBox: *newWebBox(t, ""), sight: Sight{Result: browser.Result{URL: "https://b.example/", Text: "t",
+		Picture: []byte{1, 2, 3}, Width: 2, Height: 1}, Isolation: "i"}}
 	got, _, err := browsed(t, b, `{"url": "https://a.example/", "screenshot": "full"}`)
 	out, _ := got.(BrowserOutput)
 	if err != nil || out.FinalURL != "https://b.example/" || out.Screenshot == nil || out.Screenshot.PNG != "AQID" || out.Isolation != "i" || b.seen[0].Request.Picture != browser.FullPage {

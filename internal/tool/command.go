@@ -8,7 +8,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// commandInput is what all tools that run a command take.
+// commandInput is the common input of tools that run a command.
 type commandInput struct {
 	Cwd             string            `json:"cwd,omitempty" jsonschema:"the folder to run in, absolute or relative to /workspace"`
 	Env             map[string]string `json:"env,omitempty" jsonschema:"environment variables to add"`
@@ -18,14 +18,14 @@ type commandInput struct {
 	Description     string            `json:"description,omitempty" jsonschema:"what it is for, for whoever reads the log"`
 }
 
-// CommandOutput is how a command ended and what it wrote.
+// CommandOutput is a command's result and output.
 type CommandOutput struct {
 	Stdout   string `json:"stdout"`
 	Stderr   string `json:"stderr"`
 	ExitCode int    `json:"exit_code" jsonschema:"-1 unless the command exited by itself"`
 	Ending   string `json:"ending" jsonschema:"exited, signalled, timeout, cancelled, oom, pids, disk, output_limit, sandbox_lost, or started"`
 	Signal   int    `json:"signal,omitempty"`
-	// Truncated: a part of a stream is left out; the totals are exact.
+	// Truncated reports that part of a stream is omitted. The totals are exact.
 	Truncated   bool   `json:"truncated"`
 	StdoutBytes int64  `json:"stdout_bytes"`
 	StderrBytes int64  `json:"stderr_bytes"`
@@ -50,7 +50,7 @@ type lineInput struct {
 	Command string `json:"command" jsonschema:"the program and its arguments in one line; quotes group words, nothing is expanded, no shell is in between"`
 	commandInput
 
-	cmd *Command // who decides splits it
+	cmd *Command // the policy check splits it
 }
 
 var systemBash = define(Tool{
@@ -84,8 +84,7 @@ var systemRun = define(Tool{
 	return runCommand(ctx, box, in.exec(v1.Exec{Argv: in.Argv}), in.RunInBackground)
 })
 
-// systemLine is what profiles stand on whose system split a command line
-// itself.
+// systemLine is for profiles of systems that split a command line themselves.
 var systemLine = define(Tool{
 	Name: "system.line", Title: "Run a program by a line", Trust: 3, Destructive: true,
 	Description: "Runs a program given as one line, split into words by quoting alone, in a disposable sandbox without a network. No shell looks at it.",
@@ -146,29 +145,31 @@ func runCommand(ctx context.Context, box Box, x v1.Exec, background bool) (Comma
 	}
 	out := CommandOutput{
 		Stdout: r.Stdout, Stderr: r.Stderr, ExitCode: r.ExitCode, Ending: r.Ending, Signal: r.Signal, Truncated: r.Truncated,
-		StdoutBytes: r.StdoutBytes, StderrBytes: r.StderrBytes, DurationMS: r.DurationMS, TimeoutMS: x.TimeoutMS, Rest: rest, Detail: r.Detail,
+		StdoutBytes: r.StdoutBytes, StderrBytes: r.StderrBytes, DurationMS: r.DurationMS, TimeoutMS: x.TimeoutMS,
+		Rest: rest, Detail: r.Detail,
 	}
 	return out, Outcome{
-		Ending: r.Ending, ExitCode: r.ExitCode, Signal: r.Signal, Duration: time.Duration(r.DurationMS) * time.Millisecond, Usage: r.Usage,
+		Ending: r.Ending, ExitCode: r.ExitCode, Signal: r.Signal, Duration: time.Duration(r.DurationMS) * time.Millisecond,
+		Usage:  r.Usage,
 		Stdout: r.StdoutBytes, Stderr: r.StderrBytes, Truncated: r.Truncated, Detail: r.Detail, TimeoutMS: x.TimeoutMS,
 	}, nil
 }
 
-// startCommand starts it as a shell. A time-out of a background command is
-// kept: what was asked to end, ends.
+// startCommand starts the command as a shell. A requested time-out also applies in the background.
 func startCommand(ctx context.Context, box Box, x v1.Exec) (CommandOutput, Outcome, error) {
 	sh, err := box.StartShell(ctx, v1.ShellRequest{Exec: x})
 	if err != nil {
 		return CommandOutput{}, Outcome{}, err
 	}
-	return CommandOutput{Ending: Started, ShellID: sh.ID, TimeoutMS: x.TimeoutMS}, Outcome{Ending: Started, TimeoutMS: x.TimeoutMS}, nil
+	return CommandOutput{Ending: Started, ShellID: sh.ID, TimeoutMS: x.TimeoutMS}, Outcome{Ending: Started,
+		TimeoutMS: x.TimeoutMS}, nil
 }
 
 // Started is the ending of a call that started a background command.
 const Started = "started"
 
-// timeout applies the caps' default and bound. What goes on in the background
-// ends by itself only where that was asked for.
+// timeout applies the default and the limit of the caps. A background command has a time-out only
+// if the call sets one.
 func (c Caps) timeout(x *v1.Exec, background bool) error {
 	if x.TimeoutMS == 0 && background {
 		return nil

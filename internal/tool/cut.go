@@ -6,18 +6,16 @@ import (
 	"unicode/utf8"
 )
 
-// Cut says how much of a stream is kept and which part.
+// Cut configures how much of a stream is kept, and which part.
 type Cut struct {
-	// Limit is in Unit: "bytes" (the default) or "characters". Zero takes the
-	// service's.
+	// Limit is in Unit: "bytes" (the default) or "characters". Zero means the service's limit.
 	Limit int64  `json:"limit,omitempty"`
 	Unit  string `json:"unit,omitempty"`
 	// Keep is "head", "tail" or "both" (the default).
 	Keep string `json:"keep,omitempty"`
-	// Marker stands where the rest was: after the head, before the tail, or
-	// between. {omitted}, {total} and {unit} in it are replaced; counts are of
-	// bytes where the unit is bytes, and else of characters as far as they are
-	// known.
+	// Marker replaces the omitted part: after the head, before the tail, or between them.
+	// {omitted}, {total} and {unit} in it are expanded. Counts are in bytes if the unit is bytes,
+	// otherwise in characters as far as known.
 	Marker string `json:"marker,omitempty"`
 }
 
@@ -30,21 +28,20 @@ const (
 	Both       = "both"
 )
 
-// Keeper keeps what a Cut lets through of a stream, in memory that is bounded
-// by the cut. It is used by one goroutine.
+// Keeper keeps the part of a stream that a Cut selects, in memory bounded by the cut. Only one
+// goroutine may use it.
 type Keeper struct {
 	cut   Cut
 	head  []byte
-	tail  []byte // a ring once it is full
-	next  int    // where the ring's oldest byte is
+	tail  []byte // a ring buffer once it is full
+	next  int    // index of the ring's oldest byte
 	total int64
-	// characters counts the runes that were seen, and broken holds the bytes of
-	// one that is not whole yet.
+	// characters counts the complete runes so far. broken holds the bytes of an incomplete one.
 	characters int64
 	broken     []byte
 }
 
-// NewKeeper returns an empty one.
+// NewKeeper returns an empty Keeper.
 func NewKeeper(c Cut) *Keeper {
 	if c.Keep == "" {
 		c.Keep = Both
@@ -55,7 +52,7 @@ func NewKeeper(c Cut) *Keeper {
 	return &Keeper{cut: c}
 }
 
-// room is how many bytes each end may need.
+// room returns the maximum number of bytes at each end.
 func (k *Keeper) room() (head, tail int) {
 	n := int(k.cut.Limit)
 	if k.cut.Unit == Characters {
@@ -121,12 +118,11 @@ func (k *Keeper) count(p []byte) {
 	k.characters += int64(utf8.RuneCount(p))
 }
 
-// Total is how many bytes were written.
+// Total returns the number of bytes written.
 func (k *Keeper) Total() int64 { return k.total }
 
-// Text is what is kept, as valid UTF-8 with the marker where the rest was, and
-// whether there was a rest. Bytes that are no UTF-8 are replaced; a character
-// that the cut went through is dropped.
+// Text returns what is kept as valid UTF-8, with the marker in place of the rest, and reports
+// whether there was a rest. Invalid bytes are replaced. A character split by the cut is dropped.
 func (k *Keeper) Text() (string, bool) {
 	tail := make([]byte, 0, len(k.tail))
 	tail = append(append(tail, k.tail[k.next:]...), k.tail[:k.next]...)
@@ -135,7 +131,7 @@ func (k *Keeper) Text() (string, bool) {
 		return valid(append(append(make([]byte, 0, k.total), k.head...), tail...)), false
 	}
 	head, rest := k.head, tail
-	if all { // everything is here, and too much of it: cut by characters
+	if all { // all bytes are kept, but too many characters
 		joined := append(append(make([]byte, 0, k.total), head...), tail...)
 		head, rest = joined, joined
 	}
@@ -155,7 +151,7 @@ func (k *Keeper) fits() bool {
 	return k.total <= k.cut.Limit
 }
 
-// seen is how many characters there were.
+// seen returns the number of characters so far.
 func (k *Keeper) seen() int64 { return k.characters + int64(utf8.RuneCount(k.broken)) }
 
 func (k *Keeper) first(b []byte, n int64) string {
@@ -208,7 +204,7 @@ func (k *Keeper) marker() string {
 
 func valid(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") }
 
-// whole drops the beginning of a character that is not whole at the end.
+// whole removes an incomplete character from the end.
 func whole(b []byte) []byte {
 	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
 		last := b[len(b)-i]

@@ -45,7 +45,8 @@ func TestAKeeperIsValidUTF8(t *testing.T) {
 func TestAKeeperDropsHalfCharactersAtTheCut(t *testing.T) {
 	c := NewKeeper(Cut{Limit: 8})
 	c.Write([]byte(strings.Repeat("ä", 20) + "x")) //nolint:errcheck // it cannot fail
-	if got, _ := c.Text(); strings.Contains(got, "\uFFFD") || !strings.HasPrefix(got, "ää") || !strings.HasSuffix(got, "äx") {
+	if got, _ := c.Text(); strings.Contains(got, "\uFFFD") || !strings.HasPrefix(got, "ää") || !strings.HasSuffix(got,
+		"äx") {
 		t.Fatalf("%q", got)
 	}
 }

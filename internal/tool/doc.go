@@ -1,6 +1,6 @@
-// Package tool holds the built-in tools, one file each: typed in and out, with
-// JSON Schemas made from the types. A tool checks its input without a sandbox
-// and runs through a Box, which is the engine's.
+// Package tool implements the built-in tools, one per file. Inputs and outputs are typed, and JSON
+// Schemas are generated from the types. A tool checks its input without a sandbox and runs through
+// a Box, which the engine provides.
 //
-// It decides nothing about who may call what.
+// The package does not decide who may call a tool.
 package tool

@@ -18,8 +18,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// MaxFile bounds a file that a tool reads or writes whole, unless the caps say
-// less.
+// MaxFile limits a file that a tool reads or writes as a whole, in bytes, unless the caps set a
+// lower limit.
 const MaxFile = 10 << 20
 
 // The encodings of a file's content.
@@ -41,31 +41,32 @@ type FileState struct {
 
 func fileState(f v1.File) FileState {
 	return FileState{
-		Path: f.Path, Name: f.Name, Type: f.Type, Size: f.Size, Mode: f.Mode, ModTime: f.ModTime.UTC().Format(time.RFC3339Nano), Target: f.Target,
+		Path: f.Path, Name: f.Name, Type: f.Type, Size: f.Size, Mode: f.Mode,
+		ModTime: f.ModTime.UTC().Format(time.RFC3339Nano), Target: f.Target,
 	}
 }
 
 func wireState(i wire.FileInfo) FileState {
 	return FileState{
-		Path: i.Path, Name: i.Name, Type: i.Type, Size: i.Size, Mode: fmt.Sprintf("%04o", i.Mode), ModTime: i.ModTime.UTC().Format(time.RFC3339Nano), Target: i.Target,
+		Path: i.Path, Name: i.Name, Type: i.Type, Size: i.Size, Mode: fmt.Sprintf("%04o", i.Mode),
+		ModTime: i.ModTime.UTC().Format(time.RFC3339Nano), Target: i.Target,
 	}
 }
 
-// request is the guest's request for a path of the caller's.
+// request returns the guest's request for a caller's path.
 func (c Caps) request(field, p string) (wire.FileRequest, error) {
 	full, err := c.path(field, p)
 	return wire.FileRequest{Path: full, NoFollow: c.NoFollow || c.inPart(full)}, err
 }
 
-// inPart says whether only a part of a folder that the guest keeps paths in is
-// allowed for a path. A link there may lead to another part, which the guest
-// would follow; so there none is followed.
+// inPart reports whether the caps allow only part of a directory within which the guest confines
+// paths. A symbolic link there could lead to another part, so links must not be followed.
 func (c Caps) inPart(full string) bool {
 	whole := func(d string) bool { return (d == wire.Workspace || d == wire.Tmp) && within(full, d) }
 	return len(c.Dirs) > 0 && !slices.ContainsFunc(c.Dirs, whole)
 }
 
-// writable refuses what a read-only profile does not give.
+// writable returns an error if the profile is read-only.
 func (c Caps) writable() error {
 	if c.ReadOnly {
 		return usererror.Errorf(errdefs.ErrPermissionDenied, "files are read-only here")
@@ -98,7 +99,7 @@ type ReadOutput struct {
 	Encoding  string `json:"encoding"`
 	Size      int64  `json:"size" jsonschema:"of the whole file"`
 	Truncated bool   `json:"truncated" jsonschema:"the file goes on after what was read"`
-	// Replaced: bytes that are no text were replaced.
+	// Replaced reports that bytes that are not valid text were replaced.
 	Replaced bool `json:"replaced,omitempty"`
 }
 
@@ -155,7 +156,8 @@ func readFile(ctx context.Context, box Box, in *readInput) (out ReadOutput, err 
 	if err != nil {
 		return out, err
 	}
-	out = ReadOutput{Path: in.Path, Encoding: textEncoding, Size: info.Size, Truncated: in.Offset+int64(len(b)) < info.Size}
+	out = ReadOutput{Path: in.Path, Encoding: textEncoding, Size: info.Size,
+		Truncated: in.Offset+int64(len(b)) < info.Size}
 	if in.Encoding == baseEncoding {
 		out.Encoding, out.Content = baseEncoding, base64.StdEncoding.EncodeToString(b)
 		return out, nil
@@ -172,7 +174,7 @@ type writeInput struct {
 	Mode     string `json:"mode,omitempty" jsonschema:"octal permission bits; 0644 unless set"`
 }
 
-// WriteOutput says what was written.
+// WriteOutput describes what was written.
 type WriteOutput struct {
 	Path  string `json:"path"`
 	Bytes int64  `json:"bytes"`
@@ -255,7 +257,7 @@ type editInput struct {
 	All  bool   `json:"all,omitempty" jsonschema:"replace every occurrence"`
 }
 
-// EditOutput says what was replaced.
+// EditOutput describes what was replaced.
 type EditOutput struct {
 	Path  string `json:"path"`
 	Count int    `json:"count"`
@@ -316,7 +318,7 @@ type listInput struct {
 	Path string `json:"path,omitempty" jsonschema:"the folder, absolute or relative to /workspace; /workspace unless set"`
 }
 
-// ListOutput is a folder's content.
+// ListOutput is the content of a directory.
 type ListOutput struct {
 	Path      string      `json:"path"`
 	Entries   []FileState `json:"entries"`
@@ -350,7 +352,7 @@ type deleteInput struct {
 	Recursive bool   `json:"recursive,omitempty" jsonschema:"a folder with all that is in it"`
 }
 
-// DeleteOutput says what was deleted.
+// DeleteOutput describes what was deleted.
 type DeleteOutput struct {
 	Path    string `json:"path"`
 	Deleted bool   `json:"deleted"`

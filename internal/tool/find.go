@@ -84,7 +84,7 @@ type SearchMatch struct {
 	After  []string `json:"after,omitempty"`
 }
 
-// maxContext is how many lines of context a match may have on each side.
+// maxContext is the maximum number of context lines on each side of a match.
 const maxContext = 10
 
 var fsSearch = define(Tool{
@@ -116,7 +116,8 @@ var fsSearch = define(Tool{
 	if err != nil {
 		return SearchOutput{}, Outcome{}, err
 	}
-	out := SearchOutput{Matches: make([]SearchMatch, 0, len(got.Matches)), Files: got.Files, Skipped: got.Skipped, Truncated: got.Truncated}
+	out := SearchOutput{Matches: make([]SearchMatch, 0, len(got.Matches)), Files: got.Files, Skipped: got.Skipped,
+		Truncated: got.Truncated}
 	for _, m := range got.Matches {
 		out.Matches = append(out.Matches, SearchMatch(m))
 	}

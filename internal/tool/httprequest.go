@@ -16,11 +16,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// Bounds of http.request.
+// Limits of http.request.
 const (
-	// RequestTimeout is the time-out unless caps or the call say otherwise.
+	// RequestTimeout is the default time-out.
 	RequestTimeout = 30 * time.Second
-	// RequestBody is how much of an answer is given unless asked otherwise.
+	// RequestBody is the default maximum of an answer's body, in bytes.
 	RequestBody = 1 << 20
 
 	maxSent        = 4 << 20
@@ -28,14 +28,14 @@ const (
 	maxFieldsBytes = 32 << 10
 )
 
-// methods are those of http.request. CONNECT would be a tunnel, and TRACE shows
-// a server's secrets.
+// methods lists the methods of http.request. It excludes CONNECT, which opens a tunnel, and TRACE,
+// which can reveal a server's secrets.
 var methods = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
-// reserved are fields that say where and how a request goes: they are the
-// tool's.
+// reserved lists header fields that only the tool sets, because they control routing and framing.
 var reserved = []string{
-	"Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Te", "Trailer", "Upgrade", "Expect", "Accept-Encoding", "Http2-Settings",
+	"Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Te", "Trailer", "Upgrade", "Expect",
+	"Accept-Encoding", "Http2-Settings",
 	web.RefusalHeader,
 }
 
@@ -54,7 +54,7 @@ type requestInput struct {
 	body   []byte
 }
 
-// RequestOutput is an answer, whatever its status.
+// RequestOutput is an answer of any status.
 type RequestOutput struct {
 	URL         string            `json:"url" jsonschema:"the address that answered, after redirects"`
 	Status      int               `json:"status"`
@@ -104,7 +104,8 @@ func runRequest(ctx context.Context, box Box, in *requestInput) (out RequestOutp
 		return out, o, invalid("max_bytes", "is %d: at most %d", most, m)
 	}
 	x := Exchange{Request: web.Request{
-		URL: in.at.String(), Method: in.Method, Header: in.fields, Body: in.body, TimeoutMS: limit.Milliseconds(), MaxBytes: most,
+		URL: in.at.String(), Method: in.Method, Header: in.fields, Body: in.body, TimeoutMS: limit.Milliseconds(),
+		MaxBytes:  most,
 		Redirects: cmp.Or(in.Redirects, web.Follow), MaxRedirects: web.MaxRedirects, Form: web.Raw,
 	}}
 	x.bind(host.Request, caps)
@@ -125,7 +126,8 @@ func runRequest(ctx context.Context, box Box, in *requestInput) (out RequestOutp
 
 func answered(a web.Answer, took time.Duration) RequestOutput {
 	out := RequestOutput{
-		URL: a.URL, Status: a.Status, Headers: map[string]string{}, Bytes: a.Bytes, Truncated: a.Truncated, RedirectURL: a.RedirectURL, DurationMS: took.Milliseconds(),
+		URL: a.URL, Status: a.Status, Headers: map[string]string{}, Bytes: a.Bytes, Truncated: a.Truncated,
+		RedirectURL: a.RedirectURL, DurationMS: took.Milliseconds(),
 	}
 	for _, h := range a.Header {
 		name, value := strings.ToLower(h[0]), strings.ToValidUTF8(h[1], "\uFFFD")
@@ -135,7 +137,7 @@ func answered(a web.Answer, took time.Duration) RequestOutput {
 		out.Headers[name] = value
 	}
 	text := a.Body
-	if a.Truncated { // a character that the cut went through is no reason for base64
+	if a.Truncated { // a character split by the cut does not require base64
 		text = whole(text)
 	}
 	if utf8.Valid(text) {
@@ -146,7 +148,7 @@ func answered(a web.Answer, took time.Duration) RequestOutput {
 	return out
 }
 
-// fieldsOf checks the fields of a request, and gives them in order.
+// fieldsOf checks the header fields of a request and returns them sorted.
 func fieldsOf(headers map[string]string) ([][2]string, error) {
 	if len(headers) > maxFields {
 		return nil, invalid("headers", "has %d entries: at most %d", len(headers), maxFields)
@@ -177,7 +179,7 @@ func fieldsOf(headers map[string]string) ([][2]string, error) {
 	return out, nil
 }
 
-// sent is the body of a request.
+// sent returns the body of a request.
 func (in *requestInput) sent() ([]byte, error) {
 	body := []byte(in.Body)
 	if in.BodyBase64 != "" {

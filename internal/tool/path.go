@@ -9,10 +9,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// path gives the name that the sandbox has for a path of the caller's: aliases
-// are replaced, and what is outside of the folders that the caps allow is
-// refused. That it leaves none of them by a link or by ".." once it is used is
-// the guest's to see to.
+// path returns the sandbox's name for a caller's path. It replaces aliases and refuses paths
+// outside the directories that the caps allow. The guest ensures that links and ".." do not lead
+// outside.
 func (c Caps) path(field, p string) (string, error) {
 	if strings.ContainsRune(p, 0) {
 		return "", invalid(field, "holds a NUL byte")
@@ -31,7 +30,7 @@ func (c Caps) path(field, p string) (string, error) {
 	return "", forbidden("%s is not allowed: use one below %s", quote(p), strings.Join(c.shown(), ", "))
 }
 
-// shown are the allowed folders as the caller names them.
+// shown returns the allowed directories as the caller names them.
 func (c Caps) shown() []string {
 	out := slices.Clone(c.Dirs)
 	for i, d := range out {
@@ -49,7 +48,7 @@ func (c Caps) unalias(p string) string {
 	if path.IsAbs(p) {
 		clean = path.Clean(p)
 	}
-	// The longest first: one alias may be below another.
+	// Longest first: one alias may be below another.
 	for _, alias := range slices.SortedFunc(maps.Keys(c.Alias), func(a, b string) int { return len(b) - len(a) }) {
 		if within(clean, alias) {
 			return c.Alias[alias] + strings.TrimPrefix(clean, alias)
@@ -63,7 +62,7 @@ func within(p, dir string) bool {
 	return p == dir || strings.HasPrefix(p, dir+"/")
 }
 
-// folder is path for the folder of a command; empty is the workspace.
+// folder is path for a command's working directory. Empty means the workspace.
 func (c Caps) folder(field, p string) (string, error) {
 	if p == "" {
 		return "", nil
@@ -74,7 +73,7 @@ func (c Caps) folder(field, p string) (string, error) {
 	return c.path(field, p)
 }
 
-// quote shows a path that somebody gave, bounded.
+// quote quotes a caller's path and limits its length.
 func quote(p string) string {
 	const most = 200
 	if len(p) > most {

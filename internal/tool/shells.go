@@ -10,13 +10,13 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Bounds of what shells are asked.
+// Limits of the shell tools.
 const (
 	maxWait  = time.Minute
 	maxGrace = time.Minute
-	// KillGrace is how long a background command has to end after TERM.
+	// KillGrace is how long a background command may take to end after TERM.
 	KillGrace = 5 * time.Second
-	// outputLimit is how much system.output gives unless asked otherwise.
+	// outputLimit is the default size of system.output's answer, in bytes.
 	outputLimit = 30_000
 )
 
@@ -29,14 +29,15 @@ type ShellState struct {
 	SandboxID string   `json:"sandbox_id"`
 	Ending    string   `json:"ending,omitempty"`
 	ExitCode  *int     `json:"exit_code,omitempty"`
-	// The bytes of each stream so far.
+	// Bytes written to each stream so far.
 	StdoutBytes int64 `json:"stdout_bytes"`
 	StderrBytes int64 `json:"stderr_bytes"`
 }
 
 func shellState(sh v1.Shell) ShellState {
 	s := ShellState{
-		ShellID: sh.ID, Argv: sh.Argv, State: sh.State, StartedAt: sh.StartedAt.UTC().Format(time.RFC3339), SandboxID: sh.SandboxID,
+		ShellID: sh.ID, Argv: sh.Argv, State: sh.State, StartedAt: sh.StartedAt.UTC().Format(time.RFC3339),
+		SandboxID:   sh.SandboxID,
 		StdoutBytes: sh.StdoutEnd, StderrBytes: sh.StderrEnd,
 	}
 	if s.Argv == nil {
@@ -127,8 +128,9 @@ var systemOutput = define(Tool{
 		return OutputOutput{}, Outcome{}, err
 	}
 	out := OutputOutput{
-		ShellID: in.ShellID, Stream: stream, Offset: o.Offset, NextOffset: o.NextOffset, Gap: o.Gap, Data: o.Data, Base64: o.Base64,
-		EOF: o.EOF, State: o.Shell.State,
+		ShellID: in.ShellID, Stream: stream, Offset: o.Offset, NextOffset: o.NextOffset, Gap: o.Gap, Data: o.Data,
+		Base64: o.Base64,
+		EOF:    o.EOF, State: o.Shell.State,
 	}
 	if o.Shell.Result != nil {
 		out.Ending, out.ExitCode = o.Shell.Result.Ending, &o.Shell.Result.ExitCode
@@ -141,7 +143,7 @@ type killInput struct {
 	GraceMS *int64 `json:"grace_ms,omitempty" jsonschema:"how long it has to end by itself after TERM; 5000 unless set"`
 }
 
-// KillOutput says whether a background command was ended.
+// KillOutput reports whether a background command was ended.
 type KillOutput struct {
 	ShellID string `json:"shell_id"`
 	Success bool   `json:"success"`
@@ -168,7 +170,7 @@ var systemKill = define(Tool{
 	}
 	sh, err := box.KillShell(ctx, in.ShellID, grace)
 	switch {
-	case errdefs.IsNotFound(err): // an answer, and no error: so have the systems that this stands in for
+	case errdefs.IsNotFound(err): // Report this as a result, not an error, as the systems that profiles emulate do.
 		return KillOutput{ShellID: in.ShellID, Message: fmt.Sprintf("Shell %s not found", in.ShellID)}, Outcome{}, nil
 	case err != nil:
 		return KillOutput{}, Outcome{}, err

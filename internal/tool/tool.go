@@ -16,8 +16,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// Effect is what a tool does to the world, as "calls(shell)", "calls(network)",
-// "reads(filesystem)", "writes(filesystem)" or "spawns(process)".
+// Effect is an effect of a tool: "calls(shell)", "calls(network)", "reads(filesystem)",
+// "writes(filesystem)" or "spawns(process)".
 type Effect string
 
 // The effects of the built-in tools.
@@ -29,14 +29,13 @@ const (
 	Spawns       Effect = "spawns(process)"
 )
 
-// Trust levels that a tool may need, and a caller may have.
+// Trust levels that a tool may require and a caller may have.
 const (
 	TrustNone = 0
 	TrustMax  = 3
 )
 
-// Tool is one built-in tool: typed in and out, with schemas from the types. It
-// is immutable.
+// Tool is an immutable built-in tool with typed input and output and their schemas.
 type Tool struct {
 	Name        string
 	Title       string
@@ -44,8 +43,8 @@ type Tool struct {
 	Effects     []Effect
 	Trust       int
 	Cacheable   bool
-	// ReadOnly: it changes nothing. Destructive: it may destroy. Idempotent:
-	// twice is the same as once.
+	// ReadOnly tools change nothing. Destructive tools may destroy data. Repeating an Idempotent
+	// call has no further effect.
 	ReadOnly, Destructive, Idempotent bool
 	// Input and Output are JSON Schemas.
 	Input, Output json.RawMessage
@@ -54,8 +53,8 @@ type Tool struct {
 	check    func(raw json.RawMessage) (Prepared, error)
 }
 
-// Check decodes and validates an input, without a sandbox. An error is of class
-// InvalidArgument and names the field.
+// Check decodes and validates an input without a sandbox. Errors are of class InvalidArgument and
+// name the field.
 func (t *Tool) Check(raw json.RawMessage) (Prepared, error) {
 	if len(t.required) > 0 {
 		var fields map[string]json.RawMessage
@@ -71,31 +70,31 @@ func (t *Tool) Check(raw json.RawMessage) (Prepared, error) {
 	return t.check(raw)
 }
 
-// Prepared is a call that was checked and waits to run.
+// Prepared is a checked call, ready to run.
 type Prepared struct {
-	// Command is what a command policy decides on; nil: no command.
+	// Command is what a command policy decides on, or nil.
 	Command *Command
-	// NeedsSandbox: Run gets a Box with a sandbox. Background: what it starts
-	// lives on after the call, so the sandbox must.
+	// NeedsSandbox reports that Run needs a Box with a sandbox. Background reports that the call
+	// starts something that outlives it, so the sandbox must outlive it too.
 	NeedsSandbox, Background bool
-	// Run carries it out. The output is of the type the schema describes.
+	// Run runs the call. Its output has the type that the schema describes.
 	Run func(ctx context.Context, box Box) (any, Outcome, error)
 }
 
-// Command is what a tool is about to run, in one of three forms.
+// Command is what a tool will run, in one of three forms.
 type Command struct {
 	// Shell is a command line for the sandbox's shell.
 	Shell string
-	// Line is a command line without a shell: who decides on it splits it into
-	// Argv, which has to be set before Run.
+	// Line is a command line without a shell. The policy check splits it into Argv, which must be
+	// set before Run.
 	Line string
 	// Argv is an argument vector.
 	Argv []string
 }
 
-// Outcome is what the engine and the audit need to know of how it went.
+// Outcome is what the engine and the audit log need to know about the result.
 type Outcome struct {
-	// Ending is of a command, "" for a tool that runs none.
+	// Ending is how the command ended, or "" if the tool runs none.
 	Ending    string
 	ExitCode  int
 	Signal    int
@@ -105,36 +104,36 @@ type Outcome struct {
 	Stderr    int64
 	Truncated bool
 	Detail    string
-	// TimeoutMS is the time-out that was in force.
+	// TimeoutMS is the effective time-out.
 	TimeoutMS int64
 }
 
-// Caps bound one call, as the profile and the service set them. Zero: none.
+// Caps limits one call, as the profile and the service configure it. Zero means no limit.
 type Caps struct {
 	Timeout, MaxTimeout time.Duration
-	// Clamp makes a longer time-out MaxTimeout; without it that is an error.
+	// Clamp reduces a longer time-out to MaxTimeout. Without it, a longer time-out is an error.
 	Clamp bool
-	// Output bounds what the answer holds of each stream.
+	// Output limits each stream in the answer.
 	Output Cut
-	// MaxFile bounds files read and written, in bytes.
+	// MaxFile limits files read and written, in bytes.
 	MaxFile int64
-	// Dirs, if not empty, are the only folders that paths may be in, as the
-	// sandbox names them; Alias maps a folder of the profile to one of the
-	// sandbox ("/home/user/projects" to "/workspace").
+	// Dirs, if not empty, lists the only directories that paths may be in, as the sandbox names
+	// them. Alias maps a directory of the profile to one of the sandbox ("/home/user/projects" to
+	// "/workspace").
 	Dirs     []string
 	Alias    map[string]string
 	ReadOnly bool
-	// NoFollow refuses symbolic links in paths instead of following them
-	// within the folder.
+	// NoFollow refuses symbolic links in paths. Without it, links within the directory are
+	// followed.
 	NoFollow bool
-	// MemoryBytes and CPUs bound what one command may use of the sandbox.
+	// MemoryBytes and CPUs limit one command's use of the sandbox.
 	MemoryBytes int64
 	CPUs        float64
-	// Web bounds tools of the web.
+	// Web limits web tools.
 	Web WebCaps
 }
 
-// Builtins are all built-in tools, sorted by name.
+// Builtins returns all built-in tools, sorted by name.
 func Builtins() []*Tool { return slices.Clone(builtins) }
 
 var builtins = []*Tool{
@@ -142,7 +141,7 @@ var builtins = []*Tool{
 	systemBash, systemKill, systemLine, systemOutput, systemRun, systemShells, webFetch, webSearch,
 }
 
-// Get finds a built-in tool by its name.
+// Get returns a built-in tool by name.
 func Get(name string) (*Tool, bool) {
 	for _, t := range builtins {
 		if t.Name == name {
@@ -152,14 +151,15 @@ func Get(name string) (*Tool, bool) {
 	return nil, false
 }
 
-// errNoOutput is returned beside an outcome that says all there is to say.
+// errNoOutput accompanies an outcome that needs no output.
 var errNoOutput = errors.New("there is no output")
 
-// define completes a tool with what its types say.
-func define[In, Out any](t Tool, check func(in *In) (Prepared, error), run func(ctx context.Context, box Box, in *In) (Out, Outcome, error)) *Tool {
+// define completes a tool with schemas and functions derived from its types.
+func define[In, Out any](t Tool, check func(in *In) (Prepared, error), run func(ctx context.Context, box Box,
+	in *In) (Out, Outcome, error)) *Tool {
 	in, err := jsonschema.For[In](nil)
 	if err != nil {
-		panic(fmt.Sprintf("input of %s: %v", t.Name, err)) // the types are ours
+		panic(fmt.Sprintf("input of %s: %v", t.Name, err)) // only for an invalid type in this package
 	}
 	out, err := jsonschema.For[Out](nil)
 	if err != nil {
@@ -191,12 +191,12 @@ func define[In, Out any](t Tool, check func(in *In) (Prepared, error), run func(
 func mustJSON(v any) json.RawMessage {
 	b, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // a schema of ours
+		panic(err) // only for an invalid schema in this package
 	}
 	return b
 }
 
-// aboutInput names the input where it is wrong as a whole.
+// aboutInput adds the field name "input" to an error about the whole input.
 func aboutInput(err error) error {
 	if e, ok := errors.AsType[*strictjson.FieldError](err); ok && e.Field == "body" {
 		return &strictjson.FieldError{Field: "input", Message: e.Message}
@@ -208,7 +208,7 @@ func invalid(field, format string, args ...any) error {
 	return &strictjson.FieldError{Field: field, Message: fmt.Sprintf(format, args...)}
 }
 
-// forbidden is an error about a path that the profile does not give.
+// forbidden returns an error about a path that the profile does not allow.
 func forbidden(format string, args ...any) error {
 	return usererror.Errorf(errdefs.ErrPermissionDenied, "path "+format, args...)
 }

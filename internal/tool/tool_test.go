@@ -123,8 +123,10 @@ func TestCutsKeepWhatTheySay(t *testing.T) {
 		{"a character that is cut is dropped", Cut{Limit: 3, Keep: Head}, "äö", "ä", true},
 		{"and at the tail", Cut{Limit: 3, Keep: Tail}, "äö", "ö", true},
 		{"bytes that are no text", Cut{Limit: 9}, "a\xffb", "a\uFFFDb", false},
-		{"characters over the bytes of the buffer", Cut{Limit: 3, Unit: Characters, Keep: Head}, strings.Repeat("x", 100), "xxx", true},
-		{"the tail over the bytes of the buffer", Cut{Limit: 3, Unit: Characters, Keep: Tail}, strings.Repeat("x", 97) + "abc", "abc", true},
+		{"characters over the bytes of the buffer", Cut{Limit: 3, Unit: Characters, Keep: Head}, strings.Repeat("x", 100),
+			"xxx", true},
+		{"the tail over the bytes of the buffer", Cut{Limit: 3, Unit: Characters, Keep: Tail}, strings.Repeat("x",
+			97) + "abc", "abc", true},
 	} {
 		for _, step := range []int{1, 2, 3, 7, 1000} {
 			k := NewKeeper(c.cut)

@@ -19,25 +19,25 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
-// Reach says which hosts a tool of the web may ask. Hosts are written as in
-// netpolicy.Rule; its zero value allows none.
+// Reach configures which hosts a web tool may contact. Hosts are written as in netpolicy.Rule. The
+// zero value allows none.
 type Reach struct {
-	// Allow are asked over TLS, at Ports (443 unless set, and in a profile those of
-	// the service).
+	// Allow lists hosts to contact over TLS, at Ports (default: 443; in a profile, the service's
+	// ports).
 	Allow []string `json:"allow,omitempty"`
-	// HTTP may be asked in plain HTTP, at HTTPPorts (80 unless set, or likewise). A
-	// port is of one of both.
+	// HTTP lists hosts to contact over plain HTTP, at HTTPPorts (default: 80; in a profile, the
+	// service's ports). A port cannot be in both lists.
 	HTTP      []string `json:"http,omitempty"`
 	Ports     []int    `json:"ports,omitempty"`
 	HTTPPorts []int    `json:"http_ports,omitempty"`
-	// Deny wins over both.
+	// Deny overrides both.
 	Deny []string `json:"deny,omitempty"`
-	// Methods are those of requests; empty: all that the tool has. In TLS nobody
-	// but the tool sees them.
+	// Methods lists the allowed methods (default: all of the tool's). The tool enforces them
+	// itself, because the gateway cannot see them in TLS.
 	Methods []string `json:"methods,omitempty"`
 }
 
-// Rules are the same for the gateway.
+// Rules returns the equivalent rules for the gateway.
 func (r Reach) Rules() []netpolicy.Rule {
 	out := make([]netpolicy.Rule, 0, len(r.Allow)+len(r.HTTP)+len(r.Deny))
 	for _, host := range r.Deny {
@@ -52,7 +52,7 @@ func (r Reach) Rules() []netpolicy.Rule {
 	return out
 }
 
-// Compile looks at each field; an error begins with its name.
+// Compile validates and compiles the fields. An error starts with the field's name.
 func (r Reach) Compile() (*Reached, error) {
 	for _, list := range []struct {
 		name  string
@@ -104,43 +104,41 @@ func reached(rules []netpolicy.Rule) (*Reached, error) {
 	return &Reached{Rules: rules, Compiled: compiled, mark: hex.EncodeToString(sum[:])}, nil
 }
 
-// afterField is what an error of netpolicy says of a field of one rule.
+// afterField returns a netpolicy error for one rule without its location.
 func afterField(err error) string {
 	_, message, _ := strings.Cut(err.Error(), " ")
 	return message
 }
 
-// Reached is what may be reached, compiled. It is immutable, and its zero value
-// is nothing.
+// Reached is a compiled, immutable Reach. The zero value allows nothing.
 type Reached struct {
 	Rules    []netpolicy.Rule
 	Compiled *netpolicy.Rules
 	reach    Reach
-	mark     string // tells its rules from others
-	key      string // where it stands in a configuration
+	mark     string // identifies its rules
+	key      string // its configuration key
 }
 
-// Named is the same, which stands under a key of the service's configuration:
-// refusals then name that.
+// Named returns a copy with a key of the service's configuration, which refusals then name.
 func (r *Reached) Named(key string) *Reached {
 	named := *r
 	named.key = key
 	return &named
 }
 
-// WebCaps bound the calls of tools of the web.
+// WebCaps limits the calls of web tools.
 type WebCaps struct {
 	Reach
-	// MaxBytes is how much of a body is read, MaxText how many characters of a
-	// text are given. Zero takes the tool's.
+	// MaxBytes is the maximum size of a body, and MaxText the maximum number of characters of a
+	// text. Zero means the tool's default.
 	MaxBytes int64 `json:"max_bytes,omitempty"`
 	MaxText  int   `json:"max_text,omitempty"`
-	// Limited is Reach, compiled; nil: the service's own bounds are all.
+	// Limited is the compiled Reach. nil means that only the service's limits apply.
 	Limited *Reached `json:"-"`
 }
 
-// Compile looks at each field and sets Limited; an error begins with the
-// field's name. Where a Reach says nothing at all it bounds nothing.
+// Compile validates the fields and sets Limited. An error starts with the field's name. An empty
+// Reach sets no limit.
 func (w *WebCaps) Compile() (err error) {
 	switch {
 	case w.MaxBytes < 0 || w.MaxBytes > web.MaxBody:
@@ -155,46 +153,46 @@ func (w *WebCaps) Compile() (err error) {
 	return err
 }
 
-// WebHost is what a service has for the tools of the web beside sandboxes. It is
-// safe for concurrent use; the engine makes a copy for each call.
+// WebHost holds the service's resources for web tools. It is safe for concurrent use. The engine
+// makes a copy for each call.
 type WebHost struct {
-	// Fetch and Request bound web.fetch and http.request for everybody.
+	// Fetch and Request limit web.fetch and http.request for all callers.
 	Fetch, Request *Reached
-	// Cache holds what web.fetch got.
+	// Cache holds the answers of web.fetch.
 	Cache *cache.Cache
-	// Extract finds in a text what a prompt asks for; nil: passages are ranked.
+	// Extract answers a prompt about a text. If nil, passages are ranked instead.
 	Extract Extractor
-	// Search is nil where no provider is configured.
+	// Search is nil if no provider is configured.
 	Search *search.Provider
-	// Owner is who calls, with what rights: what is cached for one owner is for
-	// no other. Caller is who, whatever the rights: callers share the cache's room.
+	// Owner identifies the caller and its rights: owners share no cached answers. Caller identifies
+	// the caller alone: cache limits apply per caller.
 	Owner, Caller string
 }
 
-// Extractor is a language model. An error's words are for callers.
+// Extractor is a language model. Its errors are safe to show to callers.
 type Extractor interface {
 	Name() string
 	Extract(ctx context.Context, prompt, address, text string) (string, error)
 }
 
-// Exchange is one use of the web program, with what it may reach: what both of
-// Reach and Ceiling allow, if there is a Ceiling.
+// Exchange is one use of the web program. It may contact hosts that both Reach and Ceiling allow,
+// if Ceiling is set.
 type Exchange struct {
 	Request        web.Request
 	Reach, Ceiling *Reached
 	Secrets        []netpolicy.Secret
 
-	key string // of the configuration that bounds it
+	key string // configuration key of its limits
 }
 
-// WebError is a request that got no answer. Kind is one of package web's faults,
-// and the message a sentence for the caller.
+// WebError reports a request without an answer. Kind is a fault of package web, and Message is a
+// sentence for the caller.
 type WebError struct{ Kind, Message string }
 
-// Error is the message.
+// Error implements error.
 func (e *WebError) Error() string { return e.Message }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *WebError) Unwrap() error {
 	switch e.Kind {
 	case web.FaultURL, web.FaultContent, web.FaultRequest:
@@ -211,8 +209,8 @@ func (e *WebError) Unwrap() error {
 	return errdefs.ErrUnavailable
 }
 
-// bind gives an exchange the rules of its call: the profile's below the
-// service's. A profile that names no ports has those of the service.
+// bind sets the rules of an exchange: the profile's within the service's. A profile without ports
+// uses the service's.
 func (x *Exchange) bind(service *Reached, caps Caps) {
 	x.key, x.Reach = service.key, service
 	if caps.Web.Limited == nil {
@@ -226,13 +224,13 @@ func (x *Exchange) bind(service *Reached, caps Caps) {
 	if len(r.HTTPPorts) == 0 {
 		r.HTTPPorts = service.reach.HTTPPorts
 	}
-	if limited, err := reached(r.Rules()); err == nil { // the parts were compiled before
+	if limited, err := reached(r.Rules()); err == nil { // the parts compiled before
 		limited.reach = r
 		x.Reach = limited
 	}
 }
 
-// mark tells what an exchange may reach from what others may.
+// mark identifies the set of hosts that an exchange may contact.
 func (x *Exchange) mark() string {
 	if x.Ceiling == nil {
 		return x.Reach.mark
@@ -240,7 +238,7 @@ func (x *Exchange) mark() string {
 	return x.Reach.mark + "<" + x.Ceiling.mark
 }
 
-// decide asks the rules about an address.
+// decide evaluates the rules for a URL.
 func (x *Exchange) decide(u *url.URL) netpolicy.Decision {
 	var ceiling *netpolicy.Rules
 	if x.Ceiling != nil {
@@ -249,14 +247,15 @@ func (x *Exchange) decide(u *url.URL) netpolicy.Decision {
 	return x.Reach.Compiled.Within(ceiling, want(u, x.Request.Method))
 }
 
-// allowed refuses an address before a sandbox is spent on it. The gateway asks
-// the rules again, on each hop.
+// allowed refuses a URL before a sandbox is started for it. The gateway evaluates the rules again
+// on each hop.
 func (x *Exchange) allowed(u *url.URL) error {
 	for _, r := range []*Reached{x.Reach, x.Ceiling} {
 		if r == nil || len(r.reach.Methods) == 0 || slices.Contains(r.reach.Methods, x.Request.Method) {
 			continue
 		}
-		return &WebError{Kind: web.FaultDenied, Message: "method " + x.Request.Method + " is not allowed: use " + strings.Join(r.reach.Methods, ", ")}
+		return &WebError{Kind: web.FaultDenied,
+			Message: "method " + x.Request.Method + " is not allowed: use " + strings.Join(r.reach.Methods, ", ")}
 	}
 	if d := x.decide(u); !d.Allowed {
 		return &WebError{Kind: web.FaultDenied, Message: x.reason(d.Reason)}
@@ -264,15 +263,15 @@ func (x *Exchange) allowed(u *url.URL) error {
 	return nil
 }
 
-// reason is the gateway's, in which the rules are those that callers give, in
-// the words of a tool.
+// reason rewords a gateway reason for a tool's caller.
 func (x *Exchange) reason(s string) string {
 	if x.key == "" {
 		return s
 	}
 	wayOut := "an operator can allow it in " + x.key + ", and in caps.web of the profile"
 	return strings.NewReplacer(
-		"add one to egress.rules", wayOut, "an operator can raise it in egress.allow", wayOut, "the ceiling: ", "", "egress.rules[", "rule [",
+		"add one to egress.rules", wayOut, "an operator can raise it in egress.allow", wayOut, "the ceiling: ", "",
+		"egress.rules[", "rule [",
 	).Replace(s)
 }
 
@@ -292,7 +291,7 @@ func want(u *url.URL, method string) netpolicy.Want {
 
 const maxAddress = 8 << 10
 
-// address reads what a caller wants to ask. An error names the field url.
+// address parses a caller's URL. An error names the field url.
 func address(s string) (*url.URL, error) {
 	if s == "" {
 		return nil, invalid("url", "is empty")

@@ -46,11 +46,13 @@ func compiled(t *testing.T, r Reach) *Reached {
 func newWebBox(t *testing.T, text string) *webBox {
 	return &webBox{
 		host: WebHost{
-			Fetch: compiled(t, Reach{Allow: []string{"*"}, Deny: []string{"evil.example"}}).Named("web.fetch"), Request: compiled(t, Reach{Allow: []string{"*"}, HTTP: []string{"*"}}),
-			Cache: cache.New(10, 1<<20), Owner: "me",
+			Fetch:   compiled(t, Reach{Allow: []string{"*"}, Deny: []string{"evil.example"}}).Named("web.fetch"),
+			Request: compiled(t, Reach{Allow: []string{"*"}, HTTP: []string{"*"}}),
+			Cache:   cache.New(10, 1<<20), Owner: "me",
 		},
 		answer: func(x Exchange) web.Answer {
-			return web.Answer{URL: x.Request.URL, Status: 200, MediaType: "text/html", Title: "A page", Text: text, Body: []byte(text), Bytes: int64(len(text))}
+			return web.Answer{URL: x.Request.URL, Status: 200, MediaType: "text/html", Title: "A page", Text: text,
+				Body: []byte(text), Bytes: int64(len(text))}
 		},
 	}
 }
@@ -82,7 +84,8 @@ func fetched(t *testing.T, b *webBox, in string) FetchOutput {
 
 func TestPagesAreCachedForWhoMayHaveThem(t *testing.T) {
 	b := newWebBox(t, "text")
-	first, second := fetched(t, b, `{"url": "http://a.example/x#part"}`), fetched(t, b, `{"url": "https://A.example/x", "prompt": "text"}`)
+	first, second := fetched(t, b, `{"url": "http://a.example/x#part"}`), fetched(t, b,
+		`{"url": "https://A.example/x", "prompt": "text"}`)
 	if first.Cached || first.URL != "https://a.example/x" || !second.Cached || len(b.asked) != 1 {
 		t.Errorf("%+v, then %+v, %d asked", first, second, len(b.asked))
 	}
@@ -117,28 +120,36 @@ func TestPagesAreCachedForWhoMayHaveThem(t *testing.T) {
 func TestWhatAPageBecomes(t *testing.T) {
 	b := newWebBox(t, strings.Repeat("ä", 10_001))
 	out := fetched(t, b, `{"url": "https://a.example/"}`)
-	if !out.Truncated || out.Extraction != Whole || out.Content != strings.Repeat("ä", 10_000)+"\n... (content truncated)" {
+	if !out.Truncated || out.Extraction != Whole || out.Content != strings.Repeat("ä",
+		10_000)+"\n... (content truncated)" {
 		t.Errorf("%d bytes %+v", len(out.Content), out.Truncated)
 	}
-	b = newWebBox(t, "# Prices\n\nThe lamp costs twelve.\n\n# History\n\n"+strings.Repeat("Nothing of note happened then. ", 100))
-	if out = fetched(t, b, `{"url": "https://a.example/", "prompt": "What does the lamp cost?"}`); out.Extraction != Passages || !strings.Contains(out.Content, "costs twelve") || strings.Contains(out.Content, "Nothing of note") {
+	b = newWebBox(t,
+		"# Prices\n\nThe lamp costs twelve.\n\n# History\n\n"+strings.Repeat("Nothing of note happened then. ", 100))
+	if out = fetched(t, b,
+		`{"url": "https://a.example/", "prompt": "What does the lamp cost?"}`); out.Extraction != Passages || !strings.Contains(out.Content, "costs twelve") || strings.Contains(out.Content, "Nothing of note") {
 		t.Errorf("%+v", out)
 	}
-	if out = fetched(t, b, `{"url": "https://a.example/", "prompt": "zzz"}`); out.Extraction != Whole || out.Note == "" || !strings.Contains(out.Content, "costs twelve") {
+	if out = fetched(t, b,
+		`{"url": "https://a.example/", "prompt": "zzz"}`); out.Extraction != Whole || out.Note == "" || !strings.Contains(out.Content, "costs twelve") {
 		t.Errorf("%+v", out)
 	}
 	b.host.Extract = model(func(prompt string) (string, error) { return "Twelve. " + prompt, nil })
-	if out = fetched(t, b, `{"url": "https://a.example/", "prompt": "lamp", "max_chars": 6}`); out.Extraction != ByModel || out.Content != "Twelve\n... (content truncated)" || !out.Truncated || !out.Cached {
+	if out = fetched(t, b,
+		`{"url": "https://a.example/", "prompt": "lamp", "max_chars": 6}`); out.Extraction != ByModel || out.Content != "Twelve\n... (content truncated)" || !out.Truncated || !out.Cached {
 		t.Errorf("%+v", out)
 	}
 	b.host.Extract = model(func(string) (string, error) { return "", errors.New("the model is away") })
-	if out = fetched(t, b, `{"url": "https://a.example/", "prompt": "lamp"}`); out.Extraction != Passages || !strings.HasPrefix(out.Note, "the model is away; ") || !strings.Contains(out.Content, "twelve") {
+	if out = fetched(t, b,
+		`{"url": "https://a.example/", "prompt": "lamp"}`); out.Extraction != Passages || !strings.HasPrefix(out.Note,
+		"the model is away; ") || !strings.Contains(out.Content, "twelve") {
 		t.Errorf("%+v", out)
 	}
 	b.answer = func(x Exchange) web.Answer {
 		return web.Answer{URL: x.Request.URL, Status: 302, RedirectURL: "https://b.example/y"}
 	}
-	if out = fetched(t, b, `{"url": "https://c.example/"}`); out.RedirectURL != "https://b.example/y" || out.Content != "Redirected to different host. Fetch: https://b.example/y" || out.Cached {
+	if out = fetched(t, b,
+		`{"url": "https://c.example/"}`); out.RedirectURL != "https://b.example/y" || out.Content != "Redirected to different host. Fetch: https://b.example/y" || out.Cached {
 		t.Errorf("%+v", out)
 	}
 }
@@ -157,7 +168,8 @@ func TestACallKeepsToItsBounds(t *testing.T) {
 			t.Errorf("%s: %v, %d asked", in, err, len(b.asked))
 		}
 	}
-	if _, _, err := browsed(t, &browseBox{webBox: *b}, `{"url": "https://a.example/", "max_chars": 101}`); text(err) != "max_chars is 101: at most 100" {
+	if _, _, err := browsed(t, &browseBox{webBox: *b},
+		`{"url": "https://a.example/", "max_chars": 101}`); text(err) != "max_chars is 101: at most 100" {
 		t.Errorf("a browser's: %v", err)
 	}
 	left := time.Duration(0)
@@ -166,7 +178,8 @@ func TestACallKeepsToItsBounds(t *testing.T) {
 		left = time.Until(end)
 		return "Twelve\x1b[2J.", nil
 	})
-	if out := fetched(t, b, `{"url": "https://a.example/", "prompt": "lamp", "timeout_ms": 60000}`); left <= 0 || left > time.Minute || out.Content != "Twelve[2J." {
+	if out := fetched(t, b,
+		`{"url": "https://a.example/", "prompt": "lamp", "timeout_ms": 60000}`); left <= 0 || left > time.Minute || out.Content != "Twelve[2J." {
 		t.Errorf("the model has %s, and says %q", left, out.Content)
 	}
 }
@@ -208,18 +221,27 @@ func TestWhatMayNotBeReachedIsRefused(t *testing.T) {
 		{webFetch, `{"url": "https:///x"}`, errdefs.ErrInvalidArgument, "url names no host"},
 		{webFetch, `{"url": "https://a.example/\u0000"}`, errdefs.ErrInvalidArgument, "url has a space"},
 		{webFetch, `{"url": "https://a.example/", "form": "pdf"}`, errdefs.ErrInvalidArgument, "form"},
-		{webFetch, `{"url": "https://a.example/", "timeout_ms": 400000}`, errdefs.ErrInvalidArgument, "timeout_ms is 400000: at most 300000"},
+		{webFetch, `{"url": "https://a.example/", "timeout_ms": 400000}`, errdefs.ErrInvalidArgument,
+			"timeout_ms is 400000: at most 300000"},
 		{webFetch, `{"url": "https://a.example/", "max_chars": 999999}`, errdefs.ErrInvalidArgument, "max_chars"},
 		{httpRequest, `{"url": "https://a.example/", "method": "TRACE"}`, errdefs.ErrInvalidArgument, "method"},
-		{httpRequest, `{"url": "https://a.example/", "headers": {"Host": "b.example"}}`, errdefs.ErrInvalidArgument, "headers.Host is not yours"},
-		{httpRequest, `{"url": "https://a.example/", "headers": {"orchestrator-refusal": "denied"}}`, errdefs.ErrInvalidArgument, "headers.orchestrator-refusal is not yours"},
-		{httpRequest, `{"url": "https://a.example/", "headers": {"content-length": "1"}}`, errdefs.ErrInvalidArgument, "headers.content-length"},
-		{httpRequest, `{"url": "https://a.example/", "headers": {"Proxy-Authorization": "x"}}`, errdefs.ErrInvalidArgument, "headers.Proxy-Authorization"},
-		{httpRequest, `{"url": "https://a.example/", "headers": {"X": "a\r\nHost: b"}}`, errdefs.ErrInvalidArgument, "headers.X has a line break"},
-		{httpRequest, `{"url": "https://a.example/", "headers": {"a b": "c"}}`, errdefs.ErrInvalidArgument, `headers has the name "a b"`},
-		{httpRequest, `{"url": "https://a.example/", "headers": {"x-a": "1", "X-A": "2"}}`, errdefs.ErrInvalidArgument, "twice"},
+		{httpRequest, `{"url": "https://a.example/", "headers": {"Host": "b.example"}}`, errdefs.ErrInvalidArgument,
+			"headers.Host is not yours"},
+		{httpRequest, `{"url": "https://a.example/", "headers": {"orchestrator-refusal": "denied"}}`,
+			errdefs.ErrInvalidArgument, "headers.orchestrator-refusal is not yours"},
+		{httpRequest, `{"url": "https://a.example/", "headers": {"content-length": "1"}}`, errdefs.ErrInvalidArgument,
+			"headers.content-length"},
+		{httpRequest, `{"url": "https://a.example/", "headers": {"Proxy-Authorization": "x"}}`, errdefs.ErrInvalidArgument,
+			"headers.Proxy-Authorization"},
+		{httpRequest, `{"url": "https://a.example/", "headers": {"X": "a\r\nHost: b"}}`, errdefs.ErrInvalidArgument,
+			"headers.X has a line break"},
+		{httpRequest, `{"url": "https://a.example/", "headers": {"a b": "c"}}`, errdefs.ErrInvalidArgument,
+			`headers has the name "a b"`},
+		{httpRequest, `{"url": "https://a.example/", "headers": {"x-a": "1", "X-A": "2"}}`, errdefs.ErrInvalidArgument,
+			"twice"},
 		{httpRequest, `{"url": "https://a.example/", "body": "x"}`, errdefs.ErrInvalidArgument, "body is for methods"},
-		{httpRequest, `{"url": "https://a.example/", "method": "POST", "body": "x", "body_base64": "eA=="}`, errdefs.ErrInvalidArgument, "body_base64"},
+		{httpRequest, `{"url": "https://a.example/", "method": "POST", "body": "x", "body_base64": "eA=="}`,
+			errdefs.ErrInvalidArgument, "body_base64"},
 		{httpRequest, `{"url": "https://a.example/", "max_bytes": 99999999}`, errdefs.ErrInvalidArgument, "max_bytes"},
 		{httpRequest, `{"url": "http://a.example:8080/"}`, errdefs.ErrPermissionDenied, "8080"},
 		{webSearch, `{"query": " "}`, errdefs.ErrInvalidArgument, "query is empty"},
@@ -235,7 +257,8 @@ func TestWhatMayNotBeReachedIsRefused(t *testing.T) {
 	}
 	b := newWebBox(t, "")
 	b.caps.Web.Limited = compiled(t, Reach{Allow: []string{"*.a.example"}, Methods: []string{"GET"}})
-	for _, in := range []string{`{"url": "https://b.example/"}`, `{"url": "http://x.a.example/"}`, `{"url": "https://x.a.example/", "method": "PUT"}`} {
+	for _, in := range []string{`{"url": "https://b.example/"}`, `{"url": "http://x.a.example/"}`,
+		`{"url": "https://x.a.example/", "method": "PUT"}`} {
 		if _, _, err := try[RequestOutput](t, httpRequest, b, in); !errdefs.IsPermissionDenied(err) || len(b.asked) > 0 {
 			t.Errorf("%s within a profile's bounds: %v", in, err)
 		}
@@ -246,7 +269,8 @@ func TestPlainHTTPIsForHostsThatHaveIt(t *testing.T) {
 	b := newWebBox(t, "text")
 	b.host.Fetch = compiled(t, Reach{Allow: []string{"*"}, HTTP: []string{"old.example"}})
 	for in, want := range map[string]string{
-		"http://old.example/a": "http://old.example/a", "http://new.example/a": "https://new.example/a", "http://new.example:80/": "https://new.example/",
+		"http://old.example/a": "http://old.example/a", "http://new.example/a": "https://new.example/a",
+		"http://new.example:80/": "https://new.example/",
 	} {
 		if got := fetched(t, b, fmt.Sprintf(`{"url": %q}`, in)); got.URL != want {
 			t.Errorf("%s: %s", in, got.URL)
@@ -258,7 +282,8 @@ func TestRequestsAndTheirAnswers(t *testing.T) {
 	b := newWebBox(t, "")
 	b.answer = func(x Exchange) web.Answer {
 		return web.Answer{
-			URL: "https://b.example/", Status: 404, Header: [][2]string{{"X-A", "1"}, {"x-a", "2"}, {"Content-Type", "text/plain"}}, Body: append([]byte("no"), x.Request.Body...), Bytes: 9,
+			URL: "https://b.example/", Status: 404, Header: [][2]string{{"X-A", "1"}, {"x-a", "2"}, {"Content-Type",
+				"text/plain"}}, Body: append([]byte("no"), x.Request.Body...), Bytes: 9,
 		}
 	}
 	in := `{"url": "https://a.example/p", "method": "POST", "headers": {"X-B": "2", "X-A": "1"}, "body_base64": "eHk="}`
@@ -273,13 +298,15 @@ func TestRequestsAndTheirAnswers(t *testing.T) {
 	b.answer = func(Exchange) web.Answer {
 		return web.Answer{URL: "https://a.example/", Status: 200, Body: []byte{0xff, 0x00}, Bytes: 2}
 	}
-	if out, _, err = try[RequestOutput](t, httpRequest, b, `{"url": "https://a.example/"}`); err != nil || out.BodyBase64 != "/wA=" || out.Body != "" {
+	if out, _, err = try[RequestOutput](t, httpRequest, b,
+		`{"url": "https://a.example/"}`); err != nil || out.BodyBase64 != "/wA=" || out.Body != "" {
 		t.Errorf("%+v %v", out, err)
 	}
 	b.answer = func(Exchange) web.Answer {
 		return web.Answer{URL: "https://a.example/", Status: 200, Body: []byte("ä\xc3"), Bytes: 9, Truncated: true}
 	}
-	if out, _, err = try[RequestOutput](t, httpRequest, b, `{"url": "https://a.example/"}`); err != nil || out.Body != "ä" || !out.Truncated {
+	if out, _, err = try[RequestOutput](t, httpRequest, b,
+		`{"url": "https://a.example/"}`); err != nil || out.Body != "ä" || !out.Truncated {
 		t.Errorf("%+v %v", out, err)
 	}
 }
@@ -287,13 +314,16 @@ func TestRequestsAndTheirAnswers(t *testing.T) {
 // A fault is an error of its class, and being late is an ending.
 func TestFaultsAreErrors(t *testing.T) {
 	for kind, want := range map[string]error{
-		web.FaultURL: errdefs.ErrInvalidArgument, web.FaultDenied: errdefs.ErrPermissionDenied, web.FaultName: errdefs.ErrNotFound, web.FaultConnect: errdefs.ErrUnavailable,
-		web.FaultTLS: errdefs.ErrUnavailable, web.FaultProtocol: errdefs.ErrUnavailable, web.FaultRedirect: errdefs.ErrUnavailable, web.FaultContent: errdefs.ErrInvalidArgument,
+		web.FaultURL: errdefs.ErrInvalidArgument, web.FaultDenied: errdefs.ErrPermissionDenied,
+		web.FaultName: errdefs.ErrNotFound, web.FaultConnect: errdefs.ErrUnavailable,
+		web.FaultTLS: errdefs.ErrUnavailable, web.FaultProtocol: errdefs.ErrUnavailable,
+		web.FaultRedirect: errdefs.ErrUnavailable, web.FaultContent: errdefs.ErrInvalidArgument,
 	} {
 		b := newWebBox(t, "")
 		b.answer = func(Exchange) web.Answer { return web.Answer{Fault: &web.Fault{Kind: kind, Message: "because"}} }
 		for _, tl := range []*Tool{webFetch, httpRequest} {
-			if _, _, err := try[any](t, tl, b, `{"url": "https://a.example/"}`); !errors.Is(err, want) || err.Error() != "because" {
+			if _, _, err := try[any](t, tl, b, `{"url": "https://a.example/"}`); !errors.Is(err,
+				want) || err.Error() != "because" {
 				t.Errorf("%s of %s: %v", kind, tl.Name, err)
 			}
 		}
@@ -317,7 +347,8 @@ func TestASearchGoesToItsProviderAlone(t *testing.T) {
 	b := newWebBox(t, "")
 	b.host.Search = p
 	b.answer = func(x Exchange) web.Answer {
-		return web.Answer{URL: x.Request.URL, Status: 200, Body: []byte(`{"web": {"results": [{"title": "T", "url": "https://a.example/", "description": "D"}, {"title": "no source"}]}}`)}
+		return web.Answer{URL: x.Request.URL, Status: 200,
+			Body: []byte(`{"web": {"results": [{"title": "T", "url": "https://a.example/", "description": "D"}, {"title": "no source"}]}}`)}
 	}
 	out, _, err := try[WebSearchOutput](t, webSearch, b, `{"query": "q", "count": 3}`)
 	if err != nil || out.Count != 1 || out.Dropped != 1 || out.Provider != "brave" || out.Results[0].URL != "https://a.example/" {
@@ -328,7 +359,8 @@ func TestASearchGoesToItsProviderAlone(t *testing.T) {
 		t.Errorf("%+v", x)
 	}
 	b.answer = func(Exchange) web.Answer { return web.Answer{Status: 429, Header: [][2]string{{"Retry-After", "9"}}} }
-	if _, _, err := try[WebSearchOutput](t, webSearch, b, `{"query": "q"}`); !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "try again in 9s") {
+	if _, _, err := try[WebSearchOutput](t, webSearch, b,
+		`{"query": "q"}`); !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "try again in 9s") {
 		t.Errorf("%v", err)
 	}
 }

@@ -16,27 +16,27 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/passages"
 )
 
-// Bounds of web.fetch.
+// Limits of web.fetch.
 const (
-	// FetchText is how many characters an answer holds unless asked otherwise.
+	// FetchText is the default number of characters in an answer.
 	FetchText = 10_000
-	// maxFetchText is the most that can be asked for.
+	// maxFetchText is the maximum number of characters in an answer.
 	maxFetchText = 200_000
-	// cachedText is how much of a page is kept for later questions, in characters.
+	// cachedText is how many characters of a page are cached.
 	cachedText = 1_000_000
-	// FetchTimeout is the time-out unless caps or the call say otherwise.
+	// FetchTimeout is the default time-out.
 	FetchTimeout = 30 * time.Second
 	maxPrompt    = 4 << 10
 )
 
-// How the content of a FetchOutput was made.
+// Ways to make the content of a FetchOutput.
 const (
-	Whole    = "none"     // it is the text itself
-	ByModel  = "model"    // a language model wrote it
-	Passages = "passages" // those that match the prompt best
+	Whole    = "none"     // the text itself
+	ByModel  = "model"    // written by a language model
+	Passages = "passages" // the passages that match the prompt best
 )
 
-// cutMarker stands behind a text that was cut.
+// cutMarker follows a truncated text.
 const cutMarker = "\n... (content truncated)"
 
 type fetchInput struct {
@@ -50,25 +50,25 @@ type fetchInput struct {
 	at *url.URL
 }
 
-// FetchOutput is a page, or where it has gone.
+// FetchOutput is a page or a redirect.
 type FetchOutput struct {
 	URL string `json:"url" jsonschema:"the address that was asked"`
-	// FinalURL is where the page was, after redirects within the host.
+	// FinalURL is the page's URL after redirects within the host.
 	FinalURL string `json:"final_url,omitempty" jsonschema:"the address of the page, after redirects within the host"`
-	// RedirectURL: the host sends to another one, which was not asked.
+	// RedirectURL is on another host, which was not contacted.
 	RedirectURL string `json:"redirect_url,omitempty" jsonschema:"where the page is, on another host; fetch that to follow"`
 	Status      int    `json:"status"`
 	MediaType   string `json:"media_type,omitempty"`
 	Title       string `json:"title,omitempty"`
 	Byline      string `json:"byline,omitempty"`
 	Content     string `json:"content"`
-	// Truncated: there is more than Content holds.
+	// Truncated reports that the page has more text than Content.
 	Truncated bool  `json:"truncated"`
 	Bytes     int64 `json:"bytes" jsonschema:"of the body"`
-	// Cached: it was fetched AgeMS ago.
+	// Cached reports that the page was fetched AgeMS ago.
 	Cached bool  `json:"cached"`
 	AgeMS  int64 `json:"age_ms,omitempty"`
-	// Extraction says how Content was made of the page.
+	// Extraction tells how Content was made.
 	Extraction string `json:"extraction" jsonschema:"none (the page itself), model (written by a language model) or passages (those that match the prompt best)"`
 	Note       string `json:"note,omitempty" jsonschema:"why the extraction is not the configured one"`
 }
@@ -101,8 +101,10 @@ func runFetch(ctx context.Context, box Box, in *fetchInput) (out FetchOutput, o 
 		return out, o, err
 	}
 	x := Exchange{Request: web.Request{
-		Method: http.MethodGet, TimeoutMS: limit.Milliseconds(), MaxBytes: cmp.Or(caps.Web.MaxBytes, web.MaxBody), MaxText: cachedText,
-		Redirects: web.SameHost, MaxRedirects: web.MaxRedirects, Form: cmp.Or(in.Form, web.Markdown), Header: [][2]string{{"Accept", accepted}},
+		Method: http.MethodGet, TimeoutMS: limit.Milliseconds(), MaxBytes: cmp.Or(caps.Web.MaxBytes, web.MaxBody),
+		MaxText:   cachedText,
+		Redirects: web.SameHost, MaxRedirects: web.MaxRedirects, Form: cmp.Or(in.Form, web.Markdown),
+		Header: [][2]string{{"Accept", accepted}},
 	}}
 	x.bind(host.Fetch, caps)
 	u := x.secure(in.at)
@@ -115,7 +117,8 @@ func runFetch(ctx context.Context, box Box, in *fetchInput) (out FetchOutput, o 
 		return out, o, err
 	}
 	began := time.Now()
-	key := strings.Join([]string{host.Owner, x.mark(), x.Request.Form, strconv.FormatInt(x.Request.MaxBytes, 10), x.Request.URL}, "\x00")
+	key := strings.Join([]string{host.Owner, x.mark(), x.Request.Form, strconv.FormatInt(x.Request.MaxBytes, 10),
+		x.Request.URL}, "\x00")
 	a, age, cached, err := fetch(ctx, box, &x, in.Fresh, key)
 	if l := late(err, limit); l != nil {
 		return out, *l, errNoOutput
@@ -123,7 +126,8 @@ func runFetch(ctx context.Context, box Box, in *fetchInput) (out FetchOutput, o 
 	if err != nil {
 		return out, o, err
 	}
-	out = FetchOutput{URL: x.Request.URL, Status: a.Status, MediaType: a.MediaType, Title: a.Title, Byline: a.Byline, Bytes: a.Bytes, Cached: cached, AgeMS: age.Milliseconds(), Extraction: Whole}
+	out = FetchOutput{URL: x.Request.URL, Status: a.Status, MediaType: a.MediaType, Title: a.Title, Byline: a.Byline,
+		Bytes: a.Bytes, Cached: cached, AgeMS: age.Milliseconds(), Extraction: Whole}
 	if a.URL != out.URL {
 		out.FinalURL = a.URL
 	}
@@ -137,10 +141,10 @@ func runFetch(ctx context.Context, box Box, in *fetchInput) (out FetchOutput, o 
 	return out, Outcome{Duration: time.Since(began), Truncated: out.Truncated}, nil
 }
 
-// accepted says what can be made Markdown of.
+// accepted lists the types that convert to Markdown.
 const accepted = "text/html,application/xhtml+xml,text/markdown;q=0.9,text/plain;q=0.8,*/*;q=0.5"
 
-// secure upgrades to TLS, but for hosts that the rules give plain HTTP.
+// secure upgrades to TLS, except for hosts that the rules allow over plain HTTP.
 func (x *Exchange) secure(u *url.URL) *url.URL {
 	if u.Scheme != "http" || x.decide(u).Allowed {
 		return u
@@ -153,8 +157,9 @@ func (x *Exchange) secure(u *url.URL) *url.URL {
 	return &up
 }
 
-// fetch takes a page from the cache, or from its host into the cache.
-func fetch(ctx context.Context, box Box, x *Exchange, fresh bool, key string) (a web.Answer, age time.Duration, cached bool, err error) {
+// fetch returns a page from the cache, or fetches and caches it.
+func fetch(ctx context.Context, box Box, x *Exchange, fresh bool, key string) (a web.Answer, age time.Duration,
+	cached bool, err error) {
 	pages := box.WebHost().Cache
 	if !fresh {
 		if a, age, ok := pages.Get(key); ok {
@@ -170,7 +175,7 @@ func fetch(ctx context.Context, box Box, x *Exchange, fresh bool, key string) (a
 	return a, 0, false, nil
 }
 
-// ask makes the exchange; a fault is an error.
+// ask makes the exchange and returns a fault as an error.
 func ask(ctx context.Context, box Box, x Exchange) (web.Answer, error) {
 	a, err := box.Web(ctx, x)
 	if err == nil && a.Fault != nil {
@@ -183,7 +188,7 @@ func ask(ctx context.Context, box Box, x Exchange) (web.Answer, error) {
 	return a, err
 }
 
-// fill makes the content: the text, or what it says about the prompt.
+// fill sets the content: the text, or what it says about the prompt.
 func (o *FetchOutput) fill(ctx context.Context, model Extractor, prompt string, a web.Answer, most int) {
 	defer func() { o.cut(most) }()
 	o.Content, o.Truncated = a.Text, a.Truncated
@@ -206,7 +211,7 @@ func (o *FetchOutput) fill(ctx context.Context, model Extractor, prompt string, 
 	o.Content, o.Extraction = passages.Join(best), Passages
 }
 
-// cut bounds the content, and says so in it.
+// cut truncates the content and marks it.
 func (o *FetchOutput) cut(most int) {
 	k := NewKeeper(Cut{Limit: int64(most), Unit: Characters, Keep: Head, Marker: cutMarker})
 	k.Write([]byte(o.Content)) //nolint:errcheck // it cannot fail
@@ -217,7 +222,8 @@ func (o *FetchOutput) cut(most int) {
 	o.Content, o.Truncated = text, o.Truncated || more
 }
 
-// text is how many characters a call is given: asked for, the profile's, or usual.
+// text returns the maximum number of characters for a call: the requested, the profile's or the
+// usual one.
 func (c Caps) text(field string, asked, usual int) (int, error) {
 	if most := c.Web.MaxText; most > 0 && asked > most {
 		return 0, invalid(field, "is %d: at most %d", asked, most)
@@ -225,13 +231,13 @@ func (c Caps) text(field string, asked, usual int) (int, error) {
 	return cmp.Or(asked, c.Web.MaxText, usual), nil
 }
 
-// webTimeout is the time-out of a call: asked for, the profile's, or usual.
+// webTimeout returns the time-out of a call: the requested, the profile's or the usual one.
 func (c Caps) webTimeout(asked int64, usual time.Duration) (time.Duration, error) {
 	limit := cmp.Or(c.MaxTimeout, maxWebTime)
 	if asked == 0 {
 		asked = cmp.Or(c.Timeout, usual).Milliseconds()
 	}
-	if most := limit.Milliseconds(); asked > most { // before it is a Duration, which holds less
+	if most := limit.Milliseconds(); asked > most { // compare before converting: a Duration could overflow
 		if !c.Clamp {
 			return 0, invalid("timeout_ms", "is %d: at most %d", asked, most)
 		}
@@ -242,7 +248,7 @@ func (c Caps) webTimeout(asked int64, usual time.Duration) (time.Duration, error
 
 const maxWebTime = 5 * time.Minute
 
-// late is the outcome of a call that took too long; nil for any other error.
+// late returns the outcome of a call that timed out, or nil for any other error.
 func late(err error, limit time.Duration) *Outcome {
 	e, ok := errors.AsType[*WebError](err)
 	if !ok || e.Kind != web.FaultTimeout {

@@ -17,12 +17,12 @@ type webSearchInput struct {
 	Count int    `json:"count,omitempty" jsonschema:"at most this many results, up to 20"`
 }
 
-// WebSearchOutput are results; each has its source.
+// WebSearchOutput is a list of results with their sources.
 type WebSearchOutput struct {
 	Query   string          `json:"query"`
 	Results []search.Result `json:"results"`
 	Count   int             `json:"count"`
-	// Provider is who was asked, Dropped how many results had no source.
+	// Provider is the search provider. Dropped counts results without a source.
 	Provider string `json:"provider"`
 	Dropped  int    `json:"dropped,omitempty"`
 }
@@ -36,7 +36,8 @@ var webSearch = define(Tool{
 	case strings.TrimSpace(in.Query) == "":
 		return Prepared{}, invalid("query", "is empty")
 	case utf8.RuneCountInString(in.Query) > search.MaxQuery:
-		return Prepared{}, invalid("query", "is %d characters long: at most %d", utf8.RuneCountInString(in.Query), search.MaxQuery)
+		return Prepared{}, invalid("query", "is %d characters long: at most %d", utf8.RuneCountInString(in.Query),
+			search.MaxQuery)
 	case strings.ContainsFunc(in.Query, func(r rune) bool { return r < ' ' && r != '\t' && r != '\n' || r == 0x7f }):
 		return Prepared{}, invalid("query", "has a control character")
 	case in.Count < 0 || in.Count > search.MaxResults:
