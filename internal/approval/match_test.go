@@ -33,7 +33,7 @@ func TestABrokenRuleIsNamedByItsPlace(t *testing.T) {
 		{Rule{Tool: "*", Action: Budget, Limit: 1, Period: Daily, Amount: "("}, "approvals[1].amount", "1:"},
 		{Rule{ID: "first", Tool: "*", Action: Deny}, "approvals[1].id", "approvals[0]"},
 		{Rule{ID: "a\nb", Tool: "*", Action: Deny}, "approvals[1].id", "one line"},
-		{Rule{Tool: "*", Action: Deny, Message: strings.Repeat("a", 5000)}, "approvals[1].message", "at most 4096"},
+		{Rule{Tool: "*", Action: Deny, Message: strings.Repeat("a", 5000)}, "approvals[1].message", "the limit is 4096"},
 	} {
 		_, err := Compile([]Rule{{ID: "first", Tool: "x", Action: Approve}, c.rule})
 		var re *RuleError
