@@ -2,18 +2,18 @@ package config
 
 import "github.com/sandbox-orchestrator/orchestrator/internal/tool"
 
-// Browser configures browser.open. Its sandboxes reach hosts by way of the
-// gateway, so Egress has to be enabled; of Web it has the authorities.
+// Browser configures browser.open. Its sandboxes reach hosts through the gateway, so Egress must be
+// enabled. It uses the certificate authorities of Web.
 type Browser struct {
-	// Template is that of these sandboxes (docs/browser.md). Where there is none
-	// of this name, pages are opened without a browser alone.
+	// Template is the template of these sandboxes (docs/browser.md). If it does not exist, only the
+	// simple mode works.
 	Template string `json:"template"`
-	// Open is what pages and their parts may be got from, for everybody; profiles
-	// bound their tools further.
+	// Open limits the hosts of pages and their resources for all callers. Profiles can restrict
+	// their tools further.
 	Open WebReach `json:"open"`
 }
 
-// DefaultBrowserTemplate is the name of the template for browsers.
+// DefaultBrowserTemplate is the default name of the browser template.
 const DefaultBrowserTemplate = "browser"
 
 func defaultBrowser() Browser {

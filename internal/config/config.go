@@ -1,11 +1,10 @@
-// Package config is the service's configuration: one YAML file, environment
-// variables over it, flags over both. Every default stands, commented, in
-// default.yaml, which `orchestrator config` prints; a test holds the two
-// together.
+// Package config defines the service's configuration: one YAML file, overridden by environment
+// variables, overridden by flags. default.yaml documents every default, and `orchestrator config`
+// prints it. A test keeps it consistent with the code.
 //
-// An unknown key is an error that names the nearest known one; a value that
-// cannot be used names its key and what is allowed. The package starts no
-// goroutine and opens nothing but the file it is given.
+// An error about an unknown key names the nearest known key. An error about an invalid value names
+// the key and the allowed values. The package starts no goroutines and opens only the files that it
+// is given.
 package config
 
 import (
@@ -27,7 +26,7 @@ import (
 //go:embed default.yaml
 var Commented []byte
 
-// Places that are used unless told otherwise.
+// Default locations.
 const (
 	DefaultStateDir   = "/var/lib/orchestrator"
 	DefaultSocket     = "/run/orchestrator.sock"
@@ -36,10 +35,10 @@ const (
 	DefaultImage      = "orchestrator/sandbox:latest"
 )
 
-// Config is everything that can be set.
+// Config is the complete configuration.
 type Config struct {
-	// Listen is "unix:PATH" or "HOST:PORT". TCP needs TokenFile, and an
-	// address other than loopback needs AllowRemote.
+	// Listen is "unix:PATH" or "HOST:PORT". TCP requires TokenFile, and an address other than
+	// loopback requires AllowRemote.
 	Listen      string `json:"listen"`
 	TokenFile   string `json:"token_file"`
 	AllowRemote bool   `json:"allow_remote"`
@@ -55,47 +54,47 @@ type Config struct {
 	Admission  Admission  `json:"admission"`
 	Requests   Requests   `json:"requests"`
 	Guest      Guest      `json:"guest"`
-	// What governs calls: see governed.go.
+	// Limits and policy of calls: see governed.go.
 	Callers       Callers       `json:"callers"`
 	Profiles      Profiles      `json:"profiles"`
 	Approvals     Approvals     `json:"approvals"`
 	Audit         Audit         `json:"audit"`
 	Idempotency   Idempotency   `json:"idempotency"`
 	ReadonlyShell ReadonlyShell `json:"readonly_shell"`
-	// What sandboxes may reach: see egress.go.
+	// Network access of sandboxes: see egress.go.
 	Egress Egress `json:"egress"`
-	// What tools of the web reach by way of that: see web.go.
+	// Web tools, which use the gateway: see web.go.
 	Web     Web     `json:"web"`
 	Browser Browser `json:"browser"`
-	// What sandboxes are made from and work on: see storage.go.
+	// Images and workspaces: see storage.go.
 	Workspaces   Workspaces          `json:"workspaces"`
 	Images       Images              `json:"images"`
 	TemplatesDir string              `json:"templates_dir"`
 	Templates    map[string]Template `json:"templates"`
 
-	written map[string]bool // which of Templates stand in the file
+	written map[string]bool // the Templates that the file contains
 }
 
 // Docker configures the docker runtime.
 type Docker struct {
-	// Host is the engine's address; empty takes DOCKER_HOST or the default socket.
+	// Host is the engine's address (default: DOCKER_HOST or the default socket).
 	Host string `json:"host"`
 	// Mode is "auto", "local" or "stdio".
 	Mode string `json:"mode"`
-	// GVisor is the engine's name of the runtime for that class; empty takes one
-	// that is known by its name, if the engine has it.
+	// GVisor is the engine's runtime name for class gvisor (default: a well-known name that the
+	// engine has).
 	GVisor string `json:"gvisor"`
 }
 
 // Containerd configures the containerd runtime.
 type Containerd struct {
-	// Address is the socket's path, Namespace the one that is ours alone.
+	// Address is the socket's path. Namespace must be used by this service only.
 	Address   string `json:"address"`
 	Namespace string `json:"namespace"`
-	// Snapshotter unpacks images; empty is the daemon's default.
+	// Snapshotter unpacks images (default: the daemon's default).
 	Snapshotter string `json:"snapshotter"`
-	// Runtime makes sandboxes of class container ("runc" or "crun"), GVisor
-	// ("runsc") those of that class; empty: where there is one.
+	// Runtime creates sandboxes of class container ("runc" or "crun"), and GVisor ("runsc") those
+	// of class gvisor (default: an installed one).
 	Runtime string `json:"runtime"`
 	GVisor  string `json:"gvisor"`
 }
@@ -104,8 +103,7 @@ type Containerd struct {
 type OCI struct {
 	// Runtime is the program: "runc" or "crun".
 	Runtime string `json:"runtime"`
-	// GVisor is the program for the class of that name; empty: runsc, where
-	// there is one.
+	// GVisor is the program for class gvisor (default: runsc, if installed).
 	GVisor string `json:"gvisor"`
 }
 
@@ -115,51 +113,50 @@ type Log struct {
 	Format string `json:"format"` // "text", "json"
 }
 
-// Leases bounds leases in time.
+// Leases limits the duration of leases.
 type Leases struct {
 	TTL    Duration `json:"ttl"`
 	MaxTTL Duration `json:"max_ttl"`
 	Idle   Duration `json:"idle"`
 }
 
-// Exec bounds single commands.
+// Exec limits single commands.
 type Exec struct {
 	Timeout    Duration `json:"timeout"`
 	MaxTimeout Duration `json:"max_timeout"`
-	// MaxOutput is what an answer holds of each stream unless the call says
-	// otherwise, and OutputCap what a call may ask for.
+	// MaxOutput is the default limit of each stream in an answer. OutputCap is the maximum that a
+	// call may request.
 	MaxOutput Size `json:"max_output"`
 	OutputCap Size `json:"output_cap"`
 }
 
-// Admission bounds what runs on this host at once.
+// Admission limits what runs on this host at once.
 type Admission struct {
 	MaxSandboxes int  `json:"max_sandboxes"`
 	MaxMemory    Size `json:"max_memory"`
-	// Wait is how long a call waits for a sandbox unless it says otherwise;
-	// Queue how many calls may wait.
+	// Wait is the default time that a call waits for a sandbox. Queue is how many calls may wait.
 	Wait  Duration `json:"wait"`
 	Queue int      `json:"queue"`
 }
 
-// Guest configures the process inside.
+// Guest configures the guest process in a sandbox.
 type Guest struct {
 	OrphanTimeout Duration `json:"orphan_timeout"`
 }
 
-// Template is what a pool keeps warm.
+// Template describes the sandboxes of a warm pool.
 type Template struct {
 	Image string `json:"image"`
-	// Class is the isolation: container, gvisor or vm.
+	// Class is the isolation class: container, gvisor or vm.
 	Class      string   `json:"class"`
 	Entrypoint []string `json:"entrypoint"`
 	Limits     Limits   `json:"limits"`
-	// Tmpfs are further folders to write to, Ulimits limits of every process:
-	// see runtime.Spec.
+	// Tmpfs lists additional writable directories, and Ulimits the limits of every process: see
+	// runtime.Spec.
 	Tmpfs   map[string]Size `json:"tmpfs"`
 	Ulimits map[string]Size `json:"ulimits"`
-	// Env is in every command's environment, below what a lease and a call
-	// bring. User runs commands that name none.
+	// Env is every command's environment; leases and calls override it. User runs commands that
+	// name no user.
 	Env  map[string]string `json:"env"`
 	User string            `json:"user"`
 	// Warmup runs in a sandbox before it counts as warm, in order.
@@ -167,15 +164,15 @@ type Template struct {
 	Pool   Pool   `json:"pool"`
 }
 
-// Hook is a command that warms a sandbox up.
+// Hook is a warm-up command.
 type Hook struct {
 	Argv    []string `json:"argv"`
 	Timeout Duration `json:"timeout"`
-	// Background starts it as a shell that the lease finds running.
+	// Background starts it as a shell that keeps running for the lease.
 	Background bool `json:"background"`
 }
 
-// Limits are a template's caps.
+// Limits are a template's resource limits.
 type Limits struct {
 	Memory    Size    `json:"memory"`
 	CPUs      float64 `json:"cpus"`
@@ -185,7 +182,7 @@ type Limits struct {
 	OpenFiles int64   `json:"open_files"`
 }
 
-// Runtime is the same in the runtime's terms.
+// Runtime returns the limits as runtime.Limits.
 func (l Limits) Runtime() runtime.Limits {
 	return runtime.Limits{
 		MemoryBytes: int64(l.Memory), CPUs: l.CPUs, Pids: l.Pids,
@@ -193,21 +190,21 @@ func (l Limits) Runtime() runtime.Limits {
 	}.WithDefaults()
 }
 
-// Pool is a template's warm pool.
+// Pool configures a template's warm pool.
 type Pool struct {
 	Min      int      `json:"min"`
 	Max      int      `json:"max"`
 	Rate     float64  `json:"rate"`
 	Parallel int      `json:"parallel"`
 	MaxAge   Duration `json:"max_age"`
-	// Settle is for how long a pool that ran short leaves the host to the calls
-	// before it fills up, unless somebody waits.
+	// RefillDelay is how long an exhausted pool waits before it refills, so that calls can use the
+	// host, unless a call waits for a sandbox.
 	RefillDelay Duration `json:"refill_delay"`
-	// Adaptive keeps as many warm as the demand of late asks for, from Min to Max.
+	// Adaptive sizes the pool between Min and Max by recent demand.
 	Adaptive bool `json:"adaptive"`
 }
 
-// Default is the configuration of a server that was told nothing.
+// Default returns the default configuration.
 func Default() Config {
 	return Config{
 		Listen:     "unix:" + DefaultSocket,
@@ -251,7 +248,7 @@ func defaultTemplate() Template {
 	}
 }
 
-// Validate names the first key whose value cannot be used.
+// Validate returns an error about the first key with an invalid value.
 func (c Config) Validate() error {
 	if err := c.validateServer(); err != nil {
 		return err

@@ -15,32 +15,32 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
-// Egress configures what sandboxes may reach of the world outside. Without
-// rules of its own a sandbox reaches nothing, whatever stands here.
+// Egress configures network access. Whatever it contains, a sandbox without rules has no network
+// access.
 type Egress struct {
-	// Enabled: there is a gateway. Without it nobody gets rules.
+	// Enabled starts the gateway. Without it no sandbox can have rules.
 	Enabled bool `json:"enabled"`
-	// Resolver are name servers, ADDRESS or ADDRESS:PORT; empty is the host's way.
+	// Resolver lists name servers as ADDRESS or ADDRESS:PORT (default: the host's).
 	Resolver []string `json:"resolver"`
-	// Private are hosts that may be reached at addresses that are not public.
+	// Private lists hosts that may be reached at addresses that are not public.
 	Private []EgressPrivate `json:"private"`
-	// Allow is the most that callers with tokens may ask for; empty: nothing.
-	// Operators have no such bound.
+	// Allow limits what callers with tokens may request (default: nothing). Operators are not
+	// limited.
 	Allow []EgressAllowance `json:"allow"`
-	// Secrets are credentials that the gateway sets on requests.
+	// Secrets are credentials that the gateway adds to requests.
 	Secrets []EgressSecret `json:"secrets"`
-	// CAFile has further authorities, in PEM, for rules of protocol https.
+	// CAFile contains additional certificate authorities, in PEM, for rules with protocol https.
 	CAFile string       `json:"ca_file"`
 	Limits EgressLimits `json:"limits"`
 }
 
-// EgressPrivate is an exception for services of one's own.
+// EgressPrivate is an exception for internal services.
 type EgressPrivate struct {
 	Hosts  []string `json:"hosts"`
 	Ranges []string `json:"ranges"`
 }
 
-// EgressRule is as netpolicy.Rule.
+// EgressRule corresponds to netpolicy.Rule.
 type EgressRule struct {
 	Host     string   `json:"host"`
 	Ports    []int    `json:"ports"`
@@ -50,38 +50,37 @@ type EgressRule struct {
 	Deny     bool     `json:"deny"`
 }
 
-// EgressAllowance is a rule and whom it is for.
+// EgressAllowance is a rule and the callers that may use it.
 type EgressAllowance struct {
 	EgressRule
-	// Callers and Profiles narrow it to some; empty, or "*", is everybody.
+	// Callers and Profiles restrict it. Empty or "*" means all.
 	Callers  []string `json:"callers"`
 	Profiles []string `json:"profiles"`
 }
 
-// EgressSecret is a credential. Its value never comes into a sandbox.
+// EgressSecret is a credential. Its value never enters a sandbox.
 type EgressSecret struct {
 	Name  string   `json:"name"`
 	Hosts []string `json:"hosts"`
-	// Header is set to Prefix and what is in ValueFile, without the white space
-	// around it.
+	// Header is set to Prefix and the trimmed content of ValueFile.
 	Header    string `json:"header"`
 	Prefix    string `json:"prefix"`
 	ValueFile string `json:"value_file"`
-	// Env is a variable that holds a placeholder inside, for programs that will
-	// not start without; "" is none.
+	// Env names a variable that holds a placeholder in the sandbox, for programs that require it.
+	// "" means none.
 	Env string `json:"env"`
-	// Callers are who may have it beside operators; "*" is everybody.
+	// Callers lists who may use it in addition to operators. "*" means all.
 	Callers []string `json:"callers"`
 }
 
-// EgressLimits bound what one sandbox does at the gateway.
+// EgressLimits limits one sandbox's use of the gateway.
 type EgressLimits struct {
-	// Connections is how many it has at once, Bytes how many it moves as long as
-	// it lives, in both directions; 0 is no bound.
+	// Connections limits concurrent connections. Bytes limits the bytes in both directions during
+	// the sandbox's life. 0 means unlimited.
 	Connections int  `json:"connections"`
 	Bytes       Size `json:"bytes"`
-	// Connect and Header bound the steps of a connection, Idle ends one over which
-	// nothing moves, and MaxTime every one; MaxTime 0 never does.
+	// Connect and Header limit the phases of a connection. Idle ends a connection without traffic,
+	// and MaxTime ends any connection (0: never).
 	Connect Duration `json:"connect"`
 	Header  Duration `json:"header"`
 	Idle    Duration `json:"idle"`
@@ -98,7 +97,7 @@ func defaultEgress() Egress {
 	}
 }
 
-// Rules are those of Allow in the gateway's terms.
+// Rules returns Allow as gateway rules.
 func (e Egress) Rules() []netpolicy.Rule {
 	out := make([]netpolicy.Rule, 0, len(e.Allow))
 	for _, r := range e.Allow {
@@ -107,7 +106,7 @@ func (e Egress) Rules() []netpolicy.Rule {
 	return out
 }
 
-// Exceptions are those of Private in the gateway's terms.
+// Exceptions returns Private as gateway exceptions.
 func (e Egress) Exceptions() ([]netpolicy.Private, error) {
 	var out []netpolicy.Private
 	for i, p := range e.Private {
@@ -154,7 +153,7 @@ func (e Egress) validate() error {
 		if err := s.validate("egress.secrets[" + strconv.Itoa(i) + "]"); err != nil {
 			return err
 		}
-		// A stand-in for the value, which is read at the start.
+		// Use a placeholder: the value is read at startup.
 		secrets = append(secrets, netpolicy.Secret{Name: s.Name, Hosts: s.Hosts, Header: s.Header, Value: s.Prefix + "x"})
 	}
 	if err := netpolicy.CheckSecrets(secrets); err != nil {
@@ -163,7 +162,7 @@ func (e Egress) validate() error {
 	return e.Limits.validate()
 }
 
-// rephrased is an error of the gateway's about what stands in the file.
+// rephrased rewords a gateway error in terms of the file.
 func rephrased(err error) error {
 	if e, ok := errors.AsType[*netpolicy.InvalidError](err); ok {
 		return fmt.Errorf("configuration: %s %s: %w", strings.Replace(e.Field, "egress.rules", "egress.allow", 1), e.Message, e.Unwrap())
@@ -171,7 +170,7 @@ func rephrased(err error) error {
 	return fmt.Errorf("configuration: %w: %w", err, errdefs.ErrInvalidArgument)
 }
 
-// validate checks what the gateway does not know of.
+// validate checks the fields that the gateway does not know.
 func (s EgressSecret) validate(at string) error {
 	switch {
 	case !filepath.IsAbs(s.ValueFile):
@@ -194,13 +193,13 @@ func named(field string, list []string) error {
 	return nil
 }
 
-// Gateway is the same in the gateway's terms.
+// Gateway returns the limits as netpolicy.Limits.
 func (l EgressLimits) Gateway() netpolicy.Limits {
 	out := netpolicy.Limits{
 		Connections: l.Connections, Bytes: int64(l.Bytes), DialTime: l.Connect.Std(), HeaderTime: l.Header.Std(), IdleTime: l.Idle.Std(), MaxTime: l.MaxTime.Std(),
 	}
 	if l.MaxTime == 0 {
-		out.MaxTime = -1 // zero is its default
+		out.MaxTime = -1 // zero would mean its default
 	}
 	return out
 }

@@ -10,80 +10,80 @@ import (
 	"time"
 )
 
-// Callers bounds each caller that has a token, unless the token says otherwise.
-// Zero is no bound of its own. The local operator has none of them.
+// Callers limits each caller with a token, unless its token sets other limits. Zero means
+// unlimited. The local operator is not limited.
 type Callers struct {
-	// Sandboxes is how many a caller has at once, Memory what they may use
-	// together, Calls how many tools a caller may call in a day (UTC).
+	// Sandboxes limits a caller's concurrent sandboxes, Memory their total memory, and Calls its
+	// tool calls per day (UTC).
 	Sandboxes int   `json:"sandboxes"`
 	Memory    Size  `json:"memory"`
 	Calls     int64 `json:"calls"`
-	// Disk is what the quotas of a caller's workspaces come to.
+	// Disk limits the total quota of a caller's workspaces.
 	Disk Size `json:"disk"`
-	// MaxWaiting is how many calls of one caller wait for a sandbox at once,
-	// MaxPending how many of its questions wait for an answer.
+	// MaxWaiting limits how many calls of one caller wait for a sandbox. MaxPending limits its
+	// pending approval requests.
 	MaxWaiting int `json:"max_waiting"`
 	MaxPending int `json:"max_pending"`
-	// MaxRequests is how many requests one caller has at once, MaxStreams how many
-	// of them last: events, output that is followed, terminals, tunnels.
+	// MaxRequests limits a caller's concurrent requests. MaxStreams limits the long-lived ones:
+	// events, followed output, terminals, tunnels.
 	MaxRequests int `json:"max_requests"`
 	MaxStreams  int `json:"max_streams"`
 }
 
-// Profiles says where profiles are and which one is used.
+// Profiles configures where profiles are and which one is the default.
 type Profiles struct {
-	// Dir is a folder with profile files beside the built-in ones; "" is none.
+	// Dir is a directory with profile files in addition to the built-in ones, or "".
 	Dir string `json:"dir"`
 	// Default is the profile of the local caller, and of tokens that name none.
 	Default string `json:"default"`
 }
 
-// Approvals configures questions about calls.
+// Approvals configures approval requests.
 type Approvals struct {
-	// Webhook is an address that is told of questions; SecretFile holds the key
-	// that what is sent is signed with. Both may be "".
+	// Webhook is a URL that receives approval events. SecretFile contains the key that signs
+	// deliveries. Both may be "".
 	Webhook    string `json:"webhook"`
 	SecretFile string `json:"secret_file"`
-	// MaxPending is how many questions of all callers wait at once.
+	// MaxPending limits the pending requests of all callers.
 	MaxPending int `json:"max_pending"`
-	// Expiry is how long a question waits whose rule says nothing.
+	// Expiry is how long a request waits if its rule does not say.
 	Expiry Duration `json:"expiry"`
 }
 
 // Audit configures the audit log.
 type Audit struct {
 	Redact Redact `json:"redact"`
-	// CallerDailyBytes is how much may be recorded of one caller in a day (UTC);
-	// then its calls are refused. 0 is unlimited. Operators are not bound.
+	// CallerDailyBytes limits what is recorded for one caller in a day (UTC). Above it, its calls
+	// are refused. 0 means unlimited. Operators are not limited.
 	CallerDailyBytes Size `json:"caller_daily_bytes"`
-	// PartSize and PartAge end a part of the log, KeepAge and KeepSize delete
-	// sealed parts. 0 is never.
+	// PartSize and PartAge end a part of the log. KeepAge and KeepSize delete sealed parts. 0 means
+	// never.
 	PartSize Size     `json:"part_size"`
 	PartAge  Duration `json:"part_age"`
 	KeepAge  Duration `json:"keep_age"`
 	KeepSize Size     `json:"keep_size"`
 }
 
-// Idempotency bounds what is kept of each caller's answers to requests with an
-// Idempotency-Key, within the hour that they are kept. The oldest go first.
+// Idempotency limits the stored answers to each caller's requests with an Idempotency-Key. Answers
+// are kept for an hour at most. The oldest are evicted first.
 type Idempotency struct {
 	Answers int  `json:"answers"`
 	Bytes   Size `json:"bytes"`
 }
 
-// Redact names what is hidden in records beside what is found by itself: each
-// line of Files is a value, and each of Patterns a regular expression.
+// Redact configures values to hide in records in addition to detected secrets. Each line of Files
+// is a value, and each of Patterns a regular expression.
 type Redact struct {
 	Files    []string `json:"files"`
 	Patterns []string `json:"patterns"`
 }
 
-// ReadonlyShell configures POST /shell, which takes no token.
+// ReadonlyShell configures POST /shell, which requires no token.
 type ReadonlyShell struct {
 	Enabled bool `json:"enabled"`
-	// Caller is whose sandboxes and workspaces it uses.
+	// Caller owns the sandboxes and workspaces that it uses.
 	Caller string `json:"caller"`
-	// Workspaces maps a path that clients name to a workspace of Caller.
+	// Workspaces maps a path in requests to a workspace of Caller.
 	Workspaces map[string]string `json:"workspaces"`
 }
 
@@ -99,7 +99,7 @@ func defaultApprovals() Approvals {
 	return Approvals{MaxPending: 10_000, Expiry: Duration(10 * time.Minute)}
 }
 
-// names are those of callers, profiles and workspaces.
+// names matches the names of callers, profiles and workspaces.
 var names = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 
 const namesText = "must be lower-case letters, digits, '.', '_' or '-', at most 63 of them, and begin with a letter or a digit"
@@ -166,8 +166,7 @@ func (i Idempotency) validate() error {
 	return nil
 }
 
-// minPart is the least that a part of the audit log may have: an empty one has
-// some 50 KiB.
+// minPart is the minimum of PartSize, in bytes. An empty part has about 50 KiB.
 const minPart = 1 << 20
 
 func (a Audit) validate() error {
@@ -223,7 +222,7 @@ func (r ReadonlyShell) validate(listen string) error {
 	return nil
 }
 
-// onlyHere says whether nobody outside this host reaches an address.
+// onlyHere reports whether an address is reachable only from this host.
 func onlyHere(listen string) bool {
 	network, address := SplitListen(listen)
 	if network == "unix" {

@@ -18,11 +18,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 )
 
-// maxFile bounds the configuration file.
+// maxFile limits the size of the configuration file, in bytes.
 const maxFile = 1 << 20
 
-// Load reads the file at path over the defaults; an empty path reads none.
-// The result is not validated: flags and environment come over it first.
+// Load reads the file at path over the defaults. With an empty path it returns the defaults. The
+// result is not validated, because environment and flags still override it.
 func Load(path string) (Config, error) {
 	c := Default()
 	if path == "" {
@@ -39,7 +39,7 @@ func Load(path string) (Config, error) {
 	return c, nil
 }
 
-// readFile reads a file that somebody wrote for us; what names it in errors.
+// readFile reads a configuration file. what names it in errors.
 func readFile(what, path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -58,8 +58,7 @@ func readFile(what, path string) ([]byte, error) {
 	return text, nil
 }
 
-// Parse reads YAML over the defaults. A template in it stands on the defaults
-// of a template, not on those of another one.
+// Parse reads YAML over the defaults. Each template starts from the template defaults.
 func Parse(text []byte) (Config, error) {
 	c := Default()
 	raw, err := toJSON(text)
@@ -120,7 +119,7 @@ func wrongType(at string, err *json.UnmarshalTypeError) error {
 	return fmt.Errorf("%s is a %s, which cannot be %s%s: %w", name(at), got, kindOf(err.Type), hint, errdefs.ErrInvalidArgument)
 }
 
-// kindOf is what a type is called by who writes the file.
+// kindOf describes a type to the author of a file.
 func kindOf(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.String:
@@ -139,8 +138,8 @@ func kindOf(t reflect.Type) string {
 	return "a " + t.String()
 }
 
-// toJSON is the only document that a text has, as JSON. What comes after it
-// would otherwise be left out without a word.
+// toJSON converts the only document of a text to JSON. More documents are an error: they would be
+// ignored silently.
 func toJSON(text []byte) ([]byte, error) {
 	content, ended := false, false
 	for line := range bytes.Lines(text) {
@@ -168,7 +167,7 @@ func toJSON(text []byte) ([]byte, error) {
 	return raw, nil
 }
 
-// treeOf is a document with its numbers as they are written.
+// treeOf decodes a document and keeps numbers as written.
 func treeOf(raw []byte) (tree any, err error) {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()
@@ -178,7 +177,7 @@ func treeOf(raw []byte) (tree any, err error) {
 	return tree, nil
 }
 
-// checkKeys compares what is in the file with what the types know.
+// checkKeys checks the keys of the file against the types.
 func checkKeys(at string, v any, t reflect.Type) error {
 	if list, ok := v.([]any); ok && t.Kind() == reflect.Slice {
 		for i, value := range list {
@@ -195,7 +194,7 @@ func checkKeys(at string, v any, t reflect.Type) error {
 		}
 		return checkValue(at, v, t)
 	}
-	for _, key := range slices.Sorted(maps.Keys(m)) { // the same error each time
+	for _, key := range slices.Sorted(maps.Keys(m)) { // sorted, so that the error is always the same
 		path := strings.TrimPrefix(at+"."+key, ".")
 		switch t.Kind() {
 		case reflect.Map:
@@ -220,8 +219,7 @@ func checkKeys(at string, v any, t reflect.Type) error {
 	return nil
 }
 
-// checkValue tries whether a type takes a single value: of all decoding, only
-// here it is known where the value stands.
+// checkValue checks a single value against its type. Only here is the location of the value known.
 func checkValue(at string, v any, t reflect.Type) error {
 	raw, err := json.Marshal(v)
 	if err == nil {
@@ -259,7 +257,7 @@ func keysOf(t reflect.Type) map[string]reflect.Type {
 	return out
 }
 
-// renamedKeys maps the end of a former key's path to its present name.
+// renamedKeys maps the end of a former key's path to its current name.
 var renamedKeys = map[string]string{"guest.alone": "orphan_timeout", "pool.settle": "refill_delay"}
 
 func unknown(path, key string, fields map[string]reflect.Type) error {
@@ -275,8 +273,7 @@ func unknown(path, key string, fields map[string]reflect.Type) error {
 	return fmt.Errorf("unknown key %s%s: %w", path, hint, errdefs.ErrInvalidArgument)
 }
 
-// Environment lists the variables that stand over the file, in order, with
-// the flag that stands over them.
+// Environment lists the environment variables that override the file, in order, with their flags.
 func Environment() []string {
 	return slices.Sorted(func(yield func(string) bool) {
 		for key := range environment {
@@ -299,7 +296,7 @@ var environment = map[string]func(*Config, string){
 	"ORCHESTRATOR_LOG_FORMAT":  func(c *Config, v string) { c.Log.Format = v },
 }
 
-// ApplyEnvironment sets what the variables say; lookup is os.LookupEnv.
+// ApplyEnvironment applies the environment variables. lookup is os.LookupEnv.
 func (c *Config) ApplyEnvironment(lookup func(string) (string, bool)) {
 	for key, set := range environment {
 		if v, ok := lookup(key); ok && v != "" {

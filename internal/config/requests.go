@@ -1,14 +1,13 @@
 package config
 
-// Requests bounds the requests of clients.
+// Requests limits clients' requests.
 type Requests struct {
-	// Bodies is the memory that bodies of requests take together, CallerBodies what those of one
-	// caller take.
+	// Bodies limits the memory of all request bodies, and CallerBodies that of one caller's.
 	Bodies       Size `json:"bodies"`
 	CallerBodies Size `json:"caller_bodies"`
 }
 
-// leastBodies lets the largest body that a route takes be held and decoded, also where it is charged
+// leastBodies allows the largest body of any route to be held and decoded, even if it is charged
 // twice.
 const leastBodies = 56 << 20
 

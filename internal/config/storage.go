@@ -11,40 +11,39 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/ref"
 )
 
-// Workspaces configures what outlives sandboxes.
+// Workspaces configures persistent workspaces.
 type Workspaces struct {
-	// Quota is what a workspace holds that was asked for without a size, MaxQuota
-	// the most that can be asked for.
+	// Quota is the default size of a workspace, and MaxQuota the maximum.
 	Quota    Size `json:"quota"`
 	MaxQuota Size `json:"max_quota"`
-	// Mechanism enforces quotas: auto, loop (a file with a file system in it),
-	// project (project quotas of the host's file system) or none.
+	// Mechanism enforces quotas: auto, loop (a file that contains a file system), project (project
+	// quotas of the host's file system) or none.
 	Mechanism string   `json:"mechanism"`
 	Overlays  Overlays `json:"overlays"`
-	// Snapshots is how many a workspace can have.
+	// Snapshots limits the snapshots of a workspace.
 	Snapshots int `json:"snapshots"`
 }
 
-// Overlays bounds what overlay leases leave to be looked at.
+// Overlays limits the overlays that are kept for review.
 type Overlays struct {
-	// Keep is how long the changes of a lease that has ended are kept.
+	// Keep is how long the changes of an ended lease are kept.
 	Keep Duration `json:"keep"`
-	// Max is how many overlays, live and kept, a workspace can have.
+	// Max limits the overlays of a workspace, live and kept.
 	Max int `json:"max"`
 }
 
 // Images configures where images come from and how long they are kept.
 type Images struct {
-	// Allow are the references that may be pulled or built from, as patterns (see
-	// ref.Pattern); empty is every one.
+	// Allow lists patterns of references that may be pulled or built from (see ref.Pattern). Empty
+	// allows all.
 	Allow []string `json:"allow"`
 	// RequireDigest refuses references without a digest.
 	RequireDigest bool `json:"require_digest"`
-	// Insecure are registries, host or host:port, that are spoken to without TLS.
+	// Insecure lists registries, as host or host:port, that are contacted without TLS.
 	Insecure []string `json:"insecure"`
-	// Signatures are keys, of which one must have signed what is pulled.
+	// Signatures configures the keys of which one must have signed a pulled image.
 	Signatures Signatures `json:"signatures"`
-	// Prepull fetches templates' images that are missing at the start.
+	// Prepull pulls missing images of templates at startup.
 	Prepull bool `json:"prepull"`
 	// Budget is what images may take of the disk; 0 is no bound. MaxAge removes
 	// those that nothing used for so long; 0 is never. What a template or a
@@ -55,10 +54,10 @@ type Images struct {
 
 // Signatures says whose signatures count.
 type Signatures struct {
-	// Keys are files with public keys in PEM.
+	// Keys lists files with public keys in PEM.
 	Keys []string `json:"keys"`
-	// For are the repositories whose images need one, as in Images.Allow; empty is
-	// every one as soon as there is a key.
+	// For lists patterns of the repositories whose images must be signed, as in Images.Allow. If
+	// empty and there is a key, all must be.
 	For []string `json:"for"`
 }
 
@@ -73,7 +72,7 @@ func defaultImages() Images {
 	return Images{Allow: []string{}, Insecure: []string{}, Signatures: Signatures{Keys: []string{}, For: []string{}}, Prepull: true}
 }
 
-// MinQuota is the smallest workspace: a file system and a few files.
+// MinQuota is the minimum size of a workspace, in bytes: a file system and a few files.
 const MinQuota = 1 << 20
 
 func (w Workspaces) validate() error {
@@ -106,7 +105,7 @@ func (i Images) validate() error {
 			if err != nil {
 				return bad(key, quoted(text), "cannot be used: "+strings.TrimSuffix(err.Error(), ": "+errdefs.ErrInvalidArgument.Error()))
 			}
-			// A digest can be asked for by itself: it would get by a tag.
+			// A pattern for a digest would not apply to a request by tag.
 			if key == "images.signatures.for" && !p.Whole() {
 				return bad(key, quoted(text), "must name repositories, without tag and digest")
 			}

@@ -17,29 +17,28 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// maxTemplates bounds how many files of a folder are looked at.
+// maxTemplates limits how many files of a directory are read.
 const maxTemplates = 1000
 
-// Bounds of warm-up hooks.
+// Limits of warm-up hooks.
 const (
 	DefaultHookTimeout = Duration(30 * time.Second)
 	MaxHookTimeout     = Duration(10 * time.Minute)
 	MaxHooks           = 16
 )
 
-// Source is one template as it was found.
+// Source is a template and its origin.
 type Source struct {
 	Name string
-	// File is where it stands; empty for the one that needs none.
+	// File is the template's file, or empty for the built-in default.
 	File     string
 	Template Template
-	// Err is why it cannot be used.
+	// Err is why the template is invalid, or nil.
 	Err error
 }
 
-// Sources are the templates of the configuration and of its folder, sorted by
-// name and validated. What is wrong with one of them is in its Err; the error
-// says that the folder cannot be read.
+// Sources returns the templates of the configuration and of its directory, validated and sorted by
+// name. A template's error is in its Err. Sources returns an error if it cannot read the directory.
 func (c Config) Sources(file string) ([]Source, error) {
 	var out []Source
 	for name, t := range c.Templates {
@@ -55,7 +54,7 @@ func (c Config) Sources(file string) ([]Source, error) {
 		switch {
 		case at < 0:
 			out = append(out, s)
-		case out[at].File == "": // nobody wrote it
+		case out[at].File == "": // the built-in default
 			out[at] = s
 		default:
 			out[at].Err = twice(s.Name, out[at].File, s.File)
@@ -69,8 +68,8 @@ func twice(name, a, b string) error {
 	return fmt.Errorf("template %s stands in %s and in %s: remove one of them: %w", name, a, b, errdefs.ErrInvalidArgument)
 }
 
-// WithFolder is the configuration with the folder's templates among its own.
-// The first one that cannot be used is an error.
+// WithFolder returns the configuration with the directory's templates added. It returns the error
+// of the first invalid one.
 func (c Config) WithFolder(file string) (Config, error) {
 	list, err := c.Sources(file)
 	if err != nil {
@@ -87,9 +86,8 @@ func (c Config) WithFolder(file string) (Config, error) {
 	return c, nil
 }
 
-// readTemplates reads a folder's NAME.yaml and NAME.json, in the order of their
-// names. Names that begin with a dot, folders, and files of other kinds are
-// nobody's templates.
+// readTemplates reads the NAME.yaml and NAME.json files of a directory in name order. It ignores
+// names that start with a dot, directories and other files.
 func readTemplates(dir string) ([]Source, error) {
 	if dir == "" {
 		return nil, nil
@@ -121,8 +119,8 @@ func readTemplates(dir string) ([]Source, error) {
 	return out, nil
 }
 
-// ReadTemplate reads a template's file, named as the template, over the
-// defaults and validates it. The error names the file and the key.
+// ReadTemplate reads and validates a template file over the defaults. The template has the name of
+// the file. The error names the file and the key.
 func ReadTemplate(path string) (Template, error) {
 	text, err := readFile("template file", path)
 	if err != nil {
@@ -136,8 +134,7 @@ func ReadTemplate(path string) (Template, error) {
 	return t, nil
 }
 
-// ParseTemplate reads YAML or JSON over the defaults of a template of that
-// name, and validates it.
+// ParseTemplate reads YAML or JSON over the defaults of the named template and validates it.
 func ParseTemplate(name string, text []byte) (Template, error) {
 	t := startOf(name)
 	raw, err := toJSON(text)
@@ -163,11 +160,11 @@ func ParseTemplate(name string, text []byte) (Template, error) {
 	return t, t.validate("")
 }
 
-// startOf is what a template of that name stands on.
+// startOf returns the defaults of the named template.
 func startOf(name string) Template {
 	t := defaultTemplate()
 	if name != DefaultTemplate {
-		t.Entrypoint = nil // another image need not have one
+		t.Entrypoint = nil // another image may lack it
 	}
 	return t
 }
@@ -234,7 +231,7 @@ func (h Hook) validate(key string) error {
 	return nil
 }
 
-// Bounds of a template's environment, those of a lease's.
+// Limits of a template's environment, the same as those of a lease.
 const (
 	maxEnv      = 1024
 	maxEnvBytes = 256 << 10
@@ -254,21 +251,20 @@ func validateEnv(key string, env map[string]string) error {
 	return nil
 }
 
-// rootUser says whether a user is root by the form of its name. What is root by
-// the image's /etc/passwd is refused inside.
+// rootUser reports whether a user is root by the form of its name. The guest refuses users that are
+// root in the image's /etc/passwd.
 func rootUser(user string) bool {
 	id, _, _ := strings.Cut(user, ":")
 	return id == "root" || id != "" && strings.Trim(id, "0") == ""
 }
 
 const (
-	maxImage  = 1024 // more than any name with its digest has
+	maxImage  = 1024 // longer than any name with a digest
 	maxUser   = 256
-	maxUserID = 1<<32 - 2 // the last means "none"
+	maxUserID = 1<<32 - 2 // the highest value means "none"
 )
 
-// isUser says whether a user has the form of one; whether the image has it is
-// found out inside.
+// isUser reports whether a user name is well-formed. The guest checks whether it exists.
 func isUser(user string) bool {
 	if len(user) > maxUser || strings.ContainsFunc(user, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
 		return false

@@ -15,13 +15,13 @@ import (
 // Duration is a time.Duration written as "90s", "2m" or "1h30m".
 type Duration time.Duration
 
-// String is the form it is written in.
+// String returns the written form.
 func (d Duration) String() string { return time.Duration(d).String() }
 
-// Std is the same as a time.Duration.
+// Std returns d as a time.Duration.
 func (d Duration) Std() time.Duration { return time.Duration(d) }
 
-// UnmarshalJSON reads the written form; a bare number has no unit and is refused.
+// UnmarshalJSON reads the written form. A number without a unit is an error.
 func (d *Duration) UnmarshalJSON(b []byte) error {
 	var s string
 	if err := json.Unmarshal(b, &s); err != nil {
@@ -38,11 +38,10 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 // MarshalJSON writes the written form.
 func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(d.String()) }
 
-// Size is a number of bytes, written as "512MiB", "1g" or a bare number.
-// Units are powers of 1024.
+// Size is a number of bytes, written as "512MiB", "1g" or a number. Units are powers of 1024.
 type Size int64
 
-// String is the form it is written in.
+// String returns the written form.
 func (s Size) String() string { return units.BytesSize(float64(s)) }
 
 // UnmarshalJSON reads both forms.
@@ -57,7 +56,7 @@ func (s *Size) UnmarshalJSON(b []byte) error {
 		return fmt.Errorf("%s is not a size such as 512MiB", b)
 	}
 	n, err := units.RAMInBytes(text)
-	if err != nil || n < 0 || n == math.MaxInt64 { // what no number of bytes can be
+	if err != nil || n < 0 || n == math.MaxInt64 { // not a number of bytes
 		return fmt.Errorf("%q is not a size such as 512MiB", text)
 	}
 	*s = Size(n)
@@ -67,8 +66,8 @@ func (s *Size) UnmarshalJSON(b []byte) error {
 // MarshalJSON writes the written form.
 func (s Size) MarshalJSON() ([]byte, error) { return json.Marshal(s.String()) }
 
-// SplitListen splits a listen address into a network and an address for
-// net.Listen: "unix:/path" or "host:port".
+// SplitListen splits a listen address ("unix:/path" or "host:port") into a network and an address
+// for net.Listen.
 func SplitListen(listen string) (network, address string) {
 	if path, ok := strings.CutPrefix(listen, "unix:"); ok {
 		return "unix", path

@@ -14,16 +14,15 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/search"
 )
 
-// Web configures the tools of the web. They run in sandboxes of their own and
-// reach hosts by way of the gateway, so Egress has to be enabled.
+// Web configures the web tools. They run in separate sandboxes and reach hosts through the gateway,
+// so Egress must be enabled.
 type Web struct {
-	// Template is that of these sandboxes; "" is the default one.
+	// Template is the template of these sandboxes (default: the default template).
 	Template string `json:"template"`
-	// CAFile has further authorities, in PEM, that hosts are known by; "" is
-	// Egress.CAFile.
+	// CAFile contains additional certificate authorities, in PEM (default: Egress.CAFile).
 	CAFile string `json:"ca_file"`
-	// Fetch and Request are what web.fetch and http.request may reach, for
-	// everybody; profiles bound their tools further.
+	// Fetch and Request limit the hosts of web.fetch and http.request for all callers. Profiles can
+	// restrict their tools further.
 	Fetch   WebReach   `json:"fetch"`
 	Request WebReach   `json:"request"`
 	Search  WebSearch  `json:"search"`
@@ -31,34 +30,34 @@ type Web struct {
 	Cache   WebCache   `json:"cache"`
 }
 
-// WebReach is as tool.Reach.
+// WebReach corresponds to tool.Reach.
 type WebReach struct {
-	// Allow are hosts over TLS at Ports, HTTP hosts in plain HTTP at HTTPPorts.
+	// Allow lists hosts to contact over TLS at Ports. HTTP lists hosts to contact over plain HTTP
+	// at HTTPPorts.
 	Allow     []string `json:"allow"`
 	HTTP      []string `json:"http"`
 	Ports     []int    `json:"ports"`
 	HTTPPorts []int    `json:"http_ports"`
-	// Deny wins. Methods, of Request alone, are those allowed; empty: all.
+	// Deny overrides both. Methods, only in Request, lists the allowed methods (default: all).
 	Deny    []string `json:"deny"`
 	Methods []string `json:"methods"`
 }
 
-// WebSearch is who is asked by web.search; no Provider is nobody.
+// WebSearch configures the provider of web.search. Without a Provider there is none.
 type WebSearch struct {
-	// Provider is searxng, brave or serper; URL where it is, if not at its public
-	// address.
+	// Provider is searxng, brave or serper. URL is its address (default: the public one).
 	Provider string `json:"provider"`
 	URL      string `json:"url"`
-	// KeyFile has the account's key. It never comes into a sandbox.
+	// KeyFile contains the account's key, which never enters a sandbox.
 	KeyFile string `json:"key_file"`
-	// Results is how many are given unless a call says otherwise.
+	// Results is the default number of results.
 	Results int `json:"results"`
 }
 
-// WebExtract is the model that web.fetch asks about pages; no Kind is none: then
-// passages are ranked.
+// WebExtract configures the model that answers prompts of web.fetch. Without a Kind, passages are
+// ranked instead.
 type WebExtract struct {
-	// Kind is openai or anthropic: the form in which the endpoint at URL is asked.
+	// Kind is the API of the endpoint at URL: openai or anthropic.
 	Kind      string   `json:"kind"`
 	URL       string   `json:"url"`
 	Model     string   `json:"model"`
@@ -67,7 +66,7 @@ type WebExtract struct {
 	Timeout   Duration `json:"timeout"`
 }
 
-// WebCache bounds what web.fetch keeps; 0 of either is nothing.
+// WebCache limits the cache of web.fetch. If either is 0, nothing is cached.
 type WebCache struct {
 	Entries int  `json:"entries"`
 	Bytes   Size `json:"bytes"`
@@ -85,12 +84,12 @@ func defaultWeb() Web {
 	}
 }
 
-// Options are those of the provider, with its key.
+// Options returns the provider's options with its key.
 func (s WebSearch) Options(key string) search.Options {
 	return search.Options{Kind: s.Provider, URL: s.URL, Key: key, Results: s.Results}
 }
 
-// Options are those of the model, with its key.
+// Options returns the model's options with its key.
 func (x WebExtract) Options(key string) llmextract.Options {
 	return llmextract.Options{Kind: x.Kind, URL: x.URL, Model: x.Model, Key: key, MaxTokens: x.MaxTokens, Timeout: x.Timeout.Std()}
 }
@@ -143,7 +142,7 @@ func (w Web) validate(c Config) error {
 	return nil
 }
 
-// standIn is a key where there is one, which is not read here.
+// standIn returns a placeholder if there is a key file, which is not read here.
 func standIn(file string) string {
 	if file == "" {
 		return ""
@@ -151,7 +150,7 @@ func standIn(file string) string {
 	return "x"
 }
 
-// wrongly is an error that begins with a field below at.
+// wrongly adds at to the field that an error starts with.
 func wrongly(at string, err error) error {
 	field, rest, _ := strings.Cut(err.Error(), " ")
 	return fmt.Errorf("configuration: %s.%s %s: %w", at, field, rest, errdefs.ErrInvalidArgument)
