@@ -14,24 +14,22 @@ import (
 	"time"
 )
 
-// Options of a Gateway. The zero value is good: the host's name servers and
-// roots, no exceptions, default limits.
+// Options configures a Gateway. The zero value uses the host's name servers and roots, no
+// exceptions and default limits.
 type Options struct {
 	Resolver Resolver
 	Private  []Private
-	// Roots are what servers of https rules are verified by; nil: the host's.
+	// Roots verifies the servers of https rules (default: the host's roots).
 	Roots  *x509.CertPool
 	Limits Limits // of each session
-	// Audit is called once for each tunnel and request, after it ended, and for
-	// each connection on which none was understood; concurrently. It must not
-	// wait for anything.
+	// Audit is called once for each tunnel and request after it ended, and for each connection
+	// without a valid request. Calls are concurrent and must not block.
 	Audit func(Connection)
 	Log   *slog.Logger // nil: none
 }
 
-// Gateway connects sandboxes to the world outside, as far as their rules allow.
-// All methods are safe for concurrent use. One goroutine of its own waits until
-// Close.
+// Gateway connects sandboxes to external hosts as their rules allow. All methods are safe for
+// concurrent use. It runs one goroutine until Close.
 type Gateway struct {
 	o      Options
 	log    *slog.Logger
@@ -44,8 +42,8 @@ type Gateway struct {
 	stop  context.CancelCauseFunc
 	works sync.WaitGroup // the server and each Serve
 
-	most int          // connections from inside, of all sessions together
-	open atomic.Int64 // so many there are
+	most int          // maximum connections from all sandboxes
+	open atomic.Int64 // current connections
 
 	mu     sync.Mutex
 	closed bool
@@ -55,7 +53,7 @@ type Gateway struct {
 
 var errClosed = errors.New("the gateway is closed")
 
-// New makes a Gateway. An error names the option, and is an *InvalidError.
+// New returns a Gateway. An error is an *InvalidError that names the option.
 func New(o Options) (*Gateway, error) {
 	guard, err := NewGuard(o.Private)
 	if err != nil {
@@ -82,7 +80,7 @@ func New(o Options) (*Gateway, error) {
 	return g, nil
 }
 
-// Close ends all sessions and waits until nothing of them runs. Idempotent.
+// Close ends all sessions and waits for them. It is idempotent.
 func (g *Gateway) Close() error {
 	g.mu.Lock()
 	g.closed = true
@@ -93,7 +91,7 @@ func (g *Gateway) Close() error {
 	return err
 }
 
-// enter counts a Serve, unless the gateway is closed.
+// enter counts a Serve, or returns an error if the gateway is closed.
 func (g *Gateway) enter() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -104,8 +102,7 @@ func (g *Gateway) enter() error {
 	return nil
 }
 
-// Session makes one sandbox's part of the gateway. It holds nothing that has to
-// be closed before its Serve is called.
+// Session returns a session for one sandbox. It needs no cleanup until Serve is called.
 func (g *Gateway) Session(o SessionOptions) *Session {
 	s := &Session{
 		g: g, name: o.Name, ceiling: o.Ceiling, rules: o.Rules,

@@ -5,19 +5,18 @@ import (
 	"net/netip"
 )
 
-// Private is an operator's exception: hosts that may be reached at addresses
-// that are not public. Addresses of metadata services are not, unless a range
-// is exactly that address.
+// Private is an operator's exception: hosts that may be reached at addresses that are not public.
+// Metadata services are excluded unless a range is exactly their address.
 type Private struct {
-	// Hosts are names, all names below one ("*.example.com") or addresses; not
-	// "*", for whoever has a name could then lead it there.
+	// Hosts lists names, all names below one ("*.example.com") or addresses. "*" is invalid: any
+	// domain owner could point a name at the range.
 	Hosts []string `json:"hosts"`
-	// Ranges are of what these hosts may have: "10.1.0.0/16".
+	// Ranges lists the addresses that these hosts may have, such as "10.1.0.0/16".
 	Ranges []netip.Prefix `json:"ranges"`
 }
 
-// Guard refuses addresses that are not public. The zero value has no
-// exceptions. It is safe for concurrent use.
+// Guard refuses addresses that are not public. The zero value has no exceptions. It is safe for
+// concurrent use.
 type Guard struct {
 	private []exception
 }
@@ -27,8 +26,7 @@ type exception struct {
 	ranges []netip.Prefix
 }
 
-// NewGuard makes one with exceptions. An error names the field, and is an
-// *InvalidError.
+// NewGuard returns a Guard with exceptions. An error is an *InvalidError that names the field.
 func NewGuard(private []Private) (*Guard, error) {
 	g := &Guard{}
 	for i, p := range private {
@@ -62,9 +60,8 @@ func NewGuard(private []Private) (*Guard, error) {
 	return g, nil
 }
 
-// Check is nil if a connection for a host, in its canonical form, may go to an
-// address. The error is one line for whoever asked. It has to be asked for each
-// address of each connection, also after a redirect.
+// Check returns nil if a connection for a host, in canonical form, may go to an address. The error
+// is one line for the client. Call it for each address of each connection, also after a redirect.
 func (g *Guard) Check(host string, a netip.Addr) error {
 	if a.Zone() != "" || !a.IsValid() {
 		return fmt.Errorf("%s has no address without a zone", host)
@@ -80,8 +77,8 @@ func (g *Guard) Check(host string, a netip.Addr) error {
 	return fmt.Errorf("%s is at %s, %s: an operator can allow it in egress.private with the host and a range", host, a, why)
 }
 
-// excepted says whether an exception is about a host and an address. One for an
-// address that carries an IPv4 address has to be about that one too.
+// excepted reports whether an exception covers a host and an address. For an address that embeds an
+// IPv4 address, it must cover that one too.
 func (g *Guard) excepted(host string, a netip.Addr, metadata bool) bool {
 	if g == nil || !g.holds(host, a, metadata) {
 		return false

@@ -15,9 +15,9 @@ const (
 	DefaultMaxTime     = 4 * time.Hour
 )
 
-// Bounds that are not for operators to set.
+// Fixed limits.
 const (
-	// maxHeader is what a request's head may take, and an answer's.
+	// maxHeader limits the head of a request and of an answer, in bytes.
 	maxHeader = 32 << 10
 	// filesPerConnection is how many descriptors there have to be for each
 	// connection of all sessions together: it takes two, and three quarters are for
@@ -28,34 +28,32 @@ const (
 	// maxRefused is how many connections over the limit are told so. Those beyond
 	// are closed without a word.
 	maxRefused = 64
-	// lookupTime bounds the answer of all name servers together.
+	// lookupTime limits the time for all name servers together.
 	lookupTime = 5 * time.Second
-	// maxAddresses is how many addresses of a name are looked at.
+	// maxAddresses limits the checked addresses of a name.
 	maxAddresses = 16
-	// keptRecent is how many connections a State shows.
+	// keptRecent is how many connections a State lists.
 	keptRecent = 100
-	// acceptsWaiting is how many accepts a session keeps waiting.
+	// acceptsWaiting is how many accepts a session keeps pending.
 	acceptsWaiting = 4
-	// lingerTime and lingerBytes bound what is read after the last word to a
-	// client, so that the word is not lost to a reset.
+	// lingerTime and lingerBytes limit reading after the last write to a client, which prevents a
+	// reset from discarding that write.
 	lingerTime  = time.Second
 	lingerBytes = 256 << 10
 )
 
-// Limits bound what the connections of one session take. What is zero becomes
-// its default.
+// Limits limits the connections of one session. Zero fields take their defaults.
 type Limits struct {
-	// Connections is how many a session has at once.
+	// Connections limits concurrent connections.
 	Connections int
-	// HeaderTime is how long a client takes for its request, SOCKS5 handshake or
-	// ClientHello; DialTime how long connecting takes, name servers not counted.
+	// HeaderTime limits a client's request, SOCKS5 handshake or ClientHello. DialTime limits
+	// connecting, without name resolution.
 	HeaderTime, DialTime time.Duration
-	// IdleTime ends what carries nothing in either direction.
+	// IdleTime ends a connection without traffic in either direction.
 	IdleTime time.Duration
-	// MaxTime ends a tunnel or request whatever it carries; less than zero: never.
+	// MaxTime ends any tunnel or request. Negative means never.
 	MaxTime time.Duration
-	// Bytes is what a session may carry outside, both directions together, as
-	// long as it lives; zero: any number.
+	// Bytes limits the total traffic of a session in both directions. Zero means unlimited.
 	Bytes int64
 }
 
