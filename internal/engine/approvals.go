@@ -26,7 +26,7 @@ func (e *Engine) Approvals(ctx context.Context, call Call, state string) ([]v1.A
 	default:
 		return nil, invalid("state", "is %q: use pending, approved, denied, expired or cancelled", state)
 	}
-	list, err := g.Gate.List(ctx, approval.Filter{Caller: scopeOf(call), State: approval.State(state), Limit: maxListed})
+	list, err := g.Gate.List(ctx, approval.Filter{Caller: visibleCaller(call), State: approval.State(state), Limit: maxListed})
 	if err != nil {
 		return nil, err
 	}
@@ -40,16 +40,16 @@ func (e *Engine) Approvals(ctx context.Context, call Call, state string) ([]v1.A
 // hostError begins the text of errors in records that are for operators alone.
 const hostError = "service: "
 
-// recorded is the text of an error for a record.
-func recorded(err error) string {
+// auditText is the text of an error for a record.
+func auditText(err error) string {
 	if ForCallers(err) == nil {
 		return hostError + err.Error()
 	}
 	return err.Error()
 }
 
-// scopeOf is whose questions and records a caller sees: "" is everybody's.
-func scopeOf(call Call) string {
+// visibleCaller is whose questions and records a caller sees: "" is everybody's.
+func visibleCaller(call Call) string {
 	if call.Operator {
 		return ""
 	}
@@ -64,7 +64,7 @@ func (e *Engine) Approval(ctx context.Context, call Call, id string) (v1.Approva
 	}
 	q, err := g.Gate.Get(ctx, id)
 	if !call.Operator && (errdefs.IsNotFound(err) || err == nil && q.Caller != call.Caller) { // one answer for both
-		err = usererror.Errorf(errdefs.ErrNotFound, "there is no approval %q", bounded(id))
+		err = usererror.Errorf(errdefs.ErrNotFound, "there is no approval %q", truncateForRecord(id))
 	}
 	if err != nil {
 		return v1.Approval{}, err
@@ -78,7 +78,7 @@ func (e *Engine) AnswerApproval(ctx context.Context, call Call, id string, a v1.
 	if g == nil {
 		return v1.Approval{}, errUngoverned
 	}
-	if err := call.operate("answer approvals"); err != nil {
+	if err := call.requireOperator("answer approvals"); err != nil {
 		return v1.Approval{}, err
 	}
 	by := call.By
@@ -86,7 +86,7 @@ func (e *Engine) AnswerApproval(ctx context.Context, call Call, id string, a v1.
 		by = call.Caller
 	}
 	q, err := g.Gate.Answer(ctx, id, by, approval.Answer{Action: a.Action, Scope: approval.Scope(a.Scope), Input: a.Input, To: a.To, Note: a.Note})
-	e.recordOperator(ctx, call, audit.Record{Action: "approval." + bounded(a.Action), Approval: bounded(id), By: by}, a, err)
+	e.recordOperator(ctx, call, audit.Record{Action: "approval." + truncateForRecord(a.Action), Approval: truncateForRecord(id), By: by}, a, err)
 	if err != nil {
 		return v1.Approval{}, err
 	}
@@ -106,7 +106,7 @@ func (e *Engine) recordOperator(ctx context.Context, call Call, r audit.Record, 
 	if body, err := json.Marshal(input); err == nil {
 		r.Input = body
 	}
-	ctx, cancel := detach(ctx, settleTime)
+	ctx, cancel := detach(ctx, recordTimeout)
 	defer cancel()
 	if err := g.Audit.Event(ctx, r); err != nil {
 		e.log.Error("what an operator did was not recorded", "action", r.Action, "error", err)
@@ -122,7 +122,7 @@ func (e *Engine) WatchApprovals(ctx context.Context, call Call, sink func(v1.App
 	if g == nil {
 		return errUngoverned
 	}
-	return g.Gate.Subscribe(ctx, scopeOf(call), func(ev approval.Event) error {
+	return g.Gate.Subscribe(ctx, visibleCaller(call), func(ev approval.Event) error {
 		return sink(v1.ApprovalEvent{Type: ev.Type, Approval: presentApproval(ev.Request)})
 	})
 }
@@ -167,7 +167,7 @@ func (e *Engine) ExportAudit(ctx context.Context, call Call, f AuditFilter, w io
 	if e.opts.Governance == nil {
 		return errUngoverned
 	}
-	if err := call.operate("export the audit log"); err != nil {
+	if err := call.requireOperator("export the audit log"); err != nil {
 		return err
 	}
 	return e.opts.Governance.Audit.Export(ctx, audit.Filter(f), w)
@@ -179,7 +179,7 @@ func (e *Engine) VerifyAudit(ctx context.Context, call Call, head string) (v1.Au
 	if e.opts.Governance == nil {
 		return v1.AuditReport{}, errUngoverned
 	}
-	if err := call.operate("verify the audit log"); err != nil {
+	if err := call.requireOperator("verify the audit log"); err != nil {
 		return v1.AuditReport{}, err
 	}
 	r, err := e.opts.Governance.Audit.Verify(ctx, head)

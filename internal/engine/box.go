@@ -29,8 +29,8 @@ type box struct {
 	watch Watch
 	// profile is the name of the call's; placed is told of the sandbox of an
 	// exchange with the web.
-	profile string
-	placed  func(*scheduler.Lease)
+	profile       string
+	notePlacement func(*scheduler.Lease)
 }
 
 var _ tool.Box = (*box)(nil)
@@ -45,7 +45,7 @@ func (b *box) Exec(ctx context.Context, x v1.Exec) (r v1.ExecResult, rest string
 		cut.Limit, cut.Unit = b.e.opts.MaxOutput, tool.Bytes
 	}
 	out, errOut := b.stream("stdout", cut), b.stream("stderr", cut)
-	r, err = b.e.exec(ctx, b.lease, b.id, x, Stream{Stdout: out, Stderr: errOut}, b.tune)
+	r, err = b.e.exec(ctx, b.lease, b.id, x, Stream{Stdout: out, Stderr: errOut}, b.applyCaps)
 	if err != nil {
 		return r, "", errors.Join(err, out.drop(), errOut.drop())
 	}
@@ -59,7 +59,7 @@ func (b *box) Exec(ctx context.Context, x v1.Exec) (r v1.ExecResult, rest string
 	return r, rest, nil
 }
 
-func (b *box) tune(c *wire.Command) {
+func (b *box) applyCaps(c *wire.Command) {
 	c.Check, c.MemoryBytes, c.CPUs = b.check, b.caps.MemoryBytes, b.caps.CPUs
 	if c.Cwd != "" { // where a profile puts its commands is not the caller's to choose
 		c.Dirs = b.caps.Dirs
@@ -70,7 +70,7 @@ func (b *box) tune(c *wire.Command) {
 type stream struct {
 	name   string
 	keeper *tool.Keeper
-	kept   *kept // nil where nothing is kept
+	kept   *keptOutput // nil where nothing is kept
 	watch  func(stream string, p []byte)
 	e      *Engine
 }
@@ -78,7 +78,7 @@ type stream struct {
 func (b *box) stream(name string, cut tool.Cut) *stream {
 	s := &stream{name: name, keeper: tool.NewKeeper(cut), watch: b.watch.Output, e: b.e}
 	if b.e.outputs != nil {
-		s.kept = b.e.outputs.keep(b.call.Caller, b.id, name, cut.Limit)
+		s.kept = b.e.outputs.newOutput(b.call.Caller, b.id, name, cut.Limit)
 	}
 	return s
 }
@@ -114,7 +114,7 @@ func (s *stream) drop() error {
 
 // StartShell starts a background command in the call's sandbox.
 func (b *box) StartShell(ctx context.Context, r v1.ShellRequest) (v1.Shell, error) {
-	return b.e.startShell(ctx, b.call, b.lease.ID, b.id, r, b.tune)
+	return b.e.startShell(ctx, b.call, b.lease.ID, b.id, r, b.applyCaps)
 }
 
 // Shells lists what the scope says.
@@ -168,7 +168,7 @@ func (b *box) WriteFile(ctx context.Context, r wire.FileRequest, body io.Reader)
 
 // EditFile replaces text in a file.
 func (b *box) EditFile(ctx context.Context, r wire.EditRequest) (wire.EditReply, error) {
-	return use(ctx, b, func(u *scheduler.Use) (wire.EditReply, error) { return u.EditFile(u.Ctx, r) })
+	return withUse(ctx, b, func(u *scheduler.Use) (wire.EditReply, error) { return u.EditFile(u.Ctx, r) })
 }
 
 // StatFile describes a file.
@@ -188,15 +188,15 @@ func (b *box) RemoveFile(ctx context.Context, r wire.FileRequest) error {
 
 // Glob finds files by name.
 func (b *box) Glob(ctx context.Context, r wire.GlobRequest) (wire.GlobReply, error) {
-	return use(ctx, b, func(u *scheduler.Use) (wire.GlobReply, error) { return u.Glob(u.Ctx, r) })
+	return withUse(ctx, b, func(u *scheduler.Use) (wire.GlobReply, error) { return u.Glob(u.Ctx, r) })
 }
 
 // Search finds lines in files.
 func (b *box) Search(ctx context.Context, r wire.SearchRequest) (wire.SearchReply, error) {
-	return use(ctx, b, func(u *scheduler.Use) (wire.SearchReply, error) { return u.Search(u.Ctx, r) })
+	return withUse(ctx, b, func(u *scheduler.Use) (wire.SearchReply, error) { return u.Search(u.Ctx, r) })
 }
 
-func use[T any](ctx context.Context, b *box, do func(*scheduler.Use) (T, error)) (T, error) {
+func withUse[T any](ctx context.Context, b *box, do func(*scheduler.Use) (T, error)) (T, error) {
 	var zero T
 	u, err := b.lease.Enter(ctx)
 	if err != nil {
@@ -204,5 +204,5 @@ func use[T any](ctx context.Context, b *box, do func(*scheduler.Use) (T, error))
 	}
 	defer u.Leave()
 	got, err := do(u)
-	return got, b.e.cause(b.lease, err)
+	return got, b.e.endedOr(b.lease, err)
 }

@@ -37,10 +37,10 @@ const (
 	// tells it of authorities (docker/browser/browser.sh).
 	browserPort    = 9222
 	browserProgram = "/usr/local/lib/orchestrator/browser"
-	// trustTime bounds the latter, hearTime how long the gateway's word on a host
+	// installRootsTimeout bounds the latter, hearTime how long the gateway's word on a host
 	// is waited for.
-	trustTime = 20 * time.Second
-	hearTime  = 300 * time.Millisecond
+	installRootsTimeout = 20 * time.Second
+	verdictTimeout      = 300 * time.Millisecond
 	// maxBlocked is how many refusals of the gateway an answer has.
 	maxBlocked = 20
 )
@@ -79,9 +79,9 @@ func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
 			b.e.log.Error("lease not ended", "sandbox", l.ID, "error", err)
 		}
 	}()
-	b.placed(l)
+	b.notePlacement(l)
 	if o.Roots != "" {
-		if err := b.trust(ctx, l, o.Roots); err != nil {
+		if err := b.installRoots(ctx, l, o.Roots); err != nil {
 			return tool.Sight{}, err
 		}
 	}
@@ -89,12 +89,12 @@ func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
 	if err != nil {
 		return tool.Sight{}, b.browserFailed(ctx, l, v, got, err)
 	}
-	return tool.Sight{Result: got, Isolation: b.isolation(l), Blocked: b.blocked(l)}, nil
+	return tool.Sight{Result: got, Isolation: b.isolation(l), Blocked: b.refusedHosts(l)}, nil
 }
 
-// trust tells the browser of authorities, before it looks at a certificate.
-func (b *box) trust(ctx context.Context, l *scheduler.Lease, roots string) error {
-	r, err := b.e.exec(ctx, l, b.id, v1.Exec{Argv: []string{browserProgram, "trust"}, Stdin: roots, TimeoutMS: trustTime.Milliseconds()}, Stream{}, nil)
+// installRoots tells the browser of authorities, before it looks at a certificate.
+func (b *box) installRoots(ctx context.Context, l *scheduler.Lease, roots string) error {
+	r, err := b.e.exec(ctx, l, b.id, v1.Exec{Argv: []string{browserProgram, "trust"}, Stdin: roots, TimeoutMS: installRootsTimeout.Milliseconds()}, Stream{}, nil)
 	if err == nil && (r.Ending != string(runtime.Exited) || r.ExitCode != 0) {
 		err = fmt.Errorf("authorities for the browser: %s, exit code %d: %q: %w", r.Ending, r.ExitCode, oneLine(r.Stderr), errdefs.ErrUnavailable)
 	}
@@ -109,7 +109,7 @@ func (b *box) browserFailed(ctx context.Context, l *scheduler.Lease, v tool.Visi
 	}
 	f, ok := errors.AsType[*browser.Fault](err)
 	if !ok {
-		return b.e.cause(l, err)
+		return b.e.endedOr(l, err)
 	}
 	switch f.Kind {
 	case web.FaultDenied:
@@ -117,7 +117,7 @@ func (b *box) browserFailed(ctx context.Context, l *scheduler.Lease, v tool.Visi
 		if got.Refused != "" {
 			at = got.Refused
 		}
-		if c := b.heard(l, at); c != nil && c.Allowed {
+		if c := b.gatewayVerdict(l, at); c != nil && c.Allowed {
 			return &browser.Fault{Kind: web.FaultConnect, Message: c.Reason}
 		} else if c != nil {
 			return &browser.Fault{Kind: web.FaultDenied, Message: c.Reason}
@@ -130,9 +130,9 @@ func (b *box) browserFailed(ctx context.Context, l *scheduler.Lease, v tool.Visi
 	return f
 }
 
-// heard is the gateway's last word on a host, nil if it has none. It is said
+// gatewayVerdict is the gateway's last word on a host, nil if it has none. It is said
 // when the connection has ended, which may be a moment after the browser knows.
-func (b *box) heard(l *scheduler.Lease, address string) *netpolicy.Connection {
+func (b *box) gatewayVerdict(l *scheduler.Lease, address string) *netpolicy.Connection {
 	u, err := url.Parse(address)
 	o, _ := b.e.egress.find(l.ID)
 	if err != nil || o == nil {
@@ -142,7 +142,7 @@ func (b *box) heard(l *scheduler.Lease, address string) *netpolicy.Connection {
 	if n, err := strconv.Atoi(u.Port()); err == nil {
 		port = n
 	}
-	for end := time.Now().Add(hearTime); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(verdictTimeout); ; time.Sleep(10 * time.Millisecond) {
 		recent := o.session.State().Recent
 		for i := len(recent) - 1; i >= 0; i-- {
 			if c := recent[i]; c.Port == port && strings.EqualFold(c.Host, u.Hostname()) {
@@ -155,8 +155,8 @@ func (b *box) heard(l *scheduler.Lease, address string) *netpolicy.Connection {
 	}
 }
 
-// blocked lists what the gateway refused, each host once.
-func (b *box) blocked(l *scheduler.Lease) []tool.Blocked {
+// refusedHosts lists what the gateway refused, each host once.
+func (b *box) refusedHosts(l *scheduler.Lease) []tool.Blocked {
 	o, _ := b.e.egress.find(l.ID)
 	if o == nil {
 		return nil

@@ -81,16 +81,16 @@ func (b *box) Web(ctx context.Context, x tool.Exchange) (web.Answer, error) {
 			b.e.log.Error("lease not ended", "sandbox", l.ID, "error", err)
 		}
 	}()
-	b.placed(l)
+	b.notePlacement(l)
 	return b.exchange(ctx, l, body, x.Request)
 }
 
 // exchange runs the program and reads what it says.
 func (b *box) exchange(ctx context.Context, l *scheduler.Lease, body []byte, r web.Request) (web.Answer, error) {
 	limit := min(time.Duration(r.TimeoutMS)*time.Millisecond+webGrace, b.e.opts.MaxTimeout)
-	most := answerBytesOf(r)
-	out, errOut := &capped{most: most}, &capped{most: 4 << 10}
-	res, err := b.e.conduct(ctx, l, b.id,
+	most := maxAnswerBytes(r)
+	out, errOut := &prefixBuffer{limit: most}, &prefixBuffer{limit: 4 << 10}
+	res, err := b.e.runCommand(ctx, l, b.id,
 		v1.Exec{Argv: []string{web.Program}, TimeoutMS: limit.Milliseconds()},
 		Stream{Stdin: bytes.NewReader(body), Stdout: out, Stderr: errOut},
 		func(c *wire.Command) {
@@ -101,7 +101,7 @@ func (b *box) exchange(ctx context.Context, l *scheduler.Lease, body []byte, r w
 			return use.Exec(use.Ctx, c, io)
 		})
 	if err != nil {
-		return web.Answer{}, b.e.cause(l, err)
+		return web.Answer{}, b.e.endedOr(l, err)
 	}
 	switch runtime.Ending(res.Ending) {
 	case runtime.Exited:
@@ -117,34 +117,34 @@ func (b *box) exchange(ctx context.Context, l *scheduler.Lease, body []byte, r w
 	case runtime.SandboxLost:
 		return web.Answer{}, fmt.Errorf("the web program ended by %s: %s: %w", res.Ending, res.Detail, errdefs.ErrUnavailable)
 	default:
-		return unread("the program that converts it ended by " + res.Ending), nil
+		return unreadableAnswer("the program that converts it ended by " + res.Ending), nil
 	}
 	if res.ExitCode != 0 && len(out.kept) == 0 {
 		// Some libraries end the program over what they are given to read.
 		b.e.log.Info("the web program broke off", "sandbox", l.ID, "code", res.ExitCode, "said", oneLine(string(errOut.kept)))
-		return unread("the program that converts it broke off"), nil
+		return unreadableAnswer("the program that converts it broke off"), nil
 	}
 	a, err := readAnswer(out.kept, r)
 	if err != nil {
 		b.e.log.Warn("the web program wrote what is no answer", "sandbox", l.ID, "code", res.ExitCode, "said", oneLine(string(errOut.kept)), "error", err)
-		return unread("the program that converts it gave no answer that can be used"), nil
+		return unreadableAnswer("the program that converts it gave no answer that can be used"), nil
 	}
 	return a, nil
 }
 
-// unread is the answer where the web program gave none.
-func unread(why string) web.Answer {
+// unreadableAnswer is the answer where the web program gave none.
+func unreadableAnswer(why string) web.Answer {
 	return web.Answer{Fault: &web.Fault{Kind: web.FaultContent, Message: "what came could not be read: " + why}}
 }
 
-// capped keeps the beginning of what is written to it.
-type capped struct {
-	kept []byte
-	most int
+// prefixBuffer keeps the beginning of what is written to it.
+type prefixBuffer struct {
+	kept  []byte
+	limit int
 }
 
 // Write never fails.
-func (c *capped) Write(p []byte) (int, error) {
-	c.kept = append(c.kept, p[:min(len(p), c.most-len(c.kept))]...)
+func (c *prefixBuffer) Write(p []byte) (int, error) {
+	c.kept = append(c.kept, p[:min(len(p), c.limit-len(c.kept))]...)
 	return len(p), nil
 }

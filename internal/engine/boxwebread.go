@@ -25,9 +25,9 @@ const (
 	maxWebHeader = 1 << 20
 )
 
-// answerBytesOf is how long an answer to r may be, in JSON: a body is in base64,
+// maxAnswerBytes is how long an answer to r may be, in JSON: a body is in base64,
 // and any character of a text may be escaped.
-func answerBytesOf(r web.Request) int {
+func maxAnswerBytes(r web.Request) int {
 	most := r.MaxBytes * 3 / 2
 	if r.Form != web.Raw {
 		most = 6 * int64(r.MaxText)
@@ -38,12 +38,12 @@ func answerBytesOf(r web.Request) int {
 	return int(min(most+2*maxWebHeader, web.MaxAnswer))
 }
 
-// fields are a header in JSON with a bound: many empty ones take far more memory
+// headerFields are a header in JSON with a bound: many empty ones take far more memory
 // than text.
-type fields [][2]string
+type headerFields [][2]string
 
 // UnmarshalJSON ends at the first field that is too many.
-func (f *fields) UnmarshalJSON(b []byte) error {
+func (f *headerFields) UnmarshalJSON(b []byte) error {
 	d := json.NewDecoder(bytes.NewReader(b))
 	t, err := d.Token()
 	if err != nil || t == nil {
@@ -80,7 +80,7 @@ var webFaults = []string{
 func readAnswer(b []byte, r web.Request) (web.Answer, error) {
 	var got struct {
 		web.Answer
-		Header fields `json:"header"`
+		Header headerFields `json:"header"`
 	}
 	if err := json.Unmarshal(b, &got); err != nil {
 		return web.Answer{}, fmt.Errorf("an answer of %d bytes that cannot be read: %w: %w", len(b), err, errdefs.ErrUnavailable)

@@ -18,9 +18,9 @@ import (
 // a sandbox that sends something to everybody would send.
 var bridgePorts = []int{22, 3000, 5000, 8000, 8080, 8443, 8888, 9418, 11371}
 
-// bridge is what a profile's network of that name means: all public egress, by
+// bridgeEgress is what a profile's network of that name means: all public egress, by
 // way of the gateway. What is not public stays refused there.
-func bridge() *toolEgress {
+func bridgeEgress() *toolEgress {
 	var rules []netpolicy.Rule
 	for _, host := range []string{"*", "0.0.0.0/0", "::/0"} {
 		rules = append(rules,
@@ -31,25 +31,25 @@ func bridge() *toolEgress {
 	return &toolEgress{Rules: rules}
 }
 
-// network adds to a lease of the call what its profile says of the network.
-func (t *toolCall) network(a *acquisition) {
+// applyNetwork adds to a lease of the call what its profile says of the network.
+func (t *toolCall) applyNetwork(a *acquisition) {
 	if t.profile.Profile.Network == profile.NetworkBridge {
-		a.egress, a.network = bridge(), profile.NetworkBridge
+		a.egress, a.network = bridgeEgress(), profile.NetworkBridge
 	}
 }
 
-// leaseOf gives a live lease of the caller, by its id. What was leased with the
+// findLease gives a live lease of the caller, by its id. What was leased with the
 // network of a profile is not for calls of a profile without: another token of
 // the same caller would get by it what it was not given.
-func (e *Engine) leaseOf(ctx context.Context, call Call, id string) (*scheduler.Lease, error) {
+func (e *Engine) findLease(ctx context.Context, call Call, id string) (*scheduler.Lease, error) {
 	l, err := e.sched.Lease(ctx, call.Caller, id)
 	if err == nil {
-		err = e.mayEnter(call, l)
+		err = e.checkNetwork(call, l)
 	}
 	return l, err
 }
 
-func (e *Engine) mayEnter(call Call, l *scheduler.Lease) error {
+func (e *Engine) checkNetwork(call Call, l *scheduler.Lease) error {
 	if l.Network == "" || call.Operator {
 		return nil
 	}
@@ -62,9 +62,9 @@ func (e *Engine) mayEnter(call Call, l *scheduler.Lease) error {
 	return usererror.Errorf(errdefs.ErrPermissionDenied, "sandbox %s has the network of another profile, which this caller's has not", l.ID)
 }
 
-// hasNetwork refuses a session whose sandbox reaches nothing to a profile that
+// checkSessionNetwork refuses a session whose sandbox reaches nothing to a profile that
 // promises that it does.
-func (t *toolCall) hasNetwork(ctx context.Context, l *scheduler.Lease) error {
+func (t *toolCall) checkSessionNetwork(ctx context.Context, l *scheduler.Lease) error {
 	if t.profile.Profile.Network != profile.NetworkBridge {
 		return nil
 	}

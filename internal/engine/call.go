@@ -203,17 +203,17 @@ func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 // hash is the fingerprint of a request for its idempotency key.
 func hash(v any) (string, error) {
 	sum := sha256.New()
-	if err := json.NewEncoder(unended{sum}).Encode(v); err != nil {
+	if err := json.NewEncoder(newlineTrimmer{sum}).Encode(v); err != nil {
 		return "", err
 	}
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// unended takes documents of a json.Encoder without the line end behind each.
-type unended struct{ w io.Writer }
+// newlineTrimmer takes documents of a json.Encoder without the line end behind each.
+type newlineTrimmer struct{ w io.Writer }
 
 // Write implements io.Writer.
-func (u unended) Write(p []byte) (int, error) {
+func (u newlineTrimmer) Write(p []byte) (int, error) {
 	_, err := u.w.Write(bytes.TrimSuffix(p, []byte("\n")))
 	return len(p), err
 }

@@ -45,8 +45,8 @@ var callerPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 // learned from it.
 var ErrToken = usererror.Errorf(errdefs.ErrUnauthenticated, "the bearer token is not known, or not good any more")
 
-// operate refuses who is no operator.
-func (c Call) operate(what string) error {
+// requireOperator refuses who is no operator.
+func (c Call) requireOperator(what string) error {
 	if c.Operator {
 		return nil
 	}
@@ -54,7 +54,7 @@ func (c Call) operate(what string) error {
 }
 
 // Operate refuses callers who are no operators; what is what they may not do.
-func (c Call) Operate(what string) error { return c.operate(what) }
+func (c Call) Operate(what string) error { return c.requireOperator(what) }
 
 // keyless is the call without its idempotency key, for what it makes on its
 // way.
@@ -131,7 +131,7 @@ func splitToken(token string) (id, secret string, ok bool) {
 // idempotency key does not count here: the secret is not kept for a second
 // answer.
 func (e *Engine) CreateToken(ctx context.Context, call Call, r v1.TokenRequest) (v1.Token, error) {
-	if err := call.operate("make tokens"); err != nil {
+	if err := call.requireOperator("make tokens"); err != nil {
 		return v1.Token{}, err
 	}
 	t, secret, err := e.createToken(ctx, r)
@@ -212,7 +212,7 @@ func (e *Engine) checkToken(r v1.TokenRequest) error {
 	case e.opts.CheckProfile != nil:
 		return e.opts.CheckProfile(r.Profile)
 	case e.opts.Governance != nil:
-		_, err := e.chosen(Local(""), r.Profile)
+		_, err := e.requestedProfile(Local(""), r.Profile)
 		return err
 	}
 	return nil
@@ -220,7 +220,7 @@ func (e *Engine) checkToken(r v1.TokenRequest) error {
 
 // Tokens lists all, newest first. Only operators may.
 func (e *Engine) Tokens(ctx context.Context, call Call) ([]v1.Token, error) {
-	if err := call.operate("list tokens"); err != nil {
+	if err := call.requireOperator("list tokens"); err != nil {
 		return nil, err
 	}
 	rows, err := e.opts.Store.Tokens(ctx)
@@ -245,13 +245,13 @@ func (e *Engine) Tokens(ctx context.Context, call Call) ([]v1.Token, error) {
 // RevokeToken ends a token at once; only operators may. Calls under way go on.
 // Twice is the same as once.
 func (e *Engine) RevokeToken(ctx context.Context, call Call, id string) (v1.Token, error) {
-	if err := call.operate("revoke tokens"); err != nil {
+	if err := call.requireOperator("revoke tokens"); err != nil {
 		return v1.Token{}, err
 	}
 	c := e.callers
 	t, err := c.store.RevokeToken(ctx, id, c.now())
 	defer func() { // once it is over
-		e.recordOperator(ctx, call, audit.Record{Action: "token.revoke"}, map[string]string{"id": bounded(id), "caller": t.Caller}, err)
+		e.recordOperator(ctx, call, audit.Record{Action: "token.revoke"}, map[string]string{"id": truncateForRecord(id), "caller": t.Caller}, err)
 	}()
 	if err != nil {
 		return v1.Token{}, err
@@ -290,7 +290,7 @@ func (c *callers) run(ctx context.Context, log *slog.Logger) error {
 	for noted := time.Now(); ; {
 		select {
 		case <-ctx.Done():
-			return c.last(ctx)
+			return c.finalFlush(ctx)
 		case <-t.C:
 		}
 		err := c.counts.flush(ctx, c.store)
@@ -304,8 +304,8 @@ func (c *callers) run(ctx context.Context, log *slog.Logger) error {
 	}
 }
 
-// last writes down what is left when the service ends.
-func (c *callers) last(ctx context.Context) error {
+// finalFlush writes down what is left when the service ends.
+func (c *callers) finalFlush(ctx context.Context) error {
 	ctx, cancel := detach(ctx, 10*time.Second)
 	defer cancel()
 	return errors.Join(c.counts.flush(ctx, c.store), c.noteUses(ctx))

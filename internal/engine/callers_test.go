@@ -357,7 +357,7 @@ func TestDefaultQuotasAreForCallersWithTokens(t *testing.T) {
 	} {
 		for i := range 2 {
 			_, lease := s.Lease(t.Context(), c.call, v1.SandboxRequest{})
-			count := s.quotaCalls(t.Context(), c.call)
+			count := s.countCall(t.Context(), c.call)
 			for _, err := range []error{lease, count} {
 				if want := i == 0 || c.more; (err == nil) != want {
 					t.Errorf("%s, number %d: %v", c.call.Caller, i, err)
@@ -377,7 +377,7 @@ func TestCallsAreCountedUntilMidnight(t *testing.T) {
 	refused := make(chan error, 200)
 	for range 130 {
 		group.Go(func() {
-			if err := s.quotaCalls(t.Context(), ann); err != nil {
+			if err := s.countCall(t.Context(), ann); err != nil {
 				refused <- err
 			}
 		})
@@ -396,16 +396,16 @@ func TestCallsAreCountedUntilMidnight(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.callers.now = func() time.Time { return evening }
-	if err := s.quotaCalls(t.Context(), ann); !errdefs.IsResourceExhausted(err) {
+	if err := s.countCall(t.Context(), ann); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("after a restart: %v", err)
 	}
 	s.callers.now = func() time.Time { return evening.Add(time.Hour) }
-	if err := s.quotaCalls(t.Context(), ann); err != nil {
+	if err := s.countCall(t.Context(), ann); err != nil {
 		t.Errorf("the next day: %v", err)
 	}
 	s.callers.now = func() time.Time { return evening }
 	for i := range 100 { // a clock that goes back gives nothing back
-		if err := s.quotaCalls(t.Context(), ann); (err == nil) != (i < 99) {
+		if err := s.countCall(t.Context(), ann); (err == nil) != (i < 99) {
 			t.Fatalf("call %d: %v", i, err)
 		}
 	}

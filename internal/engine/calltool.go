@@ -28,7 +28,7 @@ const (
 	endedFailed     = profile.EndingFailed
 	policyDenied    = profile.EndingPolicy
 	approvalDenied  = profile.EndingApproval
-	settleTime      = 10 * time.Second
+	recordTimeout   = 10 * time.Second
 	maxRememberTool = 512 << 10
 )
 
@@ -51,23 +51,23 @@ func (e *Engine) CallTool(ctx context.Context, call Call, name string, r v1.Tool
 		v1.ToolCall
 	}{name, e.profileOf(call), call.Trust, r}
 	t := &toolCall{e: e, g: e.opts.Governance, call: call, id: id.String(), name: name, r: r, watch: w, sum: func() (string, error) { return hash(request) }}
-	if res, done, err := t.turnAwayEarly(ctx); done {
+	if res, done, err := t.answerLimitedEarly(ctx); done {
 		return res, err
 	}
 	ran := false
 	res, err := idempotent(ctx, e, call, opTool, id.String(), request, func(ctx context.Context) (v1.ToolResult, error) {
 		ran = true
-		return t.do(ctx)
-	}, keepTool)
+		return t.execute(ctx)
+	}, storedToolResult)
 	if err != nil && !ran { // the key was used for another request, or the caller left
 		err = e.RefuseCall(ctx, call, name, r.Input, err)
 	}
 	return res, err
 }
 
-// keepTool is what is kept of a result under an idempotency key: one that is
+// storedToolResult is what is kept of a result under an idempotency key: one that is
 // too big loses its output, and says so.
-func keepTool(r v1.ToolResult) v1.ToolResult {
+func storedToolResult(r v1.ToolResult) v1.ToolResult {
 	if len(r.Output)+len(r.Text) > maxRememberTool {
 		r.Output = nil
 		r.Text, _ = shorten(r.Text, answerBytes)
@@ -87,24 +87,24 @@ type toolCall struct {
 	watch Watch
 	sum   func() (string, error) // the request's fingerprint
 
-	profile *profile.Compiled
-	tool    *profile.CompiledTool
-	input   json.RawMessage // as the caller sent it, or as an approver changed it
-	unfit   error           // what is wrong with the input, found before the quota was
-	shows   []func()        // end the hiding of its secrets
-	shaped  *profile.Call   // nil until the input was checked
-	ready   tool.Prepared
+	profile  *profile.Compiled
+	tool     *profile.CompiledTool
+	input    json.RawMessage // as the caller sent it, or as an approver changed it
+	inputErr error           // what is wrong with the input, found before the quota was
+	unhide   []func()        // end the hiding of its secrets
+	shaped   *profile.Call   // nil until the input was checked
+	ready    tool.Prepared
 
-	verdict  *policy.Verdict
-	approval string
-	by       string
-	unused   string // the approval that has to be marked as used
-	reserved string // what was taken of a budget
-	entry    *audit.Entry
-	record   audit.Record // what closes the entry
-	sandbox  string
-	reached  bool // the tool itself was asked
-	began    time.Time
+	verdict     *policy.Verdict
+	approval    string
+	by          string
+	unused      string // the approval that has to be marked as used
+	reserved    string // what was taken of a budget
+	entry       *audit.Entry
+	record      audit.Record // what closes the entry
+	sandbox     string
+	toolStarted bool // the tool itself was asked
+	began       time.Time
 }
 
 // refusal is a call that is not carried out, for a reason that is the answer.
@@ -117,23 +117,23 @@ type refusal struct {
 // Error is the verdict's message.
 func (r *refusal) Error() string { return r.verdict.Message }
 
-// do opens the record, carries the call out and closes the record. Without a
+// execute opens the record, carries the call out and closes the record. Without a
 // record there is no call. What a quota or a rate refuses has no record of its
 // own: it is counted.
-func (t *toolCall) do(ctx context.Context) (res v1.ToolResult, err error) {
+func (t *toolCall) execute(ctx context.Context) (res v1.ToolResult, err error) {
 	t.start()
 	unknown := t.find()
 	if err := t.checkLimits(ctx, unknown == nil); err != nil {
-		return t.turnAway(ctx, unknown == nil, err)
+		return t.answerLimited(ctx, unknown == nil, err)
 	}
 	defer func() {
-		for _, show := range t.shows {
+		for _, show := range t.unhide {
 			show()
 		}
 	}()
 	opening := t.opening()
-	if t.unfit = t.hide(ctx); t.unfit != nil {
-		conceal(&opening)
+	if t.inputErr = t.hideSecrets(ctx); t.inputErr != nil {
+		replaceInputWithHash(&opening)
 	}
 	// It is written while the call is looked at, and waited for before anything
 	// is asked, leased or run.
@@ -143,9 +143,9 @@ func (t *toolCall) do(ctx context.Context) (res v1.ToolResult, err error) {
 	defer func() {
 		t.record.DurationMS = ms(time.Since(t.began))
 		if err != nil {
-			t.record.Error = recorded(err)
+			t.record.Error = auditText(err)
 		}
-		finish, cancel := detach(ctx, settleTime)
+		finish, cancel := detach(ctx, recordTimeout)
 		defer cancel()
 		if cerr := t.entry.Close(finish, t.record); cerr != nil {
 			t.e.log.Error("end of a call not recorded", "call", t.id, "error", cerr)
@@ -154,7 +154,7 @@ func (t *toolCall) do(ctx context.Context) (res v1.ToolResult, err error) {
 	if unknown != nil {
 		return t.answer(ctx, nil, noOutcome, unknown)
 	}
-	out, outcome, err := t.carryOut(ctx)
+	out, outcome, err := t.executeRecorded(ctx)
 	return t.answer(ctx, out, outcome, err)
 }
 
@@ -174,12 +174,12 @@ func (t *toolCall) opening() audit.Record {
 	c := t.call
 	return audit.Record{
 		Kind: audit.KindOpen, Call: t.id, Caller: c.Caller, Token: c.Token, Profile: t.profileName(), Trust: c.Trust, Session: t.r.Session, Via: c.Via,
-		Action: bounded(t.name), Input: t.input, Workspace: bounded(t.r.Workspace), Uncharged: c.Operator,
+		Action: truncateForRecord(t.name), Input: t.input, Workspace: truncateForRecord(t.r.Workspace), Uncharged: c.Operator,
 	}
 }
 
-// bounded is a name that somebody made up, for a record.
-func bounded(s string) string {
+// truncateForRecord is a name that somebody made up, for a record.
+func truncateForRecord(s string) string {
 	const most = 256
 	if len(s) > most {
 		return s[:most]
@@ -190,8 +190,8 @@ func bounded(s string) string {
 // noOutcome is that of calls that did not come to the tool.
 var noOutcome tool.Outcome
 
-// carryOut is the order of a call whose tool is known.
-func (t *toolCall) carryOut(ctx context.Context) (any, tool.Outcome, error) {
+// executeRecorded is the order of a call whose tool is known.
+func (t *toolCall) executeRecorded(ctx context.Context) (any, tool.Outcome, error) {
 	none := noOutcome
 	questions, err := t.admit(ctx)
 	if err != nil {
@@ -200,12 +200,12 @@ func (t *toolCall) carryOut(ctx context.Context) (any, tool.Outcome, error) {
 	if err := t.entry.Opened(ctx); err != nil {
 		return nil, none, unrecorded(err)
 	}
-	if err := t.consent(ctx, questions); err != nil {
+	if err := t.obtainApproval(ctx, questions); err != nil {
 		return nil, none, err
 	}
-	out, outcome, err := t.run(ctx)
+	out, outcome, err := t.runTool(ctx)
 	if err != nil {
-		t.giveBack(ctx, err)
+		t.refundBudget(ctx, err)
 	}
 	return out, outcome, err
 }
@@ -263,18 +263,18 @@ func (t *toolCall) admit(ctx context.Context) ([]approval.Reason, error) {
 // prepare checks the input and asks the policy. It is done again for an input
 // that an approver changed: a denied command is denied whoever wants it.
 func (t *toolCall) prepare(ctx context.Context) (*policy.Verdict, error) {
-	if t.unfit != nil {
-		return nil, t.unfit
+	if t.inputErr != nil {
+		return nil, t.inputErr
 	}
-	shaped, err := t.tool.Prepare(ctx, t.input, t.facts())
+	shaped, err := t.tool.Prepare(ctx, t.input, t.expressionVars())
 	if err != nil {
-		return nil, sayInput(err)
+		return nil, inputErrorForCaller(err)
 	}
 	t.shaped = shaped
 	if t.ready, err = shaped.Base.Check(shaped.Input); err != nil {
 		return nil, err
 	}
-	if err := t.checkPlace(); err != nil {
+	if err := t.validatePlacement(); err != nil {
 		return nil, err
 	}
 	v := t.decide()
@@ -320,16 +320,16 @@ func (t *toolCall) refuseFor(v policy.Verdict, again time.Duration) error {
 	return &refusal{ending: policyDenied, verdict: v, again: again}
 }
 
-// facts are what expressions know of a call.
-func (t *toolCall) facts() map[string]any {
+// expressionVars are what expressions know of a call.
+func (t *toolCall) expressionVars() map[string]any {
 	return map[string]any{
 		"id": t.id, "caller": t.call.Caller, "trust": t.call.Trust, "tool": t.name, "profile": t.profile.Profile.Name,
 		"session": t.r.Session, "sandbox": t.r.Sandbox, "workspace": t.r.Workspace, "job": t.r.Job,
 	}
 }
 
-// checkPlace refuses a request for a place to run that cannot be.
-func (t *toolCall) checkPlace() error {
+// validatePlacement refuses a request for a place to run that cannot be.
+func (t *toolCall) validatePlacement() error {
 	r := t.r
 	switch {
 	case r.Sandbox != "" && (r.Session != "" || r.Job != ""):
@@ -361,7 +361,7 @@ func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err erro
 		end.Ending = endedOK
 	}
 	if err != nil {
-		if t.tool == nil || !t.isAnswer(err, &end) {
+		if t.tool == nil || !t.isResult(err, &end) {
 			t.record.Ending = endedFailed
 			if ctx.Err() != nil {
 				t.record.Ending = string(runtime.Cancelled)
@@ -371,7 +371,7 @@ func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err erro
 		}
 		out = nil
 	}
-	t.note(o, end)
+	t.recordOutcome(o, end)
 	res := v1.ToolResult{
 		ID: t.id, Tool: t.name, Ending: end.Ending, Approval: t.approval, SandboxID: t.sandbox,
 		DurationMS: ms(time.Since(t.began)), Usage: o.Usage,
@@ -388,13 +388,13 @@ func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err erro
 		res.Rest = c.Rest
 	}
 	if t.shaped == nil { // refused before anybody looked at the input
-		t.shaped = t.tool.Bare(t.input, t.facts())
+		t.shaped = t.tool.Bare(t.input, t.expressionVars())
 	}
 	shown, err := t.shaped.Finish(context.WithoutCancel(ctx), out, end)
 	if err != nil {
 		return v1.ToolResult{}, err
 	}
-	res.Output, res.Text = shown.Output, forModels(shown)
+	res.Output, res.Text = shown.Output, modelText(shown)
 	if shown.Error == nil && (end.Refused || end.Ending == endedFailed) {
 		shown.Error = &profile.Error{Type: end.Ending, Message: end.Message}
 	}
@@ -408,7 +408,7 @@ func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err erro
 // file of many megabytes is there already, and no model reads it twice.
 const maxText = 256 << 10
 
-func forModels(shown profile.Shown) string {
+func modelText(shown profile.Shown) string {
 	text := shown.Text
 	if len(text) <= maxText || text != string(shown.Output) {
 		return text
@@ -419,9 +419,9 @@ func forModels(shown profile.Shown) string {
 	return text
 }
 
-// isAnswer tells refusals and failures of the tool, which are answers, from
+// isResult tells refusals and failures of the tool, which are answers, from
 // what went wrong around it.
-func (t *toolCall) isAnswer(err error, end *profile.End) bool {
+func (t *toolCall) isResult(err error, end *profile.End) bool {
 	if no, ok := errors.AsType[*refusal](err); ok {
 		v := no.verdict
 		end.Ending, end.Refused, end.ExitCode = no.ending, true, -1
@@ -429,12 +429,12 @@ func (t *toolCall) isAnswer(err error, end *profile.End) bool {
 		end.RetryAfterMS = no.again.Milliseconds()
 		return true
 	}
-	if !t.reached {
+	if !t.toolStarted {
 		return false // it never came to the tool
 	}
 	class, ok := failureOf(err)
 	if ok {
-		end.Ending, end.Class, end.Message, end.ExitCode = endedFailed, class, sayable(err, class), -1
+		end.Ending, end.Class, end.Message, end.ExitCode = endedFailed, class, userMessage(err, class), -1
 	}
 	return ok
 }
@@ -468,8 +468,8 @@ func failureOf(err error) (class string, ok bool) {
 	return "", false
 }
 
-// note writes into the closing record how the call went.
-func (t *toolCall) note(o tool.Outcome, end profile.End) {
+// recordOutcome writes into the closing record how the call went.
+func (t *toolCall) recordOutcome(o tool.Outcome, end profile.End) {
 	r := &t.record
 	r.Ending, r.Sandbox, r.Approval, r.By = end.Ending, t.sandbox, t.approval, t.by
 	if t.verdict != nil {

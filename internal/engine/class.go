@@ -11,10 +11,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// settleTemplate names the template of a request that names none, and refuses
+// resolveTemplate names the template of a request that names none, and refuses
 // one that is weaker than the class that is asked for. Without a name it is
 // the default template if that is strong enough, else the first that is.
-func (e *Engine) settleTemplate(r *v1.SandboxRequest) error {
+func (e *Engine) resolveTemplate(r *v1.SandboxRequest) error {
 	least, err := runtime.ParseClass(r.Class)
 	if err != nil {
 		return invalid("class", "%q is not known: use container, gvisor or vm", r.Class)
@@ -27,7 +27,7 @@ func (e *Engine) settleTemplate(r *v1.SandboxRequest) error {
 	if r.Class == "" || named && !known || known && t.Spec.Class.AtLeast(least) {
 		return nil // a name that is not known is told elsewhere
 	}
-	strong := e.strongEnough(least)
+	strong := e.templatesOfClass(least)
 	if !named && len(strong) > 0 {
 		r.Template = strong[0]
 		return nil
@@ -43,8 +43,8 @@ func (e *Engine) settleTemplate(r *v1.SandboxRequest) error {
 	return &InvalidError{Field: "class", Message: weak + ": " + which, Class: errdefs.ErrFailedPrecondition}
 }
 
-// strongEnough are the templates of at least a class, sorted.
-func (e *Engine) strongEnough(least runtime.Class) []string {
+// templatesOfClass are the templates of at least a class, sorted.
+func (e *Engine) templatesOfClass(least runtime.Class) []string {
 	var names []string
 	for _, name := range e.sched.Templates() {
 		if t, ok := e.sched.Template(name); ok && t.Spec.Class.AtLeast(least) {

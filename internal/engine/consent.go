@@ -24,10 +24,10 @@ var errHandover = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopp
 // errStopping is the cause for a caller who cannot come back: the question goes.
 var errStopping = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopping, and the call has no Idempotency-Key to come back with: call again")
 
-// consent gets the call the consent that it needs: from the profile's rules, or
+// obtainApproval gets the call the consent that it needs: from the profile's rules, or
 // from somebody. An approver may change the input, which is then checked as the
 // caller's own was.
-func (t *toolCall) consent(ctx context.Context, reasons []approval.Reason) error {
+func (t *toolCall) obtainApproval(ctx context.Context, reasons []approval.Reason) error {
 	rules := t.profile.Approvals()
 	if rules.None() && len(reasons) == 0 {
 		return nil
@@ -47,26 +47,26 @@ func (t *toolCall) consent(ctx context.Context, reasons []approval.Reason) error
 	t.reserved = d.Reservation
 	switch {
 	case d.Outcome == approval.OutcomeDenied && d.Request != nil: // it was answered while its caller was away
-		return t.accept(ctx, *d.Request)
+		return t.applyDecision(ctx, *d.Request)
 	case d.Outcome == approval.OutcomeDenied:
 		t.approval, t.by = d.Granted, d.By
 		class := profile.ClassRuled
 		if d.RetryAfter > 0 {
 			class = profile.ClassBudget
 		}
-		return t.noConsent(class, d.Rule, d.Message, d.RetryAfter)
+		return t.refuseApproval(class, d.Rule, d.Message, d.RetryAfter)
 	case d.Outcome == approval.OutcomeAsked:
-		return t.wait(ctx, *d.Request)
+		return t.awaitApproval(ctx, *d.Request)
 	case d.Request != nil:
-		return t.accept(ctx, *d.Request)
+		return t.applyDecision(ctx, *d.Request)
 	}
 	t.approval, t.by = d.Granted, d.By
 	return nil
 }
 
-// wait waits for the answer to a question. A caller who goes away without a key
+// awaitApproval waits for the answer to a question. A caller who goes away without a key
 // to come back with takes the question along.
-func (t *toolCall) wait(ctx context.Context, q approval.Request) error {
+func (t *toolCall) awaitApproval(ctx context.Context, q approval.Request) error {
 	t.approval = q.ID
 	if t.watch.Asked != nil {
 		t.watch.Asked(presentApproval(q))
@@ -81,28 +81,28 @@ func (t *toolCall) wait(ctx context.Context, q approval.Request) error {
 	got, err := t.g.Gate.Wait(waiting, q.ID)
 	if err != nil {
 		if t.call.Key == "" && waiting.Err() != nil {
-			give, cancel := detach(ctx, settleTime)
+			give, cancel := detach(ctx, recordTimeout)
 			defer cancel()
 			err = errors.Join(err, t.g.Gate.Abandon(give, q.ID))
 		}
 		return err
 	}
-	return t.accept(ctx, got)
+	return t.applyDecision(ctx, got)
 }
 
-// accept takes an answer.
-func (t *toolCall) accept(ctx context.Context, q approval.Request) error {
+// applyDecision takes an answer.
+func (t *toolCall) applyDecision(ctx context.Context, q approval.Request) error {
 	t.approval, t.by = q.ID, q.By
 	switch q.State {
 	case approval.Approved:
 	case approval.Expired:
-		return t.noConsent(profile.ClassExpired, q.Rule, approval.Refusal(q), 0)
+		return t.refuseApproval(profile.ClassExpired, q.Rule, approval.Refusal(q), 0)
 	default:
-		return t.noConsent(profile.ClassRefused, q.Rule, approval.Refusal(q), 0)
+		return t.refuseApproval(profile.ClassRefused, q.Rule, approval.Refusal(q), 0)
 	}
 	if len(q.Modified) > 0 {
 		t.input = q.Modified
-		if err := t.hide(ctx); err != nil {
+		if err := t.hideSecrets(ctx); err != nil {
 			return err
 		}
 		if _, err := t.prepare(ctx); err != nil {
@@ -114,27 +114,27 @@ func (t *toolCall) accept(ctx context.Context, q approval.Request) error {
 	return nil
 }
 
-// use writes down that the call's approval is used, right before it runs: so it
+// useApproval writes down that the call's approval is used, right before it runs: so it
 // runs once, and what fails before does not use it up.
-func (t *toolCall) use(ctx context.Context) error {
+func (t *toolCall) useApproval(ctx context.Context) error {
 	if t.unused == "" {
 		return nil
 	}
 	return t.g.Gate.Use(ctx, t.unused)
 }
 
-func (t *toolCall) noConsent(class, rule, message string, again time.Duration) error {
+func (t *toolCall) refuseApproval(class, rule, message string, again time.Duration) error {
 	v := policy.Verdict{Action: policy.Deny, Class: class, Rule: rule, Message: message}
 	t.verdict = &v
 	return &refusal{ending: approvalDenied, verdict: v, again: again}
 }
 
-// giveBack returns what a budget gave to a call that did not run.
-func (t *toolCall) giveBack(ctx context.Context, why error) {
-	if t.reserved == "" || t.reached {
+// refundBudget returns what a budget gave to a call that did not run.
+func (t *toolCall) refundBudget(ctx context.Context, why error) {
+	if t.reserved == "" || t.toolStarted {
 		return
 	}
-	finish, cancel := detach(ctx, settleTime)
+	finish, cancel := detach(ctx, recordTimeout)
 	defer cancel()
 	if err := t.g.Gate.Refund(finish, t.reserved); err != nil {
 		t.e.log.Error("budget not given back", "call", t.id, "error", err, "cause", why)
@@ -152,8 +152,8 @@ func (g *Governance) CheckModified(ctx context.Context, q approval.Request, inpu
 	if t.tool, err = p.Tool(q.Tool); err != nil {
 		return err
 	}
-	if _, t.unfit = secretsOf(input); t.unfit != nil {
-		return usererror.Errorf(errdefs.ErrInvalidArgument, "input: %s", t.unfit)
+	if _, t.inputErr = secretsOf(input); t.inputErr != nil {
+		return usererror.Errorf(errdefs.ErrInvalidArgument, "input: %s", t.inputErr)
 	}
 	if _, err = t.prepare(ctx); err != nil {
 		return usererror.Errorf(errdefs.ErrInvalidArgument, "input: %s", err)

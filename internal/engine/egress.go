@@ -35,11 +35,11 @@ type Allowance struct {
 	Callers, Profiles []string
 }
 
-func (a Allowance) isFor(call Call) bool {
-	return names(a.Callers, call.Caller) && names(a.Profiles, call.Profile)
+func (a Allowance) appliesTo(call Call) bool {
+	return listMatches(a.Callers, call.Caller) && listMatches(a.Profiles, call.Profile)
 }
 
-func names(list []string, name string) bool {
+func listMatches(list []string, name string) bool {
 	return len(list) == 0 || slices.Contains(list, "*") || slices.Contains(list, name)
 }
 
@@ -64,8 +64,8 @@ type toolEgress struct {
 	Secrets []netpolicy.Secret
 }
 
-// reach is what a lease may reach, checked.
-type reach struct {
+// egressGrant is what a lease may reach, checked.
+type egressGrant struct {
 	asked   v1.Egress
 	rules   *netpolicy.Rules
 	ceiling *netpolicy.Rules // nil: none
@@ -78,8 +78,8 @@ var errNoGateway = &InvalidError{
 	Field: "egress", Message: "is not to be had: this service has no gateway (egress.enabled in its configuration)", Class: errdefs.ErrFailedPrecondition,
 }
 
-// reachFor checks what a caller asks for; nil: nothing.
-func (e *Engine) reachFor(call Call, r *v1.Egress) (*reach, error) {
+// grantFor checks what a caller asks for; nil: nothing.
+func (e *Engine) grantFor(call Call, r *v1.Egress) (*egressGrant, error) {
 	switch {
 	case r == nil || len(r.Rules) == 0 && len(r.Secrets) == 0:
 		return nil, nil
@@ -88,7 +88,7 @@ func (e *Engine) reachFor(call Call, r *v1.Egress) (*reach, error) {
 	case len(r.Rules) == 0:
 		return nil, invalid("egress.rules", "is empty, and secrets are for what rules allow: give rules")
 	}
-	g := &reach{asked: v1.Egress{Rules: slices.Clone(r.Rules), Secrets: slices.Clone(r.Secrets)}}
+	g := &egressGrant{asked: v1.Egress{Rules: slices.Clone(r.Rules), Secrets: slices.Clone(r.Secrets)}}
 	if !call.Operator {
 		var err error
 		if g.ceiling, err = e.egress.ceiling(call); err != nil {
@@ -109,17 +109,17 @@ func (e *Engine) reachFor(call Call, r *v1.Egress) (*reach, error) {
 	for i, name := range r.Secrets {
 		c, ok := e.egress.credential(call, name)
 		if !ok {
-			return nil, &InvalidError{Field: fmt.Sprintf("egress.secrets[%d]", i), Message: fmt.Sprintf("is %q: there is no such secret for this caller (egress.secrets in the service's configuration)", bounded(name)), Class: errdefs.ErrNotFound}
+			return nil, &InvalidError{Field: fmt.Sprintf("egress.secrets[%d]", i), Message: fmt.Sprintf("is %q: there is no such secret for this caller (egress.secrets in the service's configuration)", truncateForRecord(name)), Class: errdefs.ErrNotFound}
 		}
 		if slices.Contains(r.Secrets[:i], name) {
 			return nil, invalid(fmt.Sprintf("egress.secrets[%d]", i), "is %q, as another one", name)
 		}
-		g.take(c)
+		g.addCredential(c)
 	}
 	return g, nil
 }
 
-func (g *reach) compile(rules []netpolicy.Rule) (err error) {
+func (g *egressGrant) compile(rules []netpolicy.Rule) (err error) {
 	g.rules, err = netpolicy.Compile(rules)
 	if bad, ok := errors.AsType[*netpolicy.InvalidError](err); ok {
 		return &InvalidError{Field: bad.Field, Message: bad.Message}
@@ -127,8 +127,8 @@ func (g *reach) compile(rules []netpolicy.Rule) (err error) {
 	return err
 }
 
-// take adds a credential, and its placeholder.
-func (g *reach) take(c Credential) {
+// addCredential adds a credential, and its placeholder.
+func (g *egressGrant) addCredential(c Credential) {
 	g.secrets = append(g.secrets, c.Secret)
 	if c.Env != "" {
 		if g.env == nil {
@@ -138,12 +138,12 @@ func (g *reach) take(c Credential) {
 	}
 }
 
-// reachTool is reachFor for a tool.
-func (e *Engine) reachTool(t *toolEgress) (*reach, error) {
+// grantForTool is reachFor for a tool.
+func (e *Engine) grantForTool(t *toolEgress) (*egressGrant, error) {
 	if e.egress == nil {
 		return nil, errNoGateway
 	}
-	g := &reach{secrets: t.Secrets, ceiling: t.Ceiling}
+	g := &egressGrant{secrets: t.Secrets, ceiling: t.Ceiling}
 	for _, r := range t.Rules {
 		g.asked.Rules = append(g.asked.Rules, v1.EgressRule(r))
 	}
@@ -153,16 +153,16 @@ func (e *Engine) reachTool(t *toolEgress) (*reach, error) {
 	return g, nil
 }
 
-// wire is what the guest is told.
-func (g *reach) wire() *wire.Egress {
+// guestConfig is what the guest is told.
+func (g *egressGrant) guestConfig() *wire.Egress {
 	if g == nil {
 		return nil
 	}
 	return &wire.Egress{On: true, Env: g.env}
 }
 
-// keep puts it into what is stored of a lease.
-func (g *reach) keep(l *store.Lease) {
+// storeIn puts it into what is stored of a lease.
+func (g *egressGrant) storeIn(l *store.Lease) {
 	l.Egress, l.Unbound, l.Profile = nil, false, ""
 	if g != nil {
 		asked := g.asked
@@ -170,9 +170,9 @@ func (g *reach) keep(l *store.Lease) {
 	}
 }
 
-// granted is what a lease may reach that an earlier process made. A secret that is
+// storedGrant is what a lease may reach that an earlier process made. A secret that is
 // no longer configured is left out, and the gateway then sets none.
-func (e *Engine) granted(row store.Sandbox) (*reach, error) {
+func (e *Engine) storedGrant(row store.Sandbox) (*egressGrant, error) {
 	if e.egress == nil {
 		return nil, errNoGateway
 	}
@@ -185,21 +185,21 @@ func (e *Engine) granted(row store.Sandbox) (*reach, error) {
 		}
 		r.Secrets = append(r.Secrets, name)
 	}
-	return e.reachFor(call, &r)
+	return e.grantFor(call, &r)
 }
 
-// enterEgress lets one change at a time be made to a lease's.
-func (e *Engine) enterEgress(ctx context.Context, id string) (leave func(), err error) {
-	return e.enterName(ctx, "egress\x00"+id)
+// lockEgress lets one change at a time be made to a lease's.
+func (e *Engine) lockEgress(ctx context.Context, id string) (leave func(), err error) {
+	return e.lockName(ctx, "egress\x00"+id)
 }
 
-// lend serves what a new lease may reach; record, unless it is a tool's, whose
+// startEgress serves what a new lease may reach; record, unless it is a tool's, whose
 // call has its record.
-func (e *Engine) lend(ctx context.Context, call Call, l *scheduler.Lease, g *reach, record bool) error {
+func (e *Engine) startEgress(ctx context.Context, call Call, l *scheduler.Lease, g *egressGrant, record bool) error {
 	if g == nil {
 		return nil
 	}
-	leave, err := e.enterEgress(ctx, l.ID)
+	leave, err := e.lockEgress(ctx, l.ID)
 	if err != nil {
 		return err
 	}
@@ -212,7 +212,7 @@ func (e *Engine) lend(ctx context.Context, call Call, l *scheduler.Lease, g *rea
 		return nil // its caller found it in a list, and has changed it
 	}
 	if record {
-		if err := e.recordReach(ctx, call, l.ID, g); err != nil {
+		if err := e.recordGrant(ctx, call, l.ID, g); err != nil {
 			return err
 		}
 	}
@@ -222,7 +222,7 @@ func (e *Engine) lend(ctx context.Context, call Call, l *scheduler.Lease, g *rea
 
 // Egress tells what a sandbox of the caller's may reach, and what came of it.
 func (e *Engine) Egress(ctx context.Context, call Call, id string) (v1.EgressState, error) {
-	if _, err := e.leaseOf(ctx, call, id); err != nil {
+	if _, err := e.findLease(ctx, call, id); err != nil {
 		return v1.EgressState{}, err
 	}
 	return e.egressState(id), nil
@@ -250,15 +250,15 @@ func (e *Engine) egressState(id string) v1.EgressState {
 // open and no longer allowed ends. No rules are none, and end the proxy inside.
 // The change is in the audit log before it counts.
 func (e *Engine) SetEgress(ctx context.Context, call Call, id string, r v1.Egress) (v1.EgressState, error) {
-	l, err := e.leaseOf(ctx, call, id)
+	l, err := e.findLease(ctx, call, id)
 	if err != nil {
 		return v1.EgressState{}, err
 	}
-	g, err := e.reachFor(call, &r)
+	g, err := e.grantFor(call, &r)
 	if err != nil {
 		return v1.EgressState{}, err
 	}
-	leave, err := e.enterEgress(ctx, id)
+	leave, err := e.lockEgress(ctx, id)
 	if err != nil {
 		return v1.EgressState{}, err
 	}
@@ -268,20 +268,20 @@ func (e *Engine) SetEgress(ctx context.Context, call Call, id string, r v1.Egres
 		return v1.EgressState{}, err
 	}
 	defer use.Leave()
-	if err := e.recordReach(ctx, call, id, g); err != nil {
+	if err := e.recordGrant(ctx, call, id, g); err != nil {
 		return v1.EgressState{}, err
 	}
 	// From here on it is carried out: half a change would be neither.
 	ctx, cancel := detach(use.Ctx, time.Minute)
 	defer cancel()
 	if err := e.changeEgress(ctx, l, use, g); err != nil {
-		return v1.EgressState{}, e.cause(l, err)
+		return v1.EgressState{}, e.endedOr(l, err)
 	}
 	return e.egressState(id), nil
 }
 
 // changeEgress takes away before the store says so, and gives after.
-func (e *Engine) changeEgress(ctx context.Context, l *scheduler.Lease, use *scheduler.Use, g *reach) error {
+func (e *Engine) changeEgress(ctx context.Context, l *scheduler.Lease, use *scheduler.Use, g *egressGrant) error {
 	old, before := e.egress.find(l.ID)
 	if g == nil {
 		e.egress.end(old)
@@ -290,7 +290,7 @@ func (e *Engine) changeEgress(ctx context.Context, l *scheduler.Lease, use *sche
 		if b.State != store.Leased {
 			return &EndedError{ID: l.ID, Reason: b.Reason}
 		}
-		g.keep(&b.Lease)
+		g.storeIn(&b.Lease)
 		return nil
 	})
 	switch {
@@ -302,25 +302,25 @@ func (e *Engine) changeEgress(ctx context.Context, l *scheduler.Lease, use *sche
 		}
 		return use.Egress(ctx, wire.Egress{})
 	}
-	if err := use.Egress(ctx, *g.wire()); err != nil {
-		return errors.Join(err, e.withdraw(ctx, l.ID, before))
+	if err := use.Egress(ctx, *g.guestConfig()); err != nil {
+		return errors.Join(err, e.restoreStoredEgress(ctx, l.ID, before))
 	}
 	e.serveEgress(l, g, false)
 	return nil
 }
 
-// withdraw writes down again what was before.
-func (e *Engine) withdraw(ctx context.Context, id string, before *reach) error {
+// restoreStoredEgress writes down again what was before.
+func (e *Engine) restoreStoredEgress(ctx context.Context, id string, before *egressGrant) error {
 	_, err := e.opts.Store.Update(ctx, id, func(b *store.Sandbox) error {
-		before.keep(&b.Lease)
+		before.storeIn(&b.Lease)
 		return nil
 	})
 	return err
 }
 
-// recordReach records what a lease may reach from now on. What cannot be
+// recordGrant records what a lease may reach from now on. What cannot be
 // recorded is not given.
-func (e *Engine) recordReach(ctx context.Context, call Call, id string, g *reach) error {
+func (e *Engine) recordGrant(ctx context.Context, call Call, id string, g *egressGrant) error {
 	gov := e.opts.Governance
 	if gov == nil {
 		return nil

@@ -61,7 +61,7 @@ func TestEgressThatIsNotToBeHadIsRefused(t *testing.T) {
 
 // What callers may ask for at most is said for some callers and profiles.
 func TestCeilingIsTheCallers(t *testing.T) {
-	x := &egress{ceilings: map[string]*netpolicy.Rules{}, o: EgressOptions{Allow: []Allowance{
+	x := &egressService{ceilings: map[string]*netpolicy.Rules{}, o: EgressOptions{Allow: []Allowance{
 		{Rule: netpolicy.Rule{Host: "all.test"}},
 		{Rule: netpolicy.Rule{Host: "ann.test"}, Callers: []string{"ann"}, Profiles: []string{"*"}},
 		{Rule: netpolicy.Rule{Host: "write.test"}, Profiles: []string{"universal", "phase2"}},
@@ -108,11 +108,11 @@ func TestWhatWasCarriedCountsForTheLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := s.sched.Live(sb.ID)
-	g, err := s.reachFor(Local(""), &v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}})
+	g, err := s.grantFor(Local(""), &v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.egress.past[l.ID] = carried{3, 4}
+	s.egress.ended[l.ID] = traffic{3, 4}
 	var first *auditedSandbox
 	for range 2 {
 		s.serveEgress(l, g, false)
@@ -132,8 +132,8 @@ func TestWhatWasCarriedCountsForTheLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-o.done
-	if len(s.egress.past)+len(s.egress.auditor.known) > 0 {
-		t.Errorf("%v %v", s.egress.past, s.egress.auditor.known)
+	if len(s.egress.ended)+len(s.egress.auditor.known) > 0 {
+		t.Errorf("%v %v", s.egress.ended, s.egress.auditor.known)
 	}
 }
 
@@ -154,7 +154,7 @@ func TestNetworkOfAProfileIsForItsCallsAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, call := range []Call{wide, {Caller: agent.Caller, Operator: true}} {
-		if _, err := s.leaseOf(t.Context(), call, l.ID); err != nil {
+		if _, err := s.findLease(t.Context(), call, l.ID); err != nil {
 			t.Errorf("%+v: %v", call, err)
 		}
 	}
@@ -192,10 +192,10 @@ func TestConnectionsAreRecordedOrCounted(t *testing.T) {
 	const all = boxes * 2 * egressRecordBurst
 	var notes sync.WaitGroup
 	for i := range boxes {
-		auditor.know("box"+strconv.Itoa(i), "ann"+strconv.Itoa(i))
+		auditor.register("box"+strconv.Itoa(i), "ann"+strconv.Itoa(i))
 		notes.Go(func() {
 			for j := range all / boxes {
-				auditor.note(netpolicy.Connection{Session: "box" + strconv.Itoa(i), Host: "a.test", Port: 1 + i, Path: strconv.Itoa(j), Allowed: j%2 == 0, Reason: "because"})
+				auditor.enqueue(netpolicy.Connection{Session: "box" + strconv.Itoa(i), Host: "a.test", Port: 1 + i, Path: strconv.Itoa(j), Allowed: j%2 == 0, Reason: "because"})
 			}
 		})
 	}
@@ -242,9 +242,9 @@ func TestConnectionsLeaveRoomForCalls(t *testing.T) {
 	auditor := newEgressAuditor(log, slog.New(slog.DiscardHandler))
 	const each = egressRecordBurst
 	for box, caller := range map[string]string{"a": "ann", "l": LocalCaller} {
-		auditor.know(box, caller)
+		auditor.register(box, caller)
 		for i := range each {
-			auditor.note(netpolicy.Connection{Session: box, Host: "a.test", Reason: "because"})
+			auditor.enqueue(netpolicy.Connection{Session: box, Host: "a.test", Reason: "because"})
 			if i%20 == 0 { // what waits to be written is not charged yet
 				eventually(t, "the connections are taken", func() bool { return len(auditor.queue) == 0 })
 			}
@@ -297,13 +297,13 @@ func TestConnectionsOfOneCallerAreNotAllThatIsRecorded(t *testing.T) {
 	const boxes = 12
 	for i := range boxes {
 		box := "box" + strconv.Itoa(i)
-		auditor.know(box, "hog")
+		auditor.register(box, "hog")
 		for range egressRecordBurst {
-			auditor.note(netpolicy.Connection{Session: box, Host: "a.test", Port: 1})
+			auditor.enqueue(netpolicy.Connection{Session: box, Host: "a.test", Port: 1})
 		}
 	}
-	auditor.know("anns", "ann")
-	auditor.note(netpolicy.Connection{Session: "anns", Host: "b.test", Port: 1})
+	auditor.register("anns", "ann")
+	auditor.enqueue(netpolicy.Connection{Session: "anns", Host: "b.test", Port: 1})
 	close(slow.open)
 	auditor.close()
 	hogs, anns, missed := 0, 0, 0

@@ -42,10 +42,10 @@ type egressAuditor struct {
 	done   chan struct{}
 	missed atomic.Int64 // of all sandboxes
 
-	mu     sync.Mutex
-	queued map[string]int             // by caller
-	known  map[string]*auditedSandbox // sandboxes that are or were served
-	left   []audit.Record             // about those that are not any more
+	mu       sync.Mutex
+	queued   map[string]int             // by caller
+	known    map[string]*auditedSandbox // sandboxes that are or were served
+	finished []audit.Record             // about those that are not any more
 }
 
 // auditedSandbox is what is counted of one sandbox.
@@ -67,8 +67,8 @@ func (a *egressAuditor) close() {
 	<-a.done
 }
 
-// know counts on where a sandbox is known.
-func (a *egressAuditor) know(sandbox, caller string) {
+// register counts on where a sandbox is known.
+func (a *egressAuditor) register(sandbox, caller string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.known[sandbox] != nil {
@@ -81,13 +81,13 @@ func (a *egressAuditor) forget(sandbox string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if s := a.known[sandbox]; s != nil && s.skipped > 0 {
-		a.left = append(a.left, s.told(sandbox))
+		a.finished = append(a.finished, s.missedRecord(sandbox))
 	}
 	delete(a.known, sandbox)
 }
 
-// told is the record of what was skipped.
-func (s *auditedSandbox) told(sandbox string) audit.Record {
+// missedRecord is the record of what was skipped.
+func (s *auditedSandbox) missedRecord(sandbox string) audit.Record {
 	n := s.skipped
 	s.skipped = 0
 	return audit.Record{
@@ -123,22 +123,22 @@ func (a *egressAuditor) unqueue(caller string) {
 	}
 }
 
-// skipped are the records of what was skipped since.
-func (a *egressAuditor) skipped() []audit.Record {
+// takeMissed are the records of what was skipped since.
+func (a *egressAuditor) takeMissed() []audit.Record {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	out := a.left
-	a.left = nil
+	out := a.finished
+	a.finished = nil
 	for id, s := range a.known {
 		if s.skipped > 0 {
-			out = append(out, s.told(id))
+			out = append(out, s.missedRecord(id))
 		}
 	}
 	return out
 }
 
-// note takes a connection and never waits.
-func (a *egressAuditor) note(c netpolicy.Connection) {
+// enqueue takes a connection and never waits.
+func (a *egressAuditor) enqueue(c netpolicy.Connection) {
 	if a.audit == nil {
 		return
 	}
@@ -169,14 +169,14 @@ func (a *egressAuditor) run() {
 		select {
 		case r := <-a.queue:
 			a.unqueue(r.Caller)
-			a.write(a.gather(r))
+			a.write(a.fillBatch(r))
 		case <-tell.C:
-			a.tell()
+			a.reportMissed()
 		case <-a.stop:
 			for {
-				batch := a.gather()
+				batch := a.fillBatch()
 				if len(batch) == 0 {
-					a.tell()
+					a.reportMissed()
 					return
 				}
 				a.write(batch)
@@ -185,7 +185,7 @@ func (a *egressAuditor) run() {
 	}
 }
 
-func (a *egressAuditor) gather(batch ...audit.Record) []audit.Record {
+func (a *egressAuditor) fillBatch(batch ...audit.Record) []audit.Record {
 	for len(batch) < egressBatch {
 		select {
 		case r := <-a.queue:
@@ -208,12 +208,12 @@ func (a *egressAuditor) write(batch []audit.Record) {
 	}
 }
 
-// tell records how many are missing.
-func (a *egressAuditor) tell() {
+// reportMissed records how many are missing.
+func (a *egressAuditor) reportMissed() {
 	if a.audit == nil {
 		return
 	}
-	if batch := a.skipped(); len(batch) > 0 {
+	if batch := a.takeMissed(); len(batch) > 0 {
 		a.write(batch)
 	}
 	missed := a.missed.Swap(0)

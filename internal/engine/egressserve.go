@@ -15,47 +15,47 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
-// askTime is between attempts to reach the guest of a lease that an earlier
+// guestRetryInterval is between attempts to reach the guest of a lease that an earlier
 // process had.
-const askTime = time.Second
+const guestRetryInterval = time.Second
 
-// egress is the gateway, and the leases that it serves. The methods take nil,
+// egressService is the gateway, and the leases that it serves. The methods take nil,
 // for a service without.
-type egress struct {
+type egressService struct {
 	o       EgressOptions
 	gateway *netpolicy.Gateway
 	auditor *egressAuditor
 	ctx     context.Context // of all that is served
 	stop    context.CancelFunc
 
-	mu   sync.Mutex
-	live map[string]*outlet // by sandbox
+	mu       sync.Mutex
+	sessions map[string]*egressSession // by sandbox
 	// ceilings by which of Allow they are of, so there are no more than the
 	// configuration tells apart.
 	ceilings map[string]*netpolicy.Rules
-	// past is what leases carried that reach nothing now: who has the proxy taken
+	// ended is what leases carried that reach nothing now: who has the proxy taken
 	// away and given again gets no more by that.
-	past map[string]carried
+	ended map[string]traffic
 }
 
-// carried are bytes on connections to the outside.
-type carried struct{ sent, received int64 }
+// traffic are bytes on connections to the outside.
+type traffic struct{ sent, received int64 }
 
-// outlet is one lease's way out.
-type outlet struct {
+// egressSession is one lease's way out.
+type egressSession struct {
 	id      string
-	reach   *reach // of egress.mu
+	grant   *egressGrant // of egress.mu
 	session *netpolicy.Session
 	stop    context.CancelFunc
 	done    chan struct{} // closed when nothing of it runs
 }
 
 // openEgress makes the gateway; log is nil where nothing is recorded.
-func openEgress(o *EgressOptions, e *Engine) (*egress, error) {
+func openEgress(o *EgressOptions, e *Engine) (*egressService, error) {
 	if o == nil {
 		return nil, nil
 	}
-	x := &egress{o: *o, live: map[string]*outlet{}, ceilings: map[string]*netpolicy.Rules{}, past: map[string]carried{}}
+	x := &egressService{o: *o, sessions: map[string]*egressSession{}, ceilings: map[string]*netpolicy.Rules{}, ended: map[string]traffic{}}
 	var log *audit.Log
 	if g := e.opts.Governance; g != nil {
 		log = g.Audit
@@ -65,7 +65,7 @@ func openEgress(o *EgressOptions, e *Engine) (*egress, error) {
 		}
 	}
 	x.auditor = newEgressAuditor(log, e.log)
-	x.o.Gateway.Audit = x.auditor.note
+	x.o.Gateway.Audit = x.auditor.enqueue
 	var err error
 	if x.gateway, err = netpolicy.New(x.o.Gateway); err != nil {
 		x.auditor.close()
@@ -90,11 +90,11 @@ func (e *Engine) closeEgress() {
 
 // ceiling is the most that a caller who is no operator may ask for. Who may
 // have the same get the same pointer: by it a session is known to go on.
-func (x *egress) ceiling(call Call) (*netpolicy.Rules, error) {
+func (x *egressService) ceiling(call Call) (*netpolicy.Rules, error) {
 	var rules []netpolicy.Rule
 	which := make([]byte, len(x.o.Allow))
 	for i, a := range x.o.Allow {
-		if a.isFor(call) {
+		if a.appliesTo(call) {
 			rules, which[i] = append(rules, a.Rule), 1
 		}
 	}
@@ -110,7 +110,7 @@ func (x *egress) ceiling(call Call) (*netpolicy.Rules, error) {
 	return made, err
 }
 
-func (x *egress) credential(call Call, name string) (Credential, bool) {
+func (x *egressService) credential(call Call, name string) (Credential, bool) {
 	i := slices.IndexFunc(x.o.Secrets, func(c Credential) bool { return c.Name == name })
 	if i < 0 {
 		return Credential{}, false
@@ -120,20 +120,20 @@ func (x *egress) credential(call Call, name string) (Credential, bool) {
 }
 
 // find gives the outlet of a sandbox and what it is granted now, or nil.
-func (x *egress) find(id string) (*outlet, *reach) {
+func (x *egressService) find(id string) (*egressSession, *egressGrant) {
 	if x == nil {
 		return nil, nil
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if o := x.live[id]; o != nil {
-		return o, o.reach
+	if o := x.sessions[id]; o != nil {
+		return o, o.grant
 	}
 	return nil, nil
 }
 
 // end ends what is served, and waits for that; nil is nothing.
-func (x *egress) end(o *outlet) {
+func (x *egressService) end(o *egressSession) {
 	if o == nil {
 		return
 	}
@@ -143,12 +143,12 @@ func (x *egress) end(o *outlet) {
 
 // serveEgress serves what a lease may reach from now on. again: the guest is to
 // be told, since an earlier process may have died before it was.
-func (e *Engine) serveEgress(l *scheduler.Lease, g *reach, again bool) {
+func (e *Engine) serveEgress(l *scheduler.Lease, g *egressGrant, again bool) {
 	x := e.egress
 	if old, before := x.find(l.ID); old != nil {
 		if before.ceiling == g.ceiling {
 			x.mu.Lock()
-			old.reach = g
+			old.grant = g
 			x.mu.Unlock()
 			old.session.Set(g.rules, g.secrets)
 			return
@@ -156,14 +156,14 @@ func (e *Engine) serveEgress(l *scheduler.Lease, g *reach, again bool) {
 		x.end(old) // a session keeps its ceiling
 	}
 	ctx, stop := context.WithCancel(x.ctx)
-	o := &outlet{id: l.ID, reach: g, stop: stop, done: make(chan struct{})}
-	x.auditor.know(l.ID, l.Caller)
+	o := &egressSession{id: l.ID, grant: g, stop: stop, done: make(chan struct{})}
+	x.auditor.register(l.ID, l.Caller)
 	x.mu.Lock()
-	before := x.past[l.ID]
+	before := x.ended[l.ID]
 	o.session = x.gateway.Session(netpolicy.SessionOptions{Name: l.ID, Rules: g.rules, Ceiling: g.ceiling, Secrets: g.secrets, Sent: before.sent, Received: before.received})
-	x.live[l.ID] = o
-	if len(x.past) > 2*e.opts.MaxSandboxes { // most are over
-		for id := range x.past {
+	x.sessions[l.ID] = o
+	if len(x.ended) > 2*e.opts.MaxSandboxes { // most are over
+		for id := range x.ended {
 			x.forget(id, e.sched.Live(id) == nil)
 		}
 	}
@@ -171,27 +171,27 @@ func (e *Engine) serveEgress(l *scheduler.Lease, g *reach, again bool) {
 	e.work.Go(func() { // Serve waits for it
 		defer close(o.done)
 		defer stop()
-		e.serveOutlet(ctx, l, o, again, g)
+		e.serveEgressSession(ctx, l, o, again, g)
 		s := o.session.State()
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		delete(x.live, l.ID)
-		x.past[l.ID] = carried{s.Sent, s.Received}
+		delete(x.sessions, l.ID)
+		x.ended[l.ID] = traffic{s.Sent, s.Received}
 		x.forget(l.ID, l.Ended() != "")
 	})
 }
 
 // forget drops what is known of a lease that is over; mu is held.
-func (x *egress) forget(id string, over bool) {
+func (x *egressService) forget(id string, over bool) {
 	if over {
-		delete(x.past, id)
+		delete(x.ended, id)
 		x.auditor.forget(id)
 	}
 }
 
-// serveOutlet serves until ctx or the lease ends.
-func (e *Engine) serveOutlet(ctx context.Context, l *scheduler.Lease, o *outlet, again bool, g *reach) {
-	use := e.attend(ctx, l, again, g)
+// serveEgressSession serves until ctx or the lease ends.
+func (e *Engine) serveEgressSession(ctx context.Context, l *scheduler.Lease, o *egressSession, again bool, g *egressGrant) {
+	use := e.awaitGuest(ctx, l, again, g)
 	if use == nil {
 		return
 	}
@@ -202,12 +202,12 @@ func (e *Engine) serveOutlet(ctx context.Context, l *scheduler.Lease, o *outlet,
 	}
 }
 
-// attend waits until the sandbox of a lease is there; nil: it never will be.
-func (e *Engine) attend(ctx context.Context, l *scheduler.Lease, again bool, g *reach) *scheduler.Use {
+// awaitGuest waits until the sandbox of a lease is there; nil: it never will be.
+func (e *Engine) awaitGuest(ctx context.Context, l *scheduler.Lease, again bool, g *egressGrant) *scheduler.Use {
 	for {
 		use, err := l.Attend(ctx)
 		if err == nil && again {
-			if err = use.Egress(use.Ctx, *g.wire()); err != nil {
+			if err = use.Egress(use.Ctx, *g.guestConfig()); err != nil {
 				use.Leave()
 			}
 		}
@@ -219,7 +219,7 @@ func (e *Engine) attend(ctx context.Context, l *scheduler.Lease, again bool, g *
 		}
 		e.log.Warn("egress of a sandbox not served yet; trying again", "sandbox", l.ID, "error", err)
 		select {
-		case <-time.After(askTime):
+		case <-time.After(guestRetryInterval):
 		case <-ctx.Done():
 			return nil
 		}
@@ -233,7 +233,7 @@ func (e *Engine) resumeEgress(rows []store.Sandbox) {
 		if row.State != store.Leased || row.Lease.Egress == nil || l == nil || l.Ended() != "" {
 			continue
 		}
-		g, err := e.granted(row)
+		g, err := e.storedGrant(row)
 		if err != nil || g == nil {
 			e.log.Warn("a sandbox may reach nothing any more", "sandbox", row.ID, "error", err)
 			continue

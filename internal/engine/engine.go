@@ -101,8 +101,8 @@ type Engine struct {
 	callers   *callers
 	templates *templates
 	events    *eventHub
-	egress    *egress         // nil: sandboxes reach nothing
-	left      []store.Sandbox // what an earlier process had
+	egress    *egressService  // nil: sandboxes reach nothing
+	recovered []store.Sandbox // what an earlier process had
 	attached  attachedCount   // to terminals
 
 	mu   sync.Mutex
@@ -146,7 +146,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		}
 	}
 	e.sched = scheduler.New(scheduler.Options{
-		Driver: opts.Driver, Store: opts.Store, Volumes: opts.Volumes, Templates: ready, Step: e.noteStep,
+		Driver: opts.Driver, Store: opts.Store, Volumes: opts.Volumes, Templates: ready, Step: e.publishStateChange,
 		MaxSandboxes: opts.MaxSandboxes, MaxMemory: opts.MaxMemory, Queue: opts.Queue, Build: opts.Build, Log: opts.Log,
 	})
 	got, err := e.sched.Recover(ctx)
@@ -157,7 +157,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	if err := e.recoverKeys(ctx); err != nil {
 		return nil, err
 	}
-	if e.left, err = opts.Store.Live(ctx); err != nil {
+	if e.recovered, err = opts.Store.Live(ctx); err != nil {
 		return nil, err
 	}
 	if e.egress, err = openEgress(opts.Egress, e); err != nil {
@@ -202,7 +202,7 @@ func (e *Engine) Serve(ctx context.Context) error {
 	defer e.work.Wait()
 	defer close(e.closing)
 	defer e.closeEgress()
-	e.resumeEgress(e.left)
+	e.resumeEgress(e.recovered)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return e.sched.Run(ctx) })
 	g.Go(func() error { return e.callers.run(ctx, e.log) })

@@ -93,7 +93,7 @@ func TestALeaseForNobodyEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 		leave()
-		_, err = s.handOut(ctx, Call{Caller: LocalCaller, Key: key}, l)
+		_, err = s.describeNewLease(ctx, Call{Caller: LocalCaller, Key: key}, l)
 		if key != "" {
 			if err != nil || l.Ended() != "" {
 				t.Errorf("who asks again under the key does not get it: %v", err)

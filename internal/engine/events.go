@@ -59,9 +59,9 @@ func newEventHub() *eventHub {
 	return &eventHub{each: map[string]*callerEvents{}, first: id, next: id, more: make(chan struct{}), open: map[string]v1.ServiceEvent{}, openOf: map[string]int{}}
 }
 
-// tell adds an event. A shell's end is told once, with what its beginning said,
+// publish adds an event. A shell's end is told once, with what its beginning said,
 // and at the latest with its sandbox's.
-func (h *eventHub) tell(ev v1.ServiceEvent) {
+func (h *eventHub) publish(ev v1.ServiceEvent) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch ev.Type {
@@ -75,12 +75,12 @@ func (h *eventHub) tell(ev v1.ServiceEvent) {
 		if !known {
 			return // it was told, or its beginning was not
 		}
-		h.close(began)
+		h.closeShell(began)
 		ev.Caller, ev.Sandbox = began.Caller, began.Sandbox
 	case "sandbox.gone":
 		for id, began := range h.open {
 			if began.Sandbox == ev.Sandbox {
-				h.close(began)
+				h.closeShell(began)
 				h.add(v1.ServiceEvent{Type: "shell.ended", Caller: began.Caller, Sandbox: began.Sandbox, Shell: id, Reason: "its sandbox ended"})
 			}
 		}
@@ -90,8 +90,8 @@ func (h *eventHub) tell(ev v1.ServiceEvent) {
 	h.more = make(chan struct{})
 }
 
-// close forgets a shell whose end is told. mu is held.
-func (h *eventHub) close(began v1.ServiceEvent) {
+// closeShell forgets a shell whose end is told. mu is held.
+func (h *eventHub) closeShell(began v1.ServiceEvent) {
 	delete(h.open, began.Shell)
 	if h.openOf[began.Caller]--; h.openOf[began.Caller] == 0 {
 		delete(h.openOf, began.Caller)
@@ -113,12 +113,12 @@ func (h *eventHub) add(ev v1.ServiceEvent) {
 	e := &hubEvent{ServiceEvent: ev}
 	e.all, e.own = h.events.PushBack(e), c.events.PushBack(e)
 	if h.events.Len() > maxEvents {
-		h.drop()
+		h.dropOldest()
 	}
 }
 
-// drop drops the oldest event of the caller that has most. mu is held.
-func (h *eventHub) drop() {
+// dropOldest drops the oldest event of the caller that has most. mu is held.
+func (h *eventHub) dropOldest() {
 	var most *callerEvents
 	for _, c := range h.each {
 		if most == nil || c.events.Len() > most.events.Len() {
@@ -139,8 +139,8 @@ func hubEventAt(at *chain.Element) *hubEvent {
 	return at.Value.(*hubEvent) //nolint:errcheck,forcetypeassert // nothing else is in the lists
 }
 
-// news are the events after one.
-type news struct {
+// eventBatch are the events after one.
+type eventBatch struct {
 	list []v1.ServiceEvent
 	// gap says that some before from are missing. from is the first's id, or what
 	// the next one's will be; last is the id to go on after.
@@ -149,8 +149,8 @@ type news struct {
 	more       <-chan struct{} // closed when there is more
 }
 
-// after returns the events after one that a call may see.
-func (h *eventHub) after(call Call, id int64) news {
+// since returns the events after one that a call may see.
+func (h *eventHub) since(call Call, id int64) eventBatch {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	events, lost := &h.events, h.lost
@@ -160,7 +160,7 @@ func (h *eventHub) after(call Call, id int64) news {
 			events, lost = &c.events, c.lost
 		}
 	}
-	n := news{gap: id < lost, from: h.next, last: h.next - 1, more: h.more}
+	n := eventBatch{gap: id < lost, from: h.next, last: h.next - 1, more: h.more}
 	if id+1 < h.first || id+1 > h.next { // of before, or of a clock that was ahead
 		id, n.gap = h.first-1, true
 	}
@@ -198,7 +198,7 @@ func (e *Engine) Events(ctx context.Context, call Call, q EventQuery, tell func(
 	}
 	told := q.After > 0
 	for {
-		news := e.events.after(call, id)
+		news := e.events.since(call, id)
 		if news.gap && told {
 			if err := tell(v1.ServiceEvent{ID: news.from - 1, At: time.Now().UTC(), Type: "gap"}); err != nil {
 				return err
@@ -224,9 +224,9 @@ func (e *Engine) Events(ctx context.Context, call Call, q EventQuery, tell func(
 	}
 }
 
-// noteStep tells what the scheduler did with a sandbox.
-func (e *Engine) noteStep(s scheduler.Step) {
-	e.events.tell(v1.ServiceEvent{
+// publishStateChange tells what the scheduler did with a sandbox.
+func (e *Engine) publishStateChange(s scheduler.Step) {
+	e.events.publish(v1.ServiceEvent{
 		Type: "sandbox." + string(s.State), Sandbox: s.ID, Template: s.Template, Caller: s.Caller, Workspace: s.Workspace, Reason: s.Reason,
 	})
 }

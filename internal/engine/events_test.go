@@ -73,7 +73,7 @@ func TestEventsTellTheLifeOfASandbox(t *testing.T) {
 func TestSlowReadersOfEventsAreToldOfGaps(t *testing.T) {
 	e := &Engine{events: newEventHub()}
 	op := Local("")
-	e.events.tell(v1.ServiceEvent{Type: "first"})
+	e.events.publish(v1.ServiceEvent{Type: "first"})
 	seen, gaps, last := 0, 0, int64(0)
 	err := e.Events(t.Context(), op, EventQuery{Follow: true}, func(ev v1.ServiceEvent) error {
 		if ev.ID <= last {
@@ -83,9 +83,9 @@ func TestSlowReadersOfEventsAreToldOfGaps(t *testing.T) {
 		switch ev.Type {
 		case "first":
 			for range 2 * maxEvents {
-				e.events.tell(v1.ServiceEvent{Type: "many"})
+				e.events.publish(v1.ServiceEvent{Type: "many"})
 			}
-			e.events.tell(v1.ServiceEvent{Type: "end"})
+			e.events.publish(v1.ServiceEvent{Type: "end"})
 		case "gap":
 			gaps++
 		case "many":
@@ -128,11 +128,11 @@ func TestEventsOfOneCallerPushNoOthersOut(t *testing.T) {
 		return kinds, last
 	}
 	ann, hog := Call{Caller: "ann"}, Call{Caller: "hog"}
-	e.events.tell(v1.ServiceEvent{Type: "shell.started", Caller: "ann", Sandbox: "a", Shell: "s"})
-	e.events.tell(v1.ServiceEvent{Type: "first", Caller: "hog"})
+	e.events.publish(v1.ServiceEvent{Type: "shell.started", Caller: "ann", Sandbox: "a", Shell: "s"})
+	e.events.publish(v1.ServiceEvent{Type: "first", Caller: "hog"})
 	_, first := list(hog, 0)
 	for i := range 2 * maxOpen {
-		e.events.tell(v1.ServiceEvent{Type: "shell.started", Caller: "hog", Sandbox: "h", Shell: fmt.Sprint("h", i)})
+		e.events.publish(v1.ServiceEvent{Type: "shell.started", Caller: "hog", Sandbox: "h", Shell: fmt.Sprint("h", i)})
 	}
 	if kinds, _ := list(ann, first-2); !slices.Equal(kinds, []string{"shell.started"}) {
 		t.Errorf("another caller is told %v", kinds)
@@ -147,13 +147,13 @@ func TestEventsOfOneCallerPushNoOthersOut(t *testing.T) {
 	if n := e.events.events.Len(); n != maxEvents {
 		t.Errorf("%d events are kept, want %d", n, maxEvents)
 	}
-	e.events.tell(v1.ServiceEvent{Type: "shell.started", Caller: "ann", Sandbox: "a", Shell: "t"})
-	e.events.tell(v1.ServiceEvent{Type: "shell.ended", Shell: "t"})
-	e.events.tell(v1.ServiceEvent{Type: "sandbox.gone", Caller: "ann", Sandbox: "a"})
+	e.events.publish(v1.ServiceEvent{Type: "shell.started", Caller: "ann", Sandbox: "a", Shell: "t"})
+	e.events.publish(v1.ServiceEvent{Type: "shell.ended", Shell: "t"})
+	e.events.publish(v1.ServiceEvent{Type: "sandbox.gone", Caller: "ann", Sandbox: "a"})
 	if kinds, _ := list(ann, last); !slices.Equal(kinds, []string{"shell.started", "shell.ended", "shell.ended", "sandbox.gone"}) {
 		t.Errorf("of shells with others' around, another caller is told %v", kinds)
 	}
-	e.events.tell(v1.ServiceEvent{Type: "sandbox.gone", Caller: "hog", Sandbox: "h"})
+	e.events.publish(v1.ServiceEvent{Type: "sandbox.gone", Caller: "hog", Sandbox: "h"})
 	if len(e.events.open) != 0 || len(e.events.openOf) != 0 {
 		t.Errorf("%d shells of %d callers are still waited for", len(e.events.open), len(e.events.openOf))
 	}
@@ -168,9 +168,9 @@ func TestAGapIsToldOnce(t *testing.T) {
 			return errEnough
 		}
 		gaps++
-		e.events.tell(v1.ServiceEvent{Type: "x", Caller: "bob"})
+		e.events.publish(v1.ServiceEvent{Type: "x", Caller: "bob"})
 		if gaps == 1 {
-			e.events.tell(v1.ServiceEvent{Type: "x", Caller: "ann"})
+			e.events.publish(v1.ServiceEvent{Type: "x", Caller: "ann"})
 		}
 		return nil
 	})

@@ -29,12 +29,12 @@ func (e *Engine) Exec(ctx context.Context, call Call, id string, x v1.Exec, st S
 		v1.Exec
 	}{id, x}
 	return idempotent(ctx, e, call, opExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
-		l, err := e.leaseOf(ctx, call, id)
+		l, err := e.findLease(ctx, call, id)
 		if err != nil {
 			return v1.ExecResult{}, err
 		}
 		return e.exec(ctx, l, ref.String(), x, st, nil)
-	}, keepShort)
+	}, storedExecResult)
 }
 
 // Run leases a sandbox, runs one command in it and destroys it. The answer
@@ -64,12 +64,12 @@ func (e *Engine) Run(ctx context.Context, call Call, r v1.Run, st Stream) (v1.Ex
 			res.Overlay = l.ID
 		}
 		return res, err
-	}, keepShort)
+	}, storedExecResult)
 }
 
-// keepShort is what is kept of a result under an idempotency key. Of output
+// storedExecResult is what is kept of a result under an idempotency key. Of output
 // that was streamed nothing is, and that is said.
-func keepShort(r v1.ExecResult) v1.ExecResult {
+func storedExecResult(r v1.ExecResult) v1.ExecResult {
 	var a, b bool
 	r.Stdout, a = shorten(r.Stdout, answerBytes)
 	r.Stderr, b = shorten(r.Stderr, answerBytes)
@@ -81,13 +81,13 @@ func keepShort(r v1.ExecResult) v1.ExecResult {
 // exec runs a command under a lease. tune, if set, completes what the guest is
 // asked for.
 func (e *Engine) exec(ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st Stream, tune func(*wire.Command)) (v1.ExecResult, error) {
-	return e.conduct(ctx, l, id, x, st, tune, func(use *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
+	return e.runCommand(ctx, l, id, x, st, tune, func(use *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
 		return e.execShell(use, x, c, io)
 	})
 }
 
-// conduct has a command carried out, and takes its output.
-func (e *Engine) conduct(ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st Stream, tune func(*wire.Command),
+// runCommand has a command carried out, and takes its output.
+func (e *Engine) runCommand(ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st Stream, tune func(*wire.Command),
 	carryOut func(*scheduler.Use, wire.Command, guest.IO) (runtime.Result, error),
 ) (v1.ExecResult, error) {
 	c, err := e.command(id, x)
@@ -129,11 +129,11 @@ func (e *Engine) conduct(ctx context.Context, l *scheduler.Lease, id string, x v
 		}
 	}}
 	if st.live() {
-		io.Stdout, io.Stderr = both(st.Stdout, out), both(st.Stderr, errOut)
+		io.Stdout, io.Stderr = teeOutput(st.Stdout, out), teeOutput(st.Stderr, errOut)
 	}
 	began := time.Now()
 	r, err := carryOut(use, c, io)
-	if r, err = e.settle(ctx, l, began, r, err); err != nil {
+	if r, err = e.resolveResult(ctx, l, began, r, err); err != nil {
 		return v1.ExecResult{}, err
 	}
 	res := present(id, r)
@@ -147,12 +147,12 @@ func (e *Engine) conduct(ctx context.Context, l *scheduler.Lease, id string, x v
 	return res, nil
 }
 
-// settle names the ending of a command by what became of its lease, and ends a
+// resolveResult names the ending of a command by what became of its lease, and ends a
 // lease in which something of it may live.
-func (e *Engine) settle(ctx context.Context, l *scheduler.Lease, began time.Time, r runtime.Result, err error) (runtime.Result, error) {
+func (e *Engine) resolveResult(ctx context.Context, l *scheduler.Lease, began time.Time, r runtime.Result, err error) (runtime.Result, error) {
 	switch {
 	case err != nil:
-		if r, err = e.lost(l, began, err); err != nil {
+		if r, err = e.lostResult(l, began, err); err != nil {
 			return r, err
 		}
 	case r.Ending == runtime.Cancelled && l.Ended() == scheduler.Lost:
@@ -164,8 +164,8 @@ func (e *Engine) settle(ctx context.Context, l *scheduler.Lease, began time.Time
 	return r, nil
 }
 
-// both writes to w, if there is one, and then to c.
-func both(w io.Writer, c *tool.Keeper) io.Writer {
+// teeOutput writes to w, if there is one, and then to c.
+func teeOutput(w io.Writer, c *tool.Keeper) io.Writer {
 	if w == nil {
 		return c
 	}
@@ -181,7 +181,7 @@ func (e *Engine) execShell(use *scheduler.Use, x v1.Exec, c wire.Command, io gue
 	}
 	r, err := use.Exec(use.Ctx, c, io)
 	if x.Command != "" && c.Argv[0] == "bash" && isMissingProgram(err) {
-		e.noteNoBash(image)
+		e.rememberNoBash(image)
 		c.Argv[0] = "sh"
 		r, err = use.Exec(use.Ctx, c, io) // nothing ran before: the input is whole
 	}
@@ -194,7 +194,7 @@ func (e *Engine) lacksBash(image string) bool {
 	return e.noBash[image]
 }
 
-func (e *Engine) noteNoBash(image string) {
+func (e *Engine) rememberNoBash(image string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.noBash[image] = true
@@ -207,10 +207,10 @@ func isMissingProgram(err error) bool {
 
 const detailLost = "the sandbox, or the way to it, went away while the command ran"
 
-// lost makes a result of a command whose end was not seen: cancelled if the
+// lostResult makes a result of a command whose end was not seen: cancelled if the
 // lease was ended under it, else sandbox_lost. Errors that are about the
 // request stay errors.
-func (e *Engine) lost(l *scheduler.Lease, began time.Time, err error) (runtime.Result, error) {
+func (e *Engine) lostResult(l *scheduler.Lease, began time.Time, err error) (runtime.Result, error) {
 	r := runtime.Result{ExitCode: -1, Duration: time.Since(began)}
 	if _, refused := errors.AsType[*guest.Error](err); refused {
 		return r, err // it never ran
@@ -226,8 +226,8 @@ func (e *Engine) lost(l *scheduler.Lease, began time.Time, err error) (runtime.R
 	return r, err
 }
 
-// calm asks every shell of a lease to end and waits for at most grace.
-func (e *Engine) calm(ctx context.Context, l *scheduler.Lease, grace time.Duration) {
+// terminateShells asks every shell of a lease to end and waits for at most grace.
+func (e *Engine) terminateShells(ctx context.Context, l *scheduler.Lease, grace time.Duration) {
 	use, err := l.Enter(ctx)
 	if err != nil {
 		return

@@ -16,7 +16,7 @@ const maxEntries = wire.MaxEntries
 
 // use enters a lease of the caller.
 func (e *Engine) use(ctx context.Context, call Call, sandbox string) (*scheduler.Lease, *scheduler.Use, error) {
-	l, err := e.leaseOf(ctx, call, sandbox)
+	l, err := e.findLease(ctx, call, sandbox)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -33,19 +33,19 @@ func (e *Engine) ReadFile(ctx context.Context, call Call, sandbox string, r wire
 	body, info, err := u.ReadFile(u.Ctx, r)
 	if err != nil {
 		u.Leave()
-		return nil, v1.File{}, e.cause(l, err)
+		return nil, v1.File{}, e.endedOr(l, err)
 	}
-	return &leaving{ReadCloser: body, use: u}, presentFile(info), nil
+	return &leaseBody{ReadCloser: body, use: u}, presentFile(info), nil
 }
 
-// leaving ends a use with the body.
-type leaving struct {
+// leaseBody ends a use with the body.
+type leaseBody struct {
 	io.ReadCloser
 	use *scheduler.Use
 }
 
 // Close closes the body and leaves the lease.
-func (b *leaving) Close() error {
+func (b *leaseBody) Close() error {
 	defer b.use.Leave()
 	return b.ReadCloser.Close()
 }
@@ -83,7 +83,7 @@ func (e *Engine) file(ctx context.Context, call Call, sandbox string, do func(*s
 	}
 	defer u.Leave()
 	info, err := do(u)
-	return presentFile(info), e.cause(l, err)
+	return presentFile(info), e.endedOr(l, err)
 }
 
 // ListFiles lists a folder.
@@ -95,7 +95,7 @@ func (e *Engine) ListFiles(ctx context.Context, call Call, sandbox string, r wir
 	defer u.Leave()
 	list, err := u.List(u.Ctx, r)
 	if err != nil {
-		return nil, false, e.cause(l, err)
+		return nil, false, e.endedOr(l, err)
 	}
 	out := make([]v1.File, 0, len(list.Items))
 	for _, i := range list.Items {

@@ -126,8 +126,8 @@ func presentProfile(p *profile.Compiled) v1.Profile {
 	}
 }
 
-// chosen is the profile that a request speaks of.
-func (e *Engine) chosen(call Call, name string) (*profile.Compiled, error) {
+// requestedProfile is the profile that a request speaks of.
+func (e *Engine) requestedProfile(call Call, name string) (*profile.Compiled, error) {
 	g := e.opts.Governance
 	switch {
 	case g == nil:
@@ -147,7 +147,7 @@ func (e *Engine) chosen(call Call, name string) (*profile.Compiled, error) {
 // Tools lists the tools of the caller's profile, or for operators of the one
 // that is named.
 func (e *Engine) Tools(_ context.Context, call Call, name string) ([]v1.Tool, error) {
-	p, err := e.chosen(call, name)
+	p, err := e.requestedProfile(call, name)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +186,7 @@ func (e *Engine) RefuseCall(ctx context.Context, call Call, name string, body []
 		return cause
 	}
 	r := e.refusal(call, name, cause)
-	if rule, no := limited(e.exhausted(call)); no {
+	if rule, no := limitRule(e.checkExhausted(call)); no {
 		r.Action, r.Input, r.Verdict, r.Rule = unknownTool, body, string(policy.Deny), rule
 		e.recordRefused(ctx, r)
 		return cause
@@ -195,7 +195,7 @@ func (e *Engine) RefuseCall(ctx context.Context, call Call, name string, body []
 	case json.Valid(body):
 		r.Input = body
 		if show, err := g.hideRefused(ctx, call.Caller, body); err != nil {
-			conceal(&r)
+			replaceInputWithHash(&r)
 		} else {
 			defer show()
 		}
@@ -213,7 +213,7 @@ func (e *Engine) RefuseBody(ctx context.Context, call Call, name string, size in
 		return cause
 	}
 	r := e.refusal(call, name, cause)
-	if rule, no := limited(e.exhausted(call)); no {
+	if rule, no := limitRule(e.checkExhausted(call)); no {
 		r.Action, r.Verdict, r.Rule = unknownTool, string(policy.Deny), rule
 		e.recordRefused(ctx, r)
 		return cause
@@ -226,13 +226,13 @@ func (e *Engine) RefuseBody(ctx context.Context, call Call, name string, size in
 func (e *Engine) refusal(call Call, name string, cause error) audit.Record {
 	return audit.Record{
 		Kind: audit.KindEvent, Caller: call.Caller, Token: call.Token, Profile: e.profileOf(call), Trust: call.Trust, Via: call.Via,
-		Action: bounded(name), Ending: endedFailed, Error: cause.Error(), Uncharged: call.Operator,
+		Action: truncateForRecord(name), Ending: endedFailed, Error: cause.Error(), Uncharged: call.Operator,
 	}
 }
 
 // recordRefusal writes the record and returns cause, joined with the error if it could not be written.
 func (e *Engine) recordRefusal(ctx context.Context, r audit.Record, cause error) error {
-	ctx, cancel := detach(ctx, settleTime)
+	ctx, cancel := detach(ctx, recordTimeout)
 	defer cancel()
 	if err := e.opts.Governance.Audit.Event(ctx, r); err != nil {
 		return errors.Join(cause, fmt.Errorf("and the call was not recorded: %w", err))
@@ -269,7 +269,7 @@ func (e *Engine) CallOutput(_ context.Context, call Call, id string, r OutputReq
 // CheckPolicy says what the policy of a profile would decide. Nothing runs, and
 // nothing is recorded.
 func (e *Engine) CheckPolicy(_ context.Context, call Call, r v1.PolicyCheck) (v1.Verdict, error) {
-	p, err := e.chosen(call, r.Profile)
+	p, err := e.requestedProfile(call, r.Profile)
 	if err != nil {
 		return v1.Verdict{}, err
 	}

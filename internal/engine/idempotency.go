@@ -50,7 +50,7 @@ func idempotent[T any](ctx context.Context, e *Engine, call Call, op, ref string
 	if err != nil {
 		return zero, err
 	}
-	leave, err := e.enterKey(ctx, call)
+	leave, err := e.lockKey(ctx, call)
 	if err != nil {
 		return zero, err
 	}
@@ -60,7 +60,7 @@ func idempotent[T any](ctx context.Context, e *Engine, call Call, op, ref string
 		return zero, err
 	}
 	if !fresh {
-		return earlier[T](k)
+		return storedAnswer[T](k)
 	}
 	answer, err := do(ctx)
 	finish, cancel := detach(ctx, 10*time.Second)
@@ -84,8 +84,8 @@ func idempotent[T any](ctx context.Context, e *Engine, call Call, op, ref string
 	return answer, nil
 }
 
-// earlier is what became of the first request with a key.
-func earlier[T any](k store.Key) (answer T, err error) {
+// storedAnswer is what became of the first request with a key.
+func storedAnswer[T any](k store.Key) (answer T, err error) {
 	switch k.State {
 	case store.KeyAnswered:
 		err = json.Unmarshal(k.Answer, &answer)
@@ -99,13 +99,13 @@ func earlier[T any](k store.Key) (answer T, err error) {
 	return answer, err
 }
 
-// enterKey lets one request at a time work under a key.
-func (e *Engine) enterKey(ctx context.Context, call Call) (leave func(), err error) {
-	return e.enterName(ctx, call.Caller+"\x00"+call.Key)
+// lockKey lets one request at a time work under a key.
+func (e *Engine) lockKey(ctx context.Context, call Call) (leave func(), err error) {
+	return e.lockName(ctx, call.Caller+"\x00"+call.Key)
 }
 
-// enterName lets one request at a time work under a name.
-func (e *Engine) enterName(ctx context.Context, name string) (leave func(), err error) {
+// lockName lets one request at a time work under a name.
+func (e *Engine) lockName(ctx context.Context, name string) (leave func(), err error) {
 	for {
 		e.mu.Lock()
 		busy, taken := e.keys[name]

@@ -38,7 +38,7 @@ func (e *Engine) Images(ctx context.Context, call Call) ([]v1.Image, error) {
 // PinImage keeps an image from being collected, or lets it be again. Only
 // operators may.
 func (e *Engine) PinImage(_ context.Context, call Call, ref string, pinned bool) ([]v1.Image, error) {
-	if err := call.operate("pin images"); err != nil {
+	if err := call.requireOperator("pin images"); err != nil {
 		return nil, err
 	}
 	img, err := e.opts.Images.Pin(ref, pinned)
@@ -51,23 +51,23 @@ func (e *Engine) PinImage(_ context.Context, call Call, ref string, pinned bool)
 // ImportImage takes in an image; see images.Store.Import. A template's pool
 // goes on with what it has until templates are reloaded. Only operators may.
 func (e *Engine) ImportImage(ctx context.Context, call Call, r io.Reader, ref string) ([]v1.Image, error) {
-	if err := call.operate("import images"); err != nil {
+	if err := call.requireOperator("import images"); err != nil {
 		return nil, err
 	}
 	img, err := e.opts.Images.Import(ctx, r, ref)
 	if err != nil {
 		return nil, err
 	}
-	e.events.tell(v1.ServiceEvent{Type: "image.imported", Image: ref})
-	e.templates.again()
-	e.imageCame()
+	e.events.publish(v1.ServiceEvent{Type: "image.imported", Image: ref})
+	e.templates.retryNow()
+	e.requestCollection()
 	return PresentImage(img), nil
 }
 
 // RemoveImage removes a name, and the image with its last one, unless a
 // template uses it or a sandbox runs from it. Only operators may.
 func (e *Engine) RemoveImage(ctx context.Context, call Call, ref string) error {
-	if err := call.operate("remove images"); err != nil {
+	if err := call.requireOperator("remove images"); err != nil {
 		return err
 	}
 	img, err := e.opts.Images.Get(ref)
@@ -75,11 +75,11 @@ func (e *Engine) RemoveImage(ctx context.Context, call Call, ref string) error {
 		return err
 	}
 	// No template comes to use it meanwhile.
-	if err := e.templates.take(ctx); err != nil {
+	if err := e.templates.lock(ctx); err != nil {
 		return err
 	}
-	defer e.templates.leave()
-	if user := e.imageUser(img.ID); user != "" {
+	defer e.templates.unlock()
+	if user := e.templateUsing(img.ID); user != "" {
 		return fmt.Errorf("image %s is used by template %s: %w", ref, user, errdefs.ErrFailedPrecondition)
 	}
 	name, err := images.ParseName(ref)
@@ -92,7 +92,7 @@ func (e *Engine) RemoveImage(ctx context.Context, call Call, ref string) error {
 	if err := e.opts.Images.Remove(ctx, ref); err != nil {
 		return err
 	}
-	e.events.tell(v1.ServiceEvent{Type: "image.removed", Image: ref})
+	e.events.publish(v1.ServiceEvent{Type: "image.removed", Image: ref})
 	if stays {
 		return nil
 	}
@@ -132,7 +132,7 @@ func PresentImage(i images.Image) []v1.Image {
 // asks for what is being pulled waits for the same. Templates that wait for an
 // image are tried again. Only operators may.
 func (e *Engine) PullImage(ctx context.Context, call Call, r v1.PullRequest, tell func(v1.PullEvent)) ([]v1.Image, error) {
-	if err := call.operate("pull images"); err != nil {
+	if err := call.requireOperator("pull images"); err != nil {
 		return nil, err
 	}
 	if e.opts.Puller == nil {
@@ -154,9 +154,9 @@ func (e *Engine) PullImage(ctx context.Context, call Call, r v1.PullRequest, tel
 			return nil, err
 		}
 	}
-	e.templates.again()
-	e.imageCame()
-	e.events.tell(v1.ServiceEvent{Type: "image.pulled", Image: r.Ref})
+	e.templates.retryNow()
+	e.requestCollection()
+	e.events.publish(v1.ServiceEvent{Type: "image.pulled", Image: r.Ref})
 	return PresentImage(img), nil
 }
 

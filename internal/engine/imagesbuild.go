@@ -32,7 +32,7 @@ type ImageBuild struct {
 // it in. Only operators may: what RUN says is run by the engine, with its
 // network.
 func (e *Engine) BuildImage(ctx context.Context, call Call, r v1.BuildRequest, files io.Reader, tell func(v1.PullEvent)) ([]v1.Image, error) {
-	if err := call.operate("build images"); err != nil {
+	if err := call.requireOperator("build images"); err != nil {
 		return nil, err
 	}
 	b := ImageBuild{Store: e.opts.Images, Puller: e.opts.Puller, Builder: e.opts.Builder, Log: e.log}
@@ -40,8 +40,8 @@ func (e *Engine) BuildImage(ctx context.Context, call Call, r v1.BuildRequest, f
 	if err != nil {
 		return nil, err
 	}
-	e.templates.again()
-	e.imageCame()
+	e.templates.retryNow()
+	e.requestCollection()
 	return PresentImage(img), nil
 }
 
@@ -85,7 +85,7 @@ func (b ImageBuild) Do(ctx context.Context, r v1.BuildRequest, files io.Reader, 
 	if err != nil {
 		return images.Image{}, err
 	}
-	what := runtime.Build{File: r.File, Args: r.Args, Target: r.Target, Network: r.Network, Log: events(tell)}
+	what := runtime.Build{File: r.File, Args: r.Args, Target: r.Target, Network: r.Network, Log: buildLog(tell)}
 	names := map[string]string{}
 	var held []func()
 	defer func() {
@@ -103,13 +103,13 @@ func (b ImageBuild) Do(ctx context.Context, r v1.BuildRequest, files io.Reader, 
 		names[ref] = fmt.Sprintf("orchestrator/base:%s-%d", mark, i)
 		what.Bases = append(what.Bases, runtime.Base{Name: names[ref], Image: img})
 	}
-	return b.run(ctx, r, what, func(w io.Writer) error {
+	return b.buildAndImport(ctx, r, what, func(w io.Writer) error {
 		return build.Rewrite(io.NewSectionReader(spool, 0, n), w, r.File, dockerfile.Renamed(names))
 	})
 }
 
-// run has the builder build, and takes in what it made.
-func (b ImageBuild) run(ctx context.Context, r v1.BuildRequest, what runtime.Build, pack func(io.Writer) error) (img images.Image, err error) {
+// buildAndImport has the builder build, and takes in what it made.
+func (b ImageBuild) buildAndImport(ctx context.Context, r v1.BuildRequest, what runtime.Build, pack func(io.Writer) error) (img images.Image, err error) {
 	in, out := io.Pipe()
 	packed := make(chan struct{})
 	go func() { // waited for below
@@ -153,11 +153,11 @@ func (b ImageBuild) base(ctx context.Context, ref string, tell func(v1.PullEvent
 	return img, b.Store.Hold(img.ID), nil
 }
 
-// events turns what is written into events.
-type events func(v1.PullEvent)
+// buildLog turns what is written into events.
+type buildLog func(v1.PullEvent)
 
 // Write tells a piece.
-func (e events) Write(p []byte) (int, error) {
+func (e buildLog) Write(p []byte) (int, error) {
 	e(v1.PullEvent{Type: "log", Log: string(p)})
 	return len(p), nil
 }

@@ -26,7 +26,7 @@ type ImageBounds struct {
 // CollectImages removes images that nothing needs, by the configured bounds, or
 // with dry only tells. Only operators may.
 func (e *Engine) CollectImages(ctx context.Context, call Call, dry bool) (v1.ImageCollection, error) {
-	if err := call.operate("collect images"); err != nil {
+	if err := call.requireOperator("collect images"); err != nil {
 		return v1.ImageCollection{}, err
 	}
 	got, err := e.collectImages(ctx, dry)
@@ -35,10 +35,10 @@ func (e *Engine) CollectImages(ctx context.Context, call Call, dry bool) (v1.Ima
 
 // collectImages has the templates' turn: none comes to use an image meanwhile.
 func (e *Engine) collectImages(ctx context.Context, dry bool) (images.Collected, error) {
-	if err := e.templates.take(ctx); err != nil {
+	if err := e.templates.lock(ctx); err != nil {
 		return images.Collected{}, err
 	}
-	defer e.templates.leave()
+	defer e.templates.unlock()
 	needed, err := e.imagesNeeded(ctx)
 	if err != nil {
 		return images.Collected{}, err
@@ -128,8 +128,8 @@ func (e *Engine) runImages(ctx context.Context) error {
 	}
 }
 
-// imageCame has images collected soon.
-func (e *Engine) imageCame() {
+// requestCollection has images collected soon.
+func (e *Engine) requestCollection() {
 	select {
 	case e.newImage <- struct{}{}:
 	default: // it is about to be

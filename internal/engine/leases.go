@@ -43,13 +43,13 @@ func (e *Engine) Lease(ctx context.Context, call Call, r v1.SandboxRequest) (v1.
 		if err != nil {
 			return v1.Sandbox{}, err
 		}
-		return e.handOut(ctx, call, l)
-	}, same)
+		return e.describeNewLease(ctx, call, l)
+	}, identity)
 }
 
-// handOut describes a new lease. One that nobody would get to know of ends:
+// describeNewLease describes a new lease. One that nobody would get to know of ends:
 // under a key, who asks again gets it.
-func (e *Engine) handOut(ctx context.Context, call Call, l *scheduler.Lease) (v1.Sandbox, error) {
+func (e *Engine) describeNewLease(ctx context.Context, call Call, l *scheduler.Lease) (v1.Sandbox, error) {
 	read, cancel := detach(ctx, 10*time.Second)
 	defer cancel()
 	row, err := e.sched.Row(read, call.Caller, l.ID)
@@ -62,7 +62,7 @@ func (e *Engine) handOut(ctx context.Context, call Call, l *scheduler.Lease) (v1
 	return e.sandbox(row), nil
 }
 
-func same[T any](v T) T { return v }
+func identity[T any](v T) T { return v }
 
 // acquisition is what the engine itself adds to a request for a lease.
 type acquisition struct {
@@ -78,10 +78,10 @@ type acquisition struct {
 }
 
 func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
-	if err := e.settleTemplate(&r); err != nil {
+	if err := e.resolveTemplate(&r); err != nil {
 		return nil, err
 	}
-	if err := settleMode(&r); err != nil {
+	if err := resolveMode(&r); err != nil {
 		return nil, err
 	}
 	if err := e.checkRequest(r); err != nil {
@@ -97,12 +97,12 @@ func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, a 
 	if err := e.checkKnown(call, r); err != nil {
 		return nil, err
 	}
-	g, err := e.reachOf(call, r, a)
+	g, err := e.requestedGrant(call, r, a)
 	if err != nil {
 		return nil, err
 	}
-	g.keep(&req.Lease)
-	req.Egress = g.wire()
+	g.storeIn(&req.Lease)
+	req.Egress = g.guestConfig()
 	hidden, err := e.hideLease(ctx, call.Caller, r.Env)
 	if err != nil {
 		return nil, err
@@ -112,7 +112,7 @@ func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, a 
 	if err != nil {
 		return nil, workspaceError(err, req.Lease.Workspace, r.Workspace)
 	}
-	if err := e.lend(ctx, call, l, g, a.egress == nil); err != nil {
+	if err := e.startEgress(ctx, call, l, g, a.egress == nil); err != nil {
 		return nil, errors.Join(err, e.sched.End(context.WithoutCancel(ctx), l, scheduler.Abandoned, false))
 	}
 	return l, nil
@@ -141,12 +141,12 @@ func (e *Engine) checkRequest(r v1.SandboxRequest) error {
 	return validateLabels(r.Labels)
 }
 
-// reachOf is what a new lease may reach.
-func (e *Engine) reachOf(call Call, r v1.SandboxRequest, a acquisition) (*reach, error) {
+// requestedGrant is what a new lease may reach.
+func (e *Engine) requestedGrant(call Call, r v1.SandboxRequest, a acquisition) (*egressGrant, error) {
 	if a.egress != nil {
-		return e.reachTool(a.egress)
+		return e.grantForTool(a.egress)
 	}
-	return e.reachFor(call, r.Egress)
+	return e.grantFor(call, r.Egress)
 }
 
 // checkKnown refuses names that are not there before a sandbox is spent.
@@ -180,7 +180,7 @@ func (e *Engine) Sandboxes(ctx context.Context, call Call, ended bool) ([]v1.San
 // AllSandboxes lists everything that lives, newest first: leases of all callers,
 // what is warm, and what comes and goes. Only operators may.
 func (e *Engine) AllSandboxes(ctx context.Context, call Call) ([]v1.Sandbox, error) {
-	if err := call.operate("see what others have"); err != nil {
+	if err := call.requireOperator("see what others have"); err != nil {
 		return nil, err
 	}
 	rows, err := e.opts.Store.Live(ctx)
@@ -226,7 +226,7 @@ func (e *Engine) Stop(ctx context.Context, call Call, id string, grace time.Dura
 		return v1.Sandbox{}, err
 	}
 	if l := e.sched.Live(id); l != nil {
-		e.calm(ctx, l, grace)
+		e.terminateShells(ctx, l, grace)
 		if err := e.sched.End(ctx, l, scheduler.Stopped, true); err != nil {
 			return v1.Sandbox{}, err
 		}

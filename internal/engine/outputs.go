@@ -31,7 +31,7 @@ const (
 	keptSweep  = time.Minute
 )
 
-var errKept = fmt.Errorf("outputs that are kept use up their %d bytes, or %d of one caller: %w", int64(keptAll), int64(keptCaller), errdefs.ErrResourceExhausted)
+var errOutputsFull = fmt.Errorf("outputs that are kept use up their %d bytes, or %d of one caller: %w", int64(keptAll), int64(keptCaller), errdefs.ErrResourceExhausted)
 
 // outputs keeps the whole output of calls whose answers were cut, in files,
 // until they are too old or too much. The path of a file tells whose it is, so
@@ -53,7 +53,7 @@ func openOutputs(dir string) (*outputs, error) {
 	return o, err
 }
 
-func (o *outputs) folder(caller string) string { return filepath.Join(o.dir, digest(caller)) }
+func (o *outputs) callerDir(caller string) string { return filepath.Join(o.dir, digest(caller)) }
 
 // digest is a name for a file that stands for a text of any form.
 func digest(s string) string {
@@ -62,19 +62,19 @@ func digest(s string) string {
 }
 
 func (o *outputs) path(caller, id, stream string) string {
-	return filepath.Join(o.folder(caller), id+"."+stream)
+	return filepath.Join(o.callerDir(caller), id+"."+stream)
 }
 
-// keep returns a writer that keeps a stream once more than room bytes were
+// newOutput returns a writer that keeps a stream once more than room bytes were
 // written to it.
-func (o *outputs) keep(caller, id, stream string, room int64) *kept {
-	return &kept{outputs: o, path: o.path(caller, id, stream), room: room}
+func (o *outputs) newOutput(caller, id, stream string, room int64) *keptOutput {
+	return &keptOutput{outputs: o, path: o.path(caller, id, stream), room: room}
 }
 
-// kept is one stream. What is written is buffered up to room, and goes to a
+// keptOutput is one stream. What is written is buffered up to room, and goes to a
 // file from then on. An error of the file only ends the keeping: the call is
 // worth more than its log. It is used by one goroutine.
-type kept struct {
+type keptOutput struct {
 	outputs *outputs
 	path    string
 	room    int64
@@ -85,7 +85,7 @@ type kept struct {
 }
 
 // Write never fails.
-func (k *kept) Write(p []byte) (int, error) {
+func (k *keptOutput) Write(p []byte) (int, error) {
 	n := len(p)
 	if k.failed != nil {
 		return n, nil
@@ -95,17 +95,17 @@ func (k *kept) Write(p []byte) (int, error) {
 			k.buffer = append(k.buffer, p...)
 			return n, nil
 		}
-		if k.failed = k.begin(); k.failed != nil {
+		if k.failed = k.openFile(); k.failed != nil {
 			return n, nil
 		}
 	}
-	k.put(p)
+	k.append(p)
 	return n, nil
 }
 
-func (k *kept) begin() error {
+func (k *keptOutput) openFile() error {
 	if !k.outputs.reserve(filepath.Dir(k.path), keptFile) {
-		return errKept
+		return errOutputsFull
 	}
 	if err := os.MkdirAll(filepath.Dir(k.path), 0o700); err != nil {
 		return err
@@ -115,18 +115,18 @@ func (k *kept) begin() error {
 		return err
 	}
 	k.file = f
-	k.put(k.buffer)
+	k.append(k.buffer)
 	k.buffer = nil
 	return nil
 }
 
-func (k *kept) put(p []byte) {
+func (k *keptOutput) append(p []byte) {
 	p = p[:min(int64(len(p)), keptStream-k.size)]
 	if len(p) == 0 || k.failed != nil {
 		return
 	}
 	if !k.outputs.reserve(filepath.Dir(k.path), int64(len(p))) {
-		k.failed = errKept
+		k.failed = errOutputsFull
 		return
 	}
 	n, err := k.file.Write(p)
@@ -136,9 +136,9 @@ func (k *kept) put(p []byte) {
 
 // done closes the file, and makes one of what is buffered if cut says that the
 // answer lacks a part of it. It reports whether there is a file.
-func (k *kept) done(cut bool) (bool, error) {
+func (k *keptOutput) done(cut bool) (bool, error) {
 	if k.file == nil && cut && k.failed == nil {
-		k.failed = k.begin()
+		k.failed = k.openFile()
 	}
 	if k.file == nil {
 		return false, k.failed
@@ -232,7 +232,7 @@ func ignoreMissing(err error) error {
 // read gives a piece. NotFound: nothing is kept of such a call of the caller.
 func (o *outputs) read(caller, id string, r OutputRequest) (out v1.Output, err error) {
 	if _, err := uuid.Parse(id); err != nil || len(id) != 36 {
-		return out, usererror.Errorf(errdefs.ErrNotFound, "nothing is kept of a call %q", bounded(id))
+		return out, usererror.Errorf(errdefs.ErrNotFound, "nothing is kept of a call %q", truncateForRecord(id))
 	}
 	if r.Stream == "" {
 		r.Stream = "stdout"
@@ -264,7 +264,7 @@ func (o *outputs) read(caller, id string, r OutputRequest) (out v1.Output, err e
 		return out, fmt.Errorf("output of call %s: %w", id, err)
 	}
 	out = v1.Output{Stream: r.Stream, Offset: r.Offset, NextOffset: r.Offset + int64(len(b)), EOF: r.Offset+int64(len(b)) >= info.Size()}
-	out.Data, out.Base64 = text(b)
+	out.Data, out.Base64 = encodeOutput(b)
 	return out, nil
 }
 

@@ -16,7 +16,7 @@ func TestOutputsAreTheirCallersAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := uuid.Must(uuid.NewV7()).String()
-	k := o.keep("ann", id, "stdout", 4)
+	k := o.newOutput("ann", id, "stdout", 4)
 	for _, part := range []string{"ab", "cd", "ef", "gh"} {
 		k.Write([]byte(part)) //nolint:errcheck // it cannot fail
 	}
@@ -42,7 +42,7 @@ func TestWhatFitsIsNotKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := o.keep("ann", uuid.Must(uuid.NewV7()).String(), "stdout", 4)
+	k := o.newOutput("ann", uuid.Must(uuid.NewV7()).String(), "stdout", 4)
 	k.Write([]byte("abcd")) //nolint:errcheck // it cannot fail
 	if have, err := k.done(false); have || err != nil {
 		t.Error(have, err)
@@ -57,7 +57,7 @@ func TestOutputsAreBoundedAndForgotten(t *testing.T) {
 	ids := []string{}
 	for range 3 {
 		id := uuid.Must(uuid.NewV7()).String()
-		k := o.keep("ann", id, "stdout", 0)
+		k := o.newOutput("ann", id, "stdout", 0)
 		k.Write([]byte(strings.Repeat("x", 1000))) //nolint:errcheck // it cannot fail
 		if _, err := k.done(true); err != nil {
 			t.Fatal(err)
@@ -65,14 +65,14 @@ func TestOutputsAreBoundedAndForgotten(t *testing.T) {
 		ids = append(ids, id)
 	}
 	o.mu.Lock()
-	o.each[o.folder("ann")] = keptCaller - 10
+	o.each[o.callerDir("ann")] = keptCaller - 10
 	o.mu.Unlock()
-	k := o.keep("ann", uuid.Must(uuid.NewV7()).String(), "stdout", 0)
+	k := o.newOutput("ann", uuid.Must(uuid.NewV7()).String(), "stdout", 0)
 	k.Write([]byte(strings.Repeat("x", 1000))) //nolint:errcheck // it cannot fail
 	if _, err := k.done(true); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("over a caller's bound: %v", err)
 	}
-	other := o.keep("bob", ids[0], "stdout", 0)
+	other := o.newOutput("bob", ids[0], "stdout", 0)
 	other.Write([]byte("y")) //nolint:errcheck // it cannot fail
 	if _, err := other.done(true); err != nil {
 		t.Errorf("another caller: %v", err)

@@ -27,8 +27,8 @@ const (
 	modeOverlay = "overlay"
 )
 
-// settleMode makes of mode and read_only one thing.
-func settleMode(r *v1.SandboxRequest) error {
+// resolveMode makes of mode and read_only one thing.
+func resolveMode(r *v1.SandboxRequest) error {
 	switch r.Mode {
 	case "":
 		return nil
@@ -84,7 +84,7 @@ func (e *Engine) findOverlay(ctx context.Context, call Call, id string) (volumes
 		return o, "", err
 	}
 	if call.Caller == LocalCaller {
-		if owned(o.Workspace) {
+		if isOwnedDiskName(o.Workspace) {
 			return o, "", none
 		}
 		return o, o.Workspace, nil
@@ -177,7 +177,7 @@ func (e *Engine) Snapshot(ctx context.Context, call Call, name, label string) (v
 		return v1.Snapshot{}, err
 	}
 	if call.Caller != LocalCaller {
-		leave, err := e.enterKey(ctx, spaceKey(call))
+		leave, err := e.lockKey(ctx, spaceKey(call))
 		if err != nil {
 			return v1.Snapshot{}, err
 		}
@@ -186,7 +186,7 @@ func (e *Engine) Snapshot(ctx context.Context, call Call, name, label string) (v
 			return v1.Snapshot{}, err
 		}
 	}
-	return onWorkspace(e, call, name, func(disk string) (v1.Snapshot, error) {
+	return withWorkspace(e, call, name, func(disk string) (v1.Snapshot, error) {
 		s, err := e.opts.Volumes.Snapshot(ctx, disk, label)
 		return PresentSnapshot(s, name), err
 	})
@@ -194,7 +194,7 @@ func (e *Engine) Snapshot(ctx context.Context, call Call, name, label string) (v
 
 // Snapshots lists those of a workspace, the oldest first.
 func (e *Engine) Snapshots(_ context.Context, call Call, name string) ([]v1.Snapshot, error) {
-	return onWorkspace(e, call, name, func(disk string) ([]v1.Snapshot, error) {
+	return withWorkspace(e, call, name, func(disk string) ([]v1.Snapshot, error) {
 		list, err := e.opts.Volumes.Snapshots(disk)
 		out := make([]v1.Snapshot, 0, len(list))
 		for _, s := range list {
@@ -206,7 +206,7 @@ func (e *Engine) Snapshots(_ context.Context, call Call, name string) ([]v1.Snap
 
 // Restore puts a workspace back to a snapshot, named by its id or label.
 func (e *Engine) Restore(ctx context.Context, call Call, name, snapshot string) (v1.Snapshot, error) {
-	return onWorkspace(e, call, name, func(disk string) (v1.Snapshot, error) {
+	return withWorkspace(e, call, name, func(disk string) (v1.Snapshot, error) {
 		s, err := e.opts.Volumes.Restore(ctx, disk, snapshot)
 		return PresentSnapshot(s, name), err
 	})
@@ -214,13 +214,13 @@ func (e *Engine) Restore(ctx context.Context, call Call, name, snapshot string) 
 
 // RemoveSnapshot removes a snapshot, named by its id or label.
 func (e *Engine) RemoveSnapshot(ctx context.Context, call Call, name, snapshot string) error {
-	_, err := onWorkspace(e, call, name, func(disk string) (struct{}, error) {
+	_, err := withWorkspace(e, call, name, func(disk string) (struct{}, error) {
 		return struct{}{}, e.opts.Volumes.RemoveSnapshot(ctx, disk, snapshot)
 	})
 	return err
 }
 
-func onWorkspace[T any](e *Engine, call Call, name string, do func(disk string) (T, error)) (T, error) {
+func withWorkspace[T any](e *Engine, call Call, name string, do func(disk string) (T, error)) (T, error) {
 	if _, err := e.findWorkspace(call, name); err != nil {
 		var none T
 		return none, err
@@ -230,9 +230,9 @@ func onWorkspace[T any](e *Engine, call Call, name string, do func(disk string) 
 	return out, overlayError(err, disk, name)
 }
 
-// tellable are the classes of errors of package volumes whose words name nothing
+// callerSafeClasses are the classes of errors of package volumes whose words name nothing
 // but names, ids and paths of the caller.
-var tellable = []error{errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition, errdefs.ErrResourceExhausted, errdefs.ErrInvalidArgument}
+var callerSafeClasses = []error{errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition, errdefs.ErrResourceExhausted, errdefs.ErrInvalidArgument}
 
 // overlayError says an error about overlays or snapshots in the words of the
 // caller.
@@ -263,7 +263,7 @@ func overlayError(err error, disk, name string) error {
 	if errors.Is(err, unix.ENOSPC) {
 		return spaceError(err)
 	}
-	for _, class := range tellable {
+	for _, class := range callerSafeClasses {
 		if errors.Is(err, class) {
 			return usererror.Errorf(class, "%s", words(strings.TrimSuffix(err.Error(), ": "+class.Error())))
 		}

@@ -34,7 +34,7 @@ func (e *Engine) Dial(ctx context.Context, call Call, sandbox string, port int) 
 	if port < 1 || port > 65535 {
 		return nil, invalid("port", "is %d: from 1 to 65535", port)
 	}
-	l, err := e.leaseOf(ctx, call, sandbox)
+	l, err := e.findLease(ctx, call, sandbox)
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func (e *Engine) dial(ctx context.Context, l *scheduler.Lease, port int) (net.Co
 		if g, ok := errors.AsType[*guest.Error](err); ok && errdefs.IsNotFound(g) {
 			return nil, &PortError{Port: port, Message: "nothing listens there, on 127.0.0.1 or [::1] of the sandbox"}
 		}
-		return nil, e.cause(l, err)
+		return nil, e.endedOr(l, err)
 	}
 	c := &portConn{Conn: nc}
 	c.end = sync.OnceValue(func() error {

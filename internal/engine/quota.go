@@ -41,22 +41,22 @@ func (e *Engine) quotas(call Call) scheduler.Quotas {
 	return q
 }
 
-// quotaCalls counts one tool call of a caller, or refuses it: the quota is
+// countCall counts one tool call of a caller, or refuses it: the quota is
 // used up until the next day in UTC.
-func (e *Engine) quotaCalls(_ context.Context, call Call) error {
+func (e *Engine) countCall(_ context.Context, call Call) error {
 	if call.Caller == LocalCaller {
 		return nil
 	}
 	return e.callers.counts.add(call.Caller, e.callQuota(call), e.callers.now())
 }
 
-// quotaLeft returns a *QuotaError if the caller's quota of calls is used up. It
+// checkCallQuota returns a *QuotaError if the caller's quota of calls is used up. It
 // counts nothing.
-func (e *Engine) quotaLeft(call Call) error {
+func (e *Engine) checkCallQuota(call Call) error {
 	if call.Caller == LocalCaller {
 		return nil
 	}
-	return e.callers.counts.left(call.Caller, e.callQuota(call), e.callers.now())
+	return e.callers.counts.checkOnly(call.Caller, e.callQuota(call), e.callers.now())
 }
 
 // callQuota is how many tools the caller may call in a day; 0: any number.
@@ -98,8 +98,8 @@ func (c *counts) add(caller string, limit int64, now time.Time) error {
 	return nil
 }
 
-// left is add without counting.
-func (c *counts) left(caller string, limit int64, now time.Time) error {
+// checkOnly is add without counting.
+func (c *counts) checkOnly(caller string, limit int64, now time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.check(caller, limit, now.UTC())
@@ -151,7 +151,7 @@ const ruleCalls = "quota:calls"
 // quota of calls, the tool's rate, or the caller's share of the audit log. known
 // says whether the tool was found.
 func (t *toolCall) checkLimits(ctx context.Context, known bool) error {
-	if err := t.e.quotaCalls(ctx, t.call); err != nil {
+	if err := t.e.countCall(ctx, t.call); err != nil {
 		return err
 	}
 	if known {
@@ -192,8 +192,8 @@ func (g *Governance) admitRecord(call Call) error {
 	return err
 }
 
-// limited reports whether a call is refused by quota, rate or share, and by which.
-func limited(err error) (rule string, ok bool) {
+// limitRule reports whether a call is refused by quota, rate or share, and by which.
+func limitRule(err error) (rule string, ok bool) {
 	if no, ok := errors.AsType[*refusal](err); ok {
 		return no.verdict.Rule, true
 	}
@@ -203,10 +203,10 @@ func limited(err error) (rule string, ok bool) {
 	return "", false
 }
 
-// turnAway answers a call that checkLimits refused. It is counted, and not
+// answerLimited answers a call that checkLimits refused. It is counted, and not
 // recorded as a call.
-func (t *toolCall) turnAway(ctx context.Context, known bool, err error) (v1.ToolResult, error) {
-	rule, ok := limited(err)
+func (t *toolCall) answerLimited(ctx context.Context, known bool, err error) (v1.ToolResult, error) {
+	rule, ok := limitRule(err)
 	if !ok {
 		return v1.ToolResult{}, err
 	}
@@ -226,11 +226,11 @@ func (t *toolCall) turnAway(ctx context.Context, known bool, err error) (v1.Tool
 	return res, err
 }
 
-// turnAwayEarly answers a call whose caller has nothing left, before its key is
+// answerLimitedEarly answers a call whose caller has nothing left, before its key is
 // taken: that would write into the database for each. A key that was taken has an
 // answer, which is given. done reports whether the call was answered.
-func (t *toolCall) turnAwayEarly(ctx context.Context) (res v1.ToolResult, done bool, err error) {
-	err = t.e.exhausted(t.call)
+func (t *toolCall) answerLimitedEarly(ctx context.Context) (res v1.ToolResult, done bool, err error) {
+	err = t.e.checkExhausted(t.call)
 	if err == nil {
 		return res, false, nil
 	}
@@ -240,17 +240,17 @@ func (t *toolCall) turnAwayEarly(ctx context.Context) (res v1.ToolResult, done b
 		}
 	}
 	t.start()
-	res, err = t.turnAway(ctx, t.find() == nil, err)
+	res, err = t.answerLimited(ctx, t.find() == nil, err)
 	if errors.Is(err, errAnswered) {
 		err = nil
 	}
 	return res, true, err
 }
 
-// exhausted returns a *QuotaError if the caller has no call or no record left for
+// checkExhausted returns a *QuotaError if the caller has no call or no record left for
 // today. It counts nothing.
-func (e *Engine) exhausted(call Call) error {
-	if err := e.quotaLeft(call); err != nil {
+func (e *Engine) checkExhausted(call Call) error {
+	if err := e.checkCallQuota(call); err != nil {
 		return err
 	}
 	return e.opts.Governance.admitRecord(call)
@@ -263,7 +263,7 @@ const unknownTool = "unknown"
 // recordRefused records a refused call. It does not run, so that one which cannot
 // be recorded is refused all the same.
 func (e *Engine) recordRefused(ctx context.Context, r audit.Record) {
-	ctx, cancel := detach(ctx, settleTime)
+	ctx, cancel := detach(ctx, recordTimeout)
 	defer cancel()
 	if err := e.opts.Governance.Audit.Refused(ctx, r); err != nil {
 		e.log.Error("failed to record a refused call; will retry", "caller", r.Caller, "rule", r.Rule, "error", err)

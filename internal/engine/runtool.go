@@ -20,27 +20,27 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// run gets the call its sandbox and carries it out.
-func (t *toolCall) run(ctx context.Context) (any, tool.Outcome, error) {
-	b := &box{e: t.e, call: t.call.keyless(), id: t.id, caps: t.tool.Caps(), watch: t.watch, profile: t.profile.Profile.Name, placed: t.placed}
+// runTool gets the call its sandbox and carries it out.
+func (t *toolCall) runTool(ctx context.Context) (any, tool.Outcome, error) {
+	b := &box{e: t.e, call: t.call.keyless(), id: t.id, caps: t.tool.Caps(), watch: t.watch, profile: t.profile.Profile.Name, notePlacement: t.notePlacement}
 	if t.ready.NeedsSandbox {
-		l, done, err := t.place(ctx)
+		l, done, err := t.leaseSandbox(ctx)
 		if err != nil {
 			return nil, tool.Outcome{}, err
 		}
 		defer done()
 		b.lease = l
-		t.placed(l)
-	} else if err := t.scope(ctx, b); err != nil {
+		t.notePlacement(l)
+	} else if err := t.setScope(ctx, b); err != nil {
 		return nil, tool.Outcome{}, err
 	}
 	if p := t.tool.Policy(); p != nil && t.ready.Command != nil && len(t.ready.Command.Argv) > 0 {
 		b.check = p.Second()
 	}
-	if err := t.use(ctx); err != nil {
+	if err := t.useApproval(ctx); err != nil {
 		return nil, tool.Outcome{}, err
 	}
-	t.reached = true
+	t.toolStarted = true
 	out, o, err := t.ready.Run(ctx, b)
 	if g, ok := errors.AsType[*guest.Error](err); ok && b.check != nil && g.Field == "argv" && errdefs.IsPermissionDenied(err) {
 		err = t.refuse(policy.Verdict{Action: policy.Deny, Class: policy.ClassArgument, Rule: "sandbox:argv", Message: g.Message})
@@ -48,16 +48,16 @@ func (t *toolCall) run(ctx context.Context) (any, tool.Outcome, error) {
 	return out, o, err
 }
 
-// placed notes where the call runs.
-func (t *toolCall) placed(l *scheduler.Lease) {
+// notePlacement notes where the call runs.
+func (t *toolCall) notePlacement(l *scheduler.Lease) {
 	t.sandbox, t.record.Image = l.ID, t.e.imageOf(l.Template)
 	if t.watch.Started != nil {
 		t.watch.Started(l.ID)
 	}
 }
 
-// scope is what a tool without a sandbox looks at.
-func (t *toolCall) scope(ctx context.Context, b *box) error {
+// setScope is what a tool without a sandbox looks at.
+func (t *toolCall) setScope(ctx context.Context, b *box) error {
 	switch session := t.session(); {
 	case t.r.Sandbox != "":
 		if _, err := t.e.Sandbox(ctx, t.call, t.r.Sandbox); err != nil {
@@ -99,11 +99,11 @@ func (t *toolCall) session() string {
 	return ""
 }
 
-// place finds or leases the call's sandbox. done is to be called when the call
+// leaseSandbox finds or leases the call's sandbox. done is to be called when the call
 // is over.
-func (t *toolCall) place(ctx context.Context) (l *scheduler.Lease, done func(), err error) {
+func (t *toolCall) leaseSandbox(ctx context.Context) (l *scheduler.Lease, done func(), err error) {
 	if t.r.Sandbox != "" {
-		l, err := t.e.leaseOf(ctx, t.call, t.r.Sandbox)
+		l, err := t.e.findLease(ctx, t.call, t.r.Sandbox)
 		return l, func() {}, err
 	}
 	r := v1.SandboxRequest{Template: t.r.Template, Workspace: t.r.Workspace, ReadOnly: t.r.ReadOnly}
@@ -113,21 +113,21 @@ func (t *toolCall) place(ctx context.Context) (l *scheduler.Lease, done func(), 
 		}
 	}
 	t.record.Workspace = r.Workspace
-	a := acquisition{alias: links(t.profile.Profile.Paths)}
-	t.network(&a)
+	a := acquisition{alias: homeLinks(t.profile.Profile.Paths)}
+	t.applyNetwork(&a)
 	if s := t.session(); s != "" {
 		if t.r.Session == "" { // nobody asked for it to stay
 			r.IdleMS = ownIdle.Milliseconds()
 		}
 		l, err := t.e.session(ctx, t.call, s, r, a)
 		if err == nil {
-			err = t.e.mayEnter(t.call, l)
+			err = t.e.checkNetwork(t.call, l)
 		}
 		if err == nil {
-			err = t.fits(ctx, l)
+			err = t.checkSessionMatches(ctx, l)
 		}
 		if err == nil {
-			err = t.hasNetwork(ctx, l)
+			err = t.checkSessionNetwork(ctx, l)
 		}
 		return l, func() {}, err
 	}
@@ -148,8 +148,8 @@ func (t *toolCall) place(ctx context.Context) (l *scheduler.Lease, done func(), 
 	}, nil
 }
 
-// fits refuses a call that asks for another place than its session has.
-func (t *toolCall) fits(ctx context.Context, l *scheduler.Lease) error {
+// checkSessionMatches refuses a call that asks for another place than its session has.
+func (t *toolCall) checkSessionMatches(ctx context.Context, l *scheduler.Lease) error {
 	r := t.r
 	if r.Template != "" && r.Template != l.Template {
 		return invalid("template", "is %q, and the session's sandbox is of %q: leave it out, or take another session", r.Template, l.Template)
@@ -169,10 +169,10 @@ func (t *toolCall) fits(ctx context.Context, l *scheduler.Lease) error {
 	return nil
 }
 
-// links are the names of folders that a sandbox can have as links: those below
+// homeLinks are the names of folders that a sandbox can have as links: those below
 // the home directory, of folders of the workspace. Paths of inputs are mapped
 // by the tools whatever they are, so the others are left out.
-func links(paths map[string]string) map[string]string {
+func homeLinks(paths map[string]string) map[string]string {
 	out := map[string]string{}
 	for name, target := range paths {
 		if strings.HasPrefix(name, wire.Home+"/") && (target == wire.Workspace || strings.HasPrefix(target, wire.Workspace+"/")) {
@@ -200,7 +200,7 @@ func (t *toolCall) acquire(ctx context.Context, r v1.SandboxRequest, a acquisiti
 		l, err := t.e.acquire(ctx, t.call.keyless(), r, a)
 		pass()
 		busy, ok := errors.AsType[*InvalidError](err)
-		if !ok || busy.Field != "workspace" || !errdefs.IsUnavailable(err) || !t.e.freeSoon(ctx, t.call, r.Workspace) {
+		if !ok || busy.Field != "workspace" || !errdefs.IsUnavailable(err) || !t.e.workspaceFreesSoon(ctx, t.call, r.Workspace) {
 			return l, err
 		}
 		var late error
@@ -210,8 +210,8 @@ func (t *toolCall) acquire(ctx context.Context, r v1.SandboxRequest, a acquisiti
 	}
 }
 
-// freeSoon says whether all that has a workspace is a call, or ends already.
-func (e *Engine) freeSoon(ctx context.Context, call Call, workspace string) bool {
+// workspaceFreesSoon says whether all that has a workspace is a call, or ends already.
+func (e *Engine) workspaceFreesSoon(ctx context.Context, call Call, workspace string) bool {
 	w, err := e.Workspace(ctx, call, workspace)
 	if err != nil {
 		return false

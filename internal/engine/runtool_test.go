@@ -20,7 +20,7 @@ func TestLinksAreOnlyWhatASandboxCanHave(t *testing.T) {
 		{"no folder of the workspace", map[string]string{"/home/user/t": "/tmp", "/home/user/w": "/workspaces"}, map[string]string{}},
 		{"one below another", map[string]string{"/home/user/a": "/workspace", "/home/user/a/b": "/workspace/b", "/home/user/a/b/c": "/workspace"}, map[string]string{"/home/user/a": "/workspace"}},
 	} {
-		if diff := cmp.Diff(c.want, links(c.paths)); diff != "" {
+		if diff := cmp.Diff(c.want, homeLinks(c.paths)); diff != "" {
 			t.Errorf("%s: %s", c.name, diff)
 		}
 	}

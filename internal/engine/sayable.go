@@ -35,9 +35,9 @@ func As[E error](err error) error {
 	return nil
 }
 
-// sayable are the words of a tool's failure that its caller may read, and else
+// userMessage are the words of a tool's failure that its caller may read, and else
 // only its class.
-func sayable(err error, class string) string {
+func userMessage(err error, class string) string {
 	if got := ForCallers(err); got != nil {
 		return got.Error()
 	}
@@ -47,8 +47,8 @@ func sayable(err error, class string) string {
 // InputError is what is wrong with a tool's input, with its profile's name of it.
 type InputError = profile.InputError
 
-// sayInput makes what is wrong with an input readable for its caller.
-func sayInput(err error) error {
+// inputErrorForCaller makes what is wrong with an input readable for its caller.
+func inputErrorForCaller(err error) error {
 	e, ok := errors.AsType[*InputError](err)
 	switch {
 	case !ok:

@@ -20,7 +20,7 @@ var secretName = regexp.MustCompile(`(?i)(secret|token|passw|passphrase|credenti
 // maxEnvJSON bounds the variables of an input as JSON, where a byte may take six.
 const maxEnvJSON = 8 * maxEnvBytes
 
-// hide keeps the values of secret variables out of the caller's records until show is called.
+// hideSecrets keeps the values of secret variables out of the caller's records until show is called.
 func (g *Governance) hide(ctx context.Context, caller string, values []string) (show func(), err error) {
 	show, err = g.Redactor.Own(ctx, caller, values)
 	if errdefs.IsResourceExhausted(err) {
@@ -33,8 +33,8 @@ func (g *Governance) hide(ctx context.Context, caller string, values []string) (
 	return show, err
 }
 
-// hide keeps the secrets of the call's input out of the caller's records until the call ends.
-func (t *toolCall) hide(ctx context.Context) error {
+// hideSecrets keeps the secrets of the call's input out of the caller's records until the call ends.
+func (t *toolCall) hideSecrets(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -44,7 +44,7 @@ func (t *toolCall) hide(ctx context.Context) error {
 	}
 	show, err := t.g.hide(ctx, t.call.Caller, values)
 	if err == nil {
-		t.shows = append(t.shows, show)
+		t.unhide = append(t.unhide, show)
 	}
 	return err
 }
@@ -130,9 +130,9 @@ func secretMembers(env json.RawMessage) (values []string, err error) {
 	return values, nil
 }
 
-// conceal makes a record hold the length and the hash of its input alone: it has more secrets than
+// replaceInputWithHash makes a record hold the length and the hash of its input alone: it has more secrets than
 // can be hidden.
-func conceal(r *audit.Record) {
+func replaceInputWithHash(r *audit.Record) {
 	sum := sha256.Sum256(r.Input)
 	r.Input, r.InputBytes, r.InputHash = nil, len(r.Input), hex.EncodeToString(sum[:])
 }

@@ -35,7 +35,7 @@ func validateSession(name string) error {
 // session gives the sandbox of a session, and leases it for the session's first
 // call, or anew when its lease has ended.
 func (e *Engine) session(ctx context.Context, call Call, name string, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
-	leave, err := e.enterKey(ctx, sessionKey(call, name))
+	leave, err := e.lockKey(ctx, sessionKey(call, name))
 	if err != nil {
 		return nil, err
 	}

@@ -40,7 +40,7 @@ func (e *Engine) StartShell(ctx context.Context, call Call, id string, r v1.Shel
 	}{id, r}
 	return idempotent(ctx, e, call, opShell, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
 		return e.startShell(ctx, call, id, ref.String(), r, nil)
-	}, same)
+	}, identity)
 }
 
 func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, r v1.ShellRequest, tune func(*wire.Command)) (v1.Shell, error) {
@@ -63,7 +63,7 @@ func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, 
 		return v1.Shell{}, err
 	}
 	c.Stdin = in != nil || r.KeepOpen
-	l, err := e.leaseOf(ctx, call, sandbox)
+	l, err := e.findLease(ctx, call, sandbox)
 	if err != nil {
 		return v1.Shell{}, err
 	}
@@ -88,9 +88,9 @@ func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, 
 		err = use.Input(use.Ctx, id, in, !r.KeepOpen)
 	}
 	if err != nil {
-		return v1.Shell{}, errors.Join(e.cause(l, err), e.abandonShell(ctx, l, use, id))
+		return v1.Shell{}, errors.Join(e.endedOr(l, err), e.abandonShell(ctx, l, use, id))
 	}
-	e.events.tell(v1.ServiceEvent{Type: "shell.started", Caller: row.Caller, Sandbox: row.Sandbox, Shell: row.ID})
+	e.events.publish(v1.ServiceEvent{Type: "shell.started", Caller: row.Caller, Sandbox: row.Sandbox, Shell: row.ID})
 	return presentShell(row, sh), nil
 }
 
@@ -111,7 +111,7 @@ func (e *Engine) recoverShell(ctx context.Context, k store.Key) (sh v1.Shell, kn
 	case errdefs.IsNotFound(err):
 		return v1.Shell{}, true, e.opts.Store.DeleteShell(ctx, k.Ref)
 	case err != nil:
-		e.log.Warn("shell of an earlier request not found out", "shell", k.Ref, "error", e.cause(l, err))
+		e.log.Warn("shell of an earlier request not found out", "shell", k.Ref, "error", e.endedOr(l, err))
 		return v1.Shell{}, false, nil
 	}
 	return presentShell(row, got), true, nil
@@ -150,7 +150,7 @@ func (e *Engine) Shells(ctx context.Context, call Call, sandbox string) ([]v1.Sh
 			defer use.Leave()
 			list, err := use.Shells(use.Ctx)
 			if err != nil {
-				return nil, e.cause(l, err)
+				return nil, e.endedOr(l, err)
 			}
 			for _, sh := range list {
 				live[sh.ID] = sh
@@ -173,7 +173,7 @@ func (e *Engine) shell(ctx context.Context, call Call, id string) (store.Shell, 
 	if err != nil {
 		return row, nil, nil, err
 	}
-	l, err := e.leaseOf(ctx, call, row.Sandbox)
+	l, err := e.findLease(ctx, call, row.Sandbox)
 	if err != nil {
 		return row, nil, nil, err
 	}
@@ -194,21 +194,21 @@ func (e *Engine) Shell(ctx context.Context, call Call, id string) (v1.Shell, err
 	defer use.Leave()
 	sh, err := use.Shell(use.Ctx, id)
 	if err != nil {
-		return v1.Shell{}, e.cause(l, err)
+		return v1.Shell{}, e.endedOr(l, err)
 	}
-	e.noteEnd(ctx, sh)
+	e.recordShellEnd(ctx, sh)
 	return presentShell(row, sh), nil
 }
 
-// noteEnd records how a shell ended when that was seen.
-func (e *Engine) noteEnd(ctx context.Context, sh wire.Shell) {
+// recordShellEnd records how a shell ended when that was seen.
+func (e *Engine) recordShellEnd(ctx context.Context, sh wire.Shell) {
 	if sh.Result == nil {
 		return
 	}
 	if err := e.opts.Store.EndShell(ctx, sh.ID, time.Now(), *sh.Result); err != nil {
 		e.log.Warn("end of a shell not recorded", "shell", sh.ID, "error", err)
 	}
-	e.events.tell(v1.ServiceEvent{Type: "shell.ended", Shell: sh.ID, Reason: string(sh.Result.Ending)})
+	e.events.publish(v1.ServiceEvent{Type: "shell.ended", Shell: sh.ID, Reason: string(sh.Result.Ending)})
 }
 
 // KillShell ends a shell: TERM, the grace time, KILL; nothing of it lives when
@@ -231,15 +231,15 @@ func (e *Engine) KillShell(ctx context.Context, call Call, id string, grace time
 	defer use.Leave()
 	sh, err := use.Kill(use.Ctx, wire.Kill{ID: id, Grace: grace})
 	if err != nil {
-		return v1.Shell{}, e.cause(l, err)
+		return v1.Shell{}, e.endedOr(l, err)
 	}
-	e.noteEnd(ctx, sh)
+	e.recordShellEnd(ctx, sh)
 	if sh.Result != nil && sh.Result.Unclean {
 		return presentShell(row, sh), e.sched.End(ctx, l, scheduler.Unclean, false)
 	}
 	if forget {
 		if err := use.Forget(use.Ctx, id); err != nil {
-			return v1.Shell{}, e.cause(l, err)
+			return v1.Shell{}, e.endedOr(l, err)
 		}
 		return presentShell(row, sh), e.opts.Store.DeleteShell(ctx, id)
 	}
@@ -256,7 +256,7 @@ func (e *Engine) SignalShell(ctx context.Context, call Call, id string, number i
 		return err
 	}
 	defer use.Leave()
-	return e.cause(l, use.Signal(use.Ctx, wire.Signal{ID: id, Number: number, All: true}))
+	return e.endedOr(l, use.Signal(use.Ctx, wire.Signal{ID: id, Number: number, All: true}))
 }
 
 // Input writes to a shell's stdin, and closes it if asked. That of a terminal
@@ -271,9 +271,9 @@ func (e *Engine) Input(ctx context.Context, call Call, id string, r io.Reader, c
 		if closeIt {
 			return invalid("close", "is not for terminals: write the character that stands for the end, 0x04, and leave the input open")
 		}
-		return e.cause(l, use.Type(use.Ctx, id, r, nil))
+		return e.endedOr(l, use.Type(use.Ctx, id, r, nil))
 	}
-	return e.cause(l, use.Input(use.Ctx, id, r, closeIt))
+	return e.endedOr(l, use.Input(use.Ctx, id, r, closeIt))
 }
 
 // OutputRequest asks for a piece of a shell's output.
@@ -327,12 +327,12 @@ func (e *Engine) Output(ctx context.Context, call Call, id string, r OutputReque
 	out := v1.Output{
 		Stream: r.Stream, Offset: first, NextOffset: end.Next, Gap: first - r.Offset, EOF: end.EOF, Shell: presentShell(row, end.Shell),
 	}
-	out.Data, out.Base64 = text(data)
+	out.Data, out.Base64 = encodeOutput(data)
 	return out, nil
 }
 
-// text gives bytes as text, or as base64 where they are none.
-func text(b []byte) (data, base string) {
+// encodeOutput gives bytes as text, or as base64 where they are none.
+func encodeOutput(b []byte) (data, base string) {
 	if utf8.Valid(b) {
 		return string(b), ""
 	}
@@ -357,14 +357,14 @@ func (e *Engine) output(ctx context.Context, call Call, id string, r *OutputRequ
 	defer use.Leave()
 	end, err := use.Output(use.Ctx, wire.Output{ID: id, Stream: wire.Stream(r.Stream), Offset: r.Offset, Limit: r.Limit, Follow: r.Follow, Wait: r.Wait}, sink)
 	if err != nil {
-		return end, row, e.cause(l, err)
+		return end, row, e.endedOr(l, err)
 	}
-	e.noteEnd(ctx, end.Shell)
+	e.recordShellEnd(ctx, end.Shell)
 	return end, row, nil
 }
 
-// cause gives the reason a lease ended for, where that is why a call failed.
-func (e *Engine) cause(l *scheduler.Lease, err error) error {
+// endedOr gives the reason a lease ended for, where that is why a call failed.
+func (e *Engine) endedOr(l *scheduler.Lease, err error) error {
 	if err == nil {
 		return nil
 	}

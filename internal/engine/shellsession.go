@@ -38,7 +38,7 @@ func (e *Engine) StartShellSession(ctx context.Context, call Call, sandbox strin
 	}{sandbox, r}
 	return idempotent(ctx, e, call, opSession, ref.String(), request, func(ctx context.Context) (v1.ShellSession, error) {
 		return e.startShellSession(ctx, call, sandbox, ref.String(), r)
-	}, same)
+	}, identity)
 }
 
 func (e *Engine) startShellSession(ctx context.Context, call Call, sandbox, id string, r v1.ShellSessionRequest) (v1.ShellSession, error) {
@@ -59,13 +59,13 @@ func (e *Engine) startShellSession(ctx context.Context, call Call, sandbox, id s
 	}
 	se, err := use.StartSession(use.Ctx, st)
 	if r.Shell == "" && st.Shell == "bash" && isMissingProgram(err) {
-		e.noteNoBash(use.Image())
+		e.rememberNoBash(use.Image())
 		st.Shell = "sh"
 		se, err = use.StartSession(use.Ctx, st)
 	}
 	if err != nil {
 		e.dropShellSession(ctx, use, id)
-		return v1.ShellSession{}, e.cause(l, err)
+		return v1.ShellSession{}, e.endedOr(l, err)
 	}
 	return presentShellSession(sandbox, se), nil
 }
@@ -81,7 +81,7 @@ func (e *Engine) dropShellSession(ctx context.Context, use *scheduler.Use, id st
 }
 
 func (e *Engine) enter(ctx context.Context, call Call, sandbox string) (*scheduler.Lease, *scheduler.Use, error) {
-	l, err := e.leaseOf(ctx, call, sandbox)
+	l, err := e.findLease(ctx, call, sandbox)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -98,7 +98,7 @@ func (e *Engine) ShellSessions(ctx context.Context, call Call, sandbox string) (
 	defer use.Leave()
 	list, err := use.Sessions(use.Ctx)
 	if err != nil {
-		return nil, e.cause(l, err)
+		return nil, e.endedOr(l, err)
 	}
 	out := make([]v1.ShellSession, 0, len(list))
 	for _, se := range list {
@@ -116,7 +116,7 @@ func (e *Engine) EndShellSession(ctx context.Context, call Call, sandbox, id str
 	defer use.Leave()
 	se, err := use.EndSession(use.Ctx, id)
 	if err != nil {
-		return v1.ShellSession{}, e.cause(l, noShellSession(id, err))
+		return v1.ShellSession{}, e.endedOr(l, sessionNotFound(id, err))
 	}
 	if se.Result != nil && se.Result.Unclean {
 		err = e.sched.End(ctx, l, scheduler.Unclean, false)
@@ -136,20 +136,20 @@ func (e *Engine) ExecShellSession(ctx context.Context, call Call, sandbox, id st
 	}{sandbox, id, x}
 	return idempotent(ctx, e, call, opSessionExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
 		return e.execShellSession(ctx, call, sandbox, id, ref.String(), x, st)
-	}, keepShort)
+	}, storedExecResult)
 }
 
 func (e *Engine) execShellSession(ctx context.Context, call Call, sandbox, id, ref string, x v1.ShellSessionExec, st Stream) (v1.ExecResult, error) {
-	wait, err := sessionTurn(x)
+	wait, err := sessionWaitTime(x)
 	if err != nil {
 		return v1.ExecResult{}, err
 	}
-	l, err := e.leaseOf(ctx, call, sandbox)
+	l, err := e.findLease(ctx, call, sandbox)
 	if err != nil {
 		return v1.ExecResult{}, err
 	}
 	var got wire.SessionResult
-	res, err := e.conduct(ctx, l, ref, x.Exec, st, nil, func(use *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
+	res, err := e.runCommand(ctx, l, ref, x.Exec, st, nil, func(use *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
 		text := x.Command
 		if text == "" {
 			text = commandLine(x.Argv)
@@ -158,7 +158,7 @@ func (e *Engine) execShellSession(ctx context.Context, call Call, sandbox, id, r
 		got, err = use.ExecSession(use.Ctx, wire.SessionExec{
 			ID: c.ID, Session: id, Text: text, Timeout: c.Timeout, OutputLimit: c.OutputLimit, Wait: wait, Renew: x.Renew,
 		}, io)
-		return got.Result, noShellSession(id, err)
+		return got.Result, sessionNotFound(id, err)
 	})
 	if err != nil {
 		return res, err
@@ -174,9 +174,9 @@ func (e *Engine) execShellSession(ctx context.Context, call Call, sandbox, id, r
 	return res, nil
 }
 
-// sessionTurn checks a request for a command in a session, and says how long it
+// sessionWaitTime checks a request for a command in a session, and says how long it
 // waits for its turn.
-func sessionTurn(x v1.ShellSessionExec) (time.Duration, error) {
+func sessionWaitTime(x v1.ShellSessionExec) (time.Duration, error) {
 	switch {
 	case x.Cwd != "":
 		return 0, invalid("cwd", "is the session's: use cd in the command")
@@ -207,8 +207,8 @@ func commandLine(argv []string) string {
 	return strings.Join(words, " ")
 }
 
-// noShellSession words the guest's not finding one for callers.
-func noShellSession(id string, err error) error {
+// sessionNotFound words the guest's not finding one for callers.
+func sessionNotFound(id string, err error) error {
 	if errdefs.IsNotFound(err) {
 		return usererror.Errorf(errdefs.ErrNotFound, "there is no session %.128q", id)
 	}

@@ -36,7 +36,7 @@ func (e *Engine) ResizeWorkspace(ctx context.Context, call Call, name string, r 
 	if err := e.checkQuota(r.QuotaBytes); err != nil {
 		return v1.Workspace{}, err
 	}
-	leave, err := e.enterKey(ctx, spaceKey(call))
+	leave, err := e.lockKey(ctx, spaceKey(call))
 	if err != nil {
 		return v1.Workspace{}, err
 	}
@@ -58,13 +58,13 @@ func (e *Engine) ResizeWorkspace(ctx context.Context, call Call, name string, r 
 // which is nobody else's matter.
 func spaceKey(call Call) Call { return Call{Caller: call.Caller, Key: "\x00space"} }
 
-// makeWorkspace is Volumes.Create within what the caller may have.
-func (e *Engine) makeWorkspace(ctx context.Context, call Call, disk string, opt volumes.CreateOptions) (volumes.Workspace, error) {
+// createWithinQuota is Volumes.Create within what the caller may have.
+func (e *Engine) createWithinQuota(ctx context.Context, call Call, disk string, opt volumes.CreateOptions) (volumes.Workspace, error) {
 	if err := e.checkQuota(opt.QuotaBytes); err != nil {
 		return volumes.Workspace{}, err
 	}
 	if call.Caller != LocalCaller {
-		leave, err := e.enterKey(ctx, spaceKey(call))
+		leave, err := e.lockKey(ctx, spaceKey(call))
 		if err != nil {
 			return volumes.Workspace{}, err
 		}

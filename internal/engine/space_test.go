@@ -180,7 +180,7 @@ func TestCallersTakeRoomBesideOneAnother(t *testing.T) {
 	s := boundedWorld(t, 20<<20)
 	defer s.stop()
 	ann, bob := s.as(t, v1.TokenRequest{Caller: "ann"}), s.as(t, v1.TokenRequest{Caller: "bob"})
-	leave, err := s.enterKey(t.Context(), spaceKey(ann))
+	leave, err := s.lockKey(t.Context(), spaceKey(ann))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ func (e *Engine) Sync(ctx context.Context, call Call, id string) (v1.Sync, error
 	defer use.Leave()
 	sum, carried, err := e.sched.Sync(use.Ctx, l)
 	if err != nil {
-		return v1.Sync{}, e.cause(l, err)
+		return v1.Sync{}, e.endedOr(l, err)
 	}
 	return v1.Sync{Carried: carried, Entries: sum.Entries, Bytes: sum.Bytes}, nil
 }

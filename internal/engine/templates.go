@@ -57,7 +57,7 @@ func newTemplates() *templates {
 	return &templates{turn: make(chan struct{}, 1), wake: make(chan struct{}, 1), known: map[string]*template{}}
 }
 
-func (t *templates) take(ctx context.Context) error {
+func (t *templates) lock(ctx context.Context) error {
 	select {
 	case t.turn <- struct{}{}:
 		return nil
@@ -66,10 +66,10 @@ func (t *templates) take(ctx context.Context) error {
 	}
 }
 
-func (t *templates) leave() { <-t.turn }
+func (t *templates) unlock() { <-t.turn }
 
-// again makes those that are not ready be tried at once.
-func (t *templates) again() {
+// retryNow makes those that are not ready be tried at once.
+func (t *templates) retryNow() {
 	select {
 	case t.wake <- struct{}{}:
 	default:
@@ -92,22 +92,22 @@ func (e *Engine) openTemplates(ctx context.Context) ([]scheduler.Template, error
 	}
 	var ready []scheduler.Template
 	for _, src := range sources {
-		t, err := e.readied(ctx, src)
+		t, err := e.prepareSource(ctx, src)
 		if err != nil && e.opts.LoadTemplates == nil {
 			return nil, fmt.Errorf("template %s: %w", src.Name, err)
 		}
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		if e.note(src, err); err == nil {
+		if e.noteTemplate(src, err); err == nil {
 			ready = append(ready, t)
 		}
 	}
 	return ready, nil
 }
 
-// readied is a source made ready to be leased.
-func (e *Engine) readied(ctx context.Context, src TemplateSource) (scheduler.Template, error) {
+// prepareSource is a source made ready to be leased.
+func (e *Engine) prepareSource(ctx context.Context, src TemplateSource) (scheduler.Template, error) {
 	if src.Err != nil {
 		return scheduler.Template{}, src.Err
 	}
@@ -116,8 +116,8 @@ func (e *Engine) readied(ctx context.Context, src TemplateSource) (scheduler.Tem
 	return t, err
 }
 
-// note records what became of a source.
-func (e *Engine) note(src TemplateSource, err error) {
+// noteTemplate records what became of a source.
+func (e *Engine) noteTemplate(src TemplateSource, err error) {
 	e.templates.mu.Lock()
 	defer e.templates.mu.Unlock()
 	t := e.templates.known[src.Name]
@@ -138,7 +138,7 @@ func (e *Engine) note(src TemplateSource, err error) {
 		t.tries++
 	}
 	if !told {
-		e.events.tell(v1.ServiceEvent{Type: "template.not_ready", Template: src.Name, Reason: inLine(err)})
+		e.events.publish(v1.ServiceEvent{Type: "template.not_ready", Template: src.Name, Reason: singleLine(err)})
 		e.log.Error("template not ready", "template", src.Name, "file", src.File, "version_in_use", !t.since.IsZero(), "error", err)
 	}
 }
@@ -159,10 +159,10 @@ func (e *Engine) Reload(ctx context.Context) (Reload, error) {
 	if e.opts.LoadTemplates == nil {
 		return r, usererror.Errorf(errdefs.ErrFailedPrecondition, "this service's templates cannot be reloaded")
 	}
-	if err := e.templates.take(ctx); err != nil {
+	if err := e.templates.lock(ctx); err != nil {
 		return r, err
 	}
-	defer e.templates.leave()
+	defer e.templates.unlock()
 	sources, err := e.opts.LoadTemplates()
 	e.templates.mu.Lock()
 	e.templates.err = err
@@ -185,9 +185,9 @@ func (e *Engine) Reload(ctx context.Context) (Reload, error) {
 }
 
 func (e *Engine) reloadOne(ctx context.Context, src TemplateSource, r *Reload) {
-	t, err := e.readied(ctx, src)
+	t, err := e.prepareSource(ctx, src)
 	if err != nil {
-		e.note(src, err)
+		e.noteTemplate(src, err)
 		r.Failed[src.Name] = err
 		return
 	}
@@ -195,17 +195,17 @@ func (e *Engine) reloadOne(ctx context.Context, src TemplateSource, r *Reload) {
 	if change == scheduler.Same && e.isReady(src) {
 		return
 	}
-	e.note(src, nil)
+	e.noteTemplate(src, nil)
 	switch change {
 	case scheduler.Added:
 		r.Added = append(r.Added, src.Name)
-		e.events.tell(v1.ServiceEvent{Type: "template.ready", Template: src.Name})
+		e.events.publish(v1.ServiceEvent{Type: "template.ready", Template: src.Name})
 	case scheduler.Changed:
 		r.Changed = append(r.Changed, src.Name)
-		e.events.tell(v1.ServiceEvent{Type: "template.changed", Template: src.Name})
+		e.events.publish(v1.ServiceEvent{Type: "template.changed", Template: src.Name})
 	case scheduler.Resized:
 		r.Resized = append(r.Resized, src.Name)
-		e.events.tell(v1.ServiceEvent{Type: "template.resized", Template: src.Name})
+		e.events.publish(v1.ServiceEvent{Type: "template.resized", Template: src.Name})
 	case scheduler.Same: // its file may have moved, or is good again
 	}
 }
@@ -231,7 +231,7 @@ func (e *Engine) forgetOthers(sources []TemplateSource) (removed []string) {
 	e.templates.mu.Unlock()
 	for _, name := range removed {
 		e.sched.Drop(name)
-		e.events.tell(v1.ServiceEvent{Type: "template.removed", Template: name})
+		e.events.publish(v1.ServiceEvent{Type: "template.removed", Template: name})
 	}
 	return removed
 }
@@ -257,20 +257,20 @@ func (e *Engine) runTemplates(ctx context.Context) error {
 			delete(fetching, ref)
 		case <-t.C:
 		}
-		e.endFetches(fetching)
-		for _, t := range e.due(now) {
+		e.cancelUnwantedFetches(fetching)
+		for _, t := range e.dueTemplates(now) {
 			ref := t.want.Spec.Image.Ref
 			if fetching[ref] != nil {
 				continue
 			}
-			if !e.lacks(ref) {
-				e.retry(ctx, t)
+			if !e.canFetch(ref) {
+				e.retryTemplate(ctx, t)
 				continue
 			}
 			one, cancel := context.WithCancel(ctx)
 			fetching[ref] = cancel
 			work.Go(func() { // waited for above
-				e.retry(one, t)
+				e.retryTemplate(one, t)
 				select {
 				case came <- ref:
 				case <-ctx.Done():
@@ -281,14 +281,14 @@ func (e *Engine) runTemplates(ctx context.Context) error {
 	}
 }
 
-// lacks says whether an image is not here and can be fetched.
-func (e *Engine) lacks(ref string) bool {
+// canFetch says whether an image is not here and can be fetched.
+func (e *Engine) canFetch(ref string) bool {
 	_, err := e.opts.Images.Resolve(ref)
 	return e.opts.FetchImage != nil && errdefs.IsNotFound(err)
 }
 
-// endFetches ends those that no template waits for any more.
-func (e *Engine) endFetches(fetching map[string]context.CancelFunc) {
+// cancelUnwantedFetches ends those that no template waits for any more.
+func (e *Engine) cancelUnwantedFetches(fetching map[string]context.CancelFunc) {
 	wanted := slices.Collect(maps.Values(e.templates.images()))
 	for ref, cancel := range fetching {
 		if !slices.Contains(wanted, ref) {
@@ -297,8 +297,8 @@ func (e *Engine) endFetches(fetching map[string]context.CancelFunc) {
 	}
 }
 
-// due are copies of those to be tried again.
-func (e *Engine) due(now bool) (out []template) {
+// dueTemplates are copies of those to be tried again.
+func (e *Engine) dueTemplates(now bool) (out []template) {
 	e.templates.mu.Lock()
 	defer e.templates.mu.Unlock()
 	for _, t := range e.templates.known {
@@ -309,33 +309,33 @@ func (e *Engine) due(now bool) (out []template) {
 	return out
 }
 
-// retry makes one ready that was not, and gets its image if it can. What takes
+// retryTemplate makes one ready that was not, and gets its image if it can. What takes
 // long is done without the turn.
-func (e *Engine) retry(ctx context.Context, was template) {
+func (e *Engine) retryTemplate(ctx context.Context, was template) {
 	src := was.want
-	if e.lacks(src.Spec.Image.Ref) {
+	if e.canFetch(src.Spec.Image.Ref) {
 		if err := e.opts.FetchImage(ctx, src.Spec.Image.Ref); err != nil {
 			if ctx.Err() == nil && e.unchanged(was) {
-				e.note(src, err)
+				e.noteTemplate(src, err)
 			}
 			return
 		}
 	}
-	if err := e.templates.take(ctx); err != nil {
+	if err := e.templates.lock(ctx); err != nil {
 		return
 	}
-	defer e.templates.leave()
+	defer e.templates.unlock()
 	if !e.unchanged(was) {
 		return // it was reloaded meanwhile
 	}
-	t, err := e.readied(ctx, src)
+	t, err := e.prepareSource(ctx, src)
 	if ctx.Err() != nil {
 		return
 	}
-	if e.note(src, err); err == nil {
+	if e.noteTemplate(src, err); err == nil {
 		e.sched.Put(t)
 		e.log.Info("template ready", "template", src.Name)
-		e.events.tell(v1.ServiceEvent{Type: "template.ready", Template: src.Name})
+		e.events.publish(v1.ServiceEvent{Type: "template.ready", Template: src.Name})
 	}
 }
 
@@ -369,15 +369,15 @@ func (e *Engine) checkTemplate(call Call, name string) error {
 	}
 	text := "try again later"
 	if call.Operator {
-		text = strings.TrimSpace(inLine(why))
+		text = strings.TrimSpace(singleLine(why))
 	}
 	return &InvalidError{Field: "template", Message: fmt.Sprintf("%q is not ready: %s; ready are %v", name, text, known), Class: errdefs.ErrUnavailable}
 }
 
-func inLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+func singleLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-// imageUser names a template that uses an image, or "".
-func (e *Engine) imageUser(id string) string {
+// templateUsing names a template that uses an image, or "".
+func (e *Engine) templateUsing(id string) string {
 	for _, name := range e.sched.Templates() {
 		if t, ok := e.sched.Template(name); ok && t.Spec.Image.ID == id {
 			return name

@@ -43,20 +43,20 @@ func (e *Engine) Template(_ context.Context, call Call, name string) (v1.Templat
 
 // ReloadTemplates is Reload for a call. Only operators may.
 func (e *Engine) ReloadTemplates(ctx context.Context, call Call) (v1.TemplateReload, error) {
-	if err := call.operate("reload templates"); err != nil {
+	if err := call.requireOperator("reload templates"); err != nil {
 		return v1.TemplateReload{}, err
 	}
 	r, err := e.Reload(ctx)
 	out := v1.TemplateReload{
-		Added: listed(r.Added), Changed: listed(r.Changed), Resized: listed(r.Resized), Removed: listed(r.Removed), Failed: map[string]string{},
+		Added: nonNil(r.Added), Changed: nonNil(r.Changed), Resized: nonNil(r.Resized), Removed: nonNil(r.Removed), Failed: map[string]string{},
 	}
 	for name, why := range r.Failed {
-		out.Failed[name] = inLine(why)
+		out.Failed[name] = singleLine(why)
 	}
 	return out, err
 }
 
-func listed(names []string) []string { return append([]string{}, names...) }
+func nonNil(names []string) []string { return append([]string{}, names...) }
 
 // presentTemplate shows the version that is leased, or else the one that is to
 // be. The lock of templates is held.
@@ -75,7 +75,7 @@ func (e *Engine) presentTemplate(call Call, t *template) v1.Template {
 	if call.Operator {
 		out.File = t.want.File
 		if t.err != nil {
-			out.Error = inLine(t.err)
+			out.Error = singleLine(t.err)
 		}
 	}
 	return out

@@ -51,7 +51,7 @@ func (e *Engine) OpenTerminal(ctx context.Context, call Call, sandbox string, r 
 				c.Argv = c.Argv[:1]
 			}
 		})
-	}, same)
+	}, identity)
 }
 
 // Attachment is one caller's hold on a terminal. Its methods may be called
@@ -86,7 +86,7 @@ func (e *Engine) Attach(ctx context.Context, call Call, sandbox, id string) (*At
 		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "shell %q has no terminal: read its output and write to its input instead", id)
 	default:
 		a.state, err = use.Shell(use.Ctx, id)
-		err = e.cause(l, err)
+		err = e.endedOr(l, err)
 	}
 	if err != nil {
 		a.Leave()
@@ -114,9 +114,9 @@ func (a *Attachment) Size() (cols, rows int) {
 func (a *Attachment) Follow(offset int64, sink func(offset int64, data []byte) error) (v1.ExecResult, error) {
 	end, err := a.use.Output(a.use.Ctx, wire.Output{ID: a.row.ID, Stream: wire.Stdout, Offset: offset, Follow: true}, sink)
 	if err != nil {
-		return v1.ExecResult{}, a.e.cause(a.lease, err)
+		return v1.ExecResult{}, a.e.endedOr(a.lease, err)
 	}
-	a.e.noteEnd(a.use.Ctx, end.Shell)
+	a.e.recordShellEnd(a.use.Ctx, end.Shell)
 	sh := presentShell(a.row, end.Shell)
 	if sh.Result == nil {
 		return v1.ExecResult{}, errors.New("the output of a terminal ended before its command")
@@ -127,7 +127,7 @@ func (a *Attachment) Follow(offset int64, sink func(offset int64, data []byte) e
 // Type gives what r gives to the terminal, until r ends. taken is told how many
 // bytes it got.
 func (a *Attachment) Type(r io.Reader, taken func(total int64)) error {
-	return a.e.cause(a.lease, a.use.Type(a.use.Ctx, a.row.ID, r, taken))
+	return a.e.endedOr(a.lease, a.use.Type(a.use.Ctx, a.row.ID, r, taken))
 }
 
 // Resize sets the terminal's size; of several who are attached, the last one's
@@ -136,7 +136,7 @@ func (a *Attachment) Resize(cols, rows int) error {
 	if f := wire.CheckSize(cols, rows); f != nil {
 		return invalid(f.Field, "%s", f.Message)
 	}
-	return a.e.cause(a.lease, a.use.Resize(a.use.Ctx, wire.Resize{ID: a.row.ID, Cols: cols, Rows: rows}))
+	return a.e.endedOr(a.lease, a.use.Resize(a.use.Ctx, wire.Resize{ID: a.row.ID, Cols: cols, Rows: rows}))
 }
 
 // Signal sends a signal to every process of the terminal's command.
@@ -144,7 +144,7 @@ func (a *Attachment) Signal(number int) error {
 	if number < 1 || number > 64 {
 		return invalid("signal", "is %d: from 1 to 64", number)
 	}
-	return a.e.cause(a.lease, a.use.Signal(a.use.Ctx, wire.Signal{ID: a.row.ID, Number: number, All: true}))
+	return a.e.endedOr(a.lease, a.use.Signal(a.use.Ctx, wire.Signal{ID: a.row.ID, Number: number, All: true}))
 }
 
 // Ended says whether an error is that the command was over.

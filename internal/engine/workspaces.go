@@ -37,7 +37,7 @@ const (
 // is no name of a workspace stays so.
 func diskName(caller, name string) string {
 	if caller == LocalCaller {
-		if owned(name) {
+		if isOwnedDiskName(name) {
 			return "?" + name // no name: it is another's
 		}
 		return name
@@ -49,9 +49,9 @@ func diskName(caller, name string) string {
 	return ownedPrefix + hex.EncodeToString(sum[:28])
 }
 
-// owned says whether a name on disk is of a workspace of another caller than
+// isOwnedDiskName says whether a name on disk is of a workspace of another caller than
 // the local one.
-func owned(disk string) bool {
+func isOwnedDiskName(disk string) bool {
 	return len(disk) == ownedLength && strings.HasPrefix(disk, ownedPrefix)
 }
 
@@ -70,7 +70,7 @@ func workspaceError(err error, disk, name string) error {
 	if disk == name || disk == "" {
 		return err
 	}
-	return &renamed{err: err, disk: disk, name: name}
+	return &renamedError{err: err, disk: disk, name: name}
 }
 
 // busyText says who has a workspace, and what can be done about it.
@@ -84,17 +84,17 @@ func busyText(b *volumes.BusyError, name string) string {
 	return fmt.Sprintf("%q is written to by sandbox %s: wait for its end, remove it, or ask with read_only", name, b.Lease)
 }
 
-// renamed hides a name on disk.
-type renamed struct {
+// renamedError hides a name on disk.
+type renamedError struct {
 	err        error
 	disk, name string
 }
 
 // Error has the caller's name instead.
-func (r *renamed) Error() string { return strings.ReplaceAll(r.err.Error(), r.disk, r.name) }
+func (r *renamedError) Error() string { return strings.ReplaceAll(r.err.Error(), r.disk, r.name) }
 
 // Unwrap gives the error as it is.
-func (r *renamed) Unwrap() error { return r.err }
+func (r *renamedError) Unwrap() error { return r.err }
 
 // findWorkspace finds a workspace of the caller. That of another and one that is
 // not there are NotFound alike.
@@ -111,10 +111,10 @@ func (e *Engine) findWorkspace(call Call, name string) (volumes.Workspace, error
 func (e *Engine) CreateWorkspace(ctx context.Context, call Call, r v1.WorkspaceRequest) (v1.Workspace, error) {
 	return idempotent(ctx, e, call, opWorkspace, r.Name, r, func(ctx context.Context) (v1.Workspace, error) {
 		disk := diskName(call.Caller, r.Name)
-		if err := e.nameWorkspace(ctx, call, disk, r.Name); err != nil {
+		if err := e.recordOwner(ctx, call, disk, r.Name); err != nil {
 			return v1.Workspace{}, err
 		}
-		w, err := e.makeWorkspace(ctx, call, disk, volumes.CreateOptions{QuotaBytes: r.QuotaBytes})
+		w, err := e.createWithinQuota(ctx, call, disk, volumes.CreateOptions{QuotaBytes: r.QuotaBytes})
 		switch {
 		case As[*InvalidError](err) != nil:
 			return v1.Workspace{}, err
@@ -124,18 +124,18 @@ func (e *Engine) CreateWorkspace(ctx context.Context, call Call, r v1.WorkspaceR
 			return v1.Workspace{}, usererror.Errorf(errdefs.ErrAlreadyExists, "workspace %q is there already", r.Name)
 		}
 		if err == nil { // again: one of that name may have been deleted meanwhile
-			err = e.nameWorkspace(ctx, call, disk, r.Name)
+			err = e.recordOwner(ctx, call, disk, r.Name)
 		}
 		if w.Name = r.Name; err == nil {
-			e.events.tell(v1.ServiceEvent{Type: "workspace.created", Caller: call.Caller, Workspace: r.Name})
+			e.events.publish(v1.ServiceEvent{Type: "workspace.created", Caller: call.Caller, Workspace: r.Name})
 		}
 		return presentWorkspace(w), workspaceError(err, disk, r.Name)
-	}, same)
+	}, identity)
 }
 
-// nameWorkspace notes whose a name on disk is, where it does not say.
-func (e *Engine) nameWorkspace(ctx context.Context, call Call, disk, name string) error {
-	if call.Caller == LocalCaller || !owned(disk) {
+// recordOwner notes whose a name on disk is, where it does not say.
+func (e *Engine) recordOwner(ctx context.Context, call Call, disk, name string) error {
+	if call.Caller == LocalCaller || !isOwnedDiskName(disk) {
 		return nil
 	}
 	return e.opts.Store.NameWorkspace(ctx, disk, call.Caller, name)
@@ -146,7 +146,7 @@ func (e *Engine) Workspaces(ctx context.Context, call Call) ([]v1.Workspace, err
 	out := []v1.Workspace{}
 	if call.Caller == LocalCaller {
 		for _, w := range e.opts.Volumes.List() {
-			if !owned(w.Name) {
+			if !isOwnedDiskName(w.Name) {
 				out = append(out, presentWorkspace(w))
 			}
 		}
@@ -183,13 +183,13 @@ func (e *Engine) DeleteWorkspace(ctx context.Context, call Call, name string) er
 	}
 	err := e.opts.Volumes.Delete(ctx, disk)
 	if err == nil || errdefs.IsNotFound(err) {
-		e.events.tell(v1.ServiceEvent{Type: "workspace.removed", Caller: call.Caller, Workspace: name})
+		e.events.publish(v1.ServiceEvent{Type: "workspace.removed", Caller: call.Caller, Workspace: name})
 		return workspaceError(err, disk, name)
 	}
 	again, cancel := detach(ctx, 10*time.Second)
 	defer cancel()
 	if _, find := e.findWorkspace(call, name); find == nil {
-		err = errors.Join(err, e.nameWorkspace(again, call, disk, name))
+		err = errors.Join(err, e.recordOwner(again, call, disk, name))
 	}
 	if errdefs.IsFailedPrecondition(err) {
 		return usererror.Errorf(errdefs.ErrFailedPrecondition, "workspace %q is in use: remove the sandboxes that have it first", name)
@@ -234,17 +234,17 @@ func (e *Engine) ReadWorkspaceFile(ctx context.Context, call Call, name string, 
 	if err != nil {
 		return nil, v1.File{}, errors.Join(err, files.Close())
 	}
-	return &closeBoth{Reader: body, first: body, then: files}, presentInfo(body.Info()), nil
+	return &fileAndWorkspace{Reader: body, first: body, then: files}, presentInfo(body.Info()), nil
 }
 
-// closeBoth closes a file and then the workspace it is of.
-type closeBoth struct {
+// fileAndWorkspace closes a file and then the workspace it is of.
+type fileAndWorkspace struct {
 	io.Reader
 	first, then io.Closer
 }
 
 // Close closes both.
-func (c *closeBoth) Close() error { return errors.Join(c.first.Close(), c.then.Close()) }
+func (c *fileAndWorkspace) Close() error { return errors.Join(c.first.Close(), c.then.Close()) }
 
 // MakeWorkspaceDir makes a folder of a workspace at rest, with its parents.
 func (e *Engine) MakeWorkspaceDir(ctx context.Context, call Call, name string, r wire.FileRequest) (f v1.File, err error) {
