@@ -316,7 +316,7 @@ func badTokens(t *testing.T, s *harness.Server) {
 	} {
 		for _, path := range []string{"/v1/tools/system.bash/call", "/v1/sandboxes", "/v1/policy/check", "/v1/approvals/" + nobody + "/answer", "/mcp"} {
 			p := s.Ask(t, "POST", path, `{}`, "Authorization", "Bearer "+secret).Problem(t, http.StatusUnauthorized, "unauthenticated", "")
-			if p.Detail != "the bearer token is not known, or not good any more" {
+			if p.Detail != "the bearer token is unknown, expired or revoked" {
 				t.Errorf("%s", p.Detail)
 			}
 		}

@@ -14,8 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// Approvals lists the caller's questions, an operator's list has everybody's;
-// state "" takes all, the newest first, at most 1000.
+// Approvals lists approval requests in the given state, newest first, at most 1000. An operator
+// sees all requests, another caller only their own. An empty state selects all states.
 func (e *Engine) Approvals(ctx context.Context, call Call, state string) ([]v1.Approval, error) {
 	g := e.opts.Governance
 	if g == nil {
@@ -37,10 +37,11 @@ func (e *Engine) Approvals(ctx context.Context, call Call, state string) ([]v1.A
 	return out, nil
 }
 
-// hostError begins the text of errors in records that are for operators alone.
+// hostError is the prefix of recorded errors that only operators may read.
 const hostError = "service: "
 
-// auditText is the text of an error for a record.
+// auditText returns the text of err for an audit record. Text that callers must not see gets the
+// prefix hostError.
 func auditText(err error) string {
 	if ForCallers(err) == nil {
 		return hostError + err.Error()
@@ -48,7 +49,8 @@ func auditText(err error) string {
 	return err.Error()
 }
 
-// visibleCaller is whose questions and records a caller sees: "" is everybody's.
+// visibleCaller returns the caller whose approval requests and records call may see, or "" for all
+// callers.
 func visibleCaller(call Call) string {
 	if call.Operator {
 		return ""
@@ -56,15 +58,16 @@ func visibleCaller(call Call) string {
 	return call.Caller
 }
 
-// Approval describes one question.
+// Approval returns one approval request. For a caller that is not an operator, the request of
+// another caller is NotFound.
 func (e *Engine) Approval(ctx context.Context, call Call, id string) (v1.Approval, error) {
 	g := e.opts.Governance
 	if g == nil {
 		return v1.Approval{}, errUngoverned
 	}
 	q, err := g.Gate.Get(ctx, id)
-	if !call.Operator && (errdefs.IsNotFound(err) || err == nil && q.Caller != call.Caller) { // one answer for both
-		err = usererror.Errorf(errdefs.ErrNotFound, "there is no approval %q", truncateForRecord(id))
+	if !call.Operator && (errdefs.IsNotFound(err) || err == nil && q.Caller != call.Caller) { // Return the same error for a missing request and for another caller's.
+		err = usererror.Errorf(errdefs.ErrNotFound, "approval %q not found", truncateForRecord(id))
 	}
 	if err != nil {
 		return v1.Approval{}, err
@@ -72,7 +75,7 @@ func (e *Engine) Approval(ctx context.Context, call Call, id string) (v1.Approva
 	return presentApproval(q), nil
 }
 
-// AnswerApproval answers a question; only operators may.
+// AnswerApproval answers an approval request. Only operators may call it.
 func (e *Engine) AnswerApproval(ctx context.Context, call Call, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
 	g := e.opts.Governance
 	if g == nil {
@@ -93,7 +96,8 @@ func (e *Engine) AnswerApproval(ctx context.Context, call Call, id string, a v1.
 	return presentApproval(q), nil
 }
 
-// recordOperator records what an operator did, or tried to.
+// recordOperator records an operator's action and the error it ended with, if any. A failure to
+// record is logged.
 func (e *Engine) recordOperator(ctx context.Context, call Call, r audit.Record, input any, cause error) {
 	g := e.opts.Governance
 	if g == nil {
@@ -109,14 +113,13 @@ func (e *Engine) recordOperator(ctx context.Context, call Call, r audit.Record, 
 	ctx, cancel := detach(ctx, recordTimeout)
 	defer cancel()
 	if err := g.Audit.Event(ctx, r); err != nil {
-		e.log.Error("what an operator did was not recorded", "action", r.Action, "error", err)
+		e.log.Error("failed to record an operator's action", "action", r.Action, "error", err)
 	}
 }
 
-// WatchApprovals tells of questions from now on, those that wait first, until
-// ctx ends: the caller's, or for operators everybody's. sink must return soon;
-// a listener that is too slow is ended with an error of class
-// ResourceExhausted.
+// WatchApprovals calls sink for each event of approval requests until ctx ends, beginning with the
+// pending requests. An operator sees all requests, another caller only their own. sink must return
+// soon: a listener that is too slow gets an error of class ResourceExhausted.
 func (e *Engine) WatchApprovals(ctx context.Context, call Call, sink func(v1.ApprovalEvent) error) error {
 	g := e.opts.Governance
 	if g == nil {
@@ -139,7 +142,7 @@ func presentApproval(q approval.Request) v1.Approval {
 	return out
 }
 
-// Audit lists records; an operator's, or the caller's own.
+// Audit lists audit records. An operator sees all records, another caller only their own.
 func (e *Engine) Audit(ctx context.Context, call Call, f AuditFilter) ([]v1.AuditRecord, error) {
 	g := e.opts.Governance
 	if g == nil {
@@ -162,7 +165,7 @@ func (e *Engine) Audit(ctx context.Context, call Call, f AuditFilter) ([]v1.Audi
 	return out, nil
 }
 
-// ExportAudit writes records as JSON lines; only operators may.
+// ExportAudit writes audit records to w as JSON lines. Only operators may call it.
 func (e *Engine) ExportAudit(ctx context.Context, call Call, f AuditFilter, w io.Writer) error {
 	if e.opts.Governance == nil {
 		return errUngoverned
@@ -173,8 +176,8 @@ func (e *Engine) ExportAudit(ctx context.Context, call Call, f AuditFilter, w io
 	return e.opts.Governance.Audit.Export(ctx, audit.Filter(f), w)
 }
 
-// VerifyAudit checks the chain of all records; head is "SEQ:HASH" of one that
-// was kept elsewhere, or "". Only operators may.
+// VerifyAudit verifies the hash chain of all audit records. head is the "SEQ:HASH" of a record that
+// was kept elsewhere, or "". Only operators may call it.
 func (e *Engine) VerifyAudit(ctx context.Context, call Call, head string) (v1.AuditReport, error) {
 	if e.opts.Governance == nil {
 		return v1.AuditReport{}, errUngoverned
@@ -189,7 +192,7 @@ func (e *Engine) VerifyAudit(ctx context.Context, call Call, head string) (v1.Au
 	return PresentAudit(r), nil
 }
 
-// PresentAudit is what a verification found, as clients get it.
+// PresentAudit converts a verification report to its API form.
 func PresentAudit(r audit.Report) v1.AuditReport {
 	out := v1.AuditReport{OK: r.OK, Records: r.Records, Head: r.Head, Problems: []v1.AuditProblem{}, More: r.More, Parts: []v1.AuditPart{}}
 	for _, p := range r.Problems {

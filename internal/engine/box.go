@@ -15,30 +15,32 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
-// box is where one tool call runs. The sandbox is leased by who makes it.
+// box runs one tool call and implements tool.Box. The creator of the box leases and ends its
+// sandbox.
 type box struct {
 	e     *Engine
 	call  Call
-	id    string // of the call
+	id    string // id of the tool call
 	caps  tool.Caps
 	lease *scheduler.Lease // nil for a tool that needs none
-	// scope bounds what Shells lists: a sandbox, or "" for all of the caller's.
+	// scope is the sandbox whose shells Shells lists, or "" for all sandboxes of the caller.
 	scope string
-	// check is the guest's decision on the argument vector, if there is one.
+	// check holds the argument rules that the guest enforces, or nil.
 	check *argv.Rules
 	watch Watch
-	// profile is the name of the call's; placed is told of the sandbox of an
-	// exchange with the web.
+	// profile is the name of the call's profile. notePlacement is called with the lease of a web
+	// exchange or browser visit.
 	profile       string
 	notePlacement func(*scheduler.Lease)
 }
 
 var _ tool.Box = (*box)(nil)
 
-// Caps are the call's.
+// Caps returns the call's limits.
 func (b *box) Caps() tool.Caps { return b.caps }
 
-// Exec runs a command with the cut and the caps of the call.
+// Exec runs a command with the call's limits. rest is the id under which the whole output can be
+// read if the answer holds only a part, or "".
 func (b *box) Exec(ctx context.Context, x v1.Exec) (r v1.ExecResult, rest string, err error) {
 	cut := b.caps.Output
 	if cut.Limit == 0 {
@@ -61,16 +63,17 @@ func (b *box) Exec(ctx context.Context, x v1.Exec) (r v1.ExecResult, rest string
 
 func (b *box) applyCaps(c *wire.Command) {
 	c.Check, c.MemoryBytes, c.CPUs = b.check, b.caps.MemoryBytes, b.caps.CPUs
-	if c.Cwd != "" { // where a profile puts its commands is not the caller's to choose
+	if c.Cwd != "" { // The profile sets the directory, so the caller's directory must be below it.
 		c.Dirs = b.caps.Dirs
 	}
 }
 
-// stream takes one stream of a command's output to where it belongs.
+// stream is an io.Writer for one output stream of a command. It feeds the answer, the kept output
+// and the watcher.
 type stream struct {
 	name   string
 	keeper *tool.Keeper
-	kept   *keptOutput // nil where nothing is kept
+	kept   *keptOutput // nil if outputs are not kept
 	watch  func(stream string, p []byte)
 	e      *Engine
 }
@@ -83,7 +86,7 @@ func (b *box) stream(name string, cut tool.Cut) *stream {
 	return s
 }
 
-// Write never fails.
+// Write implements io.Writer and never fails.
 func (s *stream) Write(p []byte) (int, error) {
 	s.keeper.Write(p) //nolint:errcheck // it cannot fail
 	if s.kept != nil {
@@ -95,11 +98,11 @@ func (s *stream) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// finish says whether more can be read than the answer holds.
+// finish closes the kept output and reports whether it holds more than the answer does.
 func (s *stream) finish(cut bool) bool {
 	have, err := s.kept.done(cut)
 	if err != nil {
-		s.e.log.Warn("output not kept whole", "stream", s.name, "error", err)
+		s.e.log.Warn("failed to keep the whole output", "stream", s.name, "error", err)
 	}
 	return have && cut
 }
@@ -117,7 +120,7 @@ func (b *box) StartShell(ctx context.Context, r v1.ShellRequest) (v1.Shell, erro
 	return b.e.startShell(ctx, b.call, b.lease.ID, b.id, r, b.applyCaps)
 }
 
-// Shells lists what the scope says.
+// Shells lists the background commands in the box's scope.
 func (b *box) Shells(ctx context.Context) ([]v1.Shell, error) {
 	if b.scope != "" {
 		return b.e.Shells(ctx, b.call, b.scope)
@@ -130,7 +133,7 @@ func (b *box) Shells(ctx context.Context) ([]v1.Shell, error) {
 	for _, l := range leases {
 		list, err := b.e.Shells(ctx, b.call, l.ID)
 		switch {
-		case errdefs.IsNotFound(err): // it ended meanwhile
+		case errdefs.IsNotFound(err): // the sandbox ended since it was listed
 		case err != nil:
 			return nil, err
 		}
@@ -139,7 +142,7 @@ func (b *box) Shells(ctx context.Context) ([]v1.Shell, error) {
 	return all, nil
 }
 
-// Output reads of a background command or of an earlier call.
+// Output reads the output of a background command, or the kept output of an earlier call.
 func (b *box) Output(ctx context.Context, id, stream string, offset, limit int64, wait time.Duration) (v1.Output, error) {
 	r := OutputRequest{Stream: stream, Offset: offset, Limit: limit, Wait: wait}
 	out, err := b.e.Output(ctx, b.call, id, r)
@@ -151,17 +154,17 @@ func (b *box) Output(ctx context.Context, id, stream string, offset, limit int64
 	return out, err
 }
 
-// KillShell ends a background command.
+// KillShell ends a background command and returns its final state.
 func (b *box) KillShell(ctx context.Context, id string, grace time.Duration) (v1.Shell, error) {
 	return b.e.KillShell(ctx, b.call, id, grace, false)
 }
 
-// ReadFile opens a file; the caller closes it.
+// ReadFile opens a file. The caller must close it.
 func (b *box) ReadFile(ctx context.Context, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
 	return b.e.ReadFile(ctx, b.call, b.lease.ID, r)
 }
 
-// WriteFile writes a file whole, or not at all.
+// WriteFile writes a file atomically.
 func (b *box) WriteFile(ctx context.Context, r wire.FileRequest, body io.Reader) (v1.File, error) {
 	return b.e.WriteFile(ctx, b.call, b.lease.ID, r, body)
 }
@@ -176,12 +179,12 @@ func (b *box) StatFile(ctx context.Context, r wire.FileRequest) (v1.File, error)
 	return b.e.StatFile(ctx, b.call, b.lease.ID, r)
 }
 
-// ListFiles lists a folder.
+// ListFiles lists a directory and reports whether the list was truncated.
 func (b *box) ListFiles(ctx context.Context, r wire.FileRequest) ([]v1.File, bool, error) {
 	return b.e.ListFiles(ctx, b.call, b.lease.ID, r)
 }
 
-// RemoveFile removes a file or, if r says so, a folder.
+// RemoveFile removes a file, or a directory if r.Recursive is set.
 func (b *box) RemoveFile(ctx context.Context, r wire.FileRequest) error {
 	return b.e.RemoveFile(ctx, b.call, b.lease.ID, r)
 }

@@ -22,48 +22,46 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// BrowserOptions are what browser.open needs beside the gateway.
+// BrowserOptions configures the browser.open tool.
 type BrowserOptions struct {
 	Host tool.BrowserHost
-	// Template is that of the sandboxes in which browsers run.
+	// Template names the template of browser sandboxes.
 	Template string
-	// Roots are authorities, in PEM, that hosts are known by beside the browser's
-	// own; "" are none.
+	// Roots holds additional root certificates in PEM, or "" for none.
 	Roots string
 }
 
 const (
-	// browserPort is where the browser of the image listens, browserProgram what
-	// tells it of authorities (docker/browser/browser.sh).
+	// browserPort is the port on which the image's browser listens. browserProgram adds root
+	// certificates to the browser (docker/browser/browser.sh).
 	browserPort    = 9222
 	browserProgram = "/usr/local/lib/orchestrator/browser"
-	// installRootsTimeout bounds the latter, hearTime how long the gateway's word on a host
-	// is waited for.
+	// installRootsTimeout bounds the installation of root certificates. verdictTimeout bounds the
+	// wait for the gateway's verdict on a host.
 	installRootsTimeout = 20 * time.Second
 	verdictTimeout      = 300 * time.Millisecond
-	// maxBlocked is how many refusals of the gateway an answer has.
+	// maxBlocked bounds the refused connections in an answer.
 	maxBlocked = 20
 )
 
-// BrowserHost is the service's.
+// BrowserHost returns the service's browser settings.
 func (b *box) BrowserHost() *tool.BrowserHost {
 	if o := b.e.opts.Browser; o != nil {
 		return &o.Host
 	}
-	return &tool.BrowserHost{Open: &tool.Reached{}} // nothing can be reached
+	return &tool.BrowserHost{Open: &tool.Reached{}} // without a browser, allow nothing
 }
 
-// Browse opens one page: a sandbox with a browser is leased, gets what the visit
-// may reach and nothing else, and ends with it. The answer does not wait for
-// its destruction.
+// Browse opens one page in a new browser sandbox. The sandbox reaches only what the visit allows
+// and ends afterwards. Browse does not wait for its removal.
 func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
 	o := b.e.opts.Browser
 	if o == nil {
-		return tool.Sight{}, usererror.Errorf(errdefs.ErrFailedPrecondition, "this service has no browser")
+		return tool.Sight{}, usererror.Errorf(errdefs.ErrFailedPrecondition, "browser is not configured on this service")
 	}
 	if _, ok := b.e.sched.Template(o.Template); !ok {
 		return tool.Sight{}, usererror.Errorf(errdefs.ErrFailedPrecondition,
-			"there is no browser here: no template %q is ready (browser.template in the service's configuration; docs/browser.md says how to make one); mode simple needs none", o.Template)
+			"browser is not available: template %q is not ready (browser.template in the service's configuration; see docs/browser.md): use mode simple", o.Template)
 	}
 	egress := &toolEgress{Rules: v.Reach.Rules}
 	if v.Ceiling != nil {
@@ -75,8 +73,8 @@ func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
 	}
 	defer func() {
 		if err := b.e.sched.End(ctx, l, scheduler.Finished, false); err != nil {
-			// The page was opened: that is the answer. The next start ends the rest.
-			b.e.log.Error("lease not ended", "sandbox", l.ID, "error", err)
+			// The page was opened, so return the answer. The next start ends the lease.
+			b.e.log.Error("failed to end a lease", "sandbox", l.ID, "error", err)
 		}
 	}()
 	b.notePlacement(l)
@@ -92,17 +90,18 @@ func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
 	return tool.Sight{Result: got, Isolation: b.isolation(l), Blocked: b.refusedHosts(l)}, nil
 }
 
-// installRoots tells the browser of authorities, before it looks at a certificate.
+// installRoots adds root certificates to the browser. It must run before the browser verifies a
+// certificate.
 func (b *box) installRoots(ctx context.Context, l *scheduler.Lease, roots string) error {
 	r, err := b.e.exec(ctx, l, b.id, v1.Exec{Argv: []string{browserProgram, "trust"}, Stdin: roots, TimeoutMS: installRootsTimeout.Milliseconds()}, Stream{}, nil)
 	if err == nil && (r.Ending != string(runtime.Exited) || r.ExitCode != 0) {
-		err = fmt.Errorf("authorities for the browser: %s, exit code %d: %q: %w", r.Ending, r.ExitCode, oneLine(r.Stderr), errdefs.ErrUnavailable)
+		err = fmt.Errorf("install root certificates in the browser: %s, exit code %d: %q: %w", r.Ending, r.ExitCode, oneLine(r.Stderr), errdefs.ErrUnavailable)
 	}
 	return err
 }
 
-// browserFailed explains a page that was not had: by the gateway's own words,
-// which a browser does not pass on, or by how the browser ended.
+// browserFailed explains why a page could not be opened. It uses the gateway's reason, which the
+// browser does not report, or the way the browser ended.
 func (b *box) browserFailed(ctx context.Context, l *scheduler.Lease, v tool.Visit, got browser.Result, err error) error {
 	if _, none := errors.AsType[*PortError](err); none {
 		return usererror.Errorf(errdefs.ErrFailedPrecondition, "no browser listens in sandboxes of template %q, on port %d: see its warm-up (docs/browser.md)", l.Template, browserPort)
@@ -130,8 +129,9 @@ func (b *box) browserFailed(ctx context.Context, l *scheduler.Lease, v tool.Visi
 	return f
 }
 
-// gatewayVerdict is the gateway's last word on a host, nil if it has none. It is said
-// when the connection has ended, which may be a moment after the browser knows.
+// gatewayVerdict returns the latest connection of the sandbox to the host of address, or nil. The
+// gateway reports a connection when it ends, which can be after the browser has failed, so it polls
+// for up to verdictTimeout.
 func (b *box) gatewayVerdict(l *scheduler.Lease, address string) *netpolicy.Connection {
 	u, err := url.Parse(address)
 	o, _ := b.e.egress.find(l.ID)
@@ -155,7 +155,7 @@ func (b *box) gatewayVerdict(l *scheduler.Lease, address string) *netpolicy.Conn
 	}
 }
 
-// refusedHosts lists what the gateway refused, each host once.
+// refusedHosts lists the hosts that the gateway refused, each once, at most maxBlocked.
 func (b *box) refusedHosts(l *scheduler.Lease) []tool.Blocked {
 	o, _ := b.e.egress.find(l.ID)
 	if o == nil {
@@ -174,7 +174,8 @@ func (b *box) refusedHosts(l *scheduler.Lease) []tool.Blocked {
 	return out
 }
 
-// outOfMemory says whether a warm-up's command, the browser, ended so.
+// outOfMemory reports whether a warm-up command, such as the browser, was killed for lack of
+// memory.
 func (b *box) outOfMemory(ctx context.Context, l *scheduler.Lease) bool {
 	use, err := l.Enter(ctx)
 	if err != nil {
@@ -193,9 +194,9 @@ func (b *box) outOfMemory(ctx context.Context, l *scheduler.Lease) bool {
 	return false
 }
 
-// isolation says what is around a browser.
+// isolation describes the isolation of the browser sandbox.
 func (b *box) isolation(l *scheduler.Lease) string {
 	t, _ := b.e.sched.Template(l.Template)
-	return fmt.Sprintf("class %s: a sandbox of its own, destroyed afterwards, without a network interface (everything goes through the gateway and its rules), seccomp, no capabilities, uid %d; "+
+	return fmt.Sprintf("class %s: a separate sandbox, destroyed afterwards, without a network interface (everything goes through the gateway and its rules), seccomp, no capabilities, uid %d; "+
 		"Chromium's own sandbox is off, since it needs user namespaces or a setuid helper, and there are neither", t.Spec.Class.OrDefault(), runtime.CommandUID)
 }

@@ -21,28 +21,26 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// WebOptions are what the tools of the web need beside the gateway.
+// WebOptions configures the web tools.
 type WebOptions struct {
-	// Host is the same for all calls but for its Owner.
+	// Host is shared by all calls, except for Caller and Owner.
 	Host tool.WebHost
-	// Template is that of the sandboxes in which the web program runs; "" is the
-	// default one.
+	// Template names the template of web sandboxes, or "" for the default template.
 	Template string
-	// Roots are the authorities, in PEM, that hosts are known by; "" are those of
-	// the template's image.
+	// Roots holds root certificates in PEM, or "" for those of the image.
 	Roots string
 }
 
-// webGrace is how much longer than its own time the web program may take, to say
-// that it was too slow.
+// webGrace is added to the web program's own timeout, so that the program can report that it was
+// too slow.
 const webGrace = 5 * time.Second
 
-// WebHost is the service's, for this caller with these rights.
+// WebHost returns the service's web settings for this caller and its rights.
 func (b *box) WebHost() *tool.WebHost {
 	var h tool.WebHost
 	if o := b.e.opts.Web; o != nil {
 		h = o.Host
-	} else { // nothing can be reached
+	} else { // without web settings, allow nothing
 		h = tool.WebHost{Fetch: &tool.Reached{}, Request: &tool.Reached{}, Cache: cache.New(0, 0)}
 	}
 	h.Caller = b.call.Caller
@@ -50,9 +48,8 @@ func (b *box) WebHost() *tool.WebHost {
 	return &h
 }
 
-// Web makes one exchange: a sandbox is leased, gets what the exchange may reach
-// and nothing else, runs the web program, and ends. The answer does not wait
-// for its destruction.
+// Web makes one HTTP exchange in a new sandbox. The sandbox reaches only what the exchange allows
+// and ends afterwards. Web does not wait for its removal.
 func (b *box) Web(ctx context.Context, x tool.Exchange) (web.Answer, error) {
 	var none web.Answer
 	request := v1.SandboxRequest{}
@@ -77,15 +74,15 @@ func (b *box) Web(ctx context.Context, x tool.Exchange) (web.Answer, error) {
 	}
 	defer func() {
 		if err := b.e.sched.End(ctx, l, scheduler.Finished, false); err != nil {
-			// The exchange was made: that is the answer. The next start ends the rest.
-			b.e.log.Error("lease not ended", "sandbox", l.ID, "error", err)
+			// The exchange was made, so return the answer. The next start ends the lease.
+			b.e.log.Error("failed to end a lease", "sandbox", l.ID, "error", err)
 		}
 	}()
 	b.notePlacement(l)
 	return b.exchange(ctx, l, body, x.Request)
 }
 
-// exchange runs the program and reads what it says.
+// exchange runs the web program in the sandbox and reads its answer.
 func (b *box) exchange(ctx context.Context, l *scheduler.Lease, body []byte, r web.Request) (web.Answer, error) {
 	limit := min(time.Duration(r.TimeoutMS)*time.Millisecond+webGrace, b.e.opts.MaxTimeout)
 	most := maxAnswerBytes(r)
@@ -108,7 +105,7 @@ func (b *box) exchange(ctx context.Context, l *scheduler.Lease, body []byte, r w
 	case runtime.Timeout:
 		return web.Answer{Fault: &web.Fault{Kind: web.FaultTimeout, Message: fmt.Sprintf("no whole answer within %d ms", r.TimeoutMS)}}, nil
 	case runtime.OOM:
-		return web.Answer{}, usererror.Errorf(errdefs.ErrResourceExhausted, "what came needs more memory than its sandbox has")
+		return web.Answer{}, usererror.Errorf(errdefs.ErrResourceExhausted, "the answer needs more memory than its sandbox has")
 	case runtime.Cancelled:
 		if ctx.Err() != nil {
 			return web.Answer{}, context.Cause(ctx)
@@ -120,30 +117,30 @@ func (b *box) exchange(ctx context.Context, l *scheduler.Lease, body []byte, r w
 		return unreadableAnswer("the program that converts it ended by " + res.Ending), nil
 	}
 	if res.ExitCode != 0 && len(out.kept) == 0 {
-		// Some libraries end the program over what they are given to read.
-		b.e.log.Info("the web program broke off", "sandbox", l.ID, "code", res.ExitCode, "said", oneLine(string(errOut.kept)))
-		return unreadableAnswer("the program that converts it broke off"), nil
+		// Some parser libraries abort the program on malformed input.
+		b.e.log.Info("web program failed without an answer", "sandbox", l.ID, "code", res.ExitCode, "said", oneLine(string(errOut.kept)))
+		return unreadableAnswer("the program that converts it failed"), nil
 	}
 	a, err := readAnswer(out.kept, r)
 	if err != nil {
-		b.e.log.Warn("the web program wrote what is no answer", "sandbox", l.ID, "code", res.ExitCode, "said", oneLine(string(errOut.kept)), "error", err)
-		return unreadableAnswer("the program that converts it gave no answer that can be used"), nil
+		b.e.log.Warn("web program wrote an invalid answer", "sandbox", l.ID, "code", res.ExitCode, "said", oneLine(string(errOut.kept)), "error", err)
+		return unreadableAnswer("the program that converts it gave no usable answer"), nil
 	}
 	return a, nil
 }
 
-// unreadableAnswer is the answer where the web program gave none.
+// unreadableAnswer returns the answer for a web program that gave none.
 func unreadableAnswer(why string) web.Answer {
-	return web.Answer{Fault: &web.Fault{Kind: web.FaultContent, Message: "what came could not be read: " + why}}
+	return web.Answer{Fault: &web.Fault{Kind: web.FaultContent, Message: "answer cannot be read: " + why}}
 }
 
-// prefixBuffer keeps the beginning of what is written to it.
+// prefixBuffer keeps the first limit bytes that are written to it.
 type prefixBuffer struct {
 	kept  []byte
 	limit int
 }
 
-// Write never fails.
+// Write implements io.Writer and never fails.
 func (c *prefixBuffer) Write(p []byte) (int, error) {
 	c.kept = append(c.kept, p[:min(len(p), c.limit-len(c.kept))]...)
 	return len(p), nil

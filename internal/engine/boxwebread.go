@@ -16,8 +16,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// Bounds of an answer's small parts. The program that wrote it has read what a
-// host sent, so it may be the host's by now.
+// Limits of an answer's small fields. The answer is untrusted: the web program parses data of the
+// remote host and may be compromised.
 const (
 	maxWebText   = 1 << 10
 	maxWebURL    = 16 << 10
@@ -25,8 +25,8 @@ const (
 	maxWebHeader = 1 << 20
 )
 
-// maxAnswerBytes is how long an answer to r may be, in JSON: a body is in base64,
-// and any character of a text may be escaped.
+// maxAnswerBytes returns the maximum size of the JSON answer to r. A body is base64, and each
+// character of a text may be escaped.
 func maxAnswerBytes(r web.Request) int {
 	most := r.MaxBytes * 3 / 2
 	if r.Form != web.Raw {
@@ -38,11 +38,11 @@ func maxAnswerBytes(r web.Request) int {
 	return int(min(most+2*maxWebHeader, web.MaxAnswer))
 }
 
-// headerFields are a header in JSON with a bound: many empty ones take far more memory
-// than text.
+// headerFields decodes a header from JSON with a limit. Without it, many empty fields would take
+// far more memory than their JSON.
 type headerFields [][2]string
 
-// UnmarshalJSON ends at the first field that is too many.
+// UnmarshalJSON implements json.Unmarshaler. It fails at the first field over the limits.
 func (f *headerFields) UnmarshalJSON(b []byte) error {
 	d := json.NewDecoder(bytes.NewReader(b))
 	t, err := d.Token()
@@ -50,7 +50,7 @@ func (f *headerFields) UnmarshalJSON(b []byte) error {
 		return err
 	}
 	if t != json.Delim('[') {
-		return errors.New("a header that is no list")
+		return errors.New("header is not a list")
 	}
 	for size := 0; d.More(); {
 		var one [2]string
@@ -59,10 +59,10 @@ func (f *headerFields) UnmarshalJSON(b []byte) error {
 		}
 		size += len(one[0]) + len(one[1])
 		if len(*f) == maxWebFields || size > maxWebHeader {
-			return errors.New("a header that is too long")
+			return errors.New("header is too long")
 		}
 		if !httpguts.ValidHeaderFieldName(one[0]) {
-			return errors.New("a field without a name")
+			return errors.New("invalid header field name")
 		}
 		one[1] = web.Plain(one[1])
 		*f = append(*f, one)
@@ -70,32 +70,32 @@ func (f *headerFields) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// webFaults are the kinds that there are.
+// webFaults lists the valid fault kinds.
 var webFaults = []string{
 	web.FaultRequest, web.FaultURL, web.FaultDenied, web.FaultName, web.FaultConnect, web.FaultTLS, web.FaultTimeout, web.FaultProtocol,
 	web.FaultRedirect, web.FaultContent, web.FaultProgram,
 }
 
-// readAnswer reads what the web program wrote about a request, and bounds it.
+// readAnswer decodes and validates the web program's answer to r.
 func readAnswer(b []byte, r web.Request) (web.Answer, error) {
 	var got struct {
 		web.Answer
 		Header headerFields `json:"header"`
 	}
 	if err := json.Unmarshal(b, &got); err != nil {
-		return web.Answer{}, fmt.Errorf("an answer of %d bytes that cannot be read: %w: %w", len(b), err, errdefs.ErrUnavailable)
+		return web.Answer{}, fmt.Errorf("decode an answer of %d bytes: %w: %w", len(b), err, errdefs.ErrUnavailable)
 	}
 	a := got.Answer
 	a.Header, a.Text = got.Header, web.Plain(a.Text)
 	switch {
 	case a.Fault != nil && !slices.Contains(webFaults, a.Fault.Kind):
-		return web.Answer{}, fmt.Errorf("a fault that there is not: %w", errdefs.ErrUnavailable)
+		return web.Answer{}, fmt.Errorf("unknown fault kind: %w", errdefs.ErrUnavailable)
 	case a.Fault == nil && (a.Status < 200 || a.Status > 999):
-		return web.Answer{}, fmt.Errorf("the status %d: %w", a.Status, errdefs.ErrUnavailable)
+		return web.Answer{}, fmt.Errorf("invalid status %d: %w", a.Status, errdefs.ErrUnavailable)
 	case a.Fault == nil && !isWebAddress(a.URL), a.RedirectURL != "" && !isWebAddress(a.RedirectURL):
-		return web.Answer{}, fmt.Errorf("an address that is none: %w", errdefs.ErrUnavailable)
+		return web.Answer{}, fmt.Errorf("invalid address: %w", errdefs.ErrUnavailable)
 	case int64(len(a.Body)) > r.MaxBytes, a.Bytes < 0, r.MaxText > 0 && utf8.RuneCountInString(a.Text) > r.MaxText:
-		return web.Answer{}, fmt.Errorf("more than was asked for: %w", errdefs.ErrUnavailable)
+		return web.Answer{}, fmt.Errorf("answer exceeds the requested size: %w", errdefs.ErrUnavailable)
 	}
 	for _, s := range []*string{&a.MediaType, &a.Charset, &a.Title, &a.Byline} {
 		*s = oneLine(*s)
@@ -114,7 +114,7 @@ func isWebAddress(s string) bool {
 	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && u.User == nil
 }
 
-// oneLine is a text as one bounded line.
+// oneLine returns s as a single line of at most maxWebText bytes.
 func oneLine(s string) string {
 	if len(s) > maxWebText {
 		s = s[:maxWebText] + "…"

@@ -13,13 +13,13 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
-// bridgePorts are where programs look for what is neither TLS at 443 nor plain
-// HTTP at 80: SSH, other ports of HTTP and TLS, git. Mail is left out: it is what
-// a sandbox that sends something to everybody would send.
+// bridgePorts lists the TCP ports that network bridge allows besides TLS at 443 and HTTP at 80:
+// SSH, alternative HTTP and TLS ports, git and key servers. Mail ports are left out because
+// sandboxes could send spam.
 var bridgePorts = []int{22, 3000, 5000, 8000, 8080, 8443, 8888, 9418, 11371}
 
-// bridgeEgress is what a profile's network of that name means: all public egress, by
-// way of the gateway. What is not public stays refused there.
+// bridgeEgress returns the egress of a profile with network bridge: all public addresses, through
+// the gateway. The gateway still refuses private addresses.
 func bridgeEgress() *toolEgress {
 	var rules []netpolicy.Rule
 	for _, host := range []string{"*", "0.0.0.0/0", "::/0"} {
@@ -31,16 +31,16 @@ func bridgeEgress() *toolEgress {
 	return &toolEgress{Rules: rules}
 }
 
-// applyNetwork adds to a lease of the call what its profile says of the network.
+// applyNetwork adds the profile's network to the lease request.
 func (t *toolCall) applyNetwork(a *acquisition) {
 	if t.profile.Profile.Network == profile.NetworkBridge {
 		a.egress, a.network = bridgeEgress(), profile.NetworkBridge
 	}
 }
 
-// findLease gives a live lease of the caller, by its id. What was leased with the
-// network of a profile is not for calls of a profile without: another token of
-// the same caller would get by it what it was not given.
+// findLease returns a live lease of the caller by its id. A lease with a profile's network is
+// refused to calls of a profile without it: another token of the same caller could otherwise use a
+// network it was not given.
 func (e *Engine) findLease(ctx context.Context, call Call, id string) (*scheduler.Lease, error) {
 	l, err := e.sched.Lease(ctx, call.Caller, id)
 	if err == nil {
@@ -59,11 +59,11 @@ func (e *Engine) checkNetwork(call Call, l *scheduler.Lease) error {
 			return nil
 		}
 	}
-	return usererror.Errorf(errdefs.ErrPermissionDenied, "sandbox %s has the network of another profile, which this caller's has not", l.ID)
+	return usererror.Errorf(errdefs.ErrPermissionDenied, "sandbox %s has a network that this caller's profile does not allow", l.ID)
 }
 
-// checkSessionNetwork refuses a session whose sandbox reaches nothing to a profile that
-// promises that it does.
+// checkSessionNetwork refuses a session whose sandbox has no egress if the profile has network
+// bridge.
 func (t *toolCall) checkSessionNetwork(ctx context.Context, l *scheduler.Lease) error {
 	if t.profile.Profile.Network != profile.NetworkBridge {
 		return nil
@@ -74,6 +74,6 @@ func (t *toolCall) checkSessionNetwork(ctx context.Context, l *scheduler.Lease) 
 	}
 	return &InvalidError{
 		Field: "session", Class: errdefs.ErrFailedPrecondition,
-		Message: fmt.Sprintf("has a sandbox that reaches nothing, and profile %s has network bridge: end the session, or take another", t.profile.Profile.Name),
+		Message: fmt.Sprintf("has a sandbox without egress, and profile %s has network bridge: end the session or use another", t.profile.Profile.Name),
 	}
 }

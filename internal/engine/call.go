@@ -22,62 +22,61 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Call says who calls and how often the same thing was asked. Identify makes
-// it of a token, Local of the right to use the service's socket.
+// Call identifies the caller of a request and its idempotency key. Identify makes it from a token,
+// Local from access to the service's socket.
 type Call struct {
-	// Caller is who may see and touch what the call makes.
+	// Caller owns what the call creates.
 	Caller string
 	// Key is the Idempotency-Key, or "".
 	Key string
-	// Token is the id of the caller's token, "" without one.
+	// Token is the id of the caller's token, or "".
 	Token string
-	// Profile is the caller's, Trust their level from 0 to 3.
+	// Profile is the caller's profile. Trust is the caller's level from 0 to 3.
 	Profile string
 	Trust   int
 	Quotas  v1.Quotas
-	// Operator callers may do everything: choose a profile, make tokens,
-	// answer questions, read the audit.
+	// Operator callers may do everything: choose a profile, create tokens, answer approval
+	// requests, read all audit records.
 	Operator bool
-	// Via is how the call came: "http", "mcp", "cli" or "shell".
+	// Via is the adapter of the call: "http", "mcp", "cli" or "shell".
 	Via string
-	// By is who speaks, where that is not the caller: a person that an adapter
-	// asked.
+	// By is the person on whose behalf an adapter acts, or "" for the caller.
 	By string
 }
 
-// Errors of the layers below that adapters tell apart.
+// Errors of lower layers that adapters distinguish.
 type (
-	// EmptyError: no sandbox is free; it says when to try again.
+	// EmptyError reports that no sandbox is free, and when to try again.
 	EmptyError = pool.EmptyError
-	// EndedError: the lease is over; it says for which reason.
+	// EndedError reports that the lease is over, and why.
 	EndedError = scheduler.EndedError
 )
 
-// LocalCaller is the caller where nothing tells callers apart.
+// LocalCaller is the caller of the service's own socket.
 const LocalCaller = "local"
 
-// Stream takes a command's input and output while it runs. With Stdout or
-// Stderr set, the result holds no output of its own.
+// Stream connects a command's input and output while it runs. If Stdout or Stderr is set, the
+// result holds no output.
 type Stream struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	// Started is called once the command runs, before any output.
+	// Started is called once, when the command runs and before any output.
 	Started func(id string)
 }
 
 func (s Stream) live() bool { return s.Stdout != nil || s.Stderr != nil }
 
-// InvalidError names the field of a request that cannot be used, and what is
-// allowed. It is of class InvalidArgument unless Class says otherwise.
+// InvalidError reports an invalid field of a request and the allowed values. Its class is
+// InvalidArgument unless Class is set.
 type InvalidError struct {
 	Field, Message string
 	Class          error
 }
 
-// Error begins with the field.
+// Error implements error. The text begins with the field.
 func (e *InvalidError) Error() string { return e.Field + " " + e.Message }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *InvalidError) Unwrap() error {
 	if e.Class != nil {
 		return e.Class
@@ -89,7 +88,7 @@ func invalid(field, format string, args ...any) error {
 	return &InvalidError{Field: field, Message: fmt.Sprintf(format, args...)}
 }
 
-// Bounds of requests that are not the guest's to check.
+// Limits of requests that the guest does not check.
 const (
 	maxKey      = 255
 	maxLabels   = 64
@@ -139,7 +138,7 @@ func validateLabels(labels map[string]string) error {
 	return nil
 }
 
-// command turns a request into what the guest runs.
+// command validates a request and converts it to the guest's form.
 func (e *Engine) command(id string, x v1.Exec) (wire.Command, error) {
 	switch {
 	case len(x.Argv) > 0 && x.Command != "":
@@ -187,7 +186,7 @@ func stdin(x v1.Exec) (io.Reader, error) {
 	return nil, nil
 }
 
-// present is a result as clients see it.
+// present converts a result to its API form.
 func present(id string, r runtime.Result) v1.ExecResult {
 	return v1.ExecResult{
 		ID: id, Ending: string(r.Ending), ExitCode: r.ExitCode, Signal: r.Signal, DurationMS: r.Duration.Milliseconds(), Detail: r.Detail,
@@ -200,7 +199,7 @@ func present(id string, r runtime.Result) v1.ExecResult {
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// hash is the fingerprint of a request for its idempotency key.
+// hash returns the fingerprint of a request for its idempotency key.
 func hash(v any) (string, error) {
 	sum := sha256.New()
 	if err := json.NewEncoder(newlineTrimmer{sum}).Encode(v); err != nil {
@@ -209,7 +208,7 @@ func hash(v any) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// newlineTrimmer takes documents of a json.Encoder without the line end behind each.
+// newlineTrimmer drops the newline that json.Encoder writes after each document.
 type newlineTrimmer struct{ w io.Writer }
 
 // Write implements io.Writer.
@@ -218,8 +217,8 @@ func (u newlineTrimmer) Write(p []byte) (int, error) {
 	return len(p), err
 }
 
-// detach keeps ctx's values and gives up its end: what must be finished is
-// finished, within d.
+// detach returns a context with ctx's values that ignores its cancellation and ends after d. It is
+// for work that must finish.
 func detach(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), d)
 }

@@ -26,8 +26,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// TokenPrefix begins every token that this service makes:
-// orc_<id>_<43 characters of base64url>.
+// TokenPrefix is the prefix of every token: orc_<id>_<43 characters of base64url>.
 const TokenPrefix = "orc_"
 
 const (
@@ -35,17 +34,18 @@ const (
 	tokenIDBytes = 8
 	maxNote      = 1024
 	maxTokenTTL  = 10 * 365 * 24 * time.Hour
-	maxTokens    = 100_000 // good ones: all of them are kept in memory
+	maxTokens    = 100_000 // valid tokens, which are all kept in memory
 )
 
-// callerPattern is that of workspaces' names.
+// callerPattern matches names of callers and of workspaces.
 var callerPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 
-// ErrToken is one for everything that is not a good token, so that nothing is
-// learned from it.
-var ErrToken = usererror.Errorf(errdefs.ErrUnauthenticated, "the bearer token is not known, or not good any more")
+// ErrToken is the single error for every bad token, so that the error reveals nothing about the
+// token.
+var ErrToken = usererror.Errorf(errdefs.ErrUnauthenticated, "the bearer token is unknown, expired or revoked")
 
-// requireOperator refuses who is no operator.
+// requireOperator returns PermissionDenied unless the caller is an operator. what completes "only
+// operators may".
 func (c Call) requireOperator(what string) error {
 	if c.Operator {
 		return nil
@@ -53,19 +53,18 @@ func (c Call) requireOperator(what string) error {
 	return usererror.Errorf(errdefs.ErrPermissionDenied, "only operators may %s: use the service's own socket or token, or a token made with operator", what)
 }
 
-// Operate refuses callers who are no operators; what is what they may not do.
+// Operate returns PermissionDenied unless the caller is an operator. what completes "only operators
+// may".
 func (c Call) Operate(what string) error { return c.requireOperator(what) }
 
-// keyless is the call without its idempotency key, for what it makes on its
-// way.
+// keyless returns the call without its idempotency key, for the steps within a request.
 func (c Call) keyless() Call {
 	c.Key = ""
 	return c
 }
 
-// callers are the good tokens, all in memory: the process that holds the state
-// directory is the only one that makes or revokes them. It also counts what
-// callers did today.
+// callers holds all valid tokens in memory and counts each caller's tool calls of the day. Only the
+// process that holds the state directory creates or revokes tokens.
 type callers struct {
 	store *store.Store
 	now   func() time.Time
@@ -76,10 +75,10 @@ type callers struct {
 	counts counts
 }
 
-// grant is what a good token gives.
+// grant is a valid token and its last use.
 type grant struct {
 	token store.Token
-	used  atomic.Int64 // nanoseconds since 1970; 0: not since it was stored
+	used  atomic.Int64 // Unix time in nanoseconds; 0 if not used since it was stored
 }
 
 func newCallers(ctx context.Context, st *store.Store) (*callers, error) {
@@ -96,9 +95,8 @@ func newCallers(ctx context.Context, st *store.Store) (*callers, error) {
 	return c, c.counts.load(ctx, st, c.now())
 }
 
-// Identify finds the caller of a token. What is no token, or not good any
-// more, is of class Unauthenticated, with one message for all of them. It asks
-// no database.
+// Identify returns the caller of a token. Every bad token yields ErrToken, of class
+// Unauthenticated. It does not query the database.
 func (e *Engine) Identify(_ context.Context, token string) (Call, error) {
 	c := e.callers
 	id, secret, ok := splitToken(token)
@@ -123,13 +121,12 @@ func splitToken(token string) (id, secret string, ok bool) {
 	if !ok {
 		return "", "", false
 	}
-	id, secret, ok = strings.Cut(rest, "_") // an id has none
+	id, secret, ok = strings.Cut(rest, "_") // an id contains no underscore
 	return id, secret, ok && len(id) == hex.EncodedLen(tokenIDBytes) && len(secret) == base64.RawURLEncoding.EncodedLen(tokenBytes)
 }
 
-// CreateToken makes a token; its secret is in the answer and nowhere else. An
-// idempotency key does not count here: the secret is not kept for a second
-// answer.
+// CreateToken creates a token. Only this answer holds its secret. The idempotency key is ignored:
+// the secret is not stored for a second answer. Only operators may call it.
 func (e *Engine) CreateToken(ctx context.Context, call Call, r v1.TokenRequest) (v1.Token, error) {
 	if err := call.requireOperator("make tokens"); err != nil {
 		return v1.Token{}, err
@@ -167,13 +164,13 @@ func (e *Engine) createToken(ctx context.Context, r v1.TokenRequest) (t store.To
 	return t, secret, c.add(ctx, t)
 }
 
-// add records a token before it can be used.
+// add stores a token before it becomes valid.
 func (c *callers) add(ctx context.Context, t store.Token) error {
 	c.mu.RLock()
 	n := len(c.tokens)
 	c.mu.RUnlock()
 	if n >= maxTokens {
-		return usererror.Errorf(errdefs.ErrResourceExhausted, "there are %d tokens: revoke those that nobody uses", n)
+		return usererror.Errorf(errdefs.ErrResourceExhausted, "too many tokens (%d): revoke unused ones", n)
 	}
 	if err := c.store.InsertToken(ctx, t); err != nil {
 		return err
@@ -190,7 +187,7 @@ func (e *Engine) checkToken(r v1.TokenRequest) error {
 	case !callerPattern.MatchString(r.Caller):
 		return invalid("caller", "is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, and begin with a letter or a digit", r.Caller)
 	case r.Caller == LocalCaller:
-		return invalid("caller", "is %q, which is who uses the service's own socket: use another name", r.Caller)
+		return invalid("caller", "is %q, which is reserved for the service's own socket: use another name", r.Caller)
 	case r.Trust < tool.TrustNone || r.Trust > tool.TrustMax:
 		return invalid("trust", "is %d: from %d to %d", r.Trust, tool.TrustNone, tool.TrustMax)
 	case q.Sandboxes < 0:
@@ -202,7 +199,7 @@ func (e *Engine) checkToken(r v1.TokenRequest) error {
 	case q.Calls < 0:
 		return invalid("quotas.calls", "is %d: not negative; 0 is the service's default", q.Calls)
 	case r.TTLMS < 0 || r.TTLMS > maxTokenTTL.Milliseconds():
-		return invalid("ttl_ms", "is %d: from 0, which is for ever, to %d", r.TTLMS, maxTokenTTL.Milliseconds())
+		return invalid("ttl_ms", "is %d: from 0 (no expiry) to %d", r.TTLMS, maxTokenTTL.Milliseconds())
 	case len(r.Note) > maxNote || !utf8.ValidString(r.Note):
 		return invalid("note", "is over %d bytes, or not valid UTF-8", maxNote)
 	}
@@ -218,7 +215,7 @@ func (e *Engine) checkToken(r v1.TokenRequest) error {
 	return nil
 }
 
-// Tokens lists all, newest first. Only operators may.
+// Tokens lists all tokens, newest first. Only operators may call it.
 func (e *Engine) Tokens(ctx context.Context, call Call) ([]v1.Token, error) {
 	if err := call.requireOperator("list tokens"); err != nil {
 		return nil, err
@@ -242,15 +239,15 @@ func (e *Engine) Tokens(ctx context.Context, call Call) ([]v1.Token, error) {
 	return out, nil
 }
 
-// RevokeToken ends a token at once; only operators may. Calls under way go on.
-// Twice is the same as once.
+// RevokeToken revokes a token at once. Running calls continue. Revoking twice succeeds. Only
+// operators may call it.
 func (e *Engine) RevokeToken(ctx context.Context, call Call, id string) (v1.Token, error) {
 	if err := call.requireOperator("revoke tokens"); err != nil {
 		return v1.Token{}, err
 	}
 	c := e.callers
 	t, err := c.store.RevokeToken(ctx, id, c.now())
-	defer func() { // once it is over
+	defer func() { // record the outcome
 		e.recordOperator(ctx, call, audit.Record{Action: "token.revoke"}, map[string]string{"id": truncateForRecord(id), "caller": t.Caller}, err)
 	}()
 	if err != nil {
@@ -275,15 +272,14 @@ func presentToken(t store.Token) v1.Token {
 	}
 }
 
-// Times between writes of what is counted in memory.
+// Intervals between writes of in-memory counters.
 const (
 	countTime = time.Second
 	usedTime  = time.Minute
 )
 
-// run writes down what is counted in memory until ctx ends, and then once
-// more. A crash loses a second's calls at most. What cannot be written is
-// tried again.
+// run writes counters and last uses to the store until ctx ends, and once more at the end. A crash
+// loses at most one second of counts. Failed writes are retried.
 func (c *callers) run(ctx context.Context, log *slog.Logger) error {
 	t := time.NewTicker(countTime)
 	defer t.Stop()
@@ -299,12 +295,12 @@ func (c *callers) run(ctx context.Context, log *slog.Logger) error {
 			err = errors.Join(err, c.noteUses(ctx))
 		}
 		if err != nil && ctx.Err() == nil {
-			log.Warn("calls and uses of tokens not written down; trying again", "error", err)
+			log.Warn("failed to store call counts and token uses; will retry", "error", err)
 		}
 	}
 }
 
-// finalFlush writes down what is left when the service ends.
+// finalFlush writes the remaining counters when the service stops.
 func (c *callers) finalFlush(ctx context.Context) error {
 	ctx, cancel := detach(ctx, 10*time.Second)
 	defer cancel()

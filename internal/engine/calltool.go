@@ -22,7 +22,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Endings of tool calls besides those of commands.
+// Endings of tool calls, besides those of commands, and limits of tool calls.
 const (
 	endedOK         = profile.EndingOK
 	endedFailed     = profile.EndingFailed
@@ -32,9 +32,9 @@ const (
 	maxRememberTool = 512 << 10
 )
 
-// CallTool carries out one tool call: identify, validate, policy, approval,
-// lease, bind, exec, audit, release. A refusal is a result; an error says that
-// the request cannot be used, or could not be carried out.
+// CallTool runs one tool call: identify, validate, policy, approval, lease, bind, exec, audit,
+// release. A refusal is a result. An error means that the request is invalid or could not be
+// carried out.
 func (e *Engine) CallTool(ctx context.Context, call Call, name string, r v1.ToolCall, w Watch) (v1.ToolResult, error) {
 	if e.opts.Governance == nil {
 		return v1.ToolResult{}, errUngoverned
@@ -43,8 +43,8 @@ func (e *Engine) CallTool(ctx context.Context, call Call, name string, r v1.Tool
 	if err != nil {
 		return v1.ToolResult{}, err
 	}
-	// Another of the caller's tokens does not get an answer, or use an approval,
-	// that what it may do itself did not lead to.
+	// Include profile and trust in the fingerprint: another token of the caller must not get an
+	// answer, or use an approval, that its own rights would not allow.
 	request := struct {
 		Tool, Whose string
 		Level       int
@@ -59,14 +59,14 @@ func (e *Engine) CallTool(ctx context.Context, call Call, name string, r v1.Tool
 		ran = true
 		return t.execute(ctx)
 	}, storedToolResult)
-	if err != nil && !ran { // the key was used for another request, or the caller left
+	if err != nil && !ran { // The key belongs to another request, or the caller left.
 		err = e.RefuseCall(ctx, call, name, r.Input, err)
 	}
 	return res, err
 }
 
-// storedToolResult is what is kept of a result under an idempotency key: one that is
-// too big loses its output, and says so.
+// storedToolResult returns the part of a result that is stored under an idempotency key. A result
+// that is too large loses its output and says so in Detail.
 func storedToolResult(r v1.ToolResult) v1.ToolResult {
 	if len(r.Output)+len(r.Text) > maxRememberTool {
 		r.Output = nil
@@ -76,7 +76,7 @@ func storedToolResult(r v1.ToolResult) v1.ToolResult {
 	return r
 }
 
-// toolCall is one call on its way.
+// toolCall is the state of one tool call in progress.
 type toolCall struct {
 	e     *Engine
 	g     *Governance
@@ -85,41 +85,40 @@ type toolCall struct {
 	name  string
 	r     v1.ToolCall
 	watch Watch
-	sum   func() (string, error) // the request's fingerprint
+	sum   func() (string, error) // returns the request's fingerprint
 
 	profile  *profile.Compiled
 	tool     *profile.CompiledTool
-	input    json.RawMessage // as the caller sent it, or as an approver changed it
-	inputErr error           // what is wrong with the input, found before the quota was
-	unhide   []func()        // end the hiding of its secrets
+	input    json.RawMessage // as sent by the caller or changed by an approver
+	inputErr error           // why the input is invalid, found before the policy is asked
+	unhide   []func()        // end the redaction of the input's secrets
 	shaped   *profile.Call   // nil until the input was checked
 	ready    tool.Prepared
 
 	verdict     *policy.Verdict
 	approval    string
 	by          string
-	unused      string // the approval that has to be marked as used
-	reserved    string // what was taken of a budget
+	unused      string // the approval to mark as used before the tool runs
+	reserved    string // the reservation of an approval budget
 	entry       *audit.Entry
-	record      audit.Record // what closes the entry
+	record      audit.Record // closes the audit entry
 	sandbox     string
-	toolStarted bool // the tool itself was asked
+	toolStarted bool // the tool itself was called
 	began       time.Time
 }
 
-// refusal is a call that is not carried out, for a reason that is the answer.
+// refusal is the error of a call that is refused. It becomes the call's result.
 type refusal struct {
 	ending  string
 	verdict policy.Verdict
-	again   time.Duration // after which it may be allowed; 0: not by waiting
+	again   time.Duration // when a retry may be allowed; 0 if waiting does not help
 }
 
-// Error is the verdict's message.
+// Error implements error with the verdict's message.
 func (r *refusal) Error() string { return r.verdict.Message }
 
-// execute opens the record, carries the call out and closes the record. Without a
-// record there is no call. What a quota or a rate refuses has no record of its
-// own: it is counted.
+// execute opens the audit record, runs the call and closes the record. Without a record the call
+// does not run. A call that a quota or rate refuses is only counted.
 func (t *toolCall) execute(ctx context.Context) (res v1.ToolResult, err error) {
 	t.start()
 	unknown := t.find()
@@ -135,8 +134,8 @@ func (t *toolCall) execute(ctx context.Context) (res v1.ToolResult, err error) {
 	if t.inputErr = t.hideSecrets(ctx); t.inputErr != nil {
 		replaceInputWithHash(&opening)
 	}
-	// It is written while the call is looked at, and waited for before anything
-	// is asked, leased or run.
+	// The record is written in the background while the call is checked. Opened waits for it before
+	// anything is asked, leased or run.
 	if t.entry, err = t.g.Audit.Start(ctx, opening); err != nil {
 		return res, unrecorded(err)
 	}
@@ -148,7 +147,7 @@ func (t *toolCall) execute(ctx context.Context) (res v1.ToolResult, err error) {
 		finish, cancel := detach(ctx, recordTimeout)
 		defer cancel()
 		if cerr := t.entry.Close(finish, t.record); cerr != nil {
-			t.e.log.Error("end of a call not recorded", "call", t.id, "error", cerr)
+			t.e.log.Error("failed to record the end of a call", "call", t.id, "error", cerr)
 		}
 	}()
 	if unknown != nil {
@@ -167,7 +166,7 @@ func (t *toolCall) start() {
 }
 
 func unrecorded(err error) error {
-	return fmt.Errorf("the call cannot be recorded, so it is not carried out: %w: %w", errdefs.ErrUnavailable, err)
+	return fmt.Errorf("the call cannot be recorded and was not run: %w: %w", errdefs.ErrUnavailable, err)
 }
 
 func (t *toolCall) opening() audit.Record {
@@ -178,7 +177,7 @@ func (t *toolCall) opening() audit.Record {
 	}
 }
 
-// truncateForRecord is a name that somebody made up, for a record.
+// truncateForRecord returns the first 256 bytes of a name that the caller chose.
 func truncateForRecord(s string) string {
 	const most = 256
 	if len(s) > most {
@@ -187,10 +186,10 @@ func truncateForRecord(s string) string {
 	return s
 }
 
-// noOutcome is that of calls that did not come to the tool.
+// noOutcome is the outcome of calls that did not reach the tool.
 var noOutcome tool.Outcome
 
-// executeRecorded is the order of a call whose tool is known.
+// executeRecorded checks, approves and runs a call whose tool was found.
 func (t *toolCall) executeRecorded(ctx context.Context) (any, tool.Outcome, error) {
 	none := noOutcome
 	questions, err := t.admit(ctx)
@@ -210,7 +209,7 @@ func (t *toolCall) executeRecorded(ctx context.Context) (any, tool.Outcome, erro
 	return out, outcome, err
 }
 
-// find looks the tool up.
+// find looks up the profile and the tool.
 func (t *toolCall) find() (err error) {
 	if t.r.Profile != "" && !t.call.Operator && t.r.Profile != t.call.Profile {
 		return &InvalidError{Field: "profile", Message: "is not yours to choose: leave it out", Class: errdefs.ErrPermissionDenied}
@@ -232,9 +231,9 @@ func (t *toolCall) profileName() string {
 	return t.e.profileOf(t.call)
 }
 
-// admit is everything that is decided without anybody's consent: whether the
-// tool is there for this caller, whether the input can be used, and what the
-// policy says of the command. It returns what has to be asked.
+// admit makes every decision that needs no approval: whether this caller may use the tool, whether
+// the input is valid, and the policy's verdict on the command. It returns the reasons to ask for
+// approval.
 func (t *toolCall) admit(ctx context.Context) ([]approval.Reason, error) {
 	if !t.tool.Enabled() {
 		return nil, t.refuse(policy.Verdict{Action: policy.Deny, Class: profile.ClassDisabled, Rule: "disabled:" + t.name, Message: fmt.Sprintf("Tool %s is disabled", t.name)})
@@ -260,8 +259,8 @@ func (t *toolCall) admit(ctx context.Context) ([]approval.Reason, error) {
 	return questions, nil
 }
 
-// prepare checks the input and asks the policy. It is done again for an input
-// that an approver changed: a denied command is denied whoever wants it.
+// prepare validates the input and asks the policy. It runs again for an input that an approver
+// changed: approval does not override a denial.
 func (t *toolCall) prepare(ctx context.Context) (*policy.Verdict, error) {
 	if t.inputErr != nil {
 		return nil, t.inputErr
@@ -288,10 +287,11 @@ func (t *toolCall) prepare(ctx context.Context) (*policy.Verdict, error) {
 	return v, nil
 }
 
-// maxToolInput bounds an input: a file of the greatest size as base64 fits.
+// maxToolInput bounds an input. A file of the maximum size fits as base64.
 const maxToolInput = 16 << 20
 
-// decide asks the policy about the call's command; nil: there is none.
+// decide returns the policy's verdict on the call's command, or nil if there is no command or no
+// policy.
 func (t *toolCall) decide() *policy.Verdict {
 	c := t.ready.Command
 	p := t.tool.Policy()
@@ -320,7 +320,7 @@ func (t *toolCall) refuseFor(v policy.Verdict, again time.Duration) error {
 	return &refusal{ending: policyDenied, verdict: v, again: again}
 }
 
-// expressionVars are what expressions know of a call.
+// expressionVars returns the variables of the profile's expressions.
 func (t *toolCall) expressionVars() map[string]any {
 	return map[string]any{
 		"id": t.id, "caller": t.call.Caller, "trust": t.call.Trust, "tool": t.name, "profile": t.profile.Profile.Name,
@@ -328,7 +328,7 @@ func (t *toolCall) expressionVars() map[string]any {
 	}
 }
 
-// validatePlacement refuses a request for a place to run that cannot be.
+// validatePlacement checks the fields that say where the call runs.
 func (t *toolCall) validatePlacement() error {
 	r := t.r
 	switch {
@@ -337,7 +337,7 @@ func (t *toolCall) validatePlacement() error {
 	case r.Sandbox != "" && (r.Workspace != "" || r.Template != "" || r.ReadOnly):
 		return invalid("sandbox", "is leased already: workspace, template and read_only are for one that is leased now")
 	case r.Job != "" && r.Workspace != "":
-		return invalid("job", "and workspace are both set: a job has a workspace of its own")
+		return invalid("job", "and workspace are both set: a job has its own workspace")
 	case r.Job != "" && !isUUID(r.Job):
 		return invalid("job", "is not a uuid")
 	}
@@ -352,7 +352,7 @@ func isUUID(s string) bool {
 	return err == nil && u.String() == s
 }
 
-// answer makes the result of a call in the shape of its tool.
+// answer builds the call's result in the form that the profile defines for the tool.
 func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err error) (v1.ToolResult, error) {
 	end := profile.End{
 		Ending: o.Ending, ExitCode: o.ExitCode, Signal: o.Signal, DurationMS: ms(o.Duration), TimeoutMS: o.TimeoutMS, Detail: o.Detail,
@@ -387,7 +387,7 @@ func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err erro
 	if c, ok := out.(tool.CommandOutput); ok {
 		res.Rest = c.Rest
 	}
-	if t.shaped == nil { // refused before anybody looked at the input
+	if t.shaped == nil { // refused before the input was checked
 		t.shaped = t.tool.Bare(t.input, t.expressionVars())
 	}
 	shown, err := t.shaped.Finish(context.WithoutCancel(ctx), out, end)
@@ -404,8 +404,7 @@ func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err erro
 	return res, nil
 }
 
-// maxText bounds the form for models where that is nothing but the output: a
-// file of many megabytes is there already, and no model reads it twice.
+// maxText bounds the text for models when it repeats the output.
 const maxText = 256 << 10
 
 func modelText(shown profile.Shown) string {
@@ -419,8 +418,8 @@ func modelText(shown profile.Shown) string {
 	return text
 }
 
-// isResult tells refusals and failures of the tool, which are answers, from
-// what went wrong around it.
+// isResult reports whether err is a refusal or a failure of the tool, which become a result. It
+// then fills end. All other errors are returned as errors.
 func (t *toolCall) isResult(err error, end *profile.End) bool {
 	if no, ok := errors.AsType[*refusal](err); ok {
 		v := no.verdict
@@ -430,7 +429,7 @@ func (t *toolCall) isResult(err error, end *profile.End) bool {
 		return true
 	}
 	if !t.toolStarted {
-		return false // it never came to the tool
+		return false // the call did not reach the tool
 	}
 	class, ok := failureOf(err)
 	if ok {
@@ -439,8 +438,8 @@ func (t *toolCall) isResult(err error, end *profile.End) bool {
 	return ok
 }
 
-// failureOf names what a tool failed with, for the caller; not ok: it is no
-// failure of the tool.
+// failureOf returns the class of a tool's failure. ok is false if err is not a failure of the tool
+// itself.
 func failureOf(err error) (class string, ok bool) {
 	if _, gone := errors.AsType[*scheduler.EndedError](err); gone {
 		return "", false
@@ -468,7 +467,7 @@ func failureOf(err error) (class string, ok bool) {
 	return "", false
 }
 
-// recordOutcome writes into the closing record how the call went.
+// recordOutcome fills the closing audit record.
 func (t *toolCall) recordOutcome(o tool.Outcome, end profile.End) {
 	r := &t.record
 	r.Ending, r.Sandbox, r.Approval, r.By = end.Ending, t.sandbox, t.approval, t.by

@@ -11,9 +11,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// resolveTemplate names the template of a request that names none, and refuses
-// one that is weaker than the class that is asked for. Without a name it is
-// the default template if that is strong enough, else the first that is.
+// resolveTemplate sets the template of a request that names none, and refuses a template that is
+// weaker than the requested class. Without a name it uses the default template if that is strong
+// enough, else the first by name that is.
 func (e *Engine) resolveTemplate(r *v1.SandboxRequest) error {
 	least, err := runtime.ParseClass(r.Class)
 	if err != nil {
@@ -25,7 +25,7 @@ func (e *Engine) resolveTemplate(r *v1.SandboxRequest) error {
 	}
 	t, known := e.sched.Template(r.Template)
 	if r.Class == "" || named && !known || known && t.Spec.Class.AtLeast(least) {
-		return nil // a name that is not known is told elsewhere
+		return nil // checkTemplate reports an unknown name
 	}
 	strong := e.templatesOfClass(least)
 	if !named && len(strong) > 0 {
@@ -43,7 +43,7 @@ func (e *Engine) resolveTemplate(r *v1.SandboxRequest) error {
 	return &InvalidError{Field: "class", Message: weak + ": " + which, Class: errdefs.ErrFailedPrecondition}
 }
 
-// templatesOfClass are the templates of at least a class, sorted.
+// templatesOfClass returns the templates of at least the class least, sorted by name.
 func (e *Engine) templatesOfClass(least runtime.Class) []string {
 	var names []string
 	for _, name := range e.sched.Templates() {

@@ -14,7 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
-// The readonly system's own clients know these.
+// Names and messages that the readonly system's own clients expect.
 const (
 	compatProfile = "readonly"
 	compatTool    = "run_shell"
@@ -22,7 +22,7 @@ const (
 	compatBroken  = "The command could not be run"
 )
 
-// CompatAnswer is what those clients get, refusals included.
+// CompatAnswer is the response of ShellCompat, also for refusals.
 type CompatAnswer struct {
 	Success    bool   `json:"success"`
 	Stdout     string `json:"stdout"`
@@ -30,10 +30,9 @@ type CompatAnswer struct {
 	ReturnCode int    `json:"returncode"`
 }
 
-// ShellCompat runs a command for the readonly system's existing clients: they
-// send no token, and name a workspace by a path. Every answer has their shape;
-// what went wrong around a command stays in the log. The workspace is bound
-// read-only.
+// ShellCompat runs a command for existing clients of the readonly system, which send no token and
+// name a workspace by a path. Every answer has the form of CompatAnswer; failures of the service
+// are only logged. The workspace is mounted read-only.
 func (e *Engine) ShellCompat(ctx context.Context, command, workspace string, timeout time.Duration) (json.RawMessage, error) {
 	g := e.opts.Governance
 	if g == nil || g.Compat == nil {
@@ -55,11 +54,11 @@ func (e *Engine) ShellCompat(ctx context.Context, command, workspace string, tim
 		return nil, err
 	}
 	res, err := e.CallTool(ctx, call, compatTool, v1.ToolCall{Input: input, Session: "shell-" + name, Workspace: name, ReadOnly: true}, Watch{})
-	if _, bad := errors.AsType[*InvalidError](err); bad && errdefs.IsNotFound(err) { // it was not made yet
+	if _, bad := errors.AsType[*InvalidError](err); bad && errdefs.IsNotFound(err) { // the workspace was not created yet
 		return marshal(CompatAnswer{Stderr: compatNoPlace, ReturnCode: -1})
 	}
 	if err != nil {
-		e.log.Error("command of a readonly client not run", "error", err)
+		e.log.Error("failed to run the command of a readonly client", "error", err)
 		return marshal(CompatAnswer{Stderr: compatBroken, ReturnCode: -1})
 	}
 	if res.Ending == policyDenied && res.Verdict != nil {
@@ -68,8 +67,8 @@ func (e *Engine) ShellCompat(ctx context.Context, command, workspace string, tim
 	return res.Output, nil
 }
 
-// compatRefusal words a refusal as that system's own endpoint did, which was not
-// as its tool did, with the reason behind it.
+// compatRefusal returns the refusal text of that system's own endpoint, which differs from that of
+// its tool.
 func compatRefusal(v v1.Verdict) string {
 	switch v.Class {
 	case policy.ClassForbidden:

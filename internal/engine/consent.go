@@ -17,16 +17,15 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// errHandover is the cause of a wait that ends because the service stops: the
-// question stays.
-var errHandover = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopping: come back with the same Idempotency-Key")
+// errHandover ends a wait because the service stops. The approval request stays pending.
+var errHandover = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopping: retry with the same Idempotency-Key")
 
-// errStopping is the cause for a caller who cannot come back: the question goes.
-var errStopping = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopping, and the call has no Idempotency-Key to come back with: call again")
+// errStopping ends the wait of a caller without an idempotency key. The approval request is
+// cancelled.
+var errStopping = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopping, and the call has no Idempotency-Key: call again")
 
-// obtainApproval gets the call the consent that it needs: from the profile's rules, or
-// from somebody. An approver may change the input, which is then checked as the
-// caller's own was.
+// obtainApproval gets the approval that the call needs, from the profile's rules or from an
+// approver. An input that an approver changed is checked again.
 func (t *toolCall) obtainApproval(ctx context.Context, reasons []approval.Reason) error {
 	rules := t.profile.Approvals()
 	if rules.None() && len(reasons) == 0 {
@@ -46,7 +45,7 @@ func (t *toolCall) obtainApproval(ctx context.Context, reasons []approval.Reason
 	}
 	t.reserved = d.Reservation
 	switch {
-	case d.Outcome == approval.OutcomeDenied && d.Request != nil: // it was answered while its caller was away
+	case d.Outcome == approval.OutcomeDenied && d.Request != nil: // answered while the caller was disconnected
 		return t.applyDecision(ctx, *d.Request)
 	case d.Outcome == approval.OutcomeDenied:
 		t.approval, t.by = d.Granted, d.By
@@ -64,8 +63,8 @@ func (t *toolCall) obtainApproval(ctx context.Context, reasons []approval.Reason
 	return nil
 }
 
-// awaitApproval waits for the answer to a question. A caller who goes away without a key
-// to come back with takes the question along.
+// awaitApproval waits for an approver's decision. If a caller without an idempotency key
+// disconnects, the approval request is cancelled.
 func (t *toolCall) awaitApproval(ctx context.Context, q approval.Request) error {
 	t.approval = q.ID
 	if t.watch.Asked != nil {
@@ -90,7 +89,7 @@ func (t *toolCall) awaitApproval(ctx context.Context, q approval.Request) error 
 	return t.applyDecision(ctx, got)
 }
 
-// applyDecision takes an answer.
+// applyDecision applies an approver's decision to the call.
 func (t *toolCall) applyDecision(ctx context.Context, q approval.Request) error {
 	t.approval, t.by = q.ID, q.By
 	switch q.State {
@@ -114,8 +113,8 @@ func (t *toolCall) applyDecision(ctx context.Context, q approval.Request) error 
 	return nil
 }
 
-// useApproval writes down that the call's approval is used, right before it runs: so it
-// runs once, and what fails before does not use it up.
+// useApproval marks the call's approval as used immediately before the tool runs. An approval thus
+// allows one run, and a failure before the run does not use it up.
 func (t *toolCall) useApproval(ctx context.Context) error {
 	if t.unused == "" {
 		return nil
@@ -129,7 +128,7 @@ func (t *toolCall) refuseApproval(class, rule, message string, again time.Durati
 	return &refusal{ending: approvalDenied, verdict: v, again: again}
 }
 
-// refundBudget returns what a budget gave to a call that did not run.
+// refundBudget returns the approval budget of a call that did not run.
 func (t *toolCall) refundBudget(ctx context.Context, why error) {
 	if t.reserved == "" || t.toolStarted {
 		return
@@ -137,12 +136,12 @@ func (t *toolCall) refundBudget(ctx context.Context, why error) {
 	finish, cancel := detach(ctx, recordTimeout)
 	defer cancel()
 	if err := t.g.Gate.Refund(finish, t.reserved); err != nil {
-		t.e.log.Error("budget not given back", "call", t.id, "error", err, "cause", why)
+		t.e.log.Error("failed to refund an approval budget", "call", t.id, "error", err, "cause", why)
 	}
 }
 
-// CheckModified says whether an approver's input can replace a call's: what the
-// policy denies is denied whoever wants it.
+// CheckModified validates an approver's input as a replacement for the caller's. Input that the
+// policy denies is refused.
 func (g *Governance) CheckModified(ctx context.Context, q approval.Request, input json.RawMessage) error {
 	p, err := g.Profiles.Get(q.Profile)
 	if err != nil {
@@ -161,9 +160,9 @@ func (g *Governance) CheckModified(ctx context.Context, q approval.Request, inpu
 	return nil
 }
 
-// recoverTool says what became of a tool call whose process ended: one that
-// still waits for somebody's consent, or has it and did not begin, goes on when
-// its caller comes back; any other was cut short.
+// recoverTool returns the answer of a tool call whose process ended. It returns nil if the call
+// still waits for approval or was approved and did not start: it continues when its caller returns.
+// Any other call was lost.
 func (e *Engine) recoverTool(ctx context.Context, k store.Key) (answer any, err error) {
 	row, err := e.opts.Store.ApprovalByKey(ctx, k.Caller, k.Key)
 	switch {
@@ -175,6 +174,6 @@ func (e *Engine) recoverTool(ctx context.Context, k store.Key) (answer any, err 
 	}
 	return v1.ToolResult{
 		ID: k.Ref, Ending: string(runtime.SandboxLost), Approval: row.ID,
-		Error: &v1.ToolError{Type: string(runtime.SandboxLost), Message: "the orchestrator ended while the call ran"},
+		Error: &v1.ToolError{Type: string(runtime.SandboxLost), Message: "the orchestrator stopped while the call ran"},
 	}, nil
 }

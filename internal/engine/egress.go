@@ -17,21 +17,20 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
-// EgressOptions say what sandboxes may reach of the world outside.
+// EgressOptions configures what sandboxes may reach outside.
 type EgressOptions struct {
-	// Gateway is what carries it; its Audit is the engine's.
+	// Gateway configures the egress gateway. The engine sets its Audit field.
 	Gateway netpolicy.Options
-	// Allow is the most that callers may ask for who are no operators; empty:
-	// nothing.
+	// Allow lists the rules that callers who are not operators may request. Empty allows nothing.
 	Allow []Allowance
-	// Secrets are credentials that a lease can name.
+	// Secrets lists the credentials that a lease can request by name.
 	Secrets []Credential
 }
 
-// Allowance is a rule of the most that callers may ask for.
+// Allowance is a rule that the given callers and profiles may request.
 type Allowance struct {
 	netpolicy.Rule
-	// Callers and Profiles are whom it is for; empty, or "*", is everybody.
+	// Callers and Profiles limit the rule. Empty or "*" means everyone.
 	Callers, Profiles []string
 }
 
@@ -43,42 +42,42 @@ func listMatches(list []string, name string) bool {
 	return len(list) == 0 || slices.Contains(list, "*") || slices.Contains(list, name)
 }
 
-// Credential is a secret of the service. Its value never comes into a sandbox.
+// Credential is a secret of the service. Its value never enters a sandbox.
 type Credential struct {
 	netpolicy.Secret
-	// Bare is the value without what its header puts in front of it.
+	// Bare is the value without the prefix that its header adds.
 	Bare string
-	// Env is a variable that holds a placeholder inside, or "".
+	// Env names a variable that holds a placeholder in the sandbox, or "".
 	Env string
-	// Callers are who may name it beside operators; "*" is everybody.
+	// Callers lists who may request it besides operators. "*" means everyone.
 	Callers []string
 }
 
-// toolEgress is what the engine itself asks for, for a tool that reaches out: no
-// bound of the caller's stands over it.
+// toolEgress is the egress that the engine requests for a tool. The caller's ceiling does not
+// apply.
 type toolEgress struct {
 	Rules []netpolicy.Rule
-	// Ceiling, if set, is the most that the tool may have: both have to allow.
+	// Ceiling, if set, also has to allow each connection.
 	Ceiling *netpolicy.Rules
-	// Secrets are set by the gateway; they are neither stored nor named.
+	// Secrets are added by the gateway. They are neither stored nor named.
 	Secrets []netpolicy.Secret
 }
 
-// egressGrant is what a lease may reach, checked.
+// egressGrant is the validated egress of a lease.
 type egressGrant struct {
 	asked   v1.Egress
 	rules   *netpolicy.Rules
-	ceiling *netpolicy.Rules // nil: none
-	profile string           // of who asked, where there is a ceiling
+	ceiling *netpolicy.Rules // nil if unlimited
+	profile string           // of the requester, if there is a ceiling
 	secrets []netpolicy.Secret
-	env     map[string]string // placeholders
+	env     map[string]string // variables with placeholders of secrets
 }
 
 var errNoGateway = &InvalidError{
-	Field: "egress", Message: "is not to be had: this service has no gateway (egress.enabled in its configuration)", Class: errdefs.ErrFailedPrecondition,
+	Field: "egress", Message: "is not available: this service has no gateway (egress.enabled in its configuration)", Class: errdefs.ErrFailedPrecondition,
 }
 
-// grantFor checks what a caller asks for; nil: nothing.
+// grantFor validates a caller's egress request. It returns nil if r requests nothing.
 func (e *Engine) grantFor(call Call, r *v1.Egress) (*egressGrant, error) {
 	switch {
 	case r == nil || len(r.Rules) == 0 && len(r.Secrets) == 0:
@@ -86,7 +85,7 @@ func (e *Engine) grantFor(call Call, r *v1.Egress) (*egressGrant, error) {
 	case e.egress == nil:
 		return nil, errNoGateway
 	case len(r.Rules) == 0:
-		return nil, invalid("egress.rules", "is empty, and secrets are for what rules allow: give rules")
+		return nil, invalid("egress.rules", "is empty: secrets need rules that allow their hosts")
 	}
 	g := &egressGrant{asked: v1.Egress{Rules: slices.Clone(r.Rules), Secrets: slices.Clone(r.Secrets)}}
 	if !call.Operator {
@@ -109,10 +108,10 @@ func (e *Engine) grantFor(call Call, r *v1.Egress) (*egressGrant, error) {
 	for i, name := range r.Secrets {
 		c, ok := e.egress.credential(call, name)
 		if !ok {
-			return nil, &InvalidError{Field: fmt.Sprintf("egress.secrets[%d]", i), Message: fmt.Sprintf("is %q: there is no such secret for this caller (egress.secrets in the service's configuration)", truncateForRecord(name)), Class: errdefs.ErrNotFound}
+			return nil, &InvalidError{Field: fmt.Sprintf("egress.secrets[%d]", i), Message: fmt.Sprintf("is %q: secret not found for this caller (egress.secrets in the service's configuration)", truncateForRecord(name)), Class: errdefs.ErrNotFound}
 		}
 		if slices.Contains(r.Secrets[:i], name) {
-			return nil, invalid(fmt.Sprintf("egress.secrets[%d]", i), "is %q, as another one", name)
+			return nil, invalid(fmt.Sprintf("egress.secrets[%d]", i), "is %q, which is listed twice", name)
 		}
 		g.addCredential(c)
 	}
@@ -127,7 +126,7 @@ func (g *egressGrant) compile(rules []netpolicy.Rule) (err error) {
 	return err
 }
 
-// addCredential adds a credential, and its placeholder.
+// addCredential adds a credential and its placeholder variable.
 func (g *egressGrant) addCredential(c Credential) {
 	g.secrets = append(g.secrets, c.Secret)
 	if c.Env != "" {
@@ -138,7 +137,7 @@ func (g *egressGrant) addCredential(c Credential) {
 	}
 }
 
-// grantForTool is reachFor for a tool.
+// grantForTool returns the grant of a tool's egress.
 func (e *Engine) grantForTool(t *toolEgress) (*egressGrant, error) {
 	if e.egress == nil {
 		return nil, errNoGateway
@@ -153,7 +152,7 @@ func (e *Engine) grantForTool(t *toolEgress) (*egressGrant, error) {
 	return g, nil
 }
 
-// guestConfig is what the guest is told.
+// guestConfig returns the configuration that the guest receives, or nil without egress.
 func (g *egressGrant) guestConfig() *wire.Egress {
 	if g == nil {
 		return nil
@@ -161,7 +160,7 @@ func (g *egressGrant) guestConfig() *wire.Egress {
 	return &wire.Egress{On: true, Env: g.env}
 }
 
-// storeIn puts it into what is stored of a lease.
+// storeIn sets the egress fields of a stored lease. A nil grant clears them.
 func (g *egressGrant) storeIn(l *store.Lease) {
 	l.Egress, l.Unbound, l.Profile = nil, false, ""
 	if g != nil {
@@ -170,8 +169,8 @@ func (g *egressGrant) storeIn(l *store.Lease) {
 	}
 }
 
-// storedGrant is what a lease may reach that an earlier process made. A secret that is
-// no longer configured is left out, and the gateway then sets none.
+// storedGrant restores the grant of a lease that an earlier process made. A secret that is no
+// longer configured is left out with a warning.
 func (e *Engine) storedGrant(row store.Sandbox) (*egressGrant, error) {
 	if e.egress == nil {
 		return nil, errNoGateway
@@ -180,7 +179,7 @@ func (e *Engine) storedGrant(row store.Sandbox) (*egressGrant, error) {
 	r := v1.Egress{Rules: row.Lease.Egress.Rules}
 	for _, name := range row.Lease.Egress.Secrets {
 		if _, ok := e.egress.credential(call, name); !ok {
-			e.log.Warn("secret of a lease is no longer there", "sandbox", row.ID, "secret", name)
+			e.log.Warn("secret of a lease is no longer configured", "sandbox", row.ID, "secret", name)
 			continue
 		}
 		r.Secrets = append(r.Secrets, name)
@@ -188,13 +187,13 @@ func (e *Engine) storedGrant(row store.Sandbox) (*egressGrant, error) {
 	return e.grantFor(call, &r)
 }
 
-// lockEgress lets one change at a time be made to a lease's.
+// lockEgress serializes egress changes of one lease.
 func (e *Engine) lockEgress(ctx context.Context, id string) (leave func(), err error) {
 	return e.lockName(ctx, "egress\x00"+id)
 }
 
-// startEgress serves what a new lease may reach; record, unless it is a tool's, whose
-// call has its record.
+// startEgress begins to serve the egress of a new lease. record is false for a tool's lease, whose
+// call has its own record.
 func (e *Engine) startEgress(ctx context.Context, call Call, l *scheduler.Lease, g *egressGrant, record bool) error {
 	if g == nil {
 		return nil
@@ -209,7 +208,7 @@ func (e *Engine) startEgress(ctx context.Context, call Call, l *scheduler.Lease,
 		return err
 	}
 	if o, _ := e.egress.find(l.ID); o != nil || row.Lease.Egress == nil {
-		return nil // its caller found it in a list, and has changed it
+		return nil // the caller found the lease in a list and changed its egress
 	}
 	if record {
 		if err := e.recordGrant(ctx, call, l.ID, g); err != nil {
@@ -220,7 +219,7 @@ func (e *Engine) startEgress(ctx context.Context, call Call, l *scheduler.Lease,
 	return nil
 }
 
-// Egress tells what a sandbox of the caller's may reach, and what came of it.
+// Egress returns the egress rules of the caller's sandbox and its recent connections.
 func (e *Engine) Egress(ctx context.Context, call Call, id string) (v1.EgressState, error) {
 	if _, err := e.findLease(ctx, call, id); err != nil {
 		return v1.EgressState{}, err
@@ -246,9 +245,9 @@ func (e *Engine) egressState(id string) v1.EgressState {
 	return out
 }
 
-// SetEgress changes what a sandbox of the caller's may reach, at once: what is
-// open and no longer allowed ends. No rules are none, and end the proxy inside.
-// The change is in the audit log before it counts.
+// SetEgress replaces the egress rules of the caller's sandbox at once. Open connections that are no
+// longer allowed are closed. Empty rules stop the proxy in the sandbox. The change is recorded in
+// the audit log before it takes effect.
 func (e *Engine) SetEgress(ctx context.Context, call Call, id string, r v1.Egress) (v1.EgressState, error) {
 	l, err := e.findLease(ctx, call, id)
 	if err != nil {
@@ -271,7 +270,7 @@ func (e *Engine) SetEgress(ctx context.Context, call Call, id string, r v1.Egres
 	if err := e.recordGrant(ctx, call, id, g); err != nil {
 		return v1.EgressState{}, err
 	}
-	// From here on it is carried out: half a change would be neither.
+	// Detach from the caller: an interrupted change would leave an inconsistent state.
 	ctx, cancel := detach(use.Ctx, time.Minute)
 	defer cancel()
 	if err := e.changeEgress(ctx, l, use, g); err != nil {
@@ -280,7 +279,7 @@ func (e *Engine) SetEgress(ctx context.Context, call Call, id string, r v1.Egres
 	return e.egressState(id), nil
 }
 
-// changeEgress takes away before the store says so, and gives after.
+// changeEgress revokes access before it updates the store, and grants access after it.
 func (e *Engine) changeEgress(ctx context.Context, l *scheduler.Lease, use *scheduler.Use, g *egressGrant) error {
 	old, before := e.egress.find(l.ID)
 	if g == nil {
@@ -309,7 +308,7 @@ func (e *Engine) changeEgress(ctx context.Context, l *scheduler.Lease, use *sche
 	return nil
 }
 
-// restoreStoredEgress writes down again what was before.
+// restoreStoredEgress restores the stored egress after a failed change.
 func (e *Engine) restoreStoredEgress(ctx context.Context, id string, before *egressGrant) error {
 	_, err := e.opts.Store.Update(ctx, id, func(b *store.Sandbox) error {
 		before.storeIn(&b.Lease)
@@ -318,8 +317,8 @@ func (e *Engine) restoreStoredEgress(ctx context.Context, id string, before *egr
 	return err
 }
 
-// recordGrant records what a lease may reach from now on. What cannot be
-// recorded is not given.
+// recordGrant records a lease's new egress in the audit log. Without a record the egress is not
+// granted.
 func (e *Engine) recordGrant(ctx context.Context, call Call, id string, g *egressGrant) error {
 	gov := e.opts.Governance
 	if gov == nil {

@@ -14,41 +14,40 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
-// Bounds of what waits to be recorded of connections.
+// Limits of the queue of connection records.
 const (
 	egressQueue = 4096
-	// egressCallerQueue is how many of them may be of one caller.
+	// egressCallerQueue bounds the queued records of one caller.
 	egressCallerQueue = egressQueue / 4
 	egressBatch       = 256
-	// egressWriteTime is how long one batch may take.
+	// egressWriteTime bounds the write of one batch.
 	egressWriteTime = 10 * time.Second
-	// egressReportEvery is how often the number of those that are missing is recorded.
+	// egressReportEvery is the interval between records of missed connections.
 	egressReportEvery = time.Minute
-	// A sandbox has so many records a second, after so many at once: else one that
-	// connects in a loop would fill the disk. Those beyond are counted.
+	// A sandbox gets egressRecordRate records a second after a burst of egressRecordBurst. More
+	// connections are only counted: a sandbox that connects in a loop would fill the disk.
 	egressRecordRate  = 20
 	egressRecordBurst = 1000
 )
 
-// egressAuditor records connections without delaying them. It counts those that the
-// log cannot keep up with, that one sandbox has too many of, or that the caller's
-// share of the log has no room for, and records the number. It has one goroutine,
-// until close.
+// egressAuditor records connections without delaying them. Some connections are not recorded: when
+// the log is too slow, when one sandbox makes too many, or when the caller's share of the log is
+// used up. It counts those and records the number. One goroutine writes the records until close.
 type egressAuditor struct {
-	audit  *audit.Log // nil: nothing is recorded
+	audit  *audit.Log // nil if nothing is recorded
 	log    *slog.Logger
 	queue  chan audit.Record
 	stop   chan struct{}
 	done   chan struct{}
-	missed atomic.Int64 // of all sandboxes
+	missed atomic.Int64 // not attributed to a sandbox
 
 	mu       sync.Mutex
-	queued   map[string]int             // by caller
-	known    map[string]*auditedSandbox // sandboxes that are or were served
-	finished []audit.Record             // about those that are not any more
+	queued   map[string]int             // queued records by caller
+	known    map[string]*auditedSandbox // by sandbox
+	finished []audit.Record             // reports about sandboxes that have ended
 }
 
-// auditedSandbox is what is counted of one sandbox.
+// auditedSandbox holds the counters of one sandbox.
 type auditedSandbox struct {
 	caller  string
 	rate    *rate.Limiter
@@ -61,13 +60,13 @@ func newEgressAuditor(records *audit.Log, log *slog.Logger) *egressAuditor {
 	return a
 }
 
-// close records what waits. Nothing is noted any more.
+// close writes the queued records and stops the goroutine. Later connections are not recorded.
 func (a *egressAuditor) close() {
 	close(a.stop)
 	<-a.done
 }
 
-// register counts on where a sandbox is known.
+// register starts the accounting of a sandbox. It keeps existing counters.
 func (a *egressAuditor) register(sandbox, caller string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -86,7 +85,7 @@ func (a *egressAuditor) forget(sandbox string) {
 	delete(a.known, sandbox)
 }
 
-// missedRecord is the record of what was skipped.
+// missedRecord returns a record of the skipped connections and resets the count.
 func (s *auditedSandbox) missedRecord(sandbox string) audit.Record {
 	n := s.skipped
 	s.skipped = 0
@@ -96,8 +95,8 @@ func (s *auditedSandbox) missedRecord(sandbox string) audit.Record {
 	}
 }
 
-// admit says whose connection it is, and whether it is recorded. If so, it counts
-// as queued.
+// admit returns the caller of the sandbox and reports whether a connection is recorded. If so, it
+// counts the record as queued.
 func (a *egressAuditor) admit(sandbox string) (caller string, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -114,7 +113,7 @@ func (a *egressAuditor) admit(sandbox string) (caller string, ok bool) {
 	return s.caller, true
 }
 
-// unqueue counts a record of a caller's as no longer queued.
+// unqueue counts one record of the caller as no longer queued.
 func (a *egressAuditor) unqueue(caller string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -123,7 +122,7 @@ func (a *egressAuditor) unqueue(caller string) {
 	}
 }
 
-// takeMissed are the records of what was skipped since.
+// takeMissed returns the records of connections skipped since the last call.
 func (a *egressAuditor) takeMissed() []audit.Record {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -137,7 +136,7 @@ func (a *egressAuditor) takeMissed() []audit.Record {
 	return out
 }
 
-// enqueue takes a connection and never waits.
+// enqueue queues the record of a connection and never blocks.
 func (a *egressAuditor) enqueue(c netpolicy.Connection) {
 	if a.audit == nil {
 		return
@@ -198,17 +197,17 @@ func (a *egressAuditor) fillBatch(batch ...audit.Record) []audit.Record {
 	return batch
 }
 
-// write records a batch.
+// write records a batch. Records that fail are logged and counted as missed.
 func (a *egressAuditor) write(batch []audit.Record) {
 	ctx, cancel := context.WithTimeout(context.Background(), egressWriteTime)
 	defer cancel()
 	if n, err := a.audit.Events(ctx, batch); err != nil {
-		a.log.Error("connections of sandboxes not recorded", "connections", len(batch)-n, "error", err)
+		a.log.Error("failed to record connections of sandboxes", "connections", len(batch)-n, "error", err)
 		a.missed.Add(int64(len(batch) - n))
 	}
 }
 
-// reportMissed records how many are missing.
+// reportMissed records how many connections were not recorded.
 func (a *egressAuditor) reportMissed() {
 	if a.audit == nil {
 		return

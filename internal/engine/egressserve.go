@@ -15,42 +15,41 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
-// guestRetryInterval is between attempts to reach the guest of a lease that an earlier
-// process had.
+// guestRetryInterval is the pause between attempts to reach the guest of a lease.
 const guestRetryInterval = time.Second
 
-// egressService is the gateway, and the leases that it serves. The methods take nil,
-// for a service without.
+// egressService owns the gateway and the egress sessions of leases. Methods accept a nil receiver
+// if their comment says so.
 type egressService struct {
 	o       EgressOptions
 	gateway *netpolicy.Gateway
 	auditor *egressAuditor
-	ctx     context.Context // of all that is served
+	ctx     context.Context // parent of all sessions
 	stop    context.CancelFunc
 
 	mu       sync.Mutex
 	sessions map[string]*egressSession // by sandbox
-	// ceilings by which of Allow they are of, so there are no more than the
-	// configuration tells apart.
+	// ceilings caches compiled rules, keyed by the subset of Allow that applies. The configuration
+	// bounds their number.
 	ceilings map[string]*netpolicy.Rules
-	// ended is what leases carried that reach nothing now: who has the proxy taken
-	// away and given again gets no more by that.
+	// ended holds the traffic of closed sessions of live leases, so that reopening a session does
+	// not reset its byte limits.
 	ended map[string]traffic
 }
 
-// traffic are bytes on connections to the outside.
+// traffic counts the bytes of outside connections.
 type traffic struct{ sent, received int64 }
 
-// egressSession is one lease's way out.
+// egressSession is the gateway session of one lease.
 type egressSession struct {
 	id      string
-	grant   *egressGrant // of egress.mu
+	grant   *egressGrant // guarded by egressService.mu
 	session *netpolicy.Session
 	stop    context.CancelFunc
-	done    chan struct{} // closed when nothing of it runs
+	done    chan struct{} // closed when its goroutine has ended
 }
 
-// openEgress makes the gateway; log is nil where nothing is recorded.
+// openEgress starts the gateway. It returns nil if o is nil.
 func openEgress(o *EgressOptions, e *Engine) (*egressService, error) {
 	if o == nil {
 		return nil, nil
@@ -59,7 +58,7 @@ func openEgress(o *EgressOptions, e *Engine) (*egressService, error) {
 	var log *audit.Log
 	if g := e.opts.Governance; g != nil {
 		log = g.Audit
-		for _, c := range o.Secrets { // for good: they are the service's own
+		for _, c := range o.Secrets { // redact the service's own secrets forever
 			g.Redactor.Add(c.Value)
 			g.Redactor.Add(c.Bare)
 		}
@@ -75,7 +74,7 @@ func openEgress(o *EgressOptions, e *Engine) (*egressService, error) {
 	return x, nil
 }
 
-// closeEgress ends all connections, and returns when they are recorded.
+// closeEgress closes all connections and returns when they are recorded.
 func (e *Engine) closeEgress() {
 	x := e.egress
 	if x == nil {
@@ -83,13 +82,13 @@ func (e *Engine) closeEgress() {
 	}
 	x.stop()
 	if err := x.gateway.Close(); err != nil {
-		e.log.Error("gateway not closed", "error", err)
+		e.log.Error("failed to close the gateway", "error", err)
 	}
 	x.auditor.close()
 }
 
-// ceiling is the most that a caller who is no operator may ask for. Who may
-// have the same get the same pointer: by it a session is known to go on.
+// ceiling returns the rules that limit a caller who is not an operator. Callers with the same rules
+// get the same pointer, so that serveEgress can compare ceilings.
 func (x *egressService) ceiling(call Call) (*netpolicy.Rules, error) {
 	var rules []netpolicy.Rule
 	which := make([]byte, len(x.o.Allow))
@@ -119,7 +118,7 @@ func (x *egressService) credential(call Call, name string) (Credential, bool) {
 	return c, call.Operator || slices.Contains(c.Callers, "*") || slices.Contains(c.Callers, call.Caller)
 }
 
-// find gives the outlet of a sandbox and what it is granted now, or nil.
+// find returns the sandbox's session and its current grant, or nil. The receiver may be nil.
 func (x *egressService) find(id string) (*egressSession, *egressGrant) {
 	if x == nil {
 		return nil, nil
@@ -132,7 +131,7 @@ func (x *egressService) find(id string) (*egressSession, *egressGrant) {
 	return nil, nil
 }
 
-// end ends what is served, and waits for that; nil is nothing.
+// end stops a session and waits for it. o and the receiver may be nil.
 func (x *egressService) end(o *egressSession) {
 	if o == nil {
 		return
@@ -141,8 +140,8 @@ func (x *egressService) end(o *egressSession) {
 	<-o.done
 }
 
-// serveEgress serves what a lease may reach from now on. again: the guest is to
-// be told, since an earlier process may have died before it was.
+// serveEgress serves the egress of a lease. If again is set, the guest is told first, because an
+// earlier process may have died before it did so.
 func (e *Engine) serveEgress(l *scheduler.Lease, g *egressGrant, again bool) {
 	x := e.egress
 	if old, before := x.find(l.ID); old != nil {
@@ -153,7 +152,7 @@ func (e *Engine) serveEgress(l *scheduler.Lease, g *egressGrant, again bool) {
 			old.session.Set(g.rules, g.secrets)
 			return
 		}
-		x.end(old) // a session keeps its ceiling
+		x.end(old) // a session cannot change its ceiling
 	}
 	ctx, stop := context.WithCancel(x.ctx)
 	o := &egressSession{id: l.ID, grant: g, stop: stop, done: make(chan struct{})}
@@ -162,7 +161,7 @@ func (e *Engine) serveEgress(l *scheduler.Lease, g *egressGrant, again bool) {
 	before := x.ended[l.ID]
 	o.session = x.gateway.Session(netpolicy.SessionOptions{Name: l.ID, Rules: g.rules, Ceiling: g.ceiling, Secrets: g.secrets, Sent: before.sent, Received: before.received})
 	x.sessions[l.ID] = o
-	if len(x.ended) > 2*e.opts.MaxSandboxes { // most are over
+	if len(x.ended) > 2*e.opts.MaxSandboxes { // most of their leases have ended
 		for id := range x.ended {
 			x.forget(id, e.sched.Live(id) == nil)
 		}
@@ -181,7 +180,7 @@ func (e *Engine) serveEgress(l *scheduler.Lease, g *egressGrant, again bool) {
 	})
 }
 
-// forget drops what is known of a lease that is over; mu is held.
+// forget drops the counters of a lease that is over. The caller holds mu.
 func (x *egressService) forget(id string, over bool) {
 	if over {
 		delete(x.ended, id)
@@ -189,7 +188,7 @@ func (x *egressService) forget(id string, over bool) {
 	}
 }
 
-// serveEgressSession serves until ctx or the lease ends.
+// serveEgressSession serves a session until ctx or the lease ends.
 func (e *Engine) serveEgressSession(ctx context.Context, l *scheduler.Lease, o *egressSession, again bool, g *egressGrant) {
 	use := e.awaitGuest(ctx, l, again, g)
 	if use == nil {
@@ -198,11 +197,12 @@ func (e *Engine) serveEgressSession(ctx context.Context, l *scheduler.Lease, o *
 	defer use.Leave()
 	err := o.session.Serve(use.Ctx, func(ctx context.Context) (net.Conn, error) { return use.Accept(ctx) })
 	if err != nil && ctx.Err() == nil {
-		e.log.Error("egress of a sandbox not served", "sandbox", o.id, "error", err)
+		e.log.Error("failed to serve egress of a sandbox", "sandbox", o.id, "error", err)
 	}
 }
 
-// awaitGuest waits until the sandbox of a lease is there; nil: it never will be.
+// awaitGuest retries until the lease's sandbox can be used. It returns nil if the lease or ctx
+// ends.
 func (e *Engine) awaitGuest(ctx context.Context, l *scheduler.Lease, again bool, g *egressGrant) *scheduler.Use {
 	for {
 		use, err := l.Attend(ctx)
@@ -217,7 +217,7 @@ func (e *Engine) awaitGuest(ctx context.Context, l *scheduler.Lease, again bool,
 		if errdefs.IsNotFound(err) || ctx.Err() != nil || l.Cause() != nil {
 			return nil
 		}
-		e.log.Warn("egress of a sandbox not served yet; trying again", "sandbox", l.ID, "error", err)
+		e.log.Warn("failed to reach a guest for egress; will retry", "sandbox", l.ID, "error", err)
 		select {
 		case <-time.After(guestRetryInterval):
 		case <-ctx.Done():
@@ -226,7 +226,7 @@ func (e *Engine) awaitGuest(ctx context.Context, l *scheduler.Lease, again bool,
 	}
 }
 
-// resumeEgress serves leases of an earlier process again.
+// resumeEgress serves the leases of an earlier process.
 func (e *Engine) resumeEgress(rows []store.Sandbox) {
 	for _, row := range rows {
 		l := e.sched.Live(row.ID)
@@ -235,7 +235,7 @@ func (e *Engine) resumeEgress(rows []store.Sandbox) {
 		}
 		g, err := e.storedGrant(row)
 		if err != nil || g == nil {
-			e.log.Warn("a sandbox may reach nothing any more", "sandbox", row.ID, "error", err)
+			e.log.Warn("failed to restore egress; sandbox has none", "sandbox", row.ID, "error", err)
 			continue
 		}
 		e.serveEgress(l, g, true)

@@ -1,12 +1,12 @@
-// Package engine is the call: the one place where a request is checked, gets a
-// sandbox, runs, answers, and where what it made is given back. Adapters
-// (HTTP, command line) decode, call an Engine's method, and encode; they hold
-// no rule of their own.
+// Package engine processes requests. It validates a request, leases a sandbox, runs the command or
+// tool, and answers. Adapters (HTTP, MCP, command line) decode a request, call a method of Engine
+// and encode the answer; they make no decisions.
 //
-// Open compares the state directory's content with what the container engine
-// has. Serve works until its context ends and then hands over: shells go on,
-// and the next process takes them up.
-// Errors are classed by errdefs; *InvalidError names the field of a request.
+// Open compares the recorded state with the sandboxes that exist. Serve runs until its context ends
+// and then hands over: background commands keep running, and the next process adopts their
+// sandboxes.
+//
+// Errors are classed by errdefs. An *InvalidError names the field of a request.
 package engine
 
 import (
@@ -31,68 +31,67 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// Options of an Engine.
+// Options configures an Engine.
 type Options struct {
-	// Driver, Store, Images and Volumes are open, and closed by their opener
-	// after Serve has returned.
+	// Driver, Store, Images and Volumes are open. The caller closes them after Serve has returned.
 	Driver runtime.Driver
 	Store  *store.Store
 	Images *images.Store
-	// Puller brings images from registries; nil: none are pulled.
+	// Puller pulls images from registries, or is nil.
 	Puller *pull.Puller
-	// Builder builds images; nil: none are built.
+	// Builder builds images, or is nil.
 	Builder runtime.ImageBuilder
-	// ImageBounds are what images may take of the disk.
+	// ImageBounds limits the disk usage and age of images.
 	ImageBounds ImageBounds
 	Volumes     *volumes.Manager
-	// Templates are complete but for the image's ID, which is looked up.
-	// LoadTemplates, if set, gives them instead, at the start and at each reload;
-	// then one that is not ready keeps nobody from starting. An error means that
-	// more may be missing from the list.
+	// Templates are complete except for the image's ID, which is resolved. LoadTemplates, if set,
+	// replaces Templates at the start and at each reload; a template that is not ready then does
+	// not prevent the start. Its error means that the list may be incomplete.
 	Templates       []scheduler.Template
 	LoadTemplates   func() ([]TemplateSource, error)
 	DefaultTemplate string
-	// FetchImage gets an image that a template lacks; nil: nobody does.
+	// FetchImage fetches an image that a template lacks. If it is nil, missing images are not
+	// fetched.
 	FetchImage func(ctx context.Context, ref string) error
-	// Bounds and defaults of requests.
+	// Limits and defaults of requests.
 	TTL, MaxTTL, Idle    time.Duration
 	Timeout, MaxTimeout  time.Duration
 	MaxOutput, OutputCap int64
 	Wait                 time.Duration
 	MaxSandboxes, Queue  int
 	MaxMemory            int64
-	// Quotas bound callers with tokens that say nothing else.
+	// Quotas apply to callers whose tokens set none.
 	Quotas Quotas
-	// Keys bound what is kept of each caller's idempotency keys; zero values take
-	// the defaults.
+	// Keys limits the stored idempotency keys of each caller. Zero fields take the defaults.
 	Keys store.KeyBounds
-	// CheckProfile says whether a profile is known, with an *InvalidError of the
-	// field "profile"; nil takes every name.
+	// CheckProfile returns an *InvalidError of the field "profile" if a profile does not exist. If
+	// it is nil, every name is accepted.
 	CheckProfile func(name string) error
-	// Governance is what tool calls need; nil: there are none.
+	// Governance configures tool calls. If it is nil, tools are disabled.
 	Governance *Governance
-	// Egress is what sandboxes may reach; nil: nothing.
+	// Egress configures what sandboxes may reach. If it is nil, they reach nothing.
 	Egress *EgressOptions
-	// Web is what tools of the web have beside that; nil: they reach nothing.
+	// Web configures the web tools. If it is nil, they reach nothing.
 	Web *WebOptions
-	// Browser is what browser.open has; nil: there is no browser.
+	// Browser configures browser.open. If it is nil, there is no browser.
 	Browser *BrowserOptions
-	// Version and Build of the program, Why this runtime, and the cgroup mode.
+	// Version and Build identify the program. Why says why this runtime was chosen, Cgroup is the
+	// cgroup mode.
 	Version, Build, Why, Cgroup string
 	Log                         *slog.Logger
 }
 
-// Quotas are a caller's bounds; zero is none. Waiting is how many calls wait
-// for a sandbox at once.
+// Quotas are a caller's limits; zero means no limit. Waiting bounds the calls that wait for a
+// sandbox at once.
 type Quotas struct {
 	Sandboxes   int
 	MemoryBytes int64
-	DiskBytes   int64 // of workspaces together
-	Calls       int64 // of tools in a day (UTC)
+	DiskBytes   int64 // all workspaces together
+	Calls       int64 // tool calls per day (UTC)
 	Waiting     int
 }
 
-// Engine carries calls out. Its methods may be called concurrently.
+// Engine processes requests. Its methods may be called concurrently.
 type Engine struct {
 	opts  Options
 	log   *slog.Logger
@@ -101,17 +100,17 @@ type Engine struct {
 	callers   *callers
 	templates *templates
 	events    *eventHub
-	egress    *egressService  // nil: sandboxes reach nothing
-	recovered []store.Sandbox // what an earlier process had
-	attached  attachedCount   // to terminals
+	egress    *egressService  // nil if sandboxes reach nothing
+	recovered []store.Sandbox // sandboxes of an earlier process
+	attached  attachedCount   // clients attached to terminals
 
 	mu   sync.Mutex
-	keys map[string]chan struct{} // idempotency keys under way
-	// sessions are the sandboxes of sessions, by sessionKey.
+	keys map[string]chan struct{} // locks held by name, such as idempotency keys
+	// sessions holds the sandbox id of each session, keyed by sessionKey.
 	sessions map[Call]string
-	outputs  *outputs // nil where no tools are called
+	outputs  *outputs // nil if tools are disabled
 
-	newImage chan struct{} // holds one: an image came
+	newImage chan struct{} // requests image collection; capacity 1
 
 	handing context.Context // ends when a hand-over begins
 	handOff context.CancelFunc
@@ -121,8 +120,8 @@ type Engine struct {
 	ready   bool
 }
 
-// Open prepares the images of all templates and recovers what an earlier
-// process left.
+// Open prepares the images of all templates and recovers the sandboxes and requests of an earlier
+// process.
 func Open(ctx context.Context, opts Options) (*Engine, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
@@ -146,7 +145,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		}
 	}
 	e.sched = scheduler.New(scheduler.Options{
-		Driver: opts.Driver, Store: opts.Store, Volumes: opts.Volumes, Templates: ready, Step: e.publishStateChange,
+		Driver: opts.Driver, Store: opts.Store, Volumes: opts.Volumes, Templates: ready, OnStateChange: e.publishStateChange,
 		MaxSandboxes: opts.MaxSandboxes, MaxMemory: opts.MaxMemory, Queue: opts.Queue, Build: opts.Build, Log: opts.Log,
 	})
 	got, err := e.sched.Recover(ctx)
@@ -166,14 +165,15 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	return e, nil
 }
 
-// prepare finds a template's image and makes it usable.
+// prepare resolves a template's image, checks the template against the host and prepares the image
+// in the driver.
 func (e *Engine) prepare(ctx context.Context, t *scheduler.Template) error {
 	img, err := e.opts.Images.Resolve(t.Spec.Image.Ref)
 	if err != nil {
 		return err
 	}
-	// Only the embedded runtime needs the unpacked root; for the others a Root
-	// that comes and goes would look like another template after a restart.
+	// Only the embedded runtime needs the unpacked root. For other runtimes a root that comes and
+	// goes would change the template's fingerprint after a restart.
 	img.Root = ""
 	if e.opts.Driver.Name() == "oci" {
 		if img.Root, err = e.opts.Images.Root(ctx, img); err != nil {
@@ -182,12 +182,12 @@ func (e *Engine) prepare(ctx context.Context, t *scheduler.Template) error {
 	}
 	t.Spec.Image = img
 	t.Spec.Limits = t.Spec.Limits.WithDefaults()
-	// Only this class is asked for: to find out about all of them takes a driver seconds on a host that it does not know yet.
+	// Query only this class: probing all classes takes a driver seconds on a new host.
 	if class := t.Spec.Class.OrDefault(); e.opts.Driver.Capabilities(class) == nil {
-		return fmt.Errorf("class %s: runtime %s makes none of it on this host, but %v: %w", class, e.opts.Driver.Name(), e.opts.Driver.Classes(), errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("class %s: runtime %s does not support it on this host; it supports %v: %w", class, e.opts.Driver.Name(), e.opts.Driver.Classes(), errdefs.ErrFailedPrecondition)
 	}
 	if need := t.Spec.Limits.MemoryBytes; need > e.opts.MaxMemory {
-		return fmt.Errorf("limits.memory is %d bytes and admission.max_memory %d: no sandbox of it could ever be made: %w", need, e.opts.MaxMemory, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("limits.memory is %d bytes and admission.max_memory %d: no sandbox of it can be created: %w", need, e.opts.MaxMemory, errdefs.ErrFailedPrecondition)
 	}
 	if err := checkMountPoints(img, t.Spec.Tmpfs); err != nil {
 		return err
@@ -195,7 +195,7 @@ func (e *Engine) prepare(ctx context.Context, t *scheduler.Template) error {
 	return e.opts.Driver.Prepare(ctx, img)
 }
 
-// Serve works until ctx ends, and then waits for what is under way.
+// Serve runs until ctx ends and then waits for running work.
 func (e *Engine) Serve(ctx context.Context) error {
 	e.setReady(true)
 	defer e.setReady(false)
@@ -217,8 +217,8 @@ func (e *Engine) Serve(ctx context.Context) error {
 	return g.Wait()
 }
 
-// HandOver lets go of calls that only wait for somebody's consent: they are
-// told to come back, and the questions stay.
+// HandOver ends the calls that only wait for approval. Their callers are told to retry, and the
+// approval requests stay pending.
 func (e *Engine) HandOver() { e.handOff() }
 
 func (e *Engine) setReady(v bool) {
@@ -227,14 +227,13 @@ func (e *Engine) setReady(v bool) {
 	e.ready = v
 }
 
-// Down destroys every sandbox of this state directory. It is for use without
-// Serve.
+// Down destroys every sandbox of this state directory. It must not run together with Serve.
 func Down(ctx context.Context, d runtime.Driver, st *store.Store, log *slog.Logger) error {
 	s := scheduler.New(scheduler.Options{Driver: d, Store: st, Log: log, MaxSandboxes: 1})
 	return s.DestroyAll(ctx)
 }
 
-// Ready says whether calls can be served now.
+// Ready returns an error of class Unavailable if calls cannot be served now.
 func (e *Engine) Ready(ctx context.Context) error {
 	e.mu.Lock()
 	ready := e.ready
@@ -245,8 +244,8 @@ func (e *Engine) Ready(ctx context.Context) error {
 	return e.opts.Store.Ping(ctx)
 }
 
-// Version says what this is and what it runs on. How that was found out is for
-// operators.
+// Version describes the program and its runtime. Only operators see the build, the reason for the
+// runtime and its capabilities.
 func (e *Engine) Version(call Call) v1.Version {
 	if !call.Operator {
 		return v1.Version{Version: e.opts.Version, Runtime: e.opts.Driver.Name(), Capabilities: map[string]string{}}
@@ -260,9 +259,9 @@ func (e *Engine) Version(call Call) v1.Version {
 	}
 }
 
-// recoverKeys settles the idempotency keys of requests that an earlier process
-// did not finish: a lease that was handed out is the answer; a command was cut
-// short with its stream and is lost; what made nothing may be tried again.
+// recoverKeys completes the idempotency keys of requests that an earlier process left open. A lease
+// that was handed out becomes the answer, and an interrupted command was lost. A request that
+// created nothing may be repeated.
 func (e *Engine) recoverKeys(ctx context.Context) error {
 	open, err := e.opts.Store.OpenKeys(ctx)
 	if err != nil {
@@ -288,10 +287,10 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 			}
 		case k.Op == opWorkspace:
 			if w, err := e.findWorkspace(Call{Caller: k.Caller}, k.Ref); err == nil && !w.CreatedAt.Before(k.Created) {
-				answer = presentWorkspace(w) // its folder is there whole or not
+				answer = presentWorkspace(w) // its directory exists completely or not at all
 			}
 		case k.Op == opExec || k.Op == opRun || k.Op == opSessionExec:
-			answer = present(k.Ref, runtime.Result{Ending: runtime.SandboxLost, ExitCode: -1, Detail: "the orchestrator ended while it ran"})
+			answer = present(k.Ref, runtime.Result{Ending: runtime.SandboxLost, ExitCode: -1, Detail: "the orchestrator stopped while it ran"})
 		case k.Op == opTool:
 			if answer, err = e.recoverTool(ctx, k); err != nil {
 				return err
@@ -307,7 +306,7 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 		case k.Op == opShell, k.Op == opTerminal:
 			sh, known, err := e.recoverShell(ctx, k)
 			if errs = append(errs, err); !known {
-				continue // a later request gets a clear refusal, and nothing runs twice
+				continue // Leave the key open: a retry is refused, and nothing runs twice.
 			}
 			if sh.ID != "" {
 				answer = sh
@@ -323,10 +322,10 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Dirs are the parts of a state directory.
+// Dirs holds the subdirectories of a state directory.
 type Dirs struct{ Images, Workspaces, Guest string }
 
-// DirsOf says where things are below dir.
+// DirsOf returns the subdirectories of the state directory dir.
 func DirsOf(dir string) Dirs {
 	return Dirs{Images: filepath.Join(dir, "images"), Workspaces: filepath.Join(dir, "workspaces"), Guest: filepath.Join(dir, "guest")}
 }

@@ -13,54 +13,53 @@ import (
 )
 
 const (
-	// maxEvents is how many events are kept for those who come later.
+	// maxEvents bounds the stored events.
 	maxEvents = 4096
-	// maxReason bounds the text of one.
+	// maxReason bounds the reason of an event, in bytes.
 	maxReason = 500
-	// maxOpen bounds the shells whose ends are told, and maxOpenCaller those of one
-	// caller.
+	// maxOpen bounds the shells whose end will be reported, maxOpenCaller those of one caller.
 	maxOpen       = 4096
 	maxOpenCaller = maxOpen / 4
 )
 
-// eventHub keeps the latest events. When there are too many, the caller that
-// has most loses its oldest. Readers hold a place and no queue: a reader that is
-// slower than what is dropped misses it, and is told so. Telling waits for nobody.
+// eventHub stores the latest events. When it is full, the caller with the most events loses its
+// oldest. A reader holds a position and no queue: a reader that is too slow misses dropped events
+// and is told so. Publishing never blocks.
 type eventHub struct {
 	mu     sync.Mutex
-	events chain.List               // of *hubEvent, the oldest first
-	each   map[string]*callerEvents // by caller; "" are the service's own
-	lost   int64                    // the newest that was dropped
-	gone   int64                    // the same of callers of whom none is left
-	first  int64                    // the first of this process
-	next   int64                    // the id of the next one
-	more   chan struct{}            // closed when there is a next one
+	events chain.List               // of *hubEvent, oldest first
+	each   map[string]*callerEvents // by caller; "" for the service's own events
+	lost   int64                    // id of the newest dropped event
+	gone   int64                    // the same, of callers without stored events
+	first  int64                    // first id of this process
+	next   int64                    // id of the next event
+	more   chan struct{}            // closed when an event is added
 
-	open   map[string]v1.ServiceEvent // shells that were told to have started
-	openOf map[string]int             // how many by caller
+	open   map[string]v1.ServiceEvent // started shells whose end is not yet reported
+	openOf map[string]int             // number of open shells by caller
 }
 
-// hubEvent is an event that is kept.
+// hubEvent is a stored event.
 type hubEvent struct {
 	v1.ServiceEvent
-	all, own *chain.Element // its places
+	all, own *chain.Element // its elements in both lists
 }
 
-// callerEvents are those of one caller.
+// callerEvents holds the events of one caller.
 type callerEvents struct {
-	events chain.List // of *hubEvent, the oldest first
-	lost   int64      // the newest that was dropped
+	events chain.List // of *hubEvent, oldest first
+	lost   int64      // id of the newest dropped event
 }
 
-// newEventHub begins with an id that is higher than all of earlier processes,
-// none of which tells a million events a second.
+// newEventHub returns an empty hub. Its first id is the time in microseconds, which exceeds every
+// id of earlier processes unless one published a million events a second.
 func newEventHub() *eventHub {
 	id := time.Now().UnixMicro()
 	return &eventHub{each: map[string]*callerEvents{}, first: id, next: id, more: make(chan struct{}), open: map[string]v1.ServiceEvent{}, openOf: map[string]int{}}
 }
 
-// publish adds an event. A shell's end is told once, with what its beginning said,
-// and at the latest with its sandbox's.
+// publish adds an event. The end of a shell is reported once, with the caller and sandbox of its
+// start, and at the latest when its sandbox is gone.
 func (h *eventHub) publish(ev v1.ServiceEvent) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -73,7 +72,7 @@ func (h *eventHub) publish(ev v1.ServiceEvent) {
 	case "shell.ended":
 		began, known := h.open[ev.Shell]
 		if !known {
-			return // it was told, or its beginning was not
+			return // already reported, or its start was not
 		}
 		h.closeShell(began)
 		ev.Caller, ev.Sandbox = began.Caller, began.Sandbox
@@ -90,7 +89,7 @@ func (h *eventHub) publish(ev v1.ServiceEvent) {
 	h.more = make(chan struct{})
 }
 
-// closeShell forgets a shell whose end is told. mu is held.
+// closeShell removes a shell whose end is reported. The caller holds mu.
 func (h *eventHub) closeShell(began v1.ServiceEvent) {
 	delete(h.open, began.Shell)
 	if h.openOf[began.Caller]--; h.openOf[began.Caller] == 0 {
@@ -98,7 +97,7 @@ func (h *eventHub) closeShell(began v1.ServiceEvent) {
 	}
 }
 
-// add keeps an event, and drops one where there are too many. mu is held.
+// add stores an event and drops one if there are too many. The caller holds mu.
 func (h *eventHub) add(ev v1.ServiceEvent) {
 	if len(ev.Reason) > maxReason {
 		ev.Reason = strings.ToValidUTF8(ev.Reason[:maxReason], "")
@@ -117,7 +116,7 @@ func (h *eventHub) add(ev v1.ServiceEvent) {
 	}
 }
 
-// dropOldest drops the oldest event of the caller that has most. mu is held.
+// dropOldest drops the oldest event of the caller that has the most. The caller holds mu.
 func (h *eventHub) dropOldest() {
 	var most *callerEvents
 	for _, c := range h.each {
@@ -139,17 +138,17 @@ func hubEventAt(at *chain.Element) *hubEvent {
 	return at.Value.(*hubEvent) //nolint:errcheck,forcetypeassert // nothing else is in the lists
 }
 
-// eventBatch are the events after one.
+// eventBatch holds the events after a position.
 type eventBatch struct {
 	list []v1.ServiceEvent
-	// gap says that some before from are missing. from is the first's id, or what
-	// the next one's will be; last is the id to go on after.
+	// gap reports that events before from are missing. from is the id of the first event, or of the
+	// next one to come. last is the position to continue from.
 	gap        bool
 	from, last int64
-	more       <-chan struct{} // closed when there is more
+	more       <-chan struct{} // closed when there are more events
 }
 
-// since returns the events after one that a call may see.
+// since returns the events after id that the caller may see.
 func (h *eventHub) since(call Call, id int64) eventBatch {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -161,7 +160,7 @@ func (h *eventHub) since(call Call, id int64) eventBatch {
 		}
 	}
 	n := eventBatch{gap: id < lost, from: h.next, last: h.next - 1, more: h.more}
-	if id+1 < h.first || id+1 > h.next { // of before, or of a clock that was ahead
+	if id+1 < h.first || id+1 > h.next { // id is of an earlier process, or of a clock that was ahead
 		id, n.gap = h.first-1, true
 	}
 	for at := events.Back(); at != nil && hubEventAt(at).ID > id; at = at.Prev() {
@@ -172,25 +171,24 @@ func (h *eventHub) since(call Call, id int64) eventBatch {
 	return n
 }
 
-// last is the id of the latest event.
+// last returns the id of the latest event.
 func (h *eventHub) last() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.next - 1
 }
 
-// EventQuery says which events are wanted: those after After, where negative
-// is from now on and 0 all that are kept; not older than Since; with Follow also
-// those to come.
+// EventQuery selects events. After is the id to start after: a negative value means from now on, 0
+// all stored events. Since excludes older events. Follow continues with new events.
 type EventQuery struct {
 	After  int64
 	Since  time.Time
 	Follow bool
 }
 
-// Events calls tell for events, in order, the caller's own or for operators
-// all. Who is too slow gets an event "gap" where some are missing. It ends with
-// ctx, with an error of tell, or, unless Follow is set, when all were told.
+// Events calls tell for each selected event in order. An operator gets all events, another caller
+// only their own. An event "gap" replaces events that a slow reader missed. Events returns when ctx
+// ends, when tell fails, or after the stored events if Follow is not set.
 func (e *Engine) Events(ctx context.Context, call Call, q EventQuery, tell func(v1.ServiceEvent) error) error {
 	id := q.After
 	if id < 0 {
@@ -224,8 +222,8 @@ func (e *Engine) Events(ctx context.Context, call Call, q EventQuery, tell func(
 	}
 }
 
-// publishStateChange tells what the scheduler did with a sandbox.
-func (e *Engine) publishStateChange(s scheduler.Step) {
+// publishStateChange publishes a sandbox's new state.
+func (e *Engine) publishStateChange(s scheduler.StateChange) {
 	e.events.publish(v1.ServiceEvent{
 		Type: "sandbox." + string(s.State), Sandbox: s.ID, Template: s.Template, Caller: s.Caller, Workspace: s.Workspace, Reason: s.Reason,
 	})

@@ -17,8 +17,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Exec runs one command in a leased sandbox and waits for its end. Everything
-// it started is dead when it returns.
+// Exec runs one command in a leased sandbox and waits for it. All processes that it started are
+// dead when Exec returns.
 func (e *Engine) Exec(ctx context.Context, call Call, id string, x v1.Exec, st Stream) (v1.ExecResult, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
@@ -37,15 +37,14 @@ func (e *Engine) Exec(ctx context.Context, call Call, id string, x v1.Exec, st S
 	}, storedExecResult)
 }
 
-// Run leases a sandbox, runs one command in it and destroys it. The answer
-// does not wait for the destruction.
+// Run leases a sandbox, runs one command in it and destroys it. Run does not wait for the removal.
 func (e *Engine) Run(ctx context.Context, call Call, r v1.Run, st Stream) (v1.ExecResult, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.ExecResult{}, err
 	}
 	return idempotent(ctx, e, call, opRun, ref.String(), r, func(ctx context.Context) (v1.ExecResult, error) {
-		if _, err := e.command("", r.Exec); err != nil { // before a sandbox is spent
+		if _, err := e.command("", r.Exec); err != nil { // validate before a sandbox is used
 			return v1.ExecResult{}, err
 		}
 		lease := r.Lease()
@@ -54,11 +53,11 @@ func (e *Engine) Run(ctx context.Context, call Call, r v1.Run, st Stream) (v1.Ex
 			return v1.ExecResult{}, err
 		}
 		res, err := e.exec(ctx, l, ref.String(), r.Exec, st, nil)
-		// An overlay is waited for: what is told of it can be committed.
+		// Wait for an overlay's end, so that the reported overlay can be committed.
 		overlay := lease.Mode == modeOverlay
 		if err := e.sched.End(ctx, l, scheduler.Finished, overlay); err != nil {
-			// The command ran: that is the answer. The next start ends the rest.
-			e.log.Error("lease not ended", "sandbox", l.ID, "error", err)
+			// The command ran, so return the answer. The next start ends the lease.
+			e.log.Error("failed to end a lease", "sandbox", l.ID, "error", err)
 		}
 		if _, none := e.opts.Volumes.FindOverlay(l.ID); overlay && none == nil {
 			res.Overlay = l.ID
@@ -67,8 +66,8 @@ func (e *Engine) Run(ctx context.Context, call Call, r v1.Run, st Stream) (v1.Ex
 	}, storedExecResult)
 }
 
-// storedExecResult is what is kept of a result under an idempotency key. Of output
-// that was streamed nothing is, and that is said.
+// storedExecResult returns the part of a result that is stored under an idempotency key. Long
+// output is shortened and streamed output is omitted; both set Truncated.
 func storedExecResult(r v1.ExecResult) v1.ExecResult {
 	var a, b bool
 	r.Stdout, a = shorten(r.Stdout, answerBytes)
@@ -78,15 +77,14 @@ func storedExecResult(r v1.ExecResult) v1.ExecResult {
 	return r
 }
 
-// exec runs a command under a lease. tune, if set, completes what the guest is
-// asked for.
+// exec runs a command in a lease. tune, if set, adjusts the guest's command.
 func (e *Engine) exec(ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st Stream, tune func(*wire.Command)) (v1.ExecResult, error) {
 	return e.runCommand(ctx, l, id, x, st, tune, func(use *scheduler.Use, c wire.Command, io guest.IO) (runtime.Result, error) {
 		return e.execShell(use, x, c, io)
 	})
 }
 
-// runCommand has a command carried out, and takes its output.
+// runCommand validates a command, runs it through carryOut and collects its output.
 func (e *Engine) runCommand(ctx context.Context, l *scheduler.Lease, id string, x v1.Exec, st Stream, tune func(*wire.Command),
 	carryOut func(*scheduler.Use, wire.Command, guest.IO) (runtime.Result, error),
 ) (v1.ExecResult, error) {
@@ -120,7 +118,7 @@ func (e *Engine) runCommand(ctx context.Context, l *scheduler.Lease, id string, 
 	}
 	cut := tool.Cut{Limit: limit}
 	if st.live() {
-		cut.Limit = 0 // they only count
+		cut.Limit = 0 // count bytes only
 	}
 	out, errOut := tool.NewKeeper(cut), tool.NewKeeper(cut)
 	io := guest.IO{Stdin: in, Stdout: out, Stderr: errOut, Started: func(wire.Started) {
@@ -147,8 +145,8 @@ func (e *Engine) runCommand(ctx context.Context, l *scheduler.Lease, id string, 
 	return res, nil
 }
 
-// resolveResult names the ending of a command by what became of its lease, and ends a
-// lease in which something of it may live.
+// resolveResult decides the ending of a command. It ends the lease if processes of the command may
+// have survived.
 func (e *Engine) resolveResult(ctx context.Context, l *scheduler.Lease, began time.Time, r runtime.Result, err error) (runtime.Result, error) {
 	switch {
 	case err != nil:
@@ -156,7 +154,7 @@ func (e *Engine) resolveResult(ctx context.Context, l *scheduler.Lease, began ti
 			return r, err
 		}
 	case r.Ending == runtime.Cancelled && l.Ended() == scheduler.Lost:
-		r.Ending, r.Detail = runtime.SandboxLost, detailLost // it was given up for that
+		r.Ending, r.Detail = runtime.SandboxLost, detailLost // cancelled because the sandbox was lost
 	}
 	if r.Unclean {
 		return r, e.sched.End(ctx, l, scheduler.Unclean, false)
@@ -164,7 +162,7 @@ func (e *Engine) resolveResult(ctx context.Context, l *scheduler.Lease, began ti
 	return r, nil
 }
 
-// teeOutput writes to w, if there is one, and then to c.
+// teeOutput returns a writer to w and c, or to c alone if w is nil.
 func teeOutput(w io.Writer, c *tool.Keeper) io.Writer {
 	if w == nil {
 		return c
@@ -172,8 +170,8 @@ func teeOutput(w io.Writer, c *tool.Keeper) io.Writer {
 	return io.MultiWriter(w, c)
 }
 
-// execShell runs the command; a shell command falls back to sh in an image
-// that has no bash, which is remembered.
+// execShell runs the command. A shell command falls back to sh if the image has no bash, which is
+// remembered.
 func (e *Engine) execShell(use *scheduler.Use, x v1.Exec, c wire.Command, io guest.IO) (runtime.Result, error) {
 	image := use.Image()
 	if x.Command != "" && e.lacksBash(image) {
@@ -183,7 +181,7 @@ func (e *Engine) execShell(use *scheduler.Use, x v1.Exec, c wire.Command, io gue
 	if x.Command != "" && c.Argv[0] == "bash" && isMissingProgram(err) {
 		e.rememberNoBash(image)
 		c.Argv[0] = "sh"
-		r, err = use.Exec(use.Ctx, c, io) // nothing ran before: the input is whole
+		r, err = use.Exec(use.Ctx, c, io) // Nothing ran before, so stdin is unread.
 	}
 	return r, err
 }
@@ -205,11 +203,10 @@ func isMissingProgram(err error) bool {
 	return ok && g.Field == "argv" && errdefs.IsNotFound(err)
 }
 
-const detailLost = "the sandbox, or the way to it, went away while the command ran"
+const detailLost = "the sandbox or its connection was lost while the command ran"
 
-// lostResult makes a result of a command whose end was not seen: cancelled if the
-// lease was ended under it, else sandbox_lost. Errors that are about the
-// request stay errors.
+// lostResult returns the result of a command whose end was not observed: cancelled if the lease was
+// ended, else sandbox_lost. Errors about the request stay errors.
 func (e *Engine) lostResult(l *scheduler.Lease, began time.Time, err error) (runtime.Result, error) {
 	r := runtime.Result{ExitCode: -1, Duration: time.Since(began)}
 	if _, refused := errors.AsType[*guest.Error](err); refused {
@@ -226,7 +223,7 @@ func (e *Engine) lostResult(l *scheduler.Lease, began time.Time, err error) (run
 	return r, err
 }
 
-// terminateShells asks every shell of a lease to end and waits for at most grace.
+// terminateShells sends TERM to every shell of a lease and waits for their end for at most grace.
 func (e *Engine) terminateShells(ctx context.Context, l *scheduler.Lease, grace time.Duration) {
 	use, err := l.Enter(ctx)
 	if err != nil {
@@ -237,11 +234,11 @@ func (e *Engine) terminateShells(ctx context.Context, l *scheduler.Lease, grace 
 	defer cancel()
 	shells, err := use.Shells(ctx)
 	if err != nil {
-		return // the destruction that follows kills what is there
+		return // removal kills the rest
 	}
 	for _, sh := range shells {
 		if sh.Result == nil {
-			_ = use.Signal(ctx, wire.Signal{ID: sh.ID, Number: 15, All: true}) // likewise
+			_ = use.Signal(ctx, wire.Signal{ID: sh.ID, Number: 15, All: true}) // removal kills the rest
 		}
 	}
 	deadline := time.Now().Add(grace)

@@ -13,9 +13,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// Figures tells what leased sandboxes use now, newest first: the caller's own,
-// and for operators those of all. Looking does not keep a lease from being
-// idle. One that ends meanwhile is left out.
+// Figures returns the current resource usage of leased sandboxes, newest first. An operator sees
+// all sandboxes, another caller only their own. Reading does not count as use of a lease. Leases
+// that end during the call are left out.
 func (e *Engine) Figures(ctx context.Context, call Call) ([]v1.Figures, error) {
 	rows, err := e.leased(ctx, call)
 	if err != nil {
@@ -35,7 +35,7 @@ func (e *Engine) Figures(ctx context.Context, call Call) ([]v1.Figures, error) {
 	return out, nil
 }
 
-// leased are the rows of leases that a caller may see, newest first.
+// leased returns the rows of the leases that the caller may see, newest first.
 func (e *Engine) leased(ctx context.Context, call Call) ([]store.Sandbox, error) {
 	if !call.Operator {
 		return e.opts.Store.Leases(ctx, call.Caller, false, maxListed)
@@ -46,7 +46,7 @@ func (e *Engine) leased(ctx context.Context, call Call) ([]store.Sandbox, error)
 	return rows[:min(len(rows), maxListed)], err
 }
 
-// figures are those of one lease; false if it is gone.
+// figures returns the usage of one lease. ok is false if the sandbox is gone.
 func (e *Engine) figures(ctx context.Context, l *scheduler.Lease, r store.Sandbox) (v1.Figures, bool) {
 	f := v1.Figures{ID: r.ID, Template: r.Template, Caller: r.Caller, Workspace: cmp.Or(r.Lease.Named, r.Lease.Workspace)}
 	got, err := l.Figures(ctx)
@@ -59,11 +59,11 @@ func (e *Engine) figures(ctx context.Context, l *scheduler.Lease, r store.Sandbo
 	case errdefs.IsNotFound(err):
 		return f, false
 	case errdefs.IsNotImplemented(err):
-		f.Missing = "a sandbox of this runtime and class tells none"
+		f.Missing = "not available for this runtime and class"
 	default:
-		// Its text may name paths of the host.
-		e.log.Warn("figures of a sandbox not read", "sandbox", r.ID, "error", err)
-		f.Missing = "they could not be read now"
+		// Log the error: its text may contain host paths.
+		e.log.Warn("failed to read figures of a sandbox", "sandbox", r.ID, "error", err)
+		f.Missing = "could not be read"
 	}
 	if r.Lease.Workspace != "" {
 		if w, err := e.opts.Volumes.Get(r.Lease.Workspace); err == nil {

@@ -63,7 +63,7 @@ func TestFiguresThatAreMissingAreSo(t *testing.T) {
 	id := s.lease(t)
 	w.host.Before(fake.Fail(errors.New("read /sys/fs/cgroup/secret: input/output error"), -1, fake.OpFigures))
 	list, err := s.Figures(t.Context(), me)
-	if err != nil || len(list) != 1 || list[0].ID != id || list[0].Missing != "they could not be read now" {
+	if err != nil || len(list) != 1 || list[0].ID != id || list[0].Missing != "could not be read" {
 		t.Errorf("%+v, %v", list, err)
 	}
 	w.host.Before(nil)
@@ -81,7 +81,7 @@ func TestFiguresThatAreMissingAreSo(t *testing.T) {
 	eventually(t, "the lease is there again, without figures", func() bool {
 		list, err := s.Figures(t.Context(), me)
 		return err == nil && slices.ContainsFunc(list, func(f v1.Figures) bool {
-			return f.ID == id && f.Missing == "a sandbox of this runtime and class tells none"
+			return f.ID == id && f.Missing == "not available for this runtime and class"
 		})
 	})
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 )
 
-// maxEntries bounds a listing.
+// maxEntries bounds a directory listing.
 const maxEntries = wire.MaxEntries
 
-// use enters a lease of the caller.
+// use enters a lease of the caller. The caller must call Leave on the result.
 func (e *Engine) use(ctx context.Context, call Call, sandbox string) (*scheduler.Lease, *scheduler.Use, error) {
 	l, err := e.findLease(ctx, call, sandbox)
 	if err != nil {
@@ -24,7 +24,7 @@ func (e *Engine) use(ctx context.Context, call Call, sandbox string) (*scheduler
 	return l, u, err
 }
 
-// ReadFile opens a file of a sandbox's workspace. The caller closes it.
+// ReadFile opens a file of the sandbox. The caller must close it.
 func (e *Engine) ReadFile(ctx context.Context, call Call, sandbox string, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
 	l, u, err := e.use(ctx, call, sandbox)
 	if err != nil {
@@ -38,7 +38,7 @@ func (e *Engine) ReadFile(ctx context.Context, call Call, sandbox string, r wire
 	return &leaseBody{ReadCloser: body, use: u}, presentFile(info), nil
 }
 
-// leaseBody ends a use with the body.
+// leaseBody is a file body that leaves its lease when it is closed.
 type leaseBody struct {
 	io.ReadCloser
 	use *scheduler.Use
@@ -50,7 +50,7 @@ func (b *leaseBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// WriteFile writes a file whole, or not at all.
+// WriteFile writes a file atomically.
 func (e *Engine) WriteFile(ctx context.Context, call Call, sandbox string, r wire.FileRequest, body io.Reader) (v1.File, error) {
 	return e.file(ctx, call, sandbox, func(u *scheduler.Use) (wire.FileInfo, error) { return u.WriteFile(u.Ctx, r, body) })
 }
@@ -60,17 +60,17 @@ func (e *Engine) StatFile(ctx context.Context, call Call, sandbox string, r wire
 	return e.file(ctx, call, sandbox, func(u *scheduler.Use) (wire.FileInfo, error) { return u.Stat(u.Ctx, r) })
 }
 
-// MakeDir makes a folder with its parents.
+// MakeDir creates a directory and its parents.
 func (e *Engine) MakeDir(ctx context.Context, call Call, sandbox string, r wire.FileRequest) (v1.File, error) {
 	return e.file(ctx, call, sandbox, func(u *scheduler.Use) (wire.FileInfo, error) { return u.Mkdir(u.Ctx, r) })
 }
 
-// MoveFile moves a file or a folder to r.To.
+// MoveFile moves a file or directory to r.To.
 func (e *Engine) MoveFile(ctx context.Context, call Call, sandbox string, r wire.FileRequest) (v1.File, error) {
 	return e.file(ctx, call, sandbox, func(u *scheduler.Use) (wire.FileInfo, error) { return u.Move(u.Ctx, r) })
 }
 
-// RemoveFile removes a file, or with r.Recursive a folder.
+// RemoveFile removes a file, or a directory if r.Recursive is set.
 func (e *Engine) RemoveFile(ctx context.Context, call Call, sandbox string, r wire.FileRequest) error {
 	_, err := e.file(ctx, call, sandbox, func(u *scheduler.Use) (wire.FileInfo, error) { return wire.FileInfo{}, u.Remove(u.Ctx, r) })
 	return err
@@ -86,7 +86,7 @@ func (e *Engine) file(ctx context.Context, call Call, sandbox string, do func(*s
 	return presentFile(info), e.endedOr(l, err)
 }
 
-// ListFiles lists a folder.
+// ListFiles lists a directory and reports whether the list was truncated.
 func (e *Engine) ListFiles(ctx context.Context, call Call, sandbox string, r wire.FileRequest) ([]v1.File, bool, error) {
 	l, u, err := e.use(ctx, call, sandbox)
 	if err != nil {

@@ -20,38 +20,35 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// Local is the caller of a service that tells nobody apart: whoever may use
-// its socket may do everything.
+// Local returns the operator who uses the service's own socket.
 func Local(key string) Call {
 	return Call{Caller: LocalCaller, Key: key, Trust: tool.TrustMax, Operator: true}
 }
 
-// Watch is told of a tool call while it is under way. All of it may be nil.
-// The functions are called by one goroutine at a time and must not block.
+// Watch observes a tool call in progress. Each function may be nil. They are called by one
+// goroutine at a time and must not block.
 type Watch struct {
-	// Asked: the call waits for an answer to this question.
+	// Asked is called when the call waits for this approval request.
 	Asked func(v1.Approval)
-	// Started: it runs in this sandbox.
+	// Started is called with the sandbox in which the call runs.
 	Started func(sandbox string)
-	// Output is what a command writes, as it comes. The bytes are only good
-	// until it returns.
+	// Output is called with output as the command writes it. p is valid only during the call.
 	Output func(stream string, p []byte)
 }
 
-// AuditFilter chooses records. The zero value takes all, the newest last.
+// AuditFilter selects audit records. The zero value selects all, newest last.
 type AuditFilter struct {
 	Caller, Action, Verdict, Ending, Call, Sandbox string
 	Since, Until                                   time.Time
-	// After is the sequence number to begin behind; Limit at most (0: 1000 for
-	// lists, all for an export).
+	// After is the sequence number to start after. Limit is the maximum number of records; 0 means
+	// 1000 for lists and all for exports.
 	After int64
 	Limit int
-	// Newest takes the last Limit records instead of the first.
+	// Newest selects the last Limit records instead of the first.
 	Newest bool
 }
 
-// Governance is what tool calls need beyond sandboxes. It is opened and closed
-// by who makes the engine.
+// Governance configures tool calls. The caller of Open opens and closes its members.
 type Governance struct {
 	Profiles *profile.Set
 	// Default is the profile of callers that have none.
@@ -60,23 +57,23 @@ type Governance struct {
 	Limiter  *approval.Limiter
 	Audit    *audit.Log
 	Redactor *audit.Redactor
-	// Outputs is the folder for outputs that answers have no room for.
+	// Outputs is the directory for outputs that exceed an answer.
 	Outputs string
-	// Compat is for the readonly system's own clients; nil: not served.
+	// Compat configures ShellCompat. If it is nil, ShellCompat is disabled.
 	Compat *Compat
 }
 
-// Compat says whom the readonly system's clients are, who send no token.
+// Compat maps the requests of the readonly system's clients, which send no token.
 type Compat struct {
 	Caller     string
-	Workspaces map[string]string // by the path that clients name
+	Workspaces map[string]string // by the path that clients send
 }
 
-var errUngoverned = fmt.Errorf("this service calls no tools: %w", errdefs.ErrNotImplemented)
+var errUngoverned = fmt.Errorf("tools are not configured on this service: %w", errdefs.ErrNotImplemented)
 
 func (g *Governance) profile(name string) (*profile.Compiled, error) { return g.Profiles.Get(name) }
 
-// profileOf is the name of a caller's profile.
+// profileOf returns the name of the caller's profile.
 func (e *Engine) profileOf(call Call) string {
 	if call.Profile != "" {
 		return call.Profile
@@ -84,10 +81,9 @@ func (e *Engine) profileOf(call Call) string {
 	return e.opts.Governance.Default
 }
 
-// Direct refuses callers who may only use tools, for what runs or writes
-// without one: no policy, approval or record would see it. It is for operators,
-// and for callers of the highest trust whose profile is the one that refuses
-// nothing; what is what they may not do.
+// Direct returns PermissionDenied to callers who may only use tools. It guards requests that run or
+// write without a tool, which no policy, approval or record covers. Operators may, and callers of
+// the highest trust with the default profile. what completes "may not".
 func (e *Engine) Direct(call Call, what string) error {
 	if call.Operator || e.opts.Governance == nil {
 		return nil
@@ -101,7 +97,7 @@ func (e *Engine) Direct(call Call, what string) error {
 	return nil
 }
 
-// Profiles lists the profiles; for callers with a token, theirs.
+// Profiles lists the profiles. A caller who is not an operator sees only their own.
 func (e *Engine) Profiles(_ context.Context, call Call) ([]v1.Profile, error) {
 	g := e.opts.Governance
 	if g == nil {
@@ -126,7 +122,8 @@ func presentProfile(p *profile.Compiled) v1.Profile {
 	}
 }
 
-// requestedProfile is the profile that a request speaks of.
+// requestedProfile returns the profile with this name, or the caller's if name is empty. Only
+// operators may name another profile.
 func (e *Engine) requestedProfile(call Call, name string) (*profile.Compiled, error) {
 	g := e.opts.Governance
 	switch {
@@ -144,8 +141,7 @@ func (e *Engine) requestedProfile(call Call, name string) (*profile.Compiled, er
 	return p, nil
 }
 
-// Tools lists the tools of the caller's profile, or for operators of the one
-// that is named.
+// Tools lists the tools of the caller's profile. Operators may name another profile.
 func (e *Engine) Tools(_ context.Context, call Call, name string) ([]v1.Tool, error) {
 	p, err := e.requestedProfile(call, name)
 	if err != nil {
@@ -177,9 +173,9 @@ func presentTool(t *profile.CompiledTool) v1.Tool {
 	return out
 }
 
-// RefuseCall records a call that could not even be decoded, and returns cause. The record has at most
-// audit.MaxInput bytes of a JSON body, its size and its SHA-256; of any other body only the latter two. A
-// call of a caller whose quota of calls or share of the log is used up is only counted.
+// RefuseCall records a call that could not be decoded and returns cause. The record holds at most
+// audit.MaxInput bytes of a JSON body, its size and its SHA-256; of any other body only the latter
+// two. If the caller's call quota or share of the log is used up, the call is only counted.
 func (e *Engine) RefuseCall(ctx context.Context, call Call, name string, body []byte, cause error) error {
 	g := e.opts.Governance
 	if g == nil {
@@ -206,8 +202,8 @@ func (e *Engine) RefuseCall(ctx context.Context, call Call, name string, body []
 	return e.recordRefusal(ctx, r, cause)
 }
 
-// RefuseBody records a call whose body was not read to its end, and returns cause. size and sum are the
-// size and the SHA-256, in hex, of the part that was read.
+// RefuseBody records a call whose body was not read to its end and returns cause. size is the
+// number of bytes read and sum their SHA-256 in hex.
 func (e *Engine) RefuseBody(ctx context.Context, call Call, name string, size int, sum string, cause error) error {
 	if e.opts.Governance == nil {
 		return cause
@@ -257,8 +253,7 @@ func (g *Governance) hideRefused(ctx context.Context, caller string, body []byte
 	return g.hide(ctx, caller, values)
 }
 
-// CallOutput reads the whole output of an earlier call of the caller, from an
-// absolute offset, as long as it is kept.
+// CallOutput reads the kept output of an earlier call of the caller, from an absolute offset.
 func (e *Engine) CallOutput(_ context.Context, call Call, id string, r OutputRequest) (v1.Output, error) {
 	if e.outputs == nil {
 		return v1.Output{}, errUngoverned
@@ -266,8 +261,8 @@ func (e *Engine) CallOutput(_ context.Context, call Call, id string, r OutputReq
 	return e.outputs.read(call.Caller, id, r)
 }
 
-// CheckPolicy says what the policy of a profile would decide. Nothing runs, and
-// nothing is recorded.
+// CheckPolicy returns the verdict of a profile's policy on a command. Nothing runs, and nothing is
+// recorded.
 func (e *Engine) CheckPolicy(_ context.Context, call Call, r v1.PolicyCheck) (v1.Verdict, error) {
 	p, err := e.requestedProfile(call, r.Profile)
 	if err != nil {

@@ -13,27 +13,26 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// answerBytes bounds what is kept of an answer under an idempotency key, per
-// stream: a result with more is kept shortened, and says so.
+// answerBytes bounds each stream of a result that is stored under an idempotency key. Longer output
+// is shortened and marked as truncated.
 const answerBytes = 64 << 10
 
-// defaultKeys bound what is kept of each caller's keys where Options say nothing.
+// defaultKeys limits the stored keys of each caller if Options sets no limits.
 var defaultKeys = store.KeyBounds{Answers: 10_000, Bytes: 64 << 20, Keys: 100_000}
 
 // errMayHaveRun marks the error of a request that may have left something running.
-var errMayHaveRun = errors.New("it may have been carried out all the same")
+var errMayHaveRun = errors.New("the request may have run")
 
-// errAnswered comes with an answer that is not kept: the request did nothing, and
-// its key can be used again.
-var errAnswered = errors.New("answered, and nothing was done")
+// errAnswered comes with an answer that is not stored: the request did nothing, and its key stays
+// usable.
+var errAnswered = errors.New("answered, but nothing was done")
 
-// idempotent carries out do at most once for a caller's key. Later requests with
-// the key get the first one's answer, as long as that is kept; then they get an
-// error of class FailedPrecondition. Requests that come while the first is under
-// way wait for it. An error gives the key back, since nothing was done, unless it
-// is errMayHaveRun.
+// idempotent runs do at most once per idempotency key of the caller. Later requests with the key
+// get the stored answer, or an error of class FailedPrecondition after it was dropped. Concurrent
+// requests with the key wait for the first. An error releases the key, because nothing was done,
+// unless it is errMayHaveRun.
 //
-// ref is what do is going to make; after a crash it tells what had been begun.
+// ref is the id of what do creates. After a crash it identifies what was begun.
 func idempotent[T any](ctx context.Context, e *Engine, call Call, op, ref string, request any, do func(context.Context) (T, error), keep func(T) T) (T, error) {
 	var zero T
 	if err := call.validate(); err != nil {
@@ -84,27 +83,28 @@ func idempotent[T any](ctx context.Context, e *Engine, call Call, op, ref string
 	return answer, nil
 }
 
-// storedAnswer is what became of the first request with a key.
+// storedAnswer returns the answer of the first request with the key, or the reason why there is
+// none.
 func storedAnswer[T any](k store.Key) (answer T, err error) {
 	switch k.State {
 	case store.KeyAnswered:
 		err = json.Unmarshal(k.Answer, &answer)
 	case store.KeyEvicted:
-		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "the answer for Idempotency-Key %q was evicted: the first request was carried out, and newer answers took its place: look at what it made before trying with a new key", k.Key)
+		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "the answer for Idempotency-Key %q was evicted: the first request ran, and newer answers replaced its own: check what it did before you retry with a new key", k.Key)
 	case store.KeyTooLarge:
-		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "the answer for Idempotency-Key %q was too large to keep: the first request was carried out: look at what it made before trying with a new key", k.Key)
-	default: // how far it came is not known
-		err = usererror.Errorf(errdefs.ErrUnavailable, "the first request with Idempotency-Key %q was cut short: look at what it made before trying with a new key", k.Key)
+		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "the answer for Idempotency-Key %q was too large to keep: the first request ran: check what it did before you retry with a new key", k.Key)
+	default: // the outcome is unknown
+		err = usererror.Errorf(errdefs.ErrUnavailable, "the first request with Idempotency-Key %q was interrupted: check what it did before you retry with a new key", k.Key)
 	}
 	return answer, err
 }
 
-// lockKey lets one request at a time work under a key.
+// lockKey serializes requests with the caller's key.
 func (e *Engine) lockKey(ctx context.Context, call Call) (leave func(), err error) {
 	return e.lockName(ctx, call.Caller+"\x00"+call.Key)
 }
 
-// lockName lets one request at a time work under a name.
+// lockName serializes requests that lock the same name.
 func (e *Engine) lockName(ctx context.Context, name string) (leave func(), err error) {
 	for {
 		e.mu.Lock()
@@ -129,7 +129,8 @@ func (e *Engine) lockName(ctx context.Context, name string) (leave func(), err e
 	}
 }
 
-// shorten cuts what is kept of a text to at most n bytes, both ends of it.
+// shorten returns the beginning and the end of s, together at most n bytes, and reports whether it
+// cut.
 func shorten(s string, n int) (string, bool) {
 	if len(s) <= n {
 		return s, false

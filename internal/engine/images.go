@@ -14,7 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/pull"
 )
 
-// Images lists the images. What needs them is for operators.
+// Images lists the images. Only operators see what uses an image.
 func (e *Engine) Images(ctx context.Context, call Call) ([]v1.Image, error) {
 	var needed map[string][]string
 	if call.Operator {
@@ -35,8 +35,8 @@ func (e *Engine) Images(ctx context.Context, call Call) ([]v1.Image, error) {
 	return out, nil
 }
 
-// PinImage keeps an image from being collected, or lets it be again. Only
-// operators may.
+// PinImage pins an image, which protects it from collection, or unpins it. Only operators may call
+// it.
 func (e *Engine) PinImage(_ context.Context, call Call, ref string, pinned bool) ([]v1.Image, error) {
 	if err := call.requireOperator("pin images"); err != nil {
 		return nil, err
@@ -48,8 +48,8 @@ func (e *Engine) PinImage(_ context.Context, call Call, ref string, pinned bool)
 	return PresentImage(img), nil
 }
 
-// ImportImage takes in an image; see images.Store.Import. A template's pool
-// goes on with what it has until templates are reloaded. Only operators may.
+// ImportImage imports an image; see images.Store.Import. Pools keep their image until templates are
+// reloaded. Only operators may call it.
 func (e *Engine) ImportImage(ctx context.Context, call Call, r io.Reader, ref string) ([]v1.Image, error) {
 	if err := call.requireOperator("import images"); err != nil {
 		return nil, err
@@ -64,8 +64,8 @@ func (e *Engine) ImportImage(ctx context.Context, call Call, r io.Reader, ref st
 	return PresentImage(img), nil
 }
 
-// RemoveImage removes a name, and the image with its last one, unless a
-// template uses it or a sandbox runs from it. Only operators may.
+// RemoveImage removes an image name, and the image with its last name. It fails if a template uses
+// the image or a sandbox runs from it. Only operators may call it.
 func (e *Engine) RemoveImage(ctx context.Context, call Call, ref string) error {
 	if err := call.requireOperator("remove images"); err != nil {
 		return err
@@ -74,7 +74,7 @@ func (e *Engine) RemoveImage(ctx context.Context, call Call, ref string) error {
 	if err != nil {
 		return err
 	}
-	// No template comes to use it meanwhile.
+	// Lock, so that no template begins to use the image.
 	if err := e.templates.lock(ctx); err != nil {
 		return err
 	}
@@ -99,8 +99,8 @@ func (e *Engine) RemoveImage(ctx context.Context, call Call, ref string) error {
 	return e.forgetImage(ctx, img.ID)
 }
 
-// checkUnused refuses an image that a sandbox runs from: leases outlive their
-// templates, and their roots are the image's.
+// checkUnused returns an error if a sandbox runs from the image. A lease can outlive its template
+// and still use the image's root.
 func (e *Engine) checkUnused(ctx context.Context, ref, id string) error {
 	rows, err := e.opts.Store.Live(ctx)
 	if err != nil {
@@ -114,7 +114,7 @@ func (e *Engine) checkUnused(ctx context.Context, ref, id string) error {
 	return nil
 }
 
-// PresentImage shows an image once for each of its names.
+// PresentImage converts an image to its API form, once for each of its names.
 func PresentImage(i images.Image) []v1.Image {
 	refs := i.Refs
 	if len(refs) == 0 {
@@ -127,16 +127,15 @@ func PresentImage(i images.Image) []v1.Image {
 	return out
 }
 
-// PullImage brings an image from its registry, and tells how far it is to
-// tell, which may be nil and is called by PullImage's own goroutine. Whoever
-// asks for what is being pulled waits for the same. Templates that wait for an
-// image are tried again. Only operators may.
+// PullImage pulls an image from its registry. tell, if set, receives the progress on the goroutine
+// of PullImage. Concurrent pulls of the same image share one download. Templates that wait for an
+// image are retried. Only operators may call it.
 func (e *Engine) PullImage(ctx context.Context, call Call, r v1.PullRequest, tell func(v1.PullEvent)) ([]v1.Image, error) {
 	if err := call.requireOperator("pull images"); err != nil {
 		return nil, err
 	}
 	if e.opts.Puller == nil {
-		return nil, fmt.Errorf("this service pulls no images: %w", errdefs.ErrNotImplemented)
+		return nil, fmt.Errorf("image pulls are not configured on this service: %w", errdefs.ErrNotImplemented)
 	}
 	if r.Ref == "" {
 		return nil, &InvalidError{Field: "ref", Message: "is missing: it names the image to pull", Class: errdefs.ErrInvalidArgument}
@@ -160,8 +159,8 @@ func (e *Engine) PullImage(ctx context.Context, call Call, r v1.PullRequest, tel
 	return PresentImage(img), nil
 }
 
-// PullEvents turns the progress of a pull into events: of the layers those that
-// have changed. ref is what a build pulls.
+// PullEvents returns a function that converts pull progress to events with the layers that changed.
+// ref names the image in events of a build.
 func PullEvents(ref string, tell func(v1.PullEvent)) func(pull.Progress) {
 	var last pull.Progress
 	return func(p pull.Progress) {

@@ -20,7 +20,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// ImageBuild is what a build needs.
+// ImageBuild holds the dependencies of an image build.
 type ImageBuild struct {
 	Store   *images.Store
 	Puller  *pull.Puller
@@ -28,9 +28,8 @@ type ImageBuild struct {
 	Log     *slog.Logger
 }
 
-// BuildImage builds an image from a Dockerfile in a context, a tar, and takes
-// it in. Only operators may: what RUN says is run by the engine, with its
-// network.
+// BuildImage builds an image from a Dockerfile in a tar archive and imports it. Only operators may
+// call it, because the container engine runs RUN commands with its own network.
 func (e *Engine) BuildImage(ctx context.Context, call Call, r v1.BuildRequest, files io.Reader, tell func(v1.PullEvent)) ([]v1.Image, error) {
 	if err := call.requireOperator("build images"); err != nil {
 		return nil, err
@@ -45,11 +44,11 @@ func (e *Engine) BuildImage(ctx context.Context, call Call, r v1.BuildRequest, f
 	return PresentImage(img), nil
 }
 
-// Do builds. The images that the Dockerfile is based on come from the store,
-// or are pulled into it first; the engine fetches none. tell may be nil.
+// Do builds and imports an image. Base images come from the store or are pulled into it first; the
+// container engine pulls none. tell may be nil.
 func (b ImageBuild) Do(ctx context.Context, r v1.BuildRequest, files io.Reader, tell func(v1.PullEvent)) (images.Image, error) {
 	if b.Builder == nil {
-		return images.Image{}, fmt.Errorf("this service builds no images: %w", errdefs.ErrNotImplemented)
+		return images.Image{}, fmt.Errorf("image builds are not configured on this service: %w", errdefs.ErrNotImplemented)
 	}
 	if _, err := images.ParseName(r.Ref); err != nil {
 		return images.Image{}, &InvalidError{Field: "ref", Message: "is the name that the image gets: " + err.Error(), Class: errdefs.ErrInvalidArgument}
@@ -108,7 +107,7 @@ func (b ImageBuild) Do(ctx context.Context, r v1.BuildRequest, files io.Reader, 
 	})
 }
 
-// buildAndImport has the builder build, and takes in what it made.
+// buildAndImport runs the builder and imports its image.
 func (b ImageBuild) buildAndImport(ctx context.Context, r v1.BuildRequest, what runtime.Build, pack func(io.Writer) error) (img images.Image, err error) {
 	in, out := io.Pipe()
 	packed := make(chan struct{})
@@ -137,8 +136,8 @@ func (b ImageBuild) buildAndImport(ctx context.Context, r v1.BuildRequest, what 
 	return img, nil
 }
 
-// base finds an image that a Dockerfile names, or pulls it. It is not collected
-// before release.
+// base resolves a base image and pulls it if it is missing. The image is not collected until the
+// returned function is called.
 func (b ImageBuild) base(ctx context.Context, ref string, tell func(v1.PullEvent)) (runtime.Image, func(), error) {
 	img, err := b.Store.Resolve(ref)
 	if errdefs.IsNotFound(err) && b.Puller != nil {
@@ -153,10 +152,10 @@ func (b ImageBuild) base(ctx context.Context, ref string, tell func(v1.PullEvent
 	return img, b.Store.Hold(img.ID), nil
 }
 
-// buildLog turns what is written into events.
+// buildLog is an io.Writer that emits log events.
 type buildLog func(v1.PullEvent)
 
-// Write tells a piece.
+// Write implements io.Writer.
 func (e buildLog) Write(p []byte) (int, error) {
 	e(v1.PullEvent{Type: "log", Log: string(p)})
 	return len(p), nil

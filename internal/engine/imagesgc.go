@@ -13,18 +13,18 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// collectEvery is how often images are collected, besides after each new one.
+// collectEvery is the interval of image collection. Each new image also triggers one.
 const collectEvery = time.Hour
 
-// ImageBounds are what images may take, and how long one may be unused; zero is
-// no bound.
+// ImageBounds limits the disk usage of images and the time that one may be unused. Zero means no
+// limit.
 type ImageBounds struct {
 	Budget int64
 	MaxAge time.Duration
 }
 
-// CollectImages removes images that nothing needs, by the configured bounds, or
-// with dry only tells. Only operators may.
+// CollectImages removes unused images until the configured limits are met. If dry is set, it only
+// reports them. Only operators may call it.
 func (e *Engine) CollectImages(ctx context.Context, call Call, dry bool) (v1.ImageCollection, error) {
 	if err := call.requireOperator("collect images"); err != nil {
 		return v1.ImageCollection{}, err
@@ -33,7 +33,7 @@ func (e *Engine) CollectImages(ctx context.Context, call Call, dry bool) (v1.Ima
 	return PresentCollection(got, e.opts.ImageBounds, dry), err
 }
 
-// collectImages has the templates' turn: none comes to use an image meanwhile.
+// collectImages holds the templates' lock, so that no template begins to use an image.
 func (e *Engine) collectImages(ctx context.Context, dry bool) (images.Collected, error) {
 	if err := e.templates.lock(ctx); err != nil {
 		return images.Collected{}, err
@@ -58,22 +58,22 @@ func (e *Engine) collectImages(ctx context.Context, dry bool) (images.Collected,
 	return got, err
 }
 
-// forgetImage removes the driver's copy of an image that is no longer here.
+// forgetImage removes the driver's copy of an image that is no longer stored.
 func (e *Engine) forgetImage(ctx context.Context, id string) error {
 	f, ok := e.opts.Driver.(runtime.ImageForgetter)
 	if !ok {
 		return nil
 	}
 	err := f.Forget(ctx, runtime.Image{ID: id})
-	if errdefs.IsFailedPrecondition(err) { // somebody else's container runs it
-		e.log.Info("the engine keeps its copy of an image", "image", id, "error", err)
+	if errdefs.IsFailedPrecondition(err) { // a container of another program uses it
+		e.log.Info("container engine keeps its copy of an image", "image", id, "error", err)
 		return nil
 	}
 	return err
 }
 
-// imagesNeeded are the images that must stay, by id, and what needs them:
-// templates, also those that are not ready, and sandboxes.
+// imagesNeeded returns what uses each image, by image id: templates, including those that are not
+// ready, and sandboxes.
 func (e *Engine) imagesNeeded(ctx context.Context) (map[string][]string, error) {
 	needed := map[string][]string{}
 	for _, name := range e.sched.Templates() {
@@ -98,7 +98,7 @@ func (e *Engine) imagesNeeded(ctx context.Context) (map[string][]string, error) 
 	return needed, nil
 }
 
-// images are the names that templates have for their images, by template.
+// images returns the image name of each valid template.
 func (t *templates) images() map[string]string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -123,20 +123,20 @@ func (e *Engine) runImages(ctx context.Context) error {
 		case <-e.newImage:
 		}
 		if _, err := e.collectImages(ctx, false); err != nil && ctx.Err() == nil {
-			e.log.Warn("images not all collected", "error", err)
+			e.log.Warn("failed to collect images", "error", err)
 		}
 	}
 }
 
-// requestCollection has images collected soon.
+// requestCollection triggers a collection soon.
 func (e *Engine) requestCollection() {
 	select {
 	case e.newImage <- struct{}{}:
-	default: // it is about to be
+	default: // already requested
 	}
 }
 
-// PresentCollection shows what a collection did.
+// PresentCollection converts the outcome of a collection to its API form.
 func PresentCollection(c images.Collected, b ImageBounds, dry bool) v1.ImageCollection {
 	out := v1.ImageCollection{
 		Items: []v1.CollectedImage{}, FreedBytes: c.Freed, BlobBytes: c.BlobBytes, UsedBytes: c.Used,

@@ -17,7 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/pool"
 )
 
-// The operations that take an idempotency key.
+// Operations that accept an idempotency key. They are stored.
 const (
 	opLease     = "lease"
 	opExec      = "exec"
@@ -31,7 +31,7 @@ const (
 	opSessionExec = "session_exec"
 )
 
-// maxListed bounds lists of ended leases.
+// maxListed bounds lists.
 const maxListed = 1000
 
 func marshal(v any) ([]byte, error) { return json.Marshal(v) }
@@ -47,8 +47,8 @@ func (e *Engine) Lease(ctx context.Context, call Call, r v1.SandboxRequest) (v1.
 	}, identity)
 }
 
-// describeNewLease describes a new lease. One that nobody would get to know of ends:
-// under a key, who asks again gets it.
+// describeNewLease returns the answer for a new lease. If the caller is gone and has no idempotency
+// key to retry with, the lease ends.
 func (e *Engine) describeNewLease(ctx context.Context, call Call, l *scheduler.Lease) (v1.Sandbox, error) {
 	read, cancel := detach(ctx, 10*time.Second)
 	defer cancel()
@@ -64,16 +64,16 @@ func (e *Engine) describeNewLease(ctx context.Context, call Call, l *scheduler.L
 
 func identity[T any](v T) T { return v }
 
-// acquisition is what the engine itself adds to a request for a lease.
+// acquisition holds what the engine adds to a lease request.
 type acquisition struct {
 	oneShot bool
 	session string
 	alias   map[string]string
-	// egress is what a tool reaches, in place of what the request asks for.
+	// egress is a tool's egress, which replaces the request's.
 	egress *toolEgress
-	// private: a tool's own, which its caller cannot use beside it.
+	// private marks a sandbox of a tool that its caller cannot use directly.
 	private bool
-	// network is that of the profile, if it has one.
+	// network is the profile's network, or "".
 	network string
 }
 
@@ -118,7 +118,7 @@ func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, a 
 	return l, nil
 }
 
-// checkRequest says what of a request cannot be, whatever there is.
+// checkRequest validates the fields that need no lookup.
 func (e *Engine) checkRequest(r v1.SandboxRequest) error {
 	switch {
 	case r.TTLMS < 0 || r.TTLMS > e.opts.MaxTTL.Milliseconds():
@@ -141,7 +141,7 @@ func (e *Engine) checkRequest(r v1.SandboxRequest) error {
 	return validateLabels(r.Labels)
 }
 
-// requestedGrant is what a new lease may reach.
+// requestedGrant returns the egress of a new lease.
 func (e *Engine) requestedGrant(call Call, r v1.SandboxRequest, a acquisition) (*egressGrant, error) {
 	if a.egress != nil {
 		return e.grantForTool(a.egress)
@@ -149,7 +149,7 @@ func (e *Engine) requestedGrant(call Call, r v1.SandboxRequest, a acquisition) (
 	return e.grantFor(call, r.Egress)
 }
 
-// checkKnown refuses names that are not there before a sandbox is spent.
+// checkKnown refuses an unknown template or workspace before a sandbox is used.
 func (e *Engine) checkKnown(call Call, r v1.SandboxRequest) error {
 	if err := e.checkTemplate(call, r.Template); err != nil {
 		return err
@@ -163,8 +163,7 @@ func (e *Engine) checkKnown(call Call, r v1.SandboxRequest) error {
 	return nil
 }
 
-// Sandboxes lists the caller's leases, newest first; with ended, those that
-// are over too.
+// Sandboxes lists the caller's leases, newest first. If ended is set, it includes ended ones.
 func (e *Engine) Sandboxes(ctx context.Context, call Call, ended bool) ([]v1.Sandbox, error) {
 	rows, err := e.opts.Store.Leases(ctx, call.Caller, ended, maxListed)
 	if err != nil {
@@ -177,8 +176,8 @@ func (e *Engine) Sandboxes(ctx context.Context, call Call, ended bool) ([]v1.San
 	return out, nil
 }
 
-// AllSandboxes lists everything that lives, newest first: leases of all callers,
-// what is warm, and what comes and goes. Only operators may.
+// AllSandboxes lists all sandboxes, newest first: leases of all callers, warm sandboxes, and those
+// being created or removed. Only operators may call it.
 func (e *Engine) AllSandboxes(ctx context.Context, call Call) ([]v1.Sandbox, error) {
 	if err := call.requireOperator("see what others have"); err != nil {
 		return nil, err
@@ -195,7 +194,7 @@ func (e *Engine) AllSandboxes(ctx context.Context, call Call) ([]v1.Sandbox, err
 	return out, nil
 }
 
-// Sandbox describes one lease, also one that is over.
+// Sandbox describes one lease, including an ended one.
 func (e *Engine) Sandbox(ctx context.Context, call Call, id string) (v1.Sandbox, error) {
 	row, err := e.sched.Row(ctx, call.Caller, id)
 	if err != nil {
@@ -204,8 +203,7 @@ func (e *Engine) Sandbox(ctx context.Context, call Call, id string) (v1.Sandbox,
 	return e.sandbox(row), nil
 }
 
-// Remove destroys a sandbox at once, from any state. One that is gone already
-// is success.
+// Remove destroys a sandbox at once, in any state. Removing an ended sandbox succeeds.
 func (e *Engine) Remove(ctx context.Context, call Call, id string) error {
 	if _, err := e.sched.Row(ctx, call.Caller, id); err != nil {
 		return err
@@ -216,8 +214,7 @@ func (e *Engine) Remove(ctx context.Context, call Call, id string) error {
 	return nil
 }
 
-// Stop ends a sandbox: every shell gets TERM and the grace time to end by
-// itself first.
+// Stop ends a sandbox. Every shell first gets TERM and up to grace to exit.
 func (e *Engine) Stop(ctx context.Context, call Call, id string, grace time.Duration) (v1.Sandbox, error) {
 	if grace < 0 || grace > time.Minute {
 		return v1.Sandbox{}, invalid("grace_ms", "is %d: from 0 to 60000", grace.Milliseconds())

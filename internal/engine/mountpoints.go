@@ -12,9 +12,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// checkMountPoints refuses a template whose further folders are not in its
-// image, where the unpacked image can be looked at. Engines that do not show it
-// make what is missing in a sandbox's own layer.
+// checkMountPoints refuses a template whose tmpfs directories do not exist in its image. It checks
+// only unpacked images: other container engines create missing directories in the sandbox's own
+// layer.
 func checkMountPoints(img runtime.Image, tmpfs map[string]int64) error {
 	if img.Root == "" || len(tmpfs) == 0 {
 		return nil
@@ -29,8 +29,8 @@ func checkMountPoints(img runtime.Image, tmpfs map[string]int64) error {
 		for part := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
 			at = strings.TrimPrefix(at+"/"+part, "/")
 			info, err := root.Lstat(at)
-			if err != nil || !info.IsDir() { // a link could lead to what is ours
-				return fmt.Errorf("tmpfs %q: image %s has no folder /%s (a link is none): make it in the image, or choose another place: %w", path, img.Ref, at, errdefs.ErrFailedPrecondition)
+			if err != nil || !info.IsDir() { // a symlink could lead to a host path
+				return fmt.Errorf("tmpfs %q: image %s has no directory /%s (a symlink is not allowed): create it in the image, or choose another path: %w", path, img.Ref, at, errdefs.ErrFailedPrecondition)
 			}
 		}
 	}

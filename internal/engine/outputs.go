@@ -21,32 +21,32 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// Bounds of the outputs that are kept because an answer had no room for them.
+// Limits of kept outputs, which exceed their answers.
 const (
-	keptStream = 16 << 20 // of one stream
+	keptStream = 16 << 20 // per stream
 	keptAll    = 1 << 30
-	keptCaller = keptAll / 4 // of one caller: nobody fills it for all
-	keptFile   = 4 << 10     // what a file takes beside its bytes
+	keptCaller = keptAll / 4 // per caller, so that one cannot use all of it
+	keptFile   = 4 << 10     // overhead per file
 	keptTime   = time.Hour
 	keptSweep  = time.Minute
 )
 
-var errOutputsFull = fmt.Errorf("outputs that are kept use up their %d bytes, or %d of one caller: %w", int64(keptAll), int64(keptCaller), errdefs.ErrResourceExhausted)
+var errOutputsFull = fmt.Errorf("kept outputs exceed %d bytes, or %d of one caller: %w", int64(keptAll), int64(keptCaller), errdefs.ErrResourceExhausted)
 
-// outputs keeps the whole output of calls whose answers were cut, in files,
-// until they are too old or too much. The path of a file tells whose it is, so
-// that nobody gets at another's.
+// outputs keeps the whole output of calls whose answers were cut. The files are removed when they
+// are too old or too large. The path contains a digest of the caller, so that callers cannot read
+// each other's output.
 type outputs struct {
 	dir string
 
 	mu    sync.Mutex
-	bytes int64            // what the files have together, about
-	each  map[string]int64 // by folder: a caller's
+	bytes int64            // approximate size of all files
+	each  map[string]int64 // by directory of a caller
 }
 
 func openOutputs(dir string) (*outputs, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("folder of outputs: %w", err)
+		return nil, fmt.Errorf("directory of outputs: %w", err)
 	}
 	o := &outputs{dir: dir}
 	_, err := o.sweep(time.Now())
@@ -55,7 +55,7 @@ func openOutputs(dir string) (*outputs, error) {
 
 func (o *outputs) callerDir(caller string) string { return filepath.Join(o.dir, digest(caller)) }
 
-// digest is a name for a file that stands for a text of any form.
+// digest returns a file name for any string.
 func digest(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return hex.EncodeToString(sum[:16])
@@ -65,15 +65,13 @@ func (o *outputs) path(caller, id, stream string) string {
 	return filepath.Join(o.callerDir(caller), id+"."+stream)
 }
 
-// newOutput returns a writer that keeps a stream once more than room bytes were
-// written to it.
+// newOutput returns a writer that keeps a stream after more than room bytes were written.
 func (o *outputs) newOutput(caller, id, stream string, room int64) *keptOutput {
 	return &keptOutput{outputs: o, path: o.path(caller, id, stream), room: room}
 }
 
-// keptOutput is one stream. What is written is buffered up to room, and goes to a
-// file from then on. An error of the file only ends the keeping: the call is
-// worth more than its log. It is used by one goroutine.
+// keptOutput keeps one stream. It buffers up to room bytes and then writes to a file. A file error
+// only ends the keeping: the call continues. It is not safe for concurrent use.
 type keptOutput struct {
 	outputs *outputs
 	path    string
@@ -84,7 +82,7 @@ type keptOutput struct {
 	failed  error
 }
 
-// Write never fails.
+// Write implements io.Writer and never fails.
 func (k *keptOutput) Write(p []byte) (int, error) {
 	n := len(p)
 	if k.failed != nil {
@@ -134,8 +132,8 @@ func (k *keptOutput) append(p []byte) {
 	k.failed = err
 }
 
-// done closes the file, and makes one of what is buffered if cut says that the
-// answer lacks a part of it. It reports whether there is a file.
+// done closes the file and reports whether there is one. If cut is set, it first writes a file for
+// output that is still buffered.
 func (k *keptOutput) done(cut bool) (bool, error) {
 	if k.file == nil && cut && k.failed == nil {
 		k.failed = k.openFile()
@@ -157,7 +155,7 @@ func (o *outputs) reserve(folder string, n int64) bool {
 	return true
 }
 
-// run removes what is too old, until ctx ends.
+// run removes old files until ctx ends.
 func (o *outputs) run(ctx context.Context) error {
 	tick := time.NewTicker(keptSweep)
 	defer tick.Stop()
@@ -173,8 +171,8 @@ func (o *outputs) run(ctx context.Context) error {
 	}
 }
 
-// sweep removes files that are too old, and the oldest while there are too
-// many bytes. It returns how many files are left.
+// sweep removes old files, and the oldest while the total is too large. It returns the number of
+// remaining files.
 func (o *outputs) sweep(now time.Time) (int, error) {
 	type file struct {
 		path string
@@ -196,7 +194,7 @@ func (o *outputs) sweep(now time.Time) (int, error) {
 		return nil
 	})
 	if err != nil {
-		return 0, fmt.Errorf("outputs that are kept: %w", err)
+		return 0, fmt.Errorf("kept outputs: %w", err)
 	}
 	slices.SortFunc(files, func(a, b file) int { return a.mod.Compare(b.mod) })
 	left := len(files)
@@ -210,7 +208,7 @@ func (o *outputs) sweep(now time.Time) (int, error) {
 			continue
 		}
 		if err := ignoreMissing(os.Remove(f.path)); err != nil {
-			return left, fmt.Errorf("outputs that are kept: %w", err)
+			return left, fmt.Errorf("kept outputs: %w", err)
 		}
 		total -= f.size
 		each[folder] -= f.size
@@ -229,10 +227,11 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// read gives a piece. NotFound: nothing is kept of such a call of the caller.
+// read returns a part of a kept output. It returns NotFound if the caller has no kept output with
+// this id.
 func (o *outputs) read(caller, id string, r OutputRequest) (out v1.Output, err error) {
 	if _, err := uuid.Parse(id); err != nil || len(id) != 36 {
-		return out, usererror.Errorf(errdefs.ErrNotFound, "nothing is kept of a call %q", truncateForRecord(id))
+		return out, usererror.Errorf(errdefs.ErrNotFound, "output of call %q not found", truncateForRecord(id))
 	}
 	if r.Stream == "" {
 		r.Stream = "stdout"
@@ -243,9 +242,9 @@ func (o *outputs) read(caller, id string, r OutputRequest) (out v1.Output, err e
 	f, err := os.Open(o.path(caller, id, r.Stream))
 	if errors.Is(err, fs.ErrNotExist) {
 		if other := o.path(caller, id, otherStream(r.Stream)); exists(other) {
-			return v1.Output{Stream: r.Stream, Offset: r.Offset, NextOffset: r.Offset, EOF: true}, nil // only the other was cut
+			return v1.Output{Stream: r.Stream, Offset: r.Offset, NextOffset: r.Offset, EOF: true}, nil // only the other stream was cut
 		}
-		return out, usererror.Errorf(errdefs.ErrNotFound, "nothing is kept of call %s", id)
+		return out, usererror.Errorf(errdefs.ErrNotFound, "output of call %s not found", id)
 	}
 	if err != nil {
 		return out, fmt.Errorf("output of call %s: %w", id, err)

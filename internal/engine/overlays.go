@@ -20,14 +20,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// The modes of a lease's workspace.
+// Access modes of a lease's workspace.
 const (
 	modeWrite   = "rw"
 	modeRead    = "ro"
 	modeOverlay = "overlay"
 )
 
-// resolveMode makes of mode and read_only one thing.
+// resolveMode validates mode and sets read_only from it.
 func resolveMode(r *v1.SandboxRequest) error {
 	switch r.Mode {
 	case "":
@@ -46,7 +46,7 @@ func resolveMode(r *v1.SandboxRequest) error {
 	return nil
 }
 
-// modeOf is how a lease has its workspace, "" without one.
+// modeOf returns the access mode of a lease's workspace, or "" without a workspace.
 func modeOf(l store.Lease) string {
 	switch {
 	case l.Workspace == "":
@@ -59,7 +59,7 @@ func modeOf(l store.Lease) string {
 	return modeWrite
 }
 
-// Overlays lists what overlay leases changed of a workspace, the oldest first.
+// Overlays lists the overlays of the caller's workspace, oldest first.
 func (e *Engine) Overlays(_ context.Context, call Call, name string) ([]v1.Overlay, error) {
 	if _, err := e.findWorkspace(call, name); err != nil {
 		return nil, err
@@ -72,10 +72,10 @@ func (e *Engine) Overlays(_ context.Context, call Call, name string) ([]v1.Overl
 	return out, workspaceError(err, diskName(call.Caller, name), name)
 }
 
-// findOverlay finds an overlay of the caller, and what it calls the workspace.
-// That of another and one that is not there are NotFound alike.
+// findOverlay returns an overlay of the caller and the caller's name of its workspace. An overlay
+// of another caller is NotFound.
 func (e *Engine) findOverlay(ctx context.Context, call Call, id string) (volumes.Overlay, string, error) {
-	none := usererror.Errorf(errdefs.ErrNotFound, "there is no overlay %q: it was none, changed nothing, or was committed, discarded or kept long enough", id)
+	none := usererror.Errorf(errdefs.ErrNotFound, "overlay %q not found: not an overlay lease, no changes, or committed, discarded or expired", id)
 	o, err := e.opts.Volumes.FindOverlay(id)
 	if errdefs.IsNotFound(err) {
 		return o, "", none
@@ -100,14 +100,13 @@ func (e *Engine) findOverlay(ctx context.Context, call Call, id string) (volumes
 	return o, name, nil
 }
 
-// Overlay describes one.
+// Overlay describes an overlay.
 func (e *Engine) Overlay(ctx context.Context, call Call, id string) (v1.Overlay, error) {
 	o, name, err := e.findOverlay(ctx, call, id)
 	return PresentOverlay(o, name), err
 }
 
-// DiffOverlay tells what an overlay changed, of the paths that are named or of
-// all, with text differences if text is set.
+// DiffOverlay returns the changes of an overlay. paths limits them; text adds text differences.
 func (e *Engine) DiffOverlay(ctx context.Context, call Call, id string, paths []string, text bool) (v1.Diff, error) {
 	o, name, err := e.findOverlay(ctx, call, id)
 	if err != nil {
@@ -117,8 +116,8 @@ func (e *Engine) DiffOverlay(ctx context.Context, call Call, id string, paths []
 	return PresentDiff(d, name), overlayError(err, o.Workspace, name)
 }
 
-// CommitOverlay puts what an overlay changed into its workspace, all that was
-// asked for or nothing. With r.End its lease is ended first.
+// CommitOverlay applies the changes of an overlay to its workspace, completely or not at all. If
+// r.End is set, it ends the lease first.
 func (e *Engine) CommitOverlay(ctx context.Context, call Call, id string, r v1.CommitRequest) (v1.Commit, error) {
 	o, name, err := e.findOverlay(ctx, call, id)
 	if err != nil {
@@ -129,15 +128,14 @@ func (e *Engine) CommitOverlay(ctx context.Context, call Call, id string, r v1.C
 			return v1.Commit{}, err
 		}
 		if _, err := e.opts.Volumes.FindOverlay(id); errdefs.IsNotFound(err) {
-			return v1.Commit{ID: id, Paths: []string{}, Dropped: []string{}}, nil // it had changed nothing
+			return v1.Commit{ID: id, Paths: []string{}, Dropped: []string{}}, nil // the overlay had no changes
 		}
 	}
 	c, err := e.opts.Volumes.Commit(ctx, id, volumes.CommitOptions{Paths: r.Paths, Force: r.Force})
 	return PresentCommit(id, c), overlayError(err, o.Workspace, name)
 }
 
-// DiscardOverlay removes what an overlay changed. With end its lease is ended
-// first.
+// DiscardOverlay removes the changes of an overlay. If end is set, it ends the lease first.
 func (e *Engine) DiscardOverlay(ctx context.Context, call Call, id string, end bool) error {
 	o, name, err := e.findOverlay(ctx, call, id)
 	if err != nil {
@@ -149,7 +147,7 @@ func (e *Engine) DiscardOverlay(ctx context.Context, call Call, id string, end b
 		}
 	}
 	err = e.opts.Volumes.Discard(ctx, id)
-	if end && errdefs.IsNotFound(err) { // it had changed nothing
+	if end && errdefs.IsNotFound(err) { // the overlay had no changes
 		return nil
 	}
 	return overlayError(err, o.Workspace, name)
@@ -169,8 +167,7 @@ func (e *Engine) endOverlay(ctx context.Context, call Call, o volumes.Overlay) e
 	return nil
 }
 
-// Snapshot copies the files of a workspace. What it takes of the host counts for
-// its caller as workspaces do.
+// Snapshot copies the files of a workspace. The copy counts toward the caller's disk quota.
 func (e *Engine) Snapshot(ctx context.Context, call Call, name, label string) (v1.Snapshot, error) {
 	w, err := e.findWorkspace(call, name)
 	if err != nil {
@@ -192,7 +189,7 @@ func (e *Engine) Snapshot(ctx context.Context, call Call, name, label string) (v
 	})
 }
 
-// Snapshots lists those of a workspace, the oldest first.
+// Snapshots lists the snapshots of a workspace, oldest first.
 func (e *Engine) Snapshots(_ context.Context, call Call, name string) ([]v1.Snapshot, error) {
 	return withWorkspace(e, call, name, func(disk string) ([]v1.Snapshot, error) {
 		list, err := e.opts.Volumes.Snapshots(disk)
@@ -204,7 +201,7 @@ func (e *Engine) Snapshots(_ context.Context, call Call, name string) ([]v1.Snap
 	})
 }
 
-// Restore puts a workspace back to a snapshot, named by its id or label.
+// Restore resets a workspace to a snapshot, which is named by its id or label.
 func (e *Engine) Restore(ctx context.Context, call Call, name, snapshot string) (v1.Snapshot, error) {
 	return withWorkspace(e, call, name, func(disk string) (v1.Snapshot, error) {
 		s, err := e.opts.Volumes.Restore(ctx, disk, snapshot)
@@ -212,7 +209,7 @@ func (e *Engine) Restore(ctx context.Context, call Call, name, snapshot string) 
 	})
 }
 
-// RemoveSnapshot removes a snapshot, named by its id or label.
+// RemoveSnapshot removes a snapshot, which is named by its id or label.
 func (e *Engine) RemoveSnapshot(ctx context.Context, call Call, name, snapshot string) error {
 	_, err := withWorkspace(e, call, name, func(disk string) (struct{}, error) {
 		return struct{}{}, e.opts.Volumes.RemoveSnapshot(ctx, disk, snapshot)
@@ -230,12 +227,12 @@ func withWorkspace[T any](e *Engine, call Call, name string, do func(disk string
 	return out, overlayError(err, disk, name)
 }
 
-// callerSafeClasses are the classes of errors of package volumes whose words name nothing
-// but names, ids and paths of the caller.
+// callerSafeClasses lists the error classes of package volumes whose texts contain only the
+// caller's names, ids and paths.
 var callerSafeClasses = []error{errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition, errdefs.ErrResourceExhausted, errdefs.ErrInvalidArgument}
 
-// overlayError says an error about overlays or snapshots in the words of the
-// caller.
+// overlayError converts an error about overlays or snapshots for the caller. It replaces the name
+// on disk by the caller's name.
 func overlayError(err error, disk, name string) error {
 	if err == nil {
 		return nil
@@ -243,7 +240,7 @@ func overlayError(err error, disk, name string) error {
 	words := func(text string) string { return strings.ReplaceAll(text, disk, name) }
 	if live, ok := errors.AsType[*volumes.LiveError](err); ok {
 		return usererror.Errorf(errdefs.ErrFailedPrecondition,
-			"sandbox %s is not over, and still writes to the overlay: end it first, with `orchestrator sandbox rm %s` or by asking with end", live.ID, live.ID)
+			"sandbox %s is still running and writes to the overlay: end it first, with `orchestrator sandbox rm %s` or by asking with end", live.ID, live.ID)
 	}
 	if c, ok := errors.AsType[*volumes.ConflictError](err); ok {
 		return usererror.Errorf(errdefs.ErrConflict, "%s", c.Error())
@@ -258,7 +255,7 @@ func overlayError(err error, disk, name string) error {
 		return workspaceError(err, disk, name)
 	}
 	if small, ok := errors.AsType[*disks.NoRoomError](err); ok {
-		return usererror.Errorf(errdefs.ErrFailedPrecondition, "the snapshot's files take %d octets, and workspace %q holds %d: resize it first", small.Used, name, small.Bytes)
+		return usererror.Errorf(errdefs.ErrFailedPrecondition, "the snapshot's files take %d bytes, and workspace %q holds %d: resize it first", small.Used, name, small.Bytes)
 	}
 	if errors.Is(err, unix.ENOSPC) {
 		return spaceError(err)
@@ -271,8 +268,7 @@ func overlayError(err error, disk, name string) error {
 	return workspaceError(err, disk, name)
 }
 
-// PresentOverlay describes an overlay of the workspace that its caller calls
-// name.
+// PresentOverlay converts an overlay to its API form. name is the caller's name of the workspace.
 func PresentOverlay(o volumes.Overlay, name string) v1.Overlay {
 	out := v1.Overlay{ID: o.ID, Workspace: name, CreatedAt: o.CreatedAt, Live: o.Live, Changes: o.Changes}
 	out.EndedAt, out.ExpiresAt = timeOrNone(o.EndedAt), timeOrNone(o.ExpiresAt)
@@ -286,7 +282,7 @@ func timeOrNone(t time.Time) *time.Time {
 	return &t
 }
 
-// PresentDiff is a diff as clients get it.
+// PresentDiff converts a diff to its API form. name is the caller's name of the workspace.
 func PresentDiff(d volumes.Diff, name string) v1.Diff {
 	out := v1.Diff{
 		Overlay: PresentOverlay(d.Overlay, name), Changes: make([]v1.Change, 0, len(d.Changes)),
@@ -312,7 +308,7 @@ func PresentDiff(d volumes.Diff, name string) v1.Diff {
 	return out
 }
 
-// presentPath is a path as text, and exact where it is not UTF-8.
+// presentPath returns a path as valid UTF-8, and in base64 if it is not valid UTF-8 itself.
 func presentPath(p string) (text, exact string) {
 	if utf8.ValidString(p) {
 		return p, ""
@@ -320,7 +316,7 @@ func presentPath(p string) (text, exact string) {
 	return strings.ToValidUTF8(p, "\uFFFD"), base64.StdEncoding.EncodeToString([]byte(p))
 }
 
-// PresentCommit tells what was committed of an overlay.
+// PresentCommit converts the outcome of a commit to its API form.
 func PresentCommit(id string, c volumes.Committed) v1.Commit {
 	return v1.Commit{ID: id, Paths: presentPaths(c.Paths), Dropped: presentPaths(c.Dropped), Left: c.Left}
 }
@@ -334,8 +330,7 @@ func presentPaths(paths []string) []string {
 	return out
 }
 
-// PresentSnapshot describes a snapshot of the workspace that its caller calls
-// name.
+// PresentSnapshot converts a snapshot to its API form. name is the caller's name of the workspace.
 func PresentSnapshot(s volumes.Snapshot, name string) v1.Snapshot {
 	return v1.Snapshot{ID: s.ID, Workspace: name, Label: s.Label, CreatedAt: s.CreatedAt, SizeBytes: s.Bytes}
 }

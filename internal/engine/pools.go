@@ -6,8 +6,8 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Pools tells the state of the warm pools. What went wrong in them is for
-// operators: it may say a lot of the host.
+// Pools returns the state of the warm pools. Only operators see the last error, which may describe
+// the host.
 func (e *Engine) Pools(_ context.Context, call Call) []v1.Pool {
 	stats := e.sched.Pools()
 	out := make([]v1.Pool, 0, len(stats))

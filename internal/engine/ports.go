@@ -13,23 +13,21 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 )
 
-// PortError says that a server inside could not be spoken to. It is of class
-// Unavailable.
+// PortError reports that a server in the sandbox cannot be reached. Its class is Unavailable.
 type PortError struct {
 	Port    int
 	Message string
 }
 
-// Error names the port.
+// Error implements error.
 func (e *PortError) Error() string { return fmt.Sprintf("port %d: %s", e.Port, e.Message) }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *PortError) Unwrap() error { return errdefs.ErrUnavailable }
 
-// Dial connects to a server on the loopback of a sandbox of the caller's. ctx
-// bounds connecting only. The lease counts as used until the connection is
-// closed, and the connection ends with the lease. A *PortError: nothing listens
-// there.
+// Dial connects to a server on the loopback address of the caller's sandbox. ctx bounds only the
+// connection setup. The connection counts as use of the lease and closes when the lease ends. If
+// nothing listens on the port, Dial returns a *PortError.
 func (e *Engine) Dial(ctx context.Context, call Call, sandbox string, port int) (net.Conn, error) {
 	if port < 1 || port > 65535 {
 		return nil, invalid("port", "is %d: from 1 to 65535", port)
@@ -41,7 +39,7 @@ func (e *Engine) Dial(ctx context.Context, call Call, sandbox string, port int) 
 	return e.dial(ctx, l, port)
 }
 
-// dial is Dial for a lease that is known.
+// dial is Dial for a known lease.
 func (e *Engine) dial(ctx context.Context, l *scheduler.Lease, port int) (net.Conn, error) {
 	use, err := l.Enter(context.WithoutCancel(ctx))
 	if err != nil {
@@ -54,7 +52,7 @@ func (e *Engine) dial(ctx context.Context, l *scheduler.Lease, port int) (net.Co
 	if err != nil {
 		use.Leave()
 		if g, ok := errors.AsType[*guest.Error](err); ok && errdefs.IsNotFound(g) {
-			return nil, &PortError{Port: port, Message: "nothing listens there, on 127.0.0.1 or [::1] of the sandbox"}
+			return nil, &PortError{Port: port, Message: "nothing listens on 127.0.0.1 or [::1] of the sandbox"}
 		}
 		return nil, e.endedOr(l, err)
 	}
@@ -63,28 +61,28 @@ func (e *Engine) dial(ctx context.Context, l *scheduler.Lease, port int) (net.Co
 		defer use.Leave()
 		return nc.Close()
 	})
-	c.unwatch = context.AfterFunc(use.Ctx, func() { _ = c.end() }) // with the lease
+	c.unwatch = context.AfterFunc(use.Ctx, func() { _ = c.end() }) // close with the lease
 	return c, nil
 }
 
-// portConn is a connection that holds its lease. Close lets go of both.
+// portConn is a connection that uses its lease until it is closed.
 type portConn struct {
 	net.Conn
 	end     func() error
 	unwatch func() bool
 }
 
-// Close is idempotent.
+// Close closes the connection and leaves the lease. It may be called more than once.
 func (c *portConn) Close() error {
 	c.unwatch()
 	return c.end()
 }
 
-// CloseWrite ends what is sent to the server, where the way to the sandbox can
-// end one direction alone; else it is of class NotImplemented.
+// CloseWrite closes the sending direction. It returns NotImplemented if the transport cannot close
+// one direction.
 func (c *portConn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}
-	return fmt.Errorf("the way to this sandbox cannot end one direction alone: %w", errdefs.ErrNotImplemented)
+	return fmt.Errorf("the transport of this sandbox cannot close one direction: %w", errdefs.ErrNotImplemented)
 }

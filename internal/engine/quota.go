@@ -16,13 +16,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// QuotaError says which quota of a caller is used up. It is of class
-// ResourceExhausted.
+// QuotaError reports which quota of a caller is used up. Its class is ResourceExhausted.
 type QuotaError = scheduler.QuotaError
 
-// quotas are what holds for a call: its token's, and where that says nothing
-// the service's. The local operator has none, and operators' tokens have no
-// defaults.
+// quotas returns the quotas of a call: the token's, and the service's defaults where the token sets
+// none. The local operator has no quotas, and operators' tokens have no defaults.
 func (e *Engine) quotas(call Call) scheduler.Quotas {
 	if call.Caller == LocalCaller {
 		return scheduler.Quotas{}
@@ -41,8 +39,8 @@ func (e *Engine) quotas(call Call) scheduler.Quotas {
 	return q
 }
 
-// countCall counts one tool call of a caller, or refuses it: the quota is
-// used up until the next day in UTC.
+// countCall counts one tool call of the caller. It returns a *QuotaError if the quota is used up
+// until the next day in UTC.
 func (e *Engine) countCall(_ context.Context, call Call) error {
 	if call.Caller == LocalCaller {
 		return nil
@@ -50,8 +48,7 @@ func (e *Engine) countCall(_ context.Context, call Call) error {
 	return e.callers.counts.add(call.Caller, e.callQuota(call), e.callers.now())
 }
 
-// checkCallQuota returns a *QuotaError if the caller's quota of calls is used up. It
-// counts nothing.
+// checkCallQuota returns a *QuotaError if the caller's call quota is used up. It counts nothing.
 func (e *Engine) checkCallQuota(call Call) error {
 	if call.Caller == LocalCaller {
 		return nil
@@ -59,7 +56,7 @@ func (e *Engine) checkCallQuota(call Call) error {
 	return e.callers.counts.checkOnly(call.Caller, e.callQuota(call), e.callers.now())
 }
 
-// callQuota is how many tools the caller may call in a day; 0: any number.
+// callQuota returns the caller's tool calls per day; 0 means no limit.
 func (e *Engine) callQuota(call Call) int64 {
 	if limit := call.Quotas.Calls; limit != 0 || call.Operator {
 		return limit
@@ -69,14 +66,14 @@ func (e *Engine) callQuota(call Call) int64 {
 
 const dayForm = "2006-01-02"
 
-// counts is how many tools callers called on a day (UTC).
+// counts holds the number of tool calls of each caller on one day (UTC).
 type counts struct {
 	mu    sync.Mutex
 	day   string
 	calls map[string]int64
 	dirty bool
 
-	writing sync.Mutex // one flush at a time: an older one never comes last
+	writing sync.Mutex // serializes flushes, so that an older one is never written last
 }
 
 func (c *counts) load(ctx context.Context, st *store.Store, now time.Time) error {
@@ -86,7 +83,7 @@ func (c *counts) load(ctx context.Context, st *store.Store, now time.Time) error
 	return err
 }
 
-// add counts a call of a caller; a limit of 0 is none.
+// add counts a call of a caller, or returns a *QuotaError. A limit of 0 means no limit.
 func (c *counts) add(caller string, limit int64, now time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -115,16 +112,16 @@ func (c *counts) check(caller string, limit int64, now time.Time) error {
 	return nil
 }
 
-// nextDay is how long the day that is counted lasts.
+// nextDay returns the time until the counted day ends.
 func (c *counts) nextDay(now time.Time) time.Duration {
 	day, err := time.Parse(dayForm, c.day)
-	if err != nil { // it was written by Format
+	if err != nil { // not expected: the day was written by Format
 		return time.Hour
 	}
 	return day.AddDate(0, 0, 1).Sub(now)
 }
 
-// flush writes what has changed.
+// flush stores the counts if they changed.
 func (c *counts) flush(ctx context.Context, st *store.Store) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
@@ -144,12 +141,11 @@ func (c *counts) flush(ctx context.Context, st *store.Store) error {
 	return nil
 }
 
-// ruleCalls is the rule that refusals by the quota of calls name.
+// ruleCalls is the rule in refusals by the call quota.
 const ruleCalls = "quota:calls"
 
-// checkLimits refuses a call before anything is recorded of it: by the caller's
-// quota of calls, the tool's rate, or the caller's share of the audit log. known
-// says whether the tool was found.
+// checkLimits checks the caller's call quota, the tool's rate and the caller's share of the audit
+// log before anything is recorded. known reports whether the tool was found.
 func (t *toolCall) checkLimits(ctx context.Context, known bool) error {
 	if err := t.e.countCall(ctx, t.call); err != nil {
 		return err
@@ -162,7 +158,7 @@ func (t *toolCall) checkLimits(ctx context.Context, known bool) error {
 	return t.g.admitRecord(t.call)
 }
 
-// checkRate refuses calls that come faster than the tool may be called.
+// checkRate refuses a call that exceeds the tool's rate.
 func (t *toolCall) checkRate() error {
 	rate := t.tool.Rate()
 	if rate == nil {
@@ -179,8 +175,8 @@ func (t *toolCall) checkRate() error {
 	}, after)
 }
 
-// admitRecord returns a *QuotaError if no more is recorded of a caller today:
-// what cannot be recorded is not carried out. Operators have no share.
+// admitRecord returns a *QuotaError if the caller's share of the audit log is used up for today. A
+// call that cannot be recorded does not run. Operators have no limit.
 func (g *Governance) admitRecord(call Call) error {
 	if call.Operator {
 		return nil
@@ -192,7 +188,7 @@ func (g *Governance) admitRecord(call Call) error {
 	return err
 }
 
-// limitRule reports whether a call is refused by quota, rate or share, and by which.
+// limitRule reports whether err is a refusal by quota, rate or audit share, and by which rule.
 func limitRule(err error) (rule string, ok bool) {
 	if no, ok := errors.AsType[*refusal](err); ok {
 		return no.verdict.Rule, true
@@ -203,8 +199,8 @@ func limitRule(err error) (rule string, ok bool) {
 	return "", false
 }
 
-// answerLimited answers a call that checkLimits refused. It is counted, and not
-// recorded as a call.
+// answerLimited answers a call that checkLimits refused. The call is counted and not recorded
+// individually.
 func (t *toolCall) answerLimited(ctx context.Context, known bool, err error) (v1.ToolResult, error) {
 	rule, ok := limitRule(err)
 	if !ok {
@@ -226,9 +222,9 @@ func (t *toolCall) answerLimited(ctx context.Context, known bool, err error) (v1
 	return res, err
 }
 
-// answerLimitedEarly answers a call whose caller has nothing left, before its key is
-// taken: that would write into the database for each. A key that was taken has an
-// answer, which is given. done reports whether the call was answered.
+// answerLimitedEarly answers a call whose caller has nothing left, before its idempotency key is
+// locked: that would write to the database for each call. A key that exists has an answer, which
+// the caller gets. done reports whether the call was answered.
 func (t *toolCall) answerLimitedEarly(ctx context.Context) (res v1.ToolResult, done bool, err error) {
 	err = t.e.checkExhausted(t.call)
 	if err == nil {
@@ -247,8 +243,8 @@ func (t *toolCall) answerLimitedEarly(ctx context.Context) (res v1.ToolResult, d
 	return res, true, err
 }
 
-// checkExhausted returns a *QuotaError if the caller has no call or no record left for
-// today. It counts nothing.
+// checkExhausted returns a *QuotaError if the caller has no calls or audit records left today. It
+// counts nothing.
 func (e *Engine) checkExhausted(call Call) error {
 	if err := e.checkCallQuota(call); err != nil {
 		return err
@@ -256,12 +252,12 @@ func (e *Engine) checkExhausted(call Call) error {
 	return e.opts.Governance.admitRecord(call)
 }
 
-// unknownTool stands in records of refusals for a tool that does not exist: its
-// name is the caller's to choose, and each would be a kind of its own.
+// unknownTool replaces the name of an unknown tool in counts of refusals. The caller chooses that
+// name, and each would add a counter.
 const unknownTool = "unknown"
 
-// recordRefused records a refused call. It does not run, so that one which cannot
-// be recorded is refused all the same.
+// recordRefused counts a refused call. A failure is only logged: the call does not run, so it needs
+// no record.
 func (e *Engine) recordRefused(ctx context.Context, r audit.Record) {
 	ctx, cancel := detach(ctx, recordTimeout)
 	defer cancel()

@@ -20,7 +20,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// runTool gets the call its sandbox and carries it out.
+// runTool gets a sandbox for the call and runs the tool in it.
 func (t *toolCall) runTool(ctx context.Context) (any, tool.Outcome, error) {
 	b := &box{e: t.e, call: t.call.keyless(), id: t.id, caps: t.tool.Caps(), watch: t.watch, profile: t.profile.Profile.Name, notePlacement: t.notePlacement}
 	if t.ready.NeedsSandbox {
@@ -48,7 +48,7 @@ func (t *toolCall) runTool(ctx context.Context) (any, tool.Outcome, error) {
 	return out, o, err
 }
 
-// notePlacement notes where the call runs.
+// notePlacement records the sandbox in which the call runs.
 func (t *toolCall) notePlacement(l *scheduler.Lease) {
 	t.sandbox, t.record.Image = l.ID, t.e.imageOf(l.Template)
 	if t.watch.Started != nil {
@@ -56,7 +56,7 @@ func (t *toolCall) notePlacement(l *scheduler.Lease) {
 	}
 }
 
-// setScope is what a tool without a sandbox looks at.
+// setScope sets the scope of a tool that needs no sandbox.
 func (t *toolCall) setScope(ctx context.Context, b *box) error {
 	switch session := t.session(); {
 	case t.r.Sandbox != "":
@@ -76,17 +76,17 @@ func (t *toolCall) setScope(ctx context.Context, b *box) error {
 	return nil
 }
 
-// homeSession is that of calls whose profile keeps files for each caller: they
-// may come at once, and a workspace has one writer.
+// homeSession and homeWorkspace serve profiles that keep files for each caller. Concurrent calls
+// share the session, because a workspace has one writer.
 const (
 	homeSession   = "home"
 	homeWorkspace = "home"
-	// ownIdle is how long a sandbox of a home or a job waits for the next call:
-	// files are in the workspace, and others need the room.
+	// ownIdle is the idle time of a sandbox for a home or job. It is short because the files are in
+	// the workspace and other callers need the capacity.
 	ownIdle = 2 * time.Minute
 )
 
-// session is the call's: a job is one, and so is a caller's home.
+// session returns the name of the call's session, or "". A job and a caller's home have sessions.
 func (t *toolCall) session() string {
 	switch r := t.r; {
 	case r.Session != "" || r.Sandbox != "":
@@ -99,8 +99,8 @@ func (t *toolCall) session() string {
 	return ""
 }
 
-// leaseSandbox finds or leases the call's sandbox. done is to be called when the call
-// is over.
+// leaseSandbox returns the named sandbox, the session's sandbox or a new one. The caller calls done
+// after the call.
 func (t *toolCall) leaseSandbox(ctx context.Context) (l *scheduler.Lease, done func(), err error) {
 	if t.r.Sandbox != "" {
 		l, err := t.e.findLease(ctx, t.call, t.r.Sandbox)
@@ -116,7 +116,7 @@ func (t *toolCall) leaseSandbox(ctx context.Context) (l *scheduler.Lease, done f
 	a := acquisition{alias: homeLinks(t.profile.Profile.Paths)}
 	t.applyNetwork(&a)
 	if s := t.session(); s != "" {
-		if t.r.Session == "" { // nobody asked for it to stay
+		if t.r.Session == "" { // the caller did not ask for a session
 			r.IdleMS = ownIdle.Milliseconds()
 		}
 		l, err := t.e.session(ctx, t.call, s, r, a)
@@ -131,8 +131,7 @@ func (t *toolCall) leaseSandbox(ctx context.Context) (l *scheduler.Lease, done f
 		}
 		return l, func() {}, err
 	}
-	// What goes on in the background needs a sandbox that does: it ends when
-	// its lease does.
+	// A background command ends with its lease, so the lease must outlive the call.
 	a.oneShot = !t.ready.Background
 	if l, err = t.acquire(ctx, r, a); err != nil {
 		return nil, nil, err
@@ -142,17 +141,18 @@ func (t *toolCall) leaseSandbox(ctx context.Context) (l *scheduler.Lease, done f
 	}
 	return l, func() {
 		if err := t.e.sched.End(ctx, l, scheduler.Finished, false); err != nil {
-			// The call ran: that is the answer. The next start ends the rest.
-			t.e.log.Error("lease not ended", "sandbox", l.ID, "error", err)
+			// The call ran, so return the answer. The next start ends the lease.
+			t.e.log.Error("failed to end a lease", "sandbox", l.ID, "error", err)
 		}
 	}, nil
 }
 
-// checkSessionMatches refuses a call that asks for another place than its session has.
+// checkSessionMatches refuses a call whose template, workspace or access mode differs from its
+// session's.
 func (t *toolCall) checkSessionMatches(ctx context.Context, l *scheduler.Lease) error {
 	r := t.r
 	if r.Template != "" && r.Template != l.Template {
-		return invalid("template", "is %q, and the session's sandbox is of %q: leave it out, or take another session", r.Template, l.Template)
+		return invalid("template", "is %q, and the session's sandbox is of %q: leave it out, or use another session", r.Template, l.Template)
 	}
 	if r.Workspace == "" && !r.ReadOnly {
 		return nil
@@ -162,16 +162,15 @@ func (t *toolCall) checkSessionMatches(ctx context.Context, l *scheduler.Lease) 
 	case err != nil:
 		return err
 	case r.Workspace != "" && r.Workspace != s.Workspace:
-		return invalid("workspace", "is %q, and the session has %q: leave it out, or take another session", r.Workspace, s.Workspace)
+		return invalid("workspace", "is %q, and the session has %q: leave it out, or use another session", r.Workspace, s.Workspace)
 	case r.ReadOnly && !s.ReadOnly:
-		return invalid("read_only", "is asked for, and the session may write: take another session")
+		return invalid("read_only", "is set, and the session may write: use another session")
 	}
 	return nil
 }
 
-// homeLinks are the names of folders that a sandbox can have as links: those below
-// the home directory, of folders of the workspace. Paths of inputs are mapped
-// by the tools whatever they are, so the others are left out.
+// homeLinks returns the paths that a sandbox can provide as symlinks: those below the home
+// directory that lead to the workspace. Tools map the paths of their inputs in any case.
 func homeLinks(paths map[string]string) map[string]string {
 	out := map[string]string{}
 	for name, target := range paths {
@@ -179,7 +178,7 @@ func homeLinks(paths map[string]string) map[string]string {
 			out[name] = target
 		}
 	}
-	for name := range out { // one below another is there by way of that
+	for name := range out { // a path below another link is reached through that link
 		for up := path.Dir(name); up != wire.Home && up != "/"; up = path.Dir(up) {
 			if _, ok := out[up]; ok {
 				delete(out, name)
@@ -190,9 +189,8 @@ func homeLinks(paths map[string]string) map[string]string {
 	return out
 }
 
-// acquire leases a sandbox for one call. A workspace that another one-shot call
-// writes to, or a sandbox that is just ending, is free soon: the call waits in
-// turn, as long as calls wait for a sandbox.
+// acquire leases a sandbox for one call. If the workspace is in use only by one-shot calls or
+// ending sandboxes, it waits its turn for at most the service's wait time.
 func (t *toolCall) acquire(ctx context.Context, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
 	waiting, cancel := context.WithTimeout(ctx, t.e.opts.Wait)
 	defer cancel()
@@ -210,7 +208,7 @@ func (t *toolCall) acquire(ctx context.Context, r v1.SandboxRequest, a acquisiti
 	}
 }
 
-// workspaceFreesSoon says whether all that has a workspace is a call, or ends already.
+// workspaceFreesSoon reports whether only one-shot calls and ending sandboxes use the workspace.
 func (e *Engine) workspaceFreesSoon(ctx context.Context, call Call, workspace string) bool {
 	w, err := e.Workspace(ctx, call, workspace)
 	if err != nil {
@@ -225,8 +223,8 @@ func (e *Engine) workspaceFreesSoon(ctx context.Context, call Call, workspace st
 	return true
 }
 
-// workspace is the one that the profile gives a call that names none; it is
-// made with its first call.
+// workspace returns the workspace that the profile assigns to a call that names none, or "". It
+// creates the workspace on the first call.
 func (t *toolCall) workspace(ctx context.Context) (string, error) {
 	var name string
 	switch mode := t.profile.Profile.Workspace; {
@@ -244,7 +242,7 @@ func (t *toolCall) workspace(ctx context.Context) (string, error) {
 	return name, nil
 }
 
-// imageOf is the digest of a template's image.
+// imageOf returns the image ID of a template.
 func (e *Engine) imageOf(template string) string {
 	t, _ := e.sched.Template(template)
 	return t.Spec.Image.ID

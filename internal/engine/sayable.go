@@ -13,9 +13,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web/search"
 )
 
-// ForCallers finds, in an error, the one whose words are for whoever called; nil
-// if there is none. The words around it are not: they may name paths of the
-// host, or what a driver said.
+// ForCallers returns the first error in err's tree whose text is safe to show to callers, or nil.
+// The texts of errors that wrap it may name host paths or quote a driver.
 func ForCallers(err error) error {
 	for _, find := range []func(error) error{
 		As[*InvalidError], As[*strictjson.FieldError], As[*QuotaError], As[*EmptyError], As[*EndedError], As[*PortError], As[*usererror.Error], As[*safefile.Error], As[*tool.WebError], As[*search.AnswerError], As[*guest.Error],
@@ -27,7 +26,7 @@ func ForCallers(err error) error {
 	return nil
 }
 
-// As is errors.AsType as an error, nil if there is none.
+// As returns the first error of type E in err's tree, or nil.
 func As[E error](err error) error {
 	if e, ok := errors.AsType[E](err); ok {
 		return e
@@ -35,8 +34,7 @@ func As[E error](err error) error {
 	return nil
 }
 
-// userMessage are the words of a tool's failure that its caller may read, and else
-// only its class.
+// userMessage returns the caller-safe text of a tool's failure, or only its class.
 func userMessage(err error, class string) string {
 	if got := ForCallers(err); got != nil {
 		return got.Error()
@@ -44,16 +42,16 @@ func userMessage(err error, class string) string {
 	return class
 }
 
-// InputError is what is wrong with a tool's input, with its profile's name of it.
+// InputError reports an invalid tool input by the profile's names.
 type InputError = profile.InputError
 
-// inputErrorForCaller makes what is wrong with an input readable for its caller.
+// inputErrorForCaller converts an invalid tool input to a caller-safe error.
 func inputErrorForCaller(err error) error {
 	e, ok := errors.AsType[*InputError](err)
 	switch {
 	case !ok:
 		return err
-	case e.Type != "": // in the profile's words, and whole
+	case e.Type != "": // the profile defines the whole message
 		return &usererror.Error{Message: e.Message, Class: err}
 	}
 	return &InvalidError{Field: cmp.Or(e.Field, "input"), Message: e.Message, Class: err}

@@ -17,10 +17,10 @@ import (
 // secretName matches names of variables that hold secrets.
 var secretName = regexp.MustCompile(`(?i)(secret|token|passw|passphrase|credential|private|api_?key|access_?key|auth|cookie|session|_key$|^key$|_pat$|(^|_)pw$|(^|_)pass$|dsn|database_url|connection_?string)`)
 
-// maxEnvJSON bounds the variables of an input as JSON, where a byte may take six.
+// maxEnvJSON bounds an input's variables as JSON, where a byte may take six.
 const maxEnvJSON = 8 * maxEnvBytes
 
-// hideSecrets keeps the values of secret variables out of the caller's records until show is called.
+// hide redacts the given values from the caller's records until show is called.
 func (g *Governance) hide(ctx context.Context, caller string, values []string) (show func(), err error) {
 	show, err = g.Redactor.Own(ctx, caller, values)
 	if errdefs.IsResourceExhausted(err) {
@@ -33,7 +33,8 @@ func (g *Governance) hide(ctx context.Context, caller string, values []string) (
 	return show, err
 }
 
-// hideSecrets keeps the secrets of the call's input out of the caller's records until the call ends.
+// hideSecrets redacts the secrets of the call's input from the caller's records until the call
+// ends.
 func (t *toolCall) hideSecrets(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -49,9 +50,9 @@ func (t *toolCall) hideSecrets(ctx context.Context) error {
 	return err
 }
 
-// hideLease keeps the values of a lease's secrets out of the caller's records, until the lease that
-// until is called with is over; without one, until ends it at once. The values are not stored:
-// after a restart they are known by their patterns alone.
+// hideLease redacts a lease's secrets from the caller's records. The caller must call until: with a
+// lease, the redaction lasts until that lease is gone; with nil, it ends at once. The values are
+// not stored: after a restart only patterns redact them.
 func (e *Engine) hideLease(
 	ctx context.Context, caller string, env map[string]string,
 ) (until func(*scheduler.Lease), err error) {
@@ -80,8 +81,8 @@ func (e *Engine) hideLease(
 	}, err
 }
 
-// secretsOf returns the values of the secret variables that a tool's input sets for its command. It
-// reads no more than the bounds of inputs and of variables, beyond which it fails.
+// secretsOf returns the values of the secret variables in a tool's input. It fails beyond the
+// limits of inputs and variables.
 func secretsOf(input json.RawMessage) ([]string, error) {
 	if len(input) > maxToolInput {
 		return nil, invalid("input", "is %d bytes long: at most %d", len(input), maxToolInput)
@@ -99,7 +100,7 @@ func secretsOf(input json.RawMessage) ([]string, error) {
 	return secretMembers(in.Env)
 }
 
-// secretMembers returns the strings of an object whose names say that they are secret.
+// secretMembers returns the string values of a JSON object whose names match secretName.
 func secretMembers(env json.RawMessage) (values []string, err error) {
 	d := json.NewDecoder(bytes.NewReader(env))
 	if _, err := d.Token(); err != nil {
@@ -130,8 +131,8 @@ func secretMembers(env json.RawMessage) (values []string, err error) {
 	return values, nil
 }
 
-// replaceInputWithHash makes a record hold the length and the hash of its input alone: it has more secrets than
-// can be hidden.
+// replaceInputWithHash replaces a record's input with its length and hash, for inputs with more
+// secrets than can be redacted.
 func replaceInputWithHash(r *audit.Record) {
 	sum := sha256.Sum256(r.Input)
 	r.Input, r.InputBytes, r.InputHash = nil, len(r.Input), hex.EncodeToString(sum[:])

@@ -12,10 +12,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// maxSession bounds the name of a session.
+// maxSession bounds the name of a session, in bytes.
 const maxSession = 128
 
-// sessionKey is in the space of idempotency keys, which cannot hold a NUL.
+// sessionKey returns a key that cannot equal an idempotency key, because it contains a NUL.
 func sessionKey(call Call, name string) Call {
 	return Call{Caller: call.Caller, Key: "\x00session\x00" + name}
 }
@@ -32,8 +32,8 @@ func validateSession(name string) error {
 	return nil
 }
 
-// session gives the sandbox of a session, and leases it for the session's first
-// call, or anew when its lease has ended.
+// session returns the sandbox of a session. It leases one for the session's first call, and again
+// after the lease has ended.
 func (e *Engine) session(ctx context.Context, call Call, name string, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
 	leave, err := e.lockKey(ctx, sessionKey(call, name))
 	if err != nil {
@@ -51,7 +51,7 @@ func (e *Engine) session(ctx context.Context, call Call, name string, r v1.Sandb
 		}
 	}
 	e.mu.Lock()
-	if len(e.sessions) > 2*e.opts.MaxSandboxes { // most are over: a session has one sandbox
+	if len(e.sessions) > 2*e.opts.MaxSandboxes { // most have ended: a session has one sandbox
 		maps.DeleteFunc(e.sessions, func(_ Call, id string) bool { return e.sched.Live(id) == nil })
 	}
 	e.sessions[sessionKey(call, name)] = l.ID
@@ -59,7 +59,7 @@ func (e *Engine) session(ctx context.Context, call Call, name string, r v1.Sandb
 	return l, nil
 }
 
-// findSession returns nil if the session has no sandbox.
+// findSession returns the live lease of a session, or nil.
 func (e *Engine) findSession(ctx context.Context, call Call, name string) (*scheduler.Lease, error) {
 	e.mu.Lock()
 	id := e.sessions[sessionKey(call, name)]
@@ -82,7 +82,8 @@ func (e *Engine) findSession(ctx context.Context, call Call, name string) (*sche
 	return nil, nil
 }
 
-// EndSession ends a session's sandbox. One that has none is of class NotFound.
+// EndSession ends a session's sandbox and its approval grants. It returns NotFound if the session
+// has no sandbox.
 func (e *Engine) EndSession(ctx context.Context, call Call, name string) error {
 	if err := validateSession(name); err != nil {
 		return err
@@ -94,7 +95,7 @@ func (e *Engine) EndSession(ctx context.Context, call Call, name string) error {
 	e.mu.Lock()
 	delete(e.sessions, sessionKey(call, name))
 	e.mu.Unlock()
-	// The grants outlive a sandbox that ended by itself.
+	// End the grants in any case: they outlive a sandbox that has ended.
 	if g := e.opts.Governance; g != nil {
 		if err := g.Gate.EndSession(ctx, call.Caller, name); err != nil {
 			return err

@@ -21,14 +21,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Bounds of reading a shell's output.
+// Limits of reading a shell's output.
 const (
 	maxWait  = time.Minute
 	maxPiece = 1 << 20
 )
 
-// StartShell starts a background command. The promise is written before the
-// guest is asked; asking again under its key finds the same shell.
+// StartShell starts a background command. The shell is stored before the guest starts it, and a
+// retry with the same idempotency key returns the same shell.
 func (e *Engine) StartShell(ctx context.Context, call Call, id string, r v1.ShellRequest) (v1.Shell, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
@@ -94,8 +94,8 @@ func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, 
 	return presentShell(row, sh), nil
 }
 
-// recoverShell finds out whether the shell of a request that was cut short
-// runs. known false: it cannot be told now. A zero shell: there is none.
+// recoverShell finds the shell of an interrupted request. known is false if the guest cannot answer
+// now. A zero shell means that it does not run.
 func (e *Engine) recoverShell(ctx context.Context, k store.Key) (sh v1.Shell, known bool, err error) {
 	call := Call{Caller: k.Caller}
 	row, l, use, err := e.shell(ctx, call, k.Ref)
@@ -111,14 +111,14 @@ func (e *Engine) recoverShell(ctx context.Context, k store.Key) (sh v1.Shell, kn
 	case errdefs.IsNotFound(err):
 		return v1.Shell{}, true, e.opts.Store.DeleteShell(ctx, k.Ref)
 	case err != nil:
-		e.log.Warn("shell of an earlier request not found out", "shell", k.Ref, "error", e.endedOr(l, err))
+		e.log.Warn("failed to look up the shell of an earlier request", "shell", k.Ref, "error", e.endedOr(l, err))
 		return v1.Shell{}, false, nil
 	}
 	return presentShell(row, got), true, nil
 }
 
-// abandonShell makes sure that nothing runs of a shell whose caller gets an
-// error. Where that cannot be told, the shell stays recorded.
+// abandonShell kills a shell whose caller gets an error. If the outcome is unknown, the shell stays
+// stored.
 func (e *Engine) abandonShell(ctx context.Context, l *scheduler.Lease, use *scheduler.Use, id string) error {
 	ctx, cancel := detach(ctx, 10*time.Second)
 	defer cancel()
@@ -130,7 +130,7 @@ func (e *Engine) abandonShell(ctx context.Context, l *scheduler.Lease, use *sche
 	case err == nil && sh.Result != nil && sh.Result.Unclean:
 		return e.sched.End(ctx, l, scheduler.Unclean, false)
 	case err == nil:
-		_ = use.Forget(ctx, id) // it holds nothing but a little output
+		_ = use.Forget(ctx, id) // best effort: it holds only a little output
 	}
 	return e.opts.Store.DeleteShell(ctx, id)
 }
@@ -164,11 +164,12 @@ func (e *Engine) Shells(ctx context.Context, call Call, sandbox string) ([]v1.Sh
 	return out, nil
 }
 
-// shell finds a shell of the caller and, while its sandbox lives, a use of it.
+// shell returns the caller's shell and a use of its sandbox. The caller must call Leave on the use.
+// If the sandbox has ended, the error is an *EndedError.
 func (e *Engine) shell(ctx context.Context, call Call, id string) (store.Shell, *scheduler.Lease, *scheduler.Use, error) {
 	row, err := e.opts.Store.Shell(ctx, id)
 	if errdefs.IsNotFound(err) || err == nil && row.Caller != call.Caller {
-		return store.Shell{}, nil, nil, usererror.Errorf(errdefs.ErrNotFound, "there is no shell %q", id)
+		return store.Shell{}, nil, nil, usererror.Errorf(errdefs.ErrNotFound, "shell %q not found", id)
 	}
 	if err != nil {
 		return row, nil, nil, err
@@ -181,11 +182,11 @@ func (e *Engine) shell(ctx context.Context, call Call, id string) (store.Shell, 
 	return row, l, use, err
 }
 
-// Shell describes one shell, also when its sandbox is gone.
+// Shell describes a shell, also after its sandbox has ended.
 func (e *Engine) Shell(ctx context.Context, call Call, id string) (v1.Shell, error) {
 	row, l, use, err := e.shell(ctx, call, id)
 	if _, gone := errors.AsType[*scheduler.EndedError](err); gone {
-		row, err = e.opts.Store.Shell(ctx, id) // its end may have been recorded since
+		row, err = e.opts.Store.Shell(ctx, id) // read again: its end may have been stored since
 		return presentShell(row, wire.Shell{}), err
 	}
 	if err != nil {
@@ -200,20 +201,19 @@ func (e *Engine) Shell(ctx context.Context, call Call, id string) (v1.Shell, err
 	return presentShell(row, sh), nil
 }
 
-// recordShellEnd records how a shell ended when that was seen.
+// recordShellEnd stores and publishes the end of a shell, if it has ended.
 func (e *Engine) recordShellEnd(ctx context.Context, sh wire.Shell) {
 	if sh.Result == nil {
 		return
 	}
 	if err := e.opts.Store.EndShell(ctx, sh.ID, time.Now(), *sh.Result); err != nil {
-		e.log.Warn("end of a shell not recorded", "shell", sh.ID, "error", err)
+		e.log.Warn("failed to record the end of a shell", "shell", sh.ID, "error", err)
 	}
 	e.events.publish(v1.ServiceEvent{Type: "shell.ended", Shell: sh.ID, Reason: string(sh.Result.Ending)})
 }
 
-// KillShell ends a shell: TERM, the grace time, KILL; nothing of it lives when
-// it returns. One that has ended stays as it ended. With forget, its record
-// and output are dropped.
+// KillShell ends a shell with TERM, then KILL after grace. No process of it is alive on return. A
+// shell that has ended keeps its result. If forget is set, its record and output are deleted.
 func (e *Engine) KillShell(ctx context.Context, call Call, id string, grace time.Duration, forget bool) (v1.Shell, error) {
 	if grace < 0 || grace > time.Minute {
 		return v1.Shell{}, invalid("grace_ms", "is %d: from 0 to 60000", grace.Milliseconds())
@@ -259,8 +259,8 @@ func (e *Engine) SignalShell(ctx context.Context, call Call, id string, number i
 	return e.endedOr(l, use.Signal(use.Ctx, wire.Signal{ID: id, Number: number, All: true}))
 }
 
-// Input writes to a shell's stdin, and closes it if asked. That of a terminal
-// has no end.
+// Input writes to a shell's stdin and closes it if closeIt is set. A terminal's input cannot be
+// closed.
 func (e *Engine) Input(ctx context.Context, call Call, id string, r io.Reader, closeIt bool) error {
 	row, l, use, err := e.shell(ctx, call, id)
 	if err != nil {
@@ -269,20 +269,20 @@ func (e *Engine) Input(ctx context.Context, call Call, id string, r io.Reader, c
 	defer use.Leave()
 	if row.TTY {
 		if closeIt {
-			return invalid("close", "is not for terminals: write the character that stands for the end, 0x04, and leave the input open")
+			return invalid("close", "is not for terminals: write the end-of-file character, 0x04, and leave the input open")
 		}
 		return e.endedOr(l, use.Type(use.Ctx, id, r, nil))
 	}
 	return e.endedOr(l, use.Input(use.Ctx, id, r, closeIt))
 }
 
-// OutputRequest asks for a piece of a shell's output.
+// OutputRequest selects a part of a shell's output.
 type OutputRequest struct {
 	Stream string // "stdout" (the default) or "stderr"
 	Offset int64
 	Limit  int64
 	Wait   time.Duration
-	Follow bool // to the stream's end
+	Follow bool // until the stream ends
 }
 
 func (r *OutputRequest) validate() error {
@@ -302,8 +302,7 @@ func (r *OutputRequest) validate() error {
 	return nil
 }
 
-// Output returns a piece of output, at most 1 MiB, waiting for a first byte if
-// asked.
+// Output returns at most 1 MiB of output. It waits up to r.Wait for the first byte.
 func (e *Engine) Output(ctx context.Context, call Call, id string, r OutputRequest) (v1.Output, error) {
 	if r.Limit == 0 || r.Limit > maxPiece {
 		r.Limit = maxPiece
@@ -331,7 +330,7 @@ func (e *Engine) Output(ctx context.Context, call Call, id string, r OutputReque
 	return out, nil
 }
 
-// encodeOutput gives bytes as text, or as base64 where they are none.
+// encodeOutput returns bytes as text if they are valid UTF-8, else as base64.
 func encodeOutput(b []byte) (data, base string) {
 	if utf8.Valid(b) {
 		return string(b), ""
@@ -339,8 +338,8 @@ func encodeOutput(b []byte) (data, base string) {
 	return "", base64.StdEncoding.EncodeToString(b)
 }
 
-// CopyOutput gives a shell's output to sink as it comes. A gap shows in the
-// offsets. It returns the offset to go on from.
+// CopyOutput passes a shell's output to sink as it arrives and returns the offset to continue from.
+// A jump in the offsets means that output was dropped.
 func (e *Engine) CopyOutput(ctx context.Context, call Call, id string, r OutputRequest, sink func(offset int64, data []byte) error) (int64, error) {
 	end, _, err := e.output(ctx, call, id, &r, sink)
 	return end.Next, err
@@ -363,7 +362,7 @@ func (e *Engine) output(ctx context.Context, call Call, id string, r *OutputRequ
 	return end, row, nil
 }
 
-// endedOr gives the reason a lease ended for, where that is why a call failed.
+// endedOr returns the reason for which the lease ended if that caused err, else err.
 func (e *Engine) endedOr(l *scheduler.Lease, err error) error {
 	if err == nil {
 		return nil

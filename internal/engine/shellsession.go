@@ -18,15 +18,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// sessionWait is how long a command waits for its turn unless it says so.
+// sessionWait is the default time that a command waits for its turn.
 const sessionWait = time.Minute
 
-// withoutBash says what a session in sh lacks. It is one sentence for callers.
+// withoutBash tells callers what a session in sh lacks.
 const withoutBash = "this is sh: what only bash has, such as arrays, [[ ]], shopt, source and process substitution, may be missing"
 
-// StartShellSession starts a shell in a leased sandbox in which commands are
-// run one after the other. The guest keeps it: it is there after a restart of
-// this process.
+// StartShellSession starts a shell in a leased sandbox that runs commands one after the other. The
+// guest holds it, so it survives a restart of this process.
 func (e *Engine) StartShellSession(ctx context.Context, call Call, sandbox string, r v1.ShellSessionRequest) (v1.ShellSession, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
@@ -70,13 +69,13 @@ func (e *Engine) startShellSession(ctx context.Context, call Call, sandbox, id s
 	return presentShellSession(sandbox, se), nil
 }
 
-// dropShellSession ends a session that its caller gets an error for. If that
-// fails too, it goes with the sandbox.
+// dropShellSession ends a session whose start failed. If that fails too, the session ends with the
+// sandbox.
 func (e *Engine) dropShellSession(ctx context.Context, use *scheduler.Use, id string) {
 	ctx, cancel := detach(ctx, 10*time.Second)
 	defer cancel()
 	if _, err := use.EndSession(ctx, id); err != nil && !errdefs.IsNotFound(err) {
-		e.log.Warn("session that was not begun well not ended", "session", id, "error", err)
+		e.log.Warn("failed to end a session after a failed start", "session", id, "error", err)
 	}
 }
 
@@ -89,7 +88,7 @@ func (e *Engine) enter(ctx context.Context, call Call, sandbox string) (*schedul
 	return l, use, err
 }
 
-// ShellSessions lists a sandbox's sessions, the oldest first.
+// ShellSessions lists a sandbox's sessions, oldest first.
 func (e *Engine) ShellSessions(ctx context.Context, call Call, sandbox string) ([]v1.ShellSession, error) {
 	l, use, err := e.enter(ctx, call, sandbox)
 	if err != nil {
@@ -107,7 +106,7 @@ func (e *Engine) ShellSessions(ctx context.Context, call Call, sandbox string) (
 	return out, nil
 }
 
-// EndShellSession kills what lives of a session, and forgets it.
+// EndShellSession kills all processes of a session and removes it.
 func (e *Engine) EndShellSession(ctx context.Context, call Call, sandbox, id string) (v1.ShellSession, error) {
 	l, use, err := e.enter(ctx, call, sandbox)
 	if err != nil {
@@ -124,7 +123,7 @@ func (e *Engine) EndShellSession(ctx context.Context, call Call, sandbox, id str
 	return presentShellSession(sandbox, se), err
 }
 
-// ExecShellSession runs a command in a session, as Exec does one by itself.
+// ExecShellSession runs a command in a session.
 func (e *Engine) ExecShellSession(ctx context.Context, call Call, sandbox, id string, x v1.ShellSessionExec, st Stream) (v1.ExecResult, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
@@ -174,8 +173,7 @@ func (e *Engine) execShellSession(ctx context.Context, call Call, sandbox, id, r
 	return res, nil
 }
 
-// sessionWaitTime checks a request for a command in a session, and says how long it
-// waits for its turn.
+// sessionWaitTime validates a command for a session and returns how long it waits for its turn.
 func sessionWaitTime(x v1.ShellSessionExec) (time.Duration, error) {
 	switch {
 	case x.Cwd != "":
@@ -207,7 +205,7 @@ func commandLine(argv []string) string {
 	return strings.Join(words, " ")
 }
 
-// sessionNotFound words the guest's not finding one for callers.
+// sessionNotFound converts the guest's NotFound to an error for the caller.
 func sessionNotFound(id string, err error) error {
 	if errdefs.IsNotFound(err) {
 		return usererror.Errorf(errdefs.ErrNotFound, "there is no session %.128q", id)
@@ -215,8 +213,8 @@ func sessionNotFound(id string, err error) error {
 	return err
 }
 
-// recoverShellSession finds the session of a request that was cut short, in the
-// sandboxes of its caller. known false: it cannot be told now.
+// recoverShellSession finds the session of an interrupted request in its caller's sandboxes. known
+// is false if a guest cannot answer now.
 func (e *Engine) recoverShellSession(ctx context.Context, k store.Key) (v1.ShellSession, bool) {
 	call := Call{Caller: k.Caller}
 	rows, err := e.opts.Store.Leases(ctx, k.Caller, false, maxListed)
@@ -229,7 +227,7 @@ func (e *Engine) recoverShellSession(ctx context.Context, k store.Key) (v1.Shell
 			continue
 		}
 		if err != nil {
-			e.log.Warn("session of an earlier request not found out", "session", k.Ref, "error", err)
+			e.log.Warn("failed to look up the session of an earlier request", "session", k.Ref, "error", err)
 			return v1.ShellSession{}, false
 		}
 		for _, se := range list {

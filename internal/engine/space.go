@@ -16,22 +16,22 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// Space is what workspaces may take: each of them, a caller's together, and all
-// of what the host has.
+// This file limits the space of workspaces: of each, of all workspaces of a caller, and of the
+// host.
 
-// guardTime is how often the host's free room is looked at, which takes two
-// microseconds. A writer puts a GiB or two a second into the page cache.
+// guardTime is the interval of checks of the host's free space. A check takes about 2 µs. A writer
+// fills the page cache with one or two GiB a second.
 const guardTime = 100 * time.Millisecond
 
-// ResizeWorkspace changes what a workspace holds at most. It grows while
-// sandboxes have it, where the service may do that, and shrinks at rest.
+// ResizeWorkspace changes the size limit of a workspace. A workspace in use can grow where the
+// service supports it; shrinking requires that it is not in use.
 func (e *Engine) ResizeWorkspace(ctx context.Context, call Call, name string, r v1.WorkspaceResize) (v1.Workspace, error) {
 	w, err := e.findWorkspace(call, name)
 	if err != nil {
 		return v1.Workspace{}, err
 	}
 	if r.QuotaBytes <= 0 {
-		return v1.Workspace{}, invalid("quota_bytes", "is %d: say how many octets it is to hold", r.QuotaBytes)
+		return v1.Workspace{}, invalid("quota_bytes", "is %d: must be a positive number of bytes", r.QuotaBytes)
 	}
 	if err := e.checkQuota(r.QuotaBytes); err != nil {
 		return v1.Workspace{}, err
@@ -53,12 +53,11 @@ func (e *Engine) ResizeWorkspace(ctx context.Context, call Call, name string, r 
 	return presentWorkspace(got), nil
 }
 
-// spaceKey is who takes room: one at a time of each caller, so that two do not
-// take the same. It may take as long as the caller's own work on a workspace,
-// which is nobody else's matter.
+// spaceKey returns the key that serializes a caller's requests for space, so that two requests
+// cannot both take the rest of the quota. The lock is per caller because a request may take long.
 func spaceKey(call Call) Call { return Call{Caller: call.Caller, Key: "\x00space"} }
 
-// createWithinQuota is Volumes.Create within what the caller may have.
+// createWithinQuota creates a workspace if the caller's disk quota allows it.
 func (e *Engine) createWithinQuota(ctx context.Context, call Call, disk string, opt volumes.CreateOptions) (volumes.Workspace, error) {
 	if err := e.checkQuota(opt.QuotaBytes); err != nil {
 		return volumes.Workspace{}, err
@@ -81,7 +80,7 @@ func (e *Engine) createWithinQuota(ctx context.Context, call Call, disk string, 
 	return w, spaceError(err)
 }
 
-// checkQuota refuses a size that nobody can have here; 0 is the usual one.
+// checkQuota validates the requested size of a workspace. 0 selects the default size.
 func (e *Engine) checkQuota(bytes int64) error {
 	if bytes == 0 {
 		return nil
@@ -91,7 +90,7 @@ func (e *Engine) checkQuota(bytes int64) error {
 		most = quotadir.MaxBytes
 	}
 	if bytes < quotadir.MinBytes || bytes > most {
-		return invalid("quota_bytes", "is %d: from %d to %d octets can be asked for (workspaces.max_quota)", bytes, int64(quotadir.MinBytes), most)
+		return invalid("quota_bytes", "is %d: must be from %d to %d bytes (workspaces.max_quota)", bytes, int64(quotadir.MinBytes), most)
 	}
 	if m, why := e.opts.Volumes.Mechanism(); m == quotadir.None {
 		return &InvalidError{Field: "quota_bytes", Class: errdefs.ErrFailedPrecondition,
@@ -100,8 +99,8 @@ func (e *Engine) checkQuota(bytes int64) error {
 	return nil
 }
 
-// checkSpace refuses more octets than the caller's quota has left for
-// workspaces, and what their snapshots take of the host.
+// checkSpace returns a *QuotaError if more bytes exceed the caller's disk quota, which covers
+// workspaces and snapshots.
 func (e *Engine) checkSpace(ctx context.Context, call Call, more int64) error {
 	limit := e.diskQuota(call)
 	if limit == 0 || more <= 0 {
@@ -113,7 +112,7 @@ func (e *Engine) checkSpace(ctx context.Context, call Call, more int64) error {
 	}
 	var used int64
 	for disk := range names {
-		if w, err := e.opts.Volumes.Get(disk); err == nil { // one whose making was cut short is not
+		if w, err := e.opts.Volumes.Get(disk); err == nil { // skip a workspace whose creation was interrupted
 			used += w.QuotaBytes
 			list, err := e.opts.Volumes.Snapshots(disk)
 			if err != nil && !errdefs.IsNotFound(err) {
@@ -125,12 +124,12 @@ func (e *Engine) checkSpace(ctx context.Context, call Call, more int64) error {
 		}
 	}
 	if used+more > limit {
-		return &QuotaError{Quota: "disk_bytes", Limit: limit, Used: used, Unit: fmt.Sprintf("octets of workspaces and snapshots, and %d more are asked for", more)}
+		return &QuotaError{Quota: "disk_bytes", Limit: limit, Used: used, Unit: fmt.Sprintf("bytes of workspaces and snapshots, and %d more are requested", more)}
 	}
 	return nil
 }
 
-// diskQuota is what the quotas of a caller's workspaces may come to, 0 for all.
+// diskQuota returns the caller's disk quota in bytes; 0 means no limit.
 func (e *Engine) diskQuota(call Call) int64 {
 	switch {
 	case call.Caller == LocalCaller:
@@ -143,20 +142,20 @@ func (e *Engine) diskQuota(call Call) int64 {
 	return e.opts.Quotas.DiskBytes
 }
 
-// spaceError names the field of what was refused for its size.
+// spaceError converts errors about sizes and a full host for the caller.
 func spaceError(err error) error {
 	if small, ok := errors.AsType[*quotadir.NoRoomError](err); ok {
 		return &InvalidError{Field: "quota_bytes", Class: errdefs.ErrFailedPrecondition,
-			Message: fmt.Sprintf("is %d, and %d octets are in the workspace: remove files first", small.Bytes, small.Used)}
+			Message: fmt.Sprintf("is %d, and the workspace holds %d bytes: remove files first", small.Bytes, small.Used)}
 	}
 	if errors.Is(err, unix.ENOSPC) {
-		return usererror.Errorf(errdefs.ErrResourceExhausted, "the host has no room for this: tell its operator")
+		return usererror.Errorf(errdefs.ErrResourceExhausted, "the host's disk is full: contact its operator")
 	}
 	return err
 }
 
-// guardSpace holds workspaces while the host's disk is about to be full: see
-// disk.Guard.
+// guardSpace blocks writes to workspaces while the host's disk is nearly full and reports whether
+// it does. See quotadir.Guard.
 func (e *Engine) guardSpace() (tight bool) {
 	dir := e.opts.Volumes.Dir()
 	use, err := quotadir.Usage(dir)
@@ -164,12 +163,12 @@ func (e *Engine) guardSpace() (tight bool) {
 		tight, err = quotadir.Guard(dir, quotadir.Reserve(use))
 	}
 	if err != nil {
-		e.log.Warn("free room of the host not known", "path", dir, "error", err)
+		e.log.Warn("failed to read the free space of the host", "path", dir, "error", err)
 	}
 	return tight
 }
 
-// runSpace does so all the time.
+// runSpace calls guardSpace regularly until ctx ends.
 func (e *Engine) runSpace(ctx context.Context) error {
 	t := time.NewTicker(guardTime)
 	defer t.Stop()
@@ -183,9 +182,9 @@ func (e *Engine) runSpace(ctx context.Context) error {
 		tight := e.guardSpace()
 		switch {
 		case tight && !held:
-			e.log.Error("the host's disk is nearly full: nothing can be written to workspaces", "path", e.opts.Volumes.Dir())
+			e.log.Error("host disk is nearly full: writes to workspaces are blocked", "path", e.opts.Volumes.Dir())
 		case held && !tight:
-			e.log.Info("the host's disk has room for workspaces")
+			e.log.Info("host disk has space again: writes to workspaces are allowed")
 		}
 		held = tight
 	}

@@ -6,8 +6,8 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Sync brings the workspace of a lease up to what its sandbox has, where it is
-// carried and not mounted. Elsewhere there is nothing to do, and that is told.
+// Sync copies a sandbox's files back to its workspace if the workspace was copied into the sandbox.
+// For a mounted workspace it does nothing and reports that.
 func (e *Engine) Sync(ctx context.Context, call Call, id string) (v1.Sync, error) {
 	l, use, err := e.use(ctx, call, id)
 	if err != nil {

@@ -16,41 +16,39 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// Times of templates that are not ready.
+// Limits of the backoff for templates that are not ready.
 const (
 	retryMin = 2 * time.Second
 	retryMax = time.Minute
 )
 
-// TemplateSource is a template as it was found where templates are kept. It is
-// complete but for its image's ID.
+// TemplateSource is a template from the configuration. It is complete except for its image's ID.
 type TemplateSource struct {
 	scheduler.Template
-	// File is where it stands; empty: the program has it.
+	// File is the template's file, or "" for a built-in template.
 	File string
-	// Err is why it cannot be used; of the rest only the name counts then.
+	// Err is the reason why the source is invalid. Only Name is set then.
 	Err error
 }
 
-// templates is what is known of all templates: those that the scheduler has,
-// and those that are not ready. Who changes them has the turn.
+// templates holds the state of all templates, ready or not. turn serializes changes.
 type templates struct {
-	turn chan struct{} // holds one
-	wake chan struct{} // holds one: try again now
+	turn chan struct{} // a lock; capacity 1
+	wake chan struct{} // requests a retry; capacity 1
 
 	mu    sync.Mutex
 	known map[string]*template
-	err   error // why the last look at them was not whole
+	err   error // the last error of LoadTemplates
 }
 
-// template is one of them. The lock guards it.
+// template is the state of one template. templates.mu guards it.
 type template struct {
 	want  TemplateSource
-	since time.Time // of the version that is leased; zero: there is none
-	err   error     // why want is not what is leased
-	seq   int       // of what is known of it
+	since time.Time // when the version in use became ready; zero if there is none
+	err   error     // why want is not in use
+	seq   int       // counts changes of this state
 	tries int
-	next  time.Time // when it is tried again; zero: when it changes
+	next  time.Time // time of the next retry; zero: wait for a change
 }
 
 func newTemplates() *templates {
@@ -68,7 +66,7 @@ func (t *templates) lock(ctx context.Context) error {
 
 func (t *templates) unlock() { <-t.turn }
 
-// retryNow makes those that are not ready be tried at once.
+// retryNow retries the templates that are not ready.
 func (t *templates) retryNow() {
 	select {
 	case t.wake <- struct{}{}:
@@ -76,8 +74,8 @@ func (t *templates) retryNow() {
 	}
 }
 
-// openTemplates prepares all templates and returns those that are ready. Where
-// they are given and not looked up, one that is not is an error.
+// openTemplates prepares all templates and returns those that are ready. With Options.Templates, a
+// template that is not ready is an error.
 func (e *Engine) openTemplates(ctx context.Context) ([]scheduler.Template, error) {
 	var sources []TemplateSource
 	for _, t := range e.opts.Templates {
@@ -87,7 +85,7 @@ func (e *Engine) openTemplates(ctx context.Context) ([]scheduler.Template, error
 		list, err := e.opts.LoadTemplates()
 		if sources = list; err != nil {
 			e.templates.err = err
-			e.log.Error("templates not all read", "error", err)
+			e.log.Error("failed to read all templates", "error", err)
 		}
 	}
 	var ready []scheduler.Template
@@ -106,7 +104,7 @@ func (e *Engine) openTemplates(ctx context.Context) ([]scheduler.Template, error
 	return ready, nil
 }
 
-// prepareSource is a source made ready to be leased.
+// prepareSource prepares a source's template for use.
 func (e *Engine) prepareSource(ctx context.Context, src TemplateSource) (scheduler.Template, error) {
 	if src.Err != nil {
 		return scheduler.Template{}, src.Err
@@ -116,7 +114,8 @@ func (e *Engine) prepareSource(ctx context.Context, src TemplateSource) (schedul
 	return t, err
 }
 
-// noteTemplate records what became of a source.
+// noteTemplate stores the outcome of preparing a source and schedules a retry after a failure. A
+// new failure is logged and published.
 func (e *Engine) noteTemplate(src TemplateSource, err error) {
 	e.templates.mu.Lock()
 	defer e.templates.mu.Unlock()
@@ -133,7 +132,7 @@ func (e *Engine) noteTemplate(src TemplateSource, err error) {
 		return
 	}
 	t.next = time.Time{}
-	if src.Err == nil { // what is in the file is good: it is the host that is not ready
+	if src.Err == nil { // The file is valid, so retry: the host is not ready.
 		t.next = time.Now().Add(min(retryMax, retryMin<<min(t.tries, 10)))
 		t.tries++
 	}
@@ -143,21 +142,21 @@ func (e *Engine) noteTemplate(src TemplateSource, err error) {
 	}
 }
 
-// Reload is what a reload of templates did, by names.
+// Reload is the outcome of a reload, by template name.
 type Reload struct {
 	Added, Changed, Resized, Removed []string
-	// Failed are those whose new version is not in use, and why.
+	// Failed holds the templates whose new version is not in use, and why.
 	Failed map[string]error
 }
 
-// Reload reads the templates again and puts them to use: see
-// scheduler.Scheduler.Put and Drop. One that cannot be used leaves its last
-// good version as it is. The error means that they could not all be read; then
-// none is removed. It is for signals and for who watches the files.
+// Reload reads the templates again and applies the changes; see scheduler.Scheduler.Put and Drop.
+// If a new version is invalid, the last good version stays in use. An error means that the list may
+// be incomplete; then no template is removed. Reload is for signals and file watchers and checks no
+// caller.
 func (e *Engine) Reload(ctx context.Context) (Reload, error) {
 	r := Reload{Failed: map[string]error{}}
 	if e.opts.LoadTemplates == nil {
-		return r, usererror.Errorf(errdefs.ErrFailedPrecondition, "this service's templates cannot be reloaded")
+		return r, usererror.Errorf(errdefs.ErrFailedPrecondition, "templates of this service cannot be reloaded")
 	}
 	if err := e.templates.lock(ctx); err != nil {
 		return r, err
@@ -174,7 +173,7 @@ func (e *Engine) Reload(ctx context.Context) (Reload, error) {
 		}
 	}
 	if err != nil {
-		e.log.Error("templates not all read", "error", err)
+		e.log.Error("failed to read all templates", "error", err)
 		return r, err
 	}
 	r.Removed = e.forgetOthers(sources)
@@ -206,12 +205,11 @@ func (e *Engine) reloadOne(ctx context.Context, src TemplateSource, r *Reload) {
 	case scheduler.Resized:
 		r.Resized = append(r.Resized, src.Name)
 		e.events.publish(v1.ServiceEvent{Type: "template.resized", Template: src.Name})
-	case scheduler.Same: // its file may have moved, or is good again
+	case scheduler.Same: // the file may have moved or become valid again
 	}
 }
 
-// isReady says whether nothing is to be noted about a source that changed
-// nothing.
+// isReady reports whether the source's state already says that it is ready.
 func (e *Engine) isReady(src TemplateSource) bool {
 	e.templates.mu.Lock()
 	defer e.templates.mu.Unlock()
@@ -219,7 +217,7 @@ func (e *Engine) isReady(src TemplateSource) bool {
 	return t != nil && t.err == nil && t.want.File == src.File
 }
 
-// forgetOthers drops what is not among the sources.
+// forgetOthers removes the templates that are not among the sources.
 func (e *Engine) forgetOthers(sources []TemplateSource) (removed []string) {
 	e.templates.mu.Lock()
 	for _, name := range slices.Sorted(maps.Keys(e.templates.known)) {
@@ -236,8 +234,8 @@ func (e *Engine) forgetOthers(sources []TemplateSource) (removed []string) {
 	return removed
 }
 
-// runTemplates tries those again that are not ready, until ctx ends. Images are
-// fetched beside that: what one registry keeps waiting is its own.
+// runTemplates retries templates that are not ready until ctx ends. Images are fetched
+// concurrently, so that a slow registry delays only its own templates.
 func (e *Engine) runTemplates(ctx context.Context) error {
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -281,13 +279,13 @@ func (e *Engine) runTemplates(ctx context.Context) error {
 	}
 }
 
-// canFetch says whether an image is not here and can be fetched.
+// canFetch reports whether an image is missing and can be fetched.
 func (e *Engine) canFetch(ref string) bool {
 	_, err := e.opts.Images.Resolve(ref)
 	return e.opts.FetchImage != nil && errdefs.IsNotFound(err)
 }
 
-// cancelUnwantedFetches ends those that no template waits for any more.
+// cancelUnwantedFetches cancels the fetches that no template needs any more.
 func (e *Engine) cancelUnwantedFetches(fetching map[string]context.CancelFunc) {
 	wanted := slices.Collect(maps.Values(e.templates.images()))
 	for ref, cancel := range fetching {
@@ -297,7 +295,7 @@ func (e *Engine) cancelUnwantedFetches(fetching map[string]context.CancelFunc) {
 	}
 }
 
-// dueTemplates are copies of those to be tried again.
+// dueTemplates returns copies of the templates to retry now.
 func (e *Engine) dueTemplates(now bool) (out []template) {
 	e.templates.mu.Lock()
 	defer e.templates.mu.Unlock()
@@ -309,8 +307,8 @@ func (e *Engine) dueTemplates(now bool) (out []template) {
 	return out
 }
 
-// retryTemplate makes one ready that was not, and gets its image if it can. What takes
-// long is done without the turn.
+// retryTemplate fetches a template's image if needed and prepares the template. It fetches without
+// the lock.
 func (e *Engine) retryTemplate(ctx context.Context, was template) {
 	src := was.want
 	if e.canFetch(src.Spec.Image.Ref) {
@@ -326,7 +324,7 @@ func (e *Engine) retryTemplate(ctx context.Context, was template) {
 	}
 	defer e.templates.unlock()
 	if !e.unchanged(was) {
-		return // it was reloaded meanwhile
+		return // the template was reloaded during the fetch
 	}
 	t, err := e.prepareSource(ctx, src)
 	if ctx.Err() != nil {
@@ -339,7 +337,7 @@ func (e *Engine) retryTemplate(ctx context.Context, was template) {
 	}
 }
 
-// unchanged says whether nothing more is known of a template since.
+// unchanged reports whether the template's state is the same as in was.
 func (e *Engine) unchanged(was template) bool {
 	e.templates.mu.Lock()
 	defer e.templates.mu.Unlock()
@@ -347,7 +345,7 @@ func (e *Engine) unchanged(was template) bool {
 	return t != nil && t.seq == was.seq
 }
 
-// NotReady is why a template cannot be leased, or nil.
+// NotReady returns why a template cannot be leased, or nil.
 func (e *Engine) NotReady(name string) error {
 	e.templates.mu.Lock()
 	defer e.templates.mu.Unlock()
@@ -357,7 +355,8 @@ func (e *Engine) NotReady(name string) error {
 	return nil
 }
 
-// checkTemplate refuses one that is not there or not ready, with the way out.
+// checkTemplate returns an *InvalidError if a template does not exist or is not ready. Only
+// operators see why it is not ready.
 func (e *Engine) checkTemplate(call Call, name string) error {
 	known := e.sched.Templates()
 	if slices.Contains(known, name) {
@@ -376,7 +375,7 @@ func (e *Engine) checkTemplate(call Call, name string) error {
 
 func singleLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-// templateUsing names a template that uses an image, or "".
+// templateUsing returns the name of a template that uses the image, or "".
 func (e *Engine) templateUsing(id string) string {
 	for _, name := range e.sched.Templates() {
 		if t, ok := e.sched.Template(name); ok && t.Spec.Image.ID == id {

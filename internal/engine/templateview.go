@@ -13,7 +13,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// States of a template as they are shown.
+// States of a template in the API.
 const (
 	templateReady    = "ready"
 	templateNotReady = "not_ready"
@@ -30,18 +30,18 @@ func (e *Engine) Templates(_ context.Context, call Call) []v1.Template {
 	return out
 }
 
-// Template describes one.
+// Template describes a template.
 func (e *Engine) Template(_ context.Context, call Call, name string) (v1.Template, error) {
 	e.templates.mu.Lock()
 	defer e.templates.mu.Unlock()
 	t := e.templates.known[name]
 	if t == nil {
-		return v1.Template{}, usererror.Errorf(errdefs.ErrNotFound, "there is no template %q: there are %s", name, strings.Join(slices.Sorted(maps.Keys(e.templates.known)), ", "))
+		return v1.Template{}, usererror.Errorf(errdefs.ErrNotFound, "template %q not found: use one of %s", name, strings.Join(slices.Sorted(maps.Keys(e.templates.known)), ", "))
 	}
 	return e.presentTemplate(call, t), nil
 }
 
-// ReloadTemplates is Reload for a call. Only operators may.
+// ReloadTemplates calls Reload. Only operators may call it.
 func (e *Engine) ReloadTemplates(ctx context.Context, call Call) (v1.TemplateReload, error) {
 	if err := call.requireOperator("reload templates"); err != nil {
 		return v1.TemplateReload{}, err
@@ -58,8 +58,8 @@ func (e *Engine) ReloadTemplates(ctx context.Context, call Call) (v1.TemplateRel
 
 func nonNil(names []string) []string { return append([]string{}, names...) }
 
-// presentTemplate shows the version that is leased, or else the one that is to
-// be. The lock of templates is held.
+// presentTemplate converts the version in use, or else the configured one, to its API form. The
+// caller holds templates.mu.
 func (e *Engine) presentTemplate(call Call, t *template) v1.Template {
 	shown, state := t.want.Template, templateNotReady
 	live, ready := e.sched.Template(t.want.Name)

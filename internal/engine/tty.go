@@ -17,12 +17,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// maxAttached is how many may be attached to one terminal at a time. Each holds
-// two streams of the guest.
+// maxAttached bounds the clients attached to one terminal. Each uses two streams of the guest.
 const maxAttached = 16
 
-// OpenTerminal starts a background command on a terminal of its own. Asking
-// again under its key finds the same one.
+// OpenTerminal starts a background command on a new pseudo-terminal. A retry with the same
+// idempotency key returns the same terminal.
 func (e *Engine) OpenTerminal(ctx context.Context, call Call, sandbox string, r v1.TerminalRequest) (v1.Shell, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
@@ -43,7 +42,7 @@ func (e *Engine) OpenTerminal(ctx context.Context, call Call, sandbox string, r 
 		}
 		plain := len(r.Argv) == 0 && r.Command == ""
 		if plain {
-			req.Command = "bash" // so that it falls back to sh; the vector is put right below
+			req.Command = "bash" // falls back to sh; the argument vector is corrected below
 		}
 		return e.startShell(ctx, call, sandbox, ref.String(), req, func(c *wire.Command) {
 			c.TTY = tty
@@ -54,8 +53,8 @@ func (e *Engine) OpenTerminal(ctx context.Context, call Call, sandbox string, r 
 	}, identity)
 }
 
-// Attachment is one caller's hold on a terminal. Its methods may be called
-// concurrently; Leave ends it.
+// Attachment is a client's connection to a terminal. Its methods may be called concurrently. Leave
+// ends it.
 type Attachment struct {
 	e     *Engine
 	row   store.Shell
@@ -65,8 +64,8 @@ type Attachment struct {
 	leave func()
 }
 
-// Attach attaches to a terminal of the caller's in a sandbox, until ctx ends or
-// Leave. The lease counts as used meanwhile.
+// Attach connects to a terminal of the caller until ctx ends or Leave is called. An attachment
+// counts as use of the lease.
 func (e *Engine) Attach(ctx context.Context, call Call, sandbox, id string) (*Attachment, error) {
 	row, l, use, err := e.shell(ctx, call, id)
 	if err != nil {
@@ -81,7 +80,7 @@ func (e *Engine) Attach(ctx context.Context, call Call, sandbox, id string) (*At
 	a.leave = sync.OnceFunc(func() { leave(); use.Leave() })
 	switch {
 	case row.Sandbox != sandbox:
-		err = usererror.Errorf(errdefs.ErrNotFound, "there is no shell %q in this sandbox", id)
+		err = usererror.Errorf(errdefs.ErrNotFound, "shell %q not found in this sandbox", id)
 	case !row.TTY:
 		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "shell %q has no terminal: read its output and write to its input instead", id)
 	default:
@@ -95,13 +94,13 @@ func (e *Engine) Attach(ctx context.Context, call Call, sandbox, id string) (*At
 	return a, nil
 }
 
-// Leave gives the hold up; the terminal stays. Idempotent.
+// Leave ends the attachment; the terminal keeps running. It may be called more than once.
 func (a *Attachment) Leave() { a.leave() }
 
-// Span is where the output that was kept stood at the beginning.
+// Span returns the offsets of the stored output at the time of Attach.
 func (a *Attachment) Span() (start, end int64) { return a.state.Stdout.Start, a.state.Stdout.End }
 
-// Size is what the terminal's was at the beginning.
+// Size returns the terminal's size at the time of Attach.
 func (a *Attachment) Size() (cols, rows int) {
 	if a.state.TTY == nil {
 		return 0, 0
@@ -109,8 +108,8 @@ func (a *Attachment) Size() (cols, rows int) {
 	return a.state.TTY.Cols, a.state.TTY.Rows
 }
 
-// Follow gives the output from offset on to sink until the command ends, and
-// returns how. A gap shows in the offsets.
+// Follow passes output from offset on to sink until the command ends and returns its result. A jump
+// in the offsets means that output was dropped.
 func (a *Attachment) Follow(offset int64, sink func(offset int64, data []byte) error) (v1.ExecResult, error) {
 	end, err := a.use.Output(a.use.Ctx, wire.Output{ID: a.row.ID, Stream: wire.Stdout, Offset: offset, Follow: true}, sink)
 	if err != nil {
@@ -124,14 +123,13 @@ func (a *Attachment) Follow(offset int64, sink func(offset int64, data []byte) e
 	return *sh.Result, nil
 }
 
-// Type gives what r gives to the terminal, until r ends. taken is told how many
-// bytes it got.
+// Type copies r to the terminal's input until r ends. taken is called with the total bytes that the
+// terminal accepted.
 func (a *Attachment) Type(r io.Reader, taken func(total int64)) error {
 	return a.e.endedOr(a.lease, a.use.Type(a.use.Ctx, a.row.ID, r, taken))
 }
 
-// Resize sets the terminal's size; of several who are attached, the last one's
-// counts.
+// Resize sets the terminal's size. If several clients are attached, the last call wins.
 func (a *Attachment) Resize(cols, rows int) error {
 	if f := wire.CheckSize(cols, rows); f != nil {
 		return invalid(f.Field, "%s", f.Message)
@@ -147,13 +145,13 @@ func (a *Attachment) Signal(number int) error {
 	return a.e.endedOr(a.lease, a.use.Signal(a.use.Ctx, wire.Signal{ID: a.row.ID, Number: number, All: true}))
 }
 
-// Ended says whether an error is that the command was over.
+// Ended reports whether err means that the command has ended.
 func Ended(err error) bool {
 	g, ok := errors.AsType[*guest.Error](err)
 	return ok && (errdefs.IsFailedPrecondition(g) || errdefs.IsNotFound(g))
 }
 
-// attachedCount counts who is attached, by terminal. The zero value is good.
+// attachedCount counts the attached clients of each terminal. The zero value is ready to use.
 type attachedCount struct {
 	mu sync.Mutex
 	n  map[string]int
@@ -163,7 +161,7 @@ func (c *attachedCount) enter(id string) (leave func(), err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.n[id] >= maxAttached {
-		return nil, usererror.Errorf(errdefs.ErrResourceExhausted, "%d are attached to terminal %s, no more are allowed", maxAttached, id)
+		return nil, usererror.Errorf(errdefs.ErrResourceExhausted, "terminal %[2]s has the maximum of %[1]d attached clients", maxAttached, id)
 	}
 	if c.n == nil {
 		c.n = map[string]int{}

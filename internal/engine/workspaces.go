@@ -21,24 +21,23 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// Workspaces belong to their callers. Those of the local caller have their own
-// names on disk. Those of others are called ownedPrefix and a digest of caller
-// and name there, so that nobody's name meets another's; which name is whose
-// stands in the store.
+// A workspace belongs to its caller. On disk, workspaces of the local caller have their own names.
+// The name of another caller's workspace is ownedPrefix and a digest of caller and name, so that
+// names of callers cannot collide. The store maps such names to callers.
 
-// ownedPrefix begins the names on disk of all but the local caller's
-// workspaces, and ownedLength is how long they are.
+// ownedPrefix is the prefix of the names on disk of other callers' workspaces. ownedLength is their
+// length.
 const (
 	ownedPrefix = "caller."
 	ownedLength = len(ownedPrefix) + 2*28
 )
 
-// diskName is the name on disk of a caller's workspace, "" for none. A name that
-// is no name of a workspace stays so.
+// diskName returns the name on disk of a caller's workspace, or "" for "". An invalid name stays
+// invalid.
 func diskName(caller, name string) string {
 	if caller == LocalCaller {
 		if isOwnedDiskName(name) {
-			return "?" + name // no name: it is another's
+			return "?" + name // invalid: it names another caller's workspace
 		}
 		return name
 	}
@@ -49,13 +48,12 @@ func diskName(caller, name string) string {
 	return ownedPrefix + hex.EncodeToString(sum[:28])
 }
 
-// isOwnedDiskName says whether a name on disk is of a workspace of another caller than
-// the local one.
+// isOwnedDiskName reports whether a name on disk belongs to a caller other than the local one.
 func isOwnedDiskName(disk string) bool {
 	return len(disk) == ownedLength && strings.HasPrefix(disk, ownedPrefix)
 }
 
-// workspaceError says an error about a workspace in the words of its caller.
+// workspaceError converts an error about a workspace for its caller.
 func workspaceError(err error, disk, name string) error {
 	if err == nil {
 		return nil
@@ -73,41 +71,40 @@ func workspaceError(err error, disk, name string) error {
 	return &renamedError{err: err, disk: disk, name: name}
 }
 
-// busyText says who has a workspace, and what can be done about it.
+// busyText says which sandbox uses a workspace, and what to do.
 func busyText(b *volumes.BusyError, name string) string {
 	switch {
 	case b.Lease == "":
 		return fmt.Sprintf("%q is being written to from the host: try again", name)
 	case b.Overlay:
-		return fmt.Sprintf("%q has an overlay of sandbox %s, below which nobody may write: wait for its end, remove it, or ask with read_only or mode overlay", name, b.Lease)
+		return fmt.Sprintf("%q has an overlay of sandbox %s and cannot be written to: wait for its end, remove it, or ask with read_only or mode overlay", name, b.Lease)
 	}
 	return fmt.Sprintf("%q is written to by sandbox %s: wait for its end, remove it, or ask with read_only", name, b.Lease)
 }
 
-// renamedError hides a name on disk.
+// renamedError replaces the name on disk in an error's text.
 type renamedError struct {
 	err        error
 	disk, name string
 }
 
-// Error has the caller's name instead.
+// Error returns the text with the caller's name of the workspace.
 func (r *renamedError) Error() string { return strings.ReplaceAll(r.err.Error(), r.disk, r.name) }
 
-// Unwrap gives the error as it is.
+// Unwrap returns the original error.
 func (r *renamedError) Unwrap() error { return r.err }
 
-// findWorkspace finds a workspace of the caller. That of another and one that is
-// not there are NotFound alike.
+// findWorkspace returns a workspace of the caller. A workspace of another caller is NotFound.
 func (e *Engine) findWorkspace(call Call, name string) (volumes.Workspace, error) {
 	w, err := e.opts.Volumes.Get(diskName(call.Caller, name))
 	if errdefs.IsNotFound(err) {
-		return w, usererror.Errorf(errdefs.ErrNotFound, "there is no workspace %q", name)
+		return w, usererror.Errorf(errdefs.ErrNotFound, "workspace %q not found", name)
 	}
 	w.Name = name
 	return w, err
 }
 
-// CreateWorkspace makes an empty workspace.
+// CreateWorkspace creates an empty workspace.
 func (e *Engine) CreateWorkspace(ctx context.Context, call Call, r v1.WorkspaceRequest) (v1.Workspace, error) {
 	return idempotent(ctx, e, call, opWorkspace, r.Name, r, func(ctx context.Context) (v1.Workspace, error) {
 		disk := diskName(call.Caller, r.Name)
@@ -121,9 +118,9 @@ func (e *Engine) CreateWorkspace(ctx context.Context, call Call, r v1.WorkspaceR
 		case errdefs.IsInvalidArgument(err):
 			return v1.Workspace{}, invalid("name", "is %q: use lower-case letters, digits, '.', '_' or '-', at most 63 of them, begin with a letter or a digit, and not as %s<56 digits>", r.Name, ownedPrefix)
 		case errdefs.IsAlreadyExists(err):
-			return v1.Workspace{}, usererror.Errorf(errdefs.ErrAlreadyExists, "workspace %q is there already", r.Name)
+			return v1.Workspace{}, usererror.Errorf(errdefs.ErrAlreadyExists, "workspace %q already exists", r.Name)
 		}
-		if err == nil { // again: one of that name may have been deleted meanwhile
+		if err == nil { // record it again: a concurrent delete may have removed the owner
 			err = e.recordOwner(ctx, call, disk, r.Name)
 		}
 		if w.Name = r.Name; err == nil {
@@ -133,7 +130,7 @@ func (e *Engine) CreateWorkspace(ctx context.Context, call Call, r v1.WorkspaceR
 	}, identity)
 }
 
-// recordOwner notes whose a name on disk is, where it does not say.
+// recordOwner stores the owner of a name on disk that does not contain the caller's name.
 func (e *Engine) recordOwner(ctx context.Context, call Call, disk, name string) error {
 	if call.Caller == LocalCaller || !isOwnedDiskName(disk) {
 		return nil
@@ -157,27 +154,28 @@ func (e *Engine) Workspaces(ctx context.Context, call Call) ([]v1.Workspace, err
 		return nil, err
 	}
 	for _, name := range slices.Sorted(maps.Values(names)) {
-		if w, err := e.findWorkspace(call, name); err == nil { // one whose making was cut short is not
+		if w, err := e.findWorkspace(call, name); err == nil { // skip a workspace whose creation was interrupted
 			out = append(out, presentWorkspace(w))
 		}
 	}
 	return out, nil
 }
 
-// Workspace describes one.
+// Workspace describes a workspace.
 func (e *Engine) Workspace(_ context.Context, call Call, name string) (v1.Workspace, error) {
 	w, err := e.findWorkspace(call, name)
 	return presentWorkspace(w), err
 }
 
-// DeleteWorkspace removes a workspace with all its files; not while a sandbox
-// has it.
+// DeleteWorkspace removes a workspace and all its files. It fails while a sandbox uses the
+// workspace.
 func (e *Engine) DeleteWorkspace(ctx context.Context, call Call, name string) error {
 	if _, err := e.findWorkspace(call, name); err != nil {
 		return err
 	}
 	disk := diskName(call.Caller, name)
-	// Its name goes first: after it, one that is made anew could lose its own.
+	// Remove the owner first: removed later, it could be that of a new workspace with the same
+	// name.
 	if err := e.opts.Store.UnnameWorkspace(ctx, disk); err != nil {
 		return err
 	}
@@ -208,8 +206,7 @@ func presentWorkspace(w volumes.Workspace) v1.Workspace {
 	return out
 }
 
-// workspaceFiles opens the files of a workspace of the caller, and to be written
-// to if write is set.
+// workspaceFiles opens the files of the caller's workspace, for writing if write is set.
 func (e *Engine) workspaceFiles(ctx context.Context, call Call, name string, write bool) (*volumes.Files, error) {
 	if _, err := e.findWorkspace(call, name); err != nil {
 		return nil, err
@@ -223,8 +220,7 @@ func (e *Engine) workspaceFiles(ctx context.Context, call Call, name string, wri
 	return files, workspaceError(err, disk, name)
 }
 
-// ReadWorkspaceFile opens a file of a workspace from the host. The caller
-// closes it.
+// ReadWorkspaceFile opens a file of a workspace on the host. The caller must close it.
 func (e *Engine) ReadWorkspaceFile(ctx context.Context, call Call, name string, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
 	files, err := e.workspaceFiles(ctx, call, name, false)
 	if err != nil {
@@ -237,16 +233,16 @@ func (e *Engine) ReadWorkspaceFile(ctx context.Context, call Call, name string, 
 	return &fileAndWorkspace{Reader: body, first: body, then: files}, presentInfo(body.Info()), nil
 }
 
-// fileAndWorkspace closes a file and then the workspace it is of.
+// fileAndWorkspace is a file body that closes its workspace with it.
 type fileAndWorkspace struct {
 	io.Reader
 	first, then io.Closer
 }
 
-// Close closes both.
+// Close closes the file and then the workspace.
 func (c *fileAndWorkspace) Close() error { return errors.Join(c.first.Close(), c.then.Close()) }
 
-// MakeWorkspaceDir makes a folder of a workspace at rest, with its parents.
+// MakeWorkspaceDir creates a directory and its parents in a workspace that is not in use.
 func (e *Engine) MakeWorkspaceDir(ctx context.Context, call Call, name string, r wire.FileRequest) (f v1.File, err error) {
 	files, err := e.workspaceFiles(ctx, call, name, true)
 	if err != nil {
@@ -257,8 +253,7 @@ func (e *Engine) MakeWorkspaceDir(ctx context.Context, call Call, name string, r
 	return presentInfo(info), err
 }
 
-// WriteWorkspaceFile writes a file of a workspace from the host, whole or not
-// at all.
+// WriteWorkspaceFile writes a file of a workspace on the host, atomically.
 func (e *Engine) WriteWorkspaceFile(ctx context.Context, call Call, name string, r wire.FileRequest, body io.Reader) (f v1.File, err error) {
 	e.guardSpace()
 	files, err := e.workspaceFiles(ctx, call, name, true)
@@ -278,7 +273,7 @@ func (e *Engine) WriteWorkspaceFile(ctx context.Context, call Call, name string,
 	return presentInfo(info), err
 }
 
-// ListWorkspaceFiles lists a folder of a workspace.
+// ListWorkspaceFiles lists a directory of a workspace and reports whether the list was truncated.
 func (e *Engine) ListWorkspaceFiles(ctx context.Context, call Call, name string, r wire.FileRequest) (list []v1.File, truncated bool, err error) {
 	files, err := e.workspaceFiles(ctx, call, name, false)
 	if err != nil {
@@ -304,8 +299,7 @@ func (e *Engine) StatWorkspaceFile(ctx context.Context, call Call, name string, 
 	return presentInfo(info), err
 }
 
-// RemoveWorkspaceFile removes a file or, with r.Recursive, a folder of a
-// workspace.
+// RemoveWorkspaceFile removes a file of a workspace, or a directory if r.Recursive is set.
 func (e *Engine) RemoveWorkspaceFile(ctx context.Context, call Call, name string, r wire.FileRequest) (err error) {
 	files, err := e.workspaceFiles(ctx, call, name, true)
 	if err != nil {

@@ -16,35 +16,34 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// Request is what a lease is asked for. It has been validated but for what
-// only the scheduler knows.
+// Request describes a lease to acquire. The caller has validated the fields that need no state of
+// the scheduler.
 type Request struct {
 	Caller   string
 	Template string
 	Lease    store.Lease
 	Env      map[string]string
-	// Alias are further names of folders of the workspace; see wire.Claim.
+	// Alias maps further paths to directories of the workspace; see wire.Claim.
 	Alias map[string]string
-	// Egress, if set, switches the sandbox's proxy on. Who asks serves what comes
-	// from it.
+	// Egress, if set, starts the sandbox's egress proxy. The caller of Acquire serves its
+	// connections.
 	Egress *wire.Egress
 	TTL    time.Duration
 	Idle   time.Duration
-	// Mode says what to do when the pool is empty; Wait bounds all waiting.
+	// Mode selects what happens if the pool is empty. Wait bounds the total wait.
 	Mode pool.Mode
 	Wait time.Duration
-	// Quotas bound the caller.
+	// Quotas limits the caller.
 	Quotas Quotas
 
-	memory int64 // what was reserved of them
+	memory int64 // the reserved memory quota in bytes
 }
 
-// Acquire leases a sandbox that nobody used before: taken from the pool,
-// promised in the store, the workspace bound, the guest claimed, in this
-// order. When it fails, the sandbox is destroyed and nothing is left of the
-// lease.
+// Acquire leases a sandbox that was never used. In this order, it takes one from the pool, records
+// the lease, binds the workspace and claims the guest. If it fails, it destroys the sandbox and
+// ends the lease.
 func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
-	t, st, ok := s.shelf.lookUp(r.Template)
+	t, st, ok := s.templates.leasable(r.Template)
 	if !ok {
 		return nil, s.unknownTemplate(r.Template)
 	}
@@ -60,13 +59,13 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	r.Lease.CarryBytes = s.carryBytes(t, r.Lease)
 	r.Lease.Class = string(t.Spec.Class.OrDefault())
 	memory := t.Spec.Limits.MemoryBytes
-	if err := s.reserve(ctx, r.Caller, memory, r.Quotas, r.Mode != pool.Refuse); err != nil {
+	if err := s.reserveQuota(ctx, r.Caller, memory, r.Quotas, r.Mode != pool.Refuse); err != nil {
 		return nil, err
 	}
 	r.memory = memory
-	l, err := s.lease(ctx, r, st.pool)
+	l, err := s.takeSandbox(ctx, r, st.pool)
 	if err != nil {
-		s.unreserve(r.Caller, memory)
+		s.releaseQuota(r.Caller, memory)
 		return nil, err
 	}
 	defer close(l.bound)
@@ -76,30 +75,30 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	return l, nil
 }
 
-// lease takes a sandbox and promises it. Until then its end gives nothing back
-// of the caller's quotas.
-func (s *Scheduler) lease(ctx context.Context, r Request, from *pool.Pool[*member]) (*Lease, error) {
+// takeSandbox takes a sandbox from the pool and records its lease. If it fails, the caller has to
+// release the quota.
+func (s *Scheduler) takeSandbox(ctx context.Context, r Request, from *pool.Pool[*instance]) (*Lease, error) {
 	m, warm, err := from.Take(ctx, r.Caller, r.Mode)
 	if err != nil {
 		return nil, err
 	}
-	// Before the promise, so that of two promises of one workspace after a
-	// crash none can be of a lease that never had it.
-	hold, err := s.hold(ctx, m.id, r.Lease)
+	// Hold the workspace before recording the lease. After a crash at most one recorded lease then
+	// claims to write to a workspace.
+	hold, err := s.holdWorkspace(ctx, m.id, r.Lease)
 	if err != nil {
-		return nil, errors.Join(err, s.drop(ctx, m, err))
+		return nil, errors.Join(err, s.destroyUnleased(ctx, m, err))
 	}
-	l, err := s.promise(ctx, m, hold, r, warm)
+	l, err := s.recordLease(ctx, m, hold, r, warm)
 	if err != nil {
 		if hold != nil {
-			hold.Release() // it was never bound
+			hold.Release() // never bound
 		}
-		return nil, errors.Join(err, s.drop(ctx, m, err))
+		return nil, errors.Join(err, s.destroyUnleased(ctx, m, err))
 	}
 	return l, nil
 }
 
-// modeOf is how a lease has its workspace.
+// modeOf returns how a lease accesses its workspace.
 func modeOf(l store.Lease) volumes.Mode {
 	switch {
 	case l.Overlay:
@@ -110,8 +109,8 @@ func modeOf(l store.Lease) volumes.Mode {
 	return volumes.ReadWrite
 }
 
-// checkWorkspace refuses a workspace that others have before a sandbox is spent
-// on it. Whether it can be had is decided by hold.
+// checkWorkspace returns an error if the workspace is in use, before a sandbox is taken. The
+// decision is made by holdWorkspace.
 func (s *Scheduler) checkWorkspace(l store.Lease) error {
 	if l.Workspace == "" {
 		return nil
@@ -119,16 +118,16 @@ func (s *Scheduler) checkWorkspace(l store.Lease) error {
 	return s.opts.Volumes.Free(l.Workspace, modeOf(l))
 }
 
-// hold takes the workspace of a lease, if it has one.
-func (s *Scheduler) hold(ctx context.Context, id string, l store.Lease) (*volumes.Hold, error) {
+// holdWorkspace locks the workspace of a lease. It returns nil without a workspace.
+func (s *Scheduler) holdWorkspace(ctx context.Context, id string, l store.Lease) (*volumes.Hold, error) {
 	if l.Workspace == "" {
 		return nil, nil
 	}
 	return s.opts.Volumes.Acquire(ctx, l.Workspace, id, modeOf(l))
 }
 
-// promise writes the lease down and makes it known.
-func (s *Scheduler) promise(ctx context.Context, m *member, hold *volumes.Hold, r Request, warm bool) (*Lease, error) {
+// recordLease stores the lease and adds it to the live leases.
+func (s *Scheduler) recordLease(ctx context.Context, m *instance, hold *volumes.Hold, r Request, warm bool) (*Lease, error) {
 	now := time.Now()
 	row, err := s.opts.Store.Update(ctx, m.id, func(b *store.Sandbox) error {
 		b.State, b.Caller, b.Lease, b.Warm = store.Leased, r.Caller, r.Lease, warm
@@ -139,9 +138,9 @@ func (s *Scheduler) promise(ctx context.Context, m *member, hold *volumes.Hold, 
 		return nil, err
 	}
 	failpoint.Hit("scheduler.lease.promised")
-	s.step(row)
+	s.notifyStateChange(row)
 	l := newLease(row, m, hold)
-	l.memory = r.memory // that of the template may have changed meanwhile
+	l.memory = r.memory // the template's limit may have changed since
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -151,27 +150,27 @@ func (s *Scheduler) promise(ctx context.Context, m *member, hold *volumes.Hold, 
 	return l, nil
 }
 
-// bind gives the sandbox what belongs to the caller. The claim is last: after
-// a crash a lease without a claim was never handed out. It ends with the
-// lease, which waits for it.
+// bind gives the sandbox the caller's workspace, environment and egress. The claim comes after the
+// workspace: a lease without a claim was never handed out, which recovery relies on. bind fails
+// when the lease ends.
 func (s *Scheduler) bind(ctx context.Context, l *Lease, r Request) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })()
 	if l.hold != nil {
-		if err := s.give(ctx, l); err != nil {
+		if err := s.bindWorkspace(ctx, l); err != nil {
 			return fmt.Errorf("bind workspace %s: %w", r.Lease.Workspace, err)
 		}
 		failpoint.Hit("scheduler.lease.bound")
 	}
-	if err := s.adoptHooks(ctx, l); err != nil {
+	if err := s.recordHookShells(ctx, l); err != nil {
 		return err
 	}
-	if err := l.member.guest.Claim(ctx, wire.Claim{Lease: l.ID, Env: r.Env, Alias: r.Alias}); err != nil {
+	if err := l.instance.guest.Claim(ctx, wire.Claim{Lease: l.ID, Env: r.Env, Alias: r.Alias}); err != nil {
 		return fmt.Errorf("claim sandbox %s: %w", l.ID, err)
 	}
 	if r.Egress != nil {
-		if err := l.member.guest.Egress(ctx, *r.Egress); err != nil {
+		if err := l.instance.guest.Egress(ctx, *r.Egress); err != nil {
 			return fmt.Errorf("give sandbox %s egress: %w", l.ID, err)
 		}
 	}
@@ -180,25 +179,26 @@ func (s *Scheduler) bind(ctx context.Context, l *Lease, r Request) error {
 	return l.Cause()
 }
 
-// drop destroys a sandbox that was taken from its pool and leased to nobody.
-func (s *Scheduler) drop(ctx context.Context, m *member, why error) error {
-	defer s.goneFrom(m)
+// destroyUnleased destroys a sandbox that was taken from its pool but not leased.
+func (s *Scheduler) destroyUnleased(ctx context.Context, m *instance, why error) error {
+	defer s.reportGone(m)
 	return s.discard(ctx, store.Sandbox{ID: m.id, Template: m.template, Memory: m.memory}, store.Gone, firstLine(why), m.sandbox.Destroy)
 }
 
-// forgetMember gives back what the pool and the budget counted for a lease.
-func (s *Scheduler) forgetMember(l *Lease) {
-	s.unreserve(l.Caller, l.memory)
-	if l.member == nil {
-		s.budget.give(l.memory)
+// releaseReservation returns a lease's quota and host capacity and removes its sandbox from the
+// pool's count.
+func (s *Scheduler) releaseReservation(l *Lease) {
+	s.releaseQuota(l.Caller, l.memory)
+	if l.instance == nil {
+		s.capacity.release(l.memory)
 		return
 	}
-	s.budget.give(l.member.memory)
-	s.goneFrom(l.member)
+	s.capacity.release(l.instance.memory)
+	s.reportGone(l.instance)
 }
 
-// enqueue counts a call that waits for a sandbox; most bounds those of its
-// caller, 0 does not.
+// enqueue counts a call that waits for a sandbox. most bounds the waiting calls of its caller; 0
+// means no limit.
 func (s *Scheduler) enqueue(caller string, most int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,8 +210,8 @@ func (s *Scheduler) enqueue(caller string, most int) error {
 		return &QuotaError{Quota: "waiting", Limit: int64(most), Used: int64(u.waiting), Unit: "calls that wait for a sandbox"}
 	}
 	if s.waiting >= s.opts.Queue {
-		s.drain(caller, u)
-		return usererror.Errorf(errdefs.ErrResourceExhausted, "%d calls wait for a sandbox already (admission.queue)", s.waiting)
+		s.dropIfUnused(caller, u)
+		return usererror.Errorf(errdefs.ErrResourceExhausted, "too many calls wait for a sandbox (%d; admission.queue)", s.waiting)
 	}
 	s.waiting++
 	u.waiting++
@@ -224,5 +224,5 @@ func (s *Scheduler) dequeue(caller string) {
 	s.waiting--
 	u := s.usageOf(caller)
 	u.waiting--
-	s.drain(caller, u)
+	s.dropIfUnused(caller, u)
 }

@@ -11,60 +11,59 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// budget is what this host gives to sandboxes, by number and memory. A
-// sandbox takes its part before it is created and gives it back when nothing
-// is left of it. What somebody waits for comes before what only fills a pool,
-// and among those the caller whose last turn is the longest ago; then it goes
-// by the order they came. Who is next is not overtaken by what is smaller.
-type budget struct {
+// hostCapacity limits the number and total memory of all sandboxes. A sandbox reserves its part
+// before it is created and releases it when it is removed. Requests that a caller waits for come
+// before requests that fill a pool. Among callers, the one that was served the longest ago comes
+// first, then the order of arrival. A smaller request never overtakes the next one.
+type hostCapacity struct {
 	count  int
 	memory int64
-	// hungry holds one when somebody waits in vain.
-	hungry chan struct{}
+	// starvedCh receives when a request cannot be met. Its capacity is 1.
+	starvedCh chan struct{}
 
 	mu      sync.Mutex
 	used    int
 	bytes   int64
-	waiting list.List // of *share
+	waiting list.List // of *capacityRequest
 }
 
-func newBudget(count int, memory int64) *budget {
-	return &budget{count: count, memory: memory, hungry: make(chan struct{}, 1)}
+func newHostCapacity(count int, memory int64) *hostCapacity {
+	return &hostCapacity{count: count, memory: memory, starvedCh: make(chan struct{}, 1)}
 }
 
-// source is a pool as the budget sees it.
-type source struct {
-	// turn says whether somebody waits for one when so many more than now will
-	// have been made, and his last turn; see pool.Pool.Waiting.
-	turn func(more int) (uint64, bool)
-	// making counts those that have their part and are not there yet. The
-	// budget's lock guards it.
-	making int
+// poolDemand tells hostCapacity how many callers wait on a pool.
+type poolDemand struct {
+	// nextWaiter reports whether a caller still waits after more further sandboxes, and when that
+	// caller was last served; see pool.Pool.Waiting.
+	nextWaiter func(more int) (uint64, bool)
+	// creating counts admitted sandboxes that do not exist yet. hostCapacity.mu guards it.
+	creating int
 }
 
-type share struct {
+type capacityRequest struct {
 	memory int64
-	from   *source
+	from   *poolDemand
 	ready  chan struct{}
 }
 
-// take waits until there is room or ctx ends. What can never fit is refused.
-// Who has taken calls made when the sandbox is there, or never will be.
-func (b *budget) take(ctx context.Context, memory int64, from *source) error {
+// reserve waits until there is capacity or ctx ends. A sandbox that exceeds the total memory is
+// refused at once. On success the caller must call created when the sandbox exists or its creation
+// has failed.
+func (b *hostCapacity) reserve(ctx context.Context, memory int64, from *poolDemand) error {
 	if memory > b.memory {
 		return usererror.Errorf(errdefs.ErrFailedPrecondition, "a sandbox of %d bytes of memory does not fit into admission.max_memory of %d", memory, b.memory)
 	}
-	s := &share{memory: memory, from: from, ready: make(chan struct{})}
+	s := &capacityRequest{memory: memory, from: from, ready: make(chan struct{})}
 	b.mu.Lock()
 	e := b.waiting.PushBack(s)
-	b.serve()
+	b.admitWaiting()
 	b.mu.Unlock()
 	select {
 	case <-s.ready:
 		return nil
 	default:
 	}
-	b.tell()
+	b.notifyStarved()
 	select {
 	case <-s.ready:
 		return nil
@@ -73,48 +72,48 @@ func (b *budget) take(ctx context.Context, memory int64, from *source) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	select {
-	case <-s.ready: // it came at the same moment: hand it on
-		from.making--
-		b.add(-1, -memory)
+	case <-s.ready: // Admitted at the same moment: pass the capacity on.
+		from.creating--
+		b.adjust(-1, -memory)
 	default:
 		b.waiting.Remove(e)
 	}
-	b.serve()
-	return fmt.Errorf("this host's room for sandboxes is used up (%d of %d, %d of %d bytes): %w: %w",
+	b.admitWaiting()
+	return fmt.Errorf("this host has no capacity for another sandbox (%d of %d, %d of %d bytes): %w: %w",
 		b.used, b.count, b.bytes, b.memory, errdefs.ErrResourceExhausted, context.Cause(ctx))
 }
 
-// made says that one that has its part is there, or never will be.
-func (b *budget) made(from *source) {
+// created reports that an admitted sandbox exists or that its creation has failed.
+func (b *hostCapacity) created(from *poolDemand) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	from.making--
-	b.serve() // another one may be next now
+	from.creating--
+	b.admitWaiting() // the order may have changed
 }
 
-func (b *budget) tell() {
+func (b *hostCapacity) notifyStarved() {
 	select {
-	case b.hungry <- struct{}{}:
+	case b.starvedCh <- struct{}{}:
 	default:
 	}
 }
 
-// starved says whether somebody waits for a sandbox that there is no room for.
-func (b *budget) starved() bool {
+// isStarved reports whether a caller waits for a sandbox that exceeds the free capacity.
+func (b *hostCapacity) isStarved() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e, wanted := b.next()
-	return wanted && !b.fits(e.Value.(*share).memory) //nolint:forcetypeassert // nothing else is put in
+	return wanted && !b.fits(e.Value.(*capacityRequest).memory) //nolint:forcetypeassert // nothing else is put in
 }
 
-// next finds who is to be served next, and says whether somebody waits for it.
-// The lock is held; that of a pool is taken.
-func (b *budget) next() (best *list.Element, wanted bool) {
+// next returns the request to serve next and reports whether a caller waits for it. The caller
+// holds mu. next takes the lock of each pool.
+func (b *hostCapacity) next() (best *list.Element, wanted bool) {
 	var least uint64
-	seen := map[*source]int{} // a pool's creations stand for different waiters
+	seen := map[*poolDemand]int{} // counts a pool's requests, which stand for different waiters
 	for e := b.waiting.Front(); e != nil; e = e.Next() {
-		from := e.Value.(*share).from //nolint:forcetypeassert // nothing else is put in
-		turn, waits := from.turn(from.making + seen[from])
+		from := e.Value.(*capacityRequest).from //nolint:forcetypeassert // nothing else is put in
+		turn, waits := from.nextWaiter(from.creating + seen[from])
 		seen[from]++
 		if best == nil || waits && (!wanted || turn < least) {
 			best, wanted, least = e, waits, turn
@@ -123,39 +122,38 @@ func (b *budget) next() (best *list.Element, wanted bool) {
 	return best, wanted
 }
 
-// force takes without asking: for sandboxes that are there already after a
-// restart.
-func (b *budget) force(memory int64) {
+// forceReserve reserves without a check, for sandboxes that exist after a restart.
+func (b *hostCapacity) forceReserve(memory int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.add(1, memory)
+	b.adjust(1, memory)
 }
 
-func (b *budget) give(memory int64) {
+func (b *hostCapacity) release(memory int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.add(-1, -memory)
-	b.serve()
+	b.adjust(-1, -memory)
+	b.admitWaiting()
 }
 
-func (b *budget) fits(memory int64) bool {
+func (b *hostCapacity) fits(memory int64) bool {
 	return b.used < b.count && b.bytes+memory <= b.memory
 }
 
-func (b *budget) add(n int, memory int64) {
+func (b *hostCapacity) adjust(n int, memory int64) {
 	b.used += n
 	b.bytes += memory
 }
 
-func (b *budget) serve() {
+func (b *hostCapacity) admitWaiting() {
 	for b.waiting.Len() > 0 {
 		e, _ := b.next()
-		s := e.Value.(*share) //nolint:forcetypeassert // nothing else is put in
+		s := e.Value.(*capacityRequest) //nolint:forcetypeassert // nothing else is put in
 		if !b.fits(s.memory) {
 			return
 		}
-		b.add(1, s.memory)
-		s.from.making++
+		b.adjust(1, s.memory)
+		s.from.creating++
 		b.waiting.Remove(e)
 		close(s.ready)
 	}

@@ -27,65 +27,65 @@ func (l *line) turn(more int) (uint64, bool) {
 	return l.turns[more], true
 }
 
-func (b *budget) waits() int {
+func (b *hostCapacity) waits() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.waiting.Len()
 }
 
 func TestBudgetServesInOrder(t *testing.T) {
-	b := newBudget(2, 100)
-	from := &source{turn: (&line{turns: []uint64{1, 1, 1, 1}}).turn}
-	if err := b.take(t.Context(), 200, from); !errdefs.IsFailedPrecondition(err) {
+	b := newHostCapacity(2, 100)
+	from := &poolDemand{nextWaiter: (&line{turns: []uint64{1, 1, 1, 1}}).turn}
+	if err := b.reserve(t.Context(), 200, from); !errdefs.IsFailedPrecondition(err) {
 		t.Fatal(err)
 	}
-	if err := b.take(t.Context(), 60, from); err != nil {
+	if err := b.reserve(t.Context(), 60, from); err != nil {
 		t.Fatal(err)
 	}
 	big := make(chan error, 1)
-	go func() { big <- b.take(context.Background(), 80, from) }()
+	go func() { big <- b.reserve(context.Background(), 80, from) }()
 	eventually(t, "the big one waits", func() bool { return b.waits() == 1 })
 	ctx, cancel := context.WithCancel(t.Context())
 	small := make(chan error, 1)
-	go func() { small <- b.take(ctx, 10, from) }()
+	go func() { small <- b.reserve(ctx, 10, from) }()
 	eventually(t, "the small one waits", func() bool { return b.waits() == 2 })
 	cancel()
 	if err := <-small; !errdefs.IsResourceExhausted(err) {
 		t.Fatalf("a small one overtook: %v", err)
 	}
-	b.give(60)
+	b.release(60)
 	if err := <-big; err != nil {
 		t.Fatal(err)
 	}
 }
 
 func TestWhoWaitsComesBeforeWhatFillsAPool(t *testing.T) {
-	b := newBudget(1, 100)
-	fill, often, seldom := &source{turn: (&line{}).turn}, &source{turn: (&line{turns: []uint64{7}}).turn}, &source{turn: (&line{turns: []uint64{3}}).turn}
-	if err := b.take(t.Context(), 1, fill); err != nil {
+	b := newHostCapacity(1, 100)
+	fill, often, seldom := &poolDemand{nextWaiter: (&line{}).turn}, &poolDemand{nextWaiter: (&line{turns: []uint64{7}}).turn}, &poolDemand{nextWaiter: (&line{turns: []uint64{3}}).turn}
+	if err := b.reserve(t.Context(), 1, fill); err != nil {
 		t.Fatal(err)
 	}
-	if b.starved() {
+	if b.isStarved() {
 		t.Error("nobody waits")
 	}
 	got := make(chan string, 4)
 	for i, w := range []struct {
 		name string
-		from *source
+		from *poolDemand
 	}{{"fill", fill}, {"often", often}, {"seldom", seldom}, {"second of often", often}} {
 		go func() {
-			if err := b.take(context.Background(), 1, w.from); err != nil {
+			if err := b.reserve(context.Background(), 1, w.from); err != nil {
 				t.Error(err)
 			}
 			got <- w.name
 		}()
 		eventually(t, w.name+" waits", func() bool { return b.waits() == i+1 })
 	}
-	if !b.starved() {
+	if !b.isStarved() {
 		t.Error("somebody waits")
 	}
 	for _, want := range []string{"seldom", "often", "fill", "second of often"} {
-		b.give(1)
+		b.release(1)
 		if name := <-got; name != want {
 			t.Errorf("%s came, want %s", name, want)
 		}
@@ -97,15 +97,15 @@ func TestWhoWaitsComesBeforeWhatFillsAPool(t *testing.T) {
 func TestBudgetKeepsItsPromisesWhateverHappens(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		count, memory := rapid.IntRange(1, 4).Draw(rt, "count"), rapid.Int64Range(4, 12).Draw(rt, "memory")
-		b := newBudget(count, memory)
-		sources := []*source{}
+		b := newHostCapacity(count, memory)
+		sources := []*poolDemand{}
 		for range 3 {
 			l := &line{turns: rapid.SliceOfN(rapid.Uint64Range(0, 5), 0, 3).Draw(rt, "turns")}
-			sources = append(sources, &source{turn: l.turn})
+			sources = append(sources, &poolDemand{nextWaiter: l.turn})
 		}
 		type held struct {
 			memory int64
-			from   *source
+			from   *poolDemand
 		}
 		var mu sync.Mutex
 		var have []held
@@ -122,13 +122,13 @@ func TestBudgetKeepsItsPromisesWhateverHappens(t *testing.T) {
 				group.Go(func() {
 					defer close(done)
 					defer answered.Add(1)
-					if b.take(ctx, h.memory, h.from) != nil {
+					if b.reserve(ctx, h.memory, h.from) != nil {
 						return
 					}
 					mu.Lock()
 					have = append(have, h)
 					mu.Unlock()
-					b.made(h.from)
+					b.created(h.from)
 				})
 			case "give":
 				mu.Lock()
@@ -136,7 +136,7 @@ func TestBudgetKeepsItsPromisesWhateverHappens(t *testing.T) {
 					h := have[0]
 					have = have[1:]
 					mu.Unlock()
-					b.give(h.memory)
+					b.release(h.memory)
 				} else {
 					mu.Unlock()
 				}
@@ -152,7 +152,7 @@ func TestBudgetKeepsItsPromisesWhateverHappens(t *testing.T) {
 			if b.used > count || b.bytes > memory || b.used < 0 || b.bytes < 0 {
 				rt.Fatalf("%d of %d, %d of %d", b.used, count, b.bytes, memory)
 			}
-			if e, _ := b.next(); e != nil && b.fits(e.Value.(*share).memory) {
+			if e, _ := b.next(); e != nil && b.fits(e.Value.(*capacityRequest).memory) {
 				rt.Fatalf("one waits with room for it")
 			}
 			b.mu.Unlock()
@@ -162,14 +162,14 @@ func TestBudgetKeepsItsPromisesWhateverHappens(t *testing.T) {
 		}
 		group.Wait()
 		for _, h := range have {
-			b.give(h.memory)
+			b.release(h.memory)
 		}
 		if b.used != 0 || b.bytes != 0 || b.waiting.Len() != 0 {
 			rt.Fatalf("left: %d, %d bytes, %d waiting", b.used, b.bytes, b.waiting.Len())
 		}
 		for _, s := range sources {
-			if s.making != 0 {
-				rt.Fatalf("%d are being made", s.making)
+			if s.creating != 0 {
+				rt.Fatalf("%d are being made", s.creating)
 			}
 		}
 	})
@@ -236,7 +236,7 @@ func TestTurnsAreOfTheWholeHost(t *testing.T) {
 	}
 	ask("modest", "other")
 	eventually(t, "both pools want one", func() bool {
-		return s.Pools()[0].Waiting == 3 && s.Pools()[1].Waiting == 4 && s.budget.waits() >= 2
+		return s.Pools()[0].Waiting == 3 && s.Pools()[1].Waiting == 4 && s.capacity.waits() >= 2
 	})
 	if err := s.End(t.Context(), held, Removed, true); err != nil {
 		t.Fatal(err)

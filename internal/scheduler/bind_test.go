@@ -51,7 +51,7 @@ func TestEndWhileTheWorkspaceIsBound(t *testing.T) {
 	}
 	eventually(t, "the workspace is free", func() bool {
 		got, err := s.volumes.Get("w")
-		return err == nil && len(got.Leases) == 0 && len(s.all()) == 0
+		return err == nil && len(got.Leases) == 0 && len(s.liveLeases()) == 0
 	})
 	if st := s.Pools()[0]; st.Leased != 0 {
 		t.Errorf("%+v", st)
@@ -114,13 +114,13 @@ func TestALeaseThatEndedIsNotFoundAgain(t *testing.T) {
 	s := newWorld(t).start(t)
 	row := s.row(t, s.acquire(t).ID)
 	unknown := newLease(row, nil, nil)
-	if !unknown.begin(Removed) {
+	if !unknown.beginEnd(Removed) {
 		t.Fatal("it does not end")
 	}
-	if known, err := s.resolve(t.Context(), unknown, row); !known || !errdefs.IsNotFound(err) {
+	if known, err := s.resolveLease(t.Context(), unknown, row); !known || !errdefs.IsNotFound(err) {
 		t.Fatal(known, err)
 	}
-	if st := s.Pools()[0]; unknown.member != nil || st.Leased != 1 {
+	if st := s.Pools()[0]; unknown.instance != nil || st.Leased != 1 {
 		t.Fatalf("%+v", st)
 	}
 }

@@ -19,20 +19,21 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// carryTime bounds one way of a workspace that is carried.
-const carryTime = 5 * time.Minute
+// copyTimeout bounds one copy of a workspace, in either direction.
+const copyTimeout = 5 * time.Minute
 
-// carried is a workspace whose files are in the sandbox as a copy.
-type carried struct {
+// copiedWorkspace is a workspace whose files are copied into the sandbox, because it cannot be
+// mounted.
+type copiedWorkspace struct {
 	limits filesync.Limits
-	name   string // as its caller calls it
+	name   string // the caller's name of the workspace
 
-	mu   sync.Mutex // held while files travel
-	last time.Time  // when the workspace was last what the sandbox had
+	mu       sync.Mutex // held during a copy
+	lastSync time.Time  // when workspace and sandbox were last equal
 }
 
-// carryBytes is how much of a workspace may travel into a sandbox of a template
-// and back: 0 where it is mounted.
+// carryBytes returns the maximum size of a workspace that is copied into a sandbox of the template.
+// It returns 0 if workspaces are mounted.
 func (s *Scheduler) carryBytes(t Template, l store.Lease) int64 {
 	if l.Workspace == "" || s.opts.Driver.Capabilities(t.Spec.Class).Has(runtime.CapLateBind) {
 		return 0
@@ -40,25 +41,24 @@ func (s *Scheduler) carryBytes(t Template, l store.Lease) int64 {
 	return t.Spec.Limits.WithDefaults().ScratchBytes
 }
 
-// give lets a sandbox have the workspace of its lease.
-func (s *Scheduler) give(ctx context.Context, l *Lease) error {
+// bindWorkspace mounts the workspace of the lease or copies it into the sandbox.
+func (s *Scheduler) bindWorkspace(ctx context.Context, l *Lease) error {
 	b := l.hold.Binding()
-	// What an earlier process had received whole and not yet put in its place.
-	if err := s.recoverCarried(ctx, b.Source); err != nil {
+	// Finish a copy that an earlier process had received completely.
+	if err := s.recoverWorkspace(ctx, b.Source); err != nil {
 		return err
 	}
-	if l.carry == nil {
-		return l.member.sandbox.Bind(ctx, b)
+	if l.copied == nil {
+		return l.instance.sandbox.Bind(ctx, b)
 	}
-	return l.carry.in(ctx, l, b)
+	return l.copied.copyIn(ctx, l, b)
 }
 
-// recovering keeps two leases that read the same workspace from finishing the
-// same carrying.
-var recovering turns
+// recoverLocks prevents two leases that read the same workspace from finishing the same copy.
+var recoverLocks dirLocks
 
-func (s *Scheduler) recoverCarried(ctx context.Context, dir string) error {
-	leave, err := recovering.enter(ctx, dir)
+func (s *Scheduler) recoverWorkspace(ctx context.Context, dir string) error {
+	leave, err := recoverLocks.lock(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -66,15 +66,14 @@ func (s *Scheduler) recoverCarried(ctx context.Context, dir string) error {
 	return filesync.Recover(ctx, dir, owner)
 }
 
-// turns are one at a time for each folder. What commands left in a folder may
-// take long to be removed, and they may go on adding to it: nobody who has
-// another folder waits for that.
-type turns struct {
+// dirLocks holds one lock per directory. Recovery of one directory can take long, because commands
+// may have left many files; other directories do not wait for it.
+type dirLocks struct {
 	mu    sync.Mutex
-	taken map[string]chan struct{} // closed when the turn is over
+	taken map[string]chan struct{} // closed when the lock is released
 }
 
-func (t *turns) enter(ctx context.Context, dir string) (leave func(), err error) {
+func (t *dirLocks) lock(ctx context.Context, dir string) (leave func(), err error) {
 	for {
 		t.mu.Lock()
 		busy, taken := t.taken[dir]
@@ -101,14 +100,14 @@ func (t *turns) enter(ctx context.Context, dir string) (leave func(), err error)
 	}
 }
 
-// owner has the files that come back.
+// owner owns the files that are copied back.
 var owner = filesync.Owner{UID: runtime.CommandUID, GID: runtime.CommandGID}
 
-// in carries the files into the sandbox.
-func (c *carried) in(ctx context.Context, l *Lease, b runtime.Binding) error {
+// copyIn copies the workspace's files into the sandbox.
+func (c *copiedWorkspace) copyIn(ctx context.Context, l *Lease, b runtime.Binding) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ctx, cancel := context.WithTimeoutCause(ctx, carryTime, fmt.Errorf("workspace not carried within %s", carryTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, copyTimeout, fmt.Errorf("workspace not copied within %s", copyTimeout))
 	defer cancel()
 	sum, err := filesync.Measure(ctx, b.Source, filesync.Limits{Bytes: 1 << 60})
 	if err != nil {
@@ -116,7 +115,7 @@ func (c *carried) in(ctx context.Context, l *Lease, b runtime.Binding) error {
 	}
 	if sum.Room > c.limits.Bytes {
 		return usererror.Errorf(errdefs.ErrFailedPrecondition,
-			"workspace %s has %s of files and does not fit: it is carried into this sandbox, whose /workspace has room for %s; raise limits.scratch of template %s, or use a template of class container",
+			"workspace %s has %s of files and does not fit: it is copied into this sandbox, whose /workspace holds %s: raise limits.scratch of template %s, or use a template of class container",
 			c.name, units.BytesSize(float64(sum.Room)), units.BytesSize(float64(c.limits.Bytes)), l.Template)
 	}
 	out, in := io.Pipe()
@@ -125,142 +124,140 @@ func (c *carried) in(ctx context.Context, l *Lease, b runtime.Binding) error {
 		_, err := filesync.Pack(ctx, in, b.Source, c.limits, nil)
 		done <- in.CloseWithError(err)
 	}()
-	_, err = l.member.guest.Unpack(ctx, wire.Carry{MaxBytes: c.limits.Bytes, ReadOnly: b.ReadOnly}, out)
+	_, err = l.instance.guest.Unpack(ctx, wire.Carry{MaxBytes: c.limits.Bytes, ReadOnly: b.ReadOnly}, out)
 	err = errors.Join(err, out.CloseWithError(io.ErrClosedPipe), <-done)
 	if err == nil {
-		c.last = time.Now()
+		c.lastSync = time.Now()
 	}
 	return err
 }
 
-// out carries the files back. The workspace is all of what the sandbox has, or
-// what it was.
-func (c *carried) out(ctx context.Context, l *Lease) (filesync.Sum, error) {
+// copyOut copies the sandbox's files back. The workspace is replaced completely or not at all.
+func (c *copiedWorkspace) copyOut(ctx context.Context, l *Lease) (filesync.Sum, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ctx, cancel := context.WithTimeoutCause(ctx, carryTime, fmt.Errorf("workspace not carried within %s", carryTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, copyTimeout, fmt.Errorf("workspace not copied within %s", copyTimeout))
 	defer cancel()
 	began := time.Now()
-	sum, err := c.try(ctx, l, false)
+	sum, err := c.copyOutOnce(ctx, l, false)
 	if errors.Is(err, filesync.ErrKept) {
-		sum, err = c.try(ctx, l, true)
+		sum, err = c.copyOutOnce(ctx, l, true)
 	}
 	if err == nil {
-		c.last = began
+		c.lastSync = began
 	}
 	if e, ok := errors.AsType[*filesync.TooLargeError](err); ok {
-		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "the files in the sandbox have more than %s and cannot be carried to workspace %s; make room, %.200q is one of them",
+		err = usererror.Errorf(errdefs.ErrFailedPrecondition, "the files in the sandbox exceed %s and cannot be copied to workspace %s: remove some, such as %.200q",
 			units.BytesSize(float64(e.Limit)), c.name, e.Path)
 	}
 	return sum, err
 }
 
-func (c *carried) try(ctx context.Context, l *Lease, whole bool) (filesync.Sum, error) {
+func (c *copiedWorkspace) copyOutOnce(ctx context.Context, l *Lease, whole bool) (filesync.Sum, error) {
 	out, in := io.Pipe()
 	done := make(chan error, 1)
 	go func() { // ends with the pipe
-		_, err := l.member.guest.Pack(ctx, wire.Carry{MaxBytes: c.limits.Bytes, Whole: whole}, in)
+		_, err := l.instance.guest.Pack(ctx, wire.Carry{MaxBytes: c.limits.Bytes, Whole: whole}, in)
 		_ = in.CloseWithError(err)
 		done <- err
 	}()
 	sum, err := filesync.Apply(ctx, out, l.hold.Binding().Source, c.limits, owner)
-	_ = out.CloseWithError(errStopped)
+	_ = out.CloseWithError(errCopyStopped)
 	if perr := <-done; err == nil && perr != nil {
 		err = perr
 	}
 	return sum, err
 }
 
-var errStopped = errors.New("the files are not taken any more")
+var errCopyStopped = errors.New("the copy was stopped")
 
-// back says whether what is in the sandbox is to be in the workspace.
-func (l *Lease) back() bool {
-	return l.carry != nil && l.hold != nil && !l.hold.Binding().ReadOnly
+// needsCopyBack reports whether the sandbox's files have to be copied back to the workspace.
+func (l *Lease) needsCopyBack() bool {
+	return l.copied != nil && l.hold != nil && !l.hold.Binding().ReadOnly
 }
 
-// Sync brings the workspace up to what the sandbox has now. carried false: there
-// is nothing to do, for it is mounted, or read-only, or there is none. The lease
-// must be in use.
+// Sync copies the sandbox's files to the workspace. carries is false if the workspace is mounted or
+// read-only, or if there is none; Sync then does nothing. The lease must be in use.
 func (s *Scheduler) Sync(ctx context.Context, l *Lease) (sum filesync.Sum, carries bool, err error) {
-	if !l.back() {
+	if !l.needsCopyBack() {
 		return filesync.Sum{}, false, nil
 	}
-	sum, err = l.carry.out(ctx, l)
+	sum, err = l.copied.copyOut(ctx, l)
 	return sum, true, err
 }
 
-// carryHome carries the files of a lease that ends, after everything in it was
-// stopped. What could not be carried is said in the reason of its end.
-func (s *Scheduler) carryHome(ctx context.Context, l *Lease, reason string) {
-	if !l.back() || reason == Abandoned {
+// copyBack copies the files of an ending lease to its workspace, after it has killed all shells. A
+// failure is recorded in the lease's reason, with the time since which changes are lost.
+func (s *Scheduler) copyBack(ctx context.Context, l *Lease, reason string) {
+	if !l.needsCopyBack() || reason == Abandoned {
 		return
 	}
 	err := error(usererror.Errorf(errdefs.ErrUnavailable, "the sandbox went away"))
-	if l.member != nil && !l.member.dead() {
+	if l.instance != nil && !l.instance.dead() {
 		s.killShells(ctx, l)
 		failpoint.Hit("scheduler.carry.home")
-		_, err = l.carry.out(ctx, l)
+		_, err = l.copied.copyOut(ctx, l)
 	}
 	if err == nil {
 		return
 	}
-	s.log.Error("changes of a workspace were not carried back", "sandbox", l.ID, "workspace", l.carry.name, "error", err)
-	l.carry.mu.Lock()
+	s.log.Error("failed to copy changes back to a workspace", "sandbox", l.ID, "workspace", l.copied.name, "error", err)
+	l.copied.mu.Lock()
 	since := "since its lease began"
-	if !l.carry.last.IsZero() {
-		since = "since " + l.carry.last.UTC().Format(time.RFC3339)
+	if !l.copied.lastSync.IsZero() {
+		since = "since " + l.copied.lastSync.UTC().Format(time.RFC3339)
 	}
-	l.carry.mu.Unlock()
-	lost := fmt.Sprintf("%s; what changed in workspace %s %s is lost: %s", reason, l.carry.name, since, sentence(err))
+	l.copied.mu.Unlock()
+	lost := fmt.Sprintf("%s; what changed in workspace %s %s is lost: %s", reason, l.copied.name, since, userMessage(err))
 	if _, err := s.opts.Store.Update(ctx, l.ID, func(b *store.Sandbox) error {
 		b.Reason = lost
 		return nil
 	}); err != nil {
-		s.log.Error("loss of changes not recorded", "sandbox", l.ID, "error", err)
+		s.log.Error("failed to record lost changes", "sandbox", l.ID, "error", err)
 	}
 }
 
-// sentence is what of an error was made for callers.
-func sentence(err error) string {
+// userMessage returns the text of err for callers, or a reference to the log.
+func userMessage(err error) string {
 	if e, ok := errors.AsType[*usererror.Error](err); ok {
 		return e.Error()
 	}
-	return "the log says why"
+	return "see the service's log"
 }
 
-// killShells stops what still writes.
+// killShells kills the shells of a lease, which could still write.
 func (s *Scheduler) killShells(ctx context.Context, l *Lease) {
-	ctx, cancel := context.WithTimeout(ctx, destroyTime)
+	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
-	shells, err := l.member.guest.Shells(ctx)
+	shells, err := l.instance.guest.Shells(ctx)
 	if err != nil {
-		return // packing tells
+		return // the copy that follows fails too
 	}
 	for _, sh := range shells {
 		if sh.Result == nil {
-			if _, err := l.member.guest.Kill(ctx, wire.Kill{ID: sh.ID}); err != nil {
-				s.log.Warn("shell not killed before its files are carried", "shell", sh.ID, "error", err)
+			if _, err := l.instance.guest.Kill(ctx, wire.Kill{ID: sh.ID}); err != nil {
+				s.log.Warn("failed to kill a shell before copying files back", "shell", sh.ID, "error", err)
 			}
 		}
 	}
 }
 
-// findCarried gives a lease that is to end its sandbox, so that its files come
-// back first: those of a service that was killed while it ended it.
-func (s *Scheduler) findCarried(ctx context.Context, l *Lease, row store.Sandbox) {
-	if !l.back() {
+// adoptForCopyBack adopts the sandbox of an ending lease, so that its files can be copied back. The
+// earlier process was killed while it ended the lease.
+func (s *Scheduler) adoptForCopyBack(ctx context.Context, l *Lease, row store.Sandbox) {
+	if !l.needsCopyBack() {
 		return
 	}
 	m, err := s.adopt(ctx, row)
 	if err != nil {
-		s.log.Warn("sandbox not found to carry its files back", "sandbox", l.ID, "error", err)
+		s.log.Warn("failed to adopt a sandbox to copy files back", "sandbox", l.ID, "error", err)
 		return
 	}
 	p := s.pool(row.Template)
 	if p != nil {
 		p.AdoptTaken(m)
 	}
-	if !l.found(m) && p != nil {
+	if !l.setInstance(m) && p != nil {
 		p.Gone(m)
 	}
 }

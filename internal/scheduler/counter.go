@@ -2,19 +2,19 @@ package scheduler
 
 import "sync"
 
-// counter collects Recovered from several goroutines.
-type counter struct {
+// recoveryCounter is a Recovered for concurrent use.
+type recoveryCounter struct {
 	mu  sync.Mutex
 	got Recovered
 }
 
-func (c *counter) add(f func(*Recovered)) {
+func (c *recoveryCounter) add(f func(*Recovered)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f(&c.got)
 }
 
-func (c *counter) sum() Recovered {
+func (c *recoveryCounter) total() Recovered {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.got

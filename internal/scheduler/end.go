@@ -13,35 +13,34 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// calmTime is how long calls in a lease that ends get to tell how they ended,
-// after their contexts have.
-const calmTime = 2 * time.Second
+// callGrace is the time that calls in an ending lease get to return after their contexts were
+// cancelled.
+const callGrace = 2 * time.Second
 
-// stuckTime is how long who waits for an end waits for further attempts when
-// the first one failed: an engine may be away for hours.
-const stuckTime = 4 * sweepTime
+// removalWait bounds how long End waits for further attempts after the first removal failed. An
+// engine may be unavailable for hours.
+const removalWait = 4 * sweepInterval
 
-// End ends a lease: its calls are cancelled, everything inside is killed and
-// nothing is left of the sandbox when Gone is closed. With wait it returns
-// then, or when attempts to remove it have failed for stuckTime: the error, of
-// class Unavailable, means that the sweep is still trying. Ending twice is the
-// same as once.
+// End ends a lease: it cancels the lease's calls, kills all processes and removes the sandbox. Gone
+// is closed when that is done. If wait is set, End returns then, or with an error of class
+// Unavailable if removals have failed for removalWait; attempts continue in the background. Ending
+// a lease twice has no further effect.
 func (s *Scheduler) End(ctx context.Context, l *Lease, reason string, wait bool) error {
-	if l.begin(reason) {
+	if l.beginEnd(reason) {
 		s.mu.Lock()
 		if s.closed {
-			// The next process finds the row and goes on from there.
+			// The next process finds the row and removes the sandbox.
 			s.mu.Unlock()
-			if err := s.mark(context.WithoutCancel(ctx), l.ID, store.Stopping, reason); err != nil || !wait {
+			if err := s.setState(context.WithoutCancel(ctx), l.ID, store.Stopping, reason); err != nil || !wait {
 				return err
 			}
 			return fmt.Errorf("sandbox %s is removed by the next service: %w", l.ID, errStopping)
 		}
 		s.work.Add(1)
 		s.mu.Unlock()
-		go func() { // s.work: Run waits for it
+		go func() { // Run waits for it
 			defer s.work.Done()
-			s.finish(context.WithoutCancel(ctx), l, reason)
+			s.finishEnd(context.WithoutCancel(ctx), l, reason)
 		}()
 	}
 	if !wait {
@@ -54,42 +53,41 @@ func (s *Scheduler) End(ctx context.Context, l *Lease, reason string, wait bool)
 		select {
 		case <-l.gone:
 		case <-ctx.Done():
-		case <-time.After(s.stuckTime):
+		case <-time.After(s.removalWait):
 		}
 		select {
 		case <-l.gone:
 			return nil
 		default:
 		}
-		return fmt.Errorf("sandbox %s could not be removed yet; the service goes on trying, and its log says why: %w", l.ID, errdefs.ErrUnavailable)
+		return fmt.Errorf("sandbox %s could not be removed yet: the service retries, and its log has the reason: %w", l.ID, errdefs.ErrUnavailable)
 	case <-ctx.Done():
 		return fmt.Errorf("sandbox %s is still being removed: %w", l.ID, context.Cause(ctx))
 	}
 }
 
-// finish does what End promised.
-func (s *Scheduler) finish(ctx context.Context, l *Lease, reason string) {
-	if err := s.mark(ctx, l.ID, store.Stopping, reason); err != nil {
-		s.log.Error("lease not marked as stopping", "sandbox", l.ID, "error", err)
+// finishEnd ends a lease in the background.
+func (s *Scheduler) finishEnd(ctx context.Context, l *Lease, reason string) {
+	if err := s.setState(ctx, l.ID, store.Stopping, reason); err != nil {
+		s.log.Error("failed to mark a lease as stopping", "sandbox", l.ID, "error", err)
 	}
 	failpoint.Hit("scheduler.end.marked")
-	<-l.bound // a mount that is made while the sandbox goes would stay
+	<-l.bound // Wait for bind: a mount made during removal would leak.
 	select {
 	case <-l.idle:
-	case <-time.After(calmTime):
+	case <-time.After(callGrace):
 	}
-	s.settleShells(ctx, l)
-	s.carryHome(ctx, l, reason)
+	s.recordShellEnds(ctx, l)
+	s.copyBack(ctx, l, reason)
 	if s.destroy(ctx, l, reason) {
 		return
 	}
-	s.retry(broken{lease: l, reason: reason, row: store.Sandbox{ID: l.ID}})
+	s.scheduleRemoval(failedRemoval{lease: l, reason: reason, row: store.Sandbox{ID: l.ID}})
 	close(l.stuck)
 }
 
-// settleShells records how the lease's shells ended as far as the guest can
-// still tell.
-func (s *Scheduler) settleShells(ctx context.Context, l *Lease) {
+// recordShellEnds stores the results of the lease's shells that the guest reports.
+func (s *Scheduler) recordShellEnds(ctx context.Context, l *Lease) {
 	rows, err := s.opts.Store.Shells(ctx, l.ID)
 	if err != nil || len(rows) == 0 {
 		return
@@ -97,22 +95,21 @@ func (s *Scheduler) settleShells(ctx context.Context, l *Lease) {
 	ask, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	var known []wire.Shell
-	if l.member != nil && !l.member.dead() {
-		known, _ = l.member.guest.Shells(ask) // what is not known ends with the sandbox
+	if l.instance != nil && !l.instance.dead() {
+		known, _ = l.instance.guest.Shells(ask) // unknown shells end with the sandbox
 	}
 	now := time.Now()
 	for _, sh := range known {
 		if sh.Result != nil {
 			if err := s.opts.Store.EndShell(ctx, sh.ID, now, *sh.Result); err != nil {
-				s.log.Error("end of a shell not recorded", "shell", sh.ID, "error", err)
+				s.log.Error("failed to record the end of a shell", "shell", sh.ID, "error", err)
 			}
 		}
 	}
 }
 
-// settleRest records of shells whose end nobody saw that they ended with their
-// sandbox, and that it is gone.
-func (s *Scheduler) settleRest(ctx context.Context, id, reason string) error {
+// recordSandboxEnd stores the end of a sandbox, and of its shells whose end was not observed.
+func (s *Scheduler) recordSandboxEnd(ctx context.Context, id, reason string) error {
 	rest := runtime.Result{Ending: runtime.Cancelled, ExitCode: -1, Detail: "its sandbox ended: " + reason}
 	if reason == Lost || reason == Unclean {
 		rest.Ending = runtime.SandboxLost
@@ -120,43 +117,44 @@ func (s *Scheduler) settleRest(ctx context.Context, id, reason string) error {
 	if err := s.opts.Store.EndShells(ctx, id, time.Now(), rest); err != nil {
 		return err
 	}
-	return s.mark(ctx, id, store.Gone, reason)
+	return s.setState(ctx, id, store.Gone, reason)
 }
 
-// destroy makes one attempt, and on success lets go of all that the lease had.
+// destroy makes one attempt to remove the sandbox. On success it releases everything that the lease
+// held and reports true.
 func (s *Scheduler) destroy(ctx context.Context, l *Lease, reason string) bool {
-	ctx, cancel := context.WithTimeout(ctx, destroyTime)
+	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
 	var err error
-	if l.member != nil {
-		err = l.member.sandbox.Destroy(ctx)
+	if l.instance != nil {
+		err = l.instance.sandbox.Destroy(ctx)
 	} else {
 		err = s.opts.Driver.Remove(ctx, l.ID)
 	}
 	if err != nil {
-		s.log.Error("sandbox not removed; trying again", "sandbox", l.ID, "error", err)
+		s.log.Error("failed to remove sandbox; will retry", "sandbox", l.ID, "error", err)
 		return false
 	}
 	failpoint.Hit("scheduler.end.destroyed")
-	if err := s.settleRest(ctx, l.ID, reason); err != nil {
-		s.log.Error("end of a lease not recorded; trying again", "sandbox", l.ID, "error", err)
+	if err := s.recordSandboxEnd(ctx, l.ID, reason); err != nil {
+		s.log.Error("failed to record the end of a lease; will retry", "sandbox", l.ID, "error", err)
 		return false
 	}
 	if l.hold != nil {
-		l.hold.Release() // only now: nothing inside can write, and no row claims it
+		l.hold.Release() // only now: nothing can write, and no row claims it
 	}
 	s.mu.Lock()
 	delete(s.leases, l.ID)
-	delete(s.broken, l.ID)
+	delete(s.failedRemovals, l.ID)
 	s.mu.Unlock()
-	s.forgetMember(l)
+	s.releaseReservation(l)
 	close(l.gone)
 	return true
 }
 
-// retry hands a sandbox that could not be removed to the sweep.
-func (s *Scheduler) retry(b broken) {
+// scheduleRemoval queues a failed removal for retryRemovals.
+func (s *Scheduler) scheduleRemoval(b failedRemoval) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.broken[b.row.ID] = b
+	s.failedRemovals[b.row.ID] = b
 }

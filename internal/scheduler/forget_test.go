@@ -42,7 +42,7 @@ func TestWhatLeasesLeaveIsBounded(t *testing.T) {
 		if n := rows(); n != 50 {
 			t.Fatalf("%d leases can be looked at, 50 were just ended", n)
 		}
-		s.forget(t.Context(), time.Now().Add(s.opts.Keep+time.Minute))
+		s.deleteOldRows(t.Context(), time.Now().Add(s.opts.Keep+time.Minute))
 		if n := rows(); n != 0 {
 			t.Fatalf("%d leases are kept beyond their time", n)
 		}

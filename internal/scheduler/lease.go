@@ -18,38 +18,37 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// Reasons a lease ends for. They are stored and shown.
+// Reasons for the end of a lease. They are stored and shown to callers.
 const (
-	Removed   = "removed"   // the caller asked for it
-	Stopped   = "stopped"   // the caller asked, and left time to end
-	Finished  = "finished"  // its one-shot call has ended
-	Expired   = "expired"   // its TTL was over
-	Idle      = "idle"      // nobody used it for its idle time
-	Lost      = "lost"      // the container went away
-	Unclean   = "unclean"   // a command could not be seen dead
+	Removed   = "removed"   // the caller removed it
+	Stopped   = "stopped"   // the caller stopped it with a grace time
+	Finished  = "finished"  // its one-shot call ended
+	Expired   = "expired"   // its TTL expired
+	Idle      = "idle"      // it was unused for its idle time
+	Lost      = "lost"      // the container disappeared
+	Unclean   = "unclean"   // processes of a command may have survived
 	Abandoned = "abandoned" // it was never handed to its caller
-	ShutDown  = "shut_down" // everything was taken down
+	ShutDown  = "shut_down" // everything was shut down
 )
 
-// EndedError says why a lease is over; it is of class NotFound.
+// EndedError reports why a lease has ended. Its class is NotFound.
 type EndedError struct{ ID, Reason string }
 
-// Error is a whole sentence for the caller.
+// Error implements error. The text is safe for callers.
 func (e *EndedError) Error() string { return fmt.Sprintf("sandbox %s is gone: %s", e.ID, e.Reason) }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *EndedError) Unwrap() error { return errdefs.ErrNotFound }
 
 var errStopping = usererror.Errorf(errdefs.ErrUnavailable, "the service is stopping")
 
-// errBinding: the lease is seen in a list before it is handed out.
-var errBinding = usererror.Errorf(errdefs.ErrUnavailable, "the sandbox is not handed out yet")
+// errBinding reports that a lease is not handed out yet, although lists show it.
+var errBinding = usererror.Errorf(errdefs.ErrUnavailable, "the sandbox is still being prepared")
 
-// errUnknown: after a restart it could not be told whether the sandbox lives.
-var errUnknown = usererror.Errorf(errdefs.ErrUnavailable, "the engine could not tell yet whether the sandbox lives: try again")
+// errUnknown reports that the engine has not answered since a restart whether the sandbox exists.
+var errUnknown = usererror.Errorf(errdefs.ErrUnavailable, "the engine has not reported the sandbox's state yet: try again")
 
-// Lease is one caller's hold on one sandbox. Its methods may be called
-// concurrently.
+// Lease is one caller's lease of a sandbox. Its methods may be called concurrently.
 type Lease struct {
 	ID       string
 	Caller   string
@@ -57,45 +56,45 @@ type Lease struct {
 	Created  time.Time
 	Expires  time.Time
 	IdleTime time.Duration
-	Network  string // of the profile that it was leased for, or ""
+	Network  string // the profile's network, or ""
 
-	private bool // a tool's own: nobody can name it
+	private bool // used by a tool only; callers cannot use it by id
 
-	hold   *volumes.Hold // nil without a workspace
-	carry  *carried      // nil where the workspace is mounted, or none is had
+	hold   *volumes.Hold    // nil without a workspace
+	copied *copiedWorkspace // nil if the workspace is mounted or there is none
 	memory int64
-	bound  chan struct{} // closed when nothing is bound to it any more: only then it is used, or destroyed
+	bound  chan struct{} // closed when bind has returned; the sandbox is used or removed only then
 
-	mu     sync.Mutex
-	member *member // nil while it is unknown whether it lives; does not change once reason is set
-	active int
-	used   time.Time
-	dirty  bool // used was not stored yet
-	reason string
-	ctx    context.Context // ends with the lease, with an EndedError as its cause
-	cancel context.CancelCauseFunc
-	idle   chan struct{} // closed when active falls to 0 while the lease ends
-	gone   chan struct{} // closed when nothing is left of it
-	stuck  chan struct{} // closed when the first attempt to remove it failed
+	mu       sync.Mutex
+	instance *instance // nil while unknown after a restart; constant once reason is set
+	active   int
+	used     time.Time
+	dirty    bool // used is not stored yet
+	reason   string
+	ctx      context.Context // ends with the lease; its cause is an *EndedError
+	cancel   context.CancelCauseFunc
+	idle     chan struct{} // closed when no call is active in the ending lease
+	gone     chan struct{} // closed when the sandbox is removed
+	stuck    chan struct{} // closed when the first removal has failed
 }
 
-func newLease(row store.Sandbox, m *member, hold *volumes.Hold) *Lease {
+func newLease(row store.Sandbox, m *instance, hold *volumes.Hold) *Lease {
 	l := &Lease{
 		ID: row.ID, Caller: row.Caller, Template: row.Template, Created: row.Created, Expires: row.Expires, IdleTime: row.Idle,
-		Network: row.Lease.Network, private: row.Lease.Private, hold: hold, memory: row.Memory, bound: make(chan struct{}), member: m, used: row.Used, idle: make(chan struct{}), gone: make(chan struct{}), stuck: make(chan struct{}),
+		Network: row.Lease.Network, private: row.Lease.Private, hold: hold, memory: row.Memory, bound: make(chan struct{}), instance: m, used: row.Used, idle: make(chan struct{}), gone: make(chan struct{}), stuck: make(chan struct{}),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	if row.Lease.CarryBytes > 0 {
-		l.carry = &carried{limits: filesync.Limits{Bytes: row.Lease.CarryBytes}, name: cmp.Or(row.Lease.Named, row.Lease.Workspace)}
+		l.copied = &copiedWorkspace{limits: filesync.Limits{Bytes: row.Lease.CarryBytes}, name: cmp.Or(row.Lease.Named, row.Lease.Workspace)}
 	}
 	return l
 }
 
-// Use is one call's hold on a lease: the lease is not idle, and is not
-// destroyed under the call before its context has ended.
+// Use is one call's use of a lease. During a Use the lease is not idle. When the lease ends, its
+// sandbox is not removed until Leave is called or callGrace has passed.
 type Use struct {
 	*guest.Client
-	// Ctx ends with the call's own context or with the lease.
+	// Ctx ends with the call's context or with the lease.
 	Ctx   context.Context
 	lease *Lease
 	leave func()
@@ -103,34 +102,34 @@ type Use struct {
 	once  sync.Once
 }
 
-// Enter begins a call. The caller calls Leave on the result.
+// Enter starts a use of the lease. The caller must call Leave on the result.
 func (l *Lease) Enter(ctx context.Context) (*Use, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.usable(); err != nil {
+	if err := l.checkUsable(); err != nil {
 		return nil, err
 	}
 	l.active++
-	return l.use(ctx, l.leave), nil
+	return l.newUse(ctx, l.leave), nil
 }
 
-// Attend is Enter for who only waits for what the sandbox does: the lease may be
-// idle meanwhile, and its end waits for nobody.
+// Attend is like Enter for background services of a sandbox: the lease may become idle, and its end
+// does not wait for Leave.
 func (l *Lease) Attend(ctx context.Context) (*Use, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.usable(); err != nil {
+	if err := l.checkUsable(); err != nil {
 		return nil, err
 	}
-	return l.use(ctx, func() {}), nil
+	return l.newUse(ctx, func() {}), nil
 }
 
-// usable is to be called with the lock held.
-func (l *Lease) usable() error {
+// checkUsable returns an error if the lease cannot be used now. The caller holds mu.
+func (l *Lease) checkUsable() error {
 	if l.reason != "" {
 		return &EndedError{ID: l.ID, Reason: l.reason}
 	}
-	if l.member == nil {
+	if l.instance == nil {
 		return fmt.Errorf("sandbox %s: %w", l.ID, errUnknown)
 	}
 	select {
@@ -141,14 +140,14 @@ func (l *Lease) usable() error {
 	}
 }
 
-// use is to be called with the lock held.
-func (l *Lease) use(ctx context.Context, leave func()) *Use {
+// newUse returns a Use that calls leave at its end. The caller holds mu.
+func (l *Lease) newUse(ctx context.Context, leave func()) *Use {
 	both, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
-	return &Use{Client: l.member.guest, Ctx: both, lease: l, leave: leave, stop: func() { stop(); cancel(context.Canceled) }}
+	return &Use{Client: l.instance.guest, Ctx: both, lease: l, leave: leave, stop: func() { stop(); cancel(context.Canceled) }}
 }
 
-// Leave ends the call; it may be called twice.
+// Leave ends the use. It may be called more than once.
 func (u *Use) Leave() {
 	u.once.Do(func() {
 		u.stop()
@@ -156,7 +155,7 @@ func (u *Use) Leave() {
 	})
 }
 
-// leave is the end of a call.
+// leave ends one call's use of the lease.
 func (l *Lease) leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -167,9 +166,9 @@ func (l *Lease) leave() {
 	}
 }
 
-// begin starts the end of the lease. Only the first call gets true; an idle
-// lease that is used again by now goes on.
-func (l *Lease) begin(reason string) bool {
+// beginEnd marks the lease as ending and cancels its context. It reports false if the lease is
+// already ending, or if reason is Idle and the lease is in use again.
+func (l *Lease) beginEnd(reason string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.reason != "" || reason == Idle && !l.idleAt(time.Now()) {
@@ -183,52 +182,51 @@ func (l *Lease) begin(reason string) bool {
 	return true
 }
 
-// due says why the lease should end by itself now, or "".
-func (l *Lease) due(now time.Time) string {
+// endReason returns why the lease has to end now, or "".
+func (l *Lease) endReason(now time.Time) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.reason != "":
 		return ""
-	case l.member != nil && l.member.dead():
+	case l.instance != nil && l.instance.dead():
 		return Lost
 	case !now.Before(l.Expires):
 		return Expired
-	case l.member != nil && l.idleAt(now):
+	case l.instance != nil && l.idleAt(now):
 		return Idle
 	}
 	return ""
 }
 
-// idleAt is to be called with the lock held.
+// idleAt reports whether the lease is idle at the given time. The caller holds mu.
 func (l *Lease) idleAt(now time.Time) bool {
 	return l.active == 0 && now.Sub(l.used) >= l.IdleTime
 }
 
-// found gives the lease its sandbox after a restart; false if it has ended
-// meanwhile, and is removed without.
-func (l *Lease) found(m *member) bool {
+// setInstance sets the lease's sandbox after a restart. It reports false if the lease has ended
+// since.
+func (l *Lease) setInstance(m *instance) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.reason != "" {
 		return false
 	}
-	l.member, l.used = m, time.Now() // the time nobody could use it does not count
+	l.instance, l.used = m, time.Now() // time without a usable sandbox is not idle time
 	return true
 }
 
-// LastUse is when the last call ended, or the lease began.
+// LastUse returns when the last call ended, or when the lease began.
 func (l *Lease) LastUse() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.used
 }
 
-// Figures are what the lease's sandbox uses now. It is no use of the lease: one
-// that is only looked at ends when it is idle.
+// Figures returns the sandbox's current resource usage. It does not count as a use of the lease.
 func (l *Lease) Figures(ctx context.Context) (runtime.Figures, error) {
 	l.mu.Lock()
-	m, reason := l.member, l.reason
+	m, reason := l.instance, l.reason
 	l.mu.Unlock()
 	switch {
 	case reason != "":
@@ -239,15 +237,15 @@ func (l *Lease) Figures(ctx context.Context) (runtime.Figures, error) {
 	return runtime.FiguresOf(ctx, m.sandbox)
 }
 
-// touch counts the lease as used now.
+// touch records a use of the lease now.
 func (l *Lease) touch() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.used, l.dirty = time.Now(), true
 }
 
-// flush returns the last use if it was not stored yet.
-func (l *Lease) flush() (time.Time, bool) {
+// takeUnsavedUse returns the last use and reports whether it still has to be stored.
+func (l *Lease) takeUnsavedUse() (time.Time, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	dirty := l.dirty
@@ -255,17 +253,17 @@ func (l *Lease) flush() (time.Time, bool) {
 	return l.used, dirty
 }
 
-// Ended is the reason the lease ended or ends for, "" while it lives.
+// Ended returns the reason for the lease's end, or "" while it is live.
 func (l *Lease) Ended() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.reason
 }
 
-// Gone is closed when nothing is left of the sandbox.
+// Gone returns a channel that is closed when the sandbox is removed.
 func (l *Lease) Gone() <-chan struct{} { return l.gone }
 
-// Cause is the EndedError if the lease has ended or ends, else nil.
+// Cause returns the *EndedError of a lease that has ended or is ending, else nil.
 func (l *Lease) Cause() error {
 	if e, ok := errors.AsType[*EndedError](context.Cause(l.ctx)); ok {
 		return e
@@ -273,5 +271,5 @@ func (l *Lease) Cause() error {
 	return nil
 }
 
-// Image is the ID of the image that the sandbox runs.
-func (u *Use) Image() string { return u.lease.member.image }
+// Image returns the ID of the sandbox's image.
+func (u *Use) Image() string { return u.lease.instance.image }

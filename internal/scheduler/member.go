@@ -16,30 +16,30 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Times of a sandbox's life that no caller can set.
+// Timeouts that callers cannot set.
 const (
-	createTime  = 60 * time.Second // from intent to the first ping
-	probeTime   = 2 * time.Second  // a probe before a sandbox is handed out
-	destroyTime = 60 * time.Second // one attempt to destroy
-	adoptTime   = 10 * time.Second // adopt and ping after a restart
+	createTimeout  = 60 * time.Second // from the store's row to the first ping
+	probeTimeout   = 2 * time.Second  // probe before a sandbox is handed out
+	destroyTimeout = 60 * time.Second // one attempt to remove a sandbox
+	adoptTimeout   = 10 * time.Second // adopt or ping after a restart
 )
 
-// member is one sandbox that is ours: created and not yet gone.
-type member struct {
+// instance is a sandbox with its guest, from creation to removal.
+type instance struct {
 	id       string
 	template string
 	image    string
 	memory   int64
-	hooks    int // commands of the warm-up that stay
+	hooks    int // number of background warm-up commands
 	sandbox  runtime.Sandbox
 	guest    *guest.Client
 }
 
-func newMember(row store.Sandbox, sb runtime.Sandbox) *member {
-	return &member{id: row.ID, template: row.Template, image: row.Image, memory: row.Memory, sandbox: sb, guest: guest.New(sb)}
+func newInstance(row store.Sandbox, sb runtime.Sandbox) *instance {
+	return &instance{id: row.ID, template: row.Template, image: row.Image, memory: row.Memory, sandbox: sb, guest: guest.New(sb)}
 }
 
-func (m *member) dead() bool {
+func (m *instance) dead() bool {
 	select {
 	case <-m.sandbox.Done():
 		return true
@@ -48,32 +48,31 @@ func (m *member) dead() bool {
 	}
 }
 
-// create makes one sandbox of a template and waits for its guest. The intent
-// is in the store before the driver is asked, so nothing that a crash leaves
-// is unknown.
-func (s *Scheduler) create(ctx context.Context, t Template, from *source) (m *member, err error) {
+// create creates a sandbox of a template and waits for its guest and its warm-up. The row is stored
+// before the driver is called, so that recovery finds every sandbox after a crash.
+func (s *Scheduler) create(ctx context.Context, t Template, from *poolDemand) (m *instance, err error) {
 	memory := t.Spec.Limits.MemoryBytes
-	if err := s.budget.take(ctx, memory, from); err != nil {
+	if err := s.capacity.reserve(ctx, memory, from); err != nil {
 		return nil, err
 	}
-	defer s.budget.made(from)
-	short, cancel := context.WithTimeoutCause(ctx, createTime, fmt.Errorf("a sandbox of template %s was not ready within %s: %w", t.Name, createTime, context.DeadlineExceeded))
+	defer s.capacity.created(from)
+	short, cancel := context.WithTimeoutCause(ctx, createTimeout, fmt.Errorf("a sandbox of template %s was not ready within %s: %w", t.Name, createTimeout, context.DeadlineExceeded))
 	defer cancel()
 	id, err := uuid.NewV7()
 	if err != nil {
-		s.budget.give(memory)
+		s.capacity.release(memory)
 		return nil, err
 	}
 	row := store.Sandbox{
 		ID: id.String(), State: store.Creating, Template: t.Name, Runtime: s.opts.Driver.Name(), Image: t.Spec.Image.ID,
-		Build: s.build(t), Memory: memory, Created: time.Now(),
+		Build: s.fingerprint(t), Memory: memory, Created: time.Now(),
 	}
 	if err := s.opts.Store.Insert(short, row); err != nil {
-		s.budget.give(memory)
+		s.capacity.release(memory)
 		return nil, err
 	}
 	failpoint.Hit("scheduler.create.intent")
-	s.step(row)
+	s.notifyStateChange(row)
 	remove := s.removeByID(row.ID)
 	defer func() {
 		if err != nil {
@@ -87,11 +86,11 @@ func (s *Scheduler) create(ctx context.Context, t Template, from *source) (m *me
 		return nil, fmt.Errorf("create a sandbox of template %s: %w", t.Name, err)
 	}
 	remove = sb.Destroy
-	m = newMember(row, sb)
-	if err := m.ready(short); err != nil {
+	m = newInstance(row, sb)
+	if err := m.awaitGuest(short); err != nil {
 		return nil, err
 	}
-	if err := m.warmUp(ctx, t); err != nil { // which has times of its own
+	if err := m.warmUp(ctx, t); err != nil { // has its own timeouts
 		return nil, err
 	}
 	failpoint.Hit("scheduler.create.ready")
@@ -99,12 +98,12 @@ func (s *Scheduler) create(ctx context.Context, t Template, from *source) (m *me
 	if err != nil {
 		return nil, err
 	}
-	s.step(row)
+	s.notifyStateChange(row)
 	return m, nil
 }
 
-// ready waits for the guest's first answer.
-func (m *member) ready(ctx context.Context) error {
+// awaitGuest waits for the guest's first answer.
+func (m *instance) awaitGuest(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	ended := make(chan struct{})
@@ -128,57 +127,57 @@ func (m *member) ready(ctx context.Context) error {
 
 func checkPong(p wire.Pong) error {
 	if p.Version != wire.Version {
-		return fmt.Errorf("the guest speaks version %d and this program %d: %w", p.Version, wire.Version, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("the guest uses protocol version %d and this program %d: %w", p.Version, wire.Version, errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }
 
-// probe asks a warm sandbox whether it can be handed out.
-func (m *member) probe(ctx context.Context) error {
+// probe checks whether a warm sandbox can be handed out.
+func (m *instance) probe(ctx context.Context) error {
 	if m.dead() {
 		return fmt.Errorf("sandbox %s has ended: %w", m.id, errdefs.ErrNotFound)
 	}
-	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	p, err := m.guest.Ping(ctx)
 	if err != nil {
 		return err
 	}
 	if p.Claimed {
-		return fmt.Errorf("sandbox %s is claimed already: %w", m.id, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("sandbox %s is already claimed: %w", m.id, errdefs.ErrFailedPrecondition)
 	}
 	if p.Commands < m.hooks {
-		return fmt.Errorf("sandbox %s: of its warm-up %d of %d commands run: %w", m.id, p.Commands, m.hooks, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("sandbox %s: only %d of %d warm-up commands are running: %w", m.id, p.Commands, m.hooks, errdefs.ErrFailedPrecondition)
 	}
 	return checkPong(p)
 }
 
-// discard removes a sandbox from any state, gives its room back and records
-// its end. It goes on when ctx has ended. An error means that something may
-// be left: the row says stopping, and the sweep tries again.
+// discard removes a sandbox in any state, releases its capacity and stores its end. It ignores the
+// cancellation of ctx. After an error the row stays in state stopping, and retryRemovals tries
+// again.
 func (s *Scheduler) discard(ctx context.Context, row store.Sandbox, to store.State, reason string, remove func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), destroyTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), destroyTimeout)
 	defer cancel()
-	if err := s.mark(ctx, row.ID, store.Stopping, reason); err != nil {
-		s.log.Error("sandbox not marked as stopping", "sandbox", row.ID, "error", err)
+	if err := s.setState(ctx, row.ID, store.Stopping, reason); err != nil {
+		s.log.Error("failed to mark a sandbox as stopping", "sandbox", row.ID, "error", err)
 	}
 	failpoint.Hit("scheduler.destroy.marked")
 	if err := remove(ctx); err != nil {
-		s.retry(broken{row: row, to: to, reason: reason, remove: remove})
+		s.scheduleRemoval(failedRemoval{row: row, to: to, reason: reason, remove: remove})
 		return fmt.Errorf("remove sandbox %s: %w", row.ID, err)
 	}
 	failpoint.Hit("scheduler.destroy.removed")
-	s.budget.give(row.Memory)
-	return s.mark(ctx, row.ID, to, reason)
+	s.capacity.release(row.Memory)
+	return s.setState(ctx, row.ID, to, reason)
 }
 
-// removeByID removes a sandbox that there is no handle of.
+// removeByID returns a function that removes a sandbox without a handle.
 func (s *Scheduler) removeByID(id string) func(context.Context) error {
 	return func(ctx context.Context) error { return s.opts.Driver.Remove(ctx, id) }
 }
 
-// mark steps a row; one that is not there, or has ended, stays so.
-func (s *Scheduler) mark(ctx context.Context, id string, to store.State, reason string) error {
+// setState changes the state of a row. A missing row, or one that has ended, stays unchanged.
+func (s *Scheduler) setState(ctx context.Context, id string, to store.State, reason string) error {
 	same := false
 	row, err := s.opts.Store.Update(ctx, id, func(b *store.Sandbox) error {
 		if same = b.State == to || b.State.Ended(); b.State.Ended() {
@@ -197,7 +196,7 @@ func (s *Scheduler) mark(ctx context.Context, id string, to store.State, reason 
 		return nil
 	}
 	if err == nil && !same {
-		s.step(row)
+		s.notifyStateChange(row)
 	}
 	return err
 }

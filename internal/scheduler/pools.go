@@ -17,51 +17,50 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// creator makes sandboxes of one version of a template.
-func (s *Scheduler) creator(t Template, from *source) func(context.Context) (*member, error) {
-	return func(ctx context.Context) (*member, error) { return s.create(ctx, t, from) }
+// creator returns a function that creates sandboxes of this version of a template.
+func (s *Scheduler) creator(t Template, from *poolDemand) func(context.Context) (*instance, error) {
+	return func(ctx context.Context) (*instance, error) { return s.create(ctx, t, from) }
 }
 
-func (s *Scheduler) newPool(t Template, from *source) *pool.Pool[*member] {
-	return pool.New(pool.Options[*member]{
+func (s *Scheduler) newPool(t Template, from *poolDemand) *pool.Pool[*instance] {
+	return pool.New(pool.Options[*instance]{
 		Name:     t.Name,
 		Settings: t.Pool,
 		Create:   s.creator(t, from),
-		Probe:    func(ctx context.Context, m *member) error { return m.probe(ctx) },
-		Destroy: func(ctx context.Context, m *member, why string) {
+		Probe:    func(ctx context.Context, m *instance) error { return m.probe(ctx) },
+		Destroy: func(ctx context.Context, m *instance, why string) {
 			row := store.Sandbox{ID: m.id, Template: m.template, Memory: m.memory}
 			if err := s.discard(ctx, row, store.Gone, why, m.sandbox.Destroy); err != nil {
-				s.log.Error("sandbox not removed; trying again", "sandbox", m.id, "error", err)
+				s.log.Error("failed to remove sandbox; will retry", "sandbox", m.id, "error", err)
 			}
 		},
-		Order: s.turns,
+		Order: s.order,
 		Log:   s.log,
 	})
 }
 
-// makeRoom gives up idle warm sandboxes while somebody waits for one of another
-// template and the host has no room for it: one at a time, of the pool that has
-// the most.
+// makeRoom destroys idle warm sandboxes while a caller waits for another template and the host is
+// full. It destroys one at a time, from the pool with the most warm sandboxes.
 func (s *Scheduler) makeRoom(ctx context.Context) error {
-	t := time.NewTicker(tickTime)
+	t := time.NewTicker(tickInterval)
 	defer t.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-s.budget.hungry:
-		case <-t.C: // one may have become warm, or be wanted, since
+		case <-s.capacity.starvedCh:
+		case <-t.C: // a sandbox may have become warm, or a caller may wait, since
 		}
-		for ctx.Err() == nil && s.budget.starved() && s.yield(ctx) {
+		for ctx.Err() == nil && s.capacity.isStarved() && s.destroyOneWarm(ctx) {
 		}
 	}
 }
 
-// yield destroys one warm sandbox; false if there is none.
-func (s *Scheduler) yield(ctx context.Context) bool {
-	var richest *pool.Pool[*member]
+// destroyOneWarm destroys one warm sandbox. It reports false if there is none.
+func (s *Scheduler) destroyOneWarm(ctx context.Context) bool {
+	var richest *pool.Pool[*instance]
 	most := 0
-	for _, st := range s.shelf.all() {
+	for _, st := range s.templates.all() {
 		p := st.pool
 		if n := p.Stats().Warm; n > most {
 			richest, most = p, n
@@ -70,62 +69,61 @@ func (s *Scheduler) yield(ctx context.Context) bool {
 	return richest != nil && richest.Yield(ctx, "its room is needed")
 }
 
-// build tells sandboxes that can be kept over a restart: made by this program
-// from this very template, with the same warm-up.
-func (s *Scheduler) build(t Template) string {
+// fingerprint identifies the program and the version of a template. Warm sandboxes with the same
+// fingerprint are kept over a restart.
+func (s *Scheduler) fingerprint(t Template) string {
 	spec, err := json.Marshal(struct {
 		runtime.Spec
 		Env    map[string]string `json:",omitempty"`
 		User   string            `json:",omitempty"`
 		Warmup []Hook            `json:",omitempty"`
 	}{t.Spec, t.Env, t.User, t.Warmup})
-	if err != nil { // it is plain data
+	if err != nil { // not expected: plain data
 		return s.opts.Build
 	}
 	sum := sha256.Sum256(append(spec, s.opts.Build...))
 	return hex.EncodeToString(sum[:8])
 }
 
-// PoolStats is one template's pool and image.
+// PoolStats holds the state of one template's pool.
 type PoolStats struct {
 	Template, Image string
 	pool.Stats
 }
 
-// Pools tells the state of all pools, sorted by template.
+// Pools returns the state of all pools, sorted by template.
 func (s *Scheduler) Pools() []PoolStats {
 	out := []PoolStats{}
 	for _, name := range s.Templates() {
-		if t, st, ok := s.shelf.lookUp(name); ok {
+		if t, st, ok := s.templates.leasable(name); ok {
 			out = append(out, PoolStats{Template: name, Image: t.Spec.Image.Ref, Stats: st.pool.Stats()})
 		}
 	}
 	return out
 }
 
-// release lets go of everything that lives on.
-func (s *Scheduler) release() {
+// releaseHandles releases the handles of all sandboxes, which keep running.
+func (s *Scheduler) releaseHandles() {
 	var errs []error
-	for _, st := range s.shelf.all() {
+	for _, st := range s.templates.all() {
 		for _, m := range st.pool.Rest() {
 			errs = append(errs, m.sandbox.Release())
 		}
 	}
-	for _, l := range s.all() {
+	for _, l := range s.liveLeases() {
 		l.mu.Lock()
-		m := l.member
+		m := l.instance
 		l.mu.Unlock()
 		if m != nil {
 			errs = append(errs, m.sandbox.Release())
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		s.log.Warn("sandboxes not let go of", "error", err)
+		s.log.Warn("failed to release sandboxes", "error", err)
 	}
 }
 
-// DestroyAll removes every sandbox, leased ones too. It is for down, instead
-// of Run.
+// DestroyAll removes every sandbox, including leased ones. It must not run together with Run.
 func (s *Scheduler) DestroyAll(ctx context.Context) error {
 	found, err := s.opts.Driver.List(ctx, s.opts.Store.Owner())
 	if err != nil {
@@ -142,7 +140,7 @@ func (s *Scheduler) DestroyAll(ctx context.Context) error {
 	for _, r := range rows {
 		ids[r.ID] = true
 	}
-	var g errgroup.Group // none of them stops the others
+	var g errgroup.Group // no context: a failure does not stop the others
 	g.SetLimit(recoverParallel)
 	errs := make(chan error, len(ids))
 	for id := range ids {
@@ -157,20 +155,20 @@ func (s *Scheduler) DestroyAll(ctx context.Context) error {
 	return errors.Join(all...)
 }
 
-// shutDown removes one sandbox with all that is promised of it.
+// shutDown removes one sandbox and stores its end.
 func (s *Scheduler) shutDown(ctx context.Context, id string) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("sandbox %s is not removed: %w", id, context.Cause(ctx))
 	}
-	if err := s.mark(ctx, id, store.Stopping, ShutDown); err != nil {
-		s.log.Error("sandbox not marked as stopping", "sandbox", id, "error", err)
+	if err := s.setState(ctx, id, store.Stopping, ShutDown); err != nil {
+		s.log.Error("failed to mark a sandbox as stopping", "sandbox", id, "error", err)
 	}
 	failpoint.Hit("scheduler.destroy.marked")
-	one, cancel := context.WithTimeout(ctx, destroyTime)
+	one, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
 	if err := s.opts.Driver.Remove(one, id); err != nil {
 		return fmt.Errorf("remove sandbox %s: %w", id, err)
 	}
 	failpoint.Hit("scheduler.destroy.removed")
-	return s.settleRest(ctx, id, ShutDown)
+	return s.recordSandboxEnd(ctx, id, ShutDown)
 }

@@ -8,28 +8,26 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Quotas bound one caller; zero is none.
+// Quotas limits one caller. Zero means no limit.
 type Quotas struct {
-	// Sandboxes at once, and what their templates allow them of memory together,
-	// in bytes.
+	// Sandboxes bounds the caller's sandboxes at once. Memory bounds the sum of their memory
+	// limits, in bytes.
 	Sandboxes int
 	Memory    int64
-	// Waiting is how many calls wait for a sandbox at once.
+	// Waiting bounds the calls that wait for a sandbox at once.
 	Waiting int
 }
 
-// QuotaError says which quota of a caller is used up. It is of class
-// ResourceExhausted.
+// QuotaError reports which quota of a caller is used up. Its class is ResourceExhausted.
 type QuotaError struct {
-	Quota       string // its name, such as "sandboxes"
+	Quota       string // the name, such as "sandboxes"
 	Limit, Used int64
-	Unit        string // what is counted
-	// RetryAfter is when to try again, 0 if that depends on what the caller
-	// gives back.
+	Unit        string // unit of Limit and Used
+	// RetryAfter is the time until the quota is reset, or 0 if the caller has to free something.
 	RetryAfter time.Duration
 }
 
-// Error is a whole sentence for the caller.
+// Error implements error. The text is safe for callers.
 func (e *QuotaError) Error() string {
 	text := fmt.Sprintf("the quota %s is used up: %d of %d %s", e.Quota, e.Used, e.Limit, e.Unit)
 	if e.RetryAfter > 0 {
@@ -38,19 +36,18 @@ func (e *QuotaError) Error() string {
 	return text
 }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *QuotaError) Unwrap() error { return errdefs.ErrResourceExhausted }
 
-// usage is what one caller has of this host: what it is promised, and what it
-// waits for.
+// usage is what one caller uses of its quotas.
 type usage struct {
 	sandboxes int
 	memory    int64
 	waiting   int
-	changed   chan struct{} // closed when something was given back
+	changed   chan struct{} // closed when quota is released
 }
 
-// usageOf is to be called with the lock held.
+// usageOf returns the caller's usage and creates it if needed. The caller holds mu.
 func (s *Scheduler) usageOf(caller string) *usage {
 	u := s.usage[caller]
 	if u == nil {
@@ -60,28 +57,27 @@ func (s *Scheduler) usageOf(caller string) *usage {
 	return u
 }
 
-// drain forgets a caller who has nothing. The lock is held.
-func (s *Scheduler) drain(caller string, u *usage) {
+// dropIfUnused removes the usage of a caller that uses nothing. The caller holds mu.
+func (s *Scheduler) dropIfUnused(caller string, u *usage) {
 	if u.sandboxes == 0 && u.waiting == 0 && s.usage[caller] == u {
 		delete(s.usage, caller)
 	}
 }
 
-// reserve counts a sandbox for a caller before one is taken. Where the quota is
-// full and a sandbox of the caller is on its way out, it waits for that if wait
-// is set.
-func (s *Scheduler) reserve(ctx context.Context, caller string, memory int64, q Quotas, wait bool) error {
+// reserveQuota charges a sandbox to a caller's quota. If the quota is full, wait is set and a lease
+// of the caller is ending, it waits for that.
+func (s *Scheduler) reserveQuota(ctx context.Context, caller string, memory int64, q Quotas, wait bool) error {
 	for {
 		s.mu.Lock()
 		u := s.usageOf(caller)
-		err := u.room(memory, q)
+		err := u.checkQuota(memory, q)
 		if err == nil {
 			u.sandboxes++
 			u.memory += memory
 			s.mu.Unlock()
 			return nil
 		}
-		changed, ending := u.changed, s.ending(caller)
+		changed, ending := u.changed, s.hasEndingLease(caller)
 		s.mu.Unlock()
 		if !ending || !wait {
 			return err
@@ -94,7 +90,7 @@ func (s *Scheduler) reserve(ctx context.Context, caller string, memory int64, q 
 	}
 }
 
-func (u *usage) room(memory int64, q Quotas) error {
+func (u *usage) checkQuota(memory int64, q Quotas) error {
 	switch {
 	case q.Sandboxes > 0 && u.sandboxes >= q.Sandboxes:
 		return &QuotaError{Quota: "sandboxes", Limit: int64(q.Sandboxes), Used: int64(u.sandboxes), Unit: "at once"}
@@ -104,9 +100,9 @@ func (u *usage) room(memory int64, q Quotas) error {
 	return nil
 }
 
-// ending says whether a lease of the caller is over and not yet gone. The lock
-// is held.
-func (s *Scheduler) ending(caller string) bool {
+// hasEndingLease reports whether a lease of the caller is ending and not yet gone. The caller holds
+// mu.
+func (s *Scheduler) hasEndingLease(caller string) bool {
 	for _, l := range s.leases {
 		if l.Caller == caller && l.Ended() != "" {
 			return true
@@ -115,8 +111,8 @@ func (s *Scheduler) ending(caller string) bool {
 	return false
 }
 
-// count counts what is there already after a restart, whatever the quota.
-func (s *Scheduler) count(caller string, memory int64) {
+// chargeQuota charges a sandbox without a check, for sandboxes that exist after a restart.
+func (s *Scheduler) chargeQuota(caller string, memory int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	u := s.usageOf(caller)
@@ -124,8 +120,8 @@ func (s *Scheduler) count(caller string, memory int64) {
 	u.memory += memory
 }
 
-// unreserve gives back what reserve or count took.
-func (s *Scheduler) unreserve(caller string, memory int64) {
+// releaseQuota returns the quota of reserveQuota or chargeQuota.
+func (s *Scheduler) releaseQuota(caller string, memory int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	u := s.usageOf(caller)
@@ -133,5 +129,5 @@ func (s *Scheduler) unreserve(caller string, memory int64) {
 	u.memory -= memory
 	close(u.changed)
 	u.changed = make(chan struct{})
-	s.drain(caller, u)
+	s.dropIfUnused(caller, u)
 }

@@ -20,16 +20,15 @@ type Recovered struct {
 	Warm, Leased, Lost, Removed, Unknown int
 }
 
-// left is why a sandbox ends that nobody waits for any more.
-const left = "its process ended"
+// reasonProcessEnded is the reason for sandboxes that the earlier process no longer needs.
+const reasonProcessEnded = "its process ended"
 
-// recoverParallel bounds adoptions and removals at once.
+// recoverParallel bounds concurrent adoptions and removals.
 const recoverParallel = 8
 
-// Recover compares what was promised with what the engine has, once, before
-// Run: sandboxes are adopted, finished or removed. A dead engine is an error;
-// an engine that cannot tell of one sandbox leaves that lease unknown, and Run
-// asks again.
+// Recover compares the stored sandboxes with those of the engine and adopts, ends or removes each.
+// It must be called once, before Run. It fails if the engine is unavailable. If the engine cannot
+// answer for one sandbox, that lease stays unknown and Run asks again.
 func (s *Scheduler) Recover(ctx context.Context) (Recovered, error) {
 	rows, err := s.opts.Store.Live(ctx)
 	if err != nil {
@@ -37,7 +36,7 @@ func (s *Scheduler) Recover(ctx context.Context) (Recovered, error) {
 	}
 	found, err := s.opts.Driver.List(ctx, s.opts.Store.Owner())
 	if err != nil {
-		return Recovered{}, fmt.Errorf("look for sandboxes of an earlier process: %w", err)
+		return Recovered{}, fmt.Errorf("list sandboxes of an earlier process: %w", err)
 	}
 	known := make(map[string]bool, len(rows))
 	for _, row := range rows {
@@ -45,19 +44,18 @@ func (s *Scheduler) Recover(ctx context.Context) (Recovered, error) {
 			return Recovered{}, fmt.Errorf("state directory has sandboxes of runtime %s: start with that, or take them down first: %w", row.Runtime, errdefs.ErrFailedPrecondition)
 		}
 		known[row.ID] = true
-		s.budget.force(row.Memory)
+		s.capacity.forceReserve(row.Memory)
 	}
-	// Leases hold their workspaces before anything that takes time: those that
-	// live before those whose end was under way.
+	// Hold all workspaces before slower work, those of live leases first.
 	for _, state := range []store.State{store.Leased, store.Stopping} {
 		for _, row := range rows {
 			if row.State == state && row.Caller != "" {
-				s.takeUp(ctx, row)
+				s.restoreLease(ctx, row)
 			}
 		}
 	}
-	c := &counter{}
-	var g errgroup.Group // none of them stops the others
+	c := &recoveryCounter{}
+	var g errgroup.Group // no context: a failure does not stop the others
 	g.SetLimit(recoverParallel)
 	for _, f := range found {
 		if !known[f.ID] {
@@ -68,26 +66,26 @@ func (s *Scheduler) Recover(ctx context.Context) (Recovered, error) {
 		g.Go(func() error { s.recoverRow(ctx, row, c); return nil })
 	}
 	_ = g.Wait()
-	return c.sum(), context.Cause(ctx)
+	return c.total(), context.Cause(ctx)
 }
 
-// removeOrphan removes what the engine has and nobody was promised.
-func (s *Scheduler) removeOrphan(ctx context.Context, f runtime.Found, c *counter) {
+// removeOrphan removes a sandbox of the engine that is not stored.
+func (s *Scheduler) removeOrphan(ctx context.Context, f runtime.Found, c *recoveryCounter) {
 	s.log.Warn("removing a sandbox that is not recorded", "sandbox", f.ID, "template", f.Template)
 	c.add(func(r *Recovered) { r.Removed++ })
-	s.budget.force(0)
-	s.discarded(ctx, store.Sandbox{ID: f.ID, Template: f.Template}, store.Gone, s.removeByID(f.ID))
+	s.capacity.forceReserve(0)
+	s.discardOrLog(ctx, store.Sandbox{ID: f.ID, Template: f.Template}, store.Gone, s.removeByID(f.ID))
 }
 
-// discarded discards what an earlier process left. What cannot be removed is
-// for the sweep, and keeps nobody from starting.
-func (s *Scheduler) discarded(ctx context.Context, row store.Sandbox, to store.State, remove func(context.Context) error) {
-	if err := s.discard(ctx, row, to, left, remove); err != nil {
-		s.log.Error("sandbox not removed; trying again", "sandbox", row.ID, "error", err)
+// discardOrLog discards a sandbox of an earlier process. A failure is logged and retried later, and
+// does not prevent the start.
+func (s *Scheduler) discardOrLog(ctx context.Context, row store.Sandbox, to store.State, remove func(context.Context) error) {
+	if err := s.discard(ctx, row, to, reasonProcessEnded, remove); err != nil {
+		s.log.Error("failed to remove sandbox; will retry", "sandbox", row.ID, "error", err)
 	}
 }
 
-func (s *Scheduler) recoverRow(ctx context.Context, row store.Sandbox, c *counter) {
+func (s *Scheduler) recoverRow(ctx context.Context, row store.Sandbox, c *recoveryCounter) {
 	remove := s.removeByID(row.ID)
 	l := s.Live(row.ID)
 	switch {
@@ -96,9 +94,9 @@ func (s *Scheduler) recoverRow(ctx context.Context, row store.Sandbox, c *counte
 		return
 	case l != nil:
 		c.add(func(r *Recovered) { r.Removed++ })
-		s.findCarried(ctx, l, row)
-		if err := s.End(ctx, l, cmp.Or(row.Reason, left), false); err != nil {
-			s.log.Error("lease not ended", "sandbox", l.ID, "error", err)
+		s.adoptForCopyBack(ctx, l, row)
+		if err := s.End(ctx, l, cmp.Or(row.Reason, reasonProcessEnded), false); err != nil {
+			s.log.Error("failed to end a lease", "sandbox", l.ID, "error", err)
 		}
 		return
 	case row.State == store.Warm:
@@ -116,17 +114,17 @@ func (s *Scheduler) recoverRow(ctx context.Context, row store.Sandbox, c *counte
 	if row.State == store.Creating {
 		to = store.Failed
 	}
-	s.discarded(ctx, row, to, remove)
+	s.discardOrLog(ctx, row, to, remove)
 }
 
-// keepWarm puts a warm sandbox back into its pool if it is still what the
-// template says and this program made it.
-func (s *Scheduler) keepWarm(ctx context.Context, m *member, row store.Sandbox) bool {
+// keepWarm returns a warm sandbox to its pool and reports true if its fingerprint matches and it
+// passes the probe.
+func (s *Scheduler) keepWarm(ctx context.Context, m *instance, row store.Sandbox) bool {
 	t, ok := s.template(row.Template)
-	if !ok || row.Build != s.build(t) {
+	if !ok || row.Build != s.fingerprint(t) {
 		return false
 	}
-	m.hooks = t.stays()
+	m.hooks = t.backgroundHooks()
 	if err := m.probe(ctx); err != nil {
 		return false
 	}
@@ -134,25 +132,25 @@ func (s *Scheduler) keepWarm(ctx context.Context, m *member, row store.Sandbox) 
 	return p != nil && p.Adopt(m, row.Created)
 }
 
-// takeUp makes a lease of an earlier process known, with its workspace: while
-// a sandbox may live, nobody else gets what it can write to.
-func (s *Scheduler) takeUp(ctx context.Context, row store.Sandbox) {
-	hold, err := s.hold(ctx, row.ID, row.Lease)
+// restoreLease restores a lease of an earlier process and holds its workspace, so that no other
+// lease can write to it while the sandbox may be alive.
+func (s *Scheduler) restoreLease(ctx context.Context, row store.Sandbox) {
+	hold, err := s.holdWorkspace(ctx, row.ID, row.Lease)
 	if err != nil {
-		s.log.Error("workspace of a lease is not held", "sandbox", row.ID, "workspace", row.Lease.Workspace, "error", err)
+		s.log.Error("failed to hold the workspace of a lease", "sandbox", row.ID, "workspace", row.Lease.Workspace, "error", err)
 	}
 	l := newLease(row, nil, hold)
-	s.count(row.Caller, row.Memory)
-	close(l.bound) // what the earlier process had bound stays so
+	s.chargeQuota(row.Caller, row.Memory)
+	close(l.bound) // the earlier process has bound it
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.leases[l.ID] = l
 }
 
-func (s *Scheduler) recoverLease(ctx context.Context, l *Lease, row store.Sandbox, c *counter) {
-	switch known, err := s.resolve(ctx, l, row); {
+func (s *Scheduler) recoverLease(ctx context.Context, l *Lease, row store.Sandbox, c *recoveryCounter) {
+	switch known, err := s.resolveLease(ctx, l, row); {
 	case !known:
-		s.log.Warn("the engine cannot tell whether a leased sandbox lives; asking again", "sandbox", l.ID, "error", err)
+		s.log.Warn("engine did not report the state of a leased sandbox; will retry", "sandbox", l.ID, "error", err)
 		c.add(func(r *Recovered) { r.Unknown++ })
 	case err != nil:
 		c.add(func(r *Recovered) { r.Lost++ })
@@ -161,10 +159,10 @@ func (s *Scheduler) recoverLease(ctx context.Context, l *Lease, row store.Sandbo
 	}
 }
 
-// resolve finds out what became of a leased sandbox. known false: the engine
-// could not tell; the lease stays as promised. An error with known true: the
-// lease is over, and its end is under way.
-func (s *Scheduler) resolve(ctx context.Context, l *Lease, row store.Sandbox) (known bool, err error) {
+// resolveLease finds out whether a leased sandbox is alive. known is false if the engine cannot
+// answer; the lease then stays unchanged. If known is true, an error means that the lease is
+// ending.
+func (s *Scheduler) resolveLease(ctx context.Context, l *Lease, row store.Sandbox) (known bool, err error) {
 	m, err := s.adopt(ctx, row)
 	if errdefs.IsNotFound(err) {
 		return true, errors.Join(err, s.End(ctx, l, Lost, false))
@@ -172,18 +170,18 @@ func (s *Scheduler) resolve(ctx context.Context, l *Lease, row store.Sandbox) (k
 	if err != nil {
 		return false, err
 	}
-	ping, cancel := context.WithTimeout(ctx, adoptTime)
+	ping, cancel := context.WithTimeout(ctx, adoptTimeout)
 	defer cancel()
 	pong, err := m.guest.Ping(ping)
 	if err != nil {
 		return false, errors.Join(err, m.sandbox.Release())
 	}
-	s.settleUnstarted(ctx, m)
+	s.endUnstartedShells(ctx, m)
 	p := s.pool(row.Template)
 	if p != nil {
-		p.AdoptTaken(m) // before its end can say that it is gone
+		p.AdoptTaken(m) // before the lease can end and report it gone
 	}
-	if !l.found(m) {
+	if !l.setInstance(m) {
 		if p != nil {
 			p.Gone(m)
 		}
@@ -195,39 +193,39 @@ func (s *Scheduler) resolve(ctx context.Context, l *Lease, row store.Sandbox) (k
 	return true, nil
 }
 
-// settleUnstarted records of shells that were promised, and that the guest does
-// not know, that nobody saw their end: else they would run for ever. Nothing
-// is started in the sandbox meanwhile.
-func (s *Scheduler) settleUnstarted(ctx context.Context, m *member) {
+// endUnstartedShells stores an end for shells that the guest does not know. They were stored but
+// never started, and would otherwise appear to run indefinitely. No shell can start in the sandbox
+// during the call.
+func (s *Scheduler) endUnstartedShells(ctx context.Context, m *instance) {
 	rows, err := s.opts.Store.Shells(ctx, m.id)
-	if err != nil || !slices.ContainsFunc(rows, unended) {
+	if err != nil || !slices.ContainsFunc(rows, hasNoResult) {
 		return
 	}
-	ask, cancel := context.WithTimeout(ctx, adoptTime)
+	ask, cancel := context.WithTimeout(ctx, adoptTimeout)
 	defer cancel()
 	known, err := m.guest.Shells(ask)
 	if err != nil {
-		s.log.Warn("shells of a sandbox not compared", "sandbox", m.id, "error", err)
+		s.log.Warn("failed to compare shells with the guest", "sandbox", m.id, "error", err)
 		return
 	}
-	lost := runtime.Result{Ending: runtime.SandboxLost, ExitCode: -1, Detail: "it had not started when the service ended"}
+	lost := runtime.Result{Ending: runtime.SandboxLost, ExitCode: -1, Detail: "it had not started when the service stopped"}
 	for _, row := range rows {
-		if !unended(row) || slices.ContainsFunc(known, func(sh wire.Shell) bool { return sh.ID == row.ID }) {
+		if !hasNoResult(row) || slices.ContainsFunc(known, func(sh wire.Shell) bool { return sh.ID == row.ID }) {
 			continue
 		}
 		if err := s.opts.Store.EndShell(ctx, row.ID, time.Now(), lost); err != nil {
-			s.log.Warn("end of a shell not recorded", "shell", row.ID, "error", err)
+			s.log.Warn("failed to record the end of a shell", "shell", row.ID, "error", err)
 		}
 	}
 }
 
-func unended(sh store.Shell) bool { return sh.Result == nil }
+func hasNoResult(sh store.Shell) bool { return sh.Result == nil }
 
-// resolveUnknown asks again about leases nobody could tell of.
+// resolveUnknown retries the leases that resolveLease could not resolve.
 func (s *Scheduler) resolveUnknown(ctx context.Context) {
-	for _, l := range s.all() {
+	for _, l := range s.liveLeases() {
 		l.mu.Lock()
-		unknown := l.member == nil && l.reason == ""
+		unknown := l.instance == nil && l.reason == ""
 		l.mu.Unlock()
 		if !unknown {
 			continue
@@ -236,18 +234,18 @@ func (s *Scheduler) resolveUnknown(ctx context.Context) {
 		if err != nil {
 			continue
 		}
-		if known, err := s.resolve(ctx, l, row); known {
-			s.log.Info("found out what became of a leased sandbox", "sandbox", l.ID, "error", err)
+		if known, err := s.resolveLease(ctx, l, row); known {
+			s.log.Info("resolved the state of a leased sandbox", "sandbox", l.ID, "error", err)
 		}
 	}
 }
 
-func (s *Scheduler) adopt(ctx context.Context, row store.Sandbox) (*member, error) {
-	ctx, cancel := context.WithTimeout(ctx, adoptTime)
+func (s *Scheduler) adopt(ctx context.Context, row store.Sandbox) (*instance, error) {
+	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
 	defer cancel()
 	sb, err := s.opts.Driver.Adopt(ctx, row.ID)
 	if err != nil {
 		return nil, err
 	}
-	return newMember(row, sb), nil
+	return newInstance(row, sb), nil
 }

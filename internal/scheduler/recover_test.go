@@ -59,7 +59,7 @@ func TestAnEndThatWasCutKeepsItsWorkspaceAndSettlesShells(t *testing.T) {
 	eventually(t, "it was tried", func() bool { // beside what was being made for the pool, perhaps
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		_, tried := s.broken[l.ID]
+		_, tried := s.failedRemovals[l.ID]
 		return tried
 	})
 	if _, err := s.tryAcquire(t.Context(), with); !errdefs.IsUnavailable(err) {
@@ -101,9 +101,9 @@ func TestAnOrphanThatStaysKeepsNobodyFromStarting(t *testing.T) {
 	s := w.start(t)
 	eventually(t, "the sweep removed it", func() bool { return !slices.Contains(w.host.IDs(), "orphan-00") && s.Broken() == 0 })
 	eventually(t, "only the warm one counts", func() bool {
-		s.budget.mu.Lock()
-		defer s.budget.mu.Unlock()
-		return s.budget.used == s.Pools()[0].Warm
+		s.capacity.mu.Lock()
+		defer s.capacity.mu.Unlock()
+		return s.capacity.used == s.Pools()[0].Warm
 	})
 }
 
@@ -152,7 +152,7 @@ func TestAnEndThatFailsIsToldToWhoWaits(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	l := s.acquire(t)
-	s.stuckTime = 0
+	s.removalWait = 0
 	w.host.Before(fake.Fail(errors.New("the engine is away"), -1, fake.OpDestroy))
 	for range 2 {
 		if err := s.End(t.Context(), l, Removed, true); !errdefs.IsUnavailable(err) {

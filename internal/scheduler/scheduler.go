@@ -1,11 +1,9 @@
-// Package scheduler owns sandboxes from the intent to create one to its end:
-// admission by number and memory, the warm pools, leases with their deadlines,
-// what a crash or a hand-over left, and the sweep that tries again until
-// nothing is left.
+// Package scheduler manages the sandbox lifecycle: admission, warm pools, leases, crash recovery
+// and retried removals.
 //
-// It never decides what a caller may do, and runs no command of its own. Run
-// owns its goroutines and returns when all have ended. Errors are classed by
-// errdefs; a lease that is over gives an *EndedError with the reason.
+// It does not decide what a caller may do. Besides warm-up hooks it runs no commands. Run owns the
+// goroutines and returns when all have ended. Errors are classed by errdefs. A lease that is over
+// yields an *EndedError with the reason.
 package scheduler
 
 import (
@@ -27,78 +25,78 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// Template is what a pool keeps warm.
+// Template describes the sandboxes of one pool.
 type Template struct {
 	Name string
-	// Spec is complete but for ID, Owner, Template and Build.
+	// Spec is complete except for ID, Owner, Template and Build.
 	Spec runtime.Spec
 	Pool pool.Settings
-	// Env and User are defaults of its commands.
+	// Env and User are defaults for commands.
 	Env  map[string]string
 	User string
 	// Warmup runs before a sandbox counts as warm.
 	Warmup []Hook
 }
 
-// Hook is a command that warms a sandbox up.
+// Hook is a warm-up command.
 type Hook struct {
 	Argv    []string
 	Timeout time.Duration
-	// Background starts it as a shell that lives on in the lease.
+	// Background starts the command as a shell that stays in the lease.
 	Background bool
 }
 
-// Options of a Scheduler; all but Log are needed.
+// Options configures a Scheduler. Log, Keep and OnStateChange are optional.
 type Options struct {
 	Driver  runtime.Driver
 	Store   *store.Store
 	Volumes *volumes.Manager
-	// Templates are there from the start; see Put and Drop for later ones.
+	// Templates are the initial templates; see Put and Drop.
 	Templates []Template
-	// MaxSandboxes and MaxMemory bound what exists at once, warm ones too.
+	// MaxSandboxes and MaxMemory limit all sandboxes of the host, including warm ones.
 	MaxSandboxes int
 	MaxMemory    int64
-	// Queue bounds how many calls wait for a sandbox at once.
+	// Queue bounds the calls that wait for a sandbox at once.
 	Queue int
-	// Step, if set, is told of every state that a sandbox comes to. It must not
-	// wait.
-	Step func(Step)
-	// Build tells warm sandboxes of another program from ours.
+	// OnStateChange, if set, is called after each state change of a sandbox. It must not block.
+	OnStateChange func(StateChange)
+	// Build identifies the program. Warm sandboxes of another build are not adopted.
 	Build string
-	// Keep is how long ended leases can be looked at.
+	// Keep is how long the rows of ended leases are kept. The default is one hour.
 	Keep time.Duration
 	Log  *slog.Logger
 }
 
-// Scheduler is made by New, filled by Recover, and works while Run runs.
+// Scheduler manages all sandboxes of a state directory. Call New, then Recover, then Run. Its
+// methods may be called concurrently.
 type Scheduler struct {
-	opts   Options
-	log    *slog.Logger
-	budget *budget
-	shelf  shelf
-	turns  *pool.FairOrder // of callers over all pools
+	opts      Options
+	log       *slog.Logger
+	capacity  *hostCapacity
+	templates templateSet
+	order     *pool.FairOrder // of callers, shared by all pools
 
-	stuckTime time.Duration // the constant, but in tests
+	removalWait time.Duration // the constant, except in tests
 
-	mu      sync.Mutex
-	leases  map[string]*Lease
-	usage   map[string]*usage // by caller
-	waiting int
-	broken  map[string]broken // sandboxes that could not be removed yet
-	closed  bool
-	work    sync.WaitGroup // of destroys under way
+	mu             sync.Mutex
+	leases         map[string]*Lease
+	usage          map[string]*usage // by caller
+	waiting        int
+	failedRemovals map[string]failedRemoval // by sandbox id
+	closed         bool
+	work           sync.WaitGroup // background removals
 }
 
-// broken is a sandbox that the sweep has to remove.
-type broken struct {
+// failedRemoval is a sandbox whose removal has to be retried.
+type failedRemoval struct {
 	row    store.Sandbox
 	to     store.State
 	reason string
 	remove func(context.Context) error
-	lease  *Lease // the others are of a sandbox without a lease
+	lease  *Lease // if set, only reason is used as well
 }
 
-// New returns a scheduler that knows nothing yet.
+// New returns a Scheduler without leases.
 func New(opts Options) *Scheduler {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
@@ -107,41 +105,39 @@ func New(opts Options) *Scheduler {
 		opts.Keep = time.Hour
 	}
 	s := &Scheduler{
-		opts: opts, log: opts.Log, stuckTime: stuckTime, budget: newBudget(opts.MaxSandboxes, opts.MaxMemory),
-		turns: &pool.FairOrder{}, leases: map[string]*Lease{}, usage: map[string]*usage{}, broken: map[string]broken{},
+		opts: opts, log: opts.Log, removalWait: removalWait, capacity: newHostCapacity(opts.MaxSandboxes, opts.MaxMemory),
+		order: &pool.FairOrder{}, leases: map[string]*Lease{}, usage: map[string]*usage{}, failedRemovals: map[string]failedRemoval{},
 	}
-	s.shelf.stocks = map[string]*stock{}
+	s.templates.pools = map[string]*templatePool{}
 	for _, t := range opts.Templates {
 		s.Put(t)
 	}
 	return s
 }
 
-// Run keeps pools filled and ends what is due, until ctx ends. Then warm
-// sandboxes and leases are let go of, not destroyed: the next process adopts
-// them.
+// Run fills the pools and ends due leases until ctx ends. It then releases all sandboxes without
+// destroying them, for the next process to adopt.
 func (s *Scheduler) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.runPools(ctx) })
-	g.Go(func() error { return s.tick(ctx) })
-	g.Go(func() error { return s.repair(ctx) })
+	g.Go(func() error { return s.runDeadlines(ctx) })
+	g.Go(func() error { return s.runRepairs(ctx) })
 	g.Go(func() error { return s.makeRoom(ctx) })
 	err := g.Wait()
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
 	s.work.Wait()
-	s.release()
+	s.releaseHandles()
 	if errors.Is(err, context.Canceled) {
 		return nil
 	}
 	return err
 }
 
-// Lease returns a live lease of the caller, to be used by its id; one that has
-// ended gives an *EndedError, one of another caller and one never made are
-// NotFound alike. What a tool has for itself is PermissionDenied: it may reach,
-// and be trusted with, more than its caller.
+// Lease returns a live lease of the caller. A lease that has ended yields an *EndedError. A lease
+// of another caller is NotFound. A tool's private lease is PermissionDenied, because its egress and
+// secrets may exceed the caller's.
 func (s *Scheduler) Lease(ctx context.Context, caller, id string) (*Lease, error) {
 	s.mu.Lock()
 	l := s.leases[id]
@@ -154,31 +150,31 @@ func (s *Scheduler) Lease(ctx context.Context, caller, id string) (*Lease, error
 		return nil, err
 	}
 	if row.Lease.Private && row.Reason == "" {
-		return nil, usererror.Errorf(errdefs.ErrPermissionDenied, "sandbox %s is that of a tool's call, and of nobody else", id)
+		return nil, usererror.Errorf(errdefs.ErrPermissionDenied, "sandbox %s belongs to a tool call and cannot be used by id", id)
 	}
-	if row.State == store.Leased && row.Reason == "" { // promised just now
+	if row.State == store.Leased && row.Reason == "" { // being acquired
 		return nil, errBinding
 	}
 	return nil, &EndedError{ID: id, Reason: row.Reason}
 }
 
-// Row is what is recorded of a lease of the caller, ended ones too.
+// Row returns the stored row of a lease of the caller, including ended ones.
 func (s *Scheduler) Row(ctx context.Context, caller, id string) (store.Sandbox, error) {
 	row, err := s.opts.Store.Sandbox(ctx, id)
 	if errdefs.IsNotFound(err) || err == nil && row.Caller != caller {
-		return store.Sandbox{}, usererror.Errorf(errdefs.ErrNotFound, "there is no sandbox %q", id)
+		return store.Sandbox{}, usererror.Errorf(errdefs.ErrNotFound, "sandbox %q not found", id)
 	}
 	return row, err
 }
 
-// Live returns the caller's live lease by id without asking the store.
+// Live returns the live lease with this id, or nil. It does not check the caller.
 func (s *Scheduler) Live(id string) *Lease {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.leases[id]
 }
 
-func (s *Scheduler) all() []*Lease {
+func (s *Scheduler) liveLeases() []*Lease {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Values(s.leases))

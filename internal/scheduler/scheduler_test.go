@@ -228,7 +228,7 @@ func TestFailedBindLeavesNothing(t *testing.T) {
 	}
 	eventually(t, "the sandbox is gone and the workspace free", func() bool {
 		got, err := s.volumes.Get("w")
-		return err == nil && len(got.Leases) == 0 && len(s.all()) == 0
+		return err == nil && len(got.Leases) == 0 && len(s.liveLeases()) == 0
 	})
 }
 

@@ -14,80 +14,80 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/pool"
 )
 
-// stock is one template with its pool.
-type stock struct {
-	pool   *pool.Pool[*member]
-	source *source // the same pool as the budget sees it
+// templatePool is a template with its pool.
+type templatePool struct {
+	pool   *pool.Pool[*instance]
+	source *poolDemand // the pool's demand in hostCapacity
 	stop   context.CancelFunc
 
-	// The shelf's lock guards these.
+	// templateSet.mu guards these fields.
 	template Template
-	removed  bool // nothing of it is leased any more
+	removed  bool // no new leases
 }
 
-// shelf is all templates by name. One that was removed stays until nothing of
-// it is left, so that what is counted is counted in one pool.
-type shelf struct {
-	mu     sync.RWMutex
-	stocks map[string]*stock
-	// run starts a pool; nil until Run runs and after it has ended.
-	run func(*stock)
+// templateSet holds all templates by name. A removed template stays until its last sandbox is gone,
+// so that one pool counts all sandboxes of a name.
+type templateSet struct {
+	mu    sync.RWMutex
+	pools map[string]*templatePool
+	// startPool starts a pool. It is nil unless Run is running.
+	startPool func(*templatePool)
 }
 
-func (h *shelf) find(name string) *stock {
+func (h *templateSet) find(name string) *templatePool {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
-	return h.stocks[name]
+	return h.pools[name]
 }
 
-// lookUp returns a template that can be leased, and its pool.
-func (h *shelf) lookUp(name string) (Template, *stock, bool) {
+// leasable returns a template and its pool. ok is false if it does not exist or was removed.
+func (h *templateSet) leasable(name string) (Template, *templatePool, bool) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
-	st := h.stocks[name]
+	st := h.pools[name]
 	if st == nil || st.removed {
 		return Template{}, nil, false
 	}
 	return st.template, st, true
 }
 
-// all returns what there is, sorted by name, with what is on its way out.
-func (h *shelf) all() []*stock {
+// all returns all templates, including removed ones, sorted by name.
+func (h *templateSet) all() []*templatePool {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
-	out := make([]*stock, 0, len(h.stocks))
-	for _, name := range slices.Sorted(maps.Keys(h.stocks)) {
-		out = append(out, h.stocks[name])
+	out := make([]*templatePool, 0, len(h.pools))
+	for _, name := range slices.Sorted(maps.Keys(h.pools)) {
+		out = append(out, h.pools[name])
 	}
 	return out
 }
 
-// pool is the pool of a template, also of one that is on its way out, or nil.
-func (s *Scheduler) pool(template string) *pool.Pool[*member] {
-	if st := s.shelf.find(template); st != nil {
+// pool returns the pool of a template, including a removed one, or nil.
+func (s *Scheduler) pool(template string) *pool.Pool[*instance] {
+	if st := s.templates.find(template); st != nil {
 		return st.pool
 	}
 	return nil
 }
 
-// goneFrom says in its pool, if there is one, that a member is no more.
-func (s *Scheduler) goneFrom(m *member) {
+// reportGone tells the pool that one of its sandboxes is gone.
+func (s *Scheduler) reportGone(m *instance) {
 	if p := s.pool(m.template); p != nil {
 		p.Gone(m)
 	}
 }
 
 func (s *Scheduler) template(name string) (Template, bool) {
-	t, _, ok := s.shelf.lookUp(name)
+	t, _, ok := s.templates.leasable(name)
 	return t, ok
 }
 
-// Templates lists the names that can be leased, sorted.
+// Templates returns the names of the templates that can be leased, sorted.
 func (s *Scheduler) Templates() []string {
-	s.shelf.mu.RLock()
-	defer s.shelf.mu.RUnlock()
-	out := make([]string, 0, len(s.shelf.stocks))
-	for name, st := range s.shelf.stocks {
+	s.templates.mu.RLock()
+	defer s.templates.mu.RUnlock()
+	out := make([]string, 0, len(s.templates.pools))
+	for name, st := range s.templates.pools {
 		if !st.removed {
 			out = append(out, name)
 		}
@@ -96,32 +96,31 @@ func (s *Scheduler) Templates() []string {
 	return out
 }
 
-// Template returns a template as it is leased now.
+// Template returns the version of a template that is leased now.
 func (s *Scheduler) Template(name string) (Template, bool) { return s.template(name) }
 
-// Change is what Put did.
+// Change is the outcome of Put.
 type Change string
 
-// The changes.
+// Outcomes of Put.
 const (
 	Added   Change = "added"
-	Changed Change = "changed" // what was warm is made anew
-	Resized Change = "resized" // the same sandboxes, other numbers
+	Changed Change = "changed" // warm sandboxes are replaced
+	Resized Change = "resized" // only the pool settings changed
 	Same    Change = "same"
 )
 
-// Put makes a template one that can be leased, or replaces it. Sandboxes that
-// would be made in the same way stay warm; others are drained while new ones
-// are made. Leases go on. It may be called while Run runs.
+// Put adds or replaces a template. Warm sandboxes with the same fingerprint are kept; others are
+// replaced gradually. Leases continue. Put may be called while Run runs.
 func (s *Scheduler) Put(t Template) Change {
-	s.shelf.mu.Lock()
-	defer s.shelf.mu.Unlock()
-	st := s.shelf.stocks[t.Name]
+	s.templates.mu.Lock()
+	defer s.templates.mu.Unlock()
+	st := s.templates.pools[t.Name]
 	if st == nil {
-		st = s.newStock(t)
-		s.shelf.stocks[t.Name] = st
-		if s.shelf.run != nil {
-			s.shelf.run(st)
+		st = s.newTemplatePool(t)
+		s.templates.pools[t.Name] = st
+		if s.templates.startPool != nil {
+			s.templates.startPool(st)
 		}
 		return Added
 	}
@@ -131,7 +130,7 @@ func (s *Scheduler) Put(t Template) Change {
 	case back:
 		st.pool.Replace(t.Pool, s.creator(t, st.source))
 		return Added
-	case s.build(old) != s.build(t):
+	case s.fingerprint(old) != s.fingerprint(t):
 		st.pool.Replace(t.Pool, s.creator(t, st.source))
 		return Changed
 	case old.Pool != t.Pool:
@@ -141,12 +140,12 @@ func (s *Scheduler) Put(t Template) Change {
 	return Same
 }
 
-// Drop makes a template one that is not leased any more: who waits for it is
-// told, and what is warm is destroyed. Leases go on. False: there is none.
+// Drop removes a template and reports whether it existed. Waiting callers get NotFound, warm
+// sandboxes are destroyed and leases continue.
 func (s *Scheduler) Drop(name string) bool {
-	s.shelf.mu.Lock()
-	defer s.shelf.mu.Unlock()
-	st := s.shelf.stocks[name]
+	s.templates.mu.Lock()
+	defer s.templates.mu.Unlock()
+	st := s.templates.pools[name]
 	if st == nil || st.removed {
 		return false
 	}
@@ -155,45 +154,45 @@ func (s *Scheduler) Drop(name string) bool {
 	return true
 }
 
-// clear forgets templates that were removed and have nothing left.
-func (s *Scheduler) clear() {
-	s.shelf.mu.Lock()
-	defer s.shelf.mu.Unlock()
-	for name, st := range s.shelf.stocks {
+// forgetRemovedTemplates drops removed templates without sandboxes.
+func (s *Scheduler) forgetRemovedTemplates() {
+	s.templates.mu.Lock()
+	defer s.templates.mu.Unlock()
+	for name, st := range s.templates.pools {
 		if st.removed && st.pool.Empty() {
 			st.stop()
-			delete(s.shelf.stocks, name)
+			delete(s.templates.pools, name)
 		}
 	}
 }
 
-func (s *Scheduler) newStock(t Template) *stock {
-	st := &stock{template: t, stop: func() {}, source: &source{}}
+func (s *Scheduler) newTemplatePool(t Template) *templatePool {
+	st := &templatePool{template: t, stop: func() {}, source: &poolDemand{}}
 	st.pool = s.newPool(t, st.source)
-	st.source.turn = st.pool.Waiting
+	st.source.nextWaiter = st.pool.Waiting
 	return st
 }
 
-// runPools keeps all pools filled until ctx ends, those that come later too.
+// runPools runs all pools until ctx ends, including those added later.
 func (s *Scheduler) runPools(ctx context.Context) error {
 	var g errgroup.Group
-	s.shelf.mu.Lock()
-	s.shelf.run = func(st *stock) {
+	s.templates.mu.Lock()
+	s.templates.startPool = func(st *templatePool) {
 		one, stop := context.WithCancel(ctx)
 		st.stop = stop
 		g.Go(func() error { return st.pool.Run(one) })
 	}
-	for _, st := range s.shelf.stocks {
-		s.shelf.run(st)
+	for _, st := range s.templates.pools {
+		s.templates.startPool(st)
 	}
-	s.shelf.mu.Unlock()
+	s.templates.mu.Unlock()
 	<-ctx.Done()
-	s.shelf.mu.Lock()
-	s.shelf.run = nil // no Go after Wait has begun
-	s.shelf.mu.Unlock()
+	s.templates.mu.Lock()
+	s.templates.startPool = nil // g.Go must not be called during g.Wait
+	s.templates.mu.Unlock()
 	return g.Wait()
 }
 
 func (s *Scheduler) unknownTemplate(name string) error {
-	return usererror.Errorf(errdefs.ErrNotFound, "there is no template %q: use one of %s", name, strings.Join(s.Templates(), ", "))
+	return usererror.Errorf(errdefs.ErrNotFound, "template %q not found: use one of %s", name, strings.Join(s.Templates(), ", "))
 }

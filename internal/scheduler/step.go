@@ -6,23 +6,22 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// Step is a state that a sandbox has come to, after it was written down.
-type Step struct {
+// StateChange is the event of a stored state change of a sandbox.
+type StateChange struct {
 	ID, Template string
 	State        store.State
-	// Caller and Workspace are those of its lease, if it has one, the workspace by
-	// the caller's name.
+	// Caller and Workspace belong to its lease, if any. Workspace is the caller's name of it.
 	Caller, Workspace string
-	// Reason is why it stops.
+	// Reason says why the sandbox ends.
 	Reason string
 }
 
-// step tells who wants to know.
-func (s *Scheduler) step(row store.Sandbox) {
-	if s.opts.Step == nil {
+// notifyStateChange calls Options.OnStateChange.
+func (s *Scheduler) notifyStateChange(row store.Sandbox) {
+	if s.opts.OnStateChange == nil {
 		return
 	}
-	s.opts.Step(Step{
+	s.opts.OnStateChange(StateChange{
 		ID: row.ID, Template: row.Template, State: row.State, Caller: row.Caller,
 		Workspace: cmp.Or(row.Lease.Named, row.Lease.Workspace), Reason: row.Reason,
 	})

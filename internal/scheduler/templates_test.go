@@ -75,7 +75,7 @@ func TestTemplatesComeChangeAndGo(t *testing.T) {
 	if err := s.End(t.Context(), kept, Removed, true); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the removed template is forgotten", func() bool { s.clear(); return s.shelf.find("default") == nil })
+	eventually(t, "the removed template is forgotten", func() bool { s.forgetRemovedTemplates(); return s.templates.find("default") == nil })
 	if got := s.Put(named("default", 1)); got != Added {
 		t.Error(got)
 	}
@@ -121,7 +121,7 @@ func TestTemplatesChangeUnderLeases(t *testing.T) {
 				if s.Put(tm); n%7 == 6 {
 					s.Drop(tm.Name)
 				}
-				s.clear()
+				s.forgetRemovedTemplates()
 				time.Sleep(3 * time.Millisecond)
 			}
 		})
@@ -132,11 +132,11 @@ func TestTemplatesChangeUnderLeases(t *testing.T) {
 	}
 	s.Drop("default")
 	eventually(t, "nothing is left", func() bool {
-		s.clear()
-		s.budget.mu.Lock()
-		used, bytes := s.budget.used, s.budget.bytes
-		s.budget.mu.Unlock()
-		return used == 0 && bytes == 0 && len(s.shelf.all()) == 0
+		s.forgetRemovedTemplates()
+		s.capacity.mu.Lock()
+		used, bytes := s.capacity.used, s.capacity.bytes
+		s.capacity.mu.Unlock()
+		return used == 0 && bytes == 0 && len(s.templates.all()) == 0
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,45 +9,44 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// How often things are looked at.
+// Intervals of periodic work.
 const (
-	tickTime   = 250 * time.Millisecond // deadlines and dead sandboxes
-	flushTime  = 5 * time.Second        // last uses go to the store
-	sweepTime  = 5 * time.Second        // what could not be removed is tried again
-	forgetTime = 10 * time.Minute       // ended rows are dropped
+	tickInterval   = 250 * time.Millisecond // deadlines and dead sandboxes
+	flushInterval  = 5 * time.Second        // storing last uses
+	sweepInterval  = 5 * time.Second        // retrying failed removals
+	forgetInterval = 10 * time.Minute       // deleting rows of ended leases
 )
 
-// keepRows is how many leases that ended can be looked at, however new they are.
+// keepRows bounds the rows of ended leases, whatever their age.
 const keepRows = 10_000
 
-// askParallel bounds how many guests are asked at once whether they are idle.
-const askParallel = 16
+// idleProbeParallel bounds concurrent probes of idle guests.
+const idleProbeParallel = 16
 
-// tick ends leases that are due and records uses. It waits for no engine.
-func (s *Scheduler) tick(ctx context.Context) error {
-	t := time.NewTicker(tickTime)
+// runDeadlines ends due leases and stores last uses until ctx ends. It never waits for the engine.
+func (s *Scheduler) runDeadlines(ctx context.Context) error {
+	t := time.NewTicker(tickInterval)
 	defer t.Stop()
 	var flushed time.Time
 	for {
 		var now time.Time
 		select {
 		case <-ctx.Done():
-			s.flush(context.WithoutCancel(ctx))
+			s.storeLastUses(context.WithoutCancel(ctx))
 			return nil
 		case now = <-t.C:
 		}
 		s.endDue(ctx, now)
-		if now.Sub(flushed) >= flushTime {
+		if now.Sub(flushed) >= flushInterval {
 			flushed = now
-			s.flush(ctx)
+			s.storeLastUses(ctx)
 		}
 	}
 }
 
-// repair tries failed removals again, asks again about leases nobody could
-// tell of, and forgets old rows.
-func (s *Scheduler) repair(ctx context.Context) error {
-	t := time.NewTimer(tickTime) // soon after a restart
+// runRepairs retries failed removals and unknown leases and deletes old rows, until ctx ends.
+func (s *Scheduler) runRepairs(ctx context.Context) error {
+	t := time.NewTimer(tickInterval) // first run soon after a restart
 	defer t.Stop()
 	var forgot time.Time
 	for {
@@ -57,42 +56,41 @@ func (s *Scheduler) repair(ctx context.Context) error {
 			return nil
 		case now = <-t.C:
 		}
-		t.Reset(sweepTime)
-		s.sweep(ctx)
+		t.Reset(sweepInterval)
+		s.retryRemovals(ctx)
 		s.resolveUnknown(ctx)
-		s.clear()
-		if now.Sub(forgot) >= forgetTime {
+		s.forgetRemovedTemplates()
+		if now.Sub(forgot) >= forgetInterval {
 			forgot = now
-			s.forget(ctx, now)
+			s.deleteOldRows(ctx, now)
 		}
 	}
 }
 
-// forget drops the rows of what ended, and keeps the database as small as what
-// is left of it.
-func (s *Scheduler) forget(ctx context.Context, now time.Time) {
+// deleteOldRows deletes the rows of ended leases and compacts the database.
+func (s *Scheduler) deleteOldRows(ctx context.Context, now time.Time) {
 	_, err := s.opts.Store.Forget(ctx, now.Add(-s.opts.Keep))
 	if err == nil {
 		_, err = s.opts.Store.Trim(ctx, keepRows)
 	}
 	if err != nil {
-		s.log.Warn("old rows not forgotten", "error", err)
+		s.log.Warn("failed to delete old rows", "error", err)
 		return
 	}
 	freed, err := s.opts.Store.Compact(ctx)
 	switch {
 	case err != nil:
-		s.log.Warn("database not made smaller", "error", err)
+		s.log.Warn("failed to compact the database", "error", err)
 	case freed > 0:
-		s.log.Info("database made smaller", "bytes", freed)
+		s.log.Info("compacted the database", "bytes", freed)
 	}
 }
 
 func (s *Scheduler) endDue(ctx context.Context, now time.Time) {
 	var asking errgroup.Group
-	asking.SetLimit(askParallel)
-	for _, l := range s.all() {
-		switch reason := l.due(now); reason {
+	asking.SetLimit(idleProbeParallel)
+	for _, l := range s.liveLeases() {
+		switch reason := l.endReason(now); reason {
 		case "":
 		case Idle:
 			asking.Go(func() error { s.endIdle(ctx, l); return nil })
@@ -103,14 +101,14 @@ func (s *Scheduler) endDue(ctx context.Context, now time.Time) {
 	_ = asking.Wait()
 }
 
-// endIdle ends a lease unless a background shell is busy in it. Where nobody
-// can tell, it is asked again: a slow guest is not an idle one.
+// endIdle ends a lease unless a background shell runs in it. If the guest does not answer, it tries
+// again later: a slow guest is not idle.
 func (s *Scheduler) endIdle(ctx context.Context, l *Lease) {
-	ping, cancel := context.WithTimeout(ctx, probeTime)
+	ping, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	switch p, err := l.member.guest.Ping(ping); {
+	switch p, err := l.instance.guest.Ping(ping); {
 	case err != nil:
-		s.log.Debug("cannot tell whether an idle sandbox is busy", "sandbox", l.ID, "error", err)
+		s.log.Debug("failed to ping an idle sandbox", "sandbox", l.ID, "error", err)
 	case p.Commands > p.Warm:
 		l.touch()
 	default:
@@ -120,14 +118,14 @@ func (s *Scheduler) endIdle(ctx context.Context, l *Lease) {
 
 func (s *Scheduler) endNow(ctx context.Context, l *Lease, reason string) {
 	if err := s.End(ctx, l, reason, false); err != nil {
-		s.log.Error("lease not ended", "sandbox", l.ID, "reason", reason, "error", err)
+		s.log.Error("failed to end a lease", "sandbox", l.ID, "reason", reason, "error", err)
 	}
 }
 
-func (s *Scheduler) flush(ctx context.Context) {
+func (s *Scheduler) storeLastUses(ctx context.Context) {
 	used := map[string]time.Time{}
-	for _, l := range s.all() {
-		if at, dirty := l.flush(); dirty {
+	for _, l := range s.liveLeases() {
+		if at, dirty := l.takeUnsavedUse(); dirty {
 			used[l.ID] = at
 		}
 	}
@@ -135,14 +133,14 @@ func (s *Scheduler) flush(ctx context.Context) {
 		return
 	}
 	if err := s.opts.Store.Touch(ctx, used); err != nil {
-		s.log.Warn("last uses not recorded", "error", err)
+		s.log.Warn("failed to store last uses", "error", err)
 	}
 }
 
-// sweep tries again to remove what could not be removed.
-func (s *Scheduler) sweep(ctx context.Context) {
+// retryRemovals retries all failed removals once.
+func (s *Scheduler) retryRemovals(ctx context.Context) {
 	s.mu.Lock()
-	todo := slices.Collect(maps.Values(s.broken))
+	todo := slices.Collect(maps.Values(s.failedRemovals))
 	s.mu.Unlock()
 	for _, b := range todo {
 		if ctx.Err() != nil {
@@ -153,17 +151,17 @@ func (s *Scheduler) sweep(ctx context.Context) {
 			continue
 		}
 		s.mu.Lock()
-		delete(s.broken, b.row.ID)
+		delete(s.failedRemovals, b.row.ID)
 		s.mu.Unlock()
-		if err := s.discard(ctx, b.row, b.to, b.reason, b.remove); err != nil { // it puts itself back
-			s.log.Error("sandbox not removed; trying again", "sandbox", b.row.ID, "error", err)
+		if err := s.discard(ctx, b.row, b.to, b.reason, b.remove); err != nil { // a failure queues it again
+			s.log.Error("failed to remove sandbox; will retry", "sandbox", b.row.ID, "error", err)
 		}
 	}
 }
 
-// Broken is how many sandboxes wait for another attempt to remove them.
+// Broken returns the number of sandboxes whose removal will be retried.
 func (s *Scheduler) Broken() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.broken)
+	return len(s.failedRemovals)
 }

@@ -17,18 +17,17 @@ import (
 )
 
 const (
-	// hookSlack is how much longer than its own time a hook is waited for.
+	// hookSlack is added to a hook's timeout to wait for its result.
 	hookSlack = 10 * time.Second
-	// hookWords is how much of a failed hook's last output an error has.
-	hookWords = 2 << 10
-	// settleTime is what a hook in the background has at least to show that it
-	// stays.
-	settleTime = 200 * time.Millisecond
+	// hookOutputMax bounds the output of a failed hook in its error, in bytes.
+	hookOutputMax = 2 << 10
+	// hookSettleTime is how long a background hook must run to count as started.
+	hookSettleTime = 200 * time.Millisecond
 )
 
-// warmUp makes a new sandbox what its template says: what all commands have
-// first, then the hooks, in order. An error has the hook's last words.
-func (m *member) warmUp(ctx context.Context, t Template) error {
+// warmUp sets the template's defaults for commands and runs its hooks in order. An error contains
+// the end of the hook's output.
+func (m *instance) warmUp(ctx context.Context, t Template) error {
 	if len(t.Env) > 0 || t.User != "" {
 		if err := m.guest.Base(ctx, wire.Base{Env: t.Env, User: t.User}); err != nil {
 			return fmt.Errorf("template %s: %w", t.Name, err)
@@ -45,18 +44,18 @@ func (m *member) warmUp(ctx context.Context, t Template) error {
 			return fmt.Errorf("warm-up %d (%s): %w", i+1, h.Argv[0], err)
 		}
 	}
-	return m.hooksStay(ctx)
+	return m.checkBackgroundHooks(ctx)
 }
 
-// runHook runs a hook to its end.
-func (m *member) runHook(ctx context.Context, h Hook) error {
+// runHook runs a hook and waits for it.
+func (m *instance) runHook(ctx context.Context, h Hook) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, h.Timeout+hookSlack, fmt.Errorf("no end within %s: %w", h.Timeout+hookSlack, context.DeadlineExceeded))
 	defer cancel()
 	id, err := uuid.NewV7()
 	if err != nil {
 		return err
 	}
-	words := &tail{}
+	words := &tailBuffer{}
 	r, err := m.guest.Exec(ctx, wire.Command{ID: id.String(), Argv: h.Argv, Timeout: h.Timeout}, guest.IO{Stdout: words, Stderr: words})
 	if err != nil {
 		return err
@@ -84,8 +83,8 @@ func hookError(r runtime.Result, words string) error {
 	return fmt.Errorf("%s: %w", how, errdefs.ErrUnavailable)
 }
 
-// startHook starts a hook that stays.
-func (m *member) startHook(ctx context.Context, h Hook) error {
+// startHook starts a background hook.
+func (m *instance) startHook(ctx context.Context, h Hook) error {
 	id, err := uuid.NewV7()
 	if err != nil {
 		return err
@@ -97,14 +96,14 @@ func (m *member) startHook(ctx context.Context, h Hook) error {
 	return err
 }
 
-// hooksStay waits a moment and refuses a sandbox in which one that is to stay
-// has ended.
-func (m *member) hooksStay(ctx context.Context) error {
+// checkBackgroundHooks waits for hookSettleTime and returns an error if a background hook has
+// ended.
+func (m *instance) checkBackgroundHooks(ctx context.Context) error {
 	if m.hooks == 0 {
 		return nil
 	}
 	select {
-	case <-time.After(settleTime):
+	case <-time.After(hookSettleTime):
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -116,8 +115,8 @@ func (m *member) hooksStay(ctx context.Context) error {
 		if sh.Result == nil {
 			continue
 		}
-		words := &tail{}
-		from := max(sh.Stdout.Start, sh.Stdout.End-hookWords)
+		words := &tailBuffer{}
+		from := max(sh.Stdout.Start, sh.Stdout.End-hookOutputMax)
 		_, err := m.guest.Output(ctx, wire.Output{ID: sh.ID, Stream: wire.Stdout, Offset: from}, func(_ int64, p []byte) error {
 			words.Write(p) //nolint:errcheck // it cannot fail
 			return nil
@@ -127,8 +126,8 @@ func (m *member) hooksStay(ctx context.Context) error {
 	return nil
 }
 
-// stays counts a template's hooks in the background.
-func (t Template) stays() (n int) {
+// backgroundHooks returns the number of background hooks.
+func (t Template) backgroundHooks() (n int) {
 	for _, h := range t.Warmup {
 		if h.Background {
 			n++
@@ -137,13 +136,12 @@ func (t Template) stays() (n int) {
 	return n
 }
 
-// adoptHooks makes the shells of the warm-up the lease's, before it is handed
-// out.
-func (s *Scheduler) adoptHooks(ctx context.Context, l *Lease) error {
-	if l.member.hooks == 0 {
+// recordHookShells stores the background hooks as shells of the lease, before it is handed out.
+func (s *Scheduler) recordHookShells(ctx context.Context, l *Lease) error {
+	if l.instance.hooks == 0 {
 		return nil
 	}
-	shells, err := l.member.guest.Shells(ctx)
+	shells, err := l.instance.guest.Shells(ctx)
 	if err != nil {
 		return fmt.Errorf("shells of the warm-up: %w", err)
 	}
@@ -156,15 +154,15 @@ func (s *Scheduler) adoptHooks(ctx context.Context, l *Lease) error {
 	return nil
 }
 
-// tail keeps the last hookWords bytes of what is written to it.
-type tail struct{ b []byte }
+// tailBuffer keeps the last hookOutputMax bytes that are written to it.
+type tailBuffer struct{ b []byte }
 
-// Write never fails.
-func (t *tail) Write(p []byte) (int, error) {
-	t.b = append(t.b, p[max(0, len(p)-hookWords):]...)
-	t.b = t.b[max(0, len(t.b)-hookWords):]
+// Write implements io.Writer and never fails.
+func (t *tailBuffer) Write(p []byte) (int, error) {
+	t.b = append(t.b, p[max(0, len(p)-hookOutputMax):]...)
+	t.b = t.b[max(0, len(t.b)-hookOutputMax):]
 	return len(p), nil
 }
 
-// String is what was kept as text.
-func (t *tail) String() string { return strings.ToValidUTF8(string(t.b), "?") }
+// String returns the kept bytes as valid UTF-8.
+func (t *tailBuffer) String() string { return strings.ToValidUTF8(string(t.b), "?") }
