@@ -39,7 +39,7 @@ func TestAHandOverWhileAQuestionWaits(t *testing.T) {
 		}()
 		seen(t, word, 1)
 		s.Signal(syscall.SIGTERM)
-		for name, told := range map[string]<-chan error{"come back with the same Idempotency-Key": keyed, "no Idempotency-Key": keyless} {
+		for name, told := range map[string]<-chan error{"retry with the same Idempotency-Key": keyed, "no Idempotency-Key": keyless} {
 			if err := <-told; !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), name) {
 				t.Errorf("told %v, and not %q", err, name)
 			}

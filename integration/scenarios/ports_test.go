@@ -223,7 +223,7 @@ func portOfBytes(t *testing.T, s *harness.Server, id, end string) {
 }
 
 func portRefusals(t *testing.T, s *harness.Server, at, id string) {
-	if p := s.Ask(t, "GET", at+"7/", "").Problem(t, http.StatusBadGateway, "unavailable", "port"); !strings.Contains(p.Detail, "port 7: nothing listens there") {
+	if p := s.Ask(t, "GET", at+"7/", "").Problem(t, http.StatusBadGateway, "unavailable", "port"); !strings.Contains(p.Detail, "port 7: nothing listens on") {
 		t.Errorf("%s", p.Detail)
 	}
 	if p := s.Ask(t, "GET", at+"9001/", "").Problem(t, http.StatusBadGateway, "unavailable", "port"); strings.Contains(p.Detail, "secret") {
@@ -278,7 +278,7 @@ func portForward(t *testing.T, s *harness.Server, id string) {
 	c.Close()
 	r.Signal(syscall.SIGINT)
 	end := r.Wait()
-	if end.Is(t, 0, "port 7: nothing listens there"); strings.Count(end.Stderr, "\n") != 1 {
+	if end.Is(t, 0, "port 7: nothing listens on"); strings.Count(end.Stderr, "\n") != 1 {
 		t.Errorf("%s", end.Stderr)
 	}
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // What the web program writes is foreign: it has read what a host sent.
-func TestAnswersOfTheWebProgramAreBounded(t *testing.T) {
+func TestReadAnswerRejectsOversizedAnswers(t *testing.T) {
 	r := web.Request{MaxBytes: 10, MaxText: 5}
 	good := web.Answer{URL: "https://a.example/", Status: 200, Title: "a\nb\u2028c", Text: "wö\x1brds", Body: []byte("0123456789"), Header: [][2]string{{"A", "b\x1b\r"}}}
 	b, err := json.Marshal(good)

@@ -12,7 +12,7 @@ import (
 )
 
 // The fingerprint is that of the request's JSON: keys that earlier versions recorded stay good.
-func TestHashIsThatOfTheJSON(t *testing.T) {
+func TestHashMatchesJSON(t *testing.T) {
 	r := v1.ToolCall{Input: json.RawMessage(` { "a" : "<\n>" } `), Session: "s"}
 	b, err := json.Marshal(r)
 	if err != nil {

@@ -37,7 +37,7 @@ func (s *service) as(t *testing.T, r v1.TokenRequest) Call {
 	return call
 }
 
-func TestATokenIsItsCaller(t *testing.T) {
+func TestIdentifyReturnsCallerOfToken(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	r := v1.TokenRequest{Caller: "ann", Profile: "p", Trust: 2, Quotas: v1.Quotas{Sandboxes: 1}, Note: "n"}
@@ -66,7 +66,7 @@ func TestATokenIsItsCaller(t *testing.T) {
 	check(s)
 }
 
-func TestASecretIsNowhereAtRest(t *testing.T) {
+func TestTokenSecretIsNotStored(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	key := boss
@@ -93,7 +93,7 @@ func TestASecretIsNowhereAtRest(t *testing.T) {
 }
 
 // What is learned from a refusal is the same for all.
-func TestWhatIsNoGoodTokenIsRefusedAlike(t *testing.T) {
+func TestIdentifyRejectsBadTokensWithOneError(t *testing.T) {
 	s := newWorld(t).start(t)
 	good, revoked, expired := s.token(t, v1.TokenRequest{Caller: "a"}), s.token(t, v1.TokenRequest{Caller: "a"}), s.token(t, v1.TokenRequest{Caller: "a", TTLMS: 1000})
 	if _, err := s.Identify(t.Context(), revoked.Secret); err != nil {
@@ -164,7 +164,7 @@ func TestBadTokenRequestsNameTheField(t *testing.T) {
 	}
 }
 
-func TestTokensAreForOperators(t *testing.T) {
+func TestTokensRequireOperator(t *testing.T) {
 	s := newWorld(t).start(t)
 	ann := s.as(t, v1.TokenRequest{Caller: "ann", Trust: 3})
 	_, create := s.CreateToken(t.Context(), ann, v1.TokenRequest{Caller: "ann"})
@@ -181,7 +181,7 @@ func TestTokensAreForOperators(t *testing.T) {
 	}
 }
 
-func TestWorkspacesAreTheirCallers(t *testing.T) {
+func TestWorkspacesAreSeparatePerCaller(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	ann, bob := s.as(t, v1.TokenRequest{Caller: "ann"}), s.as(t, v1.TokenRequest{Caller: "bob"})
@@ -250,7 +250,7 @@ func TestWorkspacesAreTheirCallers(t *testing.T) {
 	}
 }
 
-func TestASecondWriterIsToldTheWayOut(t *testing.T) {
+func TestSecondWriterErrorNamesWayOut(t *testing.T) {
 	s := newWorld(t).start(t)
 	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
 	for _, call := range []Call{boss, ann} {
@@ -278,7 +278,7 @@ func TestASecondWriterIsToldTheWayOut(t *testing.T) {
 	}
 }
 
-func TestQuotasHoldAtOnce(t *testing.T) {
+func TestQuotasHoldUnderConcurrency(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	ann := s.as(t, v1.TokenRequest{Caller: "ann", Quotas: v1.Quotas{Sandboxes: 3}})
@@ -319,7 +319,7 @@ func TestQuotasHoldAtOnce(t *testing.T) {
 }
 
 // One command after another is one sandbox at a time.
-func TestOneShotsInARowNeedAQuotaOfOne(t *testing.T) {
+func TestSequentialRunsFitQuotaOfOne(t *testing.T) {
 	s := newWorld(t).start(t)
 	ann := s.as(t, v1.TokenRequest{Caller: "ann", Quotas: v1.Quotas{Sandboxes: 1}})
 	for range 5 {
@@ -329,7 +329,7 @@ func TestOneShotsInARowNeedAQuotaOfOne(t *testing.T) {
 	}
 }
 
-func TestMemoryIsAQuotaToo(t *testing.T) {
+func TestMemoryQuotaIsEnforced(t *testing.T) {
 	s := newWorld(t).start(t)
 	template, _ := s.sched.Template("default")
 	one := template.Spec.Limits.MemoryBytes
@@ -343,7 +343,7 @@ func TestMemoryIsAQuotaToo(t *testing.T) {
 	}
 }
 
-func TestDefaultQuotasAreForCallersWithTokens(t *testing.T) {
+func TestDefaultQuotasApplyToTokens(t *testing.T) {
 	s := newWorld(t).start(t)
 	s.opts.Quotas = Quotas{Sandboxes: 1, Calls: 1}
 	for _, c := range []struct {
@@ -367,7 +367,7 @@ func TestDefaultQuotasAreForCallersWithTokens(t *testing.T) {
 	}
 }
 
-func TestCallsAreCountedUntilMidnight(t *testing.T) {
+func TestCallQuotaResetsAtMidnight(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	ann := s.as(t, v1.TokenRequest{Caller: "ann", Quotas: v1.Quotas{Calls: 100}})
@@ -411,7 +411,7 @@ func TestCallsAreCountedUntilMidnight(t *testing.T) {
 	}
 }
 
-func TestWaitingCallsOfOneCallerAreBounded(t *testing.T) {
+func TestWaitingCallsPerCallerAreBounded(t *testing.T) {
 	s := newWorld(t).start(t)
 	s.opts.Quotas = Quotas{Waiting: 1}
 	ann := s.as(t, v1.TokenRequest{Caller: "ann"})

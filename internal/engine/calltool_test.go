@@ -104,7 +104,7 @@ func (s *service) records(t testing.TB, id string) []v1.AuditRecord {
 	return got
 }
 
-func TestACallRunsAndIsRecorded(t *testing.T) {
+func TestCallToolRunsAndRecords(t *testing.T) {
 	s := newWorld(t).governed(t)
 	got := s.call(t, agent, "system.bash", bash("true"))
 	if got.Ending != "exited" || got.Error != nil || got.SandboxID == "" {
@@ -120,7 +120,7 @@ func TestACallRunsAndIsRecorded(t *testing.T) {
 	})
 }
 
-func TestARefusedCallLeasesNothing(t *testing.T) {
+func TestRefusedCallLeasesNoSandbox(t *testing.T) {
 	s := newWorld(t).governed(t)
 	for _, c := range []struct {
 		name, rule string
@@ -146,7 +146,7 @@ func TestARefusedCallLeasesNothing(t *testing.T) {
 	}
 }
 
-func TestWithoutARecordThereIsNoCall(t *testing.T) {
+func TestCallToolFailsWithoutAuditRecord(t *testing.T) {
 	s := newWorld(t).governed(t)
 	s.opts.Governance.Audit.Close()
 	_, err := s.CallTool(t.Context(), agent, "system.bash", bash("true"), Watch{})
@@ -179,7 +179,7 @@ func (s *service) ask(t testing.TB, call Call, r v1.ToolCall) (v1.Approval, <-ch
 	panic("unreachable")
 }
 
-func TestAQuestionIsAnsweredByAnOperator(t *testing.T) {
+func TestOperatorAnswersApproval(t *testing.T) {
 	s := newWorld(t).governed(t)
 	q, done := s.ask(t, agent, bash("rm x"))
 	if _, err := s.AnswerApproval(t.Context(), agent, q.ID, v1.ApprovalAnswer{Action: "approve"}); !errdefs.IsPermissionDenied(err) {
@@ -203,7 +203,7 @@ func TestAQuestionIsAnsweredByAnOperator(t *testing.T) {
 	}
 }
 
-func TestADeniedQuestionIsAnAnswer(t *testing.T) {
+func TestDeniedApprovalIsResult(t *testing.T) {
 	s := newWorld(t).governed(t)
 	q, done := s.ask(t, agent, bash("rm x"))
 	if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: "deny", Note: "not today"}); err != nil {
@@ -214,7 +214,7 @@ func TestADeniedQuestionIsAnAnswer(t *testing.T) {
 	}
 }
 
-func TestTrustIsRaisedByAnApproval(t *testing.T) {
+func TestApprovalRaisesTrust(t *testing.T) {
 	s := newWorld(t).governed(t)
 	low := Call{Caller: "agent", Profile: "team", Trust: 1}
 	r := bash("true")
@@ -231,7 +231,7 @@ func TestTrustIsRaisedByAnApproval(t *testing.T) {
 	}
 }
 
-func TestACallerWhoComesBackFindsTheQuestion(t *testing.T) {
+func TestRetryWithKeyFindsPendingApproval(t *testing.T) {
 	w := newWorld(t)
 	s := w.governed(t)
 	keyed := agent
@@ -261,7 +261,7 @@ func TestACallerWhoComesBackFindsTheQuestion(t *testing.T) {
 }
 
 // Tokens of one caller may differ in trust.
-func TestAnApprovalIsOfTheTokenThatAsked(t *testing.T) {
+func TestApprovalIsLimitedToItsToken(t *testing.T) {
 	s := newWorld(t).governed(t)
 	keyed := agent
 	keyed.Key = "k"
@@ -295,7 +295,7 @@ func TestAnApprovalIsOfTheTokenThatAsked(t *testing.T) {
 }
 
 // What a session was granted is for tokens of the asker's trust or higher.
-func TestSessionGrantIsNotForWeakerTokens(t *testing.T) {
+func TestSessionGrantExcludesWeakerTokens(t *testing.T) {
 	s := newWorld(t).governed(t)
 	r := bash("true")
 	r.RaiseTrust, r.Session = true, "one"
@@ -341,7 +341,7 @@ func TestSessionGrantIsNotForWeakerTokens(t *testing.T) {
 }
 
 // Trust is what a token may call. What calls made is the caller's, whichever token they came with.
-func TestTokensOfACallerShareWhatItHas(t *testing.T) {
+func TestTokensOfOneCallerShareSandboxes(t *testing.T) {
 	s := newWorld(t).governed(t)
 	r := bash("true")
 	r.Session = "one"
@@ -363,7 +363,7 @@ func TestTokensOfACallerShareWhatItHas(t *testing.T) {
 	}
 }
 
-func TestACallerWhoLeavesForGoodTakesTheQuestionAlong(t *testing.T) {
+func TestDisconnectWithoutKeyCancelsApproval(t *testing.T) {
 	s := newWorld(t).governed(t)
 	ctx, leave := context.WithCancel(t.Context())
 	asked := make(chan v1.Approval, 1)
@@ -380,7 +380,7 @@ func TestACallerWhoLeavesForGoodTakesTheQuestionAlong(t *testing.T) {
 	}
 }
 
-func TestASessionKeepsItsSandbox(t *testing.T) {
+func TestSessionReusesSandbox(t *testing.T) {
 	w := newWorld(t)
 	s := w.governed(t)
 	r := bash("true")
@@ -412,7 +412,7 @@ func TestASessionKeepsItsSandbox(t *testing.T) {
 	}
 }
 
-func TestRatesAndBudgetsAreKept(t *testing.T) {
+func TestRatesAndBudgetsAreEnforced(t *testing.T) {
 	s := newWorld(t).governed(t)
 	in := v1.ToolCall{Input: json.RawMessage(`{"path": 7}`)} // counts, whatever its input
 	if _, err := s.CallTool(t.Context(), agent, "fs.list", in, Watch{}); !errdefs.IsInvalidArgument(err) {
@@ -424,7 +424,7 @@ func TestRatesAndBudgetsAreKept(t *testing.T) {
 	}
 }
 
-func TestPlacesThatCannotBeAreRefused(t *testing.T) {
+func TestValidatePlacementRejectsConflicts(t *testing.T) {
 	s := newWorld(t).governed(t)
 	for want, r := range map[string]v1.ToolCall{
 		"sandbox":   {Sandbox: "a", Session: "b"},

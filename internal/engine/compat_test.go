@@ -6,7 +6,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-func TestTheReadonlyEndpointWordsRefusalsItsOwnWay(t *testing.T) {
+func TestCompatRefusalText(t *testing.T) {
 	for want, v := range map[string]v1.Verdict{
 		"Blocked: '&&' not allowed":                                       {Class: "forbidden", Rule: "forbidden:&&", Message: "Blocked: shell metacharacter '&&' not allowed"},
 		"Command not allowed: Command 'rm' not in whitelist. Allowed: ls": {Class: "allowlist", Rule: "allowlist:rm", Message: "Command 'rm' not in whitelist. Allowed: ls"},

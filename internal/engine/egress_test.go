@@ -23,7 +23,7 @@ import (
 
 // Asking without a gateway, over the ceiling or for somebody else's secret is
 // refused before a sandbox is spent.
-func TestEgressThatIsNotToBeHadIsRefused(t *testing.T) {
+func TestInvalidEgressIsRefused(t *testing.T) {
 	w := newWorld(t)
 	none := w.start(t)
 	if _, err := none.Lease(t.Context(), Local(""), v1.SandboxRequest{Egress: &v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}}}); !errdefs.IsFailedPrecondition(err) {
@@ -60,7 +60,7 @@ func TestEgressThatIsNotToBeHadIsRefused(t *testing.T) {
 }
 
 // What callers may ask for at most is said for some callers and profiles.
-func TestCeilingIsTheCallers(t *testing.T) {
+func TestCeilingIsPerCaller(t *testing.T) {
 	x := &egressService{ceilings: map[string]*netpolicy.Rules{}, o: EgressOptions{Allow: []Allowance{
 		{Rule: netpolicy.Rule{Host: "all.test"}},
 		{Rule: netpolicy.Rule{Host: "ann.test"}, Callers: []string{"ann"}, Profiles: []string{"*"}},
@@ -100,7 +100,7 @@ func TestCeilingIsTheCallers(t *testing.T) {
 
 // Who gives the proxy up and takes it again begins neither the bytes nor the
 // records anew; with the lease both are forgotten.
-func TestWhatWasCarriedCountsForTheLease(t *testing.T) {
+func TestTrafficCountsAcrossEgressSessions(t *testing.T) {
 	w := newWorld(t)
 	s := w.startOptions(t, func(o *Options) { o.Egress = &EgressOptions{} })
 	sb, err := s.Lease(t.Context(), Local(""), v1.SandboxRequest{})
@@ -139,7 +139,7 @@ func TestWhatWasCarriedCountsForTheLease(t *testing.T) {
 
 // What a profile's network is for is not for a token of the same caller whose
 // profile has none: not by its id, not as a session.
-func TestNetworkOfAProfileIsForItsCallsAlone(t *testing.T) {
+func TestProfileNetworkIsLimitedToItsCalls(t *testing.T) {
 	w := newWorld(t)
 	if err := os.Mkdir(filepath.Join(w.dir, "profiles"), 0o700); err != nil {
 		t.Fatal(err)
@@ -173,7 +173,7 @@ func TestNetworkOfAProfileIsForItsCallsAlone(t *testing.T) {
 }
 
 // All connections are recorded, or counted where the log cannot keep up.
-func TestConnectionsAreRecordedOrCounted(t *testing.T) {
+func TestConnectionsAreRecordedOrCountedAsMissed(t *testing.T) {
 	db, err := store.OpenAudit(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -281,7 +281,7 @@ func (s *slowAudit) Append(ctx context.Context, rows []store.AuditRow) error {
 }
 
 // One caller's sandboxes, however many, leave room for another's connections.
-func TestConnectionsOfOneCallerAreNotAllThatIsRecorded(t *testing.T) {
+func TestConnectionQueueIsSharedBetweenCallers(t *testing.T) {
 	db, err := store.OpenAudit(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -46,7 +46,7 @@ func TestStopEndsShellsFirst(t *testing.T) {
 	}
 }
 
-func TestNobodyTouchesWhatIsAnothers(t *testing.T) {
+func TestCallersCannotAccessOthersSandboxes(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	id := s.lease(t)
@@ -83,7 +83,7 @@ func TestMillisecondsDoNotOverflow(t *testing.T) {
 }
 
 // A caller that went away while its sandbox was made does not know of it.
-func TestALeaseForNobodyEnds(t *testing.T) {
+func TestLeaseOfDisconnectedCallerEnds(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	for _, key := range []string{"", "k"} {
@@ -107,7 +107,7 @@ func TestALeaseForNobodyEnds(t *testing.T) {
 }
 
 // A start that failed without a sign of the shell's end is not forgotten.
-func TestAShellThatMayRunStaysRecorded(t *testing.T) {
+func TestShellWithUnknownFateStaysStored(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	id := s.lease(t)
@@ -164,7 +164,7 @@ func sum(t *testing.T, v any) string {
 	return h
 }
 
-func TestKeysAfterACrash(t *testing.T) {
+func TestRecoverKeysAfterCrash(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	id := s.lease(t)
@@ -224,7 +224,7 @@ func TestKeysAfterACrash(t *testing.T) {
 }
 
 // Killed between the promise and the claim: nobody ever had the lease.
-func TestAKeyIsNotAnsweredWithAnAbandonedLease(t *testing.T) {
+func TestRecoverKeysIgnoresAbandonedLease(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	eventually(t, "one is warm", func() bool { return s.Pools(t.Context(), boss)[0].Warm == 1 })
@@ -248,7 +248,7 @@ func TestAKeyIsNotAnsweredWithAnAbandonedLease(t *testing.T) {
 }
 
 // A sandbox of a run whose process was killed is for nobody.
-func TestARunThatWasKilledLeavesNoSandbox(t *testing.T) {
+func TestKilledRunLeavesNoSandbox(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	if _, err := s.acquire(t.Context(), me, v1.SandboxRequest{}, acquisition{oneShot: true}); err != nil {
@@ -262,7 +262,7 @@ func TestARunThatWasKilledLeavesNoSandbox(t *testing.T) {
 	})
 }
 
-func TestSameKeyAtOnceRunsOnce(t *testing.T) {
+func TestConcurrentRequestsWithSameKeyRunOnce(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	ids := make(chan string, 8)
@@ -283,7 +283,7 @@ func TestSameKeyAtOnceRunsOnce(t *testing.T) {
 	}
 }
 
-func TestExecInALeaseThatEndsSaysWhy(t *testing.T) {
+func TestExecInEndingLeaseReportsReason(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	for reason, want := range map[string]runtime.Ending{
@@ -318,7 +318,7 @@ func TestExecInALeaseThatEndsSaysWhy(t *testing.T) {
 }
 
 // Killed between the promise of a shell and its start.
-func TestAShellThatNeverRanIsNotRunning(t *testing.T) {
+func TestUnstartedShellIsNotRunning(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	id := s.lease(t)

@@ -32,7 +32,7 @@ func (s *service) upTo(t *testing.T, call Call, q EventQuery, last string) (kind
 	return kinds, at
 }
 
-func TestEventsTellTheLifeOfASandbox(t *testing.T) {
+func TestEventsReportSandboxLifecycle(t *testing.T) {
 	s := newWorld(t).start(t)
 	op := Local("")
 	id := s.lease(t)
@@ -70,7 +70,7 @@ func TestEventsTellTheLifeOfASandbox(t *testing.T) {
 }
 
 // Who is slower than the ring is told that something is missing, and goes on.
-func TestSlowReadersOfEventsAreToldOfGaps(t *testing.T) {
+func TestSlowEventReaderGetsGap(t *testing.T) {
 	e := &Engine{events: newEventHub()}
 	op := Local("")
 	e.events.publish(v1.ServiceEvent{Type: "first"})
@@ -111,7 +111,7 @@ func TestSlowReadersOfEventsAreToldOfGaps(t *testing.T) {
 }
 
 // One caller's events push nobody else's out, and neither do its shells.
-func TestEventsOfOneCallerPushNoOthersOut(t *testing.T) {
+func TestEventsOfOneCallerKeepOthers(t *testing.T) {
 	e := &Engine{events: newEventHub()}
 	list := func(call Call, after int64) (kinds []string, last int64) {
 		t.Helper()
@@ -160,7 +160,7 @@ func TestEventsOfOneCallerPushNoOthersOut(t *testing.T) {
 }
 
 // A caller without events is told once that some may be missing.
-func TestAGapIsToldOnce(t *testing.T) {
+func TestEventGapIsReportedOnce(t *testing.T) {
 	e := &Engine{events: newEventHub()}
 	gaps := 0
 	err := e.Events(t.Context(), Call{Caller: "ann"}, EventQuery{After: 5, Follow: true}, func(ev v1.ServiceEvent) error {

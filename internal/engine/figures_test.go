@@ -11,7 +11,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime/fake"
 )
 
-func TestFiguresAreTheCallersOwnAndOperatorsSeeAll(t *testing.T) {
+func TestFiguresShowOwnOrAllForOperators(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	defer s.stop()
@@ -56,7 +56,7 @@ func TestFiguresAreTheCallersOwnAndOperatorsSeeAll(t *testing.T) {
 
 // What cannot be told is said to be missing, not 0, and nothing of why is told
 // that is the host's.
-func TestFiguresThatAreMissingAreSo(t *testing.T) {
+func TestMissingFiguresAreExplained(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	defer s.stop()

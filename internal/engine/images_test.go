@@ -26,7 +26,7 @@ func otherArchive(t *testing.T) *bytes.Buffer {
 }
 
 // What a lease runs from stays, also when no template has it any more.
-func TestAnImageStaysWhileASandboxRunsFromIt(t *testing.T) {
+func TestRemoveImageFailsWhileInUse(t *testing.T) {
 	w := newWorld(t)
 	kept := &shelf{}
 	kept.set(nil, from("default", here, 1), from("old", "old/image:1", 0))

@@ -144,14 +144,14 @@ func (k *keptOutput) done(cut bool) (bool, error) {
 	return true, errors.Join(k.failed, k.file.Close())
 }
 
-func (o *outputs) reserve(folder string, n int64) bool {
+func (o *outputs) reserve(dir string, n int64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.bytes+n > keptAll || o.each[folder]+n > keptCaller {
+	if o.bytes+n > keptAll || o.each[dir]+n > keptCaller {
 		return false
 	}
 	o.bytes += n
-	o.each[folder] += n
+	o.each[dir] += n
 	return true
 }
 
@@ -203,15 +203,15 @@ func (o *outputs) sweep(now time.Time) (int, error) {
 		each[filepath.Dir(f.path)] += f.size
 	}
 	for _, f := range files {
-		folder := filepath.Dir(f.path)
-		if now.Sub(f.mod) < keptTime && total <= keptAll/4*3 && each[folder] <= keptCaller/4*3 {
+		dir := filepath.Dir(f.path)
+		if now.Sub(f.mod) < keptTime && total <= keptAll/4*3 && each[dir] <= keptCaller/4*3 {
 			continue
 		}
 		if err := ignoreMissing(os.Remove(f.path)); err != nil {
 			return left, fmt.Errorf("kept outputs: %w", err)
 		}
 		total -= f.size
-		each[folder] -= f.size
+		each[dir] -= f.size
 		left--
 	}
 	o.mu.Lock()

@@ -10,7 +10,7 @@ import (
 	"github.com/google/uuid"
 )
 
-func TestOutputsAreTheirCallersAlone(t *testing.T) {
+func TestOutputsAreSeparatePerCaller(t *testing.T) {
 	o, err := openOutputs(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +37,7 @@ func TestOutputsAreTheirCallersAlone(t *testing.T) {
 	}
 }
 
-func TestWhatFitsIsNotKept(t *testing.T) {
+func TestOutputThatFitsIsNotKept(t *testing.T) {
 	o, err := openOutputs(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +49,7 @@ func TestWhatFitsIsNotKept(t *testing.T) {
 	}
 }
 
-func TestOutputsAreBoundedAndForgotten(t *testing.T) {
+func TestOutputsAreBoundedAndExpire(t *testing.T) {
 	o, err := openOutputs(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -28,7 +28,7 @@ func (s *service) recordedOf(t *testing.T, caller string) []v1.AuditRecord {
 	return got
 }
 
-func TestRefusalsByQuotaAreCountedWithoutTheirInput(t *testing.T) {
+func TestQuotaRefusalsAreCountedWithoutInput(t *testing.T) {
 	w := newWorld(t)
 	s := w.governed(t)
 	s.call(t, poor, "system.bash", bash("true"))
@@ -67,7 +67,7 @@ func TestRefusalsByQuotaAreCountedWithoutTheirInput(t *testing.T) {
 	}
 }
 
-func TestRefusalsByRateAreCounted(t *testing.T) {
+func TestRateRefusalsAreCounted(t *testing.T) {
 	s := newWorld(t).governed(t)
 	in := v1.ToolCall{Input: json.RawMessage(`{"path": "."}`)}
 	if _, err := s.CallTool(t.Context(), agent, "fs.list", in, Watch{}); err == nil { // the fake guest has no files
@@ -84,7 +84,7 @@ func TestRefusalsByRateAreCounted(t *testing.T) {
 }
 
 // A refusal by quota did nothing: its key is good for another try.
-func TestARefusalByQuotaGivesTheKeyBack(t *testing.T) {
+func TestQuotaRefusalReleasesKey(t *testing.T) {
 	s := newWorld(t).governed(t)
 	s.call(t, poor, "system.bash", bash("true"))
 	keyed := poor
@@ -102,7 +102,7 @@ func TestARefusalByQuotaGivesTheKeyBack(t *testing.T) {
 	}
 }
 
-func TestACallerBeyondItsShareOfTheLogIsRefused(t *testing.T) {
+func TestCallerOverAuditShareIsRefused(t *testing.T) {
 	w := newWorld(t)
 	s := w.governedWith(t, audit.Options{CallerDailyBytes: 3000}, nil)
 	ran := 0
@@ -142,7 +142,7 @@ func TestACallerBeyondItsShareOfTheLogIsRefused(t *testing.T) {
 	}
 }
 
-func TestKeysTellWhatIsNotKeptOfTheirAnswers(t *testing.T) {
+func TestDroppedAnswersReportReason(t *testing.T) {
 	w := newWorld(t)
 	s := w.startOptions(t, func(o *Options) { o.Keys = store.KeyBounds{Answers: 2, Bytes: 1 << 20, Keys: 10} })
 	under := func(key string) Call { return Call{Caller: LocalCaller, Key: key} }

@@ -9,7 +9,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-func TestLinksAreOnlyWhatASandboxCanHave(t *testing.T) {
+func TestHomeLinksKeepsOnlyWorkspaceLinks(t *testing.T) {
 	for _, c := range []struct {
 		name        string
 		paths, want map[string]string
@@ -17,7 +17,7 @@ func TestLinksAreOnlyWhatASandboxCanHave(t *testing.T) {
 		{"below the home directory", map[string]string{"/home/user/projects": "/workspace"}, map[string]string{"/home/user/projects": "/workspace"}},
 		{"elsewhere", map[string]string{"/srv/shop": "/workspace", "/home/username/x": "/workspace"}, map[string]string{}},
 		{"the home directory itself", map[string]string{"/home/user": "/workspace"}, map[string]string{}},
-		{"no folder of the workspace", map[string]string{"/home/user/t": "/tmp", "/home/user/w": "/workspaces"}, map[string]string{}},
+		{"not a directory of the workspace", map[string]string{"/home/user/t": "/tmp", "/home/user/w": "/workspaces"}, map[string]string{}},
 		{"one below another", map[string]string{"/home/user/a": "/workspace", "/home/user/a/b": "/workspace/b", "/home/user/a/b/c": "/workspace"}, map[string]string{"/home/user/a": "/workspace"}},
 	} {
 		if diff := cmp.Diff(c.want, homeLinks(c.paths)); diff != "" {
@@ -26,7 +26,7 @@ func TestLinksAreOnlyWhatASandboxCanHave(t *testing.T) {
 	}
 }
 
-func TestTokensAreRecordedWithoutTheirSecrets(t *testing.T) {
+func TestTokenRecordsOmitSecrets(t *testing.T) {
 	s := newWorld(t).governed(t)
 	made, err := s.CreateToken(t.Context(), Local(""), v1.TokenRequest{Caller: "ci", Note: "of a test"})
 	if err != nil {

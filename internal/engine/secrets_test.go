@@ -27,7 +27,7 @@ func bashEnv(t testing.TB, command string, env map[string]string) v1.ToolCall {
 	return v1.ToolCall{Input: b}
 }
 
-func TestACallersSecretsChangeNothingOfAnother(t *testing.T) {
+func TestSecretsOfOneCallerKeepOthersRecords(t *testing.T) {
 	s := newWorld(t).governed(t)
 	command := "rm -r precious; echo redacted password1 victimsecret123"
 	if _, err := s.Lease(t.Context(), agent, v1.SandboxRequest{Env: map[string]string{
@@ -50,7 +50,7 @@ func TestACallersSecretsChangeNothingOfAnother(t *testing.T) {
 	}
 }
 
-func TestACallerHidesItsCommandFromNobody(t *testing.T) {
+func TestSecretsCannotHideCommand(t *testing.T) {
 	s := newWorld(t).governed(t)
 	command := "rm -r precious"
 	r := bashEnv(t, command, map[string]string{"A_TOKEN": command, "B_TOKEN": "agent1", "C_TOKEN": "a1b2c3d4e5"})
@@ -77,7 +77,7 @@ func TestACallerHidesItsCommandFromNobody(t *testing.T) {
 	}
 }
 
-func TestTooManyVariablesCostNothing(t *testing.T) {
+func TestTooManyVariablesAreRejectedEarly(t *testing.T) {
 	s := newWorld(t).governed(t)
 	many, long, broad := map[string]string{}, map[string]string{}, map[string]string{}
 	for i := range 40_000 {
@@ -104,7 +104,7 @@ func TestTooManyVariablesCostNothing(t *testing.T) {
 	}
 }
 
-func TestSecretsInUseAreBoundedForEachCaller(t *testing.T) {
+func TestSecretsPerCallerAreBounded(t *testing.T) {
 	s := newWorld(t).governed(t)
 	env := func(i int) map[string]string {
 		return map[string]string{"A_TOKEN": fmt.Sprint(i, strings.Repeat("x", maxEnvBytes-300))}
@@ -135,7 +135,7 @@ func TestSecretsInUseAreBoundedForEachCaller(t *testing.T) {
 	})
 }
 
-func TestSecretsOfRefusedRequestsAreHidden(t *testing.T) {
+func TestSecretsOfRefusedRequestsAreRedacted(t *testing.T) {
 	s := newWorld(t).governed(t)
 	secret := "under-an-unusual-name"
 	body := []byte(`{"input":{"command":"echo ` + secret + `","env":{"MY_SESSION_COOKIES":"` + secret + `"}},"nonsense":1}`)

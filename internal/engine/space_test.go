@@ -22,7 +22,7 @@ import (
 )
 
 // Two that are made at once do not both get the last of what a caller may have.
-func TestACallersWorkspacesHaveABoundTogether(t *testing.T) {
+func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root")
 	}
@@ -78,13 +78,13 @@ func TestACallersWorkspacesHaveABoundTogether(t *testing.T) {
 	for _, bytes := range []int64{-1, 7, 65 << 20} {
 		_, err := s.CreateWorkspace(t.Context(), Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: bytes})
 		if bad, ok := errors.AsType[*InvalidError](err); !ok || bad.Field != "quota_bytes" {
-			t.Errorf("%d octets: %v", bytes, err)
+			t.Errorf("%d bytes: %v", bytes, err)
 		}
 	}
 }
 
 // A size that nothing enforces is refused, not ignored.
-func TestASizeThatNothingEnforcesIsRefused(t *testing.T) {
+func TestUnenforceableQuotaIsRefused(t *testing.T) {
 	s := newWorld(t).start(t)
 	defer s.stop()
 	_, err := s.CreateWorkspace(t.Context(), Local(""), v1.WorkspaceRequest{Name: "w", QuotaBytes: 8 << 20})
@@ -115,7 +115,7 @@ func boundedWorld(t *testing.T, limit int64) *service {
 }
 
 // Snapshots are outside of a workspace's quota, and not of its caller's.
-func TestSnapshotsCountForTheirCaller(t *testing.T) {
+func TestSnapshotsCountTowardDiskQuota(t *testing.T) {
 	s := boundedWorld(t, 20<<20)
 	defer s.stop()
 	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
@@ -145,7 +145,7 @@ func TestSnapshotsCountForTheirCaller(t *testing.T) {
 }
 
 // What was larger than the workspace is now is refused in words for its caller.
-func TestASnapshotThatIsTooLargeIsRefused(t *testing.T) {
+func TestRestoreOfTooLargeSnapshotIsRefused(t *testing.T) {
 	s := boundedWorld(t, 0)
 	defer s.stop()
 	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
@@ -176,7 +176,7 @@ func TestASnapshotThatIsTooLargeIsRefused(t *testing.T) {
 }
 
 // Whose own workspace takes long keeps no other caller from making one.
-func TestCallersTakeRoomBesideOneAnother(t *testing.T) {
+func TestSpaceLockIsPerCaller(t *testing.T) {
 	s := boundedWorld(t, 20<<20)
 	defer s.stop()
 	ann, bob := s.as(t, v1.TokenRequest{Caller: "ann"}), s.as(t, v1.TokenRequest{Caller: "bob"})

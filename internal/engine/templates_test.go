@@ -47,7 +47,7 @@ func broken(name string) TemplateSource {
 
 const here = "test/image:latest"
 
-func TestTemplatesAreReloaded(t *testing.T) {
+func TestReloadAppliesChanges(t *testing.T) {
 	w := newWorld(t)
 	kept := &shelf{}
 	kept.set(nil, from("default", here, 1), from("far", "not/there:1", 1), broken("odd"))
@@ -96,7 +96,7 @@ func TestTemplatesAreReloaded(t *testing.T) {
 	s.lease(t)
 
 	// Where not all can be read, nothing is removed.
-	kept.set(errors.New("the folder cannot be read"))
+	kept.set(errors.New("the directory cannot be read"))
 	if _, err := s.ReloadTemplates(t.Context(), op); err == nil {
 		t.Error("no error")
 	}
@@ -116,7 +116,7 @@ func TestTemplatesAreReloaded(t *testing.T) {
 }
 
 // An image that comes makes its template ready without being asked.
-func TestATemplateWaitsForItsImage(t *testing.T) {
+func TestTemplateWaitsForImage(t *testing.T) {
 	w := newWorld(t)
 	kept := &shelf{}
 	kept.set(nil, from("default", "other/image:1", 1))
@@ -134,7 +134,7 @@ func TestATemplateWaitsForItsImage(t *testing.T) {
 	}
 }
 
-func TestAClassThatIsNotHereIsNotReady(t *testing.T) {
+func TestUnsupportedClassIsNotReady(t *testing.T) {
 	w := newWorld(t)
 	kept := &shelf{}
 	strong := from("strong", here, 1)
@@ -148,7 +148,7 @@ func TestAClassThatIsNotHereIsNotReady(t *testing.T) {
 
 // A registry that never ends keeps its own template waiting, and for as long as
 // there is one.
-func TestASlowRegistryKeepsNoOtherTemplateWaiting(t *testing.T) {
+func TestSlowRegistryDelaysOnlyItsTemplates(t *testing.T) {
 	w := newWorld(t)
 	kept := &shelf{}
 	kept.set(nil, from("default", here, 1), from("slow", "slow/image:1", 1))

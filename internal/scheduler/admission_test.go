@@ -33,7 +33,7 @@ func (b *hostCapacity) waits() int {
 	return b.waiting.Len()
 }
 
-func TestBudgetServesInOrder(t *testing.T) {
+func TestHostCapacityServesInOrder(t *testing.T) {
 	b := newHostCapacity(2, 100)
 	from := &poolDemand{nextWaiter: (&line{turns: []uint64{1, 1, 1, 1}}).turn}
 	if err := b.reserve(t.Context(), 200, from); !errdefs.IsFailedPrecondition(err) {
@@ -59,7 +59,7 @@ func TestBudgetServesInOrder(t *testing.T) {
 	}
 }
 
-func TestWhoWaitsComesBeforeWhatFillsAPool(t *testing.T) {
+func TestWaitingCallersComeBeforePoolFilling(t *testing.T) {
 	b := newHostCapacity(1, 100)
 	fill, often, seldom := &poolDemand{nextWaiter: (&line{}).turn}, &poolDemand{nextWaiter: (&line{turns: []uint64{7}}).turn}, &poolDemand{nextWaiter: (&line{turns: []uint64{3}}).turn}
 	if err := b.reserve(t.Context(), 1, fill); err != nil {
@@ -94,7 +94,7 @@ func TestWhoWaitsComesBeforeWhatFillsAPool(t *testing.T) {
 
 // Whatever comes and goes: the budget is never exceeded, nobody is left waiting
 // where there is room for who is next, and nothing is lost.
-func TestBudgetKeepsItsPromisesWhateverHappens(t *testing.T) {
+func TestHostCapacityInvariants(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		count, memory := rapid.IntRange(1, 4).Draw(rt, "count"), rapid.Int64Range(4, 12).Draw(rt, "memory")
 		b := newHostCapacity(count, memory)
@@ -183,7 +183,7 @@ func two(o *Options) {
 }
 
 // Warm sandboxes of one template are given up for a call that waits for another.
-func TestIdleWarmOnesMakeRoom(t *testing.T) {
+func TestIdleWarmSandboxesMakeRoom(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t, two, func(o *Options) { o.MaxSandboxes, o.Templates[0].Pool.Min = 3, 3 })
 	warm := func() int { return s.Pools()[0].Warm }
@@ -205,7 +205,7 @@ func TestIdleWarmOnesMakeRoom(t *testing.T) {
 }
 
 // A caller with many calls in two pools does not keep another one from his turn.
-func TestTurnsAreOfTheWholeHost(t *testing.T) {
+func TestFairOrderSpansTemplates(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t, two, func(o *Options) { o.MaxSandboxes, o.Templates[0].Pool.Min = 1, 0 })
 	held := s.acquire(t, func(r *Request) { r.Caller = "somebody" })
@@ -257,7 +257,7 @@ func TestTurnsAreOfTheWholeHost(t *testing.T) {
 	}
 }
 
-func TestACallersShareOfTheQueueIsBounded(t *testing.T) {
+func TestQueueSharePerCallerIsBounded(t *testing.T) {
 	s := newWorld(t).start(t, func(o *Options) { o.MaxSandboxes = 1 })
 	held := s.acquire(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -282,7 +282,7 @@ func TestACallersShareOfTheQueueIsBounded(t *testing.T) {
 	s.acquire(t, greedy)
 }
 
-func TestWhatACallerHasIsForgottenWithIt(t *testing.T) {
+func TestUnusedUsageIsDropped(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	for i := range 5 {

@@ -13,7 +13,7 @@ import (
 )
 
 // A lease can be seen, and removed, before it is handed out.
-func TestEndWhileTheWorkspaceIsBound(t *testing.T) {
+func TestEndDuringBind(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	if _, err := s.volumes.Create(t.Context(), "w", volumes.CreateOptions{}); err != nil {
@@ -59,7 +59,7 @@ func TestEndWhileTheWorkspaceIsBound(t *testing.T) {
 }
 
 // Between the look at the clock and the end there is a question to the guest.
-func TestALeaseUsedAgainIsNotIdle(t *testing.T) {
+func TestLeaseInUseAgainIsNotIdle(t *testing.T) {
 	s := newWorld(t).start(t)
 	l := s.acquire(t)
 	use, err := l.Enter(t.Context())
@@ -78,7 +78,7 @@ func TestALeaseUsedAgainIsNotIdle(t *testing.T) {
 }
 
 // A guest that does not answer may have a shell that works.
-func TestASlowGuestIsNotIdle(t *testing.T) {
+func TestSlowGuestIsNotIdle(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.start(t)
@@ -110,7 +110,7 @@ func TestASlowGuestIsNotIdle(t *testing.T) {
 
 // The end of a lease of unknown fate removes its sandbox by id; nothing may
 // be counted for it after that.
-func TestALeaseThatEndedIsNotFoundAgain(t *testing.T) {
+func TestEndedLeaseRejectsInstance(t *testing.T) {
 	s := newWorld(t).start(t)
 	row := s.row(t, s.acquire(t).ID)
 	unknown := newLease(row, nil, nil)
@@ -126,7 +126,7 @@ func TestALeaseThatEndedIsNotFoundAgain(t *testing.T) {
 }
 
 // Who asks again and again for a workspace that is taken costs nothing.
-func TestATakenWorkspaceSpendsNoSandbox(t *testing.T) {
+func TestBusyWorkspaceUsesNoSandbox(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	if _, err := s.volumes.Create(t.Context(), "w", volumes.CreateOptions{}); err != nil {

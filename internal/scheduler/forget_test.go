@@ -8,7 +8,7 @@ import (
 )
 
 // Leases come and go for months: what is kept of them does not grow.
-func TestWhatLeasesLeaveIsBounded(t *testing.T) {
+func TestDatabaseSizeIsBounded(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	size := func() (n int64) {
@@ -51,6 +51,6 @@ func TestWhatLeasesLeaveIsBounded(t *testing.T) {
 		}
 	}
 	if last := size(); last > 2*first+1<<20 {
-		t.Errorf("the database has %d octets after 50 leases and %d after 200", first, last)
+		t.Errorf("the database has %d bytes after 50 leases and %d after 200", first, last)
 	}
 }

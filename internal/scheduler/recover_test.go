@@ -38,7 +38,7 @@ func (w *world) step(t *testing.T, id string, change func(*store.Sandbox)) {
 
 // Killed between the mark and the destruction: until the sandbox is gone it
 // can write to its workspace, and its shells have not ended.
-func TestAnEndThatWasCutKeepsItsWorkspaceAndSettlesShells(t *testing.T) {
+func TestRecoverFinishesInterruptedEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.start(t)
@@ -79,7 +79,7 @@ func TestAnEndThatWasCutKeepsItsWorkspaceAndSettlesShells(t *testing.T) {
 	s.acquire(t, with)
 }
 
-func TestALeaseForOneCallEndsWithItsProcess(t *testing.T) {
+func TestRecoverEndsOneShotLease(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	l := s.acquire(t, func(r *Request) { r.Lease.OneShot = true })
@@ -88,7 +88,7 @@ func TestALeaseForOneCallEndsWithItsProcess(t *testing.T) {
 	eventually(t, "it is gone", func() bool { return s.row(t, l.ID).State == store.Gone })
 }
 
-func TestAnOrphanThatStaysKeepsNobodyFromStarting(t *testing.T) {
+func TestRecoverIgnoresUnremovableOrphan(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.crashed(t, func(st *store.Store) {
@@ -107,7 +107,7 @@ func TestAnOrphanThatStaysKeepsNobodyFromStarting(t *testing.T) {
 	})
 }
 
-func TestDestroyAllSettlesShells(t *testing.T) {
+func TestDestroyAllRecordsShellEnds(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	l := s.acquire(t)
@@ -147,7 +147,7 @@ func TestDestroyAllLeavesNothing(t *testing.T) {
 }
 
 // Nobody waits for as long as an engine is away.
-func TestAnEndThatFailsIsToldToWhoWaits(t *testing.T) {
+func TestEndReportsFailedRemoval(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.start(t)

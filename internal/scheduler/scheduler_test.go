@@ -117,7 +117,7 @@ func (s *service) row(t *testing.T, id string) store.Sandbox {
 	return row
 }
 
-func TestLeaseLivesAndEndsOnce(t *testing.T) {
+func TestLeaseEndsOnce(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	l := s.acquire(t)
@@ -154,7 +154,7 @@ func TestLeaseLivesAndEndsOnce(t *testing.T) {
 	}
 }
 
-func TestNobodySeesAnothersLease(t *testing.T) {
+func TestLeaseOfAnotherCallerIsNotFound(t *testing.T) {
 	s := newWorld(t).start(t)
 	l := s.acquire(t)
 	if _, err := s.Lease(t.Context(), "you", l.ID); !errdefs.IsNotFound(err) {
@@ -165,7 +165,7 @@ func TestNobodySeesAnothersLease(t *testing.T) {
 	}
 }
 
-func TestLeaseEndsByItself(t *testing.T) {
+func TestDueLeaseEnds(t *testing.T) {
 	const soon = 2 * time.Second // a busy machine may need some of it to hand the lease out
 	for _, c := range []struct {
 		reason string
@@ -192,7 +192,7 @@ func TestLeaseEndsByItself(t *testing.T) {
 	}
 }
 
-func TestWorkspaceIsFreeOnlyWhenTheSandboxIsGone(t *testing.T) {
+func TestWorkspaceIsHeldUntilSandboxIsGone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.start(t)
@@ -232,7 +232,7 @@ func TestFailedBindLeavesNothing(t *testing.T) {
 	})
 }
 
-func TestHandOverKeepsLeasesAndWarmOnes(t *testing.T) {
+func TestHandOverKeepsLeasesAndWarmSandboxes(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	l := s.acquire(t, func(r *Request) { r.Env = map[string]string{"A": "b"} })
@@ -260,7 +260,7 @@ func TestHandOverKeepsLeasesAndWarmOnes(t *testing.T) {
 	}
 }
 
-func TestAnotherBuildDrainsTheWarmOnes(t *testing.T) {
+func TestOtherBuildReplacesWarmSandboxes(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	eventually(t, "one is warm", func() bool { return s.Pools()[0].Warm == 1 })
@@ -275,7 +275,7 @@ func TestAnotherBuildDrainsTheWarmOnes(t *testing.T) {
 	}
 }
 
-func TestRecoverSettlesWhatACrashLeft(t *testing.T) {
+func TestRecoverAfterCrash(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	kept, lost, half := s.acquire(t), s.acquire(t), s.acquire(t)
@@ -314,7 +314,7 @@ func TestRecoverSettlesWhatACrashLeft(t *testing.T) {
 	}
 }
 
-func TestALeaseOfUnknownFateIsNotGivenUp(t *testing.T) {
+func TestUnknownLeaseIsKept(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.start(t)
@@ -338,7 +338,7 @@ func TestALeaseOfUnknownFateIsNotGivenUp(t *testing.T) {
 	})
 }
 
-func TestOtherRuntimesSandboxesAreNotTouched(t *testing.T) {
+func TestRecoverRejectsOtherRuntime(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	s.acquire(t)
@@ -354,7 +354,7 @@ func TestOtherRuntimesSandboxesAreNotTouched(t *testing.T) {
 	}
 }
 
-func TestHostIsNotOverfilled(t *testing.T) {
+func TestMaxSandboxesIsEnforced(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t, func(o *Options) { o.MaxSandboxes = 2 })
 	a, b := s.acquire(t), s.acquire(t)

@@ -34,7 +34,7 @@ func (s *service) stats(name string) pool.Stats {
 	return pool.Stats{}
 }
 
-func TestTemplatesComeChangeAndGo(t *testing.T) {
+func TestPutAndDropTemplates(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	kept := s.acquire(t)
@@ -87,7 +87,7 @@ func TestTemplatesComeChangeAndGo(t *testing.T) {
 
 // Whatever changes while leases are taken, each sandbox is destroyed once, and
 // nothing is left that somebody has to give back.
-func TestTemplatesChangeUnderLeases(t *testing.T) {
+func TestTemplatesChangeDuringLeases(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.start(t, func(o *Options) { o.MaxSandboxes = 12 })
@@ -100,7 +100,7 @@ func TestTemplatesChangeUnderLeases(t *testing.T) {
 				name := fmt.Sprint("t", i%3)
 				l, err := s.tryAcquire(t.Context(), func(r *Request) { r.Template, r.Wait = name, 300*time.Millisecond })
 				if err != nil {
-					if !errdefs.IsNotFound(err) && !errdefs.IsUnavailable(err) && !strings.Contains(err.Error(), "room for sandboxes") {
+					if !errdefs.IsNotFound(err) && !errdefs.IsUnavailable(err) && !strings.Contains(err.Error(), "capacity for another sandbox") {
 						t.Error(err)
 					}
 					time.Sleep(time.Millisecond)
@@ -177,7 +177,7 @@ func (g *hookGuest) serve(conn net.Conn, op wire.Op, body json.RawMessage) bool 
 	return true
 }
 
-func TestWhatStaysInTheBackgroundIsTheLeases(t *testing.T) {
+func TestBackgroundHooksBecomeLeaseShells(t *testing.T) {
 	w := newWorld(t)
 	guests := map[string]*hookGuest{}
 	var mu sync.Mutex
@@ -236,7 +236,7 @@ func (r *recorded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func TestAHookSaysWhyItFailed(t *testing.T) {
+func TestFailedHookReportsOutput(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t, func(o *Options) {
 		o.Templates[0].Warmup = []Hook{{Argv: []string{"exit", "7"}, Timeout: time.Minute}}

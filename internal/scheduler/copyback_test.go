@@ -8,7 +8,7 @@ import (
 )
 
 // Whose workspace takes long to be made good keeps nobody else from theirs.
-func TestCarriedWorkspacesAreRecoveredBesideOneAnother(t *testing.T) {
+func TestWorkspaceRecoveryLocksPerDirectory(t *testing.T) {
 	s, slow, other := &Scheduler{}, t.TempDir(), t.TempDir()
 	leave, err := recoverLocks.lock(t.Context(), slow)
 	if err != nil {
