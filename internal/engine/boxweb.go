@@ -103,7 +103,7 @@ func (b *box) exchange(ctx context.Context, l *scheduler.Lease, body []byte, r w
 	switch runtime.Ending(res.Ending) {
 	case runtime.Exited:
 	case runtime.Timeout:
-		return web.Answer{Fault: &web.Fault{Kind: web.FaultTimeout, Message: fmt.Sprintf("no whole answer within %d ms", r.TimeoutMS)}}, nil
+		return web.Answer{Fault: &web.Fault{Kind: web.FaultTimeout, Message: fmt.Sprintf("no complete answer within %d ms", r.TimeoutMS)}}, nil
 	case runtime.OOM:
 		return web.Answer{}, usererror.Errorf(errdefs.ErrResourceExhausted, "the answer needs more memory than its sandbox has")
 	case runtime.Cancelled:

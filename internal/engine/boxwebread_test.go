@@ -10,7 +10,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// What the web program writes is foreign: it has read what a host sent.
+// The web program's output is untrusted: the program parses data of the remote host.
 func TestReadAnswerRejectsOversizedAnswers(t *testing.T) {
 	r := web.Request{MaxBytes: 10, MaxText: 5}
 	good := web.Answer{URL: "https://a.example/", Status: 200, Title: "a\nb\u2028c", Text: "wö\x1brds", Body: []byte("0123456789"), Header: [][2]string{{"A", "b\x1b\r"}}}

@@ -11,7 +11,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// The fingerprint is that of the request's JSON: keys that earlier versions recorded stay good.
+// The fingerprint is that of the request's JSON, so that keys of earlier versions stay valid.
 func TestHashMatchesJSON(t *testing.T) {
 	r := v1.ToolCall{Input: json.RawMessage(` { "a" : "<\n>" } `), Session: "s"}
 	b, err := json.Marshal(r)
@@ -24,7 +24,7 @@ func TestHashMatchesJSON(t *testing.T) {
 	}
 }
 
-// Input in base64 is decoded once.
+// Base64 input is decoded once.
 func TestStdinIsNotCopied(t *testing.T) {
 	x := v1.Exec{StdinBase64: strings.Repeat("AAAA", 2<<20)}
 	var before, after runtime.MemStats

@@ -191,13 +191,13 @@ func (e *Engine) checkToken(r v1.TokenRequest) error {
 	case r.Trust < tool.TrustNone || r.Trust > tool.TrustMax:
 		return invalid("trust", "is %d: from %d to %d", r.Trust, tool.TrustNone, tool.TrustMax)
 	case q.Sandboxes < 0:
-		return invalid("quotas.sandboxes", "is %d: not negative; 0 is the service's default", q.Sandboxes)
+		return invalid("quotas.sandboxes", "is %d: must not be negative (0: the service's default)", q.Sandboxes)
 	case q.MemoryBytes < 0:
-		return invalid("quotas.memory_bytes", "is %d: not negative; 0 is the service's default", q.MemoryBytes)
+		return invalid("quotas.memory_bytes", "is %d: must not be negative (0: the service's default)", q.MemoryBytes)
 	case q.DiskBytes < 0:
-		return invalid("quotas.disk_bytes", "is %d: not negative; 0 is the service's default", q.DiskBytes)
+		return invalid("quotas.disk_bytes", "is %d: must not be negative (0: the service's default)", q.DiskBytes)
 	case q.Calls < 0:
-		return invalid("quotas.calls", "is %d: not negative; 0 is the service's default", q.Calls)
+		return invalid("quotas.calls", "is %d: must not be negative (0: the service's default)", q.Calls)
 	case r.TTLMS < 0 || r.TTLMS > maxTokenTTL.Milliseconds():
 		return invalid("ttl_ms", "is %d: from 0 (no expiry) to %d", r.TTLMS, maxTokenTTL.Milliseconds())
 	case len(r.Note) > maxNote || !utf8.ValidString(r.Note):

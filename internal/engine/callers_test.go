@@ -92,7 +92,7 @@ func TestTokenSecretIsNotStored(t *testing.T) {
 	}
 }
 
-// What is learned from a refusal is the same for all.
+// All refusals have the same error, so that none reveals anything.
 func TestIdentifyRejectsBadTokensWithOneError(t *testing.T) {
 	s := newWorld(t).start(t)
 	good, revoked, expired := s.token(t, v1.TokenRequest{Caller: "a"}), s.token(t, v1.TokenRequest{Caller: "a"}), s.token(t, v1.TokenRequest{Caller: "a", TTLMS: 1000})
@@ -186,7 +186,7 @@ func TestWorkspacesAreSeparatePerCaller(t *testing.T) {
 	s := w.start(t)
 	ann, bob := s.as(t, v1.TokenRequest{Caller: "ann"}), s.as(t, v1.TokenRequest{Caller: "bob"})
 	everybody := []Call{boss, ann, bob}
-	for _, call := range everybody { // the same name is three workspaces
+	for _, call := range everybody { // the same name denotes three workspaces
 		made, err := s.CreateWorkspace(t.Context(), call, v1.WorkspaceRequest{Name: "w"})
 		if err != nil || made.Name != "w" {
 			t.Fatalf("%+v %v", made, err)
@@ -223,7 +223,7 @@ func TestWorkspacesAreSeparatePerCaller(t *testing.T) {
 	s = w.start(t)
 	only(s)
 
-	// Who knows the name on disk has no more from it than others.
+	// Knowing the name on disk gives no access.
 	disk := diskName("ann", "w")
 	for _, call := range everybody {
 		if _, err := s.Workspace(t.Context(), call, disk); !errdefs.IsNotFound(err) {
@@ -304,7 +304,7 @@ func TestQuotasHoldUnderConcurrency(t *testing.T) {
 	if len(got) != 3 {
 		t.Fatalf("%d of 3", len(got))
 	}
-	s.lease(t) // others are not held to it
+	s.lease(t) // other callers have their own quota
 	s.stop()
 	s = w.start(t)
 	if _, err := s.Lease(t.Context(), ann, v1.SandboxRequest{}); !errdefs.IsResourceExhausted(err) {
@@ -318,7 +318,7 @@ func TestQuotasHoldUnderConcurrency(t *testing.T) {
 	}
 }
 
-// One command after another is one sandbox at a time.
+// Sequential commands use one sandbox at a time.
 func TestSequentialRunsFitQuotaOfOne(t *testing.T) {
 	s := newWorld(t).start(t)
 	ann := s.as(t, v1.TokenRequest{Caller: "ann", Quotas: v1.Quotas{Sandboxes: 1}})
@@ -392,7 +392,7 @@ func TestCallQuotaResetsAtMidnight(t *testing.T) {
 	}
 	s.stop()
 	s = w.start(t)
-	if err := s.callers.counts.load(t.Context(), s.store, evening); err != nil { // the test's midnight is not ours
+	if err := s.callers.counts.load(t.Context(), s.store, evening); err != nil { // the clock of the test differs from the host's
 		t.Fatal(err)
 	}
 	s.callers.now = func() time.Time { return evening }
@@ -404,7 +404,7 @@ func TestCallQuotaResetsAtMidnight(t *testing.T) {
 		t.Errorf("the next day: %v", err)
 	}
 	s.callers.now = func() time.Time { return evening }
-	for i := range 100 { // a clock that goes back gives nothing back
+	for i := range 100 { // a clock that is set back does not reset the count
 		if err := s.countCall(t.Context(), ann); (err == nil) != (i < 99) {
 			t.Fatalf("call %d: %v", i, err)
 		}

@@ -335,7 +335,7 @@ func (t *toolCall) validatePlacement() error {
 	case r.Sandbox != "" && (r.Session != "" || r.Job != ""):
 		return invalid("sandbox", "and session or job are both set: use one of them")
 	case r.Sandbox != "" && (r.Workspace != "" || r.Template != "" || r.ReadOnly):
-		return invalid("sandbox", "is leased already: workspace, template and read_only are for one that is leased now")
+		return invalid("sandbox", "is already leased: workspace, template and read_only are for new leases")
 	case r.Job != "" && r.Workspace != "":
 		return invalid("job", "and workspace are both set: a job has its own workspace")
 	case r.Job != "" && !isUUID(r.Job):

@@ -34,13 +34,13 @@ approvals:
   - {id: few, tool: fs.glob, action: budget, limit: 1, period: monthly}
 `
 
-// governed starts a service that calls tools. The audit log outlives it.
+// governed starts a service with tools. The audit log outlives it.
 func (w *world) governed(t testing.TB) *service {
 	t.Helper()
 	return w.governedWith(t, audit.Options{}, nil)
 }
 
-// governedWith is governed with other options of the log and the engine.
+// governedWith is governed with other options of the audit log and the engine.
 func (w *world) governedWith(t testing.TB, o audit.Options, change func(*Options)) *service {
 	t.Helper()
 	govern := func(st *store.Store) *Governance {
@@ -74,7 +74,7 @@ func (w *world) governedWith(t testing.TB, o audit.Options, change func(*Options
 	return w.startBoth(t, govern, change)
 }
 
-// agent is a caller who is no operator.
+// agent is a caller without operator rights.
 var agent = Call{Caller: "agent", Profile: "team", Trust: 3}
 
 func bash(command string) v1.ToolCall {
@@ -94,7 +94,7 @@ func (s *service) call(t testing.TB, call Call, name string, r v1.ToolCall) v1.T
 	return got
 }
 
-// records are the audit log's of one call, the opening and the closing.
+// records returns the opening and closing audit records of a call.
 func (s *service) records(t testing.TB, id string) []v1.AuditRecord {
 	t.Helper()
 	got, err := s.Audit(t.Context(), Local(""), AuditFilter{Call: id})
@@ -158,12 +158,12 @@ func TestCallToolFailsWithoutAuditRecord(t *testing.T) {
 	}
 }
 
-// ask calls in the background and returns the question and where the answer
-// will be.
+// ask starts a call in the background. It returns the approval request and a channel for the
+// result.
 func (s *service) ask(t testing.TB, call Call, r v1.ToolCall) (v1.Approval, <-chan v1.ToolResult) {
 	t.Helper()
 	asked, done := make(chan v1.Approval, 1), make(chan v1.ToolResult, 1)
-	go func() { // ends with the answer, or with the test
+	go func() { // ends with the result or the test
 		got, err := s.CallTool(t.Context(), call, "system.bash", r, Watch{Asked: func(q v1.Approval) { asked <- q }})
 		if err != nil && context.Cause(t.Context()) == nil {
 			t.Error(err)
@@ -260,7 +260,7 @@ func TestRetryWithKeyFindsPendingApproval(t *testing.T) {
 	}
 }
 
-// Tokens of one caller may differ in trust.
+// Tokens of one caller can differ in trust.
 func TestApprovalIsLimitedToItsToken(t *testing.T) {
 	s := newWorld(t).governed(t)
 	keyed := agent
@@ -294,7 +294,7 @@ func TestApprovalIsLimitedToItsToken(t *testing.T) {
 	}
 }
 
-// What a session was granted is for tokens of the asker's trust or higher.
+// A session grant is valid for tokens with at least the asker's trust.
 func TestSessionGrantExcludesWeakerTokens(t *testing.T) {
 	s := newWorld(t).governed(t)
 	r := bash("true")
@@ -324,7 +324,7 @@ func TestSessionGrantExcludesWeakerTokens(t *testing.T) {
 	if got := s.call(t, with(1), "system.bash", r); got.Ending != "exited" {
 		t.Errorf("trust 1 after a denial of trust 0: %+v", got)
 	}
-	// A session whose sandbox is gone has grants that end with it all the same.
+	// Ending a session without a live sandbox still removes its grants.
 	l, err := s.findSession(t.Context(), with(1), "one")
 	if err != nil || l == nil {
 		t.Fatal(l, err)
@@ -340,7 +340,7 @@ func TestSessionGrantExcludesWeakerTokens(t *testing.T) {
 	<-done
 }
 
-// Trust is what a token may call. What calls made is the caller's, whichever token they came with.
+// Trust limits what a token may call. What calls create belongs to the caller, whatever the token.
 func TestTokensOfOneCallerShareSandboxes(t *testing.T) {
 	s := newWorld(t).governed(t)
 	r := bash("true")
@@ -414,7 +414,7 @@ func TestSessionReusesSandbox(t *testing.T) {
 
 func TestRatesAndBudgetsAreEnforced(t *testing.T) {
 	s := newWorld(t).governed(t)
-	in := v1.ToolCall{Input: json.RawMessage(`{"path": 7}`)} // counts, whatever its input
+	in := v1.ToolCall{Input: json.RawMessage(`{"path": 7}`)} // counted even if the input is invalid
 	if _, err := s.CallTool(t.Context(), agent, "fs.list", in, Watch{}); !errdefs.IsInvalidArgument(err) {
 		t.Fatalf("%v", err)
 	}

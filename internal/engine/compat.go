@@ -46,7 +46,7 @@ func (e *Engine) ShellCompat(ctx context.Context, command, workspace string, tim
 			return nil, err
 		}
 		//nolint:errcheck // it gives back the cause, which the answer says
-		e.RefuseCall(ctx, call, compatTool, body, invalid("workspace", "is not one that is mapped"))
+		e.RefuseCall(ctx, call, compatTool, body, invalid("workspace", "is not mapped"))
 		return marshal(CompatAnswer{Stderr: compatNoPlace, ReturnCode: -1})
 	}
 	input, err := json.Marshal(map[string]any{"command": command, "timeout": timeout.Seconds()})

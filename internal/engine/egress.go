@@ -94,7 +94,7 @@ func (e *Engine) grantFor(call Call, r *v1.Egress) (*egressGrant, error) {
 			return nil, err
 		}
 		if g.ceiling.Empty() {
-			return nil, &InvalidError{Field: "egress", Message: "is not allowed to this caller: an operator can add it to egress.allow in the service's configuration", Class: errdefs.ErrPermissionDenied}
+			return nil, &InvalidError{Field: "egress", Message: "is not allowed for this caller: an operator can add it to egress.allow in the service's configuration", Class: errdefs.ErrPermissionDenied}
 		}
 		g.profile = call.Profile
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
-// Asking without a gateway, over the ceiling or for somebody else's secret is
-// refused before a sandbox is spent.
+// Egress without a gateway, over the ceiling or with another caller's secret is refused before a
+// sandbox is used.
 func TestInvalidEgressIsRefused(t *testing.T) {
 	w := newWorld(t)
 	none := w.start(t)
@@ -59,7 +59,7 @@ func TestInvalidEgressIsRefused(t *testing.T) {
 	}
 }
 
-// What callers may ask for at most is said for some callers and profiles.
+// Allow rules apply to the listed callers and profiles.
 func TestCeilingIsPerCaller(t *testing.T) {
 	x := &egressService{ceilings: map[string]*netpolicy.Rules{}, o: EgressOptions{Allow: []Allowance{
 		{Rule: netpolicy.Rule{Host: "all.test"}},
@@ -98,8 +98,8 @@ func TestCeilingIsPerCaller(t *testing.T) {
 	}
 }
 
-// Who gives the proxy up and takes it again begins neither the bytes nor the
-// records anew; with the lease both are forgotten.
+// Closing and reopening egress resets neither traffic nor record counts. Both are dropped with the
+// lease.
 func TestTrafficCountsAcrossEgressSessions(t *testing.T) {
 	w := newWorld(t)
 	s := w.startOptions(t, func(o *Options) { o.Egress = &EgressOptions{} })
@@ -137,8 +137,8 @@ func TestTrafficCountsAcrossEgressSessions(t *testing.T) {
 	}
 }
 
-// What a profile's network is for is not for a token of the same caller whose
-// profile has none: not by its id, not as a session.
+// A sandbox with a profile's network cannot be used by a token of the same caller whose profile has
+// none, neither by id nor as a session.
 func TestProfileNetworkIsLimitedToItsCalls(t *testing.T) {
 	w := newWorld(t)
 	if err := os.Mkdir(filepath.Join(w.dir, "profiles"), 0o700); err != nil {
@@ -172,7 +172,7 @@ func TestProfileNetworkIsLimitedToItsCalls(t *testing.T) {
 	}
 }
 
-// All connections are recorded, or counted where the log cannot keep up.
+// Every connection is recorded, or counted if the log is too slow.
 func TestConnectionsAreRecordedOrCountedAsMissed(t *testing.T) {
 	db, err := store.OpenAudit(t.Context(), t.TempDir())
 	if err != nil {
@@ -186,8 +186,7 @@ func TestConnectionsAreRecordedOrCountedAsMissed(t *testing.T) {
 	}
 	defer log.Close()
 	auditor := newEgressAuditor(log, slog.New(slog.DiscardHandler))
-	// Twice as many as one sandbox may have at once, of each of so many callers that
-	// all together are more than the queue holds.
+	// Each sandbox makes twice its burst, and all together exceed the queue.
 	const boxes = 8
 	const all = boxes * 2 * egressRecordBurst
 	var notes sync.WaitGroup
@@ -199,7 +198,7 @@ func TestConnectionsAreRecordedOrCountedAsMissed(t *testing.T) {
 			}
 		})
 	}
-	notes.Wait() // and none of them waited for the log
+	notes.Wait() // no connection waited for the log
 	close(slow.open)
 	auditor.close()
 	records, missed, fast := 0, 0, 0
@@ -225,8 +224,8 @@ func TestConnectionsAreRecordedOrCountedAsMissed(t *testing.T) {
 	}
 }
 
-// Connections beyond half of the caller's share of the log are counted, and those of
-// the local operator are recorded all the same.
+// Connections beyond half of the caller's share of the log are only counted. Those of the local
+// operator are always recorded.
 func TestConnectionsLeaveRoomForCalls(t *testing.T) {
 	db, err := store.OpenAudit(t.Context(), t.TempDir())
 	if err != nil {
@@ -245,7 +244,7 @@ func TestConnectionsLeaveRoomForCalls(t *testing.T) {
 		auditor.register(box, caller)
 		for i := range each {
 			auditor.enqueue(netpolicy.Connection{Session: box, Host: "a.test", Reason: "because"})
-			if i%20 == 0 { // what waits to be written is not charged yet
+			if i%20 == 0 { // queued records are not charged yet
 				eventually(t, "the connections are taken", func() bool { return len(auditor.queue) == 0 })
 			}
 		}
@@ -269,7 +268,7 @@ func TestConnectionsLeaveRoomForCalls(t *testing.T) {
 	}
 }
 
-// slowAudit writes nothing until it is opened.
+// slowAudit blocks writes until it is opened.
 type slowAudit struct {
 	*store.AuditDB
 	open chan struct{}
@@ -280,7 +279,7 @@ func (s *slowAudit) Append(ctx context.Context, rows []store.AuditRow) error {
 	return s.AuditDB.Append(ctx, rows)
 }
 
-// One caller's sandboxes, however many, leave room for another's connections.
+// The sandboxes of one caller leave room in the queue for another's connections.
 func TestConnectionQueueIsSharedBetweenCallers(t *testing.T) {
 	db, err := store.OpenAudit(t.Context(), t.TempDir())
 	if err != nil {

@@ -74,7 +74,7 @@ func TestCallersCannotAccessOthersSandboxes(t *testing.T) {
 
 func TestMillisecondsDoNotOverflow(t *testing.T) {
 	s := newWorld(t).start(t)
-	const wraps = 1<<63/1_000_000*2 + 2 // a few microseconds, after the overflow
+	const wraps = 1<<63/1_000_000*2 + 2 // overflows to a few microseconds
 	for _, r := range []v1.SandboxRequest{{TTLMS: wraps}, {IdleMS: wraps}, {WaitMS: wraps}} {
 		if _, err := s.Lease(t.Context(), me, r); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%+v: %v", r, err)
@@ -82,7 +82,7 @@ func TestMillisecondsDoNotOverflow(t *testing.T) {
 	}
 }
 
-// A caller that went away while its sandbox was made does not know of it.
+// A caller that left during creation does not know its sandbox.
 func TestLeaseOfDisconnectedCallerEnds(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
@@ -106,7 +106,7 @@ func TestLeaseOfDisconnectedCallerEnds(t *testing.T) {
 	}
 }
 
-// A start that failed without a sign of the shell's end is not forgotten.
+// A shell whose start failed without a known end stays stored.
 func TestShellWithUnknownFateStaysStored(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
@@ -139,7 +139,7 @@ func TestShellWithUnknownFateStaysStored(t *testing.T) {
 	}
 }
 
-// cut is a process that was killed with a request under way.
+// cut simulates a process that was killed during requests.
 func (w *world) cut(t *testing.T, keys ...store.Key) {
 	t.Helper()
 	st := w.open(t)
@@ -223,7 +223,7 @@ func TestRecoverKeysAfterCrash(t *testing.T) {
 	}
 }
 
-// Killed between the promise and the claim: nobody ever had the lease.
+// Killed between recording and claiming the lease: it was never handed out.
 func TestRecoverKeysIgnoresAbandonedLease(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
@@ -247,7 +247,7 @@ func TestRecoverKeysIgnoresAbandonedLease(t *testing.T) {
 	}
 }
 
-// A sandbox of a run whose process was killed is for nobody.
+// The sandbox of a killed run is unused.
 func TestKilledRunLeavesNoSandbox(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
@@ -317,7 +317,7 @@ func TestExecInEndingLeaseReportsReason(t *testing.T) {
 	}
 }
 
-// Killed between the promise of a shell and its start.
+// Killed between storing a shell and starting it.
 func TestUnstartedShellIsNotRunning(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)

@@ -13,7 +13,7 @@ import (
 
 var errEnough = errors.New("enough")
 
-// upTo collects the kinds of events until one is told.
+// upTo collects the types of events up to the event last.
 func (s *service) upTo(t *testing.T, call Call, q EventQuery, last string) (kinds []string, at int64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -69,7 +69,7 @@ func TestEventsReportSandboxLifecycle(t *testing.T) {
 	}
 }
 
-// Who is slower than the ring is told that something is missing, and goes on.
+// A slow reader gets a gap event and continues.
 func TestSlowEventReaderGetsGap(t *testing.T) {
 	e := &Engine{events: newEventHub()}
 	op := Local("")
@@ -98,7 +98,7 @@ func TestSlowEventReaderGetsGap(t *testing.T) {
 	if !errors.Is(err, errEnough) || gaps != 1 || seen != maxEvents-1 {
 		t.Errorf("%v, %d gaps, %d seen", err, gaps, seen)
 	}
-	// A place of an earlier process, and one of a clock that was ahead.
+	// A position of an earlier process, and one of a clock that was ahead.
 	for _, id := range []int64{5, last + 1e12} {
 		var first string
 		if err := e.Events(t.Context(), op, EventQuery{After: id}, func(ev v1.ServiceEvent) error { first = ev.Type; return errEnough }); !errors.Is(err, errEnough) || first != "gap" {
@@ -110,7 +110,7 @@ func TestSlowEventReaderGetsGap(t *testing.T) {
 	}
 }
 
-// One caller's events push nobody else's out, and neither do its shells.
+// The events and shells of one caller do not displace another's events.
 func TestEventsOfOneCallerKeepOthers(t *testing.T) {
 	e := &Engine{events: newEventHub()}
 	list := func(call Call, after int64) (kinds []string, last int64) {
@@ -159,7 +159,7 @@ func TestEventsOfOneCallerKeepOthers(t *testing.T) {
 	}
 }
 
-// A caller without events is told once that some may be missing.
+// A caller without events gets at most one gap event.
 func TestEventGapIsReportedOnce(t *testing.T) {
 	e := &Engine{events: newEventHub()}
 	gaps := 0

@@ -38,7 +38,7 @@ func TestFiguresShowOwnOrAllForOperators(t *testing.T) {
 	}
 	list, err = s.Figures(t.Context(), Local(""))
 	ids := make([]string, 0, 2)
-	for _, f := range list { // which of the two was made first is open
+	for _, f := range list { // the order of creation is undefined
 		ids = append(ids, f.ID)
 	}
 	slices.Sort(ids)
@@ -54,8 +54,7 @@ func TestFiguresShowOwnOrAllForOperators(t *testing.T) {
 	})
 }
 
-// What cannot be told is said to be missing, not 0, and nothing of why is told
-// that is the host's.
+// Missing figures are reported as missing, not as 0, and without details of the host.
 func TestMissingFiguresAreExplained(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)

@@ -11,7 +11,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// otherArchive is a root filesystem that is not archive's.
+// otherArchive returns a root filesystem that differs from archive's.
 func otherArchive(t *testing.T) *bytes.Buffer {
 	t.Helper()
 	var b bytes.Buffer
@@ -25,7 +25,7 @@ func otherArchive(t *testing.T) *bytes.Buffer {
 	return &b
 }
 
-// What a lease runs from stays, also when no template has it any more.
+// The image of a live lease stays even if no template uses it.
 func TestRemoveImageFailsWhileInUse(t *testing.T) {
 	w := newWorld(t)
 	kept := &shelf{}

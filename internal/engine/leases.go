@@ -158,7 +158,7 @@ func (e *Engine) checkKnown(call Call, r v1.SandboxRequest) error {
 		return nil
 	}
 	if _, err := e.opts.Volumes.Get(diskName(call.Caller, r.Workspace)); err != nil {
-		return &InvalidError{Field: "workspace", Message: fmt.Sprintf("%q is not known: make it first", r.Workspace), Class: errdefs.ErrNotFound}
+		return &InvalidError{Field: "workspace", Message: fmt.Sprintf("%q not found: create it first", r.Workspace), Class: errdefs.ErrNotFound}
 	}
 	return nil
 }

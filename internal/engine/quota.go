@@ -136,7 +136,7 @@ func (c *counts) flush(ctx context.Context, st *store.Store) error {
 		c.mu.Lock()
 		c.dirty = true
 		c.mu.Unlock()
-		return fmt.Errorf("write down calls: %w", err)
+		return fmt.Errorf("store call counts: %w", err)
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 // poor is a caller with a quota of one call.
 var poor = Call{Caller: "poor", Profile: "team", Trust: 3, Quotas: v1.Quotas{Calls: 1}}
 
-// recordedOf are a caller's records.
+// recordedOf returns the audit records of a caller.
 func (s *service) recordedOf(t *testing.T, caller string) []v1.AuditRecord {
 	t.Helper()
 	got, err := s.Audit(t.Context(), Local(""), AuditFilter{Caller: caller})
@@ -39,7 +39,7 @@ func TestQuotaRefusalsAreCountedWithoutInput(t *testing.T) {
 			t.Fatalf("%+v", got)
 		}
 	}
-	// Names that a caller makes up, and bodies that are not calls, are of one kind.
+	// Unknown names and invalid bodies are counted together.
 	for _, name := range []string{"nothing", "nowhere", "never"} {
 		_, err := s.CallTool(t.Context(), poor, name, r, Watch{})
 		if q, ok := errors.AsType[*QuotaError](err); !ok || q.Quota != "calls" {
@@ -83,7 +83,7 @@ func TestRateRefusalsAreCounted(t *testing.T) {
 	}
 }
 
-// A refusal by quota did nothing: its key is good for another try.
+// A quota refusal did nothing, so its key can be used again.
 func TestQuotaRefusalReleasesKey(t *testing.T) {
 	s := newWorld(t).governed(t)
 	s.call(t, poor, "system.bash", bash("true"))

@@ -14,10 +14,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
 )
 
-// victim is another caller than agent.
+// victim is a caller other than agent.
 var victim = Call{Caller: "victim", Profile: "team", Trust: 3}
 
-// bashEnv is a command with variables.
+// bashEnv returns a call of system.bash with variables.
 func bashEnv(t testing.TB, command string, env map[string]string) v1.ToolCall {
 	t.Helper()
 	b, err := json.Marshal(map[string]any{"command": command, "env": env})
@@ -87,7 +87,7 @@ func TestTooManyVariablesAreRejectedEarly(t *testing.T) {
 	for i := range maxEnv {
 		broad[fmt.Sprint("TOKEN", i)] = fmt.Sprintf("prefix%0200d", i)
 	}
-	s.call(t, agent, "system.bash", bashEnv(t, "true", broad)) // all that is allowed
+	s.call(t, agent, "system.bash", bashEnv(t, "true", broad)) // the maximum that is allowed
 	for what, env := range map[string]map[string]string{"40,000 variables": many, "a long variable": long} {
 		r := bashEnv(t, "true", env)
 		_, err := s.CallTool(t.Context(), agent, "system.bash", r, Watch{})
@@ -124,7 +124,7 @@ func TestSecretsPerCallerAreBounded(t *testing.T) {
 	if _, err := s.CallTool(t.Context(), agent, "system.bash", bashEnv(t, "true", env(most)), Watch{}); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("a call over the bound: %v, want ResourceExhausted", err)
 	}
-	s.call(t, agent, "system.bash", bashEnv(t, "true", env(0))) // the same again costs nothing
+	s.call(t, agent, "system.bash", bashEnv(t, "true", env(0))) // repeated values take no more space
 	s.call(t, victim, "system.bash", bashEnv(t, "true", env(most)))
 	if err := s.Remove(t.Context(), agent, boxes[0].ID); err != nil {
 		t.Fatal(err)

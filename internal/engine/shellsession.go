@@ -185,7 +185,7 @@ func sessionWaitTime(x v1.ShellSessionExec) (time.Duration, error) {
 	case x.WaitMS < 0 || x.WaitMS > wire.MaxSessionWait.Milliseconds():
 		return 0, invalid("wait_ms", "is %d: from 0 to %d", x.WaitMS, wire.MaxSessionWait.Milliseconds())
 	case x.WhenBusy == "refuse" && x.WaitMS > 0:
-		return 0, invalid("wait_ms", "is for when_busy wait")
+		return 0, invalid("wait_ms", "needs when_busy wait")
 	case x.WhenBusy == "refuse":
 		return 0, nil
 	case x.WhenBusy != "" && x.WhenBusy != "wait":

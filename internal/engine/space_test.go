@@ -21,7 +21,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// Two that are made at once do not both get the last of what a caller may have.
+// Two concurrent requests cannot both take the rest of the quota.
 func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root")
@@ -83,7 +83,7 @@ func TestDiskQuotaBoundsAllWorkspaces(t *testing.T) {
 	}
 }
 
-// A size that nothing enforces is refused, not ignored.
+// A size limit that cannot be enforced is refused, not ignored.
 func TestUnenforceableQuotaIsRefused(t *testing.T) {
 	s := newWorld(t).start(t)
 	defer s.stop()
@@ -93,7 +93,7 @@ func TestUnenforceableQuotaIsRefused(t *testing.T) {
 	}
 }
 
-// boundedWorld is a service whose workspaces have disks.
+// boundedWorld returns a service whose workspaces have size limits.
 func boundedWorld(t *testing.T, limit int64) *service {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -114,7 +114,7 @@ func boundedWorld(t *testing.T, limit int64) *service {
 	})
 }
 
-// Snapshots are outside of a workspace's quota, and not of its caller's.
+// Snapshots count toward the caller's disk quota, not the workspace's.
 func TestSnapshotsCountTowardDiskQuota(t *testing.T) {
 	s := boundedWorld(t, 20<<20)
 	defer s.stop()
@@ -144,7 +144,7 @@ func TestSnapshotsCountTowardDiskQuota(t *testing.T) {
 	}
 }
 
-// What was larger than the workspace is now is refused in words for its caller.
+// A snapshot larger than the workspace is refused with a caller-safe error.
 func TestRestoreOfTooLargeSnapshotIsRefused(t *testing.T) {
 	s := boundedWorld(t, 0)
 	defer s.stop()
@@ -175,7 +175,7 @@ func TestRestoreOfTooLargeSnapshotIsRefused(t *testing.T) {
 	}
 }
 
-// Whose own workspace takes long keeps no other caller from making one.
+// A slow request of one caller does not delay another's.
 func TestSpaceLockIsPerCaller(t *testing.T) {
 	s := boundedWorld(t, 20<<20)
 	defer s.stop()

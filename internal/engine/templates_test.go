@@ -16,7 +16,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// shelf is where the templates of a test are kept.
+// shelf is the template source of a test.
 type shelf struct {
 	mu   sync.Mutex
 	list []TemplateSource
@@ -84,7 +84,7 @@ func TestReloadAppliesChanges(t *testing.T) {
 		t.Error(err)
 	}
 
-	// A broken version leaves the last good one; others go on.
+	// An invalid version leaves the last good one in use; other templates change.
 	kept.set(nil, broken("default"), from("odd", here, 0))
 	got, err := s.ReloadTemplates(t.Context(), op)
 	if err != nil || len(got.Added) != 1 || got.Added[0] != "odd" || len(got.Removed) != 1 || got.Removed[0] != "far" || got.Failed["default"] != "line 3 is bad" {
@@ -95,7 +95,7 @@ func TestReloadAppliesChanges(t *testing.T) {
 	}
 	s.lease(t)
 
-	// Where not all can be read, nothing is removed.
+	// If the list is incomplete, no template is removed.
 	kept.set(errors.New("the directory cannot be read"))
 	if _, err := s.ReloadTemplates(t.Context(), op); err == nil {
 		t.Error("no error")
@@ -115,7 +115,7 @@ func TestReloadAppliesChanges(t *testing.T) {
 	}
 }
 
-// An image that comes makes its template ready without being asked.
+// A new image makes its template ready without a request.
 func TestTemplateWaitsForImage(t *testing.T) {
 	w := newWorld(t)
 	kept := &shelf{}
@@ -146,8 +146,7 @@ func TestUnsupportedClassIsNotReady(t *testing.T) {
 	}
 }
 
-// A registry that never ends keeps its own template waiting, and for as long as
-// there is one.
+// A registry that never answers delays only its own template.
 func TestSlowRegistryDelaysOnlyItsTemplates(t *testing.T) {
 	w := newWorld(t)
 	kept := &shelf{}

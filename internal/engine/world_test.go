@@ -43,7 +43,7 @@ func newWorld(t testing.TB) *world {
 	return &world{dir: t.TempDir(), host: &fake.Host{}, guests: map[string]*guestOfShells{}}
 }
 
-// service is one process over a world.
+// service is one process that uses a world.
 type service struct {
 	*Engine
 	store   *store.Store
@@ -68,7 +68,7 @@ func (w *world) startOptions(t testing.TB, change func(*Options)) *service {
 	return w.startBoth(t, nil, change)
 }
 
-// startBoth is start with other options, and what govern makes over the store.
+// startBoth is start with other options and the governance that govern returns.
 func (w *world) startBoth(t testing.TB, govern func(*store.Store) *Governance, change func(*Options)) *service {
 	t.Helper()
 	st := w.open(t)
@@ -123,7 +123,7 @@ func (w *world) images(t testing.TB) *images.Store {
 	return im
 }
 
-// archive is a root filesystem of its own.
+// archive returns a root filesystem.
 func archive(t testing.TB) *bytes.Buffer {
 	t.Helper()
 	var rootfs bytes.Buffer
@@ -154,11 +154,11 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	t.Fatal("never: " + what)
 }
 
-// guestOfShells is the fake guest with shells that end only when they are
-// told to, and commands that tell when they are killed.
+// guestOfShells is a fake guest. Its shells end only on request, and its commands report when they
+// are killed.
 type guestOfShells struct {
 	*fake.Guest
-	// refuse, if set, is asked before an operation on shells.
+	// refuse, if set, can reject an operation on shells.
 	refuse func(wire.Op) *wire.Failure
 
 	mu     sync.Mutex
@@ -179,7 +179,7 @@ func (w *world) guest(id string) *guestOfShells {
 
 func (w *world) serve(ctx context.Context, id string, conn net.Conn) { w.guest(id).serve(ctx, conn) }
 
-// again gives a stream back what was read of it.
+// again replays the bytes that were read from a stream.
 type again struct {
 	net.Conn
 	first *bytes.Reader
@@ -267,7 +267,7 @@ func (g *guestOfShells) shell(c *wire.Conn, op wire.Op, id string) {
 
 func (g *guestOfShells) answer(c *wire.Conn, kind wire.Kind, v any) {
 	b, _ := json.Marshal(v)
-	_ = c.WriteFrame(kind, b) // the host is gone if this fails
+	_ = c.WriteFrame(kind, b) // a failure means that the host is gone
 }
 
 func (g *guestOfShells) refuses(f func(wire.Op) *wire.Failure) {

@@ -171,7 +171,7 @@ func (s *Scheduler) bind(ctx context.Context, l *Lease, r Request) error {
 	}
 	if r.Egress != nil {
 		if err := l.instance.guest.Egress(ctx, *r.Egress); err != nil {
-			return fmt.Errorf("give sandbox %s egress: %w", l.ID, err)
+			return fmt.Errorf("enable egress of sandbox %s: %w", l.ID, err)
 		}
 	}
 	failpoint.Hit("scheduler.lease.claimed")

@@ -17,7 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// line is a pool of a test: the turns of those who wait for it.
+// line is a fake pool: the last turns of its waiting callers.
 type line struct{ turns []uint64 }
 
 func (l *line) turn(more int) (uint64, bool) {
@@ -92,8 +92,8 @@ func TestWaitingCallersComeBeforePoolFilling(t *testing.T) {
 	}
 }
 
-// Whatever comes and goes: the budget is never exceeded, nobody is left waiting
-// where there is room for who is next, and nothing is lost.
+// In any order of events the capacity is never exceeded, no request waits while it fits and is
+// next, and nothing leaks.
 func TestHostCapacityInvariants(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		count, memory := rapid.IntRange(1, 4).Draw(rt, "count"), rapid.Int64Range(4, 12).Draw(rt, "memory")
@@ -109,7 +109,7 @@ func TestHostCapacityInvariants(t *testing.T) {
 		}
 		var mu sync.Mutex
 		var have []held
-		var cancels []func() // each returns when its call has
+		var cancels []func() // each returns when its call has returned
 		var answered atomic.Int64
 		var group sync.WaitGroup
 		for range rapid.IntRange(1, 25).Draw(rt, "steps") {
@@ -145,7 +145,7 @@ func TestHostCapacityInvariants(t *testing.T) {
 					cancels[rapid.IntRange(0, len(cancels)-1).Draw(rt, "which")]()
 				}
 			}
-			for b.waits()+int(answered.Load()) != len(cancels) { // each waits, or has its answer
+			for b.waits()+int(answered.Load()) != len(cancels) { // each request waits or has its answer
 				time.Sleep(20 * time.Microsecond)
 			}
 			b.mu.Lock()
@@ -182,7 +182,7 @@ func two(o *Options) {
 	o.Templates = append(o.Templates, other)
 }
 
-// Warm sandboxes of one template are given up for a call that waits for another.
+// Warm sandboxes of one template are destroyed for a call that waits for another.
 func TestIdleWarmSandboxesMakeRoom(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t, two, func(o *Options) { o.MaxSandboxes, o.Templates[0].Pool.Min = 3, 3 })
@@ -204,7 +204,7 @@ func TestIdleWarmSandboxesMakeRoom(t *testing.T) {
 	eventually(t, "the pool is full again", func() bool { return warm() == 3 })
 }
 
-// A caller with many calls in two pools does not keep another one from his turn.
+// A caller with many calls in two pools does not delay another caller.
 func TestFairOrderSpansTemplates(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t, two, func(o *Options) { o.MaxSandboxes, o.Templates[0].Pool.Min = 1, 0 })

@@ -12,7 +12,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// A lease can be seen, and removed, before it is handed out.
+// A lease can be listed and removed before it is handed out.
 func TestEndDuringBind(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
@@ -58,7 +58,7 @@ func TestEndDuringBind(t *testing.T) {
 	}
 }
 
-// Between the look at the clock and the end there is a question to the guest.
+// endIdle pings the guest between reading the clock and ending the lease.
 func TestLeaseInUseAgainIsNotIdle(t *testing.T) {
 	s := newWorld(t).start(t)
 	l := s.acquire(t)
@@ -77,7 +77,7 @@ func TestLeaseInUseAgainIsNotIdle(t *testing.T) {
 	}
 }
 
-// A guest that does not answer may have a shell that works.
+// A guest that does not answer may have a running shell.
 func TestSlowGuestIsNotIdle(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -100,7 +100,7 @@ func TestSlowGuestIsNotIdle(t *testing.T) {
 	l.mu.Unlock()
 	<-asked
 	select {
-	case <-asked: // so the first question had no answer
+	case <-asked: // so the first ping had no answer
 	case <-l.Gone():
 		t.Fatal("it ended because its guest did not answer")
 	}
@@ -108,8 +108,7 @@ func TestSlowGuestIsNotIdle(t *testing.T) {
 	<-l.Gone()
 }
 
-// The end of a lease of unknown fate removes its sandbox by id; nothing may
-// be counted for it after that.
+// The end of an unknown lease removes its sandbox by id. Nothing may be counted for it after that.
 func TestEndedLeaseRejectsInstance(t *testing.T) {
 	s := newWorld(t).start(t)
 	row := s.row(t, s.acquire(t).ID)
@@ -125,7 +124,7 @@ func TestEndedLeaseRejectsInstance(t *testing.T) {
 	}
 }
 
-// Who asks again and again for a workspace that is taken costs nothing.
+// Repeated requests for a busy workspace use no sandboxes.
 func TestBusyWorkspaceUsesNoSandbox(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Whose workspace takes long to be made good keeps nobody else from theirs.
+// A slow recovery of one workspace does not delay another.
 func TestWorkspaceRecoveryLocksPerDirectory(t *testing.T) {
 	s, slow, other := &Scheduler{}, t.TempDir(), t.TempDir()
 	leave, err := recoverLocks.lock(t.Context(), slow)

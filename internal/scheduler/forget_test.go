@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Leases come and go for months: what is kept of them does not grow.
+// Rows of ended leases do not accumulate.
 func TestDatabaseSizeIsBounded(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// crashed opens the store of a process that is no more.
+// crashed opens the store of a process that has died.
 func (w *world) crashed(t *testing.T, change func(*store.Store)) {
 	t.Helper()
 	st, err := store.Open(t.Context(), w.dir)
@@ -36,8 +36,8 @@ func (w *world) step(t *testing.T, id string, change func(*store.Sandbox)) {
 	})
 }
 
-// Killed between the mark and the destruction: until the sandbox is gone it
-// can write to its workspace, and its shells have not ended.
+// Killed between the state change and the removal: until the sandbox is gone, it can write to its
+// workspace, and its shells have not ended.
 func TestRecoverFinishesInterruptedEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -56,7 +56,7 @@ func TestRecoverFinishesInterruptedEnd(t *testing.T) {
 	})
 	w.host.Before(fake.Fail(errors.New("the engine says no"), -1, fake.OpDestroy))
 	s = w.start(t)
-	eventually(t, "it was tried", func() bool { // beside what was being made for the pool, perhaps
+	eventually(t, "it was tried", func() bool { // other sandboxes may be created at the same time
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		_, tried := s.failedRemovals[l.ID]
@@ -146,7 +146,7 @@ func TestDestroyAllLeavesNothing(t *testing.T) {
 	}
 }
 
-// Nobody waits for as long as an engine is away.
+// End does not wait as long as the engine is unavailable.
 func TestEndReportsFailedRemoval(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -30,7 +30,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world { return &world{dir: t.TempDir(), host: &fake.Host{}} }
 
-// service is one process over a world.
+// service is one process that uses a world.
 type service struct {
 	*Scheduler
 	store   *store.Store
@@ -132,7 +132,7 @@ func TestLeaseEndsOnce(t *testing.T) {
 	for range 2 {
 		go func() { ended <- s.End(context.Background(), l, Removed, true) }()
 	}
-	<-use.Ctx.Done() // calls are cancelled, with the reason
+	<-use.Ctx.Done() // calls are cancelled with the reason
 	if e, ok := errors.AsType[*EndedError](context.Cause(use.Ctx)); !ok || e.Reason != Removed {
 		t.Fatal(context.Cause(use.Ctx))
 	}
@@ -166,7 +166,7 @@ func TestLeaseOfAnotherCallerIsNotFound(t *testing.T) {
 }
 
 func TestDueLeaseEnds(t *testing.T) {
-	const soon = 2 * time.Second // a busy machine may need some of it to hand the lease out
+	const soon = 2 * time.Second // a busy machine may use some of it to hand the lease out
 	for _, c := range []struct {
 		reason string
 		change func(*Request)
@@ -285,7 +285,7 @@ func TestRecoverAfterCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// An intent whose container was never made, and a container nobody knows.
+	// A stored sandbox whose container was never created, and an unknown container.
 	if err := st.Insert(t.Context(), store.Sandbox{ID: "intended1", State: store.Creating, Template: "default", Runtime: "fake", Created: time.Now()}); err != nil {
 		t.Fatal(err)
 	}

@@ -85,8 +85,7 @@ func TestPutAndDropTemplates(t *testing.T) {
 	}
 }
 
-// Whatever changes while leases are taken, each sandbox is destroyed once, and
-// nothing is left that somebody has to give back.
+// With concurrent changes, each sandbox is destroyed once and nothing leaks.
 func TestTemplatesChangeDuringLeases(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -145,7 +144,7 @@ func TestTemplatesChangeDuringLeases(t *testing.T) {
 	}
 }
 
-// hookGuest is the fake guest with a base and a shell for each start.
+// hookGuest is a fake guest with a shell for each started hook.
 type hookGuest struct {
 	*fake.Guest
 	mu     sync.Mutex
@@ -216,7 +215,7 @@ func TestBackgroundHooksBecomeLeaseShells(t *testing.T) {
 	}
 }
 
-// recorded keeps what is read of a stream, or gives it again.
+// recorded stores the bytes read from a stream, or replays them.
 type recorded struct {
 	net.Conn
 	read, first []byte
