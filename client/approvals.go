@@ -11,36 +11,37 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Approvals lists questions about calls, the newest first: the caller's, or for
-// operators everybody's. state is "pending" or another of v1.Approval; "" takes
-// all.
+// Approvals lists approval requests, newest first. Operators see the requests of all callers, other
+// callers only their own. state filters by v1.Approval.State, such as "pending"; "" lists all
+// states.
 func (c *Client) Approvals(ctx context.Context, state string) ([]v1.Approval, error) {
 	l, err := ask[v1.List[v1.Approval]](ctx, c, newCall(http.MethodGet, "approvals").set("state", state))
 	return l.Items, err
 }
 
-// Approval describes one question.
+// Approval returns one approval request. If it does not exist, the error is of class NotFound.
 func (c *Client) Approval(ctx context.Context, id string) (v1.Approval, error) {
 	return ask[v1.Approval](ctx, c, newCall(http.MethodGet, "approvals", id))
 }
 
-// AnswerApproval answers a question; operators may. One that is decided already
-// is of class FailedPrecondition.
+// AnswerApproval answers an approval request and returns it as decided. Only operators may answer.
+// If the request is already decided, the error is of class FailedPrecondition.
 func (c *Client) AnswerApproval(ctx context.Context, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
 	return post[v1.Approval](ctx, c, newCall(http.MethodPost, "approvals", id, "answer"), a, nil)
 }
 
-// WatchApprovals calls event for every question that is pending, as "asked",
-// and then for what happens, until ctx ends or event fails. A connection that
-// is cut and a server that is away are asked again: what was decided meanwhile
-// is told then, and no question is told twice. Only no server from the start,
-// and what the server refuses, end it early.
+// WatchApprovals calls event with type "asked" for every pending request, and then for each change,
+// until ctx ends or event returns an error. The calls are made one at a time from this goroutine.
+//
+// If the connection is cut or the server is away, WatchApprovals reconnects and then reports the
+// decisions it missed. Each "asked" and each "decided" is reported once. It returns early only if
+// no server answers at the start or the server refuses the request.
 func (c *Client) WatchApprovals(ctx context.Context, event func(v1.ApprovalEvent) error) error {
 	w := &approvalWatch{client: c, event: event, pending: map[string]bool{}}
 	return relisten(ctx, &w.progress, w.listen)
 }
 
-// approvalWatch is what a listener knows over several connections.
+// approvalWatch is the state that WatchApprovals keeps across connections.
 type approvalWatch struct {
 	progress
 	client  *Client
@@ -48,7 +49,7 @@ type approvalWatch struct {
 	pending map[string]bool
 }
 
-// listen listens over one connection.
+// listen reads events from one connection.
 func (w *approvalWatch) listen(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -65,7 +66,7 @@ func (w *approvalWatch) listen(ctx context.Context) error {
 	})
 }
 
-// tell hands an event on, unless it was told before.
+// tell calls event, unless this event was already reported.
 func (w *approvalWatch) tell(e v1.ApprovalEvent) error {
 	known := w.pending[e.Approval.ID]
 	switch e.Type {
@@ -84,7 +85,7 @@ func (w *approvalWatch) tell(e v1.ApprovalEvent) error {
 	return w.failed
 }
 
-// missed tells what was decided while nobody listened.
+// missed reports the decisions that were made while no connection was open.
 func (w *approvalWatch) missed(ctx context.Context) error {
 	if len(w.pending) == 0 {
 		return nil
@@ -101,7 +102,7 @@ func (w *approvalWatch) missed(ctx context.Context) error {
 		if still[id] {
 			continue
 		}
-		a, err := w.client.Approval(ctx, id) // a list has not all
+		a, err := w.client.Approval(ctx, id) // The list is bounded, so a request that is not in it may still be pending.
 		switch {
 		case errdefs.IsNotFound(err):
 			delete(w.pending, id)

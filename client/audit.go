@@ -9,30 +9,31 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// CreateToken makes a token; its secret is in the answer and nowhere else.
-// Operators may.
+// CreateToken creates an API token. Only operators may. The answer is the only place where the
+// token's secret appears.
 func (c *Client) CreateToken(ctx context.Context, r v1.TokenRequest) (v1.Token, error) {
 	return post[v1.Token](ctx, c, newCall(http.MethodPost, "tokens"), r, nil)
 }
 
-// Tokens lists all tokens without their secrets, newest first.
+// Tokens lists all tokens without their secrets, newest first. Only operators may.
 func (c *Client) Tokens(ctx context.Context) ([]v1.Token, error) {
 	l, err := ask[v1.List[v1.Token]](ctx, c, newCall(http.MethodGet, "tokens"))
 	return l.Items, err
 }
 
-// RevokeToken ends a token at once. Calls under way go on.
+// RevokeToken revokes a token with immediate effect. Calls that already run are not cancelled. Only
+// operators may.
 func (c *Client) RevokeToken(ctx context.Context, id string) (v1.Token, error) {
 	return ask[v1.Token](ctx, c, newCall(http.MethodDelete, "tokens", id))
 }
 
-// AuditFilter chooses audit records. The zero value takes all.
+// AuditFilter selects audit records. The zero value selects all of them.
 type AuditFilter struct {
 	Caller, Action, Verdict, Ending, Call, Sandbox string
 	Since, Until                                   time.Time
-	// After is the sequence number to begin behind. Limit is how many at most;
-	// 0 is 1000 for Audit and all for ExportAudit. Newest takes the last ones
-	// instead of the first.
+	// After skips records up to and including this sequence number. Limit is the maximum number of
+	// records; 0 means 1000 for Audit and no limit for ExportAudit. Newest selects the last Limit
+	// records instead of the first.
 	After  int64
 	Limit  int
 	Newest bool
@@ -50,15 +51,15 @@ func (f AuditFilter) on(k *call) *call {
 	return k.number("after", f.After).number("limit", int64(f.Limit)).flag("newest", f.Newest)
 }
 
-// Audit lists audit records in their order: an operator's list has everybody's,
-// another caller's their own.
+// Audit lists audit records in the order of their sequence numbers. Operators see the records of
+// all callers, other callers only their own.
 func (c *Client) Audit(ctx context.Context, f AuditFilter) ([]v1.AuditRecord, error) {
 	l, err := ask[v1.List[v1.AuditRecord]](ctx, c, f.on(newCall(http.MethodGet, "audit")))
 	return l.Items, err
 }
 
-// ExportAudit copies audit records to w as JSON lines. Operators may. After an
-// error what was written is not whole.
+// ExportAudit writes audit records to w as JSON lines. Only operators may. If it returns an error,
+// the data in w is incomplete.
 func (c *Client) ExportAudit(ctx context.Context, f AuditFilter, w io.Writer) error {
 	k := f.on(newCall(http.MethodGet, "audit", "export"))
 	k.accept = "application/x-ndjson"
@@ -84,9 +85,9 @@ func (c *Client) ExportAudit(ctx context.Context, f AuditFilter, w io.Writer) er
 	}
 }
 
-// VerifyAudit has the chain of all audit records checked. head is the Head of
-// an earlier report that was kept elsewhere, or "". A log that is not whole is
-// no error: the report says so.
+// VerifyAudit makes the server verify the hash chain of the audit log. head is the Head of an
+// earlier report that was stored elsewhere, or "". A damaged log is not an error: the report
+// describes the damage.
 func (c *Client) VerifyAudit(ctx context.Context, head string) (v1.AuditReport, error) {
 	return ask[v1.AuditReport](ctx, c, newCall(http.MethodGet, "audit", "verify").set("head", head))
 }

@@ -12,20 +12,19 @@ import (
 	"time"
 )
 
-// maxAnswer bounds a JSON answer: two streams at the largest output a server
-// can be configured to put into one (256 MiB each), escaped.
+// maxAnswer bounds a JSON answer in bytes. It has room for two escaped output streams of the
+// largest configurable size (256 MiB each).
 const maxAnswer = 2 << 30
 
 // Option changes one call.
 type Option func(*call)
 
-// IdempotencyKey makes a request that creates or runs something happen at most
-// once: the same key and request again gets the first one's answer, for as
-// long as the server keeps it. Use a fresh random value for each thing to be
-// done, at most 255 bytes of UTF-8.
+// IdempotencyKey makes a request that creates or runs something take effect at most once. A
+// repeated request with the same key gets the first answer, for as long as the server keeps it. Use
+// a new random key for each operation, at most 255 bytes of UTF-8; NewKey returns one.
 func IdempotencyKey(key string) Option { return func(c *call) { c.key = key } }
 
-// call is one request.
+// call is one HTTP request.
 type call struct {
 	method string
 	path   []string // segments below /v1, not escaped
@@ -33,7 +32,7 @@ type call struct {
 	accept string
 	header http.Header
 	body   io.Reader
-	size   int64 // of body; -1 is unknown
+	size   int64 // bytes in body; -1 if unknown
 	key    string
 }
 
@@ -41,7 +40,7 @@ func newCall(method string, path ...string) *call {
 	return &call{method: method, path: path, query: url.Values{}, header: http.Header{}, accept: "application/json"}
 }
 
-// with applies options.
+// with applies opts.
 func (k *call) with(opts []Option) *call {
 	for _, o := range opts {
 		o(k)
@@ -72,7 +71,7 @@ func (k *call) number(name string, n int64) *call {
 
 func (k *call) duration(name string, d time.Duration) *call { return k.number(name, d.Milliseconds()) }
 
-// json sets the body.
+// json sets the body to v as JSON.
 func (k *call) json(v any) (*call, error) {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -83,7 +82,8 @@ func (k *call) json(v any) (*call, error) {
 	return k, nil
 }
 
-// octets sets the body to a stream. It is not closed.
+// octets sets the body to a stream of size bytes, or of unknown size if size is -1. It does not
+// close r.
 func (k *call) octets(r io.Reader, size int64) *call {
 	k.body, k.size = r, size
 	k.header.Set("Content-Type", "application/octet-stream")
@@ -101,12 +101,12 @@ func (k *call) url(base string) string {
 	return b
 }
 
-// send carries a request out and returns the answer once its header is there.
-// An answer that is no success is an error, and its body is closed.
+// send sends the request and returns the response once its header has arrived. A status other than
+// 2xx is returned as an error, with the body closed.
 func (c *Client) send(ctx context.Context, k *call) (*http.Response, error) {
 	body := k.body
 	if _, memory := body.(*bytes.Reader); body != nil && !memory {
-		body = io.NopCloser(body) // net/http would close it, and it is the caller's
+		body = io.NopCloser(body) // net/http would close the body, which belongs to the caller
 	}
 	req, err := http.NewRequestWithContext(ctx, k.method, k.url(c.base), body)
 	if err != nil {
@@ -139,8 +139,8 @@ func (c *Client) send(ctx context.Context, k *call) (*http.Response, error) {
 	return resp, nil
 }
 
-// answer carries a request out whose answer is JSON, or nothing where out is
-// nil.
+// answer sends the request and decodes the JSON answer into out. If out is nil, it discards the
+// body.
 func (c *Client) answer(ctx context.Context, k *call, out any) error {
 	resp, err := c.send(ctx, k)
 	if err != nil {
@@ -148,7 +148,7 @@ func (c *Client) answer(ctx context.Context, k *call, out any) error {
 	}
 	defer resp.Body.Close()
 	if out == nil {
-		_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, maxProblem)) // so that the connection is used again
+		_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, maxProblem)) // an emptied body lets the connection be reused
 		return c.cut(ctx, err)
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
@@ -168,14 +168,14 @@ func (c *Client) cut(ctx context.Context, err error) error {
 	return c.lost(ctx, err)
 }
 
-// ask carries out a request without a body.
+// ask sends a request without a JSON body and decodes the answer.
 func ask[T any](ctx context.Context, c *Client, k *call) (T, error) {
 	var out T
 	err := c.answer(ctx, k, &out)
 	return out, err
 }
 
-// post carries out a request with a JSON body.
+// post sends a request with a JSON body and decodes the answer.
 func post[T any](ctx context.Context, c *Client, k *call, body any, opts []Option) (T, error) {
 	var out T
 	k, err := k.with(opts).json(body)

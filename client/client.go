@@ -1,22 +1,28 @@
-// Package client speaks to an orchestrator's HTTP interface /v1, over its unix
-// socket or TCP.
+// Package client calls the orchestrator's HTTP interface /v1 over a unix socket or TCP.
 //
-// It holds no rule of the service and starts no process. A Client may be used
-// by many goroutines at once; besides those of net/http it starts none that
-// outlive a call. Every method takes a context that bounds the whole call;
-// when it ends, the error is its cause.
+// # Concurrency and contexts
 //
-// Errors: what the server refused is a *v1.Problem (errors.As) and of its
-// containerd/errdefs class (errdefs.IsNotFound and the like). ErrNoServer:
-// nobody listens there, nothing was sent. ErrLost: the way to the server was
-// cut before the answer was whole. What was asked for may have happened, and
-// is never reported as success.
+// A Client is safe for concurrent use. Every method takes a context that bounds the whole call.
+// When the context ends, the method returns [context.Cause]. Apart from Terminal and the goroutines
+// of net/http, no goroutine outlives the call that started it.
 //
-// The package tries nothing again by itself, but for Follow, WatchApprovals and
-// CallTool with Persist, which say so.
-// net/http sends a request once more if its kept connection proves closed
-// before an answer began, and only where that is safe: reads, and requests
-// with an IdempotencyKey.
+// # Errors
+//
+// Use [errors.As] with *v1.Problem for an error that the server returned. It also matches its class
+// of package github.com/containerd/errdefs, for example errdefs.IsNotFound. [ErrNoServer] means
+// that the connection failed and nothing was sent. [ErrLost] means that the connection broke before
+// the answer was complete; the operation may have happened. It is never reported as success.
+//
+// # Retries
+//
+// The methods do not retry, except Follow, WatchApprovals, Events with Follow, CallTool with
+// Persist, and a Terminal that reconnects. net/http repeats a request whose reused connection
+// closed before the answer began, but only reads and requests with an IdempotencyKey.
+//
+// # Units
+//
+// Durations are time.Duration in this package and whole milliseconds (fields that end in MS) in
+// package v1. Sizes and offsets are bytes.
 package client
 
 import (
@@ -32,38 +38,37 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// DefaultAddress is where a server listens unless it was told otherwise.
+// DefaultAddress is the address that servers listen on by default.
 const DefaultAddress = "unix:/run/orchestrator.sock"
 
-// dialTime bounds connecting. A server that is up accepts at once.
+// dialTime bounds connecting. A running server accepts at once.
 const dialTime = 5 * time.Second
 
-// idleConns are kept for calls to come: as many as are commonly under way at
-// once, so that a burst does not dial for each call.
+// idleConns is the number of idle connections that are kept, so that a burst of calls need not dial
+// for each.
 const idleConns = 64
 
-// Options of a Client; the zero value speaks to DefaultAddress.
+// Options configure a Client. The zero value connects to DefaultAddress.
 type Options struct {
-	// Address is "unix:PATH", "http://HOST:PORT", "https://HOST:PORT" or
-	// "HOST:PORT".
+	// Address is "unix:PATH", "http://HOST:PORT", "https://HOST:PORT" or "HOST:PORT".
 	Address string
-	// Token is sent as a bearer token. TCP servers ask for one.
+	// Token is sent as a bearer token. Servers that listen on TCP require one.
 	Token string
-	// Transport replaces the way requests are carried, for tests and for
-	// tunnels. Address is then only the URL's host.
+	// Transport sends the requests instead of the client's own connections, for example in tests
+	// and for tunnels. Only the host of Address is used then.
 	Transport http.RoundTripper
 }
 
-// Client is a connection pool to one server. Use New.
+// Client is a connection pool to one server. Create it with New. It is safe for concurrent use.
 type Client struct {
-	address string // for messages
+	address string // as given, for messages
 	base    string // "http://host"
 	token   string
 	http    *http.Client
 }
 
-// New returns a client. It does not connect; an address that cannot be used is
-// of class InvalidArgument.
+// New returns a client for the server at o.Address. It does not connect. If the address or token is
+// malformed, the error is of class InvalidArgument.
 func New(o Options) (*Client, error) {
 	if o.Address == "" {
 		o.Address = DefaultAddress
@@ -78,7 +83,7 @@ func New(o Options) (*Client, error) {
 		if path == "" {
 			return nil, badAddress(o.Address)
 		}
-		c.base = "http://orchestrator" // what the Host header says; no name is looked up
+		c.base = "http://orchestrator" // only sent as the Host header, never resolved
 		dial = func(ctx context.Context, _, _ string) (net.Conn, error) { return dialer.DialContext(ctx, "unix", path) }
 	} else {
 		base, err := baseURL(o.Address)
@@ -92,14 +97,14 @@ func New(o Options) (*Client, error) {
 			DialContext:         dial,
 			MaxIdleConnsPerHost: idleConns,
 			IdleConnTimeout:     90 * time.Second,
-			DisableCompression:  true, // output is foreign: nobody may make us unpack it
+			DisableCompression:  true, // output is untrusted and must not be decompressed here
 			ReadBufferSize:      64 << 10,
 			WriteBufferSize:     64 << 10,
 		}
 	}
 	c.http = &http.Client{
 		Transport: o.Transport,
-		// The interface has no redirects; following one could hand the token on.
+		// The interface has no redirects, and following one could send the token elsewhere.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	return c, nil
@@ -121,13 +126,14 @@ func badAddress(address string) error {
 	return fmt.Errorf("address %q is neither unix:PATH nor HOST:PORT nor http://HOST:PORT: %w", address, errdefs.ErrInvalidArgument)
 }
 
-// Address is where the client's server is, as it was given.
+// Address returns the server's address as it was given to New, or DefaultAddress.
 func (c *Client) Address() string { return c.address }
 
-// Close closes the connections that no call uses.
+// Close closes idle connections. Calls that are under way continue, and the client can still be
+// used.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// isDial says whether an error came from connecting: nothing was sent.
+// isDial reports whether err came from connecting, so that nothing was sent.
 func isDial(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && op.Op == "dial"

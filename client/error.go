@@ -12,41 +12,41 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// ErrNoServer says that nobody answers at the address; nothing was sent. It is
-// of class Unavailable.
+// ErrNoServer means that no server accepts connections at the address. Nothing was sent. It is of
+// class Unavailable.
 var ErrNoServer = fmt.Errorf("no server answers: %w", errdefs.ErrUnavailable)
 
-// NoServerError is ErrNoServer with where nobody answers, and why.
+// NoServerError is an ErrNoServer with the address and the cause.
 type NoServerError struct {
 	Address string
 	Err     error
 }
 
-// Error is a whole sentence.
+// Error implements error.
 func (e *NoServerError) Error() string {
 	return fmt.Sprintf("no server answers on %s: %v", e.Address, e.Err)
 }
 
-// Unwrap gives the class and the cause.
+// Unwrap returns ErrNoServer and the cause.
 func (e *NoServerError) Unwrap() []error { return []error{ErrNoServer, e.Err} }
 
-// ErrLost says that the way to the server was cut before its answer was whole.
-// It is of class Unavailable.
+// ErrLost means that the connection broke before the answer was complete, or that the answer was
+// malformed. The operation may have happened. It is of class Unavailable.
 var ErrLost = fmt.Errorf("the connection to the server was cut: %w", errdefs.ErrUnavailable)
 
-// maxProblem bounds the body of an error.
+// maxProblem bounds the body of an error answer, in bytes.
 const maxProblem = 64 << 10
 
-// problemError is a problem and its class.
+// problemError adds the errdefs class to a problem.
 type problemError struct {
 	*v1.Problem
 	class error
 }
 
-// Unwrap gives both.
+// Unwrap returns the problem and its class.
 func (e *problemError) Unwrap() []error { return []error{e.Problem, e.class} }
 
-// problem makes an error of one that the server sent.
+// problem returns the error for a problem that the server sent.
 func problem(p *v1.Problem) error {
 	if p.Detail == "" {
 		p.Detail = p.Title
@@ -54,8 +54,8 @@ func problem(p *v1.Problem) error {
 	return &problemError{Problem: p, class: class(p)}
 }
 
-// class is the errdefs class of a problem: what its code says, and for answers
-// of something between us and the server, what the status says.
+// class returns the errdefs class for the problem's code. An answer without a known code comes from
+// a proxy: its HTTP status decides.
 func class(p *v1.Problem) error {
 	switch p.Code {
 	case "invalid_argument":
@@ -104,7 +104,7 @@ func classOfStatus(status int) error {
 	return errdefs.ErrInternal
 }
 
-// readProblem makes an error of an answer that is not a success.
+// readProblem returns the error for an answer whose status is not 2xx.
 func (c *Client) readProblem(resp *http.Response) error {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
 	if err != nil {
@@ -119,8 +119,8 @@ func (c *Client) readProblem(resp *http.Response) error {
 	})
 }
 
-// lost makes an error of a way that was cut: the context's cause where that is
-// why.
+// lost returns the error for a broken connection: the context's cause if ctx has ended,
+// NoServerError if dialing failed, and ErrLost otherwise.
 func (c *Client) lost(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause

@@ -10,28 +10,29 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// EventQuery says which events are told.
+// EventQuery selects service events.
 type EventQuery struct {
-	// After is the id of the last event that is known: 0 begins with the oldest
-	// that is kept, -1 with the next one.
+	// After skips events up to and including this id. 0 starts at the oldest event that is kept, -1
+	// at the next one.
 	After int64
-	// Since leaves out what is older: how long ago, "10m", or a time as RFC 3339.
+	// Since skips older events. It is an age such as "10m" or an RFC 3339 time.
 	Since string
-	// Follow goes on with what happens until ctx ends.
+	// Follow keeps reporting new events until ctx ends.
 	Follow bool
 }
 
-// Events calls event for what happened, and with Follow for what happens: the
-// caller's own, for operators everything. With Follow, a connection that is
-// cut, and a server that is away for a while, are asked again and go on after
-// the last event; an event "gap" says that some were missed. Only no server
-// from the start, what the server refuses, and an error of event end it early.
+// Events calls event for each service event that q selects. Operators get the events of all
+// callers, other callers only their own. The calls are made one at a time from this goroutine.
+//
+// With Follow, Events reconnects if the connection is cut or the server is away, and continues
+// after the last event. An event of type "gap" reports that some were dropped. It returns early
+// only if event fails, no server answers at the start, or the server refuses the request.
 func (c *Client) Events(ctx context.Context, q EventQuery, event func(v1.ServiceEvent) error) error {
 	w := &eventWatch{client: c, q: q, event: event}
 	return relisten(ctx, &w.progress, w.listen)
 }
 
-// eventWatch is what a listener knows over several connections.
+// eventWatch is the state that Events keeps across connections.
 type eventWatch struct {
 	progress
 	client *Client
@@ -39,9 +40,9 @@ type eventWatch struct {
 	event  func(v1.ServiceEvent) error
 }
 
-// listen listens over one connection.
+// listen reads events from one connection.
 func (w *eventWatch) listen(ctx context.Context) error {
-	w.ended = !w.q.Follow // then one connection is all
+	w.ended = !w.q.Follow // without Follow there is only one connection
 	k := newCall(http.MethodGet, "events").set("since", w.q.Since).flag("follow", w.q.Follow)
 	if w.q.After != 0 {
 		k.set("after", strconv.FormatInt(w.q.After, 10))

@@ -11,50 +11,53 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// framesType is the answer form of a streamed command; see readFrames.
+// framesType is the media type of a streamed command's answer; see readFrames.
 const framesType = "application/vnd.orchestrator.frames"
 
-// Exec runs one command in a leased sandbox and waits for its end. A command
-// that fails is a result; an error means that it did not run, or that its end
-// was not seen.
+// Exec runs a command in a leased sandbox and waits until it ends. A command that fails is a
+// result, not an error: check Ending and ExitCode. An error means that the command did not run, or
+// that its end was not observed.
 func (c *Client) Exec(ctx context.Context, sandbox string, x v1.Exec, opts ...Option) (v1.ExecResult, error) {
 	return post[v1.ExecResult](ctx, c, newCall(http.MethodPost, "sandboxes", sandbox, "exec"), x, opts)
 }
 
-// Run leases a sandbox, runs one command in it and has it destroyed.
+// Run leases a sandbox, runs a command in it, and destroys the sandbox. Results and errors are as
+// for Exec.
 func (c *Client) Run(ctx context.Context, r v1.Run, opts ...Option) (v1.ExecResult, error) {
 	return post[v1.ExecResult](ctx, c, newCall(http.MethodPost, "run"), r, opts)
 }
 
-// Streams carry a command's input and output while it runs.
+// Streams connect to a command's input and output while it runs. Stdin is read by another
+// goroutine; Stdout, Stderr and Started are used by the caller's goroutine.
 type Streams struct {
-	// Stdin is sent as the command reads it; nil is empty input. A Read that
-	// waits when the command ends is not interrupted: its bytes are lost.
+	// Stdin is the command's input; nil is empty input. It is read as fast as the command takes it.
+	// A Read that blocks when the command ends is not interrupted, and the bytes that it returns
+	// are lost.
 	Stdin io.Reader
-	// Stdout and Stderr get the output as it is; nil discards it.
+	// Stdout and Stderr receive the output unchanged; nil discards it.
 	Stdout, Stderr io.Writer
-	// Started is called once the command runs, before any output.
+	// Started is called with the command's id once it runs, before any output is written.
 	Started func(id string)
 }
 
-// ExecStream is Exec with live streams: the result holds no output of its own.
-// If ctx ends, or a writer fails, the command is killed.
+// ExecStream is like Exec but copies input and output while the command runs, so the result's
+// Stdout and Stderr are empty. If ctx ends or a writer fails, the command is killed.
 func (c *Client) ExecStream(ctx context.Context, sandbox string, x v1.Exec, s Streams, opts ...Option) (v1.ExecResult, error) {
 	return c.stream(ctx, newCall(http.MethodPost, "sandboxes", sandbox, "exec").with(opts), x, s)
 }
 
-// RunStream is Run with live streams.
+// RunStream is like Run with live streams; see ExecStream.
 func (c *Client) RunStream(ctx context.Context, r v1.Run, s Streams, opts ...Option) (v1.ExecResult, error) {
 	return c.stream(ctx, newCall(http.MethodPost, "run").with(opts), r, s)
 }
 
-// maxHeader bounds a request that travels as a header because the body is the
-// command's input; servers take headers of 256 KiB.
+// maxHeader bounds a JSON request that is sent as a header because the body carries the command's
+// input. Servers accept headers of 256 KiB.
 const maxHeader = 180 << 10
 
 func (c *Client) stream(ctx context.Context, k *call, request any, s Streams) (v1.ExecResult, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // which cuts the stream and so kills what runs, if it ends early
+	defer cancel() // closes the stream on an early return, which kills the command
 	k.accept = framesType
 	if s.Stdin == nil {
 		if _, err := k.json(request); err != nil {

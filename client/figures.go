@@ -7,8 +7,8 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Figures tells what sandboxes use now, newest first: the caller's own, and for
-// operators those of all callers.
+// Figures returns the current resource usage of sandboxes, newest sandbox first. Operators see the
+// sandboxes of all callers, other callers only their own.
 func (c *Client) Figures(ctx context.Context) ([]v1.Figures, error) {
 	l, err := ask[v1.List[v1.Figures]](ctx, c, newCall(http.MethodGet, "figures"))
 	return l.Items, err

@@ -8,29 +8,29 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Files are the files of one sandbox's or one workspace's /workspace. Paths
-// are relative to it. Those of a sandbox are its live ones, those of a
-// workspace are read from the host. Files is a value that holds nothing open.
+// Files accesses /workspace in a sandbox or in a stored workspace. Paths are relative to it. For a
+// sandbox it uses the running sandbox's files, for a workspace the files on the host. Files is a
+// plain value that need not be closed, and is safe for concurrent use.
 type Files struct {
 	client *Client
 	path   []string
 }
 
-// SandboxFiles are the files that a leased sandbox has.
+// SandboxFiles returns access to the files of a leased sandbox. It sends no request.
 func (c *Client) SandboxFiles(id string) Files { return Files{c, []string{"sandboxes", id, "files"}} }
 
-// WorkspaceFiles are the files of a workspace.
+// WorkspaceFiles returns access to the files of a workspace. It sends no request.
 func (c *Client) WorkspaceFiles(name string) Files {
 	return Files{c, []string{"workspaces", name, "files"}}
 }
 
 func (f Files) call(method, path string) *call { return newCall(method, f.path...).set("path", path) }
 
-// Range is the part of a file to read; the zero value is all of it.
+// Range selects part of a file, in bytes. A Limit of 0 reads to the end of the file.
 type Range struct{ Offset, Limit int64 }
 
-// Read opens a file. The caller closes it. A Read of it that fails with
-// ErrLost has not seen the file's end.
+// Read opens a file for reading. The caller must close it, and ctx must stay valid until then. If a
+// read fails with ErrLost, the data is incomplete.
 func (f Files) Read(ctx context.Context, path string, r Range) (io.ReadCloser, error) {
 	k := f.call(http.MethodGet, path).number("offset", r.Offset).number("limit", r.Limit)
 	k.accept = "application/octet-stream"
@@ -41,14 +41,14 @@ func (f Files) Read(ctx context.Context, path string, r Range) (io.ReadCloser, e
 	return &body{ReadCloser: resp.Body, ctx: ctx, client: f.client}, nil
 }
 
-// body tells a cut stream from one that has ended.
+// body is a response body that reports a broken connection as ErrLost.
 type body struct {
 	io.ReadCloser
 	ctx    context.Context //nolint:containedctx // of the call that made it
 	client *Client
 }
 
-// Read gives io.EOF only at the whole answer's end.
+// Read returns io.EOF only at the end of a complete answer.
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil && err != io.EOF {
@@ -57,16 +57,18 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// WriteOptions of a file; the zero value is good.
+// WriteOptions configure Files.Write. The zero value is valid.
 type WriteOptions struct {
-	// Mode is octal, such as "0755"; "" means "0644".
+	// Mode holds the permission bits in octal, such as "0755". "" means "0644".
 	Mode string
-	// Size is the content's length if Sized is set: less or more is refused.
+	// Size is the exact length of the content in bytes, if Sized is set. Content of another length
+	// is refused.
 	Size  int64
 	Sized bool
 }
 
-// Write writes a file whole, or leaves what was there.
+// Write replaces a file atomically with content: if it fails, the old file is unchanged. It does
+// not close content.
 func (f Files) Write(ctx context.Context, path string, content io.Reader, o WriteOptions) (v1.File, error) {
 	size := int64(-1)
 	if o.Sized {
@@ -75,8 +77,8 @@ func (f Files) Write(ctx context.Context, path string, content io.Reader, o Writ
 	return ask[v1.File](ctx, f.client, f.call(http.MethodPut, path).set("mode", o.Mode).octets(content, size))
 }
 
-// List lists a folder; "" is the topmost. truncated says that it has more
-// entries than a server lists.
+// List lists a directory; "" is the root of the workspace. truncated reports that the directory has
+// more entries than the server lists.
 func (f Files) List(ctx context.Context, path string) (items []v1.File, truncated bool, err error) {
 	type listing struct {
 		v1.List[v1.File]
@@ -86,22 +88,22 @@ func (f Files) List(ctx context.Context, path string) (items []v1.File, truncate
 	return l.Items, l.Truncated, err
 }
 
-// Stat describes a file.
+// Stat describes a file or directory.
 func (f Files) Stat(ctx context.Context, path string) (v1.File, error) {
 	return ask[v1.File](ctx, f.client, f.call(http.MethodGet, path).flag("stat", true))
 }
 
-// MakeDir makes a folder with its parents.
+// MakeDir creates a directory and its missing parents.
 func (f Files) MakeDir(ctx context.Context, path string) (v1.File, error) {
 	return ask[v1.File](ctx, f.client, f.call(http.MethodPut, path).flag("dir", true))
 }
 
-// Move renames a file or folder. Only sandboxes have it.
+// Move renames a file or directory. It works for sandboxes only.
 func (f Files) Move(ctx context.Context, path, to string) (v1.File, error) {
 	return ask[v1.File](ctx, f.client, f.call(http.MethodPost, path).set("to", to))
 }
 
-// Remove removes a file, or with recursive a folder.
+// Remove removes a file or, if recursive is set, a directory with its content.
 func (f Files) Remove(ctx context.Context, path string, recursive bool) error {
 	return f.client.answer(ctx, f.call(http.MethodDelete, path).flag("recursive", recursive), nil)
 }

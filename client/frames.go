@@ -12,7 +12,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// The kinds of frames: one byte, four bytes of big-endian length, the payload.
+// Kinds of frames. A frame is one byte of kind, four bytes of big-endian length, and the payload.
 const (
 	frameStarted = 'S' // {"id": …}
 	frameStdout  = '1'
@@ -21,14 +21,14 @@ const (
 	frameProblem = 'P' // Problem
 )
 
-// Bounds of frames. Data goes through a buffer of dataBuffer whatever its
-// length says.
+// maxDocument bounds a JSON payload. Output is copied through a buffer of dataBuffer bytes,
+// whatever length its frame states.
 const (
 	maxDocument = 1 << 20
 	dataBuffer  = 256 << 10
 )
 
-// errWriter wraps what a writer of the caller failed with.
+// errWriter is an error of a writer that the caller provided.
 type errWriter struct {
 	stream string
 	err    error
@@ -37,8 +37,8 @@ type errWriter struct {
 func (e *errWriter) Error() string { return "write " + e.stream + ": " + e.err.Error() }
 func (e *errWriter) Unwrap() error { return e.err }
 
-// readFrames reads a command's stream to its end. What ends without an end
-// frame was cut.
+// readFrames copies a command's output until the end frame and returns its result. A stream without
+// an end frame was cut.
 func (c *Client) readFrames(ctx context.Context, r io.Reader, s Streams) (v1.ExecResult, error) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	buf := make([]byte, dataBuffer)
@@ -68,7 +68,7 @@ func (c *Client) readFrames(ctx context.Context, r io.Reader, s Streams) (v1.Exe
 			}
 			if err == nil {
 				if s.Stdin == nil {
-					// What follows is the body's own end; with it the connection can be used again.
+					// Read the end of the body so that the connection can be reused.
 					_, _ = io.CopyN(io.Discard, in, 1)
 				}
 				return end, nil
@@ -90,7 +90,7 @@ func (c *Client) readFrames(ctx context.Context, r io.Reader, s Streams) (v1.Exe
 	}
 }
 
-// copyFrame gives n bytes to w as they come.
+// copyFrame copies n bytes to w as they arrive.
 func copyFrame(stream string, w io.Writer, in io.Reader, n int64, buf []byte) error {
 	for n > 0 {
 		k, err := in.Read(buf[:min(n, int64(len(buf)))])

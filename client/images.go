@@ -10,29 +10,28 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Images lists the images, one entry for each name.
+// Images lists the images, with one entry for each name.
 func (c *Client) Images(ctx context.Context) ([]v1.Image, error) {
 	l, err := ask[v1.List[v1.Image]](ctx, c, newCall(http.MethodGet, "images"))
 	return l.Items, err
 }
 
-// ImportImage sends an image: a rootfs tar, a docker-archive or an OCI layout
-// as a tar, plain or with gzip. ref is the name it gets; "" takes the
-// archive's own. size is the archive's, or -1 if it is not known.
+// ImportImage uploads an image and returns it under its names. archive is a rootfs tar, a
+// docker-archive or an OCI layout as a tar, optionally gzipped. ref is the image's name; "" takes
+// the names from the archive. size is the length of archive in bytes, or -1 if unknown.
 func (c *Client) ImportImage(ctx context.Context, archive io.Reader, size int64, ref string) ([]v1.Image, error) {
 	l, err := ask[v1.List[v1.Image]](ctx, c, newCall(http.MethodPost, "images").set("ref", ref).octets(archive, size))
 	return l.Items, err
 }
 
-// RemoveImage removes a name, and the image with its last one.
+// RemoveImage removes a name, and the image if this was its last name.
 func (c *Client) RemoveImage(ctx context.Context, ref string) error {
 	return c.answer(ctx, newCall(http.MethodDelete, "images").set("ref", ref), nil)
 }
 
-// PullImage has the server bring an image from its registry, and waits for it.
-// progress, which may be nil, is told how far it is, from PullImage's own
-// goroutine. When ctx ends the pull does too, unless others wait for it; what
-// came by then is taken up by the next.
+// PullImage makes the server pull an image from its registry and waits for it. If progress is not
+// nil, PullImage calls it with each event from this goroutine. When ctx ends, the pull is cancelled
+// unless other callers wait for it. A later pull reuses the layers that arrived.
 func (c *Client) PullImage(ctx context.Context, r v1.PullRequest, progress func(v1.PullEvent)) ([]v1.Image, error) {
 	k := newCall(http.MethodPost, "images", "pull")
 	if progress == nil {
@@ -45,9 +44,9 @@ func (c *Client) PullImage(ctx context.Context, r v1.PullRequest, progress func(
 	return c.imageEvents(ctx, k, progress)
 }
 
-// BuildImage has the server build an image from a Dockerfile. files is the
-// context, a tar; progress, which may be nil, is told what the build writes,
-// from BuildImage's own goroutine. When ctx ends the build does too.
+// BuildImage makes the server build an image from a Dockerfile and waits for it. files is the build
+// context as a tar. If progress is not nil, BuildImage calls it with the build's log and events
+// from this goroutine. When ctx ends, the build is cancelled.
 func (c *Client) BuildImage(ctx context.Context, r v1.BuildRequest, files io.Reader, progress func(v1.PullEvent)) ([]v1.Image, error) {
 	k := newCall(http.MethodPost, "images", "build").set("ref", r.Ref).set("file", r.File).set("target", r.Target).set("network", r.Network).flag("keep", r.Keep)
 	if len(r.Args) > 0 {
@@ -65,11 +64,10 @@ func (c *Client) BuildImage(ctx context.Context, r v1.BuildRequest, files io.Rea
 	return c.imageEvents(ctx, k, progress)
 }
 
-// imageEvents hands the events of an image on its way to progress, and returns
-// what comes with the last.
+// imageEvents calls progress for each event and returns the images of the last one.
 func (c *Client) imageEvents(ctx context.Context, k *call, progress func(v1.PullEvent)) ([]v1.Image, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // which cuts the stream, if it ends early
+	defer cancel() // closes the stream on an early return
 	var images []v1.Image
 	err := c.readEvents(ctx, k, func(kind string, data []byte) (bool, error) {
 		var e v1.PullEvent
@@ -86,12 +84,13 @@ func (c *Client) imageEvents(ctx context.Context, k *call, progress func(v1.Pull
 	return images, err
 }
 
-// CollectImages removes images that nothing needs, or with dry only tells which.
+// CollectImages removes images that nothing uses. If dry is set, it only reports what it would
+// remove.
 func (c *Client) CollectImages(ctx context.Context, dry bool) (v1.ImageCollection, error) {
 	return ask[v1.ImageCollection](ctx, c, newCall(http.MethodPost, "images", "gc").flag("dry_run", dry))
 }
 
-// PinImage keeps an image from being collected, or lets it be again.
+// PinImage protects an image from CollectImages, or removes that protection.
 func (c *Client) PinImage(ctx context.Context, ref string, pinned bool) ([]v1.Image, error) {
 	method := http.MethodDelete
 	if pinned {

@@ -17,13 +17,14 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Dial connects to a server on the loopback of a leased sandbox. ctx bounds
-// connecting only. The sandbox is not idle while the connection is open, and its
-// end is the connection's. CloseWrite ends what is sent, where the way to the
-// sandbox can end one direction alone. If nothing listens on the port the error
-// is of class Unavailable and names it.
+// Dial connects to a TCP port on the loopback interface of a leased sandbox. ctx bounds connecting
+// only. The connection keeps the sandbox from becoming idle, and it breaks when the sandbox ends.
+// If nothing listens on the port, the error is of class Unavailable and names the port.
 //
-// Operators may, and callers who may run commands without tools.
+// The connection has a CloseWrite method. It returns errors.ErrUnsupported if the transport cannot
+// close one direction.
+//
+// Only operators and callers who may run commands without tools can use it.
 func (c *Client) Dial(ctx context.Context, sandbox string, port int) (net.Conn, error) {
 	if port < 1 || port > 65535 {
 		return nil, fmt.Errorf("port %d is not from 1 to 65535: %w", port, errdefs.ErrInvalidArgument)
@@ -38,7 +39,7 @@ func (c *Client) Dial(ctx context.Context, sandbox string, port int) (net.Conn, 
 		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
 	p := &portConn{port: port}
-	// A body has no deadlines; the connection below it has.
+	// The response body has no deadlines, but the underlying connection does.
 	trace := &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) { p.below = got.Conn }}
 	resp, err := c.http.Do(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
 	if err != nil {
@@ -60,10 +61,9 @@ func (c *Client) Dial(ctx context.Context, sandbox string, port int) (net.Conn, 
 	return p, nil
 }
 
-// PortTransport carries requests to a server of HTTP on a sandbox's loopback:
-// that of URLs such as "http://localhost:8080/", whatever host they name. It is
-// the caller's, as is closing what is kept of connections, which hold the lease:
-// CloseIdleConnections.
+// PortTransport returns an HTTP transport that connects to ports of a sandbox. It uses the port of
+// a URL such as "http://localhost:8080/" and ignores the host. Idle connections keep the lease in
+// use: call CloseIdleConnections when done.
 func (c *Client) PortTransport(sandbox string) *http.Transport {
 	return &http.Transport{
 		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
@@ -77,21 +77,21 @@ func (c *Client) PortTransport(sandbox string) *http.Transport {
 			}
 			return c.Dial(ctx, sandbox, n)
 		},
-		DisableCompression:     true, // answers are foreign: nobody may make us unpack them
+		DisableCompression:     true, // answers are untrusted and must not be decompressed here
 		MaxResponseHeaderBytes: 256 << 10,
 		IdleConnTimeout:        10 * time.Second,
 	}
 }
 
-// portConn is a connection to a port: the body of an upgraded answer, with what
-// only the connection below it can do.
+// portConn is a connection to a port. It reads and writes the body of the upgraded response, and
+// takes addresses and deadlines from the underlying connection.
 type portConn struct {
 	io.ReadWriteCloser
 	below net.Conn
 	port  int
 }
 
-// CloseWrite ends what is sent.
+// CloseWrite closes the sending direction.
 func (p *portConn) CloseWrite() error {
 	if half, ok := p.ReadWriteCloser.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
@@ -99,19 +99,19 @@ func (p *portConn) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// LocalAddr is that of the connection to the server of the interface.
+// LocalAddr returns the local address of the connection to the orchestrator.
 func (p *portConn) LocalAddr() net.Addr { return p.below.LocalAddr() }
 
-// RemoteAddr is the port, on the sandbox's loopback.
+// RemoteAddr returns the port on the sandbox's loopback interface.
 func (p *portConn) RemoteAddr() net.Addr {
 	return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: p.port}
 }
 
-// SetDeadline is as of every net.Conn.
+// SetDeadline implements net.Conn.
 func (p *portConn) SetDeadline(t time.Time) error { return p.below.SetDeadline(t) }
 
-// SetReadDeadline is as of every net.Conn.
+// SetReadDeadline implements net.Conn.
 func (p *portConn) SetReadDeadline(t time.Time) error { return p.below.SetReadDeadline(t) }
 
-// SetWriteDeadline is as of every net.Conn.
+// SetWriteDeadline implements net.Conn.
 func (p *portConn) SetWriteDeadline(t time.Time) error { return p.below.SetWriteDeadline(t) }

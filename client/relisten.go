@@ -8,17 +8,17 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// progress is what a listener tells whoever connects it again.
+// progress is what a listener reports to relisten.
 type progress struct {
-	heard  int   // what came so far
+	heard  int   // number of events so far
 	ended  bool  // the connection that ended was the last one
-	failed error // what the listener's owner returned: it wants no more
+	failed error // error of the caller's callback, which stops the watch
 }
 
-// relisten listens over one connection after the other until ctx or the
-// listener ends. A connection that is cut, a server that is away or drops who
-// is too slow, are tried again after a while; only no server from the start,
-// and what the server refuses, are errors.
+// relisten calls listen for one connection after the other, until ctx ends or the listener is done.
+// It reconnects with growing pauses if the connection is cut, the server is away, or the server
+// dropped a slow reader. It returns an error if no server answers at the start or the server
+// refuses the request.
 func relisten(ctx context.Context, p *progress, listen func(context.Context) error) error {
 	pause := persistMin
 	for answered := false; ; {

@@ -7,16 +7,16 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Session is a shell in a sandbox that lives on between the commands that are
-// run in it: working directory, variables, functions, aliases and options stay.
-// Commands run one at a time. Its methods may be called concurrently.
+// Session is a shell in a sandbox that keeps its state between commands: working directory,
+// variables, functions, aliases and options. Commands run one at a time. A Session is safe for
+// concurrent use.
 type Session struct {
-	// Sandbox and ID name it.
+	// Sandbox and ID identify the session.
 	Sandbox, ID string
 	client      *Client
 }
 
-// StartSession starts a session.
+// StartSession starts a session in a leased sandbox.
 func (c *Client) StartSession(ctx context.Context, sandbox string, r v1.ShellSessionRequest, opts ...Option) (*Session, v1.ShellSession, error) {
 	got, err := post[v1.ShellSession](ctx, c, newCall(http.MethodPost, "sandboxes", sandbox, "sessions"), r, opts)
 	if err != nil {
@@ -25,13 +25,13 @@ func (c *Client) StartSession(ctx context.Context, sandbox string, r v1.ShellSes
 	return c.Session(sandbox, got.ID), got, nil
 }
 
-// Session is one that was started. Nothing is asked: a wrong id shows with the
-// first command.
+// Session returns a handle for an existing session. It sends no request: a wrong id is reported by
+// the first command.
 func (c *Client) Session(sandbox, id string) *Session {
 	return &Session{Sandbox: sandbox, ID: id, client: c}
 }
 
-// Sessions lists a sandbox's sessions, the oldest first.
+// Sessions lists a sandbox's sessions, oldest first.
 func (c *Client) Sessions(ctx context.Context, sandbox string) ([]v1.ShellSession, error) {
 	l, err := ask[v1.List[v1.ShellSession]](ctx, c, newCall(http.MethodGet, "sandboxes", sandbox, "sessions"))
 	return l.Items, err
@@ -41,28 +41,29 @@ func (s *Session) call(method string, more ...string) *call {
 	return newCall(method, append([]string{"sandboxes", s.Sandbox, "sessions", s.ID}, more...)...)
 }
 
-// Exec runs a command in the session and waits for its end. What the command
-// leaves in the background lives on with the session. The result says whether
-// the session does: a command may end it, and one that is out of time may take
-// it along. A session that is busy is of class ResourceExhausted, one that has
-// ended of class FailedPrecondition.
+// Exec runs a command in the session and waits until it ends. Background processes of the command
+// live on with the session. The result's Session field says whether the session is still open: a
+// command may end it, and so may a timeout.
+//
+// If the session is busy and x.WhenBusy does not allow waiting longer, the error is of class
+// ResourceExhausted. If the session has ended, it is of class FailedPrecondition.
 func (s *Session) Exec(ctx context.Context, x v1.ShellSessionExec, opts ...Option) (v1.ExecResult, error) {
 	return post[v1.ExecResult](ctx, s.client, s.call(http.MethodPost, "exec"), x, opts)
 }
 
-// Run is Exec of a line of shell.
+// Run runs a line of shell like Exec.
 func (s *Session) Run(ctx context.Context, command string) (v1.ExecResult, error) {
 	return s.Exec(ctx, v1.ShellSessionExec{Exec: v1.Exec{Command: command}})
 }
 
-// ExecStream is Exec with live streams: the result holds no output of its own.
-// If ctx ends, or a writer fails, the command is interrupted.
+// ExecStream is like Exec but copies input and output while the command runs, so the result's
+// Stdout and Stderr are empty. If ctx ends or a writer fails, the command is interrupted.
 func (s *Session) ExecStream(ctx context.Context, x v1.ShellSessionExec, st Streams, opts ...Option) (v1.ExecResult, error) {
 	return s.client.stream(ctx, s.call(http.MethodPost, "exec").with(opts), x, st)
 }
 
-// End kills what lives of the session and forgets it. One that is not there is
-// of class NotFound.
+// End kills the session's processes and deletes the session. If it does not exist, the error is of
+// class NotFound.
 func (s *Session) End(ctx context.Context) (v1.ShellSession, error) {
 	return ask[v1.ShellSession](ctx, s.client, s.call(http.MethodDelete))
 }

@@ -14,85 +14,89 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// StartShell starts a background command.
+// StartShell starts a background command in a leased sandbox.
 func (c *Client) StartShell(ctx context.Context, sandbox string, r v1.ShellRequest, opts ...Option) (v1.Shell, error) {
 	return post[v1.Shell](ctx, c, newCall(http.MethodPost, "sandboxes", sandbox, "shells"), r, opts)
 }
 
-// Shells lists a sandbox's shells, oldest first.
+// Shells lists a sandbox's background commands, oldest first.
 func (c *Client) Shells(ctx context.Context, sandbox string) ([]v1.Shell, error) {
 	l, err := ask[v1.List[v1.Shell]](ctx, c, newCall(http.MethodGet, "sandboxes", sandbox, "shells"))
 	return l.Items, err
 }
 
-// Shell describes one shell, also when its sandbox is gone.
+// Shell returns one background command. It also works after the sandbox has ended.
 func (c *Client) Shell(ctx context.Context, id string) (v1.Shell, error) {
 	return ask[v1.Shell](ctx, c, newCall(http.MethodGet, "shells", id))
 }
 
-// KillShell ends a shell: TERM, the grace time, KILL. Nothing of it lives when
-// it returns. With forget its record and output are dropped.
+// KillShell sends TERM to a background command, waits up to grace, and then sends KILL. All its
+// processes have exited when KillShell returns. If forget is set, its record and output are
+// deleted.
 func (c *Client) KillShell(ctx context.Context, id string, grace time.Duration, forget bool) (v1.Shell, error) {
 	return ask[v1.Shell](ctx, c, newCall(http.MethodDelete, "shells", id).duration("grace_ms", grace).flag("forget", forget))
 }
 
-// SignalShell sends a signal, 1 to 64, to every process of a shell.
+// SignalShell sends a signal, 1 to 64, to every process of a background command.
 func (c *Client) SignalShell(ctx context.Context, id string, signal int) error {
 	return c.answer(ctx, newCall(http.MethodPost, "shells", id, "signal").number("signal", int64(signal)), nil)
 }
 
-// Input sends r to a shell's stdin until r ends, and then closes it if asked.
+// Input copies r to a background command's stdin until r ends. If closeStdin is set, it then closes
+// stdin. It does not close r.
 func (c *Client) Input(ctx context.Context, id string, r io.Reader, closeStdin bool) error {
 	return c.answer(ctx, newCall(http.MethodPost, "shells", id, "input").flag("close", closeStdin).octets(r, -1), nil)
 }
 
-// OutputRequest asks for a piece of a shell's output.
+// OutputRequest selects a piece of a background command's output. Offset and Limit are bytes; a
+// Limit of 0 takes the server's default.
 type OutputRequest struct {
 	Stream string // "stdout" (the default) or "stderr"
 	Offset int64
 	Limit  int64
-	// Wait is how long to wait for a first byte, at most a minute.
+	// Wait is how long to wait for the first byte, up to one minute.
 	Wait time.Duration
 }
 
-// Output returns a piece of a shell's output, at most 1 MiB.
+// Output returns a piece of a background command's output, up to 1 MiB.
 func (c *Client) Output(ctx context.Context, id string, r OutputRequest) (v1.Output, error) {
 	k := newCall(http.MethodGet, "shells", id, "output").set("stream", r.Stream).number("offset", r.Offset)
 	return ask[v1.Output](ctx, c, k.number("limit", r.Limit).duration("wait_ms", r.Wait))
 }
 
-// FollowRequest says what to follow.
+// FollowRequest selects the output that Follow copies.
 type FollowRequest struct {
 	Stream string // "stdout" (the default) or "stderr"
-	// Offset is the first byte that is wanted.
+	// Offset is the first byte to copy.
 	Offset int64
-	// Gap is called where bytes are no longer kept: those from offset `from`
-	// to before `to` are missing. Nil ignores gaps.
+	// Gap is called if the bytes from offset `from` up to but excluding `to` are no longer kept. If
+	// nil, gaps are ignored.
 	Gap func(from, to int64)
 }
 
-// Follow asks again after a cut this often: quickly at first, since a server
-// that hands over is back within a second.
+// Pauses between Follow's attempts to reconnect. They start short because a server that restarts is
+// back within a second.
 const (
 	followMin = 50 * time.Millisecond
 	followMax = 2 * time.Second
 )
 
-// Follow reads pieces of this size, and waits so long for the first byte of
-// one: shorter than what proxies take for a dead connection.
+// followPiece is how many bytes Follow requests at a time. followWait is how long it waits for the
+// first of them: shorter than the time after which proxies close an idle connection.
 const (
 	followPiece = 1 << 20
 	followWait  = 20 * time.Second
 )
 
-// Follow copies a shell's output to w as it comes, until the stream's end, and
-// returns the offset after the last byte written. A connection that is cut and
-// a server that is away are asked again, from where it stopped, for as long as
-// ctx lives: only the end of ctx, w's own error, what the server refuses, and
-// no server from the start end it early. No byte is written twice.
+// Follow copies a background command's output to w until the stream ends, and returns the offset
+// after the last byte written. No byte is written twice.
 //
-// It asks piece by piece: only the offset of the next question tells the shell
-// what was read, so a lossless shell drops nothing that was still on the way.
+// If the connection is cut or the server is away, Follow reconnects and continues at that offset.
+// It returns early only if ctx ends, w fails, the server refuses the request, or no server answers
+// at the start.
+//
+// Follow requests one piece at a time. The offset of the next request acknowledges the previous
+// piece, so a lossless command loses no output that is still in transit.
 func (c *Client) Follow(ctx context.Context, id string, r FollowRequest, w io.Writer) (int64, error) {
 	next, pause := r.Offset, followMin
 	var err error
@@ -127,17 +131,16 @@ func (c *Client) Follow(ctx context.Context, id string, r FollowRequest, w io.Wr
 	}
 }
 
-// ended says whether a stream has ended at an offset. It waits a little for a
-// first byte, so that a server that ends answers early is not asked without
-// pause.
+// ended reports whether a stream ends at offset. It waits briefly for a first byte, so that Follow
+// does not poll a server that ends its answers early.
 func (c *Client) ended(ctx context.Context, id, stream string, offset int64) (bool, error) {
 	out, err := c.Output(ctx, id, OutputRequest{Stream: stream, Offset: offset, Limit: 1, Wait: followMin})
 	return err == nil && out.EOF && out.NextOffset == offset, err
 }
 
-// CopyOutput copies what is there of a shell's output to w as octets, r.Limit
-// bytes at most, and returns the offset after the last one. It ends before a
-// gap that is not at the beginning; one at the beginning is told to gap.
+// CopyOutput copies the available output of a background command to w unchanged, up to r.Limit
+// bytes, and returns the offset after the last one. If output is missing at the beginning, it calls
+// gap, which may be nil. It stops before a later gap.
 func (c *Client) CopyOutput(ctx context.Context, id string, r OutputRequest, gap func(from, to int64), w io.Writer) (int64, error) {
 	k := newCall(http.MethodGet, "shells", id, "output").set("stream", r.Stream).number("offset", r.Offset)
 	next := r.Offset
@@ -145,8 +148,8 @@ func (c *Client) CopyOutput(ctx context.Context, id string, r OutputRequest, gap
 	return next, err
 }
 
-// octets copies a raw answer; what names whose output it is. end says that the
-// server knows of no more.
+// octets copies a raw answer to w and advances next. what names the source in error messages. end
+// reports that the server expects no more output.
 func (c *Client) octets(ctx context.Context, k *call, what string, gap func(from, to int64), next *int64, w io.Writer) (end bool, err error) {
 	k.accept = "application/octet-stream"
 	resp, err := c.send(ctx, k)

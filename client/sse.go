@@ -15,12 +15,12 @@ import (
 
 const eventsType = "text/event-stream"
 
-// maxEvent bounds one server-sent event: a tool's result with both its streams
-// is in one.
+// maxEvent bounds one server-sent event in bytes. A tool's result with both its output streams is
+// one event.
 const maxEvent = 1 << 30
 
-// readEvents gives each server-sent event to event, until the stream ends, or
-// event says that it was the last or fails. What ends by itself was cut.
+// readEvents calls event for each server-sent event, until event returns last or an error. A stream
+// that ends earlier is reported as ErrLost.
 func (c *Client) readEvents(ctx context.Context, k *call, event func(kind string, data []byte) (last bool, err error)) error {
 	k.accept = eventsType
 	resp, err := c.send(ctx, k)
@@ -67,7 +67,7 @@ func (c *Client) event(ctx context.Context, kind string, data []byte, event func
 	return true, problem(&p)
 }
 
-// readLine reads one line of at most limit bytes, without its end.
+// readLine reads one line of up to limit bytes, and returns it without its line break.
 func readLine(in *bufio.Reader, limit int) ([]byte, error) {
 	var line []byte
 	for {

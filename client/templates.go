@@ -7,19 +7,19 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Templates lists the templates, those that are not ready too.
+// Templates lists all templates, including those that are not ready.
 func (c *Client) Templates(ctx context.Context) ([]v1.Template, error) {
 	l, err := ask[v1.List[v1.Template]](ctx, c, newCall(http.MethodGet, "templates"))
 	return l.Items, err
 }
 
-// Template describes one.
+// Template returns one template.
 func (c *Client) Template(ctx context.Context, name string) (v1.Template, error) {
 	return ask[v1.Template](ctx, c, newCall(http.MethodGet, "templates", name))
 }
 
-// ReloadTemplates makes the server read its templates again. It returns when
-// new versions are in use; what is warm of old ones goes meanwhile.
+// ReloadTemplates makes the server read its template files again. It returns when the new versions
+// are in use. Warm sandboxes of old versions are destroyed in the background.
 func (c *Client) ReloadTemplates(ctx context.Context) (v1.TemplateReload, error) {
 	return ask[v1.TemplateReload](ctx, c, newCall(http.MethodPost, "templates", "reload"))
 }

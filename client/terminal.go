@@ -14,55 +14,52 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// TerminalOptions are how one is attached to a terminal. All of it may be left
-// out.
+// TerminalOptions configure an attachment to a terminal. The zero value is valid.
 type TerminalOptions struct {
-	// Offset is the first byte of the output that is wanted; zero is the oldest
-	// that is kept. It is for AttachTerminal.
+	// Offset is the first byte of output to read; zero is the oldest that is kept. Only
+	// AttachTerminal uses it.
 	Offset int64
-	// ReadOnly only looks: Write, Resize and Signal are refused. It is for
-	// AttachTerminal.
+	// ReadOnly refuses Write, Resize and Signal with class FailedPrecondition. Only AttachTerminal
+	// uses it.
 	ReadOnly bool
-	// Gap is called where output is no longer kept: the bytes `from` to before
-	// `to` are missing.
+	// Gap is called if the output from offset `from` up to but excluding `to` is no longer kept.
 	Gap func(from, to int64)
-	// Away is called when the connection was cut, and Back when it is there
-	// again. Neither may call the Terminal.
+	// Away is called when the connection is cut, and Back when it is restored. Neither may call
+	// methods of the Terminal.
 	Away func(err error)
 	Back func()
 }
 
-// Terminal is a command on a pseudo terminal, and this program attached to it.
-// It lives in its sandbox: neither the end of a connection nor of the server
-// ends it. A connection that is cut is made again, and the output goes on where
-// it stopped; only what the server refuses ends an attachment early.
+// Terminal is an attachment to a command that runs on a pseudo-terminal. The command lives in its
+// sandbox and survives the end of the connection and of the server. If the connection is cut, the
+// Terminal reconnects and continues the output where it stopped. Only an error that the server
+// returns ends the attachment early.
 //
-// What is typed gets there once and in order. Only what was on its way when a
-// connection broke, which is not known, is not sent again; a server that
-// restarts in good order loses none.
+// Input arrives in order and at most once. Input that was in transit when a connection broke may be
+// lost, because the client cannot know whether it arrived. A server that restarts in an orderly way
+// loses no input.
 //
-// Read has to be called until it fails, also by who only waits: output that
-// nobody takes holds up everything but Write. The methods may be called
-// concurrently. Close detaches.
+// Callers must call Read until it fails, even if they only want to Wait: unread output blocks
+// everything except Write. The methods are safe for concurrent use. Close detaches.
 type Terminal struct {
 	client  *Client
 	sandbox string
 	shell   string
 	o       TerminalOptions
 
-	ctx    context.Context // of the attachment
+	ctx    context.Context // ends with the attachment
 	cancel context.CancelCauseFunc
 	out    *io.PipeReader
 	show   *io.PipeWriter
 
-	typing sync.Mutex // held over a message of input
+	typing sync.Mutex // held while sending one message of input
 
 	mu      sync.Mutex
-	changed sync.Cond // line, taken or over
-	line    *ptyLine  // nil while there is no connection
-	pending []byte    // sent, and not told as taken
+	changed sync.Cond // signals changes of line, pending and over
+	line    *ptyLine  // nil while disconnected
+	pending []byte    // sent but not acknowledged
 	offset  int64
-	size    v1.TerminalMessage // the last one asked for
+	size    v1.TerminalMessage // the last size requested
 	over    bool
 
 	done   chan struct{} // closed after result and err are set
@@ -70,9 +67,8 @@ type Terminal struct {
 	err    error
 }
 
-// OpenTerminal starts a command on a terminal in a leased sandbox and attaches
-// to it, for as long as ctx lasts. Operators may, and callers who may run
-// commands without tools.
+// OpenTerminal starts a command on a terminal in a leased sandbox and attaches to it until ctx
+// ends. Only operators and callers who may run commands without tools can use it.
 func (c *Client) OpenTerminal(ctx context.Context, sandbox string, r v1.TerminalRequest, o TerminalOptions, opts ...Option) (*Terminal, error) {
 	b, err := json.Marshal(r)
 	if err != nil {
@@ -87,8 +83,8 @@ func (c *Client) OpenTerminal(ctx context.Context, sandbox string, r v1.Terminal
 	return c.terminal(ctx, sandbox, k, o)
 }
 
-// AttachTerminal attaches to a shell that has a terminal (v1.Shell.TTY), for as
-// long as ctx lasts.
+// AttachTerminal attaches to a background command that has a terminal (v1.Shell.TTY), until ctx
+// ends.
 func (c *Client) AttachTerminal(ctx context.Context, shell string, o TerminalOptions) (*Terminal, error) {
 	sh, err := c.Shell(ctx, shell)
 	if err != nil {
@@ -112,30 +108,29 @@ func (c *Client) terminal(ctx context.Context, sandbox string, k *call, o Termin
 	}
 	t.shell, t.offset = started.Shell, started.Offset
 	if o.Offset > 0 {
-		t.offset = o.Offset // what is missing of it is told as a gap
+		t.offset = o.Offset // the server reports missing output as a gap
 	}
 	t.line = line
 	go t.run(line) // ends with the attachment; Close and Wait wait for it
 	return t, nil
 }
 
-// Shell is the id, for AttachTerminal and for the methods on shells.
+// Shell returns the id of the command, for AttachTerminal and the methods on shells.
 func (t *Terminal) Shell() string { return t.shell }
 
-// Offset is where the output stands that Read has given.
+// Offset returns the offset after the last byte of output that Read returned.
 func (t *Terminal) Offset() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.offset
 }
 
-// Read gives what the terminal puts out. After the command's end, and all that
-// it wrote, it is io.EOF; any other error is why the attachment ended.
+// Read reads the terminal's output. It returns io.EOF after the command has ended and all its
+// output was read. Any other error is why the attachment ended.
 func (t *Terminal) Read(p []byte) (int, error) { return t.out.Read(p) }
 
-// Write types. It waits while there is no connection, and while much of what
-// was typed is not taken by the command; an error says that the attachment has
-// ended.
+// Write sends input. It blocks while disconnected, and while too much input is not yet taken by the
+// command. An error means that the attachment has ended.
 func (t *Terminal) Write(p []byte) (int, error) {
 	if t.o.ReadOnly {
 		return 0, errReadOnly
@@ -148,7 +143,7 @@ func (t *Terminal) Write(p []byte) (int, error) {
 		if err != nil {
 			return sent, err
 		}
-		line.send(piece) // if that fails, it is in pending
+		line.send(piece) // a failed piece stays in pending
 		sent += len(piece)
 	}
 	return len(p), nil
@@ -156,7 +151,7 @@ func (t *Terminal) Write(p []byte) (int, error) {
 
 var errReadOnly = fmt.Errorf("attached to look only: %w", errdefs.ErrFailedPrecondition)
 
-// room waits for a connection that takes a piece, and counts it as sent.
+// room waits until piece fits into the input window of a connection, and adds it to pending.
 func (t *Terminal) room(piece []byte) (*ptyLine, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -170,8 +165,8 @@ func (t *Terminal) room(piece []byte) (*ptyLine, error) {
 	return t.line, nil
 }
 
-// Resize sets the terminal's size. Of several who are attached, the last one's
-// counts. What is asked for while there is no connection is sent with the next.
+// Resize sets the terminal's size in characters. If several clients are attached, the last call
+// wins. While disconnected, the size is sent with the next connection.
 func (t *Terminal) Resize(cols, rows int) error {
 	if t.o.ReadOnly {
 		return errReadOnly
@@ -185,8 +180,8 @@ func (t *Terminal) Resize(cols, rows int) error {
 	return nil
 }
 
-// Signal sends a signal, 1 to 64, to every process of the command. What Ctrl-C
-// does is to write the byte 3.
+// Signal sends a signal, 1 to 64, to every process of the command. To press Ctrl-C, write the byte
+// 3 instead.
 func (t *Terminal) Signal(ctx context.Context, signal int) error {
 	if t.o.ReadOnly {
 		return errReadOnly
@@ -194,15 +189,15 @@ func (t *Terminal) Signal(ctx context.Context, signal int) error {
 	return t.client.SignalShell(ctx, t.shell, signal)
 }
 
-// Wait waits for the command's end and tells it. An error is why the attachment
-// ended before: the context's cause, a refusal, or io.ErrClosedPipe after Close.
+// Wait waits until the command ends and returns its result. An error is why the attachment ended
+// earlier: the context's cause, an error of the server, or io.ErrClosedPipe after Close.
 func (t *Terminal) Wait() (v1.ExecResult, error) {
 	<-t.done
 	return t.result, t.err
 }
 
-// Close detaches: the command runs on. Idempotent; it returns when everything
-// of the attachment has ended.
+// Close detaches without ending the command. It returns when the attachment's goroutines have
+// ended, and may be called more than once.
 func (t *Terminal) Close() error {
 	t.mu.Lock()
 	t.over = true

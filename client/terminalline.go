@@ -17,12 +17,11 @@ import (
 )
 
 const (
-	// handshakeTime bounds connecting, a sandbox's shell started meanwhile.
+	// handshakeTime bounds connecting, including the start of the sandbox's shell.
 	handshakeTime = time.Minute
-	// quietTime is how long a server may say nothing: it pings several times in
-	// it.
+	// quietTime is how long the server may send nothing. It sends several pings in that time.
 	quietTime = time.Minute
-	// maxPiece bounds what a server sends at once.
+	// maxPiece bounds a message of the server, in bytes.
 	maxPiece = 1 << 20
 )
 
@@ -34,13 +33,14 @@ type ptyLine struct {
 	cut    context.CancelCauseFunc
 	quiet  *time.Timer
 	sizes  chan v1.TerminalMessage
-	// settled: the server has told exactly what was taken. Of run's goroutine.
+	// settled is set once the server has reported exactly how much input it took. Only run's
+	// goroutine uses it.
 	settled bool
 }
 
 var errQuiet = fmt.Errorf("the server said nothing for %s: %w", quietTime, errdefs.ErrUnavailable)
 
-// connectPTY connects and waits for the first message.
+// connectPTY connects and waits for the "started" message.
 func (c *Client) connectPTY(ctx context.Context, k *call) (*ptyLine, v1.TerminalMessage, error) {
 	l := &ptyLine{client: c, sizes: make(chan v1.TerminalMessage, 1)}
 	l.ctx, l.cut = context.WithCancelCause(ctx)
@@ -92,28 +92,28 @@ func (c *Client) connectPTY(ctx context.Context, k *call) (*ptyLine, v1.Terminal
 
 func (l *ptyLine) heard() { l.quiet.Reset(quietTime) }
 
-// drop ends the connection at once.
+// drop closes the connection at once.
 func (l *ptyLine) drop(err error) {
 	l.quiet.Stop()
 	l.cut(err)
 	if l.conn != nil {
-		_ = l.conn.CloseNow() // it is not needed any more
+		_ = l.conn.CloseNow() // the connection is no longer needed
 	}
 }
 
-// hangUp ends the connection in good order: what was sent arrives.
+// hangUp closes the connection after sending what was written.
 func (l *ptyLine) hangUp() { _ = l.conn.Close(websocket.StatusNormalClosure, "detached") }
 
-// send sends input. That it failed shows in what is read.
+// send sends input. A failure is reported by the next read.
 func (l *ptyLine) send(b []byte) { _ = l.conn.Write(l.ctx, websocket.MessageBinary, b) }
 
-// steer has the last size sent; the one before it is not needed.
+// steer queues the terminal's size and replaces a size that is still queued.
 func (l *ptyLine) steer(m v1.TerminalMessage) {
 	select {
 	case <-l.sizes:
 	default:
 	}
-	l.sizes <- m // there is room: Terminal.mu is held
+	l.sizes <- m // never blocks, because Terminal.mu is held
 }
 
 func (l *ptyLine) resize() {
@@ -141,7 +141,7 @@ func (l *ptyLine) message(r io.Reader) (m v1.TerminalMessage, err error) {
 	return m, nil
 }
 
-// refusal is the error of an "error" message.
+// refusal returns the error for an "error" message.
 func (l *ptyLine) refusal(m v1.TerminalMessage) error {
 	if m.Problem == nil {
 		m.Problem = &v1.Problem{Status: http.StatusInternalServerError, Code: "internal", Detail: "the server gave the terminal up and did not say why"}
@@ -149,10 +149,10 @@ func (l *ptyLine) refusal(m v1.TerminalMessage) error {
 	return problem(m.Problem)
 }
 
-// errRestart is a server that hands over in good order.
+// errRestart reports a server that restarts in an orderly way.
 var errRestart = fmt.Errorf("%w: the server restarts", ErrLost)
 
-// why is the error of a connection that ended.
+// why returns the error for a connection that ended.
 func (l *ptyLine) why(err error) error {
 	if errors.Is(context.Cause(l.ctx), errQuiet) {
 		return errQuiet
@@ -175,7 +175,7 @@ func (t *Terminal) run(line *ptyLine) {
 		t.mu.Lock()
 		t.line = nil
 		if !errors.Is(err, errRestart) || !line.settled {
-			t.pending = nil // it may have been taken: see Terminal
+			t.pending = nil // it may have been taken; see Terminal
 		}
 		closed := t.over
 		t.mu.Unlock()
@@ -197,7 +197,7 @@ func (t *Terminal) run(line *ptyLine) {
 	}
 }
 
-// again says whether an attachment goes on after an error.
+// again reports whether the attachment reconnects after err.
 func again(ctx context.Context, err error) bool {
 	return context.Cause(ctx) == nil && errdefs.IsUnavailable(err)
 }
@@ -211,7 +211,8 @@ func (t *Terminal) finish(err error) {
 	t.show.CloseWithError(err) //nolint:errcheck // it never fails
 }
 
-// reconnect asks for the output from where it stopped until there is an answer.
+// reconnect retries until the server accepts a connection or refuses it. The output continues where
+// it stopped.
 func (t *Terminal) reconnect(err error) (*ptyLine, error) {
 	if t.o.Away != nil {
 		t.o.Away(err)
@@ -238,7 +239,8 @@ func (t *Terminal) reconnect(err error) (*ptyLine, error) {
 	}
 }
 
-// resume puts a new connection in place, with what was surely not taken.
+// resume installs a new connection and first resends the input that the server certainly did not
+// take.
 func (t *Terminal) resume(line *ptyLine) {
 	t.mu.Lock()
 	left := bytes.Clone(t.pending)
@@ -246,7 +248,7 @@ func (t *Terminal) resume(line *ptyLine) {
 		line.steer(t.size)
 	}
 	t.mu.Unlock()
-	for len(left) > 0 { // before anything else is typed: line is nil still
+	for len(left) > 0 { // precedes other input, because t.line is still nil
 		n := min(len(left), v1.TerminalInput)
 		line.send(left[:n])
 		left = left[n:]
@@ -257,7 +259,7 @@ func (t *Terminal) resume(line *ptyLine) {
 	t.changed.Broadcast()
 }
 
-// serve takes what the server sends; no error: the command has ended.
+// serve handles the messages of one connection. It returns no error if the command has ended.
 func (t *Terminal) serve(line *ptyLine) (v1.ExecResult, error) {
 	var taken int64
 	for {
@@ -296,7 +298,8 @@ func (t *Terminal) serve(line *ptyLine) (v1.ExecResult, error) {
 	}
 }
 
-// put hands output on. While nobody takes it, the server's silence is ours.
+// put passes output to Read. While the caller does not read, the server's silence is not counted
+// against it.
 func (t *Terminal) put(line *ptyLine, r io.Reader) error {
 	b, err := io.ReadAll(r)
 	if err != nil {

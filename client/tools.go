@@ -18,56 +18,54 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Tools lists the tools that the caller may call, with their schemas. Operators
-// may name a profile; "" is the caller's own.
+// Tools lists the tools that the caller may call, with their schemas. profile is "" for the
+// caller's own profile; operators may name another.
 func (c *Client) Tools(ctx context.Context, profile string) ([]v1.Tool, error) {
 	l, err := ask[v1.List[v1.Tool]](ctx, c, newCall(http.MethodGet, "tools").set("profile", profile))
 	return l.Items, err
 }
 
-// CallOptions change one CallTool. The functions are called by CallTool's own
-// goroutine; with any of them set, the answer is streamed.
+// CallOptions configure CallTool. CallTool calls the functions one at a time from its own
+// goroutine. If Asked, Started or Output is set, the answer is streamed.
 type CallOptions struct {
-	// IdempotencyKey makes the call happen at most once: the same key and call
-	// again gets the first one's result, and finds the question that the first
-	// one asked. A call that may wait for an approval should have one.
+	// IdempotencyKey makes the call take effect at most once: a repeated call with the same key
+	// gets the first result, and reuses the approval request of the first. Set it for calls that
+	// may wait for an approval.
 	IdempotencyKey string
-	// Persist asks again with the key while the server is away or hands over:
-	// after a cut, where nobody listens any more, and where the server says that
-	// it is unavailable (but not for longer than PersistUnavailable at a time).
-	// Only the end of ctx gives it up; but where nobody listens to begin with,
-	// that is the answer. Without a key, it makes one.
+	// Persist repeats the call with its key while the connection is cut, the server is away, or the
+	// server reports that it is unavailable (for up to PersistUnavailable at a time). It stops when
+	// ctx ends. If no server answers at the start, CallTool returns that error at once. Without an
+	// IdempotencyKey, Persist creates one.
 	Persist bool
-	// Asked: the call waits for an answer to this question. With Persist it may
-	// be told again.
+	// Asked is called when the call waits for a decision on an approval request. With Persist it
+	// may be called again for the same request.
 	Asked func(v1.Approval)
-	// Started: it runs, in this sandbox where it needs one.
+	// Started is called when the call runs, with the id of its sandbox, or "" if it needs none.
 	Started func(sandbox string)
-	// Output is what a command writes, as it comes; missed is how many bytes of
-	// the stream before it are left out since this client was too slow. The
-	// result says what counts.
+	// Output is called with a command's output as it arrives; stream is "stdout" or "stderr".
+	// missed is the number of bytes of that stream that were dropped before p because this client
+	// was too slow. The result holds the authoritative output.
 	Output func(stream string, p []byte, missed int64)
-	// Away is told why the server is asked again, before each time.
+	// Away is called with the error before each repetition.
 	Away func(err error)
 }
 
-// Persist asks again this soon at first, and this often at last.
+// Pauses between repeated attempts.
 const (
 	persistMin = 100 * time.Millisecond
 	persistMax = 2 * time.Second
 )
 
-// PersistUnavailable is how long a server may answer that it is unavailable
-// before Persist believes that.
+// PersistUnavailable is how long a server may report that it is unavailable before CallTool with
+// Persist returns that error.
 const PersistUnavailable = 30 * time.Second
 
-// NewKey makes a fresh idempotency key.
+// NewKey returns a new random idempotency key.
 func NewKey() string { return rand.Text() }
 
-// CallTool calls a tool and waits for its end. A command that fails and a call
-// that is refused are results; an error says that the call cannot be made, was
-// not carried out, or that its end was not seen. When ctx ends the call is
-// cancelled, and what it runs is killed.
+// CallTool calls a tool and waits until it ends. A failing command and a refused call are results:
+// check Ending. An error means that the call could not be made, was not carried out, or that its
+// end was not observed. When ctx ends, the call is cancelled and its command is killed.
 func (c *Client) CallTool(ctx context.Context, name string, call v1.ToolCall, o CallOptions) (v1.ToolResult, error) {
 	if !o.Persist {
 		return c.callTool(ctx, name, call, o)
@@ -75,8 +73,8 @@ func (c *Client) CallTool(ctx context.Context, name string, call v1.ToolCall, o 
 	if o.IdempotencyKey == "" {
 		o.IdempotencyKey = NewKey()
 	}
-	// A server that was there once is waited for. Its first connection may be cut
-	// and dialled again within one request: net/http does that for one with a key.
+	// Once a connection was made, a server that is away is waited for. The trace is needed because
+	// net/http may redial within one request that has a key.
 	var met atomic.Bool
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { met.Store(true) }})
 	pause, since := persistMin, time.Time{}
@@ -115,7 +113,7 @@ func (c *Client) callTool(ctx context.Context, name string, call v1.ToolCall, o 
 		return v1.ToolResult{}, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // which cuts the stream, if it ends early
+	defer cancel() // closes the stream on an early return
 	var result *v1.ToolResult
 	err := c.readEvents(ctx, k, func(kind string, data []byte) (bool, error) {
 		var e v1.ToolEvent
@@ -137,7 +135,7 @@ func (c *Client) callTool(ctx context.Context, name string, call v1.ToolCall, o 
 	return *result, nil
 }
 
-// tell hands an event on. Kinds that a newer server sends are left out.
+// tell calls the function for an event. It ignores types that only newer servers send.
 func (o *CallOptions) tell(e v1.ToolEvent) error {
 	switch {
 	case e.Type == "approval" && e.Approval != nil && o.Asked != nil:
@@ -157,16 +155,16 @@ func (o *CallOptions) tell(e v1.ToolEvent) error {
 	return nil
 }
 
-// CallOutput returns a piece of the whole output of an earlier call, at most
-// 1 MiB, for as long as it is kept.
+// CallOutput returns a piece of the full output of an earlier tool call, up to 1 MiB. If the output
+// is no longer kept, the error is of class NotFound.
 func (c *Client) CallOutput(ctx context.Context, id string, r OutputRequest) (v1.Output, error) {
 	k := newCall(http.MethodGet, "calls", id, "output").set("stream", r.Stream).number("offset", r.Offset)
 	return ask[v1.Output](ctx, c, k.number("limit", r.Limit).duration("wait_ms", r.Wait))
 }
 
-// CopyCallOutput copies what is kept of an earlier call's output to w as
-// octets, from r.Offset on, and returns the offset after the last one. A gap is
-// told to gap, which may be nil.
+// CopyCallOutput copies the output of an earlier tool call to w unchanged, starting at r.Offset,
+// and returns the offset after the last byte. It calls gap, which may be nil, for output that is no
+// longer kept.
 func (c *Client) CopyCallOutput(ctx context.Context, id string, r OutputRequest, gap func(from, to int64), w io.Writer) (int64, error) {
 	next, left := r.Offset, r.Limit
 	for {
@@ -184,18 +182,18 @@ func (c *Client) CopyCallOutput(ctx context.Context, id string, r OutputRequest,
 	}
 }
 
-// EndSession ends a session of the caller: its sandbox is destroyed. One that
-// has none is of class NotFound.
+// EndSession ends a session of tool calls and destroys its sandbox. If the session has no sandbox,
+// the error is of class NotFound.
 func (c *Client) EndSession(ctx context.Context, name string) error {
 	return c.answer(ctx, newCall(http.MethodDelete, "sessions", name), nil)
 }
 
-// PolicyCheck asks what a command policy says of a command. Nothing runs.
+// PolicyCheck returns the verdict of a command policy on a command. It runs nothing.
 func (c *Client) PolicyCheck(ctx context.Context, r v1.PolicyCheck) (v1.Verdict, error) {
 	return post[v1.Verdict](ctx, c, newCall(http.MethodPost, "policy", "check"), r, nil)
 }
 
-// Profiles lists the profiles of the server.
+// Profiles lists the server's profiles.
 func (c *Client) Profiles(ctx context.Context) ([]v1.Profile, error) {
 	l, err := ask[v1.List[v1.Profile]](ctx, c, newCall(http.MethodGet, "profiles"))
 	return l.Items, err

@@ -7,7 +7,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// CreateWorkspace makes an empty workspace.
+// CreateWorkspace creates an empty workspace with the server's default quota.
 func (c *Client) CreateWorkspace(ctx context.Context, name string, opts ...Option) (v1.Workspace, error) {
 	return post[v1.Workspace](ctx, c, newCall(http.MethodPost, "workspaces"), v1.WorkspaceRequest{Name: name}, opts)
 }
@@ -18,13 +18,13 @@ func (c *Client) Workspaces(ctx context.Context) ([]v1.Workspace, error) {
 	return l.Items, err
 }
 
-// Workspace describes one.
+// Workspace returns one workspace.
 func (c *Client) Workspace(ctx context.Context, name string) (v1.Workspace, error) {
 	return ask[v1.Workspace](ctx, c, newCall(http.MethodGet, "workspaces", name))
 }
 
-// DeleteWorkspace removes a workspace with all its files; not while a sandbox
-// has it.
+// DeleteWorkspace deletes a workspace with all its files. It fails while a sandbox uses the
+// workspace.
 func (c *Client) DeleteWorkspace(ctx context.Context, name string) error {
 	return c.answer(ctx, newCall(http.MethodDelete, "workspaces", name), nil)
 }

@@ -13,7 +13,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// copyIn copies a folder to /workspace.
+// copyIn copies the content of a local directory to /workspace.
 func (s *Sandbox) copyIn(ctx context.Context, from string) error {
 	root, err := os.OpenRoot(from)
 	if err != nil {
@@ -50,7 +50,7 @@ func (s *Sandbox) copyIn(ctx context.Context, from string) error {
 	})
 }
 
-// link makes a symbolic link by a command: files have no operation for it.
+// link creates a symbolic link with a command, because the files interface cannot.
 func (s *Sandbox) link(ctx context.Context, target, name string) error {
 	r, err := s.Client.Exec(ctx, s.ID, v1.Exec{Argv: []string{"ln", "-s", "--", target, name}})
 	if err == nil && (r.Ending != "exited" || r.ExitCode != 0) {
@@ -69,7 +69,7 @@ func (s *Sandbox) write(ctx context.Context, name string, content io.Reader, mod
 	return err
 }
 
-// octal is a mode as the interface has it; 0 leaves it to the server.
+// octal formats mode for the interface; mode 0 takes the server's default.
 func octal(mode fs.FileMode) string {
 	if mode == 0 {
 		return ""

@@ -4,19 +4,24 @@
 //	sb.Write("main.py", "print(6*7)")
 //	fmt.Println(sb.Run("python3 main.py").Stdout)
 //
-// Sandboxes come from the server that ORCHESTRATOR_ADDRESS names, or from one
-// that listens where servers do by default. Where none does, the process starts
-// one of its own, for all its tests: the program in ORCHESTRATOR_BIN or PATH,
-// with a state directory of its own. That needs root and the archive of an
-// image. It ends, and removes all it made, when the process does, by SIGKILL
-// too: it waits for the end of a pipe that only the process holds.
+// # Server
 //
-// A sandbox is destroyed with its test. Of a process that dies before that, the
-// server of its own destroys it at once, any other at the end of its lease,
-// which is a little after the test's deadline.
+// The package uses the server at ORCHESTRATOR_ADDRESS, or else the one at client.DefaultAddress. If
+// none runs there, the test process starts a server for all its tests, from ORCHESTRATOR_BIN or
+// PATH and with a temporary state directory. That needs root and an image archive. This server
+// exits and removes everything it created when the process ends, even by SIGKILL: it waits for the
+// end of a pipe that only the process holds.
 //
-// Nothing is skipped in silence. A test that cannot have a sandbox fails with
-// the reason, or is skipped with it where Options.Skip is set.
+// # Cleanup
+//
+// A sandbox is destroyed when its test ends. If the process dies earlier, a server that it started
+// destroys the sandbox at once. Any other server destroys it when the lease expires, shortly after
+// the test's deadline.
+//
+// # Errors
+//
+// A test that cannot get a sandbox fails with the reason, or is skipped with the reason if
+// Options.Skip is set.
 package sandboxtest
 
 import (
@@ -31,40 +36,40 @@ import (
 )
 
 const (
-	// graceTime is how long a lease is longer than its test's deadline.
+	// graceTime is how much longer than the test's deadline a lease lasts.
 	graceTime = 30 * time.Second
-	// withoutDeadline is how long it is where the test has none.
+	// withoutDeadline is the duration of a lease if the test has no deadline.
 	withoutDeadline = 30 * time.Minute
 	// removeTime bounds the destruction of a sandbox.
 	removeTime = time.Minute
 )
 
-// Options of a sandbox. The zero value is an empty workspace in the default
-// template.
+// Options configure a sandbox. The zero value is an empty workspace in the default template.
 type Options struct {
-	// Template and Class are as those of v1.SandboxRequest.
+	// Template and Class are as in v1.SandboxRequest.
 	Template, Class string
-	// Env is the environment of all its commands.
+	// Env is the environment of all commands.
 	Env map[string]string
-	// Workspace is a folder of this machine that is copied to /workspace: files,
-	// folders and symbolic links with their modes.
+	// Workspace is a local directory that is copied to /workspace: files, directories and symbolic
+	// links with their modes.
 	Workspace string
-	// Files are written after that, by their paths below /workspace.
+	// Files are written afterwards. Keys are paths below /workspace, values are contents.
 	Files map[string]string
-	// Skip skips the test where no sandbox can be had, with the reason.
+	// Skip skips the test with the reason, instead of failing it, if no sandbox is available.
 	Skip bool
 }
 
-// Sandbox is a leased sandbox of a test. What goes wrong around a command fails
-// the test; how a command ends is the test's to judge.
+// Sandbox is a leased sandbox of a test. Errors of the infrastructure fail the test. The outcome of
+// a command does not: the test decides.
 type Sandbox struct {
 	ID     string
 	Client *client.Client
 	t      testing.TB
 }
 
-// New leases a sandbox for the test. Of several options the last one that is
-// set counts for each field; the maps are joined.
+// New leases a sandbox for the test, and destroys it when the test ends. If several options are
+// given, the last non-empty value of each field counts, and the maps are merged. It fails the test
+// on an error, so it must be called from the test's goroutine.
 func New(t testing.TB, options ...Options) *Sandbox {
 	t.Helper()
 	o := join(options)
@@ -84,7 +89,7 @@ func New(t testing.TB, options ...Options) *Sandbox {
 		t.Fatalf("sandboxtest: lease a sandbox: %v", err)
 	}
 	s := &Sandbox{ID: got.ID, Client: cl, t: t}
-	t.Cleanup(s.remove) // also when the test panics
+	t.Cleanup(s.remove) // runs even if the test panics
 	if o.Workspace != "" {
 		if err := s.copyIn(ctx, o.Workspace); err != nil {
 			t.Fatalf("sandboxtest: copy %s into the sandbox: %v", o.Workspace, err)
@@ -119,10 +124,10 @@ func set(value *string, next string) {
 	}
 }
 
-// label is a test's name as a label takes it.
+// label shortens a test's name to the maximum length of a label.
 func label(name string) string { return name[:min(len(name), 512)] }
 
-// ttl is how long the lease is at most.
+// ttl returns the duration of the lease.
 func ttl(t testing.TB) time.Duration {
 	if d, ok := t.(interface{ Deadline() (time.Time, bool) }); ok {
 		if end, bounded := d.Deadline(); bounded {
@@ -132,13 +137,12 @@ func ttl(t testing.TB) time.Duration {
 	return withoutDeadline
 }
 
-// within is the context of a call: it ends with the test, or before its
-// deadline does.
+// within returns the context of a call. It ends with the test or shortly after the test's deadline.
 func within(t testing.TB) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(t.Context(), ttl(t))
 }
 
-// remove destroys the sandbox. The test's context is over by then.
+// remove destroys the sandbox. It needs a separate context because the test's has ended.
 func (s *Sandbox) remove() {
 	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 	defer cancel()
@@ -147,13 +151,13 @@ func (s *Sandbox) remove() {
 	}
 }
 
-// Run runs a line of shell in /workspace and waits for its end.
+// Run runs a line of shell in /workspace and waits until it ends.
 func (s *Sandbox) Run(command string) v1.ExecResult {
 	s.t.Helper()
 	return s.Exec(v1.Exec{Command: command})
 }
 
-// Exec runs a command and waits for its end.
+// Exec runs a command and waits until it ends.
 func (s *Sandbox) Exec(x v1.Exec) v1.ExecResult {
 	s.t.Helper()
 	ctx, cancel := within(s.t)
@@ -165,7 +169,7 @@ func (s *Sandbox) Exec(x v1.Exec) v1.ExecResult {
 	return r
 }
 
-// Must is Run for a command that has to exit with 0; it gives its standard
+// Must is like Run, but fails the test unless the command exits with 0. It returns the standard
 // output.
 func (s *Sandbox) Must(command string) string {
 	s.t.Helper()
@@ -176,8 +180,7 @@ func (s *Sandbox) Must(command string) string {
 	return r.Stdout
 }
 
-// Session starts a shell that keeps its state from command to command. It ends
-// with the sandbox.
+// Session starts a shell that keeps its state between commands. It ends with the sandbox.
 func (s *Sandbox) Session() *client.Session {
 	s.t.Helper()
 	ctx, cancel := within(s.t)
@@ -189,10 +192,10 @@ func (s *Sandbox) Session() *client.Session {
 	return se
 }
 
-// Files are the sandbox's.
+// Files returns access to the sandbox's files.
 func (s *Sandbox) Files() client.Files { return s.Client.SandboxFiles(s.ID) }
 
-// Write writes a file below /workspace, with the folders above it.
+// Write writes a file below /workspace and creates missing parent directories.
 func (s *Sandbox) Write(path, content string) {
 	s.t.Helper()
 	ctx, cancel := within(s.t)
@@ -202,7 +205,7 @@ func (s *Sandbox) Write(path, content string) {
 	}
 }
 
-// Read reads a file below /workspace.
+// Read returns the content of a file below /workspace.
 func (s *Sandbox) Read(path string) string {
 	s.t.Helper()
 	ctx, cancel := within(s.t)

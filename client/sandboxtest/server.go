@@ -18,33 +18,33 @@ import (
 )
 
 const (
-	// answerTime is how long a server may take to say that it is there.
+	// answerTime bounds a request that checks whether a server is up.
 	answerTime = 5 * time.Second
-	// startTime bounds the start of a server of our own, with its image.
+	// startTime bounds starting a server, including the import of its image.
 	startTime = 5 * time.Minute
-	// stopTime is how long it may take to destroy everything.
+	// stopTime bounds stopping a server, including the destruction of all sandboxes.
 	stopTime = 2 * time.Minute
-	// maxSaid bounds what is shown of what a program said when it failed.
+	// maxSaid bounds how much output of a failed program is shown, in bytes.
 	maxSaid = 2 << 10
 )
 
-// server is the one of this process. It outlives the test that was first.
+// server is shared by all tests of this process.
 var server struct {
 	sync.Mutex
 	client *client.Client
-	err    error // of the start: it is not tried again
+	err    error // of the first start, which is not retried
 	own    *own
 }
 
-// own is a server that this process has started.
+// own is a server that this process started.
 type own struct {
 	dir   string
-	pipe  io.Closer // its end is the server's
+	pipe  io.Closer // closing it stops the server
 	ended chan struct{}
 	err   error // written before ended is closed
 }
 
-// connect gives a client for a server that answers.
+// connect returns a client for a running server. It starts a server if necessary.
 func connect(ctx context.Context) (*client.Client, error) {
 	server.Lock()
 	defer server.Unlock()
@@ -54,7 +54,7 @@ func connect(ctx context.Context) (*client.Client, error) {
 	return server.client, server.err
 }
 
-// find looks for a server, and starts one where none is.
+// find looks for a running server and starts one if there is none.
 func find(ctx context.Context) (*client.Client, error) {
 	address := os.Getenv("ORCHESTRATOR_ADDRESS")
 	token, err := token()
@@ -94,7 +94,7 @@ func token() (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// start starts a server with a state directory of its own.
+// start starts a server with a temporary state directory.
 func start(ctx context.Context) (_ *client.Client, err error) {
 	bin, archive, err := needs()
 	if err != nil {
@@ -105,13 +105,13 @@ func start(ctx context.Context) (_ *client.Client, err error) {
 		return nil, err
 	}
 	defer func() {
-		if err != nil && server.own == nil { // else it is the server's
+		if err != nil && server.own == nil { // otherwise the server removes it
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
 	listen := "unix:" + filepath.Join(dir, "o.sock")
 	for name, text := range map[string]string{
-		"ephemeral": "", // what lets the server remove it
+		"ephemeral": "", // allows the server to remove the directory
 		"config.yaml": "listen: " + listen + "\nruntime: " + runtimeName() + "\n" +
 			"templates:\n  default:\n    pool: {min: 1, max: 50, rate: 20, parallel: 2}\n",
 	} {
@@ -141,7 +141,8 @@ func start(ctx context.Context) (_ *client.Client, err error) {
 	return cl, o.await(ctx, cl)
 }
 
-// needs says what a server of our own needs and lacks.
+// needs returns the program and the image archive for a new server, or an error that says what is
+// missing.
 func needs() (bin, archive string, err error) {
 	const how = "no server answers, and none can be started: "
 	if os.Geteuid() != 0 {
@@ -175,7 +176,7 @@ func modified(path string) time.Time {
 	return info.ModTime()
 }
 
-// runtimeName is the embedded runtime unless the environment names another.
+// runtimeName returns ORCHESTRATOR_RUNTIME, or the embedded runtime.
 func runtimeName() string {
 	if v := os.Getenv("ORCHESTRATOR_RUNTIME"); v != "" {
 		return v
@@ -183,7 +184,7 @@ func runtimeName() string {
 	return "oci"
 }
 
-// environment is ours without what would configure the server otherwise.
+// environment returns this process's environment without variables that would configure the server.
 func environment() []string {
 	return slices.DeleteFunc(os.Environ(), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
@@ -191,8 +192,8 @@ func environment() []string {
 	})
 }
 
-// launch starts the server in a session of its own: a Ctrl-C for the test does
-// not reach it, the end of the pipe does.
+// launch starts the server in a separate session: a Ctrl-C for the test must not reach it. The end
+// of the pipe stops it instead.
 func launch(bin, dir string, args []string) (*own, error) {
 	log, err := os.Create(filepath.Join(dir, "serve.log"))
 	if err != nil {
@@ -219,7 +220,7 @@ func launch(bin, dir string, args []string) (*own, error) {
 	return o, nil
 }
 
-// await waits until the server serves.
+// await waits until the server answers.
 func (o *own) await(ctx context.Context, cl *client.Client) error {
 	for {
 		ask, cancel := context.WithTimeout(ctx, answerTime)
@@ -239,15 +240,14 @@ func (o *own) await(ctx context.Context, cl *client.Client) error {
 	}
 }
 
-// tail is the end of what a program said.
+// tail returns the end of a program's output.
 func tail(said []byte) string {
 	return strings.TrimSpace(string(said[max(0, len(said)-maxSaid):]))
 }
 
-// Stop ends the server that this process has started, if it has, and waits
-// until nothing is left of it. It is for a TestMain that wants to know; without
-// it the same happens after the process has ended. No test may use a sandbox
-// any more.
+// Stop stops the server that this process started, if any, and waits until it has removed
+// everything. Call it from TestMain to get an error of the shutdown; otherwise the server stops
+// after the process has ended. No test may use a sandbox afterwards.
 func Stop() error {
 	server.Lock()
 	defer server.Unlock()

@@ -2,37 +2,36 @@ package v1
 
 import "time"
 
-// EgressRule allows connections out of a sandbox, or with Deny refuses them.
+// EgressRule allows connections out of a sandbox, or refuses them if Deny is set.
 type EgressRule struct {
-	// Host is a name, all names below one ("*.example.com"), every name ("*"), an
-	// address or a range of addresses.
+	// Host is a name, all names below one ("*.example.com"), all names ("*"), an IP address, or a
+	// range of addresses in CIDR notation.
 	Host string `json:"host"`
-	// Ports: empty are 443 for tls and https, 80 for http; tcp has to name them.
+	// Ports default to 443 for tls and https, and to 80 for http. For tcp they are required.
 	Ports []int `json:"ports,omitempty"`
-	// Protocol is "tls" (the default), "http", "https" (http inside, TLS from the
-	// gateway on) or "tcp".
+	// Protocol is "tls" (the default), "http", "https" or "tcp". With https, the sandbox sends
+	// plain HTTP and the gateway adds TLS.
 	Protocol string `json:"protocol,omitempty"`
-	// Methods and Paths narrow a rule of http and https. A path is exact, or ends
-	// with *.
+	// Methods and Paths restrict a rule for http or https. A path is exact unless it ends with *.
 	Methods []string `json:"methods,omitempty"`
 	Paths   []string `json:"paths,omitempty"`
 	Deny    bool     `json:"deny,omitempty"`
 }
 
-// Egress is what a sandbox may reach: nothing, if it has no rules. Rules that
-// deny win. A caller's own bounds stand over it.
+// Egress is what a sandbox may connect to. Without rules it can connect to nothing. Deny rules take
+// precedence. The caller's own limits apply as well.
 type Egress struct {
 	Rules []EgressRule `json:"rules"`
-	// Secrets are names of credentials of the service that the gateway sets on
-	// requests to their hosts.
+	// Secrets are names of the service's credentials. The gateway adds them to requests to their
+	// hosts.
 	Secrets []string `json:"secrets,omitempty"`
 }
 
-// EgressState is that with what came of it.
+// EgressState is the egress of a sandbox with its traffic counters.
 type EgressState struct {
 	Egress
-	// Open is how many connections there are now; Sent and Received are bytes so
-	// far, of all.
+	// Open is the number of open connections. Sent and Received are total bytes of all connections,
+	// Allowed and Refused total connections.
 	Open     int   `json:"open"`
 	Sent     int64 `json:"sent"`
 	Received int64 `json:"received"`
@@ -42,7 +41,7 @@ type EgressState struct {
 	Recent []EgressConnection `json:"recent"`
 }
 
-// EgressConnection is one connection, or one request of plain HTTP.
+// EgressConnection is one connection, or one plain HTTP request.
 type EgressConnection struct {
 	Time     time.Time `json:"time"`
 	Host     string    `json:"host"`
@@ -50,15 +49,14 @@ type EgressConnection struct {
 	Protocol string    `json:"protocol,omitempty"`
 	Method   string    `json:"method,omitempty"`
 	Path     string    `json:"path,omitempty"`
-	Address  string    `json:"address,omitempty"` // that was connected to
+	Address  string    `json:"address,omitempty"` // the address connected to
 	Allowed  bool      `json:"allowed"`
 	Reason   string    `json:"reason"`
 	Sent     int64     `json:"sent"`
 	Received int64     `json:"received"`
-	// DurationMS is in milliseconds.
+	// DurationMS is the duration in milliseconds.
 	DurationMS float64 `json:"duration_ms"`
 }
 
-// PortProtocol is what a connection is upgraded to that carries the bytes of one
-// to a server on a sandbox's loopback.
+// PortProtocol is the value of the Upgrade header for a connection to a port of a sandbox.
 const PortProtocol = "tcp"

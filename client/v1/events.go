@@ -2,11 +2,10 @@ package v1
 
 import "time"
 
-// ServiceEvent is something that happened in the service, as GET /v1/events
-// tells it: a kind, and what it is about. What does not apply is empty.
+// ServiceEvent is an event of GET /v1/events. Fields that do not apply to its type are empty.
 type ServiceEvent struct {
-	// ID rises from event to event, over restarts too: what was seen last is
-	// asked for with Last-Event-ID.
+	// ID increases with every event, also across restarts. Send it as Last-Event-ID to continue
+	// after this event.
 	ID int64     `json:"id"`
 	At time.Time `json:"at"`
 	// Type is one of
@@ -17,7 +16,7 @@ type ServiceEvent struct {
 	//	template.ready template.changed template.resized template.removed template.not_ready
 	//	image.imported image.pulled image.removed
 	//
-	// or "gap": events before this one are not kept, and were not told.
+	// or "gap": earlier events were dropped and not sent.
 	Type      string `json:"type"`
 	Caller    string `json:"caller,omitempty"`
 	Sandbox   string `json:"sandbox,omitempty"`
@@ -25,6 +24,6 @@ type ServiceEvent struct {
 	Template  string `json:"template,omitempty"`
 	Workspace string `json:"workspace,omitempty"`
 	Image     string `json:"image,omitempty"`
-	// Reason says why, where there is a why.
+	// Reason says why it happened, if known.
 	Reason string `json:"reason,omitempty"`
 }

@@ -2,12 +2,11 @@ package v1
 
 import "time"
 
-// ShellSessionRequest starts a session: a shell that lives on between the
-// commands that are run in it.
+// ShellSessionRequest starts a session: a shell that keeps its state between commands.
 type ShellSessionRequest struct {
-	// Shell is "bash" or "sh"; empty is bash where the image has it, else sh.
+	// Shell is "bash" or "sh". The default is bash if the image has it, and sh otherwise.
 	Shell string `json:"shell,omitempty"`
-	// Cwd, Env and User are what it begins with.
+	// Cwd, Env and User are the shell's initial working directory, extra environment and user.
 	Cwd  string            `json:"cwd,omitempty"`
 	Env  map[string]string `json:"env,omitempty"`
 	User string            `json:"user,omitempty"`
@@ -18,37 +17,36 @@ type ShellSession struct {
 	ID        string `json:"id"`
 	SandboxID string `json:"sandbox_id"`
 	Shell     string `json:"shell"`
-	// Missing says what the session cannot do, where the image has no bash.
+	// Missing says what the session cannot do because the image has no bash.
 	Missing string `json:"missing,omitempty"`
 	// State is "idle", "busy" or "ended".
 	State     string    `json:"state"`
 	StartedAt time.Time `json:"started_at"`
-	// Commands is how many were run in it, Waiting how many wait now, Left how
-	// many ended ones have left something in the background that holds their
-	// output open.
+	// Commands is how many commands have run, Waiting how many wait now. Left is how many ended
+	// commands left background processes that hold their output open.
 	Commands int64 `json:"commands"`
 	Waiting  int   `json:"waiting"`
 	Left     int   `json:"left"`
-	// Result is how its shell ended.
+	// Result is how the session's shell ended.
 	Result *ExecResult `json:"result,omitempty"`
 }
 
-// ShellSessionExec runs a command in a session. Cwd, Env and User cannot be
-// set: they are the session's.
+// ShellSessionExec runs a command in a session. Cwd, Env and User must be empty because the session
+// has its own.
 type ShellSessionExec struct {
 	Exec
-	// WhenBusy is what to do while another command runs in the session: "wait"
-	// (the default; WaitMS at most, 0 is a minute) or "refuse".
+	// WhenBusy is what to do while another command runs in the session: "wait" (the default) for up
+	// to WaitMS (0: one minute), or "refuse".
 	WhenBusy string `json:"when_busy,omitempty"`
 	WaitMS   int64  `json:"wait_ms,omitempty"`
-	// Renew begins a session that has ended anew, as it was begun first. Nothing
-	// of what it had is there then, and the result says so.
+	// Renew starts an ended session again from its original request. Its earlier state is lost; the
+	// result's Session is then SessionRenewed.
 	Renew bool `json:"renew,omitempty"`
 }
 
-// What an ExecResult says of the session.
+// Values of ExecResult.Session.
 const (
-	SessionOpen    = "open"    // it goes on
-	SessionRenewed = "renewed" // it had ended, was begun anew, and goes on
-	SessionEnded   = "ended"   // it ended with this command, see the detail
+	SessionOpen    = "open"    // the session is still open
+	SessionRenewed = "renewed" // the session had ended, was restarted, and is open
+	SessionEnded   = "ended"   // the session ended with this command; see Detail
 )

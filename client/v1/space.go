@@ -1,6 +1,6 @@
 package v1
 
-// WorkspaceResize changes what a workspace holds at most.
+// WorkspaceResize sets the quota of a workspace, in bytes.
 type WorkspaceResize struct {
 	QuotaBytes int64 `json:"quota_bytes"`
 }

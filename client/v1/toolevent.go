@@ -2,14 +2,14 @@ package v1
 
 // ToolEvent is one server-sent event of a streamed tool call:
 //
-//   - "approval": the call waits for an answer to Approval;
-//   - "started": it runs, in the sandbox SandboxID where it needs one;
-//   - "stdout", "stderr": what a command writes, as Data, or as Base64 where
-//     the bytes are not UTF-8;
-//   - "end": Result, the last one.
+//   - "approval": the call waits for a decision on Approval;
+//   - "started": the call runs, in sandbox SandboxID if it needs one;
+//   - "stdout", "stderr": output of a command, as Data, or as Base64 if the
+//     bytes are not UTF-8;
+//   - "end": the last event, with Result.
 //
-// Output is told for the eye: the result says what counts. A listener that is
-// too slow misses some of it, and Missed says how many bytes before this event.
+// Streamed output is for display; the result is authoritative. If the client reads too slowly,
+// output is dropped, and Missed is the number of bytes dropped before this event.
 type ToolEvent struct {
 	Type      string      `json:"type"`
 	Approval  *Approval   `json:"approval,omitempty"`

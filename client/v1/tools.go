@@ -13,20 +13,20 @@ type Tool struct {
 	// Input and Output are JSON Schemas.
 	Input  json.RawMessage `json:"input_schema"`
 	Output json.RawMessage `json:"output_schema,omitempty"`
-	// Effects are "calls(shell)", "writes(filesystem)" and the like.
+	// Effects are values such as "calls(shell)" and "writes(filesystem)".
 	Effects []string `json:"effects"`
-	// Trust is the level, 0 to 3, that a caller needs.
+	// Trust is the minimum trust level of a caller, 0 to 3.
 	Trust       int  `json:"trust"`
 	Cacheable   bool `json:"cacheable"`
 	ReadOnly    bool `json:"read_only"`
 	Destructive bool `json:"destructive"`
 	Idempotent  bool `json:"idempotent"`
-	// Enabled: a tool that is not is refused.
+	// Enabled is false if calls are refused.
 	Enabled bool     `json:"enabled"`
 	Caps    ToolCaps `json:"caps"`
 }
 
-// ToolCaps are the bounds of a tool's calls. Zero: the service's.
+// ToolCaps limit a tool's calls. Zero means the service's default.
 type ToolCaps struct {
 	TimeoutMS    int64   `json:"timeout_ms,omitempty"`
 	MaxTimeoutMS int64   `json:"max_timeout_ms,omitempty"`
@@ -38,56 +38,55 @@ type ToolCaps struct {
 	WindowMS     int64   `json:"window_ms,omitempty"`
 }
 
-// ToolCall calls a tool. Where it runs: in Sandbox, a lease of the caller; or
-// in the sandbox of Session, which is leased with the session's first call; or
-// in one of its own, that is destroyed after it.
+// ToolCall calls a tool. It runs in Sandbox, a lease of the caller; or in the sandbox of Session,
+// which is leased with the session's first call; or in a sandbox that is destroyed after the call.
 type ToolCall struct {
-	// Input is of the tool's input schema; absent, it is {}.
+	// Input follows the tool's input schema. Absent input is {}.
 	Input   json.RawMessage `json:"input,omitempty"`
 	Sandbox string          `json:"sandbox,omitempty"`
 	Session string          `json:"session,omitempty"`
-	// Workspace, ReadOnly and Template are for the sandbox that is leased. Job
-	// is the uuid of a job, which has a workspace of its own, job_<uuid>.
+	// Workspace, ReadOnly and Template apply to the sandbox that is leased. Job is the UUID of a
+	// job, whose workspace is named job_<uuid>.
 	Workspace string `json:"workspace,omitempty"`
 	ReadOnly  bool   `json:"read_only,omitempty"`
 	Job       string `json:"job,omitempty"`
 	Template  string `json:"template,omitempty"`
-	// Profile is for operators: callers with a token have theirs.
+	// Profile selects another profile. Only operators may; callers with a token use the token's
+	// profile.
 	Profile string `json:"profile,omitempty"`
-	// RaiseTrust asks for an approval where the caller's trust is too low.
+	// RaiseTrust asks for an approval if the caller's trust is too low.
 	RaiseTrust bool `json:"raise_trust,omitempty"`
 }
 
-// ToolResult is how a call ended. A failing command is a result, and so is a
-// refusal: Ending says which.
+// ToolResult is how a call ended. Failing commands and refused calls are results too; see Ending.
 type ToolResult struct {
 	ID   string `json:"id"`
 	Tool string `json:"tool"`
-	// Ending is as in ExecResult, or "ok" and "failed" for a tool that runs no
-	// command, or "policy_denied" or "approval_denied".
+	// Ending is an ending of ExecResult, or "ok" or "failed" for a tool that runs no command, or
+	// "policy_denied" or "approval_denied".
 	Ending string `json:"ending"`
-	// ExitCode is set where a command exited, Signal where one ended it.
+	// ExitCode is set if a command exited, Signal if a signal ended it.
 	ExitCode *int `json:"exit_code,omitempty"`
 	Signal   int  `json:"signal,omitempty"`
-	// Detail says in a sentence why it ended so, where there is more to say.
+	// Detail explains the ending in a sentence, if there is more to say.
 	Detail string `json:"detail,omitempty"`
-	// Output is of the tool's output schema. Text is its form for models.
+	// Output follows the tool's output schema. Text is the same for language models.
 	Output json.RawMessage `json:"output,omitempty"`
 	Text   string          `json:"text,omitempty"`
-	// Error is set if the tool calls this ending an error.
+	// Error is set if the tool treats this ending as an error.
 	Error   *ToolError `json:"error,omitempty"`
 	Verdict *Verdict   `json:"verdict,omitempty"`
-	// Approval is the id of the request that was asked.
+	// Approval is the id of the approval request for this call.
 	Approval   string  `json:"approval,omitempty"`
 	SandboxID  string  `json:"sandbox_id,omitempty"`
 	DurationMS float64 `json:"duration_ms"`
 	Usage      Usage   `json:"usage"`
-	// Rest says where the rest of a truncated output can be read: by this id
-	// with system.output, or GET /v1/calls/{id}/output.
+	// Rest is the id under which the full output of a truncated result can be read, with
+	// system.output or GET /v1/calls/{id}/output.
 	Rest string `json:"rest,omitempty"`
 }
 
-// ToolError names an error as the tool's profile does.
+// ToolError is an error with the type that the tool's profile defines.
 type ToolError struct {
 	Type    string `json:"type"`
 	Message string `json:"message"`
@@ -95,15 +94,15 @@ type ToolError struct {
 	RetryAfterMS int64 `json:"retry_after_ms,omitempty"`
 }
 
-// PolicyCheck asks what a policy would say. It runs nothing.
+// PolicyCheck asks for a policy's verdict on a command. It runs nothing.
 type PolicyCheck struct {
 	Profile string   `json:"profile,omitempty"`
-	Tool    string   `json:"tool,omitempty"` // whose policy; the profile's own unless set
+	Tool    string   `json:"tool,omitempty"` // tool with the policy (default: the profile's policy)
 	Command string   `json:"command,omitempty"`
 	Argv    []string `json:"argv,omitempty"`
 }
 
-// Verdict is what a command policy says.
+// Verdict is the decision of a command policy.
 type Verdict struct {
 	// Verdict is "allow", "ask" or "deny".
 	Verdict string    `json:"verdict"`
@@ -115,8 +114,7 @@ type Verdict struct {
 	At      *Position `json:"at,omitempty"`
 }
 
-// Position is a place in a command: Offset from 0, Line and Column from 1, in
-// bytes.
+// Position is a place in a command, in bytes. Offset counts from 0, Line and Column from 1.
 type Position struct {
 	Offset int    `json:"offset"`
 	Line   int    `json:"line"`
@@ -124,11 +122,11 @@ type Position struct {
 	Text   string `json:"text,omitempty"`
 }
 
-// Approval is a question about a call, and its answer.
+// Approval is an approval request for a call, with its decision.
 type Approval struct {
 	ID string `json:"id"`
-	// Kind is "call" or "trust"; State is "pending", "approved", "denied",
-	// "expired" or "cancelled".
+	// Kind is "call" or "trust"; State is "pending", "approved", "denied", "expired" or
+	// "cancelled".
 	Kind    string `json:"kind"`
 	State   string `json:"state"`
 	Call    string `json:"call"`
@@ -136,8 +134,8 @@ type Approval struct {
 	Session string `json:"session,omitempty"`
 	Profile string `json:"profile,omitempty"`
 	Tool    string `json:"tool"`
-	// Trust is that of the token that asks. An approval with scope "session"
-	// covers tokens of at least that trust, a denial those of at most that.
+	// Trust is the trust of the calling token. An approval with scope "session" covers tokens of at
+	// least that trust, a denial tokens of at most that trust.
 	Trust  int             `json:"trust"`
 	Input  json.RawMessage `json:"input,omitempty"`
 	Rule   string          `json:"rule"`
@@ -153,9 +151,8 @@ type Approval struct {
 	Escalated string          `json:"escalated,omitempty"`
 }
 
-// ApprovalAnswer answers one. Action is "approve", "deny", "modify" (approve
-// with Input) or "escalate" (to To). Scope is "call" (the default) or
-// "session".
+// ApprovalAnswer decides an approval request. Action is "approve", "deny", "modify" (approve with
+// Input) or "escalate" (to To). Scope is "call" (the default) or "session".
 type ApprovalAnswer struct {
 	Action string          `json:"action"`
 	Scope  string          `json:"scope,omitempty"`
@@ -164,35 +161,35 @@ type ApprovalAnswer struct {
 	Note   string          `json:"note,omitempty"`
 }
 
-// ApprovalEvent is told to listeners. Type is "asked", "escalated" or
-// "decided".
+// ApprovalEvent reports a change of an approval request. Type is "asked", "escalated" or "decided".
 type ApprovalEvent struct {
 	Type     string   `json:"type"`
 	Approval Approval `json:"approval,omitzero"`
 }
 
-// Quotas bound a caller. Zero: the service's default.
+// Quotas limit a caller. Zero means the service's default.
 type Quotas struct {
-	Sandboxes   int   `json:"sandboxes,omitempty"`    // at once
-	MemoryBytes int64 `json:"memory_bytes,omitempty"` // of them together
-	DiskBytes   int64 `json:"disk_bytes,omitempty"`   // of its workspaces together
-	Calls       int64 `json:"calls,omitempty"`        // of tools in a day (UTC)
+	Sandboxes   int   `json:"sandboxes,omitempty"`    // at the same time
+	MemoryBytes int64 `json:"memory_bytes,omitempty"` // of all its sandboxes
+	DiskBytes   int64 `json:"disk_bytes,omitempty"`   // of all its workspaces
+	Calls       int64 `json:"calls,omitempty"`        // of tools per day (UTC)
 }
 
-// TokenRequest makes a token.
+// TokenRequest asks for a new API token.
 type TokenRequest struct {
 	Caller  string `json:"caller"`
 	Profile string `json:"profile,omitempty"`
 	Trust   int    `json:"trust"`
 	Quotas  Quotas `json:"quotas,omitzero"`
-	// TTLMS ends it by itself; zero: it lasts until revoked.
+	// TTLMS is the token's lifetime. Zero means that it is valid until revoked.
 	TTLMS int64 `json:"ttl_ms,omitempty"`
-	// Operator tokens may do everything: make tokens, approve, read the audit.
+	// Operator allows everything, such as creating tokens, answering approval requests and reading
+	// the audit log.
 	Operator bool   `json:"operator,omitempty"`
 	Note     string `json:"note,omitempty"`
 }
 
-// Token is a token without its secret. Secret is there once, when it is made.
+// Token is an API token. Secret is set only in the answer that creates the token.
 type Token struct {
 	ID        string     `json:"id"`
 	Caller    string     `json:"caller"`
@@ -208,8 +205,7 @@ type Token struct {
 	Secret    string     `json:"secret,omitempty"`
 }
 
-// AuditRecord is one entry of the audit log; a call has an "open" and a
-// "close" one.
+// AuditRecord is one entry of the audit log. A call has an "open" and a "close" record.
 type AuditRecord struct {
 	Seq        int64           `json:"seq"`
 	Time       time.Time       `json:"time"`
@@ -240,69 +236,69 @@ type AuditRecord struct {
 	Stdout     int64           `json:"stdout_bytes,omitempty"`
 	Stderr     int64           `json:"stderr_bytes,omitempty"`
 	Error      string          `json:"error,omitempty"`
-	// Count is set for kind "refused": how many refusals the record stands for.
-	// InputBytes is then the size of their inputs together; Input is missing.
+	// Count is set for kind "refused": the number of refusals that the record stands for.
+	// InputBytes is then the total size of their inputs, and Input is missing.
 	Count int64 `json:"count,omitempty"`
 	// Egress is set for kind "egress".
 	Egress *AuditEgress `json:"egress,omitempty"`
-	// Hash is the record's own in the chain, as hex.
+	// Hash is the record's hash in the chain, in hexadecimal.
 	Hash string `json:"hash"`
 }
 
-// AuditEgress is a connection out of a sandbox, or one request of plain HTTP;
-// the record's verdict is "allow" or "deny".
+// AuditEgress is a connection out of a sandbox, or one plain HTTP request. The record's verdict is
+// "allow" or "deny".
 type AuditEgress struct {
 	Host     string `json:"host,omitempty"`
 	Port     int    `json:"port,omitempty"`
 	Protocol string `json:"protocol,omitempty"`
 	Method   string `json:"method,omitempty"`
 	Path     string `json:"path,omitempty"`
-	Address  string `json:"address,omitempty"` // that was connected to
+	Address  string `json:"address,omitempty"` // the address connected to
 	Reason   string `json:"reason"`
 	Sent     int64  `json:"sent"`
 	Received int64  `json:"received"`
 }
 
-// AuditReport is what a verification found.
+// AuditReport is the result of verifying the audit log.
 type AuditReport struct {
 	OK      bool  `json:"ok"`
 	Records int64 `json:"records"`
-	// Head is "SEQ:HASH" of the last record: keep it elsewhere, and a later
-	// verification with it finds a log that was cut or made anew.
+	// Head is "SEQ:HASH" of the last record. Store it elsewhere: a later verification with it
+	// detects a log that was cut or rewritten.
 	Head string `json:"head"`
-	// Problems name the records; at most 100 are listed.
+	// Problems lists up to 100 damaged records. More reports that there are others.
 	Problems []AuditProblem `json:"problems"`
 	More     bool           `json:"more,omitempty"`
-	// Parts are the files of the log, the oldest first.
+	// Parts are the files of the log, oldest first.
 	Parts []AuditPart `json:"parts"`
 }
 
-// AuditPart is a file of the audit log. State is "open" for the one that is
-// written, "sealed", "removed" for one that retention deleted, or "missing".
+// AuditPart is a file of the audit log. State is "open" (being written), "sealed", "removed"
+// (deleted by retention) or "missing".
 type AuditPart struct {
 	Part  int    `json:"part"`
 	State string `json:"state"`
-	// First and Last are the numbers of its records; 0: it has none, or they are
-	// not known.
+	// First and Last are the sequence numbers of its records, or 0 if it has none or they are
+	// unknown.
 	First     int64      `json:"first"`
 	Last      int64      `json:"last"`
 	RemovedAt *time.Time `json:"removed_at,omitempty"`
 }
 
-// AuditProblem is one thing that is wrong with the log. Kind is "changed",
-// "removed", "inserted", "reordered", "cut" or "unreadable".
+// AuditProblem is one defect of the log. Kind is "changed", "removed", "inserted", "reordered",
+// "cut" or "unreadable".
 type AuditProblem struct {
 	Seq     int64  `json:"seq"`
 	Kind    string `json:"kind"`
 	Message string `json:"message"`
 }
 
-// Profile tells of a profile.
+// Profile describes a profile.
 type Profile struct {
 	Name        string   `json:"name"`
 	Title       string   `json:"title,omitempty"`
 	Description string   `json:"description,omitempty"`
 	Tools       []string `json:"tools"`
-	Source      string   `json:"source"` // "built in", or its file
+	Source      string   `json:"source"` // "built in" or the path of its file
 	Warnings    []string `json:"warnings,omitempty"`
 }

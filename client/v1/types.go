@@ -1,7 +1,7 @@
-// Package v1 is the data of the HTTP interface /v1: what clients send and get.
-// It holds no behaviour but checks of form. Durations are whole milliseconds,
-// sizes are bytes, times are RFC 3339. Unknown fields are errors on both
-// sides of the server; clients ignore fields that a newer server sends.
+// Package v1 defines the JSON types of the HTTP interface /v1.
+//
+// Durations are whole milliseconds, sizes are bytes, and times are RFC 3339. The server refuses
+// requests with unknown fields. Clients ignore unknown fields, which newer servers may send.
 package v1
 
 import (
@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Usage is what a command used. Zero means that the host cannot tell.
+// Usage is the resource usage of a command. Zero means that the host cannot measure it.
 type Usage struct {
 	CPUUserMS       float64 `json:"cpu_user_ms"`
 	CPUSystemMS     float64 `json:"cpu_system_ms"`
@@ -17,40 +17,39 @@ type Usage struct {
 	PidsPeak        int64   `json:"pids_peak"`
 }
 
-// SandboxRequest asks for a lease. The zero value leases from the default
-// template without a workspace.
+// SandboxRequest asks for a lease. The zero value leases from the default template without a
+// workspace.
 type SandboxRequest struct {
 	Template string `json:"template,omitempty"`
-	// Workspace is the name of a workspace to bind at /workspace; ReadOnly
-	// binds it read-only. Only one lease at a time may write.
+	// Workspace is the name of a workspace to bind at /workspace. ReadOnly binds it read-only. Only
+	// one lease at a time may bind it for writing.
 	Workspace string `json:"workspace,omitempty"`
 	ReadOnly  bool   `json:"read_only,omitempty"`
-	// Mode is how the workspace is bound: "rw" (the default), "ro" (as
-	// ReadOnly), or "overlay": changes are kept apart, to be looked at, committed
-	// or discarded. Any number of overlay leases can be on one workspace.
+	// Mode is how the workspace is bound: "rw" (the default), "ro" (like ReadOnly) or "overlay". An
+	// overlay keeps changes separate until they are committed or discarded. A workspace can have
+	// any number of overlay leases.
 	Mode string `json:"mode,omitempty"`
-	// Class is the isolation that is wanted at least: "container", "gvisor" or
-	// "vm". A template of a weaker class is refused.
+	// Class is the minimum isolation: "container", "gvisor" or "vm". A template of a weaker class
+	// is refused.
 	Class string            `json:"class,omitempty"`
 	Env   map[string]string `json:"env,omitempty"`
-	// TTLMS ends the lease after this time, whatever it does; IdleMS after a
-	// time without a call. Zero takes the server's defaults.
+	// TTLMS is the maximum duration of the lease, IdleMS the maximum time without a call. Zero
+	// takes the server's defaults.
 	TTLMS  int64 `json:"ttl_ms,omitempty"`
 	IdleMS int64 `json:"idle_ms,omitempty"`
-	// WhenEmpty is what to do when no warm sandbox is there: "wait" (the
-	// default; WaitMS at most), "cold" (make one now) or "refuse".
+	// WhenEmpty is what to do if no sandbox is warm: "wait" (the default) for up to WaitMS, "cold"
+	// to create one now, or "refuse".
 	WhenEmpty string            `json:"when_empty,omitempty"`
 	WaitMS    int64             `json:"wait_ms,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"`
-	// Egress is what commands may reach through the proxy that the sandbox then
-	// has. Nil: nothing.
+	// Egress is what commands may connect to, through a proxy in the sandbox. Nil means nothing.
 	Egress *Egress `json:"egress,omitempty"`
 }
 
 // Sandbox is a lease on one container.
 type Sandbox struct {
 	ID string `json:"id"`
-	// Caller is whose lease it is; empty while it is nobody's.
+	// Caller is the owner of the lease, or "" if the sandbox is not leased.
 	Caller string `json:"caller,omitempty"`
 	// State is "creating", "warm", "leased", "stopping", "gone" or "failed".
 	State     string            `json:"state"`
@@ -62,79 +61,77 @@ type Sandbox struct {
 	Mode      string            `json:"mode,omitempty"`
 	Class     string            `json:"class,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"`
-	// Egress is what it may reach; nil: nothing.
+	// Egress is what the sandbox may connect to; nil means nothing.
 	Egress *Egress `json:"egress,omitempty"`
-	// Session is the session of tool calls that it belongs to.
+	// Session is the session of tool calls that uses the sandbox.
 	Session   string    `json:"session,omitempty"`
 	CreatedAt time.Time `json:"created_at"`
-	// ExpiresAt and IdleMS are when the lease ends by itself.
+	// ExpiresAt is when the lease ends, IdleMS after which time without a call it ends earlier.
 	ExpiresAt time.Time `json:"expires_at"`
 	IdleMS    int64     `json:"idle_ms"`
 	LastUseAt time.Time `json:"last_use_at"`
-	// Warm says that it came from the pool.
+	// Warm reports that the sandbox came from the warm pool.
 	Warm bool `json:"warm"`
-	// EndedAt and Reason are set once it is gone: "removed", "expired",
-	// "idle", "lost", "unclean", "failed".
+	// EndedAt and Reason are set once the sandbox has ended. Reason is "removed", "expired",
+	// "idle", "lost", "unclean" or "failed".
 	EndedAt *time.Time `json:"ended_at,omitempty"`
 	Reason  string     `json:"reason,omitempty"`
 }
 
-// Sync says what was brought from a sandbox to its workspace. Not Carried: the
-// workspace is mounted, read-only, or there is none, so there is nothing to do.
+// Sync reports what was copied from a sandbox to its workspace. Carried is false if there was
+// nothing to copy because the workspace is mounted, read-only or absent.
 type Sync struct {
 	Carried bool  `json:"carried"`
 	Entries int   `json:"entries"`
 	Bytes   int64 `json:"bytes"`
 }
 
-// Exec is a command to run: either Argv, or Command for the sandbox's shell
-// ("bash -c" where the image has one, else "sh -c").
+// Exec is a command to run: either Argv, or Command for the sandbox's shell ("bash -c" if the image
+// has bash, otherwise "sh -c").
 type Exec struct {
 	Argv    []string          `json:"argv,omitempty"`
 	Command string            `json:"command,omitempty"`
 	Cwd     string            `json:"cwd,omitempty"`
 	Env     map[string]string `json:"env,omitempty"`
-	// Stdin is given as a string; StdinBase64 for bytes. Without either
-	// stdin is empty.
+	// Stdin is input as text, StdinBase64 as bytes. Without either, stdin is empty.
 	Stdin       string `json:"stdin,omitempty"`
 	StdinBase64 string `json:"stdin_base64,omitempty"`
 	User        string `json:"user,omitempty"`
 	TimeoutMS   int64  `json:"timeout_ms,omitempty"`
-	// MaxOutputBytes is how much of each stream the answer holds: the head
-	// and the tail of it, with Truncated set if there was more. It does not
-	// stop the command unless StopAtOutput is set: then the ending is
-	// output_limit.
+	// MaxOutputBytes is how much of each stream the result holds. Longer output keeps its head and
+	// tail, and Truncated is set. The command is not stopped unless StopAtOutput is set: then the
+	// ending is output_limit.
 	MaxOutputBytes int64 `json:"max_output_bytes,omitempty"`
 	StopAtOutput   bool  `json:"stop_at_output,omitempty"`
 }
 
-// ExecResult is how a command ended and what it wrote. Bytes that are not
-// UTF-8 are replaced; ask for raw octets to have them as they are.
+// ExecResult is how a command ended and what it wrote. Bytes that are not UTF-8 are replaced;
+// stream the output to get the exact bytes.
 type ExecResult struct {
 	ID string `json:"id"`
-	// Ending is exited, signalled, timeout, cancelled, oom, pids, disk,
-	// output_limit or sandbox_lost. ExitCode is -1 unless it is exited.
+	// Ending is exited, signalled, timeout, cancelled, oom, pids, disk, output_limit or
+	// sandbox_lost. ExitCode is -1 unless the ending is exited.
 	Ending   string `json:"ending"`
 	ExitCode int    `json:"exit_code"`
 	Signal   int    `json:"signal,omitempty"`
 	Stdout   string `json:"stdout"`
 	Stderr   string `json:"stderr"`
-	// Truncated: Stdout or Stderr lacks a middle part; the totals are exact.
+	// Truncated reports that Stdout or Stderr lacks its middle part. StdoutBytes and StderrBytes
+	// count all output.
 	Truncated   bool   `json:"truncated"`
 	StdoutBytes int64  `json:"stdout_bytes"`
 	StderrBytes int64  `json:"stderr_bytes"`
 	DurationMS  int64  `json:"duration_ms"`
 	Usage       Usage  `json:"usage"`
 	Detail      string `json:"detail,omitempty"`
-	// Session is what came of the session that a command ran in: "open",
-	// "renewed" or "ended".
+	// Session is the state of the session that the command ran in: "open", "renewed" or "ended".
 	Session string `json:"session,omitempty"`
-	// Overlay is the id of what a run with mode "overlay" changed, if anything.
+	// Overlay is the id of the overlay of a run with mode "overlay", or "" if the run changed
+	// nothing.
 	Overlay string `json:"overlay,omitempty"`
 }
 
-// Run is a one-shot call: a sandbox is leased, runs one command, and is
-// destroyed.
+// Run leases a sandbox, runs one command in it, and destroys it.
 type Run struct {
 	Exec
 	Template  string            `json:"template,omitempty"`
@@ -148,7 +145,7 @@ type Run struct {
 	Egress    *Egress           `json:"egress,omitempty"`
 }
 
-// Lease is the part of a Run that asks for the sandbox.
+// Lease returns the request for the run's sandbox.
 func (r Run) Lease() SandboxRequest {
 	return SandboxRequest{
 		Template: r.Template, Workspace: r.Workspace, ReadOnly: r.ReadOnly, Mode: r.Mode, Class: r.Class,
@@ -156,9 +153,8 @@ func (r Run) Lease() SandboxRequest {
 	}
 }
 
-// Event is one server-sent event of a streamed exec: "started", "stdout",
-// "stderr" or "end". Data of output events is text; Base64 is set instead
-// where the bytes are not UTF-8.
+// Event is one server-sent event of a streamed exec: "started", "stdout", "stderr" or "end". Data
+// is output as text; Base64 is set instead if the bytes are not UTF-8.
 type Event struct {
 	Type   string      `json:"type"`
 	ID     string      `json:"id,omitempty"`
@@ -170,13 +166,13 @@ type Event struct {
 // ShellRequest starts a background command.
 type ShellRequest struct {
 	Exec
-	// MergeStderr puts stderr into stdout in the order of writing.
+	// MergeStderr writes stderr to stdout in the order of writing.
 	MergeStderr bool `json:"merge_stderr,omitempty"`
 	// KeepOpen leaves stdin open for POST …/input.
 	KeepOpen bool `json:"keep_open,omitempty"`
-	// SpoolBytes is how much of each stream is kept for readers. When it is
-	// used up the oldest bytes go, and a late reader is told the exact gap;
-	// with Lossless the command waits for its reader instead.
+	// SpoolBytes is how much of each stream is kept for readers. When the spool is full, the oldest
+	// bytes are dropped and late readers get the exact gap. With Lossless, the command is blocked
+	// until its reader catches up.
 	SpoolBytes int64 `json:"spool_bytes,omitempty"`
 	Lossless   bool  `json:"lossless,omitempty"`
 }
@@ -190,27 +186,27 @@ type Shell struct {
 	State     string      `json:"state"`
 	StartedAt time.Time   `json:"started_at"`
 	Result    *ExecResult `json:"result,omitempty"`
-	// TTY: it runs on a terminal, see TerminalRequest.
+	// TTY reports that the command runs on a terminal; see TerminalRequest.
 	TTY bool `json:"tty,omitempty"`
-	// The bytes of each stream that can be read now.
+	// StdoutStart to StderrEnd are the offsets of the bytes of each stream that can be read now.
 	StdoutStart int64 `json:"stdout_start"`
 	StdoutEnd   int64 `json:"stdout_end"`
 	StderrStart int64 `json:"stderr_start"`
 	StderrEnd   int64 `json:"stderr_end"`
 }
 
-// Output is a piece of a shell's output.
+// Output is a piece of a background command's output.
 type Output struct {
 	Stream string `json:"stream"`
-	// Offset is where Data begins: more than what was asked for if the bytes
-	// between are no longer kept (Gap of them). NextOffset is to ask for next.
+	// Offset is where Data begins. It exceeds the requested offset by Gap if those bytes are no
+	// longer kept. NextOffset is the offset to request next.
 	Offset     int64 `json:"offset"`
 	NextOffset int64 `json:"next_offset"`
 	Gap        int64 `json:"gap"`
-	// Data is text; Base64 is set instead where the bytes are not UTF-8.
+	// Data is text; Base64 is set instead if the bytes are not UTF-8.
 	Data   string `json:"data"`
 	Base64 string `json:"base64,omitempty"`
-	// EOF: the stream has ended at NextOffset.
+	// EOF reports that the stream ends at NextOffset.
 	EOF   bool  `json:"eof"`
 	Shell Shell `json:"shell"`
 }
@@ -228,21 +224,21 @@ type File struct {
 	Target  string    `json:"target,omitempty"`
 }
 
-// WorkspaceRequest makes a workspace.
+// WorkspaceRequest asks for a new workspace.
 type WorkspaceRequest struct {
 	Name string `json:"name"`
-	// QuotaBytes is what it holds at most; zero takes the server's default.
+	// QuotaBytes is the maximum size; zero takes the server's default.
 	QuotaBytes int64 `json:"quota_bytes,omitempty"`
 }
 
-// Workspace is a folder that outlives sandboxes.
+// Workspace is a directory that outlives sandboxes.
 type Workspace struct {
 	Name      string    `json:"name"`
 	CreatedAt time.Time `json:"created_at"`
-	// Sandboxes are the leases that have it now.
+	// Sandboxes are the ids of the leases that use it now.
 	Sandboxes []string `json:"sandboxes"`
-	// QuotaBytes is what it holds at most, 0 where nothing bounds it, UsedBytes
-	// what is in it: of a workspace at rest, as of its last use.
+	// QuotaBytes is the maximum size, or 0 if unlimited. UsedBytes is the size of its files; for a
+	// workspace that is not in use, as of its last use.
 	QuotaBytes int64 `json:"quota_bytes,omitempty"`
 	UsedBytes  int64 `json:"used_bytes,omitempty"`
 	// Overlays and Snapshots are how many it has.
@@ -256,8 +252,8 @@ type Pool struct {
 	Image    string `json:"image"`
 	Min      int    `json:"min"`
 	Max      int    `json:"max"`
-	// Target is how many are to be warm now: Min, or between Min and Max what the
-	// demand of late asks for where Adaptive is set.
+	// Target is how many sandboxes should be warm now: Min, or if Adaptive is set, a number between
+	// Min and Max that follows recent demand.
 	Target    int    `json:"target"`
 	Adaptive  bool   `json:"adaptive,omitempty"`
 	Creating  int    `json:"creating"`
@@ -269,26 +265,26 @@ type Pool struct {
 	LastError string `json:"last_error,omitempty"`
 }
 
-// List is how every list answers.
+// List is the answer of every list.
 type List[T any] struct {
 	Items []T `json:"items"`
 }
 
-// Version says what the server is and what it runs on.
+// Version describes the server and the runtime that it uses.
 type Version struct {
 	Version string `json:"version"`
 	Build   string `json:"build"`
 	Runtime string `json:"runtime"`
-	// Why the runtime was chosen, and which cgroup mode was found.
+	// Why says why the runtime was chosen, and which cgroup mode was found.
 	Why          string            `json:"why"`
 	Cgroup       string            `json:"cgroup"`
 	Capabilities map[string]string `json:"capabilities"`
 }
 
-// Problem is an error as RFC 9457 has it, with the field that was wrong and
-// the way out. Code is a class in snake case: invalid_argument, not_found,
-// already_exists, failed_precondition, resource_exhausted, permission_denied,
-// unauthenticated, unavailable, deadline_exceeded, not_implemented, internal.
+// Problem is an error as in RFC 9457. Field names the invalid field, and Detail says how to correct
+// it. Code is one of invalid_argument, not_found, already_exists, failed_precondition,
+// resource_exhausted, permission_denied, unauthenticated, unavailable, deadline_exceeded,
+// not_implemented and internal.
 type Problem struct {
 	Type   string `json:"type"`
 	Title  string `json:"title"`
@@ -296,15 +292,15 @@ type Problem struct {
 	Detail string `json:"detail"`
 	Code   string `json:"code"`
 	Field  string `json:"field,omitempty"`
-	// Kind is what the profile of a tool calls an error of its input.
+	// Kind is the error type that the tool's profile defines for invalid input.
 	Kind         string `json:"kind,omitempty"`
 	RetryAfterMS int64  `json:"retry_after_ms,omitempty"`
 }
 
-// Error makes a Problem an error: the detail is a whole sentence.
+// Error implements error. It returns the detail, which is a whole sentence.
 func (p *Problem) Error() string { return p.Detail }
 
-// Decode reads a Problem from an error body; it reports whether it was one.
+// Decode parses an error body. It reports false if the body is not a Problem.
 func Decode(body []byte) (*Problem, bool) {
 	var p Problem
 	if json.Unmarshal(body, &p) != nil || p.Status == 0 {
