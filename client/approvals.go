@@ -15,19 +15,19 @@ import (
 // callers only their own. state filters by v1.Approval.State, such as "pending"; "" lists all
 // states.
 func (c *Client) Approvals(ctx context.Context, state string) ([]v1.Approval, error) {
-	l, err := ask[v1.List[v1.Approval]](ctx, c, newCall(http.MethodGet, "approvals").set("state", state))
+	l, err := callJSON[v1.List[v1.Approval]](ctx, c, newCall(http.MethodGet, "approvals").set("state", state))
 	return l.Items, err
 }
 
 // Approval returns one approval request. If it does not exist, the error is of class NotFound.
 func (c *Client) Approval(ctx context.Context, id string) (v1.Approval, error) {
-	return ask[v1.Approval](ctx, c, newCall(http.MethodGet, "approvals", id))
+	return callJSON[v1.Approval](ctx, c, newCall(http.MethodGet, "approvals", id))
 }
 
 // AnswerApproval answers an approval request and returns it as decided. Only operators may answer.
 // If the request is already decided, the error is of class FailedPrecondition.
 func (c *Client) AnswerApproval(ctx context.Context, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
-	return post[v1.Approval](ctx, c, newCall(http.MethodPost, "approvals", id, "answer"), a, nil)
+	return callJSONWithBody[v1.Approval](ctx, c, newCall(http.MethodPost, "approvals", id, "answer"), a, nil)
 }
 
 // WatchApprovals calls event with type "asked" for every pending request, and then for each change,
@@ -38,7 +38,7 @@ func (c *Client) AnswerApproval(ctx context.Context, id string, a v1.ApprovalAns
 // no server answers at the start or the server refuses the request.
 func (c *Client) WatchApprovals(ctx context.Context, event func(v1.ApprovalEvent) error) error {
 	w := &approvalWatch{client: c, event: event, pending: map[string]bool{}}
-	return relisten(ctx, &w.progress, w.listen)
+	return watchWithRetry(ctx, &w.progress, w.listen)
 }
 
 // approvalWatch is the state that WatchApprovals keeps across connections.
@@ -54,20 +54,20 @@ func (w *approvalWatch) listen(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	return w.client.readEvents(ctx, newCall(http.MethodGet, "approvals", "events"), func(kind string, data []byte) (bool, error) {
-		w.heard++
+		w.events++
 		if kind == "listening" {
-			return false, w.missed(ctx)
+			return false, w.deliverMissed(ctx)
 		}
 		var e v1.ApprovalEvent
 		if err := json.Unmarshal(data, &e); err != nil {
-			return true, fmt.Errorf("%w: an event that is no JSON: %w", ErrLost, err)
+			return true, fmt.Errorf("%w: invalid JSON in event: %w", ErrLost, err)
 		}
-		return false, w.tell(e)
+		return false, w.deliver(e)
 	})
 }
 
-// tell calls event, unless this event was already reported.
-func (w *approvalWatch) tell(e v1.ApprovalEvent) error {
+// deliver calls event, unless this event was already reported.
+func (w *approvalWatch) deliver(e v1.ApprovalEvent) error {
 	known := w.pending[e.Approval.ID]
 	switch e.Type {
 	case "asked":
@@ -81,12 +81,12 @@ func (w *approvalWatch) tell(e v1.ApprovalEvent) error {
 		}
 		delete(w.pending, e.Approval.ID)
 	}
-	w.failed = w.event(e)
-	return w.failed
+	w.callbackErr = w.event(e)
+	return w.callbackErr
 }
 
-// missed reports the decisions that were made while no connection was open.
-func (w *approvalWatch) missed(ctx context.Context) error {
+// deliverMissed reports the decisions that were made while no connection was open.
+func (w *approvalWatch) deliverMissed(ctx context.Context) error {
 	if len(w.pending) == 0 {
 		return nil
 	}
@@ -112,7 +112,7 @@ func (w *approvalWatch) missed(ctx context.Context) error {
 		case a.State == "pending":
 			continue
 		}
-		if err := w.tell(v1.ApprovalEvent{Type: "decided", Approval: a}); err != nil {
+		if err := w.deliver(v1.ApprovalEvent{Type: "decided", Approval: a}); err != nil {
 			return err
 		}
 	}

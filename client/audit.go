@@ -12,19 +12,19 @@ import (
 // CreateToken creates an API token. Only operators may. The answer is the only place where the
 // token's secret appears.
 func (c *Client) CreateToken(ctx context.Context, r v1.TokenRequest) (v1.Token, error) {
-	return post[v1.Token](ctx, c, newCall(http.MethodPost, "tokens"), r, nil)
+	return callJSONWithBody[v1.Token](ctx, c, newCall(http.MethodPost, "tokens"), r, nil)
 }
 
 // Tokens lists all tokens without their secrets, newest first. Only operators may.
 func (c *Client) Tokens(ctx context.Context) ([]v1.Token, error) {
-	l, err := ask[v1.List[v1.Token]](ctx, c, newCall(http.MethodGet, "tokens"))
+	l, err := callJSON[v1.List[v1.Token]](ctx, c, newCall(http.MethodGet, "tokens"))
 	return l.Items, err
 }
 
 // RevokeToken revokes a token with immediate effect. Calls that already run are not cancelled. Only
 // operators may.
 func (c *Client) RevokeToken(ctx context.Context, id string) (v1.Token, error) {
-	return ask[v1.Token](ctx, c, newCall(http.MethodDelete, "tokens", id))
+	return callJSON[v1.Token](ctx, c, newCall(http.MethodDelete, "tokens", id))
 }
 
 // AuditFilter selects audit records. The zero value selects all of them.
@@ -39,7 +39,7 @@ type AuditFilter struct {
 	Newest bool
 }
 
-func (f AuditFilter) on(k *call) *call {
+func (f AuditFilter) addTo(k *call) *call {
 	at := func(t time.Time) string {
 		if t.IsZero() {
 			return ""
@@ -54,14 +54,14 @@ func (f AuditFilter) on(k *call) *call {
 // Audit lists audit records in the order of their sequence numbers. Operators see the records of
 // all callers, other callers only their own.
 func (c *Client) Audit(ctx context.Context, f AuditFilter) ([]v1.AuditRecord, error) {
-	l, err := ask[v1.List[v1.AuditRecord]](ctx, c, f.on(newCall(http.MethodGet, "audit")))
+	l, err := callJSON[v1.List[v1.AuditRecord]](ctx, c, f.addTo(newCall(http.MethodGet, "audit")))
 	return l.Items, err
 }
 
 // ExportAudit writes audit records to w as JSON lines. Only operators may. If it returns an error,
 // the data in w is incomplete.
 func (c *Client) ExportAudit(ctx context.Context, f AuditFilter, w io.Writer) error {
-	k := f.on(newCall(http.MethodGet, "audit", "export"))
+	k := f.addTo(newCall(http.MethodGet, "audit", "export"))
 	k.accept = "application/x-ndjson"
 	resp, err := c.send(ctx, k)
 	if err != nil {
@@ -73,14 +73,14 @@ func (c *Client) ExportAudit(ctx context.Context, f AuditFilter, w io.Writer) er
 		n, err := resp.Body.Read(buf)
 		if n > 0 {
 			if _, err := w.Write(buf[:n]); err != nil {
-				return &errWriter{"audit records", err}
+				return &writerError{"audit records", err}
 			}
 		}
 		if err == io.EOF {
 			return nil
 		}
 		if err != nil {
-			return c.lost(ctx, err)
+			return c.connectionError(ctx, err)
 		}
 	}
 }
@@ -89,5 +89,5 @@ func (c *Client) ExportAudit(ctx context.Context, f AuditFilter, w io.Writer) er
 // earlier report that was stored elsewhere, or "". A damaged log is not an error: the report
 // describes the damage.
 func (c *Client) VerifyAudit(ctx context.Context, head string) (v1.AuditReport, error) {
-	return ask[v1.AuditReport](ctx, c, newCall(http.MethodGet, "audit", "verify").set("head", head))
+	return callJSON[v1.AuditReport](ctx, c, newCall(http.MethodGet, "audit", "verify").set("head", head))
 }

@@ -82,9 +82,9 @@ func (k *call) json(v any) (*call, error) {
 	return k, nil
 }
 
-// octets sets the body to a stream of size bytes, or of unknown size if size is -1. It does not
+// streamBody sets the body to a stream of size bytes, or of unknown size if size is -1. It does not
 // close r.
-func (k *call) octets(r io.Reader, size int64) *call {
+func (k *call) streamBody(r io.Reader, size int64) *call {
 	k.body, k.size = r, size
 	k.header.Set("Content-Type", "application/octet-stream")
 	return k
@@ -130,7 +130,7 @@ func (c *Client) send(ctx context.Context, k *call) (*http.Response, error) {
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return nil, c.lost(ctx, err)
+		return nil, c.connectionError(ctx, err)
 	}
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		defer resp.Body.Close()
@@ -139,9 +139,9 @@ func (c *Client) send(ctx context.Context, k *call) (*http.Response, error) {
 	return resp, nil
 }
 
-// answer sends the request and decodes the JSON answer into out. If out is nil, it discards the
+// doJSON sends the request and decodes the JSON answer into out. If out is nil, it discards the
 // body.
-func (c *Client) answer(ctx context.Context, k *call, out any) error {
+func (c *Client) doJSON(ctx context.Context, k *call, out any) error {
 	resp, err := c.send(ctx, k)
 	if err != nil {
 		return err
@@ -149,11 +149,11 @@ func (c *Client) answer(ctx context.Context, k *call, out any) error {
 	defer resp.Body.Close()
 	if out == nil {
 		_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, maxProblem)) // an emptied body lets the connection be reused
-		return c.cut(ctx, err)
+		return c.wrapReadError(ctx, err)
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
-		return c.lost(ctx, err)
+		return c.connectionError(ctx, err)
 	}
 	if err := json.Unmarshal(body, out); err != nil {
 		return fmt.Errorf("%w: the answer is not the JSON that was asked for: %w", ErrLost, err)
@@ -161,27 +161,27 @@ func (c *Client) answer(ctx context.Context, k *call, out any) error {
 	return nil
 }
 
-func (c *Client) cut(ctx context.Context, err error) error {
+func (c *Client) wrapReadError(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	return c.lost(ctx, err)
+	return c.connectionError(ctx, err)
 }
 
-// ask sends a request without a JSON body and decodes the answer.
-func ask[T any](ctx context.Context, c *Client, k *call) (T, error) {
+// callJSON sends a request without a JSON body and decodes the answer.
+func callJSON[T any](ctx context.Context, c *Client, k *call) (T, error) {
 	var out T
-	err := c.answer(ctx, k, &out)
+	err := c.doJSON(ctx, k, &out)
 	return out, err
 }
 
-// post sends a request with a JSON body and decodes the answer.
-func post[T any](ctx context.Context, c *Client, k *call, body any, opts []Option) (T, error) {
+// callJSONWithBody sends a request with a JSON body and decodes the answer.
+func callJSONWithBody[T any](ctx context.Context, c *Client, k *call, body any, opts []Option) (T, error) {
 	var out T
 	k, err := k.with(opts).json(body)
 	if err != nil {
 		return out, err
 	}
-	err = c.answer(ctx, k, &out)
+	err = c.doJSON(ctx, k, &out)
 	return out, err
 }

@@ -41,12 +41,12 @@ import (
 // DefaultAddress is the address that servers listen on by default.
 const DefaultAddress = "unix:/run/orchestrator.sock"
 
-// dialTime bounds connecting. A running server accepts at once.
-const dialTime = 5 * time.Second
+// dialTimeout bounds connecting. A running server accepts at once.
+const dialTimeout = 5 * time.Second
 
-// idleConns is the number of idle connections that are kept, so that a burst of calls need not dial
-// for each.
-const idleConns = 64
+// maxIdleConns is the number of idle connections that are kept, so that a burst of calls need not
+// dial for each.
+const maxIdleConns = 64
 
 // Options configure a Client. The zero value connects to DefaultAddress.
 type Options struct {
@@ -77,7 +77,7 @@ func New(o Options) (*Client, error) {
 		return nil, fmt.Errorf("token holds a line break or a NUL: %w", errdefs.ErrInvalidArgument)
 	}
 	c := &Client{address: o.Address, token: o.Token}
-	dialer := &net.Dialer{Timeout: dialTime}
+	dialer := &net.Dialer{Timeout: dialTimeout}
 	dial := dialer.DialContext
 	if path, ok := strings.CutPrefix(o.Address, "unix:"); ok {
 		if path == "" {
@@ -95,7 +95,7 @@ func New(o Options) (*Client, error) {
 	if o.Transport == nil {
 		o.Transport = &http.Transport{
 			DialContext:         dial,
-			MaxIdleConnsPerHost: idleConns,
+			MaxIdleConnsPerHost: maxIdleConns,
 			IdleConnTimeout:     90 * time.Second,
 			DisableCompression:  true, // output is untrusted and must not be decompressed here
 			ReadBufferSize:      64 << 10,
@@ -133,8 +133,8 @@ func (c *Client) Address() string { return c.address }
 // used.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// isDial reports whether err came from connecting, so that nothing was sent.
-func isDial(err error) bool {
+// isDialError reports whether err came from connecting, so that nothing was sent.
+func isDialError(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && op.Op == "dial"
 }

@@ -102,7 +102,7 @@ func TestProblemsHaveTheirClass(t *testing.T) {
 	}
 }
 
-func TestAnswersOfSomethingElseAreProblemsToo(t *testing.T) {
+func TestNonOrchestratorAnswerIsProblem(t *testing.T) {
 	for status, is := range map[int]func(error) bool{
 		404: errdefs.IsNotFound, 502: errdefs.IsUnavailable, 500: errdefs.IsInternal, 301: errdefs.IsInternal, 401: errdefs.IsUnauthorized,
 	} {
@@ -117,7 +117,7 @@ func TestAnswersOfSomethingElseAreProblemsToo(t *testing.T) {
 	}
 }
 
-func TestNobodyThere(t *testing.T) {
+func TestNoServer(t *testing.T) {
 	for _, address := range []string{"unix:" + filepath.Join(t.TempDir(), "none.sock"), freeAddress(t)} {
 		c, err := New(Options{Address: address})
 		if err != nil {
@@ -144,7 +144,7 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-func TestACutAnswerIsLost(t *testing.T) {
+func TestCutAnswerIsLost(t *testing.T) {
 	for name, handle := range map[string]http.HandlerFunc{
 		"before the header": func(http.ResponseWriter, *http.Request) { cut() },
 		"in the body": func(w http.ResponseWriter, _ *http.Request) {
@@ -161,7 +161,7 @@ func TestACutAnswerIsLost(t *testing.T) {
 	}
 }
 
-func TestTheCauseOfAnEndedContextIsTheError(t *testing.T) {
+func TestEndedContextReturnsCause(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	reason := errors.New("enough")
 	c := serve(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -220,7 +220,7 @@ func (l *countingListener) Accept() (net.Conn, error) {
 	return c, err
 }
 
-func TestFilesAreStreamedAndACutOneIsLost(t *testing.T) {
+func TestFilesStreamAndReportCut(t *testing.T) {
 	content := strings.Repeat("0123456789", 100_000)
 	var got string
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {

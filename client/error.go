@@ -46,17 +46,17 @@ type problemError struct {
 // Unwrap returns the problem and its class.
 func (e *problemError) Unwrap() []error { return []error{e.Problem, e.class} }
 
-// problem returns the error for a problem that the server sent.
-func problem(p *v1.Problem) error {
+// newProblemError returns the error for a problem that the server sent.
+func newProblemError(p *v1.Problem) error {
 	if p.Detail == "" {
 		p.Detail = p.Title
 	}
-	return &problemError{Problem: p, class: class(p)}
+	return &problemError{Problem: p, class: errorClass(p)}
 }
 
-// class returns the errdefs class for the problem's code. An answer without a known code comes from
-// a proxy: its HTTP status decides.
-func class(p *v1.Problem) error {
+// errorClass returns the errdefs class for the problem's code. An answer without a known code comes
+// from a proxy: its HTTP status decides.
+func errorClass(p *v1.Problem) error {
 	switch p.Code {
 	case "invalid_argument":
 		return errdefs.ErrInvalidArgument
@@ -81,10 +81,10 @@ func class(p *v1.Problem) error {
 	case "internal":
 		return errdefs.ErrInternal
 	}
-	return classOfStatus(p.Status)
+	return errorClassOfStatus(p.Status)
 }
 
-func classOfStatus(status int) error {
+func errorClassOfStatus(status int) error {
 	switch status {
 	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType:
 		return errdefs.ErrInvalidArgument
@@ -108,24 +108,24 @@ func classOfStatus(status int) error {
 func (c *Client) readProblem(resp *http.Response) error {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
 	if err != nil {
-		return c.lost(resp.Request.Context(), err)
+		return c.connectionError(resp.Request.Context(), err)
 	}
 	if p, ok := v1.Decode(body); ok {
-		return problem(p)
+		return newProblemError(p)
 	}
-	return problem(&v1.Problem{
+	return newProblemError(&v1.Problem{
 		Status: resp.StatusCode,
 		Detail: fmt.Sprintf("%s answered %d, and not as an orchestrator does", c.address, resp.StatusCode),
 	})
 }
 
-// lost returns the error for a broken connection: the context's cause if ctx has ended,
+// connectionError returns the error for a broken connection: the context's cause if ctx has ended,
 // NoServerError if dialing failed, and ErrLost otherwise.
-func (c *Client) lost(ctx context.Context, err error) error {
+func (c *Client) connectionError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}
-	if isDial(err) {
+	if isDialError(err) {
 		return &NoServerError{Address: c.address, Err: err}
 	}
 	if errors.Is(err, io.EOF) {

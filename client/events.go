@@ -29,7 +29,7 @@ type EventQuery struct {
 // only if event fails, no server answers at the start, or the server refuses the request.
 func (c *Client) Events(ctx context.Context, q EventQuery, event func(v1.ServiceEvent) error) error {
 	w := &eventWatch{client: c, q: q, event: event}
-	return relisten(ctx, &w.progress, w.listen)
+	return watchWithRetry(ctx, &w.progress, w.listen)
 }
 
 // eventWatch is the state that Events keeps across connections.
@@ -54,11 +54,11 @@ func (w *eventWatch) listen(ctx context.Context) error {
 		}
 		var e v1.ServiceEvent
 		if err := json.Unmarshal(data, &e); err != nil {
-			return true, fmt.Errorf("%w: an event that is no JSON: %w", ErrLost, err)
+			return true, fmt.Errorf("%w: invalid JSON in event: %w", ErrLost, err)
 		}
-		w.heard++
+		w.events++
 		w.q.After = e.ID
-		w.failed = w.event(e)
-		return false, w.failed
+		w.callbackErr = w.event(e)
+		return false, w.callbackErr
 	})
 }

@@ -18,13 +18,13 @@ const framesType = "application/vnd.orchestrator.frames"
 // result, not an error: check Ending and ExitCode. An error means that the command did not run, or
 // that its end was not observed.
 func (c *Client) Exec(ctx context.Context, sandbox string, x v1.Exec, opts ...Option) (v1.ExecResult, error) {
-	return post[v1.ExecResult](ctx, c, newCall(http.MethodPost, "sandboxes", sandbox, "exec"), x, opts)
+	return callJSONWithBody[v1.ExecResult](ctx, c, newCall(http.MethodPost, "sandboxes", sandbox, "exec"), x, opts)
 }
 
 // Run leases a sandbox, runs a command in it, and destroys the sandbox. Results and errors are as
 // for Exec.
 func (c *Client) Run(ctx context.Context, r v1.Run, opts ...Option) (v1.ExecResult, error) {
-	return post[v1.ExecResult](ctx, c, newCall(http.MethodPost, "run"), r, opts)
+	return callJSONWithBody[v1.ExecResult](ctx, c, newCall(http.MethodPost, "run"), r, opts)
 }
 
 // Streams connect to a command's input and output while it runs. Stdin is read by another
@@ -72,7 +72,7 @@ func (c *Client) stream(ctx context.Context, k *call, request any, s Streams) (v
 			return v1.ExecResult{}, fmt.Errorf("the request is %d bytes long: at most %d beside a stream of input", len(b), maxHeader)
 		}
 		k.header.Set("Orchestrator-Exec", base64.URLEncoding.EncodeToString(b))
-		k.octets(s.Stdin, -1)
+		k.streamBody(s.Stdin, -1)
 	}
 	resp, err := c.send(ctx, k)
 	if err != nil {

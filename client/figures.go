@@ -10,6 +10,6 @@ import (
 // Figures returns the current resource usage of sandboxes, newest sandbox first. Operators see the
 // sandboxes of all callers, other callers only their own.
 func (c *Client) Figures(ctx context.Context) ([]v1.Figures, error) {
-	l, err := ask[v1.List[v1.Figures]](ctx, c, newCall(http.MethodGet, "figures"))
+	l, err := callJSON[v1.List[v1.Figures]](ctx, c, newCall(http.MethodGet, "figures"))
 	return l.Items, err
 }

@@ -52,7 +52,7 @@ type body struct {
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil && err != io.EOF {
-		err = b.client.lost(b.ctx, err)
+		err = b.client.connectionError(b.ctx, err)
 	}
 	return n, err
 }
@@ -74,7 +74,7 @@ func (f Files) Write(ctx context.Context, path string, content io.Reader, o Writ
 	if o.Sized {
 		size = o.Size
 	}
-	return ask[v1.File](ctx, f.client, f.call(http.MethodPut, path).set("mode", o.Mode).octets(content, size))
+	return callJSON[v1.File](ctx, f.client, f.call(http.MethodPut, path).set("mode", o.Mode).streamBody(content, size))
 }
 
 // List lists a directory; "" is the root of the workspace. truncated reports that the directory has
@@ -84,26 +84,26 @@ func (f Files) List(ctx context.Context, path string) (items []v1.File, truncate
 		v1.List[v1.File]
 		Truncated bool `json:"truncated"`
 	}
-	l, err := ask[listing](ctx, f.client, f.call(http.MethodGet, path).flag("list", true))
+	l, err := callJSON[listing](ctx, f.client, f.call(http.MethodGet, path).flag("list", true))
 	return l.Items, l.Truncated, err
 }
 
 // Stat describes a file or directory.
 func (f Files) Stat(ctx context.Context, path string) (v1.File, error) {
-	return ask[v1.File](ctx, f.client, f.call(http.MethodGet, path).flag("stat", true))
+	return callJSON[v1.File](ctx, f.client, f.call(http.MethodGet, path).flag("stat", true))
 }
 
 // MakeDir creates a directory and its missing parents.
 func (f Files) MakeDir(ctx context.Context, path string) (v1.File, error) {
-	return ask[v1.File](ctx, f.client, f.call(http.MethodPut, path).flag("dir", true))
+	return callJSON[v1.File](ctx, f.client, f.call(http.MethodPut, path).flag("dir", true))
 }
 
 // Move renames a file or directory. It works for sandboxes only.
 func (f Files) Move(ctx context.Context, path, to string) (v1.File, error) {
-	return ask[v1.File](ctx, f.client, f.call(http.MethodPost, path).set("to", to))
+	return callJSON[v1.File](ctx, f.client, f.call(http.MethodPost, path).set("to", to))
 }
 
 // Remove removes a file or, if recursive is set, a directory with its content.
 func (f Files) Remove(ctx context.Context, path string, recursive bool) error {
-	return f.client.answer(ctx, f.call(http.MethodDelete, path).flag("recursive", recursive), nil)
+	return f.client.doJSON(ctx, f.call(http.MethodDelete, path).flag("recursive", recursive), nil)
 }

@@ -28,14 +28,14 @@ const (
 	dataBuffer  = 256 << 10
 )
 
-// errWriter is an error of a writer that the caller provided.
-type errWriter struct {
+// writerError is an error of a writer that the caller provided.
+type writerError struct {
 	stream string
 	err    error
 }
 
-func (e *errWriter) Error() string { return "write " + e.stream + ": " + e.err.Error() }
-func (e *errWriter) Unwrap() error { return e.err }
+func (e *writerError) Error() string { return "write " + e.stream + ": " + e.err.Error() }
+func (e *writerError) Unwrap() error { return e.err }
 
 // readFrames copies a command's output until the end frame and returns its result. A stream without
 // an end frame was cut.
@@ -45,7 +45,7 @@ func (c *Client) readFrames(ctx context.Context, r io.Reader, s Streams) (v1.Exe
 	for {
 		var head [5]byte
 		if _, err := io.ReadFull(in, head[:]); err != nil {
-			return v1.ExecResult{}, c.lost(ctx, err)
+			return v1.ExecResult{}, c.connectionError(ctx, err)
 		}
 		kind, n := head[0], int64(binary.BigEndian.Uint32(head[1:]))
 		var err error
@@ -76,16 +76,16 @@ func (c *Client) readFrames(ctx context.Context, r io.Reader, s Streams) (v1.Exe
 		case frameProblem:
 			var p v1.Problem
 			if err = readDocument(in, n, &p); err == nil {
-				return v1.ExecResult{}, problem(&p)
+				return v1.ExecResult{}, newProblemError(&p)
 			}
 		default:
 			err = fmt.Errorf("frame of unknown kind %q", kind)
 		}
-		if w, ok := errors.AsType[*errWriter](err); ok {
+		if w, ok := errors.AsType[*writerError](err); ok {
 			return v1.ExecResult{}, w
 		}
 		if err != nil {
-			return v1.ExecResult{}, c.lost(ctx, err)
+			return v1.ExecResult{}, c.connectionError(ctx, err)
 		}
 	}
 }
@@ -97,7 +97,7 @@ func copyFrame(stream string, w io.Writer, in io.Reader, n int64, buf []byte) er
 		n -= int64(k)
 		if k > 0 && w != nil {
 			if _, err := w.Write(buf[:k]); err != nil {
-				return &errWriter{stream, err}
+				return &writerError{stream, err}
 			}
 		}
 		if err != nil && n > 0 {

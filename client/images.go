@@ -12,7 +12,7 @@ import (
 
 // Images lists the images, with one entry for each name.
 func (c *Client) Images(ctx context.Context) ([]v1.Image, error) {
-	l, err := ask[v1.List[v1.Image]](ctx, c, newCall(http.MethodGet, "images"))
+	l, err := callJSON[v1.List[v1.Image]](ctx, c, newCall(http.MethodGet, "images"))
 	return l.Items, err
 }
 
@@ -20,13 +20,13 @@ func (c *Client) Images(ctx context.Context) ([]v1.Image, error) {
 // docker-archive or an OCI layout as a tar, optionally gzipped. ref is the image's name; "" takes
 // the names from the archive. size is the length of archive in bytes, or -1 if unknown.
 func (c *Client) ImportImage(ctx context.Context, archive io.Reader, size int64, ref string) ([]v1.Image, error) {
-	l, err := ask[v1.List[v1.Image]](ctx, c, newCall(http.MethodPost, "images").set("ref", ref).octets(archive, size))
+	l, err := callJSON[v1.List[v1.Image]](ctx, c, newCall(http.MethodPost, "images").set("ref", ref).streamBody(archive, size))
 	return l.Items, err
 }
 
 // RemoveImage removes a name, and the image if this was its last name.
 func (c *Client) RemoveImage(ctx context.Context, ref string) error {
-	return c.answer(ctx, newCall(http.MethodDelete, "images").set("ref", ref), nil)
+	return c.doJSON(ctx, newCall(http.MethodDelete, "images").set("ref", ref), nil)
 }
 
 // PullImage makes the server pull an image from its registry and waits for it. If progress is not
@@ -35,7 +35,7 @@ func (c *Client) RemoveImage(ctx context.Context, ref string) error {
 func (c *Client) PullImage(ctx context.Context, r v1.PullRequest, progress func(v1.PullEvent)) ([]v1.Image, error) {
 	k := newCall(http.MethodPost, "images", "pull")
 	if progress == nil {
-		l, err := post[v1.List[v1.Image]](ctx, c, k, r, nil)
+		l, err := callJSONWithBody[v1.List[v1.Image]](ctx, c, k, r, nil)
 		return l.Items, err
 	}
 	if _, err := k.json(r); err != nil {
@@ -56,9 +56,9 @@ func (c *Client) BuildImage(ctx context.Context, r v1.BuildRequest, files io.Rea
 		}
 		k.set("args", string(args))
 	}
-	k.octets(files, -1)
+	k.streamBody(files, -1)
 	if progress == nil {
-		l, err := ask[v1.List[v1.Image]](ctx, c, k)
+		l, err := callJSON[v1.List[v1.Image]](ctx, c, k)
 		return l.Items, err
 	}
 	return c.imageEvents(ctx, k, progress)
@@ -72,7 +72,7 @@ func (c *Client) imageEvents(ctx context.Context, k *call, progress func(v1.Pull
 	err := c.readEvents(ctx, k, func(kind string, data []byte) (bool, error) {
 		var e v1.PullEvent
 		if err := json.Unmarshal(data, &e); err != nil {
-			return true, fmt.Errorf("%w: an event that is no JSON: %w", ErrLost, err)
+			return true, fmt.Errorf("%w: invalid JSON in event: %w", ErrLost, err)
 		}
 		if kind == "end" {
 			images = e.Images
@@ -87,7 +87,7 @@ func (c *Client) imageEvents(ctx context.Context, k *call, progress func(v1.Pull
 // CollectImages removes images that nothing uses. If dry is set, it only reports what it would
 // remove.
 func (c *Client) CollectImages(ctx context.Context, dry bool) (v1.ImageCollection, error) {
-	return ask[v1.ImageCollection](ctx, c, newCall(http.MethodPost, "images", "gc").flag("dry_run", dry))
+	return callJSON[v1.ImageCollection](ctx, c, newCall(http.MethodPost, "images", "gc").flag("dry_run", dry))
 }
 
 // PinImage protects an image from CollectImages, or removes that protection.
@@ -96,6 +96,6 @@ func (c *Client) PinImage(ctx context.Context, ref string, pinned bool) ([]v1.Im
 	if pinned {
 		method = http.MethodPut
 	}
-	l, err := ask[v1.List[v1.Image]](ctx, c, newCall(method, "images", "pin").set("ref", ref))
+	l, err := callJSON[v1.List[v1.Image]](ctx, c, newCall(method, "images", "pin").set("ref", ref))
 	return l.Items, err
 }

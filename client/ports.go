@@ -40,10 +40,10 @@ func (c *Client) Dial(ctx context.Context, sandbox string, port int) (net.Conn, 
 	}
 	p := &portConn{port: port}
 	// The response body has no deadlines, but the underlying connection does.
-	trace := &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) { p.below = got.Conn }}
+	trace := &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) { p.netConn = got.Conn }}
 	resp, err := c.http.Do(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
 	if err != nil {
-		return nil, c.lost(ctx, err)
+		return nil, c.connectionError(ctx, err)
 	}
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		defer resp.Body.Close()
@@ -53,7 +53,7 @@ func (c *Client) Dial(ctx context.Context, sandbox string, port int) (net.Conn, 
 		return nil, c.readProblem(resp)
 	}
 	body, ok := resp.Body.(io.ReadWriteCloser)
-	if !ok || p.below == nil || !strings.EqualFold(resp.Header.Get("Upgrade"), v1.PortProtocol) {
+	if !ok || p.netConn == nil || !strings.EqualFold(resp.Header.Get("Upgrade"), v1.PortProtocol) {
 		resp.Body.Close()
 		return nil, fmt.Errorf("%w: the answer is not the connection that was asked for", ErrLost)
 	}
@@ -73,7 +73,7 @@ func (c *Client) PortTransport(sandbox string) *http.Transport {
 			}
 			n, err := strconv.Atoi(port)
 			if err != nil {
-				return nil, fmt.Errorf("port %q is no number: %w", port, errdefs.ErrInvalidArgument)
+				return nil, fmt.Errorf("invalid port %q: use a number: %w", port, errdefs.ErrInvalidArgument)
 			}
 			return c.Dial(ctx, sandbox, n)
 		},
@@ -87,8 +87,8 @@ func (c *Client) PortTransport(sandbox string) *http.Transport {
 // takes addresses and deadlines from the underlying connection.
 type portConn struct {
 	io.ReadWriteCloser
-	below net.Conn
-	port  int
+	netConn net.Conn
+	port    int
 }
 
 // CloseWrite closes the sending direction.
@@ -100,7 +100,7 @@ func (p *portConn) CloseWrite() error {
 }
 
 // LocalAddr returns the local address of the connection to the orchestrator.
-func (p *portConn) LocalAddr() net.Addr { return p.below.LocalAddr() }
+func (p *portConn) LocalAddr() net.Addr { return p.netConn.LocalAddr() }
 
 // RemoteAddr returns the port on the sandbox's loopback interface.
 func (p *portConn) RemoteAddr() net.Addr {
@@ -108,10 +108,10 @@ func (p *portConn) RemoteAddr() net.Addr {
 }
 
 // SetDeadline implements net.Conn.
-func (p *portConn) SetDeadline(t time.Time) error { return p.below.SetDeadline(t) }
+func (p *portConn) SetDeadline(t time.Time) error { return p.netConn.SetDeadline(t) }
 
 // SetReadDeadline implements net.Conn.
-func (p *portConn) SetReadDeadline(t time.Time) error { return p.below.SetReadDeadline(t) }
+func (p *portConn) SetReadDeadline(t time.Time) error { return p.netConn.SetReadDeadline(t) }
 
 // SetWriteDeadline implements net.Conn.
-func (p *portConn) SetWriteDeadline(t time.Time) error { return p.below.SetWriteDeadline(t) }
+func (p *portConn) SetWriteDeadline(t time.Time) error { return p.netConn.SetWriteDeadline(t) }

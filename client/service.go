@@ -9,17 +9,17 @@ import (
 
 // Version returns the server's version and the runtime that it uses.
 func (c *Client) Version(ctx context.Context) (v1.Version, error) {
-	return ask[v1.Version](ctx, c, newCall(http.MethodGet, "version"))
+	return callJSON[v1.Version](ctx, c, newCall(http.MethodGet, "version"))
 }
 
 // Pools returns the state of the warm pools.
 func (c *Client) Pools(ctx context.Context) ([]v1.Pool, error) {
-	l, err := ask[v1.List[v1.Pool]](ctx, c, newCall(http.MethodGet, "pools"))
+	l, err := callJSON[v1.List[v1.Pool]](ctx, c, newCall(http.MethodGet, "pools"))
 	return l.Items, err
 }
 
 // Down destroys every sandbox and stops the server. It returns when the shutdown has begun. The
 // server has exited when Version returns ErrNoServer.
 func (c *Client) Down(ctx context.Context) error {
-	return c.answer(ctx, newCall(http.MethodPost, "down"), nil)
+	return c.doJSON(ctx, newCall(http.MethodPost, "down"), nil)
 }

@@ -18,7 +18,7 @@ type Session struct {
 
 // StartSession starts a session in a leased sandbox.
 func (c *Client) StartSession(ctx context.Context, sandbox string, r v1.ShellSessionRequest, opts ...Option) (*Session, v1.ShellSession, error) {
-	got, err := post[v1.ShellSession](ctx, c, newCall(http.MethodPost, "sandboxes", sandbox, "sessions"), r, opts)
+	got, err := callJSONWithBody[v1.ShellSession](ctx, c, newCall(http.MethodPost, "sandboxes", sandbox, "sessions"), r, opts)
 	if err != nil {
 		return nil, got, err
 	}
@@ -33,7 +33,7 @@ func (c *Client) Session(sandbox, id string) *Session {
 
 // Sessions lists a sandbox's sessions, oldest first.
 func (c *Client) Sessions(ctx context.Context, sandbox string) ([]v1.ShellSession, error) {
-	l, err := ask[v1.List[v1.ShellSession]](ctx, c, newCall(http.MethodGet, "sandboxes", sandbox, "sessions"))
+	l, err := callJSON[v1.List[v1.ShellSession]](ctx, c, newCall(http.MethodGet, "sandboxes", sandbox, "sessions"))
 	return l.Items, err
 }
 
@@ -48,7 +48,7 @@ func (s *Session) call(method string, more ...string) *call {
 // If the session is busy and x.WhenBusy does not allow waiting longer, the error is of class
 // ResourceExhausted. If the session has ended, it is of class FailedPrecondition.
 func (s *Session) Exec(ctx context.Context, x v1.ShellSessionExec, opts ...Option) (v1.ExecResult, error) {
-	return post[v1.ExecResult](ctx, s.client, s.call(http.MethodPost, "exec"), x, opts)
+	return callJSONWithBody[v1.ExecResult](ctx, s.client, s.call(http.MethodPost, "exec"), x, opts)
 }
 
 // Run runs a line of shell like Exec.
@@ -65,5 +65,5 @@ func (s *Session) ExecStream(ctx context.Context, x v1.ShellSessionExec, st Stre
 // End kills the session's processes and deletes the session. If it does not exist, the error is of
 // class NotFound.
 func (s *Session) End(ctx context.Context) (v1.ShellSession, error) {
-	return ask[v1.ShellSession](ctx, s.client, s.call(http.MethodDelete))
+	return callJSON[v1.ShellSession](ctx, s.client, s.call(http.MethodDelete))
 }

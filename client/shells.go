@@ -16,36 +16,36 @@ import (
 
 // StartShell starts a background command in a leased sandbox.
 func (c *Client) StartShell(ctx context.Context, sandbox string, r v1.ShellRequest, opts ...Option) (v1.Shell, error) {
-	return post[v1.Shell](ctx, c, newCall(http.MethodPost, "sandboxes", sandbox, "shells"), r, opts)
+	return callJSONWithBody[v1.Shell](ctx, c, newCall(http.MethodPost, "sandboxes", sandbox, "shells"), r, opts)
 }
 
 // Shells lists a sandbox's background commands, oldest first.
 func (c *Client) Shells(ctx context.Context, sandbox string) ([]v1.Shell, error) {
-	l, err := ask[v1.List[v1.Shell]](ctx, c, newCall(http.MethodGet, "sandboxes", sandbox, "shells"))
+	l, err := callJSON[v1.List[v1.Shell]](ctx, c, newCall(http.MethodGet, "sandboxes", sandbox, "shells"))
 	return l.Items, err
 }
 
 // Shell returns one background command. It also works after the sandbox has ended.
 func (c *Client) Shell(ctx context.Context, id string) (v1.Shell, error) {
-	return ask[v1.Shell](ctx, c, newCall(http.MethodGet, "shells", id))
+	return callJSON[v1.Shell](ctx, c, newCall(http.MethodGet, "shells", id))
 }
 
 // KillShell sends TERM to a background command, waits up to grace, and then sends KILL. All its
 // processes have exited when KillShell returns. If forget is set, its record and output are
 // deleted.
 func (c *Client) KillShell(ctx context.Context, id string, grace time.Duration, forget bool) (v1.Shell, error) {
-	return ask[v1.Shell](ctx, c, newCall(http.MethodDelete, "shells", id).duration("grace_ms", grace).flag("forget", forget))
+	return callJSON[v1.Shell](ctx, c, newCall(http.MethodDelete, "shells", id).duration("grace_ms", grace).flag("forget", forget))
 }
 
 // SignalShell sends a signal, 1 to 64, to every process of a background command.
 func (c *Client) SignalShell(ctx context.Context, id string, signal int) error {
-	return c.answer(ctx, newCall(http.MethodPost, "shells", id, "signal").number("signal", int64(signal)), nil)
+	return c.doJSON(ctx, newCall(http.MethodPost, "shells", id, "signal").number("signal", int64(signal)), nil)
 }
 
 // Input copies r to a background command's stdin until r ends. If closeStdin is set, it then closes
 // stdin. It does not close r.
 func (c *Client) Input(ctx context.Context, id string, r io.Reader, closeStdin bool) error {
-	return c.answer(ctx, newCall(http.MethodPost, "shells", id, "input").flag("close", closeStdin).octets(r, -1), nil)
+	return c.doJSON(ctx, newCall(http.MethodPost, "shells", id, "input").flag("close", closeStdin).streamBody(r, -1), nil)
 }
 
 // OutputRequest selects a piece of a background command's output. Offset and Limit are bytes; a
@@ -61,7 +61,7 @@ type OutputRequest struct {
 // Output returns a piece of a background command's output, up to 1 MiB.
 func (c *Client) Output(ctx context.Context, id string, r OutputRequest) (v1.Output, error) {
 	k := newCall(http.MethodGet, "shells", id, "output").set("stream", r.Stream).number("offset", r.Offset)
-	return ask[v1.Output](ctx, c, k.number("limit", r.Limit).duration("wait_ms", r.Wait))
+	return callJSON[v1.Output](ctx, c, k.number("limit", r.Limit).duration("wait_ms", r.Wait))
 }
 
 // FollowRequest selects the output that Follow copies.
@@ -77,8 +77,8 @@ type FollowRequest struct {
 // Pauses between Follow's attempts to reconnect. They start short because a server that restarts is
 // back within a second.
 const (
-	followMin = 50 * time.Millisecond
-	followMax = 2 * time.Second
+	followPauseMin = 50 * time.Millisecond
+	followPauseMax = 2 * time.Second
 )
 
 // followPiece is how many bytes Follow requests at a time. followWait is how long it waits for the
@@ -98,7 +98,7 @@ const (
 // Follow requests one piece at a time. The offset of the next request acknowledges the previous
 // piece, so a lossless command loses no output that is still in transit.
 func (c *Client) Follow(ctx context.Context, id string, r FollowRequest, w io.Writer) (int64, error) {
-	next, pause := r.Offset, followMin
+	next, pause := r.Offset, followPauseMin
 	var err error
 	for answered := false; ; {
 		before := next
@@ -106,17 +106,17 @@ func (c *Client) Follow(ctx context.Context, id string, r FollowRequest, w io.Wr
 		answered = answered || !errors.Is(err, ErrNoServer)
 		if err == nil && next == before {
 			var end bool
-			if end, err = c.ended(ctx, id, r.Stream, next); end {
+			if end, err = c.streamEnded(ctx, id, r.Stream, next); end {
 				return next, nil
 			}
 		}
 		if next > before {
-			pause = followMin
+			pause = followPauseMin
 		}
 		if err == nil {
 			continue
 		}
-		if _, own := errors.AsType[*errWriter](err); own || !errdefs.IsUnavailable(err) || context.Cause(ctx) != nil {
+		if _, own := errors.AsType[*writerError](err); own || !errdefs.IsUnavailable(err) || context.Cause(ctx) != nil {
 			return next, err
 		}
 		if !answered && errors.Is(err, ErrNoServer) {
@@ -127,14 +127,14 @@ func (c *Client) Follow(ctx context.Context, id string, r FollowRequest, w io.Wr
 		case <-ctx.Done():
 			return next, context.Cause(ctx)
 		}
-		pause = min(2*pause, followMax)
+		pause = min(2*pause, followPauseMax)
 	}
 }
 
-// ended reports whether a stream ends at offset. It waits briefly for a first byte, so that Follow
-// does not poll a server that ends its answers early.
-func (c *Client) ended(ctx context.Context, id, stream string, offset int64) (bool, error) {
-	out, err := c.Output(ctx, id, OutputRequest{Stream: stream, Offset: offset, Limit: 1, Wait: followMin})
+// streamEnded reports whether a stream ends at offset. It waits briefly for a first byte, so that
+// Follow does not poll a server that ends its answers early.
+func (c *Client) streamEnded(ctx context.Context, id, stream string, offset int64) (bool, error) {
+	out, err := c.Output(ctx, id, OutputRequest{Stream: stream, Offset: offset, Limit: 1, Wait: followPauseMin})
 	return err == nil && out.EOF && out.NextOffset == offset, err
 }
 
@@ -144,13 +144,13 @@ func (c *Client) ended(ctx context.Context, id, stream string, offset int64) (bo
 func (c *Client) CopyOutput(ctx context.Context, id string, r OutputRequest, gap func(from, to int64), w io.Writer) (int64, error) {
 	k := newCall(http.MethodGet, "shells", id, "output").set("stream", r.Stream).number("offset", r.Offset)
 	next := r.Offset
-	_, err := c.octets(ctx, k.number("limit", r.Limit).duration("wait_ms", r.Wait), "shell "+id, gap, &next, w)
+	_, err := c.copyRaw(ctx, k.number("limit", r.Limit).duration("wait_ms", r.Wait), "shell "+id, gap, &next, w)
 	return next, err
 }
 
-// octets copies a raw answer to w and advances next. what names the source in error messages. end
+// copyRaw copies a raw answer to w and advances next. what names the source in error messages. end
 // reports that the server expects no more output.
-func (c *Client) octets(ctx context.Context, k *call, what string, gap func(from, to int64), next *int64, w io.Writer) (end bool, err error) {
+func (c *Client) copyRaw(ctx context.Context, k *call, what string, gap func(from, to int64), next *int64, w io.Writer) (end bool, err error) {
 	k.accept = "application/octet-stream"
 	resp, err := c.send(ctx, k)
 	if err != nil {
@@ -175,14 +175,14 @@ func (c *Client) octets(ctx context.Context, k *call, what string, gap func(from
 			m, werr := w.Write(buf[:n])
 			*next += int64(m)
 			if werr != nil {
-				return false, &errWriter{"output", werr}
+				return false, &writerError{"output", werr}
 			}
 		}
 		if err == io.EOF {
 			return resp.Header.Get("Orchestrator-End") == "true", nil
 		}
 		if err != nil {
-			return false, c.lost(ctx, err)
+			return false, c.connectionError(ctx, err)
 		}
 	}
 }

@@ -36,13 +36,13 @@ func (c *Client) readEvents(ctx context.Context, k *call, event func(kind string
 	for {
 		line, err := readLine(in, maxEvent-len(data))
 		if err != nil {
-			return c.lost(ctx, err)
+			return c.connectionError(ctx, err)
 		}
 		name, value, _ := bytes.Cut(line, []byte(":"))
 		value = bytes.TrimPrefix(value, []byte(" "))
 		switch {
 		case len(line) == 0 && data != nil:
-			if last, err := c.event(ctx, kind, data, event); last || err != nil {
+			if last, err := c.dispatchEvent(ctx, kind, data, event); last || err != nil {
 				return err
 			}
 			kind, data = "", nil
@@ -56,15 +56,15 @@ func (c *Client) readEvents(ctx context.Context, k *call, event func(kind string
 	}
 }
 
-func (c *Client) event(ctx context.Context, kind string, data []byte, event func(string, []byte) (bool, error)) (last bool, err error) {
+func (c *Client) dispatchEvent(ctx context.Context, kind string, data []byte, event func(string, []byte) (bool, error)) (last bool, err error) {
 	if kind != "problem" {
 		return event(kind, data)
 	}
 	var p v1.Problem
 	if err := json.Unmarshal(data, &p); err != nil {
-		return true, c.lost(ctx, fmt.Errorf("a problem that is no JSON: %w", err))
+		return true, c.connectionError(ctx, fmt.Errorf("invalid JSON in problem: %w", err))
 	}
-	return true, problem(&p)
+	return true, newProblemError(&p)
 }
 
 // readLine reads one line of up to limit bytes, and returns it without its line break.

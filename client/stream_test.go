@@ -29,7 +29,7 @@ func frame(kind byte, payload string) []byte {
 
 const end = `{"ending":"exited","exit_code":3}`
 
-func TestFramesGoWhereTheyBelong(t *testing.T) {
+func TestFramesReachTheirStreams(t *testing.T) {
 	big := strings.Repeat("x", 1<<20) // more than the buffer
 	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", framesType)
@@ -76,7 +76,7 @@ func TestHostileFrames(t *testing.T) {
 	}
 }
 
-func TestAProblemInTheStreamIsTheError(t *testing.T) {
+func TestProblemFrameIsError(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", framesType)
 		w.Write(frame('P', `{"status":404,"code":"not_found","detail":"sandbox x is gone"}`))
@@ -133,7 +133,7 @@ type fails struct{ err error }
 
 func (f fails) Write([]byte) (int, error) { return 0, f.err }
 
-func TestAWriterThatFailsEndsTheCommand(t *testing.T) {
+func TestFailedWriterKillsCommand(t *testing.T) {
 	gone := make(chan struct{})
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", framesType)
@@ -179,7 +179,7 @@ func (s *outputServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	io.WriteString(w, s.all[offset:])
 }
 
-func TestFollowGoesOnFromWhereItWasCut(t *testing.T) {
+func TestFollowResumesAfterCut(t *testing.T) {
 	s := &outputServer{t: t, all: strings.Repeat("0123456789", 10_000)}
 	s.respond = func(n int64, w http.ResponseWriter, offset int) bool {
 		switch {
@@ -216,7 +216,7 @@ func (a *away) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // The stream has ended, and the server goes away before it can say so.
-func TestFollowWaitsForAServerThatWasThere(t *testing.T) {
+func TestFollowWaitsForServerToReturn(t *testing.T) {
 	s := &outputServer{t: t, all: "abc", respond: func(int64, http.ResponseWriter, int) bool { return false }}
 	c := serve(t, s.ServeHTTP)
 	transport := &away{RoundTripper: c.http.Transport}
@@ -228,7 +228,7 @@ func TestFollowWaitsForAServerThatWasThere(t *testing.T) {
 	c.http.Transport = transport.RoundTripper // its connections are closed at the end
 }
 
-func TestFollowTellsGaps(t *testing.T) {
+func TestFollowReportsGaps(t *testing.T) {
 	s := &outputServer{t: t, all: strings.Repeat("x", 100)}
 	s.respond = func(n int64, w http.ResponseWriter, offset int) bool {
 		if n > 1 {
@@ -255,7 +255,7 @@ func TestFollowTellsGaps(t *testing.T) {
 	}
 }
 
-func TestFollowEndsWithItsContextAndWithRefusals(t *testing.T) {
+func TestFollowEndsWithContextOrRefusal(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	enough := errors.New("enough")
 	var asked atomic.Int64

@@ -47,20 +47,20 @@ type Terminal struct {
 	shell   string
 	o       TerminalOptions
 
-	ctx    context.Context // ends with the attachment
-	cancel context.CancelCauseFunc
-	out    *io.PipeReader
-	show   *io.PipeWriter
+	ctx       context.Context // ends with the attachment
+	cancel    context.CancelCauseFunc
+	outReader *io.PipeReader
+	outWriter *io.PipeWriter
 
-	typing sync.Mutex // held while sending one message of input
+	writeMu sync.Mutex // held while sending one message of input
 
 	mu      sync.Mutex
-	changed sync.Cond // signals changes of line, pending and over
-	line    *ptyLine  // nil while disconnected
+	changed sync.Cond // signals changes of line, pending and closed
+	line    *ptyConn  // nil while disconnected
 	pending []byte    // sent but not acknowledged
 	offset  int64
 	size    v1.TerminalMessage // the last size requested
-	over    bool
+	closed  bool
 
 	done   chan struct{} // closed after result and err are set
 	result v1.ExecResult
@@ -100,7 +100,7 @@ func (c *Client) terminal(ctx context.Context, sandbox string, k *call, o Termin
 	t := &Terminal{client: c, sandbox: sandbox, o: o, done: make(chan struct{})}
 	t.changed.L = &t.mu
 	t.ctx, t.cancel = context.WithCancelCause(ctx)
-	t.out, t.show = io.Pipe()
+	t.outReader, t.outWriter = io.Pipe()
 	line, started, err := c.connectPTY(t.ctx, k)
 	if err != nil {
 		t.cancel(nil)
@@ -111,7 +111,7 @@ func (c *Client) terminal(ctx context.Context, sandbox string, k *call, o Termin
 		t.offset = o.Offset // the server reports missing output as a gap
 	}
 	t.line = line
-	go t.run(line) // ends with the attachment; Close and Wait wait for it
+	go t.serveConns(line) // ends with the attachment; Close and Wait wait for it
 	return t, nil
 }
 
@@ -127,7 +127,7 @@ func (t *Terminal) Offset() int64 {
 
 // Read reads the terminal's output. It returns io.EOF after the command has ended and all its
 // output was read. Any other error is why the attachment ended.
-func (t *Terminal) Read(p []byte) (int, error) { return t.out.Read(p) }
+func (t *Terminal) Read(p []byte) (int, error) { return t.outReader.Read(p) }
 
 // Write sends input. It blocks while disconnected, and while too much input is not yet taken by the
 // command. An error means that the attachment has ended.
@@ -135,11 +135,11 @@ func (t *Terminal) Write(p []byte) (int, error) {
 	if t.o.ReadOnly {
 		return 0, errReadOnly
 	}
-	t.typing.Lock()
-	defer t.typing.Unlock()
+	t.writeMu.Lock()
+	defer t.writeMu.Unlock()
 	for sent := 0; sent < len(p); {
 		piece := p[sent:min(len(p), sent+v1.TerminalInput)]
-		line, err := t.room(piece)
+		line, err := t.reserveInput(piece)
 		if err != nil {
 			return sent, err
 		}
@@ -151,14 +151,15 @@ func (t *Terminal) Write(p []byte) (int, error) {
 
 var errReadOnly = fmt.Errorf("attached to look only: %w", errdefs.ErrFailedPrecondition)
 
-// room waits until piece fits into the input window of a connection, and adds it to pending.
-func (t *Terminal) room(piece []byte) (*ptyLine, error) {
+// reserveInput waits until piece fits into the input window of a connection, and adds it to
+// pending.
+func (t *Terminal) reserveInput(piece []byte) (*ptyConn, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for !t.over && (t.line == nil || len(t.pending)+len(piece) > v1.TerminalWindow) {
+	for !t.closed && (t.line == nil || len(t.pending)+len(piece) > v1.TerminalWindow) {
 		t.changed.Wait()
 	}
-	if t.over {
+	if t.closed {
 		return nil, fmt.Errorf("the terminal is closed: %w", io.ErrClosedPipe)
 	}
 	t.pending = append(t.pending, piece...)
@@ -175,7 +176,7 @@ func (t *Terminal) Resize(cols, rows int) error {
 	defer t.mu.Unlock()
 	t.size = v1.TerminalMessage{Type: "resize", Cols: cols, Rows: rows}
 	if t.line != nil {
-		t.line.steer(t.size)
+		t.line.queueResize(t.size)
 	}
 	return nil
 }
@@ -200,13 +201,13 @@ func (t *Terminal) Wait() (v1.ExecResult, error) {
 // ended, and may be called more than once.
 func (t *Terminal) Close() error {
 	t.mu.Lock()
-	t.over = true
+	t.closed = true
 	line := t.line
 	t.changed.Broadcast()
 	t.mu.Unlock()
-	t.out.CloseWithError(io.ErrClosedPipe) //nolint:errcheck // it never fails
+	t.outReader.CloseWithError(io.ErrClosedPipe) //nolint:errcheck // it never fails
 	if line != nil {
-		line.hangUp()
+		line.closeGracefully()
 	}
 	t.cancel(io.ErrClosedPipe)
 	<-t.done

@@ -104,7 +104,7 @@ func readAll(t *testing.T, term *Terminal) (string, error) {
 
 var exit3 = v1.TerminalMessage{Type: "exit", Result: &v1.ExecResult{Ending: "exited", ExitCode: 3}}
 
-func TestTerminalShowsAllUntilTheEnd(t *testing.T) {
+func TestTerminalReadsAllOutput(t *testing.T) {
 	c := terminals(t, func(p *peer) {
 		p.say(v1.TerminalMessage{Type: "started", Shell: "s1"})
 		p.show("hello ")
@@ -125,7 +125,7 @@ func TestTerminalShowsAllUntilTheEnd(t *testing.T) {
 
 // However a connection ends, the output goes on at its offset. What was typed
 // and not taken is sent again only where the server told exactly.
-func TestTerminalComesBackWhereItWas(t *testing.T) {
+func TestTerminalResumesAfterCut(t *testing.T) {
 	for name, c := range map[string]struct {
 		leave func(p *peer)
 		again string
@@ -186,7 +186,7 @@ func TestTerminalComesBackWhereItWas(t *testing.T) {
 	}
 }
 
-func TestTypingWaitsForTheWindow(t *testing.T) {
+func TestTerminalWriteWaitsForWindow(t *testing.T) {
 	go1 := make(chan struct{})
 	c := terminals(t, func(p *peer) {
 		p.say(v1.TerminalMessage{Type: "started", Shell: "s1"})
@@ -216,7 +216,7 @@ func TestTypingWaitsForTheWindow(t *testing.T) {
 	}
 }
 
-func TestWhatTheServerRefusesEndsATerminal(t *testing.T) {
+func TestRefusalEndsTerminal(t *testing.T) {
 	problem := &v1.Problem{Status: 409, Code: "failed_precondition", Detail: "the sandbox has ended"}
 	c := terminals(t, func(p *peer) {
 		p.say(v1.TerminalMessage{Type: "started", Shell: "s1"})
@@ -248,7 +248,7 @@ func TestHostileTerminals(t *testing.T) {
 		"no JSON":         func(p *peer) { p.conn.Write(p.t.Context(), websocket.MessageText, []byte("hello")) },
 		"another start":   func(p *peer) { p.say(exit3) },
 		"no shell":        func(p *peer) { p.say(v1.TerminalMessage{Type: "started"}) },
-		"a huge message":  func(p *peer) { p.conn.Write(p.t.Context(), websocket.MessageText, make([]byte, maxPiece+2)) },
+		"a huge message":  func(p *peer) { p.conn.Write(p.t.Context(), websocket.MessageText, make([]byte, maxTerminalMessage+2)) },
 		"gone at once":    func(p *peer) { p.conn.CloseNow() },
 		"error, no words": func(p *peer) { p.say(v1.TerminalMessage{Type: "error"}) },
 	} {
@@ -260,7 +260,7 @@ func TestHostileTerminals(t *testing.T) {
 	}
 }
 
-func TestCloseDetachesAtOnce(t *testing.T) {
+func TestTerminalCloseDetaches(t *testing.T) {
 	closed := make(chan websocket.StatusCode, 1)
 	c := terminals(t, func(p *peer) {
 		p.say(v1.TerminalMessage{Type: "started", Shell: "s1"})

@@ -21,7 +21,7 @@ import (
 // Tools lists the tools that the caller may call, with their schemas. profile is "" for the
 // caller's own profile; operators may name another.
 func (c *Client) Tools(ctx context.Context, profile string) ([]v1.Tool, error) {
-	l, err := ask[v1.List[v1.Tool]](ctx, c, newCall(http.MethodGet, "tools").set("profile", profile))
+	l, err := callJSON[v1.List[v1.Tool]](ctx, c, newCall(http.MethodGet, "tools").set("profile", profile))
 	return l.Items, err
 }
 
@@ -52,8 +52,8 @@ type CallOptions struct {
 
 // Pauses between repeated attempts.
 const (
-	persistMin = 100 * time.Millisecond
-	persistMax = 2 * time.Second
+	retryPauseMin = 100 * time.Millisecond
+	retryPauseMax = 2 * time.Second
 )
 
 // PersistUnavailable is how long a server may report that it is unavailable before CallTool with
@@ -77,7 +77,7 @@ func (c *Client) CallTool(ctx context.Context, name string, call v1.ToolCall, o 
 	// net/http may redial within one request that has a key.
 	var met atomic.Bool
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { met.Store(true) }})
-	pause, since := persistMin, time.Time{}
+	pause, since := retryPauseMin, time.Time{}
 	for {
 		r, err := c.callTool(ctx, name, call, o)
 		if err == nil || context.Cause(ctx) != nil || !errdefs.IsUnavailable(err) || !met.Load() && errors.Is(err, ErrNoServer) {
@@ -99,7 +99,7 @@ func (c *Client) CallTool(ctx context.Context, name string, call v1.ToolCall, o 
 		case <-ctx.Done():
 			return r, context.Cause(ctx)
 		}
-		pause = min(2*pause, persistMax)
+		pause = min(2*pause, retryPauseMax)
 	}
 }
 
@@ -107,7 +107,7 @@ func (c *Client) callTool(ctx context.Context, name string, call v1.ToolCall, o 
 	k := newCall(http.MethodPost, "tools", name, "call")
 	k.key = o.IdempotencyKey
 	if o.Asked == nil && o.Started == nil && o.Output == nil {
-		return post[v1.ToolResult](ctx, c, k, call, nil)
+		return callJSONWithBody[v1.ToolResult](ctx, c, k, call, nil)
 	}
 	if _, err := k.json(call); err != nil {
 		return v1.ToolResult{}, err
@@ -118,13 +118,13 @@ func (c *Client) callTool(ctx context.Context, name string, call v1.ToolCall, o 
 	err := c.readEvents(ctx, k, func(kind string, data []byte) (bool, error) {
 		var e v1.ToolEvent
 		if err := json.Unmarshal(data, &e); err != nil {
-			return true, fmt.Errorf("%w: an event that is no JSON: %w", ErrLost, err)
+			return true, fmt.Errorf("%w: invalid JSON in event: %w", ErrLost, err)
 		}
 		if kind == "end" && e.Result != nil {
 			result = e.Result
 			return true, nil
 		}
-		return false, o.tell(e)
+		return false, o.dispatch(e)
 	})
 	if err != nil {
 		return v1.ToolResult{}, err
@@ -135,8 +135,8 @@ func (c *Client) callTool(ctx context.Context, name string, call v1.ToolCall, o 
 	return *result, nil
 }
 
-// tell calls the function for an event. It ignores types that only newer servers send.
-func (o *CallOptions) tell(e v1.ToolEvent) error {
+// dispatch calls the function for an event. It ignores types that only newer servers send.
+func (o *CallOptions) dispatch(e v1.ToolEvent) error {
 	switch {
 	case e.Type == "approval" && e.Approval != nil && o.Asked != nil:
 		o.Asked(*e.Approval)
@@ -147,7 +147,7 @@ func (o *CallOptions) tell(e v1.ToolEvent) error {
 		if e.Base64 != "" {
 			var err error
 			if data, err = base64.StdEncoding.DecodeString(e.Base64); err != nil {
-				return fmt.Errorf("%w: output that is no base64: %w", ErrLost, err)
+				return fmt.Errorf("%w: invalid base64 in output: %w", ErrLost, err)
 			}
 		}
 		o.Output(e.Type, data, e.Missed)
@@ -159,7 +159,7 @@ func (o *CallOptions) tell(e v1.ToolEvent) error {
 // is no longer kept, the error is of class NotFound.
 func (c *Client) CallOutput(ctx context.Context, id string, r OutputRequest) (v1.Output, error) {
 	k := newCall(http.MethodGet, "calls", id, "output").set("stream", r.Stream).number("offset", r.Offset)
-	return ask[v1.Output](ctx, c, k.number("limit", r.Limit).duration("wait_ms", r.Wait))
+	return callJSON[v1.Output](ctx, c, k.number("limit", r.Limit).duration("wait_ms", r.Wait))
 }
 
 // CopyCallOutput copies the output of an earlier tool call to w unchanged, starting at r.Offset,
@@ -170,7 +170,7 @@ func (c *Client) CopyCallOutput(ctx context.Context, id string, r OutputRequest,
 	for {
 		k := newCall(http.MethodGet, "calls", id, "output").set("stream", r.Stream).number("offset", next).number("limit", left)
 		before := next
-		end, err := c.octets(ctx, k.duration("wait_ms", r.Wait), "call "+id, gap, &next, w)
+		end, err := c.copyRaw(ctx, k.duration("wait_ms", r.Wait), "call "+id, gap, &next, w)
 		if err != nil || end || next == before {
 			return next, err
 		}
@@ -185,16 +185,16 @@ func (c *Client) CopyCallOutput(ctx context.Context, id string, r OutputRequest,
 // EndSession ends a session of tool calls and destroys its sandbox. If the session has no sandbox,
 // the error is of class NotFound.
 func (c *Client) EndSession(ctx context.Context, name string) error {
-	return c.answer(ctx, newCall(http.MethodDelete, "sessions", name), nil)
+	return c.doJSON(ctx, newCall(http.MethodDelete, "sessions", name), nil)
 }
 
 // PolicyCheck returns the verdict of a command policy on a command. It runs nothing.
 func (c *Client) PolicyCheck(ctx context.Context, r v1.PolicyCheck) (v1.Verdict, error) {
-	return post[v1.Verdict](ctx, c, newCall(http.MethodPost, "policy", "check"), r, nil)
+	return callJSONWithBody[v1.Verdict](ctx, c, newCall(http.MethodPost, "policy", "check"), r, nil)
 }
 
 // Profiles lists the server's profiles.
 func (c *Client) Profiles(ctx context.Context) ([]v1.Profile, error) {
-	l, err := ask[v1.List[v1.Profile]](ctx, c, newCall(http.MethodGet, "profiles"))
+	l, err := callJSON[v1.List[v1.Profile]](ctx, c, newCall(http.MethodGet, "profiles"))
 	return l.Items, err
 }

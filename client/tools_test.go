@@ -29,7 +29,7 @@ func sendEvents(w http.ResponseWriter, pairs ...string) {
 	w.(http.Flusher).Flush()
 }
 
-func TestEventsOfAToolCallGoWhereTheyBelong(t *testing.T) {
+func TestToolEventsReachTheirCallbacks(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		var call v1.ToolCall
 		if err := json.NewDecoder(r.Body).Decode(&call); err != nil || string(call.Input) != `{"command":"x"}` || r.URL.Path != "/v1/tools/system.bash/call" {
@@ -81,7 +81,7 @@ func TestHostileEvents(t *testing.T) {
 	}
 }
 
-func TestAProblemAmongEventsIsTheError(t *testing.T) {
+func TestProblemEventIsError(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		sendEvents(w, "approval", `{"type":"approval","approval":{"id":"q1"}}`, "problem", `{"status":404,"code":"not_found","detail":"sandbox x is gone"}`)
 	})
@@ -92,7 +92,7 @@ func TestAProblemAmongEventsIsTheError(t *testing.T) {
 
 // A call that waits for an answer while its server is restarted is made again
 // with the same key.
-func TestACallPersistsWhileItsServerIsAway(t *testing.T) {
+func TestPersistRepeatsWhileServerIsAway(t *testing.T) {
 	var mu sync.Mutex
 	keys := map[string]int{}
 	n := 0
@@ -126,7 +126,7 @@ func TestACallPersistsWhileItsServerIsAway(t *testing.T) {
 	}
 }
 
-func TestACallThatIsRefusedDoesNotPersist(t *testing.T) {
+func TestPersistStopsOnRefusal(t *testing.T) {
 	var n atomic.Int64
 	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		n.Add(1)
@@ -139,7 +139,7 @@ func TestACallThatIsRefusedDoesNotPersist(t *testing.T) {
 	}
 }
 
-func TestPersistenceEndsWithItsContext(t *testing.T) {
+func TestPersistEndsWithContext(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/problem+json")
 		w.WriteHeader(http.StatusServiceUnavailable)
@@ -152,7 +152,7 @@ func TestPersistenceEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestACallWhereNobodyListensDoesNotPersist(t *testing.T) {
+func TestPersistStopsWithoutServer(t *testing.T) {
 	c, err := New(Options{Address: freeAddress(t)})
 	if err != nil {
 		t.Fatal(err)
@@ -163,7 +163,7 @@ func TestACallWhereNobodyListensDoesNotPersist(t *testing.T) {
 	}
 }
 
-func TestOutputOfACallIsCopiedToItsEnd(t *testing.T) {
+func TestCopyCallOutputReadsToEnd(t *testing.T) {
 	const all = "0123456789"
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		var from int
@@ -183,9 +183,9 @@ func TestOutputOfACallIsCopiedToItsEnd(t *testing.T) {
 	}
 }
 
-// What was decided while the server was away is told once it is back, and
+// A decision made while the server was away is reported once it is back, and
 // nothing twice.
-func TestAWatchGoesOnOverARestart(t *testing.T) {
+func TestWatchApprovalsSurvivesRestart(t *testing.T) {
 	var turn atomic.Int64
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if id, ok := strings.CutPrefix(r.URL.Path, "/v1/approvals/q"); ok {
@@ -222,7 +222,7 @@ func TestAWatchGoesOnOverARestart(t *testing.T) {
 	}
 }
 
-func TestAWatchWithoutAServerEnds(t *testing.T) {
+func TestWatchApprovalsEndsWithoutServer(t *testing.T) {
 	c, err := New(Options{Address: freeAddress(t)})
 	if err != nil {
 		t.Fatal(err)
@@ -232,7 +232,7 @@ func TestAWatchWithoutAServerEnds(t *testing.T) {
 	}
 }
 
-func TestGovernedRequestsAsk(t *testing.T) {
+func TestGovernedRequests(t *testing.T) {
 	var got string
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
@@ -277,7 +277,7 @@ func TestGovernedRequestsAsk(t *testing.T) {
 	}
 }
 
-func TestAnExportThatIsCutIsLost(t *testing.T) {
+func TestCutExportIsLost(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, "{}\n")
 		w.(http.Flusher).Flush()

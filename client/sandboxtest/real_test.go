@@ -72,7 +72,7 @@ func TestSandboxWithoutAServer(t *testing.T) {
 	}
 }
 
-// TestChild is the process that TestNothingOutlivesAKilledProcess kills.
+// TestChild is the process that TestKilledProcessLeavesNothing kills.
 func TestChild(t *testing.T) {
 	if os.Getenv(inChild) == "" {
 		return // it is not that process
@@ -86,7 +86,7 @@ func TestChild(t *testing.T) {
 	select {}
 }
 
-func TestNothingOutlivesAKilledProcess(t *testing.T) {
+func TestKilledProcessLeavesNothing(t *testing.T) {
 	child := exec.Command("/proc/self/exe", "-test.run=^TestChild$", "-test.timeout=5m")
 	child.Env = append(os.Environ(), inChild+"=1")
 	out, err := child.StderrPipe()

@@ -78,9 +78,9 @@ func New(t testing.TB, options ...Options) *Sandbox {
 	cl, err := connect(ctx)
 	if err != nil {
 		if o.Skip {
-			t.Skipf("sandboxtest: no sandbox can be had: %v", err)
+			t.Skipf("sandboxtest: no sandbox available: %v", err)
 		}
-		t.Fatalf("sandboxtest: no sandbox can be had: %v", err)
+		t.Fatalf("sandboxtest: no sandbox available: %v", err)
 	}
 	got, err := cl.CreateSandbox(ctx, v1.SandboxRequest{
 		Template: o.Template, Class: o.Class, Env: o.Env, TTLMS: ttl(t).Milliseconds(), Labels: map[string]string{"test": label(t.Name())},

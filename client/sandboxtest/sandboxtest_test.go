@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestWhatIsMissingIsNamed(t *testing.T) {
+func TestMissingRequirementIsNamed(t *testing.T) {
 	t.Setenv("ORCHESTRATOR_ADDRESS", "unix:"+t.TempDir()+"/nobody.sock")
 	if _, err := find(t.Context()); err == nil || !strings.Contains(err.Error(), "ORCHESTRATOR_ADDRESS") {
 		t.Errorf("a named server that does not answer gives %v", err)
@@ -22,14 +22,14 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 	}
 }
 
-func TestOptionsAreJoined(t *testing.T) {
+func TestJoinOptions(t *testing.T) {
 	o := join([]Options{{Template: "a", Env: map[string]string{"A": "1", "B": "1"}}, {Skip: true, Class: "gvisor"}, {Env: map[string]string{"B": "2"}}})
 	if o.Template != "a" || o.Class != "gvisor" || !o.Skip || o.Env["A"] != "1" || o.Env["B"] != "2" {
 		t.Errorf("got %+v", o)
 	}
 }
 
-func TestEnvironmentOfTheServerIsItsOwn(t *testing.T) {
+func TestServerEnvironmentIsFiltered(t *testing.T) {
 	t.Setenv("ORCHESTRATOR_STATE_DIR", "/somebody/elses")
 	t.Setenv("ORCHESTRATOR_OCI_RUNTIME", "/usr/bin/crun")
 	env := strings.Join(environment(), "\n")

@@ -72,9 +72,9 @@ func find(ctx context.Context) (*client.Client, error) {
 	case err == nil:
 		return cl, nil
 	case address != "":
-		return nil, fmt.Errorf("the server at ORCHESTRATOR_ADDRESS does not serve us: %w", err)
+		return nil, fmt.Errorf("the server at ORCHESTRATOR_ADDRESS failed: %w", err)
 	case !errors.Is(err, client.ErrNoServer):
-		return nil, fmt.Errorf("the server at %s does not serve us: %w", cl.Address(), err)
+		return nil, fmt.Errorf("the server at %s failed: %w", cl.Address(), err)
 	}
 	return start(ctx)
 }
@@ -150,7 +150,7 @@ func needs() (bin, archive string, err error) {
 	}
 	if bin = os.Getenv("ORCHESTRATOR_BIN"); bin == "" {
 		if bin, err = exec.LookPath("orchestrator"); err != nil {
-			return "", "", errors.New(how + "there is no program `orchestrator` in PATH, and ORCHESTRATOR_BIN is not set")
+			return "", "", errors.New(how + "`orchestrator` not found in PATH: set ORCHESTRATOR_BIN")
 		}
 	}
 	if archive = os.Getenv("ORCHESTRATOR_IMAGE_ARCHIVE"); archive != "" {
@@ -162,7 +162,7 @@ func needs() (bin, archive string, err error) {
 	}
 	found, err := filepath.Glob(filepath.Join(cache, "sandbox-*", "sandbox.tar"))
 	if err != nil || len(found) == 0 {
-		return "", "", fmt.Errorf("%sthere is no image; give the path of an archive with orchestrator/sandbox:latest in ORCHESTRATOR_IMAGE_ARCHIVE, or make one with `make image`", how)
+		return "", "", fmt.Errorf("%simage not found: give the path of an archive with orchestrator/sandbox:latest in ORCHESTRATOR_IMAGE_ARCHIVE, or make one with `make image`", how)
 	}
 	slices.SortFunc(found, func(a, b string) int { return modified(b).Compare(modified(a)) })
 	return bin, found[0], nil

@@ -30,7 +30,7 @@ func (a *app) newWorkspaceCommand() *cobra.Command {
 // workspaces is what these commands ask of a server, or of the state directory
 // itself.
 type workspaces interface {
-	CreateWorkspaceOf(ctx context.Context, name string, quota int64, opts ...client.Option) (v1.Workspace, error)
+	CreateWorkspaceWithQuota(ctx context.Context, name string, quota int64, opts ...client.Option) (v1.Workspace, error)
 	ResizeWorkspace(ctx context.Context, name string, quota int64) (v1.Workspace, error)
 	Workspaces(ctx context.Context) ([]v1.Workspace, error)
 	DeleteWorkspace(ctx context.Context, name string) error
@@ -101,7 +101,7 @@ func (a *app) newWorkspaceCreate() *cobra.Command {
 				return err
 			}
 			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
-				got, err := w.CreateWorkspaceOf(cmd.Context(), args[0], bytes)
+				got, err := w.CreateWorkspaceWithQuota(cmd.Context(), args[0], bytes)
 				return a.printWorkspace(got, err)
 			})
 		},

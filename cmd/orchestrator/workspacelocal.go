@@ -50,8 +50,8 @@ func (a *app) openWorkspaces(c config.Config) (*local, error) {
 
 func (l *local) close() error { return errors.Join(l.manager.Close(), l.lock.Close()) }
 
-// CreateWorkspaceOf makes one.
-func (l *local) CreateWorkspaceOf(ctx context.Context, name string, quota int64, _ ...client.Option) (v1.Workspace, error) {
+// CreateWorkspaceWithQuota makes one.
+func (l *local) CreateWorkspaceWithQuota(ctx context.Context, name string, quota int64, _ ...client.Option) (v1.Workspace, error) {
 	w, err := l.manager.Create(ctx, name, volumes.CreateOptions{QuotaBytes: quota})
 	return presentWorkspace(w), err
 }
