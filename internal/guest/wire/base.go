@@ -1,15 +1,15 @@
 package wire
 
-// OpBase sets what all commands of the sandbox have: Base → {}. It is for a
-// sandbox that no lease has claimed, before anything runs in it.
+// OpBase sets what all commands of the sandbox share: Base → {}. It must come before a claim and
+// before any command.
 const OpBase Op = "base"
 
-// Base is what a command has that neither its lease nor its caller says
-// anything about.
+// Base holds defaults for commands. Values of the lease or the command take precedence.
 type Base struct {
-	// Env is in every command's environment, before the lease's and the command's
-	// own.
+	// Env is in every command's environment. The lease's and the command's own variables override
+	// it.
 	Env map[string]string `json:"env,omitempty"`
-	// User runs commands that name none, and touches files: as Command.User.
+	// User runs commands without a user, and owns file operations. The format is that of
+	// Command.User.
 	User string `json:"user,omitempty"`
 }

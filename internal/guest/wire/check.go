@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// Failf makes a Failure; field may be empty.
+// Failf returns a Failure. field may be empty.
 func Failf(code Code, field, format string, args ...any) *Failure {
 	return &Failure{Code: code, Field: field, Message: fmt.Sprintf(format, args...)}
 }
 
-// Error is the message with the field it is about.
+// Error implements error.
 func (f *Failure) Error() string {
 	if f.Field == "" {
 		return f.Message
@@ -19,9 +19,9 @@ func (f *Failure) Error() string {
 	return f.Field + ": " + f.Message
 }
 
-// ReadRequest reads a stream's first frame, which has to arrive within
-// HeaderTime, and lifts the deadline again. The body is a copy. A *Failure is
-// to be sent back; after any other error nobody is there to read it.
+// ReadRequest reads a stream's first frame, which must arrive within HeaderTime, and clears the
+// read deadline. The body is a copy. A *Failure must be sent back; after any other error the peer
+// is gone.
 func (c *Conn) ReadRequest() (Request, error) {
 	if err := c.SetReadDeadline(time.Now().Add(HeaderTime)); err != nil {
 		return Request{}, err
@@ -54,7 +54,7 @@ func DecodeRequest(payload []byte) (Request, error) {
 	return r, nil
 }
 
-// Decode decodes a request's body into v; nothing is the zero value.
+// Decode decodes a request's body into v. An empty body leaves v unchanged.
 func Decode(body json.RawMessage, v any) error {
 	if len(body) == 0 {
 		return nil

@@ -15,38 +15,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HeaderLen is how many bytes come before a frame's payload. [Conn.WriteRoom]
-// wants that much room in front of it.
+// HeaderLen is the number of bytes before a frame's payload. [Conn.WriteRoom] needs that much space
+// before the payload.
 const HeaderLen = 5
 
 const (
-	// readAhead is how much is read when only a header is due: a small frame
-	// costs one system call, and of a large one little has to be moved.
+	// readAhead is how much is read when only a header is due: a small frame then needs one system
+	// call, and little of a large one has to be moved.
 	readAhead = 4 << 10
-	// mergeBelow is the payload up to which header and payload are copied
-	// together instead of written as two.
+	// mergeBelow is the largest payload that is copied next to its header instead of written
+	// separately.
 	mergeBelow = 4 << 10
-	// maxMessage bounds what Fail sends to people.
+	// maxMessage bounds an error message, in bytes.
 	maxMessage = 2 << 10
 )
 
-// Errors of the codec. After any of them the stream is of no more use.
+// Errors of the codec. After any of them the stream is unusable.
 var (
 	ErrTooLarge = errors.New("frame is over its limit")
 	ErrKind     = errors.New("frame of unknown kind")
 	ErrEnded    = errors.New("stream has already been answered")
 )
 
-// Conn reads and writes frames on a byte stream. One goroutine may read while
-// any number write; the deadlines and Close may be called at any time. A
-// write that failed half-way makes every later one fail with the same error.
+// Conn reads and writes frames on a byte stream. One goroutine may read while any number write. The
+// deadlines and Close may be called at any time. After a failed write every later write returns the
+// same error.
 type Conn struct {
 	nc net.Conn
 
-	in    []byte // in[start:end] was read and not yet handed out
+	in    []byte // in[start:end] was read and not returned yet
 	start int
 	end   int
-	exact bool // nothing is read beyond a frame
+	exact bool // nothing beyond a frame is read
 
 	mu    sync.Mutex
 	err   error // first failed write
@@ -56,16 +56,15 @@ type Conn struct {
 	bufs  net.Buffers
 }
 
-// NewConn takes over nc, Close included.
+// NewConn returns a Conn that owns nc.
 func NewConn(nc net.Conn) *Conn { return &Conn{nc: nc} }
 
-// NewExactConn is NewConn for a stream on which something that is not a frame
-// may follow one: no byte beyond a frame is taken from it.
+// NewExactConn is like NewConn, for a stream on which unframed data may follow a frame. It never
+// reads beyond a frame.
 func NewExactConn(nc net.Conn) *Conn { return &Conn{nc: nc, exact: true} }
 
-// Raw gives the stream back to whoever goes on with what is not framed. It is
-// refused if the other side has said something already. No frame is read or
-// written afterwards.
+// Raw returns the stream for unframed use. It fails if the peer has already sent data. The Conn
+// must not be used afterwards.
 func (c *Conn) Raw() (net.Conn, error) {
 	if c.end > c.start {
 		return nil, Failf(InvalidArgument, "", "%d bytes came before their turn", c.end-c.start)
@@ -82,12 +81,12 @@ func (c *Conn) Raw() (net.Conn, error) {
 // Close closes the stream. Blocked reads and writes return.
 func (c *Conn) Close() error { return c.nc.Close() }
 
-// SetReadDeadline, SetWriteDeadline and SetDeadline are those of the stream.
+// SetReadDeadline, SetWriteDeadline and SetDeadline set the deadlines of the stream.
 func (c *Conn) SetReadDeadline(t time.Time) error  { return c.nc.SetReadDeadline(t) }
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.nc.SetWriteDeadline(t) }
 func (c *Conn) SetDeadline(t time.Time) error      { return c.nc.SetDeadline(t) }
 
-// maxPayload is how long a frame of a kind may be, -1 for no such kind.
+// maxPayload returns the maximum payload of a kind, or -1 for an unknown kind.
 func maxPayload(kind Kind) int {
 	switch kind {
 	case KindRequest, KindReply, KindFailure, KindStarted:
@@ -102,8 +101,8 @@ func maxPayload(kind Kind) int {
 	return -1
 }
 
-// ReadFrame returns the next frame. The payload is valid until the next call.
-// io.EOF: the stream ended between two frames; io.ErrUnexpectedEOF: inside one.
+// ReadFrame returns the next frame. The payload is valid until the next call. It returns io.EOF if
+// the stream ended between two frames, and io.ErrUnexpectedEOF if it ended within one.
 func (c *Conn) ReadFrame() (Kind, []byte, error) {
 	if err := c.fill(HeaderLen); err != nil {
 		return 0, nil, err
@@ -126,7 +125,7 @@ func (c *Conn) ReadFrame() (Kind, []byte, error) {
 	return kind, payload, nil
 }
 
-// fill reads until n bytes are there, and not much more than that.
+// fill reads until n bytes are buffered, and not much more.
 func (c *Conn) fill(n int) error {
 	for c.end-c.start < n {
 		if c.start > 0 && (c.start == c.end || c.start+n > len(c.in)) {
@@ -154,8 +153,8 @@ func (c *Conn) fill(n int) error {
 	return nil
 }
 
-// grow makes room for n bytes from start. A buffer follows what really
-// arrived, at most doubling: a length alone makes nobody allocate.
+// grow makes room for n bytes from start. The buffer at most doubles as data arrives, so a large
+// announced length alone allocates nothing.
 func (c *Conn) grow(n int) {
 	want := max(readAhead, min(c.start+n, 64<<10))
 	if have := c.end - c.start; have >= 32<<10 {
@@ -169,8 +168,7 @@ func (c *Conn) grow(n int) {
 	c.in = bigger
 }
 
-// WriteFrame writes one frame, in one system call where the stream allows it.
-// The payload is not kept.
+// WriteFrame writes one frame, in one system call if possible. It does not keep the payload.
 func (c *Conn) WriteFrame(kind Kind, payload []byte) error {
 	if err := checkFrame(kind, len(payload)); err != nil {
 		return err
@@ -193,8 +191,8 @@ func (c *Conn) WriteFrame(kind Kind, payload []byte) error {
 	return c.done(err)
 }
 
-// WriteRoom writes a frame whose payload is buf[HeaderLen:]; the room in front
-// of it is overwritten. It copies nothing and allocates nothing.
+// WriteRoom writes a frame whose payload is buf[HeaderLen:] and overwrites the bytes before it. It
+// neither copies nor allocates.
 func (c *Conn) WriteRoom(kind Kind, buf []byte) error {
 	if len(buf) < HeaderLen {
 		return fmt.Errorf("no room for a header: %w", io.ErrShortBuffer)
@@ -224,7 +222,7 @@ func putHeader(b []byte, kind Kind, size int) {
 	binary.BigEndian.PutUint32(b[1:HeaderLen], uint32(size))
 }
 
-// begin holds the rule that nothing follows an answer's last frame.
+// begin enforces that nothing follows the last frame of an answer.
 func (c *Conn) begin(kind Kind) error {
 	if c.err != nil {
 		return c.err
@@ -252,7 +250,7 @@ func (c *Conn) WriteJSON(kind Kind, v any) error {
 	return c.WriteFrame(kind, b)
 }
 
-// Reply ends the answer with v; nil is an empty object.
+// Reply ends the answer with v. A nil v is sent as an empty object.
 func (c *Conn) Reply(v any) error {
 	if v == nil {
 		v = struct{}{}
@@ -260,14 +258,14 @@ func (c *Conn) Reply(v any) error {
 	return c.WriteJSON(KindReply, v)
 }
 
-// Fail ends the answer with a Failure. The message is cut to a bound and made
-// valid UTF-8. After Reply or Fail it answers ErrEnded and writes nothing.
+// Fail ends the answer with a Failure. It truncates the message and makes it valid UTF-8. After
+// Reply or Fail it returns ErrEnded and writes nothing.
 func (c *Conn) Fail(code Code, field, message string) error {
 	return c.WriteJSON(KindFailure, Failure{Code: code, Field: field, Message: clean(message)})
 }
 
-// FailWith ends the answer with err: itself if there is a *Failure in it, as
-// internal otherwise.
+// FailWith ends the answer with the *Failure that err wraps, or else with err as an internal
+// failure.
 func (c *Conn) FailWith(err error) error {
 	if f, ok := errors.AsType[*Failure](err); ok {
 		return c.Fail(f.Code, f.Field, f.Message)
@@ -282,8 +280,8 @@ func clean(message string) string {
 	return strings.ToValidUTF8(message, "�")
 }
 
-// PeerGone says whether the other side has closed the stream, or its sending
-// half, without reading what is still in it. It knows of sockets only.
+// PeerGone reports whether the peer has closed the stream or its sending half, without reading
+// pending data. It returns false for streams that are not sockets.
 func (c *Conn) PeerGone() bool {
 	sc, ok := c.nc.(syscall.Conn)
 	if !ok {
@@ -302,9 +300,9 @@ func (c *Conn) PeerGone() bool {
 	return gone
 }
 
-// AwaitPeer returns when the other side has said something, nil, or has closed
-// the stream, io.EOF, and takes nothing of what it said; or when the read deadline
-// passes. It knows of sockets only.
+// AwaitPeer waits until the peer has sent data (nil), has closed the stream (io.EOF), or the read
+// deadline has passed. It consumes no data. It returns errors.ErrUnsupported for streams that are
+// not sockets.
 func (c *Conn) AwaitPeer() error {
 	sc, ok := c.nc.(syscall.Conn)
 	if !ok {

@@ -1,40 +1,38 @@
 package wire
 
-// Operations that carry connections. On a stream of OpAccept or OpDial nothing
-// is framed after Started: what follows in either direction is the
-// connection's own bytes. Where the stream can end one direction alone, that is
-// the end of the connection's; where it cannot, the end of both.
+// Operations that carry connections. On a stream of OpAccept or OpDial, Started is followed by the
+// raw bytes of the connection in both directions. If the stream supports half-close, it closes one
+// direction; otherwise closing ends both.
 const (
 	// OpEgress switches the proxy on loopback on or off: Egress → {}. Idempotent.
 	OpEgress Op = "egress"
-	// OpAccept waits for the next connection to that proxy: → Started, bytes.
+	// OpAccept waits for the next connection to the proxy: → Started, bytes.
 	OpAccept Op = "accept"
 	// OpDial connects to a server on the sandbox's loopback: Dial → Started, bytes.
 	OpDial Op = "dial"
 )
 
 const (
-	// ProxyPort is where the proxy listens, on 127.0.0.1 of the sandbox.
+	// ProxyPort is the port of the proxy on 127.0.0.1 of the sandbox.
 	ProxyPort = 3128
-	// MaxEgress is how many connections of the proxy a sandbox has at once, those
-	// that wait for a host included, and MaxDials how many there are into it. It is
-	// an eighth and a 32nd of the open files that a sandbox may have where that is
-	// less. Through a bridge 128 are carried at once.
+	// MaxEgress is the maximum number of concurrent connections of the proxy, including those that
+	// wait for a host. MaxDials is the maximum number of connections into the sandbox. They are
+	// lower if an eighth or a 32nd of the sandbox's open files is less. A bridge carries at most
+	// 128 at once.
 	MaxEgress = 512
 	MaxDials  = 128
 )
 
-// Egress says whether commands have a proxy. While it is on, the environment of
-// each command that begins names it (ProxyEnv), unless the command's own says
-// otherwise.
+// Egress switches the commands' proxy. While it is on, new commands get environment variables that
+// name the proxy, unless their own environment overrides them.
 type Egress struct {
 	On bool `json:"on"`
-	// Env are further variables of commands, placeholders of credentials above
-	// all. Replaced by each switch.
+	// Env holds additional variables for commands, such as placeholders for credentials. Each
+	// switch replaces it.
 	Env map[string]string `json:"env,omitempty"`
 }
 
-// Dial names a server.
+// Dial names a server on the sandbox's loopback.
 type Dial struct {
 	Port int `json:"port"` // 1 to 65535
 }

@@ -6,8 +6,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// The operations on sessions: a session is a shell that lives on between the
-// commands that are run in it.
+// Operations on sessions. A session is a shell that outlives the commands that run in it.
 const (
 	OpSessionStart Op = "session_start" // SessionStart → Session; an id that is there is answered as it is
 	OpSessions     Op = "sessions"      // → []Session

@@ -1,15 +1,13 @@
-// Package wire is what host and guest say to each other on one byte stream:
-// one request, and its answer in frames. It holds types, limits and the codec,
-// no behaviour.
+// Package wire defines the protocol between host and guest on one byte stream: one request, then
+// its answer in frames. It contains types, limits and the codec.
 //
-// Each side treats the other's bytes as foreign: a header, a frame, a count or
-// a time that is over its limit ends the stream with an error, never the
-// process. A stream carries one request only, so a kill or a ping never queues
-// behind output.
+// Each side treats the other's bytes as untrusted. A header, frame, count or time over its limit
+// ends the stream with an error and never the process. A stream carries one request only, so a kill
+// or a ping never waits behind output.
 //
-// The host writes one frame of kind Request (JSON), then what the operation
-// asks for; the guest answers with frames and ends with exactly one of kind
-// Reply or Failure. A stream that breaks before that has no result.
+// The host writes one frame of kind Request (JSON), then any data that the operation needs. The
+// guest answers with frames and ends with exactly one of kind Reply or Failure. A stream that
+// breaks before that has no result.
 package wire
 
 import (
@@ -20,27 +18,27 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Version is sent by both sides in the first frame; a guest that speaks
-// another one is refused and its sandbox replaced.
+// Version is sent by both sides in the first frame. The host rejects a guest with another version
+// and replaces its sandbox.
 const Version = 1
 
 // Places inside a sandbox.
 const (
-	// RunDir is the folder that the host gives read-only: mode 0700, so that
-	// no command gets at what is in it.
+	// RunDir is the directory that the host shares read-only. Its mode is 0700, so commands cannot
+	// reach its content.
 	RunDir = runtime.RunDir
 	// GuestPath, HostSocket and CgroupDir are in RunDir.
 	GuestPath  = runtime.GuestPath
 	HostSocket = RunDir + "/host.sock"
 	CgroupDir  = RunDir + "/cgroup"
-	// Workspace is where a bound workspace appears, or scratch space.
+	// Workspace is where a bound workspace appears, or temporary space.
 	Workspace = runtime.WorkspaceDir
-	// Tmp is the other folder whose files are served.
+	// Tmp is the other directory whose files are served.
 	Tmp = "/tmp"
 	// Home is the commands' home directory, a tmpfs of theirs.
 	Home = runtime.HomeDir
-	// PrivateDir is the guest's own folder on a tmpfs, root only: its socket
-	// for bridges is in it.
+	// PrivateDir is the guest's own directory on a tmpfs, accessible to root only. It contains the
+	// socket for bridges.
 	PrivateDir = "/run/guest"
 )
 
@@ -51,29 +49,27 @@ const (
 	MaxArgs      = 4096      // elements of argv and env
 	MaxArgBytes  = 512 << 10 // argv and env together
 	MaxPathBytes = 4096
-	MaxShells    = 64 // shells a sandbox keeps, ended ones too, until forgotten
+	MaxShells    = 64 // shells that a sandbox keeps until they are forgotten, including ended ones
 	MaxEntries   = 10_000
 	MaxAlias     = 16
 
-	// MinCommandMemory in bytes and MinCommandCPUs are the least that a command
-	// can have for itself.
+	// MinCommandMemory (bytes) and MinCommandCPUs are the smallest caps of a single command.
 	MinCommandMemory = 4 << 20
 	MinCommandCPUs   = 0.01
 
-	// SpoolBytes is what the guest keeps of a shell's output per stream unless
-	// asked otherwise, SpoolTotal what it keeps of all shells together.
+	// SpoolBytes is the default size of the output buffer per stream of a shell. SpoolTotal bounds
+	// the buffers of all shells together.
 	SpoolBytes = 1 << 20
 	SpoolTotal = 16 << 20
 
-	// HeaderTime is how long either side waits for a header that is due.
+	// HeaderTime is how long either side waits for an expected header.
 	HeaderTime = 10 * time.Second
-	// DrainTime is how long output is still read after the leader has ended
-	// and everything else of the command was killed.
+	// DrainTime is how long output is still read after the first process has ended and all other
+	// processes of the command were killed.
 	DrainTime = 2 * time.Second
 )
 
-// Kind is the first byte of a frame; a big-endian uint32 length and the
-// payload follow.
+// Kind is the first byte of a frame. A big-endian uint32 length and the payload follow.
 type Kind byte
 
 const (
@@ -87,7 +83,7 @@ const (
 	KindEOF     Kind = 'E' // host → guest: end of input; guest → host: end of a stream's data
 	KindSignal  Kind = 'K' // host → guest: Signal
 	KindData    Kind = 'D' // guest → host: file data, spooled output
-	KindChunk   Kind = 'C' // guest → host: Chunk, says where the KindData after it stands
+	KindChunk   Kind = 'C' // guest → host: Chunk, the offset of the next KindData
 )
 
 // Op names an operation.
@@ -101,9 +97,9 @@ const (
 	OpShells Op = "shells" // → []Shell
 	OpShell  Op = "shell"  // ShellRef → Shell
 	OpOutput Op = "output" // Output → (Chunk Data)* Reply(OutputEnd)
-	OpInput  Op = "input"  // ShellRef; Stdin*, EOF closes the shell's stdin, or the stream's end leaves it open → {}
+	OpInput  Op = "input"  // ShellRef; Stdin* → {}: EOF closes the shell's stdin, the end of the stream leaves it open
 	OpSignal Op = "signal" // Signal → {}
-	OpKill   Op = "kill"   // Kill → Shell: returns when nothing of it lives
+	OpKill   Op = "kill"   // Kill → Shell: returns once all processes are dead
 	OpForget Op = "forget" // ShellRef → {}: an ended shell and its output are dropped
 	OpRead   Op = "read"   // FileRequest → Started(FileInfo), Data*, Reply(FileInfo)
 	OpWrite  Op = "write"  // FileRequest; Stdin*, EOF → Reply(FileInfo): atomic, the old content stays unless all arrived
@@ -137,8 +133,8 @@ const (
 	Internal           Code = "internal"
 )
 
-// Failure is an operation that was not carried out, and the error that says so
-// within the guest.
+// Failure reports why an operation was rejected or failed. It is also the error type within the
+// guest.
 type Failure struct {
 	Code    Code   `json:"code"`
 	Field   string `json:"field,omitempty"`
@@ -148,87 +144,83 @@ type Failure struct {
 // Pong is the answer to a ping.
 type Pong struct {
 	Version int `json:"version"`
-	// Kill is how commands are killed here: "cgroup" or "tag".
+	// Kill is how commands are killed: "cgroup" or "tag".
 	Kill     string `json:"kill"`
 	Claimed  bool   `json:"claimed"`
 	Commands int    `json:"commands"` // running, shells included
-	// Warm are those of them that run since before the sandbox was claimed.
+	// Warm counts those that were started before the sandbox was claimed.
 	Warm     int   `json:"warm,omitempty"`
 	Shells   int   `json:"shells"`
 	UptimeMS int64 `json:"uptime_ms"`
 	RSSBytes int64 `json:"rss_bytes"`
 }
 
-// Claim binds a warm sandbox to its lease, once.
+// Claim binds a warm sandbox to its lease.
 type Claim struct {
-	// Lease is the lease's id; a second claim with another id is refused.
+	// Lease is the lease's id. A second claim with another id is rejected.
 	Lease string `json:"lease"`
-	// Env is in every command's environment, before the command's own.
+	// Env is in every command's environment. The command's own variables override it.
 	Env map[string]string `json:"env,omitempty"`
-	// Alias are further names of folders below Workspace, as links that the
-	// guest makes: "/home/user/projects": "/workspace". Each must be below Home,
-	// and not below another. A name that is taken, or cannot be made, refuses
-	// the claim. Operations on files take these names as well.
+	// Alias maps additional names to directories below Workspace, for example "/home/user/projects"
+	// to "/workspace". The guest makes links for them. Each name must be below Home and not below
+	// another name. The claim fails if a name is taken or cannot be made. File operations accept
+	// these names too.
 	Alias map[string]string `json:"alias,omitempty"`
 }
 
-// Command is what to run.
+// Command describes a command to run.
 type Command struct {
-	// ID is chosen by the host, unique in the sandbox; starting the same id
-	// again answers with what runs already.
+	// ID is chosen by the host and unique in the sandbox. Starting a running id again returns the
+	// existing command.
 	ID   string            `json:"id"`
 	Argv []string          `json:"argv"`
 	Env  map[string]string `json:"env,omitempty"`
-	// Cwd is absolute, or relative to /workspace; empty is /workspace.
+	// Cwd is absolute, or relative to /workspace. Empty means /workspace.
 	Cwd string `json:"cwd,omitempty"`
-	// Dirs, if set, are absolute folders: Cwd is refused, PermissionDenied,
-	// where it leads out of all of them, by links or by "..".
+	// Dirs, if set, are absolute directories. A Cwd that resolves to a path outside all of them is
+	// rejected with PermissionDenied.
 	Dirs []string `json:"dirs,omitempty"`
-	// User is "" (1000:1000), a name of the image's /etc/passwd, "uid" or
-	// "uid:gid". Uid 0 is refused.
+	// User is "" (1000:1000), a name from the image's /etc/passwd, "uid" or "uid:gid". Uid 0 is
+	// rejected.
 	User string `json:"user,omitempty"`
-	// Timeout ends the command and everything it started. Zero: none.
+	// Timeout ends the command and all its processes. Zero means none.
 	Timeout time.Duration `json:"timeout_ns,omitempty"`
-	// Stdin says that input will come; without it stdin is /dev/null.
+	// Stdin announces input. Without it stdin is /dev/null.
 	Stdin bool `json:"stdin,omitempty"`
-	// OutputLimit ends the command with output_limit once stdout or stderr has
-	// more bytes. Zero: no limit.
+	// OutputLimit ends the command with output_limit once stdout or stderr exceeds this many bytes.
+	// Zero means no limit.
 	OutputLimit int64 `json:"output_limit,omitempty"`
-	// MergeStderr puts stderr into stdout, in the order of writing.
+	// MergeStderr sends stderr to stdout, in the order of writing.
 	MergeStderr bool `json:"merge_stderr,omitempty"`
-	// Spool and Wait are for shells. Spool is how many bytes are kept per
-	// stream (0: SpoolBytes). When they are used up, the oldest are dropped
-	// and their reader gets a gap; with Wait the command waits instead until
-	// a reader has asked for what comes after them.
+	// Spool and Wait are for shells. Spool is the number of bytes kept per stream (0: SpoolBytes).
+	// When it is full, the oldest bytes are dropped and the reader sees a gap. With Wait, the
+	// command instead blocks until a reader asks for the bytes after them.
 	Spool int64 `json:"spool,omitempty"`
 	Wait  bool  `json:"wait,omitempty"`
-	// Check, if set, is decided on by the guest before anything runs: the
-	// second decision on an argument vector. What it refuses is a Failure of
-	// code PermissionDenied and field "argv". Such a command must be a program
-	// of the image, not one from a folder that commands can write to, and has of
-	// the environment only what names a language, a time zone or a terminal, and
-	// PATH: other variables make harmless programs run others.
+	// Check, if set, makes the guest check the argument vector again before the command runs. It
+	// rejects a command with a Failure of code PermissionDenied and field "argv". The program must
+	// belong to the image and not be in a directory that commands can write to. The environment is
+	// limited to PATH and variables for language, time zone and terminal, because others can make
+	// harmless programs run other ones.
 	Check *argv.Rules `json:"check,omitempty"`
-	// MemoryBytes and CPUs bound this command alone, with all that it starts,
-	// below what all commands may have. Zero: no bound of its own; else at least
-	// MinCommandMemory and MinCommandCPUs. Where the guest cannot set them it
-	// refuses the command, FailedPrecondition.
+	// MemoryBytes and CPUs cap this command and its children, within the caps of all commands. Zero
+	// means no cap; otherwise they must be at least MinCommandMemory and MinCommandCPUs. If the
+	// guest cannot set them, it rejects the command with FailedPrecondition.
 	MemoryBytes int64   `json:"memory_bytes,omitempty"`
 	CPUs        float64 `json:"cpus,omitempty"`
-	// Program, if set, is one of the guest's own programs instead of one of the
-	// sandbox: it gets Argv as its arguments, and is run as any command is.
+	// Program, if set, names one of the guest's own programs to run instead of one of the sandbox.
+	// Argv are its arguments.
 	Program string `json:"program,omitempty"`
-	// TTY, if set, runs a shell's command on a pseudo terminal, see there.
+	// TTY, if set, runs a shell's command on a pseudo-terminal.
 	TTY *TTY `json:"tty,omitempty"`
 }
 
-// Started says that the leader was executed, or that the stream carries a
-// connection.
+// Started reports that the command was executed, or that the stream carries a connection.
 type Started struct {
 	ID  string `json:"id"`
 	Pid int    `json:"pid"` // in the sandbox's pid namespace
-	// Beside is how many connections are carried besides this one: either side
-	// keeps less of each where there are many.
+	// Beside is the number of other connections being carried. Both sides buffer less per
+	// connection if there are many.
 	Beside int `json:"beside,omitempty"`
 }
 
@@ -245,16 +237,16 @@ type Shell struct {
 	ID        string    `json:"id"`
 	Argv      []string  `json:"argv"`
 	StartedAt time.Time `json:"started_at"`
-	// Result is there once it has ended.
+	// Result is set once it has ended.
 	Result *runtime.Result `json:"result,omitempty"`
 	Stdout Span            `json:"stdout"`
 	Stderr Span            `json:"stderr"`
-	// TTY is there for those on a terminal, with the size that it has now.
+	// TTY is set for a command on a terminal, with its current size.
 	TTY *TTY `json:"tty,omitempty"`
 }
 
-// Span is what the spool holds of a stream: the bytes from Start to End, as
-// absolute offsets from the stream's first byte.
+// Span is the range of bytes in the spool of a stream, from Start to End, as absolute offsets from
+// the stream's first byte.
 type Span struct {
 	Start int64 `json:"start"`
 	End   int64 `json:"end"`
@@ -265,51 +257,51 @@ type ShellRef struct {
 	ID string `json:"id"`
 }
 
-// Output asks for a shell's output from an absolute offset. Asking for Offset
-// also says that everything before it has been read (see Command.Wait).
+// Output requests a shell's output from an absolute offset. Offset also acknowledges that
+// everything before it was read, see Command.Wait.
 type Output struct {
 	ID     string `json:"id"`
 	Stream Stream `json:"stream"`
 	Offset int64  `json:"offset"`
-	// Limit is how many bytes to send at most. Zero: what is there. Follow
-	// goes on until the stream's end instead, and ignores Limit and Wait.
+	// Limit is the maximum number of bytes to send. Zero means all available ones. Follow continues
+	// until the stream's end and ignores Limit and Wait.
 	Limit  int64 `json:"limit,omitempty"`
 	Follow bool  `json:"follow,omitempty"`
-	// Wait is how long to wait for a first byte, at most a minute.
+	// Wait is how long to wait for the first byte, at most a minute.
 	Wait time.Duration `json:"wait_ns,omitempty"`
 }
 
-// Chunk says where the data frame after it stands. A chunk whose Offset is
-// greater than where the last one ended tells the exact gap.
+// Chunk has the offset of the next data frame. An Offset greater than the end of the previous chunk
+// shows the exact gap.
 type Chunk struct {
 	Offset int64 `json:"offset"`
 }
 
 // OutputEnd ends an answer to Output.
 type OutputEnd struct {
-	// Next is the offset to ask for next.
+	// Next is the next offset to request.
 	Next int64 `json:"next"`
-	// EOF: the stream has ended and Next is its length.
+	// EOF reports that the stream has ended and Next is its length.
 	EOF   bool  `json:"eof"`
 	Shell Shell `json:"shell"`
 }
 
-// Signal goes to the leader, or to every process of the command.
+// Signal goes to the first process, or to every process of the command.
 type Signal struct {
 	ID     string `json:"id,omitempty"`
 	Number int    `json:"number"`
 	All    bool   `json:"all,omitempty"`
 }
 
-// Kill ends a shell: TERM to all, Grace, then KILL.
+// Kill ends a shell: TERM to all processes, Grace, then KILL.
 type Kill struct {
 	ID    string        `json:"id"`
 	Grace time.Duration `json:"grace_ns,omitempty"`
 }
 
-// FileRequest names a file below /workspace, absolute or relative to it, or one
-// below /tmp, absolute. What leaves the one or the other, by .. or by a symbolic
-// link, is refused. Everything is done as the commands' user.
+// FileRequest names a file below /workspace, absolute or relative to it, or one below /tmp,
+// absolute. A path that leaves these directories through .. or a symbolic link is rejected.
+// Operations run as the commands' user.
 type FileRequest struct {
 	Path string `json:"path"`
 	To   string `json:"to,omitempty"`
@@ -318,14 +310,14 @@ type FileRequest struct {
 	Limit     int64  `json:"limit,omitempty"`
 	Mode      uint32 `json:"mode,omitempty"` // permission bits for write and mkdir; 0: 0644, 0755
 	Recursive bool   `json:"recursive,omitempty"`
-	// Size, if not zero, is how many bytes write expects; others are an error.
+	// Size, if not zero, is the exact number of bytes that a write must have.
 	Size int64 `json:"size,omitempty"`
-	// NoFollow refuses symbolic links in any part of the path, the last one too:
-	// PermissionDenied. Without it they are followed within the folder.
+	// NoFollow rejects symbolic links in every part of the path, including the last one, with
+	// PermissionDenied. Without it, links are followed within the directory.
 	NoFollow bool `json:"no_follow,omitempty"`
 }
 
-// FileInfo describes a file without following a link in its last part.
+// FileInfo describes a file. It does not follow a link in the last part of the path.
 type FileInfo struct {
 	Name    string    `json:"name"`
 	Path    string    `json:"path"` // relative to /workspace, "." for itself; below /tmp absolute
@@ -338,8 +330,8 @@ type FileInfo struct {
 	Target  string    `json:"target,omitempty"`
 }
 
-// Listing is a folder's entries, sorted by name; Truncated if there are more
-// than MaxEntries.
+// Listing has a directory's entries, sorted by name. Truncated is set if there are more than
+// MaxEntries.
 type Listing struct {
 	Items     []FileInfo `json:"items"`
 	Truncated bool       `json:"truncated"`
