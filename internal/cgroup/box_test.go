@@ -99,7 +99,7 @@ func boxOf(t *testing.T, role string, join func(name string) bool) *helper {
 			continue
 		}
 		if h.Mode == ModeV2 {
-			if err := enable(m.point, []string{Memory, Pids, CPU}); err != nil {
+			if err := enableControllers(m.point, []string{Memory, Pids, CPU}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -163,7 +163,7 @@ func treeOf(t *testing.T, d *Delegated) *Tree {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tree.dirs = append(tree.dirs, member{dir: x, kind: kind})
+		tree.dirs = append(tree.dirs, hierarchyDir{dir: x, kind: kind})
 	}
 	t.Cleanup(func() { tree.Close() })
 	return tree

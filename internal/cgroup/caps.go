@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// capV2 sets the caps of a v2 cgroup.
-func capV2(name string, s Share) error {
+// setCapsV2 sets the caps of a v2 cgroup.
+func setCapsV2(name string, s Share) error {
 	d, err := openDir(name)
 	if err != nil {
 		return err
@@ -33,10 +33,10 @@ func capV2(name string, s Share) error {
 	return nil
 }
 
-// quota is the CPU time per period, µs.
+// quota returns the CPU time per period in microseconds.
 func quota(cores float64) int64 { return int64(cores * cpuPeriod) }
 
-func capPids(name string, n int64) error {
+func setPidsCap(name string, n int64) error {
 	if n == 0 {
 		return nil
 	}
@@ -48,8 +48,8 @@ func capPids(name string, n int64) error {
 	return d.write("pids.max", strconv.FormatInt(n, 10))
 }
 
-// capCPUV1 sets quota and period. The kernel refuses a quota above that of the parent.
-func capCPUV1(name string, cores float64) error {
+// setCPUCapV1 sets quota and period. The kernel rejects a quota above that of the parent.
+func setCPUCapV1(name string, cores float64) error {
 	if cores == 0 {
 		return nil
 	}
@@ -64,11 +64,12 @@ func capCPUV1(name string, cores float64) error {
 	return d.write("cpu.cfs_quota_us", strconv.FormatInt(quota(cores), 10))
 }
 
-// capMemoryV1 sets the cap of a v1 cgroup. Before kernel 5.11 a v1 cgroup counts its children only if use_hierarchy says so, in it and above
-// it: without it neither this cap nor the sandbox's would bind any exec.
-func capMemoryV1(parent, name string, bytes int64) error {
+// setMemoryCapV1 sets the cap of a v1 cgroup. Before kernel 5.11, a v1 cgroup counts its children
+// only if use_hierarchy is set in it and in its parents. Without it, neither this cap nor the
+// sandbox's would bind any command.
+func setMemoryCapV1(parent, name string, bytes int64) error {
 	for _, dir := range []string{parent, name} {
-		if err := countChildren(dir); err != nil {
+		if err := enableHierarchy(dir); err != nil {
 			return err
 		}
 	}
@@ -80,22 +81,23 @@ func capMemoryV1(parent, name string, bytes int64) error {
 		return err
 	}
 	defer d.Close()
-	if err := capSockets(d, strconv.FormatInt(bytes/socketPart, 10)); err != nil {
+	if err := setSocketCap(d, strconv.FormatInt(bytes/socketDivisor, 10)); err != nil {
 		return err
 	}
 	return setMemoryV1(d, bytes)
 }
 
-// A v1 cgroup counts what TCP and UDP sockets hold apart from all other memory, and not at all in a cgroup without a cap of its own on it: then
-// some thousand sockets on the loopback hold gigabytes, and use up what all sockets of the host may have together. A part of the memory cap is
-// plenty for a sandbox without a network.
+// A v1 cgroup counts the memory of TCP and UDP sockets separately, and only if the cgroup itself
+// has a cap on it. Without a cap, a few thousand loopback sockets hold gigabytes and can use up the
+// host's limit for all sockets. A quarter of the memory cap is plenty for a sandbox without a
+// network.
 const (
-	socketFile = "memory.kmem.tcp.limit_in_bytes"
-	socketPart = 4
+	socketFile    = "memory.kmem.tcp.limit_in_bytes"
+	socketDivisor = 4
 )
 
-// capSockets caps what the sockets of a v1 cgroup hold; those of a v2 cgroup count as its memory.
-func capSockets(d dir, value string) error {
+// setSocketCap caps the memory of sockets of a v1 cgroup. On v2 it counts as ordinary memory.
+func setSocketCap(d dir, value string) error {
 	now, err := d.read(socketFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -103,24 +105,25 @@ func capSockets(d dir, value string) error {
 	if err != nil {
 		return err
 	}
-	if sameNumber(now, value) {
-		return nil // setting it again is refused while it is exceeded
+	if samePages(now, value) {
+		return nil // the kernel rejects setting it again while it is exceeded
 	}
 	return d.write(socketFile, value)
 }
 
-// sameNumber compares a cap, which the kernel rounds down to whole pages.
-func sameNumber(a, b string) bool {
+// samePages compares two caps after rounding down to whole pages, as the kernel does.
+func samePages(a, b string) bool {
 	n, err1 := strconv.ParseInt(strings.TrimSpace(a), 10, 64)
 	m, err2 := strconv.ParseInt(strings.TrimSpace(b), 10, 64)
 	page := int64(os.Getpagesize())
 	return err1 == nil && err2 == nil && n/page == m/page
 }
 
-// inheritSockets gives a group the cap of its parent, which binds them all together: without one of its own its sockets are not counted.
+// inheritSockets copies the socket cap of the parent to a group. The parent's cap binds all groups
+// together, but without its own cap a group's sockets are not counted.
 func inheritSockets(parent, d dir) error {
 	value, err := parent.read(socketFile)
-	if gone(err) {
+	if isGone(err) {
 		return nil
 	}
 	if err != nil {
@@ -136,7 +139,7 @@ func inheritSockets(parent, d dir) error {
 	return d.write(socketFile, strconv.FormatInt(n, 10))
 }
 
-func countChildren(name string) error {
+func enableHierarchy(name string) error {
 	d, err := openDir(name)
 	if err != nil {
 		return err

@@ -14,19 +14,20 @@ import (
 )
 
 const (
-	commands = "cmds"  // holds the groups of the execs
-	keeper   = "guest" // v2: holds init and what it forks for itself, as a cgroup with controlled children may hold no process
+	commands = "cmds"  // parent of the commands' groups
+	guestDir = "guest" // v2: contains init and its own children, as a cgroup with controlled children may not contain processes
 )
 
-// Share is what all commands of a sandbox may use together. Zero means no cap of its own: what the sandbox's cgroup says holds alone.
-// It should be a little under the sandbox's caps (CPU at most 95 %), so that the guest always has the rest.
+// Share is what all commands of a sandbox may use together. Zero means no separate cap: then only
+// the cap of the sandbox's cgroup applies. Each value should be slightly below the sandbox's cap
+// (CPU at most 95 %) to leave a reserve for the guest.
 type Share struct {
-	MemoryBytes int64   // memory without swap: swap is off for the commands where the kernel can say so
+	MemoryBytes int64   // bytes, without swap: swap is disabled for commands where the kernel supports it
 	Pids        int64   // processes and threads
 	CPU         float64 // cores
 }
 
-// minCPU is the kernel's smallest quota, 1 ms, of the period used here.
+// cpuPeriod is the quota period, and minCPU the kernel's smallest quota (1 ms) in relation to it.
 const (
 	cpuPeriod = 100_000 // µs
 	minCPU    = 0.01    // cores
@@ -44,7 +45,7 @@ func (s Share) validate() error {
 	return nil
 }
 
-// check refuses a share with a cap that the host cannot enforce.
+// checkShare rejects a share with a cap that the host cannot enforce.
 func (h Host) check(s Share) error {
 	if err := s.validate(); err != nil {
 		return err
@@ -54,13 +55,13 @@ func (h Host) check(s Share) error {
 		asked, have bool
 	}{{Memory, s.MemoryBytes > 0, h.Memory}, {Pids, s.Pids > 0, h.Pids}, {CPU, s.CPU > 0, h.CPU}} {
 		if c.asked && !c.have {
-			return h.lacks(c.name)
+			return h.unavailableError(c.name)
 		}
 	}
 	return nil
 }
 
-func (h Host) lacks(controller string) error {
+func (h Host) unavailableError(controller string) error {
 	fix := "mount it (mount -t cgroup -o " + controller + " cgroup /sys/fs/cgroup/" + controller + ") or boot without cgroup_disable=" + controller
 	m, mounted := h.mounts[controller]
 	switch {
@@ -74,19 +75,21 @@ func (h Host) lacks(controller string) error {
 	return fmt.Errorf("%w: the %s controller of cgroup %s is not available; %s", ErrUnsupported, controller, h.Mode, fix)
 }
 
-// Delegated are the cgroups made for a sandbox's commands. Dirs: hierarchy ([Names]) → host directory. Everything else follows from
-// the directories, so that a Delegated may be built again from saved ones.
+// Delegated holds the cgroups made for a sandbox's commands. Dirs maps hierarchies ([Names]) to
+// host directories. A Delegated can be rebuilt from saved directories.
 type Delegated struct {
 	Dirs map[string]string
 }
 
-// Delegate makes the cgroups for the commands of the sandbox whose init has the given pid and sets their caps. They lie below init's own
-// cgroups. On v2 all that is in init's cgroup is first moved into a child of it, for the kernel allows no process beside controlled
-// children. In a hierarchy where init has no cgroup of its own (it is at the top, or others are in the same one) they lie below a stand-in at the top,
-// and nothing of others is touched. Idempotent: called again it completes and sets the caps again. When it fails it removes
-// what it made, except on v2, where the layout stays for the next call or the runtime's removal.
+// Delegate makes the cgroups for the commands of the sandbox whose init has pid initPid, and sets
+// their caps. They are children of init's own cgroups. On v2, all processes in init's cgroup first
+// move to a child, because the kernel allows no processes beside controlled children. In a
+// hierarchy where init has no cgroup of its own, they are made below a stand-in at the top, and
+// other cgroups are not touched.
 //
-// Not to be called concurrently for the same sandbox.
+// Delegate is idempotent: another call completes the cgroups and sets the caps again. On failure it
+// removes what it made; on v2 the layout stays for the next call or the runtime's removal. It must
+// not be called concurrently for the same sandbox.
 func Delegate(initPid int, s Share) (*Delegated, error) {
 	h, err := Detect()
 	if err != nil {
@@ -95,19 +98,19 @@ func Delegate(initPid int, s Share) (*Delegated, error) {
 	if err := h.check(s); err != nil {
 		return nil, err
 	}
-	init, err := lookUp(initPid)
+	init, err := lookUpProcess(initPid)
 	if err != nil {
 		return nil, fmt.Errorf("delegate cgroups: %w", err)
 	}
-	paths, err := h.of(initPid)
+	paths, err := h.pathsOf(initPid)
 	if err != nil {
 		return nil, fmt.Errorf("delegate cgroups: %w", err)
 	}
 	d := &Delegated{Dirs: map[string]string{}}
-	for _, name := range h.wanted(s) {
+	for _, name := range h.hierarchies(s) {
 		dir, err := h.delegate(name, paths[name], init, s)
 		if err != nil {
-			d.undo()
+			d.rollBack()
 			return nil, fmt.Errorf("delegate cgroups of process %d: %w", initPid, err)
 		}
 		if dir != "" {
@@ -120,9 +123,9 @@ func Delegate(initPid int, s Share) (*Delegated, error) {
 	return d, nil
 }
 
-// wanted lists the hierarchies worth a cgroup: each costs every exec a directory and a move. On v1 that of cpu is needed for a cap of it only, or
-// where CPU time is not to be had from the cgroup2 tree.
-func (h Host) wanted(s Share) []string {
+// hierarchies lists the hierarchies to use, since each costs every command a directory and a move.
+// On v1, cpu is only used for a CPU cap, or if there is no cgroup2 tree to read the CPU time from.
+func (h Host) hierarchies(s Share) []string {
 	var names []string
 	for _, name := range Names() {
 		m, ok := h.mounts[name]
@@ -133,21 +136,21 @@ func (h Host) wanted(s Share) []string {
 	return names
 }
 
-// delegate does one hierarchy; "" where it is better left out.
+// delegate makes the cgroup in one hierarchy. It returns "" if the hierarchy is not used.
 func (h Host) delegate(name, base string, init process, s Share) (string, error) {
-	base = h.above(name, base)
+	base = h.sandboxDir(name, base)
 	top := h.mounts[name].point
-	parent := path.Join(top, init.standIn())
+	parent := path.Join(top, init.standInName())
 	own := false
 	if !exists(parent) {
 		var err error
-		if own, err = h.own(name, base, init); err != nil {
+		if own, err = h.ownsDir(name, base, init); err != nil {
 			return "", err
 		}
 	}
 	if own {
 		parent = base
-	} else if name == Unified && h.closed(init) {
+	} else if name == Unified && h.movesForbidden(init) {
 		if h.Mode == ModeV2 {
 			return "", fmt.Errorf("%w: the sandbox has a cgroup namespace but no cgroup of its own, and nsdelegate forbids it to use another; "+
 				"let the runtime make a cgroup per container", ErrUnsupported)
@@ -157,11 +160,11 @@ func (h Host) delegate(name, base string, init process, s Share) (string, error)
 	dir := path.Join(parent, commands)
 	made, err := mkdirs(parent, dir)
 	if err == nil {
-		err = h.furnish(name, top, parent, own, s)
+		err = h.configure(name, top, parent, own, s)
 	}
 	if err != nil && !(own && h.Mode == ModeV2) {
 		for _, d := range slices.Backward(made) {
-			_ = os.Remove(d) // only when empty, so it harms nobody
+			_ = os.Remove(d) // fails unless empty, so it is safe
 		}
 	}
 	if err != nil {
@@ -170,37 +173,37 @@ func (h Host) delegate(name, base string, init process, s Share) (string, error)
 	return dir, nil
 }
 
-// furnish sets up the parent and its child for the commands.
-func (h Host) furnish(name, top, parent string, own bool, s Share) error {
+// configure sets up the parent and its child for the commands.
+func (h Host) configure(name, top, parent string, own bool, s Share) error {
 	dir := path.Join(parent, commands)
 	if h.Mode == ModeV2 {
-		if err := h.arrange(top, parent, own, s); err != nil {
+		if err := h.prepareV2(top, parent, own, s); err != nil {
 			return err
 		}
-		return capV2(dir, s)
+		return setCapsV2(dir, s)
 	}
 	switch name {
 	case Memory:
-		return capMemoryV1(parent, dir, s.MemoryBytes)
+		return setMemoryCapV1(parent, dir, s.MemoryBytes)
 	case Pids:
-		return capPids(dir, s.Pids)
+		return setPidsCap(dir, s.Pids)
 	case CPU:
-		return capCPUV1(dir, s.CPU)
+		return setCPUCapV1(dir, s.CPU)
 	}
 	return nil
 }
 
-// above is the sandbox's cgroup when init was moved into the child of it already.
-func (h Host) above(name, base string) string {
-	if name == Unified && h.Mode == ModeV2 && path.Base(base) == keeper && exists(path.Join(path.Dir(base), commands)) {
+// sandboxDir returns the sandbox's cgroup if init was already moved into its child.
+func (h Host) sandboxDir(name, base string) string {
+	if name == Unified && h.Mode == ModeV2 && path.Base(base) == guestDir && exists(path.Join(path.Dir(base), commands)) {
 		return path.Dir(base)
 	}
 	return base
 }
 
-// closed says whether a process that init starts may not be moved out of init's own part of the cgroup2 tree: the kernel forbids it to a writer in
-// a cgroup namespace of its own where the tree is mounted with nsdelegate.
-func (h Host) closed(init process) bool {
+// movesForbidden reports whether the kernel forbids moving init's children out of its part of the
+// cgroup2 tree: with nsdelegate, a process in another cgroup namespace may not do so.
+func (h Host) movesForbidden(init process) bool {
 	if !h.mounts[Unified].has("nsdelegate") {
 		return false
 	}
@@ -214,21 +217,21 @@ func exists(dir string) bool {
 	return err == nil
 }
 
-// mkdirs makes the directories that are not there yet and says which it made.
+// mkdirs makes missing directories and returns those that it made.
 func mkdirs(dirs ...string) (made []string, err error) {
 	for _, d := range dirs {
 		switch err := os.Mkdir(d, 0o755); {
 		case err == nil:
 			made = append(made, d)
 		case !errors.Is(err, fs.ErrExist):
-			return made, fmt.Errorf("make cgroup %s: %w", d, bare(err))
+			return made, fmt.Errorf("make cgroup %s: %w", d, unwrapPath(err))
 		}
 	}
 	return made, nil
 }
 
-// undo takes back what a failed Delegate made, without harm to what was there before: only empty cgroups go.
-func (d *Delegated) undo() {
+// rollBack removes what a failed Delegate made. Only empty cgroups can be removed.
+func (d *Delegated) rollBack() {
 	for _, dir := range d.Dirs {
 		_ = os.Remove(dir)
 		if isStandIn(path.Dir(dir)) {
@@ -242,28 +245,29 @@ func isStandIn(dir string) bool {
 	return ok
 }
 
-// Find returns what [Delegate] made for the sandbox whose init has this pid, for a host process that started anew. ErrNone if nothing is there.
-// It may be less than all if that Delegate was interrupted; calling Delegate again completes it.
+// Find returns what [Delegate] made for the sandbox whose init has pid initPid, for a host process
+// that was restarted. It returns ErrNone if there is nothing. The result may be incomplete if
+// Delegate was interrupted; another Delegate completes it.
 func Find(initPid int) (*Delegated, error) {
 	h, err := Detect()
 	if err != nil {
 		return nil, err
 	}
-	init, err := lookUp(initPid)
+	init, err := lookUpProcess(initPid)
 	if err != nil {
 		return nil, fmt.Errorf("find cgroups: %w", err)
 	}
-	paths, err := h.of(initPid)
+	paths, err := h.pathsOf(initPid)
 	if err != nil {
 		return nil, fmt.Errorf("find cgroups: %w", err)
 	}
 	d := &Delegated{Dirs: map[string]string{}}
 	for name, m := range h.mounts {
-		base := h.above(name, paths[name])
-		dir := path.Join(m.point, init.standIn(), commands)
+		base := h.sandboxDir(name, paths[name])
+		dir := path.Join(m.point, init.standInName(), commands)
 		if !exists(dir) {
 			dir = path.Join(base, commands)
-			if base == "" || base == m.point || h.inside(name, base) || !exists(dir) {
+			if base == "" || base == m.point || h.containsCaller(name, base) || !exists(dir) {
 				continue
 			}
 		}
@@ -275,9 +279,10 @@ func Find(initPid int) (*Delegated, error) {
 	return d, nil
 }
 
-// arrange makes room for controlled children on v2: nobody in the parent, controllers on in it and in the child for the commands.
-// There memory and pids give every exec its counters; CPU time is counted without its controller.
-func (h Host) arrange(top, parent string, own bool, s Share) error {
+// prepareV2 makes controlled children possible on v2: it moves processes out of the parent and
+// enables the controllers in the parent and in the child for the commands. Memory and pids give
+// each command its counters; CPU time is counted without a controller.
+func (h Host) prepareV2(top, parent string, own bool, s Share) error {
 	var need []string
 	for _, c := range []struct {
 		name string
@@ -288,21 +293,22 @@ func (h Host) arrange(top, parent string, own bool, s Share) error {
 		}
 	}
 	if own {
-		if err := vacate(parent, path.Join(parent, keeper)); err != nil {
+		if err := moveProcesses(parent, path.Join(parent, guestDir)); err != nil {
 			return err
 		}
-	} else if err := enable(top, need); err != nil {
+	} else if err := enableControllers(top, need); err != nil {
 		return err
 	}
-	if err := enable(parent, need); err != nil {
+	if err := enableControllers(parent, need); err != nil {
 		return err
 	}
-	return enable(path.Join(parent, commands), slices.DeleteFunc(slices.Clone(need), func(c string) bool { return c == CPU }))
+	return enableControllers(path.Join(parent, commands), slices.DeleteFunc(slices.Clone(need), func(c string) bool { return c == CPU }))
 }
 
-// vacate moves every process of a cgroup into a child of it. What is forked meanwhile is seen in the next round; the number of rounds is
-// bounded because a hostile sandbox could go on for ever, though none runs commands yet.
-func vacate(from, to string) error {
+// moveProcesses moves every process of a cgroup to a child. The next round catches processes forked
+// during a round. The number of rounds is bounded because a hostile sandbox could fork
+// indefinitely.
+func moveProcesses(from, to string) error {
 	if _, err := mkdirs(to); err != nil {
 		return err
 	}
@@ -313,7 +319,7 @@ func vacate(from, to string) error {
 	defer src.Close()
 	const rounds = 100
 	for range rounds {
-		pids, hidden, err := src.procs()
+		pids, hidden, err := src.readProcs()
 		if err != nil {
 			return err
 		}
@@ -321,7 +327,7 @@ func vacate(from, to string) error {
 			return nil
 		}
 		for _, pid := range pids {
-			err := src.write(keeper+"/cgroup.procs", fmt.Sprint(pid))
+			err := src.write(guestDir+"/cgroup.procs", fmt.Sprint(pid))
 			if err != nil && !errors.Is(err, unix.ESRCH) {
 				return err
 			}
@@ -330,8 +336,8 @@ func vacate(from, to string) error {
 	return fmt.Errorf("empty cgroup %s: processes went on appearing in it", from)
 }
 
-// enable gives the children of a v2 cgroup these controllers.
-func enable(name string, controllers []string) error {
+// enableControllers enables the controllers for the children of a v2 cgroup.
+func enableControllers(name string, controllers []string) error {
 	d, err := openDir(name)
 	if err != nil {
 		return err

@@ -13,11 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dir is one open cgroup directory. Everything below it is opened relative to its descriptor, by names of this package's own, and no
-// link is followed. Safe for concurrent use, Close included.
+// dir is an open cgroup directory. Files and children are opened relative to its descriptor, with
+// names chosen by this package, without following links. It is safe for concurrent use, including
+// Close.
 //
-// The calls are the kernel's own: a command costs some thirty reads and writes of files that are a line long and never block, and
-// package os makes six further system calls for each, so that they could.
+// It uses raw system calls. A command needs about thirty reads and writes of one-line files that
+// never block, and package os would make six more system calls for each.
 type dir struct {
 	file *os.File
 	name string // for messages only
@@ -33,10 +34,10 @@ func openDir(path string) (dir, error) {
 	return dir{file: os.NewFile(uintptr(fd), path), name: path}, nil
 }
 
-// open opens a child.
+// open opens a child directory.
 func (d dir) open(child string) (dir, error) {
 	c := dir{name: d.name + "/" + child}
-	err := d.at(func(fd int) error {
+	err := d.withFD(func(fd int) error {
 		n, err := unix.Openat(fd, child, openDirFlags|unix.O_NOFOLLOW, 0)
 		if err == nil {
 			c.file = os.NewFile(uintptr(n), c.name)
@@ -49,7 +50,7 @@ func (d dir) open(child string) (dir, error) {
 	return c, nil
 }
 
-// Close gives the descriptor back. Idempotent.
+// Close closes the descriptor. It is idempotent.
 func (d dir) Close() error {
 	if err := d.file.Close(); !errors.Is(err, fs.ErrClosed) {
 		return err
@@ -57,11 +58,12 @@ func (d dir) Close() error {
 	return nil
 }
 
-// at calls do with the directory's descriptor, which stays open meanwhile, again if a signal came between.
-func (d dir) at(do func(fd int) error) error {
+// withFD calls do with the directory's descriptor, which stays open during the call. It repeats the
+// call after EINTR.
+func (d dir) withFD(do func(fd int) error) error {
 	conn, err := d.file.SyscallConn()
 	if err != nil {
-		return bare(err)
+		return unwrapPath(err)
 	}
 	var failed error
 	err = conn.Control(func(fd uintptr) {
@@ -77,7 +79,7 @@ func (d dir) at(do func(fd int) error) error {
 	return failed
 }
 
-// retry does something again that a signal came between.
+// retry repeats do after EINTR.
 func retry(do func() (int, error)) (int, error) {
 	for {
 		n, err := do()
@@ -87,12 +89,13 @@ func retry(do func() (int, error)) (int, error) {
 	}
 }
 
-// readMax bounds what is read of one file: the longest is a cgroup.procs of some hundred thousand lines.
-const readMax = 4 << 20
+// maxRead bounds what is read from one file. The longest is a cgroup.procs with some hundred
+// thousand lines.
+const maxRead = 4 << 20
 
-// openFile opens a file of the cgroup; it is closed with unix.Close.
+// openFile opens a file of the cgroup. The caller closes it with unix.Close.
 func (d dir) openFile(file string, flags int) (fd int, err error) {
-	err = d.at(func(at int) (err error) {
+	err = d.withFD(func(at int) (err error) {
 		fd, err = unix.Openat(at, file, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		return err
 	})
@@ -107,7 +110,7 @@ func (d dir) read(file string) (string, error) {
 	defer unix.Close(fd) //nolint:errcheck // nothing was written
 	var small [1024]byte
 	text := small[:0]
-	for len(text) < readMax {
+	for len(text) < maxRead {
 		if len(text) == cap(text) {
 			text = slices.Grow(text, len(text))
 		}
@@ -123,7 +126,8 @@ func (d dir) read(file string) (string, error) {
 	return string(text), nil
 }
 
-// write writes without creating: a missing file must stay "no such file", the sign of a kernel that lacks it.
+// write writes to an existing file. It does not create one: a missing file shows that the kernel
+// does not support it.
 func (d dir) write(file, value string) error {
 	fd, err := d.openFile(file, unix.O_WRONLY)
 	if err != nil {
@@ -138,16 +142,17 @@ func (d dir) write(file, value string) error {
 
 func (d dir) has(file string) bool {
 	var st unix.Stat_t
-	return d.at(func(fd int) error { return unix.Fstatat(fd, file, &st, unix.AT_SYMLINK_NOFOLLOW) }) == nil
+	return d.withFD(func(fd int) error { return unix.Fstatat(fd, file, &st, unix.AT_SYMLINK_NOFOLLOW) }) == nil
 }
 
-// mkdir makes a child.
+// mkdir makes a child directory.
 func (d dir) mkdir(child string) error {
-	return d.at(func(fd int) error { return unix.Mkdirat(fd, child, 0o755) })
+	return d.withFD(func(fd int) error { return unix.Mkdirat(fd, child, 0o755) })
 }
 
-// number reads a file of one number; false where there is none or the file says "max".
-func (d dir) number(file string) (int64, bool) {
+// readNumber reads a file with one number. It returns false if the file is missing or contains
+// "max".
+func (d dir) readNumber(file string) (int64, bool) {
 	s, err := d.read(file)
 	if err != nil {
 		return 0, false
@@ -156,8 +161,8 @@ func (d dir) number(file string) (int64, bool) {
 	return n, err == nil
 }
 
-// keyed reads a flat keyed file; empty where there is none.
-func (d dir) keyed(file string) map[string]int64 {
+// readKeyed reads a flat keyed file. It returns nil if the file is missing.
+func (d dir) readKeyed(file string) map[string]int64 {
 	s, err := d.read(file)
 	if err != nil {
 		return nil
@@ -165,10 +170,11 @@ func (d dir) keyed(file string) map[string]int64 {
 	return parseKeyed(s)
 }
 
-// procs lists the processes directly in the cgroup; hidden ones are outside our pid namespace. A removed cgroup is empty.
-func (d dir) procs() (pids []int, hidden int, err error) {
+// readProcs lists the processes directly in the cgroup. hidden counts those outside this pid
+// namespace. A removed cgroup has no processes.
+func (d dir) readProcs() (pids []int, hidden int, err error) {
 	s, err := d.read("cgroup.procs")
-	if gone(err) {
+	if isGone(err) {
 		return nil, 0, nil
 	}
 	if err != nil {
@@ -178,23 +184,24 @@ func (d dir) procs() (pids []int, hidden int, err error) {
 	return pids, hidden, nil
 }
 
-// remove removes an empty child cgroup. The kernel answers EBUSY for a moment after the last process died, and while anybody holds a
-// file of it in use; so it is tried again for the given time. A child that is not there is a success.
+// remove removes an empty child cgroup. The kernel returns EBUSY for a moment after the last
+// process died, and while a file of the cgroup is in use, so remove retries until patience is over.
+// A missing child is a success.
 func (d dir) remove(child string, patience time.Duration) error {
 	end := time.Now().Add(patience)
 	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		err := d.at(func(fd int) error { return unix.Unlinkat(fd, child, unix.AT_REMOVEDIR) })
+		err := d.withFD(func(fd int) error { return unix.Unlinkat(fd, child, unix.AT_REMOVEDIR) })
 		if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 			return nil
 		}
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
-			return fmt.Errorf("remove cgroup %s/%s: %w", d.name, child, bare(err))
+			return fmt.Errorf("remove cgroup %s/%s: %w", d.name, child, unwrapPath(err))
 		}
 		time.Sleep(pause)
 	}
 }
 
-// children names the cgroups directly below.
+// children returns the names of the direct children.
 func (d dir) children() ([]string, error) {
 	here, err := d.open(".")
 	if err != nil {
@@ -215,14 +222,14 @@ func (d dir) children() ([]string, error) {
 	return names, nil
 }
 
-// gone says whether err means that the cgroup was removed: its files answer ENODEV, its directory has none, and only its removal closes
-// our descriptor of it.
-func gone(err error) bool {
+// isGone reports whether err means that the cgroup was removed. Its files then return ENODEV, its
+// directory ENOENT, and its descriptor is closed.
+func isGone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, fs.ErrClosed)
 }
 
-// bare takes the path off an error that is wrapped with a better one.
-func bare(err error) error {
+// unwrapPath returns the cause of a *fs.PathError whose path the caller adds itself.
+func unwrapPath(err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {
 		return p.Err

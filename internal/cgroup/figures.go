@@ -7,23 +7,25 @@ import (
 	"time"
 )
 
-// Figures are what a sandbox uses now, its guest included. CPU is the time on the processors since it was made; the others are of this moment.
-// Memory is bytes, files in memory file systems included, without the cache of files that the kernel drops first when there is need. Limits of 0 are none
-// in force at the sandbox; what is above it, as the whole host's, does not count.
+// Figures is the current usage of a sandbox, including its guest. CPU is the CPU time since it was
+// made; the other values are current. Memory is in bytes. It includes files in memory file systems,
+// but not the file cache that the kernel drops first. A limit of 0 means that the sandbox has none;
+// limits of its parents and the host are ignored.
 type Figures struct {
 	CPU                 time.Duration
 	Memory, MemoryLimit int64
 	Pids, PidsLimit     int64
 }
 
-// noLimit is what a v1 memory cgroup without a cap may say at least: the largest number of whole pages that fits.
+// noLimit is the minimum value that a v1 memory cgroup reports if it has no cap.
 const noLimit = 1 << 62
 
-// Figures reads the counters of the cgroups that the commands' lie in: the sandbox's own, or what stands in for it. What a hierarchy does not keep stays 0.
-// fs.ErrNotExist once the sandbox is gone. Cheap: some ten small files.
+// Figures reads the counters of the parents of the commands' cgroups: the sandbox's own cgroups or
+// their stand-ins. Values that a hierarchy does not count are 0. It returns fs.ErrNotExist if the
+// sandbox is gone. It reads about ten small files.
 func (d *Delegated) Figures() (Figures, error) {
 	var f Figures
-	for _, kind := range Names() { // the cgroup2 tree comes last, as in usage
+	for _, kind := range Names() { // the cgroup2 tree comes last, as in readUsage
 		dir, ok := d.Dirs[kind]
 		if !ok {
 			continue
@@ -50,7 +52,7 @@ func (f *Figures) add(kind, name string) error {
 	case Pids:
 		f.pids(d)
 	case CPU:
-		n, _ := d.number("cpuacct.usage")
+		n, _ := d.readNumber("cpuacct.usage")
 		f.CPU = time.Duration(n)
 	case Unified:
 		f.unified(d)
@@ -58,38 +60,38 @@ func (f *Figures) add(kind, name string) error {
 	return nil
 }
 
-// memoryV1 takes the commands' cap where the sandbox has none: a stand-in has no caps of its own.
+// memoryV1 uses the commands' cap if the sandbox has none: a stand-in has no caps.
 func (f *Figures) memoryV1(d dir) {
 	const limit = "memory.limit_in_bytes"
-	f.Memory, _ = d.number("memory.usage_in_bytes")
-	f.Memory = max(f.Memory-d.keyed("memory.stat")["total_inactive_file"], 0)
-	if f.MemoryLimit, _ = d.number(limit); f.MemoryLimit >= noLimit {
-		f.MemoryLimit, _ = d.number(commands + "/" + limit)
+	f.Memory, _ = d.readNumber("memory.usage_in_bytes")
+	f.Memory = max(f.Memory-d.readKeyed("memory.stat")["total_inactive_file"], 0)
+	if f.MemoryLimit, _ = d.readNumber(limit); f.MemoryLimit >= noLimit {
+		f.MemoryLimit, _ = d.readNumber(commands + "/" + limit)
 	}
 	if f.MemoryLimit >= noLimit {
 		f.MemoryLimit = 0
 	}
 }
 
-// pids does likewise.
+// pids also uses the commands' cap if the sandbox has none.
 func (f *Figures) pids(d dir) {
-	f.Pids, _ = d.number("pids.current")
-	n, ok := d.number("pids.max")
+	f.Pids, _ = d.readNumber("pids.current")
+	n, ok := d.readNumber("pids.max")
 	if !ok {
-		n, _ = d.number(commands + "/pids.max")
+		n, _ = d.readNumber(commands + "/pids.max")
 	}
 	f.PidsLimit = n
 }
 
-// unified has neither memory nor pids on hybrid hosts.
+// unified reads no memory and pids on hybrid hosts.
 func (f *Figures) unified(d dir) {
-	if cpu := d.keyed("cpu.stat"); cpu != nil {
+	if cpu := d.readKeyed("cpu.stat"); cpu != nil {
 		f.CPU = time.Duration(cpu["usage_usec"]) * time.Microsecond
 	}
-	if n, ok := d.number("memory.current"); ok {
-		f.Memory = max(n-d.keyed("memory.stat")["inactive_file"], 0)
-		if f.MemoryLimit, ok = d.number("memory.max"); !ok {
-			f.MemoryLimit, _ = d.number(commands + "/memory.max")
+	if n, ok := d.readNumber("memory.current"); ok {
+		f.Memory = max(n-d.readKeyed("memory.stat")["inactive_file"], 0)
+		if f.MemoryLimit, ok = d.readNumber("memory.max"); !ok {
+			f.MemoryLimit, _ = d.readNumber(commands + "/memory.max")
 		}
 	}
 	if d.has("pids.current") {

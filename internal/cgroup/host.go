@@ -12,36 +12,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mode says how the host's cgroups are laid out.
+// Mode is the layout of the host's cgroups.
 type Mode string
 
-// The modes. With v1 controllers beside the cgroup2 tree (ModeHybrid), that tree serves only the kill and CPU time here, even if some
-// controllers are in it: a host that mixes the two per controller reports those as absent.
+// The modes. In ModeHybrid the cgroup2 tree is only used for the kill and for CPU time, even if
+// some controllers are in it. A host that mixes v1 and v2 per controller reports the latter as
+// absent.
 const (
 	ModeV1     Mode = "v1"
 	ModeHybrid Mode = "hybrid"
 	ModeV2     Mode = "v2"
 )
 
-// Host says what this host's cgroups can do. Memory, Pids and CPU: the cap can be enforced, and we may write there. Kill: the kernel has
-// cgroup.kill (5.14), without which a kill takes longer but is as complete. FastMoves: the cgroup2 tree is mounted with favordynmods;
-// without it the first move of a process after a pause waits 5-15 ms for the kernel. Unified: mount point of the cgroup2 tree, or "".
+// Host describes what this host's cgroups support. Memory, Pids and CPU: the cap can be enforced
+// and this process may write it. Kill: the kernel has cgroup.kill (5.14); without it a kill takes
+// longer but is as complete. FastMoves: the cgroup2 tree is mounted with favordynmods; without it
+// the first move of a process after a pause takes 5 to 15 ms. Unified: the mount point of the
+// cgroup2 tree, or "".
 type Host struct {
 	Mode                    Mode
 	Memory, Pids, CPU, Kill bool
 	FastMoves               bool
 	Unified                 string
 
-	mounts map[string]mount // hierarchy → its mount; on v2 only Unified
+	mounts map[string]mount // by hierarchy; on v2 only Unified
 }
 
-// Detect looks at the mounts of the calling process. It changes nothing. An error means that no cgroups are mounted at all.
+// Detect inspects the mounts of the calling process. It changes nothing. It fails if no cgroups are
+// mounted.
 func Detect() (Host, error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return Host{}, fmt.Errorf("detect cgroups: %w", err)
 	}
-	h, err := layout(parseMounts(string(text)))
+	h, err := detectLayout(parseMounts(string(text)))
 	if err != nil {
 		return Host{}, err
 	}
@@ -62,8 +66,9 @@ func Detect() (Host, error) {
 	return h, nil
 }
 
-// layout sorts the mounts. Of several mounts of one hierarchy the one that shows most of it wins, and then the first.
-func layout(mounts []mount) (Host, error) {
+// detectLayout sorts the mounts. If a hierarchy is mounted several times, the mount that shows most
+// of it wins, then the first.
+func detectLayout(mounts []mount) (Host, error) {
 	h := Host{mounts: map[string]mount{}}
 	add := func(name string, m mount) {
 		if old, ok := h.mounts[name]; !ok || len(m.root) < len(old.root) {
@@ -98,7 +103,7 @@ func layout(mounts []mount) (Host, error) {
 	return h, nil
 }
 
-// writable asks for a directory that may be written to, on a mount that is not read-only.
+// writable reports whether a directory can be written to and its mount is not read-only.
 func writable(dir string) bool { return unix.Access(dir, unix.W_OK) == nil }
 
 func kernelAtLeast(major, minor int) bool {
@@ -113,20 +118,22 @@ func kernelAtLeast(major, minor int) bool {
 	return err1 == nil && err2 == nil && (x > major || x == major && y >= minor)
 }
 
-// Paths are the host directories of a process's cgroups by hierarchy ([Names]; on v2 only [Unified]).
+// Paths maps hierarchies ([Names]; on v2 only [Unified]) to the host directories of a process's
+// cgroups.
 type Paths map[string]string
 
-// Of returns the cgroups a process is in now. A hierarchy that the host does not mount, or whose mount does not show the process's cgroup, is left
-// out; none at all is an error. pid is in the caller's pid namespace.
+// Of returns the current cgroups of a process. It omits hierarchies that the host does not mount,
+// or whose mount does not show the cgroup, and fails if none is left. pid is in the caller's pid
+// namespace.
 func Of(pid int) (Paths, error) {
 	h, err := Detect()
 	if err != nil {
 		return nil, err
 	}
-	return h.of(pid)
+	return h.pathsOf(pid)
 }
 
-func (h Host) of(pid int) (Paths, error) {
+func (h Host) pathsOf(pid int) (Paths, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
 		return nil, fmt.Errorf("cgroups of process %d: %w", pid, err)
@@ -137,7 +144,7 @@ func (h Host) of(pid int) (Paths, error) {
 		if !ok {
 			continue
 		}
-		if dir, ok := m.dir(cgroup); ok {
+		if dir, ok := m.cgroupDir(cgroup); ok {
 			paths[name] = dir
 		}
 	}

@@ -10,39 +10,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// prey is a set of processes to end: those in any of the cgroups.
-type prey struct {
-	tree *dir  // a cgroup2 directory with cgroup.kill, or nil; it and all below it is killed at once, forks in flight included
-	pids *dir  // a directory with pids.max, or nil
-	all  []dir // every directory, on every hierarchy
-	// whole: whoever is in any of them is in tree too, so that an empty tree says it all.
-	whole bool
+// killSet is a set of processes to kill: those in any of the cgroups.
+type killSet struct {
+	tree *dir  // cgroup2 directory with cgroup.kill, or nil. One write kills it with everything below it, including forks in progress
+	pids *dir  // directory with pids.max, or nil
+	all  []dir // all directories, of every hierarchy
+	// treeComplete is set if all processes are in tree, so that an empty tree means an empty set.
+	treeComplete bool
 }
 
-// kill returns when nothing is alive in the cgroups, or ctx has ended. Without cgroup.kill it forbids the group to fork by setting its pids cap to
-// zero: then what a scan finds is all there is, and each round leaves fewer. That needs no freezer, which would have to be thawed again, and SIGKILL
-// reaches stopped, traced and (v2) frozen processes alike. With neither it scans until two scans in a row find nobody.
-func (p prey) kill(ctx context.Context) error {
+// kill returns nil once no process in the cgroups is alive, or an error when ctx ends. Without
+// cgroup.kill it prevents forks by setting the pids cap to zero, so that each scan finds fewer
+// processes. This needs no freezer, and SIGKILL also reaches stopped, traced and (v2) frozen
+// processes. With neither, it scans until two scans in a row find no process.
+func (p killSet) kill(ctx context.Context) error {
 	need := 1
 	if p.tree == nil {
 		need = 2
 		if p.pids != nil {
-			if err := p.pids.write("pids.max", "0"); err != nil && !gone(err) {
+			if err := p.pids.write("pids.max", "0"); err != nil && !isGone(err) {
 				return err
 			}
 		}
 	}
-	calm := 0
+	emptyScans := 0
 	for pause := 50 * time.Microsecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		alive, err := p.strike(pause >= time.Millisecond)
+		alive, err := p.killOnce(pause >= time.Millisecond)
 		if err == nil && alive == 0 {
-			if calm++; calm >= need {
+			if emptyScans++; emptyScans >= need {
 				return nil
 			}
 			continue
 		}
-		calm = 0
-		if rest(ctx, pause) {
+		emptyScans = 0
+		if sleepContext(ctx, pause) {
 			continue
 		}
 		if err != nil {
@@ -52,15 +53,15 @@ func (p prey) kill(ctx context.Context) error {
 	}
 }
 
-// rest waits, and is false when ctx has ended. The runtime's timers round a short wait up to a millisecond, which would be most of a kill's time; so a short one
-// is the kernel's.
-func rest(ctx context.Context, pause time.Duration) bool {
+// sleepContext waits for pause, and returns false if ctx has ended. Go's timers round a short wait
+// up to a millisecond, which would dominate the time of a kill. So short waits use nanosleep.
+func sleepContext(ctx context.Context, pause time.Duration) bool {
 	if ctx.Err() != nil {
 		return false
 	}
 	if pause < time.Millisecond {
 		ts := unix.NsecToTimespec(int64(pause))
-		_ = unix.Nanosleep(&ts, nil) // an interrupted one is a shorter one
+		_ = unix.Nanosleep(&ts, nil) // an interrupted wait is only shorter
 		return true
 	}
 	timer := time.NewTimer(pause)
@@ -73,24 +74,26 @@ func rest(ctx context.Context, pause time.Duration) bool {
 	}
 }
 
-// strike kills whatever is alive and returns a lower bound of how many that were. Thorough does not rely on cgroup.kill alone: the kernel sends that one's
-// signal to the first thread of each process, and one whose first thread has ended while others go on never gets it.
-func (p prey) strike(thorough bool) (int, error) {
+// killOnce kills all living processes and returns a lower bound of their number. With thorough it
+// does not rely on cgroup.kill alone: the kernel sends that signal to the first thread of each
+// process, and misses a process whose first thread has ended.
+func (p killSet) killOnce(thorough bool) (int, error) {
 	alive := 0
 	if p.tree != nil {
 		var err error
-		if alive, err = p.strikeTree(); err != nil || alive > 0 && !thorough || alive == 0 && p.whole {
+		if alive, err = p.killTree(); err != nil || alive > 0 && !thorough || alive == 0 && p.treeComplete {
 			return alive, err
 		}
 	}
-	// Whoever is left was added to some hierarchies only, or is deaf to cgroup.kill.
-	found, err := p.hunt(syscall.SIGKILL)
+	// The remaining processes are in some hierarchies only, or did not get the signal of
+	// cgroup.kill.
+	found, err := p.signalAll(syscall.SIGKILL)
 	return max(alive, found), err
 }
 
-func (p prey) strikeTree() (int, error) {
+func (p killSet) killTree() (int, error) {
 	events, err := p.tree.read("cgroup.events")
-	if gone(err) {
+	if isGone(err) {
 		return 0, nil
 	}
 	if err != nil {
@@ -99,14 +102,15 @@ func (p prey) strikeTree() (int, error) {
 	if parseKeyed(events)["populated"] == 0 {
 		return 0, nil
 	}
-	if err := p.tree.write("cgroup.kill", "1"); err != nil && !gone(err) {
+	if err := p.tree.write("cgroup.kill", "1"); err != nil && !isGone(err) {
 		return 1, err
 	}
 	return 1, nil
 }
 
-// hunt sends a signal to every process in the cgroups, each once, and returns how many it found. A process forked during the scan may be missed.
-func (p prey) hunt(sig syscall.Signal) (int, error) {
+// signalAll sends a signal to every process in the cgroups once, and returns how many it found. It
+// may miss a process that is forked during the scan.
+func (p killSet) signalAll(sig syscall.Signal) (int, error) {
 	found, hidden, err := p.members()
 	if err != nil {
 		return 0, err
@@ -119,17 +123,18 @@ func (p prey) hunt(sig syscall.Signal) (int, error) {
 	const batch = 128 // bounds the descriptors held at once
 	for len(todo) > 0 {
 		n := min(batch, len(todo))
-		errs = append(errs, p.send(todo[:n], sig))
+		errs = append(errs, p.signalPids(todo[:n], sig))
 		todo = todo[n:]
 	}
 	return len(found) + hidden, errors.Join(errs...)
 }
 
-// members is the union of all lists. A process that only some hierarchies know counts once.
-func (p prey) members() (found map[int]struct{}, hidden int, err error) {
+// members returns the union of all lists. A process counts once even if it is in only some
+// hierarchies.
+func (p killSet) members() (found map[int]struct{}, hidden int, err error) {
 	found = map[int]struct{}{}
 	for _, d := range p.all {
-		pids, h, err := d.procs()
+		pids, h, err := d.readProcs()
 		if err != nil {
 			return nil, 0, err
 		}
@@ -141,9 +146,10 @@ func (p prey) members() (found map[int]struct{}, hidden int, err error) {
 	return found, hidden, nil
 }
 
-// send signals the pids that are in the cgroups still. A pid may have passed to a stranger since it was listed; so the process is held by a pidfd
-// first and then looked for in the lists again: if it is there, the pidfd is it, or one that is dead.
-func (p prey) send(pids []int, sig syscall.Signal) error {
+// signalPids signals those pids that are still in the cgroups. A pid may have been reused since it
+// was listed. So it opens a pidfd first and then reads the lists again: if the pid is still listed,
+// the pidfd refers to that process or to a dead one.
+func (p killSet) signalPids(pids []int, sig syscall.Signal) error {
 	held := make(map[int]int, len(pids))
 	defer func() {
 		for _, fd := range held {
@@ -157,7 +163,8 @@ func (p prey) send(pids []int, sig syscall.Signal) error {
 			held[pid] = fd
 		case errors.Is(err, unix.ESRCH):
 		case errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM):
-			// Kernel before 5.3, or a seccomp profile without it: a listed pid is the best there is.
+			// Kernel before 5.3, or a seccomp profile without pidfd_open: the listed pid is the
+			// best available.
 			if err := unix.Kill(pid, sig); err != nil && !errors.Is(err, unix.ESRCH) {
 				return fmt.Errorf("signal process %d: %w", pid, err)
 			}

@@ -10,12 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limit caps what the group alone may use, below what all commands may have: bytes
-// of memory, without swap where the kernel can say so, and cores. Zero is no cap
-// of its own. It is to be called before a process of the group does its work. More
-// than all commands may have is no error: then that cap binds.
-//
-// ErrUnsupported: the hierarchies that were delegated cannot do it.
+// Limit caps the memory (bytes, without swap where the kernel supports it) and cores of this group,
+// within the caps of all commands. Zero means no separate cap. Call it before a process of the
+// group starts its work. A value above the caps of all commands is not an error: then these bind.
+// It returns ErrUnsupported if the delegated hierarchies cannot enforce the cap.
 func (g *Group) Limit(memory int64, cores float64) error {
 	if memory > 0 {
 		if err := g.limitMemory(memory); err != nil {
@@ -30,8 +28,8 @@ func (g *Group) Limit(memory int64, cores float64) error {
 	return nil
 }
 
-// in is the group's directory in a hierarchy.
-func (g *Group) in(kind string) (dir, bool) {
+// dirOf returns the group's directory in a hierarchy.
+func (g *Group) dirOf(kind string) (dir, bool) {
 	for _, d := range g.dirs {
 		if d.kind == kind {
 			return d.dir, true
@@ -41,31 +39,31 @@ func (g *Group) in(kind string) (dir, bool) {
 }
 
 func (g *Group) limitMemory(bytes int64) error {
-	if d, ok := g.in(Memory); ok {
-		if err := limitSockets(d, bytes/socketPart); err != nil {
+	if d, ok := g.dirOf(Memory); ok {
+		if err := limitSockets(d, bytes/socketDivisor); err != nil {
 			return err
 		}
 		return setMemoryV1(d, bytes)
 	}
-	if d, ok := g.in(Unified); ok && d.has("memory.max") {
+	if d, ok := g.dirOf(Unified); ok && d.has("memory.max") {
 		return setMemoryV2(d, bytes)
 	}
 	return fmt.Errorf("%w: no memory controller was delegated", ErrUnsupported)
 }
 
-// limitSockets lowers the cap that the group has from its parent.
+// limitSockets lowers the cap inherited from the parent.
 func limitSockets(d dir, bytes int64) error {
-	if now, ok := d.number(socketFile); !ok || now <= bytes {
+	if now, ok := d.readNumber(socketFile); !ok || now <= bytes {
 		return nil
 	}
-	return capSockets(d, strconv.FormatInt(bytes, 10))
+	return setSocketCap(d, strconv.FormatInt(bytes, 10))
 }
 
 func (g *Group) limitCPU(cores float64) error {
-	if d, ok := g.in(CPU); ok {
+	if d, ok := g.dirOf(CPU); ok {
 		return limitCPUV1(d, cores)
 	}
-	d, ok := g.in(Unified)
+	d, ok := g.dirOf(Unified)
 	if !ok {
 		return fmt.Errorf("%w: no cpu controller was delegated", ErrUnsupported)
 	}
@@ -78,8 +76,8 @@ func (g *Group) limitCPU(cores float64) error {
 	return d.write("cpu.max", value)
 }
 
-// enableCPU gives the groups the cpu controller. They do not have it from the
-// start: it costs every command a little, and few ask for it.
+// enableCPU enables the cpu controller for the groups. It is off by default because it costs every
+// command a little, and few need it.
 func (t *Tree) enableCPU() error {
 	for _, d := range t.dirs {
 		if d.kind != Unified {
@@ -101,8 +99,8 @@ func hasWord(text, word string) bool {
 	return false
 }
 
-// limitCPUV1 takes the kernel's refusal of more than the parent has as what it
-// means: that much cannot be used in any case.
+// limitCPUV1 sets quota and period. The kernel rejects a quota above the parent's; this is not an
+// error, since the group cannot use more anyway.
 func limitCPUV1(d dir, cores float64) error {
 	if !d.has("cpu.cfs_quota_us") {
 		return fmt.Errorf("%w: the kernel has no quotas of cpu time", ErrUnsupported)
@@ -117,8 +115,8 @@ func limitCPUV1(d dir, cores float64) error {
 	return err
 }
 
-// setMemoryV2 caps memory, and swap where there is any: without this a command
-// pushes its memory out to the host's swap instead of meeting its cap.
+// setMemoryV2 caps memory and disables swap. Otherwise a command would push memory to the host's
+// swap instead of meeting its cap.
 func setMemoryV2(d dir, bytes int64) error {
 	if err := d.write("memory.max", strconv.FormatInt(bytes, 10)); err != nil {
 		return err
@@ -129,15 +127,16 @@ func setMemoryV2(d dir, bytes int64) error {
 	return nil
 }
 
-// setMemoryV1 caps memory, and swap where it is accounted.
+// setMemoryV1 caps memory, and swap if it is accounted.
 func setMemoryV1(d dir, bytes int64) error {
 	const (
 		limit = "memory.limit_in_bytes"
-		both  = "memory.memsw.limit_in_bytes" // memory and swap together; never below limit
+		both  = "memory.memsw.limit_in_bytes" // memory plus swap; never below limit
 	)
 	value := strconv.FormatInt(bytes, 10)
 	if !d.has(both) {
-		// Swap is not accounted here. Swappiness 0 keeps this cgroup's own pressure from swapping it out.
+		// Swap is not accounted here. Swappiness 0 keeps the cgroup's own memory pressure from
+		// swapping it out.
 		if err := d.write("memory.swappiness", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

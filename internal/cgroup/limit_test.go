@@ -19,7 +19,7 @@ func limited(t *testing.T, files map[string]string) (*Group, func(name string) s
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { child.Close() })
-		g.dirs = append(g.dirs, member{dir: child, kind: d.kind})
+		g.dirs = append(g.dirs, hierarchyDir{dir: child, kind: d.kind})
 	}
 	return g, func(name string) string {
 		kind, file, _ := strings.Cut(name, "/")

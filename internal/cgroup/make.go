@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// Make makes a cgroup of that path ("/orchestrator/x") in every hierarchy that a cap needs, and in the cgroup2 tree where there is one, with the
-// caps in force before anybody is in it: for a runtime that is to be capped as a whole, itself included. It returns the directories; whoever is
-// to be in it writes itself to cgroup.procs of each. One that is there is completed. When it fails it removes what it made.
-//
-// [ErrUnsupported] for a cap that this host cannot enforce.
+// Make makes a cgroup with path at ("/orchestrator/x") in every hierarchy that a cap needs, and in
+// the cgroup2 tree if there is one, and sets the caps. It is for a runtime that is capped as a
+// whole. It returns the directories; a process joins by writing its pid to cgroup.procs of each. An
+// existing cgroup is completed. On failure Make removes what it made. It returns [ErrUnsupported]
+// for a cap that this host cannot enforce.
 func Make(at string, s Share) (dirs []string, err error) {
 	h, err := Detect()
 	if err != nil {
@@ -31,10 +31,10 @@ func Make(at string, s Share) (dirs []string, err error) {
 			return
 		}
 		for _, d := range slices.Backward(made) {
-			_ = os.Remove(d) // only when empty, so it harms nobody
+			_ = os.Remove(d) // fails unless empty, so it is safe
 		}
 	}()
-	for _, name := range h.wanted(s) {
+	for _, name := range h.hierarchies(s) {
 		dir, fresh, err := h.makeAt(name, at, s)
 		made = append(made, fresh...)
 		if err != nil {
@@ -48,13 +48,13 @@ func Make(at string, s Share) (dirs []string, err error) {
 	return dirs, nil
 }
 
-// makeAt makes it in one hierarchy. Those above it that are made have no caps.
+// makeAt makes the cgroup in one hierarchy. Parents that it makes have no caps.
 func (h Host) makeAt(name, at string, s Share) (dir string, made []string, err error) {
 	dir = h.mounts[name].point
 	parts := strings.Split(strings.TrimPrefix(at, "/"), "/")
 	for _, part := range parts {
 		if name == Unified && h.Mode == ModeV2 {
-			if err := enable(dir, h.controllers(s)); err != nil {
+			if err := enableControllers(dir, h.controllers(s)); err != nil {
 				return "", made, err
 			}
 		}
@@ -67,18 +67,18 @@ func (h Host) makeAt(name, at string, s Share) (dir string, made []string, err e
 	}
 	switch {
 	case name == Unified && h.Mode == ModeV2:
-		err = capV2(dir, s)
+		err = setCapsV2(dir, s)
 	case name == Memory:
-		err = capMemoryV1(path.Dir(dir), dir, s.MemoryBytes)
+		err = setMemoryCapV1(path.Dir(dir), dir, s.MemoryBytes)
 	case name == Pids:
-		err = capPids(dir, s.Pids)
+		err = setPidsCap(dir, s.Pids)
 	case name == CPU:
-		err = capCPUV1(dir, s.CPU)
+		err = setCPUCapV1(dir, s.CPU)
 	}
 	return dir, made, err
 }
 
-// controllers are those that the caps of a v2 cgroup need.
+// controllers returns the controllers that the caps of a v2 cgroup need.
 func (h Host) controllers(s Share) []string {
 	var need []string
 	for _, c := range []struct {

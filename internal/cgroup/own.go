@@ -12,15 +12,15 @@ import (
 	"time"
 )
 
-// process names one process for good: pids are used again, pid and start time together are not before the next boot, and no cgroup
-// outlives that. The pid namespace is that of the caller, in which the pid is meant.
+// process identifies one process. A pid can be reused, but not with the same start time before the
+// next boot, which no cgroup survives. The pid is in the caller's pid namespace.
 type process struct {
 	space uint64
 	pid   int
 	start uint64
 }
 
-func lookUp(pid int) (process, error) {
+func lookUpProcess(pid int) (process, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return process{}, fmt.Errorf("look up process %d: %w", pid, err)
@@ -32,15 +32,15 @@ func lookUp(pid int) (process, error) {
 	if s.state == 'Z' || s.state == 'X' {
 		return process{}, fmt.Errorf("look up process %d: it is dead: %w", pid, fs.ErrNotExist)
 	}
-	space, err := pidSpace("self")
+	space, err := pidNamespace("self")
 	if err != nil {
 		return process{}, err
 	}
 	return process{space: space, pid: pid, start: s.start}, nil
 }
 
-// pidSpace is the number of a process's pid namespace.
-func pidSpace(pid string) (uint64, error) {
+// pidNamespace returns the id of a process's pid namespace.
+func pidNamespace(pid string) (uint64, error) {
 	link, err := os.Readlink("/proc/" + pid + "/ns/pid")
 	if err != nil {
 		return 0, fmt.Errorf("pid namespace of process %s: %w", pid, err)
@@ -48,17 +48,18 @@ func pidSpace(pid string) (uint64, error) {
 	return strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(link, "pid:["), "]"), 10, 64)
 }
 
-// A stand-in is the cgroup that we make at the top of a hierarchy where a sandbox has no cgroup of its own. Its name says whose it is,
-// so that it can be found again and, when its owner is dead, swept away by anyone.
-func (p process) standIn() string {
+// standInName returns the name of the stand-in of a sandbox: the cgroup made at the top of a
+// hierarchy in which the sandbox has no cgroup of its own. The name identifies the owner, so that
+// the stand-in can be found again, and removed once the owner is dead.
+func (p process) standInName() string {
 	return fmt.Sprintf("orchestrator-%d-%d-%d", p.space, p.pid, p.start)
 }
 
-var standInName = regexp.MustCompile(`^orchestrator-([0-9]{1,20})-([0-9]{1,10})-([0-9]{1,20})$`)
+var standInPattern = regexp.MustCompile(`^orchestrator-([0-9]{1,20})-([0-9]{1,10})-([0-9]{1,20})$`)
 
-// parseStandIn is the reverse of standIn; false for a name of another form.
+// parseStandIn is the inverse of standInName. It returns false for other names.
 func parseStandIn(name string) (process, bool) {
-	m := standInName.FindStringSubmatch(name)
+	m := standInPattern.FindStringSubmatch(name)
 	if m == nil {
 		return process{}, false
 	}
@@ -66,21 +67,22 @@ func parseStandIn(name string) (process, bool) {
 	pid, err2 := strconv.Atoi(m[2])
 	start, err3 := strconv.ParseUint(m[3], 10, 64)
 	p := process{space: space, pid: pid, start: start}
-	return p, err1 == nil && err2 == nil && err3 == nil && p.standIn() == name
+	return p, err1 == nil && err2 == nil && err3 == nil && p.standInName() == name
 }
 
-// ownPatience bounds how long a stranger in a sandbox's cgroup may be a process that is only passing through: an engine's exec puts its
-// helper into the cgroup before that enters the pid namespace.
-const ownPatience = 200 * time.Millisecond
+// strangerTimeout bounds how long an unrelated process may stay in a sandbox's cgroup: an engine's
+// exec adds its helper to the cgroup before the helper enters the pid namespace.
+const strangerTimeout = 200 * time.Millisecond
 
-// own says whether a cgroup belongs to one sandbox alone: it is not the top of the hierarchy, we are not in or below it, and whoever is
-// in or below it descends from the sandbox's init or shares its pid namespace, if that is not ours.
-func (h Host) own(name, dir string, init process) (bool, error) {
-	if dir == "" || dir == h.mounts[name].point || h.inside(name, dir) {
+// ownsDir reports whether a cgroup belongs to one sandbox alone: it is not the top of the
+// hierarchy, this process is not in or below it, and every process in or below it descends from the
+// sandbox's init or shares its pid namespace, if that is a separate one.
+func (h Host) ownsDir(name, dir string, init process) (bool, error) {
+	if dir == "" || dir == h.mounts[name].point || h.containsCaller(name, dir) {
 		return false, nil
 	}
-	for end := time.Now().Add(ownPatience); ; time.Sleep(10 * time.Millisecond) {
-		stranger, err := strangerIn(dir, init)
+	for end := time.Now().Add(strangerTimeout); ; time.Sleep(10 * time.Millisecond) {
+		stranger, err := hasStranger(dir, init)
 		if err != nil || !stranger {
 			return err == nil, err
 		}
@@ -90,22 +92,22 @@ func (h Host) own(name, dir string, init process) (bool, error) {
 	}
 }
 
-// inside says whether the calling process is in the cgroup or below it.
-func (h Host) inside(name, dir string) bool {
-	mine, err := h.of(os.Getpid())
+// containsCaller reports whether the calling process is in the cgroup or below it.
+func (h Host) containsCaller(name, dir string) bool {
+	mine, err := h.pathsOf(os.Getpid())
 	return err == nil && (mine[name] == dir || strings.HasPrefix(mine[name], dir+"/"))
 }
 
-func strangerIn(name string, init process) (bool, error) {
+func hasStranger(name string, init process) (bool, error) {
 	d, err := openDir(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look for strangers in cgroup %s: %w", name, bare(err))
+		return false, fmt.Errorf("look for strangers in cgroup %s: %w", name, unwrapPath(err))
 	}
 	defer d.Close()
-	pids, hidden, err := d.procs()
+	pids, hidden, err := d.readProcs()
 	if err != nil {
 		return false, err
 	}
@@ -113,33 +115,34 @@ func strangerIn(name string, init process) (bool, error) {
 		return true, nil
 	}
 	for _, pid := range pids {
-		if !kin(pid, init) {
+		if !belongsTo(pid, init) {
 			return true, nil
 		}
 	}
 	below, err := d.children()
-	if gone(err) {
+	if isGone(err) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look for strangers in cgroup %s: %w", name, bare(err))
+		return false, fmt.Errorf("look for strangers in cgroup %s: %w", name, unwrapPath(err))
 	}
 	for _, child := range below {
-		if bad, err := strangerIn(path.Join(name, child), init); bad || err != nil {
+		if bad, err := hasStranger(path.Join(name, child), init); bad || err != nil {
 			return bad, err
 		}
 	}
 	return false, nil
 }
 
-// kin says whether pid is in init's pid namespace, a namespace of its own, or descends from init. A process that is gone is kin.
-func kin(pid int, init process) bool {
-	theirs, err1 := pidSpace(strconv.Itoa(init.pid))
-	its, err2 := pidSpace(strconv.Itoa(pid))
+// belongsTo reports whether pid is in init's pid namespace, if that is a separate one, or descends
+// from init. It returns true for a process that has ended.
+func belongsTo(pid int, init process) bool {
+	theirs, err1 := pidNamespace(strconv.Itoa(init.pid))
+	its, err2 := pidNamespace(strconv.Itoa(pid))
 	if err1 == nil && err2 == nil && theirs != init.space && its == theirs {
 		return true
 	}
-	const generations = 256 // bounds the walk should a parent change under it
+	const generations = 256 // bounds the walk in case parents change during it
 	for range generations {
 		if pid == init.pid {
 			return true

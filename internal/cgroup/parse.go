@@ -8,18 +8,18 @@ import (
 	"strings"
 )
 
-// mount is one mounted cgroup hierarchy.
+// mount is a mounted cgroup hierarchy.
 type mount struct {
-	root  string   // the cgroup that is at the mount point, "/" where the whole hierarchy is
-	point string   // where it is mounted
+	root  string   // cgroup at the mount point; "/" for the whole hierarchy
+	point string   // mount point
 	v2    bool     // cgroup2
-	opts  []string // options of the superblock: on v1 the controllers are among them
+	opts  []string // options of the superblock, which include the controllers on v1
 }
 
 func (m mount) has(opt string) bool { return slices.Contains(m.opts, opt) }
 
-// parseMounts reads the text of a mountinfo file (proc(5)) and returns its cgroup mounts, in order. Lines that it does not understand
-// are left out: other file systems have stranger ones than we need to know.
+// parseMounts returns the cgroup mounts in a mountinfo file (proc(5)), in order. It skips lines
+// that it does not understand.
 func parseMounts(text string) []mount {
 	var found []mount
 	for line := range strings.SplitSeq(text, "\n") {
@@ -40,7 +40,7 @@ func parseMounts(text string) []mount {
 	return found
 }
 
-// unescape undoes the octal escapes (\040 for a blank) of mountinfo.
+// unescape decodes the octal escapes of mountinfo, such as \040 for a space.
 func unescape(s string) string {
 	if !strings.Contains(s, `\`) {
 		return s
@@ -59,8 +59,8 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// parseProc reads the text of a /proc/<pid>/cgroup file: hierarchy → the process's cgroup in it. Named v1 hierarchies without a
-// controller are left out.
+// parseProc parses /proc/<pid>/cgroup into a map from hierarchy to cgroup. It omits named v1
+// hierarchies without a controller.
 func parseProc(text string) map[string]string {
 	found := map[string]string{}
 	for line := range strings.SplitSeq(text, "\n") {
@@ -85,9 +85,10 @@ func parseProc(text string) map[string]string {
 	return found
 }
 
-// dir is the place of a cgroup below the mount, false where the mount does not show it (it is outside the root of our cgroup
-// namespace, which the kernel writes as a path that begins with "/..", or outside the part that is mounted).
-func (m mount) dir(cgroup string) (string, bool) {
+// cgroupDir returns the directory of a cgroup below the mount. It returns false if the mount does
+// not show it: the cgroup is outside the root of this cgroup namespace, which the kernel shows as a
+// path with the prefix "/..", or outside the mounted part.
+func (m mount) cgroupDir(cgroup string) (string, bool) {
 	cgroup = strings.TrimSuffix(cgroup, " (deleted)")
 	if cgroup == "/.." || strings.HasPrefix(cgroup, "/../") {
 		return "", false
@@ -106,15 +107,15 @@ func (m mount) dir(cgroup string) (string, bool) {
 	return path.Join(m.point, rest), true
 }
 
-// stat is what we need of /proc/<pid>/stat.
+// stat holds fields of /proc/<pid>/stat.
 type stat struct {
 	state  byte   // 'Z' for a zombie
-	parent int    // its parent's pid
-	start  uint64 // clock ticks after boot: with the pid it names one process for good
+	parent int    // pid of the parent
+	start  uint64 // clock ticks since boot; with the pid it identifies a process
 }
 
-// parseStat reads the text of /proc/<pid>/stat. The second field is a name the process chose itself, parentheses and blanks included, so the
-// fields are counted from the last parenthesis.
+// parseStat parses /proc/<pid>/stat. The second field is a name chosen by the process and may
+// contain parentheses and spaces, so fields are counted from the last parenthesis.
 func parseStat(text string) (stat, error) {
 	i := strings.LastIndexByte(text, ')')
 	if i < 0 {
@@ -136,7 +137,7 @@ func parseStat(text string) (stat, error) {
 	return stat{state: f[state][0], parent: ppid, start: since}, nil
 }
 
-// parseKeyed reads a flat keyed file ("key value" per line) of numbers; lines of another form are left out.
+// parseKeyed parses a flat keyed file ("key value" per line) of numbers. It skips other lines.
 func parseKeyed(text string) map[string]int64 {
 	found := map[string]int64{}
 	for line := range strings.SplitSeq(text, "\n") {
@@ -151,8 +152,9 @@ func parseKeyed(text string) map[string]int64 {
 	return found
 }
 
-// parsePids reads a cgroup.procs file. A process outside the reader's pid namespace is written as 0 there, and 0, 1 and negative numbers mean
-// something else to kill(2), so that they are counted but never returned.
+// parsePids parses a cgroup.procs file. The kernel writes 0 for a process outside the reader's pid
+// namespace. kill(2) treats 0, 1 and negative numbers specially, so they are counted as hidden and
+// never returned.
 func parsePids(text string) (pids []int, hidden int) {
 	for line := range strings.SplitSeq(text, "\n") {
 		if line == "" {

@@ -41,7 +41,7 @@ func TestLayoutNamesTheModeAndTheMounts(t *testing.T) {
 		"blank in a path": {`1 1 0:1 / /my\040cgroups rw - cgroup2 c rw` + "\n", ModeV2, map[string]string{Unified: "/my cgroups"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h, err := layout(parseMounts(tt.text))
+			h, err := detectLayout(parseMounts(tt.text))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -57,7 +57,7 @@ func TestLayoutNamesTheModeAndTheMounts(t *testing.T) {
 			}
 		})
 	}
-	if _, err := layout(nil); err == nil {
+	if _, err := detectLayout(nil); err == nil {
 		t.Error("no mounts at all were accepted")
 	}
 }
@@ -99,7 +99,7 @@ func TestMountShowsOnlyWhatIsBelowIt(t *testing.T) {
 		{"/", "/..data", "/m/..data", true},
 		{"/", "/a/../../etc", "/m/etc", true},
 	} {
-		got, ok := mount{root: tt.root, point: "/m"}.dir(tt.cgroup)
+		got, ok := mount{root: tt.root, point: "/m"}.cgroupDir(tt.cgroup)
 		if got != tt.want || ok != tt.ok {
 			t.Errorf("root %s, cgroup %s: %q %v, want %q %v", tt.root, tt.cgroup, got, ok, tt.want, tt.ok)
 		}
@@ -130,8 +130,8 @@ func TestPidsThatMeanSomethingElseToKillAreOnlyCounted(t *testing.T) {
 
 func TestStandInNameReadsBack(t *testing.T) {
 	p := process{space: 4026531836, pid: 17, start: 9}
-	if got, ok := parseStandIn(p.standIn()); !ok || got != p {
-		t.Errorf("%s read as %+v, %v", p.standIn(), got, ok)
+	if got, ok := parseStandIn(p.standInName()); !ok || got != p {
+		t.Errorf("%s read as %+v, %v", p.standInName(), got, ok)
 	}
 	for _, bad := range []string{"orchestrator", "orchestrator-1-2", "orchestrator-1-02-3", "orchestrator-1-2-3-4", "x-1-2-3", "orchestrator-1-2-99999999999999999999"} {
 		if p, ok := parseStandIn(bad); ok {
@@ -150,7 +150,7 @@ func FuzzMounts(f *testing.F) {
 				t.Errorf("relative mount %+v", m)
 			}
 		}
-		if h, err := layout(parseMounts(text)); err == nil && len(h.mounts) == 0 {
+		if h, err := detectLayout(parseMounts(text)); err == nil && len(h.mounts) == 0 {
 			t.Error("a mode without mounts")
 		}
 	})
@@ -162,7 +162,7 @@ func FuzzProcCgroup(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		for name, cgroup := range parseProc(text) {
-			dir, ok := mount{root: "/", point: "/m"}.dir(cgroup)
+			dir, ok := mount{root: "/", point: "/m"}.cgroupDir(cgroup)
 			if ok && dir != "/m" && !strings.HasPrefix(dir, "/m/") {
 				t.Errorf("%s: %q leads to %q, outside the mount", name, cgroup, dir)
 			}

@@ -46,7 +46,7 @@ func TestDelegatedCgroupsAreFoundAgainAndRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, dir := range d.Dirs {
-		if !strings.HasPrefix(dir, strings.TrimSuffix(own[name], "/"+keeper)+"/") || filepath.Base(dir) != commands {
+		if !strings.HasPrefix(dir, strings.TrimSuffix(own[name], "/"+guestDir)+"/") || filepath.Base(dir) != commands {
 			t.Errorf("%s: %s is not below the sandbox's %s", name, dir, own[name])
 		}
 	}
@@ -83,7 +83,7 @@ func capsAre(t *testing.T, d *Delegated, s Share) {
 	for _, x := range tree.dirs {
 		want := map[string]string{
 			"memory.limit_in_bytes": fmt.Sprint(s.MemoryBytes), "memory.memsw.limit_in_bytes": fmt.Sprint(s.MemoryBytes), "memory.max": fmt.Sprint(s.MemoryBytes),
-			"memory.kmem.tcp.limit_in_bytes": fmt.Sprint(s.MemoryBytes / socketPart), "memory.swap.max": "0", "pids.max": fmt.Sprint(s.Pids), "cpu.cfs_quota_us": fmt.Sprint(quota(s.CPU)), "cpu.max": fmt.Sprintf("%d %d", quota(s.CPU), cpuPeriod),
+			"memory.kmem.tcp.limit_in_bytes": fmt.Sprint(s.MemoryBytes / socketDivisor), "memory.swap.max": "0", "pids.max": fmt.Sprint(s.Pids), "cpu.cfs_quota_us": fmt.Sprint(quota(s.CPU)), "cpu.max": fmt.Sprintf("%d %d", quota(s.CPU), cpuPeriod),
 		}
 		for file, value := range want {
 			if got, err := x.read(file); err == nil && strings.TrimSpace(got) != value {
@@ -145,25 +145,25 @@ func TestACgroupWithStrangersIsNotASandboxsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := lookUp(init.Process.Pid)
+	p, err := lookUpProcess(init.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	paths, err := h.of(p.pid)
+	paths, err := h.pathsOf(p.pid)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, dir := range paths {
-		if own, err := h.own(name, dir, p); !own || err != nil {
+		if own, err := h.ownsDir(name, dir, p); !own || err != nil {
 			t.Errorf("%s alone: own %v, %v", name, own, err)
 		}
-		if own, err := h.own(name, h.mounts[name].point, p); own || err != nil {
+		if own, err := h.ownsDir(name, h.mounts[name].point, p); own || err != nil {
 			t.Errorf("top of %s: own %v, %v", name, own, err)
 		}
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, stranger.Process.Pid), 0); err != nil {
 			t.Fatal(err)
 		}
-		if own, err := h.own(name, dir, p); own || err != nil {
+		if own, err := h.ownsDir(name, dir, p); own || err != nil {
 			t.Errorf("%s with a stranger: own %v, %v", name, own, err)
 		}
 	}
@@ -181,7 +181,7 @@ func TestKillEndsRunnersThatNobodySeesTwice(t *testing.T) {
 			})
 			began := time.Now()
 			if blind {
-				p := g.prey()
+				p := g.killSet()
 				p.tree = nil
 				if err := p.kill(bounded(t)); err != nil {
 					t.Fatal(err)
@@ -222,7 +222,7 @@ func TestKillEndsStoppedTracedAndFrozenProcesses(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			p := g.prey()
+			p := g.killSet()
 			if blind {
 				p.tree = nil
 			}

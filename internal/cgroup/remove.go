@@ -12,14 +12,15 @@ import (
 	"time"
 )
 
-// rmdirPatience bounds the wait for a cgroup whose last process just died.
-const rmdirPatience = 2 * time.Second
+// removeTimeout bounds the wait for a cgroup whose last process just died.
+const removeTimeout = 2 * time.Second
 
-// Remove kills every process in the commands' cgroups and removes these, their children and a stand-in above them. The sandbox's own cgroup is the
-// runtime's to remove. Idempotent: what is gone already is a success, so it may be called before or after the container's removal. The error when
-// ctx ends says how many processes were left.
+// Remove kills every process in the commands' cgroups and removes these cgroups, their children and
+// a stand-in above them. The runtime removes the sandbox's own cgroup. Remove is idempotent and may
+// be called before or after the container's removal. If ctx ends, the error has the number of
+// remaining processes.
 func (d *Delegated) Remove(ctx context.Context) error {
-	var p prey
+	var p killSet
 	var tops []dir
 	defer func() {
 		for _, x := range p.all {
@@ -32,18 +33,18 @@ func (d *Delegated) Remove(ctx context.Context) error {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("remove cgroup %s: %w", d.Dirs[name], bare(err))
+			return fmt.Errorf("remove cgroup %s: %w", d.Dirs[name], unwrapPath(err))
 		}
 		p.all, tops = append(p.all, top), append(tops, top)
-		p.aim(name, top)
+		p.addTarget(name, top)
 		below, err := top.children()
-		if err != nil && !gone(err) {
-			return fmt.Errorf("remove cgroup %s: %w", top.name, bare(err))
+		if err != nil && !isGone(err) {
+			return fmt.Errorf("remove cgroup %s: %w", top.name, unwrapPath(err))
 		}
 		for _, child := range below {
 			if c, err := top.open(child); err == nil {
 				p.all = append(p.all, c)
-			} else if !gone(err) {
+			} else if !isGone(err) {
 				return err
 			}
 		}
@@ -53,7 +54,7 @@ func (d *Delegated) Remove(ctx context.Context) error {
 	}
 	var errs []error
 	for _, top := range tops {
-		errs = append(errs, empty(top))
+		errs = append(errs, removeChildren(top))
 	}
 	for _, dir := range d.Dirs {
 		errs = append(errs, d.rmdir(dir))
@@ -61,8 +62,8 @@ func (d *Delegated) Remove(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// aim notes what a directory can do for the kill.
-func (p *prey) aim(name string, d dir) {
+// addTarget records what a directory can do for the kill.
+func (p *killSet) addTarget(name string, d dir) {
 	if name == Unified && d.has("cgroup.kill") {
 		p.tree = &d
 	}
@@ -71,18 +72,18 @@ func (p *prey) aim(name string, d dir) {
 	}
 }
 
-// empty removes the execs' groups.
-func empty(top dir) error {
+// removeChildren removes the commands' groups.
+func removeChildren(top dir) error {
 	below, err := top.children()
-	if gone(err) {
+	if isGone(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("remove cgroup %s: %w", top.name, bare(err))
+		return fmt.Errorf("remove cgroup %s: %w", top.name, unwrapPath(err))
 	}
 	var errs []error
 	for _, child := range below {
-		errs = append(errs, top.remove(child, rmdirPatience))
+		errs = append(errs, top.remove(child, removeTimeout))
 	}
 	return errors.Join(errs...)
 }
@@ -93,10 +94,10 @@ func (d *Delegated) rmdir(dir string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("remove cgroup %s: %w", dir, bare(err))
+		return fmt.Errorf("remove cgroup %s: %w", dir, unwrapPath(err))
 	}
 	defer parent.Close()
-	if err := parent.remove(path.Base(dir), rmdirPatience); err != nil {
+	if err := parent.remove(path.Base(dir), removeTimeout); err != nil {
 		return err
 	}
 	if !isStandIn(path.Dir(dir)) {
@@ -104,21 +105,22 @@ func (d *Delegated) rmdir(dir string) error {
 	}
 	above, err := openDir(path.Dir(path.Dir(dir)))
 	if err != nil {
-		return fmt.Errorf("remove cgroup %s: %w", path.Dir(dir), bare(err))
+		return fmt.Errorf("remove cgroup %s: %w", path.Dir(dir), unwrapPath(err))
 	}
 	defer above.Close()
-	return above.remove(path.Base(path.Dir(dir)), rmdirPatience)
+	return above.remove(path.Base(path.Dir(dir)), removeTimeout)
 }
 
-// Sweep removes every stand-in whose sandbox is dead, with whatever is alive in it, and returns their directories. It is for the start of a host
-// process: one that crashed between a sandbox's end and Remove has left no other trace of them. Those of other pid namespaces are left alone, since
-// from here nobody can tell whether their sandboxes live.
+// Sweep removes every stand-in whose sandbox is dead, with all processes in it, and returns the
+// removed directories. A host process calls it at start: after a crash between a sandbox's end and
+// Remove, stand-ins are the only trace. Stand-ins of other pid namespaces are kept, since this
+// process cannot tell whether their sandboxes are alive.
 func Sweep(ctx context.Context) ([]string, error) {
 	h, err := Detect()
 	if err != nil {
 		return nil, err
 	}
-	mine, err := pidSpace("self")
+	mine, err := pidNamespace("self")
 	if err != nil {
 		return nil, err
 	}
@@ -148,9 +150,9 @@ func Sweep(ctx context.Context) ([]string, error) {
 	return swept, errors.Join(errs...)
 }
 
-// alive errs on the side of alive: only a process that is surely gone, or whose pid is surely another's, is dead.
+// alive returns false only if the process is certainly gone, or its pid was certainly reused.
 func (p process) alive() bool {
-	now, err := lookUp(p.pid)
+	now, err := lookUpProcess(p.pid)
 	if err != nil {
 		return !errors.Is(err, fs.ErrNotExist)
 	}

@@ -11,21 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tree is the guest's view of its delegated cgroups. Safe for concurrent use.
+// Tree is the guest's view of its delegated cgroups. It is safe for concurrent use.
 type Tree struct {
-	dirs []member // in the order of Names
+	dirs []hierarchyDir // in the order of Names
 }
 
-// member is a directory with its hierarchy.
-type member struct {
+// hierarchyDir is a directory with its hierarchy.
+type hierarchyDir struct {
 	dir
 	kind string
 }
 
-// OpenTree opens the delegated cgroups bound below dir, one folder per hierarchy ([Names]). A folder that is missing, or has no cgroup bound to it, is
-// a hierarchy that is not in use. ErrNone where none is.
+// OpenTree opens the delegated cgroups bound below dir, one directory per hierarchy ([Names]). A
+// missing directory, or one without a cgroup mount, means that the hierarchy is not used. It
+// returns ErrNone if none is used.
 //
-// The descriptors are kept: what is bound there later is not seen, what is unbound later stays usable.
+// The descriptors stay open: later mounts are not seen, and a cgroup stays usable after its
+// unmount.
 func OpenTree(dir string) (*Tree, error) { return openTree(dir, isCgroup) }
 
 func openTree(path string, real func(dir) (bool, error)) (*Tree, error) {
@@ -49,7 +51,7 @@ func openTree(path string, real func(dir) (bool, error)) (*Tree, error) {
 			if ok, err = real(d); !ok {
 				d.Close()
 			} else {
-				t.dirs = append(t.dirs, member{dir: d, kind: kind})
+				t.dirs = append(t.dirs, hierarchyDir{dir: d, kind: kind})
 			}
 		}
 		if err != nil {
@@ -63,16 +65,16 @@ func openTree(path string, real func(dir) (bool, error)) (*Tree, error) {
 	return t, nil
 }
 
-// isCgroup asks the kernel which file system this is: an empty folder that waits for its mount is not one.
+// isCgroup checks the file system type: an empty directory without its mount is not a cgroup.
 func isCgroup(d dir) (bool, error) {
 	var st unix.Statfs_t
-	if err := d.at(func(fd int) error { return unix.Fstatfs(fd, &st) }); err != nil {
+	if err := d.withFD(func(fd int) error { return unix.Fstatfs(fd, &st) }); err != nil {
 		return false, fmt.Errorf("statfs: %w", err)
 	}
 	return st.Type == unix.CGROUP_SUPER_MAGIC || st.Type == unix.CGROUP2_SUPER_MAGIC, nil
 }
 
-// Close gives the descriptors back. Groups made before stay usable except for Remove.
+// Close closes the descriptors. Existing groups stay usable except for Remove.
 func (t *Tree) Close() error {
 	var errs []error
 	for _, d := range t.dirs {
@@ -81,7 +83,7 @@ func (t *Tree) Close() error {
 	return errors.Join(errs...)
 }
 
-// Hierarchies names what is in use, a subset of [Names].
+// Hierarchies returns the hierarchies in use, a subset of [Names].
 func (t *Tree) Hierarchies() []string {
 	var names []string
 	for _, d := range t.dirs {
@@ -92,7 +94,8 @@ func (t *Tree) Hierarchies() []string {
 
 var groupName = regexp.MustCompile(`^[a-z0-9-]{1,64}$`)
 
-// Make makes one group in every hierarchy. The name is of [a-z0-9-], at most 64; one that is in use is an error that is fs.ErrExist.
+// Make makes a group in every hierarchy. The name must match [a-z0-9-]{1,64}. If it is in use, the
+// error wraps fs.ErrExist.
 func (t *Tree) Make(name string) (*Group, error) {
 	if !groupName.MatchString(name) {
 		return nil, fmt.Errorf("make group: name %.80q is not of the form %s", name, groupName)
@@ -101,34 +104,35 @@ func (t *Tree) Make(name string) (*Group, error) {
 	g.denied.Store(-1)
 	for _, parent := range t.dirs {
 		if err := parent.mkdir(name); err != nil {
-			g.undo()
-			return nil, fmt.Errorf("make group %s/%s: %w", parent.name, name, bare(err))
+			g.rollBack()
+			return nil, fmt.Errorf("make group %s/%s: %w", parent.name, name, unwrapPath(err))
 		}
-		g.made++
+		g.madeCount++
 		d, err := parent.open(name)
 		if err == nil {
-			g.dirs = append(g.dirs, member{dir: d, kind: parent.kind})
-			err = prepare(parent.dir, d, parent.kind)
+			g.dirs = append(g.dirs, hierarchyDir{dir: d, kind: parent.kind})
+			err = initGroup(parent.dir, d, parent.kind)
 		}
 		if err != nil {
-			g.undo()
+			g.rollBack()
 			return nil, fmt.Errorf("make group %s: %w", name, err)
 		}
 	}
 	return g, nil
 }
 
-// prepare sets what a group does not have from its parent.
+// initGroup sets what a group does not inherit from its parent.
 //
-// memory.kmem.tcp (v1): see inheritSockets. The others are of v2.
+// memory.kmem.tcp (v1): see inheritSockets. The others are v2.
 //
-// memory.oom.group: when the cap of all commands is met the kernel picks one victim; with this the whole exec it belongs to dies, and no other. An
-// exec that lost one process in the middle (a compiler below a build, a worker of a pool) rarely ends in a way that tells anyone why, and often
-// hangs; so the exec is the unit that fails, and it is the one that is named oom.
+// memory.oom.group: at the cap of all commands the kernel picks one victim. With this option the
+// victim's whole command dies, and no other. A command that loses one process, for example a build
+// its compiler, rarely fails with a clear message and often hangs.
 //
-// pids.max: since kernel 6.11 a refused fork is counted where the cap is, not where the fork was. The same cap on the exec's own group lets the exec
-// that fills it alone be named; where several filled it together only the tree's counter moves.
-func prepare(parent, d dir, kind string) error {
+// pids.max: since kernel 6.11 a rejected fork is counted where the cap is set. With the same cap on
+// each group, a command that fills it alone can be identified. If several commands fill it
+// together, only the tree's counter changes.
+func initGroup(parent, d dir, kind string) error {
 	if kind == Memory {
 		return inheritSockets(parent, d)
 	}
@@ -144,7 +148,7 @@ func prepare(parent, d dir, kind string) error {
 		return nil
 	}
 	most, err := parent.read("pids.max")
-	if gone(err) {
+	if isGone(err) {
 		return nil
 	}
 	if err != nil {
@@ -159,6 +163,6 @@ func prepare(parent, d dir, kind string) error {
 	return d.write("pids.max", most)
 }
 
-// Usage is that of all commands together since the tree was made; see [Group.Usage]. On v1 OOMKills and PidsDenied are counted in the execs' groups
-// only and stay 0 here.
-func (t *Tree) Usage() (Usage, error) { return usage(t.dirs) }
+// Usage returns the usage of all commands together since the tree was made, see [Group.Usage]. On
+// v1, OOMKills and PidsDenied are counted per group only and are 0 here.
+func (t *Tree) Usage() (Usage, error) { return readUsage(t.dirs) }
