@@ -7,30 +7,29 @@ import (
 	"unsafe"
 )
 
-// regionBytes is the room for a blob, of which a child touches only what it
-// receives. It has to hold argv, environment and paths with their pointers.
+// regionBytes is the size of the buffer for one blob: argv, environment and paths with their
+// pointers. A child only touches the pages that it receives.
 const regionBytes = 2 << 20
 
-// Program is what a parked child becomes.
+// Program describes what a parked child executes.
 type Program struct {
-	Argv []string // not empty
+	Argv []string // must not be empty
 	Env  []string // "NAME=value"
-	// Paths are tried one after the other as execvp does; relative ones are
-	// taken from Dir.
+	// Paths are tried in order, as execvp does. Relative paths are resolved against Dir.
 	Paths []string
-	// File, if set, is what is executed, whatever its name, and Paths are not
-	// looked at. It need not be in reach of the user.
+	// File, if set, is executed instead of Paths. The command's user need not be able to reach it
+	// by name.
 	File *os.File
 	Dir  string
 	UID  uint32
 	GID  uint32
-	// Groups become the only supplementary groups.
+	// Groups are the only supplementary groups of the command.
 	Groups []uint32
-	// Terminal makes descriptor 0 the controlling terminal of its session.
+	// Terminal makes descriptor 0 the controlling terminal of the command's session.
 	Terminal bool
 }
 
-// A blob is built for an address at which it will stand in the child.
+// blob is a serialized Program. Its pointers are valid at address base of the child.
 type blob struct {
 	base uintptr
 	buf  []byte
@@ -38,8 +37,8 @@ type blob struct {
 
 const word = unsafe.Sizeof(uintptr(0))
 
-// build lays the program out as the child will use it: the header, the pointer
-// arrays, then the strings. No string may hold a NUL byte.
+// build serializes p: the header, the pointer arrays, then the strings. No string may contain a NUL
+// byte. It fails if the result exceeds regionBytes.
 func (b *blob) build(p *Program) error {
 	size := int(unsafe.Sizeof(header{})) + int(word)*(len(p.Argv)+1+len(p.Env)+1+len(p.Paths)) + 4*len(p.Groups) + int(word)
 	for _, list := range [][]string{p.Argv, p.Env, p.Paths, {p.Dir}} {
@@ -55,7 +54,7 @@ func (b *blob) build(p *Program) error {
 	}
 	b.buf = b.buf[:unsafe.Sizeof(header{})]
 	h := header{
-		argv: b.room(len(p.Argv) + 1), envp: b.room(len(p.Env) + 1), paths: b.room(len(p.Paths)),
+		argv: b.reserve(len(p.Argv) + 1), envp: b.reserve(len(p.Env) + 1), paths: b.reserve(len(p.Paths)),
 		npaths: uintptr(len(p.Paths)), ngroups: uintptr(len(p.Groups)), uid: uintptr(p.UID), gid: uintptr(p.GID),
 	}
 	if p.Terminal {
@@ -64,34 +63,34 @@ func (b *blob) build(p *Program) error {
 	if p.File != nil {
 		h.file = fileFD
 	}
-	h.groups = b.here()
+	h.groups = b.addr()
 	for _, g := range p.Groups {
 		b.buf = binary.NativeEndian.AppendUint32(b.buf, g)
 	}
 	b.strings(h.argv, p.Argv)
 	b.strings(h.envp, p.Env)
 	b.strings(h.paths, p.Paths)
-	h.dir = b.here()
+	h.dir = b.addr()
 	b.buf = append(append(b.buf, p.Dir...), 0)
 	h.total = uintptr(len(b.buf))
 	copy(b.buf, (*[unsafe.Sizeof(header{})]byte)(unsafe.Pointer(&h))[:])
 	return nil
 }
 
-func (b *blob) here() uintptr { return b.base + uintptr(len(b.buf)) }
+func (b *blob) addr() uintptr { return b.base + uintptr(len(b.buf)) }
 
-// room leaves room for n pointers, all NULL.
-func (b *blob) room(n int) uintptr {
-	at := b.here()
+// reserve appends n NULL pointers and returns their address.
+func (b *blob) reserve(n int) uintptr {
+	at := b.addr()
 	b.buf = append(b.buf, make([]byte, n*int(word))...)
 	return at
 }
 
-// strings appends the strings and fills in the pointers to them at at.
+// strings appends the strings and stores their addresses in the pointer array at address at.
 func (b *blob) strings(at uintptr, list []string) {
 	for i, s := range list {
 		slot := b.buf[at-b.base+uintptr(i)*word:]
-		binary.NativeEndian.PutUint64(slot, uint64(b.here()))
+		binary.NativeEndian.PutUint64(slot, uint64(b.addr()))
 		b.buf = append(append(b.buf, s...), 0)
 	}
 }

@@ -1,23 +1,20 @@
-// Package prefork starts the commands of a sandbox: it owns the raw fork, the
-// parked child that waits to become a command, and the reaper of PID 1.
+// Package prefork forks processes in advance and turns them into commands. It also has the reaper
+// that PID 1 needs.
 //
-// A fork, a new cgroup and the move into it take milliseconds, most of them
-// waiting for the kernel. They are done in advance: a [Leader] is a child
-// of the guest that holds nothing but its end of a socket pair and sleeps on
-// it. To run a command the parent sends argv, environment, identity and the
-// three descriptors; the child only has to take them on and exec.
+// A fork, a new cgroup and the move into it take milliseconds, mostly spent waiting for the kernel.
+// Prefork does this work before a command arrives: a [Process] is a parked child of the guest that
+// holds only one end of a socket pair and sleeps on it. To run a command, the parent sends argv,
+// environment, identity and three descriptors. The child applies them and execs.
 //
-// Leaders are not forked from the guest itself, whose pages each fork would
-// have to protect and each write after it to copy. The guest forks once, at
-// the start: that child, the nursery, gives back all memory but its stack and
-// one buffer, and forks the leaders, as children of the guest, when
-// told to. So nothing of a caller is in their memory either.
+// Processes are not forked from the guest itself: each fork would write-protect the guest's pages,
+// and each later write would copy one. Instead, the guest forks a zygote once at start. The zygote
+// releases all memory except its stack and one buffer, and forks the parked processes on request,
+// as children of the guest. Their memory therefore contains no caller's data.
 //
-// Nursery and leaders are the guest's own program after a plain fork, in which
-// no Go code may run that needs the runtime: they make raw system calls on
-// memory that was prepared before. Nothing here knows cgroups, users or wire
-// types.
+// The zygote and the parked processes run the guest's own program after a plain fork. No Go code
+// that needs the runtime may run there: they only make raw system calls on memory prepared before
+// the fork.
 //
-// Goroutines: [Reaper.Run] is one for the life of the process. Errors: a
-// [StepError] says at which step and why a command could not be executed.
+// Goroutines: [Reaper.Run] needs one for the life of the process. Errors: a [StepError] reports the
+// step that failed and its errno.
 package prefork

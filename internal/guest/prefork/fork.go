@@ -18,16 +18,16 @@ func runtimeBeforeFork()
 func runtimeAfterFork()
 
 const (
-	ctlFD    = 3  // where a child keeps its end of a socket pair
-	fileFD   = 4  // and where what it is to execute arrives, if that is a file
-	signals  = 64 // of the kernel; the last one too
+	ctlFD    = 3  // descriptor of a child's end of its socket pair
+	fileFD   = 4  // descriptor on which [Program.File] arrives
+	signals  = 64 // number of signals in the kernel, the last one included
 	sigBytes = signals / 8
-	pageSize = 4096 // or less than a page: only to be rounded generously
-	// keepStack is what the nursery keeps of its stack on either side.
+	pageSize = 4096 // a lower bound is enough: addresses are only rounded generously
+	// keepStack is how much of its stack the zygote keeps on either side of the current frame.
 	keepStack = 64 << 10
 )
 
-// Steps that can go wrong in the child, in their order.
+// Steps that can fail in the child, in their order.
 const (
 	stepReceive = iota + 1
 	stepGroups
@@ -38,13 +38,13 @@ const (
 	stepExec
 )
 
-// header is at the start of the blob that a parked child receives. Pointers
-// are addresses in the child, where the blob always starts at the same one.
+// header is the start of the blob that a parked child receives. Pointers are addresses in the
+// child, where every blob is placed at the same address.
 type header struct {
-	total   uintptr // bytes of the whole blob
-	argv    uintptr // char *[], ended by NULL
+	total   uintptr // size of the whole blob in bytes
+	argv    uintptr // char *[], terminated by NULL
 	envp    uintptr
-	paths   uintptr // char *[], what execve tries one after the other
+	paths   uintptr // char *[], tried by execve in order
 	dir     uintptr // char *
 	groups  uintptr // gid_t[]
 	npaths  uintptr
@@ -52,27 +52,27 @@ type header struct {
 	uid     uintptr
 	gid     uintptr
 	tty     uintptr // 1: descriptor 0 becomes the controlling terminal
-	file    uintptr // fileFD: what is executed, instead of paths
-	empty   uintptr // a string without a byte: the name of that file
+	file    uintptr // fileFD if a file is executed instead of paths
+	empty   uintptr // empty string: the name that execveat needs for that file
 }
 
-// childMem is all that nursery and leaders read and write besides the blob. It
-// is at the start of the buffer that they keep, and made before the fork.
+// childMem is all memory that the zygote and the parked processes use besides the blob. It is at
+// the start of their buffer and is filled before the fork.
 type childMem struct {
-	ctl     uintptr
-	maxFD   uintptr
-	region  uintptr // where the blob goes
-	size    uintptr
-	order   inbox     // of the nursery: one octet and a socket
-	program inbox     // of a leader: a blob and three descriptors
-	act     [4]uint64 // struct kernel_sigaction: default, no flags, empty mask
-	mask    [sigBytes]byte
-	report  [2]uint64 // step, errno; of the nursery: pid, errno
-	drop    [maxDrop]span
-	ndrop   uintptr
+	ctl          uintptr
+	maxFD        uintptr
+	region       uintptr // address for the blob
+	size         uintptr
+	forkInbox    inbox     // of the zygote: receives one byte and a socket
+	programInbox inbox     // of a parked process: receives a blob and up to four descriptors
+	act          [4]uint64 // struct kernel_sigaction: default, no flags, empty mask
+	mask         [sigBytes]byte
+	report       [2]uint64 // step and errno; from the zygote: pid and errno
+	releasable   [maxReleasable]span
+	nreleasable  uintptr
 }
 
-// inbox is what recvmsg needs.
+// inbox holds the arguments of recvmsg.
 type inbox struct {
 	msg unix.Msghdr
 	iov unix.Iovec
@@ -80,44 +80,42 @@ type inbox struct {
 	one [8]byte
 }
 
-// span is memory that the nursery gives back.
+// span is a memory range that the zygote releases.
 type span struct{ from, to uintptr }
 
-// maxDrop is how many pieces of memory are given back; a Go program has about
-// twenty.
-const maxDrop = 128
+// maxReleasable is the maximum number of released ranges. A Go program has about twenty.
+const maxReleasable = 128
 
-// fork makes the nursery and returns its pid. The caller holds
+// forkZygote makes the nursery and returns its pid. The caller holds
 // syscall.ForkLock.
 //
 //go:noinline
 //go:norace
 //go:nocheckptr
-func fork(m *childMem) (uintptr, syscall.Errno) {
+func forkZygote(m *childMem) (uintptr, syscall.Errno) {
 	runtimeBeforeFork()
 	pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno != 0 || pid != 0 {
 		runtimeAfterFork()
 		return pid, errno
 	}
-	// From here to the end of every process that comes of it: no calls but raw
-	// system calls, no allocation, no pointer stores, nothing that could grow
-	// the stack.
-	letGo(m)
-	empty(m)
-	tend(m)
+	// From here on, in every process forked from here: only raw system calls, no allocation, no
+	// pointer stores, and nothing that could grow the stack.
+	detachProcess(m)
+	releaseMemory(m)
+	serveForks(m)
 	for {
 		syscall.RawSyscall(unix.SYS_EXIT_GROUP, 127, 0, 0)
 	}
 }
 
-// letGo gives up descriptors, session and signal handlers. The rules of fork
+// detachProcess gives up descriptors, session and signal handlers. The rules of fork
 // hold here and in all that follows.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func letGo(m *childMem) {
+func detachProcess(m *childMem) {
 	if m.ctl != ctlFD {
 		syscall.RawSyscall(unix.SYS_DUP3, m.ctl, ctlFD, unix.O_CLOEXEC)
 	}
@@ -137,19 +135,19 @@ func letGo(m *childMem) {
 	syscall.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0)
 }
 
-// empty gives back all memory but the buffer and the stack. It is emptied, not
+// releaseMemory gives back all memory but the buffer and the stack. It is emptied, not
 // unmapped: with the C library the kernel itself writes to a place in it (rseq)
 // for as long as the thread lives.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func empty(m *childMem) {
+func releaseMemory(m *childMem) {
 	var here byte
 	low := uintptr(unsafe.Pointer(&here))&^(pageSize-1) - keepStack
 	high := low + 2*keepStack
-	for i := uintptr(0); i < m.ndrop && i < maxDrop; i++ {
-		s := &m.drop[i]
+	for i := uintptr(0); i < m.nreleasable && i < maxReleasable; i++ {
+		s := &m.releasable[i]
 		if s.to <= low || s.from >= high {
 			syscall.RawSyscall(unix.SYS_MADVISE, s.from, s.to-s.from, unix.MADV_DONTNEED)
 			continue
@@ -163,31 +161,32 @@ func empty(m *childMem) {
 	}
 }
 
-// tend forks leaders when told to. It returns when the guest is gone, and in
+// serveForks forks leaders when told to. It returns when the guest is gone, and in
 // a leader that is not needed or could not become what it was to.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func tend(m *childMem) {
+func serveForks(m *childMem) {
 	for {
-		// With 0 closed, the socket for the next leader arrives as just that.
-		m.order.msg.SetControllen(len(m.order.oob))
-		n, _, errno := syscall.RawSyscall(unix.SYS_RECVMSG, ctlFD, uintptr(unsafe.Pointer(&m.order.msg)), 0)
+		// Descriptor 0 is closed, so the socket for the next process arrives as 0.
+		m.forkInbox.msg.SetControllen(len(m.forkInbox.oob))
+		n, _, errno := syscall.RawSyscall(unix.SYS_RECVMSG, ctlFD, uintptr(unsafe.Pointer(&m.forkInbox.msg)), 0)
 		if errno == syscall.EINTR {
 			continue
 		}
 		if errno != 0 || n == 0 {
 			return
 		}
-		flags, twice := uintptr(syscall.SIGCHLD)|unix.CLONE_PARENT, m.order.one[0] == orderTwice
+		flags, twice := uintptr(syscall.SIGCHLD)|unix.CLONE_PARENT, m.forkInbox.one[0] == forkOrphan
 		if twice {
 			flags = uintptr(syscall.SIGCHLD)
 		}
 		pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, flags, 0, 0, 0, 0, 0)
 		if errno == 0 && pid == 0 {
 			if twice {
-				// In between: it forks the leader, tells, and leaves it to PID 1.
+				// This intermediate process forks the parked process, reports its pid and exits, so
+				// that PID 1 inherits it.
 				pid, _, errno = syscall.RawSyscall6(syscall.SYS_CLONE, flags, 0, 0, 0, 0, 0)
 				if errno != 0 || pid != 0 {
 					m.report[0], m.report[1] = uint64(pid), uint64(errno)
@@ -198,7 +197,7 @@ func tend(m *childMem) {
 			syscall.RawSyscall(unix.SYS_DUP3, 0, ctlFD, unix.O_CLOEXEC)
 			syscall.RawSyscall(unix.SYS_CLOSE, 0, 0, 0)
 			syscall.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
-			parked(m)
+			awaitProgram(m)
 			return
 		}
 		syscall.RawSyscall(unix.SYS_CLOSE, 0, 0, 0)
@@ -213,22 +212,22 @@ func tend(m *childMem) {
 	}
 }
 
-// parked waits for a program and becomes it. It returns when it cannot, or is
+// awaitProgram waits for a program and becomes it. It returns when it cannot, or is
 // not needed.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func parked(m *childMem) {
+func awaitProgram(m *childMem) {
 	var have, total uintptr
 	h := *(**header)(unsafe.Pointer(&m.region))
 	for have < unsafe.Sizeof(header{}) || have < total {
 		var n uintptr
 		var errno syscall.Errno
 		if have == 0 {
-			// With 0, 1 and 2 closed the three descriptors arrive as just these, and a
-			// fourth as fileFD.
-			n, _, errno = syscall.RawSyscall(unix.SYS_RECVMSG, ctlFD, uintptr(unsafe.Pointer(&m.program.msg)), 0)
+			// Descriptors 0, 1 and 2 are closed, so the three descriptors arrive with these
+			// numbers, and a fourth as fileFD.
+			n, _, errno = syscall.RawSyscall(unix.SYS_RECVMSG, ctlFD, uintptr(unsafe.Pointer(&m.programInbox.msg)), 0)
 		} else {
 			n, _, errno = syscall.RawSyscall(unix.SYS_READ, ctlFD, m.region+have, m.size-have)
 		}
@@ -236,26 +235,26 @@ func parked(m *childMem) {
 			continue
 		}
 		if errno != 0 || n == 0 || n > m.size-have {
-			return // the guest let it go, or is gone
+			return // the guest discarded this process, or has exited
 		}
 		have += n
 		if have >= unsafe.Sizeof(header{}) {
 			total = h.total
 		}
 	}
-	step, errno := become(m, h)
+	step, errno := execProgram(m, h)
 	m.report[0], m.report[1] = uint64(step), uint64(errno)
 	syscall.RawSyscall(unix.SYS_WRITE, ctlFD, uintptr(unsafe.Pointer(&m.report)), unsafe.Sizeof(m.report))
 }
 
-// become takes on identity and place, and execs. It returns the step that
+// execProgram takes on identity and place, and execs. It returns the step that
 // failed.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func become(m *childMem, h *header) (int, syscall.Errno) {
-	if m.program.msg.Flags&unix.MSG_CTRUNC != 0 {
+func execProgram(m *childMem, h *header) (int, syscall.Errno) {
+	if m.programInbox.msg.Flags&unix.MSG_CTRUNC != 0 {
 		return stepReceive, syscall.EBADF
 	}
 	if _, _, errno := syscall.RawSyscall(unix.SYS_SETGROUPS, h.ngroups, h.groups, 0); errno != 0 {
@@ -268,7 +267,7 @@ func become(m *childMem, h *header) (int, syscall.Errno) {
 		return stepUID, errno
 	}
 	if h.tty != 0 {
-		// It leads a session of its own that has none yet, see tend.
+		// The process leads its own session, which has no terminal yet: see serveForks.
 		if _, _, errno := syscall.RawSyscall(unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0); errno != 0 {
 			return stepTerminal, errno
 		}

@@ -10,33 +10,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Exit is how a process ended and what it and those it waited for used.
+// Exit reports how a process ended, and the resources used by it and by the children that it waited
+// for.
 type Exit struct {
 	Status syscall.WaitStatus
 	Rusage syscall.Rusage
 }
 
-// Reaper waits for every child of this process: those it was told of, whose
-// end it reports, and the orphans that the kernel gives to PID 1.
+// Reaper waits for every child of this process. It reports the end of those made with Start, and
+// drops the orphans that the kernel hands to PID 1.
 type Reaper struct {
-	forked chan struct{}
+	hasChildren chan struct{}
 
-	// mu is held over a reap, so that nobody is signalled after it.
-	mu      sync.Mutex
-	waiting map[int]chan Exit
-	// While forks are under way, early holds the ends of those that nobody
-	// waits for yet.
+	// mu is held during a reap, so that Signal never hits a reused pid.
+	mu    sync.Mutex
+	exits map[int]chan Exit
+	// early holds the ends of unknown children while forks are under way.
 	forking int
 	early   map[int]Exit
 }
 
-// NewReaper makes a reaper. Nothing is reaped before Run.
+// NewReaper returns a reaper. Nothing is reaped before Run.
 func NewReaper() *Reaper {
-	return &Reaper{waiting: make(map[int]chan Exit), early: make(map[int]Exit), forked: make(chan struct{}, 1)}
+	return &Reaper{exits: make(map[int]chan Exit), early: make(map[int]Exit), hasChildren: make(chan struct{}, 1)}
 }
 
-// Run reaps until ctx ends and no children are left; with children it may
-// outlive ctx, asleep in the kernel. Call it once, in a goroutine of its own.
+// Run reaps until ctx ends and no children are left. With children left it may outlive ctx, blocked
+// in the kernel. Call it once, in its own goroutine.
 func (r *Reaper) Run(ctx context.Context) {
 	for {
 		var info unix.Siginfo
@@ -47,7 +47,7 @@ func (r *Reaper) Run(ctx context.Context) {
 		case errors.Is(err, unix.EINTR):
 		default: // no children
 			select {
-			case <-r.forked:
+			case <-r.hasChildren:
 			case <-ctx.Done():
 				return
 			}
@@ -55,14 +55,14 @@ func (r *Reaper) Run(ctx context.Context) {
 	}
 }
 
-// reap takes away all that have ended.
+// reap waits for all children that have ended.
 func (r *Reaper) reap() {
 	for {
 		var e Exit
 		r.mu.Lock()
 		pid, err := syscall.Wait4(-1, &e.Status, syscall.WNOHANG|syscall.WALL, &e.Rusage)
-		done := r.waiting[pid]
-		delete(r.waiting, pid)
+		done := r.exits[pid]
+		delete(r.exits, pid)
 		if err == nil && pid > 0 && done == nil && r.forking > 0 {
 			r.early[pid] = e
 		}
@@ -76,9 +76,9 @@ func (r *Reaper) reap() {
 	}
 }
 
-// Start runs a function that makes a child, and returns where the child's end
-// will be reported, once. If pids are used up so fast that a stranger of the
-// same pid ended meanwhile, its end is reported instead.
+// Start calls fork, which makes a child, and returns its pid and a channel that receives its end
+// once. If pids wrap so fast that an orphan with the same pid ended during the call, the channel
+// receives that end instead.
 func (r *Reaper) Start(fork func() (int, error)) (int, <-chan Exit, error) {
 	r.mu.Lock()
 	r.forking++
@@ -89,7 +89,7 @@ func (r *Reaper) Start(fork func() (int, error)) (int, <-chan Exit, error) {
 	if e, ended := r.early[pid]; err == nil && ended {
 		done <- e
 	} else if err == nil {
-		r.waiting[pid] = done
+		r.exits[pid] = done
 	}
 	delete(r.early, pid)
 	if r.forking--; r.forking == 0 {
@@ -100,17 +100,17 @@ func (r *Reaper) Start(fork func() (int, error)) (int, <-chan Exit, error) {
 		return 0, nil, err
 	}
 	select {
-	case r.forked <- struct{}{}:
+	case r.hasChildren <- struct{}{}:
 	default:
 	}
 	return pid, done, nil
 }
 
-// Signal signals a child that was not reaped yet; ESRCH if it was.
+// Signal signals a child. It returns ESRCH if the child was reaped.
 func (r *Reaper) Signal(pid int, sig syscall.Signal) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, ok := r.waiting[pid]; !ok {
+	if _, ok := r.exits[pid]; !ok {
 		return fmt.Errorf("signal %d to process %d: %w", int(sig), pid, syscall.ESRCH)
 	}
 	if err := syscall.Kill(pid, sig); err != nil {
@@ -119,13 +119,12 @@ func (r *Reaper) Signal(pid int, sig syscall.Signal) error {
 	return nil
 }
 
-// forget takes back a Start of what turned out to be no child.
+// forget drops a pid that turned out not to be a child of this process.
 func (r *Reaper) forget(pid int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.waiting, pid)
+	delete(r.exits, pid)
 }
 
-// Settle reaps those that have died by now: after a kill not even zombies are
-// left to be seen.
-func (r *Reaper) Settle() { r.reap() }
+// ReapDead reaps all children that are dead now, so that not even zombies are visible after a kill.
+func (r *Reaper) ReapDead() { r.reap() }

@@ -9,18 +9,18 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// accept waits for a connection of the proxy and has the stream carry it. A
-// stream that the host has given up gets none.
-func (s *Server) accept(c *wire.Conn) error {
-	g := s.proxy.current()
+// serveAccept waits for a connection of the proxy and carries it on the stream. A stream that the
+// host has closed gets none.
+func (s *Server) serveAccept(c *wire.Conn) error {
+	g := s.proxy.activeListener()
 	if g == nil {
-		return errOff()
+		return errProxyOff()
 	}
 	heard := make(chan error, 1)
 	go func() { heard <- c.AwaitPeer() }()
 	var conn net.Conn
 	select {
-	case conn = <-g.hand:
+	case conn = <-g.pending:
 	case err := <-heard:
 		heard <- err
 	case <-g.done:
@@ -36,19 +36,19 @@ func (s *Server) accept(c *wire.Conn) error {
 	case conn == nil && !there && err == nil:
 		return wire.Failf(wire.InvalidArgument, "", "a stream that waits for a connection has nothing to say")
 	case conn == nil && !there:
-		return nil // nobody to tell
+		return nil // the host has closed the stream
 	case conn == nil:
-		return errOff()
+		return errProxyOff()
 	case !there || err != nil:
-		g.offer(conn) // to the next stream
+		g.awaitStream(conn) // offer it to the next stream
 		return nil
 	}
-	if err = g.conns.join(c, conn); err != errCarried {
-		g.offer(conn)
+	if err = g.conns.carry(c, conn); err != errCarried {
+		g.awaitStream(conn)
 	}
 	return err
 }
 
-func errOff() error {
+func errProxyOff() error {
 	return wire.Failf(wire.FailedPrecondition, "", "the sandbox's proxy is switched off")
 }

@@ -6,20 +6,20 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// setBase takes what all commands have. A user that the image does not have,
-// or uid 0, is refused here and not for every command.
+// setBase stores what all commands share. It rejects an unknown user or uid 0 once here, instead of
+// for every command.
 func (s *Server) setBase(b wire.Base) (struct{}, error) {
 	if f := checkEnv(b.Env); f != nil {
 		return struct{}{}, f
 	}
-	u, f := s.lookUp(b.User)
+	u, f := s.lookUpUser(b.User)
 	if f != nil {
 		return struct{}{}, f
 	}
 	s.claiming.Lock()
 	defer s.claiming.Unlock()
 	s.mu.Lock()
-	late := s.lease != "" || s.starts > 0
+	late := s.lease != "" || s.startCount > 0
 	s.mu.Unlock()
 	if late {
 		return struct{}{}, wire.Failf(wire.FailedPrecondition, "", "the sandbox is in use already")
@@ -35,13 +35,14 @@ func (s *Server) setBase(b wire.Base) (struct{}, error) {
 	return struct{}{}, nil
 }
 
-// warmed counts the commands that run since before the claim. The lock is held.
-func (s *Server) warmed() (n int) {
+// countBeforeClaim counts the running commands that were started before the claim. s.mu must be
+// held.
+func (s *Server) countBeforeClaim() (n int) {
 	if s.lease == "" {
 		return 0
 	}
 	for _, r := range s.running {
-		if r.warm {
+		if r.beforeClaim {
 			n++
 		}
 	}

@@ -11,23 +11,23 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn/relay"
 )
 
-// errCarried says that a stream is not answered any more: it carries a
-// connection, and is closed with that.
+// errCarried reports that the stream now carries a connection. The stream gets no answer and is
+// closed with the connection.
 var errCarried = errors.New("the stream carries a connection")
 
 const (
-	// Of the descriptors that the guest may have, connections of the proxy get a
-	// quarter and dials a sixteenth, two each. With runtime.DefaultOpenFiles that
-	// is as many as the protocol allows.
+	// Connections of the proxy may use a quarter of the guest's descriptors and dials a sixteenth.
+	// Each needs two. With runtime.DefaultOpenFiles this allows as many connections as the
+	// protocol.
 	filesPerProxied = 8
 	filesPerDial    = 32
 )
 
-// carrier owns connections between streams and the sandbox's loopback. They are
-// counted by themselves, so that requests always have streams.
+// carrier owns the connections between streams and the sandbox's loopback. They have their own
+// limit, so that requests always find a free stream.
 type carrier struct {
 	pool  *relay.Pool
-	slots chan struct{} // one per connection
+	slots chan struct{} // one token per connection
 	group sync.WaitGroup
 
 	mu     sync.Mutex
@@ -39,7 +39,7 @@ func newCarrier(pool *relay.Pool, most int) *carrier {
 	return &carrier{pool: pool, slots: make(chan struct{}, max(most, 1)), open: make(map[net.Conn]struct{})}
 }
 
-// openFiles is how many descriptors this process may have.
+// openFiles returns the descriptor limit of this process.
 func openFiles() int {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
@@ -48,8 +48,8 @@ func openFiles() int {
 	return int(min(limit.Cur, 1<<20))
 }
 
-// add takes over a connection, for which there is a slot; false: none is taken
-// any more, and it is closed.
+// add takes over a connection for which the caller holds a slot. If the carrier is closed, it
+// closes the connection and returns false.
 func (c *carrier) add(conn net.Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,7 +63,7 @@ func (c *carrier) add(conn net.Conn) bool {
 	return true
 }
 
-// drop closes a connection and gives its slot back.
+// drop closes a connection and frees its slot.
 func (c *carrier) drop(conn net.Conn) {
 	conn.Close()
 	c.mu.Lock()
@@ -72,13 +72,12 @@ func (c *carrier) drop(conn net.Conn) {
 	<-c.slots
 }
 
-// wait returns when nothing is carried any more; after close.
+// wait returns once nothing is carried any more. Call it after close.
 func (c *carrier) wait() { c.group.Wait() }
 
-// join tells the host that the stream carries a connection that was added, and
-// has it do so. An error other than errCarried: the stream cannot, and the
-// connection is as it was.
-func (c *carrier) join(stream *wire.Conn, conn net.Conn) error {
+// carry tells the host that the stream carries conn from now on, starts copying and returns
+// errCarried. On any other error, the stream is unusable and conn is unchanged.
+func (c *carrier) carry(stream *wire.Conn, conn net.Conn) error {
 	c.mu.Lock()
 	beside := max(len(c.open)-1, 0)
 	c.mu.Unlock()
@@ -95,7 +94,7 @@ func (c *carrier) join(stream *wire.Conn, conn net.Conn) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed { // the connection is, too
+	if c.closed { // close has closed conn as well
 		return net.ErrClosed
 	}
 	relay.Bound(raw, beside)
@@ -106,8 +105,8 @@ func (c *carrier) join(stream *wire.Conn, conn net.Conn) error {
 	return errCarried
 }
 
-// end closes all connections that there are.
-func (c *carrier) end() {
+// closeAll closes all connections.
+func (c *carrier) closeAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for conn := range c.open {
@@ -115,10 +114,10 @@ func (c *carrier) end() {
 	}
 }
 
-// close ends them and refuses further ones.
+// close closes all connections and makes add fail.
 func (c *carrier) close() {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
-	c.end()
+	c.closeAll()
 }

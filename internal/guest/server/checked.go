@@ -15,20 +15,22 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
 )
 
-// A command with wire.Command.Check is decided on by its argument vector. That
-// decides nothing if the name stands for another program, or if the environment
-// makes the program run one; so both are held to what the image has.
+// The guest decides on a command with wire.Command.Check by its argument vector. That decision is
+// worthless if the name refers to another program, or if the environment makes the program run one.
+// So the program must come from the image, and the environment is filtered.
+//
+// harmlessEnv lists the variables that a caller may set for such a command.
 
-// plainNames are the variables that a caller may set for such a command.
-var plainNames = []string{"PATH", "LANG", "LANGUAGE", "TERM", "TZ", "COLUMNS", "LINES", "NO_COLOR"}
+// harmlessEnv are the variables that a caller may set for such a command.
+var harmlessEnv = []string{"PATH", "LANG", "LANGUAGE", "TERM", "TZ", "COLUMNS", "LINES", "NO_COLOR"}
 
-// plain leaves out what makes harmless programs do more than their arguments
-// say: LD_PRELOAD, GIT_PAGER, HOME with its dot files, RIPGREP_CONFIG_PATH, and
-// all that nobody knows of. Nor may one of the others name a file.
-func plain(env map[string]string) map[string]string {
+// filterEnv drops all variables that can make a harmless program do more than its arguments say,
+// for example LD_PRELOAD, GIT_PAGER, HOME and RIPGREP_CONFIG_PATH. It keeps only known variables,
+// and of these only PATH and TZ may name a file.
+func filterEnv(env map[string]string) map[string]string {
 	left := make(map[string]string)
 	for k, v := range env {
-		known := slices.Contains(plainNames, k) || strings.HasPrefix(k, "LC_")
+		known := slices.Contains(harmlessEnv, k) || strings.HasPrefix(k, "LC_")
 		if known && (k == "PATH" || k == "TZ" || !strings.Contains(v, "/")) {
 			left[k] = v
 		}
@@ -36,29 +38,29 @@ func plain(env map[string]string) map[string]string {
 	return left
 }
 
-// decide is the guest's own word on a command, right before it is run.
-func (s *Server) decide(cmd *wire.Command, p *prefork.Program) *wire.Failure {
+// checkRules applies the command's rules right before it runs.
+func (s *Server) checkRules(cmd *wire.Command, p *prefork.Program) *wire.Failure {
 	if cmd.Check == nil {
 		return nil
 	}
 	if f := s.checkArgv(cmd, p.Dir); f != nil {
 		return f
 	}
-	p.Paths = slices.DeleteFunc(p.Paths, func(name string) bool { return !s.ofImage(name) })
+	p.Paths = slices.DeleteFunc(p.Paths, func(name string) bool { return !s.inImage(name) })
 	if len(p.Paths) == 0 {
 		return wire.Failf(wire.PermissionDenied, "argv", "%.200q is no program of the image", cmd.Argv[0])
 	}
 	return nil
 }
 
-// ofImage says whether a program, and the folder that its name is in, are the
-// image's: on the same mount as the root, and in no folder that commands write to.
-func (s *Server) ofImage(name string) bool {
-	return filepath.IsAbs(name) && s.onRoot(filepath.Dir(name)) && s.onRoot(name)
+// inImage reports whether a program and its directory belong to the image: both are on the root
+// mount, and not in a directory that commands can write to.
+func (s *Server) inImage(name string) bool {
+	return filepath.IsAbs(name) && s.onRootMount(filepath.Dir(name)) && s.onRootMount(name)
 }
 
-// onRoot looks at what a name leads to, without opening it.
-func (s *Server) onRoot(name string) bool {
+// onRootMount resolves a name without opening the file.
+func (s *Server) onRootMount(name string) bool {
 	fd, err := unix.Open(name, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return false
@@ -81,8 +83,8 @@ func (s *Server) onRoot(name string) bool {
 	return mountOf(fd) == mountOf(root)
 }
 
-// mountOf is the number of the mount that an open file is on; 0 where the kernel
-// does not tell, and then the names of the folders have to do.
+// mountOf returns the mount id of an open file, or 0 if the kernel does not report it. Then only
+// the directory names decide.
 func mountOf(fd int) int {
 	text, err := os.ReadFile("/proc/self/fdinfo/" + strconv.Itoa(fd))
 	if err != nil {
@@ -99,8 +101,8 @@ func mountOf(fd int) int {
 	return 0
 }
 
-// checkArgv asks the rules, as the commands' user: what that user cannot get at
-// is not judged by what is there.
+// checkArgv checks the rules as the commands' user, so that files out of this user's reach do not
+// influence the decision.
 func (s *Server) checkArgv(cmd *wire.Command, cwd string) *wire.Failure {
 	var refusal *argv.Refusal
 	check := func() { refusal = cmd.Check.CheckHere(cmd.Argv, cwd) }

@@ -12,16 +12,16 @@ import (
 
 func (s *Server) ping() wire.Pong {
 	s.mu.Lock()
-	p := wire.Pong{Claimed: s.lease != "", Commands: len(s.running), Shells: len(s.shells), Warm: s.warmed()}
+	p := wire.Pong{Claimed: s.lease != "", Commands: len(s.running), Shells: len(s.shells), Warm: s.countBeforeClaim()}
 	s.mu.Unlock()
 	p.Commands -= s.idleSessions()
-	p.Version, p.Kill = wire.Version, s.yard.maker.kind()
+	p.Version, p.Kill = wire.Version, s.spares.maker.kind()
 	p.UptimeMS, p.RSSBytes = time.Since(s.started).Milliseconds(), residentBytes()
 	return p
 }
 
-// claim binds the sandbox to a lease. Claims are one at a time: links are made
-// before the lease counts, and not while others wait for the server's state.
+// claim binds the sandbox to a lease. Claims run one at a time: links are made before the lease
+// takes effect, and not under s.mu.
 func (s *Server) claim(c wire.Claim) (struct{}, error) {
 	if c.Lease == "" || len(c.Lease) > maxID {
 		return struct{}{}, wire.Failf(wire.InvalidArgument, "lease", "must have 1 to %d bytes", maxID)
@@ -51,7 +51,7 @@ func (s *Server) claim(c wire.Claim) (struct{}, error) {
 	return struct{}{}, nil
 }
 
-// residentBytes is this process's resident memory, 0 where it is not told.
+// residentBytes returns this process's resident memory, or 0 if it is unknown.
 func residentBytes() int64 {
 	b, err := os.ReadFile("/proc/self/statm")
 	if err != nil {

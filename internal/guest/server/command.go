@@ -14,7 +14,7 @@ import (
 
 const (
 	maxID = 128
-	// maxPaths is how many directories of PATH are searched.
+	// maxPaths is the maximum number of PATH directories that are searched.
 	maxPaths    = 64
 	maxCPUs     = 1024
 	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -33,7 +33,7 @@ func validID(id string) bool {
 	return true
 }
 
-// check names the first field of a command that cannot be carried out.
+// check returns a Failure for the first invalid field of a command, or nil.
 func check(cmd *wire.Command) *wire.Failure {
 	bad := func(field, format string, args ...any) *wire.Failure {
 		return wire.Failf(wire.InvalidArgument, field, format, args...)
@@ -103,21 +103,21 @@ func checkEnv(env map[string]string) *wire.Failure {
 // program resolves a checked command.
 func (s *Server) program(cmd *wire.Command) (*prefork.Program, *wire.Failure) {
 	s.mu.Lock()
-	lease, base := s.env, s.base // replaced, never changed
+	lease, base := s.env, s.base // these maps are replaced, never changed
 	s.mu.Unlock()
-	u, f := s.lookUp(cmp.Or(cmd.User, base.User))
+	u, f := s.lookUpUser(cmp.Or(cmd.User, base.User))
 	if f != nil {
 		return nil, f
 	}
 	env := map[string]string{"PATH": defaultPath, "HOME": u.home, "USER": u.name, "LOGNAME": u.name, "LANG": "C.UTF-8", "TERM": "dumb"}
 	own, template := cmd.Env, base.Env
 	if cmd.Check != nil {
-		template, lease, own = plain(template), plain(lease), plain(own)
+		template, lease, own = filterEnv(template), filterEnv(lease), filterEnv(own)
 	}
 	maps.Copy(env, template)
 	maps.Copy(env, lease)
 	if cmd.Check == nil {
-		maps.Copy(env, s.proxy.variables())
+		maps.Copy(env, s.proxy.environment())
 	}
 	if cmd.TTY != nil {
 		env["TERM"] = cmd.TTY.Term
@@ -144,7 +144,7 @@ func (s *Server) program(cmd *wire.Command) (*prefork.Program, *wire.Failure) {
 	return p, nil
 }
 
-// search lists where a program may be, in the order of execvp.
+// search lists the paths to try for a program, in the order of execvp.
 func search(name, path string) []string {
 	if strings.Contains(name, "/") {
 		return []string{name}
@@ -164,7 +164,7 @@ func search(name, path string) []string {
 	return found
 }
 
-// stepFailure says to a caller why the command could not be executed.
+// stepFailure converts a failed step into an error for the caller.
 func stepFailure(e *prefork.StepError, cmd *wire.Command) *wire.Failure {
 	code := wire.FailedPrecondition
 	switch e.Errno {

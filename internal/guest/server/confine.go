@@ -15,7 +15,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// maxDirs bounds the folders that a command's working directory may be in.
+// maxDirs is the maximum number of directories that may contain a command's working directory.
 const maxDirs = 256
 
 func absolute(paths []string) bool {
@@ -24,10 +24,9 @@ func absolute(paths []string) bool {
 	})
 }
 
-// confine refuses a working directory that leads out of the folders that the
-// command may be started in. What is entered is the name without links: one
-// that is turned into a link after this look is followed, by a command that
-// could go there by itself.
+// confine rejects a working directory outside the allowed directories. The command enters the
+// resolved path. If a link replaces it after this check, it is followed, but only for a command
+// that could go there anyway.
 func confine(cmd *wire.Command, p *prefork.Program) *wire.Failure {
 	if len(cmd.Dirs) == 0 {
 		return nil
@@ -47,8 +46,7 @@ func confine(cmd *wire.Command, p *prefork.Program) *wire.Failure {
 	return wire.Failf(wire.PermissionDenied, "cwd", "%.200q leads out of the folders that are allowed", cmd.Cwd)
 }
 
-// resolve is the name of a folder without links, which it need not be
-// allowed to read.
+// resolve returns the path of a directory without links. The directory need not be readable.
 func resolve(dir string) (string, error) {
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// dial connects a stream to a server on the sandbox's loopback.
-func (s *Server) dial(c *wire.Conn, body json.RawMessage) error {
+// serveDial connects a stream to a server on the sandbox's loopback.
+func (s *Server) serveDial(c *wire.Conn, body json.RawMessage) error {
 	var d wire.Dial
 	if err := wire.Decode(body, &d); err != nil {
 		return err
@@ -20,7 +20,7 @@ func (s *Server) dial(c *wire.Conn, body json.RawMessage) error {
 	if d.Port < 1 || d.Port > 65535 {
 		return wire.Failf(wire.InvalidArgument, "port", "must be from 1 to 65535")
 	}
-	if d.Port == wire.ProxyPort && s.proxy.current() != nil {
+	if d.Port == wire.ProxyPort && s.proxy.activeListener() != nil {
 		return wire.Failf(wire.FailedPrecondition, "port", "%d is the sandbox's own proxy", d.Port)
 	}
 	select {
@@ -36,14 +36,14 @@ func (s *Server) dial(c *wire.Conn, body json.RawMessage) error {
 	if !s.dials.add(conn) {
 		return wire.Failf(wire.Unavailable, "", "the sandbox is ending")
 	}
-	err = s.dials.join(c, conn)
+	err = s.dials.carry(c, conn)
 	if err != errCarried {
 		s.dials.drop(conn)
 	}
 	return err
 }
 
-// dialLoopback tries both versions: servers listen on the one or the other.
+// dialLoopback tries IPv4, then IPv6: a server may listen on only one of them.
 func (s *Server) dialLoopback(port int) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, wire.HeaderTime)
 	defer cancel()

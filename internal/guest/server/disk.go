@@ -11,22 +11,21 @@ import (
 )
 
 const (
-	// fullMargin, or fullShare of the file system if that is less, is what a full
-	// one may still have: kernels refuse a write of a MiB as a whole.
+	// A file system counts as full if less than fullMargin is free, or less than 1/fullShare of its
+	// size if that is smaller. Kernels refuse a write of a MiB as a whole.
 	fullMargin = 2 << 20
 	fullShare  = 32
-	// maxPlaces bounds what is looked at for one command: a look takes a
-	// microsecond or two.
+	// maxPlaces bounds the directories checked per command. Each check takes one or two
+	// microseconds.
 	maxPlaces = 16
-	// lastKept is how much of the end of an output is looked at for an error.
-	lastKept = 1 << 10
+	// tailBytes is how much of the end of an output is searched for an error.
+	tailBytes = 1 << 10
 )
 
-// findPlaces lists where commands can write: the workspace, whatever is mounted
-// there when they run, and every file system that somebody other than root may
-// write to. They are as the sandbox was made with; nothing but the workspace is
-// mounted later.
-func (s *Server) findPlaces() []string {
+// findWritablePlaces lists where commands can write: the workspace, and every file system that
+// users other than root may write to. The list does not change during the sandbox's life; only the
+// workspace is mounted later.
+func (s *Server) findWritablePlaces() []string {
 	places := []string{s.Workspace}
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -43,8 +42,8 @@ func (s *Server) findPlaces() []string {
 	return places
 }
 
-// writableMount reads a line of mountinfo: the place, and whether a command may
-// make files there that take room.
+// writableMount parses a line of mountinfo. It returns the mount point and whether a command can
+// create files there that use space.
 func writableMount(line string) (string, bool) {
 	head, tail, ok := strings.Cut(line, " - ")
 	fields, kind := strings.Fields(head), strings.Fields(tail)
@@ -63,19 +62,19 @@ func writableMount(line string) (string, bool) {
 	return fields[4], st.Mode&0o002 != 0 || st.Uid != 0
 }
 
-// diskFull lists the places where there is no room for data or for files now.
-func (s *Server) diskFull() []string {
+// fullPlaces lists the places that have no room for data or files now.
+func (s *Server) fullPlaces() []string {
 	var full []string
 	for _, place := range s.places() {
-		if what := lacks(place); what != "" {
+		if what := shortage(place); what != "" {
 			full = append(full, place+" ("+what+")")
 		}
 	}
 	return full
 }
 
-// lacks names what a file system that can be written has no more of.
-func lacks(place string) string {
+// shortage describes what a writable file system has run out of, or returns "".
+func shortage(place string) string {
 	var st unix.Statfs_t
 	if err := unix.Statfs(place, &st); err != nil || st.Blocks == 0 || st.Flags&unix.ST_RDONLY != 0 {
 		return ""
@@ -92,9 +91,9 @@ func lacks(place string) string {
 	return ""
 }
 
-// told says whether the end of an output has the kernel's words for a disk
-// without room, as C libraries and languages print them.
-func told(output []byte) bool {
+// saysDiskFull reports whether an output ends with a message for a full disk, as C libraries and
+// language runtimes print it.
+func saysDiskFull(output []byte) bool {
 	for _, words := range []string{"No space left on device", "ENOSPC", "Disk quota exceeded", "EDQUOT", "StorageFull"} {
 		if bytes.Contains(output, []byte(words)) {
 			return true

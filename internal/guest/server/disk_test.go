@@ -13,10 +13,10 @@ func TestPumpKeepsTheEnd(t *testing.T) {
 		for i, n := range pieces {
 			b := bytes.Repeat([]byte{byte('a' + i)}, n)
 			all = append(all, b...)
-			p.note(b)
+			p.keepTail(b)
 		}
-		if want := all[max(0, len(all)-lastKept):]; !bytes.Equal(p.last, want) {
-			t.Errorf("%v: %d octets are kept, want the last %d", pieces, len(p.last), len(want))
+		if want := all[max(0, len(all)-tailBytes):]; !bytes.Equal(p.tail, want) {
+			t.Errorf("%v: %d octets are kept, want the last %d", pieces, len(p.tail), len(want))
 		}
 	}
 }
@@ -26,7 +26,7 @@ func TestTold(t *testing.T) {
 		"dd: error writing '/tmp/x': No space left on device\n": true, "OSError: [Errno 28] No space left on device": true,
 		"Error: ENOSPC: no space left on device, write": true, "cp: Disk quota exceeded": true, "": false, "no match": false,
 	} {
-		if got := told([]byte(words)); got != want {
+		if got := saysDiskFull([]byte(words)); got != want {
 			t.Errorf("%q: %v", words, got)
 		}
 	}
@@ -60,6 +60,6 @@ func BenchmarkDiskFull(b *testing.B) {
 	}
 	b.Logf("%d places", len(s.places()))
 	for b.Loop() {
-		s.diskFull()
+		s.fullPlaces()
 	}
 }

@@ -16,51 +16,51 @@ import (
 )
 
 const (
-	// hostTime is how long a connection waits for a host to take it.
-	hostTime = 10 * time.Second
-	// backlog is how many wait in the kernel: to one more than that nobody answers
-	// for a second, so it has to hold all that a command opens at once.
+	// acceptTimeout is how long a connection waits for a host to take it.
+	acceptTimeout = 10 * time.Second
+	// backlog is how many connections may wait in the kernel. The kernel drops any further one and
+	// the client retries after a second, so the backlog must hold everything that a command opens
+	// at once.
 	backlog = wire.MaxEgress
 )
 
-// proxy is where commands find the world, while the host wants that: a listener
-// on loopback whose connections wait for streams of OpAccept. What is said on
-// them is the host's business.
+// proxy is the commands' way to the network while the host enables it: a listener on loopback whose
+// connections are handed to streams of OpAccept. The host interprets the data on them.
 type proxy struct {
 	conns *carrier
 
-	switching sync.Mutex // held over a switch
+	switching sync.Mutex // held while the proxy is switched
 	mu        sync.Mutex
-	gate      *gate // nil: off
+	listener  *proxyListener // nil: off
 	env       map[string]string
 }
 
-// gate is the listener from one switch to the next.
-type gate struct {
-	conns *carrier
-	ln    net.Listener
-	done  chan struct{}
-	hand  chan net.Conn // from those that wait for a host to those that wait for them
-	group sync.WaitGroup
+// proxyListener is the listener between two switches.
+type proxyListener struct {
+	conns   *carrier
+	ln      net.Listener
+	done    chan struct{}
+	pending chan net.Conn // from connections that wait for a host to streams that wait for a connection
+	group   sync.WaitGroup
 }
 
-// egress switches the proxy.
-func (s *Server) egress(e wire.Egress) (struct{}, error) {
+// setEgress switches the proxy on or off.
+func (s *Server) setEgress(e wire.Egress) (struct{}, error) {
 	if f := checkEnv(e.Env); f != nil {
 		return struct{}{}, f
 	}
 	if s.ctx.Err() != nil {
 		return struct{}{}, wire.Failf(wire.Unavailable, "", "the sandbox is ending")
 	}
-	return struct{}{}, s.proxy.turn(e)
+	return struct{}{}, s.proxy.apply(e)
 }
 
-func (p *proxy) turn(e wire.Egress) error {
+func (p *proxy) apply(e wire.Egress) error {
 	p.switching.Lock()
 	defer p.switching.Unlock()
-	g := p.current()
+	g := p.activeListener()
 	if !e.On {
-		p.set(nil, nil)
+		p.store(nil, nil)
 		if g != nil {
 			g.close()
 		}
@@ -71,41 +71,41 @@ func (p *proxy) turn(e wire.Egress) error {
 		if err != nil {
 			return err
 		}
-		g = &gate{conns: p.conns, ln: ln, done: make(chan struct{}), hand: make(chan net.Conn)}
+		g = &proxyListener{conns: p.conns, ln: ln, done: make(chan struct{}), pending: make(chan net.Conn)}
 		g.group.Go(g.accept)
 	}
 	env := proxyEnv()
 	maps.Copy(env, e.Env)
-	p.set(g, env)
+	p.store(g, env)
 	return nil
 }
 
-func (p *proxy) set(g *gate, env map[string]string) {
+func (p *proxy) store(g *proxyListener, env map[string]string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.gate, p.env = g, env
+	p.listener, p.env = g, env
 }
 
-// current is nil while the proxy is off.
-func (p *proxy) current() *gate {
+// activeListener returns nil while the proxy is off.
+func (p *proxy) activeListener() *proxyListener {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.gate
+	return p.listener
 }
 
-// variables are what commands get to know of the proxy; not to be changed.
-func (p *proxy) variables() map[string]string {
+// environment returns the variables that tell commands about the proxy. The caller must not modify
+// the map.
+func (p *proxy) environment() map[string]string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.env
 }
 
-// proxyEnv names the proxy to programs. curl reads http_proxy in small letters
-// only, others either. all_proxy is for protocols without a variable of their
-// own and names the same HTTP proxy, by CONNECT, though SOCKS is spoken on the
-// port as well: Python's clients refuse to start at all with a socks proxy in
-// the environment and no library for it (httpx), and curl, git, pip, npm, apt and
-// go need none. Node's own fetch looks at them only if told to.
+// proxyEnv returns the variables that name the proxy. curl reads only the lower-case http_proxy,
+// other programs only the upper-case one. all_proxy is for protocols without their own variable. It
+// names the same HTTP proxy although the port speaks SOCKS too: Python's httpx refuses to start if
+// all_proxy is a SOCKS URL and no SOCKS library is installed; curl, git, pip, npm, apt and go do
+// not need SOCKS. Node's fetch uses the proxy only with NODE_USE_ENV_PROXY.
 func proxyEnv() map[string]string {
 	url := "http://127.0.0.1:" + proxyPort
 	const direct = "localhost,127.0.0.1,::1"
@@ -128,14 +128,13 @@ func listenProxy() (net.Listener, error) {
 		return nil, wire.Failf(wire.Internal, "", "listen for the sandbox's proxy: %v", err)
 	}
 	if raw, err := ln.(*net.TCPListener).SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { _ = unix.Listen(int(fd), backlog) }) // it only saves memory
+		_ = raw.Control(func(fd uintptr) { _ = unix.Listen(int(fd), backlog) }) // on failure the shorter backlog stays
 	}
 	return ln, nil
 }
 
-// accept takes connections while there is room for them. The others wait in the
-// kernel.
-func (g *gate) accept() {
+// accept takes connections while there are free slots. The others wait in the kernel.
+func (g *proxyListener) accept() {
 	for {
 		select {
 		case g.conns.slots <- struct{}{}:
@@ -148,22 +147,22 @@ func (g *gate) accept() {
 			select {
 			case <-g.done:
 				return
-			case <-time.After(10 * time.Millisecond): // no descriptors: they come back
+			case <-time.After(10 * time.Millisecond): // out of descriptors: try again
 			}
 			continue
 		}
 		if g.conns.add(conn) {
-			g.group.Go(func() { g.offer(conn) })
+			g.group.Go(func() { g.awaitStream(conn) })
 		}
 	}
 }
 
-// offer keeps a connection until a stream takes it.
-func (g *gate) offer(conn net.Conn) {
-	late := time.NewTimer(hostTime)
+// awaitStream holds a connection until a stream takes it.
+func (g *proxyListener) awaitStream(conn net.Conn) {
+	late := time.NewTimer(acceptTimeout)
 	defer late.Stop()
 	select {
-	case g.hand <- conn:
+	case g.pending <- conn:
 		return
 	case <-late.C:
 	case <-g.done:
@@ -172,15 +171,15 @@ func (g *gate) offer(conn net.Conn) {
 }
 
 // close ends the listener and every connection that came from it.
-func (g *gate) close() {
+func (g *proxyListener) close() {
 	close(g.done)
 	g.ln.Close()
 	g.group.Wait()
-	g.conns.end()
+	g.conns.closeAll()
 }
 
 // stop switches the proxy off for good.
 func (p *proxy) stop() {
 	p.conns.close()
-	_ = p.turn(wire.Egress{}) // off cannot fail
+	_ = p.apply(wire.Egress{}) // switching off cannot fail
 }

@@ -12,15 +12,15 @@ import (
 )
 
 const (
-	// stallTime is how long a host may take for what an ended command wrote.
+	// stallTime is how long a host may take to read the remaining output of an ended command.
 	stallTime = time.Minute
-	// goneCheck is how often a stream is looked at while the command does not
-	// take its input.
-	goneCheck = 100 * time.Millisecond
+	// peerCheckInterval is how often the guest checks whether the host is still connected while a
+	// command does not read its input.
+	peerCheckInterval = 100 * time.Millisecond
 )
 
-// exec runs a command for as long as its stream lives.
-func (s *Server) exec(c *wire.Conn, body json.RawMessage) error {
+// serveExec runs a command for as long as its stream lives.
+func (s *Server) serveExec(c *wire.Conn, body json.RawMessage) error {
 	var cmd wire.Command
 	if err := wire.Decode(body, &cmd); err != nil {
 		return err
@@ -35,7 +35,7 @@ func (s *Server) exec(c *wire.Conn, body json.RawMessage) error {
 	if f != nil {
 		return f
 	}
-	r, err := s.begin(cmd)
+	r, err := s.newRun(cmd)
 	if err != nil {
 		return err
 	}
@@ -47,26 +47,26 @@ func (s *Server) exec(c *wire.Conn, body json.RawMessage) error {
 		s.answer(c, err)
 		return nil
 	}
-	if err := c.WriteJSON(wire.KindStarted, wire.Started{ID: r.id, Pid: r.sp.leader.Pid}); err != nil {
+	if err := c.WriteJSON(wire.KindStarted, wire.Started{ID: r.id, Pid: r.spare.process.Pid}); err != nil {
 		r.stop(runtime.SandboxLost)
 	}
-	stdout := &frames{conn: c, kind: wire.KindStdout, large: s.large, file: r.sp.out.ours}
-	stderr := &frames{conn: c, kind: wire.KindStderr, large: s.large, file: r.sp.err.ours}
+	stdout := &frameSink{conn: c, kind: wire.KindStdout, large: s.large, file: r.spare.out.ours}
+	stderr := &frameSink{conn: c, kind: wire.KindStderr, large: s.large, file: r.spare.err.ours}
 	defer stdout.close()
 	defer stderr.close()
-	r.pump(stdout, stderr)
+	r.startPumps(stdout, stderr)
 	res := r.wait(func() {
 		c.SetWriteDeadline(time.Now().Add(stallTime)) //nolint:errcheck // a closed stream takes no time
 	})
 	return c.Reply(res)
 }
 
-// feed carries out what the host sends: input, its end, signals. When the
-// stream ends, or what comes is not that, the command is killed: there is no
-// telling a host that gave it up from one that is gone.
-func (r *run) feed(c *wire.Conn) {
+// feed processes the host's frames: input, end of input, signals. The command is killed when the
+// stream ends or a frame is invalid. The guest cannot distinguish a host that gave up from one that
+// died.
+func (r *commandRun) feed(c *wire.Conn) {
 	defer r.stop(runtime.SandboxLost)
-	in := r.sp.in.ours
+	in := r.spare.in.ours
 	for {
 		kind, payload, err := c.ReadFrame()
 		if err != nil {
@@ -74,7 +74,7 @@ func (r *run) feed(c *wire.Conn) {
 		}
 		switch kind {
 		case wire.KindStdin:
-			if !r.write(in, payload, c.PeerGone) {
+			if !r.writeInput(in, payload, c.PeerGone) {
 				return
 			}
 		case wire.KindEOF:
@@ -84,21 +84,22 @@ func (r *run) feed(c *wire.Conn) {
 			if json.Unmarshal(payload, &sig) != nil {
 				return
 			}
-			_ = r.signal(sig.Number, sig.All) // it may just have ended; a bad number does nothing
+			_ = r.signal(sig.Number, sig.All) // the command may just have ended; a bad number is ignored
 		default:
 			return
 		}
 	}
 }
 
-// write gives input to the command, for as long as it takes and the host is
-// there. A command that closed its input gets no more, and that is no error.
-func (r *run) write(in *os.File, data []byte, gone func() bool) bool {
+// writeInput writes data to the command's stdin until all is written, or gone reports that the host
+// has disconnected. Then it returns false. A command that closed its stdin gets no more data; that
+// is not an error.
+func (r *commandRun) writeInput(in *os.File, data []byte, gone func() bool) bool {
 	if !r.cmd.Stdin {
 		return true
 	}
 	for len(data) > 0 {
-		in.SetWriteDeadline(time.Now().Add(goneCheck)) //nolint:errcheck // closed: the write says so
+		in.SetWriteDeadline(time.Now().Add(peerCheckInterval)) //nolint:errcheck // closed: the write says so
 		n, err := in.Write(data)
 		data = data[n:]
 		if errors.Is(err, os.ErrDeadlineExceeded) {

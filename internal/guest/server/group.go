@@ -10,43 +10,42 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 )
 
-// group is everything that one command is and starts.
+// group holds all processes of one command.
 type group interface {
-	// Add puts the leader in; what it forks is in it too.
+	// Add moves the first process into the group. Its later children are in it too.
 	Add(pid int) error
 	Signal(sig syscall.Signal) error
-	// Kill returns nil when nothing in it is alive.
+	// Kill returns nil once no process of the group is alive.
 	Kill(ctx context.Context) error
-	// Limit caps what is in it; cgroup.ErrUnsupported where that cannot be.
+	// Limit caps the group. It returns cgroup.ErrUnsupported if that is not possible.
 	Limit(memory int64, cores float64) error
 	Usage() (cgroup.Usage, error)
 	Remove() error
 }
 
-// groupMaker makes a group per command: a cgroup where some were delegated, a
-// tag where not.
+// groupMaker makes a group per command: a cgroup if cgroups were delegated, otherwise a group id.
 type groupMaker struct {
 	tree *cgroup.Tree
-	// late is whether counters of the tree tell what those of a group do not.
-	late bool
-	tags *tagRange
-	// around are the counters of the sandbox's own cgroup.
-	around around
-	next   atomic.Int64
+	// useTreeCounters is set if the tree's counters show events that the group's counters do not.
+	useTreeCounters bool
+	gids            *gidRange
+	// sandbox holds the counters of the sandbox's own cgroup.
+	sandbox sandboxCounters
+	next    atomic.Int64
 }
 
 func newGroupMaker(tree *cgroup.Tree) (*groupMaker, error) {
 	if tree != nil {
-		return &groupMaker{tree: tree, late: !slices.Contains(tree.Hierarchies(), cgroup.Pids)}, nil
+		return &groupMaker{tree: tree, useTreeCounters: !slices.Contains(tree.Hierarchies(), cgroup.Pids)}, nil
 	}
-	tags, err := newTagRange()
+	tags, err := newGIDRange()
 	if err != nil {
 		return nil, err
 	}
-	return &groupMaker{tags: tags, around: findAround("/sys/fs/cgroup")}, nil
+	return &groupMaker{gids: tags, sandbox: findSandboxCounters("/sys/fs/cgroup")}, nil
 }
 
-// kind is "cgroup" or "tag".
+// kind returns "cgroup" or "tag".
 func (m *groupMaker) kind() string {
 	if m.tree != nil {
 		return "cgroup"
@@ -54,10 +53,10 @@ func (m *groupMaker) kind() string {
 	return "tag"
 }
 
-// make makes a group and says which supplementary groups its leader needs.
-func (m *groupMaker) make() (group, []uint32, error) {
+// newGroup returns a new group and the supplementary groups that its first process needs.
+func (m *groupMaker) newGroup() (group, []uint32, error) {
 	if m.tree == nil {
-		t, err := m.tags.take()
+		t, err := m.gids.acquire()
 		if err != nil {
 			return nil, nil, err
 		}
@@ -70,13 +69,13 @@ func (m *groupMaker) make() (group, []uint32, error) {
 	return g, nil, nil
 }
 
-// counters are those of all commands together, where a group's own do not
-// tell of a cap that it met with others, or there are none.
+// counters returns the counters of all commands together. They are zero if each group's own
+// counters are sufficient.
 func (m *groupMaker) counters() cgroup.Usage {
 	if m.tree == nil {
-		return m.around.read()
+		return m.sandbox.read()
 	}
-	if !m.late {
+	if !m.useTreeCounters {
 		return cgroup.Usage{}
 	}
 	u, err := m.tree.Usage()

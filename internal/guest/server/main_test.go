@@ -79,8 +79,8 @@ func newTestServer(t testing.TB, tree *cgroup.Tree) *Server {
 		t.Fatal(err)
 	}
 	if serverTag != nil { // one reaper is all a process can have
-		s.yard.forker, s.reaper = serverTag.yard.forker, serverTag.reaper
-		go s.yard.run(context.Background())
+		s.spares.forker, s.reaper = serverTag.spares.forker, serverTag.reaper
+		go s.spares.keepFull(context.Background())
 		go s.watchTracers(context.Background())
 		return s
 	}

@@ -17,17 +17,17 @@ const maxWait = time.Minute
 
 var errHostGone = errors.New("host has closed the stream")
 
-// output sends what a shell has written, see wire.Output.
-func (s *Server) output(c *wire.Conn, body json.RawMessage) error {
+// serveOutput sends what a shell has written; see wire.Output.
+func (s *Server) serveOutput(c *wire.Conn, body json.RawMessage) error {
 	var o wire.Output
 	if err := wire.Decode(body, &o); err != nil {
 		return err
 	}
-	sh, err := s.find(o.ID)
+	sh, err := s.findShell(o.ID)
 	if err != nil {
 		return err
 	}
-	st, err := pick(sh, &o)
+	st, err := selectStream(sh, &o)
 	if err != nil {
 		return err
 	}
@@ -35,7 +35,7 @@ func (s *Server) output(c *wire.Conn, body json.RawMessage) error {
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	defer cancel(nil)
 	var watch sync.WaitGroup
-	watch.Go(func() { // a host that has gone sends nothing more
+	watch.Go(func() { // a read only returns once the host has closed the stream
 		for {
 			if _, _, err := c.ReadFrame(); err != nil {
 				cancel(errHostGone)
@@ -45,19 +45,19 @@ func (s *Server) output(c *wire.Conn, body json.RawMessage) error {
 	})
 	defer watch.Wait()
 	defer c.Close()
-	t := &teller{conn: c, stream: st, next: o.Offset}
+	t := &outputSender{conn: c, stream: st, next: o.Offset}
 	defer func() {
 		if len(t.buf) > wire.HeaderLen+smallBuffer {
-			s.large.give(t.buf)
+			s.large.put(t.buf)
 		}
 	}()
-	if t.buf = s.large.take(); t.buf == nil {
+	if t.buf = s.large.get(); t.buf == nil {
 		t.buf = make([]byte, wire.HeaderLen+smallBuffer)
 	}
 	if o.Follow {
 		err = t.follow(ctx)
 	} else {
-		err = t.once(ctx, &o)
+		err = t.sendAvailable(ctx, &o)
 	}
 	switch {
 	case errors.Is(err, errHostGone):
@@ -70,7 +70,7 @@ func (s *Server) output(c *wire.Conn, body json.RawMessage) error {
 		return nil
 	}
 	_, end, eof := st.Span()
-	if o.Follow { // the ending comes right after the streams' ends
+	if o.Follow { // the shell ends right after its output does
 		select {
 		case <-sh.done:
 		case <-ctx.Done():
@@ -79,8 +79,8 @@ func (s *Server) output(c *wire.Conn, body json.RawMessage) error {
 	return c.Reply(wire.OutputEnd{Next: t.next, EOF: eof && t.next >= end, Shell: sh.state()})
 }
 
-// pick checks a request for output.
-func pick(sh *shell, o *wire.Output) (*spool.Stream, error) {
+// selectStream checks a request for output and returns the requested stream.
+func selectStream(sh *shell, o *wire.Output) (*spool.Stream, error) {
 	st := sh.out
 	switch o.Stream {
 	case wire.Stdout, "":
@@ -101,17 +101,17 @@ func pick(sh *shell, o *wire.Output) (*spool.Stream, error) {
 	return st, nil
 }
 
-// teller sends spooled bytes from next on.
-type teller struct {
+// outputSender sends spooled bytes from offset next on.
+type outputSender struct {
 	conn   *wire.Conn
 	stream *spool.Stream
 	next   int64
-	buf    []byte // with room for a header
+	buf    []byte // starts with room for a frame header
 	chunk  []byte
 }
 
-// once sends what is there, after waiting for a first byte.
-func (t *teller) once(ctx context.Context, o *wire.Output) error {
+// sendAvailable sends the bytes available now. It first waits up to o.Wait for one byte.
+func (t *outputSender) sendAvailable(ctx context.Context, o *wire.Output) error {
 	if o.Wait > 0 {
 		wait, cancel := context.WithTimeout(ctx, o.Wait)
 		err := t.stream.Wait(wait, t.next)
@@ -126,10 +126,10 @@ func (t *teller) once(ctx context.Context, o *wire.Output) error {
 	_, end, _ := t.stream.Span()
 	left := o.Limit
 	if left == 0 {
-		left = end // more than is there
+		left = end // at least everything available
 	}
 	for left > 0 && t.next < end {
-		n, err := t.send(left)
+		n, err := t.sendChunk(left)
 		if err != nil || n == 0 {
 			return err
 		}
@@ -138,27 +138,26 @@ func (t *teller) once(ctx context.Context, o *wire.Output) error {
 	return nil
 }
 
-// follow sends everything up to the stream's end. What was sent counts as read
-// half a spool later: so much may be on its way when a connection breaks, and
-// the next reader finds it.
-func (t *teller) follow(ctx context.Context) error {
+// follow sends everything up to the stream's end. It acknowledges sent bytes only half a spool
+// later: so much may be in transit when a connection breaks, and the next reader still finds it.
+func (t *outputSender) follow(ctx context.Context) error {
 	for {
 		if err := t.stream.Wait(ctx, t.next); err != nil {
 			return err
 		}
-		n, err := t.send(int64(len(t.buf)))
+		n, err := t.sendChunk(int64(len(t.buf)))
 		if err != nil {
 			return err
 		}
-		if n == 0 { // ready and nothing there: the end
+		if n == 0 { // Wait returned and there is no data: the stream has ended
 			return nil
 		}
 		t.stream.Ack(t.next - t.stream.Limit()/2)
 	}
 }
 
-// send sends one piece of at most limit bytes with its place.
-func (t *teller) send(limit int64) (int, error) {
+// sendChunk sends one chunk of at most limit bytes, preceded by its offset.
+func (t *outputSender) sendChunk(limit int64) (int, error) {
 	room := t.buf[wire.HeaderLen:]
 	n, at := t.stream.ReadAt(room[:min(int64(len(room)), limit)], t.next)
 	t.next = at
@@ -176,18 +175,18 @@ func (t *teller) send(limit int64) (int, error) {
 	return n, nil
 }
 
-// input writes to a shell's stdin; streams do so one after the other.
-func (s *Server) input(c *wire.Conn, body json.RawMessage) error {
+// serveInput writes to a shell's stdin. Streams take turns.
+func (s *Server) serveInput(c *wire.Conn, body json.RawMessage) error {
 	var ref wire.ShellRef
 	if err := wire.Decode(body, &ref); err != nil {
 		return err
 	}
-	sh, err := s.find(ref.ID)
+	sh, err := s.findShell(ref.ID)
 	if err != nil {
 		return err
 	}
 	if sh.cmd.TTY != nil {
-		return s.typeIn(c, sh)
+		return s.serveTerminalInput(c, sh)
 	}
 	if !sh.cmd.Stdin {
 		return wire.Failf(wire.FailedPrecondition, "id", "shell %q was started without stdin", ref.ID)
@@ -204,17 +203,17 @@ func (s *Server) input(c *wire.Conn, body json.RawMessage) error {
 			return wire.Failf(wire.FailedPrecondition, "id", "shell %q has ended", ref.ID)
 		}
 		kind, payload, err := c.ReadFrame()
-		if err != nil { // the host leaves the input open, and may listen still
+		if err != nil { // the host leaves stdin open, and may still read the reply
 			c.SetWriteDeadline(time.Now().Add(wire.HeaderTime)) //nolint:errcheck // closed: nobody listens
 			_ = c.Reply(nil)
 			return nil
 		}
 		switch kind {
 		case wire.KindStdin:
-			// What arrived is delivered, whether the host is there still or not.
-			sh.run.write(sh.run.sp.in.ours, payload, func() bool { return false })
+			// Received input is delivered even if the host has disconnected.
+			sh.run.writeInput(sh.run.spare.in.ours, payload, func() bool { return false })
 		case wire.KindEOF:
-			sh.run.sp.in.ours.Close()
+			sh.run.spare.in.ours.Close()
 			return c.Reply(nil)
 		default:
 			return wire.Failf(wire.InvalidArgument, "", "a frame of kind %q is no input", byte(kind))

@@ -13,14 +13,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// Bounds of an image's /etc/passwd; what is beyond them is not there.
+// Limits for an image's /etc/passwd. Anything beyond them is ignored.
 const (
 	maxPasswd = 1 << 20
 	maxUsers  = 10_000
 	maxField  = 256
 )
 
-// maxUserID is the greatest id that is one: the last means "none".
+// maxUserID is the greatest valid id: the next one means "none".
 const maxUserID = 1<<32 - 2
 
 type user struct {
@@ -29,7 +29,7 @@ type user struct {
 	home     string
 }
 
-// readUsers reads the image's users. No file, or one that is none, has none.
+// readUsers reads the image's users. It returns none if the file is missing or invalid.
 func readUsers(root string) []user {
 	fd, err := unix.Open(filepath.Join(root, "etc", "passwd"), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -47,7 +47,7 @@ func readUsers(root string) []user {
 	return parseUsers(text)
 }
 
-// parseUsers reads passwd(5). Lines that are not of its form are left out.
+// parseUsers parses passwd(5) and skips invalid lines.
 func parseUsers(text []byte) []user {
 	var users []user
 	for line := range bytes.Lines(text) {
@@ -77,8 +77,8 @@ func parseID(s string) (uint32, bool) {
 	return uint32(n), err == nil && n <= maxUserID
 }
 
-// lookUp finds who a command runs as. See wire.Command.User.
-func (s *Server) lookUp(name string) (user, *wire.Failure) {
+// lookUpUser resolves a user name as described at wire.Command.User.
+func (s *Server) lookUpUser(name string) (user, *wire.Failure) {
 	bad := func(format string, args ...any) (user, *wire.Failure) {
 		return user{}, wire.Failf(wire.InvalidArgument, "user", format, args...)
 	}
@@ -113,12 +113,12 @@ func (s *Server) lookUp(name string) (user, *wire.Failure) {
 	if u.uid == 0 {
 		return bad("uid 0 is refused: it would own the sandbox's guest; use any other, the default is %d", s.UID)
 	}
-	s.fillIn(&u)
+	s.completeUser(&u)
 	return u, nil
 }
 
-// fillIn gives a user a name and a home directory.
-func (s *Server) fillIn(u *user) {
+// completeUser fills in a missing name and home directory.
+func (s *Server) completeUser(u *user) {
 	if known := s.byID(u.uid); known != nil && u.name == "" {
 		u.name, u.home = known.name, known.home
 	}

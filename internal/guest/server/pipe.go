@@ -13,15 +13,15 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// pipe has an end for the guest and one for the command.
+// pipe has one end for the guest and one for the command.
 type pipe struct {
 	ours   *os.File
 	theirs int // -1: closed
 }
 
-// newPipe makes a pipe of which the guest has the end for reading or writing.
-// Its mode lets commands, which do not own it, open their end again by name:
-// /dev/stdin, /dev/stdout and /dev/stderr are that.
+// newPipe makes a pipe. The guest gets the end for reading if read is set, and else the one for
+// writing. The mode lets commands, which do not own the pipe, reopen their end by name, as with
+// /dev/stdout.
 func newPipe(read bool) (pipe, error) {
 	mode := uint32(0o222)
 	if !read {
@@ -43,7 +43,7 @@ func newPipe(read bool) (pipe, error) {
 	return pipe{ours: os.NewFile(uintptr(ours), "pipe"), theirs: theirs}, nil
 }
 
-// pipeWithMode makes a pipe, both ends blocking.
+// pipeWithMode makes a pipe. Both ends are blocking.
 func pipeWithMode(mode uint32) (fd [2]int, err error) {
 	if err := unix.Pipe2(fd[:], unix.O_CLOEXEC); err != nil {
 		return fd, err
@@ -54,17 +54,16 @@ func pipeWithMode(mode uint32) (fd [2]int, err error) {
 	}
 	unix.Close(fd[0])
 	unix.Close(fd[1])
-	if errors.Is(err, unix.EPERM) { // gVisor's pipes keep their mode, its named ones do not
+	if errors.Is(err, unix.EPERM) { // gVisor rejects fchmod on anonymous pipes, but allows it on FIFOs
 		return fifoWithMode(mode)
 	}
 	return fd, err
 }
 
-// fifos numbers the names that exist for a moment.
+// fifos numbers the temporary names of FIFOs.
 var fifos atomic.Int64
 
-// fifoWithMode is a pipe that had a name, in the guest's own folder, while it
-// was made.
+// fifoWithMode makes a pipe from a FIFO in the guest's private directory and removes its name.
 func fifoWithMode(mode uint32) (fd [2]int, err error) {
 	name := filepath.Join(wire.PrivateDir, "pipe-"+strconv.FormatInt(fifos.Add(1), 10))
 	if err := unix.Mkfifo(name, 0o600); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// openProgram makes the command one of the guest's own programs. It is handed
-// over open: it lies in a folder that the command's user cannot enter.
+// openProgram makes the command one of the guest's own programs. It passes the open file, because
+// the command's user cannot enter its directory.
 func (s *Server) openProgram(cmd *wire.Command, p *prefork.Program) *wire.Failure {
 	path, known := s.Programs[cmd.Program]
 	if !known {
@@ -28,7 +28,7 @@ func (s *Server) openProgram(cmd *wire.Command, p *prefork.Program) *wire.Failur
 	return nil
 }
 
-// programFailure says why one could not be executed.
+// programFailure reports why such a program could not be executed.
 func programFailure(cmd *wire.Command, errno syscall.Errno) *wire.Failure {
 	return wire.Failf(wire.FailedPrecondition, "program", "execute %q: %v", cmd.Program, errno)
 }

@@ -14,45 +14,45 @@ import (
 const (
 	smallBuffer = 16 << 10
 	largeBuffer = wire.MaxFrame
-	// manyLarge is how many streams may use large buffers at once, keepLarge
-	// how many are kept.
-	manyLarge = 12
+	// maxLarge is how many streams may use large buffers at once, and keepLarge how many buffers
+	// are kept for reuse.
+	maxLarge  = 12
 	keepLarge = 2
-	// largePipe is what a pipe is grown to once its stream has shown to be a
-	// fast one. All pipes of a user share a limit, so only those get it.
+	// largePipe is the pipe size for streams that proved to be fast. All pipes of a user share one
+	// limit, so slow streams keep the default.
 	largePipe = 1 << 20
 )
 
-// sink takes a command's output.
+// sink receives a command's output.
 type sink interface {
-	// space returns where to put the next bytes; nil: nobody wants them.
+	// space returns a buffer for the next bytes, or nil if the output is no longer wanted.
 	space() []byte
-	// commit takes n bytes of it.
+	// commit passes on the first n bytes of that buffer.
 	commit(n int) error
 }
 
-// pump moves what a command writes from its pipe to a sink.
+// pump moves a command's output from its pipe to a sink.
 type pump struct {
-	file  *os.File
-	sink  sink
-	limit int64 // 0: none
-	over  func()
-	lost  func() // the sink failed
-	count int64
-	waste []byte // for what nobody wants
-	last  []byte // the end of what came, for the ending
-	// terminal: file is the master of one.
+	file    *os.File
+	sink    sink
+	limit   int64 // 0: unlimited
+	onLimit func()
+	onError func() // called when the sink fails
+	count   int64
+	scrap   []byte // buffer for unwanted output
+	tail    []byte // the end of the output, used to derive the ending
+	// terminal is set if file is the master of a pseudo-terminal.
 	terminal bool
 }
 
-// run returns when all writers have closed the pipe, or a read deadline has
-// passed and what the pipe held then is moved.
+// run returns once all writers have closed the pipe, or once a read deadline has passed and the
+// rest of the pipe was moved.
 func (p *pump) run() {
 	for {
-		b := p.room()
+		b := p.buffer()
 		n, err := p.file.Read(b)
-		p.note(b[:max(n, 0)])
-		p.took(n)
+		p.keepTail(b[:max(n, 0)])
+		p.deliver(n)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			p.drain()
 			return
@@ -63,32 +63,32 @@ func (p *pump) run() {
 	}
 }
 
-func (p *pump) room() []byte {
+func (p *pump) buffer() []byte {
 	if p.sink != nil {
 		if b := p.sink.space(); b != nil {
 			return b
 		}
 		p.sink = nil
 	}
-	if p.waste == nil {
-		p.waste = make([]byte, smallBuffer)
+	if p.scrap == nil {
+		p.scrap = make([]byte, smallBuffer)
 	}
-	return p.waste
+	return p.scrap
 }
 
-// note keeps the end of what was read.
-func (p *pump) note(b []byte) {
-	if len(b) >= lastKept {
-		p.last = append(p.last[:0], b[len(b)-lastKept:]...)
+// keepTail keeps the end of the output.
+func (p *pump) keepTail(b []byte) {
+	if len(b) >= tailBytes {
+		p.tail = append(p.tail[:0], b[len(b)-tailBytes:]...)
 		return
 	}
-	if over := len(p.last) + len(b) - lastKept; over > 0 {
-		p.last = append(p.last[:0], p.last[over:]...)
+	if over := len(p.tail) + len(b) - tailBytes; over > 0 {
+		p.tail = append(p.tail[:0], p.tail[over:]...)
 	}
-	p.last = append(p.last, b...)
+	p.tail = append(p.tail, b...)
 }
 
-func (p *pump) took(n int) {
+func (p *pump) deliver(n int) {
 	if n <= 0 || p.sink == nil {
 		return
 	}
@@ -99,18 +99,17 @@ func (p *pump) took(n int) {
 	p.count += int64(n)
 	if err := p.sink.commit(n); err != nil {
 		p.sink = nil
-		p.lost()
+		p.onError()
 		return
 	}
 	if over {
 		p.sink = nil
-		p.over()
+		p.onLimit()
 	}
 }
 
-// drain moves what the pipe holds at this moment, and waits for nothing: every
-// process of the command is dead, and another that got hold of the pipe has no
-// say in when its output ends.
+// drain moves the bytes that the pipe holds now, without waiting. All processes of the command are
+// dead, and a process that got hold of the pipe must not prolong the output.
 func (p *pump) drain() {
 	conn, err := p.file.SyscallConn()
 	if err != nil {
@@ -123,7 +122,7 @@ func (p *pump) drain() {
 		}
 		left, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
 		for err == nil && left > 0 {
-			b := p.room()
+			b := p.buffer()
 			n := 0
 			n, err = unix.Read(int(fd), b[:min(len(b), left)])
 			if errors.Is(err, unix.EINTR) {
@@ -133,15 +132,15 @@ func (p *pump) drain() {
 			if n <= 0 {
 				return
 			}
-			p.note(b[:n])
-			p.took(n)
+			p.keepTail(b[:n])
+			p.deliver(n)
 			left -= n
 		}
 	})
 }
 
-// frames is a sink that sends each piece as one frame.
-type frames struct {
+// frameSink sends each piece as one frame.
+type frameSink struct {
 	conn  *wire.Conn
 	kind  wire.Kind
 	large *largeBuffers
@@ -150,14 +149,14 @@ type frames struct {
 	big   bool
 }
 
-func (f *frames) space() []byte {
+func (f *frameSink) space() []byte {
 	if f.buf == nil {
 		f.buf = make([]byte, smallBuffer+wire.HeaderLen)
 	}
 	return f.buf[wire.HeaderLen:]
 }
 
-func (f *frames) commit(n int) error {
+func (f *frameSink) commit(n int) error {
 	if n == 0 {
 		return nil
 	}
@@ -165,7 +164,7 @@ func (f *frames) commit(n int) error {
 		return err
 	}
 	if n == len(f.buf)-wire.HeaderLen && !f.big {
-		if b := f.large.take(); b != nil {
+		if b := f.large.get(); b != nil {
 			f.buf, f.big = b, true
 			growPipe(f.file)
 		}
@@ -173,10 +172,10 @@ func (f *frames) commit(n int) error {
 	return nil
 }
 
-// close gives the buffer back.
-func (f *frames) close() {
+// close returns the large buffer.
+func (f *frameSink) close() {
 	if f.big {
-		f.large.give(f.buf)
+		f.large.put(f.buf)
 	}
 	f.buf, f.big = nil, false
 }
@@ -189,23 +188,23 @@ func growPipe(file *os.File) {
 	}
 }
 
-// largeBuffers bounds the memory that fast streams use.
+// largeBuffers bounds the memory of fast streams.
 type largeBuffers struct {
-	mu   sync.Mutex
-	out  int
-	free [][]byte
+	mu    sync.Mutex
+	inUse int
+	free  [][]byte
 }
 
 func newLargeBuffers() *largeBuffers { return &largeBuffers{} }
 
-// take returns a buffer for the largest frame, or nil if enough are in use.
-func (l *largeBuffers) take() []byte {
+// get returns a buffer for the largest frame, or nil if too many are in use.
+func (l *largeBuffers) get() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.out == manyLarge {
+	if l.inUse == maxLarge {
 		return nil
 	}
-	l.out++
+	l.inUse++
 	if n := len(l.free); n > 0 {
 		b := l.free[n-1]
 		l.free = l.free[:n-1]
@@ -214,21 +213,21 @@ func (l *largeBuffers) take() []byte {
 	return make([]byte, largeBuffer+wire.HeaderLen)
 }
 
-func (l *largeBuffers) give(b []byte) {
+func (l *largeBuffers) put(b []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.out--
+	l.inUse--
 	if len(l.free) < keepLarge {
 		l.free = append(l.free, b)
 	}
 }
 
-// spooled is a sink that keeps the output.
-type spooled struct{ stream *spool.Stream }
+// spoolSink stores the output in a spool.
+type spoolSink struct{ stream *spool.Stream }
 
-func (s spooled) space() []byte { return s.stream.Space() }
+func (s spoolSink) space() []byte { return s.stream.Space() }
 
-func (s spooled) commit(n int) error {
+func (s spoolSink) commit(n int) error {
 	s.stream.Commit(n)
 	return nil
 }

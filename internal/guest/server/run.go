@@ -14,60 +14,60 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// killTime bounds how long a kill may take before the sandbox is called
-// unclean: what is still alive then does not die.
+// killTime bounds a kill. If processes are still alive after it, the sandbox is reported as
+// unclean.
 const killTime = 10 * time.Second
 
-// run is one command, from the moment that it counts until its ending.
-type run struct {
-	s       *Server
-	id      string
-	cmd     wire.Command
-	sp      *spare
-	started time.Time
-	timer   *time.Timer
-	pumps   sync.WaitGroup
-	outputs []*pump
-	term    *terminal    // nil: it has pipes
-	before  cgroup.Usage // of all commands together
-	wasFull []string     // places without room then
-	begun   int64        // s.starts when it began
-	alone   bool         // nothing else ran then
-	warm    bool         // nobody had claimed the sandbox then
+// commandRun is one command from its registration to its ending.
+type commandRun struct {
+	s           *Server
+	id          string
+	cmd         wire.Command
+	spare       *spare
+	started     time.Time
+	timer       *time.Timer
+	pumps       sync.WaitGroup
+	outputs     []*pump
+	term        *terminal    // nil: the command has pipes
+	before      cgroup.Usage // counters of all commands together at the start
+	fullBefore  []string     // places without room at the start
+	startSeq    int64        // value of s.startCount at the start
+	alone       bool         // no other command ran at the start
+	beforeClaim bool         // the sandbox was not claimed at the start
 
-	stopped chan struct{} // closed by the first stop
+	stopped chan struct{} // closed by the first call of stop
 
 	mu     sync.Mutex
-	cause  runtime.Ending // why it is to end, "" while it is not
-	ended  bool           // its leader has ended, without a cause of ours
+	cause  runtime.Ending // why the guest ends it; "" if it does not
+	ended  bool           // its first process ended on its own
 	killed bool           // stopped is closed
-	over   bool           // its leader has been reaped, or given up
+	over   bool           // its first process was reaped, or the guest stopped waiting for it
 }
 
-// begin counts a command in and takes a spare for it. Its id is unique among
-// those that run; an empty one is replaced.
-func (s *Server) begin(cmd wire.Command) (*run, error) {
-	r := &run{s: s, cmd: cmd, stopped: make(chan struct{})}
-	if err := s.countIn(r); err != nil {
+// newRun registers a command and takes a spare process for it. The id must be unique among running
+// commands; an empty id is replaced.
+func (s *Server) newRun(cmd wire.Command) (*commandRun, error) {
+	r := &commandRun{s: s, cmd: cmd, stopped: make(chan struct{})}
+	if err := s.register(r); err != nil {
 		return nil, err
 	}
-	sp, err := s.yard.take()
+	sp, err := s.spares.acquire()
 	if err != nil {
-		s.countOut(r)
+		s.unregister(r)
 		return nil, err
 	}
 	if err := sp.limit(&cmd); err != nil {
 		sp.discard(s.Log)
-		s.countOut(r)
+		s.unregister(r)
 		return nil, err
 	}
 	r.mu.Lock()
-	r.sp = sp // stop may be called already
+	r.spare = sp // stop may run already
 	r.mu.Unlock()
 	return r, nil
 }
 
-func (s *Server) countIn(r *run) error {
+func (s *Server) register(r *commandRun) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -85,24 +85,24 @@ func (s *Server) countIn(r *run) error {
 	}
 	r.alone = len(s.running) == 0
 	s.running[r.id] = r
-	s.starts++
-	r.begun = s.starts
-	r.warm = s.lease == ""
+	s.startCount++
+	r.startSeq = s.startCount
+	r.beforeClaim = s.lease == ""
 	s.work.Add(1)
 	return nil
 }
 
-func (s *Server) countOut(r *run) {
+func (s *Server) unregister(r *commandRun) {
 	s.mu.Lock()
 	delete(s.running, r.id)
 	s.mu.Unlock()
 	s.work.Done()
 }
 
-// launch makes the leader the command. A *wire.Failure: it could not be
-// executed, and nothing of it is left.
-func (r *run) launch(p *prefork.Program) error {
-	sp := r.sp
+// launch makes the spare process the command. If it returns a *wire.Failure, the command did not
+// run and nothing of it is left.
+func (r *commandRun) launch(p *prefork.Program) error {
+	sp := r.spare
 	p.Groups = sp.groups
 	r.mu.Lock()
 	r.started = time.Now()
@@ -110,11 +110,11 @@ func (r *run) launch(p *prefork.Program) error {
 	if r.cmd.Timeout > 0 {
 		r.timer = time.AfterFunc(r.cmd.Timeout, func() { r.stop(runtime.Timeout) })
 	}
-	r.before = r.s.yard.maker.counters()
-	r.wasFull = r.s.diskFull()
-	refusal := r.s.decide(&r.cmd, p)
+	r.before = r.s.spares.maker.counters()
+	r.fullBefore = r.s.fullPlaces()
+	refusal := r.s.checkRules(&r.cmd, p)
 	if refusal == nil && r.cmd.TTY != nil {
-		refusal = r.onTerminal(p)
+		refusal = r.attachTerminal(p)
 	}
 	if refusal == nil && r.cmd.Program != "" {
 		if refusal = r.s.openProgram(&r.cmd, p); refusal == nil {
@@ -122,19 +122,19 @@ func (r *run) launch(p *prefork.Program) error {
 		}
 	}
 	if refusal == nil {
-		refusal = r.s.bound(sp.leader.Pid)
+		refusal = r.s.applyUlimits(sp.process.Pid)
 	}
 	var err error
 	if refusal == nil {
-		err = sp.leader.Exec(p, r.stdio())
+		err = sp.process.Exec(p, r.stdio())
 	}
-	sp.handOver()
+	sp.closeTheirs()
 	if refusal == nil && (err == nil || errors.Is(err, prefork.ErrInterrupted)) {
 		return nil
 	}
 	r.kill(nil)
 	r.closeStreams()
-	r.leave()
+	r.release()
 	if refusal != nil {
 		return refusal
 	}
@@ -144,108 +144,108 @@ func (r *run) launch(p *prefork.Program) error {
 	return wire.Failf(wire.Internal, "", "start the command: %v", err)
 }
 
-// stdio are the descriptors that the command gets as 0, 1 and 2.
-func (r *run) stdio() [3]int {
+// stdio returns the command's descriptors 0, 1 and 2.
+func (r *commandRun) stdio() [3]int {
 	if r.term != nil {
 		return [3]int{r.term.slave, r.term.slave, r.term.slave}
 	}
-	fd := [3]int{int(r.s.null.Fd()), r.sp.out.theirs, r.sp.err.theirs}
+	fd := [3]int{int(r.s.null.Fd()), r.spare.out.theirs, r.spare.err.theirs}
 	if r.cmd.Stdin {
-		fd[0] = r.sp.in.theirs
+		fd[0] = r.spare.in.theirs
 	}
 	if r.cmd.MergeStderr {
-		fd[2] = r.sp.out.theirs
+		fd[2] = r.spare.out.theirs
 	}
 	return fd
 }
 
-func (r *run) closeStreams() {
-	r.sp.closePipes()
+func (r *commandRun) closeStreams() {
+	r.spare.closePipes()
 	if r.term != nil {
 		r.term.close()
 	}
 }
 
-// pump starts moving output. Call it after launch, and wait after that.
-func (r *run) pump(stdout, stderr sink) {
+// startPumps starts moving output. Call it after launch and before wait.
+func (r *commandRun) startPumps(stdout, stderr sink) {
 	for _, p := range []*pump{
-		{file: r.sp.out.ours, sink: stdout, limit: r.cmd.OutputLimit, terminal: r.term != nil},
-		{file: r.sp.err.ours, sink: stderr, limit: r.cmd.OutputLimit},
+		{file: r.spare.out.ours, sink: stdout, limit: r.cmd.OutputLimit, terminal: r.term != nil},
+		{file: r.spare.err.ours, sink: stderr, limit: r.cmd.OutputLimit},
 	} {
-		p.over = func() { r.stop(runtime.OutputLimit) }
-		p.lost = func() { r.stop(runtime.SandboxLost) }
+		p.onLimit = func() { r.stop(runtime.OutputLimit) }
+		p.onError = func() { r.stop(runtime.SandboxLost) }
 		r.outputs = append(r.outputs, p)
 		r.pumps.Go(p.run)
 	}
 }
 
-// told says whether the command's last words were that there is no room; ask
-// once the pumps are done.
-func (r *run) told() bool {
+// saidDiskFull reports whether the output ended with a message for a full disk. Call it once the
+// pumps are done.
+func (r *commandRun) saidDiskFull() bool {
 	for _, p := range r.outputs {
-		if told(p.last) {
+		if saysDiskFull(p.tail) {
 			return true
 		}
 	}
 	return false
 }
 
-// stop ends the command for a reason of ours; the first one counts. It does
-// not wait. SandboxLost is for what nobody is seen to ask for: the stream to the
-// host ended or broke, or this guest is ending. A host that gave the command up
-// ended the stream itself, and names that better.
-func (r *run) stop(cause runtime.Ending) {
+// stop ends the command and records the cause; the first cause wins. It does not wait. SandboxLost
+// means that no host asked for the end: the stream broke, or this guest is shutting down. A host
+// that gave up closed the stream itself and reports a better cause.
+func (r *commandRun) stop(cause runtime.Ending) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.over {
 		return
 	}
-	r.note(cause)
+	r.recordCause(cause)
 	if !r.killed {
 		r.killed = true
 		close(r.stopped)
 	}
-	if r.sp != nil {
-		r.sp.leader.Interrupt()
+	if r.spare != nil {
+		r.spare.process.Interrupt()
 	}
 }
 
-// blame notes why the command ends before it is asked to end by itself.
-func (r *run) blame(cause runtime.Ending) {
+// setCause records why the command will end, before it is asked to exit.
+func (r *commandRun) setCause(cause runtime.Ending) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.over {
-		r.note(cause)
+		r.recordCause(cause)
 	}
 }
 
-// note is to be called with the lock held. What comes after a command has ended
-// by itself did not end it, also while a tracer keeps that end from the guest;
-// that it wrote more than it may can still turn out.
-func (r *run) note(cause runtime.Ending) {
-	if r.cause == "" && (cause == runtime.OutputLimit || !r.ended && !r.dead()) {
+// recordCause sets the cause unless the command has already ended on its own, even if a tracer
+// hides that end from the guest. An exceeded output limit can still be found later. r.mu must be
+// held.
+func (r *commandRun) recordCause(cause runtime.Ending) {
+	if r.cause == "" && (cause == runtime.OutputLimit || !r.ended && !r.isDead()) {
 		r.cause = cause
 	}
 }
 
-// dead says whether the command's leader is dead, reaped or not.
-func (r *run) dead() bool {
-	if r.sp == nil {
+// isDead reports whether the command's first process is dead, reaped or not.
+func (r *commandRun) isDead() bool {
+	if r.spare == nil {
 		return false
 	}
-	dead, _ := ended(r.sp.leader.Pid)
+	dead, _ := processEnded(r.spare.process.Pid)
 	return dead
 }
 
-// left notes that the leader has ended.
-func (r *run) left() {
+// markEnded records that the first process has ended.
+func (r *commandRun) markEnded() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ended = r.cause == ""
 }
 
-// signal sends a signal to the leader or to all; NotFound if it has ended.
-func (r *run) signal(n int, all bool) error {
+// signal signals the first process or all processes of the command. It returns NotFound if the
+// command has ended.
+func (r *commandRun) signal(n int, all bool) error {
 	if n < 1 || n > 64 {
 		return wire.Failf(wire.InvalidArgument, "number", "must be from 1 to 64")
 	}
@@ -258,9 +258,9 @@ func (r *run) signal(n int, all bool) error {
 	}
 	var err error
 	if all {
-		err = r.sp.group.Signal(sig)
+		err = r.spare.group.Signal(sig)
 	} else {
-		err = r.sp.leader.Signal(sig)
+		err = r.spare.process.Signal(sig)
 	}
 	if errors.Is(err, syscall.ESRCH) {
 		return wire.Failf(wire.NotFound, "id", "the command has ended")
@@ -268,15 +268,15 @@ func (r *run) signal(n int, all bool) error {
 	return err
 }
 
-// wait returns when the command has ended and everything of it is dead, and
-// what it wrote was handed to the sinks. Call it once. onEnd is called
-// between the two.
-func (r *run) wait(onEnd func()) runtime.Result {
+// wait returns once the command has ended, all its processes are dead and its output was passed to
+// the sinks. onEnd is called after the processes died and before the output is drained. Call wait
+// once.
+func (r *commandRun) wait(onEnd func()) runtime.Result {
 	var exit *prefork.Exit
 	select {
-	case e := <-r.sp.leader.Exit:
+	case e := <-r.spare.process.Exit:
 		exit = &e
-		r.left()
+		r.markEnded()
 	case <-r.stopped:
 	}
 	exit, clean := r.kill(exit)
@@ -291,69 +291,70 @@ func (r *run) wait(onEnd func()) runtime.Result {
 		res.Unclean = true
 		res.Detail = "not every process of the command was seen dead"
 	}
-	r.leave()
+	r.release()
 	return res
 }
 
-// kill kills everything and reaps the leader, unless that has ended as exit
-// says. It returns its end, nil if that was not seen, and whether all are dead.
-func (r *run) kill(exit *prefork.Exit) (*prefork.Exit, bool) {
+// kill kills all processes and reaps the first one, unless exit already has its end. It returns
+// that end, or nil if it was not observed, and whether all processes are dead.
+func (r *commandRun) kill(exit *prefork.Exit) (*prefork.Exit, bool) {
 	if r.timer != nil {
 		defer r.timer.Stop()
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), killTime, errors.New("gave up waiting for processes to die"))
 	defer cancel()
 	if exit == nil {
-		_ = r.sp.leader.Signal(syscall.SIGKILL) // it may not be in the group yet; gone is fine
+		_ = r.spare.process.Signal(syscall.SIGKILL) // the process may not be in the group yet; it may also be gone
 	}
-	err := r.sp.group.Kill(ctx)
+	err := r.spare.group.Kill(ctx)
 	if err != nil {
 		r.s.Log.Error("a command was not killed", "command", r.id, "error", err)
 	}
 	if exit == nil {
-		exit = r.leaderEnd(ctx)
+		exit = r.awaitExit(ctx)
 	}
 	r.mu.Lock()
 	r.over = true
 	r.mu.Unlock()
-	r.s.reaper.Settle()
+	r.s.reaper.ReapDead()
 	return exit, err == nil && exit != nil
 }
 
-// leaderEnd waits for the end of a leader that was killed, until ctx ends. If a tracer keeps it, the tracer is killed.
-func (r *run) leaderEnd(ctx context.Context) *prefork.Exit {
-	tick := time.NewTicker(traceTime)
+// awaitExit waits for the end of the killed first process until ctx ends. If a tracer holds it, the
+// tracer is killed.
+func (r *commandRun) awaitExit(ctx context.Context) *prefork.Exit {
+	tick := time.NewTicker(tracerTimeout)
 	defer tick.Stop()
 	for {
 		select {
-		case e := <-r.sp.leader.Exit:
+		case e := <-r.spare.process.Exit:
 			return &e
 		case <-tick.C:
-			r.s.release(r.sp.leader.Pid)
+			r.s.killKeepers(r.spare.process.Pid)
 		case <-ctx.Done():
 			return nil
 		}
 	}
 }
 
-// drain takes what the pipes still hold.
-func (r *run) drain() {
+// drain moves what the pipes still hold.
+func (r *commandRun) drain() {
 	past := time.Unix(1, 0)
-	for _, p := range []*pipe{&r.sp.out, &r.sp.err} {
+	for _, p := range []*pipe{&r.spare.out, &r.spare.err} {
 		p.ours.SetReadDeadline(past) //nolint:errcheck // a closed one has nothing to read
 	}
 	r.pumps.Wait()
 	r.closeStreams()
 }
 
-// leave counts the command out, and removes its group when there is time.
-func (r *run) leave() {
+// release unregisters the command and removes its group in the background.
+func (r *commandRun) release() {
 	s := r.s
 	s.work.Go(func() {
-		if err := r.sp.group.Remove(); err != nil {
+		if err := r.spare.group.Remove(); err != nil {
 			s.Log.Warn("group was not removed", "command", r.id, "error", err)
 		}
-		s.yard.wake()
+		s.spares.requestRefill()
 	})
-	s.countOut(r)
+	s.unregister(r)
 }

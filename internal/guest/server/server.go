@@ -1,19 +1,17 @@
-// Package server is the guest's side of the protocol in internal/guest/wire: it
-// runs commands and shells, keeps their output, kills everything of them, and
-// hands file operations on.
+// Package server is the guest's side of the protocol in internal/guest/wire. It runs commands and
+// shells, keeps their output, kills all their processes, and forwards file operations.
 //
-// What a host asks for is carried out only within the limits of the wire
-// package and of this one. A command's ending is reported after everything that
-// it started is dead; where that could not be seen, the result says so. The
-// package makes no cgroups of its own above the delegated ones, mounts nothing,
-// and trusts no file of the image.
+// It serves requests only within the limits of the wire package and of this one. A command's ending
+// is reported after all its processes are dead; if that could not be observed, the result says so.
+// The package makes cgroups only below the delegated ones, mounts nothing, and trusts no file of
+// the image.
 //
-// Goroutines: the reaper and the one that parks leaders ([Server.Run]); two per
-// stream at most, and two per running command for its output; two per carried
-// connection, and one for each that waits for the host and for the proxy's
-// listener; short ones that remove the groups of ended commands. [Server.Close]
-// waits for the commands and the connections.
-// What is refused is answered with a [wire.Failure] that names the field.
+// Goroutines: the reaper and the one that refills spare processes ([Server.Run]); at most two per
+// stream; two per running command for its output; two per carried connection; one per connection
+// that waits for the host; one for the proxy's listener; short-lived ones that remove the groups of
+// ended commands. [Server.Close] waits for the commands and the connections.
+//
+// Errors: a rejected request is answered with a [wire.Failure] that names the field.
 package server
 
 import (
@@ -41,90 +39,85 @@ import (
 const (
 	// MaxCommands is how many commands run at once, shells included.
 	MaxCommands = 128
-	// MaxStreams is how many streams are served at once; a few more are kept
-	// for those that look, kill and end.
+	// MaxStreams is how many streams are served at once. reserveStreams more are reserved for
+	// status, kill and end requests.
 	MaxStreams     = 192
 	reserveStreams = 32
-	// fullStreams may have as much under way to the host as the kernel lets
-	// them, the others writeBuffer: what a host does not take is charged to the
-	// guest, whose memory is what is reserved for it.
+	// fullStreams is how many streams keep the kernel's default send buffer; the others get
+	// writeBuffer. Unread data counts as the guest's memory, which is limited to its reserve.
 	fullStreams = 16
 	writeBuffer = 16 << 10
 )
 
-// Files serves the operations on files. It writes its reply itself; an error
-// is sent as a Failure unless the stream was answered already.
+// Files serves file operations. It writes the reply itself. An error is sent as a Failure unless
+// the stream was already answered.
 type Files interface {
 	Handle(ctx context.Context, op wire.Op, body json.RawMessage, c *wire.Conn) error
-	// Alias makes further names of folders, all or none: see wire.Claim.
+	// Alias creates additional names of directories, all or none; see wire.Claim.
 	Alias(ctx context.Context, names map[string]string) error
-	// As runs f, which looks at files, as the commands' user. An error means that
-	// it did not run.
+	// As runs f, which reads files, as the commands' user. If it returns an error, f did not run.
 	As(ctx context.Context, f func()) error
 }
 
-// Options of a server. The zero value is that of a sandbox without cgroups and
-// without files.
+// Options configures a Server. The zero value is for a sandbox without cgroups and file operations.
 type Options struct {
-	// Tree holds the delegated cgroups. Nil: commands are found by their tag.
+	// Tree holds the delegated cgroups. If nil, commands are tracked by group ids.
 	Tree *cgroup.Tree
-	// Files serves files. Nil: there are none.
+	// Files serves file operations. If nil, they are rejected.
 	Files Files
-	// Log is for what no caller is told. Nil: nothing is logged.
+	// Log receives what no caller is told. If nil, nothing is logged.
 	Log *slog.Logger
-	// Root is where the image's /etc/passwd is looked for. Empty: "/".
+	// Root is the directory of the image's /etc/passwd. Empty means "/".
 	Root string
-	// Workspace is where commands start. Empty: wire.Workspace.
+	// Workspace is the initial working directory of commands. Empty means wire.Workspace.
 	Workspace string
-	// Sessions is where sessions have their pipes. Empty: SessionDir.
+	// Sessions is the directory for the FIFOs of sessions. Empty means SessionDir.
 	Sessions string
-	// Ulimits are limits of every command's processes; see runtime.Spec.
+	// Ulimits are resource limits for every process of a command; see runtime.Spec.
 	Ulimits map[string]int64
-	// Programs are where the guest's own programs are, by their names.
+	// Programs maps the names of the guest's own programs to their paths.
 	Programs map[string]string
-	// UID and GID are the user of commands that name none. Zero: those of the
-	// runtime package.
+	// UID and GID are used for commands without a user. Zero means those of the runtime package.
 	UID, GID uint32
 }
 
-// Server serves streams. Make it with New; all methods may be called
-// concurrently.
+// Server serves streams. Create it with New. Its methods are safe for concurrent use.
 type Server struct {
 	Options
 
 	started time.Time
 	reaper  *prefork.Reaper
-	yard    *yard
+	spares  *sparePool
 	spools  *spool.Set
 	large   *largeBuffers
 	null    *os.File
 	users   func() []user
-	places  func() []string // where commands can write
+	places  func() []string // directories that commands can write to
 	streams atomic.Int64
 	ctx     context.Context // ends with Close
 	cancel  context.CancelCauseFunc
 	ended   chan struct{}
 	end     func()
-	work    sync.WaitGroup // commands and what cleans up behind them
+	work    sync.WaitGroup // commands and their cleanup
 	buffers relay.Pool     // of proxy and dials
 	proxy   proxy
 	dials   *carrier
 
-	claiming sync.Mutex // held by a claim, before mu
-	mu       sync.Mutex
-	lease    string
-	env      map[string]string
-	base     wire.Base // of all commands; replaced, never changed
-	running  map[string]*run
-	starts   int64 // commands begun so far
-	shells   map[string]*shell
-	sessions map[string]*session
-	turns    map[string]*turn // commands in sessions, by their ids
-	nextName int64
-	closed   bool
+	claiming        sync.Mutex // held during a claim; acquired before mu
+	mu              sync.Mutex
+	lease           string
+	env             map[string]string
+	base            wire.Base // of all commands; replaced, never changed
+	running         map[string]*commandRun
+	startCount      int64 // number of commands started so far
+	shells          map[string]*shell
+	sessions        map[string]*session
+	sessionCommands map[string]*sessionCommand // commands in sessions by their ids
+	nextName        int64
+	closed          bool
 }
 
-// New makes a server. It serves once Run runs.
+// New returns a server. It serves requests once Run runs.
 func New(o Options) (*Server, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -153,10 +146,10 @@ func New(o Options) (*Server, error) {
 	}
 	s := &Server{
 		Options: o, started: time.Now(), reaper: prefork.NewReaper(), spools: spool.New(wire.SpoolTotal), large: newLargeBuffers(),
-		null: null, ended: make(chan struct{}), running: make(map[string]*run), shells: make(map[string]*shell),
-		sessions: make(map[string]*session), turns: make(map[string]*turn),
+		null: null, ended: make(chan struct{}), running: make(map[string]*commandRun), shells: make(map[string]*shell),
+		sessions: make(map[string]*session), sessionCommands: make(map[string]*sessionCommand),
 	}
-	s.places = sync.OnceValue(s.findPlaces)
+	s.places = sync.OnceValue(s.findWritablePlaces)
 	s.users = sync.OnceValue(func() []user { return readUsers(o.Root) })
 	s.end = sync.OnceFunc(func() { close(s.ended) })
 	files := openFiles()
@@ -171,28 +164,28 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.yard = newYard(forker, maker, o.Log)
+	s.spares = newSparePool(forker, maker, o.Log)
 	return s, nil
 }
 
-// Run reaps and parks leaders until ctx ends. It has to run while the server
-// serves, and for Close.
+// Run reaps children and refills the spare processes until ctx ends. It must run while the server
+// serves requests and during Close.
 func (s *Server) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { s.reaper.Run(ctx) })
 	group.Go(func() { s.watchTracers(ctx) })
-	s.yard.run(ctx)
+	s.spares.keepFull(ctx)
 	group.Wait()
 }
 
-// Ended is closed when a host asked for the end of this sandbox.
+// Ended returns a channel that is closed when a host asks for the end of this sandbox.
 func (s *Server) Ended() <-chan struct{} { return s.ended }
 
-// Streams is how many streams are being served.
+// Streams returns the number of streams being served.
 func (s *Server) Streams() int { return int(s.streams.Load()) }
 
-// Close kills every command, waits for their ends until ctx ends, and refuses
-// new ones. Idempotent.
+// Close rejects new commands, kills the running ones and waits for them until ctx ends. It is
+// idempotent.
 func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
@@ -210,12 +203,12 @@ func (s *Server) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("end the commands: %w", context.Cause(ctx))
 	}
-	s.yard.close()
+	s.spares.close()
 	return nil
 }
 
-// Serve answers the one request of a stream and closes it, unless it carries a
-// connection from then on: then it is kept, and closed with that.
+// Serve answers the one request of a stream and closes it. If the stream carries a connection from
+// then on, Serve returns kept, and the stream is closed with that connection.
 func (s *Server) Serve(nc net.Conn) (kept bool) {
 	defer func() {
 		if !kept {
@@ -226,7 +219,7 @@ func (s *Server) Serve(nc net.Conn) (kept bool) {
 	n := s.streams.Add(1)
 	defer s.streams.Add(-1)
 	if b, ok := nc.(interface{ SetWriteBuffer(int) error }); ok && n > fullStreams {
-		_ = b.SetWriteBuffer(writeBuffer) // it only saves memory
+		_ = b.SetWriteBuffer(writeBuffer) // only saves memory
 	}
 	defer func() {
 		if p := recover(); p != nil {
@@ -239,13 +232,13 @@ func (s *Server) Serve(nc net.Conn) (kept bool) {
 	}
 	req, err := c.ReadRequest()
 	if err == nil {
-		if n > MaxStreams && !light(req.Op) {
+		if n > MaxStreams && !isEssential(req.Op) {
 			err = tooManyStreams()
 		} else {
 			err = s.dispatch(c, req)
 		}
 	} else if _, ours := errors.AsType[*wire.Failure](err); !ours {
-		return false // nobody is there
+		return false // the host is gone
 	}
 	if err != nil && err != errCarried {
 		s.answer(c, err)
@@ -257,7 +250,7 @@ func tooManyStreams() error {
 	return wire.Failf(wire.ResourceExhausted, "", "more than %d streams are open", MaxStreams)
 }
 
-// answer sends an error, and does not wait for ever for a host to take it.
+// answer sends an error. It waits at most wire.HeaderTime for the host to read it.
 func (s *Server) answer(c *wire.Conn, err error) {
 	if dErr := c.SetWriteDeadline(time.Now().Add(wire.HeaderTime)); dErr != nil {
 		return
@@ -267,8 +260,9 @@ func (s *Server) answer(c *wire.Conn, err error) {
 	}
 }
 
-// light says whether an operation is short and needed when everything is full.
-func light(op wire.Op) bool {
+// isEssential reports whether an operation is short and must work even when all other streams are
+// in use.
+func isEssential(op wire.Op) bool {
 	switch op {
 	case wire.OpPing, wire.OpEgress, wire.OpKill, wire.OpSignal, wire.OpForget, wire.OpEnd, wire.OpShell, wire.OpShells, wire.OpSessions, wire.OpSessionEnd, wire.OpResize:
 		return true
@@ -285,7 +279,7 @@ func (s *Server) dispatch(c *wire.Conn, req wire.Request) error {
 	case wire.OpBase:
 		return handle(c, req.Body, s.setBase)
 	case wire.OpExec:
-		return s.exec(c, req.Body)
+		return s.serveExec(c, req.Body)
 	case wire.OpStart:
 		return handle(c, req.Body, s.startShell)
 	case wire.OpShells:
@@ -293,17 +287,17 @@ func (s *Server) dispatch(c *wire.Conn, req wire.Request) error {
 	case wire.OpShell:
 		return handle(c, req.Body, s.showShell)
 	case wire.OpOutput:
-		return s.output(c, req.Body)
+		return s.serveOutput(c, req.Body)
 	case wire.OpInput:
-		return s.input(c, req.Body)
+		return s.serveInput(c, req.Body)
 	case wire.OpSignal:
-		return handle(c, req.Body, s.signal)
+		return handle(c, req.Body, s.signalCommand)
 	case wire.OpResize:
-		return handle(c, req.Body, s.resize)
+		return handle(c, req.Body, s.resizeShell)
 	case wire.OpKill:
-		return handle(c, req.Body, s.kill)
+		return handle(c, req.Body, s.killShell)
 	case wire.OpForget:
-		return handle(c, req.Body, s.forget)
+		return handle(c, req.Body, s.forgetShell)
 	case wire.OpSessionStart:
 		return handle(c, req.Body, s.startSession)
 	case wire.OpSessions:
@@ -313,11 +307,11 @@ func (s *Server) dispatch(c *wire.Conn, req wire.Request) error {
 	case wire.OpSessionEnd:
 		return handle(c, req.Body, s.endSession)
 	case wire.OpEgress:
-		return handle(c, req.Body, s.egress)
+		return handle(c, req.Body, s.setEgress)
 	case wire.OpAccept:
-		return s.accept(c)
+		return s.serveAccept(c)
 	case wire.OpDial:
-		return s.dial(c, req.Body)
+		return s.serveDial(c, req.Body)
 	case wire.OpEnd:
 		err := c.Reply(nil)
 		s.end()
@@ -331,7 +325,7 @@ func (s *Server) dispatch(c *wire.Conn, req wire.Request) error {
 	return wire.Failf(wire.InvalidArgument, "op", "there is no operation %.32q", string(req.Op))
 }
 
-// handle decodes a body, calls do and sends what it returned.
+// handle decodes a body, calls do and sends its result.
 func handle[In, Out any](c *wire.Conn, body json.RawMessage, do func(In) (Out, error)) error {
 	var in In
 	if err := wire.Decode(body, &in); err != nil {

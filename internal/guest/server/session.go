@@ -17,41 +17,40 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// beginTime is how long a shell may take until it has carried out its first
-// command, and until a command's pipes are open.
-const beginTime = 10 * time.Second
+// startTimeout is how long a shell may take to run its preamble, and to open the pipes of a
+// command.
+const startTimeout = 10 * time.Second
 
-// session is a shell that commands are run in, one at a time. The guest writes
-// lines to its control; what each command reads and writes are pipes of its
-// own, which the shell opens by name.
+// session is a shell that runs commands one at a time. The guest writes lines to its control FIFO.
+// Each command has its own FIFOs, which the shell opens by name.
 type session struct {
 	s       *Server
-	start   wire.SessionStart
-	slot    chan struct{}   // holds one: taken by the command that runs
+	spec    wire.SessionStart
+	turn    chan struct{}   // holds one token, taken by the running command
 	ctx     context.Context // ends with the session
 	cancel  context.CancelFunc
-	started chan struct{} // closed when run or failure is there
-	done    chan struct{} // closed when result is there
+	started chan struct{} // closed once run or failure is set
+	done    chan struct{} // closed once result is set
 
 	// Written before started is closed.
-	run     *run
-	fold    fold
-	folder  folder
-	control *os.File
-	at      time.Time
-	failure error
+	run       *commandRun
+	group     sessionGroup
+	dir       fifoDir
+	control   *os.File
+	startedAt time.Time
+	failure   error
 
 	result runtime.Result // written before done is closed
 
-	mu       sync.Mutex
-	busy     bool // with a command that was not answered
-	waiting  int
-	commands int64
-	left     int            // commands whose output is held open
-	streams  sync.WaitGroup // what reads those
+	mu         sync.Mutex
+	busy       bool // a command has not been answered yet
+	waiting    int
+	commands   int64
+	background int            // number of ended commands whose output is still held open
+	streams    sync.WaitGroup // goroutines that read this output
 }
 
-// startSession starts a session, or finds the one of that id.
+// startSession starts a session, or returns the existing one with this id.
 func (s *Server) startSession(st wire.SessionStart) (wire.Session, error) {
 	if f := checkSession(&st); f != nil {
 		return wire.Session{}, f
@@ -61,7 +60,7 @@ func (s *Server) startSession(st wire.SessionStart) (wire.Session, error) {
 		return wire.Session{}, err
 	}
 	if fresh {
-		se.bringUp()
+		se.launch()
 	}
 	select {
 	case <-se.started:
@@ -74,8 +73,8 @@ func (s *Server) startSession(st wire.SessionStart) (wire.Session, error) {
 	return se.state(), nil
 }
 
-// reserveSession takes the id. Where there is no room, the one that ended first
-// is forgotten.
+// reserveSession registers the id. If there are too many sessions, it forgets the one that was
+// started first among those that have ended.
 func (s *Server) reserveSession(st wire.SessionStart) (*session, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,69 +87,68 @@ func (s *Server) reserveSession(st wire.SessionStart) (*session, bool, error) {
 	return s.newSession(st), true, nil
 }
 
-// newSession is called with the lock held.
+// newSession registers a new session. s.mu must be held.
 func (s *Server) newSession(st wire.SessionStart) *session {
-	se := &session{s: s, start: st, slot: make(chan struct{}, 1), started: make(chan struct{}), done: make(chan struct{})}
+	se := &session{s: s, spec: st, turn: make(chan struct{}, 1), started: make(chan struct{}), done: make(chan struct{})}
 	se.ctx, se.cancel = context.WithCancel(context.Background())
 	s.sessions[st.ID] = se
 	return se
 }
 
-// renew starts a session that has ended anew, or finds it where another did. If
-// it cannot be started, the old one stays.
+// renew restarts a session that has ended, or returns the one that another caller restarted. If the
+// start fails, the old session stays registered.
 func (s *Server) renew(old *session) (*session, error) {
 	s.mu.Lock()
-	se := s.sessions[old.start.ID]
+	se := s.sessions[old.spec.ID]
 	fresh := se == old
 	if fresh {
-		se = s.newSession(old.start)
+		se = s.newSession(old.spec)
 	}
 	s.mu.Unlock()
 	if se == nil {
-		return nil, wire.Failf(wire.NotFound, "session", "there is no session %.128q", old.start.ID)
+		return nil, wire.Failf(wire.NotFound, "session", "there is no session %.128q", old.spec.ID)
 	}
 	if fresh {
-		se.bringUp()
+		se.launch()
 	}
-	<-se.started // bounded by beginTime and killTime
+	<-se.started // bounded by startTimeout and killTime
 	if se.failure == nil {
 		return se, nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if fresh && s.sessions[old.start.ID] == nil {
-		s.sessions[old.start.ID] = old
+	if fresh && s.sessions[old.spec.ID] == nil {
+		s.sessions[old.spec.ID] = old
 	}
 	return nil, se.failure
 }
 
-// dropEnded is called with the lock held.
+// dropEnded forgets the oldest ended session and reports whether there was one. s.mu must be held.
 func (s *Server) dropEnded() bool {
 	var oldest *session
 	for _, se := range s.sessions {
-		if se.ended() && (oldest == nil || se.at.Before(oldest.at)) {
+		if se.ended() && (oldest == nil || se.startedAt.Before(oldest.startedAt)) {
 			oldest = se
 		}
 	}
 	if oldest != nil {
-		delete(s.sessions, oldest.start.ID)
+		delete(s.sessions, oldest.spec.ID)
 	}
 	return oldest != nil
 }
 
-// bringUp starts the shell and has it carry out its beginning, or drops the
-// session again.
-func (se *session) bringUp() {
+// launch starts the shell and runs its preamble. On failure it drops the session.
+func (se *session) launch() {
 	defer close(se.started)
-	if se.failure = se.begin(); se.failure != nil {
+	if se.failure = se.startShell(); se.failure != nil {
 		se.s.mu.Lock()
-		delete(se.s.sessions, se.start.ID)
+		delete(se.s.sessions, se.spec.ID)
 		se.s.mu.Unlock()
 	}
 }
 
-func (se *session) begin() (err error) {
-	cmd := wire.Command{Argv: shells[se.start.Shell], Cwd: se.start.Cwd, Env: se.start.Env, User: se.start.User, Stdin: true}
+func (se *session) startShell() (err error) {
+	cmd := wire.Command{Argv: shellArgv[se.spec.Shell], Cwd: se.spec.Cwd, Env: se.spec.Env, User: se.spec.User, Stdin: true}
 	if f := check(&cmd); f != nil {
 		return f
 	}
@@ -158,59 +156,59 @@ func (se *session) begin() (err error) {
 	if f != nil {
 		return f
 	}
-	if se.folder, err = newFolder(se.s.Sessions); err != nil {
+	if se.dir, err = newFIFODir(se.s.Sessions); err != nil {
 		return cannotStart(err)
 	}
 	defer func() {
 		if err != nil && se.run == nil {
-			se.clear()
+			se.cleanUp()
 		}
 	}()
-	if se.control, err = se.folder.fifo(nameControl, theyRead); err != nil {
+	if se.control, err = se.dir.fifo(nameControl, shellReads); err != nil {
 		return cannotStart(err)
 	}
-	theirs, err := unix.Open(se.folder.path(nameControl), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	theirs, err := unix.Open(se.dir.path(nameControl), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return cannotStart(fmt.Errorf("open a session's control: %w", err))
 	}
-	r, err := se.s.begin(cmd)
+	r, err := se.s.newRun(cmd)
 	if err != nil {
 		unix.Close(theirs)
 		return err
 	}
-	r.sp.in.handOver() // the control takes its place
-	r.sp.in.theirs = theirs
-	se.fold = se.s.newFold(r.sp)
+	r.spare.in.closeTheirs() // the control FIFO replaces stdin
+	r.spare.in.theirs = theirs
+	se.group = se.s.newSessionGroup(r.spare)
 	r.mu.Lock()
-	r.sp.group = se.fold
+	r.spare.group = se.group
 	r.mu.Unlock()
 	if err := r.launch(p); err != nil {
 		return err
 	}
-	se.run, se.at = r, time.Now()
-	r.pump(nil, nil) // what the shell itself says is for nobody
+	se.run, se.startedAt = r, time.Now()
+	r.startPumps(nil, nil) // the shell's own output is dropped
 	se.s.work.Go(func() {
 		se.result = r.wait(nil)
 		close(se.done)
 		se.cancel()
-		se.slot <- struct{}{} // the command that found the end still uses the folder
-		se.clear()
+		se.turn <- struct{}{} // the command that saw the end still uses the directory
+		se.cleanUp()
 		se.streams.Wait()
 	})
-	return se.prove()
+	return se.runPreamble()
 }
 
-// prove has the shell carry out its beginning.
-func (se *session) prove() error {
-	se.slot <- struct{}{}
-	t := newTurn(se, wire.SessionExec{Text: beginnings[se.start.Shell], Timeout: beginTime})
-	res, err := t.carryOut(nil, nil)
+// runPreamble makes the shell run its preamble.
+func (se *session) runPreamble() error {
+	se.turn <- struct{}{}
+	t := newSessionCommand(se, wire.SessionExec{Text: preambles[se.spec.Shell], Timeout: startTimeout})
+	res, err := t.run(nil, nil)
 	switch {
 	case err != nil:
 	case res.Ended:
-		err = wire.Failf(wire.FailedPrecondition, "shell", "%s ended as it began: %s", se.start.Shell, ending(&res.Result))
+		err = wire.Failf(wire.FailedPrecondition, "shell", "%s ended as it began: %s", se.spec.Shell, describeEnding(&res.Result))
 	case res.Ending != runtime.Exited || res.ExitCode != 0:
-		err = wire.Failf(wire.FailedPrecondition, "shell", "%s did not begin well: %s", se.start.Shell, ending(&res.Result))
+		err = wire.Failf(wire.FailedPrecondition, "shell", "%s did not begin well: %s", se.spec.Shell, describeEnding(&res.Result))
 	}
 	if err != nil {
 		se.end()
@@ -218,17 +216,17 @@ func (se *session) prove() error {
 	se.mu.Lock()
 	se.commands = 0
 	se.mu.Unlock()
-	se.release()
+	se.releaseTurn()
 	return err
 }
 
-// clear removes what the session has outside of its processes.
-func (se *session) clear() {
+// cleanUp removes the session's files.
+func (se *session) cleanUp() {
 	if se.control != nil {
 		se.control.Close()
 	}
-	if err := se.folder.remove(); err != nil {
-		se.s.Log.Warn("folder of a session was not removed", "session", se.start.ID, "error", err)
+	if err := se.dir.remove(); err != nil {
+		se.s.Log.Warn("folder of a session was not removed", "session", se.spec.ID, "error", err)
 	}
 }
 
@@ -238,18 +236,17 @@ func (se *session) end() {
 	<-se.done // bounded by killTime
 }
 
-// release gives the turn back, after the shell was made ready for the next
-// command.
-func (se *session) release() {
+// releaseTurn prepares the shell for the next command and gives the turn back.
+func (se *session) releaseTurn() {
 	if !se.ended() {
-		// A shell that is not there any more is about to be seen to have ended.
-		if err := se.fold.next(); err != nil && !se.ended() && !errors.Is(err, syscall.ESRCH) {
-			// The next command would be blamed for, and killed with, this one.
-			se.s.Log.Warn("a session was ended: it could not be made ready", "session", se.start.ID, "error", err)
+		// ESRCH means that the shell is gone; its end is about to be observed.
+		if err := se.group.beginCommand(); err != nil && !se.ended() && !errors.Is(err, syscall.ESRCH) {
+			// Otherwise the next command would be blamed for this one, and killed with it.
+			se.s.Log.Warn("a session was ended: it could not be made ready", "session", se.spec.ID, "error", err)
 			se.run.stop(runtime.SandboxLost)
 		}
 	}
-	<-se.slot
+	<-se.turn
 }
 
 func (se *session) ended() bool {
@@ -261,7 +258,7 @@ func (se *session) ended() bool {
 	}
 }
 
-// findSession returns one that was started.
+// findSession returns a session that has been started.
 func (s *Server) findSession(id string) (*session, error) {
 	s.mu.Lock()
 	se := s.sessions[id]
@@ -272,16 +269,16 @@ func (s *Server) findSession(id string) (*session, error) {
 			if se.failure == nil {
 				return se, nil
 			}
-		default: // its id has not been answered yet
+		default: // its start has not been answered yet
 		}
 	}
 	return nil, wire.Failf(wire.NotFound, "session", "there is no session %.128q", id)
 }
 
 func (se *session) state() wire.Session {
-	w := wire.Session{ID: se.start.ID, Shell: se.start.Shell, Pid: se.run.sp.leader.Pid, StartedAt: se.at}
+	w := wire.Session{ID: se.spec.ID, Shell: se.spec.Shell, Pid: se.run.spare.process.Pid, StartedAt: se.startedAt}
 	se.mu.Lock()
-	w.Commands, w.Busy, w.Waiting, w.Left = se.commands, se.busy, se.waiting, se.left
+	w.Commands, w.Busy, w.Waiting, w.Left = se.commands, se.busy, se.waiting, se.background
 	se.mu.Unlock()
 	if se.ended() {
 		res := se.result
@@ -290,7 +287,7 @@ func (se *session) state() wire.Session {
 	return w
 }
 
-// listSessions lists those that were started, the oldest first.
+// listSessions lists the started sessions, oldest first.
 func (s *Server) listSessions() []wire.Session {
 	s.mu.Lock()
 	ids := make([]string, 0, len(s.sessions))
@@ -310,7 +307,7 @@ func (s *Server) listSessions() []wire.Session {
 	return list
 }
 
-// idleSessions counts the shells that run and have nothing to do.
+// idleSessions counts the running shells without a command.
 func (s *Server) idleSessions() int {
 	n := 0
 	for _, w := range s.listSessions() {
@@ -321,7 +318,7 @@ func (s *Server) idleSessions() int {
 	return n
 }
 
-// endSession kills what lives of a session, and forgets it.
+// endSession kills a session and forgets it.
 func (s *Server) endSession(ref wire.ShellRef) (wire.Session, error) {
 	se, err := s.findSession(ref.ID)
 	if err != nil {
@@ -341,8 +338,8 @@ func (s *Server) endSession(ref wire.ShellRef) (wire.Session, error) {
 	return se.state(), nil
 }
 
-// ending is a result in words.
-func ending(r *runtime.Result) string {
+// describeEnding describes a result in words.
+func describeEnding(r *runtime.Result) string {
 	switch r.Ending {
 	case runtime.Exited:
 		return fmt.Sprintf("exit %d", r.ExitCode)

@@ -19,33 +19,33 @@ import (
 )
 
 const (
-	// roundTime is how long a shell has to come back from one interrupt before
-	// what its command started is killed, and it is interrupted again.
-	roundTime = 20 * time.Millisecond
-	// readyTime is how long a session may take to be made ready for the next
-	// command after it has answered one.
-	readyTime = 5 * time.Second
-	// renewals bounds how often a command tries a session that others end.
-	renewals = 3
-	// syntaxError is what shells exit with at one, and other programs too.
-	syntaxError = 2
-	// maxStatus bounds a line of a shell's status.
+	// interruptInterval is how long a shell may take to react to an interrupt. After it, the
+	// command's processes are killed and the shell is interrupted again.
+	interruptInterval = 20 * time.Millisecond
+	// turnTimeout is the minimum wait for a session that has answered its last command and is being
+	// prepared for the next one.
+	turnTimeout = 5 * time.Second
+	// maxRenewals is how often a command retries a session that ends while it waits.
+	maxRenewals = 3
+	// exitSyntaxError is the exit code of shells after a syntax error; other programs use it too.
+	exitSyntaxError = 2
+	// maxStatus is the maximum length of a line from a shell.
 	maxStatus = 16
-	// lastWords is how long what a shell wrote before it ended is waited for.
-	lastWords = 100 * time.Millisecond
+	// finalStatusWait is how long to wait for a status that a shell wrote before it ended.
+	finalStatusWait = 100 * time.Millisecond
 )
 
-// turn is one command in a session, from when it is its turn.
-type turn struct {
-	se *session
-	x  wire.SessionExec
-	p  *pipes
-	// outputs may be looked at when the command has hung up.
+// sessionCommand is one command in a session, from the start of its turn.
+type sessionCommand struct {
+	se    *session
+	req   wire.SessionExec
+	pipes *pipes
+	// outputs may be read once the command has hung up.
 	outputs []*pump
 
 	mu      sync.Mutex
 	cause   runtime.Ending
-	stopped chan struct{} // closed by the first stop
+	stopped chan struct{} // closed by the first call of stop
 }
 
 // execSession runs a command in a session for as long as its stream lives.
@@ -61,24 +61,24 @@ func (s *Server) execSession(c *wire.Conn, body json.RawMessage) error {
 	if err != nil {
 		return err
 	}
-	se, renewed, err := se.enter(c, &x)
+	se, renewed, err := se.acquireTurn(c, &x)
 	if err != nil {
 		return err
 	}
 	var input sync.WaitGroup
 	defer input.Wait()
 	defer c.Close() // ends feed
-	defer se.release()
-	t := newTurn(se, x)
+	defer se.releaseTurn()
+	t := newSessionCommand(se, x)
 	res, err := func() (wire.SessionResult, error) {
-		if f := se.room(); f != nil {
+		if f := se.checkBackground(); f != nil {
 			return wire.SessionResult{}, f
 		}
-		if err := s.enlist(t); err != nil {
+		if err := s.registerSessionCommand(t); err != nil {
 			return wire.SessionResult{}, err
 		}
-		defer s.delist(t)
-		return t.carryOut(c, &input)
+		defer s.unregisterSessionCommand(t)
+		return t.run(c, &input)
 	}()
 	res.Renewed = renewed
 	se.setBusy(false)
@@ -89,39 +89,39 @@ func (s *Server) execSession(c *wire.Conn, body json.RawMessage) error {
 	return c.Reply(res)
 }
 
-func newTurn(se *session, x wire.SessionExec) *turn {
-	return &turn{se: se, x: x, stopped: make(chan struct{})}
+func newSessionCommand(se *session, x wire.SessionExec) *sessionCommand {
+	return &sessionCommand{se: se, req: x, stopped: make(chan struct{})}
 }
 
-// room refuses a command where too many before it are still read from.
-func (se *session) room() *wire.Failure {
+// checkBackground rejects a command if too many earlier ones still have their output held open.
+func (se *session) checkBackground() *wire.Failure {
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	if se.left >= wire.MaxSessionLeft {
+	if se.background >= wire.MaxSessionLeft {
 		return wire.Failf(wire.ResourceExhausted, "session", "%d commands of the session have left something in the background that holds their output open; end some, or send their output to files", wire.MaxSessionLeft)
 	}
 	return nil
 }
 
-// enlist lets signals find the command by its id.
-func (s *Server) enlist(t *turn) error {
+// registerSessionCommand makes the command reachable for signals by its id.
+func (s *Server) registerSessionCommand(t *sessionCommand) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.turns[t.x.ID] != nil || s.running[t.x.ID] != nil {
-		return wire.Failf(wire.AlreadyExists, "id", "a command %q is running", t.x.ID)
+	if s.sessionCommands[t.req.ID] != nil || s.running[t.req.ID] != nil {
+		return wire.Failf(wire.AlreadyExists, "id", "a command %q is running", t.req.ID)
 	}
-	s.turns[t.x.ID] = t
+	s.sessionCommands[t.req.ID] = t
 	return nil
 }
 
-func (s *Server) delist(t *turn) {
+func (s *Server) unregisterSessionCommand(t *sessionCommand) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.turns, t.x.ID)
+	delete(s.sessionCommands, t.req.ID)
 }
 
-// stop ends the command for a reason of ours; the first one counts.
-func (t *turn) stop(cause runtime.Ending) {
+// stop ends the command and records the cause; the first cause wins.
+func (t *sessionCommand) stop(cause runtime.Ending) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.cause == "" {
@@ -130,9 +130,9 @@ func (t *turn) stop(cause runtime.Ending) {
 	}
 }
 
-// signal ends the command by any signal that ends commands: to the shell, and
-// to what it started, it is an interrupt. Others are refused.
-func (t *turn) signal(n int) error {
+// signal ends the command. The shell and the command's processes are interrupted for every signal
+// that normally ends a command. Other signals are rejected.
+func (t *sessionCommand) signal(n int) error {
 	switch syscall.Signal(n) {
 	case syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL, syscall.SIGHUP, syscall.SIGQUIT:
 		t.stop(runtime.Cancelled)
@@ -141,50 +141,50 @@ func (t *turn) signal(n int) error {
 	return wire.Failf(wire.FailedPrecondition, "number", "a command in a session takes signals that end it only: 1, 2, 3, 9 and 15")
 }
 
-func (t *turn) why() runtime.Ending {
+func (t *sessionCommand) stopCause() runtime.Ending {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.cause
 }
 
-// carryOut runs the command and returns when it has ended. Without a stream its
-// output is dropped. What feeds it from the stream ends with the stream.
-func (t *turn) carryOut(c *wire.Conn, input *sync.WaitGroup) (wire.SessionResult, error) {
+// run runs the command and returns when it has ended. Without a stream its output is dropped. The
+// goroutine that feeds input ends with the stream.
+func (t *sessionCommand) run(c *wire.Conn, input *sync.WaitGroup) (wire.SessionResult, error) {
 	se := t.se
 	var err error
-	if t.p, err = newPipes(se.folder, t.x.Text, t.x.Stdin); err != nil {
+	if t.pipes, err = newPipes(se.dir, t.req.Text, t.req.Stdin); err != nil {
 		return wire.SessionResult{}, err
 	}
-	defer t.p.folder.remove() //nolint:errcheck // it goes with the session's
+	defer t.pipes.dir.remove() //nolint:errcheck // it goes with the session's
 	se.mu.Lock()
 	se.commands++
 	se.mu.Unlock()
-	f := facts{before: se.s.yard.maker.counters(), full: se.s.diskFull, wasFull: se.s.diskFull()}
-	alone := se.s.alone()
+	f := endingFacts{before: se.s.spares.maker.counters(), findFull: se.s.fullPlaces, fullBefore: se.s.fullPlaces()}
+	alone := se.s.watchAlone()
 	began := time.Now()
 	events, quiet := make(chan string), make(chan struct{})
 	var reader sync.WaitGroup
-	reader.Go(func() { readStatus(t.p.status, events, quiet) })
+	reader.Go(func() { readStatus(t.pipes.status, events, quiet) })
 	defer reader.Wait()
-	defer t.p.status.Close()
+	defer t.pipes.status.Close()
 	defer close(quiet)
-	if err := t.open(events); err != nil {
-		t.p.close()
+	if err := t.openStreams(events); err != nil {
+		t.pipes.close()
 		return wire.SessionResult{}, err
 	}
-	if t.x.Timeout > 0 {
-		timer := time.AfterFunc(t.x.Timeout, func() { t.stop(runtime.Timeout) })
+	if t.req.Timeout > 0 {
+		timer := time.AfterFunc(t.req.Timeout, func() { t.stop(runtime.Timeout) })
 		defer timer.Stop()
 	}
-	hangUp := t.connect(c, input)
-	code, gone := t.follow(events)
-	f.cause = t.why()
+	hangUp := t.connectStreams(c, input)
+	code, gone := t.awaitEnd(events)
+	f.cause = t.stopCause()
 	took := time.Since(began)
 	if c != nil {
 		c.SetWriteDeadline(time.Now().Add(stallTime)) //nolint:errcheck // a closed stream takes no time
 	}
 	hangUp()
-	if f.cause == "" && t.why() == runtime.OutputLimit { // it was more than allowed all the same
+	if f.cause == "" && t.stopCause() == runtime.OutputLimit { // the rest of the output can still exceed the limit
 		f.cause = runtime.OutputLimit
 	}
 
@@ -200,64 +200,64 @@ func (t *turn) carryOut(c *wire.Conn, input *sync.WaitGroup) (wire.SessionResult
 		if f.cause == "" {
 			f.exit = &prefork.Exit{Status: syscall.WaitStatus(code << 8)}
 		}
-		f.told = slices.ContainsFunc(t.outputs, func(p *pump) bool { return told(p.last) })
-		f.used, f.after, f.alone = se.fold.spent(), se.s.yard.maker.counters(), alone()
-		res.Result = judge(f)
+		f.saidDiskFull = slices.ContainsFunc(t.outputs, func(p *pump) bool { return saysDiskFull(p.tail) })
+		f.used, f.after, f.alone = se.group.commandUsage(), se.s.spares.maker.counters(), alone()
+		res.Result = resolveResult(f)
 	}
 	res.Duration = took
 	return res, nil
 }
 
-// say writes a line to the shell.
-func (se *session) say(line string) error {
-	if err := se.control.SetWriteDeadline(time.Now().Add(beginTime)); err != nil {
+// writeLine writes a line to the shell.
+func (se *session) writeLine(line string) error {
+	if err := se.control.SetWriteDeadline(time.Now().Add(startTimeout)); err != nil {
 		return err
 	}
 	_, err := se.control.WriteString(line)
 	return err
 }
 
-// broken ends a session whose shell does not keep to what was agreed on.
-func (se *session) broken(err error) error {
+// endBroken ends a session whose shell breaks the protocol.
+func (se *session) endBroken(err error) error {
 	if se.ended() {
-		return se.over()
+		return se.endedError()
 	}
 	se.end()
-	return wire.Failf(wire.FailedPrecondition, "session", "session %q was ended, the command did not run: %v", se.start.ID, err)
+	return wire.Failf(wire.FailedPrecondition, "session", "session %q was ended, the command did not run: %v", se.spec.ID, err)
 }
 
-// open hands the command to the shell and waits until that has its ends of the
+// openStreams hands the command to the shell and waits until the shell has opened its ends of the
 // pipes.
-func (t *turn) open(events <-chan string) error {
+func (t *sessionCommand) openStreams(events <-chan string) error {
 	se := t.se
-	if err := se.say(lines(se.folder.path(nameControl), t.p.folder, t.x.Stdin)); err != nil {
-		return se.broken(err)
+	if err := se.writeLine(commandLines(se.dir.path(nameControl), t.pipes.dir, t.req.Stdin)); err != nil {
+		return se.endBroken(err)
 	}
-	late := time.NewTimer(beginTime)
+	late := time.NewTimer(startTimeout)
 	defer late.Stop()
 	event := ""
 	select {
 	case event = <-events:
 	case <-se.done:
 		select {
-		case event = <-events: // it may have ended right after
-		case <-time.After(lastWords):
-			return se.over()
+		case event = <-events: // the shell may have ended right after it
+		case <-time.After(finalStatusWait):
+			return se.endedError()
 		}
 	case <-late.C:
-		return se.broken(fmt.Errorf("its shell did not begin with it within %s", beginTime))
+		return se.endBroken(fmt.Errorf("its shell did not begin with it within %s", startTimeout))
 	}
 	if event != "b" {
-		return se.broken(errors.New("its shell could not open the command's streams"))
+		return se.endBroken(errors.New("its shell could not open the command's streams"))
 	}
-	if err := t.p.opened(); err != nil {
-		return se.broken(err)
+	if err := t.pipes.keepOwnEnds(); err != nil {
+		return se.endBroken(err)
 	}
 	return nil
 }
 
-// readStatus hands on the lines of a shell's status until the file is closed or
-// nobody listens. What is no such line is handed on as "?".
+// readStatus sends the shell's status lines to events until the file or quiet is closed. A line
+// that is too long is sent as "?".
 func readStatus(file *os.File, events chan<- string, quiet <-chan struct{}) {
 	in := bufio.NewReaderSize(file, maxStatus)
 	for {
@@ -276,7 +276,7 @@ func readStatus(file *os.File, events chan<- string, quiet <-chan struct{}) {
 	}
 }
 
-// exitCode reads "e" and a number; -1 if it is something else.
+// exitCode parses "e" and a number. It returns -1 for anything else.
 func exitCode(event string) int {
 	text, ok := strings.CutPrefix(event, "e")
 	n, err := strconv.Atoi(text)
@@ -286,19 +286,19 @@ func exitCode(event string) int {
 	return n
 }
 
-// follow waits for the end of the command, and brings it about when it is to
-// be stopped. It returns the command's exit code, or why the session is gone.
-func (t *turn) follow(events <-chan string) (code int, gone string) {
+// awaitEnd waits for the end of the command, or stops it on request. It returns the exit code, or
+// the reason why the session has ended.
+func (t *sessionCommand) awaitEnd(events <-chan string) (code int, gone string) {
 	se := t.se
 	select {
 	case e := <-events:
 		switch code := exitCode(e); {
-		case code == syntaxError && se.start.Shell == "bash" && !t.mend(events):
-			return t.giveUp("the session's shell did not go on after an error, and the session was killed")
+		case code == exitSyntaxError && se.spec.Shell == "bash" && !t.repairBash(events):
+			return t.killSession("the session's shell did not go on after an error, and the session was killed")
 		case code >= 0:
 			return code, ""
 		}
-		return t.giveUp("what its shell said of the command's end was not understood, and the session was killed")
+		return t.killSession("what its shell said of the command's end was not understood, and the session was killed")
 	case <-t.stopped:
 		return t.interrupt(events)
 	case <-se.done:
@@ -306,14 +306,14 @@ func (t *turn) follow(events <-chan string) (code int, gone string) {
 	}
 }
 
-// alone tells later whether nothing else ran since.
-func (s *Server) alone() func() bool {
+// watchAlone returns a function that reports whether no other command has run since.
+func (s *Server) watchAlone() func() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before, only := s.starts, len(s.running) == 1
+	before, only := s.startCount, len(s.running) == 1
 	return func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return only && s.starts == before
+		return only && s.startCount == before
 	}
 }

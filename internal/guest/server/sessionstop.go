@@ -9,24 +9,25 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// interrupt kills what the command started and interrupts the shell, again and
-// again, until it comes back; it is killed if it does not.
-func (t *turn) interrupt(events <-chan string) (int, string) {
+// interrupt kills the command's processes and interrupts the shell, repeatedly, until the shell
+// reports back. A shell that does not is killed. It returns the exit code, or the reason why the
+// session has ended.
+func (t *sessionCommand) interrupt(events <-chan string) (int, string) {
 	se := t.se
 	ctx, cancel := context.WithTimeoutCause(context.Background(), wire.SessionTime, errors.New("the session's shell does not come back"))
 	defer cancel()
 	for ctx.Err() == nil {
-		_ = se.run.sp.leader.Signal(syscall.SIGCONT) // it may have ended
-		se.fold.interrupt()
-		event := t.listen(events)
-		if event == "" && se.fold.strike(ctx) != nil {
+		_ = se.run.spare.process.Signal(syscall.SIGCONT) // the shell may have ended
+		se.group.interruptCommand()
+		event := t.nextEvent(events)
+		if event == "" && se.group.killCommand(ctx) != nil {
 			break
 		}
-		// Twice: a shell that takes the interrupt late drops what it has read by then.
+		// Twice: a shell that handles the interrupt late drops the input it has read until then.
 		for range 2 {
 			if event == "" && !se.ended() {
-				_ = se.say(report(t.p.folder)) // if it cannot be said, it is not heard either
-				event = t.listen(events)
+				_ = se.writeLine(statusLine(t.pipes.dir)) // on failure, no event follows
+				event = t.nextEvent(events)
 			}
 		}
 		switch {
@@ -34,21 +35,21 @@ func (t *turn) interrupt(events <-chan string) (int, string) {
 			return 0, "the session's shell ended when it was interrupted"
 		case event == "":
 		case exitCode(event) < 0:
-			return t.giveUp("what its shell said of the command's end was not understood, and the session was killed")
-		case se.fold.strike(ctx) != nil && !se.ended():
-			return t.giveUp("not everything that the command started could be killed, and the session was killed")
-		case !t.settle(ctx, events):
-			return t.giveUp("the session's shell did not go on after it was interrupted, and the session was killed")
+			return t.killSession("what its shell said of the command's end was not understood, and the session was killed")
+		case se.group.killCommand(ctx) != nil && !se.ended():
+			return t.killSession("not everything that the command started could be killed, and the session was killed")
+		case !t.synchronize(ctx, events):
+			return t.killSession("the session's shell did not go on after it was interrupted, and the session was killed")
 		default:
 			return exitCode(event), ""
 		}
 	}
-	return t.giveUp("the session's shell did not come back when it was interrupted, and the session was killed")
+	return t.killSession("the session's shell did not come back when it was interrupted, and the session was killed")
 }
 
-// listen waits for an event for a short time; "" is none.
-func (t *turn) listen(events <-chan string) string {
-	round := time.NewTimer(roundTime)
+// nextEvent waits up to interruptInterval for an event and returns "" if none comes.
+func (t *sessionCommand) nextEvent(events <-chan string) string {
+	round := time.NewTimer(interruptInterval)
 	defer round.Stop()
 	select {
 	case event := <-events:
@@ -59,15 +60,15 @@ func (t *turn) listen(events <-chan string) string {
 	return ""
 }
 
-// settle waits until the shell has read all that it was told, which it is told
-// again as above.
-func (t *turn) settle(ctx context.Context, events <-chan string) bool {
+// synchronize waits until the shell has read all its input. It repeats the line for a shell that
+// drops it.
+func (t *sessionCommand) synchronize(ctx context.Context, events <-chan string) bool {
 	for n := 0; ctx.Err() == nil && !t.se.ended(); n++ {
-		line, want := sign(t.p.folder, n)
-		if t.se.say(line) != nil {
+		line, want := syncLine(t.pipes.dir, n)
+		if t.se.writeLine(line) != nil {
 			return false
 		}
-		for event := t.listen(events); event != ""; event = t.listen(events) {
+		for event := t.nextEvent(events); event != ""; event = t.nextEvent(events) {
 			if event == want {
 				return true
 			}
@@ -76,31 +77,31 @@ func (t *turn) settle(ctx context.Context, events <-chan string) bool {
 	return false
 }
 
-func (t *turn) giveUp(detail string) (int, string) {
-	t.se.s.Log.Warn("a session was killed", "session", t.se.start.ID, "why", detail)
+func (t *sessionCommand) killSession(detail string) (int, string) {
+	t.se.s.Log.Warn("a session was killed", "session", t.se.spec.ID, "why", detail)
 	t.se.end()
 	return 0, detail
 }
 
-// mend makes a bash that an error of syntax has left confused its old self. An
-// interrupt does that.
-func (t *turn) mend(events <-chan string) bool {
+// repairBash restores the parser of a bash that a syntax error has left in a wrong state. An
+// interrupt resets it.
+func (t *sessionCommand) repairBash(events <-chan string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), wire.SessionTime)
 	defer cancel()
-	if t.se.say(parserLine(t.p.folder)) != nil {
+	if t.se.writeLine(parserProbe(t.pipes.dir)) != nil {
 		return t.se.ended()
 	}
 	sane := false
 	for ctx.Err() == nil && !t.se.ended() {
-		switch t.listen(events) {
+		switch t.nextEvent(events) {
 		case "s0":
 			sane = true
-		case "s1": // what it opens has to be there until it has
+		case "s1": // the FIFO must exist until the shell has opened it
 			if sane {
 				return true
 			}
-			_ = t.se.run.sp.leader.Signal(syscall.SIGINT) // it may have ended
-			return t.settle(ctx, events) || t.se.ended()
+			_ = t.se.run.spare.process.Signal(syscall.SIGINT) // the shell may have ended
+			return t.synchronize(ctx, events) || t.se.ended()
 		}
 	}
 	return t.se.ended()

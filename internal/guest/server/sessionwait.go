@@ -6,10 +6,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// enter waits for the turn of a command, if need be in a new session.
-func (se *session) enter(c *wire.Conn, x *wire.SessionExec) (_ *session, renewed bool, err error) {
-	for range renewals {
-		if err = se.await(c, x.Wait); err == nil || !x.Renew || !se.ended() {
+// acquireTurn waits for the command's turn, and restarts the session first if it has ended and the
+// request allows it.
+func (se *session) acquireTurn(c *wire.Conn, x *wire.SessionExec) (_ *session, renewed bool, err error) {
+	for range maxRenewals {
+		if err = se.awaitTurn(c, x.Wait); err == nil || !x.Renew || !se.ended() {
 			break
 		}
 		var rErr error
@@ -21,18 +22,18 @@ func (se *session) enter(c *wire.Conn, x *wire.SessionExec) (_ *session, renewed
 	return se, renewed, err
 }
 
-// await waits for the session's turn while the host is there.
-func (se *session) await(c *wire.Conn, wait time.Duration) error {
+// awaitTurn waits for the session's turn while the host is connected.
+func (se *session) awaitTurn(c *wire.Conn, wait time.Duration) error {
 	se.mu.Lock()
 	refused := se.busy && wait == 0 || se.waiting >= wire.MaxSessionQueue
 	if !refused {
 		se.waiting++
 	}
 	if !se.busy {
-		wait = max(wait, readyTime)
+		wait = max(wait, turnTimeout)
 	}
 	se.mu.Unlock()
-	busy := wire.Failf(wire.ResourceExhausted, "session", "session %q is busy with another command", se.start.ID)
+	busy := wire.Failf(wire.ResourceExhausted, "session", "session %q is busy with another command", se.spec.ID)
 	if refused && !se.ended() {
 		return busy
 	}
@@ -45,16 +46,16 @@ func (se *session) await(c *wire.Conn, wait time.Duration) error {
 	}
 	over := time.NewTimer(wait)
 	defer over.Stop()
-	look := time.NewTicker(goneCheck)
+	look := time.NewTicker(peerCheckInterval)
 	defer look.Stop()
 	for {
 		select {
 		case <-se.done:
-			return se.over()
-		case se.slot <- struct{}{}:
+			return se.endedError()
+		case se.turn <- struct{}{}:
 			if se.ended() {
-				<-se.slot
-				return se.over()
+				<-se.turn
+				return se.endedError()
 			}
 			se.setBusy(true)
 			return nil
@@ -76,7 +77,7 @@ func (se *session) setBusy(busy bool) {
 	se.busy = busy
 }
 
-// over is the answer of a session that has ended.
-func (se *session) over() error {
-	return wire.Failf(wire.FailedPrecondition, "session", "session %q has ended (%s): start another one, or have it renewed", se.start.ID, ending(&se.result))
+// endedError is the error for a session that has ended.
+func (se *session) endedError() error {
+	return wire.Failf(wire.FailedPrecondition, "session", "session %q has ended (%s): start another one, or have it renewed", se.spec.ID, describeEnding(&se.result))
 }

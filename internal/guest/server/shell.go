@@ -13,35 +13,34 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// maxShown is how much of argv a shell's state shows, maxListed how much in a
-// list of MaxShells: escaped, each has to fit one frame.
+// maxShown is how much of argv a shell's state includes, in bytes, and maxListed how much each
+// shell in a list does. The JSON of either must fit one frame.
 const (
 	maxShown  = 64 << 10
 	maxListed = 1 << 10
 )
 
-// maxGrace is the longest time between TERM and KILL.
+// maxGrace bounds the time between TERM and KILL.
 const maxGrace = time.Minute
 
-// shell is a command in the background with its output.
+// shell is a background command with its output.
 type shell struct {
 	cmd     wire.Command
 	out     *spool.Stream
 	err     *spool.Stream
-	input   chan struct{} // taken by the stream that writes to its stdin
-	started chan struct{} // closed when run or failure is there
-	done    chan struct{} // closed when result is there
+	input   chan struct{} // held by the stream that writes to stdin
+	started chan struct{} // closed once run or failure is set
+	done    chan struct{} // closed once result is set
 
 	// Written before started is closed.
-	run     *run
-	at      time.Time
-	failure error
+	run       *commandRun
+	startedAt time.Time
+	failure   error
 
 	result runtime.Result // written before done is closed
 }
 
-// startShell starts a shell, or finds the one of that id, which may be just
-// starting.
+// startShell starts a shell, or returns the existing one with this id, which may still be starting.
 func (s *Server) startShell(cmd wire.Command) (wire.Shell, error) {
 	if f := check(&cmd); f != nil {
 		return wire.Shell{}, f
@@ -49,12 +48,12 @@ func (s *Server) startShell(cmd wire.Command) (wire.Shell, error) {
 	if cmd.ID == "" {
 		return wire.Shell{}, wire.Failf(wire.InvalidArgument, "id", "must not be empty")
 	}
-	sh, fresh, err := s.reserve(cmd)
+	sh, fresh, err := s.reserveShell(cmd)
 	if err != nil {
 		return wire.Shell{}, err
 	}
 	if fresh {
-		s.bringUp(sh)
+		s.launchShell(sh)
 	}
 	select {
 	case <-sh.started:
@@ -67,8 +66,8 @@ func (s *Server) startShell(cmd wire.Command) (wire.Shell, error) {
 	return sh.state(), nil
 }
 
-// reserve takes the id, so that two starts at once make one shell.
-func (s *Server) reserve(cmd wire.Command) (*shell, bool, error) {
+// reserveShell registers the id, so that two concurrent starts make one shell.
+func (s *Server) reserveShell(cmd wire.Command) (*shell, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if sh := s.shells[cmd.ID]; sh != nil {
@@ -84,29 +83,29 @@ func (s *Server) reserve(cmd wire.Command) (*shell, bool, error) {
 	return sh, true, nil
 }
 
-// bringUp launches the shell, or drops it again.
-func (s *Server) bringUp(sh *shell) {
+// launchShell starts the shell's command. On failure it drops the shell.
+func (s *Server) launchShell(sh *shell) {
 	defer close(sh.started)
 	sh.failure = func() error {
 		p, f := s.program(&sh.cmd)
 		if f != nil {
 			return f
 		}
-		r, err := s.begin(sh.cmd)
+		r, err := s.newRun(sh.cmd)
 		if err != nil {
 			return err
 		}
 		if err := r.launch(p); err != nil {
 			return err
 		}
-		sh.run, sh.at = r, time.Now()
+		sh.run, sh.startedAt = r, time.Now()
 		return nil
 	}()
 	if sh.failure != nil {
-		s.drop(sh)
+		s.dropShell(sh)
 		return
 	}
-	sh.run.pump(spooled{sh.out}, spooled{sh.err})
+	sh.run.startPumps(spoolSink{sh.out}, spoolSink{sh.err})
 	s.work.Go(func() {
 		res := sh.run.wait(func() { sh.out.Force(); sh.err.Force() })
 		sh.out.Close()
@@ -116,7 +115,7 @@ func (s *Server) bringUp(sh *shell) {
 	})
 }
 
-func (s *Server) drop(sh *shell) {
+func (s *Server) dropShell(sh *shell) {
 	s.mu.Lock()
 	delete(s.shells, sh.cmd.ID)
 	s.mu.Unlock()
@@ -124,8 +123,8 @@ func (s *Server) drop(sh *shell) {
 	sh.err.Free()
 }
 
-// find returns a shell that was started.
-func (s *Server) find(id string) (*shell, error) {
+// findShell returns a shell that has been started.
+func (s *Server) findShell(id string) (*shell, error) {
 	s.mu.Lock()
 	sh := s.shells[id]
 	s.mu.Unlock()
@@ -135,7 +134,7 @@ func (s *Server) find(id string) (*shell, error) {
 			if sh.failure == nil {
 				return sh, nil
 			}
-		default: // its id has not been answered yet
+		default: // its start has not been answered yet
 		}
 	}
 	return nil, wire.Failf(wire.NotFound, "id", "there is no shell %.128q", id)
@@ -150,9 +149,9 @@ func (sh *shell) ended() bool {
 	}
 }
 
-// state is what is known of a started shell.
+// state describes a started shell.
 func (sh *shell) state() wire.Shell {
-	w := wire.Shell{ID: sh.cmd.ID, Argv: shorten(sh.cmd.Argv, maxShown), StartedAt: sh.at}
+	w := wire.Shell{ID: sh.cmd.ID, Argv: shorten(sh.cmd.Argv, maxShown), StartedAt: sh.startedAt}
 	if sh.ended() {
 		res := sh.result
 		w.Result = &res
@@ -167,15 +166,14 @@ func span(st *spool.Stream) wire.Span {
 }
 
 func (s *Server) showShell(ref wire.ShellRef) (wire.Shell, error) {
-	sh, err := s.find(ref.ID)
+	sh, err := s.findShell(ref.ID)
 	if err != nil {
 		return wire.Shell{}, err
 	}
 	return sh.state(), nil
 }
 
-// listShells lists those that were started, the oldest first. Of argv it tells
-// no more than fits a frame.
+// listShells lists the started shells, oldest first, with argv shortened to fit one frame.
 func (s *Server) listShells() []wire.Shell {
 	s.mu.Lock()
 	ids := make([]string, 0, len(s.shells))
@@ -185,7 +183,7 @@ func (s *Server) listShells() []wire.Shell {
 	s.mu.Unlock()
 	list := []wire.Shell{}
 	for _, id := range ids {
-		if sh, err := s.find(id); err == nil {
+		if sh, err := s.findShell(id); err == nil {
 			w := sh.state()
 			w.Argv = shorten(w.Argv, maxListed)
 			list = append(list, w)
@@ -197,7 +195,7 @@ func (s *Server) listShells() []wire.Shell {
 	return list
 }
 
-// shorten keeps of argv about as many bytes as are allowed.
+// shorten cuts argv to about left bytes.
 func shorten(argv []string, left int) []string {
 	for i, a := range argv {
 		if left -= len(a) + 8; left < 0 {
@@ -207,10 +205,10 @@ func shorten(argv []string, left int) []string {
 	return argv
 }
 
-// signal reaches shells and the commands of other streams.
-func (s *Server) signal(sig wire.Signal) (struct{}, error) {
+// signalCommand signals a shell, or a command of another stream.
+func (s *Server) signalCommand(sig wire.Signal) (struct{}, error) {
 	s.mu.Lock()
-	r, t := s.running[sig.ID], s.turns[sig.ID]
+	r, t := s.running[sig.ID], s.sessionCommands[sig.ID]
 	s.mu.Unlock()
 	if t != nil {
 		return struct{}{}, t.signal(sig.Number)
@@ -221,20 +219,20 @@ func (s *Server) signal(sig wire.Signal) (struct{}, error) {
 	return struct{}{}, r.signal(sig.Number, sig.All)
 }
 
-// kill ends a shell and returns when nothing of it lives. One that has ended
-// is no error.
-func (s *Server) kill(k wire.Kill) (wire.Shell, error) {
+// killShell ends a shell and returns once all its processes are dead. A shell that has already
+// ended is not an error.
+func (s *Server) killShell(k wire.Kill) (wire.Shell, error) {
 	if k.Grace < 0 || k.Grace > maxGrace {
 		return wire.Shell{}, wire.Failf(wire.InvalidArgument, "grace_ns", "must be from 0 to %d", maxGrace)
 	}
-	sh, err := s.find(k.ID)
+	sh, err := s.findShell(k.ID)
 	if err != nil {
 		return wire.Shell{}, err
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), k.Grace+2*killTime, errors.New("the command does not end"))
 	defer cancel()
 	if k.Grace > 0 && !sh.ended() {
-		sh.run.blame(runtime.Cancelled)
+		sh.run.setCause(runtime.Cancelled)
 		if err := sh.run.signal(int(syscall.SIGTERM), true); err == nil {
 			soon := time.NewTimer(k.Grace)
 			defer soon.Stop()
@@ -253,14 +251,14 @@ func (s *Server) kill(k wire.Kill) (wire.Shell, error) {
 	}
 }
 
-func (s *Server) forget(ref wire.ShellRef) (struct{}, error) {
-	sh, err := s.find(ref.ID)
+func (s *Server) forgetShell(ref wire.ShellRef) (struct{}, error) {
+	sh, err := s.findShell(ref.ID)
 	if err != nil {
 		return struct{}{}, err
 	}
 	if !sh.ended() {
 		return struct{}{}, wire.Failf(wire.FailedPrecondition, "id", "shell %q is running; kill it first", ref.ID)
 	}
-	s.drop(sh)
+	s.dropShell(sh)
 	return struct{}{}, nil
 }

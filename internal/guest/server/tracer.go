@@ -12,23 +12,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A process that has ended goes to its parent once no tracer keeps it: each of its threads stays a zombie until
-// whoever traces that thread waits for it or ends. All commands of a sandbox may trace each other, so one could keep
-// the end of another from the guest, or from the shell that waits for it.
+// A parent learns of its child's end only after the tracers are done with it: each thread stays a
+// zombie until its tracer waits for it or exits. All commands of a sandbox may trace each other. So
+// a command could hide the end of another one from the guest, or from the shell that waits for it.
 //
-// The guest does not forbid tracing. The one way to do so for commands of one user (a Landlock domain for each)
-// would also hide their descriptors, and so the ports they listen on, from each other's lsof and fuser.
+// The guest does not forbid tracing. Commands of one user could only be separated by a Landlock
+// domain each, which would also hide their descriptors, and thus their listening ports, from each
+// other's lsof and fuser.
+//
+// tracerTimeout is how long a tracer may take to wait for a process that has ended.
 
-// traceTime is how long a tracer may take to wait for a process that has ended.
-const traceTime = time.Second
+// tracerTimeout is how long a tracer may take to wait for a process that has ended.
+const tracerTimeout = time.Second
 
-// thread is what proc_pid_status(5) tells of a process or of one of its threads.
+// thread holds fields of proc_pid_status(5) of a process or one of its threads.
 type thread struct {
 	state   byte
-	process int // the process it is a thread of
+	process int // process id of the thread
 	parent  int // of the process
-	tracer  int // the thread that traces it, 0 for none
-	threads int // those of the process that were not reaped
+	tracer  int // id of the tracing thread; 0: none
+	threads int // number of the process's threads that were not reaped
 }
 
 func (t *thread) dead() bool { return t.state == 'Z' || t.state == 'X' }
@@ -43,7 +46,7 @@ func readThread(name string) (thread, error) {
 	for line := range bytes.Lines(text) {
 		key, value, _ := bytes.Cut(line, []byte(":"))
 		value = bytes.TrimSpace(value)
-		n, _ := strconv.Atoi(string(value)) // 0 for what is no number
+		n, _ := strconv.Atoi(string(value)) // 0 if not a number
 		switch string(key) {
 		case "State":
 			if len(value) > 0 {
@@ -62,21 +65,21 @@ func readThread(name string) (thread, error) {
 	return t, nil
 }
 
-// gone says whether err means that a process or thread was reaped.
-func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
+// isReaped reports whether err means that a process or thread was reaped.
+func isReaped(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
 
-// ended says whether every thread of a process is dead, and which processes other than its parent keep it from being
-// reaped. One that was reaped has ended. gVisor shows no threads of a process whose first thread is dead: there one
-// that had others has not ended until it was reaped.
-func ended(pid int) (dead bool, keepers []int) {
+// processEnded reports whether every thread of a process is dead, and which processes other than
+// its parent keep it from being reaped. A reaped process has ended. gVisor hides the threads of a
+// process whose first thread is dead: such a process counts as ended only once it is reaped.
+func processEnded(pid int) (dead bool, keepers []int) {
 	dir := strconv.Itoa(pid)
 	first, err := readThread(dir)
 	if err != nil || !first.dead() {
-		return gone(err), nil
+		return isReaped(err), nil
 	}
 	tracers, zombies := []int{first.tracer}, 1
 	names, err := os.ReadDir("/proc/" + dir + "/task")
-	if err != nil && !gone(err) {
+	if err != nil && !isReaped(err) {
 		return false, nil
 	}
 	for _, name := range names {
@@ -84,7 +87,7 @@ func ended(pid int) (dead bool, keepers []int) {
 			continue
 		}
 		t, err := readThread(dir + "/task/" + name.Name())
-		if gone(err) {
+		if isReaped(err) {
 			continue
 		}
 		if err != nil || !t.dead() {
@@ -98,16 +101,16 @@ func ended(pid int) (dead bool, keepers []int) {
 			keepers = append(keepers, by.process)
 		}
 	}
-	// A thread that began after the list was read is counted here.
+	// This count includes threads that were started after the list was read.
 	if first, err = readThread(dir); err != nil {
-		return gone(err), nil
+		return isReaped(err), nil
 	}
 	return first.threads <= zombies, keepers
 }
 
-// release kills those that keep a dead process, which then goes to its parent.
-func (s *Server) release(pid int) {
-	dead, keepers := ended(pid)
+// killKeepers kills the processes that keep a dead process from its parent.
+func (s *Server) killKeepers(pid int) {
+	dead, keepers := processEnded(pid)
 	if !dead {
 		return
 	}
@@ -120,9 +123,10 @@ func (s *Server) release(pid int) {
 	}
 }
 
-// watchTracers releases what tracers keep for longer than traceTime, while commands run. It returns when ctx ends.
+// watchTracers kills tracers that hold a dead process for longer than tracerTimeout, while commands
+// run. It returns when ctx ends.
 func (s *Server) watchTracers(ctx context.Context) {
-	tick := time.NewTicker(traceTime)
+	tick := time.NewTicker(tracerTimeout)
 	defer tick.Stop()
 	var before map[int]uint64
 	for {
@@ -139,7 +143,7 @@ func (s *Server) watchTracers(ctx context.Context) {
 	}
 }
 
-// idle says whether nothing runs but shells of sessions that wait for a command.
+// idle reports whether only shells of sessions run, and these wait for a command.
 func (s *Server) idle() bool {
 	s.mu.Lock()
 	running := len(s.running)
@@ -147,8 +151,8 @@ func (s *Server) idle() bool {
 	return running == 0 || running <= s.idleSessions()
 }
 
-// releaseDead releases every dead process that was there at the last look, and returns those that are there now,
-// with their start times.
+// releaseDead calls killKeepers for every dead process that is also in before. It returns the
+// processes that are dead now, with their start times.
 func (s *Server) releaseDead(before map[int]uint64) map[int]uint64 {
 	proc, err := os.Open("/proc")
 	if err != nil {
@@ -167,7 +171,7 @@ func (s *Server) releaseDead(before map[int]uint64) map[int]uint64 {
 		if err != nil || pid <= 1 {
 			continue
 		}
-		m, ok := readMember(pid)
+		m, ok := readProcInfo(pid)
 		if !ok || !m.dead {
 			continue
 		}
@@ -176,7 +180,7 @@ func (s *Server) releaseDead(before map[int]uint64) map[int]uint64 {
 		}
 		dead[pid] = m.start
 		if start, was := before[pid]; was && start == m.start {
-			s.release(pid)
+			s.killKeepers(pid)
 		}
 	}
 	return dead

@@ -255,7 +255,7 @@ func TestStopAfterTheEndDoesNotNameIt(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, "it is dead", func() bool {
-			dead, _ := ended(pid)
+			dead, _ := processEnded(pid)
 			return dead
 		})
 		got := ask[wire.Shell](t, s, wire.OpKill, wire.Kill{ID: sh.ID})
@@ -295,7 +295,7 @@ func TestParentsMayTraceTheirChildren(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, "it is dead", func() bool {
-			dead, keepers := ended(pid)
+			dead, keepers := processEnded(pid)
 			if len(keepers) > 0 {
 				t.Fatalf("kept by %v", keepers)
 			}
@@ -306,7 +306,7 @@ func TestParentsMayTraceTheirChildren(t *testing.T) {
 		}
 		k.nc.Close()
 	})
-	if dead, keepers := ended(os.Getpid()); dead || keepers != nil {
+	if dead, keepers := processEnded(os.Getpid()); dead || keepers != nil {
 		t.Errorf("this process: dead %v, kept by %v", dead, keepers)
 	}
 }

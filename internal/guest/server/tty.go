@@ -14,23 +14,23 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// maxLeft bounds what is taken of a terminal whose command has ended: more than
-// the kernel keeps of one. Others of the same user may have it open and write.
-const maxLeft = 1 << 20
+// maxDrain bounds what is read from a terminal after its command has ended: more than the kernel
+// buffers. Other processes of the same user may still have it open and write.
+const maxDrain = 1 << 20
 
-// terminal is the guest's side of a pseudo terminal.
+// terminal is the guest's side of a pseudo-terminal.
 type terminal struct {
 	master *os.File
-	// slave stays open: with its last descriptor gone, reading the master would
-	// fail, though the command can open its terminal again.
-	slave  int
-	typing chan struct{} // taken by who writes to it
-	mute   bool          // see findMute
+	// slave stays open. Without an open descriptor, reading the master would fail although the
+	// command can reopen its terminal.
+	slave     int
+	writeTurn chan struct{} // held by the goroutine that writes to the master
+	mute      bool          // see detectMute
 }
 
-// openTerminal makes one that belongs to a user, of the given size. The kernel
-// gives it to whom it takes the opener for: afterwards the guest, which has few
-// capabilities, could neither give it away nor open its other side.
+// openTerminal returns a terminal of the given size that belongs to a user. The kernel assigns it
+// to the opening user. The guest has few capabilities: afterwards it could neither change the owner
+// nor open the slave.
 func openTerminal(uid uint32, size *wire.TTY) (*terminal, error) {
 	var t *terminal
 	var err error
@@ -48,7 +48,7 @@ func newTerminal(size *wire.TTY) (*terminal, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &terminal{master: os.NewFile(uintptr(master), "terminal"), slave: -1, typing: make(chan struct{}, 1)}
+	t := &terminal{master: os.NewFile(uintptr(master), "terminal"), slave: -1, writeTurn: make(chan struct{}, 1)}
 	if err := t.prepare(master, size); err != nil {
 		t.close()
 		return nil, err
@@ -67,20 +67,20 @@ func (t *terminal) prepare(master int, size *wire.TTY) error {
 	if err := t.resize(size.Cols, size.Rows); err != nil {
 		return err
 	}
-	t.findMute()
+	t.detectMute()
 	t.slave, err = unix.Open("/dev/pts/"+strconv.Itoa(n), unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	return err
 }
 
-// asUser runs f on a thread that the kernel takes for a user. No process of
-// that user may signal or trace it: its other ids stay the guest's.
+// asUser runs f on a thread with the effective uid of a user. The other uids stay the guest's, so
+// no process of that user may signal or trace the thread.
 func asUser(uid uint32, f func()) error {
 	done := make(chan error, 1)
 	go func() { // waited for below
-		// Never unlocked: the thread ends with the goroutine, so that no other
-		// one ever runs as that user.
+		// Never unlocked: the thread ends with the goroutine, so no other goroutine runs as that
+		// user.
 		goruntime.LockOSThread()
-		// Raw: the call of package syscall would change every thread.
+		// A raw call: the one of package syscall would change every thread.
 		const keep = ^uintptr(0)
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(uid), keep); errno != 0 {
 			done <- fmt.Errorf("become user %d: %w", uid, errno)
@@ -100,7 +100,7 @@ func (t *terminal) close() {
 	t.master.Close()
 }
 
-// resize sets the size; the kernel tells the foreground processes.
+// resize sets the size. The kernel signals the foreground processes.
 func (t *terminal) resize(cols, rows int) error {
 	return t.control(func(fd int) error {
 		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: uint16(cols), Row: uint16(rows)}) //nolint:gosec // checked
@@ -108,7 +108,7 @@ func (t *terminal) resize(cols, rows int) error {
 }
 
 func (t *terminal) size() (cols, rows int) {
-	_ = t.control(func(fd int) error { // closed: it has none
+	_ = t.control(func(fd int) error { // a closed terminal has no size
 		w, err := unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
 		if err == nil {
 			cols, rows = int(w.Col), int(w.Row)
@@ -118,7 +118,7 @@ func (t *terminal) size() (cols, rows int) {
 	return cols, rows
 }
 
-// control uses the master's descriptor while it is open.
+// control calls f with the master's descriptor while it is open.
 func (t *terminal) control(f func(fd int) error) error {
 	conn, err := t.master.SyscallConn()
 	if err != nil {
@@ -130,9 +130,8 @@ func (t *terminal) control(f func(fd int) error) error {
 	return err
 }
 
-// onTerminal puts a command that has not begun on a terminal of its own, in
-// place of its pipes.
-func (r *run) onTerminal(p *prefork.Program) *wire.Failure {
+// attachTerminal gives a command that has not started a terminal instead of its pipes.
+func (r *commandRun) attachTerminal(p *prefork.Program) *wire.Failure {
 	t, err := openTerminal(p.UID, r.cmd.TTY)
 	if err != nil {
 		if errors.Is(err, unix.ENOSPC) {
@@ -146,16 +145,16 @@ func (r *run) onTerminal(p *prefork.Program) *wire.Failure {
 		}
 		return wire.Failf(wire.Internal, "", "%v", err)
 	}
-	r.sp.in.close()
-	r.sp.out.close()
-	r.sp.in = pipe{theirs: -1}
-	r.sp.out = pipe{ours: t.master, theirs: -1}
+	r.spare.in.close()
+	r.spare.out.close()
+	r.spare.in = pipe{theirs: -1}
+	r.spare.out = pipe{ours: t.master, theirs: -1}
 	r.term = t
 	p.Terminal = true
 	return nil
 }
 
-// tty is what is told of a shell's terminal, nil if it has none.
+// tty describes a shell's terminal. It returns nil if there is none.
 func (sh *shell) tty() *wire.TTY {
 	if sh.cmd.TTY == nil {
 		return nil
@@ -167,29 +166,29 @@ func (sh *shell) tty() *wire.TTY {
 	return &t
 }
 
-// drainTerminal moves what a terminal has at this moment. How much that is only
-// reading tells: a part may still be on its way through the kernel.
+// drainTerminal moves the bytes that a terminal holds now. The amount is not known in advance: some
+// bytes may still be on their way through the kernel.
 func (p *pump) drainTerminal(fd int) {
-	for left := maxLeft; left > 0; {
-		b := p.room()
+	for left := maxDrain; left > 0; {
+		b := p.buffer()
 		n, err := unix.Read(fd, b[:min(len(b), left)])
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil || n <= 0 {
-			return // EAGAIN: that was all
+			return // EAGAIN: nothing left
 		}
 		left -= n
-		p.took(n)
+		p.deliver(n)
 	}
 }
 
-// resize is wire.OpResize.
-func (s *Server) resize(z wire.Resize) (struct{}, error) {
+// resizeShell handles wire.OpResize.
+func (s *Server) resizeShell(z wire.Resize) (struct{}, error) {
 	if f := wire.CheckSize(z.Cols, z.Rows); f != nil {
 		return struct{}{}, f
 	}
-	sh, err := s.find(z.ID)
+	sh, err := s.findShell(z.ID)
 	if err != nil {
 		return struct{}{}, err
 	}
@@ -202,14 +201,14 @@ func (s *Server) resize(z wire.Resize) (struct{}, error) {
 		}
 		return struct{}{}, wire.Failf(wire.Internal, "", "resize the terminal: %v", err)
 	}
-	sh.run.term.announce(sh.run)
+	sh.run.term.signalResize(sh.run)
 	return struct{}{}, nil
 }
 
-// typeIn gives a terminal what the stream's host types. Each frame is written
-// whole before another stream's, as far as the command takes it. When the host
-// has hung up, what a command does not take is dropped.
-func (s *Server) typeIn(c *wire.Conn, sh *shell) error {
+// serveTerminalInput writes the stream's input to a terminal. Each frame is written completely
+// before another stream's, as far as the command reads it. If the host disconnects, unread input is
+// dropped.
+func (s *Server) serveTerminalInput(c *wire.Conn, sh *shell) error {
 	t := sh.run.term
 	for taken := int64(0); ; {
 		kind, payload, err := c.ReadFrame()
@@ -224,7 +223,7 @@ func (s *Server) typeIn(c *wire.Conn, sh *shell) error {
 		case kind != wire.KindStdin:
 			return wire.Failf(wire.InvalidArgument, "", "a frame of kind %q is no input", byte(kind))
 		}
-		if err := t.write(sh, t.strike(sh.run, payload), c.PeerGone); err != nil {
+		if err := t.write(sh, t.signalKeys(sh.run, payload), c.PeerGone); err != nil {
 			return err
 		}
 		taken += int64(len(payload))
@@ -234,18 +233,18 @@ func (s *Server) typeIn(c *wire.Conn, sh *shell) error {
 	}
 }
 
-// write waits for its turn and gives data to the terminal. It fails if the shell
-// ends before all is taken, or the host has gone.
+// write waits for its turn and writes data to the terminal. It fails if the shell ends before all
+// is written, or if the host disconnects.
 func (t *terminal) write(sh *shell, data []byte, gone func() bool) error {
 	if len(data) == 0 {
-		return nil // keys that were struck are taken, also those that ended the shell
+		return nil // keys that were turned into signals count as read, even if they ended the shell
 	}
 	over := wire.Failf(wire.FailedPrecondition, "id", "shell %q has ended", sh.cmd.ID)
-	tick := time.NewTicker(goneCheck)
+	tick := time.NewTicker(peerCheckInterval)
 	defer tick.Stop()
 	for mine := false; !mine; {
 		select {
-		case t.typing <- struct{}{}:
+		case t.writeTurn <- struct{}{}:
 			mine = true
 		case <-sh.done:
 			return over
@@ -255,9 +254,9 @@ func (t *terminal) write(sh *shell, data []byte, gone func() bool) error {
 			}
 		}
 	}
-	defer func() { <-t.typing }()
+	defer func() { <-t.writeTurn }()
 	for len(data) > 0 {
-		t.master.SetWriteDeadline(time.Now().Add(goneCheck)) //nolint:errcheck // closed: the write says so
+		t.master.SetWriteDeadline(time.Now().Add(peerCheckInterval)) //nolint:errcheck // closed: the write says so
 		n, err := t.master.Write(data)
 		data = data[n:]
 		switch {

@@ -6,13 +6,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gVisor's terminals are mute: they make no signals of keys or of a new size,
-// and tell nobody who is in their foreground. Then every process of the command
-// gets the signals, those in its background too: a terminal that cannot be
-// interrupted is of little use.
+// gVisor's terminals send no signals for keys or a new size, and do not report their foreground
+// process group. The guest then sends these signals to every process of the command, including
+// background ones. A terminal that cannot be interrupted is hardly usable.
+//
+// detectMute detects whether the kernel sends these signals.
 
-// findMute finds out what the kernel leaves to us.
-func (t *terminal) findMute() {
+// detectMute finds out what the kernel leaves to us.
+func (t *terminal) detectMute() {
 	err := t.control(func(fd int) error {
 		_, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP)
 		return err
@@ -20,16 +21,15 @@ func (t *terminal) findMute() {
 	t.mute = err != nil
 }
 
-// announce tells of a new size where the kernel does not.
-func (t *terminal) announce(r *run) {
+// signalResize signals a new size if the kernel does not.
+func (t *terminal) signalResize(r *commandRun) {
 	if t.mute {
 		_ = r.signal(int(unix.SIGWINCH), true) // it may just have ended
 	}
 }
 
-// strike sends the signals that keys stand for, where the kernel does not, and
-// returns the other keys.
-func (t *terminal) strike(r *run, keys []byte) []byte {
+// signalKeys sends the signals for special keys if the kernel does not, and returns the other keys.
+func (t *terminal) signalKeys(r *commandRun, keys []byte) []byte {
 	if !t.mute {
 		return keys
 	}
@@ -45,7 +45,7 @@ func (t *terminal) strike(r *run, keys []byte) []byte {
 		signal unix.Signal
 	}{{unix.VINTR, unix.SIGINT}, {unix.VQUIT, unix.SIGQUIT}, {unix.VSUSP, unix.SIGTSTP}} {
 		key := mode.Cc[s.key]
-		if key == 0 || bytes.IndexByte(keys, key) < 0 { // 0: it stands for nothing
+		if key == 0 || bytes.IndexByte(keys, key) < 0 { // 0: disabled
 			continue
 		}
 		_ = r.signal(int(s.signal), true) // it may just have ended

@@ -26,35 +26,35 @@ func TestJudge(t *testing.T) {
 		return cgroup.Usage{OOMKills: oom, PidsDenied: pids, PidsPeak: peak}
 	}
 	cases := map[string]struct {
-		facts
+		endingFacts
 		ending runtime.Ending
 		code   int
 		signal int
 	}{
-		"exit 0":                       {facts{exit: exited(0), full: yes, used: u(1, 1, 0)}, runtime.Exited, 0, 0},
-		"exit 3":                       {facts{exit: exited(3), full: no}, runtime.Exited, 3, 0},
-		"signal":                       {facts{exit: signalled(11), full: no}, runtime.Signalled, -1, 11},
-		"our cause is first":           {facts{exit: signalled(9), cause: runtime.Timeout, used: u(1, 0, 0), full: yes}, runtime.Timeout, -1, 9},
-		"oom":                          {facts{exit: signalled(9), used: u(1, 0, 0), full: no}, runtime.OOM, -1, 9},
-		"oom before pids":              {facts{exit: exited(1), used: u(1, 1, 0), full: yes}, runtime.OOM, 1, 0},
-		"oom of all, alone":            {facts{exit: exited(1), after: u(1, 0, 0), alone: true, full: no}, runtime.OOM, 1, 0},
-		"oom of all, with others":      {facts{exit: exited(1), after: u(1, 0, 0), full: no}, runtime.Exited, 1, 0},
-		"pids":                         {facts{exit: exited(1), used: u(0, 1, 0), full: yes}, runtime.Pids, 1, 0},
-		"pids of all, most by it":      {facts{exit: exited(1), used: u(0, 0, 60), after: u(0, 1, 100), full: no}, runtime.Pids, 1, 0},
-		"pids of all, most by others":  {facts{exit: exited(1), used: u(0, 0, 40), after: u(0, 1, 100), full: no}, runtime.Exited, 1, 0},
-		"pids of all, met before":      {facts{exit: exited(1), before: u(0, 1, 0), after: u(0, 1, 0), alone: true, full: no}, runtime.Exited, 1, 0},
-		"disk, filled":                 {facts{exit: exited(1), alone: true, full: yes}, runtime.Disk, 1, 0},
-		"disk, killed":                 {facts{exit: signalled(7), alone: true, full: yes}, runtime.Disk, -1, 7},
-		"disk, filled by whom":         {facts{exit: exited(1), full: yes}, runtime.Exited, 1, 0},
-		"disk, told among others":      {facts{exit: exited(1), full: yes, told: true}, runtime.Disk, 1, 0},
-		"disk, full before and told":   {facts{exit: exited(1), alone: true, full: yes, wasFull: was, told: true}, runtime.Disk, 1, 0},
-		"disk, full before":            {facts{exit: exited(1), alone: true, full: yes, wasFull: was}, runtime.Exited, 1, 0},
-		"disk, told with room":         {facts{exit: exited(1), alone: true, full: no, told: true}, runtime.Exited, 1, 0},
-		"not seen to end":              {facts{full: no}, runtime.SandboxLost, -1, 0},
-		"not seen to end, but ordered": {facts{cause: runtime.Cancelled, full: no}, runtime.Cancelled, -1, 0},
+		"exit 0":                       {endingFacts{exit: exited(0), findFull: yes, used: u(1, 1, 0)}, runtime.Exited, 0, 0},
+		"exit 3":                       {endingFacts{exit: exited(3), findFull: no}, runtime.Exited, 3, 0},
+		"signal":                       {endingFacts{exit: signalled(11), findFull: no}, runtime.Signalled, -1, 11},
+		"our cause is first":           {endingFacts{exit: signalled(9), cause: runtime.Timeout, used: u(1, 0, 0), findFull: yes}, runtime.Timeout, -1, 9},
+		"oom":                          {endingFacts{exit: signalled(9), used: u(1, 0, 0), findFull: no}, runtime.OOM, -1, 9},
+		"oom before pids":              {endingFacts{exit: exited(1), used: u(1, 1, 0), findFull: yes}, runtime.OOM, 1, 0},
+		"oom of all, alone":            {endingFacts{exit: exited(1), after: u(1, 0, 0), alone: true, findFull: no}, runtime.OOM, 1, 0},
+		"oom of all, with others":      {endingFacts{exit: exited(1), after: u(1, 0, 0), findFull: no}, runtime.Exited, 1, 0},
+		"pids":                         {endingFacts{exit: exited(1), used: u(0, 1, 0), findFull: yes}, runtime.Pids, 1, 0},
+		"pids of all, most by it":      {endingFacts{exit: exited(1), used: u(0, 0, 60), after: u(0, 1, 100), findFull: no}, runtime.Pids, 1, 0},
+		"pids of all, most by others":  {endingFacts{exit: exited(1), used: u(0, 0, 40), after: u(0, 1, 100), findFull: no}, runtime.Exited, 1, 0},
+		"pids of all, met before":      {endingFacts{exit: exited(1), before: u(0, 1, 0), after: u(0, 1, 0), alone: true, findFull: no}, runtime.Exited, 1, 0},
+		"disk, filled":                 {endingFacts{exit: exited(1), alone: true, findFull: yes}, runtime.Disk, 1, 0},
+		"disk, killed":                 {endingFacts{exit: signalled(7), alone: true, findFull: yes}, runtime.Disk, -1, 7},
+		"disk, filled by whom":         {endingFacts{exit: exited(1), findFull: yes}, runtime.Exited, 1, 0},
+		"disk, told among others":      {endingFacts{exit: exited(1), findFull: yes, saidDiskFull: true}, runtime.Disk, 1, 0},
+		"disk, full before and told":   {endingFacts{exit: exited(1), alone: true, findFull: yes, fullBefore: was, saidDiskFull: true}, runtime.Disk, 1, 0},
+		"disk, full before":            {endingFacts{exit: exited(1), alone: true, findFull: yes, fullBefore: was}, runtime.Exited, 1, 0},
+		"disk, told with room":         {endingFacts{exit: exited(1), alone: true, findFull: no, saidDiskFull: true}, runtime.Exited, 1, 0},
+		"not seen to end":              {endingFacts{findFull: no}, runtime.SandboxLost, -1, 0},
+		"not seen to end, but ordered": {endingFacts{cause: runtime.Cancelled, findFull: no}, runtime.Cancelled, -1, 0},
 	}
 	for name, c := range cases {
-		if r := judge(c.facts); r.Ending != c.ending || r.ExitCode != c.code || r.Signal != c.signal {
+		if r := resolveResult(c.endingFacts); r.Ending != c.ending || r.ExitCode != c.code || r.Signal != c.signal {
 			t.Errorf("%s: got %+v", name, r)
 		}
 	}
@@ -67,11 +67,11 @@ func TestAnEndingIsWhatCameFirst(t *testing.T) {
 		{"", runtime.SandboxLost, ""}, {"", runtime.Timeout, ""}, {"", runtime.OutputLimit, runtime.OutputLimit},
 		{runtime.Timeout, runtime.SandboxLost, runtime.Timeout}, {runtime.SandboxLost, runtime.OutputLimit, runtime.SandboxLost},
 	} {
-		r := &run{stopped: make(chan struct{})}
+		r := &commandRun{stopped: make(chan struct{})}
 		if c.before != "" {
 			r.stop(c.before)
 		}
-		r.left()
+		r.markEnded()
 		r.stop(c.after)
 		if r.cause != c.want {
 			t.Errorf("%q, its end, %q: ended by %q, want %q", c.before, c.after, r.cause, c.want)
@@ -129,12 +129,12 @@ func TestLookUp(t *testing.T) {
 		"": {"me", 1000, 1000, defaultHome}, "app": {"app", 33, 44, "/srv"}, "33": {"app", 33, 44, "/srv"},
 		"33:7": {"app", 33, 7, "/srv"}, "99": {"user", 99, 99, "/"}, "me": {"me", 1000, 1000, defaultHome},
 	} {
-		if got, f := s.lookUp(name); f != nil || got != want {
+		if got, f := s.lookUpUser(name); f != nil || got != want {
 			t.Errorf("%q: got %v, %v", name, got, f)
 		}
 	}
 	for _, name := range []string{"root", "toor", "0", "0:0", "00", "x", "app:33", ":", "1:", "-1", "1\x00", strings.Repeat("x", 300)} {
-		if got, f := s.lookUp(name); f == nil || f.Field != "user" {
+		if got, f := s.lookUpUser(name); f == nil || f.Field != "user" {
 			t.Errorf("%q: got %v, %v", name, got, f)
 		}
 	}
@@ -143,19 +143,19 @@ func TestLookUp(t *testing.T) {
 func TestStatusHasTag(t *testing.T) {
 	status := "Name:\tx\nState:\t%\nTgid:\t1\nGroups:\t5 77 9 \nVmPeak:\t 1 kB\n"
 	for state, want := range map[string]bool{"R (running)": true, "T (stopped)": true, "D (disk sleep)": true, "Z (zombie)": false, "X (dead)": false} {
-		if got, _ := statusHasTag([]byte(strings.Replace(status, "%", state, 1)), 77); got != want {
+		if got, _ := statusHasGroup([]byte(strings.Replace(status, "%", state, 1)), 77); got != want {
 			t.Errorf("%s: got %v", state, got)
 		}
 	}
 	dead := strings.Replace(status, "%", "Z (zombie)", 1) + "Threads:\t"
 	for threads, want := range map[string]bool{"1\n": false, "2\n": true} {
-		if tagged, headless := statusHasTag([]byte(dead+threads), 77); tagged != want || headless != want {
+		if tagged, headless := statusHasGroup([]byte(dead+threads), 77); tagged != want || headless != want {
 			t.Errorf("dead with %q threads: tagged %v, headless %v, want %v", threads, tagged, headless, want)
 		}
 	}
 	// A name cannot pretend: the kernel escapes what is in it.
 	for _, status := range []string{"Name:\tGroups:\\n77\nState:\tR\nGroups:\t7 \n", ""} {
-		if tagged, headless := statusHasTag([]byte(status), 77); tagged || headless {
+		if tagged, headless := statusHasGroup([]byte(status), 77); tagged || headless {
 			t.Errorf("found in %q", status)
 		}
 	}
@@ -191,7 +191,7 @@ func TestCountersAroundTheSandbox(t *testing.T) {
 		}
 	}
 	for dir, want := range map[string]cgroup.Usage{v2: {OOMKills: 3, PidsDenied: 7}, v1: {OOMKills: 3, PidsDenied: 7}, t.TempDir(): {}} {
-		if got := findAround(dir).read(); got != want {
+		if got := findSandboxCounters(dir).read(); got != want {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
 	}
@@ -214,7 +214,7 @@ func FuzzLookUp(f *testing.F) {
 	}
 	s := &Server{Options: Options{UID: 1000, GID: 1000}, users: func() []user { return []user{{"root", 0, 0, "/"}} }}
 	f.Fuzz(func(t *testing.T, name string) {
-		if u, fail := s.lookUp(name); fail == nil && (u.uid == 0 || u.uid > maxUserID) {
+		if u, fail := s.lookUpUser(name); fail == nil && (u.uid == 0 || u.uid > maxUserID) {
 			t.Errorf("%q is %+v", name, u)
 		}
 	})
@@ -265,14 +265,19 @@ func TestForeignStreamsAreRefused(t *testing.T) {
 
 func TestSparesThatDieAreReplaced(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
-		eventually(t, "there is a spare", func() bool { s.yard.wake(); s.yard.mu.Lock(); defer s.yard.mu.Unlock(); return len(s.yard.free) > 0 })
-		s.yard.mu.Lock()
-		for _, sp := range s.yard.free {
-			if err := sp.leader.Signal(syscall.SIGKILL); err != nil {
+		eventually(t, "there is a spare", func() bool {
+			s.spares.requestRefill()
+			s.spares.mu.Lock()
+			defer s.spares.mu.Unlock()
+			return len(s.spares.free) > 0
+		})
+		s.spares.mu.Lock()
+		for _, sp := range s.spares.free {
+			if err := sp.process.Signal(syscall.SIGKILL); err != nil {
 				t.Error(err)
 			}
 		}
-		s.yard.mu.Unlock()
+		s.spares.mu.Unlock()
 		for range 3 {
 			_, r := run1(t, s, wire.Command{Argv: []string{"true"}})
 			if r.Ending == runtime.Signalled { // it was killed when it had been taken

@@ -1,10 +1,9 @@
-// Package spool keeps the output of background commands in memory, bounded per
-// stream and in total, addressed by absolute offsets.
+// Package spool keeps the output of background commands in memory, bounded per stream and in total,
+// and addressed by absolute offsets.
 //
-// What no longer fits drops the oldest bytes; the offsets tell a reader that
-// fell behind the exact gap. A stream that must not lose any (Wait) makes its
-// writer wait instead. It knows nothing of commands or of the wire, starts no
-// goroutine, and allocates as output arrives, never ahead of it.
+// When a limit is reached, the oldest bytes are dropped; the offsets tell a slow reader the exact
+// gap. A stream that must not lose bytes makes its writer wait instead. Memory is allocated as
+// output arrives. The package starts no goroutine.
 package spool
 
 import (
@@ -13,49 +12,49 @@ import (
 	"sync"
 )
 
-// ErrFreed says that the stream was given up.
+// ErrFreed is returned for a stream that was freed.
 var ErrFreed = errors.New("output has been dropped")
 
 const (
-	firstChunk = 4 << 10  // an idle stream holds no more than this
-	maxChunk   = 64 << 10 // what is dropped at once, at most
-	keepFree   = 16       // full-size chunks kept for the next stream
+	firstChunk = 4 << 10  // the most that an idle stream holds
+	maxChunk   = 64 << 10 // the most that is dropped at once
+	keepFree   = 16       // full-size chunks kept for reuse
 )
 
-// Set is all streams that share one total. Safe for concurrent use.
+// Set is a group of streams that share one total. It is safe for concurrent use.
 type Set struct {
 	total int64
 
 	mu      sync.Mutex
-	room    sync.Cond // broadcast when a writer may go on
+	room    sync.Cond // signalled when a writer may continue
 	used    int64     // capacity of all chunks
 	streams map[*Stream]struct{}
 	free    [][]byte
 }
 
-// New makes a set that keeps at most total bytes, and a little more where every
-// stream needs some.
+// New returns a set that keeps at most total bytes, or slightly more if each stream needs its first
+// chunk.
 func New(total int64) *Set {
 	s := &Set{total: total, streams: make(map[*Stream]struct{})}
 	s.room.L = &s.mu
 	return s
 }
 
-// Used is how much memory the streams hold, in bytes.
+// Used returns the memory that the streams hold, in bytes.
 func (s *Set) Used() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.used
 }
 
-// Stream is the output of one command on one descriptor. It has one writer,
-// which calls Space, Commit and Close, and any number of readers.
+// Stream is the output of one command on one descriptor. It has one writer, which calls Space,
+// Commit and Close, and any number of readers.
 type Stream struct {
 	set   *Set
 	limit int64
 	wait  bool
 
-	// Below: guarded by set.mu.
+	// The fields below are guarded by set.mu.
 	chunks  []chunk
 	held    int64 // capacity of chunks
 	end     int64
@@ -63,7 +62,7 @@ type Stream struct {
 	forced  bool
 	eof     bool
 	freed   bool
-	changed chan struct{} // closed at the next change, nil while nobody waits
+	changed chan struct{} // closed at the next change; nil while no reader waits
 }
 
 type chunk struct {
@@ -72,8 +71,8 @@ type chunk struct {
 	buf []byte
 }
 
-// Stream makes a stream that keeps at most limit bytes. With wait none is lost:
-// Space waits until readers have acknowledged enough.
+// Stream returns a new stream that keeps at most limit bytes. With wait no byte is lost: Space
+// waits until readers have acknowledged enough.
 func (s *Set) Stream(limit int64, wait bool) *Stream {
 	st := &Stream{set: s, limit: limit, wait: wait}
 	s.mu.Lock()
@@ -82,9 +81,8 @@ func (s *Set) Stream(limit int64, wait bool) *Stream {
 	return st
 }
 
-// Space returns where the next bytes go, never nothing. It may wait, see Force;
-// nil means that the stream was freed. What was written there counts with
-// Commit.
+// Space returns a non-empty buffer for the next bytes. It may wait, see Force. It returns nil if
+// the stream was freed. Commit makes the written bytes visible.
 func (st *Stream) Space() []byte {
 	s := st.set
 	s.mu.Lock()
@@ -106,7 +104,7 @@ func (st *Stream) Space() []byte {
 	}
 }
 
-// next is the size of the chunk that comes next.
+// nextSize returns the size of the next chunk.
 func (st *Stream) next() int64 {
 	size := int64(firstChunk)
 	if n := len(st.chunks); n > 0 {
@@ -120,8 +118,8 @@ func (st *Stream) next() int64 {
 	return size
 }
 
-// makeRoom drops what may be dropped for a new chunk and says whether there is
-// room now. A stream with nothing always gets its first chunk.
+// reserve drops what may be dropped for a new chunk of size bytes, and reports whether it fits. A
+// stream without chunks always gets its first one.
 func (st *Stream) makeRoom(size int64) bool {
 	if st.wait && st.forced {
 		return true
@@ -143,7 +141,7 @@ func (st *Stream) makeRoom(size int64) bool {
 	return true
 }
 
-// droppable says whether more than keep chunks are there and the oldest may go.
+// canDrop reports whether the stream has more than keep chunks and the oldest may be dropped.
 func (st *Stream) droppable(keep int) bool {
 	if len(st.chunks) <= keep {
 		return false
@@ -152,8 +150,8 @@ func (st *Stream) droppable(keep int) bool {
 	return !st.wait || c.off+int64(c.n) <= st.acked
 }
 
-// largest finds the stream that has most of what may be dropped. The last chunk
-// of another one is being written and stays.
+// largestDroppable returns the stream that holds the most memory and can drop a chunk, or nil. The
+// last chunk of another stream is being written to and is kept.
 func (s *Set) largest(self *Stream) *Stream {
 	var found *Stream
 	for st := range s.streams {
@@ -201,7 +199,7 @@ func (st *Stream) add(size int64) {
 	s.used += size
 }
 
-// Commit says that n bytes were written to what Space returned last.
+// Commit makes the first n bytes of the last Space visible to readers.
 func (st *Stream) Commit(n int) {
 	st.set.mu.Lock()
 	defer st.set.mu.Unlock()
@@ -220,8 +218,8 @@ func (st *Stream) signal() {
 	}
 }
 
-// Force makes Space stop waiting, and go over the limits where it would have
-// to: for the bounded rest that the pipe of an ended command holds.
+// Force makes Space stop waiting and exceed the limits if needed. It is for the bounded rest in the
+// pipe of an ended command.
 func (st *Stream) Force() {
 	st.set.mu.Lock()
 	defer st.set.mu.Unlock()
@@ -229,7 +227,7 @@ func (st *Stream) Force() {
 	st.set.room.Broadcast()
 }
 
-// Close ends the stream; what it holds stays readable.
+// Close ends the stream. Its content stays readable.
 func (st *Stream) Close() {
 	st.set.mu.Lock()
 	defer st.set.mu.Unlock()
@@ -237,7 +235,7 @@ func (st *Stream) Close() {
 	st.signal()
 }
 
-// Free gives up the stream and all it holds. Idempotent.
+// Free drops the stream and all its content. It is idempotent.
 func (st *Stream) Free() {
 	s := st.set
 	s.mu.Lock()
@@ -251,7 +249,7 @@ func (st *Stream) Free() {
 	s.room.Broadcast()
 }
 
-// Ack says that everything before offset has been read.
+// Ack records that everything before offset has been read.
 func (st *Stream) Ack(offset int64) {
 	st.set.mu.Lock()
 	defer st.set.mu.Unlock()
@@ -261,7 +259,7 @@ func (st *Stream) Ack(offset int64) {
 	}
 }
 
-// Span is what is held: the bytes from start to end. With eof end is the
+// Span returns the offsets of the first byte held and of the end. If eof is set, end is the
 // stream's length.
 func (st *Stream) Span() (start, end int64, eof bool) {
 	st.set.mu.Lock()
@@ -269,7 +267,7 @@ func (st *Stream) Span() (start, end int64, eof bool) {
 	return st.start(), st.end, st.eof
 }
 
-// Limit is how many bytes the stream keeps.
+// Limit returns the maximum number of bytes that the stream keeps.
 func (st *Stream) Limit() int64 { return st.limit }
 
 func (st *Stream) start() int64 {
@@ -279,8 +277,8 @@ func (st *Stream) start() int64 {
 	return st.chunks[0].off
 }
 
-// ReadAt copies what is held from offset on, or from the oldest byte held if
-// that is later; at says which it was.
+// ReadAt copies bytes from offset on, or from the oldest byte held if that is later, and returns
+// the offset it started at.
 func (st *Stream) ReadAt(p []byte, offset int64) (n int, at int64) {
 	st.set.mu.Lock()
 	defer st.set.mu.Unlock()
@@ -299,8 +297,8 @@ func (st *Stream) ReadAt(p []byte, offset int64) (n int, at int64) {
 	return n, at
 }
 
-// Wait returns when there is a byte at offset, the stream has ended, or ctx
-// has, whose cause it returns then.
+// Wait returns nil once there is a byte at offset or the stream has ended. It returns the cause of
+// ctx when ctx ends, and ErrFreed if the stream was freed.
 func (st *Stream) Wait(ctx context.Context, offset int64) error {
 	for {
 		st.set.mu.Lock()

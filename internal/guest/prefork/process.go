@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Step is what a child was doing when it had to give up.
+// Step names what a child was doing when it failed.
 type Step string
 
 const (
@@ -25,7 +25,7 @@ const (
 	StepExec     Step = "execute"
 )
 
-// StepError says why a command could not be executed.
+// StepError reports why a command could not be executed.
 type StepError struct {
 	Step  Step
 	Errno syscall.Errno
@@ -35,23 +35,23 @@ func (e *StepError) Error() string { return string(e.Step) + ": " + e.Errno.Erro
 
 func (e *StepError) Unwrap() error { return e.Errno }
 
-// ErrInterrupted says that Exec was given up; whether the command runs is open.
+// ErrInterrupted is returned by Exec after Interrupt. The command may or may not run.
 var ErrInterrupted = errors.New("start of the command was interrupted")
 
-// Forker parks leaders. Safe for concurrent use.
+// Forker forks parked processes. It is safe for concurrent use.
 type Forker struct {
 	reaper *Reaper
-	region []byte    // the buffer that nursery and leaders keep
-	mem    *childMem // at its start
-	base   uintptr   // where blobs go, after that
+	region []byte    // buffer that the zygote and the parked processes keep
+	mem    *childMem // start of region
+	base   uintptr   // address of blobs, after mem
 	maxFD  uintptr
 
-	mu      sync.Mutex // held over an order to the nursery
-	nursery *nursery
-	how     byte // what the nursery is told; 0: not known yet
+	mu       sync.Mutex // held during a request to the zygote
+	zygote   *zygote
+	forkMode byte // what the zygote is told to do; 0: not detected yet
 }
 
-// NewForker makes a forker whose children reaper waits for.
+// NewForker returns a forker whose children reaper waits for.
 func NewForker(reaper *Reaper) (*Forker, error) {
 	region, err := unix.Mmap(-1, 0, memBytes+regionBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
@@ -67,37 +67,37 @@ func NewForker(reaper *Reaper) (*Forker, error) {
 	return f, nil
 }
 
-// Leader is a parked child, and later the command that it became. Its owner
-// calls Exec or Discard, once; Interrupt and Signal may be called at any time.
-type Leader struct {
+// Process is a parked child, and later the command that it executes. The owner calls Exec or
+// Discard once. Interrupt and Signal may be called at any time.
+type Process struct {
 	Pid int
-	// Exit receives the child's end, once, whatever it was.
+	// Exit receives the end of the child exactly once.
 	Exit   <-chan Exit
 	forker *Forker
 	ctl    *os.File
 }
 
-// Park forks a child that waits for Exec. It holds no descriptor of this
-// process, is in a session of its own, and has no_new_privs set.
-func (f *Forker) Park() (*Leader, error) {
+// Park forks a child that waits for Exec. The child holds no descriptor of this process, leads its
+// own session and has no_new_privs set.
+func (f *Forker) Park() (*Process, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("park a command: %w", err)
 	}
-	pid, exit, err := f.fork(pair[1])
+	pid, exit, err := f.forkProcess(pair[1])
 	unix.Close(pair[1])
 	if err != nil {
 		unix.Close(pair[0])
 		return nil, fmt.Errorf("park a command: %w", err)
 	}
 	unix.SetNonblock(pair[0], true) //nolint:errcheck // only makes Interrupt slow
-	return &Leader{Pid: pid, Exit: exit, forker: f, ctl: os.NewFile(uintptr(pair[0]), "leader"+strconv.Itoa(pid))}, nil
+	return &Process{Pid: pid, Exit: exit, forker: f, ctl: os.NewFile(uintptr(pair[0]), "leader"+strconv.Itoa(pid))}, nil
 }
 
-// Exec makes the child the program, with the descriptors as 0, 1 and 2, and
-// returns when it is. A *StepError: it could not be, and its end is reported
-// on Exit. That the child was killed on the way is no error: Exit tells.
-func (l *Leader) Exec(p *Program, stdio [3]int) error {
+// Exec makes the child execute p with stdio as descriptors 0, 1 and 2, and returns once it does. If
+// that fails, it returns a *StepError and the child's end is reported on Exit. It returns nil if
+// the child was killed before: Exit reports that.
+func (l *Process) Exec(p *Program, stdio [3]int) error {
 	defer l.ctl.Close()
 	if err := l.send(p, stdio); err != nil {
 		return err
@@ -126,9 +126,9 @@ func stepError(step, errno uint64) error {
 	return e
 }
 
-// send writes the blob with the descriptors. That nobody is there to take it
-// is no error: the end of the child is reported on Exit.
-func (l *Leader) send(p *Program, stdio [3]int) error {
+// send writes the blob with the descriptors. It returns nil if the child is gone: Exit reports
+// that.
+func (l *Process) send(p *Program, stdio [3]int) error {
 	b := blob{base: l.forker.base}
 	if err := b.build(p); err != nil {
 		return err
@@ -170,11 +170,12 @@ func (l *Leader) send(p *Program, stdio [3]int) error {
 	return err
 }
 
-// Interrupt makes a running Exec return.
-func (l *Leader) Interrupt() { l.ctl.SetDeadline(time.Unix(1, 0)) } //nolint:errcheck // closed: Exec is over
+// Interrupt makes a running Exec return ErrInterrupted.
+func (l *Process) Interrupt() { l.ctl.SetDeadline(time.Unix(1, 0)) } //nolint:errcheck // closed: Exec is over
 
-// Signal signals the child, but nobody else once it has been reaped.
-func (l *Leader) Signal(sig syscall.Signal) error { return l.forker.reaper.Signal(l.Pid, sig) }
+// Signal signals the child. It returns ESRCH once the child was reaped, so it never hits another
+// process.
+func (l *Process) Signal(sig syscall.Signal) error { return l.forker.reaper.Signal(l.Pid, sig) }
 
-// Discard lets a parked child go. It is safe after Exec.
-func (l *Leader) Discard() { l.ctl.Close() }
+// Discard ends a parked child. It is safe to call after Exec.
+func (l *Process) Discard() { l.ctl.Close() }

@@ -10,12 +10,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 )
 
-// around are the files in which the cgroup of the whole sandbox counts, as far
-// as they can be seen from inside; "" where they cannot.
-type around struct{ memory, pids string }
+// sandboxCounters are the files with the counters of the whole sandbox's cgroup. A path is empty if
+// the file is not visible inside the sandbox.
+type sandboxCounters struct{ memory, pids string }
 
-// findAround looks for them as cgroup v2 and v1 are mounted in containers.
-func findAround(root string) around {
+// findSandboxCounters looks for the files where containers mount cgroup v2 and v1.
+func findSandboxCounters(root string) sandboxCounters {
 	first := func(names ...string) string {
 		for _, name := range names {
 			if st, err := os.Stat(filepath.Join(root, name)); err == nil && st.Mode().IsRegular() {
@@ -24,18 +24,18 @@ func findAround(root string) around {
 		}
 		return ""
 	}
-	return around{
+	return sandboxCounters{
 		memory: first("memory.events", "memory/memory.oom_control"),
 		pids:   first("pids.events", "pids/pids.events"),
 	}
 }
 
-func (a around) read() cgroup.Usage {
-	return cgroup.Usage{OOMKills: counter(a.memory, "oom_kill"), PidsDenied: counter(a.pids, "max")}
+func (a sandboxCounters) read() cgroup.Usage {
+	return cgroup.Usage{OOMKills: readCounter(a.memory, "oom_kill"), PidsDenied: readCounter(a.pids, "max")}
 }
 
-// counter reads the value of a key, 0 if there is none.
-func counter(path, key string) int64 {
+// readCounter returns the value of a key in a flat keyed file, or 0 if it is missing.
+func readCounter(path, key string) int64 {
 	if path == "" {
 		return 0
 	}

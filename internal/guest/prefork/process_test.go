@@ -56,7 +56,7 @@ func testForker(t testing.TB) *Forker {
 	return forker
 }
 
-func park(t testing.TB) *Leader {
+func park(t testing.TB) *Process {
 	t.Helper()
 	l, err := testForker(t).Park()
 	if err != nil {
@@ -66,7 +66,7 @@ func park(t testing.TB) *Leader {
 	return l
 }
 
-func waitExit(t testing.TB, l *Leader) Exit {
+func waitExit(t testing.TB, l *Process) Exit {
 	t.Helper()
 	select {
 	case e := <-l.Exit:
@@ -311,8 +311,8 @@ func TestADeadNurseryIsReplaced(t *testing.T) {
 	park(t)
 	f := testForker(t)
 	f.mu.Lock()
-	f.nursery.ctl.Close() // it ends when nobody can give it orders
-	exit := f.nursery.exit
+	f.zygote.ctl.Close() // it ends when nobody can give it orders
+	exit := f.zygote.exit
 	f.mu.Unlock()
 	select {
 	case <-exit:

@@ -15,23 +15,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// memBytes is the part of the buffer that holds childMem; blobs come after it.
+// memBytes is the part of the buffer that holds childMem. Blobs follow it.
 const memBytes = 16 << 10
 
-var _ [memBytes - unsafe.Sizeof(childMem{})]byte // it fits
+var _ [memBytes - unsafe.Sizeof(childMem{})]byte // fails to compile if childMem does not fit
 
-// orderTime bounds how long the nursery may take for a fork. It waits for
-// nothing else.
-const orderTime = 10 * time.Second
+// forkTimeout bounds one request to the zygote, which waits for nothing but the fork.
+const forkTimeout = 10 * time.Second
 
-// nursery is the process that leaders are forked from.
-type nursery struct {
+// zygote is the process that parked processes are forked from.
+type zygote struct {
 	ctl  *os.File
 	exit <-chan Exit
 }
 
-// newNursery forks one. The buffer is not touched by this process afterwards.
-func (f *Forker) newNursery() (*nursery, error) {
+// newZygote forks a zygote. This process must not use the buffer afterwards.
+func (f *Forker) newZygote() (*zygote, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make the nursery: %w", err)
@@ -43,12 +42,12 @@ func (f *Forker) newNursery() (*nursery, error) {
 	}
 	m := f.mem
 	*m = childMem{ctl: uintptr(pair[1]), maxFD: f.maxFD, region: f.base, size: regionBytes}
-	m.order.prepare(uintptr(unsafe.Pointer(&m.order.one)), 1)
-	m.program.prepare(f.base, regionBytes)
-	f.listDroppable(m)
+	m.forkInbox.prepare(uintptr(unsafe.Pointer(&m.forkInbox.one)), 1)
+	m.programInbox.prepare(f.base, regionBytes)
+	f.listReleasable(m)
 	_, exit, err := f.reaper.Start(func() (int, error) {
 		syscall.ForkLock.Lock()
-		pid, errno := fork(m)
+		pid, errno := forkZygote(m)
 		syscall.ForkLock.Unlock()
 		if errno != 0 {
 			return 0, errno
@@ -59,10 +58,10 @@ func (f *Forker) newNursery() (*nursery, error) {
 		unix.Close(pair[0])
 		return nil, fmt.Errorf("make the nursery: %w", err)
 	}
-	return &nursery{ctl: os.NewFile(uintptr(pair[0]), "nursery"), exit: exit}, nil
+	return &zygote{ctl: os.NewFile(uintptr(pair[0]), "nursery"), exit: exit}, nil
 }
 
-// prepare makes an inbox that receives n bytes at an address.
+// prepare makes the inbox receive n bytes at address at.
 //
 //go:nocheckptr
 func (in *inbox) prepare(at uintptr, n int) {
@@ -74,10 +73,9 @@ func (in *inbox) prepare(at uintptr, n int) {
 	in.msg.SetControllen(len(in.oob))
 }
 
-// listDroppable notes what the nursery is to give back: all memory that was
-// written to, but for the buffer. Its own stack it spares itself. What is
-// missed here only costs.
-func (f *Forker) listDroppable(m *childMem) {
+// listReleasable records the memory that the zygote releases: everything that was written to,
+// except the buffer. The zygote spares its own stack. A range missed here only costs memory.
+func (f *Forker) listReleasable(m *childMem) {
 	text, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
 		return
@@ -97,24 +95,24 @@ func (f *Forker) listDroppable(m *childMem) {
 		}
 		s := span{uintptr(from), uintptr(to)}
 		for _, piece := range []span{{s.from, min(s.to, keep.from)}, {max(s.from, keep.to), s.to}} {
-			if piece.from < piece.to && m.ndrop < maxDrop {
-				m.drop[m.ndrop] = piece
-				m.ndrop++
+			if piece.from < piece.to && m.nreleasable < maxReleasable {
+				m.releasable[m.nreleasable] = piece
+				m.nreleasable++
 			}
 		}
 	}
 }
 
-// What the nursery is told: fork the leader as a child of the guest, or fork it
-// behind another process that ends, so that it comes to PID 1.
+// Requests to the zygote: fork a child of the guest, or fork through an intermediate process that
+// exits, so that the child becomes an orphan and PID 1 inherits it.
 const (
-	orderOnce  = 'f'
-	orderTwice = 't'
+	forkChild  = 'f'
+	forkOrphan = 't'
 )
 
-// order has a leader forked that gets the socket, and returns its pid.
-func (n *nursery) order(how byte, socket int) (int, error) {
-	if err := n.ctl.SetDeadline(time.Now().Add(orderTime)); err != nil {
+// requestFork makes the zygote fork a parked process that gets the socket, and returns its pid.
+func (n *zygote) requestFork(how byte, socket int) (int, error) {
+	if err := n.ctl.SetDeadline(time.Now().Add(forkTimeout)); err != nil {
 		return 0, err
 	}
 	conn, err := n.ctl.SyscallConn()
@@ -146,26 +144,25 @@ func (n *nursery) order(how byte, socket int) (int, error) {
 	return int(binary.NativeEndian.Uint64(b[:])), nil
 }
 
-// learn finds out whether children that the nursery forks with CLONE_PARENT
-// are this process's: gVisor makes them the nursery's, and nobody would learn of
-// their end.
-func (f *Forker) learn() {
-	f.how = orderOnce
+// detectForkMode finds out whether CLONE_PARENT makes the zygote's children children of this
+// process. On gVisor they stay the zygote's children, and the guest would never learn of their end.
+func (f *Forker) detectForkMode() {
+	f.forkMode = forkChild
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return
 	}
 	defer unix.Close(pair[0]) // ends the child
 	defer unix.Close(pair[1])
-	pid, _, err := f.reaper.Start(func() (int, error) { return f.nursery.order(orderOnce, pair[1]) })
-	if err == nil && !isOurs(pid) {
-		f.how = orderTwice
+	pid, _, err := f.reaper.Start(func() (int, error) { return f.zygote.requestFork(forkChild, pair[1]) })
+	if err == nil && !isOwnChild(pid) {
+		f.forkMode = forkOrphan
 		f.reaper.forget(pid)
 	}
 }
 
-// isOurs says whether a process is a child of this one, or has ended.
-func isOurs(pid int) bool {
+// isOwnChild reports whether pid is a child of this process, or has ended.
+func isOwnChild(pid int) bool {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return true
@@ -174,28 +171,28 @@ func isOurs(pid int) bool {
 	return len(fields) < 2 || string(fields[1]) == strconv.Itoa(os.Getpid())
 }
 
-// fork has a leader forked, by a new nursery if the old one has died.
-func (f *Forker) fork(socket int) (int, <-chan Exit, error) {
+// forkProcess forks a parked process, and starts a new zygote if the old one has died.
+func (f *Forker) forkProcess(socket int) (int, <-chan Exit, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for again := false; ; again = true {
-		if f.nursery == nil {
-			n, err := f.newNursery()
+		if f.zygote == nil {
+			n, err := f.newZygote()
 			if err != nil {
 				return 0, nil, err
 			}
-			f.nursery = n
-			if f.how == 0 {
-				f.learn()
+			f.zygote = n
+			if f.forkMode == 0 {
+				f.detectForkMode()
 			}
 		}
-		pid, exit, err := f.reaper.Start(func() (int, error) { return f.nursery.order(f.how, socket) })
-		if _, refused := errors.AsType[syscall.Errno](err); err == nil || refused && len(f.nursery.exit) == 0 && !errors.Is(err, syscall.EPIPE) {
+		pid, exit, err := f.reaper.Start(func() (int, error) { return f.zygote.requestFork(f.forkMode, socket) })
+		if _, refused := errors.AsType[syscall.Errno](err); err == nil || refused && len(f.zygote.exit) == 0 && !errors.Is(err, syscall.EPIPE) {
 			return pid, exit, err
 		}
-		// It is dead, or does not keep to the order: neither is waited for.
-		f.nursery.ctl.Close()
-		f.nursery = nil
+		// The zygote is dead or broke the protocol. Do not wait for either.
+		f.zygote.ctl.Close()
+		f.zygote = nil
 		if again {
 			return 0, nil, fmt.Errorf("the nursery does not answer: %w", err)
 		}

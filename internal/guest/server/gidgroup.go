@@ -18,28 +18,26 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// Tags are group ids that nothing else uses, high up among those that the user
-// namespace maps.
+// The ids are at the upper end of those that the user namespace maps, where nothing else uses them.
 const (
-	firstTag = 0x7f00_0000
-	manyTags = 0x0040_0000
+	firstGID = 0x7f00_0000
+	gidCount = 0x0040_0000
 )
 
-// tagRange hands out tags. One that could not be killed clean is never used
-// again.
-type tagRange struct {
+// gidRange allocates group ids. An id whose processes could not all be killed is never reused.
+type gidRange struct {
 	mu          sync.Mutex
 	first, size uint32
 	next        uint32
 	used        map[uint32]bool
 }
 
-func newTagRange() (*tagRange, error) {
+func newGIDRange() (*gidRange, error) {
 	text, err := os.ReadFile("/proc/self/gid_map")
 	if err != nil {
 		return nil, fmt.Errorf("find group ids to tag commands with: %w", err)
 	}
-	t := &tagRange{used: make(map[uint32]bool)}
+	t := &gidRange{used: make(map[uint32]bool)}
 	for line := range bytes.Lines(text) {
 		var inside, outside, count uint64
 		if n, err := fmt.Sscan(string(line), &inside, &outside, &count); n != 3 || err != nil {
@@ -47,10 +45,10 @@ func newTagRange() (*tagRange, error) {
 		}
 		end := inside + count
 		switch {
-		case inside <= firstTag && end >= firstTag+manyTags:
-			t.first, t.size = firstTag, manyTags
+		case inside <= firstGID && end >= firstGID+gidCount:
+			t.first, t.size = firstGID, gidCount
 			return t, nil
-		case count/4 > uint64(t.size): // the last quarter of the largest piece
+		case count/4 > uint64(t.size): // use the last quarter of the largest range
 			t.size = uint32(count / 4)
 			t.first = uint32(end - count/4)
 		}
@@ -61,7 +59,7 @@ func newTagRange() (*tagRange, error) {
 	return t, nil
 }
 
-func (t *tagRange) take() (*tag, error) {
+func (t *gidRange) acquire() (*gidGroup, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for range t.size {
@@ -69,38 +67,37 @@ func (t *tagRange) take() (*tag, error) {
 		t.next = (t.next + 1) % t.size
 		if !t.used[gid] {
 			t.used[gid] = true
-			return &tag{gid: gid, from: t}, nil
+			return &gidGroup{gid: gid, owner: t}, nil
 		}
 	}
 	return nil, wire.Failf(wire.ResourceExhausted, "", "no group id is left to tag a command with")
 }
 
-// tag is a group of processes that have one supplementary group id, which they
-// cannot drop and nobody else has. It counts nothing.
-type tag struct {
-	gid  uint32
-	from *tagRange
+// gidGroup is a group of processes that share a supplementary group id. The processes cannot drop
+// the id and no others have it. It has no counters.
+type gidGroup struct {
+	gid   uint32
+	owner *gidRange
 
 	mu    sync.Mutex
 	clean bool
 }
 
-// Add does nothing: a leader takes on the tag itself.
-func (t *tag) Add(int) error { return nil }
+// Add does nothing: the process adopts the group id itself.
+func (t *gidGroup) Add(int) error { return nil }
 
-// Signal signals every process that has the tag, once.
-func (t *tag) Signal(sig syscall.Signal) error {
-	_, err := t.strike(sig)
+// Signal signals every process with the group id once.
+func (t *gidGroup) Signal(sig syscall.Signal) error {
+	_, err := t.signalAll(sig)
 	return err
 }
 
-// Kill scans and kills until two scans in a row have found nobody alive. What
-// forks faster than a scan can follow, in spite of being scanned without a
-// pause, stays: then it ends with ctx and an error.
-func (t *tag) Kill(ctx context.Context) error {
+// Kill scans and kills until two scans in a row find no living process. If processes fork faster
+// than a scan can follow, Kill returns an error when ctx ends.
+func (t *gidGroup) Kill(ctx context.Context) error {
 	clean := 0
 	for {
-		alive, err := t.strike(syscall.SIGKILL)
+		alive, err := t.signalAll(syscall.SIGKILL)
 		if err != nil {
 			return err
 		}
@@ -117,14 +114,14 @@ func (t *tag) Kill(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("%d processes with tag %d are still alive: %w", alive, t.gid, context.Cause(ctx))
 		}
-		if alive < 4 { // let them die
+		if alive < 4 { // give them time to die
 			time.Sleep(200 * time.Microsecond)
 		}
 	}
 }
 
-// strike signals all that have the tag and are not dead, and counts them.
-func (t *tag) strike(sig syscall.Signal) (int, error) {
+// signalAll signals all living processes with the group id and counts them.
+func (t *gidGroup) signalAll(sig syscall.Signal) (int, error) {
 	proc, err := os.Open("/proc")
 	if err != nil {
 		return 0, fmt.Errorf("look for processes: %w", err)
@@ -139,7 +136,7 @@ func (t *tag) strike(sig syscall.Signal) (int, error) {
 			if err != nil || pid == self || pid <= 1 {
 				continue
 			}
-			if hasTag(pid, t.gid, buf) {
+			if hasGroup(pid, t.gid, buf) {
 				found++
 				if err := unix.Kill(pid, sig); err != nil && !errors.Is(err, unix.ESRCH) {
 					return found, fmt.Errorf("signal process %d: %w", pid, err)
@@ -155,8 +152,8 @@ func (t *tag) strike(sig syscall.Signal) (int, error) {
 	}
 }
 
-// hasTag says whether a living process has a supplementary group.
-func hasTag(pid int, gid uint32, buf []byte) bool {
+// hasGroup reports whether pid is alive and has the supplementary group.
+func hasGroup(pid int, gid uint32, buf []byte) bool {
 	fd, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/status", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return false
@@ -166,17 +163,17 @@ func hasTag(pid int, gid uint32, buf []byte) bool {
 	if err != nil || n <= 0 {
 		return false
 	}
-	tagged, headless := statusHasTag(buf[:n], gid)
+	tagged, headless := statusHasGroup(buf[:n], gid)
 	if tagged && headless {
-		dead, _ := ended(pid) // its other threads may be dead too, and kept by a tracer
+		dead, _ := processEnded(pid) // a tracer may hold its other threads, dead too
 		return !dead
 	}
 	return tagged
 }
 
-// statusHasTag reads proc_pid_status(5). A process whose first thread has ended looks dead while others may go on:
-// then it is headless.
-func statusHasTag(status []byte, gid uint32) (tagged, headless bool) {
+// statusHasGroup parses proc_pid_status(5). headless is set for a process whose first thread has
+// ended while others remain: it looks dead but may be alive.
+func statusHasGroup(status []byte, gid uint32) (tagged, headless bool) {
 	dead := false
 	for line := range bytes.Lines(status) {
 		key, value, _ := bytes.Cut(line, []byte(":"))
@@ -202,22 +199,22 @@ func statusHasTag(status []byte, gid uint32) (tagged, headless bool) {
 	return false, false
 }
 
-// Limit cannot be.
-func (t *tag) Limit(int64, float64) error {
+// Limit is not supported.
+func (t *gidGroup) Limit(int64, float64) error {
 	return fmt.Errorf("%w: commands have no cgroups in this sandbox", cgroup.ErrUnsupported)
 }
 
-// Usage is nothing: nobody counts.
-func (t *tag) Usage() (cgroup.Usage, error) { return cgroup.Usage{}, nil }
+// Usage returns zero: there are no counters.
+func (t *gidGroup) Usage() (cgroup.Usage, error) { return cgroup.Usage{}, nil }
 
-// Remove gives a tag back that nobody has any more.
-func (t *tag) Remove() error {
+// Remove returns the group id for reuse if all its processes are dead.
+func (t *gidGroup) Remove() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.clean {
-		t.from.mu.Lock()
-		delete(t.from.used, t.gid)
-		t.from.mu.Unlock()
+		t.owner.mu.Lock()
+		delete(t.owner.used, t.gid)
+		t.owner.mu.Unlock()
 	}
 	return nil
 }
