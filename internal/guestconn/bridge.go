@@ -18,17 +18,19 @@ import (
 // bridgeDial bounds how long a stream waits for the guest's own socket.
 const bridgeDial = 10 * time.Second
 
-// Bridge is the guest's end of a mux: it serves the host's session on stdin and stdout, and for each stream calls dial
-// and copies both ways until either side closes. It returns nil when the host hung up, the cause of ctx when
-// that ended, and otherwise what broke. It closes stdin and stdout where they can be closed.
+// Bridge is the guest's end of a mux. It serves the host's session on stdin and stdout. For each
+// stream it calls dial, and copies both ways until either side closes. It returns nil when the host
+// hangs up, the cause of ctx when ctx ends, and otherwise the transport error. It closes stdin and
+// stdout if they can be closed.
 //
-// A read of stdin, or a write of stdout, that not even Close interrupts (a terminal, a file in blocking mode) is
-// abandoned with its goroutine: the process is expected to end after Bridge returns.
+// A read or write that not even Close interrupts (a terminal, a file in blocking mode) is abandoned
+// with its goroutine: the process should exit after Bridge returns.
 func Bridge(ctx context.Context, stdin io.Reader, stdout io.Writer, dial func(context.Context) (net.Conn, error)) error {
 	pipes := newStdio(stdin, stdout)
 	t := &transport{rwc: pipes}
 	config := muxConfig()
-	// A reset throws away what the host has not read yet; it closes its streams in its own time.
+	// A reset would drop what the host has not read yet; the host closes its streams in its own
+	// time.
 	config.StreamCloseTimeout = 0
 	sess, err := yamux.Server(t, config)
 	if err != nil {
@@ -39,7 +41,7 @@ func Bridge(ctx context.Context, stdin io.Reader, stdout io.Writer, dial func(co
 		defer close(over)
 		select {
 		case <-ctx.Done():
-			_ = pipes.Close() // before the session, which would else close each stream in good order
+			_ = pipes.Close() // before the session, which would otherwise close each stream cleanly
 		case <-sess.CloseChan():
 		}
 		_ = sess.Close()
@@ -48,15 +50,15 @@ func Bridge(ctx context.Context, stdin io.Reader, stdout io.Writer, dial func(co
 	serveBridge(ctx, sess, dial)
 	select {
 	case <-over:
-	case <-time.After(time.Second): // in a read or a write that nothing interrupts
+	case <-time.After(time.Second): // blocked in an uninterruptible read or write
 	}
 	return bridgeEnd(ctx, t)
 }
 
-// serveBridge joins streams until the session ends, then waits for those it joined. They end after the session and never
-// before it: the host would take streams closed in good order for the guest's own end of file.
+// serveBridge joins streams until the session ends, then waits for the joined ones. They end after
+// the session: the host would take a clean close for the guest's own end of file.
 func serveBridge(ctx context.Context, sess *yamux.Session, dial func(context.Context) (net.Conn, error)) {
-	// Twice what the host opens: it counts a stream as closed a little before we do.
+	// Twice the host's limit: the host counts a stream as closed slightly earlier.
 	slots := make(chan struct{}, 2*(maxMuxed+MaxCarried))
 	pool := new(relay.Pool)
 	var wg sync.WaitGroup
@@ -69,7 +71,7 @@ func serveBridge(ctx context.Context, sess *yamux.Session, dial func(context.Con
 			if sess.IsClosed() {
 				return
 			}
-			continue // the stream died while it was accepted; the session goes on
+			continue // the stream died during accept; the session continues
 		}
 		select {
 		case slots <- struct{}{}:
@@ -90,9 +92,10 @@ func serveBridge(ctx context.Context, sess *yamux.Session, dial func(context.Con
 	}
 }
 
-// join copies between a stream and a connection of the guest. A stream the host closed is closed as a whole; where the
-// guest has said its last, the host is told once everything went out, and what the host still writes is the guest's to
-// take, or thrown away if it takes no more, so that the host never waits for a window nobody opens.
+// join copies between a stream and a connection of the guest. If the host closes the stream, both
+// directions end. If the guest has finished writing, the stream is closed after all its data was
+// sent. What the host still writes goes to the guest, or is dropped if the guest no longer reads,
+// so that the host never waits for a window update.
 func join(ctx context.Context, s *yamux.Stream, dial func(context.Context) (net.Conn, error), pool *relay.Pool) {
 	past := time.Unix(1, 0)
 	defer func() { _ = s.Close() }()
@@ -107,7 +110,7 @@ func join(ctx context.Context, s *yamux.Stream, dial func(context.Context) (net.
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if _, err := pool.Copy(conn, s); err != nil {
-			_, _ = io.Copy(io.Discard, s) // the guest reads no more, but may have answered
+			_, _ = io.Copy(io.Discard, s) // the guest no longer reads, but may have answered
 		}
 		_ = conn.Close()
 		_ = s.SetWriteDeadline(past)
@@ -119,7 +122,8 @@ func join(ctx context.Context, s *yamux.Stream, dial func(context.Context) (net.
 	wg.Wait()
 }
 
-// bridgeEnd says why the bridge is over. A host that hangs up is seen by whichever comes first, a read or a write.
+// bridgeEnd returns why the bridge ended. A host that hangs up is noticed by a read or a write,
+// whichever comes first.
 func bridgeEnd(ctx context.Context, t *transport) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -133,8 +137,8 @@ func bridgeEnd(ctx context.Context, t *transport) error {
 	return fmt.Errorf("bridge: %w", ErrLost)
 }
 
-// stdio makes one transport of two pipes. The session reads from a pipe in memory that can always be closed; stdin, which
-// often can not, is read by a goroutine of its own.
+// stdio makes one transport of two pipes. The session reads from an in-memory pipe that can always
+// be closed. A goroutine reads stdin, which often cannot be closed.
 type stdio struct {
 	*io.PipeReader
 	out    io.Writer

@@ -1,25 +1,23 @@
-// Package guestconn carries byte streams between the host and the guest of one sandbox, and nothing else: what is said on
-// a stream is the business of whoever opened it.
+// Package guestconn carries byte streams between the host and the guest of one sandbox. It does not
+// interpret their content.
 //
-// There are two ways, with one meaning: the host opens, the guest serves.
+// There are two transports. In both, the host opens streams and the guest serves them.
 //
-//   - Local: the host listens on a unix socket in a folder the container sees read-only ([Listen]); the guest dials it and
-//     parks a few streams ([Park]). To open a stream the host takes a parked one. Nothing inside the sandbox listens,
-//     so nothing inside can redirect the host.
-//   - Stdio: where only an exec into the container is in reach, one process inside ([Bridge]) carries a yamux
-//     session over its stdin and stdout, and the host opens streams on it ([NewMux]).
+//   - Local: the host listens on a unix socket in a directory that the container sees read-only ([Listen]). The guest dials it and parks a few streams ([Park]). To open a stream the host takes a parked one. Nothing inside the sandbox listens, so nothing inside can redirect the host.
+//   - Stdio: if the host can only exec into the container, a process inside ([Bridge]) carries a yamux session over its stdin and stdout, and the host opens streams on it ([NewMux]).
 //
-// Streams of both ways are net.Conn with deadlines. Half close differs and no protocol on top may need it: a local
-// stream is a *net.UnixConn and has CloseWrite; a muxed stream has none, because yamux cannot give up reading
-// alone, so there Close ends both directions (what was written before it is still delivered). The guest can end its
-// own direction alone on both.
+// Streams of both transports are net.Conn with deadlines. Protocols must not rely on half-close. A
+// local stream is a *net.UnixConn and has CloseWrite. A muxed stream has none, because yamux cannot
+// stop reading alone: Close ends both directions, but data written before is still delivered. The
+// guest can end its own direction alone on both.
 //
-// The package never checks who may open a stream, never retries for the caller and never makes up an end of file: a
-// transport that broke is an error ([ErrLost]) on every stream of it, not io.EOF.
+// The package does not check who may open a stream and does not retry. A broken transport is an
+// error ([ErrLost]) on each of its streams, never io.EOF.
 //
-// Goroutines: a Listener has one that accepts and at most [MaxParked] that wait for a greeting; Park has its
-// parkers, one clock and at most [MaxServed] that serve; a Mux and a Bridge have those of yamux and one per stream
-// on the guest's side. Close (or the return of Park and Bridge) waits for them.
+// Goroutines: a Listener has one that accepts and at most [MaxParked] that wait for a greeting;
+// Park has its parkers, one clock and at most [MaxServed] that serve; a Mux and a Bridge have those
+// of yamux and one per stream on the guest's side. Close, or the return of Park and Bridge, waits
+// for them.
 //
 // Errors: [ErrClosed], [ErrLost], or the context's cause, each wrapped.
 package guestconn
@@ -36,28 +34,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The errors callers tell apart.
+// Errors that callers distinguish.
 var (
-	// ErrClosed: this side closed the listener or the mux.
+	// ErrClosed means that this side closed the listener or the mux.
 	ErrClosed = errors.New("link is closed")
-	// ErrLost: the transport under the stream broke; the guest, or what it runs in, is gone or out of reach.
+	// ErrLost means that the transport under the stream broke: the guest or its container is gone
+	// or out of reach.
 	ErrLost = errors.New("link to the sandbox is lost")
 )
 
-// Bounds. What comes from inside a sandbox is hostile, so each of them is a limit and not a hint.
+// Limits. All input from a sandbox is untrusted.
 const (
-	// MaxParked is how many streams of one sandbox a Listener holds that nobody took yet, greeted or not.
+	// MaxParked is how many streams of one sandbox a Listener holds before they are opened, greeted
+	// or not.
 	MaxParked = 64
-	// MaxServed is how many streams a guest has in hand at once, parked ones included; beyond it parks no more.
+	// MaxServed is how many streams a guest holds at once, including parked ones. At this limit it
+	// parks no more.
 	MaxServed = 256
-	// MaxCarried is how many streams of a mux may carry connections, see Carry of its streams. The bridge lives in the
-	// sandbox, and holds up to two windows of each that a command does not read from: 64 MiB. On the local way they are the
-	// guest's to count: Park does not count what was kept.
+	// MaxCarried is how many streams of a mux may carry connections, see Carry. The bridge in the
+	// sandbox buffers up to two windows of each stream that a command does not read: 64 MiB. On the
+	// local transport the guest limits them: Park does not count kept streams.
 	MaxCarried = 128
-	// HelloTimeout is how long a connection may take to say its greeting.
+	// HelloTimeout bounds the wait for a connection's greeting.
 	HelloTimeout = 10 * time.Second
-	// startTimeout bounds the one octet that starts a parked stream. The socket's buffer is empty there, so only a
-	// machine that stands still can make it take time.
+	// startTimeout bounds the write of the byte that starts a parked stream. The socket's buffer is
+	// empty then, so it only takes time on a machine that is stalled.
 	startTimeout = 5 * time.Second
 )
 
@@ -70,7 +71,7 @@ const (
 
 var magic = [6]byte{'o', 'r', 'l', 'i', 'n', 'k'}
 
-// hello is what the guest says first: six octets of magic and a version, big endian.
+// hello returns the guest's greeting: six bytes of magic and a big-endian version.
 func hello() []byte {
 	return binary.BigEndian.AppendUint16(magic[:], version)
 }
@@ -85,8 +86,8 @@ func checkHello(b []byte) error {
 	return nil
 }
 
-// openDir opens the folder of a socket, so that the socket can be named through /proc/self/fd: a socket's address holds
-// 107 octets, and a state directory may be longer.
+// openDir opens the directory of a socket, so that the socket can be addressed through
+// /proc/self/fd: a socket address has at most 107 bytes, and a state directory may be longer.
 func openDir(path string) (dir *os.File, name string, err error) {
 	fd, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -95,7 +96,7 @@ func openDir(path string) (dir *os.File, name string, err error) {
 	return os.NewFile(uintptr(fd), filepath.Dir(path)), filepath.Base(path), nil
 }
 
-// addressIn is the address of name in the folder behind fd.
+// addressIn returns the address of name in dir.
 func addressIn(dir *os.File, name string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
 }

@@ -13,30 +13,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Listener is the host's end of the local way for one sandbox. It is safe for concurrent use.
+// Listener is the host's end of the local transport for one sandbox. It is safe for concurrent use.
 type Listener struct {
 	ln   *net.UnixListener
 	done chan struct{}
 	wg   sync.WaitGroup
 
 	mu       sync.Mutex
-	check    func(pid int) error  // says who may use the link; nil: nobody yet
-	greeting map[*parked]struct{} // accepted, greeting still to come
+	check    func(pid int) error  // decides who may use the link; nil: any process may park
+	greeting map[*parked]struct{} // accepted, greeting not received yet
 	free     []*parked            // greeted, not taken
 	wake     chan struct{}        // closed and replaced whenever free may have something to take
 	refused  error                // why the last peer was turned away: tells a caller that waits in vain why
 	closed   bool
 }
 
-// parked is a stream the guest opened and nobody took.
+// parked is a stream that the guest opened and the host has not taken.
 type parked struct {
 	conn *net.UnixConn
 	pid  int
 }
 
-// Listen listens at path. A socket that lies there is replaced in one step, so that a guest that redials always finds one;
-// anything else there is an error. The folder must be one that only the host can write. Nobody's streams are used
-// before [Listener.Expect].
+// Listen listens at path. It atomically replaces an existing socket, so that a guest that redials
+// always finds one. Any other file there is an error. Only the host may be able to write to the
+// directory. No stream is used before [Listener.Expect].
 func Listen(path string) (*Listener, error) {
 	dir, name, err := openDir(path)
 	if err != nil {
@@ -57,7 +57,7 @@ func Listen(path string) (*Listener, error) {
 	return l, nil
 }
 
-// bindSocket binds beside name and renames, which replaces an old socket without a moment at which there is none.
+// bindSocket binds a temporary name and renames it, so that there is always a socket.
 func bindSocket(dir *os.File, name string) (*net.UnixListener, error) {
 	fd := int(dir.Fd())
 	var st unix.Stat_t
@@ -76,7 +76,8 @@ func bindSocket(dir *os.File, name string) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, err
 	}
-	// By the time this closes the next host process may listen at the same path: its socket is not ours to remove.
+	// When this closes, the next host process may already listen at the same path: do not remove
+	// its socket.
 	ln.SetUnlinkOnClose(false)
 	if err = unix.Fchmodat(fd, fresh, 0o600, 0); err == nil {
 		err = unix.Renameat(fd, fresh, fd, name)
@@ -87,8 +88,8 @@ func bindSocket(dir *os.File, name string) (*net.UnixListener, error) {
 	return ln, nil
 }
 
-// Expect names the one process, by its pid in the host's pid namespace, whose streams are used: the sandbox's init. What
-// other processes parked is closed. A pid of 0 means nobody.
+// Expect accepts only streams of one process: the sandbox's init, by its pid in the host's pid
+// namespace. It closes streams parked by other processes. With pid 0 no process is expected.
 func (l *Listener) Expect(pid int) {
 	if pid == 0 {
 		l.ExpectWhere(nil)
@@ -102,9 +103,10 @@ func (l *Listener) Expect(pid int) {
 	})
 }
 
-// ExpectWhere is Expect for a sandbox whose streams are opened on its behalf by processes of the host, such as the one
-// that gVisor has for files: check returns nil for those that are this sandbox's. It must be quick and is called for each
-// stream when it comes and when it was greeted; nil means nobody.
+// ExpectWhere is like Expect, for a sandbox whose streams are opened by helper processes of the
+// host, such as gVisor's file proxy. check returns nil for processes that belong to this sandbox.
+// It must be fast. It is called when a stream arrives and after its greeting. With nil no process
+// is expected.
 func (l *Listener) ExpectWhere(check func(pid int) error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -130,9 +132,9 @@ func (l *Listener) stranger(pid int) error {
 	return l.check(pid)
 }
 
-// Open takes a stream to the guest, and waits for one until ctx ends. That a stream was opened says that the guest was
-// there a moment ago; that it still is, only its answer says. The caller closes the stream; Close of the listener
-// does not. Errors: [ErrClosed], or the cause of ctx.
+// Open takes a stream to the guest, and waits for one until ctx ends. The guest was alive when it
+// parked the stream; only its answer shows that it still is. The caller closes the stream; closing
+// the listener does not. Errors: [ErrClosed], or the cause of ctx.
 func (l *Listener) Open(ctx context.Context) (net.Conn, error) {
 	for {
 		if ctx.Err() != nil {
@@ -146,7 +148,7 @@ func (l *Listener) Open(ctx context.Context) (net.Conn, error) {
 			if err := p.start(); err == nil {
 				return p.conn, nil
 			}
-			_ = p.conn.Close() // died while it was parked: the next one
+			_ = p.conn.Close() // died while parked: try the next one
 			continue
 		}
 		select {
@@ -157,8 +159,8 @@ func (l *Listener) Open(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// Close stops listening and closes the streams nobody took. The socket's file stays for the next host process. Streams in
-// use live on. A second Close does nothing.
+// Close stops listening and closes parked streams. The socket file stays for the next host process.
+// Open streams stay open. It is idempotent.
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	first := !l.closed
@@ -191,7 +193,7 @@ func (l *Listener) accept() {
 			l.admit(conn)
 			continue
 		}
-		// Out of descriptors or memory: both pass, so wait and go on, unless we were closed.
+		// Out of descriptors or memory: both are temporary, so retry unless closed.
 		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 		select {
 		case <-l.done:
@@ -201,7 +203,7 @@ func (l *Listener) accept() {
 	}
 }
 
-// admit gives a new connection a place among the parked, or closes it. It does not wait for the peer.
+// admit parks a new connection, or closes it. It does not wait for the peer.
 func (l *Listener) admit(conn *net.UnixConn) {
 	pid, err := peerPid(conn)
 	p := &parked{conn: conn, pid: pid}

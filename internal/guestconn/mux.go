@@ -15,46 +15,47 @@ import (
 )
 
 const (
-	// maxMuxed is how many streams one mux has at once for requests, and MaxCarried for connections: each has its own
-	// count, so that connections never keep a request waiting. With muxWindow, the least that yamux has, they bound what
-	// a guest can make the host hold: 96 MiB, and only where the host leaves its own streams unread.
+	// maxMuxed is how many request streams a mux has at once. MaxCarried limits connections
+	// separately, so that connections never delay a request. With muxWindow, yamux's minimum, a
+	// guest can make the host buffer at most 96 MiB, and only if the host does not read its
+	// streams.
 	maxMuxed  = 256
 	muxWindow = 256 << 10
-	// keepAlive and stall find a transport that is dead without having said so: a ping each keepAlive, an answer within stall.
+	// keepAlive and stall detect a dead transport: a ping every keepAlive, an answer within stall.
 	keepAlive = 15 * time.Second
 	stall     = 20 * time.Second
-	// lingering is how long a stream the host closed waits for the guest to take the rest before it is reset.
+	// lingering is how long a stream closed by the host waits for the guest to read the rest before it is reset.
 	lingering = time.Minute
 )
 
 func muxConfig() *yamux.Config {
 	c := yamux.DefaultConfig()
-	// The backlog is above what Open lets through, so that yamux itself never makes an opener wait.
+	// The backlog exceeds what Open allows, so that yamux itself never blocks.
 	c.AcceptBacklog = 2 * (maxMuxed + MaxCarried)
 	c.MaxStreamWindowSize = muxWindow
 	c.KeepAliveInterval = keepAlive
 	c.ConnectionWriteTimeout = stall
 	c.StreamOpenTimeout = 2 * stall
 	c.StreamCloseTimeout = lingering
-	c.LogOutput = io.Discard // what it would say reaches the caller as the cause in ErrLost
+	c.LogOutput = io.Discard // the caller gets errors as the cause in ErrLost
 	return c
 }
 
-// Mux is the host's end of a bridge: many streams over one pair of pipes. It is safe for concurrent use. It is lost when
-// the transport breaks, when the guest stops answering pings, or when the guest breaks the protocol; a lost mux
-// stays lost, and the caller dials the bridge again.
+// Mux is the host's end of a bridge: many streams over one pair of pipes. It is safe for concurrent
+// use. It is lost when the transport breaks, the guest stops answering pings, or the guest breaks
+// the protocol. A lost mux stays lost; the caller must dial the bridge again.
 type Mux struct {
 	t     *transport
 	sess  *yamux.Session
-	slots chan struct{} // one per open stream that is not carried
-	carry chan struct{} // one per carried one
+	slots chan struct{} // one token per open request stream
+	carry chan struct{} // one token per open connection
 	// own is set before Close ends the session, so that what follows is ErrClosed and not ErrLost.
 	own atomic.Bool
 	wg  sync.WaitGroup
 }
 
-// NewMux starts the host's side over rwc and owns it from then on. Closing rwc must unblock a Read and a Write on it, as it does
-// for a net.Conn.
+// NewMux starts the host's side over rwc and takes ownership of it. Closing rwc must unblock Read
+// and Write on it, as for a net.Conn.
 func NewMux(rwc io.ReadWriteCloser) (*Mux, error) {
 	t := &transport{rwc: rwc}
 	sess, err := yamux.Client(t, muxConfig())
@@ -62,13 +63,15 @@ func NewMux(rwc io.ReadWriteCloser) (*Mux, error) {
 		return nil, errors.Join(fmt.Errorf("start mux: %w", err), rwc.Close())
 	}
 	m := &Mux{t: t, sess: sess, slots: make(chan struct{}, maxMuxed), carry: make(chan struct{}, MaxCarried)}
-	// Streams are opened from here only. Without this a guest could open streams nobody accepts and fill them.
+	// Only the host opens streams. Otherwise a guest could open streams that are never accepted and
+	// fill them.
 	m.wg.Go(func() { _ = sess.GoAway() })
 	return m, nil
 }
 
-// Open opens a stream to the guest. It waits while 256 are open. That a stream was opened says nothing about the guest;
-// its answer does. Errors: [ErrClosed], [ErrLost], or the cause of ctx.
+// Open opens a stream to the guest. It waits while 256 are open. An opened stream does not show
+// that the guest is alive; only its answer does. Errors: [ErrClosed], [ErrLost], or the cause of
+// ctx.
 func (m *Mux) Open(ctx context.Context) (net.Conn, error) {
 	if ctx.Err() != nil {
 		return nil, openErr(context.Cause(ctx))
@@ -84,7 +87,8 @@ func (m *Mux) Open(ctx context.Context) (net.Conn, error) {
 		s   *yamux.Stream
 		err error
 	}
-	// yamux sends the opening frame at once, which waits where the transport is stalled; ctx does not reach in there.
+	// yamux sends the opening frame immediately, which blocks on a stalled transport regardless of
+	// ctx.
 	result := make(chan opened)
 	m.wg.Go(func() {
 		s, err := m.sess.OpenStream()
@@ -109,10 +113,10 @@ func (m *Mux) Open(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// Done is closed when the mux is lost or closed.
+// Done returns a channel that is closed when the mux is lost or closed.
 func (m *Mux) Done() <-chan struct{} { return m.sess.CloseChan() }
 
-// Close ends every stream and the transport, and waits for the goroutines. A second Close does nothing.
+// Close ends every stream and the transport, and waits for the goroutines. It is idempotent.
 func (m *Mux) Close() error {
 	m.own.Store(true)
 	err := m.sess.Close()
@@ -157,8 +161,9 @@ type muxed struct {
 	slots  chan struct{} // where it counts
 }
 
-// Carry counts the stream as a connection from now on and no more as a request. It waits while [MaxCarried] are open. It is
-// for whoever opened the stream, before anybody else has it. Errors are those of Open.
+// Carry counts the stream as a connection from now on instead of a request. It waits while
+// [MaxCarried] are open. Call it right after Open, before sharing the stream. Its errors are those
+// of Open.
 func (c *muxed) Carry(ctx context.Context) error {
 	select {
 	case c.m.carry <- struct{}{}:
@@ -192,15 +197,15 @@ func (c *muxed) explain(err error) error {
 	return c.m.explain(err)
 }
 
-// Close ends both directions and unblocks whoever reads or writes. What was written before is still delivered, if the guest
-// takes it within a minute.
+// Close ends both directions and unblocks readers and writers. Data written before is still
+// delivered if the guest reads it within a minute.
 func (c *muxed) Close() error {
 	if c.closed.Swap(true) {
 		return net.ErrClosed
 	}
 	defer func() { <-c.slots }()
 	err := c.s.Close()
-	// yamux goes on reading after its Close; a deadline in the past is how to make it stop.
+	// yamux still reads after its Close; a deadline in the past stops it.
 	return errors.Join(err, c.s.SetDeadline(time.Unix(1, 0)))
 }
 

@@ -13,28 +13,29 @@ import (
 )
 
 const (
-	// minBackoff and maxBackoff bound how long a parker waits between two attempts while no host listens: short, because a
-	// host that restarts finds its warm sandboxes only when they are back.
+	// minBackoff and maxBackoff bound the pause between two attempts while no host listens. They
+	// are short because a restarted host finds its warm sandboxes only once these reconnect.
 	minBackoff = 5 * time.Millisecond
 	maxBackoff = 100 * time.Millisecond
 	// settled is how long a stream must have stayed parked for its loss to count as news and not as a refusal.
 	settled = time.Second
-	// presenceEvery is how often the dead-man clock is wound while nothing else happens.
+	// presenceEvery is how often a parked stream is reported as the host's presence.
 	presenceEvery = time.Second
-	// maxPath is the longest address a unix socket can have; a longer one goes through the folder's descriptor.
+	// maxPath is the longest address of a unix socket. A longer one goes through the directory's
+	// descriptor.
 	maxPath = len(unix.RawSockaddrUnix{}.Path) - 1
 )
 
-// Park is the guest's end of the local way. It keeps n streams parked at the host's listener at path, redials what was
-// used or lost (waiting 5 to 100 ms between attempts while nobody listens), and calls serve in a goroutine of its own
-// for each stream the host opens. serve owns the stream until it returns; Park closes it then, unless serve kept it: a
-// stream that was kept is not Park's any more and counts for nothing here.
+// Park is the guest's end of the local transport. It keeps n streams parked at the host's listener
+// at path. It replaces used or lost ones, with pauses of 5 to 100 ms while no host listens, and
+// calls serve in a new goroutine for each stream that the host opens. serve owns the stream until
+// it returns. Park then closes it unless serve kept it; a kept stream no longer counts here.
 //
-// seen is called, from several goroutines, whenever a host is there: when it accepted a stream, at every use, and every
-// second while a stream is parked. It must be quick; storing the time is what it is for.
+// Park calls seen, from several goroutines, whenever a host is present: when it accepts or opens a
+// stream, and every second while a stream is parked. seen must be fast.
 //
-// At most [MaxServed] streams are in hand at once; beyond that nothing is parked until one ends. Park returns the cause of
-// ctx when ctx ends, after it closed every stream and every serve has returned.
+// At most [MaxServed] streams exist at once. At this limit nothing is parked until one ends. When
+// ctx ends, Park closes every stream, waits for every serve and returns the cause of ctx.
 func Park(ctx context.Context, path string, n int, serve func(net.Conn) (kept bool), seen func()) error {
 	if n < 1 || n > MaxServed {
 		return fmt.Errorf("park %d streams: want 1 to %d", n, MaxServed)
@@ -55,12 +56,12 @@ type parker struct {
 	serve func(net.Conn) (kept bool)
 	seen  func()
 
-	slots   chan struct{} // one per stream in hand
+	slots   chan struct{} // one token per stream
 	parked  atomic.Int64
 	serving sync.WaitGroup
 }
 
-// run parks one stream after the other.
+// run parks one stream after another.
 func (p *parker) run(ctx context.Context) {
 	wait := minBackoff
 	for {
@@ -77,8 +78,8 @@ func (p *parker) run(ctx context.Context) {
 			continue
 		}
 		<-p.slots
-		// A host that takes the stream and drops it at once (full, or another version) is left alone as much as
-		// one that is not there.
+		// A host that takes the stream and drops it immediately (it is full, or of another version)
+		// gets the same backoff as a missing host.
 		if time.Since(since) >= settled {
 			wait = minBackoff
 		}
@@ -91,7 +92,7 @@ func (p *parker) run(ctx context.Context) {
 	}
 }
 
-// park dials, greets and waits until the host opens the stream.
+// park dials, sends the greeting and waits until the host opens the stream.
 func (p *parker) park(ctx context.Context) (_ net.Conn, err error) {
 	conn, err := dial(ctx, p.path)
 	if err != nil {

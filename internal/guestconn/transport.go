@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// transport is what a yamux session reads and writes: the pipes, with a guard on what comes in and a memory of what broke
-// first.
+// transport is what a yamux session reads and writes: the pipes, with a limit on incoming pings and
+// a record of the first error.
 type transport struct {
 	rwc   io.ReadWriteCloser
-	guard pingGuard // of the one goroutine that reads
+	guard pingGuard // used only by the goroutine that reads
 
 	mu    sync.Mutex
 	first error
@@ -52,7 +52,7 @@ func (t *transport) cause() error {
 	return t.first
 }
 
-// The frame of yamux, as its specification gives it: version, type, flags (2), stream (4), length (4), big endian.
+// The frame format of yamux: version, type, flags (2), stream (4), length (4), big-endian.
 const (
 	frameHeader = 12
 	frameData   = 0
@@ -60,26 +60,26 @@ const (
 )
 
 const (
-	// pingBurst and pingRefill bound how many pings a peer may send: so many at once, one more each pingRefill. An honest
-	// one sends one each keepAlive.
+	// pingBurst and pingRefill limit the pings of a peer: this many at once, and one more per
+	// pingRefill. An honest peer sends one per keepAlive.
 	pingBurst  = 64
 	pingRefill = 100 * time.Millisecond
 )
 
-// errPings is what a session dies of when its peer floods it.
+// errPings ends a session whose peer sends too many pings.
 var errPings = errors.New("peer floods the mux with pings")
 
-// pingGuard counts the pings in a stream of frames. yamux answers each in a goroutine of its own that can wait
-// long for a peer that does not read, so a hostile peer could make millions of them.
+// pingGuard counts the pings in a stream of frames. yamux answers each ping in a new goroutine that
+// can block for long if the peer does not read, so a hostile peer could create millions of them.
 type pingGuard struct {
 	head   [frameHeader]byte
-	have   int    // octets of head read so far
-	body   uint32 // octets of the present frame's body still to come
+	have   int    // bytes of head read so far
+	body   uint32 // remaining bytes of the current frame's body
 	used   int
 	refill time.Time
 }
 
-// scan follows the frames through b, which may begin and end anywhere in one.
+// scan parses the frames in b, which may begin and end in the middle of one.
 func (g *pingGuard) scan(b []byte, now time.Time) error {
 	for len(b) > 0 {
 		if g.body > 0 {
