@@ -107,7 +107,7 @@ func onOCI(t *testing.T, name string, class runtime.Class) {
 	guest, at := given(t, "GUEST"), ""
 	runtimetest.Run(t, runtimetest.Factory{
 		Name: name, Class: class, Image: image(t), Entrypoint: []string{entrypoint},
-		Pid: func(t *testing.T, id string) int {
+		HostPID: func(t *testing.T, id string) int {
 			t.Helper()
 			return pidIn(t, filepath.Join(at, "oci", id, "pid"))
 		},
@@ -138,14 +138,14 @@ func dockerFactory(name, engine, guest, mode string, i runtime.Image) runtimetes
 			}
 			return d
 		},
-		Left: func(t *testing.T, id string) []string {
+		Leftovers: func(t *testing.T, id string) []string {
 			t.Helper()
 			// Containers by name and by label, in any state; volumes that no container has, as an image's VOLUME leaves them.
 			left := ask(t, engine, "ps", "--all", "--filter", "name="+id, "--format", "container {{.ID}} {{.Names}} {{.Status}}")
 			left = append(left, ask(t, engine, "ps", "--all", "--filter", "label=orchestrator.id="+id, "--format", "container {{.ID}} {{.Names}} {{.Status}}")...)
 			return append(left, ask(t, engine, "volume", "ls", "--filter", "name="+id, "--format", "volume {{.Name}}")...)
 		},
-		Drop: func(t *testing.T, image runtime.Image) {
+		RemoveImage: func(t *testing.T, image runtime.Image) {
 			t.Helper()
 			ask(t, engine, "rmi", "--force", image.ID)
 		},

@@ -44,8 +44,8 @@ func onContainerd(t *testing.T, name string, class runtime.Class) {
 	}
 	t.Run("suite", func(t *testing.T) {
 		runtimetest.Run(t, runtimetest.Factory{
-			Name: name, Class: class, Image: sandbox, Entrypoint: []string{entrypoint}, Drop: drop, Outside: outside(class),
-			Pid: func(t *testing.T, id string) int {
+			Name: name, Class: class, Image: sandbox, Entrypoint: []string{entrypoint}, RemoveImage: drop, SkipKernelChecks: outside(class),
+			HostPID: func(t *testing.T, id string) int {
 				t.Helper()
 				for _, line := range askContainerd(t, address, namespace, "task", "tasks", "list") {
 					if fields := strings.Fields(line); len(fields) > 2 && fields[1] == id {
@@ -60,7 +60,7 @@ func onContainerd(t *testing.T, name string, class runtime.Class) {
 				return 0
 			},
 			Open: func(t *testing.T, state string) runtime.Driver { return open(t, state) },
-			Left: func(t *testing.T, id string) []string {
+			Leftovers: func(t *testing.T, id string) []string {
 				t.Helper()
 				left := askContainerd(t, address, namespace, "container", "containers", "list", "--quiet", "id=="+id)
 				for what, args := range map[string][]string{"task": {"tasks", "list", "--quiet"}, "snapshot": {"snapshots", "list"}, "lease": {"leases", "list"}} {

@@ -15,8 +15,8 @@ import (
 func onDockerGVisor(t *testing.T, name string) {
 	engine, guest := given(t, "DOCKER"), given(t, "GUEST")
 	f := dockerFactory(name, engine, guest, docker.ModeLocal, image(t))
-	f.Class, f.Outside = runtime.ClassGVisor, outside(runtime.ClassGVisor)
-	f.Pid = func(t *testing.T, id string) int {
+	f.Class, f.SkipKernelChecks = runtime.ClassGVisor, outside(runtime.ClassGVisor)
+	f.HostPID = func(t *testing.T, id string) int {
 		t.Helper()
 		lines := ask(t, engine, "inspect", "--format", "{{.State.Pid}}", "orchestrator-"+id)
 		pid, err := strconv.Atoi(strings.Join(lines, " "))

@@ -22,7 +22,7 @@ func TestFiguresShowOwnOrAllForOperators(t *testing.T) {
 		t.Fatal(err)
 	}
 	used := runtime.Figures{CPU: 1500 * time.Millisecond, Memory: 50 << 20, MemoryLimit: 256 << 20, Pids: 3, PidsLimit: 160}
-	w.host.Uses(hers.ID, used)
+	w.host.SetFigures(hers.ID, used)
 	list, err := s.Figures(t.Context(), ann)
 	if err != nil || len(list) != 1 {
 		t.Fatalf("%+v, %v", list, err)
@@ -60,12 +60,12 @@ func TestMissingFiguresAreExplained(t *testing.T) {
 	s := w.start(t)
 	defer s.stop()
 	id := s.lease(t)
-	w.host.Before(fake.Fail(errors.New("read /sys/fs/cgroup/secret: input/output error"), -1, fake.OpFigures))
+	w.host.SetHook(fake.Fail(errors.New("read /sys/fs/cgroup/secret: input/output error"), -1, fake.OpFigures))
 	list, err := s.Figures(t.Context(), me)
 	if err != nil || len(list) != 1 || list[0].ID != id || list[0].Missing != "could not be read" {
 		t.Errorf("%+v, %v", list, err)
 	}
-	w.host.Before(nil)
+	w.host.SetHook(nil)
 	s.stop()
 	none := runtime.Capabilities{}
 	for _, c := range runtime.AllCapabilities() {

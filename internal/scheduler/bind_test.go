@@ -20,7 +20,7 @@ func TestEndDuringBind(t *testing.T) {
 		t.Fatal(err)
 	}
 	binding, goOn := make(chan string, 1), make(chan struct{})
-	w.host.Before(func(_ context.Context, op fake.Op, id string) error {
+	w.host.SetHook(func(_ context.Context, op fake.Op, id string) error {
 		if op == fake.OpBind {
 			binding <- id
 			<-goOn
@@ -84,7 +84,7 @@ func TestSlowGuestIsNotIdle(t *testing.T) {
 	s := w.start(t)
 	asked := make(chan struct{}, 1)
 	l := s.acquire(t)
-	w.host.Before(func(ctx context.Context, op fake.Op, id string) error {
+	w.host.SetHook(func(ctx context.Context, op fake.Op, id string) error {
 		if op != fake.OpOpen || id != l.ID {
 			return nil
 		}
@@ -104,7 +104,7 @@ func TestSlowGuestIsNotIdle(t *testing.T) {
 	case <-l.Gone():
 		t.Fatal("it ended because its guest did not answer")
 	}
-	w.host.Before(nil)
+	w.host.SetHook(nil)
 	<-l.Gone()
 }
 

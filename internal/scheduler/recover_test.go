@@ -54,7 +54,7 @@ func TestRecoverFinishesInterruptedEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	w.host.Before(fake.Fail(errors.New("the engine says no"), -1, fake.OpDestroy))
+	w.host.SetHook(fake.Fail(errors.New("the engine says no"), -1, fake.OpDestroy))
 	s = w.start(t)
 	eventually(t, "it was tried", func() bool { // other sandboxes may be created at the same time
 		s.mu.Lock()
@@ -68,7 +68,7 @@ func TestRecoverFinishesInterruptedEnd(t *testing.T) {
 	if got, err := s.store.Shell(t.Context(), "sh"); err != nil || got.Result != nil {
 		t.Errorf("its shell is said to have ended: %+v %v", got, err)
 	}
-	w.host.Before(nil)
+	w.host.SetHook(nil)
 	eventually(t, "it is gone", func() bool { return s.row(t, l.ID).State == store.Gone })
 	if got := s.row(t, l.ID).Reason; got != Removed {
 		t.Errorf("it ended for %q", got)
@@ -97,7 +97,7 @@ func TestRecoverIgnoresUnremovableOrphan(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	w.host.Before(fake.Fail(errors.New("busy"), 1, fake.OpDestroy))
+	w.host.SetHook(fake.Fail(errors.New("busy"), 1, fake.OpDestroy))
 	s := w.start(t)
 	eventually(t, "the sweep removed it", func() bool { return !slices.Contains(w.host.IDs(), "orphan-00") && s.Broken() == 0 })
 	eventually(t, "only the warm one counts", func() bool {
@@ -153,13 +153,13 @@ func TestEndReportsFailedRemoval(t *testing.T) {
 	s := w.start(t)
 	l := s.acquire(t)
 	s.removalWait = 0
-	w.host.Before(fake.Fail(errors.New("the engine is away"), -1, fake.OpDestroy))
+	w.host.SetHook(fake.Fail(errors.New("the engine is away"), -1, fake.OpDestroy))
 	for range 2 {
 		if err := s.End(t.Context(), l, Removed, true); !errdefs.IsUnavailable(err) {
 			t.Fatalf("it is said to be gone: %v", err)
 		}
 	}
-	w.host.Before(nil)
+	w.host.SetHook(nil)
 	eventually(t, "it is gone", func() bool {
 		select {
 		case <-l.Gone():

@@ -207,7 +207,7 @@ func TestWorkspaceIsHeldUntilSandboxIsGone(t *testing.T) {
 	if _, err := s.tryAcquire(t.Context(), with); !errdefs.IsUnavailable(err) {
 		t.Fatalf("a second writer got %v", err)
 	}
-	w.host.Before(fake.Fail(errors.New("the engine says no"), 1, fake.OpDestroy))
+	w.host.SetHook(fake.Fail(errors.New("the engine says no"), 1, fake.OpDestroy))
 	if err := s.End(t.Context(), l, Removed, false); err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +222,7 @@ func TestFailedBindLeavesNothing(t *testing.T) {
 	if _, err := s.volumes.Create(t.Context(), "w", volumes.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.host.Before(fake.Fail(errors.New("no mount today"), 1, fake.OpBind))
+	w.host.SetHook(fake.Fail(errors.New("no mount today"), 1, fake.OpBind))
 	if _, err := s.tryAcquire(t.Context(), func(r *Request) { r.Lease.Workspace = "w" }); err == nil {
 		t.Fatal("it was leased")
 	}
@@ -320,7 +320,7 @@ func TestUnknownLeaseIsKept(t *testing.T) {
 	s := w.start(t)
 	l := s.acquire(t)
 	s.stop()
-	w.host.Before(fake.Fail(fmt.Errorf("timeout: %w", errdefs.ErrUnavailable), 3, fake.OpAdopt))
+	w.host.SetHook(fake.Fail(fmt.Errorf("timeout: %w", errdefs.ErrUnavailable), 3, fake.OpAdopt))
 	s = w.start(t)
 	got, err := s.Lease(t.Context(), "me", l.ID)
 	if err != nil {

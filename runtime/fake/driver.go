@@ -79,7 +79,7 @@ func (d *Driver) Classes() []runtime.Class { return d.options.Classes }
 
 // Prepare implements runtime.Driver.
 func (d *Driver) Prepare(ctx context.Context, image runtime.Image) error {
-	if err := d.step(ctx, OpPrepare, image.ID); err != nil {
+	if err := d.runHook(ctx, OpPrepare, image.ID); err != nil {
 		return err
 	}
 	if image.ID == "" {
@@ -99,14 +99,14 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	if err := d.step(ctx, OpCreate, spec.ID); err != nil {
+	if err := d.runHook(ctx, OpCreate, spec.ID); err != nil {
 		return nil, err
 	}
-	m := newMachine(spec)
+	m := newContainer(spec)
 	if err := d.host.add(m); err != nil {
 		return nil, err
 	}
-	if err := d.step(ctx, OpCreated, spec.ID); err != nil {
+	if err := d.runHook(ctx, OpCreated, spec.ID); err != nil {
 		return nil, err
 	}
 	return d.sandbox(m), nil
@@ -114,11 +114,11 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox
 
 // Adopt implements runtime.Driver.
 func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) {
-	if err := d.step(ctx, OpAdopt, id); err != nil {
+	if err := d.runHook(ctx, OpAdopt, id); err != nil {
 		return nil, err
 	}
-	m := d.host.machine(id)
-	if m == nil || !m.alive() {
+	m := d.host.container(id)
+	if m == nil || !m.isAlive() {
 		return nil, fmt.Errorf("adopt sandbox %s: %w", id, errdefs.ErrNotFound)
 	}
 	return d.sandbox(m), nil
@@ -126,16 +126,16 @@ func (d *Driver) Adopt(ctx context.Context, id string) (runtime.Sandbox, error) 
 
 // List implements runtime.Driver.
 func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error) {
-	if err := d.step(ctx, OpList, owner); err != nil {
+	if err := d.runHook(ctx, OpList, owner); err != nil {
 		return nil, err
 	}
 	d.host.mu.Lock()
-	machines := slices.Collect(maps.Values(d.host.machines))
+	machines := slices.Collect(maps.Values(d.host.containers))
 	d.host.mu.Unlock()
 	var found []runtime.Found
 	for _, m := range machines {
 		if m.spec.Owner == owner {
-			found = append(found, runtime.Found{ID: m.spec.ID, Template: m.spec.Template, Build: m.spec.Build, Running: m.alive()})
+			found = append(found, runtime.Found{ID: m.spec.ID, Template: m.spec.Template, Build: m.spec.Build, Running: m.isAlive()})
 		}
 	}
 	slices.SortFunc(found, func(a, b runtime.Found) int { return strings.Compare(a.ID, b.ID) })
@@ -144,7 +144,7 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 
 // Remove implements runtime.Driver.
 func (d *Driver) Remove(ctx context.Context, id string) error {
-	if err := d.open(); err != nil {
+	if err := d.checkOpen(); err != nil {
 		return err
 	}
 	return d.host.remove(ctx, id)
@@ -158,7 +158,7 @@ func (d *Driver) Close() error {
 	return nil
 }
 
-func (d *Driver) open() error {
+func (d *Driver) checkOpen() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -167,17 +167,17 @@ func (d *Driver) open() error {
 	return nil
 }
 
-func (d *Driver) step(ctx context.Context, op Op, id string) error {
-	if err := d.open(); err != nil {
+func (d *Driver) runHook(ctx context.Context, op Op, id string) error {
+	if err := d.checkOpen(); err != nil {
 		return err
 	}
-	return d.host.step(ctx, op, id)
+	return d.host.runHook(ctx, op, id)
 }
 
-func (d *Driver) sandbox(m *machine) *Sandbox {
+func (d *Driver) sandbox(m *container) *Sandbox {
 	serve := d.options.Serve
 	if serve == nil {
 		serve = func(ctx context.Context, _ string, conn net.Conn) { m.guest.Serve(ctx, conn) }
 	}
-	return &Sandbox{driver: d, machine: m, serve: serve}
+	return &Sandbox{driver: d, container: m, serve: serve}
 }

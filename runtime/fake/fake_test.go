@@ -160,7 +160,7 @@ func TestASecondDriverAdoptsWhatTheFirstLeft(t *testing.T) {
 func TestHooksDelayAndFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := fake.New(fake.Options{})
-		d.Host().Before(fake.Delay(3*time.Second, fake.OpCreate))
+		d.Host().SetHook(fake.Delay(3*time.Second, fake.OpCreate))
 		began := time.Now()
 		s, err := d.Create(t.Context(), spec("sandbox-a"))
 		if err != nil || time.Since(began) != 3*time.Second {
@@ -172,7 +172,7 @@ func TestHooksDelayAndFail(t *testing.T) {
 			t.Errorf("create past its deadline: %v", err)
 		}
 		boom := errors.New("boom")
-		d.Host().Before(fake.Fail(boom, 1, fake.OpCreated, fake.OpDestroy))
+		d.Host().SetHook(fake.Fail(boom, 1, fake.OpCreated, fake.OpDestroy))
 		if _, err := d.Create(t.Context(), spec("sandbox-c")); !errors.Is(err, boom) {
 			t.Errorf("create: %v", err)
 		}

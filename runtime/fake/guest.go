@@ -59,23 +59,23 @@ func (g *Guest) Serve(ctx context.Context, conn net.Conn) {
 	_ = conn.SetReadDeadline(time.Time{})
 	var request wire.Request
 	if err := json.Unmarshal(payload, &request); kind != wire.KindRequest || err != nil || request.Version != wire.Version {
-		refuse(conn, "invalid_argument", "not a request of this version")
+		replyFailure(conn, "invalid_argument", "not a request of this version")
 		return
 	}
 	switch request.Op {
 	case wire.OpPing:
-		answer(conn, wire.KindReply, g.pong())
+		reply(conn, wire.KindReply, g.pong())
 	case wire.OpClaim:
 		g.claim(conn, request.Body)
 	case wire.OpExec:
 		g.exec(ctx, conn, request.Body)
 	case wire.OpEnd:
-		answer(conn, wire.KindReply, struct{}{})
+		reply(conn, wire.KindReply, struct{}{})
 		if g.End != nil {
 			g.End()
 		}
 	default:
-		refuse(conn, "unimplemented", fmt.Sprintf("the fake guest does not know %q", request.Op))
+		replyFailure(conn, "unimplemented", fmt.Sprintf("the fake guest does not know %q", request.Op))
 	}
 }
 
@@ -92,7 +92,7 @@ func (g *Guest) pong() wire.Pong {
 func (g *Guest) claim(conn net.Conn, body json.RawMessage) {
 	var claim wire.Claim
 	if err := json.Unmarshal(body, &claim); err != nil || claim.Lease == "" {
-		refuse(conn, "invalid_argument", "a claim needs a lease")
+		replyFailure(conn, "invalid_argument", "a claim needs a lease")
 		return
 	}
 	g.mu.Lock()
@@ -102,39 +102,39 @@ func (g *Guest) claim(conn net.Conn, body json.RawMessage) {
 	}
 	g.mu.Unlock()
 	if taken {
-		refuse(conn, "failed_precondition", "the sandbox is claimed by another lease")
+		replyFailure(conn, "failed_precondition", "the sandbox is claimed by another lease")
 		return
 	}
-	answer(conn, wire.KindReply, struct{}{})
+	reply(conn, wire.KindReply, struct{}{})
 }
 
 var (
-	errLost   = errors.New("the stream broke")
-	errLeft   = errors.New("the host hung up")
-	errSignal = errors.New("signalled")
-	errTime   = errors.New("timeout")
+	errLost    = errors.New("the stream broke")
+	errHungUp  = errors.New("the host hung up")
+	errSignal  = errors.New("signalled")
+	errTimeout = errors.New("timeout")
 )
 
 func (g *Guest) exec(ctx context.Context, conn net.Conn, body json.RawMessage) {
 	var command wire.Command
 	if err := json.Unmarshal(body, &command); err != nil || len(command.Argv) == 0 {
-		refuse(conn, "invalid_argument", "a command needs argv")
+		replyFailure(conn, "invalid_argument", "a command needs argv")
 		return
 	}
 	if command.Check != nil {
 		// There are no files here: the names of paths have to do.
 		if refusal := command.Check.Check(command.Argv); refusal != nil {
-			answer(conn, wire.KindFailure, wire.Failure{Code: wire.PermissionDenied, Field: "argv", Message: refusal.Message})
+			reply(conn, wire.KindFailure, wire.Failure{Code: wire.PermissionDenied, Field: "argv", Message: refusal.Message})
 			return
 		}
 	}
-	g.count(1)
-	defer g.count(-1)
+	g.addCommands(1)
+	defer g.addCommands(-1)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if command.Timeout > 0 {
 		var stop context.CancelFunc
-		ctx, stop = context.WithTimeoutCause(ctx, command.Timeout, errTime)
+		ctx, stop = context.WithTimeoutCause(ctx, command.Timeout, errTimeout)
 		defer stop()
 	}
 	stdin, feed := io.Pipe()
@@ -143,42 +143,42 @@ func (g *Guest) exec(ctx context.Context, conn net.Conn, body json.RawMessage) {
 	reading.Add(1)
 	go func() {
 		defer reading.Done()
-		receive(conn, feed, cancel)
+		readInput(conn, feed, cancel)
 	}()
 	defer reading.Wait()
 	defer conn.Close() // ends receive
 
 	began := time.Now()
-	answer(conn, wire.KindStarted, wire.Started{ID: command.ID, Pid: 2})
-	code := run(ctx, words(command.Argv), stdin, conn)
+	reply(conn, wire.KindStarted, wire.Started{ID: command.ID, Pid: 2})
+	code := runCommand(ctx, commandWords(command.Argv), stdin, conn)
 	result := runtime.Result{Ending: runtime.Exited, ExitCode: code, Duration: time.Since(began)}
 	switch cause := context.Cause(ctx); {
-	case errors.Is(cause, errLeft):
+	case errors.Is(cause, errHungUp):
 		result.Ending, result.ExitCode = runtime.SandboxLost, -1
 	case code == codeLost, errors.Is(cause, errLost):
 		return
-	case errors.Is(cause, errTime):
+	case errors.Is(cause, errTimeout):
 		result.Ending, result.ExitCode = runtime.Timeout, -1
 	case errors.Is(cause, errSignal):
 		result.Ending, result.ExitCode, result.Signal = runtime.Signalled, -1, 15
 	}
-	answer(conn, wire.KindReply, result)
+	reply(conn, wire.KindReply, result)
 }
 
-func (g *Guest) count(n int) {
+func (g *Guest) addCommands(n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.commands += n
 }
 
-// receive takes the host's frames until the stream ends.
-func receive(conn io.Reader, stdin *io.PipeWriter, cancel context.CancelCauseFunc) {
+// readInput takes the host's frames until the stream ends.
+func readInput(conn io.Reader, stdin *io.PipeWriter, cancel context.CancelCauseFunc) {
 	for {
 		kind, payload, err := readFrame(conn)
 		switch {
 		case errors.Is(err, io.EOF): // half of it closed: the caller gave up, and is told of the end
-			cancel(errLeft)
-			_ = stdin.CloseWithError(errLeft)
+			cancel(errHungUp)
+			_ = stdin.CloseWithError(errHungUp)
 			return
 		case err != nil:
 			cancel(errLost)
@@ -194,8 +194,8 @@ func receive(conn io.Reader, stdin *io.PipeWriter, cancel context.CancelCauseFun
 	}
 }
 
-// words is what a shell with -c would run, for commands without any syntax.
-func words(argv []string) []string {
+// commandWords is what a shell with -c would run, for commands without any syntax.
+func commandWords(argv []string) []string {
 	if name := path.Base(argv[0]); (name == "sh" || name == "bash") && len(argv) > 2 && strings.HasPrefix(argv[1], "-") {
 		return strings.Fields(argv[2])
 	}
@@ -204,7 +204,7 @@ func words(argv []string) []string {
 
 const codeLost = -2
 
-func run(ctx context.Context, argv []string, stdin io.Reader, conn io.Writer) int {
+func runCommand(ctx context.Context, argv []string, stdin io.Reader, conn io.Writer) int {
 	if len(argv) == 0 {
 		return 0
 	}
@@ -223,7 +223,7 @@ func run(ctx context.Context, argv []string, stdin io.Reader, conn io.Writer) in
 		_ = writeFrame(conn, wire.KindStdout, []byte(argument+"\n"))
 		return 0
 	case "cat":
-		_, _ = io.CopyBuffer(frames{conn}, struct{ io.Reader }{stdin}, make([]byte, wire.MaxFrame))
+		_, _ = io.CopyBuffer(stdoutWriter{conn}, struct{ io.Reader }{stdin}, make([]byte, wire.MaxFrame))
 		return 0
 	case "sleep":
 		seconds, _ := strconv.ParseFloat(argument, 64)
@@ -237,17 +237,17 @@ func run(ctx context.Context, argv []string, stdin io.Reader, conn io.Writer) in
 	return 127
 }
 
-// frames writes stdout frames.
-type frames struct{ w io.Writer }
+// stdoutWriter writes stdout frames.
+type stdoutWriter struct{ w io.Writer }
 
-func (f frames) Write(p []byte) (int, error) {
+func (f stdoutWriter) Write(p []byte) (int, error) {
 	if err := writeFrame(f.w, wire.KindStdout, p); err != nil {
 		return 0, err
 	}
 	return len(p), nil
 }
 
-func answer(w io.Writer, kind wire.Kind, body any) {
+func reply(w io.Writer, kind wire.Kind, body any) {
 	payload, err := json.Marshal(body)
 	if err != nil {
 		payload = []byte("{}")
@@ -255,8 +255,8 @@ func answer(w io.Writer, kind wire.Kind, body any) {
 	_ = writeFrame(w, kind, payload) // the host is gone if this fails
 }
 
-func refuse(w io.Writer, code, message string) {
-	answer(w, wire.KindFailure, wire.Failure{Code: code, Message: message})
+func replyFailure(w io.Writer, code, message string) {
+	reply(w, wire.KindFailure, wire.Failure{Code: code, Message: message})
 }
 
 // readFrame and writeFrame are this side's own codec, so that a fault in the

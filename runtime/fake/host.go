@@ -86,15 +86,15 @@ func Fail(err error, times int, ops ...Op) Hook {
 
 // A Host is an engine and all it holds. The zero value is ready.
 type Host struct {
-	mu       sync.Mutex
-	hook     Hook
-	machines map[string]*machine
-	created  []string
-	images   []string
+	mu         sync.Mutex
+	hook       Hook
+	containers map[string]*container
+	created    []string
+	images     []string
 }
 
-// Before installs the hook for all drivers of the host; nil takes it away.
-func (h *Host) Before(hook Hook) {
+// SetHook installs the hook for all drivers of the host; nil takes it away.
+func (h *Host) SetHook(hook Hook) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.hook = hook
@@ -104,7 +104,7 @@ func (h *Host) Before(hook Hook) {
 func (h *Host) IDs() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return slices.Sorted(maps.Keys(h.machines))
+	return slices.Sorted(maps.Keys(h.containers))
 }
 
 // Created lists the ids of all sandboxes ever made, in order.
@@ -123,7 +123,7 @@ func (h *Host) Prepared() []string {
 
 // Spec tells what a sandbox was made from.
 func (h *Host) Spec(id string) (runtime.Spec, bool) {
-	m := h.machine(id)
+	m := h.container(id)
 	if m == nil {
 		return runtime.Spec{}, false
 	}
@@ -132,7 +132,7 @@ func (h *Host) Spec(id string) (runtime.Spec, bool) {
 
 // Bound tells what is bound at a sandbox's /workspace.
 func (h *Host) Bound(id string) (runtime.Binding, bool) {
-	m := h.machine(id)
+	m := h.container(id)
 	if m == nil {
 		return runtime.Binding{}, false
 	}
@@ -144,10 +144,10 @@ func (h *Host) Bound(id string) (runtime.Binding, bool) {
 	return *m.bound, true
 }
 
-// Uses sets what a sandbox's figures say from now on. It reports whether there
+// SetFigures sets what a sandbox's figures say from now on. It reports whether there
 // is such a sandbox.
-func (h *Host) Uses(id string, f runtime.Figures) bool {
-	m := h.machine(id)
+func (h *Host) SetFigures(id string, f runtime.Figures) bool {
+	m := h.container(id)
 	if m == nil {
 		return false
 	}
@@ -160,54 +160,54 @@ func (h *Host) Uses(id string, f runtime.Figures) bool {
 // Kill ends a sandbox's first process, as the OOM killer would: the sandbox is
 // still listed, not running. It reports whether there was such a sandbox.
 func (h *Host) Kill(id string) bool {
-	m := h.machine(id)
+	m := h.container(id)
 	if m == nil {
 		return false
 	}
-	m.die()
+	m.kill()
 	return true
 }
 
 // Vanish takes a sandbox away behind everybody's back, as `docker rm -f` would.
 func (h *Host) Vanish(id string) bool {
-	m := h.machine(id)
+	m := h.container(id)
 	if m == nil {
 		return false
 	}
-	m.die()
+	m.kill()
 	m.serving.Wait()
 	h.drop(id)
 	return true
 }
 
-func (h *Host) machine(id string) *machine {
+func (h *Host) container(id string) *container {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.machines[id]
+	return h.containers[id]
 }
 
 func (h *Host) drop(id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.machines, id)
+	delete(h.containers, id)
 }
 
-func (h *Host) add(m *machine) error {
+func (h *Host) add(m *container) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if _, there := h.machines[m.spec.ID]; there {
+	if _, there := h.containers[m.spec.ID]; there {
 		return fmt.Errorf("create sandbox %s: %w", m.spec.ID, errdefs.ErrAlreadyExists)
 	}
-	if h.machines == nil {
-		h.machines = map[string]*machine{}
+	if h.containers == nil {
+		h.containers = map[string]*container{}
 	}
-	h.machines[m.spec.ID] = m
+	h.containers[m.spec.ID] = m
 	h.created = append(h.created, m.spec.ID)
 	return nil
 }
 
-// step runs the hook, outside the lock: a hook may wait.
-func (h *Host) step(ctx context.Context, op Op, id string) error {
+// runHook runs the hook, outside the lock: a hook may wait.
+func (h *Host) runHook(ctx context.Context, op Op, id string) error {
 	h.mu.Lock()
 	hook := h.hook
 	h.mu.Unlock()
@@ -225,14 +225,14 @@ func (h *Host) step(ctx context.Context, op Op, id string) error {
 
 // remove destroys a machine from any state; nothing there is success.
 func (h *Host) remove(ctx context.Context, id string) error {
-	if err := h.step(ctx, OpDestroy, id); err != nil {
+	if err := h.runHook(ctx, OpDestroy, id); err != nil {
 		return err
 	}
-	m := h.machine(id)
+	m := h.container(id)
 	if m == nil {
 		return nil
 	}
-	m.die()
+	m.kill()
 	m.serving.Wait()
 	h.drop(id)
 	return nil

@@ -12,8 +12,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// machine is a container: what lives on when a driver goes.
-type machine struct {
+// container is a container: what lives on when a driver goes.
+type container struct {
 	spec    runtime.Spec
 	guest   *Guest
 	done    chan struct{} // closed when the first process has ended
@@ -29,22 +29,22 @@ type machine struct {
 	figures runtime.Figures
 }
 
-func newMachine(spec runtime.Spec) *machine {
-	m := &machine{spec: spec, done: make(chan struct{}), conns: map[net.Conn]struct{}{}}
+func newContainer(spec runtime.Spec) *container {
+	m := &container{spec: spec, done: make(chan struct{}), conns: map[net.Conn]struct{}{}}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
-	m.guest = &Guest{End: m.die}
+	m.guest = &Guest{End: m.kill}
 	return m
 }
 
-func (m *machine) alive() bool {
+func (m *container) isAlive() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return !m.dead
 }
 
-// die ends the first process and cuts every stream. It does not wait for the
+// kill ends the first process and cuts every stream. It does not wait for the
 // goroutines that serve them, since one of those may be the caller.
-func (m *machine) die() {
+func (m *container) kill() {
 	m.mu.Lock()
 	if m.dead {
 		m.mu.Unlock()
@@ -62,7 +62,7 @@ func (m *machine) die() {
 }
 
 // dial makes a stream whose other end is served until it or the machine ends.
-func (m *machine) dial(serve func(context.Context, string, net.Conn)) (net.Conn, error) {
+func (m *container) dial(serve func(context.Context, string, net.Conn)) (net.Conn, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.dead {
@@ -73,13 +73,13 @@ func (m *machine) dial(serve func(context.Context, string, net.Conn)) (net.Conn,
 	m.serving.Add(1)
 	go func() {
 		defer m.serving.Done()
-		defer m.hangUp(guest)
+		defer m.closeConn(guest)
 		serve(m.ctx, m.spec.ID, guest)
 	}()
 	return host, nil
 }
 
-func (m *machine) hangUp(conn net.Conn) {
+func (m *container) closeConn(conn net.Conn) {
 	_ = conn.Close()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -88,10 +88,10 @@ func (m *machine) hangUp(conn net.Conn) {
 
 // Sandbox is one driver's hold on a machine.
 type Sandbox struct {
-	driver   *Driver
-	machine  *machine
-	serve    func(context.Context, string, net.Conn)
-	released atomic.Bool
+	driver    *Driver
+	container *container
+	serve     func(context.Context, string, net.Conn)
+	released  atomic.Bool
 }
 
 var (
@@ -100,14 +100,14 @@ var (
 )
 
 // ID implements runtime.Sandbox.
-func (s *Sandbox) ID() string { return s.machine.spec.ID }
+func (s *Sandbox) ID() string { return s.container.spec.ID }
 
 // Open implements runtime.Sandbox.
 func (s *Sandbox) Open(ctx context.Context) (net.Conn, error) {
-	if err := s.step(ctx, OpOpen); err != nil {
+	if err := s.runHook(ctx, OpOpen); err != nil {
 		return nil, err
 	}
-	return s.machine.dial(s.serve)
+	return s.container.dial(s.serve)
 }
 
 // Bind implements runtime.Sandbox.
@@ -115,29 +115,29 @@ func (s *Sandbox) Bind(ctx context.Context, b runtime.Binding) error {
 	if !s.driver.options.Capabilities.Has(runtime.CapLateBind) {
 		return fmt.Errorf("bind a workspace: %w", errdefs.ErrNotImplemented)
 	}
-	if err := s.step(ctx, OpBind); err != nil {
+	if err := s.runHook(ctx, OpBind); err != nil {
 		return err
 	}
-	s.machine.mu.Lock()
-	defer s.machine.mu.Unlock()
+	s.container.mu.Lock()
+	defer s.container.mu.Unlock()
 	switch {
-	case s.machine.dead:
+	case s.container.dead:
 		return fmt.Errorf("bind a workspace in sandbox %s: it has ended: %w", s.ID(), errdefs.ErrUnavailable)
-	case s.machine.bound != nil:
+	case s.container.bound != nil:
 		return fmt.Errorf("bind a workspace in sandbox %s: one is bound: %w", s.ID(), errdefs.ErrFailedPrecondition)
 	}
-	s.machine.bound = &b
+	s.container.bound = &b
 	return nil
 }
 
 // Unbind implements runtime.Sandbox.
 func (s *Sandbox) Unbind(ctx context.Context) error {
-	if err := s.step(ctx, OpUnbind); err != nil {
+	if err := s.runHook(ctx, OpUnbind); err != nil {
 		return err
 	}
-	s.machine.mu.Lock()
-	defer s.machine.mu.Unlock()
-	s.machine.bound = nil
+	s.container.mu.Lock()
+	defer s.container.mu.Unlock()
+	s.container.bound = nil
 	return nil
 }
 
@@ -147,23 +147,23 @@ func (s *Sandbox) Figures(ctx context.Context) (runtime.Figures, error) {
 	if !s.driver.options.Capabilities.Has(runtime.CapUsage) {
 		return runtime.Figures{}, fmt.Errorf("figures of sandbox %s: %w", s.ID(), errdefs.ErrNotImplemented)
 	}
-	if err := s.step(ctx, OpFigures); err != nil {
+	if err := s.runHook(ctx, OpFigures); err != nil {
 		return runtime.Figures{}, err
 	}
-	s.machine.mu.Lock()
-	defer s.machine.mu.Unlock()
-	if s.machine.dead {
+	s.container.mu.Lock()
+	defer s.container.mu.Unlock()
+	if s.container.dead {
 		return runtime.Figures{}, fmt.Errorf("figures of sandbox %s: it has ended: %w", s.ID(), errdefs.ErrNotFound)
 	}
-	return s.machine.figures, nil
+	return s.container.figures, nil
 }
 
 // Done implements runtime.Sandbox.
-func (s *Sandbox) Done() <-chan struct{} { return s.machine.done }
+func (s *Sandbox) Done() <-chan struct{} { return s.container.done }
 
 // Destroy implements runtime.Sandbox.
 func (s *Sandbox) Destroy(ctx context.Context) error {
-	if err := s.usable(); err != nil {
+	if err := s.checkUsable(); err != nil {
 		return err
 	}
 	return s.driver.host.remove(ctx, s.ID())
@@ -175,16 +175,16 @@ func (s *Sandbox) Release() error {
 	return nil
 }
 
-func (s *Sandbox) usable() error {
+func (s *Sandbox) checkUsable() error {
 	if s.released.Load() {
 		return fmt.Errorf("sandbox %s was released: %w", s.ID(), errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }
 
-func (s *Sandbox) step(ctx context.Context, op Op) error {
-	if err := s.usable(); err != nil {
+func (s *Sandbox) runHook(ctx context.Context, op Op) error {
+	if err := s.checkUsable(); err != nil {
 		return err
 	}
-	return s.driver.step(ctx, op, s.ID())
+	return s.driver.runHook(ctx, op, s.ID())
 }

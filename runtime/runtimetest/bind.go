@@ -44,20 +44,20 @@ func (b *box) unbind(t *testing.T) {
 	}
 }
 
-// lateBind: a workspace is there at once, in shells that run already too, its files have the right owner, and once it was taken away it
+// checkLateBind: a workspace is there at once, in shells that run already too, its files have the right owner, and once it was taken away it
 // receives no further byte.
-func lateBind(t *testing.T, s *suite) {
-	b, dir := s.make(t, nil), workspace(t)
-	b.want(t, "echo scratch >/workspace/scratch; mkdir /workspace/file")
-	early := b.begin(t, bash("cd /; until grep -q content /workspace/file 2>/dev/null; do sleep 0.05; done; echo seen"), guest.IO{})
+func checkLateBind(t *testing.T, s *suite) {
+	b, dir := s.newSandbox(t, nil), workspace(t)
+	b.mustOutput(t, "echo scratch >/workspace/scratch; mkdir /workspace/file")
+	early := b.startCommand(t, bash("cd /; until grep -q content /workspace/file 2>/dev/null; do sleep 0.05; done; echo seen"), guest.IO{})
 	b.bind(t, dir, false)
-	if got := b.want(t, "cat /workspace/file; pwd; ls"); got != "content\n/workspace\nfile" {
+	if got := b.mustOutput(t, "cat /workspace/file; pwd; ls"); got != "content\n/workspace\nfile" {
 		t.Errorf("right after the bind there is %q", got)
 	}
-	if o := early.end(t); !strings.Contains(o.stdout, "seen") {
+	if o := early.waitResult(t); !strings.Contains(o.stdout, "seen") {
 		t.Errorf("a shell that ran before: %v", o)
 	}
-	b.want(t, "echo more >>file; mkdir new; echo x >new/x; ln -s /etc/shadow link; chmod 4755 new/x; mkfifo fifo")
+	b.mustOutput(t, "echo more >>file; mkdir new; echo x >new/x; ln -s /etc/shadow link; chmod 4755 new/x; mkfifo fifo")
 	var st syscall.Stat_t
 	if err := syscall.Lstat(filepath.Join(dir, "new", "x"), &st); err != nil || st.Uid != runtime.CommandUID || st.Gid != runtime.CommandGID {
 		t.Errorf("a new file on the host: uid %d, gid %d, %v", st.Uid, st.Gid, err)
@@ -66,7 +66,7 @@ func lateBind(t *testing.T, s *suite) {
 		t.Errorf("the file on the host has %q, %v", text, err)
 	}
 	// A setuid program in a workspace gives nothing, and no device can be opened in one.
-	for line := range strings.Lines(b.want(t, "grep ' /workspace ' /proc/self/mountinfo")) {
+	for line := range strings.Lines(b.mustOutput(t, "grep ' /workspace ' /proc/self/mountinfo")) {
 		if o := strings.Fields(line)[5]; !strings.Contains(o, "nosuid") || !strings.Contains(o, "nodev") {
 			t.Errorf("the workspace is mounted with %q", o)
 		}
@@ -75,16 +75,16 @@ func lateBind(t *testing.T, s *suite) {
 		t.Error("a second workspace was bound on the first")
 	}
 	b.unbind(t)
-	if got := b.want(t, "ls /workspace; cat /workspace/scratch"); got != "file\nscratch\nscratch" {
+	if got := b.mustOutput(t, "ls /workspace; cat /workspace/scratch"); got != "file\nscratch\nscratch" {
 		t.Errorf("after the unbind there is %q", got)
 	}
-	held(t, b, dir)
-	again(t, b)
-	refusedBinds(t, b)
+	checkUnbindBusy(t, b, dir)
+	checkRebind(t, b)
+	checkRefusedBinds(t, b)
 }
 
-// held: a workspace that a command still has open is not released, and when it was nothing writes to it any more.
-func held(t *testing.T, b *box, dir string) {
+// checkUnbindBusy: a workspace that a command still has open is not released, and when it was nothing writes to it any more.
+func checkUnbindBusy(t *testing.T, b *box, dir string) {
 	t.Helper()
 	b.bind(t, dir, false)
 	cmd := bash("cd /workspace; exec 3>>log; (setsid bash -c 'while :; do echo more >&3; sleep 0.01; done' &) ; while :; do echo more >&3; sleep 0.01; done")
@@ -109,11 +109,11 @@ func held(t *testing.T, b *box, dir string) {
 	}
 	b.unbind(t)
 	after := size()
-	b.want(t, "for i in {1..20}; do echo lost >>/workspace/log; echo lost >>log; sleep 0.02; done")
+	b.mustOutput(t, "for i in {1..20}; do echo lost >>/workspace/log; echo lost >>log; sleep 0.02; done")
 	if n := size(); n != after {
 		t.Errorf("after its release the workspace grew from %d to %d bytes", after, n)
 	}
-	b.want(t, "rm /workspace/log")
+	b.mustOutput(t, "rm /workspace/log")
 	for _, left := range []string{"scratch", "lost"} {
 		if _, err := os.Lstat(filepath.Join(dir, left)); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s is in the workspace: %v", left, err)
@@ -121,20 +121,20 @@ func held(t *testing.T, b *box, dir string) {
 	}
 }
 
-// again: another workspace, in which nothing of the last one is.
-func again(t *testing.T, b *box) {
+// checkRebind: another workspace, in which nothing of the last one is.
+func checkRebind(t *testing.T, b *box) {
 	t.Helper()
 	other := workspace(t)
 	for range 3 {
 		b.bind(t, other, false)
-		if got := b.want(t, "ls -A /workspace"); got != "file" {
+		if got := b.mustOutput(t, "ls -A /workspace"); got != "file" {
 			t.Errorf("in the next workspace there is %q", got)
 		}
 		b.unbind(t)
 	}
 }
 
-func refusedBinds(t *testing.T, b *box) {
+func checkRefusedBinds(t *testing.T, b *box) {
 	t.Helper()
 	dir := workspace(t)
 	link := filepath.Join(t.TempDir(), "link")
@@ -147,16 +147,16 @@ func refusedBinds(t *testing.T, b *box) {
 			b.unbind(t)
 		}
 	}
-	if got := b.want(t, "cat /workspace/scratch"); got != "scratch" {
+	if got := b.mustOutput(t, "cat /workspace/scratch"); got != "scratch" {
 		t.Errorf("after refused binds there is %q", got)
 	}
 }
 
-// lateBindReadOnly: nothing a command does changes a read-only workspace.
-func lateBindReadOnly(t *testing.T, s *suite) {
-	b, dir := s.make(t, nil), workspace(t)
+// checkLateBindReadOnly: nothing a command does changes a read-only workspace.
+func checkLateBindReadOnly(t *testing.T, s *suite) {
+	b, dir := s.newSandbox(t, nil), workspace(t)
 	b.bind(t, dir, true)
-	if got := b.want(t, "cat file"); got != "content" {
+	if got := b.mustOutput(t, "cat file"); got != "content" {
 		t.Errorf("the file has %q", got)
 	}
 	for _, line := range []string{
@@ -183,12 +183,12 @@ func lateBindReadOnly(t *testing.T, s *suite) {
 	}
 	b.unbind(t)
 	b.bind(t, dir, false)
-	b.want(t, "echo x >>file")
+	b.mustOutput(t, "echo x >>file")
 	b.unbind(t)
 }
 
-// noLateBind: it is refused as what it is, and the sandbox is none the worse for it.
-func noLateBind(t *testing.T, s *suite) {
+// checkNoLateBind: it is refused as what it is, and the sandbox is none the worse for it.
+func checkNoLateBind(t *testing.T, s *suite) {
 	for _, readOnly := range []bool{false, true} {
 		if err := s.plain.Bind(t.Context(), runtime.Binding{Source: workspace(t), ReadOnly: readOnly}); !errdefs.IsNotImplemented(err) {
 			t.Errorf("bind: %v", err)
@@ -197,7 +197,7 @@ func noLateBind(t *testing.T, s *suite) {
 	if err := s.plain.Unbind(t.Context()); !errdefs.IsNotImplemented(err) {
 		t.Errorf("unbind: %v", err)
 	}
-	if got := s.plain.want(t, "echo x >/workspace/x; cat /workspace/x; rm /workspace/x"); got != "x" {
+	if got := s.plain.mustOutput(t, "echo x >/workspace/x; cat /workspace/x; rm /workspace/x"); got != "x" {
 		t.Errorf("scratch space has %q", got)
 	}
 }

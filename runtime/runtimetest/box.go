@@ -22,8 +22,8 @@ import (
 //go:embed inside/*.py
 var inside embed.FS
 
-// limits are those of a sandbox that a check has no other wish for: room enough for Python, small enough to be filled quickly.
-func limits() runtime.Limits {
+// baseLimits are those of a sandbox that a check has no other wish for: room enough for Python, small enough to be filled quickly.
+func baseLimits() runtime.Limits {
 	return runtime.Limits{
 		MemoryBytes: 192 << 20, CPUs: 2, Pids: runtime.GuestReservePids + 96, TmpBytes: 8 << 20, ScratchBytes: 6 << 20, OpenFiles: 2048,
 	}
@@ -35,13 +35,13 @@ type box struct {
 	*guest.Client
 	suite *suite
 	spec  runtime.Spec
-	host  view
+	host  hostView
 }
 
 func (s *suite) spec(change func(*runtime.Spec)) runtime.Spec {
 	spec := runtime.Spec{
 		Class: s.Class,
-		ID:    "t" + token(), Owner: s.owner, Template: "suite", Build: "test", Image: s.Image, Entrypoint: s.Entrypoint, Limits: s.limits(),
+		ID:    "t" + randomName(), Owner: s.owner, Template: "suite", Build: "test", Image: s.Image, Entrypoint: s.Entrypoint, Limits: s.defaultLimits(),
 	}
 	if change != nil {
 		change(&spec)
@@ -49,8 +49,8 @@ func (s *suite) spec(change func(*runtime.Spec)) runtime.Spec {
 	return spec
 }
 
-// make makes a sandbox. At the end of the test it is removed, and nothing of it may be left.
-func (s *suite) make(t *testing.T, change func(*runtime.Spec)) *box {
+// newSandbox makes a sandbox. At the end of the test it is removed, and nothing of it may be left.
+func (s *suite) newSandbox(t *testing.T, change func(*runtime.Spec)) *box {
 	t.Helper()
 	spec := s.spec(change)
 	b := &box{suite: s, spec: spec}
@@ -60,8 +60,8 @@ func (s *suite) make(t *testing.T, change func(*runtime.Spec)) *box {
 		if err := s.remove(ctx, t, spec.ID); err != nil {
 			t.Errorf("remove sandbox %s: %v", spec.ID, err)
 		}
-		b.gone(t)
-		_ = b.host.held.Close() // nil if it was never seen
+		b.checkRemoved(t)
+		_ = b.host.namespaceFile.Close() // nil if it was never seen
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
@@ -69,13 +69,13 @@ func (s *suite) make(t *testing.T, change func(*runtime.Spec)) *box {
 	if err != nil {
 		t.Fatalf("create a sandbox: %v", err)
 	}
-	b.take(sandbox)
-	b.host = b.look(t)
+	b.attach(sandbox)
+	b.host = b.findOnHost(t)
 	return b
 }
 
-// insist removes as whoever uses a driver does: an engine that could not do it in the driver's time is asked again.
-func insist(ctx context.Context, t *testing.T, remove func(context.Context) error) error {
+// retryUnavailable removes as whoever uses a driver does: an engine that could not do it in the driver's time is asked again.
+func retryUnavailable(ctx context.Context, t *testing.T, remove func(context.Context) error) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
@@ -95,18 +95,18 @@ func insist(ctx context.Context, t *testing.T, remove func(context.Context) erro
 
 func (s *suite) remove(ctx context.Context, t *testing.T, id string) error {
 	t.Helper()
-	return insist(ctx, t, func(ctx context.Context) error { return s.driver.Remove(ctx, id) })
+	return retryUnavailable(ctx, t, func(ctx context.Context) error { return s.driver.Remove(ctx, id) })
 }
 
 // destroy destroys the sandbox.
 func (b *box) destroy(t *testing.T) {
 	t.Helper()
-	if err := insist(t.Context(), t, b.Destroy); err != nil {
+	if err := retryUnavailable(t.Context(), t, b.Destroy); err != nil {
 		t.Fatalf("destroy: %v", err)
 	}
 }
 
-func (b *box) take(s runtime.Sandbox) { b.Sandbox, b.Client = s, guest.New(s) }
+func (b *box) attach(s runtime.Sandbox) { b.Sandbox, b.Client = s, guest.New(s) }
 
 // outcome is a command that has ended.
 type outcome struct {
@@ -121,8 +121,8 @@ func (o outcome) String() string {
 // exited says whether the command ended by itself with the code.
 func (o outcome) exited(code int) bool { return o.Ending == runtime.Exited && o.ExitCode == code }
 
-// try runs a command and hands on what the client says.
-func (b *box) try(ctx context.Context, cmd wire.Command, rw guest.IO) (outcome, error) {
+// tryCommand runs a command and hands on what the client says.
+func (b *box) tryCommand(ctx context.Context, cmd wire.Command, rw guest.IO) (outcome, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, Patience+cmd.Timeout, errors.New("a command of the suite took too long"))
 	defer cancel()
 	var stdout, stderr capped
@@ -136,10 +136,10 @@ func (b *box) try(ctx context.Context, cmd wire.Command, rw guest.IO) (outcome, 
 	return outcome{res, stdout.String(), stderr.String()}, err
 }
 
-// run runs a command that has to be carried out.
-func (b *box) run(t *testing.T, cmd wire.Command) outcome {
+// runCommand runs a command that has to be carried out.
+func (b *box) runCommand(t *testing.T, cmd wire.Command) outcome {
 	t.Helper()
-	o, err := b.try(t.Context(), cmd, guest.IO{})
+	o, err := b.tryCommand(t.Context(), cmd, guest.IO{})
 	if err != nil {
 		t.Fatalf("run %.80q: %v", cmd.Argv, err)
 	}
@@ -152,11 +152,11 @@ func bash(line string) wire.Command { return wire.Command{Argv: []string{"bash",
 // sh runs a line of bash.
 func (b *box) sh(t *testing.T, line string) outcome {
 	t.Helper()
-	return b.run(t, bash(line))
+	return b.runCommand(t, bash(line))
 }
 
-// want runs a line of bash that has to end well, and gives what it wrote.
-func (b *box) want(t *testing.T, line string) string {
+// mustOutput runs a line of bash that has to end well, and gives what it wrote.
+func (b *box) mustOutput(t *testing.T, line string) string {
 	t.Helper()
 	o := b.sh(t, line)
 	if !o.exited(0) {
@@ -178,10 +178,10 @@ func python(program string, args ...string) wire.Command {
 	return wire.Command{Argv: append([]string{"python3", "-c", string(text)}, args...)}
 }
 
-// told runs one of our programs, which has to end well, and decodes what it tells.
-func (b *box) told(t *testing.T, into any, program string, args ...string) {
+// runProgram runs one of our programs, which has to end well, and decodes what it tells.
+func (b *box) runProgram(t *testing.T, into any, program string, args ...string) {
 	t.Helper()
-	o := b.run(t, python(program, args...))
+	o := b.runCommand(t, python(program, args...))
 	if !o.exited(0) {
 		t.Fatalf("%s.py %q: %v", program, args, o)
 	}
@@ -190,8 +190,8 @@ func (b *box) told(t *testing.T, into any, program string, args ...string) {
 	}
 }
 
-// well pings the guest.
-func (b *box) well(t *testing.T) wire.Pong {
+// mustPing pings the guest.
+func (b *box) mustPing(t *testing.T) wire.Pong {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
@@ -202,8 +202,8 @@ func (b *box) well(t *testing.T) wire.Pong {
 	return pong
 }
 
-// running is a command that goes on while the test does something else.
-type running struct {
+// runningCommand is a command that goes on while the test does something else.
+type runningCommand struct {
 	cancel context.CancelCauseFunc
 	ended  chan struct{}
 	out    capped
@@ -211,10 +211,10 @@ type running struct {
 	err    error
 }
 
-// begin starts a command. It is given up at the end of the test if it still runs.
-func (b *box) begin(t *testing.T, cmd wire.Command, rw guest.IO) *running {
+// startCommand starts a command. It is given up at the end of the test if it still runs.
+func (b *box) startCommand(t *testing.T, cmd wire.Command, rw guest.IO) *runningCommand {
 	t.Helper()
-	r := &running{ended: make(chan struct{})}
+	r := &runningCommand{ended: make(chan struct{})}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	r.cancel = cancel
 	if rw.Stdout == nil {
@@ -231,8 +231,8 @@ func (b *box) begin(t *testing.T, cmd wire.Command, rw guest.IO) *running {
 	return r
 }
 
-// end waits for the ending.
-func (r *running) end(t *testing.T) outcome {
+// waitResult waits for the ending.
+func (r *runningCommand) waitResult(t *testing.T) outcome {
 	t.Helper()
 	select {
 	case <-r.ended:
@@ -245,8 +245,8 @@ func (r *running) end(t *testing.T) outcome {
 	return outcome{Result: r.res, stdout: r.out.String()}
 }
 
-// says waits until the command has written something.
-func (r *running) says(t *testing.T, what string) {
+// waitOutput waits until the command has written something.
+func (r *runningCommand) waitOutput(t *testing.T, what string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("the command says %q", what), func() (bool, string) {
 		select {

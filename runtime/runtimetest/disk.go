@@ -13,20 +13,20 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// outOfRoom wants the ending disk, with the exit code and the place that was full.
-func outOfRoom(t *testing.T, o outcome, code int, place string) {
+// wantDiskFull wants the ending disk, with the exit code and the place that was full.
+func wantDiskFull(t *testing.T, o outcome, code int, place string) {
 	t.Helper()
 	if o.Ending != runtime.Disk || o.ExitCode != code || !strings.Contains(o.Detail, place+" (") {
 		t.Errorf("out of room in %s, want disk with code %d: %v", place, code, o)
 	}
 }
 
-// endingDisk: a command that fails for want of room is told so, and where; one that fails for another reason is not.
-func endingDisk(t *testing.T, s *suite) {
-	b := s.make(t, nil)
+// checkEndingDisk: a command that fails for want of room is told so, and where; one that fails for another reason is not.
+func checkEndingDisk(t *testing.T, s *suite) {
+	b := s.newSandbox(t, nil)
 	for _, place := range []string{"/tmp", "/home/user", "/workspace", "/dev/shm"} {
-		outOfRoom(t, b.sh(t, "head -c 1G /dev/zero >"+place+"/x"), 1, place)
-		outOfRoom(t, b.sh(t, "echo more >"+place+"/y || exit 9"), 9, place)
+		wantDiskFull(t, b.sh(t, "head -c 1G /dev/zero >"+place+"/x"), 1, place)
+		wantDiskFull(t, b.sh(t, "echo more >"+place+"/y || exit 9"), 9, place)
 		o := b.sh(t, "exit 7")
 		if !o.exited(7) || !strings.Contains(o.Detail, place) {
 			t.Errorf("a command that failed by itself while %s was full: %v", place, o)
@@ -41,13 +41,13 @@ func endingDisk(t *testing.T, s *suite) {
 	if o := b.sh(t, "echo No space left on device >&2; exit 4"); !o.exited(4) {
 		t.Errorf("a command that only says so: %v", o)
 	}
-	memoryFiles(t, b)
+	checkMemfd(t, b)
 }
 
-// memoryFiles: a file that is on no file system is the memory of who makes it.
-func memoryFiles(t *testing.T, b *box) {
+// checkMemfd: a file that is on no file system is the memory of who makes it.
+func checkMemfd(t *testing.T, b *box) {
 	t.Helper()
-	o, err := b.try(t.Context(), python("room", "memfd"), guest.IO{})
+	o, err := b.tryCommand(t.Context(), python("room", "memfd"), guest.IO{})
 	if err != nil && b.suite.driver.Capabilities(b.suite.Class).Has(runtime.CapCommandCgroup) {
 		t.Fatalf("the guest went with the command: %v", err)
 	}
@@ -56,8 +56,8 @@ func memoryFiles(t *testing.T, b *box) {
 	}
 }
 
-// bounded makes a workspace on a disk of its own.
-func bounded(t *testing.T, bytes int64) (dir, data string) {
+// quotaWorkspace makes a workspace on a disk of its own.
+func quotaWorkspace(t *testing.T, bytes int64) (dir, data string) {
 	t.Helper()
 	dir = t.TempDir()
 	opt := quotadir.Options{Bytes: bytes, Mechanism: quotadir.Loop, UID: runtime.CommandUID, GID: runtime.CommandGID}
@@ -78,39 +78,39 @@ func bounded(t *testing.T, bytes int64) (dir, data string) {
 	return dir, root
 }
 
-// quota: a workspace with a bound stops there, whatever way it is filled; the sandbox and the host are none the worse for it.
-func quota(t *testing.T, s *suite) {
+// checkQuota: a workspace with a bound stops there, whatever way it is filled; the sandbox and the host are none the worse for it.
+func checkQuota(t *testing.T, s *suite) {
 	const size = 24 << 20
-	dir, data := bounded(t, size)
-	b := s.make(t, nil)
+	dir, data := quotaWorkspace(t, size)
+	b := s.newSandbox(t, nil)
 	b.bind(t, data, false)
-	outOfRoom(t, b.sh(t, "head -c 1G /dev/zero >x"), 1, "/workspace")
+	wantDiskFull(t, b.sh(t, "head -c 1G /dev/zero >x"), 1, "/workspace")
 	if fi, err := os.Stat(filepath.Join(data, "x")); err != nil || fi.Size() > size || fi.Size() < size*9/10 {
 		t.Errorf("a file in a workspace of %d octets: %v, %v", size, fi, err)
 	}
-	outOfRoom(t, b.sh(t, "rm x; for i in {1..200}; do head -c 1M /dev/zero >$i || exit 3; done"), 3, "/workspace")
-	b.want(t, "rm [0-9]*; echo room >x; cat x")
+	wantDiskFull(t, b.sh(t, "rm x; for i in {1..200}; do head -c 1M /dev/zero >$i || exit 3; done"), 3, "/workspace")
+	b.mustOutput(t, "rm [0-9]*; echo room >x; cat x")
 
 	// Files that take nothing but their name, one that has no name, and one that says to be larger than it is.
-	o := b.run(t, python("flood", "inodes", "/workspace"))
-	outOfRoom(t, o, 1, "/workspace")
-	b.want(t, "find . -type f -delete")
+	o := b.runCommand(t, python("flood", "inodes", "/workspace"))
+	wantDiskFull(t, o, 1, "/workspace")
+	b.mustOutput(t, "find . -type f -delete")
 	var got struct {
 		Held  int64
 		Said  string
 		Apart string
 	}
-	o = b.run(t, python("room", "nameless", "/workspace"))
+	o = b.runCommand(t, python("room", "nameless", "/workspace"))
 	if err := json.Unmarshal([]byte(o.stdout), &got); err != nil || got.Said != "ENOSPC" || got.Apart != "ENOSPC" || got.Held > size || got.Held < size*9/10 {
 		t.Errorf("a file without a name: %+v, %v", got, o)
 	}
-	b.want(t, "truncate -s 1T hole && rm hole && head -c 10M /dev/zero >x")
+	b.mustOutput(t, "truncate -s 1T hole && rm hole && head -c 10M /dev/zero >x")
 	if o := b.sh(t, "fallocate -l 1G y"); o.exited(0) {
 		t.Errorf("room for a GiB was promised: %v", o)
 	}
 	if use, err := quotadir.UsageOf(dir); err != nil || use.Bytes > size+size/10 {
 		t.Errorf("usage on the host: %+v, %v", use, err)
 	}
-	b.well(t)
+	b.mustPing(t)
 	b.unbind(t)
 }

@@ -20,14 +20,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// crowd is how many connections of the proxy there are at once; over a mux, where the bridge holds what commands do not read, they are less.
+// connectionCount is how many connections of the proxy there are at once; over a mux, where the bridge holds what commands do not read, they are less.
 const (
-	crowd      = 500
-	muxedCrowd = 120
+	connectionCount    = 500
+	muxConnectionCount = 120
 )
 
-// world is what egress.py tells of a sandbox.
-type world struct {
+// egressView is what egress.py tells of a sandbox.
+type egressView struct {
 	Proxy       string   `json:"proxy"`
 	Interfaces  []string `json:"interfaces"`
 	Resolved    string   `json:"resolved"`
@@ -35,30 +35,30 @@ type world struct {
 	Placeholder string   `json:"placeholder"`
 }
 
-// connections: servers inside are reached, and a command's connections to the proxy come out, over the host's streams alone. The sandbox has
+// checkConnections: servers inside are reached, and a command's connections to the proxy come out, over the host's streams alone. The sandbox has
 // loopback and nothing else all the time.
-func connections(t *testing.T, s *suite) {
-	b := s.make(t, func(spec *runtime.Spec) { spec.Limits.OpenFiles = runtime.DefaultOpenFiles })
-	dials(t, b)
-	closed := world{Proxy: "ECONNREFUSED", Interfaces: []string{"lo"}, Resolved: "no"}
-	b.sees(t, closed)
-	egress(t, b)
-	b.switches(t, wire.Egress{})
-	b.sees(t, closed)
-	ownProgram(t, b)
+func checkConnections(t *testing.T, s *suite) {
+	b := s.newSandbox(t, func(spec *runtime.Spec) { spec.Limits.OpenFiles = runtime.DefaultOpenFiles })
+	checkDial(t, b)
+	closed := egressView{Proxy: "ECONNREFUSED", Interfaces: []string{"lo"}, Resolved: "no"}
+	b.checkEgressView(t, closed)
+	checkEgress(t, b)
+	b.setEgress(t, wire.Egress{})
+	b.checkEgressView(t, closed)
+	checkGuestProgram(t, b)
 }
 
-func (b *box) switches(t *testing.T, e wire.Egress) {
+func (b *box) setEgress(t *testing.T, e wire.Egress) {
 	t.Helper()
 	if err := b.Egress(t.Context(), e); err != nil {
 		t.Fatalf("switch the proxy (on: %v): %v", e.On, err)
 	}
 }
 
-func (b *box) sees(t *testing.T, want world) {
+func (b *box) checkEgressView(t *testing.T, want egressView) {
 	t.Helper()
-	var got world
-	b.told(t, &got, "egress", "look", "0")
+	var got egressView
+	b.runProgram(t, &got, "egress", "look", "0")
 	if !slices.Equal(got.Interfaces, want.Interfaces) {
 		t.Errorf("interfaces %q", got.Interfaces)
 	}
@@ -67,12 +67,12 @@ func (b *box) sees(t *testing.T, want world) {
 	}
 }
 
-// dials: a server on either loopback address answers, and each direction ends by itself where the stream lets it.
-func dials(t *testing.T, b *box) {
+// checkDial: a server on either loopback address answers, and each direction ends by itself where the stream lets it.
+func checkDial(t *testing.T, b *box) {
 	t.Helper()
 	const port = 4710
-	server := b.begin(t, python("egress", "listen", strconv.Itoa(port)), guest.IO{})
-	server.says(t, "\n")
+	server := b.startCommand(t, python("egress", "listen", strconv.Itoa(port)), guest.IO{})
+	server.waitOutput(t, "\n")
 	ports := []int{port}
 	if strings.Contains(server.out.String(), "6") {
 		ports = append(ports, port+1)
@@ -82,7 +82,7 @@ func dials(t *testing.T, b *box) {
 		if err != nil {
 			t.Fatalf("dial port %d: %v", p, err)
 		}
-		echoes(t, nc)
+		checkEcho(t, nc)
 	}
 	if _, err := b.Dial(t.Context(), port+2); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "4712") {
 		t.Errorf("nothing listens there: %v", err)
@@ -90,7 +90,7 @@ func dials(t *testing.T, b *box) {
 	server.cancel(nil)
 }
 
-func echoes(t *testing.T, nc net.Conn) {
+func checkEcho(t *testing.T, nc net.Conn) {
 	t.Helper()
 	defer nc.Close()
 	nc.SetDeadline(time.Now().Add(Patience))
@@ -119,11 +119,11 @@ func echoes(t *testing.T, nc net.Conn) {
 	}
 }
 
-// egress: the proxy is there while it is on, and what connects to it is the host's to serve.
-func egress(t *testing.T, b *box) {
+// checkEgress: the proxy is there while it is on, and what connects to it is the host's to serve.
+func checkEgress(t *testing.T, b *box) {
 	t.Helper()
-	thief := b.begin(t, python("egress", "take", "0"), guest.IO{})
-	thief.says(t, "ready")
+	thief := b.startCommand(t, python("egress", "take", "0"), guest.IO{})
+	thief.waitOutput(t, "ready")
 	if err := b.Egress(t.Context(), wire.Egress{On: true}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "3128") {
 		t.Errorf("a command has the proxy's port: %v", err)
 	}
@@ -132,17 +132,17 @@ func egress(t *testing.T, b *box) {
 	if _, err := b.Accept(t.Context()); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("accept while the proxy is off: %v", err)
 	}
-	b.switches(t, wire.Egress{On: true, Env: map[string]string{"TOKEN": "placeholder"}})
-	b.sees(t, world{Proxy: "ok", Interfaces: []string{"lo"}, Resolved: "no", Env: "http://127.0.0.1:3128", Placeholder: "placeholder"})
-	b.says(t)
-	crowded(t, b)
+	b.setEgress(t, wire.Egress{On: true, Env: map[string]string{"TOKEN": "placeholder"}})
+	b.checkEgressView(t, egressView{Proxy: "ok", Interfaces: []string{"lo"}, Resolved: "no", Env: "http://127.0.0.1:3128", Placeholder: "placeholder"})
+	b.checkProxyRoundTrip(t)
+	checkManyConnections(t, b)
 }
 
-// says: a command says hello to the proxy and ends its direction, and gets the host's answer. Connections that nobody waits for are not mixed
+// checkProxyRoundTrip: a command says hello to the proxy and ends its direction, and gets the host's answer. Connections that nobody waits for are not mixed
 // up with it: they are closed by now.
-func (b *box) says(t *testing.T) {
+func (b *box) checkProxyRoundTrip(t *testing.T) {
 	t.Helper()
-	hello := b.begin(t, python("egress", "say", "0"), guest.IO{})
+	hello := b.startCommand(t, python("egress", "say", "0"), guest.IO{})
 	for {
 		nc, err := b.Accept(t.Context())
 		if err != nil {
@@ -164,22 +164,22 @@ func (b *box) says(t *testing.T) {
 			break
 		}
 	}
-	if o := hello.end(t); !o.exited(0) || o.stdout != "you said hello\n" {
+	if o := hello.waitResult(t); !o.exited(0) || o.stdout != "you said hello\n" {
 		t.Errorf("through the proxy: %v", o)
 	}
 }
 
-// crowded: with many connections open the guest answers and kills as ever, and has hardly more memory.
-func crowded(t *testing.T, b *box) {
+// checkManyConnections: with many connections open the guest answers and kills as ever, and has hardly more memory.
+func checkManyConnections(t *testing.T, b *box) {
 	t.Helper()
-	before := b.well(t).RSSBytes
-	crowd := crowd
+	before := b.mustPing(t).RSSBytes
+	crowd := connectionCount
 	if nc, err := b.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	} else if _, local := nc.(*net.UnixConn); nc.Close() == nil && !local {
-		crowd = muxedCrowd
+		crowd = muxConnectionCount
 	}
-	holder := b.begin(t, python("egress", "hold", strconv.Itoa(crowd)), guest.IO{})
+	holder := b.startCommand(t, python("egress", "hold", strconv.Itoa(crowd)), guest.IO{})
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	var mu sync.Mutex
@@ -210,14 +210,14 @@ func crowded(t *testing.T, b *box) {
 	if len(held) < crowd {
 		t.Fatalf("%d connections of %d came out", len(held), crowd)
 	}
-	holder.says(t, "ready")
+	holder.waitOutput(t, "ready")
 	for _, nc := range held { // as many bytes at once as they take
 		nc.SetWriteDeadline(time.Now().Add(Patience))
 		if _, err := nc.Write(make([]byte, 1<<10)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	pong := b.well(t)
+	pong := b.mustPing(t)
 	began := time.Now()
 	holder.cancel(nil)
 	<-holder.ended
@@ -231,16 +231,16 @@ func crowded(t *testing.T, b *box) {
 	}
 }
 
-// ownProgram: a program of the guest's runs as any command does, as the commands' user, who cannot reach it by its name.
-func ownProgram(t *testing.T, b *box) {
+// checkGuestProgram: a program of the guest's runs as any command does, as the commands' user, who cannot reach it by its name.
+func checkGuestProgram(t *testing.T, b *box) {
 	t.Helper()
 	stdin, request := io.Pipe()
 	defer request.Close()
 	pid := make(chan int, 1)
-	web := b.begin(t, wire.Command{Program: "web"}, guest.IO{Stdin: stdin, Started: func(s wire.Started) { pid <- s.Pid }})
+	web := b.startCommand(t, wire.Command{Program: "web"}, guest.IO{Stdin: stdin, Started: func(s wire.Started) { pid <- s.Pid }})
 	select {
 	case n := <-pid:
-		if got := b.want(t, fmt.Sprintf("awk '/^Uid/ {print $2}' /proc/%d/status", n)); got != strconv.Itoa(runtime.CommandUID) {
+		if got := b.mustOutput(t, fmt.Sprintf("awk '/^Uid/ {print $2}' /proc/%d/status", n)); got != strconv.Itoa(runtime.CommandUID) {
 			t.Errorf("it runs as %q", got)
 		}
 	case <-web.ended:
@@ -250,7 +250,7 @@ func ownProgram(t *testing.T, b *box) {
 		t.Fatal(err)
 	}
 	request.Close()
-	if o := web.end(t); !o.exited(0) || !strings.Contains(o.stdout, `"fault"`) {
+	if o := web.waitResult(t); !o.exited(0) || !strings.Contains(o.stdout, `"fault"`) {
 		t.Errorf("an empty request: %v", o)
 	}
 	for name, cmd := range map[string]wire.Command{"program": {Program: "sh", Argv: []string{"-c", "id"}}, "argv": {Argv: []string{wire.ProgramPath(wire.GuestPath, "web")}}} {

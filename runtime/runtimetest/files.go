@@ -13,9 +13,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// files: what goes in and out through the guest, and what does not.
-func files(t *testing.T, s *suite) {
-	b := s.make(t, nil)
+// checkFiles: what goes in and out through the guest, and what does not.
+func checkFiles(t *testing.T, s *suite) {
+	b := s.newSandbox(t, nil)
 	const size = 3 << 20
 	text := strings.Repeat("0123456789abcdef", size/16)
 	info, err := b.WriteFile(t.Context(), wire.FileRequest{Path: "a/b/file", Mode: 0o640}, strings.NewReader(text))
@@ -28,7 +28,7 @@ func files(t *testing.T, s *suite) {
 	if err != nil || info.Size != size || info.UID != runtime.CommandUID {
 		t.Fatalf("write: %+v, %v", info, err)
 	}
-	if got := b.want(t, "python3 -c 'import os; s = os.stat(\"a/b/file\"); print(s.st_size, s.st_uid, s.st_gid, oct(s.st_mode & 0o7777)[2:])'; md5sum <a/b/file"); !strings.HasPrefix(got, fmt.Sprintf("%d 1000 1000 640\n", size)) {
+	if got := b.mustOutput(t, "python3 -c 'import os; s = os.stat(\"a/b/file\"); print(s.st_size, s.st_uid, s.st_gid, oct(s.st_mode & 0o7777)[2:])'; md5sum <a/b/file"); !strings.HasPrefix(got, fmt.Sprintf("%d 1000 1000 640\n", size)) {
 		t.Errorf("a command sees %q", got)
 	}
 	if got := readFile(t, b, wire.FileRequest{Path: "/workspace/a/b/file", Offset: 16, Limit: 20}); got != text[16:36] {
@@ -48,14 +48,14 @@ func files(t *testing.T, s *suite) {
 		t.Error(err)
 	}
 	if s.driver.Capabilities(s.Class).Has(runtime.CapFiles) {
-		outside(t, b)
+		checkOutsidePaths(t, b)
 	}
 }
 
-// outside: by no name does one get out of the workspace, and nothing there makes the guest wait.
-func outside(t *testing.T, b *box) {
+// checkOutsidePaths: by no name does one get out of the workspace, and nothing there makes the guest wait.
+func checkOutsidePaths(t *testing.T, b *box) {
 	t.Helper()
-	b.want(t, "ln -s /etc/passwd link; ln -s / root; ln -s ../../run up; mkfifo fifo; mkdir dir; ln -s /dev/zero zero; ln -s moved fine; python3 -c "+
+	b.mustOutput(t, "ln -s /etc/passwd link; ln -s / root; ln -s ../../run up; mkfifo fifo; mkdir dir; ln -s /dev/zero zero; ln -s moved fine; python3 -c "+
 		`'import socket; socket.socket(socket.AF_UNIX).bind("sock")'`)
 	for _, path := range []string{
 		"../etc/passwd", "/etc/passwd", "link", "root/etc/passwd", "up/orchestrator/guest", "fifo", "dir", "zero", "sock", "", "a\x00b", "none",
@@ -79,13 +79,13 @@ func outside(t *testing.T, b *box) {
 			t.Error("a folder outside can be removed")
 		}
 	}
-	if got := b.want(t, "ls -A /tmp; head -c4 /etc/passwd"); got != "root" {
+	if got := b.mustOutput(t, "ls -A /tmp; head -c4 /etc/passwd"); got != "root" {
 		t.Errorf("outside there is %q", got)
 	}
 	if _, err := b.WriteFile(t.Context(), wire.FileRequest{Path: "big"}, endless{}); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("a file without end: %v", err)
 	}
-	b.want(t, "echo x >small; cat small; ls")
+	b.mustOutput(t, "echo x >small; cat small; ls")
 }
 
 func readFile(t *testing.T, b *box, q wire.FileRequest) string {

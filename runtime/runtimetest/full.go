@@ -12,13 +12,13 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// commandCgroup: whatever commands use up, the guest answers, and the next command works once they are gone.
-func commandCgroup(t *testing.T, s *suite) {
-	b := s.make(t, nil)
-	if pong := b.well(t); pong.Kill != "cgroup" {
+// checkCommandCgroup: whatever commands use up, the guest answers, and the next command works once they are gone.
+func checkCommandCgroup(t *testing.T, s *suite) {
+	b := s.newSandbox(t, nil)
+	if pong := b.mustPing(t); pong.Kill != "cgroup" {
 		t.Errorf("commands are killed by %q", pong.Kill)
 	}
-	t.Logf("pings in a quiet sandbox: %s", answers(t, b, time.Second))
+	t.Logf("pings in a quiet sandbox: %s", pingLatency(t, b, time.Second))
 	for name, cmd := range map[string]wire.Command{
 		"pids":    python("runaway", "bomb"),
 		"threads": python("runaway", "threads"),
@@ -29,32 +29,32 @@ func commandCgroup(t *testing.T, s *suite) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd.Timeout = 2 * time.Second
-			r := b.begin(t, cmd, guest.IO{Stdout: &capped{}})
-			took := answers(t, b, 1700*time.Millisecond)
+			r := b.startCommand(t, cmd, guest.IO{Stdout: &capped{}})
+			took := pingLatency(t, b, 1700*time.Millisecond)
 			t.Logf("pings: %s", took)
 			if took.median > AnswerTime {
 				t.Errorf("pings took %s", took)
 			}
-			if o := r.end(t); o.Unclean || o.Ending == runtime.SandboxLost {
+			if o := r.waitResult(t); o.Unclean || o.Ending == runtime.SandboxLost {
 				t.Errorf("the ending is %v", o)
 			}
-			b.dead(t, runtime.CommandUID)
-			b.want(t, "true | true")
+			b.checkDead(t, runtime.CommandUID)
+			b.mustOutput(t, "true | true")
 		})
 	}
-	t.Run("spools", func(t *testing.T) { spools(t, b) })
+	t.Run("spools", func(t *testing.T) { checkOutputBuffers(t, b) })
 	t.Run("tmpfs", func(t *testing.T) {
-		o := b.run(t, python("flood", "tmpfs", "/tmp", "/home/user", "/workspace", "/dev/shm", "keep"))
-		if took := answers(t, b, time.Second); took.median > AnswerTime {
+		o := b.runCommand(t, python("flood", "tmpfs", "/tmp", "/home/user", "/workspace", "/dev/shm", "keep"))
+		if took := pingLatency(t, b, time.Second); took.median > AnswerTime {
 			t.Errorf("with %s full pings took %s", o.stdout, took)
 		}
-		b.want(t, "rm /tmp/flood /home/user/flood /workspace/flood /dev/shm/flood && echo x >/tmp/x")
+		b.mustOutput(t, "rm /tmp/flood /home/user/flood /workspace/flood /dev/shm/flood && echo x >/tmp/x")
 	})
 }
 
-// spools: shells that nobody listens to, each asking for as much to be kept as there may be, do not make the guest grow with their number. The
+// checkOutputBuffers: shells that nobody listens to, each asking for as much to be kept as there may be, do not make the guest grow with their number. The
 // resident figure counts the guest's program as well, which is not in its share of memory.
-func spools(t *testing.T, b *box) {
+func checkOutputBuffers(t *testing.T, b *box) {
 	const shells = 12
 	for i := range shells {
 		cmd := bash("yes | head -c 30M; yes | head -c 30M >&2; sleep 1000")
@@ -71,7 +71,7 @@ func spools(t *testing.T, b *box) {
 	}
 	for _, sh := range all {
 		eventually(t, "shell "+sh.ID+" has written", func() (bool, string) {
-			most = max(most, b.well(t).RSSBytes)
+			most = max(most, b.mustPing(t).RSSBytes)
 			now, err := b.Shell(t.Context(), sh.ID)
 			return err == nil && now.Stderr.End == 30<<20, fmt.Sprintf("%+v, %v", now, err)
 		})
@@ -88,7 +88,7 @@ func spools(t *testing.T, b *box) {
 			t.Error(err)
 		}
 	}
-	b.dead(t, runtime.CommandUID)
+	b.checkDead(t, runtime.CommandUID)
 }
 
 // latency is how long pings took.
@@ -101,8 +101,8 @@ func (l latency) String() string {
 	return fmt.Sprintf("half of %d within %s, all within %s", l.count, l.median, l.slowest)
 }
 
-// answers pings for a while. Each has to be answered; how fast is for the caller to judge, who knows that the machine does other things too.
-func answers(t *testing.T, b *box, during time.Duration) latency {
+// pingLatency pings for a while. Each has to be answered; how fast is for the caller to judge, who knows that the machine does other things too.
+func pingLatency(t *testing.T, b *box, during time.Duration) latency {
 	t.Helper()
 	var all []time.Duration
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
@@ -122,9 +122,9 @@ func answers(t *testing.T, b *box, during time.Duration) latency {
 	return latency{median: all[len(all)/2], slowest: all[len(all)-1], count: len(all)}
 }
 
-// noCommandCgroup: the guest says itself that it has none.
-func noCommandCgroup(t *testing.T, s *suite) {
-	if pong := s.plain.well(t); pong.Kill != "tag" {
+// checkNoCommandCgroup: the guest says itself that it has none.
+func checkNoCommandCgroup(t *testing.T, s *suite) {
+	if pong := s.plain.mustPing(t); pong.Kill != "tag" {
 		t.Errorf("commands are killed by %q", pong.Kill)
 	}
 }

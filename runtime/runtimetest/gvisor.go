@@ -18,16 +18,16 @@ import (
 // What differs where the host sees a kernel in user space and not the sandbox's processes: what is alive inside is asked inside, as a user of its
 // own, of that kernel, which commands cannot make lie; that nothing is left is seen by the sandbox's cgroup.
 
-// watcher is the user who looks; no command of the suite has it.
-const watcher = "65001"
+// observerUser is the user who looks; no command of the suite has it.
+const observerUser = "65001"
 
-// apart says whether the host cannot see the sandbox's processes.
-func (s *suite) apart() bool { return s.Class.OrDefault() != runtime.ClassContainer }
+// hidesProcesses says whether the host cannot see the sandbox's processes.
+func (s *suite) hidesProcesses() bool { return s.Class.OrDefault() != runtime.ClassContainer }
 
-// lookApart is look by the process that stands for the sandbox.
-func (b *box) lookApart(t *testing.T) view {
+// findByPID is look by the process that stands for the sandbox.
+func (b *box) findByPID(t *testing.T) hostView {
 	t.Helper()
-	v := view{init: b.suite.Pid(t, b.spec.ID)}
+	v := hostView{init: b.suite.HostPID(t, b.spec.ID)}
 	dirs, err := cgroupsOf(v.init)
 	own := regexp.MustCompile(regexp.QuoteMeta(b.spec.ID) + "|[0-9a-f]{64}")
 	for _, dir := range dirs {
@@ -41,27 +41,27 @@ func (b *box) lookApart(t *testing.T) view {
 	return v
 }
 
-// limits are those of a sandbox that a check has no other wish for. gVisor gives memory to processes in larger pieces.
-func (s *suite) limits() runtime.Limits {
-	l := limits()
-	if s.apart() {
+// defaultLimits are those of a sandbox that a check has no other wish for. gVisor gives memory to processes in larger pieces.
+func (s *suite) defaultLimits() runtime.Limits {
+	l := baseLimits()
+	if s.hidesProcesses() {
 		l.MemoryBytes *= 5
 	}
 	return l
 }
 
-// openToAll are device files that every sandbox has; gVisor's are all its own.
-func (s *suite) openToAll() []string {
-	if s.apart() {
-		return append(openToAll(), "/dev/fuse", "/dev/net/tun")
+// publicDevices are device files that every sandbox has; gVisor's are all its own.
+func (s *suite) publicDevices() []string {
+	if s.hidesProcesses() {
+		return append(containerDevices(), "/dev/fuse", "/dev/net/tun")
 	}
-	return openToAll()
+	return containerDevices()
 }
 
-// hostCPU is the CPU time that the living processes of the sandbox had, as the host counts it.
-func (b *box) hostCPU() time.Duration {
+// hostCPUTime is the CPU time that the living processes of the sandbox had, as the host counts it.
+func (b *box) hostCPUTime() time.Duration {
 	var ticks int64
-	for _, pid := range membersOf(b.host.cgroups) {
+	for _, pid := range cgroupProcesses(b.host.cgroups) {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			continue
@@ -80,8 +80,8 @@ func (b *box) hostCPU() time.Duration {
 	return time.Duration(ticks) * time.Second / perSecond
 }
 
-// membersOf are the processes of the host in the sandbox's cgroups.
-func membersOf(cgroups []string) []int {
+// cgroupProcesses are the processes of the host in the sandbox's cgroups.
+func cgroupProcesses(cgroups []string) []int {
 	seen := map[int]bool{}
 	var found []int
 	for _, dir := range cgroups {
@@ -99,15 +99,15 @@ func membersOf(cgroups []string) []int {
 	return found
 }
 
-// commandsInside are commands, as a command sees them: pid, uid, state, name.
-func (b *box) commandsInside(t *testing.T) []process {
+// commandsSeenInside are commands, as a command sees them: pid, uid, state, name.
+func (b *box) commandsSeenInside(t *testing.T) []process {
 	t.Helper()
-	if len(membersOf(b.host.cgroups)) == 0 {
+	if len(cgroupProcesses(b.host.cgroups)) == 0 {
 		return nil // the sandbox is gone
 	}
 	cmd := bash(`for p in /proc/[0-9]*; do while read -r k v _; do case $k in Name:) n=$v;; State:) s=$v;; Uid:) u=$v;; Threads:) h=$v;; esac; done 2>/dev/null <$p/status && echo ${p#/proc/} $u $s $h $n; done; true`)
-	cmd.User = watcher
-	o, err := b.try(t.Context(), cmd, guest.IO{})
+	cmd.User = observerUser
+	o, err := b.tryCommand(t.Context(), cmd, guest.IO{})
 	if err != nil || !o.exited(0) {
 		t.Fatalf("look at what runs inside: %v, %v", o, err)
 	}
@@ -116,7 +116,7 @@ func (b *box) commandsInside(t *testing.T) []process {
 		var p process
 		var state string
 		var threads int
-		if n, _ := fmt.Sscan(line, &p.pid, &p.uid, &state, &threads, &p.name); n < 4 || p.uid == 0 || strconv.Itoa(p.uid) == watcher {
+		if n, _ := fmt.Sscan(line, &p.pid, &p.uid, &state, &threads, &p.name); n < 4 || p.uid == 0 || strconv.Itoa(p.uid) == observerUser {
 			continue
 		}
 		p.alive = state != "Z" && state != "X" || threads > 1
@@ -125,16 +125,16 @@ func (b *box) commandsInside(t *testing.T) []process {
 	return found
 }
 
-// insideInit is a file of PID 1's that the host sees for containers, and that a command asks for where it does not.
-func (b *box) insideInit(t *testing.T, name string) string {
+// readInitFile is a file of PID 1's that the host sees for containers, and that a command asks for where it does not.
+func (b *box) readInitFile(t *testing.T, name string) string {
 	t.Helper()
-	if !b.suite.apart() {
+	if !b.suite.hidesProcesses() {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", b.host.init, name))
 		if err != nil {
 			t.Error(err)
 		}
 		return string(text)
 	}
-	o := b.run(t, wire.Command{Argv: []string{"bash", "-c", `while IFS= read -r -d "" x; do printf '%s\0' "$x"; done </proc/1/` + name}})
+	o := b.runCommand(t, wire.Command{Argv: []string{"bash", "-c", `while IFS= read -r -d "" x; do printf '%s\0' "$x"; done </proc/1/` + name}})
 	return o.stdout
 }

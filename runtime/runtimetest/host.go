@@ -18,19 +18,19 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 )
 
-// view is what the host knows of a sandbox once it runs.
-type view struct {
-	pids    string   // its pid namespace, as /proc/<pid>/ns/pid names it
-	held    *os.File // keeps that name from being given to another sandbox's
-	init    int      // its PID 1, by the host's number
-	cgroups []string // the folders its PID 1 is in
+// hostView is what the host knows of a sandbox once it runs.
+type hostView struct {
+	pidNamespace  string   // its pid namespace, as /proc/<pid>/ns/pid names it
+	namespaceFile *os.File // keeps that name from being given to another sandbox's
+	init          int      // its PID 1, by the host's number
+	cgroups       []string // the folders its PID 1 is in
 }
 
 // process is one of a sandbox, as the host sees it.
 type process struct {
 	pid, uid int
 	name     string
-	// alive: one of its threads can still run a program's code.
+	// isAlive: one of its threads can still run a program's code.
 	alive bool
 }
 
@@ -42,35 +42,35 @@ func (p process) String() string {
 	return fmt.Sprintf("%d %s (uid %d, %s)", p.pid, p.name, p.uid, state)
 }
 
-// look finds the sandbox on the host by a command with a name of its own.
-func (b *box) look(t *testing.T) view {
+// findOnHost finds the sandbox on the host by a command with a name of its own.
+func (b *box) findOnHost(t *testing.T) hostView {
 	t.Helper()
-	if b.suite.apart() {
-		return b.lookApart(t)
+	if b.suite.hidesProcesses() {
+		return b.findByPID(t)
 	}
-	mark := token()
+	mark := randomName()
 	cmd := bash("echo here; read -r _")
 	cmd.Argv = append(cmd.Argv, mark)
 	input, end := io.Pipe()
 	defer end.Close()
-	r := b.begin(t, cmd, guest.IO{Stdin: input})
-	r.says(t, "here")
-	var v view
-	for _, pid := range pids(t) {
+	r := b.startCommand(t, cmd, guest.IO{Stdin: input})
+	r.waitOutput(t, "here")
+	var v hostView
+	for _, pid := range hostPIDs(t) {
 		if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && bytes.HasSuffix(text, []byte(mark+"\x00")) {
-			v.pids, _ = os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid))
-			v.held, _ = os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
+			v.pidNamespace, _ = os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid))
+			v.namespaceFile, _ = os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
 		}
 	}
 	_ = end.Close()
-	r.end(t)
-	for _, pid := range members(t, v.pids) {
-		if field(pid, "NSpid", -1) == "1" {
+	r.waitResult(t)
+	for _, pid := range namespaceProcesses(t, v.pidNamespace) {
+		if statusField(pid, "NSpid", -1) == "1" {
 			v.init = pid
 		}
 	}
 	if v.init == 0 {
-		t.Fatalf("the host sees no first process of %s", v.pids)
+		t.Fatalf("the host sees no first process of %s", v.pidNamespace)
 	}
 	dirs, err := cgroupsOf(v.init)
 	// In some hierarchies it may be where the engine is: that is not its own.
@@ -86,8 +86,8 @@ func (b *box) look(t *testing.T) view {
 	return v
 }
 
-// pids are all processes of the host.
-func pids(t *testing.T) []int {
+// hostPIDs are all processes of the host.
+func hostPIDs(t *testing.T) []int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -102,43 +102,43 @@ func pids(t *testing.T) []int {
 	return found
 }
 
-// members are the processes of a pid namespace, by the host's numbers.
-func members(t *testing.T, ns string) []int {
+// hostProcesses are the processes of a pid namespace, by the host's numbers.
+func namespaceProcesses(t *testing.T, ns string) []int {
 	t.Helper()
-	return slices.DeleteFunc(pids(t), func(pid int) bool {
+	return slices.DeleteFunc(hostPIDs(t), func(pid int) bool {
 		at, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid))
 		return err != nil || at != ns
 	})
 }
 
-// members are the processes of the host that are the sandbox's.
-func (b *box) members(t *testing.T) []int {
+// hostProcesses are the processes of the host that are the sandbox's.
+func (b *box) hostProcesses(t *testing.T) []int {
 	t.Helper()
-	if b.suite.apart() {
-		return membersOf(b.host.cgroups)
+	if b.suite.hidesProcesses() {
+		return cgroupProcesses(b.host.cgroups)
 	}
-	return members(t, b.host.pids)
+	return namespaceProcesses(t, b.host.pidNamespace)
 }
 
-// commands are the processes of the sandbox that are a command's. The guest's own, those that wait to become a command too, are uid 0's.
-func (b *box) commands(t *testing.T) []process {
+// commandProcesses are the processes of the sandbox that are a command's. The guest's own, those that wait to become a command too, are uid 0's.
+func (b *box) commandProcesses(t *testing.T) []process {
 	t.Helper()
-	if b.suite.apart() {
-		return b.commandsInside(t)
+	if b.suite.hidesProcesses() {
+		return b.commandsSeenInside(t)
 	}
 	var found []process
-	for _, pid := range b.members(t) {
-		uid, err := strconv.Atoi(field(pid, "Uid", 0))
+	for _, pid := range b.hostProcesses(t) {
+		uid, err := strconv.Atoi(statusField(pid, "Uid", 0))
 		if err != nil || uid == 0 {
 			continue
 		}
-		found = append(found, process{pid: pid, uid: uid, name: field(pid, "Name", 0), alive: alive(pid)})
+		found = append(found, process{pid: pid, uid: uid, name: statusField(pid, "Name", 0), alive: isAlive(pid)})
 	}
 	return found
 }
 
-// field is a part of a line of /proc/<pid>/status, "" if the process is gone. Part -1 is the last.
-func field(pid int, key string, part int) string {
+// statusField is a part of a line of /proc/<pid>/status, "" if the process is gone. Part -1 is the last.
+func statusField(pid int, key string, part int) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return ""
@@ -157,12 +157,12 @@ func field(pid int, key string, part int) string {
 	return ""
 }
 
-// exiting is PF_EXITING: the kernel is taking the thread apart, and it never returns to its program.
-const exiting = 0x4
+// flagExiting is PF_EXITING: the kernel is taking the thread apart, and it never returns to its program.
+const flagExiting = 0x4
 
-// alive says whether a process has a thread that is neither dead nor dying. The first thread alone does not tell: it may be a
+// isAlive says whether a process has a thread that is neither dead nor dying. The first thread alone does not tell: it may be a
 // zombie while others go on.
-func alive(pid int) bool {
+func isAlive(pid int) bool {
 	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	if err != nil {
 		return true
@@ -176,18 +176,18 @@ func alive(pid int) bool {
 		if len(fields) < 7 || fields[0] == "Z" || fields[0] == "X" {
 			continue
 		}
-		if flags, err := strconv.ParseUint(fields[6], 10, 64); err != nil || flags&exiting == 0 {
+		if flags, err := strconv.ParseUint(fields[6], 10, 64); err != nil || flags&flagExiting == 0 {
 			return true
 		}
 	}
 	return false
 }
 
-// dead fails if a process of the user is alive at this moment, and waits until the dead ones were buried.
-func (b *box) dead(t *testing.T, uid int) {
+// checkDead fails if a process of the user is alive at this moment, and waits until the dead ones were buried.
+func (b *box) checkDead(t *testing.T, uid int) {
 	t.Helper()
 	mine := func() []process {
-		return slices.DeleteFunc(b.commands(t), func(p process) bool { return p.uid != uid })
+		return slices.DeleteFunc(b.commandProcesses(t), func(p process) bool { return p.uid != uid })
 	}
 	for range 3 {
 		if left := slices.DeleteFunc(mine(), func(p process) bool { return !p.alive }); len(left) > 0 {
@@ -217,15 +217,15 @@ func cgroupsOf(pid int) ([]string, error) {
 		if len(parts) != 3 || parts[2] == "/" {
 			continue
 		}
-		for _, point := range hierarchies(string(mounts), parts[1]) {
+		for _, point := range cgroupMounts(string(mounts), parts[1]) {
 			dirs = append(dirs, filepath.Join(point, parts[2]))
 		}
 	}
 	return dirs, nil
 }
 
-// hierarchies are the mount points of the cgroup hierarchy with these controllers, "" being version 2.
-func hierarchies(mountinfo, controllers string) []string {
+// cgroupMounts are the mount points of the cgroup hierarchy with these controllers, "" being version 2.
+func cgroupMounts(mountinfo, controllers string) []string {
 	var points []string
 	for line := range strings.Lines(mountinfo) {
 		left, right, ok := strings.Cut(line, " - ")
@@ -241,11 +241,11 @@ func hierarchies(mountinfo, controllers string) []string {
 	return points
 }
 
-// gone fails unless nothing of a sandbox that was removed is left: no process, mount, cgroup, file, nor anything in the engine.
-func (b *box) gone(t *testing.T) {
+// checkRemoved fails unless nothing of a sandbox that was removed is left: no process, mount, cgroup, file, nor anything in the engine.
+func (b *box) checkRemoved(t *testing.T) {
 	t.Helper()
 	// A dead one may wait to be buried by whoever inherited it, which is not the driver's business.
-	if left := slices.DeleteFunc(b.members(t), func(pid int) bool { return !alive(pid) }); b.host.init != 0 && len(left) > 0 {
+	if left := slices.DeleteFunc(b.hostProcesses(t), func(pid int) bool { return !isAlive(pid) }); b.host.init != 0 && len(left) > 0 {
 		t.Errorf("after its removal processes are alive: %v", left)
 	}
 	for _, dir := range b.host.cgroups {
@@ -253,11 +253,11 @@ func (b *box) gone(t *testing.T) {
 			t.Errorf("its cgroup %s is left: %v", dir, err)
 		}
 	}
-	b.suite.traceless(t, b.spec.ID)
+	b.suite.checkNoTrace(t, b.spec.ID)
 }
 
-// traceless looks for a sandbox's id in everything that outlives processes.
-func (s *suite) traceless(t *testing.T, id string) {
+// checkNoTrace looks for a sandbox's id in everything that outlives processes.
+func (s *suite) checkNoTrace(t *testing.T, id string) {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -295,10 +295,10 @@ func (s *suite) traceless(t *testing.T, id string) {
 			t.Errorf("it is still listed: %+v", f)
 		}
 	}
-	if s.Left == nil {
+	if s.Leftovers == nil {
 		return
 	}
-	for _, left := range s.Left(t, id) {
+	for _, left := range s.Leftovers(t, id) {
 		t.Errorf("the engine still has %s", left)
 	}
 }

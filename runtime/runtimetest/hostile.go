@@ -25,9 +25,9 @@ import (
 // markEnv is set by the hostile image's configuration, and must not be set inside.
 const markEnv = "HOSTILE_IMAGE"
 
-// hostile makes a sandbox from an image whose configuration asks for everything that an image can ask for, and whose root has bash, a
+// newHostileSandbox makes a sandbox from an image whose configuration asks for everything that an image can ask for, and whose root has bash, a
 // setuid-root copy of it (/suid), and nothing else. The image is no other call's, so that what is dropped is not in use elsewhere.
-func (s *suite) hostile(t *testing.T) *box {
+func (s *suite) newHostileSandbox(t *testing.T) *box {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rh")
 	if err != nil {
@@ -42,37 +42,37 @@ func (s *suite) hostile(t *testing.T) *box {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Drop != nil {
-		t.Cleanup(func() { s.Drop(t, image) })
+	if s.RemoveImage != nil {
+		t.Cleanup(func() { s.RemoveImage(t, image) })
 	}
 	if err := s.driver.Prepare(t.Context(), image); err != nil {
 		t.Fatal(err)
 	}
-	return s.make(t, func(spec *runtime.Spec) { spec.Image, spec.Entrypoint = image, nil })
+	return s.newSandbox(t, func(spec *runtime.Spec) { spec.Image, spec.Entrypoint = image, nil })
 }
 
-// neutralConfig: nothing of an image's configuration has an effect.
-func neutralConfig(t *testing.T, s *suite) {
-	b := s.hostile(t)
-	if o := b.run(t, bash(`echo "$UID $PWD"; echo "${`+markEnv+`-unset} ${LD_PRELOAD-unset} ${BASH_ENV-unset}"`)); o.stdout != "1000 /workspace\nunset unset unset\n" {
+// checkNeutralConfig: nothing of an image's configuration has an effect.
+func checkNeutralConfig(t *testing.T, s *suite) {
+	b := s.newHostileSandbox(t)
+	if o := b.runCommand(t, bash(`echo "$UID $PWD"; echo "${`+markEnv+`-unset} ${LD_PRELOAD-unset} ${BASH_ENV-unset}"`)); o.stdout != "1000 /workspace\nunset unset unset\n" {
 		t.Errorf("user, folder and environment of a command: %v", o)
 	}
-	if environ := b.insideInit(t, "environ"); strings.Contains(environ, markEnv) || strings.Contains(environ, "LD_PRELOAD") {
+	if environ := b.readInitFile(t, "environ"); strings.Contains(environ, markEnv) || strings.Contains(environ, "LD_PRELOAD") {
 		t.Errorf("PID 1's environment is %q", environ)
 	}
-	if cmdline := b.insideInit(t, "cmdline"); !strings.HasPrefix(cmdline, "/run/orchestrator/guest\x00init\x00") {
+	if cmdline := b.readInitFile(t, "cmdline"); !strings.HasPrefix(cmdline, "/run/orchestrator/guest\x00init\x00") {
 		t.Errorf("PID 1 is %q", cmdline)
 	}
 	// Volumes: an engine makes writable folders of its disk for them.
 	for _, volume := range []string{"/data", "/var/lib/volume", "/suid.d"} {
-		if o := b.run(t, bash("echo x >"+volume+"/x")); o.exited(0) {
+		if o := b.runCommand(t, bash("echo x >"+volume+"/x")); o.exited(0) {
 			t.Errorf("the image's volume %s can be written", volume)
 		}
 	}
-	mounts := b.want(t, "while read -r line; do echo \"$line\"; done </proc/self/mountinfo")
+	mounts := b.mustOutput(t, "while read -r line; do echo \"$line\"; done </proc/self/mountinfo")
 	for line := range strings.Lines(mounts) {
 		at := strings.Fields(line)[4]
-		if below(at, []string{"/data", "/var/lib/volume", "/suid.d", "/tmp", "/workspace"}) && !strings.Contains(line, " - tmpfs ") {
+		if isBelow(at, []string{"/data", "/var/lib/volume", "/suid.d", "/tmp", "/workspace"}) && !strings.Contains(line, " - tmpfs ") {
 			t.Errorf("a volume is there: %s", line)
 		}
 	}
@@ -164,18 +164,18 @@ func hostileRoot(root, from string) error {
 			return err
 		}
 	}
-	if err := os.WriteFile(filepath.Join(root, "etc", "suite"), []byte(token()), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "etc", "suite"), []byte(randomName()), 0o644); err != nil {
 		return err
 	}
 	passwd := "root::0:0:root:/:/bin/bash\nuser:x:1000:1000::/home/user:/bin/bash\n"
 	if err := os.WriteFile(filepath.Join(root, "etc", "passwd"), []byte(passwd), 0o644); err != nil {
 		return err
 	}
-	return needs(root, from, shell, map[string]bool{})
+	return copyLibraries(root, from, shell, map[string]bool{})
 }
 
-// needs copies the loader and the libraries of a program to where they were.
-func needs(root, from string, program []byte, have map[string]bool) error {
+// copyLibraries copies the loader and the libraries of a program to where they were.
+func copyLibraries(root, from string, program []byte, have map[string]bool) error {
 	f, err := elf.NewFile(bytes.NewReader(program))
 	if err != nil {
 		return err
@@ -198,7 +198,7 @@ func needs(root, from string, program []byte, have map[string]bool) error {
 			continue
 		}
 		have[name] = true
-		at, text, err := library(from, name)
+		at, text, err := findLibrary(from, name)
 		if err != nil {
 			return err
 		}
@@ -206,15 +206,15 @@ func needs(root, from string, program []byte, have map[string]bool) error {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, text, 0o755)); err != nil {
 			return err
 		}
-		if err := needs(root, from, text, have); err != nil {
+		if err := copyLibraries(root, from, text, have); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// library finds a library, by its path or name, in a root whose /lib may be a link to usr/lib.
-func library(from, name string) (string, []byte, error) {
+// findLibrary finds a library, by its path or name, in a root whose /lib may be a link to usr/lib.
+func findLibrary(from, name string) (string, []byte, error) {
 	places := []string{name}
 	if !path.IsAbs(name) {
 		places = nil

@@ -40,22 +40,22 @@ func runaways() []runaway {
 	}
 }
 
-// kill: when an ending is told, nothing of the command is alive, as the host sees it; another shell of the same sandbox lives on.
-func kill(t *testing.T, s *suite) {
+// checkKill: when an ending is told, nothing of the command is alive, as the host sees it; another shell of the same sandbox lives on.
+func checkKill(t *testing.T, s *suite) {
 	k := &killer{suite: s, uid: 20_000}
-	k.sandbox(t)
+	k.newSandbox(t)
 	for _, r := range runaways() {
-		t.Run(r.name, func(t *testing.T) { k.fresh(t); k.ends(t, r) })
+		t.Run(r.name, func(t *testing.T) { k.ensureSandbox(t); k.checkRunaway(t, r) })
 	}
-	t.Run("cancelled", func(t *testing.T) { k.fresh(t); k.cancelled(t) })
-	t.Run("kept by a tracer", func(t *testing.T) { k.fresh(t); k.kept(t) })
-	t.Run("kept by a tracer of a thread", func(t *testing.T) { k.fresh(t); k.threadKept(t) })
-	t.Run("shell", func(t *testing.T) { k.fresh(t); k.shell(t) })
-	t.Run("signals", func(t *testing.T) { k.fresh(t); k.signals(t) })
-	t.Run("output", func(t *testing.T) { k.fresh(t); outputs(t, k.box) })
-	t.Run("many at once", func(t *testing.T) { k.fresh(t); manyAtOnce(t, k.box) })
-	t.Run("flood of output", func(t *testing.T) { muchOutput(t, s) })
-	t.Run("input", func(t *testing.T) { inputs(t, s) })
+	t.Run("cancelled", func(t *testing.T) { k.ensureSandbox(t); k.checkCancelled(t) })
+	t.Run("kept by a tracer", func(t *testing.T) { k.ensureSandbox(t); k.checkTracedCommand(t) })
+	t.Run("kept by a tracer of a thread", func(t *testing.T) { k.ensureSandbox(t); k.checkTracedThread(t) })
+	t.Run("shell", func(t *testing.T) { k.ensureSandbox(t); k.checkShell(t) })
+	t.Run("signals", func(t *testing.T) { k.ensureSandbox(t); k.checkSignals(t) })
+	t.Run("output", func(t *testing.T) { k.ensureSandbox(t); checkOutputDescriptors(t, k.box) })
+	t.Run("many at once", func(t *testing.T) { k.ensureSandbox(t); checkConcurrentCommands(t, k.box) })
+	t.Run("flood of output", func(t *testing.T) { checkLargeOutput(t, s) })
+	t.Run("input", func(t *testing.T) { checkInputs(t, s) })
 }
 
 // killer is a sandbox in which commands are killed while a bystander lives. Each command has a user of its own, so that what is left of it
@@ -67,16 +67,16 @@ type killer struct {
 	uid   int
 }
 
-// sandbox makes the sandbox, or another when one had to be given up.
-func (k *killer) sandbox(t *testing.T) {
+// newSandbox makes the sandbox, or another when one had to be given up.
+func (k *killer) newSandbox(t *testing.T) {
 	t.Helper()
 	if k.outer == nil {
 		k.outer = t
 	}
-	k.box = k.suite.make(k.outer, func(spec *runtime.Spec) {
+	k.box = k.suite.newSandbox(k.outer, func(spec *runtime.Spec) {
 		// So much memory that the pids cap is met first.
 		spec.Limits.Pids, spec.Limits.MemoryBytes = runtime.GuestReservePids+200, 1<<30
-		if k.suite.apart() {
+		if k.suite.hidesProcesses() {
 			spec.Limits.Pids, spec.Limits.MemoryBytes = runtime.GuestReservePids+100, 2<<30
 		}
 	})
@@ -87,43 +87,43 @@ func (k *killer) sandbox(t *testing.T) {
 	}
 }
 
-// user gives the next command its user.
-func (k *killer) user(cmd wire.Command) wire.Command {
+// withNextUser gives the next command its user.
+func (k *killer) withNextUser(cmd wire.Command) wire.Command {
 	k.uid++
 	cmd.User = strconv.Itoa(k.uid)
 	return cmd
 }
 
-// wentWithIt renews a sandbox that a flood took along, as one of a kernel in user space may go: nothing of the command lives on either way, and
+// replaceIfLost renews a sandbox that a flood took along, as one of a kernel in user space may go: nothing of the command lives on either way, and
 // that is what is to be shown.
-func (k *killer) wentWithIt(t *testing.T, err error) bool {
+func (k *killer) replaceIfLost(t *testing.T, err error) bool {
 	t.Helper()
-	if err == nil || !k.suite.apart() || !errors.Is(err, guest.ErrLost) && !errdefs.IsUnavailable(err) {
+	if err == nil || !k.suite.hidesProcesses() || !errors.Is(err, guest.ErrLost) && !errdefs.IsUnavailable(err) {
 		return false
 	}
 	t.Logf("the sandbox went with the flood: %v", err)
-	k.renew(t)
+	k.replaceSandbox(t)
 	return true
 }
 
-// ends runs a runaway until its ending. One that a busy machine did not let get under way is begun again with more time.
-func (k *killer) ends(t *testing.T, r runaway) {
+// checkRunaway runs a runaway until its ending. One that a busy machine did not let get under way is begun again with more time.
+func (k *killer) checkRunaway(t *testing.T, r runaway) {
 	timeout := r.timeout
-	if k.suite.apart() {
+	if k.suite.hidesProcesses() {
 		timeout *= 3 // a kernel in user space starts processes slowly
 	}
-	for !k.endsWithin(t, r, timeout) {
+	for !k.checkRunawayWithin(t, r, timeout) {
 		t.Logf("it did not get under way in %s", timeout)
 		timeout *= 3
 	}
 }
 
-// endsWithin is false if the time was over before it was under way, and more may be enough.
-func (k *killer) endsWithin(t *testing.T, r runaway, timeout time.Duration) bool {
-	cmd := k.user(python("runaway", r.name))
+// checkRunawayWithin is false if the time was over before it was under way, and more may be enough.
+func (k *killer) checkRunawayWithin(t *testing.T, r runaway, timeout time.Duration) bool {
+	cmd := k.withNextUser(python("runaway", r.name))
 	cmd.Timeout = timeout
-	o, err := k.box.try(t.Context(), cmd, guest.IO{})
-	if k.wentWithIt(t, err) {
+	o, err := k.box.tryCommand(t.Context(), cmd, guest.IO{})
+	if k.replaceIfLost(t, err) {
 		return true
 	}
 	if err != nil {
@@ -131,60 +131,60 @@ func (k *killer) endsWithin(t *testing.T, r runaway, timeout time.Duration) bool
 	}
 	if !strings.Contains(o.stdout, "ready") {
 		if o.Ending == runtime.Timeout && timeout < Patience/2 {
-			k.over(t, o.Result)
+			k.checkNothingAlive(t, o.Result)
 			return false
 		}
 		t.Errorf("it did not get under way: %v", o)
 	}
 	// gVisor hangs up a group that stops itself and has nobody who could continue it.
-	hungUp := k.suite.apart() && r.name == "stopped" && o.Ending == runtime.Signalled && o.Signal == 1
+	hungUp := k.suite.hidesProcesses() && r.name == "stopped" && o.Ending == runtime.Signalled && o.Signal == 1
 	if o.Ending != r.ending && !hungUp {
 		t.Errorf("the ending is %v, want %s", o, r.ending)
 	}
-	k.over(t, o.Result)
+	k.checkNothingAlive(t, o.Result)
 	return true
 }
 
-// over checks that nothing of the last command is alive. A guest without cgroups may have to give up, if it says so: then the sandbox
+// checkNothingAlive checks that nothing of the last command is alive. A guest without cgroups may have to give up, if it says so: then the sandbox
 // is destroyed, as whoever uses it has to.
-func (k *killer) over(t *testing.T, res runtime.Result) {
+func (k *killer) checkNothingAlive(t *testing.T, res runtime.Result) {
 	t.Helper()
 	if res.Unclean {
 		if k.suite.driver.Capabilities(k.suite.Class).Has(runtime.CapCommandCgroup) {
 			t.Errorf("the guest could not kill it: %+v", res)
 		}
 		t.Logf("the guest could not kill it and said so: %+v", res)
-		k.renew(t)
+		k.replaceSandbox(t)
 		return
 	}
-	k.box.dead(t, k.uid)
-	k.bystander(t)
+	k.box.checkDead(t, k.uid)
+	k.waitBystander(t)
 }
 
-// fresh makes another sandbox if a kernel in user space did not outlive what was done last.
-func (k *killer) fresh(t *testing.T) {
+// ensureSandbox makes another sandbox if a kernel in user space did not outlive what was done last.
+func (k *killer) ensureSandbox(t *testing.T) {
 	t.Helper()
-	if !k.suite.apart() {
+	if !k.suite.hidesProcesses() {
 		return
 	}
 	select {
 	case <-k.box.Done():
 		t.Log("the sandbox went after the flood")
-		k.renew(t)
+		k.replaceSandbox(t)
 	default:
 	}
 }
 
-// renew destroys the sandbox, with which everything in it has to go, and makes another.
-func (k *killer) renew(t *testing.T) {
+// replaceSandbox destroys the sandbox, with which everything in it has to go, and makes another.
+func (k *killer) replaceSandbox(t *testing.T) {
 	t.Helper()
 	k.box.destroy(t)
-	k.box.dead(t, k.uid)
-	k.sandbox(t)
+	k.box.checkDead(t, k.uid)
+	k.newSandbox(t)
 }
 
-// bystander waits until the other shell has gone on.
-func (k *killer) bystander(t *testing.T) {
+// waitBystander waits until the other shell has gone on.
+func (k *killer) waitBystander(t *testing.T) {
 	t.Helper()
 	end := func() int64 {
 		sh, err := k.box.Shell(t.Context(), "bystander")
@@ -200,21 +200,21 @@ func (k *killer) bystander(t *testing.T) {
 	eventually(t, "the other shell goes on", func() (bool, string) { n := end(); return n > before, fmt.Sprint(n) })
 }
 
-// cancelled: a caller that gives up.
-func (k *killer) cancelled(t *testing.T) {
-	r := k.box.begin(t, k.user(python("runaway", "runners-waited-for")), guest.IO{})
-	r.says(t, "ready")
+// checkCancelled: a caller that gives up.
+func (k *killer) checkCancelled(t *testing.T) {
+	r := k.box.startCommand(t, k.withNextUser(python("runaway", "runners-waited-for")), guest.IO{})
+	r.waitOutput(t, "ready")
 	r.cancel(errors.New("given up"))
 	<-r.ended
 	if errors.Is(r.err, guest.ErrLost) {
 		// On a machine as busy as that the guest may be too late to tell; it has to kill it all the same.
 		t.Logf("the ending was not told: %v", r.err)
-		if k.suite.apart() {
-			k.renew(t) // as whoever uses it has to, where no cgroup kills what forks faster than one can look
+		if k.suite.hidesProcesses() {
+			k.replaceSandbox(t) // as whoever uses it has to, where no cgroup kills what forks faster than one can look
 			return
 		}
 		eventually(t, "nothing of it is alive", func() (bool, string) {
-			left := slices.DeleteFunc(k.box.commands(t), func(p process) bool { return p.uid != k.uid || !p.alive })
+			left := slices.DeleteFunc(k.box.commandProcesses(t), func(p process) bool { return p.uid != k.uid || !p.alive })
 			return len(left) == 0, fmt.Sprint(left)
 		})
 		return
@@ -222,28 +222,28 @@ func (k *killer) cancelled(t *testing.T) {
 	if r.err != nil || r.res.Ending != runtime.Cancelled {
 		t.Errorf("the ending is %+v, %v", r.res, r.err)
 	}
-	k.over(t, r.res)
+	k.checkNothingAlive(t, r.res)
 }
 
-// kept: another command of the same user traces the command and does not let go of it when it is dead. It has to find the command first, for
+// checkTracedCommand: another command of the same user traces the command and does not let go of it when it is dead. It has to find the command first, for
 // which a busy machine may need more than the first time-out.
-func (k *killer) kept(t *testing.T) {
+func (k *killer) checkTracedCommand(t *testing.T) {
 	for _, timeout := range []time.Duration{time.Second, 10 * time.Second} {
-		if k.keptFor(t, timeout) {
+		if k.checkTracedWithin(t, timeout) {
 			return
 		}
 		t.Logf("it was not traced in %s", timeout)
-		if k.suite.apart() {
+		if k.suite.hidesProcesses() {
 			return // gVisor lets nobody trace it
 		}
 	}
 }
 
-func (k *killer) keptFor(t *testing.T, timeout time.Duration) bool {
-	keeper := k.user(python("runaway", "keeper"))
-	r := k.box.begin(t, keeper, guest.IO{})
-	r.says(t, "ready")
-	o := k.box.run(t, wire.Command{Argv: []string{"sleep", "4321"}, User: keeper.User, Timeout: timeout})
+func (k *killer) checkTracedWithin(t *testing.T, timeout time.Duration) bool {
+	keeper := k.withNextUser(python("runaway", "keeper"))
+	r := k.box.startCommand(t, keeper, guest.IO{})
+	r.waitOutput(t, "ready")
+	o := k.box.runCommand(t, wire.Command{Argv: []string{"sleep", "4321"}, User: keeper.User, Timeout: timeout})
 	if o.Ending != runtime.Timeout || o.Unclean {
 		t.Errorf("the ending is %v", o)
 	}
@@ -252,23 +252,23 @@ func (k *killer) keptFor(t *testing.T, timeout time.Duration) bool {
 		r.cancel(errors.New("the command has ended"))
 	}
 	<-r.ended
-	k.over(t, o.Result)
+	k.checkNothingAlive(t, o.Result)
 	return traced
 }
 
-// threadKept: another command of the same user traces one thread of a command and never waits for it. The command's own exit is its ending.
-func (k *killer) threadKept(t *testing.T) {
-	quitter := k.user(python("runaway", "quitter"))
+// checkTracedThread: another command of the same user traces one thread of a command and never waits for it. The command's own exit is its ending.
+func (k *killer) checkTracedThread(t *testing.T) {
+	quitter := k.withNextUser(python("runaway", "quitter"))
 	quitter.Timeout = Patience / 2
-	r := k.box.begin(t, quitter, guest.IO{})
-	r.says(t, ".")
+	r := k.box.startCommand(t, quitter, guest.IO{})
+	r.waitOutput(t, ".")
 	thread := strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(r.out.String()), "ready "), ".")
 	keeper := python("runaway", "thread-keeper", thread)
 	keeper.User = quitter.User
-	by := k.box.begin(t, keeper, guest.IO{})
-	by.says(t, "\n")
+	by := k.box.startCommand(t, keeper, guest.IO{})
+	by.waitOutput(t, "\n")
 	if said := by.out.String(); said != "kept\n" {
-		if !k.suite.apart() { // gVisor lets nobody trace another command
+		if !k.suite.hidesProcesses() { // gVisor lets nobody trace another command
 			t.Errorf("the thread was not traced: %s", said)
 		}
 		by.cancel(errors.New("it traces nothing"))
@@ -277,19 +277,19 @@ func (k *killer) threadKept(t *testing.T) {
 		<-r.ended
 		return
 	}
-	o := r.end(t)
+	o := r.waitResult(t)
 	if !o.exited(7) || o.Unclean {
 		t.Errorf("the ending is %v, unclean %v, want exit 7", o, o.Unclean)
 		by.cancel(errors.New("it was not killed"))
 	}
 	<-by.ended
-	k.over(t, o.Result)
+	k.checkNothingAlive(t, o.Result)
 }
 
-// shell: one that is killed, and one that ends by itself and leaves others.
-func (k *killer) shell(t *testing.T) {
+// checkShell: one that is killed, and one that ends by itself and leaves others.
+func (k *killer) checkShell(t *testing.T) {
 	for name, how := range map[string]string{"killed": "bomb", "ended": "daemon"} {
-		cmd := k.user(python("runaway", how))
+		cmd := k.withNextUser(python("runaway", how))
 		cmd.ID = name
 		if _, err := k.box.Start(t.Context(), cmd); err != nil {
 			t.Fatal(err)
@@ -303,17 +303,17 @@ func (k *killer) shell(t *testing.T) {
 		if name == "killed" {
 			sh, err = k.box.Kill(t.Context(), wire.Kill{ID: name, Grace: 50 * time.Millisecond})
 		}
-		if err != nil && k.suite.apart() {
+		if err != nil && k.suite.hidesProcesses() {
 			// A kernel in user space that is full may need longer than a kill waits; the shell says its end when it is there.
 			t.Logf("the kill was not over in its time: %v", err)
 		}
-		if name != "killed" || err != nil && k.suite.apart() {
+		if name != "killed" || err != nil && k.suite.hidesProcesses() {
 			eventually(t, "the shell ends", func() (bool, string) {
 				sh, err = k.box.Shell(t.Context(), name)
 				return err != nil || sh.Result != nil, fmt.Sprintf("%+v", sh)
 			})
 		}
-		if k.wentWithIt(t, err) {
+		if k.replaceIfLost(t, err) {
 			continue
 		}
 		if err != nil || sh.Result == nil {
@@ -322,17 +322,17 @@ func (k *killer) shell(t *testing.T) {
 		if want := map[string]runtime.Ending{"killed": runtime.Cancelled, "ended": runtime.Exited}[name]; sh.Result.Ending != want {
 			t.Errorf("the ending is %+v, want %s", sh.Result, want)
 		}
-		k.over(t, *sh.Result)
+		k.checkNothingAlive(t, *sh.Result)
 	}
 }
 
-// signals: to the leader alone, and to all.
-func (k *killer) signals(t *testing.T) {
+// checkSignals: to the leader alone, and to all.
+func (k *killer) checkSignals(t *testing.T) {
 	for _, all := range []bool{false, true} {
-		cmd := k.user(bash(`trap "echo got" USR1; trap "echo bye; exit 5" TERM; (trap "echo child" USR1; echo ready; while :; do sleep 0.05; done) & while :; do sleep 0.05; done`))
+		cmd := k.withNextUser(bash(`trap "echo got" USR1; trap "echo bye; exit 5" TERM; (trap "echo child" USR1; echo ready; while :; do sleep 0.05; done) & while :; do sleep 0.05; done`))
 		cmd.ID = fmt.Sprintf("signalled-%v", all)
-		r := k.box.begin(t, cmd, guest.IO{})
-		r.says(t, "ready")
+		r := k.box.startCommand(t, cmd, guest.IO{})
+		r.waitOutput(t, "ready")
 		send := func(sig wire.Signal) {
 			if err := k.box.Signal(t.Context(), sig); err != nil {
 				t.Fatal(err)
@@ -340,19 +340,19 @@ func (k *killer) signals(t *testing.T) {
 		}
 		send(wire.Signal{ID: cmd.ID, Number: 10, All: all})
 		if all {
-			r.says(t, "child")
+			r.waitOutput(t, "child")
 		}
-		r.says(t, "got")
+		r.waitOutput(t, "got")
 		send(wire.Signal{ID: cmd.ID, Number: 15})
-		if o := r.end(t); !o.exited(5) || strings.Contains(o.stdout, "child") != all {
+		if o := r.waitResult(t); !o.exited(5) || strings.Contains(o.stdout, "child") != all {
 			t.Errorf("signals to all (%v): %v", all, o)
 		}
-		k.box.dead(t, k.uid)
+		k.box.checkDead(t, k.uid)
 	}
 }
 
-// outputs: what happens to a command's output descriptors does not decide when it ends.
-func outputs(t *testing.T, b *box) {
+// checkOutputDescriptors: what happens to a command's output descriptors does not decide when it ends.
+func checkOutputDescriptors(t *testing.T, b *box) {
 	for line, code := range map[string]int{
 		"sleep 1000 & exit 3":                               3, // a child keeps them
 		"exec >&- 2>&-; exit 4":                             4, // they are closed
@@ -371,47 +371,47 @@ func outputs(t *testing.T, b *box) {
 	}
 	cmd := bash("yes")
 	cmd.OutputLimit = 100_000
-	if o := b.run(t, cmd); o.Ending != runtime.OutputLimit || len(o.stdout) != 100_000 {
+	if o := b.runCommand(t, cmd); o.Ending != runtime.OutputLimit || len(o.stdout) != 100_000 {
 		t.Errorf("a limit of 100000 bytes: %s with %d", o.Ending, len(o.stdout))
 	}
 }
 
-// manyAtOnce: commands that run side by side have each their own ending, output and death.
-func manyAtOnce(t *testing.T, b *box) {
+// checkConcurrentCommands: commands that run side by side have each their own ending, output and death.
+func checkConcurrentCommands(t *testing.T, b *box) {
 	const uid = 30_000
-	all := make([]*running, 50)
+	all := make([]*runningCommand, 50)
 	for i := range all {
 		cmd := bash(fmt.Sprintf("sleep 1000 & echo %d; exit %d", i, i))
 		cmd.User = strconv.Itoa(uid)
-		all[i] = b.begin(t, cmd, guest.IO{})
+		all[i] = b.startCommand(t, cmd, guest.IO{})
 	}
 	for i, r := range all {
-		if o := r.end(t); !o.exited(i) || o.stdout != fmt.Sprintf("%d\n", i) {
+		if o := r.waitResult(t); !o.exited(i) || o.stdout != fmt.Sprintf("%d\n", i) {
 			t.Errorf("command %d of %d: %v", i, len(all), o)
 		}
 	}
-	b.dead(t, uid)
+	b.checkDead(t, uid)
 }
 
-// muchBytes is what a command writes that writes a lot; through an engine's stream it takes ten times as long.
+// largeOutputBytes is what a command writes that writes a lot; through an engine's stream it takes ten times as long.
 const (
-	muchBytes       = 2 << 30
-	muchBytesRemote = 256 << 20
+	largeOutputBytes       = 2 << 30
+	largeOutputBytesRemote = 256 << 20
 )
 
-// muchOutput: every byte comes, and the guest's memory is the same all the while.
-func muchOutput(t *testing.T, s *suite) {
-	b, size := s.make(t, nil), int64(muchBytes)
+// checkLargeOutput: every byte comes, and the guest's memory is the same all the while.
+func checkLargeOutput(t *testing.T, s *suite) {
+	b, size := s.newSandbox(t, nil), int64(largeOutputBytes)
 	if !s.driver.Capabilities(s.Class).Has(runtime.CapLateBind) {
-		size = muchBytesRemote
+		size = largeOutputBytesRemote
 	}
-	before := b.well(t).RSSBytes
+	before := b.mustPing(t).RSSBytes
 	var count capped
-	r := b.begin(t, bash(fmt.Sprintf("head -c %d /dev/zero; echo end >&2", size)), guest.IO{Stdout: &count})
+	r := b.startCommand(t, bash(fmt.Sprintf("head -c %d /dev/zero; echo end >&2", size)), guest.IO{Stdout: &count})
 	most, pings := before, 0
 	began := time.Now()
 	for going := true; going; {
-		most = max(most, b.well(t).RSSBytes)
+		most = max(most, b.mustPing(t).RSSBytes)
 		pings++
 		select {
 		case <-r.ended:
@@ -419,7 +419,7 @@ func muchOutput(t *testing.T, s *suite) {
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
-	o := r.end(t)
+	o := r.waitResult(t)
 	t.Logf("%d MiB in %s, guest at most %d KiB resident (%d before, %d pings)", count.all()>>20, time.Since(began).Round(time.Millisecond), most>>10, before>>10, pings)
 	if !o.exited(0) || count.all() != size {
 		t.Errorf("%d of %d bytes came: %v", count.all(), size, o.Result)
@@ -442,9 +442,9 @@ func (s silent) Read([]byte) (int, error) {
 	return 0, context.Cause(s.ctx)
 }
 
-// inputs: commands that read for ever, from who gives for ever or not at all, and one that never reads.
-func inputs(t *testing.T, s *suite) {
-	b := s.make(t, nil)
+// checkInputs: commands that read for ever, from who gives for ever or not at all, and one that never reads.
+func checkInputs(t *testing.T, s *suite) {
+	b := s.newSandbox(t, nil)
 	quiet, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	for name, c := range map[string]struct {
@@ -458,20 +458,20 @@ func inputs(t *testing.T, s *suite) {
 	} {
 		cmd := bash(c.line)
 		cmd.Timeout = time.Second / 2
-		o, err := b.try(t.Context(), cmd, c.rw)
+		o, err := b.tryCommand(t.Context(), cmd, c.rw)
 		if err != nil || o.Ending != runtime.Timeout {
 			t.Errorf("a command that %s: %v, %v", name, o, err)
 		}
-		b.dead(t, runtime.CommandUID)
-		if rss := b.well(t).RSSBytes; rss > 64<<20 {
+		b.checkDead(t, runtime.CommandUID)
+		if rss := b.mustPing(t).RSSBytes; rss > 64<<20 {
 			t.Errorf("the guest has %d bytes", rss)
 		}
 	}
-	o, err := b.try(t.Context(), bash("exec <&-; exit 3"), guest.IO{Stdin: endless{}})
+	o, err := b.tryCommand(t.Context(), bash("exec <&-; exit 3"), guest.IO{Stdin: endless{}})
 	if err != nil || !o.exited(3) {
 		t.Errorf("a command that closes its input: %v, %v", o, err)
 	}
-	o, err = b.try(t.Context(), bash("cat; exit 4"), guest.IO{Stdin: strings.NewReader("some input")})
+	o, err = b.tryCommand(t.Context(), bash("cat; exit 4"), guest.IO{Stdin: strings.NewReader("some input")})
 	if err != nil || !o.exited(4) || o.stdout != "some input" {
 		t.Errorf("a command that gives back its input: %v, %v", o, err)
 	}

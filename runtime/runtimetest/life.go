@@ -17,8 +17,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// next is the next process of the orchestrator: the driver is closed, and another one is opened on the same state.
-func (s *suite) next(t *testing.T) {
+// restartDriver is the next process of the orchestrator: the driver is closed, and another one is opened on the same state.
+func (s *suite) restartDriver(t *testing.T) {
 	t.Helper()
 	if err := s.driver.Close(); err != nil {
 		t.Errorf("close: %v", err)
@@ -35,12 +35,12 @@ func (b *box) readopt(t *testing.T) {
 	if err != nil {
 		t.Fatalf("adopt: %v", err)
 	}
-	b.take(sandbox)
+	b.attach(sandbox)
 }
 
-// adopt: sandboxes, shells, their output and workspaces live on over a restart of the orchestrator.
-func adopt(t *testing.T, s *suite) {
-	b, dir := s.make(t, nil), ""
+// checkAdopt: sandboxes, shells, their output and workspaces live on over a restart of the orchestrator.
+func checkAdopt(t *testing.T, s *suite) {
+	b, dir := s.newSandbox(t, nil), ""
 	binds := s.driver.Capabilities(s.Class).Has(runtime.CapLateBind)
 	if binds {
 		dir = workspace(t)
@@ -54,43 +54,43 @@ func adopt(t *testing.T, s *suite) {
 	if _, err := b.Start(t.Context(), cmd); err != nil {
 		t.Fatal(err)
 	}
-	b.switches(t, wire.Egress{On: true})
+	b.setEgress(t, wire.Egress{On: true})
 	var seen strings.Builder
-	b.follow(t, &seen, 5)
-	uptime := b.well(t).UptimeMS
+	b.readOutput(t, &seen, 5)
+	uptime := b.mustPing(t).UptimeMS
 	for range 2 {
 		for _, held := range []*box{b, s.plain} {
 			if err := held.Release(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		s.next(t)
+		s.restartDriver(t)
 		b.readopt(t)
 		s.plain.readopt(t)
-		b.follow(t, &seen, 5)
-		b.says(t)
+		b.readOutput(t, &seen, 5)
+		b.checkProxyRoundTrip(t)
 	}
 	for i, line := range strings.Fields(seen.String()) {
 		if line != fmt.Sprint(i) {
 			t.Fatalf("line %d of the shell is %q", i, line)
 		}
 	}
-	if pong := b.well(t); pong.UptimeMS < uptime || !pong.Claimed || pong.Shells != 1 {
+	if pong := b.mustPing(t); pong.UptimeMS < uptime || !pong.Claimed || pong.Shells != 1 {
 		t.Errorf("the guest says %+v", pong)
 	}
-	if got := b.want(t, "echo $WHO"); got != "lease" {
+	if got := b.mustOutput(t, "echo $WHO"); got != "lease" {
 		t.Errorf("the lease's environment is %q", got)
 	}
-	badAdopts(t, b)
+	checkRefusedAdopts(t, b)
 	if sh, err := b.Kill(t.Context(), wire.Kill{ID: "counter"}); err != nil || sh.Result == nil || sh.Result.Ending != runtime.Cancelled {
 		t.Errorf("the shell was killed: %+v, %v", sh, err)
 	}
-	b.dead(t, runtime.CommandUID)
-	if o := b.run(t, python("flood", "pids")); s.driver.Capabilities(s.Class).Has(runtime.CapEndingPids) != (o.Ending == runtime.Pids) {
+	b.checkDead(t, runtime.CommandUID)
+	if o := b.runCommand(t, python("flood", "pids")); s.driver.Capabilities(s.Class).Has(runtime.CapEndingPids) != (o.Ending == runtime.Pids) {
 		t.Errorf("at the pids cap: %v", o)
 	}
 	if binds {
-		if got := b.want(t, "cat file"); got != "content" {
+		if got := b.mustOutput(t, "cat file"); got != "content" {
 			t.Errorf("the workspace's file has %q", got)
 		}
 		b.unbind(t)
@@ -98,19 +98,19 @@ func adopt(t *testing.T, s *suite) {
 	}
 }
 
-// badAdopts: one that this process has in its hands, and one that never was.
-func badAdopts(t *testing.T, b *box) {
+// checkRefusedAdopts: one that this process has in its hands, and one that never was.
+func checkRefusedAdopts(t *testing.T, b *box) {
 	t.Helper()
 	if _, err := b.suite.driver.Adopt(t.Context(), b.spec.ID); err == nil {
 		t.Error("it was adopted twice by the same process")
 	}
-	if _, err := b.suite.driver.Adopt(t.Context(), "t"+token()); !errdefs.IsNotFound(err) {
+	if _, err := b.suite.driver.Adopt(t.Context(), "t"+randomName()); !errdefs.IsNotFound(err) {
 		t.Errorf("a sandbox that never was: %v", err)
 	}
 }
 
-// follow reads the counter's output from where it was left, some lines more.
-func (b *box) follow(t *testing.T, seen *strings.Builder, lines int) {
+// readOutput reads the counter's output from where it was left, some lines more.
+func (b *box) readOutput(t *testing.T, seen *strings.Builder, lines int) {
 	t.Helper()
 	want := strings.Count(seen.String(), "\n") + lines
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
@@ -130,22 +130,22 @@ func (b *box) follow(t *testing.T, seen *strings.Builder, lines int) {
 	}
 }
 
-func noAdopt(t *testing.T, s *suite) {
+func checkNoAdopt(t *testing.T, s *suite) {
 	if _, err := s.driver.Adopt(t.Context(), s.plain.spec.ID); err == nil {
 		t.Error("it was adopted")
 	}
 }
 
-// deadMan: a sandbox that nobody asks for lives for as long as there is a host, and ends by itself when there is none.
-func deadMan(t *testing.T, s *suite) {
+// checkOrphanTimeout: a sandbox that nobody asks for lives for as long as there is a host, and ends by itself when there is none.
+func checkOrphanTimeout(t *testing.T, s *suite) {
 	const alone = 5 * time.Second // a busy machine may need some of it until the host is there at all
-	b := s.make(t, func(spec *runtime.Spec) { spec.OrphanTimeout = alone })
+	b := s.newSandbox(t, func(spec *runtime.Spec) { spec.OrphanTimeout = alone })
 	select {
 	case <-b.Done():
 		t.Error("it ended although its host is there")
 	case <-time.After(alone + alone/4):
 	}
-	b.well(t)
+	b.mustPing(t)
 	cmd := python("runaway", "daemon")
 	cmd.ID = "daemon"
 	if _, err := b.Start(t.Context(), cmd); err != nil {
@@ -164,7 +164,7 @@ func deadMan(t *testing.T, s *suite) {
 	}
 	began := time.Now()
 	eventually(t, "it ends by itself", func() (bool, string) {
-		left := slices.DeleteFunc(b.members(t), func(pid int) bool { return !alive(pid) })
+		left := slices.DeleteFunc(b.hostProcesses(t), func(pid int) bool { return !isAlive(pid) })
 		return len(left) == 0, fmt.Sprint(left)
 	})
 	t.Logf("it ended %s after its host, %s were set", time.Since(began).Round(time.Millisecond), alone)
@@ -180,24 +180,24 @@ func deadMan(t *testing.T, s *suite) {
 	if err := s.remove(t.Context(), t, b.spec.ID); err != nil {
 		t.Error(err)
 	}
-	b.gone(t)
+	b.checkRemoved(t)
 }
 
-// nothingLeft: whatever state a sandbox is in, and however often it is asked for, its removal leaves nothing.
-func nothingLeft(t *testing.T, s *suite) {
-	t.Run("destroyed twice", func(t *testing.T) { destroyedTwice(t, s.busy(t)) })
-	t.Run("its init killed", func(t *testing.T) { initKilled(t, s.busy(t)) })
+// checkNothingLeft: whatever state a sandbox is in, and however often it is asked for, its removal leaves nothing.
+func checkNothingLeft(t *testing.T, s *suite) {
+	t.Run("destroyed twice", func(t *testing.T) { checkDestroyTwice(t, s.newBusySandbox(t)) })
+	t.Run("its init killed", func(t *testing.T) { checkInitKilled(t, s.newBusySandbox(t)) })
 	t.Run("ended by its guest", func(t *testing.T) {
-		b := s.busy(t)
+		b := s.newBusySandbox(t)
 		if err := b.End(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		b.wantDone(t)
+		b.waitDone(t)
 		b.destroy(t)
-		b.gone(t)
+		b.checkRemoved(t)
 	})
 	t.Run("released", func(t *testing.T) {
-		b := s.busy(t)
+		b := s.newBusySandbox(t)
 		if err := b.Release(); err != nil {
 			t.Fatal(err)
 		}
@@ -206,13 +206,13 @@ func nothingLeft(t *testing.T, s *suite) {
 				t.Fatal(err)
 			}
 		}
-		b.gone(t)
+		b.checkRemoved(t)
 	})
-	t.Run("cut short", func(t *testing.T) { cutShort(t, s) })
+	t.Run("cut short", func(t *testing.T) { checkCancelledCreate(t, s) })
 }
 
-// wantDone waits until the end of the sandbox is told.
-func (b *box) wantDone(t *testing.T) {
+// waitDone waits until the end of the sandbox is told.
+func (b *box) waitDone(t *testing.T) {
 	t.Helper()
 	select {
 	case <-b.Done():
@@ -221,8 +221,8 @@ func (b *box) wantDone(t *testing.T) {
 	}
 }
 
-// lost waits until a command went with its sandbox, which is no ending of the command's.
-func (r *running) lost(t *testing.T) {
+// waitLost waits until a command went with its sandbox, which is no ending of the command's.
+func (r *runningCommand) waitLost(t *testing.T) {
 	t.Helper()
 	select {
 	case <-r.ended:
@@ -234,15 +234,15 @@ func (r *running) lost(t *testing.T) {
 	}
 }
 
-func destroyedTwice(t *testing.T, b *box) {
-	r := b.begin(t, bash("echo here; sleep 1000"), guest.IO{})
-	r.says(t, "here")
+func checkDestroyTwice(t *testing.T, b *box) {
+	r := b.startCommand(t, bash("echo here; sleep 1000"), guest.IO{})
+	r.waitOutput(t, "here")
 	for range 2 {
 		b.destroy(t)
 	}
-	b.gone(t)
-	b.wantDone(t)
-	r.lost(t)
+	b.checkRemoved(t)
+	b.waitDone(t)
+	r.waitLost(t)
 	if _, err := b.Ping(t.Context()); !errdefs.IsUnavailable(err) {
 		t.Errorf("a ping of what is gone: %v", err)
 	}
@@ -251,28 +251,28 @@ func destroyedTwice(t *testing.T, b *box) {
 	}
 }
 
-func initKilled(t *testing.T, b *box) {
-	r := b.begin(t, bash("echo here; sleep 1000"), guest.IO{})
-	r.says(t, "here")
+func checkInitKilled(t *testing.T, b *box) {
+	r := b.startCommand(t, bash("echo here; sleep 1000"), guest.IO{})
+	r.waitOutput(t, "here")
 	if err := syscall.Kill(b.host.init, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	b.wantDone(t)
-	r.lost(t)
+	b.waitDone(t)
+	r.waitLost(t)
 	eventually(t, "it is listed as not running", func() (bool, string) {
 		found, err := b.suite.driver.List(t.Context(), b.spec.Owner)
 		i := slices.IndexFunc(found, func(f runtime.Found) bool { return f.ID == b.spec.ID })
 		return err == nil && i >= 0 && !found[i].Running, fmt.Sprintf("%+v, %v", found, err)
 	})
 	b.destroy(t)
-	b.gone(t)
+	b.checkRemoved(t)
 }
 
-// busy is a sandbox in which all sorts of things go on.
-func (s *suite) busy(t *testing.T) *box {
+// newBusySandbox is a sandbox in which all sorts of things go on.
+func (s *suite) newBusySandbox(t *testing.T) *box {
 	t.Helper()
-	b := s.make(t, func(spec *runtime.Spec) {
-		if !s.apart() {
+	b := s.newSandbox(t, func(spec *runtime.Spec) {
+		if !s.hidesProcesses() {
 			// Room for all that runs at once: at a cap of which no part is kept for the guest, it may be the guest that goes.
 			spec.Limits.Pids, spec.Limits.MemoryBytes = spec.Limits.Pids+300, 1<<30
 		}
@@ -291,8 +291,8 @@ func (s *suite) busy(t *testing.T) *box {
 	return b
 }
 
-// cutShort: a Create that is given up, at any moment, leaves nothing, or what a Remove finds.
-func cutShort(t *testing.T, s *suite) {
+// checkCancelledCreate: a Create that is given up, at any moment, leaves nothing, or what a Remove finds.
+func checkCancelledCreate(t *testing.T, s *suite) {
 	for after := time.Millisecond; after < time.Second; after = after*2 + after/2 {
 		spec := s.spec(nil)
 		ctx, cancel := context.WithTimeoutCause(t.Context(), after, errors.New("cut short"))
@@ -300,7 +300,7 @@ func cutShort(t *testing.T, s *suite) {
 		cancel()
 		clean, stop := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
 		if err == nil {
-			err = insist(clean, t, sandbox.Destroy)
+			err = retryUnavailable(clean, t, sandbox.Destroy)
 		} else {
 			err = s.remove(clean, t, spec.ID)
 		}
@@ -308,12 +308,12 @@ func cutShort(t *testing.T, s *suite) {
 		if err != nil {
 			t.Errorf("a create that was cut short after %s: %v", after, err)
 		}
-		s.traceless(t, spec.ID)
+		s.checkNoTrace(t, spec.ID)
 	}
 }
 
-// refusals: what cannot be made is refused with a class, and nothing is half made.
-func (s *suite) refusals(t *testing.T) {
+// checkRefusals: what cannot be made is refused with a class, and nothing is half made.
+func (s *suite) checkRefusals(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*runtime.Spec)
 		is     func(error) bool
@@ -338,16 +338,16 @@ func (s *suite) refusals(t *testing.T) {
 			sandbox, err := s.driver.Create(ctx, spec)
 			if err == nil {
 				t.Error("it was made")
-				if err := insist(ctx, t, sandbox.Destroy); err != nil {
+				if err := retryUnavailable(ctx, t, sandbox.Destroy); err != nil {
 					t.Error(err)
 				}
 			} else if c.is != nil && !c.is(err) || !strings.Contains(err.Error(), c.names) {
 				t.Errorf("the error is: %v", err)
 			}
 			if runtime.ValidID(spec.ID) && spec.ID != s.plain.spec.ID {
-				s.traceless(t, spec.ID)
+				s.checkNoTrace(t, spec.ID)
 			}
 		})
 	}
-	s.plain.well(t)
+	s.plain.mustPing(t)
 }

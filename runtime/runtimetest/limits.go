@@ -13,10 +13,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// memoryCap: who takes more than the cap dies, nothing is swapped out instead, and the sandbox can be used afterwards.
-func memoryCap(t *testing.T, s *suite) {
-	b := s.make(t, nil)
-	o, err := b.try(t.Context(), python("flood", "one"), guest.IO{})
+// checkMemoryCap: who takes more than the cap dies, nothing is swapped out instead, and the sandbox can be used afterwards.
+func checkMemoryCap(t *testing.T, s *suite) {
+	b := s.newSandbox(t, nil)
+	o, err := b.tryCommand(t.Context(), python("flood", "one"), guest.IO{})
 	switch {
 	case err != nil && s.driver.Capabilities(s.Class).Has(runtime.CapCommandCgroup):
 		t.Fatalf("the guest went with the command: %v", err)
@@ -31,21 +31,21 @@ func memoryCap(t *testing.T, s *suite) {
 	if o.Ending == runtime.Timeout || o.Unclean {
 		t.Errorf("the ending is %v", o)
 	}
-	if got := b.want(t, "echo fine"); got != "fine" {
+	if got := b.mustOutput(t, "echo fine"); got != "fine" {
 		t.Errorf("the next command says %q", got)
 	}
-	noSwap(t, b)
+	checkNoSwap(t, b)
 	if s.driver.Capabilities(s.Class).Has(runtime.CapCommandCgroup) {
-		sockets(t, b)
+		checkSocketMemory(t, b)
 	}
 }
 
-// sockets: what connections hold is not free either.
-func sockets(t *testing.T, b *box) {
+// checkSocketMemory: what connections hold is not free either.
+func checkSocketMemory(t *testing.T, b *box) {
 	t.Helper()
 	cmd := python("flood", "sockets", "4", "900")
 	cmd.Timeout = Patience / 2
-	o, err := b.try(t.Context(), cmd, guest.IO{})
+	o, err := b.tryCommand(t.Context(), cmd, guest.IO{})
 	if err != nil {
 		t.Fatalf("the guest went with the command: %v", err)
 	}
@@ -60,8 +60,8 @@ func sockets(t *testing.T, b *box) {
 	}
 }
 
-// noSwap reads what the kernel was told about swap.
-func noSwap(t *testing.T, b *box) {
+// checkNoSwap reads what the kernel was told about swap.
+func checkNoSwap(t *testing.T, b *box) {
 	t.Helper()
 	swaps, err := os.ReadFile("/proc/swaps")
 	if err != nil && !os.IsNotExist(err) {
@@ -84,15 +84,15 @@ func noSwap(t *testing.T, b *box) {
 	}
 }
 
-// cpuCap: two busy processes get half a core together.
-func cpuCap(t *testing.T, s *suite) {
-	b := s.make(t, func(spec *runtime.Spec) { spec.Limits.CPUs = 0.5 })
+// checkCPUCap: two busy processes get half a core together.
+func checkCPUCap(t *testing.T, s *suite) {
+	b := s.newSandbox(t, func(spec *runtime.Spec) { spec.Limits.CPUs = 0.5 })
 	var cores float64
-	before, began := b.hostCPU(), time.Now()
-	b.told(t, &cores, "flood", "cpu", "2", "2")
-	if s.apart() {
+	before, began := b.hostCPUTime(), time.Now()
+	b.runProgram(t, &cores, "flood", "cpu", "2", "2")
+	if s.hidesProcesses() {
 		// A kernel in user space counts time, and not what the host gave it.
-		cores = (b.hostCPU() - before).Seconds() / time.Since(began).Seconds()
+		cores = (b.hostCPUTime() - before).Seconds() / time.Since(began).Seconds()
 	}
 	t.Logf("two busy processes used %.2f cores of 0.50", cores)
 	if cores > 0.75 {
@@ -100,11 +100,11 @@ func cpuCap(t *testing.T, s *suite) {
 	}
 }
 
-// pidsCap: processes and threads are counted, and the sandbox can be used once they are gone.
-func pidsCap(t *testing.T, s *suite) {
-	b := s.make(t, nil)
+// checkPidsCap: processes and threads are counted, and the sandbox can be used once they are gone.
+func checkPidsCap(t *testing.T, s *suite) {
+	b := s.newSandbox(t, nil)
 	for _, what := range []string{"pids", "threads"} {
-		o := b.run(t, python("flood", what))
+		o := b.runCommand(t, python("flood", what))
 		var got struct{ Count int64 }
 		if err := json.Unmarshal([]byte(o.stdout), &got); err != nil {
 			t.Fatalf("%s: %v", what, o)
@@ -113,22 +113,22 @@ func pidsCap(t *testing.T, s *suite) {
 		if got.Count > b.spec.Limits.Pids || got.Count < 16 {
 			t.Errorf("there were %d %s, the cap is %d", got.Count, what, b.spec.Limits.Pids)
 		}
-		b.dead(t, runtime.CommandUID)
-		b.want(t, "true | true | true")
+		b.checkDead(t, runtime.CommandUID)
+		b.mustOutput(t, "true | true | true")
 	}
 	// What else a process may have many of.
 	for name, most := range map[string]int64{"RLIMIT_NOFILE": b.spec.Limits.OpenFiles, "RLIMIT_CORE": 0, "RLIMIT_RTPRIO": 0, "RLIMIT_MEMLOCK": 1 << 20} {
-		if got, ok := s.seen(t).Limits[name]; !ok || got[1] < 0 || got[1] > most {
+		if got, ok := s.isolationReport(t).Limits[name]; !ok || got[1] < 0 || got[1] > most {
 			t.Errorf("%s is %v, want at most %d", name, got, most)
 		}
 	}
 }
 
-// tmpfs: the file systems in memory have the sizes that were asked for, no room for files without end, and a full one is named.
-func tmpfs(t *testing.T, s *suite) {
-	b := s.make(t, nil)
+// checkTmpfs: the file systems in memory have the sizes that were asked for, no room for files without end, and a full one is named.
+func checkTmpfs(t *testing.T, s *suite) {
+	b := s.newSandbox(t, nil)
 	var got map[string][2]any
-	b.told(t, &got, "flood", "tmpfs", "/tmp", "/home/user", "/workspace", "/dev/shm")
+	b.runProgram(t, &got, "flood", "tmpfs", "/tmp", "/home/user", "/workspace", "/dev/shm")
 	l := b.spec.Limits
 	for folder, most := range map[string]int64{"/tmp": l.TmpBytes, "/home/user": l.TmpBytes, "/workspace": l.ScratchBytes, "/dev/shm": l.TmpBytes} {
 		size, _ := got[folder][0].(float64)
@@ -148,17 +148,17 @@ func tmpfs(t *testing.T, s *suite) {
 	if o := b.sh(t, "rm /tmp/x; echo x >/tmp/y && cat /tmp/y"); !o.exited(0) || o.stdout != "x\n" {
 		t.Errorf("after that: %v", o)
 	}
-	manyFiles(t, s)
+	checkEmptyFiles(t, s)
 }
 
-// manyFiles: files without content are not free. What they take is the sandbox's memory, or there are no more of them.
-func manyFiles(t *testing.T, s *suite) {
+// checkEmptyFiles: files without content are not free. What they take is the sandbox's memory, or there are no more of them.
+func checkEmptyFiles(t *testing.T, s *suite) {
 	t.Helper()
-	b := s.make(t, func(spec *runtime.Spec) {
+	b := s.newSandbox(t, func(spec *runtime.Spec) {
 		spec.Limits.MemoryBytes = runtime.MinMemoryBytes + 16<<20 // in class gvisor its kernel comes on top
 		spec.Limits.TmpBytes, spec.Limits.ScratchBytes = 4<<20, 4<<20
 	})
-	o, err := b.try(t.Context(), python("flood", "inodes", "/tmp"), guest.IO{})
+	o, err := b.tryCommand(t.Context(), python("flood", "inodes", "/tmp"), guest.IO{})
 	lines := strings.Fields(o.stdout)
 	if !strings.HasPrefix(o.stdout, "begin") {
 		t.Fatalf("no file was made: %v, %v", o, err)
@@ -171,14 +171,14 @@ func manyFiles(t *testing.T, s *suite) {
 		if o.exited(0) || o.Ending == runtime.SandboxLost {
 			t.Errorf("files without end: %v", o)
 		}
-		b.well(t)
+		b.mustPing(t)
 	}
 }
 
-// usage: the figures of a command are its own, and its children's.
-func usage(t *testing.T, s *suite) {
-	b := s.make(t, nil)
-	o := b.run(t, python("flood", "use", "48", "5", "0.5"))
+// checkUsage: the figures of a command are its own, and its children's.
+func checkUsage(t *testing.T, s *suite) {
+	b := s.newSandbox(t, nil)
+	o := b.runCommand(t, python("flood", "use", "48", "5", "0.5"))
 	t.Logf("usage: %+v", o.Usage)
 	u := o.Usage
 	if u.CPUUser+u.CPUSystem < 250*time.Millisecond || u.CPUUser+u.CPUSystem > Patience {
@@ -190,23 +190,23 @@ func usage(t *testing.T, s *suite) {
 	if u.Pids < 6 || u.Pids > b.spec.Limits.Pids {
 		t.Errorf("pids are %d, it had 6", u.Pids)
 	}
-	small := b.run(t, bash("true"))
+	small := b.runCommand(t, bash("true"))
 	if small.Usage.MemoryBytes >= 48<<20 || small.Usage.Pids >= 6 {
 		t.Errorf("the next command has figures of the one before: %+v", small.Usage)
 	}
 }
 
-// noUsage: figures that nobody counts are zero and not guessed.
-func noUsage(t *testing.T, s *suite) {
+// checkNoUsage: figures that nobody counts are zero and not guessed.
+func checkNoUsage(t *testing.T, s *suite) {
 	if o := s.plain.sh(t, "true"); o.Usage.MemoryBytes != 0 || o.Usage.Pids != 0 {
 		t.Errorf("usage is %+v", o.Usage)
 	}
 }
 
-func endingOOM(t *testing.T, s *suite) {
-	b := s.make(t, nil)
+func checkEndingOOM(t *testing.T, s *suite) {
+	b := s.newSandbox(t, nil)
 	for _, how := range []string{"one", "child"} {
-		if o := b.run(t, python("flood", how)); o.Ending != runtime.OOM {
+		if o := b.runCommand(t, python("flood", how)); o.Ending != runtime.OOM {
 			t.Errorf("%s went over the memory cap: %v", how, o)
 		}
 	}
@@ -218,19 +218,19 @@ func endingOOM(t *testing.T, s *suite) {
 	}
 }
 
-// noEndingOOM: nothing is invented where nobody tells.
-func noEndingOOM(t *testing.T, s *suite) {
-	b := s.make(t, nil)
-	o, err := b.try(t.Context(), python("flood", "one"), guest.IO{})
+// checkNoEndingOOM: nothing is invented where nobody tells.
+func checkNoEndingOOM(t *testing.T, s *suite) {
+	b := s.newSandbox(t, nil)
+	o, err := b.tryCommand(t.Context(), python("flood", "one"), guest.IO{})
 	if err == nil && (o.Ending == runtime.OOM || o.exited(0)) {
 		t.Errorf("the ending is %v", o)
 	}
 }
 
-func endingPids(t *testing.T, s *suite) {
-	b := s.make(t, nil)
+func checkEndingPids(t *testing.T, s *suite) {
+	b := s.newSandbox(t, nil)
 	for _, how := range []string{"pids", "threads"} {
-		if o := b.run(t, python("flood", how)); o.Ending != runtime.Pids {
+		if o := b.runCommand(t, python("flood", how)); o.Ending != runtime.Pids {
 			t.Errorf("%s at the pids cap: %v", how, o)
 		}
 	}
@@ -239,8 +239,8 @@ func endingPids(t *testing.T, s *suite) {
 	}
 }
 
-func noEndingPids(t *testing.T, s *suite) {
-	if o := s.make(t, nil).run(t, python("flood", "pids")); !o.exited(1) {
+func checkNoEndingPids(t *testing.T, s *suite) {
+	if o := s.newSandbox(t, nil).runCommand(t, python("flood", "pids")); !o.exited(1) {
 		t.Errorf("the ending is %v", o)
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 )
 
-// network is what network.py tells.
-type network struct {
+// networkReport is what network.py tells.
+type networkReport struct {
 	Sockets       [][3]int             `json:"sockets"` // family, kind, protocol
 	Pairs         []int                `json:"pairs"`
 	OtherTables   map[string]any       `json:"other_tables"`
@@ -31,16 +31,16 @@ type network struct {
 	Loopback      string               `json:"loopback"`
 }
 
-// networkNone: no address family but those that stay inside, by no system call table; nothing of the host is reached, and the host, which
+// checkNetworkNone: no address family but those that stay inside, by no system call table; nothing of the host is reached, and the host, which
 // listens on all its addresses meanwhile, hears nothing.
-func networkNone(t *testing.T, s *suite) {
-	ear := listen(t)
+func checkNetworkNone(t *testing.T, s *suite) {
+	ear := listenOnHost(t)
 	targets, err := json.Marshal(ear.targets)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var got network
-	s.plain.told(t, &got, "network", string(targets), ear.abstract)
+	var got networkReport
+	s.plain.runProgram(t, &got, "network", string(targets), ear.abstract)
 	for _, o := range got.Sockets {
 		if !staysInside(o[0], o[1], o[2]) {
 			t.Errorf("a socket of family %d, kind %d, protocol %d can be opened", o[0], o[1], o[2])
@@ -53,14 +53,14 @@ func networkNone(t *testing.T, s *suite) {
 		t.Errorf("socket pairs of the families %v can be made, want unix alone", got.Pairs)
 	}
 	for how, said := range got.OtherTables {
-		if s.apart() {
+		if s.hidesProcesses() {
 			break // gVisor has one table for all: number 102 is getuid there, by whatever instruction
 		}
 		if _, number := said.(float64); number {
 			t.Errorf("%s gives a socket (%v)", how, said)
 		}
 	}
-	if !slices.Equal(got.Interfaces, []string{"lo"}) || !slices.Equal(got.SysInterfaces, []string{"lo"}) && !(s.apart() && len(got.SysInterfaces) == 0) || len(got.Routes) > 0 {
+	if !slices.Equal(got.Interfaces, []string{"lo"}) || !slices.Equal(got.SysInterfaces, []string{"lo"}) && !(s.hidesProcesses() && len(got.SysInterfaces) == 0) || len(got.Routes) > 0 {
 		t.Errorf("interfaces %q, %q, routes by %q; want lo alone", got.Interfaces, got.SysInterfaces, got.Routes)
 	}
 	for to, said := range got.Reached {
@@ -86,19 +86,19 @@ func networkNone(t *testing.T, s *suite) {
 	if n := ear.heard.Load(); n > 0 {
 		t.Errorf("the host heard %d times from inside", n)
 	}
-	neighbours(t, s)
+	checkNeighbours(t, s)
 }
 
-// neighbours: two sandboxes, in which commands of the same user run, do not find each other.
-func neighbours(t *testing.T, s *suite) {
+// checkNeighbours: two sandboxes, in which commands of the same user run, do not find each other.
+func checkNeighbours(t *testing.T, s *suite) {
 	t.Helper()
-	offer := s.make(t, nil).begin(t, python("neighbour", "offer", "4711", "neighbour-mark"), guest.IO{})
-	offer.says(t, "ready")
+	offer := s.newSandbox(t, nil).startCommand(t, python("neighbour", "offer", "4711", "neighbour-mark"), guest.IO{})
+	offer.waitOutput(t, "ready")
 	var own, other map[string]string
 	if err := json.NewDecoder(strings.NewReader(offer.out.String())).Decode(&own); err != nil {
 		t.Fatalf("%v: %q", err, offer.out.String())
 	}
-	s.plain.told(t, &other, "neighbour", "look", "4711")
+	s.plain.runProgram(t, &other, "neighbour", "look", "4711")
 	for what, said := range other {
 		if said == "ok" {
 			t.Errorf("the %s of another sandbox is found", what)
@@ -122,17 +122,17 @@ func staysInside(family, kind, protocol int) bool {
 	return false
 }
 
-// ear is a host that listens wherever a sandbox could reach it.
-type ear struct {
+// hostListener is a host that listens wherever a sandbox could reach it.
+type hostListener struct {
 	targets  [][3]any // family, host, port
 	abstract string
 	heard    atomic.Int64
 }
 
-// listen listens on one TCP and one UDP port of all addresses, and on an abstract unix socket, until the test ends.
-func listen(t *testing.T) *ear {
+// listenOnHost listens on one TCP and one UDP port of all addresses, and on an abstract unix socket, until the test ends.
+func listenOnHost(t *testing.T) *hostListener {
 	t.Helper()
-	e := &ear{abstract: "orchestrator-suite-" + token()}
+	e := &hostListener{abstract: "orchestrator-suite-" + randomName()}
 	tcp, udp, err := samePort()
 	for range 10 { // what is free for the one may be taken for the other
 		if err == nil {
@@ -182,7 +182,7 @@ func listen(t *testing.T) *ear {
 			<-done
 		}
 	})
-	e.aim(t, port)
+	e.addTargets(t, port)
 	return e
 }
 
@@ -200,8 +200,8 @@ func samePort() (net.Listener, *net.UDPConn, error) {
 	return tcp, udp, nil
 }
 
-// aim lists the host's addresses, and a few of the world.
-func (e *ear) aim(t *testing.T, port int) {
+// addTargets lists the host's addresses, and a few of the world.
+func (e *hostListener) addTargets(t *testing.T, port int) {
 	t.Helper()
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

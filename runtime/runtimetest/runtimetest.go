@@ -44,14 +44,14 @@ type Factory struct {
 	// Image is the sandbox image, unpacked and as an archive; Entrypoint what it asks to have in front of the guest.
 	Image      runtime.Image
 	Entrypoint []string
-	// Pid is the process of the host that stands for a sandbox whose class hides its processes. Only for classes but ClassContainer.
-	Pid func(t *testing.T, id string) int
-	// Outside leaves out what commands meet inside and no driver has a part in, for a class whose kernel another driver's run has shown whole.
-	Outside bool
-	// Left tells what an engine still has of a sandbox, beyond what is on the host.
-	Left func(t *testing.T, id string) []string
-	// Drop lets the engine forget an image that the suite made.
-	Drop func(t *testing.T, image runtime.Image)
+	// HostPID is the process of the host that stands for a sandbox whose class hides its processes. Only for classes but ClassContainer.
+	HostPID func(t *testing.T, id string) int
+	// SkipKernelChecks leaves out what commands meet inside and no driver has a part in, for a class whose kernel another driver's run has shown whole.
+	SkipKernelChecks bool
+	// Leftovers tells what an engine still has of a sandbox, beyond what is on the host.
+	Leftovers func(t *testing.T, id string) []string
+	// RemoveImage lets the engine forget an image that the suite made.
+	RemoveImage func(t *testing.T, image runtime.Image)
 }
 
 // check shows that a capability holds, and that one a driver has not is absent openly. Where absent is nil only the table tells.
@@ -62,35 +62,35 @@ type check struct {
 
 func checks() map[runtime.Capability]check {
 	return map[runtime.Capability]check{
-		runtime.CapNetworkNone:   {holds: networkNone},
-		runtime.CapMemory:        {holds: memoryCap},
-		runtime.CapCPU:           {holds: cpuCap},
-		runtime.CapPids:          {holds: pidsCap},
-		runtime.CapReadOnlyRoot:  {holds: readOnlyRoot},
-		runtime.CapCapabilities:  {holds: noCapabilities},
-		runtime.CapNoNewPrivs:    {holds: noNewPrivs},
-		runtime.CapSeccomp:       {holds: seccomp},
-		runtime.CapNonRoot:       {holds: nonRoot, absent: lessNonRoot},
-		runtime.CapTmpfs:         {holds: tmpfs},
-		runtime.CapNeutralConfig: {holds: neutralConfig},
-		runtime.CapKill:          {holds: kill},
-		runtime.CapCommandCgroup: {holds: commandCgroup, absent: noCommandCgroup},
-		runtime.CapUsage:         {holds: usage, absent: noUsage},
-		runtime.CapEndingOOM:     {holds: endingOOM, absent: noEndingOOM},
-		runtime.CapEndingPids:    {holds: endingPids, absent: noEndingPids},
-		runtime.CapEndingDisk:    {holds: endingDisk},
-		runtime.CapLateBind:      {holds: lateBind, absent: noLateBind},
-		runtime.CapLateBindRO:    {holds: lateBindReadOnly, absent: noLateBind},
-		runtime.CapQuota:         {holds: quota, absent: noLateBind},
-		runtime.CapFiles:         {holds: files, absent: files},
-		runtime.CapAdopt:         {holds: adopt, absent: noAdopt},
-		runtime.CapDeadMan:       {holds: deadMan},
-		runtime.CapNothingLeft:   {holds: nothingLeft},
+		runtime.CapNetworkNone:   {holds: checkNetworkNone},
+		runtime.CapMemory:        {holds: checkMemoryCap},
+		runtime.CapCPU:           {holds: checkCPUCap},
+		runtime.CapPids:          {holds: checkPidsCap},
+		runtime.CapReadOnlyRoot:  {holds: checkReadOnlyRoot},
+		runtime.CapCapabilities:  {holds: checkCapabilities},
+		runtime.CapNoNewPrivs:    {holds: checkNoNewPrivs},
+		runtime.CapSeccomp:       {holds: checkSeccomp},
+		runtime.CapNonRoot:       {holds: checkNonRoot, absent: checkWithoutNonRoot},
+		runtime.CapTmpfs:         {holds: checkTmpfs},
+		runtime.CapNeutralConfig: {holds: checkNeutralConfig},
+		runtime.CapKill:          {holds: checkKill},
+		runtime.CapCommandCgroup: {holds: checkCommandCgroup, absent: checkNoCommandCgroup},
+		runtime.CapUsage:         {holds: checkUsage, absent: checkNoUsage},
+		runtime.CapEndingOOM:     {holds: checkEndingOOM, absent: checkNoEndingOOM},
+		runtime.CapEndingPids:    {holds: checkEndingPids, absent: checkNoEndingPids},
+		runtime.CapEndingDisk:    {holds: checkEndingDisk},
+		runtime.CapLateBind:      {holds: checkLateBind, absent: checkNoLateBind},
+		runtime.CapLateBindRO:    {holds: checkLateBindReadOnly, absent: checkNoLateBind},
+		runtime.CapQuota:         {holds: checkQuota, absent: checkNoLateBind},
+		runtime.CapFiles:         {holds: checkFiles, absent: checkFiles},
+		runtime.CapAdopt:         {holds: checkAdopt, absent: checkNoAdopt},
+		runtime.CapDeadMan:       {holds: checkOrphanTimeout},
+		runtime.CapNothingLeft:   {holds: checkNothingLeft},
 	}
 }
 
-// ofKernel are the capabilities that a class's kernel and the guest give, whatever driver has started them.
-func ofKernel() []runtime.Capability {
+// kernelCapabilities are the capabilities that a class's kernel and the guest give, whatever driver has started them.
+func kernelCapabilities() []runtime.Capability {
 	return []runtime.Capability{
 		runtime.CapCapabilities, runtime.CapNoNewPrivs, runtime.CapSeccomp, runtime.CapNonRoot, runtime.CapTmpfs, runtime.CapKill,
 		runtime.CapCommandCgroup, runtime.CapUsage, runtime.CapEndingOOM, runtime.CapEndingPids, runtime.CapEndingDisk,
@@ -104,8 +104,8 @@ type suite struct {
 	state  string
 	owner  string
 	// plain is a sandbox for checks that leave nothing behind and use nothing up.
-	plain *box
-	walls *walls
+	plain     *box
+	isolation *isolationReport
 }
 
 // Run holds a driver to the table and to what the table says.
@@ -114,13 +114,13 @@ func Run(t *testing.T, f Factory) {
 		t.Skip("not root")
 	}
 	s := newSuite(t, f)
-	if !t.Run("table", s.table) {
+	if !t.Run("table", s.checkTable) {
 		t.FailNow()
 	}
-	s.plain = s.make(t, nil)
+	s.plain = s.newSandbox(t, nil)
 	claimed := s.driver.Capabilities(s.Class)
 	for _, name := range runtime.AllCapabilities() {
-		if s.Outside && slices.Contains(ofKernel(), name) {
+		if s.SkipKernelChecks && slices.Contains(kernelCapabilities(), name) {
 			continue
 		}
 		t.Run(string(name), func(t *testing.T) {
@@ -134,16 +134,16 @@ func Run(t *testing.T, f Factory) {
 			}
 		})
 	}
-	t.Run("connections", func(t *testing.T) { connections(t, s) })
-	if s.Outside {
-		t.Run("refusals", s.refusals)
+	t.Run("connections", func(t *testing.T) { checkConnections(t, s) })
+	if s.SkipKernelChecks {
+		t.Run("refusals", s.checkRefusals)
 		return
 	}
-	t.Run("a command's own caps", func(t *testing.T) { ownCaps(t, s) })
-	t.Run("what tools do with files", func(t *testing.T) { toolFiles(t, s) })
-	t.Run("further names of the workspace", func(t *testing.T) { furtherNames(t, s) })
-	t.Run("arguments are decided on inside", func(t *testing.T) { checkedArgv(t, s) })
-	t.Run("refusals", s.refusals)
+	t.Run("a command's own caps", func(t *testing.T) { checkCommandLimits(t, s) })
+	t.Run("what tools do with files", func(t *testing.T) { checkFileTools(t, s) })
+	t.Run("further names of the workspace", func(t *testing.T) { checkWorkspaceAliases(t, s) })
+	t.Run("arguments are decided on inside", func(t *testing.T) { checkArgvRules(t, s) })
+	t.Run("refusals", s.checkRefusals)
 }
 
 func newSuite(t *testing.T, f Factory) *suite {
@@ -152,10 +152,10 @@ func newSuite(t *testing.T, f Factory) *suite {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &suite{Factory: f, state: state, owner: "o" + token()}
+	s := &suite{Factory: f, state: state, owner: "o" + randomName()}
 	s.driver = f.Open(t, state)
 	t.Cleanup(func() {
-		s.sweep(t)
+		s.removeLeftovers(t)
 		if err := errors.Join(purge(s.driver), s.driver.Close(), os.RemoveAll(state)); err != nil {
 			t.Error(err)
 		}
@@ -177,8 +177,8 @@ func purge(d runtime.Driver) error {
 	return p.Purge(ctx)
 }
 
-// sweep removes what a failed test left, and says so.
-func (s *suite) sweep(t *testing.T) {
+// removeLeftovers removes what a failed test left, and says so.
+func (s *suite) removeLeftovers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	found, err := s.driver.List(ctx, s.owner)
@@ -193,7 +193,7 @@ func (s *suite) sweep(t *testing.T) {
 	}
 }
 
-func (s *suite) table(t *testing.T) {
+func (s *suite) checkTable(t *testing.T) {
 	table, err := Table()
 	if err != nil {
 		t.Fatal(err)
@@ -215,8 +215,8 @@ func (s *suite) table(t *testing.T) {
 	}
 }
 
-// token is a short name that nothing else has.
-func token() string {
+// randomName is a short name that nothing else has.
+func randomName() string {
 	id := uuid.New()
 	const letters = "abcdefghijklmnopqrstuvwxyz012345"
 	b := make([]byte, 12)

@@ -13,11 +13,11 @@ import (
 var table string
 
 // Table is the committed table: driver → capability → "yes", or why not. An error names a cell that is missing.
-func Table() (map[string]runtime.Capabilities, error) { return parse(table) }
+func Table() (map[string]runtime.Capabilities, error) { return parseTable(table) }
 
-// parse reads lines of cells that are divided by "|": first the head, then a line for each capability in the order of
+// parseTable reads lines of cells that are divided by "|": first the head, then a line for each capability in the order of
 // runtime.AllCapabilities. What comes after "#" at the start of a line is for people.
-func parse(text string) (map[string]runtime.Capabilities, error) {
+func parseTable(text string) (map[string]runtime.Capabilities, error) {
 	var drivers []string
 	out := map[string]runtime.Capabilities{}
 	want := runtime.AllCapabilities()

@@ -45,7 +45,7 @@ func TestTableWithAHoleIsRefused(t *testing.T) {
 		"a driver of no name": func(s string) string { return strings.Replace(s, "| oci", "|", 1) },
 		"nothing":             func(string) string { return "" },
 	} {
-		if _, err := parse(change(table)); err == nil {
+		if _, err := parseTable(change(table)); err == nil {
 			t.Errorf("a table with %s is taken", what)
 		}
 	}

@@ -13,9 +13,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// ownCaps: a command with caps of its own meets them, alone, and another beside it does not.
-func ownCaps(t *testing.T, s *suite) {
-	b := s.make(t, nil)
+// checkCommandLimits: a command with caps of its own meets them, alone, and another beside it does not.
+func checkCommandLimits(t *testing.T, s *suite) {
+	b := s.newSandbox(t, nil)
 	small := python("flood", "one")
 	small.MemoryBytes = 48 << 20
 	if !s.driver.Capabilities(s.Class).Has(runtime.CapCommandCgroup) {
@@ -27,29 +27,29 @@ func ownCaps(t *testing.T, s *suite) {
 		return
 	}
 	stdin, release := io.Pipe()
-	beside := b.begin(t, bash("head -c 60M /dev/zero | tail -c 60M >/dev/null; echo ready; read line"), guest.IO{Stdin: stdin})
-	beside.says(t, "ready")
-	o := b.run(t, small)
+	beside := b.startCommand(t, bash("head -c 60M /dev/zero | tail -c 60M >/dev/null; echo ready; read line"), guest.IO{Stdin: stdin})
+	beside.waitOutput(t, "ready")
+	o := b.runCommand(t, small)
 	release.Close()
 	if o.Ending != runtime.OOM || o.Unclean || o.Usage.MemoryBytes > small.MemoryBytes {
 		t.Errorf("it took more than its %d bytes: %v, %+v", small.MemoryBytes, o, o.Usage)
 	}
-	if o := beside.end(t); !o.exited(1) {
+	if o := beside.waitResult(t); !o.exited(1) {
 		t.Errorf("the command beside it: %v", o)
 	}
 	enough := bash("head -c 8M /dev/zero | tail -c 8M | wc -c")
 	enough.MemoryBytes = 48 << 20
-	if o := b.run(t, enough); !o.exited(0) || strings.TrimSpace(o.stdout) != "8388608" {
+	if o := b.runCommand(t, enough); !o.exited(0) || strings.TrimSpace(o.stdout) != "8388608" {
 		t.Errorf("with caps that it does not meet: %v", o)
 	}
 	large := bash("true")
 	large.MemoryBytes, large.CPUs = 64<<30, 500
-	if o := b.run(t, large); !o.exited(0) {
+	if o := b.runCommand(t, large); !o.exited(0) {
 		t.Errorf("with caps above the sandbox's: %v", o)
 	}
 	slow := python("flood", "cpu", "2", "2")
 	slow.CPUs = 0.3
-	o = b.run(t, slow)
+	o = b.runCommand(t, slow)
 	cores := (o.Usage.CPUUser + o.Usage.CPUSystem).Seconds() / o.Duration.Seconds()
 	t.Logf("two busy processes used %.2f cores of 0.30", cores)
 	if !o.exited(0) || cores > 0.6 {
@@ -62,18 +62,18 @@ func ownCaps(t *testing.T, s *suite) {
 			t.Errorf("too small a cap: %v, %v", o, err)
 		}
 	}
-	b.well(t)
+	b.mustPing(t)
 }
 
-// toolFiles: text is edited and looked for in the sandbox, below the workspace and /tmp, and no link that may not be followed is.
-func toolFiles(t *testing.T, s *suite) {
-	b := s.make(t, nil)
-	b.want(t, `mkdir -p src/deep; echo "func Foo() {}" >src/a.go; printf 'x\nFoo\n' >src/deep/b.txt; echo Foo >/tmp/c.txt; ln -s /etc out; ln -s src link; mkfifo fifo`)
+// checkFileTools: text is edited and looked for in the sandbox, below the workspace and /tmp, and no link that may not be followed is.
+func checkFileTools(t *testing.T, s *suite) {
+	b := s.newSandbox(t, nil)
+	b.mustOutput(t, `mkdir -p src/deep; echo "func Foo() {}" >src/a.go; printf 'x\nFoo\n' >src/deep/b.txt; echo Foo >/tmp/c.txt; ln -s /etc out; ln -s src link; mkfifo fifo`)
 	e, err := b.EditFile(t.Context(), wire.EditRequest{FileRequest: wire.FileRequest{Path: "src/a.go"}, Old: "Foo", New: "Bar"})
 	if err != nil || e.Count != 1 || e.Info.UID != runtime.CommandUID {
 		t.Errorf("edit: %+v, %v", e, err)
 	}
-	if got := b.want(t, "cat src/a.go"); got != "func Bar() {}" {
+	if got := b.mustOutput(t, "cat src/a.go"); got != "func Bar() {}" {
 		t.Errorf("a command sees %q", got)
 	}
 	if _, err := b.EditFile(t.Context(), wire.EditRequest{FileRequest: wire.FileRequest{Path: "out/passwd"}, Old: "root", New: "toor"}); !errdefs.IsPermissionDenied(err) &&
@@ -96,7 +96,7 @@ func toolFiles(t *testing.T, s *suite) {
 	if _, err := b.WriteFile(t.Context(), wire.FileRequest{Path: "/tmp/d"}, strings.NewReader("x")); err != nil {
 		t.Error(err)
 	}
-	if got := b.want(t, "cat /tmp/d; python3 -c 'import os; print(os.stat(\"/tmp/d\").st_uid)'"); got != "x1000" {
+	if got := b.mustOutput(t, "cat /tmp/d; python3 -c 'import os; print(os.stat(\"/tmp/d\").st_uid)'"); got != "x1000" {
 		t.Errorf("a command sees %q", got)
 	}
 	if err := b.Remove(t.Context(), wire.FileRequest{Path: "/tmp/d"}); err != nil {
@@ -104,9 +104,9 @@ func toolFiles(t *testing.T, s *suite) {
 	}
 }
 
-// furtherNames: the workspace appears under the names that a claim gives it, and a bad name refuses the claim.
-func furtherNames(t *testing.T, s *suite) {
-	b := s.make(t, nil)
+// checkWorkspaceAliases: the workspace appears under the names that a claim gives it, and a bad name refuses the claim.
+func checkWorkspaceAliases(t *testing.T, s *suite) {
+	b := s.newSandbox(t, nil)
 	bad := wire.Claim{Lease: "lease", Alias: map[string]string{"/etc/projects": wire.Workspace}}
 	if err := b.Claim(t.Context(), bad); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("a name outside of home: %v", err)
@@ -119,7 +119,7 @@ func furtherNames(t *testing.T, s *suite) {
 	}
 	cmd := bash("echo text >f; cat /workspace/f; python3 -c 'import os; print(os.stat(\"/home/user/work/projects\").st_uid)'")
 	cmd.Cwd = "/home/user/work/projects"
-	if o := b.run(t, cmd); !o.exited(0) || !strings.HasPrefix(o.stdout, "text\n1000\n") {
+	if o := b.runCommand(t, cmd); !o.exited(0) || !strings.HasPrefix(o.stdout, "text\n1000\n") {
 		t.Errorf("a command there: %v", o)
 	}
 	if got := readFile(t, b, wire.FileRequest{Path: "/home/user/work/projects/f"}); got != "text\n" {
@@ -127,13 +127,13 @@ func furtherNames(t *testing.T, s *suite) {
 	}
 }
 
-// checkedArgv: the guest decides on arguments by itself, and a program that a command planted is not taken for the image's.
-func checkedArgv(t *testing.T, s *suite) {
-	b := s.make(t, nil)
-	b.want(t, `mkdir bin; printf '#!/bin/sh\necho planted' >bin/echo; chmod +x bin/echo; ln -s /etc out; cp bin/echo /tmp/echo`)
+// checkArgvRules: the guest decides on arguments by itself, and a program that a command planted is not taken for the image's.
+func checkArgvRules(t *testing.T, s *suite) {
+	b := s.newSandbox(t, nil)
+	b.mustOutput(t, `mkdir bin; printf '#!/bin/sh\necho planted' >bin/echo; chmod +x bin/echo; ln -s /etc out; cp bin/echo /tmp/echo`)
 	rules := &argv.Rules{Root: wire.Workspace, Programs: map[string]argv.Program{"echo": {}, "ls": {}, "cat": {}}}
 	for _, path := range []string{"/workspace/bin:/tmp:/usr/bin:/bin", "bin:.:/usr/bin:/bin"} {
-		o := b.run(t, wire.Command{Argv: []string{"echo", "real;", "$HOME"}, Env: map[string]string{"PATH": path}, Check: rules})
+		o := b.runCommand(t, wire.Command{Argv: []string{"echo", "real;", "$HOME"}, Env: map[string]string{"PATH": path}, Check: rules})
 		if !o.exited(0) || o.stdout != "real; $HOME\n" {
 			t.Errorf("with PATH %s: %v", path, o)
 		}
@@ -149,5 +149,5 @@ func checkedArgv(t *testing.T, s *suite) {
 			t.Errorf("%q as a shell: %+v, %v", args, sh, err)
 		}
 	}
-	b.well(t)
+	b.mustPing(t)
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// walls is what walls.py tells.
-type walls struct {
+// isolationReport is what walls.py tells.
+type isolationReport struct {
 	Self         map[string]string `json:"self"`
 	Init         map[string]string `json:"init"`
 	InitCommand  []string          `json:"init_command"`
@@ -39,25 +39,25 @@ type walls struct {
 	Limits      map[string][2]int64 `json:"limits"`
 }
 
-// hidden says whether another mount lies over a mount.
-func (w *walls) hidden(i int) bool {
+// isCovered says whether another mount lies over a mount.
+func (w *isolationReport) isCovered(i int) bool {
 	for _, over := range w.Mounts[i+1:] {
-		if below(w.Mounts[i].At, []string{over.At}) {
+		if isBelow(w.Mounts[i].At, []string{over.At}) {
 			return true
 		}
 	}
 	return false
 }
 
-// seen asks once what the plain sandbox looks like to a command.
-func (s *suite) seen(t *testing.T) *walls {
+// isolationReport asks once what the plain sandbox looks like to a command.
+func (s *suite) isolationReport(t *testing.T) *isolationReport {
 	t.Helper()
-	if s.walls == nil {
-		var w walls
-		s.plain.told(t, &w, "walls")
-		s.walls = &w
+	if s.isolation == nil {
+		var w isolationReport
+		s.plain.runProgram(t, &w, "walls")
+		s.isolation = &w
 	}
-	return s.walls
+	return s.isolation
 }
 
 // writableTops are where commands may write: what is there is in memory, and gone with the sandbox.
@@ -65,24 +65,24 @@ func writableTops() []string {
 	return []string{"/tmp", "/home/user", wire.Workspace, "/dev/shm", "/dev/mqueue"}
 }
 
-func below(path string, tops []string) bool {
+func isBelow(path string, tops []string) bool {
 	return slices.ContainsFunc(tops, func(top string) bool { return path == top || strings.HasPrefix(path, top+"/") })
 }
 
-// openToAll are device files that every container has.
-func openToAll() []string {
+// containerDevices are device files that every container has.
+func containerDevices() []string {
 	return []string{"/dev/full", "/dev/null", "/dev/ptmx", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero", "/dev/pts/ptmx"}
 }
 
-// readOnlyRoot: whatever way one looks, only the file systems in memory can be written.
-func readOnlyRoot(t *testing.T, s *suite) {
-	w := s.seen(t)
-	if !w.RootReadOnly && !s.apart() { // gVisor's statvfs tells no flags
+// checkReadOnlyRoot: whatever way one looks, only the file systems in memory can be written.
+func checkReadOnlyRoot(t *testing.T, s *suite) {
+	w := s.isolationReport(t)
+	if !w.RootReadOnly && !s.hidesProcesses() { // gVisor's statvfs tells no flags
 		t.Error("/ is not mounted read-only")
 	}
 	for _, paths := range w.Writable {
 		for _, path := range paths {
-			if !below(path, writableTops()) && !slices.Contains(s.openToAll(), path) {
+			if !isBelow(path, writableTops()) && !slices.Contains(s.publicDevices(), path) {
 				t.Errorf("%s may be written", path)
 			}
 		}
@@ -92,17 +92,17 @@ func readOnlyRoot(t *testing.T, s *suite) {
 			t.Errorf("%s can be made", path)
 		}
 	}
-	if w.Node == "ok" && !s.apart() { // there it is one of gVisor's own few devices
+	if w.Node == "ok" && !s.hidesProcesses() { // there it is one of gVisor's own few devices
 		t.Error("a device node can be made")
 	}
 	for _, d := range w.Devices {
-		if !slices.Contains(s.openToAll(), d) && d != "/dev/console" && !strings.HasPrefix(d, "/dev/pts/") {
+		if !slices.Contains(s.publicDevices(), d) && d != "/dev/console" && !strings.HasPrefix(d, "/dev/pts/") {
 			t.Errorf("there is a device %s", d)
 		}
 	}
 	for path, said := range w.Read {
 		// What gVisor lets be read of PID 1 is in the table at non-root.
-		if said == "ok" && !(s.apart() && strings.HasPrefix(path, "/proc/1/")) {
+		if said == "ok" && !(s.hidesProcesses() && strings.HasPrefix(path, "/proc/1/")) {
 			t.Errorf("%s can be read", path)
 		}
 	}
@@ -112,16 +112,16 @@ func readOnlyRoot(t *testing.T, s *suite) {
 		}
 	}
 	for i, m := range w.Mounts {
-		if w.hidden(i) || s.apart() { // gVisor has no setuid and no devices of the host, and does not show the flags
+		if w.isCovered(i) || s.hidesProcesses() { // gVisor has no setuid and no devices of the host, and does not show the flags
 			continue
 		}
-		if !slices.Contains(m.Options, "ro") && !below(m.At, append(writableTops(), "/proc", "/dev", "/run")) {
+		if !slices.Contains(m.Options, "ro") && !isBelow(m.At, append(writableTops(), "/proc", "/dev", "/run")) {
 			t.Errorf("%s (%s) is mounted writable", m.At, m.Type)
 		}
 		if !slices.Contains(m.Options, "ro") && !slices.Contains(m.Options, "nosuid") {
 			t.Errorf("%s is mounted with %v, without nosuid", m.At, m.Options)
 		}
-		if below(m.At, writableTops()) && !slices.Contains(m.Options, "nodev") {
+		if isBelow(m.At, writableTops()) && !slices.Contains(m.Options, "nodev") {
 			t.Errorf("%s is mounted with %v, without nodev", m.At, m.Options)
 		}
 	}
@@ -132,16 +132,16 @@ func readOnlyRoot(t *testing.T, s *suite) {
 	}
 }
 
-// guestBits are CAP_KILL, CAP_SETGID and CAP_SETUID: what the guest may have, to run commands as somebody else and to end them.
-const guestBits = 1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
+// guestCapabilities are CAP_KILL, CAP_SETGID and CAP_SETUID: what the guest may have, to run commands as somebody else and to end them.
+const guestCapabilities = 1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
 
-func noCapabilities(t *testing.T, s *suite) {
-	w := s.seen(t)
+func checkCapabilities(t *testing.T, s *suite) {
+	w := s.isolationReport(t)
 	for set, value := range w.Self {
 		if !strings.HasPrefix(set, "Cap") {
 			continue
 		}
-		if value == "" && s.apart() {
+		if value == "" && s.hidesProcesses() {
 			continue // gVisor does not show all sets
 		}
 		bits, err := strconv.ParseUint(value, 16, 64)
@@ -149,12 +149,12 @@ func noCapabilities(t *testing.T, s *suite) {
 			t.Fatalf("%s is %q", set, value)
 		}
 		// The bounding set only says what could be gained, which no_new_privs says is nothing.
-		if bits != 0 && (set != "CapBnd" || bits&^guestBits != 0) {
+		if bits != 0 && (set != "CapBnd" || bits&^guestCapabilities != 0) {
 			t.Errorf("%s of a command is %s", set, value)
 		}
 	}
 	for set, value := range w.Init {
-		if bits, err := strconv.ParseUint(value, 16, 64); strings.HasPrefix(set, "Cap") && (value != "" || !s.apart()) && (err != nil || bits&^guestBits != 0) {
+		if bits, err := strconv.ParseUint(value, 16, 64); strings.HasPrefix(set, "Cap") && (value != "" || !s.hidesProcesses()) && (err != nil || bits&^guestCapabilities != 0) {
 			t.Errorf("%s of PID 1 is %s", set, value)
 		}
 	}
@@ -163,35 +163,35 @@ func noCapabilities(t *testing.T, s *suite) {
 	}
 }
 
-// noNewPrivs: the flag is set for all, and setuid programs, of which the image has some, give nothing.
-func noNewPrivs(t *testing.T, s *suite) {
-	w := s.seen(t)
+// checkNoNewPrivs: the flag is set for all, and setuid programs, of which the image has some, give nothing.
+func checkNoNewPrivs(t *testing.T, s *suite) {
+	w := s.isolationReport(t)
 	for who, status := range map[string]map[string]string{"a command": w.Self, "PID 1": w.Init} {
 		// gVisor keeps the flag and does not show it; that setuid programs give nothing is shown below.
-		if got := status["NoNewPrivs"]; got != "1" && (got != "" || !s.apart()) {
+		if got := status["NoNewPrivs"]; got != "1" && (got != "" || !s.hidesProcesses()) {
 			t.Errorf("NoNewPrivs of %s is %q", who, status["NoNewPrivs"])
 		}
 	}
-	h := s.hostile(t)
-	if o := h.run(t, bash("[ -u /suid -a -x /suid ]")); !o.exited(0) {
+	h := s.newHostileSandbox(t)
+	if o := h.runCommand(t, bash("[ -u /suid -a -x /suid ]")); !o.exited(0) {
 		t.Fatalf("there is no setuid program, so that the check shows nothing: %v", o)
 	}
 	for _, line := range []string{`/suid -p -c 'echo $EUID'`, `exec /suid -p -c 'echo $EUID'`} {
-		if got := h.want(t, line); got != strconv.Itoa(runtime.CommandUID) {
+		if got := h.mustOutput(t, line); got != strconv.Itoa(runtime.CommandUID) {
 			t.Errorf("%s runs as %s", line, got)
 		}
 	}
 }
 
-func seccomp(t *testing.T, s *suite) {
-	w := s.seen(t)
+func checkSeccomp(t *testing.T, s *suite) {
+	w := s.isolationReport(t)
 	for who, status := range map[string]map[string]string{"a command": w.Self, "PID 1": w.Init} {
 		if status["Seccomp"] != "2" {
 			t.Errorf("Seccomp of %s is %q, want 2 (a filter)", who, status["Seccomp"])
 		}
 	}
 	var got map[string]any
-	s.plain.told(t, &got, "syscalls")
+	s.plain.runProgram(t, &got, "syscalls")
 	if len(got) < 50 {
 		t.Errorf("only %d calls were tried", len(got))
 	}
@@ -205,60 +205,60 @@ func seccomp(t *testing.T, s *suite) {
 		}
 	}
 	var failed map[string]string
-	s.plain.told(t, &failed, "ordinary")
+	s.plain.runProgram(t, &failed, "ordinary")
 	if len(failed) > 0 {
 		t.Errorf("what programs take for granted fails: %v", failed)
 	}
-	s.plain.well(t)
+	s.plain.mustPing(t)
 }
 
-// nonRoot: commands are uid 1000 or whom the caller names, never 0, and can do nothing to the guest.
-func nonRoot(t *testing.T, s *suite) {
-	w := s.seen(t)
+// checkNonRoot: commands are uid 1000 or whom the caller names, never 0, and can do nothing to the guest.
+func checkNonRoot(t *testing.T, s *suite) {
+	w := s.isolationReport(t)
 	want := []int{runtime.CommandUID, runtime.CommandUID, runtime.CommandUID, runtime.CommandGID, runtime.CommandGID, runtime.CommandGID}
 	if len(w.IDs) < 6 || !slices.Equal(w.IDs[:6], want) || slices.Contains(w.IDs, 0) {
 		t.Errorf("uids, gids and groups of a command are %v", w.IDs)
 	}
 	for _, user := range []string{"0", "root", "0:0", "0:1000", "00", "4294967295", "4294967296", "-1", "nobody-knows", "1000:", "1000:x", ":0", " 0", "+0"} {
-		o, err := s.plain.try(t.Context(), wire.Command{Argv: []string{"id", "-u"}, User: user}, guest.IO{})
+		o, err := s.plain.tryCommand(t.Context(), wire.Command{Argv: []string{"id", "-u"}, User: user}, guest.IO{})
 		if !errdefs.IsInvalidArgument(err) {
 			t.Errorf("a command as %q: %v, %v", user, o, err)
 		}
 	}
 	for user, want := range map[string]string{"": "1000 1000", "1234": "1234 1234", "1234:4321": "1234 4321", "nobody": "65534 65534"} {
-		o := s.plain.run(t, wire.Command{Argv: []string{"bash", "-c", "echo $(id -u) $(id -g)"}, User: user})
+		o := s.plain.runCommand(t, wire.Command{Argv: []string{"bash", "-c", "echo $(id -u) $(id -g)"}, User: user})
 		if got := strings.TrimSpace(o.stdout); got != want {
 			t.Errorf("a command as %q is %q, want %q", user, got, want)
 		}
 	}
-	guestUntouched(t, s.make(t, nil))
-	secretsStay(t, s.make(t, nil))
+	checkGuestProtected(t, s.newSandbox(t, nil))
+	checkSecrets(t, s.newSandbox(t, nil))
 }
 
-// lessNonRoot is what holds all the same where commands may look at the guest.
-func lessNonRoot(t *testing.T, s *suite) {
+// checkWithoutNonRoot is what holds all the same where commands may look at the guest.
+func checkWithoutNonRoot(t *testing.T, s *suite) {
 	for _, user := range []string{"0", "root", "0:0", "00", "4294967296", "-1"} {
-		o, err := s.plain.try(t.Context(), wire.Command{Argv: []string{"true"}, User: user}, guest.IO{})
+		o, err := s.plain.tryCommand(t.Context(), wire.Command{Argv: []string{"true"}, User: user}, guest.IO{})
 		if !errdefs.IsInvalidArgument(err) {
 			t.Errorf("a command as %q: %v, %v", user, o, err)
 		}
 	}
-	if got := s.plain.want(t, "echo $UID"); got != strconv.Itoa(runtime.CommandUID) {
+	if got := s.plain.mustOutput(t, "echo $UID"); got != strconv.Itoa(runtime.CommandUID) {
 		t.Errorf("a command is user %s", got)
 	}
-	b := s.make(t, nil)
+	b := s.newSandbox(t, nil)
 	for _, line := range []string{"kill -9 1", "kill -TERM -1; kill -KILL -1", "for t in /proc/1/task/*; do kill -9 ${t##*/}; done", "echo 1 >/proc/1/oom_score_adj"} {
 		b.sh(t, line)
-		b.well(t)
+		b.mustPing(t)
 	}
-	secretsStay(t, b)
+	checkSecrets(t, b)
 }
 
-// guestUntouched: PID 1 is a process that a command cannot signal, trace, read or slow down.
-func guestUntouched(t *testing.T, b *box) {
-	before := b.well(t)
+// checkGuestProtected: PID 1 is a process that a command cannot signal, trace, read or slow down.
+func checkGuestProtected(t *testing.T, b *box) {
+	before := b.mustPing(t)
 	var got map[string]any
-	b.told(t, &got, "guest")
+	b.runProgram(t, &got, "guest")
 	for what, said := range got {
 		list, ok := said.([]any)
 		if !ok {
@@ -277,30 +277,30 @@ func guestUntouched(t *testing.T, b *box) {
 	if o := b.sh(t, "trap '' TERM; kill -TERM -1; kill -KILL -1; true"); o.Ending != runtime.Exited && o.Ending != runtime.Signalled {
 		t.Errorf("killing everything: %v", o)
 	}
-	after := b.well(t)
+	after := b.mustPing(t)
 	if after.UptimeMS < before.UptimeMS {
 		t.Errorf("the guest was started again: up %d ms, before that %d ms", after.UptimeMS, before.UptimeMS)
 	}
-	if got := b.want(t, "echo fine"); got != "fine" {
+	if got := b.mustOutput(t, "echo fine"); got != "fine" {
 		t.Errorf("the next command says %q", got)
 	}
 }
 
-// secretsStay: what a lease brings is in its commands' environment and nowhere else.
-func secretsStay(t *testing.T, b *box) {
+// checkSecrets: what a lease brings is in its commands' environment and nowhere else.
+func checkSecrets(t *testing.T, b *box) {
 	const secret = "s3cret-that-nobody-reads"
 	if err := b.Claim(t.Context(), wire.Claim{Lease: "lease", Env: map[string]string{"TOKEN": secret}}); err != nil {
 		t.Fatal(err)
 	}
-	if got := b.want(t, "echo $TOKEN"); got != secret {
+	if got := b.mustOutput(t, "echo $TOKEN"); got != secret {
 		t.Errorf("a command of the lease has %q", got)
 	}
 	if err := b.Claim(t.Context(), wire.Claim{Lease: "other"}); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("a second lease: %v", err)
 	}
 	for _, name := range []string{"environ", "cmdline", "status"} {
-		text := b.insideInit(t, name)
-		if len(text) == 0 && !(b.suite.apart() && name != "cmdline") { // a command may not read the others there
+		text := b.readInitFile(t, name)
+		if len(text) == 0 && !(b.suite.hidesProcesses() && name != "cmdline") { // a command may not read the others there
 			t.Errorf("/proc/1/%s is empty", name)
 		}
 		if strings.Contains(text, secret) {

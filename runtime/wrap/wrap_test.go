@@ -34,7 +34,7 @@ func TestTimeoutBoundsEachCall(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		host.Before(func(ctx context.Context, _ fake.Op, _ string) error {
+		host.SetHook(func(ctx context.Context, _ fake.Op, _ string) error {
 			<-ctx.Done()
 			return ctx.Err()
 		})
@@ -68,7 +68,7 @@ func TestTimeoutBoundsEachCall(t *testing.T) {
 			}
 			cancel()
 		}
-		host.Before(nil)
+		host.SetHook(nil)
 		for range 2 {
 			if err := s.Destroy(t.Context()); err != nil {
 				t.Error(err)
@@ -115,7 +115,7 @@ func TestLimitBoundsParallelCreates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := &fake.Host{}
 		d := wrap.Limit(fake.New(fake.Options{Host: host}), 2)
-		host.Before(fake.Delay(time.Second, fake.OpCreate))
+		host.SetHook(fake.Delay(time.Second, fake.OpCreate))
 		began := time.Now()
 		var group sync.WaitGroup
 		for i := range 6 {
