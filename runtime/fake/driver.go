@@ -14,22 +14,22 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Options of a Driver. The zero value is a driver over a host of its own.
+// Options configures a Driver. The zero value is a driver over a new host.
 type Options struct {
-	// Name is the driver's name; "fake" if empty.
+	// Name is the driver's name; empty means "fake".
 	Name string
 	// Host is the engine; nil makes a new one.
 	Host *Host
-	// Capabilities of the driver, for each of its classes; nil has all of them.
+	// Capabilities apply to each of the driver's classes; nil means all.
 	Capabilities runtime.Capabilities
-	// Classes it makes; nil is ClassContainer alone.
+	// Classes are the classes the driver makes; nil means ClassContainer only.
 	Classes []runtime.Class
-	// Serve is the guest's side of one stream; nil serves with Guest. It has
-	// to return once ctx has ended or conn is closed; conn is closed after it.
+	// Serve is the guest's side of one stream; nil serves with Guest. It must return once ctx ends
+	// or conn is closed. The driver closes conn afterwards.
 	Serve func(ctx context.Context, id string, conn net.Conn)
 }
 
-// Driver is a runtime.Driver over a Host.
+// Driver is a runtime.Driver over a Host. It is safe for concurrent use.
 type Driver struct {
 	options Options
 	host    *Host
@@ -40,7 +40,7 @@ type Driver struct {
 
 var _ runtime.Driver = (*Driver)(nil)
 
-// New makes a driver.
+// New returns a driver.
 func New(o Options) *Driver {
 	if o.Name == "" {
 		o.Name = "fake"
@@ -60,7 +60,7 @@ func New(o Options) *Driver {
 	return &Driver{options: o, host: o.Host}
 }
 
-// Host is the engine that the driver works on.
+// Host returns the engine of the driver.
 func (d *Driver) Host() *Host { return d.host }
 
 // Name implements runtime.Driver.
@@ -74,7 +74,7 @@ func (d *Driver) Capabilities(class runtime.Class) runtime.Capabilities {
 	return maps.Clone(d.options.Capabilities)
 }
 
-// Classes are those of the options.
+// Classes implements runtime.Driver.
 func (d *Driver) Classes() []runtime.Class { return d.options.Classes }
 
 // Prepare implements runtime.Driver.

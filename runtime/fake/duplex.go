@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// duplex is one end of a stream in memory whose halves are closed one by one,
-// as those of a real sandbox are.
+// duplex is one end of an in-memory stream whose directions can be closed separately, as those of a
+// real sandbox.
 type duplex struct {
 	in, out net.Conn
 }

@@ -79,7 +79,7 @@ func call(t *testing.T, s runtime.Sandbox, op wire.Op, body any) net.Conn {
 	return conn
 }
 
-// finish reads to the last frame, and what was written to stdout before it.
+// finish reads up to the last frame and returns it with the standard output before it.
 func finish(t *testing.T, conn net.Conn) (kind wire.Kind, last []byte, stdout string) {
 	t.Helper()
 	for {

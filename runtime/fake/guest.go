@@ -18,11 +18,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Guest answers ping, claim, exec and end as the guest of a sandbox does. Its
-// commands are words it knows: true, false, exit N, echo WORDS, cat, sleep
-// SECONDS, lost (cuts the stream), and those behind sh -c or bash -c. A command's
-// rules for arguments are asked, and caps of its own taken for granted. Other
-// operations are refused as unimplemented.
+// Guest answers the operations ping, claim, exec and end like the guest of a sandbox, and refuses
+// others as unimplemented.
+//
+// Its commands are true, false, exit N, echo WORDS, cat, sleep SECONDS and lost (which cuts the
+// stream), directly or after sh -c or bash -c. It checks a command's argument rules and ignores its
+// limits.
 type Guest struct {
 	// End is called by the operation end; nil does nothing.
 	End func()
@@ -35,14 +36,14 @@ type Guest struct {
 	started  time.Time
 }
 
-// Env is the environment that came with the claim.
+// Env returns the environment from the claim.
 func (g *Guest) Env() map[string]string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.env
 }
 
-// Alias are the further names of the workspace that came with the claim.
+// Alias returns the workspace aliases from the claim.
 func (g *Guest) Alias() map[string]string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -122,7 +123,7 @@ func (g *Guest) exec(ctx context.Context, conn net.Conn, body json.RawMessage) {
 		return
 	}
 	if command.Check != nil {
-		// There are no files here: the names of paths have to do.
+		// There are no files, so check paths by name only.
 		if refusal := command.Check.Check(command.Argv); refusal != nil {
 			reply(conn, wire.KindFailure, wire.Failure{Code: wire.PermissionDenied, Field: "argv", Message: refusal.Message})
 			return
@@ -146,7 +147,7 @@ func (g *Guest) exec(ctx context.Context, conn net.Conn, body json.RawMessage) {
 		readInput(conn, feed, cancel)
 	}()
 	defer reading.Wait()
-	defer conn.Close() // ends receive
+	defer conn.Close() // makes readInput return
 
 	began := time.Now()
 	reply(conn, wire.KindStarted, wire.Started{ID: command.ID, Pid: 2})
@@ -171,12 +172,12 @@ func (g *Guest) addCommands(n int) {
 	g.commands += n
 }
 
-// readInput takes the host's frames until the stream ends.
+// readInput handles the host's frames until the stream ends.
 func readInput(conn io.Reader, stdin *io.PipeWriter, cancel context.CancelCauseFunc) {
 	for {
 		kind, payload, err := readFrame(conn)
 		switch {
-		case errors.Is(err, io.EOF): // half of it closed: the caller gave up, and is told of the end
+		case errors.Is(err, io.EOF): // the caller closed its direction to cancel, and still reads the result
 			cancel(errHungUp)
 			_ = stdin.CloseWithError(errHungUp)
 			return
@@ -185,7 +186,7 @@ func readInput(conn io.Reader, stdin *io.PipeWriter, cancel context.CancelCauseF
 			_ = stdin.CloseWithError(errLost)
 			return
 		case kind == wire.KindStdin:
-			_, _ = stdin.Write(payload) // an ended command reads no more
+			_, _ = stdin.Write(payload) // fails if the command has ended
 		case kind == wire.KindEOF:
 			_ = stdin.Close()
 		case kind == wire.KindSignal:
@@ -194,7 +195,7 @@ func readInput(conn io.Reader, stdin *io.PipeWriter, cancel context.CancelCauseF
 	}
 }
 
-// commandWords is what a shell with -c would run, for commands without any syntax.
+// commandWords returns what a shell would run with -c, for commands without shell syntax.
 func commandWords(argv []string) []string {
 	if name := path.Base(argv[0]); (name == "sh" || name == "bash") && len(argv) > 2 && strings.HasPrefix(argv[1], "-") {
 		return strings.Fields(argv[2])
@@ -252,15 +253,14 @@ func reply(w io.Writer, kind wire.Kind, body any) {
 	if err != nil {
 		payload = []byte("{}")
 	}
-	_ = writeFrame(w, kind, payload) // the host is gone if this fails
+	_ = writeFrame(w, kind, payload) // fails only if the host is gone
 }
 
 func replyFailure(w io.Writer, code, message string) {
 	reply(w, wire.KindFailure, wire.Failure{Code: code, Message: message})
 }
 
-// readFrame and writeFrame are this side's own codec, so that a fault in the
-// host's does not cancel itself out.
+// readFrame and writeFrame do not use the host's codec, so that tests catch its mistakes.
 func readFrame(r io.Reader) (wire.Kind, []byte, error) {
 	var header [5]byte
 	if _, err := io.ReadFull(r, header[:]); err != nil {

@@ -1,15 +1,11 @@
-// Package fake is a container engine in memory and a runtime.Driver over it,
-// for the tests of everything above the seam. It is a real implementation:
-// states, owners, half-made sandboxes, adoption by a second driver and streams
-// behave as the contract in package runtime says; only the containers are
-// missing.
+// Package fake is an in-memory container engine and a runtime.Driver over it, for tests of the
+// packages above the drivers. States, owners, half-made sandboxes, adoption by a second driver and
+// streams behave as package runtime requires; only the containers are missing.
 //
-// A Host outlives its drivers, as an engine outlives the orchestrator: to show
-// a restart, make another Driver over the same Host. Each stream that is
-// opened is served by one goroutine, which ends when the stream or its sandbox
-// does; Destroy and Remove wait for them. Everything runs on the clock of
-// package time, so that it works under testing/synctest. Errors are classed by
-// containerd/errdefs.
+// A Host outlives its drivers, as an engine outlives the orchestrator: to simulate a restart, make
+// another Driver over the same Host. One goroutine serves each open stream and ends with the stream
+// or its sandbox; Destroy and Remove wait for it. Everything uses the clock of package time, so it
+// works under testing/synctest. Errors have the classes of containerd/errdefs.
 package fake
 
 import (
@@ -32,21 +28,21 @@ type Op string
 const (
 	OpPrepare Op = "prepare"
 	OpCreate  Op = "create"  // before anything is made
-	OpCreated Op = "created" // it runs; an error leaves it for List to find
+	OpCreated Op = "created" // the sandbox runs; an error leaves it for List to find
 	OpAdopt   Op = "adopt"
 	OpList    Op = "list" // id is the owner
 	OpOpen    Op = "open"
 	OpBind    Op = "bind"
 	OpUnbind  Op = "unbind"
 	OpFigures Op = "figures"
-	OpDestroy Op = "destroy" // Destroy and Remove; an error leaves it as it is
+	OpDestroy Op = "destroy" // Destroy and Remove; an error leaves the sandbox unchanged
 )
 
-// A Hook is called before each step, concurrently. It may wait, within ctx,
-// and its error becomes the step's.
+// Hook is called before each step, concurrently. It may wait until ctx ends. The step fails with
+// its error.
 type Hook func(ctx context.Context, op Op, id string) error
 
-// Delay is a Hook that waits d before each of ops.
+// Delay returns a Hook that waits d before each of ops.
 func Delay(d time.Duration, ops ...Op) Hook {
 	return func(ctx context.Context, op Op, _ string) error {
 		if !slices.Contains(ops, op) {
@@ -63,8 +59,8 @@ func Delay(d time.Duration, ops ...Op) Hook {
 	}
 }
 
-// Fail is a Hook that answers err at the first times of each of ops, or always
-// if times is negative.
+// Fail returns a Hook that fails the first times of each of ops with err, or all if times is
+// negative.
 func Fail(err error, times int, ops ...Op) Hook {
 	var mu sync.Mutex
 	left := map[Op]int{}
@@ -84,7 +80,8 @@ func Fail(err error, times int, ops ...Op) Hook {
 	}
 }
 
-// A Host is an engine and all it holds. The zero value is ready.
+// Host is an engine and its sandboxes. The zero value is ready to use. It is safe for concurrent
+// use.
 type Host struct {
 	mu         sync.Mutex
 	hook       Hook
@@ -93,35 +90,35 @@ type Host struct {
 	images     []string
 }
 
-// SetHook installs the hook for all drivers of the host; nil takes it away.
+// SetHook installs the hook for all drivers of the host; nil removes it.
 func (h *Host) SetHook(hook Hook) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.hook = hook
 }
 
-// IDs lists what the host holds, running or not, sorted.
+// IDs returns the ids of all sandboxes, running or not, sorted.
 func (h *Host) IDs() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Sorted(maps.Keys(h.containers))
 }
 
-// Created lists the ids of all sandboxes ever made, in order.
+// Created returns the ids of all sandboxes ever created, in order.
 func (h *Host) Created() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.created)
 }
 
-// Prepared lists the ids of the images that were prepared, in order.
+// Prepared returns the ids of all prepared images, in order.
 func (h *Host) Prepared() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.images)
 }
 
-// Spec tells what a sandbox was made from.
+// Spec returns the spec of a sandbox and reports whether it exists.
 func (h *Host) Spec(id string) (runtime.Spec, bool) {
 	m := h.container(id)
 	if m == nil {
@@ -130,7 +127,7 @@ func (h *Host) Spec(id string) (runtime.Spec, bool) {
 	return m.spec, true
 }
 
-// Bound tells what is bound at a sandbox's /workspace.
+// Bound returns the binding at a sandbox's /workspace and reports whether there is one.
 func (h *Host) Bound(id string) (runtime.Binding, bool) {
 	m := h.container(id)
 	if m == nil {
@@ -144,8 +141,8 @@ func (h *Host) Bound(id string) (runtime.Binding, bool) {
 	return *m.bound, true
 }
 
-// SetFigures sets what a sandbox's figures say from now on. It reports whether there
-// is such a sandbox.
+// SetFigures sets the figures that a sandbox reports from now on. It reports whether the sandbox
+// exists.
 func (h *Host) SetFigures(id string, f runtime.Figures) bool {
 	m := h.container(id)
 	if m == nil {
@@ -157,8 +154,8 @@ func (h *Host) SetFigures(id string, f runtime.Figures) bool {
 	return true
 }
 
-// Kill ends a sandbox's first process, as the OOM killer would: the sandbox is
-// still listed, not running. It reports whether there was such a sandbox.
+// Kill ends a sandbox's first process, as the OOM killer would. The sandbox is still listed, as not
+// running. Kill reports whether it existed.
 func (h *Host) Kill(id string) bool {
 	m := h.container(id)
 	if m == nil {
@@ -168,7 +165,8 @@ func (h *Host) Kill(id string) bool {
 	return true
 }
 
-// Vanish takes a sandbox away behind everybody's back, as `docker rm -f` would.
+// Vanish removes a sandbox without any driver, as `docker rm -f` would. It reports whether the
+// sandbox existed.
 func (h *Host) Vanish(id string) bool {
 	m := h.container(id)
 	if m == nil {
@@ -206,7 +204,7 @@ func (h *Host) add(m *container) error {
 	return nil
 }
 
-// runHook runs the hook, outside the lock: a hook may wait.
+// runHook calls the hook without holding the lock, because a hook may wait.
 func (h *Host) runHook(ctx context.Context, op Op, id string) error {
 	h.mu.Lock()
 	hook := h.hook
@@ -223,7 +221,7 @@ func (h *Host) runHook(ctx context.Context, op Op, id string) error {
 	return nil
 }
 
-// remove destroys a machine from any state; nothing there is success.
+// remove destroys a container in any state. It succeeds if there is none.
 func (h *Host) remove(ctx context.Context, id string) error {
 	if err := h.runHook(ctx, OpDestroy, id); err != nil {
 		return err

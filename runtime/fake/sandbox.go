@@ -12,7 +12,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// container is a container: what lives on when a driver goes.
+// container is the state of a sandbox that outlives drivers.
 type container struct {
 	spec    runtime.Spec
 	guest   *Guest
@@ -42,8 +42,8 @@ func (m *container) isAlive() bool {
 	return !m.dead
 }
 
-// kill ends the first process and cuts every stream. It does not wait for the
-// goroutines that serve them, since one of those may be the caller.
+// kill ends the first process and closes every stream. It does not wait for the goroutines that
+// serve streams, because one of them may be the caller.
 func (m *container) kill() {
 	m.mu.Lock()
 	if m.dead {
@@ -61,7 +61,7 @@ func (m *container) kill() {
 	}
 }
 
-// dial makes a stream whose other end is served until it or the machine ends.
+// dial returns a new stream. The other end is served until the stream or the container ends.
 func (m *container) dial(serve func(context.Context, string, net.Conn)) (net.Conn, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -86,7 +86,7 @@ func (m *container) closeConn(conn net.Conn) {
 	delete(m.conns, conn)
 }
 
-// Sandbox is one driver's hold on a machine.
+// Sandbox is a driver's handle on a container.
 type Sandbox struct {
 	driver    *Driver
 	container *container
@@ -141,8 +141,8 @@ func (s *Sandbox) Unbind(ctx context.Context) error {
 	return nil
 }
 
-// Figures implements runtime.Meter: they are what Host.Uses set. Where the
-// driver has no CapUsage, it tells none.
+// Figures implements runtime.Meter. It returns what Host.SetFigures set, or NotImplemented if the
+// driver lacks CapUsage.
 func (s *Sandbox) Figures(ctx context.Context) (runtime.Figures, error) {
 	if !s.driver.options.Capabilities.Has(runtime.CapUsage) {
 		return runtime.Figures{}, fmt.Errorf("figures of sandbox %s: %w", s.ID(), errdefs.ErrNotImplemented)

@@ -17,7 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// workspace makes a folder of the commands' user on the host, with one file.
+// workspace returns a temporary host directory with one file, both owned by the command user.
 func workspace(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -44,8 +44,8 @@ func (b *box) unbind(t *testing.T) {
 	}
 }
 
-// checkLateBind: a workspace is there at once, in shells that run already too, its files have the right owner, and once it was taken away it
-// receives no further byte.
+// checkLateBind checks that a bound workspace is visible at once, also to commands that already
+// run, with the right owner, and that nothing writes to it after Unbind.
 func checkLateBind(t *testing.T, s *suite) {
 	b, dir := s.newSandbox(t, nil), workspace(t)
 	b.mustOutput(t, "echo scratch >/workspace/scratch; mkdir /workspace/file")
@@ -65,7 +65,7 @@ func checkLateBind(t *testing.T, s *suite) {
 	if text, err := os.ReadFile(filepath.Join(dir, "file")); string(text) != "content\nmore\n" {
 		t.Errorf("the file on the host has %q, %v", text, err)
 	}
-	// A setuid program in a workspace gives nothing, and no device can be opened in one.
+	// A workspace must be mounted nosuid and nodev: its files come from outside the image.
 	for line := range strings.Lines(b.mustOutput(t, "grep ' /workspace ' /proc/self/mountinfo")) {
 		if o := strings.Fields(line)[5]; !strings.Contains(o, "nosuid") || !strings.Contains(o, "nodev") {
 			t.Errorf("the workspace is mounted with %q", o)
@@ -83,7 +83,8 @@ func checkLateBind(t *testing.T, s *suite) {
 	checkRefusedBinds(t, b)
 }
 
-// checkUnbindBusy: a workspace that a command still has open is not released, and when it was nothing writes to it any more.
+// checkUnbindBusy checks that Unbind fails while a command has a file of the workspace open, and
+// that nothing writes to the workspace once Unbind has succeeded.
 func checkUnbindBusy(t *testing.T, b *box, dir string) {
 	t.Helper()
 	b.bind(t, dir, false)
@@ -121,7 +122,7 @@ func checkUnbindBusy(t *testing.T, b *box, dir string) {
 	}
 }
 
-// checkRebind: another workspace, in which nothing of the last one is.
+// checkRebind checks that a newly bound workspace shows nothing of the previous one.
 func checkRebind(t *testing.T, b *box) {
 	t.Helper()
 	other := workspace(t)
@@ -152,7 +153,7 @@ func checkRefusedBinds(t *testing.T, b *box) {
 	}
 }
 
-// checkLateBindReadOnly: nothing a command does changes a read-only workspace.
+// checkLateBindReadOnly checks that no command can change a read-only workspace.
 func checkLateBindReadOnly(t *testing.T, s *suite) {
 	b, dir := s.newSandbox(t, nil), workspace(t)
 	b.bind(t, dir, true)
@@ -187,7 +188,8 @@ func checkLateBindReadOnly(t *testing.T, s *suite) {
 	b.unbind(t)
 }
 
-// checkNoLateBind: it is refused as what it is, and the sandbox is none the worse for it.
+// checkNoLateBind checks that a driver without late binding returns NotImplemented and that the
+// sandbox still works.
 func checkNoLateBind(t *testing.T, s *suite) {
 	for _, readOnly := range []bool{false, true} {
 		if err := s.plain.Bind(t.Context(), runtime.Binding{Source: workspace(t), ReadOnly: readOnly}); !errdefs.IsNotImplemented(err) {

@@ -22,14 +22,15 @@ import (
 //go:embed inside/*.py
 var inside embed.FS
 
-// baseLimits are those of a sandbox that a check has no other wish for: room enough for Python, small enough to be filled quickly.
+// baseLimits returns the default limits of the suite's sandboxes: enough for Python, small enough
+// to fill quickly.
 func baseLimits() runtime.Limits {
 	return runtime.Limits{
 		MemoryBytes: 192 << 20, CPUs: 2, Pids: runtime.GuestReservePids + 96, TmpBytes: 8 << 20, ScratchBytes: 6 << 20, OpenFiles: 2048,
 	}
 }
 
-// box is a sandbox with its guest, and what the host sees of it.
+// box is a sandbox with its guest client and the host's view of it.
 type box struct {
 	runtime.Sandbox
 	*guest.Client
@@ -49,7 +50,8 @@ func (s *suite) spec(change func(*runtime.Spec)) runtime.Spec {
 	return spec
 }
 
-// newSandbox makes a sandbox. At the end of the test it is removed, and nothing of it may be left.
+// newSandbox creates a sandbox. At the end of the test it removes the sandbox and checks that
+// nothing of it is left.
 func (s *suite) newSandbox(t *testing.T, change func(*runtime.Spec)) *box {
 	t.Helper()
 	spec := s.spec(change)
@@ -61,7 +63,7 @@ func (s *suite) newSandbox(t *testing.T, change func(*runtime.Spec)) *box {
 			t.Errorf("remove sandbox %s: %v", spec.ID, err)
 		}
 		b.checkRemoved(t)
-		_ = b.host.namespaceFile.Close() // nil if it was never seen
+		_ = b.host.namespaceFile.Close() // nil if findOnHost failed
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
@@ -74,7 +76,8 @@ func (s *suite) newSandbox(t *testing.T, change func(*runtime.Spec)) *box {
 	return b
 }
 
-// retryUnavailable removes as whoever uses a driver does: an engine that could not do it in the driver's time is asked again.
+// retryUnavailable calls remove until it returns anything but Unavailable, as the scheduler does:
+// an engine may not finish within the driver's timeout.
 func retryUnavailable(ctx context.Context, t *testing.T, remove func(context.Context) error) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, Patience)
@@ -108,7 +111,7 @@ func (b *box) destroy(t *testing.T) {
 
 func (b *box) attach(s runtime.Sandbox) { b.Sandbox, b.Client = s, guest.New(s) }
 
-// outcome is a command that has ended.
+// outcome is the result and the output of an ended command.
 type outcome struct {
 	runtime.Result
 	stdout, stderr string
@@ -118,10 +121,11 @@ func (o outcome) String() string {
 	return fmt.Sprintf("%s (code %d, signal %d, %s) stdout %.2000q stderr %.2000q", o.Ending, o.ExitCode, o.Signal, o.Detail, o.stdout, o.stderr)
 }
 
-// exited says whether the command ended by itself with the code.
+// exited reports whether the command exited normally with the given code.
 func (o outcome) exited(code int) bool { return o.Ending == runtime.Exited && o.ExitCode == code }
 
-// tryCommand runs a command and hands on what the client says.
+// tryCommand runs a command and returns the client's error, if any. It collects output that rw does
+// not take.
 func (b *box) tryCommand(ctx context.Context, cmd wire.Command, rw guest.IO) (outcome, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, Patience+cmd.Timeout, errors.New("a command of the suite took too long"))
 	defer cancel()
@@ -136,7 +140,7 @@ func (b *box) tryCommand(ctx context.Context, cmd wire.Command, rw guest.IO) (ou
 	return outcome{res, stdout.String(), stderr.String()}, err
 }
 
-// runCommand runs a command that has to be carried out.
+// runCommand runs a command and fails the test if the guest did not report a result.
 func (b *box) runCommand(t *testing.T, cmd wire.Command) outcome {
 	t.Helper()
 	o, err := b.tryCommand(t.Context(), cmd, guest.IO{})
@@ -146,7 +150,7 @@ func (b *box) runCommand(t *testing.T, cmd wire.Command) outcome {
 	return o
 }
 
-// bash is the command that runs a line.
+// bash returns the command that runs a line of bash.
 func bash(line string) wire.Command { return wire.Command{Argv: []string{"bash", "-c", line}} }
 
 // sh runs a line of bash.
@@ -155,7 +159,7 @@ func (b *box) sh(t *testing.T, line string) outcome {
 	return b.runCommand(t, bash(line))
 }
 
-// mustOutput runs a line of bash that has to end well, and gives what it wrote.
+// mustOutput runs a line of bash, which must exit with 0, and returns its trimmed standard output.
 func (b *box) mustOutput(t *testing.T, line string) string {
 	t.Helper()
 	o := b.sh(t, line)
@@ -165,20 +169,21 @@ func (b *box) mustOutput(t *testing.T, line string) string {
 	return strings.TrimSpace(o.stdout)
 }
 
-// python is the command that runs one of our programs.
+// python returns the command that runs one of the embedded programs in inside/.
 func python(program string, args ...string) wire.Command {
 	var text []byte
 	for _, name := range []string{"lib", program} {
 		part, err := inside.ReadFile("inside/" + name + ".py")
 		if err != nil {
-			panic(err) // there is no such program
+			panic(err) // no such program
 		}
 		text = append(append(text, part...), '\n')
 	}
 	return wire.Command{Argv: append([]string{"python3", "-c", string(text)}, args...)}
 }
 
-// runProgram runs one of our programs, which has to end well, and decodes what it tells.
+// runProgram runs one of the embedded programs, which must exit with 0, and decodes its JSON
+// output.
 func (b *box) runProgram(t *testing.T, into any, program string, args ...string) {
 	t.Helper()
 	o := b.runCommand(t, python(program, args...))
@@ -190,7 +195,7 @@ func (b *box) runProgram(t *testing.T, into any, program string, args ...string)
 	}
 }
 
-// mustPing pings the guest.
+// mustPing pings the guest and returns its answer.
 func (b *box) mustPing(t *testing.T) wire.Pong {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
@@ -202,7 +207,7 @@ func (b *box) mustPing(t *testing.T) wire.Pong {
 	return pong
 }
 
-// runningCommand is a command that goes on while the test does something else.
+// runningCommand is a command that runs while the test does something else.
 type runningCommand struct {
 	cancel context.CancelCauseFunc
 	ended  chan struct{}
@@ -211,7 +216,7 @@ type runningCommand struct {
 	err    error
 }
 
-// startCommand starts a command. It is given up at the end of the test if it still runs.
+// startCommand starts a command and cancels it at the end of the test if it still runs.
 func (b *box) startCommand(t *testing.T, cmd wire.Command, rw guest.IO) *runningCommand {
 	t.Helper()
 	r := &runningCommand{ended: make(chan struct{})}
@@ -231,7 +236,7 @@ func (b *box) startCommand(t *testing.T, cmd wire.Command, rw guest.IO) *running
 	return r
 }
 
-// waitResult waits for the ending.
+// waitResult waits for the command to end.
 func (r *runningCommand) waitResult(t *testing.T) outcome {
 	t.Helper()
 	select {
@@ -245,7 +250,7 @@ func (r *runningCommand) waitResult(t *testing.T) outcome {
 	return outcome{Result: r.res, stdout: r.out.String()}
 }
 
-// waitOutput waits until the command has written something.
+// waitOutput waits until the command's output contains what.
 func (r *runningCommand) waitOutput(t *testing.T, what string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("the command says %q", what), func() (bool, string) {
@@ -261,7 +266,8 @@ func (r *runningCommand) waitOutput(t *testing.T, what string) {
 	})
 }
 
-// eventually polls until the condition holds. What it last saw is told if it never does.
+// eventually polls until the condition holds. After [Patience] it fails the test with what it saw
+// last.
 func eventually(t *testing.T, what string, holds func() (ok bool, saw string)) {
 	t.Helper()
 	end := time.Now().Add(Patience)
@@ -277,7 +283,8 @@ func eventually(t *testing.T, what string, holds func() (ok bool, saw string)) {
 	}
 }
 
-// capped keeps the first bytes that are written to it, and counts all. It may be read while it is written.
+// capped keeps the first cappedBytes written to it and counts all bytes. It is safe for concurrent
+// use.
 type capped struct {
 	mu    sync.Mutex
 	buf   bytes.Buffer

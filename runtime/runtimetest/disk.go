@@ -13,7 +13,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// wantDiskFull wants the ending disk, with the exit code and the place that was full.
+// wantDiskFull checks that a command ended with runtime.Disk, the given exit code, and the full
+// file system in its detail.
 func wantDiskFull(t *testing.T, o outcome, code int, place string) {
 	t.Helper()
 	if o.Ending != runtime.Disk || o.ExitCode != code || !strings.Contains(o.Detail, place+" (") {
@@ -21,7 +22,8 @@ func wantDiskFull(t *testing.T, o outcome, code int, place string) {
 	}
 }
 
-// checkEndingDisk: a command that fails for want of room is told so, and where; one that fails for another reason is not.
+// checkEndingDisk checks that a command that fails for lack of space ends with runtime.Disk and
+// names the full file system, and that other failures do not.
 func checkEndingDisk(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	for _, place := range []string{"/tmp", "/home/user", "/workspace", "/dev/shm"} {
@@ -44,7 +46,7 @@ func checkEndingDisk(t *testing.T, s *suite) {
 	checkMemfd(t, b)
 }
 
-// checkMemfd: a file that is on no file system is the memory of who makes it.
+// checkMemfd checks that a memfd counts as memory of the command that writes it.
 func checkMemfd(t *testing.T, b *box) {
 	t.Helper()
 	o, err := b.tryCommand(t.Context(), python("room", "memfd"), guest.IO{})
@@ -56,7 +58,8 @@ func checkMemfd(t *testing.T, b *box) {
 	}
 }
 
-// quotaWorkspace makes a workspace on a disk of its own.
+// quotaWorkspace returns a workspace directory on its own quota of the given size, and the
+// directory to bind.
 func quotaWorkspace(t *testing.T, bytes int64) (dir, data string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -78,7 +81,8 @@ func quotaWorkspace(t *testing.T, bytes int64) (dir, data string) {
 	return dir, root
 }
 
-// checkQuota: a workspace with a bound stops there, whatever way it is filled; the sandbox and the host are none the worse for it.
+// checkQuota checks that a workspace cannot exceed its quota, whatever way it is filled, and that
+// the sandbox and the host keep working.
 func checkQuota(t *testing.T, s *suite) {
 	const size = 24 << 20
 	dir, data := quotaWorkspace(t, size)
@@ -91,7 +95,7 @@ func checkQuota(t *testing.T, s *suite) {
 	wantDiskFull(t, b.sh(t, "rm x; for i in {1..200}; do head -c 1M /dev/zero >$i || exit 3; done"), 3, "/workspace")
 	b.mustOutput(t, "rm [0-9]*; echo room >x; cat x")
 
-	// Files that take nothing but their name, one that has no name, and one that says to be larger than it is.
+	// Fill it with empty files, with a deleted open file, and with sparse and preallocated files.
 	o := b.runCommand(t, python("flood", "inodes", "/workspace"))
 	wantDiskFull(t, o, 1, "/workspace")
 	b.mustOutput(t, "find . -type f -delete")

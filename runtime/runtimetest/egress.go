@@ -20,13 +20,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// connectionCount is how many connections of the proxy there are at once; over a mux, where the bridge holds what commands do not read, they are less.
+// connectionCount is the number of concurrent proxy connections. A mux gets fewer, because the
+// bridge buffers what commands do not read.
 const (
 	connectionCount    = 500
 	muxConnectionCount = 120
 )
 
-// egressView is what egress.py tells of a sandbox.
+// egressView is what egress.py reports about a sandbox.
 type egressView struct {
 	Proxy       string   `json:"proxy"`
 	Interfaces  []string `json:"interfaces"`
@@ -35,8 +36,9 @@ type egressView struct {
 	Placeholder string   `json:"placeholder"`
 }
 
-// checkConnections: servers inside are reached, and a command's connections to the proxy come out, over the host's streams alone. The sandbox has
-// loopback and nothing else all the time.
+// checkConnections checks that the host can reach servers in the sandbox and receives commands'
+// proxy connections, over the host's streams alone. The sandbox must have no interface but loopback
+// throughout.
 func checkConnections(t *testing.T, s *suite) {
 	b := s.newSandbox(t, func(spec *runtime.Spec) { spec.Limits.OpenFiles = runtime.DefaultOpenFiles })
 	checkDial(t, b)
@@ -67,7 +69,8 @@ func (b *box) checkEgressView(t *testing.T, want egressView) {
 	}
 }
 
-// checkDial: a server on either loopback address answers, and each direction ends by itself where the stream lets it.
+// checkDial checks that a server on either loopback address answers, and that each direction can be
+// closed separately if the stream supports it.
 func checkDial(t *testing.T, b *box) {
 	t.Helper()
 	const port = 4710
@@ -119,7 +122,8 @@ func checkEcho(t *testing.T, nc net.Conn) {
 	}
 }
 
-// checkEgress: the proxy is there while it is on, and what connects to it is the host's to serve.
+// checkEgress checks that the proxy listens only while it is enabled and that the host accepts its
+// connections.
 func checkEgress(t *testing.T, b *box) {
 	t.Helper()
 	thief := b.startCommand(t, python("egress", "take", "0"), guest.IO{})
@@ -138,8 +142,8 @@ func checkEgress(t *testing.T, b *box) {
 	checkManyConnections(t, b)
 }
 
-// checkProxyRoundTrip: a command says hello to the proxy and ends its direction, and gets the host's answer. Connections that nobody waits for are not mixed
-// up with it: they are closed by now.
+// checkProxyRoundTrip checks that a command can send "hello" to the proxy, close its direction and
+// read the host's answer. It skips earlier connections whose command has ended: they carry no data.
 func (b *box) checkProxyRoundTrip(t *testing.T) {
 	t.Helper()
 	hello := b.startCommand(t, python("egress", "say", "0"), guest.IO{})
@@ -169,7 +173,8 @@ func (b *box) checkProxyRoundTrip(t *testing.T) {
 	}
 }
 
-// checkManyConnections: with many connections open the guest answers and kills as ever, and has hardly more memory.
+// checkManyConnections checks that with many open connections the guest still answers and kills,
+// and uses hardly more memory.
 func checkManyConnections(t *testing.T, b *box) {
 	t.Helper()
 	before := b.mustPing(t).RSSBytes
@@ -211,7 +216,7 @@ func checkManyConnections(t *testing.T, b *box) {
 		t.Fatalf("%d connections of %d came out", len(held), crowd)
 	}
 	holder.waitOutput(t, "ready")
-	for _, nc := range held { // as many bytes at once as they take
+	for _, nc := range held { // fill the buffers
 		nc.SetWriteDeadline(time.Now().Add(Patience))
 		if _, err := nc.Write(make([]byte, 1<<10)); err != nil {
 			t.Fatal(err)
@@ -231,7 +236,8 @@ func checkManyConnections(t *testing.T, b *box) {
 	}
 }
 
-// checkGuestProgram: a program of the guest's runs as any command does, as the commands' user, who cannot reach it by its name.
+// checkGuestProgram checks that a program of the guest runs like any command, as the command user,
+// and that commands cannot start it by path.
 func checkGuestProgram(t *testing.T, b *box) {
 	t.Helper()
 	stdin, request := io.Pipe()

@@ -13,7 +13,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// checkFiles: what goes in and out through the guest, and what does not.
+// checkFiles checks the guest's file operations.
 func checkFiles(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	const size = 3 << 20
@@ -52,7 +52,8 @@ func checkFiles(t *testing.T, s *suite) {
 	}
 }
 
-// checkOutsidePaths: by no name does one get out of the workspace, and nothing there makes the guest wait.
+// checkOutsidePaths checks that no path leads out of the workspace and that special files do not
+// block the guest.
 func checkOutsidePaths(t *testing.T, b *box) {
 	t.Helper()
 	b.mustOutput(t, "ln -s /etc/passwd link; ln -s / root; ln -s ../../run up; mkfifo fifo; mkdir dir; ln -s /dev/zero zero; ln -s moved fine; python3 -c "+

@@ -12,7 +12,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// checkCommandCgroup: whatever commands use up, the guest answers, and the next command works once they are gone.
+// checkCommandCgroup checks that the guest answers whatever commands use up, and that the next
+// command works after they end.
 func checkCommandCgroup(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	if pong := b.mustPing(t); pong.Kill != "cgroup" {
@@ -52,15 +53,16 @@ func checkCommandCgroup(t *testing.T, s *suite) {
 	})
 }
 
-// checkOutputBuffers: shells that nobody listens to, each asking for as much to be kept as there may be, do not make the guest grow with their number. The
-// resident figure counts the guest's program as well, which is not in its share of memory.
+// checkOutputBuffers checks that many shells that nothing reads from, each with the largest output
+// buffer, do not make the guest grow with their number. RSS includes the guest's program text,
+// which does not count toward its memory reserve.
 func checkOutputBuffers(t *testing.T, b *box) {
 	const shells = 12
 	for i := range shells {
 		cmd := bash("yes | head -c 30M; yes | head -c 30M >&2; sleep 1000")
 		cmd.ID, cmd.Spool = fmt.Sprintf("spool-%d", i), wire.SpoolTotal
 		if _, err := b.Start(t.Context(), cmd); err != nil {
-			// A guest may say that it keeps no more.
+			// The guest may refuse to buffer more.
 			t.Logf("shell %d: %v", i, err)
 		}
 	}
@@ -91,7 +93,7 @@ func checkOutputBuffers(t *testing.T, b *box) {
 	b.checkDead(t, runtime.CommandUID)
 }
 
-// latency is how long pings took.
+// latency summarises how long pings took.
 type latency struct {
 	median, slowest time.Duration
 	count           int
@@ -101,7 +103,8 @@ func (l latency) String() string {
 	return fmt.Sprintf("half of %d within %s, all within %s", l.count, l.median, l.slowest)
 }
 
-// pingLatency pings for a while. Each has to be answered; how fast is for the caller to judge, who knows that the machine does other things too.
+// pingLatency pings for the given time and returns the latency. Every ping must be answered; the
+// caller judges the speed.
 func pingLatency(t *testing.T, b *box, during time.Duration) latency {
 	t.Helper()
 	var all []time.Duration
@@ -122,7 +125,7 @@ func pingLatency(t *testing.T, b *box, during time.Duration) latency {
 	return latency{median: all[len(all)/2], slowest: all[len(all)-1], count: len(all)}
 }
 
-// checkNoCommandCgroup: the guest says itself that it has none.
+// checkNoCommandCgroup checks that the guest reports that it kills without cgroups.
 func checkNoCommandCgroup(t *testing.T, s *suite) {
 	if pong := s.plain.mustPing(t); pong.Kill != "tag" {
 		t.Errorf("commands are killed by %q", pong.Kill)

@@ -15,16 +15,18 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// What differs where the host sees a kernel in user space and not the sandbox's processes: what is alive inside is asked inside, as a user of its
-// own, of that kernel, which commands cannot make lie; that nothing is left is seen by the sandbox's cgroup.
+// With a user-space kernel, the host sees the kernel's processes and not the sandbox's. The suite
+// then asks inside what is alive, as a user that commands cannot influence, and uses the sandbox's
+// cgroup to check that nothing is left.
 
-// observerUser is the user who looks; no command of the suite has it.
+// observerUser is the user that inspects processes; no other command of the suite runs as it.
 const observerUser = "65001"
 
-// hidesProcesses says whether the host cannot see the sandbox's processes.
+// hidesProcesses reports whether the host cannot see the sandbox's processes.
 func (s *suite) hidesProcesses() bool { return s.Class.OrDefault() != runtime.ClassContainer }
 
-// findByPID is look by the process that stands for the sandbox.
+// findByPID is findOnHost for classes that hide their processes: it starts from the host process
+// that stands for the sandbox.
 func (b *box) findByPID(t *testing.T) hostView {
 	t.Helper()
 	v := hostView{init: b.suite.HostPID(t, b.spec.ID)}
@@ -41,7 +43,8 @@ func (b *box) findByPID(t *testing.T) hostView {
 	return v
 }
 
-// defaultLimits are those of a sandbox that a check has no other wish for. gVisor gives memory to processes in larger pieces.
+// defaultLimits returns the limits of the suite's sandboxes. gVisor assigns memory to processes in
+// larger pieces and gets more.
 func (s *suite) defaultLimits() runtime.Limits {
 	l := baseLimits()
 	if s.hidesProcesses() {
@@ -50,7 +53,8 @@ func (s *suite) defaultLimits() runtime.Limits {
 	return l
 }
 
-// publicDevices are device files that every sandbox has; gVisor's are all its own.
+// publicDevices returns the device files that every sandbox has. gVisor has two more, which it
+// implements itself.
 func (s *suite) publicDevices() []string {
 	if s.hidesProcesses() {
 		return append(containerDevices(), "/dev/fuse", "/dev/net/tun")
@@ -58,7 +62,8 @@ func (s *suite) publicDevices() []string {
 	return containerDevices()
 }
 
-// hostCPUTime is the CPU time that the living processes of the sandbox had, as the host counts it.
+// hostCPUTime returns the CPU time of the sandbox's live processes and their reaped children, as
+// the host counts it.
 func (b *box) hostCPUTime() time.Duration {
 	var ticks int64
 	for _, pid := range cgroupProcesses(b.host.cgroups) {
@@ -71,16 +76,16 @@ func (b *box) hostCPUTime() time.Duration {
 			user, _ := strconv.ParseInt(fields[11], 10, 64)
 			system, _ := strconv.ParseInt(fields[12], 10, 64)
 			ticks += user + system
-			user, _ = strconv.ParseInt(fields[13], 10, 64) // of those that it has buried
+			user, _ = strconv.ParseInt(fields[13], 10, 64) // of reaped children
 			system, _ = strconv.ParseInt(fields[14], 10, 64)
 			ticks += user + system
 		}
 	}
-	const perSecond = 100 // USER_HZ, of all architectures
+	const perSecond = 100 // USER_HZ, the same on all architectures
 	return time.Duration(ticks) * time.Second / perSecond
 }
 
-// cgroupProcesses are the processes of the host in the sandbox's cgroups.
+// cgroupProcesses returns the host PIDs in the sandbox's cgroups.
 func cgroupProcesses(cgroups []string) []int {
 	seen := map[int]bool{}
 	var found []int
@@ -99,11 +104,11 @@ func cgroupProcesses(cgroups []string) []int {
 	return found
 }
 
-// commandsSeenInside are commands, as a command sees them: pid, uid, state, name.
+// commandsSeenInside lists the command processes as a command sees them in /proc.
 func (b *box) commandsSeenInside(t *testing.T) []process {
 	t.Helper()
 	if len(cgroupProcesses(b.host.cgroups)) == 0 {
-		return nil // the sandbox is gone
+		return nil // the sandbox has ended
 	}
 	cmd := bash(`for p in /proc/[0-9]*; do while read -r k v _; do case $k in Name:) n=$v;; State:) s=$v;; Uid:) u=$v;; Threads:) h=$v;; esac; done 2>/dev/null <$p/status && echo ${p#/proc/} $u $s $h $n; done; true`)
 	cmd.User = observerUser
@@ -125,7 +130,8 @@ func (b *box) commandsSeenInside(t *testing.T) []process {
 	return found
 }
 
-// readInitFile is a file of PID 1's that the host sees for containers, and that a command asks for where it does not.
+// readInitFile returns a file of PID 1 in /proc. The host reads it for containers; otherwise a
+// command reads it.
 func (b *box) readInitFile(t *testing.T, name string) string {
 	t.Helper()
 	if !b.suite.hidesProcesses() {

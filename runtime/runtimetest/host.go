@@ -18,19 +18,19 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 )
 
-// hostView is what the host knows of a sandbox once it runs.
+// hostView is what the host sees of a running sandbox.
 type hostView struct {
-	pidNamespace  string   // its pid namespace, as /proc/<pid>/ns/pid names it
-	namespaceFile *os.File // keeps that name from being given to another sandbox's
-	init          int      // its PID 1, by the host's number
-	cgroups       []string // the folders its PID 1 is in
+	pidNamespace  string   // target of /proc/<pid>/ns/pid
+	namespaceFile *os.File // keeps the namespace's inode number from being reused
+	init          int      // host PID of the sandbox's PID 1
+	cgroups       []string // cgroup directories of PID 1
 }
 
-// process is one of a sandbox, as the host sees it.
+// process is a process of a sandbox, as the host sees it.
 type process struct {
 	pid, uid int
 	name     string
-	// isAlive: one of its threads can still run a program's code.
+	// alive reports whether one of its threads can still run program code.
 	alive bool
 }
 
@@ -42,7 +42,7 @@ func (p process) String() string {
 	return fmt.Sprintf("%d %s (uid %d, %s)", p.pid, p.name, p.uid, state)
 }
 
-// findOnHost finds the sandbox on the host by a command with a name of its own.
+// findOnHost finds the sandbox on the host by starting a command with a unique argument.
 func (b *box) findOnHost(t *testing.T) hostView {
 	t.Helper()
 	if b.suite.hidesProcesses() {
@@ -73,7 +73,7 @@ func (b *box) findOnHost(t *testing.T) hostView {
 		t.Fatalf("the host sees no first process of %s", v.pidNamespace)
 	}
 	dirs, err := cgroupsOf(v.init)
-	// In some hierarchies it may be where the engine is: that is not its own.
+	// In some hierarchies PID 1 may be in the engine's cgroup, which is not the sandbox's.
 	own := regexp.MustCompile(regexp.QuoteMeta(b.spec.ID) + "|[0-9a-f]{64}")
 	for _, dir := range dirs {
 		if own.MatchString(dir) {
@@ -86,7 +86,7 @@ func (b *box) findOnHost(t *testing.T) hostView {
 	return v
 }
 
-// hostPIDs are all processes of the host.
+// hostPIDs returns all PIDs of the host.
 func hostPIDs(t *testing.T) []int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -102,7 +102,7 @@ func hostPIDs(t *testing.T) []int {
 	return found
 }
 
-// hostProcesses are the processes of a pid namespace, by the host's numbers.
+// namespaceProcesses returns the host PIDs of the processes in a PID namespace.
 func namespaceProcesses(t *testing.T, ns string) []int {
 	t.Helper()
 	return slices.DeleteFunc(hostPIDs(t), func(pid int) bool {
@@ -111,7 +111,7 @@ func namespaceProcesses(t *testing.T, ns string) []int {
 	})
 }
 
-// hostProcesses are the processes of the host that are the sandbox's.
+// hostProcesses returns the host PIDs of the sandbox's processes.
 func (b *box) hostProcesses(t *testing.T) []int {
 	t.Helper()
 	if b.suite.hidesProcesses() {
@@ -120,7 +120,8 @@ func (b *box) hostProcesses(t *testing.T) []int {
 	return namespaceProcesses(t, b.host.pidNamespace)
 }
 
-// commandProcesses are the processes of the sandbox that are a command's. The guest's own, those that wait to become a command too, are uid 0's.
+// commandProcesses returns the sandbox's processes that belong to commands. Processes of uid 0 are
+// the guest's, including pre-forked ones.
 func (b *box) commandProcesses(t *testing.T) []process {
 	t.Helper()
 	if b.suite.hidesProcesses() {
@@ -137,7 +138,8 @@ func (b *box) commandProcesses(t *testing.T) []process {
 	return found
 }
 
-// statusField is a part of a line of /proc/<pid>/status, "" if the process is gone. Part -1 is the last.
+// statusField returns a word of a line in /proc/<pid>/status, or "" if the process is gone. Word -1
+// is the last.
 func statusField(pid int, key string, part int) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -157,11 +159,12 @@ func statusField(pid int, key string, part int) string {
 	return ""
 }
 
-// flagExiting is PF_EXITING: the kernel is taking the thread apart, and it never returns to its program.
+// flagExiting is PF_EXITING: the kernel is tearing the thread down and it never returns to its
+// program.
 const flagExiting = 0x4
 
-// isAlive says whether a process has a thread that is neither dead nor dying. The first thread alone does not tell: it may be a
-// zombie while others go on.
+// isAlive reports whether a process has a thread that is neither dead nor exiting. It looks at all
+// threads: the first may be a zombie while others run.
 func isAlive(pid int) bool {
 	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	if err != nil {
@@ -183,7 +186,7 @@ func isAlive(pid int) bool {
 	return false
 }
 
-// checkDead fails if a process of the user is alive at this moment, and waits until the dead ones were buried.
+// checkDead fails if a process of the user is alive now, and waits until its zombies are reaped.
 func (b *box) checkDead(t *testing.T, uid int) {
 	t.Helper()
 	mine := func() []process {
@@ -201,7 +204,7 @@ func (b *box) checkDead(t *testing.T, uid int) {
 	})
 }
 
-// cgroupsOf are the folders of the cgroups that a process is in, but not those that all are in.
+// cgroupsOf returns the cgroup directories of a process, without root cgroups.
 func cgroupsOf(pid int) ([]string, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
@@ -224,7 +227,8 @@ func cgroupsOf(pid int) ([]string, error) {
 	return dirs, nil
 }
 
-// cgroupMounts are the mount points of the cgroup hierarchy with these controllers, "" being version 2.
+// cgroupMounts returns the mount points of the cgroup hierarchy with these controllers; "" means
+// version 2.
 func cgroupMounts(mountinfo, controllers string) []string {
 	var points []string
 	for line := range strings.Lines(mountinfo) {
@@ -241,10 +245,11 @@ func cgroupMounts(mountinfo, controllers string) []string {
 	return points
 }
 
-// checkRemoved fails unless nothing of a sandbox that was removed is left: no process, mount, cgroup, file, nor anything in the engine.
+// checkRemoved checks that a removed sandbox left no process, mount, cgroup, file or object in the
+// engine.
 func (b *box) checkRemoved(t *testing.T) {
 	t.Helper()
-	// A dead one may wait to be buried by whoever inherited it, which is not the driver's business.
+	// Ignore zombies: whichever process inherited them has to reap them, not the driver.
 	if left := slices.DeleteFunc(b.hostProcesses(t), func(pid int) bool { return !isAlive(pid) }); b.host.init != 0 && len(left) > 0 {
 		t.Errorf("after its removal processes are alive: %v", left)
 	}
@@ -256,7 +261,7 @@ func (b *box) checkRemoved(t *testing.T) {
 	b.suite.checkNoTrace(t, b.spec.ID)
 }
 
-// checkNoTrace looks for a sandbox's id in everything that outlives processes.
+// checkNoTrace looks for a sandbox's id in everything that outlives its processes.
 func (s *suite) checkNoTrace(t *testing.T, id string) {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
@@ -268,10 +273,10 @@ func (s *suite) checkNoTrace(t *testing.T, id string) {
 			t.Errorf("a mount is left: %s", line)
 		}
 	}
-	// Not deeper in the state directory: roots of sandboxes are there.
+	// Do not go deeper in the state directory: it contains root filesystems.
 	for top, depth := range map[string]int{s.state: 3, "/sys/fs/cgroup": 9} {
 		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
-			// Others make and remove cgroups meanwhile.
+			// Ignore errors: other programs create and remove cgroups at the same time.
 			if err == nil && strings.Contains(filepath.Base(path), id) {
 				t.Errorf("%s is left", path)
 			}

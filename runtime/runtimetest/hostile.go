@@ -22,11 +22,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// markEnv is set by the hostile image's configuration, and must not be set inside.
+// markEnv is set in the hostile image's configuration and must not be set inside.
 const markEnv = "HOSTILE_IMAGE"
 
-// newHostileSandbox makes a sandbox from an image whose configuration asks for everything that an image can ask for, and whose root has bash, a
-// setuid-root copy of it (/suid), and nothing else. The image is no other call's, so that what is dropped is not in use elsewhere.
+// newHostileSandbox creates a sandbox from an image whose configuration sets everything an image
+// can set. Its root has only bash and a setuid-root copy of it at /suid. Every call builds a
+// separate image, so removing it does not affect others.
 func (s *suite) newHostileSandbox(t *testing.T) *box {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rh")
@@ -51,7 +52,7 @@ func (s *suite) newHostileSandbox(t *testing.T) *box {
 	return s.newSandbox(t, func(spec *runtime.Spec) { spec.Image, spec.Entrypoint = image, nil })
 }
 
-// checkNeutralConfig: nothing of an image's configuration has an effect.
+// checkNeutralConfig checks that nothing in an image's configuration has an effect.
 func checkNeutralConfig(t *testing.T, s *suite) {
 	b := s.newHostileSandbox(t)
 	if o := b.runCommand(t, bash(`echo "$UID $PWD"; echo "${`+markEnv+`-unset} ${LD_PRELOAD-unset} ${BASH_ENV-unset}"`)); o.stdout != "1000 /workspace\nunset unset unset\n" {
@@ -63,7 +64,7 @@ func checkNeutralConfig(t *testing.T, s *suite) {
 	if cmdline := b.readInitFile(t, "cmdline"); !strings.HasPrefix(cmdline, "/run/orchestrator/guest\x00init\x00") {
 		t.Errorf("PID 1 is %q", cmdline)
 	}
-	// Volumes: an engine makes writable folders of its disk for them.
+	// Engines create writable directories on their disk for declared volumes.
 	for _, volume := range []string{"/data", "/var/lib/volume", "/suid.d"} {
 		if o := b.runCommand(t, bash("echo x >"+volume+"/x")); o.exited(0) {
 			t.Errorf("the image's volume %s can be written", volume)
@@ -87,7 +88,7 @@ func checkNeutralConfig(t *testing.T, s *suite) {
 	b.destroy(t)
 }
 
-// hostileConfig is what such an image says of itself.
+// hostileConfig returns the image's configuration in JSON.
 func hostileConfig(diff string) ([]byte, error) {
 	return json.Marshal(map[string]any{
 		"architecture": goruntime.GOARCH, "os": "linux", "created": "1970-01-01T00:00:00Z",
@@ -106,7 +107,7 @@ func hostileConfig(diff string) ([]byte, error) {
 	})
 }
 
-// hostileImage makes the image in dir, as a folder and as a docker-archive.
+// hostileImage builds the image in dir, unpacked and as a docker-archive.
 func hostileImage(dir, from string) (runtime.Image, error) {
 	root := filepath.Join(dir, "root")
 	if err := hostileRoot(root, from); err != nil {
@@ -147,7 +148,7 @@ func hash(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// hostileRoot copies bash and what it needs out of another root.
+// hostileRoot copies bash and its libraries from another root.
 func hostileRoot(root, from string) error {
 	for _, dir := range []string{"bin", "etc", "data", "var/lib/volume", "suid.d", "usr/bin", "usr/lib", "lib", "lib64"} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
@@ -174,7 +175,7 @@ func hostileRoot(root, from string) error {
 	return copyLibraries(root, from, shell, map[string]bool{})
 }
 
-// copyLibraries copies the loader and the libraries of a program to where they were.
+// copyLibraries copies the loader and libraries of a program to the same paths under root.
 func copyLibraries(root, from string, program []byte, have map[string]bool) error {
 	f, err := elf.NewFile(bytes.NewReader(program))
 	if err != nil {
@@ -213,7 +214,7 @@ func copyLibraries(root, from string, program []byte, have map[string]bool) erro
 	return nil
 }
 
-// findLibrary finds a library, by its path or name, in a root whose /lib may be a link to usr/lib.
+// findLibrary finds a library by path or name in a root whose /lib may be a symlink to usr/lib.
 func findLibrary(from, name string) (string, []byte, error) {
 	places := []string{name}
 	if !path.IsAbs(name) {
@@ -230,7 +231,7 @@ func findLibrary(from, name string) (string, []byte, error) {
 	return "", nil, fmt.Errorf("library %s: %w", name, fs.ErrNotExist)
 }
 
-// tarOf packs a folder.
+// tarOf returns a tar archive of a directory.
 func tarOf(root string) ([]byte, error) {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)

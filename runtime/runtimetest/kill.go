@@ -17,10 +17,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// runaway is a way to try to outlive one's ending, see runaway.py.
+// runaway is a way to try to survive the end of a command; see runaway.py.
 type runaway struct {
 	name    string
-	timeout time.Duration // 0: it ends by itself, and leaves others
+	timeout time.Duration // 0: the command exits and leaves other processes
 	ending  runtime.Ending
 }
 
@@ -40,7 +40,8 @@ func runaways() []runaway {
 	}
 }
 
-// checkKill: when an ending is told, nothing of the command is alive, as the host sees it; another shell of the same sandbox lives on.
+// checkKill checks that when a command's result is reported, no process of it is alive on the host,
+// and that another shell of the same sandbox keeps running.
 func checkKill(t *testing.T, s *suite) {
 	k := &killer{suite: s, uid: 20_000}
 	k.newSandbox(t)
@@ -58,8 +59,9 @@ func checkKill(t *testing.T, s *suite) {
 	t.Run("input", func(t *testing.T) { checkInputs(t, s) })
 }
 
-// killer is a sandbox in which commands are killed while a bystander lives. Each command has a user of its own, so that what is left of it
-// is known whatever it did to its name, environment, session and parents.
+// killer is a sandbox in which commands are killed while a bystander shell runs. Each command has
+// its own user, which identifies its processes whatever they do to their name, environment, session
+// and parents.
 type killer struct {
 	suite *suite
 	box   *box
@@ -67,14 +69,14 @@ type killer struct {
 	uid   int
 }
 
-// newSandbox makes the sandbox, or another when one had to be given up.
+// newSandbox creates the sandbox, or a replacement.
 func (k *killer) newSandbox(t *testing.T) {
 	t.Helper()
 	if k.outer == nil {
 		k.outer = t
 	}
 	k.box = k.suite.newSandbox(k.outer, func(spec *runtime.Spec) {
-		// So much memory that the pids cap is met first.
+		// Enough memory that the PID limit is reached first.
 		spec.Limits.Pids, spec.Limits.MemoryBytes = runtime.GuestReservePids+200, 1<<30
 		if k.suite.hidesProcesses() {
 			spec.Limits.Pids, spec.Limits.MemoryBytes = runtime.GuestReservePids+100, 2<<30
@@ -87,15 +89,15 @@ func (k *killer) newSandbox(t *testing.T) {
 	}
 }
 
-// withNextUser gives the next command its user.
+// withNextUser returns cmd with a user that no earlier command had.
 func (k *killer) withNextUser(cmd wire.Command) wire.Command {
 	k.uid++
 	cmd.User = strconv.Itoa(k.uid)
 	return cmd
 }
 
-// replaceIfLost renews a sandbox that a flood took along, as one of a kernel in user space may go: nothing of the command lives on either way, and
-// that is what is to be shown.
+// replaceIfLost replaces a sandbox that ended with a flood, which a user-space kernel may do, and
+// reports whether it did. The command's processes are gone either way.
 func (k *killer) replaceIfLost(t *testing.T, err error) bool {
 	t.Helper()
 	if err == nil || !k.suite.hidesProcesses() || !errors.Is(err, guest.ErrLost) && !errdefs.IsUnavailable(err) {
@@ -106,11 +108,12 @@ func (k *killer) replaceIfLost(t *testing.T, err error) bool {
 	return true
 }
 
-// checkRunaway runs a runaway until its ending. One that a busy machine did not let get under way is begun again with more time.
+// checkRunaway runs a runaway until it ends. It repeats with a longer timeout if a busy machine did
+// not let the runaway start.
 func (k *killer) checkRunaway(t *testing.T, r runaway) {
 	timeout := r.timeout
 	if k.suite.hidesProcesses() {
-		timeout *= 3 // a kernel in user space starts processes slowly
+		timeout *= 3 // a user-space kernel starts processes slowly
 	}
 	for !k.checkRunawayWithin(t, r, timeout) {
 		t.Logf("it did not get under way in %s", timeout)
@@ -118,7 +121,8 @@ func (k *killer) checkRunaway(t *testing.T, r runaway) {
 	}
 }
 
-// checkRunawayWithin is false if the time was over before it was under way, and more may be enough.
+// checkRunawayWithin returns false if the runaway did not start within the timeout and a longer one
+// may help.
 func (k *killer) checkRunawayWithin(t *testing.T, r runaway, timeout time.Duration) bool {
 	cmd := k.withNextUser(python("runaway", r.name))
 	cmd.Timeout = timeout
@@ -136,7 +140,7 @@ func (k *killer) checkRunawayWithin(t *testing.T, r runaway, timeout time.Durati
 		}
 		t.Errorf("it did not get under way: %v", o)
 	}
-	// gVisor hangs up a group that stops itself and has nobody who could continue it.
+	// gVisor sends SIGHUP to an orphaned process group that stops itself.
 	hungUp := k.suite.hidesProcesses() && r.name == "stopped" && o.Ending == runtime.Signalled && o.Signal == 1
 	if o.Ending != r.ending && !hungUp {
 		t.Errorf("the ending is %v, want %s", o, r.ending)
@@ -145,8 +149,8 @@ func (k *killer) checkRunawayWithin(t *testing.T, r runaway, timeout time.Durati
 	return true
 }
 
-// checkNothingAlive checks that nothing of the last command is alive. A guest without cgroups may have to give up, if it says so: then the sandbox
-// is destroyed, as whoever uses it has to.
+// checkNothingAlive checks that nothing of the last command is alive. A guest without cgroups may
+// report that it failed to kill; then the sandbox is destroyed, as the scheduler would.
 func (k *killer) checkNothingAlive(t *testing.T, res runtime.Result) {
 	t.Helper()
 	if res.Unclean {
@@ -161,7 +165,7 @@ func (k *killer) checkNothingAlive(t *testing.T, res runtime.Result) {
 	k.waitBystander(t)
 }
 
-// ensureSandbox makes another sandbox if a kernel in user space did not outlive what was done last.
+// ensureSandbox replaces the sandbox if a user-space kernel did not survive the previous check.
 func (k *killer) ensureSandbox(t *testing.T) {
 	t.Helper()
 	if !k.suite.hidesProcesses() {
@@ -175,7 +179,7 @@ func (k *killer) ensureSandbox(t *testing.T) {
 	}
 }
 
-// replaceSandbox destroys the sandbox, with which everything in it has to go, and makes another.
+// replaceSandbox destroys the sandbox, checks that nothing in it is alive, and creates another.
 func (k *killer) replaceSandbox(t *testing.T) {
 	t.Helper()
 	k.box.destroy(t)
@@ -183,7 +187,7 @@ func (k *killer) replaceSandbox(t *testing.T) {
 	k.newSandbox(t)
 }
 
-// waitBystander waits until the other shell has gone on.
+// waitBystander waits until the bystander shell has written more output.
 func (k *killer) waitBystander(t *testing.T) {
 	t.Helper()
 	end := func() int64 {
@@ -200,17 +204,17 @@ func (k *killer) waitBystander(t *testing.T) {
 	eventually(t, "the other shell goes on", func() (bool, string) { n := end(); return n > before, fmt.Sprint(n) })
 }
 
-// checkCancelled: a caller that gives up.
+// checkCancelled cancels a command.
 func (k *killer) checkCancelled(t *testing.T) {
 	r := k.box.startCommand(t, k.withNextUser(python("runaway", "runners-waited-for")), guest.IO{})
 	r.waitOutput(t, "ready")
 	r.cancel(errors.New("given up"))
 	<-r.ended
 	if errors.Is(r.err, guest.ErrLost) {
-		// On a machine as busy as that the guest may be too late to tell; it has to kill it all the same.
+		// On a very busy machine the guest may report too late, but it must still kill the command.
 		t.Logf("the ending was not told: %v", r.err)
 		if k.suite.hidesProcesses() {
-			k.replaceSandbox(t) // as whoever uses it has to, where no cgroup kills what forks faster than one can look
+			k.replaceSandbox(t) // the scheduler would, too: without cgroups the guest cannot catch processes that fork faster than it scans
 			return
 		}
 		eventually(t, "nothing of it is alive", func() (bool, string) {
@@ -225,8 +229,9 @@ func (k *killer) checkCancelled(t *testing.T) {
 	k.checkNothingAlive(t, r.res)
 }
 
-// checkTracedCommand: another command of the same user traces the command and does not let go of it when it is dead. It has to find the command first, for
-// which a busy machine may need more than the first time-out.
+// checkTracedCommand checks that a command can be killed while another command of the same user
+// traces it. The tracer has to find the command first, which may take longer than the first
+// timeout.
 func (k *killer) checkTracedCommand(t *testing.T) {
 	for _, timeout := range []time.Duration{time.Second, 10 * time.Second} {
 		if k.checkTracedWithin(t, timeout) {
@@ -234,7 +239,7 @@ func (k *killer) checkTracedCommand(t *testing.T) {
 		}
 		t.Logf("it was not traced in %s", timeout)
 		if k.suite.hidesProcesses() {
-			return // gVisor lets nobody trace it
+			return // gVisor does not allow this ptrace call
 		}
 	}
 }
@@ -256,7 +261,8 @@ func (k *killer) checkTracedWithin(t *testing.T, timeout time.Duration) bool {
 	return traced
 }
 
-// checkTracedThread: another command of the same user traces one thread of a command and never waits for it. The command's own exit is its ending.
+// checkTracedThread checks that a command's exit ends it although another command of the same user
+// traces one of its threads and never waits for it.
 func (k *killer) checkTracedThread(t *testing.T) {
 	quitter := k.withNextUser(python("runaway", "quitter"))
 	quitter.Timeout = Patience / 2
@@ -268,7 +274,7 @@ func (k *killer) checkTracedThread(t *testing.T) {
 	by := k.box.startCommand(t, keeper, guest.IO{})
 	by.waitOutput(t, "\n")
 	if said := by.out.String(); said != "kept\n" {
-		if !k.suite.hidesProcesses() { // gVisor lets nobody trace another command
+		if !k.suite.hidesProcesses() { // gVisor does not allow tracing another command
 			t.Errorf("the thread was not traced: %s", said)
 		}
 		by.cancel(errors.New("it traces nothing"))
@@ -286,7 +292,7 @@ func (k *killer) checkTracedThread(t *testing.T) {
 	k.checkNothingAlive(t, o.Result)
 }
 
-// checkShell: one that is killed, and one that ends by itself and leaves others.
+// checkShell checks a shell that is killed, and one that exits and leaves other processes.
 func (k *killer) checkShell(t *testing.T) {
 	for name, how := range map[string]string{"killed": "bomb", "ended": "daemon"} {
 		cmd := k.withNextUser(python("runaway", how))
@@ -304,7 +310,8 @@ func (k *killer) checkShell(t *testing.T) {
 			sh, err = k.box.Kill(t.Context(), wire.Kill{ID: name, Grace: 50 * time.Millisecond})
 		}
 		if err != nil && k.suite.hidesProcesses() {
-			// A kernel in user space that is full may need longer than a kill waits; the shell says its end when it is there.
+			// A full user-space kernel may need longer than a kill waits. The shell then reports
+			// its end later.
 			t.Logf("the kill was not over in its time: %v", err)
 		}
 		if name != "killed" || err != nil && k.suite.hidesProcesses() {
@@ -326,7 +333,7 @@ func (k *killer) checkShell(t *testing.T) {
 	}
 }
 
-// checkSignals: to the leader alone, and to all.
+// checkSignals checks signals to the first process only and to all processes of a command.
 func (k *killer) checkSignals(t *testing.T) {
 	for _, all := range []bool{false, true} {
 		cmd := k.withNextUser(bash(`trap "echo got" USR1; trap "echo bye; exit 5" TERM; (trap "echo child" USR1; echo ready; while :; do sleep 0.05; done) & while :; do sleep 0.05; done`))
@@ -351,14 +358,15 @@ func (k *killer) checkSignals(t *testing.T) {
 	}
 }
 
-// checkOutputDescriptors: what happens to a command's output descriptors does not decide when it ends.
+// checkOutputDescriptors checks that what a command does to its output descriptors does not affect
+// when it ends.
 func checkOutputDescriptors(t *testing.T, b *box) {
 	for line, code := range map[string]int{
-		"sleep 1000 & exit 3":                               3, // a child keeps them
-		"exec >&- 2>&-; exit 4":                             4, // they are closed
+		"sleep 1000 & exit 3":                               3, // a child keeps them open
+		"exec >&- 2>&-; exit 4":                             4, // both are closed
 		"exec >&- 2>&-; sleep 1; exit 5":                    5,
 		"setsid sleep 1000 >/tmp/out 2>&1 & disown; exit 6": 6,
-		"exec 1<>/proc/self/fd/1; echo x; exit 7":           7, // it has the other end of its pipe
+		"exec 1<>/proc/self/fd/1; echo x; exit 7":           7, // it opens the read end of its own pipe
 		"echo out; echo err >&2; exit 8":                    8,
 	} {
 		o := b.sh(t, line)
@@ -376,7 +384,8 @@ func checkOutputDescriptors(t *testing.T, b *box) {
 	}
 }
 
-// checkConcurrentCommands: commands that run side by side have each their own ending, output and death.
+// checkConcurrentCommands checks that concurrent commands each get their own result and output, and
+// that all their processes die.
 func checkConcurrentCommands(t *testing.T, b *box) {
 	const uid = 30_000
 	all := make([]*runningCommand, 50)
@@ -393,13 +402,14 @@ func checkConcurrentCommands(t *testing.T, b *box) {
 	b.checkDead(t, uid)
 }
 
-// largeOutputBytes is what a command writes that writes a lot; through an engine's stream it takes ten times as long.
+// largeOutputBytes is the size of a large output. An engine's stream is about ten times slower and
+// gets less.
 const (
 	largeOutputBytes       = 2 << 30
 	largeOutputBytesRemote = 256 << 20
 )
 
-// checkLargeOutput: every byte comes, and the guest's memory is the same all the while.
+// checkLargeOutput checks that every byte arrives and that the guest's memory does not grow.
 func checkLargeOutput(t *testing.T, s *suite) {
 	b, size := s.newSandbox(t, nil), int64(largeOutputBytes)
 	if !s.driver.Capabilities(s.Class).Has(runtime.CapLateBind) {
@@ -429,12 +439,12 @@ func checkLargeOutput(t *testing.T, s *suite) {
 	}
 }
 
-// endless gives input for ever.
+// endless is an infinite input.
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// silent gives nothing, for ever.
+// silent is an input that blocks until its context ends.
 type silent struct{ ctx context.Context }
 
 func (s silent) Read([]byte) (int, error) {
@@ -442,7 +452,8 @@ func (s silent) Read([]byte) (int, error) {
 	return 0, context.Cause(s.ctx)
 }
 
-// checkInputs: commands that read for ever, from who gives for ever or not at all, and one that never reads.
+// checkInputs checks commands that read without end from an infinite or a silent input, and
+// commands that do not read.
 func checkInputs(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	quiet, cancel := context.WithCancel(t.Context())

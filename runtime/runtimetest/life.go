@@ -17,7 +17,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// restartDriver is the next process of the orchestrator: the driver is closed, and another one is opened on the same state.
+// restartDriver closes the driver and opens another on the same state, as the next orchestrator
+// process does.
 func (s *suite) restartDriver(t *testing.T) {
 	t.Helper()
 	if err := s.driver.Close(); err != nil {
@@ -26,7 +27,7 @@ func (s *suite) restartDriver(t *testing.T) {
 	s.driver = s.Open(t, s.state)
 }
 
-// readopt takes a sandbox over in the next process.
+// readopt adopts the sandbox with the current driver.
 func (b *box) readopt(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
@@ -38,7 +39,8 @@ func (b *box) readopt(t *testing.T) {
 	b.attach(sandbox)
 }
 
-// checkAdopt: sandboxes, shells, their output and workspaces live on over a restart of the orchestrator.
+// checkAdopt checks that sandboxes, shells, their output and workspaces survive a restart of the
+// orchestrator.
 func checkAdopt(t *testing.T, s *suite) {
 	b, dir := s.newSandbox(t, nil), ""
 	binds := s.driver.Capabilities(s.Class).Has(runtime.CapLateBind)
@@ -98,7 +100,8 @@ func checkAdopt(t *testing.T, s *suite) {
 	}
 }
 
-// checkRefusedAdopts: one that this process has in its hands, and one that never was.
+// checkRefusedAdopts checks that a sandbox this driver already holds and an unknown one cannot be
+// adopted.
 func checkRefusedAdopts(t *testing.T, b *box) {
 	t.Helper()
 	if _, err := b.suite.driver.Adopt(t.Context(), b.spec.ID); err == nil {
@@ -109,7 +112,8 @@ func checkRefusedAdopts(t *testing.T, b *box) {
 	}
 }
 
-// readOutput reads the counter's output from where it was left, some lines more.
+// readOutput reads the counter's output from where the last call stopped, for the given number of
+// lines.
 func (b *box) readOutput(t *testing.T, seen *strings.Builder, lines int) {
 	t.Helper()
 	want := strings.Count(seen.String(), "\n") + lines
@@ -136,9 +140,10 @@ func checkNoAdopt(t *testing.T, s *suite) {
 	}
 }
 
-// checkOrphanTimeout: a sandbox that nobody asks for lives for as long as there is a host, and ends by itself when there is none.
+// checkOrphanTimeout checks that an idle sandbox lives as long as a host is connected, and shuts
+// itself down after the orphan timeout without one.
 func checkOrphanTimeout(t *testing.T, s *suite) {
-	const alone = 5 * time.Second // a busy machine may need some of it until the host is there at all
+	const alone = 5 * time.Second // long enough for a host to connect on a busy machine
 	b := s.newSandbox(t, func(spec *runtime.Spec) { spec.OrphanTimeout = alone })
 	select {
 	case <-b.Done():
@@ -183,7 +188,8 @@ func checkOrphanTimeout(t *testing.T, s *suite) {
 	b.checkRemoved(t)
 }
 
-// checkNothingLeft: whatever state a sandbox is in, and however often it is asked for, its removal leaves nothing.
+// checkNothingLeft checks that removal leaves nothing, whatever state a sandbox is in and however
+// often it is removed.
 func checkNothingLeft(t *testing.T, s *suite) {
 	t.Run("destroyed twice", func(t *testing.T) { checkDestroyTwice(t, s.newBusySandbox(t)) })
 	t.Run("its init killed", func(t *testing.T) { checkInitKilled(t, s.newBusySandbox(t)) })
@@ -211,7 +217,7 @@ func checkNothingLeft(t *testing.T, s *suite) {
 	t.Run("cut short", func(t *testing.T) { checkCancelledCreate(t, s) })
 }
 
-// waitDone waits until the end of the sandbox is told.
+// waitDone waits until the sandbox's end is reported.
 func (b *box) waitDone(t *testing.T) {
 	t.Helper()
 	select {
@@ -221,7 +227,7 @@ func (b *box) waitDone(t *testing.T) {
 	}
 }
 
-// waitLost waits until a command went with its sandbox, which is no ending of the command's.
+// waitLost waits until a command was lost with its sandbox. It must not report a result.
 func (r *runningCommand) waitLost(t *testing.T) {
 	t.Helper()
 	select {
@@ -268,12 +274,13 @@ func checkInitKilled(t *testing.T, b *box) {
 	b.checkRemoved(t)
 }
 
-// newBusySandbox is a sandbox in which all sorts of things go on.
+// newBusySandbox creates a sandbox with several kinds of commands running in it.
 func (s *suite) newBusySandbox(t *testing.T) *box {
 	t.Helper()
 	b := s.newSandbox(t, func(spec *runtime.Spec) {
 		if !s.hidesProcesses() {
-			// Room for all that runs at once: at a cap of which no part is kept for the guest, it may be the guest that goes.
+			// Leave room for all commands: where the PID limit has no reserve for the guest, the
+			// guest may fail instead.
 			spec.Limits.Pids, spec.Limits.MemoryBytes = spec.Limits.Pids+300, 1<<30
 		}
 	})
@@ -291,7 +298,8 @@ func (s *suite) newBusySandbox(t *testing.T) *box {
 	return b
 }
 
-// checkCancelledCreate: a Create that is given up, at any moment, leaves nothing, or what a Remove finds.
+// checkCancelledCreate checks that a Create cancelled at any moment leaves nothing, or something
+// that Remove finds.
 func checkCancelledCreate(t *testing.T, s *suite) {
 	for after := time.Millisecond; after < time.Second; after = after*2 + after/2 {
 		spec := s.spec(nil)
@@ -312,7 +320,7 @@ func checkCancelledCreate(t *testing.T, s *suite) {
 	}
 }
 
-// checkRefusals: what cannot be made is refused with a class, and nothing is half made.
+// checkRefusals checks that invalid requests fail with an error class and leave nothing half-made.
 func (s *suite) checkRefusals(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*runtime.Spec)

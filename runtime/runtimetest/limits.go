@@ -13,7 +13,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// checkMemoryCap: who takes more than the cap dies, nothing is swapped out instead, and the sandbox can be used afterwards.
+// checkMemoryCap checks that a command over the memory limit dies, that nothing is swapped out
+// instead, and that the sandbox still works.
 func checkMemoryCap(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	o, err := b.tryCommand(t.Context(), python("flood", "one"), guest.IO{})
@@ -40,7 +41,7 @@ func checkMemoryCap(t *testing.T, s *suite) {
 	}
 }
 
-// checkSocketMemory: what connections hold is not free either.
+// checkSocketMemory checks that socket buffers count toward the memory limit.
 func checkSocketMemory(t *testing.T, b *box) {
 	t.Helper()
 	cmd := python("flood", "sockets", "4", "900")
@@ -51,7 +52,7 @@ func checkSocketMemory(t *testing.T, b *box) {
 	}
 	var held int64
 	if json.Unmarshal([]byte(o.stdout), &held) != nil {
-		t.Logf("sockets were the end of it: %v", o) // where they count as its memory
+		t.Logf("sockets were the end of it: %v", o) // the kernel counted the buffers as its memory and killed it
 		return
 	}
 	t.Logf("connections held %d MiB", held>>20)
@@ -60,7 +61,7 @@ func checkSocketMemory(t *testing.T, b *box) {
 	}
 }
 
-// checkNoSwap reads what the kernel was told about swap.
+// checkNoSwap checks the swap limits of the sandbox's cgroups.
 func checkNoSwap(t *testing.T, b *box) {
 	t.Helper()
 	swaps, err := os.ReadFile("/proc/swaps")
@@ -84,14 +85,14 @@ func checkNoSwap(t *testing.T, b *box) {
 	}
 }
 
-// checkCPUCap: two busy processes get half a core together.
+// checkCPUCap checks that two busy processes get half a core together.
 func checkCPUCap(t *testing.T, s *suite) {
 	b := s.newSandbox(t, func(spec *runtime.Spec) { spec.Limits.CPUs = 0.5 })
 	var cores float64
 	before, began := b.hostCPUTime(), time.Now()
 	b.runProgram(t, &cores, "flood", "cpu", "2", "2")
 	if s.hidesProcesses() {
-		// A kernel in user space counts time, and not what the host gave it.
+		// A user-space kernel counts its own time, not what the host gave it.
 		cores = (b.hostCPUTime() - before).Seconds() / time.Since(began).Seconds()
 	}
 	t.Logf("two busy processes used %.2f cores of 0.50", cores)
@@ -100,7 +101,8 @@ func checkCPUCap(t *testing.T, s *suite) {
 	}
 }
 
-// checkPidsCap: processes and threads are counted, and the sandbox can be used once they are gone.
+// checkPidsCap checks that processes and threads are limited, and that the sandbox works after they
+// end.
 func checkPidsCap(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	for _, what := range []string{"pids", "threads"} {
@@ -116,7 +118,7 @@ func checkPidsCap(t *testing.T, s *suite) {
 		b.checkDead(t, runtime.CommandUID)
 		b.mustOutput(t, "true | true | true")
 	}
-	// What else a process may have many of.
+	// Check the other per-process limits as well.
 	for name, most := range map[string]int64{"RLIMIT_NOFILE": b.spec.Limits.OpenFiles, "RLIMIT_CORE": 0, "RLIMIT_RTPRIO": 0, "RLIMIT_MEMLOCK": 1 << 20} {
 		if got, ok := s.isolationReport(t).Limits[name]; !ok || got[1] < 0 || got[1] > most {
 			t.Errorf("%s is %v, want at most %d", name, got, most)
@@ -124,7 +126,8 @@ func checkPidsCap(t *testing.T, s *suite) {
 	}
 }
 
-// checkTmpfs: the file systems in memory have the sizes that were asked for, no room for files without end, and a full one is named.
+// checkTmpfs checks that the in-memory file systems have the requested sizes, limit the number of
+// files, and are named when full.
 func checkTmpfs(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	var got map[string][2]any
@@ -151,11 +154,12 @@ func checkTmpfs(t *testing.T, s *suite) {
 	checkEmptyFiles(t, s)
 }
 
-// checkEmptyFiles: files without content are not free. What they take is the sandbox's memory, or there are no more of them.
+// checkEmptyFiles checks that empty files count toward the sandbox's memory or are limited in
+// number.
 func checkEmptyFiles(t *testing.T, s *suite) {
 	t.Helper()
 	b := s.newSandbox(t, func(spec *runtime.Spec) {
-		spec.Limits.MemoryBytes = runtime.MinMemoryBytes + 16<<20 // in class gvisor its kernel comes on top
+		spec.Limits.MemoryBytes = runtime.MinMemoryBytes + 16<<20 // class gvisor adds the memory of its kernel
 		spec.Limits.TmpBytes, spec.Limits.ScratchBytes = 4<<20, 4<<20
 	})
 	o, err := b.tryCommand(t.Context(), python("flood", "inodes", "/tmp"), guest.IO{})
@@ -175,7 +179,7 @@ func checkEmptyFiles(t *testing.T, s *suite) {
 	}
 }
 
-// checkUsage: the figures of a command are its own, and its children's.
+// checkUsage checks that the figures of a command cover it and its children only.
 func checkUsage(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	o := b.runCommand(t, python("flood", "use", "48", "5", "0.5"))
@@ -196,7 +200,7 @@ func checkUsage(t *testing.T, s *suite) {
 	}
 }
 
-// checkNoUsage: figures that nobody counts are zero and not guessed.
+// checkNoUsage checks that figures that are not measured are zero.
 func checkNoUsage(t *testing.T, s *suite) {
 	if o := s.plain.sh(t, "true"); o.Usage.MemoryBytes != 0 || o.Usage.Pids != 0 {
 		t.Errorf("usage is %+v", o.Usage)
@@ -218,7 +222,7 @@ func checkEndingOOM(t *testing.T, s *suite) {
 	}
 }
 
-// checkNoEndingOOM: nothing is invented where nobody tells.
+// checkNoEndingOOM checks that an OOM ending is not reported where it cannot be observed.
 func checkNoEndingOOM(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	o, err := b.tryCommand(t.Context(), python("flood", "one"), guest.IO{})

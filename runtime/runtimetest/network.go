@@ -15,7 +15,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest"
 )
 
-// networkReport is what network.py tells.
+// networkReport is what network.py reports.
 type networkReport struct {
 	Sockets       [][3]int             `json:"sockets"` // family, kind, protocol
 	Pairs         []int                `json:"pairs"`
@@ -31,8 +31,9 @@ type networkReport struct {
 	Loopback      string               `json:"loopback"`
 }
 
-// checkNetworkNone: no address family but those that stay inside, by no system call table; nothing of the host is reached, and the host, which
-// listens on all its addresses meanwhile, hears nothing.
+// checkNetworkNone checks that only address families that stay inside can be opened, by any system
+// call table, and that nothing on the host can be reached. The host listens on all its addresses
+// and must receive nothing.
 func checkNetworkNone(t *testing.T, s *suite) {
 	ear := listenOnHost(t)
 	targets, err := json.Marshal(ear.targets)
@@ -54,7 +55,7 @@ func checkNetworkNone(t *testing.T, s *suite) {
 	}
 	for how, said := range got.OtherTables {
 		if s.hidesProcesses() {
-			break // gVisor has one table for all: number 102 is getuid there, by whatever instruction
+			break // gVisor has a single system call table, in which 102 is getuid
 		}
 		if _, number := said.(float64); number {
 			t.Errorf("%s gives a socket (%v)", how, said)
@@ -64,7 +65,7 @@ func checkNetworkNone(t *testing.T, s *suite) {
 		t.Errorf("interfaces %q, %q, routes by %q; want lo alone", got.Interfaces, got.SysInterfaces, got.Routes)
 	}
 	for to, said := range got.Reached {
-		// A datagram to the sandbox's own loopback goes nowhere, but it goes.
+		// Sending a datagram to the sandbox's own loopback succeeds without a receiver.
 		if said[0] == "ok" || said[1] == "ok" && !strings.HasPrefix(to, "127.") && !strings.HasPrefix(to, "::1 ") {
 			t.Errorf("%s is reached: by TCP %s, by UDP %s", to, said[0], said[1])
 		}
@@ -89,7 +90,7 @@ func checkNetworkNone(t *testing.T, s *suite) {
 	checkNeighbours(t, s)
 }
 
-// checkNeighbours: two sandboxes, in which commands of the same user run, do not find each other.
+// checkNeighbours checks that commands of the same user in two sandboxes cannot find each other.
 func checkNeighbours(t *testing.T, s *suite) {
 	t.Helper()
 	offer := s.newSandbox(t, nil).startCommand(t, python("neighbour", "offer", "4711", "neighbour-mark"), guest.IO{})
@@ -109,7 +110,8 @@ func checkNeighbours(t *testing.T, s *suite) {
 	}
 }
 
-// staysInside says whether a socket can reach nothing outside of a network namespace that has lo alone.
+// staysInside reports whether a socket cannot reach anything outside a network namespace that has
+// only lo.
 func staysInside(family, kind, protocol int) bool {
 	switch family {
 	case unix.AF_UNIX:
@@ -122,19 +124,20 @@ func staysInside(family, kind, protocol int) bool {
 	return false
 }
 
-// hostListener is a host that listens wherever a sandbox could reach it.
+// hostListener listens on the host wherever a sandbox might reach it.
 type hostListener struct {
 	targets  [][3]any // family, host, port
 	abstract string
 	heard    atomic.Int64
 }
 
-// listenOnHost listens on one TCP and one UDP port of all addresses, and on an abstract unix socket, until the test ends.
+// listenOnHost listens on one TCP and one UDP port of all addresses, and on an abstract Unix
+// socket, until the test ends.
 func listenOnHost(t *testing.T) *hostListener {
 	t.Helper()
 	e := &hostListener{abstract: "orchestrator-suite-" + randomName()}
 	tcp, udp, err := samePort()
-	for range 10 { // what is free for the one may be taken for the other
+	for range 10 { // a port that is free for TCP may be taken for UDP
 		if err == nil {
 			break
 		}
@@ -186,7 +189,7 @@ func listenOnHost(t *testing.T) *hostListener {
 	return e
 }
 
-// samePort listens on one port for TCP and for UDP.
+// samePort listens on one port for both TCP and UDP.
 func samePort() (net.Listener, *net.UDPConn, error) {
 	tcp, err := net.Listen("tcp", ":0")
 	if err != nil {
@@ -200,7 +203,8 @@ func samePort() (net.Listener, *net.UDPConn, error) {
 	return tcp, udp, nil
 }
 
-// addTargets lists the host's addresses, and a few of the world.
+// addTargets adds the host's addresses and some public ones to the targets, and checks that the
+// listener hears connections.
 func (e *hostListener) addTargets(t *testing.T, port int) {
 	t.Helper()
 	addrs, err := net.InterfaceAddrs()
@@ -222,7 +226,7 @@ func (e *hostListener) addTargets(t *testing.T, port int) {
 		[3]any{unix.AF_INET, "1.1.1.1", 53}, [3]any{unix.AF_INET, "169.254.169.254", 80}, [3]any{unix.AF_INET, "224.0.0.1", 5353},
 		[3]any{unix.AF_INET, "172.17.0.1", 2375}, [3]any{unix.AF_INET6, "2606:4700:4700::1111", 53}, [3]any{unix.AF_INET6, "ff02::1", 5353},
 	)
-	// That it hears is shown, too.
+	// Check that the listener works: otherwise the test would prove nothing.
 	c, err := net.DialTimeout("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), Patience)
 	if err != nil {
 		t.Fatal(err)

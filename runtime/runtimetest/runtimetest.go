@@ -1,14 +1,17 @@
-// Package runtimetest is the one suite that every driver passes. It shows, from inside sandboxes and with the guest as the only way in, that
-// each capability a driver claims holds against a user who tries everything that is cheap to try; and that one it does not claim is absent
-// openly. What is claimed is written down in a table, driver × capability, to which the suite holds drivers as well.
+// Package runtimetest is the conformance suite for runtime drivers. It checks from inside
+// sandboxes, with the guest as the only way in, that every capability a driver claims holds against
+// commands that try to break it, and that a capability it does not claim fails with a clear error.
+// Claims are recorded in a table of drivers and capabilities, which the suite compares with the
+// driver.
 //
-// [Run] needs root, a host that shares its processes with the sandboxes (so that it sees what is left of them) and an image with Python 3, bash
-// and coreutils. It never looks into a driver: what it does on the host is to read /proc, /sys/fs/cgroup and the mount table, and to kill
-// processes of sandboxes it made. Every sandbox it makes is removed at the end of its test, and looked for afterwards.
+// [Run] needs root, a host that shares its processes with the sandboxes, and an image with Python
+// 3, bash and coreutils. It treats the driver as a black box: on the host it reads /proc,
+// /sys/fs/cgroup and the mount table, and kills processes of sandboxes it made. It removes every
+// sandbox at the end of its test and checks that nothing is left.
 //
-// No assertion here is about speed, but for one: a guest whose sandbox is full answers, as a rule within [AnswerTime]. Everything else
-// that takes time is waited for up to [Patience]. The package starts goroutines for commands that run while a test looks at
-// them, and waits for them.
+// The only assertion about speed is that a guest in a full sandbox answers half of all pings within
+// [AnswerTime]. Everything else may take up to [Patience]. The suite starts goroutines for commands
+// that run during a test and waits for them.
 package runtimetest
 
 import (
@@ -25,36 +28,41 @@ import (
 )
 
 const (
-	// Patience is far more than anything takes on a busy machine.
+	// Patience is the timeout for any single step. It is far more than a busy machine needs.
 	Patience = 2 * time.Minute
-	// AnswerTime is within what a guest answers half of all pings while commands use up everything else. It is far more than it takes: the
-	// machine may be busy with other tests.
+	// AnswerTime is the limit for the median ping while commands use up everything else. It is
+	// generous: the machine may run other tests.
 	AnswerTime = 5 * time.Second
 )
 
-// Factory makes drivers of one kind. All fields but Left and Drop are needed.
+// Factory creates drivers of one kind. Leftovers, RemoveImage, HostPID and SkipKernelChecks are
+// optional.
 type Factory struct {
-	// Name is the driver's column in the committed table.
+	// Name is the driver's column in the capability table.
 	Name string
-	// Class is that of the sandboxes; empty is ClassContainer.
+	// Class is the class of the sandboxes; empty means ClassContainer.
 	Class runtime.Class
-	// Open opens the driver on a state directory. Called again for the same one it is the next process of the orchestrator: the driver
-	// before it was closed, or is not used any more.
+	// Open opens the driver on a state directory. A second call for the same directory stands for
+	// the next process of the orchestrator: the earlier driver was closed or is no longer used.
 	Open func(t *testing.T, state string) runtime.Driver
-	// Image is the sandbox image, unpacked and as an archive; Entrypoint what it asks to have in front of the guest.
+	// Image is the sandbox image, unpacked and as an archive. Entrypoint is the command the image
+	// needs before the guest.
 	Image      runtime.Image
 	Entrypoint []string
-	// HostPID is the process of the host that stands for a sandbox whose class hides its processes. Only for classes but ClassContainer.
+	// HostPID returns the host process that stands for a sandbox whose class hides its processes.
+	// It is needed for classes other than ClassContainer.
 	HostPID func(t *testing.T, id string) int
-	// SkipKernelChecks leaves out what commands meet inside and no driver has a part in, for a class whose kernel another driver's run has shown whole.
+	// SkipKernelChecks skips what only the kernel and the guest provide, for a class whose kernel
+	// another driver's run has checked in full.
 	SkipKernelChecks bool
-	// Leftovers tells what an engine still has of a sandbox, beyond what is on the host.
+	// Leftovers returns what an engine still has of a sandbox, beyond what is on the host.
 	Leftovers func(t *testing.T, id string) []string
-	// RemoveImage lets the engine forget an image that the suite made.
+	// RemoveImage removes an image that the suite made from the engine.
 	RemoveImage func(t *testing.T, image runtime.Image)
 }
 
-// check shows that a capability holds, and that one a driver has not is absent openly. Where absent is nil only the table tells.
+// check verifies that a capability holds, or that it is refused clearly where a driver lacks it. If
+// absent is nil, only the table is compared.
 type check struct {
 	holds  func(*testing.T, *suite)
 	absent func(*testing.T, *suite)
@@ -89,7 +97,8 @@ func checks() map[runtime.Capability]check {
 	}
 }
 
-// kernelCapabilities are the capabilities that a class's kernel and the guest give, whatever driver has started them.
+// kernelCapabilities returns the capabilities that depend on the class's kernel and the guest, not
+// on the driver.
 func kernelCapabilities() []runtime.Capability {
 	return []runtime.Capability{
 		runtime.CapCapabilities, runtime.CapNoNewPrivs, runtime.CapSeccomp, runtime.CapNonRoot, runtime.CapTmpfs, runtime.CapKill,
@@ -97,18 +106,18 @@ func kernelCapabilities() []runtime.Capability {
 	}
 }
 
-// suite is one run.
+// suite is one run of the suite.
 type suite struct {
 	Factory
 	driver runtime.Driver
 	state  string
 	owner  string
-	// plain is a sandbox for checks that leave nothing behind and use nothing up.
+	// plain is a shared sandbox for checks that leave nothing behind and exhaust nothing.
 	plain     *box
 	isolation *isolationReport
 }
 
-// Run holds a driver to the table and to what the table says.
+// Run checks that a driver's capabilities equal its column in the table, and that they hold.
 func Run(t *testing.T, f Factory) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root")
@@ -147,7 +156,7 @@ func Run(t *testing.T, f Factory) {
 }
 
 func newSuite(t *testing.T, f Factory) *suite {
-	// Short, because paths of unix sockets are made from it.
+	// Short, because paths of Unix sockets are made from it.
 	state, err := os.MkdirTemp("", "rt")
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +175,7 @@ func newSuite(t *testing.T, f Factory) *suite {
 	return s
 }
 
-// purge removes what a driver keeps in its engine for sandboxes to come, if it keeps anything.
+// purge removes what a driver keeps in its engine for later sandboxes, if anything.
 func purge(d runtime.Driver) error {
 	p, ok := d.(interface{ Purge(context.Context) error })
 	if !ok {
@@ -177,7 +186,7 @@ func purge(d runtime.Driver) error {
 	return p.Purge(ctx)
 }
 
-// removeLeftovers removes what a failed test left, and says so.
+// removeLeftovers removes sandboxes that a failed test left and reports them.
 func (s *suite) removeLeftovers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
@@ -215,7 +224,7 @@ func (s *suite) checkTable(t *testing.T) {
 	}
 }
 
-// randomName is a short name that nothing else has.
+// randomName returns a short unique name.
 func randomName() string {
 	id := uuid.New()
 	const letters = "abcdefghijklmnopqrstuvwxyz012345"

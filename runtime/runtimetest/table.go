@@ -12,11 +12,12 @@ import (
 //go:embed capabilities.txt
 var table string
 
-// Table is the committed table: driver → capability → "yes", or why not. An error names a cell that is missing.
+// Table returns the committed capability table by driver. A cell is "yes" or "no: " with the
+// reason. It fails if a cell is missing.
 func Table() (map[string]runtime.Capabilities, error) { return parseTable(table) }
 
-// parseTable reads lines of cells that are divided by "|": first the head, then a line for each capability in the order of
-// runtime.AllCapabilities. What comes after "#" at the start of a line is for people.
+// parseTable parses lines of cells separated by "|": a header, then one line per capability in the
+// order of runtime.AllCapabilities. Lines that start with "#" are comments.
 func parseTable(text string) (map[string]runtime.Capabilities, error) {
 	var drivers []string
 	out := map[string]runtime.Capabilities{}

@@ -13,7 +13,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// checkCommandLimits: a command with caps of its own meets them, alone, and another beside it does not.
+// checkCommandLimits checks that a command's own limits apply to it and not to a command beside it.
 func checkCommandLimits(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	small := python("flood", "one")
@@ -65,7 +65,8 @@ func checkCommandLimits(t *testing.T, s *suite) {
 	b.mustPing(t)
 }
 
-// checkFileTools: text is edited and looked for in the sandbox, below the workspace and /tmp, and no link that may not be followed is.
+// checkFileTools checks that text can be edited and searched below the workspace and /tmp, and that
+// links are not followed where they must not be.
 func checkFileTools(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	b.mustOutput(t, `mkdir -p src/deep; echo "func Foo() {}" >src/a.go; printf 'x\nFoo\n' >src/deep/b.txt; echo Foo >/tmp/c.txt; ln -s /etc out; ln -s src link; mkfifo fifo`)
@@ -104,7 +105,8 @@ func checkFileTools(t *testing.T, s *suite) {
 	}
 }
 
-// checkWorkspaceAliases: the workspace appears under the names that a claim gives it, and a bad name refuses the claim.
+// checkWorkspaceAliases checks that the workspace appears under the names in a claim, and that a
+// claim with an invalid name fails.
 func checkWorkspaceAliases(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	bad := wire.Claim{Lease: "lease", Alias: map[string]string{"/etc/projects": wire.Workspace}}
@@ -127,7 +129,8 @@ func checkWorkspaceAliases(t *testing.T, s *suite) {
 	}
 }
 
-// checkArgvRules: the guest decides on arguments by itself, and a program that a command planted is not taken for the image's.
+// checkArgvRules checks that the guest enforces argument rules, and that a program planted by a
+// command is not run instead of the image's.
 func checkArgvRules(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	b.mustOutput(t, `mkdir bin; printf '#!/bin/sh\necho planted' >bin/echo; chmod +x bin/echo; ln -s /etc out; cp bin/echo /tmp/echo`)

@@ -14,7 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// isolationReport is what walls.py tells.
+// isolationReport is what walls.py reports.
 type isolationReport struct {
 	Self         map[string]string `json:"self"`
 	Init         map[string]string `json:"init"`
@@ -39,7 +39,7 @@ type isolationReport struct {
 	Limits      map[string][2]int64 `json:"limits"`
 }
 
-// isCovered says whether another mount lies over a mount.
+// isCovered reports whether a later mount covers mount i.
 func (w *isolationReport) isCovered(i int) bool {
 	for _, over := range w.Mounts[i+1:] {
 		if isBelow(w.Mounts[i].At, []string{over.At}) {
@@ -49,7 +49,8 @@ func (w *isolationReport) isCovered(i int) bool {
 	return false
 }
 
-// isolationReport asks once what the plain sandbox looks like to a command.
+// isolationReport returns what the plain sandbox looks like to a command. It asks once and caches
+// the answer.
 func (s *suite) isolationReport(t *testing.T) *isolationReport {
 	t.Helper()
 	if s.isolation == nil {
@@ -60,7 +61,8 @@ func (s *suite) isolationReport(t *testing.T) *isolationReport {
 	return s.isolation
 }
 
-// writableTops are where commands may write: what is there is in memory, and gone with the sandbox.
+// writableTops returns the directories that commands may write. They are in memory and end with the
+// sandbox.
 func writableTops() []string {
 	return []string{"/tmp", "/home/user", wire.Workspace, "/dev/shm", "/dev/mqueue"}
 }
@@ -69,15 +71,15 @@ func isBelow(path string, tops []string) bool {
 	return slices.ContainsFunc(tops, func(top string) bool { return path == top || strings.HasPrefix(path, top+"/") })
 }
 
-// containerDevices are device files that every container has.
+// containerDevices returns the device files that every container has.
 func containerDevices() []string {
 	return []string{"/dev/full", "/dev/null", "/dev/ptmx", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero", "/dev/pts/ptmx"}
 }
 
-// checkReadOnlyRoot: whatever way one looks, only the file systems in memory can be written.
+// checkReadOnlyRoot checks that commands can write only to the in-memory file systems.
 func checkReadOnlyRoot(t *testing.T, s *suite) {
 	w := s.isolationReport(t)
-	if !w.RootReadOnly && !s.hidesProcesses() { // gVisor's statvfs tells no flags
+	if !w.RootReadOnly && !s.hidesProcesses() { // gVisor's statvfs reports no flags
 		t.Error("/ is not mounted read-only")
 	}
 	for _, paths := range w.Writable {
@@ -92,7 +94,7 @@ func checkReadOnlyRoot(t *testing.T, s *suite) {
 			t.Errorf("%s can be made", path)
 		}
 	}
-	if w.Node == "ok" && !s.hidesProcesses() { // there it is one of gVisor's own few devices
+	if w.Node == "ok" && !s.hidesProcesses() { // gVisor allows it, but only for devices it implements itself
 		t.Error("a device node can be made")
 	}
 	for _, d := range w.Devices {
@@ -101,7 +103,7 @@ func checkReadOnlyRoot(t *testing.T, s *suite) {
 		}
 	}
 	for path, said := range w.Read {
-		// What gVisor lets be read of PID 1 is in the table at non-root.
+		// What gVisor lets commands read of PID 1 is recorded in the table at non-root.
 		if said == "ok" && !(s.hidesProcesses() && strings.HasPrefix(path, "/proc/1/")) {
 			t.Errorf("%s can be read", path)
 		}
@@ -112,7 +114,7 @@ func checkReadOnlyRoot(t *testing.T, s *suite) {
 		}
 	}
 	for i, m := range w.Mounts {
-		if w.isCovered(i) || s.hidesProcesses() { // gVisor has no setuid and no devices of the host, and does not show the flags
+		if w.isCovered(i) || s.hidesProcesses() { // gVisor has no setuid and no host devices, and does not show the flags
 			continue
 		}
 		if !slices.Contains(m.Options, "ro") && !isBelow(m.At, append(writableTops(), "/proc", "/dev", "/run")) {
@@ -132,7 +134,8 @@ func checkReadOnlyRoot(t *testing.T, s *suite) {
 	}
 }
 
-// guestCapabilities are CAP_KILL, CAP_SETGID and CAP_SETUID: what the guest may have, to run commands as somebody else and to end them.
+// guestCapabilities are CAP_KILL, CAP_SETGID and CAP_SETUID: the guest needs them to run commands
+// as other users and to kill them.
 const guestCapabilities = 1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
 
 func checkCapabilities(t *testing.T, s *suite) {
@@ -148,7 +151,8 @@ func checkCapabilities(t *testing.T, s *suite) {
 		if err != nil {
 			t.Fatalf("%s is %q", set, value)
 		}
-		// The bounding set only says what could be gained, which no_new_privs says is nothing.
+		// The bounding set only limits what could be gained, and no_new_privs prevents gaining
+		// anything.
 		if bits != 0 && (set != "CapBnd" || bits&^guestCapabilities != 0) {
 			t.Errorf("%s of a command is %s", set, value)
 		}
@@ -163,11 +167,13 @@ func checkCapabilities(t *testing.T, s *suite) {
 	}
 }
 
-// checkNoNewPrivs: the flag is set for all, and setuid programs, of which the image has some, give nothing.
+// checkNoNewPrivs checks that the flag is set for all processes and that setuid programs gain
+// nothing.
 func checkNoNewPrivs(t *testing.T, s *suite) {
 	w := s.isolationReport(t)
 	for who, status := range map[string]map[string]string{"a command": w.Self, "PID 1": w.Init} {
-		// gVisor keeps the flag and does not show it; that setuid programs give nothing is shown below.
+		// gVisor honours the flag but does not show it. That setuid programs gain nothing is
+		// checked below.
 		if got := status["NoNewPrivs"]; got != "1" && (got != "" || !s.hidesProcesses()) {
 			t.Errorf("NoNewPrivs of %s is %q", who, status["NoNewPrivs"])
 		}
@@ -212,7 +218,8 @@ func checkSeccomp(t *testing.T, s *suite) {
 	s.plain.mustPing(t)
 }
 
-// checkNonRoot: commands are uid 1000 or whom the caller names, never 0, and can do nothing to the guest.
+// checkNonRoot checks that commands run as uid 1000 or the user the caller names, never as root,
+// and cannot affect the guest.
 func checkNonRoot(t *testing.T, s *suite) {
 	w := s.isolationReport(t)
 	want := []int{runtime.CommandUID, runtime.CommandUID, runtime.CommandUID, runtime.CommandGID, runtime.CommandGID, runtime.CommandGID}
@@ -235,7 +242,7 @@ func checkNonRoot(t *testing.T, s *suite) {
 	checkSecrets(t, s.newSandbox(t, nil))
 }
 
-// checkWithoutNonRoot is what holds all the same where commands may look at the guest.
+// checkWithoutNonRoot checks what must hold even where commands can inspect the guest.
 func checkWithoutNonRoot(t *testing.T, s *suite) {
 	for _, user := range []string{"0", "root", "0:0", "00", "4294967296", "-1"} {
 		o, err := s.plain.tryCommand(t.Context(), wire.Command{Argv: []string{"true"}, User: user}, guest.IO{})
@@ -254,7 +261,7 @@ func checkWithoutNonRoot(t *testing.T, s *suite) {
 	checkSecrets(t, b)
 }
 
-// checkGuestProtected: PID 1 is a process that a command cannot signal, trace, read or slow down.
+// checkGuestProtected checks that a command cannot signal, trace, read or slow down PID 1.
 func checkGuestProtected(t *testing.T, b *box) {
 	before := b.mustPing(t)
 	var got map[string]any
@@ -273,7 +280,7 @@ func checkGuestProtected(t *testing.T, b *box) {
 	if len(got) < 15 {
 		t.Errorf("only %d things were tried", len(got))
 	}
-	// Everything that the user may signal, the sandbox's own processes that wait for commands too if they were its.
+	// Signal every process that the user may signal. Pre-forked processes must not be among them.
 	if o := b.sh(t, "trap '' TERM; kill -TERM -1; kill -KILL -1; true"); o.Ending != runtime.Exited && o.Ending != runtime.Signalled {
 		t.Errorf("killing everything: %v", o)
 	}
@@ -286,7 +293,7 @@ func checkGuestProtected(t *testing.T, b *box) {
 	}
 }
 
-// checkSecrets: what a lease brings is in its commands' environment and nowhere else.
+// checkSecrets checks that a lease's secrets are in its commands' environment and nowhere else.
 func checkSecrets(t *testing.T, b *box) {
 	const secret = "s3cret-that-nobody-reads"
 	if err := b.Claim(t.Context(), wire.Claim{Lease: "lease", Env: map[string]string{"TOKEN": secret}}); err != nil {
@@ -300,7 +307,7 @@ func checkSecrets(t *testing.T, b *box) {
 	}
 	for _, name := range []string{"environ", "cmdline", "status"} {
 		text := b.readInitFile(t, name)
-		if len(text) == 0 && !(b.suite.hidesProcesses() && name != "cmdline") { // a command may not read the others there
+		if len(text) == 0 && !(b.suite.hidesProcesses() && name != "cmdline") { // a command may not read the other files in gVisor
 			t.Errorf("/proc/1/%s is empty", name)
 		}
 		if strings.Contains(text, secret) {
