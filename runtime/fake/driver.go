@@ -83,7 +83,7 @@ func (d *Driver) Prepare(ctx context.Context, image runtime.Image) error {
 		return err
 	}
 	if image.ID == "" {
-		return fmt.Errorf("prepare image %q: it has no id: %w", image.Ref, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("prepare image %q: image has no id: %w", image.Ref, errdefs.ErrInvalidArgument)
 	}
 	d.host.mu.Lock()
 	defer d.host.mu.Unlock()

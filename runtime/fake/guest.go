@@ -60,7 +60,7 @@ func (g *Guest) Serve(ctx context.Context, conn net.Conn) {
 	_ = conn.SetReadDeadline(time.Time{})
 	var request wire.Request
 	if err := json.Unmarshal(payload, &request); kind != wire.KindRequest || err != nil || request.Version != wire.Version {
-		replyFailure(conn, "invalid_argument", "not a request of this version")
+		replyFailure(conn, "invalid_argument", "invalid request or protocol version")
 		return
 	}
 	switch request.Op {
@@ -76,7 +76,7 @@ func (g *Guest) Serve(ctx context.Context, conn net.Conn) {
 			g.End()
 		}
 	default:
-		replyFailure(conn, "unimplemented", fmt.Sprintf("the fake guest does not know %q", request.Op))
+		replyFailure(conn, "unimplemented", fmt.Sprintf("operation %q is not implemented by the fake guest", request.Op))
 	}
 }
 
@@ -93,7 +93,7 @@ func (g *Guest) pong() wire.Pong {
 func (g *Guest) claim(conn net.Conn, body json.RawMessage) {
 	var claim wire.Claim
 	if err := json.Unmarshal(body, &claim); err != nil || claim.Lease == "" {
-		replyFailure(conn, "invalid_argument", "a claim needs a lease")
+		replyFailure(conn, "invalid_argument", "invalid claim: lease missing")
 		return
 	}
 	g.mu.Lock()
@@ -110,8 +110,8 @@ func (g *Guest) claim(conn net.Conn, body json.RawMessage) {
 }
 
 var (
-	errLost    = errors.New("the stream broke")
-	errHungUp  = errors.New("the host hung up")
+	errLost    = errors.New("stream broken")
+	errHungUp  = errors.New("host closed the stream")
 	errSignal  = errors.New("signalled")
 	errTimeout = errors.New("timeout")
 )
@@ -119,7 +119,7 @@ var (
 func (g *Guest) exec(ctx context.Context, conn net.Conn, body json.RawMessage) {
 	var command wire.Command
 	if err := json.Unmarshal(body, &command); err != nil || len(command.Argv) == 0 {
-		replyFailure(conn, "invalid_argument", "a command needs argv")
+		replyFailure(conn, "invalid_argument", "invalid command: argv missing")
 		return
 	}
 	if command.Check != nil {
@@ -268,7 +268,7 @@ func readFrame(r io.Reader) (wire.Kind, []byte, error) {
 	}
 	n := binary.BigEndian.Uint32(header[1:])
 	if n > wire.MaxHeader {
-		return 0, nil, fmt.Errorf("a frame of %d bytes is over the limit", n)
+		return 0, nil, fmt.Errorf("frame of %d bytes exceeds the limit", n)
 	}
 	payload := make([]byte, n)
 	_, err := io.ReadFull(r, payload)

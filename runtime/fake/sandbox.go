@@ -66,7 +66,7 @@ func (m *container) dial(serve func(context.Context, string, net.Conn)) (net.Con
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.dead {
-		return nil, fmt.Errorf("open a stream to sandbox %s: it has ended: %w", m.spec.ID, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("open stream to sandbox %s: sandbox has ended: %w", m.spec.ID, errdefs.ErrUnavailable)
 	}
 	host, guest := newDuplex()
 	m.conns[guest] = struct{}{}
@@ -113,7 +113,7 @@ func (s *Sandbox) Open(ctx context.Context) (net.Conn, error) {
 // Bind implements runtime.Sandbox.
 func (s *Sandbox) Bind(ctx context.Context, b runtime.Binding) error {
 	if !s.driver.options.Capabilities.Has(runtime.CapLateBind) {
-		return fmt.Errorf("bind a workspace: %w", errdefs.ErrNotImplemented)
+		return fmt.Errorf("bind workspace: %w", errdefs.ErrNotImplemented)
 	}
 	if err := s.runHook(ctx, OpBind); err != nil {
 		return err
@@ -122,9 +122,9 @@ func (s *Sandbox) Bind(ctx context.Context, b runtime.Binding) error {
 	defer s.container.mu.Unlock()
 	switch {
 	case s.container.dead:
-		return fmt.Errorf("bind a workspace in sandbox %s: it has ended: %w", s.ID(), errdefs.ErrUnavailable)
+		return fmt.Errorf("bind workspace in sandbox %s: sandbox has ended: %w", s.ID(), errdefs.ErrUnavailable)
 	case s.container.bound != nil:
-		return fmt.Errorf("bind a workspace in sandbox %s: one is bound: %w", s.ID(), errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("bind workspace in sandbox %s: already bound: %w", s.ID(), errdefs.ErrFailedPrecondition)
 	}
 	s.container.bound = &b
 	return nil
@@ -153,7 +153,7 @@ func (s *Sandbox) Figures(ctx context.Context) (runtime.Figures, error) {
 	s.container.mu.Lock()
 	defer s.container.mu.Unlock()
 	if s.container.dead {
-		return runtime.Figures{}, fmt.Errorf("figures of sandbox %s: it has ended: %w", s.ID(), errdefs.ErrNotFound)
+		return runtime.Figures{}, fmt.Errorf("figures of sandbox %s: sandbox has ended: %w", s.ID(), errdefs.ErrNotFound)
 	}
 	return s.container.figures, nil
 }

@@ -52,31 +52,31 @@ func checkLateBind(t *testing.T, s *suite) {
 	early := b.startCommand(t, bash("cd /; until grep -q content /workspace/file 2>/dev/null; do sleep 0.05; done; echo seen"), guest.IO{})
 	b.bind(t, dir, false)
 	if got := b.mustOutput(t, "cat /workspace/file; pwd; ls"); got != "content\n/workspace\nfile" {
-		t.Errorf("right after the bind there is %q", got)
+		t.Errorf("workspace right after Bind: %q", got)
 	}
 	if o := early.waitResult(t); !strings.Contains(o.stdout, "seen") {
-		t.Errorf("a shell that ran before: %v", o)
+		t.Errorf("command started before Bind: %v, want it to see the file", o)
 	}
 	b.mustOutput(t, "echo more >>file; mkdir new; echo x >new/x; ln -s /etc/shadow link; chmod 4755 new/x; mkfifo fifo")
 	var st syscall.Stat_t
 	if err := syscall.Lstat(filepath.Join(dir, "new", "x"), &st); err != nil || st.Uid != runtime.CommandUID || st.Gid != runtime.CommandGID {
-		t.Errorf("a new file on the host: uid %d, gid %d, %v", st.Uid, st.Gid, err)
+		t.Errorf("new file on the host: uid %d, gid %d, %v; want %d, %d", st.Uid, st.Gid, err, runtime.CommandUID, runtime.CommandGID)
 	}
 	if text, err := os.ReadFile(filepath.Join(dir, "file")); string(text) != "content\nmore\n" {
-		t.Errorf("the file on the host has %q, %v", text, err)
+		t.Errorf("file on the host = %q, %v; want %q", text, err, "content\nmore\n")
 	}
 	// A workspace must be mounted nosuid and nodev: its files come from outside the image.
 	for line := range strings.Lines(b.mustOutput(t, "grep ' /workspace ' /proc/self/mountinfo")) {
 		if o := strings.Fields(line)[5]; !strings.Contains(o, "nosuid") || !strings.Contains(o, "nodev") {
-			t.Errorf("the workspace is mounted with %q", o)
+			t.Errorf("workspace mount options = %q, want nosuid and nodev", o)
 		}
 	}
 	if err := b.Bind(t.Context(), runtime.Binding{Source: workspace(t)}); err == nil {
-		t.Error("a second workspace was bound on the first")
+		t.Error("second Bind succeeded, want error")
 	}
 	b.unbind(t)
 	if got := b.mustOutput(t, "ls /workspace; cat /workspace/scratch"); got != "file\nscratch\nscratch" {
-		t.Errorf("after the unbind there is %q", got)
+		t.Errorf("workspace after Unbind: %q, want the scratch directory", got)
 	}
 	checkUnbindBusy(t, b, dir)
 	checkRebind(t, b)
@@ -101,9 +101,9 @@ func checkUnbindBusy(t *testing.T, b *box, dir string) {
 		}
 		return info.Size()
 	}
-	eventually(t, "the writer writes", func() (bool, string) { n := size(); return n > 20, fmt.Sprint(n) })
+	eventually(t, "the writer has written", func() (bool, string) { n := size(); return n > 20, fmt.Sprint(n) })
 	if err := b.Unbind(t.Context()); err == nil {
-		t.Error("a workspace was released that a command has open")
+		t.Error("Unbind of a workspace in use succeeded, want error")
 	}
 	if _, err := b.Kill(t.Context(), wire.Kill{ID: "writer"}); err != nil {
 		t.Fatal(err)
@@ -112,12 +112,12 @@ func checkUnbindBusy(t *testing.T, b *box, dir string) {
 	after := size()
 	b.mustOutput(t, "for i in {1..20}; do echo lost >>/workspace/log; echo lost >>log; sleep 0.02; done")
 	if n := size(); n != after {
-		t.Errorf("after its release the workspace grew from %d to %d bytes", after, n)
+		t.Errorf("log grew from %d to %d bytes after Unbind", after, n)
 	}
 	b.mustOutput(t, "rm /workspace/log")
 	for _, left := range []string{"scratch", "lost"} {
 		if _, err := os.Lstat(filepath.Join(dir, left)); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s is in the workspace: %v", left, err)
+			t.Errorf("%s exists in the workspace: %v", left, err)
 		}
 	}
 }
@@ -129,7 +129,7 @@ func checkRebind(t *testing.T, b *box) {
 	for range 3 {
 		b.bind(t, other, false)
 		if got := b.mustOutput(t, "ls -A /workspace"); got != "file" {
-			t.Errorf("in the next workspace there is %q", got)
+			t.Errorf("next workspace contains %q, want only %q", got, "file")
 		}
 		b.unbind(t)
 	}
@@ -144,12 +144,12 @@ func checkRefusedBinds(t *testing.T, b *box) {
 	}
 	for _, source := range []string{"", "relative", filepath.Join(dir, "file"), filepath.Join(dir, "none"), link} {
 		if err := b.Bind(t.Context(), runtime.Binding{Source: source}); err == nil {
-			t.Errorf("%q was bound", source)
+			t.Errorf("Bind(%q) succeeded, want error", source)
 			b.unbind(t)
 		}
 	}
 	if got := b.mustOutput(t, "cat /workspace/scratch"); got != "scratch" {
-		t.Errorf("after refused binds there is %q", got)
+		t.Errorf("after refused binds: scratch = %q, want %q", got, "scratch")
 	}
 }
 
@@ -158,7 +158,7 @@ func checkLateBindReadOnly(t *testing.T, s *suite) {
 	b, dir := s.newSandbox(t, nil), workspace(t)
 	b.bind(t, dir, true)
 	if got := b.mustOutput(t, "cat file"); got != "content" {
-		t.Errorf("the file has %q", got)
+		t.Errorf("file = %q, want %q", got, "content")
 	}
 	for _, line := range []string{
 		"echo x >>file", "echo x >file", "echo x >new", "rm file", "mv file other", "mkdir d", "ln file hard", "ln -s x soft", "chmod 777 file", "chmod 777 .",
@@ -168,19 +168,19 @@ func checkLateBindReadOnly(t *testing.T, s *suite) {
 	} {
 		o := b.sh(t, line)
 		if o.exited(0) {
-			t.Errorf("%s: %v", line, o)
+			t.Errorf("%s: %v, want failure", line, o)
 		}
 		if strings.HasPrefix(line, "echo") && !strings.Contains(o.stderr, "Read-only file system") {
 			t.Errorf("%s: %v, want EROFS", line, o)
 		}
 	}
 	if _, err := b.WriteFile(t.Context(), wire.FileRequest{Path: "new"}, strings.NewReader("x")); err == nil {
-		t.Error("the guest wrote to it")
+		t.Error("WriteFile to a read-only workspace succeeded, want error")
 	}
 	entries, err := os.ReadDir(dir)
 	text, rerr := os.ReadFile(filepath.Join(dir, "file"))
 	if err != nil || rerr != nil || len(entries) != 1 || string(text) != "content\n" {
-		t.Errorf("on the host there is %v with %q, %v, %v", entries, text, err, rerr)
+		t.Errorf("workspace on the host = %v, file %q, %v, %v; want it unchanged", entries, text, err, rerr)
 	}
 	b.unbind(t)
 	b.bind(t, dir, false)
@@ -193,13 +193,13 @@ func checkLateBindReadOnly(t *testing.T, s *suite) {
 func checkNoLateBind(t *testing.T, s *suite) {
 	for _, readOnly := range []bool{false, true} {
 		if err := s.plain.Bind(t.Context(), runtime.Binding{Source: workspace(t), ReadOnly: readOnly}); !errdefs.IsNotImplemented(err) {
-			t.Errorf("bind: %v", err)
+			t.Errorf("Bind: %v, want NotImplemented", err)
 		}
 	}
 	if err := s.plain.Unbind(t.Context()); !errdefs.IsNotImplemented(err) {
-		t.Errorf("unbind: %v", err)
+		t.Errorf("Unbind: %v, want NotImplemented", err)
 	}
 	if got := s.plain.mustOutput(t, "echo x >/workspace/x; cat /workspace/x; rm /workspace/x"); got != "x" {
-		t.Errorf("scratch space has %q", got)
+		t.Errorf("scratch file = %q, want %q", got, "x")
 	}
 }

@@ -69,7 +69,7 @@ func (s *suite) newSandbox(t *testing.T, change func(*runtime.Spec)) *box {
 	defer cancel()
 	sandbox, err := s.driver.Create(ctx, spec)
 	if err != nil {
-		t.Fatalf("create a sandbox: %v", err)
+		t.Fatalf("create sandbox: %v", err)
 	}
 	b.attach(sandbox)
 	b.host = b.findOnHost(t)
@@ -127,7 +127,7 @@ func (o outcome) exited(code int) bool { return o.Ending == runtime.Exited && o.
 // tryCommand runs a command and returns the client's error, if any. It collects output that rw does
 // not take.
 func (b *box) tryCommand(ctx context.Context, cmd wire.Command, rw guest.IO) (outcome, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, Patience+cmd.Timeout, errors.New("a command of the suite took too long"))
+	ctx, cancel := context.WithTimeoutCause(ctx, Patience+cmd.Timeout, errors.New("command exceeded the suite's patience"))
 	defer cancel()
 	var stdout, stderr capped
 	if rw.Stdout == nil {
@@ -191,7 +191,7 @@ func (b *box) runProgram(t *testing.T, into any, program string, args ...string)
 		t.Fatalf("%s.py %q: %v", program, args, o)
 	}
 	if err := json.Unmarshal([]byte(o.stdout), into); err != nil {
-		t.Fatalf("%s.py told %.400q: %v", program, o.stdout, err)
+		t.Fatalf("%s.py: decode output %.400q: %v", program, o.stdout, err)
 	}
 }
 
@@ -202,7 +202,7 @@ func (b *box) mustPing(t *testing.T) wire.Pong {
 	defer cancel()
 	pong, err := b.Ping(ctx)
 	if err != nil {
-		t.Fatalf("the guest does not answer: %v", err)
+		t.Fatalf("ping guest: %v", err)
 	}
 	return pong
 }
@@ -230,7 +230,7 @@ func (b *box) startCommand(t *testing.T, cmd wire.Command, rw guest.IO) *running
 		r.res, r.err = b.Exec(ctx, cmd, rw)
 	}()
 	t.Cleanup(func() {
-		cancel(errors.New("the test is over"))
+		cancel(errors.New("test ended"))
 		<-r.ended
 	})
 	return r
@@ -242,10 +242,10 @@ func (r *runningCommand) waitResult(t *testing.T) outcome {
 	select {
 	case <-r.ended:
 	case <-time.After(Patience):
-		t.Fatal("the command does not end")
+		t.Fatalf("command did not end in %s", Patience)
 	}
 	if r.err != nil {
-		t.Fatalf("the command was lost: %v", r.err)
+		t.Fatalf("command lost: %v", r.err)
 	}
 	return outcome{Result: r.res, stdout: r.out.String()}
 }
@@ -253,15 +253,15 @@ func (r *runningCommand) waitResult(t *testing.T) outcome {
 // waitOutput waits until the command's output contains what.
 func (r *runningCommand) waitOutput(t *testing.T, what string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("the command says %q", what), func() (bool, string) {
+	eventually(t, fmt.Sprintf("command output contains %q", what), func() (bool, string) {
 		select {
 		case <-r.ended:
 			if !strings.Contains(r.out.String(), what) {
-				t.Fatalf("the command ended without saying %q: %+v, %v, it said %.400q", what, r.res, r.err, r.out.String())
+				t.Fatalf("command ended with %+v, %v; output %.400q, want %q in it", r.res, r.err, r.out.String(), what)
 			}
 			return true, ""
 		default:
-			return strings.Contains(r.out.String(), what), fmt.Sprintf("it said %.400q", r.out.String())
+			return strings.Contains(r.out.String(), what), fmt.Sprintf("output %.400q", r.out.String())
 		}
 	})
 }
@@ -277,7 +277,7 @@ func eventually(t *testing.T, what string, holds func() (ok bool, saw string)) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("it did not come about that %s: %s", what, saw)
+			t.Fatalf("timed out waiting until %s; last saw %s", what, saw)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

@@ -18,7 +18,7 @@ import (
 func wantDiskFull(t *testing.T, o outcome, code int, place string) {
 	t.Helper()
 	if o.Ending != runtime.Disk || o.ExitCode != code || !strings.Contains(o.Detail, place+" (") {
-		t.Errorf("out of room in %s, want disk with code %d: %v", place, code, o)
+		t.Errorf("%s full: %v, want ending disk with code %d", place, o, code)
 	}
 }
 
@@ -31,17 +31,17 @@ func checkEndingDisk(t *testing.T, s *suite) {
 		wantDiskFull(t, b.sh(t, "echo more >"+place+"/y || exit 9"), 9, place)
 		o := b.sh(t, "exit 7")
 		if !o.exited(7) || !strings.Contains(o.Detail, place) {
-			t.Errorf("a command that failed by itself while %s was full: %v", place, o)
+			t.Errorf("exit 7 while %s was full: %v, want code 7 and %s in the detail", place, o, place)
 		}
 		if o := b.sh(t, "true"); !o.exited(0) || o.Detail != "" {
-			t.Errorf("a command that went well while %s was full: %v", place, o)
+			t.Errorf("true while %s was full: %v, want success without detail", place, o)
 		}
 		if o := b.sh(t, "rm "+place+"/?; echo x >"+place+"/y && cat "+place+"/y && rm "+place+"/y"); !o.exited(0) || o.stdout != "x\n" {
-			t.Errorf("with room in %s again: %v", place, o)
+			t.Errorf("after freeing %s: %v, want success", place, o)
 		}
 	}
 	if o := b.sh(t, "echo No space left on device >&2; exit 4"); !o.exited(4) {
-		t.Errorf("a command that only says so: %v", o)
+		t.Errorf("command that only prints the message: %v, want code 4", o)
 	}
 	checkMemfd(t, b)
 }
@@ -51,10 +51,10 @@ func checkMemfd(t *testing.T, b *box) {
 	t.Helper()
 	o, err := b.tryCommand(t.Context(), python("room", "memfd"), guest.IO{})
 	if err != nil && b.suite.driver.Capabilities(b.suite.Class).Has(runtime.CapCommandCgroup) {
-		t.Fatalf("the guest went with the command: %v", err)
+		t.Fatalf("guest lost with the command: %v", err)
 	}
 	if err == nil && (o.exited(0) || o.Ending == runtime.Disk) {
-		t.Errorf("a file in memory without end: %v", o)
+		t.Errorf("unlimited memfd: %v, want failure", o)
 	}
 }
 
@@ -75,7 +75,7 @@ func quotaWorkspace(t *testing.T, bytes int64) (dir, data string) {
 		ctx, cancel := context.WithTimeout(context.Background(), Patience)
 		defer cancel()
 		if err := quotadir.Unmount(ctx, dir); err != nil {
-			t.Errorf("the disk of a workspace: %v", err)
+			t.Errorf("unmount workspace: %v", err)
 		}
 	})
 	return dir, root
@@ -90,7 +90,7 @@ func checkQuota(t *testing.T, s *suite) {
 	b.bind(t, data, false)
 	wantDiskFull(t, b.sh(t, "head -c 1G /dev/zero >x"), 1, "/workspace")
 	if fi, err := os.Stat(filepath.Join(data, "x")); err != nil || fi.Size() > size || fi.Size() < size*9/10 {
-		t.Errorf("a file in a workspace of %d octets: %v, %v", size, fi, err)
+		t.Errorf("file in a workspace of %d bytes: %v, %v", size, fi, err)
 	}
 	wantDiskFull(t, b.sh(t, "rm x; for i in {1..200}; do head -c 1M /dev/zero >$i || exit 3; done"), 3, "/workspace")
 	b.mustOutput(t, "rm [0-9]*; echo room >x; cat x")
@@ -100,20 +100,20 @@ func checkQuota(t *testing.T, s *suite) {
 	wantDiskFull(t, o, 1, "/workspace")
 	b.mustOutput(t, "find . -type f -delete")
 	var got struct {
-		Held  int64
-		Said  string
-		Apart string
+		Held   int64
+		Result string
+		Other  string
 	}
 	o = b.runCommand(t, python("room", "nameless", "/workspace"))
-	if err := json.Unmarshal([]byte(o.stdout), &got); err != nil || got.Said != "ENOSPC" || got.Apart != "ENOSPC" || got.Held > size || got.Held < size*9/10 {
-		t.Errorf("a file without a name: %+v, %v", got, o)
+	if err := json.Unmarshal([]byte(o.stdout), &got); err != nil || got.Result != "ENOSPC" || got.Other != "ENOSPC" || got.Held > size || got.Held < size*9/10 {
+		t.Errorf("deleted open file: %+v, %v; want about %d bytes, then ENOSPC", got, o, size)
 	}
 	b.mustOutput(t, "truncate -s 1T hole && rm hole && head -c 10M /dev/zero >x")
 	if o := b.sh(t, "fallocate -l 1G y"); o.exited(0) {
-		t.Errorf("room for a GiB was promised: %v", o)
+		t.Errorf("fallocate of 1 GiB: %v, want failure", o)
 	}
 	if use, err := quotadir.UsageOf(dir); err != nil || use.Bytes > size+size/10 {
-		t.Errorf("usage on the host: %+v, %v", use, err)
+		t.Errorf("quotadir.UsageOf = %+v, %v; want at most %d bytes", use, err, size+size/10)
 	}
 	b.mustPing(t)
 	b.unbind(t)

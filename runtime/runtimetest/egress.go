@@ -53,7 +53,7 @@ func checkConnections(t *testing.T, s *suite) {
 func (b *box) setEgress(t *testing.T, e wire.Egress) {
 	t.Helper()
 	if err := b.Egress(t.Context(), e); err != nil {
-		t.Fatalf("switch the proxy (on: %v): %v", e.On, err)
+		t.Fatalf("set egress (on: %v): %v", e.On, err)
 	}
 }
 
@@ -62,10 +62,10 @@ func (b *box) checkEgressView(t *testing.T, want egressView) {
 	var got egressView
 	b.runProgram(t, &got, "egress", "look", "0")
 	if !slices.Equal(got.Interfaces, want.Interfaces) {
-		t.Errorf("interfaces %q", got.Interfaces)
+		t.Errorf("interfaces = %q, want %q", got.Interfaces, want.Interfaces)
 	}
 	if got.Interfaces = want.Interfaces; fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("a command sees %+v, want %+v", got, want)
+		t.Errorf("egress view = %+v, want %+v", got, want)
 	}
 }
 
@@ -88,7 +88,7 @@ func checkDial(t *testing.T, b *box) {
 		checkEcho(t, nc)
 	}
 	if _, err := b.Dial(t.Context(), port+2); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "4712") {
-		t.Errorf("nothing listens there: %v", err)
+		t.Errorf("dial unused port: %v, want NotFound naming the port", err)
 	}
 	server.cancel(nil)
 }
@@ -110,14 +110,14 @@ func checkEcho(t *testing.T, nc net.Conn) {
 	got := make([]byte, len(want))
 	_, err := io.ReadFull(nc, got)
 	if err != nil || !bytes.Equal(got, want) {
-		t.Fatalf("what came back is not what was sent: %v", err)
+		t.Fatalf("echo differs from what was sent: %v", err)
 	}
 	if err := <-sent; err != nil {
 		t.Fatal(err)
 	}
 	if halves {
 		if rest, err := io.ReadAll(nc); err != nil || string(rest) != "end" {
-			t.Errorf("after our end it says %q, %v", rest, err)
+			t.Errorf("after CloseWrite: read %q, %v; want %q", rest, err, "end")
 		}
 	}
 }
@@ -129,12 +129,12 @@ func checkEgress(t *testing.T, b *box) {
 	thief := b.startCommand(t, python("egress", "take", "0"), guest.IO{})
 	thief.waitOutput(t, "ready")
 	if err := b.Egress(t.Context(), wire.Egress{On: true}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "3128") {
-		t.Errorf("a command has the proxy's port: %v", err)
+		t.Errorf("enable egress while a command uses the port: %v, want FailedPrecondition naming it", err)
 	}
 	thief.cancel(nil)
 	<-thief.ended
 	if _, err := b.Accept(t.Context()); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("accept while the proxy is off: %v", err)
+		t.Errorf("accept while egress is off: %v, want FailedPrecondition", err)
 	}
 	b.setEgress(t, wire.Egress{On: true, Env: map[string]string{"TOKEN": "placeholder"}})
 	b.checkEgressView(t, egressView{Proxy: "ok", Interfaces: []string{"lo"}, Resolved: "no", Env: "http://127.0.0.1:3128", Placeholder: "placeholder"})
@@ -169,7 +169,7 @@ func (b *box) checkProxyRoundTrip(t *testing.T) {
 		}
 	}
 	if o := hello.waitResult(t); !o.exited(0) || o.stdout != "you said hello\n" {
-		t.Errorf("through the proxy: %v", o)
+		t.Errorf("through the proxy: %v, want %q", o, "you said hello\n")
 	}
 }
 
@@ -178,13 +178,13 @@ func (b *box) checkProxyRoundTrip(t *testing.T) {
 func checkManyConnections(t *testing.T, b *box) {
 	t.Helper()
 	before := b.mustPing(t).RSSBytes
-	crowd := connectionCount
+	connections := connectionCount
 	if nc, err := b.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	} else if _, local := nc.(*net.UnixConn); nc.Close() == nil && !local {
-		crowd = muxConnectionCount
+		connections = muxConnectionCount
 	}
-	holder := b.startCommand(t, python("egress", "hold", strconv.Itoa(crowd)), guest.IO{})
+	holder := b.startCommand(t, python("egress", "hold", strconv.Itoa(connections)), guest.IO{})
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	var mu sync.Mutex
@@ -204,7 +204,7 @@ func checkManyConnections(t *testing.T, b *box) {
 				}
 				mu.Lock()
 				held = append(held, nc)
-				if len(held) == crowd {
+				if len(held) == connections {
 					cancel()
 				}
 				mu.Unlock()
@@ -212,8 +212,8 @@ func checkManyConnections(t *testing.T, b *box) {
 		})
 	}
 	group.Wait()
-	if len(held) < crowd {
-		t.Fatalf("%d connections of %d came out", len(held), crowd)
+	if len(held) < connections {
+		t.Fatalf("accepted %d connections, want %d", len(held), connections)
 	}
 	holder.waitOutput(t, "ready")
 	for _, nc := range held { // fill the buffers
@@ -227,12 +227,12 @@ func checkManyConnections(t *testing.T, b *box) {
 	holder.cancel(nil)
 	<-holder.ended
 	killed := time.Since(began)
-	t.Logf("%d connections: the guest has %d KiB, %d more than before; a kill took %s", crowd, pong.RSSBytes>>10, (pong.RSSBytes-before)>>10, killed.Round(time.Millisecond))
+	t.Logf("%d connections: guest RSS %d KiB, %d more than before; kill took %s", connections, pong.RSSBytes>>10, (pong.RSSBytes-before)>>10, killed.Round(time.Millisecond))
 	if pong.RSSBytes-before > runtime.GuestReserveBytes/2 {
-		t.Errorf("the guest has %d bytes more than before", pong.RSSBytes-before)
+		t.Errorf("guest RSS grew by %d bytes, want at most %d", pong.RSSBytes-before, runtime.GuestReserveBytes/2)
 	}
 	if killed > Patience/2 {
-		t.Errorf("a kill took %s", killed)
+		t.Errorf("kill took %s, want at most %s", killed, Patience/2)
 	}
 }
 
@@ -247,21 +247,21 @@ func checkGuestProgram(t *testing.T, b *box) {
 	select {
 	case n := <-pid:
 		if got := b.mustOutput(t, fmt.Sprintf("awk '/^Uid/ {print $2}' /proc/%d/status", n)); got != strconv.Itoa(runtime.CommandUID) {
-			t.Errorf("it runs as %q", got)
+			t.Errorf("program runs as uid %q, want %d", got, runtime.CommandUID)
 		}
 	case <-web.ended:
-		t.Fatalf("it did not start: %v", web.err)
+		t.Fatalf("program did not start: %v", web.err)
 	}
 	if _, err := io.WriteString(request, "{}"); err != nil {
 		t.Fatal(err)
 	}
 	request.Close()
 	if o := web.waitResult(t); !o.exited(0) || !strings.Contains(o.stdout, `"fault"`) {
-		t.Errorf("an empty request: %v", o)
+		t.Errorf("empty request: %v, want a fault", o)
 	}
 	for name, cmd := range map[string]wire.Command{"program": {Program: "sh", Argv: []string{"-c", "id"}}, "argv": {Argv: []string{wire.ProgramPath(wire.GuestPath, "web")}}} {
 		if o, err := b.Exec(t.Context(), cmd, guest.IO{}); err == nil || !strings.HasPrefix(err.Error(), name) {
-			t.Errorf("%v: %v, %v", cmd, o, err)
+			t.Errorf("%v: %v, %v; want an error on %s", cmd, o, err, name)
 		}
 	}
 }

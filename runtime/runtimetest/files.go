@@ -29,13 +29,13 @@ func checkFiles(t *testing.T, s *suite) {
 		t.Fatalf("write: %+v, %v", info, err)
 	}
 	if got := b.mustOutput(t, "python3 -c 'import os; s = os.stat(\"a/b/file\"); print(s.st_size, s.st_uid, s.st_gid, oct(s.st_mode & 0o7777)[2:])'; md5sum <a/b/file"); !strings.HasPrefix(got, fmt.Sprintf("%d 1000 1000 640\n", size)) {
-		t.Errorf("a command sees %q", got)
+		t.Errorf("file as seen by a command: %q", got)
 	}
 	if got := readFile(t, b, wire.FileRequest{Path: "/workspace/a/b/file", Offset: 16, Limit: 20}); got != text[16:36] {
-		t.Errorf("read a part: %q", got)
+		t.Errorf("read 20 bytes at 16: %q, want %q", got, text[16:36])
 	}
 	if got := readFile(t, b, wire.FileRequest{Path: "a/b/file"}); got != text {
-		t.Errorf("read all: %d bytes", len(got))
+		t.Errorf("read all: %d bytes, want the %d written", len(got), len(text))
 	}
 	if _, err := b.Move(t.Context(), wire.FileRequest{Path: "a/b/file", To: "moved"}); err != nil {
 		t.Error(err)
@@ -66,25 +66,25 @@ func checkOutsidePaths(t *testing.T, b *box) {
 		r, _, err := b.ReadFile(t.Context(), wire.FileRequest{Path: path})
 		if err == nil {
 			r.Close()
-			t.Errorf("%.80q can be read", path)
+			t.Errorf("ReadFile(%.80q) succeeded, want error", path)
 		}
 		if errdefs.IsUnavailable(err) || time.Since(began) > Patience/2 {
-			t.Errorf("%.80q took %s: %v", path, time.Since(began), err)
+			t.Errorf("ReadFile(%.80q) took %s: %v", path, time.Since(began), err)
 		}
 	}
 	for _, path := range []string{"../tmp/x", "/tmp/../etc/x", "/var/tmp/x", "root/tmp/x", "up/x", "link", "root"} {
 		if _, err := b.WriteFile(t.Context(), wire.FileRequest{Path: path}, strings.NewReader("x")); err == nil && path != "link" && path != "root" {
-			t.Errorf("%q can be written", path)
+			t.Errorf("WriteFile(%q) succeeded, want error", path)
 		}
 		if err := b.Remove(t.Context(), wire.FileRequest{Path: "root/tmp", Recursive: true}); err == nil {
-			t.Error("a folder outside can be removed")
+			t.Error("Remove of a directory outside succeeded, want error")
 		}
 	}
 	if got := b.mustOutput(t, "ls -A /tmp; head -c4 /etc/passwd"); got != "root" {
-		t.Errorf("outside there is %q", got)
+		t.Errorf("files outside = %q, want %q", got, "root")
 	}
 	if _, err := b.WriteFile(t.Context(), wire.FileRequest{Path: "big"}, endless{}); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("a file without end: %v", err)
+		t.Errorf("WriteFile of endless input: %v, want ResourceExhausted", err)
 	}
 	b.mustOutput(t, "echo x >small; cat small; ls")
 }

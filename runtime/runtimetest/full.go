@@ -17,9 +17,9 @@ import (
 func checkCommandCgroup(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	if pong := b.mustPing(t); pong.Kill != "cgroup" {
-		t.Errorf("commands are killed by %q", pong.Kill)
+		t.Errorf("kill method = %q", pong.Kill)
 	}
-	t.Logf("pings in a quiet sandbox: %s", pingLatency(t, b, time.Second))
+	t.Logf("pings in an idle sandbox: %s", pingLatency(t, b, time.Second))
 	for name, cmd := range map[string]wire.Command{
 		"pids":    python("runaway", "bomb"),
 		"threads": python("runaway", "threads"),
@@ -34,10 +34,10 @@ func checkCommandCgroup(t *testing.T, s *suite) {
 			took := pingLatency(t, b, 1700*time.Millisecond)
 			t.Logf("pings: %s", took)
 			if took.median > AnswerTime {
-				t.Errorf("pings took %s", took)
+				t.Errorf("pings: %s; want a median of at most %s", took, AnswerTime)
 			}
 			if o := r.waitResult(t); o.Unclean || o.Ending == runtime.SandboxLost {
-				t.Errorf("the ending is %v", o)
+				t.Errorf("ending = %v", o)
 			}
 			b.checkDead(t, runtime.CommandUID)
 			b.mustOutput(t, "true | true")
@@ -47,7 +47,7 @@ func checkCommandCgroup(t *testing.T, s *suite) {
 	t.Run("tmpfs", func(t *testing.T) {
 		o := b.runCommand(t, python("flood", "tmpfs", "/tmp", "/home/user", "/workspace", "/dev/shm", "keep"))
 		if took := pingLatency(t, b, time.Second); took.median > AnswerTime {
-			t.Errorf("with %s full pings took %s", o.stdout, took)
+			t.Errorf("pings with %s full: %s; want a median of at most %s", o.stdout, took, AnswerTime)
 		}
 		b.mustOutput(t, "rm /tmp/flood /home/user/flood /workspace/flood /dev/shm/flood && echo x >/tmp/x")
 	})
@@ -78,9 +78,9 @@ func checkOutputBuffers(t *testing.T, b *box) {
 			return err == nil && now.Stderr.End == 30<<20, fmt.Sprintf("%+v, %v", now, err)
 		})
 	}
-	t.Logf("%d shells with %d MiB each: guest at most %d KiB resident", len(all), 60, most>>10)
+	t.Logf("%d shells with %d MiB each: guest RSS at most %d KiB", len(all), 60, most>>10)
 	if most > runtime.GuestReserveBytes*3/2 {
-		t.Errorf("the guest has %d bytes, reserved are %d", most, runtime.GuestReserveBytes)
+		t.Errorf("guest RSS = %d bytes, reserve is %d", most, runtime.GuestReserveBytes)
 	}
 	for _, sh := range all {
 		if _, err := b.Kill(t.Context(), wire.Kill{ID: sh.ID}); err != nil {
@@ -113,7 +113,7 @@ func pingLatency(t *testing.T, b *box, during time.Duration) latency {
 	for end := time.Now().Add(during); len(all) == 0 || time.Now().Before(end); {
 		began := time.Now()
 		if _, err := b.Ping(ctx); err != nil {
-			t.Fatalf("the guest does not answer: %v", err)
+			t.Fatalf("ping guest: %v", err)
 		}
 		all = append(all, time.Since(began))
 		select {
@@ -128,6 +128,6 @@ func pingLatency(t *testing.T, b *box, during time.Duration) latency {
 // checkNoCommandCgroup checks that the guest reports that it kills without cgroups.
 func checkNoCommandCgroup(t *testing.T, s *suite) {
 	if pong := s.plain.mustPing(t); pong.Kill != "tag" {
-		t.Errorf("commands are killed by %q", pong.Kill)
+		t.Errorf("kill method = %q", pong.Kill)
 	}
 }

@@ -70,7 +70,7 @@ func (b *box) findOnHost(t *testing.T) hostView {
 		}
 	}
 	if v.init == 0 {
-		t.Fatalf("the host sees no first process of %s", v.pidNamespace)
+		t.Fatalf("no PID 1 of %s found on the host", v.pidNamespace)
 	}
 	dirs, err := cgroupsOf(v.init)
 	// In some hierarchies PID 1 may be in the engine's cgroup, which is not the sandbox's.
@@ -81,7 +81,7 @@ func (b *box) findOnHost(t *testing.T) hostView {
 		}
 	}
 	if err != nil || len(v.cgroups) == 0 {
-		t.Fatalf("it has no cgroup of its own among %q, %v", dirs, err)
+		t.Fatalf("process %d has no separate cgroup among %q, %v", v.init, dirs, err)
 	}
 	return v
 }
@@ -194,11 +194,11 @@ func (b *box) checkDead(t *testing.T, uid int) {
 	}
 	for range 3 {
 		if left := slices.DeleteFunc(mine(), func(p process) bool { return !p.alive }); len(left) > 0 {
-			t.Errorf("after the ending was told there are %d processes, among them %v", len(left), left[:min(len(left), 5)])
+			t.Errorf("%d processes alive after the reported ending, among them %v", len(left), left[:min(len(left), 5)])
 			return
 		}
 	}
-	eventually(t, "the dead are buried", func() (bool, string) {
+	eventually(t, "the dead processes are reaped", func() (bool, string) {
 		left := mine()
 		return len(left) == 0, fmt.Sprint(left)
 	})
@@ -251,11 +251,11 @@ func (b *box) checkRemoved(t *testing.T) {
 	t.Helper()
 	// Ignore zombies: whichever process inherited them has to reap them, not the driver.
 	if left := slices.DeleteFunc(b.hostProcesses(t), func(pid int) bool { return !isAlive(pid) }); b.host.init != 0 && len(left) > 0 {
-		t.Errorf("after its removal processes are alive: %v", left)
+		t.Errorf("processes alive after removal: %v", left)
 	}
 	for _, dir := range b.host.cgroups {
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("its cgroup %s is left: %v", dir, err)
+			t.Errorf("cgroup %s left after removal: %v", dir, err)
 		}
 	}
 	b.suite.checkNoTrace(t, b.spec.ID)
@@ -270,7 +270,7 @@ func (s *suite) checkNoTrace(t *testing.T, id string) {
 	}
 	for line := range strings.Lines(string(mounts)) {
 		if strings.Contains(line, id) {
-			t.Errorf("a mount is left: %s", line)
+			t.Errorf("mount left after removal: %s", line)
 		}
 	}
 	// Do not go deeper in the state directory: it contains root filesystems.
@@ -278,7 +278,7 @@ func (s *suite) checkNoTrace(t *testing.T, id string) {
 		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 			// Ignore errors: other programs create and remove cgroups at the same time.
 			if err == nil && strings.Contains(filepath.Base(path), id) {
-				t.Errorf("%s is left", path)
+				t.Errorf("%s left after removal", path)
 			}
 			if d != nil && d.IsDir() && strings.Count(path[len(top):], "/") >= depth {
 				return fs.SkipDir
@@ -297,13 +297,13 @@ func (s *suite) checkNoTrace(t *testing.T, id string) {
 	}
 	for _, f := range found {
 		if f.ID == id {
-			t.Errorf("it is still listed: %+v", f)
+			t.Errorf("sandbox still listed after removal: %+v", f)
 		}
 	}
 	if s.Leftovers == nil {
 		return
 	}
 	for _, left := range s.Leftovers(t, id) {
-		t.Errorf("the engine still has %s", left)
+		t.Errorf("left in the engine after removal: %s", left)
 	}
 }

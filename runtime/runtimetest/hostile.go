@@ -56,34 +56,34 @@ func (s *suite) newHostileSandbox(t *testing.T) *box {
 func checkNeutralConfig(t *testing.T, s *suite) {
 	b := s.newHostileSandbox(t)
 	if o := b.runCommand(t, bash(`echo "$UID $PWD"; echo "${`+markEnv+`-unset} ${LD_PRELOAD-unset} ${BASH_ENV-unset}"`)); o.stdout != "1000 /workspace\nunset unset unset\n" {
-		t.Errorf("user, folder and environment of a command: %v", o)
+		t.Errorf("user, working directory and environment of a command: %v", o)
 	}
 	if environ := b.readInitFile(t, "environ"); strings.Contains(environ, markEnv) || strings.Contains(environ, "LD_PRELOAD") {
-		t.Errorf("PID 1's environment is %q", environ)
+		t.Errorf("environment of PID 1 = %q, want nothing of the image's", environ)
 	}
 	if cmdline := b.readInitFile(t, "cmdline"); !strings.HasPrefix(cmdline, "/run/orchestrator/guest\x00init\x00") {
-		t.Errorf("PID 1 is %q", cmdline)
+		t.Errorf("command line of PID 1 = %q, want the guest", cmdline)
 	}
 	// Engines create writable directories on their disk for declared volumes.
 	for _, volume := range []string{"/data", "/var/lib/volume", "/suid.d"} {
 		if o := b.runCommand(t, bash("echo x >"+volume+"/x")); o.exited(0) {
-			t.Errorf("the image's volume %s can be written", volume)
+			t.Errorf("image volume %s is writable", volume)
 		}
 	}
 	mounts := b.mustOutput(t, "while read -r line; do echo \"$line\"; done </proc/self/mountinfo")
 	for line := range strings.Lines(mounts) {
 		at := strings.Fields(line)[4]
 		if isBelow(at, []string{"/data", "/var/lib/volume", "/suid.d", "/tmp", "/workspace"}) && !strings.Contains(line, " - tmpfs ") {
-			t.Errorf("a volume is there: %s", line)
+			t.Errorf("image volume is mounted: %s", line)
 		}
 	}
 	found, err := s.driver.List(t.Context(), "hostile-owner")
 	if err != nil || len(found) > 0 {
-		t.Errorf("the image's labels are believed: %v, %v", found, err)
+		t.Errorf("List by the image's owner label = %v, %v; want none", found, err)
 	}
 	found, err = s.driver.List(t.Context(), s.owner)
 	if err != nil || !slices.ContainsFunc(found, func(f runtime.Found) bool { return f.ID == b.spec.ID && f.Template == b.spec.Template && f.Running }) {
-		t.Errorf("the sandbox is listed as %+v, %v", found, err)
+		t.Errorf("List = %+v, %v; want the running sandbox", found, err)
 	}
 	b.destroy(t)
 }

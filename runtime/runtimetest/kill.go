@@ -49,13 +49,13 @@ func checkKill(t *testing.T, s *suite) {
 		t.Run(r.name, func(t *testing.T) { k.ensureSandbox(t); k.checkRunaway(t, r) })
 	}
 	t.Run("cancelled", func(t *testing.T) { k.ensureSandbox(t); k.checkCancelled(t) })
-	t.Run("kept by a tracer", func(t *testing.T) { k.ensureSandbox(t); k.checkTracedCommand(t) })
-	t.Run("kept by a tracer of a thread", func(t *testing.T) { k.ensureSandbox(t); k.checkTracedThread(t) })
+	t.Run("traced", func(t *testing.T) { k.ensureSandbox(t); k.checkTracedCommand(t) })
+	t.Run("thread traced", func(t *testing.T) { k.ensureSandbox(t); k.checkTracedThread(t) })
 	t.Run("shell", func(t *testing.T) { k.ensureSandbox(t); k.checkShell(t) })
 	t.Run("signals", func(t *testing.T) { k.ensureSandbox(t); k.checkSignals(t) })
 	t.Run("output", func(t *testing.T) { k.ensureSandbox(t); checkOutputDescriptors(t, k.box) })
-	t.Run("many at once", func(t *testing.T) { k.ensureSandbox(t); checkConcurrentCommands(t, k.box) })
-	t.Run("flood of output", func(t *testing.T) { checkLargeOutput(t, s) })
+	t.Run("concurrent commands", func(t *testing.T) { k.ensureSandbox(t); checkConcurrentCommands(t, k.box) })
+	t.Run("large output", func(t *testing.T) { checkLargeOutput(t, s) })
 	t.Run("input", func(t *testing.T) { checkInputs(t, s) })
 }
 
@@ -103,7 +103,7 @@ func (k *killer) replaceIfLost(t *testing.T, err error) bool {
 	if err == nil || !k.suite.hidesProcesses() || !errors.Is(err, guest.ErrLost) && !errdefs.IsUnavailable(err) {
 		return false
 	}
-	t.Logf("the sandbox went with the flood: %v", err)
+	t.Logf("sandbox ended with the flood: %v", err)
 	k.replaceSandbox(t)
 	return true
 }
@@ -116,7 +116,7 @@ func (k *killer) checkRunaway(t *testing.T, r runaway) {
 		timeout *= 3 // a user-space kernel starts processes slowly
 	}
 	for !k.checkRunawayWithin(t, r, timeout) {
-		t.Logf("it did not get under way in %s", timeout)
+		t.Logf("runaway did not start in %s", timeout)
 		timeout *= 3
 	}
 }
@@ -138,12 +138,12 @@ func (k *killer) checkRunawayWithin(t *testing.T, r runaway, timeout time.Durati
 			k.checkNothingAlive(t, o.Result)
 			return false
 		}
-		t.Errorf("it did not get under way: %v", o)
+		t.Errorf("runaway did not start: %v", o)
 	}
 	// gVisor sends SIGHUP to an orphaned process group that stops itself.
 	hungUp := k.suite.hidesProcesses() && r.name == "stopped" && o.Ending == runtime.Signalled && o.Signal == 1
 	if o.Ending != r.ending && !hungUp {
-		t.Errorf("the ending is %v, want %s", o, r.ending)
+		t.Errorf("ending = %v, want %s", o, r.ending)
 	}
 	k.checkNothingAlive(t, o.Result)
 	return true
@@ -155,9 +155,9 @@ func (k *killer) checkNothingAlive(t *testing.T, res runtime.Result) {
 	t.Helper()
 	if res.Unclean {
 		if k.suite.driver.Capabilities(k.suite.Class).Has(runtime.CapCommandCgroup) {
-			t.Errorf("the guest could not kill it: %+v", res)
+			t.Errorf("guest could not kill the command: %+v", res)
 		}
-		t.Logf("the guest could not kill it and said so: %+v", res)
+		t.Logf("guest reported that it could not kill the command: %+v", res)
 		k.replaceSandbox(t)
 		return
 	}
@@ -173,7 +173,7 @@ func (k *killer) ensureSandbox(t *testing.T) {
 	}
 	select {
 	case <-k.box.Done():
-		t.Log("the sandbox went after the flood")
+		t.Log("sandbox ended after the flood")
 		k.replaceSandbox(t)
 	default:
 	}
@@ -196,35 +196,35 @@ func (k *killer) waitBystander(t *testing.T) {
 			t.Fatal(err)
 		}
 		if sh.Result != nil {
-			t.Fatalf("the other shell has ended: %+v", sh.Result)
+			t.Fatalf("bystander shell ended: %+v", sh.Result)
 		}
 		return sh.Stdout.End
 	}
 	before := end()
-	eventually(t, "the other shell goes on", func() (bool, string) { n := end(); return n > before, fmt.Sprint(n) })
+	eventually(t, "the bystander shell has written more", func() (bool, string) { n := end(); return n > before, fmt.Sprint(n) })
 }
 
 // checkCancelled cancels a command.
 func (k *killer) checkCancelled(t *testing.T) {
 	r := k.box.startCommand(t, k.withNextUser(python("runaway", "runners-waited-for")), guest.IO{})
 	r.waitOutput(t, "ready")
-	r.cancel(errors.New("given up"))
+	r.cancel(errors.New("cancelled by the test"))
 	<-r.ended
 	if errors.Is(r.err, guest.ErrLost) {
 		// On a very busy machine the guest may report too late, but it must still kill the command.
-		t.Logf("the ending was not told: %v", r.err)
+		t.Logf("ending not reported: %v", r.err)
 		if k.suite.hidesProcesses() {
 			k.replaceSandbox(t) // the scheduler would, too: without cgroups the guest cannot catch processes that fork faster than it scans
 			return
 		}
-		eventually(t, "nothing of it is alive", func() (bool, string) {
+		eventually(t, "no process of the command is alive", func() (bool, string) {
 			left := slices.DeleteFunc(k.box.commandProcesses(t), func(p process) bool { return p.uid != k.uid || !p.alive })
 			return len(left) == 0, fmt.Sprint(left)
 		})
 		return
 	}
 	if r.err != nil || r.res.Ending != runtime.Cancelled {
-		t.Errorf("the ending is %+v, %v", r.res, r.err)
+		t.Errorf("ending = %+v, %v; want cancelled", r.res, r.err)
 	}
 	k.checkNothingAlive(t, r.res)
 }
@@ -237,7 +237,7 @@ func (k *killer) checkTracedCommand(t *testing.T) {
 		if k.checkTracedWithin(t, timeout) {
 			return
 		}
-		t.Logf("it was not traced in %s", timeout)
+		t.Logf("command was not traced in %s", timeout)
 		if k.suite.hidesProcesses() {
 			return // gVisor does not allow this ptrace call
 		}
@@ -250,7 +250,7 @@ func (k *killer) checkTracedWithin(t *testing.T, timeout time.Duration) bool {
 	r.waitOutput(t, "ready")
 	o := k.box.runCommand(t, wire.Command{Argv: []string{"sleep", "4321"}, User: keeper.User, Timeout: timeout})
 	if o.Ending != runtime.Timeout || o.Unclean {
-		t.Errorf("the ending is %v", o)
+		t.Errorf("ending = %v, want timeout", o)
 	}
 	traced := strings.Contains(r.out.String(), "kept")
 	if !traced {
@@ -275,18 +275,18 @@ func (k *killer) checkTracedThread(t *testing.T) {
 	by.waitOutput(t, "\n")
 	if said := by.out.String(); said != "kept\n" {
 		if !k.suite.hidesProcesses() { // gVisor does not allow tracing another command
-			t.Errorf("the thread was not traced: %s", said)
+			t.Errorf("thread was not traced: %s", said)
 		}
-		by.cancel(errors.New("it traces nothing"))
-		r.cancel(errors.New("nobody traces it"))
+		by.cancel(errors.New("tracer traces nothing"))
+		r.cancel(errors.New("command is not traced"))
 		<-by.ended
 		<-r.ended
 		return
 	}
 	o := r.waitResult(t)
 	if !o.exited(7) || o.Unclean {
-		t.Errorf("the ending is %v, unclean %v, want exit 7", o, o.Unclean)
-		by.cancel(errors.New("it was not killed"))
+		t.Errorf("ending = %v, unclean %v; want exit 7", o, o.Unclean)
+		by.cancel(errors.New("command was not killed"))
 	}
 	<-by.ended
 	k.checkNothingAlive(t, o.Result)
@@ -300,7 +300,7 @@ func (k *killer) checkShell(t *testing.T) {
 		if _, err := k.box.Start(t.Context(), cmd); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the shell is under way", func() (bool, string) {
+		eventually(t, "the shell has started", func() (bool, string) {
 			sh, err := k.box.Shell(t.Context(), name)
 			return err == nil && sh.Stdout.End > 0, fmt.Sprintf("%+v, %v", sh, err)
 		})
@@ -312,7 +312,7 @@ func (k *killer) checkShell(t *testing.T) {
 		if err != nil && k.suite.hidesProcesses() {
 			// A full user-space kernel may need longer than a kill waits. The shell then reports
 			// its end later.
-			t.Logf("the kill was not over in its time: %v", err)
+			t.Logf("kill did not finish in time: %v", err)
 		}
 		if name != "killed" || err != nil && k.suite.hidesProcesses() {
 			eventually(t, "the shell ends", func() (bool, string) {
@@ -327,7 +327,7 @@ func (k *killer) checkShell(t *testing.T) {
 			t.Fatalf("shell %s: %+v, %v", name, sh, err)
 		}
 		if want := map[string]runtime.Ending{"killed": runtime.Cancelled, "ended": runtime.Exited}[name]; sh.Result.Ending != want {
-			t.Errorf("the ending is %+v, want %s", sh.Result, want)
+			t.Errorf("ending = %+v, want %s", sh.Result, want)
 		}
 		k.checkNothingAlive(t, *sh.Result)
 	}
@@ -352,7 +352,7 @@ func (k *killer) checkSignals(t *testing.T) {
 		r.waitOutput(t, "got")
 		send(wire.Signal{ID: cmd.ID, Number: 15})
 		if o := r.waitResult(t); !o.exited(5) || strings.Contains(o.stdout, "child") != all {
-			t.Errorf("signals to all (%v): %v", all, o)
+			t.Errorf("signals (to all: %v): %v", all, o)
 		}
 		k.box.checkDead(t, k.uid)
 	}
@@ -371,16 +371,16 @@ func checkOutputDescriptors(t *testing.T, b *box) {
 	} {
 		o := b.sh(t, line)
 		if !o.exited(code) {
-			t.Errorf("%s: %v", line, o)
+			t.Errorf("%s: %v, want code %d", line, o, code)
 		}
 		if code == 8 && (o.stdout != "out\n" || o.stderr != "err\n") {
-			t.Errorf("%s: %v", line, o)
+			t.Errorf("%s: %v, want code %d", line, o, code)
 		}
 	}
 	cmd := bash("yes")
 	cmd.OutputLimit = 100_000
 	if o := b.runCommand(t, cmd); o.Ending != runtime.OutputLimit || len(o.stdout) != 100_000 {
-		t.Errorf("a limit of 100000 bytes: %s with %d", o.Ending, len(o.stdout))
+		t.Errorf("output limit of 100000 bytes: %s with %d bytes", o.Ending, len(o.stdout))
 	}
 }
 
@@ -430,12 +430,12 @@ func checkLargeOutput(t *testing.T, s *suite) {
 		}
 	}
 	o := r.waitResult(t)
-	t.Logf("%d MiB in %s, guest at most %d KiB resident (%d before, %d pings)", count.all()>>20, time.Since(began).Round(time.Millisecond), most>>10, before>>10, pings)
+	t.Logf("%d MiB in %s, guest RSS at most %d KiB (%d before, %d pings)", count.all()>>20, time.Since(began).Round(time.Millisecond), most>>10, before>>10, pings)
 	if !o.exited(0) || count.all() != size {
-		t.Errorf("%d of %d bytes came: %v", count.all(), size, o.Result)
+		t.Errorf("received %d bytes, want %d: %v", count.all(), size, o.Result)
 	}
 	if most > before+16<<20 {
-		t.Errorf("the guest grew from %d to %d bytes", before, most)
+		t.Errorf("guest RSS grew from %d to %d bytes", before, most)
 	}
 }
 
@@ -462,7 +462,7 @@ func checkInputs(t *testing.T, s *suite) {
 		line string
 		rw   guest.IO
 	}{
-		"reads for ever":          {"cat >/dev/null", guest.IO{Stdin: endless{}}},
+		"reads without end":       {"cat >/dev/null", guest.IO{Stdin: endless{}}},
 		"waits for input":         {"cat", guest.IO{Stdin: silent{quiet}}},
 		"never reads":             {"sleep 1000", guest.IO{Stdin: endless{}}},
 		"reads in the background": {"exec 3<&0; cat <&3 >/dev/null & sleep 1000", guest.IO{Stdin: endless{}}},
@@ -471,22 +471,22 @@ func checkInputs(t *testing.T, s *suite) {
 		cmd.Timeout = time.Second / 2
 		o, err := b.tryCommand(t.Context(), cmd, c.rw)
 		if err != nil || o.Ending != runtime.Timeout {
-			t.Errorf("a command that %s: %v, %v", name, o, err)
+			t.Errorf("command that %s: %v, %v; want timeout", name, o, err)
 		}
 		b.checkDead(t, runtime.CommandUID)
 		if rss := b.mustPing(t).RSSBytes; rss > 64<<20 {
-			t.Errorf("the guest has %d bytes", rss)
+			t.Errorf("guest RSS = %d bytes, want at most %d", rss, 64<<20)
 		}
 	}
 	o, err := b.tryCommand(t.Context(), bash("exec <&-; exit 3"), guest.IO{Stdin: endless{}})
 	if err != nil || !o.exited(3) {
-		t.Errorf("a command that closes its input: %v, %v", o, err)
+		t.Errorf("command that closes its input: %v, %v; want code 3", o, err)
 	}
 	o, err = b.tryCommand(t.Context(), bash("cat; exit 4"), guest.IO{Stdin: strings.NewReader("some input")})
 	if err != nil || !o.exited(4) || o.stdout != "some input" {
-		t.Errorf("a command that gives back its input: %v, %v", o, err)
+		t.Errorf("command that echoes its input: %v, %v; want code 4", o, err)
 	}
 	if o := b.sh(t, "cat; exit 5"); !o.exited(5) || o.stdout != "" {
-		t.Errorf("a command that was given no input: %v", o)
+		t.Errorf("command without input: %v, want code 5", o)
 	}
 }

@@ -74,26 +74,26 @@ func checkAdopt(t *testing.T, s *suite) {
 	}
 	for i, line := range strings.Fields(seen.String()) {
 		if line != fmt.Sprint(i) {
-			t.Fatalf("line %d of the shell is %q", i, line)
+			t.Fatalf("line %d of the shell = %q, want %d", i, line, i)
 		}
 	}
 	if pong := b.mustPing(t); pong.UptimeMS < uptime || !pong.Claimed || pong.Shells != 1 {
-		t.Errorf("the guest says %+v", pong)
+		t.Errorf("pong = %+v, want the same guest, claimed, with one shell", pong)
 	}
 	if got := b.mustOutput(t, "echo $WHO"); got != "lease" {
-		t.Errorf("the lease's environment is %q", got)
+		t.Errorf("lease environment: WHO = %q, want %q", got, "lease")
 	}
 	checkRefusedAdopts(t, b)
 	if sh, err := b.Kill(t.Context(), wire.Kill{ID: "counter"}); err != nil || sh.Result == nil || sh.Result.Ending != runtime.Cancelled {
-		t.Errorf("the shell was killed: %+v, %v", sh, err)
+		t.Errorf("kill shell: %+v, %v; want cancelled", sh, err)
 	}
 	b.checkDead(t, runtime.CommandUID)
 	if o := b.runCommand(t, python("flood", "pids")); s.driver.Capabilities(s.Class).Has(runtime.CapEndingPids) != (o.Ending == runtime.Pids) {
-		t.Errorf("at the pids cap: %v", o)
+		t.Errorf("ending at the PID limit = %v", o)
 	}
 	if binds {
 		if got := b.mustOutput(t, "cat file"); got != "content" {
-			t.Errorf("the workspace's file has %q", got)
+			t.Errorf("workspace file = %q, want %q", got, "content")
 		}
 		b.unbind(t)
 		b.bind(t, dir, true)
@@ -105,10 +105,10 @@ func checkAdopt(t *testing.T, s *suite) {
 func checkRefusedAdopts(t *testing.T, b *box) {
 	t.Helper()
 	if _, err := b.suite.driver.Adopt(t.Context(), b.spec.ID); err == nil {
-		t.Error("it was adopted twice by the same process")
+		t.Error("second Adopt by the same process succeeded, want error")
 	}
 	if _, err := b.suite.driver.Adopt(t.Context(), "t"+randomName()); !errdefs.IsNotFound(err) {
-		t.Errorf("a sandbox that never was: %v", err)
+		t.Errorf("Adopt of an unknown sandbox: %v, want NotFound", err)
 	}
 }
 
@@ -136,7 +136,7 @@ func (b *box) readOutput(t *testing.T, seen *strings.Builder, lines int) {
 
 func checkNoAdopt(t *testing.T, s *suite) {
 	if _, err := s.driver.Adopt(t.Context(), s.plain.spec.ID); err == nil {
-		t.Error("it was adopted")
+		t.Error("Adopt succeeded, want error")
 	}
 }
 
@@ -147,7 +147,7 @@ func checkOrphanTimeout(t *testing.T, s *suite) {
 	b := s.newSandbox(t, func(spec *runtime.Spec) { spec.OrphanTimeout = alone })
 	select {
 	case <-b.Done():
-		t.Error("it ended although its host is there")
+		t.Error("sandbox ended although its host is connected")
 	case <-time.After(alone + alone/4):
 	}
 	b.mustPing(t)
@@ -168,14 +168,14 @@ func checkOrphanTimeout(t *testing.T, s *suite) {
 		t.Error(err)
 	}
 	began := time.Now()
-	eventually(t, "it ends by itself", func() (bool, string) {
+	eventually(t, "the sandbox has ended", func() (bool, string) {
 		left := slices.DeleteFunc(b.hostProcesses(t), func(pid int) bool { return !isAlive(pid) })
 		return len(left) == 0, fmt.Sprint(left)
 	})
-	t.Logf("it ended %s after its host, %s were set", time.Since(began).Round(time.Millisecond), alone)
+	t.Logf("sandbox ended %s after its host, with an orphan timeout of %s", time.Since(began).Round(time.Millisecond), alone)
 	s.driver = s.Open(t, s.state)
 	s.plain.readopt(t)
-	eventually(t, "what has ended is not adopted", func() (bool, string) {
+	eventually(t, "Adopt of the ended sandbox returns NotFound", func() (bool, string) {
 		again, err := s.driver.Adopt(t.Context(), b.spec.ID)
 		if err == nil {
 			err = again.Release()
@@ -192,7 +192,7 @@ func checkOrphanTimeout(t *testing.T, s *suite) {
 // often it is removed.
 func checkNothingLeft(t *testing.T, s *suite) {
 	t.Run("destroyed twice", func(t *testing.T) { checkDestroyTwice(t, s.newBusySandbox(t)) })
-	t.Run("its init killed", func(t *testing.T) { checkInitKilled(t, s.newBusySandbox(t)) })
+	t.Run("init killed", func(t *testing.T) { checkInitKilled(t, s.newBusySandbox(t)) })
 	t.Run("ended by its guest", func(t *testing.T) {
 		b := s.newBusySandbox(t)
 		if err := b.End(t.Context()); err != nil {
@@ -214,7 +214,7 @@ func checkNothingLeft(t *testing.T, s *suite) {
 		}
 		b.checkRemoved(t)
 	})
-	t.Run("cut short", func(t *testing.T) { checkCancelledCreate(t, s) })
+	t.Run("create cancelled", func(t *testing.T) { checkCancelledCreate(t, s) })
 }
 
 // waitDone waits until the sandbox's end is reported.
@@ -223,7 +223,7 @@ func (b *box) waitDone(t *testing.T) {
 	select {
 	case <-b.Done():
 	case <-time.After(Patience):
-		t.Fatal("its end is not told")
+		t.Fatal("end of the sandbox was not reported")
 	}
 }
 
@@ -233,10 +233,10 @@ func (r *runningCommand) waitLost(t *testing.T) {
 	select {
 	case <-r.ended:
 	case <-time.After(Patience):
-		t.Fatal("the end of its command is not told")
+		t.Fatal("end of the command was not reported")
 	}
 	if r.err == nil || !errors.Is(r.err, guest.ErrLost) && !errdefs.IsUnavailable(r.err) {
-		t.Errorf("its command ended with %+v, %v", r.res, r.err)
+		t.Errorf("command of the lost sandbox: %+v, %v; want ErrLost", r.res, r.err)
 	}
 }
 
@@ -250,10 +250,10 @@ func checkDestroyTwice(t *testing.T, b *box) {
 	b.waitDone(t)
 	r.waitLost(t)
 	if _, err := b.Ping(t.Context()); !errdefs.IsUnavailable(err) {
-		t.Errorf("a ping of what is gone: %v", err)
+		t.Errorf("Ping after Destroy: %v, want Unavailable", err)
 	}
 	if _, err := b.suite.driver.Adopt(t.Context(), b.spec.ID); !errdefs.IsNotFound(err) {
-		t.Errorf("what is gone is adopted: %v", err)
+		t.Errorf("Adopt after Destroy: %v, want NotFound", err)
 	}
 }
 
@@ -265,7 +265,7 @@ func checkInitKilled(t *testing.T, b *box) {
 	}
 	b.waitDone(t)
 	r.waitLost(t)
-	eventually(t, "it is listed as not running", func() (bool, string) {
+	eventually(t, "the sandbox is listed as not running", func() (bool, string) {
 		found, err := b.suite.driver.List(t.Context(), b.spec.Owner)
 		i := slices.IndexFunc(found, func(f runtime.Found) bool { return f.ID == b.spec.ID })
 		return err == nil && i >= 0 && !found[i].Running, fmt.Sprintf("%+v, %v", found, err)
@@ -303,7 +303,7 @@ func (s *suite) newBusySandbox(t *testing.T) *box {
 func checkCancelledCreate(t *testing.T, s *suite) {
 	for after := time.Millisecond; after < time.Second; after = after*2 + after/2 {
 		spec := s.spec(nil)
-		ctx, cancel := context.WithTimeoutCause(t.Context(), after, errors.New("cut short"))
+		ctx, cancel := context.WithTimeoutCause(t.Context(), after, errors.New("cancelled by the test"))
 		sandbox, err := s.driver.Create(ctx, spec)
 		cancel()
 		clean, stop := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
@@ -314,7 +314,7 @@ func checkCancelledCreate(t *testing.T, s *suite) {
 		}
 		stop()
 		if err != nil {
-			t.Errorf("a create that was cut short after %s: %v", after, err)
+			t.Errorf("remove after Create was cancelled at %s: %v", after, err)
 		}
 		s.checkNoTrace(t, spec.ID)
 	}
@@ -327,17 +327,17 @@ func (s *suite) checkRefusals(t *testing.T) {
 		is     func(error) bool
 		names  string
 	}{
-		"an id that is none": {func(p *runtime.Spec) { p.ID = "../../x" }, errdefs.IsInvalidArgument, "id"},
-		"an id twice":        {func(p *runtime.Spec) { p.ID = s.plain.spec.ID }, errdefs.IsAlreadyExists, s.plain.spec.ID},
-		"no owner":           {func(p *runtime.Spec) { p.Owner = "" }, errdefs.IsInvalidArgument, "owner"},
-		"too little memory":  {func(p *runtime.Spec) { p.Limits.MemoryBytes = 1 << 20 }, errdefs.IsInvalidArgument, "memory_bytes"},
-		"too few pids":       {func(p *runtime.Spec) { p.Limits.Pids = 1 }, errdefs.IsInvalidArgument, "pids"},
-		"less than no CPU":   {func(p *runtime.Spec) { p.Limits.CPUs = -1 }, errdefs.IsInvalidArgument, "cpus"},
-		"no image":           {func(p *runtime.Spec) { p.Image = runtime.Image{} }, errdefs.IsInvalidArgument, "image"},
-		"an image nobody has": {func(p *runtime.Spec) {
+		"invalid id":        {func(p *runtime.Spec) { p.ID = "../../x" }, errdefs.IsInvalidArgument, "id"},
+		"duplicate id":      {func(p *runtime.Spec) { p.ID = s.plain.spec.ID }, errdefs.IsAlreadyExists, s.plain.spec.ID},
+		"no owner":          {func(p *runtime.Spec) { p.Owner = "" }, errdefs.IsInvalidArgument, "owner"},
+		"too little memory": {func(p *runtime.Spec) { p.Limits.MemoryBytes = 1 << 20 }, errdefs.IsInvalidArgument, "memory_bytes"},
+		"too few pids":      {func(p *runtime.Spec) { p.Limits.Pids = 1 }, errdefs.IsInvalidArgument, "pids"},
+		"negative CPUs":     {func(p *runtime.Spec) { p.Limits.CPUs = -1 }, errdefs.IsInvalidArgument, "cpus"},
+		"no image":          {func(p *runtime.Spec) { p.Image = runtime.Image{} }, errdefs.IsInvalidArgument, "image"},
+		"unknown image": {func(p *runtime.Spec) {
 			p.Image = runtime.Image{Ref: "none", ID: "sha256:" + strings.Repeat("0", 64), Root: "/no/such/root"}
 		}, errdefs.IsNotFound, "none"},
-		"an entrypoint that is not there": {func(p *runtime.Spec) { p.Entrypoint = []string{"/no/such/program"} }, nil, ""},
+		"missing entrypoint": {func(p *runtime.Spec) { p.Entrypoint = []string{"/no/such/program"} }, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := s.spec(c.change)
@@ -345,12 +345,12 @@ func (s *suite) checkRefusals(t *testing.T) {
 			defer cancel()
 			sandbox, err := s.driver.Create(ctx, spec)
 			if err == nil {
-				t.Error("it was made")
+				t.Error("Create succeeded, want error")
 				if err := retryUnavailable(ctx, t, sandbox.Destroy); err != nil {
 					t.Error(err)
 				}
 			} else if c.is != nil && !c.is(err) || !strings.Contains(err.Error(), c.names) {
-				t.Errorf("the error is: %v", err)
+				t.Errorf("Create: %v, want %q in it and the right class", err, c.names)
 			}
 			if runtime.ValidID(spec.ID) && spec.ID != s.plain.spec.ID {
 				s.checkNoTrace(t, spec.ID)

@@ -20,20 +20,20 @@ func checkMemoryCap(t *testing.T, s *suite) {
 	o, err := b.tryCommand(t.Context(), python("flood", "one"), guest.IO{})
 	switch {
 	case err != nil && s.driver.Capabilities(s.Class).Has(runtime.CapCommandCgroup):
-		t.Fatalf("the guest went with the command: %v", err)
+		t.Fatalf("guest lost with the command: %v", err)
 	case err != nil:
-		t.Logf("the sandbox went with the command: %v", err)
+		t.Logf("sandbox lost with the command: %v", err)
 		return
 	case o.exited(0):
-		t.Errorf("%d bytes were not enough to end it: %v", b.spec.Limits.MemoryBytes, o)
+		t.Errorf("command over the memory limit of %d bytes: %v, want failure", b.spec.Limits.MemoryBytes, o)
 	case o.Usage.MemoryBytes > b.spec.Limits.MemoryBytes:
-		t.Errorf("it had %d bytes, the cap is %d", o.Usage.MemoryBytes, b.spec.Limits.MemoryBytes)
+		t.Errorf("memory usage = %d bytes, limit is %d", o.Usage.MemoryBytes, b.spec.Limits.MemoryBytes)
 	}
 	if o.Ending == runtime.Timeout || o.Unclean {
-		t.Errorf("the ending is %v", o)
+		t.Errorf("ending = %v", o)
 	}
 	if got := b.mustOutput(t, "echo fine"); got != "fine" {
-		t.Errorf("the next command says %q", got)
+		t.Errorf("output of the next command = %q, want %q", got, "fine")
 	}
 	checkNoSwap(t, b)
 	if s.driver.Capabilities(s.Class).Has(runtime.CapCommandCgroup) {
@@ -48,16 +48,16 @@ func checkSocketMemory(t *testing.T, b *box) {
 	cmd.Timeout = Patience / 2
 	o, err := b.tryCommand(t.Context(), cmd, guest.IO{})
 	if err != nil {
-		t.Fatalf("the guest went with the command: %v", err)
+		t.Fatalf("guest lost with the command: %v", err)
 	}
 	var held int64
 	if json.Unmarshal([]byte(o.stdout), &held) != nil {
-		t.Logf("sockets were the end of it: %v", o) // the kernel counted the buffers as its memory and killed it
+		t.Logf("socket buffers ended the command: %v", o) // the kernel counted the buffers as its memory and killed it
 		return
 	}
-	t.Logf("connections held %d MiB", held>>20)
+	t.Logf("socket buffers held %d MiB", held>>20)
 	if held > b.spec.Limits.MemoryBytes {
-		t.Errorf("connections held %d bytes, the cap is %d", held, b.spec.Limits.MemoryBytes)
+		t.Errorf("socket buffers held %d bytes, limit is %d", held, b.spec.Limits.MemoryBytes)
 	}
 }
 
@@ -81,7 +81,7 @@ func checkNoSwap(t *testing.T, b *box) {
 		}
 	}
 	if !capped {
-		t.Error("the host has swap, and nothing keeps the sandbox from using it")
+		t.Error("host has swap and no cgroup limits the sandbox's use of it")
 	}
 }
 
@@ -97,7 +97,7 @@ func checkCPUCap(t *testing.T, s *suite) {
 	}
 	t.Logf("two busy processes used %.2f cores of 0.50", cores)
 	if cores > 0.75 {
-		t.Errorf("two busy processes used %.2f cores, the cap is 0.5", cores)
+		t.Errorf("two busy processes used %.2f cores, limit is 0.5", cores)
 	}
 }
 
@@ -113,7 +113,7 @@ func checkPidsCap(t *testing.T, s *suite) {
 		}
 		t.Logf("%d %s of %d", got.Count, what, b.spec.Limits.Pids)
 		if got.Count > b.spec.Limits.Pids || got.Count < 16 {
-			t.Errorf("there were %d %s, the cap is %d", got.Count, what, b.spec.Limits.Pids)
+			t.Errorf("started %d %s, limit is %d", got.Count, what, b.spec.Limits.Pids)
 		}
 		b.checkDead(t, runtime.CommandUID)
 		b.mustOutput(t, "true | true | true")
@@ -121,7 +121,7 @@ func checkPidsCap(t *testing.T, s *suite) {
 	// Check the other per-process limits as well.
 	for name, most := range map[string]int64{"RLIMIT_NOFILE": b.spec.Limits.OpenFiles, "RLIMIT_CORE": 0, "RLIMIT_RTPRIO": 0, "RLIMIT_MEMLOCK": 1 << 20} {
 		if got, ok := s.isolationReport(t).Limits[name]; !ok || got[1] < 0 || got[1] > most {
-			t.Errorf("%s is %v, want at most %d", name, got, most)
+			t.Errorf("%s = %v, want at most %d", name, got, most)
 		}
 	}
 }
@@ -141,15 +141,15 @@ func checkTmpfs(t *testing.T, s *suite) {
 			least = 0
 		}
 		if said != "ENOSPC" || int64(size) > most || int64(size) < least {
-			t.Errorf("%s took %d bytes and said %v, its size is %d", folder, int64(size), said, most)
+			t.Errorf("%s took %d bytes, then %v; want at most %d, then ENOSPC", folder, int64(size), said, most)
 		}
 	}
 	o := b.sh(t, "head -c 1G /dev/zero >/tmp/x")
 	if o.Ending != runtime.Disk {
-		t.Errorf("a command that ran out of space: %v", o)
+		t.Errorf("command that fills /tmp: %v, want ending disk", o)
 	}
 	if o := b.sh(t, "rm /tmp/x; echo x >/tmp/y && cat /tmp/y"); !o.exited(0) || o.stdout != "x\n" {
-		t.Errorf("after that: %v", o)
+		t.Errorf("command after freeing /tmp: %v, want success", o)
 	}
 	checkEmptyFiles(t, s)
 }
@@ -165,15 +165,15 @@ func checkEmptyFiles(t *testing.T, s *suite) {
 	o, err := b.tryCommand(t.Context(), python("flood", "inodes", "/tmp"), guest.IO{})
 	lines := strings.Fields(o.stdout)
 	if !strings.HasPrefix(o.stdout, "begin") {
-		t.Fatalf("no file was made: %v, %v", o, err)
+		t.Fatalf("program did not start: %v, %v", o, err)
 	}
 	t.Logf("empty files: %s, then %s, %v", lines[max(0, len(lines)-2):], o.Ending, err)
 	if err != nil && s.driver.Capabilities(s.Class).Has(runtime.CapCommandCgroup) {
-		t.Errorf("the guest went with the command: %v", err)
+		t.Errorf("guest lost with the command: %v", err)
 	}
 	if err == nil {
 		if o.exited(0) || o.Ending == runtime.SandboxLost {
-			t.Errorf("files without end: %v", o)
+			t.Errorf("unlimited number of files: %v, want failure", o)
 		}
 		b.mustPing(t)
 	}
@@ -186,24 +186,24 @@ func checkUsage(t *testing.T, s *suite) {
 	t.Logf("usage: %+v", o.Usage)
 	u := o.Usage
 	if u.CPUUser+u.CPUSystem < 250*time.Millisecond || u.CPUUser+u.CPUSystem > Patience {
-		t.Errorf("CPU time is %s, it was busy for 0.5 s", u.CPUUser+u.CPUSystem)
+		t.Errorf("CPU time = %s, want about 0.5 s", u.CPUUser+u.CPUSystem)
 	}
 	if u.MemoryBytes < 48<<20 || u.MemoryBytes > b.spec.Limits.MemoryBytes {
-		t.Errorf("memory is %d, it had more than 48 MiB and less than its cap", u.MemoryBytes)
+		t.Errorf("memory = %d bytes, want at least 48 MiB and at most the limit", u.MemoryBytes)
 	}
 	if u.Pids < 6 || u.Pids > b.spec.Limits.Pids {
-		t.Errorf("pids are %d, it had 6", u.Pids)
+		t.Errorf("pids = %d, want at least 6 and at most the limit", u.Pids)
 	}
 	small := b.runCommand(t, bash("true"))
 	if small.Usage.MemoryBytes >= 48<<20 || small.Usage.Pids >= 6 {
-		t.Errorf("the next command has figures of the one before: %+v", small.Usage)
+		t.Errorf("usage of the next command = %+v, want only its own", small.Usage)
 	}
 }
 
 // checkNoUsage checks that figures that are not measured are zero.
 func checkNoUsage(t *testing.T, s *suite) {
 	if o := s.plain.sh(t, "true"); o.Usage.MemoryBytes != 0 || o.Usage.Pids != 0 {
-		t.Errorf("usage is %+v", o.Usage)
+		t.Errorf("usage = %+v, want zero memory and pids", o.Usage)
 	}
 }
 
@@ -211,14 +211,14 @@ func checkEndingOOM(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	for _, how := range []string{"one", "child"} {
 		if o := b.runCommand(t, python("flood", how)); o.Ending != runtime.OOM {
-			t.Errorf("%s went over the memory cap: %v", how, o)
+			t.Errorf("%s over the memory limit: %v, want ending oom", how, o)
 		}
 	}
 	if o := b.sh(t, "exit 7"); !o.exited(7) {
-		t.Errorf("a command that failed by itself after that: %v", o)
+		t.Errorf("exit 7 after that: %v, want code 7", o)
 	}
 	if o := b.sh(t, "kill -9 $$"); o.Ending != runtime.Signalled || o.Signal != 9 {
-		t.Errorf("a command that killed itself after that: %v", o)
+		t.Errorf("kill -9 $$ after that: %v, want signal 9", o)
 	}
 }
 
@@ -227,7 +227,7 @@ func checkNoEndingOOM(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	o, err := b.tryCommand(t.Context(), python("flood", "one"), guest.IO{})
 	if err == nil && (o.Ending == runtime.OOM || o.exited(0)) {
-		t.Errorf("the ending is %v", o)
+		t.Errorf("ending = %v", o)
 	}
 }
 
@@ -235,16 +235,16 @@ func checkEndingPids(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	for _, how := range []string{"pids", "threads"} {
 		if o := b.runCommand(t, python("flood", how)); o.Ending != runtime.Pids {
-			t.Errorf("%s at the pids cap: %v", how, o)
+			t.Errorf("%s at the PID limit: %v, want ending pids", how, o)
 		}
 	}
 	if o := b.sh(t, "exit 7"); !o.exited(7) {
-		t.Errorf("a command that failed by itself after that: %v", o)
+		t.Errorf("exit 7 after that: %v, want code 7", o)
 	}
 }
 
 func checkNoEndingPids(t *testing.T, s *suite) {
 	if o := s.newSandbox(t, nil).runCommand(t, python("flood", "pids")); !o.exited(1) {
-		t.Errorf("the ending is %v", o)
+		t.Errorf("ending = %v", o)
 	}
 }

@@ -44,48 +44,48 @@ func checkNetworkNone(t *testing.T, s *suite) {
 	s.plain.runProgram(t, &got, "network", string(targets), ear.abstract)
 	for _, o := range got.Sockets {
 		if !staysInside(o[0], o[1], o[2]) {
-			t.Errorf("a socket of family %d, kind %d, protocol %d can be opened", o[0], o[1], o[2])
+			t.Errorf("socket(%d, %d, %d) succeeded, want error", o[0], o[1], o[2])
 		}
 	}
 	if !slices.ContainsFunc(got.Sockets, func(o [3]int) bool { return o[0] == unix.AF_UNIX }) {
-		t.Error("not even a unix socket can be opened: the check shows nothing")
+		t.Error("no Unix socket can be opened either: the check proves nothing")
 	}
 	if !slices.Equal(got.Pairs, []int{unix.AF_UNIX}) {
-		t.Errorf("socket pairs of the families %v can be made, want unix alone", got.Pairs)
+		t.Errorf("socketpair families = %v, want AF_UNIX only", got.Pairs)
 	}
 	for how, said := range got.OtherTables {
 		if s.hidesProcesses() {
 			break // gVisor has a single system call table, in which 102 is getuid
 		}
 		if _, number := said.(float64); number {
-			t.Errorf("%s gives a socket (%v)", how, said)
+			t.Errorf("%s returned a socket (%v), want error", how, said)
 		}
 	}
 	if !slices.Equal(got.Interfaces, []string{"lo"}) || !slices.Equal(got.SysInterfaces, []string{"lo"}) && !(s.hidesProcesses() && len(got.SysInterfaces) == 0) || len(got.Routes) > 0 {
-		t.Errorf("interfaces %q, %q, routes by %q; want lo alone", got.Interfaces, got.SysInterfaces, got.Routes)
+		t.Errorf("interfaces %q, %q, routes by %q; want lo only", got.Interfaces, got.SysInterfaces, got.Routes)
 	}
 	for to, said := range got.Reached {
 		// Sending a datagram to the sandbox's own loopback succeeds without a receiver.
 		if said[0] == "ok" || said[1] == "ok" && !strings.HasPrefix(to, "127.") && !strings.HasPrefix(to, "::1 ") {
-			t.Errorf("%s is reached: by TCP %s, by UDP %s", to, said[0], said[1])
+			t.Errorf("%s is reachable: TCP %s, UDP %s", to, said[0], said[1])
 		}
 	}
 	if got.Abstract == "ok" || got.Listed {
-		t.Errorf("an abstract socket of the host: connecting gives %s, listed %v", got.Abstract, got.Listed)
+		t.Errorf("abstract socket of the host: connect %s, listed %v", got.Abstract, got.Listed)
 	}
 	for path, said := range got.Engine {
 		if said == "ok" {
-			t.Errorf("a command is let in at %s", path)
+			t.Errorf("a command can connect to %s", path)
 		}
 	}
 	if got.Resolved == "ok" {
-		t.Error("a name was resolved")
+		t.Error("a host name was resolved, want failure")
 	}
 	if got.Loopback != "ok" {
-		t.Errorf("the sandbox's own loopback does not work: %s", got.Loopback)
+		t.Errorf("loopback inside = %s, want ok", got.Loopback)
 	}
 	if n := ear.heard.Load(); n > 0 {
-		t.Errorf("the host heard %d times from inside", n)
+		t.Errorf("host received %d connections or datagrams, want 0", n)
 	}
 	checkNeighbours(t, s)
 }
@@ -102,10 +102,10 @@ func checkNeighbours(t *testing.T, s *suite) {
 	s.plain.runProgram(t, &other, "neighbour", "look", "4711")
 	for what, said := range other {
 		if said == "ok" {
-			t.Errorf("the %s of another sandbox is found", what)
+			t.Errorf("%s of another sandbox is reachable", what)
 		}
 		if own[what] != "ok" && what != "process" && what != "port of version 6" {
-			t.Errorf("the %s of the same sandbox is not found (%s): the check shows nothing", what, own[what])
+			t.Errorf("%s of the same sandbox is not reachable (%s): the check proves nothing", what, own[what])
 		}
 	}
 }
@@ -234,7 +234,7 @@ func (e *hostListener) addTargets(t *testing.T, port int) {
 	c.Close()
 	for end := time.Now().Add(Patience); e.heard.Load() == 0; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("the host does not hear itself")
+			t.Fatal("listener does not receive the host's own connection")
 		}
 	}
 	e.heard.Store(0)

@@ -148,10 +148,10 @@ func Run(t *testing.T, f Factory) {
 		t.Run("refusals", s.checkRefusals)
 		return
 	}
-	t.Run("a command's own caps", func(t *testing.T) { checkCommandLimits(t, s) })
-	t.Run("what tools do with files", func(t *testing.T) { checkFileTools(t, s) })
-	t.Run("further names of the workspace", func(t *testing.T) { checkWorkspaceAliases(t, s) })
-	t.Run("arguments are decided on inside", func(t *testing.T) { checkArgvRules(t, s) })
+	t.Run("command limits", func(t *testing.T) { checkCommandLimits(t, s) })
+	t.Run("file tools", func(t *testing.T) { checkFileTools(t, s) })
+	t.Run("workspace aliases", func(t *testing.T) { checkWorkspaceAliases(t, s) })
+	t.Run("argument rules", func(t *testing.T) { checkArgvRules(t, s) })
 	t.Run("refusals", s.checkRefusals)
 }
 
@@ -195,7 +195,7 @@ func (s *suite) removeLeftovers(t *testing.T) {
 		t.Error(err)
 	}
 	for _, f := range found {
-		t.Errorf("sandbox %s was left", f.ID)
+		t.Errorf("sandbox %s left behind", f.ID)
 		if err := s.driver.Remove(ctx, f.ID); err != nil {
 			t.Error(err)
 		}
@@ -214,12 +214,12 @@ func (s *suite) checkTable(t *testing.T) {
 	have := s.driver.Capabilities(s.Class)
 	for _, name := range runtime.AllCapabilities() {
 		if have[name] != row[name] {
-			t.Errorf("%s: the driver says %q, the table %q", name, have[name], row[name])
+			t.Errorf("capability %s = %q, want %q as in the table", name, have[name], row[name])
 		}
 	}
 	for name := range have {
 		if !slices.Contains(runtime.AllCapabilities(), name) {
-			t.Errorf("the driver has a capability %q that nobody knows", name)
+			t.Errorf("unknown capability %q", name)
 		}
 	}
 }

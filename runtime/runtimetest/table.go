@@ -34,14 +34,14 @@ func parseTable(text string) (map[string]runtime.Capabilities, error) {
 			drivers = cells[1:]
 			for _, d := range drivers {
 				if d == "" || out[d] != nil {
-					return nil, fmt.Errorf("capability table: the head names %q twice or not at all", d)
+					return nil, fmt.Errorf("capability table: driver %q in the header is empty or listed twice", d)
 				}
 				out[d] = runtime.Capabilities{}
 			}
 			continue
 		}
 		if len(want) == 0 || cells[0] != string(want[0]) {
-			return nil, fmt.Errorf("capability table: line %q is not that of %q", cells[0], slices.Concat(want, []runtime.Capability{"the end"})[0])
+			return nil, fmt.Errorf("capability table: found line %q, want %q", cells[0], slices.Concat(want, []runtime.Capability{"the end"})[0])
 		}
 		if len(cells) != len(drivers)+1 {
 			return nil, fmt.Errorf("capability table: %s has %d cells for %d drivers", want[0], len(cells)-1, len(drivers))
@@ -49,14 +49,14 @@ func parseTable(text string) (map[string]runtime.Capabilities, error) {
 		for i, d := range drivers {
 			cell := cells[i+1]
 			if cell != runtime.Yes && !strings.HasPrefix(cell, "no: ") {
-				return nil, fmt.Errorf("capability table: %s of %s is %q, neither %q nor \"no: why\"", want[0], d, cell, runtime.Yes)
+				return nil, fmt.Errorf("capability table: %s of %s is %q: use %q or \"no: REASON\"", want[0], d, cell, runtime.Yes)
 			}
 			out[d][want[0]] = cell
 		}
 		want = want[1:]
 	}
 	if len(want) > 0 || len(drivers) == 0 {
-		return nil, fmt.Errorf("capability table: it has no line for %q", want)
+		return nil, fmt.Errorf("capability table: no line for %q", want)
 	}
 	return out, nil
 }

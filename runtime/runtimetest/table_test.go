@@ -14,7 +14,7 @@ func TestTableIsComplete(t *testing.T) {
 	}
 	for _, driver := range []string{"docker-local", "docker-stdio", "oci"} {
 		if len(got[driver]) != len(runtime.AllCapabilities()) {
-			t.Errorf("%s has %d cells", driver, len(got[driver]))
+			t.Errorf("%s has %d cells, want %d", driver, len(got[driver]), len(runtime.AllCapabilities()))
 		}
 	}
 }
@@ -23,30 +23,30 @@ func TestEveryCapabilityHasACheck(t *testing.T) {
 	all := checks()
 	for _, name := range runtime.AllCapabilities() {
 		if all[name].holds == nil {
-			t.Errorf("nothing shows %s", name)
+			t.Errorf("capability %s has no check", name)
 		}
 		delete(all, name)
 	}
 	if len(all) > 0 {
-		t.Errorf("checks of what is no capability: %v", all)
+		t.Errorf("checks of unknown capabilities: %v", all)
 	}
 }
 
-func TestTableWithAHoleIsRefused(t *testing.T) {
+func TestParseTableRefusesInvalidTables(t *testing.T) {
 	for what, change := range map[string]func(string) string{
-		"an empty cell":       func(s string) string { return strings.Replace(s, "| yes", "| ", 1) },
-		"another word":        func(s string) string { return strings.Replace(s, "| yes", "| maybe", 1) },
-		"no reason":           func(s string) string { return strings.Replace(s, "| yes", "| no: ", 1) },
-		"a missing cell":      func(s string) string { return strings.Replace(s, "| yes\n", "\n", 1) },
-		"a missing line":      func(s string) string { return s[:strings.Index(s, "nothing-left")] },
-		"a line twice":        func(s string) string { return s + "nothing-left | yes | yes | yes\n" },
-		"an unknown line":     func(s string) string { return strings.Replace(s, "\nkill", "\nfly", 1) },
-		"a driver twice":      func(s string) string { return strings.Replace(s, "| docker-stdio", "| oci", 1) },
-		"a driver of no name": func(s string) string { return strings.Replace(s, "| oci", "|", 1) },
-		"nothing":             func(string) string { return "" },
+		"an empty cell":     func(s string) string { return strings.Replace(s, "| yes", "| ", 1) },
+		"another word":      func(s string) string { return strings.Replace(s, "| yes", "| maybe", 1) },
+		"no reason":         func(s string) string { return strings.Replace(s, "| yes", "| no: ", 1) },
+		"a missing cell":    func(s string) string { return strings.Replace(s, "| yes\n", "\n", 1) },
+		"a missing line":    func(s string) string { return s[:strings.Index(s, "nothing-left")] },
+		"a line twice":      func(s string) string { return s + "nothing-left | yes | yes | yes\n" },
+		"an unknown line":   func(s string) string { return strings.Replace(s, "\nkill", "\nfly", 1) },
+		"a driver twice":    func(s string) string { return strings.Replace(s, "| docker-stdio", "| oci", 1) },
+		"an unnamed driver": func(s string) string { return strings.Replace(s, "| oci", "|", 1) },
+		"nothing":           func(string) string { return "" },
 	} {
 		if _, err := parseTable(change(table)); err == nil {
-			t.Errorf("a table with %s is taken", what)
+			t.Errorf("parseTable of a table with %s succeeded, want error", what)
 		}
 	}
 }

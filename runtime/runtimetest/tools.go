@@ -21,7 +21,7 @@ func checkCommandLimits(t *testing.T, s *suite) {
 	if !s.driver.Capabilities(s.Class).Has(runtime.CapCommandCgroup) {
 		for field, cmd := range map[string]wire.Command{"memory_bytes": small, "cpus": {Argv: []string{"true"}, CPUs: 0.1}} {
 			if o, err := b.Exec(t.Context(), cmd, guest.IO{}); !errdefs.IsFailedPrecondition(err) || !strings.HasPrefix(err.Error(), field) {
-				t.Errorf("a cap that nobody enforces: %v, %v", o, err)
+				t.Errorf("limit on %s without cgroups: %v, %v; want FailedPrecondition", field, o, err)
 			}
 		}
 		return
@@ -32,20 +32,20 @@ func checkCommandLimits(t *testing.T, s *suite) {
 	o := b.runCommand(t, small)
 	release.Close()
 	if o.Ending != runtime.OOM || o.Unclean || o.Usage.MemoryBytes > small.MemoryBytes {
-		t.Errorf("it took more than its %d bytes: %v, %+v", small.MemoryBytes, o, o.Usage)
+		t.Errorf("command over its limit of %d bytes: %v, %+v; want ending oom", small.MemoryBytes, o, o.Usage)
 	}
 	if o := beside.waitResult(t); !o.exited(1) {
-		t.Errorf("the command beside it: %v", o)
+		t.Errorf("command beside it: %v, want code 1", o)
 	}
 	enough := bash("head -c 8M /dev/zero | tail -c 8M | wc -c")
 	enough.MemoryBytes = 48 << 20
 	if o := b.runCommand(t, enough); !o.exited(0) || strings.TrimSpace(o.stdout) != "8388608" {
-		t.Errorf("with caps that it does not meet: %v", o)
+		t.Errorf("command below its limits: %v, want success", o)
 	}
 	large := bash("true")
 	large.MemoryBytes, large.CPUs = 64<<30, 500
 	if o := b.runCommand(t, large); !o.exited(0) {
-		t.Errorf("with caps above the sandbox's: %v", o)
+		t.Errorf("command with limits above the sandbox's: %v, want success", o)
 	}
 	slow := python("flood", "cpu", "2", "2")
 	slow.CPUs = 0.3
@@ -53,13 +53,13 @@ func checkCommandLimits(t *testing.T, s *suite) {
 	cores := (o.Usage.CPUUser + o.Usage.CPUSystem).Seconds() / o.Duration.Seconds()
 	t.Logf("two busy processes used %.2f cores of 0.30", cores)
 	if !o.exited(0) || cores > 0.6 {
-		t.Errorf("two busy processes used %.2f cores, their cap is 0.3: %v", cores, o)
+		t.Errorf("two busy processes used %.2f cores, limit is 0.3: %v", cores, o)
 	}
 	for field, cmd := range map[string]wire.Command{
 		"memory_bytes": {Argv: []string{"true"}, MemoryBytes: 1 << 10}, "cpus": {Argv: []string{"true"}, CPUs: 0.001},
 	} {
 		if o, err := b.Exec(t.Context(), cmd, guest.IO{}); !errdefs.IsInvalidArgument(err) || !strings.HasPrefix(err.Error(), field) {
-			t.Errorf("too small a cap: %v, %v", o, err)
+			t.Errorf("limit on %s too small: %v, %v; want InvalidArgument", field, o, err)
 		}
 	}
 	b.mustPing(t)
@@ -79,7 +79,7 @@ func checkFileTools(t *testing.T, s *suite) {
 	}
 	if _, err := b.EditFile(t.Context(), wire.EditRequest{FileRequest: wire.FileRequest{Path: "out/passwd"}, Old: "root", New: "toor"}); !errdefs.IsPermissionDenied(err) &&
 		s.driver.Capabilities(s.Class).Has(runtime.CapFiles) {
-		t.Errorf("edit outside: %v", err)
+		t.Errorf("edit outside the workspace: %v, want PermissionDenied", err)
 	}
 	for path, want := range map[string]string{".": "src/deep/b.txt", "/tmp": "/tmp/c.txt"} {
 		g, err := b.Glob(t.Context(), wire.GlobRequest{FileRequest: wire.FileRequest{Path: path}, Pattern: "**/*.txt"})
@@ -92,7 +92,7 @@ func checkFileTools(t *testing.T, s *suite) {
 		}
 	}
 	if _, err := b.Stat(t.Context(), wire.FileRequest{Path: "link/a.go", NoFollow: true}); !errdefs.IsPermissionDenied(err) {
-		t.Errorf("a link that is not to be followed: %v", err)
+		t.Errorf("stat through a link with NoFollow: %v, want PermissionDenied", err)
 	}
 	if _, err := b.WriteFile(t.Context(), wire.FileRequest{Path: "/tmp/d"}, strings.NewReader("x")); err != nil {
 		t.Error(err)
@@ -111,7 +111,7 @@ func checkWorkspaceAliases(t *testing.T, s *suite) {
 	b := s.newSandbox(t, nil)
 	bad := wire.Claim{Lease: "lease", Alias: map[string]string{"/etc/projects": wire.Workspace}}
 	if err := b.Claim(t.Context(), bad); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("a name outside of home: %v", err)
+		t.Errorf("claim with an alias outside home: %v, want InvalidArgument", err)
 	}
 	good := wire.Claim{Lease: "lease", Alias: map[string]string{"/home/user/work/projects": wire.Workspace}}
 	for range 2 {
@@ -122,10 +122,10 @@ func checkWorkspaceAliases(t *testing.T, s *suite) {
 	cmd := bash("echo text >f; cat /workspace/f; python3 -c 'import os; print(os.stat(\"/home/user/work/projects\").st_uid)'")
 	cmd.Cwd = "/home/user/work/projects"
 	if o := b.runCommand(t, cmd); !o.exited(0) || !strings.HasPrefix(o.stdout, "text\n1000\n") {
-		t.Errorf("a command there: %v", o)
+		t.Errorf("command in the alias directory: %v", o)
 	}
 	if got := readFile(t, b, wire.FileRequest{Path: "/home/user/work/projects/f"}); got != "text\n" {
-		t.Errorf("a file there: %q", got)
+		t.Errorf("file in the alias directory = %q, want %q", got, "text\n")
 	}
 }
 
@@ -138,7 +138,7 @@ func checkArgvRules(t *testing.T, s *suite) {
 	for _, path := range []string{"/workspace/bin:/tmp:/usr/bin:/bin", "bin:.:/usr/bin:/bin"} {
 		o := b.runCommand(t, wire.Command{Argv: []string{"echo", "real;", "$HOME"}, Env: map[string]string{"PATH": path}, Check: rules})
 		if !o.exited(0) || o.stdout != "real; $HOME\n" {
-			t.Errorf("with PATH %s: %v", path, o)
+			t.Errorf("echo with PATH %s: %v, want the image's echo", path, o)
 		}
 	}
 	for _, args := range [][]string{
@@ -146,10 +146,10 @@ func checkArgvRules(t *testing.T, s *suite) {
 	} {
 		cmd := wire.Command{ID: "checked", Argv: args, Env: map[string]string{"PATH": "/workspace/bin:/usr/bin:/bin"}, Check: rules}
 		if o, err := b.Exec(t.Context(), cmd, guest.IO{}); !errdefs.IsPermissionDenied(err) || !strings.HasPrefix(err.Error(), "argv") {
-			t.Errorf("%q: %v, %v", args, o, err)
+			t.Errorf("%q: %v, %v; want PermissionDenied on argv", args, o, err)
 		}
 		if sh, err := b.Start(t.Context(), cmd); !errdefs.IsPermissionDenied(err) {
-			t.Errorf("%q as a shell: %+v, %v", args, sh, err)
+			t.Errorf("%q as a shell: %+v, %v; want PermissionDenied", args, sh, err)
 		}
 	}
 	b.mustPing(t)

@@ -80,37 +80,37 @@ func containerDevices() []string {
 func checkReadOnlyRoot(t *testing.T, s *suite) {
 	w := s.isolationReport(t)
 	if !w.RootReadOnly && !s.hidesProcesses() { // gVisor's statvfs reports no flags
-		t.Error("/ is not mounted read-only")
+		t.Error("/ is mounted writable, want read-only")
 	}
 	for _, paths := range w.Writable {
 		for _, path := range paths {
 			if !isBelow(path, writableTops()) && !slices.Contains(s.publicDevices(), path) {
-				t.Errorf("%s may be written", path)
+				t.Errorf("%s is writable", path)
 			}
 		}
 	}
 	for path, said := range w.Made {
 		if said == "ok" {
-			t.Errorf("%s can be made", path)
+			t.Errorf("%s can be created", path)
 		}
 	}
 	if w.Node == "ok" && !s.hidesProcesses() { // gVisor allows it, but only for devices it implements itself
-		t.Error("a device node can be made")
+		t.Error("mknod of a device succeeded, want error")
 	}
 	for _, d := range w.Devices {
 		if !slices.Contains(s.publicDevices(), d) && d != "/dev/console" && !strings.HasPrefix(d, "/dev/pts/") {
-			t.Errorf("there is a device %s", d)
+			t.Errorf("unexpected device %s", d)
 		}
 	}
 	for path, said := range w.Read {
 		// What gVisor lets commands read of PID 1 is recorded in the table at non-root.
 		if said == "ok" && !(s.hidesProcesses() && strings.HasPrefix(path, "/proc/1/")) {
-			t.Errorf("%s can be read", path)
+			t.Errorf("%s is readable", path)
 		}
 	}
 	for path, said := range w.Set {
 		if said == "ok" {
-			t.Errorf("%s can be written", path)
+			t.Errorf("%s is writable", path)
 		}
 	}
 	for i, m := range w.Mounts {
@@ -129,7 +129,7 @@ func checkReadOnlyRoot(t *testing.T, s *suite) {
 	}
 	for _, line := range []string{"mount -o remount,rw /", "mount -t tmpfs none /tmp", "umount /tmp", "umount -l /proc/sys"} {
 		if o := s.plain.sh(t, line); o.exited(0) {
-			t.Errorf("%s: %v", line, o)
+			t.Errorf("%s: %v, want failure", line, o)
 		}
 	}
 }
@@ -154,16 +154,16 @@ func checkCapabilities(t *testing.T, s *suite) {
 		// The bounding set only limits what could be gained, and no_new_privs prevents gaining
 		// anything.
 		if bits != 0 && (set != "CapBnd" || bits&^guestCapabilities != 0) {
-			t.Errorf("%s of a command is %s", set, value)
+			t.Errorf("%s of a command = %s, want none", set, value)
 		}
 	}
 	for set, value := range w.Init {
 		if bits, err := strconv.ParseUint(value, 16, 64); strings.HasPrefix(set, "Cap") && (value != "" || !s.hidesProcesses()) && (err != nil || bits&^guestCapabilities != 0) {
-			t.Errorf("%s of PID 1 is %s", set, value)
+			t.Errorf("%s of PID 1 = %s, want at most %x", set, value, guestCapabilities)
 		}
 	}
 	if len(w.Self) < 5 || len(w.Init) < 5 {
-		t.Errorf("there is nothing to see: %v, %v", w.Self, w.Init)
+		t.Errorf("status of a command or PID 1 is incomplete: %v, %v", w.Self, w.Init)
 	}
 }
 
@@ -175,16 +175,16 @@ func checkNoNewPrivs(t *testing.T, s *suite) {
 		// gVisor honours the flag but does not show it. That setuid programs gain nothing is
 		// checked below.
 		if got := status["NoNewPrivs"]; got != "1" && (got != "" || !s.hidesProcesses()) {
-			t.Errorf("NoNewPrivs of %s is %q", who, status["NoNewPrivs"])
+			t.Errorf("NoNewPrivs of %s = %q, want 1", who, status["NoNewPrivs"])
 		}
 	}
 	h := s.newHostileSandbox(t)
 	if o := h.runCommand(t, bash("[ -u /suid -a -x /suid ]")); !o.exited(0) {
-		t.Fatalf("there is no setuid program, so that the check shows nothing: %v", o)
+		t.Fatalf("no setuid program at /suid, so the check proves nothing: %v", o)
 	}
 	for _, line := range []string{`/suid -p -c 'echo $EUID'`, `exec /suid -p -c 'echo $EUID'`} {
 		if got := h.mustOutput(t, line); got != strconv.Itoa(runtime.CommandUID) {
-			t.Errorf("%s runs as %s", line, got)
+			t.Errorf("%s runs as uid %s, want %d", line, got, runtime.CommandUID)
 		}
 	}
 }
@@ -193,13 +193,13 @@ func checkSeccomp(t *testing.T, s *suite) {
 	w := s.isolationReport(t)
 	for who, status := range map[string]map[string]string{"a command": w.Self, "PID 1": w.Init} {
 		if status["Seccomp"] != "2" {
-			t.Errorf("Seccomp of %s is %q, want 2 (a filter)", who, status["Seccomp"])
+			t.Errorf("Seccomp of %s = %q, want 2 (a filter)", who, status["Seccomp"])
 		}
 	}
 	var got map[string]any
 	s.plain.runProgram(t, &got, "syscalls")
 	if len(got) < 50 {
-		t.Errorf("only %d calls were tried", len(got))
+		t.Errorf("tried %d system calls, want at least 50", len(got))
 	}
 	for call, said := range got {
 		text, _ := said.(string)
@@ -207,13 +207,13 @@ func checkSeccomp(t *testing.T, s *suite) {
 		case text == "EPERM", text == "EACCES", strings.HasPrefix(text, "killed "):
 		case text == "ENOSYS":
 		default:
-			t.Errorf("%s got as far as %v", call, said)
+			t.Errorf("%s = %v, want it filtered", call, said)
 		}
 	}
 	var failed map[string]string
 	s.plain.runProgram(t, &failed, "ordinary")
 	if len(failed) > 0 {
-		t.Errorf("what programs take for granted fails: %v", failed)
+		t.Errorf("ordinary calls fail: %v", failed)
 	}
 	s.plain.mustPing(t)
 }
@@ -224,18 +224,18 @@ func checkNonRoot(t *testing.T, s *suite) {
 	w := s.isolationReport(t)
 	want := []int{runtime.CommandUID, runtime.CommandUID, runtime.CommandUID, runtime.CommandGID, runtime.CommandGID, runtime.CommandGID}
 	if len(w.IDs) < 6 || !slices.Equal(w.IDs[:6], want) || slices.Contains(w.IDs, 0) {
-		t.Errorf("uids, gids and groups of a command are %v", w.IDs)
+		t.Errorf("uids, gids and groups of a command = %v, want %v and no 0", w.IDs, want)
 	}
 	for _, user := range []string{"0", "root", "0:0", "0:1000", "00", "4294967295", "4294967296", "-1", "nobody-knows", "1000:", "1000:x", ":0", " 0", "+0"} {
 		o, err := s.plain.tryCommand(t.Context(), wire.Command{Argv: []string{"id", "-u"}, User: user}, guest.IO{})
 		if !errdefs.IsInvalidArgument(err) {
-			t.Errorf("a command as %q: %v, %v", user, o, err)
+			t.Errorf("command as user %q: %v, %v; want InvalidArgument", user, o, err)
 		}
 	}
 	for user, want := range map[string]string{"": "1000 1000", "1234": "1234 1234", "1234:4321": "1234 4321", "nobody": "65534 65534"} {
 		o := s.plain.runCommand(t, wire.Command{Argv: []string{"bash", "-c", "echo $(id -u) $(id -g)"}, User: user})
 		if got := strings.TrimSpace(o.stdout); got != want {
-			t.Errorf("a command as %q is %q, want %q", user, got, want)
+			t.Errorf("uid and gid of user %q = %q, want %q", user, got, want)
 		}
 	}
 	checkGuestProtected(t, s.newSandbox(t, nil))
@@ -247,11 +247,11 @@ func checkWithoutNonRoot(t *testing.T, s *suite) {
 	for _, user := range []string{"0", "root", "0:0", "00", "4294967296", "-1"} {
 		o, err := s.plain.tryCommand(t.Context(), wire.Command{Argv: []string{"true"}, User: user}, guest.IO{})
 		if !errdefs.IsInvalidArgument(err) {
-			t.Errorf("a command as %q: %v, %v", user, o, err)
+			t.Errorf("command as user %q: %v, %v; want InvalidArgument", user, o, err)
 		}
 	}
 	if got := s.plain.mustOutput(t, "echo $UID"); got != strconv.Itoa(runtime.CommandUID) {
-		t.Errorf("a command is user %s", got)
+		t.Errorf("uid of a command = %s, want %d", got, runtime.CommandUID)
 	}
 	b := s.newSandbox(t, nil)
 	for _, line := range []string{"kill -9 1", "kill -TERM -1; kill -KILL -1", "for t in /proc/1/task/*; do kill -9 ${t##*/}; done", "echo 1 >/proc/1/oom_score_adj"} {
@@ -273,23 +273,23 @@ func checkGuestProtected(t *testing.T, b *box) {
 		}
 		for _, one := range list {
 			if text, _ := one.(string); text != "EPERM" && text != "EACCES" && text != "ESRCH" && text != "PermissionError" {
-				t.Errorf("%s of PID 1: %v", what, one)
+				t.Errorf("%s of PID 1 = %v, want a permission error", what, one)
 			}
 		}
 	}
 	if len(got) < 15 {
-		t.Errorf("only %d things were tried", len(got))
+		t.Errorf("tried %d attacks, want at least 15", len(got))
 	}
 	// Signal every process that the user may signal. Pre-forked processes must not be among them.
 	if o := b.sh(t, "trap '' TERM; kill -TERM -1; kill -KILL -1; true"); o.Ending != runtime.Exited && o.Ending != runtime.Signalled {
-		t.Errorf("killing everything: %v", o)
+		t.Errorf("kill -1: %v, want exited or signalled", o)
 	}
 	after := b.mustPing(t)
 	if after.UptimeMS < before.UptimeMS {
-		t.Errorf("the guest was started again: up %d ms, before that %d ms", after.UptimeMS, before.UptimeMS)
+		t.Errorf("guest restarted: uptime %d ms, earlier %d ms", after.UptimeMS, before.UptimeMS)
 	}
 	if got := b.mustOutput(t, "echo fine"); got != "fine" {
-		t.Errorf("the next command says %q", got)
+		t.Errorf("output of the next command = %q, want %q", got, "fine")
 	}
 }
 
@@ -300,10 +300,10 @@ func checkSecrets(t *testing.T, b *box) {
 		t.Fatal(err)
 	}
 	if got := b.mustOutput(t, "echo $TOKEN"); got != secret {
-		t.Errorf("a command of the lease has %q", got)
+		t.Errorf("TOKEN in a command of the lease = %q, want %q", got, secret)
 	}
 	if err := b.Claim(t.Context(), wire.Claim{Lease: "other"}); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("a second lease: %v", err)
+		t.Errorf("Claim by a second lease: %v, want FailedPrecondition", err)
 	}
 	for _, name := range []string{"environ", "cmdline", "status"} {
 		text := b.readInitFile(t, name)
@@ -311,7 +311,7 @@ func checkSecrets(t *testing.T, b *box) {
 			t.Errorf("/proc/1/%s is empty", name)
 		}
 		if strings.Contains(text, secret) {
-			t.Errorf("/proc/1/%s holds the secret", name)
+			t.Errorf("/proc/1/%s contains the secret", name)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-# Arguments: what to do, and a port or a number. A command's side of what goes in and out over the host's streams.
+# The command's side of connections over the host's streams. Arguments: an action, and a port or a count.
 what, port = sys.argv[1], int(sys.argv[2])
 proxy = ("127.0.0.1", 3128)
 
@@ -34,7 +34,7 @@ def resolve():
 
 
 def look():
-    tell({
+    report({
         "proxy": attempt(lambda: socket.create_connection(proxy, 60).close()),
         "interfaces": [i[1] for i in socket.if_nameindex()],
         "resolved": resolve(),

@@ -1,8 +1,8 @@
-# Argument: what to use up.
+# Uses up a resource. Argument: which one.
 
 
 def memory():
-    """Processes of 2 MB each, replaced when they die."""
+    """Starts processes of 2 MB each and replaces those that die."""
     alive = set()
     while True:
         try:
@@ -23,14 +23,14 @@ def memory():
 
 
 def one():
-    """One process that takes more and more."""
+    """Allocates memory without end in one process."""
     keep = []
     while True:
         keep.append(bytearray(os.urandom(4096)) * 256)
 
 
 def child():
-    """A child goes over the cap, its parent tells by its exit code."""
+    """Exceeds the memory limit in a child and reports its death by the exit code."""
     pid = os.fork()
     if pid == 0:
         one()
@@ -39,7 +39,7 @@ def child():
 
 
 def pids():
-    """As many processes as there may be; fails when it has them."""
+    """Starts processes until the limit, then exits with 1."""
     count = 1
     while True:
         try:
@@ -47,7 +47,7 @@ def pids():
                 time.sleep(1000)
                 os._exit(0)
         except OSError as e:
-            tell({"count": count, "error": name(e.errno)})
+            report({"count": count, "error": name(e.errno)})
             sys.stdout.flush()
             sys.exit(1)
         count += 1
@@ -60,40 +60,40 @@ def threads():
         try:
             threading.Thread(target=stop.wait, daemon=True).start()
         except RuntimeError:
-            tell({"count": count})
+            report({"count": count})
             sys.stdout.flush()
             os._exit(1)
         count += 1
 
 
-def files(folder):
-    """How much one file takes."""
-    path, size, said = os.path.join(folder, "flood"), 0, "ok"
+def files(dir):
+    """Fills one file and returns its size and the error."""
+    path, size, result = os.path.join(dir, "flood"), 0, "ok"
     piece = bytes(256 << 10)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT)
         while size < 1 << 30:
             size += os.write(fd, piece)
     except OSError as e:
-        said = name(e.errno)
-    return [size, said]
+        result = name(e.errno)
+    return [size, result]
 
 
-def tmpfs(*folders):
-    told = {f: files(f) for f in folders}
+def tmpfs(*dirs):
+    results = {f: files(f) for f in dirs}
     if "keep" not in sys.argv:
-        for f in folders:
+        for f in dirs:
             os.unlink(os.path.join(f, "flood"))
-    tell(told)
+    report(results)
 
 
-def inodes(folder):
-    """How many empty files there can be."""
+def inodes(dir):
+    """Creates empty files until it fails."""
     count = 0
     print("begin", flush=True)
     try:
         while count < 5_000_000:
-            os.close(os.open("%s/%d" % (folder, count), os.O_WRONLY | os.O_CREAT))
+            os.close(os.open("%s/%d" % (dir, count), os.O_WRONLY | os.O_CREAT))
             count += 1
             if count % 5000 == 0:
                 print(count, flush=True)
@@ -103,7 +103,7 @@ def inodes(folder):
 
 
 def sockets(processes, pairs):
-    """How many bytes are under way in TCP connections that nobody reads from."""
+    """Reports how many bytes fit into TCP connections that are not read."""
     r, w = os.pipe()
     for _ in range(int(processes)):
         if os.fork() == 0:
@@ -123,11 +123,11 @@ def sockets(processes, pairs):
             time.sleep(1000)
     os.close(w)
     with os.fdopen(r) as f:
-        tell(sum(int(f.readline()) for _ in range(int(processes))))
+        report(sum(int(f.readline()) for _ in range(int(processes))))
 
 
 def cpu(seconds, processes):
-    """CPU time over wall time of some processes that do nothing else."""
+    """Reports CPU time divided by wall time of busy processes."""
     for _ in range(int(processes)):
         if os.fork() == 0:
             end = time.monotonic() + float(seconds)
@@ -138,11 +138,11 @@ def cpu(seconds, processes):
     for _ in range(int(processes)):
         os.wait()
     took = os.times()
-    tell((took.children_user + took.children_system) / (time.monotonic() - begin))
+    report((took.children_user + took.children_system) / (time.monotonic() - begin))
 
 
 def use(mib, processes, seconds):
-    """Some of everything, for the figures."""
+    """Uses memory, processes and CPU time for the usage figures."""
     keep = bytearray(os.urandom(4096)) * (256 * int(mib))
     for _ in range(int(processes)):
         if os.fork() == 0:

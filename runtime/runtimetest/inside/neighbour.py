@@ -1,4 +1,4 @@
-# Arguments: "offer" or "look", and a port. Two sandboxes that try to find each other.
+# Two sandboxes that try to find each other. Arguments: "offer" or "look", and a port.
 what, port = sys.argv[1], int(sys.argv[2])
 name_, key = "\0neighbour-%d" % port, 0x6F000000 + port
 
@@ -30,7 +30,7 @@ def look():
 
 
 if what == "look":
-    tell(look())
+    report(look())
 else:
     sockets = [socket.socket(socket.AF_UNIX), socket.create_server(("", port))]
     if os.path.exists("/proc/net/if_inet6"):
@@ -40,6 +40,6 @@ else:
     shared()
     for place in ("/dev/shm", "/tmp"):
         open(place + "/neighbour", "w").close()
-    tell(look())
+    report(look())
     print("ready", flush=True)
     time.sleep(1000)

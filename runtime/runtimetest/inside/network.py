@@ -1,4 +1,4 @@
-# Arguments: a JSON list of addresses of the host ([family, host, port]), and the name of an abstract socket of the host.
+# Arguments: a JSON list of host addresses ([family, host, port]), and the name of an abstract socket on the host.
 targets, abstract = json.loads(sys.argv[1]), sys.argv[2]
 
 
@@ -31,7 +31,7 @@ def pairs():
 
 
 def int80(number, one, two):
-    """A 32-bit system call from 64-bit code."""
+    """Makes a 32-bit system call from 64-bit code."""
     code = bytes.fromhex("53" "89f8" "89f3" "89d1" "31d2" "cd80" "5b" "4898" "c3")
     page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC,
                      flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40)
@@ -45,16 +45,16 @@ def int80(number, one, two):
 
 
 def other_tables():
-    """Sockets by way of the other system call tables of the machine."""
+    """Opens sockets through the machine's other system call tables."""
     if platform.machine() != "x86_64":
         return {}
     return {
-        "socketcall vsock": apart(lambda: int80(102, 1, [40, 1, 0])),
-        "socketcall inet": apart(lambda: int80(102, 1, [2, 1, 0])),
-        "socket vsock": apart(lambda: int80(359, 40, 1)),
-        "socket packet": apart(lambda: int80(359, 17, 3)),
-        "x32 socket vsock": apart(lambda: syscall(0x40000000 | 41, 40, 1, 0)),
-        "x32 socket unix": apart(lambda: syscall(0x40000000 | 41, 1, 1, 0)),
+        "socketcall vsock": in_child(lambda: int80(102, 1, [40, 1, 0])),
+        "socketcall inet": in_child(lambda: int80(102, 1, [2, 1, 0])),
+        "socket vsock": in_child(lambda: int80(359, 40, 1)),
+        "socket packet": in_child(lambda: int80(359, 17, 3)),
+        "x32 socket vsock": in_child(lambda: syscall(0x40000000 | 41, 40, 1, 0)),
+        "x32 socket unix": in_child(lambda: syscall(0x40000000 | 41, 1, 1, 0)),
     }
 
 
@@ -88,7 +88,7 @@ def loopback():
             return c.recv(1) == b"x"
 
 
-tell({
+report({
     "sockets": sockets(),
     "pairs": pairs(),
     "other_tables": other_tables(),

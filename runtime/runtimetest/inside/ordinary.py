@@ -1,4 +1,4 @@
-# Calls that programs take for granted. Prints those that fail, with the reason.
+# Makes calls that ordinary programs rely on and prints those that fail, with the reason.
 import fcntl, select, subprocess, tempfile
 
 failed = {}

@@ -1,4 +1,4 @@
-# Argument: which way to try to outlive one's ending. Each tells "ready" when it is under way.
+# Tries to survive the end of the command. Argument: how. Each way prints "ready" when it has started.
 import resource
 
 IGNORED = [n for n in range(1, 65) if n not in (9, 19, 32, 33)]
@@ -17,7 +17,7 @@ def ready():
 
 
 def daemon(keep=False):
-    """Twice forked, a session of its own, another name, no environment, no descriptor of ours."""
+    """Forks twice, with a new session, another name, no environment and no inherited descriptor."""
     if os.fork() == 0:
         os.setsid()
         deaf()
@@ -33,7 +33,7 @@ def daemon(keep=False):
 
 
 def runners(count=100):
-    """Each forks itself and exits, so that no scan by pid meets the same one twice."""
+    """Each process forks and exits, so that no scan by pid sees the same process twice."""
     go_r, go_w = os.pipe()
     for _ in range(count):
         if os.fork() == 0:
@@ -62,7 +62,7 @@ def bomb():
 
 
 def traced():
-    """Two that trace each other's children, all of them stopped, and one that is its own tracer's parent."""
+    """Two processes trace each other's stopped children, and one is the parent of its own tracer."""
     request = 101 if platform.machine() == "x86_64" else 117
     for _ in range(2):
         if os.fork() == 0:
@@ -86,7 +86,7 @@ def traced():
 
 
 def keeper():
-    """Traces whoever of its user sleeps for 4321 seconds, and never waits for it."""
+    """Traces processes of its user that sleep for 4321 seconds, and never waits for them."""
     request = 101 if platform.machine() == "x86_64" else 117
     kept = set()
     ready()
@@ -103,7 +103,7 @@ def keeper():
 
 
 def quitter():
-    """Exits with 7 once its second thread is traced, by anybody."""
+    """Exits with 7 once its second thread is traced."""
     thread = threading.Thread(target=time.sleep, args=(1000,), daemon=True)
     thread.start()
     print("ready %d." % thread.native_id, flush=True)
@@ -115,7 +115,7 @@ def quitter():
 
 
 def thread_keeper():
-    """Traces one thread, and never waits for it."""
+    """Traces one thread and never waits for it."""
     got = syscall(101 if platform.machine() == "x86_64" else 117, 0x4206, int(sys.argv[2]), 0, 0)
     print("kept" if got == 0 else "refused: %s" % got, flush=True)
     time.sleep(1000)
@@ -133,7 +133,7 @@ def stopped():
 
 
 def headless():
-    """The first thread ends, another goes on: the process looks like a zombie and is none."""
+    """Ends the first thread while another runs: the process looks like a zombie but is alive."""
     def go_on():
         while True:
             time.sleep(0.01)
@@ -147,13 +147,13 @@ def headless():
 
 
 def subreaper():
-    """Its orphans come back to it, it ignores all signals, and runs only when nobody else does."""
+    """Becomes a subreaper, ignores all signals, and runs at idle priority."""
     libc.prctl(36, 1, 0, 0, 0)
     deaf()
     try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except OSError:
-        pass  # gVisor knows one way to schedule
+        pass  # gVisor has only one scheduling policy
     for _ in range(5):
         if os.fork() == 0:
             os.setsid()
@@ -167,7 +167,7 @@ def subreaper():
 
 
 def sleepers():
-    """As many threads as there may be."""
+    """Starts threads until the limit."""
     def sleep():
         time.sleep(1000)
 

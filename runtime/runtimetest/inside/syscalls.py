@@ -1,10 +1,10 @@
-# Tries system calls that no command may make, each in a child, with arguments that reach the kernel's code if no
-# filter stands before it.
+# Makes forbidden system calls, each in a child, with arguments that reach the kernel's code if no
+# filter stops them.
 x86 = platform.machine() == "x86_64"
 CLONE_NEWUSER, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID = 0x10000000, 0x40000000, 0x00020000, 0x20000000
 zeros = lambda n: ctypes.create_string_buffer(n)
 
-# Name: number on x86-64, number on arm64 (None: not there), arguments.
+# Name: number on x86-64, number on arm64 (None: does not exist), arguments.
 calls = {
     "mount": (165, 40, [zeros(8), ctypes.create_string_buffer(b"/tmp"), ctypes.create_string_buffer(b"tmpfs"), 0, 0]),
     "remount /": (165, 40, [zeros(8), ctypes.create_string_buffer(b"/"), 0, 32, 0]),
@@ -74,7 +74,7 @@ def one(number, args):
 
 
 def trace_exit():
-    """PTRACE_SEIZE with PTRACE_O_TRACEEXIT: a process traced like that is not ended by SIGKILL."""
+    """PTRACE_SEIZE with PTRACE_O_TRACEEXIT: SIGKILL does not end a process traced this way."""
     pid = os.fork()
     if pid == 0:
         time.sleep(10)
@@ -86,9 +86,9 @@ def trace_exit():
         os.waitpid(pid, 0)
 
 
-told = {"ptrace trace exit": apart(trace_exit)}
+results = {"ptrace trace exit": in_child(trace_exit)}
 for what, (a, b, args) in calls.items():
     number = a if x86 else b
     if number is not None:
-        told[what] = apart(lambda: one(number, args))
-tell(told)
+        results[what] = in_child(lambda: one(number, args))
+report(results)

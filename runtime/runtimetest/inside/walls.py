@@ -1,4 +1,4 @@
-# Tells what this process is, what it can write and what it gets at.
+# Reports the identity of this process and what it can read and write.
 import stat
 
 
@@ -14,12 +14,12 @@ def fields(path):
 
 
 def writable():
-    """Files and folders that may be written, by the file systems they are on."""
+    """Returns writable files and directories, grouped by file system."""
     found = {}
-    for folder, folders, files in os.walk("/"):
-        folders[:] = [d for d in folders if not (folder == "/" and d == "proc")]
+    for dir, dirs, files in os.walk("/"):
+        dirs[:] = [d for d in dirs if not (dir == "/" and d == "proc")]
         for n in [""] + files:
-            path = os.path.join(folder, n)
+            path = os.path.join(dir, n)
             try:
                 if not os.path.islink(path) and os.access(path, os.W_OK):
                     found.setdefault(os.lstat(path).st_dev, []).append(path)
@@ -30,9 +30,9 @@ def writable():
 
 def devices():
     found = []
-    for folder, folders, files in os.walk("/dev"):
+    for dir, dirs, files in os.walk("/dev"):
         for n in files:
-            path = os.path.join(folder, n)
+            path = os.path.join(dir, n)
             mode = os.lstat(path).st_mode
             if stat.S_ISBLK(mode) or stat.S_ISCHR(mode):
                 found.append(path)
@@ -44,7 +44,7 @@ def opened(path, flags):
         fd = os.open(path, flags | os.O_NONBLOCK)
         try:
             if flags & 3 == os.O_RDONLY:
-                # An empty file or folder was put over what may not be read.
+                # A masked path is covered by an empty file or directory.
                 if stat.S_ISDIR(os.fstat(fd).st_mode):
                     if not os.listdir(fd):
                         raise OSError(errno.ENOENT, "empty")
@@ -79,12 +79,12 @@ def mounts():
 
 
 def setuid():
-    """Every setuid and setgid program of the image, and what its user is when it is run."""
+    """Returns the setuid and setgid programs of the image."""
     found = []
     for top in ("/usr", "/bin", "/sbin", "/opt"):
-        for folder, _, files in os.walk(top):
+        for dir, _, files in os.walk(top):
             for n in files:
-                path = os.path.join(folder, n)
+                path = os.path.join(dir, n)
                 try:
                     if os.lstat(path).st_mode & 0o6000 and stat.S_ISREG(os.lstat(path).st_mode):
                         found.append(path)
@@ -93,7 +93,7 @@ def setuid():
     return sorted(found)
 
 
-tell({
+report({
     "self": fields("/proc/self/status"),
     "init": fields("/proc/1/status"),
     "init_command": open("/proc/1/cmdline").read().split("\0")[:2],
