@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# A containerd of our own for the tests, apart from any other on the machine, the Docker Engine's of the tests too:
+# Manages a containerd for the tests, separate from any other on the machine and from the test engine's:
 #
-#     containerd.sh up       starts it, or finds it running, and prints its socket
-#     containerd.sh kill     kills it as a crash would: shims and containers live on, and the next "up" finds them
-#     containerd.sh down     ends it with every container, and leaves no process, mount or cgroup; the images stay
+#     containerd.sh up       starts it unless it runs, and prints its socket
+#     containerd.sh kill     kills it as a crash would: shims and containers survive, and the next "up" finds them
+#     containerd.sh down     stops it and every container; removes processes, mounts and cgroups; keeps images
 #     containerd.sh containers    lists its containers and tasks
 #     containerd.sh status   prints the socket and exits 0 when it answers, else exits 1
 #
-# Everything it has lies under $ORCHESTRATOR_TEST_STATE/containerd (default /var/lib/orchestrator-test/containerd) and it
-# listens on a unix socket there.
+# Its files are in $ORCHESTRATOR_TEST_STATE/containerd (default /var/lib/orchestrator-test/containerd). It
+# listens on a Unix socket there.
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 DAEMON_DIR=$CONTAINERD_DIR
 source "$(dirname "${BASH_SOURCE[0]}")/daemon.sh"
 
 START_SECONDS=60
-# Longer paths do not fit into the address of a unix socket (108 bytes), and would fail in odd ways.
+# Longer paths do not fit into the address of a Unix socket (108 bytes).
 MAX_STATE_PATH=64
 
 BUNDLES=$CONTAINERD_DIR/state/io.containerd.runtime.v2.task
@@ -24,7 +24,7 @@ ask() { timeout 20 ctr --address "$CONTAINERD_SOCKET" --timeout 5s "$@"; }
 
 answers() { ask version >/dev/null 2>&1; }
 
-# containers lists what every namespace has, a line each.
+# containers lists the containers and tasks of every namespace, one per line.
 containers() {
     local namespace
     while read -r namespace; do
@@ -33,7 +33,7 @@ containers() {
     done < <(ask namespaces list --quiet)
 }
 
-# remove_containers asks the daemon; what it cannot do in time is done to its processes.
+# remove_containers asks the daemon to remove all containers. down kills what is left.
 remove_containers() {
     local namespace id
     while read -r namespace; do
@@ -44,7 +44,7 @@ remove_containers() {
     done < <(ask namespaces list --quiet 2>/dev/null)
 }
 
-# remove_cgroups ID...: what is still in the cgroups of sandboxes whose shims are gone is killed, and they are removed.
+# remove_cgroups ID... kills what is left in the cgroups of sandboxes and removes the cgroups.
 remove_cgroups() {
     local id top round left
     for round in 1 2 3 4 5; do
@@ -59,7 +59,7 @@ remove_cgroups() {
         [[ -n $left ]] || return 0
         sleep "0.$round"
     done
-    say "cgroups of sandboxes could not be removed: $*"
+    say "cannot remove cgroups of sandboxes: $*"
     return 1
 }
 
@@ -70,7 +70,7 @@ down() {
     end containerd
     end_shims || status=1
     remove_cgroups "${ids[@]}" || status=1
-    unmount_under "$CONTAINERD_DIR" || { say "mounts are left under $CONTAINERD_DIR"; status=1; }
+    unmount_under "$CONTAINERD_DIR" || { say "mounts left under $CONTAINERD_DIR"; status=1; }
     rm -rf "$CONTAINERD_DIR/state" "$CONTAINERD_SOCKET"*
     return "$status"
 }
@@ -98,19 +98,19 @@ up() {
     ((EUID == 0)) || die "must be root to start containerd"
     command -v containerd >/dev/null || die "containerd is missing: run integration/scripts/deps.sh"
     ((${#CONTAINERD_DIR} <= MAX_STATE_PATH)) || die "ORCHESTRATOR_TEST_STATE is too long for unix sockets: $TEST_STATE"
-    end containerd # one that hangs
+    end containerd # stop a hanging one
     configure
     : >"$log"
     background "$log" containerd --config "$CONTAINERD_DIR/config.toml"
     until answers; do
         ((SECONDS < deadline)) || give_up "$log" "containerd did not answer within $START_SECONDS s"
-        [[ -n $(pids_of containerd) ]] || { sleep 0.5; [[ -n $(pids_of containerd) ]]; } || give_up "$log" "containerd ended at once"
+        [[ -n $(pids_of containerd) ]] || { sleep 0.5; [[ -n $(pids_of containerd) ]]; } || give_up "$log" "containerd exited at startup"
         sleep 0.1
     done
     printf '%s\n' "$CONTAINERD_SOCKET"
 }
 
-# kill_daemon and nothing else of it.
+# kill_daemon kills containerd only: shims and containers keep running.
 kill_daemon() {
     local pid
     while read -r pid; do kill -KILL "$pid" 2>/dev/null || :; done < <(pids_of containerd)
@@ -118,7 +118,7 @@ kill_daemon() {
 }
 
 give_up() {
-    say "--- the end of $1"
+    say "--- last lines of $1"
     tail -n 40 "$1" >&2 || :
     down || :
     die "$2; see $1"
@@ -127,7 +127,7 @@ give_up() {
 lock() {
     mkdir -p "$TEST_STATE"
     exec 9>"$TEST_STATE/containerd.lock"
-    flock --wait 180 9 || die "another containerd.sh is at work for more than 3 minutes"
+    flock --wait 180 9 || die "another containerd.sh has held the lock for more than 3 minutes"
 }
 
 case ${1:-} in

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# What the scripts that start a daemon for the tests share: its processes, found by their command lines, which name DAEMON_DIR, and not by pid
-# files. It is sourced after lib.sh by a script that sets DAEMON_DIR, and starts nothing.
+# Functions shared by scripts that start a daemon for the tests. They find its processes by command lines that contain
+# DAEMON_DIR, not by PID files. Source it after lib.sh and set DAEMON_DIR. Sourcing starts nothing.
 
 STOP_SECONDS=20
 
-# pids_of NAME: processes of the daemon whose executable is NAME.
+# pids_of NAME prints the PIDs of the daemon's processes whose executable is NAME.
 pids_of() {
     local proc exe args
     for proc in /proc/[0-9]*; do
@@ -19,7 +19,7 @@ pids_of() {
 
 children_of() { awk -v parent="$1" '{ pid = $1; sub(/^.*\) /, ""); if ($2 == parent) print pid }' /proc/[0-9]*/stat 2>/dev/null || :; }
 
-# end NAME: TERM to all of that name, a while to go, then KILL.
+# end NAME sends TERM to all processes of that name, waits STOP_SECONDS, then sends KILL.
 end() {
     local name=$1 pid deadline
     while read -r pid; do kill -TERM "$pid" 2>/dev/null || :; done < <(pids_of "$name")
@@ -28,12 +28,12 @@ end() {
         [[ -n $(pids_of "$name") ]] || return 0
         sleep 0.1
     done
-    say "$name did not end in $STOP_SECONDS s; killing it"
+    say "$name did not exit in $STOP_SECONDS s: killing it"
     while read -r pid; do kill -KILL "$pid" 2>/dev/null || :; done < <(pids_of "$name")
     sleep 0.2
 }
 
-# end_shims: what is left of containers when their daemon is gone: the shim and, as its children, their PID 1.
+# end_shims kills what outlives the daemon: the shims and, as their children, PID 1 of each container.
 end_shims() {
     local shim child name=containerd-shim-runc-v2 deadline=$((SECONDS + STOP_SECONDS))
     while ((SECONDS < deadline)); do
@@ -44,11 +44,11 @@ end_shims() {
         done < <(pids_of "$name")
         sleep 0.1
     done
-    say "shims below $DAEMON_DIR do not end: $(pids_of "$name" | xargs)"
+    say "shims of $DAEMON_DIR did not exit: $(pids_of "$name" | xargs)"
     return 1
 }
 
-# background LOG COMMAND...: a process of its own session that keeps nothing of ours open, no lock in particular.
+# background LOG COMMAND... starts a process in a new session that inherits no descriptor, in particular no lock.
 background() {
     local log=$1
     shift

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Real tool calls in warm containers on the embedded runtime, from nothing: installs what is missing, builds, makes the
-# sandbox image, runs the calls and prints how each ended. Needs root, Go, and Debian or Ubuntu. Ctrl-C cleans up too.
+# Demonstrates tool calls in warm containers on the embedded runtime: installs what is missing, builds, makes the
+# sandbox image, runs the calls and prints each result. Needs root, Go, and Debian or Ubuntu. Ctrl-C cleans up too.
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-((EUID == 0)) || die "must be root: sandboxes are made of mounts, namespaces and cgroups (sudo make demo)"
+((EUID == 0)) || die "must be root: sandboxes need mounts, namespaces and cgroups (sudo make demo)"
 cd "$ROOT"
 
-# What the machine's own service is configured with is not for the demonstration.
+# Ignore the configuration of a service installed on this machine.
 while read -r name; do
     [[ $name == ORCHESTRATOR_CACHE || $name == ORCHESTRATOR_IMAGE_* ]] || unset "$name"
 done < <(compgen -e ORCHESTRATOR_ || :)

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Installs what "make demo" and "make test" need and this machine has not, from the distribution's packages:
+# Installs the packages that "make demo" and "make test" need and that are missing:
 #
 #     deps.sh [--check|--embedded]
 #
-# --check installs nothing and fails if something is missing; --embedded leaves out what only tests with a Docker
+# --check installs nothing and fails if something is missing. --embedded skips what only tests with a Docker
 # Engine and the race detector need.
 #
-# For Debian and Ubuntu, as root. Where everything is there it does nothing and uses no network. It does not install
-# Go: it says what is wrong with the one it finds.
+# Works on Debian and Ubuntu, as root. If nothing is missing, it does nothing and uses no network. It does not install
+# Go; it fails if Go is missing or too old.
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-# A file or command that must be there, and the package that brings it.
+# A required file or command, and the package that provides it.
 NEEDS=(
     "runc runc"
     "debootstrap debootstrap"
@@ -55,22 +55,22 @@ missing() {
     done
 }
 
-# check_go: the go command must be at least what go.mod asks for.
+# check_go fails unless the go command has at least the version in go.mod.
 check_go() {
     local want have
     want=$(awk '$1 == "go" { print $2; exit }' "$ROOT/go.mod")
-    command -v go >/dev/null 2>&1 || die "Go is not installed: version $want or newer is needed, see https://go.dev/doc/install"
+    command -v go >/dev/null 2>&1 || die "Go is not installed: install version $want or newer, see https://go.dev/doc/install"
     have=$(cd / && GOTOOLCHAIN=local go env GOVERSION) || die "$(command -v go) does not run"
     have=${have#go}
     have=${have%% *}
     printf '%s\n%s\n' "$want" "$have" | sort --check=quiet --version-sort && return 0
-    # An older Go fetches the version that go.mod names, if it may and can.
+    # An older Go downloads the version in go.mod, if it is allowed to and can.
     (cd "$ROOT" && go list -m >/dev/null 2>&1) && return 0
-    die "Go $want or newer is needed; $(command -v go) is $have. See https://go.dev/doc/install"
+    die "$(command -v go) is version $have: install $want or newer, see https://go.dev/doc/install"
 }
 
-# keep_services_down: packages start the services they bring. The engine of the tests is started by hand
-# (engine.sh), and where there is no systemd nobody else would stop the service again.
+# keep_services_down keeps packages from starting their services. engine.sh starts the test engine, and without
+# systemd nothing would stop a service again.
 keep_services_down() {
     [[ ! -d /run/systemd/system && ! -e /usr/sbin/policy-rc.d ]] || return 0
     trap 'rm -f /usr/sbin/policy-rc.d' EXIT
@@ -85,26 +85,26 @@ apt() {
 
 install_packages() {
     apt install -y --no-install-recommends "$@" && return 0
-    # Lists are often absent or too old in a fresh image; they are fetched only when needed.
-    apt update || say "apt-get update had errors; trying with what it got"
+    # Package lists are often absent or too old in a fresh image. Fetch them only when needed.
+    apt update || say "apt-get update failed: trying with the lists it fetched"
     apt install -y --no-install-recommends "$@"
 }
 
 mapfile -t wanted < <(missing)
 if ((${#wanted[@]} > 0)); then
     [[ ${1:-} != --check ]] || die "missing: ${wanted[*]}"
-    command -v apt-get >/dev/null || die "this is not Debian or Ubuntu (no apt-get). Install by hand what these packages bring: ${wanted[*]}"
+    command -v apt-get >/dev/null || die "apt-get not found: install by hand what these Debian packages provide: ${wanted[*]}"
     ((EUID == 0)) || die "must be root to install: ${wanted[*]} (run: sudo apt-get install ${wanted[*]})"
     log=$(mktemp -t orchestrator-apt.XXXXXX)
     keep_services_down
-    # docker-cli is a package of its own only in newer releases; in the others docker.io has it.
+    # docker-cli is a separate package only in newer releases; in older ones docker.io contains it.
     mapfile -t first < <(printf '%s\n' "${wanted[@]}" | grep -vx docker-cli || printf '')
     say "installing: ${first[*]}"
-    retry 3 install_packages "${first[@]}" || { tail -n 40 "$log" >&2; die "apt-get could not install: ${first[*]} (log: $log)"; }
+    retry 3 install_packages "${first[@]}" || { tail -n 40 "$log" >&2; die "apt-get failed to install ${first[*]}; see $log"; }
     hash -r
-    [[ ! " ${wanted[*]} " == *" docker-cli "* ]] || command -v docker >/dev/null || retry 3 install_packages docker-cli || { tail -n 40 "$log" >&2; die "apt-get could not install docker-cli (log: $log)"; }
+    [[ ! " ${wanted[*]} " == *" docker-cli "* ]] || command -v docker >/dev/null || retry 3 install_packages docker-cli || { tail -n 40 "$log" >&2; die "apt-get failed to install docker-cli; see $log"; }
     mapfile -t wanted < <(missing)
-    ((${#wanted[@]} == 0)) || die "still missing after the installation: ${wanted[*]} (log: $log)"
+    ((${#wanted[@]} == 0)) || die "still missing after the installation: ${wanted[*]}; see $log"
     rm -f "$log"
 fi
 check_go

@@ -1,29 +1,29 @@
 #!/usr/bin/env bash
-# A Docker Engine of our own for the tests, started by hand, apart from any other on the machine:
+# Manages a Docker Engine for the tests, separate from any other on the machine:
 #
-#     engine.sh up       starts it, or finds it running, and prints its DOCKER_HOST
-#     engine.sh down     ends it with every container, and leaves no process, mount or cgroup; the images stay
+#     engine.sh up       starts it unless it runs, and prints its DOCKER_HOST
+#     engine.sh down     stops it and every container; removes processes, mounts and cgroups; keeps images
 #     engine.sh status   prints DOCKER_HOST and exits 0 when it answers, else exits 1
 #
-# Everything it has lies under $ORCHESTRATOR_TEST_STATE/engine (default /var/lib/orchestrator-test/engine) and it
-# listens on a unix socket there. No bridge, no iptables rule, no forwarding: sandboxes have no network. Its containerd
-# is started here too and named to it: by itself dockerd would use the machine's containerd if that runs, and share its
-# containers with another engine. It is found by the command line of its processes and not by pid files, so it does not
-# matter what a reboot or a kill -9 left behind.
+# Its files are in $ORCHESTRATOR_TEST_STATE/engine (default /var/lib/orchestrator-test/engine). It
+# listens on a Unix socket there. It has no bridge, iptables rules or forwarding: sandboxes have no network. The script
+# also starts the engine's containerd: by default, dockerd would use the machine's containerd if it runs, and share its
+# containers with another engine. Processes are found by their command lines, not by PID files, so a reboot or a
+# kill -9 does no harm.
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 DAEMON_DIR=$ENGINE_DIR
 source "$(dirname "${BASH_SOURCE[0]}")/daemon.sh"
 
 START_SECONDS=60
-# Longer paths do not fit into the address of a unix socket (108 bytes), and would fail in odd ways.
+# Longer paths do not fit into the address of a Unix socket (108 bytes).
 MAX_STATE_PATH=64
 
 ITS_CONTAINERD=$ENGINE_DIR/containerd/containerd.sock
 
 answers() { timeout 5 docker --host "$ENGINE_HOST" version --format '{{.Server.Version}}' >/dev/null 2>&1; }
 
-# remove_cgroups: kills what is still in the engine's cgroups (a container's PID 1 whose shim is gone) and removes them.
+# remove_cgroups kills what is left in the engine's cgroups, such as PID 1 of a container without a shim, and removes them.
 remove_cgroups() {
     local top round
     for round in 1 2 3 4 5; do
@@ -34,11 +34,11 @@ remove_cgroups() {
         compgen -G "/sys/fs/cgroup/$ENGINE_CGROUP" >/dev/null || compgen -G "/sys/fs/cgroup/*/$ENGINE_CGROUP" >/dev/null || return 0
         sleep "0.$round"
     done
-    say "cgroups of the engine could not be removed"
+    say "cannot remove the engine's cgroups"
     return 1
 }
 
-# remove_containers asks the engine; what it cannot do in time is done to its processes.
+# remove_containers asks the engine to remove all containers. down kills what is left.
 remove_containers() {
     local ids
     mapfile -t ids < <(timeout 20 docker --host "$ENGINE_HOST" ps --all --quiet 2>/dev/null)
@@ -53,7 +53,7 @@ down() {
     end containerd
     end_shims || status=1
     remove_cgroups || status=1
-    unmount_under "$ENGINE_DIR" || { say "mounts are left under $ENGINE_DIR"; status=1; }
+    unmount_under "$ENGINE_DIR" || { say "mounts left under $ENGINE_DIR"; status=1; }
     rm -rf "$ENGINE_DIR/exec" "$ENGINE_DIR/containerd/state" "$ENGINE_DIR"/*.pid "$ENGINE_DIR"/*.sock "$ITS_CONTAINERD"*
     return "$status"
 }
@@ -73,8 +73,8 @@ TOML
     settings || :
 }
 
-# settings writes the engine's settings: a file of its own, so that those of the machine's engine are not read. Where runsc is, it is a runtime of the
-# engine as docs/adr/0023 has it. Fails if they were as they are.
+# settings writes the engine's configuration file, so that the engine does not read the machine's. If runsc is installed,
+# it becomes a runtime of the engine, as docs/adr/0023 describes. Fails if the file did not change.
 settings() {
     local text='{}' launcher=$ENGINE_DIR/runsc
     if command -v runsc >/dev/null; then
@@ -86,7 +86,7 @@ settings() {
     printf '%s\n' "$text" >"$ENGINE_DIR/daemon.json"
 }
 
-# refresh brings the settings of an engine that runs up to date.
+# refresh updates the configuration of a running engine.
 refresh() {
     local pid deadline=$((SECONDS + START_SECONDS))
     settings || return 0
@@ -96,7 +96,7 @@ refresh() {
         [[ $(docker --host "$ENGINE_HOST" info --format '{{json .Runtimes}}') != *runsc* ]] || return 0
         sleep 0.1
     done
-    die "the engine does not take its settings; see $ENGINE_DIR/dockerd.log"
+    die "the engine did not load its configuration; see $ENGINE_DIR/dockerd.log"
 }
 
 up() {
@@ -110,7 +110,7 @@ up() {
     command -v dockerd >/dev/null || die "dockerd is missing: run integration/scripts/deps.sh"
     command -v containerd >/dev/null || die "containerd is missing: run integration/scripts/deps.sh"
     ((${#ENGINE_DIR} <= MAX_STATE_PATH)) || die "ORCHESTRATOR_TEST_STATE is too long for unix sockets: $TEST_STATE"
-    down || die "what is left of an earlier engine is in the way"
+    down || die "cannot clean up after an earlier engine"
     configure
     : >"$log"
     background "$log" containerd --config "$ENGINE_DIR/containerd.toml"
@@ -118,7 +118,7 @@ up() {
         ((SECONDS < deadline)) || give_up "$log" "containerd did not start"
         sleep 0.1
     done
-    # Lowering oom_score_adj is not allowed everywhere (it needs CAP_SYS_RESOURCE), so the engine keeps the one it has.
+    # Keep oom_score_adj: lowering it needs CAP_SYS_RESOURCE, which is not available everywhere.
     background "$log" dockerd --config-file "$ENGINE_DIR/daemon.json" --containerd "$ITS_CONTAINERD" \
         --data-root "$ENGINE_DIR/data" --exec-root "$ENGINE_DIR/exec" --pidfile "$ENGINE_DIR/docker.pid" \
         --host "$ENGINE_HOST" --bridge none --iptables=false --ip-forward=false --ip-masq=false \
@@ -126,17 +126,17 @@ up() {
         --cgroup-parent "/$ENGINE_CGROUP"
     until answers; do
         ((SECONDS < deadline)) || give_up "$log" "the engine did not answer within $START_SECONDS s"
-        [[ -n $(pids_of dockerd) ]] || { sleep 0.5; [[ -n $(pids_of dockerd) ]]; } || give_up "$log" "dockerd ended at once"
+        [[ -n $(pids_of dockerd) ]] || { sleep 0.5; [[ -n $(pids_of dockerd) ]]; } || give_up "$log" "dockerd exited at startup"
         sleep 0.2
     done
-    # Containers of an engine that was killed are of no use to anybody, and would look like leftovers of the tests.
+    # Remove the containers of a killed engine: they would look like leftovers of the tests.
     remove_containers
     docker --host "$ENGINE_HOST" volume prune --force >/dev/null
     printf '%s\n' "$ENGINE_HOST"
 }
 
 give_up() {
-    say "--- the end of $1"
+    say "--- last lines of $1"
     tail -n 40 "$1" >&2 || :
     down || :
     die "$2; see $1"
@@ -145,7 +145,7 @@ give_up() {
 lock() {
     mkdir -p "$TEST_STATE"
     exec 9>"$TEST_STATE/engine.lock"
-    flock --wait 180 9 || die "another engine.sh is at work for more than 3 minutes"
+    flock --wait 180 9 || die "another engine.sh has held the lock for more than 3 minutes"
 }
 
 case ${1:-} in

@@ -1,18 +1,18 @@
 # shellcheck shell=bash
-# What the scripts of this repository share: places, messages, retries, and looking at and cleaning up mounts.
-# It is sourced, starts nothing and changes nothing but PATH.
+# Shared by the scripts of this repository: paths, messages, retries, and functions that list and clean up mounts.
+# Sourcing it starts nothing.
 set -Eeuo pipefail
 
-# Scripts are also run with an empty environment (CI, cron): Go and the sbin folders are looked for where
-# they usually are. What the caller's PATH names comes first.
+# Scripts also run with an empty environment (CI, cron), so add the usual directories of Go and sbin.
+# The caller's PATH comes first.
 PATH="${PATH:-/usr/bin:/bin}:/usr/local/go/bin:/usr/lib/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 export PATH
 export HOME="${HOME:-/root}"
 export LC_ALL=C.UTF-8
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-# CACHE keeps what is costly to make again and the same for every checkout: root filesystems, the linter.
-# TEST_STATE holds the engine of the tests; nothing outside of it belongs to that engine.
+# CACHE keeps what is costly to rebuild and the same for every checkout: root filesystems, the linter.
+# TEST_STATE holds all files of the test engine.
 CACHE=/var/cache/orchestrator TEST_STATE=/var/lib/orchestrator-test
 if ((EUID != 0)); then
     CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/orchestrator
@@ -22,7 +22,7 @@ CACHE=${ORCHESTRATOR_CACHE:-$CACHE}
 TEST_STATE=${ORCHESTRATOR_TEST_STATE:-$TEST_STATE}
 ENGINE_DIR=$TEST_STATE/engine
 ENGINE_HOST=unix://$ENGINE_DIR/docker.sock
-# ENGINE_CGROUP is the parent of every container of that engine, and of no other, so that what is left there is known to be its.
+# ENGINE_CGROUP is the parent cgroup of that engine's containers only, which identifies what they leave behind.
 ENGINE_CGROUP=$(basename "$TEST_STATE")-engine
 CONTAINERD_DIR=$TEST_STATE/containerd
 CONTAINERD_SOCKET=$CONTAINERD_DIR/containerd.sock
@@ -36,20 +36,20 @@ die() {
     exit 1
 }
 
-# retry N COMMAND...: up to N tries, for commands that use the network.
+# retry N COMMAND... runs a command up to N times. Use it for commands that need the network.
 retry() {
     local tries=$1 try
     shift
     for ((try = 1; try <= tries; try++)); do
         "$@" && return 0
         ((try == tries)) && break
-        say "try $try of $tries did not work: $1; again in $((try * 3)) s"
+        say "attempt $try of $tries failed: $1; retrying in $((try * 3)) s"
         sleep $((try * 3))
     done
     return 1
 }
 
-# mounts_under DIR: mount points at or below DIR, the deepest and latest first.
+# mounts_under DIR prints the mount points at or below DIR, the latest first.
 mounts_under() {
     awk -v dir="$1" '
         { at = $5; gsub(/\\040/, " ", at) }
@@ -57,8 +57,8 @@ mounts_under() {
         END { for (; n > 0; n--) print found[n] }' /proc/self/mountinfo
 }
 
-# unmount_under DIR: nothing is mounted at or below DIR afterwards. A mount that is busy is detached as the last
-# resort, and that is said; it is only used on folders whose processes have been ended before.
+# unmount_under DIR unmounts everything at or below DIR. As a last resort it detaches a busy mount and reports
+# that. Use it only on directories whose processes have ended.
 unmount_under() {
     local dir=$1 round at
     for round in 1 2 3; do
@@ -74,12 +74,12 @@ unmount_under() {
     [[ -z $(mounts_under "$dir") ]]
 }
 
-# end_cgroups TOP: kills what is in a tree of cgroups, and removes what it can of them.
+# end_cgroups TOP kills the processes in a tree of cgroups and removes the cgroups it can.
 end_cgroups() {
     local dir pid
     while read -r dir; do
         while read -r pid; do
-            # A process of a namespace around ours is shown as 0, and to kill that would be to kill ourselves.
+            # A process outside our PID namespace appears as 0, and kill 0 would signal ourselves.
             [[ $pid == 0 ]] || kill -KILL "$pid" 2>/dev/null || :
         done < <(cat "$dir/cgroup.procs" 2>/dev/null)
         rmdir "$dir" 2>/dev/null || :

@@ -1,6 +1,6 @@
-# Reads "go test -json" and prints what a person wants: a line per package as it ends, and everything that a failing
-# test or package wrote. All output goes to the file LOG, the counts to the file COUNTS.
-# Lines that are not JSON (go's own messages) are passed through.
+# Reads "go test -json" and prints a readable report: a line per package as it ends, and everything that a failing
+# test or package wrote. It writes all output to the file LOG and the counts to the file COUNTS.
+# It passes through lines that are not JSON, such as messages of the go command.
 
 function field(name,    key, at, rest) {
     key = "\"" name "\":\""
@@ -19,7 +19,7 @@ function plain(s) {
     return s
 }
 
-# tail: the last n lines of s, and whether there were more.
+# tail returns the last n lines of s, with a note if there were more.
 function tail(s, n,    lines, count, i, out) {
     count = split(s, lines, "\n")
     i = count > n ? count - n : 1
@@ -28,7 +28,7 @@ function tail(s, n,    lines, count, i, out) {
     return out
 }
 
-# death: the n lines from where it panicked; goroutines by the hundred may follow. Without a panic, the last n.
+# death returns n lines from the panic on, because hundreds of goroutines may follow. Without a panic, it returns the last n.
 function death(s, n,    lines, count, i, out) {
     if (!match(s, /(^|\n)(panic: |fatal error: )/)) return tail(s, n)
     count = split(substr(s, RSTART + (RSTART > 1)), lines, "\n")
@@ -53,7 +53,7 @@ action == "output" {
     text = plain(field("Output"))
     printf "%s", text > LOG
     buf[id] = buf[id] text
-    # A test that writes without end must not fill the memory; the log has it all.
+    # Bound the memory for a test that writes without end. The log has everything.
     if (length(buf[id]) > 200000) buf[id] = substr(buf[id], length(buf[id]) - 100000)
     next
 }
@@ -65,8 +65,8 @@ test != "" && action == "pass" { passed++; delete buf[id]; next }
 test != "" && action == "skip" {
     skipped++
     print "skip  " pkg " " test
-    # The scripts give what tests need: a test that did without has not been run.
-    if (buf[id] ~ /ORCHESTRATOR_TEST_|[Rr]oot/) { failed++; print "      this must not be skipped here:\n" tail(buf[id], 20) }
+    # The scripts provide what tests need, so a test skipped for lack of it counts as failed.
+    if (buf[id] ~ /ORCHESTRATOR_TEST_|[Rr]oot/) { failed++; print "      must not be skipped here:\n" tail(buf[id], 20) }
     delete buf[id]
     next
 }
@@ -81,7 +81,7 @@ test != "" && action == "fail" {
 
 action == "pass" { print "ok    " pkg " " seconds(); fflush(); delete buf[id]; next }
 
-# A package that fails has said why: in a test, in the test it was in when it died (which then has no end), or by itself.
+# The reason of a failed package is in a failed test, in the test that ran when it died, or in the package's own output.
 action == "fail" {
     for (open in buf) {
         split(open, part, SUBSEP)
