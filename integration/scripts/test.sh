@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Runs the tests. Without arguments, everything; else the named steps with the steps they need:
+# Runs the tests: without arguments all steps, otherwise the named steps and the steps they need.
 #
 #     test.sh [check | deps | lint | build | image | engine | containerd | unit | fuzz | conformance | integration | left | bench | soak]...
-#     test.sh env      starts the engine, makes the image, prints the variables the tests read ("eval" it), leaves it running
+#     test.sh env      starts the engine, makes the image, prints the tests' variables for "eval", and keeps the engine running
 #
-# Whole logs are kept in build/logs/. What went wrong is said again at the end, and the last line is
-# "N passed, N failed". A run of everything always takes the engine down at its end; a run of some steps leaves one that
-# was up before. One run at a time: a second one waits.
+# Complete logs are in build/logs/. The script repeats failures at the end, and the last line is
+# "N passed, N failed". A run of all steps stops the engine at the end. A run of some steps keeps an engine that
+# was already running. A second run waits for the first.
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 ALL=(deps lint build image engine containerd unit fuzz conformance integration left)
 GOLANGCI_VERSION=v2.12.2
 FUZZ_TIME=2s
-LEFT_SECONDS=60 # what ends by itself after its test may take this long
+LEFT_SECONDS=60 # time for processes that end after their test
 TAIL=80
 
 LOGS=$ROOT/build/logs
@@ -22,13 +22,13 @@ BUILD_SANDBOX=$ROOT/docker/sandbox/build.sh
 EXTEND_SANDBOX=$ROOT/docker/sandbox/extend.sh
 
 cd "$ROOT"
-# Every step compiles the same way, the programs' (see the Makefile), so that each package is compiled once, and once for
-# all checkouts: without -trimpath a package's folder is part of what it is known by. The race detector alone needs cgo.
+# Every step compiles with the flags of the Makefile, so that each package is compiled once, and once for
+# all checkouts: without -trimpath, its directory is part of the cache key. Only the race detector needs cgo.
 export CGO_ENABLED=0 GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath -buildvcs=false"
 
 declare -A result=() # step → ok, failed or "not run"
 
-# needs STEP: the steps that must have gone well before it.
+# needs STEP prints the steps that must succeed before it.
 needs() {
     case $1 in
     engine | containerd | lint | build | image) echo deps ;;
@@ -45,7 +45,7 @@ step_build() {
     "$ROOT/bin/orchestrator" version
 }
 
-# step_image makes the image and, with the engine, sees that the Dockerfile gives the same one.
+# step_image makes the image and checks with the engine that the Dockerfile produces the same one.
 step_image() {
     local rootfs other
     rootfs=$("$BUILD_SANDBOX" --print-path)
@@ -53,7 +53,7 @@ step_image() {
     "$SCRIPTS/engine.sh" up >/dev/null
     other=$("$BUILD_SANDBOX" --docker "$ENGINE_HOST" --print-path)
     if [[ $(<"${other%/rootfs}/source") == orchestrator/sandbox-base:* ]]; then
-        diff <(listing "$rootfs") <(listing "$other") || die "the Dockerfile and debootstrap give different images"
+        diff <(listing "$rootfs") <(listing "$other") || die "the Dockerfile and debootstrap produce different images"
     fi
     "$EXTEND_SANDBOX" docker/browser
     "$EXTEND_SANDBOX" integration/images/clients
@@ -89,12 +89,12 @@ step_lint() {
     go run ./integration/scripts/readability
     say "golangci-lint $GOLANGCI_VERSION"
     golangci=$(linter)
-    # Its cache is of this checkout alone: what it remembers of another one names files by where they were, and fails
-    # the run when they are there no more.
+    # Use a cache per checkout: entries of another checkout name files by their old paths, and fail
+    # the run when those files no longer exist.
     GOLANGCI_LINT_CACHE=$ROOT/build/lint-cache "$golangci" run --timeout 15m --build-tags integration,faults ./...
 }
 
-# linter prints the path of golangci-lint, built with this machine's Go from the module proxy if the cache has none.
+# linter prints the path of golangci-lint. If the cache has none, it builds one from the module proxy.
 linter() {
     local path new
     path=$CACHE/tools/golangci-lint-$GOLANGCI_VERSION-$(cd / && go env GOVERSION GOARCH | xargs | tr ' ' '-')
@@ -107,7 +107,7 @@ linter() {
             >"$LOGS/golangci-build.log" 2>&1); then
             rm -rf "$new"
             tail -n 20 "$LOGS/golangci-build.log" >&2
-            die "golangci-lint could not be built from the Go module proxy ($(cd / && go env GOPROXY)); put a $GOLANGCI_VERSION binary at $path to do without"
+            die "cannot build golangci-lint from the Go module proxy ($(cd / && go env GOPROXY)): check the network or put a $GOLANGCI_VERSION binary at $path"
         fi
         mv -T "$new/golangci-lint" "$path"
         rm -rf "$new"
@@ -115,8 +115,8 @@ linter() {
     printf '%s\n' "$path"
 }
 
-# go_test STEP ARGUMENT...: go test, its output made readable and counted. No tests at all is a failure. Step lint has vetted
-# all of it, and what a debugger would read is half of a linker's work.
+# go_test STEP ARGUMENT... runs go test, formats its output and counts the results. It fails if no test ran. It skips vet,
+# which step lint runs, and debug information, which takes half of the link time.
 go_test() {
     local name=$1 status passed failed
     shift
@@ -126,24 +126,24 @@ go_test() {
     set -e
     read -r passed failed _ <"$LOGS/$name.counts"
     ((status == 0 && failed == 0)) || { say "go test $*: $passed passed, $failed failed"; return 1; }
-    ((passed > 0)) || die "go test $*: there are no tests"
+    ((passed > 0)) || die "go test $*: no tests ran"
 }
 
-# packages TAGS PATTERN...: the packages that match, and a failure for a pattern that matches none.
+# packages TAGS PATTERN... prints the matching packages. It fails for a pattern that matches none.
 packages() {
     local tags=$1 pattern found
     shift
     for pattern in "$@"; do
         found=$(go list -tags "$tags" "$pattern")
-        [[ -n $found ]] || die "there are no packages $pattern"
+        [[ -n $found ]] || die "no packages match $pattern"
         printf '%s\n' "$found"
     done
 }
 
-# step_unit has more packages at work than cores: their tests wait for a third of the time. By default a program with the
-# race detector sleeps for a second at its end, and so does each that it starts of itself.
-# step_check is the quick loop of a developer: what changed since the last commit on main is formatted, vetted and linted,
-# and the unit tests run without the race detector. Go remembers the tests that passed and whose inputs are the same.
+# step_unit tests more packages at once than there are cores, because tests wait a third of the time. By default, a
+# program with the race detector sleeps for a second at exit, and so do its children.
+# step_check is the quick development loop: it checks format, vet and lint of what changed since main,
+# and runs the unit tests without the race detector. Go caches the results of unchanged tests.
 step_check() {
     local base changed packages=() golangci
     [[ -z $(gofmt -l .) ]] || { gofmt -d . | head -n 40; return 1; }
@@ -169,9 +169,9 @@ step_conformance() {
     go_test conformance -tags integration,faults -count=1 -p 1 -timeout 40m $list
 }
 
-# step_integration: ./integration but the conformance suite, and every other package with a test behind a tag, so that
-# none is forgotten. What runs beside each other waits for time-outs, starts and ends; a soak counts what is on the host,
-# and has no other package beside it.
+# step_integration tests ./integration without the conformance suite, and every other package with a tagged test, so that
+# none is forgotten. Parallel tests mostly wait. Packages run one at a time, because a soak counts what is on the host,
+# which another package would change.
 step_integration() {
     local list
     list=$(
@@ -179,7 +179,7 @@ step_integration() {
         grep -rlE --include='*_test.go' '^//go:build .*(integration|faults)' . | xargs -r -n1 dirname | sort -u |
             { grep -vE '^\./(integration|runtime)(/|$)' || :; } | xargs -r go list -tags integration,faults
     )
-    [[ -n $list ]] || die "there are no integration tests"
+    [[ -n $list ]] || die "no integration tests found"
     # shellcheck disable=SC2046,SC2086 # a list
     go_test integration -tags integration,faults -count=1 -p 1 -parallel 4 -timeout 40m $(sort -u <<<"$list")
 }
@@ -193,16 +193,16 @@ step_soak() {
 step_fuzz() {
     local dirs
     dirs=$(grep -rlE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' . | xargs -r -n1 dirname | sort -u)
-    [[ -n $dirs ]] || die "there are no fuzz targets"
+    [[ -n $dirs ]] || die "no fuzz targets found"
     rm -f "$LOGS"/fuzz-*.log
-    # Two packages at once, a worker each: much of a target's time is the start of its program.
+    # Two packages at once with one worker each: much of a target's time is spent starting its program.
     export LOGS FUZZ_TIME
     export -f say fuzz_package fuzz only_deadline
     xargs -n1 -P2 bash -c 'fuzz_package "$0"' <<<"$dirs"
     printf '%d 0 0\n' "$(find "$LOGS" -name 'fuzz-*.log' | wc -l)" >"$LOGS/fuzz.counts"
 }
 
-# fuzz_package DIR: its targets. One program a package: building and linking one a target took longer than the fuzzing.
+# fuzz_package DIR fuzzes the package's targets with one test binary: one per target took longer to link than to fuzz.
 fuzz_package() {
     local program target
     set -Eeuo pipefail
@@ -214,8 +214,8 @@ fuzz_package() {
     rm -f "$program"
 }
 
-# fuzz DIR PROGRAM TARGET: a few seconds of one target. At the end of its time Go sometimes reports a worker that was cut off as
-# a failure: "context deadline exceeded" as the only message and no failing input. That, and only that, is tried again.
+# fuzz DIR PROGRAM TARGET fuzzes one target for FUZZ_TIME. Go sometimes reports a worker interrupted at the deadline as
+# a failure, with only "context deadline exceeded" and no failing input. Only that failure is retried.
 fuzz() {
     local out try
     out=$LOGS/fuzz-$(basename "$1")-$3.log
@@ -226,7 +226,7 @@ fuzz() {
             return 0
         fi
         if ((try == 2)) || ! only_deadline "$out"; then break; fi
-        say "fuzz $1 $3: the worker was cut off at the end of its time; once more"
+        say "fuzz $1 $3: worker interrupted at the deadline; retrying"
     done
     say "fuzz $1 $3 failed"
     cat "$out"
@@ -238,7 +238,7 @@ only_deadline() {
         [[ $(sed -n '/^--- FAIL: Fuzz/,/^FAIL$/{/^--- FAIL/d;/^FAIL$/d;s/^ *//;/^$/d;p}' "$1") == 'context deadline exceeded' ]]
 }
 
-# left_now: what is on the machine that looks like ours, a line each.
+# left_now prints the mounts, cgroups, processes, files and containers that may be the tests', one per line.
 left_now() {
     local proc exe start at
     for at in "$TMPDIR" "$TEST_STATE"; do
@@ -259,11 +259,11 @@ left_now() {
     find /run /var/lib /dev/shm /tmp -mindepth 1 -maxdepth 1 -name 'orchestrator*' ! -path "$TEST_STATE" -printf 'file %p\n'
     if docker_is_up; then
         docker --host "$ENGINE_HOST" ps --all --format 'container {{.ID}} {{.Names}} {{.Image}} {{.Labels}}'
-        # The guest's volume is kept between sandboxes on purpose, as an image is.
+        # The guest's volume is deliberately kept between sandboxes, like an image.
         docker --host "$ENGINE_HOST" volume ls --format 'volume {{.Name}}' | { grep -v '^volume orchestrator-guest' || :; }
     fi
     if containerd_is_up; then
-        # The roots of images are kept on purpose too.
+        # The root filesystems of images are deliberately kept, too.
         "$SCRIPTS/containerd.sh" containers
     fi
 }
@@ -278,20 +278,20 @@ step_left() {
         left=$(left_now | sort | comm -13 "$LOGS/before" -)
         [[ -n $left ]] || break
         if ((SECONDS >= deadline)); then
-            printf 'the tests left this on the machine:\n%s\n' "$left"
+            printf 'left on the machine by the tests:\n%s\n' "$left"
             return 1
         fi
         sleep 1
     done
-    say "nothing is left"
+    say "nothing left behind"
 }
 
-# environment: what the tests read; the image must be made.
+# environment exports the variables that the tests read. The image must exist.
 environment() {
-    local folder
-    folder=$("$BUILD_SANDBOX")
-    export ORCHESTRATOR_TEST_ROOTFS=$folder/rootfs
-    export ORCHESTRATOR_TEST_IMAGE_ARCHIVE=$folder/sandbox.tar
+    local dir
+    dir=$("$BUILD_SANDBOX")
+    export ORCHESTRATOR_TEST_ROOTFS=$dir/rootfs
+    export ORCHESTRATOR_TEST_IMAGE_ARCHIVE=$dir/sandbox.tar
     ORCHESTRATOR_TEST_BROWSER_ARCHIVE=$("$EXTEND_SANDBOX" docker/browser --print-archive)
     ORCHESTRATOR_TEST_CLIENTS_ARCHIVE=$("$EXTEND_SANDBOX" integration/images/clients --print-archive)
     export ORCHESTRATOR_TEST_BROWSER_ARCHIVE ORCHESTRATOR_TEST_CLIENTS_ARCHIVE
@@ -302,7 +302,7 @@ environment() {
     export ORCHESTRATOR_TEST_GUEST=$ROOT/bin/guest
 }
 
-# run STEP: runs it once, after what it needs. It never fails itself; it records.
+# run STEP runs a step once, after the steps it needs. It records failures and always returns 0.
 run() {
     local name=$1 need status started
     [[ -z ${result[$name]:-} ]] || return 0
@@ -311,12 +311,12 @@ run() {
         [[ ${result[$need]} == ok ]] && continue
         result[$name]="not run"
         order+=("$name")
-        printf '\n=== %s: not run, it needs %s\n' "$name" "$need"
+        printf '\n=== %s: not run, because it needs %s\n' "$name" "$need"
         return 0
     done
     printf '\n=== %s\n' "$name"
     started=$SECONDS
-    # Not in a condition: there bash would ignore errors inside. The lock is not inherited by what tests start.
+    # Not in a condition: bash would ignore errors inside. Close the lock so that programs of the tests do not inherit it.
     set +e
     (
         set -Eeuo pipefail
@@ -332,7 +332,7 @@ run() {
     printf -- '--- %s: %s, %d s\n' "$name" "${result[$name]}" $((SECONDS - started))
 }
 
-# totals: of all tests, and one for each step that failed without a failed test to show for it.
+# totals prints the counts of all tests. A step that failed without a failed test counts as one failure.
 totals() {
     local name passed=0 failed=0 p f
     for name in "${order[@]}"; do
@@ -345,7 +345,7 @@ totals() {
     printf '%d passed, %d failed\n' "$passed" "$failed"
 }
 
-# finish: the engine is taken down, the reasons are said again, the counts are the last line.
+# finish stops the engine, repeats the failures, and prints the counts as the last line.
 finish() {
     local status=$? name bad=0
     trap - EXIT INT TERM HUP
@@ -361,14 +361,14 @@ finish() {
     for name in "${order[@]}"; do
         [[ ${result[$name]} != ok ]] || continue
         bad=1
-        printf '\n=== FAILED: %s (%s); the end of %s:\n' "$name" "${result[$name]}" "$LOGS/$name.log"
+        printf '\n=== FAILED: %s (%s); last lines of %s:\n' "$name" "${result[$name]}" "$LOGS/$name.log"
         [[ -s $LOGS/$name.log ]] || continue
         tail -n "+$((TAIL + 1))" "$LOGS/$name.log" | grep -q . && head -n "-$TAIL" "$LOGS/$name.log" | grep '^FAIL  '
         tail -n "$TAIL" "$LOGS/$name.log"
     done
     unmount_under "$TMPDIR" && rm -rf --one-file-system "$TMPDIR" "$TEST_STATE/tmpdir"
     printf '\nlogs: %s\n' "$LOGS"
-    ((status == 0)) || printf 'the run was cut off (status %d)\n' "$status"
+    ((status == 0)) || printf 'the run was interrupted (status %d)\n' "$status"
     totals
     ((bad == 0)) || exit 1
     exit "$status"
@@ -385,26 +385,26 @@ fi
 steps=("$@")
 ((${#steps[@]} > 0)) || steps=("${ALL[@]}")
 for step in "${steps[@]}"; do
-    declare -F "step_$step" >/dev/null || die "there is no step $step; there are: ${ALL[*]} bench env"
+    declare -F "step_$step" >/dev/null || die "unknown step $step: use ${ALL[*]} check bench soak env"
     case $step in
     deps | lint | build | check) ;;
-    *) ((EUID == 0)) || die "must be root: the tests make containers, mounts and cgroups (sudo make test)" ;;
+    *) ((EUID == 0)) || die "must be root: the tests create containers, mounts and cgroups (sudo make test)" ;;
     esac
 done
 
 mkdir -p "$TEST_STATE"
 exec 7>"$TEST_STATE/test.lock"
-flock --nonblock 7 || { say "another run of the tests is going on; waiting for it"; flock 7; }
+flock --nonblock 7 || { say "another test run is in progress; waiting for it"; flock 7; }
 rm -rf "$LOGS"
 mkdir -p "$LOGS"
-# What a run that was killed had: its temporary folder and, before a run of everything, its engine.
+# Clean up after a killed run: its temporary directory and, before a run of all steps, its daemons.
 if [[ -s $TEST_STATE/tmpdir ]]; then
     stale=$(<"$TEST_STATE/tmpdir")
     unmount_under "$stale" && rm -rf --one-file-system "$stale"
 fi
-(($# > 0)) || "$SCRIPTS/engine.sh" down 7>&- || die "the engine of an earlier run cannot be ended"
-(($# > 0)) || "$SCRIPTS/containerd.sh" down 7>&- || die "the containerd of an earlier run cannot be ended"
-# Short: tests put unix sockets below it, and their paths must not be longer than 107 bytes.
+(($# > 0)) || "$SCRIPTS/engine.sh" down 7>&- || die "cannot stop the engine of an earlier run"
+(($# > 0)) || "$SCRIPTS/containerd.sh" down 7>&- || die "cannot stop the containerd of an earlier run"
+# Keep it short: tests put Unix sockets below it, and their paths are limited to 107 bytes.
 TMPDIR=$(mktemp -d /tmp/o.XXXX)
 export TMPDIR
 printf '%s\n' "$TMPDIR" >"$TEST_STATE/tmpdir"
