@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Authority makes a certificate for names, and the authority in PEM that has
-// signed it.
+// Authority returns a certificate for names and the PEM certificate of the authority that signed
+// it.
 func Authority(t testing.TB, names ...string) (leaf tls.Certificate, ca string) {
 	t.Helper()
 	make := func(template, parent *x509.Certificate, signer *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {

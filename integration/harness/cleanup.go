@@ -15,8 +15,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/store"
 )
 
-// cleanUp takes everything down, whatever the test left, and fails the test
-// for what remains. The log is shown if the test has failed.
+// cleanUp removes everything the test left and fails the test for what remains. It shows the log if
+// the test has failed.
 func (s *Server) cleanUp() {
 	defer s.showLog()
 	defer s.Client.Close()
@@ -28,8 +28,7 @@ func (s *Server) cleanUp() {
 	}
 }
 
-// down destroys all sandboxes: by the server where one answers, else by the
-// command.
+// down destroys all sandboxes, through the server if it answers, otherwise with the command line.
 func (s *Server) down() {
 	if s.proc != nil {
 		select {
@@ -56,18 +55,18 @@ func (s *Server) down() {
 		s.proc = nil
 	}
 	if _, err := os.Stat(filepath.Join(s.dir, "state.db")); err != nil {
-		return // it never began
+		return // the server never started
 	}
 	if live, _ := s.Rows(s.t); len(live) == 0 && len(s.Cells()) == 0 {
-		return // perhaps without an engine that could be asked
+		return // the engine may be unreachable
 	}
 	if got := s.CLI(s.t, "down"); got.Code != 0 {
 		s.t.Errorf("down: exit code %d: %s%s", got.Code, got.Stdout, got.Stderr)
 	}
 }
 
-// note remembers the sandboxes that have something on the host now, so that
-// their cgroups can be looked for later.
+// note records the cgroup names of current sandboxes, so that their cgroups can be looked for
+// later.
 func (s *Server) note() {
 	for _, id := range s.Cells() {
 		s.mu.Lock()
@@ -78,7 +77,7 @@ func (s *Server) note() {
 	}
 }
 
-// Cells lists the sandboxes that have a folder in the state directory.
+// Cells returns the ids of sandboxes that have a directory in the state directory.
 func (s *Server) Cells() []string {
 	var ids []string
 	for _, dir := range []string{"cells", "oci", "docker/sandboxes", "containerd/cells"} {
@@ -93,11 +92,11 @@ func (s *Server) Cells() []string {
 	return ids
 }
 
-// isID says whether a name is that of a sandbox: a UUID.
+// isID reports whether a name is a sandbox id: a UUID.
 func isID(name string) bool { return len(name) == 36 && strings.Count(name, "-") == 4 }
 
-// leftovers lists what is on the machine of this server, after a while for
-// what ends by itself.
+// leftovers returns what the server left on the machine, after waiting for processes that are
+// ending.
 func (s *Server) leftovers() []string {
 	var left []string
 	for end := time.Now().Add(Short); ; time.Sleep(rare) {
@@ -135,8 +134,7 @@ func (s *Server) leftNow() []string {
 	return append(left, filesLeft(s.dir)...)
 }
 
-// filesLeft lists sockets, and whatever is named after a sandbox, in a state
-// directory.
+// filesLeft returns sockets and files named after a sandbox in a state directory.
 func filesLeft(dir string) []string {
 	var left []string
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -157,11 +155,11 @@ func filesLeft(dir string) []string {
 	return left
 }
 
-// Left lists what is on the machine of this server, which does not run, after a
-// while for what ends by itself.
+// Left returns what a stopped server left on the machine, after waiting for processes that are
+// ending.
 func (s *Server) Left() []string { return s.leftovers() }
 
-// promised reads the ids of all sandboxes from the database; no server may run.
+// promised reads the ids of all sandboxes from the database. No server may run.
 func (s *Server) promised() []string {
 	if _, err := os.Stat(filepath.Join(s.dir, "state.db")); err != nil {
 		return nil
@@ -170,8 +168,8 @@ func (s *Server) promised() []string {
 	return append(live, ended...)
 }
 
-// Rows reads the database of a server that does not run: the sandboxes that
-// are recorded as live, and the leases that are recorded as ended.
+// Rows reads the database of a stopped server: the sandboxes recorded as live, and the leases
+// recorded as ended.
 func (s *Server) Rows(t testing.TB) (live, ended []string) {
 	t.Helper()
 	if s.proc != nil {
@@ -202,8 +200,8 @@ func (s *Server) Rows(t testing.TB) (live, ended []string) {
 	return live, ended
 }
 
-// force removes what a broken program left, so that the next test does not
-// find it: processes by pid, containers, then mounts.
+// force kills processes by PID, then removes containers and mounts that a failed program left, so
+// that the next test does not find them.
 func (s *Server) force() {
 	for _, pid := range s.ofState() {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
@@ -218,7 +216,7 @@ func (s *Server) force() {
 	}
 }
 
-// logLines is how much of a server's log a failed test shows.
+// logLines is the number of lines of a server's log that a failed test shows.
 const logLines = 80
 
 func (s *Server) showLog() {

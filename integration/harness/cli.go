@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Command is a run of the command line.
+// Command is a finished run of the command line.
 type Command struct {
 	Code           int // -1 if a signal ended it
 	Stdout, Stderr string
@@ -30,19 +30,19 @@ func (s *Server) CLI(t testing.TB, args ...string) Command {
 	return s.Launch(t, nil, args...).Wait()
 }
 
-// Launch begins to run the program with the server's configuration.
+// Launch starts the program with the server's configuration.
 func (s *Server) Launch(t testing.TB, stdin io.Reader, args ...string) *Running {
 	t.Helper()
 	r := &Running{t: t, cmd: exec.Command(s.bin, args...), ended: make(chan struct{})}
 	r.cmd.Env = append(s.environment(), "ORCHESTRATOR_CONFIG="+s.config)
 	r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = stdin, &r.out, &r.err
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	// A command that leaves its output to somebody else is told, not waited for.
+	// Do not wait for a child that keeps the output open.
 	r.cmd.WaitDelay = Short
 	if err := r.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	go func() { // Wait and the clean-up wait for it
+	go func() { // Wait and the cleanup wait for it
 		_ = r.cmd.Wait()
 		close(r.ended)
 	}()
@@ -66,24 +66,24 @@ func (r *Running) Signal(sig syscall.Signal) {
 	}
 }
 
-// Output is what the program has written to standard output by now.
+// Output returns what the program has written to standard output so far.
 func (r *Running) Output() string { return r.out.String() }
 
-// Wait waits for the program's end.
+// Wait waits until the program has exited.
 func (r *Running) Wait() Command {
 	r.t.Helper()
 	select {
 	case <-r.ended:
 	case <-time.After(2 * Long):
 		_ = r.cmd.Process.Signal(syscall.SIGQUIT)
-		time.Sleep(time.Second) // for its goroutines to be written down
+		time.Sleep(time.Second) // time to write its goroutines
 		r.t.Fatalf("%v did not end within %s\n%s", r.cmd.Args, 2*Long, tail(r.err.String(), 200))
 	}
 	return Command{Code: r.cmd.ProcessState.ExitCode(), Stdout: r.out.String(), Stderr: r.err.String()}
 }
 
-// Is fails the test unless the command ended with code and said text on
-// standard error, in a single line where it is the program's own.
+// Is fails the test unless the command exited with code and wrote text to standard error, in a
+// single line if the message is the program's own.
 func (c Command) Is(t testing.TB, code int, text string) {
 	t.Helper()
 	if c.Code != code || !strings.Contains(c.Stderr, text) {
@@ -91,7 +91,7 @@ func (c Command) Is(t testing.TB, code int, text string) {
 	}
 }
 
-// ended says whether the program is over.
+// Over returns nil once the program has exited, and an error while it runs.
 func (r *Running) Over() error {
 	select {
 	case <-r.ended:

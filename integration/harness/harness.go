@@ -1,14 +1,11 @@
-// Package harness runs the real program for tests: `orchestrator serve` in a
-// process of its own, on a state directory of its own, which can be killed,
-// stopped and started again; the command line beside it; and what the host
-// shows of its sandboxes.
+// Package harness runs the real program for tests: `orchestrator serve` as a separate process with
+// a separate state directory, which can be killed, stopped and restarted; the command line; and
+// what the host sees of the sandboxes.
 //
-// It never looks into the program: what it knows comes from the HTTP
-// interface, from /proc, the mount table, the cgroup trees, the engine and,
-// while no server runs, the database. It is for tests only: what goes wrong
-// ends the test, with the server's log. One goroutine per process that was
-// started waits for its end; the test's clean-up waits for all of them, takes
-// the service down and fails the test for anything that is left.
+// It treats the program as a black box: it uses the HTTP interface, /proc, the mount table, the
+// cgroup trees, the engine and, while no server runs, the database. Errors end the test and show
+// the server's log. One goroutine per started process waits for its exit. The test's cleanup waits
+// for all of them, stops the service and fails the test for anything left behind.
 package harness
 
 import (
@@ -18,38 +15,36 @@ import (
 	"time"
 )
 
-// The environment that integration/scripts/test.sh gives.
+// Environment variables set by integration/scripts/test.sh.
 const (
 	EnvBin     = "ORCHESTRATOR_TEST_BIN"
 	EnvFaults  = "ORCHESTRATOR_TEST_BIN_FAULTS"
 	EnvDocker  = "ORCHESTRATOR_TEST_DOCKER"
 	EnvArchive = "ORCHESTRATOR_TEST_IMAGE_ARCHIVE"
-	// EnvBrowser and EnvClients are archives of the images that stand on the
-	// sandbox image.
+	// EnvBrowser and EnvClients name archives of images that extend the sandbox image.
 	EnvBrowser = "ORCHESTRATOR_TEST_BROWSER_ARCHIVE"
 	EnvClients = "ORCHESTRATOR_TEST_CLIENTS_ARCHIVE"
-	// EnvContainerd is the socket of the containerd of the tests.
+	// EnvContainerd is the socket of the test containerd.
 	EnvContainerd = "ORCHESTRATOR_TEST_CONTAINERD"
 )
 
-// Bounds of waiting. They are far more than what a loaded machine needs; what
-// is not over by then hangs.
+// Timeouts, far longer than a loaded machine needs.
 const (
-	Long  = 3 * time.Minute // a start, a whole clean-up
+	Long  = 3 * time.Minute // a start, a complete cleanup
 	Short = time.Minute     // a state that is about to be reached
 	pause = 20 * time.Millisecond
 	rare  = 10 * pause
 )
 
-// Runtimes are those that every scenario is held on.
+// Runtimes returns the runtimes that every scenario runs on.
 func Runtimes() []string { return []string{"oci", "docker"} }
 
-// AllRuntimes are those and containerd, on which scenarios are held that are
-// about what drivers do: walls, restarts, crashes, streams.
+// AllRuntimes adds containerd, for scenarios about what drivers do: isolation, restarts, crashes
+// and streams.
 func AllRuntimes() []string { return append(Runtimes(), "containerd") }
 
-// Need returns a variable of the environment, or skips the test where it is
-// not given; the script that runs the tests gives it.
+// Need returns an environment variable that the test script sets, or skips the test if it is not
+// set.
 func Need(t testing.TB, name string) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -62,9 +57,8 @@ func Need(t testing.TB, name string) string {
 	return v
 }
 
-// Eventually polls until ok, and fails the test when it is not so within d.
-// what is asked for the state that was waited for, for the message. The longer
-// it waits the more rarely it looks: others work meanwhile.
+// Eventually polls until ok returns true and fails the test after d. what describes the awaited
+// state in the message. The interval grows, to leave the CPU to others.
 func Eventually(t testing.TB, d time.Duration, what string, ok func() bool) {
 	t.Helper()
 	for began := time.Now(); !ok(); {
@@ -76,7 +70,7 @@ func Eventually(t testing.TB, d time.Duration, what string, ok func() bool) {
 	}
 }
 
-// TempDir is a folder with a short path, for sockets, that goes with the test.
+// TempDir returns a directory with a short path, for sockets. It is removed with the test.
 func TempDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "h")
@@ -95,7 +89,7 @@ func TempDir(t testing.TB) string {
 	return dir
 }
 
-// WriteFile writes a file of the test.
+// WriteFile writes a file and fails the test on error.
 func WriteFile(t testing.TB, path, content string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {

@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// Processes lists the host's processes for which match is true. One that ends
-// meanwhile is left out.
+// Processes returns the host PIDs for which match is true. It skips processes that exit during the
+// scan.
 func Processes(match func(pid int) bool) []int {
 	entries, _ := os.ReadDir("/proc")
 	var found []int
@@ -26,21 +26,20 @@ func Processes(match func(pid int) bool) []int {
 	return found
 }
 
-// procFile reads a file of a process; one that is gone is empty.
+// procFile returns a file of a process in /proc, or nothing if the process is gone.
 func procFile(pid int, name string) []byte {
 	b, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/" + name)
 	return b
 }
 
-// Marked lists the processes with a word in their command line, as the host
-// sees them. Zombies have none.
+// Marked returns the host PIDs with a word in their command line. Zombies have none.
 func Marked(word string) []int {
 	return Processes(func(pid int) bool {
 		return pid != os.Getpid() && bytes.Contains(procFile(pid, "cmdline"), []byte(word))
 	})
 }
 
-// MountsUnder lists mount points at or below a folder.
+// MountsUnder returns the mount points at or below a directory.
 func MountsUnder(t testing.TB, dir string) []string {
 	t.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
@@ -57,8 +56,8 @@ func MountsUnder(t testing.TB, dir string) []string {
 	return found
 }
 
-// cgroupsNamed lists cgroup folders, of every hierarchy, whose path has one of
-// the words in it.
+// cgroupsNamed returns the cgroup directories of all hierarchies whose path contains one of the
+// words.
 func cgroupsNamed(words []string) []string {
 	var found []string
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
@@ -73,7 +72,7 @@ func cgroupsNamed(words []string) []string {
 	return found
 }
 
-// Docker runs the engine's own command line against the engine of the tests.
+// Docker runs the docker command against the test engine.
 func Docker(t testing.TB, args ...string) string {
 	t.Helper()
 	cmd := exec.Command("docker", append([]string{"--host", Need(t, EnvDocker)}, args...)...)
@@ -86,15 +85,15 @@ func Docker(t testing.TB, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Containerd runs the client of the tests' containerd in the service's namespace.
+// Containerd runs ctr against the test containerd in the service's namespace.
 func Containerd(t testing.TB, args ...string) (string, error) {
 	t.Helper()
 	out, err := exec.Command("ctr", append([]string{"--address", Need(t, EnvContainerd), "--namespace", "orchestrator"}, args...)...).Output()
 	return strings.TrimSpace(string(out)), err
 }
 
-// recorded lists the containers that containerd has on record, in any state, that
-// have something of the state directory mounted.
+// recorded returns the containers in containerd, in any state, that mount something of the state
+// directory.
 func (s *Server) recorded() []string {
 	ids, err := Containerd(s.t, "containers", "list", "--quiet")
 	if err != nil {
@@ -102,7 +101,7 @@ func (s *Server) recorded() []string {
 	}
 	var found []string
 	for id := range strings.FieldsSeq(ids) {
-		// An error is one that went meanwhile.
+		// An error means that the container was removed in between.
 		if info, err := Containerd(s.t, "containers", "info", id); err == nil && strings.Contains(info, s.dir+"/") {
 			found = append(found, id)
 		}
@@ -111,8 +110,8 @@ func (s *Server) recorded() []string {
 	return found
 }
 
-// containers lists the engine's containers, in any state, that something of
-// the state directory is mounted in.
+// containers returns the engine's containers, in any state, that mount something of the state
+// directory.
 func (s *Server) containers() []string {
 	if s.Runtime != "docker" {
 		return nil
@@ -127,8 +126,8 @@ func (s *Server) containers() []string {
 	return found
 }
 
-// Engine lists the sandboxes that the engine has, in any state: containers, or
-// for the embedded runtime what is on disk.
+// Engine returns the ids of sandboxes that the engine has, in any state: containers or, for the
+// embedded runtime, directories on disk.
 func (s *Server) Engine() []string {
 	switch s.Runtime {
 	case "containerd":
@@ -144,7 +143,7 @@ func (s *Server) Engine() []string {
 	return ids
 }
 
-// Cgroups lists cgroup folders of a sandbox that has ever been seen.
+// Cgroups returns the cgroup directories of a sandbox that note has recorded.
 func (s *Server) Cgroups(id string) []string {
 	s.mu.Lock()
 	word := s.words[id]
@@ -152,23 +151,22 @@ func (s *Server) Cgroups(id string) []string {
 	return cgroupsNamed(slices.DeleteFunc([]string{id, word}, func(w string) bool { return w == "" }))
 }
 
-// Seen lists all sandboxes that ever had something on the host when a process
-// of the server ended.
+// Seen returns the ids of all sandboxes that had anything on the host when a process of the server
+// ended.
 func (s *Server) Seen() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Sorted(maps.Keys(s.words))
 }
 
-// Inside lists the host's processes in a sandbox, its first one too.
+// Inside returns the host PIDs of a sandbox, including its PID 1.
 func (s *Server) Inside(id string) []int {
 	s.t.Helper()
 	word := s.cgroupWord(id)
 	return Processes(func(pid int) bool { return bytes.Contains(procFile(pid, "cgroup"), []byte(word)) })
 }
 
-// Commands lists the host's processes in a sandbox but for the guest's own;
-// dead ones that nobody has reaped are among them.
+// Commands returns the host PIDs of a sandbox without the guest's, including zombies.
 func (s *Server) Commands(id string) []int {
 	s.t.Helper()
 	return slices.DeleteFunc(s.Inside(id), func(pid int) bool {
@@ -177,7 +175,7 @@ func (s *Server) Commands(id string) []int {
 	})
 }
 
-// cgroupWord is what the paths of a sandbox's cgroups have in them.
+// cgroupWord returns the word that the paths of a sandbox's cgroups contain.
 func (s *Server) cgroupWord(id string) string {
 	s.t.Helper()
 	if s.Runtime != "docker" {
@@ -195,7 +193,7 @@ func (s *Server) cgroupWord(id string) string {
 	return word
 }
 
-// Init is the host's pid of a sandbox's first process.
+// Init returns the host PID of a sandbox's PID 1.
 func (s *Server) Init(id string) int {
 	s.t.Helper()
 	for _, pid := range s.Inside(id) {
@@ -209,8 +207,8 @@ func (s *Server) Init(id string) int {
 	return 0
 }
 
-// ofState lists the processes in any sandbox of this state directory: its
-// guest's binary is mounted there, and nowhere else.
+// ofState returns the host PIDs in any sandbox of this state directory, recognised by the mount of
+// its guest binary.
 func (s *Server) ofState() []int {
 	own, _ := os.Readlink("/proc/self/ns/mnt")
 	word := []byte(filepath.Base(s.root) + "/")
@@ -220,7 +218,7 @@ func (s *Server) ofState() []int {
 	})
 }
 
-// Describe tells of processes for a message: pid, command line, state.
+// Describe returns the PIDs with their command lines and states, for messages.
 func Describe(pids []int) string {
 	var b strings.Builder
 	for _, pid := range pids {
@@ -229,7 +227,7 @@ func Describe(pids []int) string {
 	return b.String()
 }
 
-// PeakMemory is the most resident memory that a process ever had, in bytes.
+// PeakMemory returns the peak resident memory of a process in bytes.
 func PeakMemory(t testing.TB, pid int) int64 {
 	t.Helper()
 	for line := range strings.Lines(string(procFile(pid, "status"))) {
@@ -245,7 +243,7 @@ func PeakMemory(t testing.TB, pid int) int64 {
 	return 0
 }
 
-// Dead says whether a process is gone, or waits for nothing but its parent.
+// Dead reports whether a process is gone or a zombie.
 func Dead(pid int) bool {
 	stat := string(procFile(pid, "stat"))
 	_, after, ok := strings.Cut(stat, ") ")

@@ -14,18 +14,17 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// Answer is an HTTP answer, whole.
+// Answer is a complete HTTP answer.
 type Answer struct {
 	Status int
 	Header http.Header
 	Body   []byte
 }
 
-// maxAnswer bounds what a test reads.
+// maxAnswer is the largest body that a test reads, in bytes.
 const maxAnswer = 64 << 20
 
-// ask sends a request as it is, without the client's help. header is name,
-// value, ….
+// ask sends a request without the client library. header is name, value, ….
 func (s *Server) ask(ctx context.Context, method, path string, body io.Reader, header ...string) (Answer, error) {
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
@@ -47,8 +46,7 @@ func (s *Server) ask(ctx context.Context, method, path string, body io.Reader, h
 	return Answer{resp.StatusCode, resp.Header, b}, err
 }
 
-// Ask sends a request as it is, without the client's help. header is name,
-// value, ….
+// Ask sends a request without the client library. header is name, value, ….
 func (s *Server) Ask(t testing.TB, method, path, body string, header ...string) Answer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Long)
@@ -68,8 +66,7 @@ func (a Answer) Into(t testing.TB, v any) {
 	}
 }
 
-// Problem checks that an answer is the problem that it should be, as RFC 9457
-// has it, and that its text says one thing.
+// Problem checks that an answer is the expected RFC 9457 problem with a one-line text.
 func (a Answer) Problem(t testing.TB, status int, code, field string) v1.Problem {
 	t.Helper()
 	p, ok := v1.Decode(a.Body)

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// Names is a name server on loopback, until the test ends: every name below
-// ".test" is at 127.0.0.1, and there is no other. It returns its address.
+// Names runs a DNS server on loopback until the test ends and returns its address. Every name below
+// ".test" resolves to 127.0.0.1; others do not exist.
 func Names(t testing.TB) string {
 	t.Helper()
 	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -16,7 +16,7 @@ func Names(t testing.TB) string {
 		t.Fatal(err)
 	}
 	ended := make(chan struct{})
-	go func() { // the clean-up waits for it
+	go func() { // the cleanup waits for it
 		defer close(ended)
 		buf := make([]byte, 1500)
 		for {
@@ -25,7 +25,7 @@ func Names(t testing.TB) string {
 				return
 			}
 			if answer := nameAnswer(buf[:n]); answer != nil {
-				_, _ = c.WriteToUDPAddrPort(answer, from) // who asked asks again
+				_, _ = c.WriteToUDPAddrPort(answer, from) // the client retries on loss
 			}
 		}
 	}()
@@ -33,7 +33,7 @@ func Names(t testing.TB) string {
 	return c.LocalAddr().String()
 }
 
-// nameAnswer is nil for what is no question.
+// nameAnswer returns the answer to a DNS query, or nil if the query is invalid.
 func nameAnswer(question []byte) []byte {
 	var p dnsmessage.Parser
 	head, err := p.Start(question)

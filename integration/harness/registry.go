@@ -27,12 +27,11 @@ import (
 	"golang.org/x/crypto/bcrypt"
 )
 
-// Registry is a real registry on loopback, with TLS by an authority of its own
-// and a login.
+// Registry is a real registry on loopback, with TLS by its own authority and a login.
 type Registry struct {
 	// Host is "127.0.0.1:PORT".
 	Host string
-	// CA is a file with its authority, DockerConfig a folder with its login.
+	// CA is the file of its authority; DockerConfig is the directory with its login.
 	CA, DockerConfig string
 
 	pool *x509.CertPool
@@ -44,7 +43,7 @@ const (
 	registrySecret = "correct horse battery staple"
 )
 
-// StartRegistry starts one, until the end of the test.
+// StartRegistry starts a registry that runs until the test ends.
 func StartRegistry(t testing.TB) *Registry {
 	t.Helper()
 	program, err := exec.LookPath("docker-registry")
@@ -59,7 +58,7 @@ func StartRegistry(t testing.TB) *Registry {
 		t.Fatal(err)
 	}
 	WriteFile(t, filepath.Join(dir, "htpasswd"), registryUser+":"+string(hash)+"\n")
-	// The port is free when it is chosen; whoever takes it first has it.
+	// Retry: another process may take the chosen free port first.
 	for range 5 {
 		if r.serve(t, program, dir) {
 			return r
@@ -70,7 +69,7 @@ func StartRegistry(t testing.TB) *Registry {
 	return nil
 }
 
-// serve starts the program on a port that nobody has, and says whether it answers there.
+// serve starts the program on a free port and reports whether it answers there.
 func (r *Registry) serve(t testing.TB, program, dir string) bool {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -99,7 +98,7 @@ http: {addr: "%[2]s", tls: {certificate: %[1]s/cert.pem, key: %[1]s/key.pem}}
 		t.Fatal(err)
 	}
 	ended := make(chan struct{})
-	go func() { // the clean-up waits for it
+	go func() { // the cleanup waits for it
 		_ = cmd.Wait()
 		close(ended)
 	}()
@@ -114,7 +113,7 @@ http: {addr: "%[2]s", tls: {certificate: %[1]s/cert.pem, key: %[1]s/key.pem}}
 			over = true
 		default:
 		}
-		// With its own certificate: on the port of somebody else it is not it.
+		// Check its certificate: another process may have taken the port.
 		conn, err := tls.Dial("tcp", r.Host, &tls.Config{RootCAs: r.pool})
 		if err == nil {
 			conn.Close()
@@ -125,7 +124,7 @@ http: {addr: "%[2]s", tls: {certificate: %[1]s/cert.pem, key: %[1]s/key.pem}}
 	return answers
 }
 
-// Login has DockerConfig log in to the registry under another address.
+// Login adds a login to the registry under another address to DockerConfig.
 func (r *Registry) Login(t testing.TB, host string) {
 	t.Helper()
 	if err := os.MkdirAll(r.DockerConfig, 0o700); err != nil {
@@ -135,12 +134,12 @@ func (r *Registry) Login(t testing.TB, host string) {
 	WriteFile(t, filepath.Join(r.DockerConfig, "config.json"), fmt.Sprintf(`{"auths":{%q:{"auth":%q},%q:{"auth":%q}}}`, r.Host, auth, host, auth))
 }
 
-// Environment is what a process needs to pull from it.
+// Environment returns the variables a process needs to pull from the registry.
 func (r *Registry) Environment() []string {
 	return []string{"SSL_CERT_FILE=" + r.CA, "DOCKER_CONFIG=" + r.DockerConfig}
 }
 
-// Push puts the image of a docker-archive there, and returns its digest.
+// Push pushes the image of a docker-archive and returns its digest.
 func (r *Registry) Push(t testing.TB, archive, at string) string {
 	t.Helper()
 	img, err := tarball.ImageFromPath(archive, nil)
@@ -163,7 +162,7 @@ func (r *Registry) Push(t testing.TB, archive, at string) string {
 	return digest.String()
 }
 
-// certify makes an authority, and with it a certificate for 127.0.0.1.
+// certify creates an authority and a certificate for 127.0.0.1.
 func (r *Registry) certify(t testing.TB, dir string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// Relay is a way to the engine that can be cut, so that a test can have a dead
-// engine while all others have a live one.
+// Relay forwards connections to the engine and can be cut, so that one test can have a dead engine
+// while all others have a live one.
 type Relay struct {
 	t      testing.TB
 	engine string
@@ -24,7 +24,7 @@ type Relay struct {
 	work     sync.WaitGroup
 }
 
-// NewRelay returns one that is open. It goes with the test.
+// NewRelay returns an open relay, which is closed at the end of the test.
 func NewRelay(t testing.TB) *Relay {
 	t.Helper()
 	engine, ok := strings.CutPrefix(Need(t, EnvDocker), "unix://")
@@ -37,10 +37,10 @@ func NewRelay(t testing.TB) *Relay {
 	return r
 }
 
-// Host is the address for the docker runtime.
+// Host returns the relay's address for the docker runtime.
 func (r *Relay) Host() string { return "unix://" + r.path }
 
-// Open listens.
+// Open accepts connections.
 func (r *Relay) Open() {
 	r.t.Helper()
 	l, err := net.Listen("unix", r.path)
@@ -61,7 +61,7 @@ func (r *Relay) Open() {
 	})
 }
 
-// Cut ends every connection, and refuses new ones until Open.
+// Cut ends every connection and refuses new ones until Open.
 func (r *Relay) Cut() {
 	r.mu.Lock()
 	if r.listener != nil {
@@ -95,7 +95,7 @@ func (r *Relay) carry(down net.Conn) {
 	both.Wait()
 }
 
-// pour copies one direction to its end and hands the end on.
+// pour copies one direction until its end and forwards the end.
 func pour(to, from net.Conn) {
 	_, _ = io.Copy(to, from)
 	if u, ok := to.(*net.UnixConn); ok {

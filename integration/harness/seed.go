@@ -11,10 +11,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images"
 )
 
-// Seed is an image store that holds the sandbox image, imported and unpacked
-// once for all servers of a test process.
+// Seed is an image store with the sandbox image, imported and unpacked once for all servers of a
+// test process.
 type Seed struct {
-	// More are variables that name archives of further images.
+	// More names environment variables with archives of further images.
 	More []string
 
 	dir  string
@@ -22,7 +22,7 @@ type Seed struct {
 	err  error
 }
 
-// Close removes it.
+// Close removes the store.
 func (s *Seed) Close() error {
 	if s.dir == "" {
 		return nil
@@ -30,7 +30,7 @@ func (s *Seed) Close() error {
 	return os.RemoveAll(s.dir)
 }
 
-// fill imports the archives, once.
+// fill imports the archives once.
 func (s *Seed) fill(archives ...string) error {
 	s.once.Do(func() { s.err = s.importOnce(archives) })
 	return s.err
@@ -71,9 +71,8 @@ func importOne(store *images.Store, archive string) error {
 	return err
 }
 
-// plant puts the image into the store of a state directory without copying it:
-// archives are linked, and unpacked roots, which are never written again, are
-// reached by a symbolic link.
+// plant puts the image into the store of a state directory without copying it. It links archives,
+// and symlinks unpacked roots, which are never written again.
 func (s *Seed) plant(store string) error {
 	for _, dir := range []string{"archives", "roots", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(store, dir), 0o700); err != nil {

@@ -19,24 +19,24 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 )
 
-// Options of a Server; the zero value but for Runtime is good.
+// Options configure a Server. Only Runtime is required.
 type Options struct {
 	Runtime string // "oci", "docker" or "containerd"
-	// Bin is the program; empty takes the one without fault points.
+	// Bin is the program; empty means the one without failpoints.
 	Bin string
-	// Config is YAML after what the harness writes: templates, leases, ….
-	// Empty takes DefaultConfig.
+	// Config is YAML appended to the harness's configuration, such as templates and leases. Empty
+	// means DefaultConfig.
 	Config string
-	// Docker configures the docker runtime; empty is the engine of the tests.
+	// Docker configures the docker runtime; empty means the test engine.
 	Docker string
-	// Mode is how the engine is reached: "auto" where it is empty.
+	// Mode is how the engine is reached; empty means "auto".
 	Mode string
-	// Root is where the state directory is made; empty is a folder of the test.
+	// Root is the parent of the state directory; empty means a temporary directory.
 	Root string
-	// Seed has the image; nil starts with no image at all.
+	// Seed provides the image; nil starts without any image.
 	Seed *Seed
-	// Images is where the image store lies, by a symbolic link; empty is in the
-	// state directory.
+	// Images is the directory of the image store, used through a symlink; empty means in the state
+	// directory.
 	Images string
 }
 
@@ -48,8 +48,8 @@ templates:
     pool: {min: 1, max: 12, rate: 10, parallel: 2}
 `
 
-// Server is a service under test. Its methods are for the test's goroutine,
-// but for Client, Dir and those that only read.
+// Server is a service under test. Its methods are for the test's goroutine, except Client, Dir and
+// those that only read.
 type Server struct {
 	Runtime string
 	Client  *client.Client
@@ -57,15 +57,15 @@ type Server struct {
 	t       testing.TB
 	options Options
 	bin     string
-	root    string // of everything below
+	root    string // parent of the paths below
 	dir     string
 	socket  string
 	config  string
 	log     *os.File
-	args    []string // of the next start
+	args    []string // arguments of the next start
 
 	mu    sync.Mutex
-	words map[string]string // sandbox → what its cgroups are named by
+	words map[string]string // sandbox id → word in its cgroup paths
 	proc  *process
 }
 
@@ -75,7 +75,7 @@ type process struct {
 	ended chan struct{} // closed after Wait
 }
 
-// New prepares a server and the clean-up of everything it will make.
+// New prepares a server and registers the cleanup of everything it will create.
 func New(t testing.TB, o Options) *Server {
 	t.Helper()
 	s := &Server{t: t, Runtime: o.Runtime, bin: o.Bin, root: o.Root, options: o, words: map[string]string{}}
@@ -120,15 +120,15 @@ func New(t testing.TB, o Options) *Server {
 	return s
 }
 
-// For makes failures those of a subtest until the function that it returns is
-// called. Subtests that run at once cannot share it.
+// For reports failures to a subtest until the returned function is called. Parallel subtests cannot
+// share the server.
 func (s *Server) For(t testing.TB) (back func()) {
 	was := s.t
 	s.t = t
 	return func() { s.t = was }
 }
 
-// Run is New and Start.
+// Run calls New and Start.
 func Run(t testing.TB, o Options) *Server {
 	t.Helper()
 	s := New(t, o)
@@ -155,21 +155,19 @@ func (s *Server) writeConfig(o Options) {
 		s.socket, s.dir, o.Runtime, o.Docker, o.Mode, containerd, o.Config))
 }
 
-// Configure changes what comes after the harness's own configuration, for the
-// next start.
+// Configure replaces the part after the harness's own configuration, for the next start.
 func (s *Server) Configure(config string) {
 	o := s.options
 	o.Config = config
 	s.writeConfig(o)
 }
 
-// Dir is the state directory, Socket where it listens, Config its file.
+// Dir returns the state directory, Socket the listening socket, Config the configuration file.
 func (s *Server) Dir() string    { return s.dir }
 func (s *Server) Socket() string { return s.socket }
 func (s *Server) Config() string { return s.config }
 
-// Begin starts the program and does not wait for it. env is added to the
-// environment.
+// Begin starts the program without waiting for it. env is added to the environment.
 func (s *Server) Begin(env ...string) {
 	s.t.Helper()
 	if s.proc != nil {
@@ -179,22 +177,22 @@ func (s *Server) Begin(env ...string) {
 	s.args = nil
 	cmd.Env = append(s.environment(), env...)
 	cmd.Stdout, cmd.Stderr = s.log, s.log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is for the test
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C goes to the test only
 	if err := cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
 	p := &process{cmd: cmd, ended: make(chan struct{})}
-	go func() { // ended tells; every way on waits for it
+	go func() { // every caller waits for ended
 		_ = cmd.Wait()
 		close(p.ended)
 	}()
 	s.proc = p
 }
 
-// With adds arguments to the next start.
+// With sets extra arguments for the next start.
 func (s *Server) With(args ...string) { s.args = args }
 
-// environment is ours, less what configures the program.
+// environment returns the test's environment without the variables that configure the program.
 func (s *Server) environment() []string {
 	var env []string
 	for _, e := range os.Environ() {
@@ -212,7 +210,7 @@ func (s *Server) Start(env ...string) {
 	s.Ready()
 }
 
-// Ready waits until calls can be served.
+// Ready waits until the server can serve calls.
 func (s *Server) Ready() {
 	s.t.Helper()
 	p := s.proc
@@ -226,7 +224,7 @@ func (s *Server) Ready() {
 	})
 }
 
-// status asks for a page; 0 where nobody answers.
+// status returns the HTTP status of a path, or 0 if the server does not answer.
 func (s *Server) status(path string) int {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -237,7 +235,7 @@ func (s *Server) status(path string) int {
 	return a.Status
 }
 
-// Ended waits for the process's end and returns its state.
+// Ended waits until the process exits and returns its state.
 func (s *Server) Ended() *os.ProcessState {
 	s.t.Helper()
 	if s.proc == nil {
@@ -248,7 +246,7 @@ func (s *Server) Ended() *os.ProcessState {
 	select {
 	case <-p.ended:
 	case <-time.After(Long):
-		_ = p.cmd.Process.Signal(syscall.SIGQUIT) // its goroutines go to the log
+		_ = p.cmd.Process.Signal(syscall.SIGQUIT) // writes its goroutines to the log
 		s.t.Fatalf("the server did not end within %s", Long)
 	}
 	s.proc = nil
@@ -256,7 +254,7 @@ func (s *Server) Ended() *os.ProcessState {
 	return p.cmd.ProcessState
 }
 
-// Pid is the process that runs.
+// Pid returns the PID of the running process.
 func (s *Server) Pid() int {
 	s.t.Helper()
 	if s.proc == nil {
@@ -277,14 +275,14 @@ func (s *Server) Signal(sig syscall.Signal) {
 	}
 }
 
-// Kill9 kills the process as a crash would.
+// Kill9 kills the process, as a crash would.
 func (s *Server) Kill9() {
 	s.t.Helper()
 	s.Signal(syscall.SIGKILL)
 	s.Ended()
 }
 
-// Term asks the process to hand over and waits for its end.
+// Term asks the process to shut down gracefully and waits until it exits.
 func (s *Server) Term() {
 	s.t.Helper()
 	s.Signal(syscall.SIGTERM)
@@ -293,7 +291,7 @@ func (s *Server) Term() {
 	}
 }
 
-// Log is what the server has written so far.
+// Log returns what the server has written so far.
 func (s *Server) Log() string {
 	b, err := os.ReadFile(s.log.Name())
 	if err != nil {
@@ -302,7 +300,7 @@ func (s *Server) Log() string {
 	return string(b)
 }
 
-// tail is the end of a log, for messages.
+// tail returns the last lines of a log, for messages.
 func tail(text string, lines int) string {
 	all := bytes.SplitAfter([]byte(text), []byte{'\n'})
 	if len(all) > lines {

@@ -20,12 +20,12 @@ import (
 // SearchKey is the key of a Website's search provider.
 const SearchKey = "k3y-of-the-search-provider"
 
-// Website is a site on loopback with friendly and hostile pages, by TLS and in
-// plain HTTP, under every name below "site.test"; names below "other.test" lead
-// there too, and no exception allows them.
+// Website is a site on loopback with friendly and hostile pages, over TLS and plain HTTP, under
+// every name below "site.test". Names below "other.test" resolve to it too, but no egress exception
+// allows them.
 type Website struct {
 	TLS, HTTP int // ports
-	// Config is what a service needs to reach it: egress and web.
+	// Config is the egress and web configuration that a service needs to reach the site.
 	Config string
 
 	stop chan struct{}
@@ -33,9 +33,8 @@ type Website struct {
 	hits map[string]int
 }
 
-// NewWebsite serves it until the test ends. extra is added to the section web of
-// the configuration; its lines are indented by two, and {HTTP} in them is the
-// port of plain HTTP.
+// NewWebsite serves the site until the test ends. extra is added to the section web of the
+// configuration, with lines indented by two; {HTTP} in them is replaced by the plain HTTP port.
 func NewWebsite(t testing.TB, extra string) *Website {
 	t.Helper()
 	w := &Website{stop: make(chan struct{}), hits: map[string]int{}}
@@ -61,24 +60,24 @@ web:
 	return w
 }
 
-// URL is an address of the site by TLS, Plain one in plain HTTP.
+// URL returns an https URL of the site.
 func (w *Website) URL(host, path string) string {
 	return fmt.Sprintf("https://%s.site.test:%d%s", host, w.TLS, path)
 }
 
-// Plain is an address in plain HTTP.
+// Plain returns an http URL of the site.
 func (w *Website) Plain(host, path string) string {
 	return fmt.Sprintf("http://%s.site.test:%d%s", host, w.HTTP, path)
 }
 
-// Hits is how often a path was asked for.
+// Hits returns how often a path was requested.
 func (w *Website) Hits(path string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.hits[path]
 }
 
-// lamp is what the page says that prompts ask for.
+// lamp is the text on the page that prompts ask for.
 const lamp = "The blue lamp costs twelve crowns."
 
 // ServeHTTP serves all pages.
@@ -121,8 +120,7 @@ func (w *Website) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// model answers as OpenAI's chat completions do. It is away for who asks about
-// that.
+// model answers like OpenAI's chat completions. It fails for prompts about an outage.
 func (w *Website) model(rw http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(io.LimitReader(r.Body, 1<<20))
 	rw.Header().Set("Content-Type", "application/json")
@@ -136,7 +134,7 @@ func (w *Website) model(rw http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// search answers as Brave does.
+// search answers like Brave's search API.
 func (w *Website) search(rw http.ResponseWriter, r *http.Request) {
 	rw.Header().Set("Content-Type", "application/json")
 	switch {
@@ -150,7 +148,7 @@ func (w *Website) search(rw http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// hostile are redirects and pages that no reader survives by being patient.
+// hostile serves redirects and pages without end.
 func (w *Website) hostile(rw http.ResponseWriter, r *http.Request) {
 	to := func(address string) { http.Redirect(rw, r, address, http.StatusFound) }
 	switch r.URL.Path {
@@ -192,11 +190,11 @@ func (w *Website) hostile(rw http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// circle is a PDF whose first object is kept in itself.
+// circle is a PDF whose first object contains itself.
 const circle = "%PDF-1.5\n2 0 obj\n<< /Type /XRef /Size 3 /W [1 2 1] /Root 1 0 R /Length 12 >>\nstream\n" +
 	"\x00\x00\x00\x00\x02\x00\x01\x00\x01\x00\x09\x00\nendstream\nendobj\nstartxref\n9\n%%EOF\n"
 
-// bomb is a page of 200 MiB in less than 1 MiB.
+// bomb returns a page of 200 MiB compressed to less than 1 MiB.
 var bomb = sync.OnceValue(func() []byte {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
