@@ -1,7 +1,8 @@
 //go:build integration
 
-// Package conformance runs the suite of runtime/runtimetest on every driver: docker on this host, docker reached by nothing but
-// streams of its API, as a remote engine is, containerd and oci; and those that have it with class gvisor.
+// Package conformance runs the suite of runtime/runtimetest on every driver: docker on this host,
+// docker reached only through streams of its API like a remote engine, containerd and oci; each
+// also with class gvisor if supported.
 package conformance
 
 import (
@@ -23,12 +24,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime/runtimetest"
 )
 
-// entrypoint is what the sandbox image wants in front of the guest.
+// entrypoint is the sandbox image's entrypoint before the guest.
 const entrypoint = "/usr/local/lib/orchestrator/entrypoint.sh"
 
-// atOnce is how many columns of the table are run at once. Each has sandboxes, folders and images of its own, and waits for most of its time: for
-// time-outs to be over, for kernels to end what was killed. So they are more than cores, and with one more a machine
-// that does other things too was so full that gVisor needed longer to kill than a kill waits.
+// atOnce is the number of table columns tested at once. Each has separate sandboxes, directories
+// and images and mostly waits for timeouts and kills, so it exceeds the number of cores. With four,
+// gVisor on a busy machine needed longer to kill than a kill waits.
 const atOnce = 3
 
 func TestDrivers(t *testing.T) {
@@ -60,7 +61,7 @@ func TestDrivers(t *testing.T) {
 	group.Wait()
 }
 
-// given is an environment variable that "make test" sets.
+// given returns an environment variable that "make test" sets.
 func given(t *testing.T, name string) string {
 	t.Helper()
 	value := os.Getenv("ORCHESTRATOR_TEST_" + name)
@@ -70,7 +71,7 @@ func given(t *testing.T, name string) string {
 	return value
 }
 
-// image is the sandbox image; its id is the digest of the configuration that its archive names.
+// image returns the sandbox image. Its id is the digest of the configuration named by its archive.
 func image(t *testing.T) runtime.Image {
 	t.Helper()
 	i := runtime.Image{Ref: "orchestrator/sandbox:latest", Root: given(t, "ROOTFS"), Archive: given(t, "IMAGE_ARCHIVE")}
@@ -97,8 +98,8 @@ func image(t *testing.T) runtime.Image {
 	}
 }
 
-// outside says whether a run on another driver than oci leaves out what its class shows inside: oci-gvisor shows that, with the same
-// kernel and the same guest. ORCHESTRATOR_TEST_WHOLE in the environment leaves nothing out.
+// outside reports whether a run on a driver other than oci skips the checks that oci-gvisor makes
+// with the same kernel and guest. ORCHESTRATOR_TEST_WHOLE in the environment disables skipping.
 func outside(class runtime.Class) bool {
 	return class != runtime.ClassContainer && os.Getenv("ORCHESTRATOR_TEST_WHOLE") == ""
 }
@@ -140,7 +141,8 @@ func dockerFactory(name, engine, guest, mode string, i runtime.Image) runtimetes
 		},
 		Leftovers: func(t *testing.T, id string) []string {
 			t.Helper()
-			// Containers by name and by label, in any state; volumes that no container has, as an image's VOLUME leaves them.
+			// Containers by name and by label, in any state, and dangling volumes, as left by an
+			// image's VOLUME.
 			left := ask(t, engine, "ps", "--all", "--filter", "name="+id, "--format", "container {{.ID}} {{.Names}} {{.Status}}")
 			left = append(left, ask(t, engine, "ps", "--all", "--filter", "label=orchestrator.id="+id, "--format", "container {{.ID}} {{.Names}} {{.Status}}")...)
 			return append(left, ask(t, engine, "volume", "ls", "--filter", "name="+id, "--format", "volume {{.Name}}")...)
@@ -152,7 +154,7 @@ func dockerFactory(name, engine, guest, mode string, i runtime.Image) runtimetes
 	}
 }
 
-// pidIn reads the file in which a runtime told a pid.
+// pidIn reads a runtime's PID file.
 func pidIn(t *testing.T, path string) int {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -163,7 +165,7 @@ func pidIn(t *testing.T, path string) int {
 	return pid
 }
 
-// ask gives the lines that the engine's own client says.
+// ask returns the output lines of the engine's own client.
 func ask(t *testing.T, engine string, args ...string) []string {
 	t.Helper()
 	out, err := exec.Command("docker", append([]string{"--host", engine}, args...)...).CombinedOutput()

@@ -17,11 +17,11 @@ import (
 
 func onContainerd(t *testing.T, name string, class runtime.Class) {
 	address, guest := given(t, "CONTAINERD"), given(t, "GUEST")
-	// The suite's own, so that what it drops is nobody else's.
+	// A namespace of the suite, so that removing images affects nothing else.
 	namespace := "orchestrator-suite-" + name
 	open := func(t *testing.T, state string) *containerd.Driver {
 		t.Helper()
-		// Also at the end of a test, when its context has ended.
+		// The driver must work in cleanup, after the test's context has ended.
 		d, err := containerd.New(context.WithoutCancel(t.Context()), containerd.Options{
 			Address: address, Namespace: namespace, StateDir: state, GuestPath: guest, GVisor: os.Getenv("ORCHESTRATOR_TEST_RUNSC"),
 		})
@@ -84,7 +84,7 @@ func onContainerd(t *testing.T, name string, class runtime.Class) {
 	}
 }
 
-// askContainerd gives the lines that the daemon's own client says, each after what.
+// askContainerd returns the output lines of ctr, each prefixed with what.
 func askContainerd(t *testing.T, address, namespace, what string, args ...string) []string {
 	t.Helper()
 	out, err := exec.Command("ctr", append([]string{"--address", address, "--namespace", namespace}, args...)...).CombinedOutput()

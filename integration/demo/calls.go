@@ -13,10 +13,10 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// outcome is how a call ended and what shows that it did what it should.
+// outcome is a call's ending and evidence that it did what it should.
 type outcome struct{ ending, seen string }
 
-// call is one row of the table: what is done, and how it has to end.
+// call is one row of the table: a call and its expected outcome.
 type call struct {
 	name, ending string
 	do           func(context.Context, *service) (outcome, error)
@@ -35,7 +35,7 @@ func calls() []call {
 	}, governed()...)
 }
 
-// outcomeOf is a result in words.
+// outcomeOf describes a result in words.
 func outcomeOf(r v1.ExecResult, seen string) outcome {
 	ending := r.Ending
 	if ending == "exited" {
@@ -82,13 +82,13 @@ func python(ctx context.Context, s *service) (outcome, error) {
 	return outcomeOf(r, fmt.Sprintf("sum %s, kept in the workspace", kept)), err
 }
 
-// shell starts a command in a sandbox of its own; end destroys that.
+// shell starts a command in a separate sandbox; end destroys that sandbox.
 func (s *service) shell(ctx context.Context, r v1.ShellRequest) (sh v1.Shell, end func(), err error) {
 	sb, err := s.client.CreateSandbox(ctx, v1.SandboxRequest{})
 	if err != nil {
 		return sh, nil, err
 	}
-	end = func() { _ = s.client.RemoveSandbox(context.WithoutCancel(ctx), sb.ID) } // down destroys it at the latest
+	end = func() { _ = s.client.RemoveSandbox(context.WithoutCancel(ctx), sb.ID) } // down destroys the sandbox at the latest
 	if sh, err = s.client.StartShell(ctx, sb.ID, r); err != nil {
 		end()
 	}
@@ -170,8 +170,8 @@ func timeout(ctx context.Context, s *service) (outcome, error) {
 	}
 }
 
-// crash kills the orchestrator while a shell writes, and starts it again: the
-// shell goes on, and no byte of it is missing.
+// crash kills the orchestrator while a shell writes and restarts it. The shell must keep running,
+// and no byte of its output may be missing.
 func crash(ctx context.Context, s *service) (outcome, error) {
 	const last = 2000
 	command := fmt.Sprintf("for ((i = 1; i <= %d; i++)); do echo $i; ((i %% 20)) || sleep 0.01; done", last)
@@ -194,16 +194,16 @@ func crash(ctx context.Context, s *service) (outcome, error) {
 	return s.ending(ctx, sh.ID, fmt.Sprintf("%d lines, none missing; back in %s", last, round(k.took)))
 }
 
-// killer keeps what it gets, and kills the service in the middle.
+// killer collects output and kills the service in the middle.
 type killer struct {
 	ctx  context.Context //nolint:containedctx // of the call that made it
 	s    *service
 	got  bytes.Buffer
 	done bool
-	took time.Duration // from the kill until the next one answers
+	took time.Duration // from the kill until the next process answers
 }
 
-// Write kills once, when a part has come.
+// Write kills the service once, after a part has arrived.
 func (k *killer) Write(p []byte) (int, error) {
 	if k.got.Write(p); k.done || k.got.Len() < 1000 {
 		return len(p), nil

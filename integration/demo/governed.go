@@ -11,7 +11,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// governed is what is decided about calls before they run.
+// governed returns the calls that a policy decides about before they run.
 func governed() []call {
 	return []call{
 		{"sudo behind env and quotes, profile phase2", "policy_denied", refused},
@@ -30,7 +30,7 @@ func tool(ctx context.Context, c *client.Client, name, profile, command string, 
 	return c.CallTool(ctx, name, v1.ToolCall{Profile: profile, Input: input}, o)
 }
 
-// ended is a tool's result in words.
+// ended describes a tool's result in words.
 func ended(r v1.ToolResult, seen string) outcome {
 	ending := r.Ending
 	if ending == "exited" && r.ExitCode != nil {

@@ -1,11 +1,9 @@
-// Demo runs real tool calls in warm sandboxes on the embedded runtime, through
-// the real service and the public client, and prints how each ended. It is
-// what `make demo` shows; it fails if a call does not end as it should, or if
-// anything is left on the machine afterwards.
+// Demo runs tool calls in warm sandboxes on the embedded runtime, through the real service and the
+// public client, and prints how each ended. `make demo` runs it. It fails if a call does not end as
+// expected or if anything is left on the machine.
 //
-// It owns the service's process and a temporary state directory, and removes
-// both whatever happens, at Ctrl-C as well. Its goroutines end with the call
-// they belong to.
+// It owns the service's process and a temporary state directory, and removes both in any case, also
+// at Ctrl-C. Its goroutines end with the call they belong to.
 package main
 
 import (
@@ -20,7 +18,7 @@ import (
 	"time"
 )
 
-// wholeTime bounds everything; it takes a few seconds.
+// wholeTime limits the whole run, which takes a few seconds.
 const wholeTime = 4 * time.Minute
 
 func main() {
@@ -79,8 +77,8 @@ func run(ctx context.Context, bin, image string) (err error) {
 	return nil
 }
 
-// table makes the calls one after the other and prints a row for each; it
-// returns how many did not end as they should.
+// table makes the calls one by one and prints a row for each. It returns the number of unexpected
+// outcomes.
 func table(ctx context.Context, s *service) (wrong int) {
 	const form = "%-44s %-14s %9s   %s\n"
 	fmt.Printf(form, "CALL", "ENDING", "TIME", "WHAT WAS SEEN")

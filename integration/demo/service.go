@@ -16,7 +16,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/client"
 )
 
-// How long is waited for what takes moments.
+// Timeouts of steps that take moments.
 const (
 	startTime = time.Minute
 	downTime  = time.Minute
@@ -33,14 +33,13 @@ templates:
     pool: {min: 2, max: 8}
 `
 
-// service is the orchestrator as a process of its own, on a state directory
-// of its own.
+// service is the orchestrator as a separate process with a separate state directory.
 type service struct {
 	bin, dir, config string
 	client           *client.Client
 	log              *os.File
 	cmd              *exec.Cmd     // nil while none runs
-	ended            chan struct{} // closed at its end
+	ended            chan struct{} // closed when the process has exited
 }
 
 func newService(bin string) (s *service, err error) {
@@ -65,11 +64,11 @@ func newService(bin string) (s *service, err error) {
 	return s, err
 }
 
-// command is the program with the demonstration's configuration.
+// command returns the program with the demonstration's configuration.
 func (s *service) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, s.bin, append(args, "--config", s.config)...)
 	cmd.Stdout, cmd.Stderr = s.log, s.log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is for us, who clean up
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C goes to this program, which cleans up
 	return cmd
 }
 
@@ -103,7 +102,7 @@ func (s *service) start(ctx context.Context) error {
 	})
 }
 
-// warm waits until the pool is.
+// warm waits until the pool is full.
 func (s *service) warm(ctx context.Context) error {
 	return until(ctx, startTime, "sandboxes are warm", func() (bool, error) {
 		pools, err := s.client.Pools(ctx)
@@ -111,7 +110,7 @@ func (s *service) warm(ctx context.Context) error {
 	})
 }
 
-// kill ends the service as a crash does.
+// kill ends the service as a crash would.
 func (s *service) kill() error {
 	if err := s.cmd.Process.Kill(); err != nil {
 		return fmt.Errorf("kill the service: %w", err)
@@ -121,8 +120,8 @@ func (s *service) kill() error {
 	return nil
 }
 
-// down destroys everything and ends the service; without one that answers,
-// the command does it. It does not depend on the demonstration's time.
+// down destroys everything and stops the service; if the service does not answer, the command line
+// does it. It does not depend on the demonstration's timeout.
 func (s *service) down() error {
 	ctx, cancel := context.WithTimeout(context.Background(), downTime)
 	defer cancel()
@@ -136,7 +135,7 @@ func (s *service) down() error {
 			case <-ctx.Done():
 			}
 		}
-		_ = s.cmd.Process.Kill() // it may have ended
+		_ = s.cmd.Process.Kill() // it may have exited
 		<-s.ended
 		s.cmd = nil
 	}
@@ -149,7 +148,7 @@ func (s *service) down() error {
 	return nil
 }
 
-// remove takes down what runs and removes the folder.
+// remove stops what runs and removes the directory.
 func (s *service) remove() error {
 	if err := s.down(); err != nil {
 		return fmt.Errorf("%w; its state is in %s", err, s.dir)
@@ -163,7 +162,7 @@ func (s *service) remove() error {
 	return os.RemoveAll(s.dir)
 }
 
-// left lists mounts below the folder and processes of the calls.
+// left returns mounts below the directory and processes of the calls.
 func (s *service) left() []string {
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -181,7 +180,7 @@ func (s *service) left() []string {
 	return left
 }
 
-// said is the end of the log.
+// said returns the end of the log.
 func (s *service) said() string {
 	b, err := os.ReadFile(s.log.Name())
 	if err != nil || len(b) == 0 {
@@ -190,11 +189,11 @@ func (s *service) said() string {
 	return "\n" + string(b[max(0, len(b)-logTail):])
 }
 
-// mark is in the command line of every process that a call leaves behind on
-// purpose, and of no other of this machine.
+// mark returns a word in the command line of every process that a call deliberately leaves behind,
+// and of no other process on this machine.
 func mark() string { return fmt.Sprintf("demo-%d-daemon", os.Getpid()) }
 
-// marked lists the host's processes with a word in their command line.
+// marked returns the host PIDs with a word in their command line.
 func marked(word string) []int {
 	entries, _ := os.ReadDir("/proc")
 	var pids []int
@@ -211,7 +210,7 @@ func marked(word string) []int {
 	return pids
 }
 
-// until polls until ok, at most for d.
+// until polls until ok returns true, for at most d.
 func until(ctx context.Context, d time.Duration, what string, ok func() (bool, error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, d, fmt.Errorf("not within %s: %s", d, what))
 	defer cancel()

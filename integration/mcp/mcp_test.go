@@ -1,8 +1,8 @@
 //go:build integration
 
-// Package mcp shows on real containers, through the real program, what an
-// agent's MCP client gets: tools on standard input and output, with a server
-// and without one, and over HTTP; and that the public conformance suite passes.
+// Package mcp tests what an agent's MCP client gets from the real program on real containers: tools
+// on standard input and output, with and without a server, and over HTTP. It also runs the public
+// conformance suite.
 package mcp
 
 import (
@@ -36,17 +36,17 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// profile is the one of the scenarios: it asks about "git push".
+// profile is the profile of the scenarios: it asks about "git push".
 const profile = "phase2"
 
-// client is a client's session with the program, and how to reach its server.
+// client is a client's session with the program and its server.
 type client struct {
 	*mcp.ClientSession
 	elicited chan *mcp.ElicitParams
-	process  *os.Process // of a program that serves it alone
+	process  *os.Process // a program that serves this client only
 }
 
-// options make a client whose user answers so; "" has no user.
+// options returns a client whose user answers with decision; "" has no user.
 func options(elicited chan *mcp.ElicitParams, decision string) *mcp.ClientOptions {
 	if decision == "" {
 		return nil
@@ -57,7 +57,7 @@ func options(elicited chan *mcp.ElicitParams, decision string) *mcp.ClientOption
 	}}
 }
 
-// stdio starts `orchestrator mcp` and speaks to it.
+// stdio starts `orchestrator mcp` and connects to it.
 func stdio(t *testing.T, s *harness.Server, decision string, args ...string) *client {
 	t.Helper()
 	cmd := exec.Command(harness.Need(t, harness.EnvBin), append([]string{"mcp", "--log-level", "info"}, args...)...)
@@ -73,7 +73,7 @@ func stdio(t *testing.T, s *harness.Server, decision string, args ...string) *cl
 	return c
 }
 
-// overHTTP speaks to a server's /mcp, over its socket.
+// overHTTP connects to a server's /mcp over its socket.
 func overHTTP(t *testing.T, s *harness.Server, decision, query string) *client {
 	t.Helper()
 	dialer := &net.Dialer{}
@@ -98,7 +98,7 @@ func dial(t *testing.T, way mcp.Transport, decision string) *client {
 	return c
 }
 
-// call calls a tool and gives its structured output and its text.
+// call calls a tool and returns its structured output and its text.
 func (c *client) call(t *testing.T, tool string, args map[string]any) (out map[string]any, text string, isError bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Long)
@@ -118,7 +118,7 @@ func (c *client) call(t *testing.T, tool string, args map[string]any) (out map[s
 	return out, text, r.IsError
 }
 
-// each holds a scenario for every way to the tools, all of them beside each other.
+// each runs a scenario for every way to the tools, in parallel.
 func each(t *testing.T, decision string, run func(t *testing.T, c *client)) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
@@ -211,13 +211,13 @@ func TestABackgroundCommandIsReadFromItsOffsetAndKilled(t *testing.T) {
 	})
 }
 
-// gone waits until no process has the word any more.
+// gone waits until no process has the word in its command line.
 func gone(t *testing.T, word string) {
 	t.Helper()
 	harness.Eventually(t, harness.Short, "the command is gone", func() bool { return len(harness.Marked(word)) == 0 })
 }
 
-// start begins a call of a command that lasts, and waits until it runs.
+// start begins a call of a long command and waits until the command runs.
 func (c *client) start(ctx context.Context, t *testing.T, word string) <-chan error {
 	t.Helper()
 	ended := make(chan error, 1)
@@ -252,8 +252,8 @@ func TestACancelledCallKillsItsProcesses(t *testing.T) {
 		if err := <-ended; !errors.Is(err, context.Canceled) {
 			t.Errorf("the call ended with %v", err)
 		}
-		// The client waits for nothing when it gives up: of a command that is being
-		// killed, the shell that has the word may be dead a moment before its children.
+		// The client does not wait after it cancels, and the shell with the word may die a moment
+		// before its children.
 		harness.Eventually(t, harness.Short, "nothing of it is left in the session", func() bool {
 			out, _, _ := c.call(t, "system_bash", map[string]any{"command": "pgrep sleep; echo over"})
 			return out["stdout"] == "over\n"

@@ -28,7 +28,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// suiteTime bounds one scenario of the suite.
+// suiteTime is the timeout of one scenario of the suite.
 const suiteTime = 5 * time.Minute
 
 const (
@@ -37,8 +37,7 @@ const (
 	fixturePrompt   = "needs a fixture: prompts of the suite's own server"
 )
 
-// suite is every scenario for servers that the public suite has, and why it is
-// left out, or "".
+// suite maps every server scenario of the public suite to the reason it is skipped, or "".
 var suite = map[string]string{
 	"server-initialize":           "",
 	"ping":                        "",
@@ -84,7 +83,7 @@ func conformance(t *testing.T, dir string, args ...string) (string, error) {
 	defer cancel()
 	bin := filepath.Join(dir, "node_modules", ".bin")
 	cmd := exec.CommandContext(ctx, filepath.Join(bin, "node"), append([]string{filepath.Join(bin, "conformance")}, args...)...)
-	cmd.Dir = t.TempDir() // it writes its results where it is
+	cmd.Dir = t.TempDir() // it writes its results to the working directory
 	out, err := cmd.CombinedOutput()
 	return string(out), errors.Join(err, ctx.Err())
 }
@@ -103,7 +102,7 @@ func TestThePublicConformanceSuitePasses(t *testing.T) {
 	}
 	dir := strings.TrimSpace(string(path))
 
-	// A scenario that is not in the table is none that may be left out.
+	// A scenario that is not in the table must not be skipped.
 	listed, err := conformance(t, dir, "list", "--server")
 	if err != nil {
 		t.Fatalf("list of scenarios: %v\n%s", err, listed)
@@ -137,8 +136,8 @@ func TestThePublicConformanceSuitePasses(t *testing.T) {
 	}
 }
 
-// serveTCP starts a real server on a TCP port, which wants a token. The suite
-// sends none: what it sends passes a proxy that adds it, and nothing else.
+// serveTCP starts a real server on a TCP port with a token. The suite sends none, so a proxy adds
+// it.
 func serveTCP(t *testing.T) string {
 	t.Helper()
 	s := harness.New(t, harness.Options{Runtime: "oci", Seed: &seed})
@@ -202,8 +201,8 @@ func serveTCP(t *testing.T) string {
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo),
 	}
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// Read before anything is answered: net/http closes the body then, and a
-		// proxy that still reads it takes that for a failure of the server.
+		// Read the body before answering: net/http closes it then, and a proxy that still reads it
+		// reports a server failure.
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)

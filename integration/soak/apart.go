@@ -12,13 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// apartVar says that this process is in namespaces of its own already.
+// apartVar is set if this process already runs in separate namespaces.
 const apartVar = "ORCHESTRATOR_SOAK_APART"
 
-// apart runs this program again where it sees only what it starts itself: in
-// namespaces of its own for processes, mounts, sockets and System V IPC. So what
-// others do on the machine is not counted, and whatever is left ends with it.
-// code is that run's; inside, it returns false.
+// apart runs this program again in new namespaces for processes, mounts, sockets and System V IPC,
+// so that it counts only what it starts itself, and whatever is left ends with it. It returns the
+// exit code of that run and true. In the inner run it returns false.
 func apart() (code int, outside bool) {
 	if os.Getenv(apartVar) != "" {
 		if err := loopbackUp(); err != nil {
@@ -27,7 +26,7 @@ func apart() (code int, outside bool) {
 		}
 		return 0, false
 	}
-	// The first process there has to reap what daemons leave: bash does.
+	// The first process has to reap what daemons leave, which bash does.
 	flags := []string{"--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc", "--", "bash", "-c", `"$@" & wait $!`, "bash", os.Args[0]}
 	cmd := exec.Command("unshare", append(flags, os.Args[1:]...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -43,7 +42,7 @@ func apart() (code int, outside bool) {
 	return 0, true
 }
 
-// loopbackUp is what a new network namespace lacks.
+// loopbackUp brings up loopback in a new network namespace.
 func loopbackUp() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -61,9 +60,8 @@ func loopbackUp() error {
 	return nil
 }
 
-// dropForeign leaves out cgroups in which others' processes are, and those above
-// them: the trees of cgroups are not apart. The kernel shows the process of
-// another namespace as 0.
+// dropForeign removes cgroups with processes of other namespaces, and their parents, because the
+// cgroup trees are shared. The kernel shows a process of another namespace as 0.
 func dropForeign(groups map[string]string) {
 	for dir := range groups {
 		procs, _ := os.ReadFile(dir + "/cgroup.procs")

@@ -15,31 +15,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// counts is what there is at one moment. Things are kept by name, so that
-// what is left over can be told.
+// counts is what exists at one moment. Things are kept by name, to report what is left over.
 type counts struct {
-	processes  map[string]string // pid → command line; kernel threads left out
+	processes  map[string]string // PID → command line, without kernel threads
 	zombies    map[string]string
 	mounts     map[string]string
 	cgroups    map[string]string
-	namespaces map[string]string // of networks
-	sockets    map[string]string // unix sockets that listen
+	namespaces map[string]string // network namespaces
+	sockets    map[string]string // listening Unix sockets
 	loops      map[string]string // loop devices in use
-	files      map[string]string // of the state directory but for images
-	engine     map[string]string // what the engine has: containers, volumes, snapshots, …
+	files      map[string]string // files of the state directory, without images
+	engine     map[string]string // objects in the engine: containers, volumes, snapshots, …
 
 	descriptors, threads int   // of the service
-	service              int64 // its proportional memory, bytes
-	engineMemory         int64 // that of the engine's processes
+	service              int64 // proportional memory of the service, bytes
+	engineMemory         int64 // memory of the engine's processes
 	lost                 int   // containers that the engine has lost track of
 	database             int64 // state.db with its log, bytes
 }
 
-// listens are the flags of a unix socket that takes connections.
+// listens are the flags of a listening Unix socket.
 const listens = "00010000"
 
-// kinds are the things that have to be the same at the end, in the order of the
-// table.
+// kinds are the counts that must be the same at the end, in the order of the table.
 var kinds = []string{"processes", "zombies", "mounts", "cgroups", "network namespaces", "unix sockets", "loop devices", "files in the state directory", "objects of the engine"}
 
 func (c counts) kind(name string) map[string]string {
@@ -49,8 +47,8 @@ func (c counts) kind(name string) map[string]string {
 	}[name]
 }
 
-// more lists what c has of a kind beyond what was there before: as many as there
-// are more, for names change with every sandbox.
+// more returns what c has of a kind beyond before. It returns as many names as there are more,
+// because names change with every sandbox.
 func (c counts) more(before counts, kind string) []string {
 	was, is := before.kind(kind), c.kind(kind)
 	if len(is) <= len(was) {
@@ -66,7 +64,7 @@ func (c counts) more(before counts, kind string) []string {
 	return list
 }
 
-// count looks at what there is, see apart. pid is the service, dir its state directory.
+// count counts what exists now; see apart. pid is the service, dir its state directory.
 func count(pid int, dir string) (counts, error) {
 	c := counts{
 		processes: map[string]string{}, zombies: map[string]string{}, mounts: map[string]string{}, cgroups: map[string]string{}, namespaces: map[string]string{},
@@ -87,7 +85,7 @@ func count(pid int, dir string) (counts, error) {
 		return c, err
 	}
 	for line := range strings.Lines(string(listening)) {
-		// Those that listen: connections are the callers', and counted as descriptors.
+		// Listening sockets only: connections belong to callers and are counted as descriptors.
 		if f := strings.Fields(line); len(f) > 7 && f[3] == listens {
 			c.sockets[f[6]] = f[7]
 		}
@@ -98,7 +96,7 @@ func count(pid int, dir string) (counts, error) {
 	}
 	for _, file := range backing {
 		text, _ := os.ReadFile(file)
-		if what := strings.TrimSpace(string(text)); strings.HasPrefix(what, dir+"/") { // others have some too
+		if what := strings.TrimSpace(string(text)); strings.HasPrefix(what, dir+"/") { // others use loop devices, too
 			c.loops[file] = what
 		}
 	}
@@ -129,8 +127,8 @@ func count(pid int, dir string) (counts, error) {
 	return c, err
 }
 
-// countProcesses leaves out what the kernel runs for itself: children of pid 2,
-// and those without a command line that no other process is the parent of.
+// countProcesses skips kernel threads: children of PID 2, and processes without a command line and
+// without children.
 func (c *counts) countProcesses() {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
@@ -140,7 +138,7 @@ func (c *counts) countProcesses() {
 		}
 		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
 		if err != nil {
-			continue // gone meanwhile
+			continue // exited during the scan
 		}
 		_, after, _ := strings.Cut(string(stat), ") ")
 		f := strings.Fields(after)
@@ -160,8 +158,8 @@ func (c *counts) countProcesses() {
 	}
 }
 
-// walk lists a tree: folders alone, or everything; not what is mounted in a tree
-// of files, which is counted as a mount.
+// walk lists the directories of a tree, or everything in it. It skips mounts in a tree of files,
+// which count as mounts.
 func walk(dir string, folders bool, into map[string]string) {
 	device := func(path string) uint64 {
 		var st unix.Stat_t
@@ -185,7 +183,7 @@ func walk(dir string, folders bool, into map[string]string) {
 	})
 }
 
-// memory is a process's proportional share, in bytes.
+// memory returns a process's proportional share of memory in bytes.
 func memory(pid int) (int64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	if err != nil {

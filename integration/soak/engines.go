@@ -15,19 +15,17 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// engine is one of our own, apart from that of the other tests, so that it can be
-// restarted.
+// engine is an engine separate from the other tests', so that it can be restarted.
 type engine interface {
 	address() string
-	// restart ends it as an upgrade does, and starts it again.
+	// restart stops the engine as an upgrade does and starts it again.
 	restart(t *testing.T)
-	// objects are what it has, and its processes' memory. lost is how many
-	// containers are on its disk that it does not know of itself, so that nobody
-	// can remove them through it.
+	// objects returns what the engine has, and its processes' memory. lost is the number of
+	// containers on its disk that it does not list, so that they cannot be removed through it.
 	objects(t *testing.T) (found map[string]string, memory int64, lost int)
 }
 
-// newEngine starts the engine of a driver; the embedded one has none.
+// newEngine starts the engine of a driver. The embedded driver has none.
 func newEngine(t *testing.T, driver string) engine {
 	switch driver {
 	case "docker":
@@ -43,7 +41,7 @@ func newEngine(t *testing.T, driver string) engine {
 	return none{}
 }
 
-// none is for a driver without an engine: there is nothing to restart.
+// none is for a driver without an engine: restart does nothing.
 type none struct{}
 
 func (none) address() string    { return "" }
@@ -52,13 +50,13 @@ func (none) objects(*testing.T) (map[string]string, int64, int) {
 	return map[string]string{}, 0, 0
 }
 
-// state is where the engines of this test have everything.
+// state is the directory of this test's engines.
 const state = "/var/lib/orchestrator-soak"
 
-// daemon is an engine that a script starts and ends.
+// daemon is an engine started and stopped by a script.
 type daemon struct{ name string }
 
-// start starts it until the end of the test, and returns its address.
+// start starts the engine until the end of the test and returns its address.
 func (d daemon) start(t *testing.T) string {
 	t.Cleanup(func() { d.script(t, "down"); removeAll(t, state) })
 	return strings.TrimSpace(d.script(t, "up"))
@@ -68,8 +66,7 @@ func (d daemon) script(t *testing.T, verb string) string {
 	return run(t, append(os.Environ(), "ORCHESTRATOR_TEST_STATE="+state), script(t, d.name), verb)
 }
 
-// docker is a Docker Engine with its own containerd. When it ends, its containers
-// do too.
+// docker is a Docker Engine with its own containerd. Its containers end with it.
 type docker struct {
 	daemon
 	host string
@@ -103,8 +100,8 @@ func (d *docker) objects(t *testing.T) (map[string]string, int64, int) {
 	return found, sum(state + "/engine/"), lost
 }
 
-// forget takes out containers that the engine has lost track of: one that it was
-// making when it was stopped stays on its disk, and is not in its list any more.
+// forget removes containers that the engine has lost track of from found: one that was being
+// created when the engine stopped stays on disk and is not listed.
 func (d *docker) forget(found map[string]string) (lost int) {
 	data := state + "/engine/data/"
 	entries, _ := os.ReadDir(data + "containers")
@@ -122,7 +119,7 @@ func (d *docker) forget(found map[string]string) (lost int) {
 	return lost
 }
 
-// containerd is a daemon whose containers live on without it.
+// containerd is a daemon whose containers survive it.
 type containerd struct {
 	daemon
 	socket string
@@ -143,7 +140,7 @@ func (c *containerd) objects(t *testing.T) (map[string]string, int64, int) {
 	return found, sum(state + "/containerd/"), 0
 }
 
-// sum is the memory of all processes with a word in their command line.
+// sum returns the memory of all processes with a word in their command line.
 func sum(word string) (total int64) {
 	for _, pid := range harness.Marked(word) {
 		if m, err := memory(pid); err == nil {
@@ -165,8 +162,7 @@ func pidIn(t *testing.T, path string) int {
 	return pid
 }
 
-// run runs a command to its end and returns what it wrote. It is used in clean-up
-// too, so it does not end with the test.
+// run runs a command and returns its output. Cleanup uses it too, so it does not end with the test.
 func run(t *testing.T, env []string, name string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)

@@ -18,20 +18,20 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// callTime bounds one call of the load; nothing in it takes so long by itself.
+// callTime is the timeout of one call of the load, far more than any needs.
 const callTime = 2 * time.Minute
 
-// load is what the callers do, and what came of it.
+// load is the callers' work and its outcomes.
 type load struct {
 	client *client.Client
-	base   string // a workspace that many lay overlays over
+	base   string // workspace shared by overlay leases
 
-	calls, leases atomic.Int64 // still to be begun
-	// disturbed counts disturbances that have begun, calm those that are over.
+	calls, leases atomic.Int64 // still to be started
+	// disturbed counts started disturbances, calm finished ones.
 	disturbed, calm atomic.Int64
 
 	mu   sync.Mutex
-	came map[string]int // outcome → how often
+	came map[string]int // outcome → count
 	bad  []string
 }
 
@@ -42,20 +42,20 @@ const (
 	refused    = "refused, typed"
 )
 
-// job is one thing that a caller does. It returns what went wrong.
+// job is one action of a caller. It returns what went wrong.
 type job func(ctx context.Context, n int64) error
 
-// lostError: the sandbox went away, and the answer said so.
+// lostError reports that the sandbox was lost and the answer said so.
 type lostError struct{ detail string }
 
 func (e *lostError) Error() string { return "sandbox_lost: " + e.detail }
 
-// expiredError: the lease's time was over meanwhile, and the answer said so.
+// expiredError reports that the lease expired and the answer said so.
 type expiredError struct{ detail string }
 
 func (e *expiredError) Error() string { return "cancelled: " + e.detail }
 
-// run makes the load with so many callers at once, and returns when all is done.
+// run makes the load with the given number of concurrent callers and returns when all is done.
 func (l *load) run(ctx context.Context, callers int) {
 	var g sync.WaitGroup
 	for range callers {
@@ -72,10 +72,10 @@ func (l *load) run(ctx context.Context, callers int) {
 	g.Wait()
 }
 
-// left is how much is still to be begun.
+// left returns how many calls and leases are still to be started.
 func (l *load) left() int64 { return max(0, l.calls.Load()) + max(0, l.leases.Load()) }
 
-// next takes a lease after every ten calls, and what is left in the end.
+// next returns a lease after every ten calls, then what is left.
 func (l *load) next() (int64, job) {
 	if n := l.calls.Add(-1); n >= 0 {
 		if n%10 == 0 {
@@ -92,8 +92,8 @@ func (l *load) next() (int64, job) {
 	return 0, nil
 }
 
-// do carries one job out. Who is refused since nobody answers tries again when the
-// disturbance is over, as a caller would.
+// do runs one job. A job that was refused because the service was down is retried after the
+// disturbance, as a caller would.
 func (l *load) do(ctx context.Context, n int64, do job) {
 	for !l.once(ctx, n, do) {
 		for l.disturbed.Load() > l.calm.Load() && ctx.Err() == nil {
@@ -102,13 +102,13 @@ func (l *load) do(ctx context.Context, n int64, do job) {
 	}
 }
 
-// once is false if the job was refused for a disturbance.
+// once returns false if the job was refused because of a disturbance.
 func (l *load) once(ctx context.Context, n int64, do job) bool {
 	before := l.calm.Load()
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	err := do(ctx, n)
-	// Disturbed is a call that was under way at any moment of a disturbance.
+	// A call is disturbed if it ran at any moment of a disturbance.
 	disturbed := l.disturbed.Load() > before
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -126,7 +126,7 @@ func (l *load) once(ctx context.Context, n int64, do job) bool {
 	return true
 }
 
-// command is one of the mix, with what it has to come to.
+// command is one of the mix, with its expected outcome.
 type command struct {
 	exec   v1.Exec
 	ending string
@@ -135,7 +135,7 @@ type command struct {
 	cancel time.Duration
 }
 
-// pick is the same for the same number in every run.
+// pick returns the same command for the same number in every run.
 func pick(n int64) command {
 	r := rand.New(rand.NewPCG(uint64(n), 1))
 	switch p := r.IntN(100); {
@@ -145,23 +145,23 @@ func pick(n int64) command {
 		return command{exec: v1.Exec{Command: "head -c 65536 /dev/zero | tr '\\0' x"}, ending: "exited", stdout: 65536}
 	case p < 68:
 		return command{exec: v1.Exec{Command: "echo no >&2; exit 3"}, ending: "exited", code: 3}
-	case p < 74: // children that leave their session, and ignore what can be ignored
+	case p < 74: // children that leave their session and ignore signals
 		return command{exec: v1.Exec{Command: "trap '' TERM HUP INT; (setsid sh -c 'trap \"\" TERM HUP; sleep 600' &) ; sleep 600", TimeoutMS: 300}, ending: "timeout", code: -1}
 	case p < 79:
 		return command{exec: v1.Exec{Command: "exec python3 -c 'x = bytearray(1 << 30)'"}, ending: "oom", code: -1}
-	case p < 83: // not a shell, which asks again for a quarter of a minute
+	case p < 83: // not a shell, which retries fork for 15 seconds
 		return command{exec: v1.Exec{Command: "exec python3 -c 'import os, time; [os.fork() or time.sleep(60) for _ in range(400)]'"}, ending: "pids", code: -1}
 	case p < 88:
 		return command{exec: v1.Exec{Command: "yes", MaxOutputBytes: 1 << 16, StopAtOutput: true}, ending: "output_limit", code: -1, stdout: -1}
 	case p < 93:
 		return command{exec: v1.Exec{Command: "sleep 600 & sleep 600"}, cancel: 200 * time.Millisecond}
-	case p < 96: // a forest of orphans
+	case p < 96: // a tree of orphans
 		return command{exec: v1.Exec{Command: "for i in 1 2 3 4 5 6 7 8; do (setsid sleep 600 >/dev/null 2>&1 &); done"}, ending: "exited"}
 	}
 	return command{exec: v1.Exec{Argv: []string{"python3", "-c", "import json; print(json.dumps([1]))"}}, ending: "exited", stdout: 4}
 }
 
-// judge says whether a result is what its command has to come to.
+// judge checks that a result is the command's expected outcome.
 func (c command) judge(r v1.ExecResult, err error) error {
 	switch {
 	case c.cancel > 0 && err != nil && errors.Is(err, context.DeadlineExceeded):
@@ -173,7 +173,7 @@ func (c command) judge(r v1.ExecResult, err error) error {
 	case r.Ending == "cancelled" && strings.HasSuffix(r.Detail, ": expired"):
 		return &expiredError{r.Detail}
 	case c.ending == "pids" && r.Ending == "exited", c.ending == "oom" && r.Ending == "exited" && r.ExitCode != 0:
-		return nil // its shell coped, or Python did
+		return nil // the shell or Python coped with the limit
 	case r.Ending != c.ending || c.ending == "exited" && r.ExitCode != c.code:
 		return fmt.Errorf("%q ended %s (%d), not %s (%d): %s %s", c.text(), r.Ending, r.ExitCode, c.ending, c.code, r.Detail, r.Stderr)
 	case c.stdout >= 0 && c.ending == "exited" && r.StdoutBytes != c.stdout:
@@ -184,7 +184,7 @@ func (c command) judge(r v1.ExecResult, err error) error {
 
 func (c command) text() string { return c.exec.Command + strings.Join(c.exec.Argv, " ") }
 
-// bound ends a call that is to be cancelled.
+// bound sets the timeout of a call that is to be cancelled.
 func (c command) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	if c.cancel == 0 {
 		return context.WithCancel(ctx)
@@ -192,14 +192,14 @@ func (c command) bound(ctx context.Context) (context.Context, context.CancelFunc
 	return context.WithTimeout(ctx, c.cancel)
 }
 
-// name has an error say whose it is.
+// name adds the job to an error.
 func name(err *error, job string, n int64) {
 	if *err != nil {
 		*err = fmt.Errorf("%s %d: %w", job, n, *err)
 	}
 }
 
-// oneShot runs one command in a sandbox of its own.
+// oneShot runs one command in a separate sandbox.
 func (l *load) oneShot(ctx context.Context, n int64) (err error) {
 	defer name(&err, "call", n)
 	c := pick(n)
@@ -209,8 +209,7 @@ func (l *load) oneShot(ctx context.Context, n int64) (err error) {
 	return c.judge(r, err)
 }
 
-// lease uses a sandbox for a while, in all the ways there are, and ends it in one
-// of the ways there are.
+// lease uses a sandbox in all supported ways and ends it in one of the supported ways.
 func (l *load) lease(ctx context.Context, n int64) (err error) {
 	defer name(&err, "lease", n)
 	r := v1.SandboxRequest{TTLMS: time.Minute.Milliseconds(), WaitMS: time.Minute.Milliseconds(), Env: map[string]string{"N": fmt.Sprint(n)}}
@@ -225,11 +224,11 @@ func (l *load) lease(ctx context.Context, n int64) (err error) {
 		r.Workspace, r.Mode = l.base, "overlay"
 	}
 	if n%5 == 4 {
-		r.TTLMS = 3000 // ends by itself
+		r.TTLMS = 3000 // expires
 	}
 	b, err := l.client.CreateSandbox(ctx, r)
 	if r.TTLMS < 10_000 && errdefs.IsNotFound(err) {
-		return nil // its time was over before it was handed out
+		return nil // it expired before it was returned
 	}
 	if err != nil {
 		return err
@@ -241,7 +240,7 @@ func (l *load) lease(ctx context.Context, n int64) (err error) {
 				err = gone
 			}
 		}
-		if r.Mode == "overlay" { // also of a lease that was disturbed: what it changed is kept
+		if r.Mode == "overlay" { // changes are kept for a disturbed lease, too
 			if left := l.discard(b.ID, wrote); err == nil {
 				err = left
 			}
@@ -250,7 +249,7 @@ func (l *load) lease(ctx context.Context, n int64) (err error) {
 	if err := l.use(ctx, b.ID, n); err != nil {
 		_, expired := errors.AsType[*expiredError](err)
 		if r.TTLMS < 10_000 && (expired || errdefs.IsNotFound(err)) {
-			return nil // its time was over
+			return nil // the lease expired
 		}
 		return err
 	}
@@ -288,7 +287,7 @@ func (l *load) use(ctx context.Context, id string, n int64) error {
 			return err
 		}
 	}
-	if n%2 == 0 { // the others' shells end with their lease
+	if n%2 == 0 { // other shells end with their lease
 		if _, err := l.client.KillShell(ctx, sh.ID, 0, true); err != nil {
 			return err
 		}
@@ -296,7 +295,7 @@ func (l *load) use(ctx context.Context, id string, n int64) error {
 	return l.talk(ctx, id, n)
 }
 
-// expire waits until a lease has ended by itself.
+// expire waits until a lease has expired.
 func (l *load) expire(ctx context.Context, id string) error {
 	for {
 		b, err := l.client.Sandbox(ctx, id)
@@ -314,7 +313,8 @@ func (l *load) expire(ctx context.Context, id string) error {
 	}
 }
 
-// remove ends a lease, over a restart of the service too: else it would last until its time is over.
+// remove ends a lease, also across a restart of the service. Otherwise it would last until it
+// expires.
 func (l *load) remove(id string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
@@ -331,8 +331,8 @@ func (l *load) remove(id string) error {
 	}
 }
 
-// deleteWorkspace removes a workspace once its lease is over, over a restart of
-// the service too.
+// deleteWorkspace removes a workspace after its lease has ended, also across a restart of the
+// service.
 func (l *load) deleteWorkspace(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()

@@ -1,15 +1,13 @@
 //go:build integration
 
-// Package soak holds every driver to leaving nothing behind: a mixed load of
-// one-shot calls and leases, of commands that end well, badly, by caps, by
-// time-outs and by being given up, with the service killed in the middle and the
-// engine restarted. Afterwards the machine has as many processes, mounts,
-// cgroups, sockets, loop devices and files as before, and the service as much
-// memory.
+// Package soak checks that drivers leave nothing behind. It runs a mixed load of one-shot calls and
+// leases, with commands that succeed, fail, exceed limits, time out or are cancelled. Meanwhile it
+// kills the service and restarts the engine. Afterwards the machine must have as many processes,
+// mounts, cgroups, sockets, loop devices and files as before, and the service as much memory.
 //
-// A run of "make test" does a little of it; "make soak" does 2,000 calls and 200
-// leases on each driver and writes the table in docs/soak.md. It counts what is
-// on the whole machine, which therefore should do nothing else.
+// "make test" runs a small load. "make soak" runs 2,000 calls and 200 leases on each driver and
+// writes the table in docs/soak.md. It counts what is on the whole machine, which should therefore
+// be idle.
 package soak
 
 import (
@@ -34,13 +32,14 @@ var (
 
 const (
 	callers = 4
-	// warmUp is the part of the load that comes before the first count: pools,
-	// caches and the engine's own helpers are there then.
+	// warmUp is the part of the load before the first count, which fills pools, caches and the
+	// engine's own helpers.
 	warmUp = 10
-	// growth is how much more memory the service may have at the end: what its
-	// allocator keeps between two collections.
+	// growth is how much more memory the service may have at the end: what its allocator keeps
+	// between two collections.
 	growth = 16 << 20
-	// settle is how long what ends by itself may take, steady how long nothing may have come or gone for the counts to be those of rest.
+	// settle is the timeout for processes to end; steady is how long the counts must stay the same
+	// to be taken.
 	settle = 3 * time.Minute
 	steady = 2 * time.Second
 )
@@ -56,7 +55,7 @@ templates:
 
 var seed harness.Seed
 
-// table is what is written at the end, head what comes before it.
+// table is written at the end, after head.
 var table []outcome
 
 const head = `# Soak
@@ -157,8 +156,8 @@ func soak(t *testing.T, s *harness.Server, e engine) outcome {
 	return o
 }
 
-// disturb waits until no more than that much is left to do, and marks what is
-// under way meanwhile.
+// disturb waits until at most that much is left to do, and marks the calls that run during the
+// disturbance.
 func (l *load) disturb(t *testing.T, at int64, do func()) {
 	harness.Eventually(t, 30*time.Minute, "enough of the load is done", func() bool { return l.left() <= at })
 	l.disturbed.Add(1)
@@ -183,8 +182,8 @@ func ready(t *testing.T, s *harness.Server) {
 	})
 }
 
-// quiet waits until the pool is full and nothing is on its way, counts, and holds
-// the counts to those of before.
+// quiet waits until the pool is full and nothing changes, then counts, and compares the counts with
+// before.
 func quiet(t *testing.T, s *harness.Server, e engine, before *counts) counts {
 	t.Helper()
 	harness.Eventually(t, settle, "the pool is full and nothing is leased", func() bool {
@@ -193,14 +192,14 @@ func quiet(t *testing.T, s *harness.Server, e engine, before *counts) counts {
 	})
 	var c counts
 	var left []string
-	rest, since := -1, time.Now() // processes at the last look, and when they came to be so many
+	rest, since := -1, time.Now() // number of processes at the last check, and since when
 	for end := time.Now().Add(settle); ; time.Sleep(500 * time.Millisecond) {
 		var err error
 		if c, err = count(s.Pid(), s.Dir()); err != nil {
 			t.Fatal(err)
 		}
 		c.engine, c.engineMemory, c.lost = e.objects(t)
-		if before == nil { // guests fork what they keep ready
+		if before == nil { // guests start their prefork processes
 			if n := len(c.processes); n != rest {
 				rest, since = n, time.Now()
 			}
@@ -228,7 +227,7 @@ func quiet(t *testing.T, s *harness.Server, e engine, before *counts) counts {
 	}
 }
 
-// page is the table as it is committed.
+// page returns the table as it is committed.
 func page(all []outcome) string {
 	var b strings.Builder
 	b.WriteString("| what |")
@@ -279,7 +278,7 @@ func mib(n int64) string {
 	return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
 }
 
-// script is the path of one of those that start the engines.
+// script returns the path of a script that starts an engine.
 func script(t *testing.T, name string) string {
 	dir, err := filepath.Abs("../scripts")
 	if err != nil {
@@ -292,7 +291,7 @@ func script(t *testing.T, name string) string {
 	return path
 }
 
-// lines are those of a command's output, each as a key.
+// lines adds each line of a command's output as a key.
 func lines(out string, prefix string, into map[string]string) {
 	all := strings.Split(strings.TrimSpace(out), "\n")
 	slices.Sort(all)

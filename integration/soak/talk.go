@@ -16,9 +16,8 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// talk uses what keeps something in a sandbox from call to call: a session in
-// one lease, a terminal in the next. Half of them are left as they are when the
-// lease ends.
+// talk uses state that lasts between calls: a session in one lease, a terminal in the next. It
+// leaves half of them running when the lease ends.
 func (l *load) talk(ctx context.Context, id string, n int64) error {
 	if n%2 == 0 {
 		return l.session(ctx, id, n)
@@ -76,8 +75,8 @@ func (l *load) terminal(ctx context.Context, id string, n int64) error {
 	return c.judge(r, err)
 }
 
-// until reads until a word was seen. A terminal that cannot be read any more says
-// why when it is waited for.
+// until reads until it has seen a word. If the terminal cannot be read any more, waiting for it
+// returns the reason.
 func until(ctx context.Context, t *client.Terminal, word string) error {
 	stop := context.AfterFunc(ctx, func() { t.Close() })
 	defer stop()
@@ -99,8 +98,7 @@ func until(ctx context.Context, t *client.Terminal, word string) error {
 	return nil
 }
 
-// discard looks at what an overlay lease left and removes it, over a restart of
-// the service too.
+// discard checks what an overlay lease left and removes it, also across a restart of the service.
 func (l *load) discard(id string, written bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
