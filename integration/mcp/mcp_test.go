@@ -137,7 +137,7 @@ func each(t *testing.T, decision string, run func(t *testing.T, c *client)) {
 	})
 }
 
-func TestAnAgentWorksInOneSandbox(t *testing.T) {
+func TestAgentUsesOneSandbox(t *testing.T) {
 	each(t, "", func(t *testing.T, c *client) {
 		var tools []string
 		for tool, err := range c.Tools(t.Context(), nil) {
@@ -166,7 +166,7 @@ func TestAnAgentWorksInOneSandbox(t *testing.T) {
 	})
 }
 
-func TestABackgroundCommandIsReadFromItsOffsetAndKilled(t *testing.T) {
+func TestBackgroundCommandOutputAndKill(t *testing.T) {
 	each(t, "", func(t *testing.T, c *client) {
 		word := "mcp" + strings.ToLower(rand.Text())
 		out, text, isError := c.call(t, "system_bash", map[string]any{
@@ -241,7 +241,7 @@ func (c *client) start(ctx context.Context, t *testing.T, word string) <-chan er
 	return ended
 }
 
-func TestACancelledCallKillsItsProcesses(t *testing.T) {
+func TestCancelledCallKillsProcesses(t *testing.T) {
 	each(t, "", func(t *testing.T, c *client) {
 		word := "mcp" + strings.ToLower(rand.Text())
 		ctx, cancel := context.WithCancel(t.Context())
@@ -261,7 +261,7 @@ func TestACancelledCallKillsItsProcesses(t *testing.T) {
 	})
 }
 
-func TestAClientThatIsKilledLeavesNothing(t *testing.T) {
+func TestKilledClientLeavesNothing(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
 	for what, args := range map[string][]string{"by a server": nil, "without a server": {"--no-server"}} {
@@ -281,7 +281,7 @@ func TestAClientThatIsKilledLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestACutHTTPConnectionKillsWhatRanForIt(t *testing.T) {
+func TestClosedHTTPConnectionKillsCommand(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
 	var mu sync.Mutex
@@ -313,7 +313,7 @@ func TestACutHTTPConnectionKillsWhatRanForIt(t *testing.T) {
 	}
 }
 
-func TestTheEndOfASessionRemovesItsSandbox(t *testing.T) {
+func TestSessionEndRemovesSandbox(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Seed: &seed})
 	for what, begin := range map[string]func() *client{
@@ -340,7 +340,7 @@ func TestTheEndOfASessionRemovesItsSandbox(t *testing.T) {
 	}
 }
 
-func TestTheUserApprovesInTheClient(t *testing.T) {
+func TestUserApprovesInClient(t *testing.T) {
 	each(t, "approve", func(t *testing.T, c *client) {
 		_, text, isError := c.call(t, "system_bash", map[string]any{"command": "git push origin main"})
 		if isError {
@@ -350,7 +350,7 @@ func TestTheUserApprovesInTheClient(t *testing.T) {
 	})
 }
 
-func TestTheUserDeniesInTheClient(t *testing.T) {
+func TestUserDeniesInClient(t *testing.T) {
 	each(t, "deny", func(t *testing.T, c *client) {
 		_, text, isError := c.call(t, "system_bash", map[string]any{"command": "git push origin main"})
 		if !isError || !strings.Contains(text, "denied by") || !strings.Contains(text, "elicitation:scenario") {

@@ -112,7 +112,7 @@ func bytesBelow(t *testing.T, dir string) (sum int64) {
 
 // A log of several parts is read and verified as one, by the service and from
 // copied files.
-func TestALogOfManyParts(t *testing.T) {
+func TestAuditLogRotates(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand + "audit: {part_size: 1MiB}\n", Seed: &seed})
 	const calls = 200

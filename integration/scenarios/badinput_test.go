@@ -153,7 +153,7 @@ func TestServeRefuses(t *testing.T) {
 
 // What keeps one template from being leased keeps nobody from starting: it is not
 // ready, and who asks for it is told why.
-func TestServeSaysWhatIsNotReady(t *testing.T) {
+func TestServeReportsNotReady(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, name string) {
 		for _, c := range []struct {
@@ -179,7 +179,7 @@ func TestServeSaysWhatIsNotReady(t *testing.T) {
 }
 
 // Caps that cannot be kept here: nothing is made, and the answer names the cap.
-func TestCapsThatCannotBe(t *testing.T) {
+func TestImpossibleLimitsAreRefused(t *testing.T) {
 	t.Parallel()
 	const config = `
 templates:

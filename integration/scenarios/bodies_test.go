@@ -19,7 +19,7 @@ import (
 
 // Bodies that one caller sends but for their last byte, and holds, neither fill the service's memory
 // nor keep others from it.
-func TestHeldBodies(t *testing.T) {
+func TestSlowBodiesAreBounded(t *testing.T) {
 	const (
 		connections = 60
 		size        = 32 << 20

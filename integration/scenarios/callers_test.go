@@ -53,7 +53,7 @@ func (p somebody) make(t *testing.T, path, body string, v any) {
 
 // Two callers on one host: neither sees, reads, kills, writes into or exhausts
 // what is the other's.
-func TestCallersAreApart(t *testing.T) {
+func TestCallersAreIsolated(t *testing.T) {
 	t.Parallel()
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
 		ann, bob := person(t, s, `{"caller":"ann","trust":3,"quotas":{"sandboxes":2}}`), person(t, s, `{"caller":"bob","trust":3}`)

@@ -35,7 +35,7 @@ func needGVisor(t *testing.T) {
 
 // A workspace in a sandbox of class gvisor: carried there, back at the end and
 // when asked for; the next lease has it.
-func TestWorkspaceIsCarriedIntoGVisor(t *testing.T) {
+func TestWorkspaceIsCopiedIntoGVisor(t *testing.T) {
 	t.Parallel()
 	needGVisor(t)
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: strong, Seed: &seed})
@@ -90,7 +90,7 @@ func TestWorkspaceIsCarriedIntoGVisor(t *testing.T) {
 }
 
 // A class that is too weak, and a workspace that is too large, are told as such.
-func TestWhatCannotBeCarriedIsRefused(t *testing.T) {
+func TestUncopyableWorkspaceIsRefused(t *testing.T) {
 	t.Parallel()
 	needGVisor(t)
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: strong, Seed: &seed})
@@ -114,7 +114,7 @@ func TestWhatCannotBeCarriedIsRefused(t *testing.T) {
 }
 
 // Docker without anything but its API carries as well.
-func TestWorkspaceIsCarriedOverStdio(t *testing.T) {
+func TestWorkspaceIsCopiedOverStdio(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "docker", Mode: "stdio", Config: onDemand, Seed: &seed})
 	name := workspace(t, s)

@@ -11,7 +11,7 @@ import (
 
 // kill -9 of the service at each step of carrying a workspace back: it is all of
 // what the sandbox had or, if less had come, the next service fetches it.
-func TestCarriedWorkspaceSurvivesACrash(t *testing.T) {
+func TestCopiedWorkspaceSurvivesCrash(t *testing.T) {
 	t.Parallel()
 	needGVisor(t)
 	s := harness.New(t, harness.Options{Runtime: "oci", Bin: harness.Need(t, harness.EnvFaults), Config: strong, Seed: &seed})

@@ -21,7 +21,7 @@ import (
 )
 
 // What the commands for looking and copying do, on a server with one sandbox.
-func TestLookingAndCopying(t *testing.T) {
+func TestInspectAndCopyFiles(t *testing.T) {
 	t.Parallel()
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
 		ws := workspace(t, s)

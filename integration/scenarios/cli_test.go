@@ -18,7 +18,7 @@ import (
 func hide(word string) string { return word[:4] + `""` + word[4:] }
 
 // A run without a server: the exit code says how it ended, and nothing is left.
-func TestRunHere(t *testing.T) {
+func TestServerlessRun(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, name string) {
 		s := harness.New(t, harness.Options{Runtime: name, Config: onDemand, Seed: &seed})

@@ -56,7 +56,7 @@ func follow(t *testing.T, s *harness.Server, header ...string) (*http.Response, 
 // One caller opens as many streams as it can get, and goes on doing so. Another
 // caller's calls go on, and an operator revokes the token and takes the service
 // down.
-func TestOneCallerDoesNotLockTheOthersOut(t *testing.T) {
+func TestOneCallerCannotExhaustConnections(t *testing.T) {
 	t.Parallel()
 	const config = `
 templates:

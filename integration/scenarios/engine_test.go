@@ -12,7 +12,7 @@ import (
 // An engine that dies under the service: what is leased goes on, what is new
 // is refused with a reason, and nothing that was promised is lost, not even by
 // a service that is started again meanwhile.
-func TestEngineGoesAway(t *testing.T) {
+func TestEngineRestart(t *testing.T) {
 	t.Parallel()
 	relay := harness.NewRelay(t)
 	s := harness.Run(t, harness.Options{Runtime: "docker", Docker: relay.Host(), Config: onDemand, Seed: &seed})
@@ -38,7 +38,7 @@ func TestEngineGoesAway(t *testing.T) {
 
 // A remote engine: nothing but the engine's exec is in reach. What can be done
 // without mounts and without a cgroup for each command is the same. Workspaces
-// are carried: TestWorkspaceIsCarriedOverStdio.
+// are carried: TestWorkspaceIsCopiedOverStdio.
 func TestOverStdioOnly(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "docker", Mode: "stdio", Config: roomy, Seed: &seed})

@@ -52,7 +52,7 @@ func pointsOf(t *testing.T, runtime string) []string {
 			continue // on the way of a start: TestKilledStart dies there
 		}
 		if strings.Contains(p, "carry.") {
-			continue // only where a workspace is carried: TestCarriedWorkspaceSurvivesACrash dies there
+			continue // only where a workspace is carried: TestCopiedWorkspaceSurvivesCrash dies there
 		}
 		if strings.Contains(p, ".prepare.") || strings.Contains(p, ".gvisor.") {
 			continue // not on the way of a call; the driver's own tests die there

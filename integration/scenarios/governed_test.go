@@ -53,7 +53,7 @@ func asked(t *testing.T, s *harness.Server) v1.Approval {
 
 // An approval is asked, the service is killed and started, the approval is
 // given: the call runs, once, and its caller gets the answer.
-func TestAnApprovalOutlivesTheService(t *testing.T) {
+func TestApprovalSurvivesServiceRestart(t *testing.T) {
 	t.Parallel()
 	for _, waits := range []bool{true, false} {
 		t.Run(map[bool]string{true: "with the caller waiting", false: "with the caller coming back"}[waits], func(t *testing.T) {

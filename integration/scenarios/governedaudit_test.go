@@ -36,7 +36,7 @@ var secrets = []string{leaseSecret, execSecret, envSecret, wordSecret, bearerSec
 // A secret that callers give is in no record, no log, no answer of ours, no
 // file that the service keeps, and not in the environment of the sandbox's
 // first process.
-func TestSecretsAreKeptNowhere(t *testing.T) {
+func TestSecretsAreNotStored(t *testing.T) {
 	t.Parallel()
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
 		tok, err := s.Client.CreateToken(within(t), v1.TokenRequest{Caller: "ann", Trust: 3, Profile: "phase2"})
@@ -163,7 +163,7 @@ func kept(t *testing.T, dir string) (files []place) {
 
 // Whatever is done to the audit log while nobody looks is found, also by whoever
 // checks it long after.
-func TestATamperedAuditIsFound(t *testing.T) {
+func TestTamperedAuditIsDetected(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand, Seed: &seed})
 	for i := range 6 { // of twelve records; nothing of it needs a sandbox

@@ -55,7 +55,7 @@ func ask(ctx context.Context, c *client.Client, key string, r v1.ToolCall) (q v1
 }
 
 // A caller who has asked too much is told so, and another is not in their way.
-func TestQuestionsAreBounded(t *testing.T) {
+func TestApprovalRequestsAreBounded(t *testing.T) {
 	t.Parallel()
 	const config = onDemand + "profiles: {default: phase2}\ncallers: {max_pending: 3}\napprovals: {max_pending: 5}\n"
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: config, Seed: &seed})
@@ -121,7 +121,7 @@ const (
 
 // Ten thousand questions wait, the service is killed, and they still do: they
 // are listed and answered as quickly as ever.
-func TestTenThousandQuestions(t *testing.T) {
+func TestTenThousandApprovalRequests(t *testing.T) {
 	const config = onDemand + "profiles: {default: phase2}\ncallers: {max_pending: 20000}\napprovals: {max_pending: 20000, expiry: 1h}\n"
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: config, Seed: &seed})
 	ann := token(t, s, v1.TokenRequest{Caller: "ann", Trust: 3})

@@ -17,7 +17,7 @@ import (
 // Who waits for an approval when the service hands over is told at once to come
 // back, while what runs still has its time; the question stays, and the call
 // goes on in the next process. Who has no key to come back with is told so.
-func TestAHandOverWhileAQuestionWaits(t *testing.T) {
+func TestHandOverWithPendingApproval(t *testing.T) {
 	t.Parallel()
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
 		w := workspace(t, s)
@@ -92,7 +92,7 @@ func beginAsking(t *testing.T, s *harness.Server, r v1.ToolCall, key string) <-c
 
 // The command line goes on waiting while the service is handed over, and while
 // it is killed; the answer is what it prints in the end.
-func TestTheCommandLineWaitsOverRestarts(t *testing.T) {
+func TestCommandLineWaitsAcrossRestarts(t *testing.T) {
 	t.Parallel()
 	onServer(t, onDemand, func(t *testing.T, s *harness.Server) {
 		running := s.Launch(t, nil, "tool", "call", "system.bash", "command=echo ran; rm -rf junk", "--profile", "phase2")

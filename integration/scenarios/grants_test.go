@@ -12,7 +12,7 @@ import (
 
 // Two tokens of one caller: what the session was granted for the stronger one is asked again for the weaker, and the
 // other way round it is not. A restart changes nothing of that.
-func TestSessionGrantIsNotForWeakerTokens(t *testing.T) {
+func TestSessionGrantExcludesWeakerTokens(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand + "profiles: {default: phase2}\n", Seed: &seed})
 	strong, weak := token(t, s, v1.TokenRequest{Caller: "ann", Trust: 2}), token(t, s, v1.TokenRequest{Caller: "ann", Trust: 0})

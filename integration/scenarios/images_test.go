@@ -115,7 +115,7 @@ images: {budget: 1B, allow: ["%s/team/*"]}
 	})
 }
 
-func TestAPullThatIsKilledGoesOn(t *testing.T) {
+func TestKilledPullResumes(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRegistry(t)
 	archive := harness.Need(t, harness.EnvArchive)

@@ -16,7 +16,7 @@ import (
 
 // A lease ends by itself: at its TTL whatever it does, at its idle time unless
 // a call or a shell is under way.
-func TestDeadlinesOfLeases(t *testing.T) {
+func TestLeaseDeadlines(t *testing.T) {
 	t.Parallel()
 	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
 		ctx := within(t)
@@ -110,7 +110,7 @@ func waiting(t *testing.T, s *harness.Server, held string) {
 
 // Fifty calls at once, each with a sandbox of its own: all right, and nothing
 // left of any.
-func TestFiftyAtOnce(t *testing.T) {
+func TestFiftyConcurrentCalls(t *testing.T) {
 	t.Parallel()
 	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
 		ctx := within(t)

@@ -107,7 +107,7 @@ func TestThreeOverlaysOnOneWorkspace(t *testing.T) {
 }
 
 // What a command tries in an overlay to reach past it.
-func TestOverlaysHoldHostileCommands(t *testing.T) {
+func TestOverlaysContainHostileCommands(t *testing.T) {
 	t.Parallel()
 	onServerOfAll(t, quota, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)
@@ -148,7 +148,7 @@ func TestOverlaysHoldHostileCommands(t *testing.T) {
 }
 
 // A kill of the service between lease and commit loses nothing.
-func TestOverlaysOutliveTheServer(t *testing.T) {
+func TestOverlaysSurviveServerRestart(t *testing.T) {
 	t.Parallel()
 	eachOfAll(t, func(t *testing.T, runtime string) {
 		s := harness.Run(t, harness.Options{Runtime: runtime, Config: onDemand, Seed: &seed})
@@ -191,7 +191,7 @@ func TestOverlaysOutliveTheServer(t *testing.T) {
 
 // A run keeps what it changed, with a server or without, and the next command
 // finds it.
-func TestARunWithAnOverlay(t *testing.T) {
+func TestRunWithOverlay(t *testing.T) {
 	t.Parallel()
 	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)

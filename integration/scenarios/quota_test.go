@@ -57,7 +57,7 @@ func size(t *testing.T, s *harness.Server, id, path string) int64 {
 	return n
 }
 
-func TestQuotaOfAWorkspace(t *testing.T) {
+func TestWorkspaceQuota(t *testing.T) {
 	t.Parallel()
 	onDisks(t, func(t *testing.T, s *harness.Server) {
 		name := bounded(t, s)
@@ -142,7 +142,7 @@ func TestWorkspaceIsResized(t *testing.T) {
 
 // The bound outlives the service, also when that is killed while the workspace
 // is full and written to, and down leaves nothing mounted.
-func TestQuotaOverAKill(t *testing.T) {
+func TestQuotaSurvivesKill(t *testing.T) {
 	t.Parallel()
 	onDisks(t, func(t *testing.T, s *harness.Server) {
 		ws := bounded(t, s)

@@ -17,7 +17,7 @@ import (
 
 // The variables of one caller change neither the records nor the questions of another, and hide the
 // caller's own command from no approver.
-func TestSecretsOfOneCallerChangeNothingOfAnother(t *testing.T) {
+func TestRedactionIsPerCaller(t *testing.T) {
 	t.Parallel()
 	onServer(t, apart, func(t *testing.T, s *harness.Server) {
 		ann, bob := person(t, s, `{"caller":"ann","trust":0}`), person(t, s, `{"caller":"bob","trust":3}`)

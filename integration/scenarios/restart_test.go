@@ -94,7 +94,7 @@ func TestOutputSurvivesFiveKills(t *testing.T) {
 // SIGTERM is a hand-over and kill -9 loses nothing: the shell goes on and its
 // output goes on from the offset, the lease and its workspace are what they
 // were.
-func TestShellsLiveOn(t *testing.T) {
+func TestShellsSurviveRestart(t *testing.T) {
 	t.Parallel()
 	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		name := workspace(t, s)
@@ -149,7 +149,7 @@ func readLines(t *testing.T, s *harness.Server, shell string, next int64, line i
 
 // What was done under an idempotency key is not done again, by the next
 // process either; what was cut short is not invented.
-func TestKeysOutliveTheServer(t *testing.T) {
+func TestIdempotencyKeysSurviveRestart(t *testing.T) {
 	t.Parallel()
 	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		ctx := within(t)
@@ -202,7 +202,7 @@ func TestKeysOutliveTheServer(t *testing.T) {
 }
 
 // A container that went away while no server ran: the next one says lost.
-func TestLostBetweenServers(t *testing.T) {
+func TestSandboxLostBetweenServers(t *testing.T) {
 	t.Parallel()
 	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID
@@ -219,7 +219,7 @@ func TestLostBetweenServers(t *testing.T) {
 }
 
 // A host that never comes back leaves nothing: the guest ends by itself.
-func TestGuestEndsAlone(t *testing.T) {
+func TestGuestShutsDownWithoutHost(t *testing.T) {
 	t.Parallel()
 	onServerOfAll(t, "guest: {orphan_timeout: 6s}\n"+onDemand, func(t *testing.T, s *harness.Server) {
 		word := mark()

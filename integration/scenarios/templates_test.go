@@ -76,7 +76,7 @@ func saidBy(t *testing.T, s *harness.Server, template, command string) string {
 }
 
 // Everything that a template says is so inside.
-func TestATemplateIsWhatItsFileSays(t *testing.T) {
+func TestTemplateMatchesItsFile(t *testing.T) {
 	t.Parallel()
 	withFolder(t, map[string]string{"py.yaml": small(1, `
 tmpfs: {/var/cache: 4MiB}
@@ -117,7 +117,7 @@ warmup:
 }
 
 // A hook that fails is a failed creation, with its words.
-func TestAHookThatFailsIsTold(t *testing.T) {
+func TestFailedHookIsReported(t *testing.T) {
 	t.Parallel()
 	withFolder(t, map[string]string{
 		"loud.yaml": small(1, "warmup: [{argv: [sh, -c, 'echo no such model >&2; exit 3']}]"),
@@ -142,7 +142,7 @@ func TestAHookThatFailsIsTold(t *testing.T) {
 }
 
 // Files that come, change, break and go, while leases are taken all the time.
-func TestTemplatesAreReloadedUnderLeases(t *testing.T) {
+func TestTemplateReloadKeepsLeases(t *testing.T) {
 	t.Parallel()
 	withFolder(t, map[string]string{"py.yaml": small(2, "env: {V: '1'}\nwarmup: [{argv: ['true']}]")}, func(t *testing.T, s *harness.Server, dir string) {
 		ctx := within(t)
@@ -232,7 +232,7 @@ func TestTemplatesAreReloadedUnderLeases(t *testing.T) {
 
 // What was warm stays so over a restart, with its warm-up, and what is in the
 // background is the next lease's.
-func TestWarmUpOutlivesTheService(t *testing.T) {
+func TestWarmUpSurvivesRestart(t *testing.T) {
 	t.Parallel()
 	withFolder(t, map[string]string{"py.yaml": small(1, `
 env: {V: '1'}
@@ -260,7 +260,7 @@ warmup:
 
 // Three at a time, again and again, each time when the pool is as full as it
 // wants to be: one of one is not enough, and an adaptive pool knows after a round.
-func TestAnAdaptivePoolServesWarmWhatAFixedOneDoesNot(t *testing.T) {
+func TestAdaptivePoolServesMoreWarm(t *testing.T) {
 	withFolder(t, map[string]string{
 		"fixed.yaml":    small(1, ""),
 		"adaptive.yaml": strings.Replace(small(1, ""), "max: 6", "max: 6, adaptive: true", 1),

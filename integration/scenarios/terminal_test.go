@@ -394,7 +394,7 @@ func noTerminal(t *testing.T, s *harness.Server, id string) {
 // A terminal outlives the service, in good order or not, and its clients come
 // back by themselves: no byte of output is lost or doubled, and what is typed
 // while nobody is there arrives.
-func TestTerminalsLiveOn(t *testing.T) {
+func TestTerminalsSurviveRestart(t *testing.T) {
 	t.Parallel()
 	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		id := lease(t, s, v1.SandboxRequest{WhenEmpty: "cold"}).ID

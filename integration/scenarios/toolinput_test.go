@@ -95,7 +95,7 @@ func nested(open string, n int, shut string) string {
 
 // One clear error that names the field and the way out, nothing leased, and a
 // record of it, whoever sends what.
-func TestBadInputOfTools(t *testing.T) {
+func TestInvalidToolInput(t *testing.T) {
 	t.Parallel()
 	s := harness.Run(t, harness.Options{Runtime: "oci", Config: onDemand, Seed: &seed})
 	defer pinged(t, s)()

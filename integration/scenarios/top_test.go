@@ -18,7 +18,7 @@ import (
 )
 
 // What sandboxes use is told while they use it, by the host and not by them.
-func TestTopTellsWhatSandboxesUse(t *testing.T) {
+func TestTopReportsSandboxUsage(t *testing.T) {
 	t.Parallel()
 	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
 		ws := workspace(t, s)

@@ -35,7 +35,7 @@ func (p somebody) as(t *testing.T, tool, body string) v1.ToolResult {
 
 // Two callers of tools on one host: neither sees, reads, kills, answers or
 // exhausts what is the other's, and what is another's is as what is nobody's.
-func TestToolCallersAreApart(t *testing.T) {
+func TestToolCallersAreIsolated(t *testing.T) {
 	t.Parallel()
 	onServer(t, apart, func(t *testing.T, s *harness.Server) {
 		ann, bob := person(t, s, `{"caller":"ann","trust":3}`), person(t, s, `{"caller":"bob","trust":3}`)
@@ -321,7 +321,7 @@ func protocolSessionsAreOnesOwn(t *testing.T, ann, bob somebody) {
 
 // A caller who floods the service with calls, questions, output and sandboxes
 // does not keep another from an answer.
-func TestAFloodOfOneCaller(t *testing.T) {
+func TestFloodOfOneCaller(t *testing.T) {
 	const config = `
 templates:
   default:
