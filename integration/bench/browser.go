@@ -17,11 +17,11 @@ import (
 
 const (
 	browserTarget = 1500 * time.Millisecond
-	// browserExample is the template that the documentation gives to users.
+	// browserExample is the browser template from the documentation.
 	browserExample = "docs/examples/templates/browser.yaml"
 )
 
-// article is a page of some length whose end a script makes.
+// article is a long page whose end is written by a script.
 var article = []byte("<!doctype html><title>An article</title><h1>An article</h1>" +
 	strings.Repeat("<p>Words that somebody wrote, <a href='/more'>with a link</a>, and that somebody else is to read.</p>", 100) +
 	"<script>document.body.append('made by a script')</script>")
@@ -77,8 +77,7 @@ func (b *bench) browser(ctx context.Context) error {
 	return nil
 }
 
-// browserServer starts the service with the template of browsers, whose image
-// is imported first.
+// browserServer imports the image of the browser template and starts the service with it.
 func (b *bench) browserServer(ctx context.Context, port int) error {
 	archive := os.Getenv("ORCHESTRATOR_TEST_BROWSER_ARCHIVE")
 	text, err := os.ReadFile(browserExample)

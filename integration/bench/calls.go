@@ -21,12 +21,12 @@ const (
 	coldTarget    = 60 * time.Millisecond
 	coldDocker    = 1.15 // times the engine's own
 	outputTarget  = 500.0
-	flat          = int64(16e6) // what the service may grow by while output passes through
+	flat          = int64(16e6) // growth of the service while output passes through
 )
 
 var trueRun = v1.Run{Exec: trueCommand}
 
-// callsOCI is what is measured with a small pool.
+// callsOCI measures calls with a small pool.
 func (b *bench) callsOCI(ctx context.Context) error {
 	const warm = 8
 	if err := b.srv.configure("oci", b.engine.host, warm, crowd); err != nil {
@@ -65,7 +65,7 @@ func (b *bench) callsOCI(ctx context.Context) error {
 	return nil
 }
 
-// runTrue is a one-shot call.
+// runTrue measures a one-shot call.
 func (b *bench) runTrue(ctx context.Context) error {
 	r, err := b.srv.client.Run(ctx, trueRun)
 	if err == nil && (r.Ending != "exited" || r.ExitCode != 0) {
@@ -74,7 +74,7 @@ func (b *bench) runTrue(ctx context.Context) error {
 	return err
 }
 
-// oneShot makes calls out of a full pool, one by one.
+// oneShot makes calls one by one from a full pool.
 func (b *bench) oneShot(ctx context.Context, warm, n int) (samples, error) {
 	var all samples
 	for range b.n(n) {
@@ -90,8 +90,8 @@ func (b *bench) oneShot(ctx context.Context, warm, n int) (samples, error) {
 	return all, nil
 }
 
-// sustain makes one-shot calls without a pause. What the pool held at first is
-// used up before the count begins.
+// sustain makes one-shot calls without a pause. It empties the initial pool before it starts to
+// count.
 func (b *bench) sustain(ctx context.Context) error {
 	const callers = 4
 	begin := time.Now().Add(b.d(3 * time.Second))
@@ -122,8 +122,7 @@ func (b *bench) sustain(ctx context.Context) error {
 	return nil
 }
 
-// cold leases from a template that keeps nothing warm. beside, if there is
-// one, is done in turn with it.
+// cold leases from a template without warm sandboxes, in turn with beside if that is set.
 func (b *bench) cold(ctx context.Context, n int, beside func() error) (samples, error) {
 	var all samples
 	for range b.n(n) {
@@ -152,7 +151,7 @@ func (b *bench) cold(ctx context.Context, n int, beside func() error) (samples, 
 	return all, nil
 }
 
-// output sends much of one stream through the service.
+// output sends a large stream through the service.
 func (b *bench) output(ctx context.Context) error {
 	for _, template := range []string{"default", "wide"} {
 		s, err := b.srv.client.CreateSandbox(ctx, v1.SandboxRequest{Template: template, WhenEmpty: "cold"})
@@ -189,7 +188,7 @@ func (b *bench) output(ctx context.Context) error {
 	return nil
 }
 
-// raw runs a command that writes much, and counts.
+// raw runs a command with a large output and counts its bytes.
 func (b *bench) raw(ctx context.Context, id string) (int64, time.Duration, error) {
 	size := int64(2 << 30)
 	if b.short {

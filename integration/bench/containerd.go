@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// containerd is what is measured on a containerd.
+// containerd measures on containerd.
 func (b *bench) containerd(ctx context.Context) error {
 	const warm = 4
 	if err := b.srv.configure("containerd", b.engine.host, warm, 20); err != nil {
 		return err
 	}
-	// The first start unpacks the image into the daemon, which is not what is measured.
+	// The first start unpacks the image into the daemon, which must not be measured.
 	if _, err := b.srv.start(ctx); err != nil {
 		return err
 	}
@@ -36,11 +36,11 @@ func (b *bench) containerd(ctx context.Context) error {
 	return nil
 }
 
-// shimOf is the word in the command line of what an engine's containerd has for each sandbox.
+// shimOf is a word in the command line of the shim of each containerd sandbox.
 const shimOf = "containerd-shim-"
 
-// idle tells what a warm sandbox costs in memory: its own processes, and what the engine runs beside it, which has the word
-// in its command line and the sandbox's process as its child.
+// idle measures the memory of a warm sandbox: its own processes, and the engine's process with word
+// in its command line that is the sandbox's parent.
 func (b *bench) idle(runtime, word string) error {
 	found, err := guests(b.root)
 	if err != nil || len(found) == 0 {
@@ -49,7 +49,7 @@ func (b *bench) idle(runtime, word string) error {
 	var inside, beside int64
 	for _, g := range found {
 		for _, pid := range g.all {
-			if m, err := memoryOf(pid); err == nil { // it may just have ended
+			if m, err := memoryOf(pid); err == nil { // it may have exited
 				inside += m.pss
 			}
 		}

@@ -29,7 +29,7 @@ const (
 
 var trueCommand = v1.Exec{Argv: []string{"/bin/true"}}
 
-// manyOCI is what is measured with many sandboxes.
+// manyOCI measures with many sandboxes.
 func (b *bench) manyOCI(ctx context.Context) error {
 	if err := b.srv.configure("oci", b.engine.host, crowd, crowd); err != nil {
 		return err
@@ -104,7 +104,7 @@ func (b *bench) restarts(ctx context.Context, slowest time.Duration) (time.Durat
 	return slowest, nil
 }
 
-// resident tells what service and guests hold while nothing happens.
+// resident measures the memory of the idle service and guests.
 func (b *bench) resident() {
 	own, err := memoryOf(b.srv.pid())
 	if err != nil {
@@ -126,7 +126,7 @@ func (b *bench) resident() {
 		}
 		largest = max(largest, m.rss)
 		for _, pid := range g.all {
-			if m, err := memoryOf(pid); err == nil { // it may just have ended
+			if m, err := memoryOf(pid); err == nil { // it may have exited
 				sum += m.pss
 				processes++
 			}
@@ -137,8 +137,8 @@ func (b *bench) resident() {
 		fmt.Sprintf("PSS of all processes in a sandbox %s (%.1f of them)", mb(sum/n), float64(processes)/float64(n)), largest < guestTarget)
 }
 
-// leases takes all sandboxes of the full pool with env and workspace, twice,
-// and leaves the second ones leased.
+// leases leases all sandboxes of the full pool with env and workspace, twice, and keeps the second
+// ones.
 func (b *bench) leases(ctx context.Context) ([]string, error) {
 	for i := range crowd {
 		if _, err := b.srv.client.CreateWorkspace(ctx, "bench-"+strconv.Itoa(i)); err != nil {
@@ -183,7 +183,7 @@ func (b *bench) giveBack(ctx context.Context, ids []string) error {
 	return err
 }
 
-// together does n things with so many workers.
+// together does n things with the given number of workers.
 func together(workers, n int, do func(i int) error) (samples, error) {
 	var mu sync.Mutex
 	var all samples
@@ -212,7 +212,7 @@ func together(workers, n int, do func(i int) error) (samples, error) {
 	return all, errors.Join(errs...)
 }
 
-// callTrue runs true in a sandbox and sees that it did.
+// callTrue runs true in a sandbox and checks the result.
 func (b *bench) callTrue(ctx context.Context, id string) error {
 	r, err := b.srv.client.Exec(ctx, id, trueCommand)
 	if err == nil && (r.Ending != "exited" || r.ExitCode != 0) {
@@ -234,7 +234,7 @@ func (b *bench) bare(ctx context.Context, id string, n int) (samples, error) {
 	return s, nil
 }
 
-// single is one caller, beside bare fork and exec in the same sandbox.
+// single measures one caller, compared with bare fork and exec in the same sandbox.
 func (b *bench) single(ctx context.Context, ids []string) error {
 	f, err := os.Open(b.inside)
 	if err != nil {
@@ -269,7 +269,7 @@ func (b *bench) single(ctx context.Context, ids []string) error {
 	return b.parts(ctx, ids[0])
 }
 
-// accounted adds what the service and this process use meanwhile.
+// accounted adds the CPU time that the service and this process use in the meantime.
 func (b *bench) accounted(service, caller *time.Duration, do func() (samples, error)) (samples, error) {
 	before, err := processorTime(b.srv.pid())
 	if err != nil {
@@ -290,7 +290,7 @@ func (b *bench) accounted(service, caller *time.Duration, do func() (samples, er
 	return s, errors.Join(err1, err2)
 }
 
-// parts is what a call costs without a command.
+// parts measures a call without a command.
 func (b *bench) parts(ctx context.Context, id string) error {
 	http, err := timed(b.n(500), func(int) error { _, err := b.srv.client.Version(ctx); return err })
 	if err != nil {
@@ -306,7 +306,7 @@ func (b *bench) parts(ctx context.Context, id string) error {
 	return nil
 }
 
-// eight is callers that never wait, each on its own lease.
+// eight measures callers without pauses, each on its own lease.
 func (b *bench) eight(ctx context.Context, ids []string) error {
 	const callers = 8
 	until := time.Now().Add(b.d(4 * time.Second))
@@ -335,7 +335,7 @@ func (b *bench) eight(ctx context.Context, ids []string) error {
 	return nil
 }
 
-// atOnce is one call in every lease at the same moment, and all in one.
+// atOnce measures one concurrent call in every lease, and all in one lease.
 func (b *bench) atOnce(ctx context.Context, ids []string) error {
 	round := func(lease func(i int) string) (samples, error) {
 		return timed(6, func(int) error {

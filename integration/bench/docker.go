@@ -9,7 +9,7 @@ import (
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 )
 
-// docker is what is measured beside a Docker Engine, and on it.
+// docker measures a Docker Engine, and the service on it.
 func (b *bench) docker(ctx context.Context) error {
 	const warm = 4
 	if err := b.srv.configure("docker", b.engine.host, warm, 20); err != nil {
@@ -37,7 +37,7 @@ func (b *bench) docker(ctx context.Context) error {
 	return nil
 }
 
-// engineExec compares ours with the engine's exec in the same container.
+// engineExec compares the service with the engine's exec in the same container.
 func (b *bench) engineExec(ctx context.Context) error {
 	s, err := b.srv.client.CreateSandbox(ctx, v1.SandboxRequest{})
 	if err != nil {
@@ -61,7 +61,7 @@ func (b *bench) engineExec(ctx context.Context) error {
 	return b.srv.client.RemoveSandbox(ctx, s.ID)
 }
 
-// dockerRun compares one-shot calls with the command that people use.
+// dockerRun compares one-shot calls with docker run.
 func (b *bench) dockerRun(ctx context.Context, warm int) error {
 	var ours, theirs samples
 	for range 3 {

@@ -18,20 +18,20 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// Targets of what goes out.
+// Targets for egress.
 const (
-	gatewayTarget = time.Millisecond // more than without it
-	relayTarget   = 0.7              // of a plain relay's bytes a second
+	gatewayTarget = time.Millisecond // added to the time without it
+	relayTarget   = 0.7              // of a plain relay's throughput
 	tunnels       = 500
 	killTarget    = 100 * time.Millisecond
-	heldTarget    = int64(64 << 10) // of the service, for each tunnel
+	heldTarget    = int64(64 << 10) // of the service, per tunnel
 )
 
-// proxy is that of every sandbox that has rules.
+// proxy is the proxy address in sandboxes with egress rules.
 var proxy = fmt.Sprintf("127.0.0.1:%d", wire.ProxyPort)
 
-// outside are servers on loopback: one that answers requests, one that sends
-// bytes, one that keeps connections open, and a plain relay to the second.
+// outside runs servers on loopback: one answers requests, one sends bytes, one keeps connections
+// open, and a plain relay forwards to the second.
 type outside struct {
 	web                 *http.Server
 	pages, bytes, quiet net.Listener
@@ -110,7 +110,7 @@ func (o *outside) close() error {
 	return nil
 }
 
-// rules allow just them.
+// rules allows only these servers.
 func (o *outside) rules() *v1.Egress {
 	port := func(l net.Listener) int { return l.Addr().(*net.TCPAddr).Port }
 	return &v1.Egress{Rules: []v1.EgressRule{
@@ -119,8 +119,7 @@ func (o *outside) rules() *v1.Egress {
 	}}
 }
 
-// egress measures what sandboxes reach through the gateway beside the same
-// without it.
+// egress compares requests through the gateway with direct ones.
 func (b *bench) egress(ctx context.Context) error {
 	size := int64(2 << 30)
 	if b.short {
@@ -161,7 +160,7 @@ func (b *bench) egress(ctx context.Context) error {
 	return b.srv.client.RemoveSandbox(ctx, s.ID)
 }
 
-// here runs the helper on the host, there in the sandbox.
+// here runs the helper on the host; there runs it in the sandbox.
 func (b *bench) here(ctx context.Context, into any, args ...string) error {
 	out, err := exec.CommandContext(ctx, b.inside, args...).Output()
 	if err != nil {
@@ -221,7 +220,7 @@ func (b *bench) carried(ctx context.Context, o *outside, id string) error {
 	return nil
 }
 
-// held keeps many tunnels open, and kills a command meanwhile.
+// held keeps many tunnels open and kills a command in the meantime.
 func (b *bench) held(ctx context.Context, o *outside, id string) error {
 	before, err := memoryOf(b.srv.pid())
 	if err != nil {

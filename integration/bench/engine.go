@@ -11,12 +11,12 @@ import (
 	"strings"
 )
 
-// engine is a Docker Engine, asked by plain HTTP over its socket: what is
-// compared with is the engine and not somebody's client of it.
+// engine talks to a Docker Engine by plain HTTP over its socket, so that no client library is
+// measured.
 type engine struct {
 	host string // unix://PATH
 	http *http.Client
-	made []string // containers that are to be removed
+	made []string // containers to remove
 }
 
 func newEngine(host string) (*engine, error) {
@@ -31,7 +31,7 @@ func newEngine(host string) (*engine, error) {
 	}}}, nil
 }
 
-// ask sends a request and reads the answer to its end; out may be nil.
+// ask sends a request and reads the whole answer; out may be nil.
 func (e *engine) ask(ctx context.Context, method, path string, body, out any) error {
 	var content io.Reader
 	if body != nil {
@@ -72,8 +72,7 @@ func (e *engine) version(ctx context.Context) (string, error) {
 	return "Docker " + v.Version, err
 }
 
-// exec runs a program in a container as the engine does, and reads what it
-// writes to the end.
+// exec runs a program in a container through the engine and reads all its output.
 func (e *engine) exec(ctx context.Context, container string, argv ...string) error {
 	var made struct{ Id string } //nolint:revive,staticcheck // the engine's name
 	err := e.ask(ctx, http.MethodPost, "/containers/"+container+"/exec", object{"AttachStdout": true, "AttachStderr": true, "Cmd": argv}, &made)
@@ -83,7 +82,7 @@ func (e *engine) exec(ctx context.Context, container string, argv ...string) err
 	return e.ask(ctx, http.MethodPost, "/exec/"+made.Id+"/start", object{"Detach": false, "Tty": false}, nil)
 }
 
-// createStart makes a container that sleeps and starts it.
+// createStart creates and starts a container that sleeps.
 func (e *engine) createStart(ctx context.Context, image string) (id string, err error) {
 	var made struct{ Id string } //nolint:revive,staticcheck // the engine's name
 	err = e.ask(ctx, http.MethodPost, "/containers/create", object{
@@ -102,7 +101,7 @@ func (e *engine) remove(ctx context.Context, id string) error {
 	return e.ask(ctx, http.MethodDelete, "/containers/"+id+"?force=true&v=true", nil, nil)
 }
 
-// clear removes what createStart made.
+// clear removes the containers of createStart.
 func (e *engine) clear(ctx context.Context) error {
 	for len(e.made) > 0 {
 		if err := e.remove(ctx, e.made[0]); err != nil {

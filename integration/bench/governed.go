@@ -25,11 +25,11 @@ const (
 	listenTarget   = 50 * time.Millisecond
 )
 
-// sample is a command of 200 characters, of the kind that agents send.
+// sample is a command of 200 characters, typical for agents.
 const sample = `cd /workspace/service && go test ./... 2>&1 | tee /tmp/test.log | grep -E '^(ok|FAIL|---)' | head -n 50; ` +
 	`test -s /tmp/test.log && sed -n '1,20p' /tmp/test.log | awk '{print $1, $NF}' | sort -u > summary`
 
-// governed is what the governing of calls costs.
+// governed measures the cost of policy and audit.
 func (b *bench) governed(ctx context.Context) error {
 	for _, m := range []struct {
 		what string
@@ -78,8 +78,7 @@ func us(d time.Duration) string {
 	return fmt.Sprintf("%.1f µs", float64((d+99)/100)/10)
 }
 
-// audit writes and verifies records in this process, on the disk that the
-// state directories of this run are on.
+// audit writes and verifies records in this process, on the disk of this run's state directories.
 func (b *bench) audit(ctx context.Context) (err error) {
 	const writers = 16
 	dir := filepath.Join(b.root, "audit")
@@ -139,8 +138,7 @@ func (b *bench) audit(ctx context.Context) (err error) {
 	return err
 }
 
-// governedCall is a command as a bare exec and as a tool call, in turns, in one
-// sandbox.
+// governedCall compares a command as a bare exec and as a tool call, alternating, in one sandbox.
 func (b *bench) governedCall(ctx context.Context) (err error) {
 	if err := b.srv.configure("oci", b.engine.host, 2, crowd); err != nil {
 		return err
@@ -187,7 +185,7 @@ func (b *bench) governedCall(ctx context.Context) (err error) {
 			if err != nil {
 				return fmt.Errorf("%s: %w", ways[i].name, err)
 			}
-			if round > 0 { // the first warms up
+			if round > 0 { // the first round warms up
 				ways[i].all = append(ways[i].all, s...)
 			}
 		}
@@ -200,7 +198,7 @@ func (b *bench) governedCall(ctx context.Context) (err error) {
 	return b.listener(ctx, box.ID)
 }
 
-// listener is how long a question takes from the call to somebody who listens.
+// listener measures the time from a call to a listener that sees its approval request.
 func (b *bench) listener(ctx context.Context, box string) error {
 	heard := make(chan v1.Approval, 16)
 	watch, stop := context.WithCancel(ctx)

@@ -1,16 +1,15 @@
-// Bench makes the table of figures: each thing that is to be fast or small
-// beside what it is compared with, in one run, and how noisy the machine was.
+// Bench prints the table of figures: each figure next to what it is compared with, from one run,
+// and how noisy the machine was.
 //
 //	go run ./integration/bench [--quick] [--only WORD] [--write FILE]
 //
-// It measures the real program through the Go client, on the embedded runtime,
-// on a Docker Engine and on a containerd, and needs root and the environment that
-// integration/scripts/test.sh gives. Whatever it makes is removed, also after
-// a signal. What could not be measured is said in the table and makes the exit
-// code 1; a target that was not reached does not.
+// It measures the real program through the Go client, on the embedded runtime, a Docker Engine and
+// containerd. It needs root and the environment set by integration/scripts/test.sh. It removes
+// whatever it makes, also after a signal. The exit code is 1 if something could not be measured,
+// which the table says; a missed target does not change it.
 //
-// One goroutine waits for each process that was started; those that make load
-// are waited for where they are started.
+// One goroutine waits for each started process. Goroutines that make load are waited for where they
+// are started.
 package main
 
 import (
@@ -29,22 +28,22 @@ import (
 	"time"
 )
 
-// image is what the engine of the tests knows the sandbox image as.
+// image is the name of the sandbox image in the test engine.
 const image = "orchestrator/sandbox:latest"
 
-// crowd is how many sandboxes the figures about many are about.
+// crowd is the number of sandboxes in figures about many sandboxes.
 const crowd = 50
 
 // bench is one run.
 type bench struct {
 	report
 	bin, archive string
-	root         string // of everything it makes
+	root         string // directory of everything it makes
 	inside       string // the static helper
 	engine       *engine
 	srv          *server
 	short        bool
-	only         string // the phases whose name has it
+	only         string // run only phases whose name contains it
 	began        time.Time
 	oneShotOCI   time.Duration // p50
 }
@@ -106,7 +105,7 @@ func (b *bench) open(ctx context.Context) (err error) {
 	}
 	b.inside = filepath.Join(b.root, "inside")
 	c := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", b.inside, "github.com/sandbox-orchestrator/orchestrator/integration/bench/inside")
-	c.Env = append(os.Environ(), "CGO_ENABLED=0") // it runs in images with another C library, or none
+	c.Env = append(os.Environ(), "CGO_ENABLED=0") // it runs in images with another C library or none
 	if out, err := c.CombinedOutput(); err != nil {
 		return errors.Join(fmt.Errorf("build the helper: %w\n%s", err, out), os.RemoveAll(b.root))
 	}
@@ -165,7 +164,7 @@ func (b *bench) measure(ctx context.Context) error {
 	return nil
 }
 
-// importImage puts the image into the state directory before a server starts.
+// importImage imports the image into the state directory before a server starts.
 func (b *bench) importImage(ctx context.Context) error {
 	b.say("image")
 	if err := b.srv.configure("oci", b.engine.host, 0, 1); err != nil {
@@ -177,12 +176,12 @@ func (b *bench) importImage(ctx context.Context) error {
 	return nil
 }
 
-// say tells how far it is.
+// say reports progress.
 func (b *bench) say(what string) {
 	fmt.Fprintf(os.Stderr, "%4.0f s  %s\n", time.Since(b.began).Seconds(), what)
 }
 
-// n is how many samples to take.
+// n returns the number of samples to take.
 func (b *bench) n(many int) int {
 	if b.short {
 		return max(3, many/10)
@@ -190,7 +189,7 @@ func (b *bench) n(many int) int {
 	return many
 }
 
-// d is how long to make load.
+// d returns how long to make load.
 func (b *bench) d(long time.Duration) time.Duration {
 	if b.short {
 		return long / 10

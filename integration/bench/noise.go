@@ -13,20 +13,20 @@ import (
 	"strings"
 )
 
-// noiseRow is work that has nothing to do with ours.
+// noiseRow is the timing of work unrelated to this project.
 type noiseRow struct {
 	what string
 	s    samples
 }
 
-// noise measures how even the machine is: a fixed piece of arithmetic, and
-// fork and exec with pipes.
+// noise measures how steady the machine is, with a fixed piece of arithmetic and with fork and exec
+// with pipes.
 func noise(ctx context.Context, when string) ([]noiseRow, error) {
 	block := make([]byte, 1<<20)
 	loop, err := timed(100, func(int) error {
 		for range 4 {
 			sum := sha256.Sum256(block)
-			block[0] = sum[0] // so that it is not left out
+			block[0] = sum[0] // keeps the compiler from removing the loop
 		}
 		return ctx.Err()
 	})
@@ -45,8 +45,8 @@ func noise(ctx context.Context, when string) ([]noiseRow, error) {
 	}, err
 }
 
-// stolen is how much of all processors' time was used, and taken by others of
-// the same physical machine, since boot, in ticks.
+// cpuTicks returns the used and stolen time of all processors since boot, in ticks. Stolen time
+// went to other guests of the same physical machine.
 func cpuTicks() (all, stolen int64) {
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -55,7 +55,7 @@ func cpuTicks() (all, stolen int64) {
 	line, _, _ := strings.Cut(string(b), "\n")
 	for i, f := range strings.Fields(line) {
 		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil || i > 8 { // guest time is in user time already
+		if err != nil || i > 8 { // guest time is included in user time
 			continue
 		}
 		all += n
@@ -84,7 +84,7 @@ func (b *bench) host(ctx context.Context) [][2]string {
 	return facts
 }
 
-// lineOf is the value of a "name: value" line of a file of the kernel.
+// lineOf returns the value of a "name: value" line of a kernel file.
 func lineOf(path, name string) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -99,7 +99,7 @@ func lineOf(path, name string) string {
 	return "unknown"
 }
 
-// firstOf is the first line that a command prints.
+// firstOf returns the first line that a command prints.
 func firstOf(ctx context.Context, name string, args ...string) string {
 	out, err := exec.CommandContext(ctx, name, args...).Output()
 	if err != nil {

@@ -13,8 +13,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// memory is what a process holds: all that is resident, and its part of what
-// is shared.
+// memory is a process's resident memory and its proportional share, in bytes.
 type memory struct{ rss, pss int64 }
 
 func memoryOf(pid int) (memory, error) {
@@ -28,7 +27,7 @@ func memoryOf(pid int) (memory, error) {
 	return m, err
 }
 
-// kilobytes reads a "Name:  123 kB" line, in bytes.
+// kilobytes reads a "Name: 123 kB" line and returns bytes.
 func kilobytes(path, name string) (int64, error) {
 	v := lineOf(path, name)
 	n, err := strconv.ParseInt(strings.TrimSuffix(v, " kB"), 10, 64)
@@ -38,15 +37,14 @@ func kilobytes(path, name string) (int64, error) {
 	return n << 10, nil
 }
 
-// resetPeak makes the kernel forget the highest resident size of a process,
-// peak reads it.
+// resetPeak resets the peak resident size of a process; peak reads it.
 func resetPeak(pid int) error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
 }
 
 func peak(pid int) (int64, error) { return kilobytes(fmt.Sprintf("/proc/%d/status", pid), "VmHWM") }
 
-// processorTime is what a process has used so far, in steps of 10 ms.
+// processorTime returns the CPU time a process has used, in steps of 10 ms.
 func processorTime(pid int) (time.Duration, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -62,14 +60,13 @@ func processorTime(pid int) (time.Duration, error) {
 	return time.Duration(user+system) * 10 * time.Millisecond, errors.Join(err1, err2)
 }
 
-// guest is the first process of a sandbox, with all that run inside.
+// guest is PID 1 of a sandbox, with all processes inside.
 type guest struct {
 	pid int
 	all []int
 }
 
-// guests finds the sandboxes of a state directory: their guest's binary is
-// mounted there and nowhere else.
+// guests finds the sandboxes of a state directory by the mount of their guest binary.
 func guests(root string) ([]guest, error) {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -101,7 +98,8 @@ func guests(root string) ([]guest, error) {
 			byNS[ns] = g
 		}
 		g.all = append(g.all, pid)
-		// A container that is being made sees the host's mounts for a moment, ours too; so the first process has to be a guest.
+		// PID 1 must be a guest: a container being created sees the host's mounts for a moment,
+		// including ours.
 		argv, err := os.ReadFile(proc + "/cmdline")
 		if err != nil || !bytes.HasPrefix(argv, []byte(wire.GuestPath+"\x00")) {
 			continue
@@ -119,7 +117,7 @@ func guests(root string) ([]guest, error) {
 	return found, nil
 }
 
-// holds says whether all first processes of some are among others.
+// holds reports whether every guest in some is also in all.
 func holds(all, some []guest) bool {
 	pids := map[int]bool{}
 	for _, g := range all {
@@ -133,7 +131,7 @@ func holds(all, some []guest) bool {
 	return true
 }
 
-// mountsUnder says whether something is mounted below a folder.
+// mountsUnder reports whether anything is mounted below a directory.
 func mountsUnder(dir string) bool {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -147,7 +145,7 @@ func mountsUnder(dir string) bool {
 	return false
 }
 
-// parentOf is the parent of a process.
+// parentOf returns the parent of a process.
 func parentOf(pid int) (int, error) {
 	return strconv.Atoi(lineOf(fmt.Sprintf("/proc/%d/status", pid), "PPid"))
 }

@@ -18,24 +18,24 @@ import (
 )
 
 const (
-	startTime = 90 * time.Second // a start, a full pool, a whole clean-up
+	startTime = 90 * time.Second // a start, a full pool, a complete cleanup
 	pollTime  = 2 * time.Millisecond
 )
 
-// server is the program under measurement, in a process of its own.
+// server is the measured program as a separate process.
 type server struct {
 	bin, root      string
 	config, socket string
 	containerd     string // its socket
 	client         *client.Client
-	http           *http.Client // for what the client does not have
+	http           *http.Client // for what the client does not support
 	log            *os.File
 
 	cmd   *exec.Cmd
 	ended chan struct{} // closed after Wait
 }
 
-// newServer prepares one whose state is below root. It starts nothing.
+// newServer prepares a server with its state below root. It starts nothing.
 func newServer(bin, root, containerd string) (*server, error) {
 	s := &server{bin: bin, root: root, containerd: containerd, config: filepath.Join(root, "config.yaml"), socket: filepath.Join(root, "o.sock")}
 	var err error
@@ -51,9 +51,8 @@ func newServer(bin, root, containerd string) (*server, error) {
 	return s, err
 }
 
-// configure writes the configuration for the next start. The default template
-// keeps warm sandboxes; cold is the same and keeps none; wide has two
-// processors. More is further configuration.
+// configure writes the configuration for the next start. The default template keeps warm sandboxes,
+// cold is the same without, and wide has two processors. more is further configuration.
 func (s *server) configure(runtime, engine string, warm, most int, more ...string) error {
 	template := func(cpus, warm, most int) string {
 		return fmt.Sprintf("{limits: {memory: 192MiB, pids: 160, cpus: %d}, pool: {min: %d, max: %d, rate: 1000, parallel: 2}, entrypoint: [/usr/local/lib/orchestrator/entrypoint.sh]}", cpus, warm, most)
@@ -63,7 +62,7 @@ func (s *server) configure(runtime, engine string, warm, most int, more ...strin
 	return os.WriteFile(s.config, []byte(text+strings.Join(more, "")), 0o600)
 }
 
-// command is a run of the program with that configuration.
+// command returns a run of the program with that configuration.
 func (s *server) command(ctx context.Context, args ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, s.bin, append(args, "--config", s.config)...)
 	for _, e := range os.Environ() {
@@ -72,11 +71,11 @@ func (s *server) command(ctx context.Context, args ...string) *exec.Cmd {
 		}
 	}
 	c.Stdout, c.Stderr = s.log, s.log
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is for the bench
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C goes to the bench only
 	return c
 }
 
-// start starts the program and returns how long it took until it was ready.
+// start starts the program and returns the time until it was ready.
 func (s *server) start(ctx context.Context) (time.Duration, error) {
 	c := s.command(context.WithoutCancel(ctx), "serve")
 	began := time.Now()
@@ -112,7 +111,7 @@ func (s *server) ready(ctx context.Context) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// poll asks until it is so, and at most for startTime.
+// poll polls until ok returns true, for at most startTime.
 func (s *server) poll(ctx context.Context, what string, pause time.Duration, ok func() (bool, error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, startTime, fmt.Errorf("not within %s: %s", startTime, what))
 	defer cancel()
@@ -129,7 +128,7 @@ func (s *server) poll(ctx context.Context, what string, pause time.Duration, ok 
 	}
 }
 
-// pool is the state of a template's pool.
+// pool returns the state of a template's pool.
 func (s *server) pool(ctx context.Context, template string) (v1.Pool, error) {
 	all, err := s.client.Pools(ctx)
 	if err != nil {
@@ -143,7 +142,7 @@ func (s *server) pool(ctx context.Context, template string) (v1.Pool, error) {
 	return v1.Pool{}, fmt.Errorf("there is no pool of template %s", template)
 }
 
-// full waits until the pool holds n warm ones and makes no more.
+// full waits until the pool holds n warm sandboxes and creates no more.
 func (s *server) full(ctx context.Context, n int) error {
 	return s.poll(ctx, fmt.Sprintf("%d sandboxes are warm", n), 5*time.Millisecond, func() (bool, error) {
 		p, err := s.pool(ctx, "default")
@@ -151,8 +150,8 @@ func (s *server) full(ctx context.Context, n int) error {
 	})
 }
 
-// quiet waits until the pool is full and nothing is leased, so that neither
-// creation nor removal goes on beside what is measured.
+// quiet waits until the pool is full and nothing is leased, so that no creation or removal affects
+// the measurement.
 func (s *server) quiet(ctx context.Context, n int) error {
 	return s.poll(ctx, fmt.Sprintf("%d sandboxes are warm and none leased", n), 5*time.Millisecond, func() (bool, error) {
 		p, err := s.pool(ctx, "default")
@@ -168,8 +167,8 @@ func (s *server) kill() {
 	s.client.Close()
 }
 
-// down destroys everything and ends the process, by the command where the
-// server does not do it. Without a process it does nothing.
+// down destroys everything and ends the process, through the command line if the server fails.
+// Without a process it does nothing.
 func (s *server) down(ctx context.Context) error {
 	if s.cmd == nil {
 		return nil
@@ -196,11 +195,11 @@ func (s *server) down(ctx context.Context) error {
 	return nil
 }
 
-// tail is the end of the log.
+// tail returns the end of the log.
 func (s *server) tail() string {
 	b, _ := os.ReadFile(s.log.Name())
 	return string(b[max(0, len(b)-2000):])
 }
 
-// pid of the server.
+// pid returns the PID of the server.
 func (s *server) pid() int { return s.cmd.Process.Pid }

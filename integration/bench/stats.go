@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// samples are times of the same thing done many times.
+// samples are durations of repeated runs.
 type samples []time.Duration
 
-// at is the nearest rank of a quantile: a value that was measured.
+// at returns a quantile by nearest rank, which is always a measured value.
 func (s samples) at(q float64) time.Duration {
 	if len(s) == 0 {
 		return 0
@@ -25,7 +25,7 @@ func (s samples) p50() time.Duration { return s.at(0.50) }
 func (s samples) p99() time.Duration { return s.at(0.99) }
 func (s samples) max() time.Duration { return s.at(1) }
 
-// timed runs do n times and keeps how long each took.
+// timed runs do n times and returns the durations.
 func timed(n int, do func(i int) error) (samples, error) {
 	s := make(samples, 0, n)
 	for i := range n {
@@ -38,9 +38,7 @@ func timed(n int, do func(i int) error) (samples, error) {
 	return s, nil
 }
 
-// Figures are never rounded in our favour: times and sizes go up, rates and
-// factors down. For a control's figure it is the other way around nowhere:
-// they are shown with more digits than matter.
+// Figures are never rounded in our favour: times and sizes round up, rates and factors down.
 
 func ms(d time.Duration) string {
 	v := float64(d) / float64(time.Millisecond)
@@ -58,7 +56,7 @@ func rate(n int, d time.Duration, unit string) string {
 
 func perSecond(n int, d time.Duration) float64 { return float64(n) / d.Seconds() }
 
-// factor is how many times b fits into a.
+// factor returns a divided by b, or 0 if b is 0.
 func factor(a, b time.Duration) float64 {
 	if b == 0 {
 		return 0

@@ -6,14 +6,13 @@ import (
 	"strings"
 )
 
-// row is one line of the table. A target that is empty makes it one that is
-// only told.
+// row is one line of the table. An empty target makes it informative only.
 type row struct {
 	what, target, measured, ratio string
 	reached                       bool
 }
 
-// report is all that is printed.
+// report is everything that is printed.
 type report struct {
 	host   [][2]string
 	rows   []row // with a target
@@ -32,7 +31,7 @@ func (r *report) tell(what, measured, ratio string) {
 	r.beside = append(r.beside, row{what: what, measured: measured, ratio: ratio})
 }
 
-// fail says that something could not be measured.
+// fail reports that something could not be measured.
 func (r *report) fail(what string, err error) {
 	r.failed = append(r.failed, fmt.Sprintf("%s: %v", what, err))
 }
@@ -80,7 +79,7 @@ func dash(s string) string {
 	return s
 }
 
-// cell makes foreign text safe in a table.
+// cell puts text on one line and escapes it for a table.
 func cell(s string) string {
 	s = strings.Join(strings.Fields(s), " ")
 	return strings.ReplaceAll(s, "|", "\\|")
