@@ -13,8 +13,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// The same commands as a user would write them; nothing of any of them is
-// there when its ending is.
+// endings checks common commands as a user would write them. When the ending is reported, none of
+// their processes may be left.
 func endings(t *testing.T, s *harness.Server) {
 	word := mark()
 	daemon := "(setsid env -i bash -c 'exec -a " + word + " sleep 3000' >/dev/null 2>&1 &) ; "
@@ -56,7 +56,7 @@ func endings(t *testing.T, s *harness.Server) {
 	}
 }
 
-// bomb forks until it is refused, and its children stay.
+// bomb forks until it is refused; its children stay.
 const bomb = `
 import os, time
 while True:
@@ -64,7 +64,7 @@ while True:
         time.sleep(3000)
 `
 
-// A lease that is ended under a command: the command is cancelled, not lost.
+// cancelledByRemoval ends a lease under a command, which must be cancelled, not lost.
 func cancelledByRemoval(t *testing.T, s *harness.Server) {
 	word := mark()
 	id := lease(t, s, v1.SandboxRequest{}).ID
@@ -86,7 +86,7 @@ func cancelledByRemoval(t *testing.T, s *harness.Server) {
 	}
 }
 
-// A client that goes away takes its command along, in every form of a call.
+// cancelledByClient disconnects a client, which must end its command, for every form of a call.
 func cancelledByClient(t *testing.T, s *harness.Server) {
 	id := lease(t, s, v1.SandboxRequest{}).ID
 	for _, form := range []string{"whole", "streamed"} {
@@ -146,8 +146,8 @@ while True:
         pass
 `
 
-// After an ending is reported no process of that exec exists, seen from the
-// host, while a second shell in the same lease lives on.
+// nothingOutlives checks on the host that no process of an exec exists after its ending is
+// reported, while a second shell in the same lease keeps running.
 func nothingOutlives(t *testing.T, s *harness.Server) {
 	id := lease(t, s, v1.SandboxRequest{}).ID
 	ctx := within(t)
@@ -191,6 +191,6 @@ func nothingOutlives(t *testing.T, s *harness.Server) {
 	if err != nil || end.State != "ended" {
 		t.Fatalf("%+v %v", end, err)
 	}
-	// Reaping takes a moment, and leaves none unreaped.
+	// Reaping takes a moment.
 	harness.Eventually(t, harness.Short, "nothing but the guest is inside", func() bool { return len(s.Commands(id)) == 0 })
 }

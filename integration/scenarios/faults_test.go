@@ -20,8 +20,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// allPoints finds every fault point of the program in the source, so that none
-// is forgotten.
+// allPoints finds every failpoint of the program in the source, so that none is forgotten.
 func allPoints(t *testing.T) []string {
 	t.Helper()
 	hit := regexp.MustCompile(`failpoint\.Hit\("([^"]+)"\)`)
@@ -42,20 +41,20 @@ func allPoints(t *testing.T) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// pointsOf are the points that a runtime reaches in the life of a sandbox.
+// pointsOf returns the failpoints that a runtime reaches in the life of a sandbox.
 func pointsOf(t *testing.T, runtime string) []string {
 	t.Helper()
 	var points []string
 	for _, p := range allPoints(t) {
 		first, _, _ := strings.Cut(p, ".")
 		if strings.HasPrefix(p, "start.") {
-			continue // on the way of a start: TestKilledStart dies there
+			continue // reached during a start: see TestKilledStart
 		}
 		if strings.Contains(p, "carry.") {
-			continue // only where a workspace is carried: TestCopiedWorkspaceSurvivesCrash dies there
+			continue // reached only when a workspace is copied: see TestCopiedWorkspaceSurvivesCrash
 		}
 		if strings.Contains(p, ".prepare.") || strings.Contains(p, ".gvisor.") {
-			continue // not on the way of a call; the driver's own tests die there
+			continue // not reached by a call: the driver's own tests cover it
 		}
 		if !slices.Contains(harness.AllRuntimes(), first) || first == runtime {
 			points = append(points, p)
@@ -67,8 +66,8 @@ func pointsOf(t *testing.T, runtime string) []string {
 	return points
 }
 
-// kill -9 at each step of create, lease and destroy: after the next start
-// everything is accounted for, and calls work.
+// TestCrashAtEveryPoint kills the server at each step of create, lease and destroy. After the next
+// start everything must be accounted for, and calls must work.
 func TestCrashAtEveryPoint(t *testing.T) {
 	t.Parallel()
 	eachOfAll(t, func(t *testing.T, name string) {
@@ -90,20 +89,18 @@ func TestCrashAtEveryPoint(t *testing.T) {
 				}
 			})
 			if !ok {
-				break // the next one would begin in the middle of this one
+				break // the next scenario would start in the middle of this one
 			}
 		}
 	})
 }
 
-// crash does everything that a sandbox goes through, with a server that dies
-// at the point.
+// crash takes a sandbox through all states, with a server that dies at the point.
 func crash(t *testing.T, s *harness.Server, point, ws string) {
 	t.Helper()
 	env := "ORCHESTRATOR_FAULT=" + point
 	if strings.HasPrefix(point, "scheduler.destroy.") {
-		// What is taken down without ever having been leased: warm ones of a
-		// template that was changed.
+		// Replace warm sandboxes of a changed template, which were never leased.
 		s.Configure(strings.Replace(onDemand, "min: 0", "min: 1", 1))
 		s.Start()
 		harness.Eventually(t, harness.Long, "one is warm", func() bool {
@@ -123,7 +120,7 @@ func crash(t *testing.T, s *harness.Server, point, ws string) {
 	}
 }
 
-// live is a sandbox's life up to wherever the server dies.
+// live takes a sandbox through its life until the server dies.
 func live(t *testing.T, s *harness.Server, ws string) {
 	t.Helper()
 	ctx := within(t)
@@ -137,23 +134,23 @@ func live(t *testing.T, s *harness.Server, ws string) {
 	if _, err := s.Client.Exec(ctx, sb.ID, v1.Exec{Command: "true"}); err != nil {
 		return
 	}
-	_ = s.Client.RemoveSandbox(ctx, sb.ID) // it dies here or has died
+	_ = s.Client.RemoveSandbox(ctx, sb.ID) // the server dies here or has died
 }
 
-// accounted wants host, engine and interface to agree on which sandboxes there
-// are, and nothing of any other.
+// accounted checks that host, engine and API agree on which sandboxes exist, and that nothing is
+// left of others.
 func accounted(t *testing.T, s *harness.Server) {
 	t.Helper()
 	harness.Eventually(t, harness.Long, "everything is accounted for", func() bool {
 		why := unaccounted(t, s)
 		if why != "" {
-			t.Log(why) // only a failed test shows it
+			t.Log(why) // shown only if the test fails
 		}
 		return why == ""
 	})
 }
 
-// unaccounted says what is not accounted for now, or "".
+// unaccounted describes what is not accounted for now, or returns "".
 func unaccounted(t *testing.T, s *harness.Server) string {
 	t.Helper()
 	list, err := s.Client.Sandboxes(within(t), false)
@@ -175,7 +172,7 @@ func unaccounted(t *testing.T, s *harness.Server) string {
 	}
 	for _, m := range harness.MountsUnder(t, s.Dir()) {
 		if strings.HasPrefix(m, filepath.Join(s.Dir(), "workspaces")+"/") && strings.HasSuffix(m, "/disk/mnt") {
-			continue // a workspace's own disk stays for a while after its last use; "down" takes it away
+			continue // a workspace's quota mount stays for a while after its last use; "down" removes it
 		}
 		if !slices.ContainsFunc(leased, func(id string) bool { return strings.Contains(m, id) }) {
 			return "mount " + m
@@ -184,8 +181,7 @@ func unaccounted(t *testing.T, s *harness.Server) string {
 	return ""
 }
 
-// works gives back what was leased, and has the workspace and a new sandbox
-// used by somebody else.
+// works releases what was leased, then uses the workspace and a new sandbox.
 func works(t *testing.T, s *harness.Server, ws string) {
 	t.Helper()
 	ctx := within(t)
@@ -194,7 +190,7 @@ func works(t *testing.T, s *harness.Server, ws string) {
 		t.Fatal(err)
 	}
 	for _, sb := range list {
-		// It works, or it was promised to nobody and has been given up since.
+		// The sandbox works, or no caller was promised it and it has been removed.
 		if r, err := s.Client.Exec(ctx, sb.ID, v1.Exec{Command: "true"}); err != nil && !errdefs.IsNotFound(err) || err == nil && r.ExitCode != 0 {
 			t.Errorf("%+v %v", r, err)
 		}

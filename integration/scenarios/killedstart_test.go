@@ -15,11 +15,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// temporary matches names that only a process that runs has.
+// temporary matches file names that exist only while a process runs.
 var temporary = regexp.MustCompile(`^\.(state|disk|doctor|build|probe|guest|launch|new|gone)-|\.new$`)
 
-// temporaries lists what has such a name in the state directory, and loop devices
-// of files that were removed there.
+// temporaries lists such names in the state directory, and loop devices of deleted files there.
 func temporaries(t *testing.T, dir string) []string {
 	t.Helper()
 	var left []string
@@ -48,8 +47,8 @@ func temporaries(t *testing.T, dir string) []string {
 	return left
 }
 
-// startPoints are the points at which a start can die, by whether only the first
-// start of a state directory reaches them.
+// startPoints returns the failpoints of a start, separated by whether only the first start of a
+// state directory reaches them.
 func startPoints(t *testing.T, runtime string) (first, later []string) {
 	t.Helper()
 	for _, p := range allPoints(t) {
@@ -69,12 +68,12 @@ func startPoints(t *testing.T, runtime string) (first, later []string) {
 	return first, later
 }
 
-// dies wants the start that was begun to be killed.
+// dies checks that the started server is killed at the point.
 func dies(t *testing.T, s *harness.Server, point string) {
 	t.Helper()
 	if strings.HasPrefix(point, "start.probe.") {
 		s.Ready()
-		_, _ = s.Client.CreateWorkspace(within(t), "probed-"+strings.ReplaceAll(point, ".", "-")) // it is cut
+		_, _ = s.Client.CreateWorkspace(within(t), "probed-"+strings.ReplaceAll(point, ".", "-")) // the connection breaks
 	}
 	state := s.Ended()
 	if status, ok := state.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != syscall.SIGKILL {
@@ -88,14 +87,14 @@ func clean(t *testing.T, s *harness.Server) {
 	harness.Eventually(t, harness.Short, "nothing temporary is left", func() bool {
 		left := temporaries(t, s.Dir())
 		if len(left) > 0 {
-			t.Log(left) // only a failed test shows it
+			t.Log(left) // shown only if the test fails
 		}
 		return len(left) == 0
 	})
 }
 
-// kill -9 at each step of a start: the next one starts, has what there was, and
-// leaves nothing of the one that was killed.
+// TestKilledStart kills the server at each step of a start. The next start must succeed with the
+// previous state and leave nothing of the killed one.
 func TestKilledStart(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, name string) {
@@ -138,7 +137,7 @@ func TestKilledStart(t *testing.T) {
 				u = begin(t, s, u.workspace)
 			})
 			if !ok {
-				break // the next one would begin in the middle of this one
+				break // the next scenario would start in the middle of this one
 			}
 		}
 	})

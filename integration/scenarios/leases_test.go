@@ -14,8 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// A lease ends by itself: at its TTL whatever it does, at its idle time unless
-// a call or a shell is under way.
+// TestLeaseDeadlines checks that a lease ends at its TTL in any case, and at its idle time unless a
+// call or a shell is running.
 func TestLeaseDeadlines(t *testing.T) {
 	t.Parallel()
 	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
@@ -28,7 +28,7 @@ func TestLeaseDeadlines(t *testing.T) {
 			}
 			return sb
 		}
-		// Long enough for a shell to be started in them on a busy machine.
+		// Long enough to start a shell on a busy machine.
 		busy := stay(v1.SandboxRequest{IdleMS: 10_000})
 		idle := lease(t, s, v1.SandboxRequest{IdleMS: 10_000})
 		short := stay(v1.SandboxRequest{TTLMS: 15_000})
@@ -41,7 +41,7 @@ func TestLeaseDeadlines(t *testing.T) {
 		gone(t, word+short.ID)
 		p := s.Ask(t, "POST", "/v1/sandboxes/"+short.ID+"/exec", `{"command":"true"}`).Problem(t, 404, "not_found", "")
 		contains(t, p.Detail, "expired")
-		// Far beyond its idle time: the shell keeps it.
+		// The lease is far beyond its idle time, but the shell keeps it.
 		if sb, err := s.Client.Sandbox(ctx, busy.ID); err != nil || sb.State != "leased" {
 			t.Errorf("%+v %v", sb, err)
 		}
@@ -49,8 +49,8 @@ func TestLeaseDeadlines(t *testing.T) {
 	})
 }
 
-// An empty pool: refused at once with a time to try again, made cold, or
-// waited for; and the queue has an end.
+// TestEmptyPool checks that a call on an empty pool is refused with a retry time, created cold, or
+// queued, and that the queue is bounded.
 func TestEmptyPool(t *testing.T) {
 	t.Parallel()
 	const small = `
@@ -70,15 +70,15 @@ templates:
 			t.Error("a cold one came from the pool")
 		}
 		s.Ask(t, "POST", "/v1/sandboxes", `{"when_empty":"cold"}`).Problem(t, 429, "resource_exhausted", "")
-		// A wait that is over: an error that says so, and no lease.
+		// An expired wait returns an error and creates no lease.
 		s.Ask(t, "POST", "/v1/sandboxes", `{"wait_ms":300}`).Problem(t, 503, "unavailable", "")
 		waiting(t, s, first.ID)
 		noLease(t, s)
 	})
 }
 
-// waiting fills the queue, sees the next one refused, and has both served one
-// after the other when the sandbox that all wait for is given back.
+// waiting fills the queue, checks that the next call is refused, and that both queued calls are
+// served in order when the sandbox is released.
 func waiting(t *testing.T, s *harness.Server, held string) {
 	t.Helper()
 	ctx := within(t)
@@ -108,8 +108,8 @@ func waiting(t *testing.T, s *harness.Server, held string) {
 	}
 }
 
-// Fifty calls at once, each with a sandbox of its own: all right, and nothing
-// left of any.
+// TestFiftyConcurrentCalls makes fifty calls, each with a separate sandbox. All must succeed and
+// leave nothing.
 func TestFiftyConcurrentCalls(t *testing.T) {
 	t.Parallel()
 	onServer(t, roomy, func(t *testing.T, s *harness.Server) {
@@ -141,8 +141,8 @@ func TestFiftyConcurrentCalls(t *testing.T) {
 	})
 }
 
-// A template that was changed: the warm ones of the old kind are replaced at
-// the next start, and leases stay what they are.
+// TestChangedTemplate checks that warm sandboxes of a changed template are replaced at the next
+// start and that leases are kept.
 func TestChangedTemplate(t *testing.T) {
 	t.Parallel()
 	onServer(t, roomy, func(t *testing.T, s *harness.Server) {

@@ -10,8 +10,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// A container that is killed under its lease: the call that ran is lost and
-// says so, the lease ends with the reason, and nothing is left of it.
+// killedContainer kills a container under its lease. The running call must report the loss, the
+// lease must end with the reason, and nothing may be left.
 func killedContainer(t *testing.T, s *harness.Server) {
 	word := mark()
 	id := lease(t, s, v1.SandboxRequest{}).ID
@@ -47,7 +47,7 @@ func killedContainer(t *testing.T, s *harness.Server) {
 	if err != nil || sh.State != "ended" || sh.Result == nil || sh.Result.Ending != "sandbox_lost" {
 		t.Errorf("its shell: %+v %v", sh, err)
 	}
-	// A warm one that is killed is never handed out.
+	// A killed warm sandbox must never be leased.
 	pools, err := s.Client.Pools(ctx)
 	if err != nil || len(pools) != 1 {
 		t.Fatalf("%+v %v", pools, err)

@@ -17,11 +17,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// stateFiles are what the state is kept in.
+// stateFiles are the files with the service's state.
 var stateFiles = []string{"state.db", "state.db-wal", "state.db-shm", "owner.json"}
 
-// backup copies the state of a server that does not run, and returns what puts
-// it back.
+// backup copies the state of a stopped server and returns a function that restores it.
 func backup(t *testing.T, dir string) (restore func()) {
 	t.Helper()
 	kept := map[string][]byte{}
@@ -83,7 +82,7 @@ func begin(t *testing.T, s *harness.Server, ws string) inUse {
 	return u
 }
 
-// goesOn wants the sandbox to be what it was.
+// goesOn checks that the sandbox is unchanged.
 func (u inUse) goesOn(t *testing.T, s *harness.Server) {
 	t.Helper()
 	if shell, err := s.Client.Shell(within(t), u.shell); err != nil || shell.State != "running" {
@@ -95,7 +94,7 @@ func (u inUse) goesOn(t *testing.T, s *harness.Server) {
 	accounted(t, s)
 }
 
-// over wants nothing of the sandbox to be left on the host, but the workspace.
+// over checks that nothing of the sandbox is left on the host except the workspace.
 func (u inUse) over(t *testing.T, s *harness.Server) {
 	t.Helper()
 	gone(t, u.word)
@@ -112,7 +111,7 @@ func (u inUse) over(t *testing.T, s *harness.Server) {
 	}
 }
 
-// keptFile reads the workspace's file on the host.
+// keptFile checks the workspace's file on the host.
 func (u inUse) keptFile(t *testing.T, s *harness.Server) {
 	t.Helper()
 	r, err := s.Client.WorkspaceFiles(u.workspace).Read(within(t), "file", client.Range{})
@@ -125,8 +124,8 @@ func (u inUse) keptFile(t *testing.T, s *harness.Server) {
 	}
 }
 
-// A state.db that was lost, in whatever way, is refused while its sandboxes live;
-// put back, it goes on; given up, nothing is left but the workspaces.
+// TestLostState loses state.db in several ways. The start must be refused while sandboxes are
+// alive. With the database restored, they continue; when abandoned, only the workspaces remain.
 func TestLostState(t *testing.T) {
 	t.Parallel()
 	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
@@ -135,7 +134,7 @@ func TestLostState(t *testing.T) {
 		for _, c := range []struct {
 			name string
 			harm func()
-			says []string // nil: it starts
+			says []string // nil: the server starts
 		}{
 			{"state.db removed", func() { erase(t, s.Dir(), "state.db") }, []string{"state.db is missing", "--adopt-none"}},
 			{"state.db and its log removed", func() { erase(t, s.Dir(), "state.db", "state.db-wal", "state.db-shm") }, []string{"state.db is missing", "--adopt-none"}},
@@ -174,7 +173,7 @@ func TestLostState(t *testing.T) {
 			u.keptFile(t, s)
 			accounted(t, s)
 			s.Term()
-			s.Start() // what was given up is not asked for again
+			s.Start() // a later start must not refuse again
 		})
 		for _, name := range []string{"adopt none without the owner", "down"} {
 			t.Run(name, func(t *testing.T) {
@@ -204,7 +203,7 @@ func TestLostState(t *testing.T) {
 			refused(t, s, u, []string{"state.db is older"})
 			s.With("--adopt-older")
 			s.Start()
-			accounted(t, s) // it was in state.db, or is destroyed
+			accounted(t, s) // the sandbox was in state.db or is destroyed
 			works(t, s, u.workspace)
 		})
 	})
@@ -217,8 +216,8 @@ func truncateFile(t *testing.T, path string, size int64) {
 	}
 }
 
-// refused wants a start to be refused, with these words and what lives, and to
-// have changed nothing.
+// refused checks that a start is refused with these words and the live sandboxes, and changes
+// nothing.
 func refused(t *testing.T, s *harness.Server, u inUse, says []string) {
 	t.Helper()
 	got := s.CLI(t, "serve", "--config", s.Config())

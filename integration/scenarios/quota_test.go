@@ -17,7 +17,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/integration/harness"
 )
 
-// quotaBytes is what the workspaces of these scenarios hold.
+// quotaBytes is the size of the workspaces in these scenarios.
 const quotaBytes = 64 << 20
 
 // onDisks runs a scenario on every runtime that mounts workspaces.
@@ -39,7 +39,7 @@ func bounded(t *testing.T, s *harness.Server) string {
 	return name
 }
 
-// fullHere wants a command to end for want of room in the workspace.
+// fullHere checks that a command ends for lack of space in the workspace.
 func fullHere(t *testing.T, s *harness.Server, id, command string, code int) {
 	t.Helper()
 	r := exec(t, s, id, v1.Exec{Command: command})
@@ -65,7 +65,7 @@ func TestWorkspaceQuota(t *testing.T) {
 		put(t, files, "kept", "kept")
 		id := lease(t, s, v1.SandboxRequest{Workspace: name}).ID
 
-		// One file, many files, files that are empty.
+		// One large file, many files, empty files.
 		fullHere(t, s, id, "dd if=/dev/zero of=big bs=1M count=200", 1)
 		if n := size(t, s, id, "big"); n > quotaBytes || n < quotaBytes*95/100 {
 			t.Errorf("a file of %d octets in %d", n, quotaBytes)
@@ -81,7 +81,7 @@ for i in range(1000000):
     open('d/%d' % i, 'w').close()"`, 1)
 		sh(t, s, id, "rm -r d; test $(cat kept) = kept; echo room > x; cat x")
 
-		// Files that come from outside: through the guest, and on the host.
+		// Files written from outside, through the guest and on the host.
 		sh(t, s, id, "head -c 60M /dev/zero >big")
 		body := strings.Repeat("x", 8<<20)
 		if _, err := s.Client.SandboxFiles(id).Write(within(t), "late", strings.NewReader(body), client.WriteOptions{}); !errdefs.IsResourceExhausted(err) {
@@ -140,8 +140,8 @@ func TestWorkspaceIsResized(t *testing.T) {
 	})
 }
 
-// The bound outlives the service, also when that is killed while the workspace
-// is full and written to, and down leaves nothing mounted.
+// TestQuotaSurvivesKill kills the service while a full workspace is written to. The quota must
+// still apply, and "down" must leave nothing mounted.
 func TestQuotaSurvivesKill(t *testing.T) {
 	t.Parallel()
 	onDisks(t, func(t *testing.T, s *harness.Server) {

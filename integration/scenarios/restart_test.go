@@ -25,8 +25,8 @@ import (
 // big is how much a shell writes while the orchestrator is killed five times.
 const big = 1 << 30
 
-// source is the same bytes as the shell's: AES-128 in counter mode over
-// zeroes, which costs little and looks like noise.
+// source produces the same bytes as the shell: AES-128 in counter mode over zeroes, which is cheap
+// and looks random.
 func source(t *testing.T) string {
 	t.Helper()
 	key, iv := bytes.Repeat([]byte{1}, 16), make([]byte, 16)
@@ -42,7 +42,7 @@ func source(t *testing.T) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// killer hashes what it gets and kills the server at every sixth of it.
+// killer hashes its input and kills the server after every sixth of it.
 type killer struct {
 	t      *testing.T
 	s      *harness.Server
@@ -51,7 +51,7 @@ type killer struct {
 	killed int64
 }
 
-// Write kills before it takes the bytes, so that what is between is in flight.
+// Write kills before it takes the bytes, so that data is in flight.
 func (k *killer) Write(p []byte) (int, error) {
 	if k.n > (k.killed+1)*big/6 && k.killed < 5 {
 		k.killed++
@@ -91,9 +91,8 @@ func TestOutputSurvivesFiveKills(t *testing.T) {
 	})
 }
 
-// SIGTERM is a hand-over and kill -9 loses nothing: the shell goes on and its
-// output goes on from the offset, the lease and its workspace are what they
-// were.
+// TestShellsSurviveRestart checks that SIGTERM and kill -9 lose nothing: the shell continues, its
+// output continues from the offset, and the lease and its workspace are unchanged.
 func TestShellsSurviveRestart(t *testing.T) {
 	t.Parallel()
 	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
@@ -120,12 +119,12 @@ func TestShellsSurviveRestart(t *testing.T) {
 		if got := sh(t, s, id, "echo $WHO; test -s count && echo here"); got != "lease\nhere\n" {
 			t.Errorf("%q", got)
 		}
-		// The one writer is still the one writer.
+		// The workspace still has its one writer.
 		s.Ask(t, "POST", "/v1/sandboxes", `{"workspace":"`+name+`","when_empty":"cold"}`).Problem(t, 503, "unavailable", "workspace")
 	})
 }
 
-// readLines reads ten lines or more from an offset and wants every number once.
+// readLines reads ten lines or more from an offset and checks that every number appears once.
 func readLines(t *testing.T, s *harness.Server, shell string, next int64, line int) (int64, int) {
 	t.Helper()
 	var text string
@@ -147,8 +146,8 @@ func readLines(t *testing.T, s *harness.Server, shell string, next int64, line i
 	return next, line
 }
 
-// What was done under an idempotency key is not done again, by the next
-// process either; what was cut short is not invented.
+// TestIdempotencyKeysSurviveRestart checks that a call with an idempotency key is not repeated by
+// the next process, and that an interrupted one gets no invented result.
 func TestIdempotencyKeysSurviveRestart(t *testing.T) {
 	t.Parallel()
 	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
@@ -201,7 +200,8 @@ func TestIdempotencyKeysSurviveRestart(t *testing.T) {
 	})
 }
 
-// A container that went away while no server ran: the next one says lost.
+// TestSandboxLostBetweenServers removes a container while no server runs. The next server must
+// report it as lost.
 func TestSandboxLostBetweenServers(t *testing.T) {
 	t.Parallel()
 	onServerOfAll(t, onDemand, func(t *testing.T, s *harness.Server) {
@@ -218,7 +218,8 @@ func TestSandboxLostBetweenServers(t *testing.T) {
 	})
 }
 
-// A host that never comes back leaves nothing: the guest ends by itself.
+// TestGuestShutsDownWithoutHost checks that a sandbox whose host never returns shuts itself down
+// and leaves nothing.
 func TestGuestShutsDownWithoutHost(t *testing.T) {
 	t.Parallel()
 	onServerOfAll(t, "guest: {orphan_timeout: 6s}\n"+onDemand, func(t *testing.T, s *harness.Server) {
@@ -228,7 +229,7 @@ func TestGuestShutsDownWithoutHost(t *testing.T) {
 			t.Fatal(err)
 		}
 		seen(t, word, 1)
-		s.Inside(id) // so that it can be asked without the engine
+		s.Inside(id) // recorded now, because the engine cannot be asked later
 		s.Kill9()
 		harness.Eventually(t, harness.Long, "nothing of the sandbox lives", func() bool {
 			return len(harness.Marked(word)) == 0 && len(s.Inside(id)) == 0

@@ -1,9 +1,8 @@
 //go:build integration
 
-// Package scenarios shows on real containers, through the real program, what
-// is promised: endings, walls between leases, what a crash leaves, and what
-// bad input gets. Each scenario runs on the embedded runtime and on Docker; what is about
-// drivers, or what goes through their streams, runs on containerd too.
+// Package scenarios tests the real program on real containers: endings, isolation between leases,
+// crash recovery, and invalid input. Each scenario runs on the embedded runtime and on Docker.
+// Scenarios about drivers or their streams run on containerd, too.
 package scenarios
 
 import (
@@ -33,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// roomy keeps two sandboxes warm that are big enough for what is run in them.
+// roomy keeps two warm sandboxes that are large enough for the scenarios' commands.
 const roomy = `
 templates:
   default:
@@ -41,7 +40,7 @@ templates:
     pool: {min: 2, max: 16, rate: 10, parallel: 2}
 `
 
-// onDemand keeps none: what is there was asked for.
+// onDemand keeps no warm sandboxes, so every sandbox was requested.
 const onDemand = `
 templates:
   default:
@@ -49,13 +48,12 @@ templates:
     pool: {min: 0, max: 8, rate: 10, parallel: 2}
 `
 
-// each runs a scenario on the runtimes that all are held on, one beside the
-// other.
+// each runs a scenario on Runtimes, in parallel.
 func each(t *testing.T, run func(t *testing.T, runtime string)) {
 	on(t, harness.Runtimes(), run)
 }
 
-// eachOfAll runs one that is about what drivers do on all of them.
+// eachOfAll runs a scenario about drivers on AllRuntimes.
 func eachOfAll(t *testing.T, run func(t *testing.T, runtime string)) {
 	on(t, harness.AllRuntimes(), run)
 }
@@ -69,28 +67,28 @@ func on(t *testing.T, runtimes []string, run func(t *testing.T, runtime string))
 	}
 }
 
-// onServer runs a scenario on every runtime with a server of its own.
+// onServer runs a scenario on every runtime with a separate server.
 func onServer(t *testing.T, config string, run func(t *testing.T, s *harness.Server)) {
 	each(t, func(t *testing.T, name string) {
 		run(t, harness.Run(t, harness.Options{Runtime: name, Config: config, Seed: &seed}))
 	})
 }
 
-// onServerOfAll is onServer on all runtimes.
+// onServerOfAll is onServer on AllRuntimes.
 func onServerOfAll(t *testing.T, config string, run func(t *testing.T, s *harness.Server)) {
 	eachOfAll(t, func(t *testing.T, name string) {
 		run(t, harness.Run(t, harness.Options{Runtime: name, Config: config, Seed: &seed}))
 	})
 }
 
-// kernel is what the sandboxes of a server have for one: this host's, or gVisor's,
-// whose sockets and pipes are its own.
+// kernel is the kernel of a server's sandboxes: the host's, or gVisor's, which has its own sockets
+// and pipes.
 type kernel struct {
 	runtime string
 	gvisor  bool
 }
 
-// of is a configuration whose default template has it.
+// of returns a configuration whose default template uses the kernel.
 func (k kernel) of(config string) string {
 	if !k.gvisor {
 		return config
@@ -98,8 +96,7 @@ func (k kernel) of(config string) string {
 	return strings.ReplaceAll(config, "  default:\n", "  default:\n    class: gvisor\n")
 }
 
-// eachKernel runs a scenario that is about what goes through the streams of a
-// sandbox on all runtimes, and under gVisor.
+// eachKernel runs a scenario about streams of a sandbox on all runtimes, and under gVisor.
 func eachKernel(t *testing.T, run func(t *testing.T, k kernel)) {
 	const walled = "oci-gvisor"
 	on(t, append(harness.AllRuntimes(), walled), func(t *testing.T, name string) {
@@ -112,10 +109,10 @@ func eachKernel(t *testing.T, run func(t *testing.T, k kernel)) {
 	})
 }
 
-// interfaces lists those of the network, one a line; gVisor has no /sys for them.
+// interfaces lists network interfaces, one per line. gVisor does not list them in /sys.
 const interfaces = "{ ls /sys/class/net 2>/dev/null || tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '; }"
 
-// The scenarios that can share a server: each gives back what it leased.
+// TestOnOneServer runs the scenarios that can share a server: each releases what it leased.
 func TestOnOneServer(t *testing.T) {
 	t.Parallel()
 	onServerOfAll(t, roomy, func(t *testing.T, s *harness.Server) {
@@ -148,7 +145,7 @@ func TestOnOneServer(t *testing.T) {
 	})
 }
 
-// within is the time that a scenario's calls have together.
+// within returns the context of all calls of a scenario.
 func within(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
@@ -170,8 +167,8 @@ func lease(t *testing.T, s *harness.Server, r v1.SandboxRequest) v1.Sandbox {
 	return got
 }
 
-// release destroys a sandbox; one that is gone is success. Where no server runs
-// any more the clean-up of its harness takes everything down.
+// release destroys a sandbox and succeeds if it is gone. If no server runs, the harness's cleanup
+// removes everything.
 func release(t *testing.T, s *harness.Server, id string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), harness.Long)
@@ -181,7 +178,7 @@ func release(t *testing.T, s *harness.Server, id string) {
 	}
 }
 
-// noLease waits until no lease is there, nor one that is being ended.
+// noLease waits until no lease exists, including leases that are ending.
 func noLease(t *testing.T, s *harness.Server) {
 	t.Helper()
 	harness.Eventually(t, harness.Short, "no lease is left", func() bool {
@@ -190,7 +187,7 @@ func noLease(t *testing.T, s *harness.Server) {
 	})
 }
 
-// sh runs a shell command in a sandbox and wants it to exit with 0.
+// sh runs a shell command in a sandbox, which must exit with 0.
 func sh(t *testing.T, s *harness.Server, id, command string) string {
 	t.Helper()
 	r := exec(t, s, id, v1.Exec{Command: command})
@@ -210,7 +207,7 @@ func exec(t *testing.T, s *harness.Server, id string, x v1.Exec) v1.ExecResult {
 	return r
 }
 
-// run is a one-shot call.
+// run makes a one-shot call.
 func run(t *testing.T, s *harness.Server, command string) v1.ExecResult {
 	t.Helper()
 	r, err := s.Client.Run(within(t), v1.Run{Exec: v1.Exec{Command: command}, WaitMS: harness.Long.Milliseconds()})
@@ -222,10 +219,10 @@ func run(t *testing.T, s *harness.Server, command string) v1.ExecResult {
 
 var marks atomic.Int64
 
-// mark is a word that no other process of this machine has in its command line.
+// mark returns a word that no other process of this machine has in its command line.
 func mark() string { return fmt.Sprintf("mark-%d-%d-end", os.Getpid(), marks.Add(1)) }
 
-// gone wants no process of the host with the word in its command line, now.
+// gone checks that no host process has the word in its command line now.
 func gone(t *testing.T, word string) {
 	t.Helper()
 	if left := harness.Marked(word); len(left) > 0 {
@@ -233,13 +230,13 @@ func gone(t *testing.T, word string) {
 	}
 }
 
-// seen waits until n processes of the host have the word.
+// seen waits until n host processes have the word in their command line.
 func seen(t *testing.T, word string, n int) {
 	t.Helper()
 	harness.Eventually(t, harness.Short, fmt.Sprintf("%d processes with %s", n, word), func() bool { return len(harness.Marked(word)) >= n })
 }
 
-// workspace makes one for the test.
+// workspace creates a workspace for the test.
 func workspace(t *testing.T, s *harness.Server) string {
 	t.Helper()
 	name := fmt.Sprintf("w%d", marks.Add(1))
