@@ -140,8 +140,6 @@ packages() {
     done
 }
 
-# step_unit tests more packages at once than there are cores, because tests wait a third of the time. By default, a
-# program with the race detector sleeps for a second at exit, and so do its children.
 # step_check is the quick development loop: it checks format, vet and lint of what changed since main,
 # and runs the unit tests without the race detector. Go caches the results of unchanged tests.
 step_check() {
@@ -160,6 +158,8 @@ step_check() {
     go test -vet=off ./...
 }
 
+# step_unit tests more packages at once than there are cores, because tests wait a third of the time. By default, a
+# program with the race detector sleeps for a second at exit, and so do its children.
 step_unit() { CGO_ENABLED=1 GORACE=atexit_sleep_ms=100 go_test unit -race -count=1 -p 3 -timeout 20m ./...; }
 
 step_conformance() {
