@@ -105,13 +105,13 @@ type PolicyCheck struct {
 // Verdict is the decision of a command policy.
 type Verdict struct {
 	// Verdict is "allow", "ask" or "deny".
-	Verdict string    `json:"verdict"`
-	Rule    string    `json:"rule"`
-	Class   string    `json:"class,omitempty"`
-	Never   bool      `json:"never,omitempty"`
-	Message string    `json:"message,omitempty"`
-	Program string    `json:"program,omitempty"`
-	At      *Position `json:"at,omitempty"`
+	Verdict  string    `json:"verdict"`
+	Rule     string    `json:"rule"`
+	Class    string    `json:"class,omitempty"`
+	HardDeny bool      `json:"never,omitempty"`
+	Message  string    `json:"message,omitempty"`
+	Program  string    `json:"program,omitempty"`
+	At       *Position `json:"at,omitempty"`
 }
 
 // Position is a place in a command, in bytes. Offset counts from 0, Line and Column from 1.

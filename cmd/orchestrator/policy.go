@@ -118,7 +118,7 @@ func decide(set *profile.Set, r v1.PolicyCheck) (v1.Verdict, error) {
 }
 
 func verdictOf(v policy.Verdict) v1.Verdict {
-	out := v1.Verdict{Verdict: string(v.Action), Rule: v.Rule, Class: v.Class, Never: v.Never, Message: v.Message, Program: v.Program}
+	out := v1.Verdict{Verdict: string(v.Action), Rule: v.Rule, Class: v.Class, HardDeny: v.HardDeny, Message: v.Message, Program: v.Program}
 	if v.At != nil {
 		out.At = &v1.Position{Offset: v.At.Offset, Line: v.At.Line, Column: v.At.Column, Text: v.At.Text}
 	}
@@ -128,15 +128,15 @@ func verdictOf(v policy.Verdict) v1.Verdict {
 func (a *app) printVerdict(v v1.Verdict) error {
 	t := &table{}
 	t.add("verdict", v.Verdict)
-	never := ""
-	if v.Never {
-		never = "yes"
+	hardDeny := ""
+	if v.HardDeny {
+		hardDeny = "yes"
 	}
 	at := ""
 	if v.At != nil {
 		at = strings.TrimSpace(fmt.Sprintf("line %d, column %d: %s", v.At.Line, v.At.Column, v.At.Text))
 	}
-	for _, row := range [][]string{{"rule", v.Rule}, {"class", v.Class}, {"never", never}, {"program", v.Program}, {"at", at}, {"message", v.Message}} {
+	for _, row := range [][]string{{"rule", v.Rule}, {"class", v.Class}, {"never", hardDeny}, {"program", v.Program}, {"at", at}, {"message", v.Message}} {
 		if row[1] != "" {
 			t.add(row...)
 		}

@@ -256,7 +256,7 @@ func phase2Never(t *testing.T, s *harness.Server, l line) {
 
 func neverRuns(t *testing.T, command string, r v1.ToolResult) {
 	t.Helper()
-	if r.Ending != "policy_denied" || r.Error == nil || r.Error.Type != safetyViolation || r.Error.Message != forbiddenPattern || r.Verdict == nil || !r.Verdict.Never || r.SandboxID != "" {
+	if r.Ending != "policy_denied" || r.Error == nil || r.Error.Type != safetyViolation || r.Error.Message != forbiddenPattern || r.Verdict == nil || !r.Verdict.HardDeny || r.SandboxID != "" {
 		t.Errorf("%q is not refused as it must be: %s %+v %+v", command, r.Ending, r.Error, r.Verdict)
 	}
 }
@@ -284,7 +284,7 @@ func phase2NeverFirst(t *testing.T, a agent) {
 func phase2NeverType(t *testing.T, a agent) {
 	r := a.run(t, "ls; sudo ls")
 	ends(t, r, "policy_denied", safetyViolation, forbiddenPattern)
-	if v := r.Verdict; v == nil || v.Verdict != "deny" || !v.Never || v.Rule != "never:sudo" || v.Program != "sudo" || v.At == nil || v.At.Offset != 4 || v.At.Line != 1 || v.At.Column != 5 {
+	if v := r.Verdict; v == nil || v.Verdict != "deny" || !v.HardDeny || v.Rule != "never:sudo" || v.Program != "sudo" || v.At == nil || v.At.Offset != 4 || v.At.Line != 1 || v.At.Column != 5 {
 		t.Errorf("%+v", r.Verdict)
 	}
 	if r.Text != forbiddenPattern {

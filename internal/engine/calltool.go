@@ -424,7 +424,7 @@ func (t *toolCall) isResult(err error, end *profile.End) bool {
 	if no, ok := errors.AsType[*refusal](err); ok {
 		v := no.verdict
 		end.Ending, end.Refused, end.ExitCode = no.ending, true, -1
-		end.Class, end.Rule, end.Never, end.Message, end.Program = v.Class, v.Rule, v.Never, v.Message, v.Program
+		end.Class, end.Rule, end.Never, end.Message, end.Program = v.Class, v.Rule, v.HardDeny, v.Message, v.Program
 		end.RetryAfterMS = no.again.Milliseconds()
 		return true
 	}

@@ -276,7 +276,7 @@ func (e *Engine) CheckPolicy(_ context.Context, call Call, r v1.PolicyCheck) (v1
 }
 
 func presentVerdict(v policy.Verdict) v1.Verdict {
-	out := v1.Verdict{Verdict: string(v.Action), Rule: v.Rule, Class: v.Class, Never: v.Never, Message: v.Message, Program: v.Program}
+	out := v1.Verdict{Verdict: string(v.Action), Rule: v.Rule, Class: v.Class, HardDeny: v.HardDeny, Message: v.Message, Program: v.Program}
 	if v.At != nil {
 		at := v1.Position(*v.At)
 		out.At = &at

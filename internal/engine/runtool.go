@@ -35,7 +35,7 @@ func (t *toolCall) runTool(ctx context.Context) (any, tool.Outcome, error) {
 		return nil, tool.Outcome{}, err
 	}
 	if p := t.tool.Policy(); p != nil && t.ready.Command != nil && len(t.ready.Command.Argv) > 0 {
-		b.check = p.Second()
+		b.check = p.ArgvRules()
 	}
 	if err := t.useApproval(ctx); err != nil {
 		return nil, tool.Outcome{}, err

@@ -4,18 +4,53 @@ import (
 	"strings"
 )
 
-func (r *run) trap(sc *scope, c *call) {
+// stateBuiltin handles builtins that change the state of their shell. It returns false for other
+// programs.
+func (r *evaluation) stateBuiltin(sc *scope, name string, c *call) bool {
+	switch name {
+	case "trap":
+		r.trap(sc, c)
+	case "cd", "pushd", "chdir":
+		r.chdir(sc, c)
+	case "alias":
+		r.alias(sc, c)
+	case "unalias":
+		sc.aliases = nil
+	case "export", "declare", "typeset", "readonly", "local":
+		r.declareWords(sc, c)
+	case "unset":
+		r.unset(sc, c)
+	case "set":
+		r.set(sc, c)
+	case "shift":
+		r.shift(sc, c)
+	case "read", "getopts":
+		r.read(sc, name, c)
+	case "mapfile", "readarray":
+		r.walkFlagCode(sc, c, 'C')
+		r.read(sc, name, c)
+	case "compgen":
+		r.walkFlagCode(sc, c, 'C')
+	case "hash":
+		r.walkFlagCode(sc, c, 'p') // hash -p makes a name stand for another program
+	default:
+		return false
+	}
+	return true
+}
+
+func (r *evaluation) trap(sc *scope, c *call) {
 	args := c.args()
 	if len(args) > 0 && args[0].text == "--" {
 		args = args[1:]
 	}
 	if len(args) > 1 && args[0].text != "-" && !strings.HasPrefix(args[0].text, "-") {
-		r.code(r.fork(sc), args[0].text, args[0].at)
+		r.walkCode(r.fork(sc), args[0].text, args[0].at)
 	}
 }
 
-// given looks at the code that a builtin gets by a flag of one letter.
-func (r *run) given(sc *scope, c *call, flag byte) {
+// walkFlagCode walks the code that a builtin takes by a one-letter flag.
+func (r *evaluation) walkFlagCode(sc *scope, c *call, flag byte) {
 	args := c.args()
 	for i, a := range args {
 		at := strings.IndexByte(a.text, flag)
@@ -28,12 +63,13 @@ func (r *run) given(sc *scope, c *call, flag byte) {
 			}
 			a = args[i+1]
 		}
-		r.code(r.fork(sc), a.text, a.at)
+		r.walkCode(r.fork(sc), a.text, a.at)
 		return
 	}
 }
 
-func (r *run) chdir(sc *scope, c *call) {
+// chdir updates the directory of sc.
+func (r *evaluation) chdir(sc *scope, c *call) {
 	args := c.args()
 	i := skipFlags(args, wrapper{})
 	switch {
@@ -51,7 +87,7 @@ func (r *run) chdir(sc *scope, c *call) {
 	}
 }
 
-func (r *run) alias(sc *scope, c *call) {
+func (r *evaluation) alias(sc *scope, c *call) {
 	for _, a := range c.args() {
 		if name, text, ok := strings.Cut(a.text, "="); ok {
 			sc.aliases = cloneInto(sc.aliases, name, text)
@@ -67,15 +103,15 @@ func cloneInto(m map[string]string, k, v string) map[string]string {
 	return m
 }
 
-// declareWords is export and its like where the grammar did not know them:
-// behind command or builtin, or named by a variable.
-func (r *run) declareWords(sc *scope, c *call) {
+// declareWords handles export and similar builtins where the parser did not recognise them: after
+// command or builtin, or named by a variable.
+func (r *evaluation) declareWords(sc *scope, c *call) {
 	for _, a := range c.args() {
 		name, text, ok := strings.Cut(a.text, "=")
 		switch {
 		case strings.HasPrefix(a.text, "-"):
 		case ok && known(name):
-			r.environment(sc, name, text, a.at)
+			r.walkEnvCode(sc, name, text, a.at)
 			sc.set(name, variable{text: text, exported: true})
 		default:
 			if v, set := sc.vars[name]; set {
@@ -86,7 +122,7 @@ func (r *run) declareWords(sc *scope, c *call) {
 	}
 }
 
-func (r *run) unset(sc *scope, c *call) {
+func (r *evaluation) unset(sc *scope, c *call) {
 	for _, a := range c.args() {
 		switch {
 		case a.text == "IFS":
@@ -99,23 +135,24 @@ func (r *run) unset(sc *scope, c *call) {
 	}
 }
 
-func (r *run) set(sc *scope, c *call) {
+func (r *evaluation) set(sc *scope, c *call) {
 	args := c.args()
 	for i, a := range args {
 		switch {
 		case a.text == "--":
-			sc.params = texts(args[i+1:])
+			sc.params = fieldTexts(args[i+1:])
 			return
 		case a.text == "-a" || a.text == "-o" && i+1 < len(args) && args[i+1].text == "allexport":
 			sc.exports = true
-		case !strings.HasPrefix(a.text, "-") && !strings.HasPrefix(a.text, "+") && (i == 0 || args[i-1].text != "-o" && args[i-1].text != "+o"):
-			sc.params = texts(args[i:])
+		case !strings.HasPrefix(a.text, "-") && !strings.HasPrefix(a.text, "+") &&
+			(i == 0 || args[i-1].text != "-o" && args[i-1].text != "+o"):
+			sc.params = fieldTexts(args[i:])
 			return
 		}
 	}
 }
 
-func (r *run) shift(sc *scope, c *call) {
+func (r *evaluation) shift(sc *scope, c *call) {
 	n := 1
 	if len(c.words) > 1 {
 		if n = len(sc.params); c.words[1].text != "" && c.words[1].text[0] >= '0' && c.words[1].text[0] <= '9' {
@@ -128,8 +165,8 @@ func (r *run) shift(sc *scope, c *call) {
 	sc.params = sc.params[min(max(n, 0), len(sc.params)):]
 }
 
-// read sets variables from what it reads, if that is known.
-func (r *run) read(sc *scope, name string, c *call) {
+// read sets variables from standard input, if it is known.
+func (r *evaluation) read(sc *scope, name string, c *call) {
 	text := string(anyText)
 	if c.stdin != nil && name == "read" {
 		text, _, _ = strings.Cut(*c.stdin, "\n")
@@ -173,101 +210,24 @@ func (r *run) read(sc *scope, name string, c *call) {
 	}
 }
 
-// environment looks at variables by which programs find code to run.
-func (r *run) environment(sc *scope, name, value string, at span) {
+// walkEnvCode walks the values of variables that make programs run code.
+func (r *evaluation) walkEnvCode(sc *scope, name, value string, at span) {
 	switch name {
 	case "BASH_ENV", "ENV":
 		if text, ok := r.files[value]; ok {
-			r.code(newScope(), text, at)
+			r.walkCode(newScope(), text, at)
 		}
 		return
-	case "PROMPT_COMMAND", "PAGER", "GIT_PAGER", "MANPAGER", "EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR", "GIT_SSH_COMMAND", "GIT_SSH",
-		"GIT_EXTERNAL_DIFF", "GIT_ASKPASS", "SSH_ASKPASS", "SUDO_ASKPASS", "GIT_PROXY_COMMAND", "BROWSER", "RSYNC_RSH", "TAR_OPTIONS":
+	case "PROMPT_COMMAND", "PAGER", "GIT_PAGER", "MANPAGER", "EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR",
+		"GIT_SSH_COMMAND", "GIT_SSH",
+		"GIT_EXTERNAL_DIFF", "GIT_ASKPASS", "SSH_ASKPASS", "SUDO_ASKPASS", "GIT_PROXY_COMMAND", "BROWSER", "RSYNC_RSH",
+		"TAR_OPTIONS":
 	case "LESSOPEN", "LESSCLOSE":
 		value = strings.TrimLeft(value, "|-")
 	default:
 		return
 	}
 	if value != "" && certain(value) {
-		r.code(newScope(), value, at)
+		r.walkCode(newScope(), value, at)
 	}
-}
-
-// written are the files that a call writes, by redirections and by what its
-// program does with its arguments.
-func (r *run) written(c *call) []field {
-	out := c.writes
-	if len(c.words) == 0 {
-		return out
-	}
-	program := family(programName(c.words[0].text))
-	if !writers[program] {
-		return out
-	}
-	args := c.args()
-	r.step(len(args) / 2)
-	var operands []field
-	for i := 0; i < len(args); i++ {
-		if s := args[i].text; s == "--" {
-			operands = append(operands, args[i+1:]...)
-			break
-		} else if len(s) < 2 || s[0] != '-' {
-			operands = append(operands, args[i])
-		}
-	}
-	add := func(fields ...field) {
-		for _, f := range fields {
-			f.text = clean(f.text, r.cwd)
-			out = append(out[:len(out):len(out)], f)
-		}
-	}
-	switch program {
-	case "tee", "truncate", "touch", "sponge", "mkdir":
-		add(operands...)
-	case "cp", "mv", "install", "ln", "rsync", "scp":
-		if f, ok := flagValue(args, "-t", "--target-directory"); ok {
-			f.text = strings.TrimSuffix(f.text, "/") + "/" + string(anyName)
-			add(f)
-		} else if len(operands) > 1 {
-			f := operands[len(operands)-1]
-			if strings.HasSuffix(f.text, "/") || f.text == "/etc" {
-				// Into a folder: by the names that the files have.
-				f.text = strings.TrimSuffix(f.text, "/") + "/" + programName(operands[0].text)
-			}
-			add(f)
-		}
-	case "dd":
-		for _, o := range operands {
-			if name, ok := strings.CutPrefix(o.text, "of="); ok {
-				o.text = name
-				add(o)
-			}
-		}
-	case "sed", "perl":
-		for _, a := range args {
-			if strings.HasPrefix(a.text, "-i") || strings.HasPrefix(a.text, "--in-place") || strings.HasPrefix(a.text, "-pi") || strings.HasPrefix(a.text, "-ni") {
-				add(operands...)
-				break
-			}
-		}
-	case "curl":
-		if f, ok := flagValue(args, "-o", "--output"); ok {
-			add(f)
-		}
-	case "wget":
-		if f, ok := flagValue(args, "-O", "--output-document"); ok {
-			add(f)
-		}
-	case "sort":
-		if f, ok := flagValue(args, "-o", "--output"); ok {
-			add(f)
-		}
-	}
-	return out
-}
-
-// writers are the programs that written knows.
-var writers = map[string]bool{
-	"tee": true, "truncate": true, "touch": true, "sponge": true, "mkdir": true, "cp": true, "mv": true, "install": true, "ln": true, "rsync": true,
-	"scp": true, "dd": true, "sed": true, "perl": true, "curl": true, "wget": true, "sort": true,
 }

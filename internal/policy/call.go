@@ -10,23 +10,23 @@ import (
 
 // call is one program that would run.
 type call struct {
-	words  []field // the program, and its arguments
-	writes []field // by redirections
-	stdin  *string // what it reads, nil if nothing here gives it
-	feeds  []string
+	words  []field  // the program, and its arguments
+	writes []field  // targets of redirections
+	stdin  *string  // text on its standard input; nil if unknown
+	feeds  []string // programs that produce its standard input
 	at     span
-	// plain: neither functions nor aliases are asked.
-	plain bool
-	// env are variables that stand before the program, or that env sets.
+	// plain: functions and aliases do not apply.
+	direct bool
+	// env holds the variables set before the program or by env.
 	env map[string]variable
-	// bareEnv: env -i.
+	// bareEnv: the program gets no inherited variables (env -i).
 	bareEnv bool
 }
 
 func (c *call) args() []field { return c.words[1:] }
 
-// with is the call of what stands at i of the words.
-func (c *call) with(i int) *call {
+// from returns the call whose program is word i.
+func (c *call) from(i int) *call {
 	n := *c
 	n.words = c.words[i:]
 	n.writes = nil
@@ -36,21 +36,21 @@ func (c *call) with(i int) *call {
 	return &n
 }
 
-// simple walks a simple command.
-func (r *run) simple(sc *scope, c *syntax.CallExpr, rd *redirected) string {
+// simpleCommand walks a simple command and returns its output.
+func (r *evaluation) simpleCommand(sc *scope, c *syntax.CallExpr, rd *redirections) string {
 	if len(c.Args) == 0 {
 		for _, a := range c.Assigns {
 			r.assign(sc, a)
 		}
 		if len(rd.writes) > 0 {
-			r.judge(&call{writes: rd.writes, at: rd.writes[0].at})
+			r.applyRules(&call{writes: rd.writes, at: rd.writes[0].at})
 		}
 		return ""
 	}
 	words := r.fields(sc, c.Args)
 	n := &call{words: words, writes: rd.writes, stdin: rd.stdin, feeds: rd.feeds, at: r.where(c)}
 	if len(c.Assigns) > 0 {
-		if !r.fixed && len(words) > 0 {
+		if !r.inNested && len(words) > 0 {
 			n.at.start = words[0].at.start
 		}
 		tmp := r.fork(sc)
@@ -66,102 +66,103 @@ func (r *run) simple(sc *scope, c *syntax.CallExpr, rd *redirected) string {
 	}
 	if len(words) == 0 {
 		if len(rd.writes) > 0 {
-			r.judge(&call{writes: rd.writes, at: n.at})
+			r.applyRules(&call{writes: rd.writes, at: n.at})
 		}
 		return ""
 	}
 	return r.exec(sc, n)
 }
 
-// exec looks at one call and at what it would call, and returns what it writes
-// to its output.
-func (r *run) exec(sc *scope, c *call) string {
+// exec judges a call and every program that it would run in turn. It returns the output of the
+// call, or a mark.
+func (r *evaluation) exec(sc *scope, c *call) string {
 	r.enter()
 	defer r.leave()
 	for len(c.words) > 0 && (c.words[0].text == "--" || c.words[0].bare && c.words[0].text == "") {
-		c = c.with(1)
+		c = c.from(1)
 	}
 	if len(c.words) == 0 {
 		return ""
 	}
 	r.step(len(c.words))
-	if !r.fixed {
-		r.here = c.at
+	if !r.inNested {
+		r.current = c.at
 	}
 	p := c.words[0]
 	if p.guess || !known(p.text) {
-		return r.guessed(sc, c)
+		return r.execUnknown(sc, c)
 	}
 	if p.text == "" {
 		return ""
 	}
-	if !c.plain && !strings.Contains(p.text, "/") {
-		if out, done := r.named(sc, c); done {
+	if !c.direct && !strings.Contains(p.text, "/") {
+		if out, done := r.callNamed(sc, c); done {
 			return out
 		}
 	}
 	r.trace = append(r.trace, programName(p.text))
-	r.fed(c)
+	r.reportFeeds(c)
 	r.cwd = sc.cwd
-	r.judge(c)
+	r.applyRules(c)
 	if text, ok := r.files[clean(p.text, sc.cwd)]; ok && strings.Contains(p.text, "/") {
 		return r.script(sc, text, c.args(), c)
 	}
-	return r.behind(sc, c)
+	return r.follow(sc, c)
 }
 
-// fed reports rules about pipelines for what a call gets by substitutions.
-func (r *run) fed(c *call) {
+// reportFeeds applies pipe rules to programs whose output the call gets by substitutions.
+func (r *evaluation) reportFeeds(c *call) {
 	if len(r.p.pipes) == 0 {
 		return
 	}
 	to := r.trace[len(r.trace)-1:]
-	r.piped(c.feeds, to, c.at)
+	r.reportPipe(c.feeds, to, c.at)
 	for i := range c.words {
-		r.piped(c.words[i].feeds, to, c.at)
+		r.reportPipe(c.words[i].feeds, to, c.at)
 	}
 }
 
-// programName is the name that counts.
+// programName returns the base name of a program path.
 func programName(p string) string {
 	if len(p) > maxPath {
 		p = p[len(p)-maxPath:]
 	}
 	if i := strings.LastIndexByte(p, '/'); i >= 0 && i < len(p)-1 {
-		p = path.Base(p) // what ends in a slash is no program
+		p = path.Base(p) // a path that ends in a slash is not a program
 	}
 	return p
 }
 
-// guessed looks at a call whose program is not known for sure: it is unknown,
-// and whatever it most likely is counts too.
-func (r *run) guessed(sc *scope, c *call) string {
+// execUnknown handles a call whose program is not known for sure. It reports the call as unknown
+// and also judges the most likely program.
+func (r *evaluation) execUnknown(sc *scope, c *call) string {
 	p := c.words[0]
-	r.unknown("which program runs is known only when it runs", programName(p.text), Deny, c.at)
+	r.reportUnknown("which program runs is known only at run time", programName(p.text), Deny, c.at)
 	r.trace = append(r.trace, "")
 	n := *c
 	n.words = append([]field(nil), c.words...)
 	text := strings.ReplaceAll(p.text, string(anyText), "")
 	if !known(text) {
 		if list := r.couldBe(programName(text)); list != "" {
-			r.report(finding{action: r.p.rules.Unknown, class: ClassUnknown, rule: ClassUnknown, program: list, reason: "it may be " + list, at: c.at})
+			r.report(finding{action: r.p.rules.Unknown, class: ClassUnknown, rule: ClassUnknown, program: list,
+				reason: "it may be " + list, at: c.at})
 		}
-		r.behindUnknown(sc, c)
+		r.followUnknown(sc, c)
 		return string(anyText)
 	}
 	if text == "" {
 		if len(c.words) > 1 {
-			r.mild(func() { r.exec(sc, c.with(1)) })
+			r.speculative(func() { r.exec(sc, c.from(1)) })
 		}
 		return string(anyText)
 	}
 	n.words[0].text, n.words[0].guess = text, false
-	r.mild(func() { r.exec(sc, &n) })
+	r.speculative(func() { r.exec(sc, &n) })
 	return string(anyText)
 }
 
-// couldBe finds a program of the rules that a glob may stand for.
-func (r *run) couldBe(name string) string {
+// couldBe returns the first denied program that an unknown name may stand for, or "".
+func (r *evaluation) couldBe(name string) string {
 	r.step(len(r.p.deny.names) / 8)
 	g := glob{}
 	for i := 0; i < len(name); i++ {
@@ -183,15 +184,15 @@ func (r *run) couldBe(name string) string {
 	return best
 }
 
-// behindUnknown looks for programs among the arguments of an unknown one.
-func (r *run) behindUnknown(sc *scope, c *call) {
+// followUnknown judges the arguments of a program whose name may be empty.
+func (r *evaluation) followUnknown(sc *scope, c *call) {
 	if len(c.words) > 1 && c.words[0].bare {
-		r.mild(func() { r.exec(sc, c.with(1)) })
+		r.speculative(func() { r.exec(sc, c.from(1)) })
 	}
 }
 
-// named runs functions and aliases.
-func (r *run) named(sc *scope, c *call) (string, bool) {
+// callNamed runs a function or an alias. The bool reports that the call is done.
+func (r *evaluation) callNamed(sc *scope, c *call) (string, bool) {
 	name := c.words[0].text
 	if text, ok := sc.aliases[name]; ok && !contains(r.expand, name) {
 		r.expand = append(r.expand, name)
@@ -200,11 +201,11 @@ func (r *run) named(sc *scope, c *call) (string, bool) {
 		for _, a := range c.args() {
 			code += " " + quote(a.text)
 			if len(code) > maxText {
-				r.limit("an alias of it is too long")
+				r.limit("the expansion of an alias is too long")
 			}
 		}
-		r.code(sc, code, c.words[0].at)
-		// Without expand_aliases the name is what runs.
+		r.walkCode(sc, code, c.words[0].at)
+		// Go on with the name: without the option expand_aliases, the alias does not apply.
 		return "", false
 	}
 	f, ok := sc.funcs[name]
@@ -214,13 +215,13 @@ func (r *run) named(sc *scope, c *call) (string, bool) {
 	for _, a := range r.active {
 		if a == f {
 			if r.forks > 0 {
-				r.construct("fork_bomb", c.at)
+				r.reportConstruct("fork_bomb", c.at)
 			}
 			return string(anyText), true
 		}
 	}
 	if len(r.active) >= maxNested {
-		r.limit("its functions call each other too deep")
+		r.limit("function calls are nested too deeply")
 	}
 	if r.called == nil {
 		r.called = map[*syntax.FuncDecl]bool{}
@@ -230,20 +231,19 @@ func (r *run) named(sc *scope, c *call) (string, bool) {
 	forks := r.forks
 	r.forks = 0
 	params := sc.params
-	sc.params = texts(c.args())
+	sc.params = fieldTexts(c.args())
 	out := r.stmt(sc, f.Body, c.stdin)
 	sc.params = params
 	r.forks = forks
 	r.active = r.active[:len(r.active)-1]
 	if len(c.writes) > 0 {
-		r.judge(&call{writes: c.writes, at: c.at})
+		r.applyRules(&call{writes: c.writes, at: c.at})
 	}
 	return out, true
 }
 
-// uncalled looks at functions that nothing calls by name: a trap or a handler
-// may.
-func (r *run) uncalled() {
+// walkUncalled walks functions that the command does not call by name: a trap or a handler may.
+func (r *evaluation) walkUncalled() {
 	for i := 0; i < len(r.decls); i++ {
 		if f := r.decls[i]; !r.called[f] && f.Body != nil {
 			sc := newScope()
@@ -254,7 +254,7 @@ func (r *run) uncalled() {
 	}
 }
 
-func texts(fields []field) []string {
+func fieldTexts(fields []field) []string {
 	out := make([]string, len(fields))
 	for i, f := range fields {
 		out[i] = f.text
@@ -271,7 +271,7 @@ func contains(list []string, s string) bool {
 	return false
 }
 
-// quote writes a text as a shell word; what is unknown stays a mark.
+// quote returns s as one shell word. Text with marks stays as it is.
 func quote(s string) string {
 	if s != "" && !strings.ContainsAny(s, " \t\n'\"\\$`&|;<>(){}*?[]#~!="+marks) {
 		return s
@@ -282,55 +282,55 @@ func quote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// reserved is the variable that stands for unknown text in nested code.
-const reserved = "__unknown__"
+// unknownVar is the variable that stands for unknown text in nested code.
+const unknownVar = "__unknown__"
 
-// codeCost is what one more piece of code counts in steps.
+// codeCost is the cost of one more piece of code, in steps.
 const codeCost = 150
 
-// code walks a text that a shell would run, in the scope sc. at is the outer
-// word that holds it.
-func (r *run) code(sc *scope, text string, at span) string {
+// walkCode walks text as shell code in the scope sc and returns its output. at is the outer word
+// that contains it.
+func (r *evaluation) walkCode(sc *scope, text string, at span) string {
 	if strings.TrimSpace(text) == "" {
 		return ""
 	}
 	if r.nested++; r.nested > maxNested {
-		r.limit("it has code within code, too deep")
+		r.limit("code within code is nested too deeply")
 	}
 	if r.parsed += len(text); r.parsed > maxParsed {
-		r.limit("it has too much code within code")
+		r.limit("there is too much code within code")
 	}
 	r.step(codeCost + len(text)/16)
 	defer func() { r.nested-- }()
 	if !certain(text) {
-		r.unknown("a part of the code that it runs is made when it runs", "", Deny, at)
+		r.reportUnknown("a part of the code to run is known only at run time", "", Deny, at)
 		if strings.Trim(text, "\x00 \t\n") == "" {
 			return string(anyText)
 		}
-		text = strings.ReplaceAll(text, string(anyText), "${"+reserved+"}")
+		text = strings.ReplaceAll(text, string(anyText), "${"+unknownVar+"}")
 	}
 	if !known(text) {
 		text = strings.NewReplacer(string(anyName), "*", string(anyByte), "?").Replace(text)
 	}
 	file, err := parse(text)
 	if err != nil {
-		if errors.Is(err, errDeep) || errors.Is(err, errMuch) {
-			r.limit("code in it cannot be looked at: " + err.Error())
+		if errors.Is(err, errTooDeep) || errors.Is(err, errTooLarge) {
+			r.limit("nested code is too complex to evaluate: " + err.Error())
 		}
-		r.unknown("the code that it runs does not parse", "", Deny, at)
+		r.reportUnknown("the code to run does not parse", "", Deny, at)
 		return string(anyText)
 	}
-	fixed, here := r.fixed, r.here
+	fixed, here := r.inNested, r.current
 	if !fixed {
-		r.fixed, r.here = true, at
+		r.inNested, r.current = true, at
 	}
 	out := r.stmts(sc, file.Stmts, nil)
-	r.fixed, r.here = fixed, here
+	r.inNested, r.current = fixed, here
 	return out
 }
 
-// process is the scope of a new shell process: it knows what is exported.
-func (r *run) process(sc *scope, c *call) *scope {
+// newProcess returns the scope of a new process: only exported variables are passed on.
+func (r *evaluation) newProcess(sc *scope, c *call) *scope {
 	n := r.fork(sc)
 	n.params, n.ifs, n.aliases, n.loops = nil, " \t\n", nil, 0
 	for name, v := range n.vars {
@@ -346,22 +346,22 @@ func (r *run) process(sc *scope, c *call) *scope {
 	return n
 }
 
-// script runs known text as a script.
-func (r *run) script(sc *scope, text string, args []field, c *call) string {
+// script walks a file with known text, by the interpreter of its #! line.
+func (r *evaluation) script(sc *scope, text string, args []field, c *call) string {
 	if strings.HasPrefix(text, "#!") {
 		line, _, _ := strings.Cut(text, "\n")
 		if !strings.Contains(line, "sh") {
-			r.inline(sc, programName(strings.TrimSpace(line[2:])), text, c)
+			r.walkInlineCode(sc, programName(strings.TrimSpace(line[2:])), text, c)
 			return string(anyText)
 		}
 	}
-	n := r.process(sc, c)
-	n.params = texts(args)
-	return r.code(n, text, c.words[0].at)
+	n := r.newProcess(sc, c)
+	n.params = fieldTexts(args)
+	return r.walkCode(n, text, c.words[0].at)
 }
 
-// setFile and content follow files that the command writes itself.
-func (r *run) setFile(name, text string) {
+// setFile records the content of a file that the command writes.
+func (r *evaluation) setFile(name, text string) {
 	if r.files == nil {
 		r.files = map[string]string{}
 	}
@@ -370,15 +370,16 @@ func (r *run) setFile(name, text string) {
 	}
 }
 
-func (r *run) newFile(text string) string {
+// processFile records text as a /dev/fd file and returns its name.
+func (r *evaluation) processFile(text string) string {
 	r.fds++
 	name := "/dev/fd/" + string(rune('a'+r.fds%26)) + strings.Repeat("z", min(r.fds/26, 64))
 	r.setFile(name, text)
 	return name
 }
 
-// content is the text of a file, as far as it is known.
-func (r *run) content(name string, sc *scope) string {
+// fileContent returns the text of a file if it is known, else a mark.
+func (r *evaluation) fileContent(name string, sc *scope) string {
 	if text, ok := r.files[clean(name, sc.cwd)]; ok {
 		return text
 	}

@@ -10,42 +10,40 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// RuleError says which part of Rules cannot be used. It is of class
-// InvalidArgument.
+// RuleError describes the part of Rules that is invalid. Its errdefs class is InvalidArgument.
 type RuleError struct {
-	Path   string // "rules[3].operands[0]"
+	Path   string // such as "rules[3].operands[0]"
 	Reason string
 }
 
-// Error begins with the path.
+// Error implements error. The text starts with the path.
 func (e *RuleError) Error() string { return e.Path + " " + e.Reason }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *RuleError) Unwrap() error { return errdefs.ErrInvalidArgument }
 
 // Bounds of Rules.
 const (
 	maxRules   = 1024
-	maxEntries = 1024 // of one list
+	maxEntries = 1024 // entries of one list
 	maxPattern = 1024 // bytes of one entry
 )
 
-// Policy is Rules that can decide. It is immutable, and for any number of
-// goroutines.
+// Policy is a compiled set of Rules. It is immutable and safe for concurrent use.
 type Policy struct {
-	rules    Rules
-	allow    programs
-	deny     programs
-	allowed  string // the names of Allow, sorted
-	list     []rule
-	byName   map[string][]int // rules by the plain name of a program
-	byGlob   []int            // rules whose programs are globs, or that name none
-	pipes    []int
-	builds   map[string][]int // by construct
-	messages map[string]*template.Template
+	rules       Rules
+	allow       programs
+	deny        programs
+	allowed     string // the entries of Rules.Allow, sorted
+	list        []rule
+	byName      map[string][]int // indexes of rules by program name
+	byGlob      []int            // rules whose programs are globs, or that have none
+	pipes       []int            // rules with a Pipe
+	byConstruct map[string][]int // rules by construct
+	messages    map[string]*template.Template
 }
 
-// programs are names, and globs for the rest.
+// programs is a set of names and globs.
 type programs struct {
 	names map[string]bool
 	globs globs
@@ -60,22 +58,22 @@ func (p *programs) match(name string) answer {
 	return p.globs.match(name)
 }
 
-// rule is a Rule that can be asked.
+// rule is a compiled Rule.
 type rule struct {
 	*Rule
 	index      int
 	programs   programs
 	subcommand globs
 	flags      [][]spelling
-	values     map[string]bool
+	valueFlags map[string]bool
 	operands   globs
 	writes     globs
 	from, to   programs
 	pattern    *regexp.Regexp
 }
 
-// spelling is one way to write a flag: a short one, a long one, an operand that
-// says the same ("+main"), or a flag with a value ("-c core.hooksPath=*").
+// spelling is one way to write a flag: short, long, as an operand ("+main"), or with a value ("-c
+// core.hooksPath=*").
 type spelling struct {
 	text    string
 	operand bool
@@ -83,11 +81,12 @@ type spelling struct {
 	glob    glob
 }
 
-// Compile checks rules and makes a Policy of them. An error is a *RuleError.
+// Compile validates rules and returns a Policy. The error is a *RuleError.
 func Compile(r Rules) (*Policy, error) {
-	r.Rules = slices.Clone(r.Rules) // what the caller changes later is not ours
-	c := compiler{p: &Policy{rules: r, byName: map[string][]int{}, builds: map[string][]int{}, messages: map[string]*template.Template{}}}
-	c.settings(&c.p.rules)
+	r.Rules = slices.Clone(r.Rules) // the caller may modify its slice later
+	c := compiler{p: &Policy{rules: r, byName: map[string][]int{}, byConstruct: map[string][]int{},
+		messages: map[string]*template.Template{}}}
+	c.compileSettings(&c.p.rules)
 	if len(r.Rules) > maxRules {
 		c.fail("rules", "has %d entries: at most %d", len(r.Rules), maxRules)
 	}
@@ -98,10 +97,10 @@ func Compile(r Rules) (*Policy, error) {
 		}
 		path := fmt.Sprintf("rules[%d]", i)
 		if first, twice := ids[r.Rules[i].ID]; twice {
-			c.fail(path+".id", "is %q, which is the id of rules[%d] too: ids tell rules apart", r.Rules[i].ID, first)
+			c.fail(path+".id", "is %q, which rules[%d] uses too: ids must be unique", r.Rules[i].ID, first)
 		}
 		ids[r.Rules[i].ID] = i
-		c.rule(path, i, r.Rules[i])
+		c.compileRule(path, i, r.Rules[i])
 	}
 	if c.err != nil {
 		return nil, c.err
@@ -109,7 +108,7 @@ func Compile(r Rules) (*Policy, error) {
 	return c.p, nil
 }
 
-// compiler keeps the first error.
+// compiler builds a Policy and keeps the first error.
 type compiler struct {
 	p   *Policy
 	err error
@@ -121,45 +120,46 @@ func (c *compiler) fail(path, format string, args ...any) {
 	}
 }
 
-func (c *compiler) settings(r *Rules) {
+func (c *compiler) compileSettings(r *Rules) {
 	switch r.Match {
 	case "":
 		r.Match = Parsed
 	case Parsed, Literal:
 	default:
-		c.fail("match", "is %q: it can be parsed or literal", r.Match)
+		c.fail("match", "is %q: must be parsed or literal", r.Match)
 	}
 	r.Default = c.action("default", r.Default, Allow)
 	r.Unknown = c.action("unknown", r.Unknown, Ask)
-	c.p.allow = c.programs("allow", r.Allow)
-	c.p.deny = c.programs("deny", r.Deny)
+	c.p.allow = c.compilePrograms("allow", r.Allow)
+	c.p.deny = c.compilePrograms("deny", r.Deny)
 	sorted := slices.Clone(r.Allow)
 	slices.Sort(sorted)
 	c.p.allowed = strings.Join(slices.Compact(sorted), ", ")
-	c.list("forbid", r.Forbid)
+	c.checkList("forbid", r.Forbid)
 	if r.Match == Literal && (len(r.Allow) > 0 || len(r.Deny) > 0) {
-		c.fail("match", "is literal, which knows no programs: take allow and deny away, or use match parsed")
+		c.fail("match", "is literal: remove allow and deny, or use match parsed")
 	}
 	for _, class := range sortedKeys(r.Messages) {
 		t, err := template.New(class).Option("missingkey=error").Parse(r.Messages[class])
 		if !slices.Contains(classes, class) {
-			c.fail("messages."+class, "is no class: it can be one of %s", strings.Join(classes, ", "))
+			c.fail("messages."+class, "is not a class: must be one of %s", strings.Join(classes, ", "))
 		} else if err != nil {
-			c.fail("messages."+class, "is no template: %v", err)
-		} else if err := t.Execute(new(strings.Builder), words{}); err != nil {
-			c.fail("messages."+class, "cannot be filled in: %v", err)
+			c.fail("messages."+class, "is not a valid template: %v", err)
+		} else if err := t.Execute(new(strings.Builder), messageData{}); err != nil {
+			c.fail("messages."+class, "cannot be executed: %v", err)
 		}
 		c.p.messages[class] = t
 	}
 	if r.Argv != nil {
 		if err := r.Argv.Validate(); err != nil {
-			c.fail("argv", "cannot be used: %v", err)
+			c.fail("argv", "is invalid: %v", err)
 		}
 	}
 }
 
 var classes = []string{
-	ClassAllowList, ClassArgument, ClassDefault, ClassDenyList, ClassEmpty, ClassForbidden, ClassLimit, ClassPath, ClassRule, ClassSyntax, ClassUnknown,
+	ClassAllowList, ClassArgument, ClassDefault, ClassDenyList, ClassEmpty, ClassForbidden, ClassLimit, ClassPath,
+	ClassRule, ClassSyntax, ClassUnknown,
 }
 
 func (c *compiler) action(path string, a, unset Action) Action {
@@ -169,20 +169,20 @@ func (c *compiler) action(path string, a, unset Action) Action {
 	case Allow, Ask, Deny:
 		return a
 	}
-	c.fail(path, "is %q: it can be allow, ask or deny", a)
+	c.fail(path, "is %q: must be allow, ask or deny", a)
 	return unset
 }
 
-func (c *compiler) list(path string, list []string) {
+func (c *compiler) checkList(path string, list []string) {
 	if len(list) > maxEntries {
 		c.fail(path, "has %d entries: at most %d", len(list), maxEntries)
 	}
 	for i, s := range list {
-		c.entry(fmt.Sprintf("%s[%d]", path, i), s)
+		c.checkEntry(fmt.Sprintf("%s[%d]", path, i), s)
 	}
 }
 
-func (c *compiler) entry(path, s string) {
+func (c *compiler) checkEntry(path, s string) {
 	switch {
 	case s == "":
 		c.fail(path, "is empty")
@@ -191,24 +191,24 @@ func (c *compiler) entry(path, s string) {
 	}
 }
 
-func (c *compiler) globs(path string, list []string) globs {
-	c.list(path, list)
+func (c *compiler) compileGlobs(path string, list []string) globs {
+	c.checkList(path, list)
 	var out globs
 	for i, s := range list {
 		g, err := newGlob(s)
 		if err != nil {
-			c.fail(fmt.Sprintf("%s[%d]", path, i), "is no glob: %q %v", s, err)
+			c.fail(fmt.Sprintf("%s[%d]", path, i), "is an invalid glob: %q %v", s, err)
 		}
 		out = append(out, g)
 	}
 	return out
 }
 
-func (c *compiler) programs(path string, list []string) programs {
+func (c *compiler) compilePrograms(path string, list []string) programs {
 	p := programs{names: map[string]bool{}}
-	for i, g := range c.globs(path, list) {
+	for i, g := range c.compileGlobs(path, list) {
 		if strings.Contains(g.text, "/") {
-			c.fail(fmt.Sprintf("%s[%d]", path, i), "is %q: the name of a program, without a folder, is what counts", list[i])
+			c.fail(fmt.Sprintf("%s[%d]", path, i), "is %q: use the program name without a directory", list[i])
 		}
 		if g.plain {
 			p.names[g.text] = true
@@ -219,51 +219,52 @@ func (c *compiler) programs(path string, list []string) programs {
 	return p
 }
 
-func (c *compiler) rule(path string, i int, r Rule) {
+func (c *compiler) compileRule(path string, i int, r Rule) {
 	n := rule{Rule: &c.p.rules.Rules[i], index: i}
 	if r.ID == "" {
-		c.fail(path+".id", "is empty: a verdict names its rule")
+		c.fail(path+".id", "is empty: verdicts refer to rules by id")
 	}
 	if r.Action == "" {
-		c.fail(path+".action", "is empty: it can be allow, ask or deny")
+		c.fail(path+".action", "is empty: must be allow, ask or deny")
 	}
 	c.action(path+".action", r.Action, Allow)
 	if r.Never && r.Action != Deny {
-		c.fail(path+".never", "is for rules whose action is deny")
+		c.fail(path+".never", "requires action deny")
 	}
 	if c.p.rules.Match == Literal {
-		c.literal(path, &n)
+		c.compileLiteral(path, &n)
 	} else {
-		c.parsed(path, &n)
+		c.compileParsed(path, &n)
 	}
 	c.p.list = append(c.p.list, n)
 }
 
-func (c *compiler) literal(path string, r *rule) {
+func (c *compiler) compileLiteral(path string, r *rule) {
 	for _, f := range parsedFields(r.Rule) {
-		c.fail(path+"."+f, "is for match parsed: use pattern or substring, or set match to parsed")
+		c.fail(path+"."+f, "requires match parsed: use pattern or substring instead")
 	}
 	switch {
 	case r.Pattern == "" && r.Substring == "":
 		c.fail(path, "has neither pattern nor substring: it would never match")
 	case r.Pattern != "" && r.Substring != "":
-		c.fail(path+".substring", "and pattern are both set: use one of them")
+		c.fail(path+".substring", "cannot be combined with pattern")
 	}
 	expr := r.Pattern
 	if r.Substring != "" {
 		expr = regexp.QuoteMeta(r.Substring)
 	}
-	c.entry(path, expr)
+	c.checkEntry(path, expr)
 	if r.IgnoreCase {
 		expr = "(?i)" + expr
 	}
 	re, err := regexp.Compile(expr)
 	if err != nil {
-		c.fail(path+".pattern", "is no regular expression (RE2): %v", err)
+		c.fail(path+".pattern", "is an invalid regular expression (RE2): %v", err)
 	}
 	r.pattern = re
 }
 
+// parsedFields returns the names of the conditions that require Match Parsed.
 func parsedFields(r *Rule) []string {
 	var set []string
 	for _, f := range []struct {
@@ -286,17 +287,17 @@ func parsedFields(r *Rule) []string {
 	return set
 }
 
-// Constructs of Rule.Construct.
+// constructs lists the values of Rule.Construct.
 var constructs = []string{"background", "command_substitution", "fork_bomb", "function", "process_substitution"}
 
-func (c *compiler) parsed(path string, r *rule) {
+func (c *compiler) compileParsed(path string, r *rule) {
 	switch {
 	case r.Pattern != "":
-		c.fail(path+".pattern", "is for match literal: a parsed command has programs, flags and operands")
+		c.fail(path+".pattern", "requires match literal: use programs, flags and operands")
 	case r.Substring != "":
-		c.fail(path+".substring", "is for match literal: a parsed command has programs, flags and operands")
+		c.fail(path+".substring", "requires match literal: use programs, flags and operands")
 	case r.IgnoreCase:
-		c.fail(path+".ignore_case", "is for match literal")
+		c.fail(path+".ignore_case", "requires match literal")
 	}
 	fields := parsedFields(r.Rule)
 	alone := r.Pipe != nil || r.Construct != ""
@@ -304,31 +305,31 @@ func (c *compiler) parsed(path string, r *rule) {
 	case len(fields) == 0:
 		c.fail(path, "has no condition: it would match everything (use default)")
 	case alone && len(fields) > 1:
-		c.fail(path+"."+fields[len(fields)-1], "stands alone in a rule: it is about more than one command")
+		c.fail(path+"."+fields[len(fields)-1], "must be the only condition of a rule")
 	case r.Construct != "":
 		if !slices.Contains(constructs, r.Construct) {
-			c.fail(path+".construct", "is %q: it can be one of %s", r.Construct, strings.Join(constructs, ", "))
+			c.fail(path+".construct", "is %q: must be one of %s", r.Construct, strings.Join(constructs, ", "))
 		}
-		c.p.builds[r.Construct] = append(c.p.builds[r.Construct], r.index)
+		c.p.byConstruct[r.Construct] = append(c.p.byConstruct[r.Construct], r.index)
 		return
 	case r.Pipe != nil:
 		if len(r.Pipe.From) == 0 || len(r.Pipe.To) == 0 {
 			c.fail(path+".pipe", "needs programs in from and in to")
 		}
-		r.from = c.programs(path+".pipe.from", r.Pipe.From)
-		r.to = c.programs(path+".pipe.to", r.Pipe.To)
+		r.from = c.compilePrograms(path+".pipe.from", r.Pipe.From)
+		r.to = c.compilePrograms(path+".pipe.to", r.Pipe.To)
 		c.p.pipes = append(c.p.pipes, r.index)
 		return
 	case len(fields) == 1 && len(r.ValueFlags) > 0:
-		c.fail(path+".value_flags", "is no condition")
+		c.fail(path+".value_flags", "is not a condition: add flags or operands")
 	case len(r.Programs) == 0 && (len(r.Subcommand) > 0 || len(r.Flags) > 0 || len(r.Operands) > 0):
-		c.fail(path+".programs", "is empty: flags and operands mean something to a program only")
+		c.fail(path+".programs", "is empty: subcommand, flags and operands require programs")
 	}
-	r.programs = c.programs(path+".programs", r.Programs)
-	r.subcommand = c.globs(path+".subcommand", r.Subcommand)
-	r.operands = c.globs(path+".operands", r.Operands)
-	c.writes(path, r)
-	c.flags(path, r)
+	r.programs = c.compilePrograms(path+".programs", r.Programs)
+	r.subcommand = c.compileGlobs(path+".subcommand", r.Subcommand)
+	r.operands = c.compileGlobs(path+".operands", r.Operands)
+	c.compileWrites(path, r)
+	c.compileFlags(path, r)
 	if len(r.programs.globs) > 0 || r.programs.empty() {
 		c.p.byGlob = append(c.p.byGlob, r.index)
 		return
@@ -338,63 +339,63 @@ func (c *compiler) parsed(path string, r *rule) {
 	}
 }
 
-// writes takes "/etc/" for everything below it.
-func (c *compiler) writes(path string, r *rule) {
+// compileWrites compiles Rule.Writes; "/etc/" stands for everything below it.
+func (c *compiler) compileWrites(path string, r *rule) {
 	list := slices.Clone(r.Writes)
 	for i, s := range list {
 		if strings.HasSuffix(s, "/") {
 			list[i] = s + "**"
 		}
 	}
-	r.writes = c.globs(path+".writes", list)
+	r.writes = c.compileGlobs(path+".writes", list)
 }
 
-func (c *compiler) flags(path string, r *rule) {
-	r.values = map[string]bool{}
+func (c *compiler) compileFlags(path string, r *rule) {
+	r.valueFlags = map[string]bool{}
 	for i, f := range r.ValueFlags {
 		if at := fmt.Sprintf("%s.value_flags[%d]", path, i); len(f) < 2 || f[0] != '-' {
-			c.fail(at, "is %q: a flag begins with -", f)
+			c.fail(at, "is %q: flags start with -", f)
 		}
-		r.values[f] = true
+		r.valueFlags[f] = true
 	}
 	if len(r.Flags) > maxEntries {
 		c.fail(path+".flags", "has %d groups: at most %d", len(r.Flags), maxEntries)
 	}
 	for i, group := range r.Flags {
 		at := fmt.Sprintf("%s.flags[%d]", path, i)
-		c.list(at, group)
+		c.checkList(at, group)
 		if len(group) == 0 {
-			c.fail(at, "is empty: a group has the spellings of one flag")
+			c.fail(at, "is empty: a group lists the spellings of one flag")
 		}
 		var out []spelling
 		for j, s := range group {
-			out = append(out, c.spelling(fmt.Sprintf("%s[%d]", at, j), s, r))
+			out = append(out, c.compileSpelling(fmt.Sprintf("%s[%d]", at, j), s, r))
 		}
 		r.flags = append(r.flags, out)
 	}
 }
 
-func (c *compiler) spelling(path, s string, r *rule) spelling {
+func (c *compiler) compileSpelling(path, s string, r *rule) spelling {
 	if !strings.HasPrefix(s, "-") {
 		g, err := newGlob(s)
 		if err != nil {
-			c.fail(path, "is no glob: %q %v", s, err)
+			c.fail(path, "is an invalid glob: %q %v", s, err)
 		}
 		return spelling{text: s, operand: true, glob: g}
 	}
 	flag, value, has := strings.Cut(s, " ")
 	if len(flag) < 2 || flag == "--" {
-		c.fail(path, "is %q, which is no flag", s)
+		c.fail(path, "is %q: not a flag", s)
 	}
 	if !has {
 		return spelling{text: flag}
 	}
 	g, err := newGlob(value)
 	if err != nil {
-		c.fail(path, "is no glob: %q %v", value, err)
+		c.fail(path, "is an invalid glob: %q %v", value, err)
 	}
-	if !r.values[flag] {
-		c.fail(path, "gives %s a value: name it in value_flags too", flag)
+	if !r.valueFlags[flag] {
+		c.fail(path, "gives %s a value: add it to value_flags", flag)
 	}
 	return spelling{text: flag, value: &g}
 }

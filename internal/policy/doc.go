@@ -1,9 +1,7 @@
-// Package policy decides what a command may do, on what the command is: a shell
-// command line is parsed, and the programs that would run are judged, not its
-// text. It is a seat belt for agents that mean well or were told a lie; the
-// boundary is the container.
+// Package policy decides whether a command may run. It parses a shell command line and judges the
+// programs that would run, not the text. It protects against mistakes and misled agents; the
+// security boundary is the container.
 //
-// A Policy is immutable and may be used by many goroutines at once. A decision
-// does no I/O, runs nothing, starts no goroutine, and is bounded in time and
-// memory whatever the command is.
+// A Policy is immutable and safe for concurrent use. A decision does no I/O, runs no program and
+// starts no goroutine. Its time and memory are bounded for every input.
 package policy

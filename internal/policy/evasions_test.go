@@ -10,12 +10,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// policies compiles every rule set of testdata, by the name of its file.
+// policies compiles every rule set in testdata and returns them by file name without extension.
 func policies(t testing.TB) map[string]*Policy {
 	t.Helper()
 	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(files) == 0 {
-		t.Fatal("no rule sets:", err)
+		t.Fatal("no rule sets found:", err)
 	}
 	out := map[string]*Policy{}
 	for _, f := range files {
@@ -36,7 +36,7 @@ func policies(t testing.TB) map[string]*Policy {
 	return out
 }
 
-// evasion is a line of evasions.txt.
+// evasion is one case of evasions.txt.
 type evasion struct {
 	line                            int
 	profile, verdict, rule, command string
@@ -56,7 +56,8 @@ func evasions(t testing.TB) []evasion {
 		line := lines.Text()
 		switch {
 		case line == "" || len(head) == 0 && strings.HasPrefix(line, "#"):
-		case strings.HasPrefix(line, "[") && strings.HasSuffix(line, "]") && len(strings.Fields(line)) == 3 && !strings.HasPrefix(line, "[["):
+		case strings.HasPrefix(line, "[") && strings.HasSuffix(line, "]") && len(strings.Fields(line)) == 3 &&
+			!strings.HasPrefix(line, "[["):
 			head = strings.Fields(line[1 : len(line)-1])
 		default:
 			out = append(out, evasion{n, head[0], head[1], head[2], strings.ReplaceAll(line, "⏎", "\n")})
@@ -68,27 +69,28 @@ func evasions(t testing.TB) []evasion {
 	return out
 }
 
-func TestEvasionsGetTheVerdictThatTheyMustGet(t *testing.T) {
+func TestEvasions(t *testing.T) {
 	all := policies(t)
 	list := evasions(t)
 	for _, e := range list {
 		p := all[e.profile]
 		if p == nil {
-			t.Fatalf("line %d: no rules %q", e.line, e.profile)
+			t.Fatalf("line %d: rule set %q not found", e.line, e.profile)
 		}
 		v := p.Command(e.command)
 		if string(v.Action) != e.verdict || e.rule != "..." && v.Rule != e.rule {
-			t.Errorf("evasions.txt:%d: %s: %q is %s by %s (%s); want %s by %s", e.line, e.profile, e.command, v.Action, v.Rule, v.Message, e.verdict, e.rule)
+			t.Errorf("evasions.txt:%d: %s: Command(%q) = %s by %s (%s), want %s by %s", e.line, e.profile, e.command,
+				v.Action, v.Rule, v.Message, e.verdict, e.rule)
 		}
 		if v.Action != Allow && (v.At == nil || v.Message == "") {
-			t.Errorf("evasions.txt:%d: %q: no place or no message: %+v", e.line, e.command, v)
+			t.Errorf("evasions.txt:%d: Command(%q) = %+v, want a position and a message", e.line, e.command, v)
 		}
 		if v.At != nil && (v.At.Offset < 0 || v.At.Offset > len(e.command)) {
-			t.Errorf("evasions.txt:%d: place %+v is outside", e.line, v.At)
+			t.Errorf("evasions.txt:%d: position %+v is outside the command", e.line, v.At)
 		}
 	}
 	if len(list) < 300 {
-		t.Errorf("%d evasions; want at least 300", len(list))
+		t.Errorf("evasions.txt has %d cases, want at least 300", len(list))
 	}
 	t.Logf("%d commands", len(list))
 }

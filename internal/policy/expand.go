@@ -7,8 +7,7 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 )
 
-// literal makes text of a command safe of marks: a control character that is
-// one is replaced by another.
+// literal replaces the characters of s that would be taken for marks.
 func literal(s string) string {
 	if known(s) {
 		return s
@@ -21,46 +20,46 @@ func literal(s string) string {
 	}, s)
 }
 
-// builder makes the fields of one word.
-type builder struct {
-	r    *run
+// wordBuilder builds the fields of one word.
+type wordBuilder struct {
+	r    *evaluation
 	sc   *scope
 	out  []field
 	cur  []byte
-	has  bool // cur is a word, if an empty one
+	has  bool // cur is a word, even if it is empty
 	bare bool
-	// guess and feeds as in field
+	// guess and feeds have the meaning of the fields of field.
 	guess bool
 	feeds []string
 	at    span
 }
 
-func (b *builder) flush() {
+func (b *wordBuilder) flush() {
 	if b.has {
 		b.out = append(b.out, field{text: string(b.cur), at: b.at, bare: b.bare, guess: b.guess, feeds: b.feeds})
 	}
 	b.cur, b.has, b.bare, b.guess, b.feeds = b.cur[:0], false, false, false, nil
 }
 
-func (b *builder) add(s string) {
+func (b *wordBuilder) add(s string) {
 	b.has = true
 	if len(b.cur)+len(s) > maxText {
-		b.r.limit("a word of it is too long")
+		b.r.limit("a word is too long")
 	}
 	b.r.step(len(s) / 64)
 	b.cur = append(b.cur, s...)
 }
 
-// where is the place of a node in the outer command.
-func (r *run) where(n syntax.Node) span {
-	if r.fixed {
-		return r.here
+// where returns the position of a node in the outer command.
+func (r *evaluation) where(n syntax.Node) span {
+	if r.inNested {
+		return r.current
 	}
 	return span{int(n.Pos().Offset()), int(n.End().Offset())}
 }
 
-// fields expands words, without running anything.
-func (r *run) fields(sc *scope, list []*syntax.Word) []field {
+// fields expands words. It runs no code.
+func (r *evaluation) fields(sc *scope, list []*syntax.Word) []field {
 	out := make([]field, 0, len(list))
 	for _, w := range list {
 		out = r.word(sc, w, out)
@@ -68,14 +67,14 @@ func (r *run) fields(sc *scope, list []*syntax.Word) []field {
 	return out
 }
 
-func (r *run) word(sc *scope, w *syntax.Word, out []field) []field {
+func (r *evaluation) word(sc *scope, w *syntax.Word, out []field) []field {
 	r.step(1)
 	if len(w.Parts) == 1 {
 		if lit, ok := w.Parts[0].(*syntax.Lit); ok && !strings.ContainsAny(lit.Value, "\\*?[{~"+marks) {
 			return append(out, field{text: lit.Value, at: r.where(w)})
 		}
 	}
-	b := builder{r: r, sc: sc, out: out, at: r.where(w)}
+	b := wordBuilder{r: r, sc: sc, out: out, at: r.where(w)}
 	if !r.braces(w, func(parts []syntax.WordPart) {
 		b.parts(parts, true)
 		b.flush()
@@ -86,30 +85,30 @@ func (r *run) word(sc *scope, w *syntax.Word, out []field) []field {
 }
 
 // text expands a word to one text, as in an assignment or a redirection.
-func (r *run) text(sc *scope, w *syntax.Word) field {
+func (r *evaluation) text(sc *scope, w *syntax.Word) field {
 	if w == nil {
 		return field{}
 	}
 	r.step(1)
-	b := builder{r: r, sc: sc, at: r.where(w)}
+	b := wordBuilder{r: r, sc: sc, at: r.where(w)}
 	b.quotedParts(w.Parts)
 	return field{text: string(b.cur), at: b.at, guess: b.guess, feeds: b.feeds}
 }
 
-// quotedParts expands parts that are not split, but hold quotes of their own.
-func (b *builder) quotedParts(parts []syntax.WordPart) {
+// quotedParts expands parts that are not split into words but may contain quotes.
+func (b *wordBuilder) quotedParts(parts []syntax.WordPart) {
 	for i, p := range parts {
 		if lit, ok := p.(*syntax.Lit); ok {
-			b.lit(lit.Value, i == 0, true)
+			b.literalPart(lit.Value, i == 0, true)
 			continue
 		}
 		b.part(p, true)
 	}
 }
 
-// braces expands {a,b} and {1..3}: emit gets every word that w becomes. It is
-// false if there are too many.
-func (r *run) braces(w *syntax.Word, emit func([]syntax.WordPart)) bool {
+// braces expands {a,b} and {1..3} and calls emit for every resulting word. It returns false if
+// there are too many.
+func (r *evaluation) braces(w *syntax.Word, emit func([]syntax.WordPart)) bool {
 	open := 0
 	split := false
 	for _, p := range w.Parts {
@@ -126,7 +125,7 @@ func (r *run) braces(w *syntax.Word, emit func([]syntax.WordPart)) bool {
 	}
 	all := w.Parts
 	if open > 0 {
-		// Of a copy: a word that was split does not know its place any more.
+		// Work on a copy: SplitBraces drops the positions.
 		c := &syntax.Word{Parts: slices.Clone(all)}
 		split = syntax.SplitBraces(c) || split
 		all = c.Parts
@@ -146,8 +145,8 @@ func (r *run) braces(w *syntax.Word, emit func([]syntax.WordPart)) bool {
 	return true
 }
 
-// visit looks at the code in parts whose text does not matter.
-func (r *run) visit(parts []syntax.WordPart) {
+// visit walks the code in parts whose text does not matter.
+func (r *evaluation) visit(parts []syntax.WordPart) {
 	for _, p := range parts {
 		switch p := p.(type) {
 		case *syntax.BraceExp:
@@ -155,14 +154,14 @@ func (r *run) visit(parts []syntax.WordPart) {
 				r.visit(e.Parts)
 			}
 		case *syntax.CmdSubst, *syntax.ProcSubst, *syntax.DblQuoted, *syntax.ParamExp, *syntax.ArithmExp:
-			b := builder{r: r, sc: newScope()}
+			b := wordBuilder{r: r, sc: newScope()}
 			b.part(p, true)
 		}
 	}
 }
 
-// alternatives are the words that braces make, or nil for too many.
-func (r *run) alternatives(parts []syntax.WordPart) [][]syntax.WordPart {
+// alternatives returns the words that braces expand to, or nil if there are too many.
+func (r *evaluation) alternatives(parts []syntax.WordPart) [][]syntax.WordPart {
 	words := [][]syntax.WordPart{nil}
 	for _, p := range parts {
 		brace, ok := p.(*syntax.BraceExp)
@@ -197,19 +196,19 @@ func (r *run) alternatives(parts []syntax.WordPart) [][]syntax.WordPart {
 }
 
 // parts expands the parts of an unquoted word.
-func (b *builder) parts(parts []syntax.WordPart, first bool) {
+func (b *wordBuilder) parts(parts []syntax.WordPart, first bool) {
 	for i, p := range parts {
 		if lit, ok := p.(*syntax.Lit); ok {
-			b.lit(lit.Value, first && i == 0, false)
+			b.literalPart(lit.Value, first && i == 0, false)
 			continue
 		}
 		b.part(p, false)
 	}
 }
 
-// lit takes an unquoted literal: backslashes quote, globs are marked. In an
-// assignment nothing is a glob.
-func (b *builder) lit(s string, first, assign bool) {
+// literalPart adds an unquoted literal: backslashes quote, and globs become marks. In an
+// assignment, globs are plain text.
+func (b *wordBuilder) literalPart(s string, first, assign bool) {
 	b.has = true
 	if first && strings.HasPrefix(s, "~") {
 		s = b.tilde(s)
@@ -241,9 +240,9 @@ func (b *builder) lit(s string, first, assign bool) {
 	}
 }
 
-// class takes "[r]" as r, other classes as a mark, and says how far it went
-// beyond the first character.
-func (b *builder) class(s string) int {
+// class adds "[r]" as r and any other class as a mark. It returns how many bytes it used after the
+// first.
+func (b *wordBuilder) class(s string) int {
 	end := strings.IndexByte(s, ']')
 	if end == 1 || end == 2 && (s[1] == '!' || s[1] == '^') {
 		if next := strings.IndexByte(s[end+1:], ']'); next >= 0 {
@@ -265,7 +264,7 @@ func (b *builder) class(s string) int {
 }
 
 // tilde expands "~" at the start of a word.
-func (b *builder) tilde(s string) string {
+func (b *wordBuilder) tilde(s string) string {
 	name, rest, slash := strings.Cut(s, "/")
 	if slash {
 		rest = "/" + rest
@@ -283,7 +282,7 @@ func (b *builder) tilde(s string) string {
 	return name[1:] + rest
 }
 
-func (b *builder) part(p syntax.WordPart, quoted bool) {
+func (b *wordBuilder) part(p syntax.WordPart, quoted bool) {
 	switch p := p.(type) {
 	case *syntax.Lit:
 		b.inQuotes(p.Value)
@@ -292,14 +291,14 @@ func (b *builder) part(p syntax.WordPart, quoted bool) {
 		if p.Dollar {
 			s = ansi(s, false)
 		}
-		b.protect(s)
+		b.protectTilde(s)
 		b.add(literal(s))
 	case *syntax.DblQuoted:
 		b.has = true
 		for i, q := range p.Parts {
 			if lit, ok := q.(*syntax.Lit); ok {
 				if i == 0 {
-					b.protect(lit.Value)
+					b.protectTilde(lit.Value)
 				}
 				b.inQuotes(lit.Value)
 				continue
@@ -309,13 +308,13 @@ func (b *builder) part(p syntax.WordPart, quoted bool) {
 	case *syntax.ParamExp:
 		b.param(p, quoted)
 	case *syntax.CmdSubst:
-		b.construct("command_substitution", p)
+		b.reportConstruct("command_substitution", p)
 		from := len(b.r.trace)
 		out := b.r.substitution(b.sc, p.Stmts)
 		b.feeds = append(b.feeds, b.r.trace[min(from, len(b.r.trace)):]...)
 		b.value(strings.TrimRight(out, "\n"), quoted)
 	case *syntax.ProcSubst:
-		b.construct("process_substitution", p)
+		b.reportConstruct("process_substitution", p)
 		b.procSubst(p)
 	case *syntax.ArithmExp:
 		b.r.arithm(b.sc, p.X)
@@ -330,16 +329,15 @@ func (b *builder) part(p syntax.WordPart, quoted bool) {
 	}
 }
 
-// protect keeps a quoted ~ at the start of a word from meaning the home
-// directory.
-func (b *builder) protect(s string) {
+// protectTilde prevents a quoted ~ at the start of a word from meaning the home directory.
+func (b *wordBuilder) protectTilde(s string) {
 	if len(b.cur) == 0 && strings.HasPrefix(s, "~") {
 		b.add("./")
 	}
 }
 
-// inQuotes takes a literal within double quotes or a here-document.
-func (b *builder) inQuotes(s string) {
+// inQuotes adds a literal inside double quotes or a here-document.
+func (b *wordBuilder) inQuotes(s string) {
 	if strings.IndexByte(s, '\\') < 0 {
 		b.add(literal(s))
 		return
@@ -355,9 +353,8 @@ func (b *builder) inQuotes(s string) {
 	}
 }
 
-// value takes the text of an expansion: unquoted, it is split into words, and
-// its globs count.
-func (b *builder) value(s string, quoted bool) {
+// value adds the text of an expansion. Unquoted text is split into words, and globs become marks.
+func (b *wordBuilder) value(s string, quoted bool) {
 	if quoted {
 		b.add(s)
 		return
@@ -395,13 +392,15 @@ func (b *builder) value(s string, quoted bool) {
 	}
 }
 
-func (b *builder) construct(name string, n syntax.Node) { b.r.construct(name, b.r.where(n)) }
+func (b *wordBuilder) reportConstruct(name string, n syntax.Node) {
+	b.r.reportConstruct(name, b.r.where(n))
+}
 
-// procSubst is a path under /dev/fd, whose content may be known.
-func (b *builder) procSubst(p *syntax.ProcSubst) {
+// procSubst adds a path in /dev/fd and records its content.
+func (b *wordBuilder) procSubst(p *syntax.ProcSubst) {
 	from := len(b.r.trace)
 	out := b.r.substitution(b.sc, p.Stmts)
-	name := b.r.newFile(out)
+	name := b.r.processFile(out)
 	if p.Op == syntax.CmdIn {
 		b.feeds = append(b.feeds, b.r.trace[min(from, len(b.r.trace)):]...)
 	}

@@ -13,22 +13,24 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
 )
 
-func sane(t *testing.T, command string, v Verdict) {
+// checkVerdict fails the test if v breaks a guarantee that holds for every verdict.
+func checkVerdict(t *testing.T, command string, v Verdict) {
 	t.Helper()
 	if v.Action != Allow && v.Action != Ask && v.Action != Deny {
-		t.Fatalf("%q: no action: %+v", command, v)
+		t.Fatalf("Command(%q) = %+v, want a valid action", command, v)
 	}
-	if v.Rule == unreadable {
-		t.Fatalf("%q: a fault", command)
+	if v.Rule == ruleUnreadable {
+		t.Fatalf("Command(%q) panicked", command)
 	}
 	if v.Action != Allow && (v.Message == "" || v.Class == "" || v.Rule == "") {
-		t.Fatalf("%q: says nothing: %+v", command, v)
+		t.Fatalf("Command(%q) = %+v, want message, class and rule", command, v)
 	}
-	if v.At != nil && (v.At.Offset < 0 || v.At.Offset > len(command) || v.At.Line < 1 || v.At.Column < 1 || len(v.At.Text) > maxShown+len("…")) {
-		t.Fatalf("%q: place %+v", command, v.At)
+	if v.At != nil && (v.At.Offset < 0 || v.At.Offset > len(command) || v.At.Line < 1 || v.At.Column < 1 ||
+		len(v.At.Text) > maxShown+len("…")) {
+		t.Fatalf("Command(%q): invalid position %+v", command, v.At)
 	}
 	if len(v.Message) > 4096 || len(v.Program) > maxShown+len("…") {
-		t.Fatalf("%q: too much is said: %+v", command, v)
+		t.Fatalf("Command(%q) = %+v, want bounded texts", command, v)
 	}
 }
 
@@ -40,37 +42,42 @@ func FuzzCommand(f *testing.F) {
 	f.Fuzz(func(t *testing.T, command string) {
 		for name, p := range all {
 			v := p.Command(command)
-			sane(t, command, v)
+			checkVerdict(t, command, v)
 			if again := p.Command(command); !reflect.DeepEqual(v, again) {
-				t.Fatalf("%s: %q: %+v, then %+v", name, command, v, again)
+				t.Fatalf("%s: Command(%q) = %+v, then %+v", name, command, v, again)
 			}
-			if p.rules.Match == Literal || v.Class != ClassRule && v.Class != ClassDenyList && v.Class != ClassAllowList {
+			if p.rules.Match == Literal || v.Class != ClassRule && v.Class != ClassDenyList &&
+				v.Class != ClassAllowList {
 				continue
 			}
 			for _, w := range wrapped(command) {
 				if got := p.Command(w); rank(got.Action) < rank(v.Action) {
-					t.Fatalf("%s: %q is %s by %s, but %q is %s by %s", name, command, v.Action, v.Rule, w, got.Action, got.Rule)
+					t.Fatalf("%s: Command(%q) = %s by %s, but Command(%q) = %s by %s", name, command, v.Action,
+						v.Rule, w, got.Action, got.Rule)
 				}
 			}
 		}
 	})
 }
 
-// wrapped are ways to write a command that run it too.
+// wrapped returns other ways to write a command that run it too.
 func wrapped(command string) []string {
 	if strings.HasSuffix(command, "\\") || len(command) > MaxCommand/2 {
 		return nil
 	}
-	out := []string{"true; " + command, "(" + " " + command + "\n)", "{ " + command + "\n}", "if true; then " + command + "\nfi", "ls\n" + command}
+	out := []string{"true; " + command, "(" + " " + command + "\n)", "{ " + command + "\n}",
+		"if true; then " + command + "\nfi", "ls\n" + command}
 	file, err := syntax.NewParser().Parse(strings.NewReader(command), "")
 	if err != nil || len(file.Stmts) != 1 || len(file.Last) > 0 {
 		return out
 	}
 	call, ok := file.Stmts[0].Cmd.(*syntax.CallExpr)
-	if !ok || len(call.Assigns) > 0 || len(file.Stmts[0].Redirs) > 0 || file.Stmts[0].Negated || strings.HasPrefix(command, "-") {
+	if !ok || len(call.Assigns) > 0 || len(file.Stmts[0].Redirs) > 0 || file.Stmts[0].Negated ||
+		strings.HasPrefix(command, "-") {
 		return out
 	}
-	if name := call.Args[0].Lit(); name != "" && !strings.ContainsAny(name, "=-\\{*?[~") && strings.HasPrefix(command, name) {
+	if name := call.Args[0].Lit(); name != "" && !strings.ContainsAny(name, "=-\\{*?[~") &&
+		strings.HasPrefix(command, name) {
 		out = append(out, "env "+command, "nice "+command, "timeout 5 "+command)
 	}
 	return out
@@ -87,12 +94,12 @@ func FuzzLine(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, line string) {
 		words, v := p.Line(line)
-		sane(t, line, v)
+		checkVerdict(t, line, v)
 		if (v.Action == Deny) != (words == nil) {
-			t.Fatalf("%q: %q with %+v", line, words, v)
+			t.Fatalf("Line(%q) = %q, %+v; want words only if not denied", line, words, v)
 		}
 		if words != nil && (rules.Check(words) != nil || strings.ContainsAny(line, ";|$`<>")) {
-			t.Fatalf("%q runs as %q", line, words)
+			t.Fatalf("Line(%q) allows %q", line, words)
 		}
 	})
 }
@@ -106,9 +113,9 @@ func FuzzArgv(f *testing.F) {
 		v := strings.Split(words, "\n")
 		for _, p := range all {
 			got := p.Argv(v)
-			sane(t, strings.Join(v, " "), got)
+			checkVerdict(t, strings.Join(v, " "), got)
 			if !reflect.DeepEqual(got, p.Argv(v)) {
-				t.Fatalf("%q: two answers", v)
+				t.Fatalf("Argv(%q) is not deterministic", v)
 			}
 		}
 	})
@@ -126,10 +133,10 @@ func FuzzCompile(f *testing.F) {
 		if err != nil {
 			var broken *RuleError
 			if !errors.As(err, &broken) || broken.Path == "" || broken.Reason == "" || !errdefs.IsInvalidArgument(err) {
-				t.Fatalf("%v", err)
+				t.Fatalf("Compile error %v, want a RuleError with path and reason", err)
 			}
 			return
 		}
-		sane(t, "rm -rf / | sh", p.Command("rm -rf / | sh"))
+		checkVerdict(t, "rm -rf / | sh", p.Command("rm -rf / | sh"))
 	})
 }

@@ -5,17 +5,17 @@ import (
 	"strings"
 )
 
-// Text that is not all known holds marks, control characters that no command
-// may contain in their place.
+// Text that is not fully known contains marks. A mark is a control character that stands for
+// unknown text; the same characters in a command are replaced first.
 const (
-	anyText = '\x00' // any text, as of a variable that nothing here sets
+	anyText = '\x00' // any text, such as a variable that the command does not set
 	anyName = '\x01' // an unquoted *: any text without a slash
 	anyByte = '\x02' // an unquoted ? or [...]: one character
 )
 
 const marks = "\x00\x01\x02"
 
-// answer is what is known of a condition.
+// answer tells whether a condition holds.
 type answer uint8
 
 const (
@@ -24,26 +24,26 @@ const (
 	yes
 )
 
-func both(a, b answer) answer { return min(a, b) }
+func and(a, b answer) answer { return min(a, b) }
 
-// known says whether s is all known, globs included.
+// known reports whether s contains no marks.
 func known(s string) bool { return !strings.ContainsAny(s, marks) }
 
-// certain says whether s holds no text that only a run would tell.
+// certain reports whether s contains no anyText. It may contain globs.
 func certain(s string) bool { return strings.IndexByte(s, anyText) < 0 }
 
-// token is a part of a glob.
+// token is an element of a glob.
 type token struct {
-	kind byte // 'c' a character, '?' any but a slash, '*' any number of them, '+' ("**") anything, '[' a class
+	kind byte // 'c' a character, '?' any but a slash, '*' any text without slash, '+' ("**") any text, '[' a class
 	c    byte
 	neg  bool
-	set  []byte // pairs of first and last
+	set  []byte // class: pairs of first and last character
 }
 
-// glob is a pattern: * and ? stop at slashes, ** does not, and \ quotes.
+// glob is a compiled pattern: * and ? stop at slashes, ** does not, and \ quotes.
 type glob struct {
 	text   string
-	plain  bool // no wildcard: text is what it matches
+	plain  bool // has no wildcard and matches only text
 	tokens []token
 }
 
@@ -88,7 +88,7 @@ func newGlob(s string) (glob, error) {
 	return g, nil
 }
 
-// class reads "[a-z]" at the start of s and says how long it is.
+// class parses a class such as "[a-z]" at the start of s and returns its length.
 func class(s string) (token, int, error) {
 	t := token{kind: '['}
 	i := 1
@@ -108,7 +108,7 @@ func class(s string) (token, int, error) {
 		}
 		t.set = append(t.set, lo, hi)
 	}
-	return token{}, 0, errors.New("has a [ without its ]")
+	return token{}, 0, errors.New("has an unclosed [")
 }
 
 func (t *token) has(c byte) bool {
@@ -125,8 +125,8 @@ func (t *token) has(c byte) bool {
 	return in != t.neg && c != '/'
 }
 
-// match says whether the glob matches s. What is unknown of s makes it maybe,
-// unless the glob holds for all that it could be.
+// match reports whether the glob matches s. If s has marks, the answer is yes only if the glob
+// matches every text that s may stand for.
 func (g *glob) match(s string) answer {
 	if g.plain && g.text == s {
 		return yes
@@ -134,19 +134,18 @@ func (g *glob) match(s string) answer {
 	if g.covers(s) {
 		return yes
 	}
-	if known(s) || !g.meets(s) {
+	if known(s) || !g.mayMatch(s) {
 		return no
 	}
 	return maybe
 }
 
-// covers matches s as it stands. A mark is a character that only wildcards at
-// least as wide take; a glob of the command's takes itself.
-func (g *glob) covers(s string) bool { return g.begins(s) && g.walk(s, false) }
+// covers reports whether the glob matches all that s may stand for. A mark matches wildcards that
+// are at least as wide, and a glob in the command matches itself.
+func (g *glob) covers(s string) bool { return g.matchesPrefix(s) && g.walk(s, false) }
 
-// begins compares what stands before the first wildcard: most patterns fail
-// there.
-func (g *glob) begins(s string) bool {
+// matchesPrefix compares s with the characters before the first wildcard: most globs fail here.
+func (g *glob) matchesPrefix(s string) bool {
 	for i := range g.tokens {
 		if g.tokens[i].kind != 'c' {
 			return true
@@ -158,11 +157,10 @@ func (g *glob) begins(s string) bool {
 	return len(s) == len(g.tokens)
 }
 
-// meets says whether something that s could be is matched.
-func (g *glob) meets(s string) bool { return g.walk(s, true) }
+// mayMatch reports whether the glob matches a text that s may stand for.
+func (g *glob) mayMatch(s string) bool { return g.walk(s, true) }
 
-// walk runs the glob over s as a set of states. With free, a mark of s stands
-// for all that it could be.
+// walk matches s with a set of states. If free is true, a mark stands for any text that it allows.
 func (g *glob) walk(s string, free bool) bool {
 	n := len(g.tokens)
 	var small [2][64]bool
@@ -171,7 +169,7 @@ func (g *glob) walk(s string, free bool) bool {
 		cur, next = make([]bool, n+1), make([]bool, n+1)
 	}
 	cur[0] = true
-	g.skip(cur)
+	g.addEmptyMatches(cur)
 	for i := 0; i < len(s); i++ {
 		c := s[i]
 		clear(next)
@@ -180,7 +178,7 @@ func (g *glob) walk(s string, free bool) bool {
 				continue
 			}
 			if free && (c == anyText || c == anyName) {
-				// The mark takes any number of the glob's tokens.
+				// The mark may stand for text that matches any number of tokens.
 				for u := t; ; u++ {
 					next[u] = true
 					if u == n || c == anyName && g.tokens[u].kind == 'c' && g.tokens[u].c == '/' {
@@ -204,13 +202,13 @@ func (g *glob) walk(s string, free bool) bool {
 				next[t+1] = next[t+1] || tk.fits(c, free)
 			}
 		}
-		g.skip(next)
+		g.addEmptyMatches(next)
 		cur, next = next, cur
 	}
 	return cur[n]
 }
 
-// fits says whether a token takes the character c, which may be a mark.
+// fits reports whether a token matches the character c, which may be a mark.
 func (t *token) fits(c byte, free bool) bool {
 	switch {
 	case c > anyByte:
@@ -223,8 +221,8 @@ func (t *token) fits(c byte, free bool) bool {
 	return c == anyName && t.kind == 'c' && t.c == '*'
 }
 
-// skip adds what is reached by wildcards that take nothing.
-func (g *glob) skip(states []bool) {
+// addEmptyMatches adds the states reached by wildcards that match the empty text.
+func (g *glob) addEmptyMatches(states []bool) {
 	for t := range g.tokens {
 		if states[t] && (g.tokens[t].kind == '*' || g.tokens[t].kind == '+') {
 			states[t+1] = true
@@ -232,7 +230,7 @@ func (g *glob) skip(states []bool) {
 	}
 }
 
-// globs are alternatives.
+// globs is a list of alternatives.
 type globs []glob
 
 func (gs globs) match(s string) answer {

@@ -4,12 +4,13 @@ import (
 	"strings"
 )
 
-// inlineFlags are the flags by which interpreters take code.
-var inlineFlags = map[string]string{"python": "c", "perl": "eE", "ruby": "e", "node": "ep", "php": "rBRE", "lua": "e", "Rscript": "e", "osascript": "e"}
+// inlineFlags maps interpreters to the one-letter flags that take code.
+var inlineFlags = map[string]string{"python": "c", "perl": "eE", "ruby": "e", "node": "ep", "php": "rBRE", "lua": "e",
+	"Rscript": "e", "osascript": "e"}
 
-// interpreter looks into inline code for what it would have a shell run. The
-// program is known, its code is not understood: texts that it hands on are.
-func (r *run) interpreter(sc *scope, name string, c *call) {
+// interpreter walks code given to an interpreter. It does not parse the language; it judges the
+// texts that the code passes to a shell.
+func (r *evaluation) interpreter(sc *scope, name string, c *call) {
 	args := c.args()
 	flags := inlineFlags[name]
 	inline := false
@@ -17,7 +18,7 @@ func (r *run) interpreter(sc *scope, name string, c *call) {
 		s := a.text
 		switch {
 		case name == "awk" || name == "sed":
-			r.inline(sc, name, s, c)
+			r.walkInlineCode(sc, name, s, c)
 			inline = true
 		case len(s) > 1 && s[0] == '-' && s[1] != '-' && flags != "":
 			at := strings.IndexAny(s, flags)
@@ -26,17 +27,17 @@ func (r *run) interpreter(sc *scope, name string, c *call) {
 			}
 			inline = true
 			if at+1 < len(s) && s[at+1] > ' ' && name != "perl" && name != "ruby" {
-				r.inline(sc, name, s[at+1:], c)
+				r.walkInlineCode(sc, name, s[at+1:], c)
 			}
 			if i+1 < len(args) {
-				r.inline(sc, name, args[i+1].text, c)
+				r.walkInlineCode(sc, name, args[i+1].text, c)
 			}
 		case (s == "--eval" || s == "--print" || s == "eval") && name == "node" && i+1 < len(args):
 			inline = true
-			r.inline(sc, name, args[i+1].text, c)
+			r.walkInlineCode(sc, name, args[i+1].text, c)
 		case strings.HasPrefix(s, "--eval="), strings.HasPrefix(s, "--print="):
 			inline = true
-			r.inline(sc, name, s, c)
+			r.walkInlineCode(sc, name, s, c)
 		}
 	}
 	if name == "awk" || name == "sed" || inline {
@@ -47,15 +48,15 @@ func (r *run) interpreter(sc *scope, name string, c *call) {
 	case operand < len(args) && !isStdin(args[operand].text):
 		if text, ok := r.files[clean(args[operand].text, sc.cwd)]; ok {
 			if !certain(text) {
-				r.unknown("the code is made when it runs", name, Deny, c.at)
+				r.reportUnknown("the code to run is known only at run time", name, Deny, c.at)
 			}
-			r.inline(sc, name, text, c)
+			r.walkInlineCode(sc, name, text, c)
 		}
 	case c.stdin != nil && !hasModule(args):
 		if !certain(*c.stdin) {
-			r.unknown("the code comes from what runs before", name, Deny, c.at)
+			r.reportUnknown("the code is the output of another program", name, Deny, c.at)
 		}
-		r.inline(sc, name, *c.stdin, c)
+		r.walkInlineCode(sc, name, *c.stdin, c)
 	}
 }
 
@@ -68,22 +69,22 @@ func hasModule(args []field) bool {
 	return false
 }
 
-// calls are words of interpreters by which code runs a program.
-var calls = []string{
-	"system", "popen", "subprocess", "spawn", "exec", "child_process", "qx", "`", "shell", "Command", "pty", "getline", "|", "passthru", "proc_open", "Open3", "!",
+// callWords lists words of programming languages that run a program.
+var callWords = []string{
+	"system", "popen", "subprocess", "spawn", "exec", "child_process", "qx", "`", "shell", "Command", "pty",
+	"getline", "|", "passthru", "proc_open", "Open3", "!",
 }
 
-// inline looks at the code of an interpreter: where it calls a program, every
-// text in it is looked at as a command. What is not understood is left to the
-// rules about the interpreter itself.
-func (r *run) inline(sc *scope, name, code string, c *call) {
+// walkInlineCode handles code of an interpreter. If it contains one of callWords, every string
+// literal is judged as a command. All other code is left to the rules about the interpreter.
+func (r *evaluation) walkInlineCode(sc *scope, name, code string, c *call) {
 	r.step(1 + len(code)/32)
 	if name == "sed" {
 		r.sed(sc, code, c)
 		return
 	}
 	found := false
-	for _, w := range calls {
+	for _, w := range callWords {
 		if w == "!" && name != "vim" || w == "|" && name != "awk" {
 			continue
 		}
@@ -92,7 +93,7 @@ func (r *run) inline(sc *scope, name, code string, c *call) {
 	if !found {
 		return
 	}
-	list := quoted(code)
+	list := stringLiterals(code)
 	r.step(len(list))
 	var argv []field
 	for _, s := range list[:min(len(list), maxForEach)] {
@@ -100,41 +101,42 @@ func (r *run) inline(sc *scope, name, code string, c *call) {
 			continue
 		}
 		argv = append(argv, field{text: s, at: c.at})
-		r.maybeCode(sc, s, c)
+		r.tryCode(sc, s, c)
 	}
 	if len(argv) > 1 {
-		// ["rm", "-rf", "/"]
+		// A list such as ["rm", "-rf", "/"].
 		for i := range argv {
 			if !strings.ContainsAny(argv[i].text, " \t") {
-				r.mild(func() { r.exec(r.process(sc, c), &call{words: argv[i:], at: c.at, plain: true}) })
+				r.speculative(func() { r.exec(r.newProcess(sc, c), &call{words: argv[i:], at: c.at, direct: true}) })
 				break
 			}
 		}
 	}
 }
 
-// maybeCode looks at a text that may be code.
-func (r *run) maybeCode(sc *scope, text string, c *call) {
-	r.mild(func() { r.code(r.process(sc, c), text, c.at) })
+// tryCode walks text that may be shell code.
+func (r *evaluation) tryCode(sc *scope, text string, c *call) {
+	r.speculative(func() { r.walkCode(r.newProcess(sc, c), text, c.at) })
 }
 
-// mild looks at what may not be code at all: only what rules and lists refuse
-// in it counts, not what is unknown or on no list.
-func (r *run) mild(look func()) {
-	best, found, trace := r.best, r.any, r.trace
-	r.best, r.any = finding{}, false
+// speculative runs look on text that may not be code. Only findings by rules, the deny list and
+// limits count, not unknown text or programs outside the allow list.
+func (r *evaluation) speculative(look func()) {
+	best, found, trace := r.best, r.found, r.trace
+	r.best, r.found = finding{}, false
 	defer func() {
-		got, any := r.best, r.any
-		r.best, r.any, r.trace = best, found, trace
-		if any && got.action != Allow && (got.class == ClassRule || got.class == ClassDenyList || got.class == ClassLimit) {
+		got, any := r.best, r.found
+		r.best, r.found, r.trace = best, found, trace
+		if any && got.action != Allow && (got.class == ClassRule || got.class == ClassDenyList ||
+			got.class == ClassLimit) {
 			r.report(got)
 		}
 	}()
 	look()
 }
 
-// quoted finds the string literals of a text, in any of the usual quotes.
-func quoted(code string) []string {
+// stringLiterals returns the string literals in code of any language.
+func stringLiterals(code string) []string {
 	var out []string
 	for i := 0; i < len(code); i++ {
 		q := code[i]
@@ -176,8 +178,8 @@ func quoted(code string) []string {
 	return out
 }
 
-// sed looks for the e command of GNU sed: "1e rm x".
-func (r *run) sed(sc *scope, code string, c *call) {
+// sed finds the e command and flag of GNU sed, such as "1e rm x".
+func (r *evaluation) sed(sc *scope, code string, c *call) {
 	for _, line := range strings.FieldsFunc(code, func(c rune) bool { return c == '\n' || c == ';' || c == '{' }) {
 		line = strings.TrimLeft(line, "0123456789$, \t!+~")
 		if strings.HasPrefix(line, "/") {
@@ -186,12 +188,12 @@ func (r *run) sed(sc *scope, code string, c *call) {
 			}
 		}
 		if text, ok := strings.CutPrefix(line, "e "); ok {
-			r.maybeCode(sc, text, c)
+			r.tryCode(sc, text, c)
 		}
 		if strings.HasPrefix(line, "s") && len(line) > 3 {
 			body := strings.ReplaceAll(line[2:], "\\"+line[1:2], "\x7f")
 			if parts := strings.Split(body, line[1:2]); len(parts) == 3 && strings.Contains(parts[2], "e") {
-				r.maybeCode(sc, strings.ReplaceAll(parts[1], "\x7f", line[1:2]), c)
+				r.tryCode(sc, strings.ReplaceAll(parts[1], "\x7f", line[1:2]), c)
 			}
 		}
 	}

@@ -6,13 +6,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
 )
 
-// Line decides on a command line for a policy with Rules.Argv: texts that are
-// forbidden first, then the line is split as a POSIX shell quotes and nothing
-// more, then the argument vector is looked at. It returns what to run, which is
-// nil unless the verdict allows it or asks.
+// Line returns the verdict on a command line for a policy with Rules.Argv. It applies Rules.Forbid,
+// splits the line by the quoting of a POSIX shell, and checks the argument vector. The words to run
+// are nil if the verdict denies.
 func (p *Policy) Line(command string) ([]string, Verdict) {
-	r := run{p: p, src: command}
-	if !p.text(&r, command) {
+	r := evaluation{p: p, src: command}
+	if !p.checkText(&r, command) {
 		return nil, r.verdict()
 	}
 	words, err := argv.Split(command)
@@ -20,7 +19,7 @@ func (p *Policy) Line(command string) ([]string, Verdict) {
 	case err != nil:
 		r.report(finding{action: Deny, class: ClassSyntax, reason: err.Error(), at: span{0, len(command)}})
 	case len(words) == 0 || words[0] == "":
-		r.report(finding{action: Deny, class: ClassEmpty, reason: "there is no command"})
+		r.report(finding{action: Deny, class: ClassEmpty, reason: "the command is empty"})
 	default:
 		at := span{0, len(command)}
 		fields := make([]field, len(words))
@@ -28,7 +27,7 @@ func (p *Policy) Line(command string) ([]string, Verdict) {
 			fields[i] = field{text: literal(w), at: at}
 		}
 		if p.rules.Match != Literal && (!p.allow.empty() || !p.deny.empty() || len(p.list) > 0) {
-			r.guard(func() { r.exec(newScope(), &call{words: fields, at: at}) })
+			r.guarded(func() { r.exec(newScope(), &call{words: fields, at: at}) })
 		}
 		r.checkArgv(words, fields)
 	}
@@ -39,8 +38,8 @@ func (p *Policy) Line(command string) ([]string, Verdict) {
 	return words, v
 }
 
-// checkArgv asks Rules.Argv.
-func (r *run) checkArgv(words []string, fields []field) {
+// checkArgv applies Rules.Argv.
+func (r *evaluation) checkArgv(words []string, fields []field) {
 	if r.p.rules.Argv == nil {
 		return
 	}
@@ -63,6 +62,6 @@ func (r *run) checkArgv(words []string, fields []field) {
 	r.report(f)
 }
 
-// Second is the decision that the sandbox makes again on an argument vector,
-// right before it runs: Rules.Argv, nil if there is none.
-func (p *Policy) Second() *argv.Rules { return p.rules.Argv }
+// ArgvRules returns Rules.Argv, nil if unset. The sandbox applies them again right before the
+// program runs.
+func (p *Policy) ArgvRules() *argv.Rules { return p.rules.Argv }

@@ -7,7 +7,7 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 )
 
-// sequence expands {1..3} and {a..c}; nil if it has too many.
+// sequence expands {1..3} and {a..c}. It returns nil if there are too many words.
 func sequence(br *syntax.BraceExp) [][]syntax.WordPart {
 	from, to := br.Elems[0].Lit(), br.Elems[1].Lit()
 	a, errA := strconv.Atoi(from)
@@ -45,8 +45,8 @@ func sequence(br *syntax.BraceExp) [][]syntax.WordPart {
 	}
 }
 
-// param expands $x and its relatives.
-func (b *builder) param(p *syntax.ParamExp, quoted bool) {
+// param expands $x, ${x} and their variants.
+func (b *wordBuilder) param(p *syntax.ParamExp, quoted bool) {
 	if p.Index != nil {
 		b.r.arithm(b.sc, p.Index)
 	}
@@ -78,12 +78,12 @@ func (b *builder) param(p *syntax.ParamExp, quoted bool) {
 	b.value(v, quoted)
 }
 
-func (b *builder) unknown(quoted bool) {
+func (b *wordBuilder) unknown(quoted bool) {
 	b.add(string(anyText))
 	b.bare = b.bare || !quoted
 }
 
-// starred: "$*" and "${a[*]}" are one word in quotes.
+// starred reports whether p is "$*" or "${a[*]}", which quotes join to one word.
 func starred(p *syntax.ParamExp, name string) bool { return name == "*" || index(p) == "*" }
 
 func index(p *syntax.ParamExp) string {
@@ -93,8 +93,8 @@ func index(p *syntax.ParamExp) string {
 	return ""
 }
 
-// list gives the words of $@, $*, ${a[@]}.
-func (b *builder) list(p *syntax.ParamExp, name string) ([]string, bool) {
+// list returns the words of $@, $* or ${a[@]}.
+func (b *wordBuilder) list(p *syntax.ParamExp, name string) ([]string, bool) {
 	if p.Length || p.Excl || p.Repl != nil || p.Exp != nil {
 		return nil, false
 	}
@@ -141,8 +141,8 @@ func number(x syntax.ArithmExpr) (int, bool) {
 	return n, err == nil
 }
 
-// elements adds a list: words of their own, or in quotes with * one.
-func (b *builder) elements(list []string, words, quoted bool) {
+// elements adds the elements of a list, as separate words or, quoted with *, as one.
+func (b *wordBuilder) elements(list []string, words, quoted bool) {
 	if quoted && !words {
 		sep := " "
 		if b.sc.ifs == "" {
@@ -165,8 +165,8 @@ func (b *builder) elements(list []string, words, quoted bool) {
 	}
 }
 
-// scalar is the value of a parameter before its operators.
-func (b *builder) scalar(p *syntax.ParamExp, name string) (string, bool) {
+// scalar returns the value of a parameter before its operators apply.
+func (b *wordBuilder) scalar(p *syntax.ParamExp, name string) (string, bool) {
 	if name[0] >= '0' && name[0] <= '9' {
 		n, err := strconv.Atoi(name)
 		switch {
@@ -183,7 +183,8 @@ func (b *builder) scalar(p *syntax.ParamExp, name string) (string, bool) {
 	switch name {
 	case "@", "*":
 		return strings.Join(b.sc.params, " "), true
-	case "#", "?", "$", "!", "-", "RANDOM", "LINENO", "SECONDS", "UID", "EUID", "PPID", "BASHPID", "EPOCHSECONDS", "SRANDOM":
+	case "#", "?", "$", "!", "-", "RANDOM", "LINENO", "SECONDS", "UID", "EUID", "PPID", "BASHPID", "EPOCHSECONDS",
+		"SRANDOM":
 		return string(anyName), true
 	}
 	v, ok := b.sc.lookup(name)
@@ -212,8 +213,8 @@ func (b *builder) scalar(p *syntax.ParamExp, name string) (string, bool) {
 	return v.list[i], true
 }
 
-// operate applies what stands in the braces: defaults, cuts, replacements.
-func (b *builder) operate(p *syntax.ParamExp, v string, set bool) (string, bool) {
+// operate applies the operators of ${...}: defaults, substrings, replacements.
+func (b *wordBuilder) operate(p *syntax.ParamExp, v string, set bool) (string, bool) {
 	switch {
 	case p.Length, p.Width, p.IsSet:
 		return string(anyName), true
@@ -229,7 +230,7 @@ func (b *builder) operate(p *syntax.ParamExp, v string, set bool) (string, bool)
 	return v, set
 }
 
-func (b *builder) slice(p *syntax.ParamExp, v string, set bool) (string, bool) {
+func (b *wordBuilder) slice(p *syntax.ParamExp, v string, set bool) (string, bool) {
 	from, ok := number(p.Slice.Offset)
 	if !set || !ok || !known(v) {
 		return "", false
@@ -245,7 +246,7 @@ func (b *builder) slice(p *syntax.ParamExp, v string, set bool) (string, bool) {
 	return v[:min(n, len(v))], true
 }
 
-func (b *builder) replace(r *syntax.Replace, v string, set bool) (string, bool) {
+func (b *wordBuilder) replace(r *syntax.Replace, v string, set bool) (string, bool) {
 	old := b.inner(r.Orig)
 	with := b.inner(r.With)
 	if !set || !known(v) || old.text == "" || !known(old.text) || strings.ContainsAny(old.text, "*?[#%") {
@@ -261,14 +262,14 @@ func (b *builder) replace(r *syntax.Replace, v string, set bool) (string, bool) 
 	return strings.Replace(v, old.text, with.text, n), true
 }
 
-// inner expands a word within an expansion: its code is looked at.
-func (b *builder) inner(w *syntax.Word) field {
+// inner expands a word inside an expansion and walks its code.
+func (b *wordBuilder) inner(w *syntax.Word) field {
 	f := b.r.text(b.sc, w)
 	b.feeds = append(b.feeds, f.feeds...)
 	return f
 }
 
-func (b *builder) expansion(p *syntax.ParamExp, v string, set bool) (string, bool) {
+func (b *wordBuilder) expansion(p *syntax.ParamExp, v string, set bool) (string, bool) {
 	w := b.inner(p.Exp.Word).text
 	empty := set && v == ""
 	_, here := b.sc.vars[p.Param.Value]
@@ -317,7 +318,7 @@ func (b *builder) expansion(p *syntax.ParamExp, v string, set bool) (string, boo
 
 func positional(name string) bool { return name != "" && name[0] >= '0' && name[0] <= '9' }
 
-// ansi decodes $'...', and with echo what echo -e and printf know: \0NNN.
+// ansi decodes the escapes of $'...' and, with echo, those of echo -e and printf (\0NNN).
 func ansi(s string, echo bool) string {
 	if strings.IndexByte(s, '\\') < 0 {
 		return s
@@ -357,7 +358,7 @@ func ansi(s string, echo bool) string {
 				i++
 				out.WriteByte(s[i] & 0x1f)
 				if echo {
-					return out.String() // \c ends echo's output
+					return out.String() // \c ends the output of echo
 				}
 			}
 		case '\\', '\'', '"', '?':

@@ -10,46 +10,48 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 )
 
-// words are what a message template sees.
-type words struct {
+// messageData is the data of a message template.
+type messageData struct {
 	Verdict
+	Never   bool // Verdict.HardDeny, under the name that templates use
 	Program string
-	Text    string // that is forbidden, or stands at the place
+	Text    string // the forbidden text, or the text at the position
 	Allowed string // the allow list, sorted and joined by ", "
 	Reason  string
 	Line    int
 	Column  int
 }
 
-// Command decides on a shell command line in bash's grammar.
+// Command returns the verdict on a shell command line in bash grammar.
 func (p *Policy) Command(command string) Verdict {
-	r := run{p: p, src: command}
-	if p.text(&r, command) {
-		r.top(command)
+	r := evaluation{p: p, src: command}
+	if p.checkText(&r, command) {
+		r.walkCommand(command)
 	}
 	return r.verdict()
 }
 
-// Argv decides on an argument vector that is run without a shell.
+// Argv returns the verdict on an argument vector that runs without a shell.
 func (p *Policy) Argv(argv []string) Verdict {
-	r := run{p: p, src: strings.Join(argv, " ")}
+	r := evaluation{p: p, src: strings.Join(argv, " ")}
 	total := len(argv)
 	for _, a := range argv {
 		total += len(a)
 	}
 	switch {
 	case len(argv) == 0 || argv[0] == "":
-		r.report(finding{action: Deny, class: ClassEmpty, reason: "there is no command"})
+		r.report(finding{action: Deny, class: ClassEmpty, reason: "the command is empty"})
 	case total > MaxCommand:
 		r.src = ""
-		r.report(finding{action: Deny, class: ClassLimit, reason: "it is over " + strconv.Itoa(MaxCommand) + " bytes long"})
-	case p.text(&r, r.src):
-		r.argv(argv)
+		r.report(finding{action: Deny, class: ClassLimit, reason: "it is longer than " + strconv.Itoa(MaxCommand) +
+			" bytes"})
+	case p.checkText(&r, r.src):
+		r.walkArgv(argv)
 	}
 	return r.verdict()
 }
 
-func (r *run) argv(argv []string) {
+func (r *evaluation) walkArgv(argv []string) {
 	fields := make([]field, len(argv))
 	at := 0
 	for i, a := range argv {
@@ -57,17 +59,19 @@ func (r *run) argv(argv []string) {
 		at += len(a) + 1
 	}
 	if r.p.rules.Match != Literal {
-		r.guard(func() { r.exec(newScope(), &call{words: fields, at: span{0, len(r.src)}}) })
+		r.guarded(func() { r.exec(newScope(), &call{words: fields, at: span{0, len(r.src)}}) })
 	}
 	r.checkArgv(argv, fields)
 }
 
-// text looks at what holds for any text, and says whether to go on.
-func (p *Policy) text(r *run, s string) bool {
+// checkText applies the checks that hold for any text: size, encoding, Rules.Forbid and, with Match
+// Literal, the patterns. It reports whether parsing should go on.
+func (p *Policy) checkText(r *evaluation, s string) bool {
 	switch {
 	case len(s) > MaxCommand:
 		r.src = ""
-		r.report(finding{action: Deny, class: ClassLimit, reason: "it is over " + strconv.Itoa(MaxCommand) + " bytes long"})
+		r.report(finding{action: Deny, class: ClassLimit, reason: "it is longer than " + strconv.Itoa(MaxCommand) +
+			" bytes"})
 		return false
 	case !utf8.ValidString(s):
 		at := 0
@@ -83,102 +87,103 @@ func (p *Policy) text(r *run, s string) bool {
 		return false
 	}
 	if at := strings.IndexByte(s, 0); at >= 0 {
-		r.report(finding{action: Deny, class: ClassSyntax, reason: "it holds a NUL byte", at: span{at, at + 1}})
+		r.report(finding{action: Deny, class: ClassSyntax, reason: "it contains a NUL byte", at: span{at, at + 1}})
 		return false
 	}
 	if strings.TrimSpace(s) == "" {
-		r.report(finding{action: Deny, class: ClassEmpty, reason: "there is no command"})
+		r.report(finding{action: Deny, class: ClassEmpty, reason: "the command is empty"})
 		return false
 	}
 	for i, f := range p.rules.Forbid {
 		if at := strings.Index(s, f); at >= 0 {
-			r.report(finding{action: Deny, class: ClassForbidden, rule: "forbidden:" + f, reason: "it holds " + strconv.Quote(f), text: f, order: i, at: span{at, at + len(f)}})
+			r.report(finding{action: Deny, class: ClassForbidden, rule: "forbidden:" + f,
+				reason: "it contains " + strconv.Quote(f), text: f, index: i, at: span{at, at + len(f)}})
 			return false
 		}
 	}
 	if p.rules.Match == Literal {
-		p.patterns(r, s)
+		p.matchPatterns(r, s)
 	}
 	return true
 }
 
-// patterns are match literal.
-func (p *Policy) patterns(r *run, s string) {
+// matchPatterns applies the rules of Match Literal to the text.
+func (p *Policy) matchPatterns(r *evaluation, s string) {
 	matched := false
 	for i := range p.list {
 		if at := p.list[i].pattern.FindStringIndex(s); at != nil {
 			matched = true
-			r.rule(&p.list[i], "", span{at[0], at[1]})
+			r.reportRule(&p.list[i], "", span{at[0], at[1]})
 		}
 	}
 	if !matched {
-		r.byDefault("", span{0, len(s)})
+		r.reportDefault("", span{0, len(s)})
 	}
 }
 
-// top parses and walks the command itself.
-func (r *run) top(command string) {
+// walkCommand parses and walks the outer command.
+func (r *evaluation) walkCommand(command string) {
 	if r.p.rules.Match == Literal {
 		return
 	}
 	file, err := parse(command)
 	if err != nil {
-		r.syntax(err)
+		r.reportSyntaxError(err)
 		return
 	}
 	if len(file.Stmts) == 0 {
-		r.report(finding{action: Deny, class: ClassEmpty, reason: "there is no command"})
+		r.report(finding{action: Deny, class: ClassEmpty, reason: "the command is empty"})
 		return
 	}
 	r.parsed = len(command)
-	r.guard(func() {
+	r.guarded(func() {
 		r.stmts(newScope(), file.Stmts, nil)
-		r.uncalled()
+		r.walkUncalled()
 	})
 }
 
-// stopped ends a walk that went past its bounds.
-type stopped struct{}
+// limitExceeded is the panic value that ends a walk over its bounds.
+type limitExceeded struct{}
 
-// unreadable is the rule of a command that something went wrong over while it
-// was looked at: a fault of ours or of the parser's.
-const unreadable = "unreadable"
+// ruleUnreadable is the rule of a verdict after a panic in this package or in the parser.
+const ruleUnreadable = "unreadable"
 
-// guard runs a walk and takes back what bounds end it by. A fault refuses the
-// command, and does no more.
-func (r *run) guard(walk func()) {
+// guarded runs walk and recovers its panics. A panic other than limitExceeded denies the command.
+func (r *evaluation) guarded(walk func()) {
 	defer func() {
 		e := recover()
-		if _, ended := e.(stopped); e != nil && !ended {
-			r.report(finding{action: Deny, class: ClassLimit, rule: unreadable, reason: "it cannot be looked at", at: span{0, len(r.src)}})
+		if _, ended := e.(limitExceeded); e != nil && !ended {
+			r.report(finding{action: Deny, class: ClassLimit, rule: ruleUnreadable, reason: "it could not be evaluated",
+				at: span{0, len(r.src)}})
 		}
 	}()
 	walk()
 }
 
-// limit refuses the command and ends the walk.
-func (r *run) limit(reason string) {
-	r.report(finding{action: Deny, class: ClassLimit, reason: reason, at: r.here})
-	panic(stopped{})
+// limit denies the command and ends the walk.
+func (r *evaluation) limit(reason string) {
+	r.report(finding{action: Deny, class: ClassLimit, reason: reason, at: r.current})
+	panic(limitExceeded{})
 }
 
-func (r *run) step(n int) {
+// step adds n to the cost of the decision and ends the walk over maxSteps.
+func (r *evaluation) step(n int) {
 	if r.steps += n; r.steps > maxSteps {
-		r.limit("it is too much to look at")
+		r.limit("it is too complex to evaluate")
 	}
 }
 
 const forkBomb = ":(){:|:&};:"
 
-func (r *run) syntax(err error) {
-	if errors.Is(err, errDeep) || errors.Is(err, errMuch) {
-		r.report(finding{action: Deny, class: ClassLimit, reason: "it cannot be looked at: " + err.Error()})
+func (r *evaluation) reportSyntaxError(err error) {
+	if errors.Is(err, errTooDeep) || errors.Is(err, errTooLarge) {
+		r.report(finding{action: Deny, class: ClassLimit, reason: "it is too complex to evaluate: " + err.Error()})
 		return
 	}
 	if strings.Contains(strings.Join(strings.Fields(r.src), ""), forkBomb) {
-		// As it is often written, without the blanks that make it run.
-		r.construct("fork_bomb", span{0, len(r.src)})
-		if r.any {
+		// The usual spelling lacks the blanks it needs to run, so it does not parse.
+		r.reportConstruct("fork_bomb", span{0, len(r.src)})
+		if r.found {
 			return
 		}
 	}
@@ -192,28 +197,29 @@ func (r *run) syntax(err error) {
 		f.reason = parse.Text
 	case errors.As(err, &lang):
 		pos = lang.Pos
-		f.reason = lang.Feature + " is not bash's"
+		f.reason = lang.Feature + " is not supported by bash"
 	}
 	at := min(int(pos.Offset()), len(r.src))
 	f.at = span{at, len(r.src)}
 	r.report(f)
 }
 
-// finding is one thing that a policy has to say of a command.
+// finding is one candidate verdict on a command.
 type finding struct {
-	action  Action
-	class   string
-	rule    string
-	order   int // of the rule
-	never   bool
-	program string
-	text    string
-	allowed []string
-	reason  string
-	message string
-	at      span
+	action   Action
+	class    string
+	rule     string
+	index    int // index of the rule
+	hardDeny bool
+	program  string
+	text     string
+	allowed  []string
+	reason   string
+	message  string
+	at       span
 }
 
+// rank orders actions by strictness.
 func rank(a Action) int {
 	switch a {
 	case Deny:
@@ -224,9 +230,9 @@ func rank(a Action) int {
 	return 0
 }
 
-// weight orders findings of one strictness: the most telling first.
-func (f *finding) weight() int {
-	if f.never {
+// priority orders findings of the same action; a lower value wins.
+func (f *finding) priority() int {
+	if f.hardDeny {
 		return 0
 	}
 	switch f.class {
@@ -244,58 +250,59 @@ func (f *finding) weight() int {
 	return 6
 }
 
-// stricter says whether f stands over g.
+// stricter reports whether f replaces g as the verdict.
 func (f *finding) stricter(g *finding) bool {
 	if a, b := rank(f.action), rank(g.action); a != b {
 		return a > b
 	}
-	if a, b := f.weight(), g.weight(); a != b {
+	if a, b := f.priority(), g.priority(); a != b {
 		return a < b
 	}
-	return f.class == ClassRule && g.class == ClassRule && f.order < g.order
+	return f.class == ClassRule && g.class == ClassRule && f.index < g.index
 }
 
-// run is one decision.
-type run struct {
-	p    *Policy
-	src  string
-	best finding
-	any  bool
+// evaluation is the state of one decision.
+type evaluation struct {
+	p     *Policy
+	src   string
+	best  finding
+	found bool
 
-	steps  int
-	parsed int
-	nested int
-	depth  int
-	here   span
-	fixed  bool // here is the outer word of nested code
-	trace  []string
-	files  map[string]string // what the command itself has written, by path
-	fds    int
-	active []*syntax.FuncDecl
-	called map[*syntax.FuncDecl]bool
-	decls  []*syntax.FuncDecl
-	forks  int
-	expand []string // aliases being expanded
-	cwd    string
+	steps    int // cost so far, up to maxSteps
+	parsed   int
+	nested   int // levels of code within code
+	depth    int
+	current  span              // position of the current command
+	inNested bool              // nested code is walked: here is the outer word that contains it
+	trace    []string          // programs in the order in which they were found
+	files    map[string]string // known content of files that the command writes, by path
+	fds      int
+	active   []*syntax.FuncDecl
+	called   map[*syntax.FuncDecl]bool
+	decls    []*syntax.FuncDecl
+	forks    int      // subshells, pipelines and background jobs around the current command
+	expand   []string // aliases being expanded
+	cwd      string
 }
 
-func (r *run) report(f finding) {
-	if !r.any || f.stricter(&r.best) {
-		r.any, r.best = true, f
+// report records f if it is stricter than the finding so far.
+func (r *evaluation) report(f finding) {
+	if !r.found || f.stricter(&r.best) {
+		r.found, r.best = true, f
 	}
 }
 
-// rule reports that a rule holds.
-func (r *run) rule(l *rule, program string, at span) {
+// reportRule reports that a rule matches.
+func (r *evaluation) reportRule(l *rule, program string, at span) {
 	r.report(finding{
-		action: l.Action, class: ClassRule, rule: l.ID, order: l.index, never: l.Never, program: program, at: at,
+		action: l.Action, class: ClassRule, rule: l.ID, index: l.index, hardDeny: l.Never, program: program, at: at,
 		message: l.Message, reason: "rule " + l.ID,
 	})
 }
 
-// unknown reports what cannot be known. worst is the strictest that it could
-// come to.
-func (r *run) unknown(reason, program string, worst Action, at span) {
+// reportUnknown reports that something is known only at run time. worst is the strictest action
+// that it could lead to.
+func (r *evaluation) reportUnknown(reason, program string, worst Action, at span) {
 	a := r.p.rules.Unknown
 	if rank(worst) < rank(a) {
 		a = worst
@@ -303,19 +310,21 @@ func (r *run) unknown(reason, program string, worst Action, at span) {
 	r.report(finding{action: a, class: ClassUnknown, rule: ClassUnknown, program: program, reason: reason, at: at})
 }
 
-func (r *run) byDefault(program string, at span) {
-	r.report(finding{action: r.p.rules.Default, class: ClassDefault, rule: ClassDefault, program: program, reason: "no rule speaks of it", at: at})
+// reportDefault reports that no rule matches the program.
+func (r *evaluation) reportDefault(program string, at span) {
+	r.report(finding{action: r.p.rules.Default, class: ClassDefault, rule: ClassDefault, program: program,
+		reason: "no rule matches it", at: at})
 }
 
-// maxShown bounds the text of a place.
+// maxShown is the maximum length of a quoted text, in bytes.
 const maxShown = 80
 
-func (r *run) verdict() Verdict {
-	if !r.any {
+func (r *evaluation) verdict() Verdict {
+	if !r.found {
 		r.report(finding{action: Allow, class: ClassDefault, rule: ClassDefault, at: span{0, len(r.src)}})
 	}
 	f := &r.best
-	v := Verdict{Action: f.action, Rule: f.rule, Class: f.class, Never: f.never, Program: show(f.program)}
+	v := Verdict{Action: f.action, Rule: f.rule, Class: f.class, HardDeny: f.hardDeny, Program: display(f.program)}
 	if v.Rule == "" {
 		v.Rule = f.class
 	}
@@ -326,16 +335,17 @@ func (r *run) verdict() Verdict {
 	return v
 }
 
-func (r *run) position(at span) *Position {
+func (r *evaluation) position(at span) *Position {
 	start := min(max(at.start, 0), len(r.src))
 	end := min(max(at.end, start), len(r.src))
 	before := r.src[:start]
 	line := strings.LastIndexByte(before, '\n')
-	return &Position{Offset: start, Line: 1 + strings.Count(before, "\n"), Column: start - line, Text: cut(r.src[start:end])}
+	return &Position{Offset: start, Line: 1 + strings.Count(before, "\n"), Column: start - line,
+		Text: truncate(r.src[start:end])}
 }
 
-// cut bounds a text, between runes.
-func cut(s string) string {
+// truncate shortens s to maxShown bytes at a rune boundary and appends an ellipsis.
+func truncate(s string) string {
 	if len(s) <= maxShown {
 		return s
 	}
@@ -346,20 +356,21 @@ func cut(s string) string {
 	return strings.ToValidUTF8(s, "") + "…"
 }
 
-// show writes marks as what people know.
-func show(s string) string {
+// display replaces marks by readable characters and truncates s.
+func display(s string) string {
 	if !known(s) {
 		s = strings.NewReplacer(string(anyText), "…", string(anyName), "*", string(anyByte), "?").Replace(s)
 	}
-	return cut(s)
+	return truncate(s)
 }
 
-func (r *run) message(f *finding, v Verdict) string {
+func (r *evaluation) message(f *finding, v Verdict) string {
 	allowed := r.p.allowed
 	if f.allowed != nil {
 		allowed = strings.Join(f.allowed, ", ")
 	}
-	w := words{Verdict: v, Program: v.Program, Text: show(f.text), Allowed: allowed, Reason: f.reason}
+	w := messageData{Verdict: v, Never: v.HardDeny, Program: v.Program, Text: display(f.text), Allowed: allowed,
+		Reason: f.reason}
 	if v.At != nil {
 		w.Line, w.Column = v.At.Line, v.At.Column
 		if w.Text == "" {
@@ -370,22 +381,22 @@ func (r *run) message(f *finding, v Verdict) string {
 		return f.message
 	}
 	if t := r.p.messages[f.class]; t != nil && f.action != Allow {
-		return fill(t, w)
+		return execute(t, w)
 	}
-	return r.say(f, w)
+	return r.defaultMessage(f, w)
 }
 
-func fill(t *template.Template, w words) string {
+func execute(t *template.Template, w messageData) string {
 	var b strings.Builder
 	if err := t.Execute(&b, w); err != nil {
-		return w.Reason // Compile has tried the template
+		return w.Reason // unlikely: Compile executed the template once
 	}
 	return b.String()
 }
 
-// say is the message where a profile has none of its own.
-func (r *run) say(f *finding, w words) string {
-	verb := map[Action]string{Allow: "is allowed", Ask: "needs an approval", Deny: "is refused"}[f.action]
+// defaultMessage returns the message for classes without a template in Rules.Messages.
+func (r *evaluation) defaultMessage(f *finding, w messageData) string {
+	verb := map[Action]string{Allow: "is allowed", Ask: "needs approval", Deny: "is refused"}[f.action]
 	switch f.class {
 	case ClassAllowList:
 		return strconv.Quote(w.Program) + " is not allowed. Allowed: " + w.Allowed
@@ -395,7 +406,8 @@ func (r *run) say(f *finding, w words) string {
 		return "the command " + verb + " by the rule " + f.rule
 	case ClassSyntax, ClassLimit, ClassEmpty:
 		if v := w.At; v != nil && f.class == ClassSyntax {
-			return "the command is refused at line " + strconv.Itoa(v.Line) + ", column " + strconv.Itoa(v.Column) + ": " + f.reason
+			return "the command is refused at line " + strconv.Itoa(v.Line) + ", column " + strconv.Itoa(v.Column) +
+				": " + f.reason
 		}
 		return "the command is refused: " + f.reason
 	case ClassDefault:

@@ -5,8 +5,10 @@ import (
 	"testing"
 )
 
-// typical is a command of 200 characters.
-const typical = `cd /workspace/project && export PATH="$PWD/bin:$PATH" && for f in src/*.go; do gofmt -l "$f" | grep -v vendor || true; done; go test -race -count=1 ./... 2>&1 | tee build/test.log | tail -n 40 && git st`
+// typical is a realistic command of about 200 characters.
+const typical = `cd /workspace/project && export PATH="$PWD/bin:$PATH" && for f in src/*.go; ` +
+	`do gofmt -l "$f" | grep -v vendor || true; done; ` +
+	`go test -race -count=1 ./... 2>&1 | tee build/test.log | tail -n 40 && git st`
 
 func BenchmarkCommandOf200Characters(b *testing.B) {
 	if len(typical) < 195 || len(typical) > 205 {

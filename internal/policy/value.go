@@ -8,46 +8,46 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 )
 
-// span is a place in the outer command.
+// span is a range of bytes in the outer command.
 type span struct{ start, end int }
 
-// field is a word as a program gets it.
+// field is a word as a program receives it.
 type field struct {
-	text string // with marks
+	text string // may contain marks
 	at   span
-	bare bool // an unquoted unknown: perhaps several words, or none
-	// guess: text is what stands there unless the environment says otherwise.
+	bare bool // contains unquoted unknown text: may be several words, or none
+	// guess: text is the likely value; the environment may change it.
 	guess bool
-	// feeds are the programs whose output the word is made of, or names.
+	// feeds lists the programs whose output is part of the word or of the file it names.
 	feeds []string
 }
 
-// variable is what is known of a shell variable.
+// variable is the known value of a shell variable.
 type variable struct {
 	text     string
-	list     []string // of an array
+	list     []string // elements of an array
 	isList   bool
 	exported bool
 }
 
-// scope is the state of one shell: what a line before has set.
+// scope is the state of one shell.
 type scope struct {
 	vars    map[string]variable
 	funcs   map[string]*syntax.FuncDecl
 	aliases map[string]string
 	zero    string   // $0
-	params  []string // $1 and on
-	cwd     string   // "" is where the command begins
+	params  []string // $1, $2, ...
+	cwd     string   // "" is the directory where the command starts
 	ifs     string
-	// exports: set -a.
+	// exports: set -a is active.
 	exports bool
 	loops   int
 }
 
 func newScope() *scope { return &scope{ifs: " \t\n"} }
 
-// fork is the scope of a subshell. Its maps are copied when it has any.
-func (r *run) fork(s *scope) *scope {
+// fork returns the scope of a subshell, with copies of the maps.
+func (r *evaluation) fork(s *scope) *scope {
 	r.step(1 + len(s.vars) + len(s.funcs) + len(s.aliases))
 	c := *s
 	c.vars, c.funcs, c.aliases = maps.Clone(s.vars), maps.Clone(s.funcs), maps.Clone(s.aliases)
@@ -67,9 +67,9 @@ func (s *scope) set(name string, v variable) {
 	}
 }
 
-// merge takes what another way through the same code has set: what differs is
-// unknown.
-func (r *run) merge(s, other *scope) {
+// merge adds the variables, functions and aliases that another branch has set. Values that differ
+// become unknown.
+func (r *evaluation) merge(s, other *scope) {
 	r.step(1 + len(s.vars) + len(other.vars))
 	for name, v := range other.vars {
 		if old, ok := s.vars[name]; !ok || !old.same(v) {
@@ -121,7 +121,7 @@ func (s *scope) alias(name, text string) {
 	s.aliases[name] = text
 }
 
-// lookup gives a variable's value; ok is false if nothing here sets it.
+// lookup returns the value of a variable. ok is false if the command does not set it.
 func (s *scope) lookup(name string) (variable, bool) {
 	if v, ok := s.vars[name]; ok {
 		return v, true
@@ -140,9 +140,9 @@ func (s *scope) lookup(name string) (variable, bool) {
 	return variable{}, false
 }
 
-// clean writes a path in the one way that globs are compared with: no "//",
-// "/./" or "/../", "~" for the home directory however it is named, "." for the
-// directory where the command begins. cwd is what cd has set.
+// clean returns a path in the form that globs are compared with: without "//", "/./" and "/../",
+// with "~" for the home directory and "." for the directory where the command starts. cwd is the
+// directory set by cd.
 func clean(p, cwd string) string {
 	if p == "" {
 		return p

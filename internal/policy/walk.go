@@ -1,34 +1,32 @@
 package policy
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 
 	"mvdan.cc/sh/v3/syntax"
 )
 
-// enter counts a construct within a construct.
-func (r *run) enter() {
+// enter adds a level of nesting.
+func (r *evaluation) enter() {
 	r.step(1)
 	if r.depth++; r.depth > maxDepth {
 		r.limit("it is nested too deep")
 	}
 }
 
-func (r *run) leave() { r.depth-- }
+func (r *evaluation) leave() { r.depth-- }
 
-// construct reports rules about a part of the language.
-func (r *run) construct(name string, at span) {
-	for _, i := range r.p.builds[name] {
-		r.rule(&r.p.list[i], "", at)
+// reportConstruct applies rules with this Construct.
+func (r *evaluation) reportConstruct(name string, at span) {
+	for _, i := range r.p.byConstruct[name] {
+		r.reportRule(&r.p.list[i], "", at)
 	}
 }
 
-// stmts walks statements in their order and returns what they write to their
-// output, as far as it is known. stdin is what they read, nil if nothing gives
-// it to them.
-func (r *run) stmts(sc *scope, list []*syntax.Stmt, stdin *string) string {
+// stmts walks statements in order and returns their output, or a mark. stdin is their standard
+// input, nil if unknown.
+func (r *evaluation) stmts(sc *scope, list []*syntax.Stmt, stdin *string) string {
 	var out string
 	for _, s := range list {
 		out = r.join(out, r.stmt(sc, s, stdin))
@@ -36,7 +34,7 @@ func (r *run) stmts(sc *scope, list []*syntax.Stmt, stdin *string) string {
 	return out
 }
 
-func (r *run) join(a, b string) string {
+func (r *evaluation) join(a, b string) string {
 	switch {
 	case a == "":
 		return b
@@ -49,8 +47,8 @@ func (r *run) join(a, b string) string {
 	return a + b
 }
 
-// substitution walks the code of $( ) and <( ), in a shell of its own.
-func (r *run) substitution(sc *scope, list []*syntax.Stmt) string {
+// substitution walks the code of $( ) and <( ) in a subshell.
+func (r *evaluation) substitution(sc *scope, list []*syntax.Stmt) string {
 	r.enter()
 	defer r.leave()
 	r.forks++
@@ -58,34 +56,34 @@ func (r *run) substitution(sc *scope, list []*syntax.Stmt) string {
 	return r.stmts(r.fork(sc), list, nil)
 }
 
-// redirected is what the redirections of a statement do.
-type redirected struct {
-	stdin  *string
+// redirections collects the effects of the redirections of a statement.
+type redirections struct {
+	stdin  *string // content of standard input; nil if unknown
 	writes []field
-	stdout bool // goes to a file
-	feeds  []string
-	files  []string
+	stdout bool     // standard output goes to a file
+	feeds  []string // programs that produce stdin
+	files  []string // known files that standard output goes to
 }
 
-func (r *run) stmt(sc *scope, s *syntax.Stmt, stdin *string) string {
+func (r *evaluation) stmt(sc *scope, s *syntax.Stmt, stdin *string) string {
 	r.enter()
 	defer r.leave()
 	if s.Background || s.Coprocess || s.Disown {
-		r.construct("background", r.where(s))
+		r.reportConstruct("background", r.where(s))
 		sc = r.fork(sc)
 		r.forks++
 		defer func() { r.forks-- }()
 	}
-	rd := redirected{stdin: stdin}
+	rd := redirections{stdin: stdin}
 	for _, d := range s.Redirs {
 		r.redirect(sc, d, &rd)
 	}
 	var out string
 	if c, ok := s.Cmd.(*syntax.CallExpr); ok {
-		out = r.simple(sc, c, &rd)
+		out = r.simpleCommand(sc, c, &rd)
 	} else {
 		if len(rd.writes) > 0 {
-			r.judge(&call{writes: rd.writes, at: r.where(s)})
+			r.applyRules(&call{writes: rd.writes, at: r.where(s)})
 		}
 		if s.Cmd != nil {
 			out = r.command(sc, s.Cmd, rd.stdin)
@@ -100,12 +98,12 @@ func (r *run) stmt(sc *scope, s *syntax.Stmt, stdin *string) string {
 	return out
 }
 
-func (r *run) redirect(sc *scope, d *syntax.Redirect, rd *redirected) {
+func (r *evaluation) redirect(sc *scope, d *syntax.Redirect, rd *redirections) {
 	switch d.Op {
 	case syntax.Hdoc, syntax.DashHdoc:
 		rd.stdin = new(string)
 		if d.Hdoc != nil {
-			*rd.stdin = r.document(sc, d)
+			*rd.stdin = r.heredocText(sc, d)
 		}
 		return
 	case syntax.WordHdoc:
@@ -118,7 +116,7 @@ func (r *run) redirect(sc *scope, d *syntax.Redirect, rd *redirected) {
 	f.at = r.where(d)
 	switch d.Op {
 	case syntax.RdrIn:
-		text := r.content(f.text, sc)
+		text := r.fileContent(f.text, sc)
 		rd.stdin, rd.feeds = &text, append(rd.feeds, f.feeds...)
 	case syntax.DplIn:
 	case syntax.DplOut:
@@ -142,9 +140,9 @@ func (r *run) redirect(sc *scope, d *syntax.Redirect, rd *redirected) {
 	}
 }
 
-// document is the text of a here-document.
-func (r *run) document(sc *scope, d *syntax.Redirect) string {
-	b := builder{r: r, sc: sc, at: r.where(d)}
+// heredocText returns the expanded text of a here-document.
+func (r *evaluation) heredocText(sc *scope, d *syntax.Redirect) string {
+	b := wordBuilder{r: r, sc: sc, at: r.where(d)}
 	for _, p := range d.Hdoc.Parts {
 		b.part(p, true)
 	}
@@ -159,7 +157,7 @@ func (r *run) document(sc *scope, d *syntax.Redirect) string {
 	return text
 }
 
-func (r *run) command(sc *scope, cmd syntax.Command, stdin *string) string {
+func (r *evaluation) command(sc *scope, cmd syntax.Command, stdin *string) string {
 	switch c := cmd.(type) {
 	case *syntax.Block:
 		return r.stmts(sc, c.Stmts, stdin)
@@ -172,26 +170,16 @@ func (r *run) command(sc *scope, cmd syntax.Command, stdin *string) string {
 	case *syntax.IfClause:
 		return r.ifClause(sc, c, stdin)
 	case *syntax.WhileClause:
-		r.forget(sc, c)
+		r.invalidate(sc, c)
 		r.stmts(sc, c.Cond, stdin)
 		r.stmts(sc, c.Do, stdin)
 		return string(anyText)
 	case *syntax.ForClause:
 		return r.forClause(sc, c, stdin)
 	case *syntax.CaseClause:
-		r.text(sc, c.Word)
-		before := r.fork(sc)
-		for _, item := range c.Items {
-			for _, p := range item.Patterns {
-				r.text(sc, p)
-			}
-			way := r.fork(before)
-			r.stmts(way, item.Stmts, stdin)
-			r.merge(sc, way)
-		}
-		return string(anyText)
+		return r.caseClause(sc, c, stdin)
 	case *syntax.FuncDecl:
-		r.construct("function", r.where(c))
+		r.reportConstruct("function", r.where(c))
 		r.decls = append(r.decls, c)
 		if c.Name != nil {
 			sc.define(c.Name.Value, c)
@@ -211,19 +199,18 @@ func (r *run) command(sc *scope, cmd syntax.Command, stdin *string) string {
 			return r.stmt(sc, c.Stmt, stdin)
 		}
 	case *syntax.CoprocClause:
-		r.construct("background", r.where(c))
+		r.reportConstruct("background", r.where(c))
 		r.forks++
 		defer func() { r.forks-- }()
 		r.stmt(r.fork(sc), c.Stmt, nil)
 	default:
-		r.unknown("a construct that is not known here", "", Deny, r.where(cmd))
+		r.reportUnknown("a shell construct is not supported", "", Deny, r.where(cmd))
 	}
 	return ""
 }
 
-// binary walks lists and pipelines. Both can be very long: the left side is
-// followed in a loop.
-func (r *run) binary(sc *scope, c *syntax.BinaryCmd, stdin *string) string {
+// binary walks lists and pipelines. It follows the left side in a loop: both can be very long.
+func (r *evaluation) binary(sc *scope, c *syntax.BinaryCmd, stdin *string) string {
 	if c.Op == syntax.Pipe || c.Op == syntax.PipeAll {
 		return r.pipeline(sc, c, stdin)
 	}
@@ -231,7 +218,8 @@ func (r *run) binary(sc *scope, c *syntax.BinaryCmd, stdin *string) string {
 	for {
 		x, ok := chain[len(chain)-1].X.Cmd.(*syntax.BinaryCmd)
 		left := chain[len(chain)-1].X
-		if !ok || x.Op == syntax.Pipe || x.Op == syntax.PipeAll || len(left.Redirs) > 0 || left.Background || left.Coprocess || left.Disown {
+		if !ok || x.Op == syntax.Pipe || x.Op == syntax.PipeAll || len(left.Redirs) > 0 || left.Background ||
+			left.Coprocess || left.Disown {
 			break
 		}
 		r.step(1)
@@ -241,17 +229,17 @@ func (r *run) binary(sc *scope, c *syntax.BinaryCmd, stdin *string) string {
 	out := r.stmt(sc, chain[last].X, stdin)
 	cur := sc
 	for i := last; i >= 0; i-- {
-		sets := !plainly(chain[i].Y)
+		sets := !setsNothing(chain[i].Y)
 		if sets && cur == sc {
 			cur = r.fork(sc)
 		}
-		way := cur
+		branch := cur
 		if sets && chain[i].Op == syntax.OrStmt {
-			way = r.fork(cur)
+			branch = r.fork(cur)
 		}
-		out = r.join(out, r.stmt(way, chain[i].Y, stdin))
-		if way != cur {
-			r.merge(cur, way)
+		out = r.join(out, r.stmt(branch, chain[i].Y, stdin))
+		if branch != cur {
+			r.merge(cur, branch)
 		}
 	}
 	if cur != sc {
@@ -260,22 +248,22 @@ func (r *run) binary(sc *scope, c *syntax.BinaryCmd, stdin *string) string {
 	return out
 }
 
-// plainly: a statement that sets no variable, so that no other way needs to be
-// followed.
-func plainly(s *syntax.Stmt) bool {
+// setsNothing reports whether a statement cannot set variables, so that it needs no separate scope.
+func setsNothing(s *syntax.Stmt) bool {
 	c, ok := s.Cmd.(*syntax.CallExpr)
 	if !ok || len(c.Args) == 0 {
 		return false
 	}
 	switch c.Args[0].Lit() {
-	case "", ".", "source", "eval", "unset", "set", "shift", "alias", "unalias", "read", "printf", "mapfile", "readarray", "getopts", "builtin", "command", "shopt":
+	case "", ".", "source", "eval", "unset", "set", "shift", "alias", "unalias", "read", "printf", "mapfile",
+		"readarray", "getopts", "builtin", "command", "shopt":
 		return false
 	}
 	return true
 }
 
-// pipeline walks the stages from left to right, each in a shell of its own.
-func (r *run) pipeline(sc *scope, c *syntax.BinaryCmd, stdin *string) string {
+// pipeline walks the stages from left to right, each in a subshell.
+func (r *evaluation) pipeline(sc *scope, c *syntax.BinaryCmd, stdin *string) string {
 	var stages []*syntax.Stmt
 	for left := (*syntax.Stmt)(nil); ; {
 		stages = append(stages, c.Y)
@@ -300,7 +288,7 @@ func (r *run) pipeline(sc *scope, c *syntax.BinaryCmd, stdin *string) string {
 	}
 	first := stages[len(stages)-1]
 	at := r.where(first)
-	if !r.fixed {
+	if !r.inNested {
 		at.end = int(stages[0].End().Offset())
 	}
 	for i := 1; i < len(marks); i++ {
@@ -308,13 +296,13 @@ func (r *run) pipeline(sc *scope, c *syntax.BinaryCmd, stdin *string) string {
 		if i+1 < len(marks) {
 			end = marks[i+1]
 		}
-		r.piped(r.trace[marks[0]:marks[i]], r.trace[marks[i]:end], at)
+		r.reportPipe(r.trace[marks[0]:marks[i]], r.trace[marks[i]:end], at)
 	}
 	return out
 }
 
-// piped reports rules about what from writes into to.
-func (r *run) piped(from, to []string, at span) {
+// reportPipe applies pipe rules to the programs from that write to the programs to.
+func (r *evaluation) reportPipe(from, to []string, at span) {
 	if len(from) == 0 || len(to) == 0 {
 		return
 	}
@@ -322,7 +310,7 @@ func (r *run) piped(from, to []string, at span) {
 		l := &r.p.list[i]
 		r.step((len(from) + len(to)) / 4)
 		if f, t := anyOf(&l.from, from), anyOf(&l.to, to); f != "" && t != "" {
-			r.rule(l, t, at)
+			r.reportRule(l, t, at)
 		}
 	}
 }
@@ -336,24 +324,38 @@ func anyOf(p *programs, names []string) string {
 	return ""
 }
 
-func (r *run) ifClause(sc *scope, c *syntax.IfClause, stdin *string) string {
+func (r *evaluation) caseClause(sc *scope, c *syntax.CaseClause, stdin *string) string {
+	r.text(sc, c.Word)
+	before := r.fork(sc)
+	for _, item := range c.Items {
+		for _, p := range item.Patterns {
+			r.text(sc, p)
+		}
+		branch := r.fork(before)
+		r.stmts(branch, item.Stmts, stdin)
+		r.merge(sc, branch)
+	}
+	return string(anyText)
+}
+
+func (r *evaluation) ifClause(sc *scope, c *syntax.IfClause, stdin *string) string {
 	rest := sc
 	for n := 0; c != nil; n++ {
 		r.step(1)
 		r.stmts(rest, c.Cond, stdin)
-		way := r.fork(rest)
-		r.stmts(way, c.Then, stdin)
-		r.merge(sc, way)
+		branch := r.fork(rest)
+		r.stmts(branch, c.Then, stdin)
+		r.merge(sc, branch)
 		c = c.Else
 	}
 	return string(anyText)
 }
 
-func (r *run) forClause(sc *scope, c *syntax.ForClause, stdin *string) string {
+func (r *evaluation) forClause(sc *scope, c *syntax.ForClause, stdin *string) string {
 	loop, ok := c.Loop.(*syntax.WordIter)
 	if !ok {
 		if l, ok := c.Loop.(*syntax.CStyleLoop); ok {
-			r.forget(sc, c)
+			r.invalidate(sc, c)
 			r.arithm(sc, l.Init)
 			r.arithm(sc, l.Cond)
 			r.arithm(sc, l.Post)
@@ -375,7 +377,7 @@ func (r *run) forClause(sc *scope, c *syntax.ForClause, stdin *string) string {
 	}
 	sc.loops++
 	defer func() { sc.loops-- }()
-	r.forget(sc, c)
+	r.invalidate(sc, c)
 	if len(items) > most || c.Select {
 		items = []field{{text: string(anyText)}}
 	}
@@ -387,9 +389,9 @@ func (r *run) forClause(sc *scope, c *syntax.ForClause, stdin *string) string {
 	return out
 }
 
-// forget takes away what is known of the variables that a loop's body sets: they
-// may have it from an earlier round.
-func (r *run) forget(sc *scope, loop syntax.Node) {
+// invalidate makes the variables unknown that the body of a loop sets: an earlier iteration may
+// have changed them.
+func (r *evaluation) invalidate(sc *scope, loop syntax.Node) {
 	if sc.vars == nil && sc.cwd == "" {
 		return
 	}
@@ -404,7 +406,7 @@ func (r *run) forget(sc *scope, loop syntax.Node) {
 	})
 }
 
-func (r *run) test(sc *scope, x syntax.TestExpr) {
+func (r *evaluation) test(sc *scope, x syntax.TestExpr) {
 	r.enter()
 	defer r.leave()
 	switch x := x.(type) {
@@ -417,120 +419,5 @@ func (r *run) test(sc *scope, x syntax.TestExpr) {
 		r.test(sc, x.X)
 	case *syntax.Word:
 		r.text(sc, x)
-	}
-}
-
-// arithm looks at the code within arithmetic; what it assigns is unknown.
-func (r *run) arithm(sc *scope, x syntax.ArithmExpr) {
-	if x == nil {
-		return
-	}
-	r.enter()
-	defer r.leave()
-	switch x := x.(type) {
-	case *syntax.BinaryArithm:
-		r.assigned(sc, x.X)
-		r.arithm(sc, x.X)
-		r.arithm(sc, x.Y)
-	case *syntax.UnaryArithm:
-		r.assigned(sc, x.X)
-		r.arithm(sc, x.X)
-	case *syntax.ParenArithm:
-		r.arithm(sc, x.X)
-	case *syntax.FlagsArithm:
-		r.arithm(sc, x.X)
-	case *syntax.Word:
-		if x != nil {
-			r.text(sc, x)
-		}
-	}
-}
-
-func (r *run) assigned(sc *scope, x syntax.ArithmExpr) {
-	if w, ok := x.(*syntax.Word); ok && w != nil {
-		if name := w.Lit(); name != "" {
-			if _, set := sc.vars[name]; set {
-				sc.set(name, variable{text: string(anyName)})
-			}
-		}
-	}
-}
-
-// assign carries out an assignment.
-func (r *run) assign(sc *scope, a *syntax.Assign) {
-	if a.Index != nil {
-		r.arithm(sc, a.Index)
-	}
-	if a.Name == nil {
-		if a.Value != nil {
-			r.text(sc, a.Value)
-		}
-		return
-	}
-	name := a.Name.Value
-	old := sc.vars[name]
-	v := variable{exported: old.exported}
-	switch {
-	case a.Array != nil:
-		v.isList = true
-		if a.Append {
-			v.list = append(v.list, old.list...)
-		}
-		for _, e := range a.Array.Elems {
-			if e.Index != nil {
-				r.arithm(sc, e.Index)
-			}
-			if e.Value == nil {
-				continue
-			}
-			for _, f := range r.word(sc, e.Value, nil) {
-				v.list = append(v.list, f.text)
-			}
-		}
-		r.step(len(v.list))
-	case a.Index != nil:
-		r.text(sc, a.Value)
-		v.isList, v.list = true, []string{string(anyText)}
-	default:
-		if a.Naked && a.Value == nil {
-			return
-		}
-		v.text = r.text(sc, a.Value).text
-		if a.Append {
-			if old.isList {
-				v.isList, v.list = true, slices.Concat(old.list, []string{v.text})
-			} else if v.text = old.text + v.text; len(v.text) > maxText {
-				v.text = string(anyText)
-			}
-			r.step(len(v.text) / 64)
-		}
-	}
-	r.environment(sc, name, v.text, r.where(a))
-	sc.set(name, v)
-}
-
-// declare is export, declare, local and their like.
-func (r *run) declare(sc *scope, c *syntax.DeclClause) {
-	exports := c.Variant.Value == "export"
-	reference := c.Variant.Value == "nameref"
-	r.judgeBuiltin(c.Variant.Value, r.where(c))
-	for _, a := range c.Args {
-		if a.Naked && a.Name == nil {
-			flag := r.text(sc, a.Value).text
-			exports = exports || strings.HasPrefix(flag, "-") && strings.Contains(flag, "x")
-			reference = reference || strings.HasPrefix(flag, "-") && strings.ContainsAny(flag, "nulc")
-			continue
-		}
-		r.assign(sc, a)
-		if a.Name == nil {
-			continue
-		}
-		if v, ok := sc.vars[a.Name.Value]; ok {
-			v.exported = v.exported || exports
-			if reference {
-				v = variable{text: string(anyText), exported: v.exported}
-			}
-			sc.set(a.Name.Value, v)
-		}
 	}
 }

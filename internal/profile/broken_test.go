@@ -92,10 +92,10 @@ func TestABrokenFileIsToldWithLineAndReason(t *testing.T) {
 		"a rule without an id":        {tool + "policy:\n  rules:\n    - action: deny\n      programs: [a]\n", "x.yaml:6: policy.rules[0].id: is empty"},
 		"a rule's odd action":         {tool + "policy:\n  rules:\n    - {id: a, action: deny, programs: [a]}\n    - id: b\n      action: dney\n      programs: [a]\n", `x.yaml:8: policy.rules[1].action: is "dney"`},
 		"a rule of everything":        {tool + "policy:\n  rules:\n    - {id: a, action: deny}\n", "x.yaml:6: policy.rules[0]: has no condition"},
-		"a rule with a pattern":       {tool + "policy:\n  rules:\n    - {id: a, action: deny, pattern: x}\n", "x.yaml:6: policy.rules[0].pattern: is for match literal"},
-		"a broken pattern":            {tool + "policy:\n  match: literal\n  rules:\n    - id: a\n      action: deny\n      pattern: '('\n", "x.yaml:9: policy.rules[0].pattern: is no regular expression"},
+		"a rule with a pattern":       {tool + "policy:\n  rules:\n    - {id: a, action: deny, pattern: x}\n", "x.yaml:6: policy.rules[0].pattern: requires match literal"},
+		"a broken pattern":            {tool + "policy:\n  match: literal\n  rules:\n    - id: a\n      action: deny\n      pattern: '('\n", "x.yaml:9: policy.rules[0].pattern: is an invalid regular expression"},
 		"an odd match":                {tool + "policy: {match: regex}\n", `x.yaml:4: policy.match: is "regex"`},
-		"a policy's unknown class":    {tool + "policy:\n  messages:\n    rul: a\n", "x.yaml:6: policy.messages.rul: is no class"},
+		"a policy's unknown class":    {tool + "policy:\n  messages:\n    rul: a\n", "x.yaml:6: policy.messages.rul: is not a class"},
 		"a tool's broken policy":      {tool + "    policy:\n      deny: ['']\n", "x.yaml:5: tools[0].policy.deny[0]: is empty"},
 		"a budget of nothing":         {tool + "approvals:\n  - tool: '*'\n    action: budget\n    period: daily\n", `approvals[0].limit: `},
 	} {

@@ -41,7 +41,7 @@ func (c *Compiled) Check(name, command string, argv []string) (policy.Verdict, e
 		return policy.Verdict{}, usererror.Errorf(errdefs.ErrInvalidArgument, "command and argv are both set: use one of them")
 	case argv != nil:
 		return p.Argv(argv), nil
-	case p.Second() != nil:
+	case p.ArgvRules() != nil:
 		_, v := p.Line(command)
 		return v, nil
 	}

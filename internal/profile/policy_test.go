@@ -88,8 +88,8 @@ func TestCommandsGetTheVerdictsOfTheSources(t *testing.T) {
 			if v.Action != c.verdict || !strings.HasPrefix(v.Message, c.message) {
 				t.Errorf("%+v", v)
 			}
-			if never := c.message == forbidden; v.Never != never {
-				t.Errorf("never is %v", v.Never)
+			if never := c.message == forbidden; v.HardDeny != never {
+				t.Errorf("never is %v", v.HardDeny)
 			}
 		})
 	}
@@ -117,12 +117,12 @@ func TestEveryBlockedProgramOfUniversalIsBlocked(t *testing.T) {
 func TestReadonlyRefusesInTheWordsOfItsSource(t *testing.T) {
 	p := toolOf(t, "readonly", "run_shell").Policy()
 	for _, name := range strings.Split(whitelist, ", ") {
-		v := p.Second().Programs
+		v := p.ArgvRules().Programs
 		if _, ok := v[name]; !ok {
 			t.Errorf("%s is not in the list", name)
 		}
 	}
-	if n := len(p.Second().Programs); n != 23 {
+	if n := len(p.ArgvRules().Programs); n != 23 {
 		t.Errorf("%d programs", n)
 	}
 	for command, want := range map[string]string{

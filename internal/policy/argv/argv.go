@@ -1,11 +1,10 @@
-// Package argv decides on an argument vector that is run without a shell: which
-// programs are allowed, by which arguments a harmless program writes or runs
-// another, and which arguments name a place outside the workspace. The
-// orchestrator asks it, and the guest asks it again in the sandbox, right before
-// it would run the program; so it imports only the standard library.
+// Package argv decides whether an argument vector may run without a shell. It checks the program
+// name, the arguments that make a harmless program write or run something, and paths outside the
+// workspace. The orchestrator applies it first. The guest applies it again in the sandbox, right
+// before it runs the program, so the package imports only the standard library.
 //
-// Rules are not changed by a check, and may be used by many goroutines at once.
-// Check touches nothing; CheckHere also follows symbolic links.
+// Checks do not modify Rules, so they are safe for concurrent use. Check does no I/O; CheckHere
+// also resolves symbolic links.
 package argv
 
 import (
@@ -15,56 +14,54 @@ import (
 	"strings"
 )
 
-// Rules are what may run. They are data: a profile holds them, and the host
-// sends them to the guest with a command.
+// Rules defines what may run. It is plain data: profiles contain it, and the host sends it to the
+// guest with a command.
 type Rules struct {
-	// Programs are the only ones that may run, by name, with what is special
-	// about their arguments. A name is a word without a slash: another file of
-	// that name somewhere is not it.
+	// Programs are the only ones that may run, by name. A name has no slash, so that a path to
+	// another file with that name is not allowed.
 	Programs map[string]Program `json:"programs"`
-	// Root is the folder that path arguments must be in; empty: anywhere.
+	// Root is the directory that path arguments must be in; empty means anywhere.
 	Root string `json:"root,omitempty"`
 }
 
-// Program is what is special about one program's arguments. The zero value takes
-// any flags, and paths for operands.
+// Program describes the arguments of one program. The zero value allows any flags, and paths as
+// operands.
 type Program struct {
-	// DenyFlags are flags by which it writes, runs something, or reads
-	// elsewhere. Short ones ("-o") are found in clusters and with a value glued
-	// on, long ones ("--output") by unambiguous prefix and with "=value".
+	// DenyFlags are flags that make the program write, run another program or read elsewhere. Short
+	// flags ("-o") also match in clusters and with an attached value, long flags ("--output") as
+	// unambiguous prefixes and with "=value".
 	DenyFlags []string `json:"deny_flags,omitempty"`
-	// ValueFlags take a value, glued on or in the next word, that is no path. A
-	// long flag that only takes it glued on ("--color") is none of them, nor is a
-	// short one after whose value further flags may follow.
+	// ValueFlags take a value that is not a path, attached or in the next word. Omit long flags
+	// whose value is always attached ("--color"), and short flags with a value that further flags
+	// can follow.
 	ValueFlags []string `json:"value_flags,omitempty"`
-	// PathFlags take a path.
+	// PathFlags take a path as value.
 	PathFlags []string `json:"path_flags,omitempty"`
-	// PatternFlags are those of the above that stand for the first operand of
-	// "pattern-first" and of a script.
+	// PatternFlags are flags of the lists above that replace the first operand of "pattern-first"
+	// or of a script.
 	PatternFlags []string `json:"pattern_flags,omitempty"`
-	// SingleDash: flags are words with one dash ("-name"), not clusters. A flag
-	// that ends in * stands for all that begin so.
+	// SingleDash: flags are words with one dash ("-name") and never clusters. A flag that ends in *
+	// matches every word with that prefix.
 	SingleDash bool `json:"single_dash,omitempty"`
-	// FlagsFirst: after its first operand it takes no flags any more. What looks
-	// like one is an operand then, and what is denied stays so.
+	// FlagsFirst: words after the first operand are operands even if they look like flags. Denied
+	// flags are refused there too.
 	FlagsFirst bool `json:"flags_first,omitempty"`
-	// FilesOnly: paths must not be folders, since it would follow the links that
-	// are in them. Only CheckHere can tell.
+	// FilesOnly: paths must not be directories, because the program would follow links in them.
+	// Only CheckHere enforces it.
 	FilesOnly bool `json:"files_only,omitempty"`
-	// Operands says what operands are: "paths" (unless set), "pattern-first"
-	// (a text, then paths), "text", "assignments" (NAME=value), or "none".
+	// Operands is the kind of the operands: "paths" (default), "pattern-first" (a text, then
+	// paths), "text", "assignments" (NAME=value) or "none".
 	Operands string `json:"operands,omitempty"`
-	// MaxOperands bounds their number; 0 does not.
+	// MaxOperands is the maximum number of operands; 0 means no limit.
 	MaxOperands int `json:"max_operands,omitempty"`
-	// DenyOperands are what no operand may begin with ("+" for less).
+	// DenyOperands are prefixes that operands must not have ("+" for less).
 	DenyOperands []string `json:"deny_operands,omitempty"`
-	// Script is the language of the first operand, and of the values of
-	// PatternFlags: "sed" or "awk". Commands by which a script writes, runs or
-	// reads elsewhere are refused.
+	// Script is the language of the first operand and of the values of PatternFlags: "sed" or
+	// "awk". Scripts that write, run programs or read other files are refused.
 	Script string `json:"script,omitempty"`
 }
 
-// What operands can be.
+// Kinds of operands for Program.Operands.
 const (
 	Paths        = "paths"
 	PatternFirst = "pattern-first"
@@ -73,35 +70,35 @@ const (
 	None         = "none"
 )
 
-// Classes of a Refusal; they are the policy's.
+// Classes of a Refusal, with the values of package policy.
 const (
 	ClassAllowList = "allowlist" // the program is not in Rules.Programs
-	ClassArgument  = "argument"  // an argument by which it would do more than read
-	ClassPath      = "path"      // an argument outside Root
-	ClassEmpty     = "empty"     // there is no program
-	ClassLimit     = "limit"     // too many, or too long
+	ClassArgument  = "argument"  // an argument would let the program do more than read
+	ClassPath      = "path"      // an argument is outside Root
+	ClassEmpty     = "empty"     // the vector is empty
+	ClassLimit     = "limit"     // too many arguments, or too long
 )
 
-// Bounds of an argument vector.
+// Bounds of an argument vector, in arguments and bytes.
 const (
 	MaxArgs  = 4096
 	MaxBytes = 128 << 10
 )
 
-// Refusal says why an argument vector may not run. Message holds nothing of the
+// Refusal explains why an argument vector may not run. Message contains no information about the
 // host.
 type Refusal struct {
 	Class   string `json:"class"`
 	Program string `json:"program,omitempty"`
 	Message string `json:"message"`
-	// Index is the argument that it is about; 0 is the program.
+	// Index is the index of the refused argument; 0 is the program.
 	Index int `json:"index"`
 }
 
-// Error is the message.
+// Error implements error.
 func (r *Refusal) Error() string { return r.Message }
 
-// Names are the programs, sorted.
+// Names returns the names of the programs, sorted.
 func (r Rules) Names() []string {
 	names := make([]string, 0, len(r.Programs))
 	for n := range r.Programs {
@@ -111,17 +108,17 @@ func (r Rules) Names() []string {
 	return names
 }
 
-// Validate says what of the rules cannot be used; the error names the field.
+// Validate returns an error that names the first invalid field.
 func (r Rules) Validate() error {
 	if len(r.Programs) == 0 {
-		return fmt.Errorf("programs is empty: nothing could run")
+		return fmt.Errorf("programs is empty: must have at least one entry")
 	}
 	if r.Root != "" && (!path.IsAbs(r.Root) || path.Clean(r.Root) != r.Root) {
-		return fmt.Errorf("root %q is no clean absolute path", r.Root)
+		return fmt.Errorf("root %q must be a clean absolute path", r.Root)
 	}
 	for _, n := range r.Names() {
 		if n == "" || strings.ContainsAny(n, "/\x00") {
-			return fmt.Errorf("programs has %q: a program is named by a word without a slash", n)
+			return fmt.Errorf("programs has %q: names must not be empty or contain a slash", n)
 		}
 		p := r.Programs[n]
 		if err := p.validate(); err != nil {
@@ -135,12 +132,12 @@ func (p *Program) validate() error {
 	switch p.Operands {
 	case "", Paths, PatternFirst, Text, Assignments, None:
 	default:
-		return fmt.Errorf("operands is %q: it can be paths, pattern-first, text, assignments or none", p.Operands)
+		return fmt.Errorf("operands is %q: must be paths, pattern-first, text, assignments or none", p.Operands)
 	}
 	switch p.Script {
 	case "", "sed", "awk":
 	default:
-		return fmt.Errorf("script is %q: it can be sed or awk", p.Script)
+		return fmt.Errorf("script is %q: must be sed or awk", p.Script)
 	}
 	if p.MaxOperands < 0 {
 		return fmt.Errorf("max_operands is negative")
@@ -148,13 +145,14 @@ func (p *Program) validate() error {
 	for _, l := range []struct {
 		name  string
 		flags []string
-	}{{"deny_flags", p.DenyFlags}, {"value_flags", p.ValueFlags}, {"path_flags", p.PathFlags}, {"pattern_flags", p.PatternFlags}} {
+	}{{"deny_flags", p.DenyFlags}, {"value_flags", p.ValueFlags}, {"path_flags", p.PathFlags},
+		{"pattern_flags", p.PatternFlags}} {
 		for i, f := range l.flags {
 			if len(f) < 2 || f[0] != '-' || f == "--" {
-				return fmt.Errorf("%s[%d] is %q: a flag begins with -", l.name, i, f)
+				return fmt.Errorf("%s[%d] is %q: flags start with -", l.name, i, f)
 			}
 			if !p.SingleDash && len(f) > 2 && f[1] != '-' {
-				return fmt.Errorf("%s[%d] is %q: a flag is -x or --word (set single_dash for words with one dash)", l.name, i, f)
+				return fmt.Errorf("%s[%d] is %q: use -x or --word, or set single_dash", l.name, i, f)
 			}
 		}
 	}

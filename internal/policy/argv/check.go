@@ -10,42 +10,46 @@ import (
 	"unicode/utf8"
 )
 
-// Check says whether argv may run; nil is yes. It looks at names only: paths
-// are taken as if the program ran in Root.
+// Check returns nil if argv may run. It does no I/O: relative paths are taken as relative to Root,
+// and links are not resolved.
 func (r Rules) Check(argv []string) *Refusal {
 	c := checker{rules: r}
 	return c.check(argv)
 }
 
-// CheckHere is Check where the program is about to run, in cwd: symbolic links
-// on the way to a path must not leave Root either.
+// CheckHere is like Check for a program about to run in cwd. It also resolves symbolic links: paths
+// must be in Root after that.
 func (r Rules) CheckHere(argv []string, cwd string) *Refusal {
-	c := checker{rules: r, cwd: cwd, here: true}
+	c := checker{rules: r, cwd: cwd, resolveLinks: true}
 	if r.Root != "" {
 		root, err := filepath.EvalSymlinks(r.Root)
 		if err != nil {
-			return &Refusal{Class: ClassPath, Message: "the workspace is not there"}
+			return &Refusal{Class: ClassPath, Message: "the workspace does not exist"}
 		}
-		c.real = root
-		if at, err := resolve(cwd); err != nil || !below(c.real, at) {
+		c.realRoot = root
+		if at, err := resolve(cwd); err != nil || !isWithin(c.realRoot, at) {
 			return &Refusal{Class: ClassPath, Message: "the working directory is outside the workspace"}
 		}
 	}
 	return c.check(argv)
 }
 
+// checker is the state of one check.
 type checker struct {
-	rules Rules
-	cwd   string
-	here  bool
-	real  string // Root without links
+	rules        Rules
+	cwd          string
+	resolveLinks bool
+	realRoot     string // Root with links resolved
 
-	name     string
-	program  Program
-	index    int
-	operands int
-	pattern  bool // the first operand is no pattern any more
+	name         string
+	program      Program
+	index        int
+	operands     int
+	patternGiven bool // a flag gave the pattern, so the first operand is not one
 }
+
+// refusedFlag is the format of the message for DenyFlags.
+const refusedFlag = "%s: flag %s is not allowed, because it does more than read the workspace"
 
 func (c *checker) refuse(class, format string, args ...any) *Refusal {
 	return &Refusal{Class: class, Program: c.name, Message: fmt.Sprintf(format, args...), Index: c.index}
@@ -53,24 +57,25 @@ func (c *checker) refuse(class, format string, args ...any) *Refusal {
 
 func (c *checker) check(argv []string) *Refusal {
 	if len(argv) == 0 || argv[0] == "" {
-		return &Refusal{Class: ClassEmpty, Message: "there is no command"}
+		return &Refusal{Class: ClassEmpty, Message: "the command is empty"}
 	}
 	total := 0
 	for _, a := range argv {
 		total += len(a) + 1
 	}
 	if len(argv) > MaxArgs || total > MaxBytes {
-		return &Refusal{Class: ClassLimit, Message: "there are too many arguments, or they are too long"}
+		return &Refusal{Class: ClassLimit, Message: "too many arguments, or arguments too long"}
 	}
 	for i, a := range argv {
 		if strings.IndexByte(a, 0) >= 0 {
-			return &Refusal{Class: ClassArgument, Message: "an argument holds a NUL byte", Index: i}
+			return &Refusal{Class: ClassArgument, Message: "an argument contains a NUL byte", Index: i}
 		}
 	}
-	c.name = show(argv[0])
+	c.name = display(argv[0])
 	p, ok := c.rules.Programs[argv[0]]
 	if !ok {
-		return c.refuse(ClassAllowList, "command %s is not allowed. Allowed: %s", strconv.Quote(c.name), strings.Join(c.rules.Names(), ", "))
+		return c.refuse(ClassAllowList, "command %s is not allowed. Allowed: %s", strconv.Quote(c.name),
+			strings.Join(c.rules.Names(), ", "))
 	}
 	c.program = p
 	if c.program.SingleDash {
@@ -79,9 +84,9 @@ func (c *checker) check(argv []string) *Refusal {
 	return c.flags(argv)
 }
 
-// flags goes through an argument vector as getopt_long would.
+// flags checks an argument vector in the way getopt_long parses it.
 func (c *checker) flags(argv []string) *Refusal {
-	c.pattern = c.hasPatternFlag(argv)
+	c.patternGiven = c.hasPatternFlag(argv)
 	rest := false
 	for c.index = 1; c.index < len(argv); c.index++ {
 		a := argv[c.index]
@@ -90,7 +95,7 @@ func (c *checker) flags(argv []string) *Refusal {
 		case rest || len(a) < 2 || a[0] != '-':
 			no = c.operand(a)
 		case c.program.FlagsFirst && c.operands > 0:
-			no = c.late(a, argv)
+			no = c.lateFlag(a, argv)
 		case a == "--":
 			rest = true
 		case a[1] == '-':
@@ -105,8 +110,8 @@ func (c *checker) flags(argv []string) *Refusal {
 	return nil
 }
 
-// late is for an operand of a FlagsFirst program that looks like a flag.
-func (c *checker) late(a string, argv []string) (no *Refusal) {
+// lateFlag checks an operand of a FlagsFirst program that looks like a flag.
+func (c *checker) lateFlag(a string, argv []string) (no *Refusal) {
 	at := c.index
 	switch {
 	case a == "--":
@@ -115,13 +120,13 @@ func (c *checker) late(a string, argv []string) (no *Refusal) {
 	default:
 		no = c.cluster(a, argv)
 	}
-	if c.index = at; no != nil { // whatever it took for a value is an operand too
+	if c.index = at; no != nil { // a word taken as value is an operand too
 		return no
 	}
 	return c.operand(a)
 }
 
-// hasPatternFlag: a flag gives the pattern or script, so that no operand does.
+// hasPatternFlag reports whether a flag gives the pattern or script, so that no operand does.
 func (c *checker) hasPatternFlag(argv []string) bool {
 	if len(c.program.PatternFlags) == 0 {
 		return false
@@ -149,7 +154,7 @@ func (c *checker) hasPatternFlag(argv []string) bool {
 				if has(c.program.PatternFlags, short) {
 					return true
 				}
-				if c.takes(short) {
+				if c.takesValue(short) {
 					if j+1 == len(a) {
 						i++
 					}
@@ -161,7 +166,7 @@ func (c *checker) hasPatternFlag(argv []string) bool {
 	return false
 }
 
-func (c *checker) takes(flag string) bool {
+func (c *checker) takesValue(flag string) bool {
 	return has(c.program.ValueFlags, flag) || has(c.program.PathFlags, flag)
 }
 
@@ -174,7 +179,7 @@ func has(list []string, s string) bool {
 	return false
 }
 
-// find gives the long flag of list that name is, or is a prefix of.
+// find returns the long flag of list that name equals or abbreviates, or "".
 func find(list []string, name string) string {
 	if has(list, name) {
 		return name
@@ -194,7 +199,7 @@ func (c *checker) long(a string, argv []string) *Refusal {
 	name, value, glued := strings.Cut(a, "=")
 	exact := has(p.ValueFlags, name) || has(p.PathFlags, name)
 	if f := find(p.DenyFlags, name); f != "" && (!exact || f == name) {
-		return c.refuse(ClassArgument, "%s does not take %s here: by it the program would do more than read the workspace", c.name, f)
+		return c.refuse(ClassArgument, refusedFlag, c.name, f)
 	}
 	isPath, isValue := find(p.PathFlags, name) != "", find(p.ValueFlags, name) != ""
 	isPattern := find(p.PatternFlags, name) != "" && p.Script != ""
@@ -219,9 +224,9 @@ func (c *checker) cluster(a string, argv []string) *Refusal {
 	for j := 1; j < len(a); j++ {
 		short := "-" + a[j:j+1]
 		if has(p.DenyFlags, short) {
-			return c.refuse(ClassArgument, "%s does not take %s here: by it the program would do more than read the workspace", c.name, show(short))
+			return c.refuse(ClassArgument, refusedFlag, c.name, display(short))
 		}
-		if !c.takes(short) {
+		if !c.takesValue(short) {
 			continue
 		}
 		value := a[j+1:]
@@ -240,7 +245,7 @@ func (c *checker) cluster(a string, argv []string) *Refusal {
 		}
 		return nil
 	}
-	// A value may be glued to a flag that nobody named.
+	// An unlisted flag may have a path attached.
 	if at := strings.IndexAny(a, "/~"); at > 0 {
 		if dots := strings.Index(a, ".."); dots > 0 && dots < at {
 			at = dots
@@ -250,14 +255,14 @@ func (c *checker) cluster(a string, argv []string) *Refusal {
 	return nil
 }
 
-// singleDash goes through the words of find.
+// singleDash checks the words of find.
 func (c *checker) singleDash(argv []string) *Refusal {
 	p := &c.program
 	for c.index = 1; c.index < len(argv); c.index++ {
 		a := argv[c.index]
 		switch {
 		case has(p.DenyFlags, a):
-			return c.refuse(ClassArgument, "%s does not take %s here: by it the program would do more than read the workspace", c.name, show(a))
+			return c.refuse(ClassArgument, refusedFlag, c.name, display(a))
 		case has(p.PathFlags, a):
 			if c.index++; c.index < len(argv) {
 				if no := c.path(argv[c.index]); no != nil {
@@ -268,7 +273,7 @@ func (c *checker) singleDash(argv []string) *Refusal {
 			c.index++
 		case len(a) > 1 && a[0] == '-':
 			if strings.ContainsAny(a, "/~") {
-				return c.refuse(ClassArgument, "%s is no flag of %s", show(a), c.name)
+				return c.refuse(ClassArgument, "%s is not a flag of %s", display(a), c.name)
 			}
 		case a == "(" || a == ")" || a == "!" || a == ",":
 		default:
@@ -284,22 +289,23 @@ func (c *checker) operand(a string) *Refusal {
 	p := &c.program
 	for _, d := range p.DenyOperands {
 		if strings.HasPrefix(a, d) {
-			return c.refuse(ClassArgument, "%s does not take an argument that begins with %s here", c.name, show(d))
+			return c.refuse(ClassArgument, "%s: arguments that start with %s are not allowed", c.name, display(d))
 		}
 	}
 	c.operands++
 	if p.MaxOperands > 0 && c.operands > p.MaxOperands {
-		return c.refuse(ClassArgument, "%s takes at most %d file here: another one it would write", c.name, p.MaxOperands)
+		return c.refuse(ClassArgument, "%s: at most %d file is allowed, because another one would be written",
+			c.name, p.MaxOperands)
 	}
-	first := c.operands == 1 && !c.pattern
+	first := c.operands == 1 && !c.patternGiven
 	switch p.Operands {
 	case Text:
 		return nil
 	case None:
-		return c.refuse(ClassArgument, "%s takes no argument here", c.name)
+		return c.refuse(ClassArgument, "%s: arguments are not allowed", c.name)
 	case Assignments:
 		if name, _, ok := strings.Cut(a, "="); !ok || name == "" || strings.Contains(name, "/") {
-			return c.refuse(ClassArgument, "%s runs no program here: only NAME=value may follow", c.name)
+			return c.refuse(ClassArgument, "%s: only NAME=value arguments are allowed", c.name)
 		}
 		return nil
 	case PatternFirst:
@@ -313,50 +319,51 @@ func (c *checker) operand(a string) *Refusal {
 	return c.path(a)
 }
 
-// path says whether a path is in Root.
+// path checks that a path is in Root.
 func (c *checker) path(p string) *Refusal {
 	root := c.rules.Root
 	if root == "" || p == "" || p == "-" {
 		return nil
 	}
-	out := c.refuse(ClassPath, "path %s is outside the workspace", strconv.Quote(show(p)))
+	out := c.refuse(ClassPath, "path %s is outside the workspace", strconv.Quote(display(p)))
 	if p[0] == '~' {
 		return out
 	}
 	full := p
 	if !path.IsAbs(p) {
 		base := root
-		if c.here {
+		if c.resolveLinks {
 			base = c.cwd
 		}
 		full = base + "/" + p
 	}
-	if !below(root, path.Clean(full)) && !c.here {
+	if !isWithin(root, path.Clean(full)) && !c.resolveLinks {
 		return out
 	}
-	if !c.here {
+	if !c.resolveLinks {
 		return nil
 	}
-	// "a/../b" leaves by way of what a links to: the system's reading counts.
+	// "a/../b" leaves by the target of a link a: resolve links as the kernel does.
 	at, err := resolve(full)
-	if err != nil || !below(c.real, at) {
+	if err != nil || !isWithin(c.realRoot, at) {
 		return out
 	}
 	if info, err := os.Lstat(at); c.program.FilesOnly && err == nil && info.IsDir() {
-		return c.refuse(ClassPath, "%s takes no folder here: links in it may lead outside the workspace", c.name)
+		return c.refuse(ClassPath, "%s: directories are not allowed, because links in them may leave the workspace",
+			c.name)
 	}
 	return nil
 }
 
-func below(root, p string) bool {
+func isWithin(root, p string) bool {
 	return p == root || root == "/" || strings.HasPrefix(p, root+"/")
 }
 
-// maxLinks is what the kernel follows too.
+// maxLinks is the kernel's limit on links in one path.
 const maxLinks = 40
 
-// resolve follows the links of a path as the kernel would; what does not exist
-// stays as it is written.
+// resolve follows the links of a path as the kernel does. Components that do not exist stay as they
+// are.
 func resolve(p string) (string, error) {
 	todo := strings.Split(p, "/")
 	at := "/"
@@ -392,8 +399,8 @@ func resolve(p string) (string, error) {
 	return at, nil
 }
 
-// show bounds a text for a message, and keeps it printable.
-func show(s string) string {
+// show truncates s for a message and makes it valid UTF-8.
+func display(s string) string {
 	const most = 64
 	if len(s) > most {
 		s = s[:most] + "…"

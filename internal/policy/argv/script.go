@@ -4,7 +4,7 @@ import (
 	"strings"
 )
 
-// script looks at a program in sed or awk that stands among the arguments.
+// script checks an argument that is a sed or awk script.
 func (c *checker) script(text string) *Refusal {
 	var why string
 	if c.program.Script == "sed" {
@@ -18,18 +18,17 @@ func (c *checker) script(text string) *Refusal {
 	return c.refuse(ClassArgument, "the %s script is refused: %s", c.name, why)
 }
 
-// awk says why a script is refused. It looks for words and characters anywhere,
-// in strings and regular expressions too: what looks like a quote to us may be
-// none to awk.
+// awk returns why a script is refused, or "". It searches the whole text, including strings and
+// regular expressions: awk may not treat a character as a quote where this package would.
 func awk(text string) string {
 	for _, w := range []struct{ word, why string }{
 		{"system", "system() runs a program"},
 		{"getline", "getline reads other files"},
 		{"ARGV", "ARGV names other files"},
 		{"ARGC", "ARGC names other files"},
-		{"@", "@ loads or calls what is not in the script"},
+		{"@", "@ loads a file or calls a function by name"},
 		{"PROCINFO", "PROCINFO changes how awk runs"},
-		{"\\\n", "a line goes on in the next one"},
+		{"\\\n", "a line continues on the next one"},
 	} {
 		if strings.Contains(text, w.word) {
 			return w.why
@@ -55,8 +54,8 @@ func awk(text string) string {
 	return ""
 }
 
-// sed says why a script is refused: it reads the commands, and what it does not
-// understand is refused.
+// sed returns why a script is refused, or "". It parses the commands and refuses any that it does
+// not understand.
 func sed(text string) string {
 	s := sedReader{text: text}
 	for {
@@ -65,7 +64,7 @@ func sed(text string) string {
 			return ""
 		}
 		if !s.addresses() {
-			return "an address of it is not understood"
+			return "an address is not supported"
 		}
 		if why := s.command(); why != "" {
 			return why
@@ -93,8 +92,8 @@ func (s *sedReader) space(set string) {
 	}
 }
 
-// until goes past the next delimiter that no backslash quotes. A delimiter
-// within [ ] means different things to different seds: it is not understood.
+// until skips to after the next unquoted delimiter. A delimiter within [ ] is not supported,
+// because sed implementations differ.
 func (s *sedReader) until(delim byte) bool {
 	bracket := false
 	for ; !s.done(); s.at++ {
@@ -149,7 +148,7 @@ func (s *sedReader) addresses() bool {
 	return true
 }
 
-// command reads one command and says why it is refused.
+// command parses one command and returns why it is refused, or "".
 func (s *sedReader) command() string {
 	c := s.peek()
 	s.at++
@@ -162,14 +161,14 @@ func (s *sedReader) command() string {
 		return s.end()
 	case 'b', 't', 'T', ':':
 		s.space(" \t")
-		for !s.done() && label(s.peek()) {
+		for !s.done() && isLabelByte(s.peek()) {
 			s.at++
 		}
 		return s.end()
 	case 's', 'y':
 		return s.substitute(c)
 	case 'a', 'i', 'c':
-		// The text goes on to a line end that no backslash quotes.
+		// The text extends to the next unquoted end of line.
 		for !s.done() && s.text[s.at] != '\n' {
 			if s.text[s.at] == '\\' {
 				s.at++
@@ -189,14 +188,14 @@ func (s *sedReader) command() string {
 	case 'e':
 		return "the command e runs a program"
 	}
-	return "a command of it is not understood"
+	return "a command is not supported"
 }
 
-func label(c byte) bool {
+func isLabelByte(c byte) bool {
 	return c == '_' || c == '.' || c == '-' || c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z'
 }
 
-// end wants nothing more of a command.
+// end checks that nothing follows a command.
 func (s *sedReader) end() string {
 	s.space(" \t")
 	switch s.peek() {
@@ -204,23 +203,23 @@ func (s *sedReader) end() string {
 		return ""
 	}
 	if s.at > 0 && s.text[s.at-1] == '{' || s.text[s.at-1] == ' ' || s.text[s.at-1] == '\t' {
-		// After "{" a command may follow at once.
+		// A command may follow "{" directly.
 		if i := strings.TrimRight(s.text[:s.at], " \t"); strings.HasSuffix(i, "{") {
 			return ""
 		}
 	}
-	return "a command of it is not understood"
+	return "a command is not supported"
 }
 
 func (s *sedReader) substitute(c byte) string {
 	if s.done() || s.peek() == '\n' || s.peek() == '\\' {
-		return "a command of it is not understood"
+		return "a command is not supported"
 	}
 	delim := s.text[s.at]
 	s.at++
 	found := s.until(delim)
 	if !found || !s.until(delim) {
-		return "a command of it is not understood"
+		return "a command is not supported"
 	}
 	for c == 's' && !s.done() {
 		switch f := s.peek(); {

@@ -5,15 +5,14 @@ import (
 	"strings"
 )
 
-// Errors of Split, in the words of Python's shlex, which clients know.
+// Errors of Split. The texts are those of Python's shlex, which clients match.
 var (
-	ErrQuotation = errors.New("No closing quotation") //nolint:revive,staticcheck // shlex's words
-	ErrEscape    = errors.New("No escaped character") //nolint:revive,staticcheck // shlex's words
+	ErrQuotation = errors.New("No closing quotation") //nolint:revive,staticcheck // text of shlex
+	ErrEscape    = errors.New("No escaped character") //nolint:revive,staticcheck // text of shlex
 )
 
-// Split splits a line into words as a POSIX shell does with quotes and
-// backslashes, and nothing more: no variable, no glob, no operator means
-// anything.
+// Split splits a line into words at blanks, with the quotes and backslashes of a POSIX shell.
+// Variables, globs and operators have no meaning.
 func Split(line string) ([]string, error) {
 	var words []string
 	var cur strings.Builder
@@ -35,7 +34,7 @@ func Split(line string) ([]string, error) {
 			cur.WriteString(line[i+1 : i+1+end])
 			i += 1 + end
 		case '"':
-			n, err := double(line[i+1:], &cur)
+			n, err := splitDoubleQuoted(line[i+1:], &cur)
 			if err != nil {
 				return nil, err
 			}
@@ -58,8 +57,8 @@ func Split(line string) ([]string, error) {
 	return words, nil
 }
 
-// double reads up to the closing double quote, and says how far that is.
-func double(s string, to *strings.Builder) (int, error) {
+// double copies text up to the closing double quote and returns its length.
+func splitDoubleQuoted(s string, to *strings.Builder) (int, error) {
 	for i := 0; i < len(s); i++ {
 		switch c := s[i]; {
 		case c == '"':

@@ -2,17 +2,17 @@ package policy
 
 import "strings"
 
-// maxWeight bounds what the parser has to make nodes of: words and operators.
-const maxWeight = 8000
+// maxNodes bounds the syntax nodes that the parser may have to create.
+const maxNodes = 8000
 
-// weight counts what may become a node in the parser's tree. As long as it knows
-// for sure how the shell reads the text, quotes, comments and here-documents
-// count for one each, so that a long file in one is no burden; behind the first
-// thing that it does not follow everything counts.
-func weight(s string) int {
+// countNodes returns an upper bound of the nodes that parsing s creates, or more than maxNodes.
+// While it understands the quoting, a quoted text, a comment or a here-document counts once, so
+// that long files in them are cheap. After the first construct that it does not follow, every
+// character may count.
+func countNodes(s string) int {
 	n, i := 0, 0
 	sure, word := true, false
-	for i < len(s) && n <= maxWeight {
+	for i < len(s) && n <= maxNodes {
 		c := s[i]
 		i++
 		switch c {
@@ -23,7 +23,7 @@ func weight(s string) int {
 			n++
 			word = true
 			if sure {
-				i, sure = quotedEnd(s, i, c)
+				i, sure = skipQuoted(s, i, c)
 			}
 			continue
 		case '#':
@@ -44,11 +44,12 @@ func weight(s string) int {
 		case '<':
 			if sure && strings.HasPrefix(s[i:], "<") {
 				var inside int
-				i, inside, sure = document(s, i+1)
+				i, inside, sure = skipHeredoc(s, i+1)
 				n += inside
 			}
 		}
-		plain := c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z' || c >= 0x80 || strings.IndexByte("_-./:,%@^]", c) >= 0
+		plain := c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z' || c >= 0x80 ||
+			strings.IndexByte("_-./:,%@^]", c) >= 0
 		if !plain || !word {
 			n++
 		}
@@ -57,8 +58,8 @@ func weight(s string) int {
 	return n
 }
 
-// quotedEnd goes behind a quoted text; it is not sure of "" with code in it.
-func quotedEnd(s string, i int, quote byte) (int, bool) {
+// skipQuoted returns the position after a quoted text. The bool is false if "" contains code.
+func skipQuoted(s string, i int, quote byte) (int, bool) {
 	end := strings.IndexByte(s[i:], quote)
 	if end < 0 || quote == '"' && strings.ContainsAny(s[i:i+end], "$`\\") {
 		return i, false
@@ -66,9 +67,9 @@ func quotedEnd(s string, i int, quote byte) (int, bool) {
 	return i + end + 1, true
 }
 
-// document goes behind a here-document whose line is simple, and says what its
-// text weighs.
-func document(s string, i int) (next, inside int, sure bool) {
+// skipHeredoc returns the position after a here-document that has a simple first line, and the
+// number of nodes inside. sure is false for all others.
+func skipHeredoc(s string, i int) (next, inside int, sure bool) {
 	line, _, more := strings.Cut(s[i:], "\n")
 	mark := strings.TrimLeft(strings.TrimPrefix(line, "-"), " ")
 	tabs := strings.HasPrefix(line, "-")
