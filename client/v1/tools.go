@@ -108,7 +108,7 @@ type Verdict struct {
 	Verdict  string    `json:"verdict"`
 	Rule     string    `json:"rule"`
 	Class    string    `json:"class,omitempty"`
-	HardDeny bool      `json:"never,omitempty"`
+	HardDeny bool      `json:"hard_deny,omitempty"`
 	Message  string    `json:"message,omitempty"`
 	Program  string    `json:"program,omitempty"`
 	At       *Position `json:"at,omitempty"`

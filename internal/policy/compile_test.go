@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"encoding/json"
 	"errors"
 	"reflect"
 	"strings"
@@ -163,6 +164,18 @@ func TestVerdictPosition(t *testing.T) {
 	v := p.Command("rm -rf / " + strings.Repeat("é", 200))
 	if v.At == nil || len(v.At.Text) > maxShown+len("…") || !strings.HasSuffix(v.At.Text, "…") {
 		t.Errorf("position %+v, want text truncated to %d bytes", v.At, maxShown)
+	}
+}
+
+func TestVerdictReportsHardDeny(t *testing.T) {
+	for command, want := range map[string]bool{"rm -rf /": true, "ls": false} {
+		b, err := json.Marshal(policies(t)["phase2"].Command(command))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(string(b), `"hard_deny":true`); got != want {
+			t.Errorf("Command(%q) = %s, want hard_deny %v", command, b, want)
+		}
 	}
 }
 

@@ -116,7 +116,7 @@ type Verdict struct {
 	Rule  string `json:"rule,omitempty"`
 	Class string `json:"class,omitempty"`
 	// HardDeny reports that the deny is a safety violation (Rule.Never).
-	HardDeny bool `json:"never,omitempty"`
+	HardDeny bool `json:"hard_deny,omitempty"`
 	// Message explains the verdict to people and models. It contains no information about the host.
 	Message string `json:"message,omitempty"`
 	// Program is the program that the verdict is about, by the name it would run under.
