@@ -14,14 +14,13 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// EngineTag is the name an image has in its docker-archive, and so in an
-// engine that loaded it. It is made from the id and is none that people use,
-// so that loading never moves a name of theirs, and `docker image prune` does
-// not take the image for a leftover.
+// EngineTag returns the name of an image in its docker-archive, and so in an engine that loaded it.
+// It is derived from the id, so that loading never moves a tag of the user and `docker image prune`
+// does not treat the image as dangling.
 func EngineTag(id string) string { return "orchestrator/image:" + hexOf(id)[:16] }
 
-// archive writes a docker-archive whose layers' sizes and digests are known
-// only once they are written: room is left for each header, and filled later.
+// archive writes a docker-archive. It leaves space for each header and fills it in later, when size
+// and digest of the layer are known.
 type archive struct {
 	file   *os.File
 	room   *room
@@ -32,7 +31,7 @@ type archive struct {
 
 const (
 	tarBlock = 512
-	// maxLayer is what a plain tar header can say.
+	// maxLayer is the maximum size in a plain tar header.
 	maxLayer = 8<<30 - 1
 )
 
@@ -44,8 +43,8 @@ func createArchive(path string, room *room) (*archive, error) {
 	return &archive{file: f, room: room, places: map[string]span{}}, nil
 }
 
-// layer copies one layer, uncompressed, checks its digests, and tells where
-// its content lies. A layer that was written already is not written twice.
+// layer copies one layer uncompressed and checks its digests. It returns the digest and position of
+// the content. A layer that is already in the archive is not written again.
 func (a *archive) layer(ctx context.Context, l layer, most int64) (diff string, at span, err error) {
 	if at, done := a.places[l.diff]; done {
 		a.layers = append(a.layers, l.diff)
@@ -77,10 +76,10 @@ func (a *archive) layer(ctx context.Context, l layer, most int64) (diff string, 
 	}
 	diff = content.digest()
 	if l.diff != "" && diff != l.diff {
-		return "", span{}, invalid("content is %s, the configuration says %s", diff, clip(l.diff))
+		return "", span{}, invalid("content has digest %s, want %s as in the configuration", diff, clip(l.diff))
 	}
 	if l.blob != "" && l.blob != l.diff && blob.digest() != l.blob {
-		return "", span{}, invalid("blob is %s, the manifest says %s", blob.digest(), clip(l.blob))
+		return "", span{}, invalid("blob has digest %s, want %s as in the manifest", blob.digest(), clip(l.blob))
 	}
 	at = span{a.at + tarBlock, n}
 	a.layers = append(a.layers, diff)
@@ -90,7 +89,7 @@ func (a *archive) layer(ctx context.Context, l layer, most int64) (diff string, 
 
 func layerName(diff string) string { return hexOf(diff) + ".tar" }
 
-// header fills the room before a file's content, and pads after it.
+// header writes the header before a file's content, and the padding after it.
 func (a *archive) header(name string, at span) error {
 	var b bytes.Buffer
 	header := tar.Header{Typeflag: tar.TypeReg, Name: name, Size: at.size, Mode: 0o644, Format: tar.FormatUSTAR}
@@ -117,7 +116,7 @@ func (a *archive) add(name string, content []byte) error {
 	return a.header(name, at)
 }
 
-// finish adds configuration and manifest, and brings all to disk.
+// finish adds the configuration and the manifest and syncs the archive.
 func (a *archive) finish(id string, config []byte) error {
 	name := hexOf(id) + ".json"
 	if err := a.add(name, config); err != nil {
@@ -145,7 +144,7 @@ func (a *archive) finish(id string, config []byte) error {
 
 func (a *archive) close() error { return a.file.Close() }
 
-// readArchive opens an archive that finish wrote, and finds its layers.
+// readArchive opens an archive written by finish and finds its layers.
 func readArchive(ctx context.Context, path, id string, limits Limits, arch string) (*os.File, source, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -13,17 +13,15 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Blob is a layer on its way from a registry: a file that whoever holds it may
-// fill. Release has to be called.
+// Blob is a held file for a layer that is being downloaded. Its holder must call Release.
 type Blob struct {
-	// Path is where its content comes to lie; whatever is beside it under that
-	// name with a suffix is kept as long.
+	// Path is the file for the content. Files with this name and a suffix are held too.
 	Path   string
 	s      *Store
 	digest string
 }
 
-// HoldBlob keeps a blob from being collected until it is released.
+// HoldBlob protects a blob from collection until it is released.
 func (s *Store) HoldBlob(sum string) (*Blob, error) {
 	if err := checkDigest(sum); err != nil {
 		return nil, err
@@ -36,13 +34,13 @@ func (s *Store) HoldBlob(sum string) (*Blob, error) {
 
 func (s *Store) blobPath(sum string) string { return s.path("blobs", hexOf(sum)) }
 
-// Lock waits until nobody else fills the blob.
+// Lock waits until no other pull writes the blob. It returns early when ctx ends.
 func (b *Blob) Lock(ctx context.Context) (unlock func(), err error) {
 	return b.s.fetching.lock(ctx, b.digest)
 }
 
-// Release lets go of the blob. One that is spent goes with its last holder;
-// another stays, and is taken up when it is asked for again.
+// Release ends the hold. If spent is true and this is the last holder, the file is removed.
+// Otherwise it stays, so that a later pull can resume.
 func (b *Blob) Release(spent bool) error {
 	b.s.mu.Lock()
 	defer b.s.mu.Unlock()
@@ -71,19 +69,20 @@ func (s *Store) openBlob(sum string) (io.ReadCloser, int64, error) {
 	return f, info.Size(), nil
 }
 
-// Touch notes that an image is of use now. That costs no more than the time of
-// a file, and may fail: an image is then collected a little earlier.
+// Touch records that an image is used now, as the time of a file. If it fails, the image may be
+// collected earlier.
 func (s *Store) Touch(id string) {
 	if digest.Digest(id).Validate() != nil {
 		return
 	}
 	now := time.Now()
-	if err := os.Chtimes(s.path("archives", hexOf(id), "config.json"), now, now); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.log.Debug("the use of an image is not noted", "image", id, "error", err)
+	if err := os.Chtimes(s.path("archives", hexOf(id), "config.json"), now, now); err != nil &&
+		!errors.Is(err, fs.ErrNotExist) {
+		s.log.Debug("failed to record the use of an image", "image", id, "error", err)
 	}
 }
 
-// used is when an image was touched or, if it never was, imported.
+// used returns when an image was last touched, or else imported.
 func (s *Store) used(id string) time.Time {
 	info, err := os.Stat(s.path("archives", hexOf(id), "config.json"))
 	if err != nil {

@@ -15,53 +15,51 @@ import (
 )
 
 const (
-	// DefaultFresh is how long an image is kept after its last use whatever the
-	// budget: whoever fetched it is about to use it.
+	// DefaultFresh is how long a used image is kept regardless of the budget, because the caller
+	// that fetched it is about to use it.
 	DefaultFresh = 10 * time.Minute
-	// blobAge is how long what is left of a pull waits to be taken up.
+	// blobAge is how long the files of an interrupted pull are kept.
 	blobAge = 24 * time.Hour
 )
 
-// Collection says what to collect.
+// Collection configures Collect.
 type Collection struct {
-	// Budget is what images and blobs may take of the disk, in bytes; 0 is no
-	// bound. MaxAge is how long an image may be unused; 0 is for ever.
+	// Budget is the maximum disk use of images and blobs, in bytes; 0 means no limit. MaxAge is how
+	// long an image may be unused; 0 means indefinitely.
 	Budget int64
 	MaxAge time.Duration
-	// Fresh replaces DefaultFresh; negative is none.
+	// Fresh replaces DefaultFresh; a negative value means none.
 	Fresh time.Duration
-	// Needed are the images that must stay, by id, and what needs them. It is
-	// called once; what comes to be needed meanwhile has to be touched before.
+	// Needed maps the ids of images that must stay to their users. An image that comes into use
+	// later must be touched first.
 	Needed map[string][]string
-	// Dry only tells.
+	// Dry only reports what would be removed.
 	Dry bool
 }
 
-// Verdict is what becomes of an image, and why.
+// Verdict tells what happens to an image and why.
 type Verdict struct {
 	Image Image
-	// Bytes is what it takes of the disk: its archive as it is, and its unpacked
-	// root as large as its layers are.
+	// Bytes is its disk use: the size of its archive, and the size of its layers if it is unpacked.
 	Bytes   int64
 	Removed bool
 	Why     string
 }
 
-// Collected is what a collection did, or would do.
+// Collected is the result of a collection.
 type Collected struct {
-	// Verdicts are of all images, the longest unused first.
+	// Verdicts are about all images, the least recently used first.
 	Verdicts []Verdict
-	// Blobs and BlobBytes are of left downloads that went.
+	// Blobs and BlobBytes count removed files of interrupted pulls.
 	Blobs     int
 	BlobBytes int64
-	// Freed is all that went, Used what is left.
+	// Freed and Used are in bytes: removed, and left.
 	Freed, Used int64
 }
 
-// Collect removes what nothing needs: left downloads, images that were unused
-// for too long, and while all together are over the budget the longest unused
-// ones. What is needed, pinned, held or fresh stays. A crash on the way leaves
-// nothing that Open does not sweep; errors about single images are joined.
+// Collect removes files of interrupted pulls and images that were unused for too long. While the
+// total is over the budget, it also removes the least recently used images. Images that are needed,
+// pinned, held or fresh stay. Open cleans up after a crash. Errors of single images are joined.
 func (s *Store) Collect(ctx context.Context, c Collection) (Collected, error) {
 	if c.Fresh == 0 {
 		c.Fresh = DefaultFresh
@@ -79,14 +77,14 @@ func (s *Store) Collect(ctx context.Context, c Collection) (Collected, error) {
 		if err := context.Cause(ctx); err != nil {
 			return out, err
 		}
-		if v.Why = s.stays(c, v.Image); v.Why != "" {
+		if v.Why = s.keepReason(c, v.Image); v.Why != "" {
 			continue
 		}
 		switch idle := time.Since(v.Image.Used); {
 		case c.MaxAge > 0 && idle > c.MaxAge:
 			v.Why = fmt.Sprintf("unused for %s, more than %s", idle.Round(time.Second), c.MaxAge)
 		case c.Budget > 0 && out.Used > c.Budget:
-			v.Why = "over the budget, and longest unused"
+			v.Why = "over the budget and least recently used"
 		default:
 			v.Why = "within budget and age"
 			continue
@@ -95,7 +93,7 @@ func (s *Store) Collect(ctx context.Context, c Collection) (Collected, error) {
 			if gone := s.discard(ctx, v.Image.ID, s.unchanged(v.Image)); gone != nil {
 				v.Why = "could not be removed"
 				if errors.Is(gone, errChanged) {
-					v.Why = "came into use meanwhile"
+					v.Why = "came into use during the collection"
 				} else {
 					err = errors.Join(err, gone)
 				}
@@ -110,8 +108,8 @@ func (s *Store) Collect(ctx context.Context, c Collection) (Collected, error) {
 	return out, err
 }
 
-// stays says why an image is kept whatever its size and age.
-func (s *Store) stays(c Collection, i Image) string {
+// keepReason returns why an image is kept regardless of size and age, or "".
+func (s *Store) keepReason(c Collection, i Image) string {
 	if by := c.Needed[i.ID]; len(by) > 0 {
 		return "needed by " + strings.Join(by[:min(len(by), 3)], ", ")
 	}
@@ -119,7 +117,7 @@ func (s *Store) stays(c Collection, i Image) string {
 	defer s.mu.Unlock()
 	switch {
 	case s.holds[i.ID] > 0:
-		return "needed by what is under way"
+		return "used by an operation in progress"
 	case i.Pinned:
 		return "pinned"
 	case c.Fresh > 0 && time.Since(i.Used) < c.Fresh:
@@ -128,10 +126,10 @@ func (s *Store) stays(c Collection, i Image) string {
 	return ""
 }
 
-// errChanged is for an image that is not what it was when it was looked at.
+// errChanged reports that an image changed during the collection.
 var errChanged = fmt.Errorf("the image came into use: %w", errdefs.ErrFailedPrecondition)
 
-// unchanged says, with the lock held, whether an image may go as it was seen.
+// unchanged returns a check, to be called with s.mu held, that an image was not used since was.
 func (s *Store) unchanged(was Image) func() error {
 	return func() error {
 		if s.index.Images[was.ID].Pinned || s.holds[was.ID] > 0 || !s.used(was.ID).Equal(was.Used) {
@@ -141,7 +139,7 @@ func (s *Store) unchanged(was Image) func() error {
 	}
 }
 
-// Hold keeps an image from being collected until it is released.
+// Hold protects an image from collection until release is called.
 func (s *Store) Hold(id string) (release func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,8 +153,8 @@ func (s *Store) Hold(id string) (release func()) {
 	}
 }
 
-// diskOf is what an image takes of the disk. Of the root that is its layers'
-// size: to walk it would take longer than all else.
+// diskOf returns the disk use of an image in bytes. For the root, it uses the size of the layers:
+// walking the files would take too long.
 func (s *Store) diskOf(i Image) int64 {
 	var bytes int64
 	if info, err := os.Stat(s.archivePath(i.ID)); err == nil {
@@ -168,8 +166,8 @@ func (s *Store) diskOf(i Image) int64 {
 	return bytes
 }
 
-// collectBlobs removes left downloads that are old, or all while there is more
-// than the budget: they cost no more than to fetch them again.
+// collectBlobs removes old files of interrupted pulls, or all while the total is over the budget.
+// They can be downloaded again.
 func (s *Store) collectBlobs(c Collection, out *Collected) error {
 	entries, err := os.ReadDir(s.path("blobs"))
 	if err != nil {
@@ -203,7 +201,7 @@ func (s *Store) collectBlobs(c Collection, out *Collected) error {
 	return errors.Join(errs...)
 }
 
-// dropBlob removes a file of a download that nobody holds.
+// dropBlob removes a file of a download unless it is held.
 func (s *Store) dropBlob(name string, dry bool) (gone bool, err error) {
 	hex, _, _ := strings.Cut(name, ".")
 	s.mu.Lock()
@@ -216,7 +214,7 @@ func (s *Store) dropBlob(name string, dry bool) (gone bool, err error) {
 	}
 	err = os.Remove(filepath.Join(s.path("blobs"), name))
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil // its pull has ended meanwhile, or has it whole
+		return false, nil // its pull ended or completed it
 	}
 	if err != nil {
 		return false, fmt.Errorf("remove blob: %w", err)

@@ -11,9 +11,9 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// aged is a store with images a, b, c..., unused for 1h, 2h, 3h... from the
-// last to the first.
-func aged(t *testing.T, names ...string) (*Store, map[string]string) {
+// newAgedStore returns a store with one image per name and their ids. The last image was used one
+// hour ago, the one before it two hours ago, and so on.
+func newAgedStore(t *testing.T, names ...string) (*Store, map[string]string) {
 	t.Helper()
 	s := newStore(t, Limits{})
 	ids := map[string]string{}
@@ -31,7 +31,7 @@ func aged(t *testing.T, names ...string) (*Store, map[string]string) {
 	return s, ids
 }
 
-// verdicts are who went, and why each.
+// verdicts returns the first letters of the removed images, and the reason per image.
 func verdicts(c Collected) (gone string, whys map[string]string) {
 	whys = map[string]string{}
 	for _, v := range c.Verdicts {
@@ -43,8 +43,8 @@ func verdicts(c Collected) (gone string, whys map[string]string) {
 	return gone, whys
 }
 
-func TestCollectByBudgetLongestUnusedFirst(t *testing.T) {
-	s, ids := aged(t, "a", "b", "c", "d", "e")
+func TestCollectByBudget(t *testing.T) {
+	s, ids := newAgedStore(t, "a", "b", "c", "d", "e")
 	if _, err := s.Pin("b", true); err != nil {
 		t.Fatal(err)
 	}
@@ -59,40 +59,42 @@ func TestCollectByBudgetLongestUnusedFirst(t *testing.T) {
 		}
 		gone, whys := verdicts(got)
 		if gone != "a" || got.Freed < 100_000 {
-			t.Errorf("dry %v: %q went, %d freed", dry, gone, got.Freed)
+			t.Errorf("dry %v: removed %q and %d bytes, want \"a\"", dry, gone, got.Freed)
 		}
-		for name, want := range map[string]string{"b": "pinned", "c": "under way", "d": "needed by template:default", "e": "used within"} {
+		for name, want := range map[string]string{"b": "pinned", "c": "operation in progress",
+			"d": "needed by template:default",
+			"e": "used within"} {
 			if !strings.Contains(whys[name], want) {
-				t.Errorf("%s is kept since %q", name, whys[name])
+				t.Errorf("reason for %s = %q, want %q", name, whys[name], want)
 			}
 		}
 	}
 	if _, err := s.Get("a"); !errdefs.IsNotFound(err) {
-		t.Error(err)
+		t.Errorf("Get of a collected image: %v, want NotFound", err)
 	}
 	release()
 	if _, err := s.Pin("b", false); err != nil {
 		t.Fatal(err)
 	}
-	// Room for three is room for three: the oldest goes.
+	// The budget has room for three images, so only the oldest goes.
 	got, err := s.Collect(t.Context(), Collection{Budget: 350_000})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if gone, _ := verdicts(got); gone != "b" {
-		t.Errorf("%q went", gone)
+		t.Errorf("removed %q, want \"b\"", gone)
 	}
-	nothingHalfMade(t, s)
+	checkNoLeftovers(t, s)
 }
 
 func TestCollectByAge(t *testing.T) {
-	s, _ := aged(t, "a", "b", "c")
+	s, _ := newAgedStore(t, "a", "b", "c")
 	got, err := s.Collect(t.Context(), Collection{MaxAge: 90 * time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if gone, whys := verdicts(got); gone != "ab" || !strings.Contains(whys["c"], "within") {
-		t.Errorf("%q went: %v", gone, whys)
+		t.Errorf("removed %q for %v, want \"ab\"", gone, whys)
 	}
 }
 
@@ -118,29 +120,29 @@ func TestCollectBlobs(t *testing.T) {
 	}
 	got, err := s.Collect(t.Context(), Collection{})
 	if err != nil || got.Blobs != 1 || got.BlobBytes != 1000 {
-		t.Errorf("%+v %v", got, err)
+		t.Errorf("Collect = %+v, %v; want one blob of 1000 bytes", got, err)
 	}
 	if err := held.Release(false); err != nil {
 		t.Fatal(err)
 	}
 	if got, err = s.Collect(t.Context(), Collection{Budget: 100}); err != nil || got.Blobs != 2 || got.Used != 0 {
-		t.Errorf("over budget: %+v %v", got, err)
+		t.Errorf("Collect over budget = %+v, %v; want two blobs", got, err)
 	}
-	if gone, err := s.dropBlob(hex("d"), false); gone || err != nil { // its pull took it away
-		t.Errorf("a blob that is gone: %v %v", gone, err)
+	if gone, err := s.dropBlob(hex("d"), false); gone || err != nil { // removed by its pull
+		t.Errorf("dropBlob of a missing blob = %v, %v; want false, nil", gone, err)
 	}
 }
 
-// What comes into use while it is looked at stays.
-func TestCollectLooksAgain(t *testing.T) {
-	s, ids := aged(t, "a")
+// An image that comes into use during the collection stays.
+func TestCollectRechecksUse(t *testing.T) {
+	s, ids := newAgedStore(t, "a")
 	was, err := s.Get("a")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.Touch(ids["a"])
 	if err := s.discard(t.Context(), ids["a"], s.unchanged(was)); !errdefs.IsFailedPrecondition(err) {
-		t.Error(err)
+		t.Errorf("discard of a used image: %v, want FailedPrecondition", err)
 	}
 	if _, err := s.Get("a"); err != nil {
 		t.Error(err)

@@ -7,18 +7,18 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// MaxDescriptors is how many entries of a list are kept; each has a hundred
-// times the room of what it takes to write one.
+// MaxDescriptors is the maximum number of kept entries of a list. A decoded entry can be a hundred
+// times larger than its text.
 const MaxDescriptors = 512
 
-// Descriptors are a list in a foreign document: of indexes its manifests, of
-// manifests their layers.
+// Descriptors is a list in an untrusted document: the manifests of an index or the layers of a
+// manifest.
 type Descriptors struct {
-	List  []imagespec.Descriptor // the first MaxDescriptors
-	Count int                    // all of them
+	List  []imagespec.Descriptor // up to MaxDescriptors entries
+	Count int                    // number of entries in the document
 }
 
-// UnmarshalJSON counts all entries and keeps the first.
+// UnmarshalJSON implements json.Unmarshaler. It keeps the first MaxDescriptors entries.
 func (d *Descriptors) UnmarshalJSON(raw []byte) error {
 	*d = Descriptors{}
 	if string(raw) == "null" {
@@ -26,7 +26,7 @@ func (d *Descriptors) UnmarshalJSON(raw []byte) error {
 	}
 	list := json.NewDecoder(bytes.NewReader(raw))
 	if open, err := list.Token(); err != nil || open != json.Delim('[') {
-		return invalid("it has no list where one has to be")
+		return invalid("want a list")
 	}
 	for ; list.More(); d.Count++ {
 		if d.Count >= MaxDescriptors {
@@ -44,7 +44,7 @@ func (d *Descriptors) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// Index and Manifest are what matters of an image's documents.
+// Index and Manifest are the used parts of the image documents.
 type (
 	Index struct {
 		Manifests Descriptors `json:"manifests"`

@@ -20,20 +20,19 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// files is the content of an archive or folder by cleaned name.
+// files gives access to the content of an archive or directory by cleaned name.
 type files interface {
-	// open fails with errNoFile where there is no such regular file.
+	// open returns errNoFile if name is not a regular file.
 	open(name string) (io.ReadCloser, int64, error)
 	has(name string) bool
 }
 
 var errNoFile = errors.New("no such file in the archive")
 
-// maxDocument bounds every JSON document in an archive: manifests, indexes
-// and configurations. Registries refuse more than 4 MiB as well.
+// maxDocument bounds each JSON document in an archive, in bytes. Registries have the same limit.
 const maxDocument = 4 << 20
 
-// document reads a small file whole.
+// document reads a small file.
 func document(f files, name string) ([]byte, error) {
 	r, size, err := f.open(name)
 	if err != nil {
@@ -50,7 +49,7 @@ func document(f files, name string) ([]byte, error) {
 	return raw, nil
 }
 
-// span is where a file's content lies in an uncompressed tar.
+// span is the position of a file's content in an uncompressed tar.
 type span struct{ offset, size int64 }
 
 // tarFiles is an uncompressed tar on disk.
@@ -58,15 +57,14 @@ type tarFiles struct {
 	from  *os.File
 	size  int64
 	spans map[string]span
-	links map[string]string // older docker-archives link equal layers
+	links map[string]string // older docker-archives link identical layers
 	count int
-	// spooled says that from is a copy of ours, to be closed.
+	// spooled reports that from is a temporary copy that must be closed.
 	spooled bool
 }
 
-// indexTar notes where the regular files of a tar lie, without reading them.
-// A rootfs has far more files than an image archive; only the first maxNoted
-// are noted, which is more than any image archive has.
+// indexTar records the positions of the regular files of a tar without reading them. It records the
+// first maxNoted entries, which is more than an image archive has; a rootfs has far more.
 func indexTar(ctx context.Context, f *os.File, limits Limits) (*tarFiles, error) {
 	const maxNoted = 4096
 	info, err := f.Stat()
@@ -84,7 +82,7 @@ func indexTar(ctx context.Context, f *os.File, limits Limits) (*tarFiles, error)
 			break
 		}
 		if err != nil {
-			return nil, invalid("archive is not a tar, or is damaged: %v", err)
+			return nil, invalid("archive is an invalid or damaged tar: %v", err)
 		}
 		if t.count >= limits.Entries {
 			return nil, fmt.Errorf("archive has more than %d entries: %w", limits.Entries, errdefs.ErrResourceExhausted)
@@ -98,7 +96,7 @@ func indexTar(ctx context.Context, f *os.File, limits Limits) (*tarFiles, error)
 		if len(t.spans)+len(t.links) >= maxNoted && !top {
 			continue
 		}
-		delete(t.spans, name) // the last of two equal names counts
+		delete(t.spans, name) // the last entry with a name wins
 		delete(t.links, name)
 		switch header.Typeflag {
 		case tar.TypeReg:
@@ -115,12 +113,11 @@ func indexTar(ctx context.Context, f *os.File, limits Limits) (*tarFiles, error)
 	return t, nil
 }
 
-// ended holds a tar to its end mark, so that one cut off between two entries
-// is not taken for a smaller one.
+// ended checks the end mark of a tar, to detect one that was cut between two entries.
 func (t *tarFiles) ended() error {
 	const block = 512
 	if t.count == 0 {
-		return invalid("archive holds no files")
+		return invalid("archive is empty")
 	}
 	last := make([]byte, block)
 	if _, err := t.from.ReadAt(last, t.size-block); err != nil {
@@ -128,7 +125,7 @@ func (t *tarFiles) ended() error {
 	}
 	for _, b := range last {
 		if b != 0 {
-			return invalid("archive has no end mark: it was cut off")
+			return invalid("archive is truncated: end mark not found")
 		}
 	}
 	return nil
@@ -156,7 +153,7 @@ func (t *tarFiles) open(name string) (io.ReadCloser, int64, error) {
 	return io.NopCloser(io.NewSectionReader(t.from, s.offset, s.size)), s.size, nil
 }
 
-// dirFiles is a folder; nothing outside of it is read.
+// dirFiles is a directory. Links cannot leave it.
 type dirFiles struct{ root *os.Root }
 
 func (d dirFiles) has(name string) bool {
@@ -179,17 +176,18 @@ func (d dirFiles) open(name string) (io.ReadCloser, int64, error) {
 	return f, info.Size(), nil
 }
 
-// plain is r without its compression. Only gzip is supported; others that
-// are common are named. A clean end means that r was read to its end as well.
+// plain returns r decompressed and reports whether it was compressed. It supports only gzip and
+// names other common formats in the error.
 func plain(r io.Reader) (io.Reader, bool, error) {
 	buffered := bufio.NewReaderSize(r, 256<<10)
-	start, _ := buffered.Peek(tarBlock) // what is shorter is no tar either
+	start, _ := buffered.Peek(tarBlock) // a tar is at least one block long
 	if len(start) == tarBlock && string(start[257:262]) == "ustar" {
-		return buffered, false, nil // whatever its first file is called
+		return buffered, false, nil // a name may look like a magic number
 	}
 	for magic, name := range map[string]string{"\x28\xb5\x2f\xfd": "zstd", "BZh": "bzip2", "\xfd7zXZ\x00": "xz"} {
 		if strings.HasPrefix(string(start), magic) {
-			return nil, false, fmt.Errorf("compressed with %s, only gzip is supported; uncompress it first: %w", name, errdefs.ErrNotImplemented)
+			return nil, false, fmt.Errorf("compressed with %s, but only gzip is supported: decompress it first: %w",
+				name, errdefs.ErrNotImplemented)
 		}
 	}
 	if !strings.HasPrefix(string(start), "\x1f\x8b") {
@@ -202,8 +200,8 @@ func plain(r io.Reader) (io.Reader, bool, error) {
 	return unzipped, true, nil
 }
 
-// bounded reads at most left bytes and then fails, unlike io.LimitReader; it
-// also stops when ctx ends, and gives damaged gzip data its class.
+// bounded is a reader that fails after left bytes, unlike io.LimitReader. It also stops when ctx
+// ends and classifies gzip errors.
 type bounded struct {
 	ctx  context.Context
 	r    io.Reader
@@ -218,13 +216,14 @@ func (b *bounded) Read(p []byte) (int, error) {
 	if b.left -= int64(n); b.left < 0 {
 		return 0, fmt.Errorf("image is larger than allowed: %w", errdefs.ErrResourceExhausted)
 	}
-	if corrupt := flate.CorruptInputError(0); errors.As(err, &corrupt) || errors.Is(err, gzip.ErrChecksum) || errors.Is(err, gzip.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) {
-		err = invalid("damaged: %v", err)
+	if corrupt := flate.CorruptInputError(0); errors.As(err, &corrupt) || errors.Is(err, gzip.ErrChecksum) ||
+		errors.Is(err, gzip.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = invalid("damaged archive: %v", err)
 	}
 	return n, err
 }
 
-// digester hashes what is written to it.
+// digester computes the SHA-256 digest of what is written to it.
 type digester struct{ hash.Hash }
 
 func newDigester() digester { return digester{sha256.New()} }

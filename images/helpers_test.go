@@ -19,8 +19,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// memoryDir is a folder on a tmpfs where there is one: unpacking syncs a whole
-// file system, which on a busy disk would make the tests wait for others.
+// memoryDir returns a directory on a tmpfs if possible. Unpacking syncs a whole filesystem, which
+// is slow on a busy disk.
 func memoryDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "orchestrator-images-*")
@@ -44,7 +44,7 @@ func newStore(t testing.TB, limits Limits) *Store {
 	return s
 }
 
-// item is one entry of a tar for a test.
+// item is one entry of a test tar.
 type item struct {
 	tar.Header
 	content string
@@ -123,7 +123,7 @@ func mkConfig(t testing.TB, change func(*config), layers ...[]byte) string {
 	return toJSON(t, c)
 }
 
-// mkDocker is a docker-archive; pack compresses its layers.
+// mkDocker returns a docker-archive. If pack is set, its layers are compressed.
 func mkDocker(t testing.TB, tag, config string, pack bool, layers ...[]byte) []byte {
 	m := dockerManifest{Config: hexOf(sum([]byte(config))) + ".json"}
 	if tag != "" {
@@ -142,8 +142,9 @@ func mkDocker(t testing.TB, tag, config string, pack bool, layers ...[]byte) []b
 	return mkTar(t, items...)
 }
 
-// mkOCI is an OCI layout with gzip layers; change may spoil it.
-func mkOCI(t testing.TB, name, config string, change func(*imagespec.Manifest, *imagespec.Index), layers ...[]byte) []item {
+// mkOCI returns the files of an OCI layout with gzip layers. change may modify it.
+func mkOCI(t testing.TB, name, config string, change func(*imagespec.Manifest, *imagespec.Index),
+	layers ...[]byte) []item {
 	blobs := map[string]string{}
 	blob := func(media, content string) imagespec.Descriptor {
 		d := digest.FromString(content)
@@ -188,7 +189,7 @@ func root(t testing.TB, s *Store, archive []byte) (string, error) {
 	return s.Root(t.Context(), resolved)
 }
 
-// listing tells all that is in a folder but the mount points, as lines.
+// listing returns the content of a directory without the mount points, one file per line.
 func listing(t testing.TB, dir string) string {
 	t.Helper()
 	var b strings.Builder
@@ -235,8 +236,8 @@ func listing(t testing.TB, dir string) string {
 	return b.String()
 }
 
-// nothingHalfMade holds a store to having nothing half made.
-func nothingHalfMade(t testing.TB, s *Store) {
+// checkNoLeftovers fails the test if the store has temporary or unknown files.
+func checkNoLeftovers(t testing.TB, s *Store) {
 	t.Helper()
 	for _, kind := range []string{"tmp", "archives", "roots"} {
 		entries, err := os.ReadDir(s.path(kind))
@@ -248,7 +249,7 @@ func nothingHalfMade(t testing.TB, s *Store) {
 			_, known := s.index.Images["sha256:"+e.Name()]
 			s.mu.Unlock()
 			if !known {
-				t.Errorf("%s/%s is left", kind, e.Name())
+				t.Errorf("leftover %s/%s", kind, e.Name())
 			}
 		}
 	}

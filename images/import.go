@@ -18,24 +18,24 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Import takes in an image from a stream: a rootfs tar, a docker-archive or an
-// OCI layout as a tar, each plain or with gzip. ref is the name it gets, and
-// which image of several is meant; "" takes the archive's own name. An image
-// that is here already only gets the name. On an error nothing is left.
+// Import imports an image from a stream: a rootfs tar, a docker-archive or an OCI layout as a tar,
+// each uncompressed or with gzip. ref becomes its name and selects one of several images; "" uses
+// the name in the archive. An image that is already stored only gets the name. On error, the store
+// does not change.
 func (s *Store) Import(ctx context.Context, r io.Reader, ref string) (Image, error) {
-	return s.take(ctx, ref, func(stage string) (files, string, error) {
+	return s.importFrom(ctx, ref, func(stage string) (files, string, error) {
 		return s.spool(ctx, r, filepath.Join(stage, "input"))
 	})
 }
 
-// ImportPath is Import from a file or from a folder with an OCI layout. A file
-// that has not changed since it was imported is not read again.
+// ImportPath is like Import for a file, or for a directory with an OCI layout. It does not read a
+// file again that has not changed since its last import.
 func (s *Store) ImportPath(ctx context.Context, path, ref string) (Image, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return Image{}, fmt.Errorf("import %s: %w", path, err)
 	}
-	// Without O_NONBLOCK a FIFO would wait for its writer.
+	// O_NONBLOCK: opening a FIFO must not wait for a writer.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Image{}, fmt.Errorf("import %s: no such file: %w", path, errdefs.ErrNotFound)
@@ -54,9 +54,9 @@ func (s *Store) ImportPath(ctx context.Context, path, ref string) (Image, error)
 			return Image{}, fmt.Errorf("import: %w", err)
 		}
 		defer root.Close()
-		return s.take(ctx, ref, func(string) (files, string, error) { return dirFiles{root}, "", nil })
+		return s.importFrom(ctx, ref, func(string) (files, string, error) { return dirFiles{root}, "", nil })
 	case !info.Mode().IsRegular():
-		return Image{}, invalid("import %s: neither a file nor a folder", path)
+		return Image{}, invalid("import %s: not a file or directory", path)
 	}
 	return s.importFile(ctx, f, info, path, ref)
 }
@@ -64,7 +64,10 @@ func (s *Store) ImportPath(ctx context.Context, path, ref string) (Image, error)
 func (s *Store) importFile(ctx context.Context, f *os.File, info fs.FileInfo, path, ref string) (Image, error) {
 	stamp := stampOf(info)
 	if !settled(info) {
-		image, err := s.take(ctx, ref, func(stage string) (files, string, error) { return s.spool(ctx, f, filepath.Join(stage, "input")) })
+		image, err := s.importFrom(ctx, ref, func(stage string) (files, string,
+			error) {
+			return s.spool(ctx, f, filepath.Join(stage, "input"))
+		})
 		if err != nil {
 			return Image{}, fmt.Errorf("import %s: %w", path, err)
 		}
@@ -81,11 +84,11 @@ func (s *Store) importFile(ctx context.Context, f *os.File, info fs.FileInfo, pa
 		}
 		sum = h.digest()
 	}
-	image, err := s.take(ctx, ref, func(stage string) (files, string, error) {
+	image, err := s.importFrom(ctx, ref, func(stage string) (files, string, error) {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return nil, "", fmt.Errorf("import: %w", err)
 		}
-		if _, err := s.seen(sum, ref); err == nil {
+		if _, err := s.lookup(sum, ref); err == nil {
 			return nil, sum, nil
 		}
 		if _, packed, err := plain(f); err != nil {
@@ -109,24 +112,23 @@ func (s *Store) importFile(ctx context.Context, f *os.File, info fs.FileInfo, pa
 	return image, nil
 }
 
-// settled says whether nobody else can change a file between two readings: what
-// it is remembered as is by the first, and what it gives by the second.
+// settled reports that no other user can change the file between two reads.
 func settled(info fs.FileInfo) bool {
 	const others = 0o022
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	return ok && (stat.Uid == 0 || int64(stat.Uid) == int64(os.Geteuid())) && info.Mode()&others == 0
 }
 
-func stampOf(info fs.FileInfo) file {
+func stampOf(info fs.FileInfo) fileStamp {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return file{}
+		return fileStamp{}
 	}
-	return file{Size: info.Size(), Changed: stat.Ctim.Nano(), Inode: stat.Ino}
+	return fileStamp{Size: info.Size(), Changed: stat.Ctim.Nano(), Inode: stat.Ino}
 }
 
-// remember notes where an archive lay. That is only a short cut: it may fail.
-func (s *Store) remember(path string, f file) {
+// remember records the path of an imported archive to speed up the next import. It may fail.
+func (s *Store) remember(path string, f fileStamp) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, known := s.index.Seen[f.Digest]; !known || s.index.Files[path] == f {
@@ -139,12 +141,12 @@ func (s *Store) remember(path string, f file) {
 		x.Files[path] = f
 	})
 	if err != nil {
-		s.log.Warn("the place of an imported archive is not remembered", "error", err)
+		s.log.Warn("failed to record the path of an imported archive", "error", err)
 	}
 }
 
-// seen finds what an archive gave when it was imported before.
-func (s *Store) seen(sum, ref string) (id string, err error) {
+// lookup returns the image that an archive with this digest gave when it was imported before.
+func (s *Store) lookup(sum, ref string) (id string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before, ok := s.index.Seen[sum]
@@ -158,20 +160,21 @@ func (s *Store) seen(sum, ref string) (id string, err error) {
 	return before.ID, err
 }
 
-// nameFor is the name an image is kept under.
+// nameFor returns the name for an image: ref, or else its name in the archive.
 func nameFor(ref, own string) (string, error) {
 	if ref != "" {
 		return ParseName(ref)
 	}
-	if !strings.Contains(own, ":") { // none, or no more than a tag
-		return "", invalid("a name is needed: the archive has none")
+	if !strings.Contains(own, ":") { // missing, or only a tag
+		return "", invalid("image name is missing: the archive has none, so give one")
 	}
 	return ParseName(own)
 }
 
-// take imports what fetch gives. fetch returns no files where their digest
-// says that they have been imported before.
-func (s *Store) take(ctx context.Context, ref string, fetch func(stage string) (files, string, error)) (Image, error) {
+// importFrom imports the files that fetch returns. fetch returns no files if their digest is
+// already known.
+func (s *Store) importFrom(ctx context.Context, ref string, fetch func(stage string) (files, string, error)) (Image,
+	error) {
 	want := ""
 	if ref != "" {
 		var err error
@@ -196,11 +199,11 @@ func (s *Store) take(ctx context.Context, ref string, fetch func(stage string) (
 	if t, ok := content.(*tarFiles); ok && t.spooled {
 		defer t.from.Close()
 	}
-	if id, err := s.seen(sum, ref); err == nil {
-		return s.name(id, sum, ref)
+	if id, err := s.lookup(sum, ref); err == nil {
+		return s.addName(id, sum, ref)
 	}
 	if content == nil {
-		return Image{}, fmt.Errorf("the image was removed meanwhile: %w", errdefs.ErrUnavailable)
+		return Image{}, fmt.Errorf("the image was removed during the import: %w", errdefs.ErrUnavailable)
 	}
 	from, err := open(content, want, s.limits, s.arch)
 	if err != nil {
@@ -214,7 +217,7 @@ func (s *Store) take(ctx context.Context, ref string, fetch func(stage string) (
 		return Image{}, err
 	}
 	if !from.only {
-		sum = "" // another name would mean another image of the same archive
+		sum = "" // the same archive gives another image for another name
 	}
 	name, err := nameFor(ref, from.name)
 	if err != nil {
@@ -222,13 +225,13 @@ func (s *Store) take(ctx context.Context, ref string, fetch func(stage string) (
 	}
 	return s.keep(id, entry, stage, name, func(x *index) {
 		if sum != "" {
-			x.Seen[sum] = seen{ID: id, Name: from.name}
+			x.Seen[sum] = seenArchive{ID: id, Name: from.name}
 		}
 	})
 }
 
-// name gives an image that is here already one more name.
-func (s *Store) name(id, sum, ref string) (Image, error) {
+// addName adds a name to a stored image.
+func (s *Store) addName(id, sum, ref string) (Image, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name, err := nameFor(ref, s.index.Seen[sum].Name)
@@ -244,9 +247,9 @@ func (s *Store) name(id, sum, ref string) (Image, error) {
 	return s.view(id), nil
 }
 
-// keep moves what build made to its place and enters it into the index, with a
-// name if it has one, and what else enter does. A crash in between leaves a
-// folder that Open sweeps away.
+// keep moves the files that build created into place and adds the image to the index, with a name
+// unless it is "". enter makes further changes to the index. Open removes the directory that a
+// crash leaves in between.
 func (s *Store) keep(id string, entry record, stage, name string, enter func(*index)) (Image, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -267,7 +270,7 @@ func (s *Store) keep(id string, entry record, stage, name string, enter func(*in
 		enter(x)
 	})
 	if err != nil && !known {
-		err = errors.Join(err, os.Rename(place, made)) // the stage goes away
+		err = errors.Join(err, os.Rename(place, made)) // the temporary directory is removed later
 	}
 	if err != nil {
 		return Image{}, err
@@ -276,7 +279,7 @@ func (s *Store) keep(id string, entry record, stage, name string, enter func(*in
 	return s.view(id), nil
 }
 
-// build makes the image's archive in stage/image and checks every layer.
+// build writes the archive of the image to stage/image and checks every layer.
 func (s *Store) build(ctx context.Context, stage string, from source) (id string, entry record, err error) {
 	dir := filepath.Join(stage, "image")
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -296,7 +299,7 @@ func (s *Store) build(ctx context.Context, stage string, from source) (id string
 		}
 		raw -= at.size
 		size += at.size
-		// Only the headers: the tar reader seeks over the content.
+		// Reads only the headers: the tar reader seeks past the content.
 		if err := walk(ctx, io.NewSectionReader(w.file, at.offset, at.size), left, nil); err != nil {
 			return "", record{}, fmt.Errorf("layer %d: %w", i, err)
 		}
@@ -317,11 +320,12 @@ func (s *Store) build(ctx context.Context, stage string, from source) (id string
 	if err := writeFile(filepath.Join(dir, "config.json"), from.config, filepath.Join(dir, ".config")); err != nil {
 		return "", record{}, err
 	}
-	return id, record{Format: from.format, Architecture: s.arch, Size: size, Imported: time.Now().UTC(), Path: c.path()}, nil
+	return id, record{Format: from.format, Architecture: s.arch, Size: size, Imported: time.Now().UTC(),
+		Path: c.path()}, nil
 }
 
-// rootfsConfig is the configuration of an image that came without one. There
-// is no time in it, so that the same tar is the same image.
+// rootfsConfig returns the configuration for an image that came without one. It contains no time,
+// so that the same tar gives the same image.
 func rootfsConfig(arch, diff string) ([]byte, error) {
 	c := config{Architecture: arch, OS: "linux"}
 	c.Config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -329,8 +333,7 @@ func rootfsConfig(arch, diff string) ([]byte, error) {
 	return json.Marshal(c)
 }
 
-// spool brings a stream to disk without its compression, and gives the digest
-// of the stream as it came.
+// spool writes a stream to disk uncompressed and returns the digest of the stream as received.
 func (s *Store) spool(ctx context.Context, r io.Reader, to string) (files, string, error) {
 	h := newDigester()
 	raw := io.TeeReader(&bounded{ctx, r, s.limits.Bytes}, h)
@@ -357,9 +360,9 @@ func (s *Store) spool(ctx context.Context, r io.Reader, to string) (files, strin
 	return t, h.digest(), nil
 }
 
-// copyAll copies with a buffer that suits files of hundreds of megabytes.
+// copyAll copies with a buffer size for files of hundreds of megabytes.
 func copyAll(w io.Writer, r io.Reader) (int64, error) {
-	type writer struct{ io.Writer } // hides ReadFrom, which would not use the buffer
+	type writer struct{ io.Writer } // hides ReadFrom, which would bypass the buffer
 	type reader struct{ io.Reader }
 	return io.CopyBuffer(writer{w}, reader{r}, make([]byte, 512<<10))
 }

@@ -23,15 +23,15 @@ import (
 
 const indexVersion = 1
 
-// index is index.json.
+// index is the content of index.json.
 type index struct {
 	Version int               `json:"version"`
 	Images  map[string]record `json:"images"` // by id
 	Refs    map[string]string `json:"refs"`   // name → id
-	// Seen are the archives that were imported, by the digest of the whole
-	// file, Files where they lay: importing the same again costs nothing.
-	Seen  map[string]seen `json:"seen"`
-	Files map[string]file `json:"files"`
+	// Seen maps digests of imported archives to images. Files maps paths to those archives, so that
+	// a repeated import is cheap.
+	Seen  map[string]seenArchive `json:"seen"`
+	Files map[string]fileStamp   `json:"files"`
 }
 
 type record struct {
@@ -40,28 +40,29 @@ type record struct {
 	Size         int64     `json:"size"`
 	Imported     time.Time `json:"imported"`
 	Path         string    `json:"path,omitempty"`
-	// Digests are the manifests it was pulled by, "host/path@sha256:…".
+	// Digests are the manifest digests it was pulled by, as "host/path@sha256:…".
 	Digests []string `json:"digests,omitempty"`
 	Pinned  bool     `json:"pinned,omitempty"`
 }
 
-type seen struct {
+type seenArchive struct {
 	ID   string `json:"id"`
-	Name string `json:"name,omitempty"` // the archive's own
+	Name string `json:"name,omitempty"` // the name in the archive
 }
 
-type file struct {
+type fileStamp struct {
 	Size    int64  `json:"size"`
-	Changed int64  `json:"changed_ns"` // ctime: cannot be set back
+	Changed int64  `json:"changed_ns"` // ctime, which programs cannot set
 	Inode   uint64 `json:"inode"`
 	Digest  string `json:"digest"`
 }
 
-// maxFiles bounds what is remembered of where archives lay.
+// maxFiles is the maximum number of remembered archive paths.
 const maxFiles = 256
 
 func (s *Store) load() error {
-	s.index = index{Version: indexVersion, Images: map[string]record{}, Refs: map[string]string{}, Seen: map[string]seen{}, Files: map[string]file{}}
+	s.index = index{Version: indexVersion, Images: map[string]record{}, Refs: map[string]string{},
+		Seen: map[string]seenArchive{}, Files: map[string]fileStamp{}}
 	raw, err := os.ReadFile(s.path("index.json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -72,10 +73,12 @@ func (s *Store) load() error {
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&s.index); err != nil {
-		return fmt.Errorf("image index %s cannot be read (remove it to import all images again): %w: %w", s.path("index.json"), err, errdefs.ErrDataLoss)
+		return fmt.Errorf("image index %s is damaged (remove it to import all images again): %w: %w",
+			s.path("index.json"), err, errdefs.ErrDataLoss)
 	}
 	if s.index.Version != indexVersion {
-		return fmt.Errorf("image index %s has version %d, this build knows %d: %w", s.path("index.json"), s.index.Version, indexVersion, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("image index %s has version %d, want %d: %w", s.path("index.json"),
+			s.index.Version, indexVersion, errdefs.ErrFailedPrecondition)
 	}
 	for id := range s.index.Images {
 		if err := checkDigest(id); err != nil {
@@ -90,9 +93,8 @@ func (s *Store) load() error {
 	return nil
 }
 
-// update changes the index on disk first and in memory then, so that a full
-// disk changes neither, and a crash leaves the old or the new one. The caller
-// holds s.mu.
+// update changes the index on disk and then in memory, so that a full disk changes neither and a
+// crash leaves the old or the new index. The caller holds s.mu.
 func (s *Store) update(change func(*index)) error {
 	next := s.index
 	next.Images, next.Refs = maps.Clone(next.Images), maps.Clone(next.Refs)
@@ -109,7 +111,7 @@ func (s *Store) update(change func(*index)) error {
 	return nil
 }
 
-// writeFile writes by way of temp and makes both content and name last.
+// writeFile writes path through the file temp and syncs both content and name.
 func writeFile(path string, content []byte, temp string) error {
 	f, err := os.OpenFile(temp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -139,7 +141,7 @@ func (x *index) ids() []string {
 		if refs := x.refsOf(id); len(refs) > 0 {
 			return refs[0]
 		}
-		return "\xff" + id // after all names
+		return "\xff" + id // sorts after all names
 	}
 	return slices.SortedFunc(maps.Keys(x.Images), func(a, b string) int { return strings.Compare(first(a), first(b)) })
 }
@@ -158,11 +160,11 @@ func (x *index) refsOf(id string) []string {
 func (x *index) drop(id string) {
 	delete(x.Images, id)
 	maps.DeleteFunc(x.Refs, func(_, of string) bool { return of == id })
-	maps.DeleteFunc(x.Seen, func(_ string, s seen) bool { return s.ID == id })
-	maps.DeleteFunc(x.Files, func(_ string, f file) bool { _, known := x.Seen[f.Digest]; return !known })
+	maps.DeleteFunc(x.Seen, func(_ string, s seenArchive) bool { return s.ID == id })
+	maps.DeleteFunc(x.Files, func(_ string, f fileStamp) bool { _, known := x.Seen[f.Digest]; return !known })
 }
 
-// pulled is the id of what was pulled by this reference with a digest, or "".
+// pulled returns the id of the image that was pulled by this reference with a digest, or "".
 func (x *index) pulled(text string) string {
 	r, err := ref.Parse(text)
 	if err != nil {
@@ -178,7 +180,7 @@ func (x *index) pulled(text string) string {
 
 var hexPrefix = regexp.MustCompile(`^[0-9a-f]{12,64}$`)
 
-// find returns the id that ref means, and a name of it, "" if it has none.
+// find returns the id for a reference and a name of the image, or "" if it has none.
 func (x *index) find(want string) (id, name string, err error) {
 	if _, after, ok := strings.Cut(want, "@"); ok {
 		if id := x.pulled(want); id != "" {
@@ -193,7 +195,7 @@ func (x *index) find(want string) (id, name string, err error) {
 		for known := range x.Images {
 			if strings.HasPrefix(hexOf(known), want) {
 				if id != "" {
-					return "", "", invalid("image %q is the start of more than one id", want)
+					return "", "", invalid("image %q is ambiguous: several ids start with it", want)
 				}
 				id = known
 			}
@@ -213,36 +215,36 @@ func (x *index) find(want string) (id, name string, err error) {
 			return id, name, nil
 		}
 	}
-	return "", "", fmt.Errorf("image %q is not here; %s: %w", clip(want), x.known(), errdefs.ErrNotFound)
+	return "", "", fmt.Errorf("image %q not found; %s: %w", clip(want), x.known(), errdefs.ErrNotFound)
 }
 
-// known tells people which names there are.
+// known lists the known names for an error message.
 func (x *index) known() string {
 	names := slices.Sorted(maps.Keys(x.Refs))
 	const most = 10
 	switch {
 	case len(names) == 0:
-		return "no image has been imported yet"
+		return "no images imported yet"
 	case len(names) > most:
-		return fmt.Sprintf("known are %s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+		return fmt.Sprintf("known images: %s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 	}
-	return "known are " + strings.Join(names, ", ")
+	return "known images: " + strings.Join(names, ", ")
 }
 
-// ParseName brings an image's name into the form it is kept in: as people
-// write it, with its tag ("latest" if there is none). A digest is no name.
+// ParseName returns an image name in its stored form: the short form with its tag, "latest" by
+// default. A name with a digest is an error.
 func ParseName(name string) (string, error) {
 	named, err := reference.ParseNormalizedNamed(name)
 	if err != nil {
 		return "", invalid("image name %q: %v", clip(name), err)
 	}
 	if _, is := named.(reference.Digested); is {
-		return "", invalid("image name %q: a digest cannot be given as a name", clip(name))
+		return "", invalid("image name %q: must not contain a digest", clip(name))
 	}
 	return reference.FamiliarString(reference.TagNameOnly(named)), nil
 }
 
-// checkDigest lets SHA-256 through only: what becomes part of a path.
+// checkDigest accepts only SHA-256 digests: they become part of paths.
 func checkDigest(id string) error {
 	if d := digest.Digest(id); d.Validate() != nil || d.Algorithm() != digest.SHA256 {
 		return invalid("%q is not a sha256 digest", clip(id))
@@ -250,7 +252,7 @@ func checkDigest(id string) error {
 	return nil
 }
 
-// clip keeps foreign text in messages short.
+// clip truncates untrusted text for a message.
 func clip(s string) string {
 	const most = 200
 	if len(s) > most {

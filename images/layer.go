@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// kind is what becomes of an entry.
+// kind tells how an entry is unpacked.
 type kind int
 
 const (
@@ -19,23 +19,22 @@ const (
 	kindDir
 	kindSymlink
 	kindLink
-	kindNone     // device, FIFO: what was there goes, nothing comes
-	kindWhiteout // takes away what a lower layer has
-	kindOpaque   // takes away all that lower layers have in the folder
+	kindNone     // device, FIFO: removes what exists, creates nothing
+	kindWhiteout // removes a path of lower layers
+	kindOpaque   // removes everything of lower layers in the directory
 	kindIgnore
 )
 
-// entry is one checked entry of a layer: base in the folder dir, both relative
-// to the root, "." for the root itself.
+// entry is one checked entry of a layer: base in the directory dir. Both are relative to the root,
+// "." for the root itself.
 type entry struct {
 	kind      kind
 	dir, base string
-	link      string // target of a symlink as it is, of a hard link cleaned
+	link      string // target: unchanged for a symlink, cleaned for a hard link
 	header    *tar.Header
 }
 
-// Bounds on one entry, as Linux has them, and on depth, so that walking a
-// tree never needs many open folders.
+// Bounds of one entry, equal to those of Linux, and of the depth, which bounds open directories.
 const (
 	maxPath  = 4096
 	maxName  = 255
@@ -49,16 +48,15 @@ const (
 	aufs     = ".wh..wh."
 )
 
-// budget is what the layers of an image may still hold, and how much it may
-// still cost to put them in place.
+// budget is what remains of the limits of an image.
 type budget struct {
 	bytes   int64
-	entries int   // folders that nothing but a longer name makes are some as well
-	steps   int64 // from one folder to another, and names looked at
+	entries int   // includes directories that only longer names imply
+	steps   int64 // directory changes and names looked up
 }
 
-// stepsEach is how many steps an entry may take on average: links that lead
-// through links make a way of millions out of a name of a few bytes.
+// stepsEach is the average number of steps per entry. Without it, links through links could turn a
+// short name into millions of steps.
 const stepsEach = 32
 
 func (l Limits) budget() *budget {
@@ -75,13 +73,14 @@ func (b *budget) entry() error {
 
 func (b *budget) step(n int) error {
 	if b.steps -= int64(n); b.steps < 0 {
-		return fmt.Errorf("image takes more steps to unpack than allowed, by names of many parts, links and whiteouts: %w", errdefs.ErrResourceExhausted)
+		return fmt.Errorf("image needs more steps to unpack than allowed (long names, links, whiteouts): %w",
+			errdefs.ErrResourceExhausted)
 	}
 	return nil
 }
 
-// walk reads a layer and calls visit with each entry and its content. With
-// no visit it only checks.
+// walk reads a layer and calls visit with each entry and its content. If visit is nil, it only
+// checks the entries.
 func walk(ctx context.Context, r io.Reader, left *budget, visit func(entry, io.Reader) error) error {
 	for t := tar.NewReader(r); ; {
 		if err := context.Cause(ctx); err != nil {
@@ -92,7 +91,7 @@ func walk(ctx context.Context, r io.Reader, left *budget, visit func(entry, io.R
 			return nil
 		}
 		if err != nil {
-			return invalid("not a tar, or damaged: %v", err)
+			return invalid("invalid or damaged tar: %v", err)
 		}
 		if err := left.entry(); err != nil {
 			return err
@@ -113,7 +112,7 @@ func walk(ctx context.Context, r io.Reader, left *budget, visit func(entry, io.R
 	}
 }
 
-// check says what an entry means, or why it is refused.
+// check converts a tar header to an entry, or returns why it is refused.
 func check(h *tar.Header) (entry, error) {
 	if h.Typeflag == tar.TypeXGlobalHeader {
 		return entry{kind: kindIgnore}, nil
@@ -123,7 +122,7 @@ func check(h *tar.Header) (entry, error) {
 		return entry{}, fmt.Errorf("entry %q: %w", clip(h.Name), err)
 	}
 	if h.Uid < 0 || h.Gid < 0 || int64(h.Uid) > maxOwner || int64(h.Gid) > maxOwner {
-		return entry{}, invalid("entry %q: owner %d:%d", clip(h.Name), h.Uid, h.Gid)
+		return entry{}, invalid("entry %q: invalid owner %d:%d", clip(h.Name), h.Uid, h.Gid)
 	}
 	e := entry{dir: path.Dir(name), base: path.Base(name), header: h}
 	if strings.HasPrefix(e.base, whiteout) {
@@ -137,7 +136,7 @@ func check(h *tar.Header) (entry, error) {
 	case tar.TypeSymlink:
 		e.kind, e.link = kindSymlink, h.Linkname
 		if e.link == "" || len(e.link) >= maxPath || strings.ContainsRune(e.link, 0) {
-			return entry{}, invalid("entry %q: symbolic link to %q", clip(h.Name), clip(e.link))
+			return entry{}, invalid("entry %q: invalid symbolic link to %q", clip(h.Name), clip(e.link))
 		}
 	case tar.TypeLink:
 		e.kind = kindLink
@@ -147,10 +146,10 @@ func check(h *tar.Header) (entry, error) {
 	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
 		e.kind = kindNone
 	default:
-		return entry{}, invalid("entry %q: type %q is unknown", clip(h.Name), h.Typeflag)
+		return entry{}, invalid("entry %q: unknown type %q", clip(h.Name), h.Typeflag)
 	}
 	if name == "." && e.kind != kindDir {
-		return entry{}, invalid("entry %q: the root is not a folder", clip(h.Name))
+		return entry{}, invalid("entry %q: the root must be a directory", clip(h.Name))
 	}
 	return e, nil
 }
@@ -162,32 +161,32 @@ func checkWhiteout(e entry) (entry, error) {
 	case strings.HasPrefix(e.base, aufs):
 		e.kind = kindIgnore
 	case hidden == "" || hidden == "." || hidden == "..":
-		return entry{}, invalid("entry %q: takes away nothing", clip(e.header.Name))
+		return entry{}, invalid("entry %q: empty whiteout", clip(e.header.Name))
 	default:
 		e.kind, e.base = kindWhiteout, hidden
 	}
 	return e, nil
 }
 
-// clean makes a name relative to the root. A name with .. in it is refused,
-// never bent: no tool writes one into an image with good intent.
+// clean returns a name relative to the root. A name with .. is refused: no tool writes one into an
+// image.
 func clean(name string) (string, error) {
 	if name == "" || len(name) > maxPath || strings.ContainsRune(name, 0) {
-		return "", invalid("name is empty or longer than %d", maxPath)
+		return "", invalid("name is empty, has a NUL or is longer than %d bytes", maxPath)
 	}
 	depth := 0
 	for part := range strings.SplitSeq(name, "/") {
 		switch {
 		case part == "..":
-			return "", invalid("name has .. in it")
+			return "", invalid("name contains ..")
 		case len(part) > maxName:
-			return "", invalid("part of the name is longer than %d", maxName)
+			return "", invalid("part of the name is longer than %d bytes", maxName)
 		case part != "" && part != ".":
 			depth++
 		}
 	}
 	if depth > maxDepth {
-		return "", invalid("deeper than %d folders", maxDepth)
+		return "", invalid("deeper than %d directories", maxDepth)
 	}
 	if name = strings.TrimPrefix(path.Clean("/"+name), "/"); name == "" {
 		return ".", nil

@@ -17,14 +17,14 @@ import (
 
 const goarch = goruntime.GOARCH
 
-// Names at the top of an archive that say what it is.
+// Files at the top of an archive that identify its format.
 const (
 	manifestFile = "manifest.json"
 	layoutFile   = "oci-layout"
 	indexFile    = "index.json"
 )
 
-// What an image came as.
+// Values of Image.Format.
 const (
 	formatRootFS   = "rootfs"
 	formatDocker   = "docker-archive"
@@ -32,27 +32,26 @@ const (
 	formatRegistry = "registry"
 )
 
-// source is an image found in an archive: its configuration as it is, and
-// where its layers are. A rootfs has no configuration yet.
+// source is an image found in an archive. config is its raw configuration; a rootfs has none yet.
 type source struct {
 	format string
 	config []byte
 	layers []layer
-	// name is what the archive itself calls the image, "" if nothing; only
-	// says that the archive holds no other image.
+	// name is the name of the image in the archive, or "". only reports that the archive contains
+	// no other image.
 	name string
 	only bool
 }
 
 type layer struct {
 	open func() (io.ReadCloser, int64, error)
-	// blob is the digest of the layer as it lies there, "" if not known, diff
-	// that of its uncompressed content.
+	// blob is the digest of the layer as stored, or "" if unknown. diff is the digest of the
+	// uncompressed content.
 	blob, diff string
 }
 
-// config is what matters of an image's configuration. Whatever else is in it
-// (VOLUME, HEALTHCHECK, USER, ENTRYPOINT, ONBUILD, labels) is never read.
+// config is the part of an image configuration that is used. All else (VOLUME, HEALTHCHECK, USER,
+// ENTRYPOINT, ONBUILD, labels) is ignored.
 type config struct {
 	Architecture string `json:"architecture"`
 	OS           string `json:"os"`
@@ -65,7 +64,7 @@ type config struct {
 	} `json:"rootfs"`
 }
 
-// readConfig checks a configuration against this host and against the layers.
+// readConfig parses a configuration and checks it against this host and the number of layers.
 func readConfig(raw []byte, layers, most int, arch string) (config, error) {
 	var c config
 	if err := json.Unmarshal(raw, &c); err != nil {
@@ -73,13 +72,13 @@ func readConfig(raw []byte, layers, most int, arch string) (config, error) {
 	}
 	switch {
 	case c.OS != "" && c.OS != "linux":
-		return config{}, invalid("image is for %q, not for linux", clip(c.OS))
+		return config{}, invalid("image is for %q, want linux", clip(c.OS))
 	case c.Architecture != "" && c.Architecture != arch:
-		return config{}, invalid("image is for architecture %q, this host is %s", clip(c.Architecture), arch)
+		return config{}, invalid("image is for architecture %q, want %s", clip(c.Architecture), arch)
 	case c.RootFS.Type != "layers":
 		return config{}, invalid("image configuration: rootfs.type is %q, not \"layers\"", clip(c.RootFS.Type))
 	case len(c.RootFS.DiffIDs) != layers:
-		return config{}, invalid("image has %d layers, its configuration names %d", layers, len(c.RootFS.DiffIDs))
+		return config{}, invalid("image has %d layers, but its configuration lists %d", layers, len(c.RootFS.DiffIDs))
 	case layers == 0:
 		return config{}, invalid("image has no layers")
 	case layers > most:
@@ -93,7 +92,7 @@ func readConfig(raw []byte, layers, most int, arch string) (config, error) {
 	return c, nil
 }
 
-// layersOf is how many layers a configuration names.
+// layersOf returns the number of layers in a configuration.
 func layersOf(raw []byte) (int, error) {
 	var c config
 	if err := json.Unmarshal(raw, &c); err != nil {
@@ -102,7 +101,7 @@ func layersOf(raw []byte) (int, error) {
 	return len(c.RootFS.DiffIDs), nil
 }
 
-// path is PATH, if the image sets a usable one.
+// path returns PATH, or "" if the image sets none that is usable.
 func (c config) path() string {
 	const most = 4096
 	for _, entry := range slices.Backward(c.Config.Env) {
@@ -113,7 +112,7 @@ func (c config) path() string {
 	return ""
 }
 
-// open finds the image that is wanted in f; want is a parsed name or "".
+// open finds the image named want in f. want is a parsed name or "".
 func open(f files, want string, limits Limits, arch string) (source, error) {
 	switch {
 	case f.has(manifestFile):
@@ -127,7 +126,7 @@ func open(f files, want string, limits Limits, arch string) (source, error) {
 		}
 		return source{format: formatRootFS, layers: []layer{{open: whole}}, only: true}, nil
 	}
-	return source{}, invalid("folder is no OCI layout: it has no %s", layoutFile)
+	return source{}, invalid("directory is not an OCI layout: %s not found", layoutFile)
 }
 
 type dockerManifest struct {
@@ -136,7 +135,7 @@ type dockerManifest struct {
 	Layers   []string
 }
 
-// maxImages bounds the images of one archive.
+// maxImages is the maximum number of images in one archive.
 const maxImages = 256
 
 func openDocker(f files, want string, limits Limits, arch string) (source, error) {
@@ -155,9 +154,10 @@ func openDocker(f files, want string, limits Limits, arch string) (source, error
 	if s.config, err = document(f, chosen.Config); err != nil {
 		return source{}, fmt.Errorf("%s: %w", manifestFile, err)
 	}
-	// docker save names the file by its digest: use that to find damage.
-	if hex := path.Base(strings.TrimSuffix(chosen.Config, ".json")); checkDigest("sha256:"+hex) == nil && digest.FromBytes(s.config).Encoded() != hex {
-		return source{}, invalid("image configuration is not what its name says: sha256:%s", hex)
+	// docker save names the file by its digest, which reveals damage.
+	if hex := path.Base(strings.TrimSuffix(chosen.Config, ".json")); checkDigest("sha256:"+hex) == nil &&
+		digest.FromBytes(s.config).Encoded() != hex {
+		return source{}, invalid("image configuration does not match its name sha256:%s", hex)
 	}
 	c, err := readConfig(s.config, len(chosen.Layers), limits.Layers, arch)
 	if err != nil {
@@ -165,14 +165,15 @@ func openDocker(f files, want string, limits Limits, arch string) (source, error
 	}
 	for i, name := range chosen.Layers {
 		if !f.has(path.Clean("/" + name)[1:]) {
-			return source{}, invalid("%s names layer %q, which is not in the archive", manifestFile, clip(name))
+			return source{}, invalid("%s lists layer %q, which is not in the archive", manifestFile, clip(name))
 		}
-		s.layers = append(s.layers, layer{open: func() (io.ReadCloser, int64, error) { return f.open(name) }, diff: c.RootFS.DiffIDs[i]})
+		s.layers = append(s.layers, layer{open: func() (io.ReadCloser, int64, error) { return f.open(name) },
+			diff: c.RootFS.DiffIDs[i]})
 	}
 	return s, nil
 }
 
-// chooseDocker picks the image with the wanted name, or the only one.
+// chooseDocker returns the image with the wanted name, or the only image.
 func chooseDocker(raw []byte, want string) (dockerManifest, bool, error) {
 	var manifests []dockerManifest
 	if err := json.Unmarshal(raw, &manifests); err != nil {
@@ -183,7 +184,8 @@ func chooseDocker(raw []byte, want string) (dockerManifest, bool, error) {
 	case len(manifests) == 1:
 		return manifests[0], true, nil
 	case len(manifests) > maxImages:
-		return dockerManifest{}, false, invalid("%s names %d images, more than %d", manifestFile, len(manifests), maxImages)
+		return dockerManifest{}, false, invalid("%s lists %d images, more than %d", manifestFile, len(manifests),
+			maxImages)
 	}
 	for _, m := range manifests {
 		for _, tag := range m.RepoTags {
@@ -198,9 +200,9 @@ func chooseDocker(raw []byte, want string) (dockerManifest, bool, error) {
 
 func several(want string, names []string) error {
 	if len(names) == 0 {
-		return invalid("archive holds no image that can be told apart")
+		return invalid("archive has several images without names")
 	}
-	return invalid("archive holds several images (%s), none of them is %q", clip(strings.Join(names, ", ")), want)
+	return invalid("archive has several images (%s), but not %q", clip(strings.Join(names, ", ")), want)
 }
 
 var (
@@ -217,7 +219,8 @@ func openOCI(f files, want string, limits Limits, arch string) (source, error) {
 		return source{}, err
 	}
 	if !strings.HasPrefix(layout.Version, "1.") {
-		return source{}, fmt.Errorf("OCI layout has version %q, only 1 is supported: %w", clip(layout.Version), errdefs.ErrNotImplemented)
+		return source{}, fmt.Errorf("OCI layout has version %q, want 1: %w", clip(layout.Version),
+			errdefs.ErrNotImplemented)
 	}
 	var top Index
 	if err := decode(f, indexFile, &top); err != nil {
@@ -233,7 +236,8 @@ func openOCI(f files, want string, limits Limits, arch string) (source, error) {
 		return source{}, err
 	}
 	if !slices.Contains(configTypes, manifest.Config.MediaType) {
-		return source{}, invalid("configuration has media type %q: not a container image", clip(manifest.Config.MediaType))
+		return source{}, invalid("configuration has media type %q, which is not a container image",
+			clip(manifest.Config.MediaType))
 	}
 	if s.config, err = blobOf(f, manifest.Config); err != nil {
 		return source{}, err
@@ -244,12 +248,14 @@ func openOCI(f files, want string, limits Limits, arch string) (source, error) {
 	}
 	for i, d := range manifest.Layers.List {
 		if !slices.Contains(layerTypes, d.MediaType) {
-			return source{}, fmt.Errorf("layer %d has media type %q, which is not supported: %w", i, clip(d.MediaType), errdefs.ErrNotImplemented)
+			return source{}, fmt.Errorf("layer %d has unsupported media type %q: %w", i, clip(d.MediaType),
+				errdefs.ErrNotImplemented)
 		}
 		if err := checkDigest(d.Digest.String()); err != nil {
 			return source{}, fmt.Errorf("layer %d: %w", i, err)
 		}
-		s.layers = append(s.layers, layer{blob: d.Digest.String(), diff: c.RootFS.DiffIDs[i], open: func() (io.ReadCloser, int64, error) { return openBlob(f, d) }})
+		s.layers = append(s.layers, layer{blob: d.Digest.String(), diff: c.RootFS.DiffIDs[i],
+			open: func() (io.ReadCloser, int64, error) { return openBlob(f, d) }})
 	}
 	return s, nil
 }
@@ -265,7 +271,7 @@ func decode(f files, name string, into any) error {
 	return nil
 }
 
-// nameOf is the name that tools write into a layout, which may be a tag only.
+// nameOf returns the name that tools write into a layout. It may be only a tag.
 func nameOf(d imagespec.Descriptor) string {
 	if full := d.Annotations["io.containerd.image.name"]; full != "" {
 		return full
@@ -278,12 +284,14 @@ func chooseOCI(manifests Descriptors, want string) (imagespec.Descriptor, bool, 
 		return manifests.List[0], true, nil
 	}
 	if manifests.Count > maxImages {
-		return imagespec.Descriptor{}, false, invalid("%s names %d images, more than %d", indexFile, manifests.Count, maxImages)
+		return imagespec.Descriptor{}, false, invalid("%s lists %d images, more than %d", indexFile, manifests.Count,
+			maxImages)
 	}
 	var names []string
 	for _, d := range manifests.List {
 		name := nameOf(d)
-		if parsed, err := ParseName(name); err == nil && parsed == want || name != "" && strings.HasSuffix(want, ":"+name) {
+		if parsed, err := ParseName(name); err == nil && parsed == want ||
+			name != "" && strings.HasSuffix(want, ":"+name) {
 			return d, false, nil
 		}
 		if name != "" {
@@ -295,7 +303,7 @@ func chooseOCI(manifests Descriptors, want string) (imagespec.Descriptor, bool, 
 
 // manifestOf follows an index to the manifest for this host.
 func manifestOf(f files, d imagespec.Descriptor, arch string) (Manifest, error) {
-	const most = 3 // layouts nest an index in an index at times
+	const most = 3 // some layouts nest one index in another
 	for range most {
 		raw, err := blobOf(f, d)
 		if err != nil {
@@ -309,7 +317,8 @@ func manifestOf(f files, d imagespec.Descriptor, arch string) (Manifest, error) 
 			return m, nil
 		}
 		if !slices.Contains(indexTypes, d.MediaType) {
-			return Manifest{}, invalid("%s has media type %q: neither a manifest nor an index", d.Digest, clip(d.MediaType))
+			return Manifest{}, invalid("%s has media type %q, want a manifest or an index", d.Digest,
+				clip(d.MediaType))
 		}
 		var x Index
 		if err := json.Unmarshal(raw, &x); err != nil {
@@ -323,10 +332,10 @@ func manifestOf(f files, d imagespec.Descriptor, arch string) (Manifest, error) 
 		}
 		d = x.Manifests.List[i]
 	}
-	return Manifest{}, invalid("image indexes are nested more than %d deep", most)
+	return Manifest{}, invalid("image indexes are nested more than %d levels", most)
 }
 
-// openBlob opens what a descriptor names, and checks its size.
+// openBlob opens the blob of a descriptor and checks its size.
 func openBlob(f files, d imagespec.Descriptor) (io.ReadCloser, int64, error) {
 	if err := checkDigest(d.Digest.String()); err != nil {
 		return nil, 0, err
@@ -336,7 +345,8 @@ func openBlob(f files, d imagespec.Descriptor) (io.ReadCloser, int64, error) {
 		return nil, 0, invalid("blob %s: %v", d.Digest, err)
 	}
 	if size != d.Size {
-		return nil, 0, errors.Join(invalid("blob %s has %d bytes, %d were announced", d.Digest, size, d.Size), r.Close())
+		return nil, 0, errors.Join(invalid("blob %s has %d bytes, want %d", d.Digest, size, d.Size),
+			r.Close())
 	}
 	return r, size, nil
 }
@@ -356,7 +366,7 @@ func blobOf(f files, d imagespec.Descriptor) ([]byte, error) {
 		return nil, fmt.Errorf("read blob %s: %w", d.Digest, err)
 	}
 	if digest.FromBytes(raw) != d.Digest {
-		return nil, invalid("blob %s is not what its digest says", d.Digest)
+		return nil, invalid("blob %s does not match its digest", d.Digest)
 	}
 	return raw, nil
 }

@@ -1,28 +1,25 @@
-// Package images keeps root filesystems: it takes in rootfs tars,
-// docker-archives and OCI layouts, names them, keeps each as a docker-archive
-// for engines that load images, and unpacks each once for the driver that
-// needs no engine.
+// Package images stores root filesystems. It imports rootfs tars, docker-archives and OCI layouts,
+// names them, keeps each as a docker-archive for engines that load images, and unpacks each once
+// for the driver that needs no engine.
 //
-// Everything in an archive is foreign. Counts and sizes are bounded, digests
-// are checked, no entry and no link leads out of the folder being filled,
-// device nodes and FIFOs are left out, setuid and setgid bits and all extended
-// attributes (file capabilities are one of them) are dropped. Of the image's
-// configuration only PATH means anything later.
+// Archives are untrusted. Counts and sizes are bounded and digests checked. No entry or link can
+// leave the directory that is filled. Device nodes and FIFOs are skipped. Setuid and setgid bits
+// and extended attributes, which include file capabilities, are dropped. Of the image
+// configuration, only PATH has an effect later.
 //
-// The package speaks to no registry (images/pull does, and hands over what came),
-// never runs anything and knows nothing of sandboxes: whoever removes an image
-// has to know that nothing uses it. It starts no goroutine. Errors are of class NotFound (no such image), InvalidArgument
-// (archive or name), NotImplemented (a known format that is not supported),
-// ResourceExhausted (over a limit, disk full) or DataLoss (the store's own
-// files).
+// The package runs nothing, starts no goroutine and contacts no registry; images/pull downloads
+// images and hands them over. It does not know which images are in use: callers must check before
+// they remove one. Error classes are NotFound (image), InvalidArgument (archive or name),
+// NotImplemented (a known but unsupported format), ResourceExhausted (over a limit, disk full) and
+// DataLoss (files of the store).
 //
-// In its folder:
+// Layout of the store directory:
 //
-//	index.json                    names, images, archives that were seen
-//	archives/<hex>/archive.tar    docker-archive; config.json beside it
+//	index.json                    names, images, digests of imported archives
+//	archives/<hex>/archive.tar    docker-archive; config.json next to it
 //	roots/<hex>/fs                unpacked, never written again
-//	blobs/<hex>[.part]            layers on their way from a registry
-//	tmp/                          what is being made; emptied by Open
+//	blobs/<hex>[.part]            downloaded layers
+//	tmp/                          temporary files; emptied by Open
 package images
 
 import (
@@ -45,17 +42,17 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Defaults of Limits.
+// Default values of Limits.
 const (
 	DefaultMaxBytes   = 16 << 30
 	DefaultMaxEntries = 1_000_000
-	DefaultMaxLayers  = 127 // what Docker's own store takes
+	DefaultMaxLayers  = 127 // the limit of Docker's store
 )
 
-// Limits bound one image. Zero means the default.
+// Limits bounds one image. Zero means the default.
 type Limits struct {
-	Bytes   int64 // of all layers together, uncompressed
-	Entries int   // of all layers together
+	Bytes   int64 // total size of the layers, uncompressed
+	Entries int   // total entries of the layers
 	Layers  int
 }
 
@@ -73,58 +70,57 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Options of a Store.
+// Options configures a Store.
 type Options struct {
-	// Dir is the store's folder, for this process alone.
+	// Dir is the directory of the store. No other process may use it.
 	Dir    string
 	Limits Limits
-	// Log may be nil.
+	// Log receives events; nil discards them.
 	Log *slog.Logger
 }
 
-// Image is what the store knows of an image.
+// Image describes an image in the store.
 type Image struct {
 	// ID is the digest of the image's configuration.
 	ID string `json:"id"`
-	// Refs are its names, sorted. An image can be without any.
+	// Refs are its names, sorted. It may be empty.
 	Refs []string `json:"refs"`
-	// Format is what it came as: "rootfs", "docker-archive", "oci", "registry".
+	// Format is the source format: "rootfs", "docker-archive", "oci" or "registry".
 	Format       string    `json:"format"`
 	Architecture string    `json:"architecture"`
-	SizeBytes    int64     `json:"size_bytes"` // of the layers, uncompressed
+	SizeBytes    int64     `json:"size_bytes"` // of the uncompressed layers
 	Imported     time.Time `json:"imported"`
-	// Path is PATH of the image's configuration, empty if it has none.
+	// Path is PATH of the image configuration, or empty.
 	Path string `json:"path,omitempty"`
-	// Unpacked says that Root needs to do nothing.
+	// Unpacked reports that the root filesystem is unpacked, so that Root returns at once.
 	Unpacked bool `json:"unpacked"`
-	// Digests are the manifests it was pulled by, "host/path@sha256:…".
+	// Digests are the manifest digests it was pulled by, as "host/path@sha256:…".
 	Digests []string `json:"digests,omitempty"`
-	// Pinned images are not collected. Used is when one was last of use.
+	// Pinned images are never collected. Used is the time of the last use.
 	Pinned bool      `json:"pinned"`
 	Used   time.Time `json:"used"`
 }
 
-// Store is a folder of images. Methods may be called concurrently.
+// Store is a directory of images. It is safe for concurrent use.
 type Store struct {
 	dir    string
 	limits Limits
 	log    *slog.Logger
 	arch   string
-	owners bool // files get their owners; only root can
+	owners bool // set the owners of unpacked files; requires root
 
-	importing keyed // one import at a time: bounds disk and CPU
-	unpacking keyed // one unpacking or removal per image
+	importing keyed // one import at a time, to bound disk and CPU use
+	unpacking keyed // one unpack or removal per image
 	fetching  keyed // one download per blob
 
-	// mu is held while index.json is written, which is small, and while a
-	// folder is renamed to go with it.
+	// mu is held while index.json is written and while a directory is renamed along with it.
 	mu    sync.Mutex
 	index index
-	holds map[string]int // who needs a blob or an image, by digest
+	holds map[string]int // number of users of a blob or an image, by digest
 }
 
-// Open opens the store, makes its folder where needed and clears away what an
-// interrupted process has left half made.
+// Open opens the store, creates its directory if needed, and removes what an interrupted process
+// left incomplete.
 func Open(o Options) (*Store, error) {
 	if !filepath.IsAbs(o.Dir) {
 		return nil, fmt.Errorf("image store: %q is not an absolute path: %w", o.Dir, errdefs.ErrInvalidArgument)
@@ -132,7 +128,8 @@ func Open(o Options) (*Store, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{dir: o.Dir, limits: o.Limits.withDefaults(), log: o.Log, arch: goarch, owners: os.Geteuid() == 0, holds: map[string]int{}}
+	s := &Store{dir: o.Dir, limits: o.Limits.withDefaults(), log: o.Log, arch: goarch, owners: os.Geteuid() == 0,
+		holds: map[string]int{}}
 	if err := os.RemoveAll(s.path("tmp")); err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
@@ -159,12 +156,12 @@ func (s *Store) rootPath(id string) string    { return s.path("roots", hexOf(id)
 
 func hexOf(id string) string { return digest.Digest(id).Encoded() }
 
-// sweep makes index and folders agree: a folder that the index does not name
-// was being made or removed, an image whose archive is gone is no image.
+// sweep makes the index and the directories agree. A directory missing from the index was being
+// created or removed. An image without an archive is dropped.
 func (s *Store) sweep() error {
 	for _, id := range s.index.ids() {
 		if _, err := os.Stat(s.archivePath(id)); err != nil {
-			s.log.Warn("image has lost its archive and is forgotten", "image", id, "error", err)
+			s.log.Warn("image archive not found; dropping the image", "image", id, "error", err)
 			if err := s.update(func(x *index) { x.drop(id) }); err != nil {
 				return err
 			}
@@ -187,11 +184,11 @@ func (s *Store) sweep() error {
 	return nil
 }
 
-// Scratch makes a folder on the store's disk that remove takes away again, or
-// else the next Open.
+// Scratch creates a temporary directory on the disk of the store. The caller must call remove; Open
+// also removes directories left by an earlier process.
 func (s *Store) Scratch() (dir string, remove func(), err error) { return s.stage() }
 
-// stage makes a folder that goes away with undo, whatever became of it.
+// stage creates a temporary directory. undo removes it and must always be called.
 func (s *Store) stage() (dir string, undo func(), err error) {
 	dir, err = os.MkdirTemp(s.path("tmp"), "")
 	if err != nil {
@@ -199,14 +196,14 @@ func (s *Store) stage() (dir string, undo func(), err error) {
 	}
 	return dir, func() {
 		if err := os.RemoveAll(dir); err != nil {
-			s.log.Warn("a temporary folder of the image store is left", "dir", dir, "error", err)
+			s.log.Warn("failed to remove temporary directory of the image store", "dir", dir, "error", err)
 		}
 	}, nil
 }
 
-// Resolve finds an image by name ("debian:12", a missing tag is latest), by id
-// ("sha256:…", also after a name and @) or by the first 12 or more hex digits
-// of its id. Root is filled in if it is unpacked already.
+// Resolve finds an image by name ("debian:12"; the default tag is latest), by id ("sha256:…", also
+// after a name and @), or by at least 12 leading hex digits of its id. Root is set if the image is
+// unpacked.
 func (s *Store) Resolve(ref string) (runtime.Image, error) {
 	s.mu.Lock()
 	id, name, err := s.index.find(ref)
@@ -226,7 +223,7 @@ func (s *Store) unpacked(id string) bool {
 	return err == nil && info.IsDir()
 }
 
-// Get tells of one image, found as Resolve does.
+// Get returns the image that Resolve finds for ref.
 func (s *Store) Get(ref string) (Image, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,7 +234,7 @@ func (s *Store) Get(ref string) (Image, error) {
 	return s.view(id), nil
 }
 
-// List tells of all images, those with names first, sorted.
+// List returns all images, sorted by name; images without a name come last.
 func (s *Store) List() []Image {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -251,10 +248,11 @@ func (s *Store) List() []Image {
 func (s *Store) view(id string) Image {
 	r := s.index.Images[id]
 	return Image{ID: id, Refs: s.index.refsOf(id), Format: r.Format, Architecture: r.Architecture, SizeBytes: r.Size,
-		Imported: r.Imported, Path: r.Path, Unpacked: s.unpacked(id), Digests: slices.Clone(r.Digests), Pinned: r.Pinned, Used: s.used(id)}
+		Imported: r.Imported, Path: r.Path, Unpacked: s.unpacked(id), Digests: slices.Clone(r.Digests),
+		Pinned: r.Pinned, Used: s.used(id)}
 }
 
-// Tag gives an image one more name.
+// Tag adds a name to an image.
 func (s *Store) Tag(ref, name string) error {
 	parsed, err := ParseName(name)
 	if err != nil {
@@ -269,8 +267,8 @@ func (s *Store) Tag(ref, name string) error {
 	return s.update(func(x *index) { x.Refs[parsed] = id })
 }
 
-// Remove takes a name away, and the image with its last name; by id it takes
-// the image with all its names. Nothing may be running from the image.
+// Remove removes a name, and the image if it was the last one. By id, it removes the image with all
+// names. The image must not be in use.
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	s.mu.Lock()
 	id, name, err := s.index.find(ref)
@@ -286,10 +284,10 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	return s.discard(ctx, id, nil)
 }
 
-// discard forgets an image first and moves it away then: what a crash leaves
-// in between is swept by Open. The deleting itself comes after the lock. may,
-// unless nil, has the last word, with the lock held.
-func (s *Store) discard(ctx context.Context, id string, may func() error) error {
+// discard removes an image from the index and then moves its files away; Open removes what a crash
+// leaves in between. The files are deleted after the lock is released. check, unless nil, is called
+// with s.mu held and can refuse.
+func (s *Store) discard(ctx context.Context, id string, check func() error) error {
 	unlock, err := s.unpacking.lock(ctx, id)
 	if err != nil {
 		return fmt.Errorf("remove image %s: %w", id, err)
@@ -302,8 +300,8 @@ func (s *Store) discard(ctx context.Context, id string, may func() error) error 
 	defer undo()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if may != nil {
-		if err := may(); err != nil {
+	if check != nil {
+		if err := check(); err != nil {
 			return err
 		}
 	}
@@ -319,7 +317,7 @@ func (s *Store) discard(ctx context.Context, id string, may func() error) error 
 	return nil
 }
 
-// keyed is a set of locks by name whose waiters heed their context.
+// keyed is a set of locks by name. Waiting ends with the context.
 type keyed struct {
 	mu   sync.Mutex
 	held map[string]chan struct{}
@@ -352,7 +350,7 @@ func (k *keyed) lock(ctx context.Context, key string) (unlock func(), err error)
 	}
 }
 
-// diskError gives a full disk its class.
+// diskError adds the class ResourceExhausted if the disk is full.
 func diskError(err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return fmt.Errorf("%w (%w)", err, errdefs.ErrResourceExhausted)

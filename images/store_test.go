@@ -17,32 +17,51 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-func TestLayersAreAppliedAsTheSpecificationSays(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		layers [][]item
-		want   string
-	}{
-		{"a later layer replaces files", [][]item{{reg("a", "1"), reg("b", "1")}, {reg("a", "2")}}, "a = 2\nb = 1\n"},
-		{"a folder is merged", [][]item{{dir("d"), reg("d/a", "1")}, {dir("d"), reg("d/b", "2")}}, "d/\nd/a = 1\nd/b = 2\n"},
-		{"a file replaces a folder", [][]item{{dir("d"), reg("d/a", "1")}, {reg("d", "2")}}, "d = 2\n"},
-		{"a whiteout removes a file", [][]item{{reg("a", "1"), reg("b", "1")}, {reg(".wh.a", "")}}, "b = 1\n"},
-		{"a whiteout removes a folder", [][]item{{dir("d"), reg("d/a", "1")}, {reg(".wh.d", "")}}, ""},
-		{"a whiteout removes a link, not its target", [][]item{{reg("a", "1"), sym("l", "a")}, {reg(".wh.l", "")}}, "a = 1\n"},
-		{"a whiteout of nothing known does nothing", [][]item{{reg("a", "1")}, {reg(".wh.b", ""), reg("x/y/.wh.z", "")}}, "a = 1\n"},
-		{"a whiteout leaves its own layer alone, before", [][]item{{reg("a", "1")}, {reg("a", "2"), reg(".wh.a", "")}}, "a = 2\n"},
-		{"a whiteout leaves its own layer alone, after", [][]item{{reg("a", "1")}, {reg(".wh.a", ""), reg("a", "2")}}, "a = 2\n"},
-		{"a whiteout of a folder made again", [][]item{{dir("d"), reg("d/a", "1")}, {reg("d/b", "2"), reg(".wh.d", "")}}, "d/\nd/b = 2\n"},
-		{"an opaque folder, marked first", [][]item{{dir("d"), reg("d/a", "1"), reg("d/s/x", "1")}, {reg("d/.wh..wh..opq", ""), reg("d/b", "2"), reg("d/s/y", "2")}}, "d/\nd/b = 2\nd/s/\nd/s/y = 2\n"},
-		{"an opaque folder, marked last", [][]item{{dir("d"), reg("d/a", "1"), reg("d/s/x", "1")}, {reg("d/b", "2"), reg("d/s/y", "2"), reg("d/.wh..wh..opq", "")}}, "d/\nd/b = 2\nd/s/\nd/s/y = 2\n"},
-		{"files of aufs are ignored", [][]item{{reg(".wh..wh.plnk/1", ""), reg(".wh..wh.aufs", ""), reg("a", "1")}}, ".wh..wh.plnk/\n.wh..wh.plnk/1 = \na = 1\n"},
-		{"a file through a link of a lower layer", [][]item{{dir("usr/lib"), sym("lib", "usr/lib")}, {reg("lib/a", "2")}}, "lib -> usr/lib\nusr/\nusr/lib/\nusr/lib/a = 2\n"},
-		{"a file through an absolute link", [][]item{{dir("opt/x"), sym("var/x", "/opt/x")}, {reg("var/x/a", "2")}}, "opt/\nopt/x/\nopt/x/a = 2\nvar/\nvar/x -> /opt/x\n"},
-		{"parents in a link come after links", [][]item{{dir("a/b"), reg("c", "wrong"), sym("l", "a/b"), sym("m", "l/../c"), reg("m/x", "2")}}, "a/\na/b/\na/c/\na/c/x = 2\nc = wrong\nl -> a/b\nm -> l/../c\n"},
-		{"a whiteout through a link", [][]item{{reg("usr/lib/a", "1"), sym("lib", "usr/lib")}, {reg("lib/.wh.a", "")}}, "lib -> usr/lib\nusr/\nusr/lib/\n"},
-		{"a hard link into a lower layer", [][]item{{reg("a", "1")}, {hard("b", "a")}}, "a = 1\nb = 1\n"},
-		{"replacing one hard link leaves the other", [][]item{{reg("a", "1"), hard("b", "/a")}, {reg("b", "2")}}, "a = 1\nb = 2\n"},
-	} {
+// layerCases are layers with the tree that they give by the OCI image specification.
+var layerCases = []struct {
+	name   string
+	layers [][]item
+	want   string
+}{
+	{"a later layer replaces files", [][]item{{reg("a", "1"), reg("b", "1")}, {reg("a", "2")}}, "a = 2\nb = 1\n"},
+	{"a directory is merged", [][]item{{dir("d"), reg("d/a", "1")}, {dir("d"), reg("d/b", "2")}},
+		"d/\nd/a = 1\nd/b = 2\n"},
+	{"a file replaces a directory", [][]item{{dir("d"), reg("d/a", "1")}, {reg("d", "2")}}, "d = 2\n"},
+	{"a whiteout removes a file", [][]item{{reg("a", "1"), reg("b", "1")}, {reg(".wh.a", "")}}, "b = 1\n"},
+	{"a whiteout removes a directory", [][]item{{dir("d"), reg("d/a", "1")}, {reg(".wh.d", "")}}, ""},
+	{"a whiteout removes a link, not its target", [][]item{{reg("a", "1"), sym("l", "a")}, {reg(".wh.l", "")}},
+		"a = 1\n"},
+	{"a whiteout of an unknown path does nothing",
+		[][]item{{reg("a", "1")}, {reg(".wh.b", ""), reg("x/y/.wh.z", "")}}, "a = 1\n"},
+	{"a whiteout keeps files of its layer, before", [][]item{{reg("a", "1")}, {reg("a", "2"), reg(".wh.a", "")}},
+		"a = 2\n"},
+	{"a whiteout keeps files of its layer, after", [][]item{{reg("a", "1")}, {reg(".wh.a", ""), reg("a", "2")}},
+		"a = 2\n"},
+	{"a whiteout of a directory made again",
+		[][]item{{dir("d"), reg("d/a", "1")}, {reg("d/b", "2"), reg(".wh.d", "")}}, "d/\nd/b = 2\n"},
+	{"an opaque directory, marked first", [][]item{{dir("d"), reg("d/a", "1"), reg("d/s/x", "1")},
+		{reg("d/.wh..wh..opq", ""), reg("d/b", "2"), reg("d/s/y", "2")}}, "d/\nd/b = 2\nd/s/\nd/s/y = 2\n"},
+	{"an opaque directory, marked last", [][]item{{dir("d"), reg("d/a", "1"), reg("d/s/x", "1")},
+		{reg("d/b", "2"), reg("d/s/y", "2"), reg("d/.wh..wh..opq", "")}}, "d/\nd/b = 2\nd/s/\nd/s/y = 2\n"},
+	{"files of aufs are ignored", [][]item{{reg(".wh..wh.plnk/1", ""), reg(".wh..wh.aufs", ""), reg("a", "1")}},
+		".wh..wh.plnk/\n.wh..wh.plnk/1 = \na = 1\n"},
+	{"a file through a link of a lower layer",
+		[][]item{{dir("usr/lib"), sym("lib", "usr/lib")}, {reg("lib/a", "2")}},
+		"lib -> usr/lib\nusr/\nusr/lib/\nusr/lib/a = 2\n"},
+	{"a file through an absolute link", [][]item{{dir("opt/x"), sym("var/x", "/opt/x")}, {reg("var/x/a", "2")}},
+		"opt/\nopt/x/\nopt/x/a = 2\nvar/\nvar/x -> /opt/x\n"},
+	{"parents in a link come after links",
+		[][]item{{dir("a/b"), reg("c", "wrong"), sym("l", "a/b"), sym("m", "l/../c"), reg("m/x", "2")}},
+		"a/\na/b/\na/c/\na/c/x = 2\nc = wrong\nl -> a/b\nm -> l/../c\n"},
+	{"a whiteout through a link", [][]item{{reg("usr/lib/a", "1"), sym("lib", "usr/lib")}, {reg("lib/.wh.a", "")}},
+		"lib -> usr/lib\nusr/\nusr/lib/\n"},
+	{"a hard link into a lower layer", [][]item{{reg("a", "1")}, {hard("b", "a")}}, "a = 1\nb = 1\n"},
+	{"replacing one hard link leaves the other", [][]item{{reg("a", "1"), hard("b", "/a")}, {reg("b", "2")}},
+		"a = 1\nb = 2\n"},
+}
+
+func TestApplyLayers(t *testing.T) {
+	for _, c := range layerCases {
 		t.Run(c.name, func(t *testing.T) {
 			var layers [][]byte
 			for _, items := range c.layers {
@@ -60,40 +79,32 @@ func TestLayersAreAppliedAsTheSpecificationSays(t *testing.T) {
 	}
 }
 
-// The three formats of one image: the same id, the same root.
+// The three formats of one image give the same id and the same root.
 func TestFormatsAgree(t *testing.T) {
 	l1, l2 := mkTar(t, reg("a", "1"), reg("b", "1")), mkTar(t, reg("a", "2"))
 	config := mkConfig(t, func(c *config) { c.Config.Env = []string{"PATH=/old", "A=b", "PATH=/x:/y"} }, l1, l2)
-	folder := t.TempDir()
+	layoutDir := t.TempDir()
 	layout := mkOCI(t, "team/app:3", config, nil, l1, l2)
-	for _, i := range layout {
-		path := filepath.Join(folder, i.Name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(i.content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	writeFiles(t, layoutDir, layout)
 	nested := mkOCI(t, "", config, nil, l1, l2)
 	for name, from := range map[string][]byte{
-		"docker":      mkDocker(t, "team/app:3", config, false, l1, l2),
-		"docker gzip": zip(t, mkDocker(t, "team/app:3", config, true, l1, l2)),
-		"oci":         mkTar(t, layout...),
-		"oci gzip":    zip(t, mkTar(t, layout...)),
-		"oci folder":  nil,
-		"oci unnamed": mkTar(t, nested...),
+		"docker":        mkDocker(t, "team/app:3", config, false, l1, l2),
+		"docker gzip":   zip(t, mkDocker(t, "team/app:3", config, true, l1, l2)),
+		"oci":           mkTar(t, layout...),
+		"oci gzip":      zip(t, mkTar(t, layout...)),
+		"oci directory": nil,
+		"oci unnamed":   mkTar(t, nested...),
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStore(t, Limits{})
 			var image Image
 			var err error
 			switch name {
-			case "oci folder":
-				image, err = s.ImportPath(t.Context(), folder, "")
+			case "oci directory":
+				image, err = s.ImportPath(t.Context(), layoutDir, "")
 			case "oci unnamed":
 				if _, err := s.Import(t.Context(), bytes.NewReader(from), ""); !errdefs.IsInvalidArgument(err) {
-					t.Errorf("without any name: %v", err)
+					t.Errorf("Import without a name: %v, want InvalidArgument", err)
 				}
 				image, err = s.Import(t.Context(), bytes.NewReader(from), "team/app:3")
 			default:
@@ -102,27 +113,42 @@ func TestFormatsAgree(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if image.ID != sum([]byte(config)) || !slices.Equal(image.Refs, []string{"team/app:3"}) || image.Path != "/x:/y" {
-				t.Errorf("image is %+v", image)
+			if image.ID != sum([]byte(config)) || !slices.Equal(image.Refs, []string{"team/app:3"}) ||
+				image.Path != "/x:/y" {
+				t.Errorf("Import = %+v", image)
 			}
 			resolved, err := s.Resolve("docker.io/team/app:3")
 			if err != nil {
 				t.Fatal(err)
 			}
-			// What the store keeps is itself a docker-archive of this image.
+			// The archive in the store is itself a docker-archive of this image.
 			again := newStore(t, Limits{})
 			copied, err := again.ImportPath(t.Context(), resolved.Archive, "")
 			if err != nil || copied.ID != image.ID || !slices.Equal(copied.Refs, []string{EngineTag(image.ID)}) {
-				t.Errorf("its archive gives %+v, %v", copied, err)
+				t.Errorf("import of the stored archive = %+v, %v; want the same id", copied, err)
 			}
 			dir, err := s.Root(t.Context(), resolved)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if got := listing(t, dir); got != "a = 2\nb = 1\n" {
-				t.Errorf("root:\n%s", got)
+				t.Errorf("listing of the root:\n%s", got)
 			}
 		})
+	}
+}
+
+// writeFiles writes items as files below dir.
+func writeFiles(t *testing.T, dir string, items []item) {
+	t.Helper()
+	for _, i := range items {
+		path := filepath.Join(dir, i.Name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(i.content), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -130,15 +156,19 @@ func TestOneOfSeveralImages(t *testing.T) {
 	l1, l2 := mkTar(t, reg("a", "1")), mkTar(t, reg("a", "2"))
 	c1, c2 := mkConfig(t, nil, l1), mkConfig(t, nil, l2)
 	archive := mkTar(t, reg("1", c1), reg("2", c2), reg("l1", string(l1)), sym("x/l2", "../l2"), reg("l2", string(l2)),
-		reg(manifestFile, `[{"Config":"1","RepoTags":["one:1"],"Layers":["l1"]},{"Config":"2","RepoTags":["two:2"],"Layers":["x/l2"]}]`))
+		reg(manifestFile,
+			`[{"Config":"1","RepoTags":["one:1"],"Layers":["l1"]},`+
+				`{"Config":"2","RepoTags":["two:2"],"Layers":["x/l2"]}]`))
 	s := newStore(t, Limits{})
 	for name, config := range map[string]string{"one:1": c1, "two:2": c2} {
-		if image, err := s.Import(t.Context(), bytes.NewReader(archive), name); err != nil || image.ID != sum([]byte(config)) {
-			t.Errorf("%s: %+v, %v", name, image, err)
+		if image, err := s.Import(t.Context(), bytes.NewReader(archive), name); err != nil ||
+			image.ID != sum([]byte(config)) {
+			t.Errorf("Import(%s) = %+v, %v", name, image, err)
 		}
 	}
-	if _, err := s.Import(t.Context(), bytes.NewReader(archive), "three"); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "one:1, two:2") {
-		t.Errorf("three: %v", err)
+	if _, err := s.Import(t.Context(), bytes.NewReader(archive), "three"); !errdefs.IsInvalidArgument(err) ||
+		!strings.Contains(err.Error(), "one:1, two:2") {
+		t.Errorf("Import of an unknown name: %v, want InvalidArgument with the known names", err)
 	}
 }
 
@@ -159,7 +189,8 @@ func TestPlatformsOfAnIndex(t *testing.T) {
 		other := mine
 		other.Platform = &imagespec.Platform{OS: "unknown", Architecture: "unknown"}
 		inner := toJSON(t, imagespec.Index{Manifests: []imagespec.Descriptor{other, mine}})
-		top.Manifests = []imagespec.Descriptor{{MediaType: imagespec.MediaTypeImageIndex, Digest: digestOf(inner), Size: int64(len(inner))}}
+		top.Manifests = []imagespec.Descriptor{{MediaType: imagespec.MediaTypeImageIndex, Digest: digestOf(inner),
+			Size: int64(len(inner))}}
 		items[i] = reg(indexFile, toJSON(t, top))
 		items = append(items, reg("blobs/sha256/"+digestOf(inner).Encoded(), inner))
 		break
@@ -171,8 +202,9 @@ func TestPlatformsOfAnIndex(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	s := newStore(t, Limits{})
-	if _, err := s.Resolve("nothing"); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "no image has been imported") {
-		t.Errorf("in an empty store: %v", err)
+	if _, err := s.Resolve("nothing"); !errdefs.IsNotFound(err) ||
+		!strings.Contains(err.Error(), "no images imported") {
+		t.Errorf("Resolve in an empty store: %v, want NotFound", err)
 	}
 	image, err := s.Import(t.Context(), bytes.NewReader(mkTar(t, reg("a", "1"))), "debian")
 	if err != nil {
@@ -181,39 +213,42 @@ func TestNames(t *testing.T) {
 	if err := s.Tag("debian", "other/debian:12"); err != nil {
 		t.Fatal(err)
 	}
-	for _, ref := range []string{"debian", "debian:latest", "docker.io/library/debian", image.ID, hexOf(image.ID)[:12], "debian@" + image.ID, "other/debian:12"} {
+	for _, ref := range []string{"debian", "debian:latest", "docker.io/library/debian", image.ID, hexOf(image.ID)[:12],
+		"debian@" + image.ID, "other/debian:12"} {
 		if got, err := s.Resolve(ref); err != nil || got.ID != image.ID {
-			t.Errorf("%s: %+v, %v", ref, got, err)
+			t.Errorf("Resolve(%s) = %+v, %v", ref, got, err)
 		}
 	}
-	for ref, class := range map[string]func(error) bool{"Debian": errdefs.IsInvalidArgument, "": errdefs.IsInvalidArgument, "a b": errdefs.IsInvalidArgument,
-		"\xff": errdefs.IsInvalidArgument, "sha256:123": errdefs.IsNotFound, "../../etc": errdefs.IsInvalidArgument, "alpine": errdefs.IsNotFound} {
+	for ref, class := range map[string]func(error) bool{"Debian": errdefs.IsInvalidArgument,
+		"": errdefs.IsInvalidArgument, "a b": errdefs.IsInvalidArgument,
+		"\xff": errdefs.IsInvalidArgument, "sha256:123": errdefs.IsNotFound, "../../etc": errdefs.IsInvalidArgument,
+		"alpine": errdefs.IsNotFound} {
 		if _, err := s.Resolve(ref); !class(err) {
-			t.Errorf("%q: %v", ref, err)
+			t.Errorf("Resolve(%q) = %v, want another class", ref, err)
 		}
 	}
 	if _, err := s.Resolve("alpine"); !strings.Contains(err.Error(), "debian:latest, other/debian:12") {
-		t.Errorf("the known names are not told: %v", err)
+		t.Errorf("Resolve(alpine) = %v, want the known names", err)
 	}
 	if err := s.Remove(t.Context(), "debian"); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.List(); len(got) != 1 || !slices.Equal(got[0].Refs, []string{"other/debian:12"}) {
-		t.Errorf("after a name was removed: %+v", got)
+		t.Errorf("List after Remove of one name = %+v", got)
 	}
 	if err := s.Remove(t.Context(), "other/debian:12"); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Remove(t.Context(), "other/debian:12"); !errdefs.IsNotFound(err) {
-		t.Errorf("removed twice: %v", err)
+		t.Errorf("second Remove: %v, want NotFound", err)
 	}
 	if got := s.List(); len(got) != 0 {
-		t.Errorf("after the last name was removed: %+v", got)
+		t.Errorf("List after Remove of the last name = %+v, want none", got)
 	}
-	nothingHalfMade(t, s)
+	checkNoLeftovers(t, s)
 }
 
-func TestAStoreOpenedAgainKnowsItsImages(t *testing.T) {
+func TestReopenStore(t *testing.T) {
 	s := newStore(t, Limits{})
 	path := filepath.Join(t.TempDir(), "a.tar")
 	if err := os.WriteFile(path, mkTar(t, reg("a", "1")), 0o600); err != nil {
@@ -231,7 +266,7 @@ func TestAStoreOpenedAgainKnowsItsImages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What a crash can leave.
+	// Files that a crash can leave.
 	for _, left := range []string{"tmp/x", "roots/" + strings.Repeat("1", 64), "archives/" + strings.Repeat("2", 64)} {
 		if err := os.MkdirAll(s.path(left), 0o700); err != nil {
 			t.Fatal(err)
@@ -241,28 +276,28 @@ func TestAStoreOpenedAgainKnowsItsImages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nothingHalfMade(t, again)
+	checkNoLeftovers(t, again)
 	if got, err := again.Resolve("a"); err != nil || got.ID != first.ID || got.Root != dir {
-		t.Errorf("resolve: %+v, %v", got, err)
+		t.Errorf("Resolve after Open = %+v, %v", got, err)
 	}
 	all := Collection{Budget: 1, Fresh: -1, Needed: map[string][]string{first.ID: {"a test"}}}
 	if got, err := again.Collect(t.Context(), all); err != nil || got.Freed != 0 {
-		t.Errorf("collected of what is needed: %+v, %v", got, err)
+		t.Errorf("Collect of a needed image = %+v, %v; want none", got, err)
 	}
 	all.Needed = nil
 	if got, err := again.Collect(t.Context(), all); err != nil || !got.Verdicts[0].Removed || got.Used != 0 {
-		t.Errorf("collected of all: %+v, %v", got, err)
+		t.Errorf("Collect = %+v, %v; want the image removed", got, err)
 	}
-	nothingHalfMade(t, again)
+	checkNoLeftovers(t, again)
 	if err := os.WriteFile(s.path("index.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Open(Options{Dir: s.dir}); !errdefs.IsDataLoss(err) || !strings.Contains(err.Error(), "index.json") {
-		t.Errorf("a damaged index: %v", err)
+		t.Errorf("Open with a damaged index: %v, want DataLoss", err)
 	}
 }
 
-func TestTheSameArchiveIsImportedOnce(t *testing.T) {
+func TestRepeatedImport(t *testing.T) {
 	s := newStore(t, Limits{})
 	l := mkTar(t, reg("a", "1"))
 	raw := zip(t, mkDocker(t, "a:1", mkConfig(t, nil, l), false, l))
@@ -283,50 +318,51 @@ func TestTheSameArchiveIsImportedOnce(t *testing.T) {
 	}
 	for _, ref := range []string{"", "c", "a:1"} {
 		if got, err := s.ImportPath(t.Context(), path, ref); err != nil || got.ID != first.ID {
-			t.Errorf("path again as %q: %+v, %v", ref, got, err)
+			t.Errorf("ImportPath(%q) again = %+v, %v", ref, got, err)
 		}
 		if got, err := s.Import(t.Context(), bytes.NewReader(raw), ref); err != nil || got.ID != first.ID {
-			t.Errorf("stream again as %q: %+v, %v", ref, got, err)
+			t.Errorf("Import(%q) again = %+v, %v", ref, got, err)
 		}
 	}
 	if after, err := os.Stat(s.archivePath(first.ID)); err != nil || !os.SameFile(before, after) {
-		t.Errorf("it was written again: %v", err)
+		t.Errorf("the archive was written again (%v)", err)
 	}
 	if got, err := s.Get("c"); err != nil || !slices.Equal(got.Refs, []string{"a:1", "b:latest", "c:latest"}) {
-		t.Errorf("names: %+v, %v", got, err)
+		t.Errorf("Get(c) = %+v, %v; want names a:1, b:latest, c:latest", got, err)
 	}
-	// Another file at the same place is another image.
+	// Another file at the same path is another image.
 	if err := os.WriteFile(path, mkTar(t, reg("b", "2")), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := s.ImportPath(t.Context(), path, "c"); err != nil || got.ID == first.ID {
-		t.Errorf("another file: %+v, %v", got, err)
+		t.Errorf("ImportPath of a changed file = %+v, %v; want another id", got, err)
 	}
-	// And what was removed is read again.
+	// A removed image is imported again.
 	if err := s.Remove(t.Context(), first.ID); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := s.Import(t.Context(), bytes.NewReader(raw), ""); err != nil || got.ID != first.ID {
-		t.Errorf("after a removal: %+v, %v", got, err)
+		t.Errorf("Import after Remove = %+v, %v", got, err)
 	}
 }
 
-func TestPathsThatAreNoArchives(t *testing.T) {
+func TestImportPathErrors(t *testing.T) {
 	s := newStore(t, Limits{})
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for path, class := range map[string]func(error) bool{
-		fifo: errdefs.IsInvalidArgument, t.TempDir(): errdefs.IsInvalidArgument, filepath.Join(fifo+"x", "none"): errdefs.IsNotFound, "/dev/zero": errdefs.IsInvalidArgument,
+		fifo: errdefs.IsInvalidArgument, t.TempDir(): errdefs.IsInvalidArgument,
+		filepath.Join(fifo+"x", "none"): errdefs.IsNotFound, "/dev/zero": errdefs.IsInvalidArgument,
 	} {
 		if _, err := s.ImportPath(t.Context(), path, "a"); !class(err) {
-			t.Errorf("%s: %v", path, err)
+			t.Errorf("ImportPath(%s) = %v, want another class", path, err)
 		}
 	}
 }
 
-func TestARootIsUnpackedOnceForAll(t *testing.T) {
+func TestRootUnpacksOnce(t *testing.T) {
 	s := newStore(t, Limits{})
 	if _, err := s.Import(t.Context(), bytes.NewReader(mkTar(t, reg("a", "1"))), "a"); err != nil {
 		t.Fatal(err)
@@ -339,18 +375,18 @@ func TestARootIsUnpackedOnceForAll(t *testing.T) {
 	for range 8 {
 		group.Go(func() {
 			if dir, err := s.Root(t.Context(), image); err != nil || dir != s.rootPath(image.ID) {
-				t.Errorf("%s, %v", dir, err)
+				t.Errorf("Root = %s, %v", dir, err)
 			}
 		})
 	}
 	group.Wait()
-	nothingHalfMade(t, s)
+	checkNoLeftovers(t, s)
 	for _, id := range []string{"", "sha256:" + strings.Repeat("0", 64), "../../etc"} {
 		if _, err := s.Root(t.Context(), runtime.Image{ID: id}); err == nil {
-			t.Errorf("%q was unpacked", id)
+			t.Errorf("Root(%q) = nil error, want an error", id)
 		}
 	}
-	// A layer that changed on disk is noticed.
+	// Damage of the archive on disk is detected.
 	f, err := os.OpenFile(s.archivePath(image.ID), os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -365,7 +401,7 @@ func TestARootIsUnpackedOnceForAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := s.Root(t.Context(), image); err == nil {
-		t.Error("a damaged archive was unpacked")
+		t.Error("Root of a damaged archive succeeded, want an error")
 	}
-	nothingHalfMade(t, s)
+	checkNoLeftovers(t, s)
 }

@@ -11,24 +11,24 @@ import (
 	"time"
 )
 
-// tree is a root filesystem being filled, layer by layer. Names are followed
-// as a process whose root it is would follow them: an absolute link starts at
-// the tree's root, .. stops there. Every step goes through os.Root, so that
-// even a mistake in here could not lead out of it.
+// tree is a root filesystem that layers are unpacked into. Names resolve as for a process with this
+// root: absolute links start at the root, and .. stops there. Every access goes through os.Root, so
+// that a bug here cannot leave the tree either.
 type tree struct {
 	root   *os.Root
 	owners bool
 	left   *budget
 	room   room
 
-	// The folder used last, since entries come folder by folder.
+	// The directory used last: entries usually come in directory order.
 	last     *os.Root
 	lastName string // as in the archive
-	lastReal string // without links
+	lastReal string // with links resolved
 
-	// of the present layer: every path it made, and the folders above them.
-	mine map[[sha256.Size]byte]struct{}
-	buf  []byte
+	// layerPaths holds, for the current layer, every path it created and the directories above
+	// them.
+	layerPaths map[[sha256.Size]byte]struct{}
+	buf        []byte
 }
 
 func openTree(dir string, owners bool, left *budget) (*tree, error) {
@@ -36,7 +36,8 @@ func openTree(dir string, owners bool, left *budget) (*tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &tree{root: root, owners: owners, left: left, mine: map[[sha256.Size]byte]struct{}{}, buf: make([]byte, 256<<10)}, nil
+	return &tree{root: root, owners: owners, left: left, layerPaths: map[[sha256.Size]byte]struct{}{},
+		buf: make([]byte, 256<<10)}, nil
 }
 
 func (t *tree) close() error {
@@ -44,24 +45,24 @@ func (t *tree) close() error {
 	return t.root.Close()
 }
 
-// forget drops the folder used last: something on the way to it may have gone.
+// forget closes the cached directory: its path may have changed.
 func (t *tree) forget() {
 	if t.last != nil {
-		_ = t.last.Close() // a folder that was only read
+		_ = t.last.Close() // opened for reading only
 		t.last = nil
 	}
 }
 
-// nextLayer begins a layer: what is there is now that of lower ones.
-func (t *tree) nextLayer() { clear(t.mine) }
+// nextLayer starts a layer: existing files now belong to lower layers.
+func (t *tree) nextLayer() { clear(t.layerPaths) }
 
-// apply carries out one entry.
+// apply unpacks one entry.
 func (t *tree) apply(e entry, content io.Reader) error {
 	if e.base == "." {
-		return nil // the root keeps the mode and owner it was made with
+		return nil // the root keeps its mode and owner
 	}
 	takesAway := e.kind == kindWhiteout || e.kind == kindOpaque
-	dir, real, err := t.folder(e.dir, !takesAway)
+	dir, real, err := t.directory(e.dir, !takesAway)
 	if takesAway && errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -82,8 +83,7 @@ func (t *tree) apply(e entry, content io.Reader) error {
 	return t.place(dir, real, e, content, isDir)
 }
 
-// clear takes away what stands where an entry goes; only a folder stays for a
-// folder.
+// clear removes an existing file at the path of an entry. It keeps a directory if the entry is one.
 func (t *tree) clear(dir *os.Root, e entry) (isDir bool, err error) {
 	was, err := dir.Lstat(e.base)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -130,7 +130,8 @@ func (t *tree) own(dir *os.Root, e entry) error {
 	return dir.Lchown(e.base, e.header.Uid, e.header.Gid)
 }
 
-// modeOf leaves out setuid and setgid; sticky means something on folders only.
+// modeOf returns the permission bits without setuid and setgid. The sticky bit is kept for
+// directories.
 func modeOf(e entry) fs.FileMode {
 	mode := fs.FileMode(e.header.Mode & 0o777) //nolint:gosec // nine bits
 	if e.kind == kindDir && e.header.Mode&0o1000 != 0 {
@@ -144,9 +145,9 @@ func (t *tree) file(dir *os.Root, e entry, content io.Reader) error {
 	if err != nil {
 		return err
 	}
-	type writer struct{ io.Writer } // hides ReadFrom, which would not use the buffer
+	type writer struct{ io.Writer } // hides ReadFrom, which would bypass the buffer
 	type reader struct{ io.Reader }
-	const least = 4096 // of any file
+	const least = 4096 // minimum disk use of a file
 	if err = t.room.take(least); err == nil {
 		_, err = io.CopyBuffer(writer{into{f, &t.room}}, reader{content}, t.buf)
 	}
@@ -159,12 +160,12 @@ func (t *tree) file(dir *os.Root, e entry, content io.Reader) error {
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	// Python compares a source's time with that in its compiled form.
+	// Python compares the modification time with the one recorded in compiled files.
 	return dir.Chtimes(e.base, time.Time{}, e.header.ModTime)
 }
 
-// link makes a hard link. Its target is followed like any name, but for its
-// last part, and has to be there already.
+// link creates a hard link. The directory of the target is resolved like any name; the target must
+// exist.
 func (t *tree) link(real string, e entry) error {
 	from, fromReal, err := t.open(path.Dir(e.link), false)
 	if err != nil {
@@ -173,20 +174,19 @@ func (t *tree) link(real string, e entry) error {
 	defer from.Close()
 	was, err := from.Lstat(path.Base(e.link))
 	if errors.Is(err, fs.ErrNotExist) {
-		return invalid("hard link to %q, which is not there", clip(e.link))
+		return invalid("hard link to %q: target not found", clip(e.link))
 	}
 	if err != nil {
 		return err
 	}
 	if !was.Mode().IsRegular() && was.Mode().Type() != fs.ModeSymlink {
-		return invalid("hard link to %q, which is no file", clip(e.link))
+		return invalid("hard link to %q: target is not a file", clip(e.link))
 	}
 	return t.root.Link(path.Join(fromReal, path.Base(e.link)), path.Join(real, e.base))
 }
 
-// folder is open with the result kept for the next entry; the caller does not
-// close it.
-func (t *tree) folder(name string, create bool) (*os.Root, string, error) {
+// directory is like open but caches the result for the next entry. The caller must not close it.
+func (t *tree) directory(name string, create bool) (*os.Root, string, error) {
 	if t.last != nil && t.lastName == name {
 		return t.last, t.lastReal, nil
 	}
@@ -199,28 +199,28 @@ func (t *tree) folder(name string, create bool) (*os.Root, string, error) {
 	return dir, real, nil
 }
 
-// maxHops is how many symbolic links the kernel follows in one path.
+// maxHops is the kernel's limit on symbolic links in one path.
 const maxHops = 40
 
-// open opens a folder by name and tells its path without links. Missing ones
-// are made if create is set.
+// open opens a directory and returns its path with links resolved. If create is set, it creates
+// missing directories.
 func (t *tree) open(name string, create bool) (*os.Root, string, error) {
 	w := walker{root: t.root, left: t.left}
 	if err := w.top(); err != nil {
 		return nil, "", err
 	}
 	if err := w.walk(name, create); err != nil {
-		_ = w.at.Close() // the error that stopped it is what matters
+		_ = w.at.Close() // the error of walk matters
 		return nil, "", err
 	}
 	real := path.Join(w.real...)
 	if len(real) > maxPath {
-		return nil, "", errors.Join(invalid("folder is longer than %d without links", maxPath), w.at.Close())
+		return nil, "", errors.Join(invalid("resolved directory path is longer than %d bytes", maxPath), w.at.Close())
 	}
 	return w.at, real, nil
 }
 
-// walker is on its way through a tree. real is where it is, without links.
+// walker resolves a path in a tree. real is the current directory with links resolved.
 type walker struct {
 	root, at *os.Root
 	real     []string
@@ -256,8 +256,7 @@ func (w *walker) walk(name string, create bool) error {
 	return nil
 }
 
-// down goes into a folder. If part is a symbolic link it stays, and gives the
-// link's target.
+// down enters a directory. If part is a symbolic link, it stays and returns the target.
 func (w *walker) down(part string, create bool) (link string, err error) {
 	if err := w.left.step(1); err != nil {
 		return "", err
@@ -267,7 +266,7 @@ func (w *walker) down(part string, create bool) (link string, err error) {
 		if err := w.left.entry(); err != nil {
 			return "", err
 		}
-		info, err = makeFolder(w.at, part)
+		info, err = makeDir(w.at, part)
 	}
 	switch {
 	case err != nil:
@@ -275,9 +274,9 @@ func (w *walker) down(part string, create bool) (link string, err error) {
 	case info.Mode().Type() == fs.ModeSymlink:
 		return w.at.Readlink(part)
 	case !info.IsDir():
-		return "", invalid("%q is not a folder", clip(path.Join(path.Join(w.real...), part)))
+		return "", invalid("%q is not a directory", clip(path.Join(path.Join(w.real...), part)))
 	case len(w.real) >= maxDepth:
-		return "", invalid("deeper than %d folders", maxDepth)
+		return "", invalid("deeper than %d directories", maxDepth)
 	}
 	next, err := w.at.OpenRoot(part)
 	if err != nil {
@@ -288,10 +287,10 @@ func (w *walker) down(part string, create bool) (link string, err error) {
 	return "", nil
 }
 
-// up goes to the folder above, at the top nowhere.
+// up enters the parent directory; at the root it stays.
 func (w *walker) up() error {
 	real := w.real[:max(0, len(w.real)-1)]
-	if err := w.left.step(1 + len(real)); err != nil { // it is found from the top
+	if err := w.left.step(1 + len(real)); err != nil { // the parent is opened from the root
 		return err
 	}
 	next, err := w.root.OpenRoot(path.Join(".", path.Join(real...)))
@@ -310,14 +309,14 @@ func (w *walker) top() error {
 
 func (w *walker) enter(next *os.Root) {
 	if w.at != nil {
-		_ = w.at.Close() // was only read
+		_ = w.at.Close() // opened for reading only
 	}
 	w.at = next
 }
 
-// makeFolder makes a folder that an archive takes for granted, with the same
-// mode whatever the umask is.
-func makeFolder(at *os.Root, name string) (fs.FileInfo, error) {
+// makeDir creates a directory that the archive has no entry for, with mode 0755 regardless of the
+// umask.
+func makeDir(at *os.Root, name string) (fs.FileInfo, error) {
 	if err := at.Mkdir(name, 0o755); err != nil {
 		return nil, err
 	}

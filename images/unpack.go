@@ -17,13 +17,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// mountPoints have to be folders in every root, since a root that cannot be
-// written cannot get them later. Whatever else stands there gives way.
+// mountPoints are created as directories in every root, because the root is read-only later. Other
+// files at these paths are replaced.
 var mountPoints = []string{"dev", "proc", "sys", "tmp", "run", "run/orchestrator", "home", "home/user", "workspace"}
 
-// Root returns the host path of an image's unpacked root filesystem, and
-// unpacks it if that was not done yet: once, however many ask. Nothing may
-// ever be written there.
+// Root returns the host path of the unpacked root filesystem of an image. It unpacks the image
+// first if needed; concurrent calls unpack once. Callers must not write to it.
 func (s *Store) Root(ctx context.Context, image runtime.Image) (string, error) {
 	if err := checkDigest(image.ID); err != nil {
 		return "", fmt.Errorf("unpack image: %w", err)
@@ -67,8 +66,8 @@ func (s *Store) unpack(ctx context.Context, id string) error {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return err
 	}
-	// Commands of any user have to get through the root.
-	if err := os.Chmod(root, 0o755); err != nil { //nolint:gosec // the folders above are for root alone
+	// Commands of any user need access to the root.
+	if err := os.Chmod(root, 0o755); err != nil { //nolint:gosec // the parent directories are private
 		return err
 	}
 	if err := s.fill(ctx, root, from.layers); err != nil {
@@ -83,7 +82,7 @@ func (s *Store) unpack(ctx context.Context, id string) error {
 	return syncDir(s.path("roots"))
 }
 
-// fill applies the layers in order, and makes the mount points.
+// fill applies the layers in order and creates the mount points.
 func (s *Store) fill(ctx context.Context, root string, layers []layer) (err error) {
 	left := s.limits.budget()
 	t, err := openTree(root, s.owners, left)
@@ -93,7 +92,7 @@ func (s *Store) fill(ctx context.Context, root string, layers []layer) (err erro
 	t.room.s = s
 	defer func() { err = errors.Join(err, t.close()) }()
 	for i, l := range layers {
-		if err := apply(ctx, t, l, left); err != nil {
+		if err := applyLayer(ctx, t, l, left); err != nil {
 			return fmt.Errorf("layer %d: %w", i, err)
 		}
 	}
@@ -105,9 +104,9 @@ func (s *Store) fill(ctx context.Context, root string, layers []layer) (err erro
 	return nil
 }
 
-// apply fills in one layer, and checks its digest once more: the archive has
-// been on a disk since it was imported.
-func apply(ctx context.Context, t *tree, l layer, left *budget) error {
+// applyLayer unpacks one layer. It checks the digest again: the archive was on disk since the
+// import.
+func applyLayer(ctx context.Context, t *tree, l layer, left *budget) error {
 	r, size, err := l.open()
 	if err != nil {
 		return err
@@ -119,16 +118,16 @@ func apply(ctx context.Context, t *tree, l layer, left *budget) error {
 	if err := walk(ctx, content, left, t.apply); err != nil {
 		return err
 	}
-	if _, err := copyAll(io.Discard, content); err != nil { // what follows the end mark
+	if _, err := copyAll(io.Discard, content); err != nil { // the rest after the end mark
 		return err
 	}
 	if sum.digest() != l.diff {
-		return invalid("content is %s, the configuration says %s", sum.digest(), l.diff)
+		return invalid("content has digest %s, want %s as in the configuration", sum.digest(), l.diff)
 	}
 	return nil
 }
 
-// mountPoint makes a folder, and takes away what is none.
+// mountPoint creates a directory and replaces any other file at its path.
 func (t *tree) mountPoint(name string) error {
 	info, err := t.root.Lstat(name)
 	if err == nil && info.IsDir() {
@@ -141,28 +140,28 @@ func (t *tree) mountPoint(name string) error {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	_, err = makeFolder(t.root, name)
+	_, err = makeDir(t.root, name)
 	return err
 }
 
-// note remembers what the present layer made, and the folders above it.
+// note records a path of the current layer and the directories above it.
 func (t *tree) note(real string) {
 	for ; real != "."; real = path.Dir(real) {
 		key := keyOf(real)
-		if _, known := t.mine[key]; known {
+		if _, known := t.layerPaths[key]; known {
 			return
 		}
-		t.mine[key] = struct{}{}
+		t.layerPaths[key] = struct{}{}
 	}
 }
 
-// hide takes away what lower layers have at a path; what the present layer
-// made there stays, whether it came before the whiteout or comes after.
+// hide removes a path of lower layers. Files of the current layer stay, regardless of the order of
+// file and whiteout.
 func (t *tree) hide(real string) error {
 	if err := t.left.step(1 + strings.Count(real, "/")); err != nil {
 		return err
 	}
-	if _, mine := t.mine[keyOf(real)]; !mine {
+	if _, mine := t.layerPaths[keyOf(real)]; !mine {
 		return t.root.RemoveAll(real)
 	}
 	info, err := t.root.Lstat(real)
@@ -175,9 +174,10 @@ func (t *tree) hide(real string) error {
 	return t.hideIn(real)
 }
 
-// keyOf stands for a path: a million of them may have 4 KiB each.
+// keyOf returns a fixed-size key for a path: a layer may have a million paths of 4 KiB.
 func keyOf(real string) [sha256.Size]byte { return sha256.Sum256([]byte(real)) }
 
+// hideIn applies hide to every entry of a directory.
 func (t *tree) hideIn(real string) error {
 	dir, err := t.root.Open(path.Join(".", real))
 	if err != nil {
@@ -195,12 +195,11 @@ func (t *tree) hideIn(real string) error {
 	return nil
 }
 
-// syncFS brings a whole unpacked root to disk by one call: a sync per file
-// would take minutes.
+// syncFS syncs the filesystem of path at once: one sync per file would take minutes.
 func syncFS(path string) error {
 	d, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	return errors.Join(unix.Syncfs(int(d.Fd())), d.Close()) //nolint:gosec // a descriptor fits
+	return errors.Join(unix.Syncfs(int(d.Fd())), d.Close()) //nolint:gosec // a descriptor fits an int
 }

@@ -67,7 +67,7 @@ func (a *app) runPackages(ctx context.Context, o buildOptions) error {
 		log = io.Discard
 	}
 	var built []v1.Image
-	err = debian.Make(ctx, list, base, dir.Path, log, func(tar io.Reader) (err error) {
+	err = debian.Build(ctx, list, base, dir.Path, log, func(tar io.Reader) (err error) {
 		if cl != nil {
 			built, err = cl.ImportImage(ctx, tar, -1, o.Ref)
 			return err

@@ -66,7 +66,7 @@ func fetchImage(c config.Images, p *pull.Puller, log *slog.Logger) func(context.
 	return func(ctx context.Context, name string) error {
 		// A name that says no registry is a local one: whoever has it at a public
 		// registry is not meant.
-		if !ref.Hosted(name) {
+		if !ref.HasRegistry(name) {
 			return imageHint(refuse(errdefs.ErrNotFound, "image %q is not here, and its name says no registry to pull it from at the start", name))
 		}
 		log.Info("pulling a template's image", "ref", name)

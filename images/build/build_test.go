@@ -13,33 +13,37 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-func TestBasesOfADockerfile(t *testing.T) {
-	text := "# syntax=x\n# escape=`\nARG BASE=debian\nARG TAG=12\nFROM ${BASE}:${TAG} AS one\r\nRUN echo a `\n  FROM nothing `\n  b\nfrom --platform=linux/amd64 golang AS Two\nCOPY --chown=0 --from=ONE /a /a\nCOPY --from=0 /a /a\nCOPY --from=busybox:1 `\n /a /b\nFROM two\nFROM scratch\nFROM debian:13"
+func TestParseBases(t *testing.T) {
+	text := "# syntax=x\n# escape=`\nARG BASE=debian\nARG TAG=12\nFROM ${BASE}:${TAG} AS one\r\n" +
+		"RUN echo a `\n  FROM nothing `\n  b\nfrom --platform=linux/amd64 golang AS Two\n" +
+		"COPY --chown=0 --from=ONE /a /a\nCOPY --from=0 /a /a\nCOPY --from=busybox:1 `\n /a /b\n" +
+		"FROM two\nFROM scratch\nFROM debian:13"
 	d, err := Parse([]byte(text), map[string]string{"TAG": "13", "UNUSED": "x"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := d.Bases(); !slices.Equal(got, []string{"debian:13", "golang", "busybox:1"}) {
-		t.Errorf("bases %q", got)
+		t.Errorf("Bases = %q", got)
 	}
 	got := string(d.Renamed(map[string]string{"debian:13": "A", "golang": "B", "busybox:1": "C"}))
-	want := strings.NewReplacer("${BASE}:${TAG}", "A", " golang ", " B ", "busybox:1", "C", "debian:13", "A").Replace(text)
+	want := strings.NewReplacer("${BASE}:${TAG}", "A", " golang ", " B ", "busybox:1", "C", "debian:13",
+		"A").Replace(text)
 	if got != want {
-		t.Errorf("renamed:\n%s\nnot\n%s", got, want)
+		t.Errorf("Renamed:\n%s\nwant:\n%s", got, want)
 	}
 	for text, why := range map[string]string{
-		"":                                 "no FROM",
+		"":                                 "FROM not found",
 		"FROM $X":                          "--build-arg X=",
 		"FROM \\\n debian":                 "on one line",
 		"FROM a\nCOPY \\\n --from=b /a /a": "first line",
-		"FROM a\nCOPY --from=$X /a /a":     "cannot hold a variable",
+		"FROM a\nCOPY --from=$X /a /a":     "must not contain a variable",
 		"FROM a\nRUN --mount=from=b true":  "BuildKit",
 		"FROM a b c":                       "on one line",
-		"ARG X\nFROM $X":                   "not known",
-		"FROM ${X:?y}":                     "cannot be read",
+		"ARG X\nFROM $X":                   "not defined",
+		"FROM ${X:?y}":                     "invalid variable",
 	} {
 		if _, err := Parse([]byte(text), nil); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), why) {
-			t.Errorf("%q: %v", text, err)
+			t.Errorf("Parse(%q) = %v, want %q", text, err, why)
 		}
 	}
 }
@@ -60,17 +64,17 @@ func FuzzDockerfile(f *testing.F) {
 		}
 		again, err := Parse(d.Renamed(same), nil)
 		if err != nil {
-			t.Fatalf("%q cannot be read after it was renamed: %v", text, err)
+			t.Fatalf("Parse of the renamed %q: %v", text, err)
 		}
 		for _, b := range again.Bases() {
 			if b != "x" {
-				t.Fatalf("%q still names %q", text, b)
+				t.Fatalf("renamed %q still names %q", text, b)
 			}
 		}
 	})
 }
 
-func TestContextLeavesOutWhatIsIgnored(t *testing.T) {
+func TestPackSkipsIgnoredFiles(t *testing.T) {
 	dir := t.TempDir()
 	for name, content := range map[string]string{
 		"Dockerfile": "FROM a", ".dockerignore": "# comment\nsecret\n*.log\n!keep.log\nDockerfile\nnode_modules\n",
@@ -91,8 +95,8 @@ func TestContextLeavesOutWhatIsIgnored(t *testing.T) {
 		t.Fatal(err)
 	}
 	raw := packed.Bytes()
-	if text, err := Find(bytes.NewReader(raw), "Dockerfile"); err != nil || string(text) != "FROM a" {
-		t.Errorf("%q %v", text, err)
+	if text, err := ReadDockerfile(bytes.NewReader(raw), "Dockerfile"); err != nil || string(text) != "FROM a" {
+		t.Errorf("ReadDockerfile = %q, %v", text, err)
 	}
 	var out bytes.Buffer
 	if err := Rewrite(bytes.NewReader(raw), &out, "./Dockerfile", []byte("FROM other")); err != nil {
@@ -109,17 +113,18 @@ func TestContextLeavesOutWhatIsIgnored(t *testing.T) {
 		}
 		names = append(names, h.Name)
 		if h.Name == "link" && (h.Typeflag != tar.TypeSymlink || h.Linkname != "/etc/passwd") {
-			t.Error("a link was followed")
+			t.Error("Pack followed a link")
 		}
 		if b, _ := io.ReadAll(r); h.Name == "Dockerfile" && string(b) != "FROM other" {
 			t.Errorf("Dockerfile is %q", b)
 		}
 	}
-	// *.log is of the top folder only.
-	if want := []string{".dockerignore", "Dockerfile", "keep.log", "link", "src/", "src/b.log", "src/main.go"}; !slices.Equal(names, want) {
-		t.Errorf("packed %q, not %q", names, want)
+	// *.log matches only in the top directory.
+	if want := []string{".dockerignore", "Dockerfile", "keep.log", "link", "src/", "src/b.log",
+		"src/main.go"}; !slices.Equal(names, want) {
+		t.Errorf("packed %q, want %q", names, want)
 	}
 	if err := Pack(t.Context(), dir, "../Dockerfile", io.Discard); !errdefs.IsInvalidArgument(err) {
-		t.Error(err)
+		t.Errorf("Pack with ../Dockerfile: %v, want InvalidArgument", err)
 	}
 }

@@ -19,18 +19,17 @@ import (
 	"github.com/moby/patternmatcher/ignorefile"
 )
 
-// Bounds of a context.
+// Bounds of a build context.
 const (
-	MaxContext    = 4 << 30 // octets of the tar
+	MaxContext    = 4 << 30 // bytes of the tar
 	maxDockerfile = 1 << 20
 	maxEntries    = 200_000
 	ignoreFile    = ".dockerignore"
 )
 
-// Pack writes a folder as a tar, without what its .dockerignore names. The
-// Dockerfile, a path in the folder, and .dockerignore itself are always in it:
-// the engine leaves them out of what it copies. Sockets, devices and the like
-// are left out.
+// Pack writes a directory as a tar, without the files that its .dockerignore excludes. The
+// Dockerfile, a path in the directory, and .dockerignore are always included; the engine excludes
+// them from copies. Sockets, devices and FIFOs are skipped.
 func Pack(ctx context.Context, dir, dockerfile string, w io.Writer) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -39,7 +38,7 @@ func Pack(ctx context.Context, dir, dockerfile string, w io.Writer) error {
 	defer root.Close()
 	dockerfile = path.Clean(filepath.ToSlash(dockerfile))
 	if info, err := root.Stat(dockerfile); err != nil || !info.Mode().IsRegular() {
-		return fmt.Errorf("build context %s has no file %s: %w", dir, dockerfile, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("build context %s: file %s not found: %w", dir, dockerfile, errdefs.ErrInvalidArgument)
 	}
 	ignored, err := ignores(root)
 	if err != nil {
@@ -61,7 +60,7 @@ func Pack(ctx context.Context, dir, dockerfile string, w io.Writer) error {
 			return fmt.Errorf("%s: %w: %w", ignoreFile, err, errdefs.ErrInvalidArgument)
 		}
 		if skip && name != dockerfile && name != ignoreFile {
-			// Below a folder, an exception or the Dockerfile may still be.
+			// An exception or the Dockerfile may be below the directory.
 			if d.IsDir() && !ignored.Exclusions() && !strings.HasPrefix(dockerfile, name+"/") {
 				return fs.SkipDir
 			}
@@ -70,14 +69,14 @@ func Pack(ctx context.Context, dir, dockerfile string, w io.Writer) error {
 		return add(t, root, name, d)
 	})
 	if err != nil {
-		return fmt.Errorf("pack the build context: %w", err)
+		return fmt.Errorf("pack build context: %w", err)
 	}
 	return t.Close()
 }
 
 func ignores(root *os.Root) (*patternmatcher.PatternMatcher, error) {
 	var patterns []string
-	// Without O_NONBLOCK a FIFO would wait for its writer.
+	// O_NONBLOCK: opening a FIFO must not wait for a writer.
 	f, err := root.OpenFile(ignoreFile, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	switch {
 	case err == nil:
@@ -98,7 +97,7 @@ func ignores(root *os.Root) (*patternmatcher.PatternMatcher, error) {
 	return m, nil
 }
 
-// add writes one entry; all belongs to root, as with other tools.
+// add writes one entry, owned by root as in contexts of other tools.
 func add(t *tar.Writer, root *os.Root, name string, d fs.DirEntry) error {
 	info, err := d.Info()
 	if err != nil {
@@ -133,32 +132,32 @@ func add(t *tar.Writer, root *os.Root, name string, d fs.DirEntry) error {
 	return err
 }
 
-// Find reads the Dockerfile out of a context's tar.
-func Find(r io.Reader, dockerfile string) ([]byte, error) {
+// ReadDockerfile returns the Dockerfile of a context in a tar.
+func ReadDockerfile(r io.Reader, dockerfile string) ([]byte, error) {
 	dockerfile = path.Clean("/" + dockerfile)
 	t := tar.NewReader(r)
 	for n := 0; ; n++ {
 		h, err := t.Next()
 		if err == io.EOF {
-			return nil, bad("the build context has no file %s", dockerfile[1:])
+			return nil, bad("file %s not found in the build context", dockerfile[1:])
 		}
 		if err != nil {
-			return nil, bad("the build context is not a tar, or is damaged: %v", err)
+			return nil, bad("build context is an invalid or damaged tar: %v", err)
 		}
 		if n >= maxEntries {
-			return nil, bad("the build context has more than %d entries", maxEntries)
+			return nil, bad("build context has more than %d entries", maxEntries)
 		}
 		if path.Clean("/"+h.Name) != dockerfile {
 			continue
 		}
 		if h.Typeflag != tar.TypeReg || h.Size > maxDockerfile {
-			return nil, bad("%s is no file of at most %d bytes", dockerfile[1:], maxDockerfile)
+			return nil, bad("%s must be a file of at most %d bytes", dockerfile[1:], maxDockerfile)
 		}
 		return io.ReadAll(io.LimitReader(t, maxDockerfile))
 	}
 }
 
-// Rewrite copies a context's tar with another content of its Dockerfile.
+// Rewrite copies a context in a tar and replaces the content of its Dockerfile.
 func Rewrite(r io.Reader, w io.Writer, dockerfile string, content []byte) error {
 	dockerfile = path.Clean("/" + dockerfile)
 	in, out := tar.NewReader(r), tar.NewWriter(w)
@@ -168,10 +167,11 @@ func Rewrite(r io.Reader, w io.Writer, dockerfile string, content []byte) error 
 			return out.Close()
 		}
 		if err != nil {
-			return bad("the build context is not a tar, or is damaged: %v", err)
+			return bad("build context is an invalid or damaged tar: %v", err)
 		}
 		if path.Clean("/"+h.Name) == dockerfile {
-			own := &tar.Header{Typeflag: tar.TypeReg, Name: h.Name, Mode: 0o644, Size: int64(len(content)), ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
+			own := &tar.Header{Typeflag: tar.TypeReg, Name: h.Name, Mode: 0o644, Size: int64(len(content)),
+				ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
 			if err := out.WriteHeader(own); err != nil {
 				return err
 			}

@@ -12,7 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-func TestAContextCannotHoldUp(t *testing.T) {
+func TestPackWithFIFO(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte("FROM a"), 0o600); err != nil {
 		t.Fatal(err)
@@ -25,9 +25,9 @@ func TestAContextCannotHoldUp(t *testing.T) {
 	select {
 	case err := <-done:
 		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), ".dockerignore") {
-			t.Error(err)
+			t.Errorf("Pack with a FIFO: %v, want InvalidArgument", err)
 		}
 	case <-time.After(30 * time.Second):
-		t.Fatal("a FIFO holds up a build")
+		t.Fatal("Pack blocks on a FIFO")
 	}
 }

@@ -1,10 +1,8 @@
-// Package build prepares builds from a Dockerfile for a Docker Engine: it packs
-// the context, finds the images that the Dockerfile is based on, and names them
-// anew, so that the engine fetches none by itself: what a build starts from
-// comes from the store, and goes by its rules.
+// Package build prepares Dockerfile builds for a Docker Engine. It packs the context, finds the
+// base images of the Dockerfile and renames them to images from the store. So the engine downloads
+// no image, and the rules of the store apply to every base.
 //
-// It runs nothing and starts no goroutine. Errors
-// are of class InvalidArgument.
+// The package runs nothing and starts no goroutine. Errors have class InvalidArgument.
 package build
 
 import (
@@ -18,22 +16,22 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Dockerfile is one that was read for its bases.
+// Dockerfile is a parsed Dockerfile.
 type Dockerfile struct {
 	lines []string
 	bases []base
 }
 
-// base is where an image is named.
+// base is a place that names an image.
 type base struct {
 	line     int
-	from, to int // in the line
+	from, to int // byte range in the line
 	ref      string
-	// own says that it is no image but scratch or a stage, and written out.
+	// own reports that it names scratch or a stage, spelled out without variables.
 	own bool
 }
 
-// scratch is the base that is no image.
+// scratch is the name of the empty base.
 const scratch = "scratch"
 
 var (
@@ -43,18 +41,19 @@ var (
 	number   = regexp.MustCompile(`^[0-9]+$`)
 )
 
-// reader reads a Dockerfile.
-type reader struct {
+// parser is the state of Parse.
+type parser struct {
 	*Dockerfile
 	args, known map[string]string
-	stages      []string // by name, "" for one that has none
+	stages      []string // names, or "" for a stage without one
 }
 
-// Parse reads a Dockerfile; args are the build arguments. What names an image
-// has to stand on one line, and its variables have to be known.
+// Parse parses a Dockerfile with the given build arguments. An instruction that names an image must
+// be on one line, and its variables must be defined.
 func Parse(text []byte, args map[string]string) (*Dockerfile, error) {
-	const mark = "\ufeff" // engines do not read it, and we hand none on
-	d := &reader{&Dockerfile{lines: strings.Split(strings.TrimPrefix(string(text), mark), "\n")}, args, map[string]string{}, nil}
+	const mark = "\ufeff" // a byte order mark, which is not passed on
+	d := &parser{&Dockerfile{lines: strings.Split(strings.TrimPrefix(string(text), mark), "\n")},
+		args, map[string]string{}, nil}
 	list, err := instructions(d.lines)
 	if err != nil {
 		return nil, err
@@ -71,22 +70,22 @@ func Parse(text []byte, args map[string]string) (*Dockerfile, error) {
 		case "ARG":
 			err = d.arg(in.first)
 		case "COPY", "ADD", "RUN":
-			err = d.takes(in, name, rest)
+			err = d.copies(in, name, rest)
 		}
 		if err != nil {
 			return nil, bad("line %d: %v", in.at+1, err)
 		}
 	}
 	if len(d.stages) == 0 {
-		return nil, bad("it has no FROM")
+		return nil, bad("FROM not found")
 	}
 	return d.Dockerfile, nil
 }
 
-func (d *reader) from(in instruction) error {
+func (d *parser) from(in instruction) error {
 	m := fromLine.FindStringSubmatchIndex(in.first)
 	if m == nil || in.long {
-		return errors.New("FROM has to be on one line: FROM IMAGE [AS NAME]")
+		return errors.New("FROM must be on one line: FROM IMAGE [AS NAME]")
 	}
 	written := in.first[m[2]:m[3]]
 	ref, err := expand(written, d.known)
@@ -94,10 +93,10 @@ func (d *reader) from(in instruction) error {
 		return err
 	}
 	if ref == "" {
-		return fmt.Errorf("%s is empty: it has to name an image", clip(written))
+		return fmt.Errorf("%s is empty: it must name an image", clip(written))
 	}
 	own := strings.EqualFold(ref, scratch) || slices.Contains(d.stages, strings.ToLower(ref))
-	if !own || ref != written { // the engine may know other values
+	if !own || ref != written { // the engine may have other values for the variables
 		d.bases = append(d.bases, base{in.at, m[2], m[3], ref, own})
 	}
 	name := ""
@@ -108,8 +107,8 @@ func (d *reader) from(in instruction) error {
 	return nil
 }
 
-// arg notes what FROM can use.
-func (d *reader) arg(line string) error {
+// arg records a build argument that FROM can use.
+func (d *parser) arg(line string) error {
 	m := argLine.FindStringSubmatch(line)
 	if m == nil || len(d.stages) > 0 {
 		return nil
@@ -130,30 +129,30 @@ func (d *reader) arg(line string) error {
 	return nil
 }
 
-// takes finds the image that an instruction takes files from.
-func (d *reader) takes(in instruction, name, rest string) error {
+// copies finds the image that an instruction copies files from.
+func (d *parser) copies(in instruction, name, rest string) error {
 	found := strings.Count(unquoted(rest), "--from")
 	switch {
 	case hasHeredoc(rest):
-		return errors.New("a text after << needs BuildKit")
+		return errors.New("here-documents (<<) require BuildKit, which is not supported")
 	case name == "RUN" && takesMount(rest):
-		return errors.New("only COPY takes --from here; mounts need BuildKit")
+		return errors.New("mounts require BuildKit, which is not supported: use COPY --from")
 	case name == "RUN" || found == 0:
 		return nil
 	case name != "COPY":
-		return errors.New("only COPY takes --from here")
+		return errors.New("--from is supported for COPY only")
 	}
 	m := fromFlag.FindStringSubmatchIndex(in.first)
 	if m == nil || found > 1 {
-		return errors.New("--from has to stand once and on the first line of its instruction, without quotes: COPY --from=IMAGE")
+		return errors.New("--from must be used once, on the first line and without quotes: COPY --from=IMAGE")
 	}
 	ref := in.first[m[2]:m[3]]
 	earlier := d.stages[:max(0, len(d.stages)-1)]
 	switch n, err := strconv.Atoi(ref); {
 	case strings.Contains(ref, "$"):
-		return errors.New("--from cannot hold a variable")
+		return errors.New("--from must not contain a variable")
 	case number.MatchString(ref) && (err != nil || n >= len(earlier)):
-		return fmt.Errorf("--from=%s: there is no such stage before it", clip(ref))
+		return fmt.Errorf("--from=%s: no such earlier stage", clip(ref))
 	case number.MatchString(ref), slices.Contains(earlier, strings.ToLower(ref)):
 		return nil
 	}
@@ -161,7 +160,7 @@ func (d *reader) takes(in instruction, name, rest string) error {
 	return nil
 }
 
-// Bases are the images that it names, each once.
+// Bases returns the distinct images that the Dockerfile names.
 func (d *Dockerfile) Bases() []string {
 	var out []string
 	for _, b := range d.bases {
@@ -172,7 +171,7 @@ func (d *Dockerfile) Bases() []string {
 	return out
 }
 
-// Renamed is the text with each base under another name.
+// Renamed returns the text with every base replaced by its new name.
 func (d *Dockerfile) Renamed(names map[string]string) []byte {
 	lines := slices.Clone(d.lines)
 	for _, b := range slices.Backward(d.bases) {
@@ -187,7 +186,7 @@ func (d *Dockerfile) Renamed(names map[string]string) []byte {
 
 var variable = regexp.MustCompile(`\$(?:(\w+)|\{(\w+)(?::([-+])([^}]*))?\})`)
 
-// expand puts build arguments in; one that is not known is an error.
+// expand replaces build arguments in s. An undefined argument is an error.
 func expand(s string, known map[string]string) (string, error) {
 	var missing string
 	out := variable.ReplaceAllStringFunc(s, func(v string) string {
@@ -206,10 +205,10 @@ func expand(s string, known map[string]string) (string, error) {
 		return value
 	})
 	if missing != "" {
-		return "", fmt.Errorf("%q is not known: give it with --build-arg %s=…", missing, missing)
+		return "", fmt.Errorf("%q is not defined: set it with --build-arg %s=…", missing, missing)
 	}
 	if strings.Contains(out, "$") {
-		return "", fmt.Errorf("%q has a variable that cannot be read", s)
+		return "", fmt.Errorf("invalid variable in %q", s)
 	}
 	return out, nil
 }
@@ -218,7 +217,7 @@ func bad(format string, args ...any) error {
 	return fmt.Errorf("dockerfile: %s: %w", fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
 }
 
-// clip keeps foreign text in messages short.
+// clip truncates untrusted text for a message.
 func clip(s string) string {
 	const most = 200
 	if len(s) > most {

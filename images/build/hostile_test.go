@@ -8,8 +8,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// What the engine takes for the name of an image, Bases has, or it is refused:
-// else the engine would fetch it by itself, past all rules about images.
+// The base images of these Dockerfiles are hard to see. Every image that the engine would use must
+// be in Bases, or Parse must fail: otherwise the engine would download it itself.
 func TestNoBaseIsHiddenFromUs(t *testing.T) {
 	for name, text := range map[string]string{
 		"a word cut in two":               "FR\\\nOM evil/x\nFROM scratch",
@@ -48,14 +48,14 @@ func TestNoBaseIsHiddenFromUs(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !slices.ContainsFunc(d.Bases(), func(b string) bool { return strings.Contains(b, "evil") }) {
-				t.Errorf("bases %q", d.Bases())
+				t.Errorf("Bases = %q, want evil", d.Bases())
 			}
 		})
 	}
 }
 
-// The engine may know another value of a variable than we do.
-func TestVariablesAreWrittenOut(t *testing.T) {
+// The engine may have another value for a variable.
+func TestRenamedExpandsVariables(t *testing.T) {
 	for text, want := range map[string]string{
 		"ARG b=evil/x\nARG X=\"a b=scratch\"\nFROM $b":              "scratch",
 		"ARG b=evil/x\nARG X=\"a b=s\"\nFROM scratch AS s\nFROM $b": "s",
@@ -65,12 +65,12 @@ func TestVariablesAreWrittenOut(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := string(d.Renamed(nil)); got != strings.TrimSuffix(text, "$b")+want {
-			t.Errorf("the engine is given %q", got)
+			t.Errorf("Renamed = %q", got)
 		}
 	}
 }
 
-func TestDockerfilesThatMeanWell(t *testing.T) {
+func TestParseValidDockerfile(t *testing.T) {
 	text := "# syntax=docker/dockerfile:1\r\n#Escape = `\r\n\r\n# x\r\nARG V=12\r\nFROM debian:$V AS a\r\n" +
 		"RUN printf '%s' `\r\n\r\n  # comment\r\n  FROM x && tool --from=y <<<z `\r\n  --mount\r\n" +
 		"ADD --chown=\"1:1\" x `\r\n y\r\nFROM scratch\r\nCOPY --chown=1:1 --from=0 /a /a\r\nONBUILD RUN true\r\n"
@@ -79,9 +79,10 @@ func TestDockerfilesThatMeanWell(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := d.Bases(); !slices.Equal(got, []string{"debian:12"}) {
-		t.Errorf("bases %q", got)
+		t.Errorf("Bases = %q", got)
 	}
-	if got, want := string(d.Renamed(map[string]string{"debian:12": "A"})), strings.Replace(text, "debian:$V", "A", 1); got != want {
-		t.Errorf("renamed:\n%s\nnot\n%s", got, want)
+	if got, want := string(d.Renamed(map[string]string{"debian:12": "A"})),
+		strings.Replace(text, "debian:$V", "A", 1); got != want {
+		t.Errorf("Renamed:\n%s\nwant:\n%s", got, want)
 	}
 }

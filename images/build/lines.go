@@ -6,18 +6,17 @@ import (
 	"unicode"
 )
 
-// instruction is one of a Dockerfile, with its lines joined as the engine joins
-// them: what an instruction says can be cut at any character.
+// instruction is one instruction of a Dockerfile. Its lines are joined as the engine does: a line
+// break may be inside any word.
 type instruction struct {
-	at    int    // its first line, from 0
-	first string // that line
-	text  string // all of them
-	long  bool   // there is more than one
+	at    int    // index of its first line, from 0
+	first string // its first line
+	text  string // all lines joined
+	long  bool   // has more than one line
 }
 
-// instructions reads a Dockerfile as the engine does. What engines read in more
-// than one way is an error: a base that only one of us sees would be fetched by
-// the engine.
+// instructions splits a Dockerfile in the way engines do. Text that engine versions read
+// differently is an error: the engine could download a base that this package does not see.
 func instructions(lines []string) ([]instruction, error) {
 	escape, err := escapeOf(lines)
 	if err != nil {
@@ -28,15 +27,16 @@ func instructions(lines []string) ([]instruction, error) {
 	for i, full := range lines {
 		line := strings.TrimSuffix(full, "\r")
 		if bare := strings.TrimLeftFunc(line, unicode.IsSpace); bare == "" || bare[0] == '#' {
-			continue // also within an instruction
+			continue // also skipped inside an instruction
 		}
 		if strings.Contains(line, "\r") {
-			return nil, bad("line %d: it has a carriage return before its end", i+1)
+			return nil, bad("line %d: carriage return inside the line", i+1)
 		}
 		text, more := strings.CutSuffix(strings.TrimRight(line, " \t"), escape)
 		switch {
 		case more && strings.HasSuffix(text, escape):
-			return nil, bad("line %d: engines do not agree whether it goes on after %s: leave no two at its end", i+1, escape+escape)
+			return nil, bad("line %d: engines differ on a line that ends in %s: do not end it with two",
+				i+1, escape+escape)
 		case !more:
 			text = line
 		}
@@ -56,8 +56,8 @@ var (
 	syntaxLine = regexp.MustCompile(`(?i)^#[ \t]*syntax[ \t]*=[ \t]*\S`)
 )
 
-// escapeOf is the character that has a line go on. Engines differ in what may
-// stand before the line that says so: here that is a line about the syntax.
+// escapeOf returns the line continuation character. Engines differ in which comments may precede
+// the escape directive; here only the syntax directive may.
 func escapeOf(lines []string) (string, error) {
 	escape, told := `\`, true
 	for i, full := range lines {
@@ -70,7 +70,8 @@ func escapeOf(lines []string) (string, error) {
 		if strings.HasPrefix(said, "escape=") {
 			m := escapeLine.FindStringSubmatch(line)
 			if m == nil || !told {
-				return "", bad("line %d: \"# escape=`\" has to be the first line, or to come after \"# syntax=\", and names ` or \\", i+1)
+				return "", bad("line %d: invalid \"# escape=`\": put it first or after \"# syntax=\", with ` or \\",
+					i+1)
 			}
 			escape = m[1]
 		}
@@ -81,7 +82,7 @@ func escapeOf(lines []string) (string, error) {
 
 var blanks = regexp.MustCompile(`[\t\v\f\r ]+`)
 
-// word is an instruction's first one in capitals, and what comes after it.
+// word returns the first word of an instruction in upper case, and the rest.
 func word(text string) (first, rest string) {
 	parts := blanks.Split(strings.TrimSpace(text), 2)
 	if len(parts) == 2 {
@@ -92,8 +93,8 @@ func word(text string) (first, rest string) {
 
 var heredoc = regexp.MustCompile(`^[0-9]*<<-?[^<]`)
 
-// hasHeredoc says whether the lines that follow may be a text of the
-// instruction: engines of some versions read them so.
+// hasHeredoc reports whether some engine versions would read the following lines as a
+// here-document.
 func hasHeredoc(rest string) bool {
 	for _, w := range strings.Fields(rest) {
 		if heredoc.MatchString(w) {
@@ -103,12 +104,12 @@ func hasHeredoc(rest string) bool {
 	return false
 }
 
-// unquoted is a text without what takes the meaning from other characters.
+// unquoted returns s without quotes and escape characters.
 func unquoted(s string) string {
 	return strings.NewReplacer(`"`, "", `'`, "", `\`, "", "`", "").Replace(s)
 }
 
-// takesMount says whether RUN has a mount, which can be of an image.
+// takesMount reports whether RUN has a mount, which can be of an image.
 func takesMount(rest string) bool {
 	for _, w := range strings.Fields(unquoted(rest)) {
 		switch {

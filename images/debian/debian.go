@@ -1,12 +1,10 @@
-// Package debian makes root filesystems from a list of Debian packages, for
-// hosts without an engine that could build.
+// Package debian builds root filesystems from a list of Debian packages, for hosts without an
+// engine that can build.
 //
-// It runs debootstrap on this host, as root, in mount, process and other
-// namespaces of its own: whatever becomes of it, no mount and no process of it
-// stays. The packages' maintainer scripts run there as root in a chroot: as with
-// debootstrap itself, the distribution's archive, whose signature is checked,
-// is trusted. Errors are of class InvalidArgument (the list), FailedPrecondition
-// (this host) or Unavailable (the archive).
+// It runs debootstrap on this host as root, in separate mount, process, IPC and UTS namespaces, so
+// that no mount and no process remains. Maintainer scripts run there as root in a chroot. As with
+// debootstrap itself, the signed archive of the distribution is trusted. Error classes are
+// InvalidArgument (the list), FailedPrecondition (this host) and Unavailable (the archive).
 package debian
 
 import (
@@ -30,22 +28,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Defaults of a List.
+// Default values of a List.
 const (
 	DefaultSuite = "bookworm"
 	keyring      = "/usr/share/keyrings/debian-archive-keyring.gpg"
 	makeTime     = 30 * time.Minute
 )
 
-// List says what is in a root.
+// List defines the content of a root filesystem.
 type List struct {
-	// Suite is the release, Mirror where it is fetched from: empty are
-	// DefaultSuite and the distribution's own archive.
+	// Suite is the release; default DefaultSuite. Mirror is the URL of the archive; default is the
+	// archive of the distribution.
 	Suite    string   `json:"suite"`
 	Mirror   string   `json:"mirror"`
 	Packages []string `json:"packages"`
-	// Files are put into the root, by their absolute path there: the path of a
-	// file in the folder that the list lies in.
+	// Files maps absolute paths in the root to files in the directory of the list.
 	Files map[string]string `json:"files"`
 }
 
@@ -54,65 +51,71 @@ var (
 	suiteName   = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
 )
 
-// Validate names the first field that cannot be used.
+// Validate returns an error that names the first invalid field.
 func (l List) Validate() error {
 	bad := func(field, format string, args ...any) error {
 		return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
 	}
 	for _, name := range l.Packages {
 		if !packageName.MatchString(name) {
-			return bad("packages", "%q is no name of a package", name)
+			return bad("packages", "invalid package name %q", name)
 		}
 	}
 	if l.Suite != "" && !suiteName.MatchString(l.Suite) {
-		return bad("suite", "%q is no name of a release", l.Suite)
+		return bad("suite", "invalid release name %q", l.Suite)
 	}
-	if u, err := url.Parse(l.Mirror); l.Mirror != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
-		return bad("mirror", "%q is no http or https address", l.Mirror)
+	if u, err := url.Parse(l.Mirror); l.Mirror != "" &&
+		(err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
+		return bad("mirror", "invalid http or https URL %q", l.Mirror)
 	}
 	for to, from := range l.Files {
 		if !path.IsAbs(to) || path.Clean(to) != to || to == "/" || from == "" {
-			return bad("files", "%q: has to be a clean absolute path, and name a file", to)
+			return bad("files", "%q must be a clean absolute path with a file name", to)
 		}
 	}
 	return nil
 }
 
-// Make makes the root in dir, an empty folder of root's, and gives it to take
-// as a tar. base is where the files of the list are; log gets what debootstrap
-// writes.
-func Make(ctx context.Context, l List, base, dir string, log io.Writer, take func(io.Reader) error) error {
+// Build creates the root filesystem in dir, an empty directory owned by root, and passes it as a
+// tar to use. base is the directory of the files in the list; log receives the output of
+// debootstrap.
+func Build(ctx context.Context, l List, base, dir string, log io.Writer, use func(io.Reader) error) error {
 	if err := l.Validate(); err != nil {
 		return err
 	}
-	if err := ready(); err != nil {
+	if err := checkHost(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, makeTime, fmt.Errorf("debootstrap took longer than %s: %w", makeTime, errdefs.ErrUnavailable))
+	ctx, cancel := context.WithTimeoutCause(ctx, makeTime,
+		fmt.Errorf("debootstrap took longer than %s: %w", makeTime, errdefs.ErrUnavailable))
 	defer cancel()
 	root := filepath.Join(dir, "root")
-	if err := os.Mkdir(root, 0o755); err != nil { //nolint:gosec // a root, in a folder for root alone
-		return fmt.Errorf("make a root: %w", err)
+	if err := os.Mkdir(root, 0o755); err != nil { //nolint:gosec // dir is private
+		return fmt.Errorf("create root: %w", err)
 	}
 	if err := l.bootstrap(ctx, root, log); err != nil {
 		return err
 	}
 	if err := l.finish(root, base); err != nil {
-		return fmt.Errorf("finish the root: %w", err)
+		return fmt.Errorf("finish root: %w", err)
 	}
-	return pack(ctx, root, take)
+	return pack(ctx, root, use)
 }
 
-// ready says what is missing on this host.
-func ready() error {
+// checkHost returns what is missing on this host.
+func checkHost() error {
 	switch _, err := exec.LookPath("debootstrap"); {
 	case os.Geteuid() != 0:
-		return fmt.Errorf("a list of packages is built as root: a root filesystem has files of several users: %w", errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("building from packages requires root: %w",
+			errdefs.ErrFailedPrecondition)
 	case err != nil:
-		return fmt.Errorf("debootstrap is missing: apt-get install debootstrap, or build a Dockerfile with an engine: %w", errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("debootstrap not found: run apt-get install debootstrap, "+
+			"or build a Dockerfile with an engine: %w",
+			errdefs.ErrFailedPrecondition)
 	}
 	if _, err := os.Stat(keyring); err != nil {
-		return fmt.Errorf("%s is missing, by which the archive's signature is checked: apt-get install debian-archive-keyring: %w", keyring, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("archive keyring %s not found: run apt-get install debian-archive-keyring: %w",
+			keyring, errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }
@@ -130,7 +133,7 @@ func (l List) bootstrap(ctx context.Context, root string, log io.Writer) error {
 	if l.Mirror != "" {
 		args = append(args, l.Mirror)
 	}
-	cmd := exec.CommandContext(ctx, "debootstrap", args...) //nolint:gosec // every part has been checked
+	cmd := exec.CommandContext(ctx, "debootstrap", args...) //nolint:gosec // arguments are validated
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/root", "LANG=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"}
 	for _, name := range []string{"http_proxy", "https_proxy", "no_proxy"} {
@@ -138,33 +141,37 @@ func (l List) bootstrap(ctx context.Context, root string, log io.Writer) error {
 			cmd.Env = append(cmd.Env, name+"="+v)
 		}
 	}
-	// As process 1 of its namespace it takes all that it started with it.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS, Unshareflags: unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	// As process 1 of its namespace, its end kills all processes it started.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+		Unshareflags: unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = 10 * time.Second
 	err := cmd.Run()
 	switch {
 	case context.Cause(ctx) != nil:
 		return context.Cause(ctx)
 	case err != nil:
-		return fmt.Errorf("debootstrap: %w: what it wrote says why; a package of that name may not be in %s: %w", err, suite, errdefs.ErrUnavailable)
+		return fmt.Errorf("debootstrap: %w (see its output; a package may not exist in %s): %w",
+			err, suite, errdefs.ErrUnavailable)
 	}
 	return nil
 }
 
-// finish makes the root independent of the host it was made on, and puts the
-// list's files in. Nothing of it follows a link out of the root.
+// finish makes the root independent of this host and adds the files of the list. It follows no link
+// out of the root.
 func (l List) finish(at, base string) error {
 	root, err := os.OpenRoot(at)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	for _, name := range []string{"var/cache/apt", "var/lib/apt/lists", "etc/machine-id", "var/lib/dbus/machine-id", "var/log/bootstrap.log", "debootstrap", "etc/resolv.conf", "etc/hostname", "etc/hosts"} {
+	for _, name := range []string{"var/cache/apt", "var/lib/apt/lists", "etc/machine-id", "var/lib/dbus/machine-id",
+		"var/log/bootstrap.log", "debootstrap", "etc/resolv.conf", "etc/hostname", "etc/hosts"} {
 		if err := root.RemoveAll(name); err != nil {
 			return err
 		}
 	}
-	for name, content := range map[string]string{"etc/resolv.conf": "", "etc/hostname": "sandbox\n", "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n"} {
+	for name, content := range map[string]string{"etc/resolv.conf": "", "etc/hostname": "sandbox\n",
+		"etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n"} {
 		if err := root.WriteFile(name, []byte(content), 0o644); err != nil {
 			return err
 		}
@@ -188,10 +195,11 @@ func (l List) finish(at, base string) error {
 	return nil
 }
 
-// addUser gives the user that sandboxes' commands run as a name.
+// addUser adds a name for the user that runs the commands of sandboxes.
 func addUser(root *os.Root) error {
 	const id = "1000"
-	for name, line := range map[string]string{"etc/passwd": "user:x:1000:1000::/home/user:/bin/bash\n", "etc/group": "user:x:1000:\n"} {
+	for name, line := range map[string]string{"etc/passwd": "user:x:1000:1000::/home/user:/bin/bash\n",
+		"etc/group": "user:x:1000:\n"} {
 		raw, err := root.ReadFile(name)
 		if err != nil {
 			return err
@@ -206,17 +214,18 @@ func addUser(root *os.Root) error {
 	return nil
 }
 
-// put copies a file that lies with the list: a list is as foreign as a
-// Dockerfile, and the image is not for root alone.
+// put copies a file from the directory of the list. The list is untrusted, so paths must not leave
+// that directory.
 func put(root *os.Root, to string, files *os.Root, from string) error {
-	in, err := files.OpenFile(from, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO would wait
+	in, err := files.OpenFile(from, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not block
 	if err != nil {
-		return fmt.Errorf("files: %s: has to be in the folder of the list: %w: %w", from, err, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("files: %s must be in the directory of the list: %w: %w", from,
+			err, errdefs.ErrInvalidArgument)
 	}
 	defer in.Close()
 	info, err := in.Stat()
 	if err != nil || !info.Mode().IsRegular() {
-		return fmt.Errorf("files: %s is no file: %w", from, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("files: %s is not a regular file: %w", from, errdefs.ErrInvalidArgument)
 	}
 	if err := root.MkdirAll(path.Dir(to), 0o755); err != nil {
 		return err
@@ -232,24 +241,25 @@ func put(root *os.Root, to string, files *os.Root, from string) error {
 	return errors.Join(err, out.Close())
 }
 
-// pack gives the root to take as a tar.
+// pack passes the root as a tar to take.
 func pack(ctx context.Context, root string, take func(io.Reader) error) error {
-	cmd := exec.CommandContext(ctx, "tar", "--numeric-owner", "--sort=name", "--format=pax", "--pax-option=delete=atime,delete=ctime", "-C", root, "-c", ".")
+	cmd := exec.CommandContext(ctx, "tar", "--numeric-owner", "--sort=name", "--format=pax",
+		"--pax-option=delete=atime,delete=ctime", "-C", root, "-c", ".")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return fmt.Errorf("pack the root: %w", err)
+		return fmt.Errorf("pack root: %w", err)
 	}
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("pack the root: %w", err)
+		return fmt.Errorf("pack root: %w", err)
 	}
 	taken := take(out)
 	if taken != nil {
-		_ = cmd.Process.Kill() // nobody reads what it writes
+		_ = cmd.Process.Kill() // its output is not read any more
 	}
 	if err := cmd.Wait(); err != nil && taken == nil {
-		return fmt.Errorf("pack the root: %w: %s", err, strings.TrimSpace(said.String()))
+		return fmt.Errorf("pack root: %w: %s", err, strings.TrimSpace(said.String()))
 	}
 	return taken
 }

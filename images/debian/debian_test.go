@@ -11,8 +11,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// A list names files beside it, and no others of the host.
-func TestFilesComeFromTheListsFolder(t *testing.T) {
+// A list can name files in its directory, and no other files of the host.
+func TestFilesStayInListDirectory(t *testing.T) {
 	base, outside := t.TempDir(), filepath.Join(t.TempDir(), "secret")
 	for name, content := range map[string]string{outside: "secret", filepath.Join(base, "motd"): "hello"} {
 		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
@@ -29,7 +29,8 @@ func TestFilesComeFromTheListsFolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for from, good := range map[string]bool{"motd": true, "./motd": true, outside: false, up: false, "link": false, "fifo": false, ".": false, "nope": false} {
+	for from, good := range map[string]bool{"motd": true, "./motd": true, outside: false, up: false, "link": false,
+		"fifo": false, ".": false, "nope": false} {
 		at := t.TempDir()
 		for _, name := range []string{"passwd", "group"} {
 			if err := os.MkdirAll(filepath.Join(at, "etc"), 0o700); err != nil {
@@ -44,11 +45,12 @@ func TestFilesComeFromTheListsFolder(t *testing.T) {
 		select {
 		case err = <-done:
 		case <-time.After(30 * time.Second):
-			t.Fatalf("%s holds it up", from)
+			t.Fatalf("file %s blocks finish", from)
 		}
 		got, _ := os.ReadFile(filepath.Join(at, "etc", "motd"))
-		if good != (err == nil) || good && string(got) != "hello" || strings.Contains(string(got), "secret") || !good && !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %q, %v", from, got, err)
+		if good != (err == nil) || good && string(got) != "hello" || strings.Contains(string(got), "secret") ||
+			!good && !errdefs.IsInvalidArgument(err) {
+			t.Errorf("finish with file %s: %q, %v; want success %v", from, got, err, good)
 		}
 	}
 }

@@ -33,14 +33,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds what must happen on a machine that is busy with other things.
+// patience bounds waits on a busy machine.
 const patience = 2 * time.Minute
 
-// site is a registry for a test. before may answer a request itself.
+// site is a test registry. before may answer a request itself.
 type site struct {
 	host string
 	mu   sync.Mutex
-	// seen are requests, "METHOD path" and the Range if there is one.
+	// seen lists requests as "METHOD path range".
 	seen   []string
 	before func(w http.ResponseWriter, r *http.Request) bool
 }
@@ -71,8 +71,8 @@ func (s *site) on(before func(w http.ResponseWriter, r *http.Request) bool) {
 	s.before = before
 }
 
-// took counts requests since the last call whose text has all of the parts.
-func (s *site) took(parts ...string) int {
+// count returns the number of requests since the last forget that contain all parts.
+func (s *site) count(parts ...string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := 0
@@ -94,7 +94,7 @@ func (s *site) forget() {
 	s.seen = nil
 }
 
-// push puts an image under a name, and returns its reference.
+// push stores an image under a name and returns its reference.
 func (s *site) push(t testing.TB, at string, img v1.Image) string {
 	t.Helper()
 	text := s.host + "/" + at
@@ -126,13 +126,14 @@ func (s *site) pushIndex(t testing.TB, at string, x v1.ImageIndex) string {
 	return text
 }
 
-// layer is one with a file of this content.
+// layer returns a layer with one file.
 func layer(t testing.TB, file, content string) v1.Layer {
 	t.Helper()
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
 	w := tar.NewWriter(z)
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: file, Mode: 0o644, Size: int64(len(content))}); err != nil {
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: file, Mode: 0o644,
+		Size: int64(len(content))}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.WriteString(w, content); err != nil {
@@ -144,14 +145,17 @@ func layer(t testing.TB, file, content string) v1.Layer {
 	if err := z.Close(); err != nil {
 		t.Fatal(err)
 	}
-	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(b.Bytes())),
+			nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return l
 }
 
-// image is one for this host with these layers.
+// image returns an image for this host with these layers.
 func image(t testing.TB, layers ...v1.Layer) v1.Image {
 	t.Helper()
 	return imageFor(t, goruntime.GOARCH, layers...)
@@ -185,14 +189,14 @@ func digestOf(t testing.TB, x interface{ Digest() (v1.Hash, error) }) string {
 	return h.String()
 }
 
-// world is a store, and what pulls into it.
+// world is a store with a Puller for it.
 type world struct {
 	dir   string
 	store *images.Store
 	*Puller
 }
 
-// memory is a folder on a tmpfs where there is one, as of package images.
+// memory returns a directory on a tmpfs if possible.
 func memory(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "orchestrator-pull-*")
@@ -232,7 +236,7 @@ func worldIn(t testing.TB, dir string, s *site, change func(*Options, *registry.
 	return &world{dir, store, p}
 }
 
-// blobs are the files of downloads that are left.
+// blobs returns the names of the files of unfinished downloads.
 func (w *world) blobs(t testing.TB) []string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(w.dir, "blobs"))

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -25,7 +26,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/registry"
 )
 
-// noise is text that does not compress.
+// noise returns n bytes that do not compress.
 func noise(n int) string {
 	b := make([]byte, n)
 	r := rand.NewChaCha8([32]byte{1})
@@ -33,7 +34,7 @@ func noise(n int) string {
 	return string(b)
 }
 
-// blobOf is a layer's path in the registry, its digest and its content.
+// blobOf returns the path of a layer in the registry, its digest and its content.
 func blobOf(t testing.TB, l v1.Layer) (part, sum string, content []byte) {
 	t.Helper()
 	h, err := l.Digest()
@@ -51,7 +52,7 @@ func blobOf(t testing.TB, l v1.Layer) (part, sum string, content []byte) {
 	return "/blobs/" + h.String(), h.String(), content
 }
 
-// cut sends a piece of what follows a Range and cuts the connection.
+// cut sends n bytes of the requested range and then closes the connection.
 func cut(w http.ResponseWriter, r *http.Request, content []byte, n int) {
 	from := 0
 	if s := r.Header.Get("Range"); s != "" {
@@ -68,7 +69,7 @@ func cut(w http.ResponseWriter, r *http.Request, content []byte, n int) {
 	}
 }
 
-func TestDownloadGoesOnAfterCuts(t *testing.T) {
+func TestDownloadResumesAfterDisconnect(t *testing.T) {
 	s := newSite(t)
 	l := layer(t, "f", noise(1<<20))
 	at := s.push(t, "cut", image(t, l))
@@ -87,15 +88,15 @@ func TestDownloadGoesOnAfterCuts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := sent.Load(); n > int64(len(content))+200_000 {
-		t.Errorf("%d bytes sent for %d", n, len(content))
+		t.Errorf("registry sent %d bytes for a blob of %d", n, len(content))
 	}
-	if s.took("bytes=") < 9 {
-		t.Errorf("only %d requests for ranges", s.took("bytes="))
+	if s.count("bytes=") < 9 {
+		t.Errorf("%d range requests, want at least 9", s.count("bytes="))
 	}
 }
 
-// What one process has, the next one takes up: also what is damaged.
-func TestDownloadGoesOnInTheNextProcess(t *testing.T) {
+// A new process resumes the download of an earlier one, even if its file is damaged.
+func TestDownloadResumesAfterRestart(t *testing.T) {
 	l := layer(t, "f", noise(1<<20))
 	path, sum, content := blobOf(t, l)
 	for name, damage := range map[string]func(path string) error{
@@ -121,11 +122,11 @@ func TestDownloadGoesOnInTheNextProcess(t *testing.T) {
 			dir := filepath.Join(memory(t), "images")
 			w := worldIn(t, dir, s, nil)
 			if _, err := w.pull(t, at); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "are kept") {
-				t.Fatalf("cut for ever: %v", err)
+				t.Fatalf("pull with repeated disconnects: %v, want Unavailable", err)
 			}
 			part := filepath.Join(dir, "blobs", strings.TrimPrefix(sum, "sha256:")+registry.PartSuffix)
 			if info, err := os.Stat(part); err != nil || info.Size() < 100_000 {
-				t.Fatalf("%v %v: nothing is kept", info, err)
+				t.Fatalf("partial file: %v, %v; want at least 100000 bytes", info, err)
 			}
 			if err := damage(part); err != nil {
 				t.Fatal(err)
@@ -136,50 +137,86 @@ func TestDownloadGoesOnInTheNextProcess(t *testing.T) {
 			if _, err := w.pull(t, at); err != nil {
 				t.Fatal(err)
 			}
-			if ranges := s.took("bytes="); (ranges > 0) != (name != "longer") {
-				t.Errorf("%d requests for ranges", ranges)
+			if ranges := s.count("bytes="); (ranges > 0) != (name != "longer") {
+				t.Errorf("%d range requests", ranges)
 			}
 			if left := w.blobs(t); len(left) > 0 {
-				t.Errorf("left: %v", left)
+				t.Errorf("leftover blobs: %v", left)
 			}
 		})
 	}
 }
 
-// A registry that lies, floods or dawdles is a clear error, soon.
-func TestMaliciousRegistry(t *testing.T) {
-	l := layer(t, "f", noise(200_000))
-	img := image(t, l)
-	path, _, content := blobOf(t, l)
+// response answers a request instead of the registry, and reports whether it did.
+type response func(w http.ResponseWriter, r *http.Request) bool
+
+// badResponse is a response with the text of the expected error.
+type badResponse struct {
+	do   response
+	want string
+}
+
+// blobAt answers requests for the blob at path.
+func blobAt(path string, do http.HandlerFunc) response {
+	return func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, path) {
+			return false
+		}
+		do(w, r)
+		return true
+	}
+}
+
+// manifest answers requests for manifests.
+func manifest(do http.HandlerFunc) response {
+	return func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "/manifests/") {
+			return false
+		}
+		do(w, r)
+		return true
+	}
+}
+
+// endless sends data until the client disconnects.
+func endless(w http.ResponseWriter, r *http.Request) {
+	piece := bytes.Repeat([]byte("x"), 64<<10)
+	for r.Context().Err() == nil {
+		if _, err := w.Write(piece); err != nil {
+			return
+		}
+	}
+}
+
+// badBlobs returns wrong responses for the blob at path.
+func badBlobs(path string, content []byte) map[string]badResponse {
 	other := []byte(noise(len(content) + 1)[1:])
-	blob := func(do func(w http.ResponseWriter, r *http.Request)) func(w http.ResponseWriter, r *http.Request) bool {
-		return func(w http.ResponseWriter, r *http.Request) bool {
-			if !strings.HasSuffix(r.URL.Path, path) {
-				return false
-			}
-			do(w, r)
-			return true
-		}
+	blob := func(do http.HandlerFunc) response { return blobAt(path, do) }
+	return map[string]badResponse{
+		"other content": {blob(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write(other[:len(content)])
+		}), "content has digest"},
+		"other length": {blob(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content[:1000]) }),
+			"reports 1000 bytes"},
+		"endless blob": {blob(endless), "sent more than"},
+		"another range": {blob(func(w http.ResponseWriter, r *http.Request) { otherRange(w, r, content) }),
+			"answered a request for bytes from 50000 with"},
+		"all for a range": {blob(func(w http.ResponseWriter,
+			r *http.Request) {
+			allForRange(w, r, content, other)
+		}), "content has digest"},
+		"byte by byte": {blob(func(w http.ResponseWriter, r *http.Request) { drip(w, r, content) }),
+			"sent less than 1024 bytes in"},
+		"silence": {blob(func(w http.ResponseWriter, r *http.Request) { silence(w, r, content) }),
+			"sent less than 1024 bytes in"},
 	}
-	manifest := func(do func(w http.ResponseWriter, r *http.Request)) func(w http.ResponseWriter, r *http.Request) bool {
-		return func(w http.ResponseWriter, r *http.Request) bool {
-			if !strings.Contains(r.URL.Path, "/manifests/") {
-				return false
-			}
-			do(w, r)
-			return true
-		}
-	}
-	endless := func(w http.ResponseWriter, r *http.Request) {
-		piece := bytes.Repeat([]byte("x"), 64<<10)
-		for r.Context().Err() == nil {
-			if _, err := w.Write(piece); err != nil {
-				return
-			}
-		}
-	}
+}
+
+// badDocuments returns well-formed manifests with content that must be refused.
+func badDocuments(t *testing.T) map[string]badResponse {
 	descriptor := func(n int, size int64) imagespec.Descriptor {
-		return imagespec.Descriptor{MediaType: imagespec.MediaTypeImageLayerGzip, Digest: digest.FromString(strconv.Itoa(n)), Size: size}
+		return imagespec.Descriptor{MediaType: imagespec.MediaTypeImageLayerGzip,
+			Digest: digest.FromString(strconv.Itoa(n)), Size: size}
 	}
 	document := func(v any, kind string) func(http.ResponseWriter, *http.Request) {
 		raw, err := json.Marshal(v)
@@ -199,42 +236,52 @@ func TestMaliciousRegistry(t *testing.T) {
 	}
 	huge.Layers = []imagespec.Descriptor{descriptor(1, 1<<62), descriptor(2, 1<<62), descriptor(3, 1<<62)}
 	negative.Layers = []imagespec.Descriptor{descriptor(1, -5)}
-	foreign.Layers = []imagespec.Descriptor{{MediaType: "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", Digest: digest.FromString("x"), Size: 1, URLs: []string{"http://evil.example/x"}}}
+	foreign.Layers = []imagespec.Descriptor{{MediaType: "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
+		Digest: digest.FromString("x"), Size: 1, URLs: []string{"http://evil.example/x"}}}
 	index := imagespec.Index{MediaType: imagespec.MediaTypeImageIndex}
 	index.SchemaVersion = 2
 	for i := range 2000 {
 		index.Manifests = append(index.Manifests, descriptor(i, 1))
 	}
-	for name, c := range map[string]struct {
-		do   func(w http.ResponseWriter, r *http.Request) bool
-		want string
-	}{
-		"other content":        {blob(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(other[:len(content)]) }), "its content has the digest"},
-		"other length":         {blob(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content[:1000]) }), "says that it has 1000 bytes"},
-		"endless blob":         {blob(endless), "sends more than"},
-		"another range":        {blob(func(w http.ResponseWriter, r *http.Request) { otherRange(w, r, content) }), "answers a request for bytes from 50000 on with"},
-		"all for a range":      {blob(func(w http.ResponseWriter, r *http.Request) { allForRange(w, r, content, other) }), "its content has the digest"},
-		"byte by byte":         {blob(func(w http.ResponseWriter, r *http.Request) { drip(w, r, content) }), "sent less than 1024 bytes in"},
-		"silence":              {blob(func(w http.ResponseWriter, r *http.Request) { silence(w, r, content) }), "sent less than 1024 bytes in"},
-		"endless manifest":     {manifest(endless), "more than it may"},
-		"endless refusal":      {manifest(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(403); endless(w, r) }), "wants credentials"},
-		"endless greeting":     {func(w http.ResponseWriter, r *http.Request) bool { endless(w, r); return true }, "more than it may"},
-		"huge header":          {manifest(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("X", strings.Repeat("x", 1<<20)) }), "header"},
-		"no JSON":              {manifest(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }), "is no JSON"},
-		"old manifest":         {manifest(document(map[string]any{"schemaVersion": 1}, "application/vnd.docker.distribution.manifest.v1+json")), "schema version 1"},
-		"two media types":      {manifest(document(index, imagespec.MediaTypeImageManifest)), "and the registry that it is"},
+	return map[string]badResponse{
+		"old manifest": {manifest(document(map[string]any{"schemaVersion": 1},
+			"application/vnd.docker.distribution.manifest.v1+json")), "schema version 1"},
+		"two media types": {manifest(document(index, imagespec.MediaTypeImageManifest)),
+			"but the registry sent"},
 		"thousands of entries": {manifest(document(index, imagespec.MediaTypeImageIndex)), "2000 entries"},
-		"thousands of layers":  {manifest(document(many, imagespec.MediaTypeImageManifest)), "1000 layers, more than 127"},
-		"huge layers":          {manifest(document(huge, imagespec.MediaTypeImageManifest)), "layers have more than"},
-		"negative layer":       {manifest(document(negative, imagespec.MediaTypeImageManifest)), "has -5 bytes"},
-		"layers elsewhere":     {manifest(document(foreign, imagespec.MediaTypeImageManifest)), "not supported"},
-		"too many requests":    {manifest(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(429) }), "too many requests"},
-		"wait for ever": {manifest(func(w http.ResponseWriter, _ *http.Request) {
+		"thousands of layers": {manifest(document(many, imagespec.MediaTypeImageManifest)),
+			"1000 layers, more than 127"},
+		"huge layers":    {manifest(document(huge, imagespec.MediaTypeImageManifest)), "layers are larger than"},
+		"negative layer": {manifest(document(negative, imagespec.MediaTypeImageManifest)), "invalid size of blob"},
+		"foreign layers": {manifest(document(foreign, imagespec.MediaTypeImageManifest)), "unsupported media type"},
+	}
+}
+
+// badAnswers returns wrong responses to requests for manifests.
+func badAnswers() map[string]badResponse {
+	return map[string]badResponse{
+		"endless manifest": {manifest(endless), "response is too long"},
+		"endless error": {manifest(func(w http.ResponseWriter,
+			r *http.Request) {
+			w.WriteHeader(403)
+			endless(w, r)
+		}), "requires credentials"},
+		"endless ping": {func(w http.ResponseWriter, r *http.Request) bool { endless(w, r); return true },
+			"response is too long"},
+		"huge header": {manifest(func(w http.ResponseWriter,
+			_ *http.Request) {
+			w.Header().Set("X", strings.Repeat("x", 1<<20))
+		}), "header"},
+		"invalid JSON": {manifest(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }),
+			"is not valid JSON"},
+		"too many requests": {manifest(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(429) }),
+			"too many requests"},
+		"long Retry-After": {manifest(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Retry-After", "86400")
 			w.WriteHeader(429)
 		}), "too many requests"},
 		"broken": {manifest(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }), "status 500"},
-		"redirects for ever": {manifest(func(w http.ResponseWriter, r *http.Request) {
+		"redirect loop": {manifest(func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, r.URL.Path+"x", http.StatusTemporaryRedirect)
 		}), "redirects"},
 		"redirect without TLS": {manifest(func(w http.ResponseWriter, r *http.Request) {
@@ -243,7 +290,18 @@ func TestMaliciousRegistry(t *testing.T) {
 		"redirect to a file": {manifest(func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "file:///etc/passwd", http.StatusTemporaryRedirect)
 		}), "images.insecure"},
-	} {
+	}
+}
+
+// A registry that sends wrong, endless or slow responses causes a clear error in bounded time.
+func TestMaliciousRegistry(t *testing.T) {
+	l := layer(t, "f", noise(200_000))
+	img := image(t, l)
+	path, _, content := blobOf(t, l)
+	cases := badBlobs(path, content)
+	maps.Copy(cases, badDocuments(t))
+	maps.Copy(cases, badAnswers())
+	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
@@ -253,22 +311,23 @@ func TestMaliciousRegistry(t *testing.T) {
 			began := time.Now()
 			_, err := w.pull(t, at)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Fatalf("not %q: %v", c.want, err)
+				t.Fatalf("pull = %v, want %q", err, c.want)
 			}
 			if took := time.Since(began); took > patience/2 {
-				t.Errorf("took %s", took)
+				t.Errorf("pull took %s", took)
 			}
-			if len(err.Error()) > 1500 || !errdefs.IsFailedPrecondition(err) && !errdefs.IsUnavailable(err) && !errdefs.IsResourceExhausted(err) && !errdefs.IsNotImplemented(err) {
-				t.Errorf("its class or length: %v", err)
+			if len(err.Error()) > 1500 || !errdefs.IsFailedPrecondition(err) && !errdefs.IsUnavailable(err) &&
+				!errdefs.IsResourceExhausted(err) && !errdefs.IsNotImplemented(err) {
+				t.Errorf("error of a wrong class or length: %v", err)
 			}
 			if got := w.store.List(); len(got) > 0 {
-				t.Errorf("images: %v", got)
+				t.Errorf("images: %v, want none", got)
 			}
 		})
 	}
 }
 
-// otherRange sends half, and then what was not asked for.
+// otherRange sends a part, and then another range than requested.
 func otherRange(w http.ResponseWriter, r *http.Request, content []byte) {
 	if r.Header.Get("Range") == "" {
 		cut(w, r, content, 50_000)
@@ -278,7 +337,7 @@ func otherRange(w http.ResponseWriter, r *http.Request, content []byte) {
 	_, _ = w.Write(content[10:])
 }
 
-// allForRange sends half, and then another blob from its beginning.
+// allForRange sends a part, and then the full content of another blob.
 func allForRange(w http.ResponseWriter, r *http.Request, content, other []byte) {
 	if r.Header.Get("Range") == "" {
 		cut(w, r, content, 50_000)
@@ -301,7 +360,7 @@ func silence(w http.ResponseWriter, r *http.Request, content []byte) {
 	<-r.Context().Done()
 }
 
-// A registry that knows no ranges still serves.
+// A registry without range support works.
 func TestRegistryWithoutRanges(t *testing.T) {
 	s := newSite(t)
 	l := layer(t, "f", noise(200_000))
@@ -324,7 +383,7 @@ func TestRegistryWithoutRanges(t *testing.T) {
 	}
 }
 
-func TestRetryAfterIsHeeded(t *testing.T) {
+func TestRetryAfter(t *testing.T) {
 	s := newSite(t)
 	at := s.push(t, "busy", image(t, layer(t, "f", "x")))
 	var n atomic.Int32
@@ -341,11 +400,11 @@ func TestRetryAfterIsHeeded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if took := time.Since(began); took < time.Second {
-		t.Errorf("asked again after %s", took)
+		t.Errorf("retried after %s, want at least 1s", took)
 	}
 }
 
-// Credentials do not follow a redirect to another host.
+// Credentials are not sent after a redirect to another host.
 func TestRedirectsDropCredentials(t *testing.T) {
 	s := newSite(t)
 	l := layer(t, "f", noise(1000))
@@ -370,7 +429,8 @@ func TestRedirectsDropCredentials(t *testing.T) {
 		return false
 	})
 	config := t.TempDir()
-	if err := os.WriteFile(filepath.Join(config, "config.json"), []byte(`{"auths":{"`+s.host+`":{"username":"ann","password":"s3cret"}}}`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(config, "config.json"),
+		[]byte(`{"auths":{"`+s.host+`":{"username":"ann","password":"s3cret"}}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	use := func(o *registry.Options) {
@@ -384,16 +444,17 @@ func TestRedirectsDropCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := leaked.Load(); got != "" {
-		t.Errorf("the other host got %q", got)
+		t.Errorf("the other host got Authorization %q", got)
 	}
-	// An address with a signature in it is in no error.
+	// A URL with a signature does not appear in errors.
 	elsewhere.Close()
 	w = newWorld(t, s, func(_ *Options, o *registry.Options) {
 		use(o)
 		o.Insecure = append(o.Insecure, strings.TrimPrefix(elsewhere.URL, "http://"))
 	})
-	if _, err := w.pull(t, at); err == nil || strings.Contains(err.Error(), "s1gned") || strings.Contains(err.Error(), "s3cret") {
-		t.Errorf("an error with a secret, or none: %v", err)
+	if _, err := w.pull(t, at); err == nil || strings.Contains(err.Error(), "s1gned") ||
+		strings.Contains(err.Error(), "s3cret") {
+		t.Errorf("error %v, want one without secrets", err)
 	}
 }
 
@@ -414,16 +475,16 @@ func TestFullDiskLeavesNothing(t *testing.T) {
 	at := s.push(t, "large", image(t, layer(t, "f", noise(2<<20))))
 	w := worldIn(t, filepath.Join(dir, "images"), s, nil)
 	if _, err := w.pull(t, at); !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "image gc") {
-		t.Errorf("known beforehand: %v", err)
+		t.Errorf("pull of a large blob: %v, want ResourceExhausted", err)
 	}
-	// What fits compressed need not fit unpacked.
+	// A blob that fits may not fit unpacked.
 	at = s.push(t, "zeros", image(t, layer(t, "f", strings.Repeat("0", 2<<20))))
 	if _, err := w.pull(t, at); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("found out: %v", err)
+		t.Errorf("pull of a large layer: %v, want ResourceExhausted", err)
 	}
 	for _, kind := range []string{"tmp", "archives", "roots"} {
 		if entries, err := os.ReadDir(filepath.Join(dir, "images", kind)); err != nil || len(entries) > 0 {
-			t.Errorf("%s: %v %v", kind, entries, err)
+			t.Errorf("directory %s: %v, %v; want it empty", kind, entries, err)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/registry"
 )
 
-// private asks for a login, as a registry with basic authentication does.
+// private requires basic authentication.
 func private(s *site) {
 	s.on(func(w http.ResponseWriter, r *http.Request) bool {
 		if user, secret, _ := r.BasicAuth(); user == "ann" && secret == "s3cret" {
@@ -26,7 +26,7 @@ func private(s *site) {
 	})
 }
 
-// tokens asks for a bearer token, and gives one for an identity token.
+// tokens requires a bearer token, which it gives for an identity token.
 func tokens(s *site) {
 	s.on(func(w http.ResponseWriter, r *http.Request) bool {
 		switch {
@@ -45,46 +45,63 @@ func tokens(s *site) {
 	})
 }
 
+// annAuth is the encoded login of the user ann.
+var annAuth = base64.StdEncoding.EncodeToString([]byte("ann:s3cret"))
+
+// helperHead is the start of a credential helper that checks the server.
+const helperHead = "#!/bin/sh\nread server\n[ \"$server\" = HOST ] || { echo wrong server >&2; exit 3; }\n"
+
+var loginCases = map[string]struct {
+	ask    func(*site)
+	config string // HOST stands for the host of the registry
+	helper string // content of docker-credential-test
+	want   string
+}{
+	"auth":          {private, `{"auths":{"HOST":{"auth":"` + annAuth + `"}}}`, "", ""},
+	"with a scheme": {private, `{"auths":{"https://HOST/v2/":{"auth":"` + annAuth + `"}}}`, "", ""},
+	"none":          {private, ``, "", "none in the Docker configuration"},
+	"of another host": {private, `{"auths":{"HOST.example":{"auth":"` + annAuth + `"}}}`,
+		"", "none in the Docker configuration"},
+	"wrong": {private, `{"auths":{"HOST":{"username":"ann","password":"wr0ng"}}}`, "",
+		"refuses the credentials"},
+	"invalid JSON":   {private, `{"auths":{"HOST":{"auth":"s3cret`, "", "is invalid JSON"},
+	"invalid base64": {private, `{"auths":{"HOST":{"auth":"s3cret!"}}}`, "", "is not base64 of user:password"},
+	"helper": {private, `{"credHelpers":{"HOST":"test"}}`,
+		helperHead + `echo '{"Username":"ann","Secret":"s3cret"}'`, ""},
+	"store": {private, `{"credsStore":"test"}`, helperHead + `echo '{"Username":"ann","Secret":"s3cret"}'`,
+		""},
+	"helper fails": {private, `{"credsStore":"test"}`,
+		helperHead + "echo s3cret\necho the vault is locked >&2\nexit 1",
+		"credential helper docker-credential-test: exit status 1: the vault is locked"},
+	"helper answer":  {private, `{"credsStore":"test"}`, helperHead + "echo s3cret", "sent an invalid answer"},
+	"helper unknown": {private, `{"credsStore":"nope"}`, "", "docker-credential-nope"},
+	"helper a path":  {private, `{"credsStore":"../../bin/x"}`, "", "use a name without a path"},
+	"helper has none": {private, `{"credsStore":"test"}`,
+		helperHead + "echo credentials not found in native keychain\nexit 1",
+		"none in the Docker configuration"},
+	"identity": {tokens, `{"auths":{"HOST":{"identitytoken":"1dentity","username":"x","auth":"` + annAuth +
+		`"}}}`, "", ""},
+	"identity help": {tokens, `{"credsStore":"test"}`, helperHead + `echo '{"Username":"<token>","Secret":"1dentity"}'`,
+		""},
+	"identity old": {tokens, `{"auths":{"HOST":{"identitytoken":"s3cret"}}}`, "", "refuses the credentials"},
+}
+
 func TestLogins(t *testing.T) {
-	auth := base64.StdEncoding.EncodeToString([]byte("ann:s3cret"))
-	const helper = "#!/bin/sh\nread server\n[ \"$server\" = HOST ] || { echo wrong server >&2; exit 3; }\n"
-	for name, c := range map[string]struct {
-		ask    func(*site)
-		config string // HOST is the registry's
-		helper string // docker-credential-test
-		want   string
-	}{
-		"auth":           {private, `{"auths":{"HOST":{"auth":"` + auth + `"}}}`, "", ""},
-		"with a scheme":  {private, `{"auths":{"https://HOST/v2/":{"auth":"` + auth + `"}}}`, "", ""},
-		"none":           {private, ``, "", "there are none for it in the Docker configuration"},
-		"of another":     {private, `{"auths":{"HOST.example":{"auth":"` + auth + `"}}}`, "", "there are none for it"},
-		"wrong":          {private, `{"auths":{"HOST":{"username":"ann","password":"wr0ng"}}}`, "", "refuses the credentials"},
-		"no JSON":        {private, `{"auths":{"HOST":{"auth":"s3cret`, "", "is not the JSON it should be"},
-		"no base64":      {private, `{"auths":{"HOST":{"auth":"s3cret!"}}}`, "", "is not user:password in base64"},
-		"helper":         {private, `{"credHelpers":{"HOST":"test"}}`, helper + `echo '{"Username":"ann","Secret":"s3cret"}'`, ""},
-		"store":          {private, `{"credsStore":"test"}`, helper + `echo '{"Username":"ann","Secret":"s3cret"}'`, ""},
-		"helper fails":   {private, `{"credsStore":"test"}`, helper + "echo s3cret\necho the vault is locked >&2\nexit 1", "credential helper docker-credential-test: exit status 1: the vault is locked"},
-		"helper mumbles": {private, `{"credsStore":"test"}`, helper + "echo s3cret", "does not answer in its protocol"},
-		"helper unknown": {private, `{"credsStore":"nope"}`, "", "docker-credential-nope"},
-		"helper a path":  {private, `{"credsStore":"../../bin/x"}`, "", "a name is needed, no path"},
-		"helper has none": {private, `{"credsStore":"test"}`, helper + "echo credentials not found in native keychain\nexit 1",
-			"there are none for it"},
-		"identity":      {tokens, `{"auths":{"HOST":{"identitytoken":"1dentity","username":"x","auth":"` + auth + `"}}}`, "", ""},
-		"identity help": {tokens, `{"credsStore":"test"}`, helper + `echo '{"Username":"<token>","Secret":"1dentity"}'`, ""},
-		"identity old":  {tokens, `{"auths":{"HOST":{"identitytoken":"s3cret"}}}`, "", "refuses the credentials"},
-	} {
+	for name, c := range loginCases {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t)
 			at := s.push(t, "private/app", image(t, layer(t, "f", "x")))
 			c.ask(s)
 			dir := t.TempDir()
 			if c.config != "" {
-				if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(strings.ReplaceAll(c.config, "HOST", s.host)), 0o600); err != nil {
+				if err := os.WriteFile(filepath.Join(dir, "config.json"),
+					[]byte(strings.ReplaceAll(c.config, "HOST", s.host)), 0o600); err != nil {
 					t.Fatal(err)
 				}
 			}
 			if c.helper != "" {
-				if err := os.WriteFile(filepath.Join(dir, "docker-credential-test"), []byte(strings.ReplaceAll(c.helper, "HOST", s.host)+"\n"), 0o700); err != nil {
+				if err := os.WriteFile(filepath.Join(dir, "docker-credential-test"),
+					[]byte(strings.ReplaceAll(c.helper, "HOST", s.host)+"\n"), 0o700); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -100,10 +117,10 @@ func TestLogins(t *testing.T) {
 				return
 			}
 			if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("not %q: %v", c.want, err)
+				t.Errorf("pull = %v, want %q", err, c.want)
 			}
-			if err != nil && (strings.Contains(err.Error(), "s3cret") || strings.Contains(err.Error(), auth)) {
-				t.Errorf("a secret is in %v", err)
+			if err != nil && (strings.Contains(err.Error(), "s3cret") || strings.Contains(err.Error(), annAuth)) {
+				t.Errorf("error contains a secret: %v", err)
 			}
 		})
 	}

@@ -1,17 +1,14 @@
-// Package pull brings images from registries into the store: what may be
-// pulled, what must be signed, the variant for this host, the layers that are
-// missing, and one download for all who ask for the same.
+// Package pull downloads images from registries into the store. It checks what may be pulled and
+// what must be signed, selects the variant for this host, downloads missing layers, and shares one
+// download among all callers that want the same image.
 //
-// A pull goes on while somebody waits for it, and stops with the last who did;
-// what came of it by then stays in the store's blobs and is taken up by the
-// next. Nothing of an image is unpacked before its signature has been checked.
-// Each pull has a goroutine of its own, and up to Parallel more that fetch;
-// Close ends and awaits them.
+// A pull runs while a caller waits for it and stops with the last one. The downloaded blobs stay in
+// the store, and the next pull resumes. No image is unpacked before its signature is checked. Each
+// pull has one goroutine and up to Parallel more for downloads. Close stops and awaits them.
 //
-// Errors are of class PermissionDenied (not allowed, not signed), NotFound,
-// FailedPrecondition (the registry refuses us or sends what cannot be right; a
-// digest is required), Unavailable (it cannot be reached), InvalidArgument or
-// ResourceExhausted (over a bound, disk full).
+// Error classes are PermissionDenied (not allowed, not signed), NotFound, FailedPrecondition (the
+// registry refuses access or sends invalid data; a digest is required), Unavailable (not
+// reachable), InvalidArgument and ResourceExhausted (over a limit, disk full).
 package pull
 
 import (
@@ -31,52 +28,52 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/signature"
 )
 
-// Parallel is how many layers of an image are fetched at once.
+// Parallel is the number of layers of an image that are downloaded at once.
 const Parallel = 3
 
-// Options of a Puller.
+// Options configures a Puller.
 type Options struct {
 	Store    *images.Store
 	Registry *registry.Client
-	// Allow are the references that may be pulled; empty is every one.
+	// Allow lists the references that may be pulled; empty allows all.
 	Allow ref.List
-	// RequireDigest refuses what has no digest.
+	// RequireDigest refuses references without a digest.
 	RequireDigest bool
-	// Keys are those of which one must have signed an image in Signed, whose
-	// patterns name repositories; empty is every one, if there is a key.
+	// Keys are the accepted signers. An image in Signed must be signed by one of them. Signed has
+	// patterns of repositories; empty means all, if there is a key.
 	Keys   []signature.Key
 	Signed ref.List
-	// Log may be nil.
+	// Log receives events; nil discards them.
 	Log *slog.Logger
 }
 
 // Phases of a pull.
 const (
-	Resolving = "resolving" // what the reference names, and whether it may be had
+	Resolving = "resolving" // find what the reference names and check that it may be pulled
 	Fetching  = "fetching"
-	Importing = "importing" // checking and storing what came
+	Importing = "importing" // check and store the downloaded blobs
 	Done      = "done"
 )
 
-// Progress is how far a pull has come.
+// Progress is the state of a pull.
 type Progress struct {
 	Phase string
-	// Digest is of what the reference names, "" until that is known.
+	// Digest is what the reference names; "" until it is known.
 	Digest string
-	// Layers are those of the image, bottom first and each once.
+	// Layers are the distinct layers of the image, bottom first.
 	Layers []Layer
 }
 
-// Layer is one layer on its way.
+// Layer is the state of one layer.
 type Layer struct {
 	Digest string
-	Size   int64 // of its blob
-	Have   int64 // bytes that are here
-	// Here says that another image has its content already.
+	Size   int64 // size of the blob in bytes
+	Have   int64 // bytes already downloaded
+	// Here reports that a stored image has the same content.
 	Here bool
 }
 
-// Puller pulls images. It may be used concurrently.
+// Puller pulls images. It is safe for concurrent use.
 type Puller struct {
 	o   Options
 	ctx context.Context
@@ -87,7 +84,7 @@ type Puller struct {
 	work    sync.WaitGroup
 }
 
-// New returns a Puller; Close ends it.
+// New returns a Puller. The caller must call Close.
 func New(o Options) *Puller {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -99,7 +96,7 @@ func New(o Options) *Puller {
 
 var errClosed = fmt.Errorf("the service is stopping: %w", errdefs.ErrUnavailable)
 
-// Close ends what is under way, and waits for that.
+// Close cancels running pulls and waits for them.
 func (p *Puller) Close() error {
 	p.mu.Lock()
 	p.end(errClosed)
@@ -109,17 +106,17 @@ func (p *Puller) Close() error {
 	return nil
 }
 
-// flight is one pull, for all who wait for it.
+// flight is one pull, shared by all callers that wait for it.
 type flight struct {
 	cancel context.CancelCauseFunc
-	done   chan struct{} // closed when image and err are there
+	done   chan struct{} // closed when image and err are set
 	image  images.Image
 	err    error
 
 	mu       sync.Mutex
 	waiting  int
 	progress Progress
-	changed  chan struct{} // closed at each change, and made anew
+	changed  chan struct{} // closed and replaced on each change
 }
 
 func (f *flight) now() (Progress, <-chan struct{}) {
@@ -138,29 +135,29 @@ func (f *flight) change(do func(*Progress)) {
 	f.changed = make(chan struct{})
 }
 
-// Active says whether anything is under way.
+// Active reports whether a pull is running.
 func (p *Puller) Active() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.flights) > 0
 }
 
-// errLeft ends a pull that nobody waits for.
-var errLeft = fmt.Errorf("nobody waits for the image any more: %w", context.Canceled)
+// errAbandoned cancels a pull without callers.
+var errAbandoned = fmt.Errorf("no caller waits for the image: %w", context.Canceled)
 
-// between two reports of progress lies this time at least.
+// between is the minimum time between two progress reports.
 const between = 100 * time.Millisecond
 
-// Pull brings an image into the store, and returns it. Who asks for what is
-// being pulled already waits for that. watch, which may be nil, is told how far
-// it is, from Pull's own goroutine.
+// Pull adds an image to the store and returns it. Concurrent pulls of the same reference share one
+// download. watch, which may be nil, receives the progress in the goroutine of the caller.
 func (p *Puller) Pull(ctx context.Context, text string, watch func(Progress)) (images.Image, error) {
 	r, err := ref.Parse(text)
 	if err != nil {
 		return images.Image{}, err
 	}
 	if !p.o.Allow.Has(r) {
-		return images.Image{}, fmt.Errorf("image %s may not be pulled: images.allow has %s: %w", r, p.o.Allow, errdefs.ErrPermissionDenied)
+		return images.Image{}, fmt.Errorf("image %s is not allowed: images.allow has %s: %w", r, p.o.Allow,
+			errdefs.ErrPermissionDenied)
 	}
 	f, err := p.join(r)
 	if err != nil {
@@ -187,7 +184,7 @@ func (p *Puller) Pull(ctx context.Context, text string, watch func(Progress)) (i
 	}
 }
 
-// join finds the flight for a reference, or starts it.
+// join returns the flight for a reference and starts it if needed.
 func (p *Puller) join(r ref.Reference) (*flight, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -200,11 +197,12 @@ func (p *Puller) join(r ref.Reference) (*flight, error) {
 		f.waiting++
 		return f, nil
 	}
-	f := &flight{waiting: 1, done: make(chan struct{}), changed: make(chan struct{}), progress: Progress{Phase: Resolving}}
+	f := &flight{waiting: 1, done: make(chan struct{}), changed: make(chan struct{}),
+		progress: Progress{Phase: Resolving}}
 	ctx, cancel := context.WithCancelCause(p.ctx)
 	f.cancel = cancel
 	p.flights[r.String()] = f
-	p.work.Go(func() { // Close waits for it
+	p.work.Go(func() { // Close waits for this goroutine
 		f.image, f.err = p.pull(ctx, r, f)
 		cancel(nil)
 		p.drop(r, f)
@@ -221,8 +219,7 @@ func (p *Puller) drop(r ref.Reference, f *flight) {
 	}
 }
 
-// leave ends the flight with the last one who waits; whoever asks from then on
-// starts another.
+// leave cancels the flight if this was its last caller. Later callers start a new one.
 func (p *Puller) leave(r ref.Reference, f *flight) {
 	p.mu.Lock()
 	f.mu.Lock()
@@ -234,11 +231,11 @@ func (p *Puller) leave(r ref.Reference, f *flight) {
 	f.mu.Unlock()
 	p.mu.Unlock()
 	if last {
-		f.cancel(errLeft)
+		f.cancel(errAbandoned)
 	}
 }
 
-// pull is the whole way of one image.
+// pull runs one pull from start to end.
 func (p *Puller) pull(ctx context.Context, r ref.Reference, f *flight) (images.Image, error) {
 	began := time.Now()
 	plan, err := p.resolve(ctx, r)
@@ -246,20 +243,20 @@ func (p *Puller) pull(ctx context.Context, r ref.Reference, f *flight) (images.I
 		return images.Image{}, err
 	}
 	f.change(func(progress *Progress) { progress.Digest = plan.digest })
-	image, err := p.o.Store.Recognise(plan.id, plan.name, plan.digests)
+	image, err := p.o.Store.AddReference(plan.id, plan.name, plan.digests)
 	if errdefs.IsNotFound(err) {
 		image, err = p.fetch(ctx, plan, f)
 	}
 	if err != nil {
-		return images.Image{}, said(err)
+		return images.Image{}, stopCause(err)
 	}
 	f.change(func(progress *Progress) { progress.Phase = Done })
 	p.o.Log.Info("image pulled", "ref", r.String(), "digest", plan.digest, "image", image.ID, "took", time.Since(began))
 	return image, nil
 }
 
-// said gives what a context's end was about instead of what it broke.
-func said(err error) error {
+// stopCause returns errClosed for errors caused by Close, and err otherwise.
+func stopCause(err error) error {
 	if errors.Is(err, errClosed) {
 		return errClosed
 	}

@@ -35,21 +35,21 @@ func TestPullByTagAndByDigest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.ID != id.String() || !slices.Equal(got.Refs, []string{at}) || got.Format != "registry" {
-		t.Errorf("pulled %+v", got)
+		t.Errorf("Pull = %+v", got)
 	}
 	pinned := s.host + "/team/app@" + digestOf(t, img)
 	if !slices.Equal(got.Digests, []string{pinned}) {
-		t.Errorf("digests are %v", got.Digests)
+		t.Errorf("digests %v", got.Digests)
 	}
 	if phases[0] != Resolving {
-		t.Errorf("phases %v", phases)
+		t.Errorf("phases %v, want %s first", phases, Resolving)
 	}
 	if left := w.blobs(t); len(left) > 0 {
-		t.Errorf("blobs left: %v", left)
+		t.Errorf("leftover blobs: %v", left)
 	}
 	found, err := w.store.Resolve(pinned)
 	if err != nil || found.ID != got.ID {
-		t.Fatalf("%s is %+v: %v", pinned, found, err)
+		t.Fatalf("Resolve(%s) = %+v, %v", pinned, found, err)
 	}
 	root, err := w.store.Root(t.Context(), found)
 	if err != nil {
@@ -57,24 +57,24 @@ func TestPullByTagAndByDigest(t *testing.T) {
 	}
 	for file, want := range map[string]string{"a": "one", "b": "two"} {
 		if b, err := os.ReadFile(filepath.Join(root, file)); err != nil || string(b) != want {
-			t.Errorf("%s holds %q: %v", file, b, err)
+			t.Errorf("file %s has content %q, %v", file, b, err)
 		}
 	}
-	// By digest it gets no name, and nothing is fetched that is here.
+	// A pull by digest adds no name and does not download stored layers again.
 	if err := w.store.Remove(t.Context(), at); err != nil {
 		t.Fatal(err)
 	}
 	got, err = w.pull(t, pinned)
 	if err != nil || len(got.Refs) != 0 || !slices.Equal(got.Digests, []string{pinned}) {
-		t.Errorf("%+v: %v", got, err)
+		t.Errorf("Pull by digest = %+v, %v", got, err)
 	}
 	s.forget()
-	if _, err := w.pull(t, pinned); err != nil || s.took("/blobs/") != 1 { // the configuration
-		t.Errorf("again: %d blobs: %v", s.took("/blobs/"), err)
+	if _, err := w.pull(t, pinned); err != nil || s.count("/blobs/") != 1 { // the configuration
+		t.Errorf("second pull by digest: %d blobs, %v; want only the configuration", s.count("/blobs/"), err)
 	}
 }
 
-func TestLayersThatAreHereAreNotFetched(t *testing.T) {
+func TestStoredLayersAreNotDownloaded(t *testing.T) {
 	s := newSite(t)
 	base := layer(t, "base", strings.Repeat("base", 1000))
 	one := s.push(t, "one", image(t, base, layer(t, "x", "1")))
@@ -88,8 +88,8 @@ func TestLayersThatAreHereAreNotFetched(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := s.took("/blobs/"); n != 2 { // configuration and one layer
-		t.Errorf("%d blobs fetched", n)
+	if n := s.count("/blobs/"); n != 2 { // configuration and one layer
+		t.Errorf("downloaded %d blobs, want 2", n)
 	}
 	if err := w.store.Remove(t.Context(), one); err != nil {
 		t.Fatal(err)
@@ -105,12 +105,15 @@ func TestVariantForThisHost(t *testing.T) {
 	s := newSite(t)
 	own, other := image(t, layer(t, "f", "own")), imageFor(t, "riscv64", layer(t, "f", "other"))
 	add := func(img v1.Image, arch, variant string) mutate.IndexAddendum {
-		return mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch, Variant: variant}}}
+		return mutate.IndexAddendum{Add: img,
+			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch, Variant: variant}}}
 	}
 	w := newWorld(t, s, nil)
 	arch := w.store.Architecture()
-	x := mutate.AppendManifests(empty.Index, add(other, "riscv64", ""), add(image(t, layer(t, "f", "newer")), arch, "v4"), add(own, arch, ""),
-		mutate.IndexAddendum{Add: image(t, layer(t, "f", "attestation")), Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "unknown", Architecture: "unknown"}}})
+	x := mutate.AppendManifests(empty.Index, add(other, "riscv64", ""),
+		add(image(t, layer(t, "f", "newer")), arch, "v4"), add(own, arch, ""),
+		mutate.IndexAddendum{Add: image(t, layer(t, "f", "attestation")),
+			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "unknown", Architecture: "unknown"}}})
 	got, err := w.pull(t, s.pushIndex(t, "multi", x))
 	if err != nil {
 		t.Fatal(err)
@@ -118,28 +121,32 @@ func TestVariantForThisHost(t *testing.T) {
 	id, _ := own.ConfigName()
 	want := []string{s.host + "/multi@" + digestOf(t, x), s.host + "/multi@" + digestOf(t, own)}
 	if got.ID != id.String() || !slices.Equal(got.Digests, want) {
-		t.Errorf("%+v, not %s %v", got, id, want)
+		t.Errorf("Pull = %+v, want id %s and digests %v", got, id, want)
 	}
 	for _, by := range want {
 		if found, err := w.store.Resolve(by); err != nil || found.ID != got.ID {
-			t.Errorf("%s: %v %v", by, found, err)
+			t.Errorf("Resolve(%s) = %v, %v", by, found, err)
 		}
 	}
 	none := s.pushIndex(t, "none", mutate.AppendManifests(empty.Index, add(other, "riscv64", "")))
-	if _, err := w.pull(t, none); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "no variant for linux/"+arch+", only for linux/riscv64") {
-		t.Errorf("no variant: %v", err)
+	if _, err := w.pull(t, none); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "no variant for linux/"+arch+", only for linux/riscv64") {
+		t.Errorf("pull without a variant: %v, want FailedPrecondition", err)
 	}
 	nested := empty.Index
 	deep := x
 	for range 3 {
-		deep = mutate.AppendManifests(nested, mutate.IndexAddendum{Add: deep, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}})
+		deep = mutate.AppendManifests(nested,
+			mutate.IndexAddendum{Add: deep,
+				Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}})
 	}
-	if _, err := w.pull(t, s.pushIndex(t, "deep", deep)); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "nested") {
-		t.Errorf("nested: %v", err)
+	if _, err := w.pull(t, s.pushIndex(t, "deep", deep)); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "nested") {
+		t.Errorf("pull of nested indexes: %v, want FailedPrecondition", err)
 	}
 }
 
-func TestOneDownloadForAllWhoAsk(t *testing.T) {
+func TestConcurrentPullsShareDownload(t *testing.T) {
 	s := newSite(t)
 	at := s.push(t, "shared", image(t, layer(t, "f", "content")))
 	held, free := make(chan struct{}, 100), make(chan struct{})
@@ -171,7 +178,7 @@ func TestOneDownloadForAllWhoAsk(t *testing.T) {
 		})
 	}
 	<-held
-	// Who asks only after the image has come starts anew, and rightly so.
+	// A caller that joins after the end of the pull correctly starts a new one.
 	for end := time.Now().Add(patience); w.waiting() < 4 && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
@@ -183,12 +190,12 @@ func TestOneDownloadForAllWhoAsk(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if n := s.took("GET", "/blobs/"); n != 2 {
-		t.Errorf("%d blobs fetched for four who asked", n)
+	if n := s.count("GET", "/blobs/"); n != 2 {
+		t.Errorf("downloaded %d blobs for four callers, want 2", n)
 	}
 }
 
-// waiting counts who waits for images.
+// waiting returns the number of callers that wait for a pull.
 func (w *world) waiting() (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -200,7 +207,7 @@ func (w *world) waiting() (n int) {
 	return n
 }
 
-func TestThePullEndsWithTheLastWhoWaits(t *testing.T) {
+func TestPullStopsWithLastCaller(t *testing.T) {
 	s := newSite(t)
 	at := s.push(t, "left", image(t, layer(t, "f", "content")))
 	held, gone := make(chan struct{}, 10), make(chan struct{}, 10)
@@ -223,18 +230,18 @@ func TestThePullEndsWithTheLastWhoWaits(t *testing.T) {
 	<-held
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("left with %v", err)
+		t.Errorf("Pull = %v, want Canceled", err)
 	}
 	select {
 	case <-gone:
 	case <-time.After(patience):
-		t.Error("the request goes on")
+		t.Error("the request was not cancelled")
 	}
 	s.on(nil)
 	if _, err := w.pull(t, at); err != nil {
-		t.Errorf("after it was left: %v", err)
+		t.Errorf("pull after a cancelled one: %v", err)
 	}
-	// Close ends what is under way.
+	// Close cancels running pulls.
 	s.on(func(_ http.ResponseWriter, r *http.Request) bool {
 		held <- struct{}{}
 		<-r.Context().Done()
@@ -247,7 +254,7 @@ func TestThePullEndsWithTheLastWhoWaits(t *testing.T) {
 	<-held
 	w.Close()
 	if err := <-done; !errdefs.IsUnavailable(err) {
-		t.Errorf("closed with %v", err)
+		t.Errorf("Pull after Close = %v, want Unavailable", err)
 	}
 }
 
@@ -258,24 +265,26 @@ func TestPolicy(t *testing.T) {
 	w := newWorld(t, s, func(o *Options, _ *registry.Options) {
 		o.Allow, o.RequireDigest = list(t, s.host+"/team/*"), true
 	})
-	if _, err := w.pull(t, s.host+"/teams/app:1"); !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), "images.allow has "+s.host+"/team/*") {
-		t.Errorf("not allowed: %v", err)
+	if _, err := w.pull(t, s.host+"/teams/app:1"); !errdefs.IsPermissionDenied(err) ||
+		!strings.Contains(err.Error(), "images.allow has "+s.host+"/team/*") {
+		t.Errorf("pull of a reference that is not allowed: %v", err)
 	}
-	if s.took("") > 0 {
-		t.Error("the registry was asked for what is not allowed")
+	if s.count("") > 0 {
+		t.Error("request to the registry for a reference that is not allowed")
 	}
 	pinned := s.host + "/team/app@" + digestOf(t, img)
 	if _, err := w.pull(t, at); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), pinned) {
-		t.Errorf("without a digest: %v", err)
+		t.Errorf("pull without a digest: %v", err)
 	}
 	if _, err := w.pull(t, pinned); err != nil {
 		t.Error(err)
 	}
 	if _, err := w.pull(t, s.host+"/team/app@sha256:"+strings.Repeat("0", 64)); !errdefs.IsNotFound(err) {
-		t.Errorf("a digest that is not there: %v", err)
+		t.Errorf("pull of an unknown digest: %v, want NotFound", err)
 	}
 	bare := newWorld(t, s, func(_ *Options, r *registry.Options) { r.Insecure = nil })
-	if _, err := bare.pull(t, at); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "images.insecure") {
-		t.Errorf("without TLS: %v", err)
+	if _, err := bare.pull(t, at); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "images.insecure") {
+		t.Errorf("pull without TLS: %v", err)
 	}
 }

@@ -16,21 +16,21 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/signature"
 )
 
-// plan is what a reference turned out to name.
+// plan is the result of resolving a reference.
 type plan struct {
-	from    ref.Reference // by digest, of the manifest for this host
-	digest  string        // what the reference names: an index, or that manifest
-	digests []string      // both, as images.Image.Digests
-	name    string        // what the image is kept under, "" for none
+	from    ref.Reference // digest reference of the manifest for this host
+	digest  string        // digest that the reference names: of an index, or of that manifest
+	digests []string      // both digests, as in images.Image
+	name    string        // name in the store, or ""
 	id      string
 	config  []byte
 	layers  []images.PulledLayer
-	sizes   map[string]int64 // of blobs, by digest
+	sizes   map[string]int64 // sizes of blobs in bytes, by digest
 }
 
 const (
 	maxIndex = images.MaxDescriptors
-	maxNest  = 2 // indexes in one another
+	maxNest  = 2 // levels of nested indexes
 )
 
 var (
@@ -41,21 +41,22 @@ var (
 		"application/vnd.docker.image.rootfs.diff.tar", "application/vnd.docker.image.rootfs.diff.tar.gzip"}
 )
 
-// resolve finds out what a reference names, and whether that may be had. It
-// fetches manifests, signatures and the configuration, no layer.
+// resolve determines what a reference names and checks that it may be pulled. It downloads
+// manifests, signatures and the configuration, but no layer.
 func (p *Puller) resolve(ctx context.Context, r ref.Reference) (plan, error) {
 	top, err := p.o.Registry.Manifest(ctx, r)
 	if err != nil {
 		return plan{}, err
 	}
 	if r.Digest == "" && p.o.RequireDigest {
-		return plan{}, fmt.Errorf("image %s: images.require_digest is set: ask for %s, which the tag names now: %w", r, r.Pinned(top.Digest), errdefs.ErrFailedPrecondition)
+		return plan{}, fmt.Errorf("image %s: images.require_digest is set: use %s, the current digest of the tag: %w",
+			r, r.Pinned(top.Digest), errdefs.ErrFailedPrecondition)
 	}
 	own, err := p.variant(ctx, r, top)
 	if err != nil {
 		return plan{}, fmt.Errorf("image %s: %w", r, err)
 	}
-	if err := p.signed(ctx, r, top.Digest, own.Digest); err != nil {
+	if err := p.checkSigned(ctx, r, top.Digest, own.Digest); err != nil {
 		return plan{}, err
 	}
 	out := plan{digest: top.Digest, digests: []string{r.Pinned(top.Digest)}, from: r, sizes: map[string]int64{}}
@@ -74,27 +75,27 @@ func (p *Puller) resolve(ctx context.Context, r ref.Reference) (plan, error) {
 	return out, nil
 }
 
-// kindOf is a manifest's media type. Where the document and the header both
-// tell, they have to agree: what one reader takes for an index must not be a
-// manifest for another.
+// kindOf returns the media type of a manifest. The document and the header must agree if both have
+// one: the same bytes must not be an index for one reader and a manifest for another.
 func kindOf(m registry.Manifest) (string, error) {
 	var said struct {
 		SchemaVersion int    `json:"schemaVersion"`
 		MediaType     string `json:"mediaType"`
 	}
 	if err := json.Unmarshal(m.Raw, &said); err != nil {
-		return "", bad("manifest %s is no JSON", m.Digest)
+		return "", bad("manifest %s is not valid JSON", m.Digest)
 	}
 	known := slices.Contains(indexTypes, m.MediaType) || slices.Contains(manifestTypes, m.MediaType)
 	switch {
 	case said.SchemaVersion != 2:
-		return "", bad("manifest %s has schema version %d, only 2 is supported", m.Digest, said.SchemaVersion)
+		return "", bad("manifest %s has schema version %d, want 2", m.Digest, said.SchemaVersion)
 	case said.MediaType == "" && known:
 		return m.MediaType, nil
 	case said.MediaType == "":
-		return "", bad("manifest %s does not say what it is", m.Digest)
+		return "", bad("manifest %s has no media type", m.Digest)
 	case known && m.MediaType != said.MediaType:
-		return "", bad("manifest %s says that it is %q, and the registry that it is %q", m.Digest, clip(said.MediaType), m.MediaType)
+		return "", bad("manifest %s has media type %q, but the registry sent %q", m.Digest, clip(said.MediaType),
+			m.MediaType)
 	}
 	return said.MediaType, nil
 }
@@ -109,11 +110,11 @@ func (p *Puller) variant(ctx context.Context, r ref.Reference, m registry.Manife
 		case slices.Contains(manifestTypes, kind):
 			return m, nil
 		case !slices.Contains(indexTypes, kind):
-			return m, bad("%s is %q: neither a manifest nor an index", m.Digest, clip(kind))
+			return m, bad("%s has media type %q, want a manifest or an index", m.Digest, clip(kind))
 		}
 		var x images.Index
 		if err := json.Unmarshal(m.Raw, &x); err != nil {
-			return m, bad("index %s cannot be read", m.Digest)
+			return m, bad("index %s is invalid", m.Digest)
 		}
 		if x.Manifests.Count > maxIndex {
 			return m, bad("index %s has %d entries, more than %d", m.Digest, x.Manifests.Count, maxIndex)
@@ -128,11 +129,10 @@ func (p *Puller) variant(ctx context.Context, r ref.Reference, m registry.Manife
 			return m, err
 		}
 	}
-	return m, bad("indexes are nested more than %d deep", maxNest)
+	return m, bad("indexes are nested more than %d levels", maxNest)
 }
 
-// choose picks the entry for this host; one without a variant of the processor
-// comes before one with.
+// choose returns the entry for this host. It prefers an entry without a CPU variant.
 func choose(entries []imagespec.Descriptor, arch string) (imagespec.Descriptor, error) {
 	var has []string
 	best := -1
@@ -141,67 +141,71 @@ func choose(entries []imagespec.Descriptor, arch string) (imagespec.Descriptor, 
 			if len(entries) > 1 {
 				continue
 			}
-			d.Platform = &imagespec.Platform{OS: "linux", Architecture: arch} // the configuration tells
+			d.Platform = &imagespec.Platform{OS: "linux", Architecture: arch} // checked against the configuration later
 		}
 		if d.Platform.OS != "linux" || d.Platform.Architecture != arch {
-			if d.Platform.OS != "unknown" { // what an attestation says that it is for
+			if d.Platform.OS != "unknown" { // the platform of attestations
 				has = append(has, clip(d.Platform.OS+"/"+d.Platform.Architecture))
 			}
 			continue
 		}
-		if best < 0 || d.Platform.Variant == "" && entries[best].Platform != nil && entries[best].Platform.Variant != "" {
+		if best < 0 || d.Platform.Variant == "" && entries[best].Platform != nil &&
+			entries[best].Platform.Variant != "" {
 			best = i
 		}
 	}
 	if best >= 0 {
 		d := entries[best]
 		if err := d.Digest.Validate(); err != nil || d.Digest.Algorithm() != "sha256" {
-			return d, bad("an index names the digest %q", clip(d.Digest.String()))
+			return d, bad("an index has invalid digest %q", clip(d.Digest.String()))
 		}
 		return d, nil
 	}
 	if len(has) == 0 {
-		return imagespec.Descriptor{}, bad("it has no variant for linux/%s", arch)
+		return imagespec.Descriptor{}, bad("no variant for linux/%s", arch)
 	}
 	slices.Sort(has)
-	return imagespec.Descriptor{}, bad("it has no variant for linux/%s, only for %s", arch, clip(strings.Join(slices.Compact(has), ", ")))
+	return imagespec.Descriptor{}, bad("no variant for linux/%s, only for %s",
+		arch, clip(strings.Join(slices.Compact(has), ", ")))
 }
 
-// read takes configuration and layers out of a manifest. Every number in it is
-// checked before anything is fetched.
+// read gets the configuration and the layers of a manifest. It checks every size before it
+// downloads anything.
 func (p *Puller) read(ctx context.Context, m registry.Manifest, out *plan) error {
 	var manifest images.Manifest
 	if err := json.Unmarshal(m.Raw, &manifest); err != nil {
-		return bad("manifest %s cannot be read", m.Digest)
+		return bad("manifest %s is invalid", m.Digest)
 	}
 	if !slices.Contains(configTypes, manifest.Config.MediaType) {
-		return bad("its configuration is %q: it is not a container image", clip(manifest.Config.MediaType))
+		return bad("configuration has media type %q, which is not a container image", clip(manifest.Config.MediaType))
 	}
 	limits := p.o.Store.Limits()
 	if n := manifest.Layers.Count; n > limits.Layers {
-		return fmt.Errorf("it has %d layers, more than %d: %w", n, limits.Layers, errdefs.ErrResourceExhausted)
+		return fmt.Errorf("image has %d layers, more than %d: %w", n, limits.Layers, errdefs.ErrResourceExhausted)
 	}
 	left := limits.Bytes
 	for i, d := range append(slices.Clone(manifest.Layers.List), manifest.Config) {
 		switch {
 		case d.Digest.Validate() != nil || d.Digest.Algorithm() != "sha256":
-			return bad("its manifest names the digest %q", clip(d.Digest.String()))
+			return bad("manifest has invalid digest %q", clip(d.Digest.String()))
 		case d.Size < 0:
-			return bad("its manifest says that blob %s has %d bytes", d.Digest, d.Size)
+			return bad("manifest has invalid size of blob %s: %d", d.Digest, d.Size)
 		case d.Size > left:
-			return fmt.Errorf("its layers have more than %d bytes: %w", limits.Bytes, errdefs.ErrResourceExhausted)
+			return fmt.Errorf("layers are larger than %d bytes: %w", limits.Bytes, errdefs.ErrResourceExhausted)
 		case i < manifest.Layers.Count && !slices.Contains(layerTypes, d.MediaType):
-			return fmt.Errorf("layer %d is %q, which is not supported: %w", i, clip(d.MediaType), errdefs.ErrNotImplemented)
+			return fmt.Errorf("layer %d has unsupported media type %q: %w", i, clip(d.MediaType),
+				errdefs.ErrNotImplemented)
 		}
 		if size, twice := out.sizes[d.Digest.String()]; twice && size != d.Size {
-			return bad("its manifest tells two sizes of blob %s", d.Digest)
+			return bad("manifest has two sizes for blob %s", d.Digest)
 		} else if !twice {
 			left -= d.Size
 		}
 		out.sizes[d.Digest.String()] = d.Size
 	}
 	var err error
-	if out.config, err = p.o.Registry.Document(ctx, out.from, manifest.Config.Digest.String(), manifest.Config.Size); err != nil {
+	if out.config, err = p.o.Registry.Document(ctx, out.from, manifest.Config.Digest.String(),
+		manifest.Config.Size); err != nil {
 		return err
 	}
 	var diffs []string
@@ -214,9 +218,9 @@ func (p *Puller) read(ctx context.Context, m registry.Manifest, out *plan) error
 	return nil
 }
 
-// signed checks that one of the keys signed what the reference names, or the
-// manifest for this host.
-func (p *Puller) signed(ctx context.Context, r ref.Reference, digests ...string) error {
+// checkSigned checks that one of the keys signed what the reference names, or the manifest for this
+// host.
+func (p *Puller) checkSigned(ctx context.Context, r ref.Reference, digests ...string) error {
 	if len(p.o.Keys) == 0 || !p.o.Signed.Has(ref.Reference{Registry: r.Registry, Repository: r.Repository}) {
 		return nil
 	}
@@ -240,15 +244,16 @@ func (p *Puller) signed(ctx context.Context, r ref.Reference, digests ...string)
 		}
 		whys = append(whys, more...)
 	}
-	return signature.None(r, digests[0], whys)
+	return signature.Missing(r, digests[0], whys)
 }
 
-// verify looks through the signatures of one manifest for a good one, and
-// tells what is wrong with the others.
-func (p *Puller) verify(ctx context.Context, r, at ref.Reference, m registry.Manifest, digest string) (key string, whys []error, err error) {
+// verify returns the name of the key of the first valid signature of one manifest, or the reasons
+// why its signatures are invalid.
+func (p *Puller) verify(ctx context.Context, r, at ref.Reference, m registry.Manifest, digest string) (key string,
+	whys []error, err error) {
 	var manifest images.Manifest
 	if err := json.Unmarshal(m.Raw, &manifest); err != nil {
-		return "", []error{fmt.Errorf("manifest %s cannot be read: %w", m.Digest, errdefs.ErrPermissionDenied)}, nil
+		return "", []error{fmt.Errorf("manifest %s is invalid: %w", m.Digest, errdefs.ErrPermissionDenied)}, nil
 	}
 	for i, l := range manifest.Layers.List {
 		sig := l.Annotations[signature.Annotation]

@@ -28,7 +28,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/signature"
 )
 
-// signer is a private key and its public one as it is configured.
+// signer is a private key with its public key as configured.
 type signer struct {
 	private crypto.Signer
 	signature.Key
@@ -79,16 +79,19 @@ func (k signer) sign(t testing.TB, payload []byte) string {
 }
 
 func payload(repository, digest string) []byte {
-	return fmt.Appendf(nil, `{"critical":{"identity":{"docker-reference":%q},"image":{"docker-manifest-digest":%q},"type":"cosign container image signature"},"optional":null}`, repository, digest)
+	return fmt.Appendf(nil,
+		`{"critical":{"identity":{"docker-reference":%q},"image":{"docker-manifest-digest":%q},`+
+			`"type":"cosign container image signature"},"optional":null}`, repository, digest)
 }
 
-// attach puts signatures where those of a digest are looked for.
+// attach stores signatures for a digest.
 func (s *site) attach(t testing.TB, repository, digest string, signed map[string][]byte) {
 	t.Helper()
 	img := empty.Image
 	for sig, raw := range signed {
 		var err error
-		img, err = mutate.Append(img, mutate.Addendum{Layer: static.NewLayer(raw, types.MediaType(signature.MediaType)), Annotations: map[string]string{signature.Annotation: sig}})
+		img, err = mutate.Append(img, mutate.Addendum{Layer: static.NewLayer(raw, types.MediaType(signature.MediaType)),
+			Annotations: map[string]string{signature.Annotation: sig}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -103,13 +106,14 @@ func (s *site) attach(t testing.TB, repository, digest string, signed map[string
 	s.forget()
 }
 
-func TestSignatures(t *testing.T) {
-	keys := signers(t)
-	stranger := signers(t)[0]
-	for name, c := range map[string]struct {
-		signed func(repository, digest string) map[string][]byte
-		want   string // "" is taken
-	}{
+type signatureCase struct {
+	signed func(repository, digest string) map[string][]byte
+	want   string // "" means accepted
+}
+
+// signatureCases returns signatures of an image, by keys or by a stranger, with the expected error.
+func signatureCases(t *testing.T, keys []signer, stranger signer) map[string]signatureCase {
+	return map[string]signatureCase{
 		"ECDSA": {func(r, d string) map[string][]byte {
 			p := payload(r, d)
 			return map[string][]byte{keys[0].sign(t, p): p}
@@ -129,21 +133,26 @@ func TestSignatures(t *testing.T) {
 		"a stranger's": {func(r, d string) map[string][]byte {
 			p := payload(r, d)
 			return map[string][]byte{stranger.sign(t, p): p}
-		}, "with none of the keys"},
+		}, "none of the keys"},
 		"another digest": {func(r, _ string) map[string][]byte {
 			p := payload(r, "sha256:"+strings.Repeat("1", 64))
 			return map[string][]byte{keys[0].sign(t, p): p}
-		}, "what is signed is sha256:1111"},
+		}, "signature is for sha256:1111"},
 		"another repository": {func(r, d string) map[string][]byte {
 			p := payload(r+"2", d)
 			return map[string][]byte{keys[0].sign(t, p): p}
-		}, "the signature is for"},
+		}, "signature is for"},
 		"another payload": {func(r, d string) map[string][]byte {
 			return map[string][]byte{keys[0].sign(t, payload(r, "sha256:"+strings.Repeat("1", 64))): payload(r, d)}
-		}, "with none of the keys"},
+		}, "none of the keys"},
 		"no signatures in it": {func(string, string) map[string][]byte { return nil }, "has no signature"},
-		"none":                {nil, "has no signature, and images.signatures asks for one"},
-	} {
+		"none":                {nil, "has no signature, but images.signatures requires one"},
+	}
+}
+
+func TestSignatures(t *testing.T) {
+	keys := signers(t)
+	for name, c := range signatureCases(t, keys, signers(t)[0]) {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t)
 			img := image(t, layer(t, "f", name))
@@ -165,24 +174,27 @@ func TestSignatures(t *testing.T) {
 				return
 			}
 			if !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%+v: %v", got, err)
+				t.Errorf("Pull = %+v, %v; want %q", got, err, c.want)
 			}
 			l, _ := img.Layers()
 			path, _, _ := blobOf(t, l[0])
-			if s.took(path) > 0 {
-				t.Error("a layer was fetched before the signature was checked")
+			if s.count(path) > 0 {
+				t.Error("a layer was downloaded before the signature was checked")
 			}
 		})
 	}
 }
 
-// An index may be signed, or the manifest for this host.
+// Either the index or the manifest for this host may be signed.
 func TestSignatureOfAnIndex(t *testing.T) {
 	k := signers(t)[0]
 	for _, which := range []string{"index", "manifest"} {
 		s := newSite(t)
 		img := image(t, layer(t, "f", "x"))
-		x := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: newWorld(t, s, nil).store.Architecture()}}})
+		x := mutate.AppendManifests(empty.Index,
+			mutate.IndexAddendum{Add: img,
+				Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux",
+					Architecture: newWorld(t, s, nil).store.Architecture()}}})
 		at := s.pushIndex(t, "app", x)
 		digest := digestOf(t, x)
 		if which == "manifest" {
@@ -192,27 +204,28 @@ func TestSignatureOfAnIndex(t *testing.T) {
 		s.attach(t, "app", digest, map[string][]byte{k.sign(t, p): p})
 		w := newWorld(t, s, func(o *Options, _ *registry.Options) { o.Keys = []signature.Key{k.Key} })
 		if _, err := w.pull(t, at); err != nil {
-			t.Errorf("%s: %v", which, err)
+			t.Errorf("signed %s: %v", which, err)
 		}
 	}
 }
 
-// Only what is in the list needs a signature.
-func TestWhatNeedsASignature(t *testing.T) {
+// Only images in the list require a signature.
+func TestSignedList(t *testing.T) {
 	s := newSite(t)
-	one, two := s.push(t, "team/app:1", image(t, layer(t, "f", "x"))), s.push(t, "other/app:1", image(t, layer(t, "f", "x")))
+	one, two := s.push(t, "team/app:1", image(t, layer(t, "f", "x"))),
+		s.push(t, "other/app:1", image(t, layer(t, "f", "x")))
 	w := newWorld(t, s, func(o *Options, _ *registry.Options) {
 		o.Keys, o.Signed = []signature.Key{signers(t)[0].Key}, list(t, s.host+"/team/**")
 	})
 	if _, err := w.pull(t, one); !errdefs.IsPermissionDenied(err) {
-		t.Error(err)
+		t.Errorf("pull of a listed image: %v, want PermissionDenied", err)
 	}
 	if _, err := w.pull(t, two); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestKeysThatAreNone(t *testing.T) {
+func TestParseKeyErrors(t *testing.T) {
 	weak, err := rsa.GenerateKey(rand.Reader, 1024)
 	if err != nil {
 		t.Fatal(err)
@@ -224,12 +237,13 @@ func TestKeysThatAreNone(t *testing.T) {
 	_, ed, _ := ed25519.GenerateKey(rand.Reader)
 	private, _ := x509.MarshalPKCS8PrivateKey(ed)
 	for want, raw := range map[string][]byte{
-		"is no PEM":        []byte("x"),
-		"1024 bits":        pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}),
-		"is a private key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
+		"is not in PEM format": []byte("x"),
+		"1024 bits":            pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}),
+		"is a private key":     pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
 	} {
-		if _, err := signature.ParseKey("k", raw); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", want, err)
+		if _, err := signature.ParseKey("k", raw); !errdefs.IsInvalidArgument(err) ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("ParseKey = %v, want %q", err, want)
 		}
 	}
 }

@@ -7,20 +7,17 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Pattern is one line of an allow-list. It is written as a reference is and
-// brought to the same normal form, and then compared part by part:
+// Pattern is one entry of an allow-list. It is written like a reference, normalised in the same
+// way, and compared part by part:
 //
-//   - The registry is compared whole, with its port: a pattern without a port
-//     is none with one. A first label of "*" stands for exactly one label.
-//   - "*" in a part of the path stands for any characters but "/"; a last part
-//     "**" for one part or more. A path is compared from its first part to its
-//     last.
-//   - Without a tag, every tag and every digest matches. With a tag, in which
-//     "*" stands for any characters, only references by tag match: that a digest
-//     was ever given that tag, nobody knows.
-//   - With a digest only that digest does, whatever tag stands before it.
+//   - The registry must be equal, with its port. A first label "*" matches exactly one label.
+//   - "*" in a part of the path matches any characters but "/". A last part "**" matches one or
+//     more parts. The whole path must match.
+//   - Without a tag, every tag and digest matches. With a tag, in which "*" matches any characters,
+//     only references by tag match: whether a digest ever had that tag is unknown.
+//   - With a digest, only that digest matches, whatever the tag of the pattern.
 //
-// A "*" alone is refused: an empty list is how to say "every one".
+// "*" alone is refused: use an empty list to allow everything.
 type Pattern struct {
 	text         string
 	registry     string
@@ -30,7 +27,7 @@ type Pattern struct {
 	rest, labels bool
 }
 
-// ParsePattern reads a pattern.
+// ParsePattern parses a pattern.
 func ParsePattern(s string) (Pattern, error) {
 	p := Pattern{text: s}
 	bad := func(format string, args ...any) (Pattern, error) {
@@ -40,7 +37,7 @@ func ParsePattern(s string) (Pattern, error) {
 	case len(s) > maxLength:
 		return bad("is longer than %d characters", maxLength)
 	case strings.Trim(s, "*/") == "":
-		return bad("names nothing; leave the list empty to allow every image")
+		return bad("names no repository: use an empty list to allow every image")
 	}
 	name, sum, pinned := strings.Cut(s, "@")
 	if pinned {
@@ -53,7 +50,7 @@ func ParsePattern(s string) (Pattern, error) {
 	if at := strings.LastIndex(name, ":"); at > last && (last >= 0 || !strings.Contains(name[:at], ".")) {
 		name, p.tag = name[:at], name[at+1:]
 		if !tagPattern.MatchString(p.tag) {
-			return bad("%q is no tag", clip(p.tag))
+			return bad("invalid tag %q", clip(p.tag))
 		}
 	}
 	first, rest, more := strings.Cut(name, "/")
@@ -63,7 +60,7 @@ func ParsePattern(s string) (Pattern, error) {
 	case more:
 		p.registry, p.path = hub, strings.Split(name, "/")
 	case isHost(first):
-		return bad("names a registry and nothing in it; %s/** is all that it has", first)
+		return bad("names only a registry: use %s/** for all of its images", first)
 	default:
 		p.registry, p.path = hub, []string{official, name}
 	}
@@ -74,7 +71,7 @@ func ParsePattern(s string) (Pattern, error) {
 		p.path = []string{official, p.path[0]}
 	}
 	if !hostPattern.MatchString(p.registry) {
-		return bad("%q is no host or host:port; * can only stand for its first label", clip(p.registry))
+		return bad("invalid host %q: use host or host:port; * may only be its first label", clip(p.registry))
 	}
 	p.labels = strings.HasPrefix(p.registry, "*.")
 	if n := len(p.path) - 1; p.path[n] == "**" {
@@ -82,7 +79,7 @@ func ParsePattern(s string) (Pattern, error) {
 	}
 	for _, part := range p.path {
 		if !partPattern.MatchString(part) || strings.Contains(part, "**") {
-			return bad("%q is no part of a repository's name; ** can only be the last one", clip(part))
+			return bad("invalid path component %q; ** may only be the last one", clip(part))
 		}
 	}
 	return p, nil
@@ -95,23 +92,25 @@ const (
 )
 
 var (
-	hostPattern = regexp.MustCompile(`^(\*\.)?([a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?(\.[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?)*|\[[0-9a-fA-F:]+\])(:[0-9]+)?$`)
+	hostPattern = regexp.MustCompile(`^(\*\.)?([a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?` +
+		`(\.[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?)*|\[[0-9a-fA-F:]+\])(:[0-9]+)?$`)
 	partPattern = regexp.MustCompile(`^[a-z0-9*]([a-z0-9._*-]*[a-z0-9*])?$`)
 	tagPattern  = regexp.MustCompile(`^[\w*][\w.*-]{0,127}$`)
 )
 
-// isHost is the rule by which references are read as well.
+// isHost reports whether the first part of a reference is a host, by the rule for references.
 func isHost(first string) bool {
 	return strings.ContainsAny(first, ".:") || first == "localhost" || strings.ToLower(first) != first
 }
 
-// String is the pattern as it was written.
+// String returns the pattern as written.
 func (p Pattern) String() string { return p.text }
 
-// Whole says whether the pattern is for repositories with all that is in them.
-func (p Pattern) Whole() bool { return p.tag == "" && p.digest == "" }
+// MatchesRepository reports whether the pattern has neither tag nor digest, so that it matches
+// whole repositories.
+func (p Pattern) MatchesRepository() bool { return p.tag == "" && p.digest == "" }
 
-// Match says whether the pattern is for a reference.
+// Match reports whether the pattern matches a reference.
 func (p Pattern) Match(r Reference) bool {
 	host := r.Registry
 	if p.labels {
@@ -143,8 +142,8 @@ func (p Pattern) Match(r Reference) bool {
 	return true
 }
 
-// glob compares with "*" for any characters, in time that grows with the
-// product of the lengths at most.
+// glob reports whether s matches pattern, where "*" matches any characters. Its time is at most
+// proportional to the product of the lengths.
 func glob(pattern, s string) bool {
 	p, at, star, back := 0, 0, -1, 0
 	for at < len(s) {
@@ -165,10 +164,10 @@ func glob(pattern, s string) bool {
 	return strings.Trim(pattern[p:], "*") == ""
 }
 
-// List is an allow-list. The empty one has every reference in it.
+// List is an allow-list. An empty list allows every reference.
 type List []Pattern
 
-// ParseList reads patterns.
+// ParseList parses patterns.
 func ParseList(patterns []string) (List, error) {
 	var out List
 	for _, s := range patterns {
@@ -181,7 +180,7 @@ func ParseList(patterns []string) (List, error) {
 	return out, nil
 }
 
-// Has says whether a reference is in the list.
+// Has reports whether the list allows a reference.
 func (l List) Has(r Reference) bool {
 	for _, p := range l {
 		if p.Match(r) {
@@ -191,7 +190,7 @@ func (l List) Has(r Reference) bool {
 	return len(l) == 0
 }
 
-// String names the patterns, for messages.
+// String returns the patterns for a message, truncated.
 func (l List) String() string {
 	texts := make([]string, len(l))
 	for i, p := range l {

@@ -1,8 +1,5 @@
-// Package ref reads references to images in registries, and the patterns of
-// allow-lists.
-//
-// It is pure: it opens nothing and starts no goroutine. Errors are of class
-// InvalidArgument.
+// Package ref parses image references and the patterns of allow-lists. It does no I/O and starts no
+// goroutine. Errors have class InvalidArgument.
 package ref
 
 import (
@@ -14,22 +11,20 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// maxLength is more than any registry takes: a host name, a repository and a
-// tag of their greatest lengths and a digest.
+// maxLength is the maximum length of a reference in bytes, more than any registry accepts.
 const maxLength = 1024
 
-// Reference names an image in a registry, in normal form: "debian" is
-// docker.io/library/debian:latest.
+// Reference is a normalised image reference: "debian" is docker.io/library/debian:latest.
 type Reference struct {
-	Registry   string // "docker.io", "registry.example:5000"
-	Repository string // "library/debian"
-	// Tag is "latest" where neither a tag nor a digest was given.
+	Registry   string // such as "docker.io" or "registry.example:5000"
+	Repository string // such as "library/debian"
+	// Tag is "latest" if the reference has neither tag nor digest.
 	Tag string
-	// Digest is of a manifest or an index, "" if none was given.
+	// Digest is of a manifest or an index, or "".
 	Digest string
 }
 
-// Parse reads a reference as people write it.
+// Parse parses a reference in short or full form.
 func Parse(s string) (Reference, error) {
 	if len(s) > maxLength {
 		return Reference{}, invalid("image reference is longer than %d characters", maxLength)
@@ -54,17 +49,16 @@ func Parse(s string) (Reference, error) {
 	return r, nil
 }
 
-// Hosted says whether a reference names its registry, and does not leave it to
-// the default.
-func Hosted(s string) bool {
+// HasRegistry reports whether a reference names its registry explicitly.
+func HasRegistry(s string) bool {
 	first, _, more := strings.Cut(s, "/")
 	return more && isHost(first)
 }
 
-// Name is registry and repository.
+// Name returns registry and repository.
 func (r Reference) Name() string { return r.Registry + "/" + r.Repository }
 
-// String is the whole reference in normal form.
+// String returns the full normalised reference.
 func (r Reference) String() string {
 	s := r.Name()
 	if r.Tag != "" {
@@ -76,10 +70,10 @@ func (r Reference) String() string {
 	return s
 }
 
-// Pinned is the same repository by digest alone.
+// Pinned returns a reference to the same repository by digest only.
 func (r Reference) Pinned(digest string) string { return r.Name() + "@" + digest }
 
-// Familiar is the reference as people write it: without docker.io/library.
+// Familiar returns the short form, without docker.io/library.
 func (r Reference) Familiar() string {
 	named, err := reference.ParseNormalizedNamed(r.String())
 	if err != nil {

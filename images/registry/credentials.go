@@ -23,14 +23,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/ref"
 )
 
-// dockerConfig is what matters of a Docker configuration.
+// dockerConfig is the used part of a Docker configuration file.
 type dockerConfig struct {
 	Auths       map[string]login  `json:"auths"`
 	CredsStore  string            `json:"credsStore"`
 	CredHelpers map[string]string `json:"credHelpers"`
 }
 
-// login is what it says of one registry.
+// login is the entry for one registry.
 type login struct {
 	Auth          string `json:"auth"` // user:password in base64
 	Username      string `json:"username"`
@@ -43,14 +43,14 @@ const (
 	maxDockerConfig = 4 << 20
 	helperTime      = 30 * time.Second
 	maxHelper       = 64 << 10
-	// hubKey is what the Docker configuration calls docker.io.
+	// hubKey is the key of docker.io in a Docker configuration.
 	hubKey = "https://index.docker.io/v1/"
-	// identity is the user name for which a helper's secret is an identity token.
+	// identity is the user name of a helper's answer that contains an identity token.
 	identity = "<token>"
 )
 
-// credentials looks up what to log in to a registry with, each time anew: a
-// login while the service runs counts.
+// credentials returns the credentials for a registry. It reads the Docker configuration on each
+// call, so that a login takes effect without a restart.
 func (c *Client) credentials(ctx context.Context, r ref.Reference) (authn.Authenticator, error) {
 	config, path, err := c.dockerConfig()
 	if err != nil {
@@ -67,15 +67,16 @@ func (c *Client) credentials(ctx context.Context, r ref.Reference) (authn.Authen
 		switch {
 		case !ok || found == (login{}):
 			continue
-		case found.IdentityToken != "": // the user beside it says nothing
+		case found.IdentityToken != "": // the user name next to it has no meaning
 			return authn.FromConfig(authn.AuthConfig{Username: identity, IdentityToken: found.IdentityToken}), nil
 		case found.Auth != "":
 			var err error
 			if found.Username, found.Password, err = basic(found.Auth); err != nil {
-				return nil, refused("%s: auths[%q].auth is not user:password in base64", path, key)
+				return nil, refused("%s: auths[%q].auth is not base64 of user:password", path, key)
 			}
 		}
-		return authn.FromConfig(authn.AuthConfig{Username: found.Username, Password: found.Password, RegistryToken: found.RegistryToken}), nil
+		return authn.FromConfig(authn.AuthConfig{Username: found.Username, Password: found.Password,
+			RegistryToken: found.RegistryToken}), nil
 	}
 	if config.CredsStore != "" {
 		return c.ask(ctx, config.CredsStore, keys[0])
@@ -83,13 +84,14 @@ func (c *Client) credentials(ctx context.Context, r ref.Reference) (authn.Authen
 	return authn.Anonymous, nil
 }
 
-// keysOf are the names that a configuration may have a registry under, as tools
-// write them.
+// keysOf returns the keys under which tools store a registry in the configuration.
 func keysOf(host string) []string {
 	if host == hub {
-		return []string{hubKey, "index.docker.io", hub, "https://index.docker.io", "https://docker.io", "registry-1.docker.io"}
+		return []string{hubKey, "index.docker.io", hub, "https://index.docker.io", "https://docker.io",
+			"registry-1.docker.io"}
 	}
-	return []string{host, "https://" + host, "http://" + host, "https://" + host + "/", "https://" + host + "/v1/", "https://" + host + "/v2/", host + "/"}
+	return []string{host, "https://" + host, "http://" + host, "https://" + host + "/", "https://" + host + "/v1/",
+		"https://" + host + "/v2/", host + "/"}
 }
 
 func basic(auth string) (user, secret string, err error) {
@@ -104,7 +106,7 @@ func basic(auth string) (user, secret string, err error) {
 	return user, secret, nil
 }
 
-// dockerConfig reads the configuration; where there is none it is empty.
+// dockerConfig reads the configuration. A missing file gives an empty one.
 func (c *Client) dockerConfig() (dockerConfig, string, error) {
 	dir, _ := c.o.Environment("DOCKER_CONFIG")
 	if dir == "" {
@@ -125,25 +127,27 @@ func (c *Client) dockerConfig() (dockerConfig, string, error) {
 	defer f.Close()
 	raw, err := io.ReadAll(io.LimitReader(f, maxDockerConfig))
 	if err != nil {
-		return dockerConfig{}, path, fmt.Errorf("docker configuration %s: %w: %w", path, err, errdefs.ErrFailedPrecondition)
+		return dockerConfig{}, path, fmt.Errorf("docker configuration %s: %w: %w", path,
+			err, errdefs.ErrFailedPrecondition)
 	}
 	var config dockerConfig
 	if err := json.Unmarshal(raw, &config); err != nil {
-		// The error of the decoder can hold a piece of a secret.
-		return dockerConfig{}, path, refused("docker configuration %s is not the JSON it should be", path)
+		// The decoder's error can contain a part of a secret.
+		return dockerConfig{}, path, refused("docker configuration %s is invalid JSON", path)
 	}
 	return config, path, nil
 }
 
 var helperName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
-// ask runs a credential helper of the host.
+// ask runs a credential helper on the host.
 func (c *Client) ask(ctx context.Context, helper, server string) (authn.Authenticator, error) {
 	if !helperName.MatchString(helper) {
-		return nil, refused("credential helper %q: a name is needed, no path", clip(helper))
+		return nil, refused("invalid credential helper %q: use a name without a path", clip(helper))
 	}
 	program := "docker-credential-" + helper
-	ctx, cancel := context.WithTimeoutCause(ctx, helperTime, refused("credential helper %s did not answer within %s", program, helperTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, helperTime,
+		refused("credential helper %s did not answer within %s", program, helperTime))
 	defer cancel()
 	var out, said limited
 	cmd := exec.CommandContext(ctx, program, "get") //nolint:gosec // the operator's configuration names it
@@ -166,7 +170,7 @@ func (c *Client) ask(ctx context.Context, helper, server string) (authn.Authenti
 	}
 	var got struct{ Username, Secret string }
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
-		return nil, refused("credential helper %s does not answer in its protocol", program)
+		return nil, refused("credential helper %s sent an invalid answer", program)
 	}
 	if got.Username == identity {
 		return authn.FromConfig(authn.AuthConfig{Username: identity, IdentityToken: got.Secret}), nil
@@ -174,10 +178,10 @@ func (c *Client) ask(ctx context.Context, helper, server string) (authn.Authenti
 	return authn.FromConfig(authn.AuthConfig{Username: got.Username, Password: got.Secret}), nil
 }
 
-// limited keeps the beginning of what a program writes.
+// limited keeps the first maxHelper bytes of a program's output.
 type limited struct{ bytes.Buffer }
 
-// Write takes everything and keeps what fits.
+// Write implements io.Writer. It never fails.
 func (l *limited) Write(p []byte) (int, error) {
 	if room := maxHelper - l.Len(); room > 0 {
 		l.Buffer.Write(p[:min(len(p), room)])

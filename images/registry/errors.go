@@ -12,8 +12,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// failed gives an error of the network or the library its class, and takes out
-// of it what nobody may read: queries of addresses are signatures at times.
+// failed classifies an error of the network or the library. It removes URLs, because their queries
+// can contain signatures.
 func (c *Client) failed(ctx context.Context, what string, known bool, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return fmt.Errorf("%s: %w", what, cause)
@@ -28,7 +28,8 @@ func (c *Client) failed(ctx context.Context, what string, known bool, err error)
 	if e, ok := errors.AsType[*url.Error](err); ok {
 		err = e.Err
 	}
-	for _, class := range []error{errdefs.ErrFailedPrecondition, errdefs.ErrUnavailable, errdefs.ErrResourceExhausted, errdefs.ErrInvalidArgument} {
+	for _, class := range []error{errdefs.ErrFailedPrecondition, errdefs.ErrUnavailable, errdefs.ErrResourceExhausted,
+		errdefs.ErrInvalidArgument} {
 		if errors.Is(err, class) {
 			return fmt.Errorf("%s: %w", what, err)
 		}
@@ -36,44 +37,48 @@ func (c *Client) failed(ctx context.Context, what string, known bool, err error)
 	text := err.Error()
 	switch {
 	case strings.Contains(text, "server gave HTTP response to HTTPS client"), strings.Contains(text, "images.insecure"):
-		return fmt.Errorf("%s: the registry does not speak TLS: list it in images.insecure to speak plain HTTP to it: %w", what, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%s: registry does not support TLS: add it to images.insecure to allow plain HTTP: %w",
+			what, errdefs.ErrFailedPrecondition)
 	case strings.Contains(text, "x509: "):
-		return fmt.Errorf("%s: %s: the certificate authorities are the system's; SSL_CERT_FILE names others: %w", what, clip(text), errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%s: %s: add the certificate authority to the system, or set SSL_CERT_FILE: %w",
+			what, clip(text), errdefs.ErrFailedPrecondition)
 	}
 	if before, _, found := strings.Cut(text, "no token in bearer response"); found {
-		text = before + "the token server answers without a token"
+		text = before + "the token server sent no token"
 	}
 	return fmt.Errorf("%s: %s: %w", what, clip(text), errdefs.ErrUnavailable)
 }
 
-// refusal is what a status means; said is the registry's own words.
+// refusal returns the error for a status. said is text of the registry, or "".
 func refusal(status int, said string, known bool) error {
 	if said != "" {
 		said = " (" + said + ")"
 	}
 	switch {
 	case status == http.StatusNotFound:
-		return fmt.Errorf("the registry does not have it%s: %w", said, errdefs.ErrNotFound)
+		return fmt.Errorf("not found in the registry%s: %w", said, errdefs.ErrNotFound)
 	case (status == http.StatusUnauthorized || status == http.StatusForbidden) && known:
-		return fmt.Errorf("the registry refuses the credentials of the Docker configuration%s: %w", said, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("registry refuses the credentials of the Docker configuration%s: %w",
+			said, errdefs.ErrFailedPrecondition)
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		return fmt.Errorf("the registry wants credentials, or has no such image; there are none for it in the Docker configuration (DOCKER_CONFIG, docker login)%s: %w", said, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("image not found, or the registry requires credentials: "+
+			"none in the Docker configuration (DOCKER_CONFIG, docker login)%s: %w", said, errdefs.ErrFailedPrecondition)
 	case status == http.StatusTooManyRequests:
-		return fmt.Errorf("the registry says that there were too many requests; ask again later%s: %w", said, errBusy)
+		return fmt.Errorf("registry reports too many requests: try again later%s: %w", said, errBusy)
 	case status >= http.StatusInternalServerError:
-		return fmt.Errorf("the registry answers with status %d%s: %w", status, said, errBusy)
+		return fmt.Errorf("registry sent status %d%s: %w", status, said, errBusy)
 	}
-	return fmt.Errorf("the registry answers with status %d%s: %w", status, said, errdefs.ErrFailedPrecondition)
+	return fmt.Errorf("registry sent status %d%s: %w", status, said, errdefs.ErrFailedPrecondition)
 }
 
-// errBusy is for an answer that was waited for long enough.
-var errBusy = fmt.Errorf("it was asked several times: %w", errdefs.ErrUnavailable)
+// errBusy reports that a registry stayed busy over all attempts.
+var errBusy = fmt.Errorf("several attempts failed: %w", errdefs.ErrUnavailable)
 
 func refused(format string, args ...any) error {
 	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), errdefs.ErrFailedPrecondition)
 }
 
-// clip keeps foreign text in messages short.
+// clip truncates untrusted text for a message.
 func clip(s string) string {
 	const most = 300
 	if len(s) > most {

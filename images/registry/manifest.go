@@ -15,24 +15,24 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/ref"
 )
 
-// Manifest is a manifest or an index as it came.
+// Manifest is an undecoded manifest or index.
 type Manifest struct {
 	Raw       []byte
 	MediaType string
-	// Digest is that of Raw.
+	// Digest is the digest of Raw.
 	Digest string
 }
 
-// accepted are the manifests that we can read. Signed ones of the first schema
-// are asked for by nobody.
+// accepted lists the supported manifest types. Signed manifests of schema 1 are not supported.
 var accepted = strings.Join([]string{
-	string(types.OCIImageIndex), string(types.DockerManifestList), string(types.OCIManifestSchema1), string(types.DockerManifestSchema2),
+	string(types.OCIImageIndex), string(types.DockerManifestList), string(types.OCIManifestSchema1),
+	string(types.DockerManifestSchema2),
 }, ", ")
 
-// Manifest fetches what a reference names: by its digest if it has one, which
-// is checked, else by its tag.
+// Manifest downloads the manifest that a reference names. A digest is checked.
 func (c *Client) Manifest(ctx context.Context, r ref.Reference) (Manifest, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, askTime, unavailable("%s did not answer within %s", r.Registry, askTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, askTime,
+		unavailable("%s did not answer within %s", r.Registry, askTime))
 	defer cancel()
 	raw, kind, err := c.small(ctx, r, "manifests", cmp.Or(r.Digest, r.Tag), maxAnswer)
 	if err != nil {
@@ -40,14 +40,15 @@ func (c *Client) Manifest(ctx context.Context, r ref.Reference) (Manifest, error
 	}
 	m := Manifest{Raw: raw, MediaType: kind, Digest: digest.FromBytes(raw).String()}
 	if r.Digest != "" && m.Digest != r.Digest {
-		return Manifest{}, refused("%s: the registry sent a manifest with the digest %s", r, m.Digest)
+		return Manifest{}, refused("%s: registry sent a manifest with digest %s", r, m.Digest)
 	}
 	return m, nil
 }
 
-// Document fetches a small blob whole: a configuration, a signature's payload.
+// Document downloads a small blob: a configuration or the payload of a signature.
 func (c *Client) Document(ctx context.Context, r ref.Reference, sum string, size int64) ([]byte, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, askTime, unavailable("%s did not answer within %s", r.Registry, askTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, askTime,
+		unavailable("%s did not answer within %s", r.Registry, askTime))
 	defer cancel()
 	if size < 0 || size > maxAnswer {
 		return nil, refused("%s: blob %s has %d bytes, more than %d", r.Name(), sum, size, maxAnswer)
@@ -57,17 +58,18 @@ func (c *Client) Document(ctx context.Context, r ref.Reference, sum string, size
 		return nil, err
 	}
 	if got := digest.FromBytes(raw).String(); got != sum || int64(len(raw)) != size {
-		return nil, refused("%s: blob %s is not what its digest says: it has %d bytes and the digest %s", r.Name(), sum, len(raw), got)
+		return nil, refused("%s: blob %s does not match: %d bytes with digest %s", r.Name(), sum,
+			len(raw), got)
 	}
 	return raw, nil
 }
 
-// small fetches something whole, at most room bytes. A connection that is cut
-// is tried again.
-func (c *Client) small(ctx context.Context, r ref.Reference, kind, what string, room int64) (raw []byte, media string, err error) {
+// small downloads a resource of at most room bytes. It retries if the connection is lost.
+func (c *Client) small(ctx context.Context, r ref.Reference, kind, what string, room int64) (raw []byte, media string,
+	err error) {
 	for try, pause := 1, c.o.Pause; ; try, pause = try+1, 2*pause {
 		raw, media, err = c.smallOnce(ctx, r, kind, what, room)
-		if err == nil || try == tries || !passing(err) {
+		if err == nil || try == tries || !retryable(err) {
 			return raw, media, err
 		}
 		if err := sleep(ctx, pause); err != nil {
@@ -76,8 +78,9 @@ func (c *Client) small(ctx context.Context, r ref.Reference, kind, what string, 
 	}
 }
 
-func (c *Client) smallOnce(ctx context.Context, r ref.Reference, kind, what string, room int64) ([]byte, string, error) {
-	resp, err := c.get(withRoom(ctx, room), r, kind, what, 0)
+func (c *Client) smallOnce(ctx context.Context, r ref.Reference, kind, what string, room int64) ([]byte, string,
+	error) {
+	resp, err := c.get(withBodyLimit(ctx, room), r, kind, what, 0)
 	if err != nil {
 		return nil, "", err
 	}
@@ -93,9 +96,9 @@ func (c *Client) smallOnce(ctx context.Context, r ref.Reference, kind, what stri
 	return raw, media, nil
 }
 
-// get sends a request, and gives answers that refuse their class.
+// get sends a request and returns an error for responses without success.
 func (c *Client) get(ctx context.Context, r ref.Reference, kind, what string, from int64) (*http.Response, error) {
-	way, err := c.client(ctx, r)
+	sess, err := c.session(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -109,18 +112,18 @@ func (c *Client) get(ctx context.Context, r ref.Reference, kind, what string, fr
 	if from > 0 {
 		req.Header.Set("Range", rangeFrom(from))
 	}
-	resp, err := way.Do(req)
+	resp, err := sess.Do(req)
 	if err != nil {
-		return nil, c.failed(ctx, "fetch "+r.String(), way.known, err)
+		return nil, c.failed(ctx, "fetch "+r.String(), sess.authenticated, err)
 	}
 	switch resp.StatusCode {
 	case http.StatusOK, http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable:
 		return resp, nil
 	}
 	defer resp.Body.Close()
-	// The registry's words are foreign, and not needed to say what to do.
-	_, _ = io.Copy(io.Discard, resp.Body) // so that the connection can be used again
-	err = refusal(resp.StatusCode, "", way.known)
+	// The text of the registry is untrusted, and not needed to act on the error.
+	_, _ = io.Copy(io.Discard, resp.Body) // allows reuse of the connection
+	err = refusal(resp.StatusCode, "", sess.authenticated)
 	if kind == "manifests" {
 		err = fmt.Errorf("%s: %w", r, err)
 	}

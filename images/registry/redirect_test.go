@@ -16,7 +16,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/ref"
 )
 
-// network carries requests to handlers by host.
+// network is a transport that passes requests to handlers by host.
 type network map[string]http.HandlerFunc
 
 func (n network) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -31,9 +31,9 @@ func (n network) RoundTrip(r *http.Request) (*http.Response, error) {
 	return got, nil
 }
 
-// A token server that was named gets the credentials, and whoever it redirects
-// to does not: they are in the body of a request, which redirects carry on.
-func TestRedirectsOfATokenServerDropCredentials(t *testing.T) {
+// A token server gets the credentials, but a host that it redirects to does not: they are in the
+// body of the request, which a redirect sends again.
+func TestTokenServerRedirectDropsCredentials(t *testing.T) {
 	for name, config := range map[string]string{
 		"identity token": `{"auths":{"reg.example":{"identitytoken":"1dentity"}}}`,
 		"password":       `{"auths":{"reg.example":{"username":"ann","password":"s3cret"}}}`,
@@ -66,14 +66,16 @@ func TestRedirectsOfATokenServerDropCredentials(t *testing.T) {
 				if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600); err != nil {
 					t.Fatal(err)
 				}
-				c := New(Options{Transport: net, Pause: 1, Environment: func(name string) (string, bool) { return dir, name == "DOCKER_CONFIG" }})
+				c := New(Options{Transport: net, Pause: 1,
+					Environment: func(name string) (string, bool) { return dir, name == "DOCKER_CONFIG" }})
 				_, err := c.Manifest(t.Context(), ref.Reference{Registry: "reg.example", Repository: "a", Tag: "1"})
 				if !errdefs.IsFailedPrecondition(err) && !errdefs.IsUnavailable(err) {
-					t.Error(err)
+					t.Errorf("Manifest = %v, want FailedPrecondition or Unavailable", err)
 				}
 				for _, line := range append(seen, fmt.Sprint(err)) {
-					if strings.Contains(line, "1dentity") || strings.Contains(line, "s3cret") || strings.Contains(line, "Basic") {
-						t.Errorf("another host, or the error, has %q", line)
+					if strings.Contains(line, "1dentity") || strings.Contains(line, "s3cret") ||
+						strings.Contains(line, "Basic") {
+						t.Errorf("credentials in a request or the error: %q", line)
 					}
 				}
 			})

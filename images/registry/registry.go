@@ -1,17 +1,15 @@
-// Package registry speaks to OCI registries: it fetches manifests, and blobs
-// into files that a cut connection or a killed process does not make start over.
+// Package registry downloads manifests and blobs from OCI registries. Downloads of blobs resume
+// after a lost connection or a crash.
 //
-// A registry is foreign. Headers and bodies are bounded in size and time,
-// digests are checked by what came and not by what a header says, and plain
-// HTTP is spoken only where the options name the host. Credentials come from the
-// Docker configuration and go only to the host they are for and to the token
-// server that it names; they are in no error.
+// A registry is untrusted. Headers and bodies are bounded in size and time, digests are computed
+// from the content, and plain HTTP is used only for hosts listed in the options. Credentials come
+// from the Docker configuration. They are sent only to their host and the token server that it
+// names, and never appear in errors.
 //
-// The package keeps nothing on disk but the file it is told to fill, and starts
-// no goroutine that outlives a call. Errors are of class NotFound (no such
-// image), FailedPrecondition (the registry refuses us, or sends what cannot be
-// right), Unavailable (it cannot be reached, or is cut again and again),
-// InvalidArgument or ResourceExhausted (over a bound, disk full).
+// The package writes only the requested files and starts no goroutine that outlives a call. Error
+// classes are NotFound (image), FailedPrecondition (the registry refuses access or sends invalid
+// data), Unavailable (not reachable, or repeatedly interrupted), InvalidArgument and
+// ResourceExhausted (over a limit, disk full).
 package registry
 
 import (
@@ -32,55 +30,53 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/images/ref"
 )
 
-// Bounds of a conversation.
+// Bounds of responses.
 const (
 	maxHeader   = 64 << 10
-	maxError    = 64 << 10 // of an answer that refuses
-	maxAnswer   = 4 << 20  // of any answer that is no blob; registries refuse larger manifests
+	maxError    = 64 << 10 // error body
+	maxAnswer   = 4 << 20  // any body but a blob; registries refuse larger manifests
 	headerTime  = 30 * time.Second
-	askTime     = 2 * time.Minute // for anything but a blob, with what is tried again
+	askTime     = 2 * time.Minute // for anything but a blob, retries included
 	maxRedirect = 5
 )
 
-// DefaultStall is how long less than stallBytes may come of a body.
+// A body stalls if less than stallBytes arrive in DefaultStall.
 const (
 	DefaultStall = 30 * time.Second
 	stallBytes   = 1 << 10
 )
 
-// Options of a Client; the zero value is good.
+// Options configures a Client. The zero value is usable.
 type Options struct {
-	// Insecure are hosts, host or host:port, that are spoken to without TLS.
+	// Insecure lists hosts, as host or host:port, for which plain HTTP is used.
 	Insecure []string
-	// Environment is where DOCKER_CONFIG, HOME and PATH are looked up; nil is
-	// the process's.
+	// Environment looks up DOCKER_CONFIG, HOME and PATH; nil uses the process environment.
 	Environment func(string) (string, bool)
-	// Transport replaces the network, for tests.
+	// Transport replaces the network in tests.
 	Transport http.RoundTripper
-	// Stall, Pause and Patience replace the defaults in tests: how long a body may
-	// stand still, the first pause before something is tried again, and how long a
-	// registry may ask us to wait.
+	// Stall, Pause and Patience replace defaults in tests: how long a body may stall, the first
+	// pause before a retry, and the longest pause that a registry may ask for.
 	Stall, Pause, Patience time.Duration
 	Log                    *slog.Logger
 }
 
-// Client speaks to registries. It may be used concurrently.
+// Client downloads from registries. It is safe for concurrent use.
 type Client struct {
 	o    Options
 	base http.RoundTripper
 	own  *http.Transport // nil if it was given
 
-	mu  sync.Mutex
-	way map[string]*way // by repository
+	mu       sync.Mutex
+	sessions map[string]*session // by repository
 }
 
-// way is how to speak to a repository.
-type way struct {
+// session is an HTTP client that is authorised for a repository.
+type session struct {
 	http.Client
-	known bool // with credentials
+	authenticated bool // has credentials
 }
 
-// New returns a client that has not connected anywhere.
+// New returns a client. It does not connect yet.
 func New(o Options) *Client {
 	if o.Environment == nil {
 		o.Environment = os.LookupEnv
@@ -97,29 +93,29 @@ func New(o Options) *Client {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	c := &Client{o: o, way: map[string]*way{}}
+	c := &Client{o: o, sessions: map[string]*session{}}
 	inner := o.Transport
 	if inner == nil {
 		c.own = &http.Transport{
 			Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true,
 			MaxIdleConns: 16, MaxIdleConnsPerHost: 4, IdleConnTimeout: 30 * time.Second,
 			TLSHandshakeTimeout: 15 * time.Second, ResponseHeaderTimeout: headerTime, MaxResponseHeaderBytes: maxHeader,
-			DisableCompression: true, // what comes is compared with its digest as it is
+			DisableCompression: true, // the digest is that of the body as sent
 		}
 		inner = c.own
 	}
-	c.base = &strict{inner: inner, options: &c.o}
+	c.base = &guardedTransport{inner: inner, options: &c.o}
 	return c
 }
 
-// Close lets go of idle connections.
+// Close closes idle connections.
 func (c *Client) Close() {
 	if c.own != nil {
 		c.own.CloseIdleConnections()
 	}
 }
 
-// insecure says whether a host may be spoken to without TLS.
+// insecure reports whether plain HTTP is allowed for a host.
 func (o *Options) insecure(host string) bool {
 	for _, h := range o.Insecure {
 		if strings.EqualFold(h, host) {
@@ -129,11 +125,10 @@ func (o *Options) insecure(host string) bool {
 	return false
 }
 
-// client is authorised to read a repository. It is made once: the token is
-// fetched anew when the registry says so.
-func (c *Client) client(ctx context.Context, r ref.Reference) (*way, error) {
+// session returns the session for a repository. It is created once; the library renews its token.
+func (c *Client) session(ctx context.Context, r ref.Reference) (*session, error) {
 	c.mu.Lock()
-	known := c.way[r.Name()]
+	known := c.sessions[r.Name()]
 	c.mu.Unlock()
 	if known != nil {
 		return known, nil
@@ -150,32 +145,32 @@ func (c *Client) client(ctx context.Context, r ref.Reference) (*way, error) {
 	if err != nil {
 		return nil, fmt.Errorf("registry %s: %w", r.Registry, err)
 	}
-	rt, err := transport.NewWithContext(ctx, registry, auth, c.base, []string{registry.Repo(r.Repository).Scope(transport.PullScope)})
+	rt, err := transport.NewWithContext(ctx, registry, auth,
+		c.base, []string{registry.Repo(r.Repository).Scope(transport.PullScope)})
 	if err != nil {
 		return nil, c.failed(ctx, "log in to "+r.Registry, auth != authn.Anonymous, err)
 	}
-	made := &way{known: auth != authn.Anonymous, Client: http.Client{Transport: rt, CheckRedirect: func(_ *http.Request, via []*http.Request) error {
-		if len(via) > maxRedirect {
-			return fmt.Errorf("more than %d redirects: %w", maxRedirect, errdefs.ErrFailedPrecondition)
-		}
-		return nil
-	}}}
+	made := &session{authenticated: auth != authn.Anonymous,
+		Client: http.Client{Transport: rt, CheckRedirect: func(_ *http.Request, via []*http.Request) error {
+			if len(via) > maxRedirect {
+				return fmt.Errorf("more than %d redirects: %w", maxRedirect, errdefs.ErrFailedPrecondition)
+			}
+			return nil
+		}}}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.way[r.Name()] = made
+	c.sessions[r.Name()] = made
 	return made, nil
 }
 
-// Forget drops what is known of how to speak to registries: credentials and
-// tokens are looked up again.
+// Forget drops all sessions, so that credentials and tokens are looked up again.
 func (c *Client) Forget() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	clear(c.way)
+	clear(c.sessions)
 }
 
-// url is where something of a repository is. The scheme is replaced where the
-// host is spoken to without TLS.
+// url returns the URL of a resource in a repository, with the scheme http for insecure hosts.
 func (c *Client) url(r ref.Reference, kind, what string) string {
 	scheme, host := "https", r.Registry
 	if c.o.insecure(host) {

@@ -1,13 +1,11 @@
-// Package signature checks that an image was signed with one of a set of
-// public keys, in the form that cosign writes without a transparency log:
-// "simple signing". The signature of the manifest sha256:X of a repository lies
-// in that repository, under the tag sha256-X.sig, as a manifest whose layers
-// are JSON payloads and carry the signatures as annotations.
+// Package signature checks that an image was signed with one of a set of public keys. It supports
+// the "simple signing" format of cosign without a transparency log: the signatures of manifest
+// sha256:X are in the same repository under the tag sha256-X.sig. That manifest has JSON payloads
+// as layers, with the signatures as annotations.
 //
-// The package is pure: it is given bytes and keys. Keys are ECDSA (SHA-256,
-// P-256 or greater), Ed25519 and RSA (PKCS #1 v1.5 with SHA-256, 2048 bits or
-// more). Errors are of class PermissionDenied (not signed, wrongly signed) or
-// InvalidArgument (keys).
+// The package does no I/O. Keys are ECDSA (SHA-256, P-256 or larger), Ed25519 and RSA (PKCS #1 v1.5
+// with SHA-256, at least 2048 bits). Error classes are PermissionDenied (no signature, or an
+// invalid one) and InvalidArgument (keys).
 package signature
 
 import (
@@ -30,35 +28,35 @@ import (
 )
 
 const (
-	// MediaType is that of a payload, Annotation where its signature is.
+	// MediaType is the type of a payload. Annotation is the key of its signature.
 	MediaType  = "application/vnd.dev.cosign.simplesigning.v1+json"
 	Annotation = "dev.cosignproject.cosign/signature"
-	// Max is how many signatures of an image are looked at, MaxPayload how long a
-	// payload may be.
+	// Max is the maximum number of signatures checked per image. MaxPayload is the maximum size of
+	// a payload in bytes.
 	Max        = 64
 	MaxPayload = 64 << 10
 	kind       = "cosign container image signature"
 	leastRSA   = 2048
 )
 
-// Tag is where the signatures of a manifest are.
+// Tag returns the tag of the signatures for a manifest digest.
 func Tag(digest string) string { return strings.Replace(digest, ":", "-", 1) + ".sig" }
 
 // Key is a public key.
 type Key struct {
-	// Name is for messages.
+	// Name is used in messages.
 	Name   string
 	public crypto.PublicKey
 }
 
-// ParseKey reads a public key in PEM.
+// ParseKey parses a public key in PEM format.
 func ParseKey(name string, raw []byte) (Key, error) {
 	block, _ := pem.Decode(raw)
 	if block == nil {
-		return Key{}, fmt.Errorf("key %s is no PEM: %w", name, errdefs.ErrInvalidArgument)
+		return Key{}, fmt.Errorf("key %s is not in PEM format: %w", name, errdefs.ErrInvalidArgument)
 	}
 	if strings.Contains(block.Type, "PRIVATE") {
-		return Key{}, fmt.Errorf("key %s is a private key: give the public one: %w", name, errdefs.ErrInvalidArgument)
+		return Key{}, fmt.Errorf("key %s is a private key: use the public key: %w", name, errdefs.ErrInvalidArgument)
 	}
 	public, err := x509.ParsePKIXPublicKey(block.Bytes)
 	if err != nil {
@@ -67,20 +65,23 @@ func ParseKey(name string, raw []byte) (Key, error) {
 	switch k := public.(type) {
 	case *ecdsa.PublicKey:
 		if k.Curve.Params().BitSize < 256 {
-			return Key{}, fmt.Errorf("key %s: curve %s is too weak: %w", name, k.Curve.Params().Name, errdefs.ErrInvalidArgument)
+			return Key{}, fmt.Errorf("key %s: curve %s is too weak: %w", name, k.Curve.Params().Name,
+				errdefs.ErrInvalidArgument)
 		}
 	case *rsa.PublicKey:
 		if k.N.BitLen() < leastRSA {
-			return Key{}, fmt.Errorf("key %s: %d bits of RSA are too few: %w", name, k.N.BitLen(), errdefs.ErrInvalidArgument)
+			return Key{}, fmt.Errorf("key %s: RSA key of %d bits is too short: %w", name, k.N.BitLen(),
+				errdefs.ErrInvalidArgument)
 		}
 	case ed25519.PublicKey:
 	default:
-		return Key{}, fmt.Errorf("key %s: %T is not supported, ECDSA, Ed25519 and RSA are: %w", name, public, errdefs.ErrInvalidArgument)
+		return Key{}, fmt.Errorf("key %s: unsupported type %T: use ECDSA, Ed25519 or RSA: %w", name, public,
+			errdefs.ErrInvalidArgument)
 	}
 	return Key{Name: name, public: public}, nil
 }
 
-// verifies says whether the key made a signature of payload.
+// verifies reports whether the signature of payload was made with the key.
 func (k Key) verifies(payload, signature []byte) bool {
 	sum := sha256.Sum256(payload)
 	switch public := k.public.(type) {
@@ -94,7 +95,7 @@ func (k Key) verifies(payload, signature []byte) bool {
 	return false
 }
 
-// payload is what is signed.
+// payload is the signed document.
 type payload struct {
 	Critical struct {
 		Identity struct {
@@ -107,13 +108,12 @@ type payload struct {
 	} `json:"critical"`
 }
 
-// Verify says which of the keys made the signature (base64) of a payload, and
-// checks that the payload is of the manifest with this digest in this
-// repository. The signature is checked first: what was not signed is not read.
+// Verify returns the key that made the base64 signature of a payload. The payload must be for this
+// digest in this repository. The signature is checked before the payload is parsed.
 func Verify(keys []Key, raw []byte, signature string, image ref.Reference, digest string) (Key, error) {
 	sig, err := base64.StdEncoding.DecodeString(signature)
 	if err != nil || len(sig) == 0 {
-		return Key{}, denied("a signature is not base64")
+		return Key{}, denied("signature is not valid base64")
 	}
 	for _, k := range keys {
 		if !k.verifies(raw, sig) {
@@ -121,35 +121,36 @@ func Verify(keys []Key, raw []byte, signature string, image ref.Reference, diges
 		}
 		return k, check(raw, image, digest)
 	}
-	return Key{}, denied("a signature was made with none of the keys")
+	return Key{}, denied("signature matches none of the keys")
 }
 
 func check(raw []byte, image ref.Reference, digest string) error {
 	var p payload
 	if err := json.Unmarshal(raw, &p); err != nil {
-		return denied("a payload that is signed is no JSON")
+		return denied("signed payload is not valid JSON")
 	}
 	if p.Critical.Type != kind {
-		return denied("what is signed is a %q and no image", clip(p.Critical.Type))
+		return denied("signed payload has type %q, want an image", clip(p.Critical.Type))
 	}
 	if p.Critical.Image.Digest != digest {
-		return denied("what is signed is %s and not %s", clip(p.Critical.Image.Digest), digest)
+		return denied("signature is for %s, want %s", clip(p.Critical.Image.Digest), digest)
 	}
 	named, err := ref.Parse(p.Critical.Identity.Reference)
 	if err != nil || named.Name() != image.Name() {
-		return denied("the signature is for %q and not for %s", clip(p.Critical.Identity.Reference), image.Name())
+		return denied("signature is for %q, want %s", clip(p.Critical.Identity.Reference), image.Name())
 	}
 	return nil
 }
 
-// None is the error for an image that carries no good signature; whys are what
-// was wrong with those that it has.
-func None(image ref.Reference, digest string, whys []error) error {
-	if len(whys) == 0 {
-		return denied("%s has no signature, and images.signatures asks for one", image.Pinned(digest))
+// Missing returns the error for an image without a valid signature. reasons tell why the existing
+// signatures are invalid.
+func Missing(image ref.Reference, digest string, reasons []error) error {
+	if len(reasons) == 0 {
+		return denied("%s has no signature, but images.signatures requires one", image.Pinned(digest))
 	}
 	const most = 3
-	return fmt.Errorf("%s has no good signature: %w", image.Pinned(digest), errors.Join(whys[:min(len(whys), most)]...))
+	return fmt.Errorf("%s has no valid signature: %w", image.Pinned(digest),
+		errors.Join(reasons[:min(len(reasons), most)]...))
 }
 
 func denied(format string, args ...any) error {

@@ -106,7 +106,7 @@ func (i Images) validate() error {
 				return bad(key, quoted(text), "cannot be used: "+strings.TrimSuffix(err.Error(), ": "+errdefs.ErrInvalidArgument.Error()))
 			}
 			// A pattern for a digest would not apply to a request by tag.
-			if key == "images.signatures.for" && !p.Whole() {
+			if key == "images.signatures.for" && !p.MatchesRepository() {
 				return bad(key, quoted(text), "must name repositories, without tag and digest")
 			}
 		}

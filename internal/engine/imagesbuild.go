@@ -76,7 +76,7 @@ func (b ImageBuild) Do(ctx context.Context, r v1.BuildRequest, files io.Reader, 
 	case n > build.MaxContext:
 		return images.Image{}, fmt.Errorf("the build context has more than %d bytes: %w", int64(build.MaxContext), errdefs.ErrResourceExhausted)
 	}
-	text, err := build.Find(io.NewSectionReader(spool, 0, n), r.File)
+	text, err := build.ReadDockerfile(io.NewSectionReader(spool, 0, n), r.File)
 	if err != nil {
 		return images.Image{}, err
 	}

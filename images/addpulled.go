@@ -13,27 +13,24 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Pulled is an image that came from a registry: its configuration, which is
-// checked already, and its layers, bottom first.
+// Pulled is an image downloaded from a registry: its checked configuration and its layers, bottom
+// first.
 type Pulled struct {
 	Config []byte
 	Layers []PulledLayer
-	// Name is what it is kept under, "" for none. Digests are what it was pulled
-	// by: see Image.
+	// Name is its name in the store, or "". Digests are as in Image.
 	Name    string
 	Digests []string
 }
 
-// PulledLayer is a layer whose blob lies in the store, or whose content another
-// image has.
+// PulledLayer is a layer with a blob in the store, or with the content of another image's layer.
 type PulledLayer struct {
 	Blob string // digest of the blob
-	Diff string // digest of its content
+	Diff string // digest of the uncompressed content
 }
 
-// Plan checks an image's configuration against this host and a number of
-// layers, and returns the id it will have and the digests of its layers'
-// contents.
+// Plan checks an image configuration against this host and the number of layers. It returns the id
+// of the image and the digests of the uncompressed layers.
 func (s *Store) Plan(config []byte, layers int) (id string, diffs []string, err error) {
 	c, err := readConfig(config, layers, s.limits.Layers, s.arch)
 	if err != nil {
@@ -42,24 +39,24 @@ func (s *Store) Plan(config []byte, layers int) (id string, diffs []string, err 
 	return digest.FromBytes(config).String(), c.RootFS.DiffIDs, nil
 }
 
-// Limits are those of this store.
+// Limits returns the limits of the store, with defaults applied.
 func (s *Store) Limits() Limits { return s.limits }
 
-// Architecture is that of this host, as configurations name it.
+// Architecture returns the architecture of this host, as in image configurations.
 func (s *Store) Architecture() string { return s.arch }
 
-// Lent are layers of images that are here already. They can be read until
-// Close, also when their images are removed meanwhile.
-type Lent struct {
+// SharedLayers are layers of stored images. They can be read until Close, even if their images are
+// removed.
+type SharedLayers struct {
 	files  []*os.File
 	layers map[string]layer // by diff
 }
 
-// Has says whether the layer with this content is there.
-func (l *Lent) Has(diff string) bool { _, ok := l.layers[diff]; return ok }
+// Has reports whether it contains the layer with this content digest.
+func (l *SharedLayers) Has(diff string) bool { _, ok := l.layers[diff]; return ok }
 
-// Close gives the layers back.
-func (l *Lent) Close() error {
+// Close closes the files.
+func (l *SharedLayers) Close() error {
 	var errs []error
 	for _, f := range l.files {
 		errs = append(errs, f.Close())
@@ -67,36 +64,36 @@ func (l *Lent) Close() error {
 	return errors.Join(errs...)
 }
 
-// Lend finds layers that images in the store have, by the digest of their
-// content. An image that cannot be read lends nothing.
-func (s *Store) Lend(ctx context.Context, diffs []string) (*Lent, error) {
-	lent := &Lent{layers: map[string]layer{}}
+// FindLayers returns the layers of stored images with the given content digests. It skips images
+// that cannot be read.
+func (s *Store) FindLayers(ctx context.Context, diffs []string) (*SharedLayers, error) {
+	shared := &SharedLayers{layers: map[string]layer{}}
 	s.mu.Lock()
 	ids := s.index.ids()
 	s.mu.Unlock()
 	for _, id := range ids {
 		if err := context.Cause(ctx); err != nil {
-			return nil, errors.Join(err, lent.Close())
+			return nil, errors.Join(err, shared.Close())
 		}
 		if !s.shares(id, diffs) {
 			continue
 		}
 		f, from, err := readArchive(ctx, s.archivePath(id), id, s.limits, s.arch)
 		if err != nil {
-			s.log.Warn("an image's layers cannot be used for another one", "image", id, "error", err)
+			s.log.Warn("failed to read image for its layers", "image", id, "error", err)
 			continue
 		}
-		lent.files = append(lent.files, f)
+		shared.files = append(shared.files, f)
 		for _, l := range from.layers {
 			if slices.Contains(diffs, l.diff) {
-				lent.layers[l.diff] = layer{open: l.open, diff: l.diff}
+				shared.layers[l.diff] = layer{open: l.open, diff: l.diff}
 			}
 		}
 	}
-	return lent, nil
+	return shared, nil
 }
 
-// shares says whether an image has one of the layers, by its configuration.
+// shares reports whether the configuration of an image lists one of the layers.
 func (s *Store) shares(id string, diffs []string) bool {
 	raw, err := os.ReadFile(filepath.Join(filepath.Dir(s.archivePath(id)), "config.json"))
 	if err != nil {
@@ -106,7 +103,7 @@ func (s *Store) shares(id string, diffs []string) bool {
 	return err == nil && slices.ContainsFunc(have, func(diff string) bool { return slices.Contains(diffs, diff) })
 }
 
-// planOf is Plan for a configuration that was checked when it came.
+// planOf is Plan for a configuration that was checked before.
 func (s *Store) planOf(raw []byte) (string, []string, error) {
 	n, err := layersOf(raw)
 	if err != nil {
@@ -115,14 +112,14 @@ func (s *Store) planOf(raw []byte) (string, []string, error) {
 	return s.Plan(raw, n)
 }
 
-// Adopt takes in an image whose blobs were fetched; every digest is checked
-// once more. An image that is here already gets the name and the digests.
-func (s *Store) Adopt(ctx context.Context, p Pulled, lent *Lent) (Image, error) {
+// AddPulled adds an image whose blobs were downloaded, after checking every digest again. An image
+// that is already stored gets the name and the digests.
+func (s *Store) AddPulled(ctx context.Context, p Pulled, shared *SharedLayers) (Image, error) {
 	id, _, err := s.Plan(p.Config, len(p.Layers))
 	if err != nil {
 		return Image{}, err
 	}
-	if image, err := s.Recognise(id, p.Name, p.Digests); err == nil || !errdefs.IsNotFound(err) {
+	if image, err := s.AddReference(id, p.Name, p.Digests); err == nil || !errdefs.IsNotFound(err) {
 		return image, err
 	}
 	unlock, err := s.importing.lock(ctx, "")
@@ -137,11 +134,12 @@ func (s *Store) Adopt(ctx context.Context, p Pulled, lent *Lent) (Image, error) 
 	defer undo()
 	from := source{format: formatRegistry, config: p.Config}
 	for _, l := range p.Layers {
-		if own, ok := lent.layers[l.Diff]; ok {
+		if own, ok := shared.layers[l.Diff]; ok {
 			from.layers = append(from.layers, own)
 			continue
 		}
-		from.layers = append(from.layers, layer{blob: l.Blob, diff: l.Diff, open: func() (io.ReadCloser, int64, error) { return s.openBlob(l.Blob) }})
+		from.layers = append(from.layers,
+			layer{blob: l.Blob, diff: l.Diff, open: func() (io.ReadCloser, int64, error) { return s.openBlob(l.Blob) }})
 	}
 	id, entry, err := s.build(ctx, stage, from)
 	if err != nil {
@@ -150,15 +148,15 @@ func (s *Store) Adopt(ctx context.Context, p Pulled, lent *Lent) (Image, error) 
 	return s.keep(id, entry, stage, p.Name, func(x *index) { x.addDigests(id, p.Digests) })
 }
 
-// Recognise gives an image that is here a name, unless it is "", and the
-// digests it was pulled by.
-func (s *Store) Recognise(id, name string, digests []string) (Image, error) {
+// AddReference adds a name, unless it is "", and pull digests to a stored image. The error is
+// NotFound if there is no such image.
+func (s *Store) AddReference(id, name string, digests []string) (Image, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, known := s.index.Images[id]; !known {
-		return Image{}, fmt.Errorf("image %s is not here: %w", id, errdefs.ErrNotFound)
+		return Image{}, fmt.Errorf("image %s not found: %w", id, errdefs.ErrNotFound)
 	}
-	s.Touch(id) // it is not collected before the caller uses it
+	s.Touch(id) // so that it is not collected before the caller uses it
 	before := s.index.Images[id].Digests
 	missing := slices.ContainsFunc(digests, func(d string) bool { return !slices.Contains(before, d) })
 	if missing || name != "" && s.index.Refs[name] != id {
@@ -175,7 +173,7 @@ func (s *Store) Recognise(id, name string, digests []string) (Image, error) {
 	return s.view(id), nil
 }
 
-// maxDigests bounds what is remembered of one image; the oldest go first.
+// maxDigests is the maximum number of pull digests per image; the oldest are dropped.
 const maxDigests = 64
 
 func (x *index) addDigests(id string, digests []string) {
@@ -192,7 +190,7 @@ func (x *index) addDigests(id string, digests []string) {
 	x.Images[id] = r
 }
 
-// Pin keeps an image from being collected, or lets it be again.
+// Pin sets whether an image is protected from collection.
 func (s *Store) Pin(want string, pinned bool) (Image, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/quotadir"
 )
 
-// Free is how many bytes the store may still take of its file system: what has
-// to stay free for the workspaces on it is not the store's.
+// Free returns how many bytes the store may still use on its filesystem. A reserve for workspaces
+// is not counted.
 func (s *Store) Free() (int64, error) {
 	use, err := quotadir.Usage(s.dir)
 	if err != nil {
@@ -20,17 +20,17 @@ func (s *Store) Free() (int64, error) {
 	return max(0, use.Free-quotadir.Reserve(use)), nil
 }
 
-// room is asked for by whatever grows by what an archive holds: a few KiB of it
-// may be many GiB here, and workspaces have no free block while the disk is
-// nearly full. The zero value refuses nothing.
+// room checks the free space while files are unpacked: a small archive can expand to many GiB, and
+// workspaces need free blocks. The zero value checks nothing.
 type room struct {
 	s     *Store
-	since int64 // bytes that were taken since it was looked at
+	since int64 // bytes written since the last check
 }
 
-// roomEach is how much is taken without another look.
+// roomEach is the number of bytes written between two checks.
 const roomEach = 16 << 20
 
+// take accounts for bytes to be written. The error is ResourceExhausted if the disk is nearly full.
 func (r *room) take(bytes int64) error {
 	if r.since += bytes; r.s == nil || r.since < roomEach {
 		return nil
@@ -38,18 +38,20 @@ func (r *room) take(bytes int64) error {
 	r.since = 0
 	free, err := r.s.Free()
 	if err == nil && free < roomEach {
-		err = fmt.Errorf("the disk of %s has %s left besides what stays free for workspaces: make room (orchestrator image gc): %w", r.s.dir, units.BytesSize(float64(free)), errdefs.ErrResourceExhausted)
+		err = fmt.Errorf("disk of %s has only %s left beyond the reserve for workspaces: "+
+			"free space with orchestrator image gc: %w",
+			r.s.dir, units.BytesSize(float64(free)), errdefs.ErrResourceExhausted)
 	}
 	return err
 }
 
-// into is a file that takes room.
+// into is a file whose writes check the free space.
 type into struct {
 	io.Writer
 	room *room
 }
 
-// Write asks for the room first.
+// Write implements io.Writer.
 func (i into) Write(p []byte) (int, error) {
 	if err := i.room.take(int64(len(p))); err != nil {
 		return 0, err

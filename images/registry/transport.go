@@ -12,44 +12,49 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// strict is the way of every request, of those for tokens and after redirects
-// as well: no plain HTTP to hosts that are not listed, bodies bounded in size
-// and in how slow they may be, and patience with a registry that is busy.
-type strict struct {
+// guardedTransport handles every request, including those for tokens and after redirects. It
+// refuses plain HTTP to hosts that are not listed, bounds bodies in size and slowness, and retries
+// while a registry is busy.
+type guardedTransport struct {
 	inner   http.RoundTripper
 	options *Options
 }
 
-// roomKey is where a request's context says how long its answer may be.
-type roomKey struct{}
+// bodyLimitKey is the context key for the maximum size of a response body, in bytes.
+type bodyLimitKey struct{}
 
-func withRoom(ctx context.Context, bytes int64) context.Context {
-	return context.WithValue(ctx, roomKey{}, bytes)
+func withBodyLimit(ctx context.Context, bytes int64) context.Context {
+	return context.WithValue(ctx, bodyLimitKey{}, bytes)
 }
 
-// tries is how often something is asked for.
+// tries is the maximum number of attempts.
 const tries = 5
 
-// RoundTrip carries a request out.
-func (s *strict) RoundTrip(r *http.Request) (*http.Response, error) {
+// RoundTrip implements http.RoundTripper.
+func (s *guardedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Scheme != "https" && !s.options.insecure(r.URL.Host) {
-		return nil, fmt.Errorf("%s does not speak TLS or leads to %s without it: list it in images.insecure to speak plain HTTP to it: %w", r.URL.Host, r.URL.Scheme, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("%s uses %s without TLS: add it to images.insecure to allow plain HTTP: %w",
+			r.URL.Host, r.URL.Scheme, errdefs.ErrFailedPrecondition)
 	}
-	// The library has taken credentials out of the header by now. A body goes on
-	// as it is, and that of a request for a token is credentials.
-	if before := r.Response; before != nil && r.Body != nil && (before.Request == nil || before.Request.URL.Host != r.URL.Host) {
-		return nil, fmt.Errorf("a token server leads to another host, %s, with the credentials: %w", r.URL.Host, errdefs.ErrFailedPrecondition)
+	// The library removed credentials from the header. The body of a token request contains
+	// credentials too and would be sent to the new host.
+	if before := r.Response; before != nil && r.Body != nil &&
+		(before.Request == nil || before.Request.URL.Host != r.URL.Host) {
+		return nil, fmt.Errorf("token server redirects to another host %s, which would get the credentials: %w",
+			r.URL.Host,
+			errdefs.ErrFailedPrecondition)
 	}
 	pause := s.options.Pause
 	for try := 1; ; try++ {
 		resp, err := s.once(r)
-		busy := err == nil && (resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= 500 && resp.StatusCode != http.StatusNotImplemented)
+		busy := err == nil && (resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= 500 &&
+			resp.StatusCode != http.StatusNotImplemented)
 		if !busy || r.Body != nil && r.GetBody == nil {
 			return resp, err
 		}
 		wait, asked := retryAfter(resp)
 		if !asked {
-			wait = pause/2 + rand.N(pause) //nolint:gosec // spreads load, no secret
+			wait = pause/2 + rand.N(pause) //nolint:gosec // spreads load; not a secret
 		}
 		if try == tries || wait > s.options.Patience {
 			return resp, nil
@@ -68,7 +73,7 @@ func (s *strict) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// retryAfter is how long an answer asks to wait.
+// retryAfter returns how long a response asks to wait.
 func retryAfter(resp *http.Response) (time.Duration, bool) {
 	said := resp.Header.Get("Retry-After")
 	if n, err := strconv.Atoi(said); err == nil && n >= 0 {
@@ -91,36 +96,37 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// once is one try. The answer's body ends the watch over it when it is closed.
-func (s *strict) once(r *http.Request) (*http.Response, error) {
+// once sends the request once. Closing the body of the response ends its supervision.
+func (s *guardedTransport) once(r *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	resp, err := s.inner.RoundTrip(r.WithContext(ctx))
 	if err != nil {
 		cancel(err)
 		return nil, err
 	}
-	room, ok := r.Context().Value(roomKey{}).(int64)
+	room, ok := r.Context().Value(bodyLimitKey{}).(int64)
 	switch {
 	case resp.StatusCode < 200 || resp.StatusCode > 299:
-		room = maxError // its end is not needed
+		room = maxError // the end of an error body is not needed
 	case !ok:
 		room = maxAnswer
 	}
-	resp.Body = &body{ReadCloser: resp.Body, left: room, refused: resp.StatusCode > 299, ctx: ctx, cancel: cancel, stall: s.options.Stall}
+	resp.Body = &body{ReadCloser: resp.Body, left: room, refused: resp.StatusCode > 299, ctx: ctx, cancel: cancel,
+		stall: s.options.Stall}
 	return resp, nil
 }
 
-// body is an answer's: it fails when more comes than there is room for, and
-// when next to nothing comes for the stall time.
+// body is a response body that fails if it is too long, or if it stalls: less than stallBytes
+// arrive in the stall time.
 type body struct {
 	io.ReadCloser
 	left    int64
-	refused bool
+	refused bool // the response is an error: longer bodies are cut
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	stall   time.Duration
 	watch   *time.Timer
-	came    int64 // since the watch was set
+	came    int64 // bytes since the timer was reset
 }
 
 func (b *body) Read(p []byte) (int, error) {
@@ -129,7 +135,8 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 	if b.watch == nil {
 		b.watch = time.AfterFunc(b.stall, func() {
-			b.cancel(fmt.Errorf("the registry sent less than %d bytes in %s: %w", stallBytes, b.stall, errdefs.ErrUnavailable))
+			b.cancel(fmt.Errorf("registry sent less than %d bytes in %s: %w", stallBytes, b.stall,
+				errdefs.ErrUnavailable))
 		})
 	}
 	if int64(len(p)) > b.left+1 {
@@ -145,14 +152,14 @@ func (b *body) Read(p []byte) (int, error) {
 	case b.left < 0 && b.refused:
 		return n + int(b.left), io.EOF
 	case b.left < 0:
-		return n + int(b.left), fmt.Errorf("the registry sends more than it may: %w", errLonger)
+		return n + int(b.left), fmt.Errorf("registry response is too long: %w", errLonger)
 	case err != nil && err != io.EOF && context.Cause(b.ctx) != nil:
 		return n, context.Cause(b.ctx)
 	}
 	return n, err
 }
 
-// Close ends the request.
+// Close implements io.Closer. It ends the request.
 func (b *body) Close() error {
 	if b.watch != nil {
 		b.watch.Stop()
@@ -162,5 +169,5 @@ func (b *body) Close() error {
 	return err
 }
 
-// errLonger is for a body with more bytes than there is room for.
+// errLonger reports a body over its limit.
 var errLonger = fmt.Errorf("longer than allowed: %w", errdefs.ErrFailedPrecondition)
