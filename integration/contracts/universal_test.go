@@ -173,7 +173,7 @@ func universalInput(t *testing.T, s *harness.Server, _ line) {
 	if !slices.Equal(known, []string{"command", "timeout", "working_dir"}) || !slices.Equal(required, []string{"command"}) {
 		t.Errorf("%v, of which %v", known, required)
 	}
-	for body, says := range map[string]string{`{}`: "command is missing", `{"command":3}`: "command is a number and must be a string", `{"command":"ls","cwd":"a"}`: "cwd is not known here"} {
+	for body, says := range map[string]string{`{}`: "command is missing", `{"command":3}`: "command is a number and must be a string", `{"command":"ls","cwd":"a"}`: "cwd is unknown"} {
 		got := s.Ask(t, "POST", "/v1/tools/run_command/call", `{"profile":"universal","input":`+body+`}`)
 		if p, ok := v1.Decode(got.Body); !ok || got.Status != 400 || !strings.Contains(p.Detail, says) {
 			t.Errorf("%s: %d %s", body, got.Status, got.Body)

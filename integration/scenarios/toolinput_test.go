@@ -343,7 +343,7 @@ func TestServeRefusesBrokenProfiles(t *testing.T) {
 		{"an expression", "mine.yaml", "name: mine\ntools:\n  - name: system.bash\n    result: '{'\n", []string{"mine.yaml:4: tools[0].result"}},
 		{"no YAML", "mine.yml", "name: [\n", []string{"mine.yml:"}},
 		{"JSON that ends too soon", "mine.json", `{"name":`, []string{"mine.json:1: "}},
-		{"a name that is built in", "mine.yaml", "name: phase2\nextends: default\n", []string{"mine.yaml:1: name", "built in"}},
+		{"a name that is built in", "mine.yaml", "name: phase2\nextends: default\n", []string{"mine.yaml:1: name", "built-in"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := harness.TempDir(t)

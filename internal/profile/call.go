@@ -11,26 +11,23 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
-// Call is one call of a tool: its input as callers gave it, and as the
-// built-in tool takes it. It is used by one goroutine.
+// Call is one call of a tool. It must not be used concurrently.
 type Call struct {
 	Tool *CompiledTool
-	// Base is the built-in tool, Input what it gets.
+	// Base is the built-in tool, and Input is the input for it.
 	Base  *tool.Tool
 	Input json.RawMessage
 
 	raw   json.RawMessage
-	input map[string]any // nil until somebody looks
+	input map[string]any // decoded lazily
 	call  map[string]any
 }
 
-// Prepare checks the input of a call and maps it. call is for expressions: id,
-// caller, trust, tool, profile and session. What is wrong with the input is an
-// *InputError, or what the built-in tool says of it; other errors are the
-// profile's.
+// Prepare validates the input of a call and maps it for the built-in tool. call is data for
+// expressions: id, caller, trust, tool, profile and session. An invalid input gives an *InputError
+// or the error of the built-in tool; other errors are errors of the profile.
 //
-// A tool without a mapping costs nothing: its input is left for the built-in
-// tool to check.
+// Without a mapping, the input is not decoded: the built-in tool validates it.
 func (t *CompiledTool) Prepare(ctx context.Context, raw json.RawMessage, call map[string]any) (*Call, error) {
 	c := &Call{Tool: t, Base: t.builtin, Input: raw, raw: raw, call: call}
 	if t.schema == nil {
@@ -52,7 +49,7 @@ func (t *CompiledTool) Prepare(ctx context.Context, raw json.RawMessage, call ma
 		}
 		base, ok := tool.Get(name)
 		if !ok {
-			return nil, t.broken("bases", fmt.Errorf("gives %q, which is no built-in tool", shorten(name)))
+			return nil, t.broken("bases", fmt.Errorf("gives %q, which is not a built-in tool", shorten(name)))
 		}
 		c.Base = base
 	}
@@ -66,14 +63,15 @@ func (t *CompiledTool) Prepare(ctx context.Context, raw json.RawMessage, call ma
 	return c, nil
 }
 
-// broken is about a profile whose expression cannot be evaluated for a call.
+// broken returns an internal error for an expression of the profile that failed.
 func (t *CompiledTool) broken(field string, err error) error {
-	return fmt.Errorf("profile %s, tool %s: %s: %s: %w", t.profile.Profile.Name, t.spec.Name, field, err, errdefs.ErrInternal)
+	return fmt.Errorf("profile %s, tool %s: %s: %s: %w", t.profile.Profile.Name, t.spec.Name, field,
+		err, errdefs.ErrInternal)
 }
 
-// worded puts an error of the input in the profile's words, if it has some.
+// worded rewrites an input error with the error text of the profile, if it has one.
 func (t *CompiledTool) worded(err error) error {
-	e, ok := err.(*InputError) //nolint:errorlint // it was just made
+	e, ok := err.(*InputError) //nolint:errorlint // returned directly
 	if !ok {
 		return err
 	}

@@ -16,24 +16,26 @@ func (k *toolCompiler) caps() error {
 		field string
 		value float64
 	}{
-		{"timeout_ms", float64(c.TimeoutMS)}, {"max_timeout_ms", float64(c.MaxTimeoutMS)}, {"output.limit", float64(c.Output.Limit)},
+		{"timeout_ms", float64(c.TimeoutMS)}, {"max_timeout_ms", float64(c.MaxTimeoutMS)},
+		{"output.limit", float64(c.Output.Limit)},
 		{"max_file_bytes", float64(c.MaxFile)}, {"memory_bytes", float64(c.MemoryBytes)}, {"cpus", c.CPUs},
 	} {
 		if n.value < 0 {
-			return k.fail("caps."+n.field, "is negative")
+			return k.fail("caps."+n.field, "must not be negative")
 		}
 	}
 	const day = 24 * time.Hour
 	if limit := day.Milliseconds(); c.TimeoutMS > limit || c.MaxTimeoutMS > limit {
-		return k.fail("caps", "has a time-out over a day")
+		return k.fail("caps", "has a timeout over 24 hours")
 	}
 	if c.MaxTimeoutMS > 0 && c.TimeoutMS > c.MaxTimeoutMS {
-		return k.fail("caps.timeout_ms", "is %d, more than max_timeout_ms, %d", c.TimeoutMS, c.MaxTimeoutMS)
+		return k.fail("caps.timeout_ms", "is %d: must not exceed max_timeout_ms (%d)", c.TimeoutMS, c.MaxTimeoutMS)
 	}
-	if err := oneOf(k.d, k.at, "caps.output.unit", c.Output.Unit, "", tool.Bytes, tool.Characters); err != nil {
+	if err := checkOneOf(k.d, k.at, "caps.output.unit", c.Output.Unit, "", tool.Bytes, tool.Characters); err != nil {
 		return err
 	}
-	if err := oneOf(k.d, k.at, "caps.output.keep", c.Output.Keep, "", tool.Head, tool.Tail, tool.Both); err != nil {
+	if err := checkOneOf(k.d, k.at, "caps.output.keep", c.Output.Keep, "", tool.Head, tool.Tail,
+		tool.Both); err != nil {
 		return err
 	}
 	dirs, err := k.dirs(c.Dirs)
@@ -41,23 +43,26 @@ func (k *toolCompiler) caps() error {
 		return err
 	}
 	k.out.caps = tool.Caps{
-		Timeout: time.Duration(c.TimeoutMS) * time.Millisecond, MaxTimeout: time.Duration(c.MaxTimeoutMS) * time.Millisecond, Clamp: c.Clamp,
-		Output: c.Output, MaxFile: c.MaxFile, Dirs: dirs, Alias: k.profile.Profile.Paths, ReadOnly: c.ReadOnly, NoFollow: c.NoFollow,
+		Timeout:    time.Duration(c.TimeoutMS) * time.Millisecond,
+		MaxTimeout: time.Duration(c.MaxTimeoutMS) * time.Millisecond, Clamp: c.Clamp,
+		Output: c.Output, MaxFile: c.MaxFile, Dirs: dirs, Alias: k.profile.Profile.Paths, ReadOnly: c.ReadOnly,
+		NoFollow:    c.NoFollow,
 		MemoryBytes: c.MemoryBytes, CPUs: c.CPUs,
 	}
 	return k.web(c.Web)
 }
 
-// reaching are the tools that caps.web bounds.
-var reaching = []string{"web.fetch", "http.request", "browser.open"}
+// webTools are the built-in tools that caps.web applies to.
+var webTools = []string{"web.fetch", "http.request", "browser.open"}
 
-// web compiles what tools of the web may reach.
+// web compiles caps.web.
 func (k *toolCompiler) web(w *tool.WebCaps) error {
 	if w == nil {
 		return nil
 	}
-	if b := k.out.builtin; b != nil && !slices.Contains(reaching, b.Name) {
-		return k.fail("caps.web", "bounds %s, and means nothing to %s: leave it out", strings.Join(reaching, ", "), b.Name)
+	if b := k.out.builtin; b != nil && !slices.Contains(webTools, b.Name) {
+		return k.fail("caps.web", "applies only to %s: remove it for %s", strings.Join(webTools, ", "),
+			b.Name)
 	}
 	k.out.caps.Web = *w
 	if err := k.out.caps.Web.Compile(); err != nil {
@@ -67,7 +72,7 @@ func (k *toolCompiler) web(w *tool.WebCaps) error {
 	return nil
 }
 
-// dirs are the allowed folders as the sandbox names them.
+// dirs returns the allowed directories as paths in the sandbox.
 func (k *toolCompiler) dirs(dirs []string) ([]string, error) {
 	out := make([]string, 0, len(dirs))
 	for i, dir := range dirs {
@@ -79,7 +84,7 @@ func (k *toolCompiler) dirs(dirs []string) ([]string, error) {
 	return out, nil
 }
 
-// inside gives the sandbox's name of a folder that a profile names.
+// inside maps a directory by Profile.Paths.
 func (c *Compiled) inside(dir string) string {
 	best := ""
 	for from := range c.Profile.Paths {

@@ -9,14 +9,13 @@ import (
 	"strings"
 )
 
-// tree is a part of a file as JSON has it: map[string]any, []any, string,
-// int64, float64, bool or nil.
+// tree is a JSON object. Its values are map[string]any, []any, string, int64, float64, bool or nil.
 type tree = map[string]any
 
 var rawType = reflect.TypeFor[json.RawMessage]()
 
-// check compares a node with what a type takes, and returns it as JSON has it.
-// Lines of all parts are noted in src.
+// check compares a node with the type t and returns its JSON value. It records the lines of all
+// parts in src.
 func check(src *source, path string, n *node, t reflect.Type) (any, error) {
 	if _, ok := src.lines[path]; !ok {
 		src.lines[path] = n.line
@@ -27,8 +26,8 @@ func check(src *source, path string, n *node, t reflect.Type) (any, error) {
 	if t == rawType || t.Kind() == reflect.Interface {
 		return plain(src, path, n), nil
 	}
-	want := wants(t)
-	if n.kind == whole && want == number {
+	want := kindFor(t)
+	if n.kind == integer && want == number {
 		return float64(n.value.(int64)), nil
 	}
 	if n.kind != want {
@@ -50,7 +49,7 @@ func quoteHint(n *node, want kind) string {
 	return ""
 }
 
-func wants(t reflect.Type) kind {
+func kindFor(t reflect.Type) kind {
 	switch t.Kind() {
 	case reflect.Struct, reflect.Map:
 		return object
@@ -59,7 +58,7 @@ func wants(t reflect.Type) kind {
 	case reflect.Bool:
 		return boolean
 	case reflect.Int, reflect.Int64:
-		return whole
+		return integer
 	case reflect.Float64:
 		return number
 	}
@@ -87,7 +86,7 @@ func checkObject(src *source, path string, n *node, t reflect.Type) (any, error)
 			return nil, err
 		}
 		if n.items[i].kind == null && elem != rawType {
-			return nil, src.fail(at, "is empty: leave it out, or give it a value")
+			return nil, src.fail(at, "is empty: remove it or set a value")
 		}
 		v, err := check(src, at, n.items[i], elem)
 		if err != nil {
@@ -98,7 +97,7 @@ func checkObject(src *source, path string, n *node, t reflect.Type) (any, error)
 	return out, nil
 }
 
-// member is the type of what stands under a key.
+// member returns the type of the value of a key.
 func member(src *source, at, key string, line int, t reflect.Type) (reflect.Type, error) {
 	src.lines[at] = line
 	if t.Kind() == reflect.Map {
@@ -107,12 +106,12 @@ func member(src *source, at, key string, line int, t reflect.Type) (reflect.Type
 	fields := fieldsOf(t)
 	elem, ok := fields[key]
 	if !ok {
-		return nil, src.fail(at, "is not known here%s", nearest(key, slices.Sorted(maps.Keys(fields))))
+		return nil, src.fail(at, "is unknown%s", nearest(key, slices.Sorted(maps.Keys(fields))))
 	}
 	return elem, nil
 }
 
-// fieldsOf are the keys that a struct takes, with those of structs in it.
+// fieldsOf returns the keys that a struct accepts, including those of embedded structs.
 func fieldsOf(t reflect.Type) map[string]reflect.Type {
 	out := make(map[string]reflect.Type, t.NumField())
 	for i := range t.NumField() {
@@ -129,7 +128,7 @@ func fieldsOf(t reflect.Type) map[string]reflect.Type {
 	return out
 }
 
-// plain is a node as JSON has it, whatever it is.
+// plain returns a node of any shape as its JSON value.
 func plain(src *source, path string, n *node) any {
 	if _, ok := src.lines[path]; !ok {
 		src.lines[path] = n.line

@@ -17,39 +17,40 @@ import (
 
 // Compiled is a profile that is ready for calls.
 type Compiled struct {
-	// Profile is what it was made of, with what it extends.
+	// Profile is the source profile, merged with those it extends.
 	Profile Profile
-	// Source is BuiltIn, or the file.
+	// Source is BuiltIn or the name of the file.
 	Source string
 
 	tools  map[string]*CompiledTool
-	byForm map[string]*CompiledTool // by the name with underscores for dots
+	byForm map[string]*CompiledTool // by MCP name
 	order  []*CompiledTool
 
 	policy    *policy.Policy
 	approvals *approval.Rules
 }
 
-// Policy decides on commands of tools that have none of their own.
+// Policy returns the command policy for tools without a separate one.
 func (c *Compiled) Policy() *policy.Policy { return c.policy }
 
-// Approvals are the profile's rules on calls.
+// Approvals returns the approval rules for calls.
 func (c *Compiled) Approvals() *approval.Rules { return c.approvals }
 
-// Names of variables in expressions, and of fields in templates.
+// Variables of expressions and fields of templates.
 var (
 	inputNames = []string{"input", "call"}
 	endNames   = []string{"r", "input", "call", "end"}
 	textNames  = append(slices.Clone(endNames), "result")
 )
 
-// The endings and classes that Tool.Errors may speak of.
+// endings maps the endings that Tool.Errors accepts to their classes.
 var endings = map[string][]string{
 	"ok": nil, "started": nil, "exited": nil, "signalled": nil, "timeout": nil, "cancelled": nil,
 	"oom": nil, "pids": nil, "disk": nil, "output_limit": nil, "sandbox_lost": nil,
 	EndingFailed: {ClassNotFound, ClassPermission, ClassInvalid, ClassLimit, ClassExists, ClassNetwork},
 	EndingPolicy: {
-		ClassNever, "rule", "allowlist", "denylist", "forbidden", "unknown", "syntax", "empty", ClassLimit, "path", "argument", "default",
+		ClassNever, "rule", "allowlist", "denylist", "forbidden", "unknown", "syntax", "empty", ClassLimit, "path",
+		"argument", "default",
 		ClassTrust, ClassDisabled, ClassRate, ClassQuota,
 	},
 	EndingApproval: {ClassRefused, ClassExpired, ClassBudget, ClassRuled},
@@ -61,7 +62,8 @@ func compile(d *draft) (*Compiled, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Compiled{Profile: p, Source: d.files[0].file, tools: map[string]*CompiledTool{}, byForm: map[string]*CompiledTool{}}
+	c := &Compiled{Profile: p, Source: d.files[0].file, tools: map[string]*CompiledTool{},
+		byForm: map[string]*CompiledTool{}}
 	if d.files[0].builtin {
 		c.Source = BuiltIn
 	}
@@ -69,12 +71,13 @@ func compile(d *draft) (*Compiled, error) {
 		return nil, err
 	}
 	if len(p.Tools) == 0 {
-		return nil, d.fail("", "tools", "has no tools: name some, or extend a profile that has")
+		return nil, d.fail("", "tools", "has no tools: add some, or extend a profile with tools")
 	}
 	for i, t := range p.Tools {
 		form := mcpName(t.Name)
 		if other, ok := c.byForm[form]; ok {
-			return nil, d.fail(toolPath(i), "name", "is %q, which is %q already (dots are underscores over MCP)", t.Name, other.spec.Name)
+			return nil, d.fail(toolPath(i), "name", "is %q, which equals %q (MCP replaces dots by underscores)",
+				t.Name, other.spec.Name)
 		}
 		k := &toolCompiler{d: d, at: toolPath(i), profile: c, spec: t}
 		ct, err := k.compile()
@@ -90,14 +93,13 @@ func compile(d *draft) (*Compiled, error) {
 	}); err != nil {
 		return nil, err
 	}
-	if err := c.rules(d); err != nil {
+	if err := c.compileApprovals(d); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-// compilePolicy compiles a command policy; fail makes an error of what is wrong
-// with one of its fields.
+// compilePolicy compiles a command policy. fail returns the error for an invalid field.
 func compilePolicy(r policy.Rules, fail func(field, reason string) error) (*policy.Policy, error) {
 	p, err := policy.Compile(r)
 	if err == nil {
@@ -109,8 +111,8 @@ func compilePolicy(r policy.Rules, fail func(field, reason string) error) (*poli
 	return nil, fail("", withoutClass(err))
 }
 
-// policyPart splits the place in a policy into what a file may have brought by
-// itself, and a field of it.
+// policyPart splits a path in a policy into the part that a file may define alone, and a field of
+// it.
 func policyPart(field string) (part, rest string) {
 	if !strings.HasPrefix(field, "rules[") {
 		return "", joinField("policy", field)
@@ -119,16 +121,20 @@ func policyPart(field string) (part, rest string) {
 	return "policy." + part + "]", strings.TrimPrefix(rest, ".")
 }
 
-// rules compiles the approvals. One for a tool that is not here would never
-// hold: that is a slip, and if it denies a dangerous one.
-func (c *Compiled) rules(d *draft) error {
+// rules compiles the approval rules. A rule for an unknown tool never matches, which is dangerous
+// if it denies, so it is an error.
+func (c *Compiled) compileApprovals(d *draft) error {
 	for i, r := range c.Profile.Approvals {
-		if !slices.ContainsFunc(c.order, func(t *CompiledTool) bool { ok, err := path.Match(r.Tool, t.spec.Name); return ok || err != nil }) {
+		if !slices.ContainsFunc(c.order, func(t *CompiledTool) bool {
+			ok, err := path.Match(r.Tool, t.spec.Name)
+			return ok || err != nil
+		}) {
 			names := make([]string, len(c.order))
 			for i, t := range c.order {
 				names[i] = t.spec.Name
 			}
-			return d.fail(fmt.Sprintf("approvals[%d]", i), "tool", "is %q, which is no tool here%s (tools: %s)", shorten(r.Tool), nearest(r.Tool, names), strings.Join(names, ", "))
+			return d.fail(fmt.Sprintf("approvals[%d]", i), "tool", "is %q: tool not found%s (tools: %s)",
+				shorten(r.Tool), nearest(r.Tool, names), strings.Join(names, ", "))
 		}
 	}
 	var err error
@@ -147,28 +153,30 @@ func (c *Compiled) rules(d *draft) error {
 }
 
 func checkSettings(d *draft, p *Profile) error {
-	if err := oneOf(d, "", "raise_trust", string(p.RaiseTrust), "", "deny", "prompt"); err != nil {
+	if err := checkOneOf(d, "", "raise_trust", string(p.RaiseTrust), "", "deny", "prompt"); err != nil {
 		return err
 	}
-	if err := oneOf(d, "", "workspace", p.Workspace, "", WorkspaceNone, WorkspaceCaller, WorkspaceJob); err != nil {
+	if err := checkOneOf(d, "", "workspace", p.Workspace, "", WorkspaceNone, WorkspaceCaller,
+		WorkspaceJob); err != nil {
 		return err
 	}
-	if err := oneOf(d, "", "network", p.Network, "", NetworkNone, NetworkBridge); err != nil {
+	if err := checkOneOf(d, "", "network", p.Network, "", NetworkNone, NetworkBridge); err != nil {
 		return err
 	}
 	for _, from := range slices.Sorted(maps.Keys(p.Paths)) {
 		to := p.Paths[from]
 		for _, dir := range []string{from, to} {
 			if !path.IsAbs(dir) || path.Clean(dir) != dir || dir == "/" || strings.ContainsRune(dir, 0) {
-				return d.fail("", join("paths", from), "is %q to %q: both must be absolute, clean, and not the root", shorten(from), shorten(to))
+				return d.fail("", join("paths", from), "maps %q to %q: both must be absolute, clean and not the root",
+					shorten(from), shorten(to))
 			}
 		}
 	}
 	return nil
 }
 
-// oneOf sees to a field that takes one of some words; the first may be "".
-func oneOf(d *draft, at, field, value string, allowed ...string) error {
+// oneOf checks that a field has one of the allowed values.
+func checkOneOf(d *draft, at, field, value string, allowed ...string) error {
 	if slices.Contains(allowed, value) {
 		return nil
 	}
@@ -191,7 +199,7 @@ func (k *toolCompiler) fail(field, format string, args ...any) error {
 
 func (k *toolCompiler) compile() (*CompiledTool, error) {
 	k.out = &CompiledTool{spec: k.spec, profile: k.profile, errors: map[string]*toolError{}}
-	for _, step := range []func() error{k.base, k.level, k.schema, k.expressions, k.texts, k.policy, k.caps} {
+	for _, step := range []func() error{k.base, k.limits, k.schema, k.expressions, k.texts, k.policy, k.caps} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -202,10 +210,11 @@ func (k *toolCompiler) compile() (*CompiledTool, error) {
 func (k *toolCompiler) base() error {
 	if k.spec.Bases != "" {
 		if k.spec.Base != "" {
-			return k.fail("bases", "and base are both set: use one of them")
+			return k.fail("bases", "cannot be combined with base")
 		}
 		if k.spec.Input == nil || k.spec.Arguments == "" || k.spec.Effects == nil || k.spec.Trust == nil {
-			return k.fail("bases", "needs input, arguments, effects and trust beside it: it has no built-in tool of its own")
+			return k.fail("bases",
+				"requires input, arguments, effects and trust, because the tool has no fixed built-in tool")
 		}
 		return nil
 	}
@@ -214,8 +223,9 @@ func (k *toolCompiler) base() error {
 		name = k.spec.Name
 	}
 	t, ok := tool.Get(name)
-	if !ok && k.spec.Disabled && k.spec.Base == "" && k.spec.Input != nil && k.spec.Effects != nil && k.spec.Trust != nil {
-		return nil // a name that is kept and refused
+	if !ok && k.spec.Disabled && k.spec.Base == "" && k.spec.Input != nil && k.spec.Effects != nil &&
+		k.spec.Trust != nil {
+		return nil // a reserved name whose calls are refused
 	}
 	if !ok {
 		known := make([]string, 0, 16)
@@ -226,7 +236,9 @@ func (k *toolCompiler) base() error {
 		if k.spec.Base == "" {
 			field = "name"
 		}
-		return k.fail(field, "is %q, which is no built-in tool%s (built in: %s)", shorten(name), nearest(name, known), strings.Join(known, ", "))
+		return k.fail(field, "is %q: built-in tool not found%s (built-in tools: %s)", shorten(name),
+			nearest(name, known),
+			strings.Join(known, ", "))
 	}
 	k.out.builtin = t
 	return nil
@@ -234,17 +246,19 @@ func (k *toolCompiler) base() error {
 
 var validEffect = regexp.MustCompile(`^(calls|reads|writes|spawns)\([a-z]+\)$`)
 
-func (k *toolCompiler) level() error {
+func (k *toolCompiler) limits() error {
 	if t := k.spec.Trust; t != nil && (*t < tool.TrustNone || *t > tool.TrustMax) {
-		return k.fail("trust", "is %d: from %d to %d", *t, tool.TrustNone, tool.TrustMax)
+		return k.fail("trust", "is %d: must be from %d to %d", *t, tool.TrustNone, tool.TrustMax)
 	}
 	for i, e := range k.spec.Effects {
 		if !validEffect.MatchString(string(e)) {
-			return k.fail(fmt.Sprintf("effects[%d]", i), "is %q: use calls(…), reads(…), writes(…) or spawns(…)", shorten(string(e)))
+			return k.fail(fmt.Sprintf("effects[%d]", i),
+				"is %q: use calls(…), reads(…), writes(…) or spawns(…)",
+				shorten(string(e)))
 		}
 	}
 	if r := k.spec.Rate; r != nil && (r.MaxCalls <= 0 || r.WindowMS <= 0) {
-		return k.fail("rate", "needs max_calls and window_ms over 0")
+		return k.fail("rate", "must have max_calls and window_ms over 0")
 	}
 	return nil
 }
@@ -253,7 +267,7 @@ func (k *toolCompiler) schema() error {
 	raw := k.spec.Input
 	if raw == nil {
 		if k.spec.Arguments == "" {
-			return nil // the built-in tool checks what it takes
+			return nil // the built-in tool validates its input
 		}
 		raw = k.out.builtin.Input
 	}
@@ -314,13 +328,14 @@ func (k *toolCompiler) error(key string, e Error) error {
 	ending, class, found := strings.Cut(key, ":")
 	classes, ok := endings[ending]
 	if !ok {
-		return k.fail(at, "is no ending%s", nearest(ending, slices.Sorted(maps.Keys(endings))))
+		return k.fail(at, "is an unknown ending%s", nearest(ending, slices.Sorted(maps.Keys(endings))))
 	}
 	if found && !slices.Contains(classes, class) {
-		return k.fail(at, "is no class of %s%s (classes: %s)", ending, nearest(class, classes), strings.Join(classes, ", "))
+		return k.fail(at, "is an unknown class of %s%s (classes: %s)", ending, nearest(class, classes),
+			strings.Join(classes, ", "))
 	}
 	if e.Type == "" {
-		return k.fail(at, "needs a type: it is what clients tell errors by")
+		return k.fail(at, "must have a type, by which clients distinguish errors")
 	}
 	out := &toolError{kind: e.Type}
 	if e.Message != "" {
@@ -349,7 +364,7 @@ func (k *toolCompiler) policy() error {
 	return err
 }
 
-// withoutClass leaves the class off an error's words: the FileError has one.
+// withoutClass returns the text of an error without its class, which the FileError adds.
 func withoutClass(err error) string {
 	return strings.TrimSuffix(err.Error(), ": invalid argument")
 }

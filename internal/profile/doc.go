@@ -1,17 +1,15 @@
-// Package profile is what a caller sees of the service: which tools, under which
-// names and in which shapes, with which rules. A profile is a data file; the
-// systems that this service stands in for are profiles that come with it.
+// Package profile defines what a caller sees of the service: the tools with their names, inputs and
+// results, and the rules for calls. A profile is a data file. The built-in profiles imitate other
+// systems.
 //
-// Load reads files strictly: sizes, depth and aliases are bounded, and what is
-// wrong is a *FileError with file, line and place. A file may extend another
-// one; how both are merged is said at extend. Configuration files of the gateway
-// system are profiles too (FromGateway).
+// Load parses files strictly: size, depth and aliases are bounded, and an error is a *FileError
+// with file, line and field. A file may extend another one; see extend for the merge rules.
+// Configuration files of the gateway system are accepted as profiles (FromGateway).
 //
-// Of a call, Prepare checks the input and maps it to a built-in tool's, Finish
-// maps what came of it back. Both run expressions and templates, whose work and
-// results are bounded; neither runs a command, decides on one or asks anybody:
-// the engine does, with the policy, the rules and the caps that it finds here.
+// For a call, Prepare validates the input and maps it to the input of a built-in tool, and Finish
+// maps the result back. Both evaluate expressions and templates with bounded cost and size. They do
+// not run commands, decide or ask for approval: the engine does that with the policy, rules and
+// caps from here.
 //
-// A compiled profile is immutable and may be used by many goroutines at once.
-// The package starts none.
+// A compiled profile is immutable and safe for concurrent use. The package starts no goroutine.
 package profile

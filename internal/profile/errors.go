@@ -10,18 +10,17 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
 )
 
-// FileError is what is wrong with a profile's file: where, in which part of it,
-// and why. It is of class InvalidArgument.
+// FileError describes an error in a profile file. Its errdefs class is InvalidArgument.
 type FileError struct {
 	File string
-	// Line is from 1; 0 if it is about the whole file.
+	// Line starts at 1; 0 means the whole file.
 	Line int
-	// Path names the part, as "tools[2].result"; "" for the whole.
+	// Path names the part, such as "tools[2].result"; "" means the whole file.
 	Path   string
 	Reason string
 }
 
-// Error is "FILE:LINE: PATH: REASON".
+// Error implements error. The text is "FILE:LINE: PATH: REASON".
 func (e *FileError) Error() string {
 	var b strings.Builder
 	b.WriteString(e.File)
@@ -34,19 +33,19 @@ func (e *FileError) Error() string {
 	return b.String() + ": " + e.Reason
 }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *FileError) Unwrap() error { return errdefs.ErrInvalidArgument }
 
-// source is one file, and where its parts stand.
+// source is a file with the lines of its parts.
 type source struct {
 	file  string
 	lines map[string]int
-	// builtin: it comes with the service.
+	// builtin: the file is one of the built-in profiles.
 	builtin bool
 }
 
-// fail makes an error about the part at path. A part that is not in the file
-// is told of at the line of what would hold it.
+// fail returns an error about the part at path. If the part is not in the file, the line is that of
+// its nearest container.
 func (s *source) fail(path, format string, args ...any) error {
 	return &FileError{File: s.file, Line: s.line(path), Path: path, Reason: fmt.Sprintf(format, args...)}
 }
@@ -64,7 +63,7 @@ func (s *source) line(path string) int {
 	}
 }
 
-// nearest proposes the known name that is closest to one that is not.
+// nearest returns a suggestion for the known name closest to name, or "".
 func nearest(name string, known []string) string {
 	if best := strictjson.Nearest(name, known); best != "" {
 		return fmt.Sprintf("; did you mean %q?", best)
@@ -72,7 +71,7 @@ func nearest(name string, known []string) string {
 	return ""
 }
 
-// shorten bounds what an error shows of a file.
+// shorten truncates text of a file for an error.
 func shorten(s string) string {
 	const most = 80
 	if len(s) > most {

@@ -10,9 +10,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
 )
 
-func TestAProfileStandsOverWhatItExtends(t *testing.T) {
-	s, err := load(t, map[string]string{
-		"base.yaml": `
+// extendFiles are profiles that extend each other.
+var extendFiles = map[string]string{
+	"base.yaml": `
 title: Base
 workspace: caller
 policy:
@@ -34,7 +34,7 @@ tools:
     caps: {timeout_ms: 1000, max_timeout_ms: 5000, clamp: true, output: {limit: 10, keep: head}}
   - name: fs.read
 `,
-		"child.yaml": `
+	"child.yaml": `
 extends: base
 title: Child
 policy:
@@ -54,9 +54,12 @@ tools:
     errors: {oom: {type: C}}
     caps: {timeout_ms: 2000, clamp: false, output: {limit: 20}}
 `,
-		"grandchild.yaml": "extends: child\ntools:\n  - {name: fs.read, disabled: true}\n",
-		"literal.yaml":    "extends: child\npolicy: {match: literal, rules: [{id: x, action: deny, substring: x}]}\n",
-	})
+	"grandchild.yaml": "extends: child\ntools:\n  - {name: fs.read, disabled: true}\n",
+	"literal.yaml":    "extends: child\npolicy: {match: literal, rules: [{id: x, action: deny, substring: x}]}\n",
+}
+
+func TestExtend(t *testing.T) {
+	s, err := load(t, extendFiles)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,72 +69,88 @@ tools:
 	}
 	p := c.Profile
 	if p.Title != "Child" || p.Workspace != WorkspaceCaller || p.Name != "child" {
-		t.Errorf("%+v", p)
+		t.Errorf("settings of child: %+v", p)
 	}
 	if d := cmp.Diff(map[string]string{"/src": "/workspace", "/tmp/x": "/tmp"}, p.Paths); d != "" {
-		t.Error(d)
+		t.Errorf("paths (-want +got):\n%s", d)
 	}
 	if d := cmp.Diff([]string{"cat"}, p.Policy.Allow); d != "" {
-		t.Error(d)
+		t.Errorf("policy.allow (-want +got):\n%s", d)
 	}
 	if d := cmp.Diff([]string{"sudo", "su"}, p.Policy.Deny); d != "" {
-		t.Error(d)
+		t.Errorf("policy.deny (-want +got):\n%s", d)
 	}
 	if d := cmp.Diff(map[string]string{"empty": "nothing, child", "denylist": "no"}, p.Policy.Messages); d != "" {
-		t.Error(d)
+		t.Errorf("policy.messages (-want +got):\n%s", d)
 	}
 	var rules []string
 	for _, r := range p.Policy.Rules {
 		rules = append(rules, r.ID+" "+string(r.Action))
 	}
 	if d := cmp.Diff([]string{"a deny", "b allow", "c deny"}, rules); d != "" {
-		t.Error(d)
+		t.Errorf("policy.rules (-want +got):\n%s", d)
 	}
 	if p.Policy.Unknown != "deny" {
-		t.Error(p.Policy.Unknown)
+		t.Errorf("policy.unknown = %q, want deny", p.Policy.Unknown)
 	}
-	if d := cmp.Diff([]approval.Rule{{ID: "two", Tool: "fs.read", Action: "approve"}, {ID: "one", Tool: "system.bash", Action: "prompt"}}, p.Approvals); d != "" {
-		t.Error(d)
+	if d := cmp.Diff([]approval.Rule{{ID: "two", Tool: "fs.read", Action: "approve"},
+		{ID: "one", Tool: "system.bash", Action: "prompt"}}, p.Approvals); d != "" {
+		t.Errorf("approvals (-want +got):\n%s", d)
 	}
-	var names []string
-	for _, ct := range c.Tools() {
-		names = append(names, ct.Name())
-	}
-	if d := cmp.Diff([]string{"system.bash", "fs.read", "fs.write"}, names); d != "" {
-		t.Error(d)
-	}
-	bash := mustTool(t, c, "system.bash")
-	caps := bash.Caps()
-	if bash.Trust() != 0 || caps.Timeout != 2*time.Second || caps.MaxTimeout != 5*time.Second || caps.Clamp || caps.Output.Limit != 20 || caps.Output.Keep != "head" {
-		t.Errorf("%d %+v", bash.Trust(), caps)
-	}
-	if bash.errors["timeout"].kind != "A" || bash.errors["oom"].kind != "C" {
-		t.Errorf("%+v", bash.errors)
-	}
+	checkChildTools(t, c)
 	base, err := s.Get("base")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b := mustTool(t, base, "system.bash"); b.Trust() != 2 || b.Caps().Output.Limit != 10 || len(base.Profile.Policy.Deny) != 1 {
-		t.Errorf("what is extended has changed: %+v", base.Profile)
+	if b := mustTool(t, base, "system.bash"); b.Trust() != 2 || b.Caps().Output.Limit != 10 ||
+		len(base.Profile.Policy.Deny) != 1 {
+		t.Errorf("extending changed the parent: %+v", base.Profile)
 	}
+	checkGrandchildren(t, s)
+}
+
+// checkGrandchildren checks the profiles that extend child.
+func checkGrandchildren(t *testing.T, s *Set) {
+	t.Helper()
 	g, err := s.Get("grandchild")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if mustTool(t, g, "fs.read").Enabled() || !mustTool(t, g, "fs.write").Enabled() {
-		t.Error("a tool that is disabled further down is enabled")
+		t.Error("fs.read is enabled, or fs.write disabled, in the grandchild")
 	}
 	l, err := s.Get("literal")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if q := l.Profile.Policy; len(q.Rules) != 1 || len(q.Deny) != 0 || len(q.Allow) != 0 || q.Messages["empty"] != "nothing, child" {
-		t.Errorf("%+v", q)
+	if q := l.Profile.Policy; len(q.Rules) != 1 || len(q.Deny) != 0 || len(q.Allow) != 0 ||
+		q.Messages["empty"] != "nothing, child" {
+		t.Errorf("policy of literal: %+v, want only its rules and the messages", q)
 	}
 }
 
-func TestAnAgentsProfileAllowsItsOwnPrograms(t *testing.T) {
+// checkChildTools checks the merged tools of child.
+func checkChildTools(t *testing.T, c *Compiled) {
+	t.Helper()
+	var names []string
+	for _, ct := range c.Tools() {
+		names = append(names, ct.Name())
+	}
+	if d := cmp.Diff([]string{"system.bash", "fs.read", "fs.write"}, names); d != "" {
+		t.Errorf("tools (-want +got):\n%s", d)
+	}
+	bash := mustTool(t, c, "system.bash")
+	caps := bash.Caps()
+	if bash.Trust() != 0 || caps.Timeout != 2*time.Second || caps.MaxTimeout != 5*time.Second || caps.Clamp ||
+		caps.Output.Limit != 20 || caps.Output.Keep != "head" {
+		t.Errorf("system.bash: trust %d, caps %+v", bash.Trust(), caps)
+	}
+	if bash.errors["timeout"].kind != "A" || bash.errors["oom"].kind != "C" {
+		t.Errorf("errors of system.bash: %+v", bash.errors)
+	}
+}
+
+func TestWriterProfile(t *testing.T) {
 	text, err := os.ReadFile("testdata/writer.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -146,9 +165,10 @@ func TestAnAgentsProfileAllowsItsOwnPrograms(t *testing.T) {
 	}
 	p := c.Profile.Policy
 	if len(p.Allow) != 12 || p.Allow[0] != "pdflatex" || len(p.Deny) != 34 {
-		t.Errorf("%d allowed, %d denied", len(p.Allow), len(p.Deny))
+		t.Errorf("%d allowed and %d denied programs, want 12 and 34", len(p.Allow), len(p.Deny))
 	}
-	if caps := mustTool(t, c, "run_command").Caps(); caps.Timeout != 5*time.Minute || caps.MaxTimeout != 10*time.Minute || caps.Output.Limit != 50000 {
-		t.Errorf("%+v", caps)
+	if caps := mustTool(t, c, "run_command").Caps(); caps.Timeout != 5*time.Minute ||
+		caps.MaxTimeout != 10*time.Minute || caps.Output.Limit != 50000 {
+		t.Errorf("caps of run_command: %+v", caps)
 	}
 }

@@ -7,15 +7,14 @@ import (
 	"path/filepath"
 )
 
-// LoadFile compiles one file, which may extend the built-in profiles and those
-// of a folder ("" is none). It may be one of that folder's, too. What is wrong
-// with other files is none of its business.
+// LoadFile compiles one file. It may extend built-in profiles and those in dir, unless dir is "".
+// The file may be in dir. Errors in other files are ignored.
 func LoadFile(file, dir string) (*Compiled, error) {
 	l := newLoader()
 	if err := l.builtin(); err != nil {
 		return nil, err
 	}
-	name, err := l.file(file, dir)
+	name, err := l.addFile(file, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -26,8 +25,8 @@ func LoadFile(file, dir string) (*Compiled, error) {
 	return compile(d)
 }
 
-// file adds a file and the folder, and returns the file's profile.
-func (l *loader) file(file, dir string) (string, error) {
+// addFile adds a file and the profiles in dir. It returns the name of the file's profile.
+func (l *loader) addFile(file, dir string) (string, error) {
 	inside := dir != "" && sameDir(dir, filepath.Dir(file))
 	if inside {
 		file = path.Join(dir, filepath.Base(file))
@@ -44,7 +43,7 @@ func (l *loader) file(file, dir string) (string, error) {
 		l.add(file, text, false)
 	}
 	if dir != "" {
-		if err := l.folder(dir); err != nil {
+		if err := l.addDir(dir); err != nil {
 			return "", err
 		}
 	}
@@ -58,7 +57,8 @@ func (l *loader) file(file, dir string) (string, error) {
 			return "", err
 		}
 	}
-	return "", &FileError{File: file, Reason: "is no profile: its name must end with .yaml, .yml or .json, and its folder is " + dir}
+	return "", &FileError{File: file,
+		Reason: "is not a profile: the name must end in .yaml, .yml or .json in directory " + dir}
 }
 
 func sameDir(a, b string) bool {

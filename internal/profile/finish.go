@@ -6,23 +6,22 @@ import (
 	"encoding/json"
 )
 
-// Shown is what callers get of a call.
+// Shown is the outcome of a call for its caller.
 type Shown struct {
-	// Output is of the tool's output schema; nil for a call that has none.
+	// Output matches the output schema; nil if the call has no output.
 	Output json.RawMessage
-	// Text is its form for models: the profile's, or the output as JSON, or for
-	// a call without one what is said of its ending.
+	// Text is the form for models: by the template of the profile, or the output as JSON, or the
+	// message of the ending.
 	Text string
-	// Error is set if the tool calls this ending an error.
+	// Error is set if the profile defines this ending as an error.
 	Error *Error
 }
 
-// Finish makes what callers get. r is the built-in tool's output, typed or as
-// JSON; nil for a refusal and other endings without one. It may be called again
-// for another ending.
+// Finish returns what the caller gets. r is the output of the built-in tool, as a Go value or JSON;
+// nil for a refusal or another ending without output. It can be called again with another ending.
 func (c *Call) Finish(ctx context.Context, r any, end End) (Shown, error) {
 	t := c.Tool
-	s := scene{call: c, end: end, r: r}
+	s := outcome{call: c, end: end, r: r}
 	var out Shown
 	var err error
 	if out.Output, err = s.output(ctx); err != nil {
@@ -33,7 +32,7 @@ func (c *Call) Finish(ctx context.Context, r any, end End) (Shown, error) {
 	}
 	switch {
 	case t.text != nil:
-		out.Text, err = s.run(t.text)
+		out.Text, err = s.execute(t.text)
 	case out.Output != nil:
 		out.Text = string(out.Output)
 	case out.Error != nil:
@@ -44,18 +43,18 @@ func (c *Call) Finish(ctx context.Context, r any, end End) (Shown, error) {
 	return out, err
 }
 
-// scene is one ending, and what expressions and templates look at.
-type scene struct {
+// outcome is the data for the expressions and templates of one ending.
+type outcome struct {
 	call *Call
 	end  End
 	r    any
 	vars map[string]any
-	// made is the output, as JSON.
-	made json.RawMessage
+	// encoded is the output as JSON.
+	encoded json.RawMessage
 }
 
-// names are the variables, made once and only if something looks at them.
-func (s *scene) names() (map[string]any, error) {
+// variables returns the variables. They are built on first use.
+func (s *outcome) variables() (map[string]any, error) {
 	if s.vars != nil {
 		return s.vars, nil
 	}
@@ -67,44 +66,44 @@ func (s *scene) names() (map[string]any, error) {
 	return s.vars, nil
 }
 
-func (s *scene) output(ctx context.Context) (json.RawMessage, error) {
+func (s *outcome) output(ctx context.Context) (json.RawMessage, error) {
 	var err error
 	switch t := s.call.Tool; {
 	case t.result != nil:
-		vars, verr := s.names()
+		vars, verr := s.variables()
 		if verr != nil {
 			return nil, verr
 		}
-		if s.made, err = t.result.JSON(ctx, vars); err != nil {
+		if s.encoded, err = t.result.JSON(ctx, vars); err != nil {
 			return nil, t.broken("result", err)
 		}
 	case s.r == nil:
 		return nil, nil
 	default:
-		s.made, err = encodeJSON(s.r)
+		s.encoded, err = encodeJSON(s.r)
 	}
-	if string(s.made) == "null" {
-		s.made = nil
+	if string(s.encoded) == "null" {
+		s.encoded = nil
 	}
-	return s.made, err
+	return s.encoded, err
 }
 
-// run makes a text of a template.
-func (s *scene) run(t *textTemplate) (string, error) {
-	vars, err := s.names()
+// execute executes a template.
+func (s *outcome) execute(t *textTemplate) (string, error) {
+	vars, err := s.variables()
 	if err != nil {
 		return "", err
 	}
-	if _, ok := vars["result"]; t.result && !ok {
-		if vars["result"], err = decodeJSON(s.made); err != nil {
+	if _, ok := vars["result"]; t.usesResult && !ok {
+		if vars["result"], err = decodeJSON(s.encoded); err != nil {
 			return "", err
 		}
 	}
 	return t.run(vars)
 }
 
-// error is the profile's error for the ending, the more exact one first.
-func (s *scene) error() (*Error, error) {
+// error returns the profile's error for the ending, by the most specific key.
+func (s *outcome) error() (*Error, error) {
 	for _, key := range s.end.keys() {
 		e := s.call.Tool.errors[key]
 		if e == nil {
@@ -115,7 +114,7 @@ func (s *scene) error() (*Error, error) {
 			return out, nil
 		}
 		var err error
-		out.Message, err = s.run(e.message)
+		out.Message, err = s.execute(e.message)
 		return out, err
 	}
 	return nil, nil
@@ -132,11 +131,13 @@ func (e *End) keys() []string {
 	return append(keys, e.Ending)
 }
 
-// plain is the ending for expressions and templates.
+// plain returns the ending as data for expressions and templates.
 func (e *End) plain() map[string]any {
 	return map[string]any{
-		"ending": e.Ending, "refused": e.Refused, "class": e.Class, "rule": e.Rule, "never": e.Never, "message": e.Message, "program": e.Program,
-		"exit_code": int64(e.ExitCode), "signal": int64(e.Signal), "duration_ms": e.DurationMS, "timeout_ms": e.TimeoutMS, "detail": e.Detail,
+		"ending": e.Ending, "refused": e.Refused, "class": e.Class, "rule": e.Rule, "never": e.Never,
+		"message": e.Message, "program": e.Program,
+		"exit_code": int64(e.ExitCode), "signal": int64(e.Signal), "duration_ms": e.DurationMS,
+		"timeout_ms": e.TimeoutMS, "detail": e.Detail,
 		"retry_after_ms": e.RetryAfterMS,
 	}
 }

@@ -19,17 +19,17 @@ import (
 // Gateway is the profile that configurations of the gateway system extend.
 const Gateway = "gateway"
 
-// isGateway tells a configuration of the gateway system from a profile: there
-// tools are a map, here a list.
+// isGateway reports whether a file is a configuration of the gateway system: its tools are a map,
+// those of a profile a list.
 func isGateway(n *node) bool {
 	tools := n.get("tools")
 	return tools != nil && tools.kind == object
 }
 
-// FromGateway makes a profile of a configuration file of the gateway system. It
-// extends Gateway. Paths name places in the sandbox: the first one is where the
-// workspace appears. What cannot be taken as it was meant is a warning of the
-// profile; what is not known is a *FileError, with name as the file.
+// FromGateway converts a configuration file of the gateway system to a profile that extends
+// Gateway. Paths name directories in the sandbox; the first one is the workspace. Settings that
+// cannot be applied become warnings of the profile. Unknown settings give a *FileError with name as
+// the file.
 func FromGateway(name string, doc []byte) (Profile, error) {
 	n, err := parseFile(name+".json", doc)
 	if err != nil {
@@ -39,7 +39,7 @@ func FromGateway(name string, doc []byte) (Profile, error) {
 	return p, err
 }
 
-// readGateway is read for such a file.
+// readGateway is like read for a configuration of the gateway system.
 func readGateway(src *source, name string, n *node) (*draft, string, error) {
 	p, origins, err := fromGateway(src, name, n)
 	if err != nil {
@@ -47,30 +47,33 @@ func readGateway(src *source, name string, n *node) (*draft, string, error) {
 	}
 	b, err := json.Marshal(p)
 	if err != nil {
-		return nil, "", src.fail("", "cannot be read: %s", err)
+		return nil, "", src.fail("", "cannot be decoded: %s", err)
 	}
 	var body tree
 	if err := json.Unmarshal(b, &body); err != nil {
-		return nil, "", src.fail("", "cannot be read: %s", err)
+		return nil, "", src.fail("", "cannot be decoded: %s", err)
 	}
 	return &draft{body: body, origins: origins, files: []*source{src}, warnings: p.Warnings}, name, nil
 }
 
 func fromGateway(src *source, name string, n *node) (Profile, map[string][]origin, error) {
 	if !validName.MatchString(name) {
-		return Profile{}, nil, src.fail("", "is named %q: use at most 64 of a-z, 0-9, - and _, and begin with a letter or digit", shorten(name))
+		return Profile{}, nil,
+			src.fail("", "is named %q: use up to 64 of a-z, 0-9, - and _, starting with a letter or digit",
+				shorten(name))
 	}
 	v, err := check(src, "", n, reflect.TypeFor[gatewayDoc]())
 	if err != nil {
 		return Profile{}, nil, err
 	}
-	g := &gatewayReader{src: src, tools: map[string]*Tool{}, p: Profile{Name: name, Extends: Gateway, Title: name, Paths: map[string]string{}}}
+	g := &gatewayReader{src: src, tools: map[string]*Tool{},
+		p: Profile{Name: name, Extends: Gateway, Title: name, Paths: map[string]string{}}}
 	b, err := json.Marshal(v)
 	if err != nil {
-		return Profile{}, nil, src.fail("", "cannot be read: %s", err)
+		return Profile{}, nil, src.fail("", "cannot be decoded: %s", err)
 	}
 	if err := json.Unmarshal(b, &g.doc); err != nil {
-		return Profile{}, nil, src.fail("", "cannot be read: %s", shorten(err.Error()))
+		return Profile{}, nil, src.fail("", "cannot be decoded: %s", shorten(err.Error()))
 	}
 	for _, step := range []func() error{g.bash, g.files, g.http, g.browser, g.sandbox, g.approvals, g.policy} {
 		if err := step(); err != nil {
@@ -80,9 +83,10 @@ func fromGateway(src *source, name string, n *node) (Profile, map[string][]origi
 	return g.profile(), g.origins(), nil
 }
 
-// gatewayTools are what such a file may speak of, in order.
+// gatewayTools are the tools of the gateway system, in order.
 var gatewayTools = []string{"bash", "filesystem", "http", "browser"}
 
+// gatewayReader converts a gatewayDoc to a Profile.
 type gatewayReader struct {
 	src   *source
 	doc   gatewayDoc
@@ -112,7 +116,7 @@ func (g *gatewayReader) enabled(name string, on *bool) {
 
 func (g *gatewayReader) positive(at string, n float64) error {
 	if _, ok := g.src.lines[at]; ok && n <= 0 {
-		return g.src.fail(at, "is %v: more than 0, or leave it out", n)
+		return g.src.fail(at, "is %v: must be more than 0, or remove it", n)
 	}
 	return nil
 }
@@ -122,13 +126,14 @@ func (g *gatewayReader) bash() error {
 	g.enabled("bash", b.Enabled)
 	if b.AllowedCommands != nil {
 		if len(*b.AllowedCommands) == 0 {
-			return g.src.fail(at+".allowedCommands", "is empty, which allows no command: leave it out to allow all, or set enabled to false")
+			return g.src.fail(at+".allowedCommands",
+				"is empty and allows no command: remove it to allow all, or set enabled to false")
 		}
 		g.p.Policy.Allow = *b.AllowedCommands
 	}
 	g.p.Policy.Deny = b.DeniedCommands
 	if b.AllowedCommands != nil || len(b.DeniedCommands) > 0 {
-		g.p.Policy.Unknown = policy.Deny // a list that could be walked around is none
+		g.p.Policy.Unknown = policy.Deny // an unknown program could bypass the list
 	}
 	if err := g.positive(at+".timeoutMs", float64(b.TimeoutMS)); err != nil {
 		return err
@@ -158,15 +163,15 @@ const (
 	tempDir      = "/tmp"
 )
 
-// directories takes the allowed folders. The first that is no place of the
-// sandbox anyway becomes the name of the workspace.
+// directories converts the allowed directories. The first one that is not part of every sandbox
+// becomes the path of the workspace.
 func (g *gatewayReader) directories(at string, dirs *[]string, c *Caps) error {
 	if dirs == nil {
 		return nil
 	}
 	at += ".allowedDirectories"
 	if len(*dirs) == 0 {
-		return g.src.fail(at, "is empty, which allows no folder: leave it out, or set enabled to false")
+		return g.src.fail(at, "is empty and allows no directory: remove it, or set enabled to false")
 	}
 	for i, dir := range *dirs {
 		here := fmt.Sprintf("%s[%d]", at, i)
@@ -176,11 +181,11 @@ func (g *gatewayReader) directories(at string, dirs *[]string, c *Caps) error {
 		}
 		c.Dirs = append(c.Dirs, clean)
 		switch {
-		case below(clean, workspaceDir), below(clean, tempDir), g.known(clean):
+		case isWithin(clean, workspaceDir), isWithin(clean, tempDir), g.known(clean):
 		case len(g.p.Paths) == 0:
 			g.p.Paths[clean] = workspaceDir
 		default:
-			g.warn(here, "%s is no place of a sandbox: only the first folder is where the workspace appears", clean)
+			g.warn(here, "%s does not exist in sandboxes: only the first directory is mapped to the workspace", clean)
 		}
 	}
 	return nil
@@ -188,39 +193,40 @@ func (g *gatewayReader) directories(at string, dirs *[]string, c *Caps) error {
 
 func (g *gatewayReader) known(dir string) bool {
 	for from := range g.p.Paths {
-		if below(dir, from) {
+		if isWithin(dir, from) {
 			return true
 		}
 	}
 	return false
 }
 
-func below(dir, of string) bool { return dir == of || strings.HasPrefix(dir, of+"/") }
+func isWithin(dir, of string) bool { return dir == of || strings.HasPrefix(dir, of+"/") }
 
 func (g *gatewayReader) sandbox() error {
 	s, at := &g.doc.Tools.Sandbox, "tools.sandbox"
 	if s.Enabled != nil && !*s.Enabled {
-		g.warn(at+".enabled", "is false, which cannot be: every call runs in a sandbox")
+		g.warn(at+".enabled", "is false, but every call runs in a sandbox")
 	}
 	if s.Image != "" {
-		g.warn(at+".image", "%q is not used: the image is that of the service's template", shorten(s.Image))
+		g.warn(at+".image", "%q is ignored: the template of the service sets the image", shorten(s.Image))
 	}
 	switch s.NetworkMode {
 	case "", "none":
-	case "bridge": // all public egress; the interface stays none
+	case "bridge": // all public egress, still without a network interface
 		g.p.Network = NetworkBridge
 	default:
 		return g.src.fail(at+".networkMode", "is %q: use none or bridge", shorten(s.NetworkMode))
 	}
 	if len(s.VolumeMounts) > 0 {
-		g.warn(at+".volumeMounts", "are not used: a call names its workspace, and no folder of the host is mounted")
+		g.warn(at+".volumeMounts", "are ignored: a call names its workspace, and host directories are never mounted")
 	}
 	if err := g.positive(at+".cpuLimit", s.CPULimit); err != nil {
 		return err
 	}
 	memory, ok := memorySize(s.MemoryLimit)
 	if !ok {
-		return g.src.fail(at+".memoryLimit", "is %q: use a number of bytes with k, m or g behind it, as 512m", shorten(s.MemoryLimit))
+		return g.src.fail(at+".memoryLimit", "is %q: use a number with k, m or g, such as 512m",
+			shorten(s.MemoryLimit))
 	}
 	c := &g.tool("bash").Caps
 	c.MemoryBytes, c.CPUs = memory, s.CPULimit
@@ -250,13 +256,15 @@ var fieldForm = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-
 func (g *gatewayReader) approvals() error {
 	for i, r := range g.doc.Approval.Rules {
 		at := fmt.Sprintf("approval.rules[%d]", i)
-		if err := g.named(at+".toolName", r.ToolName); err != nil {
+		if err := g.checkTool(at+".toolName", r.ToolName); err != nil {
 			return err
 		}
 		if !slices.Contains([]string{"approve", "deny", "prompt", "budget"}, r.Action) {
-			return g.src.fail(at+".action", "is %q: use approve, deny, prompt or budget%s", shorten(r.Action), nearest(r.Action, []string{"approve", "deny", "prompt", "budget"}))
+			return g.src.fail(at+".action", "is %q: use approve, deny, prompt or budget%s", shorten(r.Action),
+				nearest(r.Action, []string{"approve", "deny", "prompt", "budget"}))
 		}
-		out := approval.Rule{ID: fmt.Sprintf("approval-%d", i+1), Tool: r.ToolName, Action: approval.Action(r.Action), When: r.Condition}
+		out := approval.Rule{ID: fmt.Sprintf("approval-%d", i+1), Tool: r.ToolName, Action: approval.Action(r.Action),
+			When: r.Condition}
 		if r.Condition != "" {
 			if _, err := expr.Compile(r.Condition, inputNames...); err != nil {
 				return g.src.fail(at+".condition", "%s", withoutClass(err))
@@ -273,23 +281,24 @@ func (g *gatewayReader) approvals() error {
 func (g *gatewayReader) budget(at string, r gatewayRule, out *approval.Rule) error {
 	if r.Action != "budget" {
 		if r.BudgetLimit != nil || r.BudgetPeriod != "" || r.BudgetField != "" {
-			return g.src.fail(at, "has a budget, and its action is %s: use budget", r.Action)
+			return g.src.fail(at, "has a budget, but action %s: use action budget", r.Action)
 		}
 		return nil
 	}
 	if r.BudgetLimit == nil || *r.BudgetLimit <= 0 {
-		return g.src.fail(at+".budgetLimit", "must be more than 0 for a budget")
+		return g.src.fail(at+".budgetLimit", "must be more than 0")
 	}
 	if r.BudgetPeriod == "" {
 		r.BudgetPeriod = "daily"
 	}
 	periods := []string{"daily", "weekly", "monthly"}
 	if !slices.Contains(periods, r.BudgetPeriod) {
-		return g.src.fail(at+".budgetPeriod", "is %q: use daily, weekly or monthly%s", shorten(r.BudgetPeriod), nearest(r.BudgetPeriod, periods))
+		return g.src.fail(at+".budgetPeriod", "is %q: use daily, weekly or monthly%s", shorten(r.BudgetPeriod),
+			nearest(r.BudgetPeriod, periods))
 	}
 	if r.BudgetField != "" {
 		if !fieldForm.MatchString(r.BudgetField) {
-			return g.src.fail(at+".budgetField", "is %q: use the name of a field of the input", shorten(r.BudgetField))
+			return g.src.fail(at+".budgetField", "is %q: must be a field name of the input", shorten(r.BudgetField))
 		}
 		out.Amount = "double(input." + r.BudgetField + ")"
 	}
@@ -297,42 +306,43 @@ func (g *gatewayReader) budget(at string, r gatewayRule, out *approval.Rule) err
 	return nil
 }
 
-// named sees to the name of a tool, or a glob over names.
-func (g *gatewayReader) named(at, name string) error {
+// named checks that name is a tool or a glob that matches one.
+func (g *gatewayReader) checkTool(at, name string) error {
 	for _, known := range gatewayTools {
 		if ok, err := path.Match(name, known); err == nil && ok {
 			return nil
 		}
 	}
-	return g.src.fail(at, "is %q, which is no tool here%s (tools: %s)", shorten(name), nearest(name, gatewayTools), strings.Join(gatewayTools, ", "))
+	return g.src.fail(at, "is %q: tool not found%s (tools: %s)", shorten(name), nearest(name, gatewayTools),
+		strings.Join(gatewayTools, ", "))
 }
 
 func (g *gatewayReader) policy() error {
 	p := &g.doc.Policy
 	for _, name := range slices.Sorted(maps.Keys(p.Enabled)) {
 		on := p.Enabled[name]
-		if err := g.named("policy.enabled."+name, name); err != nil {
+		if err := g.checkTool("policy.enabled."+name, name); err != nil {
 			return err
 		}
 		g.enabled(name, &on)
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.RateLimits)) {
 		r, at := p.RateLimits[name], join("policy.rateLimits", name)
-		if err := g.named(at, name); err != nil {
+		if err := g.checkTool(at, name); err != nil {
 			return err
 		}
 		if r.MaxCalls <= 0 || r.WindowMS <= 0 {
-			return g.src.fail(at, "needs maxCalls and windowMs over 0")
+			return g.src.fail(at, "must have maxCalls and windowMs over 0")
 		}
 		g.tool(name).Rate = &approval.Rate{MaxCalls: r.MaxCalls, WindowMS: r.WindowMS}
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.ResourceLimits)) {
 		l, at := p.ResourceLimits[name], join("policy.resourceLimits", name)
-		if err := g.named(at, name); err != nil {
+		if err := g.checkTool(at, name); err != nil {
 			return err
 		}
 		if l.MaxDuration < 0 || l.MaxMemory < 0 || l.MaxCPU < 0 {
-			return g.src.fail(at, "has a limit that is negative")
+			return g.src.fail(at, "must not have a negative limit")
 		}
 		g.limit(&g.tool(name).Caps, l)
 	}
@@ -363,7 +373,7 @@ func (g *gatewayReader) profile() Profile {
 	return g.p
 }
 
-// origins say where the parts of the profile stand in the file.
+// origins returns the places of the profile's parts in the file.
 func (g *gatewayReader) origins() map[string][]origin {
 	out := map[string][]origin{}
 	for i, t := range g.p.Tools {

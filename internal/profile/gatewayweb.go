@@ -9,13 +9,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
 )
 
-// http takes what the http tool may reach.
+// http converts the settings of the http tool.
 func (g *gatewayReader) http() error {
 	h, at := &g.doc.Tools.HTTP, "tools.http"
 	g.enabled("http", h.Enabled)
 	for i, m := range h.AllowedMethods {
 		if !slices.Contains([]string{"GET", "POST", "PUT", "DELETE"}, m) {
-			return g.src.fail(fmt.Sprintf("%s.allowedMethods[%d]", at, i), "is %q: use GET, POST, PUT or DELETE", shorten(m))
+			return g.src.fail(fmt.Sprintf("%s.allowedMethods[%d]", at, i), "is %q: use GET, POST, PUT or DELETE",
+				shorten(m))
 		}
 	}
 	if err := g.positive(at+".timeoutMs", float64(h.TimeoutMS)); err != nil {
@@ -32,7 +33,8 @@ func (g *gatewayReader) http() error {
 	if err != nil {
 		return err
 	}
-	w := tool.WebCaps{Reach: tool.Reach{Allow: allow, HTTP: allow, Deny: deny, Methods: h.AllowedMethods}, MaxBytes: h.MaxResponseSize}
+	w := tool.WebCaps{Reach: tool.Reach{Allow: allow, HTTP: allow, Deny: deny, Methods: h.AllowedMethods},
+		MaxBytes: h.MaxResponseSize}
 	if h.AllowedDomains == nil && len(deny)+len(h.AllowedMethods) == 0 && h.MaxResponseSize == 0 && h.TimeoutMS == 0 {
 		return nil
 	}
@@ -41,10 +43,10 @@ func (g *gatewayReader) http() error {
 	return nil
 }
 
-// domains are hosts as egress has them: a name is itself and all names below it.
+// domains returns host patterns for egress rules: a domain includes all names below it.
 func (g *gatewayReader) domains(at string, list []string) ([]string, error) {
 	if _, ok := g.src.lines[at]; ok && len(list) == 0 && strings.HasSuffix(at, ".allowedDomains") {
-		return nil, g.src.fail(at, "is empty, which allows no host: leave it out to allow all, or set enabled to false")
+		return nil, g.src.fail(at, "is empty and allows no host: remove it to allow all, or set enabled to false")
 	}
 	var out []string
 	for i, domain := range list {
@@ -56,25 +58,25 @@ func (g *gatewayReader) domains(at string, list []string) ([]string, error) {
 		}
 		if _, err := (tool.Reach{Allow: hosts}).Compile(); err != nil {
 			_, why, _ := strings.Cut(err.Error(), " ")
-			return nil, g.src.fail(fmt.Sprintf("%s[%d]", at, i), "is no host: %s", shorten(why))
+			return nil, g.src.fail(fmt.Sprintf("%s[%d]", at, i), "is not a host: %s", shorten(why))
 		}
 		out = append(out, hosts...)
 	}
 	return out, nil
 }
 
-// browser keeps what cannot be had yet, and says so.
-// browserModes are what the modes of that system are called by browser.open.
+// browserModes maps the modes of the gateway system to those of browser.open.
 var browserModes = map[string]string{"simple": tool.Simple, "playwright": tool.Real}
 
-// maxBrowserText is the most that caps.web.max_text can be.
+// maxBrowserText is the maximum of caps.web.max_text, in characters.
 const maxBrowserText = 200_000
 
-// browser has the domains of http where it names none of its own.
+// browser converts the settings of the browser tool. Its default domains are those of http.
 func (g *gatewayReader) browser() error {
 	b, h, at := &g.doc.Tools.Browser, &g.doc.Tools.HTTP, "tools.browser"
 	if b.Mode != "" && browserModes[b.Mode] == "" {
-		return g.src.fail(at+".mode", "is %q: use simple or playwright%s", shorten(b.Mode), nearest(b.Mode, []string{"simple", "playwright"}))
+		return g.src.fail(at+".mode", "is %q: use simple or playwright%s", shorten(b.Mode),
+			nearest(b.Mode, []string{"simple", "playwright"}))
 	}
 	g.enabled("browser", b.Enabled)
 	if err := g.positive(at+".timeoutMs", float64(b.TimeoutMS)); err != nil {
@@ -84,7 +86,7 @@ func (g *gatewayReader) browser() error {
 		return err
 	}
 	if b.MaxContentLength > maxBrowserText {
-		g.warn(at+".maxContentLength", "is %d: at most %d characters are given", b.MaxContentLength, maxBrowserText)
+		g.warn(at+".maxContentLength", "is %d: limited to %d characters", b.MaxContentLength, maxBrowserText)
 		b.MaxContentLength = maxBrowserText
 	}
 	domains, of := b.AllowedDomains, at
@@ -104,10 +106,12 @@ func (g *gatewayReader) browser() error {
 	}
 	if len(allow)+len(deny) > 0 || b.MaxContentLength > 0 || b.TimeoutMS > 0 {
 		c := &g.tool("browser").Caps
-		c.TimeoutMS, c.Web = b.TimeoutMS, &tool.WebCaps{Reach: tool.Reach{Allow: allow, HTTP: allow, Deny: deny}, MaxText: int(b.MaxContentLength)}
+		c.TimeoutMS, c.Web = b.TimeoutMS, &tool.WebCaps{Reach: tool.Reach{Allow: allow, HTTP: allow, Deny: deny},
+			MaxText: int(b.MaxContentLength)}
 	}
 	return nil
 }
 
-// browserArguments are those of the profile gateway, with a mode for all calls.
-const browserArguments = `{"url": input.url, ?"wait_for": input.?waitForSelector, "screenshot": input.screenshot ? "viewport" : "", "mode": "%s"}`
+// browserArguments are those of the profile gateway, with a fixed mode.
+const browserArguments = `{"url": input.url, ?"wait_for": input.?waitForSelector, ` +
+	`"screenshot": input.screenshot ? "viewport" : "", "mode": "%s"}`

@@ -11,12 +11,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// Bare is a call whose input nobody looked at, for one that was refused before.
+// Bare returns a Call with an unchecked input, for a call that was already refused.
 func (t *CompiledTool) Bare(raw json.RawMessage, call map[string]any) *Call {
 	return &Call{Tool: t, Base: t.builtin, Input: raw, raw: raw, call: call}
 }
 
-// Values are the call's input, for conditions of rules; nil if it is no object.
+// Values returns the input for conditions of rules, or nil if it is not an object.
 func (c *Call) Values() map[string]any {
 	if c.input == nil {
 		if v, err := decodeJSON(c.raw); err == nil {
@@ -26,19 +26,19 @@ func (c *Call) Values() map[string]any {
 	return c.input
 }
 
-// Check says what a policy of the profile decides on a command: that of a tool,
-// or with "" that of the first tool that runs commands of such a form. A
-// command line is looked at as that tool would: by the shell's grammar, or
-// split into words alone.
+// Check returns the verdict on a command by the policy of the named tool. If name is "", it uses
+// the first tool that runs such commands. A command line is parsed as that tool would: as shell
+// code, or only split into words.
 func (c *Compiled) Check(name, command string, argv []string) (policy.Verdict, error) {
-	t, err := c.judge(name, command != "")
+	t, err := c.commandTool(name, command != "")
 	if err != nil {
 		return policy.Verdict{}, err
 	}
 	p := t.Policy()
 	switch {
 	case command != "" && argv != nil:
-		return policy.Verdict{}, usererror.Errorf(errdefs.ErrInvalidArgument, "command and argv are both set: use one of them")
+		return policy.Verdict{}, usererror.Errorf(errdefs.ErrInvalidArgument,
+			"command and argv are both set: use one of them")
 	case argv != nil:
 		return p.Argv(argv), nil
 	case p.ArgvRules() != nil:
@@ -48,10 +48,10 @@ func (c *Compiled) Check(name, command string, argv []string) (policy.Verdict, e
 	return p.Command(command), nil
 }
 
-// commandTools are those whose commands a policy decides on.
+// commandTools are the built-in tools whose commands the policy checks.
 var commandTools = []string{"system.bash", "system.line", "system.run"}
 
-func (c *Compiled) judge(name string, line bool) (*CompiledTool, error) {
+func (c *Compiled) commandTool(name string, line bool) (*CompiledTool, error) {
 	if name != "" {
 		return c.Tool(name)
 	}
@@ -65,10 +65,11 @@ func (c *Compiled) judge(name string, line bool) (*CompiledTool, error) {
 		}
 	}
 	if found == nil {
-		return nil, usererror.Errorf(errdefs.ErrFailedPrecondition, "profile %s has no tool that runs commands", c.Profile.Name)
+		return nil, usererror.Errorf(errdefs.ErrFailedPrecondition, "profile %s has no tool that runs commands",
+			c.Profile.Name)
 	}
 	return found, nil
 }
 
-// isLine says whether a tool takes a command as one line.
+// isLine reports whether a tool takes a command as one line.
 func isLine(t *tool.Tool) bool { return t.Name != "system.run" }

@@ -33,7 +33,7 @@ func load(t *testing.T, files map[string]string) (*Set, error) {
 	return s, err
 }
 
-// stripped is an error without the folder's name.
+// stripped is an error whose text omits the directory.
 type stripped struct {
 	err error
 	dir string
@@ -42,37 +42,39 @@ type stripped struct {
 func (s *stripped) Error() string { return strings.ReplaceAll(s.err.Error(), s.dir, "") }
 func (s *stripped) Unwrap() error { return s.err }
 
-func TestTheBuiltInProfilesCompile(t *testing.T) {
+func TestBuiltin(t *testing.T) {
 	s := builtins(t)
 	c, err := s.Get("")
 	if err != nil || c.Profile.Name != Default || c.Source != BuiltIn {
-		t.Fatalf("%+v, %v", c, err)
+		t.Fatalf("Get(\"\") = %+v, %v; want the default profile", c, err)
 	}
 	for _, c := range s.List() {
 		if len(c.Profile.Warnings) > 0 {
-			t.Errorf("%s: %v", c.Profile.Name, c.Profile.Warnings)
+			t.Errorf("warnings of %s: %v", c.Profile.Name, c.Profile.Warnings)
 		}
 	}
 }
 
-func TestAnUnknownProfileNamesTheKnownOnes(t *testing.T) {
+func TestGetUnknownProfile(t *testing.T) {
 	_, err := builtins(t).Get("defalt")
-	if !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), `did you mean "default"?`) || !strings.Contains(err.Error(), "known: ") {
-		t.Error(err)
+	if !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), `did you mean "default"?`) ||
+		!strings.Contains(err.Error(), "known: ") {
+		t.Errorf("Get = %v, want NotFound with a suggestion", err)
 	}
 }
 
-func TestAToolIsFoundByBothItsNames(t *testing.T) {
+func TestToolByName(t *testing.T) {
 	c, err := builtins(t).Get(Default)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"system.bash", "system_bash"} {
 		if tool, err := c.Tool(name); err != nil || tool.Name() != "system.bash" || tool.MCPName() != "system_bash" {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("Tool(%s) = %v, want system.bash", name, err)
 		}
 	}
-	if _, err := c.Tool("system.bahs"); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), `did you mean "system.bash"?`) {
-		t.Error(err)
+	if _, err := c.Tool("system.bahs"); !errdefs.IsNotFound(err) ||
+		!strings.Contains(err.Error(), `did you mean "system.bash"?`) {
+		t.Errorf("Tool = %v, want NotFound with a suggestion", err)
 	}
 }

@@ -2,19 +2,18 @@ package profile
 
 import "fmt"
 
-// origin is where a part of a merged profile came from: first the file that
-// spoke last, and the path that the part has there.
+// origin is where a part of a merged profile comes from: a file, and the path of the part in it.
 type origin struct {
 	src  *source
 	path string
 }
 
-// draft is a profile before it is compiled: as JSON has it, with the origins
-// of its parts by the path that they have now.
+// draft is a profile before compilation: its JSON value, with the origins of parts by their path in
+// the merged profile. The first origin has priority.
 type draft struct {
 	body    tree
 	origins map[string][]origin
-	// files are the profile's own and those that it extends.
+	// files lists the file of the profile, followed by those it extends.
 	files    []*source
 	warnings []string
 }
@@ -28,7 +27,7 @@ func newDraft(body tree, src *source) *draft {
 			d.origins[at] = []origin{{src, at}}
 		}
 	}
-	rules, _ := in(body, "policy")["rules"].([]any)
+	rules, _ := subtree(body, "policy")["rules"].([]any)
 	for i := range rules {
 		at := fmt.Sprintf("policy.rules[%d]", i)
 		d.origins[at] = []origin{{src, at}}
@@ -36,8 +35,7 @@ func newDraft(body tree, src *source) *draft {
 	return d
 }
 
-// fail makes an error about field of the part at path, in the file that it
-// stands in.
+// fail returns an error about a field of the part at path, located in the file that defines it.
 func (d *draft) fail(path, field, format string, args ...any) error {
 	from := d.origins[path]
 	for _, o := range from {
@@ -68,7 +66,7 @@ func joinField(path, field string) string {
 	return join(path, field)
 }
 
-func in(t tree, key string) tree {
+func subtree(t tree, key string) tree {
 	v, _ := t[key].(tree)
 	return v
 }
@@ -78,15 +76,15 @@ func items(t tree, key string) []any {
 	return v
 }
 
-// extend puts child over parent, neither of which changes:
-//   - a tool of the same name is the parent's with the child's fields over it;
-//     caps, errors and a policy are merged in turn, new tools come last;
-//   - deny, forbid and rules of a policy are joined, a rule of the same id is
-//     replaced, allow and argv are replaced; a child with another match brings
-//     a policy of its own, of which only the messages are merged;
-//   - the child's approvals come first, for the first that matches decides; one
-//     of the same id takes the parent's place;
-//   - paths are merged by folder, all else is replaced.
+// extend merges child over parent, without changing either:
+//   - Tools with the same name are merged by field; caps, errors and policy are merged in turn.
+//     New tools come last.
+//   - Of a policy, deny, forbid and rules are concatenated, a rule with the same id is replaced,
+//     and allow and argv are replaced. A child with another match replaces the policy; only the
+//     messages are merged.
+//   - Approvals of the child come first, because the first match decides. One with the same id
+//     replaces that of the parent.
+//   - Paths are merged by directory. All else is replaced.
 func extend(child, parent *draft) *draft {
 	d := &draft{
 		body: tree{}, origins: map[string][]origin{},
@@ -94,7 +92,7 @@ func extend(child, parent *draft) *draft {
 		warnings: append(append([]string{}, parent.warnings...), child.warnings...),
 	}
 	over(d.body, parent.body, child.body)
-	if p, c := in(parent.body, "paths"), in(child.body, "paths"); p != nil && c != nil {
+	if p, c := subtree(parent.body, "paths"), subtree(child.body, "paths"); p != nil && c != nil {
 		merged := tree{}
 		over(merged, p, c)
 		d.body["paths"] = merged
@@ -119,7 +117,7 @@ func extend(child, parent *draft) *draft {
 	return d
 }
 
-// over copies the trees to out, later ones over earlier ones.
+// over copies the entries of the trees to out; later trees win.
 func over(out tree, from ...tree) {
 	for _, t := range from {
 		for k, v := range t {
@@ -129,7 +127,7 @@ func over(out tree, from ...tree) {
 }
 
 func (d *draft) policy(child, parent *draft) {
-	p, c := in(parent.body, "policy"), in(child.body, "policy")
+	p, c := subtree(parent.body, "policy"), subtree(child.body, "policy")
 	if p == nil && c == nil {
 		return
 	}
@@ -144,7 +142,7 @@ func (d *draft) policy(child, parent *draft) {
 	}
 }
 
-// ruleAt says which rule of which file became a rule of the merged policy.
+// ruleAt tells where a rule of a merged policy comes from.
 type ruleAt struct {
 	child bool
 	index int
@@ -158,7 +156,7 @@ func mergePolicy(p, c tree) (tree, []ruleAt) {
 	} else {
 		over(out, p, c)
 	}
-	if a, b := in(p, "messages"), in(c, "messages"); a != nil {
+	if a, b := subtree(p, "messages"), subtree(c, "messages"); a != nil {
 		merged := tree{}
 		over(merged, a, b)
 		out["messages"] = merged
@@ -235,11 +233,11 @@ func mergeTool(p, c tree) tree {
 	out := tree{}
 	over(out, p, c)
 	for _, key := range []string{"caps", "errors"} {
-		if a, b := in(p, key), in(c, key); a != nil && b != nil {
+		if a, b := subtree(p, key), subtree(c, key); a != nil && b != nil {
 			merged := tree{}
 			over(merged, a, b)
 			for _, part := range []string{"output", "web"} {
-				if x, y := in(a, part), in(b, part); key == "caps" && x != nil && y != nil {
+				if x, y := subtree(a, part), subtree(b, part); key == "caps" && x != nil && y != nil {
 					both := tree{}
 					over(both, x, y)
 					merged[part] = both
@@ -248,7 +246,7 @@ func mergeTool(p, c tree) tree {
 			out[key] = merged
 		}
 	}
-	if a, b := in(p, "policy"), in(c, "policy"); a != nil && b != nil {
+	if a, b := subtree(p, "policy"), subtree(c, "policy"); a != nil && b != nil {
 		out["policy"], _ = mergePolicy(a, b)
 	}
 	return out

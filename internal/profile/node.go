@@ -12,38 +12,38 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Bounds of a profile's file.
+// Bounds of a profile file.
 const (
-	// MaxFile is how large one may be, in bytes.
+	// MaxFile is the maximum size in bytes.
 	MaxFile = 1 << 20
-	// maxNodes bounds its values, with those that an alias repeats.
+	// maxNodes is the maximum number of values, including those repeated by aliases.
 	maxNodes = 50_000
-	// maxDepth bounds how deep they nest.
+	// maxDepth is the maximum nesting.
 	maxDepth = 64
 )
 
-// kind of a node.
+// kind is the type of a node, as shown in errors.
 type kind string
 
 const (
 	object  kind = "a map of keys"
 	list    kind = "a list"
 	text    kind = "text"
-	whole   kind = "a whole number"
+	integer kind = "a whole number"
 	number  kind = "a number"
 	boolean kind = "true or false"
 	null    kind = "nothing"
 )
 
-// node is a value of a file, with its line.
+// node is a value in a file with its line.
 type node struct {
 	kind kind
 	line int
-	// value of text, whole (int64), number (float64) and boolean.
+	// value is set for text, integer (int64), number (float64) and boolean.
 	value any
-	// keys and items of an object, items of a list.
+	// keys and items of an object, or items of a list.
 	keys  []string
-	at    []int // the lines of the keys
+	at    []int // lines of the keys
 	items []*node
 }
 
@@ -56,12 +56,12 @@ func (n *node) get(key string) *node {
 	return nil
 }
 
-// parseFile reads a file of YAML, or of JSON if its name says so.
+// parseFile parses a JSON file if its name ends in .json, and a YAML file otherwise.
 func parseFile(file string, data []byte) (*node, error) {
 	src := &source{file: file}
 	switch {
 	case len(data) > MaxFile:
-		return nil, src.fail("", "is %d bytes long: at most %d", len(data), MaxFile)
+		return nil, src.fail("", "is %d bytes long, more than %d", len(data), MaxFile)
 	case !utf8.Valid(data):
 		return nil, &FileError{File: file, Line: badLine(data), Reason: "is not valid UTF-8"}
 	}
@@ -92,41 +92,42 @@ func parseYAML(src *source, data []byte) (*node, error) {
 	if err := d.Decode(&doc); errors.Is(err, io.EOF) {
 		return nil, src.fail("", "is empty")
 	} else if err != nil {
-		out := &FileError{File: src.file, Reason: "is not YAML: " + shorten(err.Error())}
+		out := &FileError{File: src.file, Reason: "is invalid YAML: " + shorten(err.Error())}
 		if e, ok := errors.AsType[*yaml.LoadError](err); ok {
-			out.Line, out.Reason = e.Mark.Line, "is not YAML: "+shorten(e.Message)
+			out.Line, out.Reason = e.Mark.Line, "is invalid YAML: "+shorten(e.Message)
 		}
 		return nil, out
 	}
 	if err := d.Decode(&more); !errors.Is(err, io.EOF) {
-		return nil, &FileError{File: src.file, Line: more.Line, Reason: "has more than one document: use a file for each profile"}
+		return nil, &FileError{File: src.file, Line: more.Line,
+			Reason: "has more than one document: use one file per profile"}
 	}
-	b := builder{src: src}
+	b := nodeBuilder{src: src}
 	return b.yaml(&doc, 0)
 }
 
-// builder makes nodes and counts them.
-type builder struct {
+// builder builds nodes and counts them.
+type nodeBuilder struct {
 	src   *source
 	count int
 }
 
-func (b *builder) fail(line int, format string, args ...any) error {
+func (b *nodeBuilder) fail(line int, format string, args ...any) error {
 	return &FileError{File: b.src.file, Line: line, Reason: fmt.Sprintf(format, args...)}
 }
 
-func (b *builder) next(line, depth int) error {
+func (b *nodeBuilder) next(line, depth int) error {
 	b.count++
 	switch {
 	case b.count > maxNodes:
-		return b.fail(line, "holds over %d values, with those that its aliases repeat", maxNodes)
+		return b.fail(line, "has more than %d values, including those repeated by aliases", maxNodes)
 	case depth > maxDepth:
-		return b.fail(line, "nests over %d deep", maxDepth)
+		return b.fail(line, "is nested more than %d levels", maxDepth)
 	}
 	return nil
 }
 
-func (b *builder) yaml(y *yaml.Node, depth int) (*node, error) {
+func (b *nodeBuilder) yaml(y *yaml.Node, depth int) (*node, error) {
 	if err := b.next(y.Line, depth); err != nil {
 		return nil, err
 	}
@@ -138,7 +139,7 @@ func (b *builder) yaml(y *yaml.Node, depth int) (*node, error) {
 		return b.yaml(y.Content[0], depth)
 	case yaml.AliasNode:
 		if y.Alias == nil {
-			return nil, b.fail(y.Line, "has an alias of nothing")
+			return nil, b.fail(y.Line, "has an alias without an anchor")
 		}
 		return b.yaml(y.Alias, depth+1)
 	case yaml.MappingNode:
@@ -157,19 +158,19 @@ func (b *builder) yaml(y *yaml.Node, depth int) (*node, error) {
 	return b.scalar(y)
 }
 
-func (b *builder) mapping(y *yaml.Node, depth int) (*node, error) {
+func (b *nodeBuilder) mapping(y *yaml.Node, depth int) (*node, error) {
 	n := &node{kind: object, line: y.Line}
 	seen := make(map[string]int, len(y.Content)/2)
 	for i := 0; i+1 < len(y.Content); i += 2 {
 		key := y.Content[i]
 		if key.Kind != yaml.ScalarNode {
-			return nil, b.fail(key.Line, "has a key that is not a plain word")
+			return nil, b.fail(key.Line, "has a key that is not a scalar")
 		}
 		if key.ShortTag() == "!!merge" {
-			return nil, b.fail(key.Line, "has a merge key (<<), which profiles do not know: use extends")
+			return nil, b.fail(key.Line, "has a merge key (<<), which is not supported: use extends")
 		}
 		if line, ok := seen[key.Value]; ok {
-			return nil, b.fail(key.Line, "has the key %q twice, first in line %d", shorten(key.Value), line)
+			return nil, b.fail(key.Line, "has duplicate key %q, first in line %d", shorten(key.Value), line)
 		}
 		seen[key.Value] = key.Line
 		v, err := b.yaml(y.Content[i+1], depth+1)
@@ -181,7 +182,7 @@ func (b *builder) mapping(y *yaml.Node, depth int) (*node, error) {
 	return n, nil
 }
 
-func (b *builder) scalar(y *yaml.Node) (*node, error) {
+func (b *nodeBuilder) scalar(y *yaml.Node) (*node, error) {
 	n := &node{line: y.Line}
 	var err error
 	switch tag := y.ShortTag(); tag {
@@ -196,49 +197,49 @@ func (b *builder) scalar(y *yaml.Node) (*node, error) {
 	case "!!int":
 		var v int64
 		err = y.Decode(&v)
-		n.kind, n.value = whole, v
+		n.kind, n.value = integer, v
 	case "!!float":
 		var v float64
 		err = y.Decode(&v)
 		n.kind, n.value = number, v
-	case "!!timestamp": // a date is a word here
+	case "!!timestamp": // a date is plain text
 		n.kind, n.value = text, y.Value
 	default:
-		return nil, b.fail(y.Line, "has a value with the tag %s, which profiles do not know", shorten(tag))
+		return nil, b.fail(y.Line, "has a value with unsupported tag %s", shorten(tag))
 	}
 	if err != nil {
-		return nil, b.fail(y.Line, "has a value that cannot be read: %s", shorten(y.Value))
+		return nil, b.fail(y.Line, "has invalid value %s", shorten(y.Value))
 	}
 	if f, ok := n.value.(float64); ok && (f != f || f > 1e300 || f < -1e300) {
-		return nil, b.fail(y.Line, "has a number that is none: %s", shorten(y.Value))
+		return nil, b.fail(y.Line, "has invalid number %s", shorten(y.Value))
 	}
 	return n, nil
 }
 
-// parseJSON reads JSON by itself: the YAML library does not take all of it.
+// parseJSON parses JSON. The YAML library does not accept all of it.
 func parseJSON(src *source, data []byte) (*node, error) {
-	j := &jsonReader{builder: builder{src: src}, data: data, d: json.NewDecoder(bytes.NewReader(data)), line: 1}
+	j := &jsonReader{nodeBuilder: nodeBuilder{src: src}, data: data, d: json.NewDecoder(bytes.NewReader(data)), line: 1}
 	j.d.UseNumber()
 	n, err := j.value(0)
 	if err != nil {
 		return nil, err
 	}
 	if _, err := j.d.Token(); !errors.Is(err, io.EOF) {
-		return nil, j.fail(j.here(), "has something after its JSON value")
+		return nil, j.fail(j.currentLine(), "has data after the JSON value")
 	}
 	return n, nil
 }
 
 type jsonReader struct {
-	builder
+	nodeBuilder
 	data []byte
 	d    *json.Decoder
-	line int // of offset
+	line int // line at offset seen
 	seen int64
 }
 
-// here is the line of the token that was read last.
-func (j *jsonReader) here() int {
+// currentLine returns the line of the last token.
+func (j *jsonReader) currentLine() int {
 	end := j.d.InputOffset()
 	j.line += bytes.Count(j.data[j.seen:end], []byte{'\n'})
 	j.seen = end
@@ -250,14 +251,14 @@ func (j *jsonReader) token() (json.Token, error) {
 	if err == nil {
 		return t, nil
 	}
-	line := j.here()
+	line := j.currentLine()
 	if s, ok := errors.AsType[*json.SyntaxError](err); ok && s.Offset >= 0 && s.Offset <= int64(len(j.data)) {
 		line = 1 + bytes.Count(j.data[:s.Offset], []byte{'\n'})
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return nil, j.fail(line, "is not a whole JSON value")
+		return nil, j.fail(line, "is an incomplete JSON value")
 	}
-	return nil, j.fail(line, "is not JSON: %s", shorten(err.Error()))
+	return nil, j.fail(line, "is invalid JSON: %s", shorten(err.Error()))
 }
 
 func (j *jsonReader) value(depth int) (*node, error) {
@@ -265,7 +266,7 @@ func (j *jsonReader) value(depth int) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	line := j.here()
+	line := j.currentLine()
 	if err := j.next(line, depth); err != nil {
 		return nil, err
 	}
@@ -281,11 +282,11 @@ func (j *jsonReader) value(depth int) (*node, error) {
 		return &node{kind: boolean, line: line, value: v}, nil
 	case json.Number:
 		if i, err := v.Int64(); err == nil {
-			return &node{kind: whole, line: line, value: i}, nil
+			return &node{kind: integer, line: line, value: i}, nil
 		}
 		f, err := v.Float64()
 		if err != nil {
-			return nil, j.fail(line, "has a number that is none: %s", shorten(v.String()))
+			return nil, j.fail(line, "has invalid number %s", shorten(v.String()))
 		}
 		return &node{kind: number, line: line, value: f}, nil
 	}
@@ -314,12 +315,12 @@ func (j *jsonReader) object(line, depth int) (*node, error) {
 			return nil, err
 		}
 		key, ok := t.(string)
-		at := j.here()
+		at := j.currentLine()
 		if !ok {
 			return nil, j.fail(at, "has a key that is not text")
 		}
 		if first, ok := seen[key]; ok {
-			return nil, j.fail(at, "has the key %q twice, first in line %d", shorten(key), first)
+			return nil, j.fail(at, "has duplicate key %q, first in line %d", shorten(key), first)
 		}
 		seen[key] = at
 		v, err := j.value(depth + 1)

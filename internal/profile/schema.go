@@ -14,20 +14,18 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 )
 
-// InputError says what is wrong with the input of a call. It is of class
-// InvalidArgument.
+// InputError describes an invalid input of a call. Its errdefs class is InvalidArgument.
 type InputError struct {
-	// Field is the part of the input that it is about, "" for the whole.
+	// Field is the invalid part of the input; "" means the whole input.
 	Field string
 	// Problem is "missing", "unknown", "type" or "value".
 	Problem string
 	Message string
-	// Type is the profile's name of such an error, if it has one; then Message
-	// is in its words, and whole.
+	// Type is the profile's name for the error, or "". If set, Message is the complete text.
 	Type string
 }
 
-// Error begins with the field.
+// Error implements error. The text starts with the field.
 func (e *InputError) Error() string {
 	if e.Type != "" {
 		return e.Message
@@ -39,10 +37,10 @@ func (e *InputError) Error() string {
 	return field + " " + e.Message
 }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *InputError) Unwrap() error { return errdefs.ErrInvalidArgument }
 
-// inputSchema is a resolved schema of a tool's input.
+// inputSchema is a compiled JSON Schema for the input of a tool.
 type inputSchema struct {
 	schema   *jsonschema.Schema
 	resolved *jsonschema.Resolved
@@ -53,40 +51,39 @@ type inputSchema struct {
 func newSchema(raw json.RawMessage) (*inputSchema, error) {
 	s := new(jsonschema.Schema)
 	if err := json.Unmarshal(raw, s); err != nil {
-		return nil, errors.New("is no JSON schema: " + shorten(err.Error()))
+		return nil, errors.New("is an invalid JSON Schema: " + shorten(err.Error()))
 	}
 	if s.Type != "object" {
-		return nil, errors.New(`is the schema of something else than an object: say "type: object"`)
+		return nil, errors.New(`must be the schema of an object: set "type: object"`)
 	}
 	r, err := s.Resolve(&jsonschema.ResolveOptions{ValidateDefaults: true})
 	if err != nil {
-		return nil, errors.New("is no JSON schema: " + shorten(err.Error()))
+		return nil, errors.New("is an invalid JSON Schema: " + shorten(err.Error()))
 	}
 	out := &inputSchema{schema: s, resolved: r, defaults: map[string]any{}}
 	for name, p := range s.Properties {
 		for _, required := range s.Required {
 			if name == required && p.Default != nil {
-				return nil, fmt.Errorf("requires %q and has a default for it", name)
+				return nil, fmt.Errorf("has a default for the required field %q", name)
 			}
 		}
 		if p.Default != nil {
 			if err := json.Unmarshal(p.Default, new(any)); err != nil {
-				return nil, fmt.Errorf("has a default of %q that is not JSON", name)
+				return nil, fmt.Errorf("has an invalid default for %q", name)
 			}
-			out.defaults[name], _ = decodeJSON(p.Default) // it was just read
+			out.defaults[name], _ = decodeJSON(p.Default) // validated above
 		}
 	}
 	return out, nil
 }
 
-// check decodes an input, puts the defaults in, and says the first thing that
-// is wrong with it.
+// check decodes an input and adds defaults. The error describes the first invalid field.
 func (s *inputSchema) check(raw json.RawMessage) (map[string]any, error) {
 	input, err := decodeInput(raw)
 	if err != nil {
 		return nil, err
 	}
-	// A null is as good as nothing: so have the clients of the sources.
+	// A null means a missing field: clients of the imitated systems send it.
 	for name, v := range input {
 		if p := s.schema.Properties[name]; v == nil && p != nil && !slices.Contains(s.schema.Required, name) {
 			delete(input, name)
@@ -101,7 +98,8 @@ func (s *inputSchema) check(raw json.RawMessage) (map[string]any, error) {
 		if e := explain("", s.schema, input); e != nil {
 			return nil, e
 		}
-		return nil, &InputError{Problem: "value", Message: "does not fit the tool's schema: " + shorten(err.Error())}
+		return nil, &InputError{Problem: "value", Message: "does not match the schema of the tool: " +
+			shorten(err.Error())}
 	}
 	return input, nil
 }
@@ -112,7 +110,7 @@ func decodeInput(raw json.RawMessage) (map[string]any, error) {
 	}
 	var v any
 	if err := json.Unmarshal(raw, &v); err != nil {
-		return nil, &InputError{Problem: "type", Message: "is not JSON: " + shorten(err.Error())}
+		return nil, &InputError{Problem: "type", Message: "is invalid JSON: " + shorten(err.Error())}
 	}
 	switch v := v.(type) {
 	case nil:
@@ -124,8 +122,8 @@ func decodeInput(raw json.RawMessage) (map[string]any, error) {
 	}
 }
 
-// explain finds the first field that does not fit, in the words of people. It
-// knows what tools use of JSON Schema; nil if it finds nothing.
+// explain returns an error for the first invalid field, or nil. It supports the parts of JSON
+// Schema that tools use.
 func explain(path string, s *jsonschema.Schema, v any) *InputError {
 	fail := func(problem, format string, args ...any) *InputError {
 		return &InputError{Field: path, Problem: problem, Message: fmt.Sprintf(format, args...)}
@@ -138,11 +136,11 @@ func explain(path string, s *jsonschema.Schema, v any) *InputError {
 		return fail("type", "is %s and must be %s", typeOf(v), article(types[0]))
 	}
 	if len(s.Enum) > 0 && !slices.ContainsFunc(s.Enum, func(e any) bool { return reflect.DeepEqual(e, v) }) {
-		b, _ := encodeJSON(s.Enum) // it was JSON
+		b, _ := encodeJSON(s.Enum) // decoded from JSON
 		return fail("value", "is %s: use one of %s", show(v), b)
 	}
 	if s.Const != nil && !reflect.DeepEqual(*s.Const, v) {
-		return fail("value", "is %s: it must be %s", show(v), show(*s.Const))
+		return fail("value", "is %s: must be %s", show(v), show(*s.Const))
 	}
 	if s.If != nil {
 		then := s.Then
@@ -195,7 +193,8 @@ func explainObject(path string, s *jsonschema.Schema, v map[string]any) *InputEr
 		if !ok {
 			p = s.AdditionalProperties
 			if p.Not != nil && len(s.PatternProperties) == 0 {
-				return &InputError{Field: join(path, name), Problem: "unknown", Message: "is not known here" + nearest(name, known)}
+				return &InputError{Field: join(path, name), Problem: "unknown",
+					Message: "is unknown" + nearest(name, known)}
 			}
 		}
 		if e := explain(join(path, name), p, v[name]); e != nil {
@@ -207,10 +206,12 @@ func explainObject(path string, s *jsonschema.Schema, v map[string]any) *InputEr
 
 func explainList(path string, s *jsonschema.Schema, v []any) *InputError {
 	if s.MinItems != nil && len(v) < *s.MinItems {
-		return &InputError{Field: path, Problem: "value", Message: fmt.Sprintf("has %d items: at least %d", len(v), *s.MinItems)}
+		return &InputError{Field: path, Problem: "value",
+			Message: fmt.Sprintf("has %d items: at least %d", len(v), *s.MinItems)}
 	}
 	if s.MaxItems != nil && len(v) > *s.MaxItems {
-		return &InputError{Field: path, Problem: "value", Message: fmt.Sprintf("has %d items: at most %d", len(v), *s.MaxItems)}
+		return &InputError{Field: path, Problem: "value",
+			Message: fmt.Sprintf("has %d items: at most %d", len(v), *s.MaxItems)}
 	}
 	if s.Items == nil {
 		return nil
@@ -281,7 +282,7 @@ func show(v any) string {
 	return shorten(string(b))
 }
 
-// encodeJSON leaves <, > and & as they are.
+// encodeJSON encodes v without escaping <, > and &.
 func encodeJSON(v any) (json.RawMessage, error) {
 	var b strings.Builder
 	e := json.NewEncoder(&b)

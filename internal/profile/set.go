@@ -25,20 +25,20 @@ var data embed.FS
 // Default is the profile of callers that name none.
 const Default = "default"
 
-// BuiltIn is the source of the profiles that come with the service.
+// BuiltIn is the value of Compiled.Source for built-in profiles.
 const BuiltIn = "built in"
 
-// Bounds of a folder of profiles.
+// Bounds of a directory of profiles.
 const (
 	maxFiles   = 1000
 	maxExtends = 16
 )
 
-// Set are the profiles that a service knows. It is immutable.
+// Set is an immutable set of profiles.
 type Set struct{ profiles map[string]*Compiled }
 
-// Get finds a profile; "" is Default. The error for one that is not known is
-// of class NotFound and names those that are.
+// Get returns a profile by name; "" means Default. If it does not exist, the error is NotFound and
+// lists the profiles.
 func (s *Set) Get(name string) (*Compiled, error) {
 	if name == "" {
 		name = Default
@@ -47,10 +47,11 @@ func (s *Set) Get(name string) (*Compiled, error) {
 		return c, nil
 	}
 	known := slices.Sorted(maps.Keys(s.profiles))
-	return nil, fmt.Errorf("profile %q is not known%s (known: %s): %w", shorten(name), nearest(name, known), strings.Join(known, ", "), errdefs.ErrNotFound)
+	return nil, fmt.Errorf("profile %q not found%s (known: %s): %w", shorten(name), nearest(name, known),
+		strings.Join(known, ", "), errdefs.ErrNotFound)
 }
 
-// List gives all, sorted by name.
+// List returns all profiles, sorted by name.
 func (s *Set) List() []*Compiled {
 	out := make([]*Compiled, 0, len(s.profiles))
 	for _, name := range slices.Sorted(maps.Keys(s.profiles)) {
@@ -59,33 +60,32 @@ func (s *Set) List() []*Compiled {
 	return out
 }
 
-// Builtin compiles the profiles that come with the service.
+// Builtin compiles the built-in profiles.
 func Builtin() (*Set, error) {
-	l, err := shipped()
+	l, err := builtinLoader()
 	if err != nil {
 		return nil, err
 	}
 	return l.compile()
 }
 
-// Load compiles the built-in profiles and those of a folder: *.yaml, *.yml and
-// *.json, not of folders in it. A file may extend another or a built-in one,
-// and may not take the name of either. What is wrong with a file is a
-// *FileError; all files are looked at, and the errors joined.
+// Load compiles the built-in profiles and those in a directory: *.yaml, *.yml and *.json, not in
+// subdirectories. Names must be unique, including built-in ones. It reads all files and joins the
+// errors; those about a file are *FileError.
 func Load(dir string) (*Set, error) {
-	base, err := shipped()
+	base, err := builtinLoader()
 	if err != nil {
 		return nil, err
 	}
 	l := base.clone()
-	if err := l.folder(dir); err != nil {
+	if err := l.addDir(dir); err != nil {
 		return nil, err
 	}
 	return l.compile()
 }
 
-// shipped are the built-in profiles, which never change.
-var shipped = sync.OnceValues(func() (*loader, error) {
+// builtinLoader returns a loader with the compiled built-in profiles.
+var builtinLoader = sync.OnceValues(func() (*loader, error) {
 	l := newLoader()
 	if err := l.builtin(); err != nil {
 		return nil, err
@@ -94,6 +94,7 @@ var shipped = sync.OnceValues(func() (*loader, error) {
 	return l, err
 })
 
+// loader collects and compiles profiles.
 type loader struct {
 	drafts   map[string]*draft
 	merged   map[string]*draft
@@ -106,9 +107,10 @@ func newLoader() *loader {
 	return &loader{drafts: map[string]*draft{}, merged: map[string]*draft{}, compiled: map[string]*Compiled{}}
 }
 
-// clone is a loader that goes on where l is; what both hold is not changed.
+// clone returns a loader that continues with a copy of the state of l.
 func (l *loader) clone() *loader {
-	return &loader{drafts: maps.Clone(l.drafts), merged: maps.Clone(l.merged), compiled: maps.Clone(l.compiled), order: slices.Clone(l.order)}
+	return &loader{drafts: maps.Clone(l.drafts), merged: maps.Clone(l.merged), compiled: maps.Clone(l.compiled),
+		order: slices.Clone(l.order)}
 }
 
 func (l *loader) builtin() error {
@@ -126,7 +128,7 @@ func (l *loader) builtin() error {
 	return nil
 }
 
-func (l *loader) folder(dir string) error {
+func (l *loader) addDir(dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return fmt.Errorf("profiles: %w", err)
@@ -138,11 +140,12 @@ func (l *loader) folder(dir string) error {
 	}
 	count := 0
 	for _, e := range entries {
-		if !slices.Contains([]string{".yaml", ".yml", ".json"}, path.Ext(e.Name())) || strings.HasPrefix(e.Name(), ".") {
+		if !slices.Contains([]string{".yaml", ".yml", ".json"}, path.Ext(e.Name())) ||
+			strings.HasPrefix(e.Name(), ".") {
 			continue
 		}
 		if count++; count > maxFiles {
-			return fmt.Errorf("profiles: %s holds over %d files: %w", dir, maxFiles, errdefs.ErrInvalidArgument)
+			return fmt.Errorf("profiles: %s has more than %d files: %w", dir, maxFiles, errdefs.ErrInvalidArgument)
 		}
 		file := path.Join(dir, e.Name())
 		text, err := readFile(root, e.Name())
@@ -155,7 +158,7 @@ func (l *loader) folder(dir string) error {
 	return nil
 }
 
-// readFile reads a regular file, and a byte more than one may have.
+// readFile reads a regular file, up to one byte over the maximum size.
 func readFile(root *os.Root, name string) ([]byte, error) {
 	info, err := root.Stat(name)
 	if err != nil {
@@ -165,7 +168,7 @@ func readFile(root *os.Root, name string) ([]byte, error) {
 		return nil, errors.New("is not a regular file")
 	}
 	if info.Size() > MaxFile {
-		return nil, fmt.Errorf("is %d bytes long: at most %d", info.Size(), MaxFile)
+		return nil, fmt.Errorf("is %d bytes long, more than %d", info.Size(), MaxFile)
 	}
 	f, err := root.Open(name)
 	if err != nil {
@@ -187,7 +190,7 @@ var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
 
 var profileType = reflect.TypeFor[Profile]()
 
-// add reads one file. What is wrong with it is kept for the end.
+// add parses one file and records an error in it.
 func (l *loader) add(file string, text []byte, builtin bool) {
 	d, name, err := read(file, text)
 	if err == nil {
@@ -208,12 +211,12 @@ func (l *loader) unique(d *draft, name string) error {
 	case !ok:
 		return nil
 	case other.files[0].builtin:
-		return d.files[0].fail("name", "is %q, which is built in: take another name, and extend it", name)
+		return d.files[0].fail("name", "is %q, the name of a built-in profile: use another name and extend it", name)
 	}
-	return d.files[0].fail("name", "is %q, which %s has as well", name, other.files[0].file)
+	return d.files[0].fail("name", "is %q, which %s has too", name, other.files[0].file)
 }
 
-// read makes a draft of one file's text.
+// read parses the text of one file into a draft.
 func read(file string, text []byte) (*draft, string, error) {
 	n, err := parseFile(file, text)
 	if err != nil {
@@ -235,26 +238,29 @@ func read(file string, text []byte) (*draft, string, error) {
 		body["name"] = name
 	}
 	if !validName.MatchString(name) {
-		return nil, "", src.fail("name", "is %q: use at most 64 of a-z, 0-9, - and _, and begin with a letter or digit", shorten(name))
+		return nil, "", src.fail("name", "is %q: use up to 64 of a-z, 0-9, - and _, starting with a letter or digit",
+			shorten(name))
 	}
 	return newDraft(body, src), name, checkTools(src, body)
 }
 
-// checkTools sees to names, which merging goes by.
+// checkTools checks the names of the tools, which merging depends on.
 func checkTools(src *source, body tree) error {
 	seen := map[string]int{}
 	for i, t := range items(body, "tools") {
 		name, _ := t.(tree)["name"].(string)
 		at := toolPath(i)
 		if name == "" {
-			return src.fail(at+".name", "is missing: every tool needs one")
+			return src.fail(at+".name", "is missing: every tool needs a name")
 		}
 		if !validTool.MatchString(name) {
-			return src.fail(at+".name", "is %q: use at most 64 of letters, digits, '.', - and _, and begin with a letter", shorten(name))
+			return src.fail(at+".name",
+				"is %q: use up to 64 letters, digits, '.', - and _, starting with a letter", shorten(name))
 		}
 		form := mcpName(name)
 		if first, ok := seen[form]; ok {
-			return src.fail(at+".name", "is %q, which tools[%d] has as well (dots are underscores over MCP)", name, first)
+			return src.fail(at+".name", "is %q, which tools[%d] has too (MCP replaces dots by underscores)",
+				name, first)
 		}
 		seen[form] = i
 	}
@@ -263,11 +269,11 @@ func checkTools(src *source, body tree) error {
 
 var validTool = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9._-]{0,63}$`)
 
-// mcpName is a tool's name where dots may not be.
+// mcpName returns a tool name with underscores for dots.
 func mcpName(name string) string { return strings.ReplaceAll(name, ".", "_") }
 
-// merge puts a profile over those that it extends.
-func (l *loader) merge(name string, way []string) (*draft, error) {
+// merge merges a profile over those that it extends. chain lists the profiles that lead here.
+func (l *loader) merge(name string, chain []string) (*draft, error) {
 	if d, ok := l.merged[name]; ok {
 		return d, nil
 	}
@@ -278,21 +284,21 @@ func (l *loader) merge(name string, way []string) (*draft, error) {
 		return d, nil
 	}
 	src := d.files[0]
-	way = append(way, name)
+	chain = append(chain, name)
 	switch {
-	case slices.Contains(way, parent):
-		return nil, src.fail("extends", "goes round: %s", strings.Join(append(way, parent), " extends "))
-	case len(way) > maxExtends:
-		return nil, src.fail("extends", "is the %dth in a row: at most %d", len(way), maxExtends)
+	case slices.Contains(chain, parent):
+		return nil, src.fail("extends", "is circular: %s", strings.Join(append(chain, parent), " extends "))
+	case len(chain) > maxExtends:
+		return nil, src.fail("extends", "is a chain of %d profiles, more than %d", len(chain), maxExtends)
 	case l.drafts[parent] == nil:
-		return nil, src.fail("extends", "is %q, which is not known%s", shorten(parent), nearest(parent, l.order))
+		return nil, src.fail("extends", "names unknown profile %q%s", shorten(parent), nearest(parent, l.order))
 	}
-	p, err := l.merge(parent, way)
+	p, err := l.merge(parent, chain)
 	if err != nil {
-		if slices.Contains(way[:len(way)-1], parent) {
+		if slices.Contains(chain[:len(chain)-1], parent) {
 			return nil, err
 		}
-		return nil, src.fail("extends", "cannot be used: %s", err)
+		return nil, src.fail("extends", "is invalid: %s", err)
 	}
 	m := extend(d, p)
 	l.merged[name] = m
@@ -318,8 +324,7 @@ func (l *loader) compile() (*Set, error) {
 	return &Set{profiles: maps.Clone(l.compiled)}, nil
 }
 
-// distinct drops what is told already: a fault of a profile shows in those
-// that extend it too.
+// distinct removes duplicate errors: an error in a profile is also found in those that extend it.
 func distinct(errs []error) []error {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(errs, func(err error) bool {
@@ -329,15 +334,15 @@ func distinct(errs []error) []error {
 	})
 }
 
-// decode makes a Profile of a draft, whose types are checked.
+// decode converts a draft with checked types to a Profile.
 func decode(d *draft) (Profile, error) {
 	var p Profile
 	b, err := json.Marshal(d.body)
 	if err != nil {
-		return p, d.files[0].fail("", "cannot be read: %s", err)
+		return p, d.files[0].fail("", "cannot be decoded: %s", err)
 	}
 	if err := json.Unmarshal(b, &p); err != nil {
-		return p, d.files[0].fail("", "cannot be read: %s", shorten(err.Error()))
+		return p, d.files[0].fail("", "cannot be decoded: %s", shorten(err.Error()))
 	}
 	p.Warnings = d.warnings
 	return p, nil

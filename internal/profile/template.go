@@ -20,7 +20,7 @@ const (
 	maxMessage  = 16 << 10
 )
 
-// functions are all that templates may call, beside comparisons.
+// functions are the functions for templates, besides those of package template in templateFuncs.
 var functions = template.FuncMap{
 	"json":   toJSON,
 	"join":   joinList,
@@ -33,7 +33,7 @@ var functions = template.FuncMap{
 	"float":  decimal,
 }
 
-var words = []string{
+var templateFuncs = []string{
 	"and", "or", "not", "len", "index", "slice", "eq", "ne", "lt", "le", "gt", "ge", "print",
 	"json", "join", "lower", "upper", "trim", "indent", "div", "int", "float",
 }
@@ -100,7 +100,7 @@ func divide(a, b any) (float64, error) {
 	return x / y, nil
 }
 
-// decimal writes a number with a point, as 120.0 and 0.1.
+// decimal formats a number with a decimal point, such as 120.0 or 0.1.
 func decimal(v any) (string, error) {
 	f, err := toNumber(v)
 	s := strconv.FormatFloat(f, 'f', -1, 64)
@@ -110,25 +110,25 @@ func decimal(v any) (string, error) {
 	return s, err
 }
 
-// textTemplate is a compiled template with a bound on what it makes.
+// textTemplate is a compiled template with a bound on the size of its result.
 type textTemplate struct {
 	t    *template.Template
 	most int
-	// whole: it looks at .result, which has to be made plain for it.
-	result bool
+	// usesResult reports that the template uses .result.
+	usesResult bool
 }
 
-// newTemplate compiles a template, which may use the fields names.
+// newTemplate compiles a template that may use the given fields.
 func newTemplate(source string, most int, names ...string) (*textTemplate, error) {
 	if len(source) > maxTemplate {
-		return nil, fmt.Errorf("is %d bytes long: at most %d", len(source), maxTemplate)
+		return nil, fmt.Errorf("is %d bytes long, more than %d", len(source), maxTemplate)
 	}
 	t, err := template.New("template").Funcs(functions).Parse(source)
 	if err != nil {
-		return nil, errors.New("does not parse: " + strings.TrimPrefix(err.Error(), "template: template:"))
+		return nil, errors.New("is invalid: " + strings.TrimPrefix(err.Error(), "template: template:"))
 	}
 	if len(t.Templates()) > 1 {
-		return nil, errors.New("defines a template: write it out where it stands")
+		return nil, errors.New("must not define templates")
 	}
 	c := &textTemplate{t: t, most: most}
 	if t.Tree == nil {
@@ -136,18 +136,19 @@ func newTemplate(source string, most int, names ...string) (*textTemplate, error
 	}
 	w := walker{names: names, root: true}
 	w.node(t.Root)
-	c.result = w.result
+	c.usesResult = w.result
 	return c, w.err
 }
 
-// run makes the text. A text over the bound is an error.
+// run executes the template. A result over the bound is an error.
 func (t *textTemplate) run(data map[string]any) (string, error) {
 	w := &bounded{most: t.most}
 	if err := t.t.Execute(w, data); err != nil {
 		if errors.Is(err, errTooLong) {
-			return "", fmt.Errorf("a text is over %d bytes long: %w", t.most, errdefs.ErrResourceExhausted)
+			return "", fmt.Errorf("text is longer than %d bytes: %w", t.most, errdefs.ErrResourceExhausted)
 		}
-		return "", fmt.Errorf("make a text: %s: %w", strings.TrimPrefix(err.Error(), "template: "), errdefs.ErrInternal)
+		return "", fmt.Errorf("execute template: %s: %w", strings.TrimPrefix(err.Error(), "template: "),
+			errdefs.ErrInternal)
 	}
 	return w.String(), nil
 }
@@ -166,7 +167,7 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return b.Builder.Write(p)
 }
 
-// walker looks for what templates may not do. It finds the first.
+// walker checks the nodes of a template and keeps the first error.
 type walker struct {
 	names  []string
 	root   bool // dot is the data
@@ -198,7 +199,7 @@ func (w *walker) node(n parse.Node) {
 	case *parse.WithNode:
 		w.branch(&n.BranchNode, true)
 	case *parse.TemplateNode:
-		w.fail("uses another template, which profiles do not know")
+		w.fail("must not use other templates")
 	case *parse.PipeNode:
 		for _, c := range n.Cmds {
 			for _, a := range c.Args {
@@ -208,8 +209,8 @@ func (w *walker) node(n parse.Node) {
 	case *parse.ChainNode:
 		w.node(n.Node)
 	case *parse.IdentifierNode:
-		if !slices.Contains(words, n.Ident) {
-			w.fail("calls %s, which is not known here: use %s", n.Ident, strings.Join(words, ", "))
+		if !slices.Contains(templateFuncs, n.Ident) {
+			w.fail("calls unknown function %s: use %s", n.Ident, strings.Join(templateFuncs, ", "))
 		}
 	case *parse.FieldNode:
 		if w.root {
@@ -227,11 +228,11 @@ func (w *walker) name(name string) {
 		w.result = true
 	}
 	if !slices.Contains(w.names, name) {
-		w.fail("uses .%s, which is not known here%s", name, nearest(name, w.names))
+		w.fail("uses unknown field .%s%s", name, nearest(name, w.names))
 	}
 }
 
-// branch walks both ways; in range and with the dot is something else.
+// branch walks both branches. If moves is set, the dot changes in the first, as in range and with.
 func (w *walker) branch(b *parse.BranchNode, moves bool) {
 	w.node(b.Pipe)
 	root := w.root

@@ -14,9 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/usererror"
 )
 
-// Tool finds a tool by its name, or by the name that it has over MCP, where
-// dots are underscores. The error for one that is not known is of class
-// NotFound and names those that are. Disabled tools are found.
+// Tool finds a tool by name, or by its MCP name, in which dots are underscores. It also finds
+// disabled tools. If the tool does not exist, the error is NotFound and lists the tools.
 func (c *Compiled) Tool(name string) (*CompiledTool, error) {
 	if t, ok := c.tools[name]; ok {
 		return t, nil
@@ -28,24 +27,25 @@ func (c *Compiled) Tool(name string) (*CompiledTool, error) {
 	for i, t := range c.order {
 		known[i] = t.spec.Name
 	}
-	return nil, usererror.Errorf(errdefs.ErrNotFound, "tool %q is not in profile %s%s (known: %s)", shorten(name), c.Profile.Name, nearest(name, known), strings.Join(known, ", "))
+	return nil, usererror.Errorf(errdefs.ErrNotFound, "tool %q is not in profile %s%s (known: %s)", shorten(name),
+		c.Profile.Name, nearest(name, known), strings.Join(known, ", "))
 }
 
-// Tools lists all in the order of the file, disabled ones too.
+// Tools returns all tools in the order of the file, including disabled ones.
 func (c *Compiled) Tools() []*CompiledTool { return slices.Clone(c.order) }
 
 // CompiledTool is a tool of a profile, ready for calls.
 type CompiledTool struct {
 	spec    Tool
 	profile *Compiled
-	builtin *tool.Tool // nil where bases chooses it, or there is none
+	builtin *tool.Tool // nil if Bases selects it, or for a name without a built-in tool
 
-	schema                   *inputSchema // nil: the built-in tool's own check
+	schema                   *inputSchema // nil: the built-in tool validates the input
 	bases, arguments, result *expr.Expr
 	text                     *textTemplate
 	errors                   map[string]*toolError
 	caps                     tool.Caps
-	policy                   *policy.Policy // nil: the profile's
+	policy                   *policy.Policy // nil: the policy of the profile
 }
 
 type toolError struct {
@@ -53,13 +53,13 @@ type toolError struct {
 	message *textTemplate
 }
 
-// Name is the tool's name in the profile.
+// Name returns the name of the tool in the profile.
 func (t *CompiledTool) Name() string { return t.spec.Name }
 
-// MCPName is its name where dots may not be.
+// MCPName returns the name with underscores for dots.
 func (t *CompiledTool) MCPName() string { return mcpName(t.spec.Name) }
 
-// Title and Description are the profile's, or the built-in tool's.
+// Title returns the title from the profile, or else of the built-in tool.
 func (t *CompiledTool) Title() string {
 	if t.spec.Title == "" && t.builtin != nil {
 		return t.builtin.Title
@@ -67,7 +67,7 @@ func (t *CompiledTool) Title() string {
 	return t.spec.Title
 }
 
-// Description says to models what the tool does.
+// Description returns the description for models, from the profile or else of the built-in tool.
 func (t *CompiledTool) Description() string {
 	if t.spec.Description == "" && t.builtin != nil {
 		return t.builtin.Description
@@ -75,7 +75,7 @@ func (t *CompiledTool) Description() string {
 	return t.spec.Description
 }
 
-// Input is the JSON Schema of what callers send.
+// Input returns the JSON Schema of the input.
 func (t *CompiledTool) Input() json.RawMessage {
 	if t.spec.Input == nil {
 		return t.builtin.Input
@@ -83,7 +83,7 @@ func (t *CompiledTool) Input() json.RawMessage {
 	return t.spec.Input
 }
 
-// Output is the JSON Schema of what they get, nil if it is not described.
+// Output returns the JSON Schema of the output, or nil if there is none.
 func (t *CompiledTool) Output() json.RawMessage {
 	if t.spec.Output == nil && t.spec.Result == "" && t.builtin != nil {
 		return t.builtin.Output
@@ -91,7 +91,7 @@ func (t *CompiledTool) Output() json.RawMessage {
 	return t.spec.Output
 }
 
-// Effects are what the tool does to the world.
+// Effects returns the effects of the tool.
 func (t *CompiledTool) Effects() []tool.Effect {
 	if t.spec.Effects == nil && t.builtin != nil {
 		return t.builtin.Effects
@@ -99,7 +99,7 @@ func (t *CompiledTool) Effects() []tool.Effect {
 	return t.spec.Effects
 }
 
-// Trust is the level that a caller needs.
+// Trust returns the trust level that a caller needs.
 func (t *CompiledTool) Trust() int {
 	if t.spec.Trust == nil {
 		return t.builtin.Trust
@@ -107,19 +107,21 @@ func (t *CompiledTool) Trust() int {
 	return *t.spec.Trust
 }
 
-// Cacheable, ReadOnly, Destructive and Idempotent are as in tool.Tool. Of a
-// tool whose built-in one is chosen by the input, effects decide.
+// Cacheable is as in tool.Tool. If Bases selects the built-in tool, it is false.
 func (t *CompiledTool) Cacheable() bool { return t.builtin != nil && t.builtin.Cacheable }
 
-// ReadOnly says that it changes nothing.
+// ReadOnly reports whether the tool changes nothing. If Bases selects the built-in tool, it follows
+// from the effects.
 func (t *CompiledTool) ReadOnly() bool {
 	if t.builtin != nil {
 		return t.builtin.ReadOnly
 	}
-	return !slices.ContainsFunc(t.spec.Effects, func(e tool.Effect) bool { return !strings.HasPrefix(string(e), "reads(") })
+	return !slices.ContainsFunc(t.spec.Effects,
+		func(e tool.Effect) bool { return !strings.HasPrefix(string(e), "reads(") })
 }
 
-// Destructive says that it may destroy.
+// Destructive reports whether the tool may destroy data. If Bases selects the built-in tool, it is
+// the opposite of ReadOnly.
 func (t *CompiledTool) Destructive() bool {
 	if t.builtin != nil {
 		return t.builtin.Destructive
@@ -127,7 +129,8 @@ func (t *CompiledTool) Destructive() bool {
 	return !t.ReadOnly()
 }
 
-// Idempotent says that twice is the same as once.
+// Idempotent reports whether repeated calls have the effect of one. If Bases selects the built-in
+// tool, it equals ReadOnly.
 func (t *CompiledTool) Idempotent() bool {
 	if t.builtin != nil {
 		return t.builtin.Idempotent
@@ -135,16 +138,16 @@ func (t *CompiledTool) Idempotent() bool {
 	return t.ReadOnly()
 }
 
-// Enabled says whether it may be called.
+// Enabled reports whether the tool may be called.
 func (t *CompiledTool) Enabled() bool { return !t.spec.Disabled }
 
-// Caps bound its calls. The maps and slices in it are shared: read them only.
+// Caps returns the bounds of calls. Callers must not modify maps and slices in it.
 func (t *CompiledTool) Caps() tool.Caps { return t.caps }
 
-// Rate is its limit for one caller, nil for none.
+// Rate returns the rate limit per caller, or nil.
 func (t *CompiledTool) Rate() *approval.Rate { return t.spec.Rate }
 
-// Policy decides on its commands: its own, or the profile's.
+// Policy returns the command policy of the tool, or else of the profile.
 func (t *CompiledTool) Policy() *policy.Policy {
 	if t.policy == nil {
 		return t.profile.policy

@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// plainValue makes of a value what encoding/json would make of its JSON, without the
-// way over text: outputs are large. What is plain already stays as it is.
+// plainValue converts a value as encoding/json would by marshalling and unmarshalling it. It avoids
+// the text form because outputs are large.
 func plainValue(v any) (any, error) {
 	switch v := v.(type) {
 	case nil, string, bool, int64, float64, []any, map[string]any:
@@ -18,7 +18,7 @@ func plainValue(v any) (any, error) {
 	case json.RawMessage:
 		return decodeJSON(v)
 	}
-	return reflected(reflect.ValueOf(v))
+	return reflectValue(reflect.ValueOf(v))
 }
 
 func decodeJSON(b []byte) (any, error) {
@@ -32,7 +32,7 @@ func decodeJSON(b []byte) (any, error) {
 	return v, nil
 }
 
-func reflected(v reflect.Value) (any, error) {
+func reflectValue(v reflect.Value) (any, error) {
 	for v.Kind() == reflect.Pointer || v.Kind() == reflect.Interface {
 		if v.IsNil() {
 			return nil, nil
@@ -64,39 +64,39 @@ func reflected(v reflect.Value) (any, error) {
 	case reflect.Float32, reflect.Float64:
 		return v.Float(), nil
 	case reflect.Struct:
-		return structure(v)
+		return reflectStruct(v)
 	case reflect.Map:
-		return mapped(v)
+		return reflectMap(v)
 	case reflect.Slice:
-		return listed(v)
+		return reflectSlice(v)
 	}
-	return nil, fmt.Errorf("a value of type %s has no plain form", v.Type())
+	return nil, fmt.Errorf("cannot convert a value of type %s", v.Type())
 }
 
-func listed(v reflect.Value) (any, error) {
+func reflectSlice(v reflect.Value) (any, error) {
 	if v.IsNil() {
 		return nil, nil
 	}
 	out := make([]any, v.Len())
 	for i := range out {
 		var err error
-		if out[i], err = reflected(v.Index(i)); err != nil {
+		if out[i], err = reflectValue(v.Index(i)); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-func mapped(v reflect.Value) (any, error) {
+func reflectMap(v reflect.Value) (any, error) {
 	if v.IsNil() {
 		return nil, nil
 	}
 	if v.Type().Key().Kind() != reflect.String {
-		return nil, fmt.Errorf("a value of type %s has no plain form", v.Type())
+		return nil, fmt.Errorf("cannot convert a value of type %s", v.Type())
 	}
 	out := make(map[string]any, v.Len())
 	for it := v.MapRange(); it.Next(); {
-		e, err := reflected(it.Value())
+		e, err := reflectValue(it.Value())
 		if err != nil {
 			return nil, err
 		}
@@ -108,15 +108,15 @@ func mapped(v reflect.Value) (any, error) {
 type field struct {
 	index     int
 	name      string
-	omit      bool // where it is empty or zero
+	omit      bool // omit if empty or zero
 	flattened bool
 }
 
-// shapes are the fields of struct types, by type. Types are few and do not go.
-var shapes sync.Map
+// fieldCache caches the fields of struct types. The number of types is bounded.
+var fieldCache sync.Map
 
-func shape(t reflect.Type) []field {
-	if s, ok := shapes.Load(t); ok {
+func structFields(t reflect.Type) []field {
+	if s, ok := fieldCache.Load(t); ok {
 		return s.([]field)
 	}
 	var out []field
@@ -134,18 +134,18 @@ func shape(t reflect.Type) []field {
 		}
 		out = append(out, field{index: i, name: name, omit: strings.Contains(options, "omit")})
 	}
-	shapes.Store(t, out)
+	fieldCache.Store(t, out)
 	return out
 }
 
-func structure(v reflect.Value) (any, error) {
+func reflectStruct(v reflect.Value) (any, error) {
 	out := make(map[string]any, v.NumField())
-	for _, f := range shape(v.Type()) {
+	for _, f := range structFields(v.Type()) {
 		x := v.Field(f.index)
 		if f.omit && (x.IsZero() || (x.Kind() == reflect.Slice || x.Kind() == reflect.Map) && x.Len() == 0) {
 			continue
 		}
-		e, err := reflected(x)
+		e, err := reflectValue(x)
 		if err != nil {
 			return nil, err
 		}

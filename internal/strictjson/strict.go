@@ -38,7 +38,7 @@ func Decode(data []byte, v any) error {
 		at = t.Offset // of two faults the first counts
 	}
 	if name, found := unknown(data, at, reflect.TypeOf(v)); found {
-		return &FieldError{clip(name), "is not known here"}
+		return &FieldError{clip(name), "is unknown"}
 	}
 	if err != nil {
 		return explain(err, v)

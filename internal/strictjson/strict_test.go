@@ -44,9 +44,9 @@ func TestErrorsNameTheField(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
 		{`{"n":` + long + `}`, "n is a JSON number 999"},
 		{`{"` + long + `":1}`, "999"},
-		{`{"nam":1,"n":"1"}`, "nam is not known here"},
+		{`{"nam":1,"n":"1"}`, "nam is unknown"},
 		{`{"n":"1","nam":1}`, "n is a JSON string"},
-		{`{"nam":"x"}`, "nam is not known here"},
+		{`{"nam":"x"}`, "nam is unknown"},
 		{`{"name":1}`, "name is a JSON number and must be a string"},
 		{`{"n":"1"}`, "n is a JSON string and must be a whole number"},
 		{`{"n":1.5}`, "n is a JSON number 1.5 and must be a whole number"},
@@ -117,7 +117,7 @@ func TestDecodeTakesLittleMemory(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	err := Decode(data, &d)
 	runtime.ReadMemStats(&after)
-	if err == nil || err.Error() != "nothing is not known here" || d.Name != text {
+	if err == nil || err.Error() != "nothing is unknown" || d.Name != text {
 		t.Fatalf("Decode = %v", err)
 	}
 	if got := after.TotalAlloc - before.TotalAlloc; got > uint64(len(data)+len(data)/8) {

@@ -25,7 +25,7 @@ func TestInputsOfTheBrowserAreChecked(t *testing.T) {
 		`{"url": "https://a.example/", "height": 9000}`:                           "height is 9000: from 64 to 6144 at this width",
 		`{"url": "https://a.example/", "max_chars": 9999999}`:                     "max_chars is 9999999: from 1 to 1000000",
 		`{"url": "https://a.example/", "timeout_ms": -1}`:                         "timeout_ms is negative",
-		`{"url": "https://a.example/", "wait_for": "#a", "click": "#b"}`:          "click is not known here",
+		`{"url": "https://a.example/", "wait_for": "#a", "click": "#b"}`:          "click is unknown",
 		`{"url": "https://a.example/", "screenshot": "full", "pdf": true}`:        "",
 		`{"url": "http://bücher.example:8080/a?b#c", "mode": "simple"}`:           "",
 		`{"url": "https://a.example/", "width": 1920, "height": 4096}`:            "",

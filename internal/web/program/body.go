@@ -141,7 +141,7 @@ func (u *unpacker) add(encoding string) error {
 			u.close = append(u.close, d.Close)
 		}
 	default:
-		return faultf(web.FaultProtocol, "the body is packed with %q, which is not known here", oneLine(encoding, 40))
+		return faultf(web.FaultProtocol, "the body is packed with %q, which is unknown", oneLine(encoding, 40))
 	}
 	return err
 }

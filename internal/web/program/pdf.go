@@ -33,7 +33,7 @@ func pdfText(b *body) (*converted, error) {
 	case errors.Is(err, pdf.ErrInvalidPassword):
 		return nil, faultf(web.FaultContent, "the PDF is encrypted and opens with a password only")
 	case err != nil && strings.Contains(err.Error(), "encrypt"):
-		return nil, faultf(web.FaultContent, "the PDF is encrypted in a way that is not known here")
+		return nil, faultf(web.FaultContent, "the PDF is encrypted in a way that is unknown")
 	case err != nil:
 		return nil, faultf(web.FaultContent, "the PDF is broken: %v", err)
 	}
