@@ -1,6 +1,5 @@
-// Command web is the guest's program for what is on the web: a request on stdin,
-// its answer on stdout, see package web. It is a binary of its own so that what
-// parses pages costs the first process of a sandbox nothing.
+// Command web is guest-web: it reads a request on stdin and writes the answer to stdout; see
+// package web. It is a separate binary so that its parsers cost the guest no memory.
 package main
 
 import (

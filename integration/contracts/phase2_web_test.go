@@ -146,7 +146,7 @@ func (w *phase2Web) passages(t *testing.T, a agent) {
 	r := a.call(t, fields{"url": w.URL("model", "/page"), "prompt": "What would the blue lamp cost, should the model be away?"})
 	gives(t, r, fields{"extraction": "passages"})
 	like2(t, r, "content", "twelve crowns")
-	like2(t, r, "note", "answered 503")
+	like2(t, r, "note", "sent status 503")
 }
 
 func (w *phase2Web) timeout(t *testing.T, s *harness.Server, _ line) {
@@ -186,7 +186,7 @@ func (w *phase2Web) search(t *testing.T, s *harness.Server, _ line) {
 
 func (w *phase2Web) provider(t *testing.T, s *harness.Server, _ line) {
 	r := operator(s, "phase2", "web.search").call(t, fields{"query": "too many"})
-	ends(t, r, "failed", "ToolError", "search provider brave answered 429 Too Many Requests: try again in 7s")
+	ends(t, r, "failed", "ToolError", "search provider brave sent status 429 Too Many Requests: try again in 7s")
 }
 
 func (w *phase2Web) noProvider(t *testing.T, _ *harness.Server, _ line) {

@@ -204,7 +204,7 @@ func browserSurvives(t *testing.T, s *harness.Server, site string) {
 	if r.Ending == "ok" && (p.Content != "text before" || !p.ScriptsStopped) || r.Ending != "ok" && r.Ending != "timeout" {
 		t.Errorf("a script without end: %+v %+v", r, p)
 	}
-	for path, words := range map[string]string{"/alerts": "dialogs without end", "/memory": "memory"} {
+	for path, words := range map[string]string{"/alerts": "too many dialogs", "/memory": "memory"} {
 		if _, r = openPage(t, s, map[string]any{"url": site + path, "timeout_ms": 120_000}); r.Ending != "failed" || r.Error == nil || !strings.Contains(r.Error.Message, words) {
 			t.Errorf("%s: %+v", path, r)
 		}

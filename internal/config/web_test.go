@@ -19,7 +19,7 @@ func TestWebValuesThatCannotBeUsedNameTheirKey(t *testing.T) {
 		{"search: {url: 'http://s.example'}", "web.search.provider is missing"},
 		{"search: {provider: brave}", "web.search.key_file is missing"},
 		{"search: {provider: searxng, url: 'http://s.example', results: 0}", "web.search.results is 0"},
-		{"search: {provider: searxng, url: 'http://s.example', key_file: /k}", "web.search.key_file is of no use"},
+		{"search: {provider: searxng, url: 'http://s.example', key_file: /k}", "web.search.key_file is not supported"},
 		{"search: {provider: serper, key_file: k}", "web.search.key_file"},
 		{"extract: {model: m}", "web.extract.kind is missing"},
 		{"extract: {kind: openai}", "web.extract.model is missing"},

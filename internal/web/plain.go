@@ -5,8 +5,8 @@ import (
 	"unicode"
 )
 
-// Plain is a foreign text without control characters but for line feeds and
-// tabs: they are no text, and terminals obey them. It is valid UTF-8.
+// Plain returns untrusted text as valid UTF-8 without control characters other than newlines and
+// tabs: terminals interpret control characters.
 func Plain(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && r != '\n' && r != '\t' {

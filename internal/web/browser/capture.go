@@ -11,7 +11,7 @@ import (
 	"github.com/chromedp/cdproto/page"
 )
 
-// capture brings the picture and the PDF, if they are wanted.
+// capture takes the screenshot and prints the PDF, if requested.
 func (v *visit) capture(ctx context.Context) error {
 	if v.r.Picture != NoPicture {
 		if err := v.picture(ctx); err != nil {
@@ -50,7 +50,7 @@ func (v *visit) picture(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if len(got.Data) > MaxPicture { // half the size in both directions
+	if len(got.Data) > MaxPicture { // halve both dimensions
 		no := false
 		p.OptimizeForSpeed = &no
 		p.Clip = &page.Viewport{Width: float64(width), Height: float64(height), Scale: 0.5}
@@ -58,18 +58,19 @@ func (v *visit) picture(ctx context.Context) error {
 			return err
 		}
 		if len(got.Data) > MaxPicture {
-			return fault(FaultSize, "the picture has %d bytes: at most %d can be had; ask for that of the viewport", len(got.Data), MaxPicture)
+			return fault(FaultSize, "the screenshot has %d bytes, more than %d: use the viewport",
+				len(got.Data), MaxPicture)
 		}
 	}
 	config, err := png.DecodeConfig(bytes.NewReader(got.Data))
 	if err != nil || int64(config.Width)*int64(config.Height) > MaxPixels {
-		return fault(FaultBrowser, "what the browser gives for a picture is none")
+		return fault(FaultBrowser, "the browser sent an invalid image")
 	}
 	v.out.Picture, v.out.Width, v.out.Height = got.Data, config.Width, config.Height
 	return nil
 }
 
-// pdf reads the printed page in parts, so that it can end at the bound.
+// pdf reads the printed page in parts, so that it can stop at the bound.
 func (v *visit) pdf(ctx context.Context) error {
 	yes := true
 	got, err := call(ctx, v.conn, page.PrintToPDF, page.PrintToPDFParams{
@@ -93,7 +94,7 @@ func (v *visit) pdf(ctx context.Context) error {
 		}
 	}
 	if !bytes.HasPrefix(out, []byte("%PDF-")) {
-		return fault(FaultBrowser, "what the browser prints is no PDF")
+		return fault(FaultBrowser, "the browser sent an invalid PDF")
 	}
 	v.out.PDF = out
 	return nil

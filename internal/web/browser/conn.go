@@ -19,31 +19,28 @@ import (
 )
 
 const (
-	// maxMessage bounds one message of the browser: a picture of the most pixels
-	// that cannot be compressed, in base64.
+	// maxMessage bounds one message, in bytes: the largest screenshot, incompressible, in base64.
 	maxMessage = 32 << 20
-	// maxPlain bounds an event, and an answer that brings nothing of the page: of
-	// what can be many small parts, each takes far more memory than text.
+	// maxPlain bounds an event, and a response without page content, in bytes. Many small JSON
+	// values take far more memory than their text.
 	maxPlain = 1 << 20
-	// maxTotal bounds all messages of one visit, and so the time that reading them
-	// takes.
+	// maxTotal bounds all messages of one visit, in bytes, and so the time to read them.
 	maxTotal = 256 << 20
-	// maxList bounds the list of its pages.
+	// maxList bounds the list of pages, in bytes.
 	maxList = 64 << 10
-	// host is what the browser is called by: it refuses names.
+	// host is the host in requests to the browser, which refuses names.
 	host = "127.0.0.1"
 )
 
 // Dial opens a byte stream to the browser's debugging port.
 type Dial func(ctx context.Context) (net.Conn, error)
 
-// conn is a connection to the one page of a browser. Calls may be made
-// concurrently.
+// conn is a connection to a page of the browser. It is safe for concurrent use.
 type conn struct {
 	ws    *websocket.Conn
-	life  context.Context // of the visit: a write that is cut short ends the connection
+	life  context.Context // context of the visit; an interrupted write ends the connection
 	event func(method string, params json.RawMessage)
-	ended chan struct{} // closed when nothing is read any more, after err is set
+	ended chan struct{} // closed after err is set, when reading ends
 	err   error
 
 	mu      sync.Mutex
@@ -51,7 +48,7 @@ type conn struct {
 	waiting map[int64]chan<- message
 }
 
-// message is one in either direction.
+// message is a protocol message in either direction.
 type message struct {
 	ID     int64           `json:"id,omitempty"`
 	Method string          `json:"method,omitempty"`
@@ -60,26 +57,29 @@ type message struct {
 	Error  *protocolError  `json:"error,omitempty"`
 }
 
-// protocolError is what the browser says of a call that it refuses.
+// protocolError is an error response of the browser.
 type protocolError struct {
 	Code    int64  `json:"code"`
 	Message string `json:"message"`
 }
 
-// Error is the browser's text, shortened.
+// Error implements error. The text is shortened.
 func (e *protocolError) Error() string {
-	return fmt.Sprintf("the browser says: %s", clean(e.Message, 300))
+	return fmt.Sprintf("browser error: %s", clean(e.Message, 300))
 }
 
-// connect finds the browser's page and connects to it; ctx is the visit's. event is
-// called for each event, one at a time, and must not block or call.
+// connect finds the page of the browser and connects to it; ctx is that of the visit. event is
+// called for one event at a time and must neither block nor make calls.
 func connect(ctx context.Context, dial Dial, event func(method string, params json.RawMessage)) (*conn, error) {
 	client := &http.Client{
 		Transport: &http.Transport{
 			DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 			DisableKeepAlives: true,
 		},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return errors.New("the browser redirects") },
+		CheckRedirect: func(*http.Request,
+			[]*http.Request) error {
+			return errors.New("unexpected redirect from the browser")
+		},
 	}
 	id, err := findPage(ctx, client)
 	if err != nil {
@@ -90,7 +90,7 @@ func connect(ctx context.Context, dial Dial, event func(method string, params js
 		defer res.Body.Close()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("connect to the browser's page: %w", err)
+		return nil, fmt.Errorf("connect to the page: %w", err)
 	}
 	ws.SetReadLimit(maxMessage)
 	return &conn{ws: ws, life: ctx, event: event, ended: make(chan struct{}), waiting: map[int64]chan<- message{}}, nil
@@ -98,7 +98,7 @@ func connect(ctx context.Context, dial Dial, event func(method string, params js
 
 var pageID = regexp.MustCompile(`^[0-9A-Fa-f-]{8,64}$`)
 
-// findPage asks for the page that the browser was started with.
+// findPage returns the id of the page that the browser was started with.
 func findPage(ctx context.Context, client *http.Client) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+"/json/list", nil)
 	if err != nil {
@@ -106,7 +106,7 @@ func findPage(ctx context.Context, client *http.Client) (string, error) {
 	}
 	res, err := client.Do(req)
 	if err != nil {
-		return "", fmt.Errorf("ask the browser for its pages: %w", err)
+		return "", fmt.Errorf("list the pages of the browser: %w", err)
 	}
 	defer res.Body.Close()
 	var pages []struct{ ID, Type string }
@@ -115,7 +115,7 @@ func findPage(ctx context.Context, client *http.Client) (string, error) {
 		err = json.Unmarshal(body, &pages)
 	}
 	if err != nil {
-		return "", fmt.Errorf("the browser's list of pages: %w", err)
+		return "", fmt.Errorf("list the pages of the browser: %w", err)
 	}
 	for _, p := range pages {
 		if p.Type == "page" && pageID.MatchString(p.ID) {
@@ -125,7 +125,7 @@ func findPage(ctx context.Context, client *http.Client) (string, error) {
 	return "", errors.New("the browser has no page")
 }
 
-// read takes what the browser sends until the connection ends.
+// read handles messages until the connection ends.
 func (c *conn) read(ctx context.Context) {
 	defer close(c.ended)
 	total := 0
@@ -136,12 +136,12 @@ func (c *conn) read(ctx context.Context) {
 			return
 		}
 		if total += len(b); total > maxTotal {
-			c.err = fmt.Errorf("its messages have more than %d bytes together", maxTotal)
+			c.err = fmt.Errorf("messages over %d bytes in total", maxTotal)
 			return
 		}
 		var m message
 		if err := json.Unmarshal(b, &m); err != nil {
-			c.err = fmt.Errorf("a message of the browser: %w", err)
+			c.err = fmt.Errorf("invalid message from the browser: %w", err)
 			return
 		}
 		if m.ID == 0 {
@@ -153,12 +153,12 @@ func (c *conn) read(ctx context.Context) {
 		delete(c.waiting, m.ID)
 		c.mu.Unlock()
 		if answer != nil {
-			answer <- m // there is room for it
+			answer <- m // buffered
 		}
 	}
 }
 
-// send makes a call and waits for its answer.
+// send makes a call and waits for its response.
 func (c *conn) send(ctx context.Context, method string, params any) (json.RawMessage, error) {
 	raw, err := json.Marshal(params)
 	if err != nil {
@@ -198,16 +198,16 @@ func (c *conn) send(ctx context.Context, method string, params any) (json.RawMes
 	}
 }
 
-// lostError says that the browser has gone, or says what it never would.
+// lostError reports that the browser ended or sent invalid data.
 type lostError struct{ err error }
 
-func (e *lostError) Error() string { return fmt.Sprintf("the browser was lost: %v", e.err) }
+func (e *lostError) Error() string { return fmt.Sprintf("lost the browser: %v", e.err) }
 func (e *lostError) Unwrap() error { return e.err }
 
-// bulky are the commands whose answers bring the page, each as one text.
+// bulky lists the commands whose responses contain page content as one text.
 var bulky = []string{evaluate.Method, page.CaptureScreenshot.Method, cdpio.Read.Method}
 
-// call is send for a command of the protocol.
+// call is send for a typed command.
 func call[P, R any](ctx context.Context, c *conn, command cdp.Command[P, R], params P) (R, error) {
 	var r R
 	raw, err := c.send(ctx, command.Method, params)
@@ -215,7 +215,7 @@ func call[P, R any](ctx context.Context, c *conn, command cdp.Command[P, R], par
 		return r, fmt.Errorf("%s: %w", command.Method, err)
 	}
 	if len(raw) > maxPlain && !slices.Contains(bulky, command.Method) {
-		return r, fmt.Errorf("%s: %w", command.Method, &lostError{fmt.Errorf("an answer of %d bytes", len(raw))})
+		return r, fmt.Errorf("%s: %w", command.Method, &lostError{fmt.Errorf("response of %d bytes", len(raw))})
 	}
 	if err := json.Unmarshal(raw, &r); err != nil {
 		return r, fmt.Errorf("%s: %w", command.Method, &lostError{err})

@@ -1,16 +1,12 @@
-// Package browser opens one page in a Chromium that runs in a sandbox, and
-// brings back what it shows: its text, title and links, a picture, a PDF.
+// Package browser opens one page in a Chromium in a sandbox and returns its text, title and links,
+// a screenshot and a PDF.
 //
-// It speaks the DevTools protocol over a byte stream to the browser's debugging
-// port, which its caller opens; it knows no sandboxes, rules or tools, and
-// reaches nothing else. What comes back is hostile, for a page may have taken
-// the browser over: messages, texts, pictures and times are bounded, and
-// numbers and addresses are looked at before they are handed on. Of the
-// protocol's events only those are decoded that are needed, and nothing is
-// kept of them without a bound.
+// It uses the DevTools protocol over a byte stream to the debugging port of the browser, which the
+// caller opens. All data from the browser is untrusted, because the page may have taken it over:
+// messages, texts, images and times are bounded, and numbers and URLs are checked. Only the
+// required events are decoded.
 //
-// [Open] starts two goroutines, one that reads what the browser says and one
-// that answers dialogs, and waits for both. The browser is not given back: who
-// opened a page destroys the sandbox. Errors are *[Fault], or the cause of the
-// context.
+// [Open] starts two goroutines, one that reads messages and one that answers dialogs, and waits for
+// both. The caller must destroy the sandbox afterwards, because the browser is not reset. Errors
+// are *[Fault], or the cause of the context.
 package browser

@@ -19,17 +19,17 @@ import (
 )
 
 const (
-	// answerTime is how long a page's scripts may keep a question waiting.
+	// answerTime is how long scripts of the page may delay a response.
 	answerTime = 2 * time.Second
 	linkText   = 200
 	maxURL     = 8 << 10
 )
 
-// world is where our scripts run: they see the page's document, and the page's
-// own scripts cannot change what they use.
-const world = "orchestrator"
+// isolatedWorld is the name of the JavaScript world for our scripts. They see the document, but
+// scripts of the page cannot change their environment.
+const isolatedWorld = "orchestrator"
 
-// lookScript gives what a page shows, bounded, as JSON.
+// lookScript returns the content of the page as JSON, bounded.
 const lookScript = `((maxText, maxLinks, maxURL, linkText) => {
   const cut = (s, n) => { s = String(s ?? ""); return s.length > n ? s.slice(0, n) : s; };
   const root = document.body ?? document.documentElement;
@@ -39,10 +39,11 @@ const lookScript = `((maxText, maxLinks, maxURL, linkText) => {
     if (links.length >= maxLinks) break;
     if (a.href.length <= maxURL) links.push({url: a.href, text: cut(a.textContent, 4 * linkText)});
   }
-  return JSON.stringify({url: cut(location.href, maxURL), title: cut(document.title, 1000), length: text.length, text: cut(text, maxText), links});
+  return JSON.stringify({url: cut(location.href, maxURL), title: cut(document.title, 1000), length: text.length,
+    text: cut(text, maxText), links});
 })`
 
-// seenScript says whether a selector shows something.
+// seenScript reports whether an element that matches a selector is visible.
 const seenScript = `((selector) => {
   try {
     for (const e of document.querySelectorAll(selector)) {
@@ -52,15 +53,15 @@ const seenScript = `((selector) => {
   } catch (e) { return e.name === "SyntaxError" ? "no selector" : "not yet"; }
 })`
 
-// links are the first MaxLinks of a list in JSON. The rest is not taken into
-// memory: a list can be that of somebody who took the browser over.
+// links decodes the first MaxLinks entries of a JSON list. The rest is not decoded, because a
+// hostile browser can send any number.
 type links []Link
 
-// UnmarshalJSON takes lists alone.
+// UnmarshalJSON implements json.Unmarshaler.
 func (l *links) UnmarshalJSON(b []byte) error {
 	d := json.NewDecoder(bytes.NewReader(b))
 	if t, err := d.Token(); err != nil || t != json.Delim('[') {
-		return errors.New("no list")
+		return errors.New("want a list")
 	}
 	for d.More() && len(*l) < MaxLinks {
 		var one Link
@@ -72,7 +73,7 @@ func (l *links) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// evaluated is what is wanted of an answer to Runtime.evaluate.
+// evaluated is the part of a response to Runtime.evaluate that is used.
 type evaluated struct {
 	Result struct {
 		Value json.RawMessage `json:"value"`
@@ -82,13 +83,13 @@ type evaluated struct {
 
 var evaluate = cdp.Command[runtime.EvaluateParams, evaluated]{Method: runtime.CommandEvaluate}
 
-// extract brings the text and links of the page.
+// extract reads the text and the links of the page.
 func (v *visit) extract(ctx context.Context) error {
 	// A character may be two UTF-16 units.
 	script := fmt.Sprintf("%s(%d, %d, %d, %d)", lookScript, 2*v.r.MaxText, MaxLinks, maxURL, linkText)
-	raw, err := v.ask(ctx, script)
+	raw, err := v.evalScript(ctx, script)
 	if err != nil {
-		return explain(ctx, err, "looking at the page")
+		return explain(ctx, err, "reading the page")
 	}
 	var look struct {
 		URL, Title, Text string
@@ -96,7 +97,7 @@ func (v *visit) extract(ctx context.Context) error {
 		Links            links
 	}
 	if err := json.Unmarshal([]byte(raw), &look); err != nil {
-		return fault(FaultBrowser, "looking at the page: the browser answers with no JSON")
+		return fault(FaultBrowser, "reading the page: the browser sent invalid JSON")
 	}
 	v.out.URL, v.out.Title = clean(look.URL, maxURL), clean(look.Title, 500)
 	text := web.Plain(look.Text)
@@ -114,38 +115,38 @@ func (v *visit) extract(ctx context.Context) error {
 	return nil
 }
 
-// waitFor waits until the request's selector shows something.
+// waitFor waits until an element that matches the selector is visible.
 func (v *visit) waitFor(ctx, waiting context.Context) error {
 	selector, err := json.Marshal(v.r.WaitFor)
 	if err != nil {
 		return err
 	}
 	for {
-		answer, err := v.ask(ctx, seenScript+"("+string(selector)+")")
+		answer, err := v.evalScript(ctx, seenScript+"("+string(selector)+")")
 		switch {
 		case err != nil:
 			return explain(ctx, err, "waiting for the selector")
 		case answer == "seen":
 			return nil
 		case answer == "no selector":
-			return fault(FaultSelector, "is no selector of CSS")
+			return fault(FaultSelector, "is not a valid CSS selector")
 		}
 		select {
 		case <-time.After(pollTime):
 		case <-waiting.Done():
-			if err := v.reached(); err != nil {
+			if err := v.checkReached(); err != nil {
 				return err
 			}
-			return fault(web.FaultTimeout, "nothing that %q selects was seen in time", clean(v.r.WaitFor, 100))
+			return fault(web.FaultTimeout, "no visible element matched %q in time", clean(v.r.WaitFor, 100))
 		}
 	}
 }
 
-var errBusy = errors.New("the page gives no answer")
+var errBusy = errors.New("the page does not respond")
 
-// ask has a script of ours run beside the page's. A page whose own scripts do
-// not end is stopped, and asked again.
-func (v *visit) ask(ctx context.Context, script string) (string, error) {
+// evalScript runs a script in the page. If the page does not respond, it stops its scripts and
+// tries once more.
+func (v *visit) evalScript(ctx context.Context, script string) (string, error) {
 	answer, err := v.askFor(ctx, answerTime, script)
 	if !errors.Is(err, errBusy) {
 		return answer, err
@@ -155,21 +156,21 @@ func (v *visit) ask(ctx context.Context, script string) (string, error) {
 	}
 	answer, err = v.askFor(ctx, answerTime, script)
 	if errors.Is(err, errBusy) {
-		err = fault(FaultBusy, "the page leaves the browser no time to answer")
+		err = fault(FaultBusy, "scripts of the page block the browser")
 	}
 	return answer, err
 }
 
-// stop ends the page's scripts for good.
+// stop disables the scripts of the page.
 func (v *visit) stop(ctx context.Context) error {
 	v.mu.Lock()
 	v.stopped = true
 	v.mu.Unlock()
 	short, cancel := context.WithTimeoutCause(ctx, answerTime, errBusy)
 	defer cancel()
-	// Both get past a script that runs; if one of them is not answered, the next
-	// question tells.
-	_, off := v.send(short, emulation.SetScriptExecutionDisabled.Method, emulation.SetScriptExecutionDisabledParams{Value: true})
+	// Both calls interrupt a running script. If a call fails, the next evaluation shows it.
+	_, off := v.send(short, emulation.SetScriptExecutionDisabled.Method,
+		emulation.SetScriptExecutionDisabledParams{Value: true})
 	_, ended := v.send(short, runtime.TerminateExecution.Method, struct{}{})
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -187,10 +188,13 @@ func (v *visit) askFor(ctx context.Context, within time.Duration, script string)
 	defer cancel()
 	yes, no := true, false
 	for {
-		in, err := call(short, v.conn, page.CreateIsolatedWorld, page.CreateIsolatedWorldParams{FrameID: v.frame, WorldName: world})
+		in, err := call(short, v.conn, page.CreateIsolatedWorld,
+			page.CreateIsolatedWorldParams{FrameID: v.frame, WorldName: isolatedWorld})
 		if err == nil {
 			var r evaluated
-			r, err = call(short, v.conn, evaluate, runtime.EvaluateParams{Expression: script, ContextID: in.ExecutionContextID, ReturnByValue: &yes, AwaitPromise: &no, Silent: &yes})
+			r, err = call(short, v.conn, evaluate,
+				runtime.EvaluateParams{Expression: script, ContextID: in.ExecutionContextID, ReturnByValue: &yes,
+					AwaitPromise: &no, Silent: &yes})
 			if err == nil && r.ExceptionDetails == nil && r.Result.Value != nil {
 				var s string
 				if err := json.Unmarshal(r.Result.Value, &s); err != nil {
@@ -202,7 +206,7 @@ func (v *visit) askFor(ctx context.Context, within time.Duration, script string)
 		if lost := (*lostError)(nil); errors.As(err, &lost) || short.Err() != nil {
 			return "", err
 		}
-		// The page has gone on to another document meanwhile: there it is asked again.
+		// The page navigated during the call: evaluate again in the new document.
 		select {
 		case <-time.After(pollTime):
 		case <-short.Done():
@@ -211,9 +215,9 @@ func (v *visit) askFor(ctx context.Context, within time.Duration, script string)
 	}
 }
 
-// attend dismisses the dialogs that the page opens, and lets it leave: an open
-// one stands in the way of everything. A page with too many is stopped, and
-// given up where even that does not help. So is one that crashed.
+// attend dismisses the dialogs of the page and allows it to navigate away, because an open dialog
+// blocks everything. It stops the scripts of a page with too many dialogs, and gives up if that
+// does not help or if the page crashed.
 func (v *visit) attend(ctx context.Context, giveUp context.CancelCauseFunc) {
 	var stopping sync.WaitGroup
 	defer stopping.Wait()
@@ -224,18 +228,19 @@ func (v *visit) attend(ctx context.Context, giveUp context.CancelCauseFunc) {
 		case <-v.ended:
 			return
 		case <-v.w.crashed:
-			giveUp(fault(FaultCrashed, "the page crashed: it may have used up the sandbox's memory"))
+			giveUp(fault(FaultCrashed, "the page crashed: it may have used up the memory of the sandbox"))
 			return
 		case kind := <-v.w.dialogs:
 			leave := kind == string(page.DialogTypeBeforeunload)
-			if _, err := v.send(ctx, page.HandleJavaScriptDialog.Method, page.HandleJavaScriptDialogParams{Accept: leave}); err != nil && ctx.Err() != nil {
+			if _, err := v.send(ctx, page.HandleJavaScriptDialog.Method,
+				page.HandleJavaScriptDialogParams{Accept: leave}); err != nil && ctx.Err() != nil {
 				return
 			}
 			switch n {
-			case maxDialogs: // while the next ones are answered: it takes effect between two
-				stopping.Go(func() { _ = v.stop(ctx) }) // what goes wrong with it shows in the next dialogs
+			case maxDialogs: // concurrently: it takes effect between two dialogs
+				stopping.Go(func() { _ = v.stop(ctx) }) // a failure shows in the next dialogs
 			case 10 * maxDialogs:
-				giveUp(fault(FaultBusy, "the page opens dialogs without end"))
+				giveUp(fault(FaultBusy, "the page opens too many dialogs"))
 			}
 		}
 	}

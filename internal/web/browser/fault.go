@@ -10,51 +10,50 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// Kinds of faults that only browsers have; the others are those of package web.
+// Kinds of faults that only browsers have. Package web defines the others.
 const (
-	FaultSelector = "selector" // no selector of CSS
-	FaultCrashed  = "crashed"  // the page used up its memory, or ended the browser
-	FaultBusy     = "busy"     // the page leaves the browser no time to answer
-	FaultSize     = "size"     // a picture or PDF over its bound
-	FaultBrowser  = "browser"  // the browser does not do as it should
+	FaultSelector = "selector" // invalid CSS selector
+	FaultCrashed  = "crashed"  // the page ran out of memory or ended the browser
+	FaultBusy     = "busy"     // scripts of the page block the browser
+	FaultSize     = "size"     // the image or PDF is too large
+	FaultBrowser  = "browser"  // the browser sent invalid data
 )
 
-// Fault says why there is no result, in a sentence for the caller.
+// Fault explains why there is no result. Message is a sentence for the caller.
 type Fault struct {
 	Kind    string
 	Message string
 }
 
-// Error is the message.
+// Error implements error.
 func (f *Fault) Error() string { return f.Message }
 
 func fault(kind, format string, args ...any) error {
 	return &Fault{Kind: kind, Message: fmt.Sprintf(format, args...)}
 }
 
-// netFaults say what Chromium's network errors mean; the first that is a part
-// of the text counts.
+// netFaults maps parts of Chromium's network errors to faults. The first match applies.
 var netFaults = []struct{ part, kind, message string }{
-	{"ERR_TUNNEL_CONNECTION_FAILED", web.FaultDenied, "the gateway did not connect to %s"},
-	{"ERR_PROXY_CONNECTION_FAILED", web.FaultConnect, "the sandbox's proxy does not answer, for %s"},
+	{"ERR_TUNNEL_CONNECTION_FAILED", web.FaultDenied, "gateway did not connect to %s"},
+	{"ERR_PROXY_CONNECTION_FAILED", web.FaultConnect, "proxy of the sandbox does not answer, for %s"},
 	{"ERR_NAME_NOT_RESOLVED", web.FaultName, "%s has no address"},
-	{"ERR_CERT_", web.FaultTLS, "no trust in the certificate of %s"},
-	{"ERR_SSL_", web.FaultTLS, "no TLS with %s"},
+	{"ERR_CERT_", web.FaultTLS, "certificate of %s is not trusted"},
+	{"ERR_SSL_", web.FaultTLS, "TLS handshake with %s failed"},
 	{"ERR_TOO_MANY_REDIRECTS", web.FaultRedirect, "%s redirects too often"},
 	{"ERR_TIMED_OUT", web.FaultTimeout, "%s took too long"},
-	{"ERR_CONNECTION_", web.FaultConnect, "nobody answers at %s"},
-	{"ERR_EMPTY_RESPONSE", web.FaultProtocol, "%s answers with nothing"},
-	{"ERR_INVALID_AUTH_CREDENTIALS", web.FaultContent, "%s asks for a user and a password"},
-	{"ERR_INVALID_", web.FaultProtocol, "what %s answers is not HTTP"},
-	{"ERR_RESPONSE_HEADERS", web.FaultProtocol, "what %s answers is not HTTP"},
-	{"ERR_CONTENT_", web.FaultProtocol, "%s sends other than it says"},
-	{"ERR_INCOMPLETE", web.FaultProtocol, "%s sends less than it says"},
+	{"ERR_CONNECTION_", web.FaultConnect, "connection to %s failed"},
+	{"ERR_EMPTY_RESPONSE", web.FaultProtocol, "%s sent an empty response"},
+	{"ERR_INVALID_AUTH_CREDENTIALS", web.FaultContent, "%s requires a user and password"},
+	{"ERR_INVALID_", web.FaultProtocol, "%s sent invalid HTTP"},
+	{"ERR_RESPONSE_HEADERS", web.FaultProtocol, "%s sent invalid HTTP"},
+	{"ERR_CONTENT_", web.FaultProtocol, "%s sent content that does not match its header"},
+	{"ERR_INCOMPLETE", web.FaultProtocol, "%s sent less than announced"},
 	{"ERR_UNSAFE_PORT", web.FaultURL, "browsers do not connect to the port of %s"},
-	{"ERR_BLOCKED_BY_RESPONSE", web.FaultContent, "%s forbids to be shown"},
-	{"ERR_ABORTED", web.FaultContent, "%s is no page: a download, or nothing at all"},
+	{"ERR_BLOCKED_BY_RESPONSE", web.FaultContent, "%s does not allow to be shown"},
+	{"ERR_ABORTED", web.FaultContent, "%s is not a page: a download or an empty response"},
 }
 
-// netFault is Chromium's error about an address as a fault.
+// netFault returns the fault for a network error of Chromium.
 func netFault(text, about string) error {
 	for _, f := range netFaults {
 		if strings.Contains(text, f.part) {
@@ -64,8 +63,7 @@ func netFault(text, about string) error {
 	return fault(web.FaultConnect, "%s could not be opened (%s)", about, clean(text, 100))
 }
 
-// explain makes a fault of what went wrong. The context's end is the fault
-// "timeout" where it was the page's time.
+// explain converts an error to a fault. If the time of the page is over, the kind is timeout.
 func explain(ctx context.Context, err error, doing string) error {
 	for _, err := range []error{err, context.Cause(ctx)} {
 		if f, ok := errors.AsType[*Fault](err); ok {
@@ -74,17 +72,19 @@ func explain(ctx context.Context, err error, doing string) error {
 	}
 	switch {
 	case errors.Is(context.Cause(ctx), errPageTime):
-		return fault(web.FaultTimeout, "%s took longer than the call's time", doing)
+		return fault(web.FaultTimeout, "%s took longer than the time of the call", doing)
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	}
 	if lost, ok := errors.AsType[*lostError](err); ok {
-		return fault(FaultCrashed, "the browser went away %s: the page may have used up the sandbox's memory (%s)", doing, clean(lost.err.Error(), 200))
+		return fault(FaultCrashed,
+			"the browser ended while %s: the page may have used up the memory of the sandbox (%s)",
+			doing, clean(lost.err.Error(), 200))
 	}
 	return fault(FaultBrowser, "%s: %s", doing, clean(err.Error(), 300))
 }
 
-// clean makes a text of somebody else's one short line.
+// clean returns untrusted text as one line of at most most characters.
 func clean(s string, most int) string {
 	s = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || unicode.Is(unicode.Cf, r) {
@@ -95,7 +95,7 @@ func clean(s string, most int) string {
 	return cut(strings.Join(strings.Fields(s), " "), most)
 }
 
-// cut is at most so many characters of a text.
+// cut returns at most the first most characters of s.
 func cut(s string, most int) string {
 	if len(s) <= most {
 		return s

@@ -28,7 +28,7 @@ const (
 	DefaultHeight = 800
 	MinSide       = 64
 	MaxWidth      = 1920
-	// MaxPixels bounds a picture; a page that is longer is cut off below.
+	// MaxPixels bounds an image; longer pages are cut at the bottom.
 	MaxPixels  = 1280 * 6144
 	MaxPicture = 8 << 20 // bytes of a PNG
 	MaxPDF     = 8 << 20
@@ -36,79 +36,77 @@ const (
 	MaxLinks   = 500
 )
 
-// What there can be of a picture.
+// Values of Request.Picture.
 const (
 	NoPicture = ""
 	Viewport  = "viewport"
 	FullPage  = "full"
 )
 
-// Request is what to open, and what is wanted of it.
+// Request describes the page to open and the wanted results.
 type Request struct {
 	URL string
-	// Time bounds everything.
+	// Time bounds the whole visit.
 	Time time.Duration
-	// WaitFor is a CSS selector of what must be seen before the page is looked at.
-	// Wait is how long it is left alone after it was loaded.
+	// WaitFor is a CSS selector; the page is read after a match is visible. Wait is an extra delay
+	// after loading.
 	WaitFor string
 	Wait    time.Duration
 	// Picture is NoPicture, Viewport or FullPage.
 	Picture       string
 	PDF           bool
 	Width, Height int64
-	// MaxText is how many characters of text are brought.
+	// MaxText is the maximum number of characters of text to return.
 	MaxText int
 }
 
-// Link is one of a page.
+// Link is a link of a page.
 type Link struct {
 	URL  string `json:"url"`
 	Text string `json:"text,omitempty"`
 }
 
-// Failure is a part of a page that could not be had.
+// Failure is a resource of a page that failed to load.
 type Failure struct {
 	URL   string `json:"url"`
 	Error string `json:"error"`
 }
 
-// Result is what a page shows.
+// Result is the content of a page.
 type Result struct {
-	// URL is the last one, after redirects by headers and by scripts.
+	// URL is the final URL, after redirects by headers and scripts.
 	URL       string
 	Status    int64
 	MediaType string
 	Title     string
 	Text      string
-	// Truncated: the page has more text than Text. TextLength is all of it, in
+	// Truncated reports that the page has more text. TextLength is the length of all text, in
 	// UTF-16 units.
 	Truncated  bool
 	TextLength int64
 	Links      []Link
-	// Loaded: the page was loaded whole when it was looked at.
+	// Loaded reports that the page was completely loaded when it was read.
 	Loaded bool
-	// Picture is a PNG of Width times Height pixels; PictureCut: the page is
-	// longer.
+	// Picture is a PNG of Width times Height pixels. PictureCut reports that the page is longer.
 	Picture       []byte
 	Width, Height int
 	PictureCut    bool
 	PDF           []byte
-	// Errors are those of the page's scripts, Failed its parts that could not be
-	// had; both are bounded.
+	// Errors are script errors of the page, Failed its resources that failed to load. Both are
+	// bounded.
 	Errors []string
 	Failed []Failure
-	// Dialogs is how many alerts and questions it opened, all of which were
-	// dismissed. Stopped: its scripts were, for they left no time for anything else.
+	// Dialogs is the number of dialogs that the page opened; all were dismissed. Stopped reports
+	// that scripts were stopped because they blocked the browser.
 	Dialogs int
 	Stopped bool
-	// Refused is the address of a main document that the gateway did not let it
-	// have, beside an error of that kind.
+	// Refused is the URL of the main document that the gateway denied, or "".
 	Refused string
 }
 
-var errPageTime = errors.New("the page's time is over")
+var errPageTime = errors.New("time of the page is over")
 
-// visit is one page on its way.
+// visit is the state of opening one page.
 type visit struct {
 	*conn
 	w       *watch
@@ -119,35 +117,34 @@ type visit struct {
 	stopped bool
 }
 
-// Open opens a page and brings back what it shows. The Request must be in the
-// bounds above.
+// Open opens a page and returns its content. The Request must be within the bounds above.
 func Open(ctx context.Context, dial Dial, r Request) (Result, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, r.Time, errPageTime)
 	defer cancel()
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	w := newWatch()
-	c, err := connect(ctx, dial, w.note)
+	c, err := connect(ctx, dial, w.handle)
 	if err != nil {
-		return Result{}, explain(ctx, err, "on the way to the browser")
+		return Result{}, explain(ctx, err, "connecting to the browser")
 	}
 	v := &visit{conn: c, w: w, r: r}
 	var works sync.WaitGroup
 	reading, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer works.Wait()
 	defer stop()
-	defer c.ws.CloseNow() //nolint:errcheck // nothing is to be said to it any more
+	defer c.ws.CloseNow() //nolint:errcheck // no close handshake needed
 	works.Go(func() { c.read(reading) })
 	works.Go(func() { v.attend(reading, giveUp) })
 	err = v.open(ctx)
-	v.sum()
+	v.collect()
 	return v.out, err
 }
 
-// open is the order of a visit.
+// open runs the steps of a visit.
 func (v *visit) open(ctx context.Context) error {
 	if err := v.prepare(ctx); err != nil {
-		return explain(ctx, err, "while the browser was prepared")
+		return explain(ctx, err, "preparing the browser")
 	}
 	if err := v.navigate(ctx); err != nil {
 		return err
@@ -155,7 +152,7 @@ func (v *visit) open(ctx context.Context) error {
 	if err := v.wait(ctx); err != nil {
 		return err
 	}
-	if err := v.reached(); err != nil {
+	if err := v.checkReached(); err != nil {
 		return err
 	}
 	if err := v.extract(ctx); err != nil {
@@ -164,14 +161,14 @@ func (v *visit) open(ctx context.Context) error {
 	return v.capture(ctx)
 }
 
-// prepare switches on what is followed, and off what is not wanted.
+// prepare enables the events that are needed and disables unwanted features.
 func (v *visit) prepare(ctx context.Context) error {
 	tree, err := call(ctx, v.conn, page.GetFrameTree, cdp.Empty{})
 	if err != nil {
 		return err
 	}
 	if tree.FrameTree == nil || tree.FrameTree.Frame == nil {
-		return errors.New("the page has no frame")
+		return errors.New("page has no frame")
 	}
 	v.frame = tree.FrameTree.Frame.ID
 	v.w.follow(string(v.frame))
@@ -185,8 +182,10 @@ func (v *visit) prepare(ctx context.Context) error {
 		{log.Enable.Method, cdp.Empty{}},
 		{inspector.Enable.Method, cdp.Empty{}},
 		{network.Enable.Method, network.EnableParams{MaxTotalBufferSize: &none, MaxResourceBufferSize: &none}},
-		{browser.SetDownloadBehavior.Method, browser.SetDownloadBehaviorParams{Behavior: browser.SetDownloadBehaviorBehaviorDeny}},
-		{emulation.SetDeviceMetricsOverride.Method, emulation.SetDeviceMetricsOverrideParams{Width: v.r.Width, Height: v.r.Height, DeviceScaleFactor: 1}},
+		{browser.SetDownloadBehavior.Method,
+			browser.SetDownloadBehaviorParams{Behavior: browser.SetDownloadBehaviorBehaviorDeny}},
+		{emulation.SetDeviceMetricsOverride.Method,
+			emulation.SetDeviceMetricsOverrideParams{Width: v.r.Width, Height: v.r.Height, DeviceScaleFactor: 1}},
 	} {
 		if _, err := v.send(ctx, step.method, step.params); err != nil {
 			return err
@@ -195,7 +194,7 @@ func (v *visit) prepare(ctx context.Context) error {
 	return nil
 }
 
-// navigate goes there. It returns when the page has begun to come.
+// navigate opens the URL. It returns when the response starts.
 func (v *visit) navigate(ctx context.Context) error {
 	doing := "opening " + about(v.r.URL)
 	nav, err := call(ctx, v.conn, page.Navigate, page.NavigateParams{URL: v.r.URL})
@@ -203,7 +202,7 @@ func (v *visit) navigate(ctx context.Context) error {
 	case err != nil:
 		return explain(ctx, err, doing)
 	case nav.IsDownload:
-		return fault(web.FaultContent, "%s is a download, no page", about(v.r.URL))
+		return fault(web.FaultContent, "%s is a download, not a page", about(v.r.URL))
 	case nav.ErrorText != "":
 		v.out.Refused = v.address()
 		return netFault(nav.ErrorText, about(v.out.Refused))
@@ -211,7 +210,7 @@ func (v *visit) navigate(ctx context.Context) error {
 	return nil
 }
 
-// address is where the browser is, or was about to be.
+// address returns the URL that the browser is at, or failed to open.
 func (v *visit) address() string {
 	v.w.mu.Lock()
 	defer v.w.mu.Unlock()
@@ -221,7 +220,7 @@ func (v *visit) address() string {
 	return v.r.URL
 }
 
-// about names the place of an address, without what may be secret in it.
+// about returns the host of a URL, for messages: the rest may be secret.
 func about(address string) string {
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" {
@@ -231,27 +230,26 @@ func about(address string) string {
 }
 
 const (
-	// reserve is what is kept of a visit's time for looking at a page that never
-	// comes to rest.
+	// reserve is the part of the time kept for reading a page that never becomes idle.
 	reserve = 8 * time.Second
-	// restTime is how long a loaded page must not go on elsewhere.
+	// restTime is how long a loaded page must not start to navigate.
 	restTime = 60 * time.Millisecond
 	pollTime = 50 * time.Millisecond
 )
 
-// wait lets the page load, and then do what the request waits for.
+// wait waits until the page is loaded, and for the conditions of the request.
 func (v *visit) wait(ctx context.Context) error {
 	until := v.r.Time - min(reserve, v.r.Time/2)
 	waiting, cancel := context.WithTimeout(ctx, until)
 	defer cancel()
-	v.out.Loaded = v.rest(waiting)
+	v.out.Loaded = v.waitIdle(waiting)
 	if v.r.Wait > 0 {
 		select {
 		case <-time.After(v.r.Wait):
 		case <-waiting.Done():
 		case <-v.ended:
 		}
-		v.out.Loaded = v.rest(waiting)
+		v.out.Loaded = v.waitIdle(waiting)
 	}
 	if v.r.WaitFor != "" {
 		return v.waitFor(ctx, waiting)
@@ -259,9 +257,9 @@ func (v *visit) wait(ctx context.Context) error {
 	return nil
 }
 
-// rest waits until the page was loaded and does not go on elsewhere; false: it
-// did not come to that.
-func (v *visit) rest(ctx context.Context) bool {
+// waitIdle waits until the page is loaded and does not navigate further. It returns false on
+// timeout.
+func (v *visit) waitIdle(ctx context.Context) bool {
 	for {
 		s := v.w.state()
 		var still <-chan time.Time
@@ -283,8 +281,8 @@ func (v *visit) rest(ctx context.Context) bool {
 	}
 }
 
-// reached refuses what is no page of the outside.
-func (v *visit) reached() error {
+// checkReached returns a fault if no page of the outside was opened.
+func (v *visit) checkReached() error {
 	v.w.mu.Lock()
 	defer v.w.mu.Unlock()
 	switch {
@@ -295,13 +293,13 @@ func (v *visit) reached() error {
 		v.out.Refused = v.w.url
 		return fault(web.FaultDenied, "%s", v.w.refusal)
 	case v.w.url == "about:blank" && !strings.HasPrefix(v.r.URL, "about:"):
-		return fault(web.FaultContent, "%s shows no page", about(v.r.URL))
+		return fault(web.FaultContent, "%s did not open a page", about(v.r.URL))
 	}
 	return nil
 }
 
-// sum brings what the events told.
-func (v *visit) sum() {
+// collect copies the results of events to the Result.
+func (v *visit) collect() {
 	v.w.mu.Lock()
 	defer v.w.mu.Unlock()
 	v.out.Status, v.out.MediaType = v.w.status, v.w.mime

@@ -10,53 +10,53 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// Bounds of what is kept of events.
+// Bounds of the data kept from events.
 const (
 	maxNotes   = 50
 	noteLength = 500
-	maxID      = 100 // bytes of a request's id; Chromium's are short
-	// maxDialogs is how many dialogs a page may open before its scripts are
-	// stopped.
+	maxID      = 100 // bytes of a request id; those of Chromium are short
+	// maxDialogs is how many dialogs a page may open before its scripts are stopped.
 	maxDialogs = 20
-	pending    = 8 // dialogs that wait for an answer; more are answered by the next
+	pending    = 8 // queued dialogs; answering a queued one also answers later ones
 )
 
-// watch follows a page by its events. note is called by one goroutine, the
-// other methods by any.
+// watch collects the events of a page. handle must be called by one goroutine at a time; the other
+// methods are safe for concurrent use.
 type watch struct {
-	dialogs chan string   // kinds of dialogs that were opened
-	crashed chan struct{} // closed when the page's process has ended
+	dialogs chan string   // kinds of open dialogs
+	crashed chan struct{} // closed when the process of the page ended
 
 	mu      sync.Mutex
-	main    string // the page's frame
+	main    string // id of the main frame
 	changed chan struct{}
 	loading bool
-	loads   int // of the main frame that have ended
+	loads   int // finished loads of the main frame
 	since   time.Time
 	url     string
-	broken  string // address of a main document that could not be had
-	reason  string // the browser's word for why
+	broken  string // URL of a main document that failed to load
+	reason  string // error text of the browser
 	status  int64
-	refusal string // of the gateway, for the main document
+	refusal string // by the gateway, of the main document
 	mime    string
 	errors  []string
 	failed  []Failure
-	opened  int // dialogs
+	opened  int // number of dialogs
 	dead    bool
-	// requests of documents of the main frame, the last ones.
+	// document is the id of the last request for a document of the main frame.
 	document string
-	urls     map[string]string // of requests under way
+	urls     map[string]string // by id of pending requests
 }
 
 func newWatch() *watch {
-	return &watch{dialogs: make(chan string, pending), crashed: make(chan struct{}), changed: make(chan struct{}), urls: map[string]string{}}
+	return &watch{dialogs: make(chan string, pending), crashed: make(chan struct{}), changed: make(chan struct{}),
+		urls: map[string]string{}}
 }
 
-// state is what a page is at a moment.
+// state is a snapshot of the loading state.
 type state struct {
 	loading bool
 	loads   int
-	since   time.Time // when that began
+	since   time.Time // time of the last change
 	changed <-chan struct{}
 }
 
@@ -66,14 +66,14 @@ func (w *watch) state() state {
 	return state{w.loading, w.loads, w.since, w.changed}
 }
 
-// turn is called with mu held, when loading or loads change.
-func (w *watch) turn(loading bool) {
+// setLoading records a change of loading or loads. The caller holds mu.
+func (w *watch) setLoading(loading bool) {
 	w.loading, w.since = loading, time.Now()
 	close(w.changed)
 	w.changed = make(chan struct{})
 }
 
-// follow names the page's frame, before anything is opened in it.
+// follow sets the main frame, before a page is opened in it.
 func (w *watch) follow(frame string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -109,9 +109,9 @@ type networkEvent struct {
 	} `json:"response"`
 }
 
-// note takes an event. One that cannot be decoded is none, nor one that is too
-// long, but for dialogs: those want an answer.
-func (w *watch) note(method string, params json.RawMessage) {
+// handle processes an event. It ignores events that are invalid or too long, except dialogs, which
+// need an answer.
+func (w *watch) handle(method string, params json.RawMessage) {
 	domain, name, _ := strings.Cut(method, ".")
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -135,8 +135,8 @@ func (w *watch) page(name string, params json.RawMessage) {
 		var e struct {
 			Type string `json:"type"`
 		}
-		if len(params) <= maxPlain { // of a longer one the kind does not count
-			_ = json.Unmarshal(params, &e) // an unknown kind is dismissed
+		if len(params) <= maxPlain { // the kind of a longer one is ignored
+			_ = json.Unmarshal(params, &e) // dialogs of an unknown kind are dismissed
 		}
 		w.opened++
 		select {
@@ -161,13 +161,13 @@ func (w *watch) page(name string, params json.RawMessage) {
 	case e.FrameID != w.main:
 	case name == "frameStartedLoading", name == "frameRequestedNavigation", name == "frameScheduledNavigation":
 		if !w.loading {
-			w.turn(true)
+			w.setLoading(true)
 		}
 	case name == "frameStoppedLoading", name == "frameClearedScheduledNavigation":
 		if name == "frameStoppedLoading" {
 			w.loads++
 		}
-		w.turn(false)
+		w.setLoading(false)
 	}
 }
 
@@ -215,8 +215,8 @@ func (w *watch) network(name string, params json.RawMessage) {
 	}
 }
 
-// refusal is what the gateway answers itself. In TLS it is the host that speaks,
-// and could say so too.
+// refusal returns the reason if a response is by the gateway. Over TLS, the host could forge the
+// header, so only plain HTTP counts.
 func refusal(url string, headers map[string]string) string {
 	if !strings.HasPrefix(url, "http://") {
 		return ""
@@ -256,9 +256,10 @@ type consoleEvent struct {
 	} `json:"entry"`
 }
 
-// console keeps errors.
+// console records errors.
 func (w *watch) console(name string, params json.RawMessage) {
-	if len(w.errors) >= maxNotes || len(params) > maxPlain || name != "consoleAPICalled" && name != "exceptionThrown" && name != "entryAdded" {
+	if len(w.errors) >= maxNotes || len(params) > maxPlain || name != "consoleAPICalled" && name != "exceptionThrown" &&
+		name != "entryAdded" {
 		return
 	}
 	var e consoleEvent

@@ -1,12 +1,10 @@
-// Package cache keeps what was fetched from the web for a quarter of an
-// hour, and never longer: web.fetch's repeated calls cost no sandbox and no
-// connection. It is bounded in entries and bytes. Where there is no room, the
-// oldest go of whoever has most of it, so that nobody takes all of it from the
-// others.
+// Package cache caches web answers in memory for up to MaxAge, so that a repeated web.fetch needs
+// neither a sandbox nor a connection.
 //
-// Who may share an entry is the caller's business: it is in the key. What may
-// be kept at all is said by [Life]. The package starts no goroutine; what is
-// too old is dropped by the next use.
+// The cache is bounded in entries and bytes. When full, it evicts the oldest entry of the owner
+// that uses the most. The key decides who shares an entry; [Life] decides whether an answer may be
+// cached, and for how long. Expired entries are dropped by later calls; the package starts no
+// goroutine.
 package cache
 
 import (
@@ -17,33 +15,33 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// MaxAge is how old an answer is at most.
+// MaxAge is the maximum age of a cached answer.
 const MaxAge = 15 * time.Minute
 
-// Bounds that are used unless told otherwise.
+// Default bounds for New.
 const (
 	DefaultEntries = 500
 	DefaultBytes   = 64 << 20
 )
 
-// overhead is what an entry costs beside its texts, in bytes.
+// overhead is the size of an entry without its texts, in bytes.
 const overhead = 512
 
-// Cache is safe for concurrent use.
+// Cache is an in-memory cache. It is safe for concurrent use.
 type Cache struct {
 	entries int
 	bytes   int64
 
 	mu     sync.Mutex
 	byKey  map[string]*list.Element
-	age    *list.List // of *entry, the oldest in front
+	age    *list.List // of *entry, oldest first
 	held   int64
-	shares map[string]*share // by owner; those who have nothing have none
+	shares map[string]*share // by owner; only owners with entries
 }
 
-// share is what one owner has.
+// share holds the entries of one owner.
 type share struct {
-	age  *list.List // of *list.Element of Cache.age, the oldest in front
+	age  *list.List // of *list.Element of Cache.age, oldest first
 	held int64
 }
 
@@ -53,17 +51,18 @@ type entry struct {
 	size       int64
 	at         time.Time
 	life       time.Duration
-	own        *list.Element // of its share
+	own        *list.Element // element in share.age
 }
 
-// New makes a cache of at most so many entries and bytes. Zero of either keeps
-// nothing.
+// New returns a cache that holds up to the given number of entries and bytes. If either is zero, it
+// stores nothing.
 func New(entries int, bytes int64) *Cache {
-	return &Cache{entries: entries, bytes: bytes, byKey: map[string]*list.Element{}, age: list.New(), shares: map[string]*share{}}
+	return &Cache{entries: entries, bytes: bytes, byKey: map[string]*list.Element{}, age: list.New(),
+		shares: map[string]*share{}}
 }
 
-// Get finds an answer that is not too old, and says how old it is. What it
-// holds is shared: read it only.
+// Get returns the answer for key and its age. ok is false if the answer is missing or expired.
+// Callers must not modify the answer.
 func (c *Cache) Get(key string) (a web.Answer, age time.Duration, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,16 +73,15 @@ func (c *Cache) Get(key string) (a web.Answer, age time.Duration, ok bool) {
 		return web.Answer{}, 0, false
 	}
 	e := el.Value.(*entry)
-	if age = e.old(now); age >= e.life {
+	if age = e.age(now); age >= e.life {
 		c.drop(el)
 		return web.Answer{}, 0, false
 	}
 	return e.answer, age, true
 }
 
-// Put keeps an answer for life, at most MaxAge, in place of an earlier one. It
-// counts for owner. One that is larger than an eighth of the cache is not kept:
-// it would cost the others too much.
+// Put replaces the entry for key with a, for min(life, MaxAge), and charges it to owner. An answer
+// over an eighth of the byte limit is dropped, and so is the old entry.
 func (c *Cache) Put(owner, key string, a web.Answer, life time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -105,7 +103,7 @@ func (c *Cache) Put(owner, key string, a web.Answer, life time.Duration) {
 	}
 }
 
-// add makes an entry the newest.
+// add inserts an entry as the newest.
 func (c *Cache) add(e *entry) {
 	s := c.shares[e.owner]
 	if s == nil {
@@ -119,22 +117,24 @@ func (c *Cache) add(e *entry) {
 	s.held += e.size
 }
 
-// oldest is the oldest entry of who has most; of equals, of who has the oldest.
+// oldest returns the oldest entry of the owner with the most. Among equal owners, the oldest entry
+// wins.
 func (c *Cache) oldest(has func(*share) int64) *list.Element {
 	var most *share
 	var front *list.Element
 	for _, s := range c.shares {
 		el := s.age.Front().Value.(*list.Element)
-		if most == nil || has(s) > has(most) || has(s) == has(most) && el.Value.(*entry).at.Before(front.Value.(*entry).at) {
+		if most == nil || has(s) > has(most) || has(s) == has(most) &&
+			el.Value.(*entry).at.Before(front.Value.(*entry).at) {
 			most, front = s, el
 		}
 	}
 	return front
 }
 
-// sweep drops what nobody will get any more.
+// sweep drops entries older than MaxAge.
 func (c *Cache) sweep(now time.Time) {
-	for el := c.age.Front(); el != nil && el.Value.(*entry).old(now) >= MaxAge; el = c.age.Front() {
+	for el := c.age.Front(); el != nil && el.Value.(*entry).age(now) >= MaxAge; el = c.age.Front() {
 		c.drop(el)
 	}
 }
@@ -151,14 +151,15 @@ func (c *Cache) drop(el *list.Element) {
 	}
 }
 
-// old is an entry's age. The monotonic clock stands still while the host
-// sleeps, so the other one counts too.
-func (e *entry) old(now time.Time) time.Duration {
+// age returns the age of an entry. It also uses the wall clock, because the monotonic clock stops
+// while the host is suspended.
+func (e *entry) age(now time.Time) time.Duration {
 	return max(now.Sub(e.at), now.Round(0).Sub(e.at.Round(0)))
 }
 
 func sizeOf(owner, key string, a web.Answer) int64 {
-	n := overhead + len(owner) + 2*len(key) + len(a.URL) + len(a.RedirectURL) + len(a.MediaType) + len(a.Charset) + len(a.Title) + len(a.Byline) + len(a.Text) + len(a.Body)
+	n := overhead + len(owner) + 2*len(key) + len(a.URL) + len(a.RedirectURL) + len(a.MediaType) + len(a.Charset) +
+		len(a.Title) + len(a.Byline) + len(a.Text) + len(a.Body)
 	for _, h := range a.Header {
 		n += overhead/8 + len(h[0]) + len(h[1])
 	}

@@ -12,62 +12,62 @@ import (
 
 func page(text string) web.Answer { return web.Answer{Status: 200, Text: text} }
 
-func TestAnEntryLivesAsLongAsItMayAndNeverLonger(t *testing.T) {
+func TestEntryLifetime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New(10, 1<<20)
 		c.Put("me", "a", page("one"), time.Hour)
 		c.Put("me", "b", page("two"), time.Minute)
 		time.Sleep(time.Minute - time.Nanosecond)
 		if a, age, ok := c.Get("b"); !ok || a.Text != "two" || age != time.Minute-time.Nanosecond {
-			t.Errorf("%v %v %v", a, age, ok)
+			t.Errorf("Get(b) = %v, %v, %v; want the entry", a, age, ok)
 		}
 		time.Sleep(time.Nanosecond)
 		if _, _, ok := c.Get("b"); ok {
-			t.Error("an entry outlived what its answer allows")
+			t.Error("Get(b) returned an entry after its life")
 		}
 		time.Sleep(MaxAge - time.Minute - time.Nanosecond)
 		if _, _, ok := c.Get("a"); !ok {
-			t.Error("an entry went too early")
+			t.Error("Get(a) returned no entry before MaxAge")
 		}
 		time.Sleep(time.Nanosecond)
 		if _, _, ok := c.Get("a"); ok || c.held != 0 || c.age.Len() != 0 || len(c.shares) != 0 {
-			t.Errorf("an entry outlived MaxAge: %d bytes held", c.held)
+			t.Errorf("entry after MaxAge, %d bytes held", c.held)
 		}
 	})
 }
 
-func TestACacheIsBounded(t *testing.T) {
+func TestCacheIsBounded(t *testing.T) {
 	c := New(4, 1<<20)
 	for i := range 10 {
 		c.Put("me", fmt.Sprint(i), page("x"), MaxAge)
 	}
 	if _, _, ok := c.Get("5"); ok || c.age.Len() != 4 {
-		t.Errorf("%d entries", c.age.Len())
+		t.Errorf("%d entries, want 4 without the oldest", c.age.Len())
 	}
 	c.Put("me", "9", page("again"), MaxAge)
 	if a, _, ok := c.Get("9"); !ok || a.Text != "again" || c.age.Len() != 4 {
-		t.Errorf("%v %v, %d entries", a, ok, c.age.Len())
+		t.Errorf("Get(9) = %v, %v with %d entries; want the new answer and 4", a, ok, c.age.Len())
 	}
 	c = New(1000, 64<<10)
 	big := strings.Repeat("x", 6<<10)
 	for i := range 100 {
 		c.Put("me", fmt.Sprint(i), page(big), MaxAge)
 		if c.held > 64<<10 {
-			t.Fatalf("%d bytes held", c.held)
+			t.Fatalf("%d bytes held, over the limit", c.held)
 		}
 	}
 	if _, _, ok := c.Get("99"); !ok {
-		t.Error("the newest is not there")
+		t.Error("the newest entry is missing")
 	}
-	c.Put("me", "99", page(big+big), MaxAge) // too large to be kept, and the old one is no longer true
+	c.Put("me", "99", page(big+big), MaxAge) // too large; the old entry is outdated
 	if _, _, ok := c.Get("99"); ok {
-		t.Error("an answer was kept that is too large")
+		t.Error("Get returned an entry for an answer that is too large")
 	}
 	New(0, 0).Put("me", "a", page("x"), MaxAge)
 }
 
-// Who fetches a lot takes nothing from who fetches little.
-func TestNobodyTakesTheRoomOfOthers(t *testing.T) {
+// An owner with many entries does not evict those of owners with few.
+func TestEvictionIsFair(t *testing.T) {
 	for name, c := range map[string]*Cache{"entries": New(10, 1<<20), "bytes": New(1000, 40<<10)} {
 		big := strings.Repeat("x", 2<<10)
 		for i := range 3 {
@@ -78,25 +78,25 @@ func TestNobodyTakesTheRoomOfOthers(t *testing.T) {
 		}
 		for i := range 3 {
 			if _, _, ok := c.Get(fmt.Sprint("few ", i)); !ok {
-				t.Errorf("%s: entry %d of another is gone", name, i)
+				t.Errorf("%s: entry %d of another owner was evicted", name, i)
 			}
 		}
 		if _, _, ok := c.Get("many 99"); !ok || c.shares["many"].age.Len() < 5 {
-			t.Errorf("%s: the rest of the room is not used", name)
+			t.Errorf("%s: the free space is not used", name)
 		}
-		for i := range 50 { // everybody gets in
+		for i := range 50 { // every owner gets space
 			c.Put(fmt.Sprint("caller ", i), fmt.Sprint("caller ", i), page(big), MaxAge)
 			if _, _, ok := c.Get(fmt.Sprint("caller ", i)); !ok {
-				t.Errorf("%s: caller %d has no room", name, i)
+				t.Errorf("%s: entry of caller %d is missing", name, i)
 			}
 		}
 		if len(c.shares) > c.age.Len() || c.held > c.bytes || c.age.Len() > c.entries {
-			t.Errorf("%s: %d shares, %d entries, %d bytes", name, len(c.shares), c.age.Len(), c.held)
+			t.Errorf("%s: %d shares, %d entries, %d bytes; over the limits", name, len(c.shares), c.age.Len(), c.held)
 		}
 	}
 }
 
-func TestLifeIsWhatTheAnswerAllows(t *testing.T) {
+func TestLife(t *testing.T) {
 	head := func(fields ...string) web.Answer {
 		a := page("x")
 		for i := 0; i < len(fields); i += 2 {
@@ -115,19 +115,19 @@ func TestLifeIsWhatTheAnswerAllows(t *testing.T) {
 		{"part of which is over", head("Age", "20", "Cache-Control", "max-age=60"), 40 * time.Second},
 		{"all of which is over", head("Age", "99999999999999999999", "Cache-Control", "max-age=60"), time.Minute},
 		{"more than all", head("Age", "9999", "Cache-Control", "max-age=60"), 0},
-		{"a time that is none", head("Cache-Control", "max-age=soon"), 0},
+		{"an invalid time", head("Cache-Control", "max-age=soon"), 0},
 		{"no-store", head("Cache-Control", "public", "Cache-Control", "No-Store"), 0},
 		{"private", head("Cache-Control", `private="x"`), 0},
 		{"no-cache", head("Cache-Control", "no-cache"), 0},
 		{"a cookie", head("Set-Cookie", "a=b"), 0},
-		{"for everybody another", head("Vary", " * "), 0},
-		{"for everybody another, among others", head("Vary", "Accept", "Vary", "Cookie, *"), 0},
+		{"vary by everything", head("Vary", " * "), 0},
+		{"vary by everything, among others", head("Vary", "Accept", "Vary", "Cookie, *"), 0},
 		{"not found", web.Answer{Status: 404}, 0},
 		{"a redirect", web.Answer{Status: 200, RedirectURL: "https://b.example/"}, 0},
 		{"a fault", web.Answer{Status: 200, Fault: &web.Fault{}}, 0},
 	} {
 		if got := Life(c.a); got != c.want {
-			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+			t.Errorf("Life(%s) = %s, want %s", c.name, got, c.want)
 		}
 	}
 }

@@ -9,10 +9,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// Life is how long an answer may be kept: MaxAge, or less where it says so. It
-// is zero for what is no whole success, for what is meant for one visitor
-// (private, Set-Cookie, Vary: *) and for what has to be asked for again each
-// time.
+// Life returns how long an answer may be cached: MaxAge or less, as its header says. It is zero for
+// incomplete or failed answers, for answers meant for one user (private, Set-Cookie, Vary: *), and
+// for those that must be revalidated.
 func Life(a web.Answer) time.Duration {
 	if a.Fault != nil || a.Status != http.StatusOK || a.RedirectURL != "" {
 		return 0
@@ -38,7 +37,7 @@ func Life(a web.Answer) time.Duration {
 	return max(life-age, 0)
 }
 
-// allowed is what a Cache-Control field says.
+// allowed returns the lifetime by a Cache-Control field.
 func allowed(value string) time.Duration {
 	life := MaxAge
 	for part := range strings.SplitSeq(value, ",") {
@@ -53,8 +52,7 @@ func allowed(value string) time.Duration {
 	return life
 }
 
-// seconds reads a number of seconds; what is none is 0, one that is too large
-// is MaxAge.
+// seconds parses a number of seconds. Invalid text gives 0, and large numbers give MaxAge.
 func seconds(s string) time.Duration {
 	n, err := strconv.ParseUint(strings.Trim(strings.TrimSpace(s), `"`), 10, 63)
 	if err != nil {

@@ -1,7 +1,6 @@
-// Package passages finds what of a text answers a question: it splits Markdown
-// into passages, ranks them by the words that they share with the question, and
-// gives the best in the order of the text. It is pure, knows no language, and
-// takes time in proportion to the text.
+// Package passages finds the parts of a text that answer a question. It splits Markdown into
+// passages, ranks them by words shared with the question, and returns the best in text order. It
+// does no I/O and takes time proportional to the text.
 package passages
 
 import (
@@ -11,29 +10,27 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of one call.
+// Bounds of one call, in bytes.
 const (
-	// MaxText is how much of a text is looked at, in bytes.
+	// MaxText is how much of a text is read.
 	MaxText = 4 << 20
-	// target is how long a passage is to be, in bytes, and most how long it may be:
-	// paragraphs are put together up to the one and split at the other.
+	// target is the size up to which paragraphs are combined, and most the maximum size of a
+	// passage.
 	target = 600
 	most   = 1600
 )
 
 // Passage is a part of a text.
 type Passage struct {
-	// Headings are those above it, the outermost first.
+	// Headings are the headings above it, outermost first.
 	Headings []string
 	Text     string
-	// Score is 0 where it shares no word with the question. It compares passages of
-	// one text with each other, and means nothing beside that.
+	// Score is 0 if no word matches the question. Scores are comparable only within one text.
 	Score float64
 }
 
-// Best are those passages of markdown that answer question best, in the order of
-// the text, with at most size characters together, headings included. Where
-// nothing has a word in common with the question, they are the first ones.
+// Best returns the passages of markdown that match question best, in text order, with at most size
+// characters in total, headings included. If no word matches, it returns the first passages.
 func Best(markdown, question string, size int) []Passage {
 	all := Split(markdown)
 	rank(all, question)
@@ -53,7 +50,7 @@ func Best(markdown, question string, size int) []Passage {
 			if len(taken) > 0 {
 				continue
 			}
-			// One that is cut is better than none.
+			// A truncated passage is better than none.
 			all[i].cut(left)
 			length = left
 		}
@@ -70,7 +67,7 @@ func Best(markdown, question string, size int) []Passage {
 	return best
 }
 
-// length is in characters, with what joins its parts.
+// length returns the length in characters, including separators.
 func (p *Passage) length() int {
 	n := utf8.RuneCountInString(p.Text) + 2
 	if len(p.Headings) > 0 {
@@ -82,8 +79,8 @@ func (p *Passage) length() int {
 	return n
 }
 
-// cut leaves at most size characters of it, headings included, and drops
-// headings for which there is no room.
+// cut shortens the passage to at most size characters, headings included. It drops headings that do
+// not fit.
 func (p *Passage) cut(size int) {
 	for len(p.Headings) > 0 && p.length()-utf8.RuneCountInString(p.Text) > size/2 {
 		p.Headings = p.Headings[1:]
@@ -99,8 +96,8 @@ func (p *Passage) cut(size int) {
 	}
 }
 
-// Join writes passages as one Markdown text: each path of headings once where
-// several follow one another below it.
+// Join returns the passages as one Markdown text. A heading path is written once for consecutive
+// passages.
 func Join(list []Passage) string {
 	var b strings.Builder
 	var above []string

@@ -37,7 +37,7 @@ Refunds are paid within 14 days, if the widget was not opened.
 保証期間は購入日から二年間です。返金は十四日以内に行われます。
 `
 
-func TestTheBestPassagesAnswerTheQuestion(t *testing.T) {
+func TestBest(t *testing.T) {
 	for _, c := range []struct{ question, want, not string }{
 		{"How do I get a refund?", "Refunds are paid", "brass"},
 		{"WARRANTIES", "two years", "brass"},
@@ -45,55 +45,57 @@ func TestTheBestPassagesAnswerTheQuestion(t *testing.T) {
 		{"ΕΓΓΥΗΣΗ", "δύο χρόνια", "brass"},
 		{"返金はいつ", "十四日以内", "brass"},
 		{"café 証", "保証期間", "brass"},
-		{"nothing that is there: zzz", "brass", "Refunds"}, // the beginning, then
+		{"nothing that is there: zzz", "brass", "Refunds"}, // no match: the beginning
 		{"", "brass", "Refunds"},
 	} {
 		best := Best(manual, c.question, 160)
 		got := Join(best)
 		if !strings.Contains(got, c.want) || strings.Contains(got, c.not) {
-			t.Errorf("%q finds %q", c.question, got)
+			t.Errorf("Best(%q) = %q", c.question, got)
 		}
 		if n := utf8.RuneCountInString(got); n > 160 {
-			t.Errorf("%q: %d characters", c.question, n)
+			t.Errorf("Best(%q) has %d characters, want at most 160", c.question, n)
 		}
 	}
 	both := Best(manual, "refund brass", 400)
-	if len(both) != 2 || !strings.Contains(both[0].Text, "brass") || strings.Join(both[1].Headings, "/") != "Widget manual/Warranty/Refunds" {
-		t.Errorf("not in the order of the text, or not under their headings: %+v", both)
+	if len(both) != 2 || !strings.Contains(both[0].Text, "brass") ||
+		strings.Join(both[1].Headings, "/") != "Widget manual/Warranty/Refunds" {
+		t.Errorf("wrong order or headings: %+v", both)
 	}
 }
 
-func TestLongTextsAreSplit(t *testing.T) {
-	for _, text := range []string{strings.Repeat("word ", 2000), strings.Repeat("字", 3000), strings.Repeat("A line.\n", 2000)} {
+func TestSplitLongText(t *testing.T) {
+	for _, text := range []string{strings.Repeat("word ", 2000), strings.Repeat("字", 3000),
+		strings.Repeat("A line.\n", 2000)} {
 		total := 0
 		for _, p := range Split(text) {
 			if len(p.Text) > most || !utf8.ValidString(p.Text) {
-				t.Fatalf("a passage of %d bytes", len(p.Text))
+				t.Fatalf("passage of %d bytes, or invalid UTF-8", len(p.Text))
 			}
 			total += len(p.Text)
 		}
 		if total < len(text)*9/10 {
-			t.Errorf("%d of %d bytes are left", total, len(text))
+			t.Errorf("passages have %d of %d bytes", total, len(text))
 		}
 	}
 }
 
-// What a page may be made of to keep its reader busy takes no longer than other
-// text: here long headings over very many passages.
+// Long headings over very many passages take no longer than other text.
 func TestHostileHeadings(t *testing.T) {
 	var b strings.Builder
 	for level := range 5 {
-		b.WriteString(strings.Repeat("#", level+1) + " " + strings.Repeat("\ufdfa", 200) + "\n") // each is eighteen letters
+		// Each character expands to eighteen letters.
+		b.WriteString(strings.Repeat("#", level+1) + " " + strings.Repeat("\ufdfa", 200) + "\n")
 	}
 	for b.Len() < 1_000_000 {
 		b.WriteString("###### a\nb\n")
 	}
 	began := time.Now()
 	if best := Best(b.String(), "what is b", 10_000); len(best) == 0 {
-		t.Error("nothing was found")
+		t.Error("Best found nothing")
 	}
 	if took := time.Since(began); took > 2*time.Minute {
-		t.Errorf("it took %s", took)
+		t.Errorf("Best took %s", took)
 	}
 }
 
@@ -104,7 +106,7 @@ func FuzzPassages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text, question string, size int) {
 		best := Best(text, question, size)
 		if n := utf8.RuneCountInString(Join(best)); n > max(size, 0) {
-			t.Errorf("%d characters of %d", n, size)
+			t.Errorf("Best returned %d characters, want at most %d", n, size)
 		}
 		at := 0
 		clean := strings.ToValidUTF8(text, "")
@@ -112,7 +114,7 @@ func FuzzPassages(f *testing.F) {
 			first, _, _ := strings.Cut(p.Text, "\n")
 			i := strings.Index(clean[at:], first)
 			if i < 0 {
-				t.Fatalf("%q is not there in this order", first)
+				t.Fatalf("passage %q is missing or out of order", first)
 			}
 			at += i
 		}

@@ -8,18 +8,17 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// Parameters of BM25, as they are commonly taken: how much a word's repetition
-// counts, and how much a passage's length.
+// Usual parameters of BM25: the weight of repeated words and of the length of a passage.
 const (
 	repetition = 1.2
 	lengthPart = 0.75
-	// aboveWeight is how many times a word of a heading counts.
+	// aboveWeight is the weight of a word in a heading.
 	aboveWeight = 2
-	// maxTerms bounds the words of a question.
+	// maxTerms is the maximum number of words of a question.
 	maxTerms = 200
 )
 
-// rank sets the scores of all for a question.
+// rank sets the scores of all passages for a question.
 func rank(all []Passage, question string) {
 	asked := map[string]bool{}
 	terms(question, func(t string) {
@@ -33,7 +32,7 @@ func rank(all []Passage, question string) {
 	counts := make([]map[string]float64, len(all))
 	lengths := make([]float64, len(all))
 	having := map[string]float64{}
-	above := map[string]map[string]float64{} // of headings, which stand over many passages
+	above := map[string]map[string]float64{} // cached counts per heading
 	sum := 0.0
 	for i := range all {
 		counts[i] = map[string]float64{}
@@ -72,12 +71,11 @@ func rank(all []Passage, question string) {
 	}
 }
 
-// terms gives the words of s as they are compared: without case, accents and
-// plain endings. Scripts that put no spaces between words are compared by
-// characters and pairs of them.
+// terms calls each for the words of s in normal form: without case, accents and common endings.
+// Scripts without spaces between words give characters and pairs of characters.
 func terms(s string, each func(string)) {
 	var word strings.Builder
-	var before rune // the last character of a script without spaces
+	var before rune // previous character of a script without spaces
 	end := func() {
 		if word.Len() > 0 {
 			if w := word.String(); !common(w) {
@@ -89,7 +87,7 @@ func terms(s string, each func(string)) {
 	for _, r := range norm.NFKD.String(s) {
 		switch {
 		case unicode.Is(unicode.Mn, r):
-			continue // an accent, now by itself
+			continue // an accent, separated by NFKD
 		case unicode.In(r, unicode.Han, unicode.Hiragana, unicode.Katakana, unicode.Thai, unicode.Lao, unicode.Khmer):
 			end()
 			each(string(r))
@@ -110,8 +108,7 @@ func terms(s string, each func(string)) {
 	end()
 }
 
-// stem takes off the endings that English makes plurals and forms with. What it
-// does to other languages it does to question and text alike.
+// stem removes common English endings. Other languages are treated alike in question and text.
 func stem(w string) string {
 	for _, ending := range []string{"ies", "ing", "edly", "ed", "es", "s", "ly"} {
 		if rest, ok := strings.CutSuffix(w, ending); ok && len(rest) >= 3 && !strings.HasSuffix(w, "ss") {
@@ -125,7 +122,7 @@ func stem(w string) string {
 	return strings.TrimSuffix(w, "e")
 }
 
-// common reports whether a word says nothing of what is asked.
+// common reports whether a word is too frequent to be useful.
 func common(w string) bool {
 	switch w {
 	case "a", "about", "an", "and", "are", "as", "at", "be", "by", "can", "do", "does", "for", "from", "has", "have",

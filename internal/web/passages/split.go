@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// Split is a Markdown text as passages under their headings, none of them empty.
+// Split splits a Markdown text into non-empty passages with their headings.
 func Split(markdown string) []Passage {
 	s := splitter{}
 	if len(markdown) > MaxText {
@@ -21,13 +21,13 @@ func Split(markdown string) []Passage {
 	return s.list
 }
 
-// splitter goes through lines.
+// splitter processes a text line by line.
 type splitter struct {
 	list     []Passage
 	headings [6]string
-	block    []string // the paragraph
+	block    []string // lines of the current paragraph
 	text     strings.Builder
-	fence    string // that closes the code in which a line is
+	fence    string // fence that closes the current code block, or ""
 }
 
 func (s *splitter) line(line string) {
@@ -55,7 +55,7 @@ func (s *splitter) line(line string) {
 	}
 }
 
-// heading is the level and the text of a heading's line, 0 of another.
+// heading returns the level and the text of a heading line; level 0 means no heading.
 func heading(line string) (int, string) {
 	title := strings.TrimLeft(line, "#")
 	level := len(line) - len(title)
@@ -69,7 +69,7 @@ func heading(line string) (int, string) {
 	return level, title
 }
 
-// paragraph adds the lines so far to the passage, or begins another with them.
+// paragraph adds the current paragraph to the passage, or starts a new passage with it.
 func (s *splitter) paragraph() {
 	if len(s.block) == 0 {
 		return
@@ -95,8 +95,7 @@ func (s *splitter) add(text string) {
 	s.text.WriteString(text)
 }
 
-// breakAt is where a long text is best broken: after a line, a sentence, a word,
-// or at least a character.
+// breakAt returns where to break a long text: after a line, a sentence, a word, or a character.
 func breakAt(text string) int {
 	part := text[:most]
 	for _, end := range []string{"\n", ". ", "。", " "} {

@@ -11,15 +11,14 @@ import (
 )
 
 const (
-	// maxArticle is the largest page, in nodes, in which an article is looked for:
-	// each of several rounds looks at all of them.
+	// maxArticle is the maximum number of nodes of a page in which an article is searched, because
+	// each of several rounds visits all of them.
 	maxArticle = 60_000
-	// minArticle is what one has at least, in characters.
+	// minArticle is the minimum length of an article in characters.
 	minArticle = 140
 )
 
-// article is what is to be read of the page, nil where there is nothing of the
-// kind. The tree is used up by it.
+// article returns the main article of the page, or nil if there is none. It modifies the tree.
 func (p *page) article() (*converted, error) {
 	if p.elements > maxArticle {
 		return nil, nil
@@ -29,7 +28,7 @@ func (p *page) article() (*converted, error) {
 	if err != nil || found.Node == nil {
 		return nil, nil
 	}
-	// What it put together has to be cleaned of what it brought back.
+	// The library may have restored unwanted nodes: clean the result again.
 	root := &html.Node{Type: html.DocumentNode}
 	if found.Node.Parent != nil {
 		found.Node.Parent.RemoveChild(found.Node)

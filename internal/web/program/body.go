@@ -20,17 +20,16 @@ import (
 )
 
 const (
-	// maxLayers bounds how often a body is packed.
+	// maxLayers is the maximum number of content encodings of a body.
 	maxLayers = 3
-	// zstdWindow is what RFC 9659 lets hosts use.
+	// zstdWindow is the maximum window size that RFC 9659 allows, in bytes.
 	zstdWindow = 8 << 20
 )
 
-// errPacked ends a body of which much comes and little unfolds.
-var errPacked = errors.New("it has more bytes packed than it may have unpacked")
+// errPacked ends a body with much compressed and little decompressed data.
+var errPacked = errors.New("compressed body is larger than the limit of its content")
 
-// readBody reads at most limit bytes, decompressed. With an error comes what was
-// read before it.
+// readBody reads at most limit decompressed bytes. On error it also returns what was read before.
 func readBody(ctx context.Context, res *http.Response, limit int64, a *web.Answer) (*body, error) {
 	b := &body{}
 	b.mediaType, b.charset = mediaType(res.Header.Get("Content-Type"))
@@ -50,8 +49,8 @@ func readBody(ctx context.Context, res *http.Response, limit int64, a *web.Answe
 	return b, nil
 }
 
-// mediaType is a Content-Type's type and charset in lower case. A type that is
-// not one is the part before the parameters.
+// mediaType returns media type and charset of a Content-Type in lower case. For an invalid field,
+// it returns the part before the parameters.
 func mediaType(field string) (media, charset string) {
 	media, params, err := mime.ParseMediaType(field)
 	if err != nil {
@@ -69,13 +68,13 @@ func bodyFault(ctx context.Context, err error) error {
 	case errors.As(err, &f):
 		return f
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return faultf(web.FaultProtocol, "the body ends before its announced end")
+		return faultf(web.FaultProtocol, "body is shorter than announced")
 	default:
-		return faultf(web.FaultProtocol, "the body cannot be read: %v", err)
+		return faultf(web.FaultProtocol, "read the body: %v", err)
 	}
 }
 
-// unpack is the body without its encodings.
+// unpack returns the body with its content encodings decoded.
 func unpack(res *http.Response, limit int64) (io.ReadCloser, error) {
 	var encodings []string
 	for _, field := range res.Header.Values("Content-Encoding") {
@@ -86,7 +85,8 @@ func unpack(res *http.Response, limit int64) (io.ReadCloser, error) {
 		}
 	}
 	if len(encodings) > maxLayers {
-		return nil, faultf(web.FaultProtocol, "the body is packed %d times, at most %d are unpacked", len(encodings), maxLayers)
+		return nil, faultf(web.FaultProtocol, "body has %d content encodings, more than %d", len(encodings),
+			maxLayers)
 	}
 	if len(encodings) == 0 {
 		return res.Body, nil
@@ -118,7 +118,7 @@ func (u *unpacker) Close() error {
 }
 
 func (u *unpacker) add(encoding string) error {
-	// Without a byte there is nothing to unpack: answers to HEAD, 204 and 304.
+	// An empty body has nothing to decode: responses to HEAD, 204 and 304.
 	in := bufio.NewReader(u.next)
 	if _, err := in.Peek(1); err == io.EOF {
 		u.next = in
@@ -141,13 +141,12 @@ func (u *unpacker) add(encoding string) error {
 			u.close = append(u.close, d.Close)
 		}
 	default:
-		return faultf(web.FaultProtocol, "the body is packed with %q, which is unknown", oneLine(encoding, 40))
+		return faultf(web.FaultProtocol, "body has unsupported content encoding %q", oneLine(encoding, 40))
 	}
 	return err
 }
 
-// inflate reads deflate as it is defined, in zlib's envelope, and as some hosts
-// send it, without.
+// inflate reads deflate data in the zlib format, as specified, or raw, as some hosts send it.
 func inflate(in *bufio.Reader) (io.Reader, error) {
 	b, err := in.Peek(2)
 	if err != nil {
@@ -159,7 +158,7 @@ func inflate(in *bufio.Reader) (io.Reader, error) {
 	return flate.NewReader(in), nil
 }
 
-// bounded fails after left bytes, so that what unfolds to nothing ends.
+// bounded fails after left bytes, to end bodies that decompress to nothing.
 type bounded struct {
 	r    io.Reader
 	left int64

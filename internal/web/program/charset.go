@@ -13,21 +13,20 @@ import (
 )
 
 const (
-	// sample is how much of a body its charset is guessed from, in bytes.
+	// sample is how much of a body is used to guess its charset, in bytes.
 	sample = 64 << 10
-	// sure is what a guess has to have, of 100.
+	// sure is the minimum confidence of a guess, out of 100.
 	sure = 20
 )
 
-// coding is what a body is decoded from.
+// coding is the character encoding of a body.
 type coding struct {
 	encoding.Encoding
 	name string
 }
 
-// codingOf finds out what a body is written in: by its byte order mark, then as
-// UTF-8 where it is (other charsets do not look like that), then by what the
-// host and then the page say, where the text bears it out, then by its looks.
+// codingOf determines the charset of a body: by its byte order mark; as UTF-8 if it is valid; by
+// the header and then the page, if the text is consistent; and last by a guess.
 func codingOf(b *body) coding {
 	for _, mark := range []struct{ bytes, name string }{
 		{"\xef\xbb\xbf", "utf-8"}, {"\xfe\xff", "utf-16be"}, {"\xff\xfe", "utf-16le"},
@@ -36,15 +35,15 @@ func codingOf(b *body) coding {
 			return named(mark.name)
 		}
 	}
-	told := named(b.charset)
-	if told.name == "utf-16be" || told.name == "utf-16le" {
-		return told
+	declared := named(b.charset)
+	if declared.name == "utf-16be" || declared.name == "utf-16le" {
+		return declared
 	}
-	if validText(b.data) && told.name != "iso-2022-jp" {
+	if validText(b.data) && declared.name != "iso-2022-jp" {
 		return named("utf-8")
 	}
-	if told.Encoding != nil && told.name != "utf-8" {
-		return told
+	if declared.Encoding != nil && declared.name != "utf-8" {
+		return declared
 	}
 	head := b.data[:min(len(b.data), 1024)]
 	if _, name, _ := charset.DetermineEncoding(head, "text/html"); name != "utf-8" && name != "windows-1252" {
@@ -53,27 +52,27 @@ func codingOf(b *body) coding {
 	if guessed := guess(b.data); guessed.Encoding != nil {
 		return guessed
 	}
-	if told.Encoding != nil {
-		return told
+	if declared.Encoding != nil {
+		return declared
 	}
 	return named("windows-1252")
 }
 
-// named is the coding of a name, without an Encoding where nobody knows it.
+// named returns the coding with a name. Encoding is nil if the name is unknown.
 func named(label string) coding {
 	e, name := charset.Lookup(label)
 	switch {
 	case e == nil || name == "replacement":
 		return coding{}
 	case name == "utf-8":
-		// The one that is looked up lets invalid bytes through.
+		// The Encoding of charset.Lookup passes invalid bytes.
 		e = unicode.UTF8
 	}
 	return coding{e, name}
 }
 
-// validText reports whether data is UTF-8, but for a character that was cut at
-// its end, and is not all ASCII with escapes of other charsets.
+// validText reports whether data is UTF-8, except for a truncated last character, and has no
+// escapes of other charsets.
 func validText(data []byte) bool {
 	for i := 1; i < utf8.UTFMax && i <= len(data); i++ {
 		if c := data[len(data)-i]; utf8.RuneStart(c) {
@@ -86,9 +85,9 @@ func validText(data []byte) bool {
 	return utf8.Valid(data) && !bytes.Contains(data, []byte("\x1b$"))
 }
 
-// guess takes a charset from the looks of a text.
+// guess guesses a charset from a text.
 func guess(data []byte) coding {
-	// A guess needs letters: markup and ASCII say nothing.
+	// Use only lines with non-ASCII characters: the others carry no information.
 	var odd []byte
 	head := data[:min(len(data), sample)]
 	for _, line := range bytes.Split(head, []byte("\n")) {
@@ -105,20 +104,20 @@ func guess(data []byte) coding {
 	}
 	found := named(best.Charset)
 	if found.name == "utf-8" {
-		// It is not, or validText would have said so.
+		// validText would have accepted it.
 		return coding{}
 	}
 	return found
 }
 
-// reader is data as UTF-8 without a byte order mark, invalid bytes replaced.
+// reader returns data as UTF-8 without a byte order mark. Invalid bytes are replaced.
 func (c coding) reader(data []byte) io.Reader {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	d := unicode.BOMOverride(c.NewDecoder())
 	return transform.NewReader(bytes.NewReader(data), d)
 }
 
-// text is all of data as UTF-8.
+// text returns data as UTF-8.
 func (c coding) text(data []byte) (string, error) {
 	var b bytes.Buffer
 	b.Grow(len(data) + bytes.MinRead)

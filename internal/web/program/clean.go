@@ -11,33 +11,33 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// Bounds of a tree that is to be converted.
+// Bounds of a tree to convert.
 const (
 	maxNodes = 400_000
-	// maxShape bounds how deep what indents its lines may nest: each level writes
-	// all lines again.
+	// maxShape is the maximum nesting of elements that indent their lines: each level writes all
+	// lines again.
 	maxShape = 12
-	// maxLinks bounds all links together, in bytes: each may be made long by the base.
+	// maxLinks is the maximum total size of links in bytes: the base can make each one long.
 	maxLinks = 4 << 20
-	// maxCells bounds a table, spans included.
+	// maxCells is the maximum number of cells of a table, spans included.
 	maxCells = 20_000
-	// maxScanned bounds what is searched for ends of brackets, in bytes.
+	// maxScanned bounds the search for closing brackets, in bytes.
 	maxScanned = 1 << 30
-	// maxMarks bounds how many characters are looked at for whether to escape them.
+	// maxMarks is the maximum number of characters that are checked for escaping.
 	maxMarks = 300_000
 	marks    = "\\*_-+.>|$#=[]()!~`\"'"
 	maxValue = 4 << 10
 	maxData  = 128 << 10
 )
 
-// cleaner leaves of a tree what a reader sees.
+// cleaner removes from a tree what a reader does not see.
 type cleaner struct {
 	p     *page
 	nodes int
-	links int // bytes of all
+	links int // total bytes of links
 	based bool
-	// texts are the bytes of all text, open the brackets in it that none closes,
-	// marks all that Markdown might take for its own.
+	// texts counts bytes of text, open counts unclosed brackets, and marks counts characters that
+	// are special in Markdown.
 	texts, open, marks int
 }
 
@@ -50,7 +50,7 @@ func (c *cleaner) run() {
 	c.p.title = strings.TrimSpace(c.p.title)
 }
 
-// walk cleans what is below n. The parser bounds how deep that goes.
+// walk cleans the tree below n. The parser bounds its depth.
 func (c *cleaner) walk(n *html.Node, shape int, link bool) {
 	for child := n.FirstChild; child != nil; {
 		next := child.NextSibling
@@ -60,7 +60,7 @@ func (c *cleaner) walk(n *html.Node, shape int, link bool) {
 			c.p.cut = true
 			n.RemoveChild(child)
 		case child.Type == html.TextNode:
-		case child.Type != html.ElementNode || c.unseen(child):
+		case child.Type != html.ElementNode || c.invisible(child):
 			n.RemoveChild(child)
 		default:
 			c.element(child, &shape, link)
@@ -71,8 +71,7 @@ func (c *cleaner) walk(n *html.Node, shape int, link bool) {
 	c.join(n)
 }
 
-// join makes one of texts between which something was removed. Nobody who comes
-// after does so in a time that is in proportion.
+// join merges adjacent text nodes after a removal. Later steps would need quadratic time for it.
 func (c *cleaner) join(n *html.Node) {
 	for child := n.FirstChild; child != nil; child = child.NextSibling {
 		if child.Type != html.TextNode {
@@ -106,15 +105,14 @@ func deepens(n *html.Node) int {
 	return 0
 }
 
-// unseen reports whether a reader does not see n, having learned from it what it
-// says of the page.
-func (c *cleaner) unseen(n *html.Node) bool {
+// invisible reports whether a reader does not see n. It records title and base of the page.
+func (c *cleaner) invisible(n *html.Node) bool {
 	switch n.DataAtom {
 	case atom.Title:
 		if c.p.title == "" && n.Namespace == "" {
 			c.p.title = textOf(n, maxValue)
 		}
-		return n.Namespace != "" // readers of articles look at it too
+		return n.Namespace != "" // the article parser uses it too
 	case atom.Base:
 		c.rebase(n)
 		return true
@@ -141,7 +139,7 @@ func has(n *html.Node, key string) bool {
 	return false
 }
 
-// hides reports whether a style keeps an element from being seen.
+// hides reports whether a style hides an element.
 func hides(style string) bool {
 	for declaration := range strings.SplitSeq(style, ";") {
 		name, value, _ := strings.Cut(declaration, ":")
@@ -165,7 +163,7 @@ func hides(style string) bool {
 	return false
 }
 
-// rebase takes the page's first base, as browsers do.
+// rebase uses the first base of the page, as browsers do.
 func (c *cleaner) rebase(n *html.Node) {
 	href := attr(n, "href")
 	if c.based || href == "" || len(href) > maxValue {
@@ -207,7 +205,7 @@ func (c *cleaner) element(n *html.Node, shape *int, link bool) {
 func wanted(a html.Attribute) bool {
 	switch a.Key {
 	case "href", "src":
-		return true // looked at by anchor and image
+		return true // cleaned by anchor and image
 	case "colspan", "rowspan":
 		n, err := strconv.Atoi(a.Val)
 		return err == nil && n > 0 && n <= 1000
@@ -223,7 +221,7 @@ func wanted(a html.Attribute) bool {
 
 func rename(n *html.Node, a atom.Atom) { n.DataAtom, n.Data = a, a.String() }
 
-// anchor makes n's link absolute, or no link where a reader can do nothing with it.
+// anchor makes the link of n absolute, or removes a link that is of no use to a reader.
 func (c *cleaner) anchor(n *html.Node, inside bool) {
 	href := c.absolute(attr(n, "href"), "http", "https", "mailto", "tel")
 	if href == "" || inside {
@@ -234,7 +232,8 @@ func (c *cleaner) anchor(n *html.Node, inside bool) {
 	put(n, "href", href)
 }
 
-// image makes n's source absolute. Of one that has none its text is left.
+// image makes the source of n absolute. Without a usable source, it keeps only the alternative
+// text.
 func (c *cleaner) image(n *html.Node) {
 	src := attr(n, "src")
 	for _, lazy := range []string{"data-src", "data-original", "data-lazy-src"} {
@@ -254,15 +253,15 @@ func (c *cleaner) image(n *html.Node) {
 	}
 }
 
-// absolute is a link of the page, empty where it leads to a place on it or is of
-// another scheme.
+// absolute returns a link of the page as an absolute URL, or "" if it is a fragment or has another
+// scheme.
 func (c *cleaner) absolute(ref string, schemes ...string) string {
 	ref = strings.TrimSpace(ref)
 	if ref == "" || strings.HasPrefix(ref, "#") || len(ref) > maxValue || c.links > maxLinks {
 		return ""
 	}
 	u, err := c.p.base.Parse(strings.Map(func(r rune) rune {
-		// Browsers drop them, and so hide "javascript:" from who looks for it.
+		// Browsers drop these characters, which can hide "javascript:".
 		if r == '\t' || r == '\n' || r == '\r' {
 			return -1
 		}
@@ -303,8 +302,7 @@ func drop(n *html.Node, key string) {
 	n.Attr = kept
 }
 
-// tooLarge reports whether a table has more cells than one should write out: rows
-// are filled up to the widest.
+// tooLarge reports whether a table has too many cells. Rows are filled up to the widest.
 func tooLarge(table *html.Node) bool {
 	rows, row, widest := 0, 0, 0
 	for d := range table.Descendants() {
@@ -331,7 +329,7 @@ func span(n *html.Node, key string) int {
 	return min(v, maxCells)
 }
 
-// plain makes a table into its rows' text.
+// plain converts a table to the text of its rows.
 func plain(table *html.Node) {
 	for d := range table.Descendants() {
 		switch d.DataAtom {

@@ -14,11 +14,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// maxHeader bounds an answer's header in bytes.
+// maxHeader is the maximum size of a response header in bytes.
 const maxHeader = 256 << 10
 
-// newClient asks through req's proxy alone, with one connection per request, so
-// that what a host sends unasked is nobody's answer.
+// newClient returns a transport that uses only the proxy of the request. It opens one connection
+// per request, so that unsolicited data of a host is never taken for a response.
 func newClient(req *web.Request) (*http.Transport, error) {
 	roots, err := rootsOf(req.Roots)
 	if err != nil {
@@ -37,19 +37,19 @@ func newClient(req *web.Request) (*http.Transport, error) {
 	}, nil
 }
 
-// rootsOf are the authorities in PEM, nil for the image's.
+// rootsOf parses certificate authorities in PEM; nil means those of the image.
 func rootsOf(pem string) (*x509.CertPool, error) {
 	if pem == "" {
 		return nil, nil
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM([]byte(pem)) {
-		return nil, faultf(web.FaultRequest, "roots: there is no certificate in PEM in it")
+		return nil, faultf(web.FaultRequest, "roots: no PEM certificate found")
 	}
 	return pool, nil
 }
 
-// tunnelRefusal is the fault of a proxy that opens no tunnel.
+// tunnelRefusal returns the fault if the proxy opens no tunnel.
 func tunnelRefusal(_ context.Context, _ *url.URL, _ *http.Request, res *http.Response) error {
 	if res.StatusCode == http.StatusOK {
 		return nil
@@ -57,18 +57,19 @@ func tunnelRefusal(_ context.Context, _ *url.URL, _ *http.Request, res *http.Res
 	return refusal(res)
 }
 
-// refusal is what a proxy's own answer says: the kind in its header, or by its
-// status, and the reason in the status line.
+// refusal returns the fault for a response of the proxy. The kind is in its header or follows from
+// its status; the reason is in the status line.
 func refusal(res *http.Response) error {
 	kind := res.Header.Get(web.RefusalHeader)
 	switch kind {
-	case web.FaultURL, web.FaultDenied, web.FaultName, web.FaultConnect, web.FaultTLS, web.FaultTimeout, web.FaultProtocol:
+	case web.FaultURL, web.FaultDenied, web.FaultName, web.FaultConnect, web.FaultTLS, web.FaultTimeout,
+		web.FaultProtocol:
 	default:
 		kind = kindOfStatus(res.StatusCode)
 	}
 	_, reason, _ := strings.Cut(res.Status, " ")
 	if reason == "" || reason == http.StatusText(res.StatusCode) {
-		reason = "the proxy answers " + strconv.Itoa(res.StatusCode) + " and gives no reason"
+		reason = "proxy sent status " + strconv.Itoa(res.StatusCode) + " without a reason"
 	}
 	return &fault{kind: kind, message: reason}
 }
@@ -86,7 +87,7 @@ func kindOfStatus(status int) string {
 	}
 }
 
-// connFault says what went wrong between the program and a host.
+// connFault converts a connection error to a fault.
 func connFault(u *url.URL, err error) error {
 	var (
 		certificate *tls.CertificateVerificationError
@@ -96,18 +97,18 @@ func connFault(u *url.URL, err error) error {
 	)
 	switch {
 	case errors.As(err, &certificate):
-		return faultf(web.FaultTLS, "the certificate of %s is not trusted: %v", u.Host, certificate.Err)
+		return faultf(web.FaultTLS, "certificate of %s is not trusted: %v", u.Host, certificate.Err)
 	case errors.As(err, &record):
-		return faultf(web.FaultTLS, "%s does not speak TLS: ask for it with http:// if that is meant", u.Host)
+		return faultf(web.FaultTLS, "%s does not support TLS: use http:// if that is intended", u.Host)
 	case errors.As(err, &alert):
-		return faultf(web.FaultTLS, "%s refuses TLS: %v", u.Host, alert)
+		return faultf(web.FaultTLS, "TLS refused by %s: %v", u.Host, alert)
 	case errors.As(err, &dial) && (dial.Op == "dial" || dial.Op == "proxyconnect"):
-		return faultf(web.FaultConnect, "the sandbox's proxy does not answer: %v", dial.Err)
+		return faultf(web.FaultConnect, "proxy of the sandbox does not answer: %v", dial.Err)
 	case errors.As(err, &dial) && dial.Op == "remote error":
-		return faultf(web.FaultTLS, "%s refuses TLS: %v", u.Host, dial.Err)
+		return faultf(web.FaultTLS, "TLS refused by %s: %v", u.Host, dial.Err)
 	case strings.Contains(err.Error(), "tls: "):
-		return faultf(web.FaultTLS, "no TLS with %s: %v", u.Host, err)
+		return faultf(web.FaultTLS, "TLS handshake with %s failed: %v", u.Host, err)
 	default:
-		return faultf(web.FaultProtocol, "%s gives no answer in HTTP: %v", u.Host, err)
+		return faultf(web.FaultProtocol, "no valid HTTP response from %s: %v", u.Host, err)
 	}
 }

@@ -10,14 +10,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// maxOutput bounds a text in bytes, so that an Answer stays below web.MaxAnswer
-// also where every byte of it has to be escaped.
+// maxOutput is the maximum size of a text in bytes. It keeps an Answer below web.MaxAnswer even if
+// every byte is escaped.
 const maxOutput = 10 << 20
 
-// maxTitle bounds a title and a byline in characters.
+// maxTitle is the maximum length of a title and of a byline in characters.
 const maxTitle = 300
 
-// converted is what became of a body.
+// converted is the result of converting a body.
 type converted struct {
 	text          string
 	title, byline string
@@ -27,7 +27,7 @@ type converted struct {
 	cut           bool
 }
 
-// into fills in an Answer, whose text has at most limit characters; 0 is all.
+// into adds the result to an Answer, with at most limit characters of text; 0 means all.
 func (c *converted) into(a *web.Answer, limit int) {
 	text, cut := web.Plain(c.text), c.cut
 	if len(text) > maxOutput {
@@ -51,7 +51,7 @@ const (
 	kindOther = "other"
 )
 
-// convert brings a body of the page at into form.
+// convert converts a body of the page at URL at to form.
 func convert(b *body, form, at string) (*converted, error) {
 	media, kind := kindOf(b)
 	switch kind {
@@ -63,13 +63,13 @@ func convert(b *body, form, at string) (*converted, error) {
 		c.mediaType, c.form = media, web.Text
 		return c, nil
 	case kindOther:
-		return nil, faultf(web.FaultContent, "it is of type %s, of which there is no text: ask for it raw", media)
+		return nil, faultf(web.FaultContent, "type %s cannot be converted to text: use the form raw", media)
 	}
 	code := codingOf(b)
 	if kind == kindText {
 		text, err := code.text(b.data)
 		if err != nil {
-			return nil, faultf(web.FaultContent, "the text cannot be decoded from %s: %v", code.name, err)
+			return nil, faultf(web.FaultContent, "decode text from %s: %v", code.name, err)
 		}
 		return &converted{text: text, form: web.Text, mediaType: media, charset: code.name}, nil
 	}
@@ -85,8 +85,8 @@ func convert(b *body, form, at string) (*converted, error) {
 	return c, nil
 }
 
-// kindOf is a body's media type and what can be made of it. Where the host gives
-// no type, or one that does not fit, the body's beginning counts.
+// kindOf returns media type and kind of a body. If the type is missing or does not fit, it uses the
+// start of the body.
 func kindOf(b *body) (media, kind string) {
 	head := b.data[:min(len(b.data), 1024)]
 	media = b.mediaType
@@ -95,7 +95,8 @@ func kindOf(b *body) (media, kind string) {
 		media, _ = mediaType(http.DetectContentType(head))
 	}
 	switch {
-	case bytes.HasPrefix(bytes.TrimLeft(head, " \t\r\n"), []byte("%PDF-")) || media == "application/pdf" || media == "application/x-pdf":
+	case bytes.HasPrefix(bytes.TrimLeft(head, " \t\r\n"), []byte("%PDF-")) || media == "application/pdf" ||
+		media == "application/x-pdf":
 		return "application/pdf", kindPDF
 	case !textType(media) || binary(head) && !strings.HasPrefix(b.charset, "utf-16"):
 		if textType(media) {
@@ -118,14 +119,14 @@ func textType(media string) bool {
 	}
 	switch sub {
 	case "json", "xml", "javascript", "ecmascript", "x-javascript", "x-ndjson", "ndjson", "jsonl", "yaml", "x-yaml",
-		"toml", "sql", "graphql", "x-sh", "x-httpd-php", "rtf", "x-www-form-urlencoded", "manifest+json", "xml-dtd", "csv":
+		"toml", "sql", "graphql", "x-sh", "x-httpd-php", "rtf", "x-www-form-urlencoded", "manifest+json", "xml-dtd",
+		"csv":
 		return kind == "application"
 	}
 	return false
 }
 
-// binary reports whether head is of no text: one that has NUL bytes and no byte
-// order mark.
+// binary reports whether head is not text: it has NUL bytes and no byte order mark.
 func binary(head []byte) bool {
 	for _, mark := range []string{"\xfe\xff", "\xff\xfe"} {
 		if bytes.HasPrefix(head, []byte(mark)) {

@@ -1,9 +1,8 @@
-// Package program is the web program: it makes one exchange through the
-// sandbox's proxy and turns the body into what a model reads. It runs as the
-// commands' user in a sandbox of its own, which is destroyed after it, so its
-// bounds protect the answer and not the host: whatever a page does, an answer is
-// written before the request's time is over.
+// Package program implements guest-web: it makes one HTTP exchange through the proxy of the sandbox
+// and converts the body to text for a model. It runs as the user of commands in a sandbox that is
+// destroyed afterwards. Its bounds therefore protect the answer, not the host: an answer is written
+// before the time of the request is over.
 //
-// It never connects to anything but the proxy, reads no files but the image's
-// authorities, and keeps nothing.
+// It connects only to the proxy, reads no files except the certificate authorities of the image,
+// and stores nothing.
 package program

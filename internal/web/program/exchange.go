@@ -12,16 +12,16 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// body is what was read of one.
+// body is the part of a response body that was read.
 type body struct {
 	data []byte
-	// cut: there was more.
+	// cut reports that the body was longer.
 	cut       bool
-	mediaType string // as the host says, may be empty
-	charset   string // as the host says, may be empty
+	mediaType string // from the header; may be empty
+	charset   string // from the header; may be empty
 }
 
-// hop is the next request of an exchange.
+// hop is one request of an exchange.
 type hop struct {
 	method string
 	url    *url.URL
@@ -29,11 +29,10 @@ type hop struct {
 	body   []byte
 }
 
-// exchange asks until an answer is no redirect that is to be followed, and fills
-// in what it learns of it. The body is nil where there is none to give; it may
-// come with an error, which is then about its end.
+// exchange sends requests until a response is not a redirect to follow, and fills in a. The body is
+// nil if there is none to return. It may be returned with an error that concerns its end.
 func exchange(ctx context.Context, req *web.Request, a *web.Answer) (*body, error) {
-	place, err := parsePlace(req.URL)
+	place, err := parseURL(req.URL)
 	if err != nil {
 		return nil, err
 	}
@@ -41,16 +40,16 @@ func exchange(ctx context.Context, req *web.Request, a *web.Answer) (*body, erro
 	if err != nil {
 		return nil, err
 	}
-	trail := newTrail(req)
+	chain := newRedirectChain(req)
 	next := hop{method: req.Method, url: place, header: headerOf(req), body: req.Body}
 	for {
 		a.URL = next.url.String()
-		trail.visit(&next)
-		res, err := ask(ctx, client, &next, trail.cookies)
+		chain.visit(&next)
+		res, err := ask(ctx, client, &next, chain.cookies)
 		if err != nil {
 			return nil, err
 		}
-		after, err := trail.after(&next, res, a)
+		after, err := chain.after(&next, res, a)
 		if after == nil {
 			return last(ctx, req, res, a, err)
 		}
@@ -59,8 +58,7 @@ func exchange(ctx context.Context, req *web.Request, a *web.Answer) (*body, erro
 	}
 }
 
-// last takes down the answer after which nothing is asked. err is what is wrong
-// with where it leads.
+// last records the final response. err is the error of its redirect target.
 func last(ctx context.Context, req *web.Request, res *http.Response, a *web.Answer, err error) (*body, error) {
 	defer res.Body.Close()
 	a.Status, a.Header = res.StatusCode, fieldsOf(res.Header)
@@ -70,7 +68,7 @@ func last(ctx context.Context, req *web.Request, res *http.Response, a *web.Answ
 	return readBody(ctx, res, req.MaxBytes, a)
 }
 
-// ask makes one request and returns the host's answer, never the gateway's own.
+// ask sends one request. It returns a fault for responses of the gateway itself.
 func ask(ctx context.Context, client http.RoundTripper, h *hop, cookies jar) (*http.Response, error) {
 	var content io.Reader
 	if len(h.body) > 0 {
@@ -78,7 +76,7 @@ func ask(ctx context.Context, client http.RoundTripper, h *hop, cookies jar) (*h
 	}
 	r, err := http.NewRequestWithContext(ctx, h.method, h.url.String(), content)
 	if err != nil {
-		return nil, faultf(web.FaultURL, "%s cannot be asked for: %v", h.url, err)
+		return nil, faultf(web.FaultURL, "cannot request %s: %v", h.url, err)
 	}
 	r.Header = h.header.Clone()
 	cookies.set(r)
@@ -86,7 +84,7 @@ func ask(ctx context.Context, client http.RoundTripper, h *hop, cookies jar) (*h
 	if err != nil {
 		return nil, askFault(ctx, h.url, err)
 	}
-	// In a tunnel the host could say so itself.
+	// Over TLS, the host could forge the header.
 	if kind := res.Header.Get(web.RefusalHeader); kind != "" && h.url.Scheme == "http" {
 		defer res.Body.Close()
 		return nil, refusal(res)
@@ -95,22 +93,22 @@ func ask(ctx context.Context, client http.RoundTripper, h *hop, cookies jar) (*h
 	return res, nil
 }
 
-// trail is the way that redirects lead.
-type trail struct {
+// redirectChain is the state of following redirects.
+type redirectChain struct {
 	req     *web.Request
 	cookies jar
 	hops    int
 	seen    map[string]bool
-	known   int // cookies at the last visit
+	known   int // number of cookies at the last visit
 }
 
-func newTrail(req *web.Request) *trail {
-	return &trail{req: req, cookies: jar{}, seen: map[string]bool{}}
+func newRedirectChain(req *web.Request) *redirectChain {
+	return &redirectChain{req: req, cookies: jar{}, seen: map[string]bool{}}
 }
 
-// visit notes that h is asked. What was seen before a cookie came may be asked
-// again: that is how hosts try whether cookies are kept.
-func (t *trail) visit(h *hop) {
+// visit records a request. After a new cookie, URLs may be requested again: hosts redirect to test
+// whether cookies are kept.
+func (t *redirectChain) visit(h *hop) {
 	if n := t.cookies.count(); n != t.known {
 		t.known = n
 		clear(t.seen)
@@ -118,19 +116,19 @@ func (t *trail) visit(h *hop) {
 	t.seen[h.method+" "+h.url.String()] = true
 }
 
-// after is the hop that follows from res, nil where none does: then res is the
-// answer, and a.RedirectURL says where it would have led.
-func (t *trail) after(h *hop, res *http.Response, a *web.Answer) (*hop, error) {
+// after returns the request that follows res, or nil if res is the answer. In that case it sets
+// a.RedirectURL if res is a redirect.
+func (t *redirectChain) after(h *hop, res *http.Response, a *web.Answer) (*hop, error) {
 	location := res.Header.Get("Location")
 	if location == "" || !redirects(res.StatusCode) {
 		return nil, nil
 	}
 	to, err := h.url.Parse(encodeOdd(strings.TrimSpace(location)))
 	if err != nil {
-		return nil, faultf(web.FaultRedirect, "it redirects to %q, which is no URL", oneLine(location, 200))
+		return nil, faultf(web.FaultRedirect, "redirect to invalid URL %q", oneLine(location, 200))
 	}
-	if err := settle(to); err != nil {
-		return nil, faultf(web.FaultRedirect, "it redirects to %q: %s", oneLine(location, 200), err.Error())
+	if err := normalize(to); err != nil {
+		return nil, faultf(web.FaultRedirect, "redirect to %q: %s", oneLine(location, 200), err.Error())
 	}
 	downgrade := h.url.Scheme == "https" && to.Scheme == "http"
 	if t.req.Redirects == web.None || downgrade || t.req.Redirects == web.SameHost && !sameHost(h.url, to) {
@@ -142,10 +140,10 @@ func (t *trail) after(h *hop, res *http.Response, a *web.Answer) (*hop, error) {
 	switch {
 	case t.hops > t.req.MaxRedirects:
 		a.RedirectURL = to.String()
-		return nil, faultf(web.FaultRedirect, "it redirects more than %d times", t.req.MaxRedirects)
+		return nil, faultf(web.FaultRedirect, "more than %d redirects", t.req.MaxRedirects)
 	case t.seen[next.method+" "+to.String()] && t.cookies.count() == t.known:
 		a.RedirectURL = to.String()
-		return nil, faultf(web.FaultRedirect, "it redirects in a circle")
+		return nil, faultf(web.FaultRedirect, "redirect loop")
 	}
 	return next, nil
 }
@@ -159,8 +157,8 @@ func redirects(status int) bool {
 	return false
 }
 
-// follow is h asked of to, with the method that browsers would take, and without
-// what is a secret between the caller and another host.
+// follow returns the request for a redirect, with the method that browsers use. It removes secrets
+// if the host changes.
 func follow(h *hop, status int, to *url.URL) *hop {
 	next := &hop{method: h.method, url: to, header: h.header.Clone(), body: h.body}
 	post := h.method == http.MethodPost && (status == http.StatusMovedPermanently || status == http.StatusFound)
@@ -169,11 +167,11 @@ func follow(h *hop, status int, to *url.URL) *hop {
 		next.method, next.body = http.MethodGet, nil
 		dropFields(next.header, bodyField)
 	}
-	// An upgrade of the same host to TLS keeps them.
+	// An upgrade to TLS on the same host keeps them.
 	if !sameHost(h.url, to) || h.url.Scheme == "https" && to.Scheme == "http" {
 		dropFields(next.header, secretField)
 		if next.method != http.MethodGet && next.method != http.MethodHead {
-			// A body may hold what the header held.
+			// A body may contain the same secrets as the header.
 			next.method, next.body = http.MethodGet, nil
 			dropFields(next.header, bodyField)
 		}
@@ -181,11 +179,10 @@ func follow(h *hop, status int, to *url.URL) *hop {
 	return next
 }
 
-// jar holds the cookies of an exchange's own redirects, by host name: what one
-// host set no other gets.
+// jar holds the cookies set during an exchange, by origin. They are sent only to that origin.
 type jar map[string]map[string]string
 
-// maxCookies bounds those of one exchange.
+// maxCookies is the maximum number of cookies of an exchange.
 const maxCookies = 100
 
 func (j jar) count() int {
@@ -209,14 +206,14 @@ func (j jar) take(u *url.URL, res *http.Response) {
 	}
 }
 
-// set adds the host's cookies; the caller's own header stays as it is.
+// set adds the cookies of the origin. It keeps the header of the caller.
 func (j jar) set(r *http.Request) {
 	for name, value := range j[r.URL.Scheme+"://"+r.URL.Host] {
 		r.AddCookie(&http.Cookie{Name: name, Value: value})
 	}
 }
 
-// askFault says why a request had no answer.
+// askFault returns the fault for a request without a response.
 func askFault(ctx context.Context, u *url.URL, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()

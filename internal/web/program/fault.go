@@ -10,10 +10,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// maxMessage bounds a fault's text in characters: parts of it are a host's.
+// maxMessage is the maximum length of a fault message in characters, as it may contain text of a
+// host.
 const maxMessage = 600
 
-// fault is an error that says what kind of fault it is.
+// fault is an error with the kind of a web.Fault.
 type fault struct {
 	kind    string
 	message string
@@ -25,22 +26,22 @@ func faultf(kind, format string, args ...any) error {
 	return &fault{kind: kind, message: fmt.Sprintf(format, args...)}
 }
 
-// faultOf is what an Answer says of err.
+// faultOf converts an error to the Fault of an Answer.
 func faultOf(err error) *web.Fault {
 	var f *fault
 	switch {
 	case errors.As(err, &f):
 		return &web.Fault{Kind: f.kind, Message: oneLine(f.message, maxMessage)}
 	case errors.Is(err, context.DeadlineExceeded):
-		return &web.Fault{Kind: web.FaultTimeout, Message: "it took longer than the time that was given"}
+		return &web.Fault{Kind: web.FaultTimeout, Message: "time limit of the request exceeded"}
 	case errors.Is(err, context.Canceled):
-		return &web.Fault{Kind: web.FaultTimeout, Message: "it was ended"}
+		return &web.Fault{Kind: web.FaultTimeout, Message: "request cancelled"}
 	default:
 		return &web.Fault{Kind: web.FaultProgram, Message: oneLine(err.Error(), maxMessage)}
 	}
 }
 
-// oneLine makes s fit for one line of at most limit characters.
+// oneLine returns s as one line of at most limit characters.
 func oneLine(s string, limit int) string {
 	s = strings.ToValidUTF8(s, "�")
 	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool {
@@ -53,7 +54,7 @@ func oneLine(s string, limit int) string {
 	return s
 }
 
-// firstRunes is s, or its first limit characters where it has more.
+// firstRunes returns at most the first limit characters of s, and whether s was cut.
 func firstRunes(s string, limit int) (string, bool) {
 	if len(s) <= limit {
 		return s, false

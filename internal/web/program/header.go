@@ -8,16 +8,17 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// What is asked with unless the request says otherwise.
+// Default header fields, and bounds of headers.
 const (
-	userAgent    = "Mozilla/5.0 (compatible; orchestrator-web/1)"
-	accept       = "text/html,application/xhtml+xml,application/xml;q=0.9,text/plain;q=0.9,application/pdf;q=0.9,*/*;q=0.5"
-	maxFields    = 100 // of a request
-	maxAnswered  = 200 // of an answer, more are left out
+	userAgent = "Mozilla/5.0 (compatible; orchestrator-web/1)"
+	accept    = "text/html,application/xhtml+xml,application/xml;q=0.9,text/plain;q=0.9,application/pdf;q=0.9," +
+		"*/*;q=0.5"
+	maxFields    = 100 // fields of a request
+	maxAnswered  = 200 // fields of a response; the rest is dropped
 	maxFieldSize = 64 << 10
 )
 
-// token reports whether s is one in the sense of HTTP.
+// token reports whether s is a token of HTTP.
 func token(s string) bool {
 	if s == "" || len(s) > 256 {
 		return false
@@ -31,7 +32,7 @@ func token(s string) bool {
 	return true
 }
 
-// ownField reports whether a field belongs to the connection and not to who asks.
+// ownField reports whether the connection sets a field, so that callers may not.
 func ownField(name string) bool {
 	switch http.CanonicalHeaderKey(name) {
 	case "Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive",
@@ -43,27 +44,28 @@ func ownField(name string) bool {
 
 func checkHeader(fields [][2]string) error {
 	if len(fields) > maxFields {
-		return faultf(web.FaultRequest, "header: %d fields are more than %d", len(fields), maxFields)
+		return faultf(web.FaultRequest, "header: %d fields, more than %d", len(fields), maxFields)
 	}
 	size := 0
 	for i, f := range fields {
 		size += len(f[0]) + len(f[1])
 		switch {
 		case !token(f[0]):
-			return faultf(web.FaultRequest, "header[%d]: %q is no name of a field", i, oneLine(f[0], 60))
+			return faultf(web.FaultRequest, "header[%d]: invalid field name %q", i, oneLine(f[0], 60))
 		case ownField(f[0]):
-			return faultf(web.FaultRequest, "header[%d]: %s is set by the connection: leave it out", i, f[0])
+			return faultf(web.FaultRequest, "header[%d]: %s is set by the connection: remove it", i, f[0])
 		case strings.ContainsFunc(f[1], func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }):
-			return faultf(web.FaultRequest, "header[%d]: the value of %s has a line end or another control character", i, f[0])
+			return faultf(web.FaultRequest, "header[%d]: value of %s contains a control character",
+				i, f[0])
 		}
 	}
 	if size > maxFieldSize {
-		return faultf(web.FaultRequest, "header: %d bytes are more than %d", size, maxFieldSize)
+		return faultf(web.FaultRequest, "header: %d bytes, more than %d", size, maxFieldSize)
 	}
 	return nil
 }
 
-// headerOf is what req asks with, names as written.
+// headerOf returns the header of a request, with defaults and names as written.
 func headerOf(req *web.Request) http.Header {
 	h := http.Header{}
 	for _, f := range req.Header {
@@ -71,7 +73,7 @@ func headerOf(req *web.Request) http.Header {
 	}
 	packings := "gzip, deflate, br, zstd"
 	if hasField(h, "Range") {
-		packings = "identity" // a part of what is packed cannot be unpacked
+		packings = "identity" // a range of compressed data cannot be decompressed
 	}
 	for name, value := range map[string]string{
 		"User-Agent": userAgent, "Accept": accept, "Accept-Encoding": packings,
@@ -92,7 +94,7 @@ func hasField(h http.Header, name string) bool {
 	return false
 }
 
-// dropFields removes those for which drop says so; names come in lower case.
+// dropFields removes the fields for which drop returns true. drop gets names in lower case.
 func dropFields(h http.Header, drop func(name string) bool) {
 	for k := range h {
 		if drop(strings.ToLower(k)) {
@@ -101,8 +103,8 @@ func dropFields(h http.Header, drop func(name string) bool) {
 	}
 }
 
-// secretField reports whether a field may hold a credential: all may but those
-// that are known not to, since hosts take keys by any name.
+// secretField reports whether a field may contain a credential. Only known harmless fields do not:
+// hosts accept keys under any name.
 func secretField(name string) bool {
 	return !slices.Contains([]string{
 		"accept", "accept-charset", "accept-encoding", "accept-language", "cache-control",
@@ -110,12 +112,12 @@ func secretField(name string) bool {
 	}, name)
 }
 
-// bodyField reports whether a field is about a body that is not sent again.
+// bodyField reports whether a field describes the body.
 func bodyField(name string) bool {
 	return strings.HasPrefix(name, "content-")
 }
 
-// fieldsOf are an answer's fields in the order of their names.
+// fieldsOf returns the fields of a response, sorted by name.
 func fieldsOf(h http.Header) [][2]string {
 	var fields [][2]string
 	for name, values := range h {

@@ -12,20 +12,18 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// What the collector is held to: a sandbox may have little memory, and the
-// program lives for one answer.
+// Settings of the garbage collector, for a short-lived program with little memory.
 const (
 	collectAt  = 25
 	softMemory = 80 << 20
-	// maxStack ends a parser that a body leads in a circle: nothing else can.
+	// maxStack ends endless recursion in a parser, which nothing else can.
 	maxStack    = 64 << 20
 	longestTime = time.Hour
 )
 
-// Main reads a Request from in, makes the exchange and writes an Answer to out.
-// The exit code is 0 where an answer was written, whatever it says. What cannot
-// be interrupted (a conversion) is left behind when ctx or the request's time
-// ends: the process is to end with it.
+// Main reads a Request from in, makes the exchange and writes an Answer to out. It returns 0 if an
+// answer was written, even one with a Fault. A conversion cannot be interrupted: if it still runs
+// when ctx or the time of the request ends, its goroutine is abandoned, so the process must exit.
 func Main(ctx context.Context, in io.Reader, out io.Writer) int {
 	defer debug.SetGCPercent(debug.SetGCPercent(collectAt))
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(softMemory))
@@ -38,7 +36,7 @@ func Main(ctx context.Context, in io.Reader, out io.Writer) int {
 	return 0
 }
 
-// answer is the whole of it. A panic on the way is a fault as others are.
+// answer handles a request. A panic becomes a Fault.
 func answer(ctx context.Context, in io.Reader) (a *web.Answer) {
 	a = &web.Answer{}
 	defer func() {
@@ -60,30 +58,30 @@ func answer(ctx context.Context, in io.Reader) (a *web.Answer) {
 	if body == nil {
 		return a
 	}
-	if err := give(ctx, req, a, body); err != nil && a.Fault == nil {
+	if err := respond(ctx, req, a, body); err != nil && a.Fault == nil {
 		a.Fault = faultOf(err)
 	}
 	return a
 }
 
 func panicked(r any) error {
-	return faultf(web.FaultProgram, "the web program failed: %v", r)
+	return faultf(web.FaultProgram, "guest-web failed: %v", r)
 }
 
-// readRequest reads and checks all but the URL.
+// readRequest reads and checks the request, except its URL.
 func readRequest(in io.Reader) (*web.Request, error) {
 	b, err := io.ReadAll(io.LimitReader(in, web.MaxRequest+1))
 	switch {
 	case err != nil:
 		return nil, faultf(web.FaultRequest, "read the request: %v", err)
 	case len(b) > web.MaxRequest:
-		return nil, faultf(web.FaultRequest, "the request has more than %d bytes", web.MaxRequest)
+		return nil, faultf(web.FaultRequest, "request is larger than %d bytes", web.MaxRequest)
 	}
 	req := &web.Request{}
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
 	if err := d.Decode(req); err != nil {
-		return nil, faultf(web.FaultRequest, "the request is not one: %v", err)
+		return nil, faultf(web.FaultRequest, "invalid request: %v", err)
 	}
 	return req, check(req)
 }
@@ -102,7 +100,7 @@ func check(req *web.Request) error {
 	case req.MaxText < 0:
 		return bad("max_text", req.MaxText, "0 or more")
 	case req.Proxy == "":
-		return bad("proxy", `""`, "host:port: nothing is asked without the sandbox's proxy")
+		return bad("proxy", `""`, "host:port, the proxy of the sandbox")
 	}
 	switch req.Redirects {
 	case web.SameHost, web.Follow, web.None:

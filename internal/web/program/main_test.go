@@ -28,15 +28,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is hosts of every name, plain and with TLS, behind a proxy that refuses
-// those under "denied.example".
+// world has hosts of all names, with and without TLS, behind a proxy that denies names that end in
+// "denied.example".
 type world struct {
 	proxy string
 	roots string
 	hosts http.Handler
-	raw   func(net.Conn) // speaks for raw.example
+	raw   func(net.Conn) // serves raw.example
 	mu    sync.Mutex
-	asked []string // what reached hosts: method, URL
+	asked []string // requests that reached hosts, as method and URL
 }
 
 // newWorld serves hosts until the test ends.
@@ -70,7 +70,7 @@ func (w *world) host(rw http.ResponseWriter, r *http.Request) {
 	w.hosts.ServeHTTP(rw, r)
 }
 
-// proxy is a gateway as small as it can be.
+// proxy is a minimal gateway.
 type proxy struct {
 	w             *world
 	plain, secure string
@@ -91,11 +91,13 @@ func (p *proxy) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 	defer inside.Close()
 	if strings.HasSuffix(name, "denied.example") {
-		io.WriteString(inside, "HTTP/1.1 403 no rule allows "+name+"\r\nOrchestrator-Refusal: denied\r\nContent-Length: 0\r\n\r\n")
+		io.WriteString(inside, "HTTP/1.1 403 no rule allows "+
+			name+"\r\nOrchestrator-Refusal: denied\r\nContent-Length: 0\r\n\r\n")
 		return
 	}
 	if name == "nowhere.example" {
-		io.WriteString(inside, "HTTP/1.1 502 nowhere.example has no address\r\nOrchestrator-Refusal: name\r\nContent-Length: 0\r\n\r\n")
+		io.WriteString(inside,
+			"HTTP/1.1 502 nowhere.example has no address\r\nOrchestrator-Refusal: name\r\nContent-Length: 0\r\n\r\n")
 		return
 	}
 	if r.Method != http.MethodConnect {
@@ -131,8 +133,7 @@ func (p *proxy) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	both.Wait()
 }
 
-// newAuthority is an authority in PEM and a certificate of it for all names
-// below example.
+// newAuthority returns a certificate authority in PEM and a certificate for the test hosts.
 func newAuthority(t *testing.T) ([]byte, tls.Certificate) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -142,17 +143,19 @@ func newAuthority(t *testing.T) ([]byte, tls.Certificate) {
 	c := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		DNSNames: []string{"site.example", "other.example", "xn--bcher-kva.example"}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		DNSNames: []string{"site.example", "other.example", "xn--bcher-kva.example"}, IsCA: true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// fetch runs the program with what the request leaves open filled in.
+// fetch runs the program with defaults for missing fields of the request.
 func (w *world) fetch(t *testing.T, req web.Request) *web.Answer {
 	t.Helper()
 	if req.Method == "" {
@@ -188,7 +191,7 @@ func run(t *testing.T, in []byte) *web.Answer {
 		t.Fatalf("exit code %d", code)
 	}
 	if out.Len() > web.MaxAnswer {
-		t.Errorf("an answer of %d bytes", out.Len())
+		t.Errorf("answer of %d bytes, over the limit", out.Len())
 	}
 	a := &web.Answer{}
 	if err := json.Unmarshal(out.Bytes(), a); err != nil {
@@ -197,13 +200,14 @@ func run(t *testing.T, in []byte) *web.Answer {
 	return a
 }
 
-// faulty reports a fault that is not of the kind, or does not say what is wanted.
+// faulty checks that the answer has a fault of this kind that contains says, or no fault if kind is
+// "".
 func faulty(t *testing.T, name string, a *web.Answer, kind, says string) {
 	t.Helper()
 	switch {
 	case kind == "" && a.Fault != nil:
-		t.Errorf("%s: %s: %s", name, a.Fault.Kind, a.Fault.Message)
+		t.Errorf("%s: unexpected fault %s: %s", name, a.Fault.Kind, a.Fault.Message)
 	case kind != "" && (a.Fault == nil || a.Fault.Kind != kind || !strings.Contains(a.Fault.Message, says)):
-		t.Errorf("%s: %+v is no fault %s that says %q", name, a.Fault, kind, says)
+		t.Errorf("%s: fault %+v, want kind %s with %q", name, a.Fault, kind, says)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// markdown is what is in the tree, which is used up by it.
+// markdown converts the tree to Markdown. It modifies the tree.
 func (p *page) markdown() (string, error) {
 	escape := converter.EscapeModeSmart
 	if p.plain {
@@ -21,7 +21,7 @@ func (p *page) markdown() (string, error) {
 		commonmark.NewCommonmarkPlugin(commonmark.WithListEndComment(false)),
 		strikethrough.NewStrikethroughPlugin(),
 		table.NewTablePlugin(
-			// Columns that line up can multiply a table's size.
+			// Aligned columns can multiply the size of a table.
 			table.WithCellPaddingBehavior(table.CellPaddingBehaviorMinimal),
 			table.WithNewlineBehavior(table.NewlineBehaviorPreserve),
 			table.WithHeaderPromotion(true),
@@ -30,7 +30,7 @@ func (p *page) markdown() (string, error) {
 	))
 	b, err := c.ConvertNode(p.doc)
 	if err != nil {
-		return "", faultf(web.FaultContent, "the page cannot be written as Markdown: %v", err)
+		return "", faultf(web.FaultContent, "convert the page to Markdown: %v", err)
 	}
 	return string(b), nil
 }

@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// maxTree is how much memory a page's tree may take, in bytes.
+	// maxTree is the maximum memory for the tree of a page, in bytes.
 	maxTree = 64 << 20
-	// parseStep is how much of a page is read between two looks at that.
+	// parseStep is how much of a page is read between two checks of the memory, in bytes.
 	parseStep = 4 << 10
 )
 
-// convertPage brings a page into form.
+// convertPage converts a page to form.
 func convertPage(b *body, code coding, form string, at *url.URL) (*converted, error) {
 	p, err := parsePage(b, code, at)
 	if err != nil {
@@ -35,12 +35,12 @@ func convertPage(b *body, code coding, form string, at *url.URL) (*converted, er
 		if c != nil || err != nil {
 			return c, err
 		}
-		// It took the page apart in search of one.
+		// The search modified the tree: parse again.
 		if p, err = parsePage(b, code, at); err != nil {
 			return nil, err
 		}
 	}
-	b.data = nil // the tree is enough to hold
+	b.data = nil // the tree is sufficient
 	text, err := p.markdown()
 	if err != nil {
 		return nil, err
@@ -53,29 +53,28 @@ type page struct {
 	doc   *html.Node
 	base  *url.URL
 	title string
-	// cut: not all of it is in the tree.
+	// cut reports that a part of the page is missing.
 	cut bool
-	// elements are the nodes left in the tree.
+	// elements is the number of nodes left in the tree.
 	elements int
-	// plain: finding out what of its text Markdown would take for its own is too
-	// much work, so nothing is escaped.
+	// plain disables escaping of Markdown characters, because there are too many to check.
 	plain bool
 }
 
-// parsePage reads b's tree. A page that nests deeper than the parser goes along
-// is read again without what nests.
+// parsePage parses a page. If it is nested too deeply for the parser, it is parsed again without
+// nesting elements.
 func parsePage(b *body, code coding, at *url.URL) (*page, error) {
 	p := &page{base: at}
-	in := &thrifty{r: code.reader(b.data)}
+	in := &memoryLimitedReader{r: code.reader(b.data)}
 	doc, err := html.Parse(in)
 	if err != nil {
-		in = &thrifty{r: code.reader(b.data)}
+		in = &memoryLimitedReader{r: code.reader(b.data)}
 		flat, ferr := flatten(in)
 		if ferr != nil {
-			return nil, faultf(web.FaultContent, "the page cannot be read: %v", ferr)
+			return nil, faultf(web.FaultContent, "cannot parse the page: %v", ferr)
 		}
-		if doc, err = html.Parse(&thrifty{r: bytes.NewReader(flat)}); err != nil {
-			return nil, faultf(web.FaultContent, "the page cannot be read: %v", err)
+		if doc, err = html.Parse(&memoryLimitedReader{r: bytes.NewReader(flat)}); err != nil {
+			return nil, faultf(web.FaultContent, "cannot parse the page: %v", err)
 		}
 		p.cut = true
 	}
@@ -84,23 +83,22 @@ func parsePage(b *body, code coding, at *url.URL) (*page, error) {
 	return p, nil
 }
 
-// thrifty reads until what was made of it takes too much memory: a few bytes can
-// stand for many nodes.
-type thrifty struct {
+// memoryLimitedReader stops reading when the heap grew by maxTree: few bytes can create many nodes.
+type memoryLimitedReader struct {
 	r     io.Reader
 	cut   bool
 	start uint64
 	begun bool
 }
 
-func (t *thrifty) Read(p []byte) (int, error) {
+func (t *memoryLimitedReader) Read(p []byte) (int, error) {
 	if !t.begun {
 		t.start, t.begun = heap(), true
 	}
 	if used := heap(); used > t.start+maxTree {
 		runtime.GC()
-		// What is left is the tree. Most of the room: it is cut, so that collecting
-		// does not become what the time goes into.
+		// The tree is left. Stop at three quarters, because otherwise the collector would
+		// take most of the time.
 		if heap() > t.start+maxTree*3/4 {
 			t.cut = true
 			return 0, io.EOF
@@ -109,15 +107,14 @@ func (t *thrifty) Read(p []byte) (int, error) {
 	return t.r.Read(p[:min(len(p), parseStep)])
 }
 
-// heap is the size of objects in memory, dead ones that were not yet collected
-// included.
+// heap returns the size of all objects on the heap, including garbage.
 func heap() uint64 {
 	s := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
 	metrics.Read(s)
 	return s[0].Value.Uint64()
 }
 
-// flatten leaves of a page's markup what cannot nest.
+// flatten removes the elements that can nest.
 func flatten(in io.Reader) ([]byte, error) {
 	var out bytes.Buffer
 	z := html.NewTokenizer(in)
@@ -151,7 +148,7 @@ func flat(a atom.Atom) bool {
 	return false
 }
 
-// textOf is the text below n, at most limit bytes of it.
+// textOf returns the text below n, at most about limit bytes.
 func textOf(n *html.Node, limit int) string {
 	var b strings.Builder
 	for d := range n.Descendants() {

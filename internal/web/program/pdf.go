@@ -10,19 +10,20 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// Bounds of a PDF. Its own figures are what a file is read by, and made to lie.
+// Bounds of a PDF. Its header values are untrusted.
 const (
 	maxPages   = 2000
 	maxKids    = 20_000
 	maxTreeTop = 40
-	// maxObjects is the largest number that a table of objects may name.
+	// maxObjects is the maximum object number.
 	maxObjects = 2_000_000
 )
 
-// pdfText is what is written in a PDF, page by page.
+// pdfText returns the text of a PDF, page by page.
 func pdfText(b *body) (*converted, error) {
 	if b.cut {
-		return nil, faultf(web.FaultContent, "the PDF is larger than what is read of a body, and cannot be read in part")
+		return nil, faultf(web.FaultContent,
+			"the PDF is larger than the size limit of a body")
 	}
 	data, err := pdfFrame(b.data)
 	if err != nil {
@@ -31,11 +32,11 @@ func pdfText(b *body) (*converted, error) {
 	file, err := pdf.NewReader(bytes.NewReader(data), int64(len(data)))
 	switch {
 	case errors.Is(err, pdf.ErrInvalidPassword):
-		return nil, faultf(web.FaultContent, "the PDF is encrypted and opens with a password only")
+		return nil, faultf(web.FaultContent, "the PDF is encrypted and requires a password")
 	case err != nil && strings.Contains(err.Error(), "encrypt"):
-		return nil, faultf(web.FaultContent, "the PDF is encrypted in a way that is unknown")
+		return nil, faultf(web.FaultContent, "the PDF has an unsupported encryption")
 	case err != nil:
-		return nil, faultf(web.FaultContent, "the PDF is broken: %v", err)
+		return nil, faultf(web.FaultContent, "the PDF is damaged: %v", err)
 	}
 	d := &pdfDocument{fonts: map[string]*pdfFont{}}
 	if !guarded(func() {
@@ -43,17 +44,18 @@ func pdfText(b *body) (*converted, error) {
 	}) {
 		d.title = ""
 	}
-	if whole := guarded(func() { d.pages(file.Trailer().Key("Root").Key("Pages"), pdf.Value{}, 0) }); !whole && d.out.Len() == 0 {
-		return nil, faultf(web.FaultContent, "the PDF is broken: its pages cannot be found")
+	if whole := guarded(func() { d.pages(file.Trailer().Key("Root").Key("Pages"), pdf.Value{}, 0) }); !whole &&
+		d.out.Len() == 0 {
+		return nil, faultf(web.FaultContent, "the PDF is damaged: pages not found")
 	}
 	text := squeeze(d.out.String())
 	if text == "" {
-		return nil, faultf(web.FaultContent, "there is no text in the PDF: its pages may be images")
+		return nil, faultf(web.FaultContent, "the PDF contains no text: its pages may be images")
 	}
 	return &converted{text: text, title: d.title, cut: d.cut}, nil
 }
 
-// squeeze leaves at most one empty line between others, and no space at their ends.
+// squeeze keeps at most one empty line in a row and removes blanks at line ends.
 func squeeze(s string) string {
 	var b strings.Builder
 	empty := 0
@@ -72,31 +74,30 @@ func squeeze(s string) string {
 	return b.String()
 }
 
-// guarded runs f and reports whether it came to its end: the library panics at
-// what it cannot read.
+// guarded runs f and reports whether it finished: the library panics on invalid data.
 func guarded(f func()) (whole bool) {
 	defer func() { whole = recover() == nil }()
 	f()
 	return
 }
 
-// pdfFrame is the file between its first and last mark. What stands around them
-// no reader minds, but the library does, and so with versions after 1.7.
+// pdfFrame returns the data between the first and the last mark. The library rejects other data
+// around them, and versions after 1.7, which readers usually accept.
 func pdfFrame(data []byte) ([]byte, error) {
 	start := bytes.Index(data[:min(len(data), 1024)], []byte("%PDF-"))
 	end := bytes.LastIndex(data, []byte("%%EOF"))
 	if start < 0 || end < start+16 {
-		return nil, faultf(web.FaultContent, "the PDF is broken: its beginning or its end is missing")
+		return nil, faultf(web.FaultContent, "the PDF is damaged: start or end not found")
 	}
 	data = bytes.Clone(data[start : end+5])
 	copy(data[5:], "1.7\n")
 	if huge(data) {
-		return nil, faultf(web.FaultContent, "the PDF is broken: it names objects that no file of its size has")
+		return nil, faultf(web.FaultContent, "the PDF is damaged: object numbers are too large")
 	}
 	return data, nil
 }
 
-// huge reports whether a figure that memory is taken by is out of all measure.
+// huge reports whether a number that determines memory use is too large.
 func huge(data []byte) bool {
 	for _, key := range []string{"/Size", "/Index", "/W", "/Columns", "xref"} {
 		for rest := data; ; {
@@ -114,8 +115,8 @@ func huge(data []byte) bool {
 	return false
 }
 
-// hugeFigures looks at the figures that b begins with, which in a table of
-// objects go on to its end.
+// hugeFigures checks the numbers at the start of b. In a table of objects, they continue to its
+// end.
 func hugeFigures(b []byte) bool {
 	n, figures := 0, 0
 	for i, c := range b {
@@ -137,8 +138,8 @@ func hugeFigures(b []byte) bool {
 	return figures > maxObjects
 }
 
-// offset reports whether the digit at i belongs to an entry of ten digits, five
-// digits and a letter.
+// offset reports whether the digit at i belongs to a table entry: ten digits, five digits and a
+// letter.
 func offset(b []byte, i int) bool {
 	for i > 0 && b[i-1] >= '0' && b[i-1] <= '9' {
 		i--
@@ -147,7 +148,7 @@ func offset(b []byte, i int) bool {
 	return len(entry) > 17 && entry[10] == ' ' && (entry[17] == 'n' || entry[17] == 'f')
 }
 
-// pdfDocument collects the text of pages.
+// pdfDocument collects the text of the pages.
 type pdfDocument struct {
 	out   strings.Builder
 	fonts map[string]*pdfFont
@@ -157,7 +158,7 @@ type pdfDocument struct {
 	cut   bool
 }
 
-// pages goes through the tree of pages below node.
+// pages visits the tree of pages below node.
 func (d *pdfDocument) pages(node, resources pdf.Value, depth int) {
 	if d.kids++; d.kids > maxKids || depth > maxTreeTop || d.count >= maxPages || d.out.Len() > maxOutput {
 		d.cut = true
@@ -168,7 +169,7 @@ func (d *pdfDocument) pages(node, resources pdf.Value, depth int) {
 	}
 	if kids := node.Key("Kids"); kids.Len() > 0 {
 		for i := range kids.Len() {
-			// A page that is broken is not all of them.
+			// One damaged page must not prevent the others.
 			if !guarded(func() { d.pages(kids.Index(i), resources, depth+1) }) {
 				d.cut = true
 			}

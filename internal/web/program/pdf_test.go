@@ -10,7 +10,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// pdfFile writes objects, the first of which is the catalog.
+// pdfFile returns a PDF with objects, the first of which is the catalog.
 func pdfFile(trailer string, objects ...string) []byte {
 	var b bytes.Buffer
 	b.WriteString("%PDF-1.4\n")
@@ -39,57 +39,71 @@ func pdfStream(dict, data string, pack bool) string {
 	return fmt.Sprintf("<< %s /Length %d >>\nstream\n%s\nendstream", dict, len(data), data)
 }
 
-// samplePDF has two pages: text in a simple font, and in a form a font whose
-// codes only its ToUnicode knows.
+// samplePDF returns a PDF of two pages: one with a simple font, and one with a form whose font has
+// only a ToUnicode table.
 func samplePDF(title string) []byte {
-	const cmap = "/CIDInit /ProcSet findresource begin 12 dict begin begincmap\n1 begincodespacerange <0000> <ffff> endcodespacerange\n" +
-		"1 beginbfchar <0001> <00c4> endbfchar\n2 beginbfrange <0002> <0004> <0062> <0005> <0006> [<fb01> <d83dde00>] endbfrange\nendcmap"
+	const cmap = "/CIDInit /ProcSet findresource begin 12 dict begin begincmap\n1 begincodespacerange <0000> " +
+		"<ffff> endcodespacerange\n" +
+		"1 beginbfchar <0001> <00c4> endbfchar\n2 beginbfrange <0002> <0004> <0062> <0005> <0006> [<fb01> " +
+		"<d83dde00>] endbfrange\nendcmap"
 	return pdfFile("/Info 9 0 R",
 		"<< /Type /Catalog /Pages 2 0 R >>",
-		"<< /Type /Pages /Kids [3 0 R 4 0 R] /Count 2 /Resources << /Font << /F1 5 0 R /F2 6 0 R >> /XObject << /X 8 0 R >> >> >>",
+		"<< /Type /Pages /Kids [3 0 R 4 0 R] /Count 2 /Resources << /Font << /F1 5 0 R /F2 6 0 R >> /XObject << "+
+			"/X 8 0 R >> >> >>",
 		"<< /Type /Page /Parent 2 0 R /Contents 10 0 R >>",
 		"<< /Type /Page /Parent 2 0 R /Contents 11 0 R >>",
 		"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>",
-		"<< /Type /Font /Subtype /Type0 /BaseFont /X /Encoding /Identity-H /ToUnicode 7 0 R /DescendantFonts [<< /DW 500 >>] >>",
+		"<< /Type /Font /Subtype /Type0 /BaseFont /X /Encoding /Identity-H /ToUnicode 7 0 R /DescendantFonts [<< "+
+			"/DW 500 >>] >>",
 		pdfStream("", cmap, true),
-		pdfStream("/Type /XObject /Subtype /Form", "BT /F2 10 Tf 1 0 0 1 50 700 Tm <0001000200030004> Tj <00050006> Tj ET", true),
+		pdfStream("/Type /XObject /Subtype /Form",
+			"BT /F2 10 Tf 1 0 0 1 50 700 Tm <0001000200030004> Tj <00050006> Tj ET", true),
 		"<< /Title ("+title+") >>",
-		pdfStream("", "BT /F1 12 Tf 50 700 Td (Caf\\351 one) Tj 100 0 Td (far) Tj 0 -14 Td [(ke) 20 (rned) -400 (word)] TJ 0 -60 Td (paragraph) Tj ET", true),
+		pdfStream("",
+			"BT /F1 12 Tf 50 700 Td (Caf\\351 one) Tj 100 0 Td (far) Tj 0 -14 Td [(ke) 20 (rned) -400 (word)] TJ "+
+				"0 -60 Td (paragraph) Tj ET", true),
 		pdfStream("", "q 1 0 0 1 0 0 cm /X Do Q", false),
 	)
 }
 
 func TestPDFs(t *testing.T) {
-	got, err := convert(&body{data: samplePDF("On brass"), mediaType: "application/pdf"}, web.Markdown, "https://site.example/")
+	got, err := convert(&body{data: samplePDF("On brass"), mediaType: "application/pdf"}, web.Markdown,
+		"https://site.example/")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "Café one far\nkerned word\n\nparagraph\n\nÄbcdfi😀"; got.text != want || got.title != "On brass" || got.form != web.Text {
-		t.Errorf("%q by %q as %s", got.text, got.title, got.form)
+	if want := "Café one far\nkerned word\n\nparagraph\n\nÄbcdfi😀"; got.text != want || got.title != "On brass" ||
+		got.form != web.Text {
+		t.Errorf("convert = %q with title %q as %s", got.text, got.title, got.form)
 	}
 	later := bytes.Replace(samplePDF("x"), []byte("%PDF-1.4"), []byte("%PDF-2.0"), 1)
-	if got, err := convert(&body{data: append(later, "\r\n<!-- trailing -->"...)}, web.Text, "https://site.example/"); err != nil || !strings.Contains(got.text, "kerned") {
-		t.Errorf("%+v, %v", got, err)
+	if got, err := convert(&body{data: append(later, "\r\n<!-- trailing -->"...)}, web.Text,
+		"https://site.example/"); err != nil || !strings.Contains(got.text, "kerned") {
+		t.Errorf("convert of PDF 2.0 = %+v, %v", got, err)
 	}
 	whole := samplePDF("x")
 	for name, c := range map[string]struct {
 		data []byte
 		says string
 	}{
-		"none":        {[]byte("%PDF-1.4 nothing"), "broken"},
-		"cut":         {whole[:len(whole)/2], "broken"},
-		"no table":    {bytes.Replace(whole, []byte("startxref"), []byte("startxxxx"), 1), "broken"},
-		"huge":        {bytes.Replace(whole, []byte("/Size 12"), []byte("/Size 4000000000"), 1), "objects that no file"},
-		"huge table":  {bytes.Replace(whole, []byte("xref\n0 12"), []byte("xref\n90000000 12"), 1), "objects that no file"},
-		"encrypted":   {pdfFile("/Encrypt << /Filter /Standard /V 5 /R 6 >> /ID [(a) (b)]", "<< >>"), "encrypted"},
-		"images only": {pdfFile("", "<< /Pages 2 0 R >>", "<< /Kids [3 0 R] >>", "<< /Contents 4 0 R >>", pdfStream("", "q Q", false)), "no text"},
-		"a circle":    {pdfFile("", "<< /Pages 2 0 R >>", "<< /Kids [2 0 R 2 0 R] >>"), "no text"},
-		"a circle of forms": {pdfFile("", "<< /Pages 2 0 R >>", "<< /Contents 3 0 R /Resources << /XObject << /X 3 0 R >> >> >>",
+		"empty":    {[]byte("%PDF-1.4 nothing"), "damaged"},
+		"cut":      {whole[:len(whole)/2], "damaged"},
+		"no table": {bytes.Replace(whole, []byte("startxref"), []byte("startxxxx"), 1), "damaged"},
+		"huge": {bytes.Replace(whole, []byte("/Size 12"), []byte("/Size 4000000000"), 1),
+			"object numbers"},
+		"huge table": {bytes.Replace(whole, []byte("xref\n0 12"), []byte("xref\n90000000 12"), 1),
+			"object numbers"},
+		"encrypted": {pdfFile("/Encrypt << /Filter /Standard /V 5 /R 6 >> /ID [(a) (b)]", "<< >>"), "encryption"},
+		"images only": {pdfFile("", "<< /Pages 2 0 R >>", "<< /Kids [3 0 R] >>", "<< /Contents 4 0 R >>",
+			pdfStream("", "q Q", false)), "no text"},
+		"a circular page tree": {pdfFile("", "<< /Pages 2 0 R >>", "<< /Kids [2 0 R 2 0 R] >>"), "no text"},
+		"circular forms": {pdfFile("", "<< /Pages 2 0 R >>",
+			"<< /Contents 3 0 R /Resources << /XObject << /X 3 0 R >> >> >>",
 			pdfStream("/Subtype /Form", "/X Do /X Do", false)), "no text"},
 	} {
 		_, err := convert(&body{data: c.data, mediaType: "application/pdf"}, web.Text, "https://site.example/")
 		if err == nil {
-			t.Errorf("%s: no fault", name)
+			t.Errorf("%s: convert succeeded, want a fault", name)
 			continue
 		}
 		faulty(t, name, &web.Answer{Fault: faultOf(err)}, web.FaultContent, c.says)

@@ -7,24 +7,24 @@ import (
 	"github.com/ledongthuc/pdf"
 )
 
-// maxCodes bounds a font's tables.
+// maxCodes is the maximum number of codes of a font.
 const maxCodes = 70_000
 
-// pdfFont turns the codes of shown strings into text and widths.
+// pdfFont converts the codes of strings to text and widths.
 type pdfFont struct {
-	// wide fonts have codes of two bytes.
+	// wide fonts have two-byte codes.
 	wide    bool
-	unicode map[string]string // by ToUnicode, nil where the font has none
+	unicode map[string]string // ToUnicode table; nil if the font has none
 	encoder pdf.TextEncoding
-	known   map[string]string // what encoder said
-	widths  map[int]float64   // in thousandths of the size
-	other   float64           // of codes without one
+	known   map[string]string // cached results of encoder
+	widths  map[int]float64   // by code, in thousandths of the font size
+	other   float64           // width of all other codes
 }
 
-// font is the one of that name, read once however many pages name it.
+// font returns the font with this name. It is read once, even if several pages use it.
 func (d *pdfDocument) font(resources pdf.Value, name string) *pdfFont {
 	v := resources.Key("Font").Key(name)
-	// Written out it holds the references of what makes it up.
+	// The text of the value contains the references of its parts.
 	key := v.String()
 	if f, ok := d.fonts[key]; ok && len(key) < 64<<10 {
 		return f
@@ -63,7 +63,7 @@ func (f *pdfFont) read(v pdf.Value) {
 	}
 }
 
-// wideWidths reads "code [w w w]" and "first last w".
+// wideWidths reads entries of the forms "code [w w w]" and "first last w".
 func (f *pdfFont) wideWidths(v pdf.Value) {
 	f.other = 1000
 	if dw := v.Key("DW"); dw.Kind() == pdf.Integer {
@@ -87,7 +87,8 @@ func (f *pdfFont) wideWidths(v pdf.Value) {
 	}
 }
 
-// show is the text of a shown string, and its width in thousandths of the size.
+// show returns the text of a string, its width in thousandths of the font size, and the number of
+// codes and spaces.
 func (f *pdfFont) show(s string) (text string, width float64, codes, spaces int) {
 	step := 1
 	if f.wide {
@@ -135,19 +136,20 @@ func (f *pdfFont) decode(code string) string {
 	return s
 }
 
-// ligatures are letters again, so that words with them are found.
+// ligatures returns a replacer of ligatures by letters, so that words can be found.
 func ligatures() *strings.Replacer {
-	return strings.NewReplacer("ﬀ", "ff", "ﬁ", "fi", "ﬂ", "fl", "ﬃ", "ffi", "ﬄ", "ffl", "ﬅ", "st", "ﬆ", "st", "\u00ad", "-")
+	return strings.NewReplacer("ﬀ", "ff", "ﬁ", "fi", "ﬂ", "fl", "ﬃ", "ffi", "ﬄ", "ffl", "ﬅ", "st", "ﬆ", "st",
+		"\u00ad", "-")
 }
 
-// readCMap fills to with what a ToUnicode stream says. What it defines beside
-// that goes into the dictionary scratch.
+// readCMap reads a ToUnicode stream into to. Other definitions of the stream go into the dictionary
+// scratch.
 func readCMap(stream, scratch pdf.Value, to map[string]string) {
 	pdf.Interpret(stream, func(stack *pdf.Stack, op string) {
 		args := operands(stack)
 		switch op {
 		case "findresource":
-			stack.Push(scratch) // for the begin that follows
+			stack.Push(scratch) // for the following begin
 		case "endbfchar":
 			for i := 0; i+1 < len(args) && len(to) < maxCodes; i += 2 {
 				to[args[i].RawString()] = fromUTF16(args[i+1].RawString())
@@ -160,7 +162,7 @@ func readCMap(stream, scratch pdf.Value, to map[string]string) {
 	})
 }
 
-// operands are what stands before an operator.
+// operands removes and returns the operands of an operator.
 func operands(stack *pdf.Stack) []pdf.Value {
 	args := make([]pdf.Value, stack.Len())
 	for i := len(args) - 1; i >= 0; i-- {
@@ -184,7 +186,7 @@ func readRange(lo, hi string, dst pdf.Value, to map[string]string) {
 		if len(units) < 2 {
 			return
 		}
-		// The last unit goes up with the code.
+		// The last unit is incremented with the code.
 		n := codeOf(units[len(units)-2:]) + c - first
 		to[code] = fromUTF16(units[:len(units)-2] + string([]byte{byte(n >> 8), byte(n)}))
 	}

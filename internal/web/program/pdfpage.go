@@ -8,10 +8,10 @@ import (
 )
 
 const (
-	// maxForms bounds how deep forms may show forms.
+	// maxForms is the maximum nesting of forms.
 	maxForms = 8
 	maxSaved = 512
-	// maxShown bounds the operators of a page, its forms' included.
+	// maxShown is the maximum number of operators of a page, including its forms.
 	maxShown = 5_000_000
 )
 
@@ -20,7 +20,7 @@ type matrix struct{ a, b, c, d, e, f float64 }
 
 func identity() matrix { return matrix{a: 1, d: 1} }
 
-// then is m followed by n.
+// then returns the map that applies m and then n.
 func (m matrix) then(n matrix) matrix {
 	return matrix{
 		m.a*n.a + m.b*n.c, m.a*n.b + m.b*n.d,
@@ -29,29 +29,29 @@ func (m matrix) then(n matrix) matrix {
 	}
 }
 
-// pdfState is what q saves and Q brings back.
+// pdfState is the graphics state that q saves and Q restores.
 type pdfState struct {
 	page    matrix
 	font    *pdfFont
 	size    float64
 	leading float64
-	chars   float64 // between characters
-	words   float64 // at spaces, more
+	chars   float64 // extra space between characters
+	words   float64 // extra space at blanks
 	scale   float64
 }
 
-// pdfPage writes down what a page shows, in the order in which it does, with
-// spaces and line ends where the places say so.
+// pdfPage collects the text of a page in drawing order, with blanks and line ends according to the
+// positions.
 type pdfPage struct {
 	doc   *pdfDocument
 	out   strings.Builder
 	now   pdfState
 	saved []pdfState
-	line  matrix // where the line begins
-	at    matrix // where the next character goes
+	line  matrix // start of the line
+	at    matrix // position of the next character
 	forms int
 	shown int
-	// Where the last text ended, and how large it was.
+	// Position of the end of the last text, and its height.
 	endX, endY, height float64
 }
 
@@ -59,9 +59,9 @@ func newPDFPage(d *pdfDocument) *pdfPage {
 	return &pdfPage{doc: d, now: pdfState{page: identity(), scale: 1}, line: identity(), at: identity()}
 }
 
-// run goes through a stream of operators.
+// run interprets a stream of operators.
 func (p *pdfPage) run(contents, resources pdf.Value) {
-	// Looking one up can mean to unpack a part of the file.
+	// Cache the fonts, because a lookup may decompress a part of the file.
 	fonts := map[string]*pdfFont{}
 	font := func(name string) *pdfFont {
 		f, ok := fonts[name]
@@ -74,7 +74,7 @@ func (p *pdfPage) run(contents, resources pdf.Value) {
 	pdf.Interpret(contents, func(stack *pdf.Stack, op string) {
 		args := operands(stack)
 		if p.shown++; p.shown > maxShown || p.out.Len() > maxOutput {
-			panic("too much on a page")
+			panic("page is too large")
 		}
 		switch {
 		case op == "Tf" && len(args) >= 2:
@@ -87,7 +87,7 @@ func (p *pdfPage) run(contents, resources pdf.Value) {
 	})
 }
 
-// state carries out what changes the state, and says whether op does.
+// state carries out an operator that changes the state, and reports whether op is one.
 func (p *pdfPage) state(op string, args []pdf.Value) bool {
 	switch {
 	case op == "q":
@@ -158,7 +158,7 @@ func (p *pdfPage) advance(x float64) {
 	p.at = matrix{a: 1, d: 1, e: x}.then(p.at)
 }
 
-// form shows a stream of its own.
+// form draws a form.
 func (p *pdfPage) form(x, resources pdf.Value) {
 	if x.Key("Subtype").Name() != "Form" || p.forms >= maxForms {
 		return
@@ -180,7 +180,7 @@ func (p *pdfPage) form(x, resources pdf.Value) {
 	p.now, p.line, p.at = saved, line, at
 }
 
-// show writes a string at its place.
+// show draws a string at the current position.
 func (p *pdfPage) show(s string) {
 	if p.now.font == nil {
 		return
@@ -195,13 +195,13 @@ func (p *pdfPage) show(s string) {
 	p.endX, p.endY, p.height = to.e, to.f, height
 }
 
-// gap writes what lies between the last text and one that begins at from.
+// gap writes the separator between the last text and one that starts at from.
 func (p *pdfPage) gap(from matrix, height float64) {
 	if p.out.Len() == 0 {
 		return
 	}
 	size := max(height, p.height, 1)
-	// Along the line and across it, whichever way it runs.
+	// Distances along the line and across it, for any direction of the line.
 	long := math.Hypot(from.a, from.b)
 	if long == 0 {
 		return

@@ -8,18 +8,17 @@ import (
 	"golang.org/x/net/html/atom"
 )
 
-// text is the whole page without markup: a line per block.
+// text returns the whole page without markup, one line per block.
 func (p *page) text() string {
 	w := &textWriter{}
 	w.node(p.doc, false)
 	return strings.TrimSpace(w.b.String())
 }
 
-// textWriter writes words with one space between them, and breaks lines where
-// blocks begin and end.
+// textWriter writes words separated by one space and breaks lines at the start and end of blocks.
 type textWriter struct {
 	b strings.Builder
-	// lines and space are owed to what comes next.
+	// lines and space are pending separators before the next word.
 	lines int
 	space bool
 }
@@ -59,7 +58,7 @@ func (w *textWriter) node(n *html.Node, pre bool) {
 	w.lines = max(w.lines, gap)
 }
 
-// gapOf is how many line ends are around n.
+// gapOf returns the number of line breaks around n.
 func gapOf(n *html.Node) int {
 	switch n.DataAtom {
 	case atom.Ul, atom.Ol:
@@ -91,7 +90,7 @@ func (w *textWriter) words(s string) {
 	}
 }
 
-// verbatim pays what is owed and writes s.
+// verbatim writes pending separators and s.
 func (w *textWriter) verbatim(s string) {
 	if w.b.Len() > 0 {
 		switch {

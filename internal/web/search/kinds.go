@@ -9,8 +9,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// searxng is an instance of SearXNG, which gives a page of results whatever is
-// asked for (docs.searxng.org/dev/search_api).
+// searxng is a SearXNG instance. It returns one page of results, regardless of the requested number
+// (docs.searxng.org/dev/search_api).
 var searxng = kind{
 	name: SearXNG,
 	request: func(base *url.URL, query string, _ int) (web.Request, error) {
@@ -36,13 +36,13 @@ var searxng = kind{
 	},
 	hint: func(status int) string {
 		if status == http.StatusForbidden {
-			return "its settings do not allow the form json: add it to search.formats there"
+			return "its settings do not allow the format json: add it to search.formats"
 		}
 		return ""
 	},
 }
 
-// brave is the Web Search API (api-dashboard.search.brave.com).
+// brave is the Brave Web Search API (api-dashboard.search.brave.com).
 var brave = kind{
 	name: Brave, base: "https://api.search.brave.com/res/v1", header: "X-Subscription-Token",
 	request: func(base *url.URL, query string, n int) (web.Request, error) {
@@ -73,13 +73,14 @@ var brave = kind{
 	hint: keyHint,
 }
 
-// serper is serper.dev's search of Google.
+// serper is the Google search API of serper.dev.
 var serper = kind{
 	name: Serper, base: "https://google.serper.dev", header: "X-API-KEY",
 	request: func(base *url.URL, query string, n int) (web.Request, error) {
 		body, err := json.Marshal(map[string]any{"q": query, "num": n})
 		return web.Request{
-			URL: base.JoinPath("/search").String(), Method: http.MethodPost, Body: body, Header: [][2]string{{"Content-Type", "application/json"}},
+			URL: base.JoinPath("/search").String(), Method: http.MethodPost, Body: body,
+			Header: [][2]string{{"Content-Type", "application/json"}},
 		}, err
 	},
 	results: func(body []byte) ([]Result, error) {
@@ -109,13 +110,13 @@ func get(base *url.URL, path string, query url.Values) web.Request {
 	return web.Request{URL: u.String(), Method: http.MethodGet}
 }
 
-// keyHint is about accounts: Brave answers 422 to a key that it does not know.
+// keyHint explains account errors. Brave sends 422 for an unknown key.
 func keyHint(status int) string {
 	switch status {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusUnprocessableEntity:
-		return "it does not take the key: see web.search.key_file"
+		return "it rejects the key: see web.search.key_file"
 	case http.StatusPaymentRequired:
-		return "the account has nothing left"
+		return "the account has no credit left"
 	}
 	return ""
 }

@@ -14,17 +14,17 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// AnswerError is an answer of a provider that holds no results. Its words are
-// for callers: none of them are the provider's.
+// AnswerError reports a provider response without results. Its text is safe for callers: it
+// contains no text of the provider.
 type AnswerError struct {
 	Provider string
 	Status   int
 	Message  string
-	// RetryAfter is how long the provider asks to wait, 0 if it says nothing.
+	// RetryAfter is how long the provider asks to wait; 0 if unknown.
 	RetryAfter time.Duration
 }
 
-// Error names the provider and what it answered.
+// Error implements error.
 func (e *AnswerError) Error() string {
 	s := "search provider " + e.Provider + " " + e.Message
 	if e.RetryAfter > 0 {
@@ -33,7 +33,7 @@ func (e *AnswerError) Error() string {
 	return s
 }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *AnswerError) Unwrap() error {
 	switch e.Status {
 	case http.StatusTooManyRequests, http.StatusPaymentRequired:
@@ -44,18 +44,20 @@ func (e *AnswerError) Unwrap() error {
 	return errdefs.ErrFailedPrecondition
 }
 
-// Read gives at most n results, and how many were dropped because they named
-// no source. The error is an *AnswerError.
+// Read returns at most n results, and how many were dropped because they have no usable URL. The
+// error is an *AnswerError.
 func (p *Provider) Read(a web.Answer, n int) (list []Result, dropped int, err error) {
 	if a.Status != http.StatusOK {
 		return nil, 0, p.refused(a)
 	}
 	if a.Truncated {
-		return nil, 0, &AnswerError{Provider: p.kind.name, Status: a.Status, Message: fmt.Sprintf("answered more than %d bytes", maxBody)}
+		return nil, 0, &AnswerError{Provider: p.kind.name, Status: a.Status,
+			Message: fmt.Sprintf("sent more than %d bytes", maxBody)}
 	}
 	all, err := p.kind.results(a.Body)
 	if err != nil {
-		return nil, 0, &AnswerError{Provider: p.kind.name, Status: a.Status, Message: "answered something else than its JSON: see web.search.url"}
+		return nil, 0, &AnswerError{Provider: p.kind.name, Status: a.Status,
+			Message: "sent an unexpected response: see web.search.url"}
 	}
 	list = []Result{}
 	for _, r := range all {
@@ -71,7 +73,7 @@ func (p *Provider) Read(a web.Answer, n int) (list []Result, dropped int, err er
 }
 
 func (p *Provider) refused(a web.Answer) error {
-	e := &AnswerError{Provider: p.kind.name, Status: a.Status, Message: fmt.Sprintf("answered %d", a.Status)}
+	e := &AnswerError{Provider: p.kind.name, Status: a.Status, Message: fmt.Sprintf("sent status %d", a.Status)}
 	if t := http.StatusText(a.Status); t != "" {
 		e.Message += " " + t
 	}
@@ -84,8 +86,8 @@ func (p *Provider) refused(a web.Answer) error {
 	return e
 }
 
-// retryAfter reads Retry-After in seconds, or Brave's X-RateLimit-Reset: the
-// seconds until each of several windows ends, the shortest first.
+// retryAfter parses Retry-After, or Brave's X-RateLimit-Reset: seconds until the end of several
+// windows, the shortest first.
 func retryAfter(header [][2]string) time.Duration {
 	for _, name := range []string{"Retry-After", "X-RateLimit-Reset"} {
 		for _, h := range header {
@@ -104,10 +106,11 @@ func retryAfter(header [][2]string) time.Duration {
 	return 0
 }
 
-// clean bounds a result; not ok: it has no address that could be cited.
+// clean bounds the texts of a result. The bool is false if the URL cannot be cited.
 func (r Result) clean() (Result, bool) {
 	u, err := url.Parse(r.URL)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || len(r.URL) > maxURL {
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil ||
+		len(r.URL) > maxURL {
 		return r, false
 	}
 	r.URL = u.String()
@@ -115,8 +118,7 @@ func (r Result) clean() (Result, bool) {
 	return r, true
 }
 
-// text is plain text of one line: without the marks that providers put around
-// the words that were found, and without control characters.
+// text returns one line of plain text, without the markup of matched words and control characters.
 func text(s string, most int) string {
 	if len(s) > 8*most {
 		s = s[:8*most]

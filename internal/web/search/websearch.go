@@ -1,12 +1,10 @@
-// Package search knows how search providers are asked and what they answer:
-// SearXNG, Brave and Serper. It asks nobody itself: a [Provider] makes a request
-// for the web program, with what that may reach and the key that the gateway
-// sets on the way, and reads the answer.
+// Package search builds requests to search providers and parses their responses. It supports
+// SearXNG, Brave and Serper. It sends nothing itself: a [Provider] returns a request for guest-web,
+// the egress rules for it, and the API key that the gateway adds.
 //
-// The key is never in the request: inside of a sandbox the provider is spoken
-// to in plain HTTP, and the gateway makes the TLS connection and sets the
-// header. What comes back is foreign and bounded; a result without an address
-// of its own is none.
+// The key is never in the request. Inside the sandbox, the request uses plain HTTP; the gateway
+// makes the TLS connection and sets the header. Responses are untrusted and bounded. Results
+// without a usable URL are dropped.
 package search
 
 import (
@@ -23,23 +21,23 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/netpolicy"
 )
 
-// Providers.
+// Kinds of providers.
 const (
 	SearXNG = "searxng"
 	Brave   = "brave"
 	Serper  = "serper"
 )
 
-// Kinds lists the providers.
+// Kinds returns the kinds of providers.
 func Kinds() []string { return []string{SearXNG, Brave, Serper} }
 
-// Bounds.
+// Bounds of searches.
 const (
-	// DefaultResults are given unless asked otherwise; MaxResults is what every
-	// provider can give at once (Brave's bound).
+	// DefaultResults is the default number of results. MaxResults is the maximum, the limit of
+	// Brave.
 	DefaultResults = 10
 	MaxResults     = 20
-	// MaxQuery is in characters: Brave takes 400 and 50 words.
+	// MaxQuery is the maximum length of a query in characters. Brave allows 400, and 50 words.
 	MaxQuery = 400
 
 	maxBody    = 2 << 20
@@ -49,20 +47,20 @@ const (
 	timeout    = 20 * time.Second
 )
 
-// Options of a Provider.
+// Options configures a Provider.
 type Options struct {
 	// Kind is SearXNG, Brave or Serper.
 	Kind string
-	// URL is the provider's address; "" is the public one of Brave and Serper.
-	// SearXNG has none.
+	// URL is the base URL. The default is the public API of Brave or Serper; SearXNG has no
+	// default.
 	URL string
-	// Key is the account's; SearXNG has none.
+	// Key is the API key; SearXNG needs none.
 	Key string
-	// Results is how many are given unless a search says otherwise.
+	// Results is the default number of results of a search.
 	Results int
 }
 
-// Provider is one that was configured. It is immutable.
+// Provider is a configured search provider. It is immutable.
 type Provider struct {
 	kind    kind
 	base    *url.URL
@@ -70,16 +68,16 @@ type Provider struct {
 	results int
 }
 
-// kind is what providers differ in.
+// kind holds what differs between providers.
 type kind struct {
 	name, base, header string
 	request            func(base *url.URL, query string, n int) (web.Request, error)
 	results            func(body []byte) ([]Result, error)
-	// hint is for a status that says something particular of this provider.
+	// hint explains a status that has a specific meaning for this provider.
 	hint func(status int) string
 }
 
-// New checks the options; errors begin with the field: provider, url, key.
+// New validates the options. Errors start with the field: provider, url, key_file or results.
 func New(o Options) (*Provider, error) {
 	i := slices.Index(Kinds(), o.Kind)
 	if i < 0 {
@@ -91,43 +89,42 @@ func New(o Options) (*Provider, error) {
 		raw = k.base
 	}
 	if raw == "" {
-		return nil, errors.New("url is missing: the address of a SearXNG of yours, such as https://search.example.org")
+		return nil, errors.New("url is missing: set the URL of your SearXNG, such as https://search.example.org")
 	}
 	base, err := url.Parse(raw)
 	switch {
 	case err != nil, base.Scheme != "http" && base.Scheme != "https", base.Hostname() == "":
-		return nil, errors.New("url is no http:// or https:// address")
+		return nil, errors.New("url must be an http:// or https:// URL")
 	case base.User != nil:
-		return nil, errors.New("url holds a user or a password: put the key into key_file")
+		return nil, errors.New("url has a user or password: put the key into key_file")
 	case base.RawQuery != "", base.Fragment != "":
-		return nil, errors.New("url has a query or a fragment: give the address alone")
+		return nil, errors.New("url has a query or fragment: remove it")
 	case k.header != "" && o.Key == "":
-		return nil, fmt.Errorf("key_file is missing: %s asks for a key", o.Kind)
+		return nil, fmt.Errorf("key_file is missing: %s requires a key", o.Kind)
 	case k.header == "" && o.Key != "":
-		return nil, fmt.Errorf("key_file is of no use: %s takes no key", o.Kind)
+		return nil, fmt.Errorf("key_file is not supported: %s uses no key", o.Kind)
 	case k.header != "" && base.Scheme != "https":
-		return nil, errors.New("url is plain http, and the key would go over the wire as it is: use https")
+		return nil, errors.New("url is plain http, which would expose the key: use https")
 	case o.Results < 0 || o.Results > MaxResults:
-		return nil, fmt.Errorf("results is %d: from 1 to %d", o.Results, MaxResults)
+		return nil, fmt.Errorf("results is %d: must be from 1 to %d", o.Results, MaxResults)
 	}
 	if o.Results == 0 {
 		o.Results = DefaultResults
 	}
 	p := &Provider{kind: k, base: base, key: o.Key, results: o.Results}
 	if _, err := netpolicy.Compile(p.Rules()); err != nil {
-		return nil, fmt.Errorf("url cannot be a rule of egress: %w", err)
+		return nil, fmt.Errorf("url cannot be used in an egress rule: %w", err)
 	}
 	if err := netpolicy.CheckSecrets(p.Secrets()); err != nil {
-		return nil, fmt.Errorf("key_file holds what cannot be a field of a request: %w", err)
+		return nil, fmt.Errorf("key_file is not valid in a header field: %w", err)
 	}
 	return p, nil
 }
 
-// Name is SearXNG, Brave or Serper.
+// Name returns the kind of the provider.
 func (p *Provider) Name() string { return p.kind.name }
 
-// Results is how many results a search for n gives: n, or the configured
-// number for 0.
+// Results returns the number of results for a search that asks for n; 0 means the default.
 func (p *Provider) Results(n int) int {
 	if n == 0 {
 		return p.results
@@ -135,14 +132,14 @@ func (p *Provider) Results(n int) int {
 	return min(n, MaxResults)
 }
 
-// Rules are what a search may reach: what it asks of the provider, and nothing
-// else there, since whoever takes the web program over has the key's use.
+// Rules returns the egress rules of a search. They allow only search requests, because a
+// compromised guest-web can use the key.
 func (p *Provider) Rules() []netpolicy.Rule {
 	rule := netpolicy.Rule{Host: p.base.Hostname(), Ports: []int{p.port()}, Protocol: netpolicy.HTTPS}
 	if p.base.Scheme == "http" {
 		rule.Protocol = netpolicy.HTTP
 	}
-	if r, err := p.Request("", 1); err == nil { // of all queries it differs in the query alone
+	if r, err := p.Request("", 1); err == nil { // requests differ only in the query
 		rule.Methods = []string{r.Method}
 		if u, err := url.Parse(r.URL); err == nil {
 			rule.Paths = []string{u.EscapedPath()}
@@ -151,12 +148,13 @@ func (p *Provider) Rules() []netpolicy.Rule {
 	return []netpolicy.Rule{rule}
 }
 
-// Secrets are what the gateway sets on the way to the provider.
+// Secrets returns the API key as a secret that the gateway adds.
 func (p *Provider) Secrets() []netpolicy.Secret {
 	if p.key == "" {
 		return nil
 	}
-	return []netpolicy.Secret{{Name: "web-search", Hosts: []string{p.base.Hostname()}, Header: p.kind.header, Value: p.key}}
+	return []netpolicy.Secret{{Name: "web-search", Hosts: []string{p.base.Hostname()}, Header: p.kind.header,
+		Value: p.key}}
 }
 
 func (p *Provider) port() int {
@@ -173,8 +171,8 @@ func defaultPort(scheme string) int {
 	return 443
 }
 
-// Request asks for n results. What a sandbox sees of a provider over TLS is
-// plain HTTP to its name: the gateway knows the rest.
+// Request returns the request for n results. It uses plain HTTP to the name of the provider; the
+// gateway adds TLS.
 func (p *Provider) Request(query string, n int) (web.Request, error) {
 	inside := *p.base
 	inside.Scheme, inside.Host = "http", p.base.Hostname()
@@ -194,11 +192,11 @@ func (p *Provider) Request(query string, n int) (web.Request, error) {
 	return r, nil
 }
 
-// Result is one that can be cited.
+// Result is one search result with a usable URL.
 type Result struct {
 	Title   string `json:"title"`
 	URL     string `json:"url"`
 	Snippet string `json:"snippet"`
-	// Age is the provider's own words for when it was written, "" if it has none.
+	// Age is the date as the provider states it, or "".
 	Age string `json:"age,omitempty"`
 }

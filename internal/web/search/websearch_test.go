@@ -19,12 +19,11 @@ import (
 
 const key = "key-that-nobody-may-see"
 
-// exchange is what the web program and the gateway do with a request: the
-// gateway sets the secret.
+// exchange sends a request as guest-web and the gateway do: the gateway adds the secret.
 func exchange(t *testing.T, p *Provider, r web.Request) web.Answer {
 	t.Helper()
 	if b, _ := json.Marshal(r); strings.Contains(string(b), key) {
-		t.Fatalf("the key is in what a sandbox gets: %s", b)
+		t.Fatalf("request in the sandbox contains the key: %s", b)
 	}
 	u, err := url.Parse(r.URL)
 	if err != nil {
@@ -35,12 +34,12 @@ func exchange(t *testing.T, p *Provider, r web.Request) web.Answer {
 		t.Fatal(err)
 	}
 	if d := rules.Decide(want(t, u, r.Method)); !d.Allowed {
-		t.Fatalf("the provider's own rules: %s", d.Reason)
+		t.Fatalf("search is denied by the rules of the provider: %s", d.Reason)
 	}
 	other := *u
 	other.Path = "/account"
 	if rules.Decide(want(t, u, "DELETE")).Allowed || rules.Decide(want(t, &other, r.Method)).Allowed {
-		t.Fatal("the key can be used for something else than searches")
+		t.Fatal("the rules allow other requests than searches")
 	}
 	req, err := http.NewRequest(r.Method, r.URL, strings.NewReader(string(r.Body)))
 	if err != nil {
@@ -79,8 +78,8 @@ func want(t *testing.T, u *url.URL, method string) netpolicy.Want {
 	return w
 }
 
-// Each provider is asked as it documents, and read as it answers.
-func TestProvidersAreAskedAndRead(t *testing.T) {
+// providers returns a server that speaks the documented protocol of every provider.
+func providers() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /searx/search", func(w http.ResponseWriter, r *http.Request) {
 		if r.FormValue("format") != "json" {
@@ -88,10 +87,12 @@ func TestProvidersAreAskedAndRead(t *testing.T) {
 			return
 		}
 		fmt.Fprintf(w, `{"query": %q, "number_of_results": 0, "results": [
-			{"url": "https://a.example/x?y=1&z=2", "title": "A &amp; B", "content": "of\n the <strong>page</strong>", "engine": "x", "publishedDate": "2026-01-02T00:00:00"},
-			{"url": "", "title": "no source"}, {"url": "javascript:alert(1)", "title": "no source either"}, {"title": "nor this"},
-			{"url": "https://u:p@b.example/", "title": "with a password"},
-			{"url": "http://c.example/", "title": "", "content": ""}], "suggestions": ["s"], "unresponsive_engines": []}`, r.FormValue("q"))
+			{"url": "https://a.example/x?y=1&z=2", "title": "A &amp; B", "content": "of\n the <strong>page</strong>",
+				"engine": "x", "publishedDate": "2026-01-02T00:00:00"},
+			{"url": "", "title": "no source"}, {"url": "javascript:alert(1)", "title": "no source either"},
+			{"title": "nor this"}, {"url": "https://u:p@b.example/", "title": "with a password"},
+			{"url": "http://c.example/", "title": "", "content": ""}], "suggestions": ["s"],
+			"unresponsive_engines": []}`, r.FormValue("q"))
 	})
 	mux.HandleFunc("GET /res/v1/web/search", func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("X-Subscription-Token") != key {
@@ -99,21 +100,30 @@ func TestProvidersAreAskedAndRead(t *testing.T) {
 			return
 		}
 		fmt.Fprintf(w, `{"type": "search", "query": {"original": %q}, "web": {"type": "search", "results": [
-			{"title": "One", "url": "https://one.example/", "description": "count %s", "age": "2 days ago"}]}}`, r.FormValue("q"), r.FormValue("count"))
+			{"title": "One", "url": "https://one.example/", "description": "count %s", "age": "2 days ago"}]}}`,
+			r.FormValue("q"), r.FormValue("count"))
 	})
 	mux.HandleFunc("POST /search", func(w http.ResponseWriter, r *http.Request) {
 		var in struct {
 			Q   string `json:"q"`
 			Num int    `json:"num"`
 		}
-		if err := json.NewDecoder(r.Body).Decode(&in); err != nil || r.Header.Get("X-API-KEY") != key || r.Header.Get("Content-Type") != "application/json" {
+		if err := json.NewDecoder(r.Body).Decode(&in); err != nil || r.Header.Get("X-API-KEY") != key ||
+			r.Header.Get("Content-Type") != "application/json" {
 			w.WriteHeader(http.StatusForbidden)
 			return
 		}
 		fmt.Fprintf(w, `{"searchParameters": {"q": %q, "num": %d}, "organic": [
-			{"title": "One", "link": "https://one.example/", "snippet": "num %d", "date": "Jan 2, 2026", "position": 1}, {"title": "Two", "link": "ftp://two.example/", "position": 2}]}`, in.Q, in.Num, in.Num)
+			{"title": "One", "link": "https://one.example/", "snippet": "num %d", "date": "Jan 2, 2026",
+				"position": 1},
+			{"title": "Two", "link": "ftp://two.example/", "position": 2}]}`, in.Q, in.Num, in.Num)
 	})
-	s := httptest.NewServer(mux)
+	return mux
+}
+
+// Each provider gets requests in its documented form, and its responses are parsed.
+func TestProviders(t *testing.T) {
+	s := httptest.NewServer(providers())
 	defer s.Close()
 	for _, c := range []struct {
 		name    string
@@ -122,10 +132,13 @@ func TestProvidersAreAskedAndRead(t *testing.T) {
 		dropped int
 	}{
 		{"searxng", Options{Kind: SearXNG, URL: s.URL + "/searx/"}, []Result{
-			{"A & B", "https://a.example/x?y=1&z=2", "of the page", "2026-01-02T00:00:00"}, {"", "http://c.example/", "", ""},
+			{"A & B", "https://a.example/x?y=1&z=2", "of the page", "2026-01-02T00:00:00"},
+			{"", "http://c.example/", "", ""},
 		}, 4},
-		{"brave", Options{Kind: Brave, URL: "https" + strings.TrimPrefix(s.URL, "http") + "/res/v1", Key: key}, []Result{{"One", "https://one.example/", "count 7", "2 days ago"}}, 0},
-		{"serper", Options{Kind: Serper, URL: "https" + strings.TrimPrefix(s.URL, "http"), Key: key}, []Result{{"One", "https://one.example/", "num 7", "Jan 2, 2026"}}, 1},
+		{"brave", Options{Kind: Brave, URL: "https" + strings.TrimPrefix(s.URL, "http") + "/res/v1", Key: key},
+			[]Result{{"One", "https://one.example/", "count 7", "2 days ago"}}, 0},
+		{"serper", Options{Kind: Serper, URL: "https" + strings.TrimPrefix(s.URL, "http"), Key: key},
+			[]Result{{"One", "https://one.example/", "num 7", "Jan 2, 2026"}}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := New(c.o)
@@ -137,17 +150,17 @@ func TestProvidersAreAskedAndRead(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !strings.HasPrefix(r.URL, "http://127.0.0.1:") {
-				t.Errorf("asked at %s: what is inside speaks plain HTTP", r.URL)
+				t.Errorf("request URL %s, want plain HTTP inside the sandbox", r.URL)
 			}
 			got, dropped, err := p.Read(exchange(t, p, r), 7)
 			if err != nil || fmt.Sprint(got) != fmt.Sprint(c.want) || dropped != c.dropped {
-				t.Errorf("%+v, %d dropped, %v", got, dropped, err)
+				t.Errorf("Read = %+v, %d dropped, %v", got, dropped, err)
 			}
 		})
 	}
 }
 
-func TestWhatAProviderRefusesIsSaid(t *testing.T) {
+func TestReadErrors(t *testing.T) {
 	p, err := New(Options{Kind: Brave, Key: key})
 	if err != nil {
 		t.Fatal(err)
@@ -162,25 +175,32 @@ func TestWhatAProviderRefusesIsSaid(t *testing.T) {
 		says  string
 		class error
 	}{
-		{p, web.Answer{Status: 429, Header: [][2]string{{"retry-after", "7"}}}, "429 Too Many Requests: try again in 7s", errdefs.ErrResourceExhausted},
-		{p, web.Answer{Status: 429, Header: [][2]string{{"X-RateLimit-Reset", "1, 1419704"}}}, "try again in 1s", errdefs.ErrResourceExhausted},
-		{p, web.Answer{Status: 429, Header: [][2]string{{"Retry-After", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat)}}}, "429", errdefs.ErrResourceExhausted},
-		{p, web.Answer{Status: 401, Body: []byte("says " + key)}, "does not take the key: see web.search.key_file", errdefs.ErrPermissionDenied},
+		{p, web.Answer{Status: 429, Header: [][2]string{{"retry-after", "7"}}},
+			"429 Too Many Requests: try again in 7s", errdefs.ErrResourceExhausted},
+		{p, web.Answer{Status: 429, Header: [][2]string{{"X-RateLimit-Reset", "1, 1419704"}}}, "try again in 1s",
+			errdefs.ErrResourceExhausted},
+		{p, web.Answer{Status: 429,
+			Header: [][2]string{{"Retry-After", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat)}}},
+			"429", errdefs.ErrResourceExhausted},
+		{p, web.Answer{Status: 401, Body: []byte("says " + key)}, "rejects the key: see web.search.key_file",
+			errdefs.ErrPermissionDenied},
 		{p, web.Answer{Status: 422}, "key_file", errdefs.ErrFailedPrecondition},
 		{p, web.Answer{Status: 500}, "500", errdefs.ErrFailedPrecondition},
 		{p, web.Answer{Status: 302, RedirectURL: "https://elsewhere.example/"}, "302", errdefs.ErrFailedPrecondition},
-		{p, web.Answer{Status: 200, Body: []byte("<html>")}, "else than its JSON", errdefs.ErrFailedPrecondition},
+		{p, web.Answer{Status: 200, Body: []byte("<html>")}, "an unexpected response", errdefs.ErrFailedPrecondition},
 		{p, web.Answer{Status: 200, Body: []byte("{}"), Truncated: true}, "more than", errdefs.ErrFailedPrecondition},
 		{x, web.Answer{Status: 403}, "add it to search.formats", errdefs.ErrPermissionDenied},
 	} {
 		_, _, err := c.p.Read(c.a, 5)
 		e, ok := err.(*AnswerError)
-		if !ok || !strings.Contains(err.Error(), c.says) || e.Unwrap() != c.class || strings.Contains(err.Error(), key) {
-			t.Errorf("%d: %v (%v); want %q", c.a.Status, err, c.class, c.says)
+		if !ok || !strings.Contains(err.Error(), c.says) || e.Unwrap() != c.class ||
+			strings.Contains(err.Error(), key) {
+			t.Errorf("Read with status %d = %v, want class %v and %q", c.a.Status, err, c.class, c.says)
 		}
 	}
-	if got, _, err := p.Read(web.Answer{Status: 200, Body: []byte(`{"type": "search"}`)}, 5); err != nil || got == nil || len(got) != 0 {
-		t.Errorf("no results: %v %v", got, err)
+	if got, _, err := p.Read(web.Answer{Status: 200, Body: []byte(`{"type": "search"}`)}, 5); err != nil ||
+		got == nil || len(got) != 0 {
+		t.Errorf("Read without results = %v, %v; want an empty list", got, err)
 	}
 }
 
@@ -199,30 +219,32 @@ func TestResultsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, dropped, err := p.Read(web.Answer{Status: 200, Body: body}, 2)
-	if err != nil || len(got) != 2 || dropped != 1 || len([]rune(got[0].Title)) != maxTitle+1 || len([]rune(got[0].Snippet)) > maxSnippet+1 || strings.ContainsRune(got[0].Snippet, 0x1b) {
-		t.Errorf("%d results, %d dropped, %v: %.80q", len(got), dropped, err, got)
+	if err != nil || len(got) != 2 || dropped != 1 || len([]rune(got[0].Title)) != maxTitle+1 ||
+		len([]rune(got[0].Snippet)) > maxSnippet+1 || strings.ContainsRune(got[0].Snippet, 0x1b) {
+		t.Errorf("Read = %d results, %d dropped, %v: %.80q", len(got), dropped, err, got)
 	}
 }
 
-func TestOptionsThatCannotBeUsedNameTheirField(t *testing.T) {
+func TestNewErrors(t *testing.T) {
 	for _, c := range []struct {
 		o    Options
 		says string
 	}{
 		{Options{Kind: "bing"}, `provider is "bing": use searxng, brave or serper`},
 		{Options{Kind: SearXNG}, "url is missing"},
-		{Options{Kind: SearXNG, URL: "search.example"}, "url is no http"},
-		{Options{Kind: SearXNG, URL: "https://u:p@search.example"}, "url holds a user"},
+		{Options{Kind: SearXNG, URL: "search.example"}, "url must be an http"},
+		{Options{Kind: SearXNG, URL: "https://u:p@search.example"}, "url has a user"},
 		{Options{Kind: SearXNG, URL: "https://search.example/?q="}, "url has a query"},
-		{Options{Kind: SearXNG, URL: "https://search.example", Key: key}, "key_file is of no use"},
-		{Options{Kind: SearXNG, URL: "https://0x7f.1"}, "url cannot be a rule"},
+		{Options{Kind: SearXNG, URL: "https://search.example", Key: key}, "key_file is not supported"},
+		{Options{Kind: SearXNG, URL: "https://0x7f.1"}, "url cannot be used"},
 		{Options{Kind: Brave}, "key_file is missing"},
 		{Options{Kind: Brave, URL: "http://brave.example", Key: key}, "url is plain http"},
-		{Options{Kind: Serper, Key: "a\r\nb: c"}, "key_file holds what"},
+		{Options{Kind: Serper, Key: "a\r\nb: c"}, "key_file is not valid"},
 		{Options{Kind: Serper, Key: key, Results: 21}, "results is 21"},
 	} {
-		if _, err := New(c.o); err == nil || !strings.HasPrefix(err.Error(), c.says) || strings.Contains(err.Error(), key) {
-			t.Errorf("%+v: %v", c.o, err)
+		if _, err := New(c.o); err == nil || !strings.HasPrefix(err.Error(), c.says) ||
+			strings.Contains(err.Error(), key) {
+			t.Errorf("New(%+v) = %v, want %s...", c.o, err, c.says)
 		}
 	}
 }

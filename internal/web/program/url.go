@@ -12,32 +12,34 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// maxURL bounds a URL in bytes: what is longer is an attack or a data: in disguise.
+// maxURL is the maximum length of a URL in bytes.
 const maxURL = 8 << 10
 
-// parsePlace is the URL raw as it is asked for: http or https, a host in
-// lower-case ASCII, no user, no fragment. Every error says what to do.
-func parsePlace(raw string) (*url.URL, error) {
+// parseURL parses a URL and returns it in normal form: http or https, an ASCII host in lower case,
+// no user and no fragment. Errors tell how to correct it.
+func parseURL(raw string) (*url.URL, error) {
 	if len(raw) > maxURL {
 		return nil, tooLong(len(raw))
 	}
 	if i := strings.IndexFunc(raw, func(r rune) bool {
 		return unicode.IsControl(r) || unicode.IsSpace(r) || r == unicode.ReplacementChar
 	}); i >= 0 {
-		return nil, faultf(web.FaultURL, "the URL has a space or control character at byte %d: encode it as %%20 or so", i)
+		return nil,
+			faultf(web.FaultURL, "the URL has a space or control character at byte %d: encode it, for example as %%20",
+				i)
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
-		return nil, faultf(web.FaultURL, "%s is no URL: %s", oneLine(strconv.Quote(raw), 120), reasonOf(err))
+		return nil, faultf(web.FaultURL, "%s is not a valid URL: %s", oneLine(strconv.Quote(raw), 120), reasonOf(err))
 	}
-	return u, settle(u)
+	return u, normalize(u)
 }
 
 func tooLong(n int) error {
-	return faultf(web.FaultURL, "the URL has %d bytes, at most %d are asked for", n, maxURL)
+	return faultf(web.FaultURL, "the URL has %d bytes, more than %d", n, maxURL)
 }
 
-// reasonOf is what a parser says without the URL that it says it of.
+// reasonOf returns the error text of url.Parse without the URL.
 func reasonOf(err error) string {
 	if e, ok := err.(*url.Error); ok { //nolint:errorlint // url.Parse returns it bare
 		return e.Err.Error()
@@ -45,18 +47,19 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// settle checks u and brings it to the form that is asked for.
-func settle(u *url.URL) error {
+// normalize checks u and brings it to normal form.
+func normalize(u *url.URL) error {
 	u.Scheme = strings.ToLower(u.Scheme)
 	switch {
 	case u.Scheme == "":
-		return faultf(web.FaultURL, "the URL has no scheme: write https:// in front of it")
+		return faultf(web.FaultURL, "the URL has no scheme: start it with https://")
 	case u.Scheme != "http" && u.Scheme != "https":
-		return faultf(web.FaultURL, "%s: is not asked for: only http and https are", oneLine(u.Scheme, 40))
+		return faultf(web.FaultURL, "%s: unsupported scheme: only http and https are supported", oneLine(u.Scheme, 40))
 	case u.User != nil:
-		return faultf(web.FaultURL, "the URL has a user before its host: leave out what stands before the @, and use a header to log in")
+		return faultf(web.FaultURL,
+			"the URL contains a user: remove the part before @ and use a header to log in")
 	case u.Opaque != "" || u.Host == "":
-		return faultf(web.FaultURL, "the URL has no host: write %s://host/path", u.Scheme)
+		return faultf(web.FaultURL, "the URL has no host: use %s://host/path", u.Scheme)
 	}
 	host, err := canonicalHost(u.Hostname())
 	if err != nil {
@@ -66,7 +69,7 @@ func settle(u *url.URL) error {
 	if port != "" {
 		n, err := strconv.ParseUint(port, 10, 16)
 		if err != nil || n == 0 {
-			return faultf(web.FaultURL, "port %s is not between 1 and 65535", oneLine(port, 20))
+			return faultf(web.FaultURL, "port %s must be from 1 to 65535", oneLine(port, 20))
 		}
 		port = strconv.FormatUint(n, 10)
 	}
@@ -88,38 +91,41 @@ func settle(u *url.URL) error {
 	return nil
 }
 
-// canonicalHost is a name in lower-case ASCII without a last dot, or an address.
+// canonicalHost returns a name in lower-case ASCII without a final dot, or an address.
 func canonicalHost(host string) (string, error) {
 	if a, err := netip.ParseAddr(host); err == nil && a.Zone() == "" {
 		return a.Unmap().String(), nil
 	}
 	if strings.ContainsAny(host, "%:[]") {
-		return "", faultf(web.FaultURL, "%q is no host: write a name or an address", oneLine(host, 80))
+		return "", faultf(web.FaultURL, "%q is not a valid host: use a name or an address", oneLine(host, 80))
 	}
 	name := strings.TrimSuffix(strings.ToLower(host), ".")
 	if !plainName(name) {
 		ascii, err := idna.Lookup.ToASCII(name)
 		if err != nil {
-			return "", faultf(web.FaultURL, "%q is no name of a host: %v", oneLine(host, 80), err)
+			return "", faultf(web.FaultURL, "%q is not a valid host name: %v", oneLine(host, 80), err)
 		}
 		name = strings.TrimSuffix(ascii, ".")
 	}
 	if !plainName(name) && !strings.Contains(name, "xn--") || len(name) > 253 {
-		return "", faultf(web.FaultURL, "%q is no name of a host", oneLine(host, 80))
+		return "", faultf(web.FaultURL, "%q is not a valid host name", oneLine(host, 80))
 	}
 	labels := strings.Split(name, ".")
 	for _, l := range labels {
 		if l == "" || len(l) > 63 {
-			return "", faultf(web.FaultURL, "%q is no name of a host: a part of it is empty or has over 63 characters", oneLine(host, 80))
+			return "", faultf(web.FaultURL,
+				"%q is not a valid host name: a label is empty or longer than 63 characters",
+				oneLine(host, 80))
 		}
 	}
 	if numeric(labels[len(labels)-1]) {
-		return "", faultf(web.FaultURL, "%q reads as a number and not as a name: write the address as 192.0.2.1", oneLine(host, 80))
+		return "", faultf(web.FaultURL, "%q ends in a number: write an address as 192.0.2.1",
+			oneLine(host, 80))
 	}
 	return name, nil
 }
 
-// plainName reports whether name needs no translation.
+// plainName reports whether name needs no IDNA conversion.
 func plainName(name string) bool {
 	for i := range len(name) {
 		c := name[i]
@@ -130,7 +136,7 @@ func plainName(name string) bool {
 	return name != "" && !strings.Contains(name, "xn--")
 }
 
-// numeric reports whether resolvers may read a last label as part of an address.
+// numeric reports whether a resolver may take the last label for a part of an address.
 func numeric(label string) bool {
 	if rest, ok := strings.CutPrefix(label, "0x"); ok {
 		return strings.Trim(rest, "0123456789abcdef") == ""
@@ -145,7 +151,7 @@ func defaultPort(u *url.URL) string {
 	return "80"
 }
 
-// encodeOdd writes the bytes of s that a request line cannot hold as %XX.
+// encodeOdd percent-encodes the bytes that a request line must not contain.
 func encodeOdd(s string) string {
 	const hex = "0123456789ABCDEF"
 	var b strings.Builder
@@ -159,8 +165,8 @@ func encodeOdd(s string) string {
 	return b.String()
 }
 
-// sameHost reports whether two settled URLs are of one server to a user: the
-// same name, and the same port or each its scheme's own.
+// sameHost reports whether two normalised URLs have the same host and the same port, where default
+// ports are equal.
 func sameHost(a, b *url.URL) bool {
 	return a.Hostname() == b.Hostname() && a.Port() == b.Port()
 }

@@ -5,9 +5,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// give fills in the body in the form that was asked for. A conversion that does
-// not end in time is left behind.
-func give(ctx context.Context, req *web.Request, a *web.Answer, b *body) error {
+// respond adds the body to the answer in the requested form. It abandons a conversion that takes
+// too long.
+func respond(ctx context.Context, req *web.Request, a *web.Answer, b *body) error {
 	a.MediaType = b.mediaType
 	if req.Form == web.Raw {
 		a.Body, a.Form = b.data, web.Raw
