@@ -14,8 +14,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// library is the language without variables. It never changes, and making it
-// takes longer than compiling an expression.
+// library returns the environment without variables. It is shared, because creating it takes longer
+// than compiling an expression.
 var library = sync.OnceValues(func() (*cel.Env, error) {
 	registry, err := types.NewRegistry()
 	if err != nil {
@@ -57,19 +57,18 @@ func environment(vars []string) (*cel.Env, error) {
 	return env, nil
 }
 
-// heavy are the functions whose work or result can be the product of the sizes
-// of two arguments. CEL counts the cost of a call when it is over: one of these
-// alone could take all memory before.
+// heavy lists functions whose work or result can be the product of the sizes of two arguments. CEL
+// counts the cost of a call only afterwards, when it could have exhausted memory.
 var heavy = []string{"replace", "join", "indexOf", "lastIndexOf", "distinct", "regex.replace",
 	"regex.extract", "regex.extractAll", "sets.contains", "sets.equivalent", "sets.intersects"}
 
-// guarded puts a check of the arguments' sizes before the heavy functions.
+// guarded adds a check of the argument sizes to the heavy functions.
 func guarded(env *cel.Env) (*cel.Env, error) {
 	var opts []cel.EnvOption
 	for _, name := range heavy {
 		decl, ok := env.Functions()[name]
 		if !ok {
-			return nil, fmt.Errorf("the expression library has no function %s: %w", name, errdefs.ErrInternal)
+			return nil, fmt.Errorf("expression library has no function %s: %w", name, errdefs.ErrInternal)
 		}
 		bindings, err := decl.Bindings()
 		if err != nil {
@@ -78,13 +77,15 @@ func guarded(env *cel.Env) (*cel.Env, error) {
 		for _, o := range decl.OverloadDecls() {
 			i := slices.IndexFunc(bindings, func(b *functions.Overload) bool { return b.Operator == o.ID() })
 			if i < 0 {
-				return nil, fmt.Errorf("function %s has no code for %s: %w", name, o.ID(), errdefs.ErrInternal)
+				return nil, fmt.Errorf("function %s has no implementation of %s: %w", name, o.ID(), errdefs.ErrInternal)
 			}
 			as := cel.Overload
 			if o.IsMemberFunction() {
 				as = cel.MemberOverload
 			}
-			opts = append(opts, cel.Function(name, as(o.ID(), o.ArgTypes(), o.ResultType(), guard(name, bindings[i], len(o.ArgTypes())))))
+			opts = append(opts,
+				cel.Function(name, as(o.ID(), o.ArgTypes(), o.ResultType(),
+					guard(name, bindings[i], len(o.ArgTypes())))))
 		}
 	}
 	return env.Extend(opts...)
@@ -116,11 +117,11 @@ func guard(name string, f *functions.Overload, args int) cel.OverloadOpt {
 }
 
 func tooMuch(name string) ref.Val {
-	return types.NewErr("%s of values this large takes too much work", name)
+	return types.NewErr("arguments of %s are too large", name)
 }
 
-// work is the product of the two largest sizes, in bytes and elements, and of a
-// list alone its square.
+// work returns the product of the two largest argument sizes, in bytes or elements. For a single
+// list, it is the square.
 func work(args ...ref.Val) int {
 	first, second := 1, 1
 	for _, a := range args {

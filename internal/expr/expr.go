@@ -1,12 +1,11 @@
-// Package expr compiles and evaluates the expressions of profiles and approval
-// rules: CEL over JSON values, with optional fields and the string, list, set,
-// map, math, encoding and regular expression extensions.
+// Package expr compiles and evaluates the expressions of profiles and approval rules. The language
+// is CEL over JSON values, with optional fields and the extensions for strings, lists, sets, maps,
+// math, encodings and regular expressions.
 //
-// A program cannot loop for ever, and both the expression and its input may be
-// hostile: source, syntax tree, work, regular expressions and results are
-// bounded, and nothing is reached but the variables that are given. The package
-// starts no goroutine and holds no state; errors of an expression are of class
-// InvalidArgument, those of a bound ResourceExhausted.
+// Expressions and inputs may be hostile. Source, syntax tree, work, regular expressions and results
+// are bounded, programs always terminate, and they access only the given variables. The package
+// starts no goroutine. Errors of an expression have class InvalidArgument, exceeded bounds
+// ResourceExhausted.
 package expr
 
 import (
@@ -27,19 +26,19 @@ import (
 
 // Bounds of expressions and of their evaluation.
 const (
-	// MaxSource is the longest expression, in bytes.
+	// MaxSource is the maximum size of an expression in bytes.
 	MaxSource = 16 << 10
-	// MaxCost bounds the work of one evaluation in the units of CEL, of which a
-	// field access is one and ten bytes of text that are looked at another. Most
-	// that cost as much take some 100 ms; what its units do not see, MaxTime ends.
+	// MaxCost bounds the work of one evaluation in units of CEL: one per field access or ten bytes
+	// of text. An evaluation of this cost usually takes about 100 ms. MaxTime bounds work that the
+	// units do not cover.
 	MaxCost = 1_000_000
-	// MaxTime bounds the time of one evaluation.
+	// MaxTime is the maximum time of one evaluation.
 	MaxTime = time.Second
-	// MaxValues and MaxBytes bound a result: the values in it, and the bytes of
-	// its strings and names.
+	// MaxValues and MaxBytes bound a result: its number of values, and the bytes of its strings and
+	// names.
 	MaxValues = 200_000
 	MaxBytes  = 64 << 20
-	// MaxDepth is how deep a result may be nested.
+	// MaxDepth is the maximum nesting of a result.
 	MaxDepth = 100
 
 	maxNodes   = 10_000
@@ -47,30 +46,31 @@ const (
 	maxRange   = 10_000
 	maxRegexp  = 1_000
 	maxProduct = 64 << 20      // see heavy
-	maxMemory  = MaxBytes / 10 // CEL counts ten bytes, or one value, as one
-	measure    = 64            // how often a value that is made in a loop is measured
-	checkEvery = 8             // one match over the longest text is tens of milliseconds
+	maxMemory  = MaxBytes / 10 // in units of CEL: ten bytes or one value
+	measure    = 64            // iterations between two size measurements
+	checkEvery = 8             // iterations; one match of the longest text takes tens of milliseconds
 	maxQuote   = 80
 )
 
-// Expr is a compiled expression. It may be evaluated concurrently.
+// Expr is a compiled expression. It is safe for concurrent use.
 type Expr struct {
 	source  string
 	ast     *cel.Ast
 	program cel.Program
 }
 
-// Compile compiles source, which may use the variables vars; they are of any
-// type. The error names line, column and reason.
+// Compile compiles source, which may use the variables vars of any type. The error has line, column
+// and reason.
 //
-// Numbers follow JSON's own lack of a difference: a whole number of an input is
-// an int, any other a double. double(x) makes a double of both.
+// A whole number in an input is an int, any other number a double, because JSON does not
+// distinguish them. double(x) converts both to double.
 func Compile(source string, vars ...string) (*Expr, error) {
 	if len(source) > MaxSource {
-		return nil, fmt.Errorf("the expression is %d bytes long: at most %d: %w", len(source), MaxSource, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("expression is %d bytes long, more than %d: %w", len(source), MaxSource,
+			errdefs.ErrInvalidArgument)
 	}
 	if !utf8.ValidString(source) || strings.ContainsRune(source, 0) {
-		return nil, fmt.Errorf("the expression is not valid UTF-8 or has a NUL byte: %w", errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("expression is not valid UTF-8 or contains a NUL byte: %w", errdefs.ErrInvalidArgument)
 	}
 	env, err := environment(vars)
 	if err != nil {
@@ -78,7 +78,7 @@ func Compile(source string, vars ...string) (*Expr, error) {
 	}
 	tree, issues := env.Compile(source)
 	if err := issues.Err(); err != nil {
-		return nil, syntax(issues)
+		return nil, syntaxError(issues)
 	}
 	program, err := env.Program(tree,
 		cel.EvalOptions(cel.OptOptimize),
@@ -97,8 +97,8 @@ func Compile(source string, vars ...string) (*Expr, error) {
 	return &Expr{source: source, ast: tree, program: program}, nil
 }
 
-// syntax is the first of what is wrong with a source, on one line.
-func syntax(issues *cel.Issues) error {
+// syntaxError returns the first error of a source, on one line.
+func syntaxError(issues *cel.Issues) error {
 	all := issues.Errors()
 	if len(all) == 0 {
 		return fmt.Errorf("%s: %w", line(issues.String()), errdefs.ErrInvalidArgument)
@@ -112,14 +112,13 @@ func syntax(issues *cel.Issues) error {
 		line(first.Message), more, errdefs.ErrInvalidArgument)
 }
 
-// String is the source.
+// String returns the source.
 func (x *Expr) String() string { return x.source }
 
-// Eval evaluates the expression. Variables and the result are plain values as
-// encoding/json has them: map[string]any, []any, string, bool, nil and numbers,
-// which in the result are int64 or float64. A whole float64 counts as an int.
-// What is no JSON becomes its text: bytes are base64, times RFC 3339; an
-// optional without a value is nil.
+// Eval evaluates the expression. Variables and result are plain values as in encoding/json:
+// map[string]any, []any, string, bool, nil and numbers. Numbers in the result are int64 or float64;
+// a whole float64 in a variable is an int. Other types become text: bytes as base64, times as RFC
+// 3339. An optional without a value becomes nil.
 func (x *Expr) Eval(ctx context.Context, vars map[string]any) (any, error) {
 	if vars == nil {
 		vars = map[string]any{}
@@ -129,26 +128,27 @@ func (x *Expr) Eval(ctx context.Context, vars map[string]any) (any, error) {
 	out, _, err := x.program.ContextEval(bounded, vars)
 	if err != nil {
 		if bounded.Err() != nil && ctx.Err() == nil {
-			return nil, fmt.Errorf("evaluating %q takes longer than %s: %w", quote(x.source), MaxTime, errdefs.ErrResourceExhausted)
+			return nil, fmt.Errorf("evaluate %q: took longer than %s: %w", quote(x.source), MaxTime,
+				errdefs.ErrResourceExhausted)
 		}
 		return nil, x.failure(ctx, err)
 	}
 	var p plain
 	v, err := p.value(out, 0)
 	if err != nil {
-		return nil, fmt.Errorf("the result of %q: %w", quote(x.source), err)
+		return nil, fmt.Errorf("result of %q: %w", quote(x.source), err)
 	}
 	return v, nil
 }
 
-// failure says why an evaluation failed, and in which part of the source.
+// failure returns the error of an evaluation, with the part of the source that failed.
 func (x *Expr) failure(ctx context.Context, err error) error {
 	var cancelled interpreter.EvalCancelledError
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("evaluate %q: %w", quote(x.source), context.Cause(ctx))
 	case errors.As(err, &cancelled):
-		return fmt.Errorf("evaluating %q takes too much work: %w", quote(x.source), errdefs.ErrResourceExhausted)
+		return fmt.Errorf("evaluate %q: too much work: %w", quote(x.source), errdefs.ErrResourceExhausted)
 	}
 	reason := line(err.Error())
 	var at *types.Err
@@ -159,7 +159,7 @@ func (x *Expr) failure(ctx context.Context, err error) error {
 	return fmt.Errorf("%s%s in %q: %w", place, reason, quote(part), errdefs.ErrInvalidArgument)
 }
 
-// part is the text of a node of the syntax tree, and its place as "line:column: ".
+// part returns the text of a node of the syntax tree, and its position as "line:column: ".
 func (x *Expr) part(id int64) (text, place string) {
 	tree, text := x.ast.NativeRep(), x.source
 	ast.PreOrderVisit(tree.Expr(), ast.NewExprVisitor(func(e ast.Expr) {
@@ -175,7 +175,7 @@ func (x *Expr) part(id int64) (text, place string) {
 	return text, place
 }
 
-// Bool evaluates a condition. Another type than bool is an error.
+// Bool evaluates to a bool. It returns an error for any other type.
 func (x *Expr) Bool(ctx context.Context, vars map[string]any) (bool, error) {
 	v, err := x.Eval(ctx, vars)
 	if err != nil {
@@ -183,12 +183,13 @@ func (x *Expr) Bool(ctx context.Context, vars map[string]any) (bool, error) {
 	}
 	b, ok := v.(bool)
 	if !ok {
-		return false, fmt.Errorf("%q gives %s, not true or false: %w", quote(x.source), kind(v), errdefs.ErrInvalidArgument)
+		return false, fmt.Errorf("%q gives %s, not true or false: %w", quote(x.source), kind(v),
+			errdefs.ErrInvalidArgument)
 	}
 	return b, nil
 }
 
-// Number evaluates to a number. It is finite.
+// Number evaluates to a finite number. It returns an error for any other type.
 func (x *Expr) Number(ctx context.Context, vars map[string]any) (float64, error) {
 	v, err := x.Eval(ctx, vars)
 	if err != nil {
@@ -203,7 +204,7 @@ func (x *Expr) Number(ctx context.Context, vars map[string]any) (float64, error)
 	return 0, fmt.Errorf("%q gives %s, not a number: %w", quote(x.source), kind(v), errdefs.ErrInvalidArgument)
 }
 
-// Text evaluates to a string.
+// Text evaluates to a string. It returns an error for any other type.
 func (x *Expr) Text(ctx context.Context, vars map[string]any) (string, error) {
 	v, err := x.Eval(ctx, vars)
 	if err != nil {
@@ -216,7 +217,7 @@ func (x *Expr) Text(ctx context.Context, vars map[string]any) (string, error) {
 	return s, nil
 }
 
-// JSON evaluates to JSON, with names in order.
+// JSON evaluates to JSON with sorted names.
 func (x *Expr) JSON(ctx context.Context, vars map[string]any) (json.RawMessage, error) {
 	v, err := x.Eval(ctx, vars)
 	if err != nil {
@@ -224,7 +225,7 @@ func (x *Expr) JSON(ctx context.Context, vars map[string]any) (json.RawMessage, 
 	}
 	b, err := encode(v)
 	if err != nil {
-		return nil, fmt.Errorf("the result of %q: %w", quote(x.source), err)
+		return nil, fmt.Errorf("result of %q: %w", quote(x.source), err)
 	}
 	return b, nil
 }
@@ -245,7 +246,7 @@ func kind(v any) string {
 	return "an object"
 }
 
-// line makes one line of a message that may have many.
+// line joins the lines of a message.
 func line(s string) string { return strings.Join(strings.Fields(s), " ") }
 
 func quote(s string) string {

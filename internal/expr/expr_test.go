@@ -41,7 +41,7 @@ func input(t testing.TB, text string) map[string]any {
 const small = `{"command":"git push","timeout":30,"cost":2.5,"args":["a","b"],"env":{"A":"1"},"big":9007199254740993,
 	"none":null,"yes":true,"path":"/tmp/x","n":-3}`
 
-func TestExpressionsGivePlainValues(t *testing.T) {
+func TestEval(t *testing.T) {
 	for source, want := range map[string]any{
 		`input.command`:                              "git push",
 		`input.timeout * 1000`:                       int64(30000),
@@ -84,18 +84,18 @@ func TestExpressionsGivePlainValues(t *testing.T) {
 				a, _ := json.Marshal(vars["input"])
 				b, _ := json.Marshal(got)
 				if string(a) != string(b) {
-					t.Fatalf("%s became %s", a, b)
+					t.Fatalf("Eval(input) = %[2]s, want %[1]s", a, b)
 				}
 				return
 			}
 			if d := cmp.Diff(want, got); d != "" {
-				t.Fatal(d)
+				t.Fatalf("Eval(%s) (-want +got):\n%s", source, d)
 			}
 		})
 	}
 }
 
-func TestABrokenExpressionIsNamedByLineAndColumnOnOneLine(t *testing.T) {
+func TestCompileErrors(t *testing.T) {
 	for source, want := range map[string]string{
 		"":                            "1:1: ",
 		"input.":                      "1:7: ",
@@ -104,7 +104,7 @@ func TestABrokenExpressionIsNamedByLineAndColumnOnOneLine(t *testing.T) {
 		"input.a.matches('(')":        "error parsing regexp",
 		"\"\x00\"":                    "NUL",
 		"\"\xff\"":                    "UTF-8",
-		strings.Repeat("a", 16385):    "16385 bytes long: at most 16384",
+		strings.Repeat("a", 16385):    "16385 bytes long, more than 16384",
 		strings.Repeat("(", 8000):     "1:",
 		strings.Repeat("[", 16000):    "1:",
 		strings.Repeat("-", 16000):    "1:",
@@ -114,16 +114,16 @@ func TestABrokenExpressionIsNamedByLineAndColumnOnOneLine(t *testing.T) {
 	} {
 		_, err := Compile(source, "input")
 		if err == nil || !errors.Is(err, errdefs.ErrInvalidArgument) {
-			t.Errorf("%.40q: %v", source, err)
+			t.Errorf("Compile(%.40q) = %v, want InvalidArgument", source, err)
 			continue
 		}
 		if !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") || len(err.Error()) > 600 {
-			t.Errorf("%.40q: %v", source, err)
+			t.Errorf("Compile(%.40q) = %v, want %q on one line", source, err, want)
 		}
 	}
 }
 
-func TestAFailedEvaluationNamesTheSubExpression(t *testing.T) {
+func TestEvalErrors(t *testing.T) {
 	for source, want := range map[string][]string{
 		`true && input.nope == 1`:       {"nope", "1:"},
 		`input.args[7] == "x"`:          {"index out of bounds", "1:"},
@@ -132,52 +132,55 @@ func TestAFailedEvaluationNamesTheSubExpression(t *testing.T) {
 		"true &&\n  input.n / 0 == 1":   {"division by zero", "2:"},
 		`int(input.command)`:            {"int(input.command)"},
 		`input.timeout / 0.0 > 1.0`:     {"no such overload"},
-		`double(input.timeout) / 0.0`:   {"no number of JSON"},
+		`double(input.timeout) / 0.0`:   {"cannot be a JSON number"},
 		`input.yes ? input.command : 1`: nil,
 	} {
 		_, err := compile(t, source).Eval(t.Context(), input(t, small))
 		if want == nil {
 			if err != nil {
-				t.Errorf("%s: %v", source, err)
+				t.Errorf("Eval(%s) = %v", source, err)
 			}
 			continue
 		}
 		if !errors.Is(err, errdefs.ErrInvalidArgument) {
-			t.Errorf("%s: %v", source, err)
+			t.Errorf("Eval(%s) = %v, want InvalidArgument", source, err)
 			continue
 		}
 		for _, w := range want {
 			if !strings.Contains(err.Error(), w) || strings.Contains(err.Error(), "\n") {
-				t.Errorf("%s: %v, want %q in it", source, err, w)
+				t.Errorf("Eval(%s) = %v, want %q", source, err, w)
 			}
 		}
 	}
 }
 
-func TestAnotherTypeThanAskedForIsAnError(t *testing.T) {
+func TestTypedResults(t *testing.T) {
 	x := compile(t, `input.command`)
 	_, err := x.Bool(t.Context(), input(t, small))
-	if !errors.Is(err, errdefs.ErrInvalidArgument) || !strings.Contains(err.Error(), "gives a string, not true or false") {
-		t.Error(err)
+	if !errors.Is(err, errdefs.ErrInvalidArgument) ||
+		!strings.Contains(err.Error(), "gives a string, not true or false") {
+		t.Errorf("Bool of a string = %v, want InvalidArgument", err)
 	}
 	if _, err = x.Number(t.Context(), input(t, small)); !errors.Is(err, errdefs.ErrInvalidArgument) {
-		t.Error(err)
+		t.Errorf("Number of a string = %v, want InvalidArgument", err)
 	}
 	if s, err := x.Text(t.Context(), input(t, small)); err != nil || s != "git push" {
-		t.Error(s, err)
+		t.Errorf("Text = %q, %v; want git push", s, err)
 	}
 	if n, err := compile(t, `input.cost`).Number(t.Context(), input(t, small)); err != nil || n != 2.5 {
-		t.Error(n, err)
+		t.Errorf("Number = %v, %v; want 2.5", n, err)
 	}
-	if b, err := compile(t, `{"b": "<&>", "a": [1, 2.5, null]}`).JSON(t.Context(), nil); err != nil || string(b) != `{"a":[1,2.5,null],"b":"<&>"}` {
-		t.Error(string(b), err)
+	b, err := compile(t, `{"b": "<&>", "a": [1, 2.5, null]}`).JSON(t.Context(), nil)
+	if want := `{"a":[1,2.5,null],"b":"<&>"}`; err != nil || string(b) != want {
+		t.Errorf("JSON = %s, %v; want %s", b, err, want)
 	}
 }
 
-func TestWorkAndResultsAreBounded(t *testing.T) {
+func TestEvalIsBounded(t *testing.T) {
 	doubled := "[1]" + strings.Repeat(".map(a, [a, a])", 25)
 	nested := strings.Repeat("cel.bind(a, ", 30) + "'xxxxxxxxxx'" + strings.Repeat(", a + a + a)", 30)
-	long, _ := json.Marshal(map[string]any{"s": strings.Repeat("a", 1<<20), "m": strings.Repeat("a", 1<<17), "l": make([]int, 2000)})
+	long, _ := json.Marshal(map[string]any{"s": strings.Repeat("a", 1<<20), "m": strings.Repeat("a", 1<<17),
+		"l": make([]int, 2000)})
 	vars := input(t, string(long))
 	for _, source := range []string{
 		doubled, nested,
@@ -198,46 +201,48 @@ func TestWorkAndResultsAreBounded(t *testing.T) {
 		"[1]" + strings.Repeat(".map(a, [a, a])", 40) + " == [1]" + strings.Repeat(".map(a, [a, a])", 40),
 		strings.Repeat("cel.bind(a, ", 45) + "[1]" + strings.Repeat(", [a, a])", 45),
 		`"` + strings.Repeat("%s", 4000) + `".format([` + strings.Repeat("input.s,", 1000) + `])`,
-		`input.s.replace("a", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa").replace("a", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa").size() > 0`,
+		`input.s.replace("a", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa").replace("a", ` +
+			`"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa").size() > 0`,
 	} {
 		x, err := Compile(source, "input")
 		if err != nil {
-			continue // refused earlier is as good
+			continue // refused by Compile: fine
 		}
 		start := time.Now()
 		_, err = x.Eval(t.Context(), vars)
 		took := time.Since(start)
 		t.Logf("%8s %.60s: %v", took.Round(time.Millisecond), source, err)
 		if took > 120*MaxTime {
-			t.Errorf("%.60s took %s", source, took)
+			t.Errorf("Eval(%.60s) took %s", source, took)
 		}
 		if err == nil {
-			t.Errorf("%.60s is not bounded", source)
+			t.Errorf("Eval(%.60s) succeeded, want an error", source)
 		} else if len(err.Error()) > 600 {
-			t.Errorf("%.60s: the error is %d bytes long", source, len(err.Error()))
+			t.Errorf("error of Eval(%.60s) has %d bytes, want at most 600", source, len(err.Error()))
 		}
 	}
 }
 
-func TestACancelledEvaluationStops(t *testing.T) {
+func TestEvalCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
-	why := errors.New("the caller left")
+	why := errors.New("cancelled by the test")
 	cancel(why)
 	vars := input(t, fmt.Sprintf(`{"l":[0%s]}`, strings.Repeat(",0", 4000)))
 	if _, err := compile(t, `input.l.all(a, a == 0)`).Eval(ctx, vars); !errors.Is(err, why) {
-		t.Fatal(err)
+		t.Fatalf("Eval = %v, want the cause of the context", err)
 	}
 }
 
-func TestAnExpressionMayBeEvaluatedByMany(t *testing.T) {
+func TestConcurrentEval(t *testing.T) {
 	x := compile(t, `input.args.exists(a, a == call.caller) && input.timeout / (input.n + 3) == 1`)
 	vars := input(t, small)
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
 			for range 200 {
-				if _, err := x.Bool(t.Context(), vars); err == nil || !strings.Contains(err.Error(), "division by zero") {
-					t.Error(err)
+				if _, err := x.Bool(t.Context(), vars); err == nil ||
+					!strings.Contains(err.Error(), "division by zero") {
+					t.Errorf("Bool = %v, want division by zero", err)
 					return
 				}
 			}
@@ -246,24 +251,27 @@ func TestAnExpressionMayBeEvaluatedByMany(t *testing.T) {
 	wg.Wait()
 }
 
-func TestVariablesThatAreNotGivenAreAnError(t *testing.T) {
-	if _, err := compile(t, `call.trust > 1`).Eval(t.Context(), map[string]any{"input": nil}); !errors.Is(err, errdefs.ErrInvalidArgument) {
-		t.Fatal(err)
+func TestMissingVariables(t *testing.T) {
+	if _, err := compile(t, `call.trust > 1`).Eval(t.Context(), map[string]any{"input": nil}); !errors.Is(err,
+		errdefs.ErrInvalidArgument) {
+		t.Fatalf("Eval = %v, want InvalidArgument", err)
 	}
-	if _, err := Compile("true", "not a name", "not a name"); err != nil && !errors.Is(err, errdefs.ErrInvalidArgument) {
-		t.Fatal(err)
+	if _, err := Compile("true", "not a name", "not a name"); err != nil &&
+		!errors.Is(err, errdefs.ErrInvalidArgument) {
+		t.Fatalf("Compile = %v, want InvalidArgument", err)
 	}
 }
 
-func FuzzExpressionsEndAndStayOnOneLine(f *testing.F) {
-	for _, s := range []string{`input.a + 1`, `input.map(a, a)`, `{?"a": input.?b}`, `"%s %d".format([input, 2])`, `lists.range(10).all(x, x > input)`, `cel.bind(a, input, [a, a])`} {
+func FuzzEval(f *testing.F) {
+	for _, s := range []string{`input.a + 1`, `input.map(a, a)`, `{?"a": input.?b}`, `"%s %d".format([input, 2])`,
+		`lists.range(10).all(x, x > input)`, `cel.bind(a, input, [a, a])`} {
 		f.Add(s, small)
 	}
 	f.Fuzz(func(t *testing.T, source, text string) {
 		x, err := Compile(source, "input")
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\n\r") {
-				t.Fatalf("%q", err)
+				t.Fatalf("error on several lines: %q", err)
 			}
 			return
 		}
@@ -274,17 +282,17 @@ func FuzzExpressionsEndAndStayOnOneLine(f *testing.F) {
 		got, err := x.Eval(t.Context(), map[string]any{"input": v})
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\n\r") {
-				t.Fatalf("%q", err)
+				t.Fatalf("error on several lines: %q", err)
 			}
 			return
 		}
 		if _, err := json.Marshal(got); err != nil {
-			t.Fatal(err)
+			t.Fatalf("result is not valid JSON: %v", err)
 		}
 	})
 }
 
-func BenchmarkASmallCondition(b *testing.B) {
+func BenchmarkBool(b *testing.B) {
 	x := compile(b, `input.command.startsWith("git ") && input.timeout > 10 && call.trust >= 2`)
 	vars := input(b, small)
 	b.ReportAllocs()
@@ -295,7 +303,7 @@ func BenchmarkASmallCondition(b *testing.B) {
 	}
 }
 
-func BenchmarkAResult(b *testing.B) {
+func BenchmarkJSON(b *testing.B) {
 	x := compile(b, `{"success": !has(input.nope), "command": input.command, "args": input.args, ?"t": input.?timeout}`)
 	vars := input(b, small)
 	b.ReportAllocs()
@@ -313,7 +321,7 @@ func BenchmarkCompile(b *testing.B) {
 	}
 }
 
-func BenchmarkTheMostWorkThatIsAllowed(b *testing.B) {
+func BenchmarkMaxCost(b *testing.B) {
 	x := compile(b, `input.l.all(a, input.l.all(b, input.l.all(c, c == 0)))`)
 	long, _ := json.Marshal(map[string]any{"l": make([]int, 5000)})
 	vars := input(b, string(long))

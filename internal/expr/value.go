@@ -15,14 +15,14 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// maxWhole is the largest number up to which every whole float64 is exact.
+// maxWhole bounds the range in which every whole float64 is exact.
 const maxWhole = 1 << 53
 
-// adapter makes values of what encoding/json decodes.
+// adapter converts values decoded by encoding/json to CEL values.
 type adapter struct{ types.Adapter }
 
-// NativeToValue gives a whole number as an int: JSON has no other sign of it,
-// and CEL does not calculate with an int and a double.
+// NativeToValue implements types.Adapter. Whole numbers become ints, because JSON does not
+// distinguish them and CEL does not mix int and double in arithmetic.
 func (a adapter) NativeToValue(v any) ref.Val {
 	switch v := v.(type) {
 	case string:
@@ -54,14 +54,14 @@ func (a adapter) NativeToValue(v any) ref.Val {
 	case json.RawMessage:
 		var plain any
 		if err := json.Unmarshal(v, &plain); err != nil {
-			return types.NewErr("a value is not JSON")
+			return types.NewErr("a value is not valid JSON")
 		}
 		return a.NativeToValue(plain)
 	}
 	return a.Adapter.NativeToValue(v)
 }
 
-// plain makes plain Go values of results, within the bounds.
+// plain converts results to plain Go values, within the bounds.
 type plain struct {
 	values int
 	bytes  int
@@ -71,14 +71,15 @@ func (p *plain) count(bytes int) error {
 	p.values++
 	p.bytes += bytes
 	if p.values > MaxValues || p.bytes > MaxBytes {
-		return fmt.Errorf("it is too large: at most %d values and %d bytes: %w", MaxValues, MaxBytes, errdefs.ErrResourceExhausted)
+		return fmt.Errorf("result is too large: over %d values or %d bytes: %w", MaxValues, MaxBytes,
+			errdefs.ErrResourceExhausted)
 	}
 	return nil
 }
 
 func (p *plain) value(v ref.Val, depth int) (any, error) {
 	if depth > MaxDepth {
-		return nil, fmt.Errorf("it is nested over %d deep: %w", MaxDepth, errdefs.ErrResourceExhausted)
+		return nil, fmt.Errorf("result is nested more than %d levels: %w", MaxDepth, errdefs.ErrResourceExhausted)
 	}
 	switch v := v.(type) {
 	case types.Null:
@@ -89,12 +90,12 @@ func (p *plain) value(v ref.Val, depth int) (any, error) {
 		return int64(v), p.count(0)
 	case types.Uint:
 		if v > math.MaxInt64 {
-			return nil, fmt.Errorf("%d is too large for a number: %w", uint64(v), errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("number %d is too large: %w", uint64(v), errdefs.ErrInvalidArgument)
 		}
 		return int64(v), p.count(0)
 	case types.Double:
 		if math.IsNaN(float64(v)) || math.IsInf(float64(v), 0) {
-			return nil, fmt.Errorf("%v is no number of JSON: %w", float64(v), errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("%v cannot be a JSON number: %w", float64(v), errdefs.ErrInvalidArgument)
 		}
 		return float64(v), p.count(0)
 	case types.String:
@@ -119,7 +120,7 @@ func (p *plain) value(v ref.Val, depth int) (any, error) {
 	case *types.Err:
 		return nil, fmt.Errorf("%s: %w", line(v.Error()), errdefs.ErrInvalidArgument)
 	}
-	return nil, fmt.Errorf("a %s is no JSON: %w", v.Type().TypeName(), errdefs.ErrInvalidArgument)
+	return nil, fmt.Errorf("type %s cannot be converted to JSON: %w", v.Type().TypeName(), errdefs.ErrInvalidArgument)
 }
 
 func (p *plain) object(m traits.Mapper, depth int) (any, error) {
@@ -134,7 +135,7 @@ func (p *plain) object(m traits.Mapper, depth int) (any, error) {
 			return nil, err
 		}
 		if _, twice := out[name]; twice {
-			return nil, fmt.Errorf("it has the name %q twice: %w", quote(name), errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("duplicate name %q: %w", quote(name), errdefs.ErrInvalidArgument)
 		}
 		p.bytes += len(name)
 		if out[name], err = p.value(m.Get(key), depth+1); err != nil {
@@ -144,7 +145,7 @@ func (p *plain) object(m traits.Mapper, depth int) (any, error) {
 	return out, nil
 }
 
-// name is a key as JSON has it.
+// name returns a map key as a JSON name.
 func name(key ref.Val) (string, error) {
 	switch k := key.(type) {
 	case types.String:
@@ -156,7 +157,7 @@ func name(key ref.Val) (string, error) {
 	case types.Bool:
 		return strconv.FormatBool(bool(k)), nil
 	}
-	return "", fmt.Errorf("a %s is no name of a field: %w", key.Type().TypeName(), errdefs.ErrInvalidArgument)
+	return "", fmt.Errorf("type %s cannot be a field name: %w", key.Type().TypeName(), errdefs.ErrInvalidArgument)
 }
 
 func (p *plain) list(l traits.Lister, depth int) (any, error) {
@@ -182,8 +183,7 @@ func size(s traits.Sizer) int {
 	return int(n)
 }
 
-// encode leaves <, > and & as they are: what is encoded is shown to models and
-// programs, not put into a page.
+// encode encodes v without escaping <, > and &: the result is not embedded in HTML.
 func encode(v any) (json.RawMessage, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
