@@ -45,12 +45,12 @@ func badCalls() []badCall {
 	}
 	at := func(place string) string { return `{"input":{"command":"true"},` + place + `}` }
 	return []badCall{
-		bad("half a document", `{"input":`, "body", "whole JSON"),
-		bad("no JSON", `input=x`, "body", "not JSON"),
+		bad("half a document", `{"input":`, "body", "incomplete JSON"),
+		bad("no JSON", `input=x`, "body", "invalid JSON"),
 		bad("two documents", `{}{}`, "body", "more than one"),
 		bad("a list", `[]`, "body", "must be an object"),
 		bad("invalid UTF-8", "{\"input\":{\"command\":\"\xff\"}}", "body", "UTF-8"),
-		bad("an unknown field of the request", `{"inputs":{"command":"true"}}`, "inputs", "not known"),
+		bad("an unknown field of the request", `{"inputs":{"command":"true"}}`, "inputs", "unknown"),
 		bad("a session that is a number", `{"session":1}`, "session", "must be a string"),
 		bad("an input that is text", `{"input":"true"}`, "input", "must be an object"),
 		bad("an input that is a list", `{"input":["true"]}`, "input", "must be an object"),
@@ -62,7 +62,7 @@ func badCalls() []badCall {
 		bad("a command that nests 9,000 deep", `{"input":{"command":`+nested("[", 9000, "]")+`}}`, "command", "must be a string"),
 		bad("JSON that nests 100,000 deep", `{"input":`+nested("[", 100_000, "]")+`}`, "body", "depth"),
 		bad("objects that nest 100,000 deep", `{"input":`+nested(`{"a":`, 100_000, "}")+`}`, "body", ""),
-		bad("an unknown field of the input", `{"input":{"command":"true","comand":"x"}}`, "comand", "not known"),
+		bad("an unknown field of the input", `{"input":{"command":"true","comand":"x"}}`, "comand", "unknown"),
 		bad("a time that is text", `{"input":{"command":"true","timeout_ms":"1s"}}`, "timeout_ms", "whole number"),
 		bad("a time that is negative", `{"input":{"command":"true","timeout_ms":-1}}`, "timeout_ms", "negative"),
 		bad("a NUL byte", `{"input":{"command":"echo a\u0000b"}}`, "command", "NUL"),

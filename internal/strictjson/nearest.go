@@ -1,7 +1,7 @@
 package strictjson
 
-// Nearest is the known name that is closest to one that is not, "" if none is
-// near. Of equals it is the first in order.
+// Nearest returns the known name closest to name, or "" if none is close. Among equals, the first
+// in order wins.
 func Nearest(name string, known []string) string {
 	best, distance := "", len(name)
 	for _, k := range known {
@@ -15,7 +15,7 @@ func Nearest(name string, known []string) string {
 	return best
 }
 
-// editDistance is Levenshtein's. Names over 64 bytes are too far from any.
+// editDistance returns the Levenshtein distance. Names over 64 bytes are never close.
 func editDistance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return max(len(a), len(b))

@@ -1,6 +1,5 @@
-// Package strictjson decodes JSON that somebody else wrote: one value, valid
-// UTF-8, no unknown field, nothing after it. Errors name the field and are of
-// class InvalidArgument. It starts no goroutine.
+// Package strictjson decodes untrusted JSON: one value, valid UTF-8, no unknown fields, no trailing
+// data. Errors name the field and have class InvalidArgument. The package starts no goroutine.
 package strictjson
 
 import (
@@ -14,13 +13,13 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// FieldError names the field of a document that cannot be used.
+// FieldError reports an invalid field of a document.
 type FieldError struct{ Field, Message string }
 
-// Error begins with the field.
+// Error implements error. The text starts with the field.
 func (e *FieldError) Error() string { return strings.TrimSpace(e.Field + " " + e.Message) }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *FieldError) Unwrap() error { return errdefs.ErrInvalidArgument }
 
 // Decode reads data into v. It takes about as much memory as what is decoded: data itself is not
@@ -56,11 +55,11 @@ func explain(err error, v any) error {
 	}
 	switch text := err.Error(); {
 	case text == "unexpected end of JSON input":
-		return &FieldError{"body", "is not a whole JSON value"}
+		return &FieldError{"body", "is an incomplete JSON value"}
 	case strings.HasSuffix(text, "after top-level value"):
 		return &FieldError{"body", "has more than one JSON value"}
 	}
-	return &FieldError{"body", "is not JSON: " + clip(err.Error())}
+	return &FieldError{"body", "is invalid JSON: " + clip(err.Error())}
 }
 
 // clip bounds what an error repeats of a document, in bytes.
@@ -72,8 +71,8 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
-// named is the path of a field as whoever wrote the document knows it: without
-// the types that Go embeds, which encoding/json names as well.
+// named returns the path of a field as in the document, without the names of embedded Go types,
+// which encoding/json includes.
 func named(t reflect.Type, path string) string {
 	var out []string
 	for name := range strings.SplitSeq(path, ".") {
@@ -98,7 +97,7 @@ func named(t reflect.Type, path string) string {
 	return strings.Join(out, ".")
 }
 
-// member is the type of the field with a name in JSON, nil if there is none.
+// member returns the type of the field with a JSON name, or nil.
 func member(t reflect.Type, name string) reflect.Type {
 	for f := range t.Fields() {
 		if tag, _, _ := strings.Cut(f.Tag.Get("json"), ","); tag == name {

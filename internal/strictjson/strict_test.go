@@ -56,10 +56,10 @@ func TestErrorsNameTheField(t *testing.T) {
 		{`{"in":{"wait":"x"}}`, "in.wait is a JSON string and must be a whole number"},
 		{`[]`, "body is a JSON array and must be an object"},
 		{`{"n":1}{}`, "body has more than one JSON value"},
-		{`{"n":1`, "body is not a whole JSON value"},
-		{``, "body is not a whole JSON value"},
+		{`{"n":1`, "body is an incomplete JSON value"},
+		{``, "body is an incomplete JSON value"},
 		{"{\"name\":\"\xff\"}", "body is not valid UTF-8"},
-		{`nonsense`, "body is not JSON"},
+		{`nonsense`, "body is invalid JSON"},
 	} {
 		err := Decode([]byte(c.in), &doc{})
 		if err == nil || !strings.HasPrefix(err.Error(), c.want) || !errors.Is(err, errdefs.ErrInvalidArgument) || len(err.Error()) > 1000 {
@@ -67,7 +67,7 @@ func TestErrorsNameTheField(t *testing.T) {
 		}
 	}
 	if err := Decode([]byte(`{"name":"x","n":3}`), &doc{}); err != nil {
-		t.Error(err)
+		t.Errorf("Decode = %v", err)
 	}
 }
 

@@ -49,7 +49,7 @@ func TestInputsAreChecked(t *testing.T) {
 		{"system.bash", `{"command": "a\u0000b"}`, "command holds a NUL byte"},
 		{"system.bash", `{"command": 7}`, "command is a JSON number and must be a string"},
 		{"system.bash", `{"command": "a", "colour": 1}`, "colour is unknown"},
-		{"system.bash", `{"command": "a"`, "input is not a whole JSON value"},
+		{"system.bash", `{"command": "a"`, "input is an incomplete JSON value"},
 		{"system.bash", `[]`, "input is a JSON array and must be an object"},
 		{"system.bash", `{"command": "a", "timeout_ms": -1}`, "timeout_ms is negative"},
 		{"system.run", `{"argv": []}`, "argv is empty: give the program and its arguments"},
