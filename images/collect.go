@@ -37,7 +37,7 @@ type Collection struct {
 	Dry bool
 }
 
-// Verdict tells what happens to an image and why.
+// Verdict is what happens to an image and why.
 type Verdict struct {
 	Image Image
 	// Bytes is its disk use: the size of its archive, and the size of its layers if it is unpacked.

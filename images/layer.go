@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// kind tells how an entry is unpacked.
+// kind is how an entry is unpacked.
 type kind int
 
 const (

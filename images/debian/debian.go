@@ -249,8 +249,8 @@ func pack(ctx context.Context, root string, take func(io.Reader) error) error {
 	if err != nil {
 		return fmt.Errorf("pack root: %w", err)
 	}
-	var said bytes.Buffer
-	cmd.Stderr = &said
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("pack root: %w", err)
 	}
@@ -259,7 +259,7 @@ func pack(ctx context.Context, root string, take func(io.Reader) error) error {
 		_ = cmd.Process.Kill() // its output is not read any more
 	}
 	if err := cmd.Wait(); err != nil && taken == nil {
-		return fmt.Errorf("pack root: %w: %s", err, strings.TrimSpace(said.String()))
+		return fmt.Errorf("pack root: %w: %s", err, strings.TrimSpace(stderr.String()))
 	}
 	return taken
 }

@@ -78,26 +78,26 @@ func (p *Puller) resolve(ctx context.Context, r ref.Reference) (plan, error) {
 // kindOf returns the media type of a manifest. The document and the header must agree if both have
 // one: the same bytes must not be an index for one reader and a manifest for another.
 func kindOf(m registry.Manifest) (string, error) {
-	var said struct {
+	var declared struct {
 		SchemaVersion int    `json:"schemaVersion"`
 		MediaType     string `json:"mediaType"`
 	}
-	if err := json.Unmarshal(m.Raw, &said); err != nil {
+	if err := json.Unmarshal(m.Raw, &declared); err != nil {
 		return "", bad("manifest %s is not valid JSON", m.Digest)
 	}
 	known := slices.Contains(indexTypes, m.MediaType) || slices.Contains(manifestTypes, m.MediaType)
 	switch {
-	case said.SchemaVersion != 2:
-		return "", bad("manifest %s has schema version %d, want 2", m.Digest, said.SchemaVersion)
-	case said.MediaType == "" && known:
+	case declared.SchemaVersion != 2:
+		return "", bad("manifest %s has schema version %d, want 2", m.Digest, declared.SchemaVersion)
+	case declared.MediaType == "" && known:
 		return m.MediaType, nil
-	case said.MediaType == "":
+	case declared.MediaType == "":
 		return "", bad("manifest %s has no media type", m.Digest)
-	case known && m.MediaType != said.MediaType:
-		return "", bad("manifest %s has media type %q, but the registry sent %q", m.Digest, clip(said.MediaType),
+	case known && m.MediaType != declared.MediaType:
+		return "", bad("manifest %s has media type %q, but the registry sent %q", m.Digest, clip(declared.MediaType),
 			m.MediaType)
 	}
-	return said.MediaType, nil
+	return declared.MediaType, nil
 }
 
 // variant follows an index to the manifest for this host.

@@ -15,7 +15,7 @@ import (
 //     more parts. The whole path must match.
 //   - Without a tag, every tag and digest matches. With a tag, in which "*" matches any characters,
 //     only references by tag match: whether a digest ever had that tag is unknown.
-//   - With a digest, only that digest matches, whatever the tag of the pattern.
+//   - With a digest, only that digest matches, independent of the tag of the pattern.
 //
 // "*" alone is refused: use an empty list to allow everything.
 type Pattern struct {

@@ -149,9 +149,9 @@ func (c *Client) ask(ctx context.Context, helper, server string) (authn.Authenti
 	ctx, cancel := context.WithTimeoutCause(ctx, helperTime,
 		refused("credential helper %s did not answer within %s", program, helperTime))
 	defer cancel()
-	var out, said limited
+	var out, stderr limited
 	cmd := exec.CommandContext(ctx, program, "get") //nolint:gosec // the operator's configuration names it
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(server), &out, &said
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(server), &out, &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
@@ -163,7 +163,7 @@ func (c *Client) ask(ctx context.Context, helper, server string) (authn.Authenti
 		return authn.Anonymous, nil
 	case err != nil:
 		text := fmt.Sprintf("credential helper %s: %v", program, err)
-		if words := strings.TrimSpace(said.String()); words != "" {
+		if words := strings.TrimSpace(stderr.String()); words != "" {
 			text += ": " + clip(words)
 		}
 		return nil, refused("%s", text)

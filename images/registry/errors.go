@@ -19,11 +19,11 @@ func (c *Client) failed(ctx context.Context, what string, known bool, err error)
 		return fmt.Errorf("%s: %w", what, cause)
 	}
 	if e, ok := errors.AsType[*transport.Error](err); ok {
-		var said []string
+		var details []string
 		for _, d := range e.Errors {
-			said = append(said, clip(string(d.Code)+": "+d.Message))
+			details = append(details, clip(string(d.Code)+": "+d.Message))
 		}
-		return fmt.Errorf("%s: %w", what, refusal(e.StatusCode, clip(strings.Join(said, "; ")), known))
+		return fmt.Errorf("%s: %w", what, refusal(e.StatusCode, clip(strings.Join(details, "; ")), known))
 	}
 	if e, ok := errors.AsType[*url.Error](err); ok {
 		err = e.Err
@@ -49,26 +49,27 @@ func (c *Client) failed(ctx context.Context, what string, known bool, err error)
 	return fmt.Errorf("%s: %s: %w", what, clip(text), errdefs.ErrUnavailable)
 }
 
-// refusal returns the error for a status. said is text of the registry, or "".
-func refusal(status int, said string, known bool) error {
-	if said != "" {
-		said = " (" + said + ")"
+// refusal returns the error for a status. detail is text of the registry, or "".
+func refusal(status int, detail string, known bool) error {
+	if detail != "" {
+		detail = " (" + detail + ")"
 	}
 	switch {
 	case status == http.StatusNotFound:
-		return fmt.Errorf("not found in the registry%s: %w", said, errdefs.ErrNotFound)
+		return fmt.Errorf("not found in the registry%s: %w", detail, errdefs.ErrNotFound)
 	case (status == http.StatusUnauthorized || status == http.StatusForbidden) && known:
 		return fmt.Errorf("registry refuses the credentials of the Docker configuration%s: %w",
-			said, errdefs.ErrFailedPrecondition)
+			detail, errdefs.ErrFailedPrecondition)
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
 		return fmt.Errorf("image not found, or the registry requires credentials: "+
-			"none in the Docker configuration (DOCKER_CONFIG, docker login)%s: %w", said, errdefs.ErrFailedPrecondition)
+			"none in the Docker configuration (DOCKER_CONFIG, docker login)%s: %w", detail,
+			errdefs.ErrFailedPrecondition)
 	case status == http.StatusTooManyRequests:
-		return fmt.Errorf("registry reports too many requests: try again later%s: %w", said, errBusy)
+		return fmt.Errorf("registry reports too many requests: try again later%s: %w", detail, errBusy)
 	case status >= http.StatusInternalServerError:
-		return fmt.Errorf("registry sent status %d%s: %w", status, said, errBusy)
+		return fmt.Errorf("registry sent status %d%s: %w", status, detail, errBusy)
 	}
-	return fmt.Errorf("registry sent status %d%s: %w", status, said, errdefs.ErrFailedPrecondition)
+	return fmt.Errorf("registry sent status %d%s: %w", status, detail, errdefs.ErrFailedPrecondition)
 }
 
 // errBusy reports that a registry stayed busy over all attempts.

@@ -75,11 +75,11 @@ func (s *guardedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // retryAfter returns how long a response asks to wait.
 func retryAfter(resp *http.Response) (time.Duration, bool) {
-	said := resp.Header.Get("Retry-After")
-	if n, err := strconv.Atoi(said); err == nil && n >= 0 {
+	header := resp.Header.Get("Retry-After")
+	if n, err := strconv.Atoi(header); err == nil && n >= 0 {
 		return time.Duration(min(n, 86400)) * time.Second, true
 	}
-	if at, err := http.ParseTime(said); err == nil {
+	if at, err := http.ParseTime(header); err == nil {
 		return max(0, time.Until(at)), true
 	}
 	return 0, false

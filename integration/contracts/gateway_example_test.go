@@ -109,8 +109,8 @@ func (g *gateway) example() table {
 		},
 		"example-warnings": func(t *testing.T, s *harness.Server, l line) {
 			g.warned(t, s, "example", map[string]string{
-				"disabled": "tools.sandbox.enabled: is false, which cannot be: every call runs in a sandbox",
-				"image":    `tools.sandbox.image: "agenc/sandbox:latest" is not used`,
+				"disabled": "tools.sandbox.enabled: is false, but every call runs in a sandbox",
+				"image":    `tools.sandbox.image: "agenc/sandbox:latest" is ignored`,
 			}[lastOf(l)])
 		},
 		"example-http": func(t *testing.T, s *harness.Server, _ line) {
@@ -132,7 +132,7 @@ func (g *gateway) example() table {
 			show := s.CLI(t, "profile", "show", "example", "-o", "json")
 			show.Is(t, 0, "")
 			for text, in := range map[string]string{
-				"tools.sandbox.enabled: is false, which cannot be": ls.Stdout, `"example"`: ls.Stdout, `"/home/user/projects": "/workspace"`: show.Stdout, `"limit": 100`: show.Stdout,
+				"tools.sandbox.enabled: is false, but every call": ls.Stdout, `"example"`: ls.Stdout, `"/home/user/projects": "/workspace"`: show.Stdout, `"limit": 100`: show.Stdout,
 			} {
 				if !strings.Contains(in, text) {
 					t.Errorf("no %s in %.3000s", text, in)

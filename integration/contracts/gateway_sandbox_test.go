@@ -211,14 +211,14 @@ func (g *gateway) sandbox() table {
 			}
 		},
 		"volume-mounts": func(t *testing.T, s *harness.Server, _ line) {
-			g.warned(t, s, "boxed", "tools.sandbox.volumeMounts: are not used")
+			g.warned(t, s, "boxed", "tools.sandbox.volumeMounts: are ignored")
 			r := g.somebody(t, s, "boxed", "bash").call(t, program("ls", "/host"))
 			if out := outputOf(t, r); out["exitCode"] == float64(0) {
 				t.Errorf("%s", r.Output)
 			}
 		},
 		"image": func(t *testing.T, s *harness.Server, _ line) {
-			g.warned(t, s, "boxed", `tools.sandbox.image: "other:latest" is not used`)
+			g.warned(t, s, "boxed", `tools.sandbox.image: "other:latest" is ignored`)
 			gives(t, g.somebody(t, s, "boxed", "bash").call(t, program("echo", "runs")), fields{"stdout": "runs\n"})
 		},
 		"bridge": func(t *testing.T, s *harness.Server, _ line) {

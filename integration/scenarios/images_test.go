@@ -104,7 +104,7 @@ images: {budget: 1B, allow: ["%s/team/*"]}
 			t.Errorf("pull by digest: %+v", got)
 		}
 		s.CLI(t, "image", "pull", r.Host+"/other/sandbox:1").Is(t, 77, "images.allow")
-		s.CLI(t, "image", "pull", r.Host+"/team/nope:1").Is(t, 66, "does not have it")
+		s.CLI(t, "image", "pull", r.Host+"/team/nope:1").Is(t, 66, "not found in the registry")
 		got, err := s.Client.CollectImages(t.Context(), false)
 		if err != nil || len(got.Items) != 1 || got.Items[0].Removed || !strings.Contains(got.Items[0].Why, "needed by template:default") {
 			t.Errorf("collected %+v: %v", got, err)

@@ -15,7 +15,7 @@ const (
 
 const marks = "\x00\x01\x02"
 
-// answer tells whether a condition holds.
+// answer reports whether a condition holds.
 type answer uint8
 
 const (

@@ -142,7 +142,7 @@ func (d *draft) policy(child, parent *draft) {
 	}
 }
 
-// ruleAt tells where a rule of a merged policy comes from.
+// ruleAt returns where a rule of a merged policy comes from.
 type ruleAt struct {
 	child bool
 	index int

@@ -328,9 +328,9 @@ func (l *loader) compile() (*Set, error) {
 func distinct(errs []error) []error {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(errs, func(err error) bool {
-		told := seen[err.Error()]
+		reported := seen[err.Error()]
 		seen[err.Error()] = true
-		return told
+		return reported
 	})
 }
 
