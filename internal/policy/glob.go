@@ -34,7 +34,9 @@ func certain(s string) bool { return strings.IndexByte(s, anyText) < 0 }
 
 // token is an element of a glob.
 type token struct {
-	kind byte // 'c' a character, '?' any but a slash, '*' any text without slash, '+' ("**") any text, '[' a class
+	// kind is 'c' for a character, '?' for any but a slash, '*' for any text without a slash, '+'
+	// ("**") for any text, and '[' for a class.
+	kind byte
 	c    byte
 	neg  bool
 	set  []byte // class: pairs of first and last character

@@ -65,8 +65,8 @@ func (t *CompiledTool) Prepare(ctx context.Context, raw json.RawMessage, call ma
 
 // broken returns an internal error for an expression of the profile that failed.
 func (t *CompiledTool) broken(field string, err error) error {
-	return fmt.Errorf("profile %s, tool %s: %s: %s: %w", t.profile.Profile.Name, t.spec.Name, field,
-		err, errdefs.ErrInternal)
+	name := t.profile.Profile.Name
+	return fmt.Errorf("profile %s, tool %s: %s: %s: %w", name, t.spec.Name, field, err, errdefs.ErrInternal)
 }
 
 // worded rewrites an input error with the error text of the profile, if it has one.

@@ -103,7 +103,7 @@ const (
 	FaultProgram  = "program"  // guest-web failed
 )
 
-// Fault explains why there is no complete answer. Message is a sentence for the caller.
+// Fault explains why the answer is incomplete. Message is a sentence for the caller.
 type Fault struct {
 	Kind    string `json:"kind"`
 	Message string `json:"message"`

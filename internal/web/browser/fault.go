@@ -19,7 +19,7 @@ const (
 	FaultBrowser  = "browser"  // the browser sent invalid data
 )
 
-// Fault explains why there is no result. Message is a sentence for the caller.
+// Fault explains why Open returns no result. Message is a sentence for the caller.
 type Fault struct {
 	Kind    string
 	Message string
