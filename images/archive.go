@@ -23,7 +23,7 @@ func EngineTag(id string) string { return "orchestrator/image:" + hexOf(id)[:16]
 // and digest of the layer are known.
 type archive struct {
 	file   *os.File
-	room   *room
+	room   *spaceChecker
 	at     int64
 	layers []string
 	places map[string]span
@@ -35,7 +35,7 @@ const (
 	maxLayer = 8<<30 - 1
 )
 
-func createArchive(path string, room *room) (*archive, error) {
+func createArchive(path string, room *spaceChecker) (*archive, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("import image: %w", err)
@@ -67,7 +67,8 @@ func (a *archive) layer(ctx context.Context, l layer, most int64) (diff string, 
 	if _, err := a.file.Seek(a.at+tarBlock, io.SeekStart); err != nil {
 		return "", span{}, fmt.Errorf("write layer: %w", err)
 	}
-	n, err := copyAll(io.MultiWriter(into{a.file, a.room}, content), &bounded{ctx, unpacked, min(most, maxLayer)})
+	n, err := copyAll(io.MultiWriter(spaceCheckedFile{a.file, a.room}, content),
+		&bounded{ctx, unpacked, min(most, maxLayer)})
 	if err != nil {
 		return "", span{}, fmt.Errorf("copy layer: %w", err)
 	}

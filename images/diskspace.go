@@ -20,9 +20,9 @@ func (s *Store) Free() (int64, error) {
 	return max(0, use.Free-quotadir.Reserve(use)), nil
 }
 
-// room checks the free space while files are unpacked: a small archive can expand to many GiB, and
-// workspaces need free blocks. The zero value checks nothing.
-type room struct {
+// spaceChecker checks the free space while files are unpacked: a small archive can expand to many
+// GiB, and workspaces need free blocks. The zero value checks nothing.
+type spaceChecker struct {
 	s     *Store
 	since int64 // bytes written since the last check
 }
@@ -31,7 +31,7 @@ type room struct {
 const roomEach = 16 << 20
 
 // take accounts for bytes to be written. The error is ResourceExhausted if the disk is nearly full.
-func (r *room) take(bytes int64) error {
+func (r *spaceChecker) take(bytes int64) error {
 	if r.since += bytes; r.s == nil || r.since < roomEach {
 		return nil
 	}
@@ -45,14 +45,14 @@ func (r *room) take(bytes int64) error {
 	return err
 }
 
-// into is a file whose writes check the free space.
-type into struct {
+// spaceCheckedFile is a file whose writes check the free space.
+type spaceCheckedFile struct {
 	io.Writer
-	room *room
+	room *spaceChecker
 }
 
 // Write implements io.Writer.
-func (i into) Write(p []byte) (int, error) {
+func (i spaceCheckedFile) Write(p []byte) (int, error) {
 	if err := i.room.take(int64(len(p))); err != nil {
 		return 0, err
 	}

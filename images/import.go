@@ -63,7 +63,7 @@ func (s *Store) ImportPath(ctx context.Context, path, ref string) (Image, error)
 
 func (s *Store) importFile(ctx context.Context, f *os.File, info fs.FileInfo, path, ref string) (Image, error) {
 	stamp := stampOf(info)
-	if !settled(info) {
+	if !isStable(info) {
 		image, err := s.importFrom(ctx, ref, func(stage string) (files, string,
 			error) {
 			return s.spool(ctx, f, filepath.Join(stage, "input"))
@@ -112,8 +112,8 @@ func (s *Store) importFile(ctx context.Context, f *os.File, info fs.FileInfo, pa
 	return image, nil
 }
 
-// settled reports that no other user can change the file between two reads.
-func settled(info fs.FileInfo) bool {
+// isStable reports that no other user can change the file between two reads.
+func isStable(info fs.FileInfo) bool {
 	const others = 0o022
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	return ok && (stat.Uid == 0 || int64(stat.Uid) == int64(os.Geteuid())) && info.Mode()&others == 0
@@ -285,7 +285,7 @@ func (s *Store) build(ctx context.Context, stage string, from source) (id string
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return "", record{}, diskError(fmt.Errorf("import image: %w", err))
 	}
-	w, err := createArchive(filepath.Join(dir, "archive.tar"), &room{s: s})
+	w, err := createArchive(filepath.Join(dir, "archive.tar"), &spaceChecker{s: s})
 	if err != nil {
 		return "", record{}, diskError(err)
 	}
@@ -345,7 +345,7 @@ func (s *Store) spool(ctx context.Context, r io.Reader, to string) (files, strin
 	if err != nil {
 		return nil, "", diskError(fmt.Errorf("import image: %w", err))
 	}
-	_, err = copyAll(into{f, &room{s: s}}, &bounded{ctx, unpacked, s.limits.Bytes})
+	_, err = copyAll(spaceCheckedFile{f, &spaceChecker{s: s}}, &bounded{ctx, unpacked, s.limits.Bytes})
 	if err == nil && packed {
 		_, err = copyAll(io.Discard, raw)
 	}

@@ -195,10 +195,10 @@ func chooseDocker(raw []byte, want string) (dockerManifest, bool, error) {
 			names = append(names, clip(tag))
 		}
 	}
-	return dockerManifest{}, false, several(want, names)
+	return dockerManifest{}, false, ambiguousImage(want, names)
 }
 
-func several(want string, names []string) error {
+func ambiguousImage(want string, names []string) error {
 	if len(names) == 0 {
 		return invalid("archive has several images without names")
 	}
@@ -298,7 +298,7 @@ func chooseOCI(manifests Descriptors, want string) (imagespec.Descriptor, bool, 
 			names = append(names, clip(name))
 		}
 	}
-	return imagespec.Descriptor{}, false, several(want, names)
+	return imagespec.Descriptor{}, false, ambiguousImage(want, names)
 }
 
 // manifestOf follows an index to the manifest for this host.

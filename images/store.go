@@ -109,9 +109,9 @@ type Store struct {
 	arch   string
 	owners bool // set the owners of unpacked files; requires root
 
-	importing keyed // one import at a time, to bound disk and CPU use
-	unpacking keyed // one unpack or removal per image
-	fetching  keyed // one download per blob
+	importing namedLocks // one import at a time, to bound disk and CPU use
+	unpacking namedLocks // one unpack or removal per image
+	fetching  namedLocks // one download per blob
 
 	// mu is held while index.json is written and while a directory is renamed along with it.
 	mu    sync.Mutex
@@ -317,13 +317,13 @@ func (s *Store) discard(ctx context.Context, id string, check func() error) erro
 	return nil
 }
 
-// keyed is a set of locks by name. Waiting ends with the context.
-type keyed struct {
+// namedLocks is a set of locks by name. Waiting ends with the context.
+type namedLocks struct {
 	mu   sync.Mutex
 	held map[string]chan struct{}
 }
 
-func (k *keyed) lock(ctx context.Context, key string) (unlock func(), err error) {
+func (k *namedLocks) lock(ctx context.Context, key string) (unlock func(), err error) {
 	for {
 		k.mu.Lock()
 		busy, held := k.held[key]

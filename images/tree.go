@@ -18,7 +18,7 @@ type tree struct {
 	root   *os.Root
 	owners bool
 	left   *budget
-	room   room
+	room   spaceChecker
 
 	// The directory used last: entries usually come in directory order.
 	last     *os.Root
@@ -149,7 +149,7 @@ func (t *tree) file(dir *os.Root, e entry, content io.Reader) error {
 	type reader struct{ io.Reader }
 	const least = 4096 // minimum disk use of a file
 	if err = t.room.take(least); err == nil {
-		_, err = io.CopyBuffer(writer{into{f, &t.room}}, reader{content}, t.buf)
+		_, err = io.CopyBuffer(writer{spaceCheckedFile{f, &t.room}}, reader{content}, t.buf)
 	}
 	if err == nil && t.owners {
 		err = f.Chown(e.header.Uid, e.header.Gid)

@@ -188,7 +188,7 @@ func (l List) finish(at, base string) error {
 	}
 	defer files.Close()
 	for to, from := range l.Files {
-		if err := put(root, to[1:], files, from); err != nil {
+		if err := copyFile(root, to[1:], files, from); err != nil {
 			return err
 		}
 	}
@@ -214,9 +214,9 @@ func addUser(root *os.Root) error {
 	return nil
 }
 
-// put copies a file from the directory of the list. The list is untrusted, so paths must not leave
-// that directory.
-func put(root *os.Root, to string, files *os.Root, from string) error {
+// copyFile copies a file from the directory of the list. The list is untrusted, so paths must not
+// leave that directory.
+func copyFile(root *os.Root, to string, files *os.Root, from string) error {
 	in, err := files.OpenFile(from, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not block
 	if err != nil {
 		return fmt.Errorf("files: %s must be in the directory of the list: %w: %w", from,

@@ -15,7 +15,7 @@ import (
 
 // fetch downloads the layers that the store lacks and adds the image. Downloaded blobs stay until
 // the image is added.
-func (p *Puller) fetch(ctx context.Context, plan plan, f *flight) (image images.Image, err error) {
+func (p *Puller) fetch(ctx context.Context, plan plan, f *sharedPull) (image images.Image, err error) {
 	var diffs []string
 	for _, l := range plan.layers {
 		diffs = append(diffs, l.Diff)
@@ -54,7 +54,7 @@ func (p *Puller) fetch(ctx context.Context, plan plan, f *flight) (image images.
 
 // startFetch fills in the layers of the progress. It returns the index of each blob there, and the
 // blobs to download with their total size in bytes.
-func (p plan) startFetch(f *flight, shared *images.SharedLayers) (at map[string]int, missing []string, need int64) {
+func (p plan) startFetch(f *sharedPull, shared *images.SharedLayers) (at map[string]int, missing []string, need int64) {
 	at = map[string]int{}
 	f.change(func(progress *Progress) {
 		progress.Phase = Fetching
@@ -77,7 +77,7 @@ func (p plan) startFetch(f *flight, shared *images.SharedLayers) (at map[string]
 }
 
 // download fetches the missing blobs, up to Parallel at a time.
-func (p *Puller) download(ctx context.Context, plan plan, f *flight, missing []string, blobs []*images.Blob,
+func (p *Puller) download(ctx context.Context, plan plan, f *sharedPull, missing []string, blobs []*images.Blob,
 	at map[string]int) error {
 	g, fetching := errgroup.WithContext(ctx)
 	g.SetLimit(Parallel)

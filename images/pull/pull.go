@@ -79,9 +79,9 @@ type Puller struct {
 	ctx context.Context
 	end context.CancelCauseFunc
 
-	mu      sync.Mutex
-	flights map[string]*flight
-	work    sync.WaitGroup
+	mu     sync.Mutex
+	active map[string]*sharedPull
+	work   sync.WaitGroup
 }
 
 // New returns a Puller. The caller must call Close.
@@ -89,7 +89,7 @@ func New(o Options) *Puller {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	p := &Puller{o: o, flights: map[string]*flight{}}
+	p := &Puller{o: o, active: map[string]*sharedPull{}}
 	p.ctx, p.end = context.WithCancelCause(context.Background())
 	return p
 }
@@ -106,8 +106,8 @@ func (p *Puller) Close() error {
 	return nil
 }
 
-// flight is one pull, shared by all callers that wait for it.
-type flight struct {
+// sharedPull is one pull, shared by all callers that wait for it.
+type sharedPull struct {
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed when image and err are set
 	image  images.Image
@@ -119,7 +119,7 @@ type flight struct {
 	changed  chan struct{} // closed and replaced on each change
 }
 
-func (f *flight) now() (Progress, <-chan struct{}) {
+func (f *sharedPull) now() (Progress, <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	p := f.progress
@@ -127,7 +127,7 @@ func (f *flight) now() (Progress, <-chan struct{}) {
 	return p, f.changed
 }
 
-func (f *flight) change(do func(*Progress)) {
+func (f *sharedPull) change(do func(*Progress)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	do(&f.progress)
@@ -139,7 +139,7 @@ func (f *flight) change(do func(*Progress)) {
 func (p *Puller) Active() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.flights) > 0
+	return len(p.active) > 0
 }
 
 // errAbandoned cancels a pull without callers.
@@ -184,24 +184,24 @@ func (p *Puller) Pull(ctx context.Context, text string, watch func(Progress)) (i
 	}
 }
 
-// join returns the flight for a reference and starts it if needed.
-func (p *Puller) join(r ref.Reference) (*flight, error) {
+// join returns the pull of a reference and starts it if needed.
+func (p *Puller) join(r ref.Reference) (*sharedPull, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ctx.Err() != nil {
 		return nil, errClosed
 	}
-	if f := p.flights[r.String()]; f != nil {
+	if f := p.active[r.String()]; f != nil {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.waiting++
 		return f, nil
 	}
-	f := &flight{waiting: 1, done: make(chan struct{}), changed: make(chan struct{}),
+	f := &sharedPull{waiting: 1, done: make(chan struct{}), changed: make(chan struct{}),
 		progress: Progress{Phase: Resolving}}
 	ctx, cancel := context.WithCancelCause(p.ctx)
 	f.cancel = cancel
-	p.flights[r.String()] = f
+	p.active[r.String()] = f
 	p.work.Go(func() { // Close waits for this goroutine
 		f.image, f.err = p.pull(ctx, r, f)
 		cancel(nil)
@@ -211,22 +211,22 @@ func (p *Puller) join(r ref.Reference) (*flight, error) {
 	return f, nil
 }
 
-func (p *Puller) drop(r ref.Reference, f *flight) {
+func (p *Puller) drop(r ref.Reference, f *sharedPull) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.flights[r.String()] == f {
-		delete(p.flights, r.String())
+	if p.active[r.String()] == f {
+		delete(p.active, r.String())
 	}
 }
 
-// leave cancels the flight if this was its last caller. Later callers start a new one.
-func (p *Puller) leave(r ref.Reference, f *flight) {
+// leave cancels the pull if this was its last caller. Later callers start a new one.
+func (p *Puller) leave(r ref.Reference, f *sharedPull) {
 	p.mu.Lock()
 	f.mu.Lock()
 	f.waiting--
 	last := f.waiting == 0
-	if last && p.flights[r.String()] == f {
-		delete(p.flights, r.String())
+	if last && p.active[r.String()] == f {
+		delete(p.active, r.String())
 	}
 	f.mu.Unlock()
 	p.mu.Unlock()
@@ -236,7 +236,7 @@ func (p *Puller) leave(r ref.Reference, f *flight) {
 }
 
 // pull runs one pull from start to end.
-func (p *Puller) pull(ctx context.Context, r ref.Reference, f *flight) (images.Image, error) {
+func (p *Puller) pull(ctx context.Context, r ref.Reference, f *sharedPull) (images.Image, error) {
 	began := time.Now()
 	plan, err := p.resolve(ctx, r)
 	if err != nil {

@@ -199,7 +199,7 @@ func TestConcurrentPullsShareDownload(t *testing.T) {
 func (w *world) waiting() (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, f := range w.flights {
+	for _, f := range w.active {
 		f.mu.Lock()
 		n += f.waiting
 		f.mu.Unlock()

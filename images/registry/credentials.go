@@ -71,7 +71,7 @@ func (c *Client) credentials(ctx context.Context, r ref.Reference) (authn.Authen
 			return authn.FromConfig(authn.AuthConfig{Username: identity, IdentityToken: found.IdentityToken}), nil
 		case found.Auth != "":
 			var err error
-			if found.Username, found.Password, err = basic(found.Auth); err != nil {
+			if found.Username, found.Password, err = decodeBasicAuth(found.Auth); err != nil {
 				return nil, refused("%s: auths[%q].auth is not base64 of user:password", path, key)
 			}
 		}
@@ -94,7 +94,7 @@ func keysOf(host string) []string {
 		"https://" + host + "/v2/", host + "/"}
 }
 
-func basic(auth string) (user, secret string, err error) {
+func decodeBasicAuth(auth string) (user, secret string, err error) {
 	raw, err := base64.StdEncoding.DecodeString(auth)
 	if err != nil {
 		return "", "", err

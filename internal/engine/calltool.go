@@ -407,7 +407,7 @@ func (t *toolCall) answer(ctx context.Context, out any, o tool.Outcome, err erro
 // maxText bounds the text for models when it repeats the output.
 const maxText = 256 << 10
 
-func modelText(shown profile.Shown) string {
+func modelText(shown profile.CallerOutcome) string {
 	text := shown.Text
 	if len(text) <= maxText || text != string(shown.Output) {
 		return text

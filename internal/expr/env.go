@@ -38,7 +38,7 @@ var library = sync.OnceValues(func() (*cel.Env, error) {
 	if err != nil {
 		return nil, err
 	}
-	return guarded(env)
+	return withSizeChecks(env)
 })
 
 func environment(vars []string) (*cel.Env, error) {
@@ -62,8 +62,8 @@ func environment(vars []string) (*cel.Env, error) {
 var heavy = []string{"replace", "join", "indexOf", "lastIndexOf", "distinct", "regex.replace",
 	"regex.extract", "regex.extractAll", "sets.contains", "sets.equivalent", "sets.intersects"}
 
-// guarded adds a check of the argument sizes to the heavy functions.
-func guarded(env *cel.Env) (*cel.Env, error) {
+// withSizeChecks adds a check of the argument sizes to the heavy functions.
+func withSizeChecks(env *cel.Env) (*cel.Env, error) {
 	var opts []cel.EnvOption
 	for _, name := range heavy {
 		decl, ok := env.Functions()[name]
@@ -85,31 +85,31 @@ func guarded(env *cel.Env) (*cel.Env, error) {
 			}
 			opts = append(opts,
 				cel.Function(name, as(o.ID(), o.ArgTypes(), o.ResultType(),
-					guard(name, bindings[i], len(o.ArgTypes())))))
+					sizeCheck(name, bindings[i], len(o.ArgTypes())))))
 		}
 	}
 	return env.Extend(opts...)
 }
 
-func guard(name string, f *functions.Overload, args int) cel.OverloadOpt {
+func sizeCheck(name string, f *functions.Overload, args int) cel.OverloadOpt {
 	switch {
 	case args == 1 && f.Unary != nil:
 		return cel.UnaryBinding(func(a ref.Val) ref.Val {
-			if work(a) > maxProduct {
+			if cost(a) > maxProduct {
 				return tooMuch(name)
 			}
 			return f.Unary(a)
 		})
 	case args == 2 && f.Binary != nil:
 		return cel.BinaryBinding(func(a, b ref.Val) ref.Val {
-			if work(a, b) > maxProduct {
+			if cost(a, b) > maxProduct {
 				return tooMuch(name)
 			}
 			return f.Binary(a, b)
 		})
 	}
 	return cel.FunctionBinding(func(args ...ref.Val) ref.Val {
-		if work(args...) > maxProduct {
+		if cost(args...) > maxProduct {
 			return tooMuch(name)
 		}
 		return f.Function(args...)
@@ -120,9 +120,9 @@ func tooMuch(name string) ref.Val {
 	return types.NewErr("arguments of %s are too large", name)
 }
 
-// work returns the product of the two largest argument sizes, in bytes or elements. For a single
+// cost returns the product of the two largest argument sizes, in bytes or elements. For a single
 // list, it is the square.
-func work(args ...ref.Val) int {
+func cost(args ...ref.Val) int {
 	first, second := 1, 1
 	for _, a := range args {
 		n := 0

@@ -6,8 +6,8 @@ import (
 	"encoding/json"
 )
 
-// Shown is the outcome of a call for its caller.
-type Shown struct {
+// CallerOutcome is the outcome of a call for its caller.
+type CallerOutcome struct {
 	// Output matches the output schema; nil if the call has no output.
 	Output json.RawMessage
 	// Text is the form for models: by the template of the profile, or the output as JSON, or the
@@ -19,10 +19,10 @@ type Shown struct {
 
 // Finish returns what the caller gets. r is the output of the built-in tool, as a Go value or JSON;
 // nil for a refusal or another ending without output. It can be called again with another ending.
-func (c *Call) Finish(ctx context.Context, r any, end End) (Shown, error) {
+func (c *Call) Finish(ctx context.Context, r any, end End) (CallerOutcome, error) {
 	t := c.Tool
 	s := outcome{call: c, end: end, r: r}
-	var out Shown
+	var out CallerOutcome
 	var err error
 	if out.Output, err = s.output(ctx); err != nil {
 		return out, err

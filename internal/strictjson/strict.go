@@ -47,7 +47,7 @@ func Decode(data []byte, v any) error {
 
 func explain(err error, v any) error {
 	if t, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		field := named(reflect.TypeOf(v), t.Field)
+		field := fieldPath(reflect.TypeOf(v), t.Field)
 		if field == "" {
 			field = "body"
 		}
@@ -71,9 +71,9 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
-// named returns the path of a field as in the document, without the names of embedded Go types,
+// fieldPath returns the path of a field as in the document, without the names of embedded Go types,
 // which encoding/json includes.
-func named(t reflect.Type, path string) string {
+func fieldPath(t reflect.Type, path string) string {
 	var out []string
 	for name := range strings.SplitSeq(path, ".") {
 		for t != nil && t.Kind() != reflect.Struct {

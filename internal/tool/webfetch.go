@@ -169,7 +169,7 @@ func fetch(ctx context.Context, box Box, x *Exchange, fresh bool, key string) (a
 	if a, err = ask(ctx, box, *x); err != nil {
 		return a, 0, false, err
 	}
-	life := cache.Life(a)
+	life := cache.Lifetime(a)
 	a.Header = nil
 	pages.Put(box.WebHost().Caller, key, a, life)
 	return a, 0, false, nil

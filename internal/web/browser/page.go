@@ -196,16 +196,16 @@ func (v *visit) prepare(ctx context.Context) error {
 
 // navigate opens the URL. It returns when the response starts.
 func (v *visit) navigate(ctx context.Context) error {
-	doing := "opening " + about(v.r.URL)
+	doing := "opening " + hostOf(v.r.URL)
 	nav, err := call(ctx, v.conn, page.Navigate, page.NavigateParams{URL: v.r.URL})
 	switch {
 	case err != nil:
 		return explain(ctx, err, doing)
 	case nav.IsDownload:
-		return fault(web.FaultContent, "%s is a download, not a page", about(v.r.URL))
+		return fault(web.FaultContent, "%s is a download, not a page", hostOf(v.r.URL))
 	case nav.ErrorText != "":
 		v.out.Refused = v.address()
-		return netFault(nav.ErrorText, about(v.out.Refused))
+		return netFault(nav.ErrorText, hostOf(v.out.Refused))
 	}
 	return nil
 }
@@ -220,8 +220,8 @@ func (v *visit) address() string {
 	return v.r.URL
 }
 
-// about returns the host of a URL, for messages: the rest may be secret.
-func about(address string) string {
+// hostOf returns the host of a URL, for messages: the rest may be secret.
+func hostOf(address string) string {
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" {
 		return "the page"
@@ -288,12 +288,12 @@ func (v *visit) checkReached() error {
 	switch {
 	case v.w.broken != "":
 		v.out.Refused = v.w.broken
-		return netFault(v.w.reason, about(v.w.broken))
+		return netFault(v.w.reason, hostOf(v.w.broken))
 	case v.w.refusal != "":
 		v.out.Refused = v.w.url
 		return fault(web.FaultDenied, "%s", v.w.refusal)
 	case v.w.url == "about:blank" && !strings.HasPrefix(v.r.URL, "about:"):
-		return fault(web.FaultContent, "%s did not open a page", about(v.r.URL))
+		return fault(web.FaultContent, "%s did not open a page", hostOf(v.r.URL))
 	}
 	return nil
 }

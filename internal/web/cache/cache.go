@@ -2,8 +2,8 @@
 // neither a sandbox nor a connection.
 //
 // The cache is bounded in entries and bytes. When full, it evicts the oldest entry of the owner
-// that uses the most. The key decides who shares an entry; [Life] decides whether an answer may be
-// cached, and for how long. Expired entries are dropped by later calls; the package starts no
+// that uses the most. The key decides who shares an entry; [Lifetime] decides whether an answer may
+// be cached, and for how long. Expired entries are dropped by later calls; the package starts no
 // goroutine.
 package cache
 
@@ -36,11 +36,11 @@ type Cache struct {
 	byKey  map[string]*list.Element
 	age    *list.List // of *entry, oldest first
 	held   int64
-	shares map[string]*share // by owner; only owners with entries
+	shares map[string]*ownerEntries // by owner; only owners with entries
 }
 
-// share holds the entries of one owner.
-type share struct {
+// ownerEntries holds the entries of one owner.
+type ownerEntries struct {
 	age  *list.List // of *list.Element of Cache.age, oldest first
 	held int64
 }
@@ -58,7 +58,7 @@ type entry struct {
 // stores nothing.
 func New(entries int, bytes int64) *Cache {
 	return &Cache{entries: entries, bytes: bytes, byKey: map[string]*list.Element{}, age: list.New(),
-		shares: map[string]*share{}}
+		shares: map[string]*ownerEntries{}}
 }
 
 // Get returns the answer for key and its age. ok is false if the answer is missing or expired.
@@ -96,10 +96,10 @@ func (c *Cache) Put(owner, key string, a web.Answer, life time.Duration) {
 	}
 	c.add(e)
 	for c.age.Len() > c.entries {
-		c.drop(c.oldest(func(s *share) int64 { return int64(s.age.Len()) }))
+		c.drop(c.oldest(func(s *ownerEntries) int64 { return int64(s.age.Len()) }))
 	}
 	for c.held > c.bytes {
-		c.drop(c.oldest(func(s *share) int64 { return s.held }))
+		c.drop(c.oldest(func(s *ownerEntries) int64 { return s.held }))
 	}
 }
 
@@ -107,7 +107,7 @@ func (c *Cache) Put(owner, key string, a web.Answer, life time.Duration) {
 func (c *Cache) add(e *entry) {
 	s := c.shares[e.owner]
 	if s == nil {
-		s = &share{age: list.New()}
+		s = &ownerEntries{age: list.New()}
 		c.shares[e.owner] = s
 	}
 	el := c.age.PushBack(e)
@@ -119,8 +119,8 @@ func (c *Cache) add(e *entry) {
 
 // oldest returns the oldest entry of the owner with the most. Among equal owners, the oldest entry
 // wins.
-func (c *Cache) oldest(has func(*share) int64) *list.Element {
-	var most *share
+func (c *Cache) oldest(has func(*ownerEntries) int64) *list.Element {
+	var most *ownerEntries
 	var front *list.Element
 	for _, s := range c.shares {
 		el := s.age.Front().Value.(*list.Element)

@@ -126,7 +126,7 @@ func TestLife(t *testing.T) {
 		{"a redirect", web.Answer{Status: 200, RedirectURL: "https://b.example/"}, 0},
 		{"a fault", web.Answer{Status: 200, Fault: &web.Fault{}}, 0},
 	} {
-		if got := Life(c.a); got != c.want {
+		if got := Lifetime(c.a); got != c.want {
 			t.Errorf("Life(%s) = %s, want %s", c.name, got, c.want)
 		}
 	}

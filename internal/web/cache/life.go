@@ -9,10 +9,10 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/web"
 )
 
-// Life returns how long an answer may be cached: MaxAge or less, as its header says. It is zero for
-// incomplete or failed answers, for answers meant for one user (private, Set-Cookie, Vary: *), and
-// for those that must be revalidated.
-func Life(a web.Answer) time.Duration {
+// Lifetime returns how long an answer may be cached: MaxAge or less, as its header says. It is zero
+// for incomplete or failed answers, for answers meant for one user (private, Set-Cookie, Vary: *),
+// and for those that must be revalidated.
+func Lifetime(a web.Answer) time.Duration {
 	if a.Fault != nil || a.Status != http.StatusOK || a.RedirectURL != "" {
 		return 0
 	}

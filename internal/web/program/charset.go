@@ -32,22 +32,22 @@ func codingOf(b *body) coding {
 		{"\xef\xbb\xbf", "utf-8"}, {"\xfe\xff", "utf-16be"}, {"\xff\xfe", "utf-16le"},
 	} {
 		if bytes.HasPrefix(b.data, []byte(mark.bytes)) {
-			return named(mark.name)
+			return codingNamed(mark.name)
 		}
 	}
-	declared := named(b.charset)
+	declared := codingNamed(b.charset)
 	if declared.name == "utf-16be" || declared.name == "utf-16le" {
 		return declared
 	}
 	if validText(b.data) && declared.name != "iso-2022-jp" {
-		return named("utf-8")
+		return codingNamed("utf-8")
 	}
 	if declared.Encoding != nil && declared.name != "utf-8" {
 		return declared
 	}
 	head := b.data[:min(len(b.data), 1024)]
 	if _, name, _ := charset.DetermineEncoding(head, "text/html"); name != "utf-8" && name != "windows-1252" {
-		return named(name)
+		return codingNamed(name)
 	}
 	if guessed := guess(b.data); guessed.Encoding != nil {
 		return guessed
@@ -55,11 +55,11 @@ func codingOf(b *body) coding {
 	if declared.Encoding != nil {
 		return declared
 	}
-	return named("windows-1252")
+	return codingNamed("windows-1252")
 }
 
-// named returns the coding with a name. Encoding is nil if the name is unknown.
-func named(label string) coding {
+// codingNamed returns the coding with a name. Encoding is nil if the name is unknown.
+func codingNamed(label string) coding {
 	e, name := charset.Lookup(label)
 	switch {
 	case e == nil || name == "replacement":
@@ -102,7 +102,7 @@ func guess(data []byte) coding {
 	if err != nil || best.Confidence < sure {
 		return coding{}
 	}
-	found := named(best.Charset)
+	found := codingNamed(best.Charset)
 	if found.name == "utf-8" {
 		// validText would have accepted it.
 		return coding{}

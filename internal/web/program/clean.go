@@ -229,7 +229,7 @@ func (c *cleaner) anchor(n *html.Node, inside bool) {
 		drop(n, "href")
 		return
 	}
-	put(n, "href", href)
+	setAttr(n, "href", href)
 }
 
 // image makes the source of n absolute. Without a usable source, it keeps only the alternative
@@ -242,7 +242,7 @@ func (c *cleaner) image(n *html.Node) {
 		}
 	}
 	if src = c.absolute(src, "http", "https"); src != "" {
-		put(n, "src", src)
+		setAttr(n, "src", src)
 		return
 	}
 	alt := oneLine(attr(n, "alt"), maxTitle)
@@ -287,7 +287,7 @@ func (c *cleaner) counted(u *url.URL) string {
 	return s
 }
 
-func put(n *html.Node, key, value string) {
+func setAttr(n *html.Node, key, value string) {
 	drop(n, key)
 	n.Attr = append([]html.Attribute{{Key: key, Val: value}}, n.Attr...)
 }

@@ -45,21 +45,21 @@ func exchange(ctx context.Context, req *web.Request, a *web.Answer) (*body, erro
 	for {
 		a.URL = next.url.String()
 		chain.visit(&next)
-		res, err := ask(ctx, client, &next, chain.cookies)
+		res, err := send(ctx, client, &next, chain.cookies)
 		if err != nil {
 			return nil, err
 		}
 		after, err := chain.after(&next, res, a)
 		if after == nil {
-			return last(ctx, req, res, a, err)
+			return finish(ctx, req, res, a, err)
 		}
 		res.Body.Close()
 		next = *after
 	}
 }
 
-// last records the final response. err is the error of its redirect target.
-func last(ctx context.Context, req *web.Request, res *http.Response, a *web.Answer, err error) (*body, error) {
+// finish records the final response. err is the error of its redirect target.
+func finish(ctx context.Context, req *web.Request, res *http.Response, a *web.Answer, err error) (*body, error) {
 	defer res.Body.Close()
 	a.Status, a.Header = res.StatusCode, fieldsOf(res.Header)
 	if err != nil || a.RedirectURL != "" && req.Form != web.Raw {
@@ -68,8 +68,8 @@ func last(ctx context.Context, req *web.Request, res *http.Response, a *web.Answ
 	return readBody(ctx, res, req.MaxBytes, a)
 }
 
-// ask sends one request. It returns a fault for responses of the gateway itself.
-func ask(ctx context.Context, client http.RoundTripper, h *hop, cookies jar) (*http.Response, error) {
+// send sends one request. It returns a fault for responses of the gateway itself.
+func send(ctx context.Context, client http.RoundTripper, h *hop, cookies jar) (*http.Response, error) {
 	var content io.Reader
 	if len(h.body) > 0 {
 		content = bytes.NewReader(h.body)
@@ -82,7 +82,7 @@ func ask(ctx context.Context, client http.RoundTripper, h *hop, cookies jar) (*h
 	cookies.set(r)
 	res, err := client.RoundTrip(r)
 	if err != nil {
-		return nil, askFault(ctx, h.url, err)
+		return nil, sendFault(ctx, h.url, err)
 	}
 	// Over TLS, the host could forge the header.
 	if kind := res.Header.Get(web.RefusalHeader); kind != "" && h.url.Scheme == "http" {
@@ -213,8 +213,8 @@ func (j jar) set(r *http.Request) {
 	}
 }
 
-// askFault returns the fault for a request without a response.
-func askFault(ctx context.Context, u *url.URL, err error) error {
+// sendFault returns the fault for a request without a response.
+func sendFault(ctx context.Context, u *url.URL, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}

@@ -39,24 +39,24 @@ func pdfText(b *body) (*converted, error) {
 		return nil, faultf(web.FaultContent, "the PDF is damaged: %v", err)
 	}
 	d := &pdfDocument{fonts: map[string]*pdfFont{}}
-	if !guarded(func() {
+	if !finishes(func() {
 		d.title = file.Trailer().Key("Info").Key("Title").Text()
 	}) {
 		d.title = ""
 	}
-	if whole := guarded(func() { d.pages(file.Trailer().Key("Root").Key("Pages"), pdf.Value{}, 0) }); !whole &&
+	if whole := finishes(func() { d.pages(file.Trailer().Key("Root").Key("Pages"), pdf.Value{}, 0) }); !whole &&
 		d.out.Len() == 0 {
 		return nil, faultf(web.FaultContent, "the PDF is damaged: pages not found")
 	}
-	text := squeeze(d.out.String())
+	text := collapseBlankLines(d.out.String())
 	if text == "" {
 		return nil, faultf(web.FaultContent, "the PDF contains no text: its pages may be images")
 	}
 	return &converted{text: text, title: d.title, cut: d.cut}, nil
 }
 
-// squeeze keeps at most one empty line in a row and removes blanks at line ends.
-func squeeze(s string) string {
+// collapseBlankLines keeps at most one empty line in a row and removes blanks at line ends.
+func collapseBlankLines(s string) string {
 	var b strings.Builder
 	empty := 0
 	for line := range strings.Lines(s) {
@@ -74,8 +74,8 @@ func squeeze(s string) string {
 	return b.String()
 }
 
-// guarded runs f and reports whether it finished: the library panics on invalid data.
-func guarded(f func()) (whole bool) {
+// finishes runs f and reports whether it finished: the library panics on invalid data.
+func finishes(f func()) (whole bool) {
 	defer func() { whole = recover() == nil }()
 	f()
 	return
@@ -91,14 +91,14 @@ func pdfFrame(data []byte) ([]byte, error) {
 	}
 	data = bytes.Clone(data[start : end+5])
 	copy(data[5:], "1.7\n")
-	if huge(data) {
+	if hasHugeNumber(data) {
 		return nil, faultf(web.FaultContent, "the PDF is damaged: object numbers are too large")
 	}
 	return data, nil
 }
 
-// huge reports whether a number that determines memory use is too large.
-func huge(data []byte) bool {
+// hasHugeNumber reports whether a number that determines memory use is too large.
+func hasHugeNumber(data []byte) bool {
 	for _, key := range []string{"/Size", "/Index", "/W", "/Columns", "xref"} {
 		for rest := data; ; {
 			i := bytes.Index(rest, []byte(key))
@@ -107,7 +107,7 @@ func huge(data []byte) bool {
 			}
 			place := bytes.HasSuffix(rest[:i], []byte("start"))
 			rest = rest[i+len(key):]
-			if !place && hugeFigures(rest) {
+			if !place && startsWithHugeNumber(rest) {
 				return true
 			}
 		}
@@ -115,9 +115,9 @@ func huge(data []byte) bool {
 	return false
 }
 
-// hugeFigures checks the numbers at the start of b. In a table of objects, they continue to its
-// end.
-func hugeFigures(b []byte) bool {
+// startsWithHugeNumber checks the numbers at the start of b. In a table of objects, they continue
+// to its end.
+func startsWithHugeNumber(b []byte) bool {
 	n, figures := 0, 0
 	for i, c := range b {
 		switch {
@@ -170,7 +170,7 @@ func (d *pdfDocument) pages(node, resources pdf.Value, depth int) {
 	if kids := node.Key("Kids"); kids.Len() > 0 {
 		for i := range kids.Len() {
 			// One damaged page must not prevent the others.
-			if !guarded(func() { d.pages(kids.Index(i), resources, depth+1) }) {
+			if !finishes(func() { d.pages(kids.Index(i), resources, depth+1) }) {
 				d.cut = true
 			}
 		}
@@ -182,7 +182,7 @@ func (d *pdfDocument) pages(node, resources pdf.Value, depth int) {
 	}
 	d.count++
 	p := newPDFPage(d)
-	if !guarded(func() { p.run(contents, resources) }) {
+	if !finishes(func() { p.run(contents, resources) }) {
 		d.cut = true
 	}
 	if text := strings.TrimSpace(p.out.String()); text != "" {

@@ -30,7 +30,7 @@ func (d *pdfDocument) font(resources pdf.Value, name string) *pdfFont {
 		return f
 	}
 	f := &pdfFont{known: map[string]string{}, widths: map[int]float64{}, other: 500}
-	if !guarded(func() { f.read(v) }) && f.encoder == nil {
+	if !finishes(func() { f.read(v) }) && f.encoder == nil {
 		f.wide = v.Key("Subtype").Name() == "Type0"
 	}
 	if len(d.fonts) < 2000 {
@@ -43,7 +43,7 @@ func (f *pdfFont) read(v pdf.Value) {
 	f.wide = v.Key("Subtype").Name() == "Type0"
 	if to := v.Key("ToUnicode"); to.Kind() == pdf.Stream {
 		f.unicode = map[string]string{}
-		guarded(func() { readCMap(to, v, f.unicode) })
+		finishes(func() { readCMap(to, v, f.unicode) })
 		if len(f.unicode) == 0 {
 			f.unicode = nil
 		}
@@ -130,7 +130,7 @@ func (f *pdfFont) decode(code string) string {
 	}
 	s, ok := f.known[code]
 	if !ok {
-		guarded(func() { s = ligatures().Replace(f.encoder.Decode(code)) })
+		finishes(func() { s = ligatures().Replace(f.encoder.Decode(code)) })
 		f.known[code] = s
 	}
 	return s
