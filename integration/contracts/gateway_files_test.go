@@ -213,7 +213,7 @@ func biggestWrite(t *testing.T, a agent, profile string, size int) {
 // swap exchanges a folder of the workspace and a link to a folder outside over
 // and over; it is a background command, since it goes on while others run.
 const swap = `
-mkdir -p race && echo mine > race/file
+mkdir -p race && echo mine > new && mv new race/file
 while :; do
 	mv race aside; ln -s ~/out race; rm race; mv aside race
 done`

@@ -245,7 +245,11 @@ func (g *gateway) policy() table {
 				loggedInvalid(t, s, g.somebody(t, s, "gateway", "bash"))
 				return
 			}
-			if got := traced(t, s, r); got.Ending != want[0] || want[1] != "" && got.Rule != want[1] || want[1] != "" && got.Verdict != "deny" {
+			record := traced
+			if lastOf(l) == "rate" {
+				record = tracedRefusal
+			}
+			if got := record(t, s, r); got.Ending != want[0] || want[1] != "" && got.Rule != want[1] || want[1] != "" && got.Verdict != "deny" {
 				t.Errorf("%+v; want %v", got, want)
 			}
 		},

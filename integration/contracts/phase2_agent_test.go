@@ -159,7 +159,21 @@ func ends(t *testing.T, r v1.ToolResult, ending, kind, message string) {
 	}
 }
 
-// traced checks that a call has a record that was opened and closed.
+// tracedRefusal returns the one record of a call that a quota or rate limit refused. It has the size
+// of the input and no input.
+func tracedRefusal(t *testing.T, s *harness.Server, r v1.ToolResult) v1.AuditRecord {
+	t.Helper()
+	list, err := s.Client.Audit(soon(t), client.AuditFilter{Call: r.ID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list) != 1 || list[0].Kind != "refused" || list[0].Ending != r.Ending || list[0].Action != r.Tool || len(list[0].Input) > 0 || list[0].InputBytes == 0 {
+		t.Fatalf("call %s (%s) left %+v, want one record of kind refused without its input", r.ID, r.Ending, list)
+	}
+	return list[0]
+}
+
+// traced returns the closing record of a call that has an opening and a closing one.
 func traced(t *testing.T, s *harness.Server, r v1.ToolResult) v1.AuditRecord {
 	t.Helper()
 	list, err := s.Client.Audit(soon(t), client.AuditFilter{Call: r.ID})
