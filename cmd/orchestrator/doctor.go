@@ -206,7 +206,7 @@ func (a *app) checkRuntimes(ctx context.Context, c config.Config) []check {
 		return []check{{"runtime", checkFail, err.Error(), "run as root, or name a --state-dir of your own"}}
 	}
 	dir := tried.Path
-	defer tried.Release()
+	defer func() { _ = tried.Release() }()           // what stays is swept at the next start
 	defer removeRun(context.WithoutCancel(ctx), dir) //nolint:errcheck // it holds nothing, and is looked at by nobody
 	guest, _, err := guestbin.Write(filepath.Join(dir, "guest"))
 	if err != nil {
