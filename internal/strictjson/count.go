@@ -2,8 +2,8 @@ package strictjson
 
 import "bytes"
 
-// Values returns how many values a JSON text has, or a few more: every element, member and list
-// counts. For text that is not JSON it returns some number. It allocates nothing.
+// Values returns how many values a JSON text has, or a few more: it counts all elements, members,
+// lists and objects. For invalid JSON, the result is at most len(data). It allocates no memory.
 func Values(data []byte) int {
 	n := 0
 	for i := 0; i < len(data); i++ {
@@ -21,7 +21,7 @@ func Values(data []byte) int {
 	return n
 }
 
-// stringEnd is the index of the quote that ends a JSON string whose text begins at i, or -1.
+// stringEnd returns the index of the quote that ends the JSON string with the text at i, or -1.
 func stringEnd(data []byte, i int) int {
 	for {
 		quote := bytes.IndexByte(data[i:], '"')

@@ -22,8 +22,8 @@ func (e *FieldError) Error() string { return strings.TrimSpace(e.Field + " " + e
 // Unwrap returns the errdefs class.
 func (e *FieldError) Unwrap() error { return errdefs.ErrInvalidArgument }
 
-// Decode reads data into v. It takes about as much memory as what is decoded: data itself is not
-// copied.
+// Decode decodes data into v. It allocates about as much memory as the decoded value needs, because
+// it does not copy data. The error is a *FieldError.
 func Decode(data []byte, v any) error {
 	if !utf8.Valid(data) {
 		return &FieldError{"body", "is not valid UTF-8"}
@@ -34,9 +34,9 @@ func Decode(data []byte, v any) error {
 	}
 	at := int64(len(data))
 	if t, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		at = t.Offset // of two faults the first counts
+		at = t.Offset // report the first of two errors
 	}
-	if name, found := unknown(data, at, reflect.TypeOf(v)); found {
+	if name, found := unknownField(data, at, reflect.TypeOf(v)); found {
 		return &FieldError{clip(name), "is unknown"}
 	}
 	if err != nil {
@@ -51,7 +51,8 @@ func explain(err error, v any) error {
 		if field == "" {
 			field = "body"
 		}
-		return &FieldError{clip(field), fmt.Sprintf("is a JSON %s and must be %s", clip(t.Value), kind(t.Type.String()))}
+		return &FieldError{clip(field),
+			fmt.Sprintf("is a JSON %s and must be %s", clip(t.Value), kind(t.Type.String()))}
 	}
 	switch text := err.Error(); {
 	case text == "unexpected end of JSON input":
@@ -62,7 +63,7 @@ func explain(err error, v any) error {
 	return &FieldError{"body", "is invalid JSON: " + clip(err.Error())}
 }
 
-// clip bounds what an error repeats of a document, in bytes.
+// clip shortens text of the document for an error.
 func clip(s string) string {
 	const most = 256
 	if len(s) <= most {

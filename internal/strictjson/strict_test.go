@@ -39,7 +39,7 @@ type doc struct {
 	Env   map[string]string `json:"env"`
 }
 
-func TestErrorsNameTheField(t *testing.T) {
+func TestDecodeErrors(t *testing.T) {
 	long := strings.Repeat("9", 1<<20)
 	for _, c := range []struct{ in, want string }{
 		{`{"n":` + long + `}`, "n is a JSON number 999"},
@@ -62,7 +62,8 @@ func TestErrorsNameTheField(t *testing.T) {
 		{`nonsense`, "body is invalid JSON"},
 	} {
 		err := Decode([]byte(c.in), &doc{})
-		if err == nil || !strings.HasPrefix(err.Error(), c.want) || !errors.Is(err, errdefs.ErrInvalidArgument) || len(err.Error()) > 1000 {
+		if err == nil || !strings.HasPrefix(err.Error(), c.want) || !errors.Is(err, errdefs.ErrInvalidArgument) ||
+			len(err.Error()) > 1000 {
 			t.Errorf("Decode(%.100s) = %.2000v, want %s", c.in, err, c.want)
 		}
 	}
@@ -71,8 +72,8 @@ func TestErrorsNameTheField(t *testing.T) {
 	}
 }
 
-// decodeByDecoder is Decode by encoding/json's own means, which copy the document.
-func decodeByDecoder(data []byte, v any) error {
+// decodeWithDecoder is Decode with a json.Decoder, which copies the document.
+func decodeWithDecoder(data []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
@@ -86,8 +87,10 @@ func decodeByDecoder(data []byte, v any) error {
 
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{
-		`{"name":"x"}`, `{"NAME":"x","n":1}`, `{"in":{"wait":1,"no":[{"a":"\\\""}]}}`, `{"rules":[{"n":1},{"m":2}]}`, `{"env":{"a":"b","c":1}}`,
-		`{"raw":{"any":["thing",{"x":1}]},"what":{"y":[]},"at":"2026-01-02T15:04:05Z"}`, ` [ ] `, `{"n":"1","nam":2}`, `{"nam":2,"n":"1"}`, `{"\u006e":1}`, `{}{}`, `{"rules":null,"more":{"rules":[{"rules":[{"x":1}]}]}}`,
+		`{"name":"x"}`, `{"NAME":"x","n":1}`, `{"in":{"wait":1,"no":[{"a":"\\\""}]}}`, `{"rules":[{"n":1},{"m":2}]}`,
+		`{"env":{"a":"b","c":1}}`,
+		`{"raw":{"any":["thing",{"x":1}]},"what":{"y":[]},"at":"2026-01-02T15:04:05Z"}`, ` [ ] `, `{"n":"1","nam":2}`,
+		`{"nam":2,"n":"1"}`, `{"\u006e":1}`, `{}{}`, `{"rules":null,"more":{"rules":[{"rules":[{"x":1}]}]}}`,
 	} {
 		f.Add([]byte(seed))
 	}
@@ -102,14 +105,14 @@ func FuzzDecode(f *testing.F) {
 		if !utf8.Valid(b) {
 			return
 		}
-		if want := decodeByDecoder(b, &doc{}); (err == nil) != (want == nil) {
-			t.Fatalf("Decode(%q) = %v, a Decoder says %v", b, err, want)
+		if want := decodeWithDecoder(b, &doc{}); (err == nil) != (want == nil) {
+			t.Fatalf("Decode(%q) = %v, want as the Decoder: %v", b, err, want)
 		}
 	})
 }
 
-// A document is not copied, but for what is decoded.
-func TestDecodeTakesLittleMemory(t *testing.T) {
+// Decode does not copy the document.
+func TestDecodeAllocatesOnlyTheValue(t *testing.T) {
 	text := strings.Repeat("x", 8<<20)
 	data := []byte(`{"in":{"wait":1},"name":"` + text + `","nothing":1}`)
 	var d doc
@@ -118,10 +121,10 @@ func TestDecodeTakesLittleMemory(t *testing.T) {
 	err := Decode(data, &d)
 	runtime.ReadMemStats(&after)
 	if err == nil || err.Error() != "nothing is unknown" || d.Name != text {
-		t.Fatalf("Decode = %v", err)
+		t.Fatalf("Decode = %v, want the error \"nothing is unknown\" and the text", err)
 	}
 	if got := after.TotalAlloc - before.TotalAlloc; got > uint64(len(data)+len(data)/8) {
-		t.Errorf("Decode allocated %d bytes for a document of %d", got, len(data))
+		t.Errorf("Decode allocated %d bytes for a document of %d bytes, want at most 1/8 more", got, len(data))
 	}
 }
 

@@ -8,15 +8,15 @@ import (
 	"sync"
 )
 
-// unknown returns the first name in data, before the offset until, that t has no field for. data is
-// JSON. encoding/json finds such names only in a Decoder, which copies the document.
-func unknown(data []byte, until int64, t reflect.Type) (name string, found bool) {
+// unknownField returns the first name in data, before offset until, without a field in t. data must
+// be valid JSON. In encoding/json, only a Decoder finds such names, and it copies the document.
+func unknownField(data []byte, until int64, t reflect.Type) (name string, found bool) {
 	w := walker{data: data, until: int(until)}
 	w.value(t)
 	return w.name, w.found
 }
 
-// walker goes through a JSON text that is known to be valid.
+// walker walks through valid JSON text.
 type walker struct {
 	data  []byte
 	at    int
@@ -25,16 +25,16 @@ type walker struct {
 	found bool
 }
 
-func (w *walker) space() {
+func (w *walker) skipSpace() {
 	for w.at < len(w.data) && strings.IndexByte(" \t\r\n", w.data[w.at]) >= 0 {
 		w.at++
 	}
 }
 
-// done says whether there is nothing more to look for.
+// done reports whether the search has ended.
 func (w *walker) done() bool { return w.found || w.at >= w.until || w.at >= len(w.data) }
 
-// text passes a string and returns it as it is written, with its quotes.
+// text skips a string and returns it undecoded, with its quotes.
 func (w *walker) text() []byte {
 	from := w.at
 	w.at = len(w.data)
@@ -44,8 +44,8 @@ func (w *walker) text() []byte {
 	return w.data[from:w.at]
 }
 
-// pass passes a value of which nothing has to be known.
-func (w *walker) pass() {
+// skip skips a value of any type.
+func (w *walker) skip() {
 	for depth := 0; !w.done(); {
 		switch w.data[w.at] {
 		case '"':
@@ -68,15 +68,15 @@ func (w *walker) pass() {
 }
 
 func (w *walker) value(t reflect.Type) {
-	for t != nil && t.Kind() == reflect.Pointer && !decodesItself(t) {
+	for t != nil && t.Kind() == reflect.Pointer && !hasDecoder(t) {
 		t = t.Elem()
 	}
-	w.space()
+	w.skipSpace()
 	if w.done() {
 		return
 	}
-	if t == nil || decodesItself(t) || decodesItself(reflect.PointerTo(t)) {
-		w.pass()
+	if t == nil || hasDecoder(t) || hasDecoder(reflect.PointerTo(t)) {
+		w.skip()
 		return
 	}
 	switch {
@@ -88,17 +88,17 @@ func (w *walker) value(t reflect.Type) {
 	case w.data[w.at] == '[' && (t.Kind() == reflect.Slice || t.Kind() == reflect.Array):
 		w.elements(t.Elem())
 	default:
-		w.pass()
+		w.skip()
 	}
 }
 
-// members passes an object; of gives the type of a member.
+// members checks an object. of returns the type of a member, and false if it is unknown.
 func (w *walker) members(of func(name string) (reflect.Type, bool)) {
 	w.at++
-	for w.space(); !w.done() && w.data[w.at] != '}'; w.space() {
+	for w.skipSpace(); !w.done() && w.data[w.at] != '}'; w.skipSpace() {
 		if w.data[w.at] == ',' {
 			w.at++
-			w.space()
+			w.skipSpace()
 		}
 		if w.done() {
 			return
@@ -110,7 +110,7 @@ func (w *walker) members(of func(name string) (reflect.Type, bool)) {
 			w.name, w.found = name, true
 			return
 		}
-		w.space()
+		w.skipSpace()
 		w.at++ // the colon
 		w.value(t)
 	}
@@ -119,7 +119,7 @@ func (w *walker) members(of func(name string) (reflect.Type, bool)) {
 
 func (w *walker) elements(t reflect.Type) {
 	w.at++
-	for w.space(); !w.done() && w.data[w.at] != ']'; w.space() {
+	for w.skipSpace(); !w.done() && w.data[w.at] != ']'; w.skipSpace() {
 		if w.data[w.at] == ',' {
 			w.at++
 			continue
@@ -129,15 +129,16 @@ func (w *walker) elements(t reflect.Type) {
 	w.at++
 }
 
-// decodesItself says whether a type's own code reads its JSON.
-func decodesItself(t reflect.Type) bool {
-	return t.Implements(reflect.TypeFor[json.Unmarshaler]()) || t.Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
+// hasDecoder reports whether a type has its own JSON decoder.
+func hasDecoder(t reflect.Type) bool {
+	return t.Implements(reflect.TypeFor[json.Unmarshaler]()) ||
+		t.Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
 }
 
-// fields are the types of a struct's fields by their names in JSON.
+// fields maps JSON names to the types of the fields of a struct.
 type fields map[string]reflect.Type
 
-// find looks a name up as encoding/json does: exactly, or else whatever the case.
+// find looks up a name as encoding/json does: an exact match, or else one that ignores case.
 func (f fields) find(name string) (reflect.Type, bool) {
 	if t, ok := f[name]; ok {
 		return t, true
@@ -152,9 +153,10 @@ func (f fields) find(name string) (reflect.Type, bool) {
 
 var fieldCache sync.Map // of fields, by reflect.Type
 
+// fieldsOf returns the fields of a struct, including those of embedded structs unless shadowed.
 func fieldsOf(t reflect.Type) fields {
 	if f, ok := fieldCache.Load(t); ok {
-		return f.(fields) //nolint:errcheck // nothing else is in it
+		return f.(fields) //nolint:errcheck // the cache contains only fields
 	}
 	f, seen := fields{}, map[reflect.Type]bool{}
 	for level := []reflect.Type{t}; len(level) > 0; {
@@ -163,7 +165,7 @@ func fieldsOf(t reflect.Type) fields {
 		for _, t := range level {
 			if !seen[t] {
 				seen[t] = true
-				deeper = append(deeper, members(t, found)...)
+				deeper = append(deeper, addFields(t, found)...)
 			}
 		}
 		for name, t := range found {
@@ -177,8 +179,8 @@ func fieldsOf(t reflect.Type) fields {
 	return f
 }
 
-// members adds the fields of a struct to f and returns the structs that it embeds.
-func members(t reflect.Type, f fields) (embedded []reflect.Type) {
+// addFields adds the fields of a struct to f and returns the embedded structs.
+func addFields(t reflect.Type, f fields) (embedded []reflect.Type) {
 	for field := range t.Fields() {
 		tag := field.Tag.Get("json")
 		name, _, _ := strings.Cut(tag, ",")
