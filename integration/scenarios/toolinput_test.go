@@ -82,7 +82,7 @@ func badCalls() []badCall {
 		bad("read-only without a workspace", at(`"read_only":true`), "read_only", "workspace"),
 		none("an unknown sandbox", bash, at(`"sandbox":"`+nobody+`"`), "", nobody),
 		none("an unknown workspace", bash, at(`"workspace":"nope"`), "workspace", "nope"),
-		none("a workspace that is a path", bash, at(`"workspace":"../x"`), "workspace", "not known"),
+		none("a workspace that is a path", bash, at(`"workspace":"../x"`), "workspace", "not found"),
 		none("an unknown template", bash, at(`"template":"nope"`), "template", "default"),
 		{"an empty path", "fs.read", `{"input":{"path":""}}`, http.StatusBadRequest, "invalid_argument", "path", "empty"},
 	}

@@ -183,7 +183,7 @@ func webPrivate(t *testing.T, s *harness.Server, w *harness.Website) {
 		{"GET", at + "/files?path=/tmp", ""}, {"GET", at + "/egress", ""}, {"PUT", at + "/egress", `{"rules": [{"host": "a.site.test"}]}`}, {"GET", at + "/ports/80/", ""},
 		{"POST", "/v1/tools/system.bash/call", `{"sandbox": "` + id + `", "input": {"command": "env"}}`},
 	} {
-		if got := s.Ask(t, c[0], c[1], c[2]); got.Status != 403 || !strings.Contains(string(got.Body), "that of a tool's call") {
+		if got := s.Ask(t, c[0], c[1], c[2]); got.Status != 403 || !strings.Contains(string(got.Body), "belongs to a tool call") {
 			t.Errorf("%s %s: %d %s", c[0], c[1], got.Status, got.Body)
 		}
 	}
@@ -194,7 +194,7 @@ func webPrivate(t *testing.T, s *harness.Server, w *harness.Website) {
 func webHostile(t *testing.T, s *harness.Server, w *harness.Website) {
 	for path, want := range map[string][2]string{
 		"/slow": {"timeout", ""}, "/lies": {"failed", ""}, "/loop": {"failed", "redirect"}, "/image": {"failed", "image/png"},
-		"/circle.pdf": {"failed", "broke off"}, // the program ends over it
+		"/circle.pdf": {"failed", "the program that converts it failed"}, // the program ends over it
 	} {
 		in := map[string]any{"url": w.URL("a", path)}
 		if path == "/slow" { // the only one that does not end by itself
