@@ -207,7 +207,7 @@ func TestRunWithOverlay(t *testing.T) {
 		contains(t, s.CLI(t, "workspace", "diff", name, "--name-only").Stdout, "a.txt")
 		s.CLI(t, "workspace", "commit", list[0].ID, "other").Is(t, 64, "other")
 		s.CLI(t, "workspace", "commit", list[0].ID, "a.txt").Is(t, 0, "")
-		s.CLI(t, "workspace", "discard", list[0].ID).Is(t, 66, "no overlay")
+		s.CLI(t, "workspace", "discard", list[0].ID).Is(t, 66, "not found: not an overlay lease")
 		if got := get(t, s.Client.WorkspaceFiles(name), "a.txt"); got != "run\n" {
 			t.Errorf("%q", got)
 		}
