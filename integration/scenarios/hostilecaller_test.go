@@ -28,8 +28,8 @@ const (
 	steadyPace = 100 * time.Millisecond
 	// steadyTimeout is the most that one of these calls may take.
 	steadyTimeout = 30 * time.Second
-	// attackMemory is the most that the service may have had resident, in bytes. The goal is 300 MB, and
-	// 278 MB were measured; the rest leaves room for when the garbage collector runs.
+	// attackMemory is the most that the service may have had resident, in bytes. The goal is
+	// 300 MB, and 278 MB were measured; the rest leaves room for the garbage collector.
 	attackMemory = 400_000_000
 	// retryPause is how long attacks that were refused with Retry-After wait.
 	retryPause = time.Second
