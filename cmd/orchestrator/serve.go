@@ -391,10 +391,11 @@ func (s *service) run(ctx context.Context) error {
 	back, endBack := context.WithCancel(context.WithoutCancel(ctx))
 	defer endBack()
 	defer context.AfterFunc(front, s.engine.HandOver)()
-	talk := mcp.New(mcp.Options{Engine: s.engine, Version: s.app.version, Requests: s.config.Callers.MaxRequests, Log: s.log})
+	refusals := api.NewRefusalPacer()
+	talk := mcp.New(mcp.Options{Engine: s.engine, Refused: refusals.Wait, Version: s.app.version, Requests: s.config.Callers.MaxRequests, Log: s.log})
 	defer context.AfterFunc(front, talk.Stop)()
 	bodies := api.BodyBudget{Total: int64(s.config.Requests.Bodies), Caller: int64(s.config.Requests.CallerBodies)}
-	server := api.New(api.Options{Engine: s.engine, Token: s.token, Log: s.log, ShellCaller: s.governed.shellCaller(), MCP: talk, Bodies: bodies,
+	server := api.New(api.Options{Engine: s.engine, Refusals: refusals, Token: s.token, Log: s.log, ShellCaller: s.governed.shellCaller(), MCP: talk, Bodies: bodies,
 		MaxRequests: s.config.Callers.MaxRequests, MaxStreams: s.config.Callers.MaxStreams, Down: func() {
 			once.Do(func() {
 				s.log.Info("taking everything down")

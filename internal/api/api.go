@@ -68,6 +68,8 @@ type Options struct {
 	// has at once, and how many of them last: events, terminals, tunnels. Zero
 	// means a share of the connections.
 	MaxRequests, MaxStreams int
+	// Refusals delays answers to refused requests. If it is nil, the server makes its own.
+	Refusals *RefusalPacer
 	// Down is called once to take everything down after POST /v1/down.
 	Down func()
 	Log  *slog.Logger
@@ -96,6 +98,9 @@ type Server struct {
 func New(o Options) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Refusals == nil {
+		o.Refusals = NewRefusalPacer()
 	}
 	s := &Server{opts: o, log: o.Log, mux: http.NewServeMux(), stall: takeTime, beat: heartbeatTime, bodies: newBudget(o.Bodies), pace: defaultPace()}
 	s.conns = newConnLimiter(boundsOf(openFiles(), o.MaxRequests, o.MaxStreams), o.Log)
@@ -235,6 +240,9 @@ func (s *Server) wrap(rt route) http.Handler {
 			// net/http takes what is left of the body off him before it answers.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTime)) // any connection can
 			w.Header().Set("Connection", "close")
+			if _, over := errors.AsType[*connectionError](err); !over { // A connection over the limit ends at once.
+				s.opts.Refusals.Wait(call, 1)
+			}
 			s.fail(out, r, err)
 		}
 		s.log.Debug("request", "method", r.Method, "route", rt.path, "caller", call.Caller, "status", out.status, "took", time.Since(began))
@@ -249,8 +257,9 @@ func (s *Server) serve(out *answer, r *http.Request, rt route, call engine.Call)
 	defer in.release()
 	if err := handle(out, r, rt.handle, call); err != nil {
 		in.refuse()
-		s.fail(out, r, err)
 		in.release()
+		s.opts.Refusals.Wait(call, 1+in.taken/refusalBytes)
+		s.fail(out, r, err)
 		in.drop()
 	}
 }
@@ -337,6 +346,9 @@ func (s *Server) talk(w http.ResponseWriter, r *http.Request, call engine.Call) 
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(raw)), int64(len(raw))
 	}
 	s.opts.MCP.Serve(w, r, call)
+	if out, ok := w.(*answer); ok && out.status >= http.StatusBadRequest {
+		s.opts.Refusals.Wait(call, 1) // net/http sends a short answer after the handler
+	}
 	return nil
 }
 

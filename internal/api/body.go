@@ -36,6 +36,8 @@ const (
 	// one whose length is declared, the rest is allocated at once, so that nothing is copied twice.
 	firstPiece = 4 << 10
 	lastPiece  = 1 << 20
+	// The rest of a refused body is dropped in pieces of dropPiece, at the pace of refusals.
+	dropPiece = 1 << 20
 )
 
 // bodyKind says what a route does with a body.
@@ -85,6 +87,7 @@ type callBody struct {
 	ctl      *http.ResponseController
 	call     engine.Call
 	budget   *budget
+	refusals *RefusalPacer
 	pace     pace
 	stall    time.Duration // for an upload
 	kind     bodyKind
@@ -92,6 +95,7 @@ type callBody struct {
 	twice    bool
 	declared int64 // -1: not known
 	charged  int64
+	taken    int // bytes of a held body that were read
 	// What commands read as input may still be read when the handler is through.
 	ended  atomic.Bool // all of it was read
 	broken atomic.Bool // reading it failed
@@ -104,7 +108,7 @@ func (s *Server) receive(
 	w http.ResponseWriter, r *http.Request, rt route, call engine.Call,
 ) (*http.Request, *callBody) {
 	b := &callBody{
-		src: r.Body, w: w, ctl: http.NewResponseController(w), call: call, budget: s.bodies, pace: s.pace, stall: s.stall,
+		src: r.Body, w: w, ctl: http.NewResponseController(w), call: call, budget: s.bodies, refusals: s.opts.Refusals, pace: s.pace, stall: s.stall,
 		kind: rt.kind(), limit: rt.limit, twice: rt.twice, declared: r.ContentLength,
 	}
 	if b.limit == 0 {
@@ -187,7 +191,12 @@ func (b *callBody) drop() {
 	}
 	_ = b.ctl.Flush() // a client that is gone sends nothing
 	_ = b.ctl.SetReadDeadline(time.Now().Add(refusedTime))
-	_, _ = io.CopyN(io.Discard, b.src, maxDrop)
+	for left := int64(maxDrop); left > 0; left -= dropPiece {
+		if _, err := io.CopyN(io.Discard, b.src, dropPiece); err != nil {
+			return
+		}
+		b.refusals.Wait(b.call, dropPiece/refusalBytes)
+	}
 }
 
 // leave bounds how long net/http waits for what nobody has read.
@@ -201,6 +210,7 @@ func (b *callBody) leave() {
 func (b *callBody) hold() ([]byte, error) {
 	h := heldBody{}
 	err := b.fill(&h)
+	b.taken = h.size
 	if err == nil {
 		_ = b.ctl.SetReadDeadline(time.Time{}) // it would end the request's context
 		raw := h.whole()

@@ -96,6 +96,7 @@ type limitedConn struct {
 
 	// Guarded by l.mu.
 	holder *connHolder // nil: closed
+	token  string      // ID of the token of the last request
 	active bool        // in a request
 	place  *chain.Element
 }
@@ -244,8 +245,9 @@ func (l *connLimiter) begin(r *http.Request, call engine.Call) (end func(), err 
 	defer l.mu.Unlock()
 	h := l.holder(call)
 	if c, ok := r.Context().Value(connKey{}).(*limitedConn); ok && c.holder != nil {
+		c.token = call.Token
 		if err := l.assign(c, h); err != nil {
-			return none, err
+			return none, &connectionError{err}
 		}
 	}
 	if !l.ofCaller(h) {
@@ -274,6 +276,12 @@ func (l *connLimiter) begin(r *http.Request, call engine.Call) (end func(), err 
 		l.forget(h)
 	}), nil
 }
+
+// connectionError is the refusal of a connection over its holder's limit, not of a request.
+type connectionError struct{ error }
+
+// Unwrap returns the *engine.QuotaError.
+func (e *connectionError) Unwrap() error { return e.error }
 
 func tooMany(quota string, used, limit int, unit string) error {
 	return &engine.QuotaError{Quota: quota, Limit: int64(limit), Used: int64(used), Unit: unit, RetryAfter: retryTime}
@@ -342,6 +350,32 @@ func (l *connLimiter) evict(h *connHolder, c *limitedConn) {
 	if time.Since(l.warned) > warnTime {
 		l.warned = time.Now()
 		l.log.Warn("too many connections: evicting", "caller", h.name, "operator", h == l.operators, "anonymous", h == l.anonymous, "max", l.bounds.total)
+	}
+}
+
+// closeToken closes the connections whose last request had the token, except the one of the request
+// r. Requests in progress on them are cancelled.
+func (l *connLimiter) closeToken(r *http.Request, token string) {
+	own, _ := r.Context().Value(connKey{}).(*limitedConn)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, h := range l.callers {
+		l.closeTokenOf(h, own, token)
+	}
+	l.closeTokenOf(l.operators, own, token)
+}
+
+// closeTokenOf is closeToken for one holder. The lock is held.
+func (l *connLimiter) closeTokenOf(h *connHolder, own *limitedConn, token string) {
+	for _, list := range []*chain.List{&h.idle, &h.busy} {
+		for at := list.Front(); at != nil; {
+			c := at.Value.(*limitedConn) //nolint:errcheck,forcetypeassert // the lists hold nothing else
+			at = at.Next()
+			if c.token == token && c != own {
+				l.take(c)
+				c.Conn.Close() //nolint:errcheck // the client finds out by its next read
+			}
+		}
 	}
 }
 

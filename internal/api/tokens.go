@@ -15,7 +15,7 @@ func (s *Server) tokenRoutes() []route {
 	return []route{
 		{method: "POST", path: "/v1/tokens", handle: s.createToken, operator: true, summary: "Make a token; its secret is in this answer only", body: v1.TokenRequest{}, answer: v1.Token{}},
 		{method: "GET", path: "/v1/tokens", handle: s.listTokens, summary: "List tokens, newest first", answer: v1.List[v1.Token]{}},
-		{method: "DELETE", path: "/v1/tokens/{id}", handle: s.revokeToken, summary: "Revoke a token at once", answer: v1.Token{}},
+		{method: "DELETE", path: "/v1/tokens/{id}", handle: s.revokeToken, summary: "Revoke a token, and end its requests and streams", answer: v1.Token{}},
 	}
 }
 
@@ -45,6 +45,7 @@ func (s *Server) revokeToken(w http.ResponseWriter, r *http.Request, call engine
 	if err != nil {
 		return err
 	}
+	s.conns.closeToken(r, got.ID) // streams and calls in progress end as well
 	return reply(w, http.StatusOK, got)
 }
 

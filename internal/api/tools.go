@@ -66,8 +66,14 @@ func (s *Server) callTool(w http.ResponseWriter, r *http.Request, call engine.Ca
 	if err != nil {
 		return err
 	}
+	if limited(res) {
+		s.opts.Refusals.Wait(call, 1)
+	}
 	return reply(w, http.StatusOK, res)
 }
+
+// limited reports whether a quota or a rate refused the call.
+func limited(r v1.ToolResult) bool { return r.Error != nil && r.Error.RetryAfterMS > 0 }
 
 // shared is JSON that stays a part of the document it stands in.
 type shared json.RawMessage

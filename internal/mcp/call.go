@@ -71,6 +71,9 @@ func (s *Server) callTool(ctx context.Context, ss *mcp.ServerSession, a Access, 
 		c.progress.finish()
 	}
 	x.called(r.ID)
+	if limited := r.Error != nil && r.Error.RetryAfterMS > 0; (err != nil || limited) && ctx.Err() == nil {
+		s.opts.Refused(a.Call, 1)
+	}
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx) // nobody waits for it

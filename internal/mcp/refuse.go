@@ -133,17 +133,23 @@ func (s *Server) recordMissed(w http.ResponseWriter, r *http.Request, in *intake
 		_ = ctl.SetReadDeadline(time.Time{})
 	}
 	call.Key, call.Via = "", "mcp"
-	for _, c := range in.missed() {
+	missed := in.missed()
+	for _, c := range missed {
 		if err := s.engine.RefuseCall(r.Context(), call, c.name, c.input, cause); err != cause { //nolint:errorlint // that the record failed is added
 			s.log.Error("failed to record a refused call", "caller", call.Caller, "error", err)
 		}
+	}
+	if len(missed) > 0 {
+		s.opts.Refused(call, len(missed))
 	}
 	return cause
 }
 
 // refuse records a call that reached no tool, and returns the reason.
 func (s *Server) refuse(ctx context.Context, a Access, tool string, input json.RawMessage, cause error) error {
-	return s.engine.RefuseCall(ctx, a.Call, tool, input, cause)
+	err := s.engine.RefuseCall(ctx, a.Call, tool, input, cause)
+	s.opts.Refused(a.Call, 1)
+	return err
 }
 
 // outcome is a response whose refusal is kept.

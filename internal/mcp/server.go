@@ -60,6 +60,8 @@ const (
 // Options of a Server. Engine is needed.
 type Options struct {
 	Engine Engine
+	// Refused is called before the answer that refuses n tool calls, and may delay it. It may be nil.
+	Refused func(call engine.Call, n int)
 	// Version is told to clients.
 	Version string
 	// Access is whose calls those on stdio are. HTTP brings its own.
@@ -136,6 +138,9 @@ func New(o Options) *Server {
 	}
 	if o.Resume <= 0 {
 		o.Resume = DefaultResume
+	}
+	if o.Refused == nil {
+		o.Refused = func(engine.Call, int) {}
 	}
 	s := &Server{opts: o, log: o.Log, engine: o.Engine, sessions: map[*mcp.ServerSession]*session{}}
 	s.stopping, s.stop = context.WithCancelCause(context.Background())
