@@ -52,7 +52,7 @@ func (a *app) newApprovalsList() *cobra.Command {
 		Example: `  orchestrator approvals ls
   orchestrator approvals ls --state denied -o json
   orchestrator approvals ls --all`,
-		Args: names(),
+		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if all {
 				if cmd.Flags().Changed("state") {
@@ -81,7 +81,7 @@ func (a *app) newApprovalsShow() *cobra.Command {
 		Use:     "show ID",
 		Short:   "Describe a question with its whole input",
 		Example: "  orchestrator approvals show $id",
-		Args:    names("ID"),
+		Args:    exactArgs("ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {
@@ -143,7 +143,7 @@ Ctrl-C. A server that is restarted is asked again. With -o json, an event as
 JSON on each line.`,
 		Example: `  orchestrator approvals watch
   orchestrator approvals watch -o json | jq -r 'select(.type == "asked") | .approval.id'`,
-		Args: names(),
+		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.runApprovalsWatch(cmd.Context()) },
 	}
 }
@@ -266,7 +266,7 @@ func (a *app) newApprovalsModify() *cobra.Command {
 		Short: "Let a call be carried out with another input",
 		Example: `  orchestrator approvals modify --input '{"command":"rm -r build"}' $id
   orchestrator approvals modify --input-file input.json --note 'only this folder' $id`,
-		Args: names("ID"),
+		Args: exactArgs("ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			w := o.answer("modify")
 			b, flag := []byte(input), "--input"

@@ -35,7 +35,7 @@ our input line by line for its own, which stays open.
 The exit code is the command's.`,
 		Example: `  orchestrator shell attach $sh
   orchestrator shell attach --read-only $sh`,
-		Args: names("SHELL"),
+		Args: exactArgs("SHELL"),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runAttach(cmd.Context(), cmd, o, args[0]) },
 	}
 	f := c.Flags()
@@ -64,14 +64,14 @@ func (a *app) runAttach(ctx context.Context, cmd *cobra.Command, o attachOptions
 	if !sh.TTY {
 		return a.attachPlain(ctx, cl, sh, o)
 	}
-	s := &seat{app: a, screen: a.screen(), keys: keys, look: o.look, back: "orchestrator shell attach " + id}
+	s := &terminalSession{app: a, screen: a.screen(), keys: keys, look: o.look, back: "orchestrator shell attach " + id}
 	opts := s.options()
 	opts.Offset = o.offset
 	t, err := cl.AttachTerminal(ctx, id, opts)
 	if err != nil {
 		return err
 	}
-	return a.finishSeat(ctx, cl, s, t, false)
+	return a.finishTerminal(ctx, cl, s, t, false)
 }
 
 // attachPlain follows both streams of a command without a terminal, and hands

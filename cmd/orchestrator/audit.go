@@ -98,7 +98,7 @@ a rate refused: the first one, or how many followed within a minute.`,
   orchestrator audit ls --caller ci --ending policy_denied --since 24h
   orchestrator audit ls --call $id -o json
   orchestrator audit ls --action egress --verdict deny --sandbox $id`,
-		Args: names(),
+		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f, err := o.chosen(cmd)
 			if err != nil {
@@ -131,7 +131,7 @@ func (a *app) newAuditExport() *cobra.Command {
 another exit code than 0 what was printed is not whole.`,
 		Example: `  orchestrator audit export > audit.jsonl
   orchestrator audit export --after 1000 --since 24h | jq -c 'select(.verdict == "deny")'`,
-		Args: names(),
+		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f, err := o.chosen(cmd)
 			if err != nil {
@@ -168,7 +168,7 @@ Copies without audit.head need --head.`,
   orchestrator audit verify -o json | jq -r .head > head
   orchestrator audit verify --head "$(cat head)"
   orchestrator audit verify --dir /backup/audit --key /root/audit.key`,
-		Args: names(),
+		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case dir != "":

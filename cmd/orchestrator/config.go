@@ -27,7 +27,7 @@ func (a *app) newConfigCommand() *cobra.Command {
 		Use:     "check FILE",
 		Short:   "Check a configuration file, with the environment over it, and its templates_dir",
 		Example: "  orchestrator config check orchestrator.yaml",
-		Args:    names("FILE"),
+		Args:    exactArgs("FILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			a.flags.config = args[0]
 			c, err := a.valid()

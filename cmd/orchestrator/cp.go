@@ -36,7 +36,7 @@ here with a ":" is written ./with:colon.`,
   orchestrator cp $id:/tmp/report.html .
   orchestrator cp workspace:notes:todo.md - | less
   tar c . | orchestrator cp - $id:/tmp/src.tar`,
-		Args: names("SRC", "DST"),
+		Args: exactArgs("SRC", "DST"),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runCopy(cmd.Context(), cmd, args[0], args[1]) },
 	}
 }

@@ -46,7 +46,7 @@ func (a *app) newDoctorCommand() *cobra.Command {
 All runtimes are tried for real, in a folder of their own that is removed
 again. The exit code is 1 if something failed that sandboxes need.`,
 		Example: "  orchestrator doctor\n  orchestrator doctor -o json",
-		Args:    names(),
+		Args:    exactArgs(),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return a.runDoctor(cmd.Context()) },
 	}
 }
@@ -293,13 +293,13 @@ func (a *app) checkServer(ctx context.Context, c config.Config) check {
 	cl, err := a.server(ctx, c)
 	switch {
 	case err != nil:
-		return check{"server", checkWarn, say(err), "look at its log"}
+		return check{"server", checkWarn, describe(err), "look at its log"}
 	case cl == nil:
 		return check{"server", checkOK, "none on " + a.address(c), ""}
 	}
 	v, err := cl.Version(ctx)
 	if err != nil {
-		return check{"server", checkWarn, say(err), "look at its log"}
+		return check{"server", checkWarn, describe(err), "look at its log"}
 	}
 	return check{"server", checkOK, fmt.Sprintf("%s on %s, runtime %s", v.Version, cl.Address(), v.Runtime), ""}
 }
@@ -308,11 +308,11 @@ func (a *app) checkServer(ctx context.Context, c config.Config) check {
 func (a *app) checkImage(ctx context.Context, c config.Config) check {
 	c, err := c.WithFolder(a.configFile())
 	if err != nil {
-		return check{"image", checkFail, say(err), "orchestrator template check FILE"}
+		return check{"image", checkFail, describe(err), "orchestrator template check FILE"}
 	}
 	known, err := a.imageRefs(ctx, c)
 	if err != nil {
-		return check{"image", checkWarn, say(err), ""}
+		return check{"image", checkWarn, describe(err), ""}
 	}
 	var missing []string
 	for _, name := range sortedKeys(c.Templates) {

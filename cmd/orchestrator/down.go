@@ -39,7 +39,7 @@ func (a *app) newDownCommand() *cobra.Command {
 server. Workspaces and images stay. Without a server, what a stopped one has
 left in the state directory is destroyed.`,
 		Example: "  orchestrator down\n  orchestrator down --state-dir /var/lib/orchestrator",
-		Args:    names(),
+		Args:    exactArgs(),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return a.runDown(cmd.Context(), name, wait) },
 	}
 	c.Flags().StringVar(&name, "runtime", "", "without a server, `NAME` of the runtime to ask: auto, docker, containerd or oci")
@@ -52,7 +52,7 @@ func (a *app) runDown(ctx context.Context, name string, wait time.Duration) erro
 	if err != nil {
 		return err
 	}
-	over(&c.Runtime, name)
+	setIfGiven(&c.Runtime, name)
 	if err := c.Validate(); err != nil {
 		return err
 	}

@@ -136,7 +136,7 @@ away first. What is open and no longer allowed ends.`,
   orchestrator sandbox egress $id --allow tls://pypi.org --allow tls://files.pythonhosted.org
   orchestrator sandbox egress $id --deny '*.example.com'
   orchestrator sandbox egress $id --clear`,
-		Args: names("SANDBOX"),
+		Args: exactArgs("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.runSandboxEgress(cmd.Context(), cmd, args[0], o)
 		},

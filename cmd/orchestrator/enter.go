@@ -40,7 +40,7 @@ pipes use "exec -i".`,
 			if len(args) == 0 || args[0] == "--" {
 				return usage(cmd, "SANDBOX is missing")
 			}
-			return names("SANDBOX")(cmd, args[:1])
+			return exactArgs("SANDBOX")(cmd, args[:1])
 		},
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runEnter(cmd.Context(), cmd, o, args) },
 	}
@@ -78,7 +78,7 @@ func (a *app) runEnter(ctx context.Context, cmd *cobra.Command, o enterOptions, 
 	if err != nil {
 		return err
 	}
-	s := &seat{app: a, screen: a.screen(), keys: keys, ends: true}
+	s := &terminalSession{app: a, screen: a.screen(), keys: keys, ends: true}
 	cols, rows := s.screen.size()
 	t, err := cl.OpenTerminal(ctx, args[0], v1.TerminalRequest{
 		Argv: argv, Command: o.command, Cwd: o.cwd, Env: env, User: o.user, TimeoutMS: millis(o.timeout),
@@ -88,7 +88,7 @@ func (a *app) runEnter(ctx context.Context, cmd *cobra.Command, o enterOptions, 
 		return err
 	}
 	s.back = "orchestrator shell attach " + t.Shell()
-	return a.finishSeat(ctx, cl, s, t, true)
+	return a.finishTerminal(ctx, cl, s, t, true)
 }
 
 // termOf is the kind of terminal that a command is told it has. One that is
@@ -104,10 +104,10 @@ func (a *app) termOf(asked string, s screen) string {
 	}
 }
 
-// finishSeat sits at a terminal to its end. With forget, nothing is kept of one
+// finishTerminal sits at a terminal to its end. With forget, nothing is kept of one
 // whose end was seen.
-func (a *app) finishSeat(ctx context.Context, cl *client.Client, s *seat, t *client.Terminal, forget bool) error {
-	r, err := s.sit(ctx, t)
+func (a *app) finishTerminal(ctx context.Context, cl *client.Client, s *terminalSession, t *client.Terminal, forget bool) error {
+	r, err := s.attach(ctx, t)
 	if err != nil {
 		if r.Ending == "" || errors.Is(err, errDetach) {
 			return s.leave(err)

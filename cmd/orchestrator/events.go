@@ -22,7 +22,7 @@ that some were missed. With -o json there is one object on each line.`,
 		Example: `  orchestrator events --since 10m
   orchestrator events -f
   orchestrator events -f -o json | jq 'select(.type == "sandbox.gone")'`,
-		Args: names(),
+		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {

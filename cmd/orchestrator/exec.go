@@ -98,7 +98,7 @@ printed instead. Ctrl-C kills the command with everything it started.`,
 			if len(args) == 0 || args[0] == "--" {
 				return usage(cmd, "SANDBOX is missing")
 			}
-			return names("SANDBOX")(cmd, args[:1])
+			return exactArgs("SANDBOX")(cmd, args[:1])
 		},
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runExec(cmd.Context(), cmd, o, args) },
 	}

@@ -58,12 +58,12 @@ func refuse(class error, format string, args ...any) error {
 	return &refusal{fmt.Errorf(format, args...), class}
 }
 
-// ended is a command that did not end with 0. It is no failure of ours: what
+// endedError is a command that did not end with 0. It is no failure of ours: what
 // there is to say about it has been said by its streams.
-type ended struct{ result v1.ExecResult }
+type endedError struct{ result v1.ExecResult }
 
 // Error is for endings that a caller would not see from the streams.
-func (e *ended) Error() string {
+func (e *endedError) Error() string {
 	r := e.result
 	if r.Ending == string(runtime.Exited) {
 		return fmt.Sprintf("the command exited with %d", r.ExitCode)
@@ -83,7 +83,7 @@ func result(r v1.ExecResult) error {
 	if r.Ending == string(runtime.Exited) && r.ExitCode == 0 {
 		return nil
 	}
-	return &ended{r}
+	return &endedError{r}
 }
 
 // errChecks is what doctor ends with when a check failed; the table has told.
@@ -92,16 +92,16 @@ var errChecks = errors.New("a check failed")
 // finish says what went wrong, in one line, and returns the exit code.
 func (a *app) finish(err error) int {
 	code := exitCode(err)
-	e, command := errors.AsType[*ended](err)
+	e, command := errors.AsType[*endedError](err)
 	quiet := err == nil || errors.Is(err, errChecks) || command && e.result.Ending == string(runtime.Exited) || said(err)
 	if !quiet {
-		fmt.Fprintf(a.stderr, "orchestrator: %s\n", oneLine(say(err))) //nolint:errcheck // there is nowhere else to say it
+		fmt.Fprintf(a.stderr, "orchestrator: %s\n", oneLine(describe(err))) //nolint:errcheck // there is nowhere else to say it
 	}
 	return code
 }
 
-// say is an error's text, with the way out where a server is missing.
-func say(err error) string {
+// describe is an error's text, with the way out where a server is missing.
+func describe(err error) string {
 	e, ok := errors.AsType[*client.NoServerError](err)
 	switch {
 	case !ok:
@@ -129,7 +129,7 @@ func exitCode(err error) int {
 	if err == nil {
 		return exitOK
 	}
-	if e, ok := errors.AsType[*ended](err); ok {
+	if e, ok := errors.AsType[*endedError](err); ok {
 		return endingCode(e.result)
 	}
 	if e, ok := errors.AsType[*refusedCall](err); ok {

@@ -35,9 +35,9 @@ sandbox is not idle while a connection is open.`,
   orchestrator forward $id 8080 & curl http://127.0.0.1:8080/`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) < 2 {
-				return names("SANDBOX", "PORT")(cmd, args)
+				return exactArgs("SANDBOX", "PORT")(cmd, args)
 			}
-			return names("SANDBOX", "PORT")(cmd, args[:2])
+			return exactArgs("SANDBOX", "PORT")(cmd, args[:2])
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.runForward(cmd.Context(), cmd, args[0], args[1:])

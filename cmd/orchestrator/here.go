@@ -27,18 +27,18 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// aloneHere is how long a guest of a run without a server lives without its
+// localOrphanTimeout is how long a guest of a run without a server lives without its
 // host: the janitor is quicker, and this is for the case that it was killed as
 // well.
-const aloneHere = 15 * time.Second
+const localOrphanTimeout = 15 * time.Second
 
 // sweepTime bounds what a run does for earlier ones.
 const sweepTime = 10 * time.Second
 
-// oneRun is a run in this process: its own state directory S/runs/<id> for
+// runLocally is a run in this process: its own state directory S/runs/<id> for
 // everything that is made, the images and workspaces of S. A janitor is there
 // before anything is made, and cleans up whatever becomes of us.
-func (a *app) oneRun(ctx context.Context, c config.Config, req v1.Run, st engine.Stream) (r v1.ExecResult, err error) {
+func (a *app) runLocally(ctx context.Context, c config.Config, req v1.Run, st engine.Stream) (r v1.ExecResult, err error) {
 	log := logger(a.stderr, c.Log)
 	if req.Template == "" {
 		if req.Template, err = a.templateOfClass(c, req.Class); err != nil {
@@ -51,7 +51,7 @@ func (a *app) oneRun(ctx context.Context, c config.Config, req v1.Run, st engine
 	if err := makeStateDir(c.StateDir); err != nil {
 		return r, err
 	}
-	h := &here{app: a, config: c, log: log, template: req.Template, reaches: req.Egress != nil}
+	h := &localRun{app: a, config: c, log: log, template: req.Template, reaches: req.Egress != nil}
 	defer func() { err = errors.Join(err, h.close(ctx)) }()
 	if err := h.open(ctx, req.Workspace); err != nil {
 		return r, err
@@ -74,8 +74,8 @@ func sortedKeys[T any](m map[string]T) []string {
 	return out
 }
 
-// here is a run in this process: what it holds.
-type here struct {
+// localRun is a run in this process: what it holds.
+type localRun struct {
 	app      *app
 	config   config.Config
 	log      *slog.Logger
@@ -105,15 +105,15 @@ type runRecord struct {
 
 const recordFile = "run.json"
 
-func (h *here) open(ctx context.Context, workspace string) error {
+func (h *localRun) open(ctx context.Context, workspace string) error {
 	dir := h.config.StateDir
-	using, err := waitLock(ctx, dir, imagesUse, unix.LOCK_SH)
+	using, err := waitForLock(ctx, dir, imagesUse, unix.LOCK_SH)
 	if err != nil {
 		return err
 	}
 	h.locks = append(h.locks, using)
 	if workspace != "" {
-		lock, err := flock(filepath.Join(dir, workspacesLock), unix.LOCK_EX)
+		lock, err := lockFile(filepath.Join(dir, workspacesLock), unix.LOCK_EX)
 		if err != nil {
 			return workspaceHeld(dir, err)
 		}
@@ -153,7 +153,7 @@ func workspaceHeld(dir string, err error) error {
 
 // makeDir makes S/runs/<id> and takes its lock before the folder has the name
 // that sweepRuns looks for.
-func (h *here) makeDir(stateDir string) (err error) {
+func (h *localRun) makeDir(stateDir string) (err error) {
 	id, err := uuid.NewV7()
 	if err != nil {
 		return err
@@ -167,7 +167,7 @@ func (h *here) makeDir(stateDir string) (err error) {
 		return fmt.Errorf("folder of runs: %w", err)
 	}
 	defer func() { err = errors.Join(err, fresh.Release()) }()
-	lock, err := flock(filepath.Join(fresh.Path, "lock"), unix.LOCK_EX)
+	lock, err := lockFile(filepath.Join(fresh.Path, "lock"), unix.LOCK_EX)
 	if err != nil {
 		return errors.Join(err, os.RemoveAll(fresh.Path))
 	}
@@ -182,7 +182,7 @@ func (h *here) makeDir(stateDir string) (err error) {
 
 // openEngine has the images only until theirs is unpacked and known to the
 // driver.
-func (h *here) openEngine(ctx context.Context, guest, hash string, workspace bool) error {
+func (h *localRun) openEngine(ctx context.Context, guest, hash string, workspace bool) error {
 	dirs := engine.DirsOf(h.config.StateDir)
 	d := drivers{config: h.config, stateDir: h.dir, guest: guest, log: h.log}
 	var err error
@@ -207,7 +207,7 @@ func (h *here) openEngine(ctx context.Context, guest, hash string, workspace boo
 	if err != nil {
 		return err
 	}
-	h.config.Guest.OrphanTimeout = config.Duration(aloneHere)
+	h.config.Guest.OrphanTimeout = config.Duration(localOrphanTimeout)
 	opts.Templates = templates(h.config, h.template)
 	for i := range opts.Templates {
 		opts.Templates[i].Pool.Min = 0
@@ -224,7 +224,7 @@ func (h *here) openEngine(ctx context.Context, guest, hash string, workspace boo
 		}
 		opts.Governance = h.rules.Governance
 	}
-	lock, err := waitLock(ctx, h.config.StateDir, imagesLock, unix.LOCK_EX)
+	lock, err := waitForLock(ctx, h.config.StateDir, imagesLock, unix.LOCK_EX)
 	if err != nil {
 		return err
 	}
@@ -263,7 +263,7 @@ func readRecord(dir string) (r runRecord, found bool, err error) {
 
 // close removes what the run made, and waits for the janitor, which finds
 // nothing left to do. What cannot be removed here is left to it.
-func (h *here) close(ctx context.Context) error {
+func (h *localRun) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTime)
 	defer cancel()
 	var err error

@@ -32,7 +32,7 @@ func withImages[T any](ctx context.Context, a *app, c config.Config, do func(*im
 	if err := makeStateDir(c.StateDir); err != nil {
 		return none, err
 	}
-	lock, err := waitLock(ctx, c.StateDir, imagesLock, unix.LOCK_EX)
+	lock, err := waitForLock(ctx, c.StateDir, imagesLock, unix.LOCK_EX)
 	if err != nil {
 		return none, err
 	}
@@ -112,7 +112,7 @@ folder is taken without a server only.`,
 		Example: `  orchestrator image import sandbox.tar
   orchestrator image import --ref tools:1 rootfs.tar.gz
   docker save alpine | orchestrator image import -`,
-		Args: names("PATH"),
+		Args: exactArgs("PATH"),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runImageImport(cmd.Context(), args[0], ref) },
 	}
 	c.Flags().StringVar(&ref, "ref", "", "`NAME` it gets; empty is the archive's own")
@@ -158,7 +158,7 @@ func (a *app) newImageList() *cobra.Command {
 		Aliases: []string{"list"},
 		Short:   "List images",
 		Example: "  orchestrator image ls -o json",
-		Args:    names(),
+		Args:    exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
 			c, err := a.valid()
@@ -188,7 +188,7 @@ func (a *app) newImageRemove() *cobra.Command {
 		Use:     "rm REF",
 		Short:   "Remove an image's name, and the image with its last one",
 		Example: "  orchestrator image rm tools:1",
-		Args:    names("REF"),
+		Args:    exactArgs("REF"),
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.runImageRemove(cmd.Context(), args[0]) },
 	}
 }
@@ -219,7 +219,7 @@ func (a *app) runImageRemove(ctx context.Context, ref string) error {
 // unusedImages makes sure that nothing runs from an image, until what it
 // returns is closed.
 func unusedImages(ctx context.Context, c config.Config) (io.Closer, error) {
-	use, err := flock(filepath.Join(c.StateDir, imagesUse), unix.LOCK_EX)
+	use, err := lockFile(filepath.Join(c.StateDir, imagesUse), unix.LOCK_EX)
 	if errdefs.IsUnavailable(err) {
 		return nil, fmt.Errorf("images are in use by a run without a server: wait for its end: %w", err)
 	}

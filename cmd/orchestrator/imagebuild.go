@@ -45,7 +45,7 @@ host by debootstrap, as root, with these packages.`,
   orchestrator image build -t tools:1 -f build/Dockerfile --build-arg V=2 .
   orchestrator image build -t py:1 --packages python3,git
   orchestrator image build -t py:1 --list packages.yaml`,
-		Args: names("[CONTEXT]"),
+		Args: exactArgs("[CONTEXT]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.Ref == "" {
 				return usage(cmd, "-t NAME is missing")

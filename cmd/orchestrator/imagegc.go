@@ -29,7 +29,7 @@ used within the last minutes. The server does so by itself, too: hourly, and
 after each pull and import.`,
 		Example: `  orchestrator image gc --dry-run
   orchestrator image gc -o json`,
-		Args: names(),
+		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.runImageCollect(cmd.Context(), dry) },
 	}
 	c.Flags().BoolVar(&dry, "dry-run", false, "only tell what would go, and why the rest stays")
@@ -107,7 +107,7 @@ func (a *app) newImagePin(use, short string, pinned bool) *cobra.Command {
 		Use:     use + " REF",
 		Short:   short,
 		Example: "  orchestrator image " + use + " tools:1",
-		Args:    names("REF"),
+		Args:    exactArgs("REF"),
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.runImagePin(cmd.Context(), args[0], pinned) },
 	}
 }

@@ -101,7 +101,7 @@ the server. What may be pulled, from where without TLS, and whose signatures
 are asked for, the configuration says: see docs/images.md.`,
 		Example: `  orchestrator image pull debian:12
   orchestrator image pull --pin registry.example/tools@sha256:…`,
-		Args: names("REF"),
+		Args: exactArgs("REF"),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runImagePull(cmd.Context(), args[0], o) },
 	}
 	c.Flags().BoolVar(&o.pin, "pin", false, "pin the image, so that it is never collected")

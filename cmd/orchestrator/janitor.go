@@ -89,7 +89,7 @@ func (a *app) newJanitorCommand() *cobra.Command {
 		Short:   "Clean up after a run when standard input ends",
 		Example: "  orchestrator janitor /var/lib/orchestrator/runs/ID",
 		Hidden:  true,
-		Args:    names("DIR"),
+		Args:    exactArgs("DIR"),
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.runJanitor(cmd.Context(), args[0]) },
 	}
 }
@@ -242,7 +242,7 @@ func sweepRuns(ctx context.Context, stateDir string, log *slog.Logger) error {
 			continue
 		}
 		dir := filepath.Join(parent, e.Name())
-		lock, err := flock(filepath.Join(dir, "lock"), unix.LOCK_EX)
+		lock, err := lockFile(filepath.Join(dir, "lock"), unix.LOCK_EX)
 		switch {
 		case errdefs.IsUnavailable(err), errors.Is(err, os.ErrNotExist):
 			continue

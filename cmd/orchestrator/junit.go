@@ -120,9 +120,9 @@ func (j *junit) write(end error) error {
 
 // faultOf names what went wrong, and says whether the command did.
 func faultOf(err error) (fault *junitFault, failed bool) {
-	e, ok := errors.AsType[*ended](err)
+	e, ok := errors.AsType[*endedError](err)
 	if !ok {
-		return &junitFault{Type: "not_run", Message: oneLine(say(err))}, false
+		return &junitFault{Type: "not_run", Message: oneLine(describe(err))}, false
 	}
 	r := e.result
 	fault = &junitFault{Type: r.Ending, Message: r.Detail}

@@ -20,9 +20,9 @@ func TestReportTellsTheEnding(t *testing.T) {
 		failed, errors int
 	}{
 		"well":   {nil, "", 0, 0},
-		"badly":  {&ended{v1.ExecResult{Ending: string(runtime.Exited), ExitCode: 3}}, "exited", 1, 0},
-		"late":   {&ended{v1.ExecResult{Ending: string(runtime.Timeout)}}, "timeout", 1, 0},
-		"lost":   {&ended{v1.ExecResult{Ending: string(runtime.SandboxLost)}}, "sandbox_lost", 0, 1},
+		"badly":  {&endedError{v1.ExecResult{Ending: string(runtime.Exited), ExitCode: 3}}, "exited", 1, 0},
+		"late":   {&endedError{v1.ExecResult{Ending: string(runtime.Timeout)}}, "timeout", 1, 0},
+		"lost":   {&endedError{v1.ExecResult{Ending: string(runtime.SandboxLost)}}, "sandbox_lost", 0, 1},
 		"not at": {errors.New("no room"), "not_run", 0, 1},
 	} {
 		path := filepath.Join(t.TempDir(), "report.xml")
@@ -64,7 +64,7 @@ func TestReportThatCannotBeWrittenIsTold(t *testing.T) {
 	if err := a.report(path, "x", v1.Exec{}).finish(a, nil); err == nil {
 		t.Error("no error")
 	}
-	bad := &ended{v1.ExecResult{Ending: string(runtime.Exited), ExitCode: 3}}
+	bad := &endedError{v1.ExecResult{Ending: string(runtime.Exited), ExitCode: 3}}
 	if err := a.report(path, "x", v1.Exec{}).finish(a, bad); !errors.Is(err, bad) || said.Len() == 0 {
 		t.Errorf("gives back %v and says %q", err, said.String())
 	}

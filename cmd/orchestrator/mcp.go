@@ -47,7 +47,7 @@ Standard output is the protocol's alone; what is logged goes to standard error.`
 		Example: `  orchestrator mcp
   orchestrator mcp --profile phase2 --workspace notes
   claude mcp add sandbox -- orchestrator mcp --workspace notes`,
-		Args: names(),
+		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.runMCP(cmd.Context(), o) },
 	}
 	f := c.Flags()
@@ -68,7 +68,7 @@ func (a *app) runMCP(ctx context.Context, o mcpOptions) error {
 	if err != nil {
 		return err
 	}
-	over(&c.Runtime, o.runtime)
+	setIfGiven(&c.Runtime, o.runtime)
 	c.Log.Level = o.logLevel
 	if err := c.Validate(); err != nil {
 		return err
@@ -131,7 +131,7 @@ func (a *app) mcpHere(ctx context.Context, c config.Config, o mcpOptions) (err e
 	if err := makeStateDir(c.StateDir); err != nil {
 		return err
 	}
-	h := &here{app: a, config: c, log: logger(a.stderr, c.Log), template: o.template, governs: true}
+	h := &localRun{app: a, config: c, log: logger(a.stderr, c.Log), template: o.template, governs: true}
 	defer func() { err = errors.Join(err, h.close(ctx)) }()
 	if err := h.open(ctx, o.workspace); err != nil {
 		return err

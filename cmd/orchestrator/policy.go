@@ -92,7 +92,7 @@ func (a *app) profiles(dir string) (*profile.Set, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	over(&c.Profiles.Dir, dir)
+	setIfGiven(&c.Profiles.Dir, dir)
 	set, err := loadProfiles(c.Profiles.Dir)
 	return set, c.Profiles.Default, err
 }

@@ -13,7 +13,7 @@ func (a *app) newPoolCommand() *cobra.Command {
 		Use:     "pool",
 		Short:   "Show the state of the warm pools",
 		Example: "  orchestrator pool\n  orchestrator pool -o json",
-		Args:    names(),
+		Args:    exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {

@@ -35,7 +35,7 @@ func (a *app) newProfileList() *cobra.Command {
 		Aliases: []string{"list"},
 		Short:   "List the profiles that come with the service, and those in profiles.dir",
 		Example: "  orchestrator profile ls",
-		Args:    names(),
+		Args:    exactArgs(),
 		RunE: func(*cobra.Command, []string) error {
 			set, _, err := a.profiles(dir)
 			if err != nil {
@@ -61,7 +61,7 @@ func (a *app) newProfileShow() *cobra.Command {
 		Short: "Print a profile as it is used, with what it extends",
 		Example: `  orchestrator profile show gateway
   orchestrator profile show readonly -o json | jq .policy`,
-		Args: names("NAME"),
+		Args: exactArgs("NAME"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			set, _, err := a.profiles(dir)
 			if err != nil {
@@ -95,13 +95,13 @@ func (a *app) newProfileCheck() *cobra.Command {
 is wrong is told with its line. A file may extend the profiles that come with
 the service, and those in profiles.dir.`,
 		Example: "  orchestrator profile check team.yaml",
-		Args:    names("FILE"),
+		Args:    exactArgs("FILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			c, err := a.settings()
 			if err != nil {
 				return err
 			}
-			over(&c.Profiles.Dir, dir)
+			setIfGiven(&c.Profiles.Dir, dir)
 			p, err := profile.LoadFile(args[0], c.Profiles.Dir)
 			if err != nil {
 				return err

@@ -16,7 +16,7 @@ lives: what others leased, and what is warm or being made.`,
 		Example: `  orchestrator ps
   orchestrator ps --all
   orchestrator ps -q | xargs -n1 orchestrator sandbox rm`,
-		Args: names(),
+		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if all && ended {
 				return usage(cmd, "--all and --ended are not for one list: use one of them")

@@ -89,13 +89,13 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 	}
 	cmd.SuggestionsMinimumDistance = 2
 	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
-		return &usageError{fmt.Sprintf("unknown command %q", cmd.CommandPath()+" "+args[0]), fmt.Sprintf("did you mean `%s %s`?", cmd.CommandPath(), likest(like, args[0]))}
+		return &usageError{fmt.Sprintf("unknown command %q", cmd.CommandPath()+" "+args[0]), fmt.Sprintf("did you mean `%s %s`?", cmd.CommandPath(), mostSimilar(like, args[0]))}
 	}
 	return usage(cmd, "unknown command %q", cmd.CommandPath()+" "+args[0])
 }
 
-// likest is the name that begins most like word; of several, the first.
-func likest(names []string, word string) string {
+// mostSimilar is the name that begins most like word; of several, the first.
+func mostSimilar(names []string, word string) string {
 	alike := func(name string) (n int) {
 		for n < min(len(name), len(word)) && name[n] == word[n] {
 			n++
@@ -112,8 +112,8 @@ func group(use, short, example string, commands ...*cobra.Command) *cobra.Comman
 	return c
 }
 
-// names asks for exactly these arguments; one in brackets may be missing.
-func names(want ...string) cobra.PositionalArgs {
+// exactArgs asks for exactly these arguments; one in brackets may be missing.
+func exactArgs(want ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		for i, name := range want {
 			if i >= len(args) && !strings.HasPrefix(name, "[") {

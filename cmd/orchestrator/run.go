@@ -78,7 +78,7 @@ func (a *app) runRun(ctx context.Context, cmd *cobra.Command, o runOptions, args
 	if err != nil {
 		return err
 	}
-	over(&c.Runtime, o.runtime)
+	setIfGiven(&c.Runtime, o.runtime)
 	c.Log.Level = o.logLevel
 	if err := c.Validate(); err != nil {
 		return err
@@ -138,7 +138,7 @@ func (a *app) runHere(ctx context.Context, c config.Config, req v1.Run, o runOpt
 	if o.interactive {
 		st.Stdin = a.stdin
 	}
-	r, err := a.oneRun(ctx, c, req, st)
+	r, err := a.runLocally(ctx, c, req, st)
 	if asked {
 		return a.printResult(r, err)
 	}

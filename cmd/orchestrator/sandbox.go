@@ -39,7 +39,7 @@ func (a *app) newSandboxCreate() *cobra.Command {
   orchestrator sandbox create --template default --workspace notes --read-only --ttl 10m
   orchestrator sandbox create --env TOKEN=abc --when-empty cold -o json
   orchestrator sandbox create --egress tls://pypi.org --egress tls://files.pythonhosted.org`,
-		Args: names(),
+		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.runSandboxCreate(cmd.Context(), cmd, o) },
 	}
 	f := c.Flags()
@@ -172,7 +172,7 @@ func (a *app) newSandboxList() *cobra.Command {
 		Aliases: []string{"list"},
 		Short:   "List leased sandboxes",
 		Example: "  orchestrator sandbox ls\n  orchestrator sandbox ls --ended -o json",
-		Args:    names(),
+		Args:    exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {
@@ -201,7 +201,7 @@ func (a *app) newSandboxInspect() *cobra.Command {
 		Use:     "inspect SANDBOX",
 		Short:   "Describe a sandbox, also one that is over",
 		Example: "  orchestrator sandbox inspect $id -o json",
-		Args:    names("SANDBOX"),
+		Args:    exactArgs("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {
@@ -222,7 +222,7 @@ func (a *app) newSandboxStop() *cobra.Command {
 		Use:     "stop SANDBOX",
 		Short:   "Ask what runs in a sandbox to end, then destroy it",
 		Example: "  orchestrator sandbox stop $id --grace 10s",
-		Args:    names("SANDBOX"),
+		Args:    exactArgs("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {
@@ -248,7 +248,7 @@ func (a *app) newSandboxRemove() *cobra.Command {
 			if slices.Contains(args, "") {
 				return usage(cmd, "SANDBOX is empty")
 			}
-			return names("SANDBOX")(cmd, args[:min(len(args), 1)])
+			return exactArgs("SANDBOX")(cmd, args[:min(len(args), 1)])
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := a.client(cmd.Context())

@@ -20,7 +20,7 @@ func (a *app) newSandboxSync() *cobra.Command {
 		Long: `Bring a workspace up to what its sandbox has. That is needed only where the workspace is carried into the sandbox and not
 mounted (class gvisor, remote engines), and happens by itself when the lease ends.`,
 		Example: "  orchestrator sandbox sync $id",
-		Args:    names("SANDBOX"),
+		Args:    exactArgs("SANDBOX"),
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.runSandboxSync(cmd.Context(), args[0]) },
 	}
 }

@@ -55,7 +55,7 @@ again, which also happens by itself when their files change.`,
 		Example: `  orchestrator serve
   orchestrator serve --config /etc/orchestrator.yaml --runtime oci
   orchestrator serve --listen 127.0.0.1:7070 --token-file /etc/orchestrator.token`,
-		Args: names(),
+		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.runServe(cmd.Context(), cmd, o) },
 	}
 	f := c.Flags()
@@ -70,8 +70,8 @@ again, which also happens by itself when their files change.`,
 	return c
 }
 
-// over puts what was given over what was configured.
-func over(value *string, given string) {
+// setIfGiven puts what was given over what was configured.
+func setIfGiven(value *string, given string) {
 	if given != "" {
 		*value = given
 	}
@@ -82,11 +82,11 @@ func (a *app) runServe(ctx context.Context, cmd *cobra.Command, o serveOptions) 
 	if err != nil {
 		return err
 	}
-	over(&c.Listen, o.listen)
-	over(&c.Runtime, o.runtime)
-	over(&c.Log.Level, o.logLevel)
-	over(&c.Log.Format, o.logFormat)
-	over(&c.TokenFile, a.flags.tokenFile)
+	setIfGiven(&c.Listen, o.listen)
+	setIfGiven(&c.Runtime, o.runtime)
+	setIfGiven(&c.Log.Level, o.logLevel)
+	setIfGiven(&c.Log.Format, o.logFormat)
+	setIfGiven(&c.TokenFile, a.flags.tokenFile)
 	if cmd.Flags().Changed("allow-remote") {
 		c.AllowRemote = o.allowRemote
 	}
@@ -272,7 +272,7 @@ func (s *service) settleLost(ctx context.Context, x *store.Examined, dir string)
 func (s *service) takeShort(ctx context.Context, name, why string) error {
 	dir := s.config.StateDir
 	for deadline := time.Now().Add(10 * time.Second); ; {
-		f, err := flock(dir+"/"+name, unix.LOCK_EX)
+		f, err := lockFile(dir+"/"+name, unix.LOCK_EX)
 		if err == nil {
 			s.later(f.Close)
 			return nil

@@ -35,7 +35,7 @@ func (a *app) newSessionCreate() *cobra.Command {
 		Short: "Start a session",
 		Example: `  orchestrator session create $id
   orchestrator session create -q --shell sh --cwd /tmp -e LANG=C $id`,
-		Args: names("SANDBOX"),
+		Args: exactArgs("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.runSessionCreate(cmd.Context(), cmd, o, args[0])
 		},
@@ -79,7 +79,7 @@ func (a *app) newSessionList() *cobra.Command {
 		Aliases: []string{"list"},
 		Short:   "List a sandbox's sessions",
 		Example: "  orchestrator session ls $id",
-		Args:    names("SANDBOX"),
+		Args:    exactArgs("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {
@@ -112,7 +112,7 @@ func (a *app) newSessionRemove() *cobra.Command {
 		Aliases: []string{"remove"},
 		Short:   "Kill what lives of a session and forget it",
 		Example: "  orchestrator session rm $id $s",
-		Args:    names("SANDBOX", "SESSION"),
+		Args:    exactArgs("SANDBOX", "SESSION"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {
@@ -145,7 +145,7 @@ command, a line on standard error says so.`,
   orchestrator session exec $id $s <build.sh
   orchestrator session exec --timeout 5s --renew $id $s -- make test`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			return names("SANDBOX", "SESSION")(cmd, args[:min(2, len(args))])
+			return exactArgs("SANDBOX", "SESSION")(cmd, args[:min(2, len(args))])
 		},
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runSessionExec(cmd.Context(), cmd, o, args) },
 	}

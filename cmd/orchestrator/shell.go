@@ -36,7 +36,7 @@ func (a *app) newShellStart() *cobra.Command {
 			if len(args) == 0 || args[0] == "--" {
 				return usage(cmd, "SANDBOX is missing")
 			}
-			return names("SANDBOX")(cmd, args[:1])
+			return exactArgs("SANDBOX")(cmd, args[:1])
 		},
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runShellStart(cmd.Context(), cmd, o, args) },
 	}
@@ -112,7 +112,7 @@ func (a *app) newShellList() *cobra.Command {
 		Aliases: []string{"list"},
 		Short:   "List a sandbox's background commands",
 		Example: "  orchestrator shell ls $id",
-		Args:    names("SANDBOX"),
+		Args:    exactArgs("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {
@@ -145,7 +145,7 @@ kept are told on standard error. With -o json, one piece with where it stands.`,
 		Example: `  orchestrator shell logs $sh
   orchestrator shell logs -f --stderr $sh
   orchestrator shell logs --offset 1048576 $sh -o json`,
-		Args: names("SHELL"),
+		Args: exactArgs("SHELL"),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runShellLogs(cmd.Context(), cmd, o, args[0]) },
 	}
 	f := c.Flags()
@@ -210,7 +210,7 @@ func (a *app) newShellInput() *cobra.Command {
 		Short: "Send standard input to a background command",
 		Example: `  echo hello | orchestrator shell input $sh
   printf 'line\n' | orchestrator shell input --keep-open $sh`,
-		Args: names("SHELL"),
+		Args: exactArgs("SHELL"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {
@@ -239,7 +239,7 @@ when this returns. With --signal it only gets that signal.`,
 		Example: `  orchestrator shell kill $sh
   orchestrator shell kill --grace 30s --forget $sh
   orchestrator shell kill --signal 1 $sh`,
-		Args: names("SHELL"),
+		Args: exactArgs("SHELL"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			only := cmd.Flags().Changed("signal")
 			if only && o.signal <= 0 { // 0 looks, elsewhere: it must not kill

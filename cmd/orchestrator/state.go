@@ -33,10 +33,10 @@ const (
 // of the state directory for a short time: unpacking an image takes seconds.
 const lockWait = 2 * time.Minute
 
-// flock takes the lock of a file, shared or exclusive, without waiting. Held by
+// lockFile takes the lock of a file, shared or exclusive, without waiting. Held by
 // somebody else, it is ErrUnavailable. Closing the file lets go, and so does
 // the end of the last process that has it.
-func flock(path string, how int) (*os.File, error) {
+func lockFile(path string, how int) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock: %w", err)
@@ -51,13 +51,13 @@ func flock(path string, how int) (*os.File, error) {
 	return f, nil
 }
 
-// waitLock is flock that waits, but not for a server: that holds its locks for
+// waitForLock is flock that waits, but not for a server: that holds its locks for
 // as long as it lives.
-func waitLock(ctx context.Context, dir, name string, how int) (*os.File, error) {
+func waitForLock(ctx context.Context, dir, name string, how int) (*os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, lockWait, refuse(errdefs.ErrUnavailable, "%s was held by another process for %s", filepath.Join(dir, name), lockWait))
 	defer cancel()
 	for {
-		f, err := flock(filepath.Join(dir, name), how)
+		f, err := lockFile(filepath.Join(dir, name), how)
 		if err == nil || !errdefs.IsUnavailable(err) {
 			return f, err
 		}

@@ -37,9 +37,9 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 // aRun makes the folder of a run that has not begun to make anything.
-func aRun(t *testing.T, state string) *here {
+func aRun(t *testing.T, state string) *localRun {
 	t.Helper()
-	h := &here{log: slog.New(slog.DiscardHandler)}
+	h := &localRun{log: slog.New(slog.DiscardHandler)}
 	if err := h.makeDir(state); err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func aRun(t *testing.T, state string) *here {
 	return h
 }
 
-func (h *here) letGo(t *testing.T) {
+func (h *localRun) letGo(t *testing.T) {
 	t.Helper()
 	for _, l := range h.locks {
 		if err := l.Close(); err != nil {
@@ -96,7 +96,7 @@ func TestJanitorCleansUpWhenThePipeEnds(t *testing.T) {
 		t.Errorf("janitor %d is in session %d, %v", pid, sid, err)
 	}
 	h.letGo(t) // as the end of the run's process does
-	if _, err := flock(filepath.Join(h.dir, "lock"), unix.LOCK_EX); !errdefs.IsUnavailable(err) {
+	if _, err := lockFile(filepath.Join(h.dir, "lock"), unix.LOCK_EX); !errdefs.IsUnavailable(err) {
 		t.Errorf("the run's lock is free while its janitor lives: %v", err)
 	}
 	if err := sweepRuns(t.Context(), state, h.log); err != nil {
@@ -182,7 +182,7 @@ func TestNothingIsRemovedBelowAMount(t *testing.T) {
 
 func TestLocksSayWhoHoldsTheStateDirectory(t *testing.T) {
 	dir := t.TempDir()
-	images, err := flock(filepath.Join(dir, imagesLock), unix.LOCK_EX)
+	images, err := lockFile(filepath.Join(dir, imagesLock), unix.LOCK_EX)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,21 +193,21 @@ func TestLocksSayWhoHoldsTheStateDirectory(t *testing.T) {
 	enough := errors.New("enough")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, enough)
 	defer cancel()
-	if _, err := waitLock(ctx, dir, imagesLock, unix.LOCK_EX); !errors.Is(err, enough) {
+	if _, err := waitForLock(ctx, dir, imagesLock, unix.LOCK_EX); !errors.Is(err, enough) {
 		t.Errorf("got %v", err)
 	}
 	lock, err := store.LockDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = waitLock(t.Context(), dir, imagesLock, unix.LOCK_EX)
+	_, err = waitForLock(t.Context(), dir, imagesLock, unix.LOCK_EX)
 	if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), fmt.Sprintf("pid %d", os.Getpid())) {
 		t.Errorf("got %v", err)
 	}
 	if err := errors.Join(lock.Unlock(), images.Close()); err != nil {
 		t.Fatal(err)
 	}
-	free, err := waitLock(t.Context(), dir, imagesLock, unix.LOCK_EX)
+	free, err := waitForLock(t.Context(), dir, imagesLock, unix.LOCK_EX)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func (a *app) newTemplateList() *cobra.Command {
 templates_dir. One that is not_ready cannot be leased yet. An error beside one
 that is ready says why its latest version is not in use: the last good one is.`,
 		Example: "  orchestrator template ls\n  orchestrator template ls -o json | jq '.items[] | select(.error)'",
-		Args:    names(),
+		Args:    exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {
@@ -64,7 +64,7 @@ func (a *app) newTemplateShow() *cobra.Command {
 		Long:  `Show a template as it is used. Of its environment only the names are told.`,
 		Example: `  orchestrator template show python
   orchestrator template show python -o json | jq .limits`,
-		Args: names("NAME"),
+		Args: exactArgs("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {
@@ -97,7 +97,7 @@ func (a *app) newTemplateCheck() *cobra.Command {
 file is named as its template, NAME.yaml or NAME.json. Whether its image is
 there is for the server to say.`,
 		Example: "  orchestrator template check templates/python.yaml",
-		Args:    names("FILE"),
+		Args:    exactArgs("FILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			t, err := config.ReadTemplate(args[0])
 			if err != nil {
@@ -118,7 +118,7 @@ changes, and at SIGHUP; this command waits for it and tells what came of it. New
 warm sandboxes are made from new versions, old ones go, leases go on. What cannot
 be used is told, and its last good version stays; the exit code is 78 then.`,
 		Example: "  orchestrator template reload\n  orchestrator template reload -o json",
-		Args:    names(),
+		Args:    exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {

@@ -83,8 +83,8 @@ func (s *screen) restore() {
 	}
 }
 
-// seat is somebody at a remote terminal.
-type seat struct {
+// terminalSession is somebody at a remote terminal.
+type terminalSession struct {
 	app    *app
 	screen screen
 	keys   []byte // that detach
@@ -99,7 +99,7 @@ type seat struct {
 }
 
 // options are those that tell of gaps and of a connection that is away.
-func (s *seat) options() client.TerminalOptions {
+func (s *terminalSession) options() client.TerminalOptions {
 	return client.TerminalOptions{
 		ReadOnly: s.look,
 		Gap: func(from, to int64) {
@@ -121,7 +121,7 @@ func (s *seat) options() client.TerminalOptions {
 }
 
 // note says something between the output.
-func (s *seat) note(format string, args ...any) {
+func (s *terminalSession) note(format string, args ...any) {
 	end := "\n"
 	if s.screen.raw != nil {
 		end = "\r\n"
@@ -131,9 +131,9 @@ func (s *seat) note(format string, args ...any) {
 
 var errDetach = errors.New("detached")
 
-// sit shows a terminal until its command ends, and returns how; errDetach if
+// attach shows a terminal until its command ends, and returns how; errDetach if
 // the keys for that were pressed.
-func (s *seat) sit(ctx context.Context, t *client.Terminal) (v1.ExecResult, error) {
+func (s *terminalSession) attach(ctx context.Context, t *client.Terminal) (v1.ExecResult, error) {
 	defer t.Close()                            //nolint:errcheck // it never fails
 	if err := s.screen.makeRaw(); err != nil { // who only looks can detach, too
 		return v1.ExecResult{}, err
@@ -171,7 +171,7 @@ func (s *seat) sit(ctx context.Context, t *client.Terminal) (v1.ExecResult, erro
 }
 
 // restoreAtQuit restores our terminal before SIGQUIT does what it always does.
-func (s *seat) restoreAtQuit() (stop func()) {
+func (s *terminalSession) restoreAtQuit() (stop func()) {
 	quits, done := make(chan os.Signal, 1), make(chan struct{})
 	signal.Notify(quits, syscall.SIGQUIT)
 	var wg sync.WaitGroup
@@ -193,14 +193,14 @@ func (s *seat) restoreAtQuit() (stop func()) {
 }
 
 // calm undoes what the program at the remote terminal has not undone itself.
-func (s *seat) calm() {
+func (s *terminalSession) calm() {
 	if s.screen.there() {
 		fmt.Fprint(s.app.stdout, calmScreen) //nolint:errcheck // for the eye
 	}
 }
 
 // guard restores our terminal before a panic in a goroutine ends the process.
-func (s *seat) guard() {
+func (s *terminalSession) guard() {
 	if p := recover(); p != nil {
 		s.screen.restore()
 		panic(p)
@@ -208,7 +208,7 @@ func (s *seat) guard() {
 }
 
 // typeOn types what our input has until it ends or detaches.
-func (s *seat) typeOn(t io.Writer, detached chan<- struct{}) {
+func (s *terminalSession) typeOn(t io.Writer, detached chan<- struct{}) {
 	defer s.guard()
 	if s.screen.there() {
 		s.typeKeys(t, detached)
@@ -238,8 +238,8 @@ func (s *seat) typeOn(t io.Writer, detached chan<- struct{}) {
 }
 
 // typeKeys is that for our terminal.
-func (s *seat) typeKeys(t io.Writer, detached chan<- struct{}) {
-	typist := newTypist(t)
+func (s *terminalSession) typeKeys(t io.Writer, detached chan<- struct{}) {
+	typist := newInputQueue(t)
 	go func() { // ends with the process
 		defer s.guard()
 		typist.run()
@@ -265,7 +265,7 @@ func (s *seat) typeKeys(t io.Writer, detached chan<- struct{}) {
 
 // followSize gives the remote terminal the size of ours, now and when it
 // changes.
-func (s *seat) followSize(t *client.Terminal) (stop func()) {
+func (s *terminalSession) followSize(t *client.Terminal) (stop func()) {
 	changed := make(chan os.Signal, 1)
 	signal.Notify(changed, syscall.SIGWINCH)
 	quit := make(chan struct{})
@@ -293,7 +293,7 @@ func (s *seat) followSize(t *client.Terminal) (stop func()) {
 }
 
 // leave tells how to come back, unless the command has ended.
-func (s *seat) leave(err error) error {
+func (s *terminalSession) leave(err error) error {
 	s.screen.restore()
 	s.mu.Lock()
 	if s.away != nil {

@@ -35,7 +35,7 @@ or as a bearer token.`,
 		Example: `  orchestrator token create --caller ci --profile gateway --trust 2 > ci.token
   orchestrator token create --caller alice --trust 3 --sandboxes 5 --memory 4g --calls 1000 --ttl 24h
   orchestrator token create --caller admin --operator --note 'the web page'`,
-		Args: names(),
+		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.runTokenCreate(cmd.Context(), cmd, o) },
 	}
 	f := c.Flags()
@@ -144,7 +144,7 @@ func (a *app) newTokenList() *cobra.Command {
 		Aliases: []string{"list"},
 		Short:   "List tokens, newest first, without their secrets",
 		Example: "  orchestrator token ls",
-		Args:    names(),
+		Args:    exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {
@@ -167,7 +167,7 @@ func (a *app) newTokenRevoke() *cobra.Command {
 		Long: `End a token at once: the next request with it is refused. Calls under way go on,
 and what its caller has, such as sandboxes, stays.`,
 		Example: "  orchestrator token revoke $id",
-		Args:    names("ID"),
+		Args:    exactArgs("ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {

@@ -32,7 +32,7 @@ func (a *app) newToolList() *cobra.Command {
 With -o json, the schemas of their inputs and outputs too.`,
 		Example: `  orchestrator tool ls
   orchestrator tool ls --profile gateway -o json`,
-		Args: names(),
+		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := a.client(cmd.Context())
 			if err != nil {
@@ -98,7 +98,7 @@ are in docs/exit-codes.md.`,
 			if len(args) == 0 {
 				return usage(cmd, "NAME is missing")
 			}
-			return names("NAME")(cmd, args[:1])
+			return exactArgs("NAME")(cmd, args[:1])
 		},
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runToolCall(cmd.Context(), cmd, o, args) },
 	}
@@ -235,7 +235,7 @@ func (a *app) watchCall(o toolCallOptions) client.CallOptions {
 	}
 	w.Away = func(err error) {
 		if !away {
-			a.note("%s; asking again", say(err))
+			a.note("%s; asking again", describe(err))
 		}
 		away = true
 	}

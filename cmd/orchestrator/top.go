@@ -40,7 +40,7 @@ again at each interval until Ctrl-C. Elsewhere it is printed once, or with
 		Example: `  orchestrator top
   orchestrator top --sort memory --interval 5s
   orchestrator top --once -o json | jq '.items[] | select(.cpu_percent > 90).id'`,
-		Args: names(),
+		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.interval < minInterval || o.interval > maxInterval {
 				return usage(cmd, "--interval is %s: from %s to %s", o.interval, minInterval, maxInterval)

@@ -64,7 +64,7 @@ func TestTopShortensIDsToTheirEnd(t *testing.T) {
 
 func TestTheLikestCommandIsNamed(t *testing.T) {
 	for word, want := range map[string]string{"topp": "top", "tol": "tool"} {
-		if got := likest([]string{"tool", "top"}, word); got != want {
+		if got := mostSimilar([]string{"tool", "top"}, word); got != want {
 			t.Errorf("%s: %s", word, got)
 		}
 	}

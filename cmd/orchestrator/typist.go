@@ -13,10 +13,10 @@ const (
 	leaveTime = time.Second
 )
 
-// typist types for somebody who need not wait for it: while nothing is taken,
+// inputQueue types for somebody who need not wait for it: while nothing is taken,
 // because there is no connection or the command does not read, the keys that
 // detach are heard all the same.
-type typist struct {
+type inputQueue struct {
 	to io.Writer
 
 	mu      sync.Mutex
@@ -26,14 +26,14 @@ type typist struct {
 	err     error
 }
 
-func newTypist(to io.Writer) *typist {
-	t := &typist{to: to}
+func newInputQueue(to io.Writer) *inputQueue {
+	t := &inputQueue{to: to}
 	t.changed.L = &t.mu
 	return t
 }
 
 // run types until that fails.
-func (t *typist) run() {
+func (t *inputQueue) run() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for t.err == nil {
@@ -52,7 +52,7 @@ func (t *typist) run() {
 
 // add has keys typed. It waits while very much is ahead of them; an error is
 // why nothing is typed any more.
-func (t *typist) add(keys []byte) error {
+func (t *inputQueue) add(keys []byte) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for t.err == nil && len(t.ahead) >= maxAhead {
@@ -64,7 +64,7 @@ func (t *typist) add(keys []byte) error {
 }
 
 // settle waits until all is typed, for a time.
-func (t *typist) settle(within time.Duration) {
+func (t *inputQueue) settle(within time.Duration) {
 	late := false
 	timer := time.AfterFunc(within, func() {
 		t.mu.Lock()

@@ -40,7 +40,7 @@ func detaches(t *testing.T, to io.Writer, keys string) {
 	t.Helper()
 	in, keyboard := io.Pipe()
 	defer in.Close()
-	s := &seat{app: &app{stdin: in}, screen: screen{in: os.Stdin, out: os.Stdout}, keys: []byte("\x10\x11")}
+	s := &terminalSession{app: &app{stdin: in}, screen: screen{in: os.Stdin, out: os.Stdout}, keys: []byte("\x10\x11")}
 	detached := make(chan struct{})
 	go s.typeOn(to, detached) // ends with its input
 	go func() {
@@ -75,7 +75,7 @@ func TestWhatWasTypedBeforeDetachingArrives(t *testing.T) {
 
 func TestTypingEndsWithTheTerminal(t *testing.T) {
 	t.Parallel()
-	in := newTypist(&taker{})
+	in := newInputQueue(&taker{})
 	over := make(chan struct{})
 	go func() { defer close(over); in.run() }()
 	if err := in.add([]byte("a!")); err != nil {

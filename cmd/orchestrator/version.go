@@ -16,7 +16,7 @@ func (a *app) newVersionCommand() *cobra.Command {
 		Short: "Tell the version, and that of the server if one answers",
 		Example: `  orchestrator version
   orchestrator version -o json`,
-		Args: names(),
+		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.settings()
 			if err != nil {

@@ -41,22 +41,22 @@ type workspaces interface {
 	overlays
 }
 
-// served are a server's workspaces.
-type served struct{ *client.Client }
+// serverWorkspaces are a server's workspaces.
+type serverWorkspaces struct{ *client.Client }
 
-func (s served) read(ctx context.Context, name, path string) (io.ReadCloser, error) {
+func (s serverWorkspaces) read(ctx context.Context, name, path string) (io.ReadCloser, error) {
 	return s.WorkspaceFiles(name).Read(ctx, path, client.Range{})
 }
 
-func (s served) write(ctx context.Context, name, path string, content io.Reader, size int64, mode string) (v1.File, error) {
+func (s serverWorkspaces) write(ctx context.Context, name, path string, content io.Reader, size int64, mode string) (v1.File, error) {
 	return s.WorkspaceFiles(name).Write(ctx, path, content, client.WriteOptions{Mode: mode, Size: size, Sized: size >= 0})
 }
 
-func (s served) list(ctx context.Context, name, path string) ([]v1.File, bool, error) {
+func (s serverWorkspaces) list(ctx context.Context, name, path string) ([]v1.File, bool, error) {
 	return s.WorkspaceFiles(name).List(ctx, path)
 }
 
-func (s served) remove(ctx context.Context, name, path string) error {
+func (s serverWorkspaces) remove(ctx context.Context, name, path string) error {
 	return s.WorkspaceFiles(name).Remove(ctx, path, true)
 }
 
@@ -72,7 +72,7 @@ func (a *app) withWorkspaces(ctx context.Context, do func(workspaces) error) (er
 		return err
 	}
 	if cl != nil {
-		return do(served{cl})
+		return do(serverWorkspaces{cl})
 	}
 	local, err := a.openWorkspaces(c)
 	if err != nil {
@@ -94,7 +94,7 @@ func (a *app) newWorkspaceCreate() *cobra.Command {
 		Use:     "create NAME",
 		Short:   "Make an empty workspace",
 		Example: "  orchestrator workspace create notes\n  orchestrator workspace create notes --quota 64MiB",
-		Args:    names("NAME"),
+		Args:    exactArgs("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			bytes, err := quotaSize(cmd, "--quota", quota)
 			if err != nil {
@@ -116,7 +116,7 @@ func (a *app) newWorkspaceList() *cobra.Command {
 		Aliases: []string{"list"},
 		Short:   "List workspaces",
 		Example: "  orchestrator workspace ls -o json",
-		Args:    names(),
+		Args:    exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
 				list, err := w.Workspaces(cmd.Context())
@@ -134,7 +134,7 @@ func (a *app) newWorkspaceRemove() *cobra.Command {
 		Use:     "rm NAME [PATH]",
 		Short:   "Remove a workspace with all its files, or one file or folder of it",
 		Example: "  orchestrator workspace rm notes\n  orchestrator workspace rm notes data/old.csv",
-		Args:    names("NAME", "[PATH]"),
+		Args:    exactArgs("NAME", "[PATH]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
 				if len(args) == 2 {
@@ -151,7 +151,7 @@ func (a *app) newWorkspaceFiles() *cobra.Command {
 		Use:     "files NAME [PATH]",
 		Short:   "List the files in a folder of a workspace",
 		Example: "  orchestrator workspace files notes data",
-		Args:    names("NAME", "[PATH]"),
+		Args:    exactArgs("NAME", "[PATH]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := "."
 			if len(args) == 2 {
@@ -187,7 +187,7 @@ func (a *app) newWorkspacePut() *cobra.Command {
 		Short: "Copy a file into a workspace; - is standard input",
 		Example: `  orchestrator workspace put notes report.csv
   echo hello | orchestrator workspace put notes - greetings/hello.txt`,
-		Args: names("NAME", "SOURCE", "[PATH]"),
+		Args: exactArgs("NAME", "SOURCE", "[PATH]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			source, path := args[1], ""
 			switch {
@@ -244,7 +244,7 @@ func (a *app) newWorkspaceGet() *cobra.Command {
 		Short: "Copy a file out of a workspace; - is standard output",
 		Example: `  orchestrator workspace get notes data/report.csv
   orchestrator workspace get notes greetings/hello.txt -`,
-		Args: names("NAME", "PATH", "[TARGET]"),
+		Args: exactArgs("NAME", "PATH", "[TARGET]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			target := filepath.Base(args[1])
 			if len(args) == 3 {

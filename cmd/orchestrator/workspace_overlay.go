@@ -43,7 +43,7 @@ type overlays interface {
 
 var (
 	_ overlays = (*client.Client)(nil)
-	_ overlays = (*local)(nil)
+	_ overlays = (*localWorkspaces)(nil)
 )
 
 // noteOverlay says how to look at what a run has changed.
@@ -264,7 +264,7 @@ func (a *app) newWorkspaceOverlays() *cobra.Command {
 		Use:     "overlays NAME",
 		Short:   "List what sandboxes with an overlay changed of a workspace",
 		Example: "  orchestrator workspace overlays notes",
-		Args:    names("NAME"),
+		Args:    exactArgs("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
 				list, err := w.Overlays(cmd.Context(), args[0])

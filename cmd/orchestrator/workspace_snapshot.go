@@ -26,7 +26,7 @@ func (a *app) newWorkspaceSnapshot() *cobra.Command {
 		Use:     "snapshot NAME [LABEL]",
 		Short:   "Keep a copy of a workspace that no sandbox has",
 		Example: "  orchestrator workspace snapshot notes before-upgrade",
-		Args:    names("NAME", "[LABEL]"),
+		Args:    exactArgs("NAME", "[LABEL]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			label := ""
 			if len(args) == 2 {
@@ -49,7 +49,7 @@ func (a *app) newWorkspaceSnapshots() *cobra.Command {
 		Aliases: []string{"list"},
 		Short:   "List the snapshots of a workspace",
 		Example: "  orchestrator workspace snapshots ls notes",
-		Args:    names("NAME"),
+		Args:    exactArgs("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
 				list, err := w.Snapshots(cmd.Context(), args[0])
@@ -64,7 +64,7 @@ func (a *app) newWorkspaceSnapshots() *cobra.Command {
 		Use:     "rm NAME SNAPSHOT",
 		Short:   "Remove a snapshot by its id or label",
 		Example: "  orchestrator workspace snapshots rm notes before-upgrade",
-		Args:    names("NAME", "SNAPSHOT"),
+		Args:    exactArgs("NAME", "SNAPSHOT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
 				return w.RemoveSnapshot(cmd.Context(), args[0], args[1])
@@ -79,7 +79,7 @@ func (a *app) newWorkspaceRestore() *cobra.Command {
 		Use:     "restore NAME SNAPSHOT",
 		Short:   "Put a workspace that no sandbox has back to a snapshot",
 		Example: "  orchestrator workspace restore notes before-upgrade",
-		Args:    names("NAME", "SNAPSHOT"),
+		Args:    exactArgs("NAME", "SNAPSHOT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withWorkspaces(cmd.Context(), func(w workspaces) error {
 				got, err := w.Restore(cmd.Context(), args[0], args[1])
@@ -93,7 +93,7 @@ func (a *app) newWorkspaceRestore() *cobra.Command {
 }
 
 // Overlays lists what was changed beside a workspace.
-func (l *local) Overlays(_ context.Context, workspace string) ([]v1.Overlay, error) {
+func (l *localWorkspaces) Overlays(_ context.Context, workspace string) ([]v1.Overlay, error) {
 	list, err := l.manager.Overlays(workspace)
 	out := make([]v1.Overlay, 0, len(list))
 	for _, o := range list {
@@ -103,14 +103,14 @@ func (l *local) Overlays(_ context.Context, workspace string) ([]v1.Overlay, err
 }
 
 // DiffOverlay tells what an overlay changed.
-func (l *local) DiffOverlay(ctx context.Context, id string, text bool, paths ...string) (v1.Diff, error) {
+func (l *localWorkspaces) DiffOverlay(ctx context.Context, id string, text bool, paths ...string) (v1.Diff, error) {
 	d, err := l.manager.Diff(ctx, id, volumes.DiffOptions{Paths: paths, Text: text})
 	return engine.PresentDiff(d, d.Overlay.Workspace), err
 }
 
 // unused sees that no sandbox of a stopped server has the workspace of an
 // overlay.
-func (l *local) unused(ctx context.Context, overlay string, end bool) error {
+func (l *localWorkspaces) unused(ctx context.Context, overlay string, end bool) error {
 	o, err := l.manager.FindOverlay(overlay)
 	if err != nil {
 		return err
@@ -122,7 +122,7 @@ func (l *local) unused(ctx context.Context, overlay string, end bool) error {
 }
 
 // CommitOverlay commits one.
-func (l *local) CommitOverlay(ctx context.Context, id string, r v1.CommitRequest) (v1.Commit, error) {
+func (l *localWorkspaces) CommitOverlay(ctx context.Context, id string, r v1.CommitRequest) (v1.Commit, error) {
 	if err := l.unused(ctx, id, r.End); err != nil {
 		return v1.Commit{}, err
 	}
@@ -131,7 +131,7 @@ func (l *local) CommitOverlay(ctx context.Context, id string, r v1.CommitRequest
 }
 
 // DiscardOverlay removes one.
-func (l *local) DiscardOverlay(ctx context.Context, id string, end bool) error {
+func (l *localWorkspaces) DiscardOverlay(ctx context.Context, id string, end bool) error {
 	if err := l.unused(ctx, id, end); err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func (l *local) DiscardOverlay(ctx context.Context, id string, end bool) error {
 }
 
 // Snapshot copies a workspace.
-func (l *local) Snapshot(ctx context.Context, workspace, label string) (v1.Snapshot, error) {
+func (l *localWorkspaces) Snapshot(ctx context.Context, workspace, label string) (v1.Snapshot, error) {
 	if err := leftHolding(ctx, l.dir, workspace); err != nil {
 		return v1.Snapshot{}, err
 	}
@@ -148,7 +148,7 @@ func (l *local) Snapshot(ctx context.Context, workspace, label string) (v1.Snaps
 }
 
 // Snapshots lists them.
-func (l *local) Snapshots(_ context.Context, workspace string) ([]v1.Snapshot, error) {
+func (l *localWorkspaces) Snapshots(_ context.Context, workspace string) ([]v1.Snapshot, error) {
 	list, err := l.manager.Snapshots(workspace)
 	out := make([]v1.Snapshot, 0, len(list))
 	for _, s := range list {
@@ -158,12 +158,12 @@ func (l *local) Snapshots(_ context.Context, workspace string) ([]v1.Snapshot, e
 }
 
 // RemoveSnapshot removes one.
-func (l *local) RemoveSnapshot(ctx context.Context, workspace, snapshot string) error {
+func (l *localWorkspaces) RemoveSnapshot(ctx context.Context, workspace, snapshot string) error {
 	return l.manager.RemoveSnapshot(ctx, workspace, snapshot)
 }
 
 // Restore puts a workspace back to one.
-func (l *local) Restore(ctx context.Context, workspace, snapshot string) (v1.Snapshot, error) {
+func (l *localWorkspaces) Restore(ctx context.Context, workspace, snapshot string) (v1.Snapshot, error) {
 	if err := leftHolding(ctx, l.dir, workspace); err != nil {
 		return v1.Snapshot{}, err
 	}

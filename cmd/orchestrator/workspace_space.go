@@ -43,7 +43,7 @@ func (a *app) newWorkspaceResize() *cobra.Command {
 It shrinks only while no sandbox has it, and not below what is in it. Growing it
 while one has it needs a service with CAP_SYS_RESOURCE.`,
 		Example: "  orchestrator workspace resize notes 1GiB",
-		Args:    names("NAME", "SIZE"),
+		Args:    exactArgs("NAME", "SIZE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			bytes, err := quotaSize(cmd, "SIZE", args[1])
 			if err != nil {

@@ -54,7 +54,7 @@ func endLeft(ctx context.Context, stateDir string, log *slog.Logger) error {
 // is left.
 func downWorkspaces(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	dir := engine.DirsOf(c.StateDir).Workspaces
-	lock, err := flock(filepath.Join(c.StateDir, workspacesLock), unix.LOCK_EX)
+	lock, err := lockFile(filepath.Join(c.StateDir, workspacesLock), unix.LOCK_EX)
 	if errdefs.IsUnavailable(err) {
 		return nil // of a run that lives, which takes its own down
 	}

@@ -21,18 +21,18 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
-// local are the workspaces of a state directory that no server holds.
-type local struct {
+// localWorkspaces are the workspaces of a state directory that no server holds.
+type localWorkspaces struct {
 	manager *volumes.Manager
 	lock    *os.File
 	dir     string // the state directory
 }
 
-func (a *app) openWorkspaces(c config.Config) (*local, error) {
+func (a *app) openWorkspaces(c config.Config) (*localWorkspaces, error) {
 	if err := makeStateDir(c.StateDir); err != nil {
 		return nil, err
 	}
-	lock, err := flock(filepath.Join(c.StateDir, workspacesLock), unix.LOCK_EX)
+	lock, err := lockFile(filepath.Join(c.StateDir, workspacesLock), unix.LOCK_EX)
 	if err != nil {
 		return nil, workspaceHeld(c.StateDir, err)
 	}
@@ -41,23 +41,23 @@ func (a *app) openWorkspaces(c config.Config) (*local, error) {
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
-	got := &local{m, lock, c.StateDir}
+	got := &localWorkspaces{m, lock, c.StateDir}
 	if err := endDeserted(context.Background(), c.StateDir, m); err != nil {
 		return nil, errors.Join(err, got.close())
 	}
 	return got, nil
 }
 
-func (l *local) close() error { return errors.Join(l.manager.Close(), l.lock.Close()) }
+func (l *localWorkspaces) close() error { return errors.Join(l.manager.Close(), l.lock.Close()) }
 
 // CreateWorkspaceWithQuota makes one.
-func (l *local) CreateWorkspaceWithQuota(ctx context.Context, name string, quota int64, _ ...client.Option) (v1.Workspace, error) {
+func (l *localWorkspaces) CreateWorkspaceWithQuota(ctx context.Context, name string, quota int64, _ ...client.Option) (v1.Workspace, error) {
 	w, err := l.manager.Create(ctx, name, volumes.CreateOptions{QuotaBytes: quota})
 	return presentWorkspace(w), err
 }
 
 // ResizeWorkspace changes what one holds at most.
-func (l *local) ResizeWorkspace(ctx context.Context, name string, quota int64) (v1.Workspace, error) {
+func (l *localWorkspaces) ResizeWorkspace(ctx context.Context, name string, quota int64) (v1.Workspace, error) {
 	if err := leftHolding(ctx, l.dir, name); err != nil {
 		return v1.Workspace{}, err
 	}
@@ -66,7 +66,7 @@ func (l *local) ResizeWorkspace(ctx context.Context, name string, quota int64) (
 }
 
 // Workspaces lists them.
-func (l *local) Workspaces(context.Context) ([]v1.Workspace, error) {
+func (l *localWorkspaces) Workspaces(context.Context) ([]v1.Workspace, error) {
 	var out []v1.Workspace
 	for _, w := range l.manager.List() {
 		out = append(out, presentWorkspace(w))
@@ -75,7 +75,7 @@ func (l *local) Workspaces(context.Context) ([]v1.Workspace, error) {
 }
 
 // DeleteWorkspace removes one.
-func (l *local) DeleteWorkspace(ctx context.Context, name string) error {
+func (l *localWorkspaces) DeleteWorkspace(ctx context.Context, name string) error {
 	if err := leftHolding(ctx, l.dir, name); err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func presentWorkspace(w volumes.Workspace) v1.Workspace {
 	return v1.Workspace{Name: w.Name, CreatedAt: w.CreatedAt, Sandboxes: []string{}, QuotaBytes: w.QuotaBytes, UsedBytes: w.UsedBytes, Overlays: w.Overlays, Snapshots: w.Snapshots}
 }
 
-func (l *local) read(ctx context.Context, name, path string) (io.ReadCloser, error) {
+func (l *localWorkspaces) read(ctx context.Context, name, path string) (io.ReadCloser, error) {
 	files, err := l.manager.Files(ctx, name)
 	if err != nil {
 		return nil, err
@@ -121,7 +121,7 @@ type opened struct {
 // Close closes all.
 func (o *opened) Close() error { return o.close() }
 
-func (l *local) write(ctx context.Context, name, path string, content io.Reader, size int64, mode string) (f v1.File, err error) {
+func (l *localWorkspaces) write(ctx context.Context, name, path string, content io.Reader, size int64, mode string) (f v1.File, err error) {
 	perm, err := strconv.ParseUint(mode, 8, 32)
 	if err != nil {
 		return f, refuse(errdefs.ErrInvalidArgument, "mode %q is not octal, such as 0644", mode)
@@ -143,7 +143,7 @@ func (l *local) write(ctx context.Context, name, path string, content io.Reader,
 	return presentFile(info), err
 }
 
-func (l *local) list(ctx context.Context, name, path string) (items []v1.File, truncated bool, err error) {
+func (l *localWorkspaces) list(ctx context.Context, name, path string) (items []v1.File, truncated bool, err error) {
 	files, err := l.manager.Files(ctx, name)
 	if err != nil {
 		return nil, false, err
@@ -156,7 +156,7 @@ func (l *local) list(ctx context.Context, name, path string) (items []v1.File, t
 	return items, truncated, err
 }
 
-func (l *local) remove(ctx context.Context, name, path string) (err error) {
+func (l *localWorkspaces) remove(ctx context.Context, name, path string) (err error) {
 	files, err := l.manager.Edit(ctx, name)
 	if err != nil {
 		return err

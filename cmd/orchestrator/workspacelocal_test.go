@@ -36,7 +36,7 @@ func TestReadingAWorkspaceEndsWithItsCommand(t *testing.T) {
 	}
 	h.Release()
 	ctx, cancel := context.WithCancel(t.Context())
-	in, err := (&local{manager: m}).read(ctx, "w", "f")
+	in, err := (&localWorkspaces{manager: m}).read(ctx, "w", "f")
 	if err != nil {
 		t.Fatal(err)
 	}
