@@ -8,6 +8,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandbox-orchestrator/orchestrator/client"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/sandbox"
 )
 
 // completeTime is how long a server is asked for names while somebody waits at
@@ -19,7 +21,7 @@ type lister func(ctx context.Context, cl *client.Client) []string
 
 // completeArguments makes `completion` offer what a server has, for the first
 // argument of each command, by its name in the usage, and for flags.
-func (a *app) completeArguments(root *cobra.Command) {
+func completeArguments(a *cli.App, root *cobra.Command) {
 	byWord := map[string]lister{"SANDBOX": sandboxNames, "SHELL": shellNames, "WORKSPACE": workspaceNames, "REF": imageNames}
 	byGroup := map[string]lister{"workspace": workspaceNames, "template": templateNames}
 	byFlag := map[string]lister{"workspace": workspaceNames, "template": templateNames}
@@ -30,7 +32,7 @@ func (a *app) completeArguments(root *cobra.Command) {
 		}
 		for name, list := range byFlag {
 			if c.Flags().Lookup(name) != nil {
-				_ = c.RegisterFlagCompletionFunc(name, a.complete(list, false)) // once for each
+				_ = c.RegisterFlagCompletionFunc(name, complete(a, list, false)) // once for each
 			}
 		}
 		word := firstArgument(c.Use)
@@ -39,7 +41,7 @@ func (a *app) completeArguments(root *cobra.Command) {
 			list = byGroup[c.Parent().Name()]
 		}
 		if list != nil && c.ValidArgsFunction == nil {
-			c.ValidArgsFunction = a.complete(list, true)
+			c.ValidArgsFunction = complete(a, list, true)
 		}
 	}
 	walk(root)
@@ -58,18 +60,18 @@ func firstArgument(use string) string {
 
 // complete offers names; only for the first argument if there may be more of
 // another kind.
-func (a *app) complete(list lister, first bool) cobra.CompletionFunc {
+func complete(a *cli.App, list lister, first bool) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if first && len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveDefault
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), completeTime)
 		defer cancel()
-		c, err := a.settings()
+		c, err := a.Settings()
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		cl, err := a.clientFor(c)
+		cl, err := a.ClientFor(c)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
@@ -80,7 +82,7 @@ func (a *app) complete(list lister, first bool) cobra.CompletionFunc {
 func sandboxNames(ctx context.Context, cl *client.Client) (out []string) {
 	list, _ := cl.Sandboxes(ctx, false)
 	for _, s := range list {
-		out = append(out, s.ID+"\t"+escape(s.Template+" "+workspaceOf(s)))
+		out = append(out, s.ID+"\t"+cli.Escape(s.Template+" "+sandbox.WorkspaceOf(s)))
 	}
 	return out
 }
@@ -90,7 +92,7 @@ func shellNames(ctx context.Context, cl *client.Client) (out []string) {
 	for _, s := range list {
 		shells, _ := cl.Shells(ctx, s.ID)
 		for _, sh := range shells {
-			out = append(out, sh.ID+"\t"+escape(sh.State+" "+strings.Join(sh.Argv, " ")))
+			out = append(out, sh.ID+"\t"+cli.Escape(sh.State+" "+strings.Join(sh.Argv, " ")))
 		}
 	}
 	return out
@@ -99,7 +101,7 @@ func shellNames(ctx context.Context, cl *client.Client) (out []string) {
 func workspaceNames(ctx context.Context, cl *client.Client) (out []string) {
 	list, _ := cl.Workspaces(ctx)
 	for _, w := range list {
-		out = append(out, escape(w.Name))
+		out = append(out, cli.Escape(w.Name))
 	}
 	return out
 }
@@ -115,7 +117,7 @@ func templateNames(ctx context.Context, cl *client.Client) (out []string) {
 func imageNames(ctx context.Context, cl *client.Client) (out []string) {
 	list, _ := cl.Images(ctx)
 	for _, i := range list {
-		out = append(out, escape(i.Ref))
+		out = append(out, cli.Escape(i.Ref))
 	}
 	return out
 }

@@ -5,10 +5,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 )
 
-func (a *app) newConfigCommand() *cobra.Command {
+func newConfigCommand(a *cli.App) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "config",
 		Short: "Print the configuration with every default",
@@ -17,9 +18,9 @@ func (a *app) newConfigCommand() *cobra.Command {
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return unknownCommand(cmd, args)
+				return cli.UnknownCommand(cmd, args)
 			}
-			_, err := a.stdout.Write(config.Commented)
+			_, err := a.Stdout.Write(config.Commented)
 			return err
 		},
 	}
@@ -27,17 +28,17 @@ func (a *app) newConfigCommand() *cobra.Command {
 		Use:     "check FILE",
 		Short:   "Check a configuration file, with the environment over it, and its templates_dir",
 		Example: "  orchestrator config check orchestrator.yaml",
-		Args:    exactArgs("FILE"),
+		Args:    cli.ExactArgs("FILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
-			a.flags.config = args[0]
-			c, err := a.valid()
+			a.Flags.Config = args[0]
+			c, err := a.Valid()
 			if err != nil {
 				return err
 			}
 			if _, err := c.WithFolder(args[0]); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(a.stdout, "%s is good\n", escape(args[0]))
+			_, err = fmt.Fprintf(a.Stdout, "%s is good\n", cli.Escape(args[0]))
 			return err
 		},
 	})

@@ -1,68 +1,35 @@
-// Orchestrator runs commands in warm, disposable sandboxes without a network:
-// the service, and the commands that use it.
+// Command orchestrator runs commands in warm, disposable sandboxes without a network: it is the
+// service, and the command line that uses it.
 //
-// This package is wiring: it reads flags and configuration, opens the parts in
-// order, hands requests to the engine (in process) or to a server (package
-// client), and prints what comes back. It holds no rule of the service. main
-// owns the goroutine that listens for signals; each command owns its own.
-// What a process exits with is in exit.go and docs/exit-codes.md.
+// This package assembles the commands of its subpackages and listens for signals. The commands read
+// flags and configuration, call a server or an engine in this process, and print the answer. They
+// hold no rules of the service. docs/exit-codes.md lists the exit codes, which cli/exit.go defines.
 package main
 
 import (
 	"context"
-	"io"
 	"os"
 	"os/signal"
-	"sync/atomic"
 	"syscall"
+
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
 // version is set when the program is built.
 var version = "dev"
 
 func main() {
-	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, lookup: os.LookupEnv, version: version, hangups: make(chan struct{}, 1)}
-	ctx, stop := a.untilSignal(context.Background())
-	code := a.run(ctx, os.Args[1:])
+	a := &cli.App{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Lookup: os.LookupEnv, Version: version, Hangups: make(chan struct{}, 1)}
+	ctx, stop := untilSignal(context.Background(), a)
+	code := run(ctx, a, os.Args[1:])
 	stop()
 	os.Exit(code)
 }
 
-// app is what commands share: streams, environment and the flags of all.
-type app struct {
-	stdin          io.Reader
-	stdout, stderr io.Writer
-	lookup         func(string) (string, bool)
-	version        string
-	flags          globalFlags
-
-	// serving: SIGHUP is no end, and told to hangups, which holds one.
-	serving atomic.Bool
-	hangups chan struct{}
-}
-
-// input is standard input that ends with ctx: nothing else interrupts a Read
-// that waits for a terminal or a pipe. What copies it ends with the process.
-func (a *app) input(ctx context.Context) io.Reader {
-	r, w := io.Pipe()
-	context.AfterFunc(ctx, func() { w.CloseWithError(context.Cause(ctx)) })
-	go func() {
-		_, err := io.Copy(w, a.stdin)
-		w.CloseWithError(err)
-	}()
-	return r
-}
-
-// interrupted is why a context ends at a signal.
-type interrupted struct{ signal syscall.Signal }
-
-// Error names the signal.
-func (e *interrupted) Error() string { return "stopped by signal " + e.signal.String() }
-
 // untilSignal ends a context at the first signal that asks for an end. After
 // that signals do what they do by themselves: a second one ends the process at
 // once.
-func (a *app) untilSignal(parent context.Context) (ctx context.Context, stop func()) {
+func untilSignal(parent context.Context, a *cli.App) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
@@ -73,16 +40,16 @@ func (a *app) untilSignal(parent context.Context) (ctx context.Context, stop fun
 		for {
 			select {
 			case s := <-signals:
-				if s == syscall.SIGHUP && a.serving.Load() {
+				if s == syscall.SIGHUP && a.Serving.Load() {
 					select {
-					case a.hangups <- struct{}{}:
+					case a.Hangups <- struct{}{}:
 					default: // one is waiting
 					}
 					continue
 				}
 				signal.Stop(signals)
 				if number, ok := s.(syscall.Signal); ok {
-					cancel(&interrupted{number})
+					cancel(&cli.Interrupted{Signal: number})
 				}
 				return
 			case <-ctx.Done():

@@ -8,47 +8,48 @@ import (
 	"github.com/spf13/cobra"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 )
 
-func (a *app) newVersionCommand() *cobra.Command {
+func newVersionCommand(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Tell the version, and that of the server if one answers",
 		Example: `  orchestrator version
   orchestrator version -o json`,
-		Args: exactArgs(),
+		Args: cli.ExactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.settings()
+			c, err := a.Settings()
 			if err != nil {
 				return err
 			}
 			out := struct {
 				Version string      `json:"version"`
 				Server  *v1.Version `json:"server"`
-			}{Version: a.version}
-			t := &table{}
-			t.add("client", a.version)
-			cl, err := a.server(cmd.Context(), c)
+			}{Version: a.Version}
+			t := &cli.Table{}
+			t.Add("client", a.Version)
+			cl, err := a.Server(cmd.Context(), c)
 			if err != nil {
 				return err
 			}
 			if cl == nil {
-				t.add("server", fmt.Sprintf("none answers on %s", a.address(c)))
-				return a.print(out, t)
+				t.Add("server", fmt.Sprintf("none answers on %s", a.Address(c)))
+				return a.Print(out, t)
 			}
 			v, err := cl.Version(cmd.Context())
 			if err != nil {
 				return err
 			}
 			out.Server = &v
-			t.add("server", v.Version)
-			t.add("build", v.Build)
-			t.add("runtime", fmt.Sprintf("%s (%s)", v.Runtime, v.Why))
-			t.add("cgroup", v.Cgroup)
+			t.Add("server", v.Version)
+			t.Add("build", v.Build)
+			t.Add("runtime", fmt.Sprintf("%s (%s)", v.Runtime, v.Why))
+			t.Add("cgroup", v.Cgroup)
 			for _, name := range slices.Sorted(maps.Keys(v.Capabilities)) {
-				t.add(name, v.Capabilities[name])
+				t.Add(name, v.Capabilities[name])
 			}
-			return a.print(out, t)
+			return a.Print(out, t)
 		},
 	}
 }

@@ -1,0 +1,13 @@
+package cli
+
+import (
+	"testing"
+)
+
+func TestTheLikestCommandIsNamed(t *testing.T) {
+	for word, want := range map[string]string{"topp": "top", "tol": "tool"} {
+		if got := MostSimilar([]string{"tool", "top"}, word); got != want {
+			t.Errorf("%s: %s", word, got)
+		}
+	}
+}

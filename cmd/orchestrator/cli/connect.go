@@ -1,0 +1,174 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+)
+
+// answerTime is how long a server may take to say that it is there, before a
+// command does without it.
+const answerTime = 5 * time.Second
+
+// startTime is how long a command waits for a server that holds the state
+// directory and does not listen yet. It may listen elsewhere, too.
+const startTime = 5 * time.Second
+
+// ConfigFile is the configuration file's path, or "" for none.
+func (a *App) ConfigFile() string {
+	if a.Flags.Config != "" {
+		return a.Flags.Config
+	}
+	path, _ := a.Lookup("ORCHESTRATOR_CONFIG")
+	return path
+}
+
+// Settings reads the configuration file, the environment over it, and the
+// flags of all commands over both. It is not validated yet.
+func (a *App) Settings() (config.Config, error) {
+	c, err := config.Load(a.ConfigFile())
+	if err != nil {
+		return c, err
+	}
+	c.ApplyEnvironment(a.Lookup)
+	if a.Flags.StateDir != "" {
+		c.StateDir = a.Flags.StateDir
+	}
+	return c, nil
+}
+
+// Valid is settings that are validated as they are.
+func (a *App) Valid() (config.Config, error) {
+	c, err := a.Settings()
+	if err != nil {
+		return c, err
+	}
+	return c, c.Validate()
+}
+
+// Address is where a server is looked for: the flag, ORCHESTRATOR_ADDRESS, or
+// where one with this configuration listens.
+func (a *App) Address(c config.Config) string {
+	if a.Flags.Address != "" {
+		return a.Flags.Address
+	}
+	if v, ok := a.Lookup("ORCHESTRATOR_ADDRESS"); ok && v != "" {
+		return v
+	}
+	if network, _ := config.SplitListen(c.Listen); network == "unix" {
+		return c.Listen
+	}
+	host, port, err := net.SplitHostPort(c.Listen)
+	if ip := net.ParseIP(host); err == nil && (host == "" || ip != nil && ip.IsUnspecified()) {
+		return net.JoinHostPort("127.0.0.1", port)
+	}
+	return c.Listen
+}
+
+// token is what is sent to the server, or "".
+func (a *App) token(c config.Config) (string, error) {
+	path := a.Flags.TokenFile
+	if path == "" {
+		if v, ok := a.Lookup("ORCHESTRATOR_TOKEN"); ok && v != "" {
+			return v, nil
+		}
+		path = c.TokenFile
+	}
+	if path == "" {
+		return "", nil
+	}
+	return ReadToken(path)
+}
+
+// ClientFor returns a client for the address and token of c. It connects with the first call.
+func (a *App) ClientFor(c config.Config) (*client.Client, error) {
+	token, err := a.token(c)
+	if err != nil {
+		return nil, err
+	}
+	return client.New(client.Options{Address: a.Address(c), Token: token})
+}
+
+// Client is for commands that need a server.
+func (a *App) Client(ctx context.Context) (*client.Client, error) {
+	c, err := a.Settings()
+	if err != nil {
+		return nil, err
+	}
+	a.AwaitStart(ctx, c, startTime)
+	return a.ClientFor(c)
+}
+
+// AwaitStart waits while a server is starting: it was started just before this
+// command, and without it the command would fail or get in its way.
+func (a *App) AwaitStart(ctx context.Context, c config.Config, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	network, address := config.SplitListen(a.Address(c))
+	for ctx.Err() == nil && ServerOf(c.StateDir) != "" {
+		conn, err := new(net.Dialer).DialContext(ctx, network, address)
+		if err == nil {
+			conn.Close()
+			return
+		}
+		if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) {
+			return // what is wrong is told by the call itself
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Server is a client for the server that answers, or nil if none does. What
+// answers and is no server of ours, or refuses us, is an error.
+func (a *App) Server(ctx context.Context, c config.Config) (*client.Client, error) {
+	cl, err := a.ClientFor(c)
+	if err != nil {
+		return nil, err
+	}
+	a.AwaitStart(ctx, c, startTime)
+	ask, cancel := context.WithTimeoutCause(ctx, answerTime,
+		Refuse(errdefs.ErrUnavailable, "the server at %s is there but does not answer within %s", cl.Address(), answerTime))
+	defer cancel()
+	switch _, err := cl.Version(ask); {
+	case errors.Is(err, client.ErrNoServer):
+		cl.Close()
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return cl, nil
+}
+
+// ServerOf is the pid of the process that holds a state directory, or "".
+func ServerOf(dir string) string {
+	path := filepath.Join(dir, "lock")
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
+		return ""
+	}
+	text := make([]byte, 32)
+	n, _ := f.ReadAt(text, 0) // only for the message
+	pid := strings.TrimSpace(string(text[:n]))
+	if pid == "" {
+		pid = "unknown"
+	}
+	return pid
+}

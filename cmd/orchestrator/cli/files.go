@@ -1,0 +1,67 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"syscall"
+
+	"github.com/containerd/errdefs"
+)
+
+// Replaceable refuses to put a file in the place of a device, a FIFO or a folder.
+func Replaceable(path string) error {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return Refuse(errdefs.ErrInvalidArgument, "%s is not a regular file: name the file to write, or - for standard output", path)
+	}
+	return nil
+}
+
+// WriteHoles fills a new file and leaves out what is zero: of a workspace of some
+// MiB a file without content can be as long as it likes.
+func WriteHoles(f *os.File, in io.Reader) error {
+	b, zeros := make([]byte, 64<<10), make([]byte, 64<<10)
+	at := int64(0)
+	for {
+		n, err := in.Read(b)
+		if n > 0 && !bytes.Equal(b[:n], zeros[:n]) {
+			if _, err := f.WriteAt(b[:n], at); err != nil {
+				return err
+			}
+		}
+		at += int64(n)
+		if err == io.EOF {
+			return f.Truncate(at)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// OpenInput opens a file to be sent, or standard input. size is -1 where it is
+// not known.
+func (a *App) OpenInput(ctx context.Context, path string) (in io.Reader, size int64, done func(), err error) {
+	if path == "-" {
+		return a.Input(ctx), -1, func() {}, nil
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO would be waited for
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, 0, nil, Refuse(errdefs.ErrNotFound, "%s: no such file", path)
+	case errors.Is(err, os.ErrPermission):
+		return nil, 0, nil, Refuse(errdefs.ErrPermissionDenied, "%w", err)
+	case err != nil:
+		return nil, 0, nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = Refuse(errdefs.ErrInvalidArgument, "%s is not a regular file; send what has no size through -", path)
+	}
+	if err != nil {
+		return nil, 0, nil, errors.Join(err, f.Close())
+	}
+	return f, info.Size(), func() { f.Close() }, nil
+}

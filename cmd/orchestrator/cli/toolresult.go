@@ -1,0 +1,91 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+)
+
+// The endings of tool calls that are none of a command's.
+const (
+	endingOK      = "ok"
+	endingStarted = "started"
+	endingFailed  = "failed"
+	endingInvalid = "invalid"
+)
+
+// refusedCall is a tool call that did not end with "ok" or exit code 0.
+type refusedCall struct{ result v1.ToolResult }
+
+// Error says why, in the tool's own words where it has some.
+func (e *refusedCall) Error() string {
+	r := e.result
+	text := "the call ended: " + strings.ReplaceAll(r.Ending, "_", " ")
+	switch {
+	case r.Error != nil && r.Error.Message != "":
+		text = r.Error.Message
+	case r.Detail != "":
+		text += ": " + r.Detail
+	case r.Verdict != nil && r.Verdict.Message != "":
+		text += ": " + r.Verdict.Message
+	}
+	if r.Error != nil && r.Error.RetryAfterMS > 0 && !strings.Contains(text, "again in") {
+		text += fmt.Sprintf(" (try again in %s)", time.Duration(r.Error.RetryAfterMS)*time.Millisecond)
+	}
+	return text
+}
+
+// ToolEnding is nil for a call that went well.
+func ToolEnding(r v1.ToolResult) error {
+	if refusedCode(r) == ExitOK {
+		return nil
+	}
+	return &refusedCall{r}
+}
+
+// refusedCode is the exit code of a tool call.
+func refusedCode(r v1.ToolResult) int {
+	switch {
+	case r.Error != nil && r.Error.RetryAfterMS > 0, r.Verdict != nil && (r.Verdict.Class == "rate" || r.Verdict.Class == "quota"):
+		return ExitTryAgain
+	case r.Ending == endingOK, r.Ending == endingStarted:
+		return ExitOK
+	case r.Ending == endingInvalid:
+		return ExitUsage
+	case r.Ending == endingFailed:
+		return ExitChecksFailed
+	case r.Ending == string(runtime.Exited) && r.ExitCode == nil:
+		return ExitOK
+	}
+	x := v1.ExecResult{Ending: r.Ending, Signal: r.Signal}
+	if r.ExitCode != nil {
+		x.ExitCode = *r.ExitCode
+	}
+	return endingCode(x)
+}
+
+// VerdictError is what a policy said that is not "allow". It has been printed.
+type VerdictError struct{ Verdict v1.Verdict }
+
+// Error names the verdict and what decided.
+func (e *VerdictError) Error() string { return e.Verdict.Verdict + ": " + e.Verdict.Rule }
+
+func (e *VerdictError) code() int {
+	if e.Verdict.Verdict == "ask" {
+		return ExitPolicyAsk
+	}
+	return ExitPolicyDenied
+}
+
+// said tells errors that were printed already.
+func said(err error) bool {
+	if _, ok := errors.AsType[*VerdictError](err); ok {
+		return true
+	}
+	e, ok := errors.AsType[*refusedCall](err)
+	return ok && e.result.Ending == string(runtime.Exited)
+}

@@ -1,0 +1,36 @@
+package main
+
+import (
+	"os"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+)
+
+func TestFirstArguments(t *testing.T) {
+	for use, want := range map[string]string{
+		"exec [flags] SANDBOX -- CMD...": "SANDBOX", "logs SHELL": "SHELL", "ls": "", "rm SANDBOX...": "SANDBOX", "show NAME": "NAME", "ls [NAME]": "NAME",
+	} {
+		if got := firstArgument(use); got != want {
+			t.Errorf("%q: %q", use, got)
+		}
+	}
+}
+
+// Every command that names a sandbox or a shell offers those there are.
+func TestArgumentsAreCompleted(t *testing.T) {
+	a := &cli.App{Lookup: os.LookupEnv}
+	n := 0
+	commands(newRootCommand(a), func(c *cobra.Command) {
+		if word := firstArgument(c.Use); word == "SANDBOX" || word == "SHELL" {
+			if n++; c.ValidArgsFunction == nil {
+				t.Errorf("%s offers nothing", c.CommandPath())
+			}
+		}
+	})
+	if n < 6 {
+		t.Errorf("only %d commands were looked at", n)
+	}
+}

@@ -1,0 +1,320 @@
+package governed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+)
+
+// NewApprovalsCommand returns "orchestrator approvals" with its commands.
+func NewApprovalsCommand(a *cli.App) *cobra.Command {
+	c := cli.Group("approvals", "See and answer questions about calls", `  orchestrator approvals watch
+  orchestrator approvals approve $id
+  orchestrator approvals deny --note 'not on a Friday' $id`,
+		newApprovalsList(a), newApprovalsShow(a), newApprovalsWatch(a),
+		newApprovalsAnswer(a, "approve", "Let calls be carried out", `  orchestrator approvals approve $id
+  orchestrator approvals approve --session --note 'for this task' $id`),
+		newApprovalsAnswer(a, "deny", "Refuse calls", `  orchestrator approvals deny --note 'not on a Friday' $id`),
+		newApprovalsModify(a), newApprovalsEscalate(a))
+	c.Aliases = []string{"approval"}
+	return c
+}
+
+func approvalHead() []string {
+	return []string{"ID", "STATE", "ASKED", "EXPIRES", "CALLER", "TOOL", "RULE", "INPUT"}
+}
+
+func approvalRow(q v1.Approval) []string {
+	expires := ""
+	if q.State == "pending" {
+		expires = cli.In(q.ExpiresAt)
+	}
+	state := q.State
+	if q.Escalated != "" && state == "pending" {
+		state += ", to " + q.Escalated
+	}
+	return []string{q.ID, state, cli.Ago(q.CreatedAt), expires, q.Caller, q.Tool, q.Rule, cli.Clip(string(q.Input), 80)}
+}
+
+func newApprovalsList(a *cli.App) *cobra.Command {
+	var state string
+	var all bool
+	c := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List questions, those that wait for an answer unless told otherwise",
+		Example: `  orchestrator approvals ls
+  orchestrator approvals ls --state denied -o json
+  orchestrator approvals ls --all`,
+		Args: cli.ExactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if all {
+				if cmd.Flags().Changed("state") {
+					return cli.Usage(cmd, "--all and --state are both given: use one of them")
+				}
+				state = ""
+			}
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			got, err := cl.Approvals(cmd.Context(), state)
+			if err != nil {
+				return err
+			}
+			return cli.PrintList(a, got, approvalHead(), approvalRow)
+		},
+	}
+	c.Flags().StringVar(&state, "state", "pending", "`STATE`: pending, approved, denied, expired or cancelled")
+	c.Flags().BoolVar(&all, "all", false, "in every state")
+	return c
+}
+
+func newApprovalsShow(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:     "show ID",
+		Short:   "Describe a question with its whole input",
+		Example: "  orchestrator approvals show $id",
+		Args:    cli.ExactArgs("ID"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			q, err := cl.Approval(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return printApproval(a, q)
+		},
+	}
+}
+
+func printApproval(a *cli.App, q v1.Approval) error {
+	expires, decided := cli.In(q.ExpiresAt), ""
+	if q.State != "pending" {
+		expires = ""
+	}
+	if q.DecidedAt != nil {
+		decided = cli.Ago(*q.DecidedAt)
+	}
+	t := &cli.Table{}
+	for _, row := range [][]string{
+		{"id", q.ID},
+		{"state", q.State},
+		{"kind", q.Kind},
+		{"call", q.Call},
+		{"caller", q.Caller},
+		{"session", q.Session},
+		{"profile", q.Profile},
+		{"tool", q.Tool},
+		{"trust", strconv.Itoa(q.Trust)},
+		{"input", string(q.Input)},
+		{"rule", q.Rule},
+		{"reason", q.Reason},
+		{"asked", cli.Ago(q.CreatedAt)},
+		{"expires", expires},
+		{"decided", decided},
+		{"by", q.By},
+		{"scope", q.Scope},
+		{"note", q.Note},
+		{"modified", string(q.Modified)},
+		{"escalated", q.Escalated},
+	} {
+		if row[1] != "" {
+			t.Add(row...)
+		}
+	}
+	return a.Print(q, t)
+}
+
+func newApprovalsWatch(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:   "watch",
+		Short: "Print a line for every question and answer, as they come",
+		Long: `Print a line for every question that waits and then for what happens, until
+Ctrl-C. A server that is restarted is asked again. With -o json, an event as
+JSON on each line.`,
+		Example: `  orchestrator approvals watch
+  orchestrator approvals watch -o json | jq -r 'select(.type == "asked") | .approval.id'`,
+		Args: cli.ExactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runApprovalsWatch(cmd.Context(), a) },
+	}
+}
+
+func runApprovalsWatch(ctx context.Context, a *cli.App) error {
+	cl, err := a.Client(ctx)
+	if err != nil {
+		return err
+	}
+	err = cl.WatchApprovals(ctx, func(e v1.ApprovalEvent) error {
+		if a.Flags.Output == "json" {
+			return a.JSONLines().Encode(e)
+		}
+		_, err := fmt.Fprintln(a.Stdout, approvalLine(e))
+		return err
+	})
+	if _, asked := errors.AsType[*cli.Interrupted](err); asked {
+		return nil // which is how one stops to watch
+	}
+	return err
+}
+
+func approvalLine(e v1.ApprovalEvent) string {
+	q := e.Approval
+	line := fmt.Sprintf("%s %-9s %s %s %s", time.Now().Format(time.TimeOnly), e.Type, q.ID, q.Caller, q.Tool)
+	switch e.Type {
+	case "decided":
+		line += " " + q.State
+		if q.By != "" {
+			line += " by " + q.By
+		}
+		if q.Note != "" {
+			line += ": " + q.Note
+		}
+	case "escalated":
+		line += " to " + q.Escalated
+	default:
+		line += " " + q.Rule + " " + cli.Clip(string(q.Input), 200)
+	}
+	return cli.Escape(line)
+}
+
+// answerOptions are those of every answer.
+type answerOptions struct {
+	session bool
+	note    string
+}
+
+func (o *answerOptions) register(f *pflag.FlagSet, session bool) {
+	if session {
+		f.BoolVar(&o.session, "session", false, "also for later calls of this tool in the caller's session that the same rule asks about, with at least this trust (deny: at most)")
+	}
+	f.StringVar(&o.note, "note", "", "`TEXT` for the caller and the audit")
+}
+
+func (o answerOptions) answer(action string) v1.ApprovalAnswer {
+	w := v1.ApprovalAnswer{Action: action, Note: o.note}
+	if o.session {
+		w.Scope = "session"
+	}
+	return w
+}
+
+// someIDs asks for one id or more.
+func someIDs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return cli.Usage(cmd, "ID is missing")
+	}
+	for _, id := range args {
+		if id == "" {
+			return cli.Usage(cmd, "ID is empty")
+		}
+	}
+	return nil
+}
+
+func newApprovalsAnswer(a *cli.App, action, short, example string) *cobra.Command {
+	var o answerOptions
+	c := &cobra.Command{
+		Use:     action + " ID...",
+		Short:   short,
+		Example: example,
+		Args:    someIDs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runAnswer(cmd.Context(), a, args, o.answer(action))
+		},
+	}
+	o.register(c.Flags(), true)
+	return c
+}
+
+// runAnswer gives all ids the same answer. One that cannot be answered does not
+// keep it from the others.
+func runAnswer(ctx context.Context, a *cli.App, ids []string, w v1.ApprovalAnswer) error {
+	cl, err := a.Client(ctx)
+	if err != nil {
+		return err
+	}
+	var answered []v1.Approval
+	var failed error
+	for _, id := range ids {
+		q, err := cl.AnswerApproval(ctx, id, w)
+		if err != nil {
+			failed = errors.Join(failed, err)
+			continue
+		}
+		answered = append(answered, q)
+	}
+	if len(answered) == 0 {
+		return failed
+	}
+	return errors.Join(failed, cli.PrintList(a, answered, approvalHead(), approvalRow))
+}
+
+func newApprovalsModify(a *cli.App) *cobra.Command {
+	var o answerOptions
+	var input, file string
+	c := &cobra.Command{
+		Use:   "modify ID",
+		Short: "Let a call be carried out with another input",
+		Example: `  orchestrator approvals modify --input '{"command":"rm -r build"}' $id
+  orchestrator approvals modify --input-file input.json --note 'only this folder' $id`,
+		Args: cli.ExactArgs("ID"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			w := o.answer("modify")
+			b, flag := []byte(input), "--input"
+			switch {
+			case input != "" && file != "":
+				return cli.Usage(cmd, "--input and --input-file are both given: use one of them")
+			case input == "" && file == "":
+				return cli.Usage(cmd, "the new input is missing: give --input or --input-file")
+			case file != "":
+				var err error
+				if b, err = readInput(cmd.Context(), a, file); err != nil {
+					return err
+				}
+				flag = "--input-file"
+			}
+			var err error
+			if w.Input, err = jsonObject(cmd, flag, b); err != nil {
+				return err
+			}
+			return runAnswer(cmd.Context(), a, args, w)
+		},
+	}
+	o.register(c.Flags(), false)
+	c.Flags().StringVar(&input, "input", "", "`JSON` object that is the call's input instead")
+	c.Flags().StringVar(&file, "input-file", "", "`FILE` with it; - is standard input")
+	return c
+}
+
+func newApprovalsEscalate(a *cli.App) *cobra.Command {
+	var o answerOptions
+	var to string
+	c := &cobra.Command{
+		Use:     "escalate ID...",
+		Short:   "Hand questions on to somebody; they stay open",
+		Example: "  orchestrator approvals escalate --to security --note 'please have a look' $id",
+		Args:    someIDs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if to == "" {
+				return cli.Usage(cmd, "--to is missing")
+			}
+			w := o.answer("escalate")
+			w.To = to
+			return runAnswer(cmd.Context(), a, args, w)
+		},
+	}
+	o.register(c.Flags(), false)
+	c.Flags().StringVar(&to, "to", "", "`NAME` of who is asked now")
+	return c
+}

@@ -1,0 +1,189 @@
+package governed
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
+)
+
+type mcpOptions struct {
+	profile, workspace, template, job string
+	readOnly, noServer, noElicit      bool
+	runtime, logLevel                 string
+}
+
+// NewMCPCommand returns "orchestrator mcp".
+func NewMCPCommand(a *cli.App) *cobra.Command {
+	var o mcpOptions
+	c := &cobra.Command{
+		Use:   "mcp",
+		Short: "Serve tools to an agent over the Model Context Protocol",
+		Long: `Serve the tools of a profile to an agent's MCP client, on standard input and
+output, until the client closes them.
+
+A server that answers is used; without one the same is done in this process,
+and nothing of it stays but what is in the workspace: approvals, budgets and the
+audit log end with the session. A server has its own end point as well, /mcp
+(streamable HTTP); docs/mcp.md has the configuration of common clients for both.
+
+All calls of a client run in one sandbox, which is made with the first and
+removed at the end: files in /workspace and background commands stay from call
+to call. Tool names have underscores for dots. A client that cancels a call, or
+goes away, kills what it runs.
+
+Where a rule asks for an approval, the client's user is asked if the client can
+(elicitation) and this caller may answer; otherwise the call waits for an answer
+from elsewhere (orchestrator approvals), and its progress says for which.
+
+Standard output is the protocol's alone; what is logged goes to standard error.`,
+		Example: `  orchestrator mcp
+  orchestrator mcp --profile phase2 --workspace notes
+  claude mcp add sandbox -- orchestrator mcp --workspace notes`,
+		Args: cli.ExactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runMCP(cmd.Context(), a, o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.profile, "profile", "", "`NAME` of the profile whose tools are served; empty is your own")
+	f.StringVar(&o.workspace, "workspace", "", "`NAME` of the workspace to have at /workspace")
+	f.BoolVar(&o.readOnly, "read-only", false, "the workspace cannot be written to")
+	f.StringVar(&o.template, "template", "", "`NAME` of the sandbox's template; empty is the default one")
+	f.StringVar(&o.job, "job", "", "`UUID` of a job, which has a workspace of its own")
+	f.BoolVar(&o.noElicit, "no-elicit", false, "never ask the client's user for approvals")
+	f.BoolVar(&o.noServer, "no-server", false, "do it in this process even if a server answers")
+	f.StringVar(&o.runtime, "runtime", "", "without a server, `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
+	f.StringVar(&o.logLevel, "log-level", "warn", "`LEVEL` of what is logged: debug, info, warn or error")
+	return c
+}
+
+func runMCP(ctx context.Context, a *cli.App, o mcpOptions) error {
+	c, err := a.Settings()
+	if err != nil {
+		return err
+	}
+	cli.SetIfGiven(&c.Runtime, o.runtime)
+	c.Log.Level = o.logLevel
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	var cl *client.Client
+	if !o.noServer {
+		if cl, err = a.Server(ctx, c); err != nil {
+			return err
+		}
+	}
+	if cl != nil {
+		defer cl.Close()
+		err = mcpServed(ctx, a, c, o, cl)
+	} else {
+		err = mcpHere(ctx, a, c, o)
+	}
+	if _, asked := errors.AsType[*cli.Interrupted](context.Cause(ctx)); asked && errors.Is(err, context.Cause(ctx)) {
+		return nil // a signal is one of the ways to end it
+	}
+	return err
+}
+
+// talk speaks on standard input and output, until one of them or ctx ends.
+func talk(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, e mcp.Engine, call engine.Call) error {
+	s := mcp.New(mcp.Options{
+		Engine: e, Version: a.Version, NoElicit: o.noElicit, Log: standalone.Logger(a.Stderr, c.Log),
+		Access: mcp.Access{Call: call, Profile: o.profile, Workspace: o.workspace, Template: o.template, Job: o.job, ReadOnly: o.readOnly},
+	})
+	return s.Run(ctx, io.NopCloser(a.Input(ctx)), kept{a.Stdout})
+}
+
+// kept is a stream that is not ours to close.
+type kept struct{ io.Writer }
+
+// Close does nothing.
+func (kept) Close() error { return nil }
+
+// mcpServed has a server do it.
+func mcpServed(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, cl *client.Client) error {
+	call := engine.Local("")
+	// An answer of the client's user counts only for operators. Who is none is
+	// told so where tokens are listed.
+	if _, err := cl.Tokens(ctx); err != nil {
+		if !errdefs.IsPermissionDenied(err) {
+			return err
+		}
+		call.Operator = false
+	}
+	return talk(ctx, a, c, o, remote{cl}, call)
+}
+
+// mcpHere does it in this process.
+func mcpHere(ctx context.Context, a *cli.App, c config.Config, o mcpOptions) (err error) {
+	if o.template == "" {
+		o.template = config.DefaultTemplate
+	}
+	if c, err = standalone.WithTemplate(a, c, o.template); err != nil {
+		return err
+	}
+	if err := standalone.MakeStateDir(c.StateDir); err != nil {
+		return err
+	}
+	h := &standalone.LocalRun{App: a, Config: c, Log: standalone.Logger(a.Stderr, c.Log), Template: o.template, Governs: true}
+	defer func() { err = errors.Join(err, h.Close(ctx)) }()
+	if err := h.Open(ctx, o.workspace); err != nil {
+		return err
+	}
+	back, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	done := make(chan error, 1)
+	go func() { done <- h.Engine.Serve(back) }() // waited for below
+	err = talk(ctx, a, c, o, h.Engine, engine.Local(""))
+	end()
+	return errors.Join(err, <-done)
+}
+
+// remote is a running server as the engine of an MCP session. The server knows
+// its caller by the token, whatever the call says.
+type remote struct{ cl *client.Client }
+
+// Tools lists the caller's tools.
+func (r remote) Tools(ctx context.Context, _ engine.Call, profile string) ([]v1.Tool, error) {
+	return r.cl.Tools(ctx, profile)
+}
+
+// CallTool calls one, and asks again while the server is restarted.
+func (r remote) CallTool(ctx context.Context, call engine.Call, name string, req v1.ToolCall, w engine.Watch) (v1.ToolResult, error) {
+	o := client.CallOptions{IdempotencyKey: call.Key, Persist: true, Asked: w.Asked, Started: w.Started}
+	if w.Output != nil {
+		o.Output = func(stream string, p []byte, _ int64) { w.Output(stream, p) }
+	}
+	return r.cl.CallTool(ctx, name, req, o)
+}
+
+// RefuseCall returns cause: what does not get to the server has no record there.
+func (remote) RefuseCall(_ context.Context, _ engine.Call, _ string, _ []byte, cause error) error {
+	return cause
+}
+
+// CallOutput reads the output of an earlier call.
+func (r remote) CallOutput(ctx context.Context, _ engine.Call, id string, o engine.OutputRequest) (v1.Output, error) {
+	return r.cl.CallOutput(ctx, id, client.OutputRequest{Stream: o.Stream, Offset: o.Offset, Limit: o.Limit, Wait: o.Wait})
+}
+
+// AnswerApproval answers a question as the caller that the server knows; the
+// note says whose answer it was.
+func (r remote) AnswerApproval(ctx context.Context, call engine.Call, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
+	a.Note = call.Caller
+	return r.cl.AnswerApproval(ctx, id, a)
+}
+
+// EndSession removes the session's sandbox.
+func (r remote) EndSession(ctx context.Context, _ engine.Call, session string) error {
+	return r.cl.EndSession(ctx, session)
+}

@@ -1,0 +1,141 @@
+package governed
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
+	"github.com/sandbox-orchestrator/orchestrator/internal/policy"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
+)
+
+// NewPolicyCommand returns "orchestrator policy" with its commands.
+func NewPolicyCommand(a *cli.App) *cobra.Command {
+	return cli.Group("policy", "Ask what a command policy says", `  orchestrator policy check --profile phase2 -- 'rm -rf /'`,
+		newPolicyCheck(a))
+}
+
+type policyOptions struct {
+	profile, tool, dir string
+	argv               bool
+}
+
+// profilesDir is a flag of commands that need no server.
+func profilesDir(f *pflag.FlagSet, dir *string) {
+	f.StringVar(dir, "profiles-dir", "", "`DIR` with profiles beside the built-in ones; empty is the configured one")
+}
+
+func newPolicyCheck(a *cli.App) *cobra.Command {
+	var o policyOptions
+	c := &cobra.Command{
+		Use:   "check [flags] -- COMMAND",
+		Short: "Say what a policy decides on a command, and run nothing",
+		Long: `Say what a profile's command policy decides on a command line for the shell, or
+with --argv on a program and its arguments. Nothing runs, no server is needed,
+and nothing is recorded.
+
+Exit codes: 0 allow, 116 ask, 117 deny. What cannot be asked has another one, such
+as 66 for a profile that is not there.`,
+		Example: `  orchestrator policy check --profile phase2 -- 'sudo rm -rf /'
+  orchestrator policy check --profile readonly --argv -o json -- find . -delete
+  orchestrator policy check --profile gateway --tool bash -- 'ls | wc -l'`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error { return runPolicyCheck(a, cmd, o, args) },
+	}
+	f := c.Flags()
+	f.SetInterspersed(false)
+	f.StringVar(&o.profile, "profile", "", "`NAME` of the profile; empty is the configured one")
+	f.StringVar(&o.tool, "tool", "", "`NAME` of a tool of the profile, which may have a policy of its own")
+	profilesDir(f, &o.dir)
+	f.BoolVar(&o.argv, "argv", false, "the arguments are a program and its arguments, which no shell sees")
+	return c
+}
+
+func runPolicyCheck(a *cli.App, cmd *cobra.Command, o policyOptions, args []string) error {
+	r := v1.PolicyCheck{Profile: o.profile, Tool: o.tool}
+	switch {
+	case len(args) == 0:
+		return cli.Usage(cmd, "COMMAND is missing: give it after --")
+	case o.argv:
+		r.Argv = args
+	case len(args) > 1:
+		return cli.Usage(cmd, "COMMAND is %d arguments: quote it as one, or use --argv for a program and its arguments", len(args))
+	default:
+		r.Command = args[0]
+	}
+	set, chosen, err := profiles(a, o.dir)
+	if err != nil {
+		return err
+	}
+	if r.Profile == "" {
+		r.Profile = chosen
+	}
+	v, err := decide(set, r)
+	if err != nil {
+		return err
+	}
+	if err := printVerdict(a, v); err != nil {
+		return err
+	}
+	if v.Verdict != string(policy.Allow) {
+		return &cli.VerdictError{Verdict: v}
+	}
+	return nil
+}
+
+// profiles are those that a server with this configuration has, and the name of
+// the one for callers that name none.
+func profiles(a *cli.App, dir string) (*profile.Set, string, error) {
+	c, err := a.Settings()
+	if err != nil {
+		return nil, "", err
+	}
+	cli.SetIfGiven(&c.Profiles.Dir, dir)
+	set, err := standalone.LoadProfiles(c.Profiles.Dir)
+	return set, c.Profiles.Default, err
+}
+
+// decide says what the policy of a profile, or of a tool in it, decides.
+func decide(set *profile.Set, r v1.PolicyCheck) (v1.Verdict, error) {
+	p, err := set.Get(r.Profile)
+	if err != nil {
+		return v1.Verdict{}, err
+	}
+	v, err := p.Check(r.Tool, r.Command, r.Argv)
+	if err != nil {
+		return v1.Verdict{}, err
+	}
+	return verdictOf(v), nil
+}
+
+func verdictOf(v policy.Verdict) v1.Verdict {
+	out := v1.Verdict{Verdict: string(v.Action), Rule: v.Rule, Class: v.Class, HardDeny: v.HardDeny, Message: v.Message, Program: v.Program}
+	if v.At != nil {
+		out.At = &v1.Position{Offset: v.At.Offset, Line: v.At.Line, Column: v.At.Column, Text: v.At.Text}
+	}
+	return out
+}
+
+func printVerdict(a *cli.App, v v1.Verdict) error {
+	t := &cli.Table{}
+	t.Add("verdict", v.Verdict)
+	hardDeny := ""
+	if v.HardDeny {
+		hardDeny = "yes"
+	}
+	at := ""
+	if v.At != nil {
+		at = strings.TrimSpace(fmt.Sprintf("line %d, column %d: %s", v.At.Line, v.At.Column, v.At.Text))
+	}
+	for _, row := range [][]string{{"rule", v.Rule}, {"class", v.Class}, {"hard_deny", hardDeny}, {"program", v.Program}, {"at", at}, {"message", v.Message}} {
+		if row[1] != "" {
+			t.Add(row...)
+		}
+	}
+	return a.Print(v, t)
+}

@@ -1,0 +1,185 @@
+package governed
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	units "github.com/docker/go-units"
+	"github.com/spf13/cobra"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+)
+
+// NewTokenCommand returns "orchestrator token" with its commands.
+func NewTokenCommand(a *cli.App) *cobra.Command {
+	return cli.Group("token", "Make, list and revoke the tokens of callers", `  orchestrator token create --caller ci --profile gateway --trust 2 > ci.token
+  orchestrator token revoke $id`,
+		newTokenCreate(a), newTokenList(a), newTokenRevoke(a))
+}
+
+type tokenOptions struct {
+	request v1.TokenRequest
+	memory  string
+	disk    string
+	ttl     time.Duration
+}
+
+func newTokenCreate(a *cli.App) *cobra.Command {
+	var o tokenOptions
+	c := &cobra.Command{
+		Use:   "create --caller NAME",
+		Short: "Make a token and print its secret, this once",
+		Long: `Make a token. Its secret is printed on standard output and is nowhere else: the
+service keeps a hash. A caller presents it with ORCHESTRATOR_TOKEN, --token-file
+or as a bearer token.`,
+		Example: `  orchestrator token create --caller ci --profile gateway --trust 2 > ci.token
+  orchestrator token create --caller alice --trust 3 --sandboxes 5 --memory 4g --calls 1000 --ttl 24h
+  orchestrator token create --caller admin --operator --note 'the web page'`,
+		Args: cli.ExactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runTokenCreate(cmd.Context(), a, cmd, o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.request.Caller, "caller", "", "`NAME` of who calls with it")
+	f.StringVar(&o.request.Profile, "profile", "", "`NAME` of their profile; empty is the service's default")
+	f.IntVar(&o.request.Trust, "trust", 0, "`LEVEL` of trust, from 0 to 3")
+	f.IntVar(&o.request.Quotas.Sandboxes, "sandboxes", 0, "`N` sandboxes at once at most; 0 is the service's default")
+	f.StringVar(&o.memory, "memory", "", "`SIZE` of their memory together, such as 4g; empty is the service's default")
+	f.StringVar(&o.disk, "disk", "", "`SIZE` that their workspaces hold together, such as 50g; empty is the service's default")
+	f.Int64Var(&o.request.Quotas.Calls, "calls", 0, "`N` tool calls in a day (UTC); 0 is the service's default")
+	f.DurationVar(&o.ttl, "ttl", 0, "it ends after this time; 0 is never")
+	f.BoolVar(&o.request.Operator, "operator", false, "it may do everything: make tokens, answer questions, read the audit")
+	f.StringVar(&o.request.Note, "note", "", "`TEXT` that says what it is for")
+	return c
+}
+
+func runTokenCreate(ctx context.Context, a *cli.App, cmd *cobra.Command, o tokenOptions) error {
+	r := o.request
+	switch {
+	case r.Caller == "":
+		return cli.Usage(cmd, "--caller is missing")
+	case o.ttl < 0 || o.ttl > 0 && o.ttl < time.Millisecond:
+		return cli.Usage(cmd, "--ttl is %s: at least 1ms, or 0 for never", o.ttl)
+	}
+	r.TTLMS = o.ttl.Milliseconds()
+	if o.memory != "" {
+		n, err := units.RAMInBytes(o.memory)
+		if err != nil || n <= 0 {
+			return cli.Usage(cmd, "--memory is %q: give a size such as 512m or 4g", o.memory)
+		}
+		r.Quotas.MemoryBytes = n
+	}
+	if o.disk != "" {
+		n, err := units.RAMInBytes(o.disk)
+		if err != nil || n <= 0 {
+			return cli.Usage(cmd, "--disk is %q: give a size such as 512m or 50g", o.disk)
+		}
+		r.Quotas.DiskBytes = n
+	}
+	cl, err := a.Client(ctx)
+	if err != nil {
+		return err
+	}
+	t, err := cl.CreateToken(ctx, r)
+	if err != nil {
+		return err
+	}
+	if a.Flags.Output == "json" {
+		return a.PrintJSON(t)
+	}
+	if _, err := fmt.Fprintln(a.Stdout, t.Secret); err != nil {
+		return err
+	}
+	a.Note("token %s of %s; its secret is not shown again: give it as ORCHESTRATOR_TOKEN or with --token-file", t.ID, t.Caller)
+	return nil
+}
+
+func tokenHead() []string {
+	return []string{"ID", "CALLER", "PROFILE", "TRUST", "STATE", "MADE", "LAST USED", "SANDBOXES", "MEMORY", "DISK", "CALLS", "NOTE"}
+}
+
+func tokenRow(t v1.Token) []string {
+	number := func(n int64) string {
+		if n == 0 {
+			return ""
+		}
+		return fmt.Sprint(n)
+	}
+	memory := ""
+	if t.Quotas.MemoryBytes > 0 {
+		memory = cli.Size(t.Quotas.MemoryBytes)
+	}
+	disk := ""
+	if t.Quotas.DiskBytes > 0 {
+		disk = cli.Size(t.Quotas.DiskBytes)
+	}
+	used := ""
+	if t.LastUseAt != nil {
+		used = cli.Ago(*t.LastUseAt)
+	}
+	trust := fmt.Sprint(t.Trust)
+	if t.Operator {
+		trust += ", operator"
+	}
+	return []string{
+		t.ID, t.Caller, t.Profile, trust, tokenState(t), cli.Ago(t.CreatedAt), used,
+		number(int64(t.Quotas.Sandboxes)), memory, disk, number(t.Quotas.Calls), t.Note,
+	}
+}
+
+func tokenState(t v1.Token) string {
+	switch {
+	case t.RevokedAt != nil:
+		return "revoked"
+	case t.ExpiresAt == nil:
+		return "good"
+	case time.Until(*t.ExpiresAt) <= 0:
+		return "expired"
+	}
+	return "ends " + cli.In(*t.ExpiresAt)
+}
+
+func newTokenList(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List tokens, newest first, without their secrets",
+		Example: "  orchestrator token ls",
+		Args:    cli.ExactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			got, err := cl.Tokens(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return cli.PrintList(a, got, tokenHead(), tokenRow)
+		},
+	}
+}
+
+func newTokenRevoke(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:     "revoke ID",
+		Aliases: []string{"rm"},
+		Short:   "End a token at once",
+		Long: `End a token at once: the next request with it is refused. Calls under way go on,
+and what its caller has, such as sandboxes, stays.`,
+		Example: "  orchestrator token revoke $id",
+		Args:    cli.ExactArgs("ID"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			t, err := cl.RevokeToken(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return a.Print(t, &cli.Table{Head: tokenHead(), Rows: [][]string{tokenRow(t)}})
+		},
+	}
+}

@@ -1,0 +1,172 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/images/build"
+	"github.com/sandbox-orchestrator/orchestrator/images/debian"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
+)
+
+type buildOptions struct {
+	v1.BuildRequest
+	args  []string
+	quiet bool
+	list  debian.List
+	from  string
+}
+
+func newImageBuild(a *cli.App) *cobra.Command {
+	var o buildOptions
+	c := &cobra.Command{
+		Use:   "build -t NAME [CONTEXT]",
+		Short: "Build an image from a Dockerfile or a list of packages",
+		Long: `Build an image from a Dockerfile, with the Docker Engine of the server's host;
+every runtime has it then. What the Dockerfile is based on comes from the
+store, or is pulled into it by the rules for pulling; the engine fetches no
+image by itself. Its builder is the classic one: no BuildKit syntax, no cache.
+What RUN says is run by the engine and has its network: build what you trust.
+
+With --packages or --list no engine is needed: a Debian root is made on this
+host by debootstrap, as root, with these packages.`,
+		Example: `  orchestrator image build -t tools:1 .
+  orchestrator image build -t tools:1 -f build/Dockerfile --build-arg V=2 .
+  orchestrator image build -t py:1 --packages python3,git
+  orchestrator image build -t py:1 --list packages.yaml`,
+		Args: cli.ExactArgs("[CONTEXT]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.Ref == "" {
+				return cli.Usage(cmd, "-t NAME is missing")
+			}
+			packages := o.from != "" || len(o.list.Packages) > 0
+			switch {
+			case packages && len(args) > 0:
+				return cli.Usage(cmd, "--packages and --list take no CONTEXT")
+			case packages:
+				return runPackages(cmd.Context(), a, o)
+			case len(args) == 0:
+				return cli.Usage(cmd, "CONTEXT is missing")
+			}
+			return runImageBuild(cmd.Context(), a, args[0], o)
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&o.Ref, "tag", "t", "", "`NAME` it gets")
+	f.StringVarP(&o.File, "file", "f", "Dockerfile", "the Dockerfile's `PATH` in CONTEXT")
+	f.StringArrayVar(&o.args, "build-arg", nil, "`NAME=VALUE` of an ARG")
+	f.StringVar(&o.Target, "target", "", "`STAGE` to stop at")
+	f.StringVar(&o.Network, "network", "", "`NETWORK` that RUN has, in the engine's words: none, host; empty is its default")
+	f.BoolVar(&o.Keep, "pin", false, "pin the image, so that it is never collected")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print the image's id and nothing else")
+	f.StringSliceVar(&o.list.Packages, "packages", nil, "`NAMES` of Debian packages, for a build without an engine")
+	f.StringVar(&o.from, "list", "", "`FILE` that lists packages, for a build without an engine")
+	return c
+}
+
+func runImageBuild(ctx context.Context, a *cli.App, dir string, o buildOptions) error {
+	o.Args = map[string]string{}
+	for _, arg := range o.args {
+		name, value, ok := strings.Cut(arg, "=")
+		if !ok || name == "" {
+			return cli.Refuse(errdefs.ErrInvalidArgument, "--build-arg %q is not NAME=VALUE", arg)
+		}
+		o.Args[name] = value
+	}
+	c, err := a.Valid()
+	if err != nil {
+		return err
+	}
+	cl, err := a.Server(ctx, c)
+	if err != nil {
+		return err
+	}
+	show := newBuildShow(a, o.quiet)
+	packing, stop := context.WithCancel(ctx)
+	defer stop()
+	in, out := io.Pipe()
+	packed := make(chan error, 1)
+	go func() { // waited for below
+		err := build.Pack(packing, dir, o.File, out)
+		out.CloseWithError(err)
+		packed <- err
+	}()
+	var list []v1.Image
+	if cl != nil {
+		list, err = cl.BuildImage(ctx, o.BuildRequest, in, show)
+	} else {
+		list, err = standalone.WithImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) { return buildHere(ctx, c, s, o, in, show) })
+	}
+	in.CloseWithError(errors.New("the build has ended"))
+	stop()
+	if packErr := <-packed; packErr != nil && err != nil && !errors.Is(packErr, io.ErrClosedPipe) && ctx.Err() == nil && strings.HasPrefix(packErr.Error(), "build context") {
+		err = packErr // why the other side got no context
+	}
+	if err != nil {
+		return err
+	}
+	return printBuilt(a, list, o.quiet)
+}
+
+func printBuilt(a *cli.App, list []v1.Image, quiet bool) error {
+	if quiet && a.Flags.Output != "json" {
+		for _, i := range list[:min(1, len(list))] {
+			fmt.Fprintln(a.Stdout, i.ID)
+		}
+		return nil
+	}
+	return printImages(a, list)
+}
+
+// newBuildShow shows what a build writes, and the pulls of its bases.
+func newBuildShow(a *cli.App, quiet bool) func(v1.PullEvent) {
+	var pulls *pullShow
+	base := ""
+	return func(e v1.PullEvent) {
+		switch {
+		case quiet:
+		case e.Type == "log":
+			for line := range strings.Lines(e.Log) {
+				text, ended := strings.CutSuffix(line, "\n")
+				fmt.Fprint(a.Stderr, cli.Escape(text))
+				if ended {
+					fmt.Fprintln(a.Stderr)
+				}
+			}
+		case e.Type == "progress":
+			if pulls == nil || e.Ref != base {
+				pulls, base = newPullShow(a, false), e.Ref
+				fmt.Fprintln(a.Stderr, "pulling", cli.Escape(base))
+			}
+			pulls.event(e)
+		}
+	}
+}
+
+// buildHere builds without a server.
+func buildHere(ctx context.Context, c config.Config, s *images.Store, o buildOptions, files io.Reader, tell func(v1.PullEvent)) ([]v1.Image, error) {
+	p, err := standalone.NewPuller(c.Images, s, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	b := engine.ImageBuild{Store: s, Puller: p, Builder: docker.Builder{Host: c.Docker.Host}, Log: slog.New(slog.DiscardHandler)}
+	img, err := b.Do(ctx, o.BuildRequest, files, tell)
+	if err != nil {
+		return nil, err
+	}
+	return engine.PresentImage(img), nil
+}

@@ -1,0 +1,223 @@
+// Package image has the commands of "orchestrator image": import, pull, list, mark, collect and
+// build images. They use the server if one answers, and the image store of the state directory
+// otherwise.
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+)
+
+// NewCommand returns "orchestrator image" with its commands.
+func NewCommand(a *cli.App) *cobra.Command {
+	return cli.Group("image", "Pull, import and list images; with or without a server",
+		"  orchestrator image pull debian:12\n  orchestrator image import sandbox.tar\n  orchestrator image ls",
+		newImagePull(a), newImageBuild(a), newImageImport(a), newImageList(a), newImageRemove(a), newImageCollect(a),
+		newImagePin(a, "pin", "Keep an image from being collected", true), newImagePin(a, "unpin", "Let a pinned image be collected again", false))
+}
+
+func present(list ...images.Image) []v1.Image {
+	var out []v1.Image
+	for _, i := range list {
+		out = append(out, engine.PresentImage(i)...)
+	}
+	return out
+}
+
+// printImages prints a row for each image, with all its names.
+func printImages(a *cli.App, list []v1.Image) error {
+	if a.Flags.Output == "json" {
+		return cli.PrintList(a, list, nil, func(v1.Image) []string { return nil })
+	}
+	t := &cli.Table{Head: []string{"ID", "REFS", "SIZE", "AGE", "USED", "PINNED", "USED BY"}}
+	at := map[string]int{}
+	for _, i := range list {
+		ref := i.Ref
+		if ref == "" && len(i.Digests) > 0 {
+			ref = i.Digests[0]
+		}
+		if n, twice := at[i.ID]; twice {
+			t.Rows[n][1] += ", " + ref
+			continue
+		}
+		at[i.ID] = len(t.Rows)
+		pinned := ""
+		if i.Pinned {
+			pinned = "yes"
+		}
+		used := cli.Ago(i.UsedAt)
+		if len(i.UsedBy) > 0 {
+			used = "now"
+		}
+		t.Add(shortID(i.ID), ref, cli.Size(i.SizeBytes), cli.Ago(i.CreatedAt), used, pinned, someOf(i.UsedBy))
+	}
+	return a.Print(nil, t)
+}
+
+// someOf is a list that fits a cell.
+func someOf(list []string) string {
+	const most = 2
+	if len(list) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
+	}
+	return strings.Join(list, ", ")
+}
+
+// shortID is enough of a digest to tell images apart, and to name one by.
+func shortID(id string) string {
+	const prefix, digits = len("sha256:"), 12
+	if len(id) > prefix+digits {
+		return id[prefix : prefix+digits]
+	}
+	return id
+}
+
+func newImageImport(a *cli.App) *cobra.Command {
+	var ref string
+	c := &cobra.Command{
+		Use:   "import PATH",
+		Short: "Import a rootfs tar, a docker-archive or an OCI layout",
+		Long: `Import an image: a root filesystem as tar, what "docker save" writes, or an
+OCI layout, each plain or with gzip; - is standard input. An OCI layout as a
+folder is taken without a server only.`,
+		Example: `  orchestrator image import sandbox.tar
+  orchestrator image import --ref tools:1 rootfs.tar.gz
+  docker save alpine | orchestrator image import -`,
+		Args: cli.ExactArgs("PATH"),
+		RunE: func(cmd *cobra.Command, args []string) error { return runImageImport(cmd.Context(), a, args[0], ref) },
+	}
+	c.Flags().StringVar(&ref, "ref", "", "`NAME` it gets; empty is the archive's own")
+	return c
+}
+
+func runImageImport(ctx context.Context, a *cli.App, path, ref string) error {
+	c, err := a.Valid()
+	if err != nil {
+		return err
+	}
+	cl, err := a.Server(ctx, c)
+	if err != nil {
+		return err
+	}
+	var list []v1.Image
+	if cl == nil {
+		list, err = standalone.WithImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) {
+			if path == "-" {
+				img, err := s.Import(ctx, a.Input(ctx), ref)
+				return present(img), err
+			}
+			img, err := s.ImportPath(ctx, path, ref)
+			return present(img), err
+		})
+	} else {
+		in, n, done, openErr := a.OpenInput(ctx, path)
+		if openErr != nil {
+			return openErr
+		}
+		defer done()
+		list, err = cl.ImportImage(ctx, in, n, ref)
+	}
+	if err != nil {
+		return err
+	}
+	return printImages(a, list)
+}
+
+func newImageList(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List images",
+		Example: "  orchestrator image ls -o json",
+		Args:    cli.ExactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx := cmd.Context()
+			c, err := a.Valid()
+			if err != nil {
+				return err
+			}
+			cl, err := a.Server(ctx, c)
+			if err != nil {
+				return err
+			}
+			var list []v1.Image
+			if cl == nil {
+				list, err = standalone.WithImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) { return present(s.List()...), nil })
+			} else {
+				list, err = cl.Images(ctx)
+			}
+			if err != nil {
+				return err
+			}
+			return printImages(a, list)
+		},
+	}
+}
+
+func newImageRemove(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm REF",
+		Short:   "Remove an image's name, and the image with its last one",
+		Example: "  orchestrator image rm tools:1",
+		Args:    cli.ExactArgs("REF"),
+		RunE:    func(cmd *cobra.Command, args []string) error { return runImageRemove(cmd.Context(), a, args[0]) },
+	}
+}
+
+func runImageRemove(ctx context.Context, a *cli.App, ref string) error {
+	c, err := a.Valid()
+	if err != nil {
+		return err
+	}
+	cl, err := a.Server(ctx, c)
+	if err != nil {
+		return err
+	}
+	if cl != nil {
+		return cl.RemoveImage(ctx, ref)
+	}
+	_, err = standalone.WithImages(ctx, a, c, func(s *images.Store) (struct{}, error) {
+		use, err := unusedImages(ctx, c)
+		if err != nil {
+			return struct{}{}, err
+		}
+		defer use.Close()
+		return struct{}{}, s.Remove(ctx, ref)
+	})
+	return err
+}
+
+// unusedImages makes sure that nothing runs from an image, until what it
+// returns is closed.
+func unusedImages(ctx context.Context, c config.Config) (io.Closer, error) {
+	use, err := standalone.LockFile(filepath.Join(c.StateDir, standalone.ImagesUse), unix.LOCK_EX)
+	if errdefs.IsUnavailable(err) {
+		return nil, fmt.Errorf("images are in use by a run without a server: wait for its end: %w", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	live, err := standalone.LeftLive(ctx, c.StateDir)
+	if err == nil && len(live) > 0 { // their roots are the images'
+		err = cli.Refuse(errdefs.ErrFailedPrecondition, "%d sandboxes of a stopped server live on: start it again, or end them with `orchestrator down`", len(live))
+	}
+	if err != nil {
+		return nil, errors.Join(err, use.Close())
+	}
+	return use, nil
+}

@@ -1,0 +1,83 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/errdefs"
+	"sigs.k8s.io/yaml"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/images/debian"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
+	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
+)
+
+// runPackages makes a root from a list of packages, on this host, and imports
+// it, into the server where there is one.
+func runPackages(ctx context.Context, a *cli.App, o buildOptions) error {
+	list, base := o.list, "."
+	if o.from != "" {
+		raw, err := os.ReadFile(o.from)
+		if err != nil {
+			return cli.Refuse(errdefs.ErrNotFound, "%w", err)
+		}
+		var read debian.List
+		if raw, err = yaml.YAMLToJSONStrict(raw); err == nil {
+			err = strictjson.Decode(raw, &read)
+		}
+		if err != nil {
+			return cli.Refuse(errdefs.ErrInvalidArgument, "%s: %w", o.from, err)
+		}
+		read.Packages = append(read.Packages, list.Packages...)
+		list, base = read, filepath.Dir(o.from)
+	}
+	c, err := a.Valid()
+	if err != nil {
+		return err
+	}
+	cl, err := a.Server(ctx, c)
+	if err != nil {
+		return err
+	}
+	if err := standalone.MakeStateDir(c.StateDir); err != nil {
+		return err
+	}
+	if err := standalone.SweepBuilds(c.StateDir); err != nil {
+		return err
+	}
+	dir, err := scratch.Make(c.StateDir, standalone.BuildPrefix)
+	if err != nil {
+		return fmt.Errorf("build: %w", err)
+	}
+	defer dir.Remove() //nolint:errcheck // else the next build or server does
+	log := a.Stderr
+	if o.quiet {
+		log = io.Discard
+	}
+	var built []v1.Image
+	err = debian.Build(ctx, list, base, dir.Path, log, func(tar io.Reader) (err error) {
+		if cl != nil {
+			built, err = cl.ImportImage(ctx, tar, -1, o.Ref)
+			return err
+		}
+		built, err = standalone.WithImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) {
+			img, err := s.Import(ctx, tar, o.Ref)
+			return present(img), err
+		})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if o.Keep {
+		return runImagePin(ctx, a, o.Ref, true)
+	}
+	return printBuilt(a, built, o.quiet)
+}

@@ -1,0 +1,205 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+)
+
+type pullOptions struct{ pin, quiet bool }
+
+func newImagePull(a *cli.App) *cobra.Command {
+	var o pullOptions
+	c := &cobra.Command{
+		Use:   "pull REF",
+		Short: "Bring an image from its registry",
+		Long: `Bring an image from its registry: NAME, NAME:TAG or NAME@sha256:DIGEST. What
+was cut off goes on where it stopped, also after a restart. Credentials are
+those of the Docker configuration (DOCKER_CONFIG, docker login) of whoever runs
+the server. What may be pulled, from where without TLS, and whose signatures
+are asked for, the configuration says: see docs/images.md.`,
+		Example: `  orchestrator image pull debian:12
+  orchestrator image pull --pin registry.example/tools@sha256:…`,
+		Args: cli.ExactArgs("REF"),
+		RunE: func(cmd *cobra.Command, args []string) error { return runImagePull(cmd.Context(), a, args[0], o) },
+	}
+	c.Flags().BoolVar(&o.pin, "pin", false, "pin the image, so that it is never collected")
+	c.Flags().BoolVarP(&o.quiet, "quiet", "q", false, "print the image's id and nothing else")
+	return c
+}
+
+func runImagePull(ctx context.Context, a *cli.App, name string, o pullOptions) error {
+	c, err := a.Valid()
+	if err != nil {
+		return err
+	}
+	cl, err := a.Server(ctx, c)
+	if err != nil {
+		return err
+	}
+	show := newPullShow(a, o.quiet)
+	var list []v1.Image
+	if cl != nil {
+		list, err = cl.PullImage(ctx, v1.PullRequest{Ref: name, Keep: o.pin}, show.event)
+	} else {
+		list, err = standalone.WithImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) { return pullHere(ctx, c, s, name, o.pin, show.event) })
+	}
+	if err != nil {
+		return err
+	}
+	if o.quiet && a.Flags.Output != "json" {
+		for _, i := range list[:min(1, len(list))] {
+			fmt.Fprintln(a.Stdout, i.ID)
+		}
+		return nil
+	}
+	return printImages(a, list)
+}
+
+// pullHere pulls without a server.
+func pullHere(ctx context.Context, c config.Config, s *images.Store, name string, keep bool, tell func(v1.PullEvent)) ([]v1.Image, error) {
+	p, err := standalone.NewPuller(c.Images, s, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	img, err := p.Pull(ctx, name, engine.PullEvents("", tell))
+	if err == nil && keep {
+		img, err = s.Pin(img.ID, true)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return engine.PresentImage(img), nil
+}
+
+// pullShow shows how far a pull is, on standard error: on a terminal a line for
+// each layer that is drawn anew, else a line for each thing that was done.
+type pullShow struct {
+	out    io.Writer
+	draw   bool
+	width  int
+	height int
+	phase  string
+	order  []string
+	layers map[string]v1.PullLayer
+	lines  int // drawn, above the cursor
+}
+
+func newPullShow(a *cli.App, quiet bool) *pullShow {
+	s := &pullShow{out: a.Stderr, layers: map[string]v1.PullLayer{}}
+	if quiet {
+		s.out = io.Discard
+	}
+	s.width, s.height = terminalSize(a.Stderr)
+	s.draw = s.width > 0 && s.height > leastHeight && !quiet
+	return s
+}
+
+func (s *pullShow) event(e v1.PullEvent) {
+	if e.Phase != s.phase && e.Phase != "" {
+		s.phase = e.Phase
+		if !s.draw {
+			fmt.Fprintln(s.out, strings.TrimSpace(s.phase+" "+e.Digest))
+		}
+	}
+	for _, l := range e.Layers {
+		before, known := s.layers[l.Digest]
+		if !known {
+			s.order = append(s.order, l.Digest)
+		}
+		s.layers[l.Digest] = l
+		whole := l.HaveBytes == l.SizeBytes
+		if !s.draw && whole && !(known && before.HaveBytes == before.SizeBytes) {
+			fmt.Fprintln(s.out, shortID(cli.Escape(l.Digest)), cli.Size(l.SizeBytes), word(l))
+		}
+	}
+	if s.draw {
+		s.redraw()
+	}
+}
+
+func word(l v1.PullLayer) string {
+	switch {
+	case l.Here:
+		return "is here already"
+	case l.HaveBytes == l.SizeBytes:
+		return "fetched"
+	case l.HaveBytes == 0:
+		return "waits"
+	}
+	return "fetching"
+}
+
+// redraw draws all lines over those of the last time.
+func (s *pullShow) redraw() {
+	var b strings.Builder
+	if s.lines > 0 {
+		fmt.Fprintf(&b, "\x1b[%dA", s.lines)
+	}
+	const label, figures, least = 14, 40, 10
+	bar := min(40, s.width-label-figures)
+	shown := s.shown()
+	for _, digest := range shown {
+		l := s.layers[digest]
+		fmt.Fprintf(&b, "\r\x1b[K%-*s", label, shortID(cli.Escape(digest)))
+		if bar >= least {
+			done := bar
+			if l.SizeBytes > 0 {
+				done = int(int64(bar) * min(l.HaveBytes, l.SizeBytes) / l.SizeBytes)
+			}
+			fmt.Fprintf(&b, "[%s%s] ", strings.Repeat("=", done), strings.Repeat(" ", bar-done))
+		}
+		fmt.Fprintf(&b, "%s of %s %s\n", cli.Size(l.HaveBytes), cli.Size(l.SizeBytes), word(l))
+	}
+	fmt.Fprintf(&b, "\r\x1b[K%s\n", s.phase)
+	s.lines = len(shown) + 1
+	fmt.Fprint(s.out, b.String())
+}
+
+// shown are the layers that fit the screen; those that are whole give way. It
+// is always as many, so that lines are drawn over lines.
+func (s *pullShow) shown() []string {
+	extra := len(s.order) - (s.height - 2)
+	if extra <= 0 {
+		return s.order
+	}
+	var out []string
+	for _, digest := range s.order {
+		if l := s.layers[digest]; extra > 0 && l.HaveBytes == l.SizeBytes {
+			extra--
+			continue
+		}
+		out = append(out, digest)
+	}
+	return out[:min(len(out), s.height-2)]
+}
+
+// leastHeight is what a screen needs for drawing.
+const leastHeight = 4
+
+// terminalSize is how wide and high a terminal is; 0 where w is none.
+func terminalSize(w io.Writer) (width, height int) {
+	f, ok := w.(*os.File)
+	if !ok {
+		return 0, 0
+	}
+	at, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ) //nolint:gosec // a descriptor fits
+	if err != nil {
+		return 0, 0
+	}
+	return int(at.Col), int(at.Row)
+}

@@ -1,0 +1,32 @@
+package image
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+)
+
+// On a terminal the lines never are more than it has; elsewhere each thing that
+// was done is a line.
+func TestPullsAreShown(t *testing.T) {
+	var screen, plain bytes.Buffer
+	draw := &pullShow{out: &screen, draw: true, width: 80, height: 10, layers: map[string]v1.PullLayer{}}
+	lines := &pullShow{out: &plain, layers: map[string]v1.PullLayer{}}
+	for have := int64(0); have <= 100; have += 50 {
+		e := v1.PullEvent{Type: "progress", Phase: "fetching"}
+		for i := range 30 {
+			e.Layers = append(e.Layers, v1.PullLayer{Digest: fmt.Sprintf("sha256:%064d", i), SizeBytes: 100, HaveBytes: have})
+		}
+		draw.event(e)
+		lines.event(e)
+		if draw.lines > 9 {
+			t.Errorf("%d lines drawn on a screen of 10", draw.lines)
+		}
+	}
+	if n := strings.Count(plain.String(), "\n"); n != 31 || strings.Contains(plain.String(), "\x1b") {
+		t.Errorf("%d lines:\n%s", n, plain.String())
+	}
+}

@@ -1,0 +1,267 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+)
+
+const (
+	// copyParallel is how many files are under way at once.
+	copyParallel = 8
+	// progressTime is how long a copy takes until it is told how far it is.
+	progressTime = time.Second
+)
+
+// NewCopyCommand returns "orchestrator cp".
+func NewCopyCommand(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:   "cp SRC DST",
+		Short: "Copy files from and to sandboxes and workspaces",
+		Long: `Copy a file, or a folder with all that is in it. SRC and DST are a path here,
+SANDBOX:PATH or workspace:NAME:PATH; "-" is standard input or output. Where DST is
+a folder, or ends with "/", the copy gets SRC's name in it. Modes of files are kept.
+Links are not followed and not copied: they are named on standard error. A path
+here with a ":" is written ./with:colon.`,
+		Example: `  orchestrator cp src/ $id:/workspace/
+  orchestrator cp $id:/tmp/report.html .
+  orchestrator cp workspace:notes:todo.md - | less
+  tar c . | orchestrator cp - $id:/tmp/src.tar`,
+		Args: cli.ExactArgs("SRC", "DST"),
+		RunE: func(cmd *cobra.Command, args []string) error { return runCopy(cmd.Context(), a, cmd, args[0], args[1]) },
+	}
+}
+
+// copying is one run of cp.
+type copying struct {
+	app      *cli.App
+	from, to files
+
+	group    *errgroup.Group
+	ctx      context.Context //nolint:containedctx // of the group, for as long as it runs
+	found    atomic.Int64
+	done     atomic.Int64
+	octets   atomic.Int64
+	skipped  []string
+	mu       sync.Mutex
+	unnamed  []string      // what is there under a name that is not text; mu guards it
+	entrance chan struct{} // holds as many as are under way
+}
+
+func runCopy(ctx context.Context, a *cli.App, cmd *cobra.Command, src, dst string) error {
+	from, to := parsePlace(src), parsePlace(dst)
+	switch {
+	case !from.remote() && !to.remote():
+		return cli.Usage(cmd, "neither %q nor %q is in a sandbox or a workspace: write SANDBOX:PATH or workspace:NAME:PATH", src, dst)
+	case from.std && to.std:
+		return cli.Usage(cmd, "SRC and DST are both -")
+	}
+	for _, p := range []place{from, to} {
+		if p.remote() && p.path == "" {
+			return cli.Usage(cmd, "%q names no path: use %s:. for all of it", p.text, strings.TrimSuffix(p.text, ":"))
+		}
+	}
+	cl, err := a.Client(ctx)
+	if err != nil {
+		return err
+	}
+	c := &copying{app: a, from: from.files(cl), to: to.files(cl), entrance: make(chan struct{}, copyParallel)}
+	group, gctx := errgroup.WithContext(ctx)
+	c.group, c.ctx = group, gctx
+	stop := c.progress(ctx)
+	err = c.start(from, to)
+	if wait := group.Wait(); wait != nil {
+		err = wait
+	}
+	stop()
+	for _, name := range c.skipped {
+		a.Note("not copied, as it is neither a file nor a folder: %s", name)
+	}
+	for _, name := range c.unnamed {
+		a.Note("not copied, as its name is not UTF-8 and cannot be asked for: %s", name)
+	}
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// start finds out what to copy where, and copies it.
+func (c *copying) start(from, to place) error {
+	if from.std || to.std {
+		return c.stream(from, to)
+	}
+	src, err := c.from.stat(c.ctx, from.path)
+	if err != nil {
+		return err
+	}
+	target := to.path
+	dst, err := c.to.stat(c.ctx, strings.TrimSuffix(target, "/"))
+	if !to.remote() && err == nil && leadsToFolder(target) {
+		dst.kind = kindDir
+	}
+	switch {
+	case err != nil && !errdefs.IsNotFound(err):
+		return err
+	case err == nil && dst.kind == kindDir || strings.HasSuffix(target, "/"):
+		if name := path.Base(path.Clean(from.path)); name != "." && name != ".." && name != "/" {
+			target = join(target, name)
+		}
+	case err == nil && src.kind == kindDir:
+		return cli.Refuse(errdefs.ErrFailedPrecondition, "%s is a file, and %s a folder", to.text, from.text)
+	}
+	return c.entry(src, from.path, strings.TrimSuffix(target, "/"))
+}
+
+func (c *copying) stream(from, to place) error {
+	in, mode := io.ReadCloser(io.NopCloser(c.app.Input(c.ctx))), "0644"
+	if !from.std {
+		src, err := c.from.stat(c.ctx, from.path)
+		if err != nil {
+			return err
+		}
+		if src.kind != kindFile {
+			return cli.Refuse(errdefs.ErrFailedPrecondition, "%s is no file", from.text)
+		}
+		if in, err = c.from.open(c.ctx, from.path); err != nil {
+			return err
+		}
+	}
+	defer in.Close()
+	if to.std {
+		_, err := io.Copy(c.app.Stdout, c.count(in))
+		return err
+	}
+	return c.to.write(c.ctx, to.path, c.count(in), mode, -1)
+}
+
+// entry copies a file in the background, or a folder with what is in it.
+func (c *copying) entry(e entry, from, to string) error {
+	switch e.kind {
+	case kindFile:
+		c.found.Add(1)
+		select {
+		case c.entrance <- struct{}{}:
+		case <-c.ctx.Done():
+			return context.Cause(c.ctx)
+		}
+		c.group.Go(func() error {
+			defer func() { <-c.entrance }()
+			return c.file(e, from, to)
+		})
+		return nil
+	case kindDir:
+		list, err := c.from.list(c.ctx, from)
+		if c.nameless(from, err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := c.to.mkdir(c.ctx, to, e.mode); err != nil {
+			return err
+		}
+		for _, below := range list {
+			if below.name == "" || below.name == "." || below.name == ".." || strings.ContainsAny(below.name, "/\x00") {
+				return fmt.Errorf("%s has an entry with the name %q: %w", from, below.name, errdefs.ErrInvalidArgument)
+			}
+			if err := c.entry(below, join(from, below.name), join(to, below.name)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	c.skipped = append(c.skipped, from)
+	return nil
+}
+
+func (c *copying) file(e entry, from, to string) error {
+	in, err := c.from.open(c.ctx, from)
+	if c.nameless(from, err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if err := c.to.write(c.ctx, to, c.count(in), e.mode, e.size); err != nil {
+		return fmt.Errorf("%s: %w", to, err)
+	}
+	c.done.Add(1)
+	return nil
+}
+
+// nameless notes what was listed and is not there: its name has octets that a
+// listing cannot hold. One such name keeps nobody from copying the rest.
+func (c *copying) nameless(from string, err error) bool {
+	if !errdefs.IsNotFound(err) || !strings.ContainsRune(path.Base(from), utf8.RuneError) {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unnamed = append(c.unnamed, from)
+	return true
+}
+
+// count adds what is read to the progress.
+func (c *copying) count(r io.Reader) io.Reader { return &counted{r, &c.octets} }
+
+type counted struct {
+	io.Reader
+	n *atomic.Int64
+}
+
+// Read counts.
+func (r *counted) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	r.n.Add(int64(n))
+	return n, err
+}
+
+// progress tells on a terminal how far it is, if it takes long. The result ends it.
+func (c *copying) progress(ctx context.Context) (stop func()) {
+	if !cli.IsTerminal(c.app.Stderr) {
+		return func() {}
+	}
+	quit, ended := make(chan struct{}), make(chan struct{})
+	go func() { // stop waits for it
+		defer close(ended)
+		t := time.NewTicker(progressTime)
+		defer t.Stop()
+		shown := false
+		for {
+			select {
+			case <-t.C:
+				shown = true
+				fmt.Fprintf(c.app.Stderr, "\r\x1b[K%d of %d files, %s", c.done.Load(), c.found.Load(), cli.Size(c.octets.Load())) //nolint:errcheck // a note
+				continue
+			case <-quit:
+			case <-ctx.Done():
+			}
+			if shown {
+				fmt.Fprint(c.app.Stderr, "\r\x1b[K") //nolint:errcheck // a note
+			}
+			return
+		}
+	}()
+	return func() { close(quit); <-ended }
+}
+
+func join(dir, name string) string {
+	if dir == "" || dir == "." {
+		return name
+	}
+	return strings.TrimSuffix(dir, "/") + "/" + name
+}

@@ -1,0 +1,166 @@
+package sandbox
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sync/errgroup"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+)
+
+func TestPlaces(t *testing.T) {
+	for text, want := range map[string]place{
+		"-":                   {std: true, path: "-"},
+		"notes.txt":           {path: "notes.txt"},
+		"./a:b":               {path: "./a:b"},
+		"/tmp/a:b":            {path: "/tmp/a:b"},
+		"dir.d/a:b":           {path: "dir.d/a:b"},
+		"0123:x/y":            {sandbox: "0123", path: "x/y"},
+		"0123:/tmp/x":         {sandbox: "0123", path: "/tmp/x"},
+		"0123:a:b":            {sandbox: "0123", path: "a:b"},
+		"0123:":               {sandbox: "0123"},
+		"workspace:notes:a/b": {workspace: "notes", path: "a/b"},
+		"workspace:a.b:c:d":   {workspace: "a.b", path: "c:d"},
+		"workspace:notes":     {workspace: "notes"},
+		":x":                  {path: ":x"},
+	} {
+		want.text = text
+		if got := parsePlace(text); got != want {
+			t.Errorf("%q: %+v, want %+v", text, got, want)
+		}
+	}
+}
+
+func TestColoursAreForTerminals(t *testing.T) {
+	a := &cli.App{Stdout: &strings.Builder{}, Lookup: func(string) (string, bool) { return "", false }}
+	e := v1.ServiceEvent{At: time.Now(), Type: "sandbox.failed", Sandbox: "x", Reason: "two words\n\x1b[31m"}
+	if line := eventLine(e, a.Colours()); strings.Contains(line, "\x1b") || strings.Contains(line, "\n") || !strings.Contains(line, `sandbox.failed sandbox=x reason="two words`) {
+		t.Errorf("%q", line)
+	}
+	if line := eventLine(e, cli.Palette{On: true}); !strings.Contains(line, "\x1b[31msandbox.failed\x1b[0m") {
+		t.Errorf("%q", line)
+	}
+	for _, name := range []string{"NO_COLOR", "TERM"} {
+		a.Lookup = func(v string) (string, bool) { return "dumb", v == name }
+		if a.Colours().On {
+			t.Errorf("%s is not respected", name)
+		}
+	}
+}
+
+// copied is what a copy within this host gives.
+func copied(t *testing.T, from files, src, dst string) (*copying, error) {
+	t.Helper()
+	group, ctx := errgroup.WithContext(t.Context())
+	c := &copying{app: &cli.App{}, from: from, to: hostFiles{}, group: group, ctx: ctx, entrance: make(chan struct{}, copyParallel)}
+	err := c.start(parsePlace(src), parsePlace(dst))
+	return c, errors.Join(err, group.Wait())
+}
+
+func TestCopiesGoIntoFoldersBehindLinks(t *testing.T) {
+	dir := t.TempDir()
+	src, folder, link := filepath.Join(dir, "src"), filepath.Join(dir, "folder"), filepath.Join(dir, "link")
+	err := errors.Join(os.WriteFile(src, []byte("x"), 0o600), os.Mkdir(folder, 0o700), os.Symlink("folder", link))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := copied(t, hostFiles{}, src, link); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(filepath.Join(folder, "src")); err != nil || string(text) != "x" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if to, err := os.Readlink(link); err != nil || to != "folder" {
+		t.Errorf("the link leads to %q, %v", to, err)
+	}
+}
+
+// A copy to /dev/null as root would leave none.
+func TestCopiesReplaceFilesOnly(t *testing.T) {
+	dir := t.TempDir()
+	src, fifo, link := filepath.Join(dir, "src"), filepath.Join(dir, "fifo"), filepath.Join(dir, "link")
+	err := errors.Join(os.WriteFile(src, []byte("x"), 0o600), syscall.Mkfifo(fifo, 0o600), os.Symlink("fifo", link))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dst := range []string{fifo, link} {
+		before, _ := os.Lstat(dst)
+		if _, err := copied(t, hostFiles{}, src, dst); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%v", err)
+		}
+		if after, err := os.Lstat(dst); err != nil || after.Mode() != before.Mode() {
+			t.Errorf("%v, %v", after, err)
+		}
+	}
+}
+
+// oddNames is a folder in a sandbox with names that are not text.
+type oddNames struct{ hostFiles }
+
+func (o oddNames) list(ctx context.Context, path string) ([]entry, error) {
+	list, err := o.hostFiles.list(ctx, path)
+	for i := range list {
+		list[i].name = strings.ToValidUTF8(list[i].name, "\uFFFD")
+	}
+	return list, err
+}
+
+func TestNamesThatAreNotTextAreLeftOut(t *testing.T) {
+	dir := t.TempDir()
+	src, dst := filepath.Join(dir, "src"), filepath.Join(dir, "dst")
+	err := errors.Join(os.Mkdir(src, 0o700), os.Mkdir(filepath.Join(src, "d\xff"), 0o700))
+	for _, name := range []string{"a", "f\xff", "d\xff/below", "\uFFFD", "z"} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(src, name), []byte(name), 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := copied(t, oddNames{}, src, dst)
+	if err != nil || len(c.unnamed) != 2 {
+		t.Errorf("%v, left out are %q", err, c.unnamed)
+	}
+	list, err := os.ReadDir(dst)
+	if err != nil || len(list) != 3 {
+		t.Errorf("%v, %v", list, err)
+	}
+}
+
+type zeroes struct{}
+
+func (zeroes) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+func TestHolesAreLeftOut(t *testing.T) {
+	const size = 64<<20 + 7
+	name := filepath.Join(t.TempDir(), "f")
+	text := io.MultiReader(strings.NewReader("begin"), io.LimitReader(zeroes{}, size-8), strings.NewReader("end"))
+	if err := (hostFiles{}).write(t.Context(), name, text, "0600", -1); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(name)
+	if err != nil || len(got) != size || string(got[:5]) != "begin" || string(got[size-3:]) != "end" || len(bytes.Trim(got, "\x00")) != size {
+		t.Errorf("%d octets, %v", len(got), err)
+	}
+	var st syscall.Stat_t
+	if err := syscall.Stat(name, &st); err != nil || st.Blocks*512 > 1<<20 {
+		t.Errorf("it takes %d octets, %v", st.Blocks*512, err)
+	}
+	cut := io.MultiReader(io.LimitReader(zeroes{}, 1<<20), iotest.ErrReader(io.ErrUnexpectedEOF))
+	if err := (hostFiles{}).write(t.Context(), name+"2", cut, "0600", -1); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("what is cut: %v", err)
+	}
+	if list, err := os.ReadDir(filepath.Dir(name)); err != nil || len(list) != 1 {
+		t.Errorf("there are %v, %v", list, err)
+	}
+}

@@ -1,0 +1,230 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+)
+
+// place is SRC or DST of a copy.
+type place struct {
+	text               string
+	sandbox, workspace string
+	path               string
+	std                bool // standard input or output
+}
+
+func (p place) remote() bool { return p.sandbox != "" || p.workspace != "" }
+
+// parsePlace reads -, SANDBOX:PATH, workspace:NAME:PATH or a path of this host.
+func parsePlace(text string) place {
+	p := place{text: text, path: text, std: text == "-"}
+	if rest, ok := strings.CutPrefix(text, "workspace:"); ok {
+		p.workspace, p.path, _ = strings.Cut(rest, ":")
+		return p
+	}
+	name, rest, ok := strings.Cut(text, ":")
+	if ok && name != "" && !strings.ContainsAny(name, "/.\\") {
+		p.sandbox, p.path = name, rest
+	}
+	return p
+}
+
+func (p place) files(cl *client.Client) files {
+	switch {
+	case p.workspace != "":
+		return remoteFiles{cl.WorkspaceFiles(p.workspace)}
+	case p.sandbox != "":
+		return remoteFiles{cl.SandboxFiles(p.sandbox)}
+	}
+	return hostFiles{}
+}
+
+// Kinds of entries; all others are not copied.
+const (
+	kindFile = "file"
+	kindDir  = "dir"
+)
+
+// entry is a file or folder.
+type entry struct {
+	name, kind string
+	mode       string // octal
+	size       int64
+}
+
+// files is where something is copied from or to.
+type files interface {
+	// stat does not follow a link.
+	stat(ctx context.Context, path string) (entry, error)
+	list(ctx context.Context, path string) ([]entry, error)
+	open(ctx context.Context, path string) (io.ReadCloser, error)
+	// write makes folders above; size -1 is not known.
+	write(ctx context.Context, path string, r io.Reader, mode string, size int64) error
+	mkdir(ctx context.Context, path, mode string) error
+}
+
+// remoteFiles are a sandbox's or a workspace's.
+type remoteFiles struct {
+	client.Files
+}
+
+func entryOf(f v1.File) entry { return entry{f.Name, f.Type, f.Mode, f.Size} }
+
+func (r remoteFiles) stat(ctx context.Context, path string) (entry, error) {
+	f, err := r.Stat(ctx, path)
+	return entryOf(f), err
+}
+
+func (r remoteFiles) list(ctx context.Context, path string) ([]entry, error) {
+	list, truncated, err := r.List(ctx, path)
+	if err == nil && truncated {
+		err = cli.Refuse(errdefs.ErrFailedPrecondition, "the folder %s has more entries than can be listed: copy it as an archive", path)
+	}
+	out := make([]entry, 0, len(list))
+	for _, f := range list {
+		out = append(out, entryOf(f))
+	}
+	return out, err
+}
+
+func (r remoteFiles) open(ctx context.Context, path string) (io.ReadCloser, error) {
+	return r.Read(ctx, path, client.Range{})
+}
+
+func (r remoteFiles) write(ctx context.Context, path string, in io.Reader, mode string, size int64) error {
+	_, err := r.Write(ctx, path, in, client.WriteOptions{Mode: mode, Size: size, Sized: size > 0})
+	return err
+}
+
+func (r remoteFiles) mkdir(ctx context.Context, path, _ string) error {
+	if path == "" || path == "." {
+		return nil
+	}
+	_, err := r.MakeDir(ctx, path)
+	return err
+}
+
+// hostFiles are this host's.
+type hostFiles struct{}
+
+func hostError(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return cli.Refuse(errdefs.ErrNotFound, "%w", err)
+	case errors.Is(err, fs.ErrPermission):
+		return cli.Refuse(errdefs.ErrPermissionDenied, "%w", err)
+	}
+	return err
+}
+
+func hostEntry(info fs.FileInfo) entry {
+	e := entry{name: info.Name(), kind: "other", mode: fmt.Sprintf("%04o", info.Mode().Perm()), size: info.Size()}
+	switch {
+	case info.Mode().IsRegular():
+		e.kind = kindFile
+	case info.IsDir():
+		e.kind = kindDir
+	}
+	return e
+}
+
+func (hostFiles) stat(_ context.Context, path string) (entry, error) {
+	if path == "" {
+		path = "."
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		return entry{}, hostError(err)
+	}
+	return hostEntry(info), nil
+}
+
+func (hostFiles) list(_ context.Context, path string) ([]entry, error) {
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, hostError(err)
+	}
+	out := make([]entry, 0, len(entries))
+	for _, e := range entries {
+		info, err := e.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it has gone meanwhile
+		}
+		if err != nil {
+			return nil, hostError(err)
+		}
+		out = append(out, hostEntry(info))
+	}
+	return out, nil
+}
+
+func (hostFiles) open(_ context.Context, path string) (io.ReadCloser, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, hostError(err)
+	}
+	return f, nil
+}
+
+// write makes the file beside its place and moves it there when it is whole.
+func (hostFiles) write(_ context.Context, path string, in io.Reader, mode string, _ int64) (err error) {
+	if err := cli.Replaceable(path); err != nil {
+		return err
+	}
+	perm, err := strconv.ParseUint(mode, 8, 32)
+	if err != nil {
+		perm = 0o644
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".cp-*")
+	if err != nil {
+		return hostError(err)
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name()) // it is not whole
+		}
+	}()
+	err = cli.WriteHoles(f, in)
+	// What comes out of a sandbox does not run as somebody else.
+	err = errors.Join(err, f.Chmod(fs.FileMode(perm)&fs.ModePerm), f.Close())
+	if err != nil {
+		return err
+	}
+	return hostError(os.Rename(f.Name(), path))
+}
+
+// leadsToFolder says whether a path of this host is a folder, or a link to one.
+func leadsToFolder(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+func (hostFiles) mkdir(_ context.Context, path, mode string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case err == nil && info.IsDir():
+		return nil
+	case err == nil:
+		return cli.Refuse(errdefs.ErrFailedPrecondition, "%s is there and no folder", path)
+	case !errors.Is(err, fs.ErrNotExist):
+		return hostError(err)
+	}
+	perm, err := strconv.ParseUint(mode, 8, 32)
+	if err != nil {
+		perm = 0o755
+	}
+	return hostError(os.Mkdir(path, fs.FileMode(perm)&fs.ModePerm|0o700))
+}

@@ -1,0 +1,127 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+)
+
+type enterOptions struct {
+	env                    []string
+	cwd, user, term, keys  string
+	timeout                time.Duration
+	scrollback             int64
+	command, idempotencyID string
+}
+
+func newSandboxEnter(a *cli.App) *cobra.Command {
+	var o enterOptions
+	c := &cobra.Command{
+		Use:   "enter [flags] SANDBOX [-- CMD...]",
+		Short: "Open a terminal in a leased sandbox",
+		Long: `Open a terminal in a leased sandbox: a shell, or CMD, with job control, as if
+it ran here. Its exit code is ours.
+
+It does not end with this program: a connection that is cut is made again, and
+a server that restarts is waited for. Ctrl-P Ctrl-Q leaves it running; "shell
+attach" comes back. Where standard input or output is no terminal, keys are
+not taken one by one, and the end of the input is typed as Ctrl-D; for plain
+pipes use "exec -i".`,
+		Example: `  orchestrator sandbox enter $id
+  orchestrator sandbox enter --cwd /tmp -e EDITOR=vi $id -- python3
+  orchestrator sandbox enter --detach-keys ctrl-] $id -- top`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 || args[0] == "--" {
+				return cli.Usage(cmd, "SANDBOX is missing")
+			}
+			return cli.ExactArgs("SANDBOX")(cmd, args[:1])
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return runEnter(cmd.Context(), a, cmd, o, args) },
+	}
+	f := c.Flags()
+	f.SetInterspersed(false)
+	f.StringVarP(&o.command, "command", "c", "", "`TEXT` for the sandbox's shell, instead of CMD")
+	f.StringArrayVarP(&o.env, "env", "e", nil, "`KEY=VALUE`, or KEY to hand on your own; can be repeated")
+	f.StringVar(&o.cwd, "cwd", "", "`DIR` to begin in; empty is /workspace")
+	f.StringVarP(&o.user, "user", "u", "", "`USER` by name or number, never 0; empty is the sandbox's own")
+	f.StringVar(&o.term, "term", "", "`KIND` of terminal; empty is that of this one")
+	f.DurationVar(&o.timeout, "timeout", 0, "kill it and all it started after this time; 0 is never")
+	f.Int64Var(&o.scrollback, "spool", 0, "`BYTES` of output to keep; 0 is the default")
+	f.StringVar(&o.keys, "detach-keys", defaultDetachKeys, "`KEYS` that leave it running; none for none")
+	f.StringVar(&o.idempotencyID, "idempotency-key", "", "open it at most once for this `KEY`")
+	return c
+}
+
+func runEnter(ctx context.Context, a *cli.App, cmd *cobra.Command, o enterOptions, args []string) error {
+	keys, err := parseDetachKeys(cmd, o.keys)
+	if err != nil {
+		return err
+	}
+	argv := args[1:]
+	if len(argv) > 0 && argv[0] == "--" {
+		argv = argv[1:]
+	}
+	if len(argv) > 0 && o.command != "" {
+		return cli.Usage(cmd, "CMD and --command are both given: use one of them")
+	}
+	env, err := a.Environment(cmd, o.env)
+	if err != nil {
+		return err
+	}
+	cl, err := a.Client(ctx)
+	if err != nil {
+		return err
+	}
+	s := &terminalSession{app: a, screen: newScreen(a), keys: keys, ends: true}
+	cols, rows := s.screen.size()
+	t, err := cl.OpenTerminal(ctx, args[0], v1.TerminalRequest{
+		Argv: argv, Command: o.command, Cwd: o.cwd, Env: env, User: o.user, TimeoutMS: cli.Millis(o.timeout),
+		Term: termOf(a, o.term, s.screen), Cols: cols, Rows: rows, SpoolBytes: o.scrollback,
+	}, s.options(), cli.Key(o.idempotencyID)...)
+	if err != nil {
+		return err
+	}
+	s.back = "orchestrator shell attach " + t.Shell()
+	return finishTerminal(ctx, a, cl, s, t, true)
+}
+
+// termOf is the kind of terminal that a command is told it has. One that is
+// written to a file or a pipe can do nothing.
+func termOf(a *cli.App, asked string, s screen) string {
+	switch own, _ := a.Lookup("TERM"); {
+	case asked != "":
+		return asked
+	case !s.there():
+		return "dumb"
+	default:
+		return own
+	}
+}
+
+// finishTerminal sits at a terminal to its end. With forget, nothing is kept of one
+// whose end was seen.
+func finishTerminal(ctx context.Context, a *cli.App, cl *client.Client, s *terminalSession, t *client.Terminal, forget bool) error {
+	r, err := s.attach(ctx, t)
+	if err != nil {
+		if r.Ending == "" || errors.Is(err, errDetach) {
+			return s.leave(err)
+		}
+		s.calm()
+		return err
+	}
+	s.screen.restore()
+	if r.Ending != string(runtime.Exited) { // it had no time for that
+		s.calm()
+	}
+	if forget {
+		_, _ = cl.KillShell(ctx, t.Shell(), 0, true) // it goes with its sandbox otherwise
+	}
+	return cli.Result(r)
+}

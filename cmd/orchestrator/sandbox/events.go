@@ -1,0 +1,68 @@
+package sandbox
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+)
+
+// NewEventsCommand returns "orchestrator events".
+func NewEventsCommand(a *cli.App) *cobra.Command {
+	q := client.EventQuery{}
+	c := &cobra.Command{
+		Use:   "events",
+		Short: "Show what happened, and with -f what happens",
+		Long: `Show what happened to sandboxes, shells, workspaces, templates and images: what
+is your own, and everything for operators. The server keeps the latest 4096
+events. With -f it goes on, over restarts of the server too; a line "gap" says
+that some were missed. With -o json there is one object on each line.`,
+		Example: `  orchestrator events --since 10m
+  orchestrator events -f
+  orchestrator events -f -o json | jq 'select(.type == "sandbox.gone")'`,
+		Args: cli.ExactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			colour := a.Colours()
+			return cl.Events(cmd.Context(), q, func(e v1.ServiceEvent) error {
+				if a.Flags.Output == "json" {
+					return a.JSONLines().Encode(e)
+				}
+				_, err := fmt.Fprintln(a.Stdout, eventLine(e, colour))
+				return err
+			})
+		},
+	}
+	f := c.Flags()
+	f.BoolVarP(&q.Follow, "follow", "f", false, "go on with what happens")
+	f.StringVar(&q.Since, "since", "", "leave out what is older: `TIME` as 10m (ago) or 2026-01-02T15:04:05Z")
+	return c
+}
+
+// eventLine is an event on one line: when, what, and what it is about.
+func eventLine(e v1.ServiceEvent, p cli.Palette) string {
+	line := []string{e.At.Local().Format("2006-01-02T15:04:05.000"), p.Event(e.Type)}
+	for _, part := range []struct{ name, value string }{
+		{"sandbox", e.Sandbox}, {"shell", e.Shell}, {"template", e.Template}, {"workspace", e.Workspace}, {"image", e.Image}, {"caller", e.Caller}, {"reason", e.Reason},
+	} {
+		if part.value != "" {
+			line = append(line, part.name+"="+quoteIfNeeded(cli.OneLine(part.value)))
+		}
+	}
+	return strings.Join(line, " ")
+}
+
+// quoteIfNeeded keeps a value with spaces one word.
+func quoteIfNeeded(s string) string {
+	if strings.ContainsAny(s, " \"") {
+		return fmt.Sprintf("%q", s)
+	}
+	return s
+}

@@ -1,0 +1,91 @@
+package sandbox
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+)
+
+// stuck takes nothing until it is closed: as a terminal whose connection is
+// away, or whose command does not read.
+type stuck struct{ closed chan struct{} }
+
+func (s stuck) Write([]byte) (int, error) {
+	<-s.closed
+	return 0, io.ErrClosedPipe
+}
+
+// taker keeps what is typed.
+type taker struct {
+	mu  sync.Mutex
+	got bytes.Buffer
+}
+
+func (t *taker) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if bytes.IndexByte(p, '!') >= 0 {
+		return 0, errors.New("over")
+	}
+	return t.got.Write(p)
+}
+
+// detaches types keys one by one, and waits until the seat is left.
+func detaches(t *testing.T, to io.Writer, keys string) {
+	t.Helper()
+	in, keyboard := io.Pipe()
+	defer in.Close()
+	s := &terminalSession{app: &cli.App{Stdin: in}, screen: screen{in: os.Stdin, out: os.Stdout}, keys: []byte("\x10\x11")}
+	detached := make(chan struct{})
+	go s.typeOn(to, detached) // ends with its input
+	go func() {
+		for _, k := range []byte(keys + "\x10\x11") {
+			if _, err := keyboard.Write([]byte{k}); err != nil {
+				return
+			}
+		}
+	}()
+	select {
+	case <-detached:
+	case <-time.After(30 * time.Second):
+		t.Fatal("the keys that detach are not heard")
+	}
+}
+
+func TestWhoIsCutOffCanDetach(t *testing.T) {
+	t.Parallel()
+	to := stuck{make(chan struct{})}
+	defer close(to.closed)
+	detaches(t, to, "\x03\x03 nothing is taken"+strings.Repeat(".", 2000))
+}
+
+func TestWhatWasTypedBeforeDetachingArrives(t *testing.T) {
+	t.Parallel()
+	to := &taker{}
+	detaches(t, to, "one by one")
+	if got := to.got.String(); got != "one by one" {
+		t.Errorf("typed %q", got)
+	}
+}
+
+func TestTypingEndsWithTheTerminal(t *testing.T) {
+	t.Parallel()
+	in := newInputQueue(&taker{})
+	over := make(chan struct{})
+	go func() { defer close(over); in.run() }()
+	if err := in.add([]byte("a!")); err != nil {
+		t.Error(err)
+	}
+	<-over
+	in.settle(time.Hour)
+	if in.add([]byte("b")) == nil {
+		t.Error("nobody says that it is over")
+	}
+}

@@ -1,0 +1,72 @@
+package sandbox
+
+import (
+	"github.com/spf13/cobra"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+)
+
+// NewPSCommand returns "orchestrator ps".
+func NewPSCommand(a *cli.App) *cobra.Command {
+	var all, ended, quiet bool
+	c := &cobra.Command{
+		Use:   "ps",
+		Short: "Show leased sandboxes",
+		Long: `Show your leased sandboxes. With --all, which is for operators, everything that
+lives: what others leased, and what is warm or being made.`,
+		Example: `  orchestrator ps
+  orchestrator ps --all
+  orchestrator ps -q | xargs -n1 orchestrator sandbox rm`,
+		Args: cli.ExactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if all && ended {
+				return cli.Usage(cmd, "--all and --ended are not for one list: use one of them")
+			}
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			list, err := cl.Sandboxes(cmd.Context(), ended)
+			if all {
+				list, err = cl.AllSandboxes(cmd.Context())
+			}
+			if err != nil {
+				return err
+			}
+			if quiet {
+				return printIDs(a, list)
+			}
+			return cli.PrintList(a, list, []string{"ID", "TEMPLATE", "CLASS", "STATE", "AGE", "CALLER", "WORKSPACE", "LAST USE"}, psRow)
+		},
+	}
+	f := c.Flags()
+	f.BoolVarP(&all, "all", "a", false, "everything that lives, of all callers; for operators")
+	f.BoolVar(&ended, "ended", false, "those that are over too")
+	f.BoolVarP(&quiet, "quiet", "q", false, "print the ids only")
+	return c
+}
+
+func psRow(s v1.Sandbox) []string {
+	used := cli.Ago(s.LastUseAt)
+	if s.Caller == "" {
+		used = ""
+	}
+	return []string{s.ID, s.Template, s.Class, s.State, cli.Age(s.CreatedAt), s.Caller, WorkspaceOf(s), used}
+}
+
+func printIDs(a *cli.App, list []v1.Sandbox) error {
+	t := &cli.Table{}
+	for _, s := range list {
+		t.Add(s.ID)
+	}
+	return t.Write(a.Stdout)
+}
+
+// NewLogsCommand is `shell logs` by a shorter name.
+func NewLogsCommand(a *cli.App) *cobra.Command {
+	c := newShellLogs(a)
+	c.Example = `  orchestrator logs $sh
+  orchestrator logs -f --stderr $sh`
+	return c
+}

@@ -1,0 +1,153 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+)
+
+type runOptions struct {
+	cli.CommandOptions
+	egressOptions
+	template, workspace string
+	mode, class         string
+	readOnly, noServer  bool
+	whenEmpty           string
+	wait                time.Duration
+	runtime, logLevel   string
+	junit, junitName    string
+}
+
+// NewRunCommand returns "orchestrator run".
+func NewRunCommand(a *cli.App) *cobra.Command {
+	var o runOptions
+	c := &cobra.Command{
+		Use:   "run [flags] -- CMD...",
+		Short: "Run one command in a sandbox of its own",
+		Long: `Run one command in a sandbox that nobody used before, and destroy it.
+
+A server that answers is used; without one the same is done in this process,
+which takes as long as starting a container does. The command's output is
+passed on as it comes, and its exit code is ours; other endings have codes of
+their own (docs/exit-codes.md). With -o json the result is printed instead.
+Ctrl-C kills the command with everything it started. Whatever becomes of this
+process, nothing of the sandbox stays.`,
+		Example: `  orchestrator run -- python3 -c 'print(6*7)'
+  orchestrator run -c 'cat /etc/os-release | head -1'
+  orchestrator run --workspace notes --read-only -- ls -l
+  echo hello | orchestrator run -i --timeout 10s -- wc -c
+  orchestrator run --no-server -e LANG=C -- env`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error { return runRun(cmd.Context(), a, cmd, o, args) },
+	}
+	f := c.Flags()
+	f.SetInterspersed(false)
+	o.CommandOptions.Register(f, "pass standard input on")
+	o.egressOptions.register(f)
+	f.StringVar(&o.template, "template", "", "`NAME` of the template; empty is the default one")
+	f.StringVar(&o.workspace, "workspace", "", "`NAME` of the workspace to have at /workspace")
+	f.BoolVar(&o.readOnly, "read-only", false, "the workspace cannot be written to")
+	f.StringVar(&o.mode, "mode", "", cli.ModeHelp)
+	f.StringVar(&o.class, "class", "", classHelp)
+	f.StringVar(&o.whenEmpty, "when-empty", "", "`WHAT` a server does if no sandbox is warm: wait (default), cold or refuse")
+	f.DurationVar(&o.wait, "wait", 0, "how long a server waits for one; 0 is its default")
+	f.StringVar(&o.junit, "junit", "", "write a report in JUnit's XML to `FILE`, of one test case")
+	f.StringVar(&o.junitName, "junit-name", "", "`NAME` of the test case; empty is the command")
+	f.BoolVar(&o.noServer, "no-server", false, "do it in this process even if a server answers")
+	f.StringVar(&o.runtime, "runtime", "", "without a server, `NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
+	f.StringVar(&o.logLevel, "log-level", "error", "without a server, `LEVEL` of what is logged: debug, info, warn or error")
+	return c
+}
+
+func runRun(ctx context.Context, a *cli.App, cmd *cobra.Command, o runOptions, args []string) error {
+	x, err := a.Exec(cmd, o.CommandOptions, args)
+	if err != nil {
+		return err
+	}
+	egress, err := o.egress(cmd)
+	if err != nil {
+		return err
+	}
+	c, err := a.Settings()
+	if err != nil {
+		return err
+	}
+	cli.SetIfGiven(&c.Runtime, o.runtime)
+	c.Log.Level = o.logLevel
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	req := v1.Run{
+		Exec: x, Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Mode: o.mode, Class: o.class, WhenEmpty: o.whenEmpty, WaitMS: cli.Millis(o.wait), Egress: egress,
+	}
+	report := report(a, o.junit, o.junitName, x)
+	return report.finish(a, runAnywhere(ctx, a, c, req, o))
+}
+
+// runAnywhere has a server do it, or does it in this process where there is
+// none.
+func runAnywhere(ctx context.Context, a *cli.App, c config.Config, req v1.Run, o runOptions) error {
+	if o.noServer {
+		return runHere(ctx, a, c, req, o)
+	}
+	cl, err := a.Server(ctx, c)
+	if err != nil {
+		return err
+	}
+	if cl == nil {
+		err := runHere(ctx, a, c, req, o)
+		if _, served := errors.AsType[*standalone.ServedError](err); !served {
+			return err
+		}
+		// One was started meanwhile; nothing has run.
+		var e error
+		if cl, e = a.Server(ctx, c); cl == nil {
+			return errors.Join(err, e)
+		}
+	}
+	return runServed(ctx, a, cl, req, o)
+}
+
+// runServed has a server do it.
+func runServed(ctx context.Context, a *cli.App, cl *client.Client, req v1.Run, o runOptions) error {
+	if a.Flags.Output == "json" && !o.Interactive {
+		r, err := cl.Run(ctx, req, cli.Key(o.Key)...)
+		return a.PrintResult(r, err)
+	}
+	r, err := cl.RunStream(ctx, req, a.Streams(o.CommandOptions), cli.Key(o.Key)...)
+	if err != nil {
+		return err
+	}
+	a.NoteOverlay(r)
+	return cli.Result(r)
+}
+
+// runHere does it in this process.
+func runHere(ctx context.Context, a *cli.App, c config.Config, req v1.Run, o runOptions) error {
+	asked := a.Flags.Output == "json" && !o.Interactive
+	st := engine.Stream{}
+	if !asked {
+		st.Stdout, st.Stderr = a.Stdout, a.Stderr
+	}
+	if o.Interactive {
+		st.Stdin = a.Stdin
+	}
+	r, err := standalone.RunLocally(ctx, a, c, req, st)
+	if asked {
+		return a.PrintResult(r, err)
+	}
+	if err != nil {
+		return err
+	}
+	a.NoteOverlay(r)
+	return cli.Result(r)
+}

@@ -1,0 +1,242 @@
+// Package sandbox has the commands about sandboxes and what runs in them: run, sandbox, exec,
+// enter, shell, session, logs, cp, forward, ps, top and events.
+//
+// All use the server, except run, which does without one if none answers.
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+)
+
+// NewSandboxCommand returns "orchestrator sandbox" with its commands.
+func NewSandboxCommand(a *cli.App) *cobra.Command {
+	return cli.Group("sandbox", "Lease sandboxes and end them", `  id=$(orchestrator sandbox create --workspace notes -q)
+  orchestrator exec $id -- ls -l
+  orchestrator sandbox rm $id`,
+		newSandboxCreate(a), newSandboxEnter(a), newSandboxList(a), newSandboxSync(a), newSandboxStop(a), newSandboxRemove(a), newSandboxInspect(a), newSandboxEgress(a))
+}
+
+type sandboxOptions struct {
+	egressOptions
+	template, workspace string
+	mode, class         string
+	readOnly, quiet     bool
+	env, labels         []string
+	ttl, idle, wait     time.Duration
+	whenEmpty, key      string
+}
+
+func newSandboxCreate(a *cli.App) *cobra.Command {
+	var o sandboxOptions
+	c := &cobra.Command{
+		Use:   "create",
+		Short: "Lease a sandbox",
+		Example: `  orchestrator sandbox create
+  orchestrator sandbox create --template default --workspace notes --read-only --ttl 10m
+  orchestrator sandbox create --env TOKEN=abc --when-empty cold -o json
+  orchestrator sandbox create --egress tls://pypi.org --egress tls://files.pythonhosted.org`,
+		Args: cli.ExactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runSandboxCreate(cmd.Context(), a, cmd, o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.template, "template", "", "`NAME` of the template; empty is the default one")
+	f.StringVar(&o.workspace, "workspace", "", "`NAME` of the workspace to have at /workspace")
+	f.BoolVar(&o.readOnly, "read-only", false, "the workspace cannot be written to")
+	f.StringVar(&o.mode, "mode", "", cli.ModeHelp)
+	f.StringVar(&o.class, "class", "", classHelp)
+	f.StringArrayVarP(&o.env, "env", "e", nil, "`KEY=VALUE` for all its commands, or KEY to hand on your own; can be repeated")
+	f.StringArrayVar(&o.labels, "label", nil, "`KEY=VALUE` to find it by; can be repeated")
+	f.DurationVar(&o.ttl, "ttl", 0, "end it after this time; 0 is the server's default")
+	f.DurationVar(&o.idle, "idle", 0, "end it after this time without a call; 0 is the server's default")
+	o.egressOptions.register(f)
+	f.StringVar(&o.whenEmpty, "when-empty", "", "`WHAT` to do if none is warm: wait (default), cold or refuse")
+	f.DurationVar(&o.wait, "wait", 0, "how long to wait; 0 is the server's default")
+	f.StringVar(&o.key, "idempotency-key", "", "lease at most once for this `KEY`")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print the id only")
+	return c
+}
+
+func runSandboxCreate(ctx context.Context, a *cli.App, cmd *cobra.Command, o sandboxOptions) error {
+	env, err := a.Environment(cmd, o.env)
+	if err != nil {
+		return err
+	}
+	labels, err := cli.Pairs(cmd, "--label", o.labels)
+	if err != nil {
+		return err
+	}
+	egress, err := o.egress(cmd)
+	if err != nil {
+		return err
+	}
+	cl, err := a.Client(ctx)
+	if err != nil {
+		return err
+	}
+	s, err := cl.CreateSandbox(ctx, v1.SandboxRequest{
+		Template: o.template, Workspace: o.workspace, ReadOnly: o.readOnly, Mode: o.mode, Class: o.class, Env: env, Labels: labels,
+		TTLMS: cli.Millis(o.ttl), IdleMS: cli.Millis(o.idle), WhenEmpty: o.whenEmpty, WaitMS: cli.Millis(o.wait), Egress: egress,
+	}, cli.Key(o.key)...)
+	if err != nil {
+		return err
+	}
+	if o.quiet {
+		_, err := fmt.Fprintln(a.Stdout, s.ID)
+		return err
+	}
+	return printSandbox(a, s)
+}
+
+func printSandbox(a *cli.App, s v1.Sandbox) error {
+	t := &cli.Table{}
+	add := func(name, value string) {
+		if value != "" {
+			t.Add(name, value)
+		}
+	}
+	add("ID", s.ID)
+	add("STATE", s.State)
+	add("REASON", s.Reason)
+	add("TEMPLATE", s.Template)
+	add("IMAGE", s.Image)
+	add("RUNTIME", s.Runtime)
+	add("CLASS", s.Class)
+	add("WORKSPACE", WorkspaceOf(s))
+	add("LABELS", labelText(s.Labels))
+	add("WARM", fmt.Sprint(s.Warm))
+	add("CREATED", cli.Ago(s.CreatedAt))
+	add("LAST USE", cli.Ago(s.LastUseAt))
+	if s.EndedAt != nil {
+		add("ENDED", cli.Ago(*s.EndedAt))
+	} else {
+		add("EXPIRES", cli.In(s.ExpiresAt))
+		add("IDLE LIMIT", (time.Duration(s.IdleMS) * time.Millisecond).String())
+	}
+	return a.Print(s, t)
+}
+
+// WorkspaceOf names the workspace of a sandbox for a table.
+func WorkspaceOf(s v1.Sandbox) string {
+	if s.Workspace != "" && s.ReadOnly {
+		return s.Workspace + " (read-only)"
+	}
+	return s.Workspace
+}
+
+func labelText(labels map[string]string) string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		out = append(out, k+"="+labels[k])
+	}
+	return strings.Join(out, ",")
+}
+
+func newSandboxList(a *cli.App) *cobra.Command {
+	var ended bool
+	c := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List leased sandboxes",
+		Example: "  orchestrator sandbox ls\n  orchestrator sandbox ls --ended -o json",
+		Args:    cli.ExactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			list, err := cl.Sandboxes(cmd.Context(), ended)
+			if err != nil {
+				return err
+			}
+			head := []string{"ID", "STATE", "TEMPLATE", "WORKSPACE", "CREATED", "EXPIRES", "REASON"}
+			return cli.PrintList(a, list, head, func(s v1.Sandbox) []string {
+				expires := cli.In(s.ExpiresAt)
+				if s.EndedAt != nil {
+					expires = ""
+				}
+				return []string{s.ID, s.State, s.Template, WorkspaceOf(s), cli.Ago(s.CreatedAt), expires, s.Reason}
+			})
+		},
+	}
+	c.Flags().BoolVar(&ended, "ended", false, "those that are over too")
+	return c
+}
+
+func newSandboxInspect(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:     "inspect SANDBOX",
+		Short:   "Describe a sandbox, also one that is over",
+		Example: "  orchestrator sandbox inspect $id -o json",
+		Args:    cli.ExactArgs("SANDBOX"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			s, err := cl.Sandbox(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return printSandbox(a, s)
+		},
+	}
+}
+
+func newSandboxStop(a *cli.App) *cobra.Command {
+	var grace time.Duration
+	c := &cobra.Command{
+		Use:     "stop SANDBOX",
+		Short:   "Ask what runs in a sandbox to end, then destroy it",
+		Example: "  orchestrator sandbox stop $id --grace 10s",
+		Args:    cli.ExactArgs("SANDBOX"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			s, err := cl.StopSandbox(cmd.Context(), args[0], grace)
+			if err != nil {
+				return err
+			}
+			return printSandbox(a, s)
+		},
+	}
+	c.Flags().DurationVar(&grace, "grace", 5*time.Second, "how long background commands have to end by themselves")
+	return c
+}
+
+func newSandboxRemove(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm SANDBOX...",
+		Short:   "Destroy sandboxes at once",
+		Example: "  orchestrator sandbox rm $id",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if slices.Contains(args, "") {
+				return cli.Usage(cmd, "SANDBOX is empty")
+			}
+			return cli.ExactArgs("SANDBOX")(cmd, args[:min(len(args), 1)])
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			for _, id := range args {
+				if err := cl.RemoveSandbox(cmd.Context(), id); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}

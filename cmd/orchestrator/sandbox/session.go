@@ -1,0 +1,216 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+)
+
+// maxScript bounds a script that is read from standard input.
+const maxScript = 512 << 10
+
+// NewSessionCommand returns "orchestrator session" with its commands.
+func NewSessionCommand(a *cli.App) *cobra.Command {
+	return cli.Group("session", "Run commands in a shell that keeps its state", `  s=$(orchestrator session create -q $id)
+  orchestrator session exec $id $s -c 'cd /tmp; x=5'
+  orchestrator session exec $id $s -c 'pwd; echo $x'
+  orchestrator session rm $id $s`,
+		newSessionCreate(a), newSessionList(a), newSessionExec(a), newSessionRemove(a))
+}
+
+type sessionOptions struct {
+	shell, cwd, user, key string
+	env                   []string
+	quiet                 bool
+}
+
+func newSessionCreate(a *cli.App) *cobra.Command {
+	var o sessionOptions
+	c := &cobra.Command{
+		Use:   "create [flags] SANDBOX",
+		Short: "Start a session",
+		Example: `  orchestrator session create $id
+  orchestrator session create -q --shell sh --cwd /tmp -e LANG=C $id`,
+		Args: cli.ExactArgs("SANDBOX"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runSessionCreate(cmd.Context(), a, cmd, o, args[0])
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.shell, "shell", "", "`SHELL`: bash or sh; empty is bash where the image has it")
+	f.StringArrayVarP(&o.env, "env", "e", nil, "`KEY=VALUE`, or KEY to hand on your own; can be repeated")
+	f.StringVar(&o.cwd, "cwd", "", "`DIR` to begin in; empty is /workspace")
+	f.StringVarP(&o.user, "user", "u", "", "`USER` by name or number, never 0; empty is the sandbox's own")
+	f.StringVar(&o.key, "idempotency-key", "", "start it at most once for this `KEY`")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print the id only")
+	return c
+}
+
+func runSessionCreate(ctx context.Context, a *cli.App, cmd *cobra.Command, o sessionOptions, sandbox string) error {
+	env, err := a.Environment(cmd, o.env)
+	if err != nil {
+		return err
+	}
+	cl, err := a.Client(ctx)
+	if err != nil {
+		return err
+	}
+	_, s, err := cl.StartSession(ctx, sandbox, v1.ShellSessionRequest{Shell: o.shell, Cwd: o.cwd, Env: env, User: o.user}, cli.Key(o.key)...)
+	if err != nil {
+		return err
+	}
+	if s.Missing != "" {
+		fmt.Fprintln(a.Stderr, "orchestrator:", s.Missing) //nolint:errcheck // it is a remark
+	}
+	if o.quiet {
+		_, err := fmt.Fprintln(a.Stdout, s.ID)
+		return err
+	}
+	return a.Print(s, sessionTable(s))
+}
+
+func newSessionList(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:     "ls SANDBOX",
+		Aliases: []string{"list"},
+		Short:   "List a sandbox's sessions",
+		Example: "  orchestrator session ls $id",
+		Args:    cli.ExactArgs("SANDBOX"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			list, err := cl.Sessions(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return a.Print(v1.List[v1.ShellSession]{Items: list}, sessionTable(list...))
+		},
+	}
+}
+
+func sessionTable(list ...v1.ShellSession) *cli.Table {
+	t := &cli.Table{Head: []string{"ID", "STATE", "SHELL", "STARTED", "COMMANDS", "WAITING", "BACKGROUND", "ENDING"}}
+	for _, s := range list {
+		end := ""
+		if s.Result != nil {
+			end = endingText(s.Result)
+		}
+		t.Rows = append(t.Rows, []string{s.ID, s.State, s.Shell, cli.Ago(s.StartedAt), fmt.Sprint(s.Commands), fmt.Sprint(s.Waiting), fmt.Sprint(s.Left), end})
+	}
+	return t
+}
+
+func newSessionRemove(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm SANDBOX SESSION",
+		Aliases: []string{"remove"},
+		Short:   "Kill what lives of a session and forget it",
+		Example: "  orchestrator session rm $id $s",
+		Args:    cli.ExactArgs("SANDBOX", "SESSION"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			_, err = cl.Session(args[0], args[1]).End(cmd.Context())
+			return err
+		},
+	}
+}
+
+type sessionExecOptions struct {
+	cli.CommandOptions
+	renew, refuse bool
+	wait          time.Duration
+}
+
+func newSessionExec(a *cli.App) *cobra.Command {
+	var o sessionExecOptions
+	c := &cobra.Command{
+		Use:   "exec [flags] SANDBOX SESSION [-- CMD...]",
+		Short: "Run a command, or a script from standard input, in a session",
+		Long: `Run a command in a session and wait for its end. Without a command the script
+is read from standard input.
+
+Its output is passed on as it comes, and its exit code is ours; other endings
+have codes of their own (docs/exit-codes.md). Where the session ends with the
+command, a line on standard error says so.`,
+		Example: `  orchestrator session exec $id $s -c 'source venv/bin/activate'
+  orchestrator session exec $id $s <build.sh
+  orchestrator session exec --timeout 5s --renew $id $s -- make test`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			return cli.ExactArgs("SANDBOX", "SESSION")(cmd, args[:min(2, len(args))])
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return runSessionExec(cmd.Context(), a, cmd, o, args) },
+	}
+	f := c.Flags()
+	f.SetInterspersed(false)
+	f.StringVarP(&o.Shell, "command", "c", "", "`TEXT` for the session, instead of CMD")
+	f.DurationVar(&o.Timeout, "timeout", 0, "kill what it started after this time, and interrupt the session; 0 is the server's default")
+	f.BoolVarP(&o.Interactive, "interactive", "i", false, "pass standard input on to the command")
+	f.BoolVar(&o.renew, "renew", false, "begin the session anew if it has ended")
+	f.BoolVar(&o.refuse, "no-wait", false, "fail if another command runs in the session")
+	f.DurationVar(&o.wait, "wait", 0, "how long to wait for other commands; 0 is a minute")
+	f.StringVar(&o.Key, "idempotency-key", "", "do it at most once for this `KEY`")
+	return c
+}
+
+func runSessionExec(ctx context.Context, a *cli.App, cmd *cobra.Command, o sessionExecOptions, args []string) error {
+	command, argv := o.AfterName(args[2:])
+	if len(argv) == 0 && command.Shell == "" && !o.Interactive {
+		script, err := io.ReadAll(io.LimitReader(a.Stdin, maxScript+1))
+		switch {
+		case err != nil:
+			return fmt.Errorf("read the script: %w", err)
+		case len(script) > maxScript:
+			return cli.Usage(cmd, "the script is over %d bytes: write it to a file in the sandbox", maxScript)
+		case len(script) == 0:
+			return cli.Usage(cmd, "there is no command, and nothing on standard input")
+		}
+		command.Shell = string(script)
+	}
+	x, err := a.Exec(cmd, command, argv)
+	if err != nil {
+		return err
+	}
+	req := v1.ShellSessionExec{Exec: x, Renew: o.renew, WaitMS: cli.Millis(o.wait)}
+	if o.refuse {
+		req.WhenBusy = "refuse"
+	}
+	cl, err := a.Client(ctx)
+	if err != nil {
+		return err
+	}
+	s := cl.Session(args[0], args[1])
+	if a.Flags.Output == "json" && !o.Interactive {
+		r, err := s.Exec(ctx, req, cli.Key(o.Key)...)
+		return a.PrintResult(r, err)
+	}
+	r, err := s.ExecStream(ctx, req, a.Streams(command), cli.Key(o.Key)...)
+	if err != nil {
+		return err
+	}
+	if r.Session == v1.SessionEnded {
+		fmt.Fprintf(a.Stderr, "orchestrator: the session has ended with the command (%s)\n", endingText(&r)) //nolint:errcheck // the exit code is what counts
+	}
+	return cli.Result(r)
+}
+
+// endingText is an ending in a word or two.
+func endingText(r *v1.ExecResult) string {
+	switch {
+	case r.Ending == "exited":
+		return fmt.Sprintf("exited %d", r.ExitCode)
+	case r.Signal != 0:
+		return fmt.Sprintf("%s %d", r.Ending, r.Signal)
+	}
+	return r.Ending
+}

@@ -1,0 +1,136 @@
+package sandbox
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+)
+
+const (
+	// firstLook is the most between the first two looks: there is no share of
+	// the processors before the second.
+	firstLook = time.Second
+	// Times between two looks that make sense.
+	minInterval = 100 * time.Millisecond
+	maxInterval = time.Hour
+)
+
+type topOptions struct {
+	once     bool
+	interval time.Duration
+	sort     string
+}
+
+// NewTopCommand returns "orchestrator top".
+func NewTopCommand(a *cli.App) *cobra.Command {
+	var o topOptions
+	c := &cobra.Command{
+		Use:   "top",
+		Short: "Show what sandboxes use now",
+		Long: `Show what your leased sandboxes use now, and for operators those of all callers:
+processors (100 is one of them), memory and processes against their limits, and
+what is in the workspace where its size is bounded. On a terminal it is drawn
+again at each interval until Ctrl-C. Elsewhere it is printed once, or with
+--interval again and again; with -o json one object on a line each time.`,
+		Example: `  orchestrator top
+  orchestrator top --sort memory --interval 5s
+  orchestrator top --once -o json | jq '.items[] | select(.cpu_percent > 90).id'`,
+		Args: cli.ExactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.interval < minInterval || o.interval > maxInterval {
+				return cli.Usage(cmd, "--interval is %s: from %s to %s", o.interval, minInterval, maxInterval)
+			}
+			switch o.sort {
+			case "", "cpu", "memory":
+			default:
+				return cli.Usage(cmd, "--sort is %q: use cpu or memory", o.sort)
+			}
+			o.once = o.once || !cli.IsTerminal(a.Stdout) && !cmd.Flags().Changed("interval")
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return runTop(cmd.Context(), a, cl, o)
+		},
+	}
+	f := c.Flags()
+	f.BoolVar(&o.once, "once", false, "print the figures once, over a second, and end")
+	f.DurationVar(&o.interval, "interval", 2*time.Second, "`TIME` between two looks, from 100ms to 1h")
+	f.StringVar(&o.sort, "sort", "", "most first by `FIGURE`: cpu or memory; else the newest sandbox first")
+	return c
+}
+
+// runTop looks until ctx ends, or twice for once: the first look is what the
+// second one's share of the processors is reckoned from.
+func runTop(ctx context.Context, a *cli.App, cl *client.Client, o topOptions) error {
+	show := newTopShow(a, o)
+	defer show.end()
+	last, err := cl.Figures(ctx)
+	if err != nil {
+		return err
+	}
+	for pause := min(o.interval, firstLook); ; pause = o.interval {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pause):
+		}
+		now, err := cl.Figures(ctx)
+		if err != nil {
+			return err
+		}
+		if err := show.draw(topLines(last, now, o.sort)); err != nil || o.once {
+			return err
+		}
+		last = now
+	}
+}
+
+// topShow shows one look after the other.
+type topShow struct {
+	draw func([]topLine) error
+	end  func() // gives the terminal back
+}
+
+func newTopShow(a *cli.App, o topOptions) topShow {
+	s := topShow{end: func() {}}
+	switch term, _ := a.Lookup("TERM"); {
+	case a.Flags.Output == "json" && o.once:
+		s.draw = func(l []topLine) error { return a.PrintJSON(v1.List[topLine]{Items: l}) }
+	case a.Flags.Output == "json":
+		s.draw = func(l []topLine) error { return a.JSONLines().Encode(v1.List[topLine]{Items: l}) }
+	case o.once:
+		s.draw = func(l []topLine) error { return topTable(l).Write(a.Stdout) }
+	case cli.IsTerminal(a.Stdout) && term != "dumb":
+		w := newFullScreen(a.Stdout)
+		s.end = w.close
+		s.draw = func(l []topLine) error {
+			var b bytes.Buffer
+			fmt.Fprintf(&b, "%s   sandboxes: %d   every %s   Ctrl-C ends\n\n", time.Now().Format("15:04:05"), len(l), o.interval)
+			if cols, _ := w.size(); cols < wideScreen {
+				l = shortIDs(l)
+			}
+			if err := topTable(l).Write(&b); err != nil {
+				return err
+			}
+			return w.draw(b.String())
+		}
+	default:
+		first := true
+		s.draw = func(l []topLine) error {
+			if !first {
+				fmt.Fprintln(a.Stdout) //nolint:errcheck // the table tells
+			}
+			first = false
+			return topTable(l).Write(a.Stdout)
+		}
+	}
+	return s
+}

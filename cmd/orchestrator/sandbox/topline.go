@@ -1,0 +1,105 @@
+package sandbox
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+)
+
+// topLine is a sandbox's figures with its share of the processors since the
+// look before; nil where it was not seen then.
+type topLine struct {
+	v1.Figures
+	CPUPercent *float64 `json:"cpu_percent"`
+}
+
+// topLines reckons from two looks, and sorts.
+func topLines(last, now []v1.Figures, by string) []topLine {
+	before := map[string]v1.Figures{}
+	for _, f := range last {
+		before[f.ID] = f
+	}
+	lines := make([]topLine, 0, len(now))
+	for _, f := range now {
+		l := topLine{Figures: f}
+		if was, ok := before[f.ID]; ok {
+			l.CPUPercent = share(was, f)
+		}
+		lines = append(lines, l)
+	}
+	switch by {
+	case "cpu":
+		slices.SortStableFunc(lines, func(a, b topLine) int { return cmp.Compare(b.cpu(), a.cpu()) })
+	case "memory":
+		slices.SortStableFunc(lines, func(a, b topLine) int { return cmp.Compare(b.MemoryBytes, a.MemoryBytes) })
+	}
+	return lines
+}
+
+// share is the time on the processors between two looks by the time between
+// them, in percent: 100 is one processor.
+func share(was, is v1.Figures) *float64 {
+	between := is.At.Sub(was.At)
+	if was.Missing != "" || is.Missing != "" || between <= 0 {
+		return nil
+	}
+	p := max(0, 100*(is.CPUMS-was.CPUMS)/(float64(between)/float64(time.Millisecond)))
+	return &p
+}
+
+// cpu puts those without a share last.
+func (l topLine) cpu() float64 {
+	if l.CPUPercent == nil {
+		return -1
+	}
+	return *l.CPUPercent
+}
+
+func topTable(lines []topLine) *cli.Table {
+	t := &cli.Table{Head: []string{"ID", "TEMPLATE", "CALLER", "CPU%", "MEM/LIMIT", "PIDS/LIMIT", "WORKSPACE", "USED"}}
+	for _, l := range lines {
+		cpu, memory, pids, used := "", "", "", ""
+		if l.CPUPercent != nil {
+			cpu = strconv.FormatFloat(*l.CPUPercent, 'f', 1, 64)
+		}
+		if l.Missing == "" {
+			memory = of(cli.Size(l.MemoryBytes), cli.Size(l.MemoryLimitBytes), l.MemoryLimitBytes)
+			pids = of(fmt.Sprint(l.Pids), fmt.Sprint(l.PidsLimit), l.PidsLimit)
+		}
+		if l.WorkspaceQuotaBytes > 0 {
+			used = of(cli.Size(l.WorkspaceUsedBytes), cli.Size(l.WorkspaceQuotaBytes), l.WorkspaceQuotaBytes)
+		}
+		t.Add(l.ID, l.Template, l.Caller, cpu, memory, pids, l.Workspace, used)
+	}
+	return t
+}
+
+// wideScreen has room for whole ids beside all figures, in columns. idEnd is
+// what is left of an id elsewhere: the end, which is not the time.
+const (
+	wideScreen = 120
+	idEnd      = 8
+)
+
+func shortIDs(lines []topLine) []topLine {
+	lines = slices.Clone(lines)
+	for i, l := range lines {
+		if n := len(l.ID); n > idEnd {
+			lines[i].ID = "…" + l.ID[n-idEnd:]
+		}
+	}
+	return lines
+}
+
+// of is a figure with its limit, if there is one.
+func of(figure, limit string, n int64) string {
+	if n == 0 {
+		return figure
+	}
+	return figure + " / " + limit
+}

@@ -1,0 +1,358 @@
+package service
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+)
+
+// Results of a check.
+const (
+	checkOK   = "ok"
+	checkWarn = "warn"
+	checkFail = "fail"
+)
+
+// check is one line of doctor.
+type check struct {
+	Name   string `json:"name"`
+	Status string `json:"status"`
+	Found  string `json:"found"`
+	Fix    string `json:"fix,omitempty"`
+}
+
+// NewDoctorCommand returns "orchestrator doctor".
+func NewDoctorCommand(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:   "doctor",
+		Short: "Tell what this host can enforce, with the fix for what it cannot",
+		Long: `Tell what this host can enforce, with the fix for what it cannot.
+
+All runtimes are tried for real, in a folder of their own that is removed
+again. The exit code is 1 if something failed that sandboxes need.`,
+		Example: "  orchestrator doctor\n  orchestrator doctor -o json",
+		Args:    cli.ExactArgs(),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runDoctor(cmd.Context(), a) },
+	}
+}
+
+func runDoctor(ctx context.Context, a *cli.App) error {
+	c, err := a.Valid()
+	if err != nil {
+		return err
+	}
+	checks := []check{checkUser(), checkKernel(), checkCgroups(), checkCgroupKill(), checkSwap(), checkSeccomp(), checkOverlay(), checkCores("/proc/sys/kernel/core_pattern"), checkFiles("/proc/sys/fs/file-max")}
+	checks = append(checks, checkRuntimes(ctx, a, c)...)
+	checks = append(checks, checkSpace(c.StateDir), checkQuota(c), checkKept(c.StateDir), checkServer(ctx, a, c), checkImage(ctx, a, c))
+	t := &cli.Table{Head: []string{"CHECK", "STATUS", "FOUND", "FIX"}}
+	failed := false
+	for _, k := range checks {
+		t.Add(k.Name, k.Status, cli.OneLine(k.Found), cli.OneLine(k.Fix))
+		failed = failed || k.Status == checkFail
+	}
+	out := struct {
+		Items []check `json:"items"`
+		OK    bool    `json:"ok"`
+	}{checks, !failed}
+	if err := a.Print(out, t); err != nil {
+		return err
+	}
+	if failed {
+		return cli.ErrChecks
+	}
+	return nil
+}
+
+func checkUser() check {
+	uid := os.Geteuid()
+	if uid != 0 {
+		return check{"user", checkWarn, fmt.Sprintf("uid %d", uid), "run as root: the embedded runtime and workspaces need it"}
+	}
+	return check{"user", checkOK, "root", ""}
+}
+
+func checkKernel() check {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return check{"kernel", checkWarn, err.Error(), ""}
+	}
+	release := unix.ByteSliceToString(u.Release[:])
+	// The call fails for its arguments where it is there.
+	if err := unix.MountSetattr(-1, "", 0, &unix.MountAttr{}); errors.Is(err, unix.ENOSYS) {
+		return check{"kernel", checkFail, release + ", without mount_setattr", "use Linux 5.12 or later: workspaces are bound with it"}
+	}
+	return check{"kernel", checkOK, release, ""}
+}
+
+func checkCgroups() check {
+	h, err := cgroup.Detect()
+	if err != nil {
+		return check{"cgroup", checkFail, err.Error(), "mount the cgroup file systems"}
+	}
+	var missing []string
+	for _, c := range []struct {
+		name string
+		have bool
+	}{{"memory", h.Memory}, {"pids", h.Pids}, {"cpu", h.CPU}} {
+		if !c.have {
+			missing = append(missing, c.name)
+		}
+	}
+	if len(missing) > 0 {
+		return check{"cgroup", checkWarn, fmt.Sprintf("%s, without %s", h.Mode, strings.Join(missing, ", ")), "mount /sys/fs/cgroup read-write, with these controllers"}
+	}
+	return check{"cgroup", checkOK, fmt.Sprintf("%s with memory, pids, cpu", h.Mode), ""}
+}
+
+func checkCgroupKill() check {
+	if h, err := cgroup.Detect(); err != nil || !h.Kill {
+		return check{"cgroup.kill", checkWarn, "missing", "use Linux 5.14 or later with a cgroup2 tree: kills are quicker with it, and as complete without"}
+	}
+	return check{"cgroup.kill", checkOK, "there", ""}
+}
+
+func checkSwap() check {
+	text, err := os.ReadFile("/proc/swaps")
+	if err != nil || strings.Count(strings.TrimSpace(string(text)), "\n") == 0 {
+		return check{"swap", checkOK, "off", ""}
+	}
+	if h, err := cgroup.Detect(); err == nil && h.Mode == cgroup.ModeV2 {
+		return check{"swap", checkOK, "on, and counted", ""}
+	}
+	if own, err := cgroup.Of(os.Getpid()); err == nil {
+		if _, err := os.Stat(filepath.Join(own[cgroup.Memory], "memory.memsw.limit_in_bytes")); err == nil {
+			return check{"swap", checkOK, "on, and counted", ""}
+		}
+	}
+	return check{"swap", checkFail, "on, and not counted", "swapoff -a, or boot with swapaccount=1"}
+}
+
+func checkSeccomp() check {
+	text, err := os.ReadFile("/proc/sys/kernel/seccomp/actions_avail")
+	if err != nil || !strings.Contains(string(text), "errno") {
+		return check{"seccomp", checkFail, "no filters", "use a kernel with CONFIG_SECCOMP_FILTER"}
+	}
+	return check{"seccomp", checkOK, "filters", ""}
+}
+
+// checkCores looks whether the kernel starts a program for a process that crashed: it does so outside of every container and whatever the
+// limit on core files is.
+func checkCores(file string) check {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return check{"core dumps", checkWarn, err.Error(), ""}
+	}
+	program, piped := strings.CutPrefix(strings.TrimSpace(string(text)), "|")
+	if !piped {
+		return check{"core dumps", checkOK, "to files", ""}
+	}
+	return check{"core dumps", checkWarn, "a crash in a sandbox starts " + program + " as root on this host", "sysctl kernel.core_pattern=core"}
+}
+
+// manyFiles is more than the sandboxes of one host come to. Systemd sets no bound at all.
+const manyFiles = 100_000_000
+
+// checkFiles looks how many files may be open on the host, which is one number for all: three sandboxes can open two million.
+func checkFiles(file string) check {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return check{"open files", checkWarn, err.Error(), ""}
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		return check{"open files", checkWarn, err.Error(), ""}
+	}
+	if n < manyFiles {
+		return check{"open files", checkWarn, fmt.Sprintf("%d for the whole host: sandboxes can use them up", n), "sysctl fs.file-max=9223372036854775807"}
+	}
+	return check{"open files", checkOK, "as many as memory holds", ""}
+}
+
+func checkOverlay() check {
+	text, err := os.ReadFile("/proc/filesystems")
+	if err != nil || !strings.Contains(string(text), "\toverlay\n") {
+		return check{"overlay", checkWarn, "missing", "modprobe overlay: the embedded runtime needs it"}
+	}
+	return check{"overlay", checkOK, "there", ""}
+}
+
+// checkRuntimes makes all drivers in a folder for the occasion. One that can
+// be used is enough.
+func checkRuntimes(ctx context.Context, a *cli.App, c config.Config) []check {
+	parent := c.StateDir
+	if _, err := os.Stat(parent); err != nil {
+		parent = "" // where temporary files are
+	}
+	if parent != "" {
+		_ = sweepDoctors(ctx, c, standalone.Logger(a.Stderr, c.Log)) // else the next doctor or server does
+	}
+	tried, err := scratch.Make(cmp.Or(parent, os.TempDir()), newDoctor)
+	if err != nil {
+		return []check{{"runtime", checkFail, err.Error(), "run as root, or name a --state-dir of your own"}}
+	}
+	dir := tried.Path
+	defer func() { _ = tried.Release() }()                      // what stays is swept at the next start
+	defer standalone.RemoveRun(context.WithoutCancel(ctx), dir) //nolint:errcheck // it holds nothing, and is looked at by nobody
+	guest, _, err := guestbin.Write(filepath.Join(dir, "guest"))
+	if err != nil {
+		return []check{{"guest", checkFail, err.Error(), "build with `make build`"}}
+	}
+	c.Log.Level = "error"
+	d := standalone.Drivers{Config: c, StateDir: dir, Guest: guest, Log: standalone.Logger(a.Stderr, c.Log)}
+	try := func(name string) check {
+		got, what, err := d.Open(ctx, name)
+		if err != nil {
+			return check{"runtime " + name, checkWarn, cli.WithoutClass(err.Error()), ""}
+		}
+		defer got.Close()
+		return check{"runtime " + name, checkOK, what + "; " + classesOf(got), ""}
+	}
+	forOCI := try(standalone.RuntimeOCI)
+	host := standalone.DockerHost(c.Docker.Host)
+	forDocker := check{"runtime docker", checkWarn, "nobody answers on " + host, "start a Docker Engine, or leave it: the embedded runtime needs none"}
+	if err := standalone.DockerAnswers(ctx, host); err == nil {
+		forDocker = try(standalone.RuntimeDocker)
+	}
+	forContainerd := check{"runtime containerd", checkWarn, "nobody listens on " + c.Containerd.Address, "start containerd, or leave it: the embedded runtime needs none"}
+	if _, err := os.Stat(c.Containerd.Address); err == nil {
+		forContainerd = try(standalone.RuntimeContainerd)
+	}
+	checks := []check{forOCI, forDocker, forContainerd}
+	// Which of them must work: the one that is configured, or one that auto takes.
+	switch fit := func(k check) bool { return k.Status == checkOK }; {
+	case c.Runtime != standalone.RuntimeAuto:
+		for i, k := range checks {
+			if k.Name == "runtime "+c.Runtime && !fit(k) {
+				checks[i].Status = checkFail
+			}
+		}
+	case !fit(forOCI) && !fit(forDocker):
+		checks[0].Status = checkFail
+	}
+	return checks
+}
+
+// classesOf says which isolation classes a driver makes here, and why not
+// gvisor where it could.
+func classesOf(d runtime.Driver) string {
+	classes := d.Classes()
+	names := make([]string, len(classes))
+	for i, c := range classes {
+		names[i] = string(c)
+	}
+	text := "classes " + strings.Join(names, ", ")
+	why, ok := d.(interface{ Why(runtime.Class) error })
+	if !ok || slices.Contains(classes, runtime.ClassGVisor) {
+		return text
+	}
+	if err := why.Why(runtime.ClassGVisor); err != nil {
+		text += "; no gvisor: " + cli.OneLine(cli.WithoutClass(err.Error()))
+	}
+	return text
+}
+
+func checkSpace(dir string) check {
+	at := dir
+	for at != "/" {
+		if _, err := os.Stat(at); err == nil {
+			break
+		}
+		at = filepath.Dir(at)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(at, &fs); err != nil {
+		return check{"state directory", checkFail, fmt.Sprintf("%s: %v", dir, err), "name another one with --state-dir"}
+	}
+	free := int64(fs.Bavail) * fs.Bsize
+	found := fmt.Sprintf("%s: %s and %d inodes free", dir, cli.Size(free), fs.Ffree)
+	switch {
+	case unix.Access(at, unix.W_OK) != nil:
+		return check{"state directory", checkFail, found + ", not writable", "run as root, or name another one with --state-dir"}
+	case free < 2<<30 || fs.Files > 0 && fs.Ffree < 100_000:
+		return check{"state directory", checkWarn, found, "free some: an image takes about 1 GiB and 50,000 inodes"}
+	}
+	return check{"state directory", checkOK, found, ""}
+}
+
+func checkServer(ctx context.Context, a *cli.App, c config.Config) check {
+	cl, err := a.Server(ctx, c)
+	switch {
+	case err != nil:
+		return check{"server", checkWarn, cli.Describe(err), "look at its log"}
+	case cl == nil:
+		return check{"server", checkOK, "none on " + a.Address(c), ""}
+	}
+	v, err := cl.Version(ctx)
+	if err != nil {
+		return check{"server", checkWarn, cli.Describe(err), "look at its log"}
+	}
+	return check{"server", checkOK, fmt.Sprintf("%s on %s, runtime %s", v.Version, cl.Address(), v.Runtime), ""}
+}
+
+// checkImage looks for the images of all templates.
+func checkImage(ctx context.Context, a *cli.App, c config.Config) check {
+	c, err := c.WithFolder(a.ConfigFile())
+	if err != nil {
+		return check{"image", checkFail, cli.Describe(err), "orchestrator template check FILE"}
+	}
+	known, err := imageRefs(ctx, a, c)
+	if err != nil {
+		return check{"image", checkWarn, cli.Describe(err), ""}
+	}
+	var missing []string
+	for _, name := range standalone.SortedKeys(c.Templates) {
+		if !known(c.Templates[name].Image) {
+			missing = append(missing, c.Templates[name].Image)
+		}
+	}
+	if len(missing) > 0 {
+		return check{"image", checkFail, strings.Join(missing, ", ") + " not imported", "orchestrator image import \"$(make -s image)\""}
+	}
+	return check{"image", checkOK, c.Templates[config.DefaultTemplate].Image, ""}
+}
+
+// imageRefs tells which images are there.
+func imageRefs(ctx context.Context, a *cli.App, c config.Config) (func(ref string) bool, error) {
+	cl, err := a.Server(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	if cl != nil {
+		list, err := cl.Images(ctx)
+		return func(ref string) bool {
+			for _, i := range list {
+				if i.Ref == ref {
+					return true
+				}
+			}
+			return false
+		}, err
+	}
+	if _, err := os.Stat(c.StateDir); err != nil {
+		return func(string) bool { return false }, nil // doctor makes nothing
+	}
+	return standalone.WithImages(ctx, a, c, func(s *images.Store) (func(string) bool, error) {
+		return func(ref string) bool {
+			_, err := s.Resolve(ref)
+			return err == nil
+		}, nil
+	})
+}

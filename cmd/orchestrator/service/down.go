@@ -1,0 +1,143 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+)
+
+// NewDownCommand returns "orchestrator down".
+func NewDownCommand(a *cli.App) *cobra.Command {
+	var name string
+	var wait time.Duration
+	c := &cobra.Command{
+		Use:   "down",
+		Short: "Destroy every sandbox and stop the server",
+		Long: `Destroy every sandbox, with the background commands in them, and stop the
+server. Workspaces and images stay. Without a server, what a stopped one has
+left in the state directory is destroyed.`,
+		Example: "  orchestrator down\n  orchestrator down --state-dir /var/lib/orchestrator",
+		Args:    cli.ExactArgs(),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runDown(cmd.Context(), a, name, wait) },
+	}
+	c.Flags().StringVar(&name, "runtime", "", "without a server, `NAME` of the runtime to ask: auto, docker, containerd or oci")
+	c.Flags().DurationVar(&wait, "wait", 2*time.Minute, "how long to wait for the end of it")
+	return c
+}
+
+func runDown(ctx context.Context, a *cli.App, name string, wait time.Duration) error {
+	c, err := a.Settings()
+	if err != nil {
+		return err
+	}
+	cli.SetIfGiven(&c.Runtime, name)
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, wait, cli.Refuse(errdefs.ErrUnavailable, "not down after %s", wait))
+	defer cancel()
+	cl, err := a.Server(ctx, c)
+	if err != nil && !errors.Is(err, client.ErrLost) { // cut by its end: another down was quicker
+		return err
+	}
+	if cl != nil {
+		ours, err := downServer(ctx, cl, c)
+		if err != nil || !ours {
+			return err
+		}
+	}
+	// After a server too: what it could not destroy is tried again, or told.
+	return downHere(ctx, a, c)
+}
+
+// downServer asks a server and waits until it is gone, with its hold on the
+// state directory where that is ours to see; ours says whether it is.
+func downServer(ctx context.Context, cl *client.Client, c config.Config) (ours bool, err error) {
+	pid := cli.ServerOf(c.StateDir)
+	// Not there any more: another down was quicker.
+	if err := cl.Down(ctx); err != nil && !errors.Is(err, client.ErrLost) && !errors.Is(err, client.ErrNoServer) {
+		return false, err
+	}
+	for {
+		_, err := cl.Version(ctx)
+		cl.Close() // a kept connection would hold its end up
+		if errors.Is(err, client.ErrNoServer) && (pid == "" || cli.ServerOf(c.StateDir) != pid) {
+			return pid != "", nil
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
+		}
+	}
+}
+
+// lockState takes the lock of a state directory when a server that ends, or
+// another down, lets go of it.
+func lockState(ctx context.Context, a *cli.App, dir string) (*store.Lock, error) {
+	for first := true; ; first = false {
+		lock, err := store.LockDir(dir)
+		if err == nil || !errdefs.IsUnavailable(err) {
+			return lock, err
+		}
+		if first {
+			fmt.Fprintf(a.Stderr, "orchestrator: waiting for the end of process %s, which holds %s\n", cli.ServerOf(dir), dir) //nolint:errcheck // it is waited for anyway
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+// downHere destroys what a stopped server and killed runs have left.
+func downHere(ctx context.Context, a *cli.App, c config.Config) (err error) {
+	dir := c.StateDir
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	lock, err := lockState(ctx, a, dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Unlock()) }()
+	c.Log.Level = "warn"
+	log := standalone.Logger(a.Stderr, c.Log)
+	if err := standalone.SweepRuns(ctx, dir, log); err != nil {
+		return err
+	}
+	defer func() {
+		if err == nil { // else something may still write
+			err = standalone.DownWorkspaces(ctx, c, log)
+		}
+	}()
+	d := standalone.Drivers{Config: c, StateDir: dir, Log: log}
+	if !store.HasState(dir) && len(d.Used(standalone.RuntimeAuto)) == 0 {
+		return nil // no server was ever here
+	}
+	x, err := store.Examine(ctx, dir)
+	if err != nil {
+		return err
+	}
+	if d.Guest, _, err = guestbin.Write(engine.DirsOf(dir).Guest); err != nil {
+		return err
+	}
+	if x.Condition == store.Whole {
+		return d.DownRecorded(ctx, x)
+	}
+	return d.DownRemains(ctx, x)
+}

@@ -1,0 +1,439 @@
+// Package service has the commands that run and check the service on this host: serve, doctor and
+// down. serve owns every goroutine it starts and ends them before it returns.
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/api"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
+	"github.com/sandbox-orchestrator/orchestrator/internal/mcp"
+	"github.com/sandbox-orchestrator/orchestrator/internal/remains"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
+)
+
+// handoverTime is how long calls under way have at SIGTERM; then they are cut.
+const handoverTime = 10 * time.Second
+
+type serveOptions struct {
+	listen, runtime     string
+	logLevel, logFormat string
+	allowRemote         bool
+	ephemeral           bool
+	adoptNone           bool
+	adoptOlder          bool
+}
+
+// NewServeCommand returns "orchestrator serve".
+func NewServeCommand(a *cli.App) *cobra.Command {
+	var o serveOptions
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the service",
+		Long: `Run the service until SIGTERM or SIGINT.
+
+That is a hand-over: calls under way get 10 seconds, sandboxes and background
+commands live on, and the next server on the same state directory goes on with
+them. ` + "`orchestrator down`" + ` destroys everything instead. A second signal ends
+the process at once, which loses nothing either. SIGHUP reads the templates
+again, which also happens by itself when their files change.`,
+		Example: `  orchestrator serve
+  orchestrator serve --config /etc/orchestrator.yaml --runtime oci
+  orchestrator serve --listen 127.0.0.1:7070 --token-file /etc/orchestrator.token`,
+		Args: cli.ExactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runServe(cmd.Context(), a, cmd, o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.listen, "listen", "", "unix:`PATH` or HOST:PORT (ORCHESTRATOR_LISTEN)")
+	f.StringVar(&o.runtime, "runtime", "", "`NAME`: auto, docker, containerd or oci (ORCHESTRATOR_RUNTIME)")
+	f.BoolVar(&o.allowRemote, "allow-remote", false, "listen on an address that is not loopback")
+	f.BoolVar(&o.ephemeral, "ephemeral", false, "at the end, which is that of standard input too, destroy everything and remove the state directory; only with --state-dir")
+	f.BoolVar(&o.adoptNone, "adopt-none", false, "if state.db was lost, make a new one: destroy the sandboxes, keep workspaces and the audit log")
+	f.BoolVar(&o.adoptOlder, "adopt-older", false, "accept a state.db that is older than the one last used: destroy the sandboxes it does not know")
+	f.StringVar(&o.logLevel, "log-level", "", "`LEVEL` of what is logged: debug, info, warn or error (ORCHESTRATOR_LOG_LEVEL)")
+	f.StringVar(&o.logFormat, "log-format", "", "`FORM` of the log: text or json (ORCHESTRATOR_LOG_FORMAT)")
+	return c
+}
+
+func runServe(ctx context.Context, a *cli.App, cmd *cobra.Command, o serveOptions) (err error) {
+	c, err := a.Settings()
+	if err != nil {
+		return err
+	}
+	cli.SetIfGiven(&c.Listen, o.listen)
+	cli.SetIfGiven(&c.Runtime, o.runtime)
+	cli.SetIfGiven(&c.Log.Level, o.logLevel)
+	cli.SetIfGiven(&c.Log.Format, o.logFormat)
+	cli.SetIfGiven(&c.TokenFile, a.Flags.TokenFile)
+	if cmd.Flags().Changed("allow-remote") {
+		c.AllowRemote = o.allowRemote
+	}
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	if err := checkListen(c); err != nil {
+		return err
+	}
+	if o.ephemeral {
+		if err := checkEphemeral(a, cmd, c.StateDir); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, removeEphemeral(c.StateDir, err)) }()
+	}
+	token := ""
+	if c.TokenFile != "" {
+		if token, err = cli.ReadToken(c.TokenFile); err != nil {
+			return err
+		}
+	}
+	a.Serving.Store(true)
+	s := &service{app: a, config: c, token: token, log: standalone.Logger(a.Stderr, c.Log), ephemeral: o.ephemeral, adoptNone: o.adoptNone, adoptOlder: o.adoptOlder}
+	defer func() { err = errors.Join(err, s.close()) }()
+	if err := s.open(ctx); err != nil {
+		return startError(ctx, err)
+	}
+	return s.run(ctx)
+}
+
+// startError is nil for a start that a signal ended: that was asked for.
+func startError(ctx context.Context, err error) error {
+	if _, asked := errors.AsType[*cli.Interrupted](context.Cause(ctx)); asked {
+		return nil
+	}
+	return err
+}
+
+// service is an open server: what it holds, in the order it was opened.
+type service struct {
+	app    *cli.App
+	config config.Config
+	token  string
+	log    *slog.Logger
+	// ephemeral: nothing is handed over.
+	ephemeral             bool
+	adoptNone, adoptOlder bool // what to do about a state.db that was lost
+
+	undo     []func() error // in the order of opening
+	listener net.Listener
+	store    *store.Store
+	marker   *store.Marker
+	volumes  *volumes.Manager
+	driver   runtime.Driver
+	engine   *engine.Engine
+	governed *standalone.Governance
+	why      string
+}
+
+func (s *service) later(undo func() error) { s.undo = append(s.undo, undo) }
+
+// close lets go of everything, last first. Sandboxes live on.
+func (s *service) close() error {
+	var errs []error
+	for i := len(s.undo) - 1; i >= 0; i-- {
+		errs = append(errs, s.undo[i]())
+	}
+	s.undo = nil
+	return errors.Join(errs...)
+}
+
+// open takes the locks first: from there on nobody else touches the state.
+// The socket is next, while nothing else runs that makes files; who connects
+// waits until the service is ready.
+func (s *service) open(ctx context.Context) error {
+	dir := s.config.StateDir
+	if err := standalone.MakeStateDir(dir); err != nil {
+		return err
+	}
+	lock, err := store.LockDir(dir)
+	if err != nil {
+		return err
+	}
+	s.later(lock.Unlock)
+	for name, why := range map[string]string{
+		standalone.ImagesLock:     "another command uses the images: wait for its end",
+		standalone.WorkspacesLock: "a command without a server uses the workspaces: wait for its end",
+	} {
+		if err := s.takeShort(ctx, name, why); err != nil {
+			return err
+		}
+	}
+	if s.listener, err = listen(ctx, s.config); err != nil {
+		return err
+	}
+	s.later(func() error { return ignoreClosed(s.listener.Close()) })
+	if s.store, err = s.openState(ctx, dir); err != nil {
+		return err
+	}
+	s.later(s.store.Close)
+	return s.openEngine(ctx, dir)
+}
+
+// lostError refuses a state directory whose database is gone.
+func lostError(x *store.Examined, dir string, found remains.Found) error {
+	what := "state.db and owner.json are missing"
+	e, ok := errors.AsType[*store.StateError](x.Problem())
+	if ok {
+		what = e.Detail
+	} else {
+		e = &store.StateError{Condition: store.Lost}
+	}
+	return cli.Refuse(errdefs.ErrFailedPrecondition, "state directory %s: %s, and it still has %s: %s", dir, what, found, e.WayOut())
+}
+
+// openState opens the database of the state directory. Where that was lost, it
+// refuses unless nothing else is left, or --adopt-none has the rest destroyed.
+func (s *service) openState(ctx context.Context, dir string) (*store.Store, error) {
+	x, err := store.Examine(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	switch x.Condition {
+	case store.Whole:
+		if s.adoptNone || s.adoptOlder {
+			s.app.Note("state.db is the one that was last used: --adopt-none and --adopt-older change nothing")
+		}
+	case store.Older:
+		if s.adoptOlder {
+			s.log.Warn("starting with an older state.db", "problem", x.Problem())
+			x.Accept("")
+		}
+	case store.New, store.Lost:
+		if err := s.settleLost(ctx, x, dir); err != nil {
+			return nil, err
+		}
+	}
+	st, err := x.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.marker = x.Marker(st)
+	if err := s.marker.Mark(ctx); err != nil {
+		return nil, errors.Join(err, st.Close())
+	}
+	return st, nil
+}
+
+// settleLost decides whether a new database may be made.
+func (s *service) settleLost(ctx context.Context, x *store.Examined, dir string) error {
+	d := standalone.Drivers{Config: s.config, StateDir: dir, Log: s.log}
+	if len(d.Used(standalone.RuntimeAuto)) > 0 {
+		var err error
+		if d.Guest, _, err = guestbin.Write(engine.DirsOf(dir).Guest); err != nil {
+			return err
+		}
+	}
+	finder := d.Finder(standalone.RuntimeAuto)
+	found, err := finder.Find(ctx, x.Owner())
+	if err != nil {
+		return err
+	}
+	used := x.Condition == store.Lost
+	switch {
+	case found.None(used) && !used:
+		return nil
+	case found.None(used):
+		s.log.Warn("state.db was lost; starting with a new one", "problem", x.Problem())
+	case !s.adoptNone:
+		return lostError(x, dir, found)
+	default:
+		s.log.Warn("state.db was lost; destroying the sandboxes", "found", found.String())
+		if err := finder.Destroy(ctx, found); err != nil {
+			return err
+		}
+		s.app.Note("started with a new state.db and destroyed the sandboxes; found: %s", found)
+	}
+	x.Accept(found.Owner)
+	return nil
+}
+
+// takeShort takes a lock that commands hold for a short time.
+func (s *service) takeShort(ctx context.Context, name, why string) error {
+	dir := s.config.StateDir
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		f, err := standalone.LockFile(dir+"/"+name, unix.LOCK_EX)
+		if err == nil {
+			s.later(f.Close)
+			return nil
+		}
+		if !errdefs.IsUnavailable(err) || time.Now().After(deadline) {
+			return fmt.Errorf("%w: %s", err, why)
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (s *service) openEngine(ctx context.Context, dir string) error {
+	dirs := engine.DirsOf(dir)
+	library, err := images.Open(images.Options{Dir: dirs.Images, Log: s.log})
+	if err != nil {
+		return err
+	}
+	puller, err := standalone.NewPuller(s.config.Images, library, s.log)
+	if err != nil {
+		return err
+	}
+	s.later(puller.Close)
+	if s.volumes, err = volumes.Open(dirs.Workspaces, standalone.VolumeOptions(s.config, s.log)); err != nil {
+		return err
+	}
+	s.later(s.volumes.Close)
+	guest, hash, err := guestbin.Write(dirs.Guest)
+	if err != nil {
+		return err
+	}
+	live, err := s.store.Live(ctx)
+	if err != nil {
+		return err
+	}
+	d := standalone.Drivers{Config: s.config, StateDir: dir, Guest: guest, Log: s.log}
+	if s.driver, s.why, err = d.Choose(ctx, live); err != nil {
+		return err
+	}
+	s.later(s.driver.Close)
+	sweepGuests(dirs.Guest, hash, s.log)
+	opts, err := standalone.EngineOptions(s.app, s.config, hash)
+	if err != nil {
+		return err
+	}
+	opts.Driver, opts.Store, opts.Images, opts.Volumes, opts.Why, opts.Log = s.driver, s.store, library, s.volumes, s.why, s.log
+	opts.ImageBounds, opts.Builder = standalone.ImageBounds(s.config.Images), docker.Builder{Host: s.config.Docker.Host}
+	opts.Puller, opts.FetchImage = puller, standalone.FetchImage(s.config.Images, puller, s.log)
+	opts.LoadTemplates = s.loadTemplates
+	opts.Quotas = standalone.Quotas(s.config.Callers)
+	if s.governed, err = standalone.OpenGovernance(ctx, s.config, dir, s.store, s.log); err != nil {
+		return err
+	}
+	s.later(s.governed.Close)
+	opts.Governance = s.governed.Governance
+	if opts.Egress, err = standalone.EgressOf(s.config.Egress, s.log); err != nil {
+		return err
+	}
+	if opts.Web, err = standalone.WebOf(s.config, s.governed.Redactor.Add); err != nil {
+		return err
+	}
+	if opts.Browser, err = standalone.BrowserOf(s.config); err != nil {
+		return err
+	}
+	if s.engine, err = engine.Open(ctx, opts); err != nil {
+		return err
+	}
+	s.sayNotReady(ctx)
+	fmt.Fprintf(s.app.Stderr, "listening on %s, runtime %s (%s), cgroup %s\n", //nolint:errcheck // the log has it too
+		where(s.listener, s.config), s.driver.Name(), cli.OneLine(s.why), opts.Cgroup)
+	return nil
+}
+
+// sayNotReady says on the terminal what keeps templates from being used.
+func (s *service) sayNotReady(ctx context.Context) {
+	for _, t := range s.engine.Templates(ctx, engine.Local("")) {
+		if t.Error == "" {
+			continue
+		}
+		s.app.Note("template %s is not ready: %s", t.Name, cli.WithoutClass(t.Error))
+	}
+}
+
+func where(l net.Listener, c config.Config) string {
+	if network, _ := config.SplitListen(c.Listen); network == "unix" {
+		return c.Listen
+	}
+	return l.Addr().String() // the port may have been left to the system
+}
+
+func ignoreClosed(err error) error {
+	if errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// run serves until ctx ends or somebody asks for an end of everything.
+func (s *service) run(ctx context.Context) error {
+	var once sync.Once
+	down := make(chan struct{})
+	front, endFront := context.WithCancel(ctx)
+	defer endFront()
+	// The engine outlives the front: calls under way need it.
+	back, endBack := context.WithCancel(context.WithoutCancel(ctx))
+	defer endBack()
+	defer context.AfterFunc(front, s.engine.HandOver)()
+	refusals := api.NewRefusalPacer()
+	talk := mcp.New(mcp.Options{Engine: s.engine, Refused: refusals.Wait, Version: s.app.Version, Requests: s.config.Callers.MaxRequests, Log: s.log})
+	defer context.AfterFunc(front, talk.Stop)()
+	bodies := api.BodyBudget{Total: int64(s.config.Requests.Bodies), Caller: int64(s.config.Requests.CallerBodies)}
+	server := api.New(api.Options{Engine: s.engine, Refusals: refusals, Token: s.token, Log: s.log, ShellCaller: s.governed.ShellCaller(), MCP: talk, Bodies: bodies,
+		MaxRequests: s.config.Callers.MaxRequests, MaxStreams: s.config.Callers.MaxStreams, Down: func() {
+			once.Do(func() {
+				s.log.Info("taking everything down")
+				close(down)
+				endFront()
+			})
+		}})
+	if s.ephemeral {
+		go func() { // ends with standard input, or with the process
+			_, _ = io.Copy(io.Discard, s.app.Stdin)
+			endFront()
+		}()
+	}
+	var work sync.WaitGroup
+	var engineErr error
+	work.Go(func() { // waited for below
+		engineErr = s.engine.Serve(back)
+		endFront()
+	})
+	work.Go(func() { // likewise; it ends with back
+		if err := errors.Join(standalone.SweepRuns(back, s.config.StateDir, s.log), standalone.SweepBuilds(s.config.StateDir), sweepDoctors(back, s.config, s.log), s.volumes.Sweep(back)); err != nil && back.Err() == nil {
+			s.log.Warn("leftovers of earlier commands not all removed", "error", err)
+		}
+	})
+	work.Go(func() { _ = s.marker.Run(back, s.log) })         // likewise
+	work.Go(func() { s.watchTemplates(back, s.app.Hangups) }) // likewise
+	serveErr := server.Serve(front, s.listener, handoverTime)
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), handoverTime)
+	if err := talk.Close(ending); err != nil {
+		s.log.Warn("sessions not all ended", "error", err)
+	}
+	cancel()
+	endBack()
+	work.Wait()
+	if s.ephemeral {
+		once.Do(func() { close(down) })
+	}
+	select {
+	case <-down:
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
+		defer cancel()
+		err := standalone.TakeDown(end, s.driver, s.store, s.log)
+		if err == nil { // else something may still write
+			err = s.volumes.Down(end)
+		}
+		return errors.Join(serveErr, engineErr, err)
+	default:
+		s.log.Info("stopped; sandboxes live on", "cause", context.Cause(ctx))
+		return errors.Join(serveErr, engineErr)
+	}
+}

@@ -1,0 +1,104 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+)
+
+// loadTemplates reads the configuration and its folder again, for what they say
+// of templates. Everything else stays as it was at the start.
+func (s *service) loadTemplates() ([]engine.TemplateSource, error) {
+	file := s.app.ConfigFile()
+	c, err := config.Load(file)
+	if err != nil {
+		return nil, err
+	}
+	list, err := c.Sources(file)
+	out := make([]engine.TemplateSource, 0, len(list))
+	for _, src := range list {
+		t := scheduler.Template{Name: src.Name}
+		if src.Err == nil {
+			t = standalone.TemplateOf(src.Name, src.Template, s.config.Guest.OrphanTimeout.Std())
+		}
+		out = append(out, engine.TemplateSource{Template: t, File: src.File, Err: src.Err})
+	}
+	return out, err
+}
+
+// watchTime is how often the files of templates are looked at. What changes has
+// to stay as it is for so long until it is read: an editor, or who copies
+// several files, is let finish.
+const watchTime = time.Second
+
+// watchTemplates reads templates again when their files change or somebody
+// hangs up, until ctx ends. What is wrong with them is logged, and shown by
+// `template ls`.
+func (s *service) watchTemplates(ctx context.Context, hung <-chan struct{}) {
+	t := time.NewTicker(watchTime)
+	defer t.Stop()
+	read := s.templateStamp() // what was read last
+	seen := read
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hung:
+			s.log.Info("reading templates again, as asked by a signal")
+		case <-t.C:
+			was := seen
+			if seen = s.templateStamp(); seen == read || seen != was {
+				continue
+			}
+		}
+		read = s.templateStamp()
+		_, _ = s.engine.Reload(ctx) // it has logged what there is to say
+	}
+}
+
+// templateStamp changes when a file of templates does, comes, or goes. The
+// folder is the one that the configuration names now.
+func (s *service) templateStamp() string {
+	var b strings.Builder
+	stamp := func(path string) {
+		info, err := os.Stat(path)
+		if err != nil {
+			fmt.Fprintf(&b, "%s\x00-\n", path)
+			return
+		}
+		inode := uint64(0)
+		if sys, ok := info.Sys().(*syscall.Stat_t); ok {
+			inode = sys.Ino
+		}
+		fmt.Fprintf(&b, "%s\x00%d\x00%d\x00%d\n", path, inode, info.Size(), info.ModTime().UnixNano())
+	}
+	dir := s.config.TemplatesDir
+	if file := s.app.ConfigFile(); file != "" {
+		stamp(file)
+		if c, err := config.Load(file); err == nil {
+			dir = c.TemplatesDir
+		}
+	}
+	if dir == "" {
+		return b.String()
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		fmt.Fprintf(&b, "%s\x00-\n", dir)
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			stamp(filepath.Join(dir, e.Name()))
+		}
+	}
+	return b.String()
+}

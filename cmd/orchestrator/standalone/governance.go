@@ -1,0 +1,174 @@
+package standalone
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/internal/approval"
+	"github.com/sandbox-orchestrator/orchestrator/internal/audit"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/profile"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+)
+
+// outputsDir is a directory in the state directory.
+const outputsDir = "outputs"
+
+// Governance is what tool calls need, open.
+type Governance struct {
+	*engine.Governance
+	undo []func() error
+}
+
+func (g *Governance) later(undo func() error) { g.undo = append(g.undo, undo) }
+
+// ShellCaller is whose commands POST /shell runs; "" where it is off.
+func (g *Governance) ShellCaller() string {
+	if g.Compat == nil {
+		return ""
+	}
+	return g.Compat.Caller
+}
+
+// Close lets go of everything, last first.
+func (g *Governance) Close() error {
+	var errs []error
+	for i := len(g.undo) - 1; i >= 0; i-- {
+		errs = append(errs, g.undo[i]())
+	}
+	g.undo = nil
+	return errors.Join(errs...)
+}
+
+// OpenGovernance opens what tool calls need in a state directory whose lock is
+// held. The caller closes it, after the engine has ended.
+func OpenGovernance(ctx context.Context, c config.Config, dir string, st *store.Store, log *slog.Logger) (g *Governance, err error) {
+	g = &Governance{Governance: &engine.Governance{Default: c.Profiles.Default, Outputs: filepath.Join(dir, outputsDir)}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.Close())
+		}
+	}()
+	if g.Profiles, err = openProfiles(c); err != nil {
+		return g, err
+	}
+	if g.Redactor, err = redactor(c.Audit.Redact); err != nil {
+		return g, err
+	}
+	db, err := store.OpenAudit(ctx, dir)
+	if err != nil {
+		return g, err
+	}
+	g.later(db.Close)
+	g.Audit, err = audit.Open(ctx, audit.Options{
+		Store: db, Redactor: g.Redactor, Head: filepath.Join(dir, audit.HeadFile), CallerDailyBytes: int64(c.Audit.CallerDailyBytes), Log: log,
+		Retention: audit.Retention{
+			PartSize: int64(c.Audit.PartSize), PartAge: c.Audit.PartAge.Std(), KeepAge: c.Audit.KeepAge.Std(), KeepSize: int64(c.Audit.KeepSize),
+		},
+	})
+	if err != nil {
+		return g, err
+	}
+	g.later(g.Audit.Close)
+	hook, err := webhook(c.Approvals)
+	if err != nil {
+		return g, err
+	}
+	g.Gate, err = approval.New(ctx, approval.Options{
+		Store: st, Log: log, MaxPending: c.Approvals.MaxPending, MaxPendingPerCaller: cmp.Or(c.Callers.MaxPending, c.Approvals.MaxPending), Expiry: c.Approvals.Expiry.Std(),
+		Free: engine.LocalCaller, Check: g.CheckModified, Webhook: hook,
+	})
+	if err != nil {
+		return g, err
+	}
+	g.Limiter = &approval.Limiter{}
+	if r := c.ReadonlyShell; r.Enabled {
+		g.Compat = &engine.Compat{Caller: r.Caller, Workspaces: r.Workspaces}
+	}
+	return g, nil
+}
+
+// openProfiles compiles the built-in profiles and those of the configured
+// folder.
+func openProfiles(c config.Config) (*profile.Set, error) {
+	set, err := LoadProfiles(c.Profiles.Dir)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := set.Get(c.Profiles.Default); err != nil {
+		return nil, fmt.Errorf("configuration: profiles.default: %w", err)
+	}
+	return set, nil
+}
+
+// redactor knows the values and patterns of the configuration.
+func redactor(c config.Redact) (*audit.Redactor, error) {
+	var patterns []*regexp.Regexp
+	for _, p := range c.Patterns {
+		re, err := regexp.Compile(p)
+		if err != nil {
+			return nil, cli.Refuse(errdefs.ErrInvalidArgument, "configuration: audit.redact.patterns: %s", err)
+		}
+		patterns = append(patterns, re)
+	}
+	r := audit.NewRedactor(patterns...)
+	for _, path := range c.Files {
+		if err := eachLine(path, r.Add); err != nil {
+			return nil, fmt.Errorf("configuration: audit.redact.files: %w", err)
+		}
+	}
+	return r, nil
+}
+
+func eachLine(path string, do func(string)) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	s := bufio.NewScanner(io.LimitReader(f, 1<<20))
+	for s.Scan() {
+		if line := strings.TrimSpace(s.Text()); line != "" {
+			do(line)
+		}
+	}
+	return s.Err()
+}
+
+func webhook(c config.Approvals) (w approval.Webhook, err error) {
+	w.URL = c.Webhook
+	if c.SecretFile != "" {
+		secret, err := cli.ReadToken(c.SecretFile)
+		if err != nil {
+			return w, fmt.Errorf("configuration: approvals.secret_file: %w", err)
+		}
+		w.Secret = []byte(secret)
+	}
+	return w, nil
+}
+
+// Quotas are what a caller's token does not say.
+func Quotas(c config.Callers) engine.Quotas {
+	return engine.Quotas{Sandboxes: c.Sandboxes, MemoryBytes: int64(c.Memory), DiskBytes: int64(c.Disk), Calls: c.Calls, Waiting: c.MaxWaiting}
+}
+
+// LoadProfiles reads the profiles in dir beside the built-in ones, or only those if dir is "".
+func LoadProfiles(dir string) (*profile.Set, error) {
+	if dir == "" {
+		return profile.Builtin()
+	}
+	return profile.Load(dir)
+}

@@ -1,0 +1,127 @@
+package standalone
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/images/pull"
+	"github.com/sandbox-orchestrator/orchestrator/images/ref"
+	"github.com/sandbox-orchestrator/orchestrator/images/registry"
+	"github.com/sandbox-orchestrator/orchestrator/images/signature"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
+)
+
+// WithImages opens the images of the state directory for a command without a
+// server.
+func WithImages[T any](ctx context.Context, a *cli.App, c config.Config, do func(*images.Store) (T, error)) (T, error) {
+	var none T
+	if err := MakeStateDir(c.StateDir); err != nil {
+		return none, err
+	}
+	lock, err := waitForLock(ctx, c.StateDir, ImagesLock, unix.LOCK_EX)
+	if err != nil {
+		return none, err
+	}
+	defer lock.Close()
+	c.Log.Level = "warn"
+	library, err := images.Open(images.Options{Dir: engine.DirsOf(c.StateDir).Images, Log: Logger(a.Stderr, c.Log)})
+	if err != nil {
+		return none, err
+	}
+	return do(library)
+}
+
+// ImageBounds are what images may take of the disk.
+func ImageBounds(c config.Images) engine.ImageBounds {
+	return engine.ImageBounds{Budget: int64(c.Budget), MaxAge: c.MaxAge.Std()}
+}
+
+// BuildPrefix begins the names of folders that roots are made in.
+const BuildPrefix = ".build-"
+
+// SweepBuilds removes the folders of builds that were killed: each is a whole
+// root filesystem.
+func SweepBuilds(stateDir string) error { return scratch.Sweep(stateDir, BuildPrefix, nil) }
+
+// NewPuller is what pulls images as configured.
+func NewPuller(c config.Images, store *images.Store, log *slog.Logger) (*pull.Puller, error) {
+	o := pull.Options{Store: store, RequireDigest: c.RequireDigest, Log: log}
+	var err error
+	if o.Allow, err = ref.ParseList(c.Allow); err != nil {
+		return nil, fmt.Errorf("configuration: images.allow: %w", err)
+	}
+	if o.Signed, err = ref.ParseList(c.Signatures.For); err != nil {
+		return nil, fmt.Errorf("configuration: images.signatures.for: %w", err)
+	}
+	for _, path := range c.Signatures.Keys {
+		key, err := readKey(path)
+		if err != nil {
+			return nil, fmt.Errorf("configuration: images.signatures.keys: %w", err)
+		}
+		o.Keys = append(o.Keys, key)
+	}
+	o.Registry = registry.New(registry.Options{Insecure: c.Insecure, Log: log})
+	return pull.New(o), nil
+}
+
+func readKey(path string) (signature.Key, error) {
+	const most = 64 << 10
+	f, err := os.Open(path)
+	if err != nil {
+		return signature.Key{}, cli.Refuse(errdefs.ErrInvalidArgument, "%w", err)
+	}
+	defer f.Close()
+	raw, err := io.ReadAll(io.LimitReader(f, most))
+	if err != nil {
+		return signature.Key{}, err
+	}
+	return signature.ParseKey(path, raw)
+}
+
+// FetchImage gets templates' images for an engine; nil if it shall not.
+func FetchImage(c config.Images, p *pull.Puller, log *slog.Logger) func(context.Context, string) error {
+	if !c.Prepull {
+		return nil
+	}
+	return func(ctx context.Context, name string) error {
+		// A name that says no registry is a local one: whoever has it at a public
+		// registry is not meant.
+		if !ref.HasRegistry(name) {
+			return imageHint(cli.Refuse(errdefs.ErrNotFound, "image %q is not here, and its name says no registry to pull it from at the start", name))
+		}
+		log.Info("pulling a template's image", "ref", name)
+		told, phase := time.Now(), ""
+		_, err := p.Pull(ctx, name, func(now pull.Progress) {
+			const often = 10 * time.Second
+			if now.Phase == phase && time.Since(told) < often {
+				return
+			}
+			told, phase = time.Now(), now.Phase
+			have, size := int64(0), int64(0)
+			for _, l := range now.Layers {
+				have, size = have+l.Have, size+l.Size
+			}
+			log.Info("a template's image is on its way", "ref", name, "phase", phase, "bytes", have, "of", size)
+		})
+		return err
+	}
+}
+
+// imageHint says how to get an image that is not there.
+func imageHint(err error) error {
+	if errdefs.IsNotFound(err) {
+		return cli.Refuse(errdefs.ErrNotFound, "%s: make it with `make image` and give its path to `orchestrator image import`", cli.WithoutClass(err.Error()))
+	}
+	return err
+}

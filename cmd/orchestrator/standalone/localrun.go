@@ -1,0 +1,305 @@
+// Package standalone opens the parts of the service in this process: drivers, images, workspaces,
+// governance and the engine, as the configuration says. The server uses them for its life; commands
+// without a server use them for one command.
+//
+// It also keeps several processes apart in one state directory. Locks say who uses which part, and
+// a janitor process cleans up after a local run, even if the run was killed.
+package standalone
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/images"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/guestbin"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
+)
+
+// localOrphanTimeout is how long a guest of a run without a server lives without its
+// host: the janitor is quicker, and this is for the case that it was killed as
+// well.
+const localOrphanTimeout = 15 * time.Second
+
+// sweepTime bounds what a run does for earlier ones.
+const sweepTime = 10 * time.Second
+
+// RunLocally is a run in this process: its own state directory S/runs/<id> for
+// everything that is made, the images and workspaces of S. A janitor is there
+// before anything is made, and cleans up whatever becomes of us.
+func RunLocally(ctx context.Context, a *cli.App, c config.Config, req v1.Run, st engine.Stream) (r v1.ExecResult, err error) {
+	log := Logger(a.Stderr, c.Log)
+	if req.Template == "" {
+		if req.Template, err = templateOfClass(a, c, req.Class); err != nil {
+			return r, err
+		}
+	}
+	if c, err = WithTemplate(a, c, req.Template); err != nil {
+		return r, err
+	}
+	if err := MakeStateDir(c.StateDir); err != nil {
+		return r, err
+	}
+	h := &LocalRun{App: a, Config: c, Log: log, Template: req.Template, reaches: req.Egress != nil}
+	defer func() { err = errors.Join(err, h.Close(ctx)) }()
+	if err := h.Open(ctx, req.Workspace); err != nil {
+		return r, err
+	}
+	req.WhenEmpty = "cold" // there is no pool
+	back, end := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan error, 1)
+	go func() { done <- h.Engine.Serve(back) }() // waited for below
+	r, err = h.Engine.Run(ctx, engine.Local(""), req, st)
+	end()
+	return r, errors.Join(err, <-done)
+}
+
+// SortedKeys returns the keys of m in order.
+func SortedKeys[T any](m map[string]T) []string {
+	out := make([]string, 0, len(m))
+	for k := range m {
+		out = append(out, k)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// LocalRun is a run in this process: what it holds.
+type LocalRun struct {
+	App      *cli.App
+	Config   config.Config
+	Log      *slog.Logger
+	Template string
+	Governs  bool // tools are called, not only commands run
+	reaches  bool // it has egress rules
+
+	dir     string     // S/runs/<id>
+	locks   []*os.File // the janitor has them too: they are held until both have ended
+	janitor *janitor
+	store   *store.Store
+	driver  runtime.Driver
+	volumes *volumes.Manager
+	rules   *Governance
+	Engine  *engine.Engine
+}
+
+// runRecord is what a janitor has to know of a run.
+type runRecord struct {
+	Docker     config.Docker     `json:"docker"`
+	Containerd config.Containerd `json:"containerd"`
+	OCI        config.OCI        `json:"oci"`
+	Guest      string            `json:"guest"`
+	// Workspaces: the run has them, and its janitor after it.
+	Workspaces bool `json:"workspaces"`
+}
+
+const recordFile = "run.json"
+
+// Open takes the locks, starts the janitor and opens the engine. Call Close after it, also if it
+// fails.
+func (h *LocalRun) Open(ctx context.Context, workspace string) error {
+	dir := h.Config.StateDir
+	using, err := waitForLock(ctx, dir, ImagesUse, unix.LOCK_SH)
+	if err != nil {
+		return err
+	}
+	h.locks = append(h.locks, using)
+	if workspace != "" {
+		lock, err := LockFile(filepath.Join(dir, WorkspacesLock), unix.LOCK_EX)
+		if err != nil {
+			return WorkspaceHeld(dir, err)
+		}
+		h.locks = append(h.locks, lock)
+		if err := LeftHolding(ctx, dir, workspace); err != nil {
+			return err
+		}
+	}
+	guest, hash, err := guestbin.Write(engine.DirsOf(dir).Guest)
+	if err != nil {
+		return err
+	}
+	sweep, cancel := context.WithTimeout(ctx, sweepTime)
+	defer cancel()
+	if err := SweepRuns(sweep, dir, h.Log); err != nil {
+		h.Log.Warn("leftovers of earlier runs not removed", "error", err)
+	}
+	if err := h.makeDir(dir); err != nil {
+		return err
+	}
+	if h.janitor, err = startJanitor(h.dir, h.locks); err != nil {
+		return err
+	}
+	return h.openEngine(ctx, guest, hash, workspace != "")
+}
+
+// WorkspaceHeld says who holds the workspaces, if err is that their lock is held. Other errors are
+// returned as they are.
+func WorkspaceHeld(dir string, err error) error {
+	if !errdefs.IsUnavailable(err) {
+		return err
+	}
+	if pid := cli.ServerOf(dir); pid != "" {
+		return &ServedError{cli.Refuse(errdefs.ErrUnavailable, "the workspaces in %s are held by the server with pid %s: use that server (--address), and no --no-server", dir, pid)}
+	}
+	return cli.Refuse(errdefs.ErrUnavailable, "the workspaces in %s are used by another command without a server: wait for its end, or start a server for more than one at a time",
+		dir)
+}
+
+// makeDir makes S/runs/<id> and takes its lock before the folder has the name
+// that sweepRuns looks for.
+func (h *LocalRun) makeDir(stateDir string) (err error) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return err
+	}
+	parent := filepath.Join(stateDir, RunsDir)
+	if err := os.MkdirAll(parent, 0o700); err != nil {
+		return fmt.Errorf("folder of runs: %w", err)
+	}
+	fresh, err := scratch.Make(parent, newRun)
+	if err != nil {
+		return fmt.Errorf("folder of runs: %w", err)
+	}
+	defer func() { err = errors.Join(err, fresh.Release()) }()
+	lock, err := LockFile(filepath.Join(fresh.Path, "lock"), unix.LOCK_EX)
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(fresh.Path))
+	}
+	h.locks = append(h.locks, lock)
+	dir := filepath.Join(parent, id.String())
+	if err := os.Rename(fresh.Path, dir); err != nil {
+		return errors.Join(fmt.Errorf("folder of runs: %w", err), os.RemoveAll(fresh.Path))
+	}
+	h.dir = dir
+	return nil
+}
+
+// openEngine has the images only until theirs is unpacked and known to the
+// driver.
+func (h *LocalRun) openEngine(ctx context.Context, guest, hash string, workspace bool) error {
+	dirs := engine.DirsOf(h.Config.StateDir)
+	d := Drivers{Config: h.Config, StateDir: h.dir, Guest: guest, Log: h.Log}
+	var err error
+	if h.store, err = store.Open(ctx, h.dir); err != nil {
+		return err
+	}
+	// Before there is a driver: making one may leave something already.
+	if err := writeRecord(h.dir, runRecord{Docker: h.Config.Docker, Containerd: h.Config.Containerd, OCI: h.Config.OCI, Guest: guest, Workspaces: workspace}); err != nil {
+		return err
+	}
+	var why string
+	if h.driver, why, err = d.Choose(ctx, nil); err != nil {
+		return err
+	}
+	if !workspace {
+		dirs.Workspaces = filepath.Join(h.dir, "workspaces") // none is asked for, and S's may be held
+	}
+	if h.volumes, err = volumes.Open(dirs.Workspaces, VolumeOptions(h.Config, h.Log)); err != nil {
+		return err
+	}
+	opts, err := EngineOptions(h.App, h.Config, hash)
+	if err != nil {
+		return err
+	}
+	h.Config.Guest.OrphanTimeout = config.Duration(localOrphanTimeout)
+	opts.Templates = templates(h.Config, h.Template)
+	for i := range opts.Templates {
+		opts.Templates[i].Pool.Min = 0
+	}
+	opts.Driver, opts.Store, opts.Volumes, opts.Why, opts.Log = h.driver, h.store, h.volumes, why, h.Log
+	if h.reaches || h.Governs { // else nobody needs the files with secrets
+		if opts.Egress, err = EgressOf(h.Config.Egress, h.Log); err != nil {
+			return err
+		}
+	}
+	if h.Governs {
+		if h.rules, err = OpenGovernance(ctx, h.Config, h.dir, h.store, h.Log); err != nil {
+			return err
+		}
+		opts.Governance = h.rules.Governance
+	}
+	lock, err := waitForLock(ctx, h.Config.StateDir, ImagesLock, unix.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if opts.Images, err = images.Open(images.Options{Dir: dirs.Images, Log: h.Log}); err != nil {
+		return err
+	}
+	h.Engine, err = engine.Open(ctx, opts)
+	return imageHint(err)
+}
+
+func writeRecord(dir string, r runRecord) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, recordFile), b, 0o600); err != nil {
+		return fmt.Errorf("record of a run: %w", err)
+	}
+	return nil
+}
+
+func readRecord(dir string) (r runRecord, found bool, err error) {
+	b, err := os.ReadFile(filepath.Join(dir, recordFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, false, nil
+	}
+	if err != nil {
+		return r, false, fmt.Errorf("record of a run: %w", err)
+	}
+	if err := json.Unmarshal(b, &r); err != nil {
+		return r, false, fmt.Errorf("record of a run: %w", err)
+	}
+	return r, true, nil
+}
+
+// Close removes what the run made, and waits for the janitor, which finds
+// nothing left to do. What cannot be removed here is left to it.
+func (h *LocalRun) Close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTime)
+	defer cancel()
+	var err error
+	if h.driver != nil {
+		err = errors.Join(TakeDown(ctx, h.driver, h.store, h.Log), h.driver.Close())
+	}
+	if h.volumes != nil && err == nil { // else something may still write
+		h.volumes.ReleaseAll()
+		err = h.volumes.Close()
+	}
+	if h.rules != nil {
+		err = errors.Join(err, h.rules.Close())
+	}
+	if h.store != nil {
+		err = errors.Join(err, h.store.Close())
+	}
+	if h.dir != "" && err == nil {
+		err = RemoveRun(ctx, h.dir)
+	}
+	for _, l := range h.locks {
+		err = errors.Join(err, l.Close())
+	}
+	if h.janitor != nil {
+		err = errors.Join(err, h.janitor.wait(ctx))
+	}
+	return err
+}

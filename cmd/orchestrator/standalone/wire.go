@@ -1,0 +1,185 @@
+package standalone
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
+	"github.com/sandbox-orchestrator/orchestrator/internal/store"
+	"github.com/sandbox-orchestrator/orchestrator/pool"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
+	"github.com/sandbox-orchestrator/orchestrator/volumes"
+)
+
+// templates are the configured ones; those not asked for are left out.
+func templates(c config.Config, wanted ...string) []scheduler.Template {
+	var out []scheduler.Template
+	for name, t := range c.Templates {
+		if len(wanted) > 0 && !slices.Contains(wanted, name) {
+			continue
+		}
+		out = append(out, TemplateOf(name, t, c.Guest.OrphanTimeout.Std()))
+	}
+	return out
+}
+
+// TemplateOf is a configured template in the scheduler's terms.
+func TemplateOf(name string, t config.Template, alone time.Duration) scheduler.Template {
+	out := scheduler.Template{
+		Name: name,
+		Spec: runtime.Spec{
+			Template: name, Image: runtime.Image{Ref: t.Image}, Class: runtime.Class(t.Class), Limits: t.Limits.Runtime(),
+			Tmpfs: octets(t.Tmpfs), Ulimits: octets(t.Ulimits), Entrypoint: t.Entrypoint, OrphanTimeout: alone,
+		},
+		Pool: pool.Settings{Min: t.Pool.Min, Max: t.Pool.Max, Rate: t.Pool.Rate, Parallel: t.Pool.Parallel, MaxAge: t.Pool.MaxAge.Std(), RefillDelay: t.Pool.RefillDelay.Std(), Adaptive: t.Pool.Adaptive},
+		Env:  t.Env, User: t.User,
+	}
+	for _, h := range t.Warmup {
+		out.Warmup = append(out.Warmup, scheduler.Hook{Argv: h.Argv, Timeout: cmp.Or(h.Timeout, config.DefaultHookTimeout).Std(), Background: h.Background})
+	}
+	return out
+}
+
+// octets are sizes as numbers; nil for none, so that nothing looks as a change.
+func octets(sizes map[string]config.Size) map[string]int64 {
+	if len(sizes) == 0 {
+		return nil
+	}
+	out := make(map[string]int64, len(sizes))
+	for name, n := range sizes {
+		out[name] = int64(n)
+	}
+	return out
+}
+
+// WithTemplate is a configuration with the folder's templates among its own.
+// Only the one that is wanted has to be good.
+func WithTemplate(a *cli.App, c config.Config, wanted string) (config.Config, error) {
+	list, err := c.Sources(a.ConfigFile())
+	if err != nil {
+		return c, err
+	}
+	all := map[string]config.Template{}
+	for _, src := range list {
+		if src.Err != nil && src.Name == wanted {
+			return c, src.Err
+		}
+		if src.Err == nil {
+			all[src.Name] = src.Template
+		}
+	}
+	if _, known := all[wanted]; !known {
+		return c, cli.Refuse(errdefs.ErrNotFound, "template %q is not known: use one of %v", wanted, SortedKeys(all))
+	}
+	c.Templates = all
+	return c, nil
+}
+
+// EngineOptions are those that the configuration and the program say.
+func EngineOptions(a *cli.App, c config.Config, guestHash string) (engine.Options, error) {
+	memory := int64(c.Admission.MaxMemory)
+	if memory == 0 {
+		total, err := totalMemory()
+		if err != nil {
+			return engine.Options{}, err
+		}
+		memory = total / 10 * 8
+	}
+	host, err := cgroup.Detect()
+	mode := string(host.Mode)
+	if err != nil {
+		mode = "none"
+	}
+	return engine.Options{
+		DefaultTemplate: config.DefaultTemplate,
+		TTL:             c.Leases.TTL.Std(), MaxTTL: c.Leases.MaxTTL.Std(), Idle: c.Leases.Idle.Std(),
+		Timeout: c.Exec.Timeout.Std(), MaxTimeout: c.Exec.MaxTimeout.Std(),
+		MaxOutput: int64(c.Exec.MaxOutput), OutputCap: int64(c.Exec.OutputCap),
+		Wait: c.Admission.Wait.Std(), MaxSandboxes: c.Admission.MaxSandboxes, Queue: c.Admission.Queue, MaxMemory: memory,
+		Keys: store.KeyBounds{Answers: c.Idempotency.Answers, Bytes: int64(c.Idempotency.Bytes)},
+		// A warm sandbox can be kept over a restart as long as its guest is the same.
+		Version: a.Version, Build: a.Version + "+" + guestHash[:12], Cgroup: mode,
+	}, nil
+}
+
+// totalMemory is the host's, in bytes.
+func totalMemory() (int64, error) {
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, fmt.Errorf("memory of this host: %w", err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, "MemTotal:"); ok {
+			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("memory of this host: %w", err)
+			}
+			return kib << 10, nil
+		}
+	}
+	return 0, fmt.Errorf("memory of this host: /proc/meminfo does not tell")
+}
+
+// Logger writes the log as configured.
+func Logger(w io.Writer, c config.Log) *slog.Logger {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(c.Level)); err != nil {
+		level = slog.LevelInfo // Validate has refused it before
+	}
+	options := &slog.HandlerOptions{Level: level}
+	if c.Format == "json" {
+		return slog.New(slog.NewJSONHandler(w, options))
+	}
+	return slog.New(slog.NewTextHandler(w, options))
+}
+
+// teardownTime bounds what is done after the context of a command has ended.
+const teardownTime = 30 * time.Second
+
+// templateOfClass is the template of a run without a server that names none: the
+// default one, or the first that is as strong as asked. Where none is, the
+// engine says so of the default one.
+func templateOfClass(a *cli.App, c config.Config, class string) (string, error) {
+	list, err := c.Sources(a.ConfigFile())
+	if err != nil {
+		return "", err
+	}
+	best := ""
+	for _, src := range list {
+		if src.Err != nil || !runtime.Class(src.Template.Class).AtLeast(runtime.Class(class)) {
+			continue
+		}
+		if src.Name == config.DefaultTemplate {
+			return src.Name, nil
+		}
+		if best == "" || src.Name < best {
+			best = src.Name
+		}
+	}
+	if best == "" {
+		return config.DefaultTemplate, nil
+	}
+	return best, nil
+}
+
+// VolumeOptions are what the configuration says about workspaces.
+func VolumeOptions(c config.Config, log *slog.Logger) volumes.Options {
+	w := c.Workspaces
+	return volumes.Options{
+		Mechanism: w.Mechanism, Quota: int64(w.Quota), MaxQuota: int64(w.MaxQuota), Snapshots: w.Snapshots, Log: log,
+		Overlays: volumes.Overlays{Keep: w.Overlays.Keep.Std(), Max: w.Overlays.Max},
+	}
+}

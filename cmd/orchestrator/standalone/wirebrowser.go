@@ -1,0 +1,39 @@
+package standalone
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"os"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
+	"github.com/sandbox-orchestrator/orchestrator/internal/tool"
+)
+
+// BrowserOf is what browser.open needs. Its browser has authorities of its own,
+// so it is told of the operator's alone.
+func BrowserOf(c config.Config) (*engine.BrowserOptions, error) {
+	open, err := tool.Reach(c.Browser.Open).Compile()
+	if err != nil {
+		return nil, fmt.Errorf("configuration: browser.open.%w", err)
+	}
+	o := &engine.BrowserOptions{Template: c.Browser.Template, Host: tool.BrowserHost{Open: open.Named("browser.open")}}
+	file := cmp.Or(c.Web.CAFile, c.Egress.CAFile)
+	if file == "" {
+		return o, nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("configuration: web.ca_file: %w", err)
+	}
+	var roots bytes.Buffer
+	if !addCertificates(&roots, text) {
+		return nil, cli.Refuse(errdefs.ErrInvalidArgument, "configuration: web.ca_file: %s has no certificate in PEM", file)
+	}
+	o.Roots = roots.String()
+	return o, nil
+}

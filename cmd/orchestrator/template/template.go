@@ -1,0 +1,163 @@
+// Package template has the commands that show and change templates and their warm pools: template
+// and pool. They need a server.
+package template
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+)
+
+// NewTemplateCommand returns "orchestrator template" with its commands.
+func NewTemplateCommand(a *cli.App) *cobra.Command {
+	return cli.Group("template", "List, show, check and reload templates", `  orchestrator template ls
+  orchestrator template show python
+  orchestrator template check templates/python.yaml
+  orchestrator template reload`,
+		newTemplateList(a), newTemplateShow(a), newTemplateCheck(a), newTemplateReload(a))
+}
+
+func newTemplateList(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List templates, and what keeps some from being used",
+		Long: `List the templates of a server: those of its configuration and of its
+templates_dir. One that is not_ready cannot be leased yet. An error beside one
+that is ready says why its latest version is not in use: the last good one is.`,
+		Example: "  orchestrator template ls\n  orchestrator template ls -o json | jq '.items[] | select(.error)'",
+		Args:    cli.ExactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			list, err := cl.Templates(cmd.Context())
+			if err != nil {
+				return err
+			}
+			head := []string{"NAME", "STATE", "IMAGE", "CLASS", "MEMORY", "POOL", "FILE", "ERROR"}
+			return cli.PrintList(a, list, head, func(t v1.Template) []string {
+				return []string{t.Name, t.State, t.Image, t.Class, cli.Size(t.Limits.MemoryBytes), poolOf(t.Pool), t.File, cli.OneLine(t.Error)}
+			})
+		},
+	}
+}
+
+// poolOf is how many are kept warm: "2 of 50", or "2 to 50" where demand tells.
+func poolOf(p v1.PoolSettings) string {
+	if p.Adaptive {
+		return fmt.Sprintf("%d to %d", p.Min, p.Max)
+	}
+	return fmt.Sprintf("%d of %d", p.Min, p.Max)
+}
+
+func newTemplateShow(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:   "show NAME",
+		Short: "Show a template as it is used",
+		Long:  `Show a template as it is used. Of its environment only the names are told.`,
+		Example: `  orchestrator template show python
+  orchestrator template show python -o json | jq .limits`,
+		Args: cli.ExactArgs("NAME"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			t, err := cl.Template(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			if a.Flags.Output == "json" {
+				return a.PrintJSON(t)
+			}
+			text, err := yaml.Marshal(t)
+			if err != nil {
+				return err
+			}
+			for line := range strings.Lines(string(text)) {
+				fmt.Fprintln(a.Stdout, cli.Escape(strings.TrimSuffix(line, "\n"))) //nolint:errcheck // as every print
+			}
+			return nil
+		},
+	}
+}
+
+func newTemplateCheck(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:   "check FILE",
+		Short: "Check a template's file",
+		Long: `Check a template's file without a server: every key and every value in it. The
+file is named as its template, NAME.yaml or NAME.json. Whether its image is
+there is for the server to say.`,
+		Example: "  orchestrator template check templates/python.yaml",
+		Args:    cli.ExactArgs("FILE"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			t, err := config.ReadTemplate(args[0])
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(a.Stdout, "%s is good: image %s, class %s\n", cli.Escape(args[0]), cli.Escape(t.Image), t.Class)
+			return err
+		},
+	}
+}
+
+func newTemplateReload(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:   "reload",
+		Short: "Make the server read its templates again",
+		Long: `Make the server read its templates again. It does so by itself when a file
+changes, and at SIGHUP; this command waits for it and tells what came of it. New
+warm sandboxes are made from new versions, old ones go, leases go on. What cannot
+be used is told, and its last good version stays; the exit code is 78 then.`,
+		Example: "  orchestrator template reload\n  orchestrator template reload -o json",
+		Args:    cli.ExactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := a.Client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			r, err := cl.ReloadTemplates(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return printReload(a, r)
+		},
+	}
+}
+
+func printReload(a *cli.App, r v1.TemplateReload) error {
+	t := &cli.Table{}
+	for _, group := range []struct {
+		result string
+		names  []string
+	}{{"added", r.Added}, {"changed", r.Changed}, {"resized", r.Resized}, {"removed", r.Removed}} {
+		for _, name := range group.names {
+			t.Add(name, group.result)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Failed)) {
+		t.Add(name, "failed: "+cli.OneLine(r.Failed[name]))
+	}
+	if len(t.Rows) == 0 {
+		a.Note("nothing has changed")
+	}
+	if err := a.Print(r, t); err != nil {
+		return err
+	}
+	if n := len(r.Failed); n > 0 {
+		return cli.Refuse(errdefs.ErrFailedPrecondition, "of the templates %d cannot be used as written: %s", n, strings.Join(slices.Sorted(maps.Keys(r.Failed)), ", "))
+	}
+	return nil
+}

@@ -1,0 +1,266 @@
+// Package workspace has the commands of "orchestrator workspace": workspaces, their snapshots and
+// overlays. They use the server if one answers, and the workspaces of the state directory if none
+// does.
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+)
+
+// NewCommand returns "orchestrator workspace" with its commands.
+func NewCommand(a *cli.App) *cobra.Command {
+	return cli.Group("workspace", "Keep files that outlive sandboxes; with or without a server", `  orchestrator workspace create notes
+  orchestrator workspace put notes report.csv data/report.csv
+  orchestrator run --workspace notes -- head -3 data/report.csv
+  orchestrator workspace get notes data/report.csv -`,
+		newWorkspaceCreate(a), newWorkspaceList(a), newWorkspaceResize(a), newWorkspaceRemove(a), newWorkspacePut(a), newWorkspaceGet(a), newWorkspaceFiles(a),
+		newWorkspaceDiff(a), newWorkspaceCommit(a), newWorkspaceDiscard(a), newWorkspaceOverlays(a),
+		newWorkspaceSnapshot(a), newWorkspaceSnapshots(a), newWorkspaceRestore(a))
+}
+
+// workspaces is what these commands ask of a server, or of the state directory
+// itself.
+type workspaces interface {
+	CreateWorkspaceWithQuota(ctx context.Context, name string, quota int64, opts ...client.Option) (v1.Workspace, error)
+	ResizeWorkspace(ctx context.Context, name string, quota int64) (v1.Workspace, error)
+	Workspaces(ctx context.Context) ([]v1.Workspace, error)
+	DeleteWorkspace(ctx context.Context, name string) error
+	read(ctx context.Context, name, path string) (io.ReadCloser, error)
+	write(ctx context.Context, name, path string, content io.Reader, size int64, mode string) (v1.File, error)
+	list(ctx context.Context, name, path string) (items []v1.File, truncated bool, err error)
+	remove(ctx context.Context, name, path string) error
+	overlays
+}
+
+// serverWorkspaces are a server's workspaces.
+type serverWorkspaces struct{ *client.Client }
+
+func (s serverWorkspaces) read(ctx context.Context, name, path string) (io.ReadCloser, error) {
+	return s.WorkspaceFiles(name).Read(ctx, path, client.Range{})
+}
+
+func (s serverWorkspaces) write(ctx context.Context, name, path string, content io.Reader, size int64, mode string) (v1.File, error) {
+	return s.WorkspaceFiles(name).Write(ctx, path, content, client.WriteOptions{Mode: mode, Size: size, Sized: size >= 0})
+}
+
+func (s serverWorkspaces) list(ctx context.Context, name, path string) ([]v1.File, bool, error) {
+	return s.WorkspaceFiles(name).List(ctx, path)
+}
+
+func (s serverWorkspaces) remove(ctx context.Context, name, path string) error {
+	return s.WorkspaceFiles(name).Remove(ctx, path, true)
+}
+
+// withWorkspaces does something with the workspaces of the server that
+// answers, or else of the state directory.
+func withWorkspaces(ctx context.Context, a *cli.App, do func(workspaces) error) (err error) {
+	c, err := a.Valid()
+	if err != nil {
+		return err
+	}
+	cl, err := a.Server(ctx, c)
+	if err != nil {
+		return err
+	}
+	if cl != nil {
+		return do(serverWorkspaces{cl})
+	}
+	local, err := openWorkspaces(a, c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, local.close()) }()
+	return do(local)
+}
+
+func workspaceRow(w v1.Workspace) []string {
+	return append([]string{w.Name, cli.Ago(w.CreatedAt)}, append(spaceCells(w), strings.Join(w.Sandboxes, " "))...)
+}
+
+func workspaceHead() []string { return []string{"NAME", "CREATED", "SIZE", "USED", "SANDBOXES"} }
+
+func newWorkspaceCreate(a *cli.App) *cobra.Command {
+	var quota string
+	c := &cobra.Command{
+		Use:     "create NAME",
+		Short:   "Make an empty workspace",
+		Example: "  orchestrator workspace create notes\n  orchestrator workspace create notes --quota 64MiB",
+		Args:    cli.ExactArgs("NAME"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			bytes, err := quotaSize(cmd, "--quota", quota)
+			if err != nil {
+				return err
+			}
+			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
+				got, err := w.CreateWorkspaceWithQuota(cmd.Context(), args[0], bytes)
+				return printWorkspace(a, got, err)
+			})
+		},
+	}
+	c.Flags().StringVar(&quota, "quota", "", "`SIZE` that it holds at most, such as 64MiB; empty is the default of the configuration")
+	return c
+}
+
+func newWorkspaceList(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List workspaces",
+		Example: "  orchestrator workspace ls -o json",
+		Args:    cli.ExactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
+				list, err := w.Workspaces(cmd.Context())
+				if err != nil {
+					return err
+				}
+				return cli.PrintList(a, list, workspaceHead(), workspaceRow)
+			})
+		},
+	}
+}
+
+func newWorkspaceRemove(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm NAME [PATH]",
+		Short:   "Remove a workspace with all its files, or one file or folder of it",
+		Example: "  orchestrator workspace rm notes\n  orchestrator workspace rm notes data/old.csv",
+		Args:    cli.ExactArgs("NAME", "[PATH]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
+				if len(args) == 2 {
+					return w.remove(cmd.Context(), args[0], args[1])
+				}
+				return w.DeleteWorkspace(cmd.Context(), args[0])
+			})
+		},
+	}
+}
+
+func newWorkspaceFiles(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:     "files NAME [PATH]",
+		Short:   "List the files in a folder of a workspace",
+		Example: "  orchestrator workspace files notes data",
+		Args:    cli.ExactArgs("NAME", "[PATH]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path := "."
+			if len(args) == 2 {
+				path = args[1]
+			}
+			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
+				list, truncated, err := w.list(cmd.Context(), args[0], path)
+				if err != nil {
+					return err
+				}
+				if truncated {
+					fmt.Fprintf(a.Stderr, "orchestrator: there are more files than these %d\n", len(list)) //nolint:errcheck // a note
+				}
+				return cli.PrintList(a, list, []string{"MODE", "OWNER", "SIZE", "MODIFIED", "NAME"}, func(f v1.File) []string {
+					name := f.Name
+					switch {
+					case f.Type == "dir":
+						name += "/"
+					case f.Target != "":
+						name += " -> " + f.Target
+					}
+					return []string{f.Mode, fmt.Sprintf("%d:%d", f.UID, f.GID), fmt.Sprint(f.Size), f.ModTime.Local().Format("2006-01-02 15:04"), name}
+				})
+			})
+		},
+	}
+}
+
+func newWorkspacePut(a *cli.App) *cobra.Command {
+	var mode string
+	c := &cobra.Command{
+		Use:   "put NAME SOURCE [PATH]",
+		Short: "Copy a file into a workspace; - is standard input",
+		Example: `  orchestrator workspace put notes report.csv
+  echo hello | orchestrator workspace put notes - greetings/hello.txt`,
+		Args: cli.ExactArgs("NAME", "SOURCE", "[PATH]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			source, path := args[1], ""
+			switch {
+			case len(args) == 3:
+				path = args[2]
+			case source == "-":
+				return cli.Usage(cmd, "PATH is missing: standard input has no name")
+			default:
+				path = filepath.Base(source)
+			}
+			in, n, done, err := a.OpenInput(cmd.Context(), source)
+			if err != nil {
+				return err
+			}
+			defer done()
+			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
+				_, err := w.write(cmd.Context(), args[0], path, in, n, mode)
+				return err
+			})
+		},
+	}
+	c.Flags().StringVar(&mode, "mode", "0644", "`PERMISSIONS` it gets, octal")
+	return c
+}
+
+func newWorkspaceGet(a *cli.App) *cobra.Command {
+	return &cobra.Command{
+		Use:   "get NAME PATH [TARGET]",
+		Short: "Copy a file out of a workspace; - is standard output",
+		Example: `  orchestrator workspace get notes data/report.csv
+  orchestrator workspace get notes greetings/hello.txt -`,
+		Args: cli.ExactArgs("NAME", "PATH", "[TARGET]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			target := filepath.Base(args[1])
+			if len(args) == 3 {
+				target = args[2]
+			}
+			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
+				in, err := w.read(cmd.Context(), args[0], args[1])
+				if err != nil {
+					return err
+				}
+				defer in.Close()
+				if target == "-" {
+					_, err := io.Copy(a.Stdout, in)
+					return err
+				}
+				return saveAs(target, in)
+			})
+		},
+	}
+}
+
+// saveAs writes a file whole, or leaves what was there.
+func saveAs(target string, in io.Reader) (err error) {
+	if err := cli.Replaceable(target); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(target), ".orchestrator-*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", target, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	err = cli.WriteHoles(f, in)
+	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", target, err)
+	}
+	return os.Rename(f.Name(), target)
+}
