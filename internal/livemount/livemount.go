@@ -26,6 +26,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,7 +34,7 @@ import (
 var (
 	// ErrBusy: a process, on the host or in a container, has a file or its working directory on the
 	// mount.
-	ErrBusy = errors.New("mount is in use")
+	ErrBusy = fmt.Errorf("mount is in use: %w", errdefs.ErrUnavailable)
 	// ErrNotShared: the target is not on a shared mount, so no container would see the mount.
 	ErrNotShared = errors.New("not a shared mount")
 	// ErrKind: the source is a symbolic link, or another kind of file than requested.
