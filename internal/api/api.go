@@ -240,9 +240,7 @@ func (s *Server) wrap(rt route) http.Handler {
 			// net/http takes what is left of the body off him before it answers.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTime)) // any connection can
 			w.Header().Set("Connection", "close")
-			if _, over := errors.AsType[*connectionError](err); !over { // A connection over the limit ends at once.
-				s.opts.Refusals.Wait(call, 1)
-			}
+			s.paceRefusal(call, err, 1)
 			s.fail(out, r, err)
 		}
 		s.log.Debug("request", "method", r.Method, "route", rt.path, "caller", call.Caller, "status", out.status, "took", time.Since(began))
@@ -258,9 +256,17 @@ func (s *Server) serve(out *answer, r *http.Request, rt route, call engine.Call)
 	if err := handle(out, r, rt.handle, call); err != nil {
 		in.refuse()
 		in.release()
-		s.opts.Refusals.Wait(call, 1+in.taken/refusalBytes)
+		s.paceRefusal(call, err, 1+in.taken/refusalBytes)
 		s.fail(out, r, err)
 		in.drop()
+	}
+}
+
+// paceRefusal counts a request that the caller's own fault made fail as n refusals, and waits until
+// it may be answered. A connection over the limit is answered at once, because it ends by that.
+func (s *Server) paceRefusal(call engine.Call, err error, n int) {
+	if _, over := errors.AsType[*connectionError](err); !over && problem(err).Status < http.StatusInternalServerError {
+		s.opts.Refusals.Wait(call, n)
 	}
 }
 
