@@ -31,7 +31,8 @@ const (
 	// steadyTimeout is the most that one of these calls may take.
 	steadyTimeout = 30 * time.Second
 	// attackMemory is the most that the service may have had resident, in bytes.
-	attackMemory = 300_000_000
+	attackMemory   = 300_000_000
+	maxMedianRatio = 4
 	// retryPause is how long attacks that were refused with Retry-After wait.
 	retryPause = time.Second
 )
@@ -150,16 +151,16 @@ func (c *steadyCaller) hasRecords(t *testing.T, s *harness.Server) {
 	}
 }
 
-// report logs both distributions and their ratios. The median may be ten times that before: both
-// callers and the service share the machine's processors.
+// report logs both distributions and their ratios. The median is about what it was before. It may be
+// maxMedianRatio times that: other programs of the machine may take its processors meanwhile.
 func report(t *testing.T, before, under []time.Duration) {
 	t.Helper()
 	at := func(d []time.Duration, percent int) time.Duration { return d[(len(d)-1)*percent/100] }
 	ratio := func(percent int) float64 { return float64(at(under, percent)) / float64(at(before, percent)) }
 	t.Logf("before the attack: %d calls, p50 %v, p99 %v", len(before), at(before, 50), at(before, 99))
 	t.Logf("under attack: %d calls, p50 %v (%.1f times), p99 %v (%.1f times), longest %v", len(under), at(under, 50), ratio(50), at(under, 99), ratio(99), under[len(under)-1])
-	if ratio(50) > 10 {
-		t.Errorf("p50 under attack is %.1f times that before, want at most 10", ratio(50))
+	if ratio(50) > maxMedianRatio {
+		t.Errorf("p50 under attack is %.1f times that before, want at most %d", ratio(50), maxMedianRatio)
 	}
 }
 
