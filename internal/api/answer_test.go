@@ -51,7 +51,7 @@ func TestAStrangerThatNeverReadsIsGivenUpSoon(t *testing.T) {
 	ended := make(chan error, 1)
 	s := New(Options{Token: "secret"})
 	s.stall = time.Hour
-	srv := httptest.NewServer(s.wrap(route{open: true, handle: func(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
+	srv := httptest.NewServer(s.wrap(route{open: true, handle: func(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
 		for {
 			if _, err := w.Write(make([]byte, 32<<10)); err != nil {
 				ended <- err
@@ -85,7 +85,7 @@ func TestAReaderThatNeverReadsIsGivenUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ended := make(chan error, 1)
-			srv := serveOne(t, time.Second, func(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
+			srv := serveOne(t, time.Second, func(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
 				for {
 					if err := piece(w); err != nil {
 						ended <- err
@@ -102,7 +102,7 @@ func TestAReaderThatNeverReadsIsGivenUp(t *testing.T) {
 func TestASilentAnswerIsNotGivenUp(t *testing.T) {
 	t.Parallel()
 	const stall = 4 * time.Second
-	srv := serveOne(t, stall, func(w http.ResponseWriter, r *http.Request, _ engine.Call) error {
+	srv := serveOne(t, stall, func(w http.ResponseWriter, r *http.Request, _ engine.Principal) error {
 		for _, piece := range []string{"first ", "last"} {
 			if _, err := io.WriteString(w, piece); err != nil {
 				return err

@@ -58,9 +58,9 @@ type Options struct {
 	ShellCaller string
 	// MCP answers what comes to /mcp, for the caller; nil: there is no such path.
 	MCP interface {
-		Serve(w http.ResponseWriter, r *http.Request, call engine.Call)
+		Serve(w http.ResponseWriter, r *http.Request, p engine.Principal)
 		// Refuse records the tool calls of a request that is refused before Serve.
-		Refuse(w http.ResponseWriter, r *http.Request, call engine.Call, cause error) error
+		Refuse(w http.ResponseWriter, r *http.Request, p engine.Principal, cause error) error
 	}
 	// Bodies bounds the memory that bodies of requests take.
 	Bodies BodyBudget
@@ -178,7 +178,7 @@ func (s *Server) untilStop(r *http.Request) (context.Context, context.CancelFunc
 }
 
 // handler is a route's code: it writes an answer or returns an error, not both.
-type handler func(w http.ResponseWriter, r *http.Request, call engine.Call) error
+type handler func(w http.ResponseWriter, r *http.Request, p engine.Principal) error
 
 type route struct {
 	method, path string // no method: every one
@@ -194,7 +194,7 @@ type route struct {
 	limit int64
 	twice bool
 	// refused records that a tool call was not handed to handle; nil: it is none.
-	refused func(w http.ResponseWriter, r *http.Request, call engine.Call, err error) error
+	refused func(w http.ResponseWriter, r *http.Request, p engine.Principal, err error) error
 	// summary, body and answer are for /openapi.json.
 	summary      string
 	query        []string
@@ -207,56 +207,56 @@ func (s *Server) wrap(rt route) http.Handler {
 		began := time.Now()
 		out := newAnswer(w, s.stall)
 		defer out.last()
-		call, err := s.identify(r)
+		p, err := s.identify(r)
 		if err != nil { // for nobody in particular little is waited
 			out.stall = min(out.stall, refusedTime)
 		}
 		if rt.open && errors.Is(err, errUnauthenticated) { // credentials that are no good are refused here too
-			call, err = engine.Call{}, nil
+			p, err = engine.Principal{}, nil
 		}
-		end, full := s.conns.begin(r, s.holder(rt, r, call))
+		end, full := s.conns.begin(r, s.holder(rt, r, p))
 		defer end()
 		if err == nil && full != nil {
-			err, out.stall = rt.refuse(w, r, call, full), min(out.stall, refusedTime)
+			err, out.stall = rt.refuse(w, r, p, full), min(out.stall, refusedTime)
 		}
 		out.seen = func(err error) error {
 			if ctx := r.Context(); ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
 				err = fmt.Errorf("%w: %w", context.Canceled, err) // nobody is there to be told
 			}
-			return seen(call, s.log, err)
+			return seen(p, s.log, err)
 		}
 		if err == nil && rt.operator {
-			err = call.Operate("use " + rt.method + " " + rt.path)
+			err = p.Operate("use " + rt.method + " " + rt.path)
 		}
 		if err == nil && rt.direct {
-			err = s.opts.Engine.Direct(call, "use "+rt.method+" "+rt.path)
+			err = s.opts.Engine.Direct(p, "use "+rt.method+" "+rt.path)
 		}
 		if err == nil && rt.kind() == bodyNone && r.ContentLength != 0 {
 			err = dropBody(out, r)
 		}
 		if err == nil {
-			s.serve(out, r, rt, call)
+			s.serve(out, r, rt, p)
 		} else {
 			// net/http takes what is left of the body off him before it answers.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTime)) // any connection can
 			w.Header().Set("Connection", "close")
-			s.paceRefusal(call, err, 1)
+			s.paceRefusal(p, err, 1)
 			s.fail(out, r, err)
 		}
-		s.log.Debug("request", "method", r.Method, "route", rt.path, "caller", call.Caller, "status", out.status, "took", time.Since(began))
+		s.log.Debug("request", "method", r.Method, "route", rt.path, "caller", p.Caller, "status", out.status, "took", time.Since(began))
 	})
 }
 
 // serve calls a route's handler and answers its error. What the body took of the budget is given
 // back.
-func (s *Server) serve(out *answer, r *http.Request, rt route, call engine.Call) {
-	r, in := s.receive(out, r, rt, call)
+func (s *Server) serve(out *answer, r *http.Request, rt route, p engine.Principal) {
+	r, in := s.receive(out, r, rt, p)
 	defer in.leave()
 	defer in.release()
-	if err := handle(out, r, rt.handle, call); err != nil {
+	if err := handle(out, r, rt.handle, p); err != nil {
 		in.refuse()
 		in.release()
-		s.paceRefusal(call, err, 1+in.taken/refusalBytes)
+		s.paceRefusal(p, err, 1+in.taken/refusalBytes)
 		s.fail(out, r, err)
 		in.drop()
 	}
@@ -264,28 +264,28 @@ func (s *Server) serve(out *answer, r *http.Request, rt route, call engine.Call)
 
 // paceRefusal counts a request that the caller's own fault made fail as n refusals, and waits until
 // it may be answered. A connection over the limit is answered at once, because it ends by that.
-func (s *Server) paceRefusal(call engine.Call, err error, n int) {
+func (s *Server) paceRefusal(p engine.Principal, err error, n int) {
 	if _, over := errors.AsType[*connectionError](err); !over && problem(err).Status < http.StatusInternalServerError {
-		s.opts.Refusals.Wait(call, n)
+		s.opts.Refusals.Wait(p, n)
 	}
 }
 
 // holder is whom a request counts for. Commands of clients without a token count
 // for the caller they run as, whatever else their sender may do.
-func (s *Server) holder(rt route, r *http.Request, call engine.Call) engine.Call {
-	if rt.path == shellCompatRoute && call.Token == "" && fromHere(r) == nil {
-		return engine.Call{Caller: s.opts.ShellCaller}
+func (s *Server) holder(rt route, r *http.Request, p engine.Principal) engine.Principal {
+	if rt.path == shellCompatRoute && p.Token == "" && fromHere(r) == nil {
+		return engine.Principal{Caller: s.opts.ShellCaller}
 	}
-	return call
+	return p
 }
 
 // refuse records the refusal of a tool call that its handler does not see, and
 // returns the reason.
-func (rt route) refuse(w http.ResponseWriter, r *http.Request, call engine.Call, err error) error {
+func (rt route) refuse(w http.ResponseWriter, r *http.Request, p engine.Principal, err error) error {
 	if rt.refused == nil {
 		return err
 	}
-	return rt.refused(w, r, call, err)
+	return rt.refused(w, r, p, err)
 }
 
 // dropBody takes a body off a client that none is wanted from. Otherwise
@@ -302,7 +302,7 @@ func dropBody(w http.ResponseWriter, r *http.Request) error {
 
 // handle calls a handler. A panic in it is an error as others are: it is
 // logged and answered.
-func handle(w http.ResponseWriter, r *http.Request, h handler, call engine.Call) (err error) {
+func handle(w http.ResponseWriter, r *http.Request, h handler, principal engine.Principal) (err error) {
 	defer func() {
 		switch p := recover(); p {
 		case nil:
@@ -312,53 +312,53 @@ func handle(w http.ResponseWriter, r *http.Request, h handler, call engine.Call)
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	return h(w, r, call)
+	return h(w, r, principal)
 }
 
 // identify finds out who calls. A token that the service made stands for its
 // caller wherever it comes in. Without an Authorization header the caller is the
 // local operator where the service has no token of its own. With it, only the
 // service's own token makes one an operator.
-func (s *Server) identify(r *http.Request) (engine.Call, error) {
+func (s *Server) identify(r *http.Request) (engine.Principal, error) {
 	got, given, err := bearerToken(r.Header)
-	call := engine.Local("")
+	p := engine.Local("")
 	switch {
 	case err != nil:
-		return engine.Call{}, err
+		return engine.Principal{}, err
 	case !given && s.opts.Token != "":
-		return engine.Call{}, errUnauthenticated
+		return engine.Principal{}, errUnauthenticated
 	case !given:
 	case s.opts.Token != "" && subtle.ConstantTimeCompare([]byte(got), []byte(s.opts.Token)) == 1:
 	case !strings.HasPrefix(got, engine.TokenPrefix):
-		return engine.Call{}, engine.ErrToken
+		return engine.Principal{}, engine.ErrToken
 	default:
-		if call, err = s.opts.Engine.Identify(r.Context(), got); err != nil {
-			return engine.Call{}, err
+		if p, err = s.opts.Engine.Identify(r.Context(), got); err != nil {
+			return engine.Principal{}, err
 		}
 	}
-	call.Key, call.Via = r.Header.Get("Idempotency-Key"), "http"
-	return call, nil
+	p.Key, p.Via = r.Header.Get("Idempotency-Key"), "http"
+	return p, nil
 }
 
 // talk forwards a request of the Model Context Protocol, which has its own form for errors. A body
 // that is not taken may be a tool call, and is recorded as one.
-func (s *Server) talk(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) talk(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	if in, ok := r.Body.(*callBody); ok {
 		raw, err := in.hold()
 		if err != nil {
-			call.Via = "mcp"
-			return s.refuseCall(r, call, mcpCall, nil, err)
+			p.Via = "mcp"
+			return s.refuseCall(r, p, mcpCall, nil, err)
 		}
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(raw)), int64(len(raw))
 	}
-	s.opts.MCP.Serve(w, r, call)
+	s.opts.MCP.Serve(w, r, p)
 	if out, ok := w.(*answer); ok && out.status >= http.StatusBadRequest {
-		s.opts.Refusals.Wait(call, 1) // net/http sends a short answer after the handler
+		s.opts.Refusals.Wait(p, 1) // net/http sends a short answer after the handler
 	}
 	return nil
 }
 
 // unknown answers what is no route.
-func (s *Server) unknown(_ http.ResponseWriter, r *http.Request, _ engine.Call) error {
+func (s *Server) unknown(_ http.ResponseWriter, r *http.Request, _ engine.Principal) error {
 	return usererror.Errorf(errdefs.ErrNotFound, "there is no %s %s: see /openapi.json", r.Method, r.URL.Path)
 }

@@ -18,29 +18,29 @@ func (s *Server) approvalRoutes() []route {
 	}
 }
 
-func (s *Server) listApprovals(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) listApprovals(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "state")
 	if q.err != nil {
 		return q.err
 	}
-	items, err := s.opts.Engine.Approvals(r.Context(), call, q.text("state"))
+	items, err := s.opts.Engine.Approvals(r.Context(), p, q.text("state"))
 	return list(w, items, err)
 }
 
-func (s *Server) getApproval(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	got, err := s.opts.Engine.Approval(r.Context(), call, r.PathValue("id"))
+func (s *Server) getApproval(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	got, err := s.opts.Engine.Approval(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) answerApproval(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) answerApproval(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.ApprovalAnswer
 	if err := body(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.AnswerApproval(r.Context(), call, r.PathValue("id"), req)
+	got, err := s.opts.Engine.AnswerApproval(r.Context(), p, r.PathValue("id"), req)
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (s *Server) answerApproval(w http.ResponseWriter, r *http.Request, call eng
 // watchApprovals tells all that is pending and then what happens, until the
 // client leaves or a hand-over begins. Who is too slow is ended, and is told all
 // that is pending when they come back.
-func (s *Server) watchApprovals(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) watchApprovals(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	if q := queryOf(r); q.err != nil {
 		return q.err
 	}
@@ -62,7 +62,7 @@ func (s *Server) watchApprovals(w http.ResponseWriter, r *http.Request, call eng
 	live := make(chan v1.ApprovalEvent)
 	ended := make(chan error, 1)
 	go func() { // waited for below
-		ended <- s.opts.Engine.WatchApprovals(ctx, call, func(e v1.ApprovalEvent) error {
+		ended <- s.opts.Engine.WatchApprovals(ctx, p, func(e v1.ApprovalEvent) error {
 			select {
 			case live <- e:
 				return nil

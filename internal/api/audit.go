@@ -45,32 +45,32 @@ func (q *query) time(name string) time.Time {
 	return t
 }
 
-func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) listAudit(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	f, err := auditFilter(r)
 	if err != nil {
 		return err
 	}
-	items, err := s.opts.Engine.Audit(r.Context(), call, f)
+	items, err := s.opts.Engine.Audit(r.Context(), p, f)
 	return list(w, items, err)
 }
 
 // exportAudit streams. An error in the middle cuts the answer, which so cannot
 // be taken for whole.
-func (s *Server) exportAudit(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) exportAudit(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	f, err := auditFilter(r)
 	if err != nil {
 		return err
 	}
 	w.Header().Set("Content-Type", formLines)
-	return s.opts.Engine.ExportAudit(r.Context(), call, f, w)
+	return s.opts.Engine.ExportAudit(r.Context(), p, f, w)
 }
 
-func (s *Server) verifyAudit(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) verifyAudit(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "head")
 	if q.err != nil {
 		return q.err
 	}
-	got, err := s.opts.Engine.VerifyAudit(r.Context(), call, q.text("head"))
+	got, err := s.opts.Engine.VerifyAudit(r.Context(), p, q.text("head"))
 	if err != nil {
 		return err
 	}

@@ -20,11 +20,11 @@ import (
 // talker stands for the MCP server: it says who called.
 type talker struct{}
 
-func (talker) Serve(w http.ResponseWriter, _ *http.Request, call engine.Call) {
-	fmt.Fprintf(w, "operator %v", call.Operator)
+func (talker) Serve(w http.ResponseWriter, _ *http.Request, p engine.Principal) {
+	fmt.Fprintf(w, "operator %v", p.Operator)
 }
 
-func (talker) Refuse(_ http.ResponseWriter, _ *http.Request, _ engine.Call, cause error) error {
+func (talker) Refuse(_ http.ResponseWriter, _ *http.Request, _ engine.Principal, cause error) error {
 	return cause
 }
 

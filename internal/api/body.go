@@ -82,20 +82,20 @@ func (e *bodyError) Unwrap() error { return e.said }
 
 // callBody is the body of one request. Reading it streams it; hold takes it into memory.
 type callBody struct {
-	src      io.ReadCloser
-	w        http.ResponseWriter
-	ctl      *http.ResponseController
-	call     engine.Call
-	budget   *budget
-	refusals *RefusalPacer
-	pace     pace
-	stall    time.Duration // for an upload
-	kind     bodyKind
-	limit    int64
-	twice    bool
-	declared int64 // -1: not known
-	charged  int64
-	taken    int // bytes of a held body that were read
+	src       io.ReadCloser
+	w         http.ResponseWriter
+	ctl       *http.ResponseController
+	principal engine.Principal
+	budget    *budget
+	refusals  *RefusalPacer
+	pace      pace
+	stall     time.Duration // for an upload
+	kind      bodyKind
+	limit     int64
+	twice     bool
+	declared  int64 // -1: not known
+	charged   int64
+	taken     int // bytes of a held body that were read
 	// What commands read as input may still be read when the handler is through.
 	ended  atomic.Bool // all of it was read
 	broken atomic.Bool // reading it failed
@@ -105,10 +105,10 @@ type callBody struct {
 // receive puts a callBody in place of a request's body, if it has one, and returns it. r is copied:
 // net/http looks at the body of its own request.
 func (s *Server) receive(
-	w http.ResponseWriter, r *http.Request, rt route, call engine.Call,
+	w http.ResponseWriter, r *http.Request, rt route, p engine.Principal,
 ) (*http.Request, *callBody) {
 	b := &callBody{
-		src: r.Body, w: w, ctl: http.NewResponseController(w), call: call, budget: s.bodies, refusals: s.opts.Refusals, pace: s.pace, stall: s.stall,
+		src: r.Body, w: w, ctl: http.NewResponseController(w), principal: p, budget: s.bodies, refusals: s.opts.Refusals, pace: s.pace, stall: s.stall,
 		kind: rt.kind(), limit: rt.limit, twice: rt.twice, declared: r.ContentLength,
 	}
 	if b.limit == 0 {
@@ -162,12 +162,12 @@ func (b *callBody) Close() error { return b.src.Close() }
 
 // release gives the budget back. The body's memory is not used any more.
 func (b *callBody) release() {
-	b.budget.give(b.call, b.charged)
+	b.budget.give(b.principal, b.charged)
 	b.charged = 0
 }
 
 func (b *callBody) take(n int64) error {
-	if err := b.budget.take(b.call, b.charged, n); err != nil {
+	if err := b.budget.take(b.principal, b.charged, n); err != nil {
 		return err
 	}
 	b.charged += n
@@ -195,7 +195,7 @@ func (b *callBody) drop() {
 		if _, err := io.CopyN(io.Discard, b.src, dropPiece); err != nil {
 			return
 		}
-		b.refusals.Wait(b.call, dropPiece/refusalBytes)
+		b.refusals.Wait(b.principal, dropPiece/refusalBytes)
 	}
 }
 
@@ -229,7 +229,7 @@ func (b *callBody) fill(h *heldBody) error {
 	if b.declared > b.limit {
 		return b.tooLong()
 	}
-	if err := b.budget.room(b.call, max(b.declared, 0)); err != nil {
+	if err := b.budget.room(b.principal, max(b.declared, 0)); err != nil {
 		return err
 	}
 	began := time.Now()

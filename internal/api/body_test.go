@@ -301,10 +301,10 @@ func TestNoBodyIsReadBeforeTheCallerIsKnown(t *testing.T) {
 
 func TestBudgetKeepsShares(t *testing.T) {
 	b := newBudget(BodyBudget{Total: 1 << 20, Caller: 512 << 10})
-	op := engine.Call{Caller: "ops", Operator: true}
-	ann, ben, eve := engine.Call{Caller: "ann"}, engine.Call{Caller: "ben"}, engine.Call{Caller: "eve"}
+	op := engine.Principal{Caller: "ops", Operator: true}
+	ann, ben, eve := engine.Principal{Caller: "ann"}, engine.Principal{Caller: "ben"}, engine.Principal{Caller: "eve"}
 	for _, c := range []struct {
-		who  engine.Call
+		who  engine.Principal
 		n    int64
 		says string
 	}{
@@ -376,7 +376,7 @@ func TestARefusedCallKeepsLittleOfItsInput(t *testing.T) {
 // reading is an MCP server that reads all it gets.
 type reading struct{ during func(whole int) }
 
-func (m reading) Serve(w http.ResponseWriter, r *http.Request, _ engine.Call) {
+func (m reading) Serve(w http.ResponseWriter, r *http.Request, _ engine.Principal) {
 	b, err := io.ReadAll(r.Body)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -387,7 +387,7 @@ func (m reading) Serve(w http.ResponseWriter, r *http.Request, _ engine.Call) {
 }
 
 // Refuse records nothing.
-func (reading) Refuse(_ http.ResponseWriter, _ *http.Request, _ engine.Call, cause error) error {
+func (reading) Refuse(_ http.ResponseWriter, _ *http.Request, _ engine.Principal, cause error) error {
 	return cause
 }
 

@@ -53,12 +53,12 @@ func newBudget(o BodyBudget) *budget {
 }
 
 // check says whether n more bytes fit for a body that holds have. b.mu is held.
-func (b *budget) check(call engine.Call, have, n int64) error {
-	if b.of[call.Caller]+n > b.caller {
+func (b *budget) check(p engine.Principal, have, n int64) error {
+	if b.of[p.Caller]+n > b.caller {
 		return overBudget("your requests", "requests.caller_bodies", b.caller)
 	}
 	limit := b.total
-	if !call.Operator {
+	if !p.Operator {
 		limit -= b.total / operatorShare
 	}
 	if have+n > smallHeld {
@@ -78,35 +78,35 @@ func overBudget(whose, key string, limit int64) error {
 }
 
 // room says whether a body of n bytes would fit now. Nothing is reserved.
-func (b *budget) room(call engine.Call, n int64) error {
+func (b *budget) room(p engine.Principal, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.check(call, 0, n)
+	return b.check(p, 0, n)
 }
 
 // take charges n more bytes to a body that holds have.
-func (b *budget) take(call engine.Call, have, n int64) error {
+func (b *budget) take(p engine.Principal, have, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.check(call, have, n); err != nil {
+	if err := b.check(p, have, n); err != nil {
 		return err
 	}
 	b.held += n
-	b.of[call.Caller] += n
+	b.of[p.Caller] += n
 	b.peak = max(b.peak, b.held)
 	return nil
 }
 
 // give gives n bytes back.
-func (b *budget) give(call engine.Call, n int64) {
+func (b *budget) give(p engine.Principal, n int64) {
 	if n == 0 {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.held -= n
-	if b.of[call.Caller] -= n; b.of[call.Caller] == 0 {
-		delete(b.of, call.Caller)
+	if b.of[p.Caller] -= n; b.of[p.Caller] == 0 {
+		delete(b.of, p.Caller)
 	}
 }
 

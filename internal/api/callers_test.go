@@ -133,7 +133,7 @@ func TestErrorsHoldNothingOfTheHost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var logged bytes.Buffer
 			log := slog.New(slog.NewTextHandler(&logged, nil))
-			p := problem(seen(engine.Call{Caller: "ann"}, log, c.err))
+			p := problem(seen(engine.Principal{Caller: "ann"}, log, c.err))
 			if strings.Contains(p.Detail, "/var") || strings.Contains(p.Detail, "goroutine") || !strings.Contains(p.Detail, c.want) || p.Status != c.status {
 				t.Errorf("%d %q", p.Status, p.Detail)
 			}

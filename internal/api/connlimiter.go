@@ -221,17 +221,17 @@ func (l *connLimiter) forget(h *connHolder) {
 }
 
 // holder is who holds the connections of a call. The lock is held.
-func (l *connLimiter) holder(call engine.Call) *connHolder {
+func (l *connLimiter) holder(p engine.Principal) *connHolder {
 	switch {
-	case call.Operator:
+	case p.Operator:
 		return l.operators
-	case call.Caller == "":
+	case p.Caller == "":
 		return l.anonymous
 	}
-	h := l.callers[call.Caller]
+	h := l.callers[p.Caller]
 	if h == nil {
-		h = &connHolder{name: call.Caller}
-		l.callers[call.Caller] = h
+		h = &connHolder{name: p.Caller}
+		l.callers[p.Caller] = h
 	}
 	return h
 }
@@ -239,13 +239,13 @@ func (l *connLimiter) holder(call engine.Call) *connHolder {
 // begin counts a request of the call's caller until end is called, and makes its
 // connection that caller's. Operators and anonymous requests have no bound but
 // that of connections.
-func (l *connLimiter) begin(r *http.Request, call engine.Call) (end func(), err error) {
+func (l *connLimiter) begin(r *http.Request, p engine.Principal) (end func(), err error) {
 	none := func() {}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := l.holder(call)
+	h := l.holder(p)
 	if c, ok := r.Context().Value(connKey{}).(*limitedConn); ok && c.holder != nil {
-		c.token = call.Token
+		c.token = p.Token
 		if err := l.assign(c, h); err != nil {
 			return none, &connectionError{err}
 		}

@@ -291,7 +291,7 @@ func TestEqualCallersDoNotEvictEachOther(t *testing.T) {
 func TestARequestCountsWithoutItsConnection(t *testing.T) {
 	l := newConnLimiter(connBounds{total: 8, anonymous: 2, callers: 4, requests: 2, streams: 2}, slog.New(slog.DiscardHandler))
 	r := httptest.NewRequest("GET", "/v1/pools", nil)
-	ann := engine.Call{Caller: "ann"}
+	ann := engine.Principal{Caller: "ann"}
 	first, err := l.begin(r, ann)
 	if err != nil {
 		t.Fatal(err)
@@ -373,7 +373,7 @@ func TestAHijackedConnectionCounts(t *testing.T) {
 	s := New(Options{})
 	s.conns.bounds = connBounds{total: 8, anonymous: 2, callers: 4, requests: 4, streams: 2}
 	leave := make(chan struct{})
-	s.mux.Handle("/hijack", s.wrap(route{handle: func(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
+	s.mux.Handle("/hijack", s.wrap(route{handle: func(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
 		c, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			return err
@@ -435,7 +435,7 @@ func TestWithoutDescriptorsACallersConnectionIsGivenUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := httptest.NewRequest("GET", "/v1/pools", nil)
-	if _, err := l.begin(r.WithContext(l.context(r.Context(), c)), engine.Call{Caller: "ann"}); err != nil {
+	if _, err := l.begin(r.WithContext(l.context(r.Context(), c)), engine.Principal{Caller: "ann"}); err != nil {
 		t.Fatal(err)
 	}
 	full.failed.Store(false)

@@ -15,28 +15,28 @@ func (s *Server) egressRoutes() []route {
 	}
 }
 
-func (s *Server) getEgress(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	got, err := s.opts.Engine.Egress(r.Context(), call, r.PathValue("id"))
+func (s *Server) getEgress(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	got, err := s.opts.Engine.Egress(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) putEgress(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) putEgress(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.Egress
 	if err := body(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.SetEgress(r.Context(), call, r.PathValue("id"), req)
+	got, err := s.opts.Engine.SetEgress(r.Context(), p, r.PathValue("id"), req)
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) deleteEgress(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	if _, err := s.opts.Engine.SetEgress(r.Context(), call, r.PathValue("id"), v1.Egress{}); err != nil {
+func (s *Server) deleteEgress(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	if _, err := s.opts.Engine.SetEgress(r.Context(), p, r.PathValue("id"), v1.Egress{}); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

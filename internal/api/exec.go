@@ -23,25 +23,25 @@ const (
 // doer runs a command with the given streams.
 type doer func(st engine.Stream) (v1.ExecResult, error)
 
-func (s *Server) exec(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) exec(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.Exec
 	stdin, err := execBody(w, r, &req)
 	if err != nil {
 		return err
 	}
 	return s.stream(w, r, stdin, func(st engine.Stream) (v1.ExecResult, error) {
-		return s.opts.Engine.Exec(r.Context(), call, r.PathValue("id"), req, st)
+		return s.opts.Engine.Exec(r.Context(), p, r.PathValue("id"), req, st)
 	})
 }
 
-func (s *Server) run(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) run(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.Run
 	stdin, err := execBody(w, r, &req)
 	if err != nil {
 		return err
 	}
 	return s.stream(w, r, stdin, func(st engine.Stream) (v1.ExecResult, error) {
-		return s.opts.Engine.Run(r.Context(), call, req, st)
+		return s.opts.Engine.Run(r.Context(), p, req, st)
 	})
 }
 

@@ -13,8 +13,8 @@ func (s *Server) figureRoutes() []route {
 	}
 }
 
-func (s *Server) figures(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	items, err := s.opts.Engine.Figures(r.Context(), call)
+func (s *Server) figures(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	items, err := s.opts.Engine.Figures(r.Context(), p)
 	if err != nil {
 		return err
 	}

@@ -20,22 +20,22 @@ type Listing struct {
 
 // filer is where files are: in a sandbox, or in a workspace at rest.
 type filer struct {
-	read func(context.Context, engine.Call, string, wire.FileRequest) (io.ReadCloser, v1.File, error)
-	stat func(context.Context, engine.Call, string, wire.FileRequest) (v1.File, error)
-	list func(context.Context, engine.Call, string, wire.FileRequest) ([]v1.File, bool, error)
+	read func(context.Context, engine.Principal, string, wire.FileRequest) (io.ReadCloser, v1.File, error)
+	stat func(context.Context, engine.Principal, string, wire.FileRequest) (v1.File, error)
+	list func(context.Context, engine.Principal, string, wire.FileRequest) ([]v1.File, bool, error)
 }
 
-func (s *Server) getFile(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) getFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	e := s.opts.Engine
-	return filer{e.ReadFile, e.StatFile, e.ListFiles}.get(w, r, call, r.PathValue("id"))
+	return filer{e.ReadFile, e.StatFile, e.ListFiles}.get(w, r, p, r.PathValue("id"))
 }
 
-func (s *Server) getWorkspaceFile(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) getWorkspaceFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	e := s.opts.Engine
-	return filer{e.ReadWorkspaceFile, e.StatWorkspaceFile, e.ListWorkspaceFiles}.get(w, r, call, r.PathValue("name"))
+	return filer{e.ReadWorkspaceFile, e.StatWorkspaceFile, e.ListWorkspaceFiles}.get(w, r, p, r.PathValue("name"))
 }
 
-func (f filer) get(w http.ResponseWriter, r *http.Request, call engine.Call, of string) (err error) {
+func (f filer) get(w http.ResponseWriter, r *http.Request, p engine.Principal, of string) (err error) {
 	q := queryOf(r, "path", "offset", "limit", "list", "stat")
 	req, list, stat := q.file(), q.yes("list"), q.yes("stat")
 	if list && stat {
@@ -46,19 +46,19 @@ func (f filer) get(w http.ResponseWriter, r *http.Request, call engine.Call, of 
 	}
 	switch {
 	case list:
-		items, truncated, err := f.list(r.Context(), call, of, req)
+		items, truncated, err := f.list(r.Context(), p, of, req)
 		if err != nil {
 			return err
 		}
 		return reply(w, http.StatusOK, Listing{Items: items, Truncated: truncated})
 	case stat:
-		info, err := f.stat(r.Context(), call, of, req)
+		info, err := f.stat(r.Context(), p, of, req)
 		if err != nil {
 			return err
 		}
 		return reply(w, http.StatusOK, info)
 	}
-	body, info, err := f.read(r.Context(), call, of, req)
+	body, info, err := f.read(r.Context(), p, of, req)
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (f filer) get(w http.ResponseWriter, r *http.Request, call engine.Call, of 
 	return err
 }
 
-func (s *Server) putFile(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) putFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "path", "mode", "dir")
 	req, dir := q.file(), q.yes("dir")
 	if q.err != nil {
@@ -85,9 +85,9 @@ func (s *Server) putFile(w http.ResponseWriter, r *http.Request, call engine.Cal
 	var err error
 	if dir {
 		req.Size = 0
-		info, err = s.opts.Engine.MakeDir(r.Context(), call, id, req)
+		info, err = s.opts.Engine.MakeDir(r.Context(), p, id, req)
 	} else {
-		info, err = s.opts.Engine.WriteFile(r.Context(), call, id, req, r.Body)
+		info, err = s.opts.Engine.WriteFile(r.Context(), p, id, req, r.Body)
 	}
 	if err != nil {
 		return err
@@ -95,68 +95,68 @@ func (s *Server) putFile(w http.ResponseWriter, r *http.Request, call engine.Cal
 	return reply(w, http.StatusOK, info)
 }
 
-func (s *Server) moveFile(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) moveFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "path", "to")
 	if q.err != nil {
 		return q.err
 	}
-	info, err := s.opts.Engine.MoveFile(r.Context(), call, r.PathValue("id"), q.file())
+	info, err := s.opts.Engine.MoveFile(r.Context(), p, r.PathValue("id"), q.file())
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, info)
 }
 
-func (s *Server) removeFile(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) removeFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "path", "recursive")
 	req := q.file()
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.RemoveFile(r.Context(), call, r.PathValue("id"), req); err != nil {
+	if err := s.opts.Engine.RemoveFile(r.Context(), p, r.PathValue("id"), req); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.WorkspaceRequest
 	if err := body(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.CreateWorkspace(r.Context(), call, req)
+	got, err := s.opts.Engine.CreateWorkspace(r.Context(), p, req)
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusCreated, got)
 }
 
-func (s *Server) listWorkspaces(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	items, err := s.opts.Engine.Workspaces(r.Context(), call)
+func (s *Server) listWorkspaces(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	items, err := s.opts.Engine.Workspaces(r.Context(), p)
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, v1.List[v1.Workspace]{Items: items})
 }
 
-func (s *Server) getWorkspace(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	got, err := s.opts.Engine.Workspace(r.Context(), call, r.PathValue("name"))
+func (s *Server) getWorkspace(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	got, err := s.opts.Engine.Workspace(r.Context(), p, r.PathValue("name"))
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) deleteWorkspace(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	if err := s.opts.Engine.DeleteWorkspace(r.Context(), call, r.PathValue("name")); err != nil {
+func (s *Server) deleteWorkspace(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	if err := s.opts.Engine.DeleteWorkspace(r.Context(), p, r.PathValue("name")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-func (s *Server) putWorkspaceFile(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) putWorkspaceFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "path", "mode", "dir")
 	req, dir := q.file(), q.yes("dir")
 	if q.err != nil {
@@ -166,10 +166,10 @@ func (s *Server) putWorkspaceFile(w http.ResponseWriter, r *http.Request, call e
 	var info v1.File
 	var err error
 	if dir {
-		info, err = s.opts.Engine.MakeWorkspaceDir(r.Context(), call, name, req)
+		info, err = s.opts.Engine.MakeWorkspaceDir(r.Context(), p, name, req)
 	} else {
 		req.Size = max(0, r.ContentLength)
-		info, err = s.opts.Engine.WriteWorkspaceFile(r.Context(), call, name, req, r.Body)
+		info, err = s.opts.Engine.WriteWorkspaceFile(r.Context(), p, name, req, r.Body)
 	}
 	if err != nil {
 		return err
@@ -177,13 +177,13 @@ func (s *Server) putWorkspaceFile(w http.ResponseWriter, r *http.Request, call e
 	return reply(w, http.StatusOK, info)
 }
 
-func (s *Server) removeWorkspaceFile(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) removeWorkspaceFile(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "path", "recursive")
 	req := q.file()
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.RemoveWorkspaceFile(r.Context(), call, r.PathValue("name"), req); err != nil {
+	if err := s.opts.Engine.RemoveWorkspaceFile(r.Context(), p, r.PathValue("name"), req); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

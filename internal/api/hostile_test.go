@@ -95,7 +95,7 @@ func TestAPromisedBodyDoesNotHoldTheServer(t *testing.T) {
 func TestAPanicIsAnswered(t *testing.T) {
 	var log strings.Builder
 	s := New(Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
-	h := s.wrap(route{handle: func(http.ResponseWriter, *http.Request, engine.Call) error { panic("a nil somewhere") }})
+	h := s.wrap(route{handle: func(http.ResponseWriter, *http.Request, engine.Principal) error { panic("a nil somewhere") }})
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/", nil))
 	if w.Code != http.StatusInternalServerError || strings.Contains(w.Body.String(), "nil") || !strings.Contains(log.String(), "a nil somewhere") {

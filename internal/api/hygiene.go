@@ -32,8 +32,8 @@ var general = map[string]string{
 // seen is an error as its caller may see it. Operators see all of it. Others see
 // what was said to them, or a general sentence with a reference under which the
 // log has the rest.
-func seen(call engine.Call, log *slog.Logger, err error) error {
-	if err == nil || call.Operator {
+func seen(principal engine.Principal, log *slog.Logger, err error) error {
+	if err == nil || principal.Operator {
 		return err
 	}
 	if got := cmp.Or(engine.As[*bodyError](err), engine.ForCallers(err)); got != nil {
@@ -45,7 +45,7 @@ func seen(call engine.Call, log *slog.Logger, err error) error {
 	if errors.Is(err, context.Canceled) {
 		level = slog.LevelDebug // the client went away
 	}
-	log.Log(context.Background(), level, "error not shown to its caller", "reference", ref, "caller", call.Caller, "code", p.Code, "error", err)
+	log.Log(context.Background(), level, "error not shown to its caller", "reference", ref, "caller", principal.Caller, "code", p.Code, "error", err)
 	var class error = errdefs.ErrInternal
 	for _, c := range classes {
 		if c.code == p.Code && c.is(err) {
@@ -60,7 +60,7 @@ func told(w any, err error) *v1.Problem {
 	if a, ok := w.(*answer); ok && a.seen != nil {
 		err = a.seen(err)
 	} else {
-		err = seen(engine.Call{}, slog.New(slog.DiscardHandler), err)
+		err = seen(engine.Principal{}, slog.New(slog.DiscardHandler), err)
 	}
 	return problem(err)
 }

@@ -22,29 +22,29 @@ func (s *Server) imageRoutes() []route {
 	}
 }
 
-func (s *Server) listImages(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	items, err := s.opts.Engine.Images(r.Context(), call)
+func (s *Server) listImages(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	items, err := s.opts.Engine.Images(r.Context(), p)
 	return list(w, items, err)
 }
 
-func (s *Server) importImage(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) importImage(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "ref")
 	if q.err != nil {
 		return q.err
 	}
-	got, err := s.opts.Engine.ImportImage(r.Context(), call, r.Body, q.text("ref"))
+	got, err := s.opts.Engine.ImportImage(r.Context(), p, r.Body, q.text("ref"))
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusCreated, v1.List[v1.Image]{Items: got})
 }
 
-func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "ref")
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.RemoveImage(r.Context(), call, q.text("ref")); err != nil {
+	if err := s.opts.Engine.RemoveImage(r.Context(), p, q.text("ref")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -53,7 +53,7 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, call engine
 
 // pullImage answers when the image is there, or tells on its way how far it
 // is. A client that goes away takes the pull with it, unless others wait for it.
-func (s *Server) pullImage(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) pullImage(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.PullRequest
 	if err := body(r, &req); err != nil {
 		return err
@@ -66,14 +66,14 @@ func (s *Server) pullImage(w http.ResponseWriter, r *http.Request, call engine.C
 	defer cancel()
 	if f == formEvents {
 		return s.imageEvents(ctx, w, func(ctx context.Context, tell func(v1.PullEvent)) error {
-			got, err := s.opts.Engine.PullImage(ctx, call, req, tell)
+			got, err := s.opts.Engine.PullImage(ctx, p, req, tell)
 			if err == nil {
 				tell(v1.PullEvent{Type: "end", Images: got})
 			}
 			return err
 		})
 	}
-	got, err := s.opts.Engine.PullImage(ctx, call, req, nil)
+	got, err := s.opts.Engine.PullImage(ctx, p, req, nil)
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func (s *Server) pullImage(w http.ResponseWriter, r *http.Request, call engine.C
 }
 
 // buildImage takes all of the context before it answers.
-func (s *Server) buildImage(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) buildImage(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "ref", "file", "target", "network", "args", "keep")
 	req := v1.BuildRequest{Ref: q.text("ref"), File: q.text("file"), Target: q.text("target"), Network: q.text("network"), Keep: q.yes("keep")}
 	if raw := q.text("args"); raw != "" {
@@ -100,38 +100,38 @@ func (s *Server) buildImage(w http.ResponseWriter, r *http.Request, call engine.
 	defer cancel()
 	if f == formEvents {
 		return s.imageEvents(ctx, w, func(ctx context.Context, tell func(v1.PullEvent)) error {
-			got, err := s.opts.Engine.BuildImage(ctx, call, req, r.Body, tell)
+			got, err := s.opts.Engine.BuildImage(ctx, p, req, r.Body, tell)
 			if err == nil {
 				tell(v1.PullEvent{Type: "end", Images: got})
 			}
 			return err
 		})
 	}
-	got, err := s.opts.Engine.BuildImage(ctx, call, req, r.Body, nil)
+	got, err := s.opts.Engine.BuildImage(ctx, p, req, r.Body, nil)
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, v1.List[v1.Image]{Items: got})
 }
 
-func (s *Server) collectImages(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) collectImages(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "dry_run")
 	dry := q.yes("dry_run")
 	if q.err != nil {
 		return q.err
 	}
-	got, err := s.opts.Engine.CollectImages(r.Context(), call, dry)
+	got, err := s.opts.Engine.CollectImages(r.Context(), p, dry)
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) pinImage(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) pinImage(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "ref")
 	if q.err != nil {
 		return q.err
 	}
-	items, err := s.opts.Engine.PinImage(r.Context(), call, q.text("ref"), r.Method == http.MethodPut)
+	items, err := s.opts.Engine.PinImage(r.Context(), p, q.text("ref"), r.Method == http.MethodPut)
 	return list(w, items, err)
 }

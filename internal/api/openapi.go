@@ -18,7 +18,7 @@ var pathParameter = regexp.MustCompile(`\{(\w+)(\.\.\.)?\}`)
 
 // openapi describes the interface, made from the routes and the types
 // themselves so that it cannot say anything else.
-func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
+func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
 	schemas := object{}
 	paths := map[string]object{}
 	for _, r := range s.routes() {
@@ -37,7 +37,7 @@ func (s *Server) openapi(w http.ResponseWriter, _ *http.Request, _ engine.Call) 
 	ref(reflect.TypeFor[v1.Problem](), schemas)
 	return reply(w, http.StatusOK, object{
 		"openapi": "3.1.0",
-		"info":    object{"title": "orchestrator", "version": s.opts.Engine.Version(engine.Call{}).Version},
+		"info":    object{"title": "orchestrator", "version": s.opts.Engine.Version(engine.Principal{}).Version},
 		"paths":   paths,
 		"components": object{
 			"schemas":         schemas,

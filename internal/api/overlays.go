@@ -21,93 +21,93 @@ func (s *Server) overlayRoutes() []route {
 	}
 }
 
-func (s *Server) listOverlays(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	items, err := s.opts.Engine.Overlays(r.Context(), call, r.PathValue("name"))
+func (s *Server) listOverlays(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	items, err := s.opts.Engine.Overlays(r.Context(), p, r.PathValue("name"))
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, v1.List[v1.Overlay]{Items: items})
 }
 
-func (s *Server) getOverlay(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	got, err := s.opts.Engine.Overlay(r.Context(), call, r.PathValue("id"))
+func (s *Server) getOverlay(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	got, err := s.opts.Engine.Overlay(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) diffOverlay(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) diffOverlay(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.DiffRequest
 	if err := body(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.DiffOverlay(r.Context(), call, r.PathValue("id"), req.Paths, req.Text)
+	got, err := s.opts.Engine.DiffOverlay(r.Context(), p, r.PathValue("id"), req.Paths, req.Text)
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) commitOverlay(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) commitOverlay(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.CommitRequest
 	if err := body(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.CommitOverlay(r.Context(), call, r.PathValue("id"), req)
+	got, err := s.opts.Engine.CommitOverlay(r.Context(), p, r.PathValue("id"), req)
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) discardOverlay(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) discardOverlay(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "end")
 	end := q.yes("end")
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.DiscardOverlay(r.Context(), call, r.PathValue("id"), end); err != nil {
+	if err := s.opts.Engine.DiscardOverlay(r.Context(), p, r.PathValue("id"), end); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-func (s *Server) makeSnapshot(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) makeSnapshot(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.SnapshotRequest
 	if err := body(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.Snapshot(r.Context(), call, r.PathValue("name"), req.Label)
+	got, err := s.opts.Engine.Snapshot(r.Context(), p, r.PathValue("name"), req.Label)
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusCreated, got)
 }
 
-func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	items, err := s.opts.Engine.Snapshots(r.Context(), call, r.PathValue("name"))
+func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	items, err := s.opts.Engine.Snapshots(r.Context(), p, r.PathValue("name"))
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, v1.List[v1.Snapshot]{Items: items})
 }
 
-func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	if err := s.opts.Engine.RemoveSnapshot(r.Context(), call, r.PathValue("name"), r.PathValue("id")); err != nil {
+func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	if err := s.opts.Engine.RemoveSnapshot(r.Context(), p, r.PathValue("name"), r.PathValue("id")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-func (s *Server) restore(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) restore(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.RestoreRequest
 	if err := body(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.Restore(r.Context(), call, r.PathValue("name"), req.Snapshot)
+	got, err := s.opts.Engine.Restore(r.Context(), p, r.PathValue("name"), req.Snapshot)
 	if err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ func portOf(r *http.Request) (int, error) {
 // proxyPort hands one request on. Each has a connection of its own, so that a
 // lease which nobody speaks to is idle. See portheader.go for what does not
 // pass.
-func (s *Server) proxyPort(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) proxyPort(w http.ResponseWriter, r *http.Request, principal engine.Principal) error {
 	port, err := portOf(r)
 	if err != nil {
 		return err
@@ -60,7 +60,7 @@ func (s *Server) proxyPort(w http.ResponseWriter, r *http.Request, call engine.C
 	prefix := fmt.Sprintf("/v1/sandboxes/%s/ports/%d", url.PathEscape(r.PathValue("id")), port)
 	var failed error
 	p := portProxy(prefix, port, func(ctx context.Context) (net.Conn, error) {
-		return s.opts.Engine.Dial(ctx, call, r.PathValue("id"), port)
+		return s.opts.Engine.Dial(ctx, principal, r.PathValue("id"), port)
 	})
 	p.ErrorHandler = func(_ http.ResponseWriter, _ *http.Request, err error) { failed = err }
 	p.ErrorLog = slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)
@@ -96,7 +96,7 @@ func (s *Server) portFailure(err error, port int) error {
 }
 
 // dialPort makes the client's connection one to the server inside.
-func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	port, err := portOf(r)
 	if err != nil {
 		return err
@@ -113,7 +113,7 @@ func (s *Server) dialPort(w http.ResponseWriter, r *http.Request, call engine.Ca
 	}
 	leave, ctx := s.enterConnection(r)
 	defer leave()
-	inside, err := s.opts.Engine.Dial(ctx, call, r.PathValue("id"), port)
+	inside, err := s.opts.Engine.Dial(ctx, p, r.PathValue("id"), port)
 	if err != nil {
 		return err
 	}

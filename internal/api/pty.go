@@ -32,7 +32,7 @@ type ptyRequest struct {
 
 // pty is a terminal over a WebSocket. What can be refused is refused before
 // anything is opened, and as every other request is.
-func (s *Server) pty(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) pty(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	if err := upgradable(r); err != nil {
 		return err
 	}
@@ -44,13 +44,13 @@ func (s *Server) pty(w http.ResponseWriter, r *http.Request, call engine.Call) e
 	s.terminals.Add(1)
 	defer s.terminals.Done()
 	if req.shell == "" {
-		sh, err := s.opts.Engine.OpenTerminal(r.Context(), call, r.PathValue("id"), req.open)
+		sh, err := s.opts.Engine.OpenTerminal(r.Context(), p, r.PathValue("id"), req.open)
 		if err != nil {
 			return err
 		}
 		req.shell = sh.ID
 	}
-	at, err := s.opts.Engine.Attach(r.Context(), call, r.PathValue("id"), req.shell)
+	at, err := s.opts.Engine.Attach(r.Context(), p, r.PathValue("id"), req.shell)
 	if err != nil {
 		return err
 	}

@@ -43,11 +43,11 @@ func NewRefusalPacer() *RefusalPacer {
 
 // Wait counts n refusals of the caller at once and returns when the answer may be sent, at most
 // maxRefusalDelay later. It does not return earlier when the client leaves: clients could avoid the delay by that.
-func (p *RefusalPacer) Wait(call engine.Call, n int) {
-	if call.Operator {
+func (p *RefusalPacer) Wait(principal engine.Principal, n int) {
+	if principal.Operator {
 		return
 	}
-	r := p.limiter(call.Caller).ReserveN(time.Now(), min(n, p.burst))
+	r := p.limiter(principal.Caller).ReserveN(time.Now(), min(n, p.burst))
 	delay := r.Delay()
 	if delay == 0 {
 		return

@@ -59,15 +59,15 @@ func (s *Server) otherRoutes() []route {
 	}
 }
 
-func (s *Server) pools(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	return reply(w, http.StatusOK, v1.List[v1.Pool]{Items: s.opts.Engine.Pools(r.Context(), call)})
+func (s *Server) pools(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	return reply(w, http.StatusOK, v1.List[v1.Pool]{Items: s.opts.Engine.Pools(r.Context(), p)})
 }
 
-func (s *Server) version(w http.ResponseWriter, _ *http.Request, call engine.Call) error {
-	return reply(w, http.StatusOK, s.opts.Engine.Version(call))
+func (s *Server) version(w http.ResponseWriter, _ *http.Request, p engine.Principal) error {
+	return reply(w, http.StatusOK, s.opts.Engine.Version(p))
 }
 
-func (s *Server) down(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
+func (s *Server) down(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
 	if s.opts.Down == nil {
 		return fmt.Errorf("this service cannot be taken down over HTTP: %w", errdefs.ErrNotImplemented)
 	}
@@ -76,12 +76,12 @@ func (s *Server) down(w http.ResponseWriter, _ *http.Request, _ engine.Call) err
 	return nil
 }
 
-func (s *Server) healthz(w http.ResponseWriter, _ *http.Request, _ engine.Call) error {
+func (s *Server) healthz(w http.ResponseWriter, _ *http.Request, _ engine.Principal) error {
 	_, err := fmt.Fprintln(w, "ok")
 	return err
 }
 
-func (s *Server) readyz(w http.ResponseWriter, r *http.Request, _ engine.Call) error {
+func (s *Server) readyz(w http.ResponseWriter, r *http.Request, _ engine.Principal) error {
 	if err := s.opts.Engine.Ready(r.Context()); err != nil {
 		return err
 	}

@@ -7,12 +7,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-func (s *Server) createSandbox(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) createSandbox(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.SandboxRequest
 	if err := body(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.Lease(r.Context(), call, req)
+	got, err := s.opts.Engine.Lease(r.Context(), p, req)
 	if err != nil {
 		return err
 	}
@@ -20,15 +20,15 @@ func (s *Server) createSandbox(w http.ResponseWriter, r *http.Request, call engi
 	return reply(w, http.StatusCreated, got)
 }
 
-func (s *Server) listSandboxes(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) listSandboxes(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "ended", "all")
 	ended, all := q.yes("ended"), q.yes("all")
 	if q.err != nil {
 		return q.err
 	}
-	items, err := s.opts.Engine.Sandboxes(r.Context(), call, ended)
+	items, err := s.opts.Engine.Sandboxes(r.Context(), p, ended)
 	if all {
-		items, err = s.opts.Engine.AllSandboxes(r.Context(), call)
+		items, err = s.opts.Engine.AllSandboxes(r.Context(), p)
 	}
 	if err != nil {
 		return err
@@ -36,37 +36,37 @@ func (s *Server) listSandboxes(w http.ResponseWriter, r *http.Request, call engi
 	return reply(w, http.StatusOK, v1.List[v1.Sandbox]{Items: items})
 }
 
-func (s *Server) getSandbox(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	got, err := s.opts.Engine.Sandbox(r.Context(), call, r.PathValue("id"))
+func (s *Server) getSandbox(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	got, err := s.opts.Engine.Sandbox(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) removeSandbox(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	if err := s.opts.Engine.Remove(r.Context(), call, r.PathValue("id")); err != nil {
+func (s *Server) removeSandbox(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	if err := s.opts.Engine.Remove(r.Context(), p, r.PathValue("id")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-func (s *Server) stopSandbox(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) stopSandbox(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "grace_ms")
 	grace := q.millis("grace_ms")
 	if q.err != nil {
 		return q.err
 	}
-	got, err := s.opts.Engine.Stop(r.Context(), call, r.PathValue("id"), grace)
+	got, err := s.opts.Engine.Stop(r.Context(), p, r.PathValue("id"), grace)
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) syncSandbox(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	got, err := s.opts.Engine.Sync(r.Context(), call, r.PathValue("id"))
+func (s *Server) syncSandbox(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	got, err := s.opts.Engine.Sync(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
 	}

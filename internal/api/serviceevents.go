@@ -20,7 +20,7 @@ func (s *Server) eventRoutes() []route {
 
 // serviceEvents tells the events that are kept, or those after Last-Event-ID,
 // and with follow those to come, until the client leaves or a hand-over begins.
-func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "after", "since", "follow")
 	if q.err != nil {
 		return q.err
@@ -40,7 +40,7 @@ func (s *Server) serviceEvents(w http.ResponseWriter, r *http.Request, call engi
 	live := make(chan v1.ServiceEvent)
 	ended := make(chan error, 1)
 	go func() { // waited for below
-		ended <- s.opts.Engine.Events(ctx, call, query, func(e v1.ServiceEvent) error {
+		ended <- s.opts.Engine.Events(ctx, p, query, func(e v1.ServiceEvent) error {
 			select {
 			case live <- e:
 				return nil

@@ -54,10 +54,10 @@ func (s *Server) shellCompatRoutes() []route {
 
 // shellCompat answers 200 to everything but what is not from this host's own
 // programs.
-func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	call.Via = shellCompatVia
+func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	p.Via = shellCompatVia
 	if err := fromHere(r); err != nil {
-		return s.opts.Engine.RefuseCall(r.Context(), call, shellCompatTool, nil, err)
+		return s.opts.Engine.RefuseCall(r.Context(), p, shellCompatTool, nil, err)
 	}
 	var req shellRequest
 	timeout := shellTimeout
@@ -69,7 +69,7 @@ func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, call engine
 		timeout, err = req.timeout()
 	}
 	if err != nil {
-		err = s.refuseCall(r, call, shellCompatTool, raw, err)
+		err = s.refuseCall(r, p, shellCompatTool, raw, err)
 		return s.shellRefusal(w, err)
 	}
 	got, err := s.opts.Engine.ShellCompat(r.Context(), req.Command, req.Workspace, timeout)
@@ -80,9 +80,9 @@ func (s *Server) shellCompat(w http.ResponseWriter, r *http.Request, call engine
 }
 
 // refusedShell records a command that was refused before its body was read.
-func (s *Server) refusedShell(_ http.ResponseWriter, r *http.Request, call engine.Call, err error) error {
-	call.Caller, call.Via = s.opts.ShellCaller, shellCompatVia
-	return s.opts.Engine.RefuseCall(r.Context(), call, shellCompatTool, nil, err)
+func (s *Server) refusedShell(_ http.ResponseWriter, r *http.Request, p engine.Principal, err error) error {
+	p.Caller, p.Via = s.opts.ShellCaller, shellCompatVia
+	return s.opts.Engine.RefuseCall(r.Context(), p, shellCompatTool, nil, err)
 }
 
 func (r shellRequest) timeout() (time.Duration, error) {
@@ -98,7 +98,7 @@ func (r shellRequest) timeout() (time.Duration, error) {
 // shellRefusal says what went wrong in the shape that the clients know. They are
 // nobody in particular, and are told nothing of the host.
 func (s *Server) shellRefusal(w http.ResponseWriter, err error) error {
-	return reply(w, http.StatusOK, shellAnswer{Stderr: problem(seen(engine.Call{}, s.log, err)).Detail, ReturnCode: -1})
+	return reply(w, http.StatusOK, shellAnswer{Stderr: problem(seen(engine.Principal{}, s.log, err)).Detail, ReturnCode: -1})
 }
 
 // fromHere refuses everybody who is not a program on this host, and pages that

@@ -9,12 +9,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-func (s *Server) startShell(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) startShell(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.ShellRequest
 	if err := body(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.StartShell(r.Context(), call, r.PathValue("id"), req)
+	got, err := s.opts.Engine.StartShell(r.Context(), p, r.PathValue("id"), req)
 	if err != nil {
 		return err
 	}
@@ -22,62 +22,62 @@ func (s *Server) startShell(w http.ResponseWriter, r *http.Request, call engine.
 	return reply(w, http.StatusCreated, got)
 }
 
-func (s *Server) listShells(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	items, err := s.opts.Engine.Shells(r.Context(), call, r.PathValue("id"))
+func (s *Server) listShells(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	items, err := s.opts.Engine.Shells(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, v1.List[v1.Shell]{Items: items})
 }
 
-func (s *Server) getShell(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	got, err := s.opts.Engine.Shell(r.Context(), call, r.PathValue("id"))
+func (s *Server) getShell(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	got, err := s.opts.Engine.Shell(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) killShell(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) killShell(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "grace_ms", "forget")
 	grace, forget := q.millis("grace_ms"), q.yes("forget")
 	if q.err != nil {
 		return q.err
 	}
-	got, err := s.opts.Engine.KillShell(r.Context(), call, r.PathValue("id"), grace, forget)
+	got, err := s.opts.Engine.KillShell(r.Context(), p, r.PathValue("id"), grace, forget)
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) signalShell(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) signalShell(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "signal")
 	n := q.number("signal")
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.SignalShell(r.Context(), call, r.PathValue("id"), int(min(n, 1000))); err != nil {
+	if err := s.opts.Engine.SignalShell(r.Context(), p, r.PathValue("id"), int(min(n, 1000))); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-func (s *Server) shellInput(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) shellInput(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "close")
 	closeIt := q.yes("close")
 	if q.err != nil {
 		return q.err
 	}
-	if err := s.opts.Engine.Input(r.Context(), call, r.PathValue("id"), r.Body, closeIt); err != nil {
+	if err := s.opts.Engine.Input(r.Context(), p, r.PathValue("id"), r.Body, closeIt); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-func (s *Server) shellOutput(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) shellOutput(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "stream", "offset", "limit", "wait_ms", "follow")
 	req := engine.OutputRequest{
 		Stream: q.text("stream"), Offset: q.number("offset"), Limit: q.number("limit"), Wait: q.millis("wait_ms"), Follow: q.yes("follow"),
@@ -92,9 +92,9 @@ func (s *Server) shellOutput(w http.ResponseWriter, r *http.Request, call engine
 	ctx, cancel := s.untilStop(r)
 	defer cancel()
 	if f == formRaw {
-		return s.rawOutput(w, r.WithContext(ctx), call, req)
+		return s.rawOutput(w, r.WithContext(ctx), p, req)
 	}
-	got, err := s.opts.Engine.Output(ctx, call, r.PathValue("id"), req)
+	got, err := s.opts.Engine.Output(ctx, p, r.PathValue("id"), req)
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ var errGap = errors.New("a gap in the output")
 
 // rawOutput sends octets. Where the first one stands is in a header, so an
 // answer ends before a gap: the next request tells how big it was.
-func (s *Server) rawOutput(w http.ResponseWriter, r *http.Request, call engine.Call, req engine.OutputRequest) error {
+func (s *Server) rawOutput(w http.ResponseWriter, r *http.Request, principal engine.Principal, req engine.OutputRequest) error {
 	ctl := http.NewResponseController(w)
 	next := int64(-1)
 	begin := func(offset int64) {
@@ -115,7 +115,7 @@ func (s *Server) rawOutput(w http.ResponseWriter, r *http.Request, call engine.C
 		w.WriteHeader(http.StatusOK)
 		next = offset
 	}
-	end, err := s.opts.Engine.CopyOutput(r.Context(), call, r.PathValue("id"), req, func(offset int64, p []byte) error {
+	end, err := s.opts.Engine.CopyOutput(r.Context(), principal, r.PathValue("id"), req, func(offset int64, p []byte) error {
 		if next < 0 {
 			begin(offset)
 		}

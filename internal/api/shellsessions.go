@@ -16,41 +16,41 @@ func (s *Server) shellSessionRoutes() []route {
 	}
 }
 
-func (s *Server) startShellSession(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) startShellSession(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.ShellSessionRequest
 	if err := body(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.StartShellSession(r.Context(), call, r.PathValue("id"), req)
+	got, err := s.opts.Engine.StartShellSession(r.Context(), p, r.PathValue("id"), req)
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusCreated, got)
 }
 
-func (s *Server) listShellSessions(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	items, err := s.opts.Engine.ShellSessions(r.Context(), call, r.PathValue("id"))
+func (s *Server) listShellSessions(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	items, err := s.opts.Engine.ShellSessions(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, v1.List[v1.ShellSession]{Items: items})
 }
 
-func (s *Server) endShellSession(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	got, err := s.opts.Engine.EndShellSession(r.Context(), call, r.PathValue("id"), r.PathValue("session"))
+func (s *Server) endShellSession(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	got, err := s.opts.Engine.EndShellSession(r.Context(), p, r.PathValue("id"), r.PathValue("session"))
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) execShellSession(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) execShellSession(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.ShellSessionExec
 	stdin, err := execBody(w, r, &req)
 	if err != nil {
 		return err
 	}
 	return s.stream(w, r, stdin, func(st engine.Stream) (v1.ExecResult, error) {
-		return s.opts.Engine.ExecShellSession(r.Context(), call, r.PathValue("id"), r.PathValue("session"), req, st)
+		return s.opts.Engine.ExecShellSession(r.Context(), p, r.PathValue("id"), r.PathValue("session"), req, st)
 	})
 }

@@ -16,12 +16,12 @@ func (s *Server) spaceRoutes() []route {
 	}
 }
 
-func (s *Server) resizeWorkspace(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) resizeWorkspace(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.WorkspaceResize
 	if err := body(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.ResizeWorkspace(r.Context(), call, r.PathValue("name"), req)
+	got, err := s.opts.Engine.ResizeWorkspace(r.Context(), p, r.PathValue("name"), req)
 	if err != nil {
 		return err
 	}

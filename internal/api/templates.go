@@ -15,20 +15,20 @@ func (s *Server) templateRoutes() []route {
 	}
 }
 
-func (s *Server) listTemplates(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	return reply(w, http.StatusOK, v1.List[v1.Template]{Items: s.opts.Engine.Templates(r.Context(), call)})
+func (s *Server) listTemplates(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	return reply(w, http.StatusOK, v1.List[v1.Template]{Items: s.opts.Engine.Templates(r.Context(), p)})
 }
 
-func (s *Server) getTemplate(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	got, err := s.opts.Engine.Template(r.Context(), call, r.PathValue("name"))
+func (s *Server) getTemplate(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	got, err := s.opts.Engine.Template(r.Context(), p, r.PathValue("name"))
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) reloadTemplates(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	got, err := s.opts.Engine.ReloadTemplates(r.Context(), call)
+func (s *Server) reloadTemplates(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	got, err := s.opts.Engine.ReloadTemplates(r.Context(), p)
 	if err != nil {
 		return err
 	}

@@ -19,12 +19,12 @@ func (s *Server) tokenRoutes() []route {
 	}
 }
 
-func (s *Server) createToken(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) createToken(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.TokenRequest
 	if err := body(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.CreateToken(r.Context(), call, req)
+	got, err := s.opts.Engine.CreateToken(r.Context(), p, req)
 	if err != nil {
 		return err
 	}
@@ -32,16 +32,16 @@ func (s *Server) createToken(w http.ResponseWriter, r *http.Request, call engine
 	return reply(w, http.StatusCreated, got)
 }
 
-func (s *Server) listTokens(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) listTokens(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	if q := queryOf(r); q.err != nil {
 		return q.err
 	}
-	items, err := s.opts.Engine.Tokens(r.Context(), call)
+	items, err := s.opts.Engine.Tokens(r.Context(), p)
 	return list(w, items, err)
 }
 
-func (s *Server) revokeToken(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	got, err := s.opts.Engine.RevokeToken(r.Context(), call, r.PathValue("id"))
+func (s *Server) revokeToken(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	got, err := s.opts.Engine.RevokeToken(r.Context(), p, r.PathValue("id"))
 	if err != nil {
 		return err
 	}

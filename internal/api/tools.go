@@ -22,12 +22,12 @@ func (s *Server) toolRoutes() []route {
 	}
 }
 
-func (s *Server) listTools(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) listTools(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "profile")
 	if q.err != nil {
 		return q.err
 	}
-	items, err := s.opts.Engine.Tools(r.Context(), call, q.text("profile"))
+	items, err := s.opts.Engine.Tools(r.Context(), p, q.text("profile"))
 	return list(w, items, err)
 }
 
@@ -44,7 +44,7 @@ func list[T any](w http.ResponseWriter, items []T, err error) error {
 
 // callTool has what cannot be decoded recorded as well: nobody sounds out a
 // service without a trace.
-func (s *Server) callTool(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) callTool(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	name := r.PathValue("name")
 	raw, err := readJSON(r)
 	var req v1.ToolCall
@@ -56,18 +56,18 @@ func (s *Server) callTool(w http.ResponseWriter, r *http.Request, call engine.Ca
 		f, err = form(r, formJSON, formEvents)
 	}
 	if err != nil {
-		return s.refuseCall(r, call, name, raw, err)
+		return s.refuseCall(r, p, name, raw, err)
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	if f == formEvents {
-		return s.toolEvents(w, r, call, name, req)
+		return s.toolEvents(w, r, p, name, req)
 	}
-	res, err := s.opts.Engine.CallTool(r.Context(), call, name, req, engine.Watch{})
+	res, err := s.opts.Engine.CallTool(r.Context(), p, name, req, engine.Watch{})
 	if err != nil {
 		return err
 	}
 	if limited(res) {
-		s.opts.Refusals.Wait(call, 1)
+		s.opts.Refusals.Wait(p, 1)
 	}
 	return reply(w, http.StatusOK, res)
 }
@@ -97,19 +97,19 @@ func decodeToolCall(raw []byte) (v1.ToolCall, error) {
 
 // refuseCall records a call that is refused before it is one, and returns cause. raw is its body; of
 // one that did not come whole the record has the size and the hash of what came.
-func (s *Server) refuseCall(r *http.Request, call engine.Call, name string, raw []byte, cause error) error {
+func (s *Server) refuseCall(r *http.Request, p engine.Principal, name string, raw []byte, cause error) error {
 	if e, ok := errors.AsType[*bodyError](cause); ok {
-		return s.opts.Engine.RefuseBody(r.Context(), call, name, e.read, e.sum, cause)
+		return s.opts.Engine.RefuseBody(r.Context(), p, name, e.read, e.sum, cause)
 	}
-	return s.opts.Engine.RefuseCall(r.Context(), call, name, raw, cause)
+	return s.opts.Engine.RefuseCall(r.Context(), p, name, raw, cause)
 }
 
 // refusedTool records a call that was refused before its body was read.
-func (s *Server) refusedTool(_ http.ResponseWriter, r *http.Request, call engine.Call, err error) error {
-	return s.opts.Engine.RefuseCall(r.Context(), call, r.PathValue("name"), nil, err)
+func (s *Server) refusedTool(_ http.ResponseWriter, r *http.Request, p engine.Principal, err error) error {
+	return s.opts.Engine.RefuseCall(r.Context(), p, r.PathValue("name"), nil, err)
 }
 
-func (s *Server) callOutput(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) callOutput(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	q := queryOf(r, "stream", "offset", "limit", "wait_ms")
 	req := engine.OutputRequest{Stream: q.text("stream"), Offset: q.number("offset"), Limit: q.number("limit"), Wait: q.millis("wait_ms")}
 	if q.err != nil {
@@ -121,7 +121,7 @@ func (s *Server) callOutput(w http.ResponseWriter, r *http.Request, call engine.
 	}
 	ctx, cancel := s.untilStop(r)
 	defer cancel()
-	got, err := s.opts.Engine.CallOutput(ctx, call, r.PathValue("id"), req)
+	got, err := s.opts.Engine.CallOutput(ctx, p, r.PathValue("id"), req)
 	if err != nil {
 		return err
 	}
@@ -144,30 +144,30 @@ func (s *Server) callOutput(w http.ResponseWriter, r *http.Request, call engine.
 	return err
 }
 
-func (s *Server) endSession(w http.ResponseWriter, r *http.Request, call engine.Call) error {
-	if err := s.opts.Engine.EndSession(r.Context(), call, r.PathValue("name")); err != nil {
+func (s *Server) endSession(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
+	if err := s.opts.Engine.EndSession(r.Context(), p, r.PathValue("name")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-func (s *Server) checkPolicy(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) checkPolicy(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	var req v1.PolicyCheck
 	if err := body(r, &req); err != nil {
 		return err
 	}
-	got, err := s.opts.Engine.CheckPolicy(r.Context(), call, req)
+	got, err := s.opts.Engine.CheckPolicy(r.Context(), p, req)
 	if err != nil {
 		return err
 	}
 	return reply(w, http.StatusOK, got)
 }
 
-func (s *Server) listProfiles(w http.ResponseWriter, r *http.Request, call engine.Call) error {
+func (s *Server) listProfiles(w http.ResponseWriter, r *http.Request, p engine.Principal) error {
 	if q := queryOf(r); q.err != nil {
 		return q.err
 	}
-	items, err := s.opts.Engine.Profiles(r.Context(), call)
+	items, err := s.opts.Engine.Profiles(r.Context(), p)
 	return list(w, items, err)
 }

@@ -67,7 +67,7 @@ func (c *toolStream) take() []queued {
 // toolEvents carries a call out and sends what happens as server-sent events.
 // Nothing is sent before something happened, so that an error still gets its
 // status.
-func (s *Server) toolEvents(w http.ResponseWriter, r *http.Request, call engine.Call, name string, req v1.ToolCall) error {
+func (s *Server) toolEvents(w http.ResponseWriter, r *http.Request, principal engine.Principal, name string, req v1.ToolCall) error {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(context.Canceled)
 	c := &toolStream{missed: map[string]int64{}, wake: make(chan struct{}, 1)}
@@ -81,7 +81,7 @@ func (s *Server) toolEvents(w http.ResponseWriter, r *http.Request, call engine.
 				callErr = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 			}
 		}()
-		res, callErr = s.opts.Engine.CallTool(ctx, call, name, req, c.watch())
+		res, callErr = s.opts.Engine.CallTool(ctx, principal, name, req, c.watch())
 	}()
 	out := newToolEventer(w)
 	if err := c.send(out, done); err != nil { // the client is gone: what runs for it ends

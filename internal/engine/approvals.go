@@ -16,7 +16,7 @@ import (
 
 // Approvals lists approval requests in the given state, newest first, at most 1000. An operator
 // sees all requests, another caller only their own. An empty state selects all states.
-func (e *Engine) Approvals(ctx context.Context, call Call, state string) ([]v1.Approval, error) {
+func (e *Engine) Approvals(ctx context.Context, p Principal, state string) ([]v1.Approval, error) {
 	g := e.opts.Governance
 	if g == nil {
 		return nil, errUngoverned
@@ -26,7 +26,7 @@ func (e *Engine) Approvals(ctx context.Context, call Call, state string) ([]v1.A
 	default:
 		return nil, invalid("state", "is %q: use pending, approved, denied, expired or cancelled", state)
 	}
-	list, err := g.Gate.List(ctx, approval.Filter{Caller: visibleCaller(call), State: approval.State(state), Limit: maxListed})
+	list, err := g.Gate.List(ctx, approval.Filter{Caller: visibleCaller(p), State: approval.State(state), Limit: maxListed})
 	if err != nil {
 		return nil, err
 	}
@@ -49,24 +49,24 @@ func auditText(err error) string {
 	return err.Error()
 }
 
-// visibleCaller returns the caller whose approval requests and records call may see, or "" for all
+// visibleCaller returns the caller whose approval requests and records p may see, or "" for all
 // callers.
-func visibleCaller(call Call) string {
-	if call.Operator {
+func visibleCaller(p Principal) string {
+	if p.Operator {
 		return ""
 	}
-	return call.Caller
+	return p.Caller
 }
 
 // Approval returns one approval request. For a caller that is not an operator, the request of
 // another caller is NotFound.
-func (e *Engine) Approval(ctx context.Context, call Call, id string) (v1.Approval, error) {
+func (e *Engine) Approval(ctx context.Context, p Principal, id string) (v1.Approval, error) {
 	g := e.opts.Governance
 	if g == nil {
 		return v1.Approval{}, errUngoverned
 	}
 	q, err := g.Gate.Get(ctx, id)
-	if !call.Operator && (errdefs.IsNotFound(err) || err == nil && q.Caller != call.Caller) { // Return the same error for a missing request and for another caller's.
+	if !p.Operator && (errdefs.IsNotFound(err) || err == nil && q.Caller != p.Caller) { // Return the same error for a missing request and for another caller's.
 		err = usererror.Errorf(errdefs.ErrNotFound, "approval %q not found", truncateForRecord(id))
 	}
 	if err != nil {
@@ -76,20 +76,20 @@ func (e *Engine) Approval(ctx context.Context, call Call, id string) (v1.Approva
 }
 
 // AnswerApproval answers an approval request. Only operators may call it.
-func (e *Engine) AnswerApproval(ctx context.Context, call Call, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
+func (e *Engine) AnswerApproval(ctx context.Context, p Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
 	g := e.opts.Governance
 	if g == nil {
 		return v1.Approval{}, errUngoverned
 	}
-	if err := call.requireOperator("answer approvals"); err != nil {
+	if err := p.requireOperator("answer approvals"); err != nil {
 		return v1.Approval{}, err
 	}
-	by := call.By
+	by := p.By
 	if by == "" {
-		by = call.Caller
+		by = p.Caller
 	}
 	q, err := g.Gate.Answer(ctx, id, by, approval.Answer{Action: a.Action, Scope: approval.Scope(a.Scope), Input: a.Input, To: a.To, Note: a.Note})
-	e.recordOperator(ctx, call, audit.Record{Action: "approval." + truncateForRecord(a.Action), Approval: truncateForRecord(id), By: by}, a, err)
+	e.recordOperator(ctx, p, audit.Record{Action: "approval." + truncateForRecord(a.Action), Approval: truncateForRecord(id), By: by}, a, err)
 	if err != nil {
 		return v1.Approval{}, err
 	}
@@ -98,12 +98,12 @@ func (e *Engine) AnswerApproval(ctx context.Context, call Call, id string, a v1.
 
 // recordOperator records an operator's action and the error it ended with, if any. A failure to
 // record is logged.
-func (e *Engine) recordOperator(ctx context.Context, call Call, r audit.Record, input any, cause error) {
+func (e *Engine) recordOperator(ctx context.Context, p Principal, r audit.Record, input any, cause error) {
 	g := e.opts.Governance
 	if g == nil {
 		return
 	}
-	r.Kind, r.Caller, r.Token, r.Via, r.Uncharged = audit.KindEvent, call.Caller, call.Token, call.Via, true
+	r.Kind, r.Caller, r.Token, r.Via, r.Uncharged = audit.KindEvent, p.Caller, p.Token, p.Via, true
 	if cause != nil {
 		r.Error = cause.Error()
 	}
@@ -120,12 +120,12 @@ func (e *Engine) recordOperator(ctx context.Context, call Call, r audit.Record, 
 // WatchApprovals calls sink for each event of approval requests until ctx ends, beginning with the
 // pending requests. An operator sees all requests, another caller only their own. sink must return
 // soon: a listener that is too slow gets an error of class ResourceExhausted.
-func (e *Engine) WatchApprovals(ctx context.Context, call Call, sink func(v1.ApprovalEvent) error) error {
+func (e *Engine) WatchApprovals(ctx context.Context, p Principal, sink func(v1.ApprovalEvent) error) error {
 	g := e.opts.Governance
 	if g == nil {
 		return errUngoverned
 	}
-	return g.Gate.Subscribe(ctx, visibleCaller(call), func(ev approval.Event) error {
+	return g.Gate.Subscribe(ctx, visibleCaller(p), func(ev approval.Event) error {
 		return sink(v1.ApprovalEvent{Type: ev.Type, Approval: presentApproval(ev.Request)})
 	})
 }
@@ -143,13 +143,13 @@ func presentApproval(q approval.Request) v1.Approval {
 }
 
 // Audit lists audit records. An operator sees all records, another caller only their own.
-func (e *Engine) Audit(ctx context.Context, call Call, f AuditFilter) ([]v1.AuditRecord, error) {
+func (e *Engine) Audit(ctx context.Context, p Principal, f AuditFilter) ([]v1.AuditRecord, error) {
 	g := e.opts.Governance
 	if g == nil {
 		return nil, errUngoverned
 	}
-	if !call.Operator {
-		f.Caller = call.Caller
+	if !p.Operator {
+		f.Caller = p.Caller
 	}
 	list, err := g.Audit.List(ctx, audit.Filter(f))
 	if err != nil {
@@ -157,7 +157,7 @@ func (e *Engine) Audit(ctx context.Context, call Call, f AuditFilter) ([]v1.Audi
 	}
 	out := make([]v1.AuditRecord, 0, len(list))
 	for _, r := range list {
-		if !call.Operator && strings.HasPrefix(r.Error, hostError) {
+		if !p.Operator && strings.HasPrefix(r.Error, hostError) {
 			r.Error = "the service could not do this"
 		}
 		out = append(out, presentRecord(r))
@@ -166,11 +166,11 @@ func (e *Engine) Audit(ctx context.Context, call Call, f AuditFilter) ([]v1.Audi
 }
 
 // ExportAudit writes audit records to w as JSON lines. Only operators may call it.
-func (e *Engine) ExportAudit(ctx context.Context, call Call, f AuditFilter, w io.Writer) error {
+func (e *Engine) ExportAudit(ctx context.Context, p Principal, f AuditFilter, w io.Writer) error {
 	if e.opts.Governance == nil {
 		return errUngoverned
 	}
-	if err := call.requireOperator("export the audit log"); err != nil {
+	if err := p.requireOperator("export the audit log"); err != nil {
 		return err
 	}
 	return e.opts.Governance.Audit.Export(ctx, audit.Filter(f), w)
@@ -178,11 +178,11 @@ func (e *Engine) ExportAudit(ctx context.Context, call Call, f AuditFilter, w io
 
 // VerifyAudit verifies the hash chain of all audit records. head is the "SEQ:HASH" of a record that
 // was kept elsewhere, or "". Only operators may call it.
-func (e *Engine) VerifyAudit(ctx context.Context, call Call, head string) (v1.AuditReport, error) {
+func (e *Engine) VerifyAudit(ctx context.Context, p Principal, head string) (v1.AuditReport, error) {
 	if e.opts.Governance == nil {
 		return v1.AuditReport{}, errUngoverned
 	}
-	if err := call.requireOperator("verify the audit log"); err != nil {
+	if err := p.requireOperator("verify the audit log"); err != nil {
 		return v1.AuditReport{}, err
 	}
 	r, err := e.opts.Governance.Audit.Verify(ctx, head)

@@ -18,11 +18,11 @@ import (
 // box runs one tool call and implements tool.Box. The creator of the box leases and ends its
 // sandbox.
 type box struct {
-	e     *Engine
-	call  Call
-	id    string // id of the tool call
-	caps  tool.Caps
-	lease *scheduler.Lease // nil for a tool that needs none
+	e         *Engine
+	principal Principal
+	id        string // id of the tool call
+	caps      tool.Caps
+	lease     *scheduler.Lease // nil for a tool that needs none
 	// scope is the sandbox whose shells Shells lists, or "" for all sandboxes of the caller.
 	scope string
 	// check holds the argument rules that the guest enforces, or nil.
@@ -81,7 +81,7 @@ type stream struct {
 func (b *box) stream(name string, cut tool.Cut) *stream {
 	s := &stream{name: name, keeper: tool.NewKeeper(cut), watch: b.watch.Output, e: b.e}
 	if b.e.outputs != nil {
-		s.kept = b.e.outputs.newOutput(b.call.Caller, b.id, name, cut.Limit)
+		s.kept = b.e.outputs.newOutput(b.principal.Caller, b.id, name, cut.Limit)
 	}
 	return s
 }
@@ -117,21 +117,21 @@ func (s *stream) drop() error {
 
 // StartShell starts a background command in the call's sandbox.
 func (b *box) StartShell(ctx context.Context, r v1.ShellRequest) (v1.Shell, error) {
-	return b.e.startShell(ctx, b.call, b.lease.ID, b.id, r, b.applyCaps)
+	return b.e.startShell(ctx, b.principal, b.lease.ID, b.id, r, b.applyCaps)
 }
 
 // Shells lists the background commands in the box's scope.
 func (b *box) Shells(ctx context.Context) ([]v1.Shell, error) {
 	if b.scope != "" {
-		return b.e.Shells(ctx, b.call, b.scope)
+		return b.e.Shells(ctx, b.principal, b.scope)
 	}
-	leases, err := b.e.Sandboxes(ctx, b.call, false)
+	leases, err := b.e.Sandboxes(ctx, b.principal, false)
 	if err != nil {
 		return nil, err
 	}
 	all := []v1.Shell{}
 	for _, l := range leases {
-		list, err := b.e.Shells(ctx, b.call, l.ID)
+		list, err := b.e.Shells(ctx, b.principal, l.ID)
 		switch {
 		case errdefs.IsNotFound(err): // the sandbox ended since it was listed
 		case err != nil:
@@ -145,9 +145,9 @@ func (b *box) Shells(ctx context.Context) ([]v1.Shell, error) {
 // Output reads the output of a background command, or the kept output of an earlier call.
 func (b *box) Output(ctx context.Context, id, stream string, offset, limit int64, wait time.Duration) (v1.Output, error) {
 	r := OutputRequest{Stream: stream, Offset: offset, Limit: limit, Wait: wait}
-	out, err := b.e.Output(ctx, b.call, id, r)
+	out, err := b.e.Output(ctx, b.principal, id, r)
 	if errdefs.IsNotFound(err) && b.e.outputs != nil {
-		if rest, kept := b.e.outputs.read(b.call.Caller, id, r); kept == nil {
+		if rest, kept := b.e.outputs.read(b.principal.Caller, id, r); kept == nil {
 			return rest, nil
 		}
 	}
@@ -156,17 +156,17 @@ func (b *box) Output(ctx context.Context, id, stream string, offset, limit int64
 
 // KillShell ends a background command and returns its final state.
 func (b *box) KillShell(ctx context.Context, id string, grace time.Duration) (v1.Shell, error) {
-	return b.e.KillShell(ctx, b.call, id, grace, false)
+	return b.e.KillShell(ctx, b.principal, id, grace, false)
 }
 
 // ReadFile opens a file. The caller must close it.
 func (b *box) ReadFile(ctx context.Context, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
-	return b.e.ReadFile(ctx, b.call, b.lease.ID, r)
+	return b.e.ReadFile(ctx, b.principal, b.lease.ID, r)
 }
 
 // WriteFile writes a file atomically.
 func (b *box) WriteFile(ctx context.Context, r wire.FileRequest, body io.Reader) (v1.File, error) {
-	return b.e.WriteFile(ctx, b.call, b.lease.ID, r, body)
+	return b.e.WriteFile(ctx, b.principal, b.lease.ID, r, body)
 }
 
 // EditFile replaces text in a file.
@@ -176,17 +176,17 @@ func (b *box) EditFile(ctx context.Context, r wire.EditRequest) (wire.EditReply,
 
 // StatFile describes a file.
 func (b *box) StatFile(ctx context.Context, r wire.FileRequest) (v1.File, error) {
-	return b.e.StatFile(ctx, b.call, b.lease.ID, r)
+	return b.e.StatFile(ctx, b.principal, b.lease.ID, r)
 }
 
 // ListFiles lists a directory and reports whether the list was truncated.
 func (b *box) ListFiles(ctx context.Context, r wire.FileRequest) ([]v1.File, bool, error) {
-	return b.e.ListFiles(ctx, b.call, b.lease.ID, r)
+	return b.e.ListFiles(ctx, b.principal, b.lease.ID, r)
 }
 
 // RemoveFile removes a file, or a directory if r.Recursive is set.
 func (b *box) RemoveFile(ctx context.Context, r wire.FileRequest) error {
-	return b.e.RemoveFile(ctx, b.call, b.lease.ID, r)
+	return b.e.RemoveFile(ctx, b.principal, b.lease.ID, r)
 }
 
 // Glob finds files by name.

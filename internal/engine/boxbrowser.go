@@ -67,7 +67,7 @@ func (b *box) Browse(ctx context.Context, v tool.Visit) (tool.Sight, error) {
 	if v.Ceiling != nil {
 		egress.Ceiling = v.Ceiling.Compiled
 	}
-	l, err := b.e.acquire(ctx, b.call, v1.SandboxRequest{Template: o.Template}, acquisition{oneShot: true, private: true, egress: egress})
+	l, err := b.e.acquire(ctx, b.principal, v1.SandboxRequest{Template: o.Template}, acquisition{oneShot: true, private: true, egress: egress})
 	if err != nil {
 		return tool.Sight{}, err
 	}

@@ -43,8 +43,8 @@ func (b *box) WebHost() *tool.WebHost {
 	} else { // without web settings, allow nothing
 		h = tool.WebHost{Fetch: &tool.Reached{}, Request: &tool.Reached{}, Cache: cache.New(0, 0)}
 	}
-	h.Caller = b.call.Caller
-	h.Owner = fmt.Sprintf("%s\x00%s\x00%s\x00%d", b.call.Caller, b.call.Token, b.profile, b.call.Trust)
+	h.Caller = b.principal.Caller
+	h.Owner = fmt.Sprintf("%s\x00%s\x00%s\x00%d", b.principal.Caller, b.principal.Token, b.profile, b.principal.Trust)
 	return &h
 }
 
@@ -68,7 +68,7 @@ func (b *box) Web(ctx context.Context, x tool.Exchange) (web.Answer, error) {
 	if x.Ceiling != nil {
 		egress.Ceiling = x.Ceiling.Compiled
 	}
-	l, err := b.e.acquire(ctx, b.call, request, acquisition{oneShot: true, private: true, egress: egress})
+	l, err := b.e.acquire(ctx, b.principal, request, acquisition{oneShot: true, private: true, egress: egress})
 	if err != nil {
 		return none, err
 	}

@@ -41,20 +41,20 @@ func (t *toolCall) applyNetwork(a *acquisition) {
 // findLease returns a live lease of the caller by its id. A lease with a profile's network is
 // refused to calls of a profile without it: another token of the same caller could otherwise use a
 // network it was not given.
-func (e *Engine) findLease(ctx context.Context, call Call, id string) (*scheduler.Lease, error) {
-	l, err := e.sched.Lease(ctx, call.Caller, id)
+func (e *Engine) findLease(ctx context.Context, p Principal, id string) (*scheduler.Lease, error) {
+	l, err := e.sched.Lease(ctx, p.Caller, id)
 	if err == nil {
-		err = e.checkNetwork(call, l)
+		err = e.checkNetwork(p, l)
 	}
 	return l, err
 }
 
-func (e *Engine) checkNetwork(call Call, l *scheduler.Lease) error {
-	if l.Network == "" || call.Operator {
+func (e *Engine) checkNetwork(principal Principal, l *scheduler.Lease) error {
+	if l.Network == "" || principal.Operator {
 		return nil
 	}
 	if g := e.opts.Governance; g != nil {
-		p, err := g.profile(e.profileOf(call))
+		p, err := g.profile(e.profileOf(principal))
 		if err == nil && p.Profile.Network == l.Network {
 			return nil
 		}
@@ -68,7 +68,7 @@ func (t *toolCall) checkSessionNetwork(ctx context.Context, l *scheduler.Lease) 
 	if t.profile.Profile.Network != profile.NetworkBridge {
 		return nil
 	}
-	row, err := t.e.sched.Row(ctx, t.call.Caller, l.ID)
+	row, err := t.e.sched.Row(ctx, t.principal.Caller, l.ID)
 	if err != nil || row.Lease.Egress != nil {
 		return err
 	}

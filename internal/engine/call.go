@@ -22,9 +22,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// Call identifies the caller of a request and its idempotency key. Identify makes it from a token,
+// Principal identifies the caller of a request and its idempotency key. Identify makes it from a token,
 // Local from access to the service's socket.
-type Call struct {
+type Principal struct {
 	// Caller owns what the call creates.
 	Caller string
 	// Key is the Idempotency-Key, or "".
@@ -99,7 +99,7 @@ const (
 	maxSpool    = wire.SpoolTotal
 )
 
-func (c Call) validate() error {
+func (c Principal) validate() error {
 	if len(c.Key) > maxKey {
 		return invalid("Idempotency-Key", "is %d bytes long: at most %d", len(c.Key), maxKey)
 	}

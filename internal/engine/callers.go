@@ -46,7 +46,7 @@ var ErrToken = usererror.Errorf(errdefs.ErrUnauthenticated, "the bearer token is
 
 // requireOperator returns PermissionDenied unless the caller is an operator. what completes "only
 // operators may".
-func (c Call) requireOperator(what string) error {
+func (c Principal) requireOperator(what string) error {
 	if c.Operator {
 		return nil
 	}
@@ -55,10 +55,10 @@ func (c Call) requireOperator(what string) error {
 
 // Operate returns PermissionDenied unless the caller is an operator. what completes "only operators
 // may".
-func (c Call) Operate(what string) error { return c.requireOperator(what) }
+func (c Principal) Operate(what string) error { return c.requireOperator(what) }
 
 // keyless returns the call without its idempotency key, for the steps within a request.
-func (c Call) keyless() Call {
+func (c Principal) keyless() Principal {
 	c.Key = ""
 	return c
 }
@@ -97,23 +97,23 @@ func newCallers(ctx context.Context, st *store.Store) (*callers, error) {
 
 // Identify returns the caller of a token. Every bad token yields ErrToken, of class
 // Unauthenticated. It does not query the database.
-func (e *Engine) Identify(_ context.Context, token string) (Call, error) {
+func (e *Engine) Identify(_ context.Context, token string) (Principal, error) {
 	c := e.callers
 	id, secret, ok := splitToken(token)
 	c.mu.RLock()
 	g := c.tokens[id]
 	c.mu.RUnlock()
 	if !ok || g == nil {
-		return Call{}, ErrToken
+		return Principal{}, ErrToken
 	}
 	sum := sha256.Sum256([]byte(secret))
 	now := c.now()
 	t := g.token
 	if subtle.ConstantTimeCompare(sum[:], t.Hash) != 1 || !t.Expires.IsZero() && !now.Before(t.Expires) {
-		return Call{}, ErrToken
+		return Principal{}, ErrToken
 	}
 	g.used.Store(now.UnixNano())
-	return Call{Caller: t.Caller, Token: t.ID, Profile: t.Profile, Trust: t.Trust, Quotas: t.Quotas, Operator: t.Operator}, nil
+	return Principal{Caller: t.Caller, Token: t.ID, Profile: t.Profile, Trust: t.Trust, Quotas: t.Quotas, Operator: t.Operator}, nil
 }
 
 func splitToken(token string) (id, secret string, ok bool) {
@@ -127,17 +127,17 @@ func splitToken(token string) (id, secret string, ok bool) {
 
 // CreateToken creates a token. Only this answer holds its secret. The idempotency key is ignored:
 // the secret is not stored for a second answer. Only operators may call it.
-func (e *Engine) CreateToken(ctx context.Context, call Call, r v1.TokenRequest) (v1.Token, error) {
-	if err := call.requireOperator("make tokens"); err != nil {
+func (e *Engine) CreateToken(ctx context.Context, p Principal, r v1.TokenRequest) (v1.Token, error) {
+	if err := p.requireOperator("make tokens"); err != nil {
 		return v1.Token{}, err
 	}
 	t, secret, err := e.createToken(ctx, r)
 	if err != nil {
-		e.recordOperator(ctx, call, audit.Record{Action: "token.create"}, r, err)
+		e.recordOperator(ctx, p, audit.Record{Action: "token.create"}, r, err)
 		return v1.Token{}, err
 	}
 	out := presentToken(t)
-	e.recordOperator(ctx, call, audit.Record{Action: "token.create"}, out, nil)
+	e.recordOperator(ctx, p, audit.Record{Action: "token.create"}, out, nil)
 	out.Secret = TokenPrefix + t.ID + "_" + secret
 	return out, nil
 }
@@ -216,8 +216,8 @@ func (e *Engine) checkToken(r v1.TokenRequest) error {
 }
 
 // Tokens lists all tokens, newest first. Only operators may call it.
-func (e *Engine) Tokens(ctx context.Context, call Call) ([]v1.Token, error) {
-	if err := call.requireOperator("list tokens"); err != nil {
+func (e *Engine) Tokens(ctx context.Context, p Principal) ([]v1.Token, error) {
+	if err := p.requireOperator("list tokens"); err != nil {
 		return nil, err
 	}
 	rows, err := e.opts.Store.Tokens(ctx)
@@ -241,14 +241,14 @@ func (e *Engine) Tokens(ctx context.Context, call Call) ([]v1.Token, error) {
 
 // RevokeToken revokes a token at once. Running calls continue. Revoking twice succeeds. Only
 // operators may call it.
-func (e *Engine) RevokeToken(ctx context.Context, call Call, id string) (v1.Token, error) {
-	if err := call.requireOperator("revoke tokens"); err != nil {
+func (e *Engine) RevokeToken(ctx context.Context, p Principal, id string) (v1.Token, error) {
+	if err := p.requireOperator("revoke tokens"); err != nil {
 		return v1.Token{}, err
 	}
 	c := e.callers
 	t, err := c.store.RevokeToken(ctx, id, c.now())
 	defer func() { // record the outcome
-		e.recordOperator(ctx, call, audit.Record{Action: "token.revoke"}, map[string]string{"id": truncateForRecord(id), "caller": t.Caller}, err)
+		e.recordOperator(ctx, p, audit.Record{Action: "token.revoke"}, map[string]string{"id": truncateForRecord(id), "caller": t.Caller}, err)
 	}()
 	if err != nil {
 		return v1.Token{}, err

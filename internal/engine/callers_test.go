@@ -28,13 +28,13 @@ func (s *service) token(t *testing.T, r v1.TokenRequest) v1.Token {
 	return got
 }
 
-func (s *service) as(t *testing.T, r v1.TokenRequest) Call {
+func (s *service) as(t *testing.T, r v1.TokenRequest) Principal {
 	t.Helper()
-	call, err := s.Identify(t.Context(), s.token(t, r).Secret)
+	p, err := s.Identify(t.Context(), s.token(t, r).Secret)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return call
+	return p
 }
 
 func TestIdentifyReturnsCallerOfToken(t *testing.T) {
@@ -45,7 +45,7 @@ func TestIdentifyReturnsCallerOfToken(t *testing.T) {
 	if !strings.HasPrefix(tok.Secret, "orc_"+tok.ID+"_") || len(tok.Secret) != len("orc__")+len(tok.ID)+43 {
 		t.Fatalf("secret is %q", tok.Secret)
 	}
-	want := Call{Caller: "ann", Token: tok.ID, Profile: "p", Trust: 2, Quotas: r.Quotas}
+	want := Principal{Caller: "ann", Token: tok.ID, Profile: "p", Trust: 2, Quotas: r.Quotas}
 	check := func(s *service) {
 		t.Helper()
 		if got, err := s.Identify(t.Context(), tok.Secret); err != nil || got != want {
@@ -113,7 +113,7 @@ func TestIdentifyRejectsBadTokensWithOneError(t *testing.T) {
 		"short": good.Secret[:len(good.Secret)-1], "long": good.Secret + "a", "empty": "", "prefix": "orc_", "id": "orc_" + good.ID, "id and nothing": "orc_" + good.ID + "_",
 		"NUL": good.Secret + "\x00", "huge": strings.Repeat("orc_", 1<<18),
 	} {
-		if got, err := s.Identify(t.Context(), token); !errors.Is(err, ErrToken) || err.Error() != ErrToken.Error() || got != (Call{}) {
+		if got, err := s.Identify(t.Context(), token); !errors.Is(err, ErrToken) || err.Error() != ErrToken.Error() || got != (Principal{}) {
 			t.Errorf("%s: %+v %v", name, got, err)
 		}
 	}
@@ -185,36 +185,36 @@ func TestWorkspacesAreSeparatePerCaller(t *testing.T) {
 	w := newWorld(t)
 	s := w.start(t)
 	ann, bob := s.as(t, v1.TokenRequest{Caller: "ann"}), s.as(t, v1.TokenRequest{Caller: "bob"})
-	everybody := []Call{boss, ann, bob}
-	for _, call := range everybody { // the same name denotes three workspaces
-		made, err := s.CreateWorkspace(t.Context(), call, v1.WorkspaceRequest{Name: "w"})
+	everybody := []Principal{boss, ann, bob}
+	for _, p := range everybody { // the same name denotes three workspaces
+		made, err := s.CreateWorkspace(t.Context(), p, v1.WorkspaceRequest{Name: "w"})
 		if err != nil || made.Name != "w" {
 			t.Fatalf("%+v %v", made, err)
 		}
-		if _, err := s.CreateWorkspace(t.Context(), call, v1.WorkspaceRequest{Name: "w"}); !errdefs.IsAlreadyExists(err) || strings.Contains(err.Error(), ownedPrefix) {
+		if _, err := s.CreateWorkspace(t.Context(), p, v1.WorkspaceRequest{Name: "w"}); !errdefs.IsAlreadyExists(err) || strings.Contains(err.Error(), ownedPrefix) {
 			t.Fatal(err)
 		}
-		body := strings.NewReader(call.Caller)
-		if _, err := s.WriteWorkspaceFile(t.Context(), call, "w", wire.FileRequest{Path: "who", Mode: 0o644, Size: int64(body.Len())}, body); err != nil {
+		body := strings.NewReader(p.Caller)
+		if _, err := s.WriteWorkspaceFile(t.Context(), p, "w", wire.FileRequest{Path: "who", Mode: 0o644, Size: int64(body.Len())}, body); err != nil {
 			t.Fatal(err)
 		}
 	}
 	only := func(s *service) {
 		t.Helper()
-		for _, call := range everybody {
-			list, err := s.Workspaces(t.Context(), call)
+		for _, p := range everybody {
+			list, err := s.Workspaces(t.Context(), p)
 			if err != nil || len(list) != 1 || list[0].Name != "w" {
-				t.Fatalf("%s: %+v %v", call.Caller, list, err)
+				t.Fatalf("%s: %+v %v", p.Caller, list, err)
 			}
-			r, _, err := s.ReadWorkspaceFile(t.Context(), call, "w", wire.FileRequest{Path: "who"})
+			r, _, err := s.ReadWorkspaceFile(t.Context(), p, "w", wire.FileRequest{Path: "who"})
 			if err != nil {
 				t.Fatal(err)
 			}
 			var got bytes.Buffer
 			_, err = got.ReadFrom(r)
 			r.Close()
-			if err != nil || got.String() != call.Caller {
-				t.Errorf("%s reads %q %v", call.Caller, got.String(), err)
+			if err != nil || got.String() != p.Caller {
+				t.Errorf("%s reads %q %v", p.Caller, got.String(), err)
 			}
 		}
 	}
@@ -225,12 +225,12 @@ func TestWorkspacesAreSeparatePerCaller(t *testing.T) {
 
 	// Knowing the name on disk gives no access.
 	disk := diskName("ann", "w")
-	for _, call := range everybody {
-		if _, err := s.Workspace(t.Context(), call, disk); !errdefs.IsNotFound(err) {
-			t.Errorf("%s: %v", call.Caller, err)
+	for _, p := range everybody {
+		if _, err := s.Workspace(t.Context(), p, disk); !errdefs.IsNotFound(err) {
+			t.Errorf("%s: %v", p.Caller, err)
 		}
-		if err := s.DeleteWorkspace(t.Context(), call, disk); !errdefs.IsNotFound(err) {
-			t.Errorf("%s: %v", call.Caller, err)
+		if err := s.DeleteWorkspace(t.Context(), p, disk); !errdefs.IsNotFound(err) {
+			t.Errorf("%s: %v", p.Caller, err)
 		}
 	}
 	if _, err := s.CreateWorkspace(t.Context(), boss, v1.WorkspaceRequest{Name: disk}); !errdefs.IsInvalidArgument(err) {
@@ -253,26 +253,26 @@ func TestWorkspacesAreSeparatePerCaller(t *testing.T) {
 func TestSecondWriterErrorNamesWayOut(t *testing.T) {
 	s := newWorld(t).start(t)
 	ann := s.as(t, v1.TokenRequest{Caller: "ann"})
-	for _, call := range []Call{boss, ann} {
-		if _, err := s.CreateWorkspace(t.Context(), call, v1.WorkspaceRequest{Name: "w"}); err != nil {
+	for _, p := range []Principal{boss, ann} {
+		if _, err := s.CreateWorkspace(t.Context(), p, v1.WorkspaceRequest{Name: "w"}); err != nil {
 			t.Fatal(err)
 		}
-		first, err := s.Lease(t.Context(), call, v1.SandboxRequest{Workspace: "w"})
+		first, err := s.Lease(t.Context(), p, v1.SandboxRequest{Workspace: "w"})
 		if err != nil || first.Workspace != "w" {
 			t.Fatalf("%+v %v", first, err)
 		}
-		_, err = s.Lease(t.Context(), call, v1.SandboxRequest{Workspace: "w"})
+		_, err = s.Lease(t.Context(), p, v1.SandboxRequest{Workspace: "w"})
 		e, ok := errors.AsType[*InvalidError](err)
 		if !ok || e.Field != "workspace" || !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), first.ID) || !strings.Contains(err.Error(), "read_only") {
 			t.Errorf("got %v", err)
 		}
-		if _, err := s.Lease(t.Context(), call, v1.SandboxRequest{Workspace: "w", ReadOnly: true}); err != nil {
+		if _, err := s.Lease(t.Context(), p, v1.SandboxRequest{Workspace: "w", ReadOnly: true}); err != nil {
 			t.Error(err)
 		}
-		if err := s.DeleteWorkspace(t.Context(), call, "w"); !errdefs.IsFailedPrecondition(err) || strings.Contains(err.Error(), ownedPrefix) {
+		if err := s.DeleteWorkspace(t.Context(), p, "w"); !errdefs.IsFailedPrecondition(err) || strings.Contains(err.Error(), ownedPrefix) {
 			t.Error(err)
 		}
-		if list, err := s.Workspaces(t.Context(), call); err != nil || len(list) != 1 || len(list[0].Sandboxes) != 2 {
+		if list, err := s.Workspaces(t.Context(), p); err != nil || len(list) != 1 || len(list[0].Sandboxes) != 2 {
 			t.Errorf("%+v %v", list, err)
 		}
 	}
@@ -347,8 +347,8 @@ func TestDefaultQuotasApplyToTokens(t *testing.T) {
 	s := newWorld(t).start(t)
 	s.opts.Quotas = Quotas{Sandboxes: 1, Calls: 1}
 	for _, c := range []struct {
-		call Call
-		more bool
+		principal Principal
+		more      bool
 	}{
 		{boss, true},
 		{s.as(t, v1.TokenRequest{Caller: "ops", Operator: true}), true},
@@ -356,11 +356,11 @@ func TestDefaultQuotasApplyToTokens(t *testing.T) {
 		{s.as(t, v1.TokenRequest{Caller: "bob", Quotas: v1.Quotas{Sandboxes: 2, Calls: 2}}), true},
 	} {
 		for i := range 2 {
-			_, lease := s.Lease(t.Context(), c.call, v1.SandboxRequest{})
-			count := s.countCall(t.Context(), c.call)
+			_, lease := s.Lease(t.Context(), c.principal, v1.SandboxRequest{})
+			count := s.countCall(t.Context(), c.principal)
 			for _, err := range []error{lease, count} {
 				if want := i == 0 || c.more; (err == nil) != want {
-					t.Errorf("%s, number %d: %v", c.call.Caller, i, err)
+					t.Errorf("%s, number %d: %v", c.principal.Caller, i, err)
 				}
 			}
 		}

@@ -35,7 +35,7 @@ const (
 // CallTool runs one tool call: identify, validate, policy, approval, lease, bind, exec, audit,
 // release. A refusal is a result. An error means that the request is invalid or could not be
 // carried out.
-func (e *Engine) CallTool(ctx context.Context, call Call, name string, r v1.ToolCall, w Watch) (v1.ToolResult, error) {
+func (e *Engine) CallTool(ctx context.Context, p Principal, name string, r v1.ToolCall, w Watch) (v1.ToolResult, error) {
 	if e.opts.Governance == nil {
 		return v1.ToolResult{}, errUngoverned
 	}
@@ -49,18 +49,18 @@ func (e *Engine) CallTool(ctx context.Context, call Call, name string, r v1.Tool
 		Tool, Whose string
 		Level       int
 		v1.ToolCall
-	}{name, e.profileOf(call), call.Trust, r}
-	t := &toolCall{e: e, g: e.opts.Governance, call: call, id: id.String(), name: name, r: r, watch: w, sum: func() (string, error) { return hash(request) }}
+	}{name, e.profileOf(p), p.Trust, r}
+	t := &toolCall{e: e, g: e.opts.Governance, principal: p, id: id.String(), name: name, r: r, watch: w, sum: func() (string, error) { return hash(request) }}
 	if res, done, err := t.answerLimitedEarly(ctx); done {
 		return res, err
 	}
 	ran := false
-	res, err := idempotent(ctx, e, call, opTool, id.String(), request, func(ctx context.Context) (v1.ToolResult, error) {
+	res, err := idempotent(ctx, e, p, opTool, id.String(), request, func(ctx context.Context) (v1.ToolResult, error) {
 		ran = true
 		return t.execute(ctx)
 	}, storedToolResult)
 	if err != nil && !ran { // The key belongs to another request, or the caller left.
-		err = e.RefuseCall(ctx, call, name, r.Input, err)
+		err = e.RefuseCall(ctx, p, name, r.Input, err)
 	}
 	return res, err
 }
@@ -78,14 +78,14 @@ func storedToolResult(r v1.ToolResult) v1.ToolResult {
 
 // toolCall is the state of one tool call in progress.
 type toolCall struct {
-	e     *Engine
-	g     *Governance
-	call  Call
-	id    string
-	name  string
-	r     v1.ToolCall
-	watch Watch
-	sum   func() (string, error) // returns the request's fingerprint
+	e         *Engine
+	g         *Governance
+	principal Principal
+	id        string
+	name      string
+	r         v1.ToolCall
+	watch     Watch
+	sum       func() (string, error) // returns the request's fingerprint
 
 	profile  *profile.Compiled
 	tool     *profile.CompiledTool
@@ -170,7 +170,7 @@ func unrecorded(err error) error {
 }
 
 func (t *toolCall) opening() audit.Record {
-	c := t.call
+	c := t.principal
 	return audit.Record{
 		Kind: audit.KindOpen, Call: t.id, Caller: c.Caller, Token: c.Token, Profile: t.profileName(), Trust: c.Trust, Session: t.r.Session, Via: c.Via,
 		Action: truncateForRecord(t.name), Input: t.input, Workspace: truncateForRecord(t.r.Workspace), Uncharged: c.Operator,
@@ -211,7 +211,7 @@ func (t *toolCall) executeRecorded(ctx context.Context) (any, tool.Outcome, erro
 
 // find looks up the profile and the tool.
 func (t *toolCall) find() (err error) {
-	if t.r.Profile != "" && !t.call.Operator && t.r.Profile != t.call.Profile {
+	if t.r.Profile != "" && !t.principal.Operator && t.r.Profile != t.principal.Profile {
 		return &InvalidError{Field: "profile", Message: "is not yours to choose: leave it out", Class: errdefs.ErrPermissionDenied}
 	}
 	if t.profile, err = t.g.profile(t.profileName()); err != nil {
@@ -228,7 +228,7 @@ func (t *toolCall) profileName() string {
 	if t.r.Profile != "" {
 		return t.r.Profile
 	}
-	return t.e.profileOf(t.call)
+	return t.e.profileOf(t.principal)
 }
 
 // admit makes every decision that needs no approval: whether this caller may use the tool, whether
@@ -239,10 +239,10 @@ func (t *toolCall) admit(ctx context.Context) ([]approval.Reason, error) {
 		return nil, t.refuse(policy.Verdict{Action: policy.Deny, Class: profile.ClassDisabled, Rule: "disabled:" + t.name, Message: fmt.Sprintf("Tool %s is disabled", t.name)})
 	}
 	var questions []approval.Reason
-	if need := t.tool.Trust(); t.call.Trust < need {
+	if need := t.tool.Trust(); t.principal.Trust < need {
 		v := policy.Verdict{
 			Action: policy.Deny, Class: profile.ClassTrust, Rule: fmt.Sprintf("trust:%d", need),
-			Message: fmt.Sprintf("Tool %s needs trust level %d, and this caller has %d", t.name, need, t.call.Trust),
+			Message: fmt.Sprintf("Tool %s needs trust level %d, and this caller has %d", t.name, need, t.principal.Trust),
 		}
 		if !t.r.RaiseTrust || t.profile.Profile.RaiseTrust != approval.Prompt {
 			return nil, t.refuse(v)
@@ -323,7 +323,7 @@ func (t *toolCall) refuseFor(v policy.Verdict, again time.Duration) error {
 // expressionVars returns the variables of the profile's expressions.
 func (t *toolCall) expressionVars() map[string]any {
 	return map[string]any{
-		"id": t.id, "caller": t.call.Caller, "trust": t.call.Trust, "tool": t.name, "profile": t.profile.Profile.Name,
+		"id": t.id, "caller": t.principal.Caller, "trust": t.principal.Trust, "tool": t.name, "profile": t.profile.Profile.Name,
 		"session": t.r.Session, "sandbox": t.r.Sandbox, "workspace": t.r.Workspace, "job": t.r.Job,
 	}
 }

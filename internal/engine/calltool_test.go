@@ -75,7 +75,7 @@ func (w *world) governedWith(t testing.TB, o audit.Options, change func(*Options
 }
 
 // agent is a caller without operator rights.
-var agent = Call{Caller: "agent", Profile: "team", Trust: 3}
+var agent = Principal{Caller: "agent", Profile: "team", Trust: 3}
 
 func bash(command string) v1.ToolCall {
 	b, err := json.Marshal(map[string]string{"command": command})
@@ -85,9 +85,9 @@ func bash(command string) v1.ToolCall {
 	return v1.ToolCall{Input: b}
 }
 
-func (s *service) call(t testing.TB, call Call, name string, r v1.ToolCall) v1.ToolResult {
+func (s *service) call(t testing.TB, p Principal, name string, r v1.ToolCall) v1.ToolResult {
 	t.Helper()
-	got, err := s.CallTool(t.Context(), call, name, r, Watch{})
+	got, err := s.CallTool(t.Context(), p, name, r, Watch{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,16 +124,16 @@ func TestRefusedCallLeasesNoSandbox(t *testing.T) {
 	s := newWorld(t).governed(t)
 	for _, c := range []struct {
 		name, rule string
-		call       Call
+		principal  Principal
 		tool       string
 		r          v1.ToolCall
 	}{
 		{"by a list", "denylist:sudo", agent, "system.bash", bash("sudo ls")},
 		{"by what is not known", "unknown", agent, "system.bash", bash("$(cat x)")},
-		{"by trust", "trust:3", Call{Caller: "agent", Profile: "team", Trust: 2}, "system.bash", bash("true")},
+		{"by trust", "trust:3", Principal{Caller: "agent", Profile: "team", Trust: 2}, "system.bash", bash("true")},
 		{"disabled", "disabled:fs.stat", agent, "fs.stat", v1.ToolCall{Input: json.RawMessage(`{"path": "a"}`)}},
 	} {
-		got := s.call(t, c.call, c.tool, c.r)
+		got := s.call(t, c.principal, c.tool, c.r)
 		if got.Ending != "policy_denied" || got.Verdict == nil || !strings.HasPrefix(got.Verdict.Rule, c.rule) || got.SandboxID != "" {
 			t.Errorf("%s: %+v", c.name, got)
 		}
@@ -160,11 +160,11 @@ func TestCallToolFailsWithoutAuditRecord(t *testing.T) {
 
 // ask starts a call in the background. It returns the approval request and a channel for the
 // result.
-func (s *service) ask(t testing.TB, call Call, r v1.ToolCall) (v1.Approval, <-chan v1.ToolResult) {
+func (s *service) ask(t testing.TB, p Principal, r v1.ToolCall) (v1.Approval, <-chan v1.ToolResult) {
 	t.Helper()
 	asked, done := make(chan v1.Approval, 1), make(chan v1.ToolResult, 1)
 	go func() { // ends with the result or the test
-		got, err := s.CallTool(t.Context(), call, "system.bash", r, Watch{Asked: func(q v1.Approval) { asked <- q }})
+		got, err := s.CallTool(t.Context(), p, "system.bash", r, Watch{Asked: func(q v1.Approval) { asked <- q }})
 		if err != nil && context.Cause(t.Context()) == nil {
 			t.Error(err)
 		}
@@ -216,7 +216,7 @@ func TestDeniedApprovalIsResult(t *testing.T) {
 
 func TestApprovalRaisesTrust(t *testing.T) {
 	s := newWorld(t).governed(t)
-	low := Call{Caller: "agent", Profile: "team", Trust: 1}
+	low := Principal{Caller: "agent", Profile: "team", Trust: 1}
 	r := bash("true")
 	r.RaiseTrust = true
 	q, done := s.ask(t, low, r)
@@ -299,7 +299,7 @@ func TestSessionGrantExcludesWeakerTokens(t *testing.T) {
 	s := newWorld(t).governed(t)
 	r := bash("true")
 	r.RaiseTrust, r.Session = true, "one"
-	with := func(trust int) Call { return Call{Caller: "agent", Profile: "team", Trust: trust} }
+	with := func(trust int) Principal { return Principal{Caller: "agent", Profile: "team", Trust: trust} }
 	answer := func(q v1.Approval, action string) {
 		if _, err := s.AnswerApproval(t.Context(), Local(""), q.ID, v1.ApprovalAnswer{Action: action, Scope: "session"}); err != nil {
 			t.Fatal(err)
@@ -397,7 +397,7 @@ func TestSessionReusesSandbox(t *testing.T) {
 	if _, err := s.CallTool(t.Context(), agent, "system.bash", moved, Watch{}); !errdefs.IsInvalidArgument(err) || !strings.HasPrefix(err.Error(), "workspace") {
 		t.Errorf("another workspace than the session's: %v", err)
 	}
-	other := Call{Caller: "other", Profile: "team", Trust: 3}
+	other := Principal{Caller: "other", Profile: "team", Trust: 3}
 	if third := s.call(t, other, "system.bash", r); third.SandboxID == first.SandboxID {
 		t.Error("another caller got it")
 	}

@@ -38,7 +38,7 @@ func (e *Engine) ShellCompat(ctx context.Context, command, workspace string, tim
 	if g == nil || g.Compat == nil {
 		return nil, errUngoverned
 	}
-	call := Call{Caller: g.Compat.Caller, Profile: compatProfile, Trust: tool.TrustMax, Via: "shell"}
+	p := Principal{Caller: g.Compat.Caller, Profile: compatProfile, Trust: tool.TrustMax, Via: "shell"}
 	name, ok := g.Compat.Workspaces[workspace]
 	if !ok {
 		body, err := json.Marshal(map[string]string{"command": command, "workspace": workspace})
@@ -46,14 +46,14 @@ func (e *Engine) ShellCompat(ctx context.Context, command, workspace string, tim
 			return nil, err
 		}
 		//nolint:errcheck // it gives back the cause, which the answer says
-		e.RefuseCall(ctx, call, compatTool, body, invalid("workspace", "is not mapped"))
+		e.RefuseCall(ctx, p, compatTool, body, invalid("workspace", "is not mapped"))
 		return marshal(CompatAnswer{Stderr: compatNoPlace, ReturnCode: -1})
 	}
 	input, err := json.Marshal(map[string]any{"command": command, "timeout": timeout.Seconds()})
 	if err != nil {
 		return nil, err
 	}
-	res, err := e.CallTool(ctx, call, compatTool, v1.ToolCall{Input: input, Session: "shell-" + name, Workspace: name, ReadOnly: true}, Watch{})
+	res, err := e.CallTool(ctx, p, compatTool, v1.ToolCall{Input: input, Session: "shell-" + name, Workspace: name, ReadOnly: true}, Watch{})
 	if _, bad := errors.AsType[*InvalidError](err); bad && errdefs.IsNotFound(err) { // the workspace was not created yet
 		return marshal(CompatAnswer{Stderr: compatNoPlace, ReturnCode: -1})
 	}

@@ -36,9 +36,9 @@ func (t *toolCall) obtainApproval(ctx context.Context, reasons []approval.Reason
 		return err
 	}
 	d, err := t.g.Gate.Decide(ctx, approval.Ask{
-		Call: t.id, Caller: t.call.Caller, Session: t.session(), Profile: t.profile.Profile.Name, Tool: t.name, Trust: t.call.Trust, Via: t.call.Via,
-		Input: func() json.RawMessage { return t.g.Redactor.ForApprover(t.call.Caller, t.input) },
-		Args:  t.shaped.Values(), Key: t.call.Key, Hash: sum, Rules: rules, Reasons: reasons,
+		Call: t.id, Caller: t.principal.Caller, Session: t.session(), Profile: t.profile.Profile.Name, Tool: t.name, Trust: t.principal.Trust, Via: t.principal.Via,
+		Input: func() json.RawMessage { return t.g.Redactor.ForApprover(t.principal.Caller, t.input) },
+		Args:  t.shaped.Values(), Key: t.principal.Key, Hash: sum, Rules: rules, Reasons: reasons,
 	})
 	if err != nil {
 		return err
@@ -73,13 +73,13 @@ func (t *toolCall) awaitApproval(ctx context.Context, q approval.Request) error 
 	waiting, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stopping := errHandover
-	if t.call.Key == "" {
+	if t.principal.Key == "" {
 		stopping = errStopping
 	}
 	defer context.AfterFunc(t.e.handing, func() { cancel(stopping) })()
 	got, err := t.g.Gate.Wait(waiting, q.ID)
 	if err != nil {
-		if t.call.Key == "" && waiting.Err() != nil {
+		if t.principal.Key == "" && waiting.Err() != nil {
 			give, cancel := detach(ctx, recordTimeout)
 			defer cancel()
 			err = errors.Join(err, t.g.Gate.Abandon(give, q.ID))
@@ -147,7 +147,7 @@ func (g *Governance) CheckModified(ctx context.Context, q approval.Request, inpu
 	if err != nil {
 		return err
 	}
-	t := &toolCall{g: g, id: q.Call, name: q.Tool, profile: p, input: input, call: Call{Caller: q.Caller, Trust: q.Trust}}
+	t := &toolCall{g: g, id: q.Call, name: q.Tool, profile: p, input: input, principal: Principal{Caller: q.Caller, Trust: q.Trust}}
 	if t.tool, err = p.Tool(q.Tool); err != nil {
 		return err
 	}

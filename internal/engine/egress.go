@@ -34,8 +34,8 @@ type Allowance struct {
 	Callers, Profiles []string
 }
 
-func (a Allowance) appliesTo(call Call) bool {
-	return listMatches(a.Callers, call.Caller) && listMatches(a.Profiles, call.Profile)
+func (a Allowance) appliesTo(p Principal) bool {
+	return listMatches(a.Callers, p.Caller) && listMatches(a.Profiles, p.Profile)
 }
 
 func listMatches(list []string, name string) bool {
@@ -78,7 +78,7 @@ var errNoGateway = &InvalidError{
 }
 
 // grantFor validates a caller's egress request. It returns nil if r requests nothing.
-func (e *Engine) grantFor(call Call, r *v1.Egress) (*egressGrant, error) {
+func (e *Engine) grantFor(p Principal, r *v1.Egress) (*egressGrant, error) {
 	switch {
 	case r == nil || len(r.Rules) == 0 && len(r.Secrets) == 0:
 		return nil, nil
@@ -88,15 +88,15 @@ func (e *Engine) grantFor(call Call, r *v1.Egress) (*egressGrant, error) {
 		return nil, invalid("egress.rules", "is empty: secrets need rules that allow their hosts")
 	}
 	g := &egressGrant{asked: v1.Egress{Rules: slices.Clone(r.Rules), Secrets: slices.Clone(r.Secrets)}}
-	if !call.Operator {
+	if !p.Operator {
 		var err error
-		if g.ceiling, err = e.egress.ceiling(call); err != nil {
+		if g.ceiling, err = e.egress.ceiling(p); err != nil {
 			return nil, err
 		}
 		if g.ceiling.Empty() {
 			return nil, &InvalidError{Field: "egress", Message: "is not allowed for this caller: an operator can add it to egress.allow in the service's configuration", Class: errdefs.ErrPermissionDenied}
 		}
-		g.profile = call.Profile
+		g.profile = p.Profile
 	}
 	rules := make([]netpolicy.Rule, 0, len(r.Rules))
 	for _, one := range r.Rules {
@@ -106,7 +106,7 @@ func (e *Engine) grantFor(call Call, r *v1.Egress) (*egressGrant, error) {
 		return nil, err
 	}
 	for i, name := range r.Secrets {
-		c, ok := e.egress.credential(call, name)
+		c, ok := e.egress.credential(p, name)
 		if !ok {
 			return nil, &InvalidError{Field: fmt.Sprintf("egress.secrets[%d]", i), Message: fmt.Sprintf("is %q: secret not found for this caller (egress.secrets in the service's configuration)", truncateForRecord(name)), Class: errdefs.ErrNotFound}
 		}
@@ -175,16 +175,16 @@ func (e *Engine) storedGrant(row store.Sandbox) (*egressGrant, error) {
 	if e.egress == nil {
 		return nil, errNoGateway
 	}
-	call := Call{Caller: row.Caller, Profile: row.Lease.Profile, Operator: row.Lease.Unbound}
+	p := Principal{Caller: row.Caller, Profile: row.Lease.Profile, Operator: row.Lease.Unbound}
 	r := v1.Egress{Rules: row.Lease.Egress.Rules}
 	for _, name := range row.Lease.Egress.Secrets {
-		if _, ok := e.egress.credential(call, name); !ok {
+		if _, ok := e.egress.credential(p, name); !ok {
 			e.log.Warn("secret of a lease is no longer configured", "sandbox", row.ID, "secret", name)
 			continue
 		}
 		r.Secrets = append(r.Secrets, name)
 	}
-	return e.grantFor(call, &r)
+	return e.grantFor(p, &r)
 }
 
 // lockEgress serializes egress changes of one lease.
@@ -194,7 +194,7 @@ func (e *Engine) lockEgress(ctx context.Context, id string) (leave func(), err e
 
 // startEgress begins to serve the egress of a new lease. record is false for a tool's lease, whose
 // call has its own record.
-func (e *Engine) startEgress(ctx context.Context, call Call, l *scheduler.Lease, g *egressGrant, record bool) error {
+func (e *Engine) startEgress(ctx context.Context, p Principal, l *scheduler.Lease, g *egressGrant, record bool) error {
 	if g == nil {
 		return nil
 	}
@@ -211,7 +211,7 @@ func (e *Engine) startEgress(ctx context.Context, call Call, l *scheduler.Lease,
 		return nil // the caller found the lease in a list and changed its egress
 	}
 	if record {
-		if err := e.recordGrant(ctx, call, l.ID, g); err != nil {
+		if err := e.recordGrant(ctx, p, l.ID, g); err != nil {
 			return err
 		}
 	}
@@ -220,8 +220,8 @@ func (e *Engine) startEgress(ctx context.Context, call Call, l *scheduler.Lease,
 }
 
 // Egress returns the egress rules of the caller's sandbox and its recent connections.
-func (e *Engine) Egress(ctx context.Context, call Call, id string) (v1.EgressState, error) {
-	if _, err := e.findLease(ctx, call, id); err != nil {
+func (e *Engine) Egress(ctx context.Context, p Principal, id string) (v1.EgressState, error) {
+	if _, err := e.findLease(ctx, p, id); err != nil {
 		return v1.EgressState{}, err
 	}
 	return e.egressState(id), nil
@@ -248,12 +248,12 @@ func (e *Engine) egressState(id string) v1.EgressState {
 // SetEgress replaces the egress rules of the caller's sandbox at once. Open connections that are no
 // longer allowed are closed. Empty rules stop the proxy in the sandbox. The change is recorded in
 // the audit log before it takes effect.
-func (e *Engine) SetEgress(ctx context.Context, call Call, id string, r v1.Egress) (v1.EgressState, error) {
-	l, err := e.findLease(ctx, call, id)
+func (e *Engine) SetEgress(ctx context.Context, p Principal, id string, r v1.Egress) (v1.EgressState, error) {
+	l, err := e.findLease(ctx, p, id)
 	if err != nil {
 		return v1.EgressState{}, err
 	}
-	g, err := e.grantFor(call, &r)
+	g, err := e.grantFor(p, &r)
 	if err != nil {
 		return v1.EgressState{}, err
 	}
@@ -267,7 +267,7 @@ func (e *Engine) SetEgress(ctx context.Context, call Call, id string, r v1.Egres
 		return v1.EgressState{}, err
 	}
 	defer use.Leave()
-	if err := e.recordGrant(ctx, call, id, g); err != nil {
+	if err := e.recordGrant(ctx, p, id, g); err != nil {
 		return v1.EgressState{}, err
 	}
 	// Detach from the caller: an interrupted change would leave an inconsistent state.
@@ -319,7 +319,7 @@ func (e *Engine) restoreStoredEgress(ctx context.Context, id string, before *egr
 
 // recordGrant records a lease's new egress in the audit log. Without a record the egress is not
 // granted.
-func (e *Engine) recordGrant(ctx context.Context, call Call, id string, g *egressGrant) error {
+func (e *Engine) recordGrant(ctx context.Context, p Principal, id string, g *egressGrant) error {
 	gov := e.opts.Governance
 	if gov == nil {
 		return nil
@@ -332,10 +332,10 @@ func (e *Engine) recordGrant(ctx context.Context, call Call, id string, g *egres
 	if err != nil {
 		return err
 	}
-	if err := gov.admitRecord(call); err != nil {
+	if err := gov.admitRecord(p); err != nil {
 		return err
 	}
 	return gov.Audit.Event(ctx, audit.Record{
-		Kind: audit.KindEvent, Caller: call.Caller, Token: call.Token, Via: call.Via, Action: "egress.set", Sandbox: id, Input: body, Uncharged: call.Operator,
+		Kind: audit.KindEvent, Caller: p.Caller, Token: p.Token, Via: p.Via, Action: "egress.set", Sandbox: id, Input: body, Uncharged: p.Operator,
 	})
 }

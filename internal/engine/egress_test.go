@@ -34,23 +34,23 @@ func TestInvalidEgressIsRefused(t *testing.T) {
 		o.Egress = &EgressOptions{Secrets: []Credential{{Secret: netpolicy.Secret{Name: "api", Hosts: []string{"a.test"}, Header: "X-Key", Value: "value-of-it"}, Callers: []string{"ann"}}}}
 	})
 	for _, c := range []struct {
-		call  Call
-		ask   v1.Egress
-		is    func(error) bool
-		field string
+		principal Principal
+		ask       v1.Egress
+		is        func(error) bool
+		field     string
 	}{
-		{Call{Caller: "ann"}, v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}}, errdefs.IsPermissionDenied, "egress"},
+		{Principal{Caller: "ann"}, v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}}, errdefs.IsPermissionDenied, "egress"},
 		{Local(""), v1.Egress{Rules: []v1.EgressRule{{Host: "a.test", Paths: []string{"/"}}}}, errdefs.IsInvalidArgument, "egress.rules[0].paths"},
 		{Local(""), v1.Egress{Secrets: []string{"api"}}, errdefs.IsInvalidArgument, "egress.rules"},
 		{Local(""), v1.Egress{Rules: []v1.EgressRule{{Host: "a.test"}}, Secrets: []string{"x"}}, errdefs.IsNotFound, "egress.secrets[0]"},
 	} {
-		_, err := s.Lease(t.Context(), c.call, v1.SandboxRequest{Egress: &c.ask})
+		_, err := s.Lease(t.Context(), c.principal, v1.SandboxRequest{Egress: &c.ask})
 		if bad, ok := errors.AsType[*InvalidError](err); !ok || !c.is(err) || bad.Field != c.field {
 			t.Errorf("%+v: %v", c.ask, err)
 		}
 	}
 	for caller, want := range map[string]bool{"ann": true, "bob": false} {
-		if _, ok := s.egress.credential(Call{Caller: caller}, "api"); ok != want {
+		if _, ok := s.egress.credential(Principal{Caller: caller}, "api"); ok != want {
 			t.Errorf("%s has the secret: %t", caller, ok)
 		}
 	}
@@ -69,17 +69,17 @@ func TestCeilingIsPerCaller(t *testing.T) {
 		{Rule: netpolicy.Rule{Host: "all.test", Deny: true}, Callers: []string{"eve"}},
 	}}}
 	for _, c := range []struct {
-		call Call
-		want string
+		principal Principal
+		want      string
 	}{
-		{Call{Caller: "ann", Profile: "readonly"}, "all ann"},
-		{Call{Caller: "ann", Profile: "phase2"}, "all ann write"},
-		{Call{Caller: "bob", Profile: "universal"}, "all write both"},
-		{Call{Caller: "bob", Profile: "readonly"}, "all"},
-		{Call{Caller: "eve", Profile: "universal"}, "write"},
-		{Call{Caller: "eve"}, ""},
+		{Principal{Caller: "ann", Profile: "readonly"}, "all ann"},
+		{Principal{Caller: "ann", Profile: "phase2"}, "all ann write"},
+		{Principal{Caller: "bob", Profile: "universal"}, "all write both"},
+		{Principal{Caller: "bob", Profile: "readonly"}, "all"},
+		{Principal{Caller: "eve", Profile: "universal"}, "write"},
+		{Principal{Caller: "eve"}, ""},
 	} {
-		rules, err := x.ceiling(c.call)
+		rules, err := x.ceiling(c.principal)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -89,11 +89,11 @@ func TestCeilingIsPerCaller(t *testing.T) {
 				got = append(got, name)
 			}
 		}
-		if again, err := x.ceiling(c.call); err != nil || again != rules {
-			t.Errorf("%+v: another ceiling at the second time, %v", c.call, err)
+		if again, err := x.ceiling(c.principal); err != nil || again != rules {
+			t.Errorf("%+v: another ceiling at the second time, %v", c.principal, err)
 		}
 		if strings.Join(got, " ") != c.want {
-			t.Errorf("%+v may reach %v, not %s", c.call, got, c.want)
+			t.Errorf("%+v may reach %v, not %s", c.principal, got, c.want)
 		}
 	}
 }
@@ -148,14 +148,14 @@ func TestProfileNetworkIsLimitedToItsCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := w.governed(t)
-	wide := Call{Caller: agent.Caller, Profile: "wide", Trust: 3}
+	wide := Principal{Caller: agent.Caller, Profile: "wide", Trust: 3}
 	l, err := s.session(t.Context(), wide, "work", v1.SandboxRequest{}, acquisition{network: profile.NetworkBridge})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, call := range []Call{wide, {Caller: agent.Caller, Operator: true}} {
-		if _, err := s.findLease(t.Context(), call, l.ID); err != nil {
-			t.Errorf("%+v: %v", call, err)
+	for _, p := range []Principal{wide, {Caller: agent.Caller, Operator: true}} {
+		if _, err := s.findLease(t.Context(), p, l.ID); err != nil {
+			t.Errorf("%+v: %v", p, err)
 		}
 	}
 	r := bash("true")

@@ -89,11 +89,11 @@ func (e *Engine) closeEgress() {
 
 // ceiling returns the rules that limit a caller who is not an operator. Callers with the same rules
 // get the same pointer, so that serveEgress can compare ceilings.
-func (x *egressService) ceiling(call Call) (*netpolicy.Rules, error) {
+func (x *egressService) ceiling(p Principal) (*netpolicy.Rules, error) {
 	var rules []netpolicy.Rule
 	which := make([]byte, len(x.o.Allow))
 	for i, a := range x.o.Allow {
-		if a.appliesTo(call) {
+		if a.appliesTo(p) {
 			rules, which[i] = append(rules, a.Rule), 1
 		}
 	}
@@ -109,13 +109,13 @@ func (x *egressService) ceiling(call Call) (*netpolicy.Rules, error) {
 	return made, err
 }
 
-func (x *egressService) credential(call Call, name string) (Credential, bool) {
+func (x *egressService) credential(p Principal, name string) (Credential, bool) {
 	i := slices.IndexFunc(x.o.Secrets, func(c Credential) bool { return c.Name == name })
 	if i < 0 {
 		return Credential{}, false
 	}
 	c := x.o.Secrets[i]
-	return c, call.Operator || slices.Contains(c.Callers, "*") || slices.Contains(c.Callers, call.Caller)
+	return c, p.Operator || slices.Contains(c.Callers, "*") || slices.Contains(c.Callers, p.Caller)
 }
 
 // find returns the sandbox's session and its current grant, or nil. The receiver may be nil.

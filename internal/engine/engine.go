@@ -107,7 +107,7 @@ type Engine struct {
 	mu   sync.Mutex
 	keys map[string]chan struct{} // locks held by name, such as idempotency keys
 	// sessions holds the sandbox id of each session, keyed by sessionKey.
-	sessions map[Call]string
+	sessions map[Principal]string
 	outputs  *outputs // nil if tools are disabled
 
 	newImage chan struct{} // requests image collection; capacity 1
@@ -129,7 +129,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	opts.Keys.Answers = cmp.Or(opts.Keys.Answers, defaultKeys.Answers)
 	opts.Keys.Bytes = cmp.Or(opts.Keys.Bytes, defaultKeys.Bytes)
 	opts.Keys.Keys = cmp.Or(opts.Keys.Keys, defaultKeys.Keys)
-	e := &Engine{opts: opts, log: opts.Log, keys: map[string]chan struct{}{}, sessions: map[Call]string{}, noBash: map[string]bool{}, closing: make(chan struct{}), newImage: make(chan struct{}, 1), templates: newTemplates(), events: newEventHub()}
+	e := &Engine{opts: opts, log: opts.Log, keys: map[string]chan struct{}{}, sessions: map[Principal]string{}, noBash: map[string]bool{}, closing: make(chan struct{}), newImage: make(chan struct{}, 1), templates: newTemplates(), events: newEventHub()}
 	e.handing, e.handOff = context.WithCancel(context.Background())
 	var err error
 	if e.callers, err = newCallers(ctx, opts.Store); err != nil {
@@ -246,8 +246,8 @@ func (e *Engine) Ready(ctx context.Context) error {
 
 // Version describes the program and its runtime. Only operators see the build, the reason for the
 // runtime and its capabilities.
-func (e *Engine) Version(call Call) v1.Version {
-	if !call.Operator {
+func (e *Engine) Version(p Principal) v1.Version {
+	if !p.Operator {
 		return v1.Version{Version: e.opts.Version, Runtime: e.opts.Driver.Name(), Capabilities: map[string]string{}}
 	}
 	caps := map[string]string{}
@@ -286,7 +286,7 @@ func (e *Engine) recoverKeys(ctx context.Context) error {
 				answer = e.sandbox(row)
 			}
 		case k.Op == opWorkspace:
-			if w, err := e.findWorkspace(Call{Caller: k.Caller}, k.Ref); err == nil && !w.CreatedAt.Before(k.Created) {
+			if w, err := e.findWorkspace(Principal{Caller: k.Caller}, k.Ref); err == nil && !w.CreatedAt.Before(k.Created) {
 				answer = presentWorkspace(w) // its directory exists completely or not at all
 			}
 		case k.Op == opExec || k.Op == opRun || k.Op == opSessionExec:

@@ -54,7 +54,7 @@ func TestCallersCannotAccessOthersSandboxes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	you := Call{Caller: "you"}
+	you := Principal{Caller: "you"}
 	_, stop := s.Stop(t.Context(), you, id, 0)
 	_, get := s.Sandbox(t.Context(), you, id)
 	_, shells := s.Shells(t.Context(), you, id)
@@ -88,12 +88,12 @@ func TestLeaseOfDisconnectedCallerEnds(t *testing.T) {
 	s := w.start(t)
 	for _, key := range []string{"", "k"} {
 		ctx, leave := context.WithCancel(t.Context())
-		l, err := s.acquire(ctx, Call{Caller: LocalCaller, Key: key}, v1.SandboxRequest{}, acquisition{})
+		l, err := s.acquire(ctx, Principal{Caller: LocalCaller, Key: key}, v1.SandboxRequest{}, acquisition{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		leave()
-		_, err = s.describeNewLease(ctx, Call{Caller: LocalCaller, Key: key}, l)
+		_, err = s.describeNewLease(ctx, Principal{Caller: LocalCaller, Key: key}, l)
 		if key != "" {
 			if err != nil || l.Ended() != "" {
 				t.Errorf("who asks again under the key does not get it: %v", err)
@@ -122,7 +122,7 @@ func TestShellWithUnknownFateStaysStored(t *testing.T) {
 		}
 		return nil
 	})
-	key := Call{Caller: LocalCaller, Key: "k"}
+	key := Principal{Caller: LocalCaller, Key: "k"}
 	r := v1.ShellRequest{Exec: v1.Exec{Argv: []string{"x"}}}
 	if _, err := s.StartShell(t.Context(), key, id, r); !errors.Is(err, errMayHaveRun) {
 		t.Fatal(err)
@@ -172,7 +172,7 @@ func TestRecoverKeysAfterCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keyed, err := s.acquire(t.Context(), Call{Caller: LocalCaller, Key: "lease"}, v1.SandboxRequest{}, acquisition{})
+	keyed, err := s.acquire(t.Context(), Principal{Caller: LocalCaller, Key: "lease"}, v1.SandboxRequest{}, acquisition{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func TestRecoverKeysAfterCrash(t *testing.T) {
 		store.Key{Key: "other's", Op: opWorkspace, Hash: sum(t, made), Ref: "made"},
 	)
 	s = w.start(t)
-	under := func(key string) Call { return Call{Caller: LocalCaller, Key: key} }
+	under := func(key string) Principal { return Principal{Caller: LocalCaller, Key: key} }
 	if got, err := s.Lease(t.Context(), under("lease"), lease); err != nil || got.ID != keyed.ID {
 		t.Errorf("lease: %+v %v", got, err)
 	}
@@ -241,7 +241,7 @@ func TestRecoverKeysIgnoresAbandonedLease(t *testing.T) {
 	st.Close()
 	w.cut(t, store.Key{Key: "k", Op: opLease, Hash: sum(t, v1.SandboxRequest{})})
 	s = w.start(t)
-	got, err := s.Lease(t.Context(), Call{Caller: LocalCaller, Key: "k"}, v1.SandboxRequest{})
+	got, err := s.Lease(t.Context(), Principal{Caller: LocalCaller, Key: "k"}, v1.SandboxRequest{})
 	if err != nil || got.ID == warm {
 		t.Fatalf("%+v %v", got, err)
 	}
@@ -268,7 +268,7 @@ func TestConcurrentRequestsWithSameKeyRunOnce(t *testing.T) {
 	ids := make(chan string, 8)
 	for range cap(ids) {
 		go func() {
-			got, err := s.Lease(context.Background(), Call{Caller: LocalCaller, Key: "k"}, v1.SandboxRequest{})
+			got, err := s.Lease(context.Background(), Principal{Caller: LocalCaller, Key: "k"}, v1.SandboxRequest{})
 			if err != nil {
 				t.Error(err)
 			}

@@ -149,13 +149,13 @@ type eventBatch struct {
 }
 
 // since returns the events after id that the caller may see.
-func (h *eventHub) since(call Call, id int64) eventBatch {
+func (h *eventHub) since(p Principal, id int64) eventBatch {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	events, lost := &h.events, h.lost
-	if !call.Operator {
+	if !p.Operator {
 		events, lost = &chain.List{}, h.gone
-		if c := h.each[call.Caller]; c != nil && call.Caller != "" {
+		if c := h.each[p.Caller]; c != nil && p.Caller != "" {
 			events, lost = &c.events, c.lost
 		}
 	}
@@ -189,14 +189,14 @@ type EventQuery struct {
 // Events calls tell for each selected event in order. An operator gets all events, another caller
 // only their own. An event "gap" replaces events that a slow reader missed. Events returns when ctx
 // ends, when tell fails, or after the stored events if Follow is not set.
-func (e *Engine) Events(ctx context.Context, call Call, q EventQuery, tell func(v1.ServiceEvent) error) error {
+func (e *Engine) Events(ctx context.Context, p Principal, q EventQuery, tell func(v1.ServiceEvent) error) error {
 	id := q.After
 	if id < 0 {
 		id = e.events.last()
 	}
 	told := q.After > 0
 	for {
-		news := e.events.since(call, id)
+		news := e.events.since(p, id)
 		if news.gap && told {
 			if err := tell(v1.ServiceEvent{ID: news.from - 1, At: time.Now().UTC(), Type: "gap"}); err != nil {
 				return err

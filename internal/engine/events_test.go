@@ -14,12 +14,12 @@ import (
 var errEnough = errors.New("enough")
 
 // upTo collects the types of events up to the event last.
-func (s *service) upTo(t *testing.T, call Call, q EventQuery, last string) (kinds []string, at int64) {
+func (s *service) upTo(t *testing.T, p Principal, q EventQuery, last string) (kinds []string, at int64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	q.Follow = true
-	err := s.Events(ctx, call, q, func(e v1.ServiceEvent) error {
+	err := s.Events(ctx, p, q, func(e v1.ServiceEvent) error {
 		kinds, at = append(kinds, e.Type), e.ID
 		if e.Type == last {
 			return errEnough
@@ -50,7 +50,7 @@ func TestEventsReportSandboxLifecycle(t *testing.T) {
 		t.Fatal(err)
 	}
 	var mine []string
-	own := Call{Caller: LocalCaller}
+	own := Principal{Caller: LocalCaller}
 	err = s.Events(t.Context(), own, EventQuery{After: at}, func(e v1.ServiceEvent) error {
 		if e.Sandbox != id || e.Caller != LocalCaller || e.Type == "shell.ended" && e.Shell != sh.ID || e.Type == "sandbox.gone" && e.Reason != "removed" {
 			t.Errorf("%+v", e)
@@ -61,7 +61,7 @@ func TestEventsReportSandboxLifecycle(t *testing.T) {
 	if err != nil || !slices.Equal(mine, []string{"sandbox.stopping", "shell.ended", "sandbox.gone"}) {
 		t.Errorf("%v, %v", mine, err)
 	}
-	if err := s.Events(t.Context(), Call{Caller: "you"}, EventQuery{}, func(e v1.ServiceEvent) error { t.Errorf("another is told %+v", e); return nil }); err != nil {
+	if err := s.Events(t.Context(), Principal{Caller: "you"}, EventQuery{}, func(e v1.ServiceEvent) error { t.Errorf("another is told %+v", e); return nil }); err != nil {
 		t.Error(err)
 	}
 	if err := s.Events(t.Context(), op, EventQuery{Since: time.Now().Add(time.Hour)}, func(e v1.ServiceEvent) error { t.Errorf("too old: %+v", e); return nil }); err != nil {
@@ -113,11 +113,11 @@ func TestSlowEventReaderGetsGap(t *testing.T) {
 // The events and shells of one caller do not displace another's events.
 func TestEventsOfOneCallerKeepOthers(t *testing.T) {
 	e := &Engine{events: newEventHub()}
-	list := func(call Call, after int64) (kinds []string, last int64) {
+	list := func(p Principal, after int64) (kinds []string, last int64) {
 		t.Helper()
-		err := e.Events(t.Context(), call, EventQuery{After: after}, func(ev v1.ServiceEvent) error {
-			if !call.Operator && ev.Type != "gap" && ev.Caller != call.Caller {
-				t.Errorf("%s is told %+v", call.Caller, ev)
+		err := e.Events(t.Context(), p, EventQuery{After: after}, func(ev v1.ServiceEvent) error {
+			if !p.Operator && ev.Type != "gap" && ev.Caller != p.Caller {
+				t.Errorf("%s is told %+v", p.Caller, ev)
 			}
 			kinds, last = append(kinds, ev.Type), ev.ID
 			return nil
@@ -127,7 +127,7 @@ func TestEventsOfOneCallerKeepOthers(t *testing.T) {
 		}
 		return kinds, last
 	}
-	ann, hog := Call{Caller: "ann"}, Call{Caller: "hog"}
+	ann, hog := Principal{Caller: "ann"}, Principal{Caller: "hog"}
 	e.events.publish(v1.ServiceEvent{Type: "shell.started", Caller: "ann", Sandbox: "a", Shell: "s"})
 	e.events.publish(v1.ServiceEvent{Type: "first", Caller: "hog"})
 	_, first := list(hog, 0)
@@ -163,7 +163,7 @@ func TestEventsOfOneCallerKeepOthers(t *testing.T) {
 func TestEventGapIsReportedOnce(t *testing.T) {
 	e := &Engine{events: newEventHub()}
 	gaps := 0
-	err := e.Events(t.Context(), Call{Caller: "ann"}, EventQuery{After: 5, Follow: true}, func(ev v1.ServiceEvent) error {
+	err := e.Events(t.Context(), Principal{Caller: "ann"}, EventQuery{After: 5, Follow: true}, func(ev v1.ServiceEvent) error {
 		if ev.Type != "gap" {
 			return errEnough
 		}

@@ -19,7 +19,7 @@ import (
 
 // Exec runs one command in a leased sandbox and waits for it. All processes that it started are
 // dead when Exec returns.
-func (e *Engine) Exec(ctx context.Context, call Call, id string, x v1.Exec, st Stream) (v1.ExecResult, error) {
+func (e *Engine) Exec(ctx context.Context, p Principal, id string, x v1.Exec, st Stream) (v1.ExecResult, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.ExecResult{}, err
@@ -28,8 +28,8 @@ func (e *Engine) Exec(ctx context.Context, call Call, id string, x v1.Exec, st S
 		Sandbox string
 		v1.Exec
 	}{id, x}
-	return idempotent(ctx, e, call, opExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
-		l, err := e.findLease(ctx, call, id)
+	return idempotent(ctx, e, p, opExec, ref.String(), request, func(ctx context.Context) (v1.ExecResult, error) {
+		l, err := e.findLease(ctx, p, id)
 		if err != nil {
 			return v1.ExecResult{}, err
 		}
@@ -38,17 +38,17 @@ func (e *Engine) Exec(ctx context.Context, call Call, id string, x v1.Exec, st S
 }
 
 // Run leases a sandbox, runs one command in it and destroys it. Run does not wait for the removal.
-func (e *Engine) Run(ctx context.Context, call Call, r v1.Run, st Stream) (v1.ExecResult, error) {
+func (e *Engine) Run(ctx context.Context, p Principal, r v1.Run, st Stream) (v1.ExecResult, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.ExecResult{}, err
 	}
-	return idempotent(ctx, e, call, opRun, ref.String(), r, func(ctx context.Context) (v1.ExecResult, error) {
+	return idempotent(ctx, e, p, opRun, ref.String(), r, func(ctx context.Context) (v1.ExecResult, error) {
 		if _, err := e.command("", r.Exec); err != nil { // validate before a sandbox is used
 			return v1.ExecResult{}, err
 		}
 		lease := r.Lease()
-		l, err := e.acquire(ctx, call.keyless(), lease, acquisition{oneShot: true})
+		l, err := e.acquire(ctx, p.keyless(), lease, acquisition{oneShot: true})
 		if err != nil {
 			return v1.ExecResult{}, err
 		}

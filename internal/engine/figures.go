@@ -16,8 +16,8 @@ import (
 // Figures returns the current resource usage of leased sandboxes, newest first. An operator sees
 // all sandboxes, another caller only their own. Reading does not count as use of a lease. Leases
 // that end during the call are left out.
-func (e *Engine) Figures(ctx context.Context, call Call) ([]v1.Figures, error) {
-	rows, err := e.leased(ctx, call)
+func (e *Engine) Figures(ctx context.Context, p Principal) ([]v1.Figures, error) {
+	rows, err := e.leased(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -36,9 +36,9 @@ func (e *Engine) Figures(ctx context.Context, call Call) ([]v1.Figures, error) {
 }
 
 // leased returns the rows of the leases that the caller may see, newest first.
-func (e *Engine) leased(ctx context.Context, call Call) ([]store.Sandbox, error) {
-	if !call.Operator {
-		return e.opts.Store.Leases(ctx, call.Caller, false, maxListed)
+func (e *Engine) leased(ctx context.Context, p Principal) ([]store.Sandbox, error) {
+	if !p.Operator {
+		return e.opts.Store.Leases(ctx, p.Caller, false, maxListed)
 	}
 	rows, err := e.opts.Store.Live(ctx)
 	rows = slices.DeleteFunc(rows, func(r store.Sandbox) bool { return r.State != store.Leased })

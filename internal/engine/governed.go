@@ -21,8 +21,8 @@ import (
 )
 
 // Local returns the operator who uses the service's own socket.
-func Local(key string) Call {
-	return Call{Caller: LocalCaller, Key: key, Trust: tool.TrustMax, Operator: true}
+func Local(key string) Principal {
+	return Principal{Caller: LocalCaller, Key: key, Trust: tool.TrustMax, Operator: true}
 }
 
 // Watch observes a tool call in progress. Each function may be nil. They are called by one
@@ -74,9 +74,9 @@ var errUngoverned = fmt.Errorf("tools are not configured on this service: %w", e
 func (g *Governance) profile(name string) (*profile.Compiled, error) { return g.Profiles.Get(name) }
 
 // profileOf returns the name of the caller's profile.
-func (e *Engine) profileOf(call Call) string {
-	if call.Profile != "" {
-		return call.Profile
+func (e *Engine) profileOf(p Principal) string {
+	if p.Profile != "" {
+		return p.Profile
 	}
 	return e.opts.Governance.Default
 }
@@ -84,28 +84,28 @@ func (e *Engine) profileOf(call Call) string {
 // Direct returns PermissionDenied to callers who may only use tools. It guards requests that run or
 // write without a tool, which no policy, approval or record covers. Operators may, and callers of
 // the highest trust with the default profile. what completes "may not".
-func (e *Engine) Direct(call Call, what string) error {
-	if call.Operator || e.opts.Governance == nil {
+func (e *Engine) Direct(p Principal, what string) error {
+	if p.Operator || e.opts.Governance == nil {
 		return nil
 	}
-	if name := e.profileOf(call); name != profile.Default {
+	if name := e.profileOf(p); name != profile.Default {
 		return usererror.Errorf(errdefs.ErrPermissionDenied, "callers of profile %s may not %s: use its tools (POST /v1/tools/NAME/call)", name, what)
 	}
-	if call.Trust < tool.TrustMax {
-		return usererror.Errorf(errdefs.ErrPermissionDenied, "only callers of trust level %d may %s, and this one has %d: use tools (POST /v1/tools/NAME/call)", tool.TrustMax, what, call.Trust)
+	if p.Trust < tool.TrustMax {
+		return usererror.Errorf(errdefs.ErrPermissionDenied, "only callers of trust level %d may %s, and this one has %d: use tools (POST /v1/tools/NAME/call)", tool.TrustMax, what, p.Trust)
 	}
 	return nil
 }
 
 // Profiles lists the profiles. A caller who is not an operator sees only their own.
-func (e *Engine) Profiles(_ context.Context, call Call) ([]v1.Profile, error) {
+func (e *Engine) Profiles(_ context.Context, principal Principal) ([]v1.Profile, error) {
 	g := e.opts.Governance
 	if g == nil {
 		return nil, errUngoverned
 	}
 	out := []v1.Profile{}
 	for _, p := range g.Profiles.List() {
-		if call.Operator || p.Profile.Name == e.profileOf(call) {
+		if principal.Operator || p.Profile.Name == e.profileOf(principal) {
 			out = append(out, presentProfile(p))
 		}
 	}
@@ -124,14 +124,14 @@ func presentProfile(p *profile.Compiled) v1.Profile {
 
 // requestedProfile returns the profile with this name, or the caller's if name is empty. Only
 // operators may name another profile.
-func (e *Engine) requestedProfile(call Call, name string) (*profile.Compiled, error) {
+func (e *Engine) requestedProfile(principal Principal, name string) (*profile.Compiled, error) {
 	g := e.opts.Governance
 	switch {
 	case g == nil:
 		return nil, errUngoverned
 	case name == "":
-		name = e.profileOf(call)
-	case !call.Operator && name != e.profileOf(call):
+		name = e.profileOf(principal)
+	case !principal.Operator && name != e.profileOf(principal):
 		return nil, &InvalidError{Field: "profile", Message: "is not yours to choose: leave it out", Class: errdefs.ErrPermissionDenied}
 	}
 	p, err := g.profile(name)
@@ -142,8 +142,8 @@ func (e *Engine) requestedProfile(call Call, name string) (*profile.Compiled, er
 }
 
 // Tools lists the tools of the caller's profile. Operators may name another profile.
-func (e *Engine) Tools(_ context.Context, call Call, name string) ([]v1.Tool, error) {
-	p, err := e.requestedProfile(call, name)
+func (e *Engine) Tools(_ context.Context, principal Principal, name string) ([]v1.Tool, error) {
+	p, err := e.requestedProfile(principal, name)
 	if err != nil {
 		return nil, err
 	}
@@ -176,13 +176,13 @@ func presentTool(t *profile.CompiledTool) v1.Tool {
 // RefuseCall records a call that could not be decoded and returns cause. The record holds at most
 // audit.MaxInput bytes of a JSON body, its size and its SHA-256; of any other body only the latter
 // two. If the caller's call quota or share of the log is used up, the call is only counted.
-func (e *Engine) RefuseCall(ctx context.Context, call Call, name string, body []byte, cause error) error {
+func (e *Engine) RefuseCall(ctx context.Context, p Principal, name string, body []byte, cause error) error {
 	g := e.opts.Governance
 	if g == nil {
 		return cause
 	}
-	r := e.refusal(call, name, cause)
-	if rule, no := limitRule(e.checkExhausted(call)); no {
+	r := e.refusal(p, name, cause)
+	if rule, no := limitRule(e.checkExhausted(p)); no {
 		r.Action, r.Input, r.Verdict, r.Rule = unknownTool, body, string(policy.Deny), rule
 		e.recordRefused(ctx, r)
 		return cause
@@ -190,7 +190,7 @@ func (e *Engine) RefuseCall(ctx context.Context, call Call, name string, body []
 	switch {
 	case json.Valid(body):
 		r.Input = body
-		if show, err := g.hideRefused(ctx, call.Caller, body); err != nil {
+		if show, err := g.hideRefused(ctx, p.Caller, body); err != nil {
 			replaceInputWithHash(&r)
 		} else {
 			defer show()
@@ -204,12 +204,12 @@ func (e *Engine) RefuseCall(ctx context.Context, call Call, name string, body []
 
 // RefuseBody records a call whose body was not read to its end and returns cause. size is the
 // number of bytes read and sum their SHA-256 in hex.
-func (e *Engine) RefuseBody(ctx context.Context, call Call, name string, size int, sum string, cause error) error {
+func (e *Engine) RefuseBody(ctx context.Context, p Principal, name string, size int, sum string, cause error) error {
 	if e.opts.Governance == nil {
 		return cause
 	}
-	r := e.refusal(call, name, cause)
-	if rule, no := limitRule(e.checkExhausted(call)); no {
+	r := e.refusal(p, name, cause)
+	if rule, no := limitRule(e.checkExhausted(p)); no {
 		r.Action, r.Verdict, r.Rule = unknownTool, string(policy.Deny), rule
 		e.recordRefused(ctx, r)
 		return cause
@@ -219,10 +219,10 @@ func (e *Engine) RefuseBody(ctx context.Context, call Call, name string, size in
 }
 
 // refusal returns the record of a refused call, without its input. The log redacts and bounds its error.
-func (e *Engine) refusal(call Call, name string, cause error) audit.Record {
+func (e *Engine) refusal(p Principal, name string, cause error) audit.Record {
 	return audit.Record{
-		Kind: audit.KindEvent, Caller: call.Caller, Token: call.Token, Profile: e.profileOf(call), Trust: call.Trust, Via: call.Via,
-		Action: truncateForRecord(name), Ending: endedFailed, Error: cause.Error(), Uncharged: call.Operator,
+		Kind: audit.KindEvent, Caller: p.Caller, Token: p.Token, Profile: e.profileOf(p), Trust: p.Trust, Via: p.Via,
+		Action: truncateForRecord(name), Ending: endedFailed, Error: cause.Error(), Uncharged: p.Operator,
 	}
 }
 
@@ -254,17 +254,17 @@ func (g *Governance) hideRefused(ctx context.Context, caller string, body []byte
 }
 
 // CallOutput reads the kept output of an earlier call of the caller, from an absolute offset.
-func (e *Engine) CallOutput(_ context.Context, call Call, id string, r OutputRequest) (v1.Output, error) {
+func (e *Engine) CallOutput(_ context.Context, p Principal, id string, r OutputRequest) (v1.Output, error) {
 	if e.outputs == nil {
 		return v1.Output{}, errUngoverned
 	}
-	return e.outputs.read(call.Caller, id, r)
+	return e.outputs.read(p.Caller, id, r)
 }
 
 // CheckPolicy returns the verdict of a profile's policy on a command. Nothing runs, and nothing is
 // recorded.
-func (e *Engine) CheckPolicy(_ context.Context, call Call, r v1.PolicyCheck) (v1.Verdict, error) {
-	p, err := e.requestedProfile(call, r.Profile)
+func (e *Engine) CheckPolicy(_ context.Context, principal Principal, r v1.PolicyCheck) (v1.Verdict, error) {
+	p, err := e.requestedProfile(principal, r.Profile)
 	if err != nil {
 		return v1.Verdict{}, err
 	}

@@ -33,12 +33,12 @@ var errAnswered = errors.New("answered, but nothing was done")
 // unless it is errMayHaveRun.
 //
 // ref is the id of what do creates. After a crash it identifies what was begun.
-func idempotent[T any](ctx context.Context, e *Engine, call Call, op, ref string, request any, do func(context.Context) (T, error), keep func(T) T) (T, error) {
+func idempotent[T any](ctx context.Context, e *Engine, p Principal, op, ref string, request any, do func(context.Context) (T, error), keep func(T) T) (T, error) {
 	var zero T
-	if err := call.validate(); err != nil {
+	if err := p.validate(); err != nil {
 		return zero, err
 	}
-	if call.Key == "" {
+	if p.Key == "" {
 		answer, err := do(ctx)
 		if errors.Is(err, errAnswered) {
 			err = nil
@@ -49,12 +49,12 @@ func idempotent[T any](ctx context.Context, e *Engine, call Call, op, ref string
 	if err != nil {
 		return zero, err
 	}
-	leave, err := e.lockKey(ctx, call)
+	leave, err := e.lockKey(ctx, p)
 	if err != nil {
 		return zero, err
 	}
 	defer leave()
-	k, fresh, err := e.opts.Store.BeginKey(ctx, store.Key{Caller: call.Caller, Key: call.Key, Op: op, Hash: sum, Ref: ref, Created: time.Now()})
+	k, fresh, err := e.opts.Store.BeginKey(ctx, store.Key{Caller: p.Caller, Key: p.Key, Op: op, Hash: sum, Ref: ref, Created: time.Now()})
 	if err != nil {
 		return zero, err
 	}
@@ -68,16 +68,16 @@ func idempotent[T any](ctx context.Context, e *Engine, call Call, op, ref string
 		return zero, err // Keep the key: the request may have run, so a retry must not repeat it.
 	}
 	if errors.Is(err, errAnswered) {
-		return answer, e.opts.Store.DropKey(finish, call.Caller, call.Key)
+		return answer, e.opts.Store.DropKey(finish, p.Caller, p.Key)
 	}
 	if err != nil {
-		return zero, errors.Join(err, e.opts.Store.DropKey(finish, call.Caller, call.Key))
+		return zero, errors.Join(err, e.opts.Store.DropKey(finish, p.Caller, p.Key))
 	}
 	body, err := json.Marshal(keep(answer))
 	if err != nil {
 		return zero, err
 	}
-	if err := e.opts.Store.FinishKey(finish, call.Caller, call.Key, ref, body, e.opts.Keys); err != nil {
+	if err := e.opts.Store.FinishKey(finish, p.Caller, p.Key, ref, body, e.opts.Keys); err != nil {
 		e.log.Error("failed to record the answer of an idempotency key", "error", err)
 	}
 	return answer, nil
@@ -100,8 +100,8 @@ func storedAnswer[T any](k store.Key) (answer T, err error) {
 }
 
 // lockKey serializes requests with the caller's key.
-func (e *Engine) lockKey(ctx context.Context, call Call) (leave func(), err error) {
-	return e.lockName(ctx, call.Caller+"\x00"+call.Key)
+func (e *Engine) lockKey(ctx context.Context, p Principal) (leave func(), err error) {
+	return e.lockName(ctx, p.Caller+"\x00"+p.Key)
 }
 
 // lockName serializes requests that lock the same name.

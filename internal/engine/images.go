@@ -15,9 +15,9 @@ import (
 )
 
 // Images lists the images. Only operators see what uses an image.
-func (e *Engine) Images(ctx context.Context, call Call) ([]v1.Image, error) {
+func (e *Engine) Images(ctx context.Context, p Principal) ([]v1.Image, error) {
 	var needed map[string][]string
-	if call.Operator {
+	if p.Operator {
 		var err error
 		if needed, err = e.imagesNeeded(ctx); err != nil {
 			return nil, err
@@ -26,7 +26,7 @@ func (e *Engine) Images(ctx context.Context, call Call) ([]v1.Image, error) {
 	out := []v1.Image{}
 	for _, i := range e.opts.Images.List() {
 		for _, shown := range PresentImage(i) {
-			if shown.UsedBy = needed[i.ID]; !call.Operator {
+			if shown.UsedBy = needed[i.ID]; !p.Operator {
 				shown.UsedAt = time.Time{}
 			}
 			out = append(out, shown)
@@ -37,8 +37,8 @@ func (e *Engine) Images(ctx context.Context, call Call) ([]v1.Image, error) {
 
 // PinImage pins an image, which protects it from collection, or unpins it. Only operators may call
 // it.
-func (e *Engine) PinImage(_ context.Context, call Call, ref string, pinned bool) ([]v1.Image, error) {
-	if err := call.requireOperator("pin images"); err != nil {
+func (e *Engine) PinImage(_ context.Context, p Principal, ref string, pinned bool) ([]v1.Image, error) {
+	if err := p.requireOperator("pin images"); err != nil {
 		return nil, err
 	}
 	img, err := e.opts.Images.Pin(ref, pinned)
@@ -50,8 +50,8 @@ func (e *Engine) PinImage(_ context.Context, call Call, ref string, pinned bool)
 
 // ImportImage imports an image; see images.Store.Import. Pools keep their image until templates are
 // reloaded. Only operators may call it.
-func (e *Engine) ImportImage(ctx context.Context, call Call, r io.Reader, ref string) ([]v1.Image, error) {
-	if err := call.requireOperator("import images"); err != nil {
+func (e *Engine) ImportImage(ctx context.Context, p Principal, r io.Reader, ref string) ([]v1.Image, error) {
+	if err := p.requireOperator("import images"); err != nil {
 		return nil, err
 	}
 	img, err := e.opts.Images.Import(ctx, r, ref)
@@ -66,8 +66,8 @@ func (e *Engine) ImportImage(ctx context.Context, call Call, r io.Reader, ref st
 
 // RemoveImage removes an image name, and the image with its last name. It fails if a template uses
 // the image or a sandbox runs from it. Only operators may call it.
-func (e *Engine) RemoveImage(ctx context.Context, call Call, ref string) error {
-	if err := call.requireOperator("remove images"); err != nil {
+func (e *Engine) RemoveImage(ctx context.Context, p Principal, ref string) error {
+	if err := p.requireOperator("remove images"); err != nil {
 		return err
 	}
 	img, err := e.opts.Images.Get(ref)
@@ -130,8 +130,8 @@ func PresentImage(i images.Image) []v1.Image {
 // PullImage pulls an image from its registry. tell, if set, receives the progress on the goroutine
 // of PullImage. Concurrent pulls of the same image share one download. Templates that wait for an
 // image are retried. Only operators may call it.
-func (e *Engine) PullImage(ctx context.Context, call Call, r v1.PullRequest, tell func(v1.PullEvent)) ([]v1.Image, error) {
-	if err := call.requireOperator("pull images"); err != nil {
+func (e *Engine) PullImage(ctx context.Context, p Principal, r v1.PullRequest, tell func(v1.PullEvent)) ([]v1.Image, error) {
+	if err := p.requireOperator("pull images"); err != nil {
 		return nil, err
 	}
 	if e.opts.Puller == nil {

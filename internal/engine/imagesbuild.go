@@ -30,8 +30,8 @@ type ImageBuild struct {
 
 // BuildImage builds an image from a Dockerfile in a tar archive and imports it. Only operators may
 // call it, because the container engine runs RUN commands with its own network.
-func (e *Engine) BuildImage(ctx context.Context, call Call, r v1.BuildRequest, files io.Reader, tell func(v1.PullEvent)) ([]v1.Image, error) {
-	if err := call.requireOperator("build images"); err != nil {
+func (e *Engine) BuildImage(ctx context.Context, p Principal, r v1.BuildRequest, files io.Reader, tell func(v1.PullEvent)) ([]v1.Image, error) {
+	if err := p.requireOperator("build images"); err != nil {
 		return nil, err
 	}
 	b := ImageBuild{Store: e.opts.Images, Puller: e.opts.Puller, Builder: e.opts.Builder, Log: e.log}

@@ -37,23 +37,23 @@ const maxListed = 1000
 func marshal(v any) ([]byte, error) { return json.Marshal(v) }
 
 // Lease leases a sandbox.
-func (e *Engine) Lease(ctx context.Context, call Call, r v1.SandboxRequest) (v1.Sandbox, error) {
-	return idempotent(ctx, e, call, opLease, "", r, func(ctx context.Context) (v1.Sandbox, error) {
-		l, err := e.acquire(ctx, call, r, acquisition{})
+func (e *Engine) Lease(ctx context.Context, p Principal, r v1.SandboxRequest) (v1.Sandbox, error) {
+	return idempotent(ctx, e, p, opLease, "", r, func(ctx context.Context) (v1.Sandbox, error) {
+		l, err := e.acquire(ctx, p, r, acquisition{})
 		if err != nil {
 			return v1.Sandbox{}, err
 		}
-		return e.describeNewLease(ctx, call, l)
+		return e.describeNewLease(ctx, p, l)
 	}, identity)
 }
 
 // describeNewLease returns the answer for a new lease. If the caller is gone and has no idempotency
 // key to retry with, the lease ends.
-func (e *Engine) describeNewLease(ctx context.Context, call Call, l *scheduler.Lease) (v1.Sandbox, error) {
+func (e *Engine) describeNewLease(ctx context.Context, p Principal, l *scheduler.Lease) (v1.Sandbox, error) {
 	read, cancel := detach(ctx, 10*time.Second)
 	defer cancel()
-	row, err := e.sched.Row(read, call.Caller, l.ID)
-	if err == nil && ctx.Err() != nil && call.Key == "" {
+	row, err := e.sched.Row(read, p.Caller, l.ID)
+	if err == nil && ctx.Err() != nil && p.Key == "" {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
@@ -77,7 +77,7 @@ type acquisition struct {
 	network string
 }
 
-func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
+func (e *Engine) acquire(ctx context.Context, p Principal, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
 	if err := e.resolveTemplate(&r); err != nil {
 		return nil, err
 	}
@@ -88,22 +88,22 @@ func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, a 
 		return nil, err
 	}
 	req := scheduler.Request{
-		Caller: call.Caller, Template: r.Template, Env: r.Env, Alias: a.alias,
-		Lease: store.Lease{Workspace: diskName(call.Caller, r.Workspace), Named: r.Workspace, ReadOnly: r.ReadOnly, Overlay: r.Mode == modeOverlay, Labels: r.Labels, OneShot: a.oneShot, Private: a.private, Network: a.network, Session: a.session, Key: call.Key},
+		Caller: p.Caller, Template: r.Template, Env: r.Env, Alias: a.alias,
+		Lease: store.Lease{Workspace: diskName(p.Caller, r.Workspace), Named: r.Workspace, ReadOnly: r.ReadOnly, Overlay: r.Mode == modeOverlay, Labels: r.Labels, OneShot: a.oneShot, Private: a.private, Network: a.network, Session: a.session, Key: p.Key},
 		TTL:   cmp.Or(time.Duration(r.TTLMS)*time.Millisecond, e.opts.TTL), Idle: cmp.Or(time.Duration(r.IdleMS)*time.Millisecond, e.opts.Idle),
 		Mode: cmp.Or(pool.Mode(r.WhenEmpty), pool.Wait), Wait: cmp.Or(time.Duration(r.WaitMS)*time.Millisecond, e.opts.Wait),
-		Quotas: e.quotas(call),
+		Quotas: e.quotas(p),
 	}
-	if err := e.checkKnown(call, r); err != nil {
+	if err := e.checkKnown(p, r); err != nil {
 		return nil, err
 	}
-	g, err := e.requestedGrant(call, r, a)
+	g, err := e.requestedGrant(p, r, a)
 	if err != nil {
 		return nil, err
 	}
 	g.storeIn(&req.Lease)
 	req.Egress = g.guestConfig()
-	hidden, err := e.hideLease(ctx, call.Caller, r.Env)
+	hidden, err := e.hideLease(ctx, p.Caller, r.Env)
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func (e *Engine) acquire(ctx context.Context, call Call, r v1.SandboxRequest, a 
 	if err != nil {
 		return nil, workspaceError(err, req.Lease.Workspace, r.Workspace)
 	}
-	if err := e.startEgress(ctx, call, l, g, a.egress == nil); err != nil {
+	if err := e.startEgress(ctx, p, l, g, a.egress == nil); err != nil {
 		return nil, errors.Join(err, e.sched.End(context.WithoutCancel(ctx), l, scheduler.Abandoned, false))
 	}
 	return l, nil
@@ -142,30 +142,30 @@ func (e *Engine) checkRequest(r v1.SandboxRequest) error {
 }
 
 // requestedGrant returns the egress of a new lease.
-func (e *Engine) requestedGrant(call Call, r v1.SandboxRequest, a acquisition) (*egressGrant, error) {
+func (e *Engine) requestedGrant(p Principal, r v1.SandboxRequest, a acquisition) (*egressGrant, error) {
 	if a.egress != nil {
 		return e.grantForTool(a.egress)
 	}
-	return e.grantFor(call, r.Egress)
+	return e.grantFor(p, r.Egress)
 }
 
 // checkKnown refuses an unknown template or workspace before a sandbox is used.
-func (e *Engine) checkKnown(call Call, r v1.SandboxRequest) error {
-	if err := e.checkTemplate(call, r.Template); err != nil {
+func (e *Engine) checkKnown(p Principal, r v1.SandboxRequest) error {
+	if err := e.checkTemplate(p, r.Template); err != nil {
 		return err
 	}
 	if r.Workspace == "" {
 		return nil
 	}
-	if _, err := e.opts.Volumes.Get(diskName(call.Caller, r.Workspace)); err != nil {
+	if _, err := e.opts.Volumes.Get(diskName(p.Caller, r.Workspace)); err != nil {
 		return &InvalidError{Field: "workspace", Message: fmt.Sprintf("%q not found: create it first", r.Workspace), Class: errdefs.ErrNotFound}
 	}
 	return nil
 }
 
 // Sandboxes lists the caller's leases, newest first. If ended is set, it includes ended ones.
-func (e *Engine) Sandboxes(ctx context.Context, call Call, ended bool) ([]v1.Sandbox, error) {
-	rows, err := e.opts.Store.Leases(ctx, call.Caller, ended, maxListed)
+func (e *Engine) Sandboxes(ctx context.Context, p Principal, ended bool) ([]v1.Sandbox, error) {
+	rows, err := e.opts.Store.Leases(ctx, p.Caller, ended, maxListed)
 	if err != nil {
 		return nil, err
 	}
@@ -178,8 +178,8 @@ func (e *Engine) Sandboxes(ctx context.Context, call Call, ended bool) ([]v1.San
 
 // AllSandboxes lists all sandboxes, newest first: leases of all callers, warm sandboxes, and those
 // being created or removed. Only operators may call it.
-func (e *Engine) AllSandboxes(ctx context.Context, call Call) ([]v1.Sandbox, error) {
-	if err := call.requireOperator("see what others have"); err != nil {
+func (e *Engine) AllSandboxes(ctx context.Context, p Principal) ([]v1.Sandbox, error) {
+	if err := p.requireOperator("see what others have"); err != nil {
 		return nil, err
 	}
 	rows, err := e.opts.Store.Live(ctx)
@@ -195,8 +195,8 @@ func (e *Engine) AllSandboxes(ctx context.Context, call Call) ([]v1.Sandbox, err
 }
 
 // Sandbox describes one lease, including an ended one.
-func (e *Engine) Sandbox(ctx context.Context, call Call, id string) (v1.Sandbox, error) {
-	row, err := e.sched.Row(ctx, call.Caller, id)
+func (e *Engine) Sandbox(ctx context.Context, p Principal, id string) (v1.Sandbox, error) {
+	row, err := e.sched.Row(ctx, p.Caller, id)
 	if err != nil {
 		return v1.Sandbox{}, err
 	}
@@ -204,8 +204,8 @@ func (e *Engine) Sandbox(ctx context.Context, call Call, id string) (v1.Sandbox,
 }
 
 // Remove destroys a sandbox at once, in any state. Removing an ended sandbox succeeds.
-func (e *Engine) Remove(ctx context.Context, call Call, id string) error {
-	if _, err := e.sched.Row(ctx, call.Caller, id); err != nil {
+func (e *Engine) Remove(ctx context.Context, p Principal, id string) error {
+	if _, err := e.sched.Row(ctx, p.Caller, id); err != nil {
 		return err
 	}
 	if l := e.sched.Live(id); l != nil {
@@ -215,11 +215,11 @@ func (e *Engine) Remove(ctx context.Context, call Call, id string) error {
 }
 
 // Stop ends a sandbox. Every shell first gets TERM and up to grace to exit.
-func (e *Engine) Stop(ctx context.Context, call Call, id string, grace time.Duration) (v1.Sandbox, error) {
+func (e *Engine) Stop(ctx context.Context, p Principal, id string, grace time.Duration) (v1.Sandbox, error) {
 	if grace < 0 || grace > time.Minute {
 		return v1.Sandbox{}, invalid("grace_ms", "is %d: from 0 to 60000", grace.Milliseconds())
 	}
-	if _, err := e.sched.Row(ctx, call.Caller, id); err != nil {
+	if _, err := e.sched.Row(ctx, p.Caller, id); err != nil {
 		return v1.Sandbox{}, err
 	}
 	if l := e.sched.Live(id); l != nil {
@@ -228,7 +228,7 @@ func (e *Engine) Stop(ctx context.Context, call Call, id string, grace time.Dura
 			return v1.Sandbox{}, err
 		}
 	}
-	return e.Sandbox(ctx, call, id)
+	return e.Sandbox(ctx, p, id)
 }
 
 func (e *Engine) sandbox(r store.Sandbox) v1.Sandbox {

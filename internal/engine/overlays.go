@@ -60,21 +60,21 @@ func modeOf(l store.Lease) string {
 }
 
 // Overlays lists the overlays of the caller's workspace, oldest first.
-func (e *Engine) Overlays(_ context.Context, call Call, name string) ([]v1.Overlay, error) {
-	if _, err := e.findWorkspace(call, name); err != nil {
+func (e *Engine) Overlays(_ context.Context, p Principal, name string) ([]v1.Overlay, error) {
+	if _, err := e.findWorkspace(p, name); err != nil {
 		return nil, err
 	}
-	list, err := e.opts.Volumes.Overlays(diskName(call.Caller, name))
+	list, err := e.opts.Volumes.Overlays(diskName(p.Caller, name))
 	out := make([]v1.Overlay, 0, len(list))
 	for _, o := range list {
 		out = append(out, PresentOverlay(o, name))
 	}
-	return out, workspaceError(err, diskName(call.Caller, name), name)
+	return out, workspaceError(err, diskName(p.Caller, name), name)
 }
 
 // findOverlay returns an overlay of the caller and the caller's name of its workspace. An overlay
 // of another caller is NotFound.
-func (e *Engine) findOverlay(ctx context.Context, call Call, id string) (volumes.Overlay, string, error) {
+func (e *Engine) findOverlay(ctx context.Context, p Principal, id string) (volumes.Overlay, string, error) {
 	none := usererror.Errorf(errdefs.ErrNotFound, "overlay %q not found: not an overlay lease, no changes, or committed, discarded or expired", id)
 	o, err := e.opts.Volumes.FindOverlay(id)
 	if errdefs.IsNotFound(err) {
@@ -83,13 +83,13 @@ func (e *Engine) findOverlay(ctx context.Context, call Call, id string) (volumes
 	if err != nil {
 		return o, "", err
 	}
-	if call.Caller == LocalCaller {
+	if p.Caller == LocalCaller {
 		if isOwnedDiskName(o.Workspace) {
 			return o, "", none
 		}
 		return o, o.Workspace, nil
 	}
-	names, err := e.opts.Store.WorkspaceNames(ctx, call.Caller)
+	names, err := e.opts.Store.WorkspaceNames(ctx, p.Caller)
 	if err != nil {
 		return o, "", err
 	}
@@ -101,14 +101,14 @@ func (e *Engine) findOverlay(ctx context.Context, call Call, id string) (volumes
 }
 
 // Overlay describes an overlay.
-func (e *Engine) Overlay(ctx context.Context, call Call, id string) (v1.Overlay, error) {
-	o, name, err := e.findOverlay(ctx, call, id)
+func (e *Engine) Overlay(ctx context.Context, p Principal, id string) (v1.Overlay, error) {
+	o, name, err := e.findOverlay(ctx, p, id)
 	return PresentOverlay(o, name), err
 }
 
 // DiffOverlay returns the changes of an overlay. paths limits them; text adds text differences.
-func (e *Engine) DiffOverlay(ctx context.Context, call Call, id string, paths []string, text bool) (v1.Diff, error) {
-	o, name, err := e.findOverlay(ctx, call, id)
+func (e *Engine) DiffOverlay(ctx context.Context, p Principal, id string, paths []string, text bool) (v1.Diff, error) {
+	o, name, err := e.findOverlay(ctx, p, id)
 	if err != nil {
 		return v1.Diff{}, err
 	}
@@ -118,13 +118,13 @@ func (e *Engine) DiffOverlay(ctx context.Context, call Call, id string, paths []
 
 // CommitOverlay applies the changes of an overlay to its workspace, completely or not at all. If
 // r.End is set, it ends the lease first.
-func (e *Engine) CommitOverlay(ctx context.Context, call Call, id string, r v1.CommitRequest) (v1.Commit, error) {
-	o, name, err := e.findOverlay(ctx, call, id)
+func (e *Engine) CommitOverlay(ctx context.Context, p Principal, id string, r v1.CommitRequest) (v1.Commit, error) {
+	o, name, err := e.findOverlay(ctx, p, id)
 	if err != nil {
 		return v1.Commit{}, err
 	}
 	if r.End {
-		if err := e.endOverlay(ctx, call, o); err != nil {
+		if err := e.endOverlay(ctx, p, o); err != nil {
 			return v1.Commit{}, err
 		}
 		if _, err := e.opts.Volumes.FindOverlay(id); errdefs.IsNotFound(err) {
@@ -136,13 +136,13 @@ func (e *Engine) CommitOverlay(ctx context.Context, call Call, id string, r v1.C
 }
 
 // DiscardOverlay removes the changes of an overlay. If end is set, it ends the lease first.
-func (e *Engine) DiscardOverlay(ctx context.Context, call Call, id string, end bool) error {
-	o, name, err := e.findOverlay(ctx, call, id)
+func (e *Engine) DiscardOverlay(ctx context.Context, p Principal, id string, end bool) error {
+	o, name, err := e.findOverlay(ctx, p, id)
 	if err != nil {
 		return err
 	}
 	if end {
-		if err := e.endOverlay(ctx, call, o); err != nil {
+		if err := e.endOverlay(ctx, p, o); err != nil {
 			return err
 		}
 	}
@@ -154,11 +154,11 @@ func (e *Engine) DiscardOverlay(ctx context.Context, call Call, id string, end b
 }
 
 // endOverlay ends the lease of an overlay.
-func (e *Engine) endOverlay(ctx context.Context, call Call, o volumes.Overlay) error {
+func (e *Engine) endOverlay(ctx context.Context, p Principal, o volumes.Overlay) error {
 	if !o.Live {
 		return nil
 	}
-	if _, err := e.sched.Row(ctx, call.Caller, o.ID); err != nil {
+	if _, err := e.sched.Row(ctx, p.Caller, o.ID); err != nil {
 		return err
 	}
 	if l := e.sched.Live(o.ID); l != nil {
@@ -168,30 +168,30 @@ func (e *Engine) endOverlay(ctx context.Context, call Call, o volumes.Overlay) e
 }
 
 // Snapshot copies the files of a workspace. The copy counts toward the caller's disk quota.
-func (e *Engine) Snapshot(ctx context.Context, call Call, name, label string) (v1.Snapshot, error) {
-	w, err := e.findWorkspace(call, name)
+func (e *Engine) Snapshot(ctx context.Context, p Principal, name, label string) (v1.Snapshot, error) {
+	w, err := e.findWorkspace(p, name)
 	if err != nil {
 		return v1.Snapshot{}, err
 	}
-	if call.Caller != LocalCaller {
-		leave, err := e.lockKey(ctx, spaceKey(call))
+	if p.Caller != LocalCaller {
+		leave, err := e.lockKey(ctx, spaceKey(p))
 		if err != nil {
 			return v1.Snapshot{}, err
 		}
 		defer leave()
-		if err := e.checkSpace(ctx, call, w.UsedBytes); err != nil {
+		if err := e.checkSpace(ctx, p, w.UsedBytes); err != nil {
 			return v1.Snapshot{}, err
 		}
 	}
-	return withWorkspace(e, call, name, func(disk string) (v1.Snapshot, error) {
+	return withWorkspace(e, p, name, func(disk string) (v1.Snapshot, error) {
 		s, err := e.opts.Volumes.Snapshot(ctx, disk, label)
 		return PresentSnapshot(s, name), err
 	})
 }
 
 // Snapshots lists the snapshots of a workspace, oldest first.
-func (e *Engine) Snapshots(_ context.Context, call Call, name string) ([]v1.Snapshot, error) {
-	return withWorkspace(e, call, name, func(disk string) ([]v1.Snapshot, error) {
+func (e *Engine) Snapshots(_ context.Context, p Principal, name string) ([]v1.Snapshot, error) {
+	return withWorkspace(e, p, name, func(disk string) ([]v1.Snapshot, error) {
 		list, err := e.opts.Volumes.Snapshots(disk)
 		out := make([]v1.Snapshot, 0, len(list))
 		for _, s := range list {
@@ -202,27 +202,27 @@ func (e *Engine) Snapshots(_ context.Context, call Call, name string) ([]v1.Snap
 }
 
 // Restore resets a workspace to a snapshot, which is named by its id or label.
-func (e *Engine) Restore(ctx context.Context, call Call, name, snapshot string) (v1.Snapshot, error) {
-	return withWorkspace(e, call, name, func(disk string) (v1.Snapshot, error) {
+func (e *Engine) Restore(ctx context.Context, p Principal, name, snapshot string) (v1.Snapshot, error) {
+	return withWorkspace(e, p, name, func(disk string) (v1.Snapshot, error) {
 		s, err := e.opts.Volumes.Restore(ctx, disk, snapshot)
 		return PresentSnapshot(s, name), err
 	})
 }
 
 // RemoveSnapshot removes a snapshot, which is named by its id or label.
-func (e *Engine) RemoveSnapshot(ctx context.Context, call Call, name, snapshot string) error {
-	_, err := withWorkspace(e, call, name, func(disk string) (struct{}, error) {
+func (e *Engine) RemoveSnapshot(ctx context.Context, p Principal, name, snapshot string) error {
+	_, err := withWorkspace(e, p, name, func(disk string) (struct{}, error) {
 		return struct{}{}, e.opts.Volumes.RemoveSnapshot(ctx, disk, snapshot)
 	})
 	return err
 }
 
-func withWorkspace[T any](e *Engine, call Call, name string, do func(disk string) (T, error)) (T, error) {
-	if _, err := e.findWorkspace(call, name); err != nil {
+func withWorkspace[T any](e *Engine, p Principal, name string, do func(disk string) (T, error)) (T, error) {
+	if _, err := e.findWorkspace(p, name); err != nil {
 		var none T
 		return none, err
 	}
-	disk := diskName(call.Caller, name)
+	disk := diskName(p.Caller, name)
 	out, err := do(disk)
 	return out, overlayError(err, disk, name)
 }

@@ -8,11 +8,11 @@ import (
 
 // Pools returns the state of the warm pools. Only operators see the last error, which may describe
 // the host.
-func (e *Engine) Pools(_ context.Context, call Call) []v1.Pool {
+func (e *Engine) Pools(_ context.Context, principal Principal) []v1.Pool {
 	stats := e.sched.Pools()
 	out := make([]v1.Pool, 0, len(stats))
 	for _, p := range stats {
-		if !call.Operator {
+		if !principal.Operator {
 			p.LastError = ""
 		}
 		out = append(out, v1.Pool{

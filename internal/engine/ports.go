@@ -28,11 +28,11 @@ func (e *PortError) Unwrap() error { return errdefs.ErrUnavailable }
 // Dial connects to a server on the loopback address of the caller's sandbox. ctx bounds only the
 // connection setup. The connection counts as use of the lease and closes when the lease ends. If
 // nothing listens on the port, Dial returns a *PortError.
-func (e *Engine) Dial(ctx context.Context, call Call, sandbox string, port int) (net.Conn, error) {
+func (e *Engine) Dial(ctx context.Context, p Principal, sandbox string, port int) (net.Conn, error) {
 	if port < 1 || port > 65535 {
 		return nil, invalid("port", "is %d: from 1 to 65535", port)
 	}
-	l, err := e.findLease(ctx, call, sandbox)
+	l, err := e.findLease(ctx, p, sandbox)
 	if err != nil {
 		return nil, err
 	}

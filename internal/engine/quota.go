@@ -21,19 +21,19 @@ type QuotaError = scheduler.QuotaError
 
 // quotas returns the quotas of a call: the token's, and the service's defaults where the token sets
 // none. The local operator has no quotas, and operators' tokens have no defaults.
-func (e *Engine) quotas(call Call) scheduler.Quotas {
-	if call.Caller == LocalCaller {
+func (e *Engine) quotas(p Principal) scheduler.Quotas {
+	if p.Caller == LocalCaller {
 		return scheduler.Quotas{}
 	}
 	d := e.opts.Quotas
-	if call.Operator {
+	if p.Operator {
 		d = Quotas{}
 	}
 	q := scheduler.Quotas{Sandboxes: d.Sandboxes, Memory: d.MemoryBytes, Waiting: d.Waiting}
-	if n := call.Quotas.Sandboxes; n > 0 {
+	if n := p.Quotas.Sandboxes; n > 0 {
 		q.Sandboxes = n
 	}
-	if n := call.Quotas.MemoryBytes; n > 0 {
+	if n := p.Quotas.MemoryBytes; n > 0 {
 		q.Memory = n
 	}
 	return q
@@ -41,24 +41,24 @@ func (e *Engine) quotas(call Call) scheduler.Quotas {
 
 // countCall counts one tool call of the caller. It returns a *QuotaError if the quota is used up
 // until the next day in UTC.
-func (e *Engine) countCall(_ context.Context, call Call) error {
-	if call.Caller == LocalCaller {
+func (e *Engine) countCall(_ context.Context, p Principal) error {
+	if p.Caller == LocalCaller {
 		return nil
 	}
-	return e.callers.counts.add(call.Caller, e.callQuota(call), e.callers.now())
+	return e.callers.counts.add(p.Caller, e.callQuota(p), e.callers.now())
 }
 
 // checkCallQuota returns a *QuotaError if the caller's call quota is used up. It counts nothing.
-func (e *Engine) checkCallQuota(call Call) error {
-	if call.Caller == LocalCaller {
+func (e *Engine) checkCallQuota(p Principal) error {
+	if p.Caller == LocalCaller {
 		return nil
 	}
-	return e.callers.counts.checkOnly(call.Caller, e.callQuota(call), e.callers.now())
+	return e.callers.counts.checkOnly(p.Caller, e.callQuota(p), e.callers.now())
 }
 
 // callQuota returns the caller's tool calls per day; 0 means no limit.
-func (e *Engine) callQuota(call Call) int64 {
-	if limit := call.Quotas.Calls; limit != 0 || call.Operator {
+func (e *Engine) callQuota(p Principal) int64 {
+	if limit := p.Quotas.Calls; limit != 0 || p.Operator {
 		return limit
 	}
 	return e.opts.Quotas.Calls
@@ -147,7 +147,7 @@ const ruleCalls = "quota:calls"
 // checkLimits checks the caller's call quota, the tool's rate and the caller's share of the audit
 // log before anything is recorded. known reports whether the tool was found.
 func (t *toolCall) checkLimits(ctx context.Context, known bool) error {
-	if err := t.e.countCall(ctx, t.call); err != nil {
+	if err := t.e.countCall(ctx, t.principal); err != nil {
 		return err
 	}
 	if known {
@@ -155,7 +155,7 @@ func (t *toolCall) checkLimits(ctx context.Context, known bool) error {
 			return err
 		}
 	}
-	return t.g.admitRecord(t.call)
+	return t.g.admitRecord(t.principal)
 }
 
 // checkRate refuses a call that exceeds the tool's rate.
@@ -164,7 +164,7 @@ func (t *toolCall) checkRate() error {
 	if rate == nil {
 		return nil
 	}
-	after, ok := t.g.Limiter.Allow(t.call.Caller, t.profile.Profile.Name+"/"+t.name, *rate)
+	after, ok := t.g.Limiter.Allow(t.principal.Caller, t.profile.Profile.Name+"/"+t.name, *rate)
 	if ok {
 		return nil
 	}
@@ -177,11 +177,11 @@ func (t *toolCall) checkRate() error {
 
 // admitRecord returns a *QuotaError if the caller's share of the audit log is used up for today. A
 // call that cannot be recorded does not run. Operators have no limit.
-func (g *Governance) admitRecord(call Call) error {
-	if call.Operator {
+func (g *Governance) admitRecord(p Principal) error {
+	if p.Operator {
 		return nil
 	}
-	err := g.Audit.Admit(call.Caller)
+	err := g.Audit.Admit(p.Caller)
 	if s, ok := errors.AsType[*audit.ShareError](err); ok {
 		return &QuotaError{Quota: "audit_bytes", Limit: s.Limit, Used: s.Used, Unit: "bytes of audit records in a day", RetryAfter: s.RetryAfter}
 	}
@@ -226,12 +226,12 @@ func (t *toolCall) answerLimited(ctx context.Context, known bool, err error) (v1
 // locked: that would write to the database for each call. A key that exists has an answer, which
 // the caller gets. done reports whether the call was answered.
 func (t *toolCall) answerLimitedEarly(ctx context.Context) (res v1.ToolResult, done bool, err error) {
-	err = t.e.checkExhausted(t.call)
+	err = t.e.checkExhausted(t.principal)
 	if err == nil {
 		return res, false, nil
 	}
-	if t.call.Key != "" {
-		if taken, lookErr := store.HasKey(ctx, t.e.opts.Store, t.call.Caller, t.call.Key); taken || lookErr != nil {
+	if t.principal.Key != "" {
+		if taken, lookErr := store.HasKey(ctx, t.e.opts.Store, t.principal.Caller, t.principal.Key); taken || lookErr != nil {
 			return res, false, nil //nolint:nilerr // taking the key tells
 		}
 	}
@@ -245,11 +245,11 @@ func (t *toolCall) answerLimitedEarly(ctx context.Context) (res v1.ToolResult, d
 
 // checkExhausted returns a *QuotaError if the caller has no calls or audit records left today. It
 // counts nothing.
-func (e *Engine) checkExhausted(call Call) error {
-	if err := e.checkCallQuota(call); err != nil {
+func (e *Engine) checkExhausted(p Principal) error {
+	if err := e.checkCallQuota(p); err != nil {
 		return err
 	}
-	return e.opts.Governance.admitRecord(call)
+	return e.opts.Governance.admitRecord(p)
 }
 
 // unknownTool replaces the name of an unknown tool in counts of refusals. The caller chooses that

@@ -16,7 +16,7 @@ import (
 )
 
 // poor is a caller with a quota of one call.
-var poor = Call{Caller: "poor", Profile: "team", Trust: 3, Quotas: v1.Quotas{Calls: 1}}
+var poor = Principal{Caller: "poor", Profile: "team", Trust: 3, Quotas: v1.Quotas{Calls: 1}}
 
 // recordedOf returns the audit records of a caller.
 func (s *service) recordedOf(t *testing.T, caller string) []v1.AuditRecord {
@@ -135,7 +135,7 @@ func TestCallerOverAuditShareIsRefused(t *testing.T) {
 	}
 	operator := agent
 	operator.Operator = true
-	for name, c := range map[string]Call{"an operator of that name": operator, "the local operator": Local(""), "another caller": {Caller: "other", Profile: "team", Trust: 3}} {
+	for name, c := range map[string]Principal{"an operator of that name": operator, "the local operator": Local(""), "another caller": {Caller: "other", Profile: "team", Trust: 3}} {
 		if got := s.call(t, c, "system.bash", bash("true")); got.Ending != "exited" {
 			t.Errorf("%s: %+v", name, got)
 		}
@@ -145,7 +145,7 @@ func TestCallerOverAuditShareIsRefused(t *testing.T) {
 func TestDroppedAnswersReportReason(t *testing.T) {
 	w := newWorld(t)
 	s := w.startOptions(t, func(o *Options) { o.Keys = store.KeyBounds{Answers: 2, Bytes: 1 << 20, Keys: 10} })
-	under := func(key string) Call { return Call{Caller: LocalCaller, Key: key} }
+	under := func(key string) Principal { return Principal{Caller: LocalCaller, Key: key} }
 	did := 0
 	do := func(key, answer string) (string, error) {
 		return idempotent(t.Context(), s.Engine, under(key), opRun, "ref", "request", func(context.Context) (string, error) { did++; return answer, nil }, func(a string) string { return a })

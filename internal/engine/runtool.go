@@ -22,7 +22,7 @@ import (
 
 // runTool gets a sandbox for the call and runs the tool in it.
 func (t *toolCall) runTool(ctx context.Context) (any, tool.Outcome, error) {
-	b := &box{e: t.e, call: t.call.keyless(), id: t.id, caps: t.tool.Caps(), watch: t.watch, profile: t.profile.Profile.Name, notePlacement: t.notePlacement}
+	b := &box{e: t.e, principal: t.principal.keyless(), id: t.id, caps: t.tool.Caps(), watch: t.watch, profile: t.profile.Profile.Name, notePlacement: t.notePlacement}
 	if t.ready.NeedsSandbox {
 		l, done, err := t.leaseSandbox(ctx)
 		if err != nil {
@@ -60,12 +60,12 @@ func (t *toolCall) notePlacement(l *scheduler.Lease) {
 func (t *toolCall) setScope(ctx context.Context, b *box) error {
 	switch session := t.session(); {
 	case t.r.Sandbox != "":
-		if _, err := t.e.Sandbox(ctx, t.call, t.r.Sandbox); err != nil {
+		if _, err := t.e.Sandbox(ctx, t.principal, t.r.Sandbox); err != nil {
 			return err
 		}
 		b.scope = t.r.Sandbox
 	case session != "":
-		l, err := t.e.findSession(ctx, t.call, session)
+		l, err := t.e.findSession(ctx, t.principal, session)
 		if err != nil {
 			return err
 		}
@@ -103,7 +103,7 @@ func (t *toolCall) session() string {
 // after the call.
 func (t *toolCall) leaseSandbox(ctx context.Context) (l *scheduler.Lease, done func(), err error) {
 	if t.r.Sandbox != "" {
-		l, err := t.e.findLease(ctx, t.call, t.r.Sandbox)
+		l, err := t.e.findLease(ctx, t.principal, t.r.Sandbox)
 		return l, func() {}, err
 	}
 	r := v1.SandboxRequest{Template: t.r.Template, Workspace: t.r.Workspace, ReadOnly: t.r.ReadOnly}
@@ -119,9 +119,9 @@ func (t *toolCall) leaseSandbox(ctx context.Context) (l *scheduler.Lease, done f
 		if t.r.Session == "" { // the caller did not ask for a session
 			r.IdleMS = ownIdle.Milliseconds()
 		}
-		l, err := t.e.session(ctx, t.call, s, r, a)
+		l, err := t.e.session(ctx, t.principal, s, r, a)
 		if err == nil {
-			err = t.e.checkNetwork(t.call, l)
+			err = t.e.checkNetwork(t.principal, l)
 		}
 		if err == nil {
 			err = t.checkSessionMatches(ctx, l)
@@ -157,7 +157,7 @@ func (t *toolCall) checkSessionMatches(ctx context.Context, l *scheduler.Lease) 
 	if r.Workspace == "" && !r.ReadOnly {
 		return nil
 	}
-	s, err := t.e.Sandbox(ctx, t.call, l.ID)
+	s, err := t.e.Sandbox(ctx, t.principal, l.ID)
 	switch {
 	case err != nil:
 		return err
@@ -195,27 +195,27 @@ func (t *toolCall) acquire(ctx context.Context, r v1.SandboxRequest, a acquisiti
 	waiting, cancel := context.WithTimeout(ctx, t.e.opts.Wait)
 	defer cancel()
 	for pass := func() {}; ; {
-		l, err := t.e.acquire(ctx, t.call.keyless(), r, a)
+		l, err := t.e.acquire(ctx, t.principal.keyless(), r, a)
 		pass()
 		busy, ok := errors.AsType[*InvalidError](err)
-		if !ok || busy.Field != "workspace" || !errdefs.IsUnavailable(err) || !t.e.workspaceFreesSoon(ctx, t.call, r.Workspace) {
+		if !ok || busy.Field != "workspace" || !errdefs.IsUnavailable(err) || !t.e.workspaceFreesSoon(ctx, t.principal, r.Workspace) {
 			return l, err
 		}
 		var late error
-		if pass, late = t.e.opts.Volumes.Await(waiting, diskName(t.call.Caller, r.Workspace), volumes.ReadWrite); late != nil {
+		if pass, late = t.e.opts.Volumes.Await(waiting, diskName(t.principal.Caller, r.Workspace), volumes.ReadWrite); late != nil {
 			return nil, err
 		}
 	}
 }
 
 // workspaceFreesSoon reports whether only one-shot calls and ending sandboxes use the workspace.
-func (e *Engine) workspaceFreesSoon(ctx context.Context, call Call, workspace string) bool {
-	w, err := e.Workspace(ctx, call, workspace)
+func (e *Engine) workspaceFreesSoon(ctx context.Context, p Principal, workspace string) bool {
+	w, err := e.Workspace(ctx, p, workspace)
 	if err != nil {
 		return false
 	}
 	for _, id := range w.Sandboxes {
-		row, err := e.sched.Row(ctx, call.Caller, id)
+		row, err := e.sched.Row(ctx, p.Caller, id)
 		if l := e.sched.Live(id); err == nil && !row.Lease.OneShot && l != nil && l.Ended() == "" {
 			return false
 		}
@@ -235,7 +235,7 @@ func (t *toolCall) workspace(ctx context.Context) (string, error) {
 	default:
 		return "", nil
 	}
-	_, err := t.e.CreateWorkspace(ctx, t.call.keyless(), v1.WorkspaceRequest{Name: name})
+	_, err := t.e.CreateWorkspace(ctx, t.principal.keyless(), v1.WorkspaceRequest{Name: name})
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return "", fmt.Errorf("workspace of the call: %w", err)
 	}

@@ -43,7 +43,7 @@ func (t *toolCall) hideSecrets(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	show, err := t.g.hide(ctx, t.call.Caller, values)
+	show, err := t.g.hide(ctx, t.principal.Caller, values)
 	if err == nil {
 		t.unhide = append(t.unhide, show)
 	}

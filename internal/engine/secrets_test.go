@@ -15,7 +15,7 @@ import (
 )
 
 // victim is a caller other than agent.
-var victim = Call{Caller: "victim", Profile: "team", Trust: 3}
+var victim = Principal{Caller: "victim", Profile: "team", Trust: 3}
 
 // bashEnv returns a call of system.bash with variables.
 func bashEnv(t testing.TB, command string, env map[string]string) v1.ToolCall {

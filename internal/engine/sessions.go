@@ -16,8 +16,8 @@ import (
 const maxSession = 128
 
 // sessionKey returns a key that cannot equal an idempotency key, because it contains a NUL.
-func sessionKey(call Call, name string) Call {
-	return Call{Caller: call.Caller, Key: "\x00session\x00" + name}
+func sessionKey(p Principal, name string) Principal {
+	return Principal{Caller: p.Caller, Key: "\x00session\x00" + name}
 }
 
 func validateSession(name string) error {
@@ -34,40 +34,40 @@ func validateSession(name string) error {
 
 // session returns the sandbox of a session. It leases one for the session's first call, and again
 // after the lease has ended.
-func (e *Engine) session(ctx context.Context, call Call, name string, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
-	leave, err := e.lockKey(ctx, sessionKey(call, name))
+func (e *Engine) session(ctx context.Context, p Principal, name string, r v1.SandboxRequest, a acquisition) (*scheduler.Lease, error) {
+	leave, err := e.lockKey(ctx, sessionKey(p, name))
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	l, err := e.findSession(ctx, call, name)
+	l, err := e.findSession(ctx, p, name)
 	if err != nil {
 		return nil, err
 	}
 	if l == nil {
 		a.session = name
-		if l, err = e.acquire(ctx, call.keyless(), r, a); err != nil {
+		if l, err = e.acquire(ctx, p.keyless(), r, a); err != nil {
 			return nil, err
 		}
 	}
 	e.mu.Lock()
 	if len(e.sessions) > 2*e.opts.MaxSandboxes { // most have ended: a session has one sandbox
-		maps.DeleteFunc(e.sessions, func(_ Call, id string) bool { return e.sched.Live(id) == nil })
+		maps.DeleteFunc(e.sessions, func(_ Principal, id string) bool { return e.sched.Live(id) == nil })
 	}
-	e.sessions[sessionKey(call, name)] = l.ID
+	e.sessions[sessionKey(p, name)] = l.ID
 	e.mu.Unlock()
 	return l, nil
 }
 
 // findSession returns the live lease of a session, or nil.
-func (e *Engine) findSession(ctx context.Context, call Call, name string) (*scheduler.Lease, error) {
+func (e *Engine) findSession(ctx context.Context, p Principal, name string) (*scheduler.Lease, error) {
 	e.mu.Lock()
-	id := e.sessions[sessionKey(call, name)]
+	id := e.sessions[sessionKey(p, name)]
 	e.mu.Unlock()
-	if l := e.sched.Live(id); l != nil && l.Ended() == "" && l.Caller == call.Caller {
+	if l := e.sched.Live(id); l != nil && l.Ended() == "" && l.Caller == p.Caller {
 		return l, nil
 	}
-	rows, err := e.opts.Store.Leases(ctx, call.Caller, false, maxListed)
+	rows, err := e.opts.Store.Leases(ctx, p.Caller, false, maxListed)
 	if err != nil {
 		return nil, err
 	}
@@ -84,20 +84,20 @@ func (e *Engine) findSession(ctx context.Context, call Call, name string) (*sche
 
 // EndSession ends a session's sandbox and its approval grants. It returns NotFound if the session
 // has no sandbox.
-func (e *Engine) EndSession(ctx context.Context, call Call, name string) error {
+func (e *Engine) EndSession(ctx context.Context, p Principal, name string) error {
 	if err := validateSession(name); err != nil {
 		return err
 	}
-	l, err := e.findSession(ctx, call, name)
+	l, err := e.findSession(ctx, p, name)
 	if err != nil {
 		return err
 	}
 	e.mu.Lock()
-	delete(e.sessions, sessionKey(call, name))
+	delete(e.sessions, sessionKey(p, name))
 	e.mu.Unlock()
 	// End the grants in any case: they outlive a sandbox that has ended.
 	if g := e.opts.Governance; g != nil {
-		if err := g.Gate.EndSession(ctx, call.Caller, name); err != nil {
+		if err := g.Gate.EndSession(ctx, p.Caller, name); err != nil {
 			return err
 		}
 	}

@@ -29,7 +29,7 @@ const (
 
 // StartShell starts a background command. The shell is stored before the guest starts it, and a
 // retry with the same idempotency key returns the same shell.
-func (e *Engine) StartShell(ctx context.Context, call Call, id string, r v1.ShellRequest) (v1.Shell, error) {
+func (e *Engine) StartShell(ctx context.Context, p Principal, id string, r v1.ShellRequest) (v1.Shell, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.Shell{}, err
@@ -38,12 +38,12 @@ func (e *Engine) StartShell(ctx context.Context, call Call, id string, r v1.Shel
 		Sandbox string
 		v1.ShellRequest
 	}{id, r}
-	return idempotent(ctx, e, call, opShell, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
-		return e.startShell(ctx, call, id, ref.String(), r, nil)
+	return idempotent(ctx, e, p, opShell, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
+		return e.startShell(ctx, p, id, ref.String(), r, nil)
 	}, identity)
 }
 
-func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, r v1.ShellRequest, tune func(*wire.Command)) (v1.Shell, error) {
+func (e *Engine) startShell(ctx context.Context, p Principal, sandbox, id string, r v1.ShellRequest, tune func(*wire.Command)) (v1.Shell, error) {
 	switch {
 	case r.StopAtOutput || r.MaxOutputBytes != 0:
 		return v1.Shell{}, invalid("max_output_bytes", "is not for shells: use spool_bytes")
@@ -63,7 +63,7 @@ func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, 
 		return v1.Shell{}, err
 	}
 	c.Stdin = in != nil || r.KeepOpen
-	l, err := e.findLease(ctx, call, sandbox)
+	l, err := e.findLease(ctx, p, sandbox)
 	if err != nil {
 		return v1.Shell{}, err
 	}
@@ -75,7 +75,7 @@ func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, 
 	if r.Command != "" && e.lacksBash(use.Image()) {
 		c.Argv[0] = "sh"
 	}
-	row := store.Shell{ID: id, Sandbox: sandbox, Caller: call.Caller, Argv: c.Argv, Started: time.Now(), TTY: c.TTY != nil}
+	row := store.Shell{ID: id, Sandbox: sandbox, Caller: p.Caller, Argv: c.Argv, Started: time.Now(), TTY: c.TTY != nil}
 	if err := e.opts.Store.InsertShell(ctx, row); err != nil {
 		return v1.Shell{}, err
 	}
@@ -97,8 +97,8 @@ func (e *Engine) startShell(ctx context.Context, call Call, sandbox, id string, 
 // recoverShell finds the shell of an interrupted request. known is false if the guest cannot answer
 // now. A zero shell means that it does not run.
 func (e *Engine) recoverShell(ctx context.Context, k store.Key) (sh v1.Shell, known bool, err error) {
-	call := Call{Caller: k.Caller}
-	row, l, use, err := e.shell(ctx, call, k.Ref)
+	p := Principal{Caller: k.Caller}
+	row, l, use, err := e.shell(ctx, p, k.Ref)
 	if errdefs.IsNotFound(err) {
 		return v1.Shell{}, true, nil
 	}
@@ -136,8 +136,8 @@ func (e *Engine) abandonShell(ctx context.Context, l *scheduler.Lease, use *sche
 }
 
 // Shells lists a sandbox's shells, oldest first.
-func (e *Engine) Shells(ctx context.Context, call Call, sandbox string) ([]v1.Shell, error) {
-	if _, err := e.sched.Row(ctx, call.Caller, sandbox); err != nil {
+func (e *Engine) Shells(ctx context.Context, p Principal, sandbox string) ([]v1.Shell, error) {
+	if _, err := e.sched.Row(ctx, p.Caller, sandbox); err != nil {
 		return nil, err
 	}
 	rows, err := e.opts.Store.Shells(ctx, sandbox)
@@ -166,15 +166,15 @@ func (e *Engine) Shells(ctx context.Context, call Call, sandbox string) ([]v1.Sh
 
 // shell returns the caller's shell and a use of its sandbox. The caller must call Leave on the use.
 // If the sandbox has ended, the error is an *EndedError.
-func (e *Engine) shell(ctx context.Context, call Call, id string) (store.Shell, *scheduler.Lease, *scheduler.Use, error) {
+func (e *Engine) shell(ctx context.Context, p Principal, id string) (store.Shell, *scheduler.Lease, *scheduler.Use, error) {
 	row, err := e.opts.Store.Shell(ctx, id)
-	if errdefs.IsNotFound(err) || err == nil && row.Caller != call.Caller {
+	if errdefs.IsNotFound(err) || err == nil && row.Caller != p.Caller {
 		return store.Shell{}, nil, nil, usererror.Errorf(errdefs.ErrNotFound, "shell %q not found", id)
 	}
 	if err != nil {
 		return row, nil, nil, err
 	}
-	l, err := e.findLease(ctx, call, row.Sandbox)
+	l, err := e.findLease(ctx, p, row.Sandbox)
 	if err != nil {
 		return row, nil, nil, err
 	}
@@ -183,8 +183,8 @@ func (e *Engine) shell(ctx context.Context, call Call, id string) (store.Shell, 
 }
 
 // Shell describes a shell, also after its sandbox has ended.
-func (e *Engine) Shell(ctx context.Context, call Call, id string) (v1.Shell, error) {
-	row, l, use, err := e.shell(ctx, call, id)
+func (e *Engine) Shell(ctx context.Context, p Principal, id string) (v1.Shell, error) {
+	row, l, use, err := e.shell(ctx, p, id)
 	if _, gone := errors.AsType[*scheduler.EndedError](err); gone {
 		row, err = e.opts.Store.Shell(ctx, id) // read again: its end may have been stored since
 		return presentShell(row, wire.Shell{}), err
@@ -214,11 +214,11 @@ func (e *Engine) recordShellEnd(ctx context.Context, sh wire.Shell) {
 
 // KillShell ends a shell with TERM, then KILL after grace. No process of it is alive on return. A
 // shell that has ended keeps its result. If forget is set, its record and output are deleted.
-func (e *Engine) KillShell(ctx context.Context, call Call, id string, grace time.Duration, forget bool) (v1.Shell, error) {
+func (e *Engine) KillShell(ctx context.Context, p Principal, id string, grace time.Duration, forget bool) (v1.Shell, error) {
 	if grace < 0 || grace > time.Minute {
 		return v1.Shell{}, invalid("grace_ms", "is %d: from 0 to 60000", grace.Milliseconds())
 	}
-	row, l, use, err := e.shell(ctx, call, id)
+	row, l, use, err := e.shell(ctx, p, id)
 	if _, gone := errors.AsType[*scheduler.EndedError](err); gone {
 		if row, err = e.opts.Store.Shell(ctx, id); err == nil && forget {
 			err = e.opts.Store.DeleteShell(ctx, id)
@@ -247,11 +247,11 @@ func (e *Engine) KillShell(ctx context.Context, call Call, id string, grace time
 }
 
 // SignalShell sends a signal to every process of a shell.
-func (e *Engine) SignalShell(ctx context.Context, call Call, id string, number int) error {
+func (e *Engine) SignalShell(ctx context.Context, p Principal, id string, number int) error {
 	if number < 1 || number > 64 {
 		return invalid("signal", "is %d: from 1 to 64", number)
 	}
-	_, l, use, err := e.shell(ctx, call, id)
+	_, l, use, err := e.shell(ctx, p, id)
 	if err != nil {
 		return err
 	}
@@ -261,8 +261,8 @@ func (e *Engine) SignalShell(ctx context.Context, call Call, id string, number i
 
 // Input writes to a shell's stdin and closes it if closeIt is set. A terminal's input cannot be
 // closed.
-func (e *Engine) Input(ctx context.Context, call Call, id string, r io.Reader, closeIt bool) error {
-	row, l, use, err := e.shell(ctx, call, id)
+func (e *Engine) Input(ctx context.Context, p Principal, id string, r io.Reader, closeIt bool) error {
+	row, l, use, err := e.shell(ctx, p, id)
 	if err != nil {
 		return err
 	}
@@ -303,14 +303,14 @@ func (r *OutputRequest) validate() error {
 }
 
 // Output returns at most 1 MiB of output. It waits up to r.Wait for the first byte.
-func (e *Engine) Output(ctx context.Context, call Call, id string, r OutputRequest) (v1.Output, error) {
+func (e *Engine) Output(ctx context.Context, principal Principal, id string, r OutputRequest) (v1.Output, error) {
 	if r.Limit == 0 || r.Limit > maxPiece {
 		r.Limit = maxPiece
 	}
 	r.Follow = false
 	var data []byte
 	first := int64(-1)
-	end, row, err := e.output(ctx, call, id, &r, func(offset int64, p []byte) error {
+	end, row, err := e.output(ctx, principal, id, &r, func(offset int64, p []byte) error {
 		if first < 0 {
 			first = offset
 		}
@@ -340,16 +340,16 @@ func encodeOutput(b []byte) (data, base string) {
 
 // CopyOutput passes a shell's output to sink as it arrives and returns the offset to continue from.
 // A jump in the offsets means that output was dropped.
-func (e *Engine) CopyOutput(ctx context.Context, call Call, id string, r OutputRequest, sink func(offset int64, data []byte) error) (int64, error) {
-	end, _, err := e.output(ctx, call, id, &r, sink)
+func (e *Engine) CopyOutput(ctx context.Context, p Principal, id string, r OutputRequest, sink func(offset int64, data []byte) error) (int64, error) {
+	end, _, err := e.output(ctx, p, id, &r, sink)
 	return end.Next, err
 }
 
-func (e *Engine) output(ctx context.Context, call Call, id string, r *OutputRequest, sink func(int64, []byte) error) (wire.OutputEnd, store.Shell, error) {
+func (e *Engine) output(ctx context.Context, p Principal, id string, r *OutputRequest, sink func(int64, []byte) error) (wire.OutputEnd, store.Shell, error) {
 	if err := r.validate(); err != nil {
 		return wire.OutputEnd{}, store.Shell{}, err
 	}
-	row, l, use, err := e.shell(ctx, call, id)
+	row, l, use, err := e.shell(ctx, p, id)
 	if err != nil {
 		return wire.OutputEnd{}, row, err
 	}

@@ -25,8 +25,8 @@ const guardTime = 100 * time.Millisecond
 
 // ResizeWorkspace changes the size limit of a workspace. A workspace in use can grow where the
 // service supports it; shrinking requires that it is not in use.
-func (e *Engine) ResizeWorkspace(ctx context.Context, call Call, name string, r v1.WorkspaceResize) (v1.Workspace, error) {
-	w, err := e.findWorkspace(call, name)
+func (e *Engine) ResizeWorkspace(ctx context.Context, p Principal, name string, r v1.WorkspaceResize) (v1.Workspace, error) {
+	w, err := e.findWorkspace(p, name)
 	if err != nil {
 		return v1.Workspace{}, err
 	}
@@ -36,15 +36,15 @@ func (e *Engine) ResizeWorkspace(ctx context.Context, call Call, name string, r 
 	if err := e.checkQuota(r.QuotaBytes); err != nil {
 		return v1.Workspace{}, err
 	}
-	leave, err := e.lockKey(ctx, spaceKey(call))
+	leave, err := e.lockKey(ctx, spaceKey(p))
 	if err != nil {
 		return v1.Workspace{}, err
 	}
 	defer leave()
-	if err := e.checkSpace(ctx, call, r.QuotaBytes-w.QuotaBytes); err != nil {
+	if err := e.checkSpace(ctx, p, r.QuotaBytes-w.QuotaBytes); err != nil {
 		return v1.Workspace{}, err
 	}
-	disk := diskName(call.Caller, name)
+	disk := diskName(p.Caller, name)
 	got, err := e.opts.Volumes.Resize(ctx, disk, r.QuotaBytes)
 	if err != nil {
 		return v1.Workspace{}, workspaceError(spaceError(err), disk, name)
@@ -55,15 +55,15 @@ func (e *Engine) ResizeWorkspace(ctx context.Context, call Call, name string, r 
 
 // spaceKey returns the key that serializes a caller's requests for space, so that two requests
 // cannot both take the rest of the quota. The lock is per caller because a request may take long.
-func spaceKey(call Call) Call { return Call{Caller: call.Caller, Key: "\x00space"} }
+func spaceKey(p Principal) Principal { return Principal{Caller: p.Caller, Key: "\x00space"} }
 
 // createWithinQuota creates a workspace if the caller's disk quota allows it.
-func (e *Engine) createWithinQuota(ctx context.Context, call Call, disk string, opt volumes.CreateOptions) (volumes.Workspace, error) {
+func (e *Engine) createWithinQuota(ctx context.Context, p Principal, disk string, opt volumes.CreateOptions) (volumes.Workspace, error) {
 	if err := e.checkQuota(opt.QuotaBytes); err != nil {
 		return volumes.Workspace{}, err
 	}
-	if call.Caller != LocalCaller {
-		leave, err := e.lockKey(ctx, spaceKey(call))
+	if p.Caller != LocalCaller {
+		leave, err := e.lockKey(ctx, spaceKey(p))
 		if err != nil {
 			return volumes.Workspace{}, err
 		}
@@ -72,7 +72,7 @@ func (e *Engine) createWithinQuota(ctx context.Context, call Call, disk string, 
 		if want == 0 {
 			want, _ = e.opts.Volumes.Quotas()
 		}
-		if err := e.checkSpace(ctx, call, want); err != nil {
+		if err := e.checkSpace(ctx, p, want); err != nil {
 			return volumes.Workspace{}, err
 		}
 	}
@@ -101,12 +101,12 @@ func (e *Engine) checkQuota(bytes int64) error {
 
 // checkSpace returns a *QuotaError if more bytes exceed the caller's disk quota, which covers
 // workspaces and snapshots.
-func (e *Engine) checkSpace(ctx context.Context, call Call, more int64) error {
-	limit := e.diskQuota(call)
+func (e *Engine) checkSpace(ctx context.Context, p Principal, more int64) error {
+	limit := e.diskQuota(p)
 	if limit == 0 || more <= 0 {
 		return nil
 	}
-	names, err := e.opts.Store.WorkspaceNames(ctx, call.Caller)
+	names, err := e.opts.Store.WorkspaceNames(ctx, p.Caller)
 	if err != nil {
 		return err
 	}
@@ -130,13 +130,13 @@ func (e *Engine) checkSpace(ctx context.Context, call Call, more int64) error {
 }
 
 // diskQuota returns the caller's disk quota in bytes; 0 means no limit.
-func (e *Engine) diskQuota(call Call) int64 {
+func (e *Engine) diskQuota(p Principal) int64 {
 	switch {
-	case call.Caller == LocalCaller:
+	case p.Caller == LocalCaller:
 		return 0
-	case call.Quotas.DiskBytes > 0:
-		return call.Quotas.DiskBytes
-	case call.Operator:
+	case p.Quotas.DiskBytes > 0:
+		return p.Quotas.DiskBytes
+	case p.Operator:
 		return 0
 	}
 	return e.opts.Quotas.DiskBytes

@@ -8,8 +8,8 @@ import (
 
 // Sync copies a sandbox's files back to its workspace if the workspace was copied into the sandbox.
 // For a mounted workspace it does nothing and reports that.
-func (e *Engine) Sync(ctx context.Context, call Call, id string) (v1.Sync, error) {
-	l, use, err := e.use(ctx, call, id)
+func (e *Engine) Sync(ctx context.Context, p Principal, id string) (v1.Sync, error) {
+	l, use, err := e.use(ctx, p, id)
 	if err != nil {
 		return v1.Sync{}, err
 	}

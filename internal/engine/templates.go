@@ -357,7 +357,7 @@ func (e *Engine) NotReady(name string) error {
 
 // checkTemplate returns an *InvalidError if a template does not exist or is not ready. Only
 // operators see why it is not ready.
-func (e *Engine) checkTemplate(call Call, name string) error {
+func (e *Engine) checkTemplate(p Principal, name string) error {
 	known := e.sched.Templates()
 	if slices.Contains(known, name) {
 		return nil
@@ -367,7 +367,7 @@ func (e *Engine) checkTemplate(call Call, name string) error {
 		return &InvalidError{Field: "template", Message: fmt.Sprintf("%q is not known: use one of %v", name, known), Class: errdefs.ErrNotFound}
 	}
 	text := "try again later"
-	if call.Operator {
+	if p.Operator {
 		text = strings.TrimSpace(singleLine(why))
 	}
 	return &InvalidError{Field: "template", Message: fmt.Sprintf("%q is not ready: %s; ready are %v", name, text, known), Class: errdefs.ErrUnavailable}

@@ -71,16 +71,16 @@ func TestReloadAppliesChanges(t *testing.T) {
 	if o := show("odd"); o.State != "not_ready" || o.Error != "line 3 is bad" {
 		t.Errorf("%+v", o)
 	}
-	for call, want := range map[*Call]string{&op: "not/there:1", {Caller: "you"}: "try again later"} {
-		_, err := s.Lease(t.Context(), *call, v1.SandboxRequest{Template: "far"})
+	for p, want := range map[*Principal]string{&op: "not/there:1", {Caller: "you"}: "try again later"} {
+		_, err := s.Lease(t.Context(), *p, v1.SandboxRequest{Template: "far"})
 		if e, ok := errors.AsType[*InvalidError](err); !ok || e.Field != "template" || !errdefs.IsUnavailable(err) || !strings.Contains(e.Message, want) || !strings.Contains(e.Message, "[default]") {
 			t.Error(err)
 		}
 	}
-	if list := s.Templates(t.Context(), Call{Caller: "you"}); len(list) != 3 || list[1].Error != "" || list[1].File != "" {
+	if list := s.Templates(t.Context(), Principal{Caller: "you"}); len(list) != 3 || list[1].Error != "" || list[1].File != "" {
 		t.Errorf("for another: %+v", list)
 	}
-	if _, err := s.ReloadTemplates(t.Context(), Call{Caller: "you"}); !errdefs.IsPermissionDenied(err) {
+	if _, err := s.ReloadTemplates(t.Context(), Principal{Caller: "you"}); !errdefs.IsPermissionDenied(err) {
 		t.Error(err)
 	}
 

@@ -20,30 +20,30 @@ const (
 )
 
 // Templates describes all templates, sorted by name.
-func (e *Engine) Templates(_ context.Context, call Call) []v1.Template {
+func (e *Engine) Templates(_ context.Context, p Principal) []v1.Template {
 	e.templates.mu.Lock()
 	defer e.templates.mu.Unlock()
 	out := make([]v1.Template, 0, len(e.templates.known))
 	for _, name := range slices.Sorted(maps.Keys(e.templates.known)) {
-		out = append(out, e.presentTemplate(call, e.templates.known[name]))
+		out = append(out, e.presentTemplate(p, e.templates.known[name]))
 	}
 	return out
 }
 
 // Template describes a template.
-func (e *Engine) Template(_ context.Context, call Call, name string) (v1.Template, error) {
+func (e *Engine) Template(_ context.Context, p Principal, name string) (v1.Template, error) {
 	e.templates.mu.Lock()
 	defer e.templates.mu.Unlock()
 	t := e.templates.known[name]
 	if t == nil {
 		return v1.Template{}, usererror.Errorf(errdefs.ErrNotFound, "template %q not found: use one of %s", name, strings.Join(slices.Sorted(maps.Keys(e.templates.known)), ", "))
 	}
-	return e.presentTemplate(call, t), nil
+	return e.presentTemplate(p, t), nil
 }
 
 // ReloadTemplates calls Reload. Only operators may call it.
-func (e *Engine) ReloadTemplates(ctx context.Context, call Call) (v1.TemplateReload, error) {
-	if err := call.requireOperator("reload templates"); err != nil {
+func (e *Engine) ReloadTemplates(ctx context.Context, p Principal) (v1.TemplateReload, error) {
+	if err := p.requireOperator("reload templates"); err != nil {
 		return v1.TemplateReload{}, err
 	}
 	r, err := e.Reload(ctx)
@@ -60,7 +60,7 @@ func nonNil(names []string) []string { return append([]string{}, names...) }
 
 // presentTemplate converts the version in use, or else the configured one, to its API form. The
 // caller holds templates.mu.
-func (e *Engine) presentTemplate(call Call, t *template) v1.Template {
+func (e *Engine) presentTemplate(p Principal, t *template) v1.Template {
 	shown, state := t.want.Template, templateNotReady
 	live, ready := e.sched.Template(t.want.Name)
 	if ready {
@@ -72,7 +72,7 @@ func (e *Engine) presentTemplate(call Call, t *template) v1.Template {
 		since := t.since.UTC()
 		out.ReadyAt = &since
 	}
-	if call.Operator {
+	if p.Operator {
 		out.File = t.want.File
 		if t.err != nil {
 			out.Error = singleLine(t.err)

@@ -22,7 +22,7 @@ const maxAttached = 16
 
 // OpenTerminal starts a background command on a new pseudo-terminal. A retry with the same
 // idempotency key returns the same terminal.
-func (e *Engine) OpenTerminal(ctx context.Context, call Call, sandbox string, r v1.TerminalRequest) (v1.Shell, error) {
+func (e *Engine) OpenTerminal(ctx context.Context, p Principal, sandbox string, r v1.TerminalRequest) (v1.Shell, error) {
 	ref, err := uuid.NewV7()
 	if err != nil {
 		return v1.Shell{}, err
@@ -31,7 +31,7 @@ func (e *Engine) OpenTerminal(ctx context.Context, call Call, sandbox string, r 
 		Sandbox string
 		v1.TerminalRequest
 	}{sandbox, r}
-	return idempotent(ctx, e, call, opTerminal, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
+	return idempotent(ctx, e, p, opTerminal, ref.String(), request, func(ctx context.Context) (v1.Shell, error) {
 		tty := &wire.TTY{Term: r.Term, Cols: r.Cols, Rows: r.Rows}
 		if f := tty.Check(); f != nil {
 			return v1.Shell{}, invalid(f.Field, "%s", f.Message)
@@ -44,7 +44,7 @@ func (e *Engine) OpenTerminal(ctx context.Context, call Call, sandbox string, r 
 		if plain {
 			req.Command = "bash" // falls back to sh; the argument vector is corrected below
 		}
-		return e.startShell(ctx, call, sandbox, ref.String(), req, func(c *wire.Command) {
+		return e.startShell(ctx, p, sandbox, ref.String(), req, func(c *wire.Command) {
 			c.TTY = tty
 			if plain {
 				c.Argv = c.Argv[:1]
@@ -66,8 +66,8 @@ type Attachment struct {
 
 // Attach connects to a terminal of the caller until ctx ends or Leave is called. An attachment
 // counts as use of the lease.
-func (e *Engine) Attach(ctx context.Context, call Call, sandbox, id string) (*Attachment, error) {
-	row, l, use, err := e.shell(ctx, call, id)
+func (e *Engine) Attach(ctx context.Context, p Principal, sandbox, id string) (*Attachment, error) {
+	row, l, use, err := e.shell(ctx, p, id)
 	if err != nil {
 		return nil, err
 	}

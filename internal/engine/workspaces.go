@@ -95,8 +95,8 @@ func (r *renamedError) Error() string { return strings.ReplaceAll(r.err.Error(),
 func (r *renamedError) Unwrap() error { return r.err }
 
 // findWorkspace returns a workspace of the caller. A workspace of another caller is NotFound.
-func (e *Engine) findWorkspace(call Call, name string) (volumes.Workspace, error) {
-	w, err := e.opts.Volumes.Get(diskName(call.Caller, name))
+func (e *Engine) findWorkspace(p Principal, name string) (volumes.Workspace, error) {
+	w, err := e.opts.Volumes.Get(diskName(p.Caller, name))
 	if errdefs.IsNotFound(err) {
 		return w, usererror.Errorf(errdefs.ErrNotFound, "workspace %q not found", name)
 	}
@@ -105,13 +105,13 @@ func (e *Engine) findWorkspace(call Call, name string) (volumes.Workspace, error
 }
 
 // CreateWorkspace creates an empty workspace.
-func (e *Engine) CreateWorkspace(ctx context.Context, call Call, r v1.WorkspaceRequest) (v1.Workspace, error) {
-	return idempotent(ctx, e, call, opWorkspace, r.Name, r, func(ctx context.Context) (v1.Workspace, error) {
-		disk := diskName(call.Caller, r.Name)
-		if err := e.recordOwner(ctx, call, disk, r.Name); err != nil {
+func (e *Engine) CreateWorkspace(ctx context.Context, p Principal, r v1.WorkspaceRequest) (v1.Workspace, error) {
+	return idempotent(ctx, e, p, opWorkspace, r.Name, r, func(ctx context.Context) (v1.Workspace, error) {
+		disk := diskName(p.Caller, r.Name)
+		if err := e.recordOwner(ctx, p, disk, r.Name); err != nil {
 			return v1.Workspace{}, err
 		}
-		w, err := e.createWithinQuota(ctx, call, disk, volumes.CreateOptions{QuotaBytes: r.QuotaBytes})
+		w, err := e.createWithinQuota(ctx, p, disk, volumes.CreateOptions{QuotaBytes: r.QuotaBytes})
 		switch {
 		case As[*InvalidError](err) != nil:
 			return v1.Workspace{}, err
@@ -121,27 +121,27 @@ func (e *Engine) CreateWorkspace(ctx context.Context, call Call, r v1.WorkspaceR
 			return v1.Workspace{}, usererror.Errorf(errdefs.ErrAlreadyExists, "workspace %q already exists", r.Name)
 		}
 		if err == nil { // record it again: a concurrent delete may have removed the owner
-			err = e.recordOwner(ctx, call, disk, r.Name)
+			err = e.recordOwner(ctx, p, disk, r.Name)
 		}
 		if w.Name = r.Name; err == nil {
-			e.events.publish(v1.ServiceEvent{Type: "workspace.created", Caller: call.Caller, Workspace: r.Name})
+			e.events.publish(v1.ServiceEvent{Type: "workspace.created", Caller: p.Caller, Workspace: r.Name})
 		}
 		return presentWorkspace(w), workspaceError(err, disk, r.Name)
 	}, identity)
 }
 
 // recordOwner stores the owner of a name on disk that does not contain the caller's name.
-func (e *Engine) recordOwner(ctx context.Context, call Call, disk, name string) error {
-	if call.Caller == LocalCaller || !isOwnedDiskName(disk) {
+func (e *Engine) recordOwner(ctx context.Context, p Principal, disk, name string) error {
+	if p.Caller == LocalCaller || !isOwnedDiskName(disk) {
 		return nil
 	}
-	return e.opts.Store.NameWorkspace(ctx, disk, call.Caller, name)
+	return e.opts.Store.NameWorkspace(ctx, disk, p.Caller, name)
 }
 
 // Workspaces lists the caller's workspaces by name.
-func (e *Engine) Workspaces(ctx context.Context, call Call) ([]v1.Workspace, error) {
+func (e *Engine) Workspaces(ctx context.Context, p Principal) ([]v1.Workspace, error) {
 	out := []v1.Workspace{}
-	if call.Caller == LocalCaller {
+	if p.Caller == LocalCaller {
 		for _, w := range e.opts.Volumes.List() {
 			if !isOwnedDiskName(w.Name) {
 				out = append(out, presentWorkspace(w))
@@ -149,12 +149,12 @@ func (e *Engine) Workspaces(ctx context.Context, call Call) ([]v1.Workspace, err
 		}
 		return out, nil
 	}
-	names, err := e.opts.Store.WorkspaceNames(ctx, call.Caller)
+	names, err := e.opts.Store.WorkspaceNames(ctx, p.Caller)
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range slices.Sorted(maps.Values(names)) {
-		if w, err := e.findWorkspace(call, name); err == nil { // skip a workspace whose creation was interrupted
+		if w, err := e.findWorkspace(p, name); err == nil { // skip a workspace whose creation was interrupted
 			out = append(out, presentWorkspace(w))
 		}
 	}
@@ -162,18 +162,18 @@ func (e *Engine) Workspaces(ctx context.Context, call Call) ([]v1.Workspace, err
 }
 
 // Workspace describes a workspace.
-func (e *Engine) Workspace(_ context.Context, call Call, name string) (v1.Workspace, error) {
-	w, err := e.findWorkspace(call, name)
+func (e *Engine) Workspace(_ context.Context, p Principal, name string) (v1.Workspace, error) {
+	w, err := e.findWorkspace(p, name)
 	return presentWorkspace(w), err
 }
 
 // DeleteWorkspace removes a workspace and all its files. It fails while a sandbox uses the
 // workspace.
-func (e *Engine) DeleteWorkspace(ctx context.Context, call Call, name string) error {
-	if _, err := e.findWorkspace(call, name); err != nil {
+func (e *Engine) DeleteWorkspace(ctx context.Context, p Principal, name string) error {
+	if _, err := e.findWorkspace(p, name); err != nil {
 		return err
 	}
-	disk := diskName(call.Caller, name)
+	disk := diskName(p.Caller, name)
 	// Remove the owner first: removed later, it could be that of a new workspace with the same
 	// name.
 	if err := e.opts.Store.UnnameWorkspace(ctx, disk); err != nil {
@@ -181,13 +181,13 @@ func (e *Engine) DeleteWorkspace(ctx context.Context, call Call, name string) er
 	}
 	err := e.opts.Volumes.Delete(ctx, disk)
 	if err == nil || errdefs.IsNotFound(err) {
-		e.events.publish(v1.ServiceEvent{Type: "workspace.removed", Caller: call.Caller, Workspace: name})
+		e.events.publish(v1.ServiceEvent{Type: "workspace.removed", Caller: p.Caller, Workspace: name})
 		return workspaceError(err, disk, name)
 	}
 	again, cancel := detach(ctx, 10*time.Second)
 	defer cancel()
-	if _, find := e.findWorkspace(call, name); find == nil {
-		err = errors.Join(err, e.recordOwner(again, call, disk, name))
+	if _, find := e.findWorkspace(p, name); find == nil {
+		err = errors.Join(err, e.recordOwner(again, p, disk, name))
 	}
 	if errdefs.IsFailedPrecondition(err) {
 		return usererror.Errorf(errdefs.ErrFailedPrecondition, "workspace %q is in use: remove the sandboxes that have it first", name)
@@ -207,11 +207,11 @@ func presentWorkspace(w volumes.Workspace) v1.Workspace {
 }
 
 // workspaceFiles opens the files of the caller's workspace, for writing if write is set.
-func (e *Engine) workspaceFiles(ctx context.Context, call Call, name string, write bool) (*volumes.Files, error) {
-	if _, err := e.findWorkspace(call, name); err != nil {
+func (e *Engine) workspaceFiles(ctx context.Context, p Principal, name string, write bool) (*volumes.Files, error) {
+	if _, err := e.findWorkspace(p, name); err != nil {
 		return nil, err
 	}
-	disk := diskName(call.Caller, name)
+	disk := diskName(p.Caller, name)
 	open := e.opts.Volumes.Files
 	if write {
 		open = e.opts.Volumes.Edit
@@ -221,8 +221,8 @@ func (e *Engine) workspaceFiles(ctx context.Context, call Call, name string, wri
 }
 
 // ReadWorkspaceFile opens a file of a workspace on the host. The caller must close it.
-func (e *Engine) ReadWorkspaceFile(ctx context.Context, call Call, name string, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
-	files, err := e.workspaceFiles(ctx, call, name, false)
+func (e *Engine) ReadWorkspaceFile(ctx context.Context, p Principal, name string, r wire.FileRequest) (io.ReadCloser, v1.File, error) {
+	files, err := e.workspaceFiles(ctx, p, name, false)
 	if err != nil {
 		return nil, v1.File{}, err
 	}
@@ -243,8 +243,8 @@ type fileAndWorkspace struct {
 func (c *fileAndWorkspace) Close() error { return errors.Join(c.first.Close(), c.then.Close()) }
 
 // MakeWorkspaceDir creates a directory and its parents in a workspace that is not in use.
-func (e *Engine) MakeWorkspaceDir(ctx context.Context, call Call, name string, r wire.FileRequest) (f v1.File, err error) {
-	files, err := e.workspaceFiles(ctx, call, name, true)
+func (e *Engine) MakeWorkspaceDir(ctx context.Context, p Principal, name string, r wire.FileRequest) (f v1.File, err error) {
+	files, err := e.workspaceFiles(ctx, p, name, true)
 	if err != nil {
 		return v1.File{}, err
 	}
@@ -254,9 +254,9 @@ func (e *Engine) MakeWorkspaceDir(ctx context.Context, call Call, name string, r
 }
 
 // WriteWorkspaceFile writes a file of a workspace on the host, atomically.
-func (e *Engine) WriteWorkspaceFile(ctx context.Context, call Call, name string, r wire.FileRequest, body io.Reader) (f v1.File, err error) {
+func (e *Engine) WriteWorkspaceFile(ctx context.Context, p Principal, name string, r wire.FileRequest, body io.Reader) (f v1.File, err error) {
 	e.guardSpace()
-	files, err := e.workspaceFiles(ctx, call, name, true)
+	files, err := e.workspaceFiles(ctx, p, name, true)
 	if err != nil {
 		return v1.File{}, err
 	}
@@ -274,8 +274,8 @@ func (e *Engine) WriteWorkspaceFile(ctx context.Context, call Call, name string,
 }
 
 // ListWorkspaceFiles lists a directory of a workspace and reports whether the list was truncated.
-func (e *Engine) ListWorkspaceFiles(ctx context.Context, call Call, name string, r wire.FileRequest) (list []v1.File, truncated bool, err error) {
-	files, err := e.workspaceFiles(ctx, call, name, false)
+func (e *Engine) ListWorkspaceFiles(ctx context.Context, p Principal, name string, r wire.FileRequest) (list []v1.File, truncated bool, err error) {
+	files, err := e.workspaceFiles(ctx, p, name, false)
 	if err != nil {
 		return nil, false, err
 	}
@@ -289,8 +289,8 @@ func (e *Engine) ListWorkspaceFiles(ctx context.Context, call Call, name string,
 }
 
 // StatWorkspaceFile describes a file of a workspace.
-func (e *Engine) StatWorkspaceFile(ctx context.Context, call Call, name string, r wire.FileRequest) (f v1.File, err error) {
-	files, err := e.workspaceFiles(ctx, call, name, false)
+func (e *Engine) StatWorkspaceFile(ctx context.Context, p Principal, name string, r wire.FileRequest) (f v1.File, err error) {
+	files, err := e.workspaceFiles(ctx, p, name, false)
 	if err != nil {
 		return v1.File{}, err
 	}
@@ -300,8 +300,8 @@ func (e *Engine) StatWorkspaceFile(ctx context.Context, call Call, name string, 
 }
 
 // RemoveWorkspaceFile removes a file of a workspace, or a directory if r.Recursive is set.
-func (e *Engine) RemoveWorkspaceFile(ctx context.Context, call Call, name string, r wire.FileRequest) (err error) {
-	files, err := e.workspaceFiles(ctx, call, name, true)
+func (e *Engine) RemoveWorkspaceFile(ctx context.Context, p Principal, name string, r wire.FileRequest) (err error) {
+	files, err := e.workspaceFiles(ctx, p, name, true)
 	if err != nil {
 		return err
 	}

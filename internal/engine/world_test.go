@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("database/sql.(*DB).connectionOpener"))
 }
 
-var me = Call{Caller: LocalCaller}
+var me = Principal{Caller: LocalCaller}
 
 // world is a state directory and an engine that outlive services.
 type world struct {

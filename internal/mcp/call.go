@@ -41,7 +41,7 @@ func (s *Server) callTool(ctx context.Context, ss *mcp.ServerSession, a Access, 
 	if err != nil {
 		return nil, s.refuse(ctx, a, p.Name, p.Arguments, err)
 	}
-	if a.Call.Key, err = key(p.Meta); err != nil {
+	if a.Principal.Key, err = key(p.Meta); err != nil {
 		return nil, s.refuse(ctx, a, p.Name, p.Arguments, err)
 	}
 	defer x.begin()()
@@ -72,7 +72,7 @@ func (s *Server) callTool(ctx context.Context, ss *mcp.ServerSession, a Access, 
 	}
 	x.called(r.ID)
 	if limited := r.Error != nil && r.Error.RetryAfterMS > 0; (err != nil || limited) && ctx.Err() == nil {
-		s.opts.Refused(a.Call, 1)
+		s.opts.Refused(a.Principal, 1)
 	}
 	switch {
 	case ctx.Err() != nil:

@@ -57,8 +57,8 @@ func (c *underway) elicit(a v1.Approval) {
 	// The call may end meanwhile; what the user said still counts.
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(c.ctx), answerTime, errors.New("the approval took no answer in time"))
 	defer cancel()
-	_, err = c.s.engine.AnswerApproval(ctx, engine.Call{
-		Caller: "elicitation:" + client, Token: c.access.Call.Token, Trust: tool.TrustMax, Operator: true, Via: "mcp",
+	_, err = c.s.engine.AnswerApproval(ctx, engine.Principal{
+		Caller: "elicitation:" + client, Token: c.access.Principal.Token, Trust: tool.TrustMax, Operator: true, Via: "mcp",
 	}, a.ID, answer)
 	if err != nil && !errdefs.IsFailedPrecondition(err) && !errdefs.IsConflict(err) { // those: it was answered already
 		c.s.log.Warn("elicited answer not taken", "approval", a.ID, "error", errors.Join(err, context.Cause(ctx)))
@@ -68,7 +68,7 @@ func (c *underway) elicit(a v1.Approval) {
 // mayElicit says whether the client can ask its user, and may.
 func (c *underway) mayElicit() bool {
 	o := c.s.opts
-	if o.NoElicit || !o.ElicitAll && !c.access.Call.Operator {
+	if o.NoElicit || !o.ElicitAll && !c.access.Principal.Operator {
 		return false
 	}
 	p := c.client.InitializeParams()

@@ -56,7 +56,7 @@ func TestTheUserOfASessionDecides(t *testing.T) {
 }
 
 func TestNobodyIsAskedWhereAnswersDoNotCount(t *testing.T) {
-	user := Access{Call: engine.Call{Caller: "ben"}}
+	user := Access{Principal: engine.Principal{Caller: "ben"}}
 	for what, o := range map[string]Options{
 		"a caller who is no operator": {Access: user},
 		"elicitation is off":          {Access: operator, NoElicit: true},
@@ -103,7 +103,7 @@ func waitsUntilAnswered(t *testing.T, f *fake, cs *mcp.ClientSession) {
 		called <- r
 	}()
 	id := within(t, f.running, "a question")
-	if _, err := f.AnswerApproval(t.Context(), engine.Call{}, id, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+	if _, err := f.AnswerApproval(t.Context(), engine.Principal{}, id, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	if r := within(t, called, "the call's end"); r.IsError {
@@ -113,7 +113,7 @@ func waitsUntilAnswered(t *testing.T, f *fake, cs *mcp.ClientSession) {
 
 func TestAnyCallersUserIsAskedWhereThatIsConfigured(t *testing.T) {
 	f, asked := newFake(), make(chan *mcp.ElicitParams, 1)
-	cs, _ := connect(t, Options{Engine: f, Access: Access{Call: engine.Call{Caller: "ben"}}, ElicitAll: true}, asking(asked, accept("approve")))
+	cs, _ := connect(t, Options{Engine: f, Access: Access{Principal: engine.Principal{Caller: "ben"}}, ElicitAll: true}, asking(asked, accept("approve")))
 	if r, err := cs.CallTool(t.Context(), bash("ask git push")); err != nil || r.IsError {
 		t.Errorf("got %+v, %v", r, err)
 	}
@@ -137,7 +137,7 @@ func TestProgressSaysWhatACallWaitsFor(t *testing.T) {
 	if got := within(t, told, "progress"); !strings.Contains(got, "waiting for the answer to approval "+id) {
 		t.Errorf("progress says %q", got)
 	}
-	if _, err := f.AnswerApproval(t.Context(), engine.Call{}, id, v1.ApprovalAnswer{Action: "approve"}); err != nil {
+	if _, err := f.AnswerApproval(t.Context(), engine.Principal{}, id, v1.ApprovalAnswer{Action: "approve"}); err != nil {
 		t.Fatal(err)
 	}
 	within(t, called, "the call's end")

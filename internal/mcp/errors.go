@@ -39,11 +39,11 @@ func (s *Server) protocolError(a Access, err error, what string) error {
 // what was said to them. The rest may tell of the host, and stays in the log.
 func (s *Server) words(a Access, err error, what string) string {
 	said := err
-	if !a.Call.Operator {
+	if !a.Principal.Operator {
 		said = cmp.Or(engine.As[*v1.Problem](err), engine.ForCallers(err))
 	}
 	if said == nil || !known(err) {
-		s.log.Error(what, "caller", a.Call.Caller, "error", err)
+		s.log.Error(what, "caller", a.Principal.Caller, "error", err)
 	}
 	if said == nil {
 		return what + ": the service could not do this; its log says why"

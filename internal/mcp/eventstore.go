@@ -60,7 +60,7 @@ func (e *eventStore) Open(ctx context.Context, session, stream string) error {
 	s := e.sessions[session]
 	if s == nil {
 		a, _ := ctx.Value(accessContext{}).(Access)
-		s = &sessionEvents{owner: a.Call.Caller, streams: map[string]*chain.Element{}}
+		s = &sessionEvents{owner: a.Principal.Caller, streams: map[string]*chain.Element{}}
 		e.sessions[session] = s
 	}
 	if s.streams[stream] == nil {

@@ -30,13 +30,13 @@ type fake struct {
 
 	mu       sync.Mutex
 	calls    []v1.ToolCall
-	by       []engine.Call
+	by       []engine.Principal
 	refused  []string // tool: cause
 	ended    []string
 	toolsErr error // what Tools fails with
 	callErr  error // what CallTool fails with
 	answers  map[string]chan v1.ApprovalAnswer
-	answered []engine.Call
+	answered []engine.Principal
 	running  chan string // told when a command runs that waits
 	killed   chan error  // told why it ended
 }
@@ -55,14 +55,14 @@ func newFake() *fake {
 	}
 }
 
-func (f *fake) Tools(context.Context, engine.Call, string) ([]v1.Tool, error) {
+func (f *fake) Tools(context.Context, engine.Principal, string) ([]v1.Tool, error) {
 	return f.tools, f.toolsErr
 }
 
-func (f *fake) RefuseCall(_ context.Context, call engine.Call, name string, body []byte, cause error) error {
+func (f *fake) RefuseCall(_ context.Context, p engine.Principal, name string, body []byte, cause error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.refused = append(f.refused, fmt.Sprintf("%s %s %s %s: %v", call.Caller, call.Via, name, body, cause))
+	f.refused = append(f.refused, fmt.Sprintf("%s %s %s %s: %v", p.Caller, p.Via, name, body, cause))
 	return cause
 }
 
@@ -75,9 +75,9 @@ func (f *fake) hasRefused() []string {
 	return out
 }
 
-func (f *fake) CallTool(ctx context.Context, call engine.Call, name string, r v1.ToolCall, w engine.Watch) (v1.ToolResult, error) {
+func (f *fake) CallTool(ctx context.Context, p engine.Principal, name string, r v1.ToolCall, w engine.Watch) (v1.ToolResult, error) {
 	f.mu.Lock()
-	f.calls, f.by = append(f.calls, r), append(f.by, call)
+	f.calls, f.by = append(f.calls, r), append(f.by, p)
 	id := fmt.Sprintf("call-%d", len(f.calls))
 	f.mu.Unlock()
 	if f.callErr != nil {
@@ -94,7 +94,7 @@ func (f *fake) CallTool(ctx context.Context, call engine.Call, name string, r v1
 	verb, rest, _ := strings.Cut(in.Command, " ")
 	switch verb {
 	case "ask":
-		if denied, err := f.ask(ctx, id, call, r, w); denied || err != nil {
+		if denied, err := f.ask(ctx, id, p, r, w); denied || err != nil {
 			res.Ending, res.Approval = "approval_denied", "apr-"+id
 			res.Error = &v1.ToolError{Type: "denied", Message: "the approver said no"}
 			return res, err
@@ -129,9 +129,9 @@ func (f *fake) CallTool(ctx context.Context, call engine.Call, name string, r v1
 }
 
 // ask asks and waits for an answer.
-func (f *fake) ask(ctx context.Context, id string, call engine.Call, r v1.ToolCall, w engine.Watch) (denied bool, err error) {
+func (f *fake) ask(ctx context.Context, id string, p engine.Principal, r v1.ToolCall, w engine.Watch) (denied bool, err error) {
 	answer := make(chan v1.ApprovalAnswer, 1)
-	a := v1.Approval{ID: "apr-" + id, Kind: "call", State: "pending", Caller: call.Caller, Tool: "system.bash", Input: r.Input, Rule: "push", Reason: "it leaves the machine"}
+	a := v1.Approval{ID: "apr-" + id, Kind: "call", State: "pending", Caller: p.Caller, Tool: "system.bash", Input: r.Input, Rule: "push", Reason: "it leaves the machine"}
 	f.mu.Lock()
 	f.answers[a.ID] = answer
 	f.mu.Unlock()
@@ -146,14 +146,14 @@ func (f *fake) ask(ctx context.Context, id string, call engine.Call, r v1.ToolCa
 	}
 }
 
-func (f *fake) AnswerApproval(_ context.Context, call engine.Call, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
+func (f *fake) AnswerApproval(_ context.Context, p engine.Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c, ok := f.answers[id]
 	if !ok {
 		return v1.Approval{}, errdefs.ErrNotFound
 	}
-	f.answered = append(f.answered, call)
+	f.answered = append(f.answered, p)
 	select {
 	case c <- a:
 		return v1.Approval{ID: id}, nil
@@ -162,7 +162,7 @@ func (f *fake) AnswerApproval(_ context.Context, call engine.Call, id string, a 
 	}
 }
 
-func (f *fake) CallOutput(_ context.Context, _ engine.Call, id string, r engine.OutputRequest) (v1.Output, error) {
+func (f *fake) CallOutput(_ context.Context, _ engine.Principal, id string, r engine.OutputRequest) (v1.Output, error) {
 	if !strings.HasPrefix(id, "call-") {
 		return v1.Output{}, fmt.Errorf("call %q is not known: %w", id, errdefs.ErrNotFound)
 	}
@@ -172,7 +172,7 @@ func (f *fake) CallOutput(_ context.Context, _ engine.Call, id string, r engine.
 	return v1.Output{Data: "second", NextOffset: 12, EOF: true}, nil
 }
 
-func (f *fake) EndSession(_ context.Context, _ engine.Call, session string) error {
+func (f *fake) EndSession(_ context.Context, _ engine.Principal, session string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ended = append(f.ended, session)
@@ -218,7 +218,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 }
 
 // operator is the access of a test's session.
-var operator = Access{Call: engine.Call{Caller: "anna", Operator: true}}
+var operator = Access{Principal: engine.Principal{Caller: "anna", Operator: true}}
 
 // connect gives a client's session with a server over memory.
 func connect(t *testing.T, o Options, co *mcp.ClientOptions) (*mcp.ClientSession, *Server) {

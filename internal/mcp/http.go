@@ -36,7 +36,7 @@ type post struct {
 
 // holder names who may use a session: tokens of one caller with the same rights.
 // Another token of the caller could answer what the session's user is asked.
-func holder(c engine.Call) string {
+func holder(c engine.Principal) string {
 	return fmt.Sprintf("%s profile=%s trust=%d operator=%t", c.Caller, c.Profile, c.Trust, c.Operator)
 }
 
@@ -51,7 +51,7 @@ func (s *Server) newHTTP() http.Handler {
 		if !ok {
 			return nil, errors.New("request without a caller")
 		}
-		return &auth.TokenInfo{UserID: holder(a.Call), Extra: map[string]any{accessKey: a}}, nil
+		return &auth.TokenInfo{UserID: holder(a.Principal), Extra: map[string]any{accessKey: a}}, nil
 	}
 	return auth.RequireBearerToken(verify, &auth.RequireBearerTokenOptions{AllowMissingExpiration: true})(h)
 }
@@ -59,22 +59,22 @@ func (s *Server) newHTTP() http.Handler {
 // Serve answers one request of the streamable HTTP transport, made by call's
 // caller. The query may say where tools run: workspace, read_only, template,
 // job and, for operators, profile. Every tool call in it leaves a record.
-func (s *Server) Serve(w http.ResponseWriter, r *http.Request, call engine.Call) {
+func (s *Server) Serve(w http.ResponseWriter, r *http.Request, p engine.Principal) {
 	if r.Method != http.MethodPost {
-		s.serve(w, r, call, nil)
+		s.serve(w, r, p, nil)
 		return
 	}
 	in := &intake{ReadCloser: r.Body}
 	out := &outcome{ResponseWriter: w}
 	r.Body = in
-	s.serve(out, r, call, in)
+	s.serve(out, r, p, in)
 	if out.status < http.StatusBadRequest && r.Context().Err() != nil {
 		return // the client left: calls may still be on their way to their tools
 	}
-	_ = s.recordMissed(w, r, in, call, out.cause()) // it was answered
+	_ = s.recordMissed(w, r, in, p, out.cause()) // it was answered
 }
 
-func (s *Server) serve(w http.ResponseWriter, r *http.Request, call engine.Call, in *intake) {
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, p engine.Principal, in *intake) {
 	if err := s.checkOrigin(r); err != nil {
 		http.Error(w, "Forbidden: "+err.Error(), http.StatusForbidden)
 		return
@@ -88,10 +88,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, call engine.Call,
 		http.Error(w, "Bad Request: "+err.Error(), http.StatusBadRequest)
 		return
 	}
-	a.Call = call
-	a.Call.Key = "" // a key is of one call, and comes with it
+	a.Principal = p
+	a.Principal.Key = "" // a key is of one call, and comes with it
 	x := s.byID(r.Header.Get(headerID))
-	if x != nil && x.holder != holder(call) { // in the library's words for one that is not there
+	if x != nil && x.holder != holder(p) { // in the library's words for one that is not there
 		http.Error(w, "session not found", http.StatusNotFound)
 		return
 	}

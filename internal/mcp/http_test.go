@@ -25,7 +25,7 @@ func serve(t *testing.T, o Options) (string, *Server) {
 	s := New(o)
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		caller, profile, _ := strings.Cut(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "), "/")
-		s.Serve(w, r, engine.Call{Caller: caller, Profile: profile, Operator: caller == "root"})
+		s.Serve(w, r, engine.Principal{Caller: caller, Profile: profile, Operator: caller == "root"})
 	}))
 	t.Cleanup(func() {
 		closeServer(t, s)
@@ -161,16 +161,16 @@ func TestASessionIsOnlyForTheCallerWhoBeganIt(t *testing.T) {
 }
 
 func TestSessionHolderHasTheSameRights(t *testing.T) {
-	ben := engine.Call{Caller: "ben", Token: "a", Profile: "default", Trust: 2}
+	ben := engine.Principal{Caller: "ben", Token: "a", Profile: "default", Trust: 2}
 	for name, c := range map[string]struct {
-		change func(*engine.Call)
+		change func(*engine.Principal)
 		same   bool
 	}{
-		"token":    {func(c *engine.Call) { c.Token = "b" }, true},
-		"caller":   {func(c *engine.Call) { c.Caller = "eve" }, false},
-		"profile":  {func(c *engine.Call) { c.Profile = "readonly" }, false},
-		"trust":    {func(c *engine.Call) { c.Trust = 0 }, false},
-		"operator": {func(c *engine.Call) { c.Operator = true }, false},
+		"token":    {func(c *engine.Principal) { c.Token = "b" }, true},
+		"caller":   {func(c *engine.Principal) { c.Caller = "eve" }, false},
+		"profile":  {func(c *engine.Principal) { c.Profile = "readonly" }, false},
+		"trust":    {func(c *engine.Principal) { c.Trust = 0 }, false},
+		"operator": {func(c *engine.Principal) { c.Operator = true }, false},
 	} {
 		other := ben
 		c.change(&other)

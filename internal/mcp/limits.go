@@ -27,24 +27,24 @@ type requestLimiter struct {
 }
 
 // enter counts a request until leave is called, or returns a *engine.QuotaError.
-func (l *requestLimiter) enter(call engine.Call, most int) (leave func(), err error) {
-	if call.Operator {
+func (l *requestLimiter) enter(p engine.Principal, most int) (leave func(), err error) {
+	if p.Operator {
 		return func() {}, nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if n := l.n[call.Caller]; n >= most {
+	if n := l.n[p.Caller]; n >= most {
 		return nil, &engine.QuotaError{Quota: "max_requests", Limit: int64(most), Used: int64(n), Unit: "requests at once (callers.max_requests)", RetryAfter: retryTime}
 	}
 	if l.n == nil {
 		l.n = map[string]int{}
 	}
-	l.n[call.Caller]++
+	l.n[p.Caller]++
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.n[call.Caller]--; l.n[call.Caller] == 0 {
-			delete(l.n, call.Caller)
+		if l.n[p.Caller]--; l.n[p.Caller] == 0 {
+			delete(l.n, p.Caller)
 		}
 	}, nil
 }
@@ -53,7 +53,7 @@ func (l *requestLimiter) enter(call engine.Call, most int) (leave func(), err er
 // a record.
 func (s *Server) limit(ctx context.Context, next mcp.MethodHandler, method string, req mcp.Request) (mcp.Result, error) {
 	a := s.access(req)
-	leave, err := s.requests.enter(a.Call, cmp.Or(s.opts.Requests, DefaultRequests))
+	leave, err := s.requests.enter(a.Principal, cmp.Or(s.opts.Requests, DefaultRequests))
 	if err != nil {
 		if p, ok := req.GetParams().(*mcp.CallToolParamsRaw); ok {
 			if a.post != nil {

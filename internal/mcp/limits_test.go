@@ -151,7 +151,7 @@ func TestSubscriptionsAreToOneAddress(t *testing.T) {
 // of is the context of a caller's request.
 func of(t *testing.T, caller string) context.Context {
 	t.Helper()
-	return context.WithValue(t.Context(), accessContext{}, Access{Call: engine.Call{Caller: caller}})
+	return context.WithValue(t.Context(), accessContext{}, Access{Principal: engine.Principal{Caller: caller}})
 }
 
 func replay(t *testing.T, e *eventStore, session, stream string, index int) (string, error) {

@@ -101,7 +101,7 @@ func TestARefusalIsAResultThatIsAnError(t *testing.T) {
 }
 
 func TestWhatCannotBeCarriedOutIsToldToTheModel(t *testing.T) {
-	cs, _ := connect(t, Options{Engine: newFake(), Access: Access{Call: engine.Call{Caller: "ben"}}}, nil)
+	cs, _ := connect(t, Options{Engine: newFake(), Access: Access{Principal: engine.Principal{Caller: "ben"}}}, nil)
 	for what, c := range map[string]struct {
 		params *mcp.CallToolParams
 		want   string

@@ -116,39 +116,39 @@ func callsIn(body []byte) []toolCall {
 
 // Refuse records the tool calls of a POST that is refused before Serve, and
 // returns the reason.
-func (s *Server) Refuse(w http.ResponseWriter, r *http.Request, call engine.Call, cause error) error {
+func (s *Server) Refuse(w http.ResponseWriter, r *http.Request, p engine.Principal, cause error) error {
 	if r.Method != http.MethodPost {
 		return cause
 	}
-	return s.recordMissed(w, r, &intake{ReadCloser: r.Body}, call, cause)
+	return s.recordMissed(w, r, &intake{ReadCloser: r.Body}, p, cause)
 }
 
 // recordMissed records the calls of a body that reached no tool. It reads what is
 // missing of the body's beginning.
-func (s *Server) recordMissed(w http.ResponseWriter, r *http.Request, in *intake, call engine.Call, cause error) error {
+func (s *Server) recordMissed(w http.ResponseWriter, r *http.Request, in *intake, p engine.Principal, cause error) error {
 	if !in.eof && !in.cut {
 		ctl := http.NewResponseController(w)
 		_ = ctl.SetReadDeadline(time.Now().Add(headTime)) // any connection can
 		_, _ = io.CopyN(io.Discard, in, maxHead+1)
 		_ = ctl.SetReadDeadline(time.Time{})
 	}
-	call.Key, call.Via = "", "mcp"
+	p.Key, p.Via = "", "mcp"
 	missed := in.missed()
 	for _, c := range missed {
-		if err := s.engine.RefuseCall(r.Context(), call, c.name, c.input, cause); err != cause { //nolint:errorlint // that the record failed is added
-			s.log.Error("failed to record a refused call", "caller", call.Caller, "error", err)
+		if err := s.engine.RefuseCall(r.Context(), p, c.name, c.input, cause); err != cause { //nolint:errorlint // that the record failed is added
+			s.log.Error("failed to record a refused call", "caller", p.Caller, "error", err)
 		}
 	}
 	if len(missed) > 0 {
-		s.opts.Refused(call, len(missed))
+		s.opts.Refused(p, len(missed))
 	}
 	return cause
 }
 
 // refuse records a call that reached no tool, and returns the reason.
 func (s *Server) refuse(ctx context.Context, a Access, tool string, input json.RawMessage, cause error) error {
-	err := s.engine.RefuseCall(ctx, a.Call, tool, input, cause)
-	s.opts.Refused(a.Call, 1)
+	err := s.engine.RefuseCall(ctx, a.Principal, tool, input, cause)
+	s.opts.Refused(a.Principal, 1)
 	return err
 }
 

@@ -77,7 +77,7 @@ func TestARequestRefusedBeforeServeIsRecorded(t *testing.T) {
 	_, s := serve(t, Options{Engine: f})
 	cause := errors.New("too many requests")
 	r := httptest.NewRequest(http.MethodPost, "/mcp", strings.NewReader(quick))
-	if err := s.Refuse(httptest.NewRecorder(), r, engine.Call{Caller: "ben", Via: "http"}, cause); !errors.Is(err, cause) {
+	if err := s.Refuse(httptest.NewRecorder(), r, engine.Principal{Caller: "ben", Via: "http"}, cause); !errors.Is(err, cause) {
 		t.Errorf("Refuse() = %v, want %v", err, cause)
 	}
 	if got := f.hasRefused(); len(got) != 1 || !strings.HasPrefix(got[0], "ben mcp system_bash") || !strings.HasSuffix(got[0], cause.Error()) {

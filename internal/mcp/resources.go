@@ -49,7 +49,7 @@ func (s *Server) readOutput(ctx context.Context, req *mcp.ReadResourceRequest) (
 	var b []byte
 	meta := mcp.Meta{}
 	for offset := int64(0); ; {
-		o, err := s.engine.CallOutput(ctx, a.Call, id, engine.OutputRequest{Stream: stream, Offset: offset, Limit: maxResource - int64(len(b))})
+		o, err := s.engine.CallOutput(ctx, a.Principal, id, engine.OutputRequest{Stream: stream, Offset: offset, Limit: maxResource - int64(len(b))})
 		if err != nil {
 			return nil, s.protocolError(a, err, "output not read")
 		}

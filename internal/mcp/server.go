@@ -22,14 +22,14 @@ import (
 // Engine is what a Server needs of the service. *engine.Engine is one; a
 // client of a running server is another.
 type Engine interface {
-	Tools(ctx context.Context, call engine.Call, profile string) ([]v1.Tool, error)
-	CallTool(ctx context.Context, call engine.Call, name string, r v1.ToolCall, w engine.Watch) (v1.ToolResult, error)
+	Tools(ctx context.Context, p engine.Principal, profile string) ([]v1.Tool, error)
+	CallTool(ctx context.Context, p engine.Principal, name string, r v1.ToolCall, w engine.Watch) (v1.ToolResult, error)
 	// RefuseCall records a tool call that did not get to CallTool, and returns cause.
-	RefuseCall(ctx context.Context, call engine.Call, name string, body []byte, cause error) error
-	CallOutput(ctx context.Context, call engine.Call, id string, r engine.OutputRequest) (v1.Output, error)
-	AnswerApproval(ctx context.Context, call engine.Call, id string, a v1.ApprovalAnswer) (v1.Approval, error)
+	RefuseCall(ctx context.Context, p engine.Principal, name string, body []byte, cause error) error
+	CallOutput(ctx context.Context, p engine.Principal, id string, r engine.OutputRequest) (v1.Output, error)
+	AnswerApproval(ctx context.Context, p engine.Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error)
 	// EndSession removes the sandbox of a session, if it has one.
-	EndSession(ctx context.Context, call engine.Call, session string) error
+	EndSession(ctx context.Context, p engine.Principal, session string) error
 }
 
 // Defaults of Options.
@@ -61,7 +61,7 @@ const (
 type Options struct {
 	Engine Engine
 	// Refused is called before the answer that refuses n tool calls, and may delay it. It may be nil.
-	Refused func(call engine.Call, n int)
+	Refused func(p engine.Principal, n int)
 	// Version is told to clients.
 	Version string
 	// Access is whose calls those on stdio are. HTTP brings its own.
@@ -88,7 +88,7 @@ type Options struct {
 
 // Access says as whom calls are made, and where they run.
 type Access struct {
-	Call engine.Call
+	Principal engine.Principal
 	// Profile is for operators. The others are for the sandbox that the session
 	// gets with its first call, as in v1.ToolCall.
 	Profile, Workspace, Template, Job string
@@ -140,7 +140,7 @@ func New(o Options) *Server {
 		o.Resume = DefaultResume
 	}
 	if o.Refused == nil {
-		o.Refused = func(engine.Call, int) {}
+		o.Refused = func(engine.Principal, int) {}
 	}
 	s := &Server{opts: o, log: o.Log, engine: o.Engine, sessions: map[*mcp.ServerSession]*session{}}
 	s.stopping, s.stop = context.WithCancelCause(context.Background())
@@ -218,7 +218,7 @@ func (s *Server) access(req mcp.Request) Access {
 			a = of
 		}
 	}
-	a.Call.Via = "mcp"
+	a.Principal.Via = "mcp"
 	return a
 }
 

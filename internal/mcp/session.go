@@ -62,13 +62,13 @@ func (s *Server) admit(ss *mcp.ServerSession, a Access) error {
 	}
 	own := 0
 	for _, x := range s.sessions {
-		if x.caller == a.Call.Caller {
+		if x.caller == a.Principal.Caller {
 			own++
 		}
 	}
-	full := len(s.sessions) >= maxSessions && !a.Call.Operator
+	full := len(s.sessions) >= maxSessions && !a.Principal.Operator
 	if full && own < maxOfCaller {
-		if other, x := s.crowded(a.Call.Caller); x != nil {
+		if other, x := s.crowded(a.Principal.Caller); x != nil {
 			full = false
 			x.cancel(errCrowded)
 			delete(s.sessions, other)
@@ -83,7 +83,7 @@ func (s *Server) admit(ss *mcp.ServerSession, a Access) error {
 		return refused(fmt.Sprintf("too many sessions: you have %d of at most %d, all together %d of %d; end some (DELETE), or wait until they are given up",
 			own, maxOfCaller, len(s.sessions), maxSessions))
 	}
-	x := &session{name: "mcp-" + strings.ToLower(rand.Text()), caller: a.Call.Caller, operator: a.Call.Operator, holder: holder(a.Call), since: time.Now()}
+	x := &session{name: "mcp-" + strings.ToLower(rand.Text()), caller: a.Principal.Caller, operator: a.Principal.Operator, holder: holder(a.Principal), since: time.Now()}
 	x.ctx, x.cancel = context.WithCancelCause(context.Background())
 	s.sessions[ss] = x
 	s.ending.Go(func() { s.end(ss, x) })
@@ -127,14 +127,14 @@ func (s *Server) end(ss *mcp.ServerSession, x *session) {
 	}
 	x.cancel(errEnded)
 	x.mu.Lock()
-	used, call := x.used, x.access.Call
+	used, p := x.used, x.access.Principal
 	x.mu.Unlock()
 	if used {
-		call.Key = ""
+		p.Key = ""
 		ctx, cancel := context.WithTimeoutCause(context.Background(), endTime, fmt.Errorf("the session's sandbox was not removed within %s", endTime))
 		defer cancel()
 		// One whose sandbox is gone already, or that never got one, is as well.
-		if err := s.engine.EndSession(ctx, call, x.name); err != nil && !errdefs.IsNotFound(err) {
+		if err := s.engine.EndSession(ctx, p, x.name); err != nil && !errdefs.IsNotFound(err) {
 			s.log.Warn("sandbox of an mcp session not removed", "session", x.name, "error", errors.Join(err, context.Cause(ctx)))
 		}
 	}
@@ -144,11 +144,11 @@ func (s *Server) end(ss *mcp.ServerSession, x *session) {
 }
 
 // use notes that something is called, and by whom.
-func (x *session) use(a Access) engine.Call {
+func (x *session) use(a Access) engine.Principal {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.used, x.access = true, a
-	return a.Call
+	return a.Principal
 }
 
 // called remembers a call's id.

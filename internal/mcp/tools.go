@@ -71,7 +71,7 @@ func naming(tools []v1.Tool) map[string]string {
 // listTools answers tools/list with a page of the caller's tools. The cursor is
 // the name of the last tool of the page before.
 func (s *Server) listTools(ctx context.Context, a Access, p *mcp.ListToolsParams) (*mcp.ListToolsResult, error) {
-	tools, err := s.engine.Tools(ctx, a.Call, a.Profile)
+	tools, err := s.engine.Tools(ctx, a.Principal, a.Profile)
 	if err != nil {
 		return nil, s.protocolError(a, err, "tools not listed")
 	}
@@ -138,7 +138,7 @@ func isObject(schema json.RawMessage) bool {
 
 // resolve finds the engine's name of a tool.
 func (s *Server) resolve(ctx context.Context, x *session, a Access, called string) (tool string, known bool, err error) {
-	profile := a.Call.Token + "/" + a.Call.Profile + "/" + a.Profile
+	profile := a.Principal.Token + "/" + a.Principal.Profile + "/" + a.Profile
 	x.mu.Lock()
 	if x.names.profile == profile {
 		tool, known = x.names.of[called]
@@ -147,7 +147,7 @@ func (s *Server) resolve(ctx context.Context, x *session, a Access, called strin
 	if known {
 		return tool, true, nil
 	}
-	tools, err := s.engine.Tools(ctx, a.Call, a.Profile)
+	tools, err := s.engine.Tools(ctx, a.Principal, a.Profile)
 	if err != nil {
 		return "", false, err
 	}

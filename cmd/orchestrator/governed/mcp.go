@@ -95,10 +95,10 @@ func runMCP(ctx context.Context, a *cli.App, o mcpOptions) error {
 }
 
 // talk speaks on standard input and output, until one of them or ctx ends.
-func talk(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, e mcp.Engine, call engine.Call) error {
+func talk(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, e mcp.Engine, p engine.Principal) error {
 	s := mcp.New(mcp.Options{
 		Engine: e, Version: a.Version, NoElicit: o.noElicit, Log: standalone.Logger(a.Stderr, c.Log),
-		Access: mcp.Access{Call: call, Profile: o.profile, Workspace: o.workspace, Template: o.template, Job: o.job, ReadOnly: o.readOnly},
+		Access: mcp.Access{Principal: p, Profile: o.profile, Workspace: o.workspace, Template: o.template, Job: o.job, ReadOnly: o.readOnly},
 	})
 	return s.Run(ctx, io.NopCloser(a.Input(ctx)), kept{a.Stdout})
 }
@@ -111,16 +111,16 @@ func (kept) Close() error { return nil }
 
 // mcpServed has a server do it.
 func mcpServed(ctx context.Context, a *cli.App, c config.Config, o mcpOptions, cl *client.Client) error {
-	call := engine.Local("")
+	p := engine.Local("")
 	// An answer of the client's user counts only for operators. Who is none is
 	// told so where tokens are listed.
 	if _, err := cl.Tokens(ctx); err != nil {
 		if !errdefs.IsPermissionDenied(err) {
 			return err
 		}
-		call.Operator = false
+		p.Operator = false
 	}
-	return talk(ctx, a, c, o, remote{cl}, call)
+	return talk(ctx, a, c, o, remote{cl}, p)
 }
 
 // mcpHere does it in this process.
@@ -153,13 +153,13 @@ func mcpHere(ctx context.Context, a *cli.App, c config.Config, o mcpOptions) (er
 type remote struct{ cl *client.Client }
 
 // Tools lists the caller's tools.
-func (r remote) Tools(ctx context.Context, _ engine.Call, profile string) ([]v1.Tool, error) {
+func (r remote) Tools(ctx context.Context, _ engine.Principal, profile string) ([]v1.Tool, error) {
 	return r.cl.Tools(ctx, profile)
 }
 
 // CallTool calls one, and asks again while the server is restarted.
-func (r remote) CallTool(ctx context.Context, call engine.Call, name string, req v1.ToolCall, w engine.Watch) (v1.ToolResult, error) {
-	o := client.CallOptions{IdempotencyKey: call.Key, Persist: true, Asked: w.Asked, Started: w.Started}
+func (r remote) CallTool(ctx context.Context, principal engine.Principal, name string, req v1.ToolCall, w engine.Watch) (v1.ToolResult, error) {
+	o := client.CallOptions{IdempotencyKey: principal.Key, Persist: true, Asked: w.Asked, Started: w.Started}
 	if w.Output != nil {
 		o.Output = func(stream string, p []byte, _ int64) { w.Output(stream, p) }
 	}
@@ -167,23 +167,23 @@ func (r remote) CallTool(ctx context.Context, call engine.Call, name string, req
 }
 
 // RefuseCall returns cause: what does not get to the server has no record there.
-func (remote) RefuseCall(_ context.Context, _ engine.Call, _ string, _ []byte, cause error) error {
+func (remote) RefuseCall(_ context.Context, _ engine.Principal, _ string, _ []byte, cause error) error {
 	return cause
 }
 
 // CallOutput reads the output of an earlier call.
-func (r remote) CallOutput(ctx context.Context, _ engine.Call, id string, o engine.OutputRequest) (v1.Output, error) {
+func (r remote) CallOutput(ctx context.Context, _ engine.Principal, id string, o engine.OutputRequest) (v1.Output, error) {
 	return r.cl.CallOutput(ctx, id, client.OutputRequest{Stream: o.Stream, Offset: o.Offset, Limit: o.Limit, Wait: o.Wait})
 }
 
 // AnswerApproval answers a question as the caller that the server knows; the
 // note says whose answer it was.
-func (r remote) AnswerApproval(ctx context.Context, call engine.Call, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
-	a.Note = call.Caller
+func (r remote) AnswerApproval(ctx context.Context, p engine.Principal, id string, a v1.ApprovalAnswer) (v1.Approval, error) {
+	a.Note = p.Caller
 	return r.cl.AnswerApproval(ctx, id, a)
 }
 
 // EndSession removes the session's sandbox.
-func (r remote) EndSession(ctx context.Context, _ engine.Call, session string) error {
+func (r remote) EndSession(ctx context.Context, _ engine.Principal, session string) error {
 	return r.cl.EndSession(ctx, session)
 }
