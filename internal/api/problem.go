@@ -73,6 +73,9 @@ func problem(err error) *v1.Problem {
 	if e, ok := errors.AsType[*engine.InputError](err); ok {
 		p.Kind = e.Type
 	}
+	if e, ok := errors.AsType[*usererror.Error](err); ok && e.RetryAfter > 0 {
+		p.RetryAfterMS = e.RetryAfter.Milliseconds()
+	}
 	if e, ok := errors.AsType[*engine.EmptyError](err); ok {
 		p.RetryAfterMS = e.RetryAfter.Milliseconds()
 	}

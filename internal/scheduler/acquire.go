@@ -41,7 +41,7 @@ type Request struct {
 
 // Acquire leases a sandbox that was never used. In this order, it takes one from the pool, records
 // the lease, binds the workspace and claims the guest. If it fails, it destroys the sandbox and
-// ends the lease.
+// ends the lease. If r.Wait expires in any of these steps, the error is of class Unavailable.
 func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	t, st, ok := s.templates.leasable(r.Template)
 	if !ok {
@@ -54,8 +54,30 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 		return nil, err
 	}
 	defer s.dequeue(r.Caller)
-	ctx, cancel := context.WithTimeoutCause(ctx, r.Wait, usererror.Errorf(errdefs.ErrUnavailable, "no sandbox of template %s within %s", r.Template, r.Wait))
+	late := &usererror.Error{
+		Message: fmt.Sprintf("no sandbox of template %s within %s", r.Template, r.Wait), Class: errdefs.ErrUnavailable, RetryAfter: retryLate,
+	}
+	wait, cancel := context.WithTimeoutCause(ctx, r.Wait, late)
 	defer cancel()
+	l, err := s.acquire(wait, r, t, st)
+	if err != nil && context.Cause(wait) == error(late) && !hasClass(err) {
+		// The layers below return the bare deadline, or an error that it caused.
+		err = fmt.Errorf("%w: %v", late, err) //nolint:errorlint // the deadline's class must not show
+	}
+	return l, err
+}
+
+// retryLate is when to try again after a wait that expired.
+const retryLate = time.Second
+
+// hasClass reports whether err is of a class that tells the caller why there is no sandbox.
+func hasClass(err error) bool {
+	return errdefs.IsUnavailable(err) || errdefs.IsResourceExhausted(err) || errdefs.IsFailedPrecondition(err) ||
+		errdefs.IsNotFound(err) || errdefs.IsInvalidArgument(err)
+}
+
+// acquire is Acquire for a call that was admitted to the queue.
+func (s *Scheduler) acquire(ctx context.Context, r Request, t Template, st *templatePool) (*Lease, error) {
 	r.Lease.CarryBytes = s.carryBytes(t, r.Lease)
 	r.Lease.Class = string(t.Spec.Class.OrDefault())
 	memory := t.Spec.Limits.MemoryBytes

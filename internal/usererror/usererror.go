@@ -3,7 +3,10 @@
 // or output of a driver; adapters show those only to operators.
 package usererror
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // Error is an error that is safe to show to callers.
 type Error struct {
@@ -11,6 +14,8 @@ type Error struct {
 	Message string
 	// Class is a class of containerd/errdefs.
 	Class error
+	// RetryAfter is when to try again, or 0 if that is not known.
+	RetryAfter time.Duration
 }
 
 // Errorf returns an Error with a class.
