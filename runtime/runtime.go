@@ -21,6 +21,9 @@ import (
 type Driver interface {
 	// Name is the name that selects the driver: "docker", "containerd" or "oci".
 	Name() string
+	// NeedsUnpackedRoot reports whether Prepare and Create need Image.Root. Other drivers get images
+	// without it.
+	NeedsUnpackedRoot() bool
 	// Classes returns the isolation classes that the driver offers on this host, from the weakest
 	// to the strongest.
 	Classes() []Class

@@ -172,10 +172,10 @@ func (e *Engine) prepare(ctx context.Context, t *scheduler.Template) error {
 	if err != nil {
 		return err
 	}
-	// Only the embedded runtime needs the unpacked root. For other runtimes a root that comes and
-	// goes would change the template's fingerprint after a restart.
+	// Leave the root out where it is not needed: one that comes and goes would change the
+	// template's fingerprint after a restart.
 	img.Root = ""
-	if e.opts.Driver.Name() == "oci" {
+	if e.opts.Driver.NeedsUnpackedRoot() {
 		if img.Root, err = e.opts.Images.Root(ctx, img); err != nil {
 			return err
 		}

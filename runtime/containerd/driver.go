@@ -174,6 +174,9 @@ func (o Options) validate() error {
 // Name returns "containerd".
 func (d *Driver) Name() string { return "containerd" }
 
+// NeedsUnpackedRoot implements runtime.Driver. Containerd's snapshotter unpacks images.
+func (d *Driver) NeedsUnpackedRoot() bool { return false }
+
 // Info describes in a few words what creates the sandboxes.
 func (d *Driver) Info() string { return d.info }
 

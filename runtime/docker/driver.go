@@ -194,6 +194,9 @@ func (d *Driver) open(ctx context.Context, mode string) error {
 // Name returns "docker".
 func (d *Driver) Name() string { return "docker" }
 
+// NeedsUnpackedRoot implements runtime.Driver. The engine unpacks images itself.
+func (d *Driver) NeedsUnpackedRoot() bool { return false }
+
 // Mode returns ModeLocal or ModeStdio.
 func (d *Driver) Mode() string { return d.mode }
 

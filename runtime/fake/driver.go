@@ -24,6 +24,8 @@ type Options struct {
 	Capabilities runtime.Capabilities
 	// Classes are the classes the driver makes; nil means ClassContainer only.
 	Classes []runtime.Class
+	// NeedsUnpackedRoot is what the driver's method of this name returns.
+	NeedsUnpackedRoot bool
 	// Serve is the guest's side of one stream; nil serves with Guest. It must return once ctx ends
 	// or conn is closed. The driver closes conn afterwards.
 	Serve func(ctx context.Context, id string, conn net.Conn)
@@ -65,6 +67,9 @@ func (d *Driver) Host() *Host { return d.host }
 
 // Name implements runtime.Driver.
 func (d *Driver) Name() string { return d.options.Name }
+
+// NeedsUnpackedRoot implements runtime.Driver.
+func (d *Driver) NeedsUnpackedRoot() bool { return d.options.NeedsUnpackedRoot }
 
 // Capabilities implements runtime.Driver.
 func (d *Driver) Capabilities(class runtime.Class) runtime.Capabilities {

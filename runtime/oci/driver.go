@@ -128,6 +128,9 @@ func New(ctx context.Context, o Options) (*Driver, error) {
 // Name returns "oci".
 func (d *Driver) Name() string { return "oci" }
 
+// NeedsUnpackedRoot implements runtime.Driver. A sandbox's root is an overlay of the image's root.
+func (d *Driver) NeedsUnpackedRoot() bool { return true }
+
 // Info describes in a few words what creates the sandboxes: the runtime, its version, and the
 // host's cgroup mode.
 func (d *Driver) Info() string { return d.info }
