@@ -5,21 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
-	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/images/build"
 	"github.com/sandbox-orchestrator/orchestrator/images/debian"
-	"github.com/sandbox-orchestrator/orchestrator/internal/config"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
-	"github.com/sandbox-orchestrator/orchestrator/runtime/docker"
 )
 
 type buildOptions struct {
@@ -86,14 +82,6 @@ func runImageBuild(ctx context.Context, a *cli.App, dir string, o buildOptions) 
 		}
 		o.Args[name] = value
 	}
-	c, err := a.Valid()
-	if err != nil {
-		return err
-	}
-	cl, err := a.Server(ctx, c)
-	if err != nil {
-		return err
-	}
 	show := newBuildShow(a, o.quiet)
 	packing, stop := context.WithCancel(ctx)
 	defer stop()
@@ -105,11 +93,10 @@ func runImageBuild(ctx context.Context, a *cli.App, dir string, o buildOptions) 
 		packed <- err
 	}()
 	var list []v1.Image
-	if cl != nil {
+	err := withImages(ctx, a, standalone.ImageNeeds{Registry: true}, func(cl *client.Client) (err error) {
 		list, err = cl.BuildImage(ctx, o.BuildRequest, in, show)
-	} else {
-		list, err = standalone.WithImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) { return buildHere(ctx, c, s, o, in, show) })
-	}
+		return err
+	})
 	in.CloseWithError(errors.New("the build has ended"))
 	stop()
 	if packErr := <-packed; packErr != nil && err != nil && !errors.Is(packErr, io.ErrClosedPipe) && ctx.Err() == nil && strings.HasPrefix(packErr.Error(), "build context") {
@@ -154,19 +141,4 @@ func newBuildShow(a *cli.App, quiet bool) func(v1.PullEvent) {
 			pulls.event(e)
 		}
 	}
-}
-
-// buildHere builds without a server.
-func buildHere(ctx context.Context, c config.Config, s *images.Store, o buildOptions, files io.Reader, tell func(v1.PullEvent)) ([]v1.Image, error) {
-	p, err := standalone.NewPuller(c.Images, s, slog.New(slog.DiscardHandler))
-	if err != nil {
-		return nil, err
-	}
-	defer p.Close()
-	b := engine.ImageBuild{Store: s, Puller: p, Builder: docker.Builder{Host: c.Docker.Host}, Log: slog.New(slog.DiscardHandler)}
-	img, err := b.Do(ctx, o.BuildRequest, files, tell)
-	if err != nil {
-		return nil, err
-	}
-	return engine.PresentImage(img), nil
 }

@@ -6,12 +6,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
-	"github.com/sandbox-orchestrator/orchestrator/images"
-	"github.com/sandbox-orchestrator/orchestrator/internal/config"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 func newImageCollect(a *cli.App) *cobra.Command {
@@ -34,20 +32,12 @@ after each pull and import.`,
 }
 
 func runImageCollect(ctx context.Context, a *cli.App, dry bool) error {
-	c, err := a.Valid()
-	if err != nil {
-		return err
-	}
-	cl, err := a.Server(ctx, c)
-	if err != nil {
-		return err
-	}
 	var got v1.ImageCollection
-	if cl != nil {
+	need := standalone.ImageNeeds{Removal: true, Templates: true}
+	err := withImages(ctx, a, need, func(cl *client.Client) (err error) {
 		got, err = cl.CollectImages(ctx, dry)
-	} else {
-		got, err = standalone.WithImages(ctx, a, c, func(s *images.Store) (v1.ImageCollection, error) { return collectHere(ctx, a, c, s, dry) })
-	}
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -74,31 +64,6 @@ func runImageCollect(ctx context.Context, a *cli.App, dry bool) error {
 	return err
 }
 
-// collectHere collects without a server; templates' images stay.
-func collectHere(ctx context.Context, a *cli.App, c config.Config, s *images.Store, dry bool) (v1.ImageCollection, error) {
-	use, err := unusedImages(ctx, c)
-	if err != nil {
-		return v1.ImageCollection{}, err
-	}
-	defer use.Close()
-	templates, err := c.Sources(a.ConfigFile())
-	if err != nil { // what cannot be read may need an image
-		return v1.ImageCollection{}, err
-	}
-	needed := map[string][]string{}
-	for _, t := range templates {
-		if t.Err != nil {
-			return v1.ImageCollection{}, fmt.Errorf("template %s: %w", t.Name, t.Err)
-		}
-		if img, err := s.Resolve(t.Template.Image); err == nil {
-			needed[img.ID] = append(needed[img.ID], "template:"+t.Name)
-		}
-	}
-	bounds := standalone.ImageBounds(c.Images)
-	got, err := s.Collect(ctx, images.Collection{Budget: bounds.Budget, MaxAge: bounds.MaxAge, Needed: needed, Dry: dry})
-	return engine.PresentCollection(got, bounds, dry), err
-}
-
 func newImagePin(a *cli.App, use, short string, pinned bool) *cobra.Command {
 	return &cobra.Command{
 		Use:     use + " REF",
@@ -110,28 +75,7 @@ func newImagePin(a *cli.App, use, short string, pinned bool) *cobra.Command {
 }
 
 func runImagePin(ctx context.Context, a *cli.App, ref string, pinned bool) error {
-	c, err := a.Valid()
-	if err != nil {
-		return err
-	}
-	cl, err := a.Server(ctx, c)
-	if err != nil {
-		return err
-	}
-	var list []v1.Image
-	if cl != nil {
-		list, err = cl.PinImage(ctx, ref, pinned)
-	} else {
-		list, err = standalone.WithImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) {
-			img, err := s.Pin(ref, pinned)
-			if err != nil {
-				return nil, err
-			}
-			return present(img), nil
-		})
-	}
-	if err != nil {
-		return err
-	}
-	return printImages(a, list)
+	return listImages(ctx, a, standalone.ImageNeeds{}, func(cl *client.Client) ([]v1.Image, error) {
+		return cl.PinImage(ctx, ref, pinned)
+	})
 }

@@ -5,22 +5,16 @@ package image
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"path/filepath"
 	"strings"
 
-	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
-	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 // NewCommand returns "orchestrator image" with its commands.
@@ -31,12 +25,40 @@ func NewCommand(a *cli.App) *cobra.Command {
 		newImagePin(a, "pin", "Keep an image from being collected", true), newImagePin(a, "unpin", "Let a pinned image be collected again", false))
 }
 
-func present(list ...images.Image) []v1.Image {
-	var out []v1.Image
-	for _, i := range list {
-		out = append(out, engine.PresentImage(i)...)
+// withImages calls do with a client of the server that answers, or of this process if none does.
+func withImages(ctx context.Context, a *cli.App, need standalone.ImageNeeds, do func(*client.Client) error) error {
+	c, err := a.Valid()
+	if err != nil {
+		return err
 	}
-	return out
+	cl, err := a.Server(ctx, c)
+	if err != nil {
+		return err
+	}
+	return withClient(ctx, a, c, cl, need, do)
+}
+
+// withClient calls do with cl, or with a client of this process if cl is nil.
+func withClient(
+	ctx context.Context, a *cli.App, c config.Config, cl *client.Client, need standalone.ImageNeeds, do func(*client.Client) error,
+) error {
+	if cl != nil {
+		return do(cl)
+	}
+	return standalone.WithImages(ctx, a, c, need, do)
+}
+
+// listImages prints the images that get returns.
+func listImages(ctx context.Context, a *cli.App, need standalone.ImageNeeds, get func(*client.Client) ([]v1.Image, error)) error {
+	var list []v1.Image
+	err := withImages(ctx, a, need, func(cl *client.Client) (err error) {
+		list, err = get(cl)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return printImages(a, list)
 }
 
 // printImages prints a row for each image, with all its names.
@@ -94,7 +116,7 @@ func newImageImport(a *cli.App) *cobra.Command {
 		Short: "Import a rootfs tar, a docker-archive or an OCI layout",
 		Long: `Import an image: a root filesystem as tar, what "docker save" writes, or an
 OCI layout, each plain or with gzip; - is standard input. An OCI layout as a
-folder is taken without a server only.`,
+directory is taken without a server only.`,
 		Example: `  orchestrator image import sandbox.tar
   orchestrator image import --ref tools:1 rootfs.tar.gz
   docker save alpine | orchestrator image import -`,
@@ -115,22 +137,18 @@ func runImageImport(ctx context.Context, a *cli.App, path, ref string) error {
 		return err
 	}
 	var list []v1.Image
-	if cl == nil {
-		list, err = standalone.WithImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) {
-			if path == "-" {
-				img, err := s.Import(ctx, a.Input(ctx), ref)
-				return present(img), err
-			}
-			img, err := s.ImportPath(ctx, path, ref)
-			return present(img), err
-		})
+	if cl == nil && path != "-" {
+		list, err = standalone.ImportImage(ctx, a, c, path, ref)
 	} else {
 		in, n, done, openErr := a.OpenInput(ctx, path)
 		if openErr != nil {
 			return openErr
 		}
 		defer done()
-		list, err = cl.ImportImage(ctx, in, n, ref)
+		err = withClient(ctx, a, c, cl, standalone.ImageNeeds{}, func(cl *client.Client) (err error) {
+			list, err = cl.ImportImage(ctx, in, n, ref)
+			return err
+		})
 	}
 	if err != nil {
 		return err
@@ -146,25 +164,9 @@ func newImageList(a *cli.App) *cobra.Command {
 		Example: "  orchestrator image ls -o json",
 		Args:    cli.ExactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx := cmd.Context()
-			c, err := a.Valid()
-			if err != nil {
-				return err
-			}
-			cl, err := a.Server(ctx, c)
-			if err != nil {
-				return err
-			}
-			var list []v1.Image
-			if cl == nil {
-				list, err = standalone.WithImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) { return present(s.List()...), nil })
-			} else {
-				list, err = cl.Images(ctx)
-			}
-			if err != nil {
-				return err
-			}
-			return printImages(a, list)
+			return listImages(cmd.Context(), a, standalone.ImageNeeds{}, func(cl *client.Client) ([]v1.Image, error) {
+				return cl.Images(cmd.Context())
+			})
 		},
 	}
 }
@@ -180,44 +182,7 @@ func newImageRemove(a *cli.App) *cobra.Command {
 }
 
 func runImageRemove(ctx context.Context, a *cli.App, ref string) error {
-	c, err := a.Valid()
-	if err != nil {
-		return err
-	}
-	cl, err := a.Server(ctx, c)
-	if err != nil {
-		return err
-	}
-	if cl != nil {
+	return withImages(ctx, a, standalone.ImageNeeds{Removal: true}, func(cl *client.Client) error {
 		return cl.RemoveImage(ctx, ref)
-	}
-	_, err = standalone.WithImages(ctx, a, c, func(s *images.Store) (struct{}, error) {
-		use, err := unusedImages(ctx, c)
-		if err != nil {
-			return struct{}{}, err
-		}
-		defer use.Close()
-		return struct{}{}, s.Remove(ctx, ref)
 	})
-	return err
-}
-
-// unusedImages makes sure that nothing runs from an image, until what it
-// returns is closed.
-func unusedImages(ctx context.Context, c config.Config) (io.Closer, error) {
-	use, err := standalone.LockFile(filepath.Join(c.StateDir, standalone.ImagesUse), unix.LOCK_EX)
-	if errdefs.IsUnavailable(err) {
-		return nil, fmt.Errorf("images are in use by a run without a server: wait for its end: %w", err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	live, err := standalone.LeftLive(ctx, c.StateDir)
-	if err == nil && len(live) > 0 { // their roots are the images'
-		err = cli.Refuse(errdefs.ErrFailedPrecondition, "%d sandboxes of a stopped server live on: start it again, or end them with `orchestrator down`", len(live))
-	}
-	if err != nil {
-		return nil, errors.Join(err, use.Close())
-	}
-	return use, nil
 }

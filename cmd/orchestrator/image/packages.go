@@ -10,10 +10,10 @@ import (
 	"github.com/containerd/errdefs"
 	"sigs.k8s.io/yaml"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
-	"github.com/sandbox-orchestrator/orchestrator/images"
 	"github.com/sandbox-orchestrator/orchestrator/images/debian"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 	"github.com/sandbox-orchestrator/orchestrator/internal/strictjson"
@@ -62,16 +62,11 @@ func runPackages(ctx context.Context, a *cli.App, o buildOptions) error {
 		log = io.Discard
 	}
 	var built []v1.Image
-	err = debian.Build(ctx, list, base, dir.Path, log, func(tar io.Reader) (err error) {
-		if cl != nil {
+	err = debian.Build(ctx, list, base, dir.Path, log, func(tar io.Reader) error {
+		return withClient(ctx, a, c, cl, standalone.ImageNeeds{}, func(cl *client.Client) (err error) {
 			built, err = cl.ImportImage(ctx, tar, -1, o.Ref)
 			return err
-		}
-		built, err = standalone.WithImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) {
-			img, err := s.Import(ctx, tar, o.Ref)
-			return present(img), err
 		})
-		return err
 	})
 	if err != nil {
 		return err

@@ -4,19 +4,16 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
-	"github.com/sandbox-orchestrator/orchestrator/images"
-	"github.com/sandbox-orchestrator/orchestrator/internal/config"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 type pullOptions struct{ pin, quiet bool }
@@ -42,48 +39,16 @@ are asked for, the configuration says: see docs/images.md.`,
 }
 
 func runImagePull(ctx context.Context, a *cli.App, name string, o pullOptions) error {
-	c, err := a.Valid()
-	if err != nil {
-		return err
-	}
-	cl, err := a.Server(ctx, c)
-	if err != nil {
-		return err
-	}
 	show := newPullShow(a, o.quiet)
 	var list []v1.Image
-	if cl != nil {
+	err := withImages(ctx, a, standalone.ImageNeeds{Registry: true}, func(cl *client.Client) (err error) {
 		list, err = cl.PullImage(ctx, v1.PullRequest{Ref: name, Keep: o.pin}, show.event)
-	} else {
-		list, err = standalone.WithImages(ctx, a, c, func(s *images.Store) ([]v1.Image, error) { return pullHere(ctx, c, s, name, o.pin, show.event) })
-	}
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	if o.quiet && a.Flags.Output != "json" {
-		for _, i := range list[:min(1, len(list))] {
-			fmt.Fprintln(a.Stdout, i.ID)
-		}
-		return nil
-	}
-	return printImages(a, list)
-}
-
-// pullHere pulls without a server.
-func pullHere(ctx context.Context, c config.Config, s *images.Store, name string, keep bool, tell func(v1.PullEvent)) ([]v1.Image, error) {
-	p, err := standalone.NewPuller(c.Images, s, slog.New(slog.DiscardHandler))
-	if err != nil {
-		return nil, err
-	}
-	defer p.Close()
-	img, err := p.Pull(ctx, name, engine.PullEvents("", tell))
-	if err == nil && keep {
-		img, err = s.Pin(img.ID, true)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return engine.PresentImage(img), nil
+	return printBuilt(a, list, o.quiet)
 }
 
 // pullShow shows how far a pull is, on standard error: on a terminal a line for

@@ -14,6 +14,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 	"github.com/sandbox-orchestrator/orchestrator/images"
@@ -313,13 +315,13 @@ func checkImage(ctx context.Context, a *cli.App, c config.Config) check {
 	if err != nil {
 		return check{"image", checkFail, cli.Describe(err), "orchestrator template check FILE"}
 	}
-	known, err := imageRefs(ctx, a, c)
+	list, err := listImages(ctx, a, c)
 	if err != nil {
 		return check{"image", checkWarn, cli.Describe(err), ""}
 	}
 	var missing []string
 	for _, name := range standalone.SortedKeys(c.Templates) {
-		if !known(c.Templates[name].Image) {
+		if !hasImage(list, c.Templates[name].Image) {
 			missing = append(missing, c.Templates[name].Image)
 		}
 	}
@@ -329,30 +331,38 @@ func checkImage(ctx context.Context, a *cli.App, c config.Config) check {
 	return check{"image", checkOK, c.Templates[config.DefaultTemplate].Image, ""}
 }
 
-// imageRefs tells which images are there.
-func imageRefs(ctx context.Context, a *cli.App, c config.Config) (func(ref string) bool, error) {
+// listImages lists the images of the server that answers, or of the state directory.
+func listImages(ctx context.Context, a *cli.App, c config.Config) (list []v1.Image, err error) {
 	cl, err := a.Server(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	if cl != nil {
-		list, err := cl.Images(ctx)
-		return func(ref string) bool {
-			for _, i := range list {
-				if i.Ref == ref {
-					return true
-				}
-			}
-			return false
-		}, err
+		return cl.Images(ctx)
 	}
 	if _, err := os.Stat(c.StateDir); err != nil {
-		return func(string) bool { return false }, nil // doctor makes nothing
+		return nil, nil // doctor makes nothing
 	}
-	return standalone.WithImages(ctx, a, c, func(s *images.Store) (func(string) bool, error) {
-		return func(ref string) bool {
-			_, err := s.Resolve(ref)
-			return err == nil
-		}, nil
+	err = standalone.WithImages(ctx, a, c, standalone.ImageNeeds{}, func(cl *client.Client) (err error) {
+		list, err = cl.Images(ctx)
+		return err
+	})
+	return list, err
+}
+
+// hasImage reports whether one of the images is meant by ref: a name, a name with a digest, or the
+// beginning of an id.
+func hasImage(list []v1.Image, ref string) bool {
+	name, err := images.ParseName(ref)
+	if err != nil {
+		name = ref
+	}
+	_, digest, _ := strings.Cut(ref, "@")
+	return slices.ContainsFunc(list, func(i v1.Image) bool {
+		return i.Ref == name || slices.Contains(i.Digests, ref) || i.ID == cmp.Or(digest, ref) ||
+			len(ref) >= shortestID && strings.HasPrefix(i.ID, "sha256:"+ref)
 	})
 }
+
+// shortestID is the number of digits that an image can be named by.
+const shortestID = 12

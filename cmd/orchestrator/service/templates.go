@@ -12,7 +12,6 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
-	"github.com/sandbox-orchestrator/orchestrator/internal/scheduler"
 )
 
 // loadTemplates reads the configuration and its folder again, for what they say
@@ -23,16 +22,8 @@ func (s *service) loadTemplates() ([]engine.TemplateSource, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, err := c.Sources(file)
-	out := make([]engine.TemplateSource, 0, len(list))
-	for _, src := range list {
-		t := scheduler.Template{Name: src.Name}
-		if src.Err == nil {
-			t = standalone.TemplateOf(src.Name, src.Template, s.config.Guest.OrphanTimeout.Std())
-		}
-		out = append(out, engine.TemplateSource{Template: t, File: src.File, Err: src.Err})
-	}
-	return out, err
+	c.Guest.OrphanTimeout = s.config.Guest.OrphanTimeout
+	return standalone.TemplateSources(file, c)
 }
 
 // watchTime is how often the files of templates are looked at. What changes has

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/images"
@@ -21,26 +20,6 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/internal/scratch"
 )
-
-// WithImages opens the images of the state directory for a command without a
-// server.
-func WithImages[T any](ctx context.Context, a *cli.App, c config.Config, do func(*images.Store) (T, error)) (T, error) {
-	var none T
-	if err := MakeStateDir(c.StateDir); err != nil {
-		return none, err
-	}
-	lock, err := waitForLock(ctx, c.StateDir, ImagesLock, unix.LOCK_EX)
-	if err != nil {
-		return none, err
-	}
-	defer lock.Close()
-	c.Log.Level = "warn"
-	library, err := images.Open(images.Options{Dir: engine.DirsOf(c.StateDir).Images, Log: Logger(a.Stderr, c.Log)})
-	if err != nil {
-		return none, err
-	}
-	return do(library)
-}
 
 // ImageBounds are what images may take of the disk.
 func ImageBounds(c config.Images) engine.ImageBounds {

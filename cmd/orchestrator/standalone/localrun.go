@@ -163,33 +163,40 @@ func WorkspaceHeld(dir string, err error) error {
 		dir)
 }
 
-// makeDir makes S/runs/<id> and takes its lock before the folder has the name
-// that sweepRuns looks for.
-func (h *LocalRun) makeDir(stateDir string) (err error) {
-	id, err := uuid.NewV7()
+// makeDir makes S/runs/<id> and takes its lock.
+func (h *LocalRun) makeDir(stateDir string) error {
+	dir, lock, err := makeRunDir(stateDir)
 	if err != nil {
 		return err
 	}
+	h.dir, h.locks = dir, append(h.locks, lock)
+	return nil
+}
+
+// makeRunDir makes S/runs/<id>. It takes the lock of the directory before that has the name that
+// SweepRuns looks for.
+func makeRunDir(stateDir string) (dir string, lock *os.File, err error) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return "", nil, err
+	}
 	parent := filepath.Join(stateDir, RunsDir)
 	if err := os.MkdirAll(parent, 0o700); err != nil {
-		return fmt.Errorf("folder of runs: %w", err)
+		return "", nil, fmt.Errorf("directory of runs: %w", err)
 	}
 	fresh, err := scratch.Make(parent, newRun)
 	if err != nil {
-		return fmt.Errorf("folder of runs: %w", err)
+		return "", nil, fmt.Errorf("directory of runs: %w", err)
 	}
 	defer func() { err = errors.Join(err, fresh.Release()) }()
-	lock, err := LockFile(filepath.Join(fresh.Path, "lock"), unix.LOCK_EX)
-	if err != nil {
-		return errors.Join(err, os.RemoveAll(fresh.Path))
+	if lock, err = LockFile(filepath.Join(fresh.Path, "lock"), unix.LOCK_EX); err != nil {
+		return "", nil, errors.Join(err, os.RemoveAll(fresh.Path))
 	}
-	h.locks = append(h.locks, lock)
-	dir := filepath.Join(parent, id.String())
+	dir = filepath.Join(parent, id.String())
 	if err := os.Rename(fresh.Path, dir); err != nil {
-		return errors.Join(fmt.Errorf("folder of runs: %w", err), os.RemoveAll(fresh.Path))
+		return "", nil, errors.Join(fmt.Errorf("directory of runs: %w", err), os.RemoveAll(fresh.Path), lock.Close())
 	}
-	h.dir = dir
-	return nil
+	return dir, lock, nil
 }
 
 // openEngine has the images only until theirs is unpacked and known to the

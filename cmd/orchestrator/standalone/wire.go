@@ -31,13 +31,13 @@ func templates(c config.Config, wanted ...string) []scheduler.Template {
 		if len(wanted) > 0 && !slices.Contains(wanted, name) {
 			continue
 		}
-		out = append(out, TemplateOf(name, t, c.Guest.OrphanTimeout.Std()))
+		out = append(out, templateOf(name, t, c.Guest.OrphanTimeout.Std()))
 	}
 	return out
 }
 
-// TemplateOf is a configured template in the scheduler's terms.
-func TemplateOf(name string, t config.Template, alone time.Duration) scheduler.Template {
+// templateOf is a configured template in the scheduler's terms.
+func templateOf(name string, t config.Template, alone time.Duration) scheduler.Template {
 	out := scheduler.Template{
 		Name: name,
 		Spec: runtime.Spec{
@@ -86,6 +86,20 @@ func WithTemplate(a *cli.App, c config.Config, wanted string) (config.Config, er
 	}
 	c.Templates = all
 	return c, nil
+}
+
+// TemplateSources returns the templates of the configuration c in file, and of its directory.
+func TemplateSources(file string, c config.Config) ([]engine.TemplateSource, error) {
+	list, err := c.Sources(file)
+	out := make([]engine.TemplateSource, 0, len(list))
+	for _, src := range list {
+		t := scheduler.Template{Name: src.Name}
+		if src.Err == nil {
+			t = templateOf(src.Name, src.Template, c.Guest.OrphanTimeout.Std())
+		}
+		out = append(out, engine.TemplateSource{Template: t, File: src.File, Err: src.Err})
+	}
+	return out, err
 }
 
 // EngineOptions are those that the configuration and the program say.

@@ -8,12 +8,19 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
+	"github.com/sandbox-orchestrator/orchestrator/internal/config"
+	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 // A file of a workspace can be longer than anybody waits for.
 func TestReadingAWorkspaceEndsWithItsCommand(t *testing.T) {
-	m, err := volumes.Open(filepath.Join(t.TempDir(), "w"), volumes.Options{})
+	c := config.Default()
+	c.StateDir = t.TempDir()
+	m, err := volumes.Open(engine.DirsOf(c.StateDir).Workspaces, volumes.Options{})
 	if err == nil {
 		_, err = m.Create(t.Context(), "w", volumes.CreateOptions{})
 	}
@@ -35,19 +42,26 @@ func TestReadingAWorkspaceEndsWithItsCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.Release()
-	ctx, cancel := context.WithCancel(t.Context())
-	in, err := (&localWorkspaces{manager: m}).read(ctx, "w", "f")
-	if err != nil {
+	if err := m.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := io.CopyN(io.Discard, in, 1<<20); err != nil {
-		t.Error(err)
-	}
-	cancel()
-	if _, err := io.CopyN(io.Discard, in, 1<<20); !errors.Is(err, context.Canceled) {
-		t.Errorf("read on after its end: %v", err)
-	}
-	if err := errors.Join(in.Close(), m.Close()); err != nil {
+	err = standalone.WithWorkspaces(t.Context(), &cli.App{Stderr: io.Discard}, c, func(cl *client.Client) error {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		in, err := cl.WorkspaceFiles("w").Read(ctx, "f", client.Range{})
+		if err != nil {
+			return err
+		}
+		if _, err := io.CopyN(io.Discard, in, 1<<20); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		if _, err := io.CopyN(io.Discard, in, 1<<20); !errors.Is(err, context.Canceled) {
+			t.Errorf("read on after its end: %v", err)
+		}
+		return in.Close()
+	})
+	if err != nil {
 		t.Error(err)
 	}
 }

@@ -9,27 +9,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 
-	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
-)
-
-// overlays is what the commands about overlays and snapshots ask of a server, or
-// of the state directory itself.
-type overlays interface {
-	Overlays(ctx context.Context, workspace string) ([]v1.Overlay, error)
-	DiffOverlay(ctx context.Context, id string, text bool, paths ...string) (v1.Diff, error)
-	CommitOverlay(ctx context.Context, id string, r v1.CommitRequest) (v1.Commit, error)
-	DiscardOverlay(ctx context.Context, id string, end bool) error
-	Snapshot(ctx context.Context, workspace, label string) (v1.Snapshot, error)
-	Snapshots(ctx context.Context, workspace string) ([]v1.Snapshot, error)
-	RemoveSnapshot(ctx context.Context, workspace, snapshot string) error
-	Restore(ctx context.Context, workspace, snapshot string) (v1.Snapshot, error)
-}
-
-var (
-	_ overlays = (*client.Client)(nil)
-	_ overlays = (*localWorkspaces)(nil)
 )
 
 func newWorkspaceDiff(a *cli.App) *cobra.Command {

@@ -1,16 +1,10 @@
 package workspace
 
 import (
-	"context"
-
-	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
-	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
-	"github.com/sandbox-orchestrator/orchestrator/volumes"
 )
 
 func snapshotRow(s v1.Snapshot) []string {
@@ -92,83 +86,4 @@ func newWorkspaceRestore(a *cli.App) *cobra.Command {
 			})
 		},
 	}
-}
-
-// Overlays lists what was changed beside a workspace.
-func (l *localWorkspaces) Overlays(_ context.Context, workspace string) ([]v1.Overlay, error) {
-	list, err := l.manager.Overlays(workspace)
-	out := make([]v1.Overlay, 0, len(list))
-	for _, o := range list {
-		out = append(out, engine.PresentOverlay(o, o.Workspace))
-	}
-	return out, err
-}
-
-// DiffOverlay tells what an overlay changed.
-func (l *localWorkspaces) DiffOverlay(ctx context.Context, id string, text bool, paths ...string) (v1.Diff, error) {
-	d, err := l.manager.Diff(ctx, id, volumes.DiffOptions{Paths: paths, Text: text})
-	return engine.PresentDiff(d, d.Overlay.Workspace), err
-}
-
-// unused sees that no sandbox of a stopped server has the workspace of an
-// overlay.
-func (l *localWorkspaces) unused(ctx context.Context, overlay string, end bool) error {
-	o, err := l.manager.FindOverlay(overlay)
-	if err != nil {
-		return err
-	}
-	if end && o.Live {
-		return cli.Refuse(errdefs.ErrFailedPrecondition, "sandbox %s is of a stopped server: start it again, or end it with `orchestrator down`", overlay)
-	}
-	return standalone.LeftHolding(ctx, l.dir, o.Workspace)
-}
-
-// CommitOverlay commits one.
-func (l *localWorkspaces) CommitOverlay(ctx context.Context, id string, r v1.CommitRequest) (v1.Commit, error) {
-	if err := l.unused(ctx, id, r.End); err != nil {
-		return v1.Commit{}, err
-	}
-	c, err := l.manager.Commit(ctx, id, volumes.CommitOptions{Paths: r.Paths, Force: r.Force})
-	return engine.PresentCommit(id, c), err
-}
-
-// DiscardOverlay removes one.
-func (l *localWorkspaces) DiscardOverlay(ctx context.Context, id string, end bool) error {
-	if err := l.unused(ctx, id, end); err != nil {
-		return err
-	}
-	return l.manager.Discard(ctx, id)
-}
-
-// Snapshot copies a workspace.
-func (l *localWorkspaces) Snapshot(ctx context.Context, workspace, label string) (v1.Snapshot, error) {
-	if err := standalone.LeftHolding(ctx, l.dir, workspace); err != nil {
-		return v1.Snapshot{}, err
-	}
-	s, err := l.manager.Snapshot(ctx, workspace, label)
-	return engine.PresentSnapshot(s, workspace), err
-}
-
-// Snapshots lists them.
-func (l *localWorkspaces) Snapshots(_ context.Context, workspace string) ([]v1.Snapshot, error) {
-	list, err := l.manager.Snapshots(workspace)
-	out := make([]v1.Snapshot, 0, len(list))
-	for _, s := range list {
-		out = append(out, engine.PresentSnapshot(s, workspace))
-	}
-	return out, err
-}
-
-// RemoveSnapshot removes one.
-func (l *localWorkspaces) RemoveSnapshot(ctx context.Context, workspace, snapshot string) error {
-	return l.manager.RemoveSnapshot(ctx, workspace, snapshot)
-}
-
-// Restore puts a workspace back to one.
-func (l *localWorkspaces) Restore(ctx context.Context, workspace, snapshot string) (v1.Snapshot, error) {
-	if err := standalone.LeftHolding(ctx, l.dir, workspace); err != nil {
-		return v1.Snapshot{}, err
-	}
-	s, err := l.manager.Restore(ctx, workspace, snapshot)
-	return engine.PresentSnapshot(s, workspace), err
 }

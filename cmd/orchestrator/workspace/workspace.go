@@ -10,13 +10,16 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 
 	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
+	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 )
 
 // NewCommand returns "orchestrator workspace" with its commands.
@@ -30,42 +33,9 @@ func NewCommand(a *cli.App) *cobra.Command {
 		newWorkspaceSnapshot(a), newWorkspaceSnapshots(a), newWorkspaceRestore(a))
 }
 
-// workspaces is what these commands ask of a server, or of the state directory
-// itself.
-type workspaces interface {
-	CreateWorkspaceWithQuota(ctx context.Context, name string, quota int64, opts ...client.Option) (v1.Workspace, error)
-	ResizeWorkspace(ctx context.Context, name string, quota int64) (v1.Workspace, error)
-	Workspaces(ctx context.Context) ([]v1.Workspace, error)
-	DeleteWorkspace(ctx context.Context, name string) error
-	read(ctx context.Context, name, path string) (io.ReadCloser, error)
-	write(ctx context.Context, name, path string, content io.Reader, size int64, mode string) (v1.File, error)
-	list(ctx context.Context, name, path string) (items []v1.File, truncated bool, err error)
-	remove(ctx context.Context, name, path string) error
-	overlays
-}
-
-// serverWorkspaces are a server's workspaces.
-type serverWorkspaces struct{ *client.Client }
-
-func (s serverWorkspaces) read(ctx context.Context, name, path string) (io.ReadCloser, error) {
-	return s.WorkspaceFiles(name).Read(ctx, path, client.Range{})
-}
-
-func (s serverWorkspaces) write(ctx context.Context, name, path string, content io.Reader, size int64, mode string) (v1.File, error) {
-	return s.WorkspaceFiles(name).Write(ctx, path, content, client.WriteOptions{Mode: mode, Size: size, Sized: size >= 0})
-}
-
-func (s serverWorkspaces) list(ctx context.Context, name, path string) ([]v1.File, bool, error) {
-	return s.WorkspaceFiles(name).List(ctx, path)
-}
-
-func (s serverWorkspaces) remove(ctx context.Context, name, path string) error {
-	return s.WorkspaceFiles(name).Remove(ctx, path, true)
-}
-
-// withWorkspaces does something with the workspaces of the server that
-// answers, or else of the state directory.
-func withWorkspaces(ctx context.Context, a *cli.App, do func(workspaces) error) (err error) {
+// withWorkspaces calls do with the workspaces of the server that answers, or of the state directory
+// if none does.
+func withWorkspaces(ctx context.Context, a *cli.App, do func(workspaces) error) error {
 	c, err := a.Valid()
 	if err != nil {
 		return err
@@ -75,14 +45,11 @@ func withWorkspaces(ctx context.Context, a *cli.App, do func(workspaces) error) 
 		return err
 	}
 	if cl != nil {
-		return do(serverWorkspaces{cl})
+		return do(workspaces{Client: cl})
 	}
-	local, err := openWorkspaces(a, c)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, local.close()) }()
-	return do(local)
+	return standalone.WithWorkspaces(ctx, a, c, func(cl *client.Client) error {
+		return do(workspaces{Client: cl, stateDir: c.StateDir})
+	})
 }
 
 func workspaceRow(w v1.Workspace) []string {
@@ -141,7 +108,7 @@ func newWorkspaceRemove(a *cli.App) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
 				if len(args) == 2 {
-					return w.remove(cmd.Context(), args[0], args[1])
+					return w.WorkspaceFiles(args[0]).Remove(cmd.Context(), args[1], true)
 				}
 				return w.DeleteWorkspace(cmd.Context(), args[0])
 			})
@@ -161,7 +128,7 @@ func newWorkspaceFiles(a *cli.App) *cobra.Command {
 				path = args[1]
 			}
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
-				list, truncated, err := w.list(cmd.Context(), args[0], path)
+				list, truncated, err := w.WorkspaceFiles(args[0]).List(cmd.Context(), path)
 				if err != nil {
 					return err
 				}
@@ -192,6 +159,9 @@ func newWorkspacePut(a *cli.App) *cobra.Command {
   echo hello | orchestrator workspace put notes - greetings/hello.txt`,
 		Args: cli.ExactArgs("NAME", "SOURCE", "[PATH]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := strconv.ParseUint(mode, 8, 32); err != nil {
+				return cli.Refuse(errdefs.ErrInvalidArgument, "mode %q is not octal, such as 0644", mode)
+			}
 			source, path := args[1], ""
 			switch {
 			case len(args) == 3:
@@ -207,7 +177,7 @@ func newWorkspacePut(a *cli.App) *cobra.Command {
 			}
 			defer done()
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
-				_, err := w.write(cmd.Context(), args[0], path, in, n, mode)
+				_, err := w.WorkspaceFiles(args[0]).Write(cmd.Context(), path, in, client.WriteOptions{Mode: mode, Size: n, Sized: n >= 0})
 				return err
 			})
 		},
@@ -229,7 +199,7 @@ func newWorkspaceGet(a *cli.App) *cobra.Command {
 				target = args[2]
 			}
 			return withWorkspaces(cmd.Context(), a, func(w workspaces) error {
-				in, err := w.read(cmd.Context(), args[0], args[1])
+				in, err := w.WorkspaceFiles(args[0]).Read(cmd.Context(), args[1], client.Range{})
 				if err != nil {
 					return err
 				}
