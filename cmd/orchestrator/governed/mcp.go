@@ -139,13 +139,7 @@ func mcpHere(ctx context.Context, a *cli.App, c config.Config, o mcpOptions) (er
 	if err := h.Open(ctx, o.workspace); err != nil {
 		return err
 	}
-	back, end := context.WithCancel(context.WithoutCancel(ctx))
-	defer end()
-	done := make(chan error, 1)
-	go func() { done <- h.Engine.Serve(back) }() // waited for below
-	err = talk(ctx, a, c, o, h.Engine, engine.Local(""))
-	end()
-	return errors.Join(err, <-done)
+	return h.Serve(ctx, func() error { return talk(ctx, a, c, o, h.Engine, engine.Local("")) })
 }
 
 // remote is a running server as the engine of an MCP session. The server knows

@@ -12,7 +12,6 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/standalone"
 	"github.com/sandbox-orchestrator/orchestrator/internal/config"
-	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
 type runOptions struct {
@@ -119,30 +118,32 @@ func runAnywhere(ctx context.Context, a *cli.App, c config.Config, req v1.Run, o
 
 // runServed has a server do it.
 func runServed(ctx context.Context, a *cli.App, cl *client.Client, req v1.Run, o runOptions) error {
-	if a.Flags.Output == "json" && !o.Interactive {
-		r, err := cl.Run(ctx, req, cli.Key(o.Key)...)
-		return a.PrintResult(r, err)
-	}
-	r, err := cl.RunStream(ctx, req, a.Streams(o.CommandOptions), cli.Key(o.Key)...)
-	if err != nil {
-		return err
-	}
-	a.NoteOverlay(r)
-	return cli.Result(r)
+	r, err := callRun(ctx, a, cl, req, o)
+	return printRun(a, o, r, err)
 }
 
 // runHere does it in this process.
 func runHere(ctx context.Context, a *cli.App, c config.Config, req v1.Run, o runOptions) error {
-	asked := a.Flags.Output == "json" && !o.Interactive
-	st := engine.Stream{}
-	if !asked {
-		st.Stdout, st.Stderr = a.Stdout, a.Stderr
+	var r v1.ExecResult
+	err := standalone.RunLocally(ctx, a, c, req, func(cl *client.Client, req v1.Run) (err error) {
+		r, err = callRun(ctx, a, cl, req, o)
+		return err
+	})
+	return printRun(a, o, r, err)
+}
+
+// printsResult reports whether the result is printed as JSON. The output is streamed otherwise.
+func (o runOptions) printsResult(a *cli.App) bool { return a.Flags.Output == "json" && !o.Interactive }
+
+func callRun(ctx context.Context, a *cli.App, cl *client.Client, req v1.Run, o runOptions) (v1.ExecResult, error) {
+	if o.printsResult(a) {
+		return cl.Run(ctx, req, cli.Key(o.Key)...)
 	}
-	if o.Interactive {
-		st.Stdin = a.Stdin
-	}
-	r, err := standalone.RunLocally(ctx, a, c, req, st)
-	if asked {
+	return cl.RunStream(ctx, req, a.Streams(o.CommandOptions), cli.Key(o.Key)...)
+}
+
+func printRun(a *cli.App, o runOptions, r v1.ExecResult, err error) error {
+	if o.printsResult(a) {
 		return a.PrintResult(r, err)
 	}
 	if err != nil {

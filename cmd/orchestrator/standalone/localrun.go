@@ -22,6 +22,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-orchestrator/orchestrator/client"
 	v1 "github.com/sandbox-orchestrator/orchestrator/client/v1"
 	"github.com/sandbox-orchestrator/orchestrator/cmd/orchestrator/cli"
 	"github.com/sandbox-orchestrator/orchestrator/images"
@@ -42,34 +43,43 @@ const localOrphanTimeout = 15 * time.Second
 // sweepTime bounds what a run does for earlier ones.
 const sweepTime = 10 * time.Second
 
-// RunLocally is a run in this process: its own state directory S/runs/<id> for
-// everything that is made, the images and workspaces of S. A janitor is there
-// before anything is made, and cleans up whatever becomes of us.
-func RunLocally(ctx context.Context, a *cli.App, c config.Config, req v1.Run, st engine.Stream) (r v1.ExecResult, err error) {
+// RunLocally calls do with a client of an engine in this process, which can run one command, and
+// with the request completed for it. The engine has its own state directory S/runs/<id> for
+// everything that it makes, and the images and workspaces of S. A janitor is started before
+// anything is made, and cleans up however this process ends.
+func RunLocally(ctx context.Context, a *cli.App, c config.Config, req v1.Run, do func(*client.Client, v1.Run) error) (err error) {
 	log := Logger(a.Stderr, c.Log)
 	if req.Template == "" {
 		if req.Template, err = templateOfClass(a, c, req.Class); err != nil {
-			return r, err
+			return err
 		}
 	}
 	if c, err = WithTemplate(a, c, req.Template); err != nil {
-		return r, err
+		return err
 	}
 	if err := MakeStateDir(c.StateDir); err != nil {
-		return r, err
+		return err
 	}
 	h := &LocalRun{App: a, Config: c, Log: log, Template: req.Template, reaches: req.Egress != nil}
 	defer func() { err = errors.Join(err, h.Close(ctx)) }()
 	if err := h.Open(ctx, req.Workspace); err != nil {
-		return r, err
+		return err
 	}
 	req.WhenEmpty = "cold" // there is no pool
+	return h.Serve(ctx, func() error {
+		return withClient(h.Engine, func(cl *client.Client) error { return do(cl, req) })
+	})
+}
+
+// Serve runs the engine until do has returned.
+func (h *LocalRun) Serve(ctx context.Context, do func() error) error {
 	back, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
 	done := make(chan error, 1)
 	go func() { done <- h.Engine.Serve(back) }() // waited for below
-	r, err = h.Engine.Run(ctx, engine.Local(""), req, st)
+	err := do()
 	end()
-	return r, errors.Join(err, <-done)
+	return errors.Join(err, <-done)
 }
 
 // SortedKeys returns the keys of m in order.
