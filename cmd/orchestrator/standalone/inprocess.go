@@ -14,8 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/engine"
 )
 
-// withClient calls do with a client of the engine's HTTP interface, which is served in this process.
-// So a command does the same with a server and without one. Its caller is the local operator. The
+// withClient calls do with a client of the engine's HTTP interface, served in this process. So a
+// command does the same with a server and without one. Its caller is the local operator. The
 // server logs nothing: the client returns the errors.
 //
 // It returns when the requests under way have ended. Those of a client that gave up end as they do
@@ -23,7 +23,7 @@ import (
 func withClient(e *engine.Engine, do func(*client.Client) error) error {
 	l := &pipeListener{accept: make(chan net.Conn), closed: make(chan struct{})}
 	transport := &http.Transport{DialContext: l.dial, DisableCompression: true}
-	cl, err := client.New(client.Options{Address: "unix:this process", Transport: transport}) // the address is never used
+	cl, err := client.New(client.Options{Address: "unix:this process", Transport: transport}) // is not dialled
 	if err != nil {
 		return err
 	}

@@ -61,8 +61,8 @@ func WithImages(ctx context.Context, a *cli.App, c config.Config, need ImageNeed
 	return p.serve(ctx, opts, do)
 }
 
-// ImportImage imports the archive or OCI layout at path into the image store of the state directory.
-// It does not go through the HTTP interface, which would copy the file: the store reads it in place
+// ImportImage imports the archive or OCI layout at path into the image store of the state
+// directory. It does not go through the HTTP interface, which would copy the file: the store reads it in place
 // and recognises a file that it has imported before.
 func ImportImage(ctx context.Context, a *cli.App, c config.Config, path, ref string) (list []v1.Image, err error) {
 	p, library, err := openImages(ctx, a, c)
