@@ -18,6 +18,9 @@ var errNoDriver = fmt.Errorf("this command has no runtime: %w", errdefs.ErrNotIm
 // Name implements runtime.Driver.
 func (noDriver) Name() string { return "none" }
 
+// NeedsUnpackedRoot implements runtime.Driver.
+func (noDriver) NeedsUnpackedRoot() bool { return false }
+
 // Classes implements runtime.Driver. It offers none.
 func (noDriver) Classes() []runtime.Class { return nil }
 
