@@ -35,7 +35,7 @@ func newConfigCommand(a *cli.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if _, err := c.WithFolder(args[0]); err != nil {
+			if _, err := c.WithTemplatesDir(args[0]); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(a.Stdout, "%s is good\n", cli.Escape(args[0]))

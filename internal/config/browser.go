@@ -27,7 +27,7 @@ func (b Browser) validate() error {
 		return bad("browser.template", quoted(b.Template), namesText)
 	}
 	if _, err := tool.Reach(b.Open).Compile(); err != nil {
-		return wrongly("browser.open", err)
+		return wrapField("browser.open", err)
 	}
 	return nil
 }

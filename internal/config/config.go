@@ -267,21 +267,25 @@ func (c Config) Validate() error {
 	case c.Exec.MaxOutput < 1 || c.Exec.MaxOutput > c.Exec.OutputCap:
 		return bad("exec.max_output", c.Exec.MaxOutput, "must be from 1 byte to exec.output_cap")
 	case c.Exec.OutputCap > 256<<20:
-		return bad("exec.output_cap", c.Exec.OutputCap, "must be at most 256MiB: larger output is for raw streams")
+		return bad("exec.output_cap", c.Exec.OutputCap, "must be at most 256MiB; use raw streams for more")
 	case c.Admission.MaxSandboxes < 1:
 		return bad("admission.max_sandboxes", c.Admission.MaxSandboxes, "must be at least 1")
 	case c.Admission.MaxMemory < 0:
-		return bad("admission.max_memory", c.Admission.MaxMemory, "must not be negative; 0 is 80 % of the host's")
+		return bad("admission.max_memory", c.Admission.MaxMemory, "must not be negative; 0 is 80 % of the host's memory")
 	case c.Admission.Wait <= 0:
-		return bad("admission.wait", c.Admission.Wait, "must be more than 0; a call that shall not wait says so")
+		return bad("admission.wait", c.Admission.Wait, "must be more than 0; calls can choose not to wait")
 	case c.Admission.Queue < 1:
 		return bad("admission.queue", c.Admission.Queue, "must be at least 1")
 	case c.Guest.OrphanTimeout < Duration(time.Second):
 		return bad("guest.orphan_timeout", c.Guest.OrphanTimeout, "must be at least 1s")
 	case len(c.Templates) == 0:
-		return bad("templates", "empty", "needs at least one template")
+		return bad("templates", "empty", "must have at least one template")
 	}
-	for _, err := range []error{c.Requests.validate(), c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(), c.Idempotency.validate(), c.ReadonlyShell.validate(c.Listen), c.Egress.validate(), c.Web.validate(c), c.Browser.validate(), c.Workspaces.validate(), c.Images.validate()} {
+	for _, err := range []error{
+		c.Requests.validate(), c.Callers.validate(), c.Profiles.validate(), c.Approvals.validate(), c.Audit.validate(),
+		c.Idempotency.validate(), c.ReadonlyShell.validate(c.Listen), c.Egress.validate(), c.Web.validate(c),
+		c.Browser.validate(), c.Workspaces.validate(), c.Images.validate(),
+	} {
 		if err != nil {
 			return err
 		}
@@ -327,10 +331,10 @@ func (c Config) validateServer() error {
 }
 
 func (t Template) validateMounts() error {
-	if err := runtime.ValidateTmpfs(octets(t.Tmpfs), int64(t.Limits.Memory)); err != nil {
+	if err := runtime.ValidateTmpfs(byteCounts(t.Tmpfs), int64(t.Limits.Memory)); err != nil {
 		return err
 	}
-	return runtime.ValidateUlimits(octets(t.Ulimits))
+	return runtime.ValidateUlimits(byteCounts(t.Ulimits))
 }
 
 func knownClass(name string) bool {
@@ -338,7 +342,7 @@ func knownClass(name string) bool {
 	return err == nil
 }
 
-func octets(sizes map[string]Size) map[string]int64 {
+func byteCounts(sizes map[string]Size) map[string]int64 {
 	out := make(map[string]int64, len(sizes))
 	for name, size := range sizes {
 		out[name] = int64(size)

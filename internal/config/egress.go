@@ -114,7 +114,7 @@ func (e Egress) Exceptions() ([]netpolicy.Private, error) {
 		for j, text := range p.Ranges {
 			r, err := netip.ParsePrefix(text)
 			if err != nil {
-				return nil, bad(fmt.Sprintf("egress.private[%d].ranges[%d]", i, j), quoted(text), `must be a range of addresses, such as "10.1.0.0/16"`)
+				return nil, bad(fmt.Sprintf("egress.private[%d].ranges[%d]", i, j), quoted(text), `must be an address range, such as "10.1.0.0/16"`)
 			}
 			one.Ranges = append(one.Ranges, r)
 		}
@@ -176,9 +176,9 @@ func (s EgressSecret) validate(at string) error {
 	case !filepath.IsAbs(s.ValueFile):
 		return bad(at+".value_file", quoted(s.ValueFile), "must be an absolute path")
 	case strings.ContainsAny(s.Prefix, "\r\n\x00"):
-		return bad(at+".prefix", quoted(s.Prefix), "must not have line breaks")
+		return bad(at+".prefix", quoted(s.Prefix), "must not contain line breaks or NUL bytes")
 	case s.Env != "" && !variables.MatchString(s.Env):
-		return bad(at+".env", quoted(s.Env), "must be a variable's name, such as API_TOKEN")
+		return bad(at+".env", quoted(s.Env), "must be the name of an environment variable, such as API_TOKEN")
 	}
 	return named(at+".callers", s.Callers)
 }
@@ -187,7 +187,7 @@ func (s EgressSecret) validate(at string) error {
 func named(field string, list []string) error {
 	for _, n := range list {
 		if n != "*" && !names.MatchString(n) {
-			return bad(field, quoted(n), namesText+`; "*" is everybody`)
+			return bad(field, quoted(n), namesText+`; "*" means all`)
 		}
 	}
 	return nil
@@ -196,7 +196,8 @@ func named(field string, list []string) error {
 // Gateway returns the limits as netpolicy.Limits.
 func (l EgressLimits) Gateway() netpolicy.Limits {
 	out := netpolicy.Limits{
-		Connections: l.Connections, Bytes: int64(l.Bytes), DialTime: l.Connect.Std(), HeaderTime: l.Header.Std(), IdleTime: l.Idle.Std(), MaxTime: l.MaxTime.Std(),
+		Connections: l.Connections, Bytes: int64(l.Bytes), DialTime: l.Connect.Std(), HeaderTime: l.Header.Std(),
+		IdleTime: l.Idle.Std(), MaxTime: l.MaxTime.Std(),
 	}
 	if l.MaxTime == 0 {
 		out.MaxTime = -1 // zero would mean its default
@@ -209,7 +210,7 @@ func (l EgressLimits) validate() error {
 	case l.Connections < 1 || l.Connections > netpolicy.DefaultConnections:
 		return bad("egress.limits.connections", l.Connections, "must be from 1 to "+strconv.Itoa(netpolicy.DefaultConnections))
 	case l.Bytes < 0:
-		return bad("egress.limits.bytes", l.Bytes, "must not be negative; 0 is no bound")
+		return bad("egress.limits.bytes", l.Bytes, "must not be negative; 0 is unlimited")
 	case l.Connect < Duration(time.Millisecond) || l.Connect > Duration(time.Minute):
 		return bad("egress.limits.connect", l.Connect, "must be from 1ms to 1m")
 	case l.Header < Duration(time.Millisecond) || l.Header > Duration(time.Minute):
@@ -217,7 +218,7 @@ func (l EgressLimits) validate() error {
 	case l.Idle < Duration(time.Millisecond):
 		return bad("egress.limits.idle", l.Idle, "must be at least 1ms")
 	case l.MaxTime < 0:
-		return bad("egress.limits.max_time", l.MaxTime, "must not be negative; 0 is no bound")
+		return bad("egress.limits.max_time", l.MaxTime, "must not be negative; 0 is unlimited")
 	}
 	return nil
 }

@@ -88,7 +88,10 @@ type ReadonlyShell struct {
 }
 
 func defaultCallers() Callers {
-	return Callers{Sandboxes: 20, Memory: 16 << 30, Disk: 100 << 30, Calls: 100_000, MaxWaiting: 100, MaxPending: 100, MaxRequests: 512, MaxStreams: 256}
+	return Callers{
+		Sandboxes: 20, Memory: 16 << 30, Disk: 100 << 30, Calls: 100_000,
+		MaxWaiting: 100, MaxPending: 100, MaxRequests: 512, MaxStreams: 256,
+	}
 }
 
 func defaultAudit() Audit {
@@ -102,26 +105,26 @@ func defaultApprovals() Approvals {
 // names matches the names of callers, profiles and workspaces.
 var names = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 
-const namesText = "must be lower-case letters, digits, '.', '_' or '-', at most 63 of them, and begin with a letter or a digit"
+const namesText = "must be 1 to 63 lower-case letters, digits, '.', '_' or '-', and start with a letter or digit"
 
 func (c Callers) validate() error {
 	switch {
 	case c.Sandboxes < 0:
-		return bad("callers.sandboxes", c.Sandboxes, "must not be negative; 0 is no bound")
+		return bad("callers.sandboxes", c.Sandboxes, "must not be negative; 0 is unlimited")
 	case c.Disk < 0:
-		return bad("callers.disk", c.Disk, "must not be negative; 0 is no bound")
+		return bad("callers.disk", c.Disk, "must not be negative; 0 is unlimited")
 	case c.Memory < 0:
-		return bad("callers.memory", c.Memory, "must not be negative; 0 is no bound")
+		return bad("callers.memory", c.Memory, "must not be negative; 0 is unlimited")
 	case c.Calls < 0:
-		return bad("callers.calls", c.Calls, "must not be negative; 0 is no bound")
+		return bad("callers.calls", c.Calls, "must not be negative; 0 is unlimited")
 	case c.MaxWaiting < 0:
-		return bad("callers.max_waiting", c.MaxWaiting, "must not be negative; 0 is no bound but admission.queue")
+		return bad("callers.max_waiting", c.MaxWaiting, "must not be negative; 0 is limited only by admission.queue")
 	case c.MaxPending < 0:
-		return bad("callers.max_pending", c.MaxPending, "must not be negative; 0 is no bound but approvals.max_pending")
+		return bad("callers.max_pending", c.MaxPending, "must not be negative; 0 is limited only by approvals.max_pending")
 	case c.MaxRequests < 0:
-		return bad("callers.max_requests", c.MaxRequests, "must not be negative; 0 is no bound but a share of the connections")
+		return bad("callers.max_requests", c.MaxRequests, "must not be negative; 0 is limited only by a share of the connections")
 	case c.MaxStreams < 0:
-		return bad("callers.max_streams", c.MaxStreams, "must not be negative; 0 is no bound but a share of the connections")
+		return bad("callers.max_streams", c.MaxStreams, "must not be negative; 0 is limited only by a share of the connections")
 	}
 	return nil
 }
@@ -140,14 +143,14 @@ func (a Approvals) validate() error {
 	if a.Webhook != "" {
 		u, err := url.Parse(a.Webhook)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-			return bad("approvals.webhook", quoted(a.Webhook), "must be an http or https address")
+			return bad("approvals.webhook", quoted(a.Webhook), "must be an http or https URL")
 		}
 	}
 	switch {
 	case a.SecretFile != "" && !filepath.IsAbs(a.SecretFile):
 		return bad("approvals.secret_file", a.SecretFile, "must be an absolute path")
 	case a.SecretFile != "" && a.Webhook == "":
-		return bad("approvals.secret_file", a.SecretFile, "is for approvals.webhook, which is empty")
+		return bad("approvals.secret_file", a.SecretFile, "needs approvals.webhook, which is empty")
 	case a.MaxPending < 1:
 		return bad("approvals.max_pending", a.MaxPending, "must be at least 1")
 	case a.Expiry < Duration(time.Second):
@@ -161,7 +164,7 @@ func (i Idempotency) validate() error {
 	case i.Answers < 1:
 		return bad("idempotency.answers", i.Answers, "must be at least 1")
 	case i.Bytes < 1<<20:
-		return bad("idempotency.bytes", i.Bytes, "must be at least 1MiB: one answer may have that")
+		return bad("idempotency.bytes", i.Bytes, "must be at least 1MiB, the size that one answer can have")
 	}
 	return nil
 }
@@ -190,10 +193,10 @@ func (a Audit) validate() error {
 	for _, p := range a.Redact.Patterns {
 		re, err := regexp.Compile(p)
 		if err != nil {
-			return bad("audit.redact.patterns", quoted(p), "must be regular expressions of Go: "+err.Error())
+			return bad("audit.redact.patterns", quoted(p), "must be Go regular expressions: "+err.Error())
 		}
 		if re.MatchString("") {
-			return bad("audit.redact.patterns", quoted(p), "must not match nothing at all: it would hide everything")
+			return bad("audit.redact.patterns", quoted(p), "must not match the empty string: it would hide everything")
 		}
 	}
 	return nil
@@ -215,9 +218,9 @@ func (r ReadonlyShell) validate(listen string) error {
 	case !r.Enabled:
 		return nil
 	case !onlyHere(listen):
-		return bad("readonly_shell.enabled", true, "its clients send no token, so listen must be a unix socket or a loopback address")
+		return bad("readonly_shell.enabled", true, "needs a unix socket or loopback address in listen: clients send no token")
 	case len(r.Workspaces) == 0:
-		return bad("readonly_shell.workspaces", "empty", "needs a path for each workspace that clients may name")
+		return bad("readonly_shell.workspaces", "empty", "must map a path to each workspace that clients may name")
 	}
 	return nil
 }

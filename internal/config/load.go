@@ -65,7 +65,7 @@ func Parse(text []byte) (Config, error) {
 	if err != nil {
 		return c, err
 	}
-	tree, err := treeOf(raw)
+	tree, err := decodeTree(raw)
 	if err != nil {
 		return c, err
 	}
@@ -82,12 +82,12 @@ func Parse(text []byte) (Config, error) {
 		return c, fmt.Errorf("templates: %w: %w", err, errdefs.ErrInvalidArgument)
 	}
 	if err := json.Unmarshal(raw, &c); err != nil {
-		return c, explain(err)
+		return c, explainDecode(err)
 	}
 	for name, body := range templates.Templates {
-		t := startOf(name)
+		t := templateDefaults(name)
 		if err := json.Unmarshal(body, &t); err != nil {
-			return c, fmt.Errorf("templates.%s: %w", name, explain(err))
+			return c, fmt.Errorf("templates.%s: %w", name, explainDecode(err))
 		}
 		c.Templates[name] = t
 		if c.written == nil {
@@ -98,7 +98,7 @@ func Parse(text []byte) (Config, error) {
 	return c, nil
 }
 
-func explain(err error) error {
+func explainDecode(err error) error {
 	if t, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return wrongType(t.Field, t)
 	}
@@ -116,7 +116,7 @@ func wrongType(at string, err *json.UnmarshalTypeError) error {
 	if err.Type.Kind() == reflect.String && (strings.HasPrefix(got, "number") || got == "bool") {
 		hint = ": put it in quotes"
 	}
-	return fmt.Errorf("%s is a %s, which cannot be %s%s: %w", name(at), got, kindOf(err.Type), hint, errdefs.ErrInvalidArgument)
+	return fmt.Errorf("%s is a %s, which cannot be %s%s: %w", displayPath(at), got, kindOf(err.Type), hint, errdefs.ErrInvalidArgument)
 }
 
 // kindOf describes a type to the author of a file.
@@ -152,14 +152,15 @@ func toJSON(text []byte) ([]byte, error) {
 		switch {
 		case len(bare) == 0 || bare[0] == '#' || bare[0] == '%':
 		case ended:
-			return nil, fmt.Errorf("it has more than one document: leave one, without --- or ... in between: %w", errdefs.ErrInvalidArgument)
+			const remedy = "remove all but one, and the lines --- and ..."
+			return nil, fmt.Errorf("it has more than one document: %s: %w", remedy, errdefs.ErrInvalidArgument)
 		default:
 			content = true
 		}
 	}
 	raw, err := yaml.YAMLToJSONStrict(text)
 	if v, ok := errors.AsType[*json.UnsupportedValueError](err); ok {
-		return nil, fmt.Errorf("a value is %s, which nothing can be: %w", v.Str, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("a value is %s: use a finite number: %w", v.Str, errdefs.ErrInvalidArgument)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
@@ -167,8 +168,8 @@ func toJSON(text []byte) ([]byte, error) {
 	return raw, nil
 }
 
-// treeOf decodes a document and keeps numbers as written.
-func treeOf(raw []byte) (tree any, err error) {
+// decodeTree decodes a document and keeps numbers as written.
+func decodeTree(raw []byte) (tree any, err error) {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()
 	if err := d.Decode(&tree); err != nil {
@@ -190,7 +191,7 @@ func checkKeys(at string, v any, t reflect.Type) error {
 	m, ok := v.(map[string]any)
 	if !ok {
 		if t.Kind() == reflect.Struct && v != nil {
-			return fmt.Errorf("%s must be a map of keys: %w", name(at), errdefs.ErrInvalidArgument)
+			return fmt.Errorf("%s must be a map of keys: %w", displayPath(at), errdefs.ErrInvalidArgument)
 		}
 		return checkValue(at, v, t)
 	}
@@ -205,15 +206,15 @@ func checkKeys(at string, v any, t reflect.Type) error {
 			fields := keysOf(t)
 			field, ok := fields[key]
 			if !ok {
-				return unknown(path, key, fields)
+				return unknownKey(path, key, fields)
 			}
 			if err := checkKeys(path, m[key], field); err != nil {
 				return err
 			}
 		case reflect.Slice:
-			return fmt.Errorf("%s must be a list: %w", name(at), errdefs.ErrInvalidArgument)
+			return fmt.Errorf("%s must be a list: %w", displayPath(at), errdefs.ErrInvalidArgument)
 		default:
-			return fmt.Errorf("%s must be a single value: %w", name(at), errdefs.ErrInvalidArgument)
+			return fmt.Errorf("%s must be a single value: %w", displayPath(at), errdefs.ErrInvalidArgument)
 		}
 	}
 	return nil
@@ -229,12 +230,12 @@ func checkValue(at string, v any, t reflect.Type) error {
 		return wrongType(at, wrong)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w: %w", name(at), err, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("%s: %w: %w", displayPath(at), err, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }
 
-func name(at string) string {
+func displayPath(at string) string {
 	if at == "" {
 		return "the configuration"
 	}
@@ -260,7 +261,7 @@ func keysOf(t reflect.Type) map[string]reflect.Type {
 // renamedKeys maps the end of a former key's path to its current name.
 var renamedKeys = map[string]string{"guest.alone": "orphan_timeout", "pool.settle": "refill_delay"}
 
-func unknown(path, key string, fields map[string]reflect.Type) error {
+func unknownKey(path, key string, fields map[string]reflect.Type) error {
 	for old, now := range renamedKeys {
 		if path == old || strings.HasSuffix(path, "."+old) {
 			return fmt.Errorf("key %s was renamed: use %q: %w", path, now, errdefs.ErrInvalidArgument)
@@ -273,17 +274,7 @@ func unknown(path, key string, fields map[string]reflect.Type) error {
 	return fmt.Errorf("unknown key %s%s: %w", path, hint, errdefs.ErrInvalidArgument)
 }
 
-// Environment lists the environment variables that override the file, in order, with their flags.
-func Environment() []string {
-	return slices.Sorted(func(yield func(string) bool) {
-		for key := range environment {
-			if !yield(key) {
-				return
-			}
-		}
-	})
-}
-
+// environment maps each environment variable that overrides the file to its setter.
 var environment = map[string]func(*Config, string){
 	"ORCHESTRATOR_LISTEN":      func(c *Config, v string) { c.Listen = v },
 	"ORCHESTRATOR_STATE_DIR":   func(c *Config, v string) { c.StateDir = v },

@@ -16,7 +16,7 @@ func defaultRequests() Requests { return Requests{Bodies: 192 << 20, CallerBodie
 func (r Requests) validate() error {
 	switch {
 	case r.CallerBodies < leastBodies:
-		return bad("requests.caller_bodies", r.CallerBodies, "must be at least 56MiB: the largest request has to fit")
+		return bad("requests.caller_bodies", r.CallerBodies, "must be at least 56MiB: the largest request must fit")
 	case r.Bodies/2 < r.CallerBodies:
 		return bad("requests.bodies", r.Bodies, "must be at least twice requests.caller_bodies")
 	}

@@ -45,14 +45,13 @@ type Images struct {
 	Signatures Signatures `json:"signatures"`
 	// Prepull pulls missing images of templates at startup.
 	Prepull bool `json:"prepull"`
-	// Budget is what images may take of the disk; 0 is no bound. MaxAge removes
-	// those that nothing used for so long; 0 is never. What a template or a
-	// sandbox needs is never removed.
+	// Budget limits the images' disk space; 0 means unlimited. Images that were unused for MaxAge
+	// are removed; 0 means never. Images that a template or sandbox needs are always kept.
 	Budget Size     `json:"budget"`
 	MaxAge Duration `json:"max_age"`
 }
 
-// Signatures says whose signatures count.
+// Signatures configures which images must be signed, and by which keys.
 type Signatures struct {
 	// Keys lists files with public keys in PEM.
 	Keys []string `json:"keys"`
@@ -88,7 +87,7 @@ func (w Workspaces) validate() error {
 	case w.Overlays.Max < 1:
 		return bad("workspaces.overlays.max", w.Overlays.Max, "must be at least 1")
 	case w.Snapshots < 0:
-		return bad("workspaces.snapshots", w.Snapshots, "must not be negative; 0 is none")
+		return bad("workspaces.snapshots", w.Snapshots, "must not be negative; 0 allows none")
 	}
 	return nil
 }
@@ -103,11 +102,11 @@ func (i Images) validate() error {
 		for _, text := range patterns {
 			p, err := ref.ParsePattern(text)
 			if err != nil {
-				return bad(key, quoted(text), "cannot be used: "+strings.TrimSuffix(err.Error(), ": "+errdefs.ErrInvalidArgument.Error()))
+				return bad(key, quoted(text), "must be a pattern of image references: "+strings.TrimSuffix(err.Error(), ": "+errdefs.ErrInvalidArgument.Error()))
 			}
 			// A pattern for a digest would not apply to a request by tag.
 			if key == "images.signatures.for" && !p.MatchesRepository() {
-				return bad(key, quoted(text), "must name repositories, without tag and digest")
+				return bad(key, quoted(text), "must match repositories: remove the tag or digest")
 			}
 		}
 	}
@@ -118,11 +117,11 @@ func (i Images) validate() error {
 	}
 	switch {
 	case len(i.Signatures.For) > 0 && len(i.Signatures.Keys) == 0:
-		return bad("images.signatures.for", i.Signatures.For, "needs images.signatures.keys")
+		return bad("images.signatures.for", i.Signatures.For, "needs images.signatures.keys, which is empty")
 	case i.Budget < 0:
-		return bad("images.budget", i.Budget, "must not be negative; 0 is no bound")
+		return bad("images.budget", i.Budget, "must not be negative; 0 is unlimited")
 	case i.MaxAge < 0:
-		return bad("images.max_age", i.MaxAge, "must not be negative; 0 is never")
+		return bad("images.max_age", i.MaxAge, "must not be negative; 0 keeps images indefinitely")
 	}
 	return nil
 }

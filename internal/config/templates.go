@@ -48,7 +48,7 @@ func (c Config) Sources(file string) ([]Source, error) {
 		}
 		out = append(out, s)
 	}
-	more, err := readTemplates(c.TemplatesDir)
+	more, err := readTemplatesDir(c.TemplatesDir)
 	for _, s := range more {
 		at := slices.IndexFunc(out, func(o Source) bool { return o.Name == s.Name })
 		switch {
@@ -57,20 +57,20 @@ func (c Config) Sources(file string) ([]Source, error) {
 		case out[at].File == "": // the built-in default
 			out[at] = s
 		default:
-			out[at].Err = twice(s.Name, out[at].File, s.File)
+			out[at].Err = definedTwice(s.Name, out[at].File, s.File)
 		}
 	}
 	slices.SortFunc(out, func(a, b Source) int { return strings.Compare(a.Name, b.Name) })
 	return out, err
 }
 
-func twice(name, a, b string) error {
-	return fmt.Errorf("template %s stands in %s and in %s: remove one of them: %w", name, a, b, errdefs.ErrInvalidArgument)
+func definedTwice(name, a, b string) error {
+	return fmt.Errorf("template %s is defined in %s and in %s: remove one of them: %w", name, a, b, errdefs.ErrInvalidArgument)
 }
 
-// WithFolder returns the configuration with the directory's templates added. It returns the error
+// WithTemplatesDir returns the configuration with the directory's templates added. It returns the error
 // of the first invalid one.
-func (c Config) WithFolder(file string) (Config, error) {
+func (c Config) WithTemplatesDir(file string) (Config, error) {
 	list, err := c.Sources(file)
 	if err != nil {
 		return c, err
@@ -86,9 +86,9 @@ func (c Config) WithFolder(file string) (Config, error) {
 	return c, nil
 }
 
-// readTemplates reads the NAME.yaml and NAME.json files of a directory in name order. It ignores
+// readTemplatesDir reads the NAME.yaml and NAME.json files of a directory in name order. It ignores
 // names that start with a dot, directories and other files.
-func readTemplates(dir string) ([]Source, error) {
+func readTemplatesDir(dir string) ([]Source, error) {
 	if dir == "" {
 		return nil, nil
 	}
@@ -136,32 +136,32 @@ func ReadTemplate(path string) (Template, error) {
 
 // ParseTemplate reads YAML or JSON over the defaults of the named template and validates it.
 func ParseTemplate(name string, text []byte) (Template, error) {
-	t := startOf(name)
+	t := templateDefaults(name)
 	raw, err := toJSON(text)
 	if err != nil {
 		return t, err
 	}
-	tree, err := treeOf(raw)
+	tree, err := decodeTree(raw)
 	if err != nil {
 		return t, err
 	}
 	if len(bytes.TrimSpace(text)) == 0 || tree == nil {
-		return t, fmt.Errorf("it is empty: %w", errdefs.ErrInvalidArgument)
+		return t, fmt.Errorf("it is empty: write at least an image: %w", errdefs.ErrInvalidArgument)
 	}
 	if err := checkKeys("", tree, reflect.TypeFor[Template]()); err != nil {
 		return t, err
 	}
 	if err := json.Unmarshal(raw, &t); err != nil {
-		return t, explain(err)
+		return t, explainDecode(err)
 	}
 	if !names.MatchString(name) {
-		return t, fmt.Errorf("%q is no name of a template: %s: %w", name, namesText, errdefs.ErrInvalidArgument)
+		return t, fmt.Errorf("%q is not a valid template name: it %s: %w", name, namesText, errdefs.ErrInvalidArgument)
 	}
 	return t, t.validate("")
 }
 
-// startOf returns the defaults of the named template.
-func startOf(name string) Template {
+// templateDefaults returns the defaults of the named template.
+func templateDefaults(name string) Template {
 	t := defaultTemplate()
 	if name != DefaultTemplate {
 		t.Entrypoint = nil // another image may lack it
@@ -190,14 +190,14 @@ func (t Template) validate(key string) error {
 		return bad(at("pool.max_age"), t.Pool.MaxAge, "must be at least 1s")
 	case t.Pool.RefillDelay < 0 || t.Pool.RefillDelay > Duration(time.Minute):
 		return bad(at("pool.refill_delay"), t.Pool.RefillDelay, "must be between 0s and 1m")
-	case rootUser(t.User):
-		return bad(at("user"), quoted(t.User), "would own the sandbox's guest; use any other, empty is 1000:1000")
+	case isRoot(t.User):
+		return bad(at("user"), quoted(t.User), "must not be root, who owns the guest; use another user (default: 1000:1000)")
 	case !isUser(t.User):
-		return bad(at("user"), quoted(clip(t.User)), "must be a name of the image's, uid or uid:gid")
+		return bad(at("user"), quoted(clip(t.User)), "must be a user name in the image, UID or UID:GID")
 	case len(t.Image) > maxImage:
 		return bad(at("image"), fmt.Sprintf("of %d bytes", len(t.Image)), fmt.Sprintf("must be at most %d", maxImage))
 	case slices.ContainsFunc(t.Entrypoint, func(a string) bool { return strings.ContainsRune(a, 0) }):
-		return bad(at("entrypoint"), "of bytes that no program takes", "must have no NUL")
+		return bad(at("entrypoint"), "invalid", "must not contain NUL bytes")
 	case len(t.Warmup) > MaxHooks:
 		return bad(at("warmup"), len(t.Warmup), fmt.Sprintf("must be at most %d commands", MaxHooks))
 	}
@@ -222,11 +222,11 @@ func (h Hook) validate(key string) error {
 	case len(h.Argv) == 0 || h.Argv[0] == "":
 		return bad(key+".argv", "empty", "must name a program")
 	case slices.ContainsFunc(h.Argv, func(a string) bool { return strings.ContainsRune(a, 0) }):
-		return bad(key+".argv", "of bytes that no program takes", "must have no NUL")
+		return bad(key+".argv", "invalid", "must not contain NUL bytes")
 	case h.Timeout < 0 || h.Timeout > MaxHookTimeout:
 		return bad(key+".timeout", h.Timeout, "must be from 0 (which is "+DefaultHookTimeout.String()+") to "+MaxHookTimeout.String())
 	case h.Background && h.Timeout != 0:
-		return bad(key+".timeout", h.Timeout, "is not for what runs in the background: it lives as long as the sandbox")
+		return bad(key+".timeout", h.Timeout, "must not be set with background: such a command runs as long as the sandbox")
 	}
 	return nil
 }
@@ -242,18 +242,19 @@ func validateEnv(key string, env map[string]string) error {
 	for k, v := range env {
 		total += len(k) + len(v)
 		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
-			return bad(key, quoted(k), "names must not be empty or have '=', and nothing a NUL byte")
+			return bad(key, quoted(k), "names must not be empty or contain '='; names and values must not contain NUL bytes")
 		}
 	}
 	if len(env) > maxEnv || total > maxEnvBytes {
-		return bad(key, fmt.Sprintf("of %d variables and %d bytes", len(env), total), fmt.Sprintf("must be at most %d and %d", maxEnv, maxEnvBytes))
+		return bad(key, fmt.Sprintf("of %d variables and %d bytes", len(env), total),
+			fmt.Sprintf("must be at most %d variables and %d bytes", maxEnv, maxEnvBytes))
 	}
 	return nil
 }
 
-// rootUser reports whether a user is root by the form of its name. The guest refuses users that are
+// isRoot reports whether a user is root by the form of its name. The guest refuses users that are
 // root in the image's /etc/passwd.
-func rootUser(user string) bool {
+func isRoot(user string) bool {
 	id, _, _ := strings.Cut(user, ":")
 	return id == "root" || id != "" && strings.Trim(id, "0") == ""
 }

@@ -71,14 +71,14 @@ func TestAFolderHoldsTemplates(t *testing.T) {
 		"old":   "name it old.yaml",
 		"both":  "both.json and in " + dir + "/both.yaml: remove one of them",
 		"empty": "it is empty",
-		"cfg":   "stands in /etc/o.yaml and in " + dir + "/cfg.yaml",
-		"UPPER": "is no name of a template",
+		"cfg":   "is defined in /etc/o.yaml and in " + dir + "/cfg.yaml",
+		"UPPER": "is not a valid template name",
 	} {
 		if err := got[name].Err; err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, errdefs.ErrInvalidArgument) {
 			t.Errorf("%s: %v, want %q", name, err, want)
 		}
 	}
-	if _, err := c.WithFolder(""); err == nil {
+	if _, err := c.WithTemplatesDir(""); err == nil {
 		t.Error("a folder with broken files is good")
 	}
 }

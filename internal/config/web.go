@@ -74,7 +74,10 @@ type WebCache struct {
 
 func defaultWeb() Web {
 	reach := func(http ...string) WebReach {
-		return WebReach{Allow: []string{"*"}, HTTP: append([]string{}, http...), Ports: []int{443}, HTTPPorts: []int{80}, Deny: []string{}, Methods: []string{}}
+		return WebReach{
+			Allow: []string{"*"}, HTTP: append([]string{}, http...), Ports: []int{443}, HTTPPorts: []int{80},
+			Deny: []string{}, Methods: []string{},
+		}
 	}
 	return Web{
 		Fetch: reach(), Request: reach("*"),
@@ -104,11 +107,11 @@ func (w Web) validate(c Config) error {
 		}
 	}
 	if len(w.Fetch.Methods) > 0 {
-		return bad("web.fetch.methods", w.Fetch.Methods, "are for web.request: pages are fetched with GET")
+		return bad("web.fetch.methods", w.Fetch.Methods, "must be empty: pages are fetched with GET (use web.request.methods)")
 	}
 	for key, r := range map[string]WebReach{"fetch": w.Fetch, "request": w.Request} {
 		if _, err := tool.Reach(r).Compile(); err != nil {
-			return wrongly("web."+key, err)
+			return wrapField("web."+key, err)
 		}
 	}
 	if w.Search.Provider == "" && (w.Search.URL != "" || w.Search.KeyFile != "") {
@@ -118,13 +121,13 @@ func (w Web) validate(c Config) error {
 		return bad("web.extract.kind", "missing", "must be openai or anthropic")
 	}
 	if w.Search.Provider != "" {
-		if _, err := search.New(w.Search.Options(standIn(w.Search.KeyFile))); err != nil {
-			return wrongly("web.search", err)
+		if _, err := search.New(w.Search.Options(placeholder(w.Search.KeyFile))); err != nil {
+			return wrapField("web.search", err)
 		}
 	}
 	if w.Extract.Kind != "" {
-		if _, err := llmextract.New(w.Extract.Options(standIn(w.Extract.KeyFile))); err != nil {
-			return wrongly("web.extract", err)
+		if _, err := llmextract.New(w.Extract.Options(placeholder(w.Extract.KeyFile))); err != nil {
+			return wrapField("web.extract", err)
 		}
 	}
 	switch {
@@ -135,23 +138,23 @@ func (w Web) validate(c Config) error {
 	case w.Extract.Timeout <= 0:
 		return bad("web.extract.timeout", w.Extract.Timeout, "must be more than 0")
 	case w.Cache.Entries < 0 || w.Cache.Entries > 100_000:
-		return bad("web.cache.entries", w.Cache.Entries, "must be from 0 to 100000; 0 keeps nothing")
+		return bad("web.cache.entries", w.Cache.Entries, "must be from 0 to 100000; 0 disables the cache")
 	case w.Cache.Bytes < 0 || w.Cache.Bytes > 4<<30:
-		return bad("web.cache.bytes", w.Cache.Bytes, "must be from 0 to 4GiB; 0 keeps nothing")
+		return bad("web.cache.bytes", w.Cache.Bytes, "must be from 0 to 4GiB; 0 disables the cache")
 	}
 	return nil
 }
 
-// standIn returns a placeholder if there is a key file, which is not read here.
-func standIn(file string) string {
+// placeholder returns a placeholder if there is a key file, which is not read here.
+func placeholder(file string) string {
 	if file == "" {
 		return ""
 	}
 	return "x"
 }
 
-// wrongly adds at to the field that an error starts with.
-func wrongly(at string, err error) error {
+// wrapField adds at to the field that an error starts with.
+func wrapField(at string, err error) error {
 	field, rest, _ := strings.Cut(err.Error(), " ")
 	return fmt.Errorf("configuration: %s.%s %s: %w", at, field, rest, errdefs.ErrInvalidArgument)
 }

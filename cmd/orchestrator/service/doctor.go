@@ -311,7 +311,7 @@ func checkServer(ctx context.Context, a *cli.App, c config.Config) check {
 
 // checkImage looks for the images of all templates.
 func checkImage(ctx context.Context, a *cli.App, c config.Config) check {
-	c, err := c.WithFolder(a.ConfigFile())
+	c, err := c.WithTemplatesDir(a.ConfigFile())
 	if err != nil {
 		return check{"image", checkFail, cli.Describe(err), "orchestrator template check FILE"}
 	}
