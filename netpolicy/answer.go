@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// answer passes an answer on as it comes: nothing is followed, kept, unpacked
-// or waited for.
+// answer forwards the server's answer to the client as it arrives. It follows no redirects, and
+// neither buffers nor decompresses the body.
 func (x *exchange) answer(resp *http.Response) error {
 	if resp.StatusCode < 200 {
 		return unreached("request to "+x.f.decision.Host, fmt.Errorf("the server answered with status %d", resp.StatusCode))
@@ -21,14 +21,14 @@ func (x *exchange) answer(resp *http.Response) error {
 	x.mask.header(h)
 	for _, field := range []string{"Content-Type", "Date"} {
 		if _, ok := h[field]; !ok {
-			h[field] = nil // else the server adds its own
+			h[field] = nil // prevents the HTTP server from adding its own
 		}
 	}
 	for field := range endToEnd(resp.Trailer) {
 		h.Add("Trailer", x.mask.name(field))
 	}
 	if !x.body.eof.Load() {
-		h.Set("Connection", "close") // what is left of the body is no request
+		h.Set("Connection", "close") // the rest of the request's body must not be read as the next request
 	}
 	announced := len(resp.Trailer)
 	x.answered = true
@@ -45,22 +45,22 @@ func (x *exchange) answer(resp *http.Response) error {
 	}
 	trailer := endToEnd(resp.Trailer)
 	x.mask.header(trailer)
-	_ = http.NewResponseController(x.w).Flush() // trailers want chunks
+	_ = http.NewResponseController(x.w).Flush() // trailers require the chunked encoding
 	for field, values := range trailer {
 		h[prefix+field] = values
 	}
 	return nil
 }
 
-// endToEnd is a copy of an answer's header or trailer without fields about the
-// connection, and without the gateway's own.
+// endToEnd returns a copy of an answer's header or trailer without the fields about the connection
+// and without the gateway's own field.
 func endToEnd(h http.Header) http.Header {
 	out := forwardable(h)
 	out.Del(RefusalHeader)
 	return out
 }
 
-// copyBody sends on whatever comes at once.
+// copyBody forwards the answer's body and flushes after each read.
 func (x *exchange) copyBody(from io.Reader) error {
 	to := &toClient{x: x, flush: http.NewResponseController(x.w).Flush}
 	_, err := x.f.s.buffers.Copy(to, from)
@@ -73,11 +73,11 @@ func (x *exchange) copyBody(from io.Reader) error {
 	return to.send(x.mask.body(nil, true))
 }
 
-// toClient is where a body goes: through the mask to the client.
+// toClient writes an answer's body to the client, through the mask.
 type toClient struct {
 	x     *exchange
 	flush func() error
-	gone  bool // the client is
+	gone  bool // the client disconnected
 }
 
 // Write implements io.Writer. It may change p.
@@ -101,12 +101,13 @@ func (a *toClient) send(p []byte) error {
 	return nil
 }
 
-// upgrade hands both connections to a relay, once the server agreed.
+// upgrade takes the connection from the HTTP server after the upstream server agreed to a
+// WebSocket. The relay starts when the HTTP server has released the connection.
 func (x *exchange) upgrade(resp *http.Response) error {
 	outside, ok := resp.Body.(io.ReadWriteCloser)
 	if !ok || !x.socket || !isWebSocket(resp.Header) {
 		resp.Body.Close()
-		return unreached("request to "+x.f.decision.Host, errors.New("the server switched to a protocol that was not asked for"))
+		return unreached("request to "+x.f.decision.Host, errors.New("the server switched to a protocol that the client did not request"))
 	}
 	header := endToEnd(resp.Header)
 	x.mask.header(header)
@@ -118,7 +119,8 @@ func (x *exchange) upgrade(resp *http.Response) error {
 	return nil
 }
 
-// follow tells the client that the protocol changed, and carries what comes then.
+// relayUpgrade sends the 101 answer to the client and relays bytes in both directions until both
+// end.
 func (x *exchange) follow(header http.Header, outside io.ReadWriteCloser, head []byte) error {
 	defer outside.Close()
 	nc := x.c.Conn

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// timed runs one thing again and again and reports the median.
+// timed runs a function repeatedly and reports the median time.
 func timed(b *testing.B, one func()) {
 	b.Helper()
 	var all []time.Duration
@@ -25,8 +25,8 @@ func timed(b *testing.B, one func()) {
 	b.ReportMetric(float64(all[len(all)/2].Nanoseconds())/1e3, "p50-µs")
 }
 
-// One request on a connection that is open, and one tunnel with its connection:
-// past the gateway and through it.
+// BenchmarkLatency compares direct connections with those through the gateway: one request on an
+// open connection, and one new tunnel.
 func BenchmarkLatency(b *testing.B) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "hello") }))
 	defer s.Close()
@@ -65,8 +65,8 @@ func BenchmarkLatency(b *testing.B) {
 	})
 }
 
-// BenchmarkThroughput moves bytes from a server to a client: through a tunnel,
-// and through a relay of io.Copy between the same kinds of sockets.
+// BenchmarkThroughput sends bytes from a server to a client, through a tunnel and through io.Copy
+// between the same kinds of sockets.
 func BenchmarkThroughput(b *testing.B) {
 	const each = 64 << 20
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// certificate is its own authority, for names below .test.
+// certificate returns a self-signed certificate for names below .test.
 func certificate(t testing.TB) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -33,8 +33,8 @@ func certificate(t testing.TB) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// echConfig is a list of one configuration for Encrypted Client Hello, with
-// which a client hides the name it wants behind that of a public one.
+// echConfig returns a list with one configuration for Encrypted Client Hello, which lets a client
+// hide its server name behind a public one.
 func echConfig(t testing.TB) []byte {
 	t.Helper()
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)
@@ -43,7 +43,7 @@ func echConfig(t testing.TB) []byte {
 	}
 	u16 := func(b []byte, n int) []byte { return binary.BigEndian.AppendUint16(b, uint16(n)) }
 	public := key.PublicKey().Bytes()
-	body := []byte{7}      // its id
+	body := []byte{7}      // id
 	body = u16(body, 0x20) // DHKEM(X25519, HKDF-SHA256)
 	body = append(u16(body, len(public)), public...)
 	body = u16(u16(u16(body, 4), 1), 1) // HKDF-SHA256, AES-128-GCM

@@ -8,26 +8,26 @@ import (
 	"time"
 )
 
-// client is a connection from inside while HTTP is spoken on it. To the HTTP
-// server it is the connection; the goroutine of Session.handle waits meanwhile,
-// and goes on with what follows.
+// client is a connection from a sandbox while HTTP is spoken on it. The HTTP server uses it as its
+// connection. The goroutine of Session.handle waits for the server and continues with what comes
+// next.
 type client struct {
 	net.Conn
 	s     *Session
 	ctx   context.Context // ends with the session
 	begun time.Time
-	// over is why nothing at all is carried for it, if so.
+	// limitErr, if not nil, refuses every request on this connection.
 	over error
-	// outer is the tunnel in which requests come; nil: they are to the proxy.
+	// outer is the tunnel that contains the requests, or nil for requests to the proxy.
 	outer *flow
-	head  []byte // was read already, and comes first
+	head  []byte // bytes that were already read and come first
 
-	next   chan func()   // what is to be done after the server let go of it
-	closed chan struct{} // by the server, when it is done
-	// between is true while no handler runs, unasked if bytes came then that have
+	next   chan func()   // runs after the server released the connection
+	closed chan struct{} // closed by the HTTP server when it is done
+	// idle is true while no handler runs. pendingBytes is true if bytes arrived meanwhile that have
 	// not become a request.
 	between, unasked atomic.Bool
-	unread           atomic.Bool // a body was not read to its end
+	unread           atomic.Bool // a request's body was not read to its end
 }
 
 func newClient(ctx context.Context, s *Session, nc net.Conn, head []byte) *client {
@@ -39,7 +39,7 @@ func newClient(ctx context.Context, s *Session, nc net.Conn, head []byte) *clien
 	return c
 }
 
-// Read gives first what was read before. Only the server reads.
+// Read returns the bytes that were already read before new ones. Only the HTTP server calls it.
 func (c *client) Read(p []byte) (int, error) {
 	if len(c.head) > 0 {
 		n := copy(p, c.head)
@@ -49,8 +49,8 @@ func (c *client) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// Write is by a handler, or by the server that refuses what is no request. A
-// client that does not read is not waited for longer than one that is silent.
+// Write is called by handlers, and by the HTTP server when it rejects invalid requests. It waits at
+// most the idle time for a client that does not read.
 func (c *client) Write(p []byte) (int, error) {
 	if c.between.Load() {
 		c.unasked.Store(true)
@@ -59,10 +59,10 @@ func (c *client) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// CloseWrite is for the server, which ends so what it answers early.
+// CloseWrite closes the write direction. The HTTP server calls it after an early answer.
 func (c *client) CloseWrite() error { return closeWrite(c.Conn) }
 
-// Close is what the server calls before it is done.
+// Close is called by the HTTP server before its final state change.
 func (c *client) Close() error {
 	if c.unread.Load() && c.ctx.Err() == nil && c.s.g.ctx.Err() == nil {
 		lastWord(c.Conn, nil)
@@ -70,8 +70,8 @@ func (c *client) Close() error {
 	return c.Conn.Close()
 }
 
-// serve has the server take requests until it closes the connection or a
-// handler takes it over, and then does what that left to do.
+// serve lets the HTTP server handle requests until it closes the connection or a handler takes it
+// over. It then runs what the handler left in afterServer.
 func (c *client) serve() {
 	if !c.s.g.inside.push(c) {
 		return
@@ -83,7 +83,7 @@ func (c *client) serve() {
 	}
 }
 
-// handedOver is the listener of connections that are accepted elsewhere.
+// connListener is a net.Listener for connections that were accepted elsewhere.
 type handedOver struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -94,7 +94,7 @@ func newHandedOver() *handedOver {
 	return &handedOver{conns: make(chan net.Conn), closed: make(chan struct{})}
 }
 
-// push is false if nobody takes connections any more.
+// push passes a connection to Accept. It returns false if the listener is closed.
 func (l *handedOver) push(nc net.Conn) bool {
 	select {
 	case l.conns <- nc:

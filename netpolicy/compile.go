@@ -4,65 +4,67 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/containerd/errdefs"
 )
 
-// Bounds of what is compiled.
+// Limits of a rule set.
 const (
 	MaxRules   = 256
-	MaxPorts   = 64   // of a rule
-	MaxMethods = 32   // of a rule
-	MaxPaths   = 64   // of a rule
-	MaxPath    = 2048 // bytes of one
-	// MaxText is how long all hosts, methods and paths are together, in bytes: who
-	// keeps rules keeps them for each sandbox.
+	MaxPorts   = 64   // per rule
+	MaxMethods = 32   // per rule
+	MaxPaths   = 64   // per rule
+	MaxPath    = 2048 // bytes per path
+	// MaxText limits the total length of hosts, methods and paths, in bytes, because rules are
+	// stored for each sandbox.
 	MaxText = 64 << 10
 )
 
-// InvalidError is a field that is not what it has to be; its message says what
-// it has to be. It is of the class errdefs.ErrInvalidArgument.
+// InvalidError describes an invalid field. Message says what is wrong and what is allowed. Its
+// class is errdefs.ErrInvalidArgument.
 type InvalidError struct {
 	Field, Message string
 }
 
-// Error begins with the field.
+// Error implements error. The text starts with the field.
 func (e *InvalidError) Error() string { return e.Field + " " + e.Message }
 
-// Unwrap gives the class.
+// Unwrap returns the errdefs class.
 func (e *InvalidError) Unwrap() error { return errdefs.ErrInvalidArgument }
 
 func invalid(field, format string, args ...any) error {
 	return &InvalidError{Field: field, Message: fmt.Sprintf(format, args...)}
 }
 
-// Rules are compiled: they do not change, and are safe for concurrent use. Nil
-// is no rules.
+// Rules is an immutable set of compiled rules, safe for concurrent use. A nil *Rules allows
+// nothing.
 type Rules struct {
 	rules []rule
-	// Where the rules of a host stand, by the kind of their pattern.
+	// The indexes of the rules of each host, by kind of pattern.
 	names  map[string][]int32
 	below  map[string][]int32
 	every  []int32
 	addrs  map[netip.Addr][]int32
 	blocks map[netip.Prefix][]int32
-	// bits4 and bits6 are the lengths that blocks has, the longest first.
+	// bits4 and bits6 are the prefix lengths in blocks, longest first.
 	bits4, bits6 []int
 }
 
-// rule is a Rule in the form that is compared.
+// rule is a compiled Rule.
 type rule struct {
 	host      pattern
-	ports     []uint16 // none: all, of a rule that denies
+	ports     []uint16 // empty: all ports, only in a deny rule
 	protocols protocols
 	methods   []string
 	paths     []path
 	deny      bool
-	// says is what the rule does, in words.
+	// summary describes the rule in words.
 	says string
 }
 
-// protocols is a set. What shows most of what is carried comes first.
+// protocols is a set. The protocol that exposes most of the traffic to the gateway is the lowest
+// bit.
 type protocols uint8
 
 const (
@@ -75,26 +77,21 @@ const (
 
 var protocolNames = map[string]protocols{TLS: viaTLS, HTTP: viaHTTP, HTTPS: viaHTTPS, TCP: viaTCP}
 
-// Compile looks at each field of the rules. An error is an *InvalidError that
-// names the field ("egress.rules[2].paths").
+// Compile checks and compiles rules. An error is an *InvalidError that names the field
+// ("egress.rules[2].paths").
 //
-// What rules mean together:
+// How rules combine:
 //
-//   - A rule that denies wins over all that allow. One of protocol tcp is about
-//     all protocols, as one that names none.
-//   - Of the rules that allow something at the port that is wanted, those with
-//     the most exact host decide alone: a name before *.example.com, the longer
-//     one of two of these before the other, these before *; an address before a
-//     range, the smaller range before the other. So what a rule says of one host
-//     is not widened by what another says of many.
-//   - Rules of one and the same host add up.
-//   - What no rule allows is refused.
+//   - A deny rule overrides every allow rule. A deny rule for protocol tcp covers all protocols, like one without a protocol.
+//   - Among the rules that allow something at the requested port, only those with the most specific host decide: a name before *.example.com, a longer wildcard before a shorter one, and both before *; an address before a range, and a smaller range before a larger one. Broad rules therefore do not widen what a rule allows for one host.
+//   - Rules for the same host add up.
+//   - Everything else is refused.
 func Compile(rules []Rule) (*Rules, error) {
 	if len(rules) > MaxRules {
-		return nil, invalid("egress.rules", "are %d: %d is the most", len(rules), MaxRules)
+		return nil, invalid("egress.rules", "has %d rules: the maximum is %d", len(rules), MaxRules)
 	}
 	if n := textOf(rules); n > MaxText {
-		return nil, invalid("egress.rules", "have %d bytes of hosts, methods and paths: %d is the most", n, MaxText)
+		return nil, invalid("egress.rules", "has %d bytes of hosts, methods and paths: the maximum is %d", n, MaxText)
 	}
 	r := &Rules{
 		rules:  make([]rule, 0, len(rules)),
@@ -128,7 +125,7 @@ func textOf(rules []Rule) (n int) {
 	return n
 }
 
-// Empty says that nothing can be allowed by these rules.
+// Empty reports whether the rules allow nothing.
 func (r *Rules) Empty() bool {
 	return r == nil || !slices.ContainsFunc(r.rules, func(one rule) bool { return !one.deny })
 }
@@ -154,4 +151,112 @@ func (r *Rules) index(p *pattern, i int32) {
 			slices.SortFunc(*bits, func(a, b int) int { return b - a })
 		}
 	}
+}
+
+func compileRule(field string, in *Rule) (rule, error) {
+	out := rule{deny: in.Deny}
+	var err error
+	if out.host, err = parsePattern(in.Host); err != nil {
+		return out, invalid(field+".host", "%v", err)
+	}
+	if out.protocols, err = compileProtocol(field+".protocol", in); err != nil {
+		return out, err
+	}
+	if out.ports, err = compilePorts(field+".ports", in); err != nil {
+		return out, err
+	}
+	err = compileNarrow(field, in, &out)
+	return out, err
+}
+
+func compileProtocol(field string, in *Rule) (protocols, error) {
+	if in.Protocol == "" && in.Deny {
+		return anything, nil
+	}
+	name := in.Protocol
+	if name == "" {
+		name = TLS
+	}
+	p, ok := protocolNames[name]
+	if !ok {
+		return 0, invalid(field, "is %s: use tls, http, https or tcp", quoted(name))
+	}
+	if in.Deny && p == viaTCP {
+		return anything, nil
+	}
+	return p, nil
+}
+
+func compilePorts(field string, in *Rule) ([]uint16, error) {
+	if len(in.Ports) > MaxPorts {
+		return nil, invalid(field, "has %d entries: the maximum is %d", len(in.Ports), MaxPorts)
+	}
+	var ports []uint16
+	for i, p := range in.Ports {
+		if p < 1 || p > 65535 {
+			return nil, invalid(field, "has %d at [%d]: use ports from 1 to 65535", p, i)
+		}
+		ports = append(ports, uint16(p))
+	}
+	switch {
+	case len(ports) > 0 || in.Deny:
+		return ports, nil
+	case in.Protocol == TCP:
+		return nil, invalid(field, "is empty: a rule for tcp requires ports")
+	case in.Protocol == HTTP:
+		return []uint16{80}, nil
+	}
+	return []uint16{443}, nil
+}
+
+// compileRequestFilters compiles the methods and paths of a rule.
+func compileNarrow(field string, in *Rule, out *rule) error {
+	for _, f := range []struct {
+		name string
+		n    int
+		most int
+	}{{"methods", len(in.Methods), MaxMethods}, {"paths", len(in.Paths), MaxPaths}} {
+		switch {
+		case f.n > f.most:
+			return invalid(field+"."+f.name, "has %d entries: the maximum is %d", f.n, f.most)
+		case f.n > 0 && (in.Protocol == "" || in.Protocol == TLS):
+			return invalid(field+"."+f.name, "cannot be checked inside TLS: use protocol http or https")
+		case f.n > 0 && in.Protocol == TCP:
+			return invalid(field+"."+f.name, "cannot be checked in tcp: use protocol http or https")
+		}
+	}
+	for _, m := range in.Methods {
+		m = strings.ToUpper(m)
+		switch {
+		case !isToken(m):
+			return invalid(field+".methods", "has %s: use a method such as GET or POST", quoted(m))
+		case m == "CONNECT":
+			return invalid(field+".methods", "has CONNECT, which opens a tunnel: use protocol tls or tcp")
+		}
+		out.methods = append(out.methods, m)
+	}
+	slices.Sort(out.methods)
+	for _, p := range in.Paths {
+		one, err := compilePath(p)
+		if err != nil {
+			return invalid(field+".paths", "has %s: %v", quoted(p), err)
+		}
+		out.paths = append(out.paths, one)
+	}
+	return nil
+}
+
+// isToken reports whether s is a token of RFC 9110 with at most 64 bytes.
+func isToken(s string) bool {
+	if s == "" || len(s) > 64 {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
+		if !letter && !strings.ContainsRune("!#$%&'*+-.^_`|~", rune(c)) {
+			return false
+		}
+	}
+	return true
 }

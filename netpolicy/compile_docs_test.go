@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// The rules of docs/egress.md are taken, and refuse with the words that stand there.
+// TestDocs checks that the rules in docs/egress.md compile, and refuse with the messages given
+// there.
 func TestDocs(t *testing.T) {
 	page, err := os.ReadFile("../docs/egress.md")
 	if err != nil {

@@ -32,7 +32,7 @@ func TestCompileNamesTheField(t *testing.T) {
 		{Rule{Host: "a.com", Ports: []int{0}}, "ports", "1 to 65535"},
 		{Rule{Host: "a.com", Ports: []int{443, 65536}}, "ports", "65536 at [1]"},
 		{Rule{Host: "a.com", Ports: make([]int, MaxPorts+1)}, "ports", "the most"},
-		{Rule{Host: "a.com", Paths: []string{"/x"}}, "paths", "cannot be seen inside TLS: use protocol http or https"},
+		{Rule{Host: "a.com", Paths: []string{"/x"}}, "paths", "cannot be checked inside TLS: use protocol http or https"},
 		{Rule{Host: "a.com", Paths: []string{"/x"}, Deny: true}, "paths", "use protocol http or https"},
 		{Rule{Host: "a.com", Methods: []string{"GET"}, Protocol: TCP, Ports: []int{1}}, "methods", "use protocol http or https"},
 		{Rule{Host: "a.com", Methods: []string{"GE T"}, Protocol: HTTP}, "methods", "word"},

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// connect serves CONNECT: host:port, and nothing beside it.
+// connect serves a CONNECT request, whose target is HOST:PORT.
 func (s *Session) connect(c *client, w http.ResponseWriter, r *http.Request) {
 	host, port, err := splitTarget(r.RequestURI)
 	if err == nil && c.outer != nil {
-		err = malformed("CONNECT inside a tunnel: open a connection of its own")
+		err = malformed("CONNECT inside a tunnel is not supported: open a separate connection")
 	}
 	if err != nil {
 		s.garbage(c.begun, err.Error())
@@ -29,29 +29,28 @@ func (s *Session) connect(c *client, w http.ResponseWriter, r *http.Request) {
 	c.next <- func() { t.run([]byte("HTTP/1.1 200 Connection established\r\n\r\n"), head) }
 }
 
-// splitTarget reads "host:port". The host is looked at by the rules.
+// splitTarget parses "host:port". It does not check the host; the rules do.
 func splitTarget(target string) (host string, port int, err error) {
 	host, digits, err := net.SplitHostPort(target)
 	if err != nil {
-		return "", 0, malformed("CONNECT wants host:port")
+		return "", 0, malformed("CONNECT requires host:port")
 	}
 	n, err := strconv.ParseUint(digits, 10, 16)
 	if err != nil || n == 0 || digits[0] == '+' {
-		return "", 0, malformed("CONNECT wants a port from 1 to 65535")
+		return "", 0, malformed("CONNECT requires a port from 1 to 65535")
 	}
 	return host, int(n), nil
 }
 
-// tunnel is one that was allowed, and connected where bytes go out as they are.
+// tunnel is an allowed tunnel. If its protocol is tls or tcp, it is connected.
 type tunnel struct {
 	f   *flow
 	c   *client
-	out *net.TCPConn // nil: requests are looked at one by one
+	out *net.TCPConn // nil if each request inside the tunnel is decided separately
 }
 
-// openTunnel decides, resolves, looks at the addresses and connects. asking
-// ends when the client is gone while that takes its time. Errors are refusals,
-// and audited.
+// openTunnel decides on w, resolves the name, checks its addresses and connects. clientCtx ends
+// when the client disconnects during this. Errors are of type *refusal and already audited.
 func (s *Session) openTunnel(asking context.Context, c *client, w Want) (*tunnel, error) {
 	f, err := s.begin(c.ctx, c, w)
 	if err != nil {
@@ -77,7 +76,8 @@ func (s *Session) openTunnel(asking context.Context, c *client, w Want) (*tunnel
 	return t, nil
 }
 
-// run says that the tunnel is there, and carries what the rule's protocol is.
+// run sends reply to the client and relays what the rule's protocol permits. head was already read
+// from the client.
 func (t *tunnel) run(hello, head []byte) {
 	c, f := t.c, t.f
 	c.SetDeadline(time.Now().Add(f.s.g.o.Limits.HeaderTime))
@@ -109,8 +109,8 @@ func (t *tunnel) close(err error) {
 	t.f.end(err)
 }
 
-// requests has each request inside the tunnel decided by itself, so that a
-// connection that was allowed for one carries no other.
+// requests serves plain HTTP inside the tunnel. Each request is decided separately, so that a
+// tunnel to one server carries no requests to another.
 func (t *tunnel) requests(head []byte) {
 	c := newClient(t.f.ctx, t.f.s, t.c.Conn, head)
 	c.outer = t.f

@@ -1,37 +1,32 @@
 package netpolicy
 
 import (
+	"errors"
+	"fmt"
+	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 )
 
-// Decide says whether these rules allow what is wanted, by the order that
-// stands at [Compile]. It resolves nothing and keeps nothing.
+// Decide decides on a connection, as described at [Compile]. It resolves no name and has no side
+// effects.
 //
 // What is allowed, and with which protocol:
 //
-//   - A request of plain HTTP: by a rule of https or of http that has its method
-//     and path; https comes first. A rule of https is entered at port 80, which
-//     leads to the first of its ports, or at each of its ports; Decision.Port is
-//     the one outside. Where there are neither, a rule of tcp allows it too.
-//   - A tunnel to port 80 by a rule of https (Decision.Port is the one outside),
-//     and one to a port of a rule of http: it carries requests of plain HTTP,
-//     each of which has to be decided as such, since methods and paths are not
-//     looked at here.
-//   - A tunnel by a rule of tls, then by one of tcp. So of several rules for one
-//     host the tunnel is held to what shows most, whatever else they allow.
-//   - No tunnel to a port that only a rule of https has.
+//   - A plain HTTP request is allowed by a rule for https or http with its method and path; https takes precedence. A rule for https accepts requests to port 80, which go to its first port, and to its own ports. Decision.Port is the port to connect to. Without such rules, a rule for tcp allows the request too.
+//   - A tunnel to port 80 is allowed by a rule for https (Decision.Port is the port to connect to), and a tunnel to a port of a rule for http by that rule. Both carry plain HTTP requests. Each of them must be decided separately, because methods and paths are not checked here.
+//   - A tunnel is allowed by a rule for tls, then by one for tcp. Of several rules for one host, the one that exposes most of the traffic applies.
+//   - A tunnel to a port that only a rule for https has is refused.
 //
-// What denies is about what would be carried. As nobody sees what is in a
-// tunnel of tcp, each rule that denies something at that port denies it; one of
-// tls can carry what a rule of tls or https denies, with whatever path. A rule
-// that denies never makes another one decide instead.
+// A deny rule applies to everything that the connection could carry. The content of a tcp tunnel is
+// unknown, so every deny rule for its port applies. A tls tunnel can carry what a deny rule for tls
+// or https covers, with any path. A deny rule never makes another allow rule decide.
 func (r *Rules) Decide(w Want) Decision { return r.Within(nil, w) }
 
-// Within is Decide with a ceiling: what both allow, held to the narrower
-// protocol of both. The reason names the ceiling where that refuses. A nil
-// ceiling has no say.
+// Within is like Decide, with a ceiling. It allows what both allow, with the narrower of the two
+// protocols. If the ceiling refuses, the reason says so. A nil ceiling allows everything.
 func (r *Rules) Within(ceiling *Rules, w Want) Decision {
 	a, err := parseWant(w)
 	if err != nil {
@@ -60,9 +55,8 @@ func (r *Rules) Within(ceiling *Rules, w Want) Decision {
 	}
 }
 
-// Resolved is what becomes of an allowed decision at an address that its name
-// was resolved to: rules that deny an address or a range hold for names that
-// lead there. It is asked for each address, besides [Guard.Check].
+// Resolved checks an allowed decision against an address that its name resolved to: deny rules for
+// addresses and ranges also apply to names. Call it for each address, in addition to [Guard.Check].
 func (r *Rules) Resolved(d Decision, addr netip.Addr) Decision {
 	if r == nil || !d.Allowed || len(r.addrs)+len(r.blocks) == 0 {
 		return d
@@ -79,33 +73,33 @@ func (r *Rules) Resolved(d Decision, addr netip.Addr) Decision {
 	}
 }
 
-// verdict is what would be done.
+// verdict is an intermediate result of a decision.
 type verdict struct {
-	rule     int // by which rule; -1 if none allows it
-	denied   int // the rule that denies it, -1 if none does
-	near     int // a rule that decides and does not allow it, -1 if there is none
+	rule     int // index of the rule that allows it, or -1
+	denied   int // index of the rule that denies it, or -1
+	near     int // index of a rule for this host and port that does not allow it, or -1
 	protocol protocols
-	port     uint16 // outside
-	// asks is the protocol that was looked for, 0 where any would have done.
+	port     uint16 // to connect to
+	// wantProtocol is the protocol that was required, or 0 for any.
 	asks protocols
 }
 
 func (v *verdict) allowed() bool { return v.rule >= 0 && v.denied < 0 }
 
-// asked is a Want in canonical form.
+// query is a Want in canonical form.
 type asked struct {
 	host   string
 	addr   netip.Addr
 	port   uint16
 	tunnel bool
 	method string
-	raw    string // the path as it came, without a query
-	path   string // clean
-	// unclear is why the path is like none of a rule.
+	raw    string // the path as received, without the query
+	path   string // canonical
+	// pathErr is why the path cannot be compared with paths of rules, or nil.
 	unclear error
 }
 
-// choose takes the most exact host's rules that are entered at the port.
+// choose returns the verdict of the most specific host's rules that accept the port.
 func (r *Rules) choose(a *asked) verdict {
 	v := verdict{rule: -1, denied: -1, near: -1, port: a.port, asks: a.usual()}
 	if r == nil {
@@ -139,8 +133,8 @@ func (r *Rules) choose(a *asked) verdict {
 	return v
 }
 
-// cover says how a ceiling holds what the rules decided: by the most exact host's
-// rules that have the port outside.
+// applyCeiling returns the verdict of a ceiling on what the rules decided. It uses the most
+// specific host's rules that have the port to connect to.
 func (r *Rules) cover(a *asked, by verdict) verdict {
 	v := verdict{rule: -1, denied: -1, near: -1, port: by.port, asks: by.protocol}
 	for level := range r.levels(a) {
@@ -167,8 +161,8 @@ func (r *Rules) cover(a *asked, by verdict) verdict {
 	return v
 }
 
-// meet is the protocol that is left of p under rules of some protocols, of which
-// some admit what is asked. 0: none.
+// narrowerProtocol returns the protocol that remains of p under rules with the protocols seen, of
+// which those in admit match the request. It returns 0 if none remains.
 func meet(p, seen, admit protocols) protocols {
 	switch {
 	case p == viaTCP:
@@ -188,7 +182,7 @@ func meet(p, seen, admit protocols) protocols {
 	return 0
 }
 
-// denied is the first rule that denies what would be done, -1 if none does.
+// firstDenial returns the index of the first rule that denies the verdict, or -1.
 func (r *Rules) denied(a *asked, v verdict) int {
 	first := -1
 	for level := range r.levels(a) {
@@ -201,7 +195,7 @@ func (r *Rules) denied(a *asked, v verdict) int {
 	return first
 }
 
-// allows: a * is about names alone, where it allows.
+// allows reports whether the rule allows the host. As an allow rule, * covers names only.
 func (one *rule) allows(a *asked) bool {
 	return !one.deny && (one.host.kind != every || !a.addr.IsValid())
 }
@@ -221,8 +215,8 @@ func (one *rule) leadsTo(port uint16) uint16 {
 	return one.ports[0]
 }
 
-// carries is the protocol with which a rule that is entered there allows what is
-// asked, 0 if it does not.
+// protocolFor returns the protocol with which the rule, which accepts the port, allows the query.
+// It returns 0 if it does not.
 func (one *rule) carries(a *asked) protocols {
 	switch {
 	case a.tunnel && one.protocols == viaHTTPS && a.port != 80:
@@ -244,7 +238,7 @@ func (one *rule) admits(a *asked) bool {
 
 func (one *rule) narrow() bool { return len(one.methods)+len(one.paths) > 0 }
 
-// denies: what would be done can be what the rule is about.
+// denies reports whether the verdict's connection could carry what the rule denies.
 func (one *rule) denies(a *asked, v verdict) bool {
 	can := v.protocol
 	switch v.protocol {
@@ -260,7 +254,7 @@ func (one *rule) denies(a *asked, v verdict) bool {
 		return true
 	}
 	if a.tunnel {
-		return v.protocol == viaTLS || v.protocol == viaTCP // else each request is asked for
+		return v.protocol == viaTLS || v.protocol == viaTCP // requests in tunnels of other protocols are decided separately
 	}
 	same := func(m string) bool { return strings.EqualFold(m, a.method) }
 	if len(one.methods) > 0 && !slices.ContainsFunc(one.methods, same) {
@@ -276,4 +270,120 @@ func (one *rule) hasPath(s string) bool {
 		}
 	}
 	return false
+}
+
+func parseWant(w Want) (asked, error) {
+	a := asked{tunnel: w.Tunnel, method: w.Method}
+	var err error
+	if a.host, a.addr, err = CanonicalHost(w.Host); err != nil {
+		return a, err
+	}
+	if w.Port < 1 || w.Port > 65535 {
+		return a, fmt.Errorf("invalid port %d: use 1 to 65535", w.Port)
+	}
+	a.port = uint16(w.Port)
+	if w.Tunnel {
+		return a, nil
+	}
+	if !isToken(w.Method) {
+		return a, fmt.Errorf("invalid method %s: use a name such as GET", quoted(w.Method))
+	}
+	if w.Method == "CONNECT" {
+		return a, errors.New("invalid method CONNECT: it opens a tunnel and is not a plain HTTP request")
+	}
+	a.raw, _, _ = strings.Cut(w.Path, "?")
+	a.path, a.unclear = cleanPath(a.raw)
+	return a, nil
+}
+
+// ruleSource is the origin of the rules that refuse: the prefix of the reason, and the remedy.
+type whose struct{ says, wayOut string }
+
+var (
+	own      = whose{"", "add one to egress.rules"}
+	ceilings = whose{"the ceiling: ", "an operator can raise it in egress.allow"}
+)
+
+// refusal returns the decision for a query that is not allowed. Its reason includes the remedy.
+func (a *asked) refusal(r *Rules, v verdict, by whose) Decision {
+	d := Decision{Host: a.host, Port: int(a.port), Rule: -1}
+	where := net.JoinHostPort(a.host, strconv.Itoa(int(v.port)))
+	switch {
+	case v.denied >= 0:
+		d.Rule = v.denied
+		d.Reason = fmt.Sprintf("%s is denied: %s", where, r.rules[v.denied].says)
+		if a.tunnel && r.rules[v.denied].narrow() {
+			d.Reason += fmt.Sprintf(", which a tunnel of %s can carry", v.protocol)
+		}
+	case v.near >= 0:
+		d.Rule = v.near
+		d.Reason = a.missed(where, v, &r.rules[v.near])
+	case a.addr.IsValid():
+		d.Reason = fmt.Sprintf("no rule allows the bare address %s: use the host's name, or a rule for the address", where)
+	default:
+		d.Reason = fmt.Sprintf("no rule allows %s%s: %s", where, v.with(), by.wayOut)
+	}
+	d.Reason = by.says + d.Reason
+	return d
+}
+
+// nearMissReason returns what a rule for this host and port lacks.
+func (a *asked) missed(where string, v verdict, one *rule) string {
+	switch {
+	case a.tunnel && one.protocols == viaHTTPS:
+		return fmt.Sprintf("no rule allows a tunnel to %s: %s, so use http://%s/ without TLS, or add a rule with tls", where, one.says, a.host)
+	case a.tunnel || one.protocols&(viaHTTP|viaHTTPS) == 0:
+		return fmt.Sprintf("no rule allows %s%s: %s only", where, v.with(), one.says)
+	case a.unclear != nil && len(one.paths) > 0:
+		return fmt.Sprintf("no rule allows the path %s at %s: %v", quoted(a.raw), where, a.unclear)
+	case one.protocols == v.asks || v.asks == viaHTTP:
+		return fmt.Sprintf("no rule allows %s of %s at %s: %s for other methods or paths", a.method, quoted(a.raw), where, one.says)
+	}
+	return fmt.Sprintf("no rule allows %s%s: %s only", where, v.with(), one.says)
+}
+
+// usualProtocol returns the protocol that such a query usually means, or 0.
+func (a *asked) usual() protocols {
+	switch {
+	case !a.tunnel:
+		return viaHTTP
+	case a.port == 443:
+		return viaTLS
+	}
+	return 0
+}
+
+func (v *verdict) with() string {
+	if v.asks == 0 {
+		return ""
+	}
+	return " with " + v.asks.String()
+}
+
+// describe returns the rule in words.
+func (one *rule) describe() string {
+	switch {
+	case !one.deny:
+		return fmt.Sprintf("allows %s with %s", &one.host, one.protocols)
+	case one.narrow():
+		return fmt.Sprintf("denies some requests of %s to %s", one.protocols, &one.host)
+	case one.protocols == anything:
+		return fmt.Sprintf("denies %s", &one.host)
+	}
+	return fmt.Sprintf("denies %s with %s", &one.host, one.protocols)
+}
+
+// String returns the name of a single protocol.
+func (p protocols) String() string {
+	switch p {
+	case viaHTTPS:
+		return HTTPS
+	case viaHTTP:
+		return HTTP
+	case viaTLS:
+		return TLS
+	case viaTCP:
+		return TCP
+	}
+	return "anything"
 }

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// choices makes rules and wants of a fuzzer's bytes, from few words, so that
-// they often meet.
+// choices builds rules and wants from a fuzzer's bytes. It uses few words, so that they often
+// match.
 type choices struct{ b []byte }
 
 func (c *choices) of(n int) int {
@@ -100,8 +100,8 @@ func FuzzDecide(f *testing.F) {
 	})
 }
 
-// checkRules looks at all rules, one after the other: the one that allowed has
-// host and port, and none denies all of what is done.
+// checkRules checks a decision against each rule: the one that allowed has the host and port, and
+// no rule denies the result.
 func checkRules(t *testing.T, r *Rules, d Decision, w Want) {
 	host, addr, _ := CanonicalHost(w.Host)
 	for i := range r.rules {

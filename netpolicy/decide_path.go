@@ -6,12 +6,12 @@ import (
 	"unicode/utf8"
 )
 
-// maxWantPath is the longest path that is compared with one of a rule.
+// maxWantPath is the length of the longest requested path that is compared with rules, in bytes.
 const maxWantPath = 8 << 10
 
-// path is one of a rule, cleaned.
+// path is a canonical path of a rule.
 type path struct {
-	text   string // without the *
+	text   string // without the final *
 	prefix bool
 }
 
@@ -20,21 +20,21 @@ func compilePath(s string) (path, error) {
 		return path{}, errors.New("it is too long")
 	}
 	if !strings.HasPrefix(s, "/") {
-		return path{}, errors.New(`a path begins with "/"`)
+		return path{}, errors.New(`it must start with "/"`)
 	}
 	text, prefix := strings.CutSuffix(s, "*")
 	if strings.Contains(text, "*") {
-		return path{}, errors.New(`a * stands at the end alone ("/v1/*")`)
+		return path{}, errors.New(`it has a * before its end: use a prefix such as "/v1/*"`)
 	}
 	if strings.ContainsAny(text, "?#") {
-		return path{}, errors.New("a query is not looked at: write the path alone")
+		return path{}, errors.New("it has a query or fragment: write the path only")
 	}
 	text, err := cleanPath(text)
 	return path{text: text, prefix: prefix}, err
 }
 
-// matches compares with a clean path. A rule that denies holds for what servers
-// often take for the same: another case, and a slash at the end.
+// matches reports whether the path matches s, which is canonical. For a deny rule, it also matches
+// what servers often treat as equal: another case, and a slash at the end.
 func (p path) matches(s string, deny bool) bool {
 	if !deny {
 		return s == p.text || p.prefix && strings.HasPrefix(s, p.text)
@@ -49,15 +49,14 @@ func (p path) matches(s string, deny bool) bool {
 	return rest == "" || rest == "/"
 }
 
-// cleanPath gives the one form of a path, without a query, in which it is
-// compared: decoded. What a server between here and the file could read as
-// another path is an error.
+// cleanPath returns the canonical form of a path without a query, in which paths are compared:
+// percent-decoded. It returns an error if another server could read the path differently.
 func cleanPath(s string) (string, error) {
 	switch {
 	case s == "":
 		s = "/"
 	case s[0] != '/':
-		return "", errors.New("it does not begin with a slash")
+		return "", errors.New("it does not start with a slash")
 	case len(s) > maxWantPath:
 		return "", errors.New("it is too long")
 	}
@@ -72,16 +71,16 @@ func cleanPath(s string) (string, error) {
 		case part == "" && more:
 			return "", errors.New("it has an empty part (//)")
 		case part != "" && strings.Trim(part, ".") == "":
-			return "", errors.New("it has a part of dots alone")
+			return "", errors.New("it has a part that consists of dots")
 		}
 	}
 	return s, nil
 }
 
-// unescape decodes a path. Its result stands for one path alone, since escapes
-// that some servers decode at another time than others are refused.
+// unescape decodes a path. It refuses escapes that only some servers decode, so that the result
+// represents one path only.
 func unescape(s string) (string, error) {
-	var out []byte // once something was escaped
+	var out []byte // nil while nothing was escaped
 	for i := 0; i < len(s); i++ {
 		c, at := s[i], i
 		escaped := c == '%'
@@ -100,7 +99,7 @@ func unescape(s string) (string, error) {
 		case escaped && (c == '/' || c == '%'):
 			return "", errors.New("it has an escaped slash or percent sign")
 		case !escaped && (c == ' ' || c == '?' || c == '#' || c >= 0x80):
-			return "", errors.New("it has characters that have to be escaped")
+			return "", errors.New("it has characters that must be escaped")
 		}
 		if escaped && out == nil {
 			out = append(make([]byte, 0, len(s)), s[:at]...)
@@ -113,7 +112,7 @@ func unescape(s string) (string, error) {
 	case out == nil:
 		return s, nil
 	case !utf8.Valid(out):
-		return "", errors.New("its escapes are no UTF-8")
+		return "", errors.New("its escapes are not valid UTF-8")
 	}
 	return string(out), nil
 }

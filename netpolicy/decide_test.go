@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// parseRules reads rules as tests write them, one a line: "deny? protocol?
-// host[:port,port] METHOD,METHOD /path ...".
+// parseRules parses the rules of tests, one per line: "deny? protocol? host[:port,port]
+// METHOD,METHOD /path ...".
 func parseRules(t testing.TB, text string) []Rule {
 	var rules []Rule
 	for line := range strings.SplitSeq(text, "\n") {
@@ -50,7 +50,7 @@ func mustCompile(t testing.TB, text string) *Rules {
 	return r
 }
 
-// parseWants reads "CONNECT host|port" or "METHOD host|port /path".
+// parseWants parses "CONNECT host|port" or "METHOD host|port /path".
 func parseWants(text string) Want {
 	words := strings.SplitN(text, " ", 3)
 	host, port, _ := strings.Cut(words[1], "|")
@@ -65,7 +65,7 @@ func parseWants(text string) Want {
 	return w
 }
 
-// answer is "no", or the protocol and the port outside.
+// answer returns "no", or the protocol and the port to connect to.
 func answer(d Decision) string {
 	if !d.Allowed {
 		return "no"
@@ -125,7 +125,7 @@ func TestDecide(t *testing.T) {
 		{"a denied protocol holds in tcp, and nothing else takes its place", "tcp a.com|80\nhttps b.com\nhttp b.com\ndeny tls *", map[string]string{
 			"CONNECT a.com|80": "no", "GET b.com|80 /": "no", "GET a.com|80 /": "http 80"}},
 		{"denied tcp is all", "a.com\nhttp a.com\ndeny tcp a.com", map[string]string{"CONNECT a.com|443": "no", "GET a.com|80 /": "no"}},
-		{"what is no request", "http *\ntcp *|80", map[string]string{
+		{"an invalid request", "http *\ntcp *|80", map[string]string{
 			"GE\tT a.com|80 /": "no", "CONNECT a.com|0": "no", "CONNECT a.com|65536": "no", "CONNECT a.com@b.com|80": "no", "GET 0x7f.1|80 /": "no"}},
 	} {
 		r := mustCompile(t, c.rules)
@@ -194,11 +194,11 @@ func TestReasons(t *testing.T) {
 		{"a.com", "CONNECT a.com|443", "rule 0 allows a.com with tls"},
 		{"b.com\ndeny *.com", "CONNECT b.com|443", "b.com:443 is denied: rule 1 denies *.com"},
 		{"b.com\ndeny https *.com /x", "CONNECT b.com|443", "b.com:443 is denied: rule 1 denies some requests of https to *.com, which a tunnel of tls can carry"},
-		{"https a.com", "CONNECT a.com|443", "no rule allows a tunnel to a.com:443: rule 0 allows a.com with https, so ask for http://a.com/ without TLS, or add a rule with tls"},
-		{"a.com", "GET a.com|443 /", "no rule allows a.com:443 with http: rule 0 allows a.com with tls alone"},
+		{"https a.com", "CONNECT a.com|443", "no rule allows a tunnel to a.com:443: rule 0 allows a.com with https, so use http://a.com/ without TLS, or add a rule with tls"},
+		{"a.com", "GET a.com|443 /", "no rule allows a.com:443 with http: rule 0 allows a.com with tls only"},
 		{"http a.com GET", "POST a.com|80 /x?key=1", `no rule allows POST of "/x" at a.com:80: rule 0 allows a.com with http for other methods or paths`},
 		{"http a.com /v1/*", "GET a.com|80 /v1/../\x1b", `no rule allows the path "/v1/../\x1b" at a.com:80: it has control characters`},
-		{"*", "CONNECT 127.1|443", `"127.1" is no host: it ends in a number and is no address of four decimal parts`},
+		{"*", "CONNECT 127.1|443", `invalid host "127.1": it ends in a number but is not a four-part IPv4 address`},
 	} {
 		if got := mustCompile(t, c.rules).Decide(parseWants(c.want)).Reason; got != c.reason {
 			t.Errorf("%s: %q, not %q", c.want, got, c.reason)
@@ -207,7 +207,7 @@ func TestReasons(t *testing.T) {
 	for _, c := range []struct{ rules, ceiling, want, reason string }{
 		{"a.com", "", "CONNECT a.com|443", "the ceiling: no rule allows a.com:443 with tls: an operator can raise it in egress.allow"},
 		{"https a.com", "http *", "GET a.com|80 /", "the ceiling: no rule allows a.com:443 with https: an operator can raise it in egress.allow"},
-		{"http a.com|443", "*", "CONNECT a.com|443", "the ceiling: no rule allows a.com:443 with http: rule 0 allows * with tls alone"},
+		{"http a.com|443", "*", "CONNECT a.com|443", "the ceiling: no rule allows a.com:443 with http: rule 0 allows * with tls only"},
 		{"a.com", "*\ndeny a.com", "CONNECT a.com|443", "the ceiling: a.com:443 is denied: rule 1 denies a.com"},
 	} {
 		if got := mustCompile(t, c.rules).Within(mustCompile(t, c.ceiling), parseWants(c.want)).Reason; got != c.reason {

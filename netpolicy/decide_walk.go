@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// levels gives the rules whose host matches, the most exact host first, those of
-// one and the same host together. It allocates nothing.
+// matchLevels yields the rules whose host matches, most specific host first. Rules of the same host
+// come together. It allocates nothing.
 func (r *Rules) levels(a *asked) iter.Seq[[]int32] {
 	return func(yield func([]int32) bool) {
 		if a.addr.IsValid() {
@@ -30,7 +30,8 @@ func (r *Rules) levels(a *asked) iter.Seq[[]int32] {
 	}
 }
 
-// addressLevels ends with *, which denies addresses too.
+// addressLevels yields the rules that match an address. The rules for * come last, because they
+// deny addresses too.
 func (r *Rules) addressLevels(addr netip.Addr, yield func([]int32) bool) {
 	if level := r.addrs[addr]; level != nil && !yield(level) {
 		return

@@ -9,18 +9,17 @@ import (
 	"time"
 )
 
-// ownTime is how long the list of this machine's addresses is good for.
+// ownTime is how long the list of this machine's addresses is cached.
 const ownTime = 5 * time.Second
 
-// checkAddress refuses what the guard refuses, and the public addresses of this
-// very machine: from here they lead to services that a firewall keeps from
-// others.
+// checkAddress refuses what the guard refuses, and the public addresses of this machine.
+// Connections to those would reach services that a firewall hides from others.
 func (g *Gateway) checkAddress(host string, a netip.Addr) error {
 	if err := g.guard.Check(host, a); err != nil {
 		return err
 	}
 	if g.isOwn(a) && !g.guard.excepted(host, a, false) {
-		return fmt.Errorf("%s is at %s, an address of this machine itself: an operator can allow it in egress.private with the host and a range", host, a)
+		return fmt.Errorf("%s is at %s, an address of this machine: an operator can allow it in egress.private with the host and a range", host, a)
 	}
 	return nil
 }
@@ -32,7 +31,7 @@ func (g *Gateway) isOwn(a netip.Addr) bool {
 		g.own = map[netip.Addr]bool{}
 		all, err := net.InterfaceAddrs()
 		if err != nil {
-			g.log.Warn("list this machine's addresses", "error", err)
+			g.log.Warn("failed to list this machine's addresses", "error", err)
 		}
 		for _, one := range all {
 			if n, ok := one.(*net.IPNet); ok {
@@ -46,9 +45,8 @@ func (g *Gateway) isOwn(a netip.Addr) bool {
 	return g.own[a]
 }
 
-// dial connects to the host of a decision: it resolves anew, each time, and
-// connects to the very addresses that were looked at, one after the other.
-// Errors are refusals.
+// dial connects to the host of a decision. It resolves the name each time and tries the checked
+// addresses in order. Errors are of type *refusal.
 func (s *Session) dial(ctx context.Context, d Decision) (*net.TCPConn, error) {
 	addrs, err := s.g.resolve(ctx, d.Host, func(a netip.Addr) error { return s.checkResolved(d, a) })
 	if err != nil {
@@ -57,7 +55,7 @@ func (s *Session) dial(ctx context.Context, d Decision) (*net.TCPConn, error) {
 	end := time.Now().Add(s.g.o.Limits.DialTime)
 	var first error
 	for i, a := range addrs {
-		// Those that are left share the time that is left.
+		// The remaining addresses share the remaining time.
 		share := time.Until(end) / time.Duration(len(addrs)-i)
 		nc, err := s.g.dialOne(ctx, netip.AddrPortFrom(a, uint16(d.Port)), share)
 		if err == nil {

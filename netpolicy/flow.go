@@ -15,33 +15,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flow is one tunnel or one request, from the question to the audit.
+// flow is one tunnel or one request, from the decision to the audit record.
 type flow struct {
 	s        *Session
 	want     Want
 	decision Decision
 	begun    time.Time
-	life     context.Context                // of the connection from inside
-	outer    *flow                          // the tunnel it is in, if it is in one
-	address  atomic.Pointer[netip.AddrPort] // what was connected to
-	given    []Secret                       // credentials that were set; of Session.mu while others look
+	life     context.Context                // of the connection from the sandbox
+	outer    *flow                          // the surrounding tunnel, or nil
+	address  atomic.Pointer[netip.AddrPort] // the address that it connected to
+	given    []Secret                       // the credentials that were added; Session.mu protects it
 
-	// ctx ends with what the flow lives on, and early with the reason as cause.
+	// ctx ends with the connection, or early with the reason as its cause.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
 	sent, received atomic.Int64
-	moved          atomic.Int64 // when bytes did last, in nanoseconds since begun
+	moved          atomic.Int64 // time of the last traffic, in nanoseconds since begun
 
 	mu     sync.Mutex
-	watch  *time.Timer // nil: ended
+	watch  *time.Timer // nil after the end
 	ends   []syscall.RawConn
-	queued int // in the kernel for them at the last look, which alone uses it
+	queued int // bytes in the kernel's send queues at the last check; used only by checkTimeouts
 }
 
-// begin asks whether something is allowed. The flow is there also if it is
-// not, then with a *refusal; end has to be called either way.
-// ctx is what it lives on; c is whose it is.
+// begin decides on w and returns the flow. If w is refused, it returns the flow and a *refusal. The
+// caller must call end in both cases. The flow ends with ctx; c is its client.
 func (s *Session) begin(ctx context.Context, c *client, w Want) (*flow, error) {
 	f := &flow{s: s, want: w, begun: time.Now(), life: c.ctx, outer: c.outer}
 	f.ctx, f.cancel = context.WithCancelCause(ctx)
@@ -64,8 +63,8 @@ func (s *Session) begin(ctx context.Context, c *client, w Want) (*flow, error) {
 	return f, nil
 }
 
-// next is how long it takes until there is something to look at. Twice in the
-// idle time is, see drained.
+// nextCheck returns the time until checkTimeouts has to run again. It runs at least twice per idle
+// time, see queuesMoved.
 func (f *flow) next(lived, idle time.Duration) time.Duration {
 	l := f.s.g.o.Limits
 	wait := min(l.IdleTime-idle, (l.IdleTime+1)/2)
@@ -75,8 +74,8 @@ func (f *flow) next(lived, idle time.Duration) time.Duration {
 	return wait
 }
 
-// look ends a flow that carries nothing or has lived too long. One timer for
-// both costs no system call per read.
+// checkTimeouts ends a flow that is idle or exceeds its maximum time. A single timer for both
+// avoids a system call for each read.
 func (f *flow) look() {
 	l := f.s.g.o.Limits
 	lived := time.Since(f.begun)
@@ -86,9 +85,9 @@ func (f *flow) look() {
 	idle := lived - time.Duration(f.moved.Load())
 	switch {
 	case l.MaxTime > 0 && lived >= l.MaxTime:
-		f.cancel(&refusal{504, socksExpired, "ended after " + l.MaxTime.String() + ", the longest that is allowed"})
+		f.cancel(&refusal{504, socksExpired, "ended after " + l.MaxTime.String() + ", the maximum time"})
 	case idle >= l.IdleTime:
-		f.cancel(&refusal{504, socksExpired, "ended after " + l.IdleTime.String() + " without a byte"})
+		f.cancel(&refusal{504, socksExpired, "ended after " + l.IdleTime.String() + " without traffic"})
 	default:
 		f.mu.Lock()
 		if f.watch != nil {
@@ -98,7 +97,7 @@ func (f *flow) look() {
 	}
 }
 
-// watched has the queues of streams looked at.
+// watchQueues adds connections whose send queues queuesMoved checks.
 func (f *flow) watched(ends ...any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -111,8 +110,8 @@ func (f *flow) watched(ends ...any) {
 	}
 }
 
-// drained says whether somebody took of what was in the kernel at the last look:
-// a slow reader may need minutes for what was counted at once.
+// queuesMoved reports whether a peer received bytes from the kernel's queues since the last check.
+// A slow reader may need minutes for bytes that were counted at once.
 func (f *flow) drained() bool {
 	f.mu.Lock()
 	ends := f.ends
@@ -129,7 +128,7 @@ func (f *flow) drained() bool {
 	return was != 0 && f.queued != was
 }
 
-// count says that bytes moved.
+// count adds n bytes of traffic in one direction.
 func (f *flow) count(inward bool, n int) {
 	if n == 0 {
 		return
@@ -145,8 +144,8 @@ func (f *flow) count(inward bool, n int) {
 	}
 }
 
-// reached notes what was connected to. The rules are asked again: those that
-// came while it was connected to did not know the address.
+// recordAddress stores the address of the connection. It checks the rules again, because rules that
+// were set during the dial did not know the address.
 func (f *flow) reached(a net.Addr) {
 	t, ok := a.(*net.TCPAddr)
 	if !ok {
@@ -160,7 +159,7 @@ func (f *flow) reached(a net.Addr) {
 	}
 }
 
-// ended is what ended the flow early, if anything did.
+// earlyEnd returns why the flow ended early, or nil.
 func (f *flow) ended() error {
 	if f.life.Err() != nil {
 		return context.Cause(f.life)
@@ -172,15 +171,16 @@ func (f *flow) ended() error {
 	return cause
 }
 
-// outweighs says whether an early end is the better reason. A client that left
-// after all was said did nothing wrong, and one that left in the middle of its
-// request may still read what was wrong with it.
+// preferEarly reports whether an early end is a better reason than err. A client that leaves after
+// the complete exchange did nothing wrong. One that leaves during an invalid request may still read
+// what was wrong with it.
 func outweighs(early, err error) bool {
 	no, ok := errors.AsType[*refusal](err)
 	return early != errGone || err != nil && (!ok || no.status != http.StatusBadRequest)
 }
 
-// failure is err for the client: the reason of an early end, if there is one.
+// failure returns the refusal for the client: the reason of an early end if it is the better one,
+// or else err.
 func (f *flow) failure(err error) *refusal {
 	early := f.ended()
 	if early == nil || !outweighs(early, err) {
@@ -192,7 +192,7 @@ func (f *flow) failure(err error) *refusal {
 	return denied(early.Error())
 }
 
-// end writes the audit's line; err is what went wrong, nil for nothing.
+// end closes the flow and writes its audit record. err is what failed, or nil.
 func (f *flow) end(err error) {
 	f.mu.Lock()
 	if f.watch != nil {
@@ -229,7 +229,7 @@ func (f *flow) end(err error) {
 	f.s.record(f, c)
 }
 
-// record counts and keeps what ended, and hands it to the audit.
+// record counts a connection, adds it to the recent ones, and passes it to the audit. f may be nil.
 func (s *Session) record(f *flow, c Connection) {
 	s.mu.Lock()
 	delete(s.flows, f)
@@ -243,13 +243,12 @@ func (s *Session) record(f *flow, c Connection) {
 	s.g.o.Audit(c)
 }
 
-// garbage is the audit's line of a connection that asked for nothing that was
-// understood.
+// recordInvalid audits a connection without a valid request.
 func (s *Session) garbage(begun time.Time, reason string) {
 	s.record(nil, Connection{Time: begun, Duration: time.Since(begun), Session: s.name, Reason: oneLine(reason)})
 }
 
-// cut bounds what a client wrote, and makes it fit for one line.
+// truncate limits the length of a client's text and removes control characters.
 func cut(s string) string {
 	const most = 256
 	if len(s) > most {

@@ -74,7 +74,7 @@ func New(o Options) (*Gateway, error) {
 	g.server = newServer(g)
 	g.works.Go(func() {
 		if err := g.server.Serve(g.inside); !errors.Is(err, http.ErrServerClosed) {
-			g.log.Error("serve proxy requests", "error", err)
+			g.log.Error("proxy server failed", "error", err)
 		}
 	})
 	return g, nil
@@ -91,7 +91,7 @@ func (g *Gateway) Close() error {
 	return err
 }
 
-// enter counts a Serve, or returns an error if the gateway is closed.
+// addServe counts a call of Serve. It returns an error if the gateway is closed.
 func (g *Gateway) enter() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

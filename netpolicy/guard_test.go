@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestGuardRefusesWhatIsNotPublic(t *testing.T) {
+func TestGuardRefusesNonPublicAddresses(t *testing.T) {
 	var g Guard
 	for _, s := range strings.Fields(`
 		0.0.0.0 0.1.2.3 10.0.0.1 10.255.255.255 100.64.0.1 100.127.255.255 100.100.100.200 127.0.0.1 127.255.255.254

@@ -3,11 +3,12 @@ package netpolicy
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
-// Bounds of what is read before a tunnel of tls may carry anything, in bytes.
+// Limits of what is read before a tls tunnel carries data, in bytes.
 const (
-	// MaxHello is the most that ParseHello looks at: records with their headers.
+	// MaxHello is the maximum size of a ClientHello for ParseHello, including record headers.
 	MaxHello = 64 << 10
 
 	recordHeader  = 5
@@ -15,21 +16,19 @@ const (
 	messageHeader = 4
 )
 
-// Errors of ParseHello that callers may want to tell apart.
+// Errors of ParseHello that callers can distinguish.
 var (
-	ErrNotTLS = errors.New("what came is not TLS")
-	ErrECH    = errors.New("the ClientHello is encrypted (ECH), so that nobody sees whose it is: switch ECH off in the client")
+	ErrNotTLS = errors.New("the connection does not start with TLS")
+	ErrECH    = errors.New("the ClientHello is encrypted (ECH), which hides its server name: disable ECH in the client")
 )
 
-// ParseHello reads the ClientHello at the beginning of a connection. It is
-// called with all bytes that came so far; while need is not 0, that many more
-// have to come, at least, before it knows more. It keeps nothing, and allocates
-// once, when the whole message is there and lies in several records.
+// ParseHello parses the ClientHello at the start of a connection. b contains all bytes received so
+// far. If need is not 0, at least that many more bytes are required. It keeps no reference to b,
+// and allocates only if a complete message spans several records.
 //
-// serverName is the host's name in canonical form, empty if the client sent
-// none. ech says that another name is hidden in it, and then err is ErrECH. An
-// error is final: what came is no ClientHello, is larger than MaxHello, or can
-// be read in two ways.
+// serverName is the host name in canonical form, or empty if the client sent none. ech reports that
+// the ClientHello hides another name; err is then ErrECH. An error is final: the bytes are not a
+// ClientHello, exceed MaxHello, or are ambiguous.
 func ParseHello(b []byte) (serverName string, ech bool, need int, err error) {
 	if len(b) == 0 {
 		return "", false, 1, nil
@@ -39,16 +38,16 @@ func ParseHello(b []byte) (serverName string, ech bool, need int, err error) {
 	case err != nil:
 		return "", false, 0, err
 	case need > 0 && len(b)+need > MaxHello:
-		return "", false, 0, fmt.Errorf("the ClientHello takes more than %d bytes", MaxHello)
+		return "", false, 0, fmt.Errorf("the ClientHello has more than %d bytes", MaxHello)
 	case need > 0:
 		return "", false, need, nil
 	}
 	return parseHello(message)
 }
 
-// handshake gives the first handshake message, without its header. need is what
-// has to come even if the next record holds all that is missing: so a message
-// in thousands of records is walked through a few times only.
+// handshakeMessage returns the first handshake message without its header. need is the minimum
+// number of missing bytes, assuming that the next record contains them all, so that a message in
+// thousands of records is scanned only a few times.
 func handshake(b []byte) (body []byte, need int, err error) {
 	var head [messageHeader]byte
 	got, total := 0, messageHeader
@@ -71,7 +70,7 @@ func handshake(b []byte) (body []byte, need int, err error) {
 		fragment, rest = fragment[:size], fragment[size:]
 		copy(head[min(got, messageHeader):], fragment)
 		if head[0] != 1 {
-			return nil, 0, fmt.Errorf("%w as it begins: its first message is no ClientHello", ErrNotTLS)
+			return nil, 0, fmt.Errorf("%w: the first message is not a ClientHello", ErrNotTLS)
 		}
 		if got == 0 {
 			first = size
@@ -82,15 +81,15 @@ func handshake(b []byte) (body []byte, need int, err error) {
 	}
 	switch {
 	case got > total:
-		return nil, 0, errors.New("the ClientHello's record holds more than the ClientHello")
+		return nil, 0, errors.New("the ClientHello's record contains other messages")
 	case first == total:
 		return b[recordHeader+messageHeader : recordHeader+total], 0, nil
 	}
 	return join(b, total)[messageHeader:], 0, nil
 }
 
-// recordSize is the length of a record's fragment; what is there of its header
-// has to be that of a handshake record. SSL 2's is none.
+// recordSize returns the length of a record's fragment, or 0 if the header is incomplete. It
+// returns an error if this is not a TLS handshake record; SSL 2 is not supported.
 func recordSize(b []byte) (int, error) {
 	switch {
 	case len(b) > 0 && b[0] != 22, len(b) > 1 && b[1] != 3, len(b) > 2 && b[2] > 4:
@@ -105,7 +104,7 @@ func recordSize(b []byte) (int, error) {
 	return size, nil
 }
 
-// join puts the fragments of whole records together.
+// joinRecords concatenates the fragments of complete records.
 func join(b []byte, total int) []byte {
 	out := make([]byte, 0, total)
 	for len(out) < total {
@@ -115,3 +114,108 @@ func join(b []byte, total int) []byte {
 	}
 	return out
 }
+
+// Extensions of a ClientHello (IANA: TLS ExtensionType Values).
+const (
+	extensionServerName = 0
+	extensionESNI       = 0xffce // drafts before ECH
+	extensionECH        = 0xfe0d
+	extensionECHOuter   = 0xfd00 // only valid in hidden ClientHellos
+)
+
+var errHello = errors.New("the ClientHello is malformed")
+
+// parseHello parses the body of a ClientHello (RFC 8446, section 4.1.2).
+func parseHello(b []byte) (name string, ech bool, need int, err error) {
+	r := reader{b: b}
+	version := r.number(2)
+	r.bytes(32) // random
+	r.vector(1) // session
+	r.vector(2) // cipher suites
+	r.vector(1) // compressions
+	if r.failed || version>>8 != 3 {
+		return "", false, 0, errHello
+	}
+	if len(r.b) == 0 {
+		return "", false, 0, nil
+	}
+	all := r.vector(2)
+	if r.failed || len(r.b) > 0 {
+		return "", false, 0, errHello
+	}
+	named := false
+	for x := (reader{b: all}); len(x.b) > 0; {
+		kind := x.number(2)
+		body := x.vector(2)
+		if x.failed {
+			return "", false, 0, errHello
+		}
+		switch kind {
+		case extensionServerName:
+			if named {
+				return "", false, 0, errors.New("the ClientHello has two lists of server names")
+			}
+			named = true
+			if name, err = serverName(body); err != nil {
+				return "", false, 0, err
+			}
+		case extensionECH, extensionESNI, extensionECHOuter:
+			ech = true
+		}
+	}
+	if ech {
+		return name, true, 0, ErrECH
+	}
+	return name, false, 0, nil
+}
+
+// serverName parses the only name of a list (RFC 6066, section 3).
+func serverName(b []byte) (string, error) {
+	r := reader{b: b}
+	list := reader{b: r.vector(2)}
+	kind := list.number(1)
+	name := string(list.vector(2))
+	switch {
+	case r.failed || len(r.b) > 0 || list.failed || name == "":
+		return "", errHello
+	case kind != 0:
+		return "", errors.New("the ClientHello has a server name that is not a host name")
+	case len(list.b) > 0:
+		return "", errors.New("the ClientHello has more than one server name")
+	}
+	host, addr, err := CanonicalHost(name)
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("the ClientHello's server name: %w", err)
+	case addr.IsValid() || !strings.EqualFold(name, host):
+		return "", fmt.Errorf("the ClientHello's server name %s is not an ASCII name without a final dot", quoted(name))
+	}
+	return host, nil
+}
+
+// reader reads big-endian numbers and length-prefixed vectors. After the first missing byte, failed
+// is true and it returns zero values.
+type reader struct {
+	b      []byte
+	failed bool
+}
+
+func (r *reader) bytes(n int) []byte {
+	if r.failed || len(r.b) < n {
+		r.failed, r.b = true, nil
+		return nil
+	}
+	out := r.b[:n]
+	r.b = r.b[n:]
+	return out
+}
+
+func (r *reader) number(size int) int {
+	n := 0
+	for _, c := range r.bytes(size) {
+		n = n<<8 | int(c)
+	}
+	return n
+}
+
+func (r *reader) vector(size int) []byte { return r.bytes(r.number(size)) }

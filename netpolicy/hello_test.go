@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// realHello is the ClientHello of crypto/tls.
+// realHello returns a ClientHello of crypto/tls.
 func realHello(t testing.TB, name string) []byte {
 	client, server := net.Pipe()
 	defer server.Close()
@@ -31,7 +31,7 @@ func realHello(t testing.TB, name string) []byte {
 	return append(header, body...)
 }
 
-// split puts the one record of a hello into many, of n bytes each.
+// split divides the record of a hello into records of n bytes each.
 func split(hello []byte, n int) []byte {
 	var out []byte
 	for part := range slices.Chunk(hello[recordHeader:], n) {
@@ -54,14 +54,14 @@ func names(list ...[]byte) []byte { return extension(extensionServerName, vector
 
 func name(s string) []byte { return append([]byte{0}, vector(2, []byte(s))...) }
 
-// madeHello has just what is needed, and some extensions.
+// madeHello returns a minimal ClientHello with these extensions.
 func madeHello(extensions ...[]byte) []byte {
 	body := slices.Concat([]byte{3, 3}, make([]byte, 32), []byte{0}, vector(2, []byte{0x13, 1}), []byte{1, 0}, vector(2, extensions...))
 	message := append([]byte{1}, vector(3, body)...)
 	return append([]byte{22, 3, 1}, vector(2, message)...)
 }
 
-// feed gives a hello as a slow client would, never more than is needed.
+// feed passes a hello to ParseHello in pieces of the required size.
 func feed(b []byte) (name string, ech bool, read int, err error) {
 	for read <= len(b) {
 		name, ech, need, err := ParseHello(b[:read])
@@ -112,7 +112,7 @@ func TestParseHelloRefuses(t *testing.T) {
 		"another version":        {[]byte{22, 4}, "", ErrNotTLS},
 		"an empty record":        {[]byte{22, 3, 1, 0, 0}, "0 bytes", ErrNotTLS},
 		"a record too large":     {[]byte{22, 3, 1, 0x40, 1}, "16385", ErrNotTLS},
-		"a ServerHello":          {[]byte{22, 3, 1, 0, 4, 2, 0, 0, 0}, "no ClientHello", ErrNotTLS},
+		"a ServerHello":          {[]byte{22, 3, 1, 0, 4, 2, 0, 0, 0}, "not a ClientHello", ErrNotTLS},
 		"an alert between":       {append(split(madeHello(names(ok)), 9)[:14], 21, 3, 1), "", ErrNotTLS},
 		"a message too large":    {[]byte{22, 3, 1, 0, 4, 1, 1, 0, 0}, "65536", nil},
 		"many records":           {bytes.Repeat([]byte{22, 3, 1, 0, 1, 1}, MaxHello/6), "65536", nil},
@@ -140,8 +140,8 @@ func TestParseHelloRefuses(t *testing.T) {
 	}
 }
 
-// FuzzHello: nothing panics, and it does not matter how a hello comes: at once,
-// in pieces, or in records of another size.
+// FuzzHello checks that ParseHello does not panic and that the result does not depend on how a
+// hello arrives: at once, in pieces, or in records of another size.
 func FuzzHello(f *testing.F) {
 	f.Add(realHello(f, "example.com"), uint16(1))
 	f.Add(madeHello(names(name("a.com"), name("b.com"))), uint16(7))
@@ -155,7 +155,7 @@ func FuzzHello(f *testing.F) {
 		}
 		slow, slowECH, read, slowErr := feed(b)
 		if strings.Contains(text(err)+text(slowErr), "takes more") {
-			return // how soon that is known depends on how much came
+			return // the error can occur earlier or later
 		}
 		unfinished := slowErr == io.ErrUnexpectedEOF
 		if unfinished && need == 0 && err == nil || !unfinished && need > 0 {

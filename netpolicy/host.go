@@ -10,26 +10,24 @@ import (
 	"golang.org/x/net/idna"
 )
 
-// Bounds of names, in bytes (RFC 1035, without the root's dot), and of what is
-// looked at before it is known to be one.
+// Limits of names in bytes (RFC 1035, without the root's dot), and of unchecked input.
 const (
 	maxName  = 253
 	maxLabel = 63
 	maxHost  = 1024
 )
 
-// CanonicalHost gives the one form of a host that rules are compared with: a
-// name in lower-case ASCII without its last dot, or an address, which then is
-// valid. An IPv6 address may stand in brackets; one that is an IPv4 address
-// mapped into IPv6 is that IPv4 address.
+// CanonicalHost returns the form of a host in which rules are compared: a name in lower-case ASCII
+// without a final dot, or an address, which is then valid. An IPv6 address may be in brackets. An
+// IPv4 address mapped into IPv6 becomes that IPv4 address.
 //
-// What another program could read as something else is an error: a user before
-// the host, a port after it, percent signs, zones, spaces, and all the ways to
-// write an address as a number ("2130706433", "0177.0.0.1", "127.1").
+// It returns an error for input that another program could read differently: a user before the
+// host, a port after it, percent signs, zones, spaces, and all numeric forms of an address
+// ("2130706433", "0177.0.0.1", "127.1").
 func CanonicalHost(s string) (string, netip.Addr, error) {
 	host, addr, err := canonical(s)
 	if err != nil {
-		return "", netip.Addr{}, fmt.Errorf("%s is no host: %w", quoted(s), err)
+		return "", netip.Addr{}, fmt.Errorf("invalid host %s: %w", quoted(s), err)
 	}
 	return host, addr, nil
 }
@@ -45,7 +43,7 @@ func canonical(s string) (string, netip.Addr, error) {
 	if inner, ok := strings.CutPrefix(s, "["); ok {
 		inner, ok = strings.CutSuffix(inner, "]")
 		if !ok || !strings.Contains(inner, ":") {
-			return "", none, errors.New("brackets are for IPv6 addresses")
+			return "", none, errors.New("it has brackets but is not an IPv6 address")
 		}
 		return address(inner)
 	}
@@ -59,26 +57,26 @@ func canonical(s string) (string, netip.Addr, error) {
 	s = strings.ToLower(s)
 	if !ascii || strings.Contains(s, "xn--") {
 		if s, err = idna.Lookup.ToASCII(s); err != nil {
-			return "", none, errors.New("it is no internationalised name")
+			return "", none, errors.New("it is not a valid internationalised name")
 		}
 	}
 	s = strings.TrimSuffix(s, ".")
 	if endsInNumber(s) {
 		a, err := netip.ParseAddr(s)
 		if err != nil {
-			return "", none, errors.New("it ends in a number and is no address of four decimal parts")
+			return "", none, errors.New("it ends in a number but is not a four-part IPv4 address")
 		}
 		return a.String(), a, nil
 	}
 	return s, none, checkName(s)
 }
 
-// address reads an IPv6 address.
+// parseAddress parses an IPv6 address.
 func address(s string) (string, netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	switch {
 	case err != nil:
-		return "", netip.Addr{}, errors.New("it is no address; a port does not belong to a host")
+		return "", netip.Addr{}, errors.New("it is not an IP address: remove the port, if any")
 	case a.Zone() != "":
 		return "", netip.Addr{}, errors.New("it has a zone")
 	}
@@ -86,8 +84,7 @@ func address(s string) (string, netip.Addr, error) {
 	return a.String(), a, nil
 }
 
-// plain looks for characters that end a host, or mean something, in a URL. It
-// says whether all are ASCII.
+// checkCharacters refuses characters that have a meaning in a URL. It reports whether s is ASCII.
 func plain(s string) (bool, error) {
 	ascii := true
 	for i := 0; i < len(s); i++ {
@@ -95,25 +92,26 @@ func plain(s string) (bool, error) {
 		case c >= 0x80:
 			ascii = false
 		case c <= ' ' || c == 0x7f:
-			return false, errors.New("it has spaces or control characters")
+			return false, errors.New("it contains spaces or control characters")
 		case c == '@':
-			return false, errors.New("a user does not belong to a host")
+			return false, errors.New("it contains a user: remove it")
 		case c == '%':
-			return false, errors.New("percent signs and zones do not belong to a host")
+			return false, errors.New("it contains a percent sign or a zone")
 		case !isNameByte(c) && c != '.' && c != ':':
-			return false, fmt.Errorf("the character %q does not belong to a host", rune(c))
+			return false, fmt.Errorf("it contains the invalid character %q", rune(c))
 		}
 	}
 	return ascii, nil
 }
 
-// isNameByte: underscores are in no host name of RFC 952, and in many that are used.
+// isNameByte reports whether c may be in a name. RFC 952 has no underscores, but many names in use
+// do.
 func isNameByte(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_'
 }
 
-// endsInNumber is what the WHATWG's URL standard calls so: programs that follow
-// it read such a host as an IPv4 address, others ask for a name.
+// endsInNumber implements the WHATWG URL standard's check of this name. Programs that follow the
+// standard read such a host as an IPv4 address; others resolve it as a name.
 func endsInNumber(s string) bool {
 	last := s[strings.LastIndexByte(s, '.')+1:]
 	if last == "" {
@@ -131,7 +129,7 @@ func checkName(s string) error {
 		return errors.New("it is empty")
 	}
 	if len(s) > maxName {
-		return fmt.Errorf("it is longer than %d", maxName)
+		return fmt.Errorf("it is longer than %d bytes", maxName)
 	}
 	for rest, more := s, true; more; {
 		var label string
@@ -140,21 +138,147 @@ func checkName(s string) error {
 		case label == "":
 			return errors.New("it has an empty part")
 		case len(label) > maxLabel:
-			return fmt.Errorf("a part is longer than %d", maxLabel)
+			return fmt.Errorf("a part is longer than %d bytes", maxLabel)
 		case strings.ContainsFunc(label, func(c rune) bool { return c >= 0x80 || !isNameByte(byte(c)) }):
-			return errors.New("a part has other characters than letters, digits, hyphens and underscores")
+			return errors.New("a part contains characters other than letters, digits, hyphens and underscores")
 		case label[0] == '-' || label[len(label)-1] == '-':
-			return errors.New("a part begins or ends with a hyphen")
+			return errors.New("a part starts or ends with a hyphen")
 		}
 	}
 	return nil
 }
 
-// quoted shows foreign text in one line of ASCII, shortened.
+// quoted returns untrusted text as one quoted line of ASCII of limited length.
 func quoted(s string) string {
 	const most = 100
 	if len(s) > most {
 		return strconv.QuoteToASCII(s[:most]) + "..."
 	}
 	return strconv.QuoteToASCII(s)
+}
+
+// kind is the kind of a pattern.
+type kind uint8
+
+const (
+	exact   kind = iota // one name
+	below               // all names below one
+	every               // all names
+	single              // one address
+	network             // a range of addresses
+)
+
+// pattern is the canonical host of a rule, exception or secret.
+type pattern struct {
+	kind  kind
+	name  string // of exactName; of subdomains without "*."
+	addr  netip.Addr
+	block netip.Prefix
+}
+
+func parsePattern(s string) (pattern, error) {
+	switch {
+	case s == "":
+		return pattern{}, errors.New(`is empty: write a name, "*.example.com", "*", an address or a range`)
+	case s == "*":
+		return pattern{kind: every}, nil
+	case strings.Contains(s, "/"):
+		return parseRange(s)
+	case strings.Contains(s, "://"):
+		return pattern{}, fmt.Errorf("%s is a URL: write only its host", quoted(s))
+	}
+	rest, isBelow := strings.CutPrefix(s, "*.")
+	if strings.Contains(rest, "*") {
+		return pattern{}, fmt.Errorf(`%s can contain * only as its first part, as in "*.example.com"`, quoted(s))
+	}
+	host, addr, err := CanonicalHost(rest)
+	switch {
+	case err != nil:
+		return pattern{}, err
+	case isBelow && addr.IsValid():
+		return pattern{}, fmt.Errorf(`%s has a * before an address: write a range ("203.0.113.0/24")`, quoted(s))
+	case isBelow:
+		return pattern{kind: below, name: host}, nil
+	case addr.IsValid():
+		return pattern{kind: single, addr: addr}, nil
+	}
+	return pattern{kind: exact, name: host}, nil
+}
+
+func parseRange(s string) (pattern, error) {
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		if strings.Contains(s, "://") {
+			return pattern{}, fmt.Errorf("%s is a URL: write only its host", quoted(s))
+		}
+		return pattern{}, fmt.Errorf(`%s is not an address range such as "203.0.113.0/24"`, quoted(s))
+	}
+	p, err = canonicalRange(p)
+	return pattern{kind: network, block: p}, err
+}
+
+// canonicalRange refuses bits after the prefix. They are a typing error in either the address or
+// the length.
+func canonicalRange(p netip.Prefix) (netip.Prefix, error) {
+	switch {
+	case !p.IsValid():
+		return p, errors.New("is not an address range")
+	case p.Addr().Is4In6() && p.Bits() < 96:
+		return p, fmt.Errorf("%s is a range of mapped IPv4 addresses: write it as IPv4", p)
+	case p.Addr().Is4In6():
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	if p != p.Masked() {
+		return p, fmt.Errorf("%s has bits set after its prefix: write %s", p, p.Masked())
+	}
+	return p, nil
+}
+
+// matches reports whether the pattern matches a canonical host. * matches names only.
+func (p *pattern) matches(host string, addr netip.Addr) bool {
+	switch p.kind {
+	case exact:
+		return host == p.name
+	case below:
+		return !addr.IsValid() && isBelow(host, p.name)
+	case every:
+		return !addr.IsValid()
+	case single:
+		return addr == p.addr
+	}
+	return addr.IsValid() && p.block.Contains(addr)
+}
+
+// isBelow reports whether host is below name. It allocates nothing.
+func isBelow(host, name string) bool {
+	n := len(host) - len(name)
+	return n > 1 && host[n-1] == '.' && host[n:] == name
+}
+
+func matchesAny(patterns []pattern, host string) bool {
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		addr = netip.Addr{}
+	}
+	for i := range patterns {
+		if patterns[i].matches(host, addr) {
+			return true
+		}
+	}
+	return false
+}
+
+// String returns the pattern as written in a rule.
+func (p *pattern) String() string {
+	switch p.kind {
+	case exact:
+		return p.name
+	case below:
+		return "*." + p.name
+	case every:
+		return "*"
+	case single:
+		return p.addr.String()
+	}
+	return p.block.String()
 }

@@ -56,8 +56,8 @@ func TestCanonicalHost(t *testing.T) {
 	}
 }
 
-// FuzzHost: what is a host has one form, and what netip reads as an address is
-// that address or no host.
+// FuzzHost checks that each valid host has one form, and that text that netip parses as an address
+// is that address or invalid.
 func FuzzHost(f *testing.F) {
 	for _, s := range []string{"example.com", "Bücher.example.", "127.0.0.1", "::ffff:1.2.3.4", "[::1]", "0x7f.1", "a_b.c", "xn--bcher-kva", "１２７.1"} {
 		f.Add(s)

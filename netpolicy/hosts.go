@@ -9,20 +9,20 @@ import (
 	"strings"
 )
 
-// hostsFile is where a host keeps names of its own.
+// hostsFile is the host's static table of names.
 const hostsFile = "/etc/hosts"
 
-// maxHosts is how much of such a file is read, in bytes.
+// maxHosts limits how many bytes of the file are read.
 const maxHosts = 1 << 20
 
-// hostsFirst looks into a file of hosts before it asks next. [net.Resolver] does
-// not for a name that ends with a dot.
+// hostsFirst looks a name up in a hosts file before it asks next. [net.Resolver] does not do so for
+// names that end with a dot.
 type hostsFirst struct {
 	path string
 	next Resolver
 }
 
-// LookupNetIP implements Resolver. A file that cannot be read has no names.
+// LookupNetIP implements Resolver. An unreadable file counts as empty.
 func (h hostsFirst) LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error) {
 	if f, err := os.Open(h.path); err == nil {
 		found := addressesIn(f, strings.TrimSuffix(host, "."))
@@ -34,7 +34,7 @@ func (h hostsFirst) LookupNetIP(ctx context.Context, network, host string) ([]ne
 	return h.next.LookupNetIP(ctx, network, host)
 }
 
-// addressesIn finds a name in a file as hosts(5) says.
+// addressesIn returns a name's addresses in a file in the format of hosts(5).
 func addressesIn(file io.Reader, name string) (found []netip.Addr) {
 	lines := bufio.NewScanner(io.LimitReader(file, maxHosts))
 	for lines.Scan() {

@@ -19,14 +19,13 @@ const (
 const (
 	// maxHeader limits the head of a request and of an answer, in bytes.
 	maxHeader = 32 << 10
-	// filesPerConnection is how many descriptors there have to be for each
-	// connection of all sessions together: it takes two, and three quarters are for
-	// clients of the service. freeShare are those of a session that it has all the
-	// same.
+	// filesPerConnection is the number of descriptors per connection of all sessions together. A
+	// connection needs two; the others are reserved for the service's clients. A session can always
+	// have freeShare connections.
 	filesPerConnection = 8
 	freeShare          = 16
-	// maxRefused is how many connections over the limit are told so. Those beyond
-	// are closed without a word.
+	// maxRefused is how many connections over the limit get an error. More are closed without an
+	// answer.
 	maxRefused = 64
 	// lookupTime limits the time for all name servers together.
 	lookupTime = 5 * time.Second
@@ -77,7 +76,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// mostOpen is how many connections this process has descriptors for.
+// maxOpen returns how many connections the process's descriptor limit allows.
 func mostOpen() int {
 	var files syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {

@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// Five hundred tunnels that carried something and then rest.
+// TestManyTunnelsCostLittle opens five hundred tunnels that carry something and then idle.
 func TestManyTunnelsCostLittle(t *testing.T) {
 	const many = 500
 	port := echo(t)
-	// However slow the machine is: the time of a connect is not what is tried here.
+	// The machine may be slow, and this test is not about the time of a connect.
 	w := newWorld(t, Options{Limits: Limits{HeaderTime: 6 * soon, DialTime: 6 * soon}}, SessionOptions{}, Rule{Host: "a.test", Ports: []int{port}, Protocol: TCP})
 	heap := func() (int64, int) {
 		runtime.GC()
@@ -78,15 +78,15 @@ func TestManyTunnelsCostLittle(t *testing.T) {
 	}
 }
 
-// everywhere is a resolver for which all names are at 127.0.0.1.
+// everywhere is a resolver that returns 127.0.0.1 for all names.
 type everywhere struct{}
 
 func (everywhere) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) {
 	return loopback, nil
 }
 
-// Connections to servers are no more than those from inside and some that are
-// kept, whoever leaves early and however many names there are.
+// TestConnectionsToServersAreBounded checks that the connections to servers do not exceed those
+// from the sandbox plus the idle ones, for clients that leave early and for many names.
 func TestConnectionsToServersAreBounded(t *testing.T) {
 	srv, roots := secureServer(t, http.NotFoundHandler())
 	stalled, err := net.Listen("tcp", "127.0.0.1:0")

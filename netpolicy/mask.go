@@ -10,13 +10,12 @@ import (
 	"strings"
 )
 
-// minNeedle is how long a part of a credential has to be to be looked for by
-// itself: what is shorter stands in any text.
+// minNeedle is the minimum length of a part of a credential that is masked separately. Shorter
+// parts occur in any text.
 const minNeedle = 6
 
-// setSecrets puts the credentials for a decided host into a request, in place of
-// whatever came from inside. The mask takes them out of the answer; nil if there
-// are none.
+// setSecrets adds the credentials of the decided host to a request, replacing the client's fields.
+// It returns the mask for the answer, or nil if there are none.
 func (f *flow) setSecrets(out *http.Request) *mask {
 	s := f.s
 	s.mu.Lock()
@@ -36,22 +35,22 @@ func (f *flow) setSecrets(out *http.Request) *mask {
 		delete(out.Trailer, http.CanonicalHeaderKey(one.Header))
 	}
 	if m != nil {
-		// What is packed cannot be looked into.
+		// A compressed answer could not be masked.
 		out.Header.Set("Accept-Encoding", "identity")
 	}
 	return m
 }
 
-// mask overwrites credentials in an answer, for a server may echo what it was
-// sent. What is overwritten keeps its length. A nil mask changes nothing. It
-// finds them as they are: not packed, encoded, or in parts by ranges.
+// mask overwrites credentials in an answer, because a server may echo what it received. It keeps
+// the length of the text. It finds credentials only as they are, not compressed, encoded, or split
+// over range requests. A nil mask changes nothing.
 type mask struct {
 	needles [][]byte
-	held    []byte // the end of what came, which may be a credential's beginning
+	held    []byte // the end of the received bytes, which may be the start of a credential
 }
 
-// add has a value looked for, or the token in it alone: whoever finds that has
-// found the whole. Of Basic it is the user and password too.
+// add masks a value. If the value has a scheme, only its token is masked, which covers both. For
+// Basic, it also masks the password.
 func (m *mask) add(value string) {
 	scheme, token, ok := strings.Cut(value, " ")
 	if !ok || len(token) < minNeedle {
@@ -66,7 +65,7 @@ func (m *mask) add(value string) {
 	}
 }
 
-// header changes names and values in place.
+// header masks names and values in place.
 func (m *mask) header(h http.Header) {
 	if m == nil {
 		return
@@ -83,8 +82,8 @@ func (m *mask) header(h http.Header) {
 	}
 }
 
-// name is a field's name without them. Case does not count: the parser changes
-// that of names.
+// name returns a field's name with credentials masked. It ignores case, because the parser changes
+// the case of names.
 func (m *mask) name(s string) string {
 	if m == nil {
 		return s
@@ -100,7 +99,7 @@ func (m *mask) name(s string) string {
 	return string(b)
 }
 
-// text is s without them.
+// text returns s with credentials masked.
 func (m *mask) text(s string) string {
 	if m == nil {
 		return s
@@ -111,8 +110,8 @@ func (m *mask) text(s string) string {
 	return s
 }
 
-// errorText is an error's text without them. An error of net/http quotes what
-// it did not understand, and escapes it.
+// errorText returns an error's text with credentials masked. Errors of net/http quote and escape
+// what they did not understand.
 func (m *mask) errorText(s string) string {
 	if m == nil {
 		return s
@@ -124,8 +123,8 @@ func (m *mask) errorText(s string) string {
 	return m.text(s)
 }
 
-// body gives what can be sent on after b came, which it may change; last: no
-// more will come.
+// body returns the bytes that can be forwarded after b was received. It may change b. last means
+// that no more bytes follow.
 func (m *mask) body(b []byte, last bool) []byte {
 	if m == nil {
 		return b
@@ -155,7 +154,7 @@ func (m *mask) body(b []byte, last bool) []byte {
 	return b[:len(b)-keep]
 }
 
-// begun is how long an end of b is the beginning of n.
+// partialMatch returns the length of the longest end of b that is a proper start of n.
 func begun(b, n []byte) int {
 	for l := min(len(b), len(n)-1); l > 0; l-- {
 		if b[len(b)-l] == n[0] && bytes.HasSuffix(b, n[:l]) {

@@ -10,8 +10,7 @@ import (
 	"testing"
 )
 
-// hostileEcho answers with raw text in which TOKEN stands for the credential
-// that came.
+// hostileEcho answers with raw text in which TOKEN is replaced by the received credential.
 func hostileEcho(t *testing.T, answers map[string]string) int {
 	t.Helper()
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -28,7 +27,7 @@ func hostileEcho(t *testing.T, answers map[string]string) int {
 	return portOf(t, srv)
 }
 
-func TestCredentialsAreMaskedWhereverAServerPutsThem(t *testing.T) {
+func TestMaskHidesCredentialsInWholeAnswer(t *testing.T) {
 	for _, token := range []string{"s3cr3T-t0ken", "s3cr3t!t0kEn", `s3cr3t"t0\ken`} {
 		t.Run(token, func(t *testing.T) {
 			const chunked = "HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
@@ -63,7 +62,7 @@ func TestCredentialsAreMaskedWhereverAServerPutsThem(t *testing.T) {
 				nc.Close()
 				got := string(b)
 				if !strings.HasPrefix(got, "HTTP/1.1 ") && path != "/chunk" || holds(got, token) {
-					t.Errorf("GET %s: inside came %q", path, got)
+					t.Errorf("GET %s: the sandbox received %q", path, got)
 				}
 				n++
 				if line := fmt.Sprintf("%+v", w.audited(n)); holds(line, token) {
@@ -74,15 +73,14 @@ func TestCredentialsAreMaskedWhereverAServerPutsThem(t *testing.T) {
 	}
 }
 
-// holds says whether a text has a credential in it, in any case, as it is or
-// with escapes.
+// holds reports whether a text contains a credential, in any case, as it is or escaped.
 func holds(text, token string) bool {
 	plain := strings.NewReplacer(`\\`, `\`, `\"`, `"`).Replace(text)
 	low := strings.ToLower(token)
 	return strings.Contains(strings.ToLower(text), low) || strings.Contains(strings.ToLower(plain), low)
 }
 
-func TestMaskedTrailersKeepWhatIsNotACredential(t *testing.T) {
+func TestMaskKeepsOtherTrailers(t *testing.T) {
 	port := hostileEcho(t, map[string]string{"/": "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-TOKEN, X-Sum\r\n\r\n5\r\nhello\r\n0\r\nX-TOKEN: TOKEN\r\nX-Sum: 7\r\nOrchestrator-Refusal: denied\r\n\r\n"})
 	secret := Secret{Name: "api", Hosts: []string{"secret.test"}, Header: "Authorization", Value: "Bearer s3cr3t-t0ken"}
 	w := newWorld(t, Options{}, SessionOptions{Secrets: []Secret{secret}}, Rule{Host: "*", Protocol: HTTP, Ports: []int{port}})

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// handle takes one connection from inside to its end.
+// handle serves one connection from the sandbox until it ends.
 func (s *Session) handle(ctx context.Context, nc net.Conn) {
 	over, ok := s.admit()
 	defer s.leave()
@@ -25,7 +25,7 @@ func (s *Session) handle(ctx context.Context, nc net.Conn) {
 	var first [1]byte
 	nc.SetReadDeadline(begun.Add(s.g.o.Limits.HeaderTime))
 	if _, err := io.ReadFull(nc, first[:]); err != nil {
-		s.garbage(begun, "the connection ended before anything was asked")
+		s.garbage(begun, "the connection ended before a request")
 		return
 	}
 	c := newClient(ctx, s, nc, first[:])
@@ -39,8 +39,8 @@ func (s *Session) handle(ctx context.Context, nc net.Conn) {
 
 type clientKey struct{}
 
-// newServer is one server for all sessions: it parses requests of HTTP/1.1 and
-// nothing else, and refuses what can be read in two ways.
+// newServer returns the HTTP server for all sessions. It accepts only HTTP/1.1 and refuses
+// ambiguous requests.
 func newServer(g *Gateway) *http.Server {
 	l := g.o.Limits
 	protocols := new(http.Protocols)
@@ -65,9 +65,9 @@ func newServer(g *Gateway) *http.Server {
 				c.between.Store(true)
 			case http.StateClosed:
 				if c.unasked.Load() {
-					c.s.garbage(c.begun, fmt.Sprintf("no request that can be understood: not HTTP, over %d bytes of header, or not there within %s", maxHeader, l.HeaderTime))
+					c.s.garbage(c.begun, fmt.Sprintf("invalid request: not HTTP, more than %d bytes of header, or not complete within %s", maxHeader, l.HeaderTime))
 				}
-				close(c.closed) // the last that is done
+				close(c.closed) // the server's last action
 			}
 		},
 	}
@@ -84,20 +84,21 @@ func serveRequest(w http.ResponseWriter, r *http.Request) {
 	c.s.request(c, w, r)
 }
 
-// takeOver takes the connection from the server. What it had read comes first.
+// takeOver takes the connection from the HTTP server. It returns the bytes that the server had
+// already read.
 func (c *client) takeOver(w http.ResponseWriter) (head []byte) {
 	_, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
 	head = make([]byte, rw.Reader.Buffered())
-	// Buffered bytes are there.
+	// This cannot fail: the bytes are buffered.
 	_, _ = io.ReadFull(rw.Reader, head)
 	return append(head, c.head...)
 }
 
-// refuse answers with the reason, in the status line, where tools show it, and
-// in the body. The connection ends with it.
+// refuse answers with the reason, in the status line, which many tools show, and in the body. It
+// then closes the connection.
 func (c *client) refuse(w http.ResponseWriter, r *http.Request, no *refusal) {
 	c.takeOver(w)
 	method := r.Method
@@ -112,8 +113,8 @@ func (c *client) refuse(w http.ResponseWriter, r *http.Request, no *refusal) {
 	}
 }
 
-// lastWord writes, and reads what still comes for a moment: closing a socket
-// with unread bytes would take the word away again.
+// writeLast writes b and briefly reads what still arrives. Closing a socket with unread bytes would
+// discard b.
 func lastWord(nc net.Conn, b []byte) {
 	nc.SetDeadline(time.Now().Add(lingerTime))
 	if _, err := nc.Write(b); err != nil {
@@ -124,7 +125,7 @@ func lastWord(nc net.Conn, b []byte) {
 	}
 }
 
-// closeWrite ends one direction, where that is possible.
+// closeWrite closes the write direction of v if v supports it.
 func closeWrite(v any) error {
 	if w, ok := v.(interface{ CloseWrite() error }); ok {
 		return w.CloseWrite()

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// attempt is a whole connection: what is sent, how the answer begins, and a part
-// of the reason, which stands in answer and audit alike.
+// attempt is a complete connection: the bytes to send, how the answer starts, and a part of the
+// reason in both the answer and the audit.
 type attempt struct{ send, begins, reason string }
 
-// refuses makes an attempt, which is the audit's n-th line.
+// refuses makes an attempt and checks the n-th audit record.
 func (w *world) refuses(t *testing.T, n int, c attempt) {
 	t.Helper()
 	got := w.say(c.send)
@@ -34,7 +34,7 @@ func (w *world) refuses(t *testing.T, n int, c attempt) {
 	}
 }
 
-func TestProxyRefusesAndSaysWhy(t *testing.T) {
+func TestProxyRefusesWithReason(t *testing.T) {
 	o := Options{
 		Resolver: answers{
 			"a.test": loopback, "inner.example": {netip.MustParseAddr("10.1.2.3")}, "meta.test": {netip.MustParseAddr("169.254.169.254")},
@@ -59,7 +59,7 @@ func TestProxyRefusesAndSaysWhy(t *testing.T) {
 		{"CONNECT 127.0.0.1:443 HTTP/1.1\r\n\r\n", "HTTP/1.1 403 ", "127.0.0.1:443"},
 		{"CONNECT 2130706433:443 HTTP/1.1\r\n\r\n", "HTTP/1.1 403 ", "ends in a number"},
 		{"CONNECT 0177.0.0.1:443 HTTP/1.1\r\n\r\n", "HTTP/1.1 403 ", "ends in a number"},
-		{"CONNECT a.example@evil.org:443 HTTP/1.1\r\n\r\n", "HTTP/1.1 403 ", "is no host"},
+		{"CONNECT a.example@evil.org:443 HTTP/1.1\r\n\r\n", "HTTP/1.1 403 ", "invalid host "},
 		{"CONNECT a.example HTTP/1.1\r\n\r\n", "HTTP/1.1 400 ", "host:port"},
 		{"CONNECT a.example:0 HTTP/1.1\r\n\r\n", "HTTP/1.1 400 ", "a port from 1"},
 		{"CONNECT a.example:+443 HTTP/1.1\r\n\r\n", "HTTP/1.1 400 ", ""},
@@ -90,7 +90,7 @@ func TestProxyRefusesAndSaysWhy(t *testing.T) {
 		{"\x05\x01\x00\x05\x01\x00\x03\x06a.test" + string([]byte{byte(closed >> 8), byte(closed)}), "\x05\x00\x05\x05", "refused"},
 		{"\x05\x01\x00\x05\x01\x00\x01\x7f\x00\x00\x01\x01\xbb", "\x05\x00\x05\x02", "127.0.0.1"},
 		{"\x05\x01\x00\x05\x01\x00\x04" + string(netip.MustParseAddr("::ffff:127.0.0.1").AsSlice()) + "\x01\xbb", "\x05\x00\x05\x02", "127.0.0.1"},
-		{"\x05\x01\x00\x05\x01\x00\x03\x06a\x00\r\nbc\x01\xbb", "\x05\x00\x05\x02", "is no host"},
+		{"\x05\x01\x00\x05\x01\x00\x03\x06a\x00\r\nbc\x01\xbb", "\x05\x00\x05\x02", "invalid host "},
 		{"\x05\x01\x00\x05\x02\x00\x03\x06a.test\x01\xbb", "\x05\x00\x05\x07", "only CONNECT"},
 		{"\x05\x01\x00\x05\x01\x00\x09\x06a.test\x01\xbb", "\x05\x00\x05\x08", "address type 9"},
 		{"\x05\x01\x00\x05\x01\x00\x03\x06a.test\x00\x00", "\x05\x00\x05\x01", "port 0"},
@@ -111,10 +111,10 @@ func TestProxyRefusesAndSaysWhy(t *testing.T) {
 	}
 }
 
-// Who ends a session has all its lines.
-func TestServeEndsAfterTheLastLine(t *testing.T) {
+// Serve returns after the audit of all connections.
+func TestServeReturnsAfterAudit(t *testing.T) {
 	w := newWorld(t, Options{}, SessionOptions{})
-	w.mu.Lock() // the audit waits
+	w.mu.Lock() // blocks the audit
 	wantText(t, "answer", w.say("garbage\r\n\r\n"), "HTTP/1.1 400")
 	ended := make(chan struct{})
 	go func() { w.stop(); close(ended) }()
@@ -137,8 +137,8 @@ func closedPort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// What was sent at once and is taken slowly is not idle.
-func TestSlowReadersAreNotIdle(t *testing.T) {
+// A connection is not idle while a slow reader takes bytes that were sent at once.
+func TestSlowReaderIsNotIdle(t *testing.T) {
 	ours, theirs := socketPair(t)
 	f := &flow{}
 	f.watched(theirs, struct{}{})
@@ -190,9 +190,9 @@ func TestLimits(t *testing.T) {
 		}
 		go nc.Write(make([]byte, 1<<20))
 		if n, _ := io.Copy(io.Discard, nc); n > 100_000 {
-			t.Errorf("%d bytes came back", n)
+			t.Errorf("received %d bytes", n)
 		}
-		wantText(t, "audit", w.audited(1).Reason, "100000 bytes that this sandbox may carry are used up")
+		wantText(t, "audit", w.audited(1).Reason, "this sandbox has used its limit of 100000 bytes")
 		_, err = w.connect(target("a.test", port))
 		wantText(t, "next", fmt.Sprint(err), "503")
 		st := w.s.State()

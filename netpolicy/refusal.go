@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// Reply codes of SOCKS5 (RFC 1928, 6).
+// Reply codes of SOCKS5 (RFC 1928, section 6).
 const (
 	socksDone        = 0x00
 	socksFailed      = 0x01
@@ -23,20 +23,19 @@ const (
 	socksAddress     = 0x08
 )
 
-// refusal is why something is not carried, in the words of both proxies. The
-// reason goes to whoever asked and into the audit.
+// refusal is why a connection was not carried, for HTTP and SOCKS5. The client and the audit log
+// get the reason.
 type refusal struct {
-	status int  // of HTTP
-	code   byte // of SOCKS5
+	status int  // HTTP status
+	code   byte // SOCKS5 reply
 	reason string
 }
 
-// RefusalHeader is a field of the gateway's own answers, and of no other: so a
-// client can tell them from those of servers. Its value is "denied", "url",
-// "connect" or "timeout".
+// RefusalHeader is set only in answers of the gateway, so that clients can distinguish them from
+// servers' answers. Its value is "denied", "url", "connect" or "timeout".
 const RefusalHeader = "Orchestrator-Refusal"
 
-// kind is the value of RefusalHeader.
+// kind returns the value of RefusalHeader.
 func (r *refusal) kind() string {
 	switch r.status {
 	case http.StatusForbidden:
@@ -49,7 +48,7 @@ func (r *refusal) kind() string {
 	return "url"
 }
 
-// Error is the reason.
+// Error implements error. It returns the reason.
 func (r *refusal) Error() string { return r.reason }
 
 func denied(reason string) *refusal {
@@ -64,14 +63,14 @@ func overLimit(format string, args ...any) *refusal {
 	return &refusal{http.StatusServiceUnavailable, socksFailed, oneLine(fmt.Sprintf(format, args...))}
 }
 
-// unreached is what did not come about outside; what says what was attempted.
+// unreached returns the refusal for a failed connection or exchange. what names the attempt.
 func unreached(what string, err error) *refusal {
 	var none *mask
 	return none.unreached(what, err)
 }
 
-// unreached is the same for who was sent credentials: an error repeats what was
-// not understood.
+// unreached is like the function of this name, with credentials masked: an error may quote the
+// server's answer.
 func (m *mask) unreached(what string, err error) *refusal {
 	var already *refusal
 	if errors.As(err, &already) {
@@ -92,8 +91,8 @@ func isTimeout(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &t) && t.Timeout()
 }
 
-// plainError is an error's text without addresses of the host, which errors of
-// package net name.
+// plainError returns an error's text without the host's addresses, which errors of package net
+// contain.
 func plainError(err error) string {
 	var number syscall.Errno
 	var op *net.OpError
@@ -110,8 +109,7 @@ func plainError(err error) string {
 	return err.Error()
 }
 
-// oneLine makes a text fit for a status line and for the audit: no control
-// character, nothing but ASCII, and not long.
+// oneLine returns s as printable ASCII of limited length, for status lines and the audit.
 func oneLine(s string) string {
 	const most = 400
 	s = strings.Map(func(r rune) rune {
@@ -123,7 +121,7 @@ func oneLine(s string) string {
 	return s[:min(len(s), most)]
 }
 
-// forbids says whether it was refused, not merely out of reach.
+// forbids reports whether the connection was refused, as opposed to unreachable.
 func (r *refusal) forbids() bool {
 	return r.status != http.StatusBadGateway && r.status != http.StatusGatewayTimeout
 }

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// endTime is how long the other direction may go on where a stream cannot end
-// one direction alone: what ended there is the end of both.
+// halfCloseTime limits the other direction after one ended, if the stream cannot close one
+// direction only.
 const endTime = 5 * time.Second
 
-// spend counts bytes of a tunnel.
+// spend counts a tunnel's bytes for the flow and the session.
 func (f *flow) spend(inward bool, n int) {
 	f.count(inward, n)
 	if inward {
@@ -24,10 +24,9 @@ func (f *flow) spend(inward bool, n int) {
 	}
 }
 
-// relay carries bytes in both directions until both have ended, head first to
-// the outside. What was read before an end is written before the end is passed
-// on. It closes the outside, and both when the flow ends early. The error is
-// what broke off; where the flow ended early, that reason.
+// relay copies bytes in both directions until both have ended. It sends head to the outside first,
+// and passes on the end of a direction after its last byte. It closes outside, and both if the flow
+// ends early. The error is what failed, or the reason of an early end.
 func (f *flow) relay(inside, outside io.ReadWriteCloser, head []byte, count func(inward bool, n int)) error {
 	defer outside.Close()
 	defer context.AfterFunc(f.ctx, func() {
@@ -35,7 +34,7 @@ func (f *flow) relay(inside, outside io.ReadWriteCloser, head []byte, count func
 		outside.Close()
 	})()
 	f.watched(inside, outside)
-	// What was too much, or comes after an early end, is not sent on.
+	// Do not forward bytes that exceed the limit or arrive after an early end.
 	ask := func(inward bool) func(int) error {
 		return func(n int) error {
 			count(inward, n)
@@ -58,8 +57,8 @@ func (f *flow) relay(inside, outside io.ReadWriteCloser, head []byte, count func
 	return brokeOff(err, sentErr)
 }
 
-// brokeOff is the error of two directions: the end of one closes the other, so
-// that a closed connection is the better reason only where there is no other.
+// relayError returns the error of two directions. The end of one closes the other, so a closed
+// connection is the reason only if there is no other.
 func brokeOff(errs ...error) error {
 	var first error
 	for _, err := range errs {
@@ -73,8 +72,8 @@ func brokeOff(errs ...error) error {
 	return unreached("the connection broke off", first)
 }
 
-// carry copies one direction to its end, which it passes on. After an error
-// neither side is of use, and both are closed.
+// copyDirection copies one direction until it ends, and passes the end on. After an error it closes
+// both.
 func (s *Session) carry(dst, src io.ReadWriteCloser, count func(n int) error) error {
 	if _, err := s.buffers.CopyCounted(dst, src, count); err != nil {
 		src.Close()
@@ -85,8 +84,8 @@ func (s *Session) carry(dst, src io.ReadWriteCloser, count func(n int) error) er
 	return nil
 }
 
-// endDirection passes the end of src on. Where src cannot end alone, nothing
-// that dst still says will find anybody; where dst cannot, it is closed.
+// endDirection passes on the end of src. If dst cannot close one direction, it is closed. If src
+// cannot, the time for its other direction is limited, because the peer may no longer read.
 func endDirection(dst, src io.ReadWriteCloser) {
 	if closeWrite(dst) != nil {
 		dst.Close()
@@ -99,11 +98,11 @@ func endDirection(dst, src io.ReadWriteCloser) {
 	}
 }
 
-// counted is a connection to the outside on which the HTTP client speaks.
+// countedConn is a connection to a server that counts the session's bytes.
 type counted struct {
-	net.Conn // and no more: a ReadFrom of TCP would go past Write
+	net.Conn // not *net.TCPConn: its ReadFrom would bypass Write
 	s        *Session
-	left     func() // says that it is closed; may be called twice
+	left     func() // called on Close, possibly twice
 }
 
 // Close implements net.Conn.
@@ -126,7 +125,7 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// CloseWrite ends one direction.
+// CloseWrite closes the write direction.
 func (c *counted) CloseWrite() error { return closeWrite(c.Conn) }
 
 func (c *counted) count(counter *atomic.Int64, n int) {

@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// request serves one request of plain HTTP: one to the proxy, which names the
-// server in its target, or one inside a tunnel, which has to be for the server
-// that the tunnel goes to.
+// request serves one plain HTTP request: one to the proxy, whose target names the server, or one
+// inside a tunnel, which must be for the tunnel's server.
 func (s *Session) request(c *client, w http.ResponseWriter, r *http.Request) {
 	want, err := c.wanted(r)
 	if err != nil {
@@ -30,12 +29,12 @@ func (s *Session) request(c *client, w http.ResponseWriter, r *http.Request) {
 	x := &exchange{f: f, c: c, w: w, r: r}
 	err = x.run()
 	switch {
-	case x.upgraded: // what follows goes on without the server
+	case x.upgraded: // the relay ends the flow
 	case err == nil:
 		f.end(nil)
 	case x.answered:
 		f.end(err)
-		panic(http.ErrAbortHandler) // so that the client sees that it broke off
+		panic(http.ErrAbortHandler) // shows the client that the answer is incomplete
 	default:
 		no := f.failure(err)
 		f.end(no)
@@ -43,8 +42,8 @@ func (s *Session) request(c *client, w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// wanted is what a request asks for. A request that could be read in two ways
-// is refused; that Host and target agree is the parser's rule.
+// requestWant returns the Want of a request. It refuses ambiguous requests. The parser already
+// ensures that Host and target agree.
 func (c *client) wanted(r *http.Request) (Want, error) {
 	u := r.URL
 	w := Want{Method: r.Method, Path: u.EscapedPath()}
@@ -53,25 +52,25 @@ func (c *client) wanted(r *http.Request) (Want, error) {
 	}
 	switch {
 	case u.Opaque != "" || w.Path[0] != '/':
-		return w, malformed("the request's target is no URL and no path")
+		return w, malformed("the request's target must be a URL or a path")
 	case u.User != nil:
-		return w, malformed("a user in the URL: send it in a header")
+		return w, malformed("the URL contains a user: send credentials in a header")
 	case c.outer != nil:
 		return c.wantedInside(r, w)
 	case !u.IsAbs():
-		return w, malformed("this is a proxy: the request's target has to be a whole URL, as in GET http://example.com/")
+		return w, malformed("this is a proxy: the request's target must be an absolute URL, as in GET http://example.com/")
 	case u.Scheme != "http":
-		return w, malformed("the scheme %q: https goes through CONNECT; other schemes are not carried", u.Scheme)
+		return w, malformed("scheme %q is not supported: use http, or CONNECT for https", u.Scheme)
 	}
 	var err error
 	w.Host, w.Port, err = hostPort(u.Host, 80)
 	return w, err
 }
 
-// wantedInside: the Host field is the only name there is inside a tunnel.
+// tunnelWant returns the Want of a request inside a tunnel. Only its Host field names the server.
 func (c *client) wantedInside(r *http.Request, w Want) (Want, error) {
 	if r.URL.IsAbs() && r.URL.Scheme != "http" {
-		return w, malformed("the scheme %q in a tunnel of plain HTTP", r.URL.Scheme)
+		return w, malformed("scheme %q is not supported in a tunnel of plain HTTP", r.URL.Scheme)
 	}
 	host, port, err := hostPort(r.Host, 80)
 	if err != nil {
@@ -85,7 +84,7 @@ func (c *client) wantedInside(r *http.Request, w Want) (Want, error) {
 	return w, nil
 }
 
-// hostPort reads a host with or without a port.
+// hostPort parses a host with an optional port.
 func hostPort(s string, port int) (string, int, error) {
 	if i := strings.LastIndexByte(s, ':'); i < 0 || i < strings.LastIndexByte(s, ']') {
 		return s, port, nil
@@ -105,22 +104,22 @@ type exchange struct {
 	r *http.Request
 
 	body     *upload
-	mask     *mask // nil: no credential was set
-	socket   bool  // a WebSocket is asked for
-	answered bool  // the answer's head was written
+	mask     *mask // nil: no credentials were added
+	socket   bool  // the client requests a WebSocket
+	answered bool  // the answer's header was written
 	upgraded bool
 }
 
-// run carries the request out and the answer back.
+// run sends the request and forwards the answer.
 func (x *exchange) run() error {
 	f := x.f
-	// What ends early must not wait for a client that does not read.
+	// An early end must not wait for a client that does not read.
 	defer context.AfterFunc(f.ctx, func() {
 		if f.ended() != nil {
 			x.c.SetDeadline(time.Now().Add(lingerTime))
 		}
 	})()
-	// The server would read what is left of a body before the answer.
+	// Otherwise the HTTP server would read the rest of the body before the answer.
 	_ = http.NewResponseController(x.w).EnableFullDuplex()
 	x.body = newUpload(f, x.r)
 	defer x.body.stop(x.c)
@@ -139,11 +138,11 @@ func (x *exchange) run() error {
 	return x.answer(resp)
 }
 
-// flowKey is under what a request carries its flow to where it is dialled for.
+// flowKey is the context key of a request's flow, for dialing.
 type flowKey struct{}
 
-// outgoing is the request as it leaves: the same method, path, query and body,
-// to the decided host, with the credentials for it.
+// outgoing returns the request to send, and its transport: the same method, path, query and body,
+// to the decided host, with its credentials.
 func (x *exchange) outgoing() (*http.Request, *http.Transport) {
 	f, r, body := x.f, x.r, x.body
 	ctx := context.WithValue(f.ctx, flowKey{}, f)
@@ -161,11 +160,10 @@ func (x *exchange) outgoing() (*http.Request, *http.Transport) {
 		out.ContentLength = 0
 	}
 	if _, ok := out.Header["User-Agent"]; !ok {
-		out.Header.Set("User-Agent", "") // else the transport names itself
+		out.Header.Set("User-Agent", "") // prevents the transport from adding its own
 	}
 	transport, upgrades := f.s.transports()
-	// A body could be on its way still when the connection is taken over, and both
-	// would read from it.
+	// With a body, the transport could still read from the connection after the takeover.
 	if x.socket = body.rest == nil && isWebSocket(r.Header); x.socket {
 		transport = upgrades
 		out.Header.Set("Connection", "Upgrade")
@@ -175,15 +173,15 @@ func (x *exchange) outgoing() (*http.Request, *http.Transport) {
 	return out, transport
 }
 
-// connectionFields are about one connection, and are not passed on (RFC 9110,
-// 7.6.1), credentials for proxies among them.
+// connectionFields are about a single connection and are not forwarded (RFC 9110, section 7.6.1).
+// They include credentials for proxies.
 var connectionFields = []string{
 	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authentication-Info",
 	"Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings",
 }
 
-// forwardable is a copy without fields about the connection, and without those
-// that Connection names.
+// forwardable returns a copy of h without the fields about the connection and those that Connection
+// names.
 func forwardable(h http.Header) http.Header {
 	out := h.Clone()
 	for _, list := range h["Connection"] {
@@ -197,8 +195,8 @@ func forwardable(h http.Header) http.Header {
 	return out
 }
 
-// isWebSocket: no other protocol is taken up. One that is plain HTTP again would
-// carry requests that nobody decided.
+// isWebSocket reports whether a request or answer is for a WebSocket. Other protocols are refused:
+// plain HTTP, for example, would carry undecided requests.
 func isWebSocket(h http.Header) bool {
 	if !strings.EqualFold(h.Get("Upgrade"), "websocket") || len(h["Upgrade"]) != 1 {
 		return false

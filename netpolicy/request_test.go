@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// site answers by path, and notes what it was asked.
+// site answers by path and records the requests.
 type site struct {
 	*httptest.Server
 	port  int
@@ -88,7 +88,7 @@ func (s *site) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func TestRequestsAreCarriedAsTheyAre(t *testing.T) {
+func TestRequestsAreForwardedUnchanged(t *testing.T) {
 	s := newSite(t)
 	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTP, Ports: []int{s.port}})
 	c := w.client()
@@ -143,7 +143,7 @@ func TestRequestsAreCarriedAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestWhatLiesAboutItsLengthBreaksOff(t *testing.T) {
+func TestWrongContentLengthEndsConnection(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTP, Ports: []int{s.port}})
@@ -168,7 +168,7 @@ func TestWhatLiesAboutItsLengthBreaksOff(t *testing.T) {
 	resp.Body.Close()
 	n++
 
-	// A body that is shorter than it says.
+	// The body is shorter than Content-Length.
 	head := fmt.Sprintf(shortBody, s.port)
 	nc := w.dial()
 	io.WriteString(nc, head)
@@ -179,17 +179,17 @@ func TestWhatLiesAboutItsLengthBreaksOff(t *testing.T) {
 	if line := w.audited(n); line.Sent != 3 {
 		t.Errorf("audited %+v", line)
 	}
-	// More than it says is the next request, and looked at as one.
+	// Bytes beyond Content-Length are the next request and are checked as one.
 	got = []byte(w.say(strings.Replace(head, "Content-Length: 10", "Content-Length: 1", 1) + " no request\r\n\r\n"))
 	wantText(t, "long body", string(got), "HTTP/1.1 200 OK")
 	wantText(t, "what follows", w.audited(n+2).Reason, "no request that can be understood")
 }
 
-// shortBody is a request for a port, with less of a body than it says.
+// shortBody is a request, for a port, with fewer bytes of body than its Content-Length.
 const shortBody = "POST http://a.test:%d/ HTTP/1.1\r\nHost: a.test\r\nContent-Length: 10\r\n\r\nabc"
 
-// What is left of a body that the server did not wait for is no request.
-func TestAnAnswerThatIsEarlyIsTheLast(t *testing.T) {
+// The rest of a body after an early answer is not read as a request.
+func TestEarlyAnswerEndsConnection(t *testing.T) {
 	s := newSite(t)
 	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTP, Ports: []int{s.port}})
 	nc := w.dial()
@@ -211,7 +211,7 @@ func TestAnAnswerThatIsEarlyIsTheLast(t *testing.T) {
 	}
 }
 
-func TestRequestsInATunnelAreDecidedOneByOne(t *testing.T) {
+func TestTunneledRequestsAreDecidedSeparately(t *testing.T) {
 	s := newSite(t)
 	w := newWorld(t, Options{}, SessionOptions{},
 		Rule{Host: "a.test", Protocol: HTTP, Ports: []int{s.port}, Methods: []string{"GET"}, Paths: []string{"/open/*"}},
@@ -254,10 +254,10 @@ func TestRequestsInATunnelAreDecidedOneByOne(t *testing.T) {
 	}
 }
 
-func TestUpgradesToWebSocketsAlone(t *testing.T) {
+func TestOnlyWebSocketUpgradesAreAllowed(t *testing.T) {
 	s := newSite(t)
 	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTP, Ports: []int{s.port}})
-	// One with a body is none: it would be read while the connection is taken over.
+	// A WebSocket request with a body is refused: the body would still be read during the takeover.
 	for to, status := range map[string]string{"websocket": "101", "h2c": "502", "websocket\r\nContent-Length: 6": "502"} {
 		nc := w.dial()
 		fmt.Fprintf(nc, "GET http://a.test:%d/socket HTTP/1.1\r\nHost: a.test\r\nConnection: keep-alive, Upgrade\r\nUpgrade: %s\r\n\r\nearly ", s.port, to)
@@ -277,12 +277,12 @@ func TestUpgradesToWebSocketsAlone(t *testing.T) {
 		closeWrite(nc)
 		got, err := io.ReadAll(in)
 		if err != nil || string(got) != "early and late" {
-			t.Errorf("%q came back: %v", got, err)
+			t.Errorf("echo = %q, %v", got, err)
 		}
 	}
 }
 
-func TestSecretsStayOutside(t *testing.T) {
+func TestSecretsNeverEnterSandbox(t *testing.T) {
 	const value = "Bearer s3cr3t-t0ken"
 	s := newSite(t)
 	other, roots := secureServer(t, s)
@@ -314,14 +314,14 @@ func TestSecretsStayOutside(t *testing.T) {
 		t.Errorf("http: the server got %q", v)
 	}
 	if strings.Contains(text, "s3cr3t") || !strings.Contains(text, "Bearer ************") {
-		t.Errorf("http: inside came %q", text)
+		t.Errorf("http: the sandbox received %q", text)
 	}
 	text, got = ask("http://secret.test/echo")
 	if v := got.Header.Get("Authorization"); v != value || got.TLS == nil && got.ProtoMajor != 2 {
 		t.Errorf("https: the server got %q by %s", v, got.Proto)
 	}
 	if strings.Contains(text, "s3cr3t") {
-		t.Errorf("https: inside came %q", text)
+		t.Errorf("https: the sandbox received %q", text)
 	}
 	text, got = ask(fmt.Sprintf("http://a.test:%d/echo", s.port))
 	if v := got.Header.Get("Authorization"); v != "" || strings.Contains(text, "s3cr3t") {
@@ -329,10 +329,10 @@ func TestSecretsStayOutside(t *testing.T) {
 	}
 	text = w.say(fmt.Sprintf("GET http://secret.test:%d/strange HTTP/1.1\r\nHost: secret.test\r\n\r\n", s.port))
 	if strings.Contains(text, "s3cr3t") || !strings.Contains(text, "no field Bearer ****") {
-		t.Errorf("of what is no HTTP came %q", text)
+		t.Errorf("answer to invalid HTTP = %q", text)
 	}
 	w.audited(4)
-	// What has one ends with it.
+	// A tunnel ends with its credential.
 	nc := w.dial()
 	fmt.Fprintf(nc, "GET http://secret.test:%d/socket HTTP/1.1\r\nHost: secret.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", s.port)
 	in := bufio.NewReader(nc)
@@ -349,7 +349,7 @@ func TestSecretsStayOutside(t *testing.T) {
 	}
 }
 
-func TestMaskFindsWhatComesInPieces(t *testing.T) {
+func TestMaskFindsSplitCredentials(t *testing.T) {
 	const token = "abcabd-token"
 	text := "x abcab abcabcabd-tokenabcabd-token, abcabd-toke"
 	want := strings.ReplaceAll(text, token, strings.Repeat("*", len(token)))
@@ -367,7 +367,7 @@ func TestMaskFindsWhatComesInPieces(t *testing.T) {
 	}
 }
 
-func TestServersOfHTTPSAreVerified(t *testing.T) {
+func TestHTTPSVerifiesServers(t *testing.T) {
 	srv, _ := secureServer(t, http.NotFoundHandler())
 	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Protocol: HTTPS, Ports: []int{portOf(t, srv)}})
 	got := w.say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")

@@ -11,17 +11,18 @@ import (
 	"time"
 )
 
-// Resolver finds a name's addresses. [net.Resolver] is one; it is called
-// concurrently. A name ends with a dot, so that no search list is used.
+// Resolver finds a name's addresses. [net.Resolver] implements it. Calls are concurrent. The name
+// ends with a dot, so that no search list applies.
 type Resolver interface {
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
-// serverTime bounds one name server, where there is another one to ask.
+// serverTime limits one name server if there are others to try.
 const serverTime = 2 * time.Second
 
-// NewResolver asks name servers, the first that answers; without any it is the
-// host's own way, its file of hosts first. A server is an address with or without a port (53).
+// NewResolver returns a resolver that asks name servers until one answers. A server is an address,
+// with an optional port (default: 53). Without servers, the resolver uses the host's hosts file and
+// name servers.
 func NewResolver(servers []string) (Resolver, error) {
 	if len(servers) == 0 {
 		return hostsFirst{path: hostsFile, next: serverResolver(netip.AddrPort{})}, nil
@@ -36,16 +37,16 @@ func NewResolver(servers []string) (Resolver, error) {
 			}
 		}
 		if err != nil || at.Port() == 0 {
-			return nil, invalid(fmt.Sprintf("egress.resolver[%d]", i), "is no address of a name server: write 192.0.2.53 or 192.0.2.53:53")
+			return nil, invalid(fmt.Sprintf("egress.resolver[%d]", i), "must be a name server's address, such as 192.0.2.53 or 192.0.2.53:53")
 		}
 		all.list = append(all.list, serverResolver(at))
 	}
 	return all, nil
 }
 
-// serverResolver asks one server, or those of the host. A question that nobody
-// waits for any more is not waited for by the resolver either, which it would
-// be.
+// serverResolver returns a resolver for one name server, or for the host's if at is invalid. It
+// closes the connection when the context ends, because net.Resolver would otherwise wait for the
+// answer.
 func serverResolver(at netip.AddrPort) *net.Resolver {
 	var d net.Dialer
 	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -60,11 +61,11 @@ func serverResolver(at netip.AddrPort) *net.Resolver {
 	}}
 }
 
-// nameServers are asked one after the other, first the one that answered last.
-// That a name does not exist is an answer.
+// nameServers asks name servers in turn, starting with the one that answered last. "No such name"
+// is an answer.
 type nameServers struct {
 	list []*net.Resolver
-	each time.Duration // for one, where there is another one to ask
+	each time.Duration // time for one, if there are others to try
 	good atomic.Int32  // index of the one that answered last
 }
 
@@ -90,9 +91,8 @@ func (s *nameServers) LookupNetIP(ctx context.Context, network, host string) (fo
 	return found, err
 }
 
-// resolve finds the addresses of a host that may be connected to, the others
-// left out: those that are not public, and those that check refuses. Where none
-// is left, the refusal is about the first.
+// resolve returns the addresses of a host that may be connected to. It omits addresses that are not
+// public and those that check refuses. If none remains, the error is the refusal of the first.
 func (g *Gateway) resolve(ctx context.Context, host string, check func(netip.Addr) error) ([]netip.Addr, error) {
 	found, err := g.lookup(ctx, host)
 	if err != nil {
@@ -117,7 +117,7 @@ func (g *Gateway) resolve(ctx context.Context, host string, check func(netip.Add
 	return good, nil
 }
 
-// lookup gives at least one address. An address is its own.
+// lookup returns at least one address of a host. The host may be an address.
 func (g *Gateway) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 	if a, err := netip.ParseAddr(host); err == nil {
 		return []netip.Addr{a.Unmap()}, nil
@@ -128,12 +128,12 @@ func (g *Gateway) lookup(ctx context.Context, host string) ([]netip.Addr, error)
 	var no *net.DNSError
 	switch {
 	case errors.As(err, &no) && no.IsNotFound, err == nil && len(answers) == 0:
-		return nil, &refusal{http.StatusBadGateway, socksUnreachable, oneLine(host + " has no address: the name servers know none")}
+		return nil, &refusal{http.StatusBadGateway, socksUnreachable, oneLine(host + " has no address according to the name servers")}
 	case err != nil && isTimeout(err):
 		return nil, unreached("resolve "+host, context.DeadlineExceeded)
 	case err != nil:
-		// The error names the servers, which are not the sandbox's to know.
-		g.log.DebugContext(ctx, "resolve", "host", host, "error", err)
+		// Do not return the error: it contains the name servers' addresses.
+		g.log.DebugContext(ctx, "failed to resolve", "host", host, "error", err)
 		return nil, &refusal{http.StatusBadGateway, socksUnreachable, oneLine("resolve " + host + ": no usable answer from the name servers")}
 	}
 	found := make([]netip.Addr, 0, min(len(answers), maxAddresses))

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// nameServer is a DNS server on loopback. Each question for addresses of IPv4
-// takes the next answer for that name, the last one again and again.
+// nameServer is a DNS server on loopback. Each IPv4 query takes the next answer for its name. The
+// last answer repeats.
 type nameServer struct {
 	at string
 	mu sync.Mutex
@@ -75,10 +75,10 @@ func (s *nameServer) answer(ask []byte) []byte {
 	return b
 }
 
-func TestEachConnectionIsResolvedAndCheckedAnew(t *testing.T) {
+func TestEachConnectionIsResolvedAndChecked(t *testing.T) {
 	t.Parallel()
 	port := echo(t)
-	dead, err := net.ListenPacket("udp", "127.0.0.1:0") // takes questions and answers none
+	dead, err := net.ListenPacket("udp", "127.0.0.1:0") // receives queries and never answers
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,16 +120,16 @@ func TestEachConnectionIsResolvedAndCheckedAnew(t *testing.T) {
 	}
 }
 
-// This machine's own public addresses are not for sandboxes, whatever a firewall
-// keeps from others. There may be none, so the list is given.
-func TestThisMachineIsNoDestination(t *testing.T) {
+// TestOwnAddressesAreRefused checks that sandboxes cannot reach this machine's public addresses,
+// which a firewall may hide from others. The machine may have none, so the test sets the list.
+func TestOwnAddressesAreRefused(t *testing.T) {
 	w := newWorld(t, Options{Resolver: answers{"me.example": {netip.MustParseAddr("8.8.4.4")}}}, SessionOptions{}, Rule{Host: "me.example"})
 	if err := w.g.checkAddress("a.test", loopback[0]); err != nil {
-		t.Fatal(err) // and the list is there now
+		t.Fatal(err) // the list is filled now
 	}
 	w.g.mu.Lock()
 	w.g.own[netip.MustParseAddr("8.8.4.4")] = true
 	w.g.mu.Unlock()
 	_, err := w.connect("me.example:443")
-	wantText(t, "answer", fmt.Sprint(err), "an address of this machine itself")
+	wantText(t, "answer", fmt.Sprint(err), "an address of this machine")
 }

@@ -15,10 +15,9 @@ const (
 
 // Rule allows connections to hosts, or refuses them if Deny is set. See [Compile] for its meaning.
 type Rule struct {
-	// Host is a name ("example.com"), all names below one ("*.example.com", not
-	// example.com itself), every name ("*"), an address ("203.0.113.7",
-	// "2001:db8::1") or a range of addresses ("203.0.113.0/24"). Only the last
-	// two allow bare addresses; "*" denies them too.
+	// Host is a name ("example.com"), all names below one ("*.example.com", without example.com
+	// itself), every name ("*"), an address ("203.0.113.7", "2001:db8::1") or a range of addresses
+	// ("203.0.113.0/24"). Only the last two allow bare addresses. "*" denies them too.
 	Host string `json:"host"`
 	// Ports are 1 to 65535 (default: 443 for tls and https, 80 for http). tcp requires ports. A
 	// deny rule without ports covers all.
@@ -50,9 +49,9 @@ type Decision struct {
 	Allowed bool
 	// Host is the name in lower-case ASCII without a final dot, or the address.
 	Host string
-	// Protocol is what the tunnel has to carry; for HTTP and HTTPS that are requests
-	// of plain HTTP, each of which has to be decided by itself. Port is where the
-	// connection goes, another one than that of the Want for HTTPS alone.
+	// Protocol is what the tunnel may carry. HTTP and HTTPS mean plain HTTP requests, each of which
+	// must be decided separately. Port is the port to connect to. It differs from the Want's only
+	// for HTTPS.
 	Protocol string
 	Port     int
 	// Reason is one line for the client and the audit log: the rule, or what is missing. It

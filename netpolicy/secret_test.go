@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestSecretsAreChecked(t *testing.T) {
+func TestCheckSecrets(t *testing.T) {
 	good := Secret{Name: "api-key_1", Hosts: []string{"api.example.com", "*.corp.example"}, Header: "authorization", Value: "Bearer hunter2"}
 	if err := CheckSecrets([]Secret{good}); err != nil {
 		t.Fatal(err)
@@ -49,17 +49,17 @@ func TestSecretsAreChecked(t *testing.T) {
 			t.Errorf("%s: %v", c.field, err)
 		}
 		if c.field != "name" && bad.For("api.example.com") {
-			t.Errorf("%s: what is no credential is for a host", c.field)
+			t.Errorf("%s: For = true for an invalid secret", c.field)
 		}
 	}
 	for host, want := range map[string]bool{"api.example.com": true, "x.corp.example": true, "corp.example": false, "example.com": false, "evil-api.example.com": false, "8.8.8.8": false} {
 		if good.For(host) != want {
-			t.Errorf("for %s: %v", host, !want)
+			t.Errorf("For(%s) = %v, want %v", host, !want, want)
 		}
 	}
 }
 
-func TestSecretsAreNotShown(t *testing.T) {
+func TestSecretOutputOmitsValue(t *testing.T) {
 	s := Secret{Name: "key", Hosts: []string{"a.com"}, Header: "X-Key", Value: "hunter2"}
 	var out bytes.Buffer
 	for _, v := range []any{s, &s, []Secret{s}, map[string]Secret{"a": s}, struct{ S Secret }{s}, struct{ S *Secret }{&s}} {
@@ -76,7 +76,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 	}
 	for _, shown := range []string{"hunter2", fmt.Sprintf("%x", "hunter2"), fmt.Sprintf("%X", "hunter2")} {
 		if strings.Contains(out.String(), shown) {
-			t.Errorf("the value is shown as %s", shown)
+			t.Errorf("output contains the value as %s", shown)
 		}
 	}
 	var back Secret

@@ -15,34 +15,33 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn/relay"
 )
 
-// SessionOptions say who connects and what it may.
+// SessionOptions configures a Session.
 type SessionOptions struct {
-	// Name is in each Connection.
+	// Name is copied to each Connection.
 	Name string
-	// Rules are what was asked for; nil allows nothing. Ceiling is what may be had
-	// at most: a connection has to be allowed by both. nil: no ceiling.
+	// Rules are what the sandbox requested; nil allows nothing. Ceiling limits them: both must
+	// allow a connection. A nil ceiling does not limit.
 	Rules, Ceiling *Rules
 	Secrets        []Secret
-	// Sent and Received are bytes that count as carried already.
+	// Sent and Received are bytes that already count as carried.
 	Sent, Received int64
 }
 
-// Session is one sandbox's part of a [Gateway]. All methods are safe for
-// concurrent use.
+// Session is the connection of one sandbox to a [Gateway]. All methods are safe for concurrent use.
 type Session struct {
 	g       *Gateway
 	name    string
 	ceiling *Rules
 
-	// buffers are there while bytes move, and bounded: what a sandbox does not read
-	// costs the host little.
+	// buffers are limited and used only while bytes move, so that a sandbox that does not read uses
+	// little memory of the host.
 	buffers        relay.Pool
-	sent, received atomic.Int64 // on connections to the outside
-	outside        atomic.Int64 // connections for requests, those that are kept too
+	sent, received atomic.Int64 // on connections to servers
+	outside        atomic.Int64 // open connections to servers for requests, including idle ones
 
 	mu sync.Mutex
-	// Requests of plain HTTP go through these: connections are kept for the next
-	// request of the same session alone, under the same rules.
+	// These transports serve plain HTTP requests. They reuse connections only for requests of this
+	// session under the same rules.
 	plain, upgrades *http.Transport
 
 	rules   *Rules
@@ -55,23 +54,22 @@ type Session struct {
 	recent  ring
 }
 
-// Why things end early. Those of Serve's context are errSessionEnd.
+// Reasons for an early end. Those of Serve's context are errSessionEnd and errClosed.
 var (
 	errSessionEnd = errors.New("the sandbox's egress has ended")
 	errGone       = errors.New("the client closed the connection")
 )
 
-// Waits between accepts that fail.
+// Delays after a failed accept.
 const (
 	acceptMin = 20 * time.Millisecond
 	acceptMax = time.Second
 )
 
-// Serve takes connections from inside until the context ends, and returns nil
-// once nothing of them runs any more. A few accepts are kept waiting; one that
-// fails is tried again, for a guest may be out of reach and come back. An
-// accept has to return when its context ends. The error says that the gateway
-// is closed.
+// Serve accepts connections from the sandbox until ctx ends or the gateway is closed, and returns
+// when all of them have ended. It returns nil, or an error if the gateway was closed. accept must
+// return when its context ends. Several accepts are pending at a time. A failed accept is retried,
+// because an unreachable guest may come back.
 func (s *Session) Serve(ctx context.Context, accept func(context.Context) (net.Conn, error)) error {
 	if err := s.g.enter(); err != nil {
 		return err
@@ -106,7 +104,7 @@ func (s *Session) acceptAll(ctx context.Context, accept func(context.Context) (n
 			continue
 		}
 		if ctx.Err() == nil && wait == acceptMin {
-			s.g.log.DebugContext(ctx, "accept from inside", "session", s.name, "error", err)
+			s.g.log.DebugContext(ctx, "accept from sandbox failed; will retry", "session", s.name, "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -116,9 +114,9 @@ func (s *Session) acceptAll(ctx context.Context, accept func(context.Context) (n
 	}
 }
 
-// Set changes the rules and secrets. Tunnels and requests that would not be
-// allowed any more, or not in the same way, or that have a credential that is
-// gone, end at once, with that reason in the audit.
+// Set replaces the rules and secrets. It immediately ends tunnels and requests that the new rules
+// do not allow, or allow differently, and those with a removed secret. The audit record contains
+// the reason.
 func (s *Session) Set(rules *Rules, secrets []Secret) {
 	s.mu.Lock()
 	s.rules, s.secrets = rules, slices.Clone(secrets)
@@ -133,14 +131,14 @@ func (s *Session) Set(rules *Rules, secrets []Secret) {
 		case d.Protocol != f.decision.Protocol || d.Port != f.decision.Port:
 			f.cancel(fmt.Errorf("ended by a change of the rules: now %s on port %d", d.Protocol, d.Port))
 		case !f.keeps(secrets):
-			f.cancel(errors.New("ended by a change of the secrets: it was given one that is no longer there"))
+			f.cancel(errors.New("ended by a change of the secrets: a secret that it used was removed"))
 		}
 	}
 	s.mu.Unlock()
 	s.forgetServers()
 }
 
-// keeps says whether all that was given to the flow is among secrets.
+// hasSecrets reports whether secrets contains all credentials that the flow was given.
 func (f *flow) keeps(secrets []Secret) bool {
 	for _, had := range f.given {
 		same := func(s Secret) bool { return s.Name == had.Name && s.Header == had.Header && s.Value == had.Value }
@@ -151,7 +149,7 @@ func (f *flow) keeps(secrets []Secret) bool {
 	return true
 }
 
-// State is a copy.
+// State returns a copy of the session's state.
 func (s *Session) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,15 +159,15 @@ func (s *Session) State() State {
 	}
 }
 
-// decide asks the rules and the ceiling. mu is held.
+// decide applies the rules and the ceiling. The caller holds mu.
 func (s *Session) decide(w Want) Decision { return s.rules.Within(s.ceiling, w) }
 
-// resolved asks them again about an address that a name led to. mu is held.
+// resolved applies them to an address that a name resolved to. The caller holds mu.
 func (s *Session) resolved(d Decision, a netip.Addr) Decision {
 	return s.ceiling.Resolved(s.rules.Resolved(d, a), a)
 }
 
-// checkResolved is resolved as an error.
+// checkResolved is like resolved, but returns an error and locks mu.
 func (s *Session) checkResolved(d Decision, a netip.Addr) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,8 +177,7 @@ func (s *Session) checkResolved(d Decision, a netip.Addr) error {
 	return nil
 }
 
-// spend counts bytes that were carried outside. Over the limit everything of
-// the session ends.
+// spend counts bytes carried outside. Above the limit it ends all flows of the session.
 func (s *Session) spend(counter *atomic.Int64, n int) {
 	counter.Add(int64(n))
 	if !s.over() {
@@ -203,11 +200,11 @@ func (s *Session) over() bool {
 }
 
 func (s *Session) errSpent() error {
-	return overLimit("the %d bytes that this sandbox may carry are used up", s.g.o.Limits.Bytes)
+	return overLimit("this sandbox has used its limit of %d bytes", s.g.o.Limits.Bytes)
 }
 
-// admit counts a connection from inside. The refusal is for all that it asks;
-// ok says whether there is even room to tell it.
+// admit counts a connection from the sandbox. limitErr, if not nil, refuses all its requests. ok
+// reports whether the client may be told so.
 func (s *Session) admit() (over error, ok bool) {
 	most, all := s.g.o.Limits.Connections, int(s.g.open.Add(1))
 	s.mu.Lock()
@@ -215,15 +212,15 @@ func (s *Session) admit() (over error, ok bool) {
 	s.open++
 	switch {
 	case s.open > most:
-		over = overLimit("this sandbox has %d connections open, as many as it may: close one", most)
+		over = overLimit("this sandbox has reached its limit of %d open connections: close one", most)
 	case all > s.g.most && s.open > freeShare:
-		over = overLimit("all sandboxes together have as many connections open as the service has descriptors for: close one, or try again")
+		over = overLimit("all sandboxes together have reached the service's limit of open connections: close one, or try again")
 		most = freeShare
 	}
 	return over, s.open <= most+maxRefused
 }
 
-// inside is how many connections there are from inside.
+// openFromSandbox returns the number of open connections from the sandbox.
 func (s *Session) inside() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

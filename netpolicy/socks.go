@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// SOCKS5 (RFC 1928): no authentication, CONNECT alone.
+// SOCKS5 (RFC 1928): CONNECT without authentication.
 const (
 	socksVersion = 0x05
 	socksConnect = 0x01
@@ -23,7 +23,7 @@ const (
 	socksIPv6 = 0x04
 )
 
-// socks serves one connection whose first byte was that of SOCKS5.
+// socks serves one connection whose first byte is that of SOCKS5.
 func (s *Session) socks(c *client) {
 	c.SetDeadline(c.begun.Add(s.g.o.Limits.HeaderTime))
 	w, err := readSocks(c)
@@ -43,19 +43,18 @@ func (s *Session) socks(c *client) {
 	t.run(socksReply(socksDone), nil)
 }
 
-// socksReply tells no address: there is none that the client could use.
+// socksReply returns a reply without an address, which the client could not use.
 func socksReply(code byte) []byte {
 	return []byte{socksVersion, code, 0, socksIPv4, 0, 0, 0, 0, 0, 0}
 }
 
-// readSocks reads greeting and request. It reads no byte more than these have,
-// since what follows is the tunnel's. A *refusal is to be answered; after any
-// other error nobody listens.
+// readSocks reads the greeting and the request, and no bytes of the tunnel. A *refusal must be
+// answered. After any other error the client no longer reads.
 func readSocks(c *client) (Want, error) {
 	var b [256]byte
 	read := func(n int) ([]byte, error) {
 		if _, err := io.ReadFull(c, b[:n]); err != nil {
-			return nil, fmt.Errorf("SOCKS5: no whole request: %s", clientError(err))
+			return nil, fmt.Errorf("SOCKS5: incomplete request: %s", clientError(err))
 		}
 		return b[:n], nil
 	}
@@ -69,7 +68,7 @@ func readSocks(c *client) (Want, error) {
 	}
 	if bytes.IndexByte(methods, socksNoAuth) < 0 {
 		lastWord(c.Conn, []byte{socksVersion, socksNoneFit})
-		return Want{}, errors.New("SOCKS5: the client wants to log in: leave user and password out of the proxy's URL")
+		return Want{}, errors.New("SOCKS5: the client requires authentication: remove user and password from the proxy's URL")
 	}
 	if _, err := c.Conn.Write([]byte{socksVersion, socksNoAuth}); err != nil {
 		return Want{}, errGone
@@ -79,9 +78,9 @@ func readSocks(c *client) (Want, error) {
 	}
 	switch {
 	case p[0] != socksVersion || p[2] != 0:
-		return Want{}, malformed("SOCKS5: what came is no request")
+		return Want{}, malformed("SOCKS5: invalid request")
 	case p[1] != socksConnect:
-		return Want{}, &refusal{400, socksCommand, fmt.Sprintf("SOCKS5: command %d: only CONNECT (1) is served", p[1])}
+		return Want{}, &refusal{400, socksCommand, fmt.Sprintf("SOCKS5: command %d is not supported: use CONNECT (1)", p[1])}
 	}
 	host, err := readSocksHost(p[3], read)
 	if err != nil {
@@ -92,7 +91,7 @@ func readSocks(c *client) (Want, error) {
 	}
 	port := int(p[0])<<8 | int(p[1])
 	if port == 0 {
-		return Want{}, malformed("SOCKS5: port 0")
+		return Want{}, malformed("SOCKS5: invalid port 0")
 	}
 	return Want{Host: host, Port: port, Tunnel: true}, nil
 }
@@ -111,7 +110,7 @@ func readSocksHost(kind byte, read func(int) ([]byte, error)) (string, error) {
 		}
 		n = int(p[0])
 	default:
-		return "", &refusal{400, socksAddress, fmt.Sprintf("SOCKS5: address type %d is unknown", kind)}
+		return "", &refusal{400, socksAddress, fmt.Sprintf("SOCKS5: unknown address type %d", kind)}
 	}
 	p, err := read(n)
 	if err != nil {
@@ -124,5 +123,5 @@ func readSocksHost(kind byte, read func(int) ([]byte, error)) (string, error) {
 	return a.String(), nil
 }
 
-// target is host:port, for people and for Host fields.
+// target returns host:port, for messages and Host fields.
 func target(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }

@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// brief is a limit that is waited for in full: still longer than a busy machine
-// takes for what has to come before it.
+// brief is a limit whose end the tests wait for. It exceeds the time that a busy machine needs for
+// the steps before.
 const brief = 3 * time.Second
 
-// All of these wait, so they wait at once: t.Parallel would let only as many as
-// there are processors.
-func TestWhatTakesTooLongIsEnded(t *testing.T) {
+// All cases wait, so they run concurrently. t.Parallel would run only as many as there are
+// processors.
+func TestTimeLimits(t *testing.T) {
 	t.Parallel()
 	s, port := newSite(t), echo(t)
 	idle, header := Limits{IdleTime: brief, HeaderTime: brief}, Limits{HeaderTime: brief}
@@ -47,7 +47,7 @@ func TestWhatTakesTooLongIsEnded(t *testing.T) {
 				t.Errorf("%q and no error", body)
 			}
 			resp.Body.Close()
-			wantText(t, "audit", w.audited(1).Reason, "without a byte")
+			wantText(t, "audit", w.audited(1).Reason, "without traffic")
 		}},
 		"a client in its body": {idle, requests, func(t *testing.T, w *world) {
 			wantText(t, "answer", w.say(fmt.Sprintf(shortBody, s.port)), "HTTP/1.1 504 ended after")

@@ -7,15 +7,15 @@ import (
 	"net/netip"
 )
 
-// alertDenied is the TLS alert access_denied, fatal.
+// alertDenied is the fatal TLS alert access_denied.
 var alertDenied = []byte{21, 3, 3, 0, 2, 2, 49}
 
-// usualHello is what is read at once: most are whole then.
+// usualHello is the size of the first read, in bytes. Most ClientHellos fit in it.
 const usualHello = 2 << 10
 
-// readHello reads until a whole ClientHello is there and returns all that was
-// read, to be passed on as it came. It has to name the decision's host, or
-// nothing where that is an address. The connection's deadline bounds it.
+// readHello reads a complete ClientHello and returns all bytes read, unchanged, for forwarding. The
+// ClientHello must name the decision's host, or no host if that is an address. The connection's
+// deadline limits the time.
 func readHello(nc net.Conn, head []byte, d Decision) ([]byte, error) {
 	refuse := func(why string) ([]byte, error) {
 		return nil, denied(target(d.Host, d.Port) + " is allowed with tls: " + why)
@@ -41,25 +41,25 @@ func readHello(nc net.Conn, head []byte, d Decision) ([]byte, error) {
 		case len(b) == 0 && errors.Is(err, io.EOF):
 			return nil, errGone
 		default:
-			return refuse("no whole ClientHello came: " + clientError(err))
+			return refuse("the ClientHello is incomplete: " + clientError(err))
 		}
 	}
 }
 
-// mismatch says what is wrong with a server name.
+// nameMismatch returns what is wrong with a server name, or "".
 func mismatch(name, host string) string {
 	_, err := netip.ParseAddr(host)
 	switch isAddress := err == nil; {
 	case name == host, name == "" && isAddress:
 		return ""
 	case name == "":
-		return "the ClientHello names no server"
+		return "the ClientHello has no server name"
 	default:
 		return "the ClientHello is for " + name
 	}
 }
 
-// clientError is the text of an error in reading from inside.
+// clientError returns the text of an error in reading from the sandbox.
 func clientError(err error) string {
 	if isTimeout(err) {
 		return "timed out"

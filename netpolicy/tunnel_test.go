@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// socksTo opens a tunnel by SOCKS5 with a name; a reply other than 0 is an error.
+// socksTo opens a tunnel to a name with SOCKS5. A reply other than 0 is an error.
 func (w *world) socksTo(to string) (net.Conn, error) {
 	w.t.Helper()
 	host, port, err := splitTarget(to)
@@ -36,10 +36,10 @@ func (w *world) socksTo(to string) (net.Conn, error) {
 	return nc, nil
 }
 
-// oneWay hides that a stream can end one direction alone.
+// oneWay hides CloseWrite.
 type oneWay struct{ net.Conn }
 
-func TestTunnelCarriesBothWaysAndItsEnds(t *testing.T) {
+func TestTunnelRelaysBothDirections(t *testing.T) {
 	port := echo(t)
 	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Ports: []int{port}, Protocol: TCP})
 	for i, open := range []func(string) (net.Conn, error){w.connect, w.socksTo} {
@@ -55,7 +55,7 @@ func TestTunnelCarriesBothWaysAndItsEnds(t *testing.T) {
 		}()
 		got, err := io.ReadAll(nc)
 		if err != nil || !bytes.Equal(got, sent) {
-			t.Fatalf("%d bytes of %d came back: %v", len(got), len(sent), err)
+			t.Fatalf("received %d of %d bytes: %v", len(got), len(sent), err)
 		}
 		line := w.audited(i + 1)
 		if !line.Allowed || line.Sent != 1<<20 || line.Received != 1<<20 || line.Method != "CONNECT" ||
@@ -65,9 +65,8 @@ func TestTunnelCarriesBothWaysAndItsEnds(t *testing.T) {
 	}
 }
 
-// What the server says last reaches a stream that cannot end by halves, and so
-// does its end.
-func TestTunnelOnStreamsThatEndAsAWhole(t *testing.T) {
+// The server's last bytes and its end reach a stream without CloseWrite.
+func TestTunnelOnStreamWithoutCloseWrite(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -89,16 +88,16 @@ func TestTunnelOnStreamsThatEndAsAWhole(t *testing.T) {
 	}()
 	got, err := io.ReadAll(ours)
 	if err != nil || !strings.HasSuffix(string(got), want) {
-		t.Errorf("%d bytes came: %v", len(got), err)
+		t.Errorf("received %d bytes: %v", len(got), err)
 	}
 }
 
-// secureServer is its own authority, for names below .test.
+// secureServer is an HTTPS server for names below .test, with a self-signed certificate.
 func secureServer(t testing.TB, h http.Handler) (*httptest.Server, *x509.CertPool) {
 	t.Helper()
 	s := httptest.NewUnstartedServer(h)
 	s.EnableHTTP2 = true
-	s.Config.ErrorLog = log.New(io.Discard, "", 0) // of clients that were refused
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // errors of refused clients
 	s.TLS = &tls.Config{Certificates: []tls.Certificate{certificate(t)}}
 	s.StartTLS()
 	t.Cleanup(s.Close)
@@ -107,8 +106,7 @@ func secureServer(t testing.TB, h http.Handler) (*httptest.Server, *x509.CertPoo
 	return s, roots
 }
 
-// inPieces passes on writes in records of one byte each, as some clients do to be
-// hard to read.
+// inPieces writes TLS records of one byte each, as clients do to evade inspection.
 type inPieces struct{ net.Conn }
 
 func (s inPieces) Write(p []byte) (int, error) {
@@ -123,7 +121,7 @@ func (s inPieces) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestTunnelOfTLSHasToBeForItsHost(t *testing.T) {
+func TestTLSTunnelRequiresServerName(t *testing.T) {
 	srv, roots := secureServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "hello") }))
 	port := portOf(t, srv)
 	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Ports: []int{port}}, Rule{Host: "127.0.0.1", Ports: []int{port}})
@@ -169,15 +167,15 @@ func TestTunnelOfTLSHasToBeForItsHost(t *testing.T) {
 	refused("ech", err, line, "ECH")
 
 	n++
-	w.noHello(t, n, port, "GET / HTTP/1.1\r\n\r\n", "not TLS")
-	// A bare address is allowed by its rule, and is loopback all the same.
+	w.noHello(t, n, port, "GET / HTTP/1.1\r\n\r\n", "does not start with TLS")
+	// The rule allows the bare address, but it is a loopback address.
 	if _, err := w.connect(target("127.0.0.1", port)); err == nil {
 		t.Error("loopback was reached by a bare address")
 	}
 }
 
-// noHello sends what is no ClientHello through a tunnel; the audit's n-th line
-// says why that was refused.
+// noHello sends something other than a ClientHello through a tunnel, and checks the reason in the
+// n-th audit record.
 func (w *world) noHello(t *testing.T, n, port int, send, reason string) {
 	t.Helper()
 	nc, err := w.connect(target("a.test", port))
@@ -196,7 +194,7 @@ func (w *world) noHello(t *testing.T, n, port int, send, reason string) {
 	}
 }
 
-func TestSetEndsWhatIsNoLongerAllowed(t *testing.T) {
+func TestSetEndsForbiddenConnections(t *testing.T) {
 	port := echo(t)
 	allow := func(host string) Rule { return Rule{Host: host, Ports: []int{port}, Protocol: TCP} }
 	w := newWorld(t, Options{}, SessionOptions{}, allow("a.test"), allow("b.test"))
@@ -226,7 +224,7 @@ func TestSetEndsWhatIsNoLongerAllowed(t *testing.T) {
 		t.Error("a tunnel to a range that is denied is still there")
 	}
 	wantText(t, "audit", w.audited(3).Reason, "127.0.0.0/8")
-	// One that was still being connected to, of which no address was known.
+	// This one was still connecting, so its address was unknown.
 	f, err := w.s.begin(t.Context(), newClient(t.Context(), w.s, nil, nil), Want{Host: "b.test", Port: port, Tunnel: true})
 	if err == nil {
 		f.reached(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
@@ -241,7 +239,7 @@ func TestSetEndsWhatIsNoLongerAllowed(t *testing.T) {
 	}
 }
 
-func TestEndOfASessionEndsAllOfIt(t *testing.T) {
+func TestSessionEndEndsConnections(t *testing.T) {
 	port := echo(t)
 	w := newWorld(t, Options{}, SessionOptions{}, Rule{Host: "a.test", Ports: []int{port}, Protocol: TCP})
 	if _, err := w.connect(target("a.test", port)); err != nil {
@@ -265,8 +263,9 @@ func TestEndOfASessionEndsAllOfIt(t *testing.T) {
 	}
 }
 
-// What breaks off says so in the audit, without addresses of the service's host.
-func TestTunnelThatBreaksOffSaysSo(t *testing.T) {
+// TestBrokenTunnelIsAudited checks that the audit says why a tunnel broke, without the host's
+// addresses.
+func TestBrokenTunnelIsAudited(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -281,7 +280,7 @@ func TestTunnelThatBreaksOffSaysSo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server.(*net.TCPConn).SetLinger(0) // close is a reset
+	server.(*net.TCPConn).SetLinger(0) // makes close send a reset
 	server.Close()
 	if line := w.audited(1); !line.Allowed || line.Reason != "the connection broke off: connection reset by peer" {
 		t.Errorf("audited %+v", line)

@@ -9,19 +9,18 @@ import (
 	"time"
 )
 
-// upload is a request's body on its way out. The transport may go on reading it
-// after the answer is there; stop ends that before the connection from inside is
-// used for anything else.
+// upload is a request's body. The transport may continue to read it after the answer was received.
+// stop ends that before the connection from the sandbox is used for anything else.
 type upload struct {
 	f       *flow
 	r       *http.Request
 	rest    io.ReadCloser // nil: no body
-	trailer http.Header   // those that were announced; filled at the end
+	trailer http.Header   // the announced trailers, filled at the end
 
 	eof  atomic.Bool
-	mu   sync.Mutex // held while reading
+	mu   sync.Mutex // held during reads
 	dead bool
-	err  atomic.Pointer[error] // what reading from inside ended with
+	err  atomic.Pointer[error] // the error of reading from the sandbox
 }
 
 func newUpload(f *flow, r *http.Request) *upload {
@@ -61,10 +60,11 @@ func (b *upload) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close implements io.Closer for the transport. The body is the server's.
+// Close implements io.Closer for the transport. It does nothing, because the HTTP server owns the
+// body.
 func (b *upload) Close() error { return nil }
 
-// failed is the error of reading from inside, if there was one.
+// failed returns the error of reading from the sandbox, or nil.
 func (b *upload) failed() error {
 	if err := b.err.Load(); err != nil {
 		return *err
@@ -72,8 +72,8 @@ func (b *upload) failed() error {
 	return nil
 }
 
-// stop waits until nobody reads any more. A body that was not read to its end
-// is the last thing on its connection.
+// stop waits until no read is in progress, and fails later reads. A body that was not read to its
+// end is the last data on its connection.
 func (b *upload) stop(c *client) {
 	if b.eof.Load() {
 		return

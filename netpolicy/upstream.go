@@ -11,17 +11,16 @@ import (
 	"time"
 )
 
-// Connections to servers that are kept for the next request.
+// Limits of idle connections to servers.
 const (
 	keptServers = 64
 	keptEach    = 16
 	keptTime    = 30 * time.Second
 )
 
-// newTransports makes the HTTP clients of a session. They resolve, check and
-// pin an address for each connection, and never leave that to anybody else: no
-// proxy of the host's environment, no redirects, no cookies, no unpacking. The
-// second one speaks HTTP/1.1 alone, on connections that are used once.
+// newTransports returns the HTTP clients of a session. They resolve, check and pin the address of
+// each connection, and use no proxy of the host's environment, no redirects, no cookies and no
+// decompression. upgrades speaks only HTTP/1.1 and does not reuse connections.
 func newTransports(s *Session) (plain, upgrades *http.Transport) {
 	plain = &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -48,16 +47,16 @@ func newTransports(s *Session) (plain, upgrades *http.Transport) {
 	return plain, upgrades
 }
 
-// dialServer connects for the flow of ctx, and no longer than it lives: the
-// transport would go on for a client that has left, and who comes and leaves in
-// a loop would have any number under way.
+// dialServer connects for the flow in ctx and stops when the flow ends. The transport would
+// continue for a client that has left, so that clients that leave at once could cause any number of
+// dials.
 func (s *Session) dialServer(ctx context.Context) (net.Conn, error) {
 	f := ctx.Value(flowKey{}).(*flow)
 	nc, err := s.dial(f.ctx, f.decision)
 	if err != nil {
 		return nil, err
 	}
-	// HTTP/2 keeps one for each name, however many there are.
+	// HTTP/2 keeps one connection for each name without a limit.
 	if s.outside.Add(1) > s.inside()+keptServers {
 		plain, _ := s.transports()
 		plain.CloseIdleConnections()
@@ -65,7 +64,7 @@ func (s *Session) dialServer(ctx context.Context) (net.Conn, error) {
 	return &counted{Conn: nc, s: s, left: sync.OnceFunc(func() { s.outside.Add(-1) })}, nil
 }
 
-// dialSecure is dialServer with TLS, of one of these protocols.
+// dialSecure is like dialServer, with TLS and ALPN for the given protocols.
 func (s *Session) dialSecure(ctx context.Context, protocols ...string) (net.Conn, error) {
 	f := ctx.Value(flowKey{}).(*flow)
 	nc, err := s.dialServer(ctx)
@@ -82,15 +81,15 @@ func (s *Session) dialSecure(ctx context.Context, protocols ...string) (net.Conn
 	return tc, nil
 }
 
-// transports are those for a request that begins now.
+// transports returns the transports for a new request.
 func (s *Session) transports() (plain, upgrades *http.Transport) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.plain, s.upgrades
 }
 
-// forgetServers closes connections that wait for requests, and has the others
-// closed after theirs.
+// resetTransports replaces the transports. It closes idle connections; busy ones close after their
+// request.
 func (s *Session) forgetServers() {
 	s.mu.Lock()
 	plain, upgrades := s.plain, s.upgrades
@@ -100,8 +99,8 @@ func (s *Session) forgetServers() {
 	upgrades.CloseIdleConnections()
 }
 
-// outURL is where a request goes: path and query as they came, the rest as was
-// decided.
+// outURL returns the URL of the outgoing request: the decided host and port with the client's path
+// and query.
 func outURL(d Decision, in *url.URL) *url.URL {
 	out := &url.URL{Scheme: "http", Path: in.Path, RawPath: in.RawPath, RawQuery: in.RawQuery, ForceQuery: in.ForceQuery}
 	usual := 80

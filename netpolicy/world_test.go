@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// soon bounds every wait of the tests.
+// soon limits every wait of the tests.
 const soon = 30 * time.Second
 
 // answers is a resolver with fixed answers.
@@ -35,20 +35,20 @@ func (n answers) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, e
 
 var loopback = []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 
-// world is a gateway with one session, and what comes from inside of it.
+// world is a gateway with one session, and its connections from the sandbox.
 type world struct {
 	t    testing.TB
 	g    *Gateway
 	s    *Session
 	in   chan net.Conn
-	stop func() // ends the session, and waits
+	stop func() // ends the session and waits
 
 	mu    sync.Mutex
 	lines []Connection
 	more  chan struct{}
 }
 
-// newWorld serves rules. Names below .test are at 127.0.0.1, and allowed there.
+// newWorld serves rules. Names below .test resolve to 127.0.0.1, which is allowed for them.
 func newWorld(t testing.TB, o Options, so SessionOptions, rules ...Rule) *world {
 	t.Helper()
 	w := &world{t: t, in: make(chan net.Conn), more: make(chan struct{}, 1<<16)}
@@ -106,14 +106,14 @@ func (w *world) accept(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// dial is a connection from inside: the other end of a socket pair.
+// dial returns a connection from the sandbox: one end of a socket pair.
 func (w *world) dial() net.Conn {
 	w.t.Helper()
 	ours, theirs := socketPair(w.t)
 	select {
 	case w.in <- theirs:
 	case <-time.After(soon):
-		w.t.Fatal("nobody accepts")
+		w.t.Fatal("the session does not accept")
 	}
 	return ours
 }
@@ -137,7 +137,7 @@ func socketPair(t testing.TB) (a, b net.Conn) {
 	return conns[0], conns[1]
 }
 
-// say writes a text and reads all that is answered to it.
+// say writes a text and returns everything that is answered.
 func (w *world) say(text string) string {
 	w.t.Helper()
 	nc := w.dial()
@@ -148,12 +148,12 @@ func (w *world) say(text string) string {
 	return string(b)
 }
 
-// connect opens a tunnel; an answer other than 200 is an error.
+// connect opens a tunnel. An answer other than 200 is an error.
 func (w *world) connect(target string) (net.Conn, error) {
 	w.t.Helper()
 	nc := w.dial()
 	fmt.Fprintf(nc, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", target, target)
-	// Byte by byte, since what follows is the tunnel's.
+	// Read byte by byte, because the next bytes belong to the tunnel.
 	var head []byte
 	for b := make([]byte, 1); !bytes.HasSuffix(head, []byte("\r\n\r\n")); {
 		if _, err := io.ReadFull(nc, b); err != nil {
@@ -168,7 +168,7 @@ func (w *world) connect(target string) (net.Conn, error) {
 	return nc, nil
 }
 
-// client sends requests through the proxy.
+// client returns a client that sends requests through the proxy.
 func (w *world) client() *http.Client {
 	proxy := &url.URL{Scheme: "http", Host: "127.0.0.1:3128"}
 	tr := &http.Transport{
@@ -179,7 +179,7 @@ func (w *world) client() *http.Client {
 	return &http.Client{Transport: tr, Timeout: 3 * soon, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// audited is the n-th line of the audit, counted from one, once it is there.
+// audited waits for the n-th audit record, counted from one, and returns it.
 func (w *world) audited(n int) Connection {
 	w.t.Helper()
 	end := time.After(soon)
@@ -198,7 +198,8 @@ func (w *world) audited(n int) Connection {
 	}
 }
 
-// echo is a server that sends back what it gets, and ends when that ends.
+// echo starts a server that sends back what it receives until the client ends, and returns its
+// port.
 func echo(t testing.TB) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -16,8 +16,8 @@ func TestDefaultIsValid(t *testing.T) {
 	}
 }
 
-// The commented file, with its comments taken away, is the default.
-func TestCommentedFileIsTheDefault(t *testing.T) {
+// The commented file without its comment marks parses to the default.
+func TestCommentedFileEqualsDefault(t *testing.T) {
 	var b strings.Builder
 	for line := range strings.Lines(string(Commented)) {
 		if rest, ok := strings.CutPrefix(line, "#"); ok && !strings.HasPrefix(rest, " ") || strings.HasPrefix(rest, "  ") {
@@ -146,7 +146,7 @@ func TestValidateNamesTheKey(t *testing.T) {
 	}
 }
 
-func TestWhatCallersMayReachIsARuleAndWhomItIsFor(t *testing.T) {
+func TestEgressAllowanceParsesRuleAndCallers(t *testing.T) {
 	c, err := Parse([]byte("egress: {allow: [{host: a.example, protocol: tcp, ports: [22], callers: [ann], profiles: [universal]}]}"))
 	if err != nil {
 		t.Fatal(err)
@@ -158,11 +158,11 @@ func TestWhatCallersMayReachIsARuleAndWhomItIsFor(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	if _, err := Parse([]byte("egress: {allow: [{hots: a.example}]}")); err == nil || !strings.Contains(err.Error(), `unknown key egress.allow[0].hots; did you mean "host"?`) {
-		t.Errorf("a key that is unknown: %v", err)
+		t.Errorf("Parse with an unknown key = %v, want an error with a suggestion", err)
 	}
 }
 
-func TestReadonlyShellIsForThisHostOnly(t *testing.T) {
+func TestReadonlyShellRequiresLocalListener(t *testing.T) {
 	for listen, ok := range map[string]bool{
 		"unix:/x": true, "127.0.0.1:80": true, "[::1]:80": true, "localhost:80": true,
 		":80": false, "0.0.0.0:80": false, "[::]:80": false, "10.0.0.1:80": false, "example.org:80": false,
@@ -176,7 +176,7 @@ func TestReadonlyShellIsForThisHostOnly(t *testing.T) {
 	}
 }
 
-func TestEnvironmentStandsOverTheFile(t *testing.T) {
+func TestEnvironmentOverridesFile(t *testing.T) {
 	c, err := Parse([]byte("runtime: docker"))
 	if err != nil {
 		t.Fatal(err)

@@ -10,7 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-func folder(t *testing.T, files map[string]string) string {
+func templatesDir(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range files {
@@ -34,8 +34,8 @@ func sourcesOf(t *testing.T, c Config, file string) map[string]Source {
 	return out
 }
 
-func TestAFolderHoldsTemplates(t *testing.T) {
-	dir := folder(t, map[string]string{
+func TestSourcesReadsTemplatesDir(t *testing.T) {
+	dir := templatesDir(t, map[string]string{
 		"py.yaml":      "image: python:3\npool: {min: 1, adaptive: true}\nwarmup: [{argv: [python3, -c, 'import json'], timeout: 5s}]",
 		"node.json":    `{"image": "node:22", "user": "1001:1001", "env": {"A": "b"}}`,
 		"bad.yaml":     "image: x\npool: {mn: 1}",
@@ -79,11 +79,11 @@ func TestAFolderHoldsTemplates(t *testing.T) {
 		}
 	}
 	if _, err := c.WithTemplatesDir(""); err == nil {
-		t.Error("a folder with broken files is good")
+		t.Error("WithTemplatesDir succeeded with invalid files, want error")
 	}
 }
 
-func TestTemplatesAreValidated(t *testing.T) {
+func TestParseTemplateRefusesInvalid(t *testing.T) {
 	for _, c := range []struct{ yaml, want string }{
 		{"image: x\nuser: root", "user is"},
 		{"image: x\nuser: '0:5'", "user is"},
@@ -106,8 +106,8 @@ func TestTemplatesAreValidated(t *testing.T) {
 	}
 }
 
-// Whoever wrote a file is told where it is wrong, and what could stand there.
-func TestErrorsOfTemplatesNameTheField(t *testing.T) {
+// An error in a template file names the field and an allowed value.
+func TestParseTemplateErrorNamesField(t *testing.T) {
 	for text, want := range map[string]string{
 		"image: [x]":                                        "image is a list, which cannot be a string",
 		"image: 5":                                          "image is a number, which cannot be a string: put it in quotes",
@@ -152,7 +152,7 @@ func TestErrorsOfTemplatesNameTheField(t *testing.T) {
 	}
 }
 
-func TestAMissingFolderIsAnError(t *testing.T) {
+func TestSourcesMissingDirIsAnError(t *testing.T) {
 	c := Default()
 	c.TemplatesDir = "/nowhere/at/all"
 	if list, err := c.Sources(""); err == nil || len(list) != 1 {
@@ -166,7 +166,7 @@ func FuzzParseTemplate(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		got, err := ParseTemplate("a", text)
 		if err == nil && got.validate("") != nil {
-			t.Error("taken, and not valid")
+			t.Error("ParseTemplate succeeded with an invalid template")
 		}
 	})
 }

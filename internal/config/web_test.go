@@ -7,7 +7,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-func TestWebValuesThatCannotBeUsedNameTheirKey(t *testing.T) {
+func TestInvalidWebValueNamesKey(t *testing.T) {
 	for _, c := range []struct{ text, says string }{
 		{"template: none", `web.template is "none"`},
 		{"ca_file: ca.pem", "web.ca_file"},
