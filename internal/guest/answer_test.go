@@ -26,7 +26,7 @@ var (
 	fileX  = wire.FileInfo{Name: "f", Path: "d/f", Type: "file", Size: 4, Mode: 0o644}
 )
 
-// calls is every operation with one reply, or a simple one.
+// calls returns all operations with a single reply, and simple calls of the others.
 func calls(ctx context.Context, c *Client) map[string]func() error {
 	q := wire.FileRequest{Path: "d/f"}
 	return map[string]func() error{
@@ -66,7 +66,7 @@ func calls(ctx context.Context, c *Client) map[string]func() error {
 	}
 }
 
-func TestEveryCallSurvivesABrokenAnswer(t *testing.T) {
+func TestInvalidAnswerIsLost(t *testing.T) {
 	for name, bytes := range map[string][]byte{
 		"nothing": {}, "half a header": {'R', 0}, "garbage": []byte("garbage, and more of it"), "a huge reply": {'R', 255, 255, 255, 255},
 		"no JSON": frame(wire.KindReply, "{"), "no object": frame(wire.KindReply, `"x"`), "a number": frame(wire.KindReply, `7`),
@@ -81,7 +81,7 @@ func TestEveryCallSurvivesABrokenAnswer(t *testing.T) {
 	}
 }
 
-// sayer is an Opener whose guest says the same to everything.
+// sayer is an Opener whose guest sends the same bytes on each stream.
 type sayer struct {
 	t   testing.TB
 	say []byte
@@ -90,7 +90,7 @@ type sayer struct {
 func (s sayer) Open(context.Context) (net.Conn, error) {
 	host, guest := socketPair(s.t)
 	if len(s.say) > 64<<10 {
-		s.say = s.say[:64<<10] // what a socket takes without a reader
+		s.say = s.say[:64<<10] // fits into a socket's buffer
 	}
 	_, err := guest.Write(s.say)
 	_ = guest.(*net.UnixConn).CloseWrite()
@@ -101,7 +101,7 @@ func (s sayer) Open(context.Context) (net.Conn, error) {
 	return host, err
 }
 
-func TestAnswersAreChecked(t *testing.T) {
+func TestAnswersAreValidated(t *testing.T) {
 	reply := func(v any) []byte { return jsonFrame(wire.KindReply, v) }
 	file := func(change func(*wire.FileInfo)) []byte { i := fileX; change(&i); return reply(i) }
 	shell := func(change func(*wire.Shell)) []byte { s := shellX; change(&s); return reply(s) }
@@ -160,7 +160,7 @@ func TestAnswersAreChecked(t *testing.T) {
 	}
 }
 
-func TestACutFileIsNoWholeOne(t *testing.T) {
+func TestReadFileTruncatedIsAnError(t *testing.T) {
 	opened := jsonFrame(wire.KindStarted, fileX)
 	for name, c := range map[string]struct {
 		script func(*wire.Conn, net.Conn, wire.Request)
@@ -184,7 +184,7 @@ func TestACutFileIsNoWholeOne(t *testing.T) {
 	}
 }
 
-func TestAReaderEndsWithItsContext(t *testing.T) {
+func TestReadFileEndsWithContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(soon(t))
 	c := talk(t, &peer{script: hold(jsonFrame(wire.KindStarted, fileX))})
 	r, _, err := c.ReadFile(ctx, wire.FileRequest{Path: "f"})
@@ -196,7 +196,7 @@ func TestAReaderEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestARefusedWriteEndsAtOnce(t *testing.T) {
+func TestRefusedWriteReturnsImmediately(t *testing.T) {
 	c := talk(t, &peer{script: func(c *wire.Conn, _ net.Conn, _ wire.Request) {
 		_ = c.Fail(wire.ResourceExhausted, "path", "disk full")
 	}})
@@ -207,7 +207,7 @@ func TestARefusedWriteEndsAtOnce(t *testing.T) {
 	}
 }
 
-func TestInputEndsOrStaysOpen(t *testing.T) {
+func TestInputClosingClosesStdin(t *testing.T) {
 	for _, pipe := range []bool{false, true} {
 		for _, closing := range []bool{false, true} {
 			got := make(chan string, 1)
@@ -238,8 +238,8 @@ func TestInputEndsOrStaysOpen(t *testing.T) {
 	}
 }
 
-// Output is accepted exactly if it never goes back and keeps to its form.
-func TestOutputAgainstItsRule(t *testing.T) {
+// Output succeeds exactly if the offsets never decrease.
+func TestOutputOffsetsNeverDecrease(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var all []byte
 		next, ok := int64(3), true
@@ -266,7 +266,7 @@ func TestOutputAgainstItsRule(t *testing.T) {
 	})
 }
 
-func TestASinkThatFailsEndsOutput(t *testing.T) {
+func TestOutputEndsWithFailedSink(t *testing.T) {
 	c := talk(t, &peer{script: hold(jsonFrame(wire.KindChunk, wire.Chunk{}), frame(wire.KindData, "x"))})
 	full := errors.New("full")
 	if _, err := c.Output(soon(t), wire.Output{ID: "x", Follow: true}, func(int64, []byte) error { return full }); !errors.Is(err, full) {
@@ -274,7 +274,7 @@ func TestASinkThatFailsEndsOutput(t *testing.T) {
 	}
 }
 
-// The client and the server of files, end to end.
+// TestFilesEndToEnd runs the client against the server of files.
 func TestFilesEndToEnd(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("not root")

@@ -8,8 +8,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// Unpack makes files in the workspace of a stream that r gives, which is to be
-// one of package carry. If r fails or ctx ends some of them may be there.
+// Unpack extracts the stream r, in the format of package filesync, into the workspace. If r fails
+// or ctx ends, some files may have been written.
 func (c *Client) Unpack(ctx context.Context, q wire.Carry, r io.Reader) (wire.Carried, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -26,8 +26,7 @@ func (c *Client) Unpack(ctx context.Context, q wire.Carry, r io.Reader) (wire.Ca
 	return decode[wire.Carried](s, payload)
 }
 
-// Pack writes the workspace to w. What w got is foreign, and the whole of it
-// only if there is no error.
+// Pack writes the workspace to w. The data is untrusted, and complete only if there is no error.
 func (c *Client) Pack(ctx context.Context, q wire.Carry, w io.Writer) (wire.Carried, error) {
 	s, err := c.begin(ctx, wire.OpPack, q)
 	if err != nil {

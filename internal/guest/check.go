@@ -20,28 +20,28 @@ const (
 
 func checkID(id string) error {
 	if id == "" || len(id) > maxID || text(id, maxID) != id {
-		return fmt.Errorf("%.200q is no id", id)
+		return fmt.Errorf("invalid id %.200q", id)
 	}
 	return nil
 }
 
-// checkResult lets through only what a guest can know, and bounds its text.
+// checkResult checks that a guest can know the result, and limits the length of its text.
 func checkResult(r *runtime.Result) error {
 	switch r.Ending {
 	case runtime.Exited, runtime.Signalled, runtime.Timeout, runtime.Cancelled, runtime.OOM, runtime.Pids, runtime.Disk, runtime.OutputLimit, runtime.SandboxLost:
 	default:
-		return fmt.Errorf("a command cannot end with %.64q in the guest", string(r.Ending))
+		return fmt.Errorf("invalid ending %.64q from the guest", string(r.Ending))
 	}
 	u := r.Usage
 	switch {
 	case r.ExitCode < -1 || r.ExitCode > 255:
-		return fmt.Errorf("exit code %d", r.ExitCode)
+		return fmt.Errorf("invalid exit code %d", r.ExitCode)
 	case r.Ending == runtime.Exited && r.ExitCode < 0:
 		return errors.New("exited without an exit code")
 	case r.Signal < 0 || r.Signal > maxSignal:
-		return fmt.Errorf("signal %d", r.Signal)
+		return fmt.Errorf("invalid signal %d", r.Signal)
 	case r.Duration < 0 || u.CPUUser < 0 || u.CPUSystem < 0 || u.MemoryBytes < 0 || u.Pids < 0:
-		return errors.New("a negative figure in a result")
+		return errors.New("negative number in a result")
 	}
 	r.Detail = text(r.Detail, maxDetail)
 	return nil
@@ -52,16 +52,16 @@ func checkShell(sh *wire.Shell) error {
 		return err
 	}
 	if len(sh.Argv) > wire.MaxArgs {
-		return fmt.Errorf("a shell with %d arguments", len(sh.Argv))
+		return fmt.Errorf("shell with too many arguments: %d", len(sh.Argv))
 	}
 	for _, span := range []wire.Span{sh.Stdout, sh.Stderr} {
 		if span.Start < 0 || span.End < span.Start {
-			return fmt.Errorf("output from %d to %d", span.Start, span.End)
+			return fmt.Errorf("invalid output range from %d to %d", span.Start, span.End)
 		}
 	}
 	if sh.TTY != nil {
 		if f := sh.TTY.Check(); f != nil {
-			return fmt.Errorf("a terminal of which %w", f)
+			return fmt.Errorf("invalid terminal: %w", f)
 		}
 	}
 	if sh.Result != nil {
@@ -74,22 +74,22 @@ func checkFile(i *wire.FileInfo) error {
 	switch i.Type {
 	case "file", "dir", "symlink", "other":
 	default:
-		return fmt.Errorf("a file of type %.32q", i.Type)
+		return fmt.Errorf("invalid file type %.32q", i.Type)
 	}
 	switch {
 	case i.Size < 0:
-		return fmt.Errorf("a file of %d bytes", i.Size)
+		return fmt.Errorf("invalid file size %d", i.Size)
 	case i.Name == "" || i.Name == ".." || len(i.Name) > wire.MaxPathBytes || strings.ContainsAny(i.Name, "/\x00"):
-		return fmt.Errorf("a file named %.300q", i.Name)
+		return fmt.Errorf("invalid file name %.300q", i.Name)
 	case len(i.Target) > 4*wire.MaxPathBytes:
-		return fmt.Errorf("a link to %d bytes", len(i.Target))
+		return fmt.Errorf("link target too long: %d bytes", len(i.Target))
 	case i.Mode&^0o7777 != 0:
-		return fmt.Errorf("a file of mode %#o", i.Mode)
+		return fmt.Errorf("invalid file mode %#o", i.Mode)
 	}
 	return checkPath(i.Path)
 }
 
-// checkPath lets through what is below one of the two folders.
+// checkPath checks that a path is below the workspace or /tmp.
 func checkPath(p string) error {
 	local := p
 	if p == wire.Tmp {
@@ -98,13 +98,13 @@ func checkPath(p string) error {
 		local = rest
 	}
 	if !filepath.IsLocal(local) || len(p) > 4*wire.MaxPathBytes || strings.IndexByte(p, 0) >= 0 {
-		return fmt.Errorf("a file at %.300q", p)
+		return fmt.Errorf("invalid file path %.300q", p)
 	}
 	return nil
 }
 
-// list decodes an array of at most limit items, one by one: many small ones
-// would take much more room than the frame they came in.
+// list decodes an array of at most limit items, one by one: many small items would need much more
+// memory than their frame.
 func list[T any](raw []byte, limit int, check func(*T) error) ([]T, error) {
 	items := []T{}
 	if len(raw) == 0 || string(raw) == "null" {
@@ -112,11 +112,11 @@ func list[T any](raw []byte, limit int, check func(*T) error) ([]T, error) {
 	}
 	d := json.NewDecoder(bytes.NewReader(raw))
 	if t, err := d.Token(); err != nil || t != json.Delim('[') {
-		return nil, errors.New("no list where one is due")
+		return nil, errors.New("expected a list")
 	}
 	for d.More() {
 		if len(items) == limit {
-			return nil, fmt.Errorf("a list of more than %d", limit)
+			return nil, fmt.Errorf("list has more than %d items", limit)
 		}
 		var item T
 		if err := d.Decode(&item); err != nil {

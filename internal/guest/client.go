@@ -1,21 +1,19 @@
-// Package guest is the host's side of the protocol in internal/guest/wire: a
-// client for the guest of one sandbox.
+// Package guest is the host's client of the guest in a sandbox. It speaks the protocol of
+// internal/guest/wire.
 //
-// Whatever the guest sends is foreign. Frames, counts, numbers and texts are
-// checked before they are handed on; a guest that breaks the protocol, falls
-// silent, or ends a stream without an answer is an error that wraps [ErrLost],
-// and never a result. While the guest may be silent for long, as during a
-// command, it is pinged on another stream. What it may do is take its time
-// while it answers pings: the caller's context bounds that.
+// Everything that the guest sends is untrusted. Frames, counts, numbers and texts are checked
+// before they are returned. A guest that breaks the protocol, stops responding, or ends a stream
+// without an answer causes an error that wraps [ErrLost], never a result. During long silences, for
+// example of a command, the guest is pinged on another stream. A guest that answers pings may take
+// any time; the caller's context limits that.
 //
-// Each call uses one stream and closes it before it returns. While a call runs
-// there is one goroutine that sends what the caller's Reader gives and one for
-// signals. They end with the call, except that a Reader of the caller's that
-// blocks keeps its goroutine until that one Read returns: whoever owns the
-// Reader closes it.
+// Each call uses one stream and closes it before it returns. During a call, one goroutine sends
+// from the caller's Reader, and another one sends signals. They end with the call, except that a
+// blocked Read of the caller's Reader keeps its goroutine until it returns. The owner of the Reader
+// must close it.
 //
-// Errors: *[Error] is what the guest refused, classed by containerd/errdefs;
-// ErrLost is of class Unavailable; a context that ended gives its cause.
+// Errors: *[Error] is a refusal by the guest, with a class of containerd/errdefs. ErrLost has class
+// Unavailable. When a context ends, the error wraps its cause.
 package guest
 
 import (
@@ -32,43 +30,41 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// Opener opens byte streams to a guest; a runtime.Sandbox is one.
+// Opener opens byte streams to a guest. A runtime.Sandbox implements it.
 type Opener interface {
 	Open(ctx context.Context) (net.Conn, error)
 }
 
-// Bounds in time. What has no bound here ends with the caller's context.
+// Time limits. Other operations end only with the caller's context.
 const (
-	// OpenTime is how long a stream may take to be opened.
+	// OpenTime limits opening a stream.
 	OpenTime = 30 * time.Second
 	// QuietTime is how long a stream may be silent before the guest is pinged.
 	QuietTime = 15 * time.Second
-	// PatienceTime is how long pings may go unanswered before it is lost.
+	// PatienceTime is how long pings may remain unanswered before the guest counts as lost.
 	PatienceTime = 30 * time.Second
-	// ShortTime is how long a short operation may take, and how much longer
-	// than its own time a long one.
+	// ShortTime limits short operations. Long operations may exceed their own time limit by it.
 	ShortTime = time.Minute
-	// CancelTime is how long the guest has to tell the ending of a command
-	// that the caller gave up.
+	// CancelTime limits the wait for the ending of a command that the caller cancelled.
 	CancelTime = 5 * time.Second
 )
 
-// times are those bounds; tests have shorter ones.
+// times contains the time limits. Tests set shorter ones.
 type times struct {
 	open, quiet, patience, short, ping, cancel time.Duration
 }
 
-// Client speaks to one guest. Methods may be called concurrently.
+// Client is a client of one guest. Its methods are safe for concurrent use.
 type Client struct {
 	opener  Opener
 	times   times
-	buffers sync.Pool // of *[]byte, one data frame with its header
+	buffers sync.Pool // of *[]byte: a data frame with its header
 }
 
-// bufferSize is what is read from a caller's Reader at a time.
+// bufferSize is the size of a read from a caller's Reader and of the frame's header.
 const bufferSize = wire.HeaderLen + 128<<10
 
-// New makes a client. It opens nothing yet.
+// New returns a client. It opens no stream.
 func New(o Opener) *Client {
 	c := &Client{opener: o, times: times{
 		open: OpenTime, quiet: QuietTime, patience: PatienceTime, short: ShortTime, ping: wire.HeaderTime, cancel: CancelTime,
@@ -77,39 +73,37 @@ func New(o Opener) *Client {
 	return c
 }
 
-// Ping asks whether the guest is well. It answers within wire.HeaderTime plus
-// the time to open a stream. FailedPrecondition: the guest is of another
-// version.
+// Ping checks that the guest responds. It takes at most wire.HeaderTime plus the time to open a
+// stream. If the guest has another protocol version, the error has class FailedPrecondition.
 func (c *Client) Ping(ctx context.Context) (wire.Pong, error) {
 	pong, err := ask[wire.Pong](ctx, c, wire.OpPing, nil, c.times.ping)
 	if err == nil && pong.Version != wire.Version {
-		return wire.Pong{}, &Error{Code: wire.FailedPrecondition, Message: fmt.Sprintf("the guest speaks version %d, this host %d", pong.Version, wire.Version)}
+		return wire.Pong{}, &Error{Code: wire.FailedPrecondition, Message: fmt.Sprintf("the guest has protocol version %d, this host has %d", pong.Version, wire.Version)}
 	}
 	return pong, err
 }
 
-// Base sets what all commands have; for a sandbox that nobody has used.
+// Base sets the defaults of all commands. The sandbox must be unused.
 func (c *Client) Base(ctx context.Context, base wire.Base) error {
 	_, err := ask[struct{}](ctx, c, wire.OpBase, base, c.times.short)
 	return err
 }
 
-// Claim binds the sandbox to a lease. Again with the same lease it does
-// nothing; with another it is refused.
+// Claim binds the sandbox to a lease. Repeating it with the same lease has no effect; another lease
+// is refused.
 func (c *Client) Claim(ctx context.Context, claim wire.Claim) error {
 	_, err := ask[struct{}](ctx, c, wire.OpClaim, claim, c.times.short)
 	return err
 }
 
-// End kills every command and ends the sandbox's first process. The answer
-// comes before that has happened.
+// End kills every command and ends the sandbox's first process. It returns before that has
+// happened.
 func (c *Client) End(ctx context.Context) error {
 	_, err := ask[struct{}](ctx, c, wire.OpEnd, nil, c.times.short)
 	return err
 }
 
-// ask makes a request that has one reply. Zero time is without bound: as long
-// as the guest answers pings and ctx lasts.
+// ask sends a request that has one reply. If within is 0, only ctx limits the time.
 func ask[T any](ctx context.Context, c *Client, op wire.Op, body any, within time.Duration) (T, error) {
 	var reply T
 	s, err := c.begin(ctx, op, body)
@@ -125,7 +119,7 @@ func ask[T any](ctx context.Context, c *Client, op wire.Op, body any, within tim
 	return decode[T](s, payload)
 }
 
-// askChecked is ask for a reply with a rule.
+// askChecked is like ask, and checks the reply.
 func askChecked[T any](ctx context.Context, c *Client, op wire.Op, body any, within time.Duration, check func(*T) error) (T, error) {
 	v, err := ask[T](ctx, c, op, body, within)
 	if err == nil {
@@ -138,13 +132,13 @@ func askChecked[T any](ctx context.Context, c *Client, op wire.Op, body any, wit
 	return none, err
 }
 
-// begin opens a stream and sends the request. The stream is to be closed.
+// begin opens a stream and sends the request. The caller must close the stream.
 func (c *Client) begin(ctx context.Context, op wire.Op, body any) (*stream, error) {
 	req, err := encode(op, body)
 	if err != nil {
 		return nil, err
 	}
-	octx, cancel := context.WithTimeoutCause(ctx, c.times.open, fmt.Errorf("no stream to the guest within %s", c.times.open))
+	octx, cancel := context.WithTimeoutCause(ctx, c.times.open, fmt.Errorf("could not open a stream to the guest within %s", c.times.open))
 	nc, err := c.opener.Open(octx)
 	cause := context.Cause(octx)
 	cancel()
@@ -161,7 +155,7 @@ func (c *Client) begin(ctx context.Context, op wire.Op, body any) (*stream, erro
 	if err == nil {
 		err = s.c.WriteFrame(wire.KindRequest, req)
 	}
-	_ = nc.SetWriteDeadline(time.Time{}) // if it cannot, the guest has hung up
+	_ = nc.SetWriteDeadline(time.Time{}) // fails if the guest has hung up; the next read reports that
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	} else if err != nil {
@@ -185,7 +179,7 @@ func encode(op wire.Op, body any) ([]byte, error) {
 	}
 	b, err := json.Marshal(r)
 	if err == nil && len(b) > wire.MaxHeader {
-		err = fmt.Errorf("is of %d bytes, at most %d are allowed", len(b), wire.MaxHeader)
+		err = fmt.Errorf("has %d bytes: the maximum is %d", len(b), wire.MaxHeader)
 	}
 	if err != nil {
 		return nil, &Error{Code: wire.InvalidArgument, Message: fmt.Sprintf("the request for %s %v", op, err)}
@@ -193,7 +187,7 @@ func encode(op wire.Op, body any) ([]byte, error) {
 	return b, nil
 }
 
-// unreached is the error of a request that was not sent.
+// unreached returns the error of a request that was not sent.
 func unreached(ctx context.Context, op wire.Op, err, cause error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%s: %w", op, context.Cause(ctx))

@@ -10,30 +10,30 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn/relay"
 )
 
-// Egress switches the sandbox's proxy on or off, or replaces the variables of
-// commands that begin from now on. Off ends its connections.
-// FailedPrecondition: a command has its port.
+// Egress enables or disables the sandbox's proxy, or replaces the environment variables for new
+// commands. Disabling closes its connections. If a command uses the proxy's port, the error has
+// class FailedPrecondition.
 func (c *Client) Egress(ctx context.Context, e wire.Egress) error {
 	_, err := ask[struct{}](ctx, c, wire.OpEgress, e, c.times.short)
 	return err
 }
 
-// Accept waits for the next connection to the sandbox's proxy, for as long as
-// ctx does and the guest answers pings; ctx has no say in the connection. The
-// caller closes it. What comes on it is a command's. It has a CloseWrite where
-// the stream can end one direction alone. FailedPrecondition: the proxy is off.
+// Accept waits for the next connection to the sandbox's proxy until ctx ends or the guest is lost.
+// ctx does not affect the returned connection, which the caller must close. Its data is untrusted.
+// It has a CloseWrite method if the stream supports half-close. If the proxy is disabled, the error
+// has class FailedPrecondition.
 func (c *Client) Accept(ctx context.Context) (net.Conn, error) {
 	return c.carry(ctx, wire.OpAccept, nil, 0)
 }
 
-// Dial connects to a server on the sandbox's loopback, as Accept says of the
-// connection. NotFound: none listens on that port. ResourceExhausted: too many
-// connections are open.
+// Dial connects to a server on the sandbox's loopback interface. The connection is like that of
+// Accept. Errors: NotFound if the port has no listener, ResourceExhausted if too many connections
+// are open.
 func (c *Client) Dial(ctx context.Context, port int) (net.Conn, error) {
 	return c.carry(ctx, wire.OpDial, wire.Dial{Port: port}, c.times.short)
 }
 
-// carry asks for a connection and returns the stream that carries it.
+// openConn requests a connection and returns the stream that carries it.
 func (c *Client) carry(ctx context.Context, op wire.Op, body any, within time.Duration) (net.Conn, error) {
 	s, err := c.begin(ctx, op, body)
 	if err != nil {
@@ -47,7 +47,7 @@ func (c *Client) carry(ctx context.Context, op wire.Op, body any, within time.Du
 	return conn, nil
 }
 
-// carried waits until the stream is a connection.
+// awaitConn waits until the stream has become a connection.
 func (s *stream) carried(ctx context.Context, within time.Duration) (net.Conn, error) {
 	s.within(within)
 	kind, payload, err := s.next(ctx)
@@ -76,9 +76,8 @@ func (s *stream) carried(ctx context.Context, within time.Duration) (net.Conn, e
 
 func carries(op wire.Op) bool { return op == wire.OpAccept || op == wire.OpDial }
 
-// count has a stream that is to carry a connection not counted among the requests,
-// where those are counted. While there are too many it waits: to accept one for
-// as long as ctx lasts.
+// excludeFromCount stops counting a stream as a request if it will carry a connection. If too many
+// connections are open, it waits: for Accept until ctx ends, for Dial at most the open time.
 func (c *Client) count(ctx context.Context, nc net.Conn, op wire.Op) error {
 	m, ok := nc.(interface{ Carry(context.Context) error })
 	if !ok || !carries(op) {
@@ -86,14 +85,14 @@ func (c *Client) count(ctx context.Context, nc net.Conn, op wire.Op) error {
 	}
 	if op == wire.OpDial {
 		var cancel func()
-		ctx, cancel = context.WithTimeoutCause(ctx, c.times.open, errors.New("too many connections of the sandbox are open"))
+		ctx, cancel = context.WithTimeoutCause(ctx, c.times.open, errors.New("too many connections to the sandbox are open"))
 		defer cancel()
 	}
 	return m.Carry(ctx)
 }
 
-// newConn makes the codec of a stream: what may become a connection is not read
-// beyond its frames.
+// newConn returns the codec of a stream. If the stream may become a connection, the codec reads no
+// bytes beyond its frames.
 func newConn(nc net.Conn, op wire.Op) *wire.Conn {
 	if carries(op) {
 		return wire.NewExactConn(nc)

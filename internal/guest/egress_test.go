@@ -40,7 +40,7 @@ func TestStreamsBecomeConnections(t *testing.T) {
 	}
 }
 
-func TestAcceptWaitsForAsLongAsItsCaller(t *testing.T) {
+func TestAcceptWaitsUntilContextEnds(t *testing.T) {
 	p := &peer{script: hold()}
 	c := talk(t, p)
 	ctx, cancel := context.WithCancelCause(soon(t))

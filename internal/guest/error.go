@@ -14,12 +14,12 @@ import (
 )
 
 var (
-	// ErrLost: the stream ended before its answer did. What was asked for may
-	// have been carried out or not, and may still be going on.
+	// ErrLost means that the stream ended before its answer. The request may have been executed,
+	// and may still be running.
 	ErrLost = errors.New("lost the guest")
-	// ErrProtocol: the guest sent what it may not. It comes with ErrLost, and
-	// the sandbox is not to be trusted any more.
-	ErrProtocol = errors.New("guest broke the protocol")
+	// ErrProtocol means that the guest violated the protocol. It accompanies ErrLost. The sandbox
+	// must not be trusted any more.
+	ErrProtocol = errors.New("guest violated the protocol")
 )
 
 const (
@@ -27,17 +27,17 @@ const (
 	maxField   = 64
 )
 
-// Error is a request that the guest, or the client for it, refused.
+// Error is a request that the guest refused, or that the client refused before sending it.
 type Error struct {
-	// Code is the class, one of those of the wire package.
+	// Code is the class, as defined by package wire.
 	Code wire.Code
-	// Field is the part of the request that it is about, or empty.
+	// Field is the invalid part of the request, or empty.
 	Field string
-	// Message is for people: one line of UTF-8, at most 2 KiB.
+	// Message is one line of UTF-8 text, at most 2 KiB.
 	Message string
 }
 
-// Error is the message with the field it is about.
+// Error implements error. It includes the field.
 func (e *Error) Error() string {
 	if e.Field == "" {
 		return e.Message
@@ -45,7 +45,7 @@ func (e *Error) Error() string {
 	return e.Field + ": " + e.Message
 }
 
-// Unwrap gives the class of containerd/errdefs.
+// Unwrap returns the errdefs class.
 func (e *Error) Unwrap() error {
 	switch e.Code {
 	case wire.InvalidArgument:
@@ -66,20 +66,19 @@ func (e *Error) Unwrap() error {
 	return errdefs.ErrInternal
 }
 
-// refused takes a Failure of the guest's. Only its words are taken, and those
-// within bounds.
+// refusalError converts a Failure of the guest. It limits its texts.
 func refused(f wire.Failure) *Error {
 	e := &Error{Code: f.Code, Field: text(f.Field, maxField), Message: text(f.Message, maxMessage)}
 	if e.Unwrap() == errdefs.ErrInternal {
 		e.Code = wire.Internal
 	}
 	if e.Message == "" {
-		e.Message = "the guest refused without a reason"
+		e.Message = "the guest refused the request without a reason"
 	}
 	return e
 }
 
-// text bounds foreign text and keeps it to one line that moves no cursor.
+// cleanText limits the length of untrusted text and replaces control characters.
 func text(s string, limit int) string {
 	if len(s) > limit {
 		s = s[:limit]
@@ -92,8 +91,8 @@ func text(s string, limit int) string {
 	}, strings.ToValidUTF8(s, ""))
 }
 
-// lostError hides what the cause is from errors.Is where that would mislead:
-// an io.EOF in it is not the end of what the caller reads.
+// lostError hides its cause from errors.Is. An io.EOF in the cause, for example, is not the end of
+// what the caller reads.
 type lostError struct {
 	op    wire.Op
 	cause error
@@ -109,7 +108,7 @@ func (e *lostError) Unwrap() []error {
 	return all
 }
 
-// lost is the error of a stream that broke with err.
+// lost returns the error of a stream that failed with err.
 func lost(op wire.Op, err error) error {
 	if errors.Is(err, io.EOF) {
 		err = errors.New("the stream ended without an answer")
@@ -120,7 +119,7 @@ func lost(op wire.Op, err error) error {
 	return &lostError{op: op, cause: err}
 }
 
-// broke is the error of a guest that sent what it may not.
+// protocolError returns the error of a protocol violation by the guest.
 func broke(op wire.Op, format string, args ...any) error {
 	return lost(op, fmt.Errorf("%w: %s", ErrProtocol, fmt.Sprintf(format, args...)))
 }
@@ -129,7 +128,7 @@ func (s *stream) lost(err error) error { return lost(s.op, err) }
 
 func (s *stream) broke(format string, args ...any) error { return broke(s.op, format, args...) }
 
-// ended is the error of a call whose context ended.
+// ended returns the error of a call whose context ended.
 func (s *stream) ended(ctx context.Context) error {
 	return fmt.Errorf("%s: %w", s.op, context.Cause(ctx))
 }

@@ -14,31 +14,29 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// IO is what a command is connected to. All of it may be nil.
+// IO connects a command's streams. All fields may be nil.
 type IO struct {
-	// Stdin is read in a goroutine of its own from when the command runs, and
-	// not at all if it never does, until it ends or the command does. Close it
-	// if it can block: a Read under way is not interrupted.
+	// Stdin is read in a separate goroutine from the start of the command until Stdin or the
+	// command ends. It is not read if the command never starts. A Read in progress is not
+	// interrupted, so close Stdin if it can block.
 	Stdin io.Reader
-	// Stdout and Stderr get the output in the order it arrives, one Write at a
-	// time over both. A slow one slows the command down; Exec returns no
-	// earlier than a Write does.
+	// Stdout and Stderr receive the output in order of arrival, with one Write at a time for both.
+	// A slow Write slows the command down, and Exec waits for it.
 	Stdout, Stderr io.Writer
-	// Signals are sent to the running command. One that the guest refuses,
-	// because the command has just ended, is dropped.
+	// Signals are sent to the running command. A signal that arrives just after its end is dropped.
 	Signals <-chan wire.Signal
-	// Started is called once the command runs, before any output.
+	// Started is called once, when the command runs and before any output.
 	Started func(wire.Started)
 }
 
-// Details of results that the host gives a reason to.
+// Details of results whose reason the host knows.
 const (
-	detailOutput = "what read its output went away"
-	detailInput  = "what gave its input broke off"
-	detailCaller = "its caller gave it up"
-	detailTime   = "the time that its caller had for it was over"
-	detailSignal = "a signal ended it"
-	detailGuest  = "the guest lost the stream to the host, or was ending, and killed it"
+	detailOutput = "the reader of its output failed or disconnected"
+	detailInput  = "the source of its input failed"
+	detailCaller = "its caller cancelled it"
+	detailTime   = "the caller's deadline expired"
+	detailSignal = "it was cancelled by a signal"
+	detailGuest  = "the guest killed it because it lost the stream to the host or was shutting down"
 )
 
 var (
@@ -46,24 +44,22 @@ var (
 	errInput  = errors.New("read input")
 )
 
-// Exec runs a command and returns once nothing of it lives.
+// Exec runs a command and returns when all its processes have ended.
 //
-// When ctx ends, or a Reader or Writer of rw fails, the guest is told to kill
-// the command and has CancelTime to say how it ended: with Cancelled, unless
-// it had ended before. Its Detail is then the words of ctx's cause, which are
-// for whoever gets the result. If no ending came, the error wraps ErrLost and, if
-// ctx ended, its cause. A command that was killed without any of this ends with
-// SandboxLost. An error of class other than Unavailable says that the command
-// never ran.
+// If ctx ends, or a Reader or Writer of rw fails, the guest must kill the command and report its
+// ending within CancelTime. The result is Cancelled, unless the command had already ended, and its
+// Detail is the text of ctx's cause, which must therefore be safe to show to the caller. Without an
+// ending in time, the error wraps ErrLost and, if ctx ended, its cause. A command that was killed
+// for another reason ends with SandboxLost. An error of a class other than Unavailable means that
+// the command never ran.
 func (c *Client) Exec(ctx context.Context, cmd wire.Command, rw IO) (runtime.Result, error) {
 	cmd.Stdin = rw.Stdin != nil
 	e := &execution{rw: rw, timeout: cmd.Timeout}
 	return e.carryOut(ctx, c, wire.OpExec, cmd, c.times.short)
 }
 
-// carryOut asks for a command and sees it to its end. It has to begin within a
-// time.
-func (e *execution) carryOut(ctx context.Context, c *Client, op wire.Op, body any, within time.Duration) (runtime.Result, error) {
+// runToEnd requests a command and waits for its result. startTime limits the wait for its start.
+func (e *execution) carryOut(ctx context.Context, c *Client, op wire.Op, body any, startTime time.Duration) (runtime.Result, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s, err := c.begin(ctx, op, body)
@@ -71,7 +67,7 @@ func (e *execution) carryOut(ctx context.Context, c *Client, op wire.Op, body an
 		return runtime.Result{}, err
 	}
 	defer s.close()
-	s.within(within)
+	s.within(startTime)
 	e.stream = s
 	rw := e.rw
 	var signals sync.WaitGroup
@@ -79,7 +75,7 @@ func (e *execution) carryOut(ctx context.Context, c *Client, op wire.Op, body an
 	defer cancel(nil)
 	begun := func(id string) {
 		if rw.Stdin != nil {
-			// Not waited for: see IO.Stdin. Closing the stream ends the rest.
+			// Do not wait for it, see IO.Stdin. Closing the stream ends the rest.
 			go s.pump(rw.Stdin, s.eof, func(err error) { cancel(fmt.Errorf("%w: %w", errInput, err)) })
 		}
 		if rw.Signals != nil {
@@ -102,8 +98,8 @@ func (e *execution) carryOut(ctx context.Context, c *Client, op wire.Op, body an
 	}
 }
 
-// forward sends signals on streams of their own: they do not queue behind
-// input that the command does not read.
+// forward sends signals on separate streams, so that they do not wait behind input that the command
+// does not read.
 func (c *Client) forward(ctx context.Context, id string, signals <-chan wire.Signal) {
 	for {
 		select {
@@ -126,11 +122,11 @@ type execution struct {
 	timeout time.Duration
 	id      string
 	started bool
-	// session is what a result says of one.
+	// session is the session part of the result.
 	session wire.SessionResult
 }
 
-// step takes one frame.
+// step processes one frame.
 func (e *execution) step(ctx context.Context, begun func(id string)) (runtime.Result, bool, error) {
 	var none runtime.Result
 	kind, payload, err := e.next(ctx)
@@ -159,10 +155,10 @@ func (e *execution) start(payload []byte, begun func(id string)) error {
 		return err
 	}
 	if err := checkID(started.ID); err != nil || started.Pid < 0 {
-		return e.broke("it started pid %d: %v", started.Pid, err)
+		return e.broke("invalid start message with pid %d: %v", started.Pid, err)
 	}
 	e.id, e.started = started.ID, true
-	// The guest ends the command in time; that it does not is a lost guest.
+	// The guest enforces the timeout. A guest that does not is lost.
 	e.within(0)
 	if e.timeout > 0 {
 		e.within(e.timeout + e.client.times.short)
@@ -203,15 +199,15 @@ func (e *execution) result(payload []byte) (runtime.Result, error) {
 	return r.Result, nil
 }
 
-// giveUp makes the guest kill the command and waits for how it ended.
+// cancel makes the guest kill the command and waits for its ending.
 func (e *execution) giveUp(cause error) (runtime.Result, error) {
 	e.unwatch()
 	end := time.Now().Add(e.client.times.cancel)
-	// Half a stream is the sign where there are halves. Elsewhere the command
-	// is killed over another stream: input may stand in the way on this one.
+	// A half-closed stream tells the guest to kill the command. Without half-close, use another
+	// stream: input may block this one.
 	told := e.hangUp() || e.kill(end)
 	if told {
-		_ = e.nc.SetReadDeadline(end) // if it cannot, the guest has hung up
+		_ = e.nc.SetReadDeadline(end) // fails if the guest has hung up; the next read reports that
 		for time.Now().Before(end) {
 			kind, payload, err := e.c.ReadFrame()
 			if err != nil || kind == wire.KindFailure {
@@ -226,11 +222,11 @@ func (e *execution) giveUp(cause error) (runtime.Result, error) {
 			}
 		}
 	}
-	err := &lostError{op: e.op, cause: fmt.Errorf("it did not say how the command ended after it was given up: %w", cause)}
+	err := &lostError{op: e.op, cause: fmt.Errorf("no ending within the time limit after the cancellation: %w", cause)}
 	return runtime.Result{}, errors.Join(err, fmt.Errorf("%s: %w", e.op, cause))
 }
 
-// kill kills the command, if it is known to have started.
+// kill sends SIGKILL to the command if it has started.
 func (e *execution) kill(end time.Time) bool {
 	if !e.started {
 		return false
@@ -242,10 +238,9 @@ func (e *execution) kill(end time.Time) bool {
 	return err == nil || refused
 }
 
-// gaveUp names an ending that the host brought about: all that the guest saw of
-// that is a stream that ended, or a signal. Output or input that broke off is one
-// also where the command ended by itself at that moment: what the caller has of
-// it is not all.
+// cancelledResult adjusts a result that the host caused, of which the guest saw only an ended
+// stream or a signal. Failed output or input cancels the command even if it ended at that moment,
+// because the caller lacks a part of it.
 func gaveUp(r runtime.Result, cause error) runtime.Result {
 	switch {
 	case errors.Is(cause, errOutput):
@@ -268,9 +263,9 @@ func whyGivenUp(cause error) string {
 	return text(cause.Error(), maxDetail)
 }
 
-// unasked names the ending of a command that the host did not give up: what a
-// guest takes for that is a way between the two that broke. Only in a session a
-// signal cancels, which came on another stream.
+// lostResult adjusts a result that the host did not cause. If the guest reports it as cancelled,
+// the connection between them broke. Only in a session, a signal from another stream can also
+// cancel a command.
 func (e *execution) unasked(r runtime.Result) runtime.Result {
 	switch {
 	case r.Ending == runtime.Cancelled && e.op == wire.OpSessionExec:

@@ -24,7 +24,7 @@ var (
 
 func command() wire.Command { return wire.Command{ID: "x", Argv: []string{"true"}} }
 
-func TestExecCarriesEverything(t *testing.T) {
+func TestExecTransfersAllStreams(t *testing.T) {
 	signalled := make(chan wire.Signal, 1)
 	c := talk(t, &peer{script: func(c *wire.Conn, _ net.Conn, req wire.Request) {
 		if req.Op == wire.OpSignal {
@@ -71,7 +71,7 @@ func TestExecCarriesEverything(t *testing.T) {
 	}
 }
 
-func TestExecAgainstAHostileGuest(t *testing.T) {
+func TestExecHostileGuestIsLost(t *testing.T) {
 	result := func(r runtime.Result) []byte { return jsonFrame(wire.KindReply, r) }
 	for name, c := range map[string]struct {
 		script   func(*wire.Conn, net.Conn, wire.Request)
@@ -120,13 +120,13 @@ func TestExecAgainstAHostileGuest(t *testing.T) {
 				t.Errorf("%v, want lost, and protocol %v", err, c.protocol)
 			}
 			if errors.Is(err, io.EOF) || r.Ending != "" {
-				t.Errorf("an invented result %+v, or an end of file: %v", r, err)
+				t.Errorf("got result %+v and error %v, want no result and no io.EOF", r, err)
 			}
 		})
 	}
 }
 
-func TestExecRefused(t *testing.T) {
+func TestExecRefusalHasClass(t *testing.T) {
 	for code, is := range map[string]func(error) bool{
 		wire.InvalidArgument: errdefs.IsInvalidArgument, wire.NotFound: errdefs.IsNotFound, wire.AlreadyExists: errdefs.IsAlreadyExists,
 		wire.FailedPrecondition: errdefs.IsFailedPrecondition, wire.ResourceExhausted: errdefs.IsResourceExhausted,
@@ -138,7 +138,7 @@ func TestExecRefused(t *testing.T) {
 		in := strings.NewReader("whole")
 		_, err := c.Exec(soon(t), command(), IO{Stdin: in})
 		if in.Len() != 5 {
-			t.Error("the input of a command that never ran was read")
+			t.Error("Exec read the input of a command that never ran")
 		}
 		e, ok := errors.AsType[*Error](err)
 		if !ok || !is(err) || errors.Is(err, ErrLost) || e.Field != "user" || len(e.Message) > maxMessage {
@@ -151,7 +151,7 @@ func TestExecRefused(t *testing.T) {
 	}
 }
 
-func TestASilentGuestIsPinged(t *testing.T) {
+func TestSilentGuestIsPinged(t *testing.T) {
 	quiet := make(chan struct{})
 	p := &peer{script: func(c *wire.Conn, nc net.Conn, _ wire.Request) {
 		_, _ = nc.Write(started)
@@ -169,7 +169,7 @@ func TestASilentGuestIsPinged(t *testing.T) {
 	}
 }
 
-func TestADeadGuestIsLost(t *testing.T) {
+func TestUnresponsiveGuestIsLost(t *testing.T) {
 	for name, script := range map[string]func(*wire.Conn, net.Conn, wire.Request){
 		"says nothing": hold(), "says nothing after start": hold(started), "stops in a frame": hold(started, exited[:9]),
 	} {
@@ -181,7 +181,7 @@ func TestADeadGuestIsLost(t *testing.T) {
 	}
 }
 
-func TestAnOverdueAnswerIsLost(t *testing.T) {
+func TestOverdueAnswerIsLost(t *testing.T) {
 	c := talk(t, &peer{script: hold()})
 	c.times.short = 200 * time.Millisecond
 	if _, err := c.Exec(soon(t), command(), IO{}); !errors.Is(err, ErrLost) {
@@ -196,12 +196,12 @@ func TestAnOverdueAnswerIsLost(t *testing.T) {
 	cmd := command()
 	cmd.Timeout = time.Millisecond
 	if _, err := c.Exec(soon(t), cmd, IO{}); !errors.Is(err, ErrLost) {
-		t.Errorf("output for ever: %v", err)
+		t.Errorf("endless output: %v", err)
 	}
 }
 
-// killed makes a script that answers as a guest does that was told to kill the
-// command: by half a stream, or by a signal on another one.
+// killed returns a script of a guest that kills the command when the host half-closes the stream or
+// sends a signal on another one.
 func killed(first ...[]byte) func(*wire.Conn, net.Conn, wire.Request) {
 	signalled := make(chan struct{})
 	return func(c *wire.Conn, nc net.Conn, req wire.Request) {
@@ -224,7 +224,7 @@ func killed(first ...[]byte) func(*wire.Conn, net.Conn, wire.Request) {
 	}
 }
 
-func TestACancelledCommandHasItsEnding(t *testing.T) {
+func TestCancelledCommandHasEnding(t *testing.T) {
 	for _, pipe := range []bool{false, true} {
 		for _, in := range []io.Reader{nil, endless{}} {
 			for want, cause := range map[string]error{detailCaller: nil, detailTime: context.DeadlineExceeded, "its lease is over": errors.New("its lease is over")} {
@@ -239,8 +239,8 @@ func TestACancelledCommandHasItsEnding(t *testing.T) {
 	}
 }
 
-// Whatever made the guest kill it, nobody who waits for the command did.
-func TestACommandThatOnlyTheGuestGaveUpIsLost(t *testing.T) {
+// A command that only the guest reports as cancelled is lost, because no caller cancelled it.
+func TestCommandCancelledByGuestIsLost(t *testing.T) {
 	for _, said := range []runtime.Ending{runtime.Cancelled, runtime.SandboxLost} {
 		c := talk(t, &peer{script: say(started, jsonFrame(wire.KindReply, runtime.Result{Ending: said, ExitCode: -1}))})
 		if r, err := c.Exec(soon(t), command(), IO{}); err != nil || r.Ending != runtime.SandboxLost || r.Detail != detailGuest {
@@ -256,7 +256,7 @@ func TestACommandThatOnlyTheGuestGaveUpIsLost(t *testing.T) {
 	}
 }
 
-func TestACancelledCommandWithoutAnEnding(t *testing.T) {
+func TestCancelWithoutEndingIsLost(t *testing.T) {
 	for name, script := range map[string]func(*wire.Conn, net.Conn, wire.Request){
 		"hangs up": func(c *wire.Conn, nc net.Conn, _ wire.Request) { _, _ = nc.Write(started); drain(c) },
 		"talks on": func(c *wire.Conn, nc net.Conn, _ wire.Request) {
@@ -281,7 +281,7 @@ type brokenPipe struct{}
 func (brokenPipe) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 func (brokenPipe) Read([]byte) (int, error)  { return 0, errors.New("gone") }
 
-func TestACallerThatWentAwayCancels(t *testing.T) {
+func TestFailedStreamCancelsCommand(t *testing.T) {
 	c := talk(t, &peer{script: killed(frame(wire.KindStdout, "x"))})
 	r, err := c.Exec(soon(t), command(), IO{Stdout: brokenPipe{}})
 	if err != nil || r.Ending != runtime.Cancelled || r.Detail != detailOutput {
@@ -293,7 +293,7 @@ func TestACallerThatWentAwayCancels(t *testing.T) {
 	}
 }
 
-func TestExecDoesNotWaitForItsReader(t *testing.T) {
+func TestExecDoesNotWaitForReader(t *testing.T) {
 	c := talk(t, &peer{script: func(c *wire.Conn, nc net.Conn, _ wire.Request) {
 		_, _ = nc.Write(append(bytes.Clone(started), exited...))
 		drain(c)
@@ -305,7 +305,7 @@ func TestExecDoesNotWaitForItsReader(t *testing.T) {
 	}
 }
 
-func TestExecDoesNotWaitForInputThatIsNotRead(t *testing.T) {
+func TestExecDoesNotWaitForUnreadInput(t *testing.T) {
 	for _, pipe := range []bool{false, true} {
 		c := talk(t, &peer{pipe: pipe, script: func(_ *wire.Conn, nc net.Conn, _ wire.Request) {
 			_, _ = nc.Write(append(bytes.Clone(started), exited...))
@@ -328,7 +328,7 @@ func (o noOpener) Open(ctx context.Context) (net.Conn, error) {
 	return nil, ctx.Err()
 }
 
-func TestAGuestOutOfReach(t *testing.T) {
+func TestUnreachableGuestIsUnavailable(t *testing.T) {
 	c := New(noOpener{errors.New("no such sandbox")})
 	if _, err := c.Ping(soon(t)); !errdefs.IsUnavailable(err) || errors.Is(err, ErrLost) {
 		t.Errorf("%v", err)
@@ -345,7 +345,7 @@ func TestAGuestOutOfReach(t *testing.T) {
 	}
 }
 
-// BenchmarkExecOutput is what one stream of output costs on the host.
+// BenchmarkExecOutput measures one stream of output on the host.
 func BenchmarkExecOutput(b *testing.B) {
 	chunk := make([]byte, wire.HeaderLen+wire.MaxFrame)
 	c := talk(b, &peer{script: func(c *wire.Conn, nc net.Conn, _ wire.Request) {

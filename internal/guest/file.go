@@ -9,10 +9,9 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// ReadFile opens a regular file; it is described as it was then. The reader
-// ends with io.EOF only if every byte asked for came: one of a file that got
-// shorter meanwhile, or of a guest that was lost, ends with another error. It
-// is for one goroutine, has to be closed, and lasts as long as ctx does.
+// ReadFile opens a regular file and returns its description at that time. The reader returns io.EOF
+// only after all requested bytes. If the file becomes shorter or the guest is lost, it returns
+// another error. The reader is for one goroutine, must be closed, and fails when ctx ends.
 func (c *Client) ReadFile(ctx context.Context, q wire.FileRequest) (io.ReadCloser, wire.FileInfo, error) {
 	s, err := c.begin(ctx, wire.OpRead, q)
 	if err != nil {
@@ -32,7 +31,7 @@ func (c *Client) ReadFile(ctx context.Context, q wire.FileRequest) (io.ReadClose
 	return &fileReader{ctx: ctx, stream: s, left: left}, info, nil
 }
 
-// opened waits for the description of a file that was opened.
+// awaitFile waits for the description of an opened file.
 func (s *stream) opened(ctx context.Context) (wire.FileInfo, error) {
 	kind, payload, err := s.next(ctx)
 	switch {
@@ -51,22 +50,22 @@ func (s *stream) opened(ctx context.Context) (wire.FileInfo, error) {
 		return wire.FileInfo{}, s.broke("%v", err)
 	}
 	if info.Type != "file" {
-		return wire.FileInfo{}, s.broke("it reads a file of type %s", info.Type)
+		return wire.FileInfo{}, s.broke("opened a file of type %s", info.Type)
 	}
 	return info, nil
 }
 
-// fileReader is a file on its way. Its context is that of ReadFile.
+// fileReader reads a file from the guest. Its context is that of ReadFile.
 type fileReader struct {
 	ctx context.Context
 	*stream
-	data []byte // came and was not handed out yet
-	left int64  // is still to come
+	data []byte // received and not yet returned
+	left int64  // bytes not yet received
 	err  error
 	gone bool
 }
 
-// Read is that of io.Reader.
+// Read implements io.Reader.
 func (f *fileReader) Read(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
@@ -80,7 +79,7 @@ func (f *fileReader) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// WriteTo is that of io.WriterTo: frames go to w as they came.
+// WriteTo implements io.WriterTo. It writes each frame to w without copying.
 func (f *fileReader) WriteTo(w io.Writer) (int64, error) {
 	var all int64
 	for {
@@ -103,7 +102,7 @@ func (f *fileReader) WriteTo(w io.Writer) (int64, error) {
 	}
 }
 
-// fill gets data, or the error that it ended with.
+// fill waits for data or the final error.
 func (f *fileReader) fill() {
 	for len(f.data) == 0 && f.err == nil {
 		kind, payload, err := f.next(f.ctx)
@@ -111,14 +110,14 @@ func (f *fileReader) fill() {
 		case err != nil:
 			f.err = err
 		case kind == wire.KindData && int64(len(payload)) > f.left:
-			f.err = f.broke("a file longer than announced")
+			f.err = f.broke("the file is longer than announced")
 		case kind == wire.KindData:
 			f.data = payload
 			f.left -= int64(len(payload))
 		case kind == wire.KindFailure:
 			f.err = f.failure(payload)
 		case kind == wire.KindReply && f.left > 0:
-			f.err = &Error{Code: wire.Unavailable, Message: fmt.Sprintf("the file became shorter while it was read: %d bytes are missing", f.left)}
+			f.err = &Error{Code: wire.Unavailable, Message: fmt.Sprintf("the file became shorter during the read: %d bytes are missing", f.left)}
 		case kind == wire.KindReply:
 			f.err = io.EOF
 		default:
@@ -127,8 +126,7 @@ func (f *fileReader) fill() {
 	}
 }
 
-// Close lets go of the file. It may be called more than once, but not beside
-// Read.
+// Close ends the read. It can be called several times, but not concurrently with Read.
 func (f *fileReader) Close() error {
 	if !f.gone {
 		f.gone, f.data = true, nil
@@ -140,9 +138,8 @@ func (f *fileReader) Close() error {
 	return nil
 }
 
-// WriteFile replaces a file by what r gives, at once when r has ended. If ctx
-// ends or r fails the old one stays. A Read of r that blocks is left behind as
-// with Exec.
+// WriteFile atomically replaces a file with the content of r, after r has ended. If ctx ends or r
+// fails, the old file remains. A blocked Read of r is left behind, as in Exec.
 func (c *Client) WriteFile(ctx context.Context, q wire.FileRequest, r io.Reader) (wire.FileInfo, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -166,8 +163,7 @@ func (c *Client) WriteFile(ctx context.Context, q wire.FileRequest, r io.Reader)
 	return info, nil
 }
 
-// List describes what is in a folder. A listing that is truncated has some of
-// it, and which is up to the filesystem.
+// List describes the content of a directory. A truncated listing contains an arbitrary part of it.
 func (c *Client) List(ctx context.Context, q wire.FileRequest) (wire.Listing, error) {
 	raw, err := ask[struct {
 		Items     json.RawMessage `json:"items"`
@@ -183,23 +179,23 @@ func (c *Client) List(ctx context.Context, q wire.FileRequest) (wire.Listing, er
 	return wire.Listing{Items: items, Truncated: raw.Truncated}, nil
 }
 
-// Stat describes a file, a link itself.
+// Stat describes a file. It does not follow links.
 func (c *Client) Stat(ctx context.Context, q wire.FileRequest) (wire.FileInfo, error) {
 	return askChecked(ctx, c, wire.OpStat, q, c.times.short, checkFile)
 }
 
-// Mkdir makes a folder and those above it; that it is there is no error.
+// Mkdir creates a directory and its parents. If it exists, Mkdir succeeds.
 func (c *Client) Mkdir(ctx context.Context, q wire.FileRequest) (wire.FileInfo, error) {
 	return askChecked(ctx, c, wire.OpMkdir, q, c.times.short, checkFile)
 }
 
-// Move renames a file or folder and describes it at its new place.
+// Move renames a file or directory and returns its new description.
 func (c *Client) Move(ctx context.Context, q wire.FileRequest) (wire.FileInfo, error) {
 	return askChecked(ctx, c, wire.OpMove, q, c.times.short, checkFile)
 }
 
-// Remove removes a file or folder. A large tree takes as long as it takes, but
-// the guest stops when ctx ends.
+// Remove removes a file or directory. It has no time limit for large trees, but the guest stops
+// when ctx ends.
 func (c *Client) Remove(ctx context.Context, q wire.FileRequest) error {
 	_, err := ask[struct{}](ctx, c, wire.OpRemove, q, 0)
 	return err

@@ -25,13 +25,12 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// peer is a guest that does what a test tells it to. Pings are answered unless
-// deaf is set.
+// peer is a scripted guest. It answers pings unless deaf is set.
 type peer struct {
 	t      testing.TB
 	script func(c *wire.Conn, nc net.Conn, req wire.Request)
 	deaf   bool
-	pipe   bool // streams without half close, as muxed ones are
+	pipe   bool // streams without half-close, like multiplexed ones
 	wg     sync.WaitGroup
 
 	mu    sync.Mutex
@@ -39,8 +38,7 @@ type peer struct {
 	pings int
 }
 
-// talk makes a client for a peer. Its times are short where waiting is what is
-// tested.
+// talk returns a client of a peer. Times are short where tests wait for them.
 func talk(t testing.TB, p *peer) *Client {
 	t.Helper()
 	p.t = t
@@ -60,7 +58,7 @@ func talk(t testing.TB, p *peer) *Client {
 	return c
 }
 
-// Open is that of an Opener.
+// Open implements Opener.
 func (p *peer) Open(context.Context) (net.Conn, error) {
 	host, guest := net.Pipe()
 	if !p.pipe {
@@ -106,7 +104,7 @@ func socketPair(t testing.TB) (net.Conn, net.Conn) {
 	return ends[0], ends[1]
 }
 
-// pinged waits until the guest was asked n times whether it is well.
+// pinged waits until the guest received n pings.
 func (p *peer) pinged(n int) {
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		p.mu.Lock()
@@ -118,7 +116,7 @@ func (p *peer) pinged(n int) {
 	}
 }
 
-// frame is one as it stands on the wire, whatever its kind and length.
+// frame returns an encoded frame, which may be invalid.
 func frame(kind wire.Kind, payload string) []byte {
 	n := len(payload)
 	return append([]byte{byte(kind), byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}, payload...)
@@ -132,12 +130,12 @@ func jsonFrame(kind wire.Kind, v any) []byte {
 	return frame(kind, string(b))
 }
 
-// say is a script that sends bytes and hangs up.
+// say returns a script that sends frames and hangs up.
 func say(frames ...[]byte) func(*wire.Conn, net.Conn, wire.Request) {
 	return func(_ *wire.Conn, nc net.Conn, _ wire.Request) { _, _ = nc.Write(bytes.Join(frames, nil)) }
 }
 
-// hold is a script that sends bytes and then waits for the host to hang up.
+// hold returns a script that sends frames and waits until the host hangs up.
 func hold(frames ...[]byte) func(*wire.Conn, net.Conn, wire.Request) {
 	return func(c *wire.Conn, nc net.Conn, _ wire.Request) {
 		_, _ = nc.Write(bytes.Join(frames, nil))
@@ -154,7 +152,7 @@ func drain(c *wire.Conn) {
 	}
 }
 
-// soon is a context that bounds a test and not what it tests.
+// soon returns a context that limits the duration of a test.
 func soon(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

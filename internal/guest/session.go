@@ -9,13 +9,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// StartSession starts a session. With an id that is there it answers with that
-// one.
+// StartSession starts a session. If the id exists, it returns that session.
 func (c *Client) StartSession(ctx context.Context, st wire.SessionStart) (wire.Session, error) {
 	return c.askSession(ctx, wire.OpSessionStart, st, st.ID)
 }
 
-// EndSession kills what lives of a session and forgets it.
+// EndSession kills all processes of a session and forgets it.
 func (c *Client) EndSession(ctx context.Context, id string) (wire.Session, error) {
 	return c.askSession(ctx, wire.OpSessionEnd, wire.ShellRef{ID: id}, id)
 }
@@ -23,13 +22,13 @@ func (c *Client) EndSession(ctx context.Context, id string) (wire.Session, error
 func (c *Client) askSession(ctx context.Context, op wire.Op, body any, id string) (wire.Session, error) {
 	return askChecked(ctx, c, op, body, c.times.short, func(se *wire.Session) error {
 		if se.ID != id {
-			return fmt.Errorf("asked for session %q it answers for %.200q", id, se.ID)
+			return fmt.Errorf("answer about session %.200q instead of %q", se.ID, id)
 		}
 		return checkSession(se)
 	})
 }
 
-// Sessions describes all sessions, ended ones that were not forgotten too.
+// Sessions describes all sessions, including ended ones that were not forgotten.
 func (c *Client) Sessions(ctx context.Context) ([]wire.Session, error) {
 	raw, err := ask[json.RawMessage](ctx, c, wire.OpSessions, nil, c.times.short)
 	if err != nil {
@@ -42,11 +41,10 @@ func (c *Client) Sessions(ctx context.Context) ([]wire.Session, error) {
 	return items, nil
 }
 
-// ExecSession runs a command in a session, as Exec does one by itself. When ctx
-// ends, or a Reader or Writer fails, the command is interrupted and the session
-// lives on where it can. An error of class other than Unavailable says that the
-// command never ran: ResourceExhausted that the session is busy,
-// FailedPrecondition that it has ended.
+// ExecSession runs a command in a session, like Exec. If ctx ends, or a Reader or Writer fails, the
+// command is interrupted, and the session continues if possible. An error of a class other than
+// Unavailable means that the command never ran: ResourceExhausted if the session is busy,
+// FailedPrecondition if it has ended.
 func (c *Client) ExecSession(ctx context.Context, x wire.SessionExec, rw IO) (wire.SessionResult, error) {
 	x.Stdin = rw.Stdin != nil
 	e := &execution{rw: rw, timeout: x.Timeout}
@@ -60,9 +58,9 @@ func checkSession(se *wire.Session) error {
 	}
 	switch {
 	case se.Shell != "bash" && se.Shell != "sh":
-		return fmt.Errorf("a session of shell %.64q", se.Shell)
+		return fmt.Errorf("invalid shell %.64q of a session", se.Shell)
 	case se.Pid < 0 || se.Commands < 0 || se.Waiting < 0 || se.Left < 0:
-		return errors.New("a negative figure in a session")
+		return errors.New("negative number in a session")
 	}
 	if se.Result != nil {
 		return checkResult(se.Result)

@@ -11,8 +11,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// Start starts a background command. With an id that runs or ran already it
-// answers with that one.
+// Start starts a background command. If the id exists, it returns that shell.
 func (c *Client) Start(ctx context.Context, cmd wire.Command) (wire.Shell, error) {
 	return c.askShell(ctx, wire.OpStart, cmd, cmd.ID, c.times.short)
 }
@@ -22,23 +21,23 @@ func (c *Client) Shell(ctx context.Context, id string) (wire.Shell, error) {
 	return c.askShell(ctx, wire.OpShell, wire.ShellRef{ID: id}, id, c.times.short)
 }
 
-// Kill ends a shell and returns when nothing of it lives.
+// Kill kills a shell and returns when all its processes have ended.
 func (c *Client) Kill(ctx context.Context, k wire.Kill) (wire.Shell, error) {
 	return c.askShell(ctx, wire.OpKill, k, k.ID, max(k.Grace, 0)+c.times.short)
 }
 
-// askShell checks that the guest speaks of the shell that was asked for. With
-// no id, the guest chooses one.
+// askShell sends a request about a shell and checks that the answer is about the same one. If id is
+// empty, the guest chooses it.
 func (c *Client) askShell(ctx context.Context, op wire.Op, body any, id string, within time.Duration) (wire.Shell, error) {
 	return askChecked(ctx, c, op, body, within, func(sh *wire.Shell) error {
 		if id != "" && sh.ID != id {
-			return fmt.Errorf("asked for shell %q it answers for %.200q", id, sh.ID)
+			return fmt.Errorf("answer about shell %.200q instead of %q", sh.ID, id)
 		}
 		return checkShell(sh)
 	})
 }
 
-// Shells describes all shells, ended ones that were not forgotten too.
+// Shells describes all shells, including ended ones that were not forgotten.
 func (c *Client) Shells(ctx context.Context) ([]wire.Shell, error) {
 	raw, err := ask[json.RawMessage](ctx, c, wire.OpShells, nil, c.times.short)
 	if err != nil {
@@ -57,16 +56,16 @@ func (c *Client) Signal(ctx context.Context, sig wire.Signal) error {
 	return err
 }
 
-// Forget drops an ended shell and its output.
+// Forget removes an ended shell and its output.
 func (c *Client) Forget(ctx context.Context, id string) error {
 	_, err := ask[struct{}](ctx, c, wire.OpForget, wire.ShellRef{ID: id}, c.times.short)
 	return err
 }
 
-// Output hands a shell's output to sink as it comes. A gap is seen by an
-// offset greater than where the data before it ended; offsets never go back.
-// The data is valid until sink returns, and an error of sink ends the call. An
-// Output that follows, or waits, takes as long as ctx lasts.
+// Output passes a shell's output to sink as it arrives. An offset beyond the end of the previous
+// data means that the bytes between were dropped. Offsets never decrease. data is valid until sink
+// returns, and an error of sink ends the call. An Output that follows or waits lasts until ctx
+// ends.
 func (c *Client) Output(ctx context.Context, q wire.Output, sink func(offset int64, data []byte) error) (wire.OutputEnd, error) {
 	s, err := c.begin(ctx, wire.OpOutput, q)
 	if err != nil {
@@ -101,9 +100,9 @@ func (c *Client) Output(ctx context.Context, q wire.Output, sink func(offset int
 type output struct {
 	*stream
 	q    wire.Output
-	next int64 // where the stream of bytes stands
+	next int64 // the offset after the last byte
 	sent int64
-	open bool // a chunk's data is due
+	open bool // the data of a chunk must follow
 }
 
 func (o *output) chunk(payload []byte) error {
@@ -112,7 +111,7 @@ func (o *output) chunk(payload []byte) error {
 		return err
 	}
 	if c.Offset < o.next {
-		return o.broke("output goes back from %d to %d", o.next, c.Offset)
+		return o.broke("output offset decreased from %d to %d", o.next, c.Offset)
 	}
 	o.next, o.open = c.Offset, true
 	return nil
@@ -122,11 +121,11 @@ func (o *output) data(payload []byte, sink func(int64, []byte) error) error {
 	o.open = false
 	o.sent += int64(len(payload))
 	if o.q.Limit > 0 && !o.q.Follow && o.sent > o.q.Limit {
-		return o.broke("it sent more than the %d bytes asked for", o.q.Limit)
+		return o.broke("more output than the requested %d bytes", o.q.Limit)
 	}
 	at := o.next
 	if o.next += int64(len(payload)); o.next < at {
-		return o.broke("output at offset %d", at)
+		return o.broke("output offset %d overflows", at)
 	}
 	if err := sink(at, payload); err != nil {
 		return fmt.Errorf("output: %w", err)
@@ -141,24 +140,23 @@ func (o *output) end(payload []byte) (wire.OutputEnd, error) {
 	}
 	err = checkShell(&end.Shell)
 	if err == nil && end.Shell.ID != o.q.ID {
-		err = fmt.Errorf("it is of shell %.200q", end.Shell.ID)
+		err = fmt.Errorf("answer about shell %.200q", end.Shell.ID)
 	}
 	if err == nil && end.Next < o.next {
-		err = fmt.Errorf("it ends at %d, before %d", end.Next, o.next)
+		err = fmt.Errorf("end at %d, before %d", end.Next, o.next)
 	}
 	if err != nil {
-		return wire.OutputEnd{}, o.broke("the output's end: %v", err)
+		return wire.OutputEnd{}, o.broke("invalid end of output: %v", err)
 	}
 	return end, nil
 }
 
-// errSent ends an Input over a stream that cannot be ended by half.
+// errSent ends an Input on a stream without half-close.
 var errSent = errors.New("all input is sent")
 
-// Input sends what r gives to a shell, and returns when the guest has taken
-// all of it. If r ends, closing closes the shell's stdin, which otherwise
-// stays open. If ctx ends or r fails, a part may have been taken. A Read that
-// blocks is left behind as with Exec.
+// Input sends the content of r to a shell and returns when the guest has accepted all of it. If
+// closing is set, the end of r closes the shell's stdin. If ctx ends or r fails, a part may have
+// been accepted. A blocked Read is left behind, as in Exec.
 func (c *Client) Input(ctx context.Context, id string, r io.Reader, closing bool) error {
 	sctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -181,8 +179,8 @@ func (c *Client) Input(ctx context.Context, id string, r io.Reader, closing bool
 		_, err = decode[struct{}](s, payload)
 	}
 	if errors.Is(err, errSent) {
-		// What was written is delivered before the stream's end, but nobody
-		// can answer: whether the shell is there to take it has to be asked.
+		// The guest receives everything written before the stream's end, but cannot answer. Ask on
+		// another stream whether the shell still exists.
 		s.close()
 		_, err = c.Shell(ctx, id)
 	}

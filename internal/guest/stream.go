@@ -14,23 +14,23 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// stream is one request under way. All but pump are for one goroutine.
+// stream is one request. Except for pump, it is for one goroutine.
 type stream struct {
 	client *Client
 	nc     net.Conn
 	c      *wire.Conn
 	op     wire.Op
 
-	// unwatch returns once the end of ctx cannot touch the deadlines any more.
+	// unwatch returns when the end of ctx can no longer change the deadlines.
 	unwatch func()
 
-	limit time.Duration // how long the answer may take, for messages
+	limit time.Duration // time limit of the answer, for messages
 	until time.Time     // when the answer is overdue; zero: never
-	armed time.Time     // when the read deadline was set last
-	down  time.Time     // since when pings are not answered; zero: they are
+	armed time.Time     // when the read deadline was last set
+	down  time.Time     // since when pings are unanswered; zero: they are answered
 }
 
-// within bounds the time for what is still to come; zero lifts the bound.
+// within limits the time for the rest of the answer. 0 removes the limit.
 func (s *stream) within(d time.Duration) {
 	s.limit, s.until, s.armed = d, time.Time{}, time.Time{}
 	if d > 0 {
@@ -38,7 +38,7 @@ func (s *stream) within(d time.Duration) {
 	}
 }
 
-// close ends the stream and the watch over it.
+// close ends the stream and the watch of its context.
 func (s *stream) close() {
 	s.unwatch()
 	_ = s.nc.Close()
@@ -58,14 +58,14 @@ func (s *stream) watch(ctx context.Context) {
 	})
 }
 
-// next returns the next frame; its payload is valid until the next call. While
-// the guest is silent it is asked whether it is well.
+// next returns the next frame. The payload is valid until the next call. If the guest is silent,
+// next pings it.
 func (s *stream) next(ctx context.Context) (wire.Kind, []byte, error) {
 	for {
 		if err := s.arm(); err != nil {
 			return 0, nil, err
 		}
-		// After arm: it may have undone what the end of ctx had set.
+		// Check after arm, which may have replaced the deadline that the end of ctx set.
 		if ctx.Err() != nil {
 			return 0, nil, s.ended(ctx)
 		}
@@ -87,7 +87,7 @@ func (s *stream) next(ctx context.Context) (wire.Kind, []byte, error) {
 	}
 }
 
-// arm sets the read deadline, though not for each of many frames.
+// arm sets the read deadline, but not again for each of many frames.
 func (s *stream) arm() error {
 	now := time.Now()
 	quiet := s.client.times.quiet
@@ -104,8 +104,8 @@ func (s *stream) arm() error {
 			return s.overdue()
 		}
 	}
-	// A stream that the guest has closed may refuse a deadline while its answer
-	// is still to be read; reading from it does not block.
+	// A stream that the guest has closed may refuse a deadline while its answer is still unread.
+	// Reading from it does not block.
 	if err := s.nc.SetReadDeadline(d); errors.Is(err, os.ErrNoDeadline) {
 		return s.lost(err)
 	}
@@ -117,7 +117,7 @@ func (s *stream) overdue() error {
 	return s.lost(fmt.Errorf("no answer within %s", s.limit))
 }
 
-// check decides whether a guest that is silent is lost.
+// check decides whether a silent guest is lost.
 func (s *stream) check(ctx context.Context) error {
 	if !s.until.IsZero() && !time.Now().Before(s.until) {
 		return s.overdue()
@@ -136,7 +136,7 @@ func (s *stream) check(ctx context.Context) error {
 		s.down = time.Now()
 	}
 	if ctx.Err() == nil && time.Since(s.down) >= s.client.times.patience {
-		return s.lost(fmt.Errorf("it is silent, and no ping was answered for %s: %w", s.client.times.patience, err))
+		return s.lost(fmt.Errorf("no data, and no answer to pings for %s: %w", s.client.times.patience, err))
 	}
 	return nil
 }
@@ -146,7 +146,7 @@ func isTimeout(err error) bool {
 	return ok && e.Timeout()
 }
 
-// reply waits for the last frame where nothing comes before it.
+// reply waits for the last frame if no other frame may precede it.
 func (s *stream) reply(ctx context.Context) ([]byte, error) {
 	kind, payload, err := s.next(ctx)
 	if err != nil {
@@ -162,7 +162,7 @@ func (s *stream) reply(ctx context.Context) ([]byte, error) {
 }
 
 func (s *stream) unexpected(kind wire.Kind) error {
-	return s.broke("a frame of kind %q where none may be", byte(kind))
+	return s.broke("unexpected frame of kind %q", byte(kind))
 }
 
 func (s *stream) failure(payload []byte) error {
@@ -177,14 +177,14 @@ func decode[T any](s *stream, payload []byte) (T, error) {
 	var v T
 	if err := json.Unmarshal(payload, &v); err != nil {
 		var none T
-		return none, s.broke("decode its answer: %v", err)
+		return none, s.broke("decode the answer: %v", err)
 	}
 	return v, nil
 }
 
-// pump sends what r gives in frames of stdin. After the end of r it calls
-// done; broken is called if r fails. It ends when the stream is closed, or,
-// if r blocks then, when that Read returns. Many may write to a stream.
+// pump sends the content of r in stdin frames. At the end of r it calls done, and if r fails it
+// calls broken. It ends when the stream is closed, or when a blocked Read returns. Frames may be
+// written concurrently.
 func (s *stream) pump(r io.Reader, done func(), broken func(error)) {
 	buf := s.client.buffers.Get().(*[]byte)
 	defer s.client.buffers.Put(buf)
@@ -194,7 +194,7 @@ func (s *stream) pump(r io.Reader, done func(), broken func(error)) {
 		if n > 0 {
 			empty = 0
 			if s.c.WriteRoom(wire.KindStdin, (*buf)[:wire.HeaderLen+n]) != nil {
-				return // whoever reads the answer learns why
+				return // the reader of the answer gets the reason
 			}
 		}
 		if err == nil && n == 0 {
@@ -216,7 +216,7 @@ func (s *stream) pump(r io.Reader, done func(), broken func(error)) {
 // eof tells the guest that no more input comes.
 func (s *stream) eof() { _ = s.c.WriteFrame(wire.KindEOF, nil) }
 
-// hangUp ends what we send and leaves what we receive, where the stream can.
+// hangUp closes the write direction if the stream supports it, and reports whether it did.
 func (s *stream) hangUp() bool {
 	half, ok := s.nc.(interface{ CloseWrite() error })
 	return ok && half.CloseWrite() == nil

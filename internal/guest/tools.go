@@ -8,23 +8,23 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// maxContext is how many lines a match may bring before and after it.
+// maxContext is the maximum number of lines before and after a match.
 const maxContext = 10
 
-// EditFile replaces text in a file, all of it or nothing. NotFound: there is no
-// such file or no such text; FailedPrecondition: the text is there more than
-// once, the file is no text, or it changed meanwhile.
+// EditFile replaces text in a file, atomically. Errors: NotFound if the file or the text does not
+// exist; FailedPrecondition if the text occurs more than once, the file is not text, or it changed
+// during the edit.
 func (c *Client) EditFile(ctx context.Context, q wire.EditRequest) (wire.EditReply, error) {
 	return askChecked(ctx, c, wire.OpEdit, q, c.times.short, func(r *wire.EditReply) error {
 		if r.Count < 1 || r.Line < 1 {
-			return fmt.Errorf("%d replacements from line %d", r.Count, r.Line)
+			return fmt.Errorf("invalid edit result: %d replacements from line %d", r.Count, r.Line)
 		}
 		return checkFile(&r.Info)
 	})
 }
 
-// Glob lists files by their names. A large tree takes as long as it takes, but
-// the guest stops when ctx ends.
+// Glob lists files by name. It has no time limit for large trees, but the guest stops when ctx
+// ends.
 func (c *Client) Glob(ctx context.Context, q wire.GlobRequest) (wire.GlobReply, error) {
 	raw, err := ask[struct {
 		Items     json.RawMessage `json:"items"`
@@ -40,8 +40,8 @@ func (c *Client) Glob(ctx context.Context, q wire.GlobRequest) (wire.GlobReply, 
 	return wire.GlobReply{Items: items, Truncated: raw.Truncated}, nil
 }
 
-// Search looks for a pattern in files. A large tree takes as long as it takes,
-// but the guest stops when ctx ends.
+// Search searches files for a pattern. It has no time limit for large trees, but the guest stops
+// when ctx ends.
 func (c *Client) Search(ctx context.Context, q wire.SearchRequest) (wire.SearchReply, error) {
 	raw, err := ask[struct {
 		Matches   json.RawMessage `json:"matches"`
@@ -53,7 +53,7 @@ func (c *Client) Search(ctx context.Context, q wire.SearchRequest) (wire.SearchR
 		return wire.SearchReply{}, err
 	}
 	if raw.Files < 0 || raw.Skipped < 0 {
-		return wire.SearchReply{}, broke(wire.OpSearch, "%d files, %d skipped", raw.Files, raw.Skipped)
+		return wire.SearchReply{}, broke(wire.OpSearch, "invalid search result: %d files, %d skipped", raw.Files, raw.Skipped)
 	}
 	matches, err := list(raw.Matches, wire.MaxMatches, checkMatch)
 	if err != nil {
@@ -67,15 +67,15 @@ func checkMatch(m *wire.Match) error {
 		return err
 	}
 	if m.Line < 1 || m.Column < 1 {
-		return fmt.Errorf("a match at line %d, column %d", m.Line, m.Column)
+		return fmt.Errorf("invalid match at line %d, column %d", m.Line, m.Column)
 	}
 	if len(m.Before) > maxContext || len(m.After) > maxContext {
-		return fmt.Errorf("a match with %d lines before and %d after it", len(m.Before), len(m.After))
+		return fmt.Errorf("match with too many lines of context: %d before, %d after", len(m.Before), len(m.After))
 	}
 	for _, lines := range [][]string{{m.Text}, m.Before, m.After} {
 		for _, l := range lines {
-			if len(l) > 3*wire.MaxLineBytes { // U+FFFD for each byte that is none
-				return fmt.Errorf("a line of %d bytes", len(l))
+			if len(l) > 3*wire.MaxLineBytes { // each invalid byte becomes U+FFFD
+				return fmt.Errorf("match line too long: %d bytes", len(l))
 			}
 		}
 	}

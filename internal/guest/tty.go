@@ -15,10 +15,10 @@ func (c *Client) Resize(ctx context.Context, z wire.Resize) error {
 	return err
 }
 
-// Type gives what r gives to a shell's terminal, until r ends and all is taken.
-// taken is called with the number of bytes that the terminal has got so far; a
-// command that does not read holds it up. If ctx ends or r fails, what was not
-// told as taken may have been. A Read that blocks is left behind as with Exec.
+// Type sends the content of r to a shell's terminal, until r has ended and the terminal has
+// accepted everything. taken is called with the total number of accepted bytes. A command that does
+// not read delays it. If ctx ends or r fails, more bytes may have been accepted than reported. A
+// blocked Read is left behind, as in Exec.
 func (c *Client) Type(ctx context.Context, id string, r io.Reader, taken func(total int64)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -29,7 +29,7 @@ func (c *Client) Type(ctx context.Context, id string, r io.Reader, taken func(to
 	defer s.close()
 	in := &counter{r: r}
 	var ended atomic.Bool
-	// Not waited for, see above. An empty frame is answered as every other is.
+	// Do not wait for it, see above. The guest acknowledges an empty frame too.
 	go s.pump(in, func() { ended.Store(true); _ = s.c.WriteFrame(wire.KindStdin, nil) },
 		func(err error) { cancel(fmt.Errorf("%w: %w", errInput, err)) })
 	for total := int64(0); ; {
@@ -45,7 +45,7 @@ func (c *Client) Type(ctx context.Context, id string, r io.Reader, taken func(to
 			}
 			sent := in.n.Load()
 			if chunk.Offset < total || chunk.Offset > sent {
-				return s.broke("it took %d bytes of %d, after %d", chunk.Offset, sent, total)
+				return s.broke("invalid acknowledgement of %d bytes: %d sent, %d acknowledged before", chunk.Offset, sent, total)
 			}
 			if total = chunk.Offset; taken != nil {
 				taken(total)
@@ -61,7 +61,7 @@ func (c *Client) Type(ctx context.Context, id string, r io.Reader, taken func(to
 	}
 }
 
-// counter counts what was read.
+// counter counts the bytes read.
 type counter struct {
 	r io.Reader
 	n atomic.Int64
