@@ -14,8 +14,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// carry packs or unpacks the workspace, as the user. It holds one thread for as
-// long as it lasts, and there is one at a time.
+// copyWorkspace packs or unpacks the workspace, as the user. It occupies one thread. Only one copy
+// can run at a time.
 func (s *Server) carry(ctx context.Context, op wire.Op, body json.RawMessage, c *wire.Conn) error {
 	var q wire.Carry
 	if err := wire.Decode(body, &q); err != nil {
@@ -25,7 +25,7 @@ func (s *Server) carry(ctx context.Context, op wire.Op, body json.RawMessage, c 
 		return c.Fail(wire.InvalidArgument, "max_bytes", "must be at least 1")
 	}
 	if !s.carrying.TryLock() {
-		return c.Fail(wire.Unavailable, "", "the workspace is being carried already")
+		return c.Fail(wire.Unavailable, "", "the workspace is already being copied")
 	}
 	defer s.carrying.Unlock()
 	var sum filesync.Sum
@@ -61,12 +61,12 @@ func (s *Server) pack(ctx context.Context, q wire.Carry, c *wire.Conn) (filesync
 	return filesync.Pack(ctx, dataFrames{c}, s.opt.Dir, filesync.Limits{Bytes: q.MaxBytes}, known)
 }
 
-// carryFailure gives an error its class on the wire.
+// copyFailure returns an error with its class in the protocol.
 func carryFailure(err error) error {
 	large, ok := errors.AsType[*filesync.TooLargeError](err)
 	switch {
 	case ok:
-		return wire.Failf(wire.FailedPrecondition, "max_bytes", "the files have more than %d bytes, with %.200q", large.Limit, large.Path)
+		return wire.Failf(wire.FailedPrecondition, "max_bytes", "the files exceed %d bytes at %.200q", large.Limit, large.Path)
 	case errors.Is(err, errClosed), errors.Is(err, context.Canceled):
 		return wire.Failf(wire.Unavailable, "", "%v", err)
 	case errdefs.IsFailedPrecondition(err):
@@ -77,7 +77,7 @@ func carryFailure(err error) error {
 	return err
 }
 
-// frames reads what the host sends.
+// frames is a Reader of the host's data frames.
 type frames struct {
 	c    *wire.Conn
 	left []byte
@@ -102,7 +102,7 @@ func (f *frames) Read(b []byte) (int, error) {
 		case wire.KindEOF:
 			f.over = true
 		default:
-			return 0, wire.Failf(wire.InvalidArgument, "", "a frame of kind %q among files", byte(kind))
+			return 0, wire.Failf(wire.InvalidArgument, "", "unexpected frame of kind %q", byte(kind))
 		}
 	}
 	n := copy(b, f.left)
@@ -110,7 +110,7 @@ func (f *frames) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// dataFrames sends to the host.
+// dataFrames is a Writer that sends data frames to the host.
 type dataFrames struct{ c *wire.Conn }
 
 func (d dataFrames) Write(b []byte) (int, error) {

@@ -1,13 +1,11 @@
-// Package files is the part of the guest that serves files below /workspace and
-// /tmp: read, write, edit, list, stat, mkdir, move, remove, glob and search, each
-// as the commands' user and never outside of the folder (see internal/safefile).
+// Package files is the part of the guest that serves files below /workspace and /tmp: read, write,
+// edit, list, stat, mkdir, move, remove, glob and search. Each operation runs as the commands' user
+// and stays inside the directory (see internal/safefile).
 //
-// It knows nothing of commands. The folder is opened for each operation and
-// let go at its end: what is mounted there changes when the sandbox is leased.
-// It starts a few threads that run as the commands' user, which Close ends,
-// and, while a tree is removed or looked through, a goroutine that watches for
-// the host to give up. Refusals go to the host as a Failure; an error of Handle means that the
-// stream broke.
+// The directory is opened for each operation and closed at its end, because its mount changes when
+// the sandbox is leased. The package starts a few threads that run as the commands' user until
+// Close. While a tree is removed or searched, a goroutine watches for the host to disconnect.
+// Refusals are sent to the host as a Failure. An error of Handle means that the stream failed.
 package files
 
 import (
@@ -29,38 +27,37 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// IdleTime is how long a transfer may stand still before it is cut.
+// IdleTime is how long a transfer may make no progress.
 const IdleTime = 2 * time.Minute
 
-// Options of a Server; the zero value serves wire.Workspace and wire.Tmp as the
-// commands' user.
+// Options configures a Server. The zero value serves wire.Workspace and wire.Tmp as the commands'
+// user.
 type Options struct {
-	// Dir is the folder, which requests call wire.Workspace in any case; Tmp the
-	// one they call wire.Tmp, and Home the one that aliases are made in, wire.Home.
+	// Dir is the directory that requests always call wire.Workspace. Tmp is the one that they call
+	// wire.Tmp. Home, wire.Home by default, is where aliases are created.
 	Dir, Tmp, Home string
-	// UID and GID are whom files are touched as. Zero: runtime.CommandUID and
-	// runtime.CommandGID. Nothing is ever done as root.
+	// UID and GID are the user for all file operations (default: runtime.CommandUID and
+	// runtime.CommandGID). No operation runs as root.
 	UID, GID int
 }
 
-// Server serves file operations. Methods may be called concurrently.
+// Server serves file operations. Its methods are safe for concurrent use.
 type Server struct {
 	opt     Options
 	threads *threads
 	buffers sync.Pool     // of *[]byte
-	looking chan struct{} // globs and searches that run
+	looking chan struct{} // running globs and searches
 	alias   atomic.Pointer[[]alias]
 
 	carrying sync.Mutex     // held while the workspace is packed or unpacked
-	known    filesync.Known // what was unpacked; guarded by carrying
+	known    filesync.Known // what was unpacked; protected by copying
 }
 
-// maxLooking is how many globs and searches run at a time: each takes some
-// memory of the guest's, and one of the few threads for as long as it lasts.
+// maxLooking limits concurrent globs and searches. Each uses some of the guest's memory and
+// occupies one of the few threads.
 const maxLooking = 2
 
-// New makes a Server. It needs CAP_SETUID and CAP_SETGID; without them every
-// operation fails.
+// New returns a Server. It requires CAP_SETUID and CAP_SETGID; without them every operation fails.
 func New(o Options) *Server {
 	o.Dir, o.Tmp, o.Home = cmp.Or(o.Dir, wire.Workspace), cmp.Or(o.Tmp, wire.Tmp), cmp.Or(o.Home, wire.Home)
 	if o.UID == 0 {
@@ -74,12 +71,11 @@ func New(o Options) *Server {
 	return s
 }
 
-// Close ends the threads, after what they do just now. No Handle may run.
+// Close ends the threads after their current operation. No Handle may be running.
 func (s *Server) Close() { s.threads.close() }
 
-// Handle carries out an operation on files and answers it on c, which it
-// leaves open. When ctx ends the operation stops as soon as it can;
-// one that waits for the host stops when c is closed.
+// Handle executes a file operation and answers on c, which it does not close. When ctx ends, the
+// operation stops as soon as possible. An operation that waits for the host stops when c is closed.
 func (s *Server) Handle(ctx context.Context, op wire.Op, body json.RawMessage, c *wire.Conn) error {
 	switch op {
 	case wire.OpEdit, wire.OpGlob, wire.OpSearch:
@@ -117,14 +113,13 @@ func (s *Server) Handle(ctx context.Context, op wire.Op, body json.RawMessage, c
 	return c.Reply(reply)
 }
 
-// Become makes files touched as another user; before the first one is.
+// Become sets the user for all file operations. It must be called before the first one.
 func (s *Server) Become(uid, gid int) error { return s.threads.become(uid, gid) }
 
-// As runs f as the user, where files are concerned. An error means that f did not
-// run.
+// As runs f on a thread with the user's file permissions. An error means that f did not run.
 func (s *Server) As(ctx context.Context, f func()) error { return s.threads.do(ctx, f) }
 
-// in runs f with the folder of pl opened, as the user.
+// withRoot opens the directory of pl and runs f, as the user.
 func (s *Server) in(ctx context.Context, pl place, f func(*safefile.Root) error) error {
 	var err error
 	run := func() {
@@ -141,7 +136,7 @@ func (s *Server) in(ctx context.Context, pl place, f func(*safefile.Root) error)
 	return err
 }
 
-// answer is the operations that have one request and one reply.
+// answer executes the operations that have one request and one reply.
 func answer(ctx context.Context, r *safefile.Root, pl place, op wire.Op, q wire.FileRequest) (any, error) {
 	var info safefile.Info
 	var err error
@@ -155,13 +150,13 @@ func answer(ctx context.Context, r *safefile.Root, pl place, op wire.Op, q wire.
 	case wire.OpMove:
 		info, err = r.Move(q.Path, q.To)
 	default:
-		return nil, wire.Failf(wire.InvalidArgument, "op", "%q is no operation on files", op)
+		return nil, wire.Failf(wire.InvalidArgument, "op", "unknown file operation %q", op)
 	}
 	return pl.info(info), err
 }
 
-// list is bounded by the size of the reply as much as by the number of
-// entries: names may be long, and longer once they are JSON.
+// list limits the result by the size of the reply and by the number of entries, because names can
+// be long, and longer in JSON.
 func list(ctx context.Context, r *safefile.Root, pl place, q wire.FileRequest) (wire.Listing, error) {
 	room := replyRoom
 	items, more, err := r.List(ctx, q.Path, wire.MaxEntries, func(i safefile.Info) bool { return room.take(pl.info(i)) })
@@ -172,20 +167,19 @@ func list(ctx context.Context, r *safefile.Root, pl place, q wire.FileRequest) (
 	return l, err
 }
 
-// room is how many bytes of a reply are left.
+// room is the number of bytes left in a reply.
 type room int
 
 const replyRoom = room(wire.MaxHeader - 1024)
 
-// take says whether v fits, as one more item.
+// take subtracts the size of v, one more item, and reports whether it fits.
 func (r *room) take(v any) bool {
 	b, err := json.Marshal(v)
 	*r -= room(len(b) + 1)
 	return err == nil && *r >= 0
 }
 
-// watched ends f's context when the host gives up, as a large tree takes its
-// time.
+// watched runs f with a context that ends when the host disconnects, because large trees take long.
 func (s *Server) watched(ctx context.Context, c *wire.Conn, f func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -193,7 +187,7 @@ func (s *Server) watched(ctx context.Context, c *wire.Conn, f func(context.Conte
 	go func() {
 		defer close(watched)
 		if _, _, err := c.ReadFrame(); err != nil {
-			cancel(fmt.Errorf("the host has gone: %w", err))
+			cancel(fmt.Errorf("the host disconnected: %w", err))
 		}
 	}()
 	err := f(ctx)
@@ -202,8 +196,7 @@ func (s *Server) watched(ctx context.Context, c *wire.Conn, f func(context.Conte
 	return err
 }
 
-// read sends a file. Opening it is done as the user; what is open may be read
-// by anybody.
+// read sends a file. It opens the file as the user. An open file may be read on any thread.
 func (s *Server) read(ctx context.Context, c *wire.Conn, pl place, q wire.FileRequest) error {
 	var rd *safefile.Reader
 	err := s.in(ctx, pl, func(r *safefile.Root) (err error) {
@@ -246,9 +239,8 @@ func (s *Server) read(ctx context.Context, c *wire.Conn, pl place, q wire.FileRe
 	return c.Reply(pl.info(info))
 }
 
-// write receives a file. The disk is touched on the user's threads only, so
-// that blocks kept for root are not given to a command; waiting for the host
-// holds none of them.
+// write receives a file. It accesses the disk only on the user's threads, so that blocks reserved
+// for root are not given to a command. Waiting for the host occupies no thread.
 func (s *Server) write(ctx context.Context, c *wire.Conn, pl place, q wire.FileRequest) error {
 	var w *safefile.Writer
 	err := s.in(ctx, pl, func(r *safefile.Root) (err error) {
@@ -258,8 +250,8 @@ func (s *Server) write(ctx context.Context, c *wire.Conn, pl place, q wire.FileR
 	if err != nil {
 		return refuse(c, err)
 	}
-	// drop removes what was not committed, also when ctx has ended. Before the answer: who gets it may end the sandbox at once, and what
-	// lies in a workspace then stays there.
+	// drop removes an uncommitted file, even when ctx has ended. It runs before the answer: the
+	// host may end the sandbox immediately after it, and the file would stay in the workspace.
 	drop := func() { _ = s.threads.do(context.WithoutCancel(ctx), func() { _ = w.Close() }) }
 	defer drop()
 	for {
@@ -278,7 +270,7 @@ func (s *Server) write(ctx context.Context, c *wire.Conn, pl place, q wire.FileR
 			step = func() { info, err = w.Commit() }
 		default:
 			drop()
-			return c.Fail(wire.InvalidArgument, "", fmt.Sprintf("a frame of kind %q in a file", byte(kind)))
+			return c.Fail(wire.InvalidArgument, "", fmt.Sprintf("unexpected frame of kind %q", byte(kind)))
 		}
 		if derr := s.threads.do(ctx, step); derr != nil {
 			err = derr
@@ -293,7 +285,7 @@ func (s *Server) write(ctx context.Context, c *wire.Conn, pl place, q wire.FileR
 	}
 }
 
-// refuse sends err in the words of the wire.
+// refuse sends err as a Failure.
 func refuse(c *wire.Conn, err error) error {
 	if e, ok := errors.AsType[*safefile.Error](err); ok {
 		return c.Fail(code(e.Class), e.Field, e.Message)

@@ -32,7 +32,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// workspace is a folder of user 1000 in a place that user gets to.
+// workspace returns a new directory of user 1000 that this user can reach.
 func workspace(t *testing.T) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -69,7 +69,7 @@ func pair(t *testing.T) (net.Conn, net.Conn) {
 	return ends[0], ends[1]
 }
 
-// reply is what came back of an operation.
+// reply is the answer to an operation.
 type reply struct {
 	data    []byte
 	started wire.FileInfo
@@ -77,7 +77,7 @@ type reply struct {
 	last    []byte
 }
 
-// ask carries out one operation, sending body in frames if it is not nil.
+// ask runs one operation. If body is not nil, it is sent in frames.
 func ask(t *testing.T, s *Server, op wire.Op, q wire.FileRequest, body []byte) reply {
 	t.Helper()
 	host, guest := pair(t)
@@ -145,7 +145,7 @@ func (r reply) code() string {
 	return r.failure.Code
 }
 
-func TestFilesOfTheCommandsUser(t *testing.T) {
+func TestFilesBelongToCommandUser(t *testing.T) {
 	s := serve(t, workspace(t))
 	content := make([]byte, 1<<20)
 	for i := range content {
@@ -188,7 +188,7 @@ func TestFilesOfTheCommandsUser(t *testing.T) {
 	}
 }
 
-func TestWhatTheUserMayNot(t *testing.T) {
+func TestUserPermissionsApply(t *testing.T) {
 	dir := workspace(t)
 	s := serve(t, dir)
 	must(t, os.WriteFile(filepath.Join(dir, "root-only"), []byte("x"), 0o600))
@@ -227,7 +227,7 @@ func TestWhatTheUserMayNot(t *testing.T) {
 	}
 }
 
-func TestAHalfWrittenFileIsNotSeen(t *testing.T) {
+func TestPartialWriteIsInvisible(t *testing.T) {
 	dir := workspace(t)
 	s := serve(t, dir)
 	ask(t, s, wire.OpWrite, wire.FileRequest{Path: "f"}, []byte("old")).info(t)
@@ -239,7 +239,7 @@ func TestAHalfWrittenFileIsNotSeen(t *testing.T) {
 	must(t, wire.NewConn(host).WriteFrame(wire.KindStdin, []byte("new")))
 	must(t, host.Close())
 	if err := <-served; err == nil {
-		t.Error("a broken stream is no error")
+		t.Error("Handle on a broken stream succeeded, want error")
 	}
 	b, err := os.ReadFile(filepath.Join(dir, "f"))
 	if entries, _ := os.ReadDir(dir); string(b) != "old" || err != nil || len(entries) != 1 {
@@ -247,8 +247,8 @@ func TestAHalfWrittenFileIsNotSeen(t *testing.T) {
 	}
 }
 
-// A listing whose entries are as long as names can get fits into a reply.
-func TestAListingFitsIntoItsReply(t *testing.T) {
+// A listing whose entries have the longest possible names fits into a reply.
+func TestLongestListingFitsReply(t *testing.T) {
 	dir := workspace(t)
 	s := serve(t, dir)
 	for i := range 1200 {
@@ -263,7 +263,7 @@ func TestAListingFitsIntoItsReply(t *testing.T) {
 	}
 }
 
-func TestRemovalStopsWithTheHost(t *testing.T) {
+func TestRemoveStopsWhenHostDisconnects(t *testing.T) {
 	dir := workspace(t)
 	s := serve(t, dir)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -279,7 +279,7 @@ func TestRemovalStopsWithTheHost(t *testing.T) {
 	}
 }
 
-// fsuids is the filesystem user of every thread of this process.
+// fsuids returns the file system user of each thread of this process.
 func fsuids(t *testing.T) map[string]string {
 	t.Helper()
 	tasks, err := os.ReadDir("/proc/self/task")
@@ -288,7 +288,7 @@ func fsuids(t *testing.T) map[string]string {
 	for _, task := range tasks {
 		b, err := os.ReadFile("/proc/self/task/" + task.Name() + "/status")
 		if err != nil {
-			continue // it has ended
+			continue // the thread has ended
 		}
 		_, line, _ := strings.Cut(string(b), "\nUid:")
 		line, _, _ = strings.Cut(line, "\n")
@@ -308,9 +308,9 @@ func countUser(all map[string]string) (n int) {
 	return n
 }
 
-// While the server's threads run as the user, no other goroutine and no
-// process that is started does; and nothing is left of them after Close.
-func TestTheUserStaysOnItsThreads(t *testing.T) {
+// While the server's threads run as the user, no other goroutine and no started process does. After
+// Close, no such thread is left.
+func TestUserIsConfinedToThreads(t *testing.T) {
 	dir := workspace(t)
 	s := New(Options{Dir: dir})
 	var wg sync.WaitGroup
@@ -322,19 +322,19 @@ func TestTheUserStaysOnItsThreads(t *testing.T) {
 			}
 		})
 		wg.Go(func() {
-			// Long enough in the kernel to need threads of their own.
+			// The calls block in the kernel long enough to need more threads.
 			if out, err := exec.Command("/bin/sh", "-c", "grep Uid: /proc/self/status").Output(); err != nil || strings.Contains(string(out), "1000") {
-				t.Errorf("a child runs as %q (%v)", out, err)
+				t.Errorf("a child process has users %q (%v), want root", out, err)
 			}
 			uid, _, _ := syscall.RawSyscall(syscall.SYS_SETFSUID, ^uintptr(0), 0, 0)
 			if uid != 0 {
-				t.Errorf("a goroutine beside runs as %d", uid)
+				t.Errorf("another goroutine runs as user %d, want root", uid)
 			}
 		})
 	}
 	wg.Wait()
-	// A process's first thread does not end, but is parked as it is: it may
-	// have been another server's.
+	// The first thread of a process does not end. It is parked with its credentials, and may have
+	// belonged to another server.
 	main := fmt.Sprint(os.Getpid())
 	all := fsuids(t)
 	if countUser(all) == 0 {

@@ -6,14 +6,14 @@ import (
 	"unicode/utf8"
 )
 
-// needle is text that every match of an expression holds. Looking for it first
-// is some twenty times as fast as asking the expression about each line.
+// needle is text that every match of an expression contains. Searching for it first is about twenty
+// times as fast as running the expression on each line.
 type needle struct {
-	text []byte // in lower case with fold; empty: nothing is known
-	fold bool   // it is of ASCII, and its case does not count
+	text []byte // lower case if fold is set; empty if unknown
+	fold bool   // ASCII, and case does not matter
 }
 
-// newNeedle finds the longest one that is easily found.
+// newNeedle returns the longest needle that is easy to find.
 func newNeedle(re *syntax.Regexp) needle {
 	switch re.Op {
 	case syntax.OpLiteral:
@@ -36,8 +36,8 @@ func newNeedle(re *syntax.Regexp) needle {
 	return needle{}
 }
 
-// literal is the longest part of a literal that stands for just these bytes. K
-// and s have further cases beyond ASCII, and U+FFFD is any byte that is no UTF-8.
+// literal returns the longest part of a literal that matches exactly these bytes. With fold, k and
+// s also match letters outside ASCII, and U+FFFD matches any invalid byte.
 func literal(runes []rune, fold bool) needle {
 	var best, run []byte
 	for _, r := range runes {
@@ -55,7 +55,7 @@ func literal(runes []rune, fold bool) needle {
 	return needle{text: bytes.Clone(best), fold: fold}
 }
 
-// in says whether a line may match.
+// in reports whether the line may match.
 func (n *needle) in(line []byte) bool {
 	if len(n.text) == 0 {
 		return true

@@ -9,12 +9,12 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// Bounds of what is compiled: a pattern comes from a model, and neither its
-// program nor the time of one match may grow beyond the guest's means.
+// Limits of patterns. They come from models, so the size of a compiled pattern and the time of one
+// match must be limited.
 const (
 	maxGlobBytes    = 1 << 10
 	maxPatternBytes = 4 << 10
-	// maxCost is how many instructions a search's program has at most, about.
+	// maxCost approximately limits the number of instructions of a search's program.
 	maxCost = 4000
 	// The work of one match is about cost times the bytes of a line.
 	matchWork = 1 << 28
@@ -22,16 +22,16 @@ const (
 	mostLine  = 1 << 20
 )
 
-// glob is a compiled pattern of names: *, ?, [class], {a,b}, ** for any number
-// of folders, and \ before a character that is to be itself. It is a regular
-// expression, because that takes linear time whatever the pattern.
+// glob is a compiled file name pattern: *, ?, [class], {a,b}, ** for any number of directories, and
+// \ to escape a character. It is compiled to a regular expression, which needs linear time for
+// every pattern.
 type glob struct {
 	re *regexp.Regexp
-	// base is the folder that all matches are in, "" for none.
+	// base is the directory that contains all matches, or "".
 	base string
-	// depth is how many parts a match has below base; 0: any number.
+	// depth is the number of path elements of a match below base, or 0 for any number.
 	depth int
-	// hidden says that the pattern itself asks for a name with a dot.
+	// hidden is set if the pattern itself contains a name with a leading dot.
 	hidden bool
 }
 
@@ -45,22 +45,22 @@ func newGlob(field, pattern string) (*glob, error) {
 	case strings.IndexByte(pattern, 0) >= 0:
 		return nil, wire.Failf(wire.InvalidArgument, field, "contains a NUL byte")
 	case pattern[0] == '/':
-		return nil, wire.Failf(wire.InvalidArgument, field, "is absolute: it matches paths relative to the folder that is looked into")
+		return nil, wire.Failf(wire.InvalidArgument, field, "is absolute: use a pattern relative to the searched directory")
 	}
 	expr, err := globExpr(pattern)
 	if err != nil {
-		return nil, wire.Failf(wire.InvalidArgument, field, "is no pattern: %v", err)
+		return nil, wire.Failf(wire.InvalidArgument, field, "is not a valid pattern: %v", err)
 	}
 	re, err := regexp.Compile(expr)
 	if err != nil {
-		return nil, wire.Failf(wire.InvalidArgument, field, "is no pattern: %v", err)
+		return nil, wire.Failf(wire.InvalidArgument, field, "is not a valid pattern: %v", err)
 	}
 	g := &glob{re: re}
 	g.plan(pattern)
 	return g, nil
 }
 
-// plan finds out where matches can be at all.
+// plan sets base, hidden and depth.
 func (g *glob) plan(pattern string) {
 	rest := pattern
 	for {
@@ -76,7 +76,7 @@ func (g *glob) plan(pattern string) {
 	}
 }
 
-// below says whether a match may be in the folder rel, counted from base.
+// below reports whether the directory rel, relative to base, can contain matches.
 func (g *glob) below(rel string) bool {
 	return g.depth == 0 || strings.Count(rel, "/")+1 < g.depth
 }
@@ -85,7 +85,7 @@ type globError string
 
 func (e globError) Error() string { return string(e) }
 
-// globExpr translates a pattern.
+// globExpr translates a pattern to a regular expression.
 func globExpr(pattern string) (string, error) {
 	var b strings.Builder
 	b.WriteString(`\A(?s:`)
@@ -118,7 +118,7 @@ func globExpr(pattern string) (string, error) {
 			b.WriteString(`|`)
 		case c == '\\':
 			if i++; i == len(pattern) {
-				return "", globError("it ends with a backslash")
+				return "", globError("ends with a backslash")
 			}
 			b.WriteString(quoteByte(pattern[i]))
 		default:
@@ -126,14 +126,14 @@ func globExpr(pattern string) (string, error) {
 		}
 	}
 	if open > 0 {
-		return "", globError("a { is not closed")
+		return "", globError("missing } after {")
 	}
 	b.WriteString(`)\z`)
 	return b.String(), nil
 }
 
-// globStars translates the two stars at i, and says how much it took. They stand
-// for folders only where they are a part by themselves.
+// globStars translates the two stars at i and returns the number of bytes that it used. They match
+// directories only if they are a complete path element.
 func globStars(pattern string, i int, inside bool) (string, int) {
 	end := i + 2
 	starts := i == 0 || pattern[i-1] == '/' || inside && strings.IndexByte("{,", pattern[i-1]) >= 0
@@ -146,10 +146,10 @@ func globStars(pattern string, i int, inside bool) (string, int) {
 	return `[^/]*`, 2
 }
 
-// quoteByte leaves the bytes of a longer character to stand beside each other.
+// quoteByte escapes one byte. The bytes of a multi-byte character remain adjacent.
 func quoteByte(c byte) string { return regexp.QuoteMeta(string([]byte{c})) }
 
-// globClass translates the class that s begins with, and says how long it is.
+// globClass translates the class at the start of s and returns its length.
 func globClass(s string) (string, int, error) {
 	var b strings.Builder
 	i, not := 1, ""
@@ -164,12 +164,12 @@ func globClass(s string) (string, int, error) {
 	for first := true; ; first = false {
 		switch {
 		case i >= len(s):
-			return "", 0, globError("a [ is not closed")
+			return "", 0, globError("missing ] after [")
 		case s[i] == ']' && !first:
 			b.WriteString("]")
 			return b.String(), i + 1, nil
 		case s[i] == '/':
-			return "", 0, globError("a / in a class matches nothing")
+			return "", 0, globError("a character class cannot contain /")
 		case s[i] == '-' && !first && i+1 < len(s) && s[i+1] != ']':
 			b.WriteString("-")
 		default:
@@ -185,14 +185,14 @@ func globClass(s string) (string, int, error) {
 	}
 }
 
-// expression is what a search looks for.
+// expression is a compiled search pattern.
 type expression struct {
 	re      *regexp.Regexp
 	needle  needle
-	longest int // bytes of a line that are looked at
+	longest int // bytes of a line that are searched
 }
 
-// find is where it is in a line, or nil.
+// find returns the position of the first match in a line, or nil.
 func (e *expression) find(line []byte) []int {
 	if !e.needle.in(line) {
 		return nil
@@ -210,7 +210,7 @@ func newExpression(q *wire.SearchRequest) (*expression, error) {
 	case len(q.Pattern) > maxPatternBytes:
 		return bad("is longer than %d bytes", maxPatternBytes)
 	case q.Literal && strings.ContainsAny(q.Pattern, "\n\r"):
-		return bad("spans lines, and a search looks at one line at a time")
+		return bad("contains a line break, but lines are searched one at a time")
 	}
 	expr, flags := q.Pattern, syntax.Perl
 	if q.Literal {
@@ -221,21 +221,21 @@ func newExpression(q *wire.SearchRequest) (*expression, error) {
 	}
 	tree, err := syntax.Parse(expr, flags)
 	if err != nil {
-		return bad("is no regular expression of RE2: %v", err)
+		return bad("is not a valid RE2 regular expression: %v", err)
 	}
 	size := cost(tree)
 	if size > maxCost {
-		return bad("is too large a regular expression: ask for fewer repetitions")
+		return bad("is too complex: use fewer repetitions")
 	}
 	re, err := regexp.Compile(expr)
 	if err != nil {
-		return bad("is no regular expression of RE2: %v", err)
+		return bad("is not a valid RE2 regular expression: %v", err)
 	}
 	return &expression{re: re, needle: newNeedle(tree), longest: min(max(matchWork/size, leastLine), mostLine)}, nil
 }
 
-// cost is about how many instructions an expression takes, known before they
-// are made. It stops counting somewhere beyond maxCost.
+// cost estimates the number of instructions of an expression before it is compiled. It stops
+// counting beyond maxCost.
 func cost(re *syntax.Regexp) int {
 	n := 1
 	for _, sub := range re.Sub {

@@ -12,16 +12,15 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 )
 
-// place is the folder that a request is about.
+// place is the directory that a request refers to.
 type place struct {
-	dir      string // where it is
-	prefix   string // what requests call it
+	dir      string // path in this file system
+	prefix   string // path in requests
 	noFollow bool
 }
 
-// place finds out which folder a request is about, and puts the names of aliases
-// right. It decides by the words of the path only; that it stays in the folder is
-// up to safefile.
+// place returns the directory of a request and resolves aliases in its paths. It looks only at the
+// text of the path; package safefile keeps the operation inside the directory.
 func (s *Server) place(q *wire.FileRequest) (place, error) {
 	q.Path, q.To = s.real(q.Path), s.real(q.To)
 	pl := place{dir: s.opt.Dir, prefix: wire.Workspace, noFollow: q.NoFollow}
@@ -29,15 +28,14 @@ func (s *Server) place(q *wire.FileRequest) (place, error) {
 		pl.dir, pl.prefix = s.opt.Tmp, wire.Tmp
 	}
 	if q.To != "" && isIn(q.To, wire.Tmp) != isIn(q.Path, wire.Tmp) {
-		return place{}, wire.Failf(wire.FailedPrecondition, "to", "%q is in another file system than %q: write it there and remove it here", q.To, q.Path)
+		return place{}, wire.Failf(wire.FailedPrecondition, "to", "%q is in another file system than %q: copy the file and remove the original", q.To, q.Path)
 	}
 	return pl, nil
 }
 
 func isIn(p, folder string) bool { return p == folder || strings.HasPrefix(p, folder+"/") }
 
-// info is what the host is told of a file: outside the workspace its path is an
-// absolute one.
+// info returns a file's description for the host. Outside the workspace, its path is absolute.
 func (pl place) info(i safefile.Info) wire.FileInfo {
 	i.Path = pl.path(i.Path)
 	return wire.FileInfo(i)
@@ -50,7 +48,7 @@ func (pl place) path(p string) string {
 	return path.Join(pl.prefix, p)
 }
 
-// name puts the folder's own name into an error.
+// name replaces "the workspace" in an error by the directory's name.
 func (pl place) name(err error) error {
 	const workspace = "the workspace"
 	e, ok := errors.AsType[*safefile.Error](err)
@@ -64,10 +62,10 @@ func (pl place) name(err error) error {
 	return err
 }
 
-// alias is a further name of a folder.
+// alias is an additional name of a directory.
 type alias struct{ name, target string }
 
-// real is the path that a name below an alias stands for.
+// real resolves an alias at the start of a path.
 func (s *Server) real(p string) string {
 	all := s.alias.Load()
 	if all == nil || !path.IsAbs(p) {
@@ -81,10 +79,9 @@ func (s *Server) real(p string) string {
 	return p
 }
 
-// Alias makes links below the home directory, as the user: each key is a name
-// there, each value a folder below the workspace. Either all are there
-// afterwards, or none was made and the error is a *wire.Failure. Those that are
-// there already are left.
+// Alias creates symbolic links below the home directory, as the user: each key is a path there,
+// each value a directory below the workspace. It creates all links or none; its error is then a
+// *wire.Failure. Existing links with the same target are kept.
 func (s *Server) Alias(ctx context.Context, names map[string]string) error {
 	all, err := checkAlias(names)
 	if err != nil || len(all) == 0 {
@@ -105,7 +102,7 @@ func (s *Server) Alias(ctx context.Context, names map[string]string) error {
 		return nil
 	})
 	if err != nil {
-		home.noFollow = false // or the links could not be named
+		home.noFollow = false // otherwise the path of a link could not be removed
 		_ = s.in(context.WithoutCancel(ctx), home, func(r *safefile.Root) error {
 			for _, name := range made {
 				_ = r.Remove(context.WithoutCancel(ctx), name, false)
@@ -123,14 +120,13 @@ func (s *Server) Alias(ctx context.Context, names map[string]string) error {
 	return nil
 }
 
-// checkAlias refuses what is not a name below the home directory of a place
-// below the workspace.
+// checkAlias checks that each name is below the home directory and each target below the workspace.
 func checkAlias(names map[string]string) ([]alias, error) {
 	bad := func(format string, args ...any) ([]alias, error) {
 		return nil, wire.Failf(wire.InvalidArgument, "alias", format, args...)
 	}
 	if len(names) > wire.MaxAlias {
-		return bad("has %d names, at most %d are allowed", len(names), wire.MaxAlias)
+		return bad("has %d names: the maximum is %d", len(names), wire.MaxAlias)
 	}
 	var all []alias
 	for name, target := range names {
@@ -138,11 +134,11 @@ func checkAlias(names map[string]string) ([]alias, error) {
 		case len(name) > wire.MaxPathBytes || len(target) > wire.MaxPathBytes:
 			return bad("has a name of more than %d bytes", wire.MaxPathBytes)
 		case strings.IndexByte(name+target, 0) >= 0:
-			return bad("%.200q holds a NUL byte", name)
+			return bad("%.200q contains a NUL byte", name)
 		case path.Clean(name) != name || !strings.HasPrefix(name, wire.Home+"/"):
 			return bad("%.200q is not a clean path below %s", name, wire.Home)
 		case path.Clean(target) != target || !isIn(target, wire.Workspace):
-			return bad("%.200q stands for %.200q, which is not a clean path in %s", name, target, wire.Workspace)
+			return bad("%.200q has the target %.200q, which is not a clean path in %s", name, target, wire.Workspace)
 		}
 		all = append(all, alias{name: name, target: target})
 	}
@@ -150,7 +146,7 @@ func checkAlias(names map[string]string) ([]alias, error) {
 	for _, a := range all {
 		for _, b := range all {
 			if a != b && isIn(b.name, a.name) {
-				return bad("%.200q is below %.200q, which is a name itself", b.name, a.name)
+				return bad("%.200q is below %.200q, which is an alias too", b.name, a.name)
 			}
 		}
 	}

@@ -18,13 +18,12 @@ import (
 
 const (
 	maxContext = 10
-	// firstLine is the room for a line to begin with; it grows up to what the
-	// pattern allows.
+	// firstLine is the initial buffer for a line. It grows to the pattern's limit.
 	firstLine = 64 << 10
 )
 
-// errBinary says that a file is not text.
-var errBinary = errors.New("it holds a NUL byte")
+// errBinary means that a file is not text.
+var errBinary = errors.New("it contains a NUL byte")
 
 func (s *Server) search(ctx context.Context, q wire.SearchRequest) (wire.SearchReply, error) {
 	f, err := newFinder(&q)
@@ -52,21 +51,21 @@ func (s *Server) search(ctx context.Context, q wire.SearchRequest) (wire.SearchR
 	return f.reply(), nil
 }
 
-// finder is one search.
+// finder is the state of one search.
 type finder struct {
 	*expression
-	glob          *glob // nil: every file
-	names         bool  // the glob is about names alone
+	glob          *glob // nil: all files
+	names         bool  // the glob matches base names
 	hidden        bool
 	before, after int
 	limit         int
 
 	buf     []byte
 	matches []wire.Match
-	room    int // bytes that matches may still take
+	room    int // bytes left for matches
 	files   int
 	skipped int
-	cut     bool // there is more
+	cut     bool // the result is incomplete
 }
 
 func newFinder(q *wire.SearchRequest) (*finder, error) {
@@ -106,7 +105,7 @@ func (f *finder) wants(e *safefile.Entry) bool {
 	return f.glob.re.MatchString(e.Rel)
 }
 
-// file looks into one file.
+// file searches one file.
 func (f *finder) file(ctx context.Context, pl place, e *safefile.Entry) error {
 	if len(f.matches) >= f.limit || f.room <= 0 {
 		f.cut = true
@@ -136,11 +135,11 @@ func (f *finder) file(ctx context.Context, pl place, e *safefile.Entry) error {
 	return nil
 }
 
-// scan looks at the lines of a file. When there are enough matches it goes on to
-// its end, as it may still turn out to be no text.
+// scan searches the lines of a file. After the last permitted match it continues to the end,
+// because the file may turn out to be binary.
 func (f *finder) scan(ctx context.Context, in *lines, name string) error {
-	var last []string // lines before this one
-	open := 0         // matches, the last ones, that want lines after them
+	var last []string // preceding lines
+	open := 0         // number of the last matches that need more lines after them
 	for n := 1; ; n++ {
 		if n%64 == 1 && ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -181,8 +180,7 @@ func (f *finder) scan(ctx context.Context, in *lines, name string) error {
 	}
 }
 
-// follow gives a line to the matches just before it that want more, and says how
-// many still do.
+// follow adds a line to the preceding matches that need more. It returns how many still do.
 func (f *finder) follow(open int, text string) int {
 	still := 0
 	for i := len(f.matches) - open; i < len(f.matches); i++ {
@@ -204,7 +202,7 @@ func (f *finder) add(m wire.Match) {
 	f.matches = append(f.matches, m)
 }
 
-// reply is what was found, as far as it fits.
+// reply returns the matches that fit into a reply.
 func (f *finder) reply() wire.SearchReply {
 	slices.SortStableFunc(f.matches, func(a, b wire.Match) int {
 		return cmp.Or(strings.Compare(a.Path, b.Path), cmp.Compare(a.Line, b.Line))
@@ -221,7 +219,7 @@ func (f *finder) reply() wire.SearchReply {
 	return r
 }
 
-// shown is what is told of a line.
+// shown returns the part of a line that is sent to the host, as valid UTF-8.
 func shown(line []byte) string {
 	if len(line) > wire.MaxLineBytes {
 		n := wire.MaxLineBytes
@@ -233,20 +231,20 @@ func shown(line []byte) string {
 	return strings.ToValidUTF8(string(line), "\uFFFD")
 }
 
-// lines reads a text line by line, in bounded memory.
+// lines reads text line by line, with limited memory.
 type lines struct {
 	r       io.Reader
 	buf     []byte
 	longest int
 
 	start, end int
-	skip       bool // the rest of a line that was too long
+	skip       bool // discards the rest of a line that was too long
 	done       bool
 	cut        bool // a line was too long
 }
 
-// next returns the next line without its end, io.EOF after the last. It is valid
-// until the next call. Of a line that is too long it returns the beginning.
+// next returns the next line without its end, or io.EOF. It is valid until the next call. Of a line
+// that is too long, it returns the first part.
 func (l *lines) next() ([]byte, error) {
 	for {
 		if i := bytes.IndexByte(l.buf[l.start:l.end], '\n'); i >= 0 {
@@ -279,7 +277,7 @@ func (l *lines) next() ([]byte, error) {
 	}
 }
 
-// fill reads on. What was handed out is not needed any more.
+// fill reads more text. It invalidates lines that were returned.
 func (l *lines) fill() error {
 	if l.start > 0 {
 		l.end = copy(l.buf, l.buf[l.start:l.end])

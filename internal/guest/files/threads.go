@@ -10,16 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxThreads bounds how many file operations touch the disk at a time.
+// maxThreads limits concurrent file operations.
 const maxThreads = 4
 
-var errClosed = errors.New("files are served no more")
+var errClosed = errors.New("the file server is closed")
 
-// threads runs functions on a few operating system threads that the kernel
-// takes for another user where files are concerned, and for nothing else: no
-// process of that user may trace or signal them. They are locked to their
-// goroutines for good, so that no other goroutine ever runs as that user, and
-// end with them.
+// threads runs functions on a few operating system threads that have another user for file access
+// only. Processes of that user cannot trace or signal them. Each thread is locked to its goroutine
+// until both end, so that no other goroutine ever runs as that user.
 type threads struct {
 	uid, gid int
 
@@ -41,12 +39,12 @@ func newThreads(uid, gid int) *threads {
 	return &threads{uid: uid, gid: gid, jobs: make(chan job), quit: make(chan struct{})}
 }
 
-// become makes them another user's. It is refused once a thread is there.
+// become sets the user. It fails after the first thread was started.
 func (t *threads) become(uid, gid int) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.n > 0 {
-		return errors.New("files have been touched already")
+		return errors.New("file operations have already run")
 	}
 	t.uid, t.gid = uid, gid
 	return nil
@@ -73,7 +71,7 @@ func (t *threads) do(ctx context.Context, f func()) error {
 	}
 }
 
-// grow starts one more thread, if there may be more.
+// grow starts another thread if the limit permits.
 func (t *threads) grow() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -88,7 +86,7 @@ func (t *threads) grow() error {
 }
 
 func (t *threads) serve() {
-	// Never unlocked: with the goroutine the thread ends, credentials and all.
+	// Never unlocked: the thread ends with the goroutine, and with it these credentials.
 	runtime.LockOSThread()
 	err := become(t.uid, t.gid)
 	for {
@@ -104,7 +102,7 @@ func (t *threads) serve() {
 	}
 }
 
-// close ends all threads and waits for what they do.
+// close ends all threads and waits for their current functions.
 func (t *threads) close() {
 	t.mu.Lock()
 	if !t.closed {
@@ -115,9 +113,9 @@ func (t *threads) close() {
 	t.wg.Wait()
 }
 
-// become changes what files the calling thread, and no other, may use. The
-// kernel drops the capabilities over files together with the user. The calls
-// are raw: those of package syscall would change every thread.
+// become changes the file access of the calling thread only. With the user, the kernel drops the
+// capabilities over files. It uses raw system calls, because those of package syscall would change
+// every thread.
 func become(uid, gid int) error {
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
 		return fmt.Errorf("drop groups: %w", errno)
@@ -125,29 +123,27 @@ func become(uid, gid int) error {
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETFSUID, ^uintptr(0), 0, 0); errno == unix.ENOSYS {
 		return becomeEffective(uid, gid)
 	}
-	// setfsuid and setfsgid tell no errors: asking with an id that does not
-	// exist tells what is in force.
+	// setfsuid and setfsgid return no errors. A call with an invalid id returns the current one.
 	unix.RawSyscall(unix.SYS_SETFSGID, uintptr(gid), 0, 0)
 	if got, _, _ := unix.RawSyscall(unix.SYS_SETFSGID, ^uintptr(0), 0, 0); int(got) != gid {
-		return fmt.Errorf("become group %d: still %d", gid, got)
+		return fmt.Errorf("set group %d: still %d", gid, got)
 	}
 	unix.RawSyscall(unix.SYS_SETFSUID, uintptr(uid), 0, 0)
 	if got, _, _ := unix.RawSyscall(unix.SYS_SETFSUID, ^uintptr(0), 0, 0); int(got) != uid {
-		return fmt.Errorf("become user %d: still %d", uid, got)
+		return fmt.Errorf("set user %d: still %d", uid, got)
 	}
 	return nil
 }
 
-// becomeEffective is become for gVisor, which has no users for files alone. The
-// real and the saved user stay root, and it is those that decide who may signal or
-// trace the thread.
+// becomeEffective is become for gVisor, which has no separate user for file access. The real and
+// saved users, which decide who may signal or trace the thread, remain root.
 func becomeEffective(uid, gid int) error {
 	const same = ^uintptr(0)
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, same, uintptr(gid), same); errno != 0 {
-		return fmt.Errorf("become group %d: %w", gid, errno)
+		return fmt.Errorf("set group %d: %w", gid, errno)
 	}
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, same, uintptr(uid), same); errno != 0 {
-		return fmt.Errorf("become user %d: %w", uid, errno)
+		return fmt.Errorf("set user %d: %w", uid, errno)
 	}
 	return nil
 }

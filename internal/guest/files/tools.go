@@ -12,7 +12,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/safefile"
 )
 
-// handleTool is Handle for what tools ask beyond reading and writing.
+// handleTool is Handle for edit, glob and search.
 func (s *Server) handleTool(ctx context.Context, op wire.Op, body json.RawMessage, c *wire.Conn) error {
 	var reply any
 	var err error
@@ -58,7 +58,7 @@ func (s *Server) edit(ctx context.Context, q wire.EditRequest) (wire.EditReply, 
 	return wire.EditReply{Count: done.Count, Line: done.Line, Info: pl.info(done.Info)}, err
 }
 
-// look runs f like in, when not too many others do.
+// look is like withRoot, but waits while too many others run.
 func (s *Server) look(ctx context.Context, pl place, f func(*safefile.Root) error) error {
 	select {
 	case s.looking <- struct{}{}:
@@ -69,7 +69,7 @@ func (s *Server) look(ctx context.Context, pl place, f func(*safefile.Root) erro
 	return s.in(ctx, pl, f)
 }
 
-// most is how many matches are asked for.
+// matchLimit returns the limit for n requested matches.
 func most(n int) (int, error) {
 	if n < 0 || n > wire.MaxMatches {
 		return 0, wire.Failf(wire.InvalidArgument, "max", "must be from 0 to %d", wire.MaxMatches)
@@ -126,13 +126,13 @@ func (s *Server) glob(ctx context.Context, q wire.GlobRequest) (wire.GlobReply, 
 	return reply, err
 }
 
-// isFolder refuses to look below what is none.
+// isFolder returns an error if p is not a directory.
 func isFolder(r *safefile.Root, p string) error {
 	_, _, err := r.List(context.Background(), p, 0, nil)
 	return err
 }
 
-// missing says whether there is no folder base below p, so that nothing matches.
+// missing reports whether p has no directory base, so that nothing matches.
 func missing(r *safefile.Root, p, base string) bool {
 	if base == "" {
 		return false
