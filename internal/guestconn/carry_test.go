@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestMuxCountsConnectionsApart(t *testing.T) {
+func TestMuxCountsConnectionsSeparately(t *testing.T) {
 	t.Parallel()
 	b := bridge(t, echo)
 	carry := func(ctx context.Context) (net.Conn, error) {
@@ -31,11 +31,11 @@ func TestMuxCountsConnectionsApart(t *testing.T) {
 	if c, err := carry(over); err == nil {
 		t.Error("a connection beyond the bound")
 	} else {
-		must(t, c.Close()) // it is still a request
+		must(t, c.Close()) // it still counts as a request
 	}
 	manyRoundTrips(t, b.mux, 20, 1<<10)
 	time.AfterFunc(10*time.Millisecond, func() { _ = first.Close() })
-	c, err := carry(soon(t)) // waits for that
+	c, err := carry(soon(t)) // waits for a free place
 	must(t, err)
 	must(t, exchange(c, 1))
 	if n := len(b.mux.slots); n != 0 {
@@ -43,7 +43,7 @@ func TestMuxCountsConnectionsApart(t *testing.T) {
 	}
 }
 
-func TestMuxTellsThatTheGuestHasSaidItsLast(t *testing.T) {
+func TestMuxReportsGuestEOF(t *testing.T) {
 	t.Parallel()
 	got := make(chan string, 1)
 	b := bridge(t, func(c net.Conn) {
@@ -64,7 +64,7 @@ func TestMuxTellsThatTheGuestHasSaidItsLast(t *testing.T) {
 	}
 }
 
-func TestParkLeavesWhatWasKept(t *testing.T) {
+func TestParkKeepsKeptStreams(t *testing.T) {
 	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)

@@ -3,7 +3,7 @@
 //
 // There are two transports. In both, the host opens streams and the guest serves them.
 //
-//   - Local: the host listens on a unix socket in a directory that the container sees read-only ([Listen]). The guest dials it and parks a few streams ([Park]). To open a stream the host takes a parked one. Nothing inside the sandbox listens, so nothing inside can redirect the host.
+//   - Local: the host listens on a unix socket in a directory that the container sees read-only ([Listen]). The guest dials it and parks a few streams ([Park]). To open a stream, the host takes a parked one. Nothing inside the sandbox listens, so nothing inside can redirect the host.
 //   - Stdio: if the host can only exec into the container, a process inside ([Bridge]) carries a yamux session over its stdin and stdout, and the host opens streams on it ([NewMux]).
 //
 // Streams of both transports are net.Conn with deadlines. Protocols must not rely on half-close. A
@@ -78,10 +78,10 @@ func hello() []byte {
 
 func checkHello(b []byte) error {
 	if len(b) != helloSize || !bytes.Equal(b[:len(magic)], magic[:]) {
-		return fmt.Errorf("greeting %q is not one of ours", b)
+		return fmt.Errorf("invalid greeting %q", b)
 	}
 	if v := binary.BigEndian.Uint16(b[len(magic):]); v != version {
-		return fmt.Errorf("guest speaks version %d of the link, this host speaks %d", v, version)
+		return fmt.Errorf("the guest has link version %d, this host has %d", v, version)
 	}
 	return nil
 }
@@ -91,7 +91,7 @@ func checkHello(b []byte) error {
 func openDir(path string) (dir *os.File, name string, err error) {
 	fd, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, "", fmt.Errorf("open folder of socket %s: %w", path, err)
+		return nil, "", fmt.Errorf("open directory of socket %s: %w", path, err)
 	}
 	return os.NewFile(uintptr(fd), filepath.Dir(path)), filepath.Base(path), nil
 }

@@ -20,11 +20,11 @@ type Listener struct {
 	wg   sync.WaitGroup
 
 	mu       sync.Mutex
-	check    func(pid int) error  // decides who may use the link; nil: any process may park
+	check    func(pid int) error  // checks whether a process may use the listener; nil: do not open streams yet
 	greeting map[*parked]struct{} // accepted, greeting not received yet
 	free     []*parked            // greeted, not taken
-	wake     chan struct{}        // closed and replaced whenever free may have something to take
-	refused  error                // why the last peer was turned away: tells a caller that waits in vain why
+	wake     chan struct{}        // closed and replaced when free may have a stream
+	refused  error                // why the last peer was refused, for the error of Open
 	closed   bool
 }
 
@@ -64,7 +64,7 @@ func bindSocket(dir *os.File, name string) (*net.UnixListener, error) {
 	err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	switch {
 	case err == nil && st.Mode&unix.S_IFMT != unix.S_IFSOCK:
-		return nil, errors.New("something that is not a socket is in the way")
+		return nil, errors.New("a file that is not a socket exists there")
 	case err != nil && !errors.Is(err, unix.ENOENT):
 		return nil, err
 	}
@@ -124,7 +124,8 @@ func (l *Listener) ExpectWhere(check func(pid int) error) {
 	l.wakeAll()
 }
 
-// stranger says why a process may not use the link; nil where it may, or where nobody is expected yet. The lock is held.
+// checkPeer returns why a process may not use the listener. It returns nil if it may, or if Expect
+// was not called yet. The caller holds mu.
 func (l *Listener) stranger(pid int) error {
 	if l.check == nil {
 		return nil
@@ -217,15 +218,15 @@ func (l *Listener) admit(conn *net.UnixConn) {
 	case l.stranger(pid) != nil:
 		l.refuse(p, l.stranger(pid))
 	case !l.room():
-		l.refuse(p, fmt.Errorf("%d streams are parked already", MaxParked))
+		l.refuse(p, fmt.Errorf("the limit of %d parked streams is reached", MaxParked))
 	default:
 		l.greeting[p] = struct{}{}
 		l.wg.Go(func() { l.greet(p) })
 	}
 }
 
-// room reports whether one more may be parked. Where all places are taken it first drops those whose peer hung up;
-// the look at them does not block, so it may be done under the lock.
+// room reports whether another stream may be parked. At the limit it first drops streams whose peer
+// has hung up. This check does not block, so the caller may hold mu.
 func (l *Listener) room() bool {
 	if len(l.greeting)+len(l.free) < MaxParked {
 		return true
@@ -269,8 +270,8 @@ func (l *Listener) greet(p *parked) {
 	}
 }
 
-// take removes the stream parked last, the one most likely alive. Without one it returns a channel that is closed when it
-// is worth trying again.
+// take removes the most recently parked stream, which is the most likely to be alive. Without one,
+// it returns a channel that is closed when the caller should try again.
 func (l *Listener) take() (*parked, <-chan struct{}, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -287,13 +288,13 @@ func (l *Listener) take() (*parked, <-chan struct{}, error) {
 	return p, nil, nil
 }
 
-// wakeAll lets every waiting Open look again. The lock is held.
+// wakeAll wakes every waiting Open. The caller holds mu.
 func (l *Listener) wakeAll() {
 	close(l.wake)
 	l.wake = make(chan struct{})
 }
 
-// refuse turns a peer away and keeps the reason. The lock is held.
+// refuse closes a peer's stream and stores the reason. The caller holds mu.
 func (l *Listener) refuse(p *parked, why error) {
 	l.refused = why
 	_ = p.conn.Close()
@@ -303,12 +304,12 @@ func (l *Listener) inVain(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.refused != nil {
-		return fmt.Errorf("open a stream to the sandbox: %w (last peer turned away: %v)", context.Cause(ctx), l.refused)
+		return fmt.Errorf("open a stream to the sandbox: %w (last refused peer: %v)", context.Cause(ctx), l.refused)
 	}
 	return fmt.Errorf("open a stream to the sandbox: %w", context.Cause(ctx))
 }
 
-// start tells the guest that its parked stream is in use now.
+// start tells the guest that its parked stream is now in use.
 func (p *parked) start() error {
 	if err := p.alive(); err != nil {
 		return err
@@ -322,8 +323,8 @@ func (p *parked) start() error {
 	return p.conn.SetWriteDeadline(time.Time{})
 }
 
-// alive looks at a parked stream without waiting and without taking anything from it. A peer that hung up is not alive,
-// and neither is one that spoke before its turn.
+// alive checks a parked stream without waiting and without consuming data. A peer that hung up is
+// not alive, nor is one that sent data before its stream was opened.
 func (p *parked) alive() error {
 	raw, err := p.conn.SyscallConn()
 	if err != nil {
@@ -344,10 +345,11 @@ func (p *parked) alive() error {
 	case n == 0:
 		return io.EOF
 	}
-	return errors.New("peer spoke before its stream was opened")
+	return errors.New("the peer sent data before its stream was opened")
 }
 
-// peerPid is the process that connected, as the kernel saw it then, numbered in our pid namespace (0: not visible there).
+// peerPid returns the process that connected, as the kernel recorded it, in this process's pid
+// namespace. It is 0 if the process is not visible there.
 func peerPid(conn *net.UnixConn) (int, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds what ought to happen at once, on a machine that is busy with other things.
+// patience limits steps that should be immediate, for busy machines.
 const patience = time.Minute
 
 func eventually(t *testing.T, what string, ok func() bool) {
@@ -56,7 +56,7 @@ func socketPath(t *testing.T) string {
 	return filepath.Join(dir, "host.sock")
 }
 
-// dialHello is a guest by hand: it connects and says what it is told to.
+// dialHello connects and sends a greeting, which may be invalid.
 func dialHello(t *testing.T, path string, greeting []byte) net.Conn {
 	t.Helper()
 	c, err := dial(t.Context(), path)
@@ -64,7 +64,7 @@ func dialHello(t *testing.T, path string, greeting []byte) net.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	_, _ = c.Write(greeting) // the host may have turned us away already; reading tells
+	_, _ = c.Write(greeting) // the host may already have closed the stream, which the read reports
 	return c
 }
 
@@ -94,7 +94,7 @@ func closedByPeer(t *testing.T, c net.Conn) {
 	}
 }
 
-func TestStreamIsOpenedByTakingAParkedOne(t *testing.T) {
+func TestOpenTakesParkedStream(t *testing.T) {
 	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
@@ -123,7 +123,7 @@ func TestStreamIsOpenedByTakingAParkedOne(t *testing.T) {
 	}
 }
 
-func TestStreamsAreHeldUntilAPeerIsExpected(t *testing.T) {
+func TestStreamsWaitForExpect(t *testing.T) {
 	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
@@ -145,7 +145,7 @@ func TestStreamsAreHeldUntilAPeerIsExpected(t *testing.T) {
 	_ = c.Close()
 }
 
-func TestOpenWaitsForAStream(t *testing.T) {
+func TestOpenWaitsForStream(t *testing.T) {
 	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
@@ -171,13 +171,13 @@ func TestOpenWaitsForAStream(t *testing.T) {
 	}
 }
 
-func TestAnotherProcessIsTurnedAway(t *testing.T) {
+func TestOtherProcessIsRefused(t *testing.T) {
 	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
 	held := dialHello(t, path, hello())
 	eventually(t, "the stream is held", func() bool { _, free := l.count(); return free == 1 })
-	l.Expect(1) // we are not process 1
+	l.Expect(1) // this is not process 1
 	closedByPeer(t, held)
 	closedByPeer(t, dialHello(t, path, hello()))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -188,7 +188,7 @@ func TestAnotherProcessIsTurnedAway(t *testing.T) {
 	}
 }
 
-func TestGreetingOfAnotherKindIsRefused(t *testing.T) {
+func TestInvalidGreetingIsRefused(t *testing.T) {
 	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
@@ -207,7 +207,7 @@ func TestGreetingOfAnotherKindIsRefused(t *testing.T) {
 	}
 }
 
-func TestStreamsThatDiedWhileParkedAreSkipped(t *testing.T) {
+func TestOpenSkipsDeadStreams(t *testing.T) {
 	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
@@ -229,12 +229,12 @@ func TestStreamsThatDiedWhileParkedAreSkipped(t *testing.T) {
 	closedByPeer(t, talker)
 }
 
-func TestHostilePeersAreBoundedAndDoNotBlock(t *testing.T) {
+func TestHostilePeersAreLimitedAndDoNotBlock(t *testing.T) {
 	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
 	l.Expect(os.Getpid())
-	// Half of them never say a word, half greet and stay.
+	// Half of them send nothing, half greet and stay.
 	var silent, parked []net.Conn
 	for i := range MaxParked {
 		if i%2 == 0 {
@@ -260,7 +260,7 @@ func TestHostilePeersAreBoundedAndDoNotBlock(t *testing.T) {
 		t.Fatalf("open among the silent: %v", err)
 	}
 	_ = c.Close()
-	// Dead ones make room for live ones without an Open in between.
+	// Dead streams are replaced by live ones without an Open in between.
 	for _, c := range append(parked, silent...) {
 		_ = c.Close()
 	}
@@ -275,7 +275,7 @@ func TestHostilePeersAreBoundedAndDoNotBlock(t *testing.T) {
 	})
 }
 
-func TestCloseEndsWaitersAndLeavesStreamsInUse(t *testing.T) {
+func TestCloseKeepsOpenStreams(t *testing.T) {
 	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
@@ -307,7 +307,7 @@ func TestCloseEndsWaitersAndLeavesStreamsInUse(t *testing.T) {
 	}
 }
 
-func TestListenReplacesAnOldSocketOnly(t *testing.T) {
+func TestListenReplacesOnlySocket(t *testing.T) {
 	t.Parallel()
 	path := socketPath(t)
 	old := listen(t, path)
@@ -325,7 +325,7 @@ func TestListenReplacesAnOldSocketOnly(t *testing.T) {
 	if err := fresh.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// A socket nobody listens at any more, as a killed host leaves it.
+	// A socket without a listener, as a killed host leaves it.
 	listen(t, path)
 
 	file := filepath.Join(filepath.Dir(path), "file")
@@ -340,7 +340,7 @@ func TestListenReplacesAnOldSocketOnly(t *testing.T) {
 	}
 }
 
-func TestPathsLongerThanASocketAddressWork(t *testing.T) {
+func TestLongPathsWork(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Dir(socketPath(t))
 	for range 4 {

@@ -24,7 +24,8 @@ const (
 	// keepAlive and stall detect a dead transport: a ping every keepAlive, an answer within stall.
 	keepAlive = 15 * time.Second
 	stall     = 20 * time.Second
-	// lingering is how long a stream closed by the host waits for the guest to read the rest before it is reset.
+	// lingering is how long a stream that the host closed waits for the guest to read the rest
+	// before it is reset.
 	lingering = time.Minute
 )
 
@@ -49,7 +50,7 @@ type Mux struct {
 	sess  *yamux.Session
 	slots chan struct{} // one token per open request stream
 	carry chan struct{} // one token per open connection
-	// own is set before Close ends the session, so that what follows is ErrClosed and not ErrLost.
+	// own is set before Close ends the session, so that later errors are ErrClosed and not ErrLost.
 	own atomic.Bool
 	wg  sync.WaitGroup
 }
@@ -126,7 +127,7 @@ func (m *Mux) Close() error {
 
 func openErr(cause error) error { return fmt.Errorf("open a stream to the sandbox: %w", cause) }
 
-// broken says why the session is over.
+// broken returns why the session has ended.
 func (m *Mux) broken() error {
 	if m.own.Load() {
 		return ErrClosed
@@ -137,7 +138,7 @@ func (m *Mux) broken() error {
 	return ErrLost
 }
 
-// explain puts yamux's errors into the words of this package and of net.
+// explain converts yamux's errors to those of this package and of net.
 func (m *Mux) explain(err error) error {
 	switch {
 	case errors.Is(err, yamux.ErrTimeout):
@@ -152,13 +153,13 @@ func (m *Mux) explain(err error) error {
 	return fmt.Errorf("%w: %w", ErrLost, err)
 }
 
-// muxed is one stream of a Mux. A write deadline is kept while the guest does not read; a transport that stands still can
-// hold a Write or a Close for as long as stall on top.
+// muxed is one stream of a Mux. Write deadlines work while the guest does not read. A stalled
+// transport can delay a Write or Close by up to stall more.
 type muxed struct {
 	m      *Mux
 	s      *yamux.Stream
 	closed atomic.Bool
-	slots  chan struct{} // where it counts
+	slots  chan struct{} // where the stream counts
 }
 
 // Carry counts the stream as a connection from now on instead of a request. It waits while

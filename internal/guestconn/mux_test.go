@@ -13,10 +13,11 @@ import (
 	"time"
 )
 
-// bridged is a Mux and a Bridge joined by the pipes a process's stdio would be, with serve behind a unix socket.
+// bridged is a Mux and a Bridge connected by pipes, like those of a process's stdio, with serve
+// behind a unix socket.
 type bridged struct {
 	mux    *Mux
-	ended  chan error // what Bridge returned
+	ended  chan error // the result of Bridge
 	cancel context.CancelCauseFunc
 	stdin  *os.File // the host's end of the bridge's stdin
 }
@@ -75,7 +76,7 @@ func (b *bridged) wait() error {
 func TestMuxCarriesManyStreams(t *testing.T) {
 	t.Parallel()
 	b := bridge(t, echo)
-	for range 300 { // more than may be open at once
+	for range 300 { // more than the limit of open streams
 		must(t, roundTrip(soon(t), b.mux, 1))
 	}
 	manyRoundTrips(t, b.mux, 20, 1<<20)
@@ -88,7 +89,7 @@ func TestMuxCarriesManyStreams(t *testing.T) {
 	}
 }
 
-func TestMuxBoundsOpenStreams(t *testing.T) {
+func TestMuxLimitsOpenStreams(t *testing.T) {
 	t.Parallel()
 	b := bridge(t, echo)
 	var open []net.Conn
@@ -134,14 +135,15 @@ func TestMuxedStreamsHaveDeadlinesAndClose(t *testing.T) {
 	}
 }
 
-func TestMuxedStreamEndsWithEOFOnlyWhenTheGuestEndedIt(t *testing.T) {
+func TestMuxedEOFOnlyFromGuest(t *testing.T) {
 	t.Parallel()
 	answer := strings.Repeat("answer ", 20_000)
 	b := bridge(t, func(c net.Conn) { _, _ = io.WriteString(c, answer) })
 	c, err := b.mux.Open(soon(t))
 	must(t, err)
 	defer c.Close()
-	// The guest reads nothing and is gone soon; writing must neither block for good nor cost its answer.
+	// The guest reads nothing and ends soon. Writes must not block indefinitely, and its answer
+	// must arrive.
 	go func() {
 		chunk := make([]byte, 64<<10)
 		for range 64 {
@@ -156,7 +158,7 @@ func TestMuxedStreamEndsWithEOFOnlyWhenTheGuestEndedIt(t *testing.T) {
 	}
 }
 
-func TestBrokenStdioIsAnErrorOnEveryStreamAtOnce(t *testing.T) {
+func TestBrokenStdioFailsEveryStream(t *testing.T) {
 	t.Parallel()
 	b := bridge(t, echo)
 	read := make(chan error, 10)
@@ -186,7 +188,7 @@ func TestBrokenStdioIsAnErrorOnEveryStreamAtOnce(t *testing.T) {
 	}
 }
 
-func TestBridgeEndsWhenTheHostHangsUp(t *testing.T) {
+func TestBridgeEndsWithHost(t *testing.T) {
 	t.Parallel()
 	b := bridge(t, echo)
 	c, err := b.mux.Open(soon(t))
@@ -199,7 +201,7 @@ func TestBridgeEndsWhenTheHostHangsUp(t *testing.T) {
 	}
 }
 
-func TestBridgeWithoutAGuestEndsTheStreamOnly(t *testing.T) {
+func TestBridgeWithoutGuestEndsOnlyStream(t *testing.T) {
 	t.Parallel()
 	b := bridge(t, echo)
 	host, guest := net.Pipe()
@@ -223,7 +225,7 @@ func TestBridgeWithoutAGuestEndsTheStreamOnly(t *testing.T) {
 	must(t, roundTrip(soon(t), b.mux, 1))
 }
 
-func TestMuxDropsAPeerThatFloodsPings(t *testing.T) {
+func TestMuxDropsPingFlood(t *testing.T) {
 	t.Parallel()
 	host, peer := net.Pipe()
 	m, err := NewMux(host)
@@ -247,7 +249,7 @@ func TestMuxDropsAPeerThatFloodsPings(t *testing.T) {
 	}
 }
 
-func TestMuxDropsAPeerThatSpeaksGarbage(t *testing.T) {
+func TestMuxDropsGarbage(t *testing.T) {
 	t.Parallel()
 	host, peer := net.Pipe()
 	m, err := NewMux(host)
@@ -262,7 +264,7 @@ func TestMuxDropsAPeerThatSpeaksGarbage(t *testing.T) {
 	}
 }
 
-func TestMuxAcceptsNoStreamFromTheGuest(t *testing.T) {
+func TestMuxRefusesStreamsFromGuest(t *testing.T) {
 	t.Parallel()
 	host, peer := net.Pipe()
 	m, err := NewMux(host)

@@ -17,7 +17,7 @@ const (
 	// are short because a restarted host finds its warm sandboxes only once these reconnect.
 	minBackoff = 5 * time.Millisecond
 	maxBackoff = 100 * time.Millisecond
-	// settled is how long a stream must have stayed parked for its loss to count as news and not as a refusal.
+	// settled is how long a stream must have been parked for its loss not to count as a refusal.
 	settled = time.Second
 	// presenceEvery is how often a parked stream is reported as the host's presence.
 	presenceEvery = time.Second
@@ -121,13 +121,13 @@ func (p *parker) park(ctx context.Context) (_ net.Conn, err error) {
 		return nil, err
 	}
 	if b[0] != startByte {
-		return nil, errors.New("host opened the stream with an octet that is not ours")
+		return nil, errors.New("the host opened the stream with an invalid byte")
 	}
 	p.seen()
 	return conn, nil
 }
 
-// hand runs serve on an open stream.
+// serveStream runs serve on an open stream.
 func (p *parker) hand(ctx context.Context, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	kept := false
@@ -140,8 +140,8 @@ func (p *parker) hand(ctx context.Context, conn net.Conn) {
 	kept = p.serve(conn)
 }
 
-// presence winds the dead-man clock while streams lie parked and nothing else does. With every slot in use none is parked
-// although a host may well be there, so then it knocks.
+// presence reports the host while streams are parked. If every slot is in use, none is parked
+// although the host may be alive, so it dials the host instead.
 func (p *parker) presence(ctx context.Context) {
 	tick := time.NewTicker(presenceEvery)
 	defer tick.Stop()

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// guest runs Park until the test is over and counts how often it saw a host.
+// guest runs Park until the test ends and counts how often it saw a host.
 type guest struct {
 	seen   atomic.Int64
 	cancel context.CancelCauseFunc
@@ -39,12 +39,12 @@ func (g *guest) wait() error {
 
 func echo(c net.Conn) { _, _ = io.Copy(c, c) }
 
-// opener is either way's host.
+// opener is the host's end of either transport.
 type opener interface {
 	Open(context.Context) (net.Conn, error)
 }
 
-// roundTrip opens a stream to an echo and sends size octets through it.
+// roundTrip opens a stream to an echo server and sends size bytes through it.
 func roundTrip(ctx context.Context, o opener, size int) error {
 	c, err := o.Open(ctx)
 	if err != nil {
@@ -71,7 +71,7 @@ func exchange(c net.Conn, size int) error {
 	return nil
 }
 
-// manyRoundTrips runs n of them at once.
+// manyRoundTrips runs n round trips concurrently.
 func manyRoundTrips(t *testing.T, o opener, n, size int) {
 	t.Helper()
 	ctx := soon(t)
@@ -109,7 +109,7 @@ func TestParkServesManyStreams(t *testing.T) {
 	}
 }
 
-func TestParkComesBackToANewHost(t *testing.T) {
+func TestParkReconnectsToNewHost(t *testing.T) {
 	t.Parallel()
 	path := socketPath(t)
 	g := park(t, path, 4, echo)
@@ -124,7 +124,7 @@ func TestParkComesBackToANewHost(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	// Nobody is there now, and the clock must stand still for longer than it takes to wind it once.
+	// No host is present now. The counter must not change for longer than one interval.
 	last, since := g.seen.Load(), time.Now()
 	eventually(t, "the host is not seen any more", func() bool {
 		if now := g.seen.Load(); now != last {
@@ -134,7 +134,7 @@ func TestParkComesBackToANewHost(t *testing.T) {
 	})
 }
 
-func TestParkSeesAHostThatIsOnlyThere(t *testing.T) {
+func TestParkSeesIdleHost(t *testing.T) {
 	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
@@ -144,7 +144,7 @@ func TestParkSeesAHostThatIsOnlyThere(t *testing.T) {
 	eventually(t, "the host is seen again without a use", func() bool { return g.seen.Load() >= before+2 })
 }
 
-func TestParkStopsAtItsBoundAndGoesOn(t *testing.T) {
+func TestParkStopsAtLimitAndContinues(t *testing.T) {
 	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
@@ -169,7 +169,7 @@ func TestParkStopsAtItsBoundAndGoesOn(t *testing.T) {
 	must(t, roundTrip(soon(t), l, 1))
 }
 
-func TestParkEndsWithItsContext(t *testing.T) {
+func TestParkEndsWithContext(t *testing.T) {
 	t.Parallel()
 	path := socketPath(t)
 	l := listen(t, path)
@@ -197,7 +197,7 @@ func TestParkEndsWithItsContext(t *testing.T) {
 	closedByPeer(t, c)
 }
 
-func TestParkRefusesASillyCount(t *testing.T) {
+func TestParkRefusesInvalidCount(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{0, MaxServed + 1} {
 		if err := Park(t.Context(), "unused", n, nil, func() {}); err == nil {

@@ -67,7 +67,7 @@ const (
 )
 
 // errPings ends a session whose peer sends too many pings.
-var errPings = errors.New("peer floods the mux with pings")
+var errPings = errors.New("the peer sends too many pings")
 
 // pingGuard counts the pings in a stream of frames. yamux answers each ping in a new goroutine that
 // can block for long if the peer does not read, so a hostile peer could create millions of them.

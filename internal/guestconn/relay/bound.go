@@ -6,11 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a connection has under way in the kernel, in each direction, is charged
-// to who sent it while nobody takes it. So only the first connections get as much
-// as the kernel gives them, and on the link, whose two ends wake each other for
-// each piece, more than that: 2 MiB as the kernel counts. With 512 full ones it is
-// some 40 MiB for each end.
+// While a receiver does not read, the kernel charges the bytes in transit to the sender. So only
+// the first connections get the kernel's default buffers. On unix sockets, whose two ends wake each
+// other for each piece, they get even more: 2 MiB as the kernel counts. With 512 full connections,
+// that is about 40 MiB for each end.
 const (
 	fast         = 8
 	middle       = 64
@@ -19,8 +18,8 @@ const (
 	slowBuffer   = 4 << 10
 )
 
-// Bound sets what the kernel keeps of a connection that has so many beside it.
-// That it cannot only costs memory, or time.
+// Bound sets the size of the kernel's buffers for a connection that has this many others. Failures
+// are ignored: they only cost memory or time.
 func Bound(conn net.Conn, beside int) {
 	size := slowBuffer
 	switch {
@@ -35,13 +34,13 @@ func Bound(conn net.Conn, beside int) {
 	if b, ok := conn.(interface{ SetWriteBuffer(int) error }); ok {
 		_ = b.SetWriteBuffer(size)
 	}
-	if b, ok := conn.(*net.TCPConn); ok { // a unix socket's is its peer's
+	if b, ok := conn.(*net.TCPConn); ok { // the receive buffer of a unix socket is its peer's send buffer
 		_ = b.SetReadBuffer(size)
 	}
 }
 
-// widen gets the host past the limit for everybody, which is what a socket has
-// anyway; the guest gets what that allows.
+// widen sets a large send buffer. The host may exceed the system's limit; a guest gets what the
+// limit permits.
 func widen(u *net.UnixConn) {
 	raw, err := u.SyscallConn()
 	if err != nil {

@@ -3,18 +3,17 @@ package relay
 import "golang.org/x/sys/unix"
 
 const (
-	// manyPipes is how many pipes of a pool hold bytes on their way, and keepPipes
-	// how many more wait for the next ones while anything is copied. Each takes two
-	// descriptors, and no memory but its table while it is empty.
+	// manyPipes limits the pipes of a pool that contain bytes. keepPipes limits the empty ones that
+	// are kept while any copy runs. A pipe uses two descriptors, and little memory while it is
+	// empty.
 	manyPipes = 4
 	keepPipes = 2
-	// pipeSize is what one takes, if the kernel lets it: all guests are one user
-	// to it, whose pipes may be of 64 MiB together. Beyond that it has the usual
-	// size, or two pages.
+	// pipeSize is the requested size. The kernel limits the pipes of one user, which all guests
+	// share, to 64 MiB by default. Above that, a pipe has the default size, or two pages.
 	pipeSize = 512 << 10
 )
 
-// pipe is where bytes are between two sockets without being copied.
+// pipe holds bytes in the kernel between two sockets.
 type pipe struct{ r, w int }
 
 func newPipe() (*pipe, error) {
@@ -31,16 +30,15 @@ func (b *pipe) close() {
 	unix.Close(b.w)
 }
 
-// pipes are those of a pool.
+// pipes is the state of a pool's pipes.
 type pipes struct {
 	taken int
-	free  []*pipe // empty ones that nobody has
-	users int     // copies under way
-	never bool    // the kernel does not do it
+	free  []*pipe // empty and unused
+	users int     // running copies
+	never bool    // the kernel does not support it
 }
 
-// enter and leave are called around a copy: with the last of them the pipes go
-// that waited for the next.
+// enter is called before a copy, and leave after it. The last leave closes the unused pipes.
 func (p *Pool) enter() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -60,7 +58,7 @@ func (p *Pool) leave() {
 	p.pipes.free = nil
 }
 
-// takePipe gives an empty pipe; nil: there is none to be had.
+// takePipe returns an empty pipe, or nil if none is available.
 func (p *Pool) takePipe() *pipe {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,7 +80,7 @@ func (p *Pool) takePipe() *pipe {
 	return b
 }
 
-// putPipe takes one back. What has bytes in it is nobody else's.
+// putPipe returns a pipe. It closes a pipe that still contains bytes.
 func (p *Pool) putPipe(b *pipe, empty bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,7 +92,7 @@ func (p *Pool) putPipe(b *pipe, empty bool) {
 	b.close()
 }
 
-// neverSplice has all that is moved from now on copied.
+// neverSplice makes all later transfers copy the bytes.
 func (p *Pool) neverSplice() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,10 +1,10 @@
-// Package relay moves bytes between two streams, in both directions, with
-// buffers only while bytes move: a connection that rests costs its two
-// goroutines and its descriptors, and no more. Many bytes between two sockets
-// stay in the kernel: they go by a pipe, with splice(2).
+// Package relay copies bytes between two streams in both directions. It holds buffers only while
+// bytes move: an idle connection costs two goroutines and its descriptors, and 4 KiB for each
+// stream that is not a socket. Large transfers between two sockets stay in the kernel: they use a
+// pipe and splice(2).
 //
-// It never looks at what it moves, sets no deadline and bounds no time: who
-// wants an end of it closes the streams. Join returns when nothing of it runs.
+// The package does not interpret the bytes and sets no deadlines. To stop a copy, close its
+// streams. Join returns when all its goroutines have ended.
 package relay
 
 import (
@@ -17,25 +17,25 @@ import (
 )
 
 const (
-	// large is what is moved at a time while there are such buffers, of which a
-	// pool has manyLarge; else it is small. So what all connections of a pool hold
-	// while nobody takes it from them is 2 MiB, and 4 KiB for each direction.
+	// large is the size of a piece while large buffers are available, of which a pool has
+	// manyLarge. Otherwise it is small. So the connections of a pool hold at most 2 MiB, plus 4 KiB
+	// for each direction, while the receivers do not read.
 	large     = 64 << 10
 	manyLarge = 32
 	small     = 4 << 10
 )
 
-// Pool has the buffers of many relays. The zero value is ready; its methods may
-// be called concurrently.
+// Pool has the buffers of many relays. The zero value is ready to use. Its methods are safe for
+// concurrent use.
 type Pool struct {
 	mu    sync.Mutex
-	taken int      // large ones
-	free  [][]byte // large ones that nobody has
+	taken int      // large buffers in use
+	free  [][]byte // unused large buffers
 	small sync.Pool
 	pipes pipes
 }
 
-// keepLarge is how many large buffers wait for the next bytes.
+// keepLarge is the maximum number of unused large buffers.
 const keepLarge = 4
 
 func (p *Pool) get() []byte {
@@ -69,10 +69,9 @@ func (p *Pool) put(b []byte) {
 	}
 }
 
-// Join moves what each stream says to the other until both have ended, and
-// closes them. Where a stream has a CloseWrite the end of one direction is told
-// by that and leaves the other; where it has none, and wherever a direction
-// breaks, both end. It returns how many bytes went each way.
+// Join copies in both directions until both have ended, and closes both streams. If a stream has
+// CloseWrite, Join passes the end of one direction on with it. Otherwise, and after an error, it
+// ends both. It returns the number of bytes in each direction.
 func (p *Pool) Join(a, b net.Conn) (there, back int64) {
 	var way sync.WaitGroup
 	end := func() { a.Close(); b.Close() }
@@ -90,15 +89,13 @@ func (p *Pool) Join(a, b net.Conn) (there, back int64) {
 	return there, back
 }
 
-// Copy moves what src says to dst until src has said its last, and closes
-// neither. It returns how many bytes went.
+// Copy copies src to dst until src ends. It closes neither. It returns the number of bytes copied.
 func (p *Pool) Copy(dst io.Writer, src io.Reader) (moved int64, err error) {
 	return p.CopyCounted(dst, src, func(int) error { return nil })
 }
 
-// CopyCounted is Copy that asks count with the size of each piece before it is
-// sent on: 512 KiB at the most. An error of count ends it, and nothing of that
-// piece is sent.
+// CopyCounted is like Copy, and calls count with the size of each piece, at most 512 KiB, before it
+// sends the piece. An error of count ends the copy, and the piece is not sent.
 func (p *Pool) CopyCounted(dst io.Writer, src io.Reader, count func(n int) error) (moved int64, err error) {
 	p.enter()
 	defer p.leave()
@@ -134,13 +131,13 @@ func (p *Pool) CopyCounted(dst io.Writer, src io.Reader, count func(n int) error
 type source struct {
 	pool *Pool
 	from io.Reader
-	raw  syscall.RawConn // nil: it cannot be waited for without a buffer
+	raw  syscall.RawConn // nil: waiting requires a buffer
 	try  func(fd uintptr) bool
-	buf  []byte // of the pool; nil while it waits
+	buf  []byte // from the pool; nil while waiting
 	n    int
 	err  error
-	one  *[small]byte // without raw: what the first bytes after a pause go to
-	full bool         // and whether the last piece filled its buffer
+	one  *[small]byte // without raw: receives the first bytes after a pause
+	full bool         // the last piece filled its buffer
 }
 
 func newSource(p *Pool, from io.Reader) *source {
@@ -155,8 +152,8 @@ func newSource(p *Pool, from io.Reader) *source {
 	return s
 }
 
-// next returns what is there, and waits for it without a buffer of the pool. The
-// piece is good until release.
+// next returns the next piece. It waits without a buffer of the pool. The piece is valid until
+// release.
 func (s *source) next() ([]byte, error) {
 	if s.raw == nil {
 		return s.blocking()
@@ -171,7 +168,7 @@ func (s *source) next() ([]byte, error) {
 	return s.buf[:max(s.n, 0)], s.err
 }
 
-// read is one try without waiting; false: there is nothing yet.
+// read is one attempt without waiting. It returns false if no data is available yet.
 func (s *source) read(fd uintptr) bool {
 	s.buf = s.pool.get()
 	for {
@@ -187,8 +184,8 @@ func (s *source) read(fd uintptr) bool {
 	return true
 }
 
-// blocking takes a buffer of the pool only where more is there for sure, or the
-// stream has filled the last one.
+// blocking uses a buffer of the pool only if the last piece filled its buffer, so that more data is
+// likely.
 func (s *source) blocking() ([]byte, error) {
 	b := s.one[:]
 	if s.full {

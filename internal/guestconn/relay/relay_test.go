@@ -16,7 +16,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const bound = 30 * time.Second
 
-// pair is a connection over loopback.
+// pair returns a connection over loopback.
 func pair(t testing.TB) (near, far net.Conn) {
 	t.Helper()
 	return pairOn(t, "tcp", "127.0.0.1:0")
@@ -42,10 +42,10 @@ func pairOn(t testing.TB, network, address string) (near, far net.Conn) {
 	return near, far
 }
 
-// whole hides all that a stream can do but be read, written and closed.
+// whole hides all methods except those of net.Conn.
 type whole struct{ net.Conn }
 
-// descriptors is how many this process has.
+// descriptors returns the number of this process's open descriptors.
 func descriptors(t *testing.T) int {
 	t.Helper()
 	all, err := os.ReadDir("/proc/self/fd")
@@ -55,7 +55,7 @@ func descriptors(t *testing.T) int {
 	return len(all)
 }
 
-// rest says what of a pool nobody may have after its copies.
+// rest describes what a pool still holds after its copies, or returns "".
 func (p *Pool) rest() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,9 +122,8 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// Streams that nobody reads from hold large buffers up to their bound, and the
-// others go on with small ones.
-func TestBuffersAreBounded(t *testing.T) {
+// Streams that are not read hold large buffers up to the limit. Others continue with small ones.
+func TestBuffersAreLimited(t *testing.T) {
 	var p Pool
 	var taken [][]byte
 	for range manyLarge + 2 {

@@ -11,30 +11,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bulk is how large a piece has to be for the next ones to go by a pipe, until
-// there were patience smaller ones in a row: small ones cost less when they are
-// copied, and most connections have no others.
+// A piece of at least bulk bytes switches to splicing, until patience smaller pieces have followed.
+// Copying is cheaper for small pieces, and most connections have no others.
 const (
 	bulk     = 16 << 10
 	patience = 8
 )
 
-// errCopy says that bytes have to be copied: no pipe is there for them, or the
-// kernel does not move them.
-var errCopy = errors.New("there is no pipe")
+// errCopy means that the bytes must be copied: no pipe is available, or the kernel does not support
+// the splice.
+var errCopy = errors.New("no pipe available")
 
-// splice moves the bytes of one kernel socket to another without copying them to
-// this process and back, through a pipe that it has only while bytes are in it.
+// splice moves bytes from one socket to another without copying them to user space. It holds a pipe
+// only while the pipe contains bytes.
 type splice struct {
 	pool     *Pool
-	from, to syscall.RawConn // nil: not a stream of the kernel's
-	out      io.Writer       // to
+	from, to syscall.RawConn // nil: not a plain stream socket
+	out      io.Writer       // the same as to
 	count    func(n int) error
 
-	fill, drain func(fd uintptr) bool // of each try
+	fill, drain func(fd uintptr) bool // one attempt each
 	pipe        *pipe                 // nil while it waits for from
-	left        int                   // in the pipe
-	err         error                 // of the last try
+	left        int                   // bytes in the pipe
+	err         error                 // of the last attempt
 }
 
 func newSplice(p *Pool, dst io.Writer, src io.Reader, count func(n int) error) *splice {
@@ -43,16 +42,16 @@ func newSplice(p *Pool, dst io.Writer, src io.Reader, count func(n int) error) *
 	return s
 }
 
-// mangles says that this kernel is gVisor's. When a socket takes what is in a pipe
-// in several bites, each bite of gVisor's is the pipe's beginning (seen with
-// 2022's): beyond 64 KiB other bytes arrive than were sent, and no call fails. It
-// says of itself what no version of it has changed.
+// isGVisor reports whether the kernel is gVisor's, whose splice corrupts data. When a socket takes
+// a pipe's content in several parts, each part starts at the pipe's beginning (seen in 2022), so
+// beyond 64 KiB wrong bytes arrive without an error. The check uses the version string, which has
+// not changed in any release.
 var mangles = sync.OnceValue(func() bool {
 	var name unix.Utsname
 	return unix.Uname(&name) == nil && bytes.HasPrefix(name.Version[:], []byte("#1 SMP Sun Jan 10 15:06:54 PST 2016"))
 })
 
-// socket is nil for all but plain streams: what wraps one has its reason to.
+// socket returns nil for everything but plain stream sockets: wrappers must see the bytes.
 func socket(v any) syscall.RawConn {
 	if mangles() {
 		return nil
@@ -73,8 +72,8 @@ func socket(v any) syscall.RawConn {
 	return raw
 }
 
-// next moves what is there, and waits for it without a pipe. errCopy: nothing
-// was taken from the source. Any other error may have lost what was.
+// next waits for data without a pipe, then moves it. errCopy means that nothing was read from the
+// source. After another error, data may be lost.
 func (s *splice) next() (moved int, err error) {
 	if s.from == nil || s.to == nil {
 		return 0, errCopy
@@ -108,7 +107,7 @@ func (s *splice) next() (moved int, err error) {
 	return all - s.left, err
 }
 
-// fillFrom is one try without waiting; false: there is nothing yet.
+// fillFrom is one attempt without waiting. It returns false if no data is available yet.
 func (s *splice) fillFrom(fd uintptr) bool {
 	if s.pipe = s.pool.takePipe(); s.pipe == nil {
 		s.err = errCopy
@@ -123,7 +122,7 @@ func (s *splice) fillFrom(fd uintptr) bool {
 	return true
 }
 
-// drainTo is one try without waiting; false: it takes no more yet.
+// drainTo is one attempt without waiting. It returns false if the socket accepts no more yet.
 func (s *splice) drainTo(fd uintptr) bool {
 	for s.left > 0 {
 		n, err := move(s.pipe.r, int(fd), s.left)
@@ -141,7 +140,7 @@ func (s *splice) drainTo(fd uintptr) bool {
 	return true
 }
 
-// pour copies what is in the pipe.
+// pour copies the pipe's content.
 func (s *splice) pour() error {
 	b := s.pool.get()
 	defer s.pool.put(b)
@@ -168,7 +167,7 @@ func (s *splice) release() {
 	}
 }
 
-// move is splice(2), which neither waits for the one nor for the other.
+// move is a splice(2) that waits for neither end.
 func move(from, to, most int) (int, error) {
 	for {
 		n, err := unix.Splice(from, nil, to, nil, most, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
@@ -178,8 +177,8 @@ func move(from, to, most int) (int, error) {
 	}
 }
 
-// unsupported: the kernel, what stands for it, or a filter of system calls does
-// not do it with these.
+// unsupported reports whether the kernel, its replacement, or a system call filter does not support
+// the splice.
 func unsupported(err error) bool {
 	return err == unix.EINVAL || err == unix.ENOSYS || err == unix.EOPNOTSUPP || err == unix.EPERM
 }

@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// unixPair is a connection as those of the link are.
+// unixPair returns a connection like those of package guestconn.
 func unixPair(t testing.TB) (near, far net.Conn) {
 	t.Helper()
 	return pairOn(t, "unix", filepath.Join(t.TempDir(), "s"))
 }
 
-// until waits for something of a pool's pipes.
+// until waits for a condition of a pool's pipes.
 func (p *Pool) until(t *testing.T, what string, is func(pipes) bool) {
 	t.Helper()
 	for end := time.Now().Add(bound); ; time.Sleep(time.Millisecond) {
@@ -34,13 +34,13 @@ func (p *Pool) until(t *testing.T, what string, is func(pipes) bool) {
 	}
 }
 
-// Large pieces go by a pipe, which is there only while bytes are in it, and what
-// is in it when a copy breaks off comes to nobody.
-func TestPipesAreHeldWhileBytesAreUnderWay(t *testing.T) {
+// Large pieces use a pipe, which is held only while it contains bytes. The content of a pipe is
+// dropped if the copy fails.
+func TestPipesAreHeldOnlyWhileUsed(t *testing.T) {
 	var p Pool
 	from, in := pair(t)
 	out, to := unixPair(t)
-	go func() { _, _ = from.Write(make([]byte, 64<<20)) }() // until it is closed
+	go func() { _, _ = from.Write(make([]byte, 64<<20)) }() // until the stream is closed
 	ended := make(chan error, 1)
 	go func() { _, err := p.Copy(out, in); ended <- err }()
 
@@ -75,8 +75,8 @@ func TestPipesAreHeldWhileBytesAreUnderWay(t *testing.T) {
 	}
 }
 
-// Of what is too much nothing is sent, and each byte is asked for once.
-func TestCountIsAskedBefore(t *testing.T) {
+// Nothing of a refused piece is sent, and each byte is counted once.
+func TestCountPrecedesSending(t *testing.T) {
 	for name, pairs := range map[string]func(testing.TB) (a, b net.Conn){"by pipes": unixPair, "copied": func(t testing.TB) (a, b net.Conn) {
 		a, b = pair(t)
 		return struct{ net.Conn }{a}, b
@@ -108,9 +108,8 @@ func TestCountIsAskedBefore(t *testing.T) {
 	}
 }
 
-// Where the kernel, or what stands for it, moves nothing to or from a stream,
-// nothing is lost.
-func TestCopiesWhatCannotBeSpliced(t *testing.T) {
+// If the kernel cannot splice to or from a stream, no byte is lost.
+func TestCopyWithoutSplice(t *testing.T) {
 	raw := func(f *os.File, err error) (*os.File, syscall.RawConn) {
 		t.Helper()
 		if err != nil {
@@ -125,7 +124,7 @@ func TestCopiesWhatCannotBeSpliced(t *testing.T) {
 	}
 	var p Pool
 	path := filepath.Join(t.TempDir(), "f")
-	file, to := raw(os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)) // no splice goes to its end
+	file, to := raw(os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)) // splice does not support O_APPEND
 	from, in := pair(t)
 	want := bytes.Repeat([]byte("x"), 10_000)
 	if _, err := from.Write(want); err != nil {
