@@ -184,7 +184,7 @@ func TestOtherProcessIsRefused(t *testing.T) {
 	cancel()
 	_, err := l.Open(ctx)
 	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "expected 1") {
-		t.Fatalf("open: %v; want the cause and why the peer was turned away", err)
+		t.Fatalf("open: %v; want the cause and the refusal", err)
 	}
 }
 
@@ -195,7 +195,7 @@ func TestInvalidGreetingIsRefused(t *testing.T) {
 	l.Expect(os.Getpid())
 	for _, tt := range []struct{ greeting, why string }{
 		{"orlink\x00\x02", "version 2"},
-		{"GET / HT", "not one of ours"},
+		{"GET / HT", "invalid greeting"},
 	} {
 		closedByPeer(t, dialHello(t, path, []byte(tt.greeting)))
 		if got := l.lastRefusal(); !strings.Contains(got, tt.why) {
