@@ -249,7 +249,7 @@ func TestTheGuestEndsCommands(t *testing.T) {
 	}
 }
 
-func TestClaimIsOnce(t *testing.T) {
+func TestClaimIsExclusive(t *testing.T) {
 	s := create(t, fake.New(fake.Options{}), "sandbox-a")
 	for _, c := range []struct {
 		lease string

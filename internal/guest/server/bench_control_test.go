@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// BenchmarkBareTrue is what the figures of the others are to be seen beside:
-// fork, exec and wait by the standard library, and nothing else.
+// BenchmarkBareTrue is the baseline of the other benchmarks: fork, exec and wait by the standard
+// library.
 func BenchmarkBareTrue(b *testing.B) {
 	if os.Getuid() != 0 {
 		b.Skip("not root")

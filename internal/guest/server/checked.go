@@ -48,7 +48,7 @@ func (s *Server) checkRules(cmd *wire.Command, p *prefork.Program) *wire.Failure
 	}
 	p.Paths = slices.DeleteFunc(p.Paths, func(name string) bool { return !s.inImage(name) })
 	if len(p.Paths) == 0 {
-		return wire.Failf(wire.PermissionDenied, "argv", "%.200q is no program of the image", cmd.Argv[0])
+		return wire.Failf(wire.PermissionDenied, "argv", "%.200q is not a program of the image", cmd.Argv[0])
 	}
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// only are rules for harmless programs.
+// only returns rules that allow harmless programs.
 func only(names ...string) *argv.Rules {
 	r := &argv.Rules{Programs: map[string]argv.Program{}}
 	for _, n := range names {
@@ -24,7 +24,7 @@ func checked(r *argv.Rules, args ...string) wire.Command {
 	return wire.Command{Argv: args, Check: r}
 }
 
-func TestTheGuestDecidesOnArguments(t *testing.T) {
+func TestRulesDecideOnArguments(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		a, r := run1(t, s, checked(only("echo"), "echo", "a;b"))
 		wantEnding(t, r, runtime.Exited, 0)
@@ -54,7 +54,7 @@ func TestTheGuestDecidesOnArguments(t *testing.T) {
 	})
 }
 
-func TestACheckedProgramIsTheImages(t *testing.T) {
+func TestCheckedProgramMustBeInImage(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		dir := t.TempDir()
 		for p := dir; p != "/tmp" && p != "/"; p = filepath.Dir(p) {
@@ -83,7 +83,7 @@ func TestACheckedProgramIsTheImages(t *testing.T) {
 	})
 }
 
-func TestACheckedCommandHasAPlainEnvironment(t *testing.T) {
+func TestCheckedCommandEnvironmentIsFiltered(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		cmd := checked(only("env"), "env")
 		cmd.Env = map[string]string{
@@ -104,7 +104,7 @@ func TestACheckedCommandHasAPlainEnvironment(t *testing.T) {
 	})
 }
 
-func TestACommandHasCapsOfItsOwn(t *testing.T) {
+func TestCommandLimits(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		memory, cpu := sh("head -c 200m /dev/zero | tail"), sh("exit 0")
 		memory.MemoryBytes, memory.Timeout, cpu.CPUs = 32<<20, bound, 0.5

@@ -2,7 +2,10 @@ package server
 
 import (
 	"cmp"
+	"errors"
+	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -42,7 +45,7 @@ func check(cmd *wire.Command) *wire.Failure {
 	for _, a := range cmd.Argv {
 		size += len(a) + 1
 		if strings.IndexByte(a, 0) >= 0 {
-			return bad("argv", "holds a NUL byte")
+			return bad("argv", "contains a NUL byte")
 		}
 	}
 	if f := checkEnv(cmd.Env); f != nil {
@@ -55,13 +58,13 @@ func check(cmd *wire.Command) *wire.Failure {
 	case cmd.ID != "" && !validID(cmd.ID):
 		return bad("id", "must be 1 to %d of a-z, A-Z, 0-9, '-', '_' and '.'", maxID)
 	case cmd.Program != "" && cmd.Check != nil:
-		return bad("check", "is for programs of the sandbox")
+		return bad("check", "is not supported for the guest's own programs")
 	case cmd.Program == "" && (len(cmd.Argv) == 0 || cmd.Argv[0] == ""):
 		return bad("argv", "names no program")
 	case len(cmd.Argv) > wire.MaxArgs:
-		return bad("argv", "has %d elements, at most %d are allowed", len(cmd.Argv), wire.MaxArgs)
+		return bad("argv", "has %d elements: the maximum is %d", len(cmd.Argv), wire.MaxArgs)
 	case size > wire.MaxArgBytes:
-		return bad("argv", "has %d bytes together with env, at most %d are allowed", size, wire.MaxArgBytes)
+		return bad("argv", "has %d bytes together with env: the maximum is %d", size, wire.MaxArgBytes)
 	case strings.IndexByte(cmd.Cwd, 0) >= 0 || len(cmd.Cwd) > wire.MaxPathBytes:
 		return bad("cwd", "must have at most %d bytes and no NUL byte", wire.MaxPathBytes)
 	case len(cmd.Dirs) > maxDirs || !absolute(cmd.Dirs):
@@ -71,9 +74,9 @@ func check(cmd *wire.Command) *wire.Failure {
 	case cmd.OutputLimit < 0:
 		return bad("output_limit", "is negative")
 	case cmd.MemoryBytes < 0 || cmd.MemoryBytes > 0 && cmd.MemoryBytes < wire.MinCommandMemory:
-		return bad("memory_bytes", "must be 0 for no cap, or at least %d", wire.MinCommandMemory)
+		return bad("memory_bytes", "must be 0 (unlimited) or at least %d", wire.MinCommandMemory)
 	case !(cmd.CPUs == 0 || cmd.CPUs >= wire.MinCommandCPUs && cmd.CPUs <= maxCPUs):
-		return bad("cpus", "must be 0 for no cap, or from %v to %d", wire.MinCommandCPUs, maxCPUs)
+		return bad("cpus", "must be 0 (unlimited) or from %v to %d", wire.MinCommandCPUs, maxCPUs)
 	case cmd.Spool < 0 || cmd.Spool > wire.SpoolTotal:
 		return bad("spool", "must be from 0 to %d", wire.SpoolTotal)
 	}
@@ -89,13 +92,13 @@ func checkEnv(env map[string]string) *wire.Failure {
 		size += len(k) + len(v) + 2
 		switch {
 		case k == "" || strings.ContainsAny(k, "=\x00"):
-			return wire.Failf(wire.InvalidArgument, "env", "%.80q is no name: it must not be empty, nor hold '=' or NUL", k)
+			return wire.Failf(wire.InvalidArgument, "env", "invalid name %.80q: it must not be empty or contain '=' or NUL", k)
 		case strings.IndexByte(v, 0) >= 0:
-			return wire.Failf(wire.InvalidArgument, "env", "the value of %.80q holds a NUL byte", k)
+			return wire.Failf(wire.InvalidArgument, "env", "the value of %.80q contains a NUL byte", k)
 		}
 	}
 	if len(env) > wire.MaxArgs || size > wire.MaxArgBytes {
-		return wire.Failf(wire.InvalidArgument, "env", "has %d variables of %d bytes, at most %d of %d are allowed", len(env), size, wire.MaxArgs, wire.MaxArgBytes)
+		return wire.Failf(wire.InvalidArgument, "env", "has %d variables with %d bytes: the maximum is %d with %d", len(env), size, wire.MaxArgs, wire.MaxArgBytes)
 	}
 	return nil
 }
@@ -191,5 +194,28 @@ func stepFailure(e *prefork.StepError, cmd *wire.Command) *wire.Failure {
 		}
 		return wire.Failf(code, "argv", "execute %.200q: %v", cmd.Argv[0], e.Errno)
 	}
-	return wire.Failf(code, "user", "take on the command's user: %v", e.Errno)
+	return wire.Failf(code, "user", "switch to the command's user: %v", e.Errno)
+}
+
+// openProgram makes the command one of the guest's own programs. It passes the open file, because
+// the command's user cannot enter its directory.
+func (s *Server) openProgram(cmd *wire.Command, p *prefork.Program) *wire.Failure {
+	path, known := s.Programs[cmd.Program]
+	if !known {
+		return wire.Failf(wire.InvalidArgument, "program", "program %.64q not found", cmd.Program)
+	}
+	file, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return wire.Failf(wire.FailedPrecondition, "program", "this guest was installed without the program %q", cmd.Program)
+	}
+	if err != nil {
+		return wire.Failf(wire.Internal, "program", "open %q: %v", cmd.Program, err)
+	}
+	p.File = file
+	return nil
+}
+
+// programFailure reports why such a program could not be executed.
+func programFailure(cmd *wire.Command, errno syscall.Errno) *wire.Failure {
+	return wire.Failf(wire.FailedPrecondition, "program", "execute %q: %v", cmd.Program, errno)
 }

@@ -2,6 +2,8 @@ package server
 
 import (
 	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/prefork"
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
+	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
 // maxDirs is the maximum number of directories that may contain a command's working directory.
@@ -43,7 +46,7 @@ func confine(cmd *wire.Command, p *prefork.Program) *wire.Failure {
 			return nil
 		}
 	}
-	return wire.Failf(wire.PermissionDenied, "cwd", "%.200q leads out of the folders that are allowed", cmd.Cwd)
+	return wire.Failf(wire.PermissionDenied, "cwd", "%.200q is outside the allowed directories", cmd.Cwd)
 }
 
 // resolve returns the path of a directory without links. The directory need not be readable.
@@ -54,4 +57,34 @@ func resolve(dir string) (string, error) {
 	}
 	defer unix.Close(fd)
 	return os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+}
+
+// resources maps runtime.UlimitNames to the kernel's numbers.
+var resources = map[string]int{
+	"as": unix.RLIMIT_AS, "cpu": unix.RLIMIT_CPU, "data": unix.RLIMIT_DATA, "fsize": unix.RLIMIT_FSIZE, "rss": unix.RLIMIT_RSS, "stack": unix.RLIMIT_STACK,
+}
+
+// checkUlimits rejects invalid limits.
+func checkUlimits(limits map[string]int64) error {
+	if err := runtime.ValidateUlimits(limits); err != nil {
+		return fmt.Errorf("invalid limits of commands: %w", err)
+	}
+	return nil
+}
+
+// applyUlimits sets the limits of a command's first process, which its children inherit, before it
+// executes the command. The guest itself has none of them: CPU time and address space of the
+// sandbox's whole life must not count against a command.
+func (s *Server) applyUlimits(pid int) *wire.Failure {
+	for _, name := range slices.Sorted(maps.Keys(s.Ulimits)) {
+		n := uint64(s.Ulimits[name])
+		var have unix.Rlimit
+		if err := unix.Prlimit(pid, resources[name], nil, &have); err == nil && have.Max < n {
+			n = have.Max // the guest may not raise it
+		}
+		if err := unix.Prlimit(pid, resources[name], &unix.Rlimit{Cur: n, Max: n}, nil); err != nil {
+			return wire.Failf(wire.FailedPrecondition, "", "set limit %s of the command: %v", name, err)
+		}
+	}
+	return nil
 }

@@ -26,7 +26,7 @@ func (s *Server) serveDial(c *wire.Conn, body json.RawMessage) error {
 	select {
 	case s.dials.slots <- struct{}{}:
 	default:
-		return wire.Failf(wire.ResourceExhausted, "", "%d connections into the sandbox are open, no more are allowed", cap(s.dials.slots))
+		return wire.Failf(wire.ResourceExhausted, "", "the limit of %d open connections into the sandbox is reached", cap(s.dials.slots))
 	}
 	conn, err := s.dialLoopback(d.Port)
 	if err != nil {
@@ -34,7 +34,7 @@ func (s *Server) serveDial(c *wire.Conn, body json.RawMessage) error {
 		return err
 	}
 	if !s.dials.add(conn) {
-		return wire.Failf(wire.Unavailable, "", "the sandbox is ending")
+		return wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
 	}
 	err = s.dials.carry(c, conn)
 	if err != errCarried {
@@ -56,14 +56,14 @@ func (s *Server) dialLoopback(port int) (net.Conn, error) {
 		}
 		switch {
 		case s.ctx.Err() != nil:
-			return nil, wire.Failf(wire.Unavailable, "", "the sandbox is ending")
+			return nil, wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
 		case ctx.Err() != nil:
-			return nil, wire.Failf(wire.Unavailable, "port", "what listens on port %d takes no connection within %s", port, wire.HeaderTime)
+			return nil, wire.Failf(wire.Unavailable, "port", "the server on port %d did not accept a connection within %s", port, wire.HeaderTime)
 		}
 		full = full || errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM)
 	}
 	if full {
-		return nil, wire.Failf(wire.ResourceExhausted, "", "the sandbox has no room for a connection")
+		return nil, wire.Failf(wire.ResourceExhausted, "", "the sandbox has no resources for another connection")
 	}
-	return nil, wire.Failf(wire.NotFound, "port", "nothing listens on port %d of the sandbox's loopback", port)
+	return nil, wire.Failf(wire.NotFound, "port", "no server listens on port %d of the sandbox's loopback interface", port)
 }

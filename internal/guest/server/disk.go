@@ -29,7 +29,7 @@ func (s *Server) findWritablePlaces() []string {
 	places := []string{s.Workspace}
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
-		s.Log.Warn("mounts could not be listed", "error", err)
+		s.Log.Warn("failed to list mounts", "error", err)
 		return append(places, "/tmp", defaultHome, "/dev/shm")
 	}
 	defer f.Close()

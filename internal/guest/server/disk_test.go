@@ -21,7 +21,7 @@ func TestPumpKeepsTheEnd(t *testing.T) {
 	}
 }
 
-func TestTold(t *testing.T) {
+func TestSaysDiskFull(t *testing.T) {
 	for words, want := range map[string]bool{
 		"dd: error writing '/tmp/x': No space left on device\n": true, "OSError: [Errno 28] No space left on device": true,
 		"Error: ENOSPC: no space left on device, write": true, "cp: Disk quota exceeded": true, "": false, "no match": false,

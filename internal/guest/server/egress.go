@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"net"
+	"os"
 	"strconv"
 	"sync"
 	"syscall"
@@ -50,7 +51,7 @@ func (s *Server) setEgress(e wire.Egress) (struct{}, error) {
 		return struct{}{}, f
 	}
 	if s.ctx.Err() != nil {
-		return struct{}{}, wire.Failf(wire.Unavailable, "", "the sandbox is ending")
+		return struct{}{}, wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
 	}
 	return struct{}{}, s.proxy.apply(e)
 }
@@ -122,7 +123,7 @@ func listenProxy() (net.Listener, error) {
 	lc := net.ListenConfig{KeepAlive: -1}
 	ln, err := lc.Listen(context.Background(), "tcp4", net.JoinHostPort("127.0.0.1", proxyPort))
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, wire.Failf(wire.FailedPrecondition, "", "a command of the sandbox listens on port %s, where its proxy is to be: end that command first", proxyPort)
+		return nil, wire.Failf(wire.FailedPrecondition, "", "a command listens on port %s, which the sandbox's proxy needs: end that command first", proxyPort)
 	}
 	if err != nil {
 		return nil, wire.Failf(wire.Internal, "", "listen for the sandbox's proxy: %v", err)
@@ -182,4 +183,48 @@ func (g *proxyListener) close() {
 func (p *proxy) stop() {
 	p.conns.close()
 	_ = p.apply(wire.Egress{}) // switching off cannot fail
+}
+
+// serveAccept waits for a connection of the proxy and carries it on the stream. A stream that the
+// host has closed gets none.
+func (s *Server) serveAccept(c *wire.Conn) error {
+	g := s.proxy.activeListener()
+	if g == nil {
+		return errProxyOff()
+	}
+	heard := make(chan error, 1)
+	go func() { heard <- c.AwaitPeer() }()
+	var conn net.Conn
+	select {
+	case conn = <-g.pending:
+	case err := <-heard:
+		heard <- err
+	case <-g.done:
+	case <-s.ctx.Done():
+	}
+	c.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // closed: that is heard as well
+	err := <-heard
+	there := errors.Is(err, os.ErrDeadlineExceeded)
+	if there {
+		err = c.SetReadDeadline(time.Time{})
+	}
+	switch {
+	case conn == nil && !there && err == nil:
+		return wire.Failf(wire.InvalidArgument, "", "unexpected data on a stream that waits for a connection")
+	case conn == nil && !there:
+		return nil // the host has closed the stream
+	case conn == nil:
+		return errProxyOff()
+	case !there || err != nil:
+		g.awaitStream(conn) // offer it to the next stream
+		return nil
+	}
+	if err = g.conns.carry(c, conn); err != errCarried {
+		g.awaitStream(conn)
+	}
+	return err
+}
+
+func errProxyOff() error {
+	return wire.Failf(wire.FailedPrecondition, "", "the sandbox's proxy is disabled")
 }

@@ -11,14 +11,13 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guest/wire"
 )
 
-// world is the test's host and command in one: streams and connections to the
-// proxy of one server.
+// world is the host and the commands of a test: streams of a server, and connections to its proxy.
 type world struct {
 	t *testing.T
 	s *Server
 }
 
-// newWorld switches the proxy on until the test is over.
+// newWorld enables the proxy until the test ends.
 func newWorld(t *testing.T) *world {
 	w := &world{t: t, s: testServer(t, false)}
 	w.turn(wire.Egress{On: true})
@@ -28,7 +27,7 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) turn(e wire.Egress) { ask[struct{}](w.t, w.s, wire.OpEgress, e) }
 
-// connect is what a command does.
+// connect connects to the proxy, as a command does.
 func (w *world) connect() *net.TCPConn {
 	w.t.Helper()
 	nc, err := net.DialTimeout("tcp", "127.0.0.1:"+proxyPort, bound)
@@ -42,8 +41,7 @@ func (w *world) connect() *net.TCPConn {
 	return nc.(*net.TCPConn)
 }
 
-// same checks that two ends are those of one connection, and that each
-// direction ends by itself.
+// same checks that two ends belong to one connection, and that each direction ends separately.
 func same(t *testing.T, a, b interface {
 	net.Conn
 	CloseWrite() error
@@ -74,7 +72,7 @@ func same(t *testing.T, a, b interface {
 	}
 }
 
-func TestProxyHandsConnectionsToStreamsThatLive(t *testing.T) {
+func TestProxyOffersConnectionsToLiveStreams(t *testing.T) {
 	w := newWorld(t)
 	waits := dial(t, w.s, wire.OpAccept, nil)
 	c := w.connect()
@@ -83,7 +81,7 @@ func TestProxyHandsConnectionsToStreamsThatLive(t *testing.T) {
 
 	dead := dial(t, w.s, wire.OpAccept, nil)
 	dead.nc.Close()
-	c = w.connect() // it waits, or goes to the dead one and comes back
+	c = w.connect() // it waits, or is offered to the dead stream first
 	waits = dial(t, w.s, wire.OpAccept, nil)
 	waits.untilStarted()
 	same(t, c, waits.nc.(*net.UnixConn))
@@ -95,16 +93,16 @@ func TestProxyHandsConnectionsToStreamsThatLive(t *testing.T) {
 	if a := early.all(); a.failure == nil || a.failure.Code != wire.InvalidArgument {
 		t.Errorf("bytes before their turn: %+v", a)
 	}
-	eventually(t, "all connections are forgotten", func() bool { return len(w.s.proxy.conns.slots) <= 1 }) // one for the next
+	eventually(t, "all connections are forgotten", func() bool { return len(w.s.proxy.conns.slots) <= 1 }) // one is held for the next connection
 }
 
-func TestProxyOffEndsAll(t *testing.T) {
+func TestProxyOffClosesConnections(t *testing.T) {
 	w := newWorld(t)
 	waits := dial(t, w.s, wire.OpAccept, nil)
 	carried, queued := w.connect(), (*net.TCPConn)(nil)
 	waits.untilStarted()
 	queued = w.connect()
-	w.turn(wire.Egress{On: true, Env: map[string]string{"TOKEN": "placeholder"}}) // changes no connection
+	w.turn(wire.Egress{On: true, Env: map[string]string{"TOKEN": "placeholder"}}) // existing connections are not affected
 	if _, err := carried.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +139,7 @@ func TestProxyOffEndsAll(t *testing.T) {
 	}
 }
 
-func TestCommandsAreToldOfTheProxy(t *testing.T) {
+func TestCommandsGetProxyEnvironment(t *testing.T) {
 	w := newWorld(t)
 	w.turn(wire.Egress{On: true, Env: map[string]string{"TOKEN": "placeholder", "NO_PROXY": "example.org"}})
 	cmd := sh(`echo "$http_proxy $HTTPS_PROXY $all_proxy $NO_PROXY $TOKEN $https_proxy"`)

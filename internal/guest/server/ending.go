@@ -34,7 +34,7 @@ func (r *commandRun) result(exit *prefork.Exit) runtime.Result {
 	r.mu.Unlock()
 	used, err := r.spare.group.Usage()
 	if err != nil {
-		r.s.Log.Warn("usage could not be read", "command", r.id, "error", err)
+		r.s.Log.Warn("failed to read usage", "command", r.id, "error", err)
 	}
 	f.used = used
 	if exitFailed(exit) {
@@ -99,7 +99,7 @@ func (f *endingFacts) resolveDisk(res *runtime.Result) {
 		res.Ending = runtime.Disk
 		res.Detail = "the command failed and left no room in " + strings.Join(filled, ", ")
 	default:
-		res.Detail = "there is no room in " + strings.Join(full, ", ")
+		res.Detail = "no space left in " + strings.Join(full, ", ")
 	}
 }
 

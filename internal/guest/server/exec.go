@@ -29,7 +29,7 @@ func (s *Server) serveExec(c *wire.Conn, body json.RawMessage) error {
 		return f
 	}
 	if cmd.TTY != nil {
-		return wire.Failf(wire.InvalidArgument, "tty", "is for shells")
+		return wire.Failf(wire.InvalidArgument, "tty", "is supported for shells only")
 	}
 	p, f := s.program(&cmd)
 	if f != nil {

@@ -35,7 +35,7 @@ type gidRange struct {
 func newGIDRange() (*gidRange, error) {
 	text, err := os.ReadFile("/proc/self/gid_map")
 	if err != nil {
-		return nil, fmt.Errorf("find group ids to tag commands with: %w", err)
+		return nil, fmt.Errorf("find group ids for commands: %w", err)
 	}
 	t := &gidRange{used: make(map[uint32]bool)}
 	for line := range bytes.Lines(text) {
@@ -54,7 +54,7 @@ func newGIDRange() (*gidRange, error) {
 		}
 	}
 	if t.size < 2*MaxCommands {
-		return nil, errors.New("the user namespace maps too few group ids to tag commands with")
+		return nil, errors.New("the user namespace maps too few group ids for commands")
 	}
 	return t, nil
 }
@@ -70,7 +70,7 @@ func (t *gidRange) acquire() (*gidGroup, error) {
 			return &gidGroup{gid: gid, owner: t}, nil
 		}
 	}
-	return nil, wire.Failf(wire.ResourceExhausted, "", "no group id is left to tag a command with")
+	return nil, wire.Failf(wire.ResourceExhausted, "", "all group ids for commands are in use")
 }
 
 // gidGroup is a group of processes that share a supplementary group id. The processes cannot drop
@@ -112,7 +112,7 @@ func (t *gidGroup) Kill(ctx context.Context) error {
 		}
 		clean = 0
 		if ctx.Err() != nil {
-			return fmt.Errorf("%d processes with tag %d are still alive: %w", alive, t.gid, context.Cause(ctx))
+			return fmt.Errorf("%d processes with group id %d are still alive: %w", alive, t.gid, context.Cause(ctx))
 		}
 		if alive < 4 { // give them time to die
 			time.Sleep(200 * time.Microsecond)
@@ -124,7 +124,7 @@ func (t *gidGroup) Kill(ctx context.Context) error {
 func (t *gidGroup) signalAll(sig syscall.Signal) (int, error) {
 	proc, err := os.Open("/proc")
 	if err != nil {
-		return 0, fmt.Errorf("look for processes: %w", err)
+		return 0, fmt.Errorf("list processes: %w", err)
 	}
 	defer proc.Close()
 	self, found := os.Getpid(), 0
@@ -147,7 +147,7 @@ func (t *gidGroup) signalAll(sig syscall.Signal) (int, error) {
 			return found, nil
 		}
 		if err != nil {
-			return found, fmt.Errorf("look for processes: %w", err)
+			return found, fmt.Errorf("list processes: %w", err)
 		}
 	}
 }
@@ -201,7 +201,7 @@ func statusHasGroup(status []byte, gid uint32) (tagged, headless bool) {
 
 // Limit is not supported.
 func (t *gidGroup) Limit(int64, float64) error {
-	return fmt.Errorf("%w: commands have no cgroups in this sandbox", cgroup.ErrUnsupported)
+	return fmt.Errorf("%w: this sandbox has no cgroups for commands", cgroup.ErrUnsupported)
 }
 
 // Usage returns zero: there are no counters.

@@ -22,7 +22,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// both runs a test with cgroups, where there are some, and by tag.
+// both runs a test with cgroups, if available, and with group ids.
 func both(t *testing.T, f func(*testing.T, *Server)) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -34,8 +34,8 @@ func both(t *testing.T, f func(*testing.T, *Server)) {
 	t.Run("tag", func(t *testing.T) { f(t, testServer(t, false)) })
 }
 
-// bothAtOnce is both for tests that mostly wait: the two run side by side, so that what they make and look for needs
-// names of its own in each.
+// bothAtOnce is like both, for tests that mostly wait. The two runs are concurrent, so each needs
+// its own names.
 func bothAtOnce(t *testing.T, f func(*testing.T, *Server)) {
 	t.Helper()
 	both(t, func(t *testing.T, s *Server) {
@@ -44,7 +44,7 @@ func bothAtOnce(t *testing.T, f func(*testing.T, *Server)) {
 	})
 }
 
-// There is one process to reap in, so all tests share its two servers' reaper.
+// A process can have only one reaper, so all tests share the two servers that use it.
 var (
 	serversOnce sync.Once
 	serverCG    *Server
@@ -78,7 +78,7 @@ func newTestServer(t testing.TB, tree *cgroup.Tree) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if serverTag != nil { // one reaper is all a process can have
+	if serverTag != nil { // a process can have only one reaper
 		s.spares.forker, s.reaper = serverTag.spares.forker, serverTag.reaper
 		go s.spares.keepFull(context.Background())
 		go s.watchTracers(context.Background())
@@ -133,7 +133,7 @@ func dial(t testing.TB, s *Server, op wire.Op, body any) *call {
 	return k
 }
 
-// answer is all that came on a stream until its last frame.
+// answer contains everything that a stream received up to its last frame.
 type answer struct {
 	started bool
 	stdout  bytes.Buffer
@@ -241,7 +241,7 @@ func wantEnding(t testing.TB, r runtime.Result, ending runtime.Ending, code int)
 	}
 }
 
-// nothingLeft checks that no process has the marker among its arguments.
+// nothingLeft checks that no process has the marker in its arguments.
 func nothingLeft(t testing.TB, marker string) {
 	t.Helper()
 	if pids := withMarker(t, marker); len(pids) > 0 {
@@ -260,7 +260,7 @@ func withMarker(t testing.TB, marker string) []int {
 		b, err := os.ReadFile(name)
 		pid, _ := strconv.Atoi(strings.Split(name, "/")[2])
 		if err == nil && pid != os.Getpid() && slices.ContainsFunc(bytes.Split(b, []byte{0}), func(a []byte) bool {
-			return bytes.Contains(a, []byte(marker)) && !bytes.HasPrefix(a, []byte("-test.")) // numbers of go test's, which spares have too
+			return bytes.Contains(a, []byte(marker)) && !bytes.HasPrefix(a, []byte("-test.")) // arguments of go test, which spares have too
 		}) {
 			found = append(found, pid)
 		}
@@ -268,9 +268,9 @@ func withMarker(t testing.TB, marker string) []int {
 	return found
 }
 
-// metBy runs f with a time-out that a command is to meet, and again with a longer
-// one for as long as f says that the command had not begun by then: a busy machine
-// takes its time to start a program.
+// metBy runs f with a timeout that the command is expected to exceed. It repeats f with a longer
+// one while f reports that the command had not started by then, because a busy machine starts
+// programs slowly.
 func metBy(timeout time.Duration, f func(time.Duration) (begun bool)) {
 	for !f(timeout) && timeout < bound {
 		timeout *= 4

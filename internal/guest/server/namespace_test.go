@@ -20,14 +20,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/cgroup"
 )
 
-// The guest reaps every child of its process and looks at every process there
-// is: as root the tests run as PID 1 of pid and mount namespaces of their
-// own, with cgroups that the outer process made and delegated.
+// The guest reaps every child of its process and scans all processes. So as root, the tests run as
+// PID 1 of separate pid and mount namespaces, with cgroups that the outer process created and
+// delegated.
 const (
 	inChild   = "SERVER_TEST_CHILD"
 	cgroupEnv = "SERVER_TEST_CGROUPS"
-	// workspaceEnv is a folder for commands: not below TMPDIR, which may be
-	// closed to their user.
+	// workspaceEnv is a directory for commands. It is not below TMPDIR, which commands may not be
+	// able to enter.
 	workspaceEnv = "SERVER_TEST_WORKSPACE"
 	bound        = 60 * time.Second
 	testPids     = 200
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	fuzzing := slices.ContainsFunc(os.Args, func(a string) bool {
 		return strings.HasPrefix(a, "-test.fuzz") && !strings.HasPrefix(a, "-test.fuzzcachedir")
 	})
-	if os.Getuid() != 0 || fuzzing { // a fuzzer needs the descriptors it was given
+	if os.Getuid() != 0 || fuzzing { // a fuzzer needs its inherited descriptors
 		os.Exit(m.Run())
 	}
 	if os.Getenv(inChild) != "" {
@@ -93,8 +93,8 @@ func outer() (int, error) {
 	return 0, nil
 }
 
-// delegate moves the child to cgroups of its own and delegates from there. Where
-// that cannot be done the tests run by tag alone.
+// delegate moves the child to new cgroups and delegates from there. If that fails, the tests use
+// group ids only.
 func delegate(pid int) (map[string]string, func()) {
 	remove := func() {}
 	host, err := cgroup.Detect()
@@ -140,7 +140,7 @@ func delegate(pid int) (map[string]string, func()) {
 	}
 }
 
-// upLoopback gives the tests the network of a sandbox.
+// upLoopback enables the loopback interface, as in a sandbox.
 func upLoopback() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -155,10 +155,10 @@ func upLoopback() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo)
 }
 
-// settle makes the namespaces fit: a /proc of this pid namespace, and the
-// delegated cgroups in a folder as the host would bind them.
+// settle prepares the namespaces: /proc of this pid namespace, and the delegated cgroups in a
+// directory as the host would mount them.
 func settle() error {
-	// Where the outer process went, the go command would not notice us.
+	// If the outer process ends, the go command does not notify this one.
 	var line []byte
 	for b := make([]byte, 1); ; {
 		if n, err := os.Stdin.Read(b); n != 1 || err != nil {

@@ -15,7 +15,7 @@ import (
 // maxWait bounds wire.Output.Wait.
 const maxWait = time.Minute
 
-var errHostGone = errors.New("host has closed the stream")
+var errHostGone = errors.New("the host closed the stream")
 
 // serveOutput sends what a shell has written; see wire.Output.
 func (s *Server) serveOutput(c *wire.Conn, body json.RawMessage) error {
@@ -35,7 +35,7 @@ func (s *Server) serveOutput(c *wire.Conn, body json.RawMessage) error {
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	defer cancel(nil)
 	var watch sync.WaitGroup
-	watch.Go(func() { // a read only returns once the host has closed the stream
+	watch.Go(func() { // a read only returns once the the host closed the stream
 		for {
 			if _, _, err := c.ReadFrame(); err != nil {
 				cancel(errHostGone)
@@ -92,7 +92,7 @@ func selectStream(sh *shell, o *wire.Output) (*spool.Stream, error) {
 	_, end, _ := st.Span()
 	switch {
 	case o.Offset < 0 || o.Offset > end:
-		return nil, wire.Failf(wire.InvalidArgument, "offset", "must be from 0 to %d, the end of what was written", end)
+		return nil, wire.Failf(wire.InvalidArgument, "offset", "must be from 0 to %d, the end of the output", end)
 	case o.Limit < 0:
 		return nil, wire.Failf(wire.InvalidArgument, "limit", "is negative")
 	case o.Wait < 0 || o.Wait > maxWait:
@@ -216,7 +216,7 @@ func (s *Server) serveInput(c *wire.Conn, body json.RawMessage) error {
 			sh.run.spare.in.ours.Close()
 			return c.Reply(nil)
 		default:
-			return wire.Failf(wire.InvalidArgument, "", "a frame of kind %q is no input", byte(kind))
+			return wire.Failf(wire.InvalidArgument, "", "unexpected frame of kind %q in input", byte(kind))
 		}
 	}
 }

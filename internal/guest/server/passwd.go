@@ -83,7 +83,7 @@ func (s *Server) lookUpUser(name string) (user, *wire.Failure) {
 		return user{}, wire.Failf(wire.InvalidArgument, "user", format, args...)
 	}
 	if len(name) > maxField || strings.ContainsRune(name, 0) {
-		return bad("is no user name")
+		return bad("is not a valid user name")
 	}
 	u := user{uid: s.UID, gid: s.GID}
 	if name != "" {
@@ -111,7 +111,7 @@ func (s *Server) lookUpUser(name string) (user, *wire.Failure) {
 		}
 	}
 	if u.uid == 0 {
-		return bad("uid 0 is refused: it would own the sandbox's guest; use any other, the default is %d", s.UID)
+		return bad("uid 0 is not allowed, because it owns the sandbox's guest: use another uid (default: %d)", s.UID)
 	}
 	s.completeUser(&u)
 	return u, nil

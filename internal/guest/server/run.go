@@ -71,17 +71,17 @@ func (s *Server) register(r *commandRun) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return wire.Failf(wire.Unavailable, "", "the sandbox is ending")
+		return wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
 	}
 	if len(s.running) >= MaxCommands {
-		return wire.Failf(wire.ResourceExhausted, "", "%d commands are running, no more are allowed", MaxCommands)
+		return wire.Failf(wire.ResourceExhausted, "", "the limit of %d running commands is reached", MaxCommands)
 	}
 	if r.id = r.cmd.ID; r.id == "" {
 		s.nextName++
 		r.id = "." + strconv.FormatInt(s.nextName, 10)
 	}
 	if _, ok := s.running[r.id]; ok {
-		return wire.Failf(wire.AlreadyExists, "id", "a command %q is running", r.id)
+		return wire.Failf(wire.AlreadyExists, "id", "command %q is already running", r.id)
 	}
 	r.alone = len(s.running) == 0
 	s.running[r.id] = r
@@ -301,14 +301,14 @@ func (r *commandRun) kill(exit *prefork.Exit) (*prefork.Exit, bool) {
 	if r.timer != nil {
 		defer r.timer.Stop()
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), killTime, errors.New("gave up waiting for processes to die"))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), killTime, errors.New("time limit for killing processes exceeded"))
 	defer cancel()
 	if exit == nil {
 		_ = r.spare.process.Signal(syscall.SIGKILL) // the process may not be in the group yet; it may also be gone
 	}
 	err := r.spare.group.Kill(ctx)
 	if err != nil {
-		r.s.Log.Error("a command was not killed", "command", r.id, "error", err)
+		r.s.Log.Error("failed to kill a command", "command", r.id, "error", err)
 	}
 	if exit == nil {
 		exit = r.awaitExit(ctx)
@@ -352,7 +352,7 @@ func (r *commandRun) release() {
 	s := r.s
 	s.work.Go(func() {
 		if err := r.spare.group.Remove(); err != nil {
-			s.Log.Warn("group was not removed", "command", r.id, "error", err)
+			s.Log.Warn("failed to remove a command's group", "command", r.id, "error", err)
 		}
 		s.spares.requestRefill()
 	})

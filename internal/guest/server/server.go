@@ -193,7 +193,7 @@ func (s *Server) Close(ctx context.Context) error {
 		r.stop(runtime.SandboxLost)
 	}
 	s.mu.Unlock()
-	s.cancel(errors.New("guest is ending"))
+	s.cancel(errors.New("guest is shutting down"))
 	s.proxy.stop()
 	s.dials.close()
 	done := make(chan struct{})
@@ -223,7 +223,7 @@ func (s *Server) Serve(nc net.Conn) (kept bool) {
 	}
 	defer func() {
 		if p := recover(); p != nil {
-			s.Log.Error("serving a stream panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			s.Log.Error("panic while serving a stream", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 		}
 	}()
 	if n > MaxStreams+reserveStreams {
@@ -256,7 +256,7 @@ func (s *Server) answer(c *wire.Conn, err error) {
 		return
 	}
 	if wErr := c.FailWith(err); wErr != nil && !errors.Is(wErr, wire.ErrEnded) {
-		s.Log.Debug("could not answer", "error", wErr)
+		s.Log.Debug("failed to answer", "error", wErr)
 	}
 }
 
@@ -318,11 +318,11 @@ func (s *Server) dispatch(c *wire.Conn, req wire.Request) error {
 		return err
 	case wire.OpRead, wire.OpWrite, wire.OpList, wire.OpStat, wire.OpMkdir, wire.OpMove, wire.OpRemove, wire.OpEdit, wire.OpGlob, wire.OpSearch, wire.OpPack, wire.OpUnpack:
 		if s.Files == nil {
-			return wire.Failf(wire.FailedPrecondition, "", "this guest serves no files")
+			return wire.Failf(wire.FailedPrecondition, "", "this guest does not serve files")
 		}
 		return s.Files.Handle(s.ctx, req.Op, req.Body, c)
 	}
-	return wire.Failf(wire.InvalidArgument, "op", "there is no operation %.32q", string(req.Op))
+	return wire.Failf(wire.InvalidArgument, "op", "unknown operation %.32q", string(req.Op))
 }
 
 // handle decodes a body, calls do and sends its result.

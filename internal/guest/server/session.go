@@ -65,7 +65,7 @@ func (s *Server) startSession(st wire.SessionStart) (wire.Session, error) {
 	select {
 	case <-se.started:
 	case <-s.ctx.Done():
-		return wire.Session{}, wire.Failf(wire.Unavailable, "", "the sandbox is ending")
+		return wire.Session{}, wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
 	}
 	if se.failure != nil {
 		return wire.Session{}, se.failure
@@ -82,7 +82,7 @@ func (s *Server) reserveSession(st wire.SessionStart) (*session, bool, error) {
 		return se, false, nil
 	}
 	if len(s.sessions) >= wire.MaxSessions && !s.dropEnded() {
-		return nil, false, wire.Failf(wire.ResourceExhausted, "", "%d sessions are open, no more are allowed; end one", wire.MaxSessions)
+		return nil, false, wire.Failf(wire.ResourceExhausted, "", "the limit of %d open sessions is reached: end one", wire.MaxSessions)
 	}
 	return s.newSession(st), true, nil
 }
@@ -106,7 +106,7 @@ func (s *Server) renew(old *session) (*session, error) {
 	}
 	s.mu.Unlock()
 	if se == nil {
-		return nil, wire.Failf(wire.NotFound, "session", "there is no session %.128q", old.spec.ID)
+		return nil, wire.Failf(wire.NotFound, "session", "session %.128q not found", old.spec.ID)
 	}
 	if fresh {
 		se.launch()
@@ -206,9 +206,9 @@ func (se *session) runPreamble() error {
 	switch {
 	case err != nil:
 	case res.Ended:
-		err = wire.Failf(wire.FailedPrecondition, "shell", "%s ended as it began: %s", se.spec.Shell, describeEnding(&res.Result))
+		err = wire.Failf(wire.FailedPrecondition, "shell", "%s ended during its start: %s", se.spec.Shell, describeEnding(&res.Result))
 	case res.Ending != runtime.Exited || res.ExitCode != 0:
-		err = wire.Failf(wire.FailedPrecondition, "shell", "%s did not begin well: %s", se.spec.Shell, describeEnding(&res.Result))
+		err = wire.Failf(wire.FailedPrecondition, "shell", "%s failed to start: %s", se.spec.Shell, describeEnding(&res.Result))
 	}
 	if err != nil {
 		se.end()
@@ -226,7 +226,7 @@ func (se *session) cleanUp() {
 		se.control.Close()
 	}
 	if err := se.dir.remove(); err != nil {
-		se.s.Log.Warn("folder of a session was not removed", "session", se.spec.ID, "error", err)
+		se.s.Log.Warn("failed to remove a session's directory", "session", se.spec.ID, "error", err)
 	}
 }
 
@@ -242,7 +242,7 @@ func (se *session) releaseTurn() {
 		// ESRCH means that the shell is gone; its end is about to be observed.
 		if err := se.group.beginCommand(); err != nil && !se.ended() && !errors.Is(err, syscall.ESRCH) {
 			// Otherwise the next command would be blamed for this one, and killed with it.
-			se.s.Log.Warn("a session was ended: it could not be made ready", "session", se.spec.ID, "error", err)
+			se.s.Log.Warn("ended a session that could not be prepared", "session", se.spec.ID, "error", err)
 			se.run.stop(runtime.SandboxLost)
 		}
 	}
@@ -272,7 +272,7 @@ func (s *Server) findSession(id string) (*session, error) {
 		default: // its start has not been answered yet
 		}
 	}
-	return nil, wire.Failf(wire.NotFound, "session", "there is no session %.128q", id)
+	return nil, wire.Failf(wire.NotFound, "session", "session %.128q not found", id)
 }
 
 func (se *session) state() wire.Session {
@@ -328,7 +328,7 @@ func (s *Server) endSession(ref wire.ShellRef) (wire.Session, error) {
 	select {
 	case <-se.done:
 	case <-time.After(2 * killTime):
-		return wire.Session{}, wire.Failf(wire.Internal, "", "end session %q: the shell does not end", ref.ID)
+		return wire.Session{}, wire.Failf(wire.Internal, "", "end session %q: the shell did not end in time", ref.ID)
 	}
 	s.mu.Lock()
 	if s.sessions[ref.ID] == se {

@@ -35,12 +35,12 @@ func openSession(t testing.TB, s *Server, st wire.SessionStart) *testSession {
 		t.Fatalf("started as %+v", got)
 	}
 	t.Cleanup(func() {
-		dial(t, s, wire.OpSessionEnd, wire.ShellRef{ID: st.ID}).all() // it may be gone
+		dial(t, s, wire.OpSessionEnd, wire.ShellRef{ID: st.ID}).all() // it may not exist any more
 	})
 	return &testSession{t: t, s: s, id: st.ID}
 }
 
-// outcome is what came of a command in a session.
+// outcome is the result of a command in a session.
 type outcome struct {
 	wire.SessionResult
 	out, err string
@@ -76,7 +76,7 @@ func outcomeOf(t testing.TB, a *answer) outcome {
 	return o
 }
 
-// marker is a time, of about so many seconds, that nothing of another session sleeps.
+// marker returns a duration of about that many seconds that no other session uses.
 func (se *testSession) marker(seconds int) string { return fmt.Sprintf("%d.%ss", seconds, se.id[3:]) }
 
 func (se *testSession) run(text string) outcome {
@@ -84,7 +84,7 @@ func (se *testSession) run(text string) outcome {
 	return se.exec(wire.SessionExec{Text: text, Timeout: bound})
 }
 
-// gives checks exit code and output of a command, and that the session lives.
+// gives checks exit code and output of a command, and that the session continues.
 func (se *testSession) gives(text string, code int, out string) outcome {
 	se.t.Helper()
 	o := se.run(text)
@@ -102,7 +102,7 @@ func (se *testSession) isGone() {
 	}
 }
 
-func TestSessionKeepsItsState(t *testing.T) {
+func TestSessionKeepsState(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		se := openSession(t, s, wire.SessionStart{Env: map[string]string{"GIVEN": "yes"}, Cwd: "/usr"})
 		se.gives(`pwd; echo $GIVEN`, 0, "/usr\nyes\n")
@@ -113,7 +113,7 @@ func TestSessionKeepsItsState(t *testing.T) {
 	})
 }
 
-func TestSessionKeepsStreamsApartByteByByte(t *testing.T) {
+func TestSessionSeparatesStreams(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		se := openSession(t, s, wire.SessionStart{})
 		o := se.run(`printf 'a\0\377b'; printf 'e\0\376' >&2; false`)
@@ -127,7 +127,7 @@ func TestSessionKeepsStreamsApartByteByByte(t *testing.T) {
 	})
 }
 
-func TestSessionOutlivesClumsyCommands(t *testing.T) {
+func TestSessionSurvivesFailingCommands(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		se := openSession(t, s, wire.SessionStart{})
 		for _, c := range []struct {
@@ -176,7 +176,7 @@ func TestSessionOutlivesClumsyCommands(t *testing.T) {
 	})
 }
 
-func TestSessionEndsWithItsShell(t *testing.T) {
+func TestSessionEndsWithShell(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		for text, code := range map[string]int{"exit 3": 3, "echo x; exit": 0, "exec sh -c 'exit 4'": 4, "kill -9 $$": -1, "trap 'exit 6' EXIT; exit 5": 6} {
 			se := openSession(t, s, wire.SessionStart{})
@@ -206,7 +206,7 @@ func TestSessionTakesInput(t *testing.T) {
 		if o := outcomeOf(t, k.all()); o.out != "<one>\n"+string(want) {
 			t.Errorf("got %d bytes", len(o.out))
 		}
-		k = se.dial(wire.SessionExec{Text: `cat`, Stdin: true, Timeout: bound}) // at once at its end
+		k = se.dial(wire.SessionExec{Text: `cat`, Stdin: true, Timeout: bound}) // immediately after its end
 		if err := k.c.WriteFrame(wire.KindEOF, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -224,7 +224,7 @@ func TestSessionTakesInput(t *testing.T) {
 	})
 }
 
-func TestSessionIsInterruptedInTime(t *testing.T) {
+func TestSessionInterruptIsPrompt(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
 		se := openSession(t, s, wire.SessionStart{})
 		for i, text := range []string{
@@ -261,7 +261,7 @@ func TestSessionIsInterruptedInTime(t *testing.T) {
 	})
 }
 
-func TestSessionThatDoesNotComeBackIsKilled(t *testing.T) {
+func TestUnresponsiveSessionIsKilled(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
 		se := openSession(t, s, wire.SessionStart{})
 		se.gives(`trap '' INT`, 0, "")
@@ -273,7 +273,7 @@ func TestSessionThatDoesNotComeBackIsKilled(t *testing.T) {
 	})
 }
 
-func TestSessionKeepsWhatIsInTheBackground(t *testing.T) {
+func TestSessionKeepsBackgroundProcesses(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
 		se := openSession(t, s, wire.SessionStart{})
 		marker := se.marker(3141)
@@ -285,7 +285,7 @@ func TestSessionKeepsWhatIsInTheBackground(t *testing.T) {
 		se.gives(`(sleep 0.3; echo late; sleep `+marker+`) & while :; do echo loud; sleep 0.01; done & echo two`, 0, "*")
 		se.gives(`sleep 0.5; echo clean`, 0, "clean\n")
 		eventually(t, "both sleep in the background", func() bool { return len(withMarker(t, marker)) >= 2 })
-		// In time only what the command itself started is killed.
+		// An interrupt kills only the processes of the command.
 		o := se.exec(wire.SessionExec{Text: `sleep 1` + marker, Timeout: 100 * time.Millisecond})
 		if o.Ending != runtime.Timeout || o.Ended {
 			t.Errorf("got %v", o)
@@ -300,7 +300,7 @@ func TestSessionKeepsWhatIsInTheBackground(t *testing.T) {
 	})
 }
 
-func TestSessionRunsOneCommandAtATime(t *testing.T) {
+func TestSessionSerializesCommands(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
 		se := openSession(t, s, wire.SessionStart{})
 		first := se.dial(wire.SessionExec{Text: `read go; x=set`, Stdin: true, Timeout: bound})
@@ -325,7 +325,7 @@ func TestSessionRunsOneCommandAtATime(t *testing.T) {
 	})
 }
 
-func TestSessionCommandEndsWithItsStream(t *testing.T) {
+func TestSessionCommandEndsWithStream(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		se := openSession(t, s, wire.SessionStart{})
 		k := se.dial(wire.SessionExec{Text: `sleep 27.18`})
@@ -349,9 +349,9 @@ func TestSessionStopsAtOutputLimit(t *testing.T) {
 	})
 }
 
-func TestSessionIsNotForged(t *testing.T) {
+func TestSessionCannotBeForged(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
-		// A command that writes into what it finds of the channel breaks its own session at most.
+		// A command that writes to the control FIFO that it finds can break only its own session.
 		se := openSession(t, s, wire.SessionStart{})
 		other := openSession(t, s, wire.SessionStart{})
 		o := se.run(`for f in $(tr '\0' '\n' </proc/$$/cmdline) ${BASH_SOURCE%/*}/*; do [ -w "$f" ] && echo garbage >"$f"; done; sleep 0.2; exit 9`)
@@ -369,7 +369,7 @@ func TestSessionIsNotForged(t *testing.T) {
 	})
 }
 
-func TestSessionInShThatIsNotBash(t *testing.T) {
+func TestSessionInPlainSh(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
 		se := openSession(t, s, wire.SessionStart{Shell: "sh"})
 		se.gives(`cd /usr; x=5; f() { echo fn $x; }`, 0, "")
@@ -391,7 +391,7 @@ func TestSessionInShThatIsNotBash(t *testing.T) {
 	})
 }
 
-func TestSessionOutlivesManyInterrupts(t *testing.T) {
+func TestSessionSurvivesManyInterrupts(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
 		for _, shell := range []string{"bash", "sh"} {
 			manyInterrupts(t, openSession(t, s, wire.SessionStart{Shell: shell}))
@@ -415,9 +415,9 @@ func manyInterrupts(t *testing.T, se *testSession) {
 	nothingLeft(t, marker)
 }
 
-// Whatever is typed, the session goes on with the next command, and what bash
-// itself takes for an error of syntax does not succeed.
-func TestSessionTakesAnyText(t *testing.T) {
+// After any text, the session continues with the next command. A syntax error of bash does not
+// count as success.
+func TestSessionSurvivesAnyText(t *testing.T) {
 	pieces := []string{
 		"'", `"`, "`", "$(", ")", "(", "{ ", "; }", "<<E\n", "E\n", "\n", "if ", "then ", "fi\n", "case x in ", "x) ", ";;", "esac\n", "&&", "||", "|", ";", "&", `\`, "#", "true ", "false ",
 		"for i in 1; do ", "done\n", "while false; do ", "${", "}", "$((", "))", "[[ ", "]] ", "f() ", "x=", "x=(", "<", ">", "!", "$'", "\t", "\xff", "\r", "function ", "coproc ", "select ", "time ", "until ",

@@ -98,7 +98,7 @@ func (se *session) checkBackground() *wire.Failure {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	if se.background >= wire.MaxSessionLeft {
-		return wire.Failf(wire.ResourceExhausted, "session", "%d commands of the session have left something in the background that holds their output open; end some, or send their output to files", wire.MaxSessionLeft)
+		return wire.Failf(wire.ResourceExhausted, "session", "%d ended commands of the session have background processes that hold their output open: end some, or redirect their output to files", wire.MaxSessionLeft)
 	}
 	return nil
 }
@@ -108,7 +108,7 @@ func (s *Server) registerSessionCommand(t *sessionCommand) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sessionCommands[t.req.ID] != nil || s.running[t.req.ID] != nil {
-		return wire.Failf(wire.AlreadyExists, "id", "a command %q is running", t.req.ID)
+		return wire.Failf(wire.AlreadyExists, "id", "command %q is already running", t.req.ID)
 	}
 	s.sessionCommands[t.req.ID] = t
 	return nil
@@ -138,7 +138,7 @@ func (t *sessionCommand) signal(n int) error {
 		t.stop(runtime.Cancelled)
 		return nil
 	}
-	return wire.Failf(wire.FailedPrecondition, "number", "a command in a session takes signals that end it only: 1, 2, 3, 9 and 15")
+	return wire.Failf(wire.FailedPrecondition, "number", "a command in a session accepts only signals that end it: 1, 2, 3, 9 and 15")
 }
 
 func (t *sessionCommand) stopCause() runtime.Ending {
@@ -245,10 +245,10 @@ func (t *sessionCommand) openStreams(events <-chan string) error {
 			return se.endedError()
 		}
 	case <-late.C:
-		return se.endBroken(fmt.Errorf("its shell did not begin with it within %s", startTimeout))
+		return se.endBroken(fmt.Errorf("the shell did not start the command within %s", startTimeout))
 	}
 	if event != "b" {
-		return se.endBroken(errors.New("its shell could not open the command's streams"))
+		return se.endBroken(errors.New("the shell could not open the command's streams"))
 	}
 	if err := t.pipes.keepOwnEnds(); err != nil {
 		return se.endBroken(err)
@@ -316,4 +316,80 @@ func (s *Server) watchAlone() func() bool {
 		defer s.mu.Unlock()
 		return only && s.startCount == before
 	}
+}
+
+// acquireTurn waits for the command's turn, and restarts the session first if it has ended and the
+// request allows it.
+func (se *session) acquireTurn(c *wire.Conn, x *wire.SessionExec) (_ *session, renewed bool, err error) {
+	for range maxRenewals {
+		if err = se.awaitTurn(c, x.Wait); err == nil || !x.Renew || !se.ended() {
+			break
+		}
+		var rErr error
+		if se, rErr = se.s.renew(se); rErr != nil {
+			return nil, false, rErr
+		}
+		renewed = true
+	}
+	return se, renewed, err
+}
+
+// awaitTurn waits for the session's turn while the host is connected.
+func (se *session) awaitTurn(c *wire.Conn, wait time.Duration) error {
+	se.mu.Lock()
+	refused := se.busy && wait == 0 || se.waiting >= wire.MaxSessionQueue
+	if !refused {
+		se.waiting++
+	}
+	if !se.busy {
+		wait = max(wait, turnTimeout)
+	}
+	se.mu.Unlock()
+	busy := wire.Failf(wire.ResourceExhausted, "session", "session %q is busy with another command", se.spec.ID)
+	if refused && !se.ended() {
+		return busy
+	}
+	if !refused {
+		defer func() {
+			se.mu.Lock()
+			se.waiting--
+			se.mu.Unlock()
+		}()
+	}
+	over := time.NewTimer(wait)
+	defer over.Stop()
+	look := time.NewTicker(peerCheckInterval)
+	defer look.Stop()
+	for {
+		select {
+		case <-se.done:
+			return se.endedError()
+		case se.turn <- struct{}{}:
+			if se.ended() {
+				<-se.turn
+				return se.endedError()
+			}
+			se.setBusy(true)
+			return nil
+		case <-over.C:
+			return busy
+		case <-look.C:
+			if c.PeerGone() {
+				return errHostGone
+			}
+		case <-se.s.ctx.Done():
+			return wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
+		}
+	}
+}
+
+func (se *session) setBusy(busy bool) {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	se.busy = busy
+}
+
+// endedError is the error for a session that has ended.
+func (se *session) endedError() error {
+	return wire.Failf(wire.FailedPrecondition, "session", "session %q has ended (%s): start another one, or allow its renewal", se.spec.ID, describeEnding(&se.result))
 }

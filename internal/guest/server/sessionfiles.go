@@ -28,7 +28,7 @@ func newFIFODir(parent string) (fifoDir, error) {
 	rand.Read(b[:]) //nolint:errcheck // it never fails
 	f := fifoDir(filepath.Join(parent, hex.EncodeToString(b[:])))
 	if err := errors.Join(os.MkdirAll(parent, 0o711), os.Mkdir(string(f), 0o711)); err != nil {
-		return "", fmt.Errorf("make a session's folder: %w", err)
+		return "", fmt.Errorf("make a session's directory: %w", err)
 	}
 	return f, nil
 }
@@ -157,9 +157,9 @@ func checkSessionExec(x *wire.SessionExec) *wire.Failure {
 	case x.Text == "":
 		return wire.Failf(wire.InvalidArgument, "text", "is empty")
 	case len(x.Text) > wire.MaxArgBytes:
-		return wire.Failf(wire.InvalidArgument, "text", "has %d bytes, at most %d are allowed", len(x.Text), wire.MaxArgBytes)
+		return wire.Failf(wire.InvalidArgument, "text", "has %d bytes: the maximum is %d", len(x.Text), wire.MaxArgBytes)
 	case strings.IndexByte(x.Text, 0) >= 0:
-		return wire.Failf(wire.InvalidArgument, "text", "holds a NUL byte")
+		return wire.Failf(wire.InvalidArgument, "text", "contains a NUL byte")
 	case x.Timeout < 0:
 		return wire.Failf(wire.InvalidArgument, "timeout_ns", "is negative")
 	case x.OutputLimit < 0:

@@ -54,12 +54,12 @@ func (t *gidSession) beginCommand() error {
 func (t *gidSession) processes() (map[int]procInfo, error) {
 	proc, err := os.Open("/proc")
 	if err != nil {
-		return nil, fmt.Errorf("look for processes: %w", err)
+		return nil, fmt.Errorf("list processes: %w", err)
 	}
 	defer proc.Close()
 	names, err := proc.Readdirnames(-1)
 	if err != nil {
-		return nil, fmt.Errorf("look for processes: %w", err)
+		return nil, fmt.Errorf("list processes: %w", err)
 	}
 	found, buf := map[int]procInfo{}, make([]byte, 16<<10)
 	for _, name := range names {

@@ -14,7 +14,7 @@ import (
 // session has ended.
 func (t *sessionCommand) interrupt(events <-chan string) (int, string) {
 	se := t.se
-	ctx, cancel := context.WithTimeoutCause(context.Background(), wire.SessionTime, errors.New("the session's shell does not come back"))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), wire.SessionTime, errors.New("the session's shell does not respond"))
 	defer cancel()
 	for ctx.Err() == nil {
 		_ = se.run.spare.process.Signal(syscall.SIGCONT) // the shell may have ended
@@ -78,7 +78,7 @@ func (t *sessionCommand) synchronize(ctx context.Context, events <-chan string) 
 }
 
 func (t *sessionCommand) killSession(detail string) (int, string) {
-	t.se.s.Log.Warn("a session was killed", "session", t.se.spec.ID, "why", detail)
+	t.se.s.Log.Warn("killed a session", "session", t.se.spec.ID, "why", detail)
 	t.se.end()
 	return 0, detail
 }

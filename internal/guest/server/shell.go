@@ -58,7 +58,7 @@ func (s *Server) startShell(cmd wire.Command) (wire.Shell, error) {
 	select {
 	case <-sh.started:
 	case <-s.ctx.Done():
-		return wire.Shell{}, wire.Failf(wire.Unavailable, "", "the sandbox is ending")
+		return wire.Shell{}, wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
 	}
 	if sh.failure != nil {
 		return wire.Shell{}, sh.failure
@@ -74,7 +74,7 @@ func (s *Server) reserveShell(cmd wire.Command) (*shell, bool, error) {
 		return sh, false, nil
 	}
 	if len(s.shells) >= wire.MaxShells {
-		return nil, false, wire.Failf(wire.ResourceExhausted, "", "%d shells are kept; forget one that has ended", wire.MaxShells)
+		return nil, false, wire.Failf(wire.ResourceExhausted, "", "the limit of %d shells is reached: forget one that has ended", wire.MaxShells)
 	}
 	sh := &shell{cmd: cmd, input: make(chan struct{}, 1), started: make(chan struct{}), done: make(chan struct{})}
 	limit := cmp.Or(cmd.Spool, wire.SpoolBytes)
@@ -137,7 +137,7 @@ func (s *Server) findShell(id string) (*shell, error) {
 		default: // its start has not been answered yet
 		}
 	}
-	return nil, wire.Failf(wire.NotFound, "id", "there is no shell %.128q", id)
+	return nil, wire.Failf(wire.NotFound, "id", "shell %.128q not found", id)
 }
 
 func (sh *shell) ended() bool {
@@ -229,7 +229,7 @@ func (s *Server) killShell(k wire.Kill) (wire.Shell, error) {
 	if err != nil {
 		return wire.Shell{}, err
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), k.Grace+2*killTime, errors.New("the command does not end"))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), k.Grace+2*killTime, errors.New("the command did not end in time"))
 	defer cancel()
 	if k.Grace > 0 && !sh.ended() {
 		sh.run.setCause(runtime.Cancelled)
@@ -257,7 +257,7 @@ func (s *Server) forgetShell(ref wire.ShellRef) (struct{}, error) {
 		return struct{}{}, err
 	}
 	if !sh.ended() {
-		return struct{}{}, wire.Failf(wire.FailedPrecondition, "id", "shell %q is running; kill it first", ref.ID)
+		return struct{}{}, wire.Failf(wire.FailedPrecondition, "id", "shell %q is running: kill it first", ref.ID)
 	}
 	s.dropShell(sh)
 	return struct{}{}, nil

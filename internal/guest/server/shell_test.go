@@ -13,7 +13,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// start starts a shell that is killed and forgotten with the test.
+// start starts a shell. The test's cleanup kills and forgets it.
 func start(t testing.TB, s *Server, cmd wire.Command) wire.Shell {
 	t.Helper()
 	cmd.ID = strings.ReplaceAll(t.Name(), "/", ".") + "." + cmd.ID
@@ -42,7 +42,7 @@ func output(t testing.TB, s *Server, o wire.Output) (*answer, wire.OutputEnd) {
 	return a, end
 }
 
-func TestShellRunsOnAndItsOutputIsReadByOffset(t *testing.T) {
+func TestShellOutputIsReadByOffset(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		sh := start(t, s, wire.Command{Argv: []string{"sh", "-c", "echo one; echo err >&2; read x; echo two $x; exit 4"}, Stdin: true})
 		a, end := output(t, s, wire.Output{ID: sh.ID, Wait: maxWait})
@@ -83,7 +83,7 @@ func TestShellRunsOnAndItsOutputIsReadByOffset(t *testing.T) {
 	})
 }
 
-func TestShellReaderGetsTheExactGap(t *testing.T) {
+func TestShellReportsExactGap(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		sh := start(t, s, wire.Command{Argv: []string{"seq", "200000"}, Spool: 64 << 10})
 		eventually(t, "it has ended", func() bool { return ask[wire.Shell](t, s, wire.OpShell, wire.ShellRef{ID: sh.ID}).Result != nil })
@@ -101,13 +101,13 @@ func TestShellReaderGetsTheExactGap(t *testing.T) {
 	})
 }
 
-func TestWaitingShellLosesNothingOverBrokenStreams(t *testing.T) {
+func TestWaitingShellLosesNoOutput(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		const size = 8 << 20
 		sh := start(t, s, wire.Command{Argv: []string{"sh", "-c", "yes 123456789 | head -c 8388608"}, Wait: true})
 		var got bytes.Buffer
 		for round := 0; ; round++ {
-			// Every third reader goes away in the middle.
+			// Every third reader disconnects in the middle.
 			k := dial(t, s, wire.OpOutput, wire.Output{ID: sh.ID, Stream: wire.Stdout, Offset: int64(got.Len()), Limit: 700_000, Wait: maxWait})
 			a, done := &answer{}, false
 			for frames := 0; !done && (round%3 != 1 || frames < 3); frames++ {
@@ -139,7 +139,7 @@ func TestWaitingShellLosesNothingOverBrokenStreams(t *testing.T) {
 	})
 }
 
-func TestWaitingShellEndsWithNobodyReading(t *testing.T) {
+func TestWaitingShellEndsWithoutReader(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		var got wire.Shell
 		metBy(300*time.Millisecond, func(timeout time.Duration) bool {
@@ -154,7 +154,7 @@ func TestWaitingShellEndsWithNobodyReading(t *testing.T) {
 	})
 }
 
-func TestKillEndsAShellAndAllOfIt(t *testing.T) {
+func TestKillEndsAllProcessesOfShell(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		sh := start(t, s, wire.Command{Argv: []string{"sh", "-c", "setsid sleep 8555 & trap '' TERM; while :; do sleep 8555; done"}})
 		if f := dial(t, s, wire.OpForget, wire.ShellRef{ID: sh.ID}).all().failure; f == nil || f.Code != wire.FailedPrecondition {
@@ -209,7 +209,7 @@ func TestShellInputIsClosed(t *testing.T) {
 	})
 }
 
-func TestFailedStartKeepsNothing(t *testing.T) {
+func TestFailedStartLeavesNoShell(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		for _, cmd := range []wire.Command{{ID: "x", Argv: []string{"no-such-program"}}, {ID: "x", Argv: []string{"true"}, User: "root"}, {Argv: []string{"true"}}} {
 			if f := dial(t, s, wire.OpStart, cmd).all().failure; f == nil || f.Field == "" {
@@ -222,7 +222,7 @@ func TestFailedStartKeepsNothing(t *testing.T) {
 	})
 }
 
-func TestBadOutputRequestsNameTheField(t *testing.T) {
+func TestInvalidOutputRequestNamesField(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		sh := start(t, s, wire.Command{Argv: []string{"sleep", "8558"}})
 		for _, o := range []struct {
@@ -237,7 +237,7 @@ func TestBadOutputRequestsNameTheField(t *testing.T) {
 				t.Errorf("%+v: %v", o.Output, f)
 			}
 		}
-		// A wait that nothing comes of ends by itself.
+		// A wait without output ends on its own.
 		a, end := output(t, s, wire.Output{ID: sh.ID, Wait: 50 * time.Millisecond})
 		if a.data.Len() != 0 || end.Next != 0 || end.EOF {
 			t.Errorf("got %q, %+v", a.data.String(), end)
@@ -245,7 +245,7 @@ func TestBadOutputRequestsNameTheField(t *testing.T) {
 	})
 }
 
-func TestFollowerThatGoesAwayIsNotServedOn(t *testing.T) {
+func TestDisconnectEndsFollow(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		sh := start(t, s, wire.Command{Argv: []string{"sleep", "8559"}})
 		k := dial(t, s, wire.OpOutput, wire.Output{ID: sh.ID, Stream: wire.Stdout, Follow: true})
@@ -255,7 +255,7 @@ func TestFollowerThatGoesAwayIsNotServedOn(t *testing.T) {
 	})
 }
 
-func TestShellsAreBounded(t *testing.T) {
+func TestShellsAreLimited(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("not root")
 	}

@@ -28,7 +28,7 @@ const (
 	refillPause = 500 * time.Millisecond
 )
 
-var errPoolClosed = errors.New("guest is ending")
+var errPoolClosed = errors.New("guest is shutting down")
 
 // spare is a parked process with its group and pipes, ready for any command.
 type spare struct {
@@ -81,10 +81,10 @@ func (sp *spare) limit(cmd *wire.Command) error {
 		if cmd.MemoryBytes == 0 {
 			field = "cpus"
 		}
-		return wire.Failf(wire.FailedPrecondition, field, "a command cannot have caps of its own here: %v", err)
+		return wire.Failf(wire.FailedPrecondition, field, "limits of a single command are not supported here: %v", err)
 	}
 	if err != nil {
-		return wire.Failf(wire.Internal, "", "set the caps of the command: %v", err)
+		return wire.Failf(wire.Internal, "", "set the limits of the command: %v", err)
 	}
 	return nil
 }
@@ -200,7 +200,7 @@ func (p *sparePool) acquire() (*spare, error) {
 		p.mu.Lock()
 		if p.closed {
 			p.mu.Unlock()
-			return nil, wire.Failf(wire.Unavailable, "", "the sandbox is ending")
+			return nil, wire.Failf(wire.Unavailable, "", "the sandbox is shutting down")
 		}
 		var sp *spare
 		if n := len(p.free); n > 0 {

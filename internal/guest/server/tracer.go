@@ -118,7 +118,7 @@ func (s *Server) killKeepers(pid int) {
 		if keeper <= 1 || keeper == os.Getpid() {
 			continue
 		}
-		s.Log.Warn("killing a process that keeps a dead one from its parent", "process", pid, "tracer", keeper)
+		s.Log.Warn("killing a tracer that holds a dead process", "process", pid, "tracer", keeper)
 		_ = unix.Kill(keeper, unix.SIGKILL) // it may have ended
 	}
 }
@@ -156,13 +156,13 @@ func (s *Server) idle() bool {
 func (s *Server) releaseDead(before map[int]uint64) map[int]uint64 {
 	proc, err := os.Open("/proc")
 	if err != nil {
-		s.Log.Warn("look for dead processes", "error", err)
+		s.Log.Warn("failed to list dead processes", "error", err)
 		return nil
 	}
 	defer proc.Close()
 	names, err := proc.Readdirnames(-1)
 	if err != nil {
-		s.Log.Warn("look for dead processes", "error", err)
+		s.Log.Warn("failed to list dead processes", "error", err)
 		return nil
 	}
 	var dead map[int]uint64

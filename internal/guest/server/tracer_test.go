@@ -26,7 +26,7 @@ const (
 	tracerEnv = "SERVER_TEST_TRACER"
 )
 
-// helper runs the part that the environment names, and returns where there is none.
+// helper runs the part that the environment selects, and returns if it selects none.
 func helper() {
 	if how := os.Getenv(tracedEnv); how != "" {
 		if err := beTraced(how); err != nil {
@@ -44,8 +44,8 @@ func helper() {
 	}
 }
 
-// beTraced prints the ids of the process and of another of its threads and returns when that which how names, or
-// both, are traced. With "stay" it does not return.
+// beTraced prints the ids of the process and of another of its threads. It returns when the thread
+// that how names, or both, are traced. With "stay" it does not return.
 func beTraced(how string) error {
 	other := make(chan int)
 	for range 2 { // one of them may be the first thread
@@ -118,7 +118,7 @@ func traceChild() error {
 	return unix.PtraceCont(child.Pid, 0)
 }
 
-// helperProgram is a copy of the tests' program that commands can reach.
+// helperProgram is a copy of the test program that commands can execute.
 var helperProgram = sync.OnceValues(func() (string, error) {
 	in, err := os.Open("/proc/self/exe")
 	if err != nil {
@@ -158,7 +158,7 @@ func line(k *call) string {
 	return text
 }
 
-// tracerOf starts a tracer as a command of its own.
+// tracerOf starts a tracer as a separate command.
 func tracerOf(t *testing.T, s *Server, how string) wire.Shell {
 	t.Helper()
 	cmd := helperCommand(t, tracerEnv, how)
@@ -166,7 +166,7 @@ func tracerOf(t *testing.T, s *Server, how string) wire.Shell {
 	return start(t, s, cmd)
 }
 
-// keep has a command of its own trace a process; how is that of beTraced.
+// keep traces a process from a separate command; how is that of beTraced.
 func keep(t *testing.T, s *Server, how, ids string) {
 	t.Helper()
 	leader, other, _ := strings.Cut(ids, " ")
@@ -192,7 +192,7 @@ func keep(t *testing.T, s *Server, how, ids string) {
 	}
 }
 
-func TestTracersCannotForgeAnEnding(t *testing.T) {
+func TestTracersCannotForgeEnding(t *testing.T) {
 	for _, how := range []string{"thread", "leader", "both", "stopped tracer", "traced tracer"} {
 		t.Run(how, func(t *testing.T) {
 			bothAtOnce(t, func(t *testing.T, s *Server) {
@@ -206,7 +206,7 @@ func TestTracersCannotForgeAnEnding(t *testing.T) {
 	}
 }
 
-func TestTracersCannotKeepAChildFromTheCommand(t *testing.T) {
+func TestTracersCannotHideChild(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
 		cmd := helperCommand(t, tracedEnv, "thread")
 		cmd.Argv = []string{"sh", "-c", cmd.Argv[0] + "; exit $?"}
@@ -217,13 +217,13 @@ func TestTracersCannotKeepAChildFromTheCommand(t *testing.T) {
 	})
 }
 
-func TestTracersInSessionsCannotForgeAnEnding(t *testing.T) {
+func TestSessionTracersCannotForgeEnding(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
 		traced, tracing := openSession(t, s, wire.SessionStart{}), openSession(t, s, wire.SessionStart{})
 		cmd := helperCommand(t, tracedEnv, "thread")
 		k := traced.dial(wire.SessionExec{Text: tracedEnv + "=thread " + cmd.Argv[0], Timeout: bound / 2})
 		_, other, _ := strings.Cut(line(k), " ")
-		// The shell itself becomes the tracer, and is what has to be killed.
+		// The shell itself becomes the tracer and must be killed.
 		tracing.dial(wire.SessionExec{Text: fmt.Sprintf("%s=%s exec %s", tracerEnv, other, cmd.Argv[0])})
 		o := outcomeOf(t, k.all())
 		if o.Ending != runtime.Exited || o.ExitCode != 7 || o.Ended || o.Unclean {
@@ -235,8 +235,8 @@ func TestTracersInSessionsCannotForgeAnEnding(t *testing.T) {
 	})
 }
 
-// What has ended by itself was not ended by a stop that comes while a tracer keeps it.
-func TestStopAfterTheEndDoesNotNameIt(t *testing.T) {
+// A command that ended before the stop keeps its ending while a tracer holds it.
+func TestLateStopKeepsEnding(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
 		cmd := helperCommand(t, tracedEnv, "thread")
 		cmd.ID = "traced"
@@ -266,7 +266,7 @@ func TestStopAfterTheEndDoesNotNameIt(t *testing.T) {
 	})
 }
 
-func TestKilledCommandIsCleanWhateverTracesIt(t *testing.T) {
+func TestKillSucceedsDespiteTracers(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
 		cmd := helperCommand(t, tracedEnv, "stay")
 		k := dial(t, s, wire.OpExec, cmd)
@@ -286,7 +286,7 @@ func TestKilledCommandIsCleanWhateverTracesIt(t *testing.T) {
 	})
 }
 
-// A parent that traces its child and does not wait for it keeps the child from nobody.
+// A parent may trace its child without waiting for it.
 func TestParentsMayTraceTheirChildren(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, s *Server) {
 		k := dial(t, s, wire.OpExec, helperCommand(t, tracerEnv, "child"))

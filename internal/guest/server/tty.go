@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -83,7 +84,7 @@ func asUser(uid uint32, f func()) error {
 		// A raw call: the one of package syscall would change every thread.
 		const keep = ^uintptr(0)
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(uid), keep); errno != 0 {
-			done <- fmt.Errorf("become user %d: %w", uid, errno)
+			done <- fmt.Errorf("switch to user %d: %w", uid, errno)
 			return
 		}
 		f()
@@ -135,7 +136,7 @@ func (r *commandRun) attachTerminal(p *prefork.Program) *wire.Failure {
 	t, err := openTerminal(p.UID, r.cmd.TTY)
 	if err != nil {
 		if errors.Is(err, unix.ENOSPC) {
-			return wire.Failf(wire.ResourceExhausted, "", "every terminal of the sandbox is in use: end a command that has one")
+			return wire.Failf(wire.ResourceExhausted, "", "all terminals of the sandbox are in use: end a command with a terminal")
 		}
 		if errors.Is(err, unix.ENOENT) {
 			return wire.Failf(wire.FailedPrecondition, "tty", "this sandbox has no terminals: %v", err)
@@ -219,9 +220,9 @@ func (s *Server) serveTerminalInput(c *wire.Conn, sh *shell) error {
 		}
 		switch {
 		case kind == wire.KindEOF:
-			return wire.Failf(wire.InvalidArgument, "", "the input of a terminal has no end: send the character that stands for it, 0x04")
+			return wire.Failf(wire.InvalidArgument, "", "the input of a terminal cannot be closed: send Ctrl-D (0x04) instead")
 		case kind != wire.KindStdin:
-			return wire.Failf(wire.InvalidArgument, "", "a frame of kind %q is no input", byte(kind))
+			return wire.Failf(wire.InvalidArgument, "", "unexpected frame of kind %q in input", byte(kind))
 		}
 		if err := t.write(sh, t.signalKeys(sh.run, payload), c.PeerGone); err != nil {
 			return err
@@ -269,4 +270,52 @@ func (t *terminal) write(sh *shell, data []byte, gone func() bool) error {
 		}
 	}
 	return nil
+}
+
+// gVisor's terminals send no signals for keys or a new size, and do not report their foreground
+// process group. The guest then sends these signals to every process of the command, including
+// background ones. A terminal that cannot be interrupted is hardly usable.
+//
+// detectMute detects whether the kernel sends these signals.
+
+// detectMute finds out what the kernel leaves to us.
+func (t *terminal) detectMute() {
+	err := t.control(func(fd int) error {
+		_, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP)
+		return err
+	})
+	t.mute = err != nil
+}
+
+// signalResize signals a new size if the kernel does not.
+func (t *terminal) signalResize(r *commandRun) {
+	if t.mute {
+		_ = r.signal(int(unix.SIGWINCH), true) // it may just have ended
+	}
+}
+
+// signalKeys sends the signals for special keys if the kernel does not, and returns the other keys.
+func (t *terminal) signalKeys(r *commandRun, keys []byte) []byte {
+	if !t.mute {
+		return keys
+	}
+	var mode *unix.Termios
+	if err := t.control(func(fd int) (err error) {
+		mode, err = unix.IoctlGetTermios(fd, unix.TCGETS)
+		return err
+	}); err != nil || mode.Lflag&unix.ISIG == 0 {
+		return keys
+	}
+	for _, s := range []struct {
+		key    int
+		signal unix.Signal
+	}{{unix.VINTR, unix.SIGINT}, {unix.VQUIT, unix.SIGQUIT}, {unix.VSUSP, unix.SIGTSTP}} {
+		key := mode.Cc[s.key]
+		if key == 0 || bytes.IndexByte(keys, key) < 0 { // 0: disabled
+			continue
+		}
+		_ = r.signal(int(s.signal), true) // it may just have ended
+		keys = bytes.ReplaceAll(keys, []byte{key}, nil)
+	}
+	return keys
 }

@@ -36,7 +36,7 @@ func bash() wire.Command {
 	return wire.Command{Argv: []string{"bash", "--norc", "--noprofile"}, Env: map[string]string{"PS1": "$ ", "HISTFILE": ""}}
 }
 
-// press types and waits until the terminal has it.
+// press types text and waits until the terminal has accepted it.
 func (c *screen) press(text string) {
 	c.t.Helper()
 	if c.keys == nil {
@@ -53,14 +53,14 @@ func (c *screen) press(text string) {
 	}
 }
 
-// shown is all output that is kept.
+// shown returns all kept output.
 func (c *screen) shown() string {
 	c.t.Helper()
 	a, _ := output(c.t, c.s, wire.Output{ID: c.id})
 	return a.data.String()
 }
 
-// sees waits until the output has a text.
+// sees waits until the output contains text.
 func (c *screen) sees(text string) {
 	c.t.Helper()
 	last := ""
@@ -72,7 +72,7 @@ func (c *screen) sees(text string) {
 	c.t.Fatalf("never shown: %q in %q", text, last)
 }
 
-// ends waits for the ending, which comes with all that was written.
+// ends waits for the ending and returns it with the complete output.
 func (c *screen) ends() (string, runtime.Result) {
 	c.t.Helper()
 	a, end := output(c.t, c.s, wire.Output{ID: c.id, Follow: true})
@@ -82,7 +82,7 @@ func (c *screen) ends() (string, runtime.Result) {
 	return a.data.String(), *end.Shell.Result
 }
 
-func TestTerminalIsTheCommandsOwn(t *testing.T) {
+func TestTerminalBelongsToCommand(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		c := onScreen(t, s, wire.Command{
 			Argv: []string{"sh", "-c", `test -t 0 && test -t 1 && test -t 2 && echo three
@@ -103,7 +103,7 @@ func TestTerminalIsTheCommandsOwn(t *testing.T) {
 	})
 }
 
-func TestTermIsTheCallers(t *testing.T) {
+func TestTermComesFromCaller(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		c := onScreen(t, s, wire.Command{Argv: []string{"sh", "-c", "echo $TERM"}, TTY: &wire.TTY{Term: "vt100"}})
 		if text, _ := c.ends(); text != "vt100\r\n" {
@@ -122,7 +122,7 @@ func TestJobControl(t *testing.T) {
 		c.press("\x1a") // Ctrl-Z
 		c.sees("Stopped")
 		c.press("fg\r")
-		// bash names it before it gives it the terminal and has it go on.
+		// bash prints its name before it gives it the terminal and continues it.
 		eventually(t, "it goes on", func() bool { return strings.Count(c.shown(), "sleep 4711\r\n") == 3 && !isStopped(t, pids[0]) })
 		c.press("\x03") // Ctrl-C
 		eventually(t, "sleep is gone", func() bool { return len(withMarker(t, "4711")) == 0 })
@@ -144,7 +144,7 @@ func isStopped(t *testing.T, pid int) bool {
 	return bytes.HasPrefix(text[bytes.LastIndexByte(text, ')')+1:], []byte(" T"))
 }
 
-func TestResizeIsSeen(t *testing.T) {
+func TestResizeReachesCommand(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		c := onScreen(t, s, wire.Command{Argv: []string{"bash", "-c", `trap 'stty size' WINCH; echo ready; while :; do sleep 0.02; done`}})
 		c.sees("ready")
@@ -165,7 +165,7 @@ func TestResizeIsSeen(t *testing.T) {
 	})
 }
 
-func TestTerminalOutputIsWhole(t *testing.T) {
+func TestTerminalOutputIsComplete(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		c := onScreen(t, s, wire.Command{Argv: []string{"seq", "100000"}})
 		var want bytes.Buffer
@@ -180,7 +180,7 @@ func TestTerminalOutputIsWhole(t *testing.T) {
 	})
 }
 
-func TestManyTypeOnOneTerminal(t *testing.T) {
+func TestConcurrentTerminalInput(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		c := onScreen(t, s, wire.Command{Argv: []string{"cat"}})
 		d := &screen{t: t, s: s, id: c.id}
@@ -199,7 +199,7 @@ func TestManyTypeOnOneTerminal(t *testing.T) {
 	})
 }
 
-func TestInputThatNobodyReadsHoldsNobody(t *testing.T) {
+func TestUnreadInputBlocksNoOtherStream(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		c := onScreen(t, s, wire.Command{Argv: []string{"sh", "-c", "stty raw -echo; echo ready; sleep 1000"}})
 		c.sees("ready")
@@ -212,8 +212,8 @@ func TestInputThatNobodyReadsHoldsNobody(t *testing.T) {
 			t.Fatal(err)
 		}
 		ask[struct{}](t, s, wire.OpResize, wire.Resize{ID: c.id, Cols: 7, Rows: 7})
-		stuck.nc.Close()                                               // gives up its turn
-		got := ask[wire.Shell](t, s, wire.OpKill, wire.Kill{ID: c.id}) // ends the other's wait
+		stuck.nc.Close()                                               // frees its turn
+		got := ask[wire.Shell](t, s, wire.OpKill, wire.Kill{ID: c.id}) // ends the other one's wait
 		wantEnding(t, *got.Result, runtime.Cancelled, -1)
 		for {
 			kind, _, err := waiting.c.ReadFrame()
@@ -227,7 +227,7 @@ func TestInputThatNobodyReadsHoldsNobody(t *testing.T) {
 	})
 }
 
-func TestKillTakesWhatLeftTheSession(t *testing.T) {
+func TestKillReachesProcessesOutsideSession(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		c := onScreen(t, s, wire.Command{Argv: []string{"bash", "-c", "setsid -f sleep 4712; nohup sleep 4712 & echo ready; wait"}})
 		c.sees("ready")
@@ -241,7 +241,7 @@ func TestKillTakesWhatLeftTheSession(t *testing.T) {
 }
 
 // A command may close its terminal and open it again.
-func TestTerminalCanBeOpenedAgain(t *testing.T) {
+func TestTerminalCanBeReopened(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		c := onScreen(t, s, wire.Command{Argv: []string{"sh", "-c", `exec </dev/null >/dev/null 2>&1; sleep 0.1; echo back >/dev/tty; sleep 0.1; echo again >/dev/tty`}})
 		if text, _ := c.ends(); text != "back\r\nagain\r\n" {
@@ -250,7 +250,7 @@ func TestTerminalCanBeOpenedAgain(t *testing.T) {
 	})
 }
 
-func TestWhatNoTerminalCanBe(t *testing.T) {
+func TestInvalidTerminalRequests(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		for name, c := range map[string]struct {
 			tty   wire.TTY
@@ -285,7 +285,7 @@ func TestWhatNoTerminalCanBe(t *testing.T) {
 	})
 }
 
-func TestEndedTerminalsLeaveNoDescriptors(t *testing.T) {
+func TestEndedTerminalsCloseDescriptors(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		before := -1
 		for i := range 20 {
@@ -302,7 +302,7 @@ func TestEndedTerminalsLeaveNoDescriptors(t *testing.T) {
 	})
 }
 
-// terminals counts the descriptors of terminals that this process has.
+// terminals returns the number of open terminal descriptors of this process.
 func terminals(t *testing.T) (n int) {
 	t.Helper()
 	for fd := range 1024 {

@@ -7,8 +7,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// What gVisor leaves to the guest, on a terminal that could do it itself.
-func TestMuteTerminalsAreHelped(t *testing.T) {
+// The guest's replacement for gVisor's missing signals, on a terminal that could send them.
+func TestMuteTerminalGetsSignals(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		c := onScreen(t, s, wire.Command{Argv: []string{"bash", "-c", `trap 'stty size' WINCH; trap 'echo int' INT; trap 'exit 6' QUIT; echo ready; while :; do read -t 1 x && echo "got $x"; done`}})
 		c.sees("ready")
@@ -22,13 +22,13 @@ func TestMuteTerminalsAreHelped(t *testing.T) {
 		sh.run.term.mute = true
 		c.press("a\x03b\r")
 		c.sees("int\r\n")
-		c.sees("got ab\r\n") // the key is gone, and nothing else
+		c.sees("got ab\r\n") // only the key is removed
 		ask[struct{}](t, s, wire.OpResize, wire.Resize{ID: c.id, Cols: 44, Rows: 22})
 		c.sees("22 44\r\n")
 		c.press("\x1c")
 		_, r := c.ends()
 		wantEnding(t, r, runtime.Exited, 6)
-		// The shell may have ended between the signal and what is left to write.
+		// The shell may have ended between the signal and the rest of the input.
 		if err := sh.run.term.write(sh, nil, func() bool { return false }); err != nil {
 			t.Errorf("the key that ended the shell counts as not taken: %v", err)
 		}

@@ -19,7 +19,7 @@ func exited(code int) *prefork.Exit { return &prefork.Exit{Status: syscall.WaitS
 
 func signalled(sig int) *prefork.Exit { return &prefork.Exit{Status: syscall.WaitStatus(sig)} }
 
-func TestJudge(t *testing.T) {
+func TestResolveResult(t *testing.T) {
 	no, yes := func() []string { return nil }, func() []string { return []string{"/tmp (no space)"} }
 	was := []string{"/tmp (no space)"}
 	u := func(oom, pids, peak int64) cgroup.Usage {
@@ -60,9 +60,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// What comes when a command has ended by itself, and is being cleared away, is
-// not why it ended.
-func TestAnEndingIsWhatCameFirst(t *testing.T) {
+// Events during the cleanup of a command that ended on its own are not its ending.
+func TestFirstEndingIsKept(t *testing.T) {
 	for _, c := range []struct{ before, after, want runtime.Ending }{
 		{"", runtime.SandboxLost, ""}, {"", runtime.Timeout, ""}, {"", runtime.OutputLimit, runtime.OutputLimit},
 		{runtime.Timeout, runtime.SandboxLost, runtime.Timeout}, {runtime.SandboxLost, runtime.OutputLimit, runtime.SandboxLost},
@@ -93,7 +92,7 @@ func TestParseUsers(t *testing.T) {
 	}
 }
 
-func TestUsersOfAnImageThatPlaysTricks(t *testing.T) {
+func TestReadUsersHostileImage(t *testing.T) {
 	dir := t.TempDir()
 	if got := readUsers(dir); got != nil {
 		t.Errorf("no file: %v", got)
@@ -153,7 +152,7 @@ func TestStatusHasTag(t *testing.T) {
 			t.Errorf("dead with %q threads: tagged %v, headless %v, want %v", threads, tagged, headless, want)
 		}
 	}
-	// A name cannot pretend: the kernel escapes what is in it.
+	// A process name cannot imitate other lines: the kernel escapes it.
 	for _, status := range []string{"Name:\tGroups:\\n77\nState:\tR\nGroups:\t7 \n", ""} {
 		if tagged, headless := statusHasGroup([]byte(status), 77); tagged || headless {
 			t.Errorf("found in %q", status)
@@ -175,7 +174,7 @@ func TestSearch(t *testing.T) {
 	}
 }
 
-func TestCountersAroundTheSandbox(t *testing.T) {
+func TestSandboxCounters(t *testing.T) {
 	v2, v1 := t.TempDir(), t.TempDir()
 	for name, text := range map[string]string{
 		filepath.Join(v2, "memory.events"):             "low 0\nhigh 9\noom 4\noom_kill 3\noom_group_kill 0\n",
@@ -220,7 +219,7 @@ func FuzzLookUp(f *testing.F) {
 	})
 }
 
-func TestClaimIsOnce(t *testing.T) {
+func TestClaimIsExclusive(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("not root")
 	}
@@ -247,7 +246,7 @@ func TestClaimIsOnce(t *testing.T) {
 	}
 }
 
-func TestForeignStreamsAreRefused(t *testing.T) {
+func TestInvalidStreamsAreRefused(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("not root")
 	}
@@ -263,7 +262,7 @@ func TestForeignStreamsAreRefused(t *testing.T) {
 	}
 }
 
-func TestSparesThatDieAreReplaced(t *testing.T) {
+func TestDeadSparesAreReplaced(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		eventually(t, "there is a spare", func() bool {
 			s.spares.requestRefill()
@@ -280,7 +279,7 @@ func TestSparesThatDieAreReplaced(t *testing.T) {
 		s.spares.mu.Unlock()
 		for range 3 {
 			_, r := run1(t, s, wire.Command{Argv: []string{"true"}})
-			if r.Ending == runtime.Signalled { // it was killed when it had been taken
+			if r.Ending == runtime.Signalled { // it was killed after it was acquired
 				continue
 			}
 			wantEnding(t, r, runtime.Exited, 0)

@@ -207,8 +207,8 @@ func TestReadRequest(t *testing.T) {
 	cases := map[string]string{
 		"":                           `{"v":1,"op":"ping","body":{"x":1}}`,
 		"version 1, the host 2":      `{"v":2,"op":"ping"}`,
-		"no such operation":          `{"v":1,"op":"` + strings.Repeat("x", 33) + `"}`,
-		"there is no such operation": `{"v":1}`,
+		"unknown operation of 33 bytes": `{"v":1,"op":"` + strings.Repeat("x", 33) + `"}`,
+		"unknown operation": `{"v":1}`,
 		"decode request":             `{`,
 	}
 	for want, body := range cases {
@@ -270,7 +270,7 @@ func FuzzDecodeRequest(f *testing.F) {
 		r, err := DecodeRequest(in)
 		if err != nil {
 			if _, ok := errors.AsType[*Failure](err); !ok {
-				t.Errorf("%v is no failure", err)
+				t.Errorf("DecodeRequest error = %T (%v), want *Failure", err, err)
 			}
 			return
 		}

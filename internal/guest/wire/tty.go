@@ -36,7 +36,7 @@ type Resize struct {
 	Rows int    `json:"rows"`
 }
 
-// CheckSize names the first of two figures that is no size of a terminal.
+// CheckSize names the first of the two numbers that is invalid as the size of a terminal.
 func CheckSize(cols, rows int) *Failure {
 	switch {
 	case cols < 1 || cols > MaxCells:
