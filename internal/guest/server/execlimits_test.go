@@ -36,7 +36,7 @@ func TestTimeoutKillsEverything(t *testing.T) {
 	})
 }
 
-func TestTimeoutActsUnderAFloodOfOutput(t *testing.T) {
+func TestTimeoutDuringOutputFlood(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		cmd := wire.Command{Argv: []string{"sh", "-c", "yes >&2 & yes"}}
 		var a *answer
@@ -62,7 +62,7 @@ func TestTimeoutActsUnderAFloodOfOutput(t *testing.T) {
 
 // Output that the host does not read uses the guest's memory. Each of many streams may hold only
 // little.
-func TestManyUnreadStreamsHoldLittle(t *testing.T) {
+func TestUnreadStreamsUseLittleMemory(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("not root")
 	}
@@ -99,7 +99,7 @@ func TestManyUnreadStreamsHoldLittle(t *testing.T) {
 	eventually(t, "all are dead", func() bool { return ask[wire.Pong](t, s, wire.OpPing, nil).Commands == 0 })
 }
 
-func TestOutputLimitEndsTheCommand(t *testing.T) {
+func TestOutputLimitEndsCommand(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		a, r := run1(t, s, wire.Command{Argv: []string{"yes"}, OutputLimit: 100_001})
 		if r.Ending != runtime.OutputLimit || r.Unclean {
@@ -113,7 +113,7 @@ func TestOutputLimitEndsTheCommand(t *testing.T) {
 	})
 }
 
-func TestCapsNameTheEnding(t *testing.T) {
+func TestLimitDeterminesEnding(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("not root")
 	}
@@ -137,7 +137,7 @@ func TestCapsNameTheEnding(t *testing.T) {
 	}
 }
 
-func TestCommandsAreStartedInTheFoldersThatTheyMayBeIn(t *testing.T) {
+func TestCwdMustBeInAllowedDirectories(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		top, err := os.MkdirTemp(s.Workspace, "dirs")
 		if err != nil {

@@ -205,11 +205,11 @@ func TestFailuresAreBoundedAndReadable(t *testing.T) {
 
 func TestReadRequest(t *testing.T) {
 	cases := map[string]string{
-		"":                           `{"v":1,"op":"ping","body":{"x":1}}`,
-		"version 1, the host 2":      `{"v":2,"op":"ping"}`,
-		"unknown operation of 33 bytes": `{"v":1,"op":"` + strings.Repeat("x", 33) + `"}`,
-		"unknown operation": `{"v":1}`,
-		"decode request":             `{`,
+		"":                          `{"v":1,"op":"ping","body":{"x":1}}`,
+		"version 1, the host has 2": `{"v":2,"op":"ping"}`,
+		"invalid operation":         `{"v":1,"op":"` + strings.Repeat("x", 33) + `"}`,
+		"invalid operation name":    `{"v":1}`,
+		"decode request":            `{`,
 	}
 	for want, body := range cases {
 		r, err := stream(strings.NewReader(frame(KindRequest, uint32(len(body)), body))).ReadRequest()
@@ -224,7 +224,7 @@ func TestReadRequest(t *testing.T) {
 		}
 	}
 	if _, err := stream(strings.NewReader(frame(KindStdin, 1, "x"))).ReadRequest(); err == nil {
-		t.Error("data was taken for a request")
+		t.Error("ReadRequest of a data frame succeeded, want error")
 	}
 }
 
