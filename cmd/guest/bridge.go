@@ -14,12 +14,11 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/guestconn"
 )
 
-// presence is how often a bridge tells the guest that a host is there, also
-// when that has nothing to say. A guest that is to end after a few seconds
-// without a host must not take the time between two of them for that.
+// presence is how often a bridge reports a present host to the guest, even if the host sends
+// nothing. It must be short compared to the guest's orphan timeout, which can be a few seconds.
 const presence = time.Second
 
-// runBridge joins the host's mux on stdin and stdout to the guest's socket.
+// runBridge connects the host's mux on stdin and stdout to the guest's socket.
 func runBridge(ctx context.Context) error {
 	keepThreads(bridgeThreads)
 	ctx, cancel := context.WithCancel(ctx)
@@ -43,16 +42,16 @@ func runBridge(ctx context.Context) error {
 
 func dialGuest(ctx context.Context) (net.Conn, error) { return dialAt(ctx, bridgeSocket()) }
 
-// dialAt waits for a guest that does not listen yet: on a busy host an engine
-// may start a bridge before the guest has come that far.
+// dialAt connects to the guest's socket and waits until the guest listens. On a busy host, an
+// engine may start a bridge before that.
 func dialAt(ctx context.Context, path string) (net.Conn, error) {
 	var d net.Dialer
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
-		nc, err := d.DialContext(context.WithoutCancel(ctx), "unix", path) // which does not take time
+		nc, err := d.DialContext(context.WithoutCancel(ctx), "unix", path) // connecting to a unix socket does not block
 		if err == nil {
 			return nc, nil
 		}
-		err = fmt.Errorf("reach the guest: %w", err)
+		err = fmt.Errorf("connect to the guest: %w", err)
 		if !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.EAGAIN) {
 			return nil, err
 		}
@@ -64,7 +63,7 @@ func dialAt(ctx context.Context, path string) (net.Conn, error) {
 	}
 }
 
-// ping opens a stream; that it does is what counts.
+// ping opens a stream, which shows the guest that a host is present.
 func ping(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, presence)
 	defer cancel()
@@ -77,6 +76,6 @@ func ping(ctx context.Context) {
 	defer stop()
 	c := wire.NewConn(nc)
 	if c.WriteJSON(wire.KindRequest, wire.Request{Version: wire.Version, Op: wire.OpPing}) == nil {
-		_, _, _ = c.ReadFrame() //nolint:errcheck // a guest that does not answer is the host's to notice
+		_, _, _ = c.ReadFrame() //nolint:errcheck // the host notices a guest that does not answer
 	}
 }

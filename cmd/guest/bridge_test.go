@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-func TestABridgeWaitsForAGuestThatDoesNotListenYet(t *testing.T) {
+func TestBridgeWaitsForGuest(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "s")
 	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -20,7 +20,7 @@ func TestABridgeWaitsForAGuestThatDoesNotListenYet(t *testing.T) {
 	}
 	l := make(chan net.Listener, 1)
 	go func() {
-		time.Sleep(20 * time.Millisecond) // most likely it has been tried by then
+		time.Sleep(20 * time.Millisecond) // it has most likely tried by then
 		made, err := net.Listen("unix", path)
 		if err != nil {
 			t.Error(err)

@@ -25,8 +25,8 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// The test binary plays the guest in namespaces of its own: "prepare" mounts
-// and drops capabilities as a driver would, then it becomes "guest".
+// The test binary acts as the guest in separate namespaces: "prepare" mounts file systems and drops
+// capabilities as a driver would, then it becomes "guest".
 const (
 	roleEnv = "GUEST_TEST_ROLE"
 	dirEnv  = "GUEST_TEST_DIR"
@@ -79,7 +79,7 @@ func prepare() error {
 	return syscall.Exec("/proc/self/exe", os.Args, os.Environ())
 }
 
-// dropCapabilities leaves what a driver gives to PID 1.
+// dropCapabilities keeps only the capabilities that a driver gives to PID 1.
 func dropCapabilities() error {
 	const keep = 1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID | 1<<unix.CAP_KILL
 	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
@@ -100,7 +100,7 @@ func dropCapabilities() error {
 	return nil
 }
 
-// sandbox is a guest as PID 1 of its own namespaces.
+// sandbox is a guest that runs as PID 1 of separate namespaces.
 type sandbox struct {
 	t    *testing.T
 	cmd  *exec.Cmd
@@ -122,7 +122,7 @@ func startGuest(t *testing.T, args ...string) *sandbox {
 	s.l = l
 	t.Cleanup(func() { l.Close() })
 	s.cmd = exec.Command("/proc/self/exe", append([]string{"init"}, args...)...)
-	// The race detector has a process wait a second before it ends.
+	// With the race detector, a process waits a second before it ends.
 	s.cmd.Env = []string{roleEnv + "=prepare", dirEnv + "=" + s.dir, "SECRET=of the host", "GORACE=atexit_sleep_ms=0"}
 	s.cmd.Stderr = os.Stderr
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
@@ -146,7 +146,7 @@ func (s *sandbox) open() net.Conn {
 	return nc
 }
 
-// ask carries out one operation and returns its reply and what it wrote.
+// ask runs one operation and returns its reply and its output.
 func ask[Out any](t *testing.T, nc net.Conn, op wire.Op, body any) (out Out, stdout string) {
 	t.Helper()
 	defer nc.Close()
@@ -219,12 +219,12 @@ func TestGuestIgnoresSignals(t *testing.T) {
 	t.Parallel()
 	s := startGuest(t)
 	s.sh("true")
-	// A command's signals are refused; those of a namespace above reach it.
+	// Signals from commands are refused. Those from a parent namespace arrive.
 	s.sh("for i in $(seq 1 64); do kill -$i 1; done")
 	for sig := syscall.Signal(1); sig <= 64; sig++ {
 		switch sig {
 		case syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGFPE:
-			continue // not ours to ignore
+			continue // cannot be ignored
 		}
 		if err := s.cmd.Process.Signal(sig); err != nil {
 			t.Fatalf("signal %d: %v", int(sig), err)
@@ -254,10 +254,10 @@ func TestGuestReapsOrphans(t *testing.T) {
 	}
 }
 
-func TestGuestEndsWithoutAHost(t *testing.T) {
+func TestGuestEndsWithoutHost(t *testing.T) {
 	t.Parallel()
 	s := startGuest(t, "--alone", "3s")
-	k := s.open() // an open stream is a host, parked ones too
+	k := s.open() // an open stream shows a host, and so do parked ones
 	defer k.Close()
 	select {
 	case <-s.done:
@@ -269,7 +269,7 @@ func TestGuestEndsWithoutAHost(t *testing.T) {
 	s.wantEnd()
 }
 
-func TestGuestComesBackToANewHost(t *testing.T) {
+func TestGuestReconnectsToNewHost(t *testing.T) {
 	t.Parallel()
 	s := startGuest(t)
 	start, _ := ask[wire.Shell](t, s.open(), wire.OpStart, wire.Command{ID: "on", Argv: []string{"sleep", "1000"}, Cwd: "/"})
@@ -287,7 +287,7 @@ func TestGuestComesBackToANewHost(t *testing.T) {
 	}
 }
 
-func TestBridgeReachesTheGuest(t *testing.T) {
+func TestBridgeReachesGuest(t *testing.T) {
 	t.Parallel()
 	s := startGuest(t, "--stdio", "--alone", "5m")
 	for end := time.Now().Add(bound); ; time.Sleep(10 * time.Millisecond) { // until it listens
@@ -344,7 +344,7 @@ func TestBridgeReachesTheGuest(t *testing.T) {
 	s.wantEnd()
 }
 
-func TestArguments(t *testing.T) {
+func TestParseInitArguments(t *testing.T) {
 	t.Parallel()
 	log := slog.New(slog.DiscardHandler)
 	for _, args := range [][]string{nil, {"x"}, {"init", "x"}, {"init", "--alone", "-1s"}, {"init", "--alone", "x"}, {"bridge", "x"}, {"version", "x"}} {

@@ -24,12 +24,12 @@ import (
 const (
 	// parked is how many streams wait for the host.
 	parked = 4
-	// endTime bounds how long the guest takes to kill its commands before it
-	// ends; the kernel kills with PID 1 what is left.
+	// endTime limits how long the guest may take to kill its commands. The kernel kills the
+	// remaining ones with PID 1.
 	endTime = 10 * time.Second
-	// heapLimit keeps the Go heap, spools included, below what is reserved for
-	// the guest (runtime.GuestReserveBytes), of which the kernel takes a third for
-	// sockets, pipes and cgroups when as many commands run as may.
+	// heapLimit keeps the Go heap, including spools, below the guest's reserve
+	// (runtime.GuestReserveBytes). The kernel uses a third of the reserve for sockets, pipes and
+	// cgroups when the maximum number of commands runs.
 	heapLimit = 24 << 20
 	gcPercent = 50
 	maxProcs  = 2
@@ -37,29 +37,28 @@ const (
 
 func bridgeSocket() string { return filepath.Join(wire.PrivateDir, "bridge.sock") }
 
-// guest is a sandbox's PID 1. Its server is made when the first stream is
-// opened: by then the host has bound the cgroups that commands run in.
+// guest is a sandbox's PID 1. It creates its server at the first stream, because the host has
+// mounted the commands' cgroups by then.
 type guest struct {
 	log  *slog.Logger
 	ctx  context.Context
 	stop context.CancelCauseFunc
-	// ulimits are those of every command's processes.
+	// ulimits apply to every process of commands.
 	ulimits map[string]int64
-	seen    atomic.Int64 // moves while a host is there
+	seen    atomic.Int64 // changes while a host is present
 
 	server func() (*server.Server, error)
 	made   atomic.Pointer[server.Server]
-	// runs are not waited for: they end with the process, which ends when the
-	// commands have.
+	// background is not waited for: its goroutines end with the process, which ends after its commands.
 	runs sync.WaitGroup
 }
 
 var (
-	errEnd   = errors.New("a host asked for the end")
-	errAlone = errors.New("no host was there for too long")
+	errEnd   = errors.New("a host requested the end")
+	errAlone = errors.New("no host was present for too long")
 )
 
-// runInit serves until a host asks for the end, or none was there for too long.
+// runInit serves until a host requests the end, or no host was present for o.alone.
 func runInit(ctx context.Context, o initOptions, log *slog.Logger) error {
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(heapLimit)
@@ -68,10 +67,10 @@ func runInit(ctx context.Context, o initOptions, log *slog.Logger) error {
 	if o.stdio {
 		keepThreads(guestThreads)
 	}
-	// Some runtimes give a tmpfs the mode of what it covers, whatever was asked for.
+	// Some runtimes give a tmpfs the mode of the directory below it, whatever mode was requested.
 	for _, path := range o.shared {
 		if err := os.Chmod(path, 0o777|os.ModeSticky); err != nil {
-			return fmt.Errorf("open a folder to all users: %w", err)
+			return fmt.Errorf("make a directory writable for all users: %w", err)
 		}
 	}
 	g := &guest{log: log, ulimits: o.ulimits}
@@ -84,7 +83,7 @@ func runInit(ctx context.Context, o initOptions, log *slog.Logger) error {
 		if o.stdio {
 			return err
 		}
-		log.Warn("bridges are not served", "error", err)
+		log.Warn("failed to listen for bridges; bridges cannot connect", "error", err)
 	} else {
 		defer l.Close()
 		g.runs.Go(func() { g.accept(l) })
@@ -102,7 +101,7 @@ func runInit(ctx context.Context, o initOptions, log *slog.Logger) error {
 	return g.end()
 }
 
-// watch returns when the guest has to end.
+// watch returns when the guest must end.
 func (g *guest) watch(alone time.Duration) {
 	if alone == 0 {
 		<-g.ctx.Done()
@@ -119,8 +118,8 @@ func (g *guest) watch(alone time.Duration) {
 			return
 		case <-tick.C:
 		}
-		// A machine that stood still tells nothing about the host: a long pause
-		// counts as a short one.
+		// After the machine was suspended, the pause says nothing about the host: count at most two
+		// periods.
 		quiet += min(time.Since(last), 2*period)
 		last = time.Now()
 		if now := g.seen.Load(); now != seen {
@@ -133,14 +132,14 @@ func (g *guest) watch(alone time.Duration) {
 	}
 }
 
-// end kills what runs. That a host wanted it is no failure, nor that none did.
+// end kills the commands. A requested end and a missing host are not errors.
 func (g *guest) end() error {
 	cause := context.Cause(g.ctx)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.ctx), endTime)
 	defer cancel()
 	if s := g.made.Load(); s != nil {
 		if err := s.Close(ctx); err != nil {
-			g.log.Warn("commands were not ended", "error", err)
+			g.log.Warn("failed to end commands", "error", err)
 		}
 	}
 	if errors.Is(cause, errEnd) || errors.Is(cause, errAlone) {
@@ -149,14 +148,14 @@ func (g *guest) end() error {
 	return cause
 }
 
-// wind notes that a host is there.
+// hostSeen records that a host is present.
 func (g *guest) wind() { g.seen.Add(1) }
 
 func (g *guest) makeServer() (*server.Server, error) {
 	tree, err := cgroup.OpenTree(wire.CgroupDir)
 	if err != nil {
 		if !errors.Is(err, cgroup.ErrNone) {
-			g.log.Warn("commands run without cgroups", "error", err)
+			g.log.Warn("cgroups are not usable; commands run without them", "error", err)
 		}
 		tree = nil
 	}
@@ -169,7 +168,7 @@ func (g *guest) makeServer() (*server.Server, error) {
 		return nil, err
 	}
 	g.made.Store(s)
-	// Not ended with g.ctx: Close needs what runs there, and the process ends after it.
+	// Not ended by g.ctx: Close needs the server's goroutines, and the process ends after it.
 	g.runs.Go(func() { s.Run(context.WithoutCancel(g.ctx)) })
 	g.runs.Go(func() {
 		select {
@@ -181,8 +180,8 @@ func (g *guest) makeServer() (*server.Server, error) {
 	return s, nil
 }
 
-// serve answers one stream, which is closed then or kept by the server. A host is
-// there for as long as it is answered.
+// serve answers one stream. The stream is then closed, unless the server keeps it. The host counts
+// as present during the answer.
 func (g *guest) serve(nc net.Conn) (kept bool) {
 	s, err := g.server()
 	if err != nil {
@@ -205,13 +204,13 @@ func (g *guest) serve(nc net.Conn) (kept bool) {
 	}
 }
 
-// listen opens the socket for bridges, in a folder that is root's alone.
+// listen opens the socket for bridges in a directory that only root can enter.
 func listen() (*net.UnixListener, error) {
 	if err := os.MkdirAll(wire.PrivateDir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the guest's folder: %w", err)
+		return nil, fmt.Errorf("make the guest's directory: %w", err)
 	}
 	if err := os.Chmod(wire.PrivateDir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the guest's folder: %w", err)
+		return nil, fmt.Errorf("make the guest's directory: %w", err)
 	}
 	if err := os.Remove(bridgeSocket()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("listen for bridges: %w", err)
@@ -223,7 +222,7 @@ func listen() (*net.UnixListener, error) {
 	return l, nil
 }
 
-// accept serves the streams of bridges. The server bounds how many.
+// accept serves the streams of bridges. The server limits their number.
 func (g *guest) accept(l *net.UnixListener) {
 	stop := context.AfterFunc(g.ctx, func() { l.Close() })
 	defer stop()
@@ -233,7 +232,7 @@ func (g *guest) accept(l *net.UnixListener) {
 			if g.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
-			time.Sleep(10 * time.Millisecond) // no descriptors: they come back
+			time.Sleep(10 * time.Millisecond) // out of descriptors: try again
 			continue
 		}
 		g.runs.Go(func() { g.serve(nc) })

@@ -1,11 +1,11 @@
-// Command guest is PID 1 of every sandbox, and the bridge into one.
+// Command guest is PID 1 of every sandbox, and the bridge into a sandbox.
 //
 //	guest init [--alone D] [--ulimit NAME=N] [--shared PATH] [--stdio]   serve, as PID 1
-//	guest bridge    join stdin and stdout to the guest of this sandbox
+//	guest bridge    connect stdin and stdout to the guest of this sandbox
 //	guest version   print the protocol's version
 //
-// It is static, needs nothing of the image, and takes no configuration from
-// it. It writes warnings to stderr and nothing to stdout.
+// The binary is static. It needs no files of the image and reads no configuration from it. It
+// writes warnings to stderr and nothing to stdout.
 package main
 
 import (
@@ -70,23 +70,22 @@ func run(ctx context.Context, args []string, log *slog.Logger) error {
 	return usage
 }
 
-// initOptions of `guest init`.
+// initOptions are the options of `guest init`.
 type initOptions struct {
-	// alone is how long the guest lives without a host; 0: for ever.
+	// alone is how long the guest runs without a host. 0 means indefinitely.
 	alone time.Duration
-	// stdio: the host is reached through bridges only, none listens in
-	// wire.RunDir.
+	// stdio is set if the host is reached only through bridges and does not listen in wire.RunDir.
 	stdio bool
-	// ulimits are limits of every command's processes.
+	// ulimits apply to every process of commands.
 	ulimits map[string]int64
-	// shared are folders on file systems of their own that every user may write to.
+	// shared lists mounted directories that every user may write to.
 	shared []string
 }
 
 func parseInit(args []string) (initOptions, error) {
 	var o initOptions
 	f := flag.NewFlagSet("init", flag.ContinueOnError)
-	f.SetOutput(io.Discard) // the error says it
+	f.SetOutput(io.Discard) // the returned error has the text
 	f.DurationVar(&o.alone, "alone", runtime.DefaultOrphanTimeout, "end the sandbox after this time without a host; 0: never")
 	f.Func("ulimit", "NAME=N, a limit of every command's processes", func(text string) error {
 		name, number, _ := strings.Cut(text, "=")

@@ -12,17 +12,16 @@ import (
 // sigIgn is the kernel's SIG_IGN.
 const sigIgn = 1
 
-// ignoreSignals makes PID 1 deaf to what may be sent to it. Go installs
-// handlers for nearly all, and a signal with a handler reaches PID 1. Left alone
-// are those that the runtime needs: for preemption (URG), for children
-// (CHLD), and for its own faults (SEGV, BUS, FPE).
+// ignoreSignals makes PID 1 ignore signals. Go installs handlers for nearly all signals, and PID 1
+// receives signals with a handler. Excluded are those that the Go runtime needs: for preemption
+// (URG), children (CHLD), and its own faults (SEGV, BUS, FPE).
 func ignoreSignals() {
 	var list []os.Signal
 	for sig := syscall.Signal(1); sig <= 64; sig++ {
 		switch sig {
 		case unix.SIGURG, unix.SIGCHLD, unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGKILL, unix.SIGSTOP, 32, 33:
 		case unix.SIGILL, unix.SIGTRAP, unix.SIGSTKFLT, unix.SIGSYS:
-			// os/signal leaves these to the runtime, which would end the process.
+			// os/signal leaves these to the Go runtime, which would end the process.
 			act := [4]uint64{sigIgn}
 			syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0)
 		default:

@@ -5,23 +5,22 @@ import (
 	"sync"
 )
 
-// Where commands have no cgroup of their own they share the cap on processes
-// with the guest, and may have used it up when Go's runtime wants another thread
-// for a system call that lasts: it ends the process then. A thread that was made
-// is kept.
+// Commands without their own cgroup share the process limit with the guest. If they use it up when
+// the Go runtime needs another thread for a blocking system call, the runtime ends the process. So
+// threads are created in advance; the runtime keeps them.
 const (
 	guestThreads  = 24
 	bridgeThreads = 8
 )
 
-// keepThreads has so many threads made, beside those that there are.
+// keepThreads creates n additional threads.
 func keepThreads(n int) {
 	var there, gone sync.WaitGroup
 	there.Add(n)
 	release := make(chan struct{})
 	for range n {
 		gone.Go(func() {
-			goruntime.LockOSThread() // for as long as it waits it has one for itself
+			goruntime.LockOSThread() // occupies a separate thread while it waits
 			defer goruntime.UnlockOSThread()
 			there.Done()
 			<-release
