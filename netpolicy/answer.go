@@ -115,13 +115,13 @@ func (x *exchange) upgrade(resp *http.Response) error {
 	header.Set("Upgrade", "websocket")
 	head := x.c.takeOver(x.w)
 	x.upgraded = true
-	x.c.next <- func() { x.f.end(x.follow(header, outside, head)) }
+	x.c.afterServer <- func() { x.f.end(x.relayUpgrade(header, outside, head)) }
 	return nil
 }
 
 // relayUpgrade sends the 101 answer to the client and relays bytes in both directions until both
 // end.
-func (x *exchange) follow(header http.Header, outside io.ReadWriteCloser, head []byte) error {
+func (x *exchange) relayUpgrade(header http.Header, outside io.ReadWriteCloser, head []byte) error {
 	defer outside.Close()
 	nc := x.c.Conn
 	nc.SetDeadline(time.Now().Add(x.f.s.g.o.Limits.HeaderTime))

@@ -17,25 +17,25 @@ type client struct {
 	ctx   context.Context // ends with the session
 	begun time.Time
 	// limitErr, if not nil, refuses every request on this connection.
-	over error
+	limitErr error
 	// outer is the tunnel that contains the requests, or nil for requests to the proxy.
 	outer *flow
 	head  []byte // bytes that were already read and come first
 
-	next   chan func()   // runs after the server released the connection
-	closed chan struct{} // closed by the HTTP server when it is done
+	afterServer chan func()   // runs after the server released the connection
+	closed      chan struct{} // closed by the HTTP server when it is done
 	// idle is true while no handler runs. pendingBytes is true if bytes arrived meanwhile that have
 	// not become a request.
-	between, unasked atomic.Bool
-	unread           atomic.Bool // a request's body was not read to its end
+	idle, pendingBytes atomic.Bool
+	unread             atomic.Bool // a request's body was not read to its end
 }
 
 func newClient(ctx context.Context, s *Session, nc net.Conn, head []byte) *client {
 	c := &client{
 		Conn: nc, s: s, ctx: ctx, begun: time.Now(), head: head,
-		next: make(chan func(), 1), closed: make(chan struct{}),
+		afterServer: make(chan func(), 1), closed: make(chan struct{}),
 	}
-	c.between.Store(true)
+	c.idle.Store(true)
 	return c
 }
 
@@ -52,8 +52,8 @@ func (c *client) Read(p []byte) (int, error) {
 // Write is called by handlers, and by the HTTP server when it rejects invalid requests. It waits at
 // most the idle time for a client that does not read.
 func (c *client) Write(p []byte) (int, error) {
-	if c.between.Load() {
-		c.unasked.Store(true)
+	if c.idle.Load() {
+		c.pendingBytes.Store(true)
 	}
 	c.SetWriteDeadline(time.Now().Add(c.s.g.o.Limits.IdleTime))
 	return c.Conn.Write(p)
@@ -65,7 +65,7 @@ func (c *client) CloseWrite() error { return closeWrite(c.Conn) }
 // Close is called by the HTTP server before its final state change.
 func (c *client) Close() error {
 	if c.unread.Load() && c.ctx.Err() == nil && c.s.g.ctx.Err() == nil {
-		lastWord(c.Conn, nil)
+		writeLast(c.Conn, nil)
 	}
 	return c.Conn.Close()
 }
@@ -73,29 +73,29 @@ func (c *client) Close() error {
 // serve lets the HTTP server handle requests until it closes the connection or a handler takes it
 // over. It then runs what the handler left in afterServer.
 func (c *client) serve() {
-	if !c.s.g.inside.push(c) {
+	if !c.s.g.listener.push(c) {
 		return
 	}
 	select {
-	case next := <-c.next:
+	case next := <-c.afterServer:
 		next()
 	case <-c.closed:
 	}
 }
 
 // connListener is a net.Listener for connections that were accepted elsewhere.
-type handedOver struct {
+type connListener struct {
 	conns  chan net.Conn
 	closed chan struct{}
 	once   sync.Once
 }
 
-func newHandedOver() *handedOver {
-	return &handedOver{conns: make(chan net.Conn), closed: make(chan struct{})}
+func newConnListener() *connListener {
+	return &connListener{conns: make(chan net.Conn), closed: make(chan struct{})}
 }
 
 // push passes a connection to Accept. It returns false if the listener is closed.
-func (l *handedOver) push(nc net.Conn) bool {
+func (l *connListener) push(nc net.Conn) bool {
 	select {
 	case l.conns <- nc:
 		return true
@@ -105,7 +105,7 @@ func (l *handedOver) push(nc net.Conn) bool {
 }
 
 // Accept implements net.Listener.
-func (l *handedOver) Accept() (net.Conn, error) {
+func (l *connListener) Accept() (net.Conn, error) {
 	select {
 	case nc := <-l.conns:
 		return nc, nil
@@ -115,10 +115,10 @@ func (l *handedOver) Accept() (net.Conn, error) {
 }
 
 // Close implements net.Listener.
-func (l *handedOver) Close() error {
+func (l *connListener) Close() error {
 	l.once.Do(func() { close(l.closed) })
 	return nil
 }
 
 // Addr implements net.Listener.
-func (l *handedOver) Addr() net.Addr { return &net.UnixAddr{Name: "inside", Net: "unix"} }
+func (l *connListener) Addr() net.Addr { return &net.UnixAddr{Name: "inside", Net: "unix"} }

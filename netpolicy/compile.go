@@ -60,7 +60,7 @@ type rule struct {
 	paths     []path
 	deny      bool
 	// summary describes the rule in words.
-	says string
+	summary string
 }
 
 // protocols is a set. The protocol that exposes most of the traffic to the gateway is the lowest
@@ -72,7 +72,7 @@ const (
 	viaHTTP
 	viaTLS
 	viaTCP
-	anything = viaTLS | viaHTTP | viaHTTPS | viaTCP
+	anyProtocol = viaTLS | viaHTTP | viaHTTPS | viaTCP
 )
 
 var protocolNames = map[string]protocols{TLS: viaTLS, HTTP: viaHTTP, HTTPS: viaHTTPS, TCP: viaTCP}
@@ -82,15 +82,19 @@ var protocolNames = map[string]protocols{TLS: viaTLS, HTTP: viaHTTP, HTTPS: viaH
 //
 // How rules combine:
 //
-//   - A deny rule overrides every allow rule. A deny rule for protocol tcp covers all protocols, like one without a protocol.
-//   - Among the rules that allow something at the requested port, only those with the most specific host decide: a name before *.example.com, a longer wildcard before a shorter one, and both before *; an address before a range, and a smaller range before a larger one. Broad rules therefore do not widen what a rule allows for one host.
+//   - A deny rule overrides every allow rule. A deny rule for protocol tcp covers all protocols,
+//     like one without a protocol.
+//   - Among the rules that allow something at the requested port, only those with the most specific
+//     host decide: a name before *.example.com, a longer wildcard before a shorter one, and both
+//     before *; an address before a range, and a smaller range before a larger one. Broad rules
+//     therefore do not widen what a rule allows for one host.
 //   - Rules for the same host add up.
 //   - Everything else is refused.
 func Compile(rules []Rule) (*Rules, error) {
 	if len(rules) > MaxRules {
 		return nil, invalid("egress.rules", "has %d rules: the maximum is %d", len(rules), MaxRules)
 	}
-	if n := textOf(rules); n > MaxText {
+	if n := textBytes(rules); n > MaxText {
 		return nil, invalid("egress.rules", "has %d bytes of hosts, methods and paths: the maximum is %d", n, MaxText)
 	}
 	r := &Rules{
@@ -106,14 +110,14 @@ func Compile(rules []Rule) (*Rules, error) {
 		if err != nil {
 			return nil, err
 		}
-		one.says = fmt.Sprintf("rule %d %s", i, one.describe())
+		one.summary = fmt.Sprintf("rule %d %s", i, one.describe())
 		r.rules = append(r.rules, one)
 		r.index(&r.rules[i].host, int32(i))
 	}
 	return r, nil
 }
 
-func textOf(rules []Rule) (n int) {
+func textBytes(rules []Rule) (n int) {
 	for i := range rules {
 		n += len(rules[i].Host)
 		for _, list := range [][]string{rules[i].Methods, rules[i].Paths} {
@@ -132,15 +136,15 @@ func (r *Rules) Empty() bool {
 
 func (r *Rules) index(p *pattern, i int32) {
 	switch p.kind {
-	case exact:
+	case exactName:
 		r.names[p.name] = append(r.names[p.name], i)
-	case below:
+	case subdomains:
 		r.below[p.name] = append(r.below[p.name], i)
-	case every:
+	case anyName:
 		r.every = append(r.every, i)
-	case single:
+	case oneAddress:
 		r.addrs[p.addr] = append(r.addrs[p.addr], i)
-	case network:
+	case addressRange:
 		r.blocks[p.block] = append(r.blocks[p.block], i)
 		bits := &r.bits6
 		if p.block.Addr().Is4() {
@@ -165,13 +169,13 @@ func compileRule(field string, in *Rule) (rule, error) {
 	if out.ports, err = compilePorts(field+".ports", in); err != nil {
 		return out, err
 	}
-	err = compileNarrow(field, in, &out)
+	err = compileRequestFilters(field, in, &out)
 	return out, err
 }
 
 func compileProtocol(field string, in *Rule) (protocols, error) {
 	if in.Protocol == "" && in.Deny {
-		return anything, nil
+		return anyProtocol, nil
 	}
 	name := in.Protocol
 	if name == "" {
@@ -182,7 +186,7 @@ func compileProtocol(field string, in *Rule) (protocols, error) {
 		return 0, invalid(field, "is %s: use tls, http, https or tcp", quoted(name))
 	}
 	if in.Deny && p == viaTCP {
-		return anything, nil
+		return anyProtocol, nil
 	}
 	return p, nil
 }
@@ -210,7 +214,7 @@ func compilePorts(field string, in *Rule) ([]uint16, error) {
 }
 
 // compileRequestFilters compiles the methods and paths of a rule.
-func compileNarrow(field string, in *Rule, out *rule) error {
+func compileRequestFilters(field string, in *Rule, out *rule) error {
 	for _, f := range []struct {
 		name string
 		n    int

@@ -16,7 +16,7 @@ func (s *Session) connect(c *client, w http.ResponseWriter, r *http.Request) {
 		err = malformed("CONNECT inside a tunnel is not supported: open a separate connection")
 	}
 	if err != nil {
-		s.garbage(c.begun, err.Error())
+		s.recordInvalid(c.begun, err.Error())
 		c.refuse(w, r, asRefusal(err))
 		return
 	}
@@ -26,7 +26,7 @@ func (s *Session) connect(c *client, w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	head := c.takeOver(w)
-	c.next <- func() { t.run([]byte("HTTP/1.1 200 Connection established\r\n\r\n"), head) }
+	c.afterServer <- func() { t.run([]byte("HTTP/1.1 200 Connection established\r\n\r\n"), head) }
 }
 
 // splitTarget parses "host:port". It does not check the host; the rules do.
@@ -72,7 +72,7 @@ func (s *Session) openTunnel(asking context.Context, c *client, w Want) (*tunnel
 		f.end(no)
 		return nil, no
 	}
-	f.reached(t.out.RemoteAddr())
+	f.recordAddress(t.out.RemoteAddr())
 	return t, nil
 }
 
@@ -93,7 +93,7 @@ func (t *tunnel) run(hello, head []byte) {
 		hello, err := readHello(c.Conn, head, f.decision)
 		if err != nil {
 			t.close(err)
-			lastWord(c.Conn, alertDenied)
+			writeLast(c.Conn, alertDenied)
 			return
 		}
 		head = hello

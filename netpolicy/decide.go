@@ -15,9 +15,15 @@ import (
 //
 // What is allowed, and with which protocol:
 //
-//   - A plain HTTP request is allowed by a rule for https or http with its method and path; https takes precedence. A rule for https accepts requests to port 80, which go to its first port, and to its own ports. Decision.Port is the port to connect to. Without such rules, a rule for tcp allows the request too.
-//   - A tunnel to port 80 is allowed by a rule for https (Decision.Port is the port to connect to), and a tunnel to a port of a rule for http by that rule. Both carry plain HTTP requests. Each of them must be decided separately, because methods and paths are not checked here.
-//   - A tunnel is allowed by a rule for tls, then by one for tcp. Of several rules for one host, the one that exposes most of the traffic applies.
+//   - A plain HTTP request is allowed by a rule for https or http with its method and path; https
+//     takes precedence. A rule for https accepts requests to port 80, which go to its first port,
+//     and to its own ports. Decision.Port is the port to connect to. Without such rules, a rule for
+//     tcp allows the request too.
+//   - A tunnel to port 80 is allowed by a rule for https (Decision.Port is the port to connect to),
+//     and a tunnel to a port of a rule for http by that rule. Both carry plain HTTP requests. Each
+//     of them must be decided separately, because methods and paths are not checked here.
+//   - A tunnel is allowed by a rule for tls, then by one for tcp. Of several rules for one host,
+//     the one that exposes most of the traffic applies.
 //   - A tunnel to a port that only a rule for https has is refused.
 //
 // A deny rule applies to everything that the connection could carry. The content of a tcp tunnel is
@@ -34,24 +40,24 @@ func (r *Rules) Within(ceiling *Rules, w Want) Decision {
 	}
 	v := r.choose(&a)
 	if v.allowed() {
-		v.denied = r.denied(&a, v)
+		v.denied = r.firstDenial(&a, v)
 	}
 	if !v.allowed() {
-		return a.refusal(r, v, own)
+		return a.refusal(r, v, fromRules)
 	}
 	if ceiling != nil {
-		c := ceiling.cover(&a, v)
+		c := ceiling.applyCeiling(&a, v)
 		if c.allowed() {
-			c.denied = ceiling.denied(&a, c)
+			c.denied = ceiling.firstDenial(&a, c)
 		}
 		if !c.allowed() {
-			return a.refusal(ceiling, c, ceilings)
+			return a.refusal(ceiling, c, fromCeiling)
 		}
 		v.protocol = c.protocol
 	}
 	return Decision{
 		Allowed: true, Host: a.host, Protocol: v.protocol.String(), Port: int(v.port),
-		Reason: r.rules[v.rule].says, Rule: v.rule,
+		Reason: r.rules[v.rule].summary, Rule: v.rule,
 	}
 }
 
@@ -62,14 +68,14 @@ func (r *Rules) Resolved(d Decision, addr netip.Addr) Decision {
 		return d
 	}
 	addr = addr.Unmap()
-	a := asked{host: addr.String(), addr: addr, port: uint16(d.Port), tunnel: true}
-	v := verdict{rule: d.Rule, near: -1, protocol: protocolNames[d.Protocol], port: a.port}
-	if v.denied = r.denied(&a, v); v.allowed() {
+	a := query{host: addr.String(), addr: addr, port: uint16(d.Port), tunnel: true}
+	v := verdict{rule: d.Rule, nearMiss: -1, protocol: protocolNames[d.Protocol], port: a.port}
+	if v.denied = r.firstDenial(&a, v); v.allowed() {
 		return d
 	}
 	return Decision{
 		Host: d.Host, Port: d.Port, Rule: v.denied,
-		Reason: d.Host + " is at " + a.host + ": " + r.rules[v.denied].says,
+		Reason: d.Host + " is at " + a.host + ": " + r.rules[v.denied].summary,
 	}
 }
 
@@ -77,17 +83,17 @@ func (r *Rules) Resolved(d Decision, addr netip.Addr) Decision {
 type verdict struct {
 	rule     int // index of the rule that allows it, or -1
 	denied   int // index of the rule that denies it, or -1
-	near     int // index of a rule for this host and port that does not allow it, or -1
+	nearMiss int // index of a rule for this host and port that does not allow it, or -1
 	protocol protocols
 	port     uint16 // to connect to
 	// wantProtocol is the protocol that was required, or 0 for any.
-	asks protocols
+	wantProtocol protocols
 }
 
 func (v *verdict) allowed() bool { return v.rule >= 0 && v.denied < 0 }
 
 // query is a Want in canonical form.
-type asked struct {
+type query struct {
 	host   string
 	addr   netip.Addr
 	port   uint16
@@ -96,27 +102,27 @@ type asked struct {
 	raw    string // the path as received, without the query
 	path   string // canonical
 	// pathErr is why the path cannot be compared with paths of rules, or nil.
-	unclear error
+	pathErr error
 }
 
 // choose returns the verdict of the most specific host's rules that accept the port.
-func (r *Rules) choose(a *asked) verdict {
-	v := verdict{rule: -1, denied: -1, near: -1, port: a.port, asks: a.usual()}
+func (r *Rules) choose(a *query) verdict {
+	v := verdict{rule: -1, denied: -1, nearMiss: -1, port: a.port, wantProtocol: a.usualProtocol()}
 	if r == nil {
 		return v
 	}
-	for level := range r.levels(a) {
+	for level := range r.matchLevels(a) {
 		var seen protocols
 		for _, i := range level {
 			one := &r.rules[i]
-			if !one.enteredAt(a.port) || !one.allows(a) {
+			if !one.acceptsPort(a.port) || !one.allows(a) {
 				continue
 			}
 			seen |= one.protocols
-			if p := one.carries(a); p == 0 || v.rule >= 0 && v.protocol <= p {
-				v.near = int(i)
+			if p := one.protocolFor(a); p == 0 || v.rule >= 0 && v.protocol <= p {
+				v.nearMiss = int(i)
 			} else {
-				v.rule, v.protocol, v.port = int(i), p, one.leadsTo(a.port)
+				v.rule, v.protocol, v.port = int(i), p, one.outsidePort(a.port)
 			}
 		}
 		if seen == 0 {
@@ -135,26 +141,26 @@ func (r *Rules) choose(a *asked) verdict {
 
 // applyCeiling returns the verdict of a ceiling on what the rules decided. It uses the most
 // specific host's rules that have the port to connect to.
-func (r *Rules) cover(a *asked, by verdict) verdict {
-	v := verdict{rule: -1, denied: -1, near: -1, port: by.port, asks: by.protocol}
-	for level := range r.levels(a) {
+func (r *Rules) applyCeiling(a *query, by verdict) verdict {
+	v := verdict{rule: -1, denied: -1, nearMiss: -1, port: by.port, wantProtocol: by.protocol}
+	for level := range r.matchLevels(a) {
 		var seen, admit protocols
 		for _, i := range level {
 			one := &r.rules[i]
-			if !one.has(by.port) || !one.allows(a) {
+			if !one.hasPort(by.port) || !one.allows(a) {
 				continue
 			}
-			v.near = int(i)
+			v.nearMiss = int(i)
 			seen |= one.protocols
-			if a.tunnel || one.admits(a) {
+			if a.tunnel || one.matchesRequest(a) {
 				admit |= one.protocols
 			}
 		}
 		if seen == 0 {
 			continue
 		}
-		if v.protocol = meet(by.protocol, seen, admit); v.protocol != 0 {
-			v.rule = v.near
+		if v.protocol = narrowerProtocol(by.protocol, seen, admit); v.protocol != 0 {
+			v.rule = v.nearMiss
 		}
 		return v
 	}
@@ -163,7 +169,7 @@ func (r *Rules) cover(a *asked, by verdict) verdict {
 
 // narrowerProtocol returns the protocol that remains of p under rules with the protocols seen, of
 // which those in admit match the request. It returns 0 if none remains.
-func meet(p, seen, admit protocols) protocols {
+func narrowerProtocol(p, seen, admit protocols) protocols {
 	switch {
 	case p == viaTCP:
 		for _, left := range [...]protocols{viaHTTP, viaTLS, viaTCP} {
@@ -183,9 +189,9 @@ func meet(p, seen, admit protocols) protocols {
 }
 
 // firstDenial returns the index of the first rule that denies the verdict, or -1.
-func (r *Rules) denied(a *asked, v verdict) int {
+func (r *Rules) firstDenial(a *query, v verdict) int {
 	first := -1
-	for level := range r.levels(a) {
+	for level := range r.matchLevels(a) {
 		for _, i := range level {
 			if one := &r.rules[i]; one.deny && one.denies(a, v) && (first < 0 || int(i) < first) {
 				first = int(i)
@@ -196,20 +202,20 @@ func (r *Rules) denied(a *asked, v verdict) int {
 }
 
 // allows reports whether the rule allows the host. As an allow rule, * covers names only.
-func (one *rule) allows(a *asked) bool {
-	return !one.deny && (one.host.kind != every || !a.addr.IsValid())
+func (one *rule) allows(a *query) bool {
+	return !one.deny && (one.host.kind != anyName || !a.addr.IsValid())
 }
 
-func (one *rule) has(port uint16) bool {
+func (one *rule) hasPort(port uint16) bool {
 	return len(one.ports) == 0 || slices.Contains(one.ports, port)
 }
 
-func (one *rule) enteredAt(port uint16) bool {
-	return one.has(port) || one.protocols == viaHTTPS && port == 80
+func (one *rule) acceptsPort(port uint16) bool {
+	return one.hasPort(port) || one.protocols == viaHTTPS && port == 80
 }
 
-func (one *rule) leadsTo(port uint16) uint16 {
-	if one.has(port) {
+func (one *rule) outsidePort(port uint16) uint16 {
+	if one.hasPort(port) {
 		return port
 	}
 	return one.ports[0]
@@ -217,40 +223,40 @@ func (one *rule) leadsTo(port uint16) uint16 {
 
 // protocolFor returns the protocol with which the rule, which accepts the port, allows the query.
 // It returns 0 if it does not.
-func (one *rule) carries(a *asked) protocols {
+func (one *rule) protocolFor(a *query) protocols {
 	switch {
 	case a.tunnel && one.protocols == viaHTTPS && a.port != 80:
 		return 0
 	case a.tunnel:
 		return one.protocols
-	case one.protocols == viaTLS || !one.admits(a):
+	case one.protocols == viaTLS || !one.matchesRequest(a):
 		return 0
 	}
 	return one.protocols
 }
 
-func (one *rule) admits(a *asked) bool {
+func (one *rule) matchesRequest(a *query) bool {
 	if len(one.methods) > 0 && !slices.Contains(one.methods, a.method) {
 		return false
 	}
-	return len(one.paths) == 0 || a.unclear == nil && one.hasPath(a.path)
+	return len(one.paths) == 0 || a.pathErr == nil && one.hasPath(a.path)
 }
 
-func (one *rule) narrow() bool { return len(one.methods)+len(one.paths) > 0 }
+func (one *rule) hasRequestFilter() bool { return len(one.methods)+len(one.paths) > 0 }
 
 // denies reports whether the verdict's connection could carry what the rule denies.
-func (one *rule) denies(a *asked, v verdict) bool {
+func (one *rule) denies(a *query, v verdict) bool {
 	can := v.protocol
 	switch v.protocol {
 	case viaTCP:
-		can = anything
+		can = anyProtocol
 	case viaTLS, viaHTTPS:
 		can = viaTLS | viaHTTPS
 	}
-	if one.protocols&can == 0 || !one.has(v.port) {
+	if one.protocols&can == 0 || !one.hasPort(v.port) {
 		return false
 	}
-	if !one.narrow() {
+	if !one.hasRequestFilter() {
 		return true
 	}
 	if a.tunnel {
@@ -260,7 +266,7 @@ func (one *rule) denies(a *asked, v verdict) bool {
 	if len(one.methods) > 0 && !slices.ContainsFunc(one.methods, same) {
 		return false
 	}
-	return len(one.paths) == 0 || a.unclear != nil || one.hasPath(a.path)
+	return len(one.paths) == 0 || a.pathErr != nil || one.hasPath(a.path)
 }
 
 func (one *rule) hasPath(s string) bool {
@@ -272,8 +278,8 @@ func (one *rule) hasPath(s string) bool {
 	return false
 }
 
-func parseWant(w Want) (asked, error) {
-	a := asked{tunnel: w.Tunnel, method: w.Method}
+func parseWant(w Want) (query, error) {
+	a := query{tunnel: w.Tunnel, method: w.Method}
 	var err error
 	if a.host, a.addr, err = CanonicalHost(w.Host); err != nil {
 		return a, err
@@ -292,58 +298,58 @@ func parseWant(w Want) (asked, error) {
 		return a, errors.New("invalid method CONNECT: it opens a tunnel and is not a plain HTTP request")
 	}
 	a.raw, _, _ = strings.Cut(w.Path, "?")
-	a.path, a.unclear = cleanPath(a.raw)
+	a.path, a.pathErr = cleanPath(a.raw)
 	return a, nil
 }
 
 // ruleSource is the origin of the rules that refuse: the prefix of the reason, and the remedy.
-type whose struct{ says, wayOut string }
+type ruleSource struct{ prefix, remedy string }
 
 var (
-	own      = whose{"", "add one to egress.rules"}
-	ceilings = whose{"the ceiling: ", "an operator can raise it in egress.allow"}
+	fromRules   = ruleSource{"", "add one to egress.rules"}
+	fromCeiling = ruleSource{"the ceiling: ", "an operator can raise it in egress.allow"}
 )
 
 // refusal returns the decision for a query that is not allowed. Its reason includes the remedy.
-func (a *asked) refusal(r *Rules, v verdict, by whose) Decision {
+func (a *query) refusal(r *Rules, v verdict, by ruleSource) Decision {
 	d := Decision{Host: a.host, Port: int(a.port), Rule: -1}
 	where := net.JoinHostPort(a.host, strconv.Itoa(int(v.port)))
 	switch {
 	case v.denied >= 0:
 		d.Rule = v.denied
-		d.Reason = fmt.Sprintf("%s is denied: %s", where, r.rules[v.denied].says)
-		if a.tunnel && r.rules[v.denied].narrow() {
+		d.Reason = fmt.Sprintf("%s is denied: %s", where, r.rules[v.denied].summary)
+		if a.tunnel && r.rules[v.denied].hasRequestFilter() {
 			d.Reason += fmt.Sprintf(", which a tunnel of %s can carry", v.protocol)
 		}
-	case v.near >= 0:
-		d.Rule = v.near
-		d.Reason = a.missed(where, v, &r.rules[v.near])
+	case v.nearMiss >= 0:
+		d.Rule = v.nearMiss
+		d.Reason = a.nearMissReason(where, v, &r.rules[v.nearMiss])
 	case a.addr.IsValid():
 		d.Reason = fmt.Sprintf("no rule allows the bare address %s: use the host's name, or a rule for the address", where)
 	default:
-		d.Reason = fmt.Sprintf("no rule allows %s%s: %s", where, v.with(), by.wayOut)
+		d.Reason = fmt.Sprintf("no rule allows %s%s: %s", where, v.withProtocol(), by.remedy)
 	}
-	d.Reason = by.says + d.Reason
+	d.Reason = by.prefix + d.Reason
 	return d
 }
 
 // nearMissReason returns what a rule for this host and port lacks.
-func (a *asked) missed(where string, v verdict, one *rule) string {
+func (a *query) nearMissReason(where string, v verdict, one *rule) string {
 	switch {
 	case a.tunnel && one.protocols == viaHTTPS:
-		return fmt.Sprintf("no rule allows a tunnel to %s: %s, so use http://%s/ without TLS, or add a rule with tls", where, one.says, a.host)
+		return fmt.Sprintf("no rule allows a tunnel to %s: %s, so use http://%s/ without TLS, or add a rule with tls", where, one.summary, a.host)
 	case a.tunnel || one.protocols&(viaHTTP|viaHTTPS) == 0:
-		return fmt.Sprintf("no rule allows %s%s: %s only", where, v.with(), one.says)
-	case a.unclear != nil && len(one.paths) > 0:
-		return fmt.Sprintf("no rule allows the path %s at %s: %v", quoted(a.raw), where, a.unclear)
-	case one.protocols == v.asks || v.asks == viaHTTP:
-		return fmt.Sprintf("no rule allows %s of %s at %s: %s for other methods or paths", a.method, quoted(a.raw), where, one.says)
+		return fmt.Sprintf("no rule allows %s%s: %s only", where, v.withProtocol(), one.summary)
+	case a.pathErr != nil && len(one.paths) > 0:
+		return fmt.Sprintf("no rule allows the path %s at %s: %v", quoted(a.raw), where, a.pathErr)
+	case one.protocols == v.wantProtocol || v.wantProtocol == viaHTTP:
+		return fmt.Sprintf("no rule allows %s of %s at %s: %s for other methods or paths", a.method, quoted(a.raw), where, one.summary)
 	}
-	return fmt.Sprintf("no rule allows %s%s: %s only", where, v.with(), one.says)
+	return fmt.Sprintf("no rule allows %s%s: %s only", where, v.withProtocol(), one.summary)
 }
 
 // usualProtocol returns the protocol that such a query usually means, or 0.
-func (a *asked) usual() protocols {
+func (a *query) usualProtocol() protocols {
 	switch {
 	case !a.tunnel:
 		return viaHTTP
@@ -353,11 +359,11 @@ func (a *asked) usual() protocols {
 	return 0
 }
 
-func (v *verdict) with() string {
-	if v.asks == 0 {
+func (v *verdict) withProtocol() string {
+	if v.wantProtocol == 0 {
 		return ""
 	}
-	return " with " + v.asks.String()
+	return " with " + v.wantProtocol.String()
 }
 
 // describe returns the rule in words.
@@ -365,9 +371,9 @@ func (one *rule) describe() string {
 	switch {
 	case !one.deny:
 		return fmt.Sprintf("allows %s with %s", &one.host, one.protocols)
-	case one.narrow():
+	case one.hasRequestFilter():
 		return fmt.Sprintf("denies some requests of %s to %s", one.protocols, &one.host)
-	case one.protocols == anything:
+	case one.protocols == anyProtocol:
 		return fmt.Sprintf("denies %s", &one.host)
 	}
 	return fmt.Sprintf("denies %s with %s", &one.host, one.protocols)

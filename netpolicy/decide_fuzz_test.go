@@ -106,13 +106,13 @@ func checkRules(t *testing.T, r *Rules, d Decision, w Want) {
 	host, addr, _ := CanonicalHost(w.Host)
 	for i := range r.rules {
 		one := &r.rules[i]
-		matches := one.host.matches(host, addr) || one.deny && one.host.kind == every
-		carried := one.protocols == anything || one.protocols == protocolNames[d.Protocol] || d.Protocol == TCP
-		at := fmt.Sprintf("%+v is %+v by rule %d, %s", w, d, i, one.says)
+		matches := one.host.matches(host, addr) || one.deny && one.host.kind == anyName
+		carried := one.protocols == anyProtocol || one.protocols == protocolNames[d.Protocol] || d.Protocol == TCP
+		at := fmt.Sprintf("%+v is %+v by rule %d, %s", w, d, i, one.summary)
 		switch {
 		case i == d.Rule && (one.deny || !matches || !slices.Contains(one.ports, uint16(d.Port))):
 			t.Fatal(at)
-		case one.deny && matches && carried && !one.narrow() && (len(one.ports) == 0 || slices.Contains(one.ports, uint16(d.Port))):
+		case one.deny && matches && carried && !one.hasRequestFilter() && (len(one.ports) == 0 || slices.Contains(one.ports, uint16(d.Port))):
 			t.Fatal(at + " and should be denied")
 		}
 	}

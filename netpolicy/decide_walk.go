@@ -8,7 +8,7 @@ import (
 
 // matchLevels yields the rules whose host matches, most specific host first. Rules of the same host
 // come together. It allocates nothing.
-func (r *Rules) levels(a *asked) iter.Seq[[]int32] {
+func (r *Rules) matchLevels(a *query) iter.Seq[[]int32] {
 	return func(yield func([]int32) bool) {
 		if a.addr.IsValid() {
 			r.addressLevels(a.addr, yield)

@@ -17,21 +17,21 @@ import (
 
 // flow is one tunnel or one request, from the decision to the audit record.
 type flow struct {
-	s        *Session
-	want     Want
-	decision Decision
-	begun    time.Time
-	life     context.Context                // of the connection from the sandbox
-	outer    *flow                          // the surrounding tunnel, or nil
-	address  atomic.Pointer[netip.AddrPort] // the address that it connected to
-	given    []Secret                       // the credentials that were added; Session.mu protects it
+	s           *Session
+	want        Want
+	decision    Decision
+	begun       time.Time
+	clientCtx   context.Context                // of the connection from the sandbox
+	outer       *flow                          // the surrounding tunnel, or nil
+	address     atomic.Pointer[netip.AddrPort] // the address that it connected to
+	usedSecrets []Secret                       // the credentials that were added; Session.mu protects it
 
 	// ctx ends with the connection, or early with the reason as its cause.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
 	sent, received atomic.Int64
-	moved          atomic.Int64 // time of the last traffic, in nanoseconds since begun
+	lastActive     atomic.Int64 // time of the last traffic, in nanoseconds since begun
 
 	mu     sync.Mutex
 	watch  *time.Timer // nil after the end
@@ -42,14 +42,14 @@ type flow struct {
 // begin decides on w and returns the flow. If w is refused, it returns the flow and a *refusal. The
 // caller must call end in both cases. The flow ends with ctx; c is its client.
 func (s *Session) begin(ctx context.Context, c *client, w Want) (*flow, error) {
-	f := &flow{s: s, want: w, begun: time.Now(), life: c.ctx, outer: c.outer}
+	f := &flow{s: s, want: w, begun: time.Now(), clientCtx: c.ctx, outer: c.outer}
 	f.ctx, f.cancel = context.WithCancelCause(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f.decision = s.decide(w)
-	over := c.over
+	over := c.limitErr
 	if over == nil && s.spent {
-		over = s.errSpent()
+		over = s.errBytesSpent()
 	}
 	switch {
 	case !f.decision.Allowed:
@@ -59,13 +59,13 @@ func (s *Session) begin(ctx context.Context, c *client, w Want) (*flow, error) {
 		return f, over
 	}
 	s.flows[f] = struct{}{}
-	f.watch = time.AfterFunc(f.next(0, 0), f.look)
+	f.watch = time.AfterFunc(f.nextCheck(0, 0), f.checkTimeouts)
 	return f, nil
 }
 
 // nextCheck returns the time until checkTimeouts has to run again. It runs at least twice per idle
 // time, see queuesMoved.
-func (f *flow) next(lived, idle time.Duration) time.Duration {
+func (f *flow) nextCheck(lived, idle time.Duration) time.Duration {
 	l := f.s.g.o.Limits
 	wait := min(l.IdleTime-idle, (l.IdleTime+1)/2)
 	if l.MaxTime > 0 {
@@ -76,13 +76,13 @@ func (f *flow) next(lived, idle time.Duration) time.Duration {
 
 // checkTimeouts ends a flow that is idle or exceeds its maximum time. A single timer for both
 // avoids a system call for each read.
-func (f *flow) look() {
+func (f *flow) checkTimeouts() {
 	l := f.s.g.o.Limits
 	lived := time.Since(f.begun)
-	if f.drained() {
-		f.moved.Store(int64(lived))
+	if f.queuesMoved() {
+		f.lastActive.Store(int64(lived))
 	}
-	idle := lived - time.Duration(f.moved.Load())
+	idle := lived - time.Duration(f.lastActive.Load())
 	switch {
 	case l.MaxTime > 0 && lived >= l.MaxTime:
 		f.cancel(&refusal{504, socksExpired, "ended after " + l.MaxTime.String() + ", the maximum time"})
@@ -91,14 +91,14 @@ func (f *flow) look() {
 	default:
 		f.mu.Lock()
 		if f.watch != nil {
-			f.watch.Reset(f.next(lived, idle))
+			f.watch.Reset(f.nextCheck(lived, idle))
 		}
 		f.mu.Unlock()
 	}
 }
 
 // watchQueues adds connections whose send queues queuesMoved checks.
-func (f *flow) watched(ends ...any) {
+func (f *flow) watchQueues(ends ...any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, end := range ends {
@@ -112,7 +112,7 @@ func (f *flow) watched(ends ...any) {
 
 // queuesMoved reports whether a peer received bytes from the kernel's queues since the last check.
 // A slow reader may need minutes for bytes that were counted at once.
-func (f *flow) drained() bool {
+func (f *flow) queuesMoved() bool {
 	f.mu.Lock()
 	ends := f.ends
 	f.mu.Unlock()
@@ -138,7 +138,7 @@ func (f *flow) count(inward bool, n int) {
 	} else {
 		f.sent.Add(int64(n))
 	}
-	f.moved.Store(int64(time.Since(f.begun)))
+	f.lastActive.Store(int64(time.Since(f.begun)))
 	if f.outer != nil {
 		f.outer.count(inward, n)
 	}
@@ -146,7 +146,7 @@ func (f *flow) count(inward bool, n int) {
 
 // recordAddress stores the address of the connection. It checks the rules again, because rules that
 // were set during the dial did not know the address.
-func (f *flow) reached(a net.Addr) {
+func (f *flow) recordAddress(a net.Addr) {
 	t, ok := a.(*net.TCPAddr)
 	if !ok {
 		return
@@ -160,9 +160,9 @@ func (f *flow) reached(a net.Addr) {
 }
 
 // earlyEnd returns why the flow ended early, or nil.
-func (f *flow) ended() error {
-	if f.life.Err() != nil {
-		return context.Cause(f.life)
+func (f *flow) earlyEnd() error {
+	if f.clientCtx.Err() != nil {
+		return context.Cause(f.clientCtx)
 	}
 	cause := context.Cause(f.ctx)
 	if cause == context.Canceled {
@@ -174,7 +174,7 @@ func (f *flow) ended() error {
 // preferEarly reports whether an early end is a better reason than err. A client that leaves after
 // the complete exchange did nothing wrong. One that leaves during an invalid request may still read
 // what was wrong with it.
-func outweighs(early, err error) bool {
+func preferEarly(early, err error) bool {
 	no, ok := errors.AsType[*refusal](err)
 	return early != errGone || err != nil && (!ok || no.status != http.StatusBadRequest)
 }
@@ -182,8 +182,8 @@ func outweighs(early, err error) bool {
 // failure returns the refusal for the client: the reason of an early end if it is the better one,
 // or else err.
 func (f *flow) failure(err error) *refusal {
-	early := f.ended()
-	if early == nil || !outweighs(early, err) {
+	early := f.earlyEnd()
+	if early == nil || !preferEarly(early, err) {
 		return asRefusal(err)
 	}
 	if no, ok := errors.AsType[*refusal](early); ok {
@@ -200,18 +200,18 @@ func (f *flow) end(err error) {
 		f.watch = nil
 	}
 	f.mu.Unlock()
-	if early := f.ended(); early != nil && outweighs(early, err) {
+	if early := f.earlyEnd(); early != nil && preferEarly(early, err) {
 		err = early
 	}
 	f.cancel(nil)
 	d := f.decision
 	c := Connection{
 		Time: f.begun, Duration: time.Since(f.begun), Session: f.s.name,
-		Host: cut(d.Host), Port: f.want.Port, Protocol: d.Protocol, Method: cut(f.want.Method), Path: cut(f.want.Path),
+		Host: truncate(d.Host), Port: f.want.Port, Protocol: d.Protocol, Method: truncate(f.want.Method), Path: truncate(f.want.Path),
 		Allowed: d.Allowed, Reason: d.Reason, Sent: f.sent.Load(), Received: f.received.Load(),
 	}
 	if c.Host == "" {
-		c.Host = cut(f.want.Host)
+		c.Host = truncate(f.want.Host)
 	}
 	if f.want.Tunnel {
 		c.Method = "CONNECT"
@@ -244,12 +244,12 @@ func (s *Session) record(f *flow, c Connection) {
 }
 
 // recordInvalid audits a connection without a valid request.
-func (s *Session) garbage(begun time.Time, reason string) {
+func (s *Session) recordInvalid(begun time.Time, reason string) {
 	s.record(nil, Connection{Time: begun, Duration: time.Since(begun), Session: s.name, Reason: oneLine(reason)})
 }
 
 // truncate limits the length of a client's text and removes control characters.
-func cut(s string) string {
+func truncate(s string) string {
 	const most = 256
 	if len(s) > most {
 		return oneLine(s[:most]) + "..."

@@ -31,19 +31,19 @@ type Options struct {
 // Gateway connects sandboxes to external hosts as their rules allow. All methods are safe for
 // concurrent use. It runs one goroutine until Close.
 type Gateway struct {
-	o      Options
-	log    *slog.Logger
-	guard  *Guard
-	dialer net.Dialer
-	server *http.Server
-	inside *handedOver
+	o        Options
+	log      *slog.Logger
+	guard    *Guard
+	dialer   net.Dialer
+	server   *http.Server
+	listener *connListener
 
 	ctx   context.Context
 	stop  context.CancelCauseFunc
 	works sync.WaitGroup // the server and each Serve
 
-	most int          // maximum connections from all sandboxes
-	open atomic.Int64 // current connections
+	maxOpen int          // maximum connections from all sandboxes
+	open    atomic.Int64 // current connections
 
 	mu     sync.Mutex
 	closed bool
@@ -69,11 +69,11 @@ func New(o Options) (*Gateway, error) {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	o.Limits = o.Limits.withDefaults()
-	g := &Gateway{o: o, log: o.Log, guard: guard, inside: newHandedOver(), most: mostOpen()}
+	g := &Gateway{o: o, log: o.Log, guard: guard, listener: newConnListener(), maxOpen: maxOpen()}
 	g.ctx, g.stop = context.WithCancelCause(context.Background())
 	g.server = newServer(g)
 	g.works.Go(func() {
-		if err := g.server.Serve(g.inside); !errors.Is(err, http.ErrServerClosed) {
+		if err := g.server.Serve(g.listener); !errors.Is(err, http.ErrServerClosed) {
 			g.log.Error("proxy server failed", "error", err)
 		}
 	})
@@ -92,7 +92,7 @@ func (g *Gateway) Close() error {
 }
 
 // addServe counts a call of Serve. It returns an error if the gateway is closed.
-func (g *Gateway) enter() error {
+func (g *Gateway) addServe() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
@@ -110,7 +110,7 @@ func (g *Gateway) Session(o SessionOptions) *Session {
 	}
 	s.sent.Store(o.Sent)
 	s.received.Store(o.Received)
-	s.spent = s.over()
+	s.spent = s.exceedsBytes()
 	s.plain, s.upgrades = newTransports(s)
 	return s
 }

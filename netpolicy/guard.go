@@ -43,7 +43,7 @@ func NewGuard(private []Private) (*Guard, error) {
 			switch {
 			case err != nil:
 				return nil, invalid(fmt.Sprintf("%s.hosts[%d]", field, j), "%v", err)
-			case one.kind == every:
+			case one.kind == anyName:
 				return nil, invalid(fmt.Sprintf("%s.hosts[%d]", field, j), "is \"*\": name the hosts, because any domain owner could point a name at the range")
 			}
 			e.hosts = append(e.hosts, one)
@@ -68,7 +68,7 @@ func (g *Guard) Check(host string, a netip.Addr) error {
 	}
 	a = a.Unmap()
 	why, metadata := notPublic(a)
-	if why == "" || g.excepted(host, a, metadata) {
+	if why == "" || g.hasException(host, a, metadata) {
 		return nil
 	}
 	if metadata {
@@ -77,21 +77,21 @@ func (g *Guard) Check(host string, a netip.Addr) error {
 	return fmt.Errorf("%s is at %s, %s: an operator can allow it in egress.private with the host and a range", host, a, why)
 }
 
-// excepted reports whether an exception covers a host and an address. For an address that embeds an
+// hasException reports whether an exception covers a host and an address. For an address that embeds an
 // IPv4 address, it must cover that one too.
-func (g *Guard) excepted(host string, a netip.Addr, metadata bool) bool {
-	if g == nil || !g.holds(host, a, metadata) {
+func (g *Guard) hasException(host string, a netip.Addr, metadata bool) bool {
+	if g == nil || !g.matchesException(host, a, metadata) {
 		return false
 	}
-	inner, ok := carried(a)
+	inner, ok := embeddedIPv4(a)
 	if !ok {
 		return true
 	}
 	why, metadata := notPublic(inner)
-	return why == "" || g.holds(host, inner, metadata)
+	return why == "" || g.matchesException(host, inner, metadata)
 }
 
-func (g *Guard) holds(host string, a netip.Addr, metadata bool) bool {
+func (g *Guard) matchesException(host string, a netip.Addr, metadata bool) bool {
 	for i := range g.private {
 		e := &g.private[i]
 		if !matchesAny(e.hosts, host) {
@@ -107,7 +107,7 @@ func (g *Guard) holds(host string, a netip.Addr, metadata bool) bool {
 }
 
 // specialRange is a range outside the public internet.
-type special struct {
+type specialRange struct {
 	prefix netip.Prefix
 	what   string
 }
@@ -116,7 +116,7 @@ type special struct {
 // (iana-ipv4-special-registry, iana-ipv6-special-registry: RFC 6890 and its updates), the multicast
 // registries, and RFCs that withdrew a range. Some reachable ranges (AS112, 6to4 relays, NAT64) are
 // included, because the nearest network decides where they lead.
-var specials = []special{
+var specialRanges = []specialRange{
 	{netip.MustParsePrefix("0.0.0.0/8"), "this host's own network"},
 	{netip.MustParsePrefix("10.0.0.0/8"), "a private address"},
 	{netip.MustParsePrefix("100.64.0.0/10"), "an address shared behind a carrier's NAT"},
@@ -185,12 +185,12 @@ var metadataServices = map[netip.Addr]bool{
 // notPublic describes why an address is not public, or returns "". metadata reports whether the
 // address, or the IPv4 address embedded in it, is one of a metadata service.
 func notPublic(a netip.Addr) (what string, metadata bool) {
-	if inner, ok := carried(a); ok && metadataServices[inner] || metadataServices[a] {
+	if inner, ok := embeddedIPv4(a); ok && metadataServices[inner] || metadataServices[a] {
 		return "an address of a cloud's metadata service", true
 	}
-	for i := range specials {
-		if specials[i].prefix.Contains(a) {
-			return specials[i].what, false
+	for i := range specialRanges {
+		if specialRanges[i].prefix.Contains(a) {
+			return specialRanges[i].what, false
 		}
 	}
 	if a.Is6() && !global.Contains(a) {
@@ -202,12 +202,12 @@ func notPublic(a netip.Addr) (what string, metadata bool) {
 // embeddedIPv4 returns the IPv4 address that an IPv6 address leads to: NAT64 (RFC 6052, RFC 8215),
 // 6to4 (RFC 3056), IPv4-translated (RFC 2765) and IPv4-compatible addresses. Teredo addresses (RFC
 // 4380) contain the client's address inverted.
-func carried(a netip.Addr) (netip.Addr, bool) {
+func embeddedIPv4(a netip.Addr) (netip.Addr, bool) {
 	if !a.Is6() || a.IsLoopback() || a.IsUnspecified() {
 		return netip.Addr{}, false
 	}
 	b := a.As16()
-	for _, c := range carriers {
+	for _, c := range embeddings {
 		if c.prefix.Contains(a) {
 			v4 := [4]byte(b[c.at : c.at+4])
 			for i := range v4 {
@@ -219,7 +219,7 @@ func carried(a netip.Addr) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-var carriers = []struct {
+var embeddings = []struct {
 	prefix netip.Prefix
 	at     int
 	mask   byte

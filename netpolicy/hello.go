@@ -33,7 +33,7 @@ func ParseHello(b []byte) (serverName string, ech bool, need int, err error) {
 	if len(b) == 0 {
 		return "", false, 1, nil
 	}
-	message, need, err := handshake(b)
+	message, need, err := handshakeMessage(b)
 	switch {
 	case err != nil:
 		return "", false, 0, err
@@ -48,7 +48,7 @@ func ParseHello(b []byte) (serverName string, ech bool, need int, err error) {
 // handshakeMessage returns the first handshake message without its header. need is the minimum
 // number of missing bytes, assuming that the next record contains them all, so that a message in
 // thousands of records is scanned only a few times.
-func handshake(b []byte) (body []byte, need int, err error) {
+func handshakeMessage(b []byte) (body []byte, need int, err error) {
 	var head [messageHeader]byte
 	got, total := 0, messageHeader
 	rest, first := b, 0
@@ -85,7 +85,7 @@ func handshake(b []byte) (body []byte, need int, err error) {
 	case first == total:
 		return b[recordHeader+messageHeader : recordHeader+total], 0, nil
 	}
-	return join(b, total)[messageHeader:], 0, nil
+	return joinRecords(b, total)[messageHeader:], 0, nil
 }
 
 // recordSize returns the length of a record's fragment, or 0 if the header is incomplete. It
@@ -105,7 +105,7 @@ func recordSize(b []byte) (int, error) {
 }
 
 // joinRecords concatenates the fragments of complete records.
-func join(b []byte, total int) []byte {
+func joinRecords(b []byte, total int) []byte {
 	out := make([]byte, 0, total)
 	for len(out) < total {
 		size := int(b[3])<<8 | int(b[4])

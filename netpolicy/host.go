@@ -25,14 +25,14 @@ const (
 // host, a port after it, percent signs, zones, spaces, and all numeric forms of an address
 // ("2130706433", "0177.0.0.1", "127.1").
 func CanonicalHost(s string) (string, netip.Addr, error) {
-	host, addr, err := canonical(s)
+	host, addr, err := canonicalize(s)
 	if err != nil {
 		return "", netip.Addr{}, fmt.Errorf("invalid host %s: %w", quoted(s), err)
 	}
 	return host, addr, nil
 }
 
-func canonical(s string) (string, netip.Addr, error) {
+func canonicalize(s string) (string, netip.Addr, error) {
 	var none netip.Addr
 	if s == "" {
 		return "", none, errors.New("it is empty")
@@ -45,14 +45,14 @@ func canonical(s string) (string, netip.Addr, error) {
 		if !ok || !strings.Contains(inner, ":") {
 			return "", none, errors.New("it has brackets but is not an IPv6 address")
 		}
-		return address(inner)
+		return parseAddress(inner)
 	}
-	ascii, err := plain(s)
+	ascii, err := checkCharacters(s)
 	if err != nil {
 		return "", none, err
 	}
 	if strings.Contains(s, ":") {
-		return address(s)
+		return parseAddress(s)
 	}
 	s = strings.ToLower(s)
 	if !ascii || strings.Contains(s, "xn--") {
@@ -72,7 +72,7 @@ func canonical(s string) (string, netip.Addr, error) {
 }
 
 // parseAddress parses an IPv6 address.
-func address(s string) (string, netip.Addr, error) {
+func parseAddress(s string) (string, netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	switch {
 	case err != nil:
@@ -85,7 +85,7 @@ func address(s string) (string, netip.Addr, error) {
 }
 
 // checkCharacters refuses characters that have a meaning in a URL. It reports whether s is ASCII.
-func plain(s string) (bool, error) {
+func checkCharacters(s string) (bool, error) {
 	ascii := true
 	for i := 0; i < len(s); i++ {
 		switch c := s[i]; {
@@ -161,11 +161,11 @@ func quoted(s string) string {
 type kind uint8
 
 const (
-	exact   kind = iota // one name
-	below               // all names below one
-	every               // all names
-	single              // one address
-	network             // a range of addresses
+	exactName    kind = iota // one name
+	subdomains               // all names below one
+	anyName                  // all names
+	oneAddress               // one address
+	addressRange             // a range of addresses
 )
 
 // pattern is the canonical host of a rule, exception or secret.
@@ -181,7 +181,7 @@ func parsePattern(s string) (pattern, error) {
 	case s == "":
 		return pattern{}, errors.New(`is empty: write a name, "*.example.com", "*", an address or a range`)
 	case s == "*":
-		return pattern{kind: every}, nil
+		return pattern{kind: anyName}, nil
 	case strings.Contains(s, "/"):
 		return parseRange(s)
 	case strings.Contains(s, "://"):
@@ -198,11 +198,11 @@ func parsePattern(s string) (pattern, error) {
 	case isBelow && addr.IsValid():
 		return pattern{}, fmt.Errorf(`%s has a * before an address: write a range ("203.0.113.0/24")`, quoted(s))
 	case isBelow:
-		return pattern{kind: below, name: host}, nil
+		return pattern{kind: subdomains, name: host}, nil
 	case addr.IsValid():
-		return pattern{kind: single, addr: addr}, nil
+		return pattern{kind: oneAddress, addr: addr}, nil
 	}
-	return pattern{kind: exact, name: host}, nil
+	return pattern{kind: exactName, name: host}, nil
 }
 
 func parseRange(s string) (pattern, error) {
@@ -214,7 +214,7 @@ func parseRange(s string) (pattern, error) {
 		return pattern{}, fmt.Errorf(`%s is not an address range such as "203.0.113.0/24"`, quoted(s))
 	}
 	p, err = canonicalRange(p)
-	return pattern{kind: network, block: p}, err
+	return pattern{kind: addressRange, block: p}, err
 }
 
 // canonicalRange refuses bits after the prefix. They are a typing error in either the address or
@@ -237,13 +237,13 @@ func canonicalRange(p netip.Prefix) (netip.Prefix, error) {
 // matches reports whether the pattern matches a canonical host. * matches names only.
 func (p *pattern) matches(host string, addr netip.Addr) bool {
 	switch p.kind {
-	case exact:
+	case exactName:
 		return host == p.name
-	case below:
+	case subdomains:
 		return !addr.IsValid() && isBelow(host, p.name)
-	case every:
+	case anyName:
 		return !addr.IsValid()
-	case single:
+	case oneAddress:
 		return addr == p.addr
 	}
 	return addr.IsValid() && p.block.Contains(addr)
@@ -271,13 +271,13 @@ func matchesAny(patterns []pattern, host string) bool {
 // String returns the pattern as written in a rule.
 func (p *pattern) String() string {
 	switch p.kind {
-	case exact:
+	case exactName:
 		return p.name
-	case below:
+	case subdomains:
 		return "*." + p.name
-	case every:
+	case anyName:
 		return "*"
-	case single:
+	case oneAddress:
 		return p.addr.String()
 	}
 	return p.block.String()

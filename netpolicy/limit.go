@@ -77,7 +77,7 @@ func (l Limits) withDefaults() Limits {
 }
 
 // maxOpen returns how many connections the process's descriptor limit allows.
-func mostOpen() int {
+func maxOpen() int {
 	var files syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
 		return math.MaxInt

@@ -21,12 +21,12 @@ func (f *flow) setSecrets(out *http.Request) *mask {
 	s.mu.Lock()
 	for _, one := range s.secrets {
 		if one.For(f.decision.Host) {
-			f.given = append(f.given, one)
+			f.usedSecrets = append(f.usedSecrets, one)
 		}
 	}
 	s.mu.Unlock()
 	var m *mask
-	for _, one := range f.given {
+	for _, one := range f.usedSecrets {
 		if m == nil {
 			m = &mask{}
 		}
@@ -145,7 +145,7 @@ func (m *mask) body(b []byte, last bool) []byte {
 				b[at+j] = '*'
 			}
 		}
-		keep = max(keep, begun(b, n))
+		keep = max(keep, partialMatch(b, n))
 	}
 	if last || keep == 0 {
 		return b
@@ -155,7 +155,7 @@ func (m *mask) body(b []byte, last bool) []byte {
 }
 
 // partialMatch returns the length of the longest end of b that is a proper start of n.
-func begun(b, n []byte) int {
+func partialMatch(b, n []byte) int {
 	for l := min(len(b), len(n)-1); l > 0; l-- {
 		if b[len(b)-l] == n[0] && bytes.HasSuffix(b, n[:l]) {
 			return l

@@ -19,17 +19,17 @@ func (s *Session) handle(ctx context.Context, nc net.Conn) {
 	defer context.AfterFunc(ctx, func() { nc.Close() })()
 	begun := time.Now()
 	if !ok {
-		s.garbage(begun, over.Error())
+		s.recordInvalid(begun, over.Error())
 		return
 	}
 	var first [1]byte
 	nc.SetReadDeadline(begun.Add(s.g.o.Limits.HeaderTime))
 	if _, err := io.ReadFull(nc, first[:]); err != nil {
-		s.garbage(begun, "the connection ended before a request")
+		s.recordInvalid(begun, "the connection ended before a request")
 		return
 	}
 	c := newClient(ctx, s, nc, first[:])
-	c.over = over
+	c.limitErr = over
 	if first[0] == socksVersion {
 		s.socks(c)
 		return
@@ -60,12 +60,12 @@ func newServer(g *Gateway) *http.Server {
 			c := nc.(*client)
 			switch state {
 			case http.StateActive:
-				c.unasked.Store(true)
+				c.pendingBytes.Store(true)
 			case http.StateIdle:
-				c.between.Store(true)
+				c.idle.Store(true)
 			case http.StateClosed:
-				if c.unasked.Load() {
-					c.s.garbage(c.begun, fmt.Sprintf("invalid request: not HTTP, more than %d bytes of header, or not complete within %s", maxHeader, l.HeaderTime))
+				if c.pendingBytes.Load() {
+					c.s.recordInvalid(c.begun, fmt.Sprintf("invalid request: not HTTP, more than %d bytes of header, or not complete within %s", maxHeader, l.HeaderTime))
 				}
 				close(c.closed) // the server's last action
 			}
@@ -75,8 +75,8 @@ func newServer(g *Gateway) *http.Server {
 
 func serveRequest(w http.ResponseWriter, r *http.Request) {
 	c := r.Context().Value(clientKey{}).(*client)
-	c.between.Store(false)
-	c.unasked.Store(false)
+	c.idle.Store(false)
+	c.pendingBytes.Store(false)
 	if r.Method == http.MethodConnect {
 		c.s.connect(c, w, r)
 		return
@@ -102,20 +102,20 @@ func (c *client) takeOver(w http.ResponseWriter) (head []byte) {
 func (c *client) refuse(w http.ResponseWriter, r *http.Request, no *refusal) {
 	c.takeOver(w)
 	method := r.Method
-	c.next <- func() {
+	c.afterServer <- func() {
 		body := no.reason + "\n"
 		head := fmt.Sprintf("HTTP/1.1 %d %s\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n%s: %s\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n",
 			no.status, no.reason, len(body), RefusalHeader, no.kind())
 		if method == http.MethodHead {
 			body = ""
 		}
-		lastWord(c.Conn, []byte(head+body))
+		writeLast(c.Conn, []byte(head+body))
 	}
 }
 
 // writeLast writes b and briefly reads what still arrives. Closing a socket with unread bytes would
 // discard b.
-func lastWord(nc net.Conn, b []byte) {
+func writeLast(nc net.Conn, b []byte) {
 	nc.SetDeadline(time.Now().Add(lingerTime))
 	if _, err := nc.Write(b); err != nil {
 		return

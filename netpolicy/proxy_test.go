@@ -19,7 +19,7 @@ func (w *world) refuses(t *testing.T, n int, c attempt) {
 	t.Helper()
 	got := w.say(c.send)
 	line := w.audited(n)
-	what := cut(c.send)
+	what := truncate(c.send)
 	if !strings.HasPrefix(got, c.begins) || c.begins == "" && got != "" {
 		t.Errorf("%s: answered %.100q, want %q", what, got, c.begins)
 	}
@@ -141,7 +141,7 @@ func closedPort(t *testing.T) int {
 func TestSlowReaderIsNotIdle(t *testing.T) {
 	ours, theirs := socketPair(t)
 	f := &flow{}
-	f.watched(theirs, struct{}{})
+	f.watchQueues(theirs, struct{}{})
 	piece := make([]byte, 1000)
 	for i, step := range []struct {
 		do      func([]byte) (int, error)
@@ -152,7 +152,7 @@ func TestSlowReaderIsNotIdle(t *testing.T) {
 				t.Fatal(n, err)
 			}
 		}
-		if got := f.drained(); got != step.drained {
+		if got := f.queuesMoved(); got != step.drained {
 			t.Errorf("step %d: drained is %v", i, got)
 		}
 	}
@@ -173,7 +173,7 @@ func TestLimits(t *testing.T) {
 	})
 	t.Run("connections of all", func(t *testing.T) {
 		w := newWorld(t, Options{}, SessionOptions{}, rule)
-		w.g.most = 1
+		w.g.maxOpen = 1
 		for range freeShare {
 			if _, err := w.connect(target("a.test", port)); err != nil {
 				t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 
 // halfCloseTime limits the other direction after one ended, if the stream cannot close one
 // direction only.
-const endTime = 5 * time.Second
+const halfCloseTime = 5 * time.Second
 
 // spend counts a tunnel's bytes for the flow and the session.
 func (f *flow) spend(inward bool, n int) {
@@ -33,7 +33,7 @@ func (f *flow) relay(inside, outside io.ReadWriteCloser, head []byte, count func
 		inside.Close()
 		outside.Close()
 	})()
-	f.watched(inside, outside)
+	f.watchQueues(inside, outside)
 	// Do not forward bytes that exceed the limit or arrive after an early end.
 	ask := func(inward bool) func(int) error {
 		return func(n int) error {
@@ -46,20 +46,20 @@ func (f *flow) relay(inside, outside io.ReadWriteCloser, head []byte, count func
 			return err
 		}
 		if _, err := outside.Write(head); err != nil {
-			return brokeOff(err)
+			return relayError(err)
 		}
 	}
 	var done sync.WaitGroup
 	var sentErr error
-	done.Go(func() { sentErr = f.s.carry(outside, inside, ask(false)) })
-	err := f.s.carry(inside, outside, ask(true))
+	done.Go(func() { sentErr = f.s.copyDirection(outside, inside, ask(false)) })
+	err := f.s.copyDirection(inside, outside, ask(true))
 	done.Wait()
-	return brokeOff(err, sentErr)
+	return relayError(err, sentErr)
 }
 
 // relayError returns the error of two directions. The end of one closes the other, so a closed
 // connection is the reason only if there is no other.
-func brokeOff(errs ...error) error {
+func relayError(errs ...error) error {
 	var first error
 	for _, err := range errs {
 		if err != nil && (first == nil || errors.Is(first, net.ErrClosed)) {
@@ -74,7 +74,7 @@ func brokeOff(errs ...error) error {
 
 // copyDirection copies one direction until it ends, and passes the end on. After an error it closes
 // both.
-func (s *Session) carry(dst, src io.ReadWriteCloser, count func(n int) error) error {
+func (s *Session) copyDirection(dst, src io.ReadWriteCloser, count func(n int) error) error {
 	if _, err := s.buffers.CopyCounted(dst, src, count); err != nil {
 		src.Close()
 		dst.Close()
@@ -93,42 +93,42 @@ func endDirection(dst, src io.ReadWriteCloser) {
 	}
 	if _, ok := src.(interface{ CloseWrite() error }); !ok {
 		if d, ok := dst.(net.Conn); ok {
-			d.SetReadDeadline(time.Now().Add(endTime))
+			d.SetReadDeadline(time.Now().Add(halfCloseTime))
 		}
 	}
 }
 
 // countedConn is a connection to a server that counts the session's bytes.
-type counted struct {
+type countedConn struct {
 	net.Conn // not *net.TCPConn: its ReadFrom would bypass Write
 	s        *Session
-	left     func() // called on Close, possibly twice
+	onClose  func() // called on Close, possibly twice
 }
 
 // Close implements net.Conn.
-func (c *counted) Close() error {
-	c.left()
+func (c *countedConn) Close() error {
+	c.onClose()
 	return c.Conn.Close()
 }
 
 // Read implements net.Conn.
-func (c *counted) Read(p []byte) (int, error) {
+func (c *countedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	c.count(&c.s.received, n)
 	return n, err
 }
 
 // Write implements net.Conn.
-func (c *counted) Write(p []byte) (int, error) {
+func (c *countedConn) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
 	c.count(&c.s.sent, n)
 	return n, err
 }
 
 // CloseWrite closes the write direction.
-func (c *counted) CloseWrite() error { return closeWrite(c.Conn) }
+func (c *countedConn) CloseWrite() error { return closeWrite(c.Conn) }
 
-func (c *counted) count(counter *atomic.Int64, n int) {
+func (c *countedConn) count(counter *atomic.Int64, n int) {
 	if n > 0 {
 		c.s.spend(counter, n)
 	}

@@ -12,9 +12,9 @@ import (
 // request serves one plain HTTP request: one to the proxy, whose target names the server, or one
 // inside a tunnel, which must be for the tunnel's server.
 func (s *Session) request(c *client, w http.ResponseWriter, r *http.Request) {
-	want, err := c.wanted(r)
+	want, err := c.requestWant(r)
 	if err != nil {
-		s.garbage(c.begun, err.Error())
+		s.recordInvalid(c.begun, err.Error())
 		c.refuse(w, r, asRefusal(err))
 		return
 	}
@@ -44,7 +44,7 @@ func (s *Session) request(c *client, w http.ResponseWriter, r *http.Request) {
 
 // requestWant returns the Want of a request. It refuses ambiguous requests. The parser already
 // ensures that Host and target agree.
-func (c *client) wanted(r *http.Request) (Want, error) {
+func (c *client) requestWant(r *http.Request) (Want, error) {
 	u := r.URL
 	w := Want{Method: r.Method, Path: u.EscapedPath()}
 	if w.Path == "" {
@@ -56,7 +56,7 @@ func (c *client) wanted(r *http.Request) (Want, error) {
 	case u.User != nil:
 		return w, malformed("the URL contains a user: send credentials in a header")
 	case c.outer != nil:
-		return c.wantedInside(r, w)
+		return c.tunnelWant(r, w)
 	case !u.IsAbs():
 		return w, malformed("this is a proxy: the request's target must be an absolute URL, as in GET http://example.com/")
 	case u.Scheme != "http":
@@ -68,7 +68,7 @@ func (c *client) wanted(r *http.Request) (Want, error) {
 }
 
 // tunnelWant returns the Want of a request inside a tunnel. Only its Host field names the server.
-func (c *client) wantedInside(r *http.Request, w Want) (Want, error) {
+func (c *client) tunnelWant(r *http.Request, w Want) (Want, error) {
 	if r.URL.IsAbs() && r.URL.Scheme != "http" {
 		return w, malformed("scheme %q is not supported in a tunnel of plain HTTP", r.URL.Scheme)
 	}
@@ -115,7 +115,7 @@ func (x *exchange) run() error {
 	f := x.f
 	// An early end must not wait for a client that does not read.
 	defer context.AfterFunc(f.ctx, func() {
-		if f.ended() != nil {
+		if f.earlyEnd() != nil {
 			x.c.SetDeadline(time.Now().Add(lingerTime))
 		}
 	})()
@@ -147,7 +147,7 @@ func (x *exchange) outgoing() (*http.Request, *http.Transport) {
 	f, r, body := x.f, x.r, x.body
 	ctx := context.WithValue(f.ctx, flowKey{}, f)
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		GotConn: func(got httptrace.GotConnInfo) { f.reached(got.Conn.RemoteAddr()) },
+		GotConn: func(got httptrace.GotConnInfo) { f.recordAddress(got.Conn.RemoteAddr()) },
 	})
 	out := (&http.Request{
 		Method: r.Method, URL: outURL(f.decision, r.URL), Host: "",

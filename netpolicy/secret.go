@@ -91,7 +91,7 @@ func checkSecret(field string, s *Secret) error {
 			return invalid(fmt.Sprintf("%s.hosts[%d]", field, i), "%v", err)
 		}
 	}
-	if !isToken(s.Header) || !settable(s.Header) {
+	if !isToken(s.Header) || !isSettableHeader(s.Header) {
 		return invalid(field+".header", "is %s: use a header field that does not control the connection, such as Authorization", quoted(s.Header))
 	}
 	return checkValue(field+".value", s.Value)
@@ -102,9 +102,9 @@ func secretHost(s string) (pattern, error) {
 	switch {
 	case err != nil:
 		return p, err
-	case p.kind == every:
+	case p.kind == anyName:
 		return p, errors.New(`is "*": name the hosts, because each host that gets a credential can keep it`)
-	case p.kind == network:
+	case p.kind == addressRange:
 		return p, errors.New("is an address range: name the hosts")
 	}
 	return p, nil
@@ -112,7 +112,7 @@ func secretHost(s string) (pattern, error) {
 
 // isSettableHeader reports whether a credential may set a header field. Fields about message
 // length, destination and the connection are reserved for the gateway.
-func settable(header string) bool {
+func isSettableHeader(header string) bool {
 	switch h := textproto.CanonicalMIMEHeaderKey(header); h {
 	case "Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Te", "Trailer", "Upgrade", "Expect", "Http2-Settings":
 		return false

@@ -71,7 +71,7 @@ const (
 // return when its context ends. Several accepts are pending at a time. A failed accept is retried,
 // because an unreachable guest may come back.
 func (s *Session) Serve(ctx context.Context, accept func(context.Context) (net.Conn, error)) error {
-	if err := s.g.enter(); err != nil {
+	if err := s.g.addServe(); err != nil {
 		return err
 	}
 	defer s.g.works.Done()
@@ -87,7 +87,7 @@ func (s *Session) Serve(ctx context.Context, accept func(context.Context) (net.C
 	}
 	accepts.Wait()
 	handlers.Wait()
-	s.forgetServers()
+	s.resetTransports()
 	if s.g.ctx.Err() != nil {
 		return errClosed
 	}
@@ -130,17 +130,17 @@ func (s *Session) Set(rules *Rules, secrets []Secret) {
 			f.cancel(fmt.Errorf("ended by a change of the rules: %s", d.Reason))
 		case d.Protocol != f.decision.Protocol || d.Port != f.decision.Port:
 			f.cancel(fmt.Errorf("ended by a change of the rules: now %s on port %d", d.Protocol, d.Port))
-		case !f.keeps(secrets):
+		case !f.hasSecrets(secrets):
 			f.cancel(errors.New("ended by a change of the secrets: a secret that it used was removed"))
 		}
 	}
 	s.mu.Unlock()
-	s.forgetServers()
+	s.resetTransports()
 }
 
 // hasSecrets reports whether secrets contains all credentials that the flow was given.
-func (f *flow) keeps(secrets []Secret) bool {
-	for _, had := range f.given {
+func (f *flow) hasSecrets(secrets []Secret) bool {
+	for _, had := range f.usedSecrets {
 		same := func(s Secret) bool { return s.Name == had.Name && s.Header == had.Header && s.Value == had.Value }
 		if !slices.ContainsFunc(secrets, same) {
 			return false
@@ -180,7 +180,7 @@ func (s *Session) checkResolved(d Decision, a netip.Addr) error {
 // spend counts bytes carried outside. Above the limit it ends all flows of the session.
 func (s *Session) spend(counter *atomic.Int64, n int) {
 	counter.Add(int64(n))
-	if !s.over() {
+	if !s.exceedsBytes() {
 		return
 	}
 	s.mu.Lock()
@@ -190,16 +190,16 @@ func (s *Session) spend(counter *atomic.Int64, n int) {
 	}
 	s.spent = true
 	for f := range s.flows {
-		f.cancel(s.errSpent())
+		f.cancel(s.errBytesSpent())
 	}
 }
 
-func (s *Session) over() bool {
+func (s *Session) exceedsBytes() bool {
 	most := s.g.o.Limits.Bytes
 	return most > 0 && s.sent.Load()+s.received.Load() > most
 }
 
-func (s *Session) errSpent() error {
+func (s *Session) errBytesSpent() error {
 	return overLimit("this sandbox has used its limit of %d bytes", s.g.o.Limits.Bytes)
 }
 
@@ -213,7 +213,7 @@ func (s *Session) admit() (over error, ok bool) {
 	switch {
 	case s.open > most:
 		over = overLimit("this sandbox has reached its limit of %d open connections: close one", most)
-	case all > s.g.most && s.open > freeShare:
+	case all > s.g.maxOpen && s.open > freeShare:
 		over = overLimit("all sandboxes together have reached the service's limit of open connections: close one, or try again")
 		most = freeShare
 	}
@@ -221,7 +221,7 @@ func (s *Session) admit() (over error, ok bool) {
 }
 
 // openFromSandbox returns the number of open connections from the sandbox.
-func (s *Session) inside() int64 {
+func (s *Session) openFromSandbox() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return int64(s.open)

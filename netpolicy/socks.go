@@ -28,16 +28,16 @@ func (s *Session) socks(c *client) {
 	c.SetDeadline(c.begun.Add(s.g.o.Limits.HeaderTime))
 	w, err := readSocks(c)
 	if err != nil {
-		s.garbage(c.begun, err.Error())
+		s.recordInvalid(c.begun, err.Error())
 		if no, ok := errors.AsType[*refusal](err); ok {
-			lastWord(c.Conn, socksReply(no.code))
+			writeLast(c.Conn, socksReply(no.code))
 		}
 		return
 	}
 	c.SetDeadline(time.Time{})
 	t, err := s.openTunnel(c.ctx, c, w)
 	if err != nil {
-		lastWord(c.Conn, socksReply(asRefusal(err).code))
+		writeLast(c.Conn, socksReply(asRefusal(err).code))
 		return
 	}
 	t.run(socksReply(socksDone), nil)
@@ -67,7 +67,7 @@ func readSocks(c *client) (Want, error) {
 		return Want{}, err
 	}
 	if bytes.IndexByte(methods, socksNoAuth) < 0 {
-		lastWord(c.Conn, []byte{socksVersion, socksNoneFit})
+		writeLast(c.Conn, []byte{socksVersion, socksNoneFit})
 		return Want{}, errors.New("SOCKS5: the client requires authentication: remove user and password from the proxy's URL")
 	}
 	if _, err := c.Conn.Write([]byte{socksVersion, socksNoAuth}); err != nil {

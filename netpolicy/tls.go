@@ -27,7 +27,7 @@ func readHello(nc net.Conn, head []byte, d Decision) ([]byte, error) {
 		case err != nil:
 			return refuse(err.Error())
 		case need == 0:
-			if why := mismatch(name, d.Host); why != "" {
+			if why := nameMismatch(name, d.Host); why != "" {
 				return refuse(why)
 			}
 			return b, nil
@@ -47,7 +47,7 @@ func readHello(nc net.Conn, head []byte, d Decision) ([]byte, error) {
 }
 
 // nameMismatch returns what is wrong with a server name, or "".
-func mismatch(name, host string) string {
+func nameMismatch(name, host string) string {
 	_, err := netip.ParseAddr(host)
 	switch isAddress := err == nil; {
 	case name == host, name == "" && isAddress:

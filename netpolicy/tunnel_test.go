@@ -227,9 +227,9 @@ func TestSetEndsForbiddenConnections(t *testing.T) {
 	// This one was still connecting, so its address was unknown.
 	f, err := w.s.begin(t.Context(), newClient(t.Context(), w.s, nil, nil), Want{Host: "b.test", Port: port, Tunnel: true})
 	if err == nil {
-		f.reached(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+		f.recordAddress(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
 	}
-	if f.ended() == nil {
+	if f.earlyEnd() == nil {
 		t.Errorf("what was reached late goes on: %v", err)
 	}
 	f.end(nil)

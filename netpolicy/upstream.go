@@ -57,11 +57,11 @@ func (s *Session) dialServer(ctx context.Context) (net.Conn, error) {
 		return nil, err
 	}
 	// HTTP/2 keeps one connection for each name without a limit.
-	if s.outside.Add(1) > s.inside()+keptServers {
+	if s.outside.Add(1) > s.openFromSandbox()+keptServers {
 		plain, _ := s.transports()
 		plain.CloseIdleConnections()
 	}
-	return &counted{Conn: nc, s: s, left: sync.OnceFunc(func() { s.outside.Add(-1) })}, nil
+	return &countedConn{Conn: nc, s: s, onClose: sync.OnceFunc(func() { s.outside.Add(-1) })}, nil
 }
 
 // dialSecure is like dialServer, with TLS and ALPN for the given protocols.
@@ -90,7 +90,7 @@ func (s *Session) transports() (plain, upgrades *http.Transport) {
 
 // resetTransports replaces the transports. It closes idle connections; busy ones close after their
 // request.
-func (s *Session) forgetServers() {
+func (s *Session) resetTransports() {
 	s.mu.Lock()
 	plain, upgrades := s.plain, s.upgrades
 	s.plain, s.upgrades = newTransports(s)

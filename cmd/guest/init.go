@@ -50,12 +50,12 @@ type guest struct {
 	server func() (*server.Server, error)
 	made   atomic.Pointer[server.Server]
 	// background is not waited for: its goroutines end with the process, which ends after its commands.
-	runs sync.WaitGroup
+	background sync.WaitGroup
 }
 
 var (
-	errEnd   = errors.New("a host requested the end")
-	errAlone = errors.New("no host was present for too long")
+	errEnd      = errors.New("a host requested the end")
+	errOrphaned = errors.New("no host was present for too long")
 )
 
 // runInit serves until a host requests the end, or no host was present for o.alone.
@@ -86,11 +86,11 @@ func runInit(ctx context.Context, o initOptions, log *slog.Logger) error {
 		log.Warn("failed to listen for bridges; bridges cannot connect", "error", err)
 	} else {
 		defer l.Close()
-		g.runs.Go(func() { g.accept(l) })
+		g.background.Go(func() { g.accept(l) })
 	}
 	if !o.stdio {
-		g.runs.Go(func() {
-			err := guestconn.Park(g.ctx, wire.HostSocket, parked, g.serve, g.wind)
+		g.background.Go(func() {
+			err := guestconn.Park(g.ctx, wire.HostSocket, parked, g.serve, g.hostSeen)
 			if g.ctx.Err() == nil {
 				g.stop(fmt.Errorf("park streams: %w", err))
 			}
@@ -126,7 +126,7 @@ func (g *guest) watch(alone time.Duration) {
 			quiet, seen = 0, now
 		}
 		if quiet > alone {
-			g.stop(errAlone)
+			g.stop(errOrphaned)
 			return
 		}
 	}
@@ -142,14 +142,14 @@ func (g *guest) end() error {
 			g.log.Warn("failed to end commands", "error", err)
 		}
 	}
-	if errors.Is(cause, errEnd) || errors.Is(cause, errAlone) {
+	if errors.Is(cause, errEnd) || errors.Is(cause, errOrphaned) {
 		return nil
 	}
 	return cause
 }
 
 // hostSeen records that a host is present.
-func (g *guest) wind() { g.seen.Add(1) }
+func (g *guest) hostSeen() { g.seen.Add(1) }
 
 func (g *guest) makeServer() (*server.Server, error) {
 	tree, err := cgroup.OpenTree(wire.CgroupDir)
@@ -169,8 +169,8 @@ func (g *guest) makeServer() (*server.Server, error) {
 	}
 	g.made.Store(s)
 	// Not ended by g.ctx: Close needs the server's goroutines, and the process ends after it.
-	g.runs.Go(func() { s.Run(context.WithoutCancel(g.ctx)) })
-	g.runs.Go(func() {
+	g.background.Go(func() { s.Run(context.WithoutCancel(g.ctx)) })
+	g.background.Go(func() {
 		select {
 		case <-s.Ended():
 			g.stop(errEnd)
@@ -194,10 +194,10 @@ func (g *guest) serve(nc net.Conn) (kept bool) {
 	done := make(chan struct{})
 	go func() { defer close(done); kept = s.Serve(nc) }()
 	for {
-		g.wind()
+		g.hostSeen()
 		select {
 		case <-done:
-			g.wind()
+			g.hostSeen()
 			return kept
 		case <-tick.C:
 		}
@@ -235,6 +235,6 @@ func (g *guest) accept(l *net.UnixListener) {
 			time.Sleep(10 * time.Millisecond) // out of descriptors: try again
 			continue
 		}
-		g.runs.Go(func() { g.serve(nc) })
+		g.background.Go(func() { g.serve(nc) })
 	}
 }

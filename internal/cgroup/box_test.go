@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// patience bounds every wait; it says nothing of how long things take.
+// patience limits every wait. It does not say how long anything takes.
 const patience = time.Minute
 
 func bounded(t *testing.T) context.Context {
@@ -80,10 +80,11 @@ func (h *helper) proceed(t *testing.T) {
 
 var boxes atomic.Int64
 
-// box is a sandbox without a runtime: an init in a pid namespace and cgroups of its own, in those hierarchies that join allows.
+// box returns the init of a sandbox without a runtime: a process in a separate pid namespace, with
+// separate cgroups in the hierarchies for which join returns true.
 func box(t *testing.T, join func(name string) bool) *helper { return boxOf(t, "sleep", join) }
 
-// boxOf is a box whose init plays the role.
+// boxOf returns a box whose init plays the role.
 func boxOf(t *testing.T, role string, join func(name string) bool) *helper {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -115,7 +116,7 @@ func boxOf(t *testing.T, role string, join func(name string) bool) *helper {
 	return init
 }
 
-// sweepDir removes what a test left below its cgroup, and the cgroup.
+// sweepDir removes the cgroup of a test and everything below it.
 func sweepDir(t *testing.T, dir string, init *helper) {
 	_ = init.Process.Kill()
 	_ = init.Wait()
@@ -136,7 +137,7 @@ func sweepDir(t *testing.T, dir string, init *helper) {
 
 func everywhere(string) bool { return true }
 
-// delegated makes a box with a share and opens the delegated cgroups as the guest would see them.
+// delegated makes a box with a share and opens the delegated cgroups as the guest would.
 func delegated(t *testing.T, s Share) (*Tree, *Delegated) {
 	t.Helper()
 	init := box(t, everywhere)

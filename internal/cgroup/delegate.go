@@ -15,7 +15,7 @@ import (
 
 const (
 	commands = "cmds"  // parent of the commands' groups
-	guestDir = "guest" // v2: contains init and its own children, as a cgroup with controlled children may not contain processes
+	guestDir = "guest" // v2: contains init and its children, since a cgroup with controlled children may not contain processes
 )
 
 // Share is what all commands of a sandbox may use together. Zero means no separate cap: then only
@@ -45,7 +45,7 @@ func (s Share) validate() error {
 	return nil
 }
 
-// checkShare rejects a share with a cap that the host cannot enforce.
+// check returns an error for a share that is invalid or that the host cannot enforce.
 func (h Host) check(s Share) error {
 	if err := s.validate(); err != nil {
 		return err
@@ -243,40 +243,6 @@ func (d *Delegated) rollBack() {
 func isStandIn(dir string) bool {
 	_, ok := parseStandIn(path.Base(dir))
 	return ok
-}
-
-// Find returns what [Delegate] made for the sandbox whose init has pid initPid, for a host process
-// that was restarted. It returns ErrNone if there is nothing. The result may be incomplete if
-// Delegate was interrupted; another Delegate completes it.
-func Find(initPid int) (*Delegated, error) {
-	h, err := Detect()
-	if err != nil {
-		return nil, err
-	}
-	init, err := lookUpProcess(initPid)
-	if err != nil {
-		return nil, fmt.Errorf("find cgroups: %w", err)
-	}
-	paths, err := h.pathsOf(initPid)
-	if err != nil {
-		return nil, fmt.Errorf("find cgroups: %w", err)
-	}
-	d := &Delegated{Dirs: map[string]string{}}
-	for name, m := range h.mounts {
-		base := h.sandboxDir(name, paths[name])
-		dir := path.Join(m.point, init.standInName(), commands)
-		if !exists(dir) {
-			dir = path.Join(base, commands)
-			if base == "" || base == m.point || h.containsCaller(name, base) || !exists(dir) {
-				continue
-			}
-		}
-		d.Dirs[name] = dir
-	}
-	if len(d.Dirs) == 0 {
-		return nil, fmt.Errorf("find cgroups of process %d: %w", initPid, ErrNone)
-	}
-	return d, nil
 }
 
 // prepareV2 makes controlled children possible on v2: it moves processes out of the parent and

@@ -2,7 +2,7 @@
 // sandbox's own caps and beside its guest. They provide the endings "oom" and "pids", usage per
 // command, and a kill that misses no process.
 //
-// The host side ([Detect], [Of], [Delegate], [Find], [Sweep]) works on host paths and makes one
+// The host side ([Detect], [Of], [Delegate]) works on host paths and makes one
 // cgroup per hierarchy, named "cmds". The guest side ([OpenTree]) sees only these directories,
 // bound into the sandbox, and opens everything relative to them. It needs uid 0 with CAP_KILL and
 // nothing else. In a user namespace that does not map uid 0 making a group fails. The same calls

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// fakeTree writes files below a temporary folder and opens it as if cgroups were mounted there.
+// fakeTree writes files to a temporary directory and opens it as if cgroups were mounted there.
 func fakeTree(t *testing.T, files map[string]string) *Tree {
 	t.Helper()
 	root := t.TempDir()

@@ -57,8 +57,8 @@ func TestFiguresOfASandboxThatIsGoneAreAnError(t *testing.T) {
 	}
 }
 
-// delegatedBelow writes files of sandboxes' cgroups and says that the commands'
-// lie below them.
+// delegatedBelow writes files of a sandbox's cgroups and returns a Delegated whose directories are
+// below them.
 func delegatedBelow(t *testing.T, files map[string]string) *Delegated {
 	t.Helper()
 	root := t.TempDir()

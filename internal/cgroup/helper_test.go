@@ -20,10 +20,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The test binary is its own helper: with this variable set it plays a role instead of running tests.
+// The test binary is also its helper: with this variable set, it plays a role instead of running
+// tests.
 const roleEnv = "CGROUP_TEST_ROLE"
 
-// lifetime bounds every helper, so that a test that dies leaves nothing for long.
+// lifetime limits every helper, so that a failed test leaves no process for long.
 const lifetime = 300 // seconds
 
 func TestMain(m *testing.M) {
@@ -34,7 +35,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// play says that it is there, waits for one line on stdin (so that it can be put into a group first) and plays the role.
+// play reports that it is ready, waits for a line on stdin, so that the caller can first put it
+// into a group, and plays the role.
 func play(role string, args []string) {
 	go func() {
 		time.Sleep(lifetime * time.Second)
@@ -52,7 +54,8 @@ func play(role string, args []string) {
 	switch role {
 	case "sleep":
 	case "runners":
-		// Whoever is orphaned comes to this process, and who dies unseen leaves no zombie: they would fill the pids cap.
+		// Orphans are reparented to this process. Ignoring SIGCHLD reaps them: zombies would fill
+		// the pids cap.
 		signal.Ignore(syscall.SIGCHLD)
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 			os.Exit(5)
@@ -79,7 +82,7 @@ func play(role string, args []string) {
 				os.Exit(5)
 			}
 		}
-	case "parent": // leaves a zombie child behind
+	case "parent": // leaves a zombie child
 		c := exec.Command("/proc/self/exe")
 		c.Env = []string{roleEnv + "=exit"}
 		if err := c.Start(); err != nil {
@@ -113,8 +116,9 @@ func fork() uintptr {
 	return pid
 }
 
-// run starts a process that forks and exits, its child too, and so on until the time is over: nobody ever sees its pid twice. After a bare fork
-// in a Go program nothing but raw system calls may happen.
+// run starts a process that forks and exits, as does its child, and so on until the time is over,
+// so that no pid is seen twice. After a bare fork in a Go program, only raw system calls are
+// allowed.
 func run(end int64) {
 	switch fork() {
 	case 0:
@@ -129,7 +133,7 @@ func run(end int64) {
 			if nowRaw() > end {
 				syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
 			}
-		case ^uintptr(0): // no pid free: it goes on itself
+		case ^uintptr(0): // no pid is free: continue in this process
 			if nowRaw() > end {
 				syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
 			}
@@ -139,7 +143,7 @@ func run(end int64) {
 	}
 }
 
-// bomb forks sleepers until it was refused ten times.
+// bomb forks sleepers until ten forks were refused.
 func bomb(end int64) {
 	for refused := 0; refused < 10; {
 		switch fork() {
@@ -165,7 +169,7 @@ func hog(mib int) {
 	}
 }
 
-// sockets has n sockets take as many datagrams as they will and tells how many bytes they held.
+// sockets fills n sockets with datagrams and returns how many bytes they hold.
 func sockets(n int) (held int, err error) {
 	tx, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -187,7 +191,7 @@ func sockets(n int) (held int, err error) {
 			return 0, err
 		}
 		for range 60 {
-			_ = unix.Sendto(tx, piece, 0, at) // refused, or dropped unseen: that is the cap
+			_ = unix.Sendto(tx, piece, 0, at) // refused or dropped: that is the cap
 		}
 	}
 	for _, rx := range all {
@@ -202,8 +206,8 @@ func sockets(n int) (held int, err error) {
 	return held, nil
 }
 
-// guest does what the guest does, as it is: PID 1 of its namespace, uid 0 with CAP_KILL alone, in a cgroup namespace that begins at the sandbox's
-// cgroup, the delegated cgroups bound below a folder.
+// guest acts as the guest: PID 1 of its namespace, uid 0 with only CAP_KILL, in a cgroup namespace
+// that starts at the sandbox's cgroup, with the delegated cgroups mounted below a directory.
 func guest(in *bufio.Reader) error {
 	runtime.LockOSThread() // namespaces and capabilities are per thread
 	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {

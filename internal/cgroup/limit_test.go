@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// limited is a group in hierarchies that are plain folders with these files.
+// limited returns a group in hierarchies that are plain directories with these files.
 func limited(t *testing.T, files map[string]string) (*Group, func(name string) string) {
 	t.Helper()
 	tree := fakeTree(t, files)
@@ -37,7 +37,7 @@ func limited(t *testing.T, files map[string]string) (*Group, func(name string) s
 	}
 }
 
-// A plain file keeps what was in it behind a shorter text; the kernel's do not.
+// After a shorter text, a plain file keeps the rest of its old content. The kernel's files do not.
 func starts(t *testing.T, name, got, want string) {
 	t.Helper()
 	if !strings.HasPrefix(got, want) {
@@ -82,7 +82,7 @@ func TestTheCPUControllerIsHandedDownWhenItIsWanted(t *testing.T) {
 	g, read := limited(t, map[string]string{
 		"unified/cgroup.controllers": "cpuset cpu memory pids\n", "unified/cgroup.subtree_control": "", "unified/g/memory.max": "",
 	})
-	// The kernel would make the file now.
+	// The kernel would create the file now.
 	if err := g.Limit(0, 0.5); err == nil {
 		t.Error("there was a cpu.max")
 	}

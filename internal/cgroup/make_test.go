@@ -24,7 +24,7 @@ func TestMakeCapsBeforeAnybodyIsIn(t *testing.T) {
 			_ = os.Remove(filepath.Dir(d))
 		}
 	})
-	for range 2 { // the second time it is there
+	for range 2 { // the second time it exists
 		if dirs, err = Make(at, Share{MemoryBytes: 64 << 20, Pids: 50, CPU: 0.5}); err != nil {
 			t.Fatal(err)
 		}

@@ -21,7 +21,7 @@ const (
 	v1Mounts = `32 31 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
 33 31 0:30 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids
 `
-	// A v1 mount of a small controller beside v2, as some VPN clients make it.
+	// A v1 mount of a small controller in addition to v2, as some VPN clients create it.
 	v2WithNetCls = v2Mounts + "50 22 0:50 / /mnt/net rw - cgroup none rw,net_cls\n"
 )
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path"
 	"slices"
 	"time"
@@ -109,52 +108,4 @@ func (d *Delegated) rmdir(dir string) error {
 	}
 	defer above.Close()
 	return above.remove(path.Base(path.Dir(dir)), removeTimeout)
-}
-
-// Sweep removes every stand-in whose sandbox is dead, with all processes in it, and returns the
-// removed directories. A host process calls it at start: after a crash between a sandbox's end and
-// Remove, stand-ins are the only trace. Stand-ins of other pid namespaces are kept, since this
-// process cannot tell whether their sandboxes are alive.
-func Sweep(ctx context.Context) ([]string, error) {
-	h, err := Detect()
-	if err != nil {
-		return nil, err
-	}
-	mine, err := pidNamespace("self")
-	if err != nil {
-		return nil, err
-	}
-	var swept []string
-	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(h.mounts)) {
-		point := h.mounts[name].point
-		entries, err := os.ReadDir(point)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("sweep cgroups: %w", err))
-			continue
-		}
-		for _, e := range entries {
-			p, ok := parseStandIn(e.Name())
-			if !ok || p.space != mine || p.alive() {
-				continue
-			}
-			dir := path.Join(point, e.Name())
-			d := &Delegated{Dirs: map[string]string{name: path.Join(dir, commands)}}
-			if err := d.Remove(ctx); err != nil {
-				errs = append(errs, err)
-				continue
-			}
-			swept = append(swept, dir)
-		}
-	}
-	return swept, errors.Join(errs...)
-}
-
-// alive returns false only if the process is certainly gone, or its pid was certainly reused.
-func (p process) alive() bool {
-	now, err := lookUpProcess(p.pid)
-	if err != nil {
-		return !errors.Is(err, fs.ErrNotExist)
-	}
-	return now.start == p.start
 }

@@ -19,7 +19,7 @@ const (
 )
 
 func checkID(id string) error {
-	if id == "" || len(id) > maxID || text(id, maxID) != id {
+	if id == "" || len(id) > maxID || cleanText(id, maxID) != id {
 		return fmt.Errorf("invalid id %.200q", id)
 	}
 	return nil
@@ -43,7 +43,7 @@ func checkResult(r *runtime.Result) error {
 	case r.Duration < 0 || u.CPUUser < 0 || u.CPUSystem < 0 || u.MemoryBytes < 0 || u.Pids < 0:
 		return errors.New("negative number in a result")
 	}
-	r.Detail = text(r.Detail, maxDetail)
+	r.Detail = cleanText(r.Detail, maxDetail)
 	return nil
 }
 

@@ -126,7 +126,7 @@ func askChecked[T any](ctx context.Context, c *Client, op wire.Op, body any, wit
 		if err = check(&v); err == nil {
 			return v, nil
 		}
-		err = broke(op, "%v", err)
+		err = protocolError(op, "%v", err)
 	}
 	var none T
 	return none, err
@@ -145,7 +145,7 @@ func (c *Client) begin(ctx context.Context, op wire.Op, body any) (*stream, erro
 	if err != nil {
 		return nil, unreached(ctx, op, err, cause)
 	}
-	if err := c.count(ctx, nc, op); err != nil {
+	if err := c.excludeFromCount(ctx, nc, op); err != nil {
 		_ = nc.Close()
 		return nil, unreached(ctx, op, err, nil)
 	}

@@ -23,23 +23,23 @@ func (c *Client) Egress(ctx context.Context, e wire.Egress) error {
 // It has a CloseWrite method if the stream supports half-close. If the proxy is disabled, the error
 // has class FailedPrecondition.
 func (c *Client) Accept(ctx context.Context) (net.Conn, error) {
-	return c.carry(ctx, wire.OpAccept, nil, 0)
+	return c.openConn(ctx, wire.OpAccept, nil, 0)
 }
 
 // Dial connects to a server on the sandbox's loopback interface. The connection is like that of
 // Accept. Errors: NotFound if the port has no listener, ResourceExhausted if too many connections
 // are open.
 func (c *Client) Dial(ctx context.Context, port int) (net.Conn, error) {
-	return c.carry(ctx, wire.OpDial, wire.Dial{Port: port}, c.times.short)
+	return c.openConn(ctx, wire.OpDial, wire.Dial{Port: port}, c.times.short)
 }
 
 // openConn requests a connection and returns the stream that carries it.
-func (c *Client) carry(ctx context.Context, op wire.Op, body any, within time.Duration) (net.Conn, error) {
+func (c *Client) openConn(ctx context.Context, op wire.Op, body any, within time.Duration) (net.Conn, error) {
 	s, err := c.begin(ctx, op, body)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := s.carried(ctx, within)
+	conn, err := s.awaitConn(ctx, within)
 	if err != nil {
 		s.close()
 		return nil, err
@@ -48,7 +48,7 @@ func (c *Client) carry(ctx context.Context, op wire.Op, body any, within time.Du
 }
 
 // awaitConn waits until the stream has become a connection.
-func (s *stream) carried(ctx context.Context, within time.Duration) (net.Conn, error) {
+func (s *stream) awaitConn(ctx context.Context, within time.Duration) (net.Conn, error) {
 	s.within(within)
 	kind, payload, err := s.next(ctx)
 	switch {
@@ -74,13 +74,13 @@ func (s *stream) carried(ctx context.Context, within time.Duration) (net.Conn, e
 	return s.nc, nil
 }
 
-func carries(op wire.Op) bool { return op == wire.OpAccept || op == wire.OpDial }
+func becomesConn(op wire.Op) bool { return op == wire.OpAccept || op == wire.OpDial }
 
 // excludeFromCount stops counting a stream as a request if it will carry a connection. If too many
 // connections are open, it waits: for Accept until ctx ends, for Dial at most the open time.
-func (c *Client) count(ctx context.Context, nc net.Conn, op wire.Op) error {
+func (c *Client) excludeFromCount(ctx context.Context, nc net.Conn, op wire.Op) error {
 	m, ok := nc.(interface{ Carry(context.Context) error })
-	if !ok || !carries(op) {
+	if !ok || !becomesConn(op) {
 		return nil
 	}
 	if op == wire.OpDial {
@@ -94,7 +94,7 @@ func (c *Client) count(ctx context.Context, nc net.Conn, op wire.Op) error {
 // newConn returns the codec of a stream. If the stream may become a connection, the codec reads no
 // bytes beyond its frames.
 func newConn(nc net.Conn, op wire.Op) *wire.Conn {
-	if carries(op) {
+	if becomesConn(op) {
 		return wire.NewExactConn(nc)
 	}
 	return wire.NewConn(nc)

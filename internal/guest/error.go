@@ -67,8 +67,8 @@ func (e *Error) Unwrap() error {
 }
 
 // refusalError converts a Failure of the guest. It limits its texts.
-func refused(f wire.Failure) *Error {
-	e := &Error{Code: f.Code, Field: text(f.Field, maxField), Message: text(f.Message, maxMessage)}
+func refusalError(f wire.Failure) *Error {
+	e := &Error{Code: f.Code, Field: cleanText(f.Field, maxField), Message: cleanText(f.Message, maxMessage)}
 	if e.Unwrap() == errdefs.ErrInternal {
 		e.Code = wire.Internal
 	}
@@ -79,7 +79,7 @@ func refused(f wire.Failure) *Error {
 }
 
 // cleanText limits the length of untrusted text and replaces control characters.
-func text(s string, limit int) string {
+func cleanText(s string, limit int) string {
 	if len(s) > limit {
 		s = s[:limit]
 	}
@@ -120,13 +120,15 @@ func lost(op wire.Op, err error) error {
 }
 
 // protocolError returns the error of a protocol violation by the guest.
-func broke(op wire.Op, format string, args ...any) error {
+func protocolError(op wire.Op, format string, args ...any) error {
 	return lost(op, fmt.Errorf("%w: %s", ErrProtocol, fmt.Sprintf(format, args...)))
 }
 
 func (s *stream) lost(err error) error { return lost(s.op, err) }
 
-func (s *stream) broke(format string, args ...any) error { return broke(s.op, format, args...) }
+func (s *stream) protocolError(format string, args ...any) error {
+	return protocolError(s.op, format, args...)
+}
 
 // ended returns the error of a call whose context ended.
 func (s *stream) ended(ctx context.Context) error {

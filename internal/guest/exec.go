@@ -55,11 +55,11 @@ var (
 func (c *Client) Exec(ctx context.Context, cmd wire.Command, rw IO) (runtime.Result, error) {
 	cmd.Stdin = rw.Stdin != nil
 	e := &execution{rw: rw, timeout: cmd.Timeout}
-	return e.carryOut(ctx, c, wire.OpExec, cmd, c.times.short)
+	return e.runToEnd(ctx, c, wire.OpExec, cmd, c.times.short)
 }
 
 // runToEnd requests a command and waits for its result. startTime limits the wait for its start.
-func (e *execution) carryOut(ctx context.Context, c *Client, op wire.Op, body any, startTime time.Duration) (runtime.Result, error) {
+func (e *execution) runToEnd(ctx context.Context, c *Client, op wire.Op, body any, startTime time.Duration) (runtime.Result, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s, err := c.begin(ctx, op, body)
@@ -89,9 +89,9 @@ func (e *execution) carryOut(ctx context.Context, c *Client, op wire.Op, body an
 		}
 		switch {
 		case done:
-			return e.unasked(result), err
+			return e.lostResult(result), err
 		case err != nil && ctx.Err() != nil:
-			return e.giveUp(context.Cause(ctx))
+			return e.cancel(context.Cause(ctx))
 		case err != nil:
 			return result, err
 		}
@@ -155,7 +155,7 @@ func (e *execution) start(payload []byte, begun func(id string)) error {
 		return err
 	}
 	if err := checkID(started.ID); err != nil || started.Pid < 0 {
-		return e.broke("invalid start message with pid %d: %v", started.Pid, err)
+		return e.protocolError("invalid start message with pid %d: %v", started.Pid, err)
 	}
 	e.id, e.started = started.ID, true
 	// The guest enforces the timeout. A guest that does not is lost.
@@ -189,7 +189,7 @@ func (e *execution) result(payload []byte) (runtime.Result, error) {
 	if err == nil {
 		err = checkResult(&r.Result)
 		if err != nil {
-			err = e.broke("%v", err)
+			err = e.protocolError("%v", err)
 		}
 	}
 	if err != nil {
@@ -200,7 +200,7 @@ func (e *execution) result(payload []byte) (runtime.Result, error) {
 }
 
 // cancel makes the guest kill the command and waits for its ending.
-func (e *execution) giveUp(cause error) (runtime.Result, error) {
+func (e *execution) cancel(cause error) (runtime.Result, error) {
 	e.unwatch()
 	end := time.Now().Add(e.client.times.cancel)
 	// A half-closed stream tells the guest to kill the command. Without half-close, use another
@@ -218,7 +218,7 @@ func (e *execution) giveUp(cause error) (runtime.Result, error) {
 				if err != nil {
 					return r, err
 				}
-				return gaveUp(r, cause), nil
+				return cancelledResult(r, cause), nil
 			}
 		}
 	}
@@ -241,32 +241,32 @@ func (e *execution) kill(end time.Time) bool {
 // cancelledResult adjusts a result that the host caused, of which the guest saw only an ended
 // stream or a signal. Failed output or input cancels the command even if it ended at that moment,
 // because the caller lacks a part of it.
-func gaveUp(r runtime.Result, cause error) runtime.Result {
+func cancelledResult(r runtime.Result, cause error) runtime.Result {
 	switch {
 	case errors.Is(cause, errOutput):
 		r.Ending, r.Detail = runtime.Cancelled, detailOutput
 	case errors.Is(cause, errInput):
 		r.Ending, r.Detail = runtime.Cancelled, detailInput
 	case r.Ending == runtime.Signalled && r.Signal == int(syscall.SIGKILL), r.Ending == runtime.SandboxLost, r.Ending == runtime.Cancelled:
-		r.Ending, r.Detail = runtime.Cancelled, cmp.Or(r.Detail, whyGivenUp(cause))
+		r.Ending, r.Detail = runtime.Cancelled, cmp.Or(r.Detail, cancelDetail(cause))
 	}
 	return r
 }
 
-func whyGivenUp(cause error) string {
+func cancelDetail(cause error) string {
 	switch {
 	case errors.Is(cause, context.Canceled):
 		return detailCaller
 	case errors.Is(cause, context.DeadlineExceeded):
 		return detailTime
 	}
-	return text(cause.Error(), maxDetail)
+	return cleanText(cause.Error(), maxDetail)
 }
 
 // lostResult adjusts a result that the host did not cause. If the guest reports it as cancelled,
 // the connection between them broke. Only in a session, a signal from another stream can also
 // cancel a command.
-func (e *execution) unasked(r runtime.Result) runtime.Result {
+func (e *execution) lostResult(r runtime.Result) runtime.Result {
 	switch {
 	case r.Ending == runtime.Cancelled && e.op == wire.OpSessionExec:
 		r.Detail = cmp.Or(r.Detail, detailSignal)

@@ -18,7 +18,7 @@ func (c *Client) ReadFile(ctx context.Context, q wire.FileRequest) (io.ReadClose
 		return nil, wire.FileInfo{}, err
 	}
 	s.within(c.times.short)
-	info, err := s.opened(ctx)
+	info, err := s.awaitFile(ctx)
 	if err != nil {
 		s.close()
 		return nil, wire.FileInfo{}, err
@@ -32,7 +32,7 @@ func (c *Client) ReadFile(ctx context.Context, q wire.FileRequest) (io.ReadClose
 }
 
 // awaitFile waits for the description of an opened file.
-func (s *stream) opened(ctx context.Context) (wire.FileInfo, error) {
+func (s *stream) awaitFile(ctx context.Context) (wire.FileInfo, error) {
 	kind, payload, err := s.next(ctx)
 	switch {
 	case err != nil:
@@ -47,10 +47,10 @@ func (s *stream) opened(ctx context.Context) (wire.FileInfo, error) {
 		return wire.FileInfo{}, err
 	}
 	if err := checkFile(&info); err != nil {
-		return wire.FileInfo{}, s.broke("%v", err)
+		return wire.FileInfo{}, s.protocolError("%v", err)
 	}
 	if info.Type != "file" {
-		return wire.FileInfo{}, s.broke("opened a file of type %s", info.Type)
+		return wire.FileInfo{}, s.protocolError("opened a file of type %s", info.Type)
 	}
 	return info, nil
 }
@@ -110,7 +110,7 @@ func (f *fileReader) fill() {
 		case err != nil:
 			f.err = err
 		case kind == wire.KindData && int64(len(payload)) > f.left:
-			f.err = f.broke("the file is longer than announced")
+			f.err = f.protocolError("the file is longer than announced")
 		case kind == wire.KindData:
 			f.data = payload
 			f.left -= int64(len(payload))
@@ -158,7 +158,7 @@ func (c *Client) WriteFile(ctx context.Context, q wire.FileRequest, r io.Reader)
 		return wire.FileInfo{}, err
 	}
 	if err := checkFile(&info); err != nil {
-		return wire.FileInfo{}, s.broke("%v", err)
+		return wire.FileInfo{}, s.protocolError("%v", err)
 	}
 	return info, nil
 }
@@ -174,7 +174,7 @@ func (c *Client) List(ctx context.Context, q wire.FileRequest) (wire.Listing, er
 	}
 	items, err := list(raw.Items, wire.MaxEntries, checkFile)
 	if err != nil {
-		return wire.Listing{}, broke(wire.OpList, "%v", err)
+		return wire.Listing{}, protocolError(wire.OpList, "%v", err)
 	}
 	return wire.Listing{Items: items, Truncated: raw.Truncated}, nil
 }

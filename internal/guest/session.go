@@ -36,7 +36,7 @@ func (c *Client) Sessions(ctx context.Context) ([]wire.Session, error) {
 	}
 	items, err := list(raw, wire.MaxSessions, checkSession)
 	if err != nil {
-		return nil, broke(wire.OpSessions, "%v", err)
+		return nil, protocolError(wire.OpSessions, "%v", err)
 	}
 	return items, nil
 }
@@ -48,7 +48,7 @@ func (c *Client) Sessions(ctx context.Context) ([]wire.Session, error) {
 func (c *Client) ExecSession(ctx context.Context, x wire.SessionExec, rw IO) (wire.SessionResult, error) {
 	x.Stdin = rw.Stdin != nil
 	e := &execution{rw: rw, timeout: x.Timeout}
-	r, err := e.carryOut(ctx, c, wire.OpSessionExec, x, max(x.Wait, 0)+c.times.short)
+	r, err := e.runToEnd(ctx, c, wire.OpSessionExec, x, max(x.Wait, 0)+c.times.short)
 	return wire.SessionResult{Result: r, Ended: e.session.Ended, Renewed: e.session.Renewed}, err
 }
 

@@ -45,7 +45,7 @@ func (c *Client) Shells(ctx context.Context) ([]wire.Shell, error) {
 	}
 	items, err := list(raw, wire.MaxShells, checkShell)
 	if err != nil {
-		return nil, broke(wire.OpShells, "%v", err)
+		return nil, protocolError(wire.OpShells, "%v", err)
 	}
 	return items, nil
 }
@@ -111,7 +111,7 @@ func (o *output) chunk(payload []byte) error {
 		return err
 	}
 	if c.Offset < o.next {
-		return o.broke("output offset decreased from %d to %d", o.next, c.Offset)
+		return o.protocolError("output offset decreased from %d to %d", o.next, c.Offset)
 	}
 	o.next, o.open = c.Offset, true
 	return nil
@@ -121,11 +121,11 @@ func (o *output) data(payload []byte, sink func(int64, []byte) error) error {
 	o.open = false
 	o.sent += int64(len(payload))
 	if o.q.Limit > 0 && !o.q.Follow && o.sent > o.q.Limit {
-		return o.broke("more output than the requested %d bytes", o.q.Limit)
+		return o.protocolError("more output than the requested %d bytes", o.q.Limit)
 	}
 	at := o.next
 	if o.next += int64(len(payload)); o.next < at {
-		return o.broke("output offset %d overflows", at)
+		return o.protocolError("output offset %d overflows", at)
 	}
 	if err := sink(at, payload); err != nil {
 		return fmt.Errorf("output: %w", err)
@@ -146,7 +146,7 @@ func (o *output) end(payload []byte) (wire.OutputEnd, error) {
 		err = fmt.Errorf("end at %d, before %d", end.Next, o.next)
 	}
 	if err != nil {
-		return wire.OutputEnd{}, o.broke("invalid end of output: %v", err)
+		return wire.OutputEnd{}, o.protocolError("invalid end of output: %v", err)
 	}
 	return end, nil
 }

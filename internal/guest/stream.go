@@ -162,7 +162,7 @@ func (s *stream) reply(ctx context.Context) ([]byte, error) {
 }
 
 func (s *stream) unexpected(kind wire.Kind) error {
-	return s.broke("unexpected frame of kind %q", byte(kind))
+	return s.protocolError("unexpected frame of kind %q", byte(kind))
 }
 
 func (s *stream) failure(payload []byte) error {
@@ -170,14 +170,14 @@ func (s *stream) failure(payload []byte) error {
 	if err != nil {
 		return err
 	}
-	return refused(f)
+	return refusalError(f)
 }
 
 func decode[T any](s *stream, payload []byte) (T, error) {
 	var v T
 	if err := json.Unmarshal(payload, &v); err != nil {
 		var none T
-		return none, s.broke("decode the answer: %v", err)
+		return none, s.protocolError("decode the answer: %v", err)
 	}
 	return v, nil
 }

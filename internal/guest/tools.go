@@ -35,7 +35,7 @@ func (c *Client) Glob(ctx context.Context, q wire.GlobRequest) (wire.GlobReply, 
 	}
 	items, err := list(raw.Items, wire.MaxMatches, checkFile)
 	if err != nil {
-		return wire.GlobReply{}, broke(wire.OpGlob, "%v", err)
+		return wire.GlobReply{}, protocolError(wire.OpGlob, "%v", err)
 	}
 	return wire.GlobReply{Items: items, Truncated: raw.Truncated}, nil
 }
@@ -53,11 +53,11 @@ func (c *Client) Search(ctx context.Context, q wire.SearchRequest) (wire.SearchR
 		return wire.SearchReply{}, err
 	}
 	if raw.Files < 0 || raw.Skipped < 0 {
-		return wire.SearchReply{}, broke(wire.OpSearch, "invalid search result: %d files, %d skipped", raw.Files, raw.Skipped)
+		return wire.SearchReply{}, protocolError(wire.OpSearch, "invalid search result: %d files, %d skipped", raw.Files, raw.Skipped)
 	}
 	matches, err := list(raw.Matches, wire.MaxMatches, checkMatch)
 	if err != nil {
-		return wire.SearchReply{}, broke(wire.OpSearch, "%v", err)
+		return wire.SearchReply{}, protocolError(wire.OpSearch, "%v", err)
 	}
 	return wire.SearchReply{Matches: matches, Files: raw.Files, Skipped: raw.Skipped, Truncated: raw.Truncated}, nil
 }

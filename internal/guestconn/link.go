@@ -3,8 +3,12 @@
 //
 // There are two transports. In both, the host opens streams and the guest serves them.
 //
-//   - Local: the host listens on a unix socket in a directory that the container sees read-only ([Listen]). The guest dials it and parks a few streams ([Park]). To open a stream, the host takes a parked one. Nothing inside the sandbox listens, so nothing inside can redirect the host.
-//   - Stdio: if the host can only exec into the container, a process inside ([Bridge]) carries a yamux session over its stdin and stdout, and the host opens streams on it ([NewMux]).
+//   - Local: the host listens on a unix socket in a directory that the container sees read-only
+//     ([Listen]). The guest dials it and parks a few streams ([Park]). To open a stream, the host
+//     takes a parked one. Nothing inside the sandbox listens, so nothing inside can redirect the
+//     host.
+//   - Stdio: if the host can only exec into the container, a process inside ([Bridge]) carries a
+//     yamux session over its stdin and stdout, and the host opens streams on it ([NewMux]).
 //
 // Streams of both transports are net.Conn with deadlines. Protocols must not rely on half-close. A
 // local stream is a *net.UnixConn and has CloseWrite. A muxed stream has none, because yamux cannot

@@ -113,7 +113,7 @@ func (l *Listener) ExpectWhere(check func(pid int) error) {
 	l.check = check
 	kept := l.free[:0]
 	for _, p := range l.free {
-		if err := l.stranger(p.pid); err != nil {
+		if err := l.checkPeer(p.pid); err != nil {
 			l.refuse(p, err)
 			continue
 		}
@@ -126,7 +126,7 @@ func (l *Listener) ExpectWhere(check func(pid int) error) {
 
 // checkPeer returns why a process may not use the listener. It returns nil if it may, or if Expect
 // was not called yet. The caller holds mu.
-func (l *Listener) stranger(pid int) error {
+func (l *Listener) checkPeer(pid int) error {
 	if l.check == nil {
 		return nil
 	}
@@ -139,7 +139,7 @@ func (l *Listener) stranger(pid int) error {
 func (l *Listener) Open(ctx context.Context) (net.Conn, error) {
 	for {
 		if ctx.Err() != nil {
-			return nil, l.inVain(ctx)
+			return nil, l.openError(ctx)
 		}
 		p, wake, err := l.take()
 		if err != nil {
@@ -215,8 +215,8 @@ func (l *Listener) admit(conn *net.UnixConn) {
 		_ = conn.Close()
 	case err != nil:
 		l.refuse(p, fmt.Errorf("peer's credentials: %w", err))
-	case l.stranger(pid) != nil:
-		l.refuse(p, l.stranger(pid))
+	case l.checkPeer(pid) != nil:
+		l.refuse(p, l.checkPeer(pid))
 	case !l.room():
 		l.refuse(p, fmt.Errorf("the limit of %d parked streams is reached", MaxParked))
 	default:
@@ -262,8 +262,8 @@ func (l *Listener) greet(p *parked) {
 		_ = p.conn.Close()
 	case err != nil:
 		l.refuse(p, fmt.Errorf("process %d: %w", p.pid, err))
-	case l.stranger(p.pid) != nil:
-		l.refuse(p, l.stranger(p.pid))
+	case l.checkPeer(p.pid) != nil:
+		l.refuse(p, l.checkPeer(p.pid))
 	default:
 		l.free = append(l.free, p)
 		l.wakeAll()
@@ -300,7 +300,7 @@ func (l *Listener) refuse(p *parked, why error) {
 	_ = p.conn.Close()
 }
 
-func (l *Listener) inVain(ctx context.Context) error {
+func (l *Listener) openError(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.refused != nil {

@@ -74,7 +74,7 @@ func (p *parker) run(ctx context.Context) {
 		conn, err := p.park(ctx)
 		if err == nil {
 			wait = minBackoff
-			p.serving.Go(func() { p.hand(ctx, conn) })
+			p.serving.Go(func() { p.serveStream(ctx, conn) })
 			continue
 		}
 		<-p.slots
@@ -128,7 +128,7 @@ func (p *parker) park(ctx context.Context) (_ net.Conn, err error) {
 }
 
 // serveStream runs serve on an open stream.
-func (p *parker) hand(ctx context.Context, conn net.Conn) {
+func (p *parker) serveStream(ctx context.Context, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	kept := false
 	defer func() {

@@ -1,9 +1,10 @@
-// Package gvisor finds a runsc program, and the platform on which a driver can run a sandbox with it.
+// Package gvisor finds a runsc program, and the platform on which a driver can run a sandbox with
+// it.
 //
-// Each driver starts sandboxes of class gvisor in its own way, so the driver supplies the trial run. This package finds
-// the program, asks it for its flags and platforms, tries the platforms in order, and remembers what worked until the
-// program changes or the host is booted. It starts no goroutine. Errors are of class FailedPrecondition where the host
-// lacks something, and say what to install.
+// Each driver starts sandboxes of class gvisor differently, so the driver supplies the trial run.
+// This package finds the program, reads its flags and platforms, tries the platforms in order, and
+// remembers the result until the program changes or the host boots. It starts no goroutine. Errors
+// have class FailedPrecondition if the host lacks something, and say what to install.
 package gvisor
 
 import (
@@ -23,10 +24,11 @@ import (
 const (
 	// DefaultProgram is the program that Look finds for an empty name.
 	DefaultProgram = "runsc"
-	// trialTime bounds the trial of one platform, which takes a quarter to half a second. On a host that is itself a
-	// virtual machine, platform kvm can hang.
+	// trialTime limits the trial of one platform, which takes a quarter to half a second. On a host
+	// that is a virtual machine, platform kvm can hang.
 	trialTime = 4 * time.Second
-	// lastTrialTime bounds the trial of the last platform, and how long the program is asked for its flags.
+	// lastTrialTime limits the trial of the last platform, and the queries of the program's flags
+	// and version.
 	lastTrialTime = 30 * time.Second
 )
 
@@ -41,7 +43,7 @@ type Program struct {
 // Binary is an installed runsc.
 type Binary struct {
 	Path string
-	// Identity changes when the file or the boot of the host does.
+	// Identity changes with the file and with each boot of the host.
 	Identity string
 }
 
@@ -68,7 +70,8 @@ func Look(driver ocidriver.Driver, name string) (Binary, error) {
 	return Binary{Path: path, Identity: fmt.Sprintf("%s %d %d %s", path, info.Size(), info.ModTime().UnixNano(), boot)}, nil
 }
 
-// Flags asks the program for the flags that our sandboxes need and for its platforms, the preferred one first.
+// Flags returns the flags of the program that sandboxes need, and its platforms, the preferred one
+// first.
 func (b Binary) Flags(ctx context.Context, driver ocidriver.Driver) (flags, platforms []string, err error) {
 	text, err := exec.CommandContext(ctx, b.Path, "flags").CombinedOutput()
 	if err != nil {
@@ -98,20 +101,20 @@ func unfit(driver ocidriver.Driver, lack, fix string) error {
 type Search struct {
 	// Driver names the driver in errors.
 	Driver ocidriver.Driver
-	// Memo remembers the program that was found; Scope is what it holds for besides the program and the boot, such as a
-	// daemon's version.
+	// Memo stores the program that was found. Scope is what the result depends on in addition to
+	// the program and the boot, such as a daemon's version.
 	Memo  Memo
 	Scope string
-	// Try runs a sandbox with the program on p.Platform for at most the bound, and removes it.
+	// Try runs a sandbox with the program on p.Platform for at most bound, and removes it.
 	Try func(ctx context.Context, p *Program, bound time.Duration) error
-	// Down reports whether a trial failed because the container engine is down. The search then ends with the class
-	// Unavailable. Nil: there is no engine.
+	// Down reports whether a trial failed because the container engine is down. The search then
+	// fails with class Unavailable. It is nil if there is no engine.
 	Down func(ctx context.Context, err error) bool
 	Log  *slog.Logger
 }
 
-// Find returns a program that works, remembered or tried now. A failure is not remembered, so that the next process
-// tries again.
+// Find returns a program that works, from the memo or from a new trial. Failures are not stored, so
+// that the next process tries again.
 func (s *Search) Find(ctx context.Context, name string) (*Program, error) {
 	b, err := Look(s.Driver, name)
 	if err != nil {
@@ -132,7 +135,7 @@ func (s *Search) Find(ctx context.Context, name string) (*Program, error) {
 	return p, nil
 }
 
-// tryAll tries one platform after the other.
+// tryAll tries the platforms in order.
 func (s *Search) tryAll(ctx context.Context, b Binary) (*Program, error) {
 	ask, cancel := context.WithTimeout(ctx, lastTrialTime)
 	defer cancel()

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeRunsc writes a program that answers --version and flags as runsc does.
+// fakeRunsc writes a program that answers --version and flags like runsc.
 func fakeRunsc(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "runsc")

@@ -9,7 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Memo is a file that remembers the result of a probe.
+// Memo is a file that stores the result of a probe.
 type Memo struct{ File string }
 
 type remembered struct {
@@ -17,8 +17,8 @@ type remembered struct {
 	Found json.RawMessage `json:"found"`
 }
 
-// Load reads what was saved under key into v, and reports whether there is such a result. A file that cannot be read or
-// decoded holds none.
+// Load decodes the result that was saved under key into v, and reports whether there was one. A
+// file that cannot be read or decoded counts as missing.
 func (m Memo) Load(key string, v any) bool {
 	text, err := os.ReadFile(m.File)
 	if err != nil {
@@ -28,7 +28,7 @@ func (m Memo) Load(key string, v any) bool {
 	return json.Unmarshal(text, &had) == nil && had.Key == key && json.Unmarshal(had.Found, v) == nil
 }
 
-// Save replaces the remembered result. A reader sees the old or the new one.
+// Save atomically replaces the stored result.
 func (m Memo) Save(key string, v any) error {
 	found, err := json.Marshal(v)
 	if err != nil {
@@ -42,8 +42,8 @@ func (m Memo) Save(key string, v any) error {
 	return errors.Join(os.WriteFile(next, text, 0o600), os.Rename(next, m.File))
 }
 
-// Once keeps the result of a probe that answered. A probe that failed because the engine was unavailable is repeated at
-// the next call. Calls wait for one another. The zero value is ready.
+// Once stores the result of a probe. A probe that failed because the engine was unavailable is
+// repeated at the next call. Calls run one at a time. The zero value is ready to use.
 type Once[T any] struct {
 	mu    sync.Mutex
 	done  bool
@@ -51,7 +51,7 @@ type Once[T any] struct {
 	err   error
 }
 
-// Do returns the result of find, or of an earlier call of it.
+// Do returns the result of find, or of an earlier call.
 func (o *Once[T]) Do(find func() (T, error)) (T, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -2,9 +2,14 @@
 // as a slave of a shared mount, and the host mounts on it and unmounts later.
 //
 // Three rules, each from a past bug:
-//   - Flags are set on a detached private clone of the source, which is then moved onto the target. A later remount does not reach the copies inside a container: a read-only workspace was writable.
-//   - Unmounting is never lazy while a sandbox lives. The kernel refuses a plain umount while a process in any container uses the mount; after a lazy one that process goes on writing. Only [Sweep], for dead sandboxes, may unmount lazily.
-//   - A source is opened once, without following a symbolic link at its end, and exactly what was opened is mounted.
+//   - Flags are set on a detached private clone of the source, which is then moved onto the target.
+//     A later remount does not reach the copies inside a container: a read-only workspace was
+//     writable.
+//   - Unmounting is never lazy while a sandbox lives. The kernel refuses a plain umount while a
+//     process in any container uses the mount; after a lazy one that process goes on writing. Only
+//     [Sweep], for dead sandboxes, may unmount lazily.
+//   - A source is opened once, without following a symbolic link at its end, and exactly what was
+//     opened is mounted.
 //
 // Sources are cloned without the mounts below them. Nothing that is bound here (a workspace, the
 // root of an overlay, a cgroup directory) needs those, and a mount inside a workspace would bring

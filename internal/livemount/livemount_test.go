@@ -24,7 +24,7 @@ func wantMounted(t *testing.T, target string, want int) {
 	}
 }
 
-// parents are the ways a state directory's own mount can be.
+// parents are the propagation types that the mount of a state directory can have.
 var parents = map[string]uintptr{"shared": unix.MS_SHARED, "private": unix.MS_PRIVATE}
 
 func TestWorkspaceComesAndGoesInARunningContainer(t *testing.T) {
@@ -100,7 +100,7 @@ func TestFlagsHoldInside(t *testing.T) {
 	}
 }
 
-// brief is for an unbinding that is to fail: time to try often, and not all that it may take.
+// brief returns a context for an unmount that must fail. It is long enough for several attempts.
 func brief(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -224,7 +224,7 @@ func TestBindRefusesToMakeAReadOnlySourceWritable(t *testing.T) {
 func TestMountsInsideAWorkspaceStayOutside(t *testing.T) {
 	slot := newSlot(t, unix.MS_PRIVATE)
 	c := startContainer(t, slot)
-	// Shared, so that a clone with ties to it would follow what is mounted there later.
+	// Shared, so that an attached clone would get later mounts.
 	ws := newSlot(t, unix.MS_SHARED)
 	for _, dir := range []string{"before", "after"} {
 		must(t, os.Mkdir(filepath.Join(ws, dir), 0o755))

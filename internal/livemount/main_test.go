@@ -18,8 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The test binary plays three parts: what go test starts, the host (the tests, in a mount namespace of its own, so that no
-// mount outlives them whatever happens), and a container with the slot as a slave.
+// The test binary has three roles: the process that go test starts, the host (the tests, in a
+// separate mount namespace, so that no mount outlives them), and a container with the mounted
+// directory as a slave.
 const (
 	roleVar       = "SLOT_TEST_ROLE"
 	roleHost      = "host"
@@ -55,7 +56,8 @@ func TestMain(m *testing.M) {
 	os.Exit(cmd.ProcessState.ExitCode())
 }
 
-// container is a process in a mount namespace of its own that sees a slot the way a sandbox does, and does what it is told.
+// container is a process in a separate mount namespace that sees a mounted directory like a
+// sandbox. It executes the requests of the test.
 type container struct {
 	in  io.WriteCloser
 	out *bufio.Reader
@@ -68,12 +70,13 @@ type outcome struct {
 	Errno syscall.Errno
 }
 
-// startContainer starts one with the host's directory slot bound, as a slave, at /workspace of its own.
+// startContainer starts a container with the host directory slot mounted, as a slave, at its
+// /workspace.
 func startContainer(t *testing.T, slot string) *container {
 	t.Helper()
 	root := t.TempDir()
 	cmd := exec.Command("/proc/self/exe", slot, root)
-	// The race detector has a process wait a second before it ends, which is waited for here.
+	// With the race detector, a process waits a second before it ends.
 	cmd.Env = append(os.Environ(), roleVar+"="+roleContainer, "GORACE=atexit_sleep_ms=0")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 	cmd.Stderr = os.Stderr
@@ -181,7 +184,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// newSlot is a slot like a sandbox's, under a parent mount with the propagation asked for.
+// newSlot makes a directory like a sandbox's, below a mount with the given propagation.
 func newSlot(t *testing.T, parent uintptr) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -194,7 +197,7 @@ func newSlot(t *testing.T, parent uintptr) string {
 	return slot
 }
 
-// workspace is a directory with one file in it that says who it belongs to.
+// workspace returns a directory with one file that contains the owner.
 func workspace(t *testing.T, owner string) string {
 	t.Helper()
 	dir := t.TempDir()

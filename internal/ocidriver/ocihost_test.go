@@ -121,7 +121,7 @@ func TestProcessIsHeldPastItsPid(t *testing.T) {
 	if !<-ended {
 		t.Error("the wait was broken off")
 	}
-	// It is our child: nobody else has reaped it.
+	// It is a child of this process and was not reaped elsewhere.
 	if err := p.Wait(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -131,7 +131,7 @@ func TestProcessIsHeldPastItsPid(t *testing.T) {
 	if err := p.Kill(); err != nil {
 		t.Errorf("killing it again: %v", err)
 	}
-	_ = cmd.Wait() // it has no child any more; frees what it holds
+	_ = cmd.Wait() // the child was reaped; this frees its resources
 }
 
 func TestClosingEndsTheWait(t *testing.T) {

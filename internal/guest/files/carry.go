@@ -16,7 +16,7 @@ import (
 
 // copyWorkspace packs or unpacks the workspace, as the user. It occupies one thread. Only one copy
 // can run at a time.
-func (s *Server) carry(ctx context.Context, op wire.Op, body json.RawMessage, c *wire.Conn) error {
+func (s *Server) copyWorkspace(ctx context.Context, op wire.Op, body json.RawMessage, c *wire.Conn) error {
 	var q wire.Carry
 	if err := wire.Decode(body, &q); err != nil {
 		return c.FailWith(err)
@@ -24,10 +24,10 @@ func (s *Server) carry(ctx context.Context, op wire.Op, body json.RawMessage, c 
 	if q.MaxBytes < 1 {
 		return c.Fail(wire.InvalidArgument, "max_bytes", "must be at least 1")
 	}
-	if !s.carrying.TryLock() {
+	if !s.copying.TryLock() {
 		return c.Fail(wire.Unavailable, "", "the workspace is already being copied")
 	}
-	defer s.carrying.Unlock()
+	defer s.copying.Unlock()
 	var sum filesync.Sum
 	var err error
 	run := func() { sum, err = s.unpack(ctx, q, c) }
@@ -38,7 +38,7 @@ func (s *Server) carry(ctx context.Context, op wire.Op, body json.RawMessage, c 
 		err = derr
 	}
 	if err != nil {
-		return c.FailWith(carryFailure(err))
+		return c.FailWith(copyFailure(err))
 	}
 	return c.Reply(wire.Carried{Entries: sum.Entries, Bytes: sum.Bytes, Kept: sum.Kept})
 }
@@ -62,7 +62,7 @@ func (s *Server) pack(ctx context.Context, q wire.Carry, c *wire.Conn) (filesync
 }
 
 // copyFailure returns an error with its class in the protocol.
-func carryFailure(err error) error {
+func copyFailure(err error) error {
 	large, ok := errors.AsType[*filesync.TooLargeError](err)
 	switch {
 	case ok:

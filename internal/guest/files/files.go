@@ -49,8 +49,8 @@ type Server struct {
 	looking chan struct{} // running globs and searches
 	alias   atomic.Pointer[[]alias]
 
-	carrying sync.Mutex     // held while the workspace is packed or unpacked
-	known    filesync.Known // what was unpacked; protected by copying
+	copying sync.Mutex     // held while the workspace is packed or unpacked
+	known   filesync.Known // what was unpacked; protected by copying
 }
 
 // maxLooking limits concurrent globs and searches. Each uses some of the guest's memory and
@@ -81,7 +81,7 @@ func (s *Server) Handle(ctx context.Context, op wire.Op, body json.RawMessage, c
 	case wire.OpEdit, wire.OpGlob, wire.OpSearch:
 		return s.handleTool(ctx, op, body, c)
 	case wire.OpPack, wire.OpUnpack:
-		return s.carry(ctx, op, body, c)
+		return s.copyWorkspace(ctx, op, body, c)
 	}
 	var q wire.FileRequest
 	if err := wire.Decode(body, &q); err != nil {
@@ -99,10 +99,10 @@ func (s *Server) Handle(ctx context.Context, op wire.Op, body json.RawMessage, c
 		return s.write(ctx, c, pl, q)
 	case wire.OpRemove:
 		err = s.watched(ctx, c, func(ctx context.Context) error {
-			return s.in(ctx, pl, func(r *safefile.Root) error { return r.Remove(ctx, q.Path, q.Recursive) })
+			return s.withRoot(ctx, pl, func(r *safefile.Root) error { return r.Remove(ctx, q.Path, q.Recursive) })
 		})
 	default:
-		err = s.in(ctx, pl, func(r *safefile.Root) (err error) {
+		err = s.withRoot(ctx, pl, func(r *safefile.Root) (err error) {
 			reply, err = answer(ctx, r, pl, op, q)
 			return err
 		})
@@ -120,7 +120,7 @@ func (s *Server) Become(uid, gid int) error { return s.threads.become(uid, gid) 
 func (s *Server) As(ctx context.Context, f func()) error { return s.threads.do(ctx, f) }
 
 // withRoot opens the directory of pl and runs f, as the user.
-func (s *Server) in(ctx context.Context, pl place, f func(*safefile.Root) error) error {
+func (s *Server) withRoot(ctx context.Context, pl place, f func(*safefile.Root) error) error {
 	var err error
 	run := func() {
 		var r *safefile.Root
@@ -199,7 +199,7 @@ func (s *Server) watched(ctx context.Context, c *wire.Conn, f func(context.Conte
 // read sends a file. It opens the file as the user. An open file may be read on any thread.
 func (s *Server) read(ctx context.Context, c *wire.Conn, pl place, q wire.FileRequest) error {
 	var rd *safefile.Reader
-	err := s.in(ctx, pl, func(r *safefile.Root) (err error) {
+	err := s.withRoot(ctx, pl, func(r *safefile.Root) (err error) {
 		rd, err = r.Read(q.Path, q.Offset, q.Limit)
 		return err
 	})
@@ -243,7 +243,7 @@ func (s *Server) read(ctx context.Context, c *wire.Conn, pl place, q wire.FileRe
 // for root are not given to a command. Waiting for the host occupies no thread.
 func (s *Server) write(ctx context.Context, c *wire.Conn, pl place, q wire.FileRequest) error {
 	var w *safefile.Writer
-	err := s.in(ctx, pl, func(r *safefile.Root) (err error) {
+	err := s.withRoot(ctx, pl, func(r *safefile.Root) (err error) {
 		w, err = r.Write(q.Path, safefile.WriteOptions{Mode: q.Mode, Size: q.Size, Parents: q.Recursive})
 		return err
 	})

@@ -89,7 +89,7 @@ func (s *Server) Alias(ctx context.Context, names map[string]string) error {
 	}
 	home := place{dir: s.opt.Home, prefix: wire.Home, noFollow: true}
 	var made []string
-	err = s.in(ctx, home, func(r *safefile.Root) error {
+	err = s.withRoot(ctx, home, func(r *safefile.Root) error {
 		for _, a := range all {
 			fresh, err := r.Symlink(a.name, a.target)
 			if err != nil {
@@ -103,7 +103,7 @@ func (s *Server) Alias(ctx context.Context, names map[string]string) error {
 	})
 	if err != nil {
 		home.noFollow = false // otherwise the path of a link could not be removed
-		_ = s.in(context.WithoutCancel(ctx), home, func(r *safefile.Root) error {
+		_ = s.withRoot(context.WithoutCancel(ctx), home, func(r *safefile.Root) error {
 			for _, name := range made {
 				_ = r.Remove(context.WithoutCancel(ctx), name, false)
 			}

@@ -69,7 +69,7 @@ type finder struct {
 }
 
 func newFinder(q *wire.SearchRequest) (*finder, error) {
-	limit, err := most(q.Max)
+	limit, err := matchLimit(q.Max)
 	if err != nil {
 		return nil, err
 	}

@@ -51,7 +51,7 @@ func (s *Server) edit(ctx context.Context, q wire.EditRequest) (wire.EditReply, 
 		return wire.EditReply{}, err
 	}
 	var done safefile.Edited
-	err = s.in(ctx, pl, func(r *safefile.Root) (err error) {
+	err = s.withRoot(ctx, pl, func(r *safefile.Root) (err error) {
 		done, err = r.Edit(ctx, q.Path, safefile.Edit{Old: q.Old, New: q.New, All: q.All, MaxBytes: wire.MaxEditBytes})
 		return err
 	})
@@ -66,11 +66,11 @@ func (s *Server) look(ctx context.Context, pl place, f func(*safefile.Root) erro
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	return s.in(ctx, pl, f)
+	return s.withRoot(ctx, pl, f)
 }
 
 // matchLimit returns the limit for n requested matches.
-func most(n int) (int, error) {
+func matchLimit(n int) (int, error) {
 	if n < 0 || n > wire.MaxMatches {
 		return 0, wire.Failf(wire.InvalidArgument, "max", "must be from 0 to %d", wire.MaxMatches)
 	}
@@ -84,7 +84,7 @@ func dotted(rel string) bool { return path.Base(rel)[0] == '.' }
 
 func (s *Server) glob(ctx context.Context, q wire.GlobRequest) (wire.GlobReply, error) {
 	reply := wire.GlobReply{Items: []wire.FileInfo{}}
-	limit, err := most(q.Max)
+	limit, err := matchLimit(q.Max)
 	if err != nil {
 		return reply, err
 	}
