@@ -21,26 +21,26 @@ func TestCompileNamesTheField(t *testing.T) {
 		{Rule{Host: "a.*.com"}, "host", "*.example.com"},
 		{Rule{Host: "**.a.com"}, "host", "*.example.com"},
 		{Rule{Host: "*.8.8.8.8"}, "host", "range"},
-		{Rule{Host: "127.1"}, "host", "decimal"},
+		{Rule{Host: "127.1"}, "host", "four-part IPv4 address"},
 		{Rule{Host: "10.0.0.7/8"}, "host", "write 10.0.0.0/8"},
-		{Rule{Host: "10.0.0.0/33"}, "host", "no range"},
+		{Rule{Host: "10.0.0.0/33"}, "host", "is not an address range"},
 		{Rule{Host: "::ffff:0.0.0.0/80"}, "host", "IPv4"},
 		{Rule{Host: "u@a.com"}, "host", "user"},
 		{Rule{Host: "a.com", Protocol: "TLS"}, "protocol", "tls, http, https or tcp"},
 		{Rule{Host: "a.com", Protocol: "udp"}, "protocol", "tls, http, https or tcp"},
-		{Rule{Host: "a.com", Protocol: TCP}, "ports", "names its ports"},
+		{Rule{Host: "a.com", Protocol: TCP}, "ports", "requires ports"},
 		{Rule{Host: "a.com", Ports: []int{0}}, "ports", "1 to 65535"},
 		{Rule{Host: "a.com", Ports: []int{443, 65536}}, "ports", "65536 at [1]"},
-		{Rule{Host: "a.com", Ports: make([]int, MaxPorts+1)}, "ports", "the most"},
+		{Rule{Host: "a.com", Ports: make([]int, MaxPorts+1)}, "ports", "the maximum"},
 		{Rule{Host: "a.com", Paths: []string{"/x"}}, "paths", "cannot be checked inside TLS: use protocol http or https"},
 		{Rule{Host: "a.com", Paths: []string{"/x"}, Deny: true}, "paths", "use protocol http or https"},
 		{Rule{Host: "a.com", Methods: []string{"GET"}, Protocol: TCP, Ports: []int{1}}, "methods", "use protocol http or https"},
-		{Rule{Host: "a.com", Methods: []string{"GE T"}, Protocol: HTTP}, "methods", "word"},
+		{Rule{Host: "a.com", Methods: []string{"GE T"}, Protocol: HTTP}, "methods", "such as GET"},
 		{Rule{Host: "a.com", Methods: []string{"connect"}, Protocol: HTTP}, "methods", "tunnel"},
-		{Rule{Host: "a.com", Methods: many(MaxMethods + 1), Protocol: HTTP}, "methods", "the most"},
-		{Rule{Host: "a.com", Paths: many(MaxPaths + 1), Protocol: HTTP}, "paths", "the most"},
-		{Rule{Host: "a.com", Paths: []string{"x"}, Protocol: HTTP}, "paths", `begins with "/"`},
-		{Rule{Host: "a.com", Paths: []string{"/x*y"}, Protocol: HTTP}, "paths", "at the end"},
+		{Rule{Host: "a.com", Methods: many(MaxMethods + 1), Protocol: HTTP}, "methods", "the maximum"},
+		{Rule{Host: "a.com", Paths: many(MaxPaths + 1), Protocol: HTTP}, "paths", "the maximum"},
+		{Rule{Host: "a.com", Paths: []string{"x"}, Protocol: HTTP}, "paths", `must start with "/"`},
+		{Rule{Host: "a.com", Paths: []string{"/x*y"}, Protocol: HTTP}, "paths", "before its end"},
 		{Rule{Host: "a.com", Paths: []string{"/x?y"}, Protocol: HTTP}, "paths", "query"},
 		{Rule{Host: "a.com", Paths: []string{"/a/../b"}, Protocol: HTTP}, "paths", "dots"},
 		{Rule{Host: "a.com", Paths: []string{"/" + strings.Repeat("a", MaxPath)}, Protocol: HTTP}, "paths", "too long"},
@@ -54,11 +54,11 @@ func TestCompileNamesTheField(t *testing.T) {
 			t.Errorf("%+v: %v, not %s ... %s", c.rule, err, c.field, c.says)
 		}
 	}
-	if _, err := Compile(make([]Rule, MaxRules+1)); err == nil || !strings.HasPrefix(err.Error(), "egress.rules are 257") {
+	if _, err := Compile(make([]Rule, MaxRules+1)); err == nil || !strings.HasPrefix(err.Error(), "egress.rules has 257 rules") {
 		t.Error(err)
 	}
 	long := Rule{Host: "a.com", Protocol: HTTP, Paths: slices.Repeat([]string{"/" + strings.Repeat("a", MaxPath-1)}, MaxPaths)}
-	if _, err := Compile([]Rule{long}); err == nil || !strings.HasPrefix(err.Error(), "egress.rules have 131077 bytes") {
+	if _, err := Compile([]Rule{long}); err == nil || !strings.HasPrefix(err.Error(), "egress.rules has 131077 bytes") {
 		t.Error(err)
 	}
 }

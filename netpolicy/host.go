@@ -191,10 +191,10 @@ func parsePattern(s string) (pattern, error) {
 	if strings.Contains(rest, "*") {
 		return pattern{}, fmt.Errorf(`%s can contain * only as its first part, as in "*.example.com"`, quoted(s))
 	}
-	host, addr, err := CanonicalHost(rest)
+	host, addr, err := canonicalize(rest)
 	switch {
 	case err != nil:
-		return pattern{}, err
+		return pattern{}, fmt.Errorf("%s is not a valid host: %w", quoted(rest), err)
 	case isBelow && addr.IsValid():
 		return pattern{}, fmt.Errorf(`%s has a * before an address: write a range ("203.0.113.0/24")`, quoted(s))
 	case isBelow:

@@ -63,10 +63,10 @@ func TestProxyRefusesWithReason(t *testing.T) {
 		{"CONNECT a.example HTTP/1.1\r\n\r\n", "HTTP/1.1 400 ", "host:port"},
 		{"CONNECT a.example:0 HTTP/1.1\r\n\r\n", "HTTP/1.1 400 ", "a port from 1"},
 		{"CONNECT a.example:+443 HTTP/1.1\r\n\r\n", "HTTP/1.1 400 ", ""},
-		{"GET http://u:p@a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n", "HTTP/1.1 400 ", "a user in the URL"},
-		{"GET http://a.test@evil.org/ HTTP/1.1\r\nHost: a.test\r\n\r\n", "HTTP/1.1 400 ", "a user in the URL"},
-		{"GET https://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n", "HTTP/1.1 400 ", "https goes through CONNECT"},
-		{"GET ftp://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n", "HTTP/1.1 400 ", "the scheme"},
+		{"GET http://u:p@a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n", "HTTP/1.1 400 ", "the URL contains a user"},
+		{"GET http://a.test@evil.org/ HTTP/1.1\r\nHost: a.test\r\n\r\n", "HTTP/1.1 400 ", "the URL contains a user"},
+		{"GET https://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n", "HTTP/1.1 400 ", "CONNECT for https"},
+		{"GET ftp://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n", "HTTP/1.1 400 ", "scheme \"ftp\" is not supported"},
 		{"GET / HTTP/1.1\r\nHost: a.test\r\n\r\n", "HTTP/1.1 400 ", "this is a proxy"},
 		{"GET http:a.test HTTP/1.1\r\nHost: a.test\r\n\r\n", "HTTP/1.1 400 ", ""},
 		{"OPTIONS * HTTP/1.1\r\nHost: a.test\r\n\r\n", "HTTP/1.1 400 ", ""},
@@ -91,12 +91,12 @@ func TestProxyRefusesWithReason(t *testing.T) {
 		{"\x05\x01\x00\x05\x01\x00\x01\x7f\x00\x00\x01\x01\xbb", "\x05\x00\x05\x02", "127.0.0.1"},
 		{"\x05\x01\x00\x05\x01\x00\x04" + string(netip.MustParseAddr("::ffff:127.0.0.1").AsSlice()) + "\x01\xbb", "\x05\x00\x05\x02", "127.0.0.1"},
 		{"\x05\x01\x00\x05\x01\x00\x03\x06a\x00\r\nbc\x01\xbb", "\x05\x00\x05\x02", "invalid host "},
-		{"\x05\x01\x00\x05\x02\x00\x03\x06a.test\x01\xbb", "\x05\x00\x05\x07", "only CONNECT"},
+		{"\x05\x01\x00\x05\x02\x00\x03\x06a.test\x01\xbb", "\x05\x00\x05\x07", "use CONNECT"},
 		{"\x05\x01\x00\x05\x01\x00\x09\x06a.test\x01\xbb", "\x05\x00\x05\x08", "address type 9"},
 		{"\x05\x01\x00\x05\x01\x00\x03\x06a.test\x00\x00", "\x05\x00\x05\x01", "port 0"},
-		{"\x05\x01\x00\x04\x01\x00\x03\x06a.test\x01\xbb", "\x05\x00\x05\x01", "no request"},
-		{"\x05\x01\x02", "\x05\xff", "wants to log in"},
-		{"\x05\x00", "\x05\xff", "wants to log in"},
+		{"\x05\x01\x00\x04\x01\x00\x03\x06a.test\x01\xbb", "\x05\x00\x05\x01", "invalid request"},
+		{"\x05\x01\x02", "\x05\xff", "requires authentication"},
+		{"\x05\x00", "\x05\xff", "requires authentication"},
 	}
 	for i, c := range cases {
 		w.refuses(t, i+1, c)
@@ -167,7 +167,7 @@ func TestLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := w.connect(target("a.test", port))
-		wantText(t, "second", fmt.Sprint(err), "503 this sandbox has 1 connections open")
+		wantText(t, "second", fmt.Sprint(err), "503 this sandbox has reached its limit of 1 open connections")
 		_, err = w.socksTo(target("a.test", port))
 		wantText(t, "third", fmt.Sprint(err), "reply 1")
 	})

@@ -182,7 +182,7 @@ func TestWrongContentLengthEndsConnection(t *testing.T) {
 	// Bytes beyond Content-Length are the next request and are checked as one.
 	got = []byte(w.say(strings.Replace(head, "Content-Length: 10", "Content-Length: 1", 1) + " no request\r\n\r\n"))
 	wantText(t, "long body", string(got), "HTTP/1.1 200 OK")
-	wantText(t, "what follows", w.audited(n+2).Reason, "no request that can be understood")
+	wantText(t, "what follows", w.audited(n+2).Reason, "invalid request: not HTTP")
 }
 
 // shortBody is a request, for a port, with fewer bytes of body than its Content-Length.

@@ -62,7 +62,7 @@ func TestTimeLimits(t *testing.T) {
 			}
 		}},
 		"half a request": {header, requests, func(t *testing.T, w *world) {
-			w.refuses(t, 1, attempt{"GET http://a.test/ HTTP/1.1\r\nHost: a.te", "", "not there within"})
+			w.refuses(t, 1, attempt{"GET http://a.test/ HTTP/1.1\r\nHost: a.te", "", "not complete within"})
 		}},
 		"half a handshake of SOCKS5": {header, requests, func(t *testing.T, w *world) {
 			w.refuses(t, 1, attempt{"\x05\x01\x00\x05\x01", "\x05\x00", "timed out"})

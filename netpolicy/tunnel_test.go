@@ -162,7 +162,7 @@ func TestTLSTunnelRequiresServerName(t *testing.T) {
 	err, line := try("other name", "a.test", "b.test", nil, nil)
 	refused("other name", err, line, "the ClientHello is for b.test")
 	err, line = try("no name", "a.test", "", nil, func(o *tls.Config) { o.InsecureSkipVerify = true })
-	refused("no name", err, line, "names no server")
+	refused("no name", err, line, "has no server name")
 	err, line = try("ech", "a.test", "a.test", nil, func(o *tls.Config) { o.EncryptedClientHelloConfigList = echConfig(t) })
 	refused("ech", err, line, "ECH")
 
