@@ -3,11 +3,13 @@ package policy
 import (
 	"encoding/json"
 	"errors"
+	"os"
 	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"sigs.k8s.io/yaml"
 
 	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
 )
@@ -82,7 +84,7 @@ func TestCompileInvalidRules(t *testing.T) {
 }
 
 func TestLineUsesMessageTemplates(t *testing.T) {
-	rules := argv.ReadOnly("/workspace")
+	rules := readOnlyRules(t)
 	p, err := Compile(Rules{
 		Forbid: []string{";", "|", "&&", "||", "$", "`", "$(", "${", ">", "<", ">>"}, Argv: &rules,
 		Messages: map[string]string{
@@ -193,4 +195,22 @@ func TestLongHeredocIsCheap(t *testing.T) {
 	if v := p.Command("cat > x.go <<'EOF'\n" + body + "EOF\nrm -rf /"); v.Rule != "never:rm-rf-root" {
 		t.Errorf("Command = %+v, want rule never:rm-rf-root", v)
 	}
+}
+
+// readOnlyRules returns the argument rules of the profile readonly.
+func readOnlyRules(t testing.TB) argv.Rules {
+	t.Helper()
+	data, err := os.ReadFile("../profile/data/readonly.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Policy struct {
+			Argv argv.Rules `json:"argv"`
+		} `json:"policy"`
+	}
+	if err := yaml.Unmarshal(data, &file); err != nil {
+		t.Fatal(err)
+	}
+	return file.Policy.Argv
 }

@@ -9,8 +9,6 @@ import (
 	"github.com/containerd/errdefs"
 	"mvdan.cc/sh/v3/syntax"
 	"sigs.k8s.io/yaml"
-
-	"github.com/sandbox-orchestrator/orchestrator/internal/policy/argv"
 )
 
 // checkVerdict fails the test if v breaks a guarantee that holds for every verdict.
@@ -84,7 +82,7 @@ func wrapped(command string) []string {
 }
 
 func FuzzLine(f *testing.F) {
-	rules := argv.ReadOnly("/workspace")
+	rules := readOnlyRules(f)
 	p, err := Compile(Rules{Forbid: []string{";", "|", "&&", "||", "$", "`", ">", "<"}, Argv: &rules})
 	if err != nil {
 		f.Fatal(err)

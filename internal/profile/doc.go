@@ -4,7 +4,7 @@
 //
 // Load parses files strictly: size, depth and aliases are bounded, and an error is a *FileError
 // with file, line and field. A file may extend another one; see extend for the merge rules.
-// Configuration files of the gateway system are accepted as profiles (FromGateway).
+// Configuration files of the gateway system are accepted as profiles.
 //
 // For a call, Prepare validates the input and maps it to the input of a built-in tool, and Finish
 // maps the result back. Both evaluate expressions and templates with bounded cost and size. They do

@@ -26,19 +26,6 @@ func isGateway(n *node) bool {
 	return tools != nil && tools.kind == object
 }
 
-// FromGateway converts a configuration file of the gateway system to a profile that extends
-// Gateway. Paths name directories in the sandbox; the first one is the workspace. Settings that
-// cannot be applied become warnings of the profile. Unknown settings give a *FileError with name as
-// the file.
-func FromGateway(name string, doc []byte) (Profile, error) {
-	n, err := parseFile(name+".json", doc)
-	if err != nil {
-		return Profile{}, err
-	}
-	p, _, err := fromGateway(&source{file: name, lines: map[string]int{}}, name, n)
-	return p, err
-}
-
 // readGateway is like read for a configuration of the gateway system.
 func readGateway(src *source, name string, n *node) (*draft, string, error) {
 	p, origins, err := fromGateway(src, name, n)
@@ -56,6 +43,9 @@ func readGateway(src *source, name string, n *node) (*draft, string, error) {
 	return &draft{body: body, origins: origins, files: []*source{src}, warnings: p.Warnings}, name, nil
 }
 
+// fromGateway converts a configuration file of the gateway system to a profile that extends Gateway.
+// Paths name directories in the sandbox; the first one is the workspace. Settings that cannot be
+// applied become warnings of the profile. An unknown setting is a *FileError.
 func fromGateway(src *source, name string, n *node) (Profile, map[string][]origin, error) {
 	if !validName.MatchString(name) {
 		return Profile{}, nil,

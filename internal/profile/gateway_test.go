@@ -129,8 +129,18 @@ const gatewaySettings = `{
 		}
 	}`
 
+// parseGateway converts a configuration of the gateway system, as Load does for a file.
+func parseGateway(name, doc string) (Profile, error) {
+	n, err := parseFile(name+".json", []byte(doc))
+	if err != nil {
+		return Profile{}, err
+	}
+	p, _, err := fromGateway(&source{file: name, lines: map[string]int{}}, name, n)
+	return p, err
+}
+
 func TestFromGatewaySettings(t *testing.T) {
-	p, err := FromGateway("team", []byte(gatewaySettings))
+	p, err := parseGateway("team", gatewaySettings)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,9 +240,9 @@ var gatewayErrors = []struct{ doc, want string }{
 
 func TestFromGatewayErrors(t *testing.T) {
 	for _, c := range gatewayErrors {
-		_, err := FromGateway("x", []byte(c.doc))
+		_, err := parseGateway("x", c.doc)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("FromGateway(%s) = %v\nwant %s", c.doc, err, c.want)
+			t.Errorf("fromGateway(%s) = %v\nwant %s", c.doc, err, c.want)
 		}
 	}
 }

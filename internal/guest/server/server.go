@@ -181,9 +181,6 @@ func (s *Server) Run(ctx context.Context) {
 // Ended returns a channel that is closed when a host asks for the end of this sandbox.
 func (s *Server) Ended() <-chan struct{} { return s.ended }
 
-// Streams returns the number of streams being served.
-func (s *Server) Streams() int { return int(s.streams.Load()) }
-
 // Close rejects new commands, kills the running ones and waits for them until ctx ends. It is
 // idempotent.
 func (s *Server) Close(ctx context.Context) error {

@@ -249,9 +249,9 @@ func TestDisconnectEndsFollow(t *testing.T) {
 	both(t, func(t *testing.T, s *Server) {
 		sh := start(t, s, wire.Command{Argv: []string{"sleep", "8559"}})
 		k := dial(t, s, wire.OpOutput, wire.Output{ID: sh.ID, Stream: wire.Stdout, Follow: true})
-		eventually(t, "it is served", func() bool { return s.Streams() > 0 })
+		eventually(t, "the stream is served", func() bool { return s.streams.Load() > 0 })
 		k.nc.Close()
-		eventually(t, "it is not served any more", func() bool { return s.Streams() == 0 })
+		eventually(t, "the stream has ended", func() bool { return s.streams.Load() == 0 })
 	})
 }
 
