@@ -13,7 +13,7 @@ import (
 // Decide decides on a connection, as described at [Compile]. It resolves no name and has no side
 // effects.
 //
-// What is allowed, and with which protocol:
+// The allowed connections and their protocols:
 //
 //   - A plain HTTP request is allowed by a rule for https or http with its method and path; https
 //     takes precedence. A rule for https accepts requests to port 80, which go to its first port,

@@ -77,8 +77,8 @@ func (g *Guard) Check(host string, a netip.Addr) error {
 	return fmt.Errorf("%s is at %s, %s: an operator can allow it in egress.private with the host and a range", host, a, why)
 }
 
-// hasException reports whether an exception covers a host and an address. For an address that embeds an
-// IPv4 address, it must cover that one too.
+// hasException reports whether an exception covers a host and an address. For an address that
+// embeds an IPv4 address, it must cover that one too.
 func (g *Guard) hasException(host string, a netip.Addr, metadata bool) bool {
 	if g == nil || !g.matchesException(host, a, metadata) {
 		return false

@@ -58,7 +58,7 @@ func (f *flow) relay(inside, outside io.ReadWriteCloser, head []byte, count func
 }
 
 // relayError returns the error of two directions. The end of one closes the other, so a closed
-// connection is the reason only if there is no other.
+// connection is the reason only without another.
 func relayError(errs ...error) error {
 	var first error
 	for _, err := range errs {

@@ -137,7 +137,7 @@ func TestABurstIsRemembered(t *testing.T) {
 	})
 }
 
-// What comes and goes in waves is followed, and stays between Min and Max.
+// The pool follows demand that comes in waves, and stays between Min and Max.
 func TestADayIsFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		day := func(at time.Duration) float64 { // half an hour for a day

@@ -241,7 +241,7 @@ func TestPoolKeepsItsPromisesWhateverHappens(t *testing.T) {
 	})
 }
 
-// Who is served in the very moment of giving up either has it or gives it back.
+// A caller that is served while it gives up either keeps the sandbox or returns it.
 func TestNothingIsLostBetweenServingAndGivingUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(0)

@@ -41,7 +41,7 @@ func TestFillsToMinAndRefillsAtItsRate(t *testing.T) {
 	})
 }
 
-// What was taken has the host to itself for a while, unless somebody waits.
+// After a take, the pool waits before it refills, unless a caller waits.
 func TestAPoolSettlesBeforeItFillsUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, pool.Settings{Min: 1, Max: 5, Rate: 100, Parallel: 1, MaxAge: time.Hour, RefillDelay: 3 * time.Second})

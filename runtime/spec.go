@@ -30,7 +30,8 @@ const (
 
 // Paths that every sandbox has.
 const (
-	// RunDir is the directory that the host mounts read-only. Its mode is 0700, so that no command can enter it.
+	// RunDir is the directory that the host mounts read-only. Its mode is 0700, so that no command
+	// can enter it.
 	RunDir = "/run/orchestrator"
 	// GuestPath is the guest's binary.
 	GuestPath = RunDir + "/guest"
@@ -102,7 +103,7 @@ type Image struct {
 	Archive string
 }
 
-// Limits are the caps of one sandbox. A zero field means its default; there is no "unlimited".
+// Limits are the caps of one sandbox. A zero field means its default; unlimited is not possible.
 type Limits struct {
 	// MemoryBytes caps everything inside together, including the guest and tmpfs. A sandbox has no
 	// swap.

@@ -15,7 +15,7 @@ import (
 
 const (
 	commands = "cmds"  // parent of the commands' groups
-	guestDir = "guest" // v2: contains init and its children, since a cgroup with controlled children may not contain processes
+	guestDir = "guest" // v2: for init and its children; a controlled cgroup holds no processes
 )
 
 // Share is what all commands of a sandbox may use together. Zero means no separate cap: then only
@@ -124,7 +124,7 @@ func Delegate(initPid int, s Share) (*Delegated, error) {
 }
 
 // hierarchies lists the hierarchies to use, since each costs every command a directory and a move.
-// On v1, cpu is only used for a CPU cap, or if there is no cgroup2 tree to read the CPU time from.
+// On v1, cpu is only used for a CPU cap, or without a cgroup2 tree to read the CPU time from.
 func (h Host) hierarchies(s Share) []string {
 	var names []string
 	for _, name := range Names() {

@@ -12,7 +12,7 @@ import (
 
 // killSet is a set of processes to kill: those in any of the cgroups.
 type killSet struct {
-	tree *dir  // cgroup2 directory with cgroup.kill, or nil; one write kills everything in it and below, including forks in progress
+	tree *dir  // cgroup2 directory with cgroup.kill, or nil; a write kills all in it and below
 	pids *dir  // directory with pids.max, or nil
 	all  []dir // all directories, of every hierarchy
 	// treeComplete is set if all processes are in tree, so that an empty tree means an empty set.

@@ -32,7 +32,7 @@ func limited(t *testing.T, files map[string]string) (*Group, func(name string) s
 				return string(b)
 			}
 		}
-		t.Fatalf("there is no hierarchy %s", kind)
+		t.Fatalf("hierarchy %s not found", kind)
 		return ""
 	}
 }

@@ -370,7 +370,7 @@ func TestKillEndsWithItsContext(t *testing.T) {
 	why := errors.New("out of patience")
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(why)
-	err := g.Kill(ctx) // it may have died in time: then there is no error
+	err := g.Kill(ctx) // nil if it died in time
 	if err != nil && !errors.Is(err, why) {
 		t.Errorf("got %v", err)
 	}

@@ -68,8 +68,8 @@ func definedTwice(name, a, b string) error {
 	return fmt.Errorf("template %s is defined in %s and in %s: remove one of them: %w", name, a, b, errdefs.ErrInvalidArgument)
 }
 
-// WithTemplatesDir returns the configuration with the directory's templates added. It returns the error
-// of the first invalid one.
+// WithTemplatesDir returns the configuration with the directory's templates added. It returns the
+// error of the first invalid one.
 func (c Config) WithTemplatesDir(file string) (Config, error) {
 	list, err := c.Sources(file)
 	if err != nil {

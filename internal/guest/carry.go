@@ -26,7 +26,7 @@ func (c *Client) Unpack(ctx context.Context, q wire.Carry, r io.Reader) (wire.Ca
 	return decode[wire.Carried](s, payload)
 }
 
-// Pack writes the workspace to w. The data is untrusted, and complete only if there is no error.
+// Pack writes the workspace to w. The data is untrusted, and complete only without an error.
 func (c *Client) Pack(ctx context.Context, q wire.Carry, w io.Writer) (wire.Carried, error) {
 	s, err := c.begin(ctx, wire.OpPack, q)
 	if err != nil {

@@ -108,7 +108,7 @@ type Search struct {
 	// Try runs a sandbox with the program on p.Platform for at most bound, and removes it.
 	Try func(ctx context.Context, p *Program, bound time.Duration) error
 	// Down reports whether a trial failed because the container engine is down. The search then
-	// fails with class Unavailable. It is nil if there is no engine.
+	// fails with class Unavailable. It is nil without an engine.
 	Down func(ctx context.Context, err error) bool
 	Log  *slog.Logger
 }

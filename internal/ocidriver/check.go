@@ -26,7 +26,7 @@ func (d Driver) Unfit(lack, fix string) error {
 }
 
 // CheckCgroups requires every controller that a cap needs. noSwap reports that the kernel does not
-// count swap, and that there is no swap to count.
+// count swap, and that the host has none.
 func (d Driver) CheckCgroups() (host cgroup.Host, noSwap bool, err error) {
 	host, err = cgroup.Detect()
 	if err != nil {

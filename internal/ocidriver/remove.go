@@ -68,7 +68,7 @@ func (r *Remover) Destroy(ctx context.Context, id string) error {
 	return fmt.Errorf("remove sandbox %s: left are %s: %w", id, strings.Join(left, ", "), err)
 }
 
-// End kills all processes of a sandbox and waits until they are dead. If there is no first process
+// End kills all processes of a sandbox and waits until they are dead. Without a first process
 // (init is nil), it kills by cgroup. several reports whether the sandbox consists of several host
 // processes that do not end with init.
 func End(ctx context.Context, id string, init *Process, several func() bool) error {

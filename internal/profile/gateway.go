@@ -43,9 +43,9 @@ func readGateway(src *source, name string, n *node) (*draft, string, error) {
 	return &draft{body: body, origins: origins, files: []*source{src}, warnings: p.Warnings}, name, nil
 }
 
-// fromGateway converts a configuration file of the gateway system to a profile that extends Gateway.
-// Paths name directories in the sandbox; the first one is the workspace. Settings that cannot be
-// applied become warnings of the profile. An unknown setting is a *FileError.
+// fromGateway converts a configuration file of the gateway system to a profile that extends
+// Gateway. Paths name directories in the sandbox; the first one is the workspace. Settings that
+// cannot be applied become warnings of the profile. An unknown setting is a *FileError.
 func fromGateway(src *source, name string, n *node) (Profile, map[string][]origin, error) {
 	if !validName.MatchString(name) {
 		return Profile{}, nil,

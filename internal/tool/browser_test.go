@@ -61,7 +61,7 @@ func (b *browseBox) Browse(_ context.Context, v Visit) (Sight, error) {
 	return b.sight, b.fault
 }
 
-// What went wrong with a page is told by its class, and nothing is leased for
+// The class of an error tells what went wrong with a page, and nothing is leased for
 // what the rules do not have.
 func TestFaultsOfTheBrowserAreClassed(t *testing.T) {
 	for kind, is := range map[string]func(error) bool{

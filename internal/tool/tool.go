@@ -152,7 +152,7 @@ func Get(name string) (*Tool, bool) {
 }
 
 // errNoOutput accompanies an outcome that needs no output.
-var errNoOutput = errors.New("there is no output")
+var errNoOutput = errors.New("no output")
 
 // define completes a tool with schemas and functions derived from its types.
 func define[In, Out any](t Tool, check func(in *In) (Prepared, error), run func(ctx context.Context, box Box,

@@ -71,7 +71,7 @@ func TestInputsAreChecked(t *testing.T) {
 	} {
 		b, ok := Get(c.tool)
 		if !ok {
-			t.Fatalf("there is no %s", c.tool)
+			t.Fatalf("tool %s not found", c.tool)
 		}
 		if _, err := b.Check(json.RawMessage(c.input)); err == nil || err.Error() != c.want {
 			t.Errorf("%s %s: %v, want %s", c.tool, c.input, err, c.want)

@@ -305,7 +305,7 @@ func address(s string) (*url.URL, error) {
 	u, err := url.Parse(s)
 	switch {
 	case err != nil:
-		return nil, invalid("url", "is no address that can be read: write https://host/path")
+		return nil, invalid("url", "is not a valid URL: use https://host/path")
 	case u.Scheme != "http" && u.Scheme != "https":
 		return nil, invalid("url", "has to begin with https:// or http://")
 	case u.User != nil:

@@ -154,7 +154,7 @@ func TestWhatAPageBecomes(t *testing.T) {
 	}
 }
 
-// What a call asks for is bounded by its profile and by its own time.
+// A call's limits are those of its profile and its own time limit.
 func TestACallKeepsToItsBounds(t *testing.T) {
 	b := newWebBox(t, "text")
 	b.caps.Web.MaxText = 100
@@ -198,7 +198,7 @@ func (m model) Extract(_ context.Context, prompt, _, _ string) (string, error) {
 	return m(prompt)
 }
 
-// What is refused is refused before a sandbox is spent.
+// A refused request costs no sandbox.
 func TestWhatMayNotBeReachedIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		tool  *Tool

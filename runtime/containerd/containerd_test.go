@@ -97,7 +97,7 @@ func TestSearchIsRepeatedForADaemonThatWasAway(t *testing.T) {
 	}
 }
 
-// The launcher joins the cgroups of the sandbox that it makes, and of none else; words come through as they are.
+// The launcher joins only the cgroups of its own sandbox, and passes output through unchanged.
 func TestLauncher(t *testing.T) {
 	d := &Driver{dir: filepath.Join(t.TempDir(), "it's a folder")}
 	cg := filepath.Join(d.dir, "cgroup of s")
@@ -175,7 +175,8 @@ func TestPeerIsWhoListens(t *testing.T) {
 	}
 }
 
-// An image may have anything where mount points belong: none of it is followed, and what is no folder is replaced.
+// An image may have any file at a mount point: links are not followed, and files are replaced by
+// directories.
 func TestSkeletonFollowsNothing(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root")

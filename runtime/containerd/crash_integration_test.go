@@ -16,7 +16,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// A daemon that is killed takes nothing with it: sandboxes run, commands run in them, and what asks the daemon is told that it could not.
+// When the daemon is killed, sandboxes and their commands continue, and callers get an error.
 func TestDaemonIsKilledAndComesBack(t *testing.T) {
 	b := newBench(t)
 	kept, removed, ended := b.make(t), b.make(t), b.make(t)
@@ -134,8 +134,8 @@ func TestDaemonIsKilledInTheMiddleOfCreate(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// A bundle that had no file "runtime" yet is one that the daemon fails to clear away when it starts (1.6). It has no shim,
-			// and goes with the next start, when no record names it any more.
+			// containerd 1.6 does not clean up a bundle without a file "runtime" at its start. The
+			// bundle has no shim and is removed at the next start, when no record names it any more.
 			bundle := filepath.Join(daemonTasks, b.namespace, spec.ID)
 			if exists(bundle) && !exists(filepath.Join(bundle, "runtime")) && len(b.shimsOf(spec.ID)) == 0 {
 				t.Log("the daemon could not clear away what it had begun")

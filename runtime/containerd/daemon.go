@@ -42,7 +42,7 @@ func peerOf(ctx context.Context, address string) (int, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", address)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return 0, fmt.Errorf("there is no containerd on %s: install and start it (apt-get install containerd), or set containerd.address: %w", address, errdefs.ErrUnavailable)
+		return 0, fmt.Errorf("containerd not found at %s: install and start it (apt-get install containerd), or set containerd.address: %w", address, errdefs.ErrUnavailable)
 	case err != nil:
 		return 0, fmt.Errorf("containerd on %s does not answer: start it, or set containerd.address: %w: %w", address, err, errdefs.ErrUnavailable)
 	}

@@ -24,7 +24,8 @@ type crash struct {
 	Spec         runtime.Spec
 }
 
-// TestCrashProcess is not a test but the process that TestCrashAnywhere starts: it prepares an image, makes and destroys a sandbox and dies on the way.
+// TestCrashProcess is the process that TestCrashAnywhere starts, not a test: it prepares an image,
+// creates and destroys a sandbox, and dies in between.
 func TestCrashProcess(t *testing.T) {
 	text := os.Getenv(crashVar)
 	if text == "" {
@@ -98,7 +99,7 @@ func TestCrashAnywhere(t *testing.T) {
 	}
 }
 
-// What a process left that died while it prepared an image is taken up by the next.
+// A process completes what another one left that died while it prepared an image.
 func TestCrashWhilePreparing(t *testing.T) {
 	for _, point := range []string{"containerd.prepare.layers", "containerd.prepare.root"} {
 		t.Run(point, func(t *testing.T) {

@@ -63,8 +63,8 @@ func (d *Driver) List(ctx context.Context, owner string) ([]runtime.Found, error
 	return found, nil
 }
 
-// Owners returns the owners of the sandboxes that have a run directory in this state directory and a record
-// at the daemon, sorted. It finds sandboxes whose owner id was lost.
+// Owners returns the owners of the sandboxes that have a run directory in this state directory and
+// a record at the daemon, sorted. It finds sandboxes whose owner id was lost.
 func (d *Driver) Owners(ctx context.Context) ([]string, error) {
 	cells, err := rundir.Leftovers(d.cells)
 	if err != nil {

@@ -166,7 +166,7 @@ func TestGVisor(t *testing.T) {
 	t.Run("is killed in the middle of Create", func(t *testing.T) { gvisorKilledInCreate(t, b) })
 }
 
-// gvisorKilledInCreate: whatever is killed in the middle of a Create, and whenever: nothing is left.
+// gvisorKilledInCreate kills each process at any time during a Create: nothing must be left.
 func gvisorKilledInCreate(t *testing.T, b bench) {
 	for what, prey := range map[string]func(id string) []int{
 		"shim":                        b.shimsOf,

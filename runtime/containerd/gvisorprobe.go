@@ -26,7 +26,8 @@ import (
 const (
 	// probeName remembers what was found, in the driver's directory.
 	probeName = ".gvisor.json"
-	// probeDir is the directory in there that a trial has, one at a time. Its sandbox is recorded in it until it is removed.
+	// probeDir is the directory of the current trial. It records the trial's sandbox until that is
+	// removed.
 	probeDir = "probe"
 	// saidName is the file in there with what the guest printed.
 	saidName = "said"

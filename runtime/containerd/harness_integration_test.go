@@ -29,7 +29,8 @@ const (
 	owner = "owner-containerd-test"
 	// patience is far more than anything here takes on a busy machine.
 	patience = time.Minute
-	// daemonState is where the daemon of these tests has everything: it is killed, so that it is no other test's.
+	// daemonState is the state directory of this package's daemon. No other tests use the daemon,
+	// because these tests kill it.
 	daemonState  = "/var/lib/orchestrator-crashes"
 	daemonSocket = daemonState + "/containerd/containerd.sock"
 	daemonTasks  = daemonState + "/containerd/state/io.containerd.runtime.v2.task"

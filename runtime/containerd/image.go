@@ -42,7 +42,7 @@ func viewName(image runtime.Image) string { return rootName(image) + "-view" }
 
 func checkImage(image runtime.Image) error {
 	if _, err := digest.Parse(image.ID); err != nil {
-		return fmt.Errorf("image %q: its id %q is no digest: %w", image.Ref, image.ID, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("image %q: its id %q is not a digest: %w", image.Ref, image.ID, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }
@@ -108,7 +108,7 @@ func (d *Driver) keep(ctx context.Context, image runtime.Image, snapshot string)
 // unpack makes the root from the archive, under a lease that ends with the call.
 func (d *Driver) unpack(ctx context.Context, image runtime.Image) (err error) {
 	if image.Archive == "" {
-		return fmt.Errorf("it is not in containerd, and there is no archive to unpack: import it again: %w", errdefs.ErrNotFound)
+		return fmt.Errorf("it is not in containerd, and its archive is missing: import it again: %w", errdefs.ErrNotFound)
 	}
 	lease, err := d.api.LeasesService().Create(ctx, leases.WithRandomID(), leases.WithExpiration(unpackTime))
 	if err != nil {

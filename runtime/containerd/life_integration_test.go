@@ -222,7 +222,7 @@ func TestRootOfALiveSandboxStaysAndThenGoes(t *testing.T) {
 			t.Errorf("%s is kept: %v", name, err)
 		}
 	}
-	// Whoever did not hear of it gets a sandbox all the same.
+	// A caller that did not learn of it still gets a sandbox.
 	s = b.make(t)
 	wantAlive(t, s)
 	b.collect(t)

@@ -82,9 +82,9 @@ func archiveFile(f *os.File, name string) ([]byte, error) {
 			continue
 		}
 		if h.Typeflag != tar.TypeReg || h.Size > maxArchiveJSON {
-			return nil, fmt.Errorf("%s is no file of at most %d bytes: %w", name, maxArchiveJSON, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("%s is not a file of at most %d bytes: %w", name, maxArchiveJSON, errdefs.ErrInvalidArgument)
 		}
 		return io.ReadAll(r)
 	}
-	return nil, fmt.Errorf("it has no %s, so it is no docker-archive: %w", name, errdefs.ErrInvalidArgument)
+	return nil, fmt.Errorf("it has no %s, so it is not a docker-archive: %w", name, errdefs.ErrInvalidArgument)
 }

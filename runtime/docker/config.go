@@ -143,7 +143,7 @@ func bindings(e engine, at places, class runtime.Class) []mount.Mount {
 		}}
 	}
 	run := &mount.BindOptions{Propagation: mount.PropagationRSlave}
-	// What is bound into the directory later (the commands' cgroup) stays writable.
+	// Mounts made in the directory later (the commands' cgroup) stay writable.
 	run.ReadOnlyNonRecursive = apiAtLeast(e.api, apiReadOnlyNonRecursive)
 	guest := mount.Mount{Type: mount.TypeBind, Source: at.run, Target: wire.RunDir, ReadOnly: true, BindOptions: run}
 	if class == runtime.ClassGVisor {

@@ -226,7 +226,7 @@ func (s *Sandbox) attach(ctx context.Context, share cgroup.Share) error {
 	}
 	if s.proc, err = openProcess(state.Pid, s.container, s.inside()); err != nil {
 		// It ran a moment ago. The reason for its end is unknown: perhaps the engine is stopping.
-		// One that always ends is reported after a few attempts.
+		// If it ends each time, the error is reported after a few attempts.
 		return fmt.Errorf("docker: sandbox %s ended while it was started: %v: %w", s.id, err, errdefs.ErrUnavailable)
 	}
 	s.watch()

@@ -249,7 +249,7 @@ func TestSwapIsOffOnlyWhenTheKernelSaysSo(t *testing.T) {
 		}
 	}
 	if swapOff(file + "-missing") {
-		t.Error("a missing file is no swap")
+		t.Error("swapOff of a missing file = true, want false")
 	}
 }
 

@@ -102,7 +102,7 @@ func checkInfo(i system.Info) error {
 }
 
 // checkSwap refuses an engine that cannot keep sandboxes out of swap, unless it runs on this host
-// and there is no swap.
+// and the host has no swap.
 func checkSwap(e engine, mode string) error {
 	if e.swapLimit || mode == ModeLocal && swapOff("/proc/swaps") {
 		return nil

@@ -35,7 +35,7 @@ func TestEngineOnThisHostIsFoundToBeLocal(t *testing.T) {
 	if again := h.open(t, ""); again.Mode() != ModeLocal {
 		t.Fatalf("mode is %s the second time", again.Mode())
 	}
-	// What the engine cannot see is no cell.
+	// A path that the engine cannot see is reported as missing.
 	if seen, err := d.sees(t.Context(), "/proc/1/fd/99999/none"); err != nil || seen {
 		t.Fatalf("a file that does not exist is seen: %v, %v", seen, err)
 	}

@@ -94,7 +94,7 @@ func killAtEveryPoint(t *testing.T, mode string, class runtime.Class, points ...
 	}
 }
 
-// A try of class gvisor that was cut short is removed by the next process, before it is asked for anything.
+// The next process removes an interrupted trial of class gvisor before its first operation.
 func TestATryThatWasCutShortIsRemovedAtTheNextStart(t *testing.T) {
 	for _, point := range []string{"create.created", "create.gvisor.cgroups", "create.started", "destroy.deleted"} {
 		t.Run(point, func(t *testing.T) {

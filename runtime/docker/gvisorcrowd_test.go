@@ -19,8 +19,8 @@ import (
 // crowd is more processes than the shim of an engine has room to note the ends of at once.
 const crowd = 250
 
-// A sandbox of class gvisor leaves its processes to the shim as orphans. A shim that is in the middle of something else at that moment takes a
-// second for each, see seenDead: then a removal ran into its time.
+// Processes of a gvisor sandbox become orphans of the shim. A busy shim needs a second for each
+// (see seenDead), so a removal exceeded its time limit.
 func TestACrowdUnderGVisorIsRemovedAtOnce(t *testing.T) {
 	h := newHost(t)
 	if h.guest = os.Getenv("ORCHESTRATOR_TEST_GUEST"); h.guest == "" {

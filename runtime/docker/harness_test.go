@@ -23,7 +23,7 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/runtime"
 )
 
-// What the tests are given: a real engine, and the sandbox image as an archive.
+// The environment of the tests: a real engine, and the sandbox image as an archive.
 const (
 	envEngine  = "ORCHESTRATOR_TEST_DOCKER"
 	envArchive = "ORCHESTRATOR_TEST_IMAGE_ARCHIVE"

@@ -93,7 +93,7 @@ func (d *Driver) inspectImage(ctx context.Context, name string) (image, error) {
 // own id, or has to load it.
 func (d *Driver) findOrLoad(ctx context.Context, img runtime.Image) (image, error) {
 	if img.Archive == "" {
-		return image{}, fmt.Errorf("docker engine at %s: it does not have image %s (%s), and there is no archive to load it from: import the image: %w",
+		return image{}, fmt.Errorf("docker engine at %s: it does not have image %s (%s), and its archive is missing: import the image: %w",
 			d.host, img.Ref, img.ID, errdefs.ErrNotFound)
 	}
 	want, err := readArchive(img.Archive)

@@ -74,7 +74,7 @@ func TestAnErrorInAMessageIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := messages(strings.NewReader(`{"stream":"cut`)); err == nil {
-		t.Fatal("a cut answer is no error")
+		t.Fatal("a truncated answer succeeded, want error")
 	}
 }
 

@@ -86,8 +86,10 @@ func (d *Driver) localityKey() (string, error) {
 // probe asks the engine to bind two unguessable things. The engine resolves bind sources when it
 // creates a container, so the container need not start.
 //
-//   - A nonce file on a new tmpfs: engine and host share mounts as they appear, not only files. A virtual machine may share directories, and an engine may have its own mount namespace.
-//   - The same file through /proc/<our pid>/fd/<n>: engine and host share the kernel and the process ids.
+//   - A nonce file on a new tmpfs: engine and host share mounts as they appear, not only files. A
+//     virtual machine may share directories, and an engine may have its own mount namespace.
+//   - The same file through /proc/<our pid>/fd/<n>: engine and host share the kernel and the
+//     process ids.
 func (d *Driver) probe(ctx context.Context) (local bool, why string, err error) {
 	dir := filepath.Join(d.dir, "probe")
 	if err := unprobe(dir); err != nil {

@@ -13,13 +13,14 @@ import (
 	"github.com/sandbox-orchestrator/orchestrator/internal/failpoint"
 )
 
-// What the process that crashes is told.
+// The environment of the process that crashes.
 const (
 	crashState = "ORCHESTRATOR_TEST_OCI_STATE"
 	crashGuest = "ORCHESTRATOR_TEST_OCI_GUEST"
 )
 
-// TestCrashProcess is not a test but the process that TestCrashAnywhere starts: it makes and destroys a sandbox and dies on the way.
+// TestCrashProcess is the process that TestCrashAnywhere starts, not a test: it creates and
+// destroys a sandbox and dies in between.
 func TestCrashProcess(t *testing.T) {
 	state := os.Getenv(crashState)
 	if state == "" {

@@ -135,7 +135,7 @@ func (d *Driver) NeedsUnpackedRoot() bool { return true }
 // host's cgroup mode.
 func (d *Driver) Info() string { return d.info }
 
-// Prepare checks that the image has an unpacked root; there is no engine to load it into.
+// Prepare checks that the image has an unpacked root. No engine has to load it.
 func (d *Driver) Prepare(_ context.Context, image runtime.Image) error { return checkImage(image) }
 
 func checkImage(image runtime.Image) error {

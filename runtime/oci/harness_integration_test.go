@@ -229,7 +229,7 @@ func wantDone(t testing.TB, s runtime.Sandbox) {
 
 // A program of the other word size finds no system call table that it may use.
 
-// Where the orchestrator is PID 1 or a subreaper, first processes become its children, and nobody else collects them.
+// If the orchestrator is PID 1 or a subreaper, it must reap the first processes.
 
 func startStat(pid int) (string, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

@@ -100,7 +100,7 @@ func TestCapabilitiesAreAllTold(t *testing.T) {
 	}
 }
 
-// Whoever writes to them is never stopped, whatever it writes, and what comes out can be printed.
+// Writing never blocks, whatever is written, and the text is safe to print.
 func TestWordsAreBoundedAndHarmless(t *testing.T) {
 	w, err := newWords()
 	if err != nil {

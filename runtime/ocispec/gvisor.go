@@ -11,10 +11,14 @@ import (
 
 // Differences of class gvisor, for every driver that starts runsc:
 //
-//   - A user-space kernel isolates the sandbox, and our seccomp filter is loaded into it. Masked paths, sysctls and the cgroup namespace have no effect.
-//   - A mount made after the start does not appear inside. So /workspace is a tmpfs of limits.scratch, and files are copied.
-//   - Commands have no cgroups. gVisor's kernel limits their number per user. The host counts that kernel with its helpers, in the sandbox's cgroup, with the caps of [GVisorCaps].
-//   - The guest's streams come from gVisor's file server. It can dial a host socket only with [GVisorFlags], and the peer is identified by its cgroup, not by its pid.
+//   - A user-space kernel isolates the sandbox, and our seccomp filter is loaded into it. Masked
+//     paths, sysctls and the cgroup namespace have no effect.
+//   - A mount made after the start does not appear inside. So /workspace is a tmpfs of
+//     limits.scratch, and files are copied.
+//   - Commands have no cgroups. gVisor's kernel limits their number per user. The host counts that
+//     kernel with its helpers, in the sandbox's cgroup, with the caps of [GVisorCaps].
+//   - The guest's streams come from gVisor's file server. It can dial a host socket only with
+//     [GVisorFlags], and the peer is identified by its cgroup, not by its pid.
 
 const (
 	// gvisorMemory and gvisorPerPid are what gVisor's kernel itself uses, in bytes: on the host,

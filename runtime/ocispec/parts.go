@@ -66,7 +66,7 @@ func Capabilities() []string { return []string{"CAP_KILL", "CAP_SETGID", "CAP_SE
 
 // Rlimits returns the limits of every process. The kernel counts some of them per user, and all
 // commands have the same uid on the host. Such a limit is zero or generous, so that one sandbox
-// cannot exhaust it for the others. There is no RLIMIT_NPROC: the pids cgroup is that cap.
+// cannot exhaust it for the others. The pids cgroup replaces RLIMIT_NPROC.
 func Rlimits(l runtime.Limits) []specs.POSIXRlimit {
 	both := func(name string, n uint64) specs.POSIXRlimit { return specs.POSIXRlimit{Type: name, Hard: n, Soft: n} }
 	return []specs.POSIXRlimit{

@@ -16,8 +16,10 @@ import (
 // tightened for code that nobody has reviewed.
 //
 //   - Only the native system call table: a 32-bit or x32 call kills the process.
-//   - Only sockets that stay inside: unix, IPv4 and IPv6 with the common protocols, and the netlink family that getifaddrs(3) needs.
-//   - No PTRACE_O_TRACEEXIT: processes that trace each other with it stop while exiting, and SIGKILL does not end them.
+//   - Only sockets that stay inside: unix, IPv4 and IPv6 with the common protocols, and the netlink
+//     family that getifaddrs(3) needs.
+//   - No PTRACE_O_TRACEEXIT: processes that trace each other with it stop while exiting, and
+//     SIGKILL does not end them.
 //   - None of deniedCalls.
 //
 // The filter depends only on the architecture and the kernel version; callers that create many

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// decide is what the kernel does with a call under the filter: the rules of a call are alternatives, the conditions of a rule all hold.
+// decide returns the kernel's action for a call: rules of one call are alternatives, and all
+// conditions of a rule must hold.
 func decide(t *testing.T, f *specs.LinuxSeccomp, name string, args ...uint64) specs.LinuxSeccompAction {
 	t.Helper()
 	for _, r := range f.Syscalls {
@@ -160,7 +161,8 @@ func TestSeccompArguments(t *testing.T) {
 	}
 }
 
-// Runtimes turn two conditions on one argument into alternatives, which would open a rule that means both.
+// Runtimes treat two conditions on one argument as alternatives, which would widen a rule that
+// means both.
 func TestSeccompNoArgumentTwice(t *testing.T) {
 	for _, r := range filter(t).Syscalls {
 		seen := map[uint]bool{}

@@ -214,7 +214,7 @@ func (k *killer) checkCancelled(t *testing.T) {
 		// On a very busy machine the guest may report too late, but it must still kill the command.
 		t.Logf("ending not reported: %v", r.err)
 		if k.suite.hidesProcesses() {
-			k.replaceSandbox(t) // the scheduler would, too: without cgroups the guest cannot catch processes that fork faster than it scans
+			k.replaceSandbox(t) // as the scheduler would: without cgroups, fast forks escape the guest's scan
 			return
 		}
 		eventually(t, "no process of the command is alive", func() (bool, string) {

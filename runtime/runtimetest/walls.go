@@ -103,7 +103,7 @@ func checkReadOnlyRoot(t *testing.T, s *suite) {
 		}
 	}
 	for path, said := range w.Read {
-		// What gVisor lets commands read of PID 1 is recorded in the table at non-root.
+		// The table records at non-root which files of PID 1 gVisor lets commands read.
 		if said == "ok" && !(s.hidesProcesses() && strings.HasPrefix(path, "/proc/1/")) {
 			t.Errorf("%s is readable", path)
 		}

@@ -1,9 +1,11 @@
-// Command readability checks the limits that keep this code base readable: the size of types, packages, files and
-// functions, the length of comment and Markdown lines, and the sentence openings that the style guide bans.
+// Command readability checks the limits that keep this code base readable: the size of types,
+// packages, files and functions, the length of comment and Markdown lines, and the sentence
+// openings that the style guide bans.
 //
-// It reads the files that git tracks below the current directory. Findings that the list of exceptions names are
-// tolerated up to the recorded value, so the list can only shrink: an exception that is no longer needed, or is larger
-// than needed, is a finding too. It prints one finding per line and exits with 1 if there are any.
+// It reads the files that git tracks below the current directory. Findings in the list of
+// exceptions are tolerated up to the recorded value. The list can only shrink: an exception that is
+// not needed any more, or is larger than needed, is a finding too. It prints one finding per line
+// and exits with 1 if there are any.
 //
 // Usage: readability [-exceptions FILE] [-write]
 package main
@@ -64,7 +66,8 @@ type findings map[string]int
 
 func (f findings) add(rule, place string, n int) { f[rule+" "+place] += n }
 
-// compare returns a line for each finding above its tolerated value and for each exception above the finding.
+// compare returns a line for each finding above its tolerated value and for each exception above
+// the finding.
 func compare(found, tolerated findings) []string {
 	var bad []string
 	for _, key := range slices.Sorted(maps.Keys(found)) {

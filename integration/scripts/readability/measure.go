@@ -24,7 +24,7 @@ const (
 // banned matches an opening that the style guide bans, at the start of a sentence.
 var banned = regexp.MustCompile(`^(Who|What|Whoever|Whatever|One that|Nobody) [a-z]`)
 
-// riddle matches "is no " before a word that is not part of a fixed expression ("is no longer").
+// riddle matches "is no" before a word. The group is set for fixed expressions ("longer").
 var riddle = regexp.MustCompile(`\bis no (longer|more|such|need)?`)
 
 // measure returns the findings in the given files.
@@ -106,7 +106,8 @@ func measureGo(found findings, methods map[string]int, p string) error {
 	return nil
 }
 
-// functionLines counts the lines of a function without those inside its largest composite literals: a table may be long.
+// functionLines counts the lines of a function without those inside its composite literals: a table
+// may be long.
 func functionLines(fset *token.FileSet, fn *ast.FuncDecl) int {
 	lines := func(n ast.Node) int { return fset.Position(n.End()).Line - fset.Position(n.Pos()).Line }
 	total := lines(fn) + 1

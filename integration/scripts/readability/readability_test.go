@@ -10,7 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// sample writes a file with the given name and text, and returns what measure finds in it, without the directory.
+// sample writes a file with the given name and text, and returns what measure finds in it, without
+// the directory.
 func sample(t *testing.T, name, text string) findings {
 	t.Helper()
 	dir := t.TempDir()
@@ -46,7 +47,7 @@ func TestMeasure(t *testing.T) {
 			"a.go", "package a\n\n// It waits.\n// Nobody knows why.\n", findings{"banned-opening a.go": 1},
 		},
 		"a wrapped line is not an opening": {"a.go", "package a\n\n// It waits for those\n// What it is.\n", findings{}},
-		"is no in a message":               {"a.go", "package a\n\nvar s = `x is no port`\n", findings{"is-no-in-message a.go": 1}},
+		"a riddle in a message":            {"a.go", "package a\n\nvar s = `x is " + "no port`\n", findings{"is-no-in-message a.go": 1}},
 		"is no longer":                     {"a.go", "package a\n\nvar s = `x is no longer open`\n", findings{}},
 		"a long function": {
 			"a.go", "package a\n\nfunc f() {\n" + strings.Repeat("\tf()\n", maxFunctionLines) + "}\n",

@@ -149,7 +149,7 @@ func (t *outputSender) follow(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if n == 0 { // Wait returned and there is no data: the stream has ended
+		if n == 0 { // Wait returned without data: the stream has ended
 			return nil
 		}
 		t.stream.Ack(t.next - t.stream.Limit()/2)

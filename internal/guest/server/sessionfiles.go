@@ -78,7 +78,7 @@ const (
 
 // commandLines returns the two lines that make a shell run a command: the first runs it, the second
 // reports its exit code. They are sent in one write, so that the shell has both before it starts.
-// Whatever the command does to the shell's descriptors, the shell then runs the second line, which
+// Even if the command changes the shell's descriptors, the shell then runs the second line, which
 // reopens the control FIFO by name. After an error or an interrupt, the shell continues with the
 // next line.
 //

@@ -92,7 +92,7 @@ type Op string
 const (
 	OpPing   Op = "ping"   // → Pong
 	OpClaim  Op = "claim"  // Claim → {}: binds the sandbox to a lease
-	OpExec   Op = "exec"   // Command; Stdin/EOF/Signal → Started, Stdout/Stderr …, Reply(Result). A stream that breaks kills it.
+	OpExec   Op = "exec"   // Command; Stdin/EOF/Signal → Started, Stdout/Stderr …, Reply(Result); a broken stream kills it
 	OpStart  Op = "start"  // Command → Shell: as exec, in the background
 	OpShells Op = "shells" // → []Shell
 	OpShell  Op = "shell"  // ShellRef → Shell

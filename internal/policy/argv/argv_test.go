@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// readOnlyRules returns the rules of the profile readonly for another root. They refuse the arguments
-// with which a program would write, run a program or read outside the root.
+// readOnlyRules returns the rules of the profile readonly for another root. They refuse the
+// arguments with which a program would write, run a program or read outside the root.
 func readOnlyRules(t testing.TB, root string) Rules {
 	t.Helper()
 	data, err := os.ReadFile("../../profile/data/readonly.yaml")
